@@ -1,0 +1,44 @@
+//! The datagram extended transport header of UD (IB 9.3.2).
+
+use crate::Qpn;
+use core::fmt;
+use zerocopy::byteorder::network_endian::U32;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// The datagram extended transport header, 8 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Deth {
+    /// The key that the destination queue pair asks for; [`GSI_QKEY`](Self::GSI_QKEY) for MADs
+    pub qkey: U32,
+    reserved: u8,
+    src_qp: [u8; 3],
+}
+
+impl Deth {
+    /// Bytes on the wire
+    pub const LEN: usize = size_of::<Self>();
+    /// The `Q_Key` of QP 1 (IB 10.2.4)
+    pub const GSI_QKEY: u32 = 0x8001_0000;
+
+    /// A header of this key, from this queue pair.
+    pub const fn new(qkey: u32, src_qp: Qpn) -> Self {
+        Self { qkey: U32::new(qkey), reserved: 0, src_qp: src_qp.to_wire() }
+    }
+
+    /// The queue pair that sent the datagram
+    pub const fn src_qp(&self) -> Qpn {
+        Qpn::from_wire(self.src_qp)
+    }
+
+    /// Sets the source queue pair.
+    pub const fn set_src_qp(&mut self, qpn: Qpn) {
+        self.src_qp = qpn.to_wire();
+    }
+}
+
+impl fmt::Display for Deth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "qkey {:#x} from qp {}", self.qkey.get(), self.src_qp())
+    }
+}

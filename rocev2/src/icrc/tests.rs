@@ -1,0 +1,187 @@
+use super::*;
+use crate::{Class, Packet, classify};
+use proptest::prelude::*;
+
+/// Frames whose ICRC real hardware or an independent program computed (FACTS C-20).
+fn known_frames() -> Vec<(&'static str, Vec<u8>)> {
+    let bytes = |hex: &str| -> Vec<u8> {
+        let digits: Vec<u8> = hex.bytes().filter(u8::is_ascii_hexdigit).collect();
+        digits.chunks(2).map(|d| u8::from_str_radix(core::str::from_utf8(d).unwrap(), 16).unwrap()).collect()
+    };
+    // The checksums of the IPv4 headers are not part of the vectors, nor of the ICRC; they are filled in below.
+    let mut frames = vec![
+        (
+            "ACK of a ConnectX NIC",
+            bytes(
+                "000000000000 000000000000 0800
+                 4502 0030 2a2b 4000 4011 0000 c0a8010c c0a8010d cf15 12b7 001c 0000
+                 1140 ffff 00006ca9 00000c71 0d000001 dc978442",
+            ),
+        ),
+        (
+            "CNP of a ConnectX-4 Lx NIC",
+            bytes(
+                "000000000000 000000000000 0800
+                 45c2 003c 718c 4000 4011 0000 0a001101 0a001201 0000 12b7 0028 0000
+                 8100 ffff 40000118 00000000 00000000000000000000000000000000 82fd002a",
+            ),
+        ),
+    ];
+    for (_, frame) in &mut frames {
+        let checksum = crate::checksum::Sum::default().add(&frame[14..34]).checksum();
+        frame[24..26].copy_from_slice(&checksum.to_be_bytes());
+    }
+    frames
+}
+
+fn layout(frame: &[u8]) -> Layout {
+    match classify(frame) {
+        Class::Roce(layout) => layout,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn real_hardware_agrees() {
+    for (name, frame) in known_frames() {
+        assert!(Packet::parse(&frame).expect(name).verify_icrc(), "{name}");
+    }
+}
+
+/// Straight from the specification's text, bit by bit, sharing nothing with the code above.
+fn by_the_book(frame: &[u8], layout: &Layout) -> u32 {
+    let mut bytes = frame[layout.l3()..layout.icrc()].to_vec();
+    let udp = layout.udp() - layout.l3();
+    if layout.is_ipv6() {
+        bytes[0] |= 0x0f;
+        for at in [1, 2, 3, 7] {
+            bytes[at] = 0xff;
+        }
+    } else {
+        for at in [1, 8, 10, 11] {
+            bytes[at] = 0xff;
+        }
+    }
+    for at in [udp + 6, udp + 7, udp + 12] {
+        bytes[at] = 0xff;
+    }
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&[0xff; 8]);
+    hasher.update(&bytes);
+    hasher.finalize()
+}
+
+#[test]
+fn masked_fields_do_not_count() {
+    for (name, mut frame) in known_frames() {
+        let layout = layout(&frame);
+        let right = compute(&frame, &layout);
+        // TOS with ECN, TTL, header checksum, UDP checksum, and FECN, BECN and the reserved bits.
+        for at in [15, 22, 24, 25, 40, 41, 42 + crate::Bth::MASKED_BYTE] {
+            for value in [0x00, 0x40, 0x80, 0x3f, 0xff] {
+                frame[at] = value;
+                assert_eq!(compute(&frame, &layout), right, "{name}, byte {at} = {value:#x}");
+            }
+        }
+        for at in [14 + 4, 14 + 6, 26, 33, 34, 38, 42 + 1, 42 + 5, 42 + 8, layout.icrc() - 1] {
+            frame[at] ^= 0x20;
+            assert_ne!(compute(&frame, &layout), right, "{name}, byte {at} counts");
+            frame[at] ^= 0x20;
+        }
+    }
+}
+
+/// A WRITE Only with this payload, valid but for its ICRC.
+fn write_frame(v6: bool, options: usize, payload: &[u8]) -> Vec<u8> {
+    let udp_len = 8 + 12 + 16 + payload.len() + 4;
+    let mut frame = vec![0x02; 12];
+    if v6 {
+        frame.extend([0x86, 0xdd, 0x6a, 0x51, 0x23, 0x45]);
+        frame.extend(((udp_len + options) as u16).to_be_bytes());
+        frame.extend([if options == 0 { 17 } else { 60 }, 63]);
+        frame.extend([0x20; 32]);
+        if options != 0 {
+            frame.extend([17, (options / 8 - 1) as u8]);
+            frame.extend(vec![0x5a; options - 2]);
+        }
+    } else {
+        frame.extend([0x08, 0x00, 0x45 + (options / 4) as u8, 0x02]);
+        frame.extend(((20 + options + udp_len) as u16).to_be_bytes());
+        frame.extend([0x12, 0x34, 0x40, 0x00, 63, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+        frame.extend(vec![1; options]);
+        let checksum = crate::checksum::Sum::default().add(&frame[14..34 + options]).checksum();
+        frame[24..26].copy_from_slice(&checksum.to_be_bytes());
+    }
+    frame.extend([0xc1, 0x23, 0x12, 0xb7]);
+    frame.extend((udp_len as u16).to_be_bytes());
+    frame.extend([0, 0, 0x0a, 0x40, 0xff, 0xff, 0xc5, 0, 0, 0x11, 0x80, 0xaa, 0xbb, 0xcc]);
+    frame.extend([7; 16]);
+    frame.extend(payload);
+    frame.extend([0; 4]);
+    frame
+}
+
+proptest! {
+    #[test]
+    fn whole(v6: bool, options in 0usize..3, words in proptest::collection::vec(any::<u32>(), 0..300)) {
+        let payload: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
+        let frame = write_frame(v6, options * 8, &payload);
+        let layout = layout(&frame);
+        prop_assert_eq!(compute(&frame, &layout), by_the_book(&frame, &layout));
+    }
+
+    #[test]
+    fn clmul_and_table_agree_with_crc32fast(
+        head in proptest::collection::vec(any::<u8>(), 16..=MAX_HEAD),
+        body in proptest::collection::vec(any::<u8>(), 0..1500),
+    ) {
+        let mut hasher = crc32fast::Hasher::new();
+        hasher.update(&head);
+        hasher.update(&body);
+        let right = hasher.finalize();
+        prop_assert_eq!(!table::update(table::update(!0, &head), &body), right);
+        #[cfg(target_arch = "x86_64")]
+        prop_assert_eq!(!clmul::head_and_body(!0, &head, &body).unwrap(), right);
+    }
+
+    #[test]
+    fn effects_agree(words in proptest::collection::vec((any::<u32>(), 0u16..9000), 0..40)) {
+        let mut changes = Changes::new();
+        for &(xor, follow) in &words {
+            changes.word(xor, usize::from(follow));
+        }
+        prop_assert_eq!(changes.effect(), table::effect(&words));
+        #[cfg(target_arch = "x86_64")]
+        prop_assert_eq!(clmul::effect(&words).unwrap(), table::effect(&words));
+    }
+
+    #[test]
+    fn changed_words_correct_the_icrc(
+        v6: bool,
+        words in proptest::collection::vec(any::<u32>(), 0..1100),
+        changes in proptest::collection::vec((any::<u32>(), any::<prop::sample::Index>()), 0..20),
+    ) {
+        let payload: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).take(4096).collect();
+        let mut frame = write_frame(v6, 0, &payload);
+        let layout = layout(&frame);
+        let before = compute(&frame, &layout);
+        let mut told = Changes::new();
+        let first = layout.bth() + 8; // PSN and all that follows it count in full
+        for (xor, index) in changes {
+            let at = first + index.index(layout.icrc() - first - 3);
+            let new = u32::from_le_bytes(frame[at..at + 4].try_into().unwrap()) ^ xor;
+            frame[at..at + 4].copy_from_slice(&new.to_le_bytes());
+            told.word(xor, layout.icrc() - at - 4);
+        }
+        prop_assert_eq!(before ^ told.effect(), by_the_book(&frame, &layout));
+    }
+}
+
+#[test]
+fn powers_beyond_the_table() {
+    let mut slow = 1 << 31;
+    for n in 0..3 * POWERS {
+        assert_eq!(power(n), slow, "{n}");
+        slow = table::append_zero_byte(slow);
+    }
+}

@@ -1,0 +1,89 @@
+//! IPv6 (RFC 8200).
+
+use core::fmt;
+use core::net::Ipv6Addr;
+use zerocopy::byteorder::network_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Values of `next_header` that stand for an extension header rather than a transport.
+pub mod extension {
+    /// Hop-by-hop options
+    pub const HOP_BY_HOP: u8 = 0;
+    /// Routing
+    pub const ROUTING: u8 = 43;
+    /// Fragment
+    pub const FRAGMENT: u8 = 44;
+    /// Destination options
+    pub const DESTINATION: u8 = 60;
+}
+
+/// The IPv6 header, 40 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Ipv6 {
+    /// Version (4 bits), traffic class (8), flow label (20); the latter two outside the ICRC
+    pub version_class_flow: U32,
+    /// Bytes that follow this header
+    pub payload_len: U16,
+    /// 17 for UDP
+    pub next_header: u8,
+    /// Hop limit; outside the ICRC
+    pub hop_limit: u8,
+    /// Source address
+    pub src: [u8; 16],
+    /// Destination address
+    pub dst: [u8; 16],
+}
+
+impl Ipv6 {
+    /// Bytes on the wire
+    pub const LEN: usize = size_of::<Self>();
+
+    /// The upper four bits; 6 in an IPv6 header.
+    pub fn version(&self) -> u8 {
+        (self.version_class_flow.get() >> 28) as u8
+    }
+
+    /// DSCP (6 bits) and ECN (2 bits)
+    pub fn traffic_class(&self) -> u8 {
+        (self.version_class_flow.get() >> 20) as u8
+    }
+
+    /// Flow label, 20 bits
+    pub fn flow_label(&self) -> u32 {
+        self.version_class_flow.get() & 0x000f_ffff
+    }
+}
+
+impl Default for Ipv6 {
+    /// A UDP packet with hop limit 64, length 0.
+    fn default() -> Self {
+        Self {
+            version_class_flow: U32::new(6 << 28),
+            payload_len: U16::ZERO,
+            next_header: crate::udp::PROTOCOL,
+            hop_limit: 64,
+            src: [0; 16],
+            dst: [0; 16],
+        }
+    }
+}
+
+impl fmt::Display for Ipv6 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (src, dst) = (Ipv6Addr::from(self.src), Ipv6Addr::from(self.dst));
+        write!(f, "{src} > {dst} class {:#04x} hops {}", self.traffic_class(), self.hop_limit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_word() {
+        let mut header = Ipv6::default();
+        header.version_class_flow = U32::new(0x6ab1_2345);
+        assert_eq!((header.version(), header.traffic_class(), header.flow_label()), (6, 0xab, 0x1_2345));
+    }
+}

@@ -1,0 +1,490 @@
+//! Where the headers of a frame lie: found and checked once, relied on afterwards.
+
+use crate::aeth::Aeth;
+use crate::atomic::{AtomicAckEth, AtomicEth};
+use crate::checksum::Sum;
+use crate::deth::Deth;
+use crate::ethernet::{Ethernet, VlanTag, ethertype};
+use crate::immediate::{Ieth, ImmDt};
+use crate::ipv4::Ipv4;
+use crate::ipv6::{Ipv6, extension};
+use crate::opcode::Headers;
+use crate::reth::Reth;
+use crate::udp::{self, Udp};
+use crate::{Bth, MAX_PAYLOAD, Opcode, UDP_PORT, icrc};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
+
+/// Bytes of the ICRC at the end of every packet
+pub const ICRC_LEN: usize = 4;
+/// VLAN tags that are looked through; more than service and customer tag nobody sends
+const MAX_TAGS: usize = 3;
+/// IPv6 extension headers that are looked through
+const MAX_EXTENSIONS: usize = 4;
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// A `RoCEv2` packet whose headers lie here and fit
+    Roce(Layout),
+    /// Something else: ARP, TCP, another UDP port
+    Other,
+    /// An IP packet that does not parse, or a `RoCEv2` packet that breaks a rule
+    Malformed(Fault),
+}
+
+/// Why a frame does not parse, or fails a check. Each reason is reached by a test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[repr(u8)]
+pub enum Fault {
+    /// The frame ends before its headers, or before the length that the IP header announces
+    #[error("the frame ends before what its headers announce")]
+    Truncated,
+    /// The IP version is not the ethertype's, or the IPv4 header length is below 20
+    #[error("wrong IP version or header length")]
+    IpHeader,
+    /// The IP length leaves no room for the headers that follow
+    #[error("the IP length has no room for the headers behind it")]
+    IpLength,
+    /// The IPv4 header checksum is wrong
+    #[error("wrong IPv4 header checksum")]
+    IpChecksum,
+    /// An IP fragment; `RoCEv2` is never fragmented (IB A17.4.4)
+    #[error("an IP fragment")]
+    Fragment,
+    /// The UDP length is not what the IP length leaves
+    #[error("the UDP length contradicts the IP length")]
+    UdpLength,
+    /// The UDP checksum is present and wrong
+    #[error("wrong UDP checksum")]
+    UdpChecksum,
+    /// The transport header version is not 0
+    #[error("transport header version is not 0")]
+    TransportVersion,
+    /// The opcode is not of RC, UC or UD and not the CNP
+    #[error("unknown opcode")]
+    UnknownOpcode,
+    /// No room for the opcode's headers, or a payload where it has none
+    #[error("the length contradicts the opcode")]
+    OpcodeLength,
+    /// Payload and padding are no multiple of four bytes, or there is more padding than payload
+    #[error("payload and padding are no multiple of four bytes")]
+    Unaligned,
+    /// The payload is longer than the largest path MTU, 4,096 bytes
+    #[error("the payload is longer than 4096 bytes")]
+    Oversized,
+    /// The ICRC is wrong
+    #[error("wrong ICRC")]
+    Icrc,
+}
+
+impl Fault {
+    /// Every fault, in the order of the checks.
+    pub const ALL: [Self; 13] = [
+        Self::Truncated,
+        Self::IpHeader,
+        Self::IpLength,
+        Self::IpChecksum,
+        Self::Fragment,
+        Self::UdpLength,
+        Self::UdpChecksum,
+        Self::TransportVersion,
+        Self::UnknownOpcode,
+        Self::OpcodeLength,
+        Self::Unaligned,
+        Self::Oversized,
+        Self::Icrc,
+    ];
+
+    /// A word for it, as in counters: `truncated`, `ip_checksum`, ...
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Truncated => "truncated",
+            Self::IpHeader => "ip_header",
+            Self::IpLength => "ip_length",
+            Self::IpChecksum => "ip_checksum",
+            Self::Fragment => "fragment",
+            Self::UdpLength => "udp_length",
+            Self::UdpChecksum => "udp_checksum",
+            Self::TransportVersion => "transport_version",
+            Self::UnknownOpcode => "unknown_opcode",
+            Self::OpcodeLength => "opcode_length",
+            Self::Unaligned => "unaligned",
+            Self::Oversized => "oversized",
+            Self::Icrc => "icrc",
+        }
+    }
+}
+
+/// Where the headers of one `RoCEv2` frame lie, in bytes from its start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    opcode: Opcode,
+    v6: bool,
+    l3: u16,
+    bth: u16,
+    payload: u16,
+    icrc: u16,
+}
+
+impl Layout {
+    /// The operation
+    pub const fn opcode(&self) -> Opcode {
+        self.opcode
+    }
+
+    /// Whether the packet is IPv6 rather than IPv4
+    pub const fn is_ipv6(&self) -> bool {
+        self.v6
+    }
+
+    /// Where the IP header begins
+    pub const fn l3(&self) -> usize {
+        self.l3 as usize
+    }
+
+    /// Where the UDP header begins
+    pub const fn udp(&self) -> usize {
+        self.bth as usize - Udp::LEN
+    }
+
+    /// Where the BTH begins
+    pub const fn bth(&self) -> usize {
+        self.bth as usize
+    }
+
+    /// Where the extended headers end and the payload begins
+    pub const fn payload(&self) -> usize {
+        self.payload as usize
+    }
+
+    /// Where payload and padding end and the ICRC begins
+    pub const fn icrc(&self) -> usize {
+        self.icrc as usize
+    }
+
+    /// Where the packet ends; Ethernet padding may follow
+    pub const fn end(&self) -> usize {
+        self.icrc as usize + ICRC_LEN
+    }
+
+    /// Bytes of an IP packet from its first header on; what an Ethernet frame with this packet's tags carries.
+    pub const fn ip_len(&self) -> usize {
+        self.end() - self.l3()
+    }
+
+    /// VLAN tags between the Ethernet header and the IP header
+    pub const fn tags(&self) -> usize {
+        (self.l3() - Ethernet::LEN) / VlanTag::LEN
+    }
+}
+
+/// A view of `T` at `at`, or `None` past the end.
+#[inline]
+fn view<T: FromBytes + KnownLayout + Immutable + Unaligned>(bytes: &[u8], at: usize) -> Option<&T> {
+    T::ref_from_bytes(bytes.get(at..at + size_of::<T>())?).ok()
+}
+
+/// Finds the headers of an Ethernet frame and checks that they fit together. The IPv4 header checksum is verified;
+/// the UDP checksum and the ICRC, which need the whole packet, are not: see [`Packet::verify_udp_checksum`] and
+/// [`Packet::verify_icrc`].
+#[inline]
+pub fn classify(frame: &[u8]) -> Class {
+    // Most frames by far: no tag, IPv4 without options.
+    let Some(eth) = view::<Ethernet>(frame, 0) else { return Class::Malformed(Fault::Truncated) };
+    if eth.ethertype.get() == ethertype::IPV4 {
+        return classify_ipv4(frame, Ethernet::LEN);
+    }
+    classify_tagged(frame)
+}
+
+#[inline(never)]
+fn classify_tagged(frame: &[u8]) -> Class {
+    let mut l3 = Ethernet::LEN;
+    for _ in 0..=MAX_TAGS {
+        // The ethertype is the last field of Ethernet header and tag alike.
+        let kind = u16::from_be_bytes([frame[l3 - 2], frame[l3 - 1]]);
+        if !ethertype::is_tag(kind) {
+            return classify_ip(frame, l3, kind);
+        }
+        l3 += VlanTag::LEN;
+        if frame.len() < l3 {
+            return Class::Malformed(Fault::Truncated);
+        }
+    }
+    Class::Other
+}
+
+/// Like [`classify`] for a frame without Ethernet header: an IP packet that begins at `l3`, of this ethertype.
+pub fn classify_ip(frame: &[u8], l3: usize, kind: u16) -> Class {
+    match kind {
+        ethertype::IPV4 => classify_ipv4(frame, l3),
+        ethertype::IPV6 => classify_ipv6(frame, l3),
+        _ => Class::Other,
+    }
+}
+
+#[inline]
+fn classify_ipv4(frame: &[u8], l3: usize) -> Class {
+    let Some(ip) = view::<Ipv4>(frame, l3) else { return Class::Malformed(Fault::Truncated) };
+    if ip.version() != 4 || ip.header_len() < Ipv4::LEN {
+        return Class::Malformed(Fault::IpHeader);
+    }
+    let header_len = ip.header_len();
+    if ip.protocol != udp::PROTOCOL || ip.is_later_fragment() {
+        return Class::Other;
+    }
+    let l4 = l3 + header_len;
+    let Some(udp) = view::<Udp>(frame, l4) else { return Class::Malformed(Fault::Truncated) };
+    if udp.dst_port.get() != UDP_PORT {
+        return Class::Other;
+    }
+    if Sum::default().add(&frame[l3..l4]).folded() != 0xffff {
+        return Class::Malformed(Fault::IpChecksum);
+    }
+    if ip.is_fragment() {
+        return Class::Malformed(Fault::Fragment);
+    }
+    transport(frame, l3, l4, l3 + usize::from(ip.total_len.get()), false)
+}
+
+#[inline(never)]
+fn classify_ipv6(frame: &[u8], l3: usize) -> Class {
+    let Some(ip) = view::<Ipv6>(frame, l3) else { return Class::Malformed(Fault::Truncated) };
+    if ip.version() != 6 {
+        return Class::Malformed(Fault::IpHeader);
+    }
+    let mut l4 = l3 + Ipv6::LEN;
+    let mut next = ip.next_header;
+    let mut fragment = false;
+    for _ in 0..=MAX_EXTENSIONS {
+        if next == udp::PROTOCOL {
+            let Some(udp) = view::<Udp>(frame, l4) else { return Class::Malformed(Fault::Truncated) };
+            if udp.dst_port.get() != UDP_PORT {
+                return Class::Other;
+            }
+            if fragment {
+                return Class::Malformed(Fault::Fragment);
+            }
+            return transport(frame, l3, l4, l3 + Ipv6::LEN + usize::from(ip.payload_len.get()), true);
+        }
+        let Some(&[following, len, offset_high, offset_low]) = view::<[u8; 4]>(frame, l4) else {
+            return Class::Malformed(Fault::Truncated);
+        };
+        l4 += match next {
+            extension::HOP_BY_HOP | extension::ROUTING | extension::DESTINATION => (usize::from(len) + 1) * 8,
+            extension::FRAGMENT if u16::from_be_bytes([offset_high, offset_low]) & 0xfff8 == 0 => {
+                fragment = true;
+                8
+            }
+            _ => return Class::Other,
+        };
+        next = following;
+    }
+    Class::Other
+}
+
+/// UDP and what it carries: `l4` is where the UDP header begins, `end` where the IP packet says that it ends. The
+/// UDP header is known to lie within the frame.
+#[inline]
+fn transport(frame: &[u8], l3: usize, l4: usize, end: usize, v6: bool) -> Class {
+    let bth_at = l4 + Udp::LEN;
+    if frame.len() < end {
+        return Class::Malformed(Fault::Truncated);
+    }
+    if end < bth_at + Bth::LEN + ICRC_LEN {
+        return Class::Malformed(Fault::IpLength);
+    }
+    let udp_len = usize::from(u16::from_be_bytes([frame[l4 + 4], frame[l4 + 5]]));
+    if l4 + udp_len != end {
+        return Class::Malformed(Fault::UdpLength);
+    }
+    let Some(bth) = view::<Bth>(frame, bth_at) else { return Class::Malformed(Fault::Truncated) };
+    if bth.version() != 0 {
+        return Class::Malformed(Fault::TransportVersion);
+    }
+    let opcode = bth.opcode();
+    let Some((headers_len, has_payload)) = opcode.shape() else { return Class::Malformed(Fault::UnknownOpcode) };
+    let payload = bth_at + Bth::LEN + headers_len;
+    let icrc = end - ICRC_LEN;
+    if icrc < payload || (!has_payload && icrc != payload) {
+        return Class::Malformed(Fault::OpcodeLength);
+    }
+    let padded = icrc - payload;
+    if padded % 4 != 0 || padded < usize::from(bth.pad_count()) {
+        return Class::Malformed(Fault::Unaligned);
+    }
+    if padded > MAX_PAYLOAD {
+        return Class::Malformed(Fault::Oversized);
+    }
+    // An IP packet ends below 65,536 + 40, but tags and extension headers can push it beyond 16 bits; no port's MTU
+    // lets such a frame in, and `padded` bounds all but those.
+    let (Ok(bth), Ok(icrc)) = (u16::try_from(bth_at), u16::try_from(icrc)) else {
+        return Class::Malformed(Fault::Oversized);
+    };
+    Class::Roce(Layout { opcode, v6, l3: l3 as u16, bth, payload: payload as u16, icrc })
+}
+
+/// A `RoCEv2` frame together with its layout.
+#[derive(Clone, Copy, Debug)]
+pub struct Packet<'a> {
+    bytes: &'a [u8],
+    layout: Layout,
+}
+
+impl<'a> Packet<'a> {
+    /// Classifies `frame`; `Some` if it is a `RoCEv2` packet.
+    pub fn parse(frame: &'a [u8]) -> Option<Self> {
+        match classify(frame) {
+            Class::Roce(layout) => Some(Self { bytes: frame, layout }),
+            Class::Other | Class::Malformed(_) => None,
+        }
+    }
+
+    /// The frame with the layout that [`classify`] found for it.
+    #[inline]
+    pub const fn new(frame: &'a [u8], layout: Layout) -> Self {
+        Self { bytes: frame, layout }
+    }
+
+    /// Where the headers lie
+    pub const fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// The whole frame
+    pub const fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    #[inline]
+    fn at<T: FromBytes + KnownLayout + Immutable + Unaligned>(&self, at: usize) -> &'a T {
+        view(self.bytes, at).expect("the layout was checked against this frame")
+    }
+
+    fn extended<T: FromBytes + KnownLayout + Immutable + Unaligned>(&self, header: Headers) -> Option<&'a T> {
+        let headers = self.layout.opcode.headers();
+        headers.has(header).then(|| self.at(self.layout.bth() + Bth::LEN + headers.before(header)))
+    }
+
+    /// The Ethernet header
+    pub fn ethernet(&self) -> &'a Ethernet {
+        self.at(0)
+    }
+
+    /// The VLAN tags, outermost first
+    pub fn tags(&self) -> &'a [VlanTag] {
+        <[VlanTag]>::ref_from_bytes(&self.bytes[Ethernet::LEN..self.layout.l3()])
+            .expect("the layout was checked against this frame")
+    }
+
+    /// The IPv4 header, if the packet is IPv4
+    pub fn ipv4(&self) -> Option<&'a Ipv4> {
+        (!self.layout.v6).then(|| self.at(self.layout.l3()))
+    }
+
+    /// The IPv6 header, if the packet is IPv6
+    pub fn ipv6(&self) -> Option<&'a Ipv6> {
+        self.layout.v6.then(|| self.at(self.layout.l3()))
+    }
+
+    /// Source address
+    pub fn src(&self) -> IpAddr {
+        match self.ipv4() {
+            Some(ip) => Ipv4Addr::from(ip.src).into(),
+            None => Ipv6Addr::from(self.at::<Ipv6>(self.layout.l3()).src).into(),
+        }
+    }
+
+    /// Destination address
+    pub fn dst(&self) -> IpAddr {
+        match self.ipv4() {
+            Some(ip) => Ipv4Addr::from(ip.dst).into(),
+            None => Ipv6Addr::from(self.at::<Ipv6>(self.layout.l3()).dst).into(),
+        }
+    }
+
+    /// The UDP header
+    pub fn udp(&self) -> &'a Udp {
+        self.at(self.layout.udp())
+    }
+
+    /// The base transport header
+    #[inline]
+    pub fn bth(&self) -> &'a Bth {
+        self.at(self.layout.bth())
+    }
+
+    /// RETH, of WRITE First and Only, READ Request, FLUSH and ATOMIC WRITE
+    pub fn reth(&self) -> Option<&'a Reth> {
+        self.extended(Headers::RETH)
+    }
+
+    /// AETH, of acknowledgements and of READ Response First, Last and Only
+    pub fn aeth(&self) -> Option<&'a Aeth> {
+        self.extended(Headers::AETH)
+    }
+
+    /// `AtomicETH`, of `CmpSwap` and `FetchAdd`
+    pub fn atomic(&self) -> Option<&'a AtomicEth> {
+        self.extended(Headers::ATOMIC)
+    }
+
+    /// `AtomicAckETH`, of ATOMIC Acknowledge
+    pub fn atomic_ack(&self) -> Option<&'a AtomicAckEth> {
+        self.extended(Headers::ATOMIC_ACK)
+    }
+
+    /// DETH, of UD
+    pub fn deth(&self) -> Option<&'a Deth> {
+        self.extended(Headers::DETH)
+    }
+
+    /// Immediate data
+    pub fn immediate(&self) -> Option<&'a ImmDt> {
+        self.extended(Headers::IMM)
+    }
+
+    /// IETH, of SEND with invalidate
+    pub fn ieth(&self) -> Option<&'a Ieth> {
+        self.extended(Headers::IETH)
+    }
+
+    /// The payload without its padding
+    pub fn payload(&self) -> &'a [u8] {
+        &self.bytes[self.layout.payload()..self.layout.icrc() - usize::from(self.bth().pad_count())]
+    }
+
+    /// The ICRC as it stands in the packet
+    pub fn icrc(&self) -> u32 {
+        let at = self.layout.icrc();
+        u32::from_le_bytes([self.bytes[at], self.bytes[at + 1], self.bytes[at + 2], self.bytes[at + 3]])
+    }
+
+    /// Whether the ICRC is the one that the packet's bytes call for.
+    pub fn verify_icrc(&self) -> bool {
+        self.icrc() == icrc::compute(self.bytes, &self.layout)
+    }
+
+    /// Whether the UDP checksum is right or absent. IPv6 allows it to be absent for tunnels (RFC 6935), and
+    /// `RoCEv2` makes use of that.
+    pub fn verify_udp_checksum(&self) -> bool {
+        if self.udp().checksum.get() == 0 {
+            return true;
+        }
+        let datagram = &self.bytes[self.layout.udp()..self.layout.end()];
+        self.pseudo_header_sum().add(datagram).folded() == 0xffff
+    }
+
+    /// The sum over the pseudo-header of the UDP checksum.
+    pub(crate) fn pseudo_header_sum(&self) -> Sum {
+        let sum = match self.ipv4() {
+            Some(ip) => Sum::default().add(&ip.src).add(&ip.dst),
+            None => {
+                let ip: &Ipv6 = self.at(self.layout.l3());
+                Sum::default().add(&ip.src).add(&ip.dst)
+            }
+        };
+        sum.add_word(u32::from(udp::PROTOCOL)).add_word(u32::from(self.udp().len.get()))
+    }
+}
