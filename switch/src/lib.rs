@@ -1,1 +1,14 @@
-//! (in work)
+//! What a switch function is, and the first of them. No I/O, no clock, no thread: a [`Function`] is a state machine
+//! over frames, run by `dataplane` on DPDK, by a simulator in virtual time, and by tests on byte arrays.
+
+#![forbid(unsafe_code)]
+
+pub mod counters;
+pub mod drop;
+pub mod forward;
+pub mod function;
+pub mod memory;
+pub mod table;
+
+pub use drop::DropReason;
+pub use function::{Frame, Full, Function, Nanos, NoRoom, Output, PortId, Verdict};

@@ -1,0 +1,136 @@
+//! What the runtime is asked for, as plain values. Where they come from (a file, a test) is not its concern.
+
+use std::path::PathBuf;
+
+/// Everything that is fixed at start: the EAL, the ports, the workers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// DPDK's environment
+    pub eal: Eal,
+    /// The ports; a port's index here is its [`PortId`](switch::PortId)
+    pub ports: Vec<Port>,
+    /// The workers, at least one
+    pub workers: Workers,
+}
+
+/// DPDK's environment abstraction layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Eal {
+    /// Memory for packets
+    pub memory: Memory,
+    /// Name of the shared files of this instance; needed only where other DPDK processes attach, or for telemetry.
+    /// Without it nothing is left in the file system.
+    pub file_prefix: Option<String>,
+    /// Leave DPDK's telemetry socket on
+    pub telemetry: bool,
+    /// Further EAL arguments, as typed behind `--`
+    pub extra: Vec<String>,
+}
+
+/// Where packets lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    /// Ordinary pages: for virtual devices, without preparation or privilege
+    Ordinary {
+        /// Megabytes reserved at start
+        mb: u32,
+    },
+    /// Huge pages: what hardware wants
+    HugePages {
+        /// Megabytes reserved at start
+        mb: u32,
+    },
+}
+
+/// Poll-mode workers and what they share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Workers {
+    /// The CPU each worker is pinned to; `None` leaves it to the kernel
+    pub cpus: Vec<Option<usize>>,
+    /// Frames that a hand-off ring between two workers holds; a power of two
+    pub handoff_ring: usize,
+    /// Frames, events and commands that a queue to or from the control plane holds
+    pub control_queue: usize,
+}
+
+/// An Ethernet port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Port {
+    /// What it is called in configuration and reports
+    pub name: String,
+    /// What it is
+    pub device: Device,
+    /// Largest IP packet in bytes
+    pub mtu: u16,
+    /// Receive queues, spread over the workers by RSS where the device can; 0 asks for one a worker, as far as the
+    /// device has them
+    pub rx_queues: u16,
+    /// Descriptors of each queue; a power of two
+    pub descriptors: u16,
+    /// Packet buffers of the port's pool
+    pub buffers: u32,
+}
+
+/// What a port is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Device {
+    /// Hardware, by PCI address, bound to the driver that DPDK wants (`vfio-pci`), or an NVIDIA NIC (mlx5), which
+    /// stays with its kernel driver
+    Pci {
+        /// Such as `0000:3b:00.0`
+        address: String,
+        /// Arguments of the driver, such as `mprq_en=1`
+        devargs: Vec<String>,
+    },
+    /// A kernel interface through an `AF_PACKET` socket
+    AfPacket {
+        /// Interface name
+        interface: String,
+    },
+    /// A kernel interface through an `AF_XDP` socket
+    AfXdp {
+        /// Interface name
+        interface: String,
+        /// First queue of the interface to take
+        start_queue: u16,
+    },
+    /// A kernel interface that is made for this port
+    Tap {
+        /// Name of the interface to make
+        interface: String,
+    },
+    /// Shared memory with another process
+    Memif {
+        /// Path of the control socket
+        socket: PathBuf,
+        /// Interface number on that socket
+        id: u32,
+        /// Whether this side owns the socket
+        server: bool,
+    },
+    /// A virtual machine's virtio-net
+    Vhost {
+        /// Path of the vhost-user socket
+        socket: PathBuf,
+        /// Whether to connect to a socket of the hypervisor's rather than to make it
+        client: bool,
+    },
+    /// A queue that gives back what it is given
+    Ring,
+    /// Capture files
+    Pcap {
+        /// Files to play, one a receive queue
+        rx: Vec<PathBuf>,
+        /// File to record to; without one, what is sent is counted and forgotten
+        tx: Option<PathBuf>,
+        /// Play the files over and over
+        infinite: bool,
+    },
+    /// A source of zeroed frames and a sink
+    Null {
+        /// Bytes of a frame
+        size: u16,
+        /// Copy each frame, as hardware would
+        copy: bool,
+    },
+}
