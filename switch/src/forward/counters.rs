@@ -1,0 +1,144 @@
+//! What the forwarding function counts.
+
+use crate::Full;
+use crate::counters::{Counter, FrameCounter};
+use crate::table::{Index, Key, mix};
+use core::net::IpAddr;
+use rocev2::{Fault, Packet, Qpn};
+use std::sync::OnceLock;
+
+/// Counters of one instance: written by its worker, read by anyone.
+#[derive(Debug)]
+pub struct Counters {
+    /// What came in on each port
+    pub ports: Box<[Seen]>,
+    /// `RoCEv2` packets by opcode
+    pub opcodes: Box<[FrameCounter; 256]>,
+    /// Malformed frames by fault, dropped or not
+    pub faults: [Counter; Fault::ALL.len()],
+    /// `RoCEv2` packets by destination queue pair
+    pub qps: QpCounters,
+}
+
+/// What came in on a port. Every frame is one of the three.
+#[derive(Debug, Default)]
+pub struct Seen {
+    /// `RoCEv2` packets that parse
+    pub roce: FrameCounter,
+    /// Frames that are no `RoCEv2` packets
+    pub other: FrameCounter,
+    /// Frames that do not parse
+    pub malformed: FrameCounter,
+}
+
+impl Counters {
+    pub(super) fn new(ports: u16, counted_qps: usize) -> Self {
+        Self {
+            ports: (0..ports).map(|_| Seen::default()).collect(),
+            opcodes: Box::new(core::array::from_fn(|_| FrameCounter::default())),
+            faults: core::array::from_fn(|_| Counter::default()),
+            qps: QpCounters {
+                entries: (0..counted_qps).map(|_| QpCounter::default()).collect(),
+                others: FrameCounter::default(),
+            },
+        }
+    }
+}
+
+/// Packets by the queue pair that they are for, in the order in which these were first seen.
+#[derive(Debug)]
+pub struct QpCounters {
+    entries: Box<[QpCounter]>,
+    /// Packets to queue pairs beyond the number that is counted one by one
+    pub others: FrameCounter,
+}
+
+/// Packets to one queue pair.
+#[derive(Debug, Default)]
+pub struct QpCounter {
+    qp: OnceLock<(IpAddr, Qpn)>,
+    packets: FrameCounter,
+}
+
+impl QpCounters {
+    #[inline]
+    pub(super) fn count(&self, index: &mut Index<HostQp>, qp: HostQp, len: usize) {
+        let id = match index.get(&qp) {
+            Some(id) => Some(id),
+            None => self.add(index, qp),
+        };
+        match id.and_then(|id| self.entries.get(id as usize)) {
+            Some(entry) => entry.packets.count(len),
+            None => self.others.count(len),
+        }
+    }
+
+    /// Makes a queue pair known, once.
+    #[cold]
+    fn add(&self, index: &mut Index<HostQp>, qp: HostQp) -> Option<u32> {
+        match index.get_or_insert(qp) {
+            Ok(id) => {
+                self.entries[id as usize].qp.get_or_init(|| (qp.host(), qp.qpn()));
+                Some(id)
+            }
+            Err(Full) => None,
+        }
+    }
+
+    /// The queue pairs seen: address of the host, number, packets, bytes.
+    pub fn iter(&self) -> impl Iterator<Item = (IpAddr, Qpn, u64, u64)> {
+        self.entries.iter().map_while(|entry| {
+            let &(host, qpn) = entry.qp.get()?;
+            let (frames, bytes) = entry.packets.get();
+            Some((host, qpn, frames, bytes))
+        })
+    }
+}
+
+/// A queue pair at its host. A QPN means nothing without the host's address: hosts often use the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostQp {
+    /// The address, an IPv4 one mapped into ::ffff:0:0/96, as two words
+    address: [u64; 2],
+    qpn: u32,
+}
+
+/// ::ffff:0:0/96, the lower word
+const MAPPED: u64 = 0xffff_0000_0000;
+
+impl HostQp {
+    /// The queue pair that `packet` is for.
+    #[inline]
+    pub fn destination_of(packet: &Packet<'_>) -> Self {
+        let qpn = packet.bth().dest_qp().get();
+        let address = if let Some(ip) = packet.ipv4() {
+            [0, MAPPED | u64::from(u32::from_be_bytes(ip.dst))]
+        } else {
+            let dst = packet.ipv6().map_or(0, |ip| u128::from_be_bytes(ip.dst));
+            [(dst >> 64) as u64, dst as u64]
+        };
+        Self { address, qpn }
+    }
+
+    /// The host's address
+    pub fn host(&self) -> IpAddr {
+        match self.address {
+            [0, low] if low & !0xffff_ffff == MAPPED => IpAddr::V4((low as u32).into()),
+            [high, low] => IpAddr::V6((u128::from(high) << 64 | u128::from(low)).into()),
+        }
+    }
+
+    /// Its number there
+    pub fn qpn(&self) -> Qpn {
+        Qpn::new(self.qpn)
+    }
+}
+
+impl Key for HostQp {
+    #[inline]
+    fn hash(&self) -> u64 {
+        // The upper half of an address is the same for the hosts of a network; it must not cancel the lower out.
+        let [high, low] = self.address;
+        mix(low ^ high.rotate_left(17) ^ u64::from(self.qpn) << 40)
+    }
+}

@@ -1,0 +1,187 @@
+//! Forwarding: a wire with eyes. Every frame is parsed, counted by opcode, queue pair and fault, its ICRC verified if
+//! wanted, and sent on unchanged, between pairs of ports or by a table of MAC addresses.
+
+pub mod config;
+pub mod counters;
+mod stations;
+
+pub use config::Config;
+pub use counters::Counters;
+
+use crate::drop::FaultSet;
+use crate::table::Index;
+use crate::{DropReason, Frame, Function, Nanos, Output, PortId, Verdict};
+use config::Topology;
+use counters::HostQp;
+use rocev2::ethernet::{Ethernet, MacAddr};
+use rocev2::{Class, Fault, Packet, classify};
+use stations::Stations;
+use std::sync::Arc;
+
+/// The forwarding function.
+pub struct Forward {
+    ports: u16,
+    route: Route,
+    drop: FaultSet,
+    verify_icrc: bool,
+    verify_udp_checksum: bool,
+    qps: Option<Index<HostQp>>,
+    counters: Arc<Counters>,
+}
+
+enum Route {
+    /// The other end of each port's wire
+    Pairs(Vec<PortId>),
+    Mac(Stations),
+}
+
+/// What the control plane tells the forwarding function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Another worker has heard this station on this port.
+    Learn(MacAddr, PortId),
+}
+
+/// What the forwarding function tells the control plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A station was heard on this port: for the first time, somewhere else than before, or again after a while.
+    Heard(MacAddr, PortId),
+}
+
+impl Forward {
+    /// A function of this configuration. What it counts can be read from [`counters`](Self::counters) by others.
+    ///
+    /// # Panics
+    /// If a port in `config` is not below `config.ports`.
+    pub fn new(config: &Config) -> Self {
+        let route = match &config.topology {
+            Topology::Pairs(pairs) => {
+                let mut peers: Vec<_> = (0..config.ports).map(PortId).collect();
+                for &(a, b) in pairs {
+                    peers[a.index()] = b;
+                    peers[b.index()] = a;
+                }
+                Route::Pairs(peers)
+            }
+            Topology::Mac(table) => {
+                assert!(table.fixed.iter().all(|(_, port)| port.0 < config.ports), "a port that does not exist");
+                Route::Mac(Stations::new(table))
+            }
+        };
+        Self {
+            ports: config.ports,
+            route,
+            drop: config.drop,
+            verify_icrc: config.verify_icrc,
+            verify_udp_checksum: config.verify_udp_checksum,
+            qps: (config.counted_qps > 0).then(|| Index::with_capacity(config.counted_qps)),
+            counters: Arc::new(Counters::new(config.ports, config.counted_qps)),
+        }
+    }
+
+    /// What this instance has counted so far, and goes on to count.
+    pub fn counters(&self) -> Arc<Counters> {
+        Arc::clone(&self.counters)
+    }
+
+    /// Parses, checks and counts a frame; a fault if it is malformed.
+    #[inline]
+    fn inspect(&mut self, frame: &impl Frame, port: PortId) -> Result<(), Fault> {
+        let bytes = frame.bytes();
+        let seen = &self.counters.ports[port.index()];
+        match classify(bytes) {
+            Class::Roce(layout) => {
+                let packet = Packet::new(bytes, layout);
+                seen.roce.count(bytes.len());
+                self.counters.opcodes[usize::from(layout.opcode().0)].count(bytes.len());
+                if let Some(qps) = &mut self.qps {
+                    self.counters.qps.count(qps, HostQp::destination_of(&packet), bytes.len());
+                }
+                if self.verify_icrc && !packet.verify_icrc() {
+                    return Err(Fault::Icrc);
+                }
+                if self.verify_udp_checksum && !packet.verify_udp_checksum() {
+                    return Err(Fault::UdpChecksum);
+                }
+                Ok(())
+            }
+            Class::Other => {
+                seen.other.count(bytes.len());
+                Ok(())
+            }
+            Class::Malformed(fault) => {
+                seen.malformed.count(bytes.len());
+                Err(if frame.is_whole() { fault } else { Fault::Oversized })
+            }
+        }
+    }
+}
+
+impl Function for Forward {
+    type Command = Command;
+    type Event = Event;
+
+    #[inline]
+    fn on_frame<O: Output>(&mut self, frame: &mut O::Frame, port: PortId, now: Nanos, out: &mut O) -> Verdict {
+        if let Err(fault) = self.inspect(frame, port) {
+            self.counters.faults[fault as usize].add(1);
+            if self.drop.has(fault) {
+                return Verdict::Drop(DropReason::Malformed(fault));
+            }
+        }
+        match &mut self.route {
+            Route::Pairs(peers) => Verdict::Forward(peers[port.index()]),
+            Route::Mac(stations) => match stations.route(frame.bytes(), port, now) {
+                Some(verdict) => verdict,
+                None => flood(frame, port, self.ports, out),
+            },
+        }
+    }
+
+    fn on_timer<O: Output>(&mut self, now: Nanos, _out: &mut O) -> Option<Nanos> {
+        match &mut self.route {
+            Route::Pairs(_) => None,
+            Route::Mac(stations) => Some(stations.age(now)),
+        }
+    }
+
+    fn on_command(&mut self, command: Command, now: Nanos) {
+        match (&mut self.route, command) {
+            (Route::Mac(stations), Command::Learn(mac, port)) => stations.learn(mac, port, now),
+            (Route::Pairs(_), Command::Learn(..)) => {}
+        }
+    }
+
+    fn poll_event(&mut self) -> Option<Event> {
+        match &mut self.route {
+            Route::Pairs(_) => None,
+            Route::Mac(stations) => stations.poll_event(),
+        }
+    }
+}
+
+/// Sends the frame out of every port but the one that it came from; the verdict sends the last copy.
+fn flood<O: Output>(frame: &O::Frame, port: PortId, ports: u16, out: &mut O) -> Verdict {
+    let mut others = (0..ports).map(PortId).filter(|&other| other != port);
+    let Some(last) = others.next_back() else { return Verdict::Drop(DropReason::SamePort) };
+    for other in others {
+        match out.copy(frame) {
+            // The runner counts what does not fit.
+            Ok(copy) => drop(out.send(copy, other)),
+            Err(crate::Full) => return Verdict::Drop(DropReason::NoBuffer),
+        }
+    }
+    Verdict::Forward(last)
+}
+
+/// Source and destination address of a frame, if it is long enough to have them.
+fn addresses(bytes: &[u8]) -> Option<(MacAddr, MacAddr)> {
+    let (dst, rest) = bytes.split_first_chunk()?;
+    let src = rest.first_chunk()?;
+    const { assert!(Ethernet::LEN > 12) }
+    Some((MacAddr(*src), MacAddr(*dst)))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,130 @@
+//! A learning bridge's table of stations (IEEE 802.1D 7.8, 7.9).
+
+use super::config::MacTable;
+use super::{Event, addresses};
+use crate::table::{Index, Key, mix};
+use crate::{DropReason, Nanos, PortId, Verdict};
+use rocev2::ethernet::MacAddr;
+use std::collections::VecDeque;
+
+impl Key for MacAddr {
+    #[inline]
+    fn hash(&self) -> u64 {
+        mix(self.to_u64())
+    }
+}
+
+/// Events that wait for the control plane. While there is no room for another, nothing new is learnt: the station's
+/// next frame tries again.
+const EVENTS: usize = 64;
+/// Stations that one call of [`age`](Stations::age) looks at
+const AGED_AT_ONCE: u32 = 128;
+
+/// Which station is on which port.
+pub(super) struct Stations {
+    index: Index<MacAddr>,
+    /// By the index's id
+    places: Vec<Place>,
+    ageing: Nanos,
+    /// The next id to be looked at for its age
+    next_aged: u32,
+    events: VecDeque<Event>,
+}
+
+#[derive(Clone, Copy)]
+struct Place {
+    port: PortId,
+    heard: Nanos,
+    told: Nanos,
+    fixed: bool,
+}
+
+impl Stations {
+    pub(super) fn new(table: &MacTable) -> Self {
+        let capacity = table.capacity + table.fixed.len();
+        let vacant = Place { port: PortId(0), heard: Nanos::ZERO, told: Nanos::ZERO, fixed: false };
+        let mut stations = Self {
+            index: Index::with_capacity(capacity),
+            places: vec![vacant; capacity],
+            ageing: table.ageing,
+            next_aged: 0,
+            events: VecDeque::with_capacity(EVENTS),
+        };
+        for &(mac, port) in &table.fixed {
+            if let Ok(id) = stations.index.get_or_insert(mac) {
+                stations.places[id as usize] = Place { port, fixed: true, ..vacant };
+            }
+        }
+        stations
+    }
+
+    /// Learns the sender and says where the frame goes; `None` is everywhere.
+    pub(super) fn route(&mut self, bytes: &[u8], port: PortId, now: Nanos) -> Option<Verdict> {
+        let (src, dst) = addresses(bytes)?;
+        self.hear(src, port, now);
+        if let [0x01, 0x80, 0xc2, 0, 0, 0..=0x0f] = dst.0 {
+            return Some(Verdict::Drop(DropReason::LinkLocal));
+        }
+        if dst.is_group() {
+            return None;
+        }
+        match self.places[self.index.get(&dst)? as usize].port {
+            known if known == port => Some(Verdict::Drop(DropReason::SamePort)),
+            known => Some(Verdict::Forward(known)),
+        }
+    }
+
+    fn hear(&mut self, mac: MacAddr, port: PortId, now: Nanos) {
+        if mac.is_group() {
+            return;
+        }
+        if let Some(id) = self.index.get(&mac) {
+            let place = &mut self.places[id as usize];
+            // Other workers hear of a station only through events: a quarter of the ageing time keeps it alive there.
+            let told_lately = place.port == port && now.since(place.told) < Nanos(self.ageing.0 / 4);
+            if place.fixed || told_lately {
+                place.heard = now;
+                return;
+            }
+        }
+        if self.events.len() < EVENTS && self.put(mac, port, now) {
+            self.events.push_back(Event::Heard(mac, port));
+        }
+    }
+
+    /// Another worker heard this station.
+    pub(super) fn learn(&mut self, mac: MacAddr, port: PortId, now: Nanos) {
+        self.put(mac, port, now);
+    }
+
+    /// Whether there was room.
+    fn put(&mut self, mac: MacAddr, port: PortId, now: Nanos) -> bool {
+        let Ok(id) = self.index.get_or_insert(mac) else { return false };
+        let place = &mut self.places[id as usize];
+        if !place.fixed {
+            *place = Place { port, heard: now, told: now, fixed: false };
+        }
+        true
+    }
+
+    /// Forgets stations not heard of for too long, some at a time. Returns when to go on.
+    pub(super) fn age(&mut self, now: Nanos) -> Nanos {
+        let ids = self.index.ids();
+        for _ in 0..AGED_AT_ONCE.min(ids) {
+            self.next_aged = (self.next_aged + 1) % ids;
+            let place = self.places[self.next_aged as usize];
+            if !place.fixed && now.since(place.heard) >= self.ageing {
+                if let Some(&mac) = self.index.key(self.next_aged) {
+                    self.index.remove(&mac);
+                }
+            }
+        }
+        // Once round the table in a quarter of the ageing time.
+        let calls = ids.div_ceil(AGED_AT_ONCE).max(1);
+        now + Nanos((self.ageing.0 / 4 / u64::from(calls)).max(1))
+    }
+
+    pub(super) fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+}

@@ -1,0 +1,280 @@
+//! Tables for the path of a packet: of a fixed size, allocated once, with small dense ids.
+//!
+//! Ids that we hand out index an array ([`DenseTable`]). Keys that others chose (a client's QPN, a MAC address) are
+//! looked up in an [`Index`], which gives each a dense id of its own; what belongs to the key lies in arrays by that
+//! id.
+
+use crate::Full;
+
+/// Up to `capacity` values under ids that are as small as possible; freed ids are given again.
+#[derive(Clone, Debug)]
+pub struct DenseTable<T> {
+    slots: Vec<Option<T>>,
+    free: Vec<u32>,
+    capacity: usize,
+}
+
+impl<T> DenseTable<T> {
+    /// An empty table.
+    ///
+    /// # Panics
+    /// If `capacity` does not fit into 32 bits.
+    pub fn with_capacity(capacity: usize) -> Self {
+        assert!(u32::try_from(capacity).is_ok(), "ids are 32 bits");
+        Self { slots: Vec::with_capacity(capacity), free: Vec::with_capacity(capacity), capacity }
+    }
+
+    /// Stores `value` and gives its id.
+    pub fn insert(&mut self, value: T) -> Result<u32, Full> {
+        if let Some(id) = self.free.pop() {
+            self.slots[id as usize] = Some(value);
+            return Ok(id);
+        }
+        if self.slots.len() == self.capacity {
+            return Err(Full);
+        }
+        self.slots.push(Some(value));
+        Ok(self.slots.len() as u32 - 1)
+    }
+
+    /// Takes the value out; its id may be given again.
+    pub fn remove(&mut self, id: u32) -> Option<T> {
+        let value = self.slots.get_mut(id as usize)?.take()?;
+        self.free.push(id);
+        Some(value)
+    }
+
+    /// The value under `id`
+    #[inline]
+    pub fn get(&self, id: u32) -> Option<&T> {
+        self.slots.get(id as usize)?.as_ref()
+    }
+
+    /// The value under `id`, to be changed
+    #[inline]
+    pub fn get_mut(&mut self, id: u32) -> Option<&mut T> {
+        self.slots.get_mut(id as usize)?.as_mut()
+    }
+
+    /// Values in the table
+    pub fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Whether there is none
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Every id was below this at all times: the arrays beside the table need no more room.
+    pub fn ids(&self) -> u32 {
+        self.slots.len() as u32
+    }
+}
+
+/// A key of an [`Index`].
+pub trait Key: Copy + Eq {
+    /// A hash whose bits are all good. It need not keep out an attacker: an [`Index`] bounds the search.
+    fn hash(&self) -> u64;
+}
+
+/// Spreads `value` over 64 bits.
+#[inline]
+pub const fn mix(value: u64) -> u64 {
+    // The multiplier is 2^64 / golden ratio; folding the high half in makes the low bits good too.
+    let product = value as u128 * 0x9e37_79b9_7f4a_7c15;
+    (product as u64) ^ (product >> 64) as u64
+}
+
+/// A map from keys to dense ids: open addressing, at most half full, no allocation after construction. A search looks
+/// at [`MAX_PROBES`](Self::MAX_PROBES) slots at most, whoever chose the keys; a key that finds no place within them is
+/// refused like one that comes when the table is full.
+#[derive(Clone, Debug)]
+pub struct Index<K> {
+    slots: Vec<Slot>,
+    keys: DenseTable<K>,
+    mask: usize,
+}
+
+/// A part of the hash, to spare most comparisons with a key, and the id of the key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Slot {
+    tag: u32,
+    id: u32,
+}
+
+const EMPTY: Slot = Slot { tag: 0, id: u32::MAX };
+
+impl<K: Key> Index<K> {
+    /// Slots that a search looks at
+    pub const MAX_PROBES: usize = 64;
+
+    /// A map for up to `capacity` keys.
+    pub fn with_capacity(capacity: usize) -> Self {
+        let slots = (capacity * 2).next_power_of_two().max(Self::MAX_PROBES);
+        Self { slots: vec![EMPTY; slots], keys: DenseTable::with_capacity(capacity), mask: slots - 1 }
+    }
+
+    #[inline]
+    fn home(&self, hash: u64) -> usize {
+        hash as usize & self.mask
+    }
+
+    #[inline]
+    fn tag(hash: u64) -> u32 {
+        (hash >> 32) as u32
+    }
+
+    /// The id of `key`
+    #[inline]
+    pub fn get(&self, key: &K) -> Option<u32> {
+        self.find(key, key.hash()).map(|(id, _)| id)
+    }
+
+    /// The id of `key` and the slot where it stands.
+    #[inline]
+    fn find(&self, key: &K, hash: u64) -> Option<(u32, usize)> {
+        let (home, tag) = (self.home(hash), Self::tag(hash));
+        for probe in 0..Self::MAX_PROBES {
+            let at = (home + probe) & self.mask;
+            let slot = self.slots[at];
+            if slot.tag == tag && self.keys.get(slot.id) == Some(key) {
+                return Some((slot.id, at));
+            }
+            if slot == EMPTY {
+                return None;
+            }
+        }
+        None
+    }
+
+    /// The id of `key`, given to it now if it had none.
+    pub fn get_or_insert(&mut self, key: K) -> Result<u32, Full> {
+        let hash = key.hash();
+        if let Some((id, _)) = self.find(&key, hash) {
+            return Ok(id);
+        }
+        let home = self.home(hash);
+        let at = (0..Self::MAX_PROBES)
+            .map(|probe| (home + probe) & self.mask)
+            .find(|&at| self.slots[at] == EMPTY)
+            .ok_or(Full)?;
+        let id = self.keys.insert(key)?;
+        self.slots[at] = Slot { tag: Self::tag(hash), id };
+        Ok(id)
+    }
+
+    /// Forgets `key`; gives the id that it had.
+    pub fn remove(&mut self, key: &K) -> Option<u32> {
+        let (id, mut hole) = self.find(key, key.hash())?;
+        self.keys.remove(id);
+        // Closes the gap: what was pushed on from a slot at or before the hole moves back into it, so that searches
+        // may go on stopping at the first empty slot.
+        let mut at = hole;
+        loop {
+            at = (at + 1) & self.mask;
+            let slot = self.slots[at];
+            if slot == EMPTY || at == hole {
+                break;
+            }
+            let Some(pushed) = self.keys.get(slot.id) else { break };
+            let home = self.home(pushed.hash());
+            if (at.wrapping_sub(home) & self.mask) >= (at.wrapping_sub(hole) & self.mask) {
+                self.slots[hole] = slot;
+                hole = at;
+            }
+        }
+        self.slots[hole] = EMPTY;
+        Some(id)
+    }
+
+    /// The key that has `id`
+    pub fn key(&self, id: u32) -> Option<&K> {
+        self.keys.get(id)
+    }
+
+    /// Keys in the map
+    pub fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// Whether there is none
+    pub fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+
+    /// Every id was below this at all times.
+    pub fn ids(&self) -> u32 {
+        self.keys.ids()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashMap;
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    struct Clumsy(u16);
+
+    impl Key for Clumsy {
+        /// Collides often, in the slot and in the tag.
+        fn hash(&self) -> u64 {
+            u64::from(self.0 % 7) << 32 | u64::from(self.0 % 11)
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn index_is_a_map(operations in proptest::collection::vec((any::<bool>(), 0u16..60), 0..400)) {
+            let mut index = Index::with_capacity(24);
+            let mut model: HashMap<Clumsy, u32> = HashMap::new();
+            for (insert, key) in operations {
+                let key = Clumsy(key);
+                if insert {
+                    let got = index.get_or_insert(key);
+                    if let Some(&id) = model.get(&key) {
+                        prop_assert_eq!(got, Ok(id));
+                    } else if let Ok(id) = got {
+                        prop_assert!((id as usize) < 24 && model.values().all(|&other| other != id), "id {} is free", id);
+                        model.insert(key, id);
+                    } else {
+                        prop_assert_eq!(model.len(), 24, "refused only when full");
+                    }
+                } else {
+                    prop_assert_eq!(index.remove(&key), model.remove(&key));
+                }
+                prop_assert_eq!(index.len(), model.len());
+                for key in (0..60).map(Clumsy) {
+                    prop_assert_eq!(index.get(&key), model.get(&key).copied());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn chosen_collisions_are_refused_not_searched() {
+        #[derive(Clone, Copy, PartialEq, Eq)]
+        struct Same(u32);
+        impl Key for Same {
+            fn hash(&self) -> u64 {
+                42
+            }
+        }
+        let mut index = Index::with_capacity(1000);
+        let taken = (0..1000).filter(|&n| index.get_or_insert(Same(n)).is_ok()).count();
+        assert_eq!(taken, Index::<Same>::MAX_PROBES);
+        assert_eq!(index.get(&Same(999)), None);
+    }
+
+    #[test]
+    fn dense_ids_are_given_again() {
+        let mut table = DenseTable::with_capacity(2);
+        assert_eq!((table.insert('a'), table.insert('b'), table.insert('c')), (Ok(0), Ok(1), Err(Full)));
+        assert_eq!(table.remove(0), Some('a'));
+        assert_eq!((table.remove(0), table.get(0), table.len()), (None, None, 1));
+        assert_eq!(table.insert('d'), Ok(0));
+        assert_eq!((table.get(0), table.get(7), table.ids()), (Some(&'d'), None, 2));
+    }
+}
