@@ -1,0 +1,154 @@
+//! A packet buffer of DPDK's, owned.
+
+use core::ptr::NonNull;
+use dpdk_sys::{rte_mbuf, rte_mempool};
+use switch::{Frame, Full, NoRoom};
+
+/// An owned packet buffer: one frame, in one segment or more, referred to by nobody else.
+///
+/// Dropping it gives it back to its pool.
+#[derive(Debug)]
+#[repr(transparent)]
+pub struct Mbuf(NonNull<rte_mbuf>);
+
+// SAFETY: an mbuf belongs to no thread; pools take back buffers from any thread.
+unsafe impl Send for Mbuf {}
+
+impl Mbuf {
+    /// # Safety
+    /// `raw` points to a buffer with a reference count of 1 that the caller owns, and owns no longer.
+    #[inline]
+    pub(crate) unsafe fn from_raw(raw: NonNull<rte_mbuf>) -> Self {
+        Self(raw)
+    }
+
+    /// Gives up ownership.
+    #[inline]
+    pub(crate) fn into_raw(self) -> NonNull<rte_mbuf> {
+        let raw = self.0;
+        core::mem::forget(self);
+        raw
+    }
+
+    /// An empty buffer of `pool`.
+    ///
+    /// # Safety
+    /// `pool` is a pool of packet buffers that outlives what comes from it.
+    pub(crate) unsafe fn allocate(pool: NonNull<rte_mempool>) -> Result<Self, Full> {
+        // SAFETY: as the caller promises.
+        let raw = unsafe { dpdk_sys::rte_pktmbuf_alloc(pool.as_ptr()) };
+        NonNull::new(raw).map(Self).ok_or(Full)
+    }
+
+    /// A copy of the whole frame in a buffer of `pool`.
+    ///
+    /// # Safety
+    /// As for [`allocate`](Self::allocate).
+    pub(crate) unsafe fn copy_to(&self, pool: NonNull<rte_mempool>) -> Result<Self, Full> {
+        // SAFETY: the buffer is valid, and the pool as the caller promises.
+        let raw = unsafe { dpdk_sys::rte_pktmbuf_copy(self.0.as_ptr(), pool.as_ptr(), 0, u32::MAX) };
+        NonNull::new(raw).map(Self).ok_or(Full)
+    }
+
+    #[inline]
+    fn mbuf(&self) -> &rte_mbuf {
+        // SAFETY: the buffer is valid for as long as it is owned, and only changed through `&mut self`.
+        unsafe { self.0.as_ref() }
+    }
+
+    #[inline]
+    fn mbuf_mut(&mut self) -> &mut rte_mbuf {
+        // SAFETY: as above.
+        unsafe { self.0.as_mut() }
+    }
+
+    /// Bytes of the whole frame, further segments included.
+    #[inline]
+    pub fn frame_len(&self) -> usize {
+        self.mbuf().pkt_len as usize
+    }
+
+    /// Bytes that can be added behind the segment.
+    fn tailroom(&self) -> usize {
+        let mbuf = self.mbuf();
+        usize::from(mbuf.buf_len).saturating_sub(usize::from(mbuf.data_off) + usize::from(mbuf.data_len))
+    }
+}
+
+impl Frame for Mbuf {
+    #[inline]
+    fn bytes(&self) -> &[u8] {
+        let mbuf = self.mbuf();
+        // SAFETY: the segment's data lies in its buffer and is initialised: drivers and `resize` see to that.
+        unsafe {
+            let start = mbuf.buf_addr.cast::<u8>().add(usize::from(mbuf.data_off));
+            core::slice::from_raw_parts(start, usize::from(mbuf.data_len))
+        }
+    }
+
+    #[inline]
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        let mbuf = self.mbuf_mut();
+        // SAFETY: as above; nobody else refers to the buffer.
+        unsafe {
+            let start = mbuf.buf_addr.cast::<u8>().add(usize::from(mbuf.data_off));
+            core::slice::from_raw_parts_mut(start, usize::from(mbuf.data_len))
+        }
+    }
+
+    #[inline]
+    fn is_whole(&self) -> bool {
+        self.mbuf().nb_segs == 1
+    }
+
+    fn resize(&mut self, len: usize) -> Result<(), NoRoom> {
+        if !self.is_whole() {
+            return Err(NoRoom);
+        }
+        let old = usize::from(self.mbuf().data_len);
+        if len > old + self.tailroom() {
+            return Err(NoRoom);
+        }
+        if len > old {
+            let mbuf = self.mbuf();
+            // SAFETY: the tail room was checked; the bytes are written before they become part of the data.
+            unsafe {
+                mbuf.buf_addr.cast::<u8>().add(usize::from(mbuf.data_off) + old).write_bytes(0, len - old);
+            }
+        }
+        let mbuf = self.mbuf_mut();
+        mbuf.data_len = len as u16;
+        mbuf.pkt_len = len as u32;
+        Ok(())
+    }
+
+    fn prepend(&mut self, len: usize) -> Result<(), NoRoom> {
+        let mbuf = self.mbuf_mut();
+        let grown = usize::from(mbuf.data_len) + len;
+        if len > usize::from(mbuf.data_off) || u16::try_from(grown).is_err() {
+            return Err(NoRoom);
+        }
+        mbuf.data_off -= len as u16;
+        mbuf.data_len += len as u16;
+        mbuf.pkt_len += len as u32;
+        // SAFETY: the head room was checked.
+        unsafe { mbuf.buf_addr.cast::<u8>().add(usize::from(mbuf.data_off)).write_bytes(0, len) };
+        Ok(())
+    }
+
+    fn strip(&mut self, len: usize) {
+        let mbuf = self.mbuf_mut();
+        assert!(len <= usize::from(mbuf.data_len), "the frame is shorter than what is stripped");
+        mbuf.data_off += len as u16;
+        mbuf.data_len -= len as u16;
+        mbuf.pkt_len -= len as u32;
+    }
+}
+
+impl Drop for Mbuf {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: the buffer is owned and not used again.
+        unsafe { dpdk_sys::rte_pktmbuf_free(self.0.as_ptr()) }
+    }
+}

@@ -1,0 +1,59 @@
+#!/usr/bin/env python3
+"""Checks captures: every RoCEv2 frame's ICRC, and the opcode counts of README.md.
+
+    tests/captures/verify.py [FILE.pcap...]      without files: all in this folder
+
+Prints a line a file and exits 1 when an ICRC is wrong or README.md says other counts.
+Frames of `damaged.pcap` are broken on purpose: they are counted, not judged.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+from frames import dissect, read_pcap
+
+HERE = Path(__file__).parent
+BROKEN_ON_PURPOSE = "damaged.pcap"
+
+
+def documented_counts() -> dict[str, Counter[int]]:
+    """File name to opcode counts, from README.md's tables (`6 x32, 8 x31` in a row's last cell)."""
+    documented = {}
+    for line in (HERE / "README.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        counts = re.findall(r"(\d+) x(\d+)", cells[-1])
+        if cells[0].endswith(".pcap") and counts:
+            documented[cells[0]] = Counter({int(opcode): int(count) for opcode, count in counts})
+    return documented
+
+
+def main() -> int:
+    files = [Path(name) for name in sys.argv[1:]] or sorted(HERE.glob("*.pcap"))
+    documented = documented_counts()
+    failed = False
+    for file in files:
+        records = read_pcap(file)
+        packets = [packet for record in records if (packet := dissect(record.frame)) is not None]
+        opcodes = Counter(packet.opcode for packet in packets)
+        bad = sum(not packet.icrc_ok for packet in packets)
+        remarks = []
+        if file.name != BROKEN_ON_PURPOSE:
+            if bad:
+                remarks.append(f"{bad} BAD ICRC")
+            if documented.get(file.name, opcodes) != opcodes:
+                remarks.append("README.md says other counts")
+        failed |= bool(remarks)
+        counts = ", ".join(f"{opcode} x{count}" for opcode, count in sorted(opcodes.items()))
+        print(
+            f"{file.name}: {len(records)} frames, {len(records) - len(packets)} not RoCEv2, "
+            f"bad ICRC {bad}; {counts}{' <-- ' if remarks else ''}{'; '.join(remarks)}"
+        )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
