@@ -49,7 +49,7 @@ impl WorkerCounters {
 
     /// Counts a dropped frame.
     #[inline]
-    pub(crate) fn drop(&self, reason: DropReason) {
+    pub(crate) fn count_drop(&self, reason: DropReason) {
         self.drops[reason.index()].add(1);
     }
 

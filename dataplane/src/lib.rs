@@ -17,8 +17,8 @@ mod tx;
 mod worker;
 
 pub use config::Config;
-pub use control::{Control, ControlOutput, Passive};
+pub use control::{Control, ControlOutput, Passive, QueueFull};
 pub use error::Error;
 pub use mbuf::Mbuf;
 pub use port::PortInfo;
-pub use runtime::{Runtime, Stop};
+pub use runtime::{DeviceCounters, Live, Outcome, Runtime, Stop};

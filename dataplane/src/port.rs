@@ -1,0 +1,347 @@
+//! Ethernet ports: found, configured, started, closed.
+
+use crate::config::{Config, Device, Port as PortConfig};
+use crate::eal::{errno, error_text};
+use crate::error::Error;
+use core::ptr::NonNull;
+use dpdk_sys::{rte_eth_conf, rte_eth_dev_info, rte_eth_stats, rte_mempool};
+use std::ffi::CString;
+use std::path::Path;
+
+/// Ethernet header with service and customer tag, and what drivers may add behind: bytes beyond the MTU
+const FRAME_OVERHEAD: u32 = 14 + 3 * 4 + 4;
+/// Smallest buffers worth having: many drivers expect that a standard frame fits
+const MIN_DATA_ROOM: u32 = 2048;
+/// Buffers that a worker keeps for itself
+const POOL_CACHE: u32 = 256;
+
+/// How the EAL gets to know a device.
+pub(crate) enum Allow {
+    /// A PCI address with arguments
+    Pci(String),
+    /// A virtual device with arguments
+    Virtual(String),
+}
+
+/// The name under which DPDK knows the device.
+fn device_name(index: usize, device: &Device) -> String {
+    match device {
+        Device::Pci { address, .. } => address.clone(),
+        Device::AfPacket { .. } => format!("net_af_packet{index}"),
+        Device::AfXdp { .. } => format!("net_af_xdp{index}"),
+        Device::Tap { .. } => format!("net_tap{index}"),
+        Device::Memif { .. } => format!("net_memif{index}"),
+        Device::Vhost { .. } => format!("net_vhost{index}"),
+        Device::Ring => format!("net_ring{index}"),
+        Device::Pcap { .. } => format!("net_pcap{index}"),
+        Device::Null { .. } => format!("net_null{index}"),
+    }
+}
+
+/// Receive queues of a port: as many as asked for, or what suits its device.
+fn rx_queues(port: &PortConfig, workers: usize) -> u16 {
+    match (&port.device, port.rx_queues) {
+        (Device::Pcap { rx, .. }, _) => rx.len().max(1) as u16,
+        (Device::Pci { .. }, 0) => workers as u16,
+        (_, 0) => 1,
+        (_, queues) => queues,
+    }
+}
+
+/// What the EAL is told about the port.
+pub(crate) fn allow(index: usize, port: &PortConfig) -> Result<Allow, Error> {
+    let name = device_name(index, &port.device);
+    let queues = port.rx_queues.max(1);
+    let path = |path: &Path| -> Result<String, Error> {
+        let text = path.to_str().filter(|text| !text.contains([',', '=', '[', ']']));
+        text.map(str::to_owned).ok_or_else(|| {
+            Error::new(
+                format!("DPDK cannot take the path `{}`", path.display()),
+                "use one without commas, equals signs and brackets",
+            )
+        })
+    };
+    let device = match &port.device {
+        Device::Pci { address, devargs } => {
+            return Ok(Allow::Pci([std::slice::from_ref(address), devargs].concat().join(",")));
+        }
+        Device::AfPacket { interface } => {
+            let (block, frame) = af_packet_ring(port.mtu);
+            format!("{name},iface={interface},qpairs={queues},blocksz={block},framesz={frame},framecnt={}", port.descriptors)
+        }
+        Device::AfXdp { interface, start_queue } => {
+            format!("{name},iface={interface},start_queue={start_queue},queue_count={queues}")
+        }
+        Device::Tap { interface } => format!("{name},iface={interface}"),
+        Device::Memif { socket, id, server } => {
+            let role = if *server { "server" } else { "client" };
+            format!("{name},role={role},id={id},socket={},socket-abstract=no", path(socket)?)
+        }
+        Device::Vhost { socket, client } => {
+            format!("{name},iface={},queues={queues},client={}", path(socket)?, u8::from(*client))
+        }
+        Device::Ring => name,
+        Device::Pcap { rx, tx, infinite } => {
+            let mut text = name;
+            for file in rx {
+                text += &format!(",rx_pcap={}", path(file)?);
+            }
+            if let Some(file) = tx {
+                text += &format!(",tx_pcap={}", path(file)?);
+            }
+            text + if *infinite { ",infinite_rx=1" } else { "" }
+        }
+        Device::Null { size, copy } => format!("{name},size={size},copy={}", u8::from(*copy)),
+    };
+    Ok(Allow::Virtual(device))
+}
+
+/// Bytes of a block and of a frame of an `AF_PACKET` ring, in which an IP packet of `mtu` bytes fits.
+fn af_packet_ring(mtu: u16) -> (u32, u32) {
+    /// TPACKET2's header and address, rounded up, as the driver subtracts them
+    const HEADER: u32 = 80;
+    let frame = (u32::from(mtu) + FRAME_OVERHEAD + HEADER).next_power_of_two().max(2048);
+    (frame.max(4096), frame)
+}
+
+/// DPDK's number of the port, if its device is there.
+pub(crate) fn find(index: usize, port: &PortConfig) -> Option<u16> {
+    let name = CString::new(device_name(index, &port.device)).ok()?;
+    let mut id = 0;
+    // SAFETY: a C string and an address to write to.
+    (unsafe { dpdk_sys::rte_eth_dev_get_port_by_name(name.as_ptr(), &raw mut id) } == 0).then_some(id)
+}
+
+/// Why the device of `port` is not there, as well as the log tells.
+pub(crate) fn missing(port: &PortConfig, log: &str) -> Error {
+    let name = &port.name;
+    let denied = log.contains("ermission denied") || log.contains("ot permitted");
+    if denied {
+        return Error::new(
+            format!("port `{name}`: permission denied"),
+            "run as root, or give the program the capabilities CAP_NET_RAW and CAP_NET_ADMIN",
+        );
+    }
+    match &port.device {
+        Device::Pci { address, .. } => Error::new(
+            format!("port `{name}`: no DPDK driver took the PCI device {address}"),
+            format!("bind it: dpdk-devbind.py -b vfio-pci {address} (an NVIDIA NIC needs its kernel driver instead, and \
+                     the package with DPDK's mlx5 driver); `understudy doctor` lists the devices"),
+        ),
+        Device::AfPacket { interface } | Device::AfXdp { interface, .. } => {
+            if Path::new("/sys/class/net").join(interface).exists() {
+                Error::new(
+                    format!("port `{name}`: DPDK could not open the interface `{interface}`"),
+                    "the log below says why; is another program using it?",
+                )
+            } else {
+                Error::new(
+                    format!("port `{name}`: there is no interface `{interface}`"),
+                    "`ip link` lists those there are; correct the name, or make it: ip link add ...",
+                )
+            }
+        }
+        Device::Tap { interface } => Error::new(
+            format!("port `{name}`: the interface `{interface}` could not be made"),
+            "is /dev/net/tun there (modprobe tun), and the name free?",
+        ),
+        Device::Memif { socket, .. } | Device::Vhost { socket, .. } => Error::new(
+            format!("port `{name}`: the socket {} could not be opened", socket.display()),
+            "its folder has to exist and to be writable; a socket left by a crashed process has to be removed",
+        ),
+        Device::Pcap { .. } => Error::new(
+            format!("port `{name}`: a capture file could not be opened"),
+            "files to play have to be Ethernet captures in pcap format; the folder of the file to record to has to exist",
+        ),
+        Device::Ring | Device::Null { .. } => {
+            Error::new(format!("port `{name}`: DPDK did not make the device"), "the log below says why")
+        }
+    }
+}
+
+/// A pool of packet buffers; freed when dropped.
+#[derive(Debug)]
+pub(crate) struct Pool(NonNull<rte_mempool>);
+
+impl Pool {
+    fn new(index: usize, port: &PortConfig, socket: i32) -> Result<Self, Error> {
+        let name = CString::new(format!("port-{index}")).expect("no zero byte in a number");
+        let data_room = (u32::from(port.mtu) + FRAME_OVERHEAD).max(MIN_DATA_ROOM) + dpdk_sys::RTE_PKTMBUF_HEADROOM;
+        let cache = POOL_CACHE.min(port.buffers / 2);
+        // SAFETY: the EAL is up; the name is a C string.
+        let pool = unsafe {
+            dpdk_sys::rte_pktmbuf_pool_create(name.as_ptr(), port.buffers, cache, 0, data_room as u16, socket)
+        };
+        NonNull::new(pool).map(Self).ok_or_else(|| {
+            let mb = u64::from(port.buffers) * u64::from(data_room + 256) / 1_000_000 + 1;
+            Error::new(
+                format!(
+                    "port `{}`: no memory for {} packet buffers of {data_room} bytes ({})",
+                    port.name,
+                    port.buffers,
+                    error_text(errno())
+                ),
+                format!("give `memory_mb` some {} more, or ask for fewer `buffers`", mb + 8),
+            )
+        })
+    }
+
+    pub(crate) fn raw(&self) -> NonNull<rte_mempool> {
+        self.0
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // SAFETY: the port that used the pool was closed before, and no buffer of it is left in a worker.
+        unsafe { dpdk_sys::rte_mempool_free(self.0.as_ptr()) }
+    }
+}
+
+/// A started port; stopped and closed when dropped.
+#[derive(Debug)]
+pub(crate) struct Port {
+    pub(crate) id: u16,
+    pub(crate) rx_queues: u16,
+    pub(crate) tx_queues: u16,
+    pub(crate) info: PortInfo,
+    // Freed after `drop` has closed the port.
+    pub(crate) pool: Pool,
+}
+
+/// What is known of a started port.
+#[derive(Clone, Debug)]
+pub struct PortInfo {
+    /// Its name in the configuration
+    pub name: String,
+    /// Its driver
+    pub driver: String,
+    /// Its MAC address
+    pub mac: [u8; 6],
+}
+
+impl Port {
+    pub(crate) fn start(index: usize, config: &Config) -> Result<Self, Error> {
+        let port = &config.ports[index];
+        let id = find(index, port).ok_or_else(|| missing(port, ""))?;
+        let failed = |what: &str, result: i32| {
+            Error::new(
+                format!("port `{}`: {what}: {}", port.name, error_text(result)),
+                "the log below says more; fewer queues or descriptors may help",
+            )
+        };
+        let check = |what: &str, result: i32| if result < 0 { Err(failed(what, result)) } else { Ok(()) };
+
+        let mut dev = rte_eth_dev_info::default();
+        // SAFETY: the port exists, and `dev` can be written to.
+        check("it does not say what it can", unsafe { dpdk_sys::rte_eth_dev_info_get(id, &raw mut dev) })?;
+        let workers = config.workers.cpus.len();
+        let rx_queues = rx_queues(port, workers).min(dev.max_rx_queues.max(1));
+        let tx_queues = (workers as u16).min(dev.max_tx_queues.max(1)).min(match port.device {
+            // Its sockets and files are made in pairs, or one only.
+            Device::AfPacket { .. } | Device::AfXdp { .. } | Device::Vhost { .. } => rx_queues,
+            Device::Pcap { .. } => 1,
+            _ => u16::MAX,
+        });
+        let conf = eth_conf(port, &dev, rx_queues)?;
+        // SAFETY: the port exists; `conf` is valid for the call.
+        let result = unsafe { dpdk_sys::rte_eth_dev_configure(id, rx_queues, tx_queues, &raw const conf) };
+        check("its queues could not be set up", result)?;
+        let (mut rx_descriptors, mut tx_descriptors) = (port.descriptors, port.descriptors);
+        // SAFETY: the port is configured; both numbers can be written to.
+        check("it does not take this number of descriptors", unsafe {
+            dpdk_sys::rte_eth_dev_adjust_nb_rx_tx_desc(id, &raw mut rx_descriptors, &raw mut tx_descriptors)
+        })?;
+        // SAFETY: the port exists.
+        let socket = unsafe { dpdk_sys::rte_eth_dev_socket_id(id) };
+        let pool = Pool::new(index, port, socket)?;
+        for queue in 0..rx_queues {
+            // SAFETY: the port is configured and not started; no configuration means the driver's default.
+            check("a receive queue could not be set up", unsafe {
+                let socket = socket as u32;
+                dpdk_sys::rte_eth_rx_queue_setup(id, queue, rx_descriptors, socket, std::ptr::null(), pool.0.as_ptr())
+            })?;
+        }
+        for queue in 0..tx_queues {
+            // SAFETY: as above.
+            check("a send queue could not be set up", unsafe {
+                dpdk_sys::rte_eth_tx_queue_setup(id, queue, tx_descriptors, socket as u32, std::ptr::null())
+            })?;
+        }
+        let mut mac = dpdk_sys::rte_ether_addr::default();
+        // SAFETY: the port exists, and `mac` can be written to. Failure leaves zeros.
+        unsafe { dpdk_sys::rte_eth_macaddr_get(id, &raw mut mac) };
+        let info = PortInfo { name: port.name.clone(), driver: driver_name(&dev), mac: mac.addr_bytes };
+        // SAFETY: the port is configured.
+        check("it could not be started", unsafe { dpdk_sys::rte_eth_dev_start(id) })?;
+        let port = Self { id, rx_queues, tx_queues, info, pool };
+        // A wire lets everything through. Devices that cannot be told so (rings, files) do anyway.
+        // SAFETY: the port is started.
+        unsafe { dpdk_sys::rte_eth_promiscuous_enable(id) };
+        Ok(port)
+    }
+
+    /// What the device itself has counted.
+    pub(crate) fn stats(&self) -> rte_eth_stats {
+        let mut stats = rte_eth_stats::default();
+        // SAFETY: the port exists, and `stats` can be written to. Failure leaves zeros.
+        unsafe { dpdk_sys::rte_eth_stats_get(self.id, &raw mut stats) };
+        stats
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        // SAFETY: the port is started, and no worker uses it any more.
+        unsafe {
+            dpdk_sys::rte_eth_dev_stop(self.id);
+            dpdk_sys::rte_eth_dev_close(self.id);
+        }
+    }
+}
+
+fn driver_name(dev: &rte_eth_dev_info) -> String {
+    if dev.driver_name.is_null() {
+        return String::new();
+    }
+    // SAFETY: the driver's name is a constant string.
+    unsafe { std::ffi::CStr::from_ptr(dev.driver_name) }.to_string_lossy().into_owned()
+}
+
+/// The device's configuration: MTU, RSS where there are several queues to spread frames over.
+fn eth_conf(port: &PortConfig, dev: &rte_eth_dev_info, rx_queues: u16) -> Result<rte_eth_conf, Error> {
+    let mut conf = rte_eth_conf::default();
+    // Drivers name the largest packet, the largest frame, both or neither.
+    let overhead = match (dev.max_rx_pktlen, u32::from(dev.max_mtu)) {
+        (frame, mtu) if dev.max_mtu != u16::MAX && frame > mtu => frame - mtu,
+        _ => FRAME_OVERHEAD,
+    };
+    let largest = u32::from(dev.max_mtu).min(dev.max_rx_pktlen.saturating_sub(overhead)).max(68);
+    if matches!(port.device, Device::Pci { .. }) && u32::from(port.mtu) > largest {
+        return Err(Error::new(
+            format!("port `{}`: its hardware takes no MTU above {largest}", port.name),
+            format!("set `mtu = {largest}`"),
+        ));
+    }
+    // Virtual devices state limits that they do not keep: their buffers decide, and are made for the MTU asked for.
+    conf.rxmode.mtu = u32::from(port.mtu).min(largest);
+    if rx_queues > 1 && dev.flow_type_rss_offloads & dpdk_sys::UNDERSTUDY_RSS_IP_UDP != 0 {
+        conf.rxmode.mq_mode = dpdk_sys::rte_eth_rx_mq_mode_RTE_ETH_MQ_RX_RSS;
+        conf.rx_adv_conf.rss_conf.rss_hf = dev.flow_type_rss_offloads & dpdk_sys::UNDERSTUDY_RSS_IP_UDP;
+    }
+    Ok(conf)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn af_packet_frames_hold_the_mtu() {
+        for mtu in [68, 1500, 1900, 2000, 4200, 9600] {
+            let (block, frame) = af_packet_ring(mtu);
+            assert!(frame >= u32::from(mtu) + FRAME_OVERHEAD && block % frame == 0 && block % 4096 == 0, "{mtu}");
+        }
+        assert_eq!(af_packet_ring(1500), (4096, 2048));
+    }
+}

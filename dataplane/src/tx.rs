@@ -1,0 +1,223 @@
+//! Frames on their way out of a worker.
+
+use crate::counters::WorkerCounters;
+use crate::mbuf::Mbuf;
+use core::ptr::NonNull;
+use dpdk_sys::{rte_eth_fp_ops, rte_mbuf, rte_mempool};
+use rtrb::Producer;
+use switch::{DropReason, Full, Output, PortId};
+
+/// Frames that wait for a port at most. What a port does not take at once is offered again, in order, until there are
+/// more than this: a burst of a lossless network should survive a short stall.
+const QUEUE: usize = 512;
+/// Waiting frames at which they are offered to the port in the middle of a burst
+const BURST: usize = 32;
+
+/// A frame for a port that another worker sends through.
+pub(crate) struct Handoff {
+    pub(crate) frame: Mbuf,
+    pub(crate) port: PortId,
+}
+
+/// How this worker reaches a port.
+pub(crate) enum Exit {
+    /// Through a send queue of its own
+    Queue(Queue),
+    /// Through the worker that owns the send queue
+    Worker(usize),
+}
+
+/// A send queue of a port, and the frames that wait for it.
+pub(crate) struct Queue {
+    port: u16,
+    queue: u16,
+    waiting: Box<[*mut rte_mbuf; QUEUE]>,
+    len: usize,
+    /// Bytes of the waiting frames
+    bytes: u64,
+}
+
+// SAFETY: the waiting frames are owned by the queue, and belong to no thread.
+unsafe impl Send for Queue {}
+
+impl Queue {
+    pub(crate) fn new(port: u16, queue: u16) -> Self {
+        Self { port, queue, waiting: Box::new([core::ptr::null_mut(); QUEUE]), len: 0, bytes: 0 }
+    }
+
+    /// Whether nothing waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    #[inline]
+    fn push(&mut self, frame: Mbuf) -> Result<(), Mbuf> {
+        let Some(place) = self.waiting.get_mut(self.len) else { return Err(frame) };
+        self.bytes += frame.frame_len() as u64;
+        *place = frame.into_raw().as_ptr();
+        self.len += 1;
+        Ok(())
+    }
+
+    /// Offers what waits to the port.
+    #[inline]
+    fn flush(&mut self, sent: &switch::counters::FrameCounter) {
+        if self.len == 0 {
+            return;
+        }
+        // SAFETY: the port is started and this worker alone uses the queue; the port owns the frames that it takes, which
+        // are the first ones.
+        let taken = usize::from(unsafe { tx_burst(self.port, self.queue, self.waiting.as_mut_ptr(), self.len as u16) });
+        if taken == self.len {
+            sent.count_many(taken as u64, self.bytes);
+            (self.len, self.bytes) = (0, 0);
+        } else if taken > 0 {
+            let before = self.bytes;
+            self.waiting.copy_within(taken..self.len, 0);
+            self.len -= taken;
+            // SAFETY: what the port did not take is still owned by the queue.
+            self.bytes = self.waiting[..self.len].iter().map(|&mbuf| u64::from(unsafe { (*mbuf).pkt_len })).sum();
+            sent.count_many(taken as u64, before - self.bytes);
+        }
+    }
+
+    /// Gives back what still waits; how many frames that was.
+    pub(crate) fn discard(&mut self) -> usize {
+        // SAFETY: the waiting frames are owned by the queue, which forgets them.
+        unsafe { dpdk_sys::rte_pktmbuf_free_bulk(self.waiting.as_mut_ptr(), self.len as u32) };
+        self.bytes = 0;
+        core::mem::take(&mut self.len)
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.discard();
+    }
+}
+
+/// The send function of a port, called without a detour through C.
+///
+/// # Safety
+/// The port is started, `queue` is one of its send queues and used by the calling thread alone, and `frames` points to
+/// `len` owned buffers.
+#[inline]
+unsafe fn tx_burst(port: u16, queue: u16, frames: *mut *mut rte_mbuf, len: u16) -> u16 {
+    // SAFETY: DPDK fills the entry when the port starts, and it stays until the port stops.
+    unsafe {
+        let ops = &raw const rte_eth_fp_ops[usize::from(port)];
+        let burst = (*ops).tx_pkt_burst.unwrap_unchecked();
+        burst(*(*ops).txq.data.add(usize::from(queue)), frames, len)
+    }
+}
+
+/// The receive function of a port, called without a detour through C. Returns how many frames it wrote to `frames`.
+///
+/// # Safety
+/// The port is started, `queue` is one of its receive queues and used by the calling thread alone, and `frames` has room
+/// for `len` pointers. The caller owns the frames.
+#[inline]
+pub(crate) unsafe fn rx_burst(port: u16, queue: u16, frames: *mut *mut rte_mbuf, len: u16) -> u16 {
+    // SAFETY: as for `tx_burst`.
+    unsafe {
+        let ops = &raw const rte_eth_fp_ops[usize::from(port)];
+        let burst = (*ops).rx_pkt_burst.unwrap_unchecked();
+        burst(*(*ops).rxq.data.add(usize::from(queue)), frames, len)
+    }
+}
+
+/// Everything through which a worker's frames leave.
+pub(crate) struct Tx {
+    /// By port
+    pub(crate) exits: Vec<Exit>,
+    /// To each other worker; none to itself
+    pub(crate) handoffs: Vec<Option<Producer<Handoff>>>,
+    /// For copies and frames made here
+    pub(crate) pool: NonNull<rte_mempool>,
+    pub(crate) counters: std::sync::Arc<WorkerCounters>,
+}
+
+// SAFETY: pools may be used from any thread that is registered with the EAL, and from others more slowly.
+unsafe impl Send for Tx {}
+
+impl Tx {
+    /// Sends `frame` out of `port`, or drops and counts it.
+    #[inline]
+    pub(crate) fn push(&mut self, frame: Mbuf, port: PortId) -> Result<(), Full> {
+        match &mut self.exits[port.index()] {
+            Exit::Queue(queue) => {
+                if queue.len >= BURST && queue.len.is_multiple_of(BURST) {
+                    queue.flush(&self.counters.ports[port.index()].tx);
+                }
+                queue.push(frame).map_err(|frame| {
+                    drop(frame);
+                    self.counters.count_drop(DropReason::PortFull);
+                    Full
+                })
+            }
+            &mut Exit::Worker(owner) => self.hand_off(frame, port, owner),
+        }
+    }
+
+    #[cold]
+    fn hand_off(&mut self, frame: Mbuf, port: PortId, owner: usize) -> Result<(), Full> {
+        let ring = self.handoffs[owner].as_mut().expect("a worker owns the ports that it reaches through itself");
+        match ring.push(Handoff { frame, port }) {
+            Ok(()) => {
+                self.counters.handed_off.add(1);
+                Ok(())
+            }
+            Err(rtrb::PushError::Full(_)) => {
+                self.counters.count_drop(DropReason::HandoffFull);
+                Err(Full)
+            }
+        }
+    }
+
+    /// Offers all that waits to the ports.
+    #[inline]
+    pub(crate) fn flush(&mut self) {
+        for (exit, port) in self.exits.iter_mut().zip(&self.counters.ports) {
+            if let Exit::Queue(queue) = exit {
+                queue.flush(&port.tx);
+            }
+        }
+    }
+
+    /// Whether nothing waits for a port.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.exits.iter().all(|exit| !matches!(exit, Exit::Queue(queue) if !queue.is_empty()))
+    }
+
+    /// Gives up what the ports do not take, and counts it.
+    pub(crate) fn discard(&mut self) {
+        for exit in &mut self.exits {
+            if let Exit::Queue(queue) = exit {
+                let left = queue.discard();
+                self.counters.drops[DropReason::PortFull.index()].add(left as u64);
+            }
+        }
+    }
+}
+
+impl Output for Tx {
+    type Frame = Mbuf;
+
+    fn make(&mut self, len: usize) -> Result<Mbuf, Full> {
+        use switch::Frame as _;
+        // SAFETY: the pool outlives the workers and, through `Runtime`, all frames.
+        let mut frame = unsafe { Mbuf::allocate(self.pool) }?;
+        frame.resize(len).map_err(|switch::NoRoom| Full)?;
+        Ok(frame)
+    }
+
+    fn copy(&mut self, frame: &Mbuf) -> Result<Mbuf, Full> {
+        // SAFETY: as above.
+        unsafe { frame.copy_to(self.pool) }
+    }
+
+    fn send(&mut self, frame: Mbuf, port: PortId) -> Result<(), Full> {
+        self.counters.made.add(1);
+        self.push(frame, port)
+    }
+}

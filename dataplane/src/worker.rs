@@ -1,0 +1,181 @@
+//! A poll-mode worker: receives in bursts, runs the function, sends, and between two bursts looks at its rings and
+//! queues. It runs to completion, and neither allocates nor locks nor makes a system call on the way of a frame.
+
+use crate::control::{Down, Up};
+use crate::mbuf::Mbuf;
+use crate::time::{Clock, cycles};
+use crate::tx::{Handoff, Tx, rx_burst};
+use core::ptr::{NonNull, null_mut};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use crossbeam_channel::{Receiver, Sender};
+use dpdk_sys::rte_mbuf;
+use rtrb::Consumer;
+use switch::{Frame, Function, Nanos, PortId, Verdict};
+
+/// Frames received at once at most
+const BURST: usize = 32;
+/// How many frames ahead headers are fetched into the cache
+const PREFETCH: usize = 4;
+/// For how long a stopping worker offers its last frames to the ports
+const DRAIN: Nanos = Nanos::from_millis(100);
+
+/// A receive queue that a worker polls.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RxQueue {
+    /// DPDK's number
+    pub(crate) device: u16,
+    pub(crate) queue: u16,
+    pub(crate) port: PortId,
+}
+
+/// What a worker owns.
+pub(crate) struct Worker<F: Function> {
+    pub(crate) index: usize,
+    pub(crate) function: F,
+    pub(crate) rx: Vec<RxQueue>,
+    pub(crate) tx: Tx,
+    /// From each other worker
+    pub(crate) handoffs: Vec<Consumer<Handoff>>,
+    pub(crate) up: Sender<Up<F>>,
+    pub(crate) down: Receiver<Down<F>>,
+    pub(crate) clock: Clock,
+}
+
+impl<F: Function> Worker<F> {
+    /// Polls until `stop`, then drains. `running` counts the workers that may still hand something over.
+    pub(crate) fn run(mut self, stop: &AtomicBool, running: &AtomicUsize) {
+        let mut now = self.clock.nanos(cycles());
+        let mut timer = self.function.on_timer(now, &mut self.tx);
+        let mut turn_began = cycles();
+        while !stop.load(Ordering::Relaxed) {
+            let mut received = 0;
+            for at in 0..self.rx.len() {
+                received += self.poll(self.rx[at], now);
+            }
+            self.poll_rings(now);
+            if timer.is_some_and(|at| at <= now) {
+                timer = self.function.on_timer(now, &mut self.tx);
+            }
+            self.tx.flush();
+            self.tell();
+
+            let turn_ended = cycles();
+            now = self.clock.nanos(turn_ended);
+            let counters = &self.tx.counters;
+            counters.turns.add(1);
+            if received > 0 {
+                counters.busy_turns.add(1);
+                counters.busy_cycles.add(turn_ended - turn_began);
+            }
+            turn_began = turn_ended;
+        }
+        self.drain(running);
+    }
+
+    /// Receives a burst and runs the function on it.
+    #[inline]
+    fn poll(&mut self, rx: RxQueue, now: Nanos) -> usize {
+        let mut burst = [null_mut::<rte_mbuf>(); BURST];
+        // SAFETY: the port is started, and this worker alone polls the queue.
+        let received = usize::from(unsafe { rx_burst(rx.device, rx.queue, burst.as_mut_ptr(), BURST as u16) });
+        if received == 0 {
+            return 0;
+        }
+        let burst = &burst[..received];
+        for &mbuf in &burst[..received.min(PREFETCH)] {
+            prefetch(mbuf);
+        }
+        let mut bytes = 0;
+        for (at, &raw) in burst.iter().enumerate() {
+            if let Some(&ahead) = burst.get(at + PREFETCH) {
+                prefetch(ahead);
+            }
+            // SAFETY: drivers write non-null pointers to buffers that are the receiver's alone.
+            let mut frame = unsafe { Mbuf::from_raw(NonNull::new_unchecked(raw)) };
+            bytes += frame.frame_len() as u64;
+            match self.function.on_frame(&mut frame, rx.port, now, &mut self.tx) {
+                // What does not fit is counted there.
+                Verdict::Forward(port) => drop(self.tx.push(frame, port)),
+                Verdict::Drop(reason) => self.tx.counters.count_drop(reason),
+                Verdict::Punt => self.punt(frame, rx.port),
+            }
+        }
+        self.tx.counters.ports[rx.port.index()].rx.count_many(received as u64, bytes);
+        received
+    }
+
+    #[cold]
+    fn punt(&mut self, frame: Mbuf, port: PortId) {
+        match self.up.try_send(Up::Punt { worker: self.index, frame, port }) {
+            Ok(()) => self.tx.counters.punted.add(1),
+            Err(_) => self.tx.counters.count_drop(switch::DropReason::ControlFull),
+        }
+    }
+
+    /// Frames from other workers, commands and frames from the control plane.
+    #[inline]
+    fn poll_rings(&mut self, now: Nanos) {
+        for ring in &mut self.handoffs {
+            for _ in 0..BURST {
+                let Ok(Handoff { frame, port }) = ring.pop() else { break };
+                drop(self.tx.push(frame, port));
+            }
+        }
+        while !self.down.is_empty() {
+            match self.down.try_recv() {
+                Ok(Down::Command(command)) => self.function.on_command(command, now),
+                Ok(Down::Send { frame, port }) => drop(self.tx.push(frame, port)),
+                Err(_) => break,
+            }
+        }
+    }
+
+    /// Events go up as long as there is room for them.
+    #[inline]
+    fn tell(&mut self) {
+        while !self.up.is_full() {
+            let Some(event) = self.function.poll_event() else { break };
+            // The control plane drains the queue before it goes away, and workers are gone before that.
+            drop(self.up.try_send(Up::Event { worker: self.index, event }));
+        }
+    }
+
+    /// No more is received; what is under way leaves, if the ports take it.
+    fn drain(&mut self, running: &AtomicUsize) {
+        running.fetch_sub(1, Ordering::SeqCst);
+        let began = self.clock.nanos(cycles());
+        loop {
+            // In this order: who has seen no other worker running, sees all that they handed over.
+            let alone = running.load(Ordering::SeqCst) == 0;
+            let now = self.clock.nanos(cycles());
+            self.poll_rings(now);
+            self.tx.flush();
+            let done = alone && self.tx.is_empty() && self.handoffs.iter().all(Consumer::is_empty);
+            if done || now.since(began) > DRAIN {
+                break;
+            }
+            std::thread::yield_now();
+        }
+        self.tx.discard();
+    }
+}
+
+/// Asks for the first bytes of a frame.
+#[inline]
+fn prefetch(mbuf: *mut rte_mbuf) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the buffer is valid; a prefetch has no effect that could be seen.
+    unsafe {
+        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        let start = (*mbuf).buf_addr.cast::<i8>().wrapping_add(usize::from((*mbuf).data_off));
+        _mm_prefetch::<_MM_HINT_T0>(start);
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = mbuf;
+}
+
+/// Keeps `Frame` in scope for what the function sees; an `Mbuf` is one.
+const _: fn() = || {
+    fn is_frame<T: Frame>() {}
+    is_frame::<Mbuf>();
+};
