@@ -2,14 +2,16 @@
 
 use crate::config::{Config, Eal as EalConfig, Memory};
 use crate::{Error, port};
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CStr, CString, OsStr, c_char};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The EAL, up. Dropping it takes it down, and it cannot come up again in this process.
 #[derive(Debug)]
 pub(crate) struct Eal {
-    /// Ends what `rte_eal_init` began; raw pointers keep the value on its thread
-    _on_this_thread: std::marker::PhantomData<*const ()>,
+    /// Folder of the files that other DPDK processes find this one by, if there is one
+    shared: Option<PathBuf>,
 }
 
 static STARTED: AtomicBool = AtomicBool::new(false);
@@ -34,7 +36,10 @@ impl Eal {
         if result < 0 {
             return Err(explain(&config.eal, errno, &log).with_log(log));
         }
-        let eal = Self { _on_this_thread: std::marker::PhantomData };
+        // SAFETY: the EAL is up; the folder's name is a constant string.
+        let folder = unsafe { CStr::from_ptr(dpdk_sys::rte_eal_get_runtime_dir()) };
+        let shared = config.eal.file_prefix.is_some().then(|| PathBuf::from(OsStr::from_bytes(folder.to_bytes())));
+        let eal = Self { shared };
         // A virtual device that fails to probe does not fail the EAL.
         for (index, port) in config.ports.iter().enumerate() {
             if port::find(index, port).is_none() {
@@ -54,6 +59,10 @@ impl Drop for Eal {
     fn drop(&mut self) {
         // SAFETY: the EAL is up; ports and pools were closed and freed before, by the order of fields in `Runtime`.
         unsafe { dpdk_sys::rte_eal_cleanup() };
+        if let Some(folder) = &self.shared {
+            // The EAL leaves its files to the next process of this prefix, which may never come.
+            _ = std::fs::remove_dir_all(folder);
+        }
     }
 }
 
@@ -144,7 +153,7 @@ pub(crate) fn error_text(errno: i32) -> String {
 }
 
 /// The version of the libdpdk that is loaded, such as `DPDK 22.11.11`.
-pub fn version() -> String {
+pub(crate) fn version() -> String {
     // SAFETY: returns a constant string.
     unsafe { CStr::from_ptr(dpdk_sys::rte_version()) }.to_string_lossy().into_owned()
 }

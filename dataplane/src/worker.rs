@@ -95,7 +95,7 @@ impl<F: Function> Worker<F> {
             bytes += frame.frame_len() as u64;
             match self.function.on_frame(&mut frame, rx.port, now, &mut self.tx) {
                 // What does not fit is counted there.
-                Verdict::Forward(port) => drop(self.tx.push(frame, port)),
+                Verdict::Forward(port) => _ = self.tx.push(frame, port),
                 Verdict::Drop(reason) => self.tx.counters.count_drop(reason),
                 Verdict::Punt => self.punt(frame, rx.port),
             }
@@ -118,13 +118,13 @@ impl<F: Function> Worker<F> {
         for ring in &mut self.handoffs {
             for _ in 0..BURST {
                 let Ok(Handoff { frame, port }) = ring.pop() else { break };
-                drop(self.tx.push(frame, port));
+                _ = self.tx.push(frame, port);
             }
         }
         while !self.down.is_empty() {
             match self.down.try_recv() {
                 Ok(Down::Command(command)) => self.function.on_command(command, now),
-                Ok(Down::Send { frame, port }) => drop(self.tx.push(frame, port)),
+                Ok(Down::Send { frame, port }) => _ = self.tx.push(frame, port),
                 Err(_) => break,
             }
         }

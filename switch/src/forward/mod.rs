@@ -168,7 +168,7 @@ fn flood<O: Output>(frame: &O::Frame, port: PortId, ports: u16, out: &mut O) -> 
     for other in others {
         match out.copy(frame) {
             // The runner counts what does not fit.
-            Ok(copy) => drop(out.send(copy, other)),
+            Ok(copy) => _ = out.send(copy, other),
             Err(crate::Full) => return Verdict::Drop(DropReason::NoBuffer),
         }
     }

@@ -1,0 +1,213 @@
+use super::config::MacTable;
+use super::*;
+use crate::memory::{MemoryFrame, Sent, run_frame};
+use crate::table::Key;
+use rocev2::Qpn;
+use std::net::IpAddr;
+
+const LEFT: PortId = PortId(0);
+const RIGHT: PortId = PortId(1);
+
+fn wire() -> Config {
+    Config {
+        ports: 2,
+        topology: Topology::Pairs(vec![(LEFT, RIGHT)]),
+        drop: FaultSet::NONE,
+        verify_icrc: false,
+        verify_udp_checksum: false,
+        counted_qps: 0,
+    }
+}
+
+fn bridge(ports: u16, capacity: usize) -> Config {
+    let table = MacTable { capacity, ageing: Nanos::from_secs(300), fixed: vec![(mac(99), PortId(ports - 1))] };
+    Config { ports, topology: Topology::Mac(table), ..wire() }
+}
+
+fn mac(n: u16) -> MacAddr {
+    let [a, b] = n.to_be_bytes();
+    MacAddr([2, 0, 0, 0, a, b])
+}
+
+/// A frame that is not RoCE, between these stations.
+fn frame(dst: MacAddr, src: MacAddr) -> Vec<u8> {
+    [&dst.0[..], &src.0, &[0x08, 0x06], &[0; 46]].concat()
+}
+
+/// The acknowledgement of a ConnectX NIC, to QP 0x6ca9 at 192.168.1.13.
+fn acknowledgement() -> Vec<u8> {
+    let mut frame = vec![2; 12];
+    frame.extend([0x08, 0, 0x45, 2, 0, 0x30, 0x2a, 0x2b, 0x40, 0, 0x40, 0x11, 0, 0]);
+    frame.extend([192, 168, 1, 12, 192, 168, 1, 13, 0xcf, 0x15, 0x12, 0xb7, 0, 0x1c, 0, 0]);
+    frame.extend([0x11, 0x40, 0xff, 0xff, 0, 0, 0x6c, 0xa9, 0, 0, 0x0c, 0x71, 0x0d, 0, 0, 1, 0xdc, 0x97, 0x84, 0x42]);
+    let sum = rocev2::checksum::Sum::default().add(&frame[14..34]).checksum();
+    frame[24..26].copy_from_slice(&sum.to_be_bytes());
+    frame
+}
+
+fn run(forward: &mut Forward, frame: &[u8], port: PortId) -> (Verdict, Vec<PortId>) {
+    let (verdict, frames) = run_frame(forward, frame, port, Nanos::ZERO);
+    assert!(frames.iter().all(|(bytes, _)| bytes == frame), "forwarding changes nothing");
+    (verdict, frames.into_iter().map(|(_, port)| port).collect())
+}
+
+#[test]
+fn a_wire_has_two_ends() {
+    let mut forward = Forward::new(&wire());
+    assert_eq!(run(&mut forward, &acknowledgement(), LEFT).0, Verdict::Forward(RIGHT));
+    assert_eq!(run(&mut forward, &[], RIGHT).0, Verdict::Forward(LEFT), "even what is no frame at all");
+    let mut mirror = Forward::new(&Config { ports: 1, topology: Topology::Pairs(vec![(LEFT, LEFT)]), ..wire() });
+    assert_eq!(run(&mut mirror, &acknowledgement(), LEFT).0, Verdict::Forward(LEFT));
+}
+
+#[test]
+fn frames_are_counted_by_kind_opcode_and_queue_pair() {
+    let mut forward = Forward::new(&Config { counted_qps: 1, verify_icrc: true, verify_udp_checksum: true, ..wire() });
+    let ack = acknowledgement();
+    let mut other_qp = ack.clone();
+    other_qp[49] ^= 1; // and the ICRC is wrong now
+    for (frame, port) in [(&ack, LEFT), (&ack, RIGHT), (&other_qp, RIGHT), (&frame(mac(1), mac(2)), LEFT), (&vec![0; 9], LEFT)] {
+        run(&mut forward, frame, port);
+    }
+    let counters = forward.counters();
+    let len = ack.len() as u64;
+    assert_eq!((counters.ports[0].roce.get(), counters.ports[1].roce.get()), ((1, len), (2, 2 * len)));
+    assert_eq!((counters.ports[0].other.get(), counters.ports[0].malformed.get()), ((1, 60), (1, 9)));
+    assert_eq!(counters.opcodes[0x11].get(), (3, 3 * len));
+    let host: IpAddr = [192, 168, 1, 13].into();
+    assert_eq!(counters.qps.iter().collect::<Vec<_>>(), [(host, Qpn::new(0x6ca9), 2, 2 * len)]);
+    assert_eq!(counters.qps.others.get(), (1, len), "there is room for one");
+    assert_eq!(counters.faults[Fault::Icrc as usize].get(), 1);
+    assert_eq!(counters.faults[Fault::Truncated as usize].get(), 1);
+}
+
+#[test]
+fn what_is_malformed_is_dropped_only_on_demand() {
+    let mut bad_icrc = acknowledgement();
+    *bad_icrc.last_mut().unwrap() ^= 1;
+    let mut bad_udp_checksum = acknowledgement();
+    bad_udp_checksum[41] = 1;
+    let drop = FaultSet::NONE.with(Fault::Icrc).with(Fault::UdpChecksum);
+    let mut forward = Forward::new(&Config { drop, verify_icrc: true, verify_udp_checksum: true, ..wire() });
+    let malformed = |fault| Verdict::Drop(DropReason::Malformed(fault));
+    assert_eq!(run(&mut forward, &bad_icrc, LEFT).0, malformed(Fault::Icrc));
+    assert_eq!(run(&mut forward, &bad_udp_checksum, LEFT).0, malformed(Fault::UdpChecksum));
+    assert_eq!(run(&mut forward, &bad_icrc[..50], LEFT).0, Verdict::Forward(RIGHT), "truncated, but not to be dropped");
+    let mut blind = Forward::new(&Config { drop: FaultSet::ALL, ..wire() });
+    assert_eq!(run(&mut blind, &bad_icrc, LEFT).0, Verdict::Forward(RIGHT), "nobody looked");
+}
+
+#[test]
+fn the_beginning_of_a_long_frame_is_oversized_not_truncated() {
+    let mut forward = Forward::new(&Config { drop: FaultSet::ALL, ..wire() });
+    let mut frame = MemoryFrame::beginning(&acknowledgement()[..60]);
+    let verdict = forward.on_frame(&mut frame, LEFT, Nanos::ZERO, &mut Sent::with_room(0));
+    assert_eq!(verdict, Verdict::Drop(DropReason::Malformed(Fault::Oversized)));
+}
+
+#[test]
+fn a_bridge_learns_and_floods() {
+    let mut forward = Forward::new(&bridge(4, 16));
+    let out = |ports: &[u16]| ports.iter().map(|&p| PortId(p)).collect::<Vec<_>>();
+    assert_eq!(run(&mut forward, &frame(mac(2), mac(1)), PortId(0)).1, out(&[1, 2, 3]), "unknown: everywhere else");
+    assert_eq!(run(&mut forward, &frame(mac(1), mac(2)), PortId(2)).1, out(&[0]), "learnt");
+    assert_eq!(run(&mut forward, &frame(mac(2), mac(1)), PortId(0)).1, out(&[2]));
+    assert_eq!(run(&mut forward, &frame(MacAddr::BROADCAST, mac(1)), PortId(0)).1, out(&[1, 2, 3]));
+    assert_eq!(run(&mut forward, &frame(mac(1), mac(3)), PortId(0)).0, Verdict::Drop(DropReason::SamePort));
+    assert_eq!(run(&mut forward, &frame(mac(1), mac(2)), PortId(1)).1, out(&[0]), "moved");
+    assert_eq!(run(&mut forward, &frame(mac(2), mac(1)), PortId(0)).1, out(&[1]));
+    assert_eq!(run(&mut forward, &frame(mac(9), mac(99)), PortId(0)).1, out(&[1, 2, 3]));
+    assert_eq!(run(&mut forward, &frame(mac(99), mac(1)), PortId(0)).1, out(&[3]), "what is fixed does not move");
+    let bpdu = MacAddr([0x01, 0x80, 0xc2, 0, 0, 0]);
+    assert_eq!(run(&mut forward, &frame(bpdu, mac(1)), PortId(0)).0, Verdict::Drop(DropReason::LinkLocal));
+    assert_eq!(run(&mut forward, &[1, 2, 3], PortId(0)).1, out(&[1, 2, 3]), "no address, no place");
+}
+
+#[test]
+fn a_bridge_without_buffers_says_so() {
+    let mut forward = Forward::new(&bridge(3, 4));
+    let mut frame = MemoryFrame::new(frame(mac(1), mac(2)));
+    let verdict = forward.on_frame(&mut frame, LEFT, Nanos::ZERO, &mut Sent::with_room(0));
+    assert_eq!(verdict, Verdict::Drop(DropReason::NoBuffer));
+}
+
+#[test]
+fn a_lonely_bridge_has_nowhere_to_flood() {
+    let mut forward = Forward::new(&bridge(1, 4));
+    assert_eq!(run(&mut forward, &frame(mac(1), mac(2)), LEFT).0, Verdict::Drop(DropReason::SamePort));
+}
+
+#[test]
+fn stations_are_forgotten_when_silent() {
+    let mut forward = Forward::new(&bridge(3, 1000));
+    let mut out = Sent::with_room(10);
+    for n in 0..500 {
+        run_frame(&mut forward, &frame(MacAddr::BROADCAST, mac(1000 + n)), LEFT, Nanos::ZERO);
+        while forward.poll_event().is_some() {}
+    }
+    // One station speaks on.
+    let mut timer = forward.on_timer(Nanos::ZERO, &mut out).expect("a bridge ages");
+    while timer < Nanos::from_secs(299) {
+        run_frame(&mut forward, &frame(MacAddr::BROADCAST, mac(1007)), LEFT, timer);
+        timer = forward.on_timer(timer, &mut out).unwrap();
+    }
+    assert_eq!(run(&mut forward, &frame(mac(1001), mac(3)), RIGHT).1, [LEFT], "not yet");
+    while timer < Nanos::from_secs(400) {
+        timer = forward.on_timer(timer, &mut out).unwrap();
+    }
+    assert_eq!(run(&mut forward, &frame(mac(1001), mac(3)), RIGHT).1.len(), 2, "forgotten");
+    assert_eq!(run(&mut forward, &frame(mac(1007), mac(3)), RIGHT).1, [LEFT], "heard lately");
+    assert_eq!(run(&mut forward, &frame(mac(99), mac(3)), RIGHT).1, [PortId(2)], "fixed");
+}
+
+#[test]
+fn workers_hear_of_each_others_stations() {
+    let (mut one, mut two) = (Forward::new(&bridge(3, 16)), Forward::new(&bridge(3, 16)));
+    let hello = frame(MacAddr::BROADCAST, mac(1));
+    run_frame(&mut one, &hello, LEFT, Nanos::ZERO);
+    let event = one.poll_event();
+    assert_eq!(event, Some(Event::Heard(mac(1), LEFT)));
+    assert_eq!(one.poll_event(), None);
+    two.on_command(Command::Learn(mac(1), LEFT), Nanos::ZERO);
+    assert_eq!(run(&mut two, &frame(mac(1), mac(2)), RIGHT).1, [LEFT]);
+    // Told again only after a quarter of the ageing time, so that the other does not forget.
+    run_frame(&mut one, &hello, LEFT, Nanos::from_secs(74));
+    assert_eq!(one.poll_event(), None);
+    run_frame(&mut one, &hello, LEFT, Nanos::from_secs(75));
+    assert_eq!(one.poll_event(), event);
+}
+
+#[test]
+fn more_events_than_fit_wait_for_the_next_frame() {
+    let mut forward = Forward::new(&bridge(3, 1000));
+    for n in 0..200 {
+        run_frame(&mut forward, &frame(MacAddr::BROADCAST, mac(1000 + n)), LEFT, Nanos::ZERO);
+    }
+    let told = std::iter::from_fn(|| forward.poll_event()).count();
+    assert!(told < 200);
+    run_frame(&mut forward, &frame(MacAddr::BROADCAST, mac(1199)), LEFT, Nanos::ZERO);
+    assert_eq!(forward.poll_event(), Some(Event::Heard(mac(1199), LEFT)));
+}
+
+#[test]
+fn queue_pairs_of_many_hosts_hash_apart() {
+    let mut index = Index::with_capacity(65_536);
+    let packet = acknowledgement();
+    for host in 0..=255u8 {
+        for qpn in 0..=255u8 {
+            let mut packet = packet.clone();
+            packet[33] = host;
+            packet[49] = qpn;
+            let sum = {
+                packet[24..26].fill(0);
+                rocev2::checksum::Sum::default().add(&packet[14..34]).checksum()
+            };
+            packet[24..26].copy_from_slice(&sum.to_be_bytes());
+            let key = HostQp::destination_of(&Packet::parse(&packet).unwrap());
+            assert_eq!(key.host(), IpAddr::from([192, 168, 1, host]));
+            index.get_or_insert(key).expect("no cluster of 64 keys at half load");
+            assert_ne!(key.hash(), 0);
+        }
+    }
+    assert_eq!(index.len(), 65_536);
+}

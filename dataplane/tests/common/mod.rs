@@ -1,0 +1,75 @@
+//! Configurations and captures for tests on virtual devices. Each test runs in a process of its own (nextest), because
+//! there is one EAL a process.
+#![allow(dead_code, reason = "each test file uses some of it")]
+
+use dataplane::config::{Config, Device, Eal, Memory, Port, Workers};
+use dataplane::{Control, ControlOutput, Live};
+use std::path::{Path, PathBuf};
+use switch::Function;
+
+/// The captures of the repository.
+pub fn capture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/captures").join(name)
+}
+
+pub fn port(name: &str, device: Device) -> Port {
+    Port { name: name.into(), device, mtu: 9000, rx_queues: 0, descriptors: 256, buffers: 2047 }
+}
+
+pub fn play(file: &Path, to: Option<&Path>) -> Device {
+    Device::Pcap { rx: vec![file.into()], tx: to.map(Into::into), infinite: false }
+}
+
+/// Without privileges, huge pages or files, for as many workers as wanted.
+pub fn config(ports: Vec<Port>, workers: usize) -> Config {
+    Config {
+        eal: Eal { memory: Memory::Ordinary { mb: 128 }, file_prefix: None, telemetry: false, extra: Vec::new() },
+        ports,
+        workers: Workers { cpus: vec![None; workers], handoff_ring: 1024, control_queue: 256 },
+    }
+}
+
+/// Ends the run when nothing was received for this many looks at the counters.
+pub struct UntilIdle<C> {
+    pub inner: C,
+    last: u64,
+    quiet: u32,
+}
+
+impl<C> UntilIdle<C> {
+    const LOOKS: u32 = 100;
+
+    pub fn new(inner: C) -> Self {
+        Self { inner, last: 0, quiet: 0 }
+    }
+}
+
+impl<F: Function, C: Control<F>> Control<F> for UntilIdle<C> {
+    fn on_event(&mut self, worker: usize, event: F::Event, out: &mut ControlOutput<'_, F>) {
+        self.inner.on_event(worker, event, out);
+    }
+
+    fn on_punt(&mut self, worker: usize, frame: dataplane::Mbuf, port: switch::PortId, out: &mut ControlOutput<'_, F>) {
+        self.inner.on_punt(worker, frame, port, out);
+    }
+
+    fn on_tick(&mut self, live: &Live<'_>, out: &mut ControlOutput<'_, F>) -> bool {
+        let received = live.workers().iter().map(|worker| worker.received()).sum();
+        self.quiet = if received == self.last { self.quiet + 1 } else { 0 };
+        self.last = received;
+        self.inner.on_tick(live, out) && self.quiet < Self::LOOKS
+    }
+}
+
+/// The frames of a classic pcap file.
+pub fn frames(path: &Path) -> Vec<Vec<u8>> {
+    let bytes = std::fs::read(path).unwrap();
+    let mut rest = &bytes[24..];
+    let mut frames = Vec::new();
+    while rest.len() >= 16 {
+        let len = u32::from_le_bytes(rest[8..12].try_into().unwrap()) as usize;
+        frames.push(rest[16..16 + len].to_vec());
+        rest = &rest[16 + len..];
+    }
+    frames
+}
