@@ -1,0 +1,49 @@
+# understudy: what there is to do. `make help` lists it.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help run build test lint e2e bench fuzz doctor clean
+
+CARGO ?= cargo
+PROGRAM := target/release/understudy
+
+help: ## this list
+	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+
+run: build ## install what is missing, build, and play captured RoCEv2 traffic through DPDK
+	$(PROGRAM) run configs/demo.toml
+
+build: ## build the program (target/release/understudy)
+	@scripts/deps.sh build
+	$(CARGO) build --release --locked --bin understudy
+
+test: ## every test that needs no privileges, and a short run of the fuzz targets
+	@scripts/deps.sh build test
+	$(CARGO) nextest run --locked --workspace
+	fuzz/run.sh all -runs=20000
+
+lint: ## formatting and clippy, warnings denied
+	@scripts/deps.sh build
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+
+e2e: build ## real RDMA programs in two virtual machines, joined by understudy (root)
+	@scripts/deps.sh e2e
+	$(shell [ "$$(id -u)" = 0 ] || echo sudo) tests/e2e/run.py --understudy $(PROGRAM)
+
+bench: build ## forwarding against dpdk-testpmd, and the costs of parsing and of the ICRC
+	@scripts/deps.sh bench
+	$(PROGRAM) bench peers
+	$(CARGO) bench --locked -p understudy-tests
+
+fuzz: ## fuzz for long: make fuzz TARGET=classify SECONDS=600
+	@scripts/deps.sh build test
+	fuzz/run.sh $(or $(TARGET),all) -max_total_time=$(or $(SECONDS),60)
+
+doctor: build ## what this machine lacks for hardware ports
+	$(PROGRAM) doctor
+
+clean: ## remove everything that was built
+	$(CARGO) clean
+	rm -rf fuzz/target

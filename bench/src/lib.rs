@@ -1,0 +1,8 @@
+//! Measures: our functions against DPDK's own programs, and the traffic to measure with.
+
+#![forbid(unsafe_code)]
+
+pub mod peers;
+mod process;
+mod telemetry;
+mod traffic;

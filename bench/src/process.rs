@@ -1,0 +1,109 @@
+//! A program under measurement: started, watched, stopped.
+
+use crate::telemetry::Telemetry;
+use std::fs;
+use std::io;
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// Time that a program gets to send its first frames
+const START_LIMIT: Duration = Duration::from_secs(15);
+/// Time that it then runs before it is measured
+const WARM_UP: Duration = Duration::from_millis(500);
+/// Time that it gets to end
+const STOP_LIMIT: Duration = Duration::from_secs(5);
+
+/// A DPDK program that forwards with one polling thread.
+pub(crate) struct Program {
+    pub(crate) command: Command,
+    pub(crate) file_prefix: String,
+    /// Beginnings of the names that its polling thread may have
+    pub(crate) thread_names: &'static [&'static str],
+}
+
+/// What a measurement came to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sample {
+    /// Frames sent a second of the polling thread's time on the CPU
+    pub(crate) per_cpu_second: f64,
+    /// The part of the time that the polling thread was on the CPU
+    pub(crate) on_cpu: f64,
+}
+
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Asks first: DPDK removes its files when it is asked.
+        _ = Command::new("kill").args(["-INT", &self.0.id().to_string()]).status();
+        let began = now();
+        while now().duration_since(began) < STOP_LIMIT {
+            if matches!(self.0.try_wait(), Ok(Some(_))) {
+                return;
+            }
+            sleep(Duration::from_millis(20));
+        }
+        _ = self.0.kill();
+        _ = self.0.wait();
+    }
+}
+
+/// Starts the program, lets it warm up, and measures it for this long.
+pub(crate) fn measure(mut program: Program, length: Duration, log: &std::path::Path) -> io::Result<Sample> {
+    let name = program.command.get_program().to_string_lossy().into_owned();
+    let failed = |what: String| {
+        let log = fs::read_to_string(log).unwrap_or_default();
+        let tail: Vec<_> = log.lines().rev().take(5).collect();
+        io::Error::other(format!("{name}: {what}\n{}", tail.into_iter().rev().collect::<Vec<_>>().join("\n")))
+    };
+    let file = fs::File::create(log)?;
+    // Standard input stays open: testpmd ends when it is closed.
+    let child = program.command.stdin(Stdio::piped()).stdout(file.try_clone()?).stderr(file).spawn();
+    let mut running = Running(child.map_err(|error| failed(format!("cannot be started: {error}")))?);
+    let began = now();
+    let mut telemetry = loop {
+        if let Some(status) = running.0.try_wait()? {
+            return Err(failed(format!("ended by itself with {status}")));
+        }
+        if now().duration_since(began) > START_LIMIT {
+            return Err(failed("sent no frames".into()));
+        }
+        sleep(Duration::from_millis(50));
+        let Ok(mut telemetry) = Telemetry::connect(&program.file_prefix) else { continue };
+        if telemetry.frames_sent().is_ok_and(|frames| frames > 1000) {
+            break telemetry;
+        }
+    };
+    let thread = thread_of(running.0.id(), program.thread_names)
+        .ok_or_else(|| failed(format!("no thread is called {}", program.thread_names.join(" or "))))?;
+    sleep(WARM_UP);
+    let (frames, on_cpu, at) = (telemetry.frames_sent()?, on_cpu_nanos(&thread)?, now());
+    sleep(length);
+    let (frames, on_cpu, wall) =
+        (telemetry.frames_sent()? - frames, on_cpu_nanos(&thread)? - on_cpu, now().duration_since(at));
+    Ok(Sample {
+        per_cpu_second: frames as f64 * 1e9 / on_cpu.max(1) as f64,
+        on_cpu: on_cpu as f64 / wall.as_nanos() as f64,
+    })
+}
+
+/// Folder in /proc of the first thread that has one of these names.
+fn thread_of(process: u32, names: &[&str]) -> Option<std::path::PathBuf> {
+    fs::read_dir(format!("/proc/{process}/task")).ok()?.flatten().map(|entry| entry.path()).find(|thread| {
+        let name = fs::read_to_string(thread.join("comm")).unwrap_or_default();
+        names.iter().any(|wanted| name.trim() == *wanted)
+    })
+}
+
+/// Nanoseconds that the thread was on a CPU.
+fn on_cpu_nanos(thread: &std::path::Path) -> io::Result<u64> {
+    let text = fs::read_to_string(thread.join("schedstat"))?;
+    let first = text.split_whitespace().next().and_then(|word| word.parse().ok());
+    first.ok_or_else(|| io::Error::other("the kernel gives no on-CPU time (schedstat)"))
+}
+
+#[allow(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
+fn now() -> Instant {
+    Instant::now()
+}

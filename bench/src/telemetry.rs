@@ -1,0 +1,47 @@
+//! The telemetry socket of a DPDK process: the same counters, taken the same way, from every program that is compared.
+
+use serde_json::Value;
+use socket2::{Domain, SockAddr, Socket, Type};
+use std::io::{self, Read as _, Write as _};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// A connection to the telemetry of the process with this file prefix.
+pub(crate) struct Telemetry(Socket);
+
+/// A request's reply is a datagram of at most this many bytes (DPDK's `MAX_OUTPUT_LEN`).
+const MAX_REPLY: usize = 16 * 1024;
+
+impl Telemetry {
+    /// Fails while the process has not come that far.
+    pub(crate) fn connect(file_prefix: &str) -> io::Result<Self> {
+        let socket = Socket::new(Domain::UNIX, Type::SEQPACKET, None)?;
+        socket.set_read_timeout(Some(Duration::from_secs(2)))?;
+        socket.connect(&SockAddr::unix(runtime_dir().join("dpdk").join(file_prefix).join("dpdk_telemetry.v2"))?)?;
+        let mut telemetry = Self(socket);
+        telemetry.receive()?; // greets with its version
+        Ok(telemetry)
+    }
+
+    fn receive(&mut self) -> io::Result<Value> {
+        let mut reply = vec![0; MAX_REPLY];
+        let len = self.0.read(&mut reply)?;
+        serde_json::from_slice(&reply[..len]).map_err(io::Error::other)
+    }
+
+    /// Frames that port 0 has sent.
+    pub(crate) fn frames_sent(&mut self) -> io::Result<u64> {
+        self.0.write_all(b"/ethdev/stats,0")?;
+        let reply = self.receive()?;
+        reply["/ethdev/stats"]["opackets"].as_u64().ok_or_else(|| io::Error::other(format!("no counter in {reply}")))
+    }
+}
+
+/// Where DPDK puts the files of its processes.
+fn runtime_dir() -> PathBuf {
+    let root = std::fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0);
+    if root {
+        return "/var/run".into();
+    }
+    std::env::var_os("XDG_RUNTIME_DIR").map_or_else(|| "/tmp".into(), PathBuf::from)
+}

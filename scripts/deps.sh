@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Installs what is missing, by the names of Debian's packages: deps.sh [build] [test] [e2e] [bench]
+# Says nothing when nothing is missing. Uses sudo when not root.
+set -euo pipefail
+
+declare -A packages=(
+    [build]="build-essential pkg-config libclang-dev libdpdk-dev"
+    [test]=""
+    [e2e]="python3 build-essential qemu-system-x86 iproute2 cpio busybox-static xz-utils"
+    [bench]="dpdk-dev"
+)
+
+missing=()
+# Debian 12's rustc is too old for this workspace; the one that it builds browsers with is not.
+command -v cargo >/dev/null || missing+=(cargo-web rustc-web)
+for group in "$@"; do
+    for package in ${packages[$group]}; do
+        if ! dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed; then
+            missing+=("$package")
+        fi
+    done
+done
+if ((${#missing[@]})); then
+    echo "installing: ${missing[*]}"
+    sudo=()
+    if [ "$(id -u)" != 0 ]; then
+        command -v sudo >/dev/null || { echo "not root, and there is no sudo: install them as root, then try again" >&2; exit 1; }
+        sudo=(sudo)
+    fi
+    export DEBIAN_FRONTEND=noninteractive
+    "${sudo[@]}" apt-get update -q
+    "${sudo[@]}" apt-get install -y -q --no-install-recommends "${missing[@]}"
+fi
+
+if [[ " $* " == *" test "* ]] && ! cargo nextest --version >/dev/null 2>&1; then
+    echo "installing: cargo-nextest (this takes a few minutes, once)"
+    cargo install --locked cargo-nextest
+fi

@@ -1,0 +1,33 @@
+//! The demonstration that is built into the program: `configs/demo.toml` and the captures that it plays.
+
+use crate::config::{self, Config};
+use miette::{IntoDiagnostic as _, Report, WrapErr as _};
+use std::fs;
+use tempfile::TempDir;
+
+const CONFIG: &str = include_str!("../../../configs/demo.toml");
+
+macro_rules! captures {
+    ($($name:literal)*) => {
+        [$(($name, include_bytes!(concat!("../../../tests/captures/", $name)))),*]
+    };
+}
+
+const CAPTURES: &[(&str, &[u8])] = &captures![
+    "rc_write_4qp.pcap" "rc_write_loss.pcap" "rc_compare_swap.pcap" "cm_rping.pcap" "rc_read_4096.pcap"
+    "uc_write_4096.pcap" "ipv6_ud_send_512.pcap" "vlan_rc_write_4096.pcap" "damaged.pcap"
+];
+
+/// Loads it, with its captures in a folder that is removed when the second value is dropped: DPDK reads files.
+pub(super) fn load() -> Result<(Config, TempDir), Report> {
+    let dir = tempfile::tempdir().into_diagnostic().wrap_err("no temporary folder for the demonstration's captures")?;
+    let captures = dir.path().join("tests/captures");
+    fs::create_dir_all(&captures).into_diagnostic()?;
+    for (name, bytes) in CAPTURES {
+        fs::write(captures.join(name), bytes).into_diagnostic()?;
+    }
+    let configs = dir.path().join("configs");
+    fs::create_dir(&configs).into_diagnostic()?;
+    let config = config::parse(CONFIG, "configs/demo.toml", &configs)?;
+    Ok((config, dir))
+}

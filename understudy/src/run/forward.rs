@@ -1,0 +1,97 @@
+//! The forwarding function's control plane, and its part of the report.
+
+use super::report::{OpcodeRow, PortRow, QpRow, ReasonRow, Report, WorkerRow};
+use super::{Timed, Until, now};
+use dataplane::{Control, ControlOutput, Live, Mbuf, Runtime, Stop};
+use rocev2::{Fault, Opcode};
+use std::collections::HashMap;
+use std::sync::Arc;
+use switch::forward::{Command, Config, Counters, Event, Forward};
+use switch::{DropReason, PortId};
+
+/// Tells each worker which stations the others have heard.
+struct Bridge;
+
+impl Control<Forward> for Bridge {
+    fn on_event(&mut self, worker: usize, event: Event, out: &mut ControlOutput<'_, Forward>) {
+        let Event::Heard(mac, port) = event;
+        for other in (0..out.workers()).filter(|&other| other != worker) {
+            // A worker whose queue is full floods to this station until it is heard again; nothing is lost by that.
+            _ = out.command(other, Command::Learn(mac, port));
+        }
+    }
+
+    fn on_punt(&mut self, _worker: usize, _frame: Mbuf, _port: PortId, _out: &mut ControlOutput<'_, Forward>) {}
+
+    fn on_tick(&mut self, _live: &Live<'_>, _out: &mut ControlOutput<'_, Forward>) -> bool {
+        true
+    }
+}
+
+pub(super) fn run(runtime: &mut Runtime, config: &Config, workers: usize, until: Until, stop: &Stop) -> Report {
+    let functions: Vec<_> = (0..workers).map(|_| Forward::new(config)).collect();
+    let counters: Vec<_> = functions.iter().map(Forward::counters).collect();
+    let began = now();
+    let outcome = runtime.run(functions, &mut Timed { control: Bridge, until }, stop);
+    let seconds = began.elapsed().as_secs_f64();
+
+    let sum = |count: &dyn Fn(&Counters) -> u64| counters.iter().map(|counters| count(counters)).sum::<u64>();
+    let all_workers = |count: &dyn Fn(&dataplane::counters::WorkerCounters) -> u64| {
+        outcome.workers.iter().map(|worker| count(worker)).sum::<u64>()
+    };
+    let ports = runtime.ports().zip(&outcome.devices).enumerate().map(|(index, (info, device))| PortRow {
+        name: info.name.clone(),
+        driver: info.driver.clone(),
+        rx_frames: all_workers(&|w| w.ports[index].rx.frames.get()),
+        rx_bytes: all_workers(&|w| w.ports[index].rx.bytes.get()),
+        tx_frames: all_workers(&|w| w.ports[index].tx.frames.get()),
+        tx_bytes: all_workers(&|w| w.ports[index].tx.bytes.get()),
+        roce_frames: sum(&|c| c.ports[index].roce.frames.get()),
+        other_frames: sum(&|c| c.ports[index].other.frames.get()),
+        malformed_frames: sum(&|c| c.ports[index].malformed.frames.get()),
+        missed: device.missed,
+        rx_errors: device.rx_errors,
+        no_buffer: device.no_buffer,
+        tx_errors: device.tx_errors,
+    });
+    let opcodes = (0..=255).filter_map(|value| {
+        let frames = sum(&|c| c.opcodes[usize::from(value)].frames.get());
+        let bytes = sum(&|c| c.opcodes[usize::from(value)].bytes.get());
+        (frames > 0).then(|| OpcodeRow { opcode: value, name: Opcode(value).to_string(), frames, bytes })
+    });
+    let malformed = Fault::ALL.into_iter().filter_map(|fault| {
+        let frames = sum(&|c| c.faults[fault as usize].get());
+        (frames > 0).then(|| ReasonRow { reason: fault.name(), meaning: fault.to_string(), frames })
+    });
+    let drops = DropReason::all().filter_map(|reason| {
+        let frames = all_workers(&|w| w.drops[reason.index()].get());
+        (frames > 0).then(|| ReasonRow { reason: reason.name(), meaning: reason.explanation(), frames })
+    });
+    Report {
+        seconds,
+        tsc_hz: outcome.tsc_hz,
+        ports: ports.collect(),
+        opcodes: opcodes.collect(),
+        malformed: malformed.collect(),
+        drops: drops.collect(),
+        qps: queue_pairs(&counters),
+        qps_beyond: (config.counted_qps > 0).then(|| sum(&|c| c.qps.others.frames.get())),
+        workers: outcome.workers.iter().enumerate().map(|(index, worker)| WorkerRow::new(index, worker)).collect(),
+    }
+}
+
+/// Queue pairs of all workers, those with the most packets first.
+fn queue_pairs(counters: &[Arc<Counters>]) -> Vec<QpRow> {
+    let mut sums = HashMap::new();
+    for (host, qpn, frames, bytes) in counters.iter().flat_map(|counters| counters.qps.iter()) {
+        let (f, b) = sums.entry((host, qpn)).or_insert((0, 0));
+        *f += frames;
+        *b += bytes;
+    }
+    let mut rows: Vec<_> = sums
+        .into_iter()
+        .map(|((host, qpn), (frames, bytes))| QpRow { dst: host.to_string(), qpn: qpn.get(), frames, bytes })
+        .collect();
+    rows.sort_by(|a, b| b.frames.cmp(&a.frames).then_with(|| (&a.dst, a.qpn).cmp(&(&b.dst, b.qpn))));
+    rows
+}

@@ -1,0 +1,141 @@
+//! `understudy run`: the main job.
+
+mod demo;
+mod forward;
+mod report;
+
+use crate::config::{self, Config, FunctionConfig};
+use clap::Args;
+use dataplane::{Control, ControlOutput, Live, Mbuf, Runtime, Stop};
+use miette::{MietteDiagnostic, Report};
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use switch::{Function, PortId};
+
+/// Run a switch function on the ports of a configuration, until Ctrl-C
+#[derive(Args)]
+pub(crate) struct RunArgs {
+    /// Configuration file; without one, a demonstration that needs nothing
+    config: Option<PathBuf>,
+    /// End after this many seconds
+    #[arg(long = "for", value_name = "SECONDS", value_parser = parse_seconds)]
+    duration: Option<Duration>,
+    /// Print the closing report as JSON
+    #[arg(long)]
+    json: bool,
+    /// Further arguments for DPDK's EAL
+    #[arg(last = true, value_name = "EAL")]
+    eal: Vec<String>,
+}
+
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    text.parse().ok().and_then(|s: f64| Duration::try_from_secs_f64(s).ok()).ok_or_else(|| "not a number of seconds".into())
+}
+
+/// Exit code 2 for a wrong configuration, 1 for anything that is missing at run time.
+pub(crate) fn run(args: RunArgs) -> ExitCode {
+    // The folder has to outlive the run.
+    let loaded = match &args.config {
+        Some(path) => config::load(path).map(|config| (config, None)).map_err(|report| (report.into(), ExitCode::from(2))),
+        None => demo::load().map(|(config, dir)| (config, Some(dir))).map_err(|report| (report, ExitCode::FAILURE)),
+    };
+    let result =
+        loaded.and_then(|(config, _dir)| start(args, config).map_err(|report| (report, ExitCode::FAILURE)));
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err((report, code)) => {
+            eprintln!("{report:?}");
+            code
+        }
+    }
+}
+
+fn start(args: RunArgs, mut config: Config) -> Result<(), Report> {
+    let stop = Stop::new();
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, stop.flag())
+            .map_err(|error| miette::miette!("signals cannot be caught: {error}"))?;
+    }
+    config.runtime.eal.extra.extend(args.eal);
+    let workers = config.runtime.workers.cpus.len();
+    let mut runtime = Runtime::start(config.runtime.clone()).map_err(|error| explain(&error))?;
+
+    let names: Vec<&str> = runtime.ports().map(|port| port.name.as_str()).collect();
+    eprintln!(
+        "understudy is ready: ports {}; {workers} worker{}; {}. Ctrl-C ends it.",
+        names.join(", "),
+        if workers == 1 { "" } else { "s" },
+        Runtime::version(),
+    );
+    let until = Until { began: now(), duration: args.duration, idle: config.stop_when_idle, seen: 0, last: now() };
+    let report = match &config.function {
+        FunctionConfig::Forward(function) => forward::run(&mut runtime, function, workers, until, &stop),
+    };
+    drop(runtime);
+    let text = if args.json { report.json() } else { report.text() };
+    // A reader that has gone away does not make the run a failure.
+    _ = writeln!(std::io::stdout(), "{text}");
+    Ok(())
+}
+
+/// The program's clock.
+#[allow(clippy::disallowed_methods, reason = "the runtime reads the clock, nobody else")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+/// A runtime error with its remedy, and what DPDK logged.
+fn explain(error: &dataplane::Error) -> Report {
+    let mut help = error.remedy.clone();
+    let log: Vec<_> = error.log.lines().filter(|line| !line.trim().is_empty()).collect();
+    if !log.is_empty() {
+        help += "\n\nDPDK logged:\n";
+        help += &log[log.len().saturating_sub(12)..].join("\n");
+    }
+    MietteDiagnostic::new(error.what.clone()).with_help(help).into()
+}
+
+/// When a run ends by itself.
+struct Until {
+    began: Instant,
+    duration: Option<Duration>,
+    idle: Option<Duration>,
+    /// Frames received when something was last received, and when that was
+    seen: u64,
+    last: Instant,
+}
+
+impl Until {
+    fn goes_on(&mut self, live: &Live<'_>) -> bool {
+        let now = now();
+        let received = live.workers().iter().map(|worker| worker.received()).sum();
+        if received != self.seen {
+            (self.seen, self.last) = (received, now);
+        }
+        let in_time = self.duration.is_none_or(|limit| now.duration_since(self.began) < limit);
+        let busy = self.idle.is_none_or(|limit| now.duration_since(self.last) < limit);
+        in_time && busy
+    }
+}
+
+/// A control plane that ends when it is time.
+struct Timed<C> {
+    control: C,
+    until: Until,
+}
+
+impl<F: Function, C: Control<F>> Control<F> for Timed<C> {
+    fn on_event(&mut self, worker: usize, event: F::Event, out: &mut ControlOutput<'_, F>) {
+        self.control.on_event(worker, event, out);
+    }
+
+    fn on_punt(&mut self, worker: usize, frame: Mbuf, port: PortId, out: &mut ControlOutput<'_, F>) {
+        self.control.on_punt(worker, frame, port, out);
+    }
+
+    fn on_tick(&mut self, live: &Live<'_>, out: &mut ControlOutput<'_, F>) -> bool {
+        self.until.goes_on(live) && self.control.on_tick(live, out)
+    }
+}

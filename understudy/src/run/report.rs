@@ -1,0 +1,189 @@
+//! What a run came to: as tables for people, as JSON for programs.
+
+use comfy_table::{Cell, CellAlignment, Table, presets};
+use serde::Serialize;
+use std::fmt::Write as _;
+
+/// Queue pairs shown in the table; JSON has them all
+const SHOWN_QPS: usize = 10;
+
+/// The closing report of a run. Its serialised form is the program's interface: fields are added, not renamed.
+#[derive(Serialize)]
+pub(super) struct Report {
+    /// Length of the run
+    pub(super) seconds: f64,
+    /// Time stamp counter cycles a second
+    pub(super) tsc_hz: u64,
+    pub(super) ports: Vec<PortRow>,
+    pub(super) opcodes: Vec<OpcodeRow>,
+    /// Malformed frames by fault, whether dropped or not
+    pub(super) malformed: Vec<ReasonRow>,
+    pub(super) drops: Vec<ReasonRow>,
+    pub(super) qps: Vec<QpRow>,
+    /// Packets to queue pairs beyond those that are counted; null when none are
+    pub(super) qps_beyond: Option<u64>,
+    pub(super) workers: Vec<WorkerRow>,
+}
+
+#[derive(Serialize)]
+pub(super) struct PortRow {
+    pub(super) name: String,
+    pub(super) driver: String,
+    pub(super) rx_frames: u64,
+    pub(super) rx_bytes: u64,
+    pub(super) tx_frames: u64,
+    pub(super) tx_bytes: u64,
+    /// What was received, by kind
+    pub(super) roce_frames: u64,
+    pub(super) other_frames: u64,
+    pub(super) malformed_frames: u64,
+    /// The device's own counters
+    pub(super) missed: u64,
+    pub(super) rx_errors: u64,
+    pub(super) no_buffer: u64,
+    pub(super) tx_errors: u64,
+}
+
+#[derive(Serialize)]
+pub(super) struct OpcodeRow {
+    pub(super) opcode: u8,
+    pub(super) name: String,
+    pub(super) frames: u64,
+    pub(super) bytes: u64,
+}
+
+#[derive(Serialize)]
+pub(super) struct ReasonRow {
+    pub(super) reason: &'static str,
+    #[serde(skip)]
+    pub(super) meaning: String,
+    pub(super) frames: u64,
+}
+
+#[derive(Serialize)]
+pub(super) struct QpRow {
+    pub(super) dst: String,
+    pub(super) qpn: u32,
+    pub(super) frames: u64,
+    pub(super) bytes: u64,
+}
+
+#[derive(Serialize)]
+pub(super) struct WorkerRow {
+    worker: usize,
+    rx_frames: u64,
+    /// Cycles a frame, from the receive call to the send call, in turns that received something
+    cycles_per_frame: Option<f64>,
+    /// Frames received in such a turn
+    frames_per_turn: Option<f64>,
+    handed_off: u64,
+    punted: u64,
+}
+
+impl WorkerRow {
+    pub(super) fn new(worker: usize, counters: &dataplane::counters::WorkerCounters) -> Self {
+        let rx_frames = counters.received();
+        let ratio = |a: u64, b: u64| (b > 0).then(|| a as f64 / b as f64);
+        Self {
+            worker,
+            rx_frames,
+            cycles_per_frame: ratio(counters.busy_cycles.get(), rx_frames),
+            frames_per_turn: ratio(rx_frames, counters.busy_turns.get()),
+            handed_off: counters.handed_off.get(),
+            punted: counters.punted.get(),
+        }
+    }
+}
+
+impl Report {
+    pub(super) fn json(&self) -> String {
+        serde_json::to_string(self).expect("numbers and text always serialise")
+    }
+
+    pub(super) fn text(&self) -> String {
+        let mut text = String::new();
+        let ports = self.ports.iter().map(|port| {
+            let PortRow { name, rx_frames, rx_bytes, tx_frames, tx_bytes, .. } = port;
+            let PortRow { roce_frames, other_frames, malformed_frames, .. } = port;
+            let numbers =
+                [rx_frames, rx_bytes, roce_frames, other_frames, malformed_frames, tx_frames, tx_bytes];
+            row(&[name], &numbers.map(|&n| n))
+        });
+        section(
+            &mut text,
+            "Ports",
+            &["port", "rx frames", "rx bytes", "RoCEv2", "other", "malformed", "tx frames", "tx bytes"],
+            1,
+            ports,
+        );
+        let opcodes =
+            self.opcodes.iter().map(|op| row(&[&format!("{:#04x}", op.opcode), &op.name], &[op.frames, op.bytes]));
+        section(&mut text, "RoCEv2 packets by opcode", &["opcode", "operation", "frames", "bytes"], 2, opcodes);
+        let qps = self.qps.iter().take(SHOWN_QPS).map(|qp| row(&[&qp.dst, &format!("{:#x}", qp.qpn)], &[qp.frames, qp.bytes]));
+        section(&mut text, "RoCEv2 packets by destination queue pair", &["host", "QPN", "frames", "bytes"], 2, qps);
+        if self.qps.len() > SHOWN_QPS {
+            _ = writeln!(text, "  and {} more; --json shows all", self.qps.len() - SHOWN_QPS);
+        }
+        if let Some(beyond @ 1..) = self.qps_beyond {
+            _ = writeln!(text, "  {beyond} packets went to further queue pairs: raise `counted_qps` to see them");
+        }
+        let reasons = |rows: &[ReasonRow]| -> Vec<_> {
+            rows.iter().map(|r| row(&[r.reason, &r.meaning], &[r.frames])).collect()
+        };
+        let columns = ["reason", "meaning", "frames"];
+        section(&mut text, "Malformed frames", &columns, 2, reasons(&self.malformed));
+        section(&mut text, "Dropped frames", &columns, 2, reasons(&self.drops));
+        for port in &self.ports {
+            for (count, what) in [
+                (port.missed, "frames were lost before they were fetched"),
+                (port.rx_errors, "frames were received with an error"),
+                (port.no_buffer, "times no packet buffer was free: raise `buffers`"),
+                (port.tx_errors, "frames could not be sent by the device"),
+            ] {
+                if count > 0 {
+                    _ = writeln!(text, "port {}: {count} {what}", port.name);
+                }
+            }
+        }
+        for worker in &self.workers {
+            _ = write!(text, "worker {}: {} frames", worker.worker, worker.rx_frames);
+            if let (Some(cycles), Some(frames)) = (worker.cycles_per_frame, worker.frames_per_turn) {
+                _ = write!(text, ", {cycles:.0} cycles a frame, {frames:.1} frames a turn");
+            }
+            if worker.handed_off > 0 {
+                _ = write!(text, ", {} handed to other workers", worker.handed_off);
+            }
+            text.push('\n');
+        }
+        let dropped: u64 = self.drops.iter().map(|r| r.frames).sum();
+        let (received, sent): (u64, u64) =
+            self.ports.iter().fold((0, 0), |(rx, tx), port| (rx + port.rx_frames, tx + port.tx_frames));
+        _ = write!(text, "{received} frames in, {sent} out, {dropped} dropped, in {:.2} s", self.seconds);
+        text
+    }
+}
+
+fn row(words: &[&str], numbers: &[u64]) -> Vec<Cell> {
+    let words = words.iter().map(Cell::new);
+    let numbers = numbers.iter().map(|n| Cell::new(n).set_alignment(CellAlignment::Right));
+    words.chain(numbers).collect()
+}
+
+/// A titled table, of which the first columns are words and the others numbers; nothing if it has no row.
+fn section(text: &mut String, title: &str, columns: &[&str], words: usize, rows: impl IntoIterator<Item = Vec<Cell>>) {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    table.set_header(columns.iter().enumerate().map(|(at, name)| {
+        let alignment = if at < words { CellAlignment::Left } else { CellAlignment::Right };
+        Cell::new(name).set_alignment(alignment)
+    }));
+    table.add_rows(rows);
+    if table.is_empty() {
+        return;
+    }
+    _ = writeln!(text, "{title}");
+    for line in table.lines() {
+        _ = writeln!(text, " {}", line.trim_end());
+    }
+    text.push('\n');
+}
