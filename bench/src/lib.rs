@@ -5,4 +5,4 @@
 pub mod peers;
 mod process;
 mod telemetry;
-mod traffic;
+pub mod traffic;

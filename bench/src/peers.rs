@@ -249,7 +249,7 @@ fn ratios(figures: &[Figure]) -> Vec<Ratio> {
 impl Comparison {
     fn text(&self) -> String {
         let mut table = comfy_table::Table::new();
-        table.load_preset(comfy_table::presets::NOTHING);
+        table.load_style(comfy_table::presets::NOTHING);
         table.set_header(["program", "payload", "Mpps per CPU second", "least", "most", "on CPU", "samples"]);
         for f in &self.figures {
             let number = |n: Option<f64>| n.map_or_else(|| "lost its core".into(), |n| format!("{n:.2}"));

@@ -5,10 +5,11 @@
 //! Instruction", Intel, 2009, in its bit-reflected form.
 #![allow(unsafe_code)]
 
-use super::{MAX_HEAD, power};
+use super::{MASKED, Masks};
 use core::arch::x86_64::{
-    __m128i, _mm_and_si128, _mm_clmulepi64_si128, _mm_cvtsi128_si64, _mm_cvtsi32_si128, _mm_extract_epi32,
-    _mm_loadu_si128, _mm_set_epi32, _mm_set_epi64x, _mm_srli_si128, _mm_xor_si128,
+    __m128i, _mm_and_si128, _mm_blendv_epi8, _mm_clmulepi64_si128, _mm_cvtsi128_si64, _mm_cvtsi32_si128,
+    _mm_extract_epi32, _mm_loadu_si128, _mm_or_si128, _mm_set_epi32, _mm_set_epi64x, _mm_shuffle_epi8, _mm_srli_si128,
+    _mm_xor_si128,
 };
 
 /// P with its x^32, and the quotient of x^64 by P for Barrett's reduction; both reflected, 33 bits
@@ -18,42 +19,46 @@ const QUOTIENT: i64 = 0x1_f701_1641;
 const FOLD_512: (i64, i64) = (0x1_5444_2bd4, 0x1_c6e4_1596);
 const FOLD_128: (i64, i64) = (0x1_7519_97d0, 0x0_ccaa_009e);
 const FOLD_64: i64 = 0x1_63cd_6124;
+/// Blocks in which there is something to mask
+const MASKED_BLOCKS: usize = MASKED / 16;
 
 fn available() -> bool {
-    is_x86_feature_detected!("pclmulqdq") && is_x86_feature_detected!("sse4.1")
+    is_x86_feature_detected!("pclmulqdq") && is_x86_feature_detected!("ssse3") && is_x86_feature_detected!("sse4.1")
 }
 
-/// Runs `head`, then `body`, through the CRC register; `None` if the CPU cannot.
+/// Runs `bytes`, of which there are 16 or more, through the CRC register, the first ones with `masks` set; `None` if
+/// the CPU cannot.
 #[inline]
-pub(super) fn head_and_body(crc: u32, head: &[u8], body: &[u8]) -> Option<u32> {
+pub(super) fn update(crc: u32, bytes: &[u8], masks: &Masks) -> Option<u32> {
     // SAFETY: the CPU features that the function is compiled for are there.
-    available().then(|| unsafe { fold(crc, head, body) })
+    available().then(|| unsafe { fold(crc, bytes, masks) })
 }
 
-/// See [`Changes::effect`](super::Changes::effect); `None` if the CPU cannot.
+/// The product of two polynomials, not reduced; `None` if the CPU cannot.
 #[inline]
-pub(super) fn effect(words: &[(u32, u16)]) -> Option<u32> {
+pub(super) fn multiply(a: u32, b: u32) -> Option<u64> {
     // SAFETY: the CPU features that the function is compiled for are there.
-    available().then(|| unsafe { multiply_add(words) })
+    available().then(|| unsafe { product(a, b) })
 }
 
-/// The sum of the products of all words with their powers of x, reduced once.
-#[target_feature(enable = "pclmulqdq,sse2,sse4.1")]
-fn multiply_add(words: &[(u32, u16)]) -> u32 {
-    let mut sum = _mm_cvtsi32_si128(0);
-    for &(xor, follow) in words {
-        let power = power(usize::from(follow) + 4);
-        let product =
-            _mm_clmulepi64_si128::<0>(_mm_cvtsi32_si128(xor as i32), _mm_cvtsi32_si128(power as i32));
-        sum = _mm_xor_si128(sum, product);
-    }
+/// A sum of products mod P; `None` if the CPU cannot.
+#[inline]
+pub(super) fn reduce_product(sum: u64) -> Option<u32> {
+    // SAFETY: the CPU features that the function is compiled for are there.
+    available().then(|| unsafe { reduce(sum as u32, (sum >> 32) as u32) })
+}
+
+#[inline]
+#[target_feature(enable = "pclmulqdq,sse2,ssse3,sse4.1")]
+fn product(a: u32, b: u32) -> u64 {
+    let product = _mm_clmulepi64_si128::<0>(_mm_cvtsi32_si128(a as i32), _mm_cvtsi32_si128(b as i32));
     // A reflected product of 32 by 32 bits is one bit short of 64.
-    let product = (_mm_cvtsi128_si64(sum) as u64) << 1;
-    reduce(product as u32, (product >> 32) as u32)
+    (_mm_cvtsi128_si64(product) as u64) << 1
 }
 
 /// Reduces 64 bits, of which `high` are the higher powers of x, mod P.
-#[target_feature(enable = "pclmulqdq,sse2,sse4.1")]
+#[inline]
+#[target_feature(enable = "pclmulqdq,sse2,ssse3,sse4.1")]
 fn reduce(high: u32, low: u32) -> u32 {
     let quotient = _mm_clmulepi64_si128::<0>(_mm_set_epi64x(0, i64::from(high)), _mm_set_epi64x(0, QUOTIENT));
     let quotient = _mm_and_si128(quotient, _mm_set_epi32(0, 0, 0, -1));
@@ -61,48 +66,53 @@ fn reduce(high: u32, low: u32) -> u32 {
     low ^ (_mm_cvtsi128_si64(multiple) as u64 >> 32) as u32
 }
 
-#[target_feature(enable = "pclmulqdq,sse2,sse4.1")]
+#[inline]
+#[target_feature(enable = "pclmulqdq,sse2,ssse3,sse4.1")]
 fn load(block: &[u8; 16]) -> __m128i {
     // SAFETY: the reference covers the 16 bytes that are read, and the load needs no alignment.
     unsafe { _mm_loadu_si128(block.as_ptr().cast()) }
 }
 
 /// Moves `x` on by the distance that `powers` stand for and adds `next`.
-#[target_feature(enable = "pclmulqdq,sse2,sse4.1")]
+#[inline]
+#[target_feature(enable = "pclmulqdq,sse2,ssse3,sse4.1")]
 fn fold_into(x: __m128i, powers: __m128i, next: __m128i) -> __m128i {
     let sum = _mm_xor_si128(_mm_clmulepi64_si128::<0x00>(x, powers), _mm_clmulepi64_si128::<0x11>(x, powers));
     _mm_xor_si128(sum, next)
 }
 
-/// Blocks that the start of a packet is copied to: the head, up to 15 bytes in front to make the whole a multiple of
-/// 16, up to 15 of the body behind, and slack for copying 16 bytes where fewer are wanted.
-const START: usize = 112;
-
-#[target_feature(enable = "pclmulqdq,sse2,sse4.1")]
-fn fold(crc: u32, head: &[u8], body: &[u8]) -> u32 {
-    const { assert!(START >= 15 + MAX_HEAD + 15 + 16) }
-    // Zeros in front of a message do not change a CRC whose register starts at 0, so the packet is aligned at its
-    // end, where alignment saves the odd bytes' arithmetic; the register's start is added to the first four bytes.
-    let odd = body.len() % 16;
-    let lead = (head.len() + odd).wrapping_neg() % 16;
-    let mut start = [0u8; START];
-    start[lead..lead + head.len()].copy_from_slice(head);
-    for (byte, initial) in start[lead..].iter_mut().zip(crc.to_le_bytes()) {
-        *byte ^= initial;
+/// `SHIFT[16 + n..]` moves a block's bytes down by n, `SHIFT[n..]` up by 16 - n; zeros (from 0x80) come in.
+static SHIFT: [u8; 48] = {
+    let mut table = [0x80; 48];
+    let mut n = 0;
+    while n < 16 {
+        table[16 + n] = n as u8;
+        n += 1;
     }
-    let behind = lead + head.len();
-    if let Some(sixteen) = body.first_chunk::<16>() {
-        start[behind..behind + 16].copy_from_slice(sixteen);
-    } else {
-        start[behind..behind + odd].copy_from_slice(body);
-    }
-    let (start, _) = start[..behind + odd].as_chunks::<16>();
-    let (blocks, _) = body[odd..].as_chunks::<16>();
+    table
+};
 
+#[inline]
+#[target_feature(enable = "pclmulqdq,sse2,ssse3,sse4.1")]
+fn load_at(bytes: &[u8], at: usize) -> __m128i {
+    match bytes[at..].first_chunk() {
+        Some(block) => load(block),
+        None => unreachable!("16 bytes from {at} on"),
+    }
+}
+
+#[inline]
+#[target_feature(enable = "pclmulqdq,sse2,ssse3,sse4.1")]
+fn fold(crc: u32, bytes: &[u8], masks: &Masks) -> u32 {
     let by_128 = _mm_set_epi64x(FOLD_128.1, FOLD_128.0);
-    let mut x = load(&start[0]);
-    for block in &start[1..] {
-        x = fold_into(x, by_128, load(block));
+    let (blocks, odd) = bytes.as_chunks::<16>();
+    let (masked, blocks) = blocks.split_at(blocks.len().min(MASKED_BLOCKS));
+    // Straight from the packet, and masked in registers: a header that was just written to memory byte by byte could not
+    // be loaded by blocks without a stall.
+    let start = _mm_or_si128(load(&masked[0]), load_at(masks, 0));
+    let mut x = _mm_xor_si128(start, _mm_cvtsi32_si128(crc as i32));
+    for (n, block) in masked.iter().enumerate().skip(1) {
+        x = fold_into(x, by_128, _mm_or_si128(load(block), load_at(masks, 16 * n)));
     }
     let (fours, blocks) = blocks.as_chunks::<4>();
     if let Some((first, fours)) = fours.split_first() {
@@ -122,6 +132,15 @@ fn fold(crc: u32, head: &[u8], body: &[u8]) -> u32 {
     }
     for block in blocks {
         x = fold_into(x, by_128, load(block));
+    }
+    if !odd.is_empty() {
+        // What is folded so far and the odd bytes are two blocks, the first of them short and led by zeros.
+        let last = bytes.len() - 16;
+        let last = _mm_or_si128(load_at(bytes, last), load_at(masks, last.min(MASKED)));
+        let up = load_at(&SHIFT, odd.len());
+        let down = load_at(&SHIFT, 16 + odd.len());
+        let second = _mm_blendv_epi8(last, _mm_shuffle_epi8(x, down), up);
+        x = fold_into(_mm_shuffle_epi8(x, up), by_128, second);
     }
 
     // 128 bits to 96, to 64, to 32.

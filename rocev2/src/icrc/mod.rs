@@ -21,111 +21,103 @@ mod table;
 
 /// CRC register after the eight bytes of ones.
 const AFTER_LINK_HEADER: u32 = 0xdebb_20e3;
-/// Longest head (IP header without options, UDP, BTH) that is masked in one go: IPv6's.
-const MAX_HEAD: usize = Ipv6::LEN + Udp::LEN + crate::Bth::LEN;
+/// Bytes from the IP header on among which are all that the ICRC leaves out, in whole blocks of 16: IPv6, UDP and BTH
+const MASKED: usize = (Ipv6::LEN + Udp::LEN + crate::Bth::LEN).next_multiple_of(16);
+/// Ones where the ICRC reads ones whatever the packet says, from the IP header on; zeros behind.
+type Masks = [u8; MASKED + 16];
+
+/// Offsets from the IP header, in packets without IPv4 options and IPv6 extension headers
+const fn masks(ip: &[(usize, u8)], ip_len: usize) -> Masks {
+    let mut masks = [0; MASKED + 16];
+    let mut n = 0;
+    while n < ip.len() {
+        masks[ip[n].0] = ip[n].1;
+        n += 1;
+    }
+    // UDP checksum
+    masks[ip_len + 6] = 0xff;
+    masks[ip_len + 7] = 0xff;
+    masks[ip_len + Udp::LEN + crate::Bth::MASKED_BYTE] = 0xff;
+    masks
+}
+
+/// TOS, TTL, header checksum
+const IPV4_FIELDS: [(usize, u8); 4] = [(1, 0xff), (8, 0xff), (10, 0xff), (11, 0xff)];
+/// Traffic class and flow label, hop limit
+const IPV6_FIELDS: [(usize, u8); 5] = [(0, 0x0f), (1, 0xff), (2, 0xff), (3, 0xff), (7, 0xff)];
+static IPV4_MASKS: Masks = masks(&IPV4_FIELDS, Ipv4::LEN);
+static IPV6_MASKS: Masks = masks(&IPV6_FIELDS, Ipv6::LEN);
 
 /// The ICRC that the packet's bytes call for.
+#[inline]
 pub fn compute(frame: &[u8], layout: &Layout) -> u32 {
-    let (l3, body_at) = (layout.l3(), layout.bth() + crate::Bth::LEN);
-    let head_len = if layout.is_ipv6() { MAX_HEAD } else { Ipv4::LEN + Udp::LEN + crate::Bth::LEN };
-    if body_at - l3 != head_len {
+    let (masks, ip_len) =
+        if layout.is_ipv6() { (&IPV6_MASKS, Ipv6::LEN) } else { (&IPV4_MASKS, Ipv4::LEN) };
+    if layout.udp() - layout.l3() != ip_len {
         return compute_with_options(frame, layout);
     }
-    let mut head = [0; MAX_HEAD];
-    let head = &mut head[..head_len];
-    head.copy_from_slice(&frame[l3..body_at]);
-    mask(head, layout.is_ipv6());
-    let body = &frame[body_at..layout.icrc()];
+    let packet = &frame[layout.l3()..layout.icrc()];
     #[cfg(target_arch = "x86_64")]
-    if let Some(crc) = clmul::head_and_body(AFTER_LINK_HEADER, head, body) {
+    if let Some(crc) = clmul::update(AFTER_LINK_HEADER, packet, masks) {
         return !crc;
     }
-    !table::update(table::update(AFTER_LINK_HEADER, head), body)
+    !table::update_masked(AFTER_LINK_HEADER, packet, masks)
 }
 
 /// Packets with IPv4 options or IPv6 extension headers: seldom, and of any header length.
 #[cold]
 fn compute_with_options(frame: &[u8], layout: &Layout) -> u32 {
-    let masks: &[usize] =
-        if layout.is_ipv6() { &[0, 1, 2, 3, 7] } else { &[1, 8, 10, 11] };
+    let fields = if layout.is_ipv6() { &IPV6_FIELDS[..] } else { &IPV4_FIELDS[..] };
+    let udp = layout.udp() - layout.l3();
     let mut crc = AFTER_LINK_HEADER;
     for (at, &byte) in frame[layout.l3()..layout.icrc()].iter().enumerate() {
-        let from_udp = (at + layout.l3()).wrapping_sub(layout.udp());
-        let masked = if layout.is_ipv6() && at == 0 {
-            byte | 0x0f
-        } else if masks.contains(&at) || matches!(from_udp, 6 | 7 | 12) {
+        let in_udp = at.wrapping_sub(udp);
+        let mask = if matches!(in_udp, 6 | 7) || in_udp == Udp::LEN + crate::Bth::MASKED_BYTE {
             0xff
         } else {
-            byte
+            fields.iter().find(|field| field.0 == at).map_or(0, |field| field.1)
         };
-        crc = table::update(crc, &[masked]);
+        crc = table::update(crc, &[byte | mask]);
     }
     !crc
 }
 
-/// Sets the fields that the ICRC leaves out to ones. `head` is IP header without options, UDP header, BTH.
-fn mask(head: &mut [u8], v6: bool) {
-    let bth = if v6 {
-        head[0] |= 0x0f;
-        head[1..4].fill(0xff);
-        head[7] = 0xff;
-        48
-    } else {
-        head[1] = 0xff;
-        head[8] = 0xff;
-        head[10..12].fill(0xff);
-        28
-    };
-    head[bth - 2..bth].fill(0xff);
-    head[bth + crate::Bth::MASKED_BYTE] = 0xff;
-}
-
-/// Changed words of a packet, gathered to correct its ICRC in one go. Words that the ICRC leaves out must not be
-/// told, nor their masked bytes within a word.
-#[derive(Clone, Copy, Debug)]
+/// Changed words of a packet, added up to correct its ICRC in one go. Words that the ICRC leaves out must not be told,
+/// nor their masked bytes within a word.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Changes {
-    words: [(u32, u16); Self::ROOM],
-    len: usize,
-    /// The effect of words told earlier, when there were more than `ROOM`
-    effect: u32,
+    /// The sum of the words' products with their powers of x: 64 bits in the CRC's bit order, not yet reduced mod P
+    sum: u64,
 }
 
 impl Changes {
-    const ROOM: usize = 16;
-
     /// None yet.
-    #[inline]
     pub const fn new() -> Self {
-        Self { words: [(0, 0); Self::ROOM], len: 0, effect: 0 }
+        Self { sum: 0 }
     }
 
     /// Tells that four bytes changed. `xor` is old XOR new, both read in little-endian order; `follow` is the number
     /// of bytes between their end and the ICRC.
     #[inline]
     pub fn word(&mut self, xor: u32, follow: usize) {
-        if self.len == Self::ROOM {
-            self.effect = self.effect();
-            self.len = 0;
+        let power = power(follow + 4);
+        #[cfg(target_arch = "x86_64")]
+        if let Some(product) = clmul::multiply(xor, power) {
+            self.sum ^= product;
+            return;
         }
-        self.words[self.len] = (xor, follow as u16);
-        self.len += 1;
+        self.sum ^= u64::from(table::multiply(xor, power)) << 32;
     }
 
     /// What the ICRC, read in little-endian order, has to be XORed with.
     #[inline]
     pub fn effect(&self) -> u32 {
-        let words = &self.words[..self.len];
         #[cfg(target_arch = "x86_64")]
-        if let Some(effect) = clmul::effect(words) {
-            return self.effect ^ effect;
+        if let Some(effect) = clmul::reduce_product(self.sum) {
+            return effect;
         }
-        self.effect ^ table::effect(words)
-    }
-}
-
-impl Default for Changes {
-    fn default() -> Self {
-        Self::new()
+        // Products of tables are reduced already.
+        (self.sum >> 32) as u32
     }
 }
 

@@ -1,7 +1,7 @@
 //! CRC-32 arithmetic with tables, for processors without carry-less multiplication and for compile time.
 //! Polynomials are in the CRC's bit order: the highest bit is the coefficient of x^0.
 
-use super::power;
+use super::{MASKED, Masks};
 
 /// The polynomial of Ethernet's CRC-32, without its x^32.
 const POLYNOMIAL: u32 = 0xedb8_8320;
@@ -50,6 +50,16 @@ pub(super) fn update(mut crc: u32, bytes: &[u8]) -> u32 {
     crc
 }
 
+/// Runs a packet through the CRC register, its beginning with `masks` set.
+pub(super) fn update_masked(crc: u32, packet: &[u8], masks: &Masks) -> u32 {
+    let (head, body) = packet.split_at(packet.len().min(MASKED));
+    let mut masked = [0; MASKED];
+    for ((masked, byte), mask) in masked.iter_mut().zip(head).zip(masks) {
+        *masked = byte | mask;
+    }
+    update(update(crc, &masked[..head.len()]), body)
+}
+
 /// The product of two polynomials mod P, four bits of `b` at a time.
 pub(super) fn multiply(a: u32, b: u32) -> u32 {
     // a times each polynomial of degree below four; the index has x^0 in its highest bit, like everything here
@@ -88,8 +98,3 @@ static SLICES_OF_FOUR: [u32; 16] = {
     }
     table
 };
-
-/// See [`Changes::effect`](super::Changes::effect).
-pub(super) fn effect(words: &[(u32, u16)]) -> u32 {
-    words.iter().fold(0, |sum, &(xor, follow)| sum ^ multiply(xor, power(usize::from(follow) + 4)))
-}

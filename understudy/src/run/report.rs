@@ -172,7 +172,7 @@ fn row(words: &[&str], numbers: &[u64]) -> Vec<Cell> {
 /// A titled table, of which the first columns are words and the others numbers; nothing if it has no row.
 fn section(text: &mut String, title: &str, columns: &[&str], words: usize, rows: impl IntoIterator<Item = Vec<Cell>>) {
     let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
+    table.load_style(presets::NOTHING);
     table.set_header(columns.iter().enumerate().map(|(at, name)| {
         let alignment = if at < words { CellAlignment::Left } else { CellAlignment::Right };
         Cell::new(name).set_alignment(alignment)

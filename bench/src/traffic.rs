@@ -1,0 +1,55 @@
+//! Captures to measure with.
+
+use rocev2::checksum::Sum;
+use rocev2::ethernet::Ethernet;
+use rocev2::ipv4::Ipv4;
+use rocev2::reth::Reth;
+use rocev2::udp::Udp;
+use rocev2::{Bth, Class, Opcode, Psn, Qpn, classify, icrc};
+use std::fs::File;
+use std::io::{self, BufWriter, Write as _};
+use std::path::Path;
+use zerocopy::IntoBytes as _;
+
+/// Offset of the IPv4 header checksum in a frame
+const IP_CHECKSUM: usize = Ethernet::LEN + 10;
+
+/// Writes a capture of one WRITE Only with `payload` bytes to each of `qps` queue pairs on some 200 hosts.
+pub(crate) fn write(path: &Path, qps: u32, payload: usize) -> io::Result<()> {
+    let mut file = BufWriter::new(File::create(path)?);
+    // The header of a pcap file: version 2.4, frames of up to 64 kB, Ethernet.
+    for word in [0xa1b2_c3d4, 0x0004_0002, 0, 0, 65_535, 1u32] {
+        file.write_all(&word.to_le_bytes())?;
+    }
+    for n in 0..qps {
+        let frame = write_only(n, payload);
+        for word in [0, n, frame.len() as u32, frame.len() as u32] {
+            file.write_all(&word.to_le_bytes())?;
+        }
+        file.write_all(&frame)?;
+    }
+    file.flush()
+}
+
+/// A WRITE Only to the `n`th queue pair, with right checksums.
+pub fn write_only(n: u32, payload: usize) -> Vec<u8> {
+    let udp_len = Udp::LEN + Bth::LEN + Reth::LEN + payload + 4;
+    let mut ip = Ipv4 { src: [10, 0, (n >> 8) as u8, n as u8], dst: [198, 18, 0, 1 + (n % 200) as u8], ..Ipv4::default() };
+    ip.total_len = ((Ipv4::LEN + udp_len) as u16).into();
+    let udp = Udp { src_port: (0xc000 | (n & 0x3fff) as u16).into(), len: (udp_len as u16).into(), ..Udp::default() };
+    let mut bth = Bth::new(Opcode::RC_WRITE_ONLY, Qpn::new(0x100 + n), Psn::new(n));
+    bth.set_ack_req(true);
+    let reth = Reth { va: (0x7f00_0000_0000 + u64::from(n) * 4096).into(), rkey: (0x1000 + n).into(), len: (payload as u32).into() };
+    let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0];
+    frame.extend(ip.as_bytes());
+    frame.extend(udp.as_bytes());
+    frame.extend(bth.as_bytes());
+    frame.extend(reth.as_bytes());
+    frame.resize(frame.len() + payload + 4, 0);
+    let sum = Sum::default().add(&frame[Ethernet::LEN..Ethernet::LEN + Ipv4::LEN]).checksum();
+    frame[IP_CHECKSUM..IP_CHECKSUM + 2].copy_from_slice(&sum.to_be_bytes());
+    let Class::Roce(layout) = classify(&frame) else { unreachable!("made to be one") };
+    let icrc = icrc::compute(&frame, &layout);
+    frame[layout.icrc()..].copy_from_slice(&icrc.to_le_bytes());
+    frame
+}
