@@ -1,1 +1,236 @@
-//! (in work)
+//! The header of 1Pipe's messages and beacons (1Pipe, section 6.1): 24 bytes at the start of the payload of a UD packet.
+//!
+//! The paper names the fields (three timestamps of 48 bits, PSN, opcode, end-of-message flag) and their sum, not their
+//! places. These are ours:
+//!
+//! ```text
+//!  0..6   timestamp of the message, nanoseconds
+//!  6..12  best-effort barrier of the link
+//! 12..18  commit barrier of the link
+//! 18..21  packet sequence number
+//! 21      opcode
+//! 22      flags: 0x80 end of message
+//! 23      version, 0
+//! ```
+
+use crate::Psn;
+use core::fmt;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// A point in time: 48 bits of nanoseconds, which wrap after 78 hours.
+///
+/// There is no `Ord`, because there is no first point on a circle: [`precedes`](Self::precedes) orders two points that
+/// are less than half of it apart, as TCP's PAWS does (RFC 7323).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Timestamp(u64);
+
+impl Timestamp {
+    const BITS: u32 = 48;
+    const MASK: u64 = (1 << Self::BITS) - 1;
+
+    /// Keeps the low 48 bits of `nanos`.
+    pub const fn new(nanos: u64) -> Self {
+        Self(nanos & Self::MASK)
+    }
+
+    /// Nanoseconds, below 2^48
+    pub const fn nanos(self) -> u64 {
+        self.0
+    }
+
+    /// The point `nanos` later.
+    #[must_use]
+    #[allow(clippy::should_implement_trait, reason = "`+` would promise an order that a circle has not")]
+    pub const fn add(self, nanos: u64) -> Self {
+        Self(self.0.wrapping_add(nanos) & Self::MASK)
+    }
+
+    /// Nanoseconds from `earlier` to this, negative when it lies ahead; -2^47 when the two are opposite.
+    pub const fn distance(self, earlier: Self) -> i64 {
+        ((self.0.wrapping_sub(earlier.0) << (64 - Self::BITS)) as i64) >> (64 - Self::BITS)
+    }
+
+    /// Whether this comes before `other`: 0 < other - this < 2^47 modulo 2^48.
+    pub const fn precedes(self, other: Self) -> bool {
+        other.distance(self) > 0
+    }
+
+    /// The earlier of the two: what a barrier is the minimum by.
+    #[must_use]
+    pub const fn earlier(self, other: Self) -> Self {
+        if other.precedes(self) { other } else { self }
+    }
+
+    fn to_wire(self) -> [u8; 6] {
+        let [_, _, wire @ ..] = self.0.to_be_bytes();
+        wire
+    }
+
+    fn from_wire([a, b, c, d, e, f]: [u8; 6]) -> Self {
+        Self(u64::from_be_bytes([0, 0, a, b, c, d, e, f]))
+    }
+}
+
+impl fmt::Display for Timestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ns", self.0)
+    }
+}
+
+impl fmt::Debug for Timestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Timestamp({})", self.0)
+    }
+}
+
+/// What a packet is. Other values are passed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct OnePipeOpcode(pub u8);
+
+impl OnePipeOpcode {
+    /// Part of a best-effort message
+    pub const DATA: Self = Self(0);
+    /// Part of a reliable message: its timestamp does not move the best-effort barrier
+    pub const RELIABLE_DATA: Self = Self(1);
+    /// Barriers alone, for one hop
+    pub const BEACON: Self = Self(2);
+    /// A message has arrived
+    pub const ACK: Self = Self(3);
+    /// A message has come too late
+    pub const NAK: Self = Self(4);
+    /// A message shall not be delivered
+    pub const RECALL: Self = Self(5);
+}
+
+/// The 1Pipe header, 24 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct OnePipe {
+    timestamp: [u8; 6],
+    barrier: [u8; 6],
+    commit: [u8; 6],
+    psn: [u8; 3],
+    opcode: u8,
+    flags: u8,
+    /// 0
+    pub version: u8,
+}
+
+impl OnePipe {
+    /// Bytes on the wire
+    pub const LEN: usize = size_of::<Self>();
+    const END_OF_MESSAGE: u8 = 0x80;
+
+    /// A header of this opcode and timestamp, which is its best-effort barrier as well: what a sender sets.
+    pub fn new(opcode: OnePipeOpcode, timestamp: Timestamp, psn: Psn) -> Self {
+        let mut header = Self { opcode: opcode.0, psn: psn.to_wire(), ..Self::default() };
+        header.timestamp = timestamp.to_wire();
+        header.barrier = timestamp.to_wire();
+        header
+    }
+
+    /// The message's timestamp, the same for all parts of a scattering
+    pub fn timestamp(&self) -> Timestamp {
+        Timestamp::from_wire(self.timestamp)
+    }
+
+    /// No best-effort message that follows on this link has an earlier timestamp
+    pub fn barrier(&self) -> Timestamp {
+        Timestamp::from_wire(self.barrier)
+    }
+
+    /// Sets the best-effort barrier.
+    pub fn set_barrier(&mut self, barrier: Timestamp) {
+        self.barrier = barrier.to_wire();
+    }
+
+    /// Every reliable message up to this is committed
+    pub fn commit(&self) -> Timestamp {
+        Timestamp::from_wire(self.commit)
+    }
+
+    /// Sets the commit barrier.
+    pub fn set_commit(&mut self, commit: Timestamp) {
+        self.commit = commit.to_wire();
+    }
+
+    /// Sequence number within the connection
+    pub const fn psn(&self) -> Psn {
+        Psn::from_wire(self.psn)
+    }
+
+    /// What the packet is
+    pub const fn opcode(&self) -> OnePipeOpcode {
+        OnePipeOpcode(self.opcode)
+    }
+
+    /// Whether this is a message's last packet
+    pub const fn end_of_message(&self) -> bool {
+        self.flags & Self::END_OF_MESSAGE != 0
+    }
+
+    /// Sets the end-of-message flag.
+    pub const fn set_end_of_message(&mut self, on: bool) {
+        self.flags = if on { self.flags | Self::END_OF_MESSAGE } else { self.flags & !Self::END_OF_MESSAGE };
+    }
+}
+
+impl fmt::Display for OnePipe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "1pipe opcode {} at {} barrier {} commit {}", self.opcode, self.timestamp(), self.barrier(), self.commit())?;
+        write!(f, " psn {}{}", self.psn(), if self.end_of_message() { " end" } else { "" })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn twenty_four_bytes_in_our_order() {
+        let mut header = OnePipe::new(OnePipeOpcode::BEACON, Timestamp::new(0x0102_0304_0506), Psn::new(0x1a_1b1c));
+        header.set_barrier(Timestamp::new(0x1112_1314_1516));
+        header.set_commit(Timestamp::new(0x2122_2324_2526));
+        header.set_end_of_message(true);
+        let wire = [
+            1, 2, 3, 4, 5, 6, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x21, 0x22, 0x23, 0x24, 0x25, 0x26, 0x1a, 0x1b, 0x1c, 2, 0x80, 0,
+        ];
+        assert_eq!(header.as_bytes(), wire);
+        assert_eq!(OnePipe::LEN, 24);
+    }
+
+    #[test]
+    fn time_wraps() {
+        let last = Timestamp::new(u64::MAX);
+        let first = Timestamp::new(0);
+        assert_eq!(last.add(1), first);
+        assert!(last.precedes(first) && !first.precedes(last) && !first.precedes(first));
+        assert_eq!(last.earlier(first), last);
+        let opposite = Timestamp::new(1 << 47);
+        assert!(!first.precedes(opposite) && !opposite.precedes(first), "half the circle away there is no order");
+    }
+
+    proptest! {
+        #[test]
+        fn distance_undoes_add(start: u64, nanos in 0u64..(1 << 47)) {
+            let start = Timestamp::new(start);
+            let later = start.add(nanos);
+            prop_assert_eq!(later.distance(start), nanos as i64);
+            prop_assert_eq!(start.distance(later), -(nanos as i64));
+            prop_assert_eq!(start.precedes(later), nanos > 0);
+        }
+
+        #[test]
+        fn fields_keep_to_themselves(wire: [u8; 24], a: u64, b: u64, end: bool) {
+            let before = OnePipe::read_from_bytes(&wire).unwrap();
+            let mut header = before;
+            header.set_barrier(Timestamp::new(a));
+            header.set_commit(Timestamp::new(b));
+            header.set_end_of_message(end);
+            prop_assert_eq!((header.barrier(), header.commit(), header.end_of_message()), (Timestamp::new(a), Timestamp::new(b), end));
+            prop_assert_eq!((header.timestamp(), header.psn(), header.opcode()), (before.timestamp(), before.psn(), before.opcode()));
+            prop_assert_eq!(header.flags & 0x7f, before.flags & 0x7f);
+        }
+    }
+}

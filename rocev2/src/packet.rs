@@ -18,7 +18,7 @@ use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 /// Bytes of the ICRC at the end of every packet
 pub const ICRC_LEN: usize = 4;
 /// VLAN tags that are looked through; more than service and customer tag nobody sends
-const MAX_TAGS: usize = 3;
+pub const MAX_TAGS: usize = 3;
 /// IPv6 extension headers that are looked through
 const MAX_EXTENSIONS: usize = 4;
 

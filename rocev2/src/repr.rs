@@ -1,1 +1,306 @@
-//! (in work)
+//! A whole frame as a value: made from a frame or by hand, changed at leisure, printed, and emitted.
+
+use crate::aeth::Aeth;
+use crate::atomic::{AtomicAckEth, AtomicEth};
+use crate::checksum::Sum;
+use crate::deth::Deth;
+use crate::ethernet::{Ethernet, VlanTag};
+use crate::immediate::{Ieth, ImmDt};
+use crate::ipv4::Ipv4;
+use crate::ipv6::Ipv6;
+use crate::opcode::Headers;
+use crate::packet::{ICRC_LEN, MAX_TAGS};
+use crate::reth::Reth;
+use crate::udp::Udp;
+use crate::{Bth, Class, Packet, classify, icrc};
+use core::fmt;
+use zerocopy::{Immutable, IntoBytes};
+
+/// A `RoCEv2` frame as a value. [`emit`](Self::emit) writes what the fields say, right or wrong;
+/// [`build`](Self::build) makes lengths and checksums right first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Repr<'a> {
+    /// Ethernet header
+    pub ethernet: Ethernet,
+    /// VLAN tags, outermost first; `tag_count` of them
+    pub tags: [VlanTag; MAX_TAGS],
+    /// How many tags there are
+    pub tag_count: usize,
+    /// IP header
+    pub ip: Ip<'a>,
+    /// UDP header
+    pub udp: Udp,
+    /// Base transport header
+    pub bth: Bth,
+    /// Extended headers; those are emitted that the BTH's opcode has
+    pub extended: Extended,
+    /// Payload
+    pub payload: &'a [u8],
+    /// What pads the payload to a multiple of four
+    pub padding: &'a [u8],
+    /// ICRC, read in little-endian order
+    pub icrc: u32,
+    /// Bytes behind the packet: Ethernet's own padding
+    pub trailer: &'a [u8],
+}
+
+/// IP header of either version, with what may stand between it and UDP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ip<'a> {
+    /// IPv4 and its options
+    V4(Ipv4, &'a [u8]),
+    /// IPv6 and its extension headers
+    V6(Ipv6, &'a [u8]),
+}
+
+/// The headers that may stand between BTH and payload. Which of them a packet has is its opcode's business.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[allow(missing_docs, reason = "named like their types")]
+pub struct Extended {
+    pub feth: [u8; 4],
+    pub deth: Deth,
+    pub reth: Reth,
+    pub atomic: AtomicEth,
+    pub aeth: [u8; Aeth::LEN],
+    pub atomic_ack: AtomicAckEth,
+    pub immediate: ImmDt,
+    pub ieth: Ieth,
+    /// The reserved bytes of a CNP
+    pub cnp: [u8; 16],
+}
+
+impl Extended {
+    /// Each header with its bytes, in the order of the wire.
+    fn in_order(&self) -> [(Headers, &[u8]); 9] {
+        [
+            (Headers::FETH, &self.feth),
+            (Headers::DETH, self.deth.as_bytes()),
+            (Headers::RETH, self.reth.as_bytes()),
+            (Headers::ATOMIC, self.atomic.as_bytes()),
+            (Headers::AETH, &self.aeth),
+            (Headers::ATOMIC_ACK, self.atomic_ack.as_bytes()),
+            (Headers::IMM, self.immediate.as_bytes()),
+            (Headers::IETH, self.ieth.as_bytes()),
+            (Headers::CNP, &self.cnp),
+        ]
+    }
+}
+
+/// The buffer is too short for the frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the buffer is too short for the frame")]
+pub struct TooShort;
+
+/// The payload has more bytes than a UDP datagram holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BuildError {
+    /// The buffer is too short for the frame
+    #[error(transparent)]
+    TooShort(#[from] TooShort),
+    /// An IP packet has less than 65,536 bytes
+    #[error("the packet is longer than IP can say")]
+    TooLong,
+}
+
+impl<'a> Repr<'a> {
+    /// An untagged packet without payload, all else as a host would send it.
+    pub fn new(ethernet: Ethernet, ip: Ip<'a>, bth: Bth) -> Self {
+        Self {
+            ethernet,
+            tags: [VlanTag::default(); MAX_TAGS],
+            tag_count: 0,
+            ip,
+            udp: Udp::default(),
+            bth,
+            extended: Extended::default(),
+            payload: &[],
+            padding: &[],
+            icrc: 0,
+            trailer: &[],
+        }
+    }
+
+    /// Reads a frame; `None` if it is no `RoCEv2` packet or malformed.
+    pub fn parse(frame: &'a [u8]) -> Option<Self> {
+        let Class::Roce(layout) = classify(frame) else { return None };
+        let packet = Packet::new(frame, layout);
+        let (l3, udp) = (layout.l3(), layout.udp());
+        let ip = match packet.ipv4() {
+            Some(ip) => Ip::V4(*ip, &frame[l3 + Ipv4::LEN..udp]),
+            None => Ip::V6(*packet.ipv6()?, &frame[l3 + Ipv6::LEN..udp]),
+        };
+        let headers = layout.opcode().headers();
+        let raw = |header: Headers| headers.has(header).then(|| &frame[layout.bth() + Bth::LEN + headers.before(header)..]);
+        let extended = Extended {
+            feth: raw(Headers::FETH).and_then(|b| b.first_chunk()).copied().unwrap_or_default(),
+            deth: packet.deth().copied().unwrap_or_default(),
+            reth: packet.reth().copied().unwrap_or_default(),
+            atomic: packet.atomic().copied().unwrap_or_default(),
+            aeth: raw(Headers::AETH).and_then(|b| b.first_chunk()).copied().unwrap_or_default(),
+            atomic_ack: packet.atomic_ack().copied().unwrap_or_default(),
+            immediate: packet.immediate().copied().unwrap_or_default(),
+            ieth: packet.ieth().copied().unwrap_or_default(),
+            cnp: raw(Headers::CNP).and_then(|b| b.first_chunk()).copied().unwrap_or_default(),
+        };
+        let mut tags = [VlanTag::default(); MAX_TAGS];
+        let tag_count = packet.tags().len();
+        tags.get_mut(..tag_count)?.copy_from_slice(packet.tags());
+        let payload = packet.payload();
+        Some(Self {
+            ethernet: *packet.ethernet(),
+            tags,
+            tag_count,
+            ip,
+            udp: *packet.udp(),
+            bth: *packet.bth(),
+            extended,
+            payload,
+            padding: &frame[layout.payload() + payload.len()..layout.icrc()],
+            icrc: packet.icrc(),
+            trailer: &frame[layout.end()..],
+        })
+    }
+
+    fn headers(&self) -> Headers {
+        self.bth.opcode().headers()
+    }
+
+    fn tags(&self) -> &[VlanTag] {
+        &self.tags[..self.tag_count.min(MAX_TAGS)]
+    }
+
+    /// Bytes from UDP to ICRC.
+    fn udp_len(&self) -> usize {
+        Udp::LEN + Bth::LEN + self.headers().len() + self.payload.len() + self.padding.len() + ICRC_LEN
+    }
+
+    /// Bytes of the frame.
+    pub fn frame_len(&self) -> usize {
+        let ip = match self.ip {
+            Ip::V4(_, options) => Ipv4::LEN + options.len(),
+            Ip::V6(_, extensions) => Ipv6::LEN + extensions.len(),
+        };
+        Ethernet::LEN + self.tags().len() * VlanTag::LEN + ip + self.udp_len() + self.trailer.len()
+    }
+
+    /// Writes the frame as the fields say. Returns its length.
+    pub fn emit(&self, buffer: &mut [u8]) -> Result<usize, TooShort> {
+        let mut out = Writer { buffer, at: 0 };
+        out.put(&self.ethernet)?;
+        out.put(self.tags())?;
+        match &self.ip {
+            Ip::V4(header, options) => {
+                out.put(header)?;
+                out.put(*options)?;
+            }
+            Ip::V6(header, extensions) => {
+                out.put(header)?;
+                out.put(*extensions)?;
+            }
+        }
+        out.put(&self.udp)?;
+        out.put(&self.bth)?;
+        for (header, bytes) in self.extended.in_order() {
+            if self.headers().has(header) {
+                out.put(bytes)?;
+            }
+        }
+        out.put(self.payload)?;
+        out.put(self.padding)?;
+        out.put(&self.icrc.to_le_bytes())?;
+        out.put(self.trailer)?;
+        Ok(out.at)
+    }
+
+    /// Sets what follows from the rest (padding and pad count, lengths, checksums, ICRC) and writes the frame. Returns its
+    /// length. A UDP checksum that is not 0 is computed.
+    pub fn build(&mut self, buffer: &mut [u8]) -> Result<usize, BuildError> {
+        let pad = self.payload.len().wrapping_neg() % 4;
+        self.padding = &[0; 3][..pad];
+        self.bth.set_pad_count(pad as u8);
+        let udp_len = u16::try_from(self.udp_len()).map_err(|_| BuildError::TooLong)?;
+        self.udp.len = udp_len.into();
+        let longer = |by: usize| u16::try_from(usize::from(udp_len) + by).map_err(|_| BuildError::TooLong);
+        match &mut self.ip {
+            Ip::V4(header, options) => {
+                let len = Ipv4::LEN + options.len();
+                header.version_ihl = 0x40 | (len / 4) as u8;
+                header.total_len = longer(len)?.into();
+                header.fill_checksum(options);
+            }
+            Ip::V6(header, extensions) => header.payload_len = longer(extensions.len())?.into(),
+        }
+        let len = self.emit(buffer)?;
+        // What does not classify (a wrong ethertype, say) was asked for, and has no ICRC.
+        if let Class::Roce(layout) = classify(&buffer[..len]) {
+            self.icrc = icrc::compute(&buffer[..len], &layout);
+            buffer[layout.icrc()..layout.end()].copy_from_slice(&self.icrc.to_le_bytes());
+            if self.udp.checksum.get() != 0 {
+                let at = layout.udp() + 6;
+                buffer[at..at + 2].fill(0);
+                let packet = Packet::new(&buffer[..len], layout);
+                let sum: Sum = packet.pseudo_header_sum().add(&buffer[layout.udp()..layout.end()]);
+                // 0 would say that there is none (RFC 768).
+                self.udp.checksum = (if sum.checksum() == 0 { 0xffff } else { sum.checksum() }).into();
+                buffer[at..at + 2].copy_from_slice(self.udp.checksum.as_bytes());
+            }
+        }
+        Ok(len)
+    }
+}
+
+struct Writer<'a> {
+    buffer: &'a mut [u8],
+    at: usize,
+}
+
+impl Writer<'_> {
+    fn put(&mut self, part: &(impl IntoBytes + Immutable + ?Sized)) -> Result<(), TooShort> {
+        let bytes = part.as_bytes();
+        let end = self.at + bytes.len();
+        self.buffer.get_mut(self.at..end).ok_or(TooShort)?.copy_from_slice(bytes);
+        self.at = end;
+        Ok(())
+    }
+}
+
+impl fmt::Display for Repr<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for tag in self.tags() {
+            write!(f, "{tag} ")?;
+        }
+        match &self.ip {
+            Ip::V4(header, _) => write!(f, "{header}")?,
+            Ip::V6(header, _) => write!(f, "{header}")?,
+        }
+        write!(f, " {}", self.bth)?;
+        let headers = self.headers();
+        let extended = &self.extended;
+        if headers.has(Headers::DETH) {
+            write!(f, " {}", extended.deth)?;
+        }
+        if headers.has(Headers::RETH) {
+            write!(f, " {}", extended.reth)?;
+        }
+        if headers.has(Headers::ATOMIC) {
+            write!(f, " {}", extended.atomic)?;
+        }
+        if headers.has(Headers::AETH) {
+            let [syndrome, msn @ ..] = extended.aeth;
+            write!(f, " {} msn {}", crate::aeth::Syndrome::from_wire(syndrome), crate::Msn::from_wire(msn))?;
+        }
+        if headers.has(Headers::ATOMIC_ACK) {
+            write!(f, " {}", extended.atomic_ack)?;
+        }
+        if headers.has(Headers::IMM) {
+            write!(f, " {}", extended.immediate)?;
+        }
+        if headers.has(Headers::IETH) {
+            write!(f, " {}", extended.ieth)?;
+        }
+        write!(f, " payload {} B", self.payload.len())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,371 @@
+//! The bodies of the CM's messages, 232 bytes each, behind the MAD header (IB 12.6.5 to 12.6.11), and the header that
+//! `rdma_cm` puts at the start of a REQ's private data.
+
+use crate::{Psn, Qpn};
+use core::fmt;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use zerocopy::byteorder::network_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// REQ: request for communication (IB 12.6.5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Req {
+    /// The sender's name for the connection
+    pub local_comm_id: U32,
+    reserved_4: U32,
+    /// What is asked for; `rdma_cm`: port space and port
+    pub service_id: U64,
+    /// The sender's channel adapter
+    pub local_ca_guid: U64,
+    reserved_24: U32,
+    /// For datagram services
+    pub qkey: U32,
+    qpn: [u8; 3],
+    /// READs and atomics that the sender executes at once for the other side
+    pub responder_resources: u8,
+    eecn: [u8; 3],
+    /// READs and atomics that the sender has outstanding at once
+    pub initiator_depth: u8,
+    remote_eecn: [u8; 3],
+    /// Remote CM response timeout (5 bits), transport service (2), end-to-end flow control (1)
+    pub timeout_service_flow: u8,
+    starting_psn: [u8; 3],
+    /// Local CM response timeout (5 bits), retry count (3)
+    pub timeout_retries: u8,
+    /// Partition key
+    pub pkey: U16,
+    /// Path MTU code (4 bits), RDC exists (1), RNR retry count (3)
+    pub mtu_rnr: u8,
+    /// Max CM retries (4 bits), SRQ (1), extended transport (3)
+    pub cm_retries_srq: u8,
+    /// Primary path
+    pub primary: Path,
+    /// Alternate path; zero for none
+    pub alternate: Path,
+    /// The application's, or `rdma_cm`'s header and then the application's
+    pub private_data: [u8; 92],
+}
+
+/// A path of a REQ, 44 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Path {
+    /// Local port's LID; unused on Ethernet
+    pub local_lid: U16,
+    /// Remote port's LID; unused on Ethernet
+    pub remote_lid: U16,
+    /// The sender's GID: its IPv6 address, or its IPv4 address in ::ffff:0:0/96
+    pub local_gid: [u8; 16],
+    /// The receiver's GID
+    pub remote_gid: [u8; 16],
+    /// Flow label (20 bits), reserved (6), packet rate (6)
+    pub flow_rate: U32,
+    /// Traffic class
+    pub traffic_class: u8,
+    /// Hop limit
+    pub hop_limit: u8,
+    /// Service level (4 bits), subnet local (1), reserved (3)
+    pub sl: u8,
+    /// Local ACK timeout (5 bits: 4.096 us times two to this), reserved (3)
+    pub ack_timeout: u8,
+}
+
+impl Req {
+    /// A request that is zero but for its private data areas.
+    pub fn zeroed() -> Self {
+        Self::new_zeroed()
+    }
+
+    /// The sender's queue pair
+    pub const fn qpn(&self) -> Qpn {
+        Qpn::from_wire(self.qpn)
+    }
+
+    /// Sets the sender's queue pair.
+    pub const fn set_qpn(&mut self, qpn: Qpn) {
+        self.qpn = qpn.to_wire();
+    }
+
+    /// The PSN with which the receiver of this message begins to send (not its sender)
+    pub const fn starting_psn(&self) -> Psn {
+        Psn::from_wire(self.starting_psn)
+    }
+
+    /// Sets the PSN with which the receiver of this message begins to send.
+    pub const fn set_starting_psn(&mut self, psn: Psn) {
+        self.starting_psn = psn.to_wire();
+    }
+
+    /// The path MTU in bytes, 256 to 4096; `None` for a reserved code
+    pub const fn path_mtu(&self) -> Option<u16> {
+        match self.mtu_rnr >> 4 {
+            code @ 1..=5 => Some(128 << code),
+            _ => None,
+        }
+    }
+
+    /// What `rdma_cm` put in front of the application's private data, if it did.
+    pub fn cma_header(&self) -> Option<&CmaHeader> {
+        /// Service ids of the IP port spaces begin so (IB annex A11)
+        const IP_SERVICE: u64 = 0x0000_0000_0100_0000;
+        let (header, _) = CmaHeader::ref_from_prefix(&self.private_data).ok()?;
+        let ip_service = self.service_id.get() & !0xff_ffff == IP_SERVICE;
+        (ip_service && header.version == 0 && matches!(header.ip_version >> 4, 4 | 6)).then_some(header)
+    }
+}
+
+/// The header that `rdma_cm` puts at the start of a REQ's private data, 36 bytes (IB annex A11.4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct CmaHeader {
+    /// 0
+    pub version: u8,
+    /// IP version (4 bits), reserved (4)
+    pub ip_version: u8,
+    /// The sender's port
+    pub src_port: U16,
+    /// The sender's address; an IPv4 address in the last 4 bytes
+    pub src: [u8; 16],
+    /// The receiver's address
+    pub dst: [u8; 16],
+}
+
+impl CmaHeader {
+    /// Bytes on the wire; leaves 56 of a REQ's private data to the application
+    pub const LEN: usize = size_of::<Self>();
+
+    fn address(&self, address: [u8; 16]) -> IpAddr {
+        if self.ip_version >> 4 == 4 {
+            let [.., a, b, c, d] = address;
+            Ipv4Addr::new(a, b, c, d).into()
+        } else {
+            Ipv6Addr::from(address).into()
+        }
+    }
+
+    /// The sender's address
+    pub fn src_addr(&self) -> IpAddr {
+        self.address(self.src)
+    }
+
+    /// The receiver's address
+    pub fn dst_addr(&self) -> IpAddr {
+        self.address(self.dst)
+    }
+}
+
+/// REP: reply to a request (IB 12.6.8).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Rep {
+    /// The sender's name for the connection
+    pub local_comm_id: U32,
+    /// The other side's
+    pub remote_comm_id: U32,
+    /// For datagram services
+    pub qkey: U32,
+    qpn: [u8; 3],
+    reserved_15: u8,
+    eecn: [u8; 3],
+    reserved_19: u8,
+    starting_psn: [u8; 3],
+    reserved_23: u8,
+    /// READs and atomics that the sender executes at once for the other side
+    pub responder_resources: u8,
+    /// READs and atomics that the sender has outstanding at once
+    pub initiator_depth: u8,
+    /// Target ACK delay (5 bits), failover accepted (2), end-to-end flow control (1)
+    pub delay_failover_flow: u8,
+    /// RNR retry count (3 bits), SRQ (1), reserved (4)
+    pub rnr_srq: u8,
+    /// The sender's channel adapter
+    pub local_ca_guid: U64,
+    /// The application's
+    pub private_data: [u8; 196],
+}
+
+impl Rep {
+    /// A reply that is zero.
+    pub fn zeroed() -> Self {
+        Self::new_zeroed()
+    }
+
+    /// The sender's queue pair
+    pub const fn qpn(&self) -> Qpn {
+        Qpn::from_wire(self.qpn)
+    }
+
+    /// Sets the sender's queue pair.
+    pub const fn set_qpn(&mut self, qpn: Qpn) {
+        self.qpn = qpn.to_wire();
+    }
+
+    /// The PSN with which the receiver of this message begins to send (not its sender)
+    pub const fn starting_psn(&self) -> Psn {
+        Psn::from_wire(self.starting_psn)
+    }
+
+    /// Sets the PSN with which the receiver of this message begins to send.
+    pub const fn set_starting_psn(&mut self, psn: Psn) {
+        self.starting_psn = psn.to_wire();
+    }
+}
+
+/// REJ: reject (IB 12.6.7).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Rej {
+    /// The sender's name for the connection; 0 if it has none
+    pub local_comm_id: U32,
+    /// The other side's
+    pub remote_comm_id: U32,
+    /// Message rejected (2 bits: 0 REQ, 1 REP, 2 none), reserved (6)
+    pub rejected: u8,
+    /// Bytes of additional information (7 bits), reserved (1)
+    pub info_len: u8,
+    reason: U16,
+    /// Additional information; what it is depends on the reason
+    pub info: [u8; 72],
+    /// The application's
+    pub private_data: [u8; 148],
+}
+
+impl Rej {
+    /// A rejection of a REQ for this reason.
+    pub fn of_req(local_comm_id: u32, remote_comm_id: u32, reason: RejReason) -> Self {
+        let mut rej = Self::new_zeroed();
+        rej.local_comm_id = local_comm_id.into();
+        rej.remote_comm_id = remote_comm_id.into();
+        rej.reason = reason.0.into();
+        rej
+    }
+
+    /// Why
+    pub fn reason(&self) -> RejReason {
+        RejReason(self.reason.get())
+    }
+}
+
+/// A reason to reject (IB table 111).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RejReason(pub u16);
+
+impl RejReason {
+    /// The connection is known already, or no more
+    pub const STALE_CONNECTION: Self = Self(10);
+    /// The application rejects; its private data may say why
+    pub const CONSUMER: Self = Self(28);
+
+    /// A word for it.
+    pub const fn name(self) -> &'static str {
+        match self.0 {
+            1 => "no_qp",
+            2 => "no_eec",
+            3 => "no_resources",
+            4 => "timeout",
+            5 => "unsupported_request",
+            6 => "invalid_comm_id",
+            7 => "invalid_comm_instance",
+            8 => "invalid_service_id",
+            9 => "invalid_transport_service",
+            10 => "stale_connection",
+            11 => "rdc_not_there",
+            12 => "primary_gid_rejected",
+            13 => "primary_lid_rejected",
+            14 => "invalid_primary_sl",
+            15 => "invalid_primary_traffic_class",
+            16 => "invalid_primary_hop_limit",
+            17 => "invalid_primary_packet_rate",
+            18 => "alternate_gid_rejected",
+            19 => "alternate_lid_rejected",
+            20 => "invalid_alternate_sl",
+            21 => "invalid_alternate_traffic_class",
+            22 => "invalid_alternate_hop_limit",
+            23 => "invalid_alternate_packet_rate",
+            24 => "port_and_cm_redirection",
+            25 => "port_redirection",
+            26 => "invalid_path_mtu",
+            27 => "insufficient_responder_resources",
+            28 => "consumer",
+            29 => "rnr_retry_count",
+            30 => "duplicate_local_comm_id",
+            31 => "invalid_class_version",
+            32 => "invalid_flow_label",
+            33 => "invalid_alternate_flow_label",
+            _ => "other",
+        }
+    }
+}
+
+impl fmt::Display for RejReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.name(), self.0)
+    }
+}
+
+/// MRA: message receipt acknowledgement (IB 12.6.6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Mra {
+    /// The sender's name for the connection
+    pub local_comm_id: U32,
+    /// The other side's
+    pub remote_comm_id: U32,
+    /// Message acknowledged (2 bits: 0 REQ, 1 REP, 2 LAP), reserved (6)
+    pub acknowledged: u8,
+    /// Time needed (5 bits: 4.096 us times two to this), reserved (3)
+    pub service_timeout: u8,
+    /// The application's
+    pub private_data: [u8; 222],
+}
+
+/// RTU: ready to use (IB 12.6.9).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Rtu {
+    /// The sender's name for the connection
+    pub local_comm_id: U32,
+    /// The other side's
+    pub remote_comm_id: U32,
+    /// The application's
+    pub private_data: [u8; 224],
+}
+
+/// DREQ: request to disconnect (IB 12.6.10).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Dreq {
+    /// The sender's name for the connection
+    pub local_comm_id: U32,
+    /// The other side's
+    pub remote_comm_id: U32,
+    remote_qpn: [u8; 3],
+    reserved_11: u8,
+    /// The application's
+    pub private_data: [u8; 220],
+}
+
+impl Dreq {
+    /// The receiver's queue pair
+    pub const fn remote_qpn(&self) -> Qpn {
+        Qpn::from_wire(self.remote_qpn)
+    }
+
+    /// Sets the receiver's queue pair.
+    pub const fn set_remote_qpn(&mut self, qpn: Qpn) {
+        self.remote_qpn = qpn.to_wire();
+    }
+}
+
+/// DREP: reply to a request to disconnect (IB 12.6.11).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Drep {
+    /// The sender's name for the connection
+    pub local_comm_id: U32,
+    /// The other side's
+    pub remote_comm_id: U32,
+    /// The application's
+    pub private_data: [u8; 224],
+}
