@@ -51,12 +51,18 @@ static IPV6_MASKS: Masks = masks(&IPV6_FIELDS, Ipv6::LEN);
 /// The ICRC that the packet's bytes call for.
 #[inline]
 pub fn compute(frame: &[u8], layout: &Layout) -> u32 {
-    let (masks, ip_len) =
-        if layout.is_ipv6() { (&IPV6_MASKS, Ipv6::LEN) } else { (&IPV4_MASKS, Ipv4::LEN) };
-    if layout.udp() - layout.l3() != ip_len {
-        return compute_with_options(frame, layout);
-    }
     let packet = &frame[layout.l3()..layout.icrc()];
+    compute_for(packet, layout.is_ipv6(), layout.udp() - layout.l3())
+}
+
+/// The same for a packet that has no layout because its transport header is not understood: `packet` reaches from the
+/// IP header to the ICRC, and its UDP header begins `udp` bytes on.
+#[inline]
+pub fn compute_for(packet: &[u8], v6: bool, udp: usize) -> u32 {
+    let (masks, ip_len) = if v6 { (&IPV6_MASKS, Ipv6::LEN) } else { (&IPV4_MASKS, Ipv4::LEN) };
+    if udp != ip_len || packet.len() < 16 {
+        return compute_with_options(packet, v6, udp);
+    }
     #[cfg(target_arch = "x86_64")]
     if let Some(crc) = clmul::update(AFTER_LINK_HEADER, packet, masks) {
         return !crc;
@@ -66,11 +72,10 @@ pub fn compute(frame: &[u8], layout: &Layout) -> u32 {
 
 /// Packets with IPv4 options or IPv6 extension headers: seldom, and of any header length.
 #[cold]
-fn compute_with_options(frame: &[u8], layout: &Layout) -> u32 {
-    let fields = if layout.is_ipv6() { &IPV6_FIELDS[..] } else { &IPV4_FIELDS[..] };
-    let udp = layout.udp() - layout.l3();
+fn compute_with_options(packet: &[u8], v6: bool, udp: usize) -> u32 {
+    let fields = if v6 { &IPV6_FIELDS[..] } else { &IPV4_FIELDS[..] };
     let mut crc = AFTER_LINK_HEADER;
-    for (at, &byte) in frame[layout.l3()..layout.icrc()].iter().enumerate() {
+    for (at, &byte) in packet.iter().enumerate() {
         let in_udp = at.wrapping_sub(udp);
         let mask = if matches!(in_udp, 6 | 7) || in_udp == Udp::LEN + crate::Bth::MASKED_BYTE {
             0xff

@@ -125,7 +125,7 @@ fn every_captured_packet_is_emitted_as_it_came() {
             }
         }
     }
-    assert!(files >= 30 && packets > 5000, "{files} files, {packets} packets");
+    assert!(files >= 30 && packets > 2000, "{files} files, {packets} packets");
 }
 
 #[test]
