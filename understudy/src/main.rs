@@ -1,6 +1,12 @@
 //! The program: RDMA in-network computing on a commodity server.
 #![forbid(unsafe_code)]
 
+mod check;
+mod config;
+mod machine;
+mod output;
+mod run;
+
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
@@ -13,8 +19,14 @@ struct Cli {
 }
 
 #[derive(Subcommand)]
-enum Command {}
+enum Command {
+    Run(run::RunArgs),
+    Check(check::Args),
+}
 
 fn main() -> ExitCode {
-    match Cli::parse().command {}
+    match Cli::parse().command {
+        Command::Run(args) => run::run(args),
+        Command::Check(args) => check::run(&args),
+    }
 }

@@ -1,0 +1,50 @@
+//! `understudy check`: is a configuration file right, and what would it run?
+
+mod summary;
+
+use crate::config::{self, Finding, Report};
+use crate::machine::Machine;
+use crate::output::print;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Check a configuration file and say what it would run, without starting anything
+///
+/// Ends with 0 if the file is right, and with 2 if anything in it is wrong.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The file
+    #[arg(value_name = "CONFIG.toml")]
+    config: PathBuf,
+    /// Print {"ok", "errors": [{"line", "column", "message", "help"}]}
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> ExitCode {
+    let wrong = ExitCode::from(config::EXIT_CODE);
+    match (config::load(&args.config), args.json) {
+        (Ok(_), true) => print(&format!("{}\n", json!({ "ok": true, "errors": [] })), ExitCode::SUCCESS),
+        (Ok(config), false) => {
+            print(&summary::of(&args.config, &config, &Machine::this()), ExitCode::SUCCESS)
+        }
+        (Err(report), true) => print(&format!("{}\n", json(&report)), wrong),
+        (Err(report), false) => {
+            eprint!("{}", report.render());
+            wrong
+        }
+    }
+}
+
+fn json(report: &Report) -> Value {
+    let error = |finding: Finding<'_>| {
+        json!({
+            "line": finding.place.line,
+            "column": finding.place.column,
+            "message": finding.message,
+            "help": finding.help,
+        })
+    };
+    json!({ "ok": false, "errors": report.findings().map(error).collect::<Vec<_>>() })
+}

@@ -1,0 +1,260 @@
+//! The table `[forward]`.
+
+use super::FunctionConfig;
+use super::port::Ports;
+use super::report::Problem;
+use super::tree::{Table, Value};
+use super::words::{all_of, meant};
+use core::ops::Range;
+use rocev2::Fault;
+use rocev2::ethernet::MacAddr;
+use switch::drop::FaultSet;
+use switch::forward::Config;
+use switch::forward::config::{MacTable, Topology};
+use switch::{Nanos, PortId};
+
+/// Queue pairs that are counted where the file does not say
+const COUNTED_QPS: u64 = 1024;
+/// What is only looked at if it is asked for
+const VERIFIABLE: [Fault; 2] = [Fault::Icrc, Fault::UdpChecksum];
+
+pub(super) const EXAMPLE: &str = "pairs = [[\"host-a\", \"host-b\"]]";
+
+pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
+    let topology = topology(table, ports);
+    let verify = table.get("verify", "[\"icrc\"]").map_or(FaultSet::NONE, |value| verified(&value));
+    let drop = table.get("drop", "[\"icrc\"]").map_or(FaultSet::NONE, |value| dropped(&value, verify));
+    let counted_qps = table.number("counted_qps", 0..=1 << 20, COUNTED_QPS) as usize;
+    Some(FunctionConfig::Forward(Config {
+        ports: ports.list.len() as u16,
+        topology: topology?,
+        drop,
+        verify_icrc: verify.has(Fault::Icrc),
+        verify_udp_checksum: verify.has(Fault::UdpChecksum),
+        counted_qps,
+    }))
+}
+
+fn topology(table: &Table<'_>, ports: &Ports) -> Option<Topology> {
+    let pairs = table.get("pairs", "[[\"host-a\", \"host-b\"]]");
+    let mac_table = table.get("mac_table", "{ capacity = 4096 }");
+    match (pairs, mac_table) {
+        (Some(pairs), None) => self::pairs(&pairs, ports).map(Topology::Pairs),
+        (None, Some(bridge)) => self::mac_table(&bridge, ports).map(Topology::Mac),
+        (Some(pairs), Some(bridge)) => {
+            let problem = Problem::at(bridge.key_span(), "[forward] has both `pairs` and `mac_table`");
+            bridge.add(problem.label("a bridge").also(pairs.key_span(), "wires").help(
+                "keep `pairs` to join ports two by two, or `mac_table` for a bridge that learns who is where",
+            ));
+            // Both are read, so that the problems of each are shown.
+            self::mac_table(&bridge, ports);
+            self::pairs(&pairs, ports).map(Topology::Pairs)
+        }
+        (None, None) => {
+            let mut names = ports.names();
+            let pair = match (names.next(), names.next()) {
+                (Some(a), Some(b)) => format!("[[\"{a}\", \"{b}\"]]"),
+                _ => "[[\"host-a\", \"host-b\"]]".into(),
+            };
+            let problem = table.problem("[forward] does not say where frames go").label("where to?");
+            table.problems().add(problem.help(format!(
+                "add `pairs = {pair}` to join ports two by two, or `mac_table = {{}}` for a bridge that learns who is \
+                 where"
+            )));
+            None
+        }
+    }
+}
+
+fn pairs(value: &Value<'_>, ports: &Ports) -> Option<Vec<(PortId, PortId)>> {
+    let mut used: Vec<(PortId, Range<usize>)> = Vec::new();
+    let mut pairs = Vec::new();
+    let mut complete = true;
+    let list = value.list()?;
+    if !list.is_empty() && list.iter().all(|element| element.text_if_any().is_some()) {
+        let problem = value.problem("`pairs` has to be a list of pairs").label("a list of names");
+        value.add(problem.help(format!("put brackets around each pair: {}", pair_example(value, ports))));
+        return None;
+    }
+    for pair in list {
+        let ends = pair.list_if_any();
+        let Some([a, b]) = ends.as_deref() else {
+            let example = pair_example(value, ports);
+            let problem = pair.problem("an element of `pairs` has to be a pair of ports").label("not a pair");
+            pair.add(
+                problem.help(format!("write two names in brackets, and brackets around all: {example}")),
+            );
+            complete = false;
+            continue;
+        };
+        let found = [ports.find(a), ports.find(b)];
+        let mut take = |port: Option<PortId>, end: &Value<'_>| {
+            let Some(port) = port else { return };
+            if let Some((_, first)) = used.iter().find(|(other, _)| *other == port) {
+                let name = end.text_if_any().unwrap_or_default();
+                let problem = end.problem(format!("port `{name}` is in two pairs"));
+                end.add(problem.label("again").also(first.clone(), "first here").help(
+                    "remove it from one of them; to join more than two ports use `mac_table = {}` in place of `pairs`",
+                ));
+            }
+            used.push((port, end.span()));
+        };
+        take(found[0], a);
+        if found[0] != found[1] || found[0].is_none() {
+            take(found[1], b);
+        }
+        match found {
+            [Some(a), Some(b)] => pairs.push((a, b)),
+            _ => complete = false,
+        }
+    }
+    // A pair that was not understood may be that of a port which seems to be in none.
+    if complete {
+        for (index, port) in ports.list.iter().enumerate() {
+            let Some(name) = port.name.as_ref() else { continue };
+            if used.iter().all(|(used, _)| used.index() != index) {
+                let shown = name.get_ref();
+                let problem = Problem::at(name.span(), format!("port `{shown}` is in no pair"));
+                value.add(problem.label("joined to nothing").also(value.key_span(), "the pairs").help(format!(
+                    "add a pair with it to `pairs`, such as `[\"{shown}\", \"{shown}\"]` to send back what comes in, \
+                     or remove the port"
+                )));
+            }
+        }
+    }
+    complete.then_some(pairs)
+}
+
+/// `pairs` as it may have been meant: with brackets around a single pair, or with the first two ports.
+fn pair_example(value: &Value<'_>, ports: &Ports) -> String {
+    let names: Vec<_> =
+        value.list_if_any().unwrap_or_default().iter().filter_map(Value::text_if_any).collect();
+    let own: Vec<_> = ports.names().take(2).collect();
+    match (names.as_slice(), own.as_slice()) {
+        ([a, b], _) | (_, [a, b]) => format!("`pairs = [[\"{a}\", \"{b}\"]]`"),
+        _ => "`pairs = [[\"host-a\", \"host-b\"]]`".into(),
+    }
+}
+
+fn mac_table(value: &Value<'_>, ports: &Ports) -> Option<MacTable> {
+    let table = value.table("`mac_table`")?;
+    let capacity = table.number("capacity", 1..=1 << 20, 4096) as usize;
+    let ageing = Nanos::from_secs(table.number("ageing_s", 1..=1_000_000, 300));
+    let fixed = table.get("fixed", "[{ mac = \"52:54:00:00:00:01\", port = \"host-a\" }]");
+    let fixed = fixed.as_ref().map_or(Some(Vec::new()), |value| fixed_stations(value, ports));
+    if let [only] = ports.list.as_slice() {
+        let problem = table.problem("a bridge needs two ports or more").label("a bridge");
+        let problem = match &only.name {
+            Some(name) => problem.also(name.span(), "the only port"),
+            None => problem,
+        };
+        table
+            .problems()
+            .add(problem.help("add a [[port]], or reflect with `pairs = [[\"host-a\", \"host-a\"]]`"));
+    }
+    table.finish();
+    Some(MacTable { capacity, ageing, fixed: fixed? })
+}
+
+fn fixed_stations(value: &Value<'_>, ports: &Ports) -> Option<Vec<(MacAddr, PortId)>> {
+    let mut stations: Vec<(MacAddr, PortId)> = Vec::new();
+    let mut places: Vec<(MacAddr, Range<usize>)> = Vec::new();
+    for element in value.list()? {
+        let Some(table) = element.table("`fixed`") else { continue };
+        let mac = table.require("mac", "\"52:54:00:00:00:01\"");
+        let port = table.require("port", "\"host-a\"").and_then(|value| ports.find(&value));
+        table.finish();
+        let Some((mac, place)) = mac.and_then(|value| Some((station(&value)?, value.span()))) else {
+            continue;
+        };
+        if let Some((_, first)) = places.iter().find(|(other, _)| *other == mac) {
+            let problem = Problem::at(place.clone(), format!("the station {mac} is fixed twice"));
+            element
+                .add(problem.label("again").also(first.clone(), "first here").help("remove one of the two"));
+        }
+        places.push((mac, place));
+        stations.extend(port.map(|port| (mac, port)));
+    }
+    Some(stations)
+}
+
+fn station(value: &Value<'_>) -> Option<MacAddr> {
+    let text = value.text()?;
+    let Ok(mac) = text.parse::<MacAddr>() else {
+        let problem = value.problem(format!("`{text}` is not a MAC address")).label("not six bytes");
+        value
+            .add(problem.help("write six bytes in hexadecimal with colons, such as `\"52:54:00:00:00:01\"`"));
+        return None;
+    };
+    if mac.is_group() {
+        let problem = value.problem(format!("{mac} is the address of a group, which lies on no single port"));
+        value.add(problem.label("a group").help(
+            "give the address of one station: the first byte of such an address is even, as in `52:54:00:00:00:01`",
+        ));
+        return None;
+    }
+    Some(mac)
+}
+
+/// What is to be verified: a list, or a word for all or none.
+fn verified(value: &Value<'_>) -> FaultSet {
+    let words = VERIFIABLE.map(Fault::name);
+    let everything = VERIFIABLE.into_iter().fold(FaultSet::NONE, FaultSet::with);
+    faults(value, everything, |element| {
+        let text = element.text()?;
+        let fault = Fault::ALL.into_iter().find(|fault| fault.name() == text);
+        if let Some(fault) = fault.filter(|fault| VERIFIABLE.contains(fault)) {
+            return Some(fault);
+        }
+        let (message, help) = match (fault, meant(text, words)) {
+            (Some(_), _) => (format!("`{text}` is looked for in any case"), "remove it: ".into()),
+            (None, Some(word)) => {
+                (format!("`{text}` cannot be verified"), format!("did you mean `{word}`? "))
+            }
+            (None, None) => (format!("`{text}` cannot be verified"), String::new()),
+        };
+        let help = format!(
+            "{help}`verify` takes {}, which cost time; the headers are always checked",
+            all_of(words)
+        );
+        element.add(element.problem(message).label("not for `verify`").help(help));
+        None
+    })
+}
+
+/// What is to be dropped: a list, or a word for all or none.
+fn dropped(value: &Value<'_>, verify: FaultSet) -> FaultSet {
+    let words = Fault::ALL.map(Fault::name);
+    faults(value, FaultSet::ALL, |element| {
+        let fault = element.word(&words)?;
+        let fault = Fault::ALL.into_iter().find(|known| known.name() == fault)?;
+        if VERIFIABLE.contains(&fault) && !verify.has(fault) {
+            let name = fault.name();
+            let problem =
+                element.problem(format!("frames with a wrong `{name}` are never found: nothing verifies it"));
+            element.add(problem.label("dropped, but not verified").help(format!(
+                "add `\"{name}\"` to `verify`, such as `verify = [\"{name}\"]`, or remove it here"
+            )));
+        }
+        Some(fault)
+    })
+}
+
+/// A list of faults, `"all"` or `"none"`.
+fn faults(value: &Value<'_>, all: FaultSet, mut fault: impl FnMut(&Value<'_>) -> Option<Fault>) -> FaultSet {
+    match value.text_if_any() {
+        Some("all") => all,
+        Some("none") => FaultSet::NONE,
+        Some(_) => {
+            let key = value.name();
+            let problem =
+                value.problem(format!("{key} takes a list, `\"all\"` or `\"none\"`")).label("none of these");
+            value.add(problem.help(format!("write a list in brackets{}", value.such_as())));
+            FaultSet::NONE
+        }
+        None => {
+            let elements = value.list().unwrap_or_default();
+            elements.iter().filter_map(&mut fault).fold(FaultSet::NONE, FaultSet::with)
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! The configuration file: TOML in, plain values of `dataplane` and `switch` out, or everything that is wrong with it.
+//!
+//! A file has ports (`[[port]]`), one function (a table named after it, [`FUNCTIONS`]) and, if the defaults are not to
+//! be, `[runtime]`. To add a function: a variant of [`FunctionConfig`], a file like `forward.rs`, a line in
+//! [`FUNCTIONS`].
+
+mod capture;
+mod clash;
+mod device;
+mod forward;
+mod memory;
+mod pcap;
+mod port;
+mod report;
+mod runtime;
+mod syntax;
+#[cfg(test)]
+mod tests;
+mod tree;
+mod words;
+
+pub(crate) use report::{Finding, Report};
+
+use crate::machine::Machine;
+use core::ops::Range;
+use core::time::Duration;
+use dataplane::config::{Eal, Workers};
+use port::Ports;
+use report::Problem;
+use std::path::{Path, PathBuf};
+use toml::de::DeTable;
+use tree::{Problems, Table, absent, header, section};
+
+/// What a program ends with whose configuration is wrong
+pub(crate) const EXIT_CODE: u8 = 2;
+
+/// What a configuration file asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Config {
+    /// DPDK, ports and workers
+    pub(crate) runtime: dataplane::Config,
+    /// What becomes of frames
+    pub(crate) function: FunctionConfig,
+    /// End when no frame has come for so long
+    pub(crate) stop_when_idle: Option<Duration>,
+    /// Where it was read, or what stands for that
+    pub(crate) path: PathBuf,
+}
+
+/// The switch function and what it is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum FunctionConfig {
+    /// A wire or a learning bridge
+    Forward(switch::forward::Config),
+}
+
+/// A table that configures a function.
+struct FunctionTable {
+    key: &'static str,
+    /// What may stand in it, for messages
+    example: &'static str,
+    read: fn(&Table<'_>, &Ports) -> Option<FunctionConfig>,
+}
+
+/// The functions there are.
+const FUNCTIONS: [FunctionTable; 1] =
+    [FunctionTable { key: "forward", example: forward::EXAMPLE, read: forward::read }];
+
+/// Reads a file.
+pub(crate) fn load(path: &Path) -> Result<Config, Report> {
+    let text = match std::fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(error) => return Err(unreadable(path, &error)),
+    };
+    match String::from_utf8(text) {
+        Ok(text) => parse_on(path, &text, path.parent().unwrap_or(Path::new("")), &Machine::this()),
+        Err(error) => {
+            let problem = Problem::of_file(format!(
+                "it is not a text: {} bytes in it are UTF-8, then one is not",
+                error.utf8_error().valid_up_to()
+            ));
+            Err(Report::new(
+                path,
+                "",
+                vec![problem.help("save it as a text in UTF-8; is it the right file?")],
+            ))
+        }
+    }
+}
+
+fn unreadable(path: &Path, error: &std::io::Error) -> Report {
+    let help = match error.kind() {
+        std::io::ErrorKind::NotFound => "correct the path; examples are in the folder configs/",
+        std::io::ErrorKind::PermissionDenied => "allow it to be read, or run as its owner",
+        _ => "name a TOML file; examples are in the folder configs/",
+    };
+    let problem = Problem::of_file(format!("it cannot be read: {}", capture::plain(error)));
+    Report::new(path, "", vec![problem.help(help)])
+}
+
+/// Reads the text of a file that messages call `origin`. Relative paths in it begin in `folder`.
+pub(crate) fn parse(text: &str, origin: &str, folder: &Path) -> Result<Config, Report> {
+    parse_on(Path::new(origin), text, folder, &Machine::this())
+}
+
+/// Reads the text of the file `path` for a machine.
+fn parse_on(path: &Path, text: &str, folder: &Path, machine: &Machine) -> Result<Config, Report> {
+    let (root, errors) = DeTable::parse_recoverable(text);
+    if !errors.is_empty() {
+        // What a broken line meant can only be guessed, and the rest would be judged by the guess.
+        return Err(Report::new(path, text, syntax::problems(text, &errors)));
+    }
+    let problems = Problems::default();
+    let config = read(root.get_ref(), path, folder, machine, &problems);
+    match (config, problems.into_found()) {
+        (Some(config), found) if found.is_empty() => Ok(config),
+        (_, found) => Err(Report::new(path, text, found)),
+    }
+}
+
+/// The configuration, if enough was understood; whether nothing is wrong is for `problems` to say.
+fn read(
+    root: &DeTable<'_>,
+    path: &Path,
+    folder: &Path,
+    machine: &Machine,
+    problems: &Problems,
+) -> Option<Config> {
+    let root = Table::root(root, problems);
+    let runtime = runtime::read(&root, machine);
+    let ports = port::read(&root, folder);
+    memory::check_hugepages(&runtime, &ports.list, problems);
+    let buffers = memory::buffers(&ports.list, runtime.cpus.len(), problems);
+    let memory = memory::reserve(&runtime, &ports.list, &buffers, problems);
+    let function = function(&root, &ports, problems);
+    root.finish();
+    let ports: Option<Vec<_>> =
+        ports.list.into_iter().zip(buffers).map(|(port, buffers)| port.build(buffers)).collect();
+    Some(Config {
+        runtime: dataplane::Config {
+            eal: Eal {
+                memory,
+                file_prefix: runtime.file_prefix,
+                telemetry: runtime.telemetry,
+                extra: Vec::new(),
+            },
+            ports: ports?,
+            workers: Workers {
+                cpus: runtime.cpus,
+                handoff_ring: runtime.handoff_ring,
+                control_queue: runtime.control_queue,
+            },
+        },
+        function: function?,
+        stop_when_idle: runtime.stop_when_idle,
+        path: path.to_owned(),
+    })
+}
+
+/// Reads the one function.
+fn function(root: &Table<'_>, ports: &Ports, problems: &Problems) -> Option<FunctionConfig> {
+    let mut first: Option<Range<usize>> = None;
+    let mut functions = Vec::new();
+    for FunctionTable { key, read, .. } in &FUNCTIONS {
+        let Some(given) = root.get(key, "") else {
+            // Which keys it would have is told all the same: they may stand in the wrong place.
+            let unheard = Problems::default();
+            let table = absent(key, &unheard);
+            read(&table, ports);
+            table.finish();
+            problems.know_tables_of(unheard);
+            continue;
+        };
+        if let Some(first) = &first {
+            let problem = Problem::at(given.key_span(), "there are two functions").label("another");
+            problems.add(
+                problem
+                    .also(first.clone(), "one")
+                    .help("keep one: a program plays one part, and another is played by another program"),
+            );
+        }
+        first = first.or(Some(given.key_span()));
+        if let Some(table) = section(root, key) {
+            functions.push(read(&table, ports));
+            table.finish();
+        }
+    }
+    // A table that is not known may be a function with a slip in its name, and is reported anyway.
+    if first.is_none() && !root.has_unknown_tables() {
+        let example = |table: &FunctionTable| format!("{}\n{}", header(table.key), table.example);
+        let examples: Vec<_> = FUNCTIONS.iter().map(example).collect();
+        let problem = Problem::of_file("no table says what becomes of frames");
+        problems.add(problem.help(format!("add a function, such as\n\n{}", examples.join("\n\nor\n\n"))));
+    }
+    functions.into_iter().flatten().next()
+}

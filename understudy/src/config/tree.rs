@@ -1,0 +1,489 @@
+//! Reading a TOML file with all of its mistakes: a [`Table`] knows which of its keys were asked for, so that what is left
+//! over is reported, and a [`Value`] knows where it stands. Reading what is wrong records a [`Problem`] and gives
+//! `None`, like reading what is not there, and the reading goes on: one run shows everything.
+
+use super::report::Problem;
+use super::words::{all_of, meant, one_of};
+use core::cell::{Cell, RefCell};
+use core::ops::{Range, RangeInclusive};
+use toml::Spanned;
+use toml::de::{DeString, DeTable, DeValue};
+
+/// What the keys outside of any table stand in.
+const ROOT: &str = "";
+
+/// What was found wrong so far.
+#[derive(Default)]
+pub(super) struct Problems {
+    found: RefCell<Vec<Problem>>,
+    unknown: RefCell<Vec<UnknownKey>>,
+    /// Tables that were read, with the keys that they have
+    known: RefCell<Vec<(String, Vec<&'static str>)>>,
+}
+
+struct UnknownKey {
+    table: String,
+    key: String,
+    span: Range<usize>,
+    is_table: bool,
+}
+
+impl Problems {
+    pub(super) fn add(&self, problem: Problem) {
+        self.found.borrow_mut().push(problem);
+    }
+
+    /// Learns which keys tables have that are not there.
+    pub(super) fn know_tables_of(&self, other: Self) {
+        self.known.borrow_mut().extend(other.known.into_inner());
+    }
+
+    /// Everything that was found. Keys that are unknown where they stand may belong into another table, so they are
+    /// judged when all tables have been read.
+    pub(super) fn into_found(self) -> Vec<Problem> {
+        let known = self.known.into_inner();
+        let mut found = self.found.into_inner();
+        found.extend(self.unknown.into_inner().iter().map(|unknown| unknown.explain(&known)));
+        found
+    }
+}
+
+impl UnknownKey {
+    fn explain(&self, known: &[(String, Vec<&'static str>)]) -> Problem {
+        let Self { table, key, span, .. } = self;
+        let keys: &[&str] = known.iter().find(|(name, _)| name == table).map_or(&[], |(_, keys)| keys);
+        let elsewhere = known.iter().find(|(name, keys)| name != table && keys.contains(&key.as_str()));
+        let close = meant(key, keys.iter().copied());
+        if table == ROOT {
+            let tables = one_of(keys.iter().map(|table| header(table)));
+            if self.is_table {
+                let meant =
+                    close.map(|close| format!("did you mean `{}`? ", header(close))).unwrap_or_default();
+                return Problem::at(span.clone(), format!("there is no table `{key}`"))
+                    .label("no such table")
+                    .help(format!(
+                        "{meant}The tables are {}",
+                        all_of(keys.iter().map(|table| header(table)))
+                    ));
+            }
+            let place = elsewhere.map_or(tables, |(table, _)| format!("`{table}`"));
+            return Problem::at(span.clone(), format!("`{key}` stands outside of any table"))
+                .label("belongs to no table")
+                .help(format!("move it below the line {place}"));
+        }
+        let problem = Problem::at(span.clone(), format!("there is no key `{key}` in {table}"))
+            .label(format!("not a key of {table}"));
+        let keys = match keys {
+            [] => format!("{table} takes no keys"),
+            keys => format!("{table} takes {}", all_of(keys)),
+        };
+        match (elsewhere, close) {
+            (Some((other, _)), _) => problem.help(format!("`{key}` belongs to {other}: move it there")),
+            (None, Some(close)) => problem.help(format!("did you mean `{close}`? {keys}")),
+            (None, None) => problem.help(keys),
+        }
+    }
+}
+
+/// The line that begins a table of the root, such as `[runtime]`.
+pub(super) fn header(key: &str) -> String {
+    if key == "port" { "[[port]]".into() } else { format!("[{key}]") }
+}
+
+/// A table of the file, or one that is not there and has nothing but defaults.
+pub(super) struct Table<'a> {
+    /// What messages call it, such as `[runtime]`
+    name: String,
+    /// Its header, or the whole of an inline table
+    span: Option<Range<usize>>,
+    entries: Option<&'a DeTable<'a>>,
+    asked: RefCell<Vec<&'static str>>,
+    problems: &'a Problems,
+    /// Whether it was read to its end; a table that is dropped before would hide its unknown keys
+    finished: Cell<bool>,
+}
+
+impl<'a> Table<'a> {
+    /// The table of the whole file
+    pub(super) fn root(entries: &'a DeTable<'a>, problems: &'a Problems) -> Self {
+        Self::new(ROOT, None, Some(entries), problems)
+    }
+
+    fn new(
+        name: &str,
+        span: Option<Range<usize>>,
+        entries: Option<&'a DeTable<'a>>,
+        problems: &'a Problems,
+    ) -> Self {
+        let asked = RefCell::default();
+        Self { name: name.to_owned(), span, entries, asked, problems, finished: Cell::new(false) }
+    }
+
+    /// Where problems go
+    pub(super) fn problems(&self) -> &'a Problems {
+        self.problems
+    }
+
+    /// Its header, or the whole of an inline table
+    pub(super) fn span(&self) -> Option<Range<usize>> {
+        self.span.clone()
+    }
+
+    /// Begins a problem with this table: at its header, or of the file if it has none
+    pub(super) fn problem(&self, message: impl Into<String>) -> Problem {
+        match &self.span {
+            Some(span) => Problem::at(span.clone(), message),
+            None => Problem::of_file(message),
+        }
+    }
+
+    /// The value of a key. `example` is a value that may be written there, for messages.
+    pub(super) fn get(&self, key: &'static str, example: &'a str) -> Option<Value<'a>> {
+        let mut asked = self.asked.borrow_mut();
+        if !asked.contains(&key) {
+            asked.push(key);
+        }
+        let (name, value) = self.entries?.get_key_value(key)?;
+        Some(Value {
+            name: format!("`{key}`"),
+            key: Some((key, name.span())),
+            example,
+            span: value.span(),
+            value: value.get_ref(),
+            problems: self.problems,
+        })
+    }
+
+    /// The value of a key that has to be there
+    pub(super) fn require(&self, key: &'static str, example: &'a str) -> Option<Value<'a>> {
+        let value = self.get(key, example);
+        if value.is_none() {
+            self.problems.add(
+                self.problem(format!("{} has no `{key}`", self.name))
+                    .label(format!("`{key}` is missing"))
+                    .help(format!("add `{key} = {example}`")),
+            );
+        }
+        value
+    }
+
+    /// A number, or `default` where there is none (or a wrong one)
+    pub(super) fn number(&self, key: &'static str, range: RangeInclusive<u64>, default: u64) -> u64 {
+        self.spanned_number(key, range, default).map_or(default, Spanned::into_inner)
+    }
+
+    /// A number and its place
+    pub(super) fn spanned_number(
+        &self,
+        key: &'static str,
+        range: RangeInclusive<u64>,
+        example: u64,
+    ) -> Option<Spanned<u64>> {
+        let value = self.get(key, "")?;
+        let span = value.span();
+        Some(Spanned::new(span, value.number(range, example)?))
+    }
+
+    /// A power of two
+    pub(super) fn power_of_two(&self, key: &'static str, range: RangeInclusive<u64>, default: u64) -> u64 {
+        let Some(number) = self.spanned_number(key, range.clone(), default) else { return default };
+        let span = number.span();
+        let number = number.into_inner();
+        if !number.is_power_of_two() {
+            let above = number.next_power_of_two();
+            let near: Vec<_> =
+                [above / 2, above].into_iter().filter(|n| range.contains(n)).map(|n| n.to_string()).collect();
+            self.problems.add(
+                Problem::at(span, format!("`{key}` has to be a power of two, and {number} is none"))
+                    .label("not a power of two")
+                    .help(format!("the nearest are {}", all_of(near))),
+            );
+            return default;
+        }
+        number
+    }
+
+    /// `true` or `false`
+    pub(super) fn boolean(&self, key: &'static str, default: bool) -> bool {
+        let example = if default { "false" } else { "true" };
+        self.get(key, example).and_then(|value| value.boolean()).unwrap_or(default)
+    }
+
+    /// Whether there is a table in it that nobody asked for, so far
+    pub(super) fn has_unknown_tables(&self) -> bool {
+        let asked = self.asked.borrow();
+        let unknown = |(key, value): (&Spanned<DeString<'_>>, &Spanned<DeValue<'_>>)| {
+            is_table(value.get_ref()) && !asked.contains(&key.get_ref().as_ref())
+        };
+        self.entries.into_iter().flatten().any(unknown)
+    }
+
+    /// Reads no further: keys that nobody asked for are reported.
+    pub(super) fn finish(self) {
+        self.finished.set(true);
+        let asked = self.asked.take();
+        for (key, value) in self.entries.into_iter().flatten() {
+            if !asked.contains(&key.get_ref().as_ref()) {
+                self.problems.unknown.borrow_mut().push(UnknownKey {
+                    table: self.name.clone(),
+                    key: key.get_ref().to_string(),
+                    span: key.span(),
+                    is_table: is_table(value.get_ref()),
+                });
+            }
+        }
+        let mut known = self.problems.known.borrow_mut();
+        if known.iter().all(|(name, _)| *name != self.name) {
+            known.push((self.name.clone(), asked));
+        }
+    }
+}
+
+impl Drop for Table<'_> {
+    fn drop(&mut self) {
+        debug_assert!(self.finished.get() || std::thread::panicking(), "{} was not finished", self.name);
+    }
+}
+
+/// A value of the file.
+#[derive(Clone)]
+pub(super) struct Value<'a> {
+    /// What messages call it, such as `` `mtu` ``
+    name: String,
+    /// Its key and where that stands, unless it is an element of a list
+    key: Option<(&'static str, Range<usize>)>,
+    example: &'a str,
+    span: Range<usize>,
+    value: &'a DeValue<'a>,
+    problems: &'a Problems,
+}
+
+impl<'a> Value<'a> {
+    /// What messages call it
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The bytes of the value
+    pub(super) fn span(&self) -> Range<usize> {
+        self.span.clone()
+    }
+
+    /// The bytes of its key; of the value, if it has none
+    pub(super) fn key_span(&self) -> Range<usize> {
+        self.key.as_ref().map_or_else(|| self.span(), |(_, span)| span.clone())
+    }
+
+    /// Begins a problem with this value
+    pub(super) fn problem(&self, message: impl Into<String>) -> Problem {
+        Problem::at(self.span(), message)
+    }
+
+    /// Records a problem
+    pub(super) fn add(&self, problem: Problem) {
+        self.problems.add(problem);
+    }
+
+    /// `, such as` and an example, if there is one
+    pub(super) fn such_as(&self) -> String {
+        if self.example.is_empty() {
+            String::new()
+        } else {
+            format!(", such as {}", self.with_key(self.example))
+        }
+    }
+
+    /// The value as it would be written with its key, if it has one
+    fn with_key(&self, value: &str) -> String {
+        match self.key {
+            Some((key, _)) => format!("`{key} = {value}`"),
+            None => format!("`{value}`"),
+        }
+    }
+
+    fn wrong_type(&self, wanted: &str, help: String) {
+        let is = kind(self.value);
+        self.add(
+            self.problem(format!("{} has to be {wanted}, and is {is}", self.name))
+                .label(format!("this is {is}"))
+                .help(help),
+        );
+    }
+
+    /// A whole number
+    pub(super) fn number(&self, range: RangeInclusive<u64>, example: u64) -> Option<u64> {
+        let example = example.to_string();
+        let Some(integer) = self.value.as_integer() else {
+            let quoted = self.value.as_str().filter(|text| text.parse::<u64>().is_ok());
+            self.wrong_type(
+                "a whole number",
+                match quoted {
+                    Some(number) => format!("leave out the quotes: {}", self.with_key(number)),
+                    None => format!("write a number such as {}", self.with_key(&example)),
+                },
+            );
+            return None;
+        };
+        let number = u64::from_str_radix(integer.as_str(), integer.radix()).ok();
+        if number.is_none_or(|number| !range.contains(&number)) {
+            let (first, last) = range.into_inner();
+            self.add(
+                self.problem(format!("{} cannot be {integer}", self.name)).label("out of range").help(
+                    format!("write a number from {first} to {last}, such as {}", self.with_key(&example)),
+                ),
+            );
+            return None;
+        }
+        number
+    }
+
+    /// `true` or `false`
+    pub(super) fn boolean(&self) -> Option<bool> {
+        let boolean = self.value.as_bool();
+        if boolean.is_none() {
+            let example = match self.value.as_str() {
+                Some(text @ ("true" | "false")) => text,
+                _ => self.example,
+            };
+            self.wrong_type(
+                "`true` or `false`",
+                format!("write `true` or `false` without quotes: {}", self.with_key(example)),
+            );
+        }
+        boolean
+    }
+
+    /// A text that is not empty
+    pub(super) fn text(&self) -> Option<&'a str> {
+        let help = format!("write a text in quotes{}", self.such_as());
+        match self.value.as_str() {
+            Some("") => {
+                self.add(self.problem(format!("{} is empty", self.name)).label("empty").help(help));
+                None
+            }
+            None => {
+                let help = match self.value {
+                    DeValue::Integer(number) => {
+                        format!("put it in quotes: {}", self.with_key(&format!("\"{number}\"")))
+                    }
+                    _ => help,
+                };
+                self.wrong_type("a text in quotes", help);
+                None
+            }
+            text => text,
+        }
+    }
+
+    /// The text, if it is one; nothing is wrong if it is not
+    pub(super) fn text_if_any(&self) -> Option<&'a str> {
+        self.value.as_str()
+    }
+
+    /// One of a few words
+    pub(super) fn word(&self, words: &[&'static str]) -> Option<&'static str> {
+        let text = self.text()?;
+        let known = words.iter().find(|word| **word == text).copied();
+        if known.is_none() {
+            let close = meant(text, words.iter().copied());
+            let close = close.map(|close| format!("did you mean `{close}`? ")).unwrap_or_default();
+            self.add(
+                self.problem(format!("{} cannot be `{text}`", self.name))
+                    .label("not a word that is known here")
+                    .help(format!("{close}It can be {}", one_of(words))),
+            );
+        }
+        known
+    }
+
+    /// A list
+    pub(super) fn list(&self) -> Option<Vec<Self>> {
+        let list = self.list_if_any();
+        if list.is_none() {
+            self.wrong_type("a list", format!("write a list in brackets{}", self.such_as()));
+        }
+        list
+    }
+
+    /// The elements, if it is a list; nothing is wrong if it is not
+    pub(super) fn list_if_any(&self) -> Option<Vec<Self>> {
+        let element = |value: &'a Spanned<DeValue<'a>>| Self {
+            name: format!("an element of {}", self.name),
+            key: None,
+            example: "",
+            span: value.span(),
+            value: value.get_ref(),
+            ..self.clone()
+        };
+        Some(self.value.as_array()?.iter().map(element).collect())
+    }
+
+    /// A table; messages call it `name`
+    pub(super) fn table(&self, name: &str) -> Option<Table<'a>> {
+        let Some(entries) = self.value.as_table() else {
+            self.wrong_type("a table", format!("write a table in braces{}", self.such_as()));
+            return None;
+        };
+        Some(Table::new(name, Some(self.span()), Some(entries), self.problems))
+    }
+}
+
+/// A table of the root, or one without keys if it was left out; `None` if something else stands there.
+pub(super) fn section<'a>(root: &Table<'a>, key: &'static str) -> Option<Table<'a>> {
+    let Some(value) = root.get(key, "") else { return Some(absent(key, root.problems)) };
+    let name = header(key);
+    if let Some(entries) = value.value.as_table() {
+        return Some(Table::new(&name, Some(value.span()), Some(entries), root.problems));
+    }
+    root.problems.add(
+        Problem::at(value.key_span(), format!("`{key}` has to be a table, and is {}", kind(value.value)))
+            .label(format!("this is {}", kind(value.value)))
+            .help(format!("begin it with the line `{name}`, in single brackets, and write its keys below")),
+    );
+    None
+}
+
+/// A table of the root that was left out.
+pub(super) fn absent<'a>(key: &str, problems: &'a Problems) -> Table<'a> {
+    Table::new(&header(key), None, None, problems)
+}
+
+/// The tables of a list of tables of the root; none if it is not there, and `None` if it is something else.
+pub(super) fn sections<'a>(root: &Table<'a>, key: &'static str) -> Option<Vec<Table<'a>>> {
+    let name = header(key);
+    let Some(value) = root.get(key, "") else { return Some(Vec::new()) };
+    let list = value.value.as_array().map(|list| list.iter().map(|v| (v.span(), v.get_ref().as_table())));
+    let tables: Option<Vec<_>> =
+        list.and_then(|list| list.map(|(span, table)| Some((span, table?))).collect());
+    let Some(tables) = tables else {
+        root.problems.add(
+            Problem::at(value.key_span(), format!("`{key}` has to be a list of tables"))
+                .label(format!("{}, not a list of tables", kind(value.value)))
+                .help(format!(
+                    "begin each with the line `{name}`, in double brackets, and write its keys below"
+                )),
+        );
+        return None;
+    };
+    let table = |(span, entries)| Table::new(&name, Some(span), Some(entries), root.problems);
+    Some(tables.into_iter().map(table).collect())
+}
+
+/// Whether it is a table or a list of them.
+fn is_table(value: &DeValue<'_>) -> bool {
+    value.is_table()
+        || value.as_array().is_some_and(|list| list.iter().any(|value| value.get_ref().is_table()))
+}
+
+/// What a value is, in words.
+fn kind(value: &DeValue<'_>) -> &'static str {
+    match value {
+        DeValue::String(_) => "a text",
+        DeValue::Integer(_) => "a whole number",
+        DeValue::Float(_) => "a number with a fraction",
+        DeValue::Boolean(_) => "`true` or `false`",
+        DeValue::Datetime(_) => "a date or time",
+        DeValue::Array(_) => "a list",
+        DeValue::Table(_) => "a table",
+    }
+}
