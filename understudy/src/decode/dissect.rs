@@ -1,0 +1,300 @@
+//! What can be read of one frame. Lenient where `rocev2::classify` is strict: a frame that breaks a rule, or that the
+//! capture cut short, is shown as far as it goes.
+
+use rocev2::aeth::{Aeth, Syndrome};
+use rocev2::atomic::{AtomicAckEth, AtomicEth};
+use rocev2::cm::{self, Body, Message};
+use rocev2::deth::Deth;
+use rocev2::ethernet::{VlanTag, ethertype};
+use rocev2::immediate::{Ieth, ImmDt};
+use rocev2::ipv4::Ipv4;
+use rocev2::ipv6::Ipv6;
+use rocev2::opcode::Headers;
+use rocev2::packet::{Class, Fault, ICRC_LEN, classify_ip};
+use rocev2::reth::Reth;
+use rocev2::udp::{self, Udp};
+use rocev2::{Bth, Opcode, Qpn, UDP_PORT, icrc};
+use serde_json::{Map, Value, json};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
+
+/// Where the layer above the link begins in a captured frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Bytes of the link's header
+    pub len: usize,
+    /// Ethertype of what follows
+    pub ethertype: u16,
+}
+
+/// A frame, taken apart.
+#[derive(Debug)]
+pub enum Dissection {
+    /// To UDP port 4791
+    Roce(Box<Roce>),
+    /// Something else, in a word
+    Other(String),
+}
+
+/// What could be read of a `RoCEv2` packet.
+#[derive(Debug)]
+pub struct Roce {
+    /// Sender and receiver
+    pub addresses: (IpAddr, IpAddr),
+    /// VLAN identifiers, outermost first
+    pub vlans: Vec<u16>,
+    /// Base transport header, if it is there
+    pub bth: Option<Bth>,
+    /// Extended headers by name
+    pub extended: Map<String, Value>,
+    /// Bytes of payload, without padding
+    pub payload_len: Option<usize>,
+    /// Whether the ICRC is right; `None` if it is not there
+    pub icrc_ok: Option<bool>,
+    /// Which rule is broken
+    pub fault: Option<Fault>,
+}
+
+/// Takes a frame apart. `whole` says that the capture did not cut it.
+pub fn dissect(frame: &[u8], link: Link, whole: bool) -> Dissection {
+    let mut at = link.len;
+    let mut kind = link.ethertype;
+    let mut vlans = Vec::new();
+    while ethertype::is_tag(kind) && vlans.len() < rocev2::packet::MAX_TAGS {
+        let Some(tag) = view::<VlanTag>(frame, at) else { return Dissection::Other("truncated VLAN tag".into()) };
+        vlans.push(tag.id());
+        kind = tag.ethertype.get();
+        at += VlanTag::LEN;
+    }
+    let Some(ip) = IpPart::read(frame, at, kind) else { return Dissection::Other(name_of(kind)) };
+    if ip.protocol != udp::PROTOCOL {
+        return Dissection::Other(format!("IP protocol {}", ip.protocol));
+    }
+    let fault = match classify_ip(frame, at, kind) {
+        Class::Roce(_) => None,
+        Class::Malformed(fault) => Some(fault),
+        Class::Other => return Dissection::Other("UDP".into()),
+    };
+    let Some(udp) = view::<Udp>(frame, ip.udp) else { return Dissection::Other("truncated UDP".into()) };
+    if udp.dst_port.get() != UDP_PORT {
+        return Dissection::Other("UDP".into());
+    }
+    // A cut is the capture's doing, not the sender's.
+    let fault = fault.filter(|&fault| whole || fault != Fault::Truncated);
+    let mut roce = Roce {
+        addresses: (ip.src, ip.dst),
+        vlans,
+        bth: None,
+        extended: Map::new(),
+        payload_len: None,
+        icrc_ok: None,
+        fault,
+    };
+    if fault != Some(Fault::Fragment) {
+        // The ICRC is where UDP ends, if that is in the frame.
+        let end = (ip.udp + usize::from(udp.len.get())).checked_sub(ICRC_LEN);
+        let packet = end.and_then(|end| Some((frame.get(at..end)?, frame.get(end..)?.first_chunk()?)));
+        roce.read_transport(frame, ip.udp + Udp::LEN, end);
+        if let Some((covered, stored)) = packet.filter(|_| roce.bth.is_some()) {
+            let udp_at = ip.udp - at;
+            if covered.len() >= udp_at + Udp::LEN + Bth::LEN {
+                roce.icrc_ok = Some(icrc::compute_for(covered, ip.dst.is_ipv6(), udp_at) == u32::from_le_bytes(*stored));
+            }
+        }
+    }
+    Dissection::Roce(Box::new(roce))
+}
+
+fn view<T: FromBytes + KnownLayout + Immutable + Unaligned>(frame: &[u8], at: usize) -> Option<&T> {
+    T::ref_from_bytes(frame.get(at..at.checked_add(size_of::<T>())?)?).ok()
+}
+
+/// A word for an ethertype.
+fn name_of(kind: u16) -> String {
+    match kind {
+        ethertype::ARP => "ARP".into(),
+        ethertype::IPV4 => "broken IPv4".into(),
+        ethertype::IPV6 => "broken IPv6".into(),
+        other => format!("ethertype {other:#06x}"),
+    }
+}
+
+struct IpPart {
+    src: IpAddr,
+    dst: IpAddr,
+    protocol: u8,
+    udp: usize,
+}
+
+impl IpPart {
+    fn read(frame: &[u8], at: usize, kind: u16) -> Option<Self> {
+        match kind {
+            ethertype::IPV4 => {
+                let ip = view::<Ipv4>(frame, at).filter(|ip| ip.version() == 4 && ip.header_len() >= Ipv4::LEN)?;
+                let (src, dst) = (Ipv4Addr::from(ip.src).into(), Ipv4Addr::from(ip.dst).into());
+                Some(Self { src, dst, protocol: ip.protocol, udp: at + ip.header_len() })
+            }
+            ethertype::IPV6 => {
+                use rocev2::ipv6::extension::{DESTINATION, FRAGMENT, HOP_BY_HOP, ROUTING};
+                let ip = view::<Ipv6>(frame, at).filter(|ip| ip.version() == 6)?;
+                let (src, dst) = (Ipv6Addr::from(ip.src).into(), Ipv6Addr::from(ip.dst).into());
+                let (mut protocol, mut udp) = (ip.next_header, at + Ipv6::LEN);
+                for _ in 0..4 {
+                    let Some(&[next, len]) = view::<[u8; 2]>(frame, udp) else { break };
+                    udp += match protocol {
+                        HOP_BY_HOP | ROUTING | DESTINATION => (usize::from(len) + 1) * 8,
+                        FRAGMENT => 8,
+                        _ => break,
+                    };
+                    protocol = next;
+                }
+                Some(Self { src, dst, protocol, udp })
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Roce {
+    /// Reads BTH and extended headers as far as they lie before `end` and in the frame.
+    fn read_transport(&mut self, frame: &[u8], at: usize, end: Option<usize>) {
+        let Some(&bth) = view::<Bth>(frame, at) else { return };
+        self.bth = Some(bth);
+        let headers = bth.opcode().headers();
+        let from = at + Bth::LEN;
+        let within = end.map_or(frame, |end| &frame[..end.min(frame.len())]);
+        self.read_extended(within, from, headers);
+        let payload = from + headers.len();
+        let Some(padded) = end.and_then(|end| end.checked_sub(payload)) else { return };
+        self.payload_len = padded.checked_sub(usize::from(bth.pad_count()));
+        let to_gsi = bth.opcode() == Opcode::UD_SEND_ONLY && bth.dest_qp() == Qpn::GSI;
+        if let Some(message) = within.get(payload..).filter(|_| to_gsi).and_then(|mad| Message::parse(mad).ok()) {
+            self.extended.insert("cm".into(), cm_fields(&message));
+        }
+    }
+
+    fn read_extended(&mut self, frame: &[u8], from: usize, headers: Headers) {
+        let at = |header| headers.has(header).then(|| from + headers.before(header));
+        let mut put = |name: &str, value: Option<Value>| {
+            if let Some(value) = value {
+                self.extended.insert(name.into(), value);
+            }
+        };
+        let deth = at(Headers::DETH).and_then(|at| view::<Deth>(frame, at));
+        put("deth", deth.map(|h| json!({ "qkey": h.qkey.get(), "src_qp": h.src_qp().get() })));
+        let reth = at(Headers::RETH).and_then(|at| view::<Reth>(frame, at));
+        put("reth", reth.map(|h| json!({ "va": h.va.get(), "rkey": h.rkey.get(), "len": h.len.get() })));
+        let atomic = at(Headers::ATOMIC).and_then(|at| view::<AtomicEth>(frame, at));
+        put(
+            "atomic",
+            atomic.map(|h| {
+                let (swap_or_add, compare) = (h.swap_or_add.get(), h.compare.get());
+                json!({ "va": h.va.get(), "rkey": h.rkey.get(), "swap_or_add": swap_or_add, "compare": compare })
+            }),
+        );
+        put("aeth", at(Headers::AETH).and_then(|at| view::<Aeth>(frame, at)).map(aeth_fields));
+        let atomic_ack = at(Headers::ATOMIC_ACK).and_then(|at| view::<AtomicAckEth>(frame, at));
+        put("atomic_ack", atomic_ack.map(|h| json!({ "original": h.original.get() })));
+        let imm = at(Headers::IMM).and_then(|at| view::<ImmDt>(frame, at));
+        put("imm", imm.map(|h| json!(h.data.get())));
+        let ieth = at(Headers::IETH).and_then(|at| view::<Ieth>(frame, at));
+        put("ieth", ieth.map(|h| json!({ "rkey": h.rkey.get() })));
+    }
+
+    /// The fields of a line of JSON, all of them present, null where they could not be read.
+    pub fn fields(&self) -> Map<String, Value> {
+        let mut map = Map::new();
+        let mut put = |name: &str, value: Value| map.insert(name.into(), value);
+        let bth = self.bth.as_ref();
+        put("src", json!(self.addresses.0));
+        put("dst", json!(self.addresses.1));
+        put("vlan", json!(self.vlans.first()));
+        if self.vlans.len() > 1 {
+            put("vlans", json!(self.vlans));
+        }
+        put("opcode", json!(bth.map(|b| b.opcode().0)));
+        put("opcode_name", json!(bth.map(|b| b.opcode().name())));
+        put("dest_qp", json!(bth.map(|b| b.dest_qp().get())));
+        put("psn", json!(bth.map(|b| b.psn().get())));
+        put("ack_req", json!(bth.map(Bth::ack_req)));
+        put("solicited", json!(bth.map(Bth::solicited)));
+        put("mig_req", json!(bth.map(Bth::mig_req)));
+        put("fecn", json!(bth.map(Bth::fecn)));
+        put("becn", json!(bth.map(Bth::becn)));
+        put("pad", json!(bth.map(Bth::pad_count)));
+        put("pkey", json!(bth.map(|b| b.pkey.get())));
+        put("payload_len", json!(self.payload_len));
+        map.extend(self.extended.clone());
+        let icrc = self.icrc_ok.map_or("absent", |ok| if ok { "ok" } else { "bad" });
+        map.insert("icrc".into(), icrc.into());
+        if let Some(fault) = self.fault {
+            map.insert("error".into(), fault.name().into());
+        }
+        map
+    }
+}
+
+fn aeth_fields(aeth: &Aeth) -> Value {
+    let mut value = json!({ "syndrome": aeth.syndrome, "kind": aeth.kind().name(), "msn": aeth.msn().get() });
+    match aeth.kind() {
+        Syndrome::Ack(credit) => value["credits"] = json!(credit.messages()),
+        Syndrome::RnrNak(timer) => value["timer_us"] = json!(timer.microseconds()),
+        Syndrome::Nak(_) | Syndrome::Reserved(_) => {}
+    }
+    value
+}
+
+fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+fn cm_fields(message: &Message<'_>) -> Value {
+    let mut value = json!({
+        "kind": message.kind().name(),
+        "transaction_id": message.header.transaction_id.get(),
+    });
+    let mut ids = |local: u32, remote: Option<u32>, private: &[u8]| {
+        value["local_comm_id"] = local.into();
+        if let Some(remote) = remote {
+            value["remote_comm_id"] = remote.into();
+        }
+        value["private_data"] = hex(private).into();
+    };
+    match message.body {
+        Body::Req(m) => {
+            ids(m.local_comm_id.get(), None, &m.private_data);
+            value["service_id"] = m.service_id.get().into();
+            value["qpn"] = m.qpn().get().into();
+            value["starting_psn"] = m.starting_psn().get().into();
+            value["path_mtu"] = json!(m.path_mtu());
+            if let Some(cma) = m.cma_header() {
+                value["rdma_cm"] =
+                    json!({ "src": cma.src_addr(), "src_port": cma.src_port.get(), "dst": cma.dst_addr() });
+                value["private_data"] = hex(&m.private_data[cm::CmaHeader::LEN..]).into();
+            }
+        }
+        Body::Rep(m) => {
+            ids(m.local_comm_id.get(), Some(m.remote_comm_id.get()), &m.private_data);
+            value["qpn"] = m.qpn().get().into();
+            value["starting_psn"] = m.starting_psn().get().into();
+        }
+        Body::Rej(m) => {
+            ids(m.local_comm_id.get(), Some(m.remote_comm_id.get()), &m.private_data);
+            value["reason"] = m.reason().0.into();
+            value["reason_name"] = m.reason().name().into();
+        }
+        Body::Mra(m) => ids(m.local_comm_id.get(), Some(m.remote_comm_id.get()), &m.private_data),
+        Body::Rtu(m) => ids(m.local_comm_id.get(), Some(m.remote_comm_id.get()), &m.private_data),
+        Body::Dreq(m) => {
+            ids(m.local_comm_id.get(), Some(m.remote_comm_id.get()), &m.private_data);
+            value["remote_qpn"] = m.remote_qpn().get().into();
+        }
+        Body::Drep(m) => ids(m.local_comm_id.get(), Some(m.remote_comm_id.get()), &m.private_data),
+        Body::Opaque(..) => {}
+    }
+    value
+}
