@@ -134,3 +134,45 @@ pub enum Device {
         copy: bool,
     },
 }
+
+/// Ethernet header, tags, and what drivers may add behind: bytes of a frame beyond the MTU
+pub(crate) const FRAME_OVERHEAD: u32 = 14 + 3 * 4 + 4;
+/// Smallest buffers worth having: many drivers expect that a standard frame fits
+const MIN_DATA_ROOM: u32 = 2048;
+
+impl Device {
+    /// Bytes for a frame in a packet buffer of a port with this MTU, without the head room.
+    pub fn data_room(&self, mtu: u16) -> u32 {
+        let frame = (u32::from(mtu) + FRAME_OVERHEAD).max(MIN_DATA_ROOM);
+        match self {
+            // The driver wants room for all of a ring's frame, however little of it is used.
+            Self::AfPacket { .. } => frame.max(af_packet_ring(mtu).1),
+            _ => frame,
+        }
+    }
+}
+
+/// Bytes of a block and of a frame of an `AF_PACKET` ring, in which an IP packet of `mtu` bytes fits. The driver takes the
+/// ring for one array of frames, so a block has to be a multiple of a frame, and the kernel wants whole pages.
+pub(crate) fn af_packet_ring(mtu: u16) -> (u32, u32) {
+    /// TPACKET2's header and address, rounded up, as the driver subtracts them
+    const HEADER: u32 = 80;
+    let frame = (u32::from(mtu) + FRAME_OVERHEAD + HEADER).next_power_of_two().max(2048);
+    (frame.max(4096), frame)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn af_packet_frames_hold_the_mtu() {
+        for mtu in [68, 1500, 1900, 2000, 4200, 9600] {
+            let (block, frame) = af_packet_ring(mtu);
+            assert!(frame >= u32::from(mtu) + FRAME_OVERHEAD && block % frame == 0 && block % 4096 == 0, "{mtu}");
+            let device = Device::AfPacket { interface: "eth0".into() };
+            assert!(device.data_room(mtu) >= frame && Device::Ring.data_room(mtu) >= u32::from(mtu), "{mtu}");
+        }
+        assert_eq!(af_packet_ring(1500), (4096, 2048));
+    }
+}

@@ -1,6 +1,6 @@
 //! Ethernet ports: found, configured, started, closed.
 
-use crate::config::{Config, Device, Port as PortConfig};
+use crate::config::{Config, Device, FRAME_OVERHEAD, Port as PortConfig, af_packet_ring};
 use crate::eal::{errno, error_text};
 use crate::error::Error;
 use core::ptr::NonNull;
@@ -8,10 +8,6 @@ use dpdk_sys::{rte_eth_conf, rte_eth_dev_info, rte_eth_stats, rte_mempool};
 use std::ffi::CString;
 use std::path::Path;
 
-/// Ethernet header with service and customer tag, and what drivers may add behind: bytes beyond the MTU
-const FRAME_OVERHEAD: u32 = 14 + 3 * 4 + 4;
-/// Smallest buffers worth having: many drivers expect that a standard frame fits
-const MIN_DATA_ROOM: u32 = 2048;
 /// Buffers that a worker keeps for itself
 const POOL_CACHE: u32 = 256;
 
@@ -96,14 +92,6 @@ pub(crate) fn allow(index: usize, port: &PortConfig) -> Result<Allow, Error> {
     Ok(Allow::Virtual(device))
 }
 
-/// Bytes of a block and of a frame of an `AF_PACKET` ring, in which an IP packet of `mtu` bytes fits.
-fn af_packet_ring(mtu: u16) -> (u32, u32) {
-    /// TPACKET2's header and address, rounded up, as the driver subtracts them
-    const HEADER: u32 = 80;
-    let frame = (u32::from(mtu) + FRAME_OVERHEAD + HEADER).next_power_of_two().max(2048);
-    (frame.max(4096), frame)
-}
-
 /// DPDK's number of the port, if its device is there.
 pub(crate) fn find(index: usize, port: &PortConfig) -> Option<u16> {
     let name = CString::new(device_name(index, &port.device)).ok()?;
@@ -166,7 +154,7 @@ pub(crate) struct Pool(NonNull<rte_mempool>);
 impl Pool {
     fn new(index: usize, port: &PortConfig, socket: i32) -> Result<Self, Error> {
         let name = CString::new(format!("port-{index}")).expect("no zero byte in a number");
-        let data_room = (u32::from(port.mtu) + FRAME_OVERHEAD).max(MIN_DATA_ROOM) + dpdk_sys::RTE_PKTMBUF_HEADROOM;
+        let data_room = port.device.data_room(port.mtu) + dpdk_sys::RTE_PKTMBUF_HEADROOM;
         let cache = POOL_CACHE.min(port.buffers / 2);
         // SAFETY: the EAL is up; the name is a C string.
         let pool = unsafe {
@@ -330,18 +318,4 @@ fn eth_conf(port: &PortConfig, dev: &rte_eth_dev_info, rx_queues: u16) -> Result
         conf.rx_adv_conf.rss_conf.rss_hf = dev.flow_type_rss_offloads & dpdk_sys::UNDERSTUDY_RSS_IP_UDP;
     }
     Ok(conf)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn af_packet_frames_hold_the_mtu() {
-        for mtu in [68, 1500, 1900, 2000, 4200, 9600] {
-            let (block, frame) = af_packet_ring(mtu);
-            assert!(frame >= u32::from(mtu) + FRAME_OVERHEAD && block % frame == 0 && block % 4096 == 0, "{mtu}");
-        }
-        assert_eq!(af_packet_ring(1500), (4096, 2048));
-    }
 }

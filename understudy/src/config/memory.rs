@@ -91,8 +91,9 @@ fn need(ports: &[ReadPort], buffers: &[u64], workers: usize, page: u64) -> Need 
     for (port, &default) in ports.iter().zip(buffers) {
         let buffers =
             port.buffers.as_ref().map_or(default, |buffers: &Spanned<u64>| (*buffers.get_ref()).min(1 << 26));
-        // Room for the frame with its tags or for 2,048 bytes, the headroom, the mbuf and the object's header.
-        let object = ((u64::from(port.mtu) + 30).max(2048) + 128 + 128 + 64).next_multiple_of(64);
+        let device = port.device.as_ref().map_or(&Device::Ring, |device| &device.device);
+        // Room for the frame, the headroom, the mbuf and the object's header.
+        let object = (u64::from(device.data_room(port.mtu)) + 128 + 128 + 64).next_multiple_of(64);
         let (dense, padded) = match page / object {
             // A reservation asks for whole pages and is content with less.
             0 => (object * buffers, object.next_multiple_of(page) * buffers),

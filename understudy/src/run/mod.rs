@@ -64,7 +64,7 @@ fn start(args: RunArgs, mut config: Config) -> Result<(), Report> {
 
     let names: Vec<&str> = runtime.ports().map(|port| port.name.as_str()).collect();
     eprintln!(
-        "understudy is ready: ports {}; {workers} worker{}; {}. Ctrl-C ends it.",
+        "understudy is ready on {}, with {workers} worker{} ({}). Ctrl-C ends it.",
         names.join(", "),
         if workers == 1 { "" } else { "s" },
         Runtime::version(),

@@ -121,18 +121,23 @@ impl Report {
         section(&mut text, "RoCEv2 packets by opcode", &["opcode", "operation", "frames", "bytes"], 2, opcodes);
         let qps = self.qps.iter().take(SHOWN_QPS).map(|qp| row(&[&qp.dst, &format!("{:#x}", qp.qpn)], &[qp.frames, qp.bytes]));
         section(&mut text, "RoCEv2 packets by destination queue pair", &["host", "QPN", "frames", "bytes"], 2, qps);
+        let mut notes = Vec::new();
         if self.qps.len() > SHOWN_QPS {
-            _ = writeln!(text, "  and {} more; --json shows all", self.qps.len() - SHOWN_QPS);
+            notes.push(format!("queue pairs: {} more are in --json", self.qps.len() - SHOWN_QPS));
         }
         if let Some(beyond @ 1..) = self.qps_beyond {
-            _ = writeln!(text, "  {beyond} packets went to further queue pairs: raise `counted_qps` to see them");
+            notes.push(format!("queue pairs: {beyond} packets went to further ones; raise `counted_qps` to see them"));
         }
-        let reasons = |rows: &[ReasonRow]| -> Vec<_> {
-            rows.iter().map(|r| row(&[r.reason, &r.meaning], &[r.frames])).collect()
-        };
-        let columns = ["reason", "meaning", "frames"];
-        section(&mut text, "Malformed frames", &columns, 2, reasons(&self.malformed));
-        section(&mut text, "Dropped frames", &columns, 2, reasons(&self.drops));
+        let dropped = |reason| self.drops.iter().find(|drop| drop.reason == reason).map_or(0, |drop| drop.frames);
+        let malformed =
+            self.malformed.iter().map(|r| row(&[r.reason, &r.meaning], &[r.frames, dropped(r.reason)]));
+        section(&mut text, "Malformed frames", &["reason", "meaning", "frames", "dropped"], 2, malformed);
+        let others = self.drops.iter().filter(|drop| self.malformed.iter().all(|m| m.reason != drop.reason));
+        let others = others.map(|r| row(&[r.reason, &r.meaning], &[r.frames]));
+        section(&mut text, "Other dropped frames", &["reason", "meaning", "frames"], 2, others);
+        for note in notes {
+            _ = writeln!(text, "{note}");
+        }
         for port in &self.ports {
             for (count, what) in [
                 (port.missed, "frames were lost before they were fetched"),
