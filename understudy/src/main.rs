@@ -3,11 +3,13 @@
 
 mod check;
 mod config;
+mod decode;
 mod machine;
 mod output;
 mod run;
 
 use clap::{Parser, Subcommand};
+use miette::IntoDiagnostic as _;
 use std::process::ExitCode;
 
 /// RDMA in-network computing on a commodity server.
@@ -22,11 +24,33 @@ struct Cli {
 enum Command {
     Run(run::RunArgs),
     Check(check::Args),
+    Decode(decode::DecodeArgs),
+    /// Measure
+    #[command(subcommand)]
+    Bench(Bench),
+}
+
+#[derive(Subcommand)]
+enum Bench {
+    Peers(bench::peers::PeersArgs),
 }
 
 fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Run(args) => run::run(args),
         Command::Check(args) => check::run(&args),
+        Command::Decode(args) => decode::run(&args),
+        Command::Bench(Bench::Peers(args)) => bench(&args),
+    }
+}
+
+fn bench(args: &bench::peers::PeersArgs) -> ExitCode {
+    let own = std::env::current_exe().into_diagnostic();
+    match own.and_then(|own| bench::peers::run(args, &own)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(report) => {
+            eprintln!("{report:?}");
+            ExitCode::FAILURE
+        }
     }
 }

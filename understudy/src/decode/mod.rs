@@ -1,0 +1,226 @@
+//! `understudy decode`: takes captured frames apart.
+
+mod capture;
+mod dissect;
+
+use capture::{CaptureError, Flow, Frame};
+use clap::Args;
+use dissect::{Dissection, Roce, dissect};
+use miette::{MietteDiagnostic, Report};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::{self, BufWriter, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Show the RoCEv2 packets of a capture file (pcap or pcapng)
+#[derive(Args)]
+pub(crate) struct DecodeArgs {
+    /// Capture file
+    file: PathBuf,
+    /// Print a JSON object a packet, a line each
+    #[arg(long)]
+    json: bool,
+    /// Show frames that are not RoCEv2, too
+    #[arg(long)]
+    all: bool,
+}
+
+/// Exit code 1 when the file cannot be read, or not to its end; what could be read is printed all the same.
+pub(crate) fn run(args: &DecodeArgs) -> ExitCode {
+    let mut out = BufWriter::new(io::stdout().lock());
+    let mut decoder = Decoder { args, first_time: None, summary: Summary::default(), failed: None };
+    let read = capture::for_each(&args.file, |frame| match decoder.show(frame, &mut out) {
+        Ok(()) => Flow::Continue(()),
+        Err(error) => {
+            decoder.failed = Some(error);
+            Flow::Break(())
+        }
+    });
+    let written = match decoder.failed {
+        Some(error) => Err(error),
+        None if args.json => out.flush(),
+        None => write!(out, "{}", decoder.summary.text()).and_then(|()| out.flush()),
+    };
+    match written {
+        // A reader that has seen enough.
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("understudy: standard output: {error}");
+            return ExitCode::FAILURE;
+        }
+        Ok(()) => {}
+    }
+    match read {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{:?}", explain(&args.file, &error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn explain(file: &Path, error: &CaptureError) -> Report {
+    let help = match error {
+        CaptureError::Io(error) if error.kind() == ErrorKind::NotFound => "check the path",
+        CaptureError::Io(_) => "can the file be read by you, and is it a file?",
+        CaptureError::Format => "tcpdump -w, Wireshark and dumpcap write such files; compressed ones have to be unpacked",
+        CaptureError::Cut => "what stands before was decoded; was the capture still being written?",
+        CaptureError::Damaged(_) => "what stands before was decoded; Wireshark's `editcap` may mend the rest",
+    };
+    MietteDiagnostic::new(format!("{}: {error}", file.display())).with_help(help).into()
+}
+
+struct Decoder<'a> {
+    args: &'a DecodeArgs,
+    first_time: Option<u64>,
+    summary: Summary,
+    failed: Option<io::Error>,
+}
+
+impl Decoder<'_> {
+    fn show(&mut self, frame: Frame<'_>, out: &mut impl Write) -> io::Result<()> {
+        self.summary.frames += 1;
+        let whole = frame.bytes.len() >= frame.wire_len;
+        let dissection = match frame.link.link(frame.bytes) {
+            Some(link) => dissect(frame.bytes, link, whole),
+            None if capture::is_known(frame.link) => Dissection::Other("truncated".into()),
+            None => Dissection::Other(format!("link type {}", frame.link)),
+        };
+        let first = *self.first_time.get_or_insert(frame.time_ns.unwrap_or(0));
+        match dissection {
+            Dissection::Roce(roce) => {
+                self.summary.count(&roce);
+                if self.args.json { json_line(frame, &roce, out) } else { text_line(frame, first, &roce, out) }
+            }
+            Dissection::Other(what) => {
+                let shown = self.args.all;
+                self.summary.others += 1;
+                if shown && self.args.json {
+                    let time = frame.time_ns.map(seconds);
+                    writeln!(out, "{}", json!({ "frame": frame.number, "time": time, "roce": false, "what": what }))
+                } else if shown {
+                    writeln!(out, "{:>6} {:>12.6}  {what}, {} B", frame.number, relative(frame, first), frame.wire_len)
+                } else {
+                    Ok(())
+                }
+            }
+        }
+    }
+}
+
+fn seconds(nanos: u64) -> f64 {
+    nanos as f64 / 1e9
+}
+
+/// Seconds since the first frame.
+fn relative(frame: Frame<'_>, first: u64) -> f64 {
+    let time = frame.time_ns.unwrap_or(first);
+    if time >= first { seconds(time - first) } else { -seconds(first - time) }
+}
+
+fn json_line(frame: Frame<'_>, roce: &Roce, out: &mut impl Write) -> io::Result<()> {
+    let mut line = Map::new();
+    line.insert("frame".into(), frame.number.into());
+    line.insert("time".into(), json!(frame.time_ns.map(seconds)));
+    line.extend(roce.fields());
+    serde_json::to_writer(&mut *out, &line)?;
+    writeln!(out)
+}
+
+fn text_line(frame: Frame<'_>, first: u64, roce: &Roce, out: &mut impl Write) -> io::Result<()> {
+    let (src, dst) = roce.addresses;
+    let mut line = format!("{:>6} {:>12.6}  {src} > {dst}", frame.number, relative(frame, first));
+    for vlan in &roce.vlans {
+        _ = write!(line, " vlan {vlan}");
+    }
+    if let Some(bth) = &roce.bth {
+        _ = write!(line, "  {bth}");
+    }
+    for (name, value) in &roce.extended {
+        _ = write!(line, "  {name}");
+        words(&mut line, value);
+    }
+    if let Some(len @ 1..) = roce.payload_len {
+        _ = write!(line, "  {len} B");
+    }
+    match roce.icrc_ok {
+        Some(true) => {}
+        Some(false) => line += "  BAD ICRC",
+        None if roce.fault.is_none() => line += "  (cut by the capture)",
+        None => {}
+    }
+    if let Some(fault) = roce.fault {
+        _ = write!(line, "  MALFORMED: {fault}");
+    }
+    writeln!(out, "{line}")
+}
+
+/// A header's fields as words. Addresses and keys read better in hexadecimal, long private data not at all.
+fn words(line: &mut String, value: &Value) {
+    let Value::Object(fields) = value else {
+        _ = write!(line, " {value}");
+        return;
+    };
+    for (name, value) in fields {
+        match (name.as_str(), value) {
+            ("private_data" | "syndrome", _) => {}
+            ("va" | "rkey" | "qkey" | "src_qp" | "qpn" | "remote_qpn" | "service_id", Value::Number(n)) => {
+                _ = write!(line, " {name} {:#x}", n.as_u64().unwrap_or(0));
+            }
+            ("kind" | "reason_name", Value::String(word)) => _ = write!(line, " {word}"),
+            (_, Value::Object(_)) => words(line, value),
+            (_, Value::String(word)) => _ = write!(line, " {name} {word}"),
+            (_, Value::Null) => _ = write!(line, " {name} unlimited"),
+            _ => _ = write!(line, " {name} {value}"),
+        }
+    }
+}
+
+/// What the whole file comes to.
+#[derive(Default)]
+struct Summary {
+    frames: u64,
+    others: u64,
+    roce: u64,
+    /// By opcode number; the name, and how many
+    opcodes: BTreeMap<u8, (String, u64)>,
+    bad_icrc: u64,
+    no_icrc: u64,
+    malformed: BTreeMap<&'static str, u64>,
+}
+
+impl Summary {
+    fn count(&mut self, roce: &Roce) {
+        self.roce += 1;
+        if let Some(bth) = &roce.bth {
+            let opcode = bth.opcode();
+            self.opcodes.entry(opcode.0).or_insert_with(|| (opcode.to_string(), 0)).1 += 1;
+        }
+        match roce.icrc_ok {
+            Some(true) => {}
+            Some(false) => self.bad_icrc += 1,
+            None => self.no_icrc += 1,
+        }
+        if let Some(fault) = roce.fault {
+            *self.malformed.entry(fault.name()).or_default() += 1;
+        }
+    }
+
+    fn text(&self) -> String {
+        let mut text = format!("\n{} frames, {} of them RoCEv2", self.frames, self.roce);
+        if self.others > 0 {
+            _ = write!(text, ", {} others", self.others);
+        }
+        let good = self.roce - self.bad_icrc - self.no_icrc;
+        _ = writeln!(text, "\nICRC: {good} right, {} wrong, {} not captured", self.bad_icrc, self.no_icrc);
+        for (opcode, (name, count)) in &self.opcodes {
+            _ = writeln!(text, "{count:>9}  {opcode:#04x} {name}");
+        }
+        for (name, count) in &self.malformed {
+            _ = writeln!(text, "{count:>9}  malformed: {name}");
+        }
+        text
+    }
+}
