@@ -1,0 +1,19 @@
+//! Any bytes as a CM message.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use rocev2::cm::{Body, MAD_LEN, Message};
+
+fuzz_target!(|bytes: &[u8]| {
+    // Most inputs should be of the right length; the first byte decides.
+    let mut mad = [0; MAD_LEN];
+    let len = bytes.len().min(MAD_LEN);
+    mad[..len].copy_from_slice(&bytes[..len]);
+    for bytes in [bytes, &mad[..]] {
+        let Ok(message) = Message::parse(bytes) else { continue };
+        assert!(!message.to_string().is_empty());
+        if let Body::Req(req) = message.body {
+            _ = (req.path_mtu(), req.cma_header().map(|cma| (cma.src_addr(), cma.dst_addr())));
+        }
+    }
+});

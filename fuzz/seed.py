@@ -1,0 +1,42 @@
+#!/usr/bin/env python3
+"""Writes the first inputs of a fuzz target, made from the repository's captures: seed.py TARGET FOLDER"""
+import struct
+import sys
+from pathlib import Path
+
+CAPTURES = Path(__file__).parent.parent / "tests" / "captures"
+# Enough of each file to have every opcode; more would only slow the fuzzer's start.
+PER_FILE = 24
+
+
+def frames(path: Path) -> list[bytes]:
+    data, at, found = path.read_bytes(), 24, []
+    while at + 16 <= len(data):
+        (length,) = struct.unpack_from("<I", data, at + 8)
+        found.append(data[at + 16 : at + 16 + length])
+        at += 16 + length
+    return found
+
+
+def seeds(target: str, frame: bytes) -> list[bytes]:
+    if target == "decode":
+        return [b"\0" + frame, b"\2" + frame[14:]]
+    if target == "forward":
+        return [bytes([how, 0, min(len(frame), 255)]) + frame[:255] for how in (0x43, 0x4E)]
+    if target == "cm":
+        return [frame[-260:-4]] if len(frame) > 310 else []
+    return [frame]
+
+
+def main() -> None:
+    target, folder = sys.argv[1], Path(sys.argv[2])
+    folder.mkdir(parents=True)
+    for path in sorted(CAPTURES.glob("*.pcap")):
+        some = frames(path)
+        step = max(1, len(some) // PER_FILE)
+        for n, frame in enumerate(some[::step]):
+            for m, seed in enumerate(seeds(target, frame)):
+                (folder / f"{path.stem}-{n}-{m}").write_bytes(seed)
+
+
+main()
