@@ -3,6 +3,7 @@
 
 mod check;
 mod config;
+mod doctor;
 mod machine;
 mod output;
 mod run;
@@ -22,11 +23,13 @@ struct Cli {
 enum Command {
     Run(run::RunArgs),
     Check(check::Args),
+    Doctor(doctor::Args),
 }
 
 fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Run(args) => run::run(args),
         Command::Check(args) => check::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
     }
 }
