@@ -48,8 +48,9 @@ pub(super) fn examine(machine: &Machine) -> Vec<Finding> {
         let what = "none on the PCI bus; virtual devices do without";
         return vec![Finding::warning(TOPIC, Ports::Hardware, what)];
     }
+    let devbind = devbind(machine);
     let routed = interface_of_default_route(machine);
-    let mut findings: Vec<_> = cards.iter().map(|card| card.finding(routed.as_deref())).collect();
+    let mut findings: Vec<_> = cards.iter().map(|card| card.finding(routed.as_deref(), &devbind)).collect();
     if !cards.iter().any(Card::is_ready) {
         let what = if findings.iter().any(|finding| finding.command.is_some()) {
             "none is ready for DPDK; those with a command above can be bound"
@@ -86,6 +87,14 @@ fn cards(machine: &Machine) -> Vec<Card> {
     machine.list(FOLDER).into_iter().filter_map(card).collect()
 }
 
+/// The program that gives devices to drivers, with its installation where it is not there.
+fn devbind(machine: &Machine) -> String {
+    let name = "dpdk-devbind.py";
+    let folders = ["/usr/bin", "/usr/sbin", "/usr/local/bin"];
+    let there = folders.iter().any(|folder| machine.has(format!("{folder}/{name}")));
+    if there { name.into() } else { format!("apt install -y dpdk && {name}") }
+}
+
 /// The interface by which this machine reaches the world.
 fn interface_of_default_route(machine: &Machine) -> Option<String> {
     let routes = machine.read("/proc/net/route")?;
@@ -101,20 +110,22 @@ impl Card {
         self.driver.as_deref().is_some_and(|driver| USER_SPACE.contains(&driver) || SHARING.contains(&driver))
     }
 
-    fn finding(&self, routed: Option<&str>) -> Finding {
+    fn finding(&self, routed: Option<&str>, devbind: &str) -> Finding {
         let Self { address, id, .. } = self;
         let node = self.node.as_ref().map(|node| format!(", NUMA node {node}")).unwrap_or_default();
         let called = format!("{address} ({} {id}{node})", self.maker.unwrap_or("unknown maker"));
         let interfaces = self.interfaces.join(", ");
-        let bind = format!("dpdk-devbind.py -b vfio-pci {address}");
+        let bind = format!("{devbind} -b vfio-pci {address}");
         match self.driver.as_deref() {
             Some(driver) if USER_SPACE.contains(&driver) => {
                 Finding::ok(TOPIC, format!("{called} is bound to {driver}: write `pci = \"{address}\"`"))
             }
-            Some(driver) if SHARING.contains(&driver) => Finding::ok(
-                TOPIC,
-                format!("{called} stays with its kernel driver, {driver}: write `mlx5 = \"{address}\"`"),
-            ),
+            Some(driver) if SHARING.contains(&driver) => {
+                let key = if driver == "mlx5_core" { "mlx5" } else { "pci" };
+                let what =
+                    format!("{called} stays with its kernel driver, {driver}: write `{key} = \"{address}\"`");
+                Finding::ok(TOPIC, what)
+            }
             _ if self.maker.is_none() => Finding::note(
                 TOPIC,
                 format!("{called} is of a maker that DPDK is not known to have a driver for"),
@@ -183,6 +194,7 @@ mod tests {
                 "0000:3b:00.0 (Intel 8086:101d, NUMA node 1) is bound to vfio-pci: write `pci",
             ),
             ("0x15b3\n", "mlx5_core", "stays with its kernel driver, mlx5_core: write `mlx5"),
+            ("0x15b3\n", "mlx4_core", "stays with its kernel driver, mlx4_core: write `pci"),
         ] {
             let findings = examine(&card(vendor, Some(driver), Some("eth1")).machine());
             assert_eq!(findings.len(), 1, "{findings:?}");
@@ -197,10 +209,14 @@ mod tests {
             (Some("ice"), None, "is the kernel's (ice); to give it to DPDK"),
             (None, None, "has no driver; to give it to DPDK"),
         ] {
-            let findings = examine(&card("0x8086\n", driver, interface).machine());
+            let fake = card("0x8086\n", driver, interface);
+            let findings = examine(&fake.machine());
             let finding = only(&findings, words);
+            let bind = "dpdk-devbind.py -b vfio-pci 0000:3b:00.0";
             assert_eq!(finding.state, State::Note);
-            assert_eq!(finding.command.as_deref(), Some("dpdk-devbind.py -b vfio-pci 0000:3b:00.0"));
+            assert_eq!(finding.command, Some(format!("apt install -y dpdk && {bind}")));
+            fake.write("/usr/bin/dpdk-devbind.py", "");
+            assert_eq!(only(&examine(&fake.machine()), words).command.as_deref(), Some(bind));
             assert_eq!(only(&findings, "none is ready").state, State::Warning(Ports::Hardware));
         }
     }

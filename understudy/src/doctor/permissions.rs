@@ -13,7 +13,7 @@ const ENOUGH_LOCKED: u64 = 1 << 30;
 
 pub(super) fn examine(machine: &Machine) -> Vec<Finding> {
     let capabilities = capabilities(machine);
-    vec![network(capabilities), tun(machine), locked_memory(machine, capabilities)]
+    vec![network(machine, capabilities), tun(machine), locked_memory(machine, capabilities)]
 }
 
 /// The effective capabilities of this process; none where the machine does not say.
@@ -23,7 +23,7 @@ fn capabilities(machine: &Machine) -> u64 {
     set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0)
 }
 
-fn network(capabilities: u64) -> Finding {
+fn network(machine: &Machine, capabilities: u64) -> Finding {
     let has = |capability: u32| capabilities >> capability & 1 != 0;
     match (has(CAP_NET_RAW), has(CAP_NET_ADMIN)) {
         (true, true) => Finding::ok(TOPIC, "this user may open and make interfaces (af_packet, tap)"),
@@ -33,8 +33,10 @@ fn network(capabilities: u64) -> Finding {
                 "this user lacks {lacking}, which af_packet, af_xdp and tap ports need (pcap, ring, null and memif \
                  ports do not): run understudy as root, or grant it once"
             );
+            let program = std::fs::read_link(machine.path("/proc/self/exe"));
+            let program = program.map_or("understudy".into(), |path| path.display().to_string());
             Finding::warning(TOPIC, Ports::Virtual, what)
-                .command("setcap cap_net_raw,cap_net_admin+ep \"$(command -v understudy)\"")
+                .command(format!("setcap cap_net_raw,cap_net_admin+ep {program}"))
         }
     }
 }
@@ -64,10 +66,11 @@ fn locked_memory(machine: &Machine, capabilities: u64) -> Finding {
         }
         Some(limit) => {
             let what = format!(
-                "only {} MB of memory may be locked, and hardware ports lock all of theirs",
+                "only {} MB of memory may be locked, and hardware ports lock all of theirs: raise it, and log in again",
                 limit >> 20
             );
-            Finding::warning(TOPIC, Ports::Hardware, what).command("prlimit --pid $PPID --memlock=unlimited")
+            Finding::warning(TOPIC, Ports::Hardware, what)
+                .command("echo '* - memlock unlimited' > /etc/security/limits.d/understudy.conf")
         }
         None => Finding::note(TOPIC, "how much memory may be locked cannot be seen here"),
     }
@@ -84,6 +87,7 @@ mod tests {
 
     fn with(capabilities: &str, locked: &str) -> Vec<Finding> {
         let fake = Fake::new(&[("/dev/net/tun", "")]);
+        fake.link("/proc/self/exe", "/opt/understudy");
         fake.write("/proc/self/status", &format!("Name:\tx\nCapEff:\t{capabilities}\n"));
         fake.write("/proc/self/limits", &LIMITS.replace("LIMIT", locked));
         examine(&fake.machine())
@@ -97,7 +101,7 @@ mod tests {
             let findings = with(set, "1");
             let lacks = only(&findings, &format!("this user lacks {lacking}"));
             assert_eq!(lacks.state, State::Warning(Ports::Virtual));
-            assert!(lacks.command.as_ref().is_some_and(|command| command.starts_with("setcap ")));
+            assert!(lacks.command.as_ref().is_some_and(|command| command.ends_with(" /opt/understudy")));
         }
     }
 
