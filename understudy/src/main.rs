@@ -4,6 +4,7 @@
 mod check;
 mod config;
 mod decode;
+mod doctor;
 mod machine;
 mod output;
 mod run;
@@ -25,6 +26,7 @@ enum Command {
     Run(run::RunArgs),
     Check(check::Args),
     Decode(decode::DecodeArgs),
+    Doctor(doctor::Args),
     /// Measure
     #[command(subcommand)]
     Bench(Bench),
@@ -40,6 +42,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(args),
         Command::Check(args) => check::run(&args),
         Command::Decode(args) => decode::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Bench(Bench::Peers(args)) => bench(&args),
     }
 }

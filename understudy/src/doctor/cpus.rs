@@ -1,0 +1,193 @@
+//! CPUs: whether workers can have some for themselves, and what they can do.
+
+use super::{Finding, boot_with};
+use crate::machine::{Machine, cpu_list, parse_cpu_list};
+use std::collections::BTreeSet;
+
+const TOPIC: &str = "CPU";
+const FOLDER: &str = "/sys/devices/system/cpu";
+
+pub(super) fn examine(machine: &Machine) -> Vec<Finding> {
+    let online = machine.online_cpus().unwrap_or_default();
+    let mut findings = vec![carry_less_multiplication(machine), isolation(machine, &online)];
+    findings.push(governor(machine, &online));
+    findings.push(threads(machine));
+    findings.push(nodes(machine));
+    findings
+}
+
+/// What ICRCs are computed with.
+fn carry_less_multiplication(machine: &Machine) -> Finding {
+    let info = machine.read("/proc/cpuinfo").unwrap_or_default();
+    let flags = info.lines().find_map(|line| line.strip_prefix("flags")).unwrap_or_default();
+    if flags.split_whitespace().any(|flag| flag == "pclmulqdq") {
+        Finding::ok(TOPIC, "it has PCLMULQDQ: ICRCs are computed in registers")
+    } else {
+        Finding::note(TOPIC, "it has no PCLMULQDQ: ICRCs are computed by a table, some ten times slower")
+    }
+}
+
+/// Whether the kernel leaves CPUs alone.
+fn isolation(machine: &Machine, online: &BTreeSet<usize>) -> Finding {
+    let line = machine.read("/proc/cmdline").unwrap_or_default();
+    // Both may begin with words about how: `isolcpus=domain,managed_irq,2-3`.
+    let listed = |key: &str| -> BTreeSet<usize> {
+        let value = line.split_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix('='));
+        let parts = value.unwrap_or_default().split(',');
+        parts.filter_map(parse_cpu_list).flatten().filter(|cpu| online.contains(cpu)).collect()
+    };
+    let (isolated, tickless) = (listed("isolcpus"), listed("nohz_full"));
+    let both: BTreeSet<usize> = isolated.intersection(&tickless).copied().collect();
+    if !both.is_empty() {
+        let cpus: Vec<String> = both.iter().map(usize::to_string).collect();
+        let what = format!(
+            "the kernel leaves CPU {} alone: write `workers = [{}]`",
+            cpu_list(&both),
+            cpus.join(", ")
+        );
+        return Finding::ok(TOPIC, what);
+    }
+    // The upper half: the kernel itself prefers the first CPUs.
+    let spare: BTreeSet<usize> = online.iter().copied().skip(online.len().div_ceil(2)).collect();
+    if spare.is_empty() {
+        return Finding::note(
+            TOPIC,
+            "one CPU, or none that can be seen: a worker shares it with everything else",
+        );
+    }
+    let list = cpu_list(&spare);
+    let what = match (isolated.is_empty(), tickless.is_empty()) {
+        (true, true) => {
+            "no CPU is kept free (isolcpus, nohz_full): others interrupt the workers now and then"
+        }
+        (false, _) => "isolcpus keeps CPUs free, but the timer still interrupts them (nohz_full)",
+        (true, false) => "nohz_full keeps the timer away, but not other programs (isolcpus)",
+    };
+    let all = format!("isolcpus={list} nohz_full={list} rcu_nocbs={list}");
+    let kept = if isolated.is_empty() { &tickless } else { &isolated };
+    let missing = if isolated.is_empty() { "isolcpus" } else { "nohz_full" };
+    let words = if kept.is_empty() { all } else { format!("{missing}={}", cpu_list(kept)) };
+    Finding::note(TOPIC, what).command(boot_with(&words))
+}
+
+/// Whether clocks go down when the kernel sees nothing to do.
+fn governor(machine: &Machine, online: &BTreeSet<usize>) -> Finding {
+    let governor = |cpu: &usize| machine.read(format!("{FOLDER}/cpu{cpu}/cpufreq/scaling_governor"));
+    let governors: BTreeSet<String> = online.iter().filter_map(governor).collect();
+    if governors.is_empty() {
+        return Finding::ok(TOPIC, "its clock is not this kernel's to change");
+    }
+    if governors.iter().all(|governor| governor == "performance") {
+        return Finding::ok(TOPIC, "its clock stays high (governor performance)");
+    }
+    let names: Vec<_> = governors.into_iter().collect();
+    Finding::note(TOPIC, format!("its clock goes up and down (governor {})", names.join(", ")))
+        .command("echo performance | tee /sys/devices/system/cpu/cpu*/cpufreq/scaling_governor")
+}
+
+/// Whether two CPUs are one core.
+fn threads(machine: &Machine) -> Finding {
+    if machine.read(format!("{FOLDER}/smt/active")).is_none_or(|active| active == "0") {
+        return Finding::ok(TOPIC, "each CPU is a core of its own");
+    }
+    let siblings = machine.read(format!("{FOLDER}/cpu0/topology/thread_siblings_list"));
+    let example = siblings.map(|list| format!(" (CPU {list} are one core)")).unwrap_or_default();
+    let what =
+        format!("two CPUs share each core{example}: place workers on different cores, or switch it off");
+    Finding::note(TOPIC, what).command(format!("echo off > {FOLDER}/smt/control"))
+}
+
+/// NUMA nodes.
+fn nodes(machine: &Machine) -> Finding {
+    let folder = "/sys/devices/system/node";
+    let online = machine.read(format!("{folder}/online")).and_then(|list| parse_cpu_list(&list));
+    let Some(online) = online.filter(|online| online.len() > 1) else {
+        return Finding::ok(TOPIC, "one NUMA node: all memory is equally near");
+    };
+    let cpus = |node: &usize| machine.read(format!("{folder}/node{node}/cpulist")).unwrap_or_default();
+    let nodes: Vec<_> = online.iter().map(|node| format!("node {node} has CPU {}", cpus(node))).collect();
+    Finding::note(
+        TOPIC,
+        format!(
+            "{} NUMA nodes: place workers on the node of their network card; {}",
+            online.len(),
+            nodes.join(", ")
+        ),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::State;
+    use super::super::tests::{Fake, only};
+    use super::*;
+
+    fn with(files: &[(&str, &str)]) -> Vec<Finding> {
+        let fake = Fake::new(&[("/sys/devices/system/cpu/online", "0-3\n")]);
+        for (path, text) in files {
+            fake.write(path, text);
+        }
+        examine(&fake.machine())
+    }
+
+    #[test]
+    fn carry_less_multiplication() {
+        let found = with(&[("/proc/cpuinfo", "processor\t: 0\nflags\t\t: fpu pclmulqdq sse4_2\n")]);
+        assert_eq!(only(&found, "in registers").state, State::Ok);
+        let found = with(&[("/proc/cpuinfo", "processor\t: 0\nflags\t\t: fpu vpclmulqdq\n")]);
+        assert_eq!(only(&found, "by a table").state, State::Note);
+    }
+
+    #[test]
+    fn isolation() {
+        let found = with(&[("/proc/cmdline", "isolcpus=domain,managed_irq,2-3 nohz_full=2-3\n")]);
+        assert_eq!(only(&found, "leaves CPU 2-3 alone: write `workers = [2, 3]`").state, State::Ok);
+        for (line, what, words) in [
+            ("quiet\n", "no CPU is kept free", "isolcpus=2-3 nohz_full=2-3 rcu_nocbs=2-3 "),
+            ("isolcpus=2\n", "timer still interrupts", "&nohz_full=2 "),
+            ("nohz_full=2-3\n", "not other programs", "&isolcpus=2-3 "),
+        ] {
+            let found = with(&[("/proc/cmdline", line)]);
+            let finding = only(&found, what);
+            assert_eq!(finding.state, State::Note);
+            assert!(finding.command.as_ref().is_some_and(|command| command.contains(words)), "{finding:?}");
+        }
+        let found = with(&[("/sys/devices/system/cpu/online", "0\n")]);
+        assert_eq!(only(&found, "one CPU").command, None);
+    }
+
+    #[test]
+    fn governor() {
+        let file = "/sys/devices/system/cpu/cpu1/cpufreq/scaling_governor";
+        assert_eq!(only(&with(&[]), "not this kernel's").state, State::Ok);
+        assert_eq!(only(&with(&[(file, "performance\n")]), "stays high").state, State::Ok);
+        let found = with(&[(file, "powersave\n")]);
+        let saving = only(&found, "governor powersave");
+        assert_eq!(saving.state, State::Note);
+        assert!(saving.command.as_ref().is_some_and(|command| command.starts_with("echo performance")));
+    }
+
+    #[test]
+    fn threads() {
+        let active = "/sys/devices/system/cpu/smt/active";
+        assert_eq!(only(&with(&[]), "a core of its own").state, State::Ok);
+        assert_eq!(only(&with(&[(active, "0\n")]), "a core of its own").state, State::Ok);
+        let siblings = ("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list", "0,2\n");
+        let found = with(&[(active, "1\n"), siblings]);
+        let shared = only(&found, "(CPU 0,2 are one core)");
+        assert_eq!(shared.state, State::Note);
+        assert_eq!(shared.command.as_deref(), Some("echo off > /sys/devices/system/cpu/smt/control"));
+    }
+
+    #[test]
+    fn nodes() {
+        let folder = "/sys/devices/system/node";
+        let online = format!("{folder}/online");
+        assert_eq!(only(&with(&[(&online, "0\n")]), "one NUMA node").state, State::Ok);
+        let (first, second) = (format!("{folder}/node0/cpulist"), format!("{folder}/node1/cpulist"));
+        let found = with(&[(&online, "0-1\n"), (&first, "0-1\n"), (&second, "2-3\n")]);
+        let two = only(&found, "2 NUMA nodes");
+        assert_eq!(two.state, State::Note);
+        assert!(two.what.ends_with("node 0 has CPU 0-1, node 1 has CPU 2-3"), "{two:?}");
+    }
+}

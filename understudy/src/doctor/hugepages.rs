@@ -1,0 +1,133 @@
+//! Huge pages: how many, how large, and where they are mounted.
+
+use super::{Finding, Ports};
+use crate::machine::Machine;
+
+const TOPIC: &str = "huge pages";
+const FOLDER: &str = "/sys/kernel/mm/hugepages";
+/// Megabytes that are worth reserving
+const WANTED_MB: u64 = 1024;
+
+/// Huge pages of one size.
+struct Pool {
+    folder: String,
+    kb: u64,
+    reserved: u64,
+    free: u64,
+}
+
+pub(super) fn examine(machine: &Machine) -> Vec<Finding> {
+    vec![reserved(machine), mounted(machine)]
+}
+
+fn pools(machine: &Machine) -> Vec<Pool> {
+    let pool = |name: String| {
+        let kb = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
+        let folder = format!("{FOLDER}/{name}");
+        let number = |file: &str| machine.read(format!("{folder}/{file}")).and_then(|text| text.parse().ok());
+        Some(Pool {
+            kb,
+            reserved: number("nr_hugepages").unwrap_or(0),
+            free: number("free_hugepages").unwrap_or(0),
+            folder,
+        })
+    };
+    machine.list(FOLDER).into_iter().filter_map(pool).collect()
+}
+
+fn reserved(machine: &Machine) -> Finding {
+    let pools = pools(machine);
+    // The smallest are those that can be reserved while the machine runs.
+    let Some(small) = pools.iter().min_by_key(|pool| pool.kb) else {
+        return Finding::warning(
+            TOPIC,
+            Ports::Hardware,
+            "this kernel shows none: it lacks them, or hides them from a container",
+        );
+    };
+    let reserve = |pages: u64| format!("echo {pages} > {}/nr_hugepages", small.folder);
+    let wanted = (WANTED_MB * 1024).div_ceil(small.kb.max(1));
+    if pools.iter().all(|pool| pool.reserved == 0) {
+        let what = "none are reserved; hardware ports need them, virtual ones do not";
+        return Finding::warning(TOPIC, Ports::Hardware, what).command(reserve(wanted));
+    }
+    let shown: Vec<_> = pools
+        .iter()
+        .filter(|pool| pool.reserved > 0)
+        .map(|pool| format!("{} of {}, {} of them free", pool.reserved, size(pool.kb), pool.free))
+        .collect();
+    let shown = shown.join("; ");
+    if pools.iter().all(|pool| pool.free == 0) {
+        let what = format!("{shown}: other programs have taken all");
+        return Finding::warning(TOPIC, Ports::Hardware, what).command(reserve(small.reserved + wanted));
+    }
+    Finding::ok(TOPIC, shown)
+}
+
+fn mounted(machine: &Machine) -> Finding {
+    let mounts = machine.read("/proc/mounts").unwrap_or_default();
+    let place = mounts.lines().find_map(|line| {
+        let mut words = line.split(' ').skip(1);
+        let place = words.next()?;
+        (words.next()? == "hugetlbfs").then(|| place.to_owned())
+    });
+    match place {
+        Some(place) => Finding::ok(TOPIC, format!("hugetlbfs is mounted on {place}")),
+        None => Finding::warning(TOPIC, Ports::Hardware, "no hugetlbfs is mounted")
+            .command("mkdir -p /dev/hugepages && mount -t hugetlbfs nodev /dev/hugepages"),
+    }
+}
+
+fn size(kb: u64) -> String {
+    match kb {
+        kb if kb >= 1 << 20 => format!("{} GB", kb >> 20),
+        kb if kb >= 1 << 10 => format!("{} MB", kb >> 10),
+        kb => format!("{kb} kB"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::State;
+    use super::super::tests::{Fake, only};
+    use super::*;
+
+    const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB";
+
+    fn with(reserved: &str, free: &str) -> Vec<Finding> {
+        let fake = Fake::new(&[]);
+        fake.write(&format!("{POOL}/nr_hugepages"), reserved);
+        fake.write(&format!("{POOL}/free_hugepages"), free);
+        examine(&fake.machine())
+    }
+
+    #[test]
+    fn reserved_pages() {
+        assert_eq!(only(&with("512\n", "500\n"), "512 of 2 MB, 500 of them free").state, State::Ok);
+        let none = with("0\n", "0\n");
+        let none = only(&none, "none are reserved");
+        assert_eq!(none.state, State::Warning(Ports::Hardware));
+        assert_eq!(none.command.as_deref(), Some(&*format!("echo 512 > {POOL}/nr_hugepages")));
+        let taken = with("8\n", "0\n");
+        let taken = only(&taken, "have taken all");
+        assert_eq!(taken.command.as_deref(), Some(&*format!("echo 520 > {POOL}/nr_hugepages")));
+        assert_eq!(only(&examine(&Fake::new(&[]).machine()), "shows none").command, None);
+    }
+
+    #[test]
+    fn mount() {
+        let fake =
+            Fake::new(&[("/proc/mounts", "proc /proc proc rw 0 0\nh /dev/hugepages hugetlbfs rw 0 0\n")]);
+        assert_eq!(only(&examine(&fake.machine()), "is mounted on /dev/hugepages").state, State::Ok);
+        fake.write("/proc/mounts", "proc /proc proc rw 0 0\n");
+        let findings = examine(&fake.machine());
+        let missing = only(&findings, "no hugetlbfs");
+        assert_eq!(missing.state, State::Warning(Ports::Hardware));
+        assert!(missing.command.as_ref().is_some_and(|command| command.contains("mount -t hugetlbfs")));
+    }
+
+    #[test]
+    fn sizes_as_people_say_them() {
+        assert_eq!([size(64), size(2048), size(1 << 20)], ["64 kB", "2 MB", "1 GB"]);
+    }
+}

@@ -1,0 +1,56 @@
+//! DPDK's version, and whether the one that is installed is the one that runs.
+
+use super::Finding;
+use crate::machine::Machine;
+
+const TOPIC: &str = "DPDK";
+/// Where distributions and `ninja install` put libraries, and with them `pkgconfig/libdpdk.pc`
+const LIBRARIES: [&str; 5] =
+    ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/local/lib", "/usr/lib"];
+
+/// `running` is the version that is loaded, such as `DPDK 22.11.11`.
+pub(super) fn examine(machine: &Machine, running: &str) -> Vec<Finding> {
+    let number = running.strip_prefix("DPDK ").unwrap_or(running);
+    let installed = LIBRARIES.iter().find_map(|folder| {
+        let text = machine.read(format!("{folder}/pkgconfig/libdpdk.pc"))?;
+        text.lines().find_map(|line| Some(line.strip_prefix("Version:")?.trim().to_owned()))
+    });
+    let finding = match installed {
+        Some(installed) if installed == number => {
+            Finding::ok(TOPIC, format!("version {number}, with what building needs"))
+        }
+        Some(installed) => Finding::note(
+            TOPIC,
+            format!("version {number} runs, and version {installed} is installed for building: build again"),
+        )
+        .command("cargo clean -p dpdk-sys && make build"),
+        None => Finding::note(TOPIC, format!("version {number} runs; what building needs is not installed"))
+            .command("apt install libdpdk-dev"),
+    };
+    vec![finding]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::State;
+    use super::super::tests::{Fake, only};
+    use super::*;
+
+    const PC: &str = "/usr/lib/x86_64-linux-gnu/pkgconfig/libdpdk.pc";
+
+    #[test]
+    fn versions() {
+        let fake = Fake::new(&[(PC, "Name: DPDK\nVersion: 22.11.11\nRequires: x\n")]);
+        let findings = examine(&fake.machine(), "DPDK 22.11.11");
+        assert_eq!(only(&findings, "version 22.11.11, with").state, State::Ok);
+
+        let findings = examine(&fake.machine(), "DPDK 24.11.0");
+        let other = only(&findings, "version 24.11.0 runs, and version 22.11.11 is installed");
+        assert_eq!(other.state, State::Note);
+        assert!(other.command.as_ref().is_some_and(|command| command.contains("make build")));
+
+        let findings = examine(&Fake::new(&[]).machine(), "DPDK 22.11.11");
+        let none = only(&findings, "not installed");
+        assert_eq!((none.state, none.command.as_deref()), (State::Note, Some("apt install libdpdk-dev")));
+    }
+}

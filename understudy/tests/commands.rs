@@ -1,0 +1,121 @@
+//! The program as it is called: exit codes, and what is printed where.
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn understudy(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_understudy"));
+    command.args(arguments).env("NO_COLOR", "1").output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+fn configs() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs")
+}
+
+fn file(content: &str) -> (tempfile::TempDir, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("my.toml");
+    std::fs::write(&path, content).unwrap();
+    let path = path.to_str().unwrap().to_owned();
+    (folder, path)
+}
+
+#[test]
+fn every_example_is_right() {
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(configs()).unwrap() {
+        let path = entry.unwrap().path();
+        let output = understudy(&["check", path.to_str().unwrap()]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        names.push(path.file_name().unwrap().to_str().unwrap().to_owned());
+    }
+    for name in ["bump-in-the-wire.toml", "demo.toml", "hardware.toml", "learning-bridge.toml"] {
+        assert!(names.iter().any(|found| found == name), "{name} is missing: {names:?}");
+    }
+}
+
+#[test]
+fn a_right_file_is_summed_up() {
+    let path = configs().join("bump-in-the-wire.toml");
+    let output = understudy(&["check", path.to_str().unwrap()]);
+    let summary = text(&output.stdout);
+    for words in ["interface host-a", "a <-> b", "1024 queue pairs", "MB in ordinary pages"] {
+        assert!(summary.contains(words), "{words:?} in\n{summary}");
+    }
+    assert_eq!(text(&output.stderr), "");
+    let output = understudy(&["check", "--json", path.to_str().unwrap()]);
+    let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(value["ok"], true);
+    assert_eq!(value["errors"].as_array().map(Vec::len), Some(0));
+}
+
+#[test]
+fn a_wrong_file_is_shown_at_its_lines() {
+    let (_folder, path) =
+        file("[[port]]\nname = \"a\"\nmtuu = 1500\nring = {}\n\n[forward]\npairs = [[\"a\", \"b\"]]\n");
+    let output = understudy(&["check", &path]);
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(text(&output.stdout), "");
+    let shown = text(&output.stderr);
+    for words in [
+        "my.toml:3:1",
+        "mtuu = 1500",
+        "did you mean `mtu`?",
+        "my.toml:7:16",
+        "there is no port `b`",
+        "2 things are wrong",
+    ] {
+        assert!(shown.contains(words), "{words:?} in\n{shown}");
+    }
+
+    let output = understudy(&["check", &path, "--json"]);
+    assert_eq!(output.status.code(), Some(2));
+    let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(value["ok"], false);
+    let places: Vec<_> = value["errors"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|error| (error["line"].as_u64().unwrap(), error["column"].as_u64().unwrap()))
+        .collect();
+    assert_eq!(places, [(3, 1), (7, 16)]);
+    assert!(value["errors"][0]["message"].as_str().unwrap().contains("mtuu"));
+    assert!(value["errors"][0]["help"].as_str().unwrap().contains("did you mean `mtu`?"));
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_named() {
+    for (path, words) in [("/nowhere/my.toml", "no such file"), ("/", "directory")] {
+        let output = understudy(&["check", path]);
+        assert_eq!(output.status.code(), Some(2));
+        let shown = text(&output.stderr);
+        assert!(shown.contains(path) && shown.contains(words) && shown.contains("configs/"), "{shown}");
+        let output = understudy(&["check", "--json", path]);
+        assert_eq!(output.status.code(), Some(2));
+        let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert!(value["errors"][0]["message"].as_str().unwrap().contains(words), "{value}");
+    }
+}
+
+#[test]
+fn doctor_ends_well_with_a_verdict() {
+    let output = understudy(&["doctor"]);
+    assert!(output.status.success());
+    let shown = text(&output.stdout);
+    let last = shown.lines().last().unwrap();
+    assert!(last.starts_with("virtual devices: ") && last.contains("; hardware ports: "), "{shown}");
+
+    let output = understudy(&["doctor", "--json"]);
+    assert!(output.status.success());
+    let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(value["verdict"], last);
+    for finding in value["findings"].as_array().unwrap() {
+        assert!(["ok", "note", "warning"].contains(&finding["state"].as_str().unwrap()), "{finding}");
+        assert!(finding["command"].is_string() || finding["command"].is_null(), "{finding}");
+    }
+}
