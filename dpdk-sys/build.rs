@@ -94,11 +94,10 @@ fn link(statik: bool) {
         } else if let Some(archive) = word.strip_prefix("-l:lib") {
             let name = archive.strip_suffix(".a").unwrap_or(archive);
             println!("cargo::rustc-link-lib=static:+whole-archive,-bundle={name}");
-        } else if let Some(library) = word.strip_prefix("-l") {
-            if !library.starts_with("rte_") {
+        } else if let Some(library) = word.strip_prefix("-l")
+            && !library.starts_with("rte_") {
                 println!("cargo::rustc-link-lib=dylib={library}");
             }
-        }
     }
 }
 

@@ -127,7 +127,7 @@ pub fn run(args: &PeersArgs, understudy: &Path) -> Result<(), Report> {
     eprint!("\r\x1b[K");
     let figures: Vec<_> = all()
         .zip(samples)
-        .map(|((payload, contender), (samples, lost))| figure(contender, payload, samples, lost, args.rounds))
+        .map(|((payload, contender), (samples, lost))| figure(contender, payload, &samples, lost, args.rounds))
         .collect();
     let comparison = Comparison { ratios: ratios(&figures), figures };
     let text = if args.json {
@@ -207,7 +207,7 @@ fn median(values: impl Iterator<Item = f64>) -> Option<[f64; 3]> {
     Some([median, values[0], values[values.len() - 1]])
 }
 
-fn figure(contender: Contender, payload: usize, samples: Vec<Sample>, lost_core: usize, rounds: u32) -> Figure {
+fn figure(contender: Contender, payload: usize, samples: &[Sample], lost_core: usize, rounds: u32) -> Figure {
     let enough = samples.len() >= rounds as usize;
     Figure {
         program: contender.name(),
@@ -298,7 +298,7 @@ mod tests {
     #[test]
     fn too_few_samples_make_no_number() {
         let sample = Sample { per_cpu_second: 1e6, on_cpu: 0.95 };
-        let figure = figure(CONTENDERS[2], 64, vec![sample; 4], 6, 5);
+        let figure = figure(CONTENDERS[2], 64, &[sample; 4], 6, 5);
         assert!(figure.mpps.is_none());
         let figures = vec![figure];
         assert!(ratios(&figures).iter().all(|ratio| ratio.value.is_none()));

@@ -6,6 +6,7 @@ use crate::error::Error;
 use core::ptr::NonNull;
 use dpdk_sys::{rte_eth_conf, rte_eth_dev_info, rte_eth_stats, rte_mempool};
 use std::ffi::CString;
+use std::fmt::Write as _;
 use std::path::Path;
 
 /// Buffers that a worker keeps for itself
@@ -80,10 +81,10 @@ pub(crate) fn allow(index: usize, port: &PortConfig) -> Result<Allow, Error> {
         Device::Pcap { rx, tx, infinite } => {
             let mut text = name;
             for file in rx {
-                text += &format!(",rx_pcap={}", path(file)?);
+                _ = write!(text, ",rx_pcap={}", path(file)?);
             }
             if let Some(file) = tx {
-                text += &format!(",tx_pcap={}", path(file)?);
+                _ = write!(text, ",tx_pcap={}", path(file)?);
             }
             text + if *infinite { ",infinite_rx=1" } else { "" }
         }
@@ -103,6 +104,14 @@ pub(crate) fn find(index: usize, port: &PortConfig) -> Option<u16> {
 /// Why the device of `port` is not there, as well as the log tells.
 pub(crate) fn missing(port: &PortConfig, log: &str) -> Error {
     let name = &port.name;
+    if let Device::AfPacket { interface } | Device::AfXdp { interface, .. } = &port.device
+        && !Path::new("/sys/class/net").join(interface).exists()
+    {
+        return Error::new(
+            format!("port `{name}`: there is no interface `{interface}`"),
+            "`ip link` lists those there are; correct the name, or make it: ip link add ...",
+        );
+    }
     let denied = log.contains("ermission denied") || log.contains("ot permitted");
     if denied {
         return Error::new(
@@ -116,19 +125,10 @@ pub(crate) fn missing(port: &PortConfig, log: &str) -> Error {
             format!("bind it: dpdk-devbind.py -b vfio-pci {address} (an NVIDIA NIC needs its kernel driver instead, and \
                      the package with DPDK's mlx5 driver); `understudy doctor` lists the devices"),
         ),
-        Device::AfPacket { interface } | Device::AfXdp { interface, .. } => {
-            if Path::new("/sys/class/net").join(interface).exists() {
-                Error::new(
-                    format!("port `{name}`: DPDK could not open the interface `{interface}`"),
-                    "the log below says why; is another program using it?",
-                )
-            } else {
-                Error::new(
-                    format!("port `{name}`: there is no interface `{interface}`"),
-                    "`ip link` lists those there are; correct the name, or make it: ip link add ...",
-                )
-            }
-        }
+        Device::AfPacket { interface } | Device::AfXdp { interface, .. } => Error::new(
+            format!("port `{name}`: DPDK could not open the interface `{interface}`"),
+            "the log below says why; is another program using it?",
+        ),
         Device::Tap { interface } => Error::new(
             format!("port `{name}`: the interface `{interface}` could not be made"),
             "is /dev/net/tun there (modprobe tun), and the name free?",

@@ -26,7 +26,7 @@ impl Clock {
     #[inline]
     pub(crate) fn nanos(&self, cycles: u64) -> Nanos {
         let since = cycles.wrapping_sub(self.origin);
-        Nanos((u128::from(since) * u128::from(self.scale) >> 32) as u64)
+        Nanos(((u128::from(since) * u128::from(self.scale)) >> 32) as u64)
     }
 }
 

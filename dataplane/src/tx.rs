@@ -30,7 +30,8 @@ pub(crate) enum Exit {
 /// A send queue of a port, and the frames that wait for it.
 pub(crate) struct Queue {
     port: u16,
-    queue: u16,
+    /// DPDK's number of the queue
+    number: u16,
     waiting: Box<[*mut rte_mbuf; QUEUE]>,
     len: usize,
     /// Bytes of the waiting frames
@@ -42,7 +43,7 @@ unsafe impl Send for Queue {}
 
 impl Queue {
     pub(crate) fn new(port: u16, queue: u16) -> Self {
-        Self { port, queue, waiting: Box::new([core::ptr::null_mut(); QUEUE]), len: 0, bytes: 0 }
+        Self { port, number: queue, waiting: Box::new([core::ptr::null_mut(); QUEUE]), len: 0, bytes: 0 }
     }
 
     /// Whether nothing waits.
@@ -67,7 +68,7 @@ impl Queue {
         }
         // SAFETY: the port is started and this worker alone uses the queue; the port owns the frames that it takes, which
         // are the first ones.
-        let taken = usize::from(unsafe { tx_burst(self.port, self.queue, self.waiting.as_mut_ptr(), self.len as u16) });
+        let taken = usize::from(unsafe { tx_burst(self.port, self.number, self.waiting.as_mut_ptr(), self.len as u16) });
         if taken == self.len {
             sent.count_many(taken as u64, self.bytes);
             (self.len, self.bytes) = (0, 0);

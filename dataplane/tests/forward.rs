@@ -78,19 +78,12 @@ fn frames_longer_than_a_buffer_are_oversized() {
     // damaged.pcap has frames beyond 8 kB; these buffers hold 2 kB.
     let mut input = port("in", play(&capture("damaged.pcap"), None));
     input.mtu = 1500;
-    let mut runtime = Runtime::start(config(vec![input, port("out", Device::Null { size: 64, copy: false })], 1)).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let output = Device::Pcap { rx: vec![], tx: Some(dir.path().join("out.pcap")), infinite: false };
+    let mut runtime = Runtime::start(config(vec![input, port("out", output)], 1)).unwrap();
     let mut function = pairs(2, &[(0, 1)]);
     function.drop = FaultSet::ALL;
-    // The null port gives frames for ever: stop after the capture is through.
-    struct Enough;
-    impl dataplane::Control<Forward> for Enough {
-        fn on_event(&mut self, _: usize, _: switch::forward::Event, _: &mut dataplane::ControlOutput<'_, Forward>) {}
-        fn on_punt(&mut self, _: usize, _: dataplane::Mbuf, _: PortId, _: &mut dataplane::ControlOutput<'_, Forward>) {}
-        fn on_tick(&mut self, live: &dataplane::Live<'_>, _: &mut dataplane::ControlOutput<'_, Forward>) -> bool {
-            live.workers()[0].ports[0].rx.frames.get() < frames(&capture("damaged.pcap")).len() as u64
-        }
-    }
-    let outcome = runtime.run(vec![Forward::new(&function)], &mut Enough, &Stop::new());
+    let outcome = run(&mut runtime, &function, 1);
     let long = frames(&capture("damaged.pcap")).iter().filter(|frame| frame.len() > 2100).count() as u64;
     assert!(long > 0);
     let oversized = outcome.workers[0].drops[DropReason::Malformed(rocev2::Fault::Oversized).index()].get();

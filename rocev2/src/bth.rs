@@ -1,4 +1,4 @@
-//! The base transport header, in every `RoCEv2` packet (IB 9.2).
+//! The base transport header, in every RoCEv2 packet (IB 9.2).
 
 use crate::{Opcode, Psn, Qpn};
 use core::fmt;

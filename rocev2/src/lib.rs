@@ -1,4 +1,4 @@
-//! `RoCEv2` on the wire: Ethernet, IP and UDP as far as `RoCEv2` needs them, every IB transport header of the
+//! RoCEv2 on the wire: Ethernet, IP and UDP as far as RoCEv2 needs them, every IB transport header of the
 //! RC, UC and UD services, the ICRC, the CM's MADs and the 1Pipe header. No I/O, no allocation, no clock.
 //!
 //! # How to read this crate
@@ -15,8 +15,8 @@
 //! No function panics on any bytes read from outside. A [`Layout`] used with another frame than the one it was
 //! made from is a bug of the caller, and may panic on an index; it never reads outside the slice.
 //!
-//! Sources: `InfiniBand` Architecture Specification Volume 1, Release 1.4 ("IB" below): chapter 9 (transport),
-//! annexes A16/A17 (`RoCE`, `RoCEv2`), chapter 12 (communication management), 13.4 (MADs).
+//! Sources: InfiniBand Architecture Specification Volume 1, Release 1.4 ("IB" below): chapter 9 (transport),
+//! annexes A16/A17 (RoCE, RoCEv2), chapter 12 (communication management), 13.4 (MADs).
 
 #![deny(unsafe_code)] // `forbid` everywhere but in icrc::clmul, which has to allow it
 
@@ -45,7 +45,7 @@ pub use opcode::Opcode;
 pub use packet::{Class, Fault, Layout, Packet, classify};
 pub use serial::{Msn, Psn, Qpn};
 
-/// The UDP destination port of `RoCEv2` (IB A17.4.5).
+/// The UDP destination port of RoCEv2 (IB A17.4.5).
 pub const UDP_PORT: u16 = 4791;
 /// The largest payload of a packet: the largest path MTU, in bytes (IB 7.7.8).
 pub const MAX_PAYLOAD: usize = 4096;

@@ -25,11 +25,11 @@ const MAX_EXTENSIONS: usize = 4;
 /// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// A `RoCEv2` packet whose headers lie here and fit
+    /// A RoCEv2 packet whose headers lie here and fit
     Roce(Layout),
     /// Something else: ARP, TCP, another UDP port
     Other,
-    /// An IP packet that does not parse, or a `RoCEv2` packet that breaks a rule
+    /// An IP packet that does not parse, or a RoCEv2 packet that breaks a rule
     Malformed(Fault),
 }
 
@@ -49,7 +49,7 @@ pub enum Fault {
     /// The IPv4 header checksum is wrong
     #[error("wrong IPv4 header checksum")]
     IpChecksum,
-    /// An IP fragment; `RoCEv2` is never fragmented (IB A17.4.4)
+    /// An IP fragment; RoCEv2 is never fragmented (IB A17.4.4)
     #[error("an IP fragment")]
     Fragment,
     /// The UDP length is not what the IP length leaves
@@ -116,7 +116,7 @@ impl Fault {
     }
 }
 
-/// Where the headers of one `RoCEv2` frame lie, in bytes from its start.
+/// Where the headers of one RoCEv2 frame lie, in bytes from its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     opcode: Opcode,
@@ -311,7 +311,7 @@ fn transport(frame: &[u8], l3: usize, l4: usize, end: usize, v6: bool) -> Class 
         return Class::Malformed(Fault::OpcodeLength);
     }
     let padded = icrc - payload;
-    if padded % 4 != 0 || padded < usize::from(bth.pad_count()) {
+    if !padded.is_multiple_of(4) || padded < usize::from(bth.pad_count()) {
         return Class::Malformed(Fault::Unaligned);
     }
     if padded > MAX_PAYLOAD {
@@ -325,7 +325,7 @@ fn transport(frame: &[u8], l3: usize, l4: usize, end: usize, v6: bool) -> Class 
     Class::Roce(Layout { opcode, v6, l3: l3 as u16, bth, payload: payload as u16, icrc })
 }
 
-/// A `RoCEv2` frame together with its layout.
+/// A RoCEv2 frame together with its layout.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
     bytes: &'a [u8],
@@ -333,7 +333,7 @@ pub struct Packet<'a> {
 }
 
 impl<'a> Packet<'a> {
-    /// Classifies `frame`; `Some` if it is a `RoCEv2` packet.
+    /// Classifies `frame`; `Some` if it is a RoCEv2 packet.
     pub fn parse(frame: &'a [u8]) -> Option<Self> {
         match classify(frame) {
             Class::Roce(layout) => Some(Self { bytes: frame, layout }),
@@ -467,7 +467,7 @@ impl<'a> Packet<'a> {
     }
 
     /// Whether the UDP checksum is right or absent. IPv6 allows it to be absent for tunnels (RFC 6935), and
-    /// `RoCEv2` makes use of that.
+    /// RoCEv2 makes use of that.
     pub fn verify_udp_checksum(&self) -> bool {
         if self.udp().checksum.get() == 0 {
             return true;
@@ -478,13 +478,10 @@ impl<'a> Packet<'a> {
 
     /// The sum over the pseudo-header of the UDP checksum.
     pub(crate) fn pseudo_header_sum(&self) -> Sum {
-        let sum = match self.ipv4() {
-            Some(ip) => Sum::default().add(&ip.src).add(&ip.dst),
-            None => {
-                let ip: &Ipv6 = self.at(self.layout.l3());
-                Sum::default().add(&ip.src).add(&ip.dst)
-            }
-        };
+        // Source and destination stand side by side, at the end of either header.
+        let l3 = self.layout.l3();
+        let addresses = if self.layout.v6 { l3 + 8..l3 + Ipv6::LEN } else { l3 + 12..l3 + Ipv4::LEN };
+        let sum = Sum::default().add(&self.bytes[addresses]);
         sum.add_word(u32::from(udp::PROTOCOL)).add_word(u32::from(self.udp().len.get()))
     }
 }

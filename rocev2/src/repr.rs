@@ -16,7 +16,7 @@ use crate::{Bth, Class, Packet, classify, icrc};
 use core::fmt;
 use zerocopy::{Immutable, IntoBytes};
 
-/// A `RoCEv2` frame as a value. [`emit`](Self::emit) writes what the fields say, right or wrong;
+/// A RoCEv2 frame as a value. [`emit`](Self::emit) writes what the fields say, right or wrong;
 /// [`build`](Self::build) makes lengths and checksums right first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repr<'a> {
@@ -120,7 +120,7 @@ impl<'a> Repr<'a> {
         }
     }
 
-    /// Reads a frame; `None` if it is no `RoCEv2` packet or malformed.
+    /// Reads a frame; `None` if it is no RoCEv2 packet or malformed.
     pub fn parse(frame: &'a [u8]) -> Option<Self> {
         let Class::Roce(layout) = classify(frame) else { return None };
         let packet = Packet::new(frame, layout);

@@ -17,7 +17,7 @@ pub struct Udp {
     pub dst_port: U16,
     /// Bytes of this header and all that follows it
     pub len: U16,
-    /// Checksum over the pseudo-header and the datagram; 0 means none (usual for `RoCEv2`). Outside the ICRC
+    /// Checksum over the pseudo-header and the datagram; 0 means none (usual for RoCEv2). Outside the ICRC
     pub checksum: U16,
 }
 
@@ -27,7 +27,7 @@ impl Udp {
 }
 
 impl Default for Udp {
-    /// To port 4791, from the first port of the range that `RoCEv2` uses, no checksum.
+    /// To port 4791, from the first port of the range that RoCEv2 uses, no checksum.
     fn default() -> Self {
         Self {
             src_port: U16::new(0xc000),

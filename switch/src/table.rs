@@ -178,8 +178,8 @@ impl<K: Key> Index<K> {
                 break;
             }
             let Some(pushed) = self.keys.get(slot.id) else { break };
-            let home = self.home(pushed.hash());
-            if (at.wrapping_sub(home) & self.mask) >= (at.wrapping_sub(hole) & self.mask) {
+            let wanted = self.home(pushed.hash());
+            if (at.wrapping_sub(wanted) & self.mask) >= (at.wrapping_sub(hole) & self.mask) {
                 self.slots[hole] = slot;
                 hole = at;
             }

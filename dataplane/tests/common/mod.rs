@@ -8,20 +8,20 @@ use std::path::{Path, PathBuf};
 use switch::Function;
 
 /// The captures of the repository.
-pub fn capture(name: &str) -> PathBuf {
+pub(crate) fn capture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/captures").join(name)
 }
 
-pub fn port(name: &str, device: Device) -> Port {
+pub(crate) fn port(name: &str, device: Device) -> Port {
     Port { name: name.into(), device, mtu: 9000, rx_queues: 0, descriptors: 256, buffers: 2047 }
 }
 
-pub fn play(file: &Path, to: Option<&Path>) -> Device {
+pub(crate) fn play(file: &Path, to: Option<&Path>) -> Device {
     Device::Pcap { rx: vec![file.into()], tx: to.map(Into::into), infinite: false }
 }
 
 /// Without privileges, huge pages or files, for as many workers as wanted.
-pub fn config(ports: Vec<Port>, workers: usize) -> Config {
+pub(crate) fn config(ports: Vec<Port>, workers: usize) -> Config {
     Config {
         eal: Eal { memory: Memory::Ordinary { mb: 128 }, file_prefix: None, telemetry: false, extra: Vec::new() },
         ports,
@@ -30,7 +30,7 @@ pub fn config(ports: Vec<Port>, workers: usize) -> Config {
 }
 
 /// Ends the run when nothing was received for this many looks at the counters.
-pub struct UntilIdle<C> {
+pub(crate) struct UntilIdle<C> {
     pub inner: C,
     last: u64,
     quiet: u32,
@@ -39,7 +39,7 @@ pub struct UntilIdle<C> {
 impl<C> UntilIdle<C> {
     const LOOKS: u32 = 100;
 
-    pub fn new(inner: C) -> Self {
+    pub(crate) fn new(inner: C) -> Self {
         Self { inner, last: 0, quiet: 0 }
     }
 }
@@ -62,7 +62,7 @@ impl<F: Function, C: Control<F>> Control<F> for UntilIdle<C> {
 }
 
 /// The frames of a classic pcap file.
-pub fn frames(path: &Path) -> Vec<Vec<u8>> {
+pub(crate) fn frames(path: &Path) -> Vec<Vec<u8>> {
     let bytes = std::fs::read(path).unwrap();
     let mut rest = &bytes[24..];
     let mut frames = Vec::new();

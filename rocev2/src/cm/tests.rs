@@ -132,11 +132,10 @@ proptest! {
         }
         if let Ok(message) = Message::parse(&mad) {
             prop_assert!(!message.to_string().is_empty());
-            if let Body::Req(req) = message.body {
-                if let Some(cma) = req.cma_header() {
+            if let Body::Req(req) = message.body
+                && let Some(cma) = req.cma_header() {
                     _ = (cma.src_addr(), cma.dst_addr());
                 }
-            }
         }
     }
 }

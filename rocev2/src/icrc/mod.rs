@@ -1,4 +1,4 @@
-//! The invariant CRC at the end of every packet (IB 7.8.1, for `RoCEv2` A17.3.3): whole, and kept right while
+//! The invariant CRC at the end of every packet (IB 7.8.1, for RoCEv2 A17.3.3): whole, and kept right while
 //! single words of the packet change.
 //!
 //! It is the CRC-32 of Ethernet, least significant byte first on the wire, over eight bytes of ones (in place of

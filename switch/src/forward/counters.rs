@@ -12,20 +12,20 @@ use std::sync::OnceLock;
 pub struct Counters {
     /// What came in on each port
     pub ports: Box<[Seen]>,
-    /// `RoCEv2` packets by opcode
+    /// RoCEv2 packets by opcode
     pub opcodes: Box<[FrameCounter; 256]>,
     /// Malformed frames by fault, dropped or not
     pub faults: [Counter; Fault::ALL.len()],
-    /// `RoCEv2` packets by destination queue pair
+    /// RoCEv2 packets by destination queue pair
     pub qps: QpCounters,
 }
 
 /// What came in on a port. Every frame is one of the three.
 #[derive(Debug, Default)]
 pub struct Seen {
-    /// `RoCEv2` packets that parse
+    /// RoCEv2 packets that parse
     pub roce: FrameCounter,
-    /// Frames that are no `RoCEv2` packets
+    /// Frames that are no RoCEv2 packets
     pub other: FrameCounter,
     /// Frames that do not parse
     pub malformed: FrameCounter,

@@ -117,10 +117,7 @@ fn topology(topology: &Topology, ports: &[Port]) -> String {
     let name = |port: PortId| ports[port.index()].name.as_str();
     match topology {
         Topology::Pairs(pairs) => {
-            let pair = |&(a, b): &(PortId, PortId)| match a == b {
-                true => format!("{} sends back what comes in", name(a)),
-                false => format!("{} <-> {}", name(a), name(b)),
-            };
+            let pair = |&(a, b): &(PortId, PortId)| if a == b { format!("{} sends back what comes in", name(a)) } else { format!("{} <-> {}", name(a), name(b)) };
             pairs.iter().map(pair).collect::<Vec<_>>().join(", ")
         }
         Topology::Mac(table) => {

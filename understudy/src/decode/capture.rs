@@ -11,7 +11,7 @@ use std::path::Path;
 
 /// A frame of a capture.
 #[derive(Clone, Copy, Debug)]
-pub struct Frame<'a> {
+pub(super) struct Frame<'a> {
     /// Its number in the file, from 1
     pub number: u64,
     /// When it was captured, in nanoseconds since 1970; `None` where the file does not say
@@ -26,11 +26,11 @@ pub struct Frame<'a> {
 
 /// A kind of link, by its number in capture files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LinkType(u32);
+pub(super) struct LinkType(u32);
 
 impl LinkType {
     /// Where the layer above begins; `None` for a kind of link that is not known, or a frame that is too short.
-    pub fn link(self, frame: &[u8]) -> Option<Link> {
+    pub(super) fn link(self, frame: &[u8]) -> Option<Link> {
         let ethertype_at = |at: usize| Some(u16::from_be_bytes([*frame.get(at)?, *frame.get(at + 1)?]));
         let of_version = |first: u8| if first >> 4 == 6 { ethertype::IPV6 } else { ethertype::IPV4 };
         match self.0 {
@@ -49,7 +49,7 @@ impl LinkType {
 
 /// Why a capture could not be read (to its end).
 #[derive(Debug, thiserror::Error)]
-pub enum CaptureError {
+pub(super) enum CaptureError {
     /// The file cannot be opened or read
     #[error("{0}")]
     Io(#[from] io::Error),
@@ -76,10 +76,10 @@ impl From<PcapError> for CaptureError {
 }
 
 /// What the visitor wants next.
-pub type Flow = std::ops::ControlFlow<()>;
+pub(super) type Flow = std::ops::ControlFlow<()>;
 
 /// Shows every frame of a file to `visit`, in order, until that breaks off.
-pub fn for_each(path: &Path, visit: impl FnMut(Frame<'_>) -> Flow) -> Result<(), CaptureError> {
+pub(super) fn for_each(path: &Path, visit: impl FnMut(Frame<'_>) -> Flow) -> Result<(), CaptureError> {
     let mut file = BufReader::new(File::open(path)?);
     let magic = file.fill_buf()?;
     match magic.first_chunk() {
@@ -166,7 +166,7 @@ fn unit_ns(interface: &pcap_file::pcapng::blocks::interface_description::Interfa
 }
 
 /// Whether a kind of link is one that frames can be read from.
-pub fn is_known(link: LinkType) -> bool {
+pub(super) fn is_known(link: LinkType) -> bool {
     link.link(&[0x45; 32]).is_some()
 }
 

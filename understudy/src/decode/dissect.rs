@@ -20,7 +20,7 @@ use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 /// Where the layer above the link begins in a captured frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Link {
+pub(super) struct Link {
     /// Bytes of the link's header
     pub len: usize,
     /// Ethertype of what follows
@@ -29,16 +29,16 @@ pub struct Link {
 
 /// A frame, taken apart.
 #[derive(Debug)]
-pub enum Dissection {
+pub(super) enum Dissection {
     /// To UDP port 4791
     Roce(Box<Roce>),
     /// Something else, in a word
     Other(String),
 }
 
-/// What could be read of a `RoCEv2` packet.
+/// What could be read of a RoCEv2 packet.
 #[derive(Debug)]
-pub struct Roce {
+pub(super) struct Roce {
     /// Sender and receiver
     pub addresses: (IpAddr, IpAddr),
     /// VLAN identifiers, outermost first
@@ -56,7 +56,7 @@ pub struct Roce {
 }
 
 /// Takes a frame apart. `whole` says that the capture did not cut it.
-pub fn dissect(frame: &[u8], link: Link, whole: bool) -> Dissection {
+pub(super) fn dissect(frame: &[u8], link: Link, whole: bool) -> Dissection {
     let mut at = link.len;
     let mut kind = link.ethertype;
     let mut vlans = Vec::new();
@@ -202,7 +202,7 @@ impl Roce {
     }
 
     /// The fields of a line of JSON, all of them present, null where they could not be read.
-    pub fn fields(&self) -> Map<String, Value> {
+    pub(super) fn fields(&self) -> Map<String, Value> {
         let mut map = Map::new();
         let mut put = |name: &str, value: Value| map.insert(name.into(), value);
         let bth = self.bth.as_ref();
