@@ -21,7 +21,9 @@ fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
 
     let statik = env::var_os("CARGO_FEATURE_STATIC").is_some();
-    if let Err(error) = pkg_config::Config::new().cargo_metadata(false).atleast_version("21.11").probe("libdpdk") {
+    if let Err(error) =
+        pkg_config::Config::new().cargo_metadata(false).atleast_version("21.11").probe("libdpdk")
+    {
         panic!("DPDK 21.11 or later is needed to build. On Debian: apt install libdpdk-dev. {error}");
     }
     let mut cflags = pkg_config(&["--cflags"]);
@@ -79,7 +81,9 @@ fn link(statik: bool) {
                 println!("cargo::rustc-link-search=native={dir}");
             }
         }
-        for library in ["rte_eal", "rte_ethdev", "rte_mbuf", "rte_mempool", "rte_ring", "rte_log", "rte_bus_vdev"] {
+        for library in
+            ["rte_eal", "rte_ethdev", "rte_mbuf", "rte_mempool", "rte_ring", "rte_log", "rte_bus_vdev"]
+        {
             // Newer releases move the log into a library of its own.
             if library != "rte_log" || has_library("rte_log") {
                 println!("cargo::rustc-link-lib=dylib={library}");
@@ -95,9 +99,10 @@ fn link(statik: bool) {
             let name = archive.strip_suffix(".a").unwrap_or(archive);
             println!("cargo::rustc-link-lib=static:+whole-archive,-bundle={name}");
         } else if let Some(library) = word.strip_prefix("-l")
-            && !library.starts_with("rte_") {
-                println!("cargo::rustc-link-lib=dylib={library}");
-            }
+            && !library.starts_with("rte_")
+        {
+            println!("cargo::rustc-link-lib=dylib={library}");
+        }
     }
 }
 

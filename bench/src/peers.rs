@@ -127,14 +127,13 @@ pub fn run(args: &PeersArgs, understudy: &Path) -> Result<(), Report> {
     eprint!("\r\x1b[K");
     let figures: Vec<_> = all()
         .zip(samples)
-        .map(|((payload, contender), (samples, lost))| figure(contender, payload, &samples, lost, args.rounds))
+        .map(|((payload, contender), (samples, lost))| {
+            figure(contender, payload, &samples, lost, args.rounds)
+        })
         .collect();
     let comparison = Comparison { ratios: ratios(&figures), figures };
-    let text = if args.json {
-        serde_json::to_string(&comparison).into_diagnostic()?
-    } else {
-        comparison.text()
-    };
+    let text =
+        if args.json { serde_json::to_string(&comparison).into_diagnostic()? } else { comparison.text() };
     println!("{text}");
     Ok(())
 }
@@ -178,7 +177,12 @@ impl Bench {
         command.arg(format!("--file-prefix={file_prefix}"));
         command.arg(format!("--vdev=net_pcap0,rx_pcap={},infinite_rx=1", capture.display()));
         command.args(["--", "--nb-cores=1", "--port-topology=loop", "--rxd=512", "--txd=512", "--burst=32"]);
-        command.args(["--total-num-mbufs=16383", "--auto-start", "--stats-period=3600", "--no-lsc-interrupt"]);
+        command.args([
+            "--total-num-mbufs=16383",
+            "--auto-start",
+            "--stats-period=3600",
+            "--no-lsc-interrupt",
+        ]);
         command.arg(format!("--forward-mode={mode}"));
         Program { command, file_prefix, thread_names: &["rte-worker-1", "lcore-worker-1", "dpdk-worker1"] }
     }
@@ -203,7 +207,11 @@ fn median(values: impl Iterator<Item = f64>) -> Option<[f64; 3]> {
     let mut values: Vec<_> = values.collect();
     values.sort_by(f64::total_cmp);
     let middle = values.len().checked_sub(1)? / 2;
-    let median = if values.len() % 2 == 1 { values[middle] } else { f64::midpoint(values[middle], values[middle + 1]) };
+    let median = if values.len() % 2 == 1 {
+        values[middle]
+    } else {
+        f64::midpoint(values[middle], values[middle + 1])
+    };
     Some([median, values[0], values[values.len() - 1]])
 }
 
@@ -254,7 +262,8 @@ impl Comparison {
         for f in &self.figures {
             let number = |n: Option<f64>| n.map_or_else(|| "lost its core".into(), |n| format!("{n:.2}"));
             let at = |i: usize| number(f.mpps.map(|m| m[i]));
-            let thrown = if f.lost_core > 0 { format!(", {} thrown away", f.lost_core) } else { String::new() };
+            let thrown =
+                if f.lost_core > 0 { format!(", {} thrown away", f.lost_core) } else { String::new() };
             table.add_row([
                 f.program.clone(),
                 format!("{} B", f.payload_bytes),
@@ -276,7 +285,11 @@ impl Comparison {
                     let verdict = if value >= ratio.at_least { "reached" } else { "missed" };
                     writeln!(text, "{value:.2}  {} (goal {:.2}: {verdict})", ratio.what, ratio.at_least)
                 }
-                None => writeln!(text, "  --  {}: a polling thread lost its core too often; no number", ratio.what),
+                None => writeln!(
+                    text,
+                    "  --  {}: a polling thread lost its core too often; no number",
+                    ratio.what
+                ),
             };
         }
         text.truncate(text.trim_end().len());

@@ -17,7 +17,9 @@ impl Telemetry {
     pub(crate) fn connect(file_prefix: &str) -> io::Result<Self> {
         let socket = Socket::new(Domain::UNIX, Type::SEQPACKET, None)?;
         socket.set_read_timeout(Some(Duration::from_secs(2)))?;
-        socket.connect(&SockAddr::unix(runtime_dir().join("dpdk").join(file_prefix).join("dpdk_telemetry.v2"))?)?;
+        socket.connect(&SockAddr::unix(
+            runtime_dir().join("dpdk").join(file_prefix).join("dpdk_telemetry.v2"),
+        )?)?;
         let mut telemetry = Self(socket);
         telemetry.receive()?; // greets with its version
         Ok(telemetry)
@@ -33,13 +35,16 @@ impl Telemetry {
     pub(crate) fn frames_sent(&mut self) -> io::Result<u64> {
         self.0.write_all(b"/ethdev/stats,0")?;
         let reply = self.receive()?;
-        reply["/ethdev/stats"]["opackets"].as_u64().ok_or_else(|| io::Error::other(format!("no counter in {reply}")))
+        reply["/ethdev/stats"]["opackets"]
+            .as_u64()
+            .ok_or_else(|| io::Error::other(format!("no counter in {reply}")))
     }
 }
 
 /// Where DPDK puts the files of its processes.
 fn runtime_dir() -> PathBuf {
-    let root = std::fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0);
+    let root =
+        std::fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0);
     if root {
         return "/var/run".into();
     }

@@ -34,12 +34,24 @@ pub(crate) fn write(path: &Path, qps: u32, payload: usize) -> io::Result<()> {
 /// A WRITE Only to the `n`th queue pair, with right checksums.
 pub fn write_only(n: u32, payload: usize) -> Vec<u8> {
     let udp_len = Udp::LEN + Bth::LEN + Reth::LEN + payload + 4;
-    let mut ip = Ipv4 { src: [10, 0, (n >> 8) as u8, n as u8], dst: [198, 18, 0, 1 + (n % 200) as u8], ..Ipv4::default() };
+    let mut ip = Ipv4 {
+        src: [10, 0, (n >> 8) as u8, n as u8],
+        dst: [198, 18, 0, 1 + (n % 200) as u8],
+        ..Ipv4::default()
+    };
     ip.total_len = ((Ipv4::LEN + udp_len) as u16).into();
-    let udp = Udp { src_port: (0xc000 | (n & 0x3fff) as u16).into(), len: (udp_len as u16).into(), ..Udp::default() };
+    let udp = Udp {
+        src_port: (0xc000 | (n & 0x3fff) as u16).into(),
+        len: (udp_len as u16).into(),
+        ..Udp::default()
+    };
     let mut bth = Bth::new(Opcode::RC_WRITE_ONLY, Qpn::new(0x100 + n), Psn::new(n));
     bth.set_ack_req(true);
-    let reth = Reth { va: (0x7f00_0000_0000 + u64::from(n) * 4096).into(), rkey: (0x1000 + n).into(), len: (payload as u32).into() };
+    let reth = Reth {
+        va: (0x7f00_0000_0000 + u64::from(n) * 4096).into(),
+        rkey: (0x1000 + n).into(),
+        len: (payload as u32).into(),
+    };
     let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0];
     frame.extend(ip.as_bytes());
     frame.extend(udp.as_bytes());

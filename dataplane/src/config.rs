@@ -169,7 +169,10 @@ mod tests {
     fn af_packet_frames_hold_the_mtu() {
         for mtu in [68, 1500, 1900, 2000, 4200, 9600] {
             let (block, frame) = af_packet_ring(mtu);
-            assert!(frame >= u32::from(mtu) + FRAME_OVERHEAD && block % frame == 0 && block % 4096 == 0, "{mtu}");
+            assert!(
+                frame >= u32::from(mtu) + FRAME_OVERHEAD && block % frame == 0 && block % 4096 == 0,
+                "{mtu}"
+            );
             let device = Device::AfPacket { interface: "eth0".into() };
             assert!(device.data_room(mtu) >= frame && Device::Ring.data_room(mtu) >= u32::from(mtu), "{mtu}");
         }

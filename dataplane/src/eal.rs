@@ -38,7 +38,8 @@ impl Eal {
         }
         // SAFETY: the EAL is up; the folder's name is a constant string.
         let folder = unsafe { CStr::from_ptr(dpdk_sys::rte_eal_get_runtime_dir()) };
-        let shared = config.eal.file_prefix.is_some().then(|| PathBuf::from(OsStr::from_bytes(folder.to_bytes())));
+        let shared =
+            config.eal.file_prefix.is_some().then(|| PathBuf::from(OsStr::from_bytes(folder.to_bytes())));
         let eal = Self { shared };
         // A virtual device that fails to probe does not fail the EAL.
         for (index, port) in config.ports.iter().enumerate() {
@@ -73,7 +74,10 @@ fn arguments(config: &Config) -> Result<Vec<CString>, Error> {
     // One lcore for the control plane, on any CPU; workers are threads of ours, pinned by ourselves.
     let cpus: Vec<String> =
         core_affinity::get_core_ids().unwrap_or_default().iter().map(|core| core.id.to_string()).collect();
-    words.extend(["--lcores".into(), format!("0@({})", if cpus.is_empty() { "0".into() } else { cpus.join(",") })]);
+    words.extend([
+        "--lcores".into(),
+        format!("0@({})", if cpus.is_empty() { "0".into() } else { cpus.join(",") }),
+    ]);
     match eal.memory {
         Memory::Ordinary { mb } => words.extend(["--no-huge".into(), "-m".into(), mb.to_string()]),
         Memory::HugePages { mb } => words.extend(["-m".into(), mb.to_string()]),

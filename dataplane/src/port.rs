@@ -64,7 +64,10 @@ pub(crate) fn allow(index: usize, port: &PortConfig) -> Result<Allow, Error> {
         }
         Device::AfPacket { interface } => {
             let (block, frame) = af_packet_ring(port.mtu);
-            format!("{name},iface={interface},qpairs={queues},blocksz={block},framesz={frame},framecnt={}", port.descriptors)
+            format!(
+                "{name},iface={interface},qpairs={queues},blocksz={block},framesz={frame},framecnt={}",
+                port.descriptors
+            )
         }
         Device::AfXdp { interface, start_queue } => {
             format!("{name},iface={interface},start_queue={start_queue},queue_count={queues}")
@@ -122,8 +125,10 @@ pub(crate) fn missing(port: &PortConfig, log: &str) -> Error {
     match &port.device {
         Device::Pci { address, .. } => Error::new(
             format!("port `{name}`: no DPDK driver took the PCI device {address}"),
-            format!("bind it: dpdk-devbind.py -b vfio-pci {address} (an NVIDIA NIC needs its kernel driver instead, and \
-                     the package with DPDK's mlx5 driver); `understudy doctor` lists the devices"),
+            format!(
+                "bind it: dpdk-devbind.py -b vfio-pci {address} (an NVIDIA NIC needs its kernel driver instead, and \
+                     the package with DPDK's mlx5 driver); `understudy doctor` lists the devices"
+            ),
         ),
         Device::AfPacket { interface } | Device::AfXdp { interface, .. } => Error::new(
             format!("port `{name}`: DPDK could not open the interface `{interface}`"),
@@ -247,7 +252,14 @@ impl Port {
             // SAFETY: the port is configured and not started; no configuration means the driver's default.
             check("a receive queue could not be set up", unsafe {
                 let socket = socket as u32;
-                dpdk_sys::rte_eth_rx_queue_setup(id, queue, rx_descriptors, socket, std::ptr::null(), pool.0.as_ptr())
+                dpdk_sys::rte_eth_rx_queue_setup(
+                    id,
+                    queue,
+                    rx_descriptors,
+                    socket,
+                    std::ptr::null(),
+                    pool.0.as_ptr(),
+                )
             })?;
         }
         for queue in 0..tx_queues {

@@ -97,7 +97,8 @@ impl Runtime {
     pub fn start(config: Config) -> Result<Self, Error> {
         let eal = Eal::start(&config)?;
         let log = Log::capture();
-        let ports: Result<Vec<_>, _> = (0..config.ports.len()).map(|index| Port::start(index, &config)).collect();
+        let ports: Result<Vec<_>, _> =
+            (0..config.ports.len()).map(|index| Port::start(index, &config)).collect();
         let log = log.finish();
         // On failure the ports are gone before the EAL, which is declared earlier.
         let ports = ports.map_err(|error| error.with_log(log))?;
@@ -208,7 +209,11 @@ impl Runtime {
     /// Receive queues go round the workers.
     fn rx_queues_of(&self, worker: usize, workers: usize) -> Vec<RxQueue> {
         let all = self.ports.iter().enumerate().flat_map(|(index, port)| {
-            (0..port.rx_queues).map(move |queue| RxQueue { device: port.id, queue, port: PortId(index as u16) })
+            (0..port.rx_queues).map(move |queue| RxQueue {
+                device: port.id,
+                queue,
+                port: PortId(index as u16),
+            })
         });
         all.enumerate().filter(|(n, _)| n % workers == worker).map(|(_, rx)| rx).collect()
     }

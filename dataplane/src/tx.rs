@@ -68,7 +68,9 @@ impl Queue {
         }
         // SAFETY: the port is started and this worker alone uses the queue; the port owns the frames that it takes, which
         // are the first ones.
-        let taken = usize::from(unsafe { tx_burst(self.port, self.number, self.waiting.as_mut_ptr(), self.len as u16) });
+        let taken = usize::from(unsafe {
+            tx_burst(self.port, self.number, self.waiting.as_mut_ptr(), self.len as u16)
+        });
         if taken == self.len {
             sent.count_many(taken as u64, self.bytes);
             (self.len, self.bytes) = (0, 0);
@@ -77,7 +79,8 @@ impl Queue {
             self.waiting.copy_within(taken..self.len, 0);
             self.len -= taken;
             // SAFETY: what the port did not take is still owned by the queue.
-            self.bytes = self.waiting[..self.len].iter().map(|&mbuf| u64::from(unsafe { (*mbuf).pkt_len })).sum();
+            self.bytes =
+                self.waiting[..self.len].iter().map(|&mbuf| u64::from(unsafe { (*mbuf).pkt_len })).sum();
             sent.count_many(taken as u64, before - self.bytes);
         }
     }
@@ -162,7 +165,8 @@ impl Tx {
 
     #[cold]
     fn hand_off(&mut self, frame: Mbuf, port: PortId, owner: usize) -> Result<(), Full> {
-        let ring = self.handoffs[owner].as_mut().expect("a worker owns the ports that it reaches through itself");
+        let ring =
+            self.handoffs[owner].as_mut().expect("a worker owns the ports that it reaches through itself");
         match ring.push(Handoff { frame, port }) {
             Ok(()) => {
                 self.counters.handed_off.add(1);

@@ -77,7 +77,8 @@ impl<F: Function> Worker<F> {
     fn poll(&mut self, rx: RxQueue, now: Nanos) -> usize {
         let mut burst = [null_mut::<rte_mbuf>(); BURST];
         // SAFETY: the port is started, and this worker alone polls the queue.
-        let received = usize::from(unsafe { rx_burst(rx.device, rx.queue, burst.as_mut_ptr(), BURST as u16) });
+        let received =
+            usize::from(unsafe { rx_burst(rx.device, rx.queue, burst.as_mut_ptr(), BURST as u16) });
         if received == 0 {
             return 0;
         }

@@ -21,7 +21,13 @@ impl Function for Punting {
     /// Frames seen, timers, sum of commands
     type Event = (u64, u64, u64);
 
-    fn on_frame<O: Output>(&mut self, frame: &mut O::Frame, port: PortId, _now: Nanos, out: &mut O) -> Verdict {
+    fn on_frame<O: Output>(
+        &mut self,
+        frame: &mut O::Frame,
+        port: PortId,
+        _now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
         self.seen += 1;
         // A frame of our own, and a copy that grows at both ends.
         let made = out.make(60).expect("a buffer");
@@ -89,7 +95,8 @@ fn frames_go_up_and_come_down_again() {
     let dir = tempfile::tempdir().unwrap();
     let (input, output) = (capture("rc_send_64.pcap"), dir.path().join("out.pcap"));
     let out = Device::Pcap { rx: vec![], tx: Some(output.clone()), infinite: false };
-    let mut runtime = Runtime::start(config(vec![port("in", play(&input, None)), port("out", out)], 1)).unwrap();
+    let mut runtime =
+        Runtime::start(config(vec![port("in", play(&input, None)), port("out", out)], 1)).unwrap();
     let mut relay = Relay::default();
     let outcome = runtime.run(vec![Punting::default()], &mut UntilIdle::new(&mut relay), &Stop::new());
     drop(runtime);
@@ -127,7 +134,8 @@ impl Control<Punting> for Deaf {
 #[test]
 fn a_full_queue_to_the_control_plane_drops_and_counts() {
     let out = Device::Null { size: 64, copy: false };
-    let mut config = config(vec![port("in", play(&capture("rc_write_loss.pcap"), None)), port("out", out)], 1);
+    let mut config =
+        config(vec![port("in", play(&capture("rc_write_loss.pcap"), None)), port("out", out)], 1);
     config.ports.truncate(1);
     config.ports.push(port("out", Device::Ring));
     config.workers.control_queue = 1;
@@ -176,6 +184,7 @@ fn a_worker_that_panics_ends_the_run() {
     }
     let ports = vec![port("in", play(&capture("rc_send_64.pcap"), None)), port("out", Device::Ring)];
     let mut runtime = Runtime::start(config(ports, 1)).unwrap();
-    let run = std::panic::AssertUnwindSafe(|| runtime.run(vec![Panics], &mut dataplane::Passive, &Stop::new()));
+    let run =
+        std::panic::AssertUnwindSafe(|| runtime.run(vec![Panics], &mut dataplane::Passive, &Stop::new()));
     assert!(std::panic::catch_unwind(run).is_err(), "the panic reaches the caller, who waits for nothing");
 }

@@ -52,7 +52,8 @@ fn a_second_start() {
 fn a_busy_file_prefix_and_nothing_left_behind() {
     // The other process holds the lock that an EAL of this prefix takes.
     let prefix = format!("understudy-test-{}", std::process::id());
-    let root = std::fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0);
+    let root =
+        std::fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0);
     let base = if root {
         "/var/run".into()
     } else {

@@ -34,7 +34,10 @@ fn sum(outcome: &Outcome, count: impl Fn(&dataplane::counters::WorkerCounters) -
 fn a_replay_is_identical_to_the_bit() {
     let dir = tempfile::tempdir().unwrap();
     let (input, output) = (capture("rc_write_loss.pcap"), dir.path().join("out.pcap"));
-    let ports = vec![port("in", play(&input, None)), port("out", Device::Pcap { rx: vec![], tx: Some(output.clone()), infinite: false })];
+    let ports = vec![
+        port("in", play(&input, None)),
+        port("out", Device::Pcap { rx: vec![], tx: Some(output.clone()), infinite: false }),
+    ];
     let mut runtime = Runtime::start(config(ports, 1)).unwrap();
     let outcome = run(&mut runtime, &pairs(2, &[(0, 1)]), 1);
     drop(runtime);

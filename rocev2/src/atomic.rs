@@ -5,7 +5,9 @@ use zerocopy::byteorder::network_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The atomic extended transport header of `CMP_SWAP` and `FETCH_ADD`, 28 bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
 #[repr(C)]
 pub struct AtomicEth {
     /// Virtual address of the 8-byte word, which has to be aligned
@@ -31,7 +33,9 @@ impl fmt::Display for AtomicEth {
 }
 
 /// The atomic acknowledge extended transport header, 8 bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
 #[repr(C)]
 pub struct AtomicAckEth {
     /// The word as it was before the operation

@@ -159,9 +159,12 @@ const fn set_bit(byte: &mut u8, bit: u8, on: bool) {
 impl fmt::Display for Bth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} to qp {} psn {}", self.opcode(), self.dest_qp(), self.psn())?;
-        for (set, name) in
-            [(self.ack_req(), " ack_req"), (self.solicited(), " solicited"), (self.fecn(), " fecn"), (self.becn(), " becn")]
-        {
+        for (set, name) in [
+            (self.ack_req(), " ack_req"),
+            (self.solicited(), " solicited"),
+            (self.fecn(), " fecn"),
+            (self.becn(), " becn"),
+        ] {
             if set {
                 f.write_str(name)?;
             }

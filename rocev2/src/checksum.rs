@@ -18,7 +18,9 @@ impl Sum {
         match *words.remainder() {
             [a] => self.0 += u64::from(u16::from_be_bytes([a, 0])),
             [a, b] => self.0 += u64::from(u16::from_be_bytes([a, b])),
-            [a, b, c] => self.0 += u64::from(u16::from_be_bytes([a, b])) + u64::from(u16::from_be_bytes([c, 0])),
+            [a, b, c] => {
+                self.0 += u64::from(u16::from_be_bytes([a, b])) + u64::from(u16::from_be_bytes([c, 0]));
+            }
             _ => {}
         }
         self

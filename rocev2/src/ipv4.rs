@@ -88,6 +88,13 @@ impl Default for Ipv4 {
 
 impl fmt::Display for Ipv4 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} > {} tos {:#04x} ttl {}", Ipv4Addr::from(self.src), Ipv4Addr::from(self.dst), self.tos, self.ttl)
+        write!(
+            f,
+            "{} > {} tos {:#04x} ttl {}",
+            Ipv4Addr::from(self.src),
+            Ipv4Addr::from(self.dst),
+            self.tos,
+            self.ttl
+        )
     }
 }

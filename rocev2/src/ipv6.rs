@@ -82,8 +82,7 @@ mod tests {
 
     #[test]
     fn first_word() {
-        let mut header = Ipv6::default();
-        header.version_class_flow = U32::new(0x6ab1_2345);
+        let header = Ipv6 { version_class_flow: U32::new(0x6ab1_2345), ..Ipv6::default() };
         assert_eq!((header.version(), header.traffic_class(), header.flow_label()), (6, 0xab, 0x1_2345));
     }
 }

@@ -103,7 +103,9 @@ impl OnePipeOpcode {
 }
 
 /// The 1Pipe header, 24 bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
 #[repr(C)]
 pub struct OnePipe {
     timestamp: [u8; 6],
@@ -177,7 +179,14 @@ impl OnePipe {
 
 impl fmt::Display for OnePipe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "1pipe opcode {} at {} barrier {} commit {}", self.opcode, self.timestamp(), self.barrier(), self.commit())?;
+        write!(
+            f,
+            "1pipe opcode {} at {} barrier {} commit {}",
+            self.opcode,
+            self.timestamp(),
+            self.barrier(),
+            self.commit()
+        )?;
         write!(f, " psn {}{}", self.psn(), if self.end_of_message() { " end" } else { "" })
     }
 }
@@ -189,12 +198,14 @@ mod tests {
 
     #[test]
     fn twenty_four_bytes_in_our_order() {
-        let mut header = OnePipe::new(OnePipeOpcode::BEACON, Timestamp::new(0x0102_0304_0506), Psn::new(0x1a_1b1c));
+        let mut header =
+            OnePipe::new(OnePipeOpcode::BEACON, Timestamp::new(0x0102_0304_0506), Psn::new(0x1a_1b1c));
         header.set_barrier(Timestamp::new(0x1112_1314_1516));
         header.set_commit(Timestamp::new(0x2122_2324_2526));
         header.set_end_of_message(true);
         let wire = [
-            1, 2, 3, 4, 5, 6, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x21, 0x22, 0x23, 0x24, 0x25, 0x26, 0x1a, 0x1b, 0x1c, 2, 0x80, 0,
+            1, 2, 3, 4, 5, 6, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x21, 0x22, 0x23, 0x24, 0x25, 0x26, 0x1a,
+            0x1b, 0x1c, 2, 0x80, 0,
         ];
         assert_eq!(header.as_bytes(), wire);
         assert_eq!(OnePipe::LEN, 24);
@@ -208,7 +219,10 @@ mod tests {
         assert!(last.precedes(first) && !first.precedes(last) && !first.precedes(first));
         assert_eq!(last.earlier(first), last);
         let opposite = Timestamp::new(1 << 47);
-        assert!(!first.precedes(opposite) && !opposite.precedes(first), "half the circle away there is no order");
+        assert!(
+            !first.precedes(opposite) && !opposite.precedes(first),
+            "half the circle away there is no order"
+        );
     }
 
     proptest! {

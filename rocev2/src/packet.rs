@@ -304,7 +304,9 @@ fn transport(frame: &[u8], l3: usize, l4: usize, end: usize, v6: bool) -> Class 
         return Class::Malformed(Fault::TransportVersion);
     }
     let opcode = bth.opcode();
-    let Some((headers_len, has_payload)) = opcode.shape() else { return Class::Malformed(Fault::UnknownOpcode) };
+    let Some((headers_len, has_payload)) = opcode.shape() else {
+        return Class::Malformed(Fault::UnknownOpcode);
+    };
     let payload = bth_at + Bth::LEN + headers_len;
     let icrc = end - ICRC_LEN;
     if icrc < payload || (!has_payload && icrc != payload) {

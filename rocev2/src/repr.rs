@@ -130,7 +130,9 @@ impl<'a> Repr<'a> {
             None => Ip::V6(*packet.ipv6()?, &frame[l3 + Ipv6::LEN..udp]),
         };
         let headers = layout.opcode().headers();
-        let raw = |header: Headers| headers.has(header).then(|| &frame[layout.bth() + Bth::LEN + headers.before(header)..]);
+        let raw = |header: Headers| {
+            headers.has(header).then(|| &frame[layout.bth() + Bth::LEN + headers.before(header)..])
+        };
         let extended = Extended {
             feth: raw(Headers::FETH).and_then(|b| b.first_chunk()).copied().unwrap_or_default(),
             deth: packet.deth().copied().unwrap_or_default(),

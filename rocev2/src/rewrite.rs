@@ -121,7 +121,11 @@ impl<'a> Rewriter<'a> {
 
     fn extended(&self, header: Headers) -> Result<usize, NoSuchHeader> {
         let headers = self.layout.opcode().headers();
-        if headers.has(header) { Ok(self.layout.bth() + Bth::LEN + headers.before(header)) } else { Err(NoSuchHeader) }
+        if headers.has(header) {
+            Ok(self.layout.bth() + Bth::LEN + headers.before(header))
+        } else {
+            Err(NoSuchHeader)
+        }
     }
 
     /// Sets the address and the key of a RETH; the length is what it was.
@@ -154,7 +158,10 @@ impl<'a> Rewriter<'a> {
         if sum != 0 {
             // The ICRC is itself part of the datagram. Its own words may lie at an odd multiple of two, never of one:
             // headers and padded payload are even.
-            let (was, is) = (self.udp_change.0 + u64::from(!old.swap_bytes()), self.udp_change.1 + u64::from(new.swap_bytes()));
+            let (was, is) = (
+                self.udp_change.0 + u64::from(!old.swap_bytes()),
+                self.udp_change.1 + u64::from(new.swap_bytes()),
+            );
             let mut total = u64::from(!sum) + was + is;
             while total > 0xffff {
                 total = (total & 0xffff) + (total >> 16);

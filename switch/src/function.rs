@@ -132,7 +132,8 @@ pub trait Function {
 
     /// A frame came in on `port` at `now`. Rewrites it where it lies and says what becomes of it; further frames (a
     /// replica's copy, an acknowledgement made here, a beacon) leave through `out`.
-    fn on_frame<O: Output>(&mut self, frame: &mut O::Frame, port: PortId, now: Nanos, out: &mut O) -> Verdict;
+    fn on_frame<O: Output>(&mut self, frame: &mut O::Frame, port: PortId, now: Nanos, out: &mut O)
+    -> Verdict;
 
     /// The time asked for has come, or the runner has just started. Returns when to call again.
     fn on_timer<O: Output>(&mut self, now: Nanos, out: &mut O) -> Option<Nanos>;

@@ -64,7 +64,9 @@ fn whole_icrc(c: &mut Criterion) {
         let frame = bench::traffic::write_only(1, payload);
         let layout = layout(&frame);
         group.throughput(Throughput::Bytes(frame.len() as u64));
-        group.bench_function(BenchmarkId::from_parameter(payload), |b| b.iter(|| icrc::compute(black_box(&frame), &layout)));
+        group.bench_function(BenchmarkId::from_parameter(payload), |b| {
+            b.iter(|| icrc::compute(black_box(&frame), &layout));
+        });
     }
     group.finish();
 }
@@ -72,7 +74,9 @@ fn whole_icrc(c: &mut Criterion) {
 /// Parsing and counting, on 1,024 queue pairs in turn.
 fn forward(c: &mut Criterion) {
     let mut group = c.benchmark_group("forward");
-    for (name, counted_qps, verify_icrc) in [("plain", 0, false), ("QPs counted", 1024, false), ("ICRC verified", 0, true)] {
+    for (name, counted_qps, verify_icrc) in
+        [("plain", 0, false), ("QPs counted", 1024, false), ("ICRC verified", 0, true)]
+    {
         for payload in [64, 1024] {
             let config = Config {
                 ports: 2,
@@ -98,9 +102,35 @@ fn forward(c: &mut Criterion) {
     group.finish();
 }
 
+/// The whole table, malformed packets included: nothing in it may cost much more than the rest.
+fn table(c: &mut Criterion) {
+    let config = Config {
+        ports: 2,
+        topology: Topology::Pairs(vec![(PortId(0), PortId(1))]),
+        drop: FaultSet::ALL,
+        verify_icrc: true,
+        verify_udp_checksum: false,
+        counted_qps: 8,
+    };
+    let mut function = Forward::new(&config);
+    let mut frames: Vec<_> =
+        understudy_tests::packets::table().into_iter().map(|row| MemoryFrame::new(row.frame)).collect();
+    let mut out = Sent::with_room(0);
+    let mut group = c.benchmark_group("table of packets");
+    group.throughput(Throughput::Elements(frames.len() as u64));
+    group.bench_function("ICRC verified", |b| {
+        b.iter(|| {
+            for frame in &mut frames {
+                black_box(function.on_frame(frame, PortId(0), Nanos::ZERO, &mut out));
+            }
+        });
+    });
+    group.finish();
+}
+
 criterion_group! {
     name = benches;
     config = Criterion::default().warm_up_time(std::time::Duration::from_millis(300)).measurement_time(std::time::Duration::from_secs(1));
-    targets = rewrite, whole_icrc, forward
+    targets = rewrite, whole_icrc, forward, table
 }
 criterion_main!(benches);

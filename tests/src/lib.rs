@@ -1,1 +1,5 @@
-//! (in work)
+//! What crosses crates: the table of packets that drives tests and benchmarks.
+
+#![forbid(unsafe_code)]
+
+pub mod packets;

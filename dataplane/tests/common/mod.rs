@@ -23,7 +23,12 @@ pub(crate) fn play(file: &Path, to: Option<&Path>) -> Device {
 /// Without privileges, huge pages or files, for as many workers as wanted.
 pub(crate) fn config(ports: Vec<Port>, workers: usize) -> Config {
     Config {
-        eal: Eal { memory: Memory::Ordinary { mb: 128 }, file_prefix: None, telemetry: false, extra: Vec::new() },
+        eal: Eal {
+            memory: Memory::Ordinary { mb: 128 },
+            file_prefix: None,
+            telemetry: false,
+            extra: Vec::new(),
+        },
         ports,
         workers: Workers { cpus: vec![None; workers], handoff_ring: 1024, control_queue: 256 },
     }
@@ -49,7 +54,13 @@ impl<F: Function, C: Control<F>> Control<F> for UntilIdle<C> {
         self.inner.on_event(worker, event, out);
     }
 
-    fn on_punt(&mut self, worker: usize, frame: dataplane::Mbuf, port: switch::PortId, out: &mut ControlOutput<'_, F>) {
+    fn on_punt(
+        &mut self,
+        worker: usize,
+        frame: dataplane::Mbuf,
+        port: switch::PortId,
+        out: &mut ControlOutput<'_, F>,
+    ) {
         self.inner.on_punt(worker, frame, port, out);
     }
 

@@ -11,7 +11,7 @@
 
 mod messages;
 
-pub use messages::{CmaHeader, Drep, Dreq, Mra, RejReason, Rej, Rep, Req, Rtu};
+pub use messages::{CmaHeader, Drep, Dreq, Mra, Rej, RejReason, Rep, Req, Rtu};
 
 use crate::deth::Deth;
 use crate::{Opcode, Packet, Qpn};

@@ -32,7 +32,8 @@ fn a_handshake_of_rping() {
     let messages: Vec<_> = mads.iter().map(|(_, mad)| Message::parse(mad).unwrap()).collect();
     let kinds: Vec<_> = messages.iter().map(|m| m.kind().name()).collect();
     assert_eq!(kinds, ["REQ", "REP", "RTU", "DREQ", "DREP"]);
-    let (Body::Req(req), Body::Rep(rep), Body::Rtu(rtu)) = (messages[0].body, messages[1].body, messages[2].body)
+    let (Body::Req(req), Body::Rep(rep), Body::Rtu(rtu)) =
+        (messages[0].body, messages[1].body, messages[2].body)
     else {
         panic!("{messages:?}")
     };
@@ -45,7 +46,8 @@ fn a_handshake_of_rping() {
     // Each side begins with the PSN that the other asked for.
     let data: Vec<_> = frames("cm_rping.pcap");
     let data: Vec<_> = data.iter().filter_map(|f| Packet::parse(f)).filter(|p| p.deth().is_none()).collect();
-    let first_from = |src: IpAddr| data.iter().find(|p| p.src() == src && p.layout().opcode().0 < 0x0d).unwrap();
+    let first_from =
+        |src: IpAddr| data.iter().find(|p| p.src() == src && p.layout().opcode().0 < 0x0d).unwrap();
     let first = first_from(mads[0].0);
     assert_eq!((first.bth().dest_qp(), first.bth().psn()), (rep.qpn(), rep.starting_psn()));
     let first = first_from(mads[1].0);
@@ -73,7 +75,11 @@ fn every_captured_message_is_emitted_as_it_came() {
             }
             assert_eq!(out[..], mad[..], "{name}: {message}");
             let kind = message.kind();
-            assert_eq!(*message.header, MadHeader::new(kind, message.header.transaction_id.get()), "{name}: {message}");
+            assert_eq!(
+                *message.header,
+                MadHeader::new(kind, message.header.transaction_id.get()),
+                "{name}: {message}"
+            );
         }
     }
 }
@@ -99,7 +105,10 @@ fn what_is_built_is_read() {
     let rej = Rej::of_req(1, 2, RejReason::CONSUMER);
     let mut mad = [0xa5; MAD_LEN];
     emit(&MadHeader::new(Kind::Req, 3), &req, &mut mad);
-    assert_eq!(Message::parse(&mad).unwrap().to_string(), "REQ 0x0 qp 0x123456 psn 16777215 service 0x0 mtu 4096");
+    assert_eq!(
+        Message::parse(&mad).unwrap().to_string(),
+        "REQ 0x0 qp 0x123456 psn 16777215 service 0x0 mtu 4096"
+    );
     assert!(req.cma_header().is_none());
     emit(&MadHeader::new(Kind::Rep, 3), &rep, &mut mad);
     assert_eq!(Message::parse(&mad).unwrap().to_string(), "REP 0x0 to 0x0 qp 0x7 psn 9");

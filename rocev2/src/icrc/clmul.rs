@@ -7,9 +7,9 @@
 
 use super::{MASKED, Masks};
 use core::arch::x86_64::{
-    __m128i, _mm_and_si128, _mm_blendv_epi8, _mm_clmulepi64_si128, _mm_cvtsi128_si64, _mm_cvtsi32_si128,
-    _mm_extract_epi32, _mm_loadu_si128, _mm_or_si128, _mm_set_epi32, _mm_set_epi64x, _mm_shuffle_epi8, _mm_srli_si128,
-    _mm_xor_si128,
+    __m128i, _mm_and_si128, _mm_blendv_epi8, _mm_clmulepi64_si128, _mm_cvtsi32_si128, _mm_cvtsi128_si64,
+    _mm_extract_epi32, _mm_loadu_si128, _mm_or_si128, _mm_set_epi32, _mm_set_epi64x, _mm_shuffle_epi8,
+    _mm_srli_si128, _mm_xor_si128,
 };
 
 /// P with its x^32, and the quotient of x^64 by P for Barrett's reduction; both reflected, 33 bits
@@ -23,7 +23,9 @@ const FOLD_64: i64 = 0x1_63cd_6124;
 const MASKED_BLOCKS: usize = MASKED / 16;
 
 fn available() -> bool {
-    is_x86_feature_detected!("pclmulqdq") && is_x86_feature_detected!("ssse3") && is_x86_feature_detected!("sse4.1")
+    is_x86_feature_detected!("pclmulqdq")
+        && is_x86_feature_detected!("ssse3")
+        && is_x86_feature_detected!("sse4.1")
 }
 
 /// Runs `bytes`, of which there are 16 or more, through the CRC register, the first ones with `masks` set; `None` if

@@ -6,7 +6,11 @@ use proptest::prelude::*;
 
 fn repr(v6: bool, tags: usize, opcode: Opcode, payload: &[u8]) -> Repr<'_> {
     let kind = if v6 { ethertype::IPV6 } else { ethertype::IPV4 };
-    let mut ethernet = Ethernet { dst: MacAddr([2, 0, 0, 0, 0, 1]), src: MacAddr([2, 0, 0, 0, 0, 2]), ethertype: kind.into() };
+    let mut ethernet = Ethernet {
+        dst: MacAddr([2, 0, 0, 0, 0, 1]),
+        src: MacAddr([2, 0, 0, 0, 0, 2]),
+        ethertype: kind.into(),
+    };
     let ip = if v6 {
         Ip::V6(Ipv6 { src: [0x20; 16], dst: [0x21; 16], ..Ipv6::default() }, &[])
     } else {

@@ -65,7 +65,10 @@ impl Forward {
                 Route::Pairs(peers)
             }
             Topology::Mac(table) => {
-                assert!(table.fixed.iter().all(|(_, port)| port.0 < config.ports), "a port that does not exist");
+                assert!(
+                    table.fixed.iter().all(|(_, port)| port.0 < config.ports),
+                    "a port that does not exist"
+                );
                 Route::Mac(Stations::new(table))
             }
         };
@@ -123,7 +126,13 @@ impl Function for Forward {
     type Event = Event;
 
     #[inline]
-    fn on_frame<O: Output>(&mut self, frame: &mut O::Frame, port: PortId, now: Nanos, out: &mut O) -> Verdict {
+    fn on_frame<O: Output>(
+        &mut self,
+        frame: &mut O::Frame,
+        port: PortId,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
         if let Err(fault) = self.inspect(frame, port) {
             self.counters.faults[fault as usize].add(1);
             if self.drop.has(fault) {

@@ -113,10 +113,12 @@ impl Stations {
         for _ in 0..AGED_AT_ONCE.min(ids) {
             self.next_aged = (self.next_aged + 1) % ids;
             let place = self.places[self.next_aged as usize];
-            if !place.fixed && now.since(place.heard) >= self.ageing
-                && let Some(&mac) = self.index.key(self.next_aged) {
-                    self.index.remove(&mac);
-                }
+            if !place.fixed
+                && now.since(place.heard) >= self.ageing
+                && let Some(&mac) = self.index.key(self.next_aged)
+            {
+                self.index.remove(&mac);
+            }
         }
         // Once round the table in a quarter of the ageing time.
         let calls = ids.div_ceil(AGED_AT_ONCE).max(1);

@@ -20,7 +20,8 @@ fn wire() -> Config {
 }
 
 fn bridge(ports: u16, capacity: usize) -> Config {
-    let table = MacTable { capacity, ageing: Nanos::from_secs(300), fixed: vec![(mac(99), PortId(ports - 1))] };
+    let table =
+        MacTable { capacity, ageing: Nanos::from_secs(300), fixed: vec![(mac(99), PortId(ports - 1))] };
     Config { ports, topology: Topology::Mac(table), ..wire() }
 }
 
@@ -39,7 +40,9 @@ fn acknowledgement() -> Vec<u8> {
     let mut frame = vec![2; 12];
     frame.extend([0x08, 0, 0x45, 2, 0, 0x30, 0x2a, 0x2b, 0x40, 0, 0x40, 0x11, 0, 0]);
     frame.extend([192, 168, 1, 12, 192, 168, 1, 13, 0xcf, 0x15, 0x12, 0xb7, 0, 0x1c, 0, 0]);
-    frame.extend([0x11, 0x40, 0xff, 0xff, 0, 0, 0x6c, 0xa9, 0, 0, 0x0c, 0x71, 0x0d, 0, 0, 1, 0xdc, 0x97, 0x84, 0x42]);
+    frame.extend([
+        0x11, 0x40, 0xff, 0xff, 0, 0, 0x6c, 0xa9, 0, 0, 0x0c, 0x71, 0x0d, 0, 0, 1, 0xdc, 0x97, 0x84, 0x42,
+    ]);
     let sum = rocev2::checksum::Sum::default().add(&frame[14..34]).checksum();
     frame[24..26].copy_from_slice(&sum.to_be_bytes());
     frame
@@ -56,17 +59,21 @@ fn a_wire_has_two_ends() {
     let mut forward = Forward::new(&wire());
     assert_eq!(run(&mut forward, &acknowledgement(), LEFT).0, Verdict::Forward(RIGHT));
     assert_eq!(run(&mut forward, &[], RIGHT).0, Verdict::Forward(LEFT), "even what is no frame at all");
-    let mut mirror = Forward::new(&Config { ports: 1, topology: Topology::Pairs(vec![(LEFT, LEFT)]), ..wire() });
+    let mut mirror =
+        Forward::new(&Config { ports: 1, topology: Topology::Pairs(vec![(LEFT, LEFT)]), ..wire() });
     assert_eq!(run(&mut mirror, &acknowledgement(), LEFT).0, Verdict::Forward(LEFT));
 }
 
 #[test]
 fn frames_are_counted_by_kind_opcode_and_queue_pair() {
-    let mut forward = Forward::new(&Config { counted_qps: 1, verify_icrc: true, verify_udp_checksum: true, ..wire() });
+    let mut forward =
+        Forward::new(&Config { counted_qps: 1, verify_icrc: true, verify_udp_checksum: true, ..wire() });
     let ack = acknowledgement();
     let mut other_qp = ack.clone();
     other_qp[49] ^= 1; // and the ICRC is wrong now
-    for (frame, port) in [(&ack, LEFT), (&ack, RIGHT), (&other_qp, RIGHT), (&frame(mac(1), mac(2)), LEFT), (&vec![0; 9], LEFT)] {
+    for (frame, port) in
+        [(&ack, LEFT), (&ack, RIGHT), (&other_qp, RIGHT), (&frame(mac(1), mac(2)), LEFT), (&vec![0; 9], LEFT)]
+    {
         run(&mut forward, frame, port);
     }
     let counters = forward.counters();
@@ -92,7 +99,11 @@ fn what_is_malformed_is_dropped_only_on_demand() {
     let malformed = |fault| Verdict::Drop(DropReason::Malformed(fault));
     assert_eq!(run(&mut forward, &bad_icrc, LEFT).0, malformed(Fault::Icrc));
     assert_eq!(run(&mut forward, &bad_udp_checksum, LEFT).0, malformed(Fault::UdpChecksum));
-    assert_eq!(run(&mut forward, &bad_icrc[..50], LEFT).0, Verdict::Forward(RIGHT), "truncated, but not to be dropped");
+    assert_eq!(
+        run(&mut forward, &bad_icrc[..50], LEFT).0,
+        Verdict::Forward(RIGHT),
+        "truncated, but not to be dropped"
+    );
     let mut blind = Forward::new(&Config { drop: FaultSet::ALL, ..wire() });
     assert_eq!(run(&mut blind, &bad_icrc, LEFT).0, Verdict::Forward(RIGHT), "nobody looked");
 }
@@ -109,7 +120,11 @@ fn the_beginning_of_a_long_frame_is_oversized_not_truncated() {
 fn a_bridge_learns_and_floods() {
     let mut forward = Forward::new(&bridge(4, 16));
     let out = |ports: &[u16]| ports.iter().map(|&p| PortId(p)).collect::<Vec<_>>();
-    assert_eq!(run(&mut forward, &frame(mac(2), mac(1)), PortId(0)).1, out(&[1, 2, 3]), "unknown: everywhere else");
+    assert_eq!(
+        run(&mut forward, &frame(mac(2), mac(1)), PortId(0)).1,
+        out(&[1, 2, 3]),
+        "unknown: everywhere else"
+    );
     assert_eq!(run(&mut forward, &frame(mac(1), mac(2)), PortId(2)).1, out(&[0]), "learnt");
     assert_eq!(run(&mut forward, &frame(mac(2), mac(1)), PortId(0)).1, out(&[2]));
     assert_eq!(run(&mut forward, &frame(MacAddr::BROADCAST, mac(1)), PortId(0)).1, out(&[1, 2, 3]));
@@ -117,7 +132,11 @@ fn a_bridge_learns_and_floods() {
     assert_eq!(run(&mut forward, &frame(mac(1), mac(2)), PortId(1)).1, out(&[0]), "moved");
     assert_eq!(run(&mut forward, &frame(mac(2), mac(1)), PortId(0)).1, out(&[1]));
     assert_eq!(run(&mut forward, &frame(mac(9), mac(99)), PortId(0)).1, out(&[1, 2, 3]));
-    assert_eq!(run(&mut forward, &frame(mac(99), mac(1)), PortId(0)).1, out(&[3]), "what is fixed does not move");
+    assert_eq!(
+        run(&mut forward, &frame(mac(99), mac(1)), PortId(0)).1,
+        out(&[3]),
+        "what is fixed does not move"
+    );
     let bpdu = MacAddr([0x01, 0x80, 0xc2, 0, 0, 0]);
     assert_eq!(run(&mut forward, &frame(bpdu, mac(1)), PortId(0)).0, Verdict::Drop(DropReason::LinkLocal));
     assert_eq!(run(&mut forward, &[1, 2, 3], PortId(0)).1, out(&[1, 2, 3]), "no address, no place");

@@ -66,7 +66,7 @@ pub(super) fn read(table: &Table<'_>, called: &str, folder: &Path) -> Option<Pla
             Problem::at(devargs.key_span(), "`devargs` are for hardware").label("this port is none");
         devargs.add(problem.help("remove them, or make the port one of `pci` and `mlx5`"));
     }
-    let devargs = devargs.as_ref().map(driver_arguments).unwrap_or_default();
+    let devargs = devargs.filter(|_| hardware).as_ref().map(driver_arguments).unwrap_or_default();
     // All are read, so that the problems of each are shown.
     let read: Vec<_> = given.iter().map(|(key, value)| device(key, value, &devargs, folder)).collect();
     read.into_iter().flatten().next()
@@ -122,10 +122,10 @@ fn device(key: &str, value: &Value<'_>, devargs: &[String], folder: &Path) -> Op
     Some(PlacedDevice { device, key: value.key_span(), value: value.span(), capture })
 }
 
-/// The inline table of a device. A bare text is taken for what belongs behind its first key.
+/// The inline table of a device. A bare string is taken for what belongs behind its first key.
 fn inline<'a>(value: &Value<'a>, key: &str, first: &str) -> Option<Table<'a>> {
     if let (Some(text), false) = (value.text_if_any(), first.is_empty()) {
-        let problem = value.problem(format!("`{key}` has to be a table in braces")).label("a text alone");
+        let problem = value.problem(format!("`{key}` has to be a table in braces")).label("a string alone");
         value.add(problem.help(format!("write `{key} = {{ {first} = \"{text}\" }}`")));
         return None;
     }

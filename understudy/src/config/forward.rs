@@ -18,7 +18,24 @@ const COUNTED_QPS: u64 = 1024;
 /// What is only looked at if it is asked for
 const VERIFIABLE: [Fault; 2] = [Fault::Icrc, Fault::UdpChecksum];
 
-pub(super) const EXAMPLE: &str = "pairs = [[\"host-a\", \"host-b\"]]";
+/// An element of `fixed`
+const STATION: &str = "{ mac = \"52:54:00:00:00:01\", port = \"host-a\" }";
+
+/// What the table may look like for these ports.
+pub(super) fn example(ports: &Ports) -> String {
+    format!("[forward]\npairs = {}", own_pair(ports))
+}
+
+/// A list with a pair of the first two ports.
+fn own_pair(ports: &Ports) -> String {
+    let mut names: Vec<_> = ports.names().collect();
+    names.dedup();
+    match names.as_slice() {
+        [a, b, ..] => format!("[[\"{a}\", \"{b}\"]]"),
+        [a] => format!("[[\"{a}\", \"{a}\"]]"),
+        [] => "[[\"host-a\", \"host-b\"]]".into(),
+    }
+}
 
 pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
     let topology = topology(table, ports);
@@ -51,15 +68,11 @@ fn topology(table: &Table<'_>, ports: &Ports) -> Option<Topology> {
             self::pairs(&pairs, ports).map(Topology::Pairs)
         }
         (None, None) => {
-            let mut names = ports.names();
-            let pair = match (names.next(), names.next()) {
-                (Some(a), Some(b)) => format!("[[\"{a}\", \"{b}\"]]"),
-                _ => "[[\"host-a\", \"host-b\"]]".into(),
-            };
             let problem = table.problem("[forward] does not say where frames go").label("where to?");
             table.problems().add(problem.help(format!(
-                "add `pairs = {pair}` to join ports two by two, or `mac_table = {{}}` for a bridge that learns who is \
-                 where"
+                "add `pairs = {}` to join ports two by two, or `mac_table = {{}}` for a bridge that learns who is \
+                 where",
+                own_pair(ports)
             )));
             None
         }
@@ -67,72 +80,71 @@ fn topology(table: &Table<'_>, ports: &Ports) -> Option<Topology> {
 }
 
 fn pairs(value: &Value<'_>, ports: &Ports) -> Option<Vec<(PortId, PortId)>> {
-    let mut used: Vec<(PortId, Range<usize>)> = Vec::new();
-    let mut pairs = Vec::new();
-    let mut complete = true;
     let list = value.list()?;
     if !list.is_empty() && list.iter().all(|element| element.text_if_any().is_some()) {
         let problem = value.problem("`pairs` has to be a list of pairs").label("a list of names");
         value.add(problem.help(format!("put brackets around each pair: {}", pair_example(value, ports))));
         return None;
     }
-    for pair in list {
-        let ends = pair.list_if_any();
-        let Some([a, b]) = ends.as_deref() else {
-            let example = pair_example(value, ports);
-            let problem = pair.problem("an element of `pairs` has to be a pair of ports").label("not a pair");
-            pair.add(
-                problem.help(format!("write two names in brackets, and brackets around all: {example}")),
-            );
-            complete = false;
-            continue;
-        };
-        let found = [ports.find(a), ports.find(b)];
-        let mut take = |port: Option<PortId>, end: &Value<'_>| {
-            let Some(port) = port else { return };
-            if let Some((_, first)) = used.iter().find(|(other, _)| *other == port) {
-                let name = end.text_if_any().unwrap_or_default();
-                let problem = end.problem(format!("port `{name}` is in two pairs"));
-                end.add(problem.label("again").also(first.clone(), "first here").help(
-                    "remove it from one of them; to join more than two ports use `mac_table = {}` in place of `pairs`",
-                ));
-            }
-            used.push((port, end.span()));
-        };
-        take(found[0], a);
-        if found[0] != found[1] || found[0].is_none() {
-            take(found[1], b);
+    // Where each port is in a pair
+    let mut joined: Vec<Option<Range<usize>>> = vec![None; ports.list.len()];
+    let pairs: Vec<_> = list.iter().filter_map(|element| pair(element, value, ports, &mut joined)).collect();
+    if pairs.len() < list.len() {
+        // A pair that was not understood may be that of a port which seems to be in none.
+        return None;
+    }
+    for (index, port) in ports.list.iter().enumerate() {
+        let Some(name) = port.name.as_ref().filter(|_| joined[index].is_none()) else { continue };
+        let shown = name.get_ref();
+        if ports.names().position(|other| other == shown) != Some(index) {
+            continue; // two ports of one name, which is reported
         }
-        match found {
-            [Some(a), Some(b)] => pairs.push((a, b)),
-            _ => complete = false,
+        let problem = Problem::at(name.span(), format!("port `{shown}` is in no pair"));
+        value.add(problem.label("joined to nothing").also(value.key_span(), "the pairs").help(format!(
+            "add a pair with it to `pairs`, such as `[\"{shown}\", \"{shown}\"]` to send back what comes in, or \
+             remove the port"
+        )));
+    }
+    Some(pairs)
+}
+
+/// Reads a pair, and notes in `joined` that its ports are in one.
+fn pair(
+    element: &Value<'_>,
+    pairs: &Value<'_>,
+    ports: &Ports,
+    joined: &mut [Option<Range<usize>>],
+) -> Option<(PortId, PortId)> {
+    let ends = element.list_if_any();
+    let Some([a, b]) = ends.as_deref() else {
+        let problem = element.problem("an element of `pairs` has to be a pair of ports").label("not a pair");
+        let example = pair_example(pairs, ports);
+        element.add(problem.help(format!("write two names in brackets, and brackets around all: {example}")));
+        return None;
+    };
+    let (first, second) = (ports.find(a), ports.find(b));
+    // A port paired with itself reflects: that is one use.
+    let second_use = second.filter(|_| second != first);
+    for (port, end) in [(first, a), (second_use, b)] {
+        let Some(port) = port else { continue };
+        if let Some(before) = joined[port.index()].replace(end.span()) {
+            let name = end.text_if_any().unwrap_or_default();
+            let problem = end.problem(format!("port `{name}` is in two pairs"));
+            end.add(problem.label("again").also(before, "before").help(
+                "remove it from one of them; to join more than two ports use `mac_table = {}` in place of `pairs`",
+            ));
         }
     }
-    // A pair that was not understood may be that of a port which seems to be in none.
-    if complete {
-        for (index, port) in ports.list.iter().enumerate() {
-            let Some(name) = port.name.as_ref() else { continue };
-            if used.iter().all(|(used, _)| used.index() != index) {
-                let shown = name.get_ref();
-                let problem = Problem::at(name.span(), format!("port `{shown}` is in no pair"));
-                value.add(problem.label("joined to nothing").also(value.key_span(), "the pairs").help(format!(
-                    "add a pair with it to `pairs`, such as `[\"{shown}\", \"{shown}\"]` to send back what comes in, \
-                     or remove the port"
-                )));
-            }
-        }
-    }
-    complete.then_some(pairs)
+    Some((first?, second?))
 }
 
 /// `pairs` as it may have been meant: with brackets around a single pair, or with the first two ports.
 fn pair_example(value: &Value<'_>, ports: &Ports) -> String {
     let names: Vec<_> =
         value.list_if_any().unwrap_or_default().iter().filter_map(Value::text_if_any).collect();
-    let own: Vec<_> = ports.names().take(2).collect();
-    match (names.as_slice(), own.as_slice()) {
-        ([a, b], _) | (_, [a, b]) => format!("`pairs = [[\"{a}\", \"{b}\"]]`"),
-        _ => "`pairs = [[\"host-a\", \"host-b\"]]`".into(),
+    match names.as_slice() {
+        [a, b] => format!("`pairs = [[\"{a}\", \"{b}\"]]`"),
+        _ => format!("`pairs = {}`", own_pair(ports)),
     }
 }
 
@@ -150,7 +162,7 @@ fn mac_table(value: &Value<'_>, ports: &Ports) -> Option<MacTable> {
         };
         table
             .problems()
-            .add(problem.help("add a [[port]], or reflect with `pairs = [[\"host-a\", \"host-a\"]]`"));
+            .add(problem.help(format!("add a [[port]], or reflect with `pairs = {}`", own_pair(ports))));
     }
     table.finish();
     Some(MacTable { capacity, ageing, fixed: fixed? })
@@ -160,6 +172,7 @@ fn fixed_stations(value: &Value<'_>, ports: &Ports) -> Option<Vec<(MacAddr, Port
     let mut stations: Vec<(MacAddr, PortId)> = Vec::new();
     let mut places: Vec<(MacAddr, Range<usize>)> = Vec::new();
     for element in value.list()? {
+        let element = element.like(STATION);
         let Some(table) = element.table("`fixed`") else { continue };
         let mac = table.require("mac", "\"52:54:00:00:00:01\"");
         let port = table.require("port", "\"host-a\"").and_then(|value| ports.find(&value));

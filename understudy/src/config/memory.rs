@@ -24,14 +24,12 @@ fn port_buffers(port: &ReadPort, workers: usize, problems: &Problems) -> u64 {
     let Some(buffers) = port.buffers.as_ref().filter(|buffers| *buffers.get_ref() < needed) else {
         return enough;
     };
-    let mut sum = format!(
-        "{} descriptors in each of {} queues, {HELD_BY_WORKER} with each worker",
+    let captures = if played > 0 { format!(", {played} frames of the captures") } else { String::new() };
+    let sum = format!(
+        "{} descriptors in each of {} queues, {HELD_BY_WORKER} with each worker{captures}",
         port.descriptors,
         rx + tx
     );
-    if played > 0 {
-        sum += &format!(", {played} frames of the captures");
-    }
     let message = format!("{} needs {needed} buffers or more", port.called());
     problems.add(
         Problem::at(buffers.span(), message)
@@ -87,7 +85,7 @@ struct Need {
 /// pool has a cache of 1 MB for threads that we do not use.
 fn need(ports: &[ReadPort], buffers: &[u64], workers: usize, page: u64) -> Need {
     const MB: u64 = 1 << 20;
-    let (mut least, mut enough) = (2 * MB, 4 * MB);
+    let (mut least, mut enough) = (MB / 2, 4 * MB);
     for (port, &default) in ports.iter().zip(buffers) {
         let buffers =
             port.buffers.as_ref().map_or(default, |buffers: &Spanned<u64>| (*buffers.get_ref()).min(1 << 26));
@@ -97,10 +95,10 @@ fn need(ports: &[ReadPort], buffers: &[u64], workers: usize, page: u64) -> Need 
         let (dense, padded) = match page / object {
             // A reservation asks for whole pages and is content with less.
             0 => (object * buffers, object.next_multiple_of(page) * buffers),
-            objects_a_page => {
-                let bytes = buffers.div_ceil(objects_a_page) * page;
-                (bytes, bytes)
-            }
+            objects_a_page => (
+                buffers / objects_a_page * page + buffers % objects_a_page * object,
+                buffers.div_ceil(objects_a_page) * page,
+            ),
         };
         let ring = (buffers + 1).next_power_of_two() * 8;
         let (rx, tx) = queues(port, workers);

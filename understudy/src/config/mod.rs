@@ -29,7 +29,7 @@ use port::Ports;
 use report::Problem;
 use std::path::{Path, PathBuf};
 use toml::de::DeTable;
-use tree::{Problems, Table, absent, header, section};
+use tree::{Problems, Table, absent, section};
 
 /// What a program ends with whose configuration is wrong
 pub(crate) const EXIT_CODE: u8 = 2;
@@ -57,14 +57,14 @@ pub(crate) enum FunctionConfig {
 /// A table that configures a function.
 struct FunctionTable {
     key: &'static str,
-    /// What may stand in it, for messages
-    example: &'static str,
+    /// What it may look like for these ports, for messages
+    example: fn(&Ports) -> String,
     read: fn(&Table<'_>, &Ports) -> Option<FunctionConfig>,
 }
 
 /// The functions there are.
 const FUNCTIONS: [FunctionTable; 1] =
-    [FunctionTable { key: "forward", example: forward::EXAMPLE, read: forward::read }];
+    [FunctionTable { key: "forward", example: forward::example, read: forward::read }];
 
 /// Reads a file.
 pub(crate) fn load(path: &Path) -> Result<Config, Report> {
@@ -75,15 +75,9 @@ pub(crate) fn load(path: &Path) -> Result<Config, Report> {
     match String::from_utf8(text) {
         Ok(text) => parse_on(path, &text, path.parent().unwrap_or(Path::new("")), &Machine::this()),
         Err(error) => {
-            let problem = Problem::of_file(format!(
-                "it is not a text: {} bytes in it are UTF-8, then one is not",
-                error.utf8_error().valid_up_to()
-            ));
-            Err(Report::new(
-                path,
-                "",
-                vec![problem.help("save it as a text in UTF-8; is it the right file?")],
-            ))
+            let (shown, valid) = (path.display(), error.utf8_error().valid_up_to());
+            let problem = Problem::of_file(format!("{shown} is not a text: byte {valid} is not UTF-8"));
+            Err(Report::new(path, "", vec![problem.help("save it in UTF-8; is it the right file?")]))
         }
     }
 }
@@ -94,7 +88,7 @@ fn unreadable(path: &Path, error: &std::io::Error) -> Report {
         std::io::ErrorKind::PermissionDenied => "allow it to be read, or run as its owner",
         _ => "name a TOML file; examples are in the folder configs/",
     };
-    let problem = Problem::of_file(format!("it cannot be read: {}", capture::plain(error)));
+    let problem = Problem::of_file(format!("{}: {}", path.display(), capture::plain(error)));
     Report::new(path, "", vec![problem.help(help)])
 }
 
@@ -132,7 +126,7 @@ fn read(
     memory::check_hugepages(&runtime, &ports.list, problems);
     let buffers = memory::buffers(&ports.list, runtime.cpus.len(), problems);
     let memory = memory::reserve(&runtime, &ports.list, &buffers, problems);
-    let function = function(&root, &ports, problems);
+    let function = function(&root, &ports, &FUNCTIONS);
     root.finish();
     let ports: Option<Vec<_>> =
         ports.list.into_iter().zip(buffers).map(|(port, buffers)| port.build(buffers)).collect();
@@ -157,11 +151,12 @@ fn read(
     })
 }
 
-/// Reads the one function.
-fn function(root: &Table<'_>, ports: &Ports, problems: &Problems) -> Option<FunctionConfig> {
+/// Reads the one function, which has to be one of `functions`.
+fn function(root: &Table<'_>, ports: &Ports, functions: &[FunctionTable]) -> Option<FunctionConfig> {
+    let problems = root.problems();
     let mut first: Option<Range<usize>> = None;
-    let mut functions = Vec::new();
-    for FunctionTable { key, read, .. } in &FUNCTIONS {
+    let mut found = None;
+    for FunctionTable { key, read, .. } in functions {
         let Some(given) = root.get(key, "") else {
             // Which keys it would have is told all the same: they may stand in the wrong place.
             let unheard = Problems::default();
@@ -181,16 +176,15 @@ fn function(root: &Table<'_>, ports: &Ports, problems: &Problems) -> Option<Func
         }
         first = first.or(Some(given.key_span()));
         if let Some(table) = section(root, key) {
-            functions.push(read(&table, ports));
+            found = read(&table, ports);
             table.finish();
         }
     }
     // A table that is not known may be a function with a slip in its name, and is reported anyway.
     if first.is_none() && !root.has_unknown_tables() {
-        let example = |table: &FunctionTable| format!("{}\n{}", header(table.key), table.example);
-        let examples: Vec<_> = FUNCTIONS.iter().map(example).collect();
+        let examples: Vec<_> = functions.iter().map(|table| (table.example)(ports)).collect();
         let problem = Problem::of_file("no table says what becomes of frames");
         problems.add(problem.help(format!("add a function, such as\n\n{}", examples.join("\n\nor\n\n"))));
     }
-    functions.into_iter().flatten().next()
+    found
 }

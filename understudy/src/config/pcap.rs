@@ -14,25 +14,7 @@ pub(super) fn read(table: &Table<'_>, folder: &Path) -> (Option<Device>, Option<
     let tx = table.get("tx", "\"out.pcap\"");
     let endless = table.get("infinite", "true");
     let infinite = endless.as_ref().and_then(Value::boolean).unwrap_or(false);
-    if rx.is_none() && tx.is_none() {
-        let problem = table.problem("`pcap` names no file").label("neither `rx` nor `tx`");
-        table
-            .problems()
-            .add(problem.help(
-                "add `rx = \"in.pcap\"` to play a capture, `tx = \"out.pcap\"` to record one, or both",
-            ));
-    }
-    if let (Some(endless), true) = (&endless, infinite) {
-        let problem = |message: &str| Problem::at(endless.key_span(), message).label("plays without end");
-        if let Some(tx) = &tx {
-            let problem =
-                problem("a capture that plays without end cannot be recorded").also(tx.key_span(), "records");
-            endless.add(problem.help("remove `tx` or `infinite`; what is sent is counted in either case"));
-        }
-        if rx.is_none() {
-            endless.add(problem("there is nothing to play without end").help("add `rx = \"in.pcap\"`"));
-        }
-    }
+    check_keys(table, rx.as_ref(), tx.as_ref(), endless.as_ref().filter(|_| infinite));
     let files = rx.as_ref().map(|value| value.list_if_any().unwrap_or_else(|| vec![value.clone()]));
     let played: Vec<_> =
         files.unwrap_or_default().into_iter().map(|value| (path(&value, folder), value)).collect();
@@ -57,6 +39,34 @@ pub(super) fn read(table: &Table<'_>, folder: &Path) -> (Option<Device>, Option<
     let rx = played.into_iter().filter_map(|(path, _)| path).collect();
     let device = Device::Pcap { rx, tx: recorded.map(|(path, _)| path), infinite };
     ((!wrong).then_some(device), infinite.then_some(size))
+}
+
+/// Something is played or recorded, and not both if it has no end; `endless` is `infinite = true`.
+fn check_keys(
+    table: &Table<'_>,
+    rx: Option<&Value<'_>>,
+    tx: Option<&Value<'_>>,
+    endless: Option<&Value<'_>>,
+) {
+    let problem = match (rx, tx, endless) {
+        (None, None, _) => table
+            .problem("`pcap` names no file")
+            .label("neither `rx` nor `tx`")
+            .help("add `rx = \"in.pcap\"` to play a capture, `tx = \"out.pcap\"` to record one, or both"),
+        (None, Some(_), Some(endless)) => {
+            Problem::at(endless.key_span(), "there is nothing to play without end")
+                .label("plays without end")
+                .help("add `rx = \"in.pcap\"` in place of `tx`, or remove `infinite`")
+        }
+        (Some(_), Some(tx), Some(endless)) => {
+            Problem::at(endless.key_span(), "a capture that plays without end cannot be recorded")
+                .label("plays without end")
+                .also(tx.key_span(), "records")
+                .help("remove `tx` or `infinite`; what is sent is counted in either case")
+        }
+        _ => return,
+    };
+    table.problems().add(problem);
 }
 
 /// A file can be recorded to, and is none of those played.

@@ -113,7 +113,7 @@ impl Ports {
             let meant = meant(text, self.names());
             let meant = meant.map(|name| format!("did you mean `{name}`? ")).unwrap_or_default();
             let problem = value.problem(format!("there is no port `{text}`")).label("not the name of a port");
-            value.add(problem.help(format!("{meant}The ports are {}", all_of(self.names()))));
+            value.add(problem.help(format!("{meant}the ports are {}", all_of(self.names()))));
         }
         None
     }

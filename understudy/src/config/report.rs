@@ -1,6 +1,6 @@
 //! What is wrong with a configuration file: each problem at its place, with what to write instead.
 
-use core::fmt;
+use core::fmt::{self, Write};
 use core::ops::Range;
 use miette::{
     Diagnostic, LabeledSpan, MietteHandler, MietteHandlerOpts, NamedSource, ReportHandler, SourceCode,
@@ -115,11 +115,6 @@ impl Report {
         Self { text: NamedSource::new(&name, text.to_owned()), name, problems }
     }
 
-    /// The problems, in the order of the file
-    pub(crate) fn problems(&self) -> &[Problem] {
-        &self.problems
-    }
-
     /// The problems with their places, for JSON
     pub(crate) fn findings(&self) -> impl Iterator<Item = Finding<'_>> {
         self.problems.iter().map(|problem| Finding {
@@ -130,7 +125,7 @@ impl Report {
     }
 
     /// Where a problem of this report lies; the first character if it is no part of the file
-    pub(crate) fn place(&self, problem: &Problem) -> Place {
+    fn place(&self, problem: &Problem) -> Place {
         let start = problem.span.as_ref().map_or(0, |span| span.start);
         let before = self.text.inner().get(..start).unwrap_or_default();
         let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
@@ -139,23 +134,25 @@ impl Report {
             column: before[line_start..].chars().filter(|&c| c != '\u{feff}').count() + 1,
         }
     }
-}
 
-impl Report {
     /// Every problem with the lines around it, and how many there are. As wide as the terminal, and coloured if it is
     /// one.
     pub(crate) fn render(&self) -> String {
         self.rendered_by(MietteHandlerOpts::new())
     }
 
-    fn rendered_by(&self, options: MietteHandlerOpts) -> String {
+    pub(super) fn rendered_by(&self, options: MietteHandlerOpts) -> String {
         let handler = options.build();
         let mut text = String::new();
         for problem in &self.problems {
             let located = Located { problem, text: &self.text };
-            text += &format!("{}\n", Rendered(&handler, &located));
+            let _ = writeln!(text, "{}", Rendered(&handler, &located));
         }
-        text + &format!("{self}\n")
+        match self.problems.as_slice() {
+            // It names the file itself.
+            [Problem { span: None, .. }] if self.text.inner().is_empty() => text,
+            _ => text + &format!("{self}\n"),
+        }
     }
 }
 

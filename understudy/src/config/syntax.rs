@@ -24,6 +24,14 @@ fn line_of(text: &str, at: usize) -> Range<usize> {
     start..end
 }
 
+/// What stands around a place between spaces, commas, brackets and equals signs.
+fn word_at(text: &str, at: usize) -> Range<usize> {
+    let ends = |c: char| c.is_whitespace() || ",[]{}=".contains(c);
+    let start = text[..at].rfind(ends).map_or(0, |before| before + 1);
+    let end = text[at..].find(ends).map_or(text.len(), |len| at + len);
+    start..end
+}
+
 fn problem(text: &str, span: Range<usize>, message: &str) -> Problem {
     let is = |start: &str| message.starts_with(start);
     let line = text[line_of(text, span.start)].trim();
@@ -32,10 +40,10 @@ fn problem(text: &str, span: Range<usize>, message: &str) -> Problem {
     if is("string values must be quoted") {
         return unquoted(&span, written);
     }
-    if is("invalid boolean") {
+    if is("invalid boolean") && matches!(written.to_ascii_lowercase().as_str(), "true" | "false") {
         return said(format!("`{written}` is neither `true` nor `false`"))
             .label("unknown")
-            .help("write `true` or `false` in small letters, or a text in quotes");
+            .help("write `true` or `false` in small letters, or a string in quotes");
     }
     if is("duplicate key") {
         return said(format!("`{written}` is there twice")).label("again").help(if line.starts_with('[') {
@@ -48,7 +56,7 @@ fn problem(text: &str, span: Range<usize>, message: &str) -> Problem {
         let key = line.split([' ', ':', '\t']).next().unwrap_or_default();
         return said("a key without a value".into())
             .label("no `=` here")
-            .help(format!("write it with an equals sign: `{key} = ...`; a text goes on in quotes"));
+            .help(format!("write it with an equals sign: `{key} = ...`; a string stands in quotes"));
     }
     if is("extra `=`") {
         return said("an equals sign too many".into()).label("too many").help("write `key = value`");
@@ -61,26 +69,43 @@ fn problem(text: &str, span: Range<usize>, message: &str) -> Problem {
     if is("missing comma") {
         return said("a comma is missing between two elements, or the bracket behind the last".into())
             .label("expected `,` or `]`")
-            .help("write a list as `[1, 2, 3]`");
+            .help("put commas between the elements, and `]` behind the last");
     }
     if is("invalid basic string") || is("invalid literal string") {
-        return said("a text is not closed".into())
+        return said("a string is not closed".into())
             .label("its quote is missing")
             .help("end it with a quote on its line");
     }
     if is("missing escaped value") {
-        return said("a backslash in a text needs one of a few letters behind it".into())
+        return said("a backslash in a string needs one of a few letters behind it".into())
             .label("unknown")
-            .help("write `\\\\` for a backslash, or the text in single quotes");
+            .help("write `\\\\` for a backslash, or the string in single quotes");
     }
-    let address = written.matches(':').count() >= 2 && !written.contains('-');
-    if address && (is("invalid time") || is("invalid date") || is("unexpected") || is("missing")) {
-        return unquoted(&span, written);
+    if is("invalid unquoted key") && written == ":" {
+        return said("a key and its value are joined by `=`, not by `:`".into())
+            .label("not an equals sign")
+            .help(format!("write `{} = ...`", line.split(':').next().unwrap_or_default().trim()));
+    }
+    if is("unclosed array") {
+        return said("a list is not closed".into()).label("its bracket is missing").help("end it with `]`");
+    }
+    if is("unclosed inline table") {
+        return said("a table in braces is not closed".into())
+            .label("its brace is missing")
+            .help("end it with `}`");
+    }
+    // Addresses look like times and numbers.
+    let word = word_at(text, span.start);
+    let is_value = ["boolean", "float", "integer", "time", "date"].iter().any(|kind| message.contains(kind));
+    if is("invalid") && is_value && !text[word.clone()].contains(['"', '\'']) {
+        return unquoted(&word, &text[word.clone()]);
     }
     if is("unexpected key or value") {
-        return said("something is too many on this line".into())
+        return said("there is something left over on this line".into())
             .label("expected the end of the line here")
-            .help("write one `key = value` on a line, texts in quotes, and numbers without commas or units");
+            .help(
+                "write one `key = value` on a line, strings in quotes, and numbers without commas or units",
+            );
     }
     if is("unexpected leading zero") {
         return said("a number does not begin with a zero".into())
@@ -90,7 +115,7 @@ fn problem(text: &str, span: Range<usize>, message: &str) -> Problem {
     let message = message.trim_end_matches(", expected nothing").replace("array", "list");
     said(format!("this is not TOML: {message}"))
         .label("here")
-        .help("write `key = value` below a `[table]`, texts in quotes and lists in brackets")
+        .help("write `key = value` below a `[table]`, strings in quotes and lists in brackets")
 }
 
 fn unquoted(span: &Range<usize>, written: &str) -> Problem {
@@ -99,11 +124,11 @@ fn unquoted(span: &Range<usize>, written: &str) -> Problem {
         let meaning = matches!(written, "yes" | "on");
         return Problem { message: format!("`{written}` is neither `true` nor `false`"), ..problem }
             .label("unknown")
-            .help(format!("write `{meaning}`, or put a text in quotes: `\"{written}\"`"));
+            .help(format!("write `{meaning}`, or put a string in quotes: `\"{written}\"`"));
     }
     if written.is_empty() {
         return Problem { message: "a value is missing".into(), ..problem }.label("nothing here").help(
-            "write `key = value`: a number, `true` or `false`, a text in quotes, or a list in brackets",
+            "write `key = value`: a number, `true` or `false`, a string in quotes, or a list in brackets",
         );
     }
     let digits = written.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -118,6 +143,6 @@ fn unquoted(span: &Range<usize>, written: &str) -> Problem {
                 format!("write `{} # {}`", value.trim(), rest.trim_start().trim_start_matches(['/', ' '])),
             )
         }
-        _ => problem.label("a text without quotes").help(format!("write `\"{written}\"`")),
+        _ => problem.label("a string without quotes").help(format!("write `\"{written}\"`")),
     }
 }

@@ -62,7 +62,7 @@ impl UnknownKey {
                 return Problem::at(span.clone(), format!("there is no table `{key}`"))
                     .label("no such table")
                     .help(format!(
-                        "{meant}The tables are {}",
+                        "{meant}the tables are {}",
                         all_of(keys.iter().map(|table| header(table)))
                     ));
             }
@@ -124,11 +124,6 @@ impl<'a> Table<'a> {
         self.problems
     }
 
-    /// Its header, or the whole of an inline table
-    pub(super) fn span(&self) -> Option<Range<usize>> {
-        self.span.clone()
-    }
-
     /// Begins a problem with this table: at its header, or of the file if it has none
     pub(super) fn problem(&self, message: impl Into<String>) -> Problem {
         match &self.span {
@@ -149,7 +144,7 @@ impl<'a> Table<'a> {
             key: Some((key, name.span())),
             example,
             span: value.span(),
-            value: value.get_ref(),
+            is: value.get_ref(),
             problems: self.problems,
         })
     }
@@ -254,7 +249,7 @@ pub(super) struct Value<'a> {
     key: Option<(&'static str, Range<usize>)>,
     example: &'a str,
     span: Range<usize>,
-    value: &'a DeValue<'a>,
+    is: &'a DeValue<'a>,
     problems: &'a Problems,
 }
 
@@ -272,6 +267,11 @@ impl<'a> Value<'a> {
     /// The bytes of its key; of the value, if it has none
     pub(super) fn key_span(&self) -> Range<usize> {
         self.key.as_ref().map_or_else(|| self.span(), |(_, span)| span.clone())
+    }
+
+    /// The same value, with another example for messages
+    pub(super) fn like(self, example: &'a str) -> Self {
+        Self { example, ..self }
     }
 
     /// Begins a problem with this value
@@ -302,7 +302,7 @@ impl<'a> Value<'a> {
     }
 
     fn wrong_type(&self, wanted: &str, help: String) {
-        let is = kind(self.value);
+        let is = kind(self.is);
         self.add(
             self.problem(format!("{} has to be {wanted}, and is {is}", self.name))
                 .label(format!("this is {is}"))
@@ -313,8 +313,8 @@ impl<'a> Value<'a> {
     /// A whole number
     pub(super) fn number(&self, range: RangeInclusive<u64>, example: u64) -> Option<u64> {
         let example = example.to_string();
-        let Some(integer) = self.value.as_integer() else {
-            let quoted = self.value.as_str().filter(|text| text.parse::<u64>().is_ok());
+        let Some(integer) = self.is.as_integer() else {
+            let quoted = self.is.as_str().filter(|text| text.parse::<u64>().is_ok());
             self.wrong_type(
                 "a whole number",
                 match quoted {
@@ -339,9 +339,9 @@ impl<'a> Value<'a> {
 
     /// `true` or `false`
     pub(super) fn boolean(&self) -> Option<bool> {
-        let boolean = self.value.as_bool();
+        let boolean = self.is.as_bool();
         if boolean.is_none() {
-            let example = match self.value.as_str() {
+            let example = match self.is.as_str() {
                 Some(text @ ("true" | "false")) => text,
                 _ => self.example,
             };
@@ -353,31 +353,31 @@ impl<'a> Value<'a> {
         boolean
     }
 
-    /// A text that is not empty
+    /// A string that is not empty
     pub(super) fn text(&self) -> Option<&'a str> {
-        let help = format!("write a text in quotes{}", self.such_as());
-        match self.value.as_str() {
+        let help = format!("write a string in quotes{}", self.such_as());
+        match self.is.as_str() {
             Some("") => {
                 self.add(self.problem(format!("{} is empty", self.name)).label("empty").help(help));
                 None
             }
             None => {
-                let help = match self.value {
+                let help = match self.is {
                     DeValue::Integer(number) => {
                         format!("put it in quotes: {}", self.with_key(&format!("\"{number}\"")))
                     }
                     _ => help,
                 };
-                self.wrong_type("a text in quotes", help);
+                self.wrong_type("a string in quotes", help);
                 None
             }
             text => text,
         }
     }
 
-    /// The text, if it is one; nothing is wrong if it is not
+    /// The string, if it is one; nothing is wrong if it is not
     pub(super) fn text_if_any(&self) -> Option<&'a str> {
-        self.value.as_str()
+        self.is.as_str()
     }
 
     /// One of a few words
@@ -390,7 +390,7 @@ impl<'a> Value<'a> {
             self.add(
                 self.problem(format!("{} cannot be `{text}`", self.name))
                     .label("not a word that is known here")
-                    .help(format!("{close}It can be {}", one_of(words))),
+                    .help(format!("{close}it can be {}", one_of(words))),
             );
         }
         known
@@ -408,19 +408,19 @@ impl<'a> Value<'a> {
     /// The elements, if it is a list; nothing is wrong if it is not
     pub(super) fn list_if_any(&self) -> Option<Vec<Self>> {
         let element = |value: &'a Spanned<DeValue<'a>>| Self {
-            name: format!("an element of {}", self.name),
+            name: if self.key.is_some() { format!("an element of {}", self.name) } else { self.name.clone() },
             key: None,
             example: "",
             span: value.span(),
-            value: value.get_ref(),
+            is: value.get_ref(),
             ..self.clone()
         };
-        Some(self.value.as_array()?.iter().map(element).collect())
+        Some(self.is.as_array()?.iter().map(element).collect())
     }
 
     /// A table; messages call it `name`
     pub(super) fn table(&self, name: &str) -> Option<Table<'a>> {
-        let Some(entries) = self.value.as_table() else {
+        let Some(entries) = self.is.as_table() else {
             self.wrong_type("a table", format!("write a table in braces{}", self.such_as()));
             return None;
         };
@@ -432,12 +432,12 @@ impl<'a> Value<'a> {
 pub(super) fn section<'a>(root: &Table<'a>, key: &'static str) -> Option<Table<'a>> {
     let Some(value) = root.get(key, "") else { return Some(absent(key, root.problems)) };
     let name = header(key);
-    if let Some(entries) = value.value.as_table() {
+    if let Some(entries) = value.is.as_table() {
         return Some(Table::new(&name, Some(value.span()), Some(entries), root.problems));
     }
     root.problems.add(
-        Problem::at(value.key_span(), format!("`{key}` has to be a table, and is {}", kind(value.value)))
-            .label(format!("this is {}", kind(value.value)))
+        Problem::at(value.key_span(), format!("`{key}` has to be a table, and is {}", kind(value.is)))
+            .label(format!("this is {}", kind(value.is)))
             .help(format!("begin it with the line `{name}`, in single brackets, and write its keys below")),
     );
     None
@@ -452,13 +452,13 @@ pub(super) fn absent<'a>(key: &str, problems: &'a Problems) -> Table<'a> {
 pub(super) fn sections<'a>(root: &Table<'a>, key: &'static str) -> Option<Vec<Table<'a>>> {
     let name = header(key);
     let Some(value) = root.get(key, "") else { return Some(Vec::new()) };
-    let list = value.value.as_array().map(|list| list.iter().map(|v| (v.span(), v.get_ref().as_table())));
+    let list = value.is.as_array().map(|list| list.iter().map(|v| (v.span(), v.get_ref().as_table())));
     let tables: Option<Vec<_>> =
         list.and_then(|list| list.map(|(span, table)| Some((span, table?))).collect());
     let Some(tables) = tables else {
         root.problems.add(
             Problem::at(value.key_span(), format!("`{key}` has to be a list of tables"))
-                .label(format!("{}, not a list of tables", kind(value.value)))
+                .label(format!("{}, not a list of tables", kind(value.is)))
                 .help(format!(
                     "begin each with the line `{name}`, in double brackets, and write its keys below"
                 )),
@@ -478,7 +478,7 @@ fn is_table(value: &DeValue<'_>) -> bool {
 /// What a value is, in words.
 fn kind(value: &DeValue<'_>) -> &'static str {
     match value {
-        DeValue::String(_) => "a text",
+        DeValue::String(_) => "a string",
         DeValue::Integer(_) => "a whole number",
         DeValue::Float(_) => "a number with a fraction",
         DeValue::Boolean(_) => "`true` or `false`",

@@ -84,9 +84,11 @@ pub(super) fn for_each(path: &Path, visit: impl FnMut(Frame<'_>) -> Flow) -> Res
     let magic = file.fill_buf()?;
     match magic.first_chunk() {
         Some([0x0a, 0x0d, 0x0d, 0x0a]) => pcapng(file, visit),
-        Some([0xa1, 0xb2, 0xc3, 0xd4 | 0xcd] | [0xd4 | 0x4d, 0xc3 | 0x3c, 0xb2, 0xa1] | [0xa1, 0xb2, 0x3c, 0x4d]) => {
-            pcap(file, visit)
-        }
+        Some(
+            [0xa1, 0xb2, 0xc3, 0xd4 | 0xcd]
+            | [0xd4 | 0x4d, 0xc3 | 0x3c, 0xb2, 0xa1]
+            | [0xa1, 0xb2, 0x3c, 0x4d],
+        ) => pcap(file, visit),
         _ => Err(CaptureError::Format),
     }
 }
@@ -136,15 +138,19 @@ fn pcapng(file: impl io::Read, mut visit: impl FnMut(Frame<'_>) -> Flow) -> Resu
             Block::EnhancedPacket(p) => {
                 (p.interface_id as usize, Some(p.timestamp.as_nanos()), p.data, p.original_len)
             }
-            Block::Packet(p) => (usize::from(p.interface_id), Some(u128::from(p.timestamp)), p.data, p.original_len),
+            Block::Packet(p) => {
+                (usize::from(p.interface_id), Some(u128::from(p.timestamp)), p.data, p.original_len)
+            }
             Block::SimplePacket(p) => (0, None, p.data, p.original_len),
             _ => continue,
         };
         number += 1;
-        let &(link, unit) = interfaces
-            .get(interface)
-            .ok_or_else(|| CaptureError::Damaged(format!("frame {number} is of an interface that it does not have")))?;
-        let time_ns = ticks.map(|ticks| if (unit - 1.0).abs() < f64::EPSILON { ticks as u64 } else { (ticks as f64 * unit) as u64 });
+        let &(link, unit) = interfaces.get(interface).ok_or_else(|| {
+            CaptureError::Damaged(format!("frame {number} is of an interface that it does not have"))
+        })?;
+        let time_ns = ticks.map(|ticks| {
+            if (unit - 1.0).abs() < f64::EPSILON { ticks as u64 } else { (ticks as f64 * unit) as u64 }
+        });
         let frame = Frame { number, time_ns, bytes: &bytes, wire_len: wire_len as usize, link };
         if visit(frame).is_break() {
             break;
@@ -154,7 +160,9 @@ fn pcapng(file: impl io::Read, mut visit: impl FnMut(Frame<'_>) -> Flow) -> Resu
 }
 
 /// Nanoseconds of an interface's unit of time: its `if_tsresol`, or a microsecond.
-fn unit_ns(interface: &pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionBlock<'_>) -> f64 {
+fn unit_ns(
+    interface: &pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionBlock<'_>,
+) -> f64 {
     use pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionOption;
     let resolution = interface.options.iter().find_map(|option| match option {
         InterfaceDescriptionOption::IfTsResol(resolution) => Some(*resolution),

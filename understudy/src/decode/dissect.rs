@@ -61,7 +61,9 @@ pub(super) fn dissect(frame: &[u8], link: Link, whole: bool) -> Dissection {
     let mut kind = link.ethertype;
     let mut vlans = Vec::new();
     while ethertype::is_tag(kind) && vlans.len() < rocev2::packet::MAX_TAGS {
-        let Some(tag) = view::<VlanTag>(frame, at) else { return Dissection::Other("truncated VLAN tag".into()) };
+        let Some(tag) = view::<VlanTag>(frame, at) else {
+            return Dissection::Other("truncated VLAN tag".into());
+        };
         vlans.push(tag.id());
         kind = tag.ethertype.get();
         at += VlanTag::LEN;
@@ -98,7 +100,8 @@ pub(super) fn dissect(frame: &[u8], link: Link, whole: bool) -> Dissection {
         if let Some((covered, stored)) = packet.filter(|_| roce.bth.is_some()) {
             let udp_at = ip.udp - at;
             if covered.len() >= udp_at + Udp::LEN + Bth::LEN {
-                roce.icrc_ok = Some(icrc::compute_for(covered, ip.dst.is_ipv6(), udp_at) == u32::from_le_bytes(*stored));
+                roce.icrc_ok =
+                    Some(icrc::compute_for(covered, ip.dst.is_ipv6(), udp_at) == u32::from_le_bytes(*stored));
             }
         }
     }
@@ -130,7 +133,8 @@ impl IpPart {
     fn read(frame: &[u8], at: usize, kind: u16) -> Option<Self> {
         match kind {
             ethertype::IPV4 => {
-                let ip = view::<Ipv4>(frame, at).filter(|ip| ip.version() == 4 && ip.header_len() >= Ipv4::LEN)?;
+                let ip =
+                    view::<Ipv4>(frame, at).filter(|ip| ip.version() == 4 && ip.header_len() >= Ipv4::LEN)?;
                 let (src, dst) = (Ipv4Addr::from(ip.src).into(), Ipv4Addr::from(ip.dst).into());
                 Some(Self { src, dst, protocol: ip.protocol, udp: at + ip.header_len() })
             }
@@ -168,7 +172,9 @@ impl Roce {
         let Some(padded) = end.and_then(|end| end.checked_sub(payload)) else { return };
         self.payload_len = padded.checked_sub(usize::from(bth.pad_count()));
         let to_gsi = bth.opcode() == Opcode::UD_SEND_ONLY && bth.dest_qp() == Qpn::GSI;
-        if let Some(message) = within.get(payload..).filter(|_| to_gsi).and_then(|mad| Message::parse(mad).ok()) {
+        if let Some(message) =
+            within.get(payload..).filter(|_| to_gsi).and_then(|mad| Message::parse(mad).ok())
+        {
             self.extended.insert("cm".into(), cm_fields(&message));
         }
     }

@@ -65,7 +65,9 @@ fn explain(file: &Path, error: &CaptureError) -> Report {
     let help = match error {
         CaptureError::Io(error) if error.kind() == ErrorKind::NotFound => "check the path",
         CaptureError::Io(_) => "can the file be read by you, and is it a file?",
-        CaptureError::Format => "tcpdump -w, Wireshark and dumpcap write such files; compressed ones have to be unpacked",
+        CaptureError::Format => {
+            "tcpdump -w, Wireshark and dumpcap write such files; compressed ones have to be unpacked"
+        }
         CaptureError::Cut => "what stands before was decoded; was the capture still being written?",
         CaptureError::Damaged(_) => "what stands before was decoded; Wireshark's `editcap` may mend the rest",
     };
@@ -92,16 +94,30 @@ impl Decoder<'_> {
         match dissection {
             Dissection::Roce(roce) => {
                 self.summary.count(&roce);
-                if self.args.json { json_line(frame, &roce, out) } else { text_line(frame, first, &roce, out) }
+                if self.args.json {
+                    json_line(frame, &roce, out)
+                } else {
+                    text_line(frame, first, &roce, out)
+                }
             }
             Dissection::Other(what) => {
                 let shown = self.args.all;
                 self.summary.others += 1;
                 if shown && self.args.json {
                     let time = frame.time_ns.map(seconds);
-                    writeln!(out, "{}", json!({ "frame": frame.number, "time": time, "roce": false, "what": what }))
+                    writeln!(
+                        out,
+                        "{}",
+                        json!({ "frame": frame.number, "time": time, "roce": false, "what": what })
+                    )
                 } else if shown {
-                    writeln!(out, "{:>6} {:>12.6}  {what}, {} B", frame.number, relative(frame, first), frame.wire_len)
+                    writeln!(
+                        out,
+                        "{:>6} {:>12.6}  {what}, {} B",
+                        frame.number,
+                        relative(frame, first),
+                        frame.wire_len
+                    )
                 } else {
                     Ok(())
                 }

@@ -20,7 +20,9 @@ const CAPTURES: &[(&str, &[u8])] = &captures![
 
 /// Loads it, with its captures in a folder that is removed when the second value is dropped: DPDK reads files.
 pub(super) fn load() -> Result<(Config, TempDir), Report> {
-    let dir = tempfile::tempdir().into_diagnostic().wrap_err("no temporary folder for the demonstration's captures")?;
+    let dir = tempfile::tempdir()
+        .into_diagnostic()
+        .wrap_err("no temporary folder for the demonstration's captures")?;
     let captures = dir.path().join("tests/captures");
     fs::create_dir_all(&captures).into_diagnostic()?;
     for (name, bytes) in CAPTURES {

@@ -21,14 +21,27 @@ impl Control<Forward> for Bridge {
         }
     }
 
-    fn on_punt(&mut self, _worker: usize, _frame: Mbuf, _port: PortId, _out: &mut ControlOutput<'_, Forward>) {}
+    fn on_punt(
+        &mut self,
+        _worker: usize,
+        _frame: Mbuf,
+        _port: PortId,
+        _out: &mut ControlOutput<'_, Forward>,
+    ) {
+    }
 
     fn on_tick(&mut self, _live: &Live<'_>, _out: &mut ControlOutput<'_, Forward>) -> bool {
         true
     }
 }
 
-pub(super) fn run(runtime: &mut Runtime, config: &Config, workers: usize, until: Until, stop: &Stop) -> Report {
+pub(super) fn run(
+    runtime: &mut Runtime,
+    config: &Config,
+    workers: usize,
+    until: Until,
+    stop: &Stop,
+) -> Report {
     let functions: Vec<_> = (0..workers).map(|_| Forward::new(config)).collect();
     let counters: Vec<_> = functions.iter().map(Forward::counters).collect();
     let began = now();
@@ -76,7 +89,12 @@ pub(super) fn run(runtime: &mut Runtime, config: &Config, workers: usize, until:
         drops: drops.collect(),
         qps: queue_pairs(&counters),
         qps_beyond: (config.counted_qps > 0).then(|| sum(&|c| c.qps.others.frames.get())),
-        workers: outcome.workers.iter().enumerate().map(|(index, worker)| WorkerRow::new(index, worker)).collect(),
+        workers: outcome
+            .workers
+            .iter()
+            .enumerate()
+            .map(|(index, worker)| WorkerRow::new(index, worker))
+            .collect(),
     }
 }
 

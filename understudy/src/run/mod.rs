@@ -31,15 +31,22 @@ pub(crate) struct RunArgs {
 }
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {
-    text.parse().ok().and_then(|s: f64| Duration::try_from_secs_f64(s).ok()).ok_or_else(|| "not a number of seconds".into())
+    text.parse()
+        .ok()
+        .and_then(|s: f64| Duration::try_from_secs_f64(s).ok())
+        .ok_or_else(|| "not a number of seconds".into())
 }
 
 /// Exit code 2 for a wrong configuration, 1 for anything that is missing at run time.
 pub(crate) fn run(args: RunArgs) -> ExitCode {
     // The folder has to outlive the run.
     let loaded = match &args.config {
-        Some(path) => config::load(path).map(|config| (config, None)).map_err(|report| (report.into(), ExitCode::from(2))),
-        None => demo::load().map(|(config, dir)| (config, Some(dir))).map_err(|report| (report, ExitCode::FAILURE)),
+        Some(path) => config::load(path)
+            .map(|config| (config, None))
+            .map_err(|report| (report.into(), ExitCode::from(2))),
+        None => demo::load()
+            .map(|(config, dir)| (config, Some(dir)))
+            .map_err(|report| (report, ExitCode::FAILURE)),
     };
     let result =
         loaded.and_then(|(config, _dir)| start(args, config).map_err(|report| (report, ExitCode::FAILURE)));
@@ -69,7 +76,8 @@ fn start(args: RunArgs, mut config: Config) -> Result<(), Report> {
         if workers == 1 { "" } else { "s" },
         Runtime::version(),
     );
-    let until = Until { began: now(), duration: args.duration, idle: config.stop_when_idle, seen: 0, last: now() };
+    let until =
+        Until { began: now(), duration: args.duration, idle: config.stop_when_idle, seen: 0, last: now() };
     let report = match &config.function {
         FunctionConfig::Forward(function) => forward::run(&mut runtime, function, workers, until, &stop),
     };

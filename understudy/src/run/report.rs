@@ -116,19 +116,40 @@ impl Report {
             1,
             ports,
         );
-        let opcodes =
-            self.opcodes.iter().map(|op| row(&[&format!("{:#04x}", op.opcode), &op.name], &[op.frames, op.bytes]));
-        section(&mut text, "RoCEv2 packets by opcode", &["opcode", "operation", "frames", "bytes"], 2, opcodes);
-        let qps = self.qps.iter().take(SHOWN_QPS).map(|qp| row(&[&qp.dst, &format!("{:#x}", qp.qpn)], &[qp.frames, qp.bytes]));
-        section(&mut text, "RoCEv2 packets by destination queue pair", &["host", "QPN", "frames", "bytes"], 2, qps);
+        let opcodes = self
+            .opcodes
+            .iter()
+            .map(|op| row(&[&format!("{:#04x}", op.opcode), &op.name], &[op.frames, op.bytes]));
+        section(
+            &mut text,
+            "RoCEv2 packets by opcode",
+            &["opcode", "operation", "frames", "bytes"],
+            2,
+            opcodes,
+        );
+        let qps = self
+            .qps
+            .iter()
+            .take(SHOWN_QPS)
+            .map(|qp| row(&[&qp.dst, &format!("{:#x}", qp.qpn)], &[qp.frames, qp.bytes]));
+        section(
+            &mut text,
+            "RoCEv2 packets by destination queue pair",
+            &["host", "QPN", "frames", "bytes"],
+            2,
+            qps,
+        );
         let mut notes = Vec::new();
         if self.qps.len() > SHOWN_QPS {
             notes.push(format!("queue pairs: {} more are in --json", self.qps.len() - SHOWN_QPS));
         }
         if let Some(beyond @ 1..) = self.qps_beyond {
-            notes.push(format!("queue pairs: {beyond} packets went to further ones; raise `counted_qps` to see them"));
+            notes.push(format!(
+                "queue pairs: {beyond} packets went to further ones; raise `counted_qps` to see them"
+            ));
         }
-        let dropped = |reason| self.drops.iter().find(|drop| drop.reason == reason).map_or(0, |drop| drop.frames);
+        let dropped =
+            |reason| self.drops.iter().find(|drop| drop.reason == reason).map_or(0, |drop| drop.frames);
         let malformed =
             self.malformed.iter().map(|r| row(&[r.reason, &r.meaning], &[r.frames, dropped(r.reason)]));
         section(&mut text, "Malformed frames", &["reason", "meaning", "frames", "dropped"], 2, malformed);
@@ -175,7 +196,13 @@ fn row(words: &[&str], numbers: &[u64]) -> Vec<Cell> {
 }
 
 /// A titled table, of which the first columns are words and the others numbers; nothing if it has no row.
-fn section(text: &mut String, title: &str, columns: &[&str], words: usize, rows: impl IntoIterator<Item = Vec<Cell>>) {
+fn section(
+    text: &mut String,
+    title: &str,
+    columns: &[&str],
+    words: usize,
+    rows: impl IntoIterator<Item = Vec<Cell>>,
+) {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     table.set_header(columns.iter().enumerate().map(|(at, name)| {

@@ -1,1 +1,114 @@
+//! What is understood, and each problem: its line, its words, and what to do.
 
+mod devices;
+mod forward;
+mod keys;
+mod ports;
+mod reports;
+mod runtime;
+mod syntax;
+mod understood;
+
+use super::{Config, Report, parse_on};
+use crate::machine::Machine;
+use std::fs;
+use std::path::Path;
+use tempfile::TempDir;
+
+/// Two ports, and the function that joins them.
+const PORTS: &str = r#"
+[[port]]
+name = "a"
+ring = {}
+[[port]]
+name = "b"
+ring = {}
+"#;
+const FORWARD: &str = r#"
+[forward]
+pairs = [["a", "b"]]
+"#;
+
+/// A file with these lines in `[runtime]`
+fn runtime(lines: &str) -> String {
+    format!("[runtime]\n{lines}\n{PORTS}{FORWARD}")
+}
+
+/// A file with these lines in the first of two ports
+fn port(lines: &str) -> String {
+    device(&format!("ring = {{}}\n{lines}"))
+}
+
+/// A file with these lines in place of the first port's device
+fn device(lines: &str) -> String {
+    PORTS.replacen("ring = {}", lines, 1) + FORWARD
+}
+
+/// A file with these lines in `[forward]`
+fn forward(lines: &str) -> String {
+    format!("{PORTS}\n[forward]\n{lines}\n")
+}
+
+/// A folder that is a machine of four CPUs.
+fn folder() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let cpus = folder.path().join("sys/devices/system/cpu");
+    fs::create_dir_all(&cpus).unwrap();
+    fs::write(cpus.join("online"), "0-3\n").unwrap();
+    folder
+}
+
+/// Such a folder with captures in it, right ones and wrong ones.
+fn captures() -> TempDir {
+    let folder = folder();
+    let capture = |name: &str, link_type: u32, frames: &[u32]| {
+        let header = [0xa1b2_c3d4, 0x0004_0002, 0, 0, 65535, link_type];
+        let mut bytes: Vec<u8> = header.iter().flat_map(|word| word.to_le_bytes()).collect();
+        for &len in frames {
+            bytes.extend([0, 0, len, len].iter().flat_map(|word| word.to_le_bytes()));
+            bytes.extend(std::iter::repeat_n(0, len as usize));
+        }
+        fs::write(folder.path().join(name), bytes).unwrap();
+    };
+    capture("in.pcap", 1, &[60, 60]);
+    capture("many.pcap", 1, &[60; 3000]);
+    capture("long.pcap", 1, &[5000]);
+    capture("any.pcap", 113, &[60]);
+    fs::write(folder.path().join("text.pcap"), "hello").unwrap();
+    fs::write(folder.path().join("zip.pcap"), [0x1f, 0x8b, 8, 0]).unwrap();
+    fs::create_dir(folder.path().join("no")).unwrap();
+    folder
+}
+
+fn read_in(folder: &Path, text: &str) -> Result<Config, Report> {
+    parse_on(Path::new("test.toml"), text, folder, &Machine::at(folder))
+}
+
+/// Reads what is right.
+#[track_caller]
+fn read(text: &str) -> Config {
+    let folder = folder();
+    read_in(folder.path(), text).unwrap_or_else(|report| panic!("{}", report.render()))
+}
+
+/// What is wrong: lines, messages and helps.
+fn problems_in(folder: &Path, text: &str) -> Vec<(usize, String, String)> {
+    let report = read_in(folder, text).expect_err("something is wrong");
+    // The folder's name differs from run to run.
+    let plain = |text: &str| text.replace(&format!("{}/", folder.display()), "");
+    report.findings().map(|f| (f.place.line, plain(f.message), plain(f.help))).collect()
+}
+
+/// Asserts that there is one problem, on the line marked with `#!` (or of the file as a whole, if there is none), with
+/// these words.
+#[track_caller]
+fn wrong(text: &str, message: &str, help: &str) {
+    wrong_in(folder().path(), text, message, help);
+}
+
+#[track_caller]
+fn wrong_in(folder: &Path, text: &str, message: &str, help: &str) {
+    let line = text.lines().position(|line| line.contains("#!")).map_or(1, |index| index + 1);
+    let found = problems_in(folder, text);
+    assert_eq!(found, [(line, message.to_owned(), help.to_owned())], "in:{text}");
+}

@@ -1,0 +1,217 @@
+//! Keys and tables that do not exist, or are something else.
+
+use super::{FORWARD, PORTS, device, forward, port, runtime, wrong};
+
+const RUNTIME_KEYS: &str = "[runtime] takes `workers`, `memory_mb`, `hugepages`, `file_prefix`, `telemetry`, `handoff_ring`, `control_queue` and `stop_when_idle_ms`";
+const PORT_KEYS: &str = "[[port]] takes `name`, `mtu`, `rx_queues`, `descriptors`, `buffers`, `pci`, `mlx5`, `af_packet`, `af_xdp`, `tap`, `memif`, `vhost`, `ring`, `pcap`, `null` and `devargs`";
+const FORWARD_KEYS: &str = "[forward] takes `pairs`, `mac_table`, `verify`, `drop` and `counted_qps`";
+
+#[test]
+fn unknown_in_runtime() {
+    wrong(
+        &runtime("hugepage = true #!"),
+        "there is no key `hugepage` in [runtime]",
+        &format!("did you mean `hugepages`? {RUNTIME_KEYS}"),
+    );
+    wrong(
+        &runtime("memory = 64 #!"),
+        "there is no key `memory` in [runtime]",
+        &format!("did you mean `memory_mb`? {RUNTIME_KEYS}"),
+    );
+    wrong(&runtime("cores = 4 #!"), "there is no key `cores` in [runtime]", RUNTIME_KEYS);
+    wrong(
+        &runtime("mtu = 1500 #!"),
+        "there is no key `mtu` in [runtime]",
+        "`mtu` belongs to [[port]]: move it there",
+    );
+}
+
+#[test]
+fn unknown_in_a_port() {
+    wrong(
+        &port("mtuu = 1500 #!"),
+        "there is no key `mtuu` in [[port]]",
+        &format!("did you mean `mtu`? {PORT_KEYS}"),
+    );
+    wrong(
+        &port(r#"af-packet = { interface = "eth0" } #!"#),
+        "there is no key `af-packet` in [[port]]",
+        &format!("did you mean `af_packet`? {PORT_KEYS}"),
+    );
+    wrong(
+        &port("hugepages = true #!"),
+        "there is no key `hugepages` in [[port]]",
+        "`hugepages` belongs to [runtime]: move it there",
+    );
+    wrong(&port("speed = 100 #!"), "there is no key `speed` in [[port]]", PORT_KEYS);
+}
+
+#[test]
+fn unknown_in_a_device() {
+    wrong(
+        &device(r#"tap = { iface = "us0", interface = "us0" } #!"#),
+        "there is no key `iface` in `tap`",
+        "`tap` takes `interface`",
+    );
+    wrong(&device("ring = { size = 4 } #!"), "there is no key `size` in `ring`", "`ring` takes no keys");
+    wrong(
+        &device("null = { len = 64 } #!"),
+        "there is no key `len` in `null`",
+        "`null` takes `size` and `copy`",
+    );
+    wrong(
+        &device(r#"memif = { socket = "s", role = "server", server = true } #!"#),
+        "there is no key `server` in `memif`",
+        "`memif` takes `socket`, `id` and `role`",
+    );
+}
+
+#[test]
+fn unknown_in_forward() {
+    wrong(
+        &forward("pairs = [[\"a\", \"b\"]]\ndorp = \"all\" #!"),
+        "there is no key `dorp` in [forward]",
+        &format!("did you mean `drop`? {FORWARD_KEYS}"),
+    );
+    wrong(
+        &forward("pairs = [[\"a\", \"b\"]]\nports = 2 #!"),
+        "there is no key `ports` in [forward]",
+        FORWARD_KEYS,
+    );
+    wrong(
+        &forward("mac_table = { size = 5 } #!"),
+        "there is no key `size` in `mac_table`",
+        "`mac_table` takes `capacity`, `ageing_s` and `fixed`",
+    );
+    wrong(
+        &forward(r#"mac_table = { fixed = [{ mac = "52:54:00:00:00:01", port = "a", vlan = 4 }] } #!"#),
+        "there is no key `vlan` in `fixed`",
+        "`fixed` takes `mac` and `port`",
+    );
+}
+
+#[test]
+fn unknown_tables() {
+    wrong(
+        &[PORTS, "[forwrd] #!\npairs = [[\"a\", \"b\"]]\n"].concat(),
+        "there is no table `forwrd`",
+        "did you mean `[forward]`? the tables are `[runtime]`, `[[port]]` and `[forward]`",
+    );
+    wrong(
+        &[PORTS, "[router] #!\n"].concat(),
+        "there is no table `router`",
+        "the tables are `[runtime]`, `[[port]]` and `[forward]`",
+    );
+    wrong(
+        "\n[[port]]\nname = \"a\"\nring = {}\n\n[forward]\npairs = [[\"a\", \"a\"]]\n[[prot]] #!\nname = \"b\"\n",
+        "there is no table `prot`",
+        "did you mean `[[port]]`? the tables are `[runtime]`, `[[port]]` and `[forward]`",
+    );
+}
+
+#[test]
+fn outside_of_any_table() {
+    wrong(
+        &["mtu = 1500 #!\n", PORTS, FORWARD].concat(),
+        "`mtu` stands outside of any table",
+        "move it below the line `[[port]]`",
+    );
+    wrong(
+        &["drop = \"all\" #!\n", PORTS, FORWARD].concat(),
+        "`drop` stands outside of any table",
+        "move it below the line `[forward]`",
+    );
+    wrong(
+        &["workers = [1] #!\n", PORTS, FORWARD].concat(),
+        "`workers` stands outside of any table",
+        "move it below the line `[runtime]`",
+    );
+    wrong(
+        &["speed = 100 #!\n", PORTS, FORWARD].concat(),
+        "`speed` stands outside of any table",
+        "move it below the line `[runtime]`, `[[port]]` or `[forward]`",
+    );
+}
+
+#[test]
+fn brackets() {
+    wrong(
+        "[port] #!\nname = \"a\"\nring = {}\n[forward]\npairs = [[\"a\", \"a\"]]\n",
+        "`port` has to be a list of tables",
+        "begin each with the line `[[port]]`, in double brackets, and write its keys below",
+    );
+    wrong(
+        "port = 5 #!\n[forward]\npairs = [[\"a\", \"a\"]]\n",
+        "`port` has to be a list of tables",
+        "begin each with the line `[[port]]`, in double brackets, and write its keys below",
+    );
+    wrong(
+        &[PORTS, "[[forward]] #!\npairs = [[\"a\", \"b\"]]\n"].concat(),
+        "`forward` has to be a table, and is a list",
+        "begin it with the line `[forward]`, in single brackets, and write its keys below",
+    );
+    wrong(
+        &["[[runtime]] #!\n", PORTS, FORWARD].concat(),
+        "`runtime` has to be a table, and is a list",
+        "begin it with the line `[runtime]`, in single brackets, and write its keys below",
+    );
+}
+
+#[test]
+fn types() {
+    wrong(
+        &runtime(r#"memory_mb = "64" #!"#),
+        "`memory_mb` has to be a whole number, and is a string",
+        "leave out the quotes: `memory_mb = 64`",
+    );
+    wrong(
+        &runtime(r#"memory_mb = "much" #!"#),
+        "`memory_mb` has to be a whole number, and is a string",
+        "write a number such as `memory_mb = 64`",
+    );
+    wrong(
+        &runtime("memory_mb = 64.5 #!"),
+        "`memory_mb` has to be a whole number, and is a number with a fraction",
+        "write a number such as `memory_mb = 64`",
+    );
+    wrong(
+        &runtime("memory_mb = -1 #!"),
+        "`memory_mb` cannot be -1",
+        "write a number from 4 to 1048576, such as `memory_mb = 64`",
+    );
+    wrong(
+        &runtime("memory_mb = 3 #!"),
+        "`memory_mb` cannot be 3",
+        "write a number from 4 to 1048576, such as `memory_mb = 64`",
+    );
+    wrong(
+        &runtime("memory_mb = 99999999999999999999 #!"),
+        "`memory_mb` cannot be 99999999999999999999",
+        "write a number from 4 to 1048576, such as `memory_mb = 64`",
+    );
+    wrong(
+        &runtime("hugepages = 1 #!"),
+        "`hugepages` has to be `true` or `false`, and is a whole number",
+        "write `true` or `false` without quotes: `hugepages = true`",
+    );
+    wrong(
+        &runtime(r#"hugepages = "true" #!"#),
+        "`hugepages` has to be `true` or `false`, and is a string",
+        "write `true` or `false` without quotes: `hugepages = true`",
+    );
+    wrong(
+        &runtime("file_prefix = 5 #!"),
+        "`file_prefix` has to be a string in quotes, and is a whole number",
+        r#"put it in quotes: `file_prefix = "5"`"#,
+    );
+    wrong(
+        &runtime(r#"file_prefix = "" #!"#),
+        "`file_prefix` is empty",
+        r#"write a string in quotes, such as `file_prefix = "understudy"`"#,
+    );
+    wrong(
+        &runtime(r#"file_prefix = ["a"] #!"#),
+        "`file_prefix` has to be a string in quotes, and is a list",
+        r#"write a string in quotes, such as `file_prefix = "understudy"`"#,
+    );
+}

@@ -1,0 +1,178 @@
+//! Several problems at once, and how they are shown.
+
+use super::{FORWARD, PORTS, folder, problems_in, read_in, runtime};
+use crate::config::port::Ports;
+use crate::config::tree::{Problems, Table};
+use crate::config::{FUNCTIONS, FunctionConfig, FunctionTable, function, load, port};
+use miette::MietteHandlerOpts;
+use std::fs;
+use std::path::Path;
+use toml::de::DeTable;
+
+#[test]
+fn everything_is_reported_in_one_go() {
+    let text = r#"
+[runtime]
+workers = [9]
+memory_mb = "64"
+hugepage = true
+
+[[port]]
+name = "a"
+mtu = 70000
+tap = "us0"
+
+[[port]]
+name = "a"
+descriptors = 500
+tap = { interface = "us1", speed = 10 }
+
+[forward]
+pairs = [["a", "c"]]
+drop = ["icrc"]
+"#;
+    let lines: Vec<_> = problems_in(folder().path(), text).into_iter().map(|(line, ..)| line).collect();
+    assert_eq!(lines, [3, 4, 5, 9, 10, 13, 14, 15, 18, 19]);
+}
+
+#[test]
+fn one_slip_gives_one_problem() {
+    // Each of these would make something else look wrong as well, if the reader believed its own guesses.
+    let without_names = PORTS.replace("name = \"b\"", "name = 5");
+    for text in [
+        [&without_names, FORWARD].concat(),
+        [PORTS, "[forwrad]\npairs = [[\"a\", \"b\"]]"].concat(),
+        ["[port]\nname = \"a\"\nring = {}", FORWARD].concat(),
+        [PORTS, "[forward]\npairs = [[\"a\", \"bee\"]]"].concat(),
+        runtime("workers = [\"all\"]"),
+        runtime("memory_mb = true"),
+        [PORTS, "[[forward]]\npairs = [[\"a\", \"b\"]]"].concat(),
+    ] {
+        assert_eq!(problems_in(folder().path(), &text).len(), 1, "{text}");
+    }
+}
+
+#[test]
+fn a_problem_on_a_screen_of_80_columns() {
+    let text = runtime("")
+        .replace("name = \"b\"", "name = \"a\"\nmtuu = 9000")
+        .replace("\"a\", \"b\"", "\"a\", \"a\"");
+    let report = read_in(folder().path(), &text).unwrap_err();
+    let options = || MietteHandlerOpts::new().width(80).color(false).unicode(true).terminal_links(false);
+    let expected = r#"  × two ports are called `a`
+   ╭─[test.toml:8:8]
+ 4 │ [[port]]
+ 5 │ name = "a"
+   ·        ─┬─
+   ·         ╰── first here
+ 6 │ ring = {}
+ 7 │ [[port]]
+ 8 │ name = "a"
+   ·        ─┬─
+   ·         ╰── again
+ 9 │ mtuu = 9000
+   ╰────
+  help: give each port a name of its own
+
+  × there is no key `mtuu` in [[port]]
+    ╭─[test.toml:9:1]
+  8 │ name = "a"
+  9 │ mtuu = 9000
+    · ──┬─
+    ·   ╰── not a key of [[port]]
+ 10 │ ring = {}
+    ╰────
+  help: did you mean `mtu`? [[port]] takes `name`, `mtu`, `rx_queues`,
+        `descriptors`, `buffers`, `pci`, `mlx5`, `af_packet`, `af_xdp`, `tap`,
+        `memif`, `vhost`, `ring`, `pcap`, `null` and `devargs`
+
+test.toml cannot be used: 2 things are wrong
+"#;
+    let shown = report.rendered_by(options().force_graphical(true));
+    assert_eq!(shown, expected, "shown:\n{shown}");
+    // As an error of the program's it says the same.
+    let whole = format!("{:?}", miette::Report::new(report));
+    assert!(whole.contains("two ports are called") && whole.contains("did you mean"), "{whole}");
+}
+
+#[test]
+fn columns_count_characters() {
+    let text = runtime("file_prefix = \"ünder\"; x");
+    let report = read_in(folder().path(), &text).unwrap_err();
+    let place = report.findings().next().unwrap().place;
+    assert_eq!((place.line, place.column), (2, 22));
+}
+
+#[test]
+fn files_that_cannot_be_read() {
+    let folder = folder();
+    let path = folder.path().join("binary.toml");
+    fs::write(&path, b"a = \xff").unwrap();
+    for (path, message, help) in [
+        (
+            Path::new("gone.toml"),
+            "gone.toml: no such file or directory".to_owned(),
+            "correct the path; examples are in the folder configs/",
+        ),
+        (
+            folder.path(),
+            format!("{}: is a directory", folder.path().display()),
+            "name a TOML file; examples are in the folder configs/",
+        ),
+        (
+            &path,
+            format!("{} is not a text: byte 4 is not UTF-8", path.display()),
+            "save it in UTF-8; is it the right file?",
+        ),
+    ] {
+        let report = load(path).unwrap_err();
+        let found: Vec<_> = report.findings().map(|f| (f.place.line, f.message, f.help)).collect();
+        assert_eq!(found, [(1, message.as_str(), help)]);
+        assert!(!report.render().contains("cannot be used"), "the file is named once");
+    }
+}
+
+/// A function of tomorrow, which takes any port.
+const LATER: FunctionTable = FunctionTable {
+    key: "later",
+    example: |_| "[later]\nkeys = 1".into(),
+    read: |table: &Table<'_>, _: &Ports| {
+        table.number("keys", 0..=9, 1);
+        None::<FunctionConfig>
+    },
+};
+
+fn problems_with(functions: &[FunctionTable], text: &str) -> Vec<(String, String)> {
+    let (root, problems) = (DeTable::parse(text).unwrap(), Problems::default());
+    let table = Table::root(root.get_ref(), &problems);
+    let ports = port::read(&table, Path::new(""));
+    function(&table, &ports, functions);
+    table.finish();
+    problems.into_found().into_iter().map(|problem| (problem.message, problem.help)).collect()
+}
+
+#[test]
+fn one_function_a_file() {
+    let [forward] = FUNCTIONS;
+    let functions = [forward, LATER];
+    let problem = |message: &str, help: &str| vec![(message.to_owned(), help.to_owned())];
+    assert_eq!(
+        problems_with(&functions, &[PORTS, FORWARD, "[later]\n"].concat()),
+        problem(
+            "there are two functions",
+            "keep one: a program plays one part, and another is played by another program"
+        )
+    );
+    assert_eq!(
+        problems_with(&functions, PORTS),
+        problem(
+            "no table says what becomes of frames",
+            "add a function, such as\n\n[forward]\npairs = [[\"a\", \"b\"]]\n\nor\n\n[later]\nkeys = 1"
+        )
+    );
+    // A key of a function that is not there is recognised where it does not belong.
+    assert_eq!(
+        problems_with(&functions, &[PORTS, FORWARD, "keys = 3\n"].concat()),
+        problem("there is no key `keys` in [forward]", "`keys` belongs to [later]: move it there")
+    );
+}
