@@ -186,3 +186,108 @@ fn notes(runtime: &dataplane::Config, machine: &Machine) -> Vec<String> {
     }
     notes
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::parse;
+
+    /// What is said of a file, for a machine that has the interface `eth1` and no other.
+    fn summary(text: &str, folder: &Path) -> String {
+        std::fs::create_dir_all(folder.join("sys/class/net/eth1")).unwrap();
+        let config = parse(text, "my.toml", folder).unwrap_or_else(|report| panic!("{}", report.render()));
+        let text = of(Path::new("my.toml"), &config, &Machine::at(folder));
+        // The folder's name differs from run to run, and columns are as wide as what is in them.
+        let mut text = text.replace(&format!("{}/", folder.display()), "");
+        while text.contains("   ") {
+            text = text.replace("   ", "  ");
+        }
+        text
+    }
+
+    #[test]
+    fn wires() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("old.pcap"), "").unwrap();
+        let text = r#"
+            [runtime]
+            workers = ["any", "any", "any", "any", "any"]
+            stop_when_idle_ms = 300
+            [[port]]
+            name = "host-a"
+            af_packet = { interface = "eth1" }
+            [[port]]
+            name = "host-b"
+            mtu = 9000
+            buffers = 16384
+            af_xdp = { interface = "eth2", start_queue = 3 }
+            [[port]]
+            name = "tail"
+            pcap = { tx = "old.pcap" }
+            [forward]
+            pairs = [["host-a", "host-b"], ["tail", "tail"]]
+            verify = ["icrc"]
+            drop = ["icrc", "truncated"]
+            counted_qps = 64
+        "#;
+        let expected = "\
+my.toml is right. It would run:
+
+port  device  MTU  queues  buffers
+host-a  interface eth1 (AF_PACKET)  1500  1  8192
+host-b  interface eth2 (AF_XDP from queue 3)  9000  1  16384
+tail  plays nothing, records old.pcap  1500  1  8192
+
+forward  host-a <-> host-b, tail reflects
+  verifies headers, ICRC; drops truncated, icrc; counts up to 64 queue pairs each by itself
+workers  5, placed by the kernel
+memory  272 MB in ordinary pages
+ends  when no frame has come for 300 ms, or when told to
+
+note: 5 workers have 3 receive queues to poll: 2 will be idle
+note: port `host-b`: this machine has no interface `eth2` now (see `ip link`)
+note: port `tail`: `old.pcap` is there and will be overwritten
+";
+        let shown = summary(text, folder.path());
+        assert_eq!(shown, expected, "{shown}");
+    }
+
+    #[test]
+    fn a_bridge_of_every_other_device() {
+        let folder = tempfile::tempdir().unwrap();
+        let devices = [
+            ("pci = \"0000:3b:00.0\"", "PCI 0000:3b:00.0"),
+            ("mlx5 = \"0000:3b:00.1\"\ndevargs = [\"mprq_en=1\"]", "PCI 0000:3b:00.1 (mprq_en=1)"),
+            ("tap = { interface = \"us0\" }", "new interface us0 (TAP)"),
+            ("memif = { socket = \"m\", id = 3, role = \"server\" }", "memif 3 of m (server)"),
+            ("vhost = { socket = \"v\" }", "vhost-user v (server)"),
+            ("vhost = { socket = \"w\", client = true }", "vhost-user w (client)"),
+            ("ring = {}", "ring"),
+            ("null = { copy = true }", "makes frames of 64 bytes, copied"),
+        ];
+        let ports: Vec<_> = devices
+            .iter()
+            .enumerate()
+            .map(|(index, (device, _))| format!("[[port]]\nname = \"p{index}\"\n{device}\n"))
+            .collect();
+        let station = "{ mac = \"52:54:00:00:00:01\", port = \"p0\" }";
+        let text = format!(
+            "[runtime]\nworkers = [0]\nhugepages = true\n{}[forward.mac_table]\nageing_s = 60\nfixed = [{station}]\n",
+            ports.concat()
+        );
+        let shown = summary(&text, folder.path());
+        for (_, device) in devices {
+            assert!(shown.contains(&format!("  {device}  ")), "{device} in\n{shown}");
+        }
+        for line in [
+            "forward  a bridge that learns up to 4096 stations, each for 60 s, beside 1 fixed",
+            "verifies headers; drops nothing; counts up to 1024 queue pairs each by itself",
+            "workers  1, on CPU 0",
+            "memory  512 MB in huge pages",
+            "ends  when told to (Ctrl-C)",
+        ] {
+            assert!(shown.contains(line), "{line} in\n{shown}");
+        }
+        assert!(shown.contains("  1 a worker  ") && !shown.contains("note:"), "{shown}");
+    }
+}

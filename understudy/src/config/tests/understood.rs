@@ -6,6 +6,7 @@ use core::time::Duration;
 use dataplane::config::{Device, Eal, Memory, Port, Workers};
 use rocev2::Fault;
 use rocev2::ethernet::MacAddr;
+use std::path::Path;
 use switch::drop::FaultSet;
 use switch::forward::Config as Forward;
 use switch::forward::config::{MacTable, Topology};
@@ -112,6 +113,14 @@ fn devices() {
     assert_eq!(device_of("ring = {}"), Device::Ring);
     assert_eq!(device_of("null = {}"), Device::Null { size: 64, copy: false });
     assert_eq!(device_of("null = { size = 1514, copy = true }"), Device::Null { size: 1514, copy: true });
+}
+
+#[test]
+fn sockets_have_absolute_paths() {
+    let text = device(r#"memif = { socket = "m.sock", role = "server" }"#);
+    let config = read_in(Path::new(""), &text).unwrap_or_else(|report| panic!("{}", report.render()));
+    let Device::Memif { socket, .. } = &config.runtime.ports[0].device else { panic!("{config:?}") };
+    assert!(socket.is_absolute() && socket.ends_with("m.sock"), "{}", socket.display());
 }
 
 #[test]
