@@ -230,12 +230,16 @@ impl Port {
         check("it does not say what it can", unsafe { dpdk_sys::rte_eth_dev_info_get(id, &raw mut dev) })?;
         let workers = config.workers.cpus.len();
         let rx_queues = rx_queues(port, workers).min(dev.max_rx_queues.max(1));
-        let tx_queues = (workers as u16).min(dev.max_tx_queues.max(1)).min(match port.device {
-            // Its sockets and files are made in pairs, or one only.
-            Device::AfPacket { .. } | Device::AfXdp { .. } | Device::Vhost { .. } => rx_queues,
+        let most = (workers as u16).min(dev.max_tx_queues.max(1));
+        let tx_queues = match port.device {
+            // As many as receive queues, for its driver.
+            Device::Tap { .. } => rx_queues,
+            // Its sockets are made for both directions.
+            Device::AfPacket { .. } | Device::AfXdp { .. } | Device::Vhost { .. } => most.min(rx_queues),
+            // One file to record to.
             Device::Pcap { .. } => 1,
-            _ => u16::MAX,
-        });
+            _ => most,
+        };
         let conf = eth_conf(port, &dev, rx_queues)?;
         // SAFETY: the port exists; `conf` is valid for the call.
         let result = unsafe { dpdk_sys::rte_eth_dev_configure(id, rx_queues, tx_queues, &raw const conf) };

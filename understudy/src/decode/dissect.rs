@@ -198,7 +198,7 @@ impl Roce {
                 json!({ "va": h.va.get(), "rkey": h.rkey.get(), "swap_or_add": swap_or_add, "compare": compare })
             }),
         );
-        put("aeth", at(Headers::AETH).and_then(|at| view::<Aeth>(frame, at)).map(aeth_fields));
+        put("aeth", at(Headers::AETH).and_then(|at| view::<Aeth>(frame, at)).copied().map(aeth_fields));
         let atomic_ack = at(Headers::ATOMIC_ACK).and_then(|at| view::<AtomicAckEth>(frame, at));
         put("atomic_ack", atomic_ack.map(|h| json!({ "original": h.original.get() })));
         let imm = at(Headers::IMM).and_then(|at| view::<ImmDt>(frame, at));
@@ -240,7 +240,7 @@ impl Roce {
     }
 }
 
-fn aeth_fields(aeth: &Aeth) -> Value {
+fn aeth_fields(aeth: Aeth) -> Value {
     let mut value = json!({ "syndrome": aeth.syndrome, "kind": aeth.kind().name(), "msn": aeth.msn().get() });
     match aeth.kind() {
         Syndrome::Ack(credit) => value["credits"] = json!(credit.messages()),

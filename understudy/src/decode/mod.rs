@@ -162,10 +162,9 @@ fn text_line(frame: Frame<'_>, first: u64, roce: &Roce, out: &mut impl Write) ->
         _ = write!(line, "  {len} B");
     }
     match roce.icrc_ok {
-        Some(true) => {}
         Some(false) => line += "  BAD ICRC",
         None if roce.fault.is_none() => line += "  (cut by the capture)",
-        None => {}
+        Some(true) | None => {}
     }
     if let Some(fault) = roce.fault {
         _ = write!(line, "  MALFORMED: {fault}");

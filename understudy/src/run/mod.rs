@@ -39,21 +39,18 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
 
 /// Exit code 2 for a wrong configuration, 1 for anything that is missing at run time.
 pub(crate) fn run(args: RunArgs) -> ExitCode {
-    // The folder has to outlive the run.
+    let failed = |report: Report| (format!("{report:?}\n"), ExitCode::FAILURE);
+    // The demonstration's folder has to outlive the run.
     let loaded = match &args.config {
         Some(path) => config::load(path)
             .map(|config| (config, None))
-            .map_err(|report| (report.into(), ExitCode::from(2))),
-        None => demo::load()
-            .map(|(config, dir)| (config, Some(dir)))
-            .map_err(|report| (report, ExitCode::FAILURE)),
+            .map_err(|report| (report.render(), ExitCode::from(config::EXIT_CODE))),
+        None => demo::load().map(|(config, dir)| (config, Some(dir))).map_err(failed),
     };
-    let result =
-        loaded.and_then(|(config, _dir)| start(args, config).map_err(|report| (report, ExitCode::FAILURE)));
-    match result {
+    match loaded.and_then(|(config, _dir)| start(args, config).map_err(failed)) {
         Ok(()) => ExitCode::SUCCESS,
-        Err((report, code)) => {
-            eprintln!("{report:?}");
+        Err((text, code)) => {
+            eprint!("{text}");
             code
         }
     }

@@ -1,0 +1,283 @@
+//! The built program: runs end by themselves, replays are identical to the bit, errors say what to do.
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn understudy(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_understudy")).args(arguments).output().expect("it runs")
+}
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().into()
+}
+
+fn captures() -> Vec<PathBuf> {
+    let folder = repository().join("tests/captures");
+    let mut files: Vec<_> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "pcap"))
+        .collect();
+    files.sort();
+    assert!(files.len() >= 30);
+    files
+}
+
+/// The frames of a classic pcap file.
+fn frames(path: &Path) -> Vec<Vec<u8>> {
+    let bytes = std::fs::read(path).unwrap();
+    let mut rest = &bytes[24..];
+    let mut frames = Vec::new();
+    while rest.len() >= 16 {
+        let len = u32::from_le_bytes(rest[8..12].try_into().unwrap()) as usize;
+        frames.push(rest[16..16 + len].to_vec());
+        rest = &rest[16 + len..];
+    }
+    frames
+}
+
+#[test]
+fn a_replay_is_identical_to_the_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    for input in ["rc_write_loss.pcap", "damaged.pcap"] {
+        let input = repository().join("tests/captures").join(input);
+        let (config, output) = (dir.path().join("replay.toml"), dir.path().join("out.pcap"));
+        let text = format!(
+            "[runtime]\nstop_when_idle_ms = 200\n\
+             [[port]]\nname = \"in\"\nmtu = 9000\npcap = {{ rx = \"{}\" }}\n\
+             [[port]]\nname = \"out\"\nmtu = 9000\npcap = {{ tx = \"{}\" }}\n\
+             [forward]\npairs = [[\"in\", \"out\"]]\nverify = [\"icrc\"]\n",
+            input.display(),
+            output.display()
+        );
+        std::fs::write(&config, text).unwrap();
+        let run = understudy(&["run", config.to_str().unwrap(), "--json"]);
+        assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+        // An empty frame cannot be sent.
+        let sent: Vec<_> = frames(&input).into_iter().filter(|frame| !frame.is_empty()).collect();
+        let came: Vec<_> = frames(&output).into_iter().filter(|frame| !frame.is_empty()).collect();
+        assert_eq!(came.len(), sent.len(), "{}", input.display());
+        assert!(came == sent, "{}", input.display());
+        let report: Value = serde_json::from_slice(&run.stdout).unwrap();
+        let port = &report["ports"][0];
+        let kinds =
+            ["roce_frames", "other_frames", "malformed_frames"].map(|kind| port[kind].as_u64().unwrap());
+        assert_eq!(kinds.iter().sum::<u64>(), port["rx_frames"].as_u64().unwrap());
+        assert_eq!(report["drops"], serde_json::json!([]));
+    }
+}
+
+#[test]
+fn the_demonstration_needs_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let run =
+        Command::new(env!("CARGO_BIN_EXE_understudy")).arg("run").current_dir(dir.path()).output().unwrap();
+    let (text, errors) = (String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
+    assert!(run.status.success() && errors.contains("ready"), "{errors}");
+    for word in ["RC RDMA WRITE First", "RC CmpSwap", "Malformed frames", "fd00::1", "cycles a frame"] {
+        assert!(text.contains(word), "no {word} in\n{text}");
+    }
+}
+
+#[test]
+fn a_run_ends_after_the_time_asked_for_or_at_a_signal() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("ring.toml");
+    std::fs::write(&config, "[[port]]\nname = \"a\"\nring = {}\n[forward]\npairs = [[\"a\", \"a\"]]\n")
+        .unwrap();
+    let config = config.to_str().unwrap();
+    assert!(understudy(&["run", config, "--for", "0.1"]).status.success());
+    for signal in ["INT", "TERM"] {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_understudy"))
+            .args(["run", config, "--json"])
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        // The line that says it is ready is printed before the first frame.
+        let mut line = String::new();
+        let mut stderr = std::io::BufReader::new(child.stderr.take().unwrap());
+        std::io::BufRead::read_line(&mut stderr, &mut line).unwrap();
+        assert!(line.contains("ready"), "{line}");
+        assert!(
+            Command::new("kill")
+                .args([&format!("-{signal}"), &child.id().to_string()])
+                .status()
+                .unwrap()
+                .success()
+        );
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{signal}");
+        assert!(serde_json::from_slice::<Value>(&output.stdout).is_ok(), "{signal}");
+    }
+}
+
+#[test]
+fn what_is_missing_is_exit_code_one_and_what_is_wrong_two() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("wire.toml");
+    let text = "[[port]]\nname = \"a\"\naf_packet = { interface = \"no-such-if\" }\n[forward]\npairs = [[\"a\", \"a\"]]\n";
+    std::fs::write(&config, text).unwrap();
+    let run = understudy(&["run", config.to_str().unwrap()]);
+    let errors = String::from_utf8_lossy(&run.stderr);
+    assert_eq!(run.status.code(), Some(1), "{errors}");
+    assert!(errors.contains("there is no interface `no-such-if`") && errors.contains("help:"), "{errors}");
+    std::fs::write(&config, text.replace("name", "nmae")).unwrap();
+    let run = understudy(&["run", config.to_str().unwrap()]);
+    let errors = String::from_utf8_lossy(&run.stderr);
+    assert_eq!(run.status.code(), Some(2), "{errors}");
+    assert!(errors.contains("did you mean `name`"), "{errors}");
+}
+
+/// Packets by opcode, as the captures' README has them: rows `| file | command | 4 x20, 17 x20 |`.
+fn documented() -> Vec<(String, Vec<(u64, u64)>)> {
+    let readme = std::fs::read_to_string(repository().join("tests/captures/README.md")).unwrap();
+    let mut rows = Vec::new();
+    for line in readme.lines().filter(|line| line.starts_with('|')) {
+        let cells: Vec<_> = line.trim_matches('|').split('|').map(str::trim).collect();
+        let (Some(file), Some(counts)) = (cells.first(), cells.last()) else { continue };
+        let file = file.trim_matches('`');
+        let pairs: Option<Vec<_>> = counts
+            .split(',')
+            .map(|pair| {
+                let (opcode, count) = pair.trim().split_once(" x")?;
+                Some((opcode.parse().ok()?, count.parse().ok()?))
+            })
+            .collect();
+        if let Some(mut pairs) = pairs.filter(|_| file.contains(".pcap")) {
+            pairs.sort_unstable();
+            rows.push((file.to_owned(), pairs));
+        }
+    }
+    rows
+}
+
+fn decode(path: &Path) -> Vec<Value> {
+    let run = understudy(&["decode", "--json", path.to_str().unwrap()]);
+    assert!(run.status.success(), "{}: {}", path.display(), String::from_utf8_lossy(&run.stderr));
+    let text = String::from_utf8(run.stdout).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn opcodes(lines: &[Value]) -> Vec<(u64, u64)> {
+    let mut counts = std::collections::BTreeMap::new();
+    for opcode in lines.iter().filter_map(|line| line["opcode"].as_u64()) {
+        *counts.entry(opcode).or_default() += 1;
+    }
+    counts.into_iter().collect()
+}
+
+#[test]
+fn captures_decode_to_what_tshark_counted() {
+    let documented = documented();
+    assert!(documented.len() >= 29, "{documented:?}");
+    for (file, counts) in documented {
+        if file == "damaged.pcap" {
+            continue;
+        }
+        let lines = decode(&repository().join("tests/captures").join(&file));
+        assert_eq!(opcodes(&lines), counts, "{file}");
+    }
+}
+
+#[test]
+fn every_icrc_is_right_where_nothing_was_damaged() {
+    for path in captures() {
+        let damaged = path.file_stem().unwrap() == "damaged";
+        let lines = decode(&path);
+        let wrong = lines.iter().filter(|line| line["icrc"] != "ok" || line.get("error").is_some()).count();
+        assert!(damaged == (wrong > 0), "{}: {wrong}", path.display());
+        for key in
+            ["frame", "src", "dst", "vlan", "opcode", "opcode_name", "dest_qp", "psn", "ack_req", "icrc"]
+        {
+            assert!(lines.iter().all(|line| line.get(key).is_some()), "{}: {key}", path.display());
+        }
+    }
+}
+
+#[test]
+fn headers_are_decoded_by_name() {
+    let captures = repository().join("tests/captures");
+    let first = |file: &str, opcode: u64| {
+        decode(&captures.join(file))
+            .into_iter()
+            .find(|line| line["opcode"] == opcode)
+            .expect("it is in the file")
+    };
+    let write = first("rc_write_64.pcap", 10);
+    assert_eq!((write["reth"]["len"].as_u64(), write["payload_len"].as_u64()), (Some(64), Some(64)));
+    let nak = decode(&captures.join("rc_write_loss.pcap"));
+    assert!(
+        nak.iter()
+            .any(|line| line["aeth"]["kind"] == "nak_psn_sequence_error" && line["aeth"]["syndrome"] == 0x60)
+    );
+    assert!(first("rc_compare_swap.pcap", 19)["atomic"]["compare"].is_u64());
+    assert!(first("rc_compare_swap.pcap", 18)["atomic_ack"]["original"].is_u64());
+    assert!(first("ud_send_512.pcap", 100)["deth"]["qkey"].is_u64());
+    assert!(first("ud_send_imm_udaddy.pcap", 101)["imm"].is_u64());
+    assert_eq!(first("vlan_rc_write_4096.pcap", 6)["vlan"].as_u64(), Some(10));
+    let cm: Vec<_> = decode(&captures.join("cm_rping.pcap"));
+    let kinds: Vec<_> = cm.iter().filter_map(|line| line["cm"]["kind"].as_str()).collect();
+    assert_eq!(kinds, ["REQ", "REP", "RTU", "DREQ", "DREP"]);
+    assert_eq!(cm[0]["cm"]["rdma_cm"]["src"], "10.0.0.2");
+}
+
+#[test]
+fn other_forms_of_captures() {
+    let dir = tempfile::tempdir().unwrap();
+    let original = repository().join("tests/captures/rc_send_64.pcap");
+    let expected = decode(&original);
+    let frames = frames(&original);
+    // Big-endian with nanoseconds; pcapng with an interface of microseconds.
+    let mut big = Vec::new();
+    for word in [0xa1b2_3c4d_u32, 0x0002_0004, 0, 0, 65_535, 1] {
+        big.extend(word.to_be_bytes());
+    }
+    let mut ng = Vec::new();
+    let mut block = |kind: u32, body: &[u8]| {
+        let padding = body.len().wrapping_neg() % 4;
+        let len = (body.len() + padding + 12) as u32;
+        ng.extend(kind.to_le_bytes());
+        ng.extend(len.to_le_bytes());
+        ng.extend(body);
+        ng.extend(&[0; 3][..padding]);
+        ng.extend(len.to_le_bytes());
+    };
+    block(0x0a0d_0d0a, &[0x4d, 0x3c, 0x2b, 0x1a, 1, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]);
+    block(1, &[1, 0, 0, 0, 0, 0, 4, 0]);
+    for (n, frame) in frames.iter().enumerate() {
+        let len = frame.len() as u32;
+        for word in [7, 5, len, len] {
+            big.extend(word.to_be_bytes());
+        }
+        big.extend(frame);
+        let head = [0, 0, 1_000_000 + n as u32, len, len].map(u32::to_le_bytes).concat();
+        block(6, &[head, frame.clone()].concat());
+    }
+    for (name, bytes, time) in [("big.pcap", &big, 7.000_000_005), ("frames.pcapng", &ng, 1.0)] {
+        let path = dir.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        let lines = decode(&path);
+        assert_eq!(opcodes(&lines), opcodes(&expected), "{name}");
+        assert!((lines[0]["time"].as_f64().unwrap() - time).abs() < 1e-9, "{name}: {}", lines[0]["time"]);
+    }
+    // Cut in the middle: what is there is shown, and the rest is missed.
+    let path = dir.path().join("cut.pcap");
+    std::fs::write(&path, &big[..big.len() - 10]).unwrap();
+    let run = understudy(&["decode", "--json", path.to_str().unwrap()]);
+    assert_eq!(run.status.code(), Some(1));
+    assert_eq!(String::from_utf8(run.stdout).unwrap().lines().count(), frames.len() - 1);
+    assert!(String::from_utf8_lossy(&run.stderr).contains("in the middle of a frame"));
+    for (what, path) in
+        [("No such file", dir.path().join("none")), ("neither a pcap nor", repository().join("LICENSE"))]
+    {
+        let run = understudy(&["decode", path.to_str().unwrap()]);
+        assert_eq!(run.status.code(), Some(1));
+        assert!(
+            String::from_utf8_lossy(&run.stderr).contains(what),
+            "{}",
+            String::from_utf8_lossy(&run.stderr)
+        );
+    }
+}
