@@ -4,14 +4,14 @@ use crate::config::{Config, Eal as EalConfig, Memory};
 use crate::{Error, port};
 use std::ffi::{CStr, CString, OsStr, c_char};
 use std::os::unix::ffi::OsStrExt as _;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The EAL, up. Dropping it takes it down, and it cannot come up again in this process.
 #[derive(Debug)]
 pub(crate) struct Eal {
-    /// Folder of the files that other DPDK processes find this one by, if there is one
-    shared: Option<PathBuf>,
+    /// Whether the folder of files for other DPDK processes is ours
+    shared: bool,
 }
 
 static STARTED: AtomicBool = AtomicBool::new(false);
@@ -29,17 +29,17 @@ impl Eal {
         argv.push(std::ptr::null_mut());
         let argv = argv.leak();
         let log = Log::capture();
+        let silence = Silence::begin();
         // SAFETY: argv holds argc C strings and a null, all of them live and writable.
         let result = unsafe { dpdk_sys::rte_eal_init(argv.len() as i32 - 1, argv.as_mut_ptr()) };
+        drop(silence);
         let errno = errno();
         let log = log.finish();
         if result < 0 {
+            remove_runtime_folder(false);
             return Err(explain(&config.eal, errno, &log).with_log(log));
         }
-        // SAFETY: the EAL is up; the folder's name is a constant string.
-        let folder = unsafe { CStr::from_ptr(dpdk_sys::rte_eal_get_runtime_dir()) };
-        let shared =
-            config.eal.file_prefix.is_some().then(|| PathBuf::from(OsStr::from_bytes(folder.to_bytes())));
+        let shared = config.eal.file_prefix.is_some();
         let eal = Self { shared };
         // A virtual device that fails to probe does not fail the EAL.
         for (index, port) in config.ports.iter().enumerate() {
@@ -60,11 +60,22 @@ impl Drop for Eal {
     fn drop(&mut self) {
         // SAFETY: the EAL is up; ports and pools were closed and freed before, by the order of fields in `Runtime`.
         unsafe { dpdk_sys::rte_eal_cleanup() };
-        if let Some(folder) = &self.shared {
-            // The EAL leaves its files to the next process of this prefix, which may never come.
-            _ = std::fs::remove_dir_all(folder);
-        }
+        remove_runtime_folder(self.shared);
     }
+}
+
+/// The EAL makes a folder for its files, and leaves both to the next process of this prefix, which may never come.
+/// Removes it: with all that is in it, or only if it is empty and so nobody's.
+fn remove_runtime_folder(with_files: bool) {
+    // SAFETY: a string in static memory, empty before the EAL has made a folder.
+    let folder = unsafe { CStr::from_ptr(dpdk_sys::rte_eal_get_runtime_dir()) };
+    let folder = Path::new(OsStr::from_bytes(folder.to_bytes()));
+    if folder.as_os_str().is_empty() {
+        return;
+    }
+    // Failure means that somebody else needs it.
+    _ = if with_files { std::fs::remove_dir_all(folder) } else { std::fs::remove_dir(folder) };
+    _ = folder.parent().map(std::fs::remove_dir);
 }
 
 /// The arguments for `rte_eal_init`.
@@ -160,6 +171,37 @@ pub(crate) fn error_text(errno: i32) -> String {
 pub(crate) fn version() -> String {
     // SAFETY: returns a constant string.
     unsafe { CStr::from_ptr(dpdk_sys::rte_version()) }.to_string_lossy().into_owned()
+}
+
+/// Standard error, led nowhere while this lives: what ends the EAL's start is printed there as well as logged.
+struct Silence {
+    stderr: i32,
+}
+
+impl Silence {
+    fn begin() -> Option<Self> {
+        // SAFETY: duplicates, opens, replaces and closes descriptors; 2 is valid at all times.
+        unsafe {
+            let stderr = libc::dup(2);
+            let null = libc::open(c"/dev/null".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
+            if stderr < 0 || null < 0 {
+                return None;
+            }
+            libc::dup2(null, 2);
+            libc::close(null);
+            Some(Self { stderr })
+        }
+    }
+}
+
+impl Drop for Silence {
+    fn drop(&mut self) {
+        // SAFETY: gives descriptor 2 back what it was, and closes the copy.
+        unsafe {
+            libc::dup2(self.stderr, 2);
+            libc::close(self.stderr);
+        }
+    }
 }
 
 /// DPDK's log, caught in memory while it lives.

@@ -115,7 +115,9 @@ pub(crate) fn missing(port: &PortConfig, log: &str) -> Error {
             "`ip link` lists those there are; correct the name, or make it: ip link add ...",
         );
     }
-    let denied = log.contains("ermission denied") || log.contains("ot permitted");
+    // The AF_PACKET driver does not log why it got no socket; there is hardly another reason.
+    let denied =
+        ["ermission denied", "ot permitted", "not open AF_PACKET socket"].iter().any(|words| log.contains(words));
     if denied {
         return Error::new(
             format!("port `{name}`: permission denied"),
