@@ -5,7 +5,7 @@ set -euo pipefail
 
 declare -A packages=(
     [build]="build-essential pkg-config libclang-dev libdpdk-dev"
-    [test]=""
+    [test]="python3"
     [e2e]="python3 build-essential qemu-system-x86 iproute2 cpio busybox-static xz-utils"
     [bench]="dpdk-dev"
 )

@@ -116,8 +116,9 @@ pub(crate) fn missing(port: &PortConfig, log: &str) -> Error {
         );
     }
     // The AF_PACKET driver does not log why it got no socket; there is hardly another reason.
-    let denied =
-        ["ermission denied", "ot permitted", "not open AF_PACKET socket"].iter().any(|words| log.contains(words));
+    let denied = ["ermission denied", "ot permitted", "not open AF_PACKET socket"]
+        .iter()
+        .any(|words| log.contains(words));
     if denied {
         return Error::new(
             format!("port `{name}`: permission denied"),

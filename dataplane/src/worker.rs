@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crossbeam_channel::{Receiver, Sender};
 use dpdk_sys::rte_mbuf;
 use rtrb::Consumer;
-use switch::{Frame, Function, Nanos, PortId, Verdict};
+use switch::{Function, Nanos, PortId, Verdict};
 
 /// Frames received at once at most
 const BURST: usize = 32;
@@ -174,9 +174,3 @@ fn prefetch(mbuf: *mut rte_mbuf) {
     #[cfg(not(target_arch = "x86_64"))]
     let _ = mbuf;
 }
-
-/// Keeps `Frame` in scope for what the function sees; an `Mbuf` is one.
-const _: fn() = || {
-    fn is_frame<T: Frame>() {}
-    is_frame::<Mbuf>();
-};

@@ -2,10 +2,11 @@
 
 mod common;
 
-use common::{UntilIdle, capture, config, frames, play, port};
+use common::{UntilIdle, capture, config, play, port};
 use dataplane::config::Device;
 use dataplane::{Control, ControlOutput, Live, Mbuf, Runtime, Stop};
 use switch::{DropReason, Frame as _, Function, Nanos, Output, PortId, Verdict};
+use understudy_tests::captures::frames;
 
 /// Punts every frame, tells of every third, and asks for a timer.
 #[derive(Default)]

@@ -2,13 +2,14 @@
 
 mod common;
 
-use common::{UntilIdle, capture, config, frames, play, port};
+use common::{UntilIdle, capture, config, play, port};
 use dataplane::config::Device;
 use dataplane::{Outcome, Passive, Runtime, Stop};
 use switch::drop::FaultSet;
 use switch::forward::config::Topology;
 use switch::forward::{Config, Forward};
 use switch::{DropReason, PortId};
+use understudy_tests::captures::frames;
 
 fn pairs(ports: u16, pairs: &[(u16, u16)]) -> Config {
     Config {

@@ -60,6 +60,11 @@ def read_counters(guest: Guest) -> Counters:
     return Counters(Counter({name: int(value) for name, value in pairs if name != "hw_counters/lifespan"}))
 
 
+# Packets to a queue pair that its program has just destroyed are not counted by soft-RoCE. The last acknowledgements of a
+# program that closes without waiting (rstream) may meet that, one for each direction's last message.
+LATE = 2
+
+
 def settled_counters(guests: list[Guest], timeout_s: float = 10) -> list[Counters]:
     """The counters once they stand still: the last ACK may outlive the program that caused it."""
     deadline = time.monotonic() + timeout_s
@@ -128,8 +133,6 @@ def check_totals(ports: dict[str, Any], drops: list[dict[str, Any]], grown: list
     comparisons = [
         ("guest a sent", grown[0].sent, "RoCE frames came in at port a", a["roce_frames"]),
         ("guest b sent", grown[1].sent, "RoCE frames came in at port b", b["roce_frames"]),
-        ("guest a received", grown[0].received, "RoCE frames came in at port b", b["roce_frames"]),
-        ("guest b received", grown[1].received, "RoCE frames came in at port a", a["roce_frames"]),
         ("port b sent", b["tx_frames"], "frames came in at port a", a["rx_frames"]),
         ("port a sent", a["tx_frames"], "frames came in at port b", b["rx_frames"]),
         ("port b sent bytes", b["tx_bytes"], "bytes came in at port a", a["rx_bytes"]),
@@ -137,6 +140,11 @@ def check_totals(ports: dict[str, Any], drops: list[dict[str, Any]], grown: list
     ]
     problems = [f"{what} {count}, but {other} {reported}"
                 for what, count, other, reported in comparisons if count != reported]  # fmt: skip
+    for guest, received, port, frames in (("a", grown[0].received, "b", b), ("b", grown[1].received, "a", a)):
+        # That these left towards the guest is compared above; at the guest some may come to a closed door.
+        if not frames["roce_frames"] - LATE <= received <= frames["roce_frames"]:
+            problems.append(f"guest {guest} received {received}, but RoCE frames came in at port {port} "
+                            f"{frames['roce_frames']}")  # fmt: skip
     for drop in drops:
         if drop["frames"]:
             problems.append(f"dropped {drop['frames']}: {drop['reason']}")

@@ -1,5 +1,6 @@
-//! What crosses crates: the table of packets that drives tests and benchmarks.
+//! What crosses crates: real captures, and the table of packets that drives tests and benchmarks.
 
 #![forbid(unsafe_code)]
 
+pub mod captures;
 pub mod packets;

@@ -3,6 +3,7 @@
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use understudy_tests::captures::{self, frames};
 
 fn understudy(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_understudy")).args(arguments).output().expect("it runs")
@@ -12,36 +13,11 @@ fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().into()
 }
 
-fn captures() -> Vec<PathBuf> {
-    let folder = repository().join("tests/captures");
-    let mut files: Vec<_> = std::fs::read_dir(folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .filter(|path| path.extension().is_some_and(|extension| extension == "pcap"))
-        .collect();
-    files.sort();
-    assert!(files.len() >= 30);
-    files
-}
-
-/// The frames of a classic pcap file.
-fn frames(path: &Path) -> Vec<Vec<u8>> {
-    let bytes = std::fs::read(path).unwrap();
-    let mut rest = &bytes[24..];
-    let mut frames = Vec::new();
-    while rest.len() >= 16 {
-        let len = u32::from_le_bytes(rest[8..12].try_into().unwrap()) as usize;
-        frames.push(rest[16..16 + len].to_vec());
-        rest = &rest[16 + len..];
-    }
-    frames
-}
-
 #[test]
 fn a_replay_is_identical_to_the_bit() {
     let dir = tempfile::tempdir().unwrap();
     for input in ["rc_write_loss.pcap", "damaged.pcap"] {
-        let input = repository().join("tests/captures").join(input);
+        let input = captures::path(input);
         let (config, output) = (dir.path().join("replay.toml"), dir.path().join("out.pcap"));
         let text = format!(
             "[runtime]\nstop_when_idle_ms = 200\n\
@@ -132,7 +108,7 @@ fn what_is_missing_is_exit_code_one_and_what_is_wrong_two() {
 
 /// Packets by opcode, as the captures' README has them: rows `| file | command | 4 x20, 17 x20 |`.
 fn documented() -> Vec<(String, Vec<(u64, u64)>)> {
-    let readme = std::fs::read_to_string(repository().join("tests/captures/README.md")).unwrap();
+    let readme = std::fs::read_to_string(captures::path("README.md")).unwrap();
     let mut rows = Vec::new();
     for line in readme.lines().filter(|line| line.starts_with('|')) {
         let cells: Vec<_> = line.trim_matches('|').split('|').map(str::trim).collect();
@@ -176,14 +152,14 @@ fn captures_decode_to_what_tshark_counted() {
         if file == "damaged.pcap" {
             continue;
         }
-        let lines = decode(&repository().join("tests/captures").join(&file));
+        let lines = decode(&captures::path(&file));
         assert_eq!(opcodes(&lines), counts, "{file}");
     }
 }
 
 #[test]
 fn every_icrc_is_right_where_nothing_was_damaged() {
-    for path in captures() {
+    for path in captures::all() {
         let damaged = path.file_stem().unwrap() == "damaged";
         let lines = decode(&path);
         let wrong = lines.iter().filter(|line| line["icrc"] != "ok" || line.get("error").is_some()).count();
@@ -198,16 +174,15 @@ fn every_icrc_is_right_where_nothing_was_damaged() {
 
 #[test]
 fn headers_are_decoded_by_name() {
-    let captures = repository().join("tests/captures");
     let first = |file: &str, opcode: u64| {
-        decode(&captures.join(file))
+        decode(&captures::path(file))
             .into_iter()
             .find(|line| line["opcode"] == opcode)
             .expect("it is in the file")
     };
     let write = first("rc_write_64.pcap", 10);
     assert_eq!((write["reth"]["len"].as_u64(), write["payload_len"].as_u64()), (Some(64), Some(64)));
-    let nak = decode(&captures.join("rc_write_loss.pcap"));
+    let nak = decode(&captures::path("rc_write_loss.pcap"));
     assert!(
         nak.iter()
             .any(|line| line["aeth"]["kind"] == "nak_psn_sequence_error" && line["aeth"]["syndrome"] == 0x60)
@@ -217,7 +192,7 @@ fn headers_are_decoded_by_name() {
     assert!(first("ud_send_512.pcap", 100)["deth"]["qkey"].is_u64());
     assert!(first("ud_send_imm_udaddy.pcap", 101)["imm"].is_u64());
     assert_eq!(first("vlan_rc_write_4096.pcap", 6)["vlan"].as_u64(), Some(10));
-    let cm: Vec<_> = decode(&captures.join("cm_rping.pcap"));
+    let cm: Vec<_> = decode(&captures::path("cm_rping.pcap"));
     let kinds: Vec<_> = cm.iter().filter_map(|line| line["cm"]["kind"].as_str()).collect();
     assert_eq!(kinds, ["REQ", "REP", "RTU", "DREQ", "DREP"]);
     assert_eq!(cm[0]["cm"]["rdma_cm"]["src"], "10.0.0.2");
@@ -226,7 +201,7 @@ fn headers_are_decoded_by_name() {
 #[test]
 fn other_forms_of_captures() {
     let dir = tempfile::tempdir().unwrap();
-    let original = repository().join("tests/captures/rc_send_64.pcap");
+    let original = captures::path("rc_send_64.pcap");
     let expected = decode(&original);
     let frames = frames(&original);
     // Big-endian with nanoseconds; pcapng with an interface of microseconds.

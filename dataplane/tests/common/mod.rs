@@ -4,13 +4,10 @@
 
 use dataplane::config::{Config, Device, Eal, Memory, Port, Workers};
 use dataplane::{Control, ControlOutput, Live};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use switch::Function;
 
-/// The captures of the repository.
-pub(crate) fn capture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/captures").join(name)
-}
+pub(crate) use understudy_tests::captures::path as capture;
 
 pub(crate) fn port(name: &str, device: Device) -> Port {
     Port { name: name.into(), device, mtu: 9000, rx_queues: 0, descriptors: 256, buffers: 2047 }
@@ -70,17 +67,4 @@ impl<F: Function, C: Control<F>> Control<F> for UntilIdle<C> {
         self.last = received;
         self.inner.on_tick(live, out) && self.quiet < Self::LOOKS
     }
-}
-
-/// The frames of a classic pcap file.
-pub(crate) fn frames(path: &Path) -> Vec<Vec<u8>> {
-    let bytes = std::fs::read(path).unwrap();
-    let mut rest = &bytes[24..];
-    let mut frames = Vec::new();
-    while rest.len() >= 16 {
-        let len = u32::from_le_bytes(rest[8..12].try_into().unwrap()) as usize;
-        frames.push(rest[16..16 + len].to_vec());
-        rest = &rest[16 + len..];
-    }
-    frames
 }

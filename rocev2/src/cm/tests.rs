@@ -2,19 +2,11 @@ use super::*;
 use crate::{Class, classify};
 use proptest::prelude::*;
 use std::net::IpAddr;
+use understudy_tests::captures;
 
 /// The frames of a capture of the repository.
 fn frames(name: &str) -> Vec<Vec<u8>> {
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/captures").join(name);
-    let bytes = std::fs::read(path).unwrap();
-    let mut rest = &bytes[24..];
-    let mut frames = Vec::new();
-    while !rest.is_empty() {
-        let len = u32::from_le_bytes(rest[8..12].try_into().unwrap()) as usize;
-        frames.push(rest[16..16 + len].to_vec());
-        rest = &rest[16 + len..];
-    }
-    frames
+    captures::frames(&captures::path(name))
 }
 
 /// The MADs of a capture, with the address of their sender.
