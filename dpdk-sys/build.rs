@@ -99,7 +99,9 @@ fn link(statik: bool) {
             let name = archive.strip_suffix(".a").unwrap_or(archive);
             println!("cargo::rustc-link-lib=static:+whole-archive,-bundle={name}");
         } else if let Some(library) = word.strip_prefix("-l")
+            // These two are libpcap's own, which is linked dynamically and brings them along.
             && !library.starts_with("rte_")
+            && !matches!(library, "systemd" | "dbus-1")
         {
             println!("cargo::rustc-link-lib=dylib={library}");
         }
