@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{UntilIdle, capture, config, play, port};
+use common::{Looks, UntilIdle, capture, config, play, port};
 use dataplane::config::Device;
 use dataplane::{Outcome, Passive, Runtime, Stop};
 use switch::drop::FaultSet;
@@ -105,4 +105,39 @@ fn a_signal_to_stop_ends_an_endless_run() {
     let (received, sent) = (worker.received(), worker.ports.iter().map(|p| p.tx.frames.get()).sum::<u64>());
     let dropped: u64 = worker.drops.iter().map(switch::counters::Counter::get).sum();
     assert_eq!(received, sent + dropped, "every frame is accounted for");
+}
+
+/// Every frame received was sent, dropped with a reason, or still lay in a ring that the port itself holds.
+fn all_accounted_for(outcome: &Outcome) -> bool {
+    let dropped = sum(outcome, |w| w.drops.iter().map(switch::counters::Counter::get).sum());
+    sum(outcome, |w| w.received())
+        == sum(outcome, |w| w.ports.iter().map(|p| p.tx.frames.get()).sum()) + dropped
+}
+
+#[test]
+fn a_port_that_takes_no_more_drops_and_counts() {
+    // What comes out of the ring goes into it again, and ever more comes from the other port.
+    let ports = vec![port("source", Device::Null { size: 64, copy: false }), port("ring", Device::Ring)];
+    let mut config = config(ports, 1);
+    config.ports[0].buffers = 8191;
+    let mut runtime = Runtime::start(config).unwrap();
+    let function = pairs(2, &[(0, 1), (1, 1)]);
+    let outcome = runtime.run(vec![Forward::new(&function)], &mut Looks(50), &Stop::new());
+    assert!(outcome.workers[0].drops[DropReason::PortFull.index()].get() > 0);
+    assert!(all_accounted_for(&outcome));
+}
+
+#[test]
+fn a_full_hand_off_ring_drops_and_counts() {
+    let source = || port("source", Device::Null { size: 64, copy: false });
+    // One send queue, which the first worker owns; the second hands over what it receives.
+    let sink = port("sink", play(&capture("rc_send_64.pcap"), None));
+    let mut config = config(vec![source(), source(), sink], 2);
+    config.workers.handoff_ring = 1;
+    let mut runtime = Runtime::start(config).unwrap();
+    let function = pairs(3, &[(0, 2), (1, 2)]);
+    let functions = vec![Forward::new(&function), Forward::new(&function)];
+    let outcome = runtime.run(functions, &mut Looks(50), &Stop::new());
+    assert!(sum(&outcome, |w| w.drops[DropReason::HandoffFull.index()].get()) > 0);
+    assert!(all_accounted_for(&outcome));
 }

@@ -68,3 +68,17 @@ impl<F: Function, C: Control<F>> Control<F> for UntilIdle<C> {
         self.inner.on_tick(live, out) && self.quiet < Self::LOOKS
     }
 }
+
+/// Ends the run after this many looks, for ports that never fall silent.
+pub(crate) struct Looks(pub(crate) u32);
+
+impl<F: Function> Control<F> for Looks {
+    fn on_event(&mut self, _worker: usize, _event: F::Event, _out: &mut ControlOutput<'_, F>) {}
+
+    fn on_punt(&mut self, _: usize, _: dataplane::Mbuf, _: switch::PortId, _: &mut ControlOutput<'_, F>) {}
+
+    fn on_tick(&mut self, _live: &Live<'_>, _out: &mut ControlOutput<'_, F>) -> bool {
+        self.0 = self.0.saturating_sub(1);
+        self.0 > 0
+    }
+}

@@ -26,6 +26,14 @@ fn known_frames() -> Vec<(&'static str, Vec<u8>)> {
                  8100 ffff 40000118 00000000 00000000000000000000000000000000 82fd002a",
             ),
         ),
+        (
+            "UC SEND of two bytes' padding, with a UDP checksum and an ECN mark",
+            bytes(
+                "248a07a8fa22 248a07a8fa22 0800
+                 4501 0040 0478 4000 4011 0000 c0a80007 c0a80007 c000 12b7 002c aca2
+                 2460 ffff 000000d3 00cf1710 4630818be28935d90e9a95505401be885e500000 78f353f3",
+            ),
+        ),
     ];
     for (_, frame) in &mut frames {
         let checksum = crate::checksum::Sum::default().add(&frame[14..34]).checksum();
