@@ -10,6 +10,8 @@ pub struct WorkerCounters {
     pub ports: Box<[PortCounters]>,
     /// Frames dropped, by [`DropReason::index`]
     pub drops: [Counter; DropReason::COUNT],
+    /// Frames that ended in the function, taken in
+    pub consumed: Counter,
     /// Frames given to the control plane
     pub punted: Counter,
     /// Frames given to the worker that owns the port
@@ -38,6 +40,7 @@ impl WorkerCounters {
         Self {
             ports: (0..ports).map(|_| PortCounters::default()).collect(),
             drops: core::array::from_fn(|_| Counter::default()),
+            consumed: Counter::default(),
             punted: Counter::default(),
             handed_off: Counter::default(),
             made: Counter::default(),

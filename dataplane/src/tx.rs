@@ -216,6 +216,13 @@ impl Output for Tx {
         Ok(frame)
     }
 
+    fn room(&self, port: PortId) -> usize {
+        match &self.exits[port.index()] {
+            Exit::Queue(queue) => QUEUE - queue.len,
+            Exit::Worker(owner) => self.handoffs[*owner].as_ref().map_or(0, Producer::slots),
+        }
+    }
+
     fn copy(&mut self, frame: &Mbuf) -> Result<Mbuf, Full> {
         // SAFETY: as above.
         unsafe { frame.copy_to(self.pool) }

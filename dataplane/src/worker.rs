@@ -45,7 +45,6 @@ impl<F: Function> Worker<F> {
     /// Polls until `stop`, then drains. `running` counts the workers that may still hand something over.
     pub(crate) fn run(mut self, stop: &AtomicBool, running: &AtomicUsize) {
         let mut now = self.clock.nanos(cycles());
-        let mut timer = self.function.on_timer(now, &mut self.tx);
         let mut turn_began = cycles();
         while !stop.load(Ordering::Relaxed) {
             let mut received = 0;
@@ -53,8 +52,8 @@ impl<F: Function> Worker<F> {
                 received += self.poll(self.rx[at], now);
             }
             self.poll_rings(now);
-            if timer.is_some_and(|at| at <= now) {
-                timer = self.function.on_timer(now, &mut self.tx);
+            if self.function.next_timer().is_some_and(|at| at <= now) {
+                self.function.on_timer(now, &mut self.tx);
             }
             self.tx.flush();
             self.tell();
@@ -99,6 +98,7 @@ impl<F: Function> Worker<F> {
                 Verdict::Forward(port) => _ = self.tx.push(frame, port),
                 Verdict::Drop(reason) => self.tx.counters.count_drop(reason),
                 Verdict::Punt => self.punt(frame, rx.port),
+                Verdict::Consume => self.tx.counters.consumed.add(1),
             }
         }
         self.tx.counters.ports[rx.port.index()].rx.count_many(received as u64, bytes);

@@ -14,6 +14,7 @@ struct Punting {
     seen: u64,
     told: u64,
     timers: u64,
+    timer: Nanos,
     commanded: u64,
 }
 
@@ -47,9 +48,13 @@ impl Function for Punting {
         Verdict::Punt
     }
 
-    fn on_timer<O: Output>(&mut self, now: Nanos, _out: &mut O) -> Option<Nanos> {
+    fn on_timer<O: Output>(&mut self, now: Nanos, _out: &mut O) {
         self.timers += 1;
-        Some(now + Nanos::from_millis(1))
+        self.timer = now + Nanos::from_millis(1);
+    }
+
+    fn next_timer(&self) -> Option<Nanos> {
+        Some(self.timer)
     }
 
     fn on_command(&mut self, command: u64, _now: Nanos) {
@@ -175,7 +180,8 @@ fn a_worker_that_panics_ends_the_run() {
         fn on_frame<O: Output>(&mut self, _: &mut O::Frame, _: PortId, _: Nanos, _: &mut O) -> Verdict {
             panic!("a bug in a function")
         }
-        fn on_timer<O: Output>(&mut self, _: Nanos, _: &mut O) -> Option<Nanos> {
+        fn on_timer<O: Output>(&mut self, _: Nanos, _: &mut O) {}
+        fn next_timer(&self) -> Option<Nanos> {
             None
         }
         fn on_command(&mut self, (): (), _: Nanos) {}

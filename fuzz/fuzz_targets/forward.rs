@@ -38,6 +38,6 @@ fuzz_target!(|input: &[u8]| {
             assert!(port.0 < PORTS);
         }
         while forward.poll_event().is_some() {}
-        _ = forward.on_timer(now, &mut switch::memory::Sent::with_room(0));
+        forward.on_timer(now, &mut switch::memory::Sent::with_room(0));
     }
 });

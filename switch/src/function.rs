@@ -71,6 +71,8 @@ pub enum Verdict {
     Drop(DropReason),
     /// It goes up to the control plane.
     Punt,
+    /// It ends here: the function has taken in what it says.
+    Consume,
 }
 
 /// There is no room, in a queue or in the pool of packet buffers.
@@ -113,6 +115,9 @@ pub trait Output {
     /// A frame of `len` zero bytes.
     fn make(&mut self, len: usize) -> Result<Self::Frame, Full>;
 
+    /// How many more frames [`send`](Self::send) would take for `port` now.
+    fn room(&self, port: PortId) -> usize;
+
     /// A copy of `frame`.
     fn copy(&mut self, frame: &Self::Frame) -> Result<Self::Frame, Full>;
 
@@ -135,8 +140,11 @@ pub trait Function {
     fn on_frame<O: Output>(&mut self, frame: &mut O::Frame, port: PortId, now: Nanos, out: &mut O)
     -> Verdict;
 
-    /// The time asked for has come, or the runner has just started. Returns when to call again.
-    fn on_timer<O: Output>(&mut self, now: Nanos, out: &mut O) -> Option<Nanos>;
+    /// The time asked for has come.
+    fn on_timer<O: Output>(&mut self, now: Nanos, out: &mut O);
+
+    /// When to call [`on_timer`](Self::on_timer), if at all. Asked for after every burst, so it has to be cheap.
+    fn next_timer(&self) -> Option<Nanos>;
 
     /// The control plane changes something, between two bursts.
     fn on_command(&mut self, command: Self::Command, now: Nanos);

@@ -8,7 +8,9 @@ pub mod drop;
 pub mod forward;
 pub mod function;
 pub mod memory;
+pub mod random;
 pub mod table;
 
 pub use drop::DropReason;
 pub use function::{Frame, Full, Function, Nanos, NoRoom, Output, PortId, Verdict};
+pub use random::{Chance, Share};

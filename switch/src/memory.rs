@@ -72,6 +72,10 @@ impl Output for Sent {
         if self.frames.len() < self.room { Ok(MemoryFrame::new(vec![0; len])) } else { Err(Full) }
     }
 
+    fn room(&self, _port: PortId) -> usize {
+        self.room.saturating_sub(self.frames.len())
+    }
+
     fn copy(&mut self, frame: &MemoryFrame) -> Result<MemoryFrame, Full> {
         if self.frames.len() < self.room { Ok(frame.clone()) } else { Err(Full) }
     }

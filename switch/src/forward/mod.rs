@@ -148,10 +148,17 @@ impl Function for Forward {
         }
     }
 
-    fn on_timer<O: Output>(&mut self, now: Nanos, _out: &mut O) -> Option<Nanos> {
+    fn on_timer<O: Output>(&mut self, now: Nanos, _out: &mut O) {
         match &mut self.route {
+            Route::Pairs(_) => {}
+            Route::Mac(stations) => stations.age(now),
+        }
+    }
+
+    fn next_timer(&self) -> Option<Nanos> {
+        match &self.route {
             Route::Pairs(_) => None,
-            Route::Mac(stations) => Some(stations.age(now)),
+            Route::Mac(stations) => Some(stations.next_ageing),
         }
     }
 

@@ -28,6 +28,8 @@ pub(super) struct Stations {
     ageing: Nanos,
     /// The next id to be looked at for its age
     next_aged: u32,
+    /// When to look
+    pub(super) next_ageing: Nanos,
     events: VecDeque<Event>,
 }
 
@@ -48,6 +50,7 @@ impl Stations {
             places: vec![vacant; capacity],
             ageing: table.ageing,
             next_aged: 0,
+            next_ageing: Nanos::ZERO,
             events: VecDeque::with_capacity(EVENTS),
         };
         for &(mac, port) in &table.fixed {
@@ -107,8 +110,8 @@ impl Stations {
         true
     }
 
-    /// Forgets stations not heard of for too long, some at a time. Returns when to go on.
-    pub(super) fn age(&mut self, now: Nanos) -> Nanos {
+    /// Forgets stations not heard of for too long, some at a time.
+    pub(super) fn age(&mut self, now: Nanos) {
         let ids = self.index.ids();
         for _ in 0..AGED_AT_ONCE.min(ids) {
             self.next_aged = (self.next_aged + 1) % ids;
@@ -122,7 +125,7 @@ impl Stations {
         }
         // Once round the table in a quarter of the ageing time.
         let calls = ids.div_ceil(AGED_AT_ONCE).max(1);
-        now + Nanos((self.ageing.0 / 4 / u64::from(calls)).max(1))
+        self.next_ageing = now + Nanos((self.ageing.0 / 4 / u64::from(calls)).max(1));
     }
 
     pub(super) fn poll_event(&mut self) -> Option<Event> {
