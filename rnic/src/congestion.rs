@@ -1,0 +1,209 @@
+//! DCQCN: the receiver of a packet marked by a congested switch tells its sender (CNP, IB A17.9), and the sender slows
+//! down (Zhu et al., "Congestion Control for Large-Scale RDMA Deployments", SIGCOMM 2015, section 5 and figure 7).
+//!
+//! All in integers, so that a run repeats to the byte. Time passes only when something is sent: a queue pair with
+//! nothing to send needs no rate, and its timers are made up for when it sends again.
+
+use switch::Nanos;
+
+/// Parameters of DCQCN; the names are those of the paper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dcqcn {
+    /// The link's rate, at which a queue pair begins, in bits a second
+    pub line_rate_bps: u64,
+    /// Lowest rate, in bits a second
+    pub min_rate_bps: u64,
+    /// Notification point: at most one CNP a queue pair in this time (N)
+    pub cnp_interval: Nanos,
+    /// Without a CNP for so long, `alpha` decays (K)
+    pub alpha_timer: Nanos,
+    /// Binary logarithm of 1/g, the weight of a CNP in `alpha`
+    pub g_shift: u32,
+    /// Time between two increases (T)
+    pub increase_timer: Nanos,
+    /// Bytes between two increases (B)
+    pub increase_bytes: u64,
+    /// Increases of fast recovery (F)
+    pub fast_recovery: u32,
+    /// Additive increase, in bits a second
+    pub additive_bps: u64,
+    /// Hyper increase, in bits a second
+    pub hyper_bps: u64,
+}
+
+impl Dcqcn {
+    /// The paper's parameters, for a link of this rate.
+    pub const fn of_paper(line_rate_bps: u64) -> Self {
+        Self {
+            line_rate_bps,
+            min_rate_bps: 10_000_000,
+            cnp_interval: Nanos::from_micros(50),
+            alpha_timer: Nanos::from_micros(55),
+            g_shift: 8,
+            increase_timer: Nanos::from_micros(55),
+            increase_bytes: 10_000_000,
+            fast_recovery: 5,
+            additive_bps: 40_000_000,
+            hyper_bps: 400_000_000,
+        }
+    }
+}
+
+/// `alpha` is a fraction of this.
+const ONE: u64 = 1 << 20;
+
+/// The reaction point of one queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Rate {
+    current: u64,
+    target: u64,
+    alpha: u64,
+    alpha_at: Nanos,
+    increase_at: Nanos,
+    bytes: u64,
+    by_timer: u32,
+    by_bytes: u32,
+}
+
+/// How fast a queue pair sends: as fast as it can, until a CNP comes.
+#[derive(Debug, Default)]
+pub(crate) struct Pace {
+    rate: Option<Box<Rate>>,
+    next: Nanos,
+    /// Something is to be sent, and has to wait until `next`
+    waiting: bool,
+}
+
+impl Pace {
+    /// When a packet that was held back may leave.
+    pub(crate) fn wake_at(&self) -> Option<Nanos> {
+        self.waiting.then_some(self.next)
+    }
+
+    /// The time that was waited for has come.
+    pub(crate) fn woken(&mut self, now: Nanos) {
+        self.waiting &= now < self.next;
+    }
+
+    /// Whether a packet may leave now. If not, [`wake_at`](Self::wake_at) says when.
+    pub(crate) fn may_send(&mut self, now: Nanos) -> bool {
+        self.waiting = self.rate.is_some() && now < self.next;
+        !self.waiting
+    }
+
+    /// The current rate in bits a second, if it is limited
+    pub(crate) fn bps(&self) -> Option<u64> {
+        self.rate.as_ref().map(|rate| rate.current)
+    }
+
+    /// A packet of so many bytes left.
+    pub(crate) fn sent(&mut self, bytes: usize, now: Nanos, dcqcn: &Dcqcn) {
+        let Some(rate) = &mut self.rate else { return };
+        rate.pass(now, bytes as u64, dcqcn);
+        if rate.current >= dcqcn.line_rate_bps {
+            self.rate = None;
+            return;
+        }
+        let span = bytes as u64 * 8 * 1_000_000_000 / rate.current.max(1);
+        self.next = self.next.max(now) + Nanos(span);
+    }
+
+    /// A CNP came.
+    pub(crate) fn cut(&mut self, now: Nanos, dcqcn: &Dcqcn) {
+        let rate = self.rate.get_or_insert_with(|| {
+            let line = dcqcn.line_rate_bps;
+            Box::new(Rate {
+                current: line,
+                target: line,
+                alpha: ONE,
+                alpha_at: now,
+                increase_at: now,
+                bytes: 0,
+                by_timer: 0,
+                by_bytes: 0,
+            })
+        });
+        rate.pass(now, 0, dcqcn);
+        rate.target = rate.current;
+        rate.current = (rate.current - rate.current * rate.alpha / (2 * ONE)).max(dcqcn.min_rate_bps);
+        rate.alpha = rate.alpha - (rate.alpha >> dcqcn.g_shift) + (ONE >> dcqcn.g_shift);
+        rate.alpha = rate.alpha.min(ONE);
+        (rate.alpha_at, rate.increase_at) = (now, now);
+        (rate.bytes, rate.by_timer, rate.by_bytes) = (0, 0, 0);
+    }
+}
+
+impl Rate {
+    /// Makes up for the timers that have run out, and counts bytes.
+    fn pass(&mut self, now: Nanos, bytes: u64, dcqcn: &Dcqcn) {
+        let step = dcqcn.alpha_timer.0.max(1);
+        // What is small enough is as good as nothing; the bound keeps a long silence cheap.
+        let mut left = (now.since(self.alpha_at).0 / step).min(10_000);
+        self.alpha_at = self.alpha_at + Nanos(now.since(self.alpha_at).0 / step * step);
+        while left > 0 && self.alpha > 0 {
+            self.alpha -= (self.alpha >> dcqcn.g_shift).max(1);
+            left -= 1;
+        }
+        let step = dcqcn.increase_timer.0.max(1);
+        while now.since(self.increase_at).0 >= step && self.current < dcqcn.line_rate_bps {
+            self.increase_at = self.increase_at + Nanos(step);
+            self.by_timer += 1;
+            self.increase(dcqcn);
+        }
+        self.bytes += bytes;
+        if self.bytes >= dcqcn.increase_bytes {
+            self.bytes = 0;
+            self.by_bytes += 1;
+            self.increase(dcqcn);
+        }
+    }
+
+    fn increase(&mut self, dcqcn: &Dcqcn) {
+        let (low, high) = (self.by_timer.min(self.by_bytes), self.by_timer.max(self.by_bytes));
+        if low > dcqcn.fast_recovery {
+            self.target += dcqcn.hyper_bps;
+        } else if high > dcqcn.fast_recovery {
+            self.target += dcqcn.additive_bps;
+        }
+        self.target = self.target.min(dcqcn.line_rate_bps);
+        // Rounds up, so that the line rate is reached.
+        self.current = (self.current + self.target).div_ceil(2);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cnp_halves_the_rate_and_time_brings_it_back() {
+        let dcqcn = Dcqcn::of_paper(100_000_000_000);
+        let mut pace = Pace::default();
+        assert!(pace.may_send(Nanos::ZERO) && pace.bps().is_none());
+        pace.cut(Nanos::ZERO, &dcqcn);
+        assert_eq!(pace.bps(), Some(50_000_000_000), "alpha begins at 1");
+        pace.sent(1250, Nanos::ZERO, &dcqcn);
+        assert!(!pace.may_send(Nanos(199)), "1,250 bytes take 200 ns at 50 Gbit/s");
+        assert_eq!(pace.wake_at(), Some(Nanos(200)));
+        assert!(pace.may_send(Nanos(200)) && pace.wake_at().is_none());
+        // Fast recovery: half of what is missing, every time.
+        pace.sent(0, Nanos::from_micros(55), &dcqcn);
+        assert_eq!(pace.bps(), Some(75_000_000_000));
+        let mut now = Nanos::from_micros(56);
+        while pace.bps().is_some() {
+            now = now + Nanos::from_micros(10);
+            pace.sent(0, now, &dcqcn);
+            assert!(now < Nanos::from_millis(10), "it comes back");
+        }
+    }
+
+    #[test]
+    fn many_cnps_go_down_to_the_lowest_rate() {
+        let dcqcn = Dcqcn::of_paper(10_000_000_000);
+        let mut pace = Pace::default();
+        for n in 0..100 {
+            pace.cut(Nanos::from_micros(50 * n), &dcqcn);
+        }
+        assert_eq!(pace.bps(), Some(dcqcn.min_rate_bps));
+    }
+}

@@ -1,0 +1,417 @@
+//! The link: who has which MAC address. ARP (RFC 826) for IPv4 and neighbour discovery (RFC 4861) for IPv6; both are
+//! asked and answered, and echo requests are, too, so that `ping` shows that somebody is there.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use rocev2::checksum::Sum;
+use rocev2::ethernet::{Ethernet, MacAddr, VlanTag, ethertype};
+use rocev2::ipv4::Ipv4;
+use rocev2::ipv6::Ipv6;
+use std::collections::{BTreeMap, VecDeque};
+use switch::Nanos;
+use zerocopy::byteorder::network_endian::U16;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// The time between two questions
+const ASK_EVERY: Nanos = Nanos::from_millis(500);
+/// Questions until it is given up
+const QUESTIONS: u32 = 5;
+/// For how long an answer is believed
+const LIFETIME: Nanos = Nanos::from_secs(60);
+/// Neighbours known at once: more than a link has
+const MAX_NEIGHBOURS: usize = 4096;
+/// Frames of its own that wait to be sent at most
+const MAX_FRAMES: usize = 1024;
+
+const ICMP: u8 = 1;
+const ICMPV6: u8 = 58;
+const ECHO_REQUEST: u8 = 8;
+const ECHO_REPLY: u8 = 0;
+const ECHO_REQUEST_V6: u8 = 128;
+const ECHO_REPLY_V6: u8 = 129;
+const SOLICITATION: u8 = 135;
+const ADVERTISEMENT: u8 = 136;
+/// Header of a solicitation or advertisement with the target, and the option with a link-layer address
+const ND_LEN: usize = 24;
+const SOURCE_ADDRESS: u8 = 1;
+const TARGET_ADDRESS: u8 = 2;
+/// Solicited, override
+const ND_FLAGS: u8 = 0x60;
+
+/// A port and its addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interface {
+    /// MAC address
+    pub mac: MacAddr,
+    /// Own addresses, each with the length of its network's prefix
+    pub addresses: Vec<(IpAddr, u8)>,
+    /// The next hop to everything that is in no network of `addresses`, of either family
+    pub gateways: Vec<IpAddr>,
+    /// VLAN tag (TCI) of everything sent
+    pub vlan: Option<u16>,
+    /// Neighbours that need not be asked
+    pub neighbours: Vec<(IpAddr, MacAddr)>,
+}
+
+impl Interface {
+    /// A port with one address.
+    pub fn new(mac: MacAddr, address: IpAddr, prefix: u8) -> Self {
+        Self {
+            mac,
+            addresses: vec![(address, prefix)],
+            gateways: Vec::new(),
+            vlan: None,
+            neighbours: Vec::new(),
+        }
+    }
+
+    /// Whether `ip` is one of its addresses.
+    #[inline]
+    pub fn has(&self, ip: IpAddr) -> bool {
+        self.addresses.iter().any(|(own, _)| *own == ip)
+    }
+
+    /// The own address to speak to `ip` from: one of the same network if there is one.
+    pub fn source_for(&self, ip: IpAddr) -> Option<IpAddr> {
+        let same = self.addresses.iter().find(|(own, prefix)| same_network(*own, ip, *prefix));
+        let any = self.addresses.iter().find(|(own, _)| own.is_ipv4() == ip.is_ipv4());
+        same.or(any).map(|(own, _)| *own)
+    }
+
+    /// The next hop to `ip`: itself on its own networks, otherwise the gateway, if there is one.
+    fn next_hop(&self, ip: IpAddr) -> IpAddr {
+        if self.addresses.iter().any(|(own, prefix)| same_network(*own, ip, *prefix)) {
+            return ip;
+        }
+        self.gateways.iter().copied().find(|gateway| gateway.is_ipv4() == ip.is_ipv4()).unwrap_or(ip)
+    }
+}
+
+fn same_network(a: IpAddr, b: IpAddr, prefix: u8) -> bool {
+    let bits = |ip: IpAddr| match ip {
+        IpAddr::V4(ip) => u128::from(ip.to_bits()) << 96,
+        IpAddr::V6(ip) => ip.to_bits(),
+    };
+    let shift = 128 - u32::from(prefix).min(if a.is_ipv4() { 32 } else { 128 });
+    a.is_ipv4() == b.is_ipv4() && (bits(a) ^ bits(b)).checked_shr(shift).unwrap_or(0) == 0
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Neighbour {
+    mac: Option<MacAddr>,
+    /// When to ask, again or anew
+    ask_at: Nanos,
+    /// Questions since the last answer
+    asked: u32,
+}
+
+/// The neighbours of a port.
+#[derive(Debug)]
+pub(crate) struct Neighbours {
+    interface: Interface,
+    known: BTreeMap<IpAddr, Neighbour>,
+    frames: VecDeque<Vec<u8>>,
+    /// Grows with every change of an address
+    age: u64,
+    timer: Option<Nanos>,
+    /// Queue pairs that wait for an answer, by slot
+    pub(crate) waiting: Vec<u32>,
+}
+
+impl Neighbours {
+    pub(crate) fn new(interface: Interface) -> Self {
+        Self { interface, known: BTreeMap::new(), frames: VecDeque::new(), age: 0, timer: None, waiting: Vec::new() }
+    }
+
+    /// Routes made at another age may be wrong.
+    pub(crate) fn age(&self) -> u64 {
+        self.age
+    }
+
+    pub(crate) fn has_frames(&self) -> bool {
+        !self.frames.is_empty()
+    }
+
+    pub(crate) fn poll_transmit(&mut self, frame: &mut Vec<u8>) -> bool {
+        let Some(next) = self.frames.pop_front() else { return false };
+        frame.clear();
+        frame.extend_from_slice(&next);
+        true
+    }
+
+    pub(crate) fn next_timer(&self) -> Option<Nanos> {
+        self.timer
+    }
+
+    /// The MAC address of the next hop to `ip`; asks for it if it is not known.
+    pub(crate) fn resolve(&mut self, ip: IpAddr, now: Nanos) -> Option<MacAddr> {
+        let hop = self.interface.next_hop(ip);
+        if let Some((_, mac)) = self.interface.neighbours.iter().find(|(known, _)| *known == hop) {
+            return Some(*mac);
+        }
+        let known = self.known.get(&hop).copied();
+        match known {
+            Some(Neighbour { mac: Some(mac), ask_at, .. }) => {
+                if ask_at <= now {
+                    self.ask(hop, now);
+                }
+                Some(mac)
+            }
+            Some(Neighbour { mac: None, ask_at, .. }) if ask_at > now => None,
+            _ => {
+                self.ask(hop, now);
+                None
+            }
+        }
+    }
+
+    /// Nothing came back from `ip` for too long: perhaps its address is another by now.
+    pub(crate) fn suspect(&mut self, ip: IpAddr, now: Nanos) {
+        let hop = self.interface.next_hop(ip);
+        let may_ask = |known: &Neighbour| known.asked == 0 && now + LIFETIME >= known.ask_at + ASK_EVERY;
+        if self.known.get(&hop).is_some_and(may_ask) {
+            self.ask(hop, now);
+        }
+    }
+
+    /// Sends a question, and the next one later.
+    fn ask(&mut self, ip: IpAddr, now: Nanos) {
+        if !self.known.contains_key(&ip) && self.known.len() >= MAX_NEIGHBOURS {
+            return;
+        }
+        let ask_at = now + ASK_EVERY;
+        let neighbour = self.known.entry(ip).or_insert(Neighbour { mac: None, ask_at, asked: 0 });
+        neighbour.ask_at = ask_at;
+        neighbour.asked += 1;
+        self.timer = Some(self.timer.map_or(ask_at, |timer| timer.min(ask_at)));
+        self.question(ip);
+    }
+
+    pub(crate) fn on_timer(&mut self, now: Nanos) {
+        if self.timer.is_none_or(|at| at > now) {
+            return;
+        }
+        self.timer = None;
+        let due: Vec<IpAddr> =
+            self.known.iter().filter(|(_, n)| n.asked > 0 && n.ask_at <= now).map(|(ip, _)| *ip).collect();
+        for ip in due {
+            if self.known.get(&ip).is_some_and(|neighbour| neighbour.asked >= QUESTIONS) {
+                // Gone. Whoever still wants to speak to it asks again.
+                self.known.remove(&ip);
+                self.age += 1;
+            } else {
+                self.ask(ip, now);
+            }
+        }
+        let asked = self.known.values().filter(|neighbour| neighbour.asked > 0);
+        self.timer = asked.map(|neighbour| neighbour.ask_at).min();
+    }
+
+    /// Somebody said that `ip` has this address; those who asked nothing are heard if they are known already.
+    fn learn(&mut self, ip: IpAddr, mac: MacAddr, create: bool, now: Nanos) -> bool {
+        if mac.is_group() || (!create && !self.known.contains_key(&ip)) || self.interface.has(ip) {
+            return false;
+        }
+        if !self.known.contains_key(&ip) && self.known.len() >= MAX_NEIGHBOURS {
+            return false;
+        }
+        let fresh = Neighbour { mac: Some(mac), ask_at: now + LIFETIME, asked: 0 };
+        let before = self.known.insert(ip, fresh);
+        if before.is_some_and(|before| before.mac.is_some_and(|before| before != mac)) {
+            self.age += 1;
+        }
+        true
+    }
+
+    /// A frame that is not RoCEv2. True if it told something that somebody may wait for.
+    pub(crate) fn on_frame(&mut self, frame: &[u8], now: Nanos) -> bool {
+        let Ok((ethernet, mut rest)) = Ethernet::ref_from_prefix(frame) else { return false };
+        let mut kind = ethernet.ethertype.get();
+        let mut id = 0;
+        if ethertype::is_tag(kind) {
+            let Ok((tag, behind)) = VlanTag::ref_from_prefix(rest) else { return false };
+            (kind, rest, id) = (tag.ethertype.get(), behind, tag.id());
+        }
+        if id != self.interface.vlan.unwrap_or(0) & 0xfff {
+            return false;
+        }
+        match kind {
+            ethertype::ARP => self.on_arp(rest, now),
+            ethertype::IPV4 => {
+                self.on_ipv4(ethernet.src, rest);
+                false
+            }
+            ethertype::IPV6 => self.on_ipv6(ethernet.src, rest, now),
+            _ => false,
+        }
+    }
+
+    /// Ethernet and IPv4, 28 bytes: kinds and lengths, operation, sender's MAC and IP, target's MAC and IP
+    fn on_arp(&mut self, arp: &[u8], now: Nanos) -> bool {
+        let Some(arp) = arp.first_chunk::<28>() else { return false };
+        if arp[..6] != [0, 1, 8, 0, 6, 4] {
+            return false;
+        }
+        let operation = u16::from_be_bytes([arp[6], arp[7]]);
+        let ip = |at: usize| Ipv4Addr::new(arp[at], arp[at + 1], arp[at + 2], arp[at + 3]);
+        let mac = |at: usize| MacAddr([arp[at], arp[at + 1], arp[at + 2], arp[at + 3], arp[at + 4], arp[at + 5]]);
+        let (sender_mac, sender, target) = (mac(8), ip(14), ip(24));
+        let for_us = self.interface.has(target.into());
+        if operation == 1 && for_us {
+            self.arp(2, sender_mac, sender_mac, target, sender);
+        }
+        !sender.is_unspecified() && self.learn(sender.into(), sender_mac, for_us, now)
+    }
+
+    fn on_ipv4(&mut self, src_mac: MacAddr, packet: &[u8]) {
+        let Ok((ip, _)) = Ipv4::ref_from_prefix(packet) else { return };
+        let (header, total) = (ip.header_len(), usize::from(ip.total_len.get()));
+        let fits = header >= Ipv4::LEN && total >= header + 8 && packet.len() >= total;
+        let for_us = self.interface.has(Ipv4Addr::from(ip.dst).into());
+        if !fits || !for_us || ip.protocol != ICMP || ip.is_fragment() || packet[header] != ECHO_REQUEST {
+            return;
+        }
+        let mut echo = packet[header..total].to_vec();
+        (echo[0], echo[2], echo[3]) = (ECHO_REPLY, 0, 0);
+        let sum = Sum::default().add(&echo).checksum();
+        echo[2..4].copy_from_slice(&sum.to_be_bytes());
+        let mut reply = Ipv4 {
+            protocol: ICMP,
+            total_len: U16::new((Ipv4::LEN + echo.len()) as u16),
+            src: ip.dst,
+            dst: ip.src,
+            ..Ipv4::default()
+        };
+        reply.fill_checksum(&[]);
+        self.send(src_mac, ethertype::IPV4, &[reply.as_bytes(), &echo]);
+    }
+
+    fn on_ipv6(&mut self, src_mac: MacAddr, packet: &[u8], now: Nanos) -> bool {
+        let Ok((ip, rest)) = Ipv6::ref_from_prefix(packet) else { return false };
+        let Some(message) = rest.get(..usize::from(ip.payload_len.get())) else { return false };
+        if ip.next_header != ICMPV6 || message.len() < 8 {
+            return false;
+        }
+        let (src, dst) = (Ipv6Addr::from(ip.src), Ipv6Addr::from(ip.dst));
+        if checksum_v6(src, dst, message) != 0 {
+            return false;
+        }
+        let target = message.get(8..ND_LEN).and_then(|bytes| bytes.first_chunk::<16>());
+        let target = target.map(|bytes| Ipv6Addr::from(*bytes));
+        match (message[0], target) {
+            // Discovery is only believed from the link itself (RFC 4861 7.1).
+            (SOLICITATION, Some(target)) if ip.hop_limit == 255 && self.interface.has(target.into()) => {
+                let their_mac = option(&message[ND_LEN..], SOURCE_ADDRESS).unwrap_or(src_mac);
+                let (to, to_mac) =
+                    if src.is_unspecified() { (all_nodes(), mac_of_group(all_nodes())) } else { (src, their_mac) };
+                self.discovery(ADVERTISEMENT, TARGET_ADDRESS, to_mac, target, to, target);
+                !src.is_unspecified() && self.learn(src.into(), their_mac, true, now)
+            }
+            (ADVERTISEMENT, Some(target)) if ip.hop_limit == 255 => {
+                let mac = option(&message[ND_LEN..], TARGET_ADDRESS).unwrap_or(src_mac);
+                self.learn(target.into(), mac, false, now)
+            }
+            (ECHO_REQUEST_V6, _) if self.interface.has(dst.into()) => {
+                let mut echo = message.to_vec();
+                echo[0] = ECHO_REPLY_V6;
+                self.send_icmpv6(src_mac, dst, src, 64, echo);
+                false
+            }
+            _ => false,
+        }
+    }
+
+    fn question(&mut self, ip: IpAddr) {
+        match (ip, self.interface.source_for(ip)) {
+            (IpAddr::V4(ip), Some(IpAddr::V4(own))) => {
+                self.arp(1, MacAddr::BROADCAST, MacAddr([0; 6]), own, ip);
+            }
+            (IpAddr::V6(ip), Some(IpAddr::V6(own))) => {
+                let group = solicited_node(ip);
+                self.discovery(SOLICITATION, SOURCE_ADDRESS, mac_of_group(group), own, group, ip);
+            }
+            _ => {}
+        }
+    }
+
+    fn arp(&mut self, operation: u8, to: MacAddr, target_mac: MacAddr, sender: Ipv4Addr, target: Ipv4Addr) {
+        let own = self.interface.mac.0;
+        let head = [0, 1, 8, 0, 6, 4, 0, operation];
+        self.send(to, ethertype::ARP, &[&head, &own, &sender.octets(), &target_mac.0, &target.octets()]);
+    }
+
+    fn discovery(&mut self, kind: u8, option: u8, mac: MacAddr, src: Ipv6Addr, dst: Ipv6Addr, target: Ipv6Addr) {
+        let flags = if kind == ADVERTISEMENT { ND_FLAGS } else { 0 };
+        let mut message = vec![kind, 0, 0, 0, flags, 0, 0, 0];
+        message.extend(target.octets());
+        message.extend([option, 1]);
+        message.extend(self.interface.mac.0);
+        self.send_icmpv6(mac, src, dst, 255, message);
+    }
+
+    fn send_icmpv6(&mut self, mac: MacAddr, src: Ipv6Addr, dst: Ipv6Addr, hops: u8, mut message: Vec<u8>) {
+        message[2..4].fill(0);
+        let sum = checksum_v6(src, dst, &message);
+        message[2..4].copy_from_slice(&sum.to_be_bytes());
+        let ip = Ipv6 {
+            payload_len: U16::new(message.len() as u16),
+            next_header: ICMPV6,
+            hop_limit: hops,
+            src: src.octets(),
+            dst: dst.octets(),
+            ..Ipv6::default()
+        };
+        self.send(mac, ethertype::IPV6, &[ip.as_bytes(), &message]);
+    }
+
+    fn send(&mut self, dst: MacAddr, kind: u16, parts: &[&[u8]]) {
+        if self.frames.len() >= MAX_FRAMES {
+            return;
+        }
+        let first = if self.interface.vlan.is_some() { ethertype::VLAN } else { kind };
+        let ethernet = Ethernet { dst, src: self.interface.mac, ethertype: U16::new(first) };
+        let mut frame = ethernet.as_bytes().to_vec();
+        if let Some(tci) = self.interface.vlan {
+            frame.extend_from_slice(VlanTag { tci: U16::new(tci), ethertype: U16::new(kind) }.as_bytes());
+        }
+        for part in parts {
+            frame.extend_from_slice(part);
+        }
+        // The shortest frame of Ethernet, without its check sequence
+        frame.resize(frame.len().max(60), 0);
+        self.frames.push_back(frame);
+    }
+}
+
+/// The checksum of an ICMPv6 message with its pseudo-header; 0 for one that carries the right one.
+fn checksum_v6(src: Ipv6Addr, dst: Ipv6Addr, message: &[u8]) -> u16 {
+    let sum = Sum::default().add(&src.octets()).add(&dst.octets());
+    sum.add_word(message.len() as u32).add_word(ICMPV6.into()).add(message).checksum()
+}
+
+/// The link-layer address in the options of a discovery message.
+fn option(mut options: &[u8], wanted: u8) -> Option<MacAddr> {
+    while let [kind, len, rest @ ..] = options {
+        let len = usize::from(*len) * 8;
+        if *kind == wanted && len == 8 {
+            return rest.first_chunk::<6>().map(|mac| MacAddr(*mac));
+        }
+        options = options.get(len.max(8)..)?;
+    }
+    None
+}
+
+/// The group in which the owner of `ip` listens for questions (RFC 4291 2.7.1).
+fn solicited_node(ip: Ipv6Addr) -> Ipv6Addr {
+    let [.., a, b, c] = ip.octets();
+    Ipv6Addr::from([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, a, b, c])
+}
+
+fn all_nodes() -> Ipv6Addr {
+    Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1)
+}
+
+/// The MAC address of an IPv6 group (RFC 2464 7).
+fn mac_of_group(group: Ipv6Addr) -> MacAddr {
+    let [.., a, b, c, d] = group.octets();
+    MacAddr([0x33, 0x33, a, b, c, d])
+}

@@ -1,0 +1,502 @@
+//! The NIC: its tables, and the verbs by which an application uses it.
+
+use crate::congestion::Dcqcn;
+use crate::counters::Counters;
+use crate::gsi::Gsi;
+use crate::memory::{Access, Buffer, Memory, MemoryError, Mr, Pd, Region};
+use crate::neighbour::{Interface, Neighbours};
+use crate::qp::{Modify, Path, Qp, QpError, QpInit, State, Transport};
+use crate::queue::{Completion, CompletionQueue, Cq, RecvRequest, ReceiveQueue, SendRequest, Sge, Srq};
+use crate::responder::AckPolicy;
+use crate::timers::Timers;
+use core::ops::Range;
+use rocev2::ethernet::MacAddr;
+use rocev2::{Msn, Qpn};
+use std::collections::VecDeque;
+use switch::table::DenseTable;
+use switch::{Chance, Nanos};
+
+/// What a NIC is made with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Its port and addresses
+    pub interface: Interface,
+    /// Queue pairs at once
+    pub max_qps: usize,
+    /// Memory regions at once, and buffers
+    pub max_regions: usize,
+    /// Packets under way on a connection at most
+    pub window: u32,
+    /// When requests are acknowledged
+    pub ack: AckPolicy,
+    /// Whether responders announce credits; soft-RoCE does not
+    pub credits: bool,
+    /// DCQCN; without it packets are not marked as ECN-capable
+    pub congestion: Option<Dcqcn>,
+    /// For keys, first PSNs and the like
+    pub seed: u64,
+    /// A planted bug, to see whether it is found
+    #[cfg(feature = "canary")]
+    pub bug: Option<crate::Bug>,
+}
+
+impl Config {
+    /// A NIC as most are.
+    pub fn new(interface: Interface) -> Self {
+        Self {
+            interface,
+            max_qps: 1024,
+            max_regions: 1024,
+            window: 256,
+            ack: AckPolicy::OnRequest,
+            credits: false,
+            congestion: None,
+            seed: 0,
+            #[cfg(feature = "canary")]
+            bug: None,
+        }
+    }
+}
+
+/// What a NIC tells beside completions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A queue pair went into the error state by itself.
+    QpError(Qpn),
+    /// A queue pair in the drained state has nothing under way any more.
+    Drained(Qpn),
+    /// A packet came for a connection before its handshake was over (IB 11.6.3.1, communication established).
+    Established(Qpn),
+}
+
+/// Queue pair numbers below this are not given to applications.
+pub(crate) const FIRST_QPN: u32 = 16;
+
+/// A place for a queue pair, and the number that the next one there has.
+#[derive(Debug)]
+struct Slot {
+    qpn: u32,
+    qp: Option<Box<Qp>>,
+}
+
+/// A software RDMA NIC. Frames and time in ([`on_frame`](Self::on_frame), [`on_timer`](Self::on_timer)), frames and
+/// completions out ([`poll_transmit`](Self::poll_transmit), [`poll_cq`](Self::poll_cq)); see the crate's page.
+#[derive(Debug)]
+pub struct Rnic {
+    pub(crate) config: Config,
+    pub(crate) memory: Memory,
+    slots: Vec<Slot>,
+    free: VecDeque<u32>,
+    pub(crate) cqs: DenseTable<CompletionQueue>,
+    pub(crate) srqs: DenseTable<ReceiveQueue>,
+    pub(crate) neighbours: Neighbours,
+    pub(crate) gsi: Gsi,
+    pub(crate) timers: Timers,
+    /// Queue pairs that may have something to send, by slot
+    pub(crate) round: VecDeque<u32>,
+    pub(crate) events: VecDeque<Event>,
+    /// Completion queues that have run over, whose queue pairs are to be told
+    pub(crate) overrun: bool,
+    pub(crate) counters: Counters,
+    pub(crate) chance: Chance,
+}
+
+impl Rnic {
+    /// A NIC of this configuration.
+    pub fn new(config: Config) -> Self {
+        let queues = config.max_qps.max(16) * 2;
+        Self {
+            memory: Memory::new(config.max_regions, Chance::stream(config.seed, 0)),
+            slots: Vec::new(),
+            free: VecDeque::new(),
+            cqs: DenseTable::with_capacity(queues),
+            srqs: DenseTable::with_capacity(queues),
+            neighbours: Neighbours::new(config.interface.clone()),
+            gsi: Gsi::new(&config),
+            timers: Timers::default(),
+            round: VecDeque::new(),
+            events: VecDeque::new(),
+            overrun: false,
+            counters: Counters::default(),
+            chance: Chance::stream(config.seed, 1),
+            config,
+        }
+    }
+
+    /// What it was made with
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// What it has counted
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    // Memory
+
+    /// A protection domain.
+    pub fn alloc_pd(&mut self) -> Pd {
+        self.memory.alloc_pd()
+    }
+
+    /// Gives memory to the NIC.
+    pub fn alloc(&mut self, bytes: Vec<u8>) -> Result<Buffer, MemoryError> {
+        self.memory.alloc(bytes)
+    }
+
+    /// Takes memory back that no region looks at.
+    pub fn free(&mut self, buffer: Buffer) -> Result<Vec<u8>, MemoryError> {
+        self.memory.free(buffer)
+    }
+
+    /// What stands in a buffer; nothing, if it does not exist
+    pub fn bytes(&self, buffer: Buffer) -> &[u8] {
+        self.memory.buffer(buffer)
+    }
+
+    /// The same, to be changed
+    pub fn bytes_mut(&mut self, buffer: Buffer) -> &mut [u8] {
+        self.memory.buffer_mut(buffer)
+    }
+
+    /// Registers a range of a buffer as a memory region whose first byte has the virtual address `va`.
+    pub fn register(
+        &mut self,
+        pd: Pd,
+        buffer: Buffer,
+        range: Range<usize>,
+        va: u64,
+        access: Access,
+    ) -> Result<Mr, MemoryError> {
+        self.memory.register(pd, buffer, range, va, access)
+    }
+
+    /// A new buffer of zeros and a region on all of it.
+    pub fn register_new(
+        &mut self,
+        pd: Pd,
+        len: usize,
+        va: u64,
+        access: Access,
+    ) -> Result<(Buffer, Mr), MemoryError> {
+        let buffer = self.memory.alloc(vec![0; len])?;
+        match self.memory.register(pd, buffer, 0..len, va, access) {
+            Ok(mr) => Ok((buffer, mr)),
+            Err(error) => {
+                // Nothing looks at it yet.
+                _ = self.memory.free(buffer);
+                Err(error)
+            }
+        }
+    }
+
+    /// Changes the rights of a region, from the next packet on.
+    pub fn reregister(&mut self, mr: Mr, access: Access) -> Result<(), MemoryError> {
+        self.memory.reregister(mr, access)
+    }
+
+    /// Removes a region.
+    pub fn deregister(&mut self, mr: Mr) -> Result<(), MemoryError> {
+        self.memory.deregister(mr).map(|_| ())
+    }
+
+    /// Where a region lies, and its rights
+    pub fn region(&self, mr: Mr) -> Option<&Region> {
+        self.memory.region(mr)
+    }
+
+    // Queues
+
+    /// A completion queue for so many completions.
+    pub fn create_cq(&mut self, capacity: usize) -> Result<Cq, QpError> {
+        self.cqs.insert(CompletionQueue::new(capacity)).map(Cq).map_err(|switch::Full| QpError::Full)
+    }
+
+    /// Removes a completion queue; what stood in it is lost.
+    pub fn destroy_cq(&mut self, cq: Cq) {
+        self.cqs.remove(cq.0);
+    }
+
+    /// The oldest completion
+    pub fn poll_cq(&mut self, cq: Cq) -> Option<Completion> {
+        self.cqs.get_mut(cq.0)?.pop()
+    }
+
+    /// Whether the queue has run over and lost completions
+    pub fn cq_overrun(&self, cq: Cq) -> bool {
+        self.cqs.get(cq.0).is_some_and(|cq| cq.overrun)
+    }
+
+    /// Whether a completion waits in it
+    pub fn cq_has_some(&self, cq: Cq) -> bool {
+        self.cqs.get(cq.0).is_some_and(|cq| !cq.is_empty())
+    }
+
+    /// A shared receive queue for so many requests.
+    pub fn create_srq(&mut self, capacity: usize) -> Result<Srq, QpError> {
+        let queue = ReceiveQueue { capacity, ..ReceiveQueue::default() };
+        self.srqs.insert(queue).map(Srq).map_err(|switch::Full| QpError::Full)
+    }
+
+    /// Removes a shared receive queue.
+    pub fn destroy_srq(&mut self, srq: Srq) {
+        self.srqs.remove(srq.0);
+    }
+
+    /// Posts a receive request to a shared receive queue.
+    pub fn post_srq_recv(&mut self, srq: Srq, request: RecvRequest) -> Result<(), QpError> {
+        let queue = self.srqs.get_mut(srq.0).ok_or(QpError::Queue)?;
+        if queue.queue.len() >= queue.capacity {
+            return Err(QpError::Full);
+        }
+        queue.queue.push_back(request);
+        Ok(())
+    }
+
+    // Queue pairs
+
+    /// A queue pair in the reset state.
+    pub fn create_qp(&mut self, init: QpInit) -> Result<Qpn, QpError> {
+        let queues = self.cqs.get(init.send_cq.0).is_some() && self.cqs.get(init.recv_cq.0).is_some();
+        if !queues || init.srq.is_some_and(|srq| self.srqs.get(srq.0).is_none()) {
+            return Err(QpError::Queue);
+        }
+        let slot = match self.free.pop_front() {
+            Some(slot) => slot,
+            None if self.slots.len() < self.config.max_qps => {
+                self.slots.push(Slot { qpn: FIRST_QPN + self.slots.len() as u32, qp: None });
+                self.slots.len() as u32 - 1
+            }
+            None => return Err(QpError::Full),
+        };
+        let place = &mut self.slots[slot as usize];
+        let qpn = Qpn::new(place.qpn);
+        place.qp = Some(Box::new(Qp::new(qpn, init)));
+        Ok(qpn)
+    }
+
+    /// Removes a queue pair. Its requests are gone without completions.
+    pub fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), QpError> {
+        let slot = self.slot(qpn).ok_or(QpError::Unknown)?;
+        // The next one here has another number, so that late packets do not reach it.
+        let stride = self.stride();
+        let place = &mut self.slots[slot as usize];
+        place.qp = None;
+        place.qpn += stride;
+        if place.qpn >= 1 << 24 {
+            place.qpn = FIRST_QPN + slot;
+        }
+        self.free.push_back(slot);
+        Ok(())
+    }
+
+    /// Numbers of the same place differ by this.
+    fn stride(&self) -> u32 {
+        (self.config.max_qps.next_power_of_two() as u32).min(1 << 23)
+    }
+
+    /// Where the queue pair of this number is.
+    #[inline]
+    pub(crate) fn slot(&self, qpn: Qpn) -> Option<u32> {
+        let slot = qpn.get().checked_sub(FIRST_QPN)? & (self.stride() - 1);
+        let place = self.slots.get(slot as usize)?;
+        (place.qpn == qpn.get() && place.qp.is_some()).then_some(slot)
+    }
+
+    #[inline]
+    pub(crate) fn qp(&self, qpn: Qpn) -> Option<&Qp> {
+        self.slots[self.slot(qpn)? as usize].qp.as_deref()
+    }
+
+    /// The queue pair in a place, if there is (still) one.
+    #[inline]
+    pub(crate) fn at(&mut self, slot: u32) -> Option<&mut Qp> {
+        self.slots.get_mut(slot as usize)?.qp.as_deref_mut()
+    }
+
+    /// The queue pair in a place together with what its packets need.
+    #[inline]
+    pub(crate) fn parts(&mut self, slot: u32) -> Option<Parts<'_>> {
+        Some(Parts {
+            qp: self.slots.get_mut(slot as usize)?.qp.as_deref_mut()?,
+            memory: &mut self.memory,
+            cqs: &mut self.cqs,
+            srqs: &mut self.srqs,
+            events: &mut self.events,
+            counters: &mut self.counters,
+            overrun: &mut self.overrun,
+            config: &self.config,
+        })
+    }
+
+    /// How many places there are
+    pub(crate) fn slots(&self) -> u32 {
+        self.slots.len() as u32
+    }
+
+    /// The state of a queue pair
+    pub fn qp_state(&self, qpn: Qpn) -> Option<State> {
+        self.qp(qpn).map(|qp| qp.state)
+    }
+
+    /// What a queue pair was made with
+    pub fn qp_init(&self, qpn: Qpn) -> Option<QpInit> {
+        self.qp(qpn).map(|qp| qp.init)
+    }
+
+    /// The rate in bits a second that DCQCN holds the queue pair to; `None` where it does not
+    pub fn qp_rate_bps(&self, qpn: Qpn) -> Option<u64> {
+        self.qp(qpn)?.req.pace.bps()
+    }
+
+    /// The other side of a connected queue pair
+    pub fn qp_peer(&self, qpn: Qpn) -> Option<(Path, Qpn)> {
+        let qp = self.qp(qpn)?;
+        Some((qp.path?, qp.dest_qp))
+    }
+
+    /// Send requests that have not completed
+    pub fn sends_pending(&self, qpn: Qpn) -> usize {
+        self.qp(qpn).map_or(0, |qp| qp.req.queue.len())
+    }
+
+    /// Changes a queue pair.
+    pub fn modify_qp(&mut self, qpn: Qpn, modify: Modify) -> Result<(), QpError> {
+        let slot = self.slot(qpn).ok_or(QpError::Unknown)?;
+        let state = self.at(slot).map_or(State::Reset, |qp| qp.state);
+        let target = match modify {
+            Modify::Init { .. } => State::Init,
+            Modify::Rtr(_) => State::Rtr,
+            Modify::Rts(_) | Modify::Resume => State::Rts,
+            Modify::Sqd => State::Sqd,
+            Modify::Error => State::Error,
+            Modify::Reset => State::Reset,
+            Modify::Access(_) => state,
+        };
+        let allowed = match modify {
+            Modify::Resume => state == State::Sqd,
+            Modify::Access(_) => !matches!(state, State::Reset | State::Error),
+            _ => state.leads_to(target),
+        };
+        if !allowed {
+            return Err(QpError::State(state));
+        }
+        if let Modify::Rtr(ready) = &modify
+            && self.qp(qpn).is_some_and(|qp| qp.init.transport != Transport::Ud)
+            && (!self.config.interface.has(ready.path.src)
+                || ready.path.src.is_ipv4() != ready.path.dst.is_ipv4())
+        {
+            return Err(QpError::Path);
+        }
+        let Some(mut parts) = self.parts(slot) else { return Err(QpError::Unknown) };
+        let qp = &mut *parts.qp;
+        match modify {
+            Modify::Init { access, qkey } => (qp.access, qp.qkey, qp.state) = (access, qkey, State::Init),
+            Modify::Access(access) => qp.access = access,
+            Modify::Rtr(ready) => {
+                qp.state = State::Rtr;
+                (qp.path, qp.route) = (Some(ready.path), None);
+                (qp.dest_qp, qp.mtu) = (ready.dest_qp, ready.mtu);
+                (qp.resp.epsn, qp.resp.msn) = (ready.rq_psn, Msn::ZERO);
+                qp.resp.max_rd_atomic = ready.max_dest_rd_atomic.into();
+                qp.resp.min_rnr_timer = ready.min_rnr_timer;
+            }
+            Modify::Rts(ready) => {
+                if state == State::Rtr {
+                    (qp.req.next_psn, qp.req.una, qp.req.top) = (ready.sq_psn, ready.sq_psn, ready.sq_psn);
+                    qp.req.limit = (ready.flow_control).then_some(Msn::ZERO);
+                }
+                qp.req.max_rd_atomic = ready.max_rd_atomic.into();
+                (qp.req.timeout, qp.req.retry_count) = (ready.timeout.min(31), ready.retry_count);
+                (qp.req.rnr_retry, qp.req.flow_control) = (ready.rnr_retry, ready.flow_control);
+                (qp.req.retries_left, qp.req.rnr_retries_left) = (ready.retry_count, ready.rnr_retry);
+                qp.state = State::Rts;
+            }
+            Modify::Resume => qp.state = State::Rts,
+            Modify::Sqd => {
+                (qp.state, qp.drained) = (State::Sqd, false);
+            }
+            Modify::Error => parts.to_error(),
+            Modify::Reset => {
+                // The round and the timers may still name it: what they find then is checked anew.
+                let fresh = Qp::new(qpn, qp.init);
+                *qp = Qp { scheduled: qp.scheduled, timer_at: qp.timer_at, ..fresh };
+            }
+        }
+        self.settle(slot);
+        Ok(())
+    }
+
+    /// Posts a request to a send queue.
+    pub fn post_send(&mut self, qpn: Qpn, request: SendRequest) -> Result<(), QpError> {
+        let slot = self.slot(qpn).ok_or(QpError::Unknown)?;
+        self.at(slot).ok_or(QpError::Unknown)?.post_send(request)?;
+        self.settle(slot);
+        Ok(())
+    }
+
+    /// Posts a request to a receive queue.
+    pub fn post_recv(&mut self, qpn: Qpn, request: RecvRequest) -> Result<(), QpError> {
+        let slot = self.slot(qpn).ok_or(QpError::Unknown)?;
+        let Some(parts) = self.parts(slot) else { return Err(QpError::Unknown) };
+        let qp = parts.qp;
+        if qp.init.srq.is_some() {
+            return Err(QpError::Queue);
+        }
+        match qp.state {
+            State::Reset | State::Error => return Err(QpError::State(qp.state)),
+            _ if qp.recv.queue.len() >= qp.recv.capacity => return Err(QpError::Full),
+            _ => qp.recv.queue.push_back(request),
+        }
+        if qp.resp.starved && parts.config.credits {
+            // The other side believes that there is no room, and would find out by trying only (IB 9.7.7.2.5).
+            let psn = qp.resp.epsn.sub(1);
+            qp.resp.acknowledge(psn);
+            self.schedule(slot);
+        }
+        Ok(())
+    }
+
+    /// The next event
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// The MAC address of the next hop to `ip`, or a question sent to the network: ask again later.
+    pub fn resolve(&mut self, ip: core::net::IpAddr, now: Nanos) -> Option<MacAddr> {
+        self.neighbours.resolve(ip, now)
+    }
+}
+
+/// A queue pair and what else its packets touch.
+pub(crate) struct Parts<'a> {
+    pub(crate) qp: &'a mut Qp,
+    pub(crate) memory: &'a mut Memory,
+    pub(crate) cqs: &'a mut DenseTable<CompletionQueue>,
+    pub(crate) srqs: &'a mut DenseTable<ReceiveQueue>,
+    pub(crate) events: &'a mut VecDeque<Event>,
+    pub(crate) counters: &'a mut Counters,
+    pub(crate) overrun: &'a mut bool,
+    pub(crate) config: &'a Config,
+}
+
+impl Parts<'_> {
+    /// Puts a completion into a queue.
+    pub(crate) fn complete(&mut self, cq: Cq, completion: Completion) {
+        if let Some(queue) = self.cqs.get_mut(cq.0) {
+            queue.push(completion);
+            *self.overrun |= queue.overrun;
+        }
+    }
+
+    /// Local memory that may be used so.
+    pub(crate) fn local(&self, sge: &Sge, access: Access) -> Option<crate::memory::Span> {
+        self.memory.check(self.qp.init.pd, sge.mr.0, sge.va, sge.len.into(), access).ok()
+    }
+
+    #[cfg(feature = "canary")]
+    pub(crate) fn has_bug(&self, bug: crate::Bug) -> bool {
+        self.config.bug == Some(bug)
+    }
+}

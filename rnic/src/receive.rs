@@ -1,0 +1,221 @@
+//! What comes in: frames are checked, and go to the requester, the responder, the CM or the neighbour table.
+
+use crate::nic::{Event, Parts, Rnic};
+use crate::qp::{State, Transport};
+use crate::queue::{Completed, Completion, RecvRequest, Status};
+use rocev2::ethernet::Ethernet;
+use rocev2::{Class, Opcode, Packet, Qpn, classify};
+use switch::Nanos;
+
+/// Bytes kept for the GRH in front of a datagram
+pub(crate) const GRH_LEN: usize = 40;
+/// The upper three bits of RC, UC and UD opcodes
+const RC: u8 = 0;
+const UC: u8 = 1;
+const UD: u8 = 3;
+/// Full or limited members of the default partition (IB 10.9.3)
+const DEFAULT_PKEY: u16 = 0x7fff;
+const CONGESTION_EXPERIENCED: u8 = 3;
+
+impl Rnic {
+    /// A frame came in.
+    pub fn on_frame(&mut self, frame: &[u8], now: Nanos) {
+        self.counters.received += 1;
+        let Some(dst) = frame.first_chunk::<6>() else {
+            self.counters.malformed += 1;
+            return;
+        };
+        if *dst != self.config.interface.mac.0 && dst[0] & 1 == 0 {
+            self.counters.not_for_us += 1;
+            return;
+        }
+        match classify(frame) {
+            Class::Roce(layout) => {
+                let packet = Packet::new(frame, layout);
+                if !self.config.interface.has(packet.dst()) || !self.has_our_tag(&packet) {
+                    self.counters.not_for_us += 1;
+                } else if packet.verify_icrc() {
+                    self.on_packet(&packet, now);
+                } else {
+                    self.counters.icrc_errors += 1;
+                }
+            }
+            Class::Other if frame.len() >= Ethernet::LEN => {
+                if self.neighbours.on_frame(frame, now) {
+                    self.wake_unresolved();
+                }
+            }
+            Class::Other => self.counters.malformed += 1,
+            Class::Malformed(_) => self.counters.malformed += 1,
+        }
+        if self.overrun {
+            self.fail_overrun();
+        }
+    }
+
+    fn has_our_tag(&self, packet: &Packet<'_>) -> bool {
+        let id = packet.tags().first().map_or(0, rocev2::ethernet::VlanTag::id);
+        packet.tags().len() <= 1 && id == self.config.interface.vlan.unwrap_or(0) & 0xfff
+    }
+
+    fn on_packet(&mut self, packet: &Packet<'_>, now: Nanos) {
+        let bth = packet.bth();
+        let qpn = bth.dest_qp();
+        if bth.pkey.get() & 0x7fff != DEFAULT_PKEY {
+            self.counters.no_qp += 1;
+            return;
+        }
+        if qpn == Qpn::GSI {
+            self.on_gsi(packet, now);
+            return;
+        }
+        let Some(slot) = self.slot(qpn) else {
+            self.counters.no_qp += 1;
+            return;
+        };
+        let Some(mut parts) = self.parts(slot) else { return };
+        let ecn = packet.ipv4().map_or_else(
+            || packet.ipv6().map_or(0, |ip| ip.traffic_class() & 3),
+            rocev2::ipv4::Ipv4::ecn,
+        );
+        let service = bth.opcode().0 >> 5;
+        let of_peer = parts.qp.path.is_some_and(|path| path.dst == packet.src());
+        let wanted = match parts.qp.init.transport {
+            Transport::Rc => of_peer && service == RC,
+            Transport::Uc => of_peer && service == UC,
+            Transport::Ud => service == UD,
+        };
+        if bth.opcode() == Opcode::CNP && of_peer {
+            parts.counters.cnps_received += 1;
+            if let Some(dcqcn) = &parts.config.congestion {
+                parts.qp.req.pace.cut(now, dcqcn);
+            }
+            self.settle(slot);
+            return;
+        }
+        if !wanted || !parts.qp.state.receives() {
+            parts.counters.no_qp += 1;
+            return;
+        }
+        if ecn == CONGESTION_EXPERIENCED {
+            parts.counters.ce_marked += 1;
+            parts.owe_cnp(now);
+        }
+        match parts.qp.init.transport {
+            Transport::Ud => parts.on_datagram(packet),
+            Transport::Uc => parts.on_unreliable(packet),
+            Transport::Rc => match bth.opcode() {
+                Opcode::RC_READ_RESPONSE_FIRST
+                | Opcode::RC_READ_RESPONSE_MIDDLE
+                | Opcode::RC_READ_RESPONSE_LAST
+                | Opcode::RC_READ_RESPONSE_ONLY
+                | Opcode::RC_ACKNOWLEDGE
+                | Opcode::RC_ATOMIC_ACKNOWLEDGE => parts.on_response(packet, now),
+                _ => {
+                    if parts.qp.state == State::Rtr {
+                        parts.events.push_back(Event::Established(qpn));
+                    }
+                    parts.on_request(packet, now);
+                }
+            },
+        }
+        self.settle(slot);
+    }
+
+    /// Queue pairs whose completions are lost can only fail (IB 11.6.3.2).
+    #[cold]
+    fn fail_overrun(&mut self) {
+        self.overrun = false;
+        for slot in 0..self.slots() {
+            let Some(mut parts) = self.parts(slot) else { continue };
+            let init = parts.qp.init;
+            let lost = [init.send_cq, init.recv_cq]
+                .iter()
+                .any(|cq| parts.cqs.get(cq.0).is_some_and(|queue| queue.overrun));
+            if lost && !matches!(parts.qp.state, State::Error | State::Reset) {
+                parts.to_error();
+                let qpn = parts.qp.qpn;
+                parts.events.push_back(Event::QpError(qpn));
+            }
+        }
+        self.overrun = false;
+    }
+}
+
+impl Parts<'_> {
+    /// Congestion was met on the way here: its sender is to know, now and then.
+    fn owe_cnp(&mut self, now: Nanos) {
+        let Some(dcqcn) = &self.config.congestion else { return };
+        let resp = &mut self.qp.resp;
+        if self.qp.init.transport != Transport::Ud
+            && resp.cnp_at.is_none_or(|at| now.since(at) >= dcqcn.cnp_interval)
+        {
+            (resp.cnp_at, resp.cnp_due) = (Some(now), true);
+        }
+    }
+
+    /// The next receive request, which stays where it is.
+    pub(crate) fn next_recv(&self) -> Option<RecvRequest> {
+        let queue = match self.qp.init.srq {
+            Some(srq) => self.srqs.get(srq.0)?,
+            None => &self.qp.recv,
+        };
+        queue.queue.front().copied()
+    }
+
+    /// Takes the next receive request out.
+    pub(crate) fn take_recv(&mut self) -> Option<RecvRequest> {
+        let queue = match self.qp.init.srq {
+            Some(srq) => self.srqs.get_mut(srq.0)?,
+            None => &mut self.qp.recv,
+        };
+        queue.queue.pop_front()
+    }
+
+    /// Ends a receive request.
+    pub(crate) fn received(&mut self, completion: Completion) {
+        let cq = self.qp.init.recv_cq;
+        self.complete(cq, completion);
+    }
+
+    /// A completion of a receive request, to be adorned
+    pub(crate) fn receipt(&self, id: u64, len: u32, packet: Option<&Packet<'_>>) -> Completion {
+        Completion {
+            id,
+            qpn: self.qp.qpn,
+            status: Status::Success,
+            of: Completed::Recv,
+            len,
+            immediate: packet.and_then(Packet::immediate).map(|imm| imm.data.get()),
+            invalidated: packet.and_then(Packet::ieth).map(|ieth| ieth.rkey.get()),
+            from: None,
+            solicited: packet.is_some_and(|packet| packet.bth().solicited()),
+        }
+    }
+
+    /// A datagram goes into the next receive request, behind 40 bytes for its IP header. Whatever is not right drops it
+    /// (IB 9.8.3).
+    fn on_datagram(&mut self, packet: &Packet<'_>) {
+        let Some(deth) = packet.deth() else { return };
+        let len = packet.payload().len() + GRH_LEN;
+        let span = match self.next_recv().map(|recv| recv.data) {
+            Some(Some(sge)) if sge.len as usize >= len => {
+                self.local(&sge, crate::memory::Access::LOCAL_WRITE)
+            }
+            _ => None,
+        };
+        let (true, Some(span)) = (deth.qkey.get() == self.qp.qkey, span) else {
+            self.counters.unreliable_dropped += 1;
+            return;
+        };
+        let Some(recv) = self.take_recv() else { return };
+        let mut grh = [0; GRH_LEN];
+        let l3 = packet.layout().l3();
+        let ip_len = if packet.layout().is_ipv6() { GRH_LEN } else { rocev2::ipv4::Ipv4::LEN };
+        grh[GRH_LEN - ip_len..].copy_from_slice(&packet.bytes()[l3..l3 + ip_len]);
+        self.memory.write(span, &grh);
+        self.memory.write(span.skip(GRH_LEN), packet.payload());
+        let receipt = self.receipt(recv.id, len as u32, Some(packet));
+        self.received(Completion { from: Some((packet.src(), deth.src_qp())), ..receipt });
+    }
+}

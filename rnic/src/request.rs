@@ -1,0 +1,422 @@
+//! Requests from the other side: checked, executed, answered (IB 9.7.4, 9.8.2).
+
+use crate::memory::{Access, Span};
+use crate::nic::{Event, Parts};
+use crate::qp::State;
+use crate::queue::{Completed, Completion, Status};
+use crate::responder::{Executed, Message, Response, SPARE_RESPONSES};
+use rocev2::aeth::{NakCode, Syndrome};
+use rocev2::{Opcode, Packet, Psn};
+use switch::Nanos;
+
+/// Why a request is not executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Refusal {
+    /// No receive is posted: try again later
+    NotReady,
+    /// It cannot be; the queue pair goes into the error state
+    Nak(NakCode),
+}
+
+const INVALID: Refusal = Refusal::Nak(NakCode::INVALID_REQUEST);
+const ACCESS: Refusal = Refusal::Nak(NakCode::REMOTE_ACCESS_ERROR);
+const OPERATIONAL: Refusal = Refusal::Nak(NakCode::REMOTE_OPERATIONAL_ERROR);
+
+/// What kind of packet an opcode is, beside its service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Send { begins: bool, ends: bool },
+    Write { begins: bool, ends: bool, immediate: bool },
+    Read,
+    CompareSwap,
+    FetchAdd,
+    Unsupported,
+}
+
+impl Step {
+    fn of(opcode: Opcode) -> Self {
+        let write = |begins, ends, immediate| Self::Write { begins, ends, immediate };
+        match opcode.0 & 0x1f {
+            0x00 => Self::Send { begins: true, ends: false },
+            0x01 => Self::Send { begins: false, ends: false },
+            0x02 | 0x03 | 0x16 => Self::Send { begins: false, ends: true },
+            0x04 | 0x05 | 0x17 => Self::Send { begins: true, ends: true },
+            0x06 => write(true, false, false),
+            0x07 => write(false, false, false),
+            0x08 => write(false, true, false),
+            0x09 => write(false, true, true),
+            0x0a => write(true, true, false),
+            0x0b => write(true, true, true),
+            0x0c => Self::Read,
+            0x13 => Self::CompareSwap,
+            0x14 => Self::FetchAdd,
+            _ => Self::Unsupported,
+        }
+    }
+
+    const fn begins(self) -> bool {
+        match self {
+            Self::Send { begins, .. } | Self::Write { begins, .. } => begins,
+            _ => true,
+        }
+    }
+
+    const fn ends(self) -> bool {
+        match self {
+            Self::Send { ends, .. } | Self::Write { ends, .. } => ends,
+            _ => true,
+        }
+    }
+}
+
+/// PSNs that the response to a READ of so many bytes takes.
+pub(crate) const fn packets_of(len: usize, mtu: usize) -> u32 {
+    if len == 0 { 1 } else { len.div_ceil(mtu) as u32 }
+}
+
+impl Parts<'_> {
+    /// A request on a reliable connection.
+    pub(crate) fn on_request(&mut self, packet: &Packet<'_>, now: Nanos) {
+        let psn = packet.bth().psn();
+        let ahead = self.ahead(psn);
+        if ahead > 0 {
+            self.counters.out_of_sequence += 1;
+            if !self.qp.resp.nak_sent {
+                self.qp.resp.nak_sent = true;
+                self.nak(Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR));
+            }
+            return;
+        }
+        if ahead < 0 {
+            self.counters.duplicates += 1;
+            self.on_duplicate(packet, psn, now);
+            return;
+        }
+        self.qp.resp.nak_sent = false;
+        match self.execute(packet) {
+            Ok(psns) => {
+                self.qp.resp.epsn = psn.add(psns);
+                if !matches!(Step::of(packet.bth().opcode()), Step::Read | Step::CompareSwap | Step::FetchAdd) {
+                    let (asked, policy) = (packet.bth().ack_req(), self.config.ack);
+                    self.qp.resp.request_came(asked, policy, self.ack_psn(psn), now);
+                }
+            }
+            Err(Refusal::NotReady) => {
+                // What follows is dropped in silence until this request comes again (IB 9.7.5.2.8).
+                self.qp.resp.nak_sent = true;
+                self.counters.rnr_naks_sent += 1;
+                self.nak(Syndrome::RnrNak(self.qp.resp.min_rnr_timer));
+            }
+            Err(Refusal::Nak(code)) => {
+                self.nak(Syndrome::Nak(code));
+                self.to_error();
+                let qpn = self.qp.qpn;
+                self.events.push_back(Event::QpError(qpn));
+            }
+        }
+    }
+
+    /// How far a request is ahead of what is expected.
+    fn ahead(&self, psn: Psn) -> i32 {
+        #[cfg(feature = "canary")]
+        if self.has_bug(crate::Bug::WrongWrap) {
+            return psn.get() as i32 - self.qp.resp.epsn.get() as i32;
+        }
+        psn.distance(self.qp.resp.epsn)
+    }
+
+    /// What an acknowledgement of `psn` says.
+    #[allow(clippy::unused_self, reason = "only a planted bug asks")]
+    fn ack_psn(&self, psn: Psn) -> Psn {
+        #[cfg(feature = "canary")]
+        if self.has_bug(crate::Bug::AckTooFar) {
+            return psn.add(1);
+        }
+        psn
+    }
+
+    fn nak(&mut self, syndrome: Syndrome) {
+        self.counters.naks_sent += 1;
+        let expected = self.qp.resp.epsn;
+        self.qp.resp.refuse(expected, syndrome);
+    }
+
+    /// A request that was executed before: SENDs and WRITEs are acknowledged again, READs executed again, atomics
+    /// answered from what was kept (IB 9.7.5.1.4).
+    fn on_duplicate(&mut self, packet: &Packet<'_>, psn: Psn, now: Nanos) {
+        #[cfg(feature = "canary")]
+        if self.has_bug(crate::Bug::NoDuplicateCheck) && packet.layout().opcode() == Opcode::RC_SEND_ONLY {
+            _ = self.execute(packet);
+        }
+        let room = self.qp.resp.responses.len() < self.qp.resp.max_rd_atomic + SPARE_RESPONSES;
+        match Step::of(packet.bth().opcode()) {
+            Step::Read => {
+                let Some(reth) = packet.reth() else { return };
+                let len = reth.len.get();
+                let psns = packets_of(len as usize, self.qp.mtu.bytes());
+                let known = psn.add(psns).distance(self.qp.resp.epsn) <= 0;
+                let owed = self.qp.resp.responses.iter().any(
+                    |response| matches!(response, Response::Read { psn: owed, sent: 0, .. } if *owed == psn),
+                );
+                if !room || !known || owed {
+                    return;
+                }
+                if let Ok(from) = self.remote(packet, Access::REMOTE_READ) {
+                    let msn = self.qp.resp.msn;
+                    self.qp.resp.responses.push_back(Response::Read { psn, from, len, sent: 0, msn });
+                }
+            }
+            Step::CompareSwap | Step::FetchAdd => {
+                #[cfg(feature = "canary")]
+                if self.has_bug(crate::Bug::AtomicTwice) {
+                    _ = self.execute(packet);
+                    return;
+                }
+                let kept = self.qp.resp.executed.iter().find(|executed| executed.psn == psn).copied();
+                if let (true, Some(Executed { psn, original, msn })) = (room, kept) {
+                    self.qp.resp.responses.push_back(Response::Atomic { psn, original, msn });
+                }
+            }
+            Step::Send { .. } | Step::Write { .. } | Step::Unsupported => {
+                // The newest acknowledgement covers it.
+                let newest = self.qp.resp.epsn.sub(1);
+                self.qp.resp.acknowledge(newest);
+            }
+        }
+        let _ = now;
+    }
+
+    /// Executes the request that is expected; the PSNs that it takes.
+    fn execute(&mut self, packet: &Packet<'_>) -> Result<u32, Refusal> {
+        let step = Step::of(packet.bth().opcode());
+        self.check_sequence(step, packet)?;
+        match step {
+            Step::Send { .. } => self.execute_send(step, packet).map(|()| 1),
+            Step::Write { immediate, .. } => self.execute_write(step, immediate, packet).map(|()| 1),
+            Step::Read => self.execute_read(packet),
+            Step::CompareSwap | Step::FetchAdd => self.execute_atomic(step, packet).map(|()| 1),
+            Step::Unsupported => Err(INVALID),
+        }
+    }
+
+    /// First and Only where nothing was begun, Middle and Last of what was begun; whole packets but the last
+    /// (IB 9.7.4.1.2, 9.7.4.1.6).
+    fn check_sequence(&self, step: Step, packet: &Packet<'_>) -> Result<(), Refusal> {
+        let fits = match (self.qp.resp.message, step) {
+            (None | Some(Message::Broken), _) => step.begins(),
+            (Some(Message::Send { .. }), Step::Send { begins, .. })
+            | (Some(Message::Write { .. }), Step::Write { begins, .. }) => !begins,
+            _ => false,
+        };
+        let (len, mtu) = (packet.payload().len(), self.qp.mtu.bytes());
+        let whole = match (step.begins(), step.ends()) {
+            (_, false) => len == mtu,
+            (false, true) => len > 0 && len <= mtu,
+            (true, true) => len <= mtu,
+        };
+        if fits && whole { Ok(()) } else { Err(INVALID) }
+    }
+
+    fn execute_send(&mut self, step: Step, packet: &Packet<'_>) -> Result<(), Refusal> {
+        let payload = packet.payload();
+        let (id, into, room, len) = match self.qp.resp.message {
+            Some(Message::Send { id, into, room, len }) => (id, into, room, len),
+            _ => {
+                let recv = self.take_recv().ok_or(Refusal::NotReady)?;
+                let into = recv.data.map(|sge| self.local(&sge, Access::LOCAL_WRITE).ok_or(sge)).transpose();
+                let Ok(into) = into else {
+                    self.fail_receive(recv.id, Status::LocalProtection);
+                    return Err(OPERATIONAL);
+                };
+                self.qp.resp.taken = recv.data;
+                (recv.id, into, recv.data.map_or(0, |sge| sge.len), 0)
+            }
+        };
+        if payload.len() > (room - len) as usize {
+            self.qp.resp.message = None;
+            self.fail_receive(id, Status::LocalLength);
+            return Err(INVALID);
+        }
+        if let Some(into) = into {
+            self.memory.write(into.skip(len as usize), payload);
+        }
+        let len = len + payload.len() as u32;
+        if !step.ends() {
+            self.qp.resp.message = Some(Message::Send { id, into, room, len });
+            return Ok(());
+        }
+        self.qp.resp.message = None;
+        if let Some(ieth) = packet.ieth() {
+            let rkey = ieth.rkey.get();
+            let ours = self.memory.region(crate::memory::Mr(rkey)).is_some_and(|r| r.pd == self.qp.init.pd);
+            if !ours || self.memory.deregister(crate::memory::Mr(rkey)).is_err() {
+                self.fail_receive(id, Status::LocalProtection);
+                return Err(ACCESS);
+            }
+        }
+        let receipt = self.receipt(id, len, Some(packet));
+        self.received(receipt);
+        self.qp.resp.msn = self.qp.resp.msn.add(1);
+        Ok(())
+    }
+
+    fn fail_receive(&mut self, id: u64, status: Status) {
+        let receipt = self.receipt(id, 0, None);
+        self.received(Completion { status, ..receipt });
+    }
+
+    fn execute_write(&mut self, step: Step, immediate: bool, packet: &Packet<'_>) -> Result<(), Refusal> {
+        let payload = packet.payload();
+        let (into, left, len) = match self.qp.resp.message {
+            Some(Message::Write { into, left, len }) => (into, left, len),
+            _ => {
+                let into = self.remote(packet, Access::REMOTE_WRITE)?;
+                let len = packet.reth().map_or(0, |reth| reth.len.get());
+                (into, len, len)
+            }
+        };
+        let fits = payload.len() as u64 <= u64::from(left);
+        if !fits || (step.ends() && payload.len() as u32 != left) {
+            return Err(INVALID);
+        }
+        if immediate && self.next_recv().is_none() {
+            return Err(Refusal::NotReady);
+        }
+        if let Some(into) = into {
+            self.memory.write(into.skip((len - left) as usize), payload);
+        }
+        if !step.ends() {
+            self.qp.resp.message = Some(Message::Write { into, left: left - payload.len() as u32, len });
+            return Ok(());
+        }
+        self.qp.resp.message = None;
+        if immediate && let Some(recv) = self.take_recv() {
+            let receipt = self.receipt(recv.id, len, Some(packet));
+            self.received(Completion { of: Completed::RecvWriteImm, ..receipt });
+        }
+        self.qp.resp.msn = self.qp.resp.msn.add(1);
+        Ok(())
+    }
+
+    /// The memory that a RETH names, if the other side may have it so. None for nothing at all, which needs no key
+    /// (IB 9.7.4.1.5).
+    fn remote(&self, packet: &Packet<'_>, access: Access) -> Result<Option<Span>, Refusal> {
+        let reth = packet.reth().ok_or(INVALID)?;
+        if !self.qp.access.has(access) {
+            return Err(INVALID);
+        }
+        let len = u64::from(reth.len.get());
+        if len == 0 {
+            return Ok(None);
+        }
+        let span = self.memory.check(self.qp.init.pd, reth.rkey.get(), reth.va.get(), len, access);
+        span.map(Some).map_err(|_| ACCESS)
+    }
+
+    fn execute_read(&mut self, packet: &Packet<'_>) -> Result<u32, Refusal> {
+        if self.qp.resp.fetches_owed() >= self.qp.resp.max_rd_atomic {
+            return Err(INVALID);
+        }
+        let from = self.remote(packet, Access::REMOTE_READ)?;
+        let len = packet.reth().map_or(0, |reth| reth.len.get());
+        self.qp.resp.msn = self.qp.resp.msn.add(1);
+        let (psn, msn) = (packet.bth().psn(), self.qp.resp.msn);
+        self.qp.resp.responses.push_back(Response::Read { psn, from, len, sent: 0, msn });
+        self.hold_no_ack();
+        Ok(packets_of(len as usize, self.qp.mtu.bytes()))
+    }
+
+    fn execute_atomic(&mut self, step: Step, packet: &Packet<'_>) -> Result<(), Refusal> {
+        let atomic = packet.atomic().ok_or(INVALID)?;
+        let va = atomic.va.get();
+        if !self.qp.access.has(Access::REMOTE_ATOMIC)
+            || va % 8 != 0
+            || self.qp.resp.fetches_owed() >= self.qp.resp.max_rd_atomic
+        {
+            return Err(INVALID);
+        }
+        let span = self.memory.check(self.qp.init.pd, atomic.rkey.get(), va, 8, Access::REMOTE_ATOMIC);
+        let span = span.map_err(|_| ACCESS)?;
+        let word = self.memory.bytes(span, 8).first_chunk().ok_or(OPERATIONAL)?;
+        // Memory holds words in the byte order of the host.
+        let original = u64::from_le_bytes(*word);
+        let word = match step {
+            Step::FetchAdd => original.wrapping_add(atomic.swap_or_add.get()),
+            _ if original == atomic.compare.get() => atomic.swap_or_add.get(),
+            _ => original,
+        };
+        self.memory.write(span, &word.to_le_bytes());
+        self.qp.resp.msn = self.qp.resp.msn.add(1);
+        let (psn, msn) = (packet.bth().psn(), self.qp.resp.msn);
+        self.qp.resp.remember(Executed { psn, original, msn });
+        self.qp.resp.responses.push_back(Response::Atomic { psn, original, msn });
+        self.hold_no_ack();
+        Ok(())
+    }
+
+    /// A response acknowledges all before it.
+    fn hold_no_ack(&mut self) {
+        (self.qp.resp.held, self.qp.resp.ack_deadline) = (0, None);
+    }
+
+    /// A packet on an unreliable connection: what does not fit is dropped, with the message that it is of
+    /// (IB 9.8.2.2).
+    pub(crate) fn on_unreliable(&mut self, packet: &Packet<'_>) {
+        let step = Step::of(packet.bth().opcode());
+        let psn = packet.bth().psn();
+        let expected = core::mem::replace(&mut self.qp.resp.epsn, psn.add(1));
+        if !matches!(step, Step::Send { .. } | Step::Write { .. }) {
+            self.break_message();
+            return;
+        }
+        let gap = psn != expected;
+        if gap || step.begins() {
+            // A message that was begun cannot be finished any more.
+            let begun = self.qp.resp.message.is_some_and(|message| message != Message::Broken);
+            if begun {
+                self.break_message();
+            }
+        }
+        if step.begins() {
+            self.qp.resp.message = None;
+        } else if gap || matches!(self.qp.resp.message, None | Some(Message::Broken)) {
+            self.counters.unreliable_dropped += 1;
+            self.qp.resp.message = Some(Message::Broken);
+            return;
+        }
+        if self.execute(packet).is_err() {
+            self.break_message();
+        }
+    }
+
+    /// Gives up the message that was begun. The receive request that it took serves the next one.
+    fn break_message(&mut self) {
+        self.counters.unreliable_dropped += 1;
+        if let Some(Message::Send { id, .. }) = self.qp.resp.message.replace(Message::Broken) {
+            let sge = self.qp.resp.taken.take();
+            let queue = match self.qp.init.srq {
+                Some(srq) => self.srqs.get_mut(srq.0),
+                None => Some(&mut self.qp.recv),
+            };
+            if let Some(queue) = queue {
+                queue.queue.push_front(crate::queue::RecvRequest { id, data: sge });
+            }
+        }
+    }
+
+    /// Into the error state: everything posted is flushed, in order (IB 10.3.1.6). Responses that are owed still leave.
+    pub(crate) fn to_error(&mut self) {
+        self.qp.state = State::Error;
+        if let Some(Message::Send { id, .. }) = self.qp.resp.message.take() {
+            self.fail_receive(id, Status::Flushed);
+        }
+        while let Some(sending) = self.qp.req.pop() {
+            self.complete_send(sending, Status::Flushed);
+        }
+        while let Some(recv) = self.qp.recv.queue.pop_front() {
+            self.fail_receive(recv.id, Status::Flushed);
+        }
+        (self.qp.req.deadline, self.qp.req.rnr_until) = (None, None);
+        (self.qp.resp.ack_deadline, self.qp.resp.held) = (None, 0);
+    }
+}

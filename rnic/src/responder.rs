@@ -1,0 +1,174 @@
+//! The responder of a reliable or unreliable connection: what it expects, what it owes (IB 9.7.4, 9.7.5, 9.8.2).
+//!
+//! Responses leave in the order of the requests: an acknowledgement never overtakes the response to a READ before it,
+//! which the other side would take for lost.
+
+use crate::memory::Span;
+use crate::queue::Sge;
+use rocev2::aeth::{RnrTimer, Syndrome};
+use rocev2::{Msn, Psn};
+use std::collections::VecDeque;
+use switch::Nanos;
+
+/// When a responder acknowledges, beyond what errors and responses say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AckPolicy {
+    /// Every request packet, whether asked for or not
+    EveryPacket,
+    /// When the requester asks for it (`AckReq`)
+    OnRequest,
+    /// Coalesced: asked-for acknowledgements are held back until so many are owed, or the oldest is so old
+    Every {
+        /// Acknowledgements owed
+        packets: u32,
+        /// Nanoseconds
+        time: Nanos,
+    },
+}
+
+/// The message that is being received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Message {
+    /// A SEND into the memory of the receive request with this name, of so many bytes
+    Send { id: u64, into: Option<Span>, room: u32, len: u32 },
+    /// A WRITE, so many bytes of which are to come
+    Write { into: Option<Span>, left: u32, len: u32 },
+    /// Of a UC message a packet was lost: the rest is dropped
+    Broken,
+}
+
+/// Something owed to the requester.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Response {
+    /// An acknowledgement or a NAK
+    Ack { psn: Psn, syndrome: Reply, msn: Msn },
+    /// Packets of a READ: those from `sent` on are to be sent
+    Read { psn: Psn, from: Option<Span>, len: u32, sent: u32, msn: Msn },
+    /// What an atomic fetched
+    Atomic { psn: Psn, original: u64, msn: Msn },
+}
+
+/// Credits are put in when an acknowledgement leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reply {
+    Ack,
+    Other(Syndrome),
+}
+
+/// An executed atomic, kept in case it is asked for again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Executed {
+    pub(crate) psn: Psn,
+    pub(crate) original: u64,
+    pub(crate) msn: Msn,
+}
+
+/// Responses owed at once beyond READs and atomics: duplicates of READs can pile up no higher.
+pub(crate) const SPARE_RESPONSES: usize = 8;
+
+/// The receive side of a queue pair.
+#[derive(Debug)]
+pub(crate) struct Responder {
+    /// The PSN expected next
+    pub(crate) epsn: Psn,
+    /// Messages completed
+    pub(crate) msn: Msn,
+    pub(crate) message: Option<Message>,
+    /// The memory of the receive request that the SEND being received took
+    pub(crate) taken: Option<Sge>,
+    /// A NAK said what is expected; no further one until that comes (IB 9.7.5.1.2)
+    pub(crate) nak_sent: bool,
+    pub(crate) responses: VecDeque<Response>,
+    /// The latest atomics, newest last; as many as may be outstanding
+    pub(crate) executed: VecDeque<Executed>,
+    /// Acknowledgements owed and held back, and when to wait no longer
+    pub(crate) held: u32,
+    pub(crate) ack_deadline: Option<Nanos>,
+    /// When a CNP was last sent
+    pub(crate) cnp_at: Option<Nanos>,
+    /// A CNP is due
+    pub(crate) cnp_due: bool,
+    /// The last acknowledgement announced no room
+    pub(crate) starved: bool,
+    /// What the planted bug "a stale READ" remembers
+    #[cfg(feature = "canary")]
+    pub(crate) stale: Option<(Span, Vec<u8>)>,
+    /// Attributes
+    pub(crate) max_rd_atomic: usize,
+    pub(crate) min_rnr_timer: RnrTimer,
+}
+
+impl Default for Responder {
+    fn default() -> Self {
+        Self {
+            epsn: Psn::ZERO,
+            msn: Msn::ZERO,
+            message: None,
+            taken: None,
+            nak_sent: false,
+            responses: VecDeque::new(),
+            executed: VecDeque::new(),
+            held: 0,
+            ack_deadline: None,
+            cnp_at: None,
+            cnp_due: false,
+            starved: false,
+            #[cfg(feature = "canary")]
+            stale: None,
+            max_rd_atomic: 0,
+            min_rnr_timer: RnrTimer(0),
+        }
+    }
+}
+
+impl Responder {
+    /// Owes an acknowledgement of everything up to `psn`, in place of one that has not left yet if nothing follows it.
+    pub(crate) fn acknowledge(&mut self, psn: Psn) {
+        if let Some(Response::Ack { syndrome: Reply::Ack, .. }) = self.responses.back() {
+            self.responses.pop_back();
+        }
+        self.acknowledge_apart(psn);
+    }
+
+    /// The same, with a packet of its own.
+    fn acknowledge_apart(&mut self, psn: Psn) {
+        self.responses.push_back(Response::Ack { psn, syndrome: Reply::Ack, msn: self.msn });
+        (self.held, self.ack_deadline) = (0, None);
+    }
+
+    /// Owes a NAK of this PSN.
+    pub(crate) fn refuse(&mut self, psn: Psn, syndrome: Syndrome) {
+        self.responses.push_back(Response::Ack { psn, syndrome: Reply::Other(syndrome), msn: self.msn });
+        (self.held, self.ack_deadline) = (0, None);
+    }
+
+    /// An acknowledgement of everything up to `psn` was asked for, or not.
+    pub(crate) fn request_came(&mut self, asked: bool, policy: AckPolicy, psn: Psn, now: Nanos) {
+        match policy {
+            AckPolicy::EveryPacket => self.acknowledge_apart(psn),
+            AckPolicy::OnRequest if asked => self.acknowledge_apart(psn),
+            AckPolicy::OnRequest => {}
+            AckPolicy::Every { packets, time } => {
+                self.held += u32::from(asked);
+                if self.held >= packets.max(1) {
+                    self.acknowledge(psn);
+                } else if asked && self.ack_deadline.is_none() {
+                    self.ack_deadline = Some(now + time);
+                }
+            }
+        }
+    }
+
+    /// READs and atomics whose responses are owed.
+    pub(crate) fn fetches_owed(&self) -> usize {
+        self.responses.iter().filter(|response| !matches!(response, Response::Ack { .. })).count()
+    }
+
+    /// Remembers an atomic.
+    pub(crate) fn remember(&mut self, executed: Executed) {
+        if self.executed.len() >= self.max_rd_atomic.max(1) {
+            self.executed.pop_front();
+        }
+        self.executed.push_back(executed);
+    }
+}

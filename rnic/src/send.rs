@@ -1,0 +1,591 @@
+//! What goes out: control frames first, then a packet of each queue pair in turn; of a queue pair first what it owes
+//! as a responder.
+
+use crate::memory::Access;
+use crate::nic::{Event, Parts, Rnic};
+use crate::qp::{Qp, QpError, State, Transport};
+use crate::queue::{Data, Operation, SendRequest, Status};
+use crate::request::packets_of;
+use crate::responder::{Reply, Response};
+use crate::wire::{Ends, Route, src_port};
+use rocev2::aeth::{Aeth, Credit, NakCode, Syndrome};
+use rocev2::atomic::{AtomicAckEth, AtomicEth};
+use rocev2::deth::Deth;
+use rocev2::immediate::{Ieth, ImmDt};
+use rocev2::reth::Reth;
+use rocev2::{Bth, Opcode, Psn};
+use switch::Nanos;
+use zerocopy::IntoBytes;
+
+/// The longest message, in packets: a quarter of the PSNs, so that old and new can always be told apart.
+const MAX_PACKETS: u32 = 1 << 22;
+/// The longest message, in bytes (IB 9.4.1)
+const MAX_MESSAGE: usize = 1 << 31;
+
+/// Base of an operation's opcodes: First, Middle, Last, Last with immediate, Only, Only with immediate
+const SENDS: u8 = 0x00;
+const WRITES: u8 = 0x06;
+const UC_SERVICE: u8 = 0x20;
+
+impl Qp {
+    /// Queues a request.
+    pub(crate) fn post_send(&mut self, request: SendRequest) -> Result<(), QpError> {
+        if !self.state.sends() {
+            return Err(QpError::State(self.state));
+        }
+        if self.req.queue.len() >= self.init.max_send {
+            return Err(QpError::Full);
+        }
+        let (len, operation) = (request.data.len(), request.operation);
+        let connected = match self.init.transport {
+            Transport::Rc => true,
+            Transport::Uc => !operation.fetches() && !matches!(operation, Operation::SendInvalidate(_)),
+            Transport::Ud => matches!(operation, Operation::Send | Operation::SendImm(_)),
+        };
+        if !connected {
+            return Err(QpError::Transport);
+        }
+        if (self.init.transport == Transport::Ud) != request.to.is_some() {
+            return Err(QpError::Destination);
+        }
+        if operation.fetches() && self.req.max_rd_atomic == 0 {
+            return Err(QpError::NoFetches);
+        }
+        let mtu = self.mtu.bytes();
+        let inline_fetch = operation.fetches() && matches!(request.data, Data::Inline(_));
+        let too_long = match self.init.transport {
+            Transport::Ud => len > rocev2::MAX_PAYLOAD,
+            Transport::Rc | Transport::Uc => len > MAX_MESSAGE || packets_of(len, mtu) > MAX_PACKETS,
+        };
+        if inline_fetch || too_long || (operation.is_atomic() && len != 8) {
+            return Err(QpError::Length);
+        }
+        let packets = if self.init.transport == Transport::Ud { 1 } else { packets_of(len, mtu) };
+        self.req.push(request, packets);
+        Ok(())
+    }
+
+    /// Whether it may have something to send: what is in its way is looked at when its turn comes.
+    fn wants_to_send(&self) -> bool {
+        let responses = !self.resp.responses.is_empty() || self.resp.cnp_due;
+        let requests =
+            self.state.sends() && self.req.rnr_until.is_none() && self.req.next_to_send().is_some();
+        responses || requests
+    }
+}
+
+impl Rnic {
+    /// The next frame to send, written to `frame`. False if there is none now: then ask again after something came in,
+    /// was posted, or the time of [`next_timer`](Self::next_timer) has come.
+    pub fn poll_transmit(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
+        let sent = self.neighbours.poll_transmit(frame)
+            || self.poll_gsi(now, frame)
+            || self.poll_round(now, frame)
+            // The round may have found that a neighbour has to be asked for.
+            || self.neighbours.poll_transmit(frame);
+        self.counters.sent += u64::from(sent);
+        sent
+    }
+
+    fn poll_round(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
+        while let Some(slot) = self.round.pop_front() {
+            if let Some(qp) = self.at(slot) {
+                qp.scheduled = false;
+            }
+            if self.transmit_of(slot, now, frame) {
+                self.settle(slot);
+                return true;
+            }
+            self.settle_timer(slot);
+        }
+        false
+    }
+
+    /// Whether [`poll_transmit`](Self::poll_transmit) may have something.
+    pub fn wants_to_transmit(&self) -> bool {
+        !self.round.is_empty() || self.neighbours.has_frames() || self.gsi_has_mads()
+    }
+
+    /// When [`on_timer`](Self::on_timer) is due
+    pub fn next_timer(&self) -> Option<Nanos> {
+        [self.timers.next(), self.neighbours.next_timer(), self.gsi_timer()].into_iter().flatten().min()
+    }
+
+    /// The time asked for has come.
+    pub fn on_timer(&mut self, now: Nanos) {
+        while let Some((at, slot)) = self.timers.pop(now) {
+            let Some(mut parts) = self.parts(slot) else { continue };
+            if parts.qp.timer_at != Some(at) {
+                continue;
+            }
+            parts.qp.timer_at = None;
+            let silent = parts.on_requester_timer(now);
+            let suspect = parts.qp.path.filter(|_| silent).map(|path| path.dst);
+            parts.qp.req.pace.woken(now);
+            if parts.qp.resp.ack_deadline.is_some_and(|at| at <= now) {
+                let newest = parts.qp.resp.epsn.sub(1);
+                parts.qp.resp.acknowledge(newest);
+            }
+            if let Some(ip) = suspect {
+                self.neighbours.suspect(ip, now);
+            }
+            self.settle(slot);
+        }
+        self.neighbours.on_timer(now);
+        self.on_gsi_timer(now);
+    }
+
+    /// After something happened to a queue pair: into the round if it may send, and its timer.
+    pub(crate) fn settle(&mut self, slot: u32) {
+        let Some(qp) = self.at(slot) else { return };
+        let wants = qp.wants_to_send();
+        if qp.state == State::Sqd && !qp.drained && !qp.req.is_under_way() {
+            qp.drained = true;
+            let qpn = qp.qpn;
+            self.events.push_back(Event::Drained(qpn));
+        }
+        if wants {
+            self.schedule(slot);
+        }
+        self.settle_timer(slot);
+    }
+
+    fn settle_timer(&mut self, slot: u32) {
+        let Some(mut at) = self.at(slot).map(|qp| qp.timer_at) else { return };
+        if let Some(deadline) = self.at(slot).and_then(|qp| qp.deadline()) {
+            self.timers.arm(slot, deadline, &mut at);
+            if let Some(qp) = self.at(slot) {
+                qp.timer_at = at;
+            }
+        }
+    }
+
+    /// Puts a queue pair into the round.
+    pub(crate) fn schedule(&mut self, slot: u32) {
+        if let Some(qp) = self.at(slot)
+            && !qp.scheduled
+            && !qp.unresolved
+        {
+            qp.scheduled = true;
+            self.round.push_back(slot);
+        }
+    }
+
+    /// Neighbours have answered: queue pairs that waited for them try again.
+    pub(crate) fn wake_unresolved(&mut self) {
+        for slot in core::mem::take(&mut self.neighbours.waiting) {
+            if let Some(qp) = self.at(slot) {
+                qp.unresolved = false;
+            }
+            self.settle(slot);
+        }
+    }
+
+    fn transmit_of(&mut self, slot: u32, now: Nanos, frame: &mut Vec<u8>) -> bool {
+        let Some(qp) = self.at(slot) else { return false };
+        if qp.init.transport == Transport::Ud {
+            return self.transmit_datagram(slot, now, frame);
+        }
+        let (Some(path), dest, qpn) = (qp.path, qp.dest_qp, qp.qpn) else { return false };
+        // A neighbour that moved makes every route old.
+        if qp.route.is_none_or(|(_, age)| age != self.neighbours.age()) {
+            let Some(route) = self.route(&path, src_port(qpn, dest), now) else {
+                self.neighbours.waiting.push(slot);
+                if let Some(qp) = self.at(slot) {
+                    qp.unresolved = true;
+                }
+                return false;
+            };
+            let age = self.neighbours.age();
+            if let Some(qp) = self.at(slot) {
+                qp.route = Some((route, age));
+            }
+        }
+        self.parts(slot).is_some_and(|mut parts| parts.transmit(now, frame))
+    }
+
+    /// The way to a host, if its MAC address is known; it is asked for otherwise.
+    pub(crate) fn route(&mut self, path: &crate::Path, src_port: u16, now: Nanos) -> Option<Route> {
+        let dst_mac = match path.mac {
+            Some(mac) => mac,
+            None => self.resolve(path.dst, now)?,
+        };
+        // ECT(0), unless the path says something else: what is not marked cannot be slowed down.
+        let capable = self.config.congestion.is_some() && path.traffic_class & 3 == 0;
+        Route::new(&Ends {
+            src_mac: self.config.interface.mac,
+            dst_mac,
+            vlan: self.config.interface.vlan,
+            src: path.src,
+            dst: path.dst,
+            traffic_class: path.traffic_class | if capable { 2 } else { 0 },
+            hop_limit: path.hop_limit,
+            src_port,
+        })
+    }
+
+    fn transmit_datagram(&mut self, slot: u32, now: Nanos, frame: &mut Vec<u8>) -> bool {
+        let Some(qp) = self.at(slot) else { return false };
+        if !qp.state.sends() {
+            return false;
+        }
+        let qpn = qp.qpn;
+        let Some(to) = qp.req.queue.front().and_then(|front| front.request.to) else { return false };
+        let Some(mut route) = self.route(&to.path, src_port(qpn, to.qpn), now) else {
+            self.neighbours.waiting.push(slot);
+            if let Some(qp) = self.at(slot) {
+                qp.unresolved = true;
+            }
+            return false;
+        };
+        self.parts(slot).is_some_and(|mut parts| parts.transmit_datagram(&mut route, &to, frame))
+    }
+}
+
+impl Parts<'_> {
+    /// The next packet of a connected queue pair.
+    fn transmit(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
+        if core::mem::take(&mut self.qp.resp.cnp_due) {
+            self.counters.cnps_sent += 1;
+            let mut bth = Bth::new(Opcode::CNP, self.qp.dest_qp, Psn::ZERO);
+            bth.set_becn(true);
+            self.emit(frame, bth, &[&[0; 16]], &[]);
+            return true;
+        }
+        self.transmit_response(frame) || self.transmit_request(now, frame)
+    }
+
+    fn emit(&mut self, frame: &mut Vec<u8>, bth: Bth, extended: &[&[u8]], payload: &[u8]) {
+        if let Some((route, _)) = &mut self.qp.route {
+            route.emit(frame, bth, extended, payload);
+        }
+    }
+
+    /// Room for further messages, as an acknowledgement announces it. The message that is being received has its
+    /// receive request already, and is not yet among those that the MSN counts.
+    fn credit(&mut self) -> Credit {
+        if !self.config.credits || self.qp.init.srq.is_some() {
+            return Credit::UNLIMITED;
+        }
+        let begun = matches!(self.qp.resp.message, Some(crate::responder::Message::Send { .. }));
+        let room = self.qp.recv.queue.len() as u32 + u32::from(begun);
+        self.qp.resp.starved = room == 0;
+        Credit::at_most(room)
+    }
+
+    fn transmit_response(&mut self, frame: &mut Vec<u8>) -> bool {
+        let Some(response) = self.qp.resp.responses.front().copied() else { return false };
+        let dest = self.qp.dest_qp;
+        match response {
+            Response::Ack { psn, syndrome, msn } => {
+                let syndrome = match syndrome {
+                    Reply::Ack => Syndrome::Ack(self.credit()),
+                    Reply::Other(syndrome) => syndrome,
+                };
+                let aeth = Aeth::new(syndrome, msn);
+                self.emit(frame, Bth::new(Opcode::RC_ACKNOWLEDGE, dest, psn), &[aeth.as_bytes()], &[]);
+                self.qp.resp.responses.pop_front();
+            }
+            Response::Atomic { psn, original, msn } => {
+                let aeth = Aeth::new(Syndrome::Ack(self.credit()), msn);
+                let ack = AtomicAckEth { original: original.into() };
+                let bth = Bth::new(Opcode::RC_ATOMIC_ACKNOWLEDGE, dest, psn);
+                self.emit(frame, bth, &[aeth.as_bytes(), ack.as_bytes()], &[]);
+                self.qp.resp.responses.pop_front();
+            }
+            Response::Read { .. } => self.transmit_read(response, frame),
+        }
+        true
+    }
+
+    /// A packet of the response to a READ, with what the memory holds now.
+    fn transmit_read(&mut self, response: Response, frame: &mut Vec<u8>) {
+        let Response::Read { psn, from, len, sent, msn } = response else { return };
+        let (mtu, dest) = (self.qp.mtu.bytes(), self.qp.dest_qp);
+        let packets = packets_of(len as usize, mtu);
+        let at = sent as usize * mtu;
+        let this = (len as usize - at).min(mtu);
+        let opcode = match (sent == 0, sent + 1 == packets) {
+            (true, true) => Opcode::RC_READ_RESPONSE_ONLY,
+            (true, false) => Opcode::RC_READ_RESPONSE_FIRST,
+            (false, false) => Opcode::RC_READ_RESPONSE_MIDDLE,
+            (false, true) => Opcode::RC_READ_RESPONSE_LAST,
+        };
+        let aeth = Aeth::new(Syndrome::Ack(self.credit()), msn);
+        let aeth = aeth.as_bytes();
+        let extended: &[&[u8]] =
+            if opcode == Opcode::RC_READ_RESPONSE_MIDDLE { &[] } else { &[aeth] };
+        let bytes = from.map_or(&[][..], |span| self.memory.bytes(span.skip(at), this));
+        if bytes.len() != this {
+            // The memory was taken away while it was being read.
+            self.qp.resp.responses.clear();
+            let nak = Aeth::new(Syndrome::Nak(NakCode::REMOTE_OPERATIONAL_ERROR), msn);
+            let bth = Bth::new(Opcode::RC_ACKNOWLEDGE, dest, psn.add(sent));
+            self.counters.naks_sent += 1;
+            self.emit(frame, bth, &[nak.as_bytes()], &[]);
+            self.to_error();
+            let qpn = self.qp.qpn;
+            self.events.push_back(Event::QpError(qpn));
+            return;
+        }
+        #[cfg(feature = "canary")]
+        let stale = self.stale_bytes(from.map(|span| span.skip(at)), bytes.to_vec());
+        #[cfg(feature = "canary")]
+        let bytes = &stale[..];
+        let bth = Bth::new(opcode, dest, psn.add(sent));
+        if let Some((route, _)) = &mut self.qp.route {
+            route.emit(frame, bth, extended, bytes);
+        }
+        if sent + 1 == packets {
+            self.qp.resp.responses.pop_front();
+        } else if let Some(Response::Read { sent, .. }) = self.qp.resp.responses.front_mut() {
+            *sent += 1;
+        }
+    }
+
+    /// The planted bug "a stale READ": what was read last at the same place is sent again.
+    #[cfg(feature = "canary")]
+    fn stale_bytes(&mut self, at: Option<crate::memory::Span>, bytes: Vec<u8>) -> Vec<u8> {
+        let Some(at) = at.filter(|_| self.has_bug(crate::Bug::StaleRead)) else { return bytes };
+        match &self.qp.resp.stale {
+            Some((before, kept)) if *before == at && kept.len() == bytes.len() => kept.clone(),
+            _ => {
+                self.qp.resp.stale = Some((at, bytes.clone()));
+                bytes
+            }
+        }
+    }
+
+    /// Whether the next request packet, which has this PSN, has to wait.
+    fn is_held(&mut self, psn: Psn, now: Nanos) -> bool {
+        let req = &self.qp.req;
+        let Some(sending) = req.current() else { return true };
+        let operation = sending.request.operation;
+        let begins = req.packet == 0 || operation.is_read();
+        // Drained: what was begun goes on, nothing begins.
+        if self.qp.state == State::Sqd && begins && psn.distance(req.top) >= 0 {
+            return true;
+        }
+        if self.qp.init.transport == Transport::Uc {
+            return !self.qp.req.pace.may_send(now);
+        }
+        if psn.distance(req.una) >= self.config.window.max(1) as i32 {
+            return true;
+        }
+        let waits_for_fetches = (operation.fetches() && req.fetching >= req.max_rd_atomic)
+            || (sending.request.fence && req.fetching > 0);
+        if begins && waits_for_fetches {
+            return true;
+        }
+        if self.lacks_credit() && (req.packet > 0 || psn != req.una) {
+            return true;
+        }
+        !self.qp.req.pace.may_send(now)
+    }
+
+    /// Whether the message at the cursor has no credit. One packet of it may go, to ask (IB 9.7.7.2.5).
+    fn lacks_credit(&self) -> bool {
+        let req = &self.qp.req;
+        req.flow_control
+            && req.current().is_some_and(|sending| {
+                sending.request.operation.takes_receive()
+                    && req.limit.is_some_and(|limit| sending.ssn.distance(limit) > 0)
+            })
+    }
+
+    fn transmit_request(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
+        if !self.qp.state.sends() || self.qp.req.rnr_until.is_some() {
+            return false;
+        }
+        let Some(psn) = self.qp.req.next_to_send() else { return false };
+        if self.is_held(psn, now) {
+            return false;
+        }
+        let asks = self.lacks_credit();
+        let mtu = self.qp.mtu.bytes();
+        let req = &self.qp.req;
+        let Some(sending) = req.current() else { return false };
+        let (packet, packets) = (req.packet, sending.packets);
+        let (operation, solicited, len) =
+            (sending.request.operation, sending.request.solicited, sending.request.data.len());
+        let at = packet as usize * mtu;
+        let is_last = packet + 1 == packets || operation.is_read();
+        let this = if operation.fetches() { 0 } else { (len - at).min(mtu) };
+
+        // Requests that fail here are at the front only when those before them are done.
+        let source = match &sending.request.data {
+            Data::Memory(sge) => {
+                let access = if operation.fetches() { Access::LOCAL_WRITE } else { Access::LOCAL_READ };
+                let Some(span) = self.local(sge, access) else {
+                    if psn == self.qp.req.una {
+                        self.fail(Status::LocalProtection);
+                    }
+                    return false;
+                };
+                Some(span)
+            }
+            Data::None | Data::Inline(_) => None,
+        };
+        let req = &self.qp.req;
+        let Some(sending) = req.current() else { return false };
+        let payload: &[u8] = match (&sending.request.data, source) {
+            (Data::Memory(_), Some(span)) if this > 0 => self.memory.bytes(span.skip(at), this),
+            (Data::Inline(bytes), _) => &bytes[at..at + this],
+            _ => &[],
+        };
+
+        let is_rc = self.qp.init.transport == Transport::Rc;
+        let opcode = opcode_of(operation, packet == 0, is_last, is_rc);
+        let mut bth = Bth::new(opcode, self.qp.dest_qp, psn);
+        bth.set_solicited(solicited && is_last && operation.takes_receive());
+        let often = (self.config.window / 4).clamp(1, 64);
+        let asked = is_rc && (is_last || asks || req.unasked + 1 >= often);
+        bth.set_ack_req(asked);
+
+        let (mut reth, mut atomic) = (Reth::default(), AtomicEth::default());
+        let (imm, ieth);
+        let mut extended: [&[u8]; 2] = [&[]; 2];
+        match operation {
+            Operation::Write(remote) | Operation::WriteImm(remote, _) if packet == 0 => {
+                reth = Reth { va: remote.va.into(), rkey: remote.rkey.into(), len: (len as u32).into() };
+            }
+            Operation::Read(remote) => {
+                // What has come is not asked for again.
+                let va = remote.va.wrapping_add(at as u64);
+                reth = Reth { va: va.into(), rkey: remote.rkey.into(), len: ((len - at) as u32).into() };
+            }
+            Operation::CompareSwap { at, compare, swap } => {
+                atomic = AtomicEth {
+                    va: at.va.into(),
+                    rkey: at.rkey.into(),
+                    swap_or_add: swap.into(),
+                    compare: compare.into(),
+                };
+            }
+            Operation::FetchAdd { at, add } => {
+                atomic = AtomicEth {
+                    va: at.va.into(),
+                    rkey: at.rkey.into(),
+                    swap_or_add: add.into(),
+                    compare: 0.into(),
+                };
+            }
+            _ => {}
+        }
+        let headers = opcode.headers();
+        if headers.has(rocev2::opcode::Headers::RETH) {
+            extended[0] = reth.as_bytes();
+        }
+        if headers.has(rocev2::opcode::Headers::ATOMIC) {
+            extended[0] = atomic.as_bytes();
+        }
+        match operation {
+            Operation::SendImm(data) | Operation::WriteImm(_, data) if is_last => {
+                imm = ImmDt { data: data.into() };
+                extended[1] = imm.as_bytes();
+            }
+            Operation::SendInvalidate(rkey) if is_last => {
+                ieth = Ieth { rkey: rkey.into() };
+                extended[1] = ieth.as_bytes();
+            }
+            _ => {}
+        }
+        let Some((route, _)) = &mut self.qp.route else { return false };
+        route.emit(frame, bth, &extended, payload);
+        self.request_left(psn, packets, asked, frame.len(), now);
+        true
+    }
+
+    /// A request packet was sent.
+    fn request_left(&mut self, psn: Psn, packets: u32, asked: bool, bytes: usize, now: Nanos) {
+        if let Some(dcqcn) = &self.config.congestion {
+            self.qp.req.pace.sent(bytes, now, dcqcn);
+        }
+        let is_uc = self.qp.init.transport == Transport::Uc;
+        let req = &mut self.qp.req;
+        let Some(operation) = req.current().map(|sending| sending.request.operation) else { return };
+        let taken = if operation.is_read() { packets - req.packet } else { 1 };
+        if operation.fetches() {
+            req.fetching += 1;
+        }
+        if psn.precedes(req.top) {
+            self.counters.retransmitted += 1;
+        }
+        req.top = req.top.later(psn.add(taken));
+        req.unasked = if asked { 0 } else { req.unasked + 1 };
+        req.packet += taken;
+        if req.packet >= packets {
+            (req.cursor, req.packet) = (req.cursor + 1, 0);
+        }
+        if is_uc {
+            // Nobody will answer.
+            req.una = req.top;
+            if req.packet == 0
+                && let Some(sending) = req.pop()
+            {
+                self.complete_send(sending, Status::Success);
+            }
+        } else if req.deadline.is_none() {
+            req.restart_timer(now);
+        }
+    }
+
+    fn transmit_datagram(
+        &mut self,
+        route: &mut Route,
+        to: &crate::queue::Datagram,
+        frame: &mut Vec<u8>,
+    ) -> bool {
+        let Some(sending) = self.qp.req.pop() else { return false };
+        let request = &sending.request;
+        let payload: &[u8] = match &request.data {
+            Data::None => &[],
+            Data::Inline(bytes) => bytes,
+            Data::Memory(sge) => match self.local(sge, Access::LOCAL_READ) {
+                Some(span) => self.memory.bytes(span, sge.len as usize),
+                None => {
+                    self.complete_send(sending, Status::LocalProtection);
+                    self.to_error();
+                    let qpn = self.qp.qpn;
+                    self.events.push_back(Event::QpError(qpn));
+                    return false;
+                }
+            },
+        };
+        let (opcode, imm) = match request.operation {
+            Operation::SendImm(data) => (Opcode::UD_SEND_ONLY_IMM, Some(ImmDt { data: data.into() })),
+            _ => (Opcode::UD_SEND_ONLY, None),
+        };
+        let mut bth = Bth::new(opcode, to.qpn, sending.first);
+        bth.set_solicited(request.solicited);
+        let deth = Deth::new(to.qkey, self.qp.qpn);
+        let imm = imm.as_ref().map_or(&[][..], IntoBytes::as_bytes);
+        route.emit(frame, bth, &[deth.as_bytes(), imm], payload);
+        self.complete_send(sending, Status::Success);
+        true
+    }
+}
+
+/// The opcode of a request packet.
+fn opcode_of(operation: Operation, is_first: bool, is_last: bool, is_rc: bool) -> Opcode {
+    let position = match (is_first, is_last) {
+        (true, false) => 0,
+        (false, false) => 1,
+        (false, true) => 2,
+        (true, true) => 4,
+    };
+    let with_immediate = u8::from(is_last);
+    let service = if is_rc { 0 } else { UC_SERVICE };
+    match operation {
+        Operation::Send => Opcode(service + SENDS + position),
+        Operation::SendImm(_) => Opcode(service + SENDS + position + with_immediate),
+        Operation::SendInvalidate(_) if is_first && is_last => Opcode::RC_SEND_ONLY_INVALIDATE,
+        Operation::SendInvalidate(_) if is_last => Opcode::RC_SEND_LAST_INVALIDATE,
+        Operation::SendInvalidate(_) => Opcode(SENDS + position),
+        Operation::Write(_) => Opcode(service + WRITES + position),
+        Operation::WriteImm(..) => Opcode(service + WRITES + position + with_immediate),
+        Operation::Read(_) => Opcode::RC_READ_REQUEST,
+        Operation::CompareSwap { .. } => Opcode::RC_COMPARE_SWAP,
+        Operation::FetchAdd { .. } => Opcode::RC_FETCH_ADD,
+    }
+}

@@ -1,0 +1,222 @@
+//! Two NICs and a wire between them, in virtual time.
+
+use crate::*;
+use core::cmp::Reverse;
+use rocev2::aeth::RnrTimer;
+use rocev2::ethernet::MacAddr;
+use rocev2::{Packet, Psn, Qpn};
+use std::collections::BinaryHeap;
+use switch::{Chance, Nanos, Share};
+
+/// Virtual address of the first byte of every region here
+pub(super) const VA: u64 = 0x10_0000;
+const DELAY: u64 = 1_000;
+
+/// One end of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct End {
+    pub(super) pd: Pd,
+    pub(super) cq: Cq,
+    pub(super) qpn: Qpn,
+    pub(super) buffer: Buffer,
+    pub(super) mr: Mr,
+}
+
+impl End {
+    pub(super) fn sge(&self, at: u64, len: u32) -> Sge {
+        Sge { mr: self.mr, va: VA + at, len }
+    }
+
+    pub(super) fn remote(&self, at: u64) -> Remote {
+        Remote { va: VA + at, rkey: self.mr.0 }
+    }
+}
+
+/// How the queue pairs are made.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Setup {
+    pub(super) transport: Transport,
+    pub(super) mtu: PathMtu,
+    pub(super) psn: Psn,
+    pub(super) retry_count: u8,
+    pub(super) rnr_retry: u8,
+    pub(super) max_rd_atomic: u8,
+    pub(super) flow_control: bool,
+    pub(super) memory: usize,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            transport: Transport::Rc,
+            mtu: PathMtu::B1024,
+            psn: Psn::new(0xff_fff0),
+            retry_count: 7,
+            rnr_retry: 7,
+            max_rd_atomic: 4,
+            flow_control: false,
+            memory: 1 << 16,
+        }
+    }
+}
+
+pub(super) struct Pair {
+    pub(super) nics: [Rnic; 2],
+    wire: BinaryHeap<Reverse<(Nanos, u64, usize, Vec<u8>)>>,
+    sent: u64,
+    pub(super) now: Nanos,
+    pub(super) chance: Chance,
+    /// Loss, duplication, reordering and corruption of every frame, each this often
+    pub(super) damage: Share,
+    /// Frames that an own rule takes off the wire
+    pub(super) take: Option<fn(&Packet<'_>, u64) -> bool>,
+    /// Every frame that arrived, with its receiver
+    pub(super) seen: Vec<(usize, Vec<u8>)>,
+}
+
+pub(super) fn address(nic: usize) -> core::net::IpAddr {
+    [[10, 0, 0, 1], [10, 0, 0, 2]][nic].into()
+}
+
+pub(super) fn config(nic: usize) -> Config {
+    let mac = MacAddr([2, 0, 0, 0, 0, nic as u8 + 1]);
+    Config { seed: nic as u64, ..Config::new(Interface::new(mac, address(nic), 24)) }
+}
+
+impl Pair {
+    pub(super) fn new(seed: u64, configs: [Config; 2]) -> Self {
+        Self {
+            nics: configs.map(Rnic::new),
+            wire: BinaryHeap::new(),
+            sent: 0,
+            now: Nanos::ZERO,
+            chance: Chance::new(seed),
+            damage: Share::NEVER,
+            take: None,
+            seen: Vec::new(),
+        }
+    }
+
+    /// Two NICs and a connection between them.
+    pub(super) fn connected(setup: Setup) -> (Self, [End; 2]) {
+        let mut pair = Self::new(1, [config(0), config(1)]);
+        let ends = pair.connect(setup);
+        (pair, ends)
+    }
+
+    pub(super) fn connect(&mut self, setup: Setup) -> [End; 2] {
+        let ends = [0, 1].map(|nic| {
+            let nic = &mut self.nics[nic];
+            let pd = nic.alloc_pd();
+            let cq = nic.create_cq(1 << 16).unwrap();
+            let (buffer, mr) = nic.register_new(pd, setup.memory, VA, Access::ALL).unwrap();
+            let init = QpInit {
+                transport: setup.transport,
+                pd,
+                send_cq: cq,
+                recv_cq: cq,
+                srq: None,
+                max_send: 1 << 12,
+                max_recv: 1 << 12,
+            };
+            End { pd, cq, qpn: nic.create_qp(init).unwrap(), buffer, mr }
+        });
+        for nic in [0, 1] {
+            for modify in [
+                Modify::Init { access: Access::ALL, qkey: 7 },
+                Modify::Rtr(ReadyToReceive {
+                    path: Path::new(address(nic), address(1 - nic)),
+                    dest_qp: ends[1 - nic].qpn,
+                    mtu: setup.mtu,
+                    rq_psn: setup.psn,
+                    max_dest_rd_atomic: setup.max_rd_atomic,
+                    min_rnr_timer: RnrTimer(1),
+                }),
+                Modify::Rts(ReadyToSend {
+                    sq_psn: setup.psn,
+                    max_rd_atomic: setup.max_rd_atomic,
+                    timeout: 5,
+                    retry_count: setup.retry_count,
+                    rnr_retry: setup.rnr_retry,
+                    flow_control: setup.flow_control,
+                }),
+            ] {
+                self.nics[nic].modify_qp(ends[nic].qpn, modify).unwrap();
+            }
+        }
+        ends
+    }
+
+    pub(super) fn post(&mut self, nic: usize, qpn: Qpn, id: u64, operation: Operation, data: Data) {
+        self.nics[nic].post_send(qpn, SendRequest::new(id, operation, data)).unwrap();
+    }
+
+    fn put(&mut self, to: usize, mut frame: Vec<u8>) {
+        self.sent += 1;
+        let taken =
+            self.take.is_some_and(|take| Packet::parse(&frame).is_some_and(|packet| take(&packet, self.sent)));
+        let [lost, again, late, broken] = [(); 4].map(|()| self.chance.happens(self.damage));
+        if taken || lost {
+            return;
+        }
+        if broken {
+            let at = self.chance.below(frame.len() as u64) as usize;
+            frame[at] ^= 1 << self.chance.below(8);
+        }
+        for _ in 0..=u8::from(again) {
+            let extra = if late || again { self.chance.below(50 * DELAY) } else { 0 };
+            self.sent += 1;
+            let at = self.now + Nanos(DELAY + extra);
+            self.wire.push(Reverse((at, self.sent, to, frame.clone())));
+        }
+    }
+
+    /// Lets the NICs send, and passes to the next thing that happens, unless that lies after `until`.
+    pub(super) fn step(&mut self, until: Nanos) -> bool {
+        for nic in [0, 1] {
+            let mut frame = Vec::new();
+            while self.nics[nic].poll_transmit(self.now, &mut frame) {
+                self.put(1 - nic, frame.clone());
+            }
+        }
+        let arrival = self.wire.peek().map(|Reverse((at, ..))| *at);
+        let timers = [0, 1].map(|nic| self.nics[nic].next_timer());
+        let Some(next) = timers.into_iter().chain([arrival]).flatten().min() else { return false };
+        if next > until {
+            self.now = until;
+            return false;
+        }
+        self.now = self.now.max(next);
+        for nic in [0, 1] {
+            if self.nics[nic].next_timer().is_some_and(|at| at <= self.now) {
+                self.nics[nic].on_timer(self.now);
+            }
+        }
+        while self.wire.peek().is_some_and(|Reverse((at, ..))| *at <= self.now) {
+            let Some(Reverse((_, _, to, frame))) = self.wire.pop() else { break };
+            self.nics[to].on_frame(&frame, self.now);
+            self.seen.push((to, frame));
+        }
+        true
+    }
+
+    /// Runs until nothing is left to happen, or for this long.
+    pub(super) fn run_for(&mut self, span: Nanos) {
+        let until = self.now + span;
+        while self.step(until) {}
+    }
+
+    /// Runs until nothing is left to happen, or for a second.
+    pub(super) fn run(&mut self) {
+        self.run_for(Nanos::from_secs(1));
+    }
+
+    pub(super) fn completions(&mut self, nic: usize, end: &End) -> Vec<Completion> {
+        core::iter::from_fn(|| self.nics[nic].poll_cq(end.cq)).collect()
+    }
+
+    /// The statuses of what has completed.
+    pub(super) fn statuses(&mut self, nic: usize, end: &End) -> Vec<(u64, Status)> {
+        self.completions(nic, end).iter().map(|completion| (completion.id, completion.status)).collect()
+    }
+}
