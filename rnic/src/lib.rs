@@ -1,1 +1,3 @@
 //! A software RDMA NIC.
+
+pub mod cm;
