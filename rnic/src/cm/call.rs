@@ -9,8 +9,8 @@ use switch::{Full, Nanos};
 
 impl Cm {
     /// Asks for a connection: sends a REQ. [`Event::Replied`], `Rejected` or `Unreachable` follows.
-    pub fn connect(&mut self, request: ConnectRequest, now: Nanos) -> Result<Conn, ConnectError> {
-        wire::check(&request)?;
+    pub fn connect(&mut self, request: &ConnectRequest, now: Nanos) -> Result<Conn, ConnectError> {
+        wire::check(request)?;
         let transaction = self.transaction();
         let mut connection = Connection::new(State::ReqSent, request.peer, request.service_id, transaction);
         connection.local_qpn = Some(request.qpn);
@@ -20,7 +20,7 @@ impl Cm {
         connection.timeout = self.bounded(connection.round_trip + wire::span(self.config.response_timeout));
         connection.max_retries = self.config.max_retries;
         let conn = self.table.insert(connection).map_err(|Full| ConnectError::Full)?;
-        self.send(conn, Kind::Req, wire::req(&self.config, &request, conn, transaction));
+        self.send(conn, Kind::Req, wire::req(&self.config, request, conn, transaction));
         self.await_answer(conn, State::ReqSent, now);
         Ok(conn)
     }

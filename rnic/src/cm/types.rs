@@ -23,7 +23,7 @@ pub mod private_data {
 }
 
 /// What a communication manager is told about itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Our channel adapter's GUID, which every REQ and REP tells
     pub ca_guid: u64,

@@ -291,11 +291,11 @@ pub(super) fn dreq(
 }
 
 /// The answer to a DREQ, whether or not we know the connection.
-pub(super) fn drep(transaction: u64, dreq: &Dreq) -> [u8; MAD_LEN] {
-    let mut drep = Drep::new_zeroed();
-    drep.local_comm_id = dreq.remote_comm_id;
-    drep.remote_comm_id = dreq.local_comm_id;
-    mad(Kind::Drep, transaction, &drep)
+pub(super) fn drep(transaction: u64, asked: &Dreq) -> [u8; MAD_LEN] {
+    let mut answer = Drep::new_zeroed();
+    answer.local_comm_id = asked.remote_comm_id;
+    answer.remote_comm_id = asked.local_comm_id;
+    mad(Kind::Drep, transaction, &answer)
 }
 
 /// Whether a REQ repeats the one that made this connection.
