@@ -147,15 +147,20 @@ const MESSAGES: [Row; 13] = [
     ("LAP", |conn| mad(Kind::Lap, &with_ids!(Rtu, conn))),
 ];
 
+/// Whether the side that asked, or the one that was asked, is ever in this state
+fn possible(state: State, active: bool) -> bool {
+    let passive_only =
+        matches!(state, State::ReqReceived | State::MraReqSent | State::RepSent | State::MraRepReceived);
+    let active_only =
+        matches!(state, State::ReqSent | State::MraReqReceived | State::RepReceived | State::MraRepSent);
+    !if active { passive_only } else { active_only }
+}
+
 /// The table: what a message changes. Where nothing is said, nothing happens.
 fn table(active: bool) -> String {
     let mut table = String::new();
     for state in State::ALL {
-        let passive_only =
-            matches!(state, State::ReqReceived | State::MraReqSent | State::RepSent | State::MraRepReceived);
-        let active_only =
-            matches!(state, State::ReqSent | State::MraReqReceived | State::RepReceived | State::MraRepSent);
-        if if active { passive_only } else { active_only } {
+        if !possible(state, active) {
             continue;
         }
         writeln!(table, "{state:?}").unwrap();
@@ -196,8 +201,10 @@ fn the_passive_side() {
 fn calls_out_of_place() {
     for active in [true, false] {
         for state in State::ALL {
-            let made = std::panic::catch_unwind(|| at(state, active));
-            let Ok((mut cm, conn)) = made else { continue };
+            if !possible(state, active) {
+                continue;
+            }
+            let (mut cm, conn) = at(state, active);
             let calls = [
                 ("accept", cm.accept(conn, &answer(1), T0)),
                 ("confirm", cm.confirm(conn, &[])),
