@@ -22,6 +22,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod cm;
 pub mod congestion;
 mod counters;
 mod gsi;
@@ -44,9 +45,7 @@ pub use counters::Counters;
 pub use memory::{Access, AccessError, Buffer, MemoryError, Mr, Pd, Region};
 pub use neighbour::Interface;
 pub use nic::{Config, Event, Rnic};
-pub use qp::{
-    Modify, Path, PathMtu, QpError, QpInit, ReadyToReceive, ReadyToSend, State, Transport,
-};
+pub use qp::{Modify, Path, PathMtu, QpError, QpInit, ReadyToReceive, ReadyToSend, State, Transport};
 pub use queue::{
     Completed, Completion, Cq, Data, Datagram, Operation, RecvRequest, Remote, SendRequest, Sge, Srq, Status,
 };

@@ -283,7 +283,10 @@ mod tests {
         assert_eq!(memory.free(buffer), Err(MemoryError::Busy));
         memory.reregister(second, Access::LOCAL_READ).unwrap();
         assert_eq!(memory.check(pd, second.0, 0x8000, 1, Access::REMOTE_READ), Err(AccessError::Rights));
-        assert!(memory.check(pd, first.0, 8, 1, Access::REMOTE_READ).is_ok(), "the other window is as it was");
+        assert!(
+            memory.check(pd, first.0, 8, 1, Access::REMOTE_READ).is_ok(),
+            "the other window is as it was"
+        );
         memory.deregister(first).unwrap();
         assert_eq!(memory.deregister(first).unwrap_err(), MemoryError::Unknown);
         memory.deregister(second).unwrap();

@@ -119,7 +119,14 @@ pub(crate) struct Neighbours {
 
 impl Neighbours {
     pub(crate) fn new(interface: Interface) -> Self {
-        Self { interface, known: BTreeMap::new(), frames: VecDeque::new(), age: 0, timer: None, waiting: Vec::new() }
+        Self {
+            interface,
+            known: BTreeMap::new(),
+            frames: VecDeque::new(),
+            age: 0,
+            timer: None,
+            waiting: Vec::new(),
+        }
     }
 
     /// Routes made at another age may be wrong.
@@ -253,7 +260,8 @@ impl Neighbours {
         }
         let operation = u16::from_be_bytes([arp[6], arp[7]]);
         let ip = |at: usize| Ipv4Addr::new(arp[at], arp[at + 1], arp[at + 2], arp[at + 3]);
-        let mac = |at: usize| MacAddr([arp[at], arp[at + 1], arp[at + 2], arp[at + 3], arp[at + 4], arp[at + 5]]);
+        let mac =
+            |at: usize| MacAddr([arp[at], arp[at + 1], arp[at + 2], arp[at + 3], arp[at + 4], arp[at + 5]]);
         let (sender_mac, sender, target) = (mac(8), ip(14), ip(24));
         let for_us = self.interface.has(target.into());
         if operation == 1 && for_us {
@@ -301,8 +309,11 @@ impl Neighbours {
             // Discovery is only believed from the link itself (RFC 4861 7.1).
             (SOLICITATION, Some(target)) if ip.hop_limit == 255 && self.interface.has(target.into()) => {
                 let their_mac = option(&message[ND_LEN..], SOURCE_ADDRESS).unwrap_or(src_mac);
-                let (to, to_mac) =
-                    if src.is_unspecified() { (all_nodes(), mac_of_group(all_nodes())) } else { (src, their_mac) };
+                let (to, to_mac) = if src.is_unspecified() {
+                    (all_nodes(), mac_of_group(all_nodes()))
+                } else {
+                    (src, their_mac)
+                };
                 self.discovery(ADVERTISEMENT, TARGET_ADDRESS, to_mac, target, to, target);
                 !src.is_unspecified() && self.learn(src.into(), their_mac, true, now)
             }
@@ -339,7 +350,15 @@ impl Neighbours {
         self.send(to, ethertype::ARP, &[&head, &own, &sender.octets(), &target_mac.0, &target.octets()]);
     }
 
-    fn discovery(&mut self, kind: u8, option: u8, mac: MacAddr, src: Ipv6Addr, dst: Ipv6Addr, target: Ipv6Addr) {
+    fn discovery(
+        &mut self,
+        kind: u8,
+        option: u8,
+        mac: MacAddr,
+        src: Ipv6Addr,
+        dst: Ipv6Addr,
+        target: Ipv6Addr,
+    ) {
         let flags = if kind == ADVERTISEMENT { ND_FLAGS } else { 0 };
         let mut message = vec![kind, 0, 0, 0, flags, 0, 0, 0];
         message.extend(target.octets());

@@ -6,7 +6,7 @@ use crate::gsi::Gsi;
 use crate::memory::{Access, Buffer, Memory, MemoryError, Mr, Pd, Region};
 use crate::neighbour::{Interface, Neighbours};
 use crate::qp::{Modify, Path, Qp, QpError, QpInit, State, Transport};
-use crate::queue::{Completion, CompletionQueue, Cq, RecvRequest, ReceiveQueue, SendRequest, Sge, Srq};
+use crate::queue::{Completion, CompletionQueue, Cq, ReceiveQueue, RecvRequest, SendRequest, Sge, Srq};
 use crate::responder::AckPolicy;
 use crate::timers::Timers;
 use core::ops::Range;

@@ -74,10 +74,9 @@ impl Rnic {
             return;
         };
         let Some(mut parts) = self.parts(slot) else { return };
-        let ecn = packet.ipv4().map_or_else(
-            || packet.ipv6().map_or(0, |ip| ip.traffic_class() & 3),
-            rocev2::ipv4::Ipv4::ecn,
-        );
+        let ecn = packet
+            .ipv4()
+            .map_or_else(|| packet.ipv6().map_or(0, |ip| ip.traffic_class() & 3), rocev2::ipv4::Ipv4::ecn);
         let service = bth.opcode().0 >> 5;
         let of_peer = parts.qp.path.is_some_and(|path| path.dst == packet.src());
         let wanted = match parts.qp.init.transport {

@@ -96,7 +96,8 @@ impl Parts<'_> {
         match self.execute(packet) {
             Ok(psns) => {
                 self.qp.resp.epsn = psn.add(psns);
-                if !matches!(Step::of(packet.bth().opcode()), Step::Read | Step::CompareSwap | Step::FetchAdd) {
+                if !matches!(Step::of(packet.bth().opcode()), Step::Read | Step::CompareSwap | Step::FetchAdd)
+                {
                     let (asked, policy) = (packet.bth().ack_req(), self.config.ack);
                     self.qp.resp.request_came(asked, policy, self.ack_psn(psn), now);
                 }

@@ -159,10 +159,8 @@ impl Parts<'_> {
         let Some(front) = self.qp.req.queue.front() else { return };
         let (packets, fetched, len) = (front.packets, front.fetched, front.request.data.len());
         let is_last = fetched + 1 == packets;
-        let said_last = matches!(
-            packet.bth().opcode(),
-            Opcode::RC_READ_RESPONSE_LAST | Opcode::RC_READ_RESPONSE_ONLY
-        );
+        let said_last =
+            matches!(packet.bth().opcode(), Opcode::RC_READ_RESPONSE_LAST | Opcode::RC_READ_RESPONSE_ONLY);
         let at = fetched as usize * mtu;
         let wanted = if is_last { len - at } else { mtu };
         if is_last != said_last || packet.payload().len() != wanted {
@@ -209,7 +207,12 @@ impl Parts<'_> {
 
     /// Sends again from `psn` on, if that has not been tried too often.
     fn try_again(&mut self, psn: Psn, now: Nanos) {
-        if self.qp.req.queue.front().is_none_or(|front| !self.qp.req.was_sent(psn) || psn.distance(front.first) < 0)
+        if self
+            .qp
+            .req
+            .queue
+            .front()
+            .is_none_or(|front| !self.qp.req.was_sent(psn) || psn.distance(front.first) < 0)
         {
             return;
         }

@@ -313,8 +313,7 @@ impl Parts<'_> {
         };
         let aeth = Aeth::new(Syndrome::Ack(self.credit()), msn);
         let aeth = aeth.as_bytes();
-        let extended: &[&[u8]] =
-            if opcode == Opcode::RC_READ_RESPONSE_MIDDLE { &[] } else { &[aeth] };
+        let extended: &[&[u8]] = if opcode == Opcode::RC_READ_RESPONSE_MIDDLE { &[] } else { &[aeth] };
         let bytes = from.map_or(&[][..], |span| self.memory.bytes(span.skip(at), this));
         if bytes.len() != this {
             // The memory was taken away while it was being read.

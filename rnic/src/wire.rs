@@ -64,7 +64,8 @@ impl Route {
                     dst: dst.octets(),
                     ..Ipv4::default()
                 };
-                sum = ip.as_bytes().chunks_exact(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]]))).sum();
+                sum =
+                    ip.as_bytes().chunks_exact(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]]))).sum();
                 put(ip.as_bytes());
             }
             (IpAddr::V6(src), IpAddr::V6(dst)) => {
@@ -79,8 +80,7 @@ impl Route {
             }
             _ => return None,
         }
-        let udp =
-            Udp { src_port: U16::new(ends.src_port), dst_port: U16::new(UDP_PORT), ..Udp::default() };
+        let udp = Udp { src_port: U16::new(ends.src_port), dst_port: U16::new(UDP_PORT), ..Udp::default() };
         put(udp.as_bytes());
         let len = at as u8;
         let ip_len = if v6 { Ipv6::LEN } else { Ipv4::LEN };
@@ -158,7 +158,10 @@ mod tests {
                 route.emit(&mut frame, bth, &[], &payload);
                 let packet = Packet::parse(&frame).expect("a packet");
                 assert!(packet.verify_icrc());
-                assert_eq!((packet.payload(), packet.src(), packet.dst()), (&payload[..], ends.src, ends.dst));
+                assert_eq!(
+                    (packet.payload(), packet.src(), packet.dst()),
+                    (&payload[..], ends.src, ends.dst)
+                );
                 assert_eq!(packet.tags().first().map(|tag| tag.tci.get()), vlan);
                 assert_eq!(packet.udp().src_port.get(), 0xc123);
                 assert_eq!(packet.layout().end(), frame.len());

@@ -6,7 +6,8 @@
 //! as we do; the ICRC, which covers those, and which is verified instead.
 
 use rnic::{
-    Access, Config, Interface, Modify, Path, PathMtu, QpInit, ReadyToReceive, RecvRequest, Rnic, Sge, Transport,
+    Access, Config, Interface, Modify, Path, PathMtu, QpInit, ReadyToReceive, RecvRequest, Rnic, Sge,
+    Transport,
 };
 use rocev2::ethernet::MacAddr;
 use rocev2::rewrite::Rewriter;
@@ -33,14 +34,17 @@ struct Flow<'a> {
 
 /// PSNs from the first to the last request
 fn spans(flow: &Flow<'_>, psn: Psn) -> bool {
-    let (Some((_, first)), Some((_, last))) = (flow.requests.first(), flow.requests.last()) else { return false };
+    let (Some((_, first)), Some((_, last))) = (flow.requests.first(), flow.requests.last()) else {
+        return false;
+    };
     let from = first.bth().psn();
     psn.distance(from) >= 0 && psn.distance(last.bth().psn()) < 16
 }
 
 /// Sorts the packets of a capture into flows by responder. Who answers for which queue pair is known by the PSNs.
 fn flows<'a>(frames: &'a [Vec<u8>]) -> Vec<Flow<'a>> {
-    let packets: Vec<_> = frames.iter().enumerate().filter_map(|(n, frame)| Some((n, Packet::parse(frame)?))).collect();
+    let packets: Vec<_> =
+        frames.iter().enumerate().filter_map(|(n, frame)| Some((n, Packet::parse(frame)?))).collect();
     let mut flows: BTreeMap<(IpAddr, Qpn), Flow<'a>> = BTreeMap::new();
     for (n, packet) in &packets {
         let opcode = packet.layout().opcode();
@@ -49,7 +53,9 @@ fn flows<'a>(frames: &'a [Vec<u8>]) -> Vec<Flow<'a>> {
         }
     }
     for (_, packet) in packets.iter().filter(|(_, packet)| is_response(packet.layout().opcode())) {
-        let of = flows.iter_mut().find(|((host, _), flow)| *host == packet.src() && spans(flow, packet.bth().psn()));
+        let of = flows
+            .iter_mut()
+            .find(|((host, _), flow)| *host == packet.src() && spans(flow, packet.bth().psn()));
         if let Some((_, flow)) = of {
             flow.responses.push(*packet);
         }
@@ -84,9 +90,8 @@ impl Replay {
             max_recv: 1 << 16,
         };
         let qpn = nic.create_qp(init).unwrap();
-        let whole = |packet: &&(usize, Packet<'_>)| {
-            matches!(packet.1.layout().opcode().0 & 0x1f, 0 | 1 | 6 | 7)
-        };
+        let whole =
+            |packet: &&(usize, Packet<'_>)| matches!(packet.1.layout().opcode().0 & 0x1f, 0 | 1 | 6 | 7);
         let mtu = flow.requests.iter().find(whole).map(|(_, packet)| packet.payload().len());
         let first_of_read = |p: &&Packet<'_>| p.layout().opcode() == Opcode::RC_READ_RESPONSE_FIRST;
         let mtu = mtu.or_else(|| flow.responses.iter().find(first_of_read).map(|p| p.payload().len()));
@@ -165,7 +170,8 @@ fn register(nic: &mut Rnic, pd: rnic::Pd, flow: &Flow<'_>) -> BTreeMap<u32, u32>
     for (_, packet) in flow.requests.iter().rev() {
         let fetched: Vec<_> = match packet.layout().opcode() {
             Opcode::RC_READ_REQUEST => {
-                let psns = u32::from(packet.reth().unwrap().len.get() > 0) + packet.reth().unwrap().len.get() / 256;
+                let psns =
+                    u32::from(packet.reth().unwrap().len.get() > 0) + packet.reth().unwrap().len.get() / 256;
                 let first = packet.bth().psn();
                 let of_it = |p: &&Packet<'_>| (0..psns as i32).contains(&p.bth().psn().distance(first));
                 let data = |p: &&Packet<'_>| (0x0d..=0x10).contains(&p.layout().opcode().0);
@@ -214,12 +220,22 @@ fn replay(name: &str, lost: impl Fn(usize) -> bool) -> usize {
             .flat_map(|(_, packet)| replay.request(packet))
             .collect();
         // A capture may end before the last responses.
-        assert!(answers.len() >= flow.responses.len(), "{name}: {} of {}", answers.len(), flow.responses.len());
+        assert!(
+            answers.len() >= flow.responses.len(),
+            "{name}: {} of {}",
+            answers.len(),
+            flow.responses.len()
+        );
         for (n, (ours, theirs)) in answers.iter().zip(&flow.responses).enumerate() {
             let Class::Roce(layout) = classify(ours) else { panic!("{name}: response {n} does not parse") };
             let ours = Packet::new(ours, layout);
             assert!(ours.verify_icrc());
-            assert!(compared(&ours) == compared(theirs), "{name}: response {n}:\n{:?}\n{:?}", compared(&ours), compared(theirs));
+            assert!(
+                compared(&ours) == compared(theirs),
+                "{name}: response {n}:\n{:?}\n{:?}",
+                compared(&ours),
+                compared(theirs)
+            );
             agreed += 1;
         }
         assert_ne!(replay.nic.qp_state(replay.qpn), Some(rnic::State::Error), "{name}");

@@ -54,11 +54,19 @@ fn every_operation_does_what_it_says() {
         let received = pair.completions(1, &b);
         let lengths: Vec<_> = received.iter().map(|c| (c.id, c.of, c.len, c.immediate)).collect();
         use Completed::{Recv, RecvWriteImm};
-        let wanted =
-            [(100, Recv, 10_000, None), (101, Recv, 3, Some(7)), (102, RecvWriteImm, 4_097, Some(8)), (103, Recv, 0, None)];
+        let wanted = [
+            (100, Recv, 10_000, None),
+            (101, Recv, 3, Some(7)),
+            (102, RecvWriteImm, 4_097, Some(8)),
+            (103, Recv, 0, None),
+        ];
         assert_eq!(lengths, wanted);
         let there = pair.nics[1].bytes(b.buffer);
-        assert!(there[..10_000] == message && there[20_000..30_000] == message && there[10_000..14_097] == message[..4_097]);
+        assert!(
+            there[..10_000] == message
+                && there[20_000..30_000] == message
+                && there[10_000..14_097] == message[..4_097]
+        );
         assert_eq!(there[30_000..30_004], [9, 9, 9, 0]);
         assert_eq!(pair.nics[0].bytes(a.buffer)[30_000..40_000], message);
         let fetched = [50_000, 50_008, 50_016].map(|at| word(&pair, 0, &a, at));
@@ -74,12 +82,25 @@ fn a_lost_packet_is_sent_again_whichever_it_was() {
         let (mut pair, [a, b]) = Pair::connected(Setup { mtu: PathMtu::B256, ..Setup::default() });
         // Frames 1 and 2 are ARP.
         LOST.with(|lost| lost.set(nth));
-        pair.take = Some(|_, n| LOST.with(|lost| if lost.get() <= n { lost.replace(u64::MAX) <= n } else { false }));
+        pair.take =
+            Some(|_, n| LOST.with(|lost| if lost.get() <= n { lost.replace(u64::MAX) <= n } else { false }));
         pair.nics[0].bytes_mut(a.buffer)[..2000].copy_from_slice(&bytes(2000, 5));
         pair.post(0, a.qpn, 1, Operation::Write(b.remote(0)), Data::Memory(a.sge(0, 2000)));
-        pair.post(0, a.qpn, 2, Operation::FetchAdd { at: b.remote(4096), add: 1 }, Data::Memory(a.sge(8000, 8)));
+        pair.post(
+            0,
+            a.qpn,
+            2,
+            Operation::FetchAdd { at: b.remote(4096), add: 1 },
+            Data::Memory(a.sge(8000, 8)),
+        );
         pair.post(0, a.qpn, 3, Operation::Read(b.remote(0)), Data::Memory(a.sge(10_000, 2000)));
-        pair.post(0, a.qpn, 4, Operation::FetchAdd { at: b.remote(4096), add: 1 }, Data::Memory(a.sge(8008, 8)));
+        pair.post(
+            0,
+            a.qpn,
+            4,
+            Operation::FetchAdd { at: b.remote(4096), add: 1 },
+            Data::Memory(a.sge(8008, 8)),
+        );
         pair.run();
         let wanted = [1, 2, 3, 4].map(|id| (id, Status::Success));
         assert_eq!(pair.statuses(0, &a), wanted, "packet {nth} lost");
@@ -179,15 +200,24 @@ fn credits_are_announced_and_heeded() {
     }
     pair.run_for(Nanos::from_micros(30));
     assert_eq!(pair.statuses(0, &a).len(), 3);
-    let announced: Vec<_> = pair.seen.iter().filter(|(to, _)| *to == 0).filter_map(|(_, frame)| {
-        Packet::parse(frame)?.aeth().map(|aeth| aeth.kind())
-    }).collect();
+    let announced: Vec<_> = pair
+        .seen
+        .iter()
+        .filter(|(to, _)| *to == 0)
+        .filter_map(|(_, frame)| Packet::parse(frame)?.aeth().map(|aeth| aeth.kind()))
+        .collect();
     assert!(matches!(announced[0], Syndrome::Ack(credit) if credit.messages() == Some(2)), "{announced:?}");
     // The message beyond the credits was tried alone.
     let sends = pair.seen.iter().filter(|(to, frame)| {
-        *to == 1 && Packet::parse(frame).is_some_and(|packet| packet.layout().opcode() == Opcode::RC_SEND_ONLY)
+        *to == 1
+            && Packet::parse(frame).is_some_and(|packet| packet.layout().opcode() == Opcode::RC_SEND_ONLY)
     });
-    assert_eq!(sends.map(|(_, frame)| Packet::parse(frame).unwrap().bth().psn()).max_by_key(|psn| psn.distance(Psn::new(0xff_fff0))), Some(Psn::new(0xff_fff3)));
+    assert_eq!(
+        sends
+            .map(|(_, frame)| Packet::parse(frame).unwrap().bth().psn())
+            .max_by_key(|psn| psn.distance(Psn::new(0xff_fff0))),
+        Some(Psn::new(0xff_fff3))
+    );
 }
 
 #[test]
@@ -202,7 +232,7 @@ fn silence_is_met_with_as_many_retries_as_were_said() {
     assert_eq!(pair.statuses(0, &a), [(1, Status::RetryExceeded), (2, Status::Flushed)]);
     assert_eq!(pair.nics[0].counters().timeouts, 4);
     // 131 us each; the first wait began after ARP
-    assert!((524_288..540_000).contains(&pair.now.0) , "{:?}", pair.now);
+    assert!((524_288..540_000).contains(&pair.now.0), "{:?}", pair.now);
 }
 
 #[test]
@@ -238,7 +268,8 @@ fn reads_and_atomics_outstanding_are_limited_and_fenced() {
     for id in 0..10 {
         pair.post(0, a.qpn, id, Operation::Read(b.remote(0)), Data::Memory(a.sge(0, 4096)));
     }
-    let fenced = SendRequest { fence: true, ..SendRequest::new(10, Operation::Write(b.remote(0)), Data::None) };
+    let fenced =
+        SendRequest { fence: true, ..SendRequest::new(10, Operation::Write(b.remote(0)), Data::None) };
     pair.nics[0].post_send(a.qpn, fenced).unwrap();
     pair.run();
     assert_eq!(pair.statuses(0, &a).len(), 11);
@@ -257,7 +288,8 @@ fn reads_and_atomics_outstanding_are_limited_and_fenced() {
 
 #[test]
 fn unreliable_messages_come_whole_or_not_at_all() {
-    let (mut pair, [a, b]) = Pair::connected(Setup { transport: Transport::Uc, mtu: PathMtu::B256, ..Setup::default() });
+    let (mut pair, [a, b]) =
+        Pair::connected(Setup { transport: Transport::Uc, mtu: PathMtu::B256, ..Setup::default() });
     pair.damage = Share::percent(2);
     for id in 0..200 {
         let data = Some(b.sge(0, 2000));
@@ -303,9 +335,15 @@ fn datagrams_carry_their_sender_and_need_the_key() {
     send(7, 20); // too long for the second request
     let received = pair.completions(1, &b);
     assert_eq!(received.len(), 1);
-    assert_eq!((received[0].len, received[0].from, received[0].immediate), (60, Some((address(0), a.qpn)), Some(3)));
+    assert_eq!(
+        (received[0].len, received[0].from, received[0].immediate),
+        (60, Some((address(0), a.qpn)), Some(3))
+    );
     let there = &pair.nics[1].bytes(b.buffer)[..60];
-    assert_eq!((there[20], &there[32..40], &there[40..]), (0x45, &[10, 0, 0, 1, 10, 0, 0, 2][..], &bytes(20, 0)[..]));
+    assert_eq!(
+        (there[20], &there[32..40], &there[40..]),
+        (0x45, &[10, 0, 0, 1, 10, 0, 0, 2][..], &bytes(20, 0)[..])
+    );
     assert_eq!(pair.nics[1].counters().unreliable_dropped, 2);
 }
 
@@ -327,12 +365,18 @@ fn a_shared_receive_queue_serves_all() {
         max_dest_rd_atomic: 1,
         min_rnr_timer: rocev2::aeth::RnrTimer(1),
     };
-    let send = ReadyToSend { sq_psn: Psn::ZERO, max_rd_atomic: 1, timeout: 5, retry_count: 7, rnr_retry: 0, flow_control: false };
+    let send = ReadyToSend {
+        sq_psn: Psn::ZERO,
+        max_rd_atomic: 1,
+        timeout: 5,
+        retry_count: 7,
+        rnr_retry: 0,
+        flow_control: false,
+    };
     pair.nics[0].modify_qp(a.qpn, Modify::Reset).unwrap();
-    for (nic, qpn, rtr) in [
-        (0, a.qpn, ready(shared, Path::new(address(0), address(1)))),
-        (1, shared, ready(a.qpn, path)),
-    ] {
+    for (nic, qpn, rtr) in
+        [(0, a.qpn, ready(shared, Path::new(address(0), address(1)))), (1, shared, ready(a.qpn, path))]
+    {
         for modify in [Modify::Init { access: Access::ALL, qkey: 0 }, Modify::Rtr(rtr), Modify::Rts(send)] {
             pair.nics[nic].modify_qp(qpn, modify).unwrap();
         }
@@ -370,7 +414,15 @@ fn numbers_of_destroyed_queue_pairs_come_back_late() {
     let mut nic = Rnic::new(Config { max_qps: 3, ..config(0) });
     let pd = nic.alloc_pd();
     let cq = nic.create_cq(1).unwrap();
-    let init = QpInit { transport: Transport::Rc, pd, send_cq: cq, recv_cq: cq, srq: None, max_send: 1, max_recv: 1 };
+    let init = QpInit {
+        transport: Transport::Rc,
+        pd,
+        send_cq: cq,
+        recv_cq: cq,
+        srq: None,
+        max_send: 1,
+        max_recv: 1,
+    };
     let mut seen = std::collections::HashSet::new();
     for _ in 0..1000 {
         let qpn = nic.create_qp(init).unwrap();

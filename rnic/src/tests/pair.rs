@@ -153,8 +153,9 @@ impl Pair {
 
     fn put(&mut self, to: usize, mut frame: Vec<u8>) {
         self.sent += 1;
-        let taken =
-            self.take.is_some_and(|take| Packet::parse(&frame).is_some_and(|packet| take(&packet, self.sent)));
+        let taken = self
+            .take
+            .is_some_and(|take| Packet::parse(&frame).is_some_and(|packet| take(&packet, self.sent)));
         let [lost, again, late, broken] = [(); 4].map(|()| self.chance.happens(self.damage));
         if taken || lost {
             return;

@@ -252,8 +252,20 @@ impl Rej {
 pub struct RejReason(pub u16);
 
 impl RejReason {
+    /// No room for another connection
+    pub const NO_RESOURCES: Self = Self(3);
+    /// The sender gives up waiting for an answer
+    pub const TIMEOUT: Self = Self(4);
+    /// The receiver's communication id is not known to the sender
+    pub const INVALID_COMM_ID: Self = Self(6);
+    /// Nobody listens for the service
+    pub const INVALID_SERVICE_ID: Self = Self(8);
+    /// Queue pairs of this kind are not joined here
+    pub const INVALID_TRANSPORT_SERVICE: Self = Self(9);
     /// The connection is known already, or no more
     pub const STALE_CONNECTION: Self = Self(10);
+    /// The path MTU is none, or none that the sender has
+    pub const INVALID_PATH_MTU: Self = Self(26);
     /// The application rejects; its private data may say why
     pub const CONSUMER: Self = Self(28);
 

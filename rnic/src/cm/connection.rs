@@ -1,0 +1,346 @@
+//! The connections: where each stands, and how it is found by our id, by the other side's, and by its time.
+
+use super::types::{Conn, Info, Peer};
+use core::cmp::Reverse;
+use core::net::IpAddr;
+use rocev2::cm::{Kind, MAD_LEN};
+use rocev2::{Psn, Qpn};
+use std::collections::{BinaryHeap, VecDeque};
+use switch::random::Chance;
+use switch::table::{Index, Key};
+use switch::{Full, Nanos};
+
+/// Where a connection stands (IB 12.9.7, figures 138 and 139).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum State {
+    /// Active: REQ is sent.
+    ReqSent,
+    /// Active: the other side asked to wait for its REP ("REP Wait").
+    MraReqReceived,
+    /// Active: REP came, the owner has not confirmed.
+    RepReceived,
+    /// Active: the same, and we asked to wait for the RTU.
+    MraRepSent,
+    /// Passive: REQ came, the owner has not answered.
+    ReqReceived,
+    /// Passive: the same, and we asked to wait for the REP.
+    MraReqSent,
+    /// Passive: REP is sent.
+    RepSent,
+    /// Passive: the other side asked to wait for its RTU.
+    MraRepReceived,
+    /// The connection stands.
+    Established,
+    /// DREQ is sent.
+    DreqSent,
+    /// It is over, and remembered for a while.
+    TimeWait,
+}
+
+impl State {
+    /// Every state.
+    pub const ALL: [Self; 11] = [
+        Self::ReqSent,
+        Self::MraReqReceived,
+        Self::RepReceived,
+        Self::MraRepSent,
+        Self::ReqReceived,
+        Self::MraReqSent,
+        Self::RepSent,
+        Self::MraRepReceived,
+        Self::Established,
+        Self::DreqSent,
+        Self::TimeWait,
+    ];
+}
+
+/// What is known of a connection.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) state: State,
+    pub(super) peer: Peer,
+    pub(super) active: bool,
+    pub(super) service_id: u64,
+    /// The transaction of the REQ, which all messages but DREQ and DREP carry
+    pub(super) transaction: u64,
+    pub(super) remote_id: Option<u32>,
+    pub(super) local_qpn: Option<Qpn>,
+    pub(super) remote_qpn: Option<Qpn>,
+    /// The PSN of the REQ: with transaction and queue pair it tells a repeated REQ from a new one
+    pub(super) request_psn: Psn,
+    /// How long to wait for an answer
+    pub(super) timeout: Nanos,
+    /// Twice the life time of a packet, which comes on top of the time that an MRA asks for
+    pub(super) round_trip: Nanos,
+    pub(super) max_retries: u8,
+    pub(super) retries_left: u8,
+    /// Its last event was given, or its owner wants none.
+    pub(super) over: bool,
+    /// The last message sent, to be sent again
+    pub(super) last: Option<(Kind, [u8; MAD_LEN])>,
+    deadline: Option<Nanos>,
+    /// The earliest entry of the heap of timers
+    queued: Option<Nanos>,
+}
+
+impl Connection {
+    pub(super) fn new(state: State, peer: Peer, service_id: u64, transaction: u64) -> Self {
+        Self {
+            state,
+            peer,
+            active: state == State::ReqSent,
+            service_id,
+            transaction,
+            remote_id: None,
+            local_qpn: None,
+            remote_qpn: None,
+            request_psn: Psn::ZERO,
+            timeout: Nanos::ZERO,
+            round_trip: Nanos::ZERO,
+            max_retries: 0,
+            retries_left: 0,
+            over: false,
+            last: None,
+            deadline: None,
+            queued: None,
+        }
+    }
+
+    pub(super) fn info(&self) -> Info {
+        Info {
+            state: self.state,
+            peer: self.peer,
+            active: self.active,
+            service_id: self.service_id,
+            remote_comm_id: self.remote_id,
+            local_qpn: self.local_qpn,
+            remote_qpn: self.remote_qpn,
+        }
+    }
+
+    pub(super) const fn deadline(&self) -> Option<Nanos> {
+        self.deadline
+    }
+}
+
+/// A place for a connection. Its generation is part of the id, so that a forgotten id finds nothing.
+#[derive(Debug)]
+struct Slot {
+    generation: u32,
+    connection: Option<Box<Connection>>,
+}
+
+/// A number that another host chose. The salt keeps hosts from choosing numbers that collide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct RemoteKey {
+    salt: u64,
+    host: IpAddr,
+    number: u32,
+}
+
+/// Spreads `value` over 64 bits (the last step of splitmix64). One multiplication is not enough here: queue pair numbers
+/// come in a row, and 90,000 of them found no place in an index for 100,000 after `switch::table::mix`.
+const fn spread(value: u64) -> u64 {
+    let value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ value >> 31
+}
+
+impl Key for RemoteKey {
+    fn hash(&self) -> u64 {
+        let host = match self.host {
+            IpAddr::V4(address) => u128::from(address.to_bits()),
+            IpAddr::V6(address) => address.to_bits(),
+        };
+        let low = spread(self.salt ^ host as u64);
+        spread(spread(low ^ (host >> 64) as u64) ^ u64::from(self.number))
+    }
+}
+
+/// Connections by a number of the other side's.
+#[derive(Debug)]
+pub(super) struct Names {
+    salt: u64,
+    index: Index<RemoteKey>,
+    conns: Vec<Conn>,
+}
+
+impl Names {
+    fn new(capacity: usize, salt: u64) -> Self {
+        Self { salt, index: Index::with_capacity(capacity), conns: Vec::new() }
+    }
+
+    const fn key(&self, host: IpAddr, number: u32) -> RemoteKey {
+        RemoteKey { salt: self.salt, host, number }
+    }
+
+    pub(super) fn get(&self, host: IpAddr, number: u32) -> Option<Conn> {
+        self.index.get(&self.key(host, number)).map(|id| self.conns[id as usize])
+    }
+
+    /// The name belongs to `conn` from now on, whoever had it.
+    fn bind(&mut self, host: IpAddr, number: u32, conn: Conn) -> Result<(), Full> {
+        let id = self.index.get_or_insert(self.key(host, number))? as usize;
+        if id == self.conns.len() {
+            self.conns.push(conn);
+        } else {
+            self.conns[id] = conn;
+        }
+        Ok(())
+    }
+
+    /// Forgets the name, if it is `conn`'s.
+    fn unbind(&mut self, host: IpAddr, number: u32, conn: Conn) {
+        if self.get(host, number) == Some(conn) {
+            self.index.remove(&self.key(host, number));
+        }
+    }
+}
+
+/// All connections.
+#[derive(Debug)]
+pub(super) struct Table {
+    slots: Vec<Slot>,
+    /// First freed, first taken: an id comes back as late as possible
+    free: VecDeque<u32>,
+    capacity: usize,
+    /// Bits of an id that are the slot's number; the others are its generation
+    slot_bits: u32,
+    /// Makes ids that do not tell how many connections there are
+    scramble: u32,
+    chance: Chance,
+    pub(super) by_remote_id: Names,
+    pub(super) by_remote_qpn: Names,
+    timers: BinaryHeap<Reverse<(Nanos, Conn)>>,
+}
+
+impl Table {
+    pub(super) fn new(capacity: usize, mut chance: Chance) -> Self {
+        let capacity = capacity.min(1 << 24);
+        let salt = chance.bits();
+        Self {
+            slots: Vec::new(),
+            free: VecDeque::new(),
+            capacity,
+            slot_bits: capacity.max(2).next_power_of_two().trailing_zeros(),
+            scramble: chance.bits() as u32,
+            chance,
+            by_remote_id: Names::new(capacity, salt),
+            by_remote_qpn: Names::new(capacity, !salt),
+            timers: BinaryHeap::new(),
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    pub(super) fn insert(&mut self, connection: Connection) -> Result<Conn, Full> {
+        let number = if let Some(number) = self.free.pop_front() {
+            number
+        } else if self.slots.len() < self.capacity {
+            self.slots.push(Slot { generation: self.chance.bits() as u32, connection: None });
+            self.slots.len() as u32 - 1
+        } else {
+            return Err(Full);
+        };
+        let slot = &mut self.slots[number as usize];
+        slot.connection = Some(Box::new(connection));
+        loop {
+            slot.generation = slot.generation.wrapping_add(1) & (u32::MAX >> self.slot_bits);
+            let id = (slot.generation << self.slot_bits | number) ^ self.scramble;
+            // 0 says "no id" in a REJ.
+            if id != 0 {
+                return Ok(Conn(id));
+            }
+        }
+    }
+
+    fn slot(&self, conn: Conn) -> Option<usize> {
+        let plain = conn.0 ^ self.scramble;
+        let number = (plain & ((1 << self.slot_bits) - 1)) as usize;
+        let slot = self.slots.get(number)?;
+        (slot.generation == plain >> self.slot_bits).then_some(number)
+    }
+
+    pub(super) fn get(&self, conn: Conn) -> Option<&Connection> {
+        self.slots[self.slot(conn)?].connection.as_deref()
+    }
+
+    pub(super) fn get_mut(&mut self, conn: Conn) -> Option<&mut Connection> {
+        let number = self.slot(conn)?;
+        self.slots[number].connection.as_deref_mut()
+    }
+
+    pub(super) fn remove(&mut self, conn: Conn) {
+        self.unbind_qpn(conn);
+        let Some(number) = self.slot(conn) else { return };
+        let Some(connection) = self.slots[number].connection.take() else { return };
+        self.free.push_back(number as u32);
+        if let Some(id) = connection.remote_id {
+            self.by_remote_id.unbind(connection.peer.remote, id, conn);
+        }
+    }
+
+    /// Notes what the other side calls the connection, and its queue pair.
+    pub(super) fn bind(&mut self, conn: Conn, remote_id: u32, remote_qpn: Qpn) -> Result<(), Full> {
+        let Some(connection) = self.get_mut(conn) else { return Err(Full) };
+        connection.remote_id = Some(remote_id);
+        connection.remote_qpn = Some(remote_qpn);
+        let host = connection.peer.remote;
+        self.by_remote_id.bind(host, remote_id, conn)?;
+        self.by_remote_qpn.bind(host, remote_qpn.get(), conn)
+    }
+
+    /// The other side's queue pair may be connected anew.
+    pub(super) fn unbind_qpn(&mut self, conn: Conn) {
+        let Some(connection) = self.get(conn) else { return };
+        if let Some(qpn) = connection.remote_qpn {
+            let host = connection.peer.remote;
+            self.by_remote_qpn.unbind(host, qpn.get(), conn);
+        }
+    }
+
+    /// Something is due for `conn` at `deadline`, and nothing else.
+    pub(super) fn arm(&mut self, conn: Conn, deadline: Nanos) {
+        let Some(connection) = self.get_mut(conn) else { return };
+        connection.deadline = Some(deadline);
+        // A later time is found when the earlier entry comes up: however often a timer is moved, there are few entries.
+        if connection.queued.is_none_or(|queued| deadline < queued) {
+            connection.queued = Some(deadline);
+            self.timers.push(Reverse((deadline, conn)));
+        }
+    }
+
+    pub(super) fn disarm(&mut self, conn: Conn) {
+        if let Some(connection) = self.get_mut(conn) {
+            connection.deadline = None;
+        }
+    }
+
+    /// The next connection for which something is due.
+    pub(super) fn due(&mut self, now: Nanos) -> Option<Conn> {
+        while let Some(&Reverse((at, conn))) = self.timers.peek()
+            && at <= now
+        {
+            self.timers.pop();
+            let Some(connection) = self.get_mut(conn) else { continue };
+            if connection.queued == Some(at) {
+                connection.queued = None;
+            }
+            match connection.deadline {
+                Some(deadline) if deadline <= now => {
+                    connection.deadline = None;
+                    return Some(conn);
+                }
+                Some(deadline) => self.arm(conn, deadline),
+                None => {}
+            }
+        }
+        None
+    }
+
+    pub(super) fn next_timer(&self) -> Option<Nanos> {
+        self.timers.peek().map(|&Reverse((at, _))| at)
+    }
+}

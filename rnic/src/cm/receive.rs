@@ -1,0 +1,275 @@
+//! What a message from the other side does.
+
+use super::connection::Connection;
+use super::types::{Conn, Event, Listener, Peer};
+use super::wire::{self, Of};
+use super::{Cm, State};
+use rocev2::Qpn;
+use rocev2::cm::{Body, Drep, Dreq, Kind, Message, Mra, Rej, RejReason, Rep, Req, Rtu};
+use switch::{Full, Nanos};
+
+/// The MAD's method: every message of the CM is sent, none is an answer in the sense of IB 13.4.5.
+const METHOD_SEND: u8 = 3;
+
+impl Cm {
+    /// A MAD came to QP 1: the payload that [`mad_of`](rocev2::cm::mad_of) gives. What is no message of the CM, or of
+    /// no connection, is ignored or rejected as IB 12.9.8 says.
+    pub fn on_mad(&mut self, peer: Peer, mad: &[u8], now: Nanos) {
+        let Ok(message) = Message::parse(mad) else { return };
+        if message.header.method != METHOD_SEND {
+            return;
+        }
+        let transaction = message.header.transaction_id.get();
+        match message.body {
+            Body::Req(req) => self.on_req(peer, transaction, req, now),
+            Body::Mra(mra) => self.on_mra(peer, mra, now),
+            Body::Rej(rej) => self.on_rej(peer, rej, now),
+            Body::Rep(rep) => self.on_rep(peer, transaction, rep, now),
+            Body::Rtu(rtu) => self.on_rtu(peer, rtu),
+            Body::Dreq(dreq) => self.on_dreq(peer, transaction, dreq, now),
+            Body::Drep(drep) => self.on_drep(peer, drep, now),
+            // Alternate paths there are none on RoCE; Linux ignores the messages for them as well.
+            Body::Opaque(..) => {}
+        }
+    }
+
+    /// The connection of ours that a message calls by both ids
+    fn known(&self, peer: Peer, local_id: u32, remote_id: u32) -> Option<(Conn, &Connection)> {
+        let conn = Conn(local_id);
+        let connection = self.table.get(conn)?;
+        let same = connection.peer.remote == peer.remote && connection.remote_id == Some(remote_id);
+        same.then_some((conn, connection))
+    }
+
+    fn on_req(&mut self, peer: Peer, transaction: u64, req: &Req, now: Nanos) {
+        let remote_id = req.local_comm_id.get();
+        let named = self.table.by_remote_id.get(peer.remote, remote_id);
+        if let Some(conn) = named
+            && let Some(connection) = self.table.get(conn)
+            && wire::repeats(connection, transaction, req.qpn(), req.starting_psn())
+        {
+            self.answer_again(conn, peer, transaction, remote_id);
+            return;
+        }
+        if let Err(reason) = self.request(peer, transaction, req, named, now) {
+            self.out.push_back((peer, wire::rej_of(Of::Req, transaction, remote_id, 0, reason)));
+        }
+    }
+
+    /// A REQ that is no repetition
+    fn request(
+        &mut self,
+        peer: Peer,
+        transaction: u64,
+        req: &Req,
+        named: Option<Conn>,
+        now: Nanos,
+    ) -> Result<(), RejReason> {
+        if self.supersede_namesakes(peer, named, req.qpn(), None, now) {
+            return Err(RejReason::STALE_CONNECTION);
+        }
+        let service_id = req.service_id.get();
+        if !self.listeners.contains(&service_id) {
+            return Err(RejReason::INVALID_SERVICE_ID);
+        }
+        let request = wire::read_req(peer, req)?;
+        let mut connection = Connection::new(State::ReqReceived, peer, service_id, transaction);
+        connection.request_psn = request.starting_psn;
+        connection.timeout = self.bounded(wire::span(request.response_timeout));
+        connection.max_retries = request.max_cm_retries;
+        if request.ack_timeout != 0 {
+            connection.round_trip = wire::span(request.ack_timeout);
+        }
+        let conn = self.table.insert(connection).map_err(|Full| RejReason::NO_RESOURCES)?;
+        if self.table.bind(conn, req.local_comm_id.get(), req.qpn()) == Err(Full) {
+            self.table.remove(conn);
+            return Err(RejReason::NO_RESOURCES);
+        }
+        let listener = Listener(service_id);
+        self.events.push_back(Event::Requested { conn, listener, request: Box::new(request) });
+        Ok(())
+    }
+
+    /// Ends other connections with the same id or queue pair of the other side's; whether there was one.
+    fn supersede_namesakes(
+        &mut self,
+        peer: Peer,
+        named: Option<Conn>,
+        qpn: Qpn,
+        except: Option<Conn>,
+        now: Nanos,
+    ) -> bool {
+        let by_qpn = self.table.by_remote_qpn.get(peer.remote, qpn.get());
+        let mut stale = false;
+        for conn in [named, by_qpn].into_iter().flatten() {
+            let over = self.table.get(conn).is_none_or(|old| old.state == State::TimeWait);
+            if Some(conn) != except && !over {
+                stale = true;
+                self.supersede(conn, now);
+            }
+        }
+        stale
+    }
+
+    /// The other side has not heard our answer to its REQ.
+    fn answer_again(&mut self, conn: Conn, peer: Peer, transaction: u64, remote_id: u32) {
+        let Some(connection) = self.table.get(conn) else { return };
+        let answer = connection.last.map(|(kind, _)| kind);
+        match connection.state {
+            State::RepSent | State::MraReqSent => self.repeat(conn),
+            State::TimeWait if answer == Some(Kind::Rej) => self.repeat(conn),
+            State::TimeWait => {
+                let rej = wire::rej_of(Of::Req, transaction, remote_id, 0, RejReason::STALE_CONNECTION);
+                self.out.push_back((peer, rej));
+            }
+            // The owner has not decided, or the other side has answered what came after.
+            _ => {}
+        }
+    }
+
+    fn on_rep(&mut self, peer: Peer, transaction: u64, rep: &Rep, now: Nanos) {
+        let conn = Conn(rep.remote_comm_id.get());
+        let remote_id = rep.local_comm_id.get();
+        let state = match self.table.get(conn) {
+            Some(connection) if connection.active && connection.peer.remote == peer.remote => {
+                // A second answer, if the other side took a repeated REQ for a new one.
+                let other = connection.remote_id.is_some_and(|id| id != remote_id);
+                if other { State::TimeWait } else { connection.state }
+            }
+            _ => State::TimeWait,
+        };
+        match state {
+            State::ReqSent | State::MraReqReceived => {
+                if let Err(reason) = self.reply(conn, peer, remote_id, rep, now) {
+                    let rej = wire::rej_of(Of::Rep, transaction, remote_id, conn.comm_id(), reason);
+                    self.out.push_back((peer, rej));
+                    self.end(conn, Some(Event::Rejected { conn, reason, private_data: Vec::new() }), now);
+                }
+            }
+            // RTU or MRA was lost.
+            State::Established | State::MraRepSent => self.repeat(conn),
+            State::TimeWait => {
+                let reason = RejReason::INVALID_COMM_ID;
+                let rej = wire::rej_of(Of::Rep, transaction, remote_id, rep.remote_comm_id.get(), reason);
+                self.out.push_back((peer, rej));
+            }
+            _ => {}
+        }
+    }
+
+    /// The answer to our REQ
+    fn reply(
+        &mut self,
+        conn: Conn,
+        peer: Peer,
+        remote_id: u32,
+        rep: &Rep,
+        now: Nanos,
+    ) -> Result<(), RejReason> {
+        let named = self.table.by_remote_id.get(peer.remote, remote_id);
+        if self.supersede_namesakes(peer, named, rep.qpn(), Some(conn), now) {
+            return Err(RejReason::STALE_CONNECTION);
+        }
+        self.table.bind(conn, remote_id, rep.qpn()).map_err(|Full| RejReason::NO_RESOURCES)?;
+        self.proceed(conn, State::RepReceived);
+        self.events.push_back(Event::Replied { conn, reply: Box::new(wire::read_rep(rep)) });
+        Ok(())
+    }
+
+    fn on_rtu(&mut self, peer: Peer, rtu: &Rtu) {
+        let Some((conn, connection)) = self.known(peer, rtu.remote_comm_id.get(), rtu.local_comm_id.get())
+        else {
+            return;
+        };
+        if matches!(connection.state, State::RepSent | State::MraRepReceived) {
+            self.proceed(conn, State::Established);
+            self.events.push_back(Event::Established { conn, private_data: rtu.private_data.to_vec() });
+        }
+    }
+
+    fn on_mra(&mut self, peer: Peer, mra: &Mra, now: Nanos) {
+        let conn = Conn(mra.remote_comm_id.get());
+        let Some(connection) = self.table.get(conn) else { return };
+        let remote_id = mra.local_comm_id.get();
+        let ours =
+            connection.peer.remote == peer.remote && connection.remote_id.is_none_or(|id| id == remote_id);
+        let state = match (Of::read(mra.acknowledged), connection.state) {
+            (Some(Of::Req), State::ReqSent | State::MraReqReceived) => State::MraReqReceived,
+            (Some(Of::Rep), State::RepSent | State::MraRepReceived) => State::MraRepReceived,
+            _ => return,
+        };
+        if !ours {
+            return;
+        }
+        let wait = self.bounded(wire::span(mra.service_timeout >> 3) + connection.round_trip);
+        // Never less time than it had: an MRA may come late, or twice.
+        let deadline = connection.deadline().map_or(now + wait, |deadline| deadline.max(now + wait));
+        if let Some(connection) = self.table.get_mut(conn) {
+            connection.state = state;
+        }
+        self.table.arm(conn, deadline);
+    }
+
+    /// The connection that a REJ ends
+    fn rejected(&self, peer: Peer, rej: &Rej) -> Option<Conn> {
+        let (local_id, remote_id) = (rej.remote_comm_id.get(), rej.local_comm_id.get());
+        if rej.reason() == RejReason::TIMEOUT
+            && let Some(conn) = self.table.by_remote_id.get(peer.remote, remote_id)
+        {
+            return Some(conn);
+        }
+        let connection = self.table.get(Conn(local_id))?;
+        let same = match connection.remote_id {
+            // Our REQ is rejected without an id, or with one that we have not heard of yet.
+            None => true,
+            // It was answered by a REP since, or the REJ is of this very connection.
+            Some(id) => Of::read(rej.rejected) != Some(Of::Req) && id == remote_id,
+        };
+        (same && connection.peer.remote == peer.remote).then_some(Conn(local_id))
+    }
+
+    fn on_rej(&mut self, peer: Peer, rej: &Rej, now: Nanos) {
+        let Some(conn) = self.rejected(peer, rej) else { return };
+        let Some(connection) = self.table.get_mut(conn) else { return };
+        let event = match connection.state {
+            State::TimeWait => return,
+            State::DreqSent => Event::Disconnected { conn },
+            _ => Event::Rejected { conn, reason: rej.reason(), private_data: rej.private_data.to_vec() },
+        };
+        connection.last = None;
+        self.end(conn, Some(event), now);
+    }
+
+    fn on_dreq(&mut self, peer: Peer, transaction: u64, dreq: &Dreq, now: Nanos) {
+        let known = self.known(peer, dreq.remote_comm_id.get(), dreq.local_comm_id.get());
+        if let Some((conn, connection)) = known {
+            match connection.state {
+                // No connection of theirs stands that they could end; and a wrong queue pair is an old connection's.
+                State::ReqReceived | State::MraReqSent | State::ReqSent | State::MraReqReceived => return,
+                _ if connection.local_qpn != Some(dreq.remote_qpn()) => return,
+                State::TimeWait => {}
+                state => {
+                    if state != State::DreqSent {
+                        let private_data = dreq.private_data.to_vec();
+                        self.events.push_back(Event::Disconnecting { conn, private_data });
+                    }
+                    if let Some(connection) = self.table.get_mut(conn) {
+                        connection.last = None;
+                    }
+                    self.end(conn, Some(Event::Disconnected { conn }), now);
+                }
+            }
+        }
+        // Also for a connection that we have forgotten: they ask until they are answered.
+        self.out.push_back((peer, wire::drep(transaction, dreq)));
+    }
+
+    fn on_drep(&mut self, peer: Peer, drep: &Drep, now: Nanos) {
+        if let Some((conn, connection)) =
+            self.known(peer, drep.remote_comm_id.get(), drep.local_comm_id.get())
+            && connection.state == State::DreqSent
+        {
+            self.end(conn, Some(Event::Disconnected { conn }), now);
+        }
+    }
+}

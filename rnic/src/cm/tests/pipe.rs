@@ -1,0 +1,265 @@
+//! Two managers, their owners, and a pipe that loses, doubles and reorders.
+
+use super::*;
+use core::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use switch::random::Share;
+
+/// What an owner does later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Later {
+    /// The message of this number, to this side
+    Deliver(usize, usize),
+    Connect(u32),
+    Accept(Conn),
+    Confirm(Conn),
+    Disconnect(Conn),
+}
+
+/// What an owner has seen of a connection.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Seen {
+    qpn: u32,
+    confirmed: bool,
+    established: bool,
+    rejected_by_us: bool,
+    disconnect_called: bool,
+    disconnecting: bool,
+    last: Option<&'static str>,
+}
+
+struct World {
+    cms: [Cm; 2],
+    seen: [BTreeMap<Conn, Seen>; 2],
+    agenda: BinaryHeap<Reverse<(Nanos, u64, usize, Later)>>,
+    mads: Vec<(Peer, [u8; MAD_LEN])>,
+    chance: Chance,
+    loss: Share,
+    now: Nanos,
+    order: u64,
+}
+
+impl World {
+    fn new(seed: u64, loss_percent: u64) -> Self {
+        let config = Config { capacity: 64, ..Config::default() };
+        let mut cms = [Cm::new(config, seed), Cm::new(config, seed + 1_000_000)];
+        cms[0].listen(SERVICE).unwrap();
+        cms[1].listen(SERVICE).unwrap();
+        Self {
+            cms,
+            seen: Default::default(),
+            agenda: BinaryHeap::new(),
+            mads: Vec::new(),
+            chance: Chance::new(seed),
+            loss: Share::percent(loss_percent),
+            now: T0,
+            order: 0,
+        }
+    }
+
+    fn later(&mut self, side: usize, after: Nanos, what: Later) {
+        self.order += 1;
+        self.agenda.push(Reverse((self.now + after, self.order, side, what)));
+    }
+
+    /// A while, up to so many milliseconds
+    fn while_ms(&mut self, most: u64) -> Nanos {
+        Nanos::from_millis(self.chance.below(most))
+    }
+
+    fn ship(&mut self, side: usize) {
+        while let Some((peer, mad)) = self.cms[side].poll_transmit() {
+            let copies = 1 + usize::from(self.chance.happens(Share::percent(10)));
+            for _ in 0..copies {
+                if self.chance.happens(self.loss) {
+                    continue;
+                }
+                self.mads.push((turned(peer), mad));
+                let at = self.mads.len() - 1;
+                // Some come seconds later, when all may be over.
+                let most = if self.chance.happens(Share::percent(5)) { 9000 } else { 50 };
+                let after = self.while_ms(most);
+                self.later(side, after, Later::Deliver(1 - side, at));
+            }
+        }
+    }
+
+    fn hear(&mut self, side: usize) {
+        while let Some(event) = self.cms[side].poll_event() {
+            let conn = event.conn();
+            let now = self.now;
+            let seen = self.seen[side].entry(conn).or_default();
+            assert_eq!(seen.last, None, "{event:?} after the last event");
+            assert!(!seen.rejected_by_us, "{event:?} after it was rejected");
+            match &event {
+                Event::Requested { request, .. } => {
+                    seen.qpn = request.qpn.get();
+                    match self.chance.below(10) {
+                        0 => {
+                            seen.rejected_by_us = true;
+                            self.cms[side].reject(conn, RejReason::CONSUMER, b"no", now).unwrap();
+                        }
+                        1 | 2 => {
+                            self.cms[side].delay(conn, 20).unwrap();
+                            let after = self.while_ms(9000);
+                            self.later(side, after, Later::Accept(conn));
+                        }
+                        _ => self.later(side, T0, Later::Accept(conn)),
+                    }
+                }
+                Event::Replied { .. } => match self.chance.below(10) {
+                    0 => {
+                        seen.rejected_by_us = true;
+                        self.cms[side].reject(conn, RejReason::CONSUMER, b"no", now).unwrap();
+                    }
+                    1 | 2 => {
+                        self.cms[side].delay(conn, 20).unwrap();
+                        let after = self.while_ms(9000);
+                        self.later(side, after, Later::Confirm(conn));
+                    }
+                    _ => self.later(side, T0, Later::Confirm(conn)),
+                },
+                Event::Established { .. } => {
+                    assert!(!seen.established);
+                    seen.established = true;
+                    // Whoever is first; if nothing arrives, each ends it by itself.
+                    let after = self.while_ms(60_000);
+                    self.later(side, after, Later::Disconnect(conn));
+                }
+                Event::Disconnecting { .. } => {
+                    assert!(!seen.disconnecting && !seen.disconnect_called);
+                    seen.disconnecting = true;
+                }
+                Event::Rejected { .. } => seen.last = Some("rejected"),
+                Event::Disconnected { .. } => seen.last = Some("disconnected"),
+                Event::Unreachable { .. } => seen.last = Some("unreachable"),
+            }
+            assert_eq!(event.is_last(), self.seen[side][&conn].last.is_some());
+        }
+        self.ship(side);
+    }
+
+    fn act(&mut self, side: usize, what: Later) {
+        let now = self.now;
+        match what {
+            Later::Deliver(to, at) => {
+                let (peer, mad) = self.mads[at];
+                self.cms[to].on_mad(peer, &mad, now);
+                self.hear(to);
+            }
+            Later::Connect(qpn) => {
+                let peer = if side == 0 { A_TO_B } else { B_TO_A };
+                let conn = self.cms[side].connect(&ConnectRequest { peer, ..request(qpn) }, now).unwrap();
+                self.seen[side].insert(conn, Seen { qpn, ..Seen::default() });
+            }
+            // It may have ended meanwhile.
+            Later::Accept(conn) => {
+                _ = self.cms[side].accept(conn, &answer(1000 + conn.comm_id() % 65536), now)
+            }
+            Later::Confirm(conn) => {
+                if self.cms[side].confirm(conn, &[]).is_ok() {
+                    self.seen[side].get_mut(&conn).unwrap().confirmed = true;
+                    let after = self.while_ms(40_000);
+                    self.later(side, after, Later::Disconnect(conn));
+                }
+            }
+            Later::Disconnect(conn) => {
+                if self.cms[side].disconnect(conn, b"bye", now).is_ok() {
+                    self.seen[side].get_mut(&conn).unwrap().disconnect_called = true;
+                }
+            }
+        }
+        self.hear(side);
+    }
+
+    fn run(&mut self) {
+        loop {
+            let timers = [self.cms[0].next_timer(), self.cms[1].next_timer()];
+            let next = self.agenda.peek().map(|&Reverse((at, ..))| at);
+            let Some(at) = timers.into_iter().chain([next]).flatten().min() else { return };
+            assert!(at < Nanos::from_secs(3600), "it does not end");
+            self.now = self.now.max(at);
+            if next == Some(at) {
+                let Reverse((_, _, side, what)) = self.agenda.pop().unwrap();
+                self.act(side, what);
+            } else {
+                let side = usize::from(timers[0] != Some(at));
+                self.cms[side].on_timer(self.now);
+                self.hear(side);
+            }
+        }
+    }
+}
+
+/// All that happened, told in a way that can be compared.
+fn life(seed: u64, loss_percent: u64) -> String {
+    let mut world = World::new(seed, loss_percent);
+    for n in 0..8u32 {
+        let after = world.while_ms(15_000);
+        world.later(n as usize % 2, after, Later::Connect(0x100 + n));
+    }
+    world.run();
+    for side in 0..2 {
+        assert!(world.cms[side].is_empty(), "seed {seed}, {loss_percent} % loss: a connection is left");
+        for (conn, seen) in &world.seen[side] {
+            // Every connection ended: its owner was told once, or had rejected it.
+            assert_eq!(seen.last.is_some(), !seen.rejected_by_us, "seed {seed}: {conn:?} {seen:?}");
+            let others: Vec<_> =
+                world.seen[1 - side].values().filter(|other| other.qpn == seen.qpn).collect();
+            if seen.established {
+                assert!(
+                    others.iter().any(|other| other.confirmed),
+                    "seed {seed}: {seen:?}, which the active side did not confirm: {others:?}"
+                );
+            }
+            if loss_percent == 0 && seen.confirmed {
+                let told = others.iter().any(|other| other.established || other.disconnecting);
+                assert!(told, "seed {seed}: {seen:?}, of which the passive side heard nothing: {others:?}");
+                assert_eq!(seen.last, Some("disconnected"), "seed {seed}");
+            }
+        }
+    }
+    assert!(world.seen[0].len() >= 4 && world.seen[1].len() >= 4);
+    format!("{:?} {:?} {} {:?}", world.seen, world.now, world.mads.len(), world.mads.last())
+}
+
+#[test]
+fn every_connection_ends_on_both_sides() {
+    for seed in 0..200 {
+        for loss_percent in [0, 10, 40] {
+            life(seed, loss_percent);
+        }
+    }
+    // Also if hardly anything arrives.
+    for seed in 0..50 {
+        life(seed, 90);
+        life(seed, 100);
+    }
+}
+
+#[test]
+fn the_same_seed_is_the_same_life() {
+    for seed in 0..10 {
+        assert_eq!(life(seed, 30), life(seed, 30));
+    }
+    assert_ne!(life(1, 30), life(2, 30));
+}
+
+#[test]
+fn what_usually_happens_usually_happens() {
+    let mut count = BTreeMap::new();
+    for seed in 0..40 {
+        let mut world = World::new(seed, 30);
+        for n in 0..8u32 {
+            world.later(0, T0, Later::Connect(0x100 + n));
+        }
+        world.run();
+        for seen in world.seen[0].values() {
+            *count
+                .entry(if seen.confirmed { "confirmed" } else { seen.last.unwrap_or("rejected by us") })
+                .or_insert(0) += 1;
+        }
+    }
+    // 320 requests; about one in ten is rejected by either owner.
+    assert!(count["confirmed"] > 230 && count["rejected"] > 15, "{count:?}");
+}
