@@ -220,18 +220,18 @@ impl Parts<'_> {
 
     fn execute_send(&mut self, step: Step, packet: &Packet<'_>) -> Result<(), Refusal> {
         let payload = packet.payload();
-        let (id, into, room, len) = match self.qp.resp.message {
-            Some(Message::Send { id, into, room, len }) => (id, into, room, len),
-            _ => {
-                let recv = self.take_recv().ok_or(Refusal::NotReady)?;
-                let into = recv.data.map(|sge| self.local(&sge, Access::LOCAL_WRITE).ok_or(sge)).transpose();
-                let Ok(into) = into else {
-                    self.fail_receive(recv.id, Status::LocalProtection);
-                    return Err(OPERATIONAL);
-                };
-                self.qp.resp.taken = recv.data;
-                (recv.id, into, recv.data.map_or(0, |sge| sge.len), 0)
-            }
+        let (id, into, room, len) = if let Some(Message::Send { id, into, room, len }) = self.qp.resp.message
+        {
+            (id, into, room, len)
+        } else {
+            let recv = self.take_recv().ok_or(Refusal::NotReady)?;
+            let into = recv.data.map(|sge| self.local(&sge, Access::LOCAL_WRITE).ok_or(sge)).transpose();
+            let Ok(into) = into else {
+                self.fail_receive(recv.id, Status::LocalProtection);
+                return Err(OPERATIONAL);
+            };
+            self.qp.resp.taken = recv.data;
+            (recv.id, into, recv.data.map_or(0, |sge| sge.len), 0)
         };
         if payload.len() > (room - len) as usize {
             self.qp.resp.message = None;
@@ -268,13 +268,12 @@ impl Parts<'_> {
 
     fn execute_write(&mut self, step: Step, immediate: bool, packet: &Packet<'_>) -> Result<(), Refusal> {
         let payload = packet.payload();
-        let (into, left, len) = match self.qp.resp.message {
-            Some(Message::Write { into, left, len }) => (into, left, len),
-            _ => {
-                let into = self.remote(packet, Access::REMOTE_WRITE)?;
-                let len = packet.reth().map_or(0, |reth| reth.len.get());
-                (into, len, len)
-            }
+        let (into, left, len) = if let Some(Message::Write { into, left, len }) = self.qp.resp.message {
+            (into, left, len)
+        } else {
+            let into = self.remote(packet, Access::REMOTE_WRITE)?;
+            let len = packet.reth().map_or(0, |reth| reth.len.get());
+            (into, len, len)
         };
         let fits = payload.len() as u64 <= u64::from(left);
         if !fits || (step.ends() && payload.len() as u32 != left) {

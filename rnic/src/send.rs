@@ -540,16 +540,17 @@ impl Parts<'_> {
         let payload: &[u8] = match &request.data {
             Data::None => &[],
             Data::Inline(bytes) => bytes,
-            Data::Memory(sge) => match self.local(sge, Access::LOCAL_READ) {
-                Some(span) => self.memory.bytes(span, sge.len as usize),
-                None => {
+            Data::Memory(sge) => {
+                if let Some(span) = self.local(sge, Access::LOCAL_READ) {
+                    self.memory.bytes(span, sge.len as usize)
+                } else {
                     self.complete_send(sending, Status::LocalProtection);
                     self.to_error();
                     let qpn = self.qp.qpn;
                     self.events.push_back(Event::QpError(qpn));
                     return false;
                 }
-            },
+            }
         };
         let (opcode, imm) = match request.operation {
             Operation::SendImm(data) => (Opcode::UD_SEND_ONLY_IMM, Some(ImmDt { data: data.into() })),

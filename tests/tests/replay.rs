@@ -1,12 +1,13 @@
 //! An rnic answers as soft-RoCE does: the requests of real captures, replayed against an rnic in the same state, bring
 //! the responses of the capture, field by field.
 //!
-//! What legitimately differs, and is not compared: the IPv4 identification (a counter of the host) and with it the
+//! What legitimately differs, and is not compared: MigReq, which soft-RoCE leaves 0 and hardware sets (IB 17.2.8: the
+//! initial state is "migrated"; some hardware drops the other); the IPv4 identification (a counter of the host) and with it the
 //! header checksum; the UDP source port (any will do, IB A17.4.5) and the checksum, which soft-RoCE leaves out on IPv4
 //! as we do; the ICRC, which covers those, and which is verified instead.
 
 use rnic::{
-    Access, Config, Interface, Modify, Path, PathMtu, QpInit, ReadyToReceive, RecvRequest, Rnic, Sge,
+    Access, Buffer, Config, Interface, Modify, Path, PathMtu, QpInit, ReadyToReceive, RecvRequest, Rnic, Sge,
     Transport,
 };
 use rocev2::ethernet::MacAddr;
@@ -68,7 +69,14 @@ struct Replay {
     nic: Rnic,
     qpn: Qpn,
     /// By the key in the capture
-    keys: BTreeMap<u32, u32>,
+    regions: BTreeMap<u32, Region>,
+}
+
+/// Memory that the requests of a capture name.
+struct Region {
+    rkey: u32,
+    buffer: Buffer,
+    va: u64,
 }
 
 impl Replay {
@@ -117,8 +125,25 @@ impl Replay {
             let sge = Sge { mr: into, va: RECEIVE_VA, len: RECEIVE as u32 };
             nic.post_recv(qpn, RecvRequest { id, data: Some(sge) }).unwrap();
         }
-        let keys = register(&mut nic, pd, flow);
-        Self { nic, qpn, keys }
+        let regions = register(&mut nic, pd, flow);
+        let mut replay = Self { nic, qpn, regions };
+        // Later ones first, so that the first word about a place is the last to be written.
+        for (_, packet) in flow.requests.iter().rev().filter(|(_, packet)| packet.atomic().is_some()) {
+            replay.store(packet, &fetched(flow, packet));
+        }
+        replay
+    }
+
+    /// Puts bytes where a request fetches them.
+    fn store(&mut self, packet: &Packet<'_>, bytes: &[u8]) {
+        let named = packet.reth().map(|reth| (reth.rkey.get(), reth.va.get()));
+        let named = named.or(packet.atomic().map(|atomic| (atomic.rkey.get(), atomic.va.get())));
+        let Some((key, va)) = named else { return };
+        let region = &self.regions[&key];
+        let at = (va - region.va) as usize;
+        let place = &mut self.nic.bytes_mut(region.buffer)[at..];
+        let len = bytes.len().min(place.len());
+        place[..len].copy_from_slice(&bytes[..len]);
     }
 
     /// Gives it a request; its answers.
@@ -127,13 +152,13 @@ impl Replay {
         let mut rewriter = Rewriter::new(&mut frame, packet.layout());
         rewriter.set_dest_qp(self.qpn);
         if let Some(reth) = packet.reth() {
-            rewriter.set_remote_memory(reth.va.get(), self.keys[&reth.rkey.get()]).unwrap();
+            rewriter.set_remote_memory(reth.va.get(), self.regions[&reth.rkey.get()].rkey).unwrap();
         }
         rewriter.finish();
         if let Some(atomic) = packet.atomic() {
             // An AtomicETH's key has no setter: nobody on the way changes it alone.
             let mut repr = rocev2::repr::Repr::parse(&frame).unwrap();
-            repr.extended.atomic.rkey = self.keys[&atomic.rkey.get()].into();
+            repr.extended.atomic.rkey = self.regions[&atomic.rkey.get()].rkey.into();
             let mut again = vec![0; repr.frame_len()];
             repr.build(&mut again).unwrap();
             frame = again;
@@ -148,8 +173,8 @@ impl Replay {
     }
 }
 
-/// Memory with the keys and addresses that the requests name, and the content that the responses show.
-fn register(nic: &mut Rnic, pd: rnic::Pd, flow: &Flow<'_>) -> BTreeMap<u32, u32> {
+/// Memory at the addresses that the requests name.
+fn register(nic: &mut Rnic, pd: rnic::Pd, flow: &Flow<'_>) -> BTreeMap<u32, Region> {
     let mut ranges: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
     for (_, packet) in &flow.requests {
         let named = packet.reth().map(|reth| (reth.rkey.get(), reth.va.get(), reth.len.get().into()));
@@ -159,40 +184,30 @@ fn register(nic: &mut Rnic, pd: rnic::Pd, flow: &Flow<'_>) -> BTreeMap<u32, u32>
             *range = (range.0.min(va), range.1.max(va + len));
         }
     }
-    let mut keys = BTreeMap::new();
-    let mut buffers = BTreeMap::new();
-    for (&key, &(from, to)) in &ranges {
+    let mut region = |from: u64, to: u64| {
         let (buffer, mr) = nic.register_new(pd, (to - from) as usize, from, Access::ALL).unwrap();
-        keys.insert(key, mr.0);
-        buffers.insert(key, (buffer, from));
+        Region { rkey: mr.0, buffer, va: from }
+    };
+    ranges.into_iter().map(|(key, (from, to))| (key, region(from, to))).collect()
+}
+
+/// What the responses say that a request fetched; nothing for requests that fetch nothing
+fn fetched(flow: &Flow<'_>, packet: &Packet<'_>) -> Vec<u8> {
+    let first = packet.bth().psn();
+    match packet.layout().opcode() {
+        Opcode::RC_READ_REQUEST => {
+            let psns = packet.reth().unwrap().len.get() / 256 + 1;
+            let of_it = |p: &&Packet<'_>| (0..psns as i32).contains(&p.bth().psn().distance(first));
+            let data = |p: &&Packet<'_>| (0x0d..=0x10).contains(&p.layout().opcode().0);
+            flow.responses.iter().filter(of_it).filter(data).flat_map(|p| p.payload().to_vec()).collect()
+        }
+        Opcode::RC_COMPARE_SWAP | Opcode::RC_FETCH_ADD => {
+            let of_it = |p: &&Packet<'_>| p.atomic_ack().is_some() && p.bth().psn() == first;
+            let word = flow.responses.iter().find(of_it).map(|p| p.atomic_ack().unwrap().original.get());
+            word.map(|word| word.to_le_bytes().to_vec()).unwrap_or_default()
+        }
+        _ => Vec::new(),
     }
-    // Later ones first, so that the first word about a place is the last to be written.
-    for (_, packet) in flow.requests.iter().rev() {
-        let fetched: Vec<_> = match packet.layout().opcode() {
-            Opcode::RC_READ_REQUEST => {
-                let psns =
-                    u32::from(packet.reth().unwrap().len.get() > 0) + packet.reth().unwrap().len.get() / 256;
-                let first = packet.bth().psn();
-                let of_it = |p: &&Packet<'_>| (0..psns as i32).contains(&p.bth().psn().distance(first));
-                let data = |p: &&Packet<'_>| (0x0d..=0x10).contains(&p.layout().opcode().0);
-                flow.responses.iter().filter(of_it).filter(data).flat_map(|p| p.payload().to_vec()).collect()
-            }
-            Opcode::RC_COMPARE_SWAP | Opcode::RC_FETCH_ADD => {
-                let of_it = |p: &&Packet<'_>| p.atomic_ack().is_some() && p.bth().psn() == packet.bth().psn();
-                let ack = flow.responses.iter().find(of_it).map(|p| p.atomic_ack().unwrap().original.get());
-                ack.map(|word| word.to_le_bytes().to_vec()).unwrap_or_default()
-            }
-            _ => continue,
-        };
-        let named = packet.reth().map(|reth| (reth.rkey.get(), reth.va.get()));
-        let (key, va) = named.or(packet.atomic().map(|atomic| (atomic.rkey.get(), atomic.va.get()))).unwrap();
-        let (buffer, from) = buffers[&key];
-        let at = (va - from) as usize;
-        let room = nic.bytes(buffer).len() - at;
-        let fetched = &fetched[..fetched.len().min(room)];
-        nic.bytes_mut(buffer)[at..at + fetched.len()].copy_from_slice(fetched);
-    }
-    keys
 }
 
 /// Everything that has to be equal.
@@ -204,7 +219,9 @@ fn compared(packet: &Packet<'_>) -> impl PartialEq + std::fmt::Debug {
     let tags: Vec<_> = packet.tags().iter().map(|tag| tag.tci.get()).collect();
     let aeth = packet.aeth().map(|aeth| (aeth.kind(), aeth.msn()));
     let original = packet.atomic_ack().map(|ack| ack.original.get());
-    ((macs, tags, ip, ip6, udp), *packet.bth(), aeth, original, packet.payload().to_vec())
+    let mut bth = *packet.bth();
+    bth.set_mig_req(true);
+    ((macs, tags, ip, ip6, udp), bth, aeth, original, packet.payload().to_vec())
 }
 
 /// Replays every flow of a capture, without the frames that were lost on the way. Returns how many responses agreed.
@@ -217,7 +234,13 @@ fn replay(name: &str, lost: impl Fn(usize) -> bool) -> usize {
             .requests
             .iter()
             .filter(|(n, _)| !lost(*n))
-            .flat_map(|(_, packet)| replay.request(packet))
+            .flat_map(|(_, packet)| {
+                // An application writes to its memory between the READs of it.
+                if packet.layout().opcode() == Opcode::RC_READ_REQUEST {
+                    replay.store(packet, &fetched(flow, packet));
+                }
+                replay.request(packet)
+            })
             .collect();
         // A capture may end before the last responses.
         assert!(

@@ -403,7 +403,8 @@ fn a_hundred_thousand_at_once() {
         a.disconnect(ours, &[], T0).unwrap();
         pass(&mut a, &mut b, T0);
         pass(&mut b, &mut a, T0);
-        (events(&mut a), events(&mut b));
+        events(&mut a);
+        events(&mut b);
     }
     assert!(run_out(&mut a).is_empty() && run_out(&mut b).is_empty());
     assert!(a.is_empty() && b.is_empty());

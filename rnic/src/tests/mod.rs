@@ -204,7 +204,7 @@ fn credits_are_announced_and_heeded() {
         .seen
         .iter()
         .filter(|(to, _)| *to == 0)
-        .filter_map(|(_, frame)| Packet::parse(frame)?.aeth().map(|aeth| aeth.kind()))
+        .filter_map(|(_, frame)| Packet::parse(frame)?.aeth().map(rocev2::aeth::Aeth::kind))
         .collect();
     assert!(matches!(announced[0], Syndrome::Ack(credit) if credit.messages() == Some(2)), "{announced:?}");
     // The message beyond the credits was tried alone.

@@ -154,7 +154,7 @@ impl World {
             }
             // It may have ended meanwhile.
             Later::Accept(conn) => {
-                _ = self.cms[side].accept(conn, &answer(1000 + conn.comm_id() % 65536), now)
+                _ = self.cms[side].accept(conn, &answer(1000 + conn.comm_id() % 65536), now);
             }
             Later::Confirm(conn) => {
                 if self.cms[side].confirm(conn, &[]).is_ok() {
