@@ -42,6 +42,7 @@ mod wire;
 
 pub use congestion::Dcqcn;
 pub use counters::Counters;
+pub use gsi::{ConnError, ConnParam};
 pub use memory::{Access, AccessError, Buffer, MemoryError, Mr, Pd, Region};
 pub use neighbour::Interface;
 pub use nic::{Config, Event, Rnic};

@@ -193,24 +193,27 @@ impl Neighbours {
         self.question(ip);
     }
 
-    pub(crate) fn on_timer(&mut self, now: Nanos) {
+    /// Asks again. True if it gave somebody up.
+    pub(crate) fn on_timer(&mut self, now: Nanos) -> bool {
         if self.timer.is_none_or(|at| at > now) {
-            return;
+            return false;
         }
+        let mut gave_up = false;
         self.timer = None;
         let due: Vec<IpAddr> =
             self.known.iter().filter(|(_, n)| n.asked > 0 && n.ask_at <= now).map(|(ip, _)| *ip).collect();
         for ip in due {
             if self.known.get(&ip).is_some_and(|neighbour| neighbour.asked >= QUESTIONS) {
-                // Gone. Whoever still wants to speak to it asks again.
                 self.known.remove(&ip);
                 self.age += 1;
+                gave_up = true;
             } else {
                 self.ask(ip, now);
             }
         }
         let asked = self.known.values().filter(|neighbour| neighbour.asked > 0);
         self.timer = asked.map(|neighbour| neighbour.ask_at).min();
+        gave_up
     }
 
     /// Somebody said that `ip` has this address; those who asked nothing are heard if they are known already.

@@ -5,7 +5,7 @@ use crate::counters::Counters;
 use crate::gsi::Gsi;
 use crate::memory::{Access, Buffer, Memory, MemoryError, Mr, Pd, Region};
 use crate::neighbour::{Interface, Neighbours};
-use crate::qp::{Modify, Path, Qp, QpError, QpInit, State, Transport};
+use crate::qp::{Modify, Path, PathMtu, Qp, QpError, QpInit, State, Transport};
 use crate::queue::{Completion, CompletionQueue, Cq, ReceiveQueue, RecvRequest, SendRequest, Sge, Srq};
 use crate::responder::AckPolicy;
 use crate::timers::Timers;
@@ -25,6 +25,8 @@ pub struct Config {
     pub max_qps: usize,
     /// Memory regions at once, and buffers
     pub max_regions: usize,
+    /// The largest path MTU of connections that the communication manager makes
+    pub mtu: PathMtu,
     /// Packets under way on a connection at most
     pub window: u32,
     /// When requests are acknowledged
@@ -47,6 +49,7 @@ impl Config {
             interface,
             max_qps: 1024,
             max_regions: 1024,
+            mtu: PathMtu::B1024,
             window: 256,
             ack: AckPolicy::OnRequest,
             credits: false,
@@ -276,9 +279,11 @@ impl Rnic {
         Ok(qpn)
     }
 
-    /// Removes a queue pair. Its requests are gone without completions.
+    /// Removes a queue pair. Its requests are gone without completions, and its connection without an event; who wants
+    /// the other side to know disconnects before.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), QpError> {
         let slot = self.slot(qpn).ok_or(QpError::Unknown)?;
+        self.release(qpn);
         // The next one here has another number, so that late packets do not reach it.
         let stride = self.stride();
         let place = &mut self.slots[slot as usize];
@@ -353,7 +358,7 @@ impl Rnic {
     /// The other side of a connected queue pair
     pub fn qp_peer(&self, qpn: Qpn) -> Option<(Path, Qpn)> {
         let qp = self.qp(qpn)?;
-        Some((qp.path?, qp.dest_qp))
+        Some((qp.path?, qp.peer_qpn))
     }
 
     /// Send requests that have not completed
@@ -397,7 +402,7 @@ impl Rnic {
             Modify::Rtr(ready) => {
                 qp.state = State::Rtr;
                 (qp.path, qp.route) = (Some(ready.path), None);
-                (qp.dest_qp, qp.mtu) = (ready.dest_qp, ready.mtu);
+                (qp.peer_qpn, qp.mtu) = (ready.dest_qp, ready.mtu);
                 (qp.resp.epsn, qp.resp.msn) = (ready.rq_psn, Msn::ZERO);
                 qp.resp.max_rd_atomic = ready.max_dest_rd_atomic.into();
                 qp.resp.min_rnr_timer = ready.min_rnr_timer;
@@ -417,7 +422,7 @@ impl Rnic {
             Modify::Sqd => {
                 (qp.state, qp.drained) = (State::Sqd, false);
             }
-            Modify::Error => parts.to_error(),
+            Modify::Error => parts.enter_error(),
             Modify::Reset => {
                 // The round and the timers may still name it: what they find then is checked anew.
                 let fresh = Qp::new(qpn, qp.init);

@@ -260,7 +260,7 @@ pub(crate) struct Qp {
     pub(crate) path: Option<Path>,
     /// Headers that do not change, and the age of the neighbour table that they are of
     pub(crate) route: Option<(Route, u64)>,
-    pub(crate) dest_qp: Qpn,
+    pub(crate) peer_qpn: Qpn,
     pub(crate) mtu: PathMtu,
     pub(crate) recv: ReceiveQueue,
     pub(crate) req: Requester,
@@ -285,7 +285,7 @@ impl Qp {
             qkey: 0,
             path: None,
             route: None,
-            dest_qp: Qpn::new(0),
+            peer_qpn: Qpn::new(0),
             mtu: PathMtu::B1024,
             recv: ReceiveQueue { capacity: init.max_recv, ..ReceiveQueue::default() },
             req: Requester::default(),

@@ -45,8 +45,7 @@ impl Rnic {
                     self.wake_unresolved();
                 }
             }
-            Class::Other => self.counters.malformed += 1,
-            Class::Malformed(_) => self.counters.malformed += 1,
+            Class::Other | Class::Malformed(_) => self.counters.malformed += 1,
         }
         if self.overrun {
             self.fail_overrun();
@@ -111,10 +110,14 @@ impl Rnic {
                 | Opcode::RC_ACKNOWLEDGE
                 | Opcode::RC_ATOMIC_ACKNOWLEDGE => parts.on_response(packet, now),
                 _ => {
-                    if parts.qp.state == State::Rtr {
+                    let first = parts.qp.state == State::Rtr;
+                    if first {
                         parts.events.push_back(Event::Established(qpn));
                     }
                     parts.on_request(packet, now);
+                    if first {
+                        self.established_by_traffic(qpn, now);
+                    }
                 }
             },
         }
@@ -132,7 +135,7 @@ impl Rnic {
                 .iter()
                 .any(|cq| parts.cqs.get(cq.0).is_some_and(|queue| queue.overrun));
             if lost && !matches!(parts.qp.state, State::Error | State::Reset) {
-                parts.to_error();
+                parts.enter_error();
                 let qpn = parts.qp.qpn;
                 parts.events.push_back(Event::QpError(qpn));
             }

@@ -110,7 +110,7 @@ impl Parts<'_> {
             }
             Err(Refusal::Nak(code)) => {
                 self.nak(Syndrome::Nak(code));
-                self.to_error();
+                self.enter_error();
                 let qpn = self.qp.qpn;
                 self.events.push_back(Event::QpError(qpn));
             }
@@ -405,7 +405,7 @@ impl Parts<'_> {
     }
 
     /// Into the error state: everything posted is flushed, in order (IB 10.3.1.6). Responses that are owed still leave.
-    pub(crate) fn to_error(&mut self) {
+    pub(crate) fn enter_error(&mut self) {
         self.qp.state = State::Error;
         if let Some(Message::Send { id, .. }) = self.qp.resp.message.take() {
             self.fail_receive(id, Status::Flushed);

@@ -33,7 +33,7 @@ impl Parts<'_> {
             return;
         }
         let complete = self.acknowledge(acknowledged, now);
-        self.heed_credits(&aeth);
+        self.heed_credits(aeth);
         if !complete {
             return;
         }
@@ -68,7 +68,7 @@ impl Parts<'_> {
     }
 
     /// Credits count from the MSN of the same acknowledgement (IB 9.7.7.2). An older one says nothing new.
-    fn heed_credits(&mut self, aeth: &Aeth) {
+    fn heed_credits(&mut self, aeth: Aeth) {
         let Syndrome::Ack(credit) = aeth.kind() else { return };
         if !self.qp.req.flow_control {
             return;
@@ -127,7 +127,7 @@ impl Parts<'_> {
             }
         }
         if let Some(aeth) = aeth {
-            self.heed_credits(aeth);
+            self.heed_credits(*aeth);
         }
         let is_atomic_response = packet.bth().opcode() == Opcode::RC_ATOMIC_ACKNOWLEDGE;
         match operation {
@@ -216,15 +216,22 @@ impl Parts<'_> {
         {
             return;
         }
+        if self.spend_retry() {
+            self.qp.req.go_back(psn);
+            self.qp.req.restart_timer(now);
+        }
+    }
+
+    /// Takes a retry, or ends the queue pair if there is none left.
+    fn spend_retry(&mut self) -> bool {
         if self.qp.req.retries_left == 0 {
             self.fail(Status::RetryExceeded);
-            return;
+            return false;
         }
         if self.qp.req.retry_count != crate::qp::ReadyToSend::NO_LIMIT {
             self.qp.req.retries_left -= 1;
         }
-        self.qp.req.go_back(psn);
-        self.qp.req.restart_timer(now);
+        true
     }
 
     /// The time of the requester's deadlines has come, perhaps. True if an acknowledgement did not come in time.
@@ -239,7 +246,12 @@ impl Parts<'_> {
             self.qp.req.deadline = None;
             let from = self.qp.req.una;
             self.qp.req.went_back_to = None;
-            self.try_again(from, now);
+            if self.qp.req.is_waiting() {
+                self.try_again(from, now);
+            } else {
+                // Nothing could be sent: the neighbour's address is not known.
+                self.spend_retry();
+            }
         }
         silent
     }
@@ -249,7 +261,7 @@ impl Parts<'_> {
         if let Some(sending) = self.qp.req.pop() {
             self.complete_send(sending, status);
         }
-        self.to_error();
+        self.enter_error();
         let qpn = self.qp.qpn;
         self.events.push_back(Event::QpError(qpn));
     }

@@ -25,6 +25,8 @@ const MAX_MESSAGE: usize = 1 << 31;
 /// Base of an operation's opcodes: First, Middle, Last, Last with immediate, Only, Only with immediate
 const SENDS: u8 = 0x00;
 const WRITES: u8 = 0x06;
+/// The low two bits of the traffic class: not ECN-capable (RFC 3168)
+const NOT_ECT: u8 = 0;
 const UC_SERVICE: u8 = 0x20;
 
 impl Qp {
@@ -119,6 +121,7 @@ impl Rnic {
                 continue;
             }
             parts.qp.timer_at = None;
+            parts.qp.unresolved = false;
             let silent = parts.on_requester_timer(now);
             let suspect = parts.qp.path.filter(|_| silent).map(|path| path.dst);
             parts.qp.req.pace.woken(now);
@@ -131,7 +134,10 @@ impl Rnic {
             }
             self.settle(slot);
         }
-        self.neighbours.on_timer(now);
+        if self.neighbours.on_timer(now) {
+            // Whoever still wants to speak to it asks again.
+            self.wake_unresolved();
+        }
         self.on_gsi_timer(now);
     }
 
@@ -173,6 +179,7 @@ impl Rnic {
 
     /// Neighbours have answered: queue pairs that waited for them try again.
     pub(crate) fn wake_unresolved(&mut self) {
+        self.gsi.wake();
         for slot in core::mem::take(&mut self.neighbours.waiting) {
             if let Some(qp) = self.at(slot) {
                 qp.unresolved = false;
@@ -186,13 +193,17 @@ impl Rnic {
         if qp.init.transport == Transport::Ud {
             return self.transmit_datagram(slot, now, frame);
         }
-        let (Some(path), dest, qpn) = (qp.path, qp.dest_qp, qp.qpn) else { return false };
+        let (Some(path), dest, qpn) = (qp.path, qp.peer_qpn, qp.qpn) else { return false };
         // A neighbour that moved makes every route old.
         if qp.route.is_none_or(|(_, age)| age != self.neighbours.age()) {
             let Some(route) = self.route(&path, src_port(qpn, dest), now) else {
                 self.neighbours.waiting.push(slot);
                 if let Some(qp) = self.at(slot) {
                     qp.unresolved = true;
+                    // A host that is not there does not acknowledge either.
+                    if qp.init.transport == Transport::Rc && !qp.req.queue.is_empty() {
+                        qp.req.deadline = qp.req.deadline.or(qp.req.timeout().map(|span| now + span));
+                    }
                 }
                 return false;
             };
@@ -211,7 +222,7 @@ impl Rnic {
             None => self.resolve(path.dst, now)?,
         };
         // ECT(0), unless the path says something else: what is not marked cannot be slowed down.
-        let capable = self.config.congestion.is_some() && path.traffic_class & 3 == 0;
+        let capable = self.config.congestion.is_some() && path.traffic_class % 4 == NOT_ECT;
         Route::new(&Ends {
             src_mac: self.config.interface.mac,
             dst_mac,
@@ -247,7 +258,7 @@ impl Parts<'_> {
     fn transmit(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
         if core::mem::take(&mut self.qp.resp.cnp_due) {
             self.counters.cnps_sent += 1;
-            let mut bth = Bth::new(Opcode::CNP, self.qp.dest_qp, Psn::ZERO);
+            let mut bth = Bth::new(Opcode::CNP, self.qp.peer_qpn, Psn::ZERO);
             bth.set_becn(true);
             self.emit(frame, bth, &[&[0; 16]], &[]);
             return true;
@@ -275,7 +286,7 @@ impl Parts<'_> {
 
     fn transmit_response(&mut self, frame: &mut Vec<u8>) -> bool {
         let Some(response) = self.qp.resp.responses.front().copied() else { return false };
-        let dest = self.qp.dest_qp;
+        let dest = self.qp.peer_qpn;
         match response {
             Response::Ack { psn, syndrome, msn } => {
                 let syndrome = match syndrome {
@@ -301,7 +312,7 @@ impl Parts<'_> {
     /// A packet of the response to a READ, with what the memory holds now.
     fn transmit_read(&mut self, response: Response, frame: &mut Vec<u8>) {
         let Response::Read { psn, from, len, sent, msn } = response else { return };
-        let (mtu, dest) = (self.qp.mtu.bytes(), self.qp.dest_qp);
+        let (mtu, dest) = (self.qp.mtu.bytes(), self.qp.peer_qpn);
         let packets = packets_of(len as usize, mtu);
         let at = sent as usize * mtu;
         let this = (len as usize - at).min(mtu);
@@ -322,7 +333,7 @@ impl Parts<'_> {
             let bth = Bth::new(Opcode::RC_ACKNOWLEDGE, dest, psn.add(sent));
             self.counters.naks_sent += 1;
             self.emit(frame, bth, &[nak.as_bytes()], &[]);
-            self.to_error();
+            self.enter_error();
             let qpn = self.qp.qpn;
             self.events.push_back(Event::QpError(qpn));
             return;
@@ -435,7 +446,7 @@ impl Parts<'_> {
 
         let is_rc = self.qp.init.transport == Transport::Rc;
         let opcode = opcode_of(operation, packet == 0, is_last, is_rc);
-        let mut bth = Bth::new(opcode, self.qp.dest_qp, psn);
+        let mut bth = Bth::new(opcode, self.qp.peer_qpn, psn);
         bth.set_solicited(solicited && is_last && operation.takes_receive());
         let often = (self.config.window / 4).clamp(1, 64);
         let asked = is_rc && (is_last || asks || req.unasked + 1 >= often);
@@ -545,7 +556,7 @@ impl Parts<'_> {
                     self.memory.bytes(span, sge.len as usize)
                 } else {
                     self.complete_send(sending, Status::LocalProtection);
-                    self.to_error();
+                    self.enter_error();
                     let qpn = self.qp.qpn;
                     self.events.push_back(Event::QpError(qpn));
                     return false;

@@ -87,11 +87,6 @@ impl Route {
         Some(Self { headers, len, l3: len - (Udp::LEN + ip_len) as u8, v6, sum, id: 0 })
     }
 
-    /// The IP header, as the receiver of a datagram sees it.
-    pub(crate) const fn is_ipv6(&self) -> bool {
-        self.v6
-    }
-
     /// Writes a packet: BTH (its pad count is set here), extended headers, payload.
     #[inline]
     pub(crate) fn emit(&mut self, frame: &mut Vec<u8>, mut bth: Bth, extended: &[&[u8]], payload: &[u8]) {

@@ -1,7 +1,9 @@
 //! Verbs between two NICs.
 
+mod connect;
 mod pair;
 
+use crate::Completed::{Recv, RecvWriteImm};
 use crate::*;
 use pair::{End, Pair, Setup, VA, address, config};
 use rocev2::aeth::Syndrome;
@@ -53,7 +55,6 @@ fn every_operation_does_what_it_says() {
         assert_eq!(done, (0..11).map(|id| (id, Status::Success)).collect::<Vec<_>>(), "{mtu:?}");
         let received = pair.completions(1, &b);
         let lengths: Vec<_> = received.iter().map(|c| (c.id, c.of, c.len, c.immediate)).collect();
-        use Completed::{Recv, RecvWriteImm};
         let wanted = [
             (100, Recv, 10_000, None),
             (101, Recv, 3, Some(7)),

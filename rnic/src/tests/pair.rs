@@ -15,7 +15,6 @@ const DELAY: u64 = 1_000;
 /// One end of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct End {
-    pub(super) pd: Pd,
     pub(super) cq: Cq,
     pub(super) qpn: Qpn,
     pub(super) buffer: Buffer,
@@ -60,9 +59,12 @@ impl Default for Setup {
     }
 }
 
+type Arrival = (Nanos, u64, usize, Vec<u8>);
+
 pub(super) struct Pair {
     pub(super) nics: [Rnic; 2],
-    wire: BinaryHeap<Reverse<(Nanos, u64, usize, Vec<u8>)>>,
+    /// Arrival, order, receiver, frame
+    wire: BinaryHeap<Reverse<Arrival>>,
     sent: u64,
     pub(super) now: Nanos,
     pub(super) chance: Chance,
@@ -119,7 +121,7 @@ impl Pair {
                 max_send: 1 << 12,
                 max_recv: 1 << 12,
             };
-            End { pd, cq, qpn: nic.create_qp(init).unwrap(), buffer, mr }
+            End { cq, qpn: nic.create_qp(init).unwrap(), buffer, mr }
         });
         for nic in [0, 1] {
             for modify in [

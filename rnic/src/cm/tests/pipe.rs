@@ -18,6 +18,7 @@ enum Later {
 
 /// What an owner has seen of a connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools)]
 struct Seen {
     qpn: u32,
     confirmed: bool,
