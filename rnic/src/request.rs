@@ -89,7 +89,7 @@ impl Parts<'_> {
         }
         if ahead < 0 {
             self.counters.duplicates += 1;
-            self.on_duplicate(packet, psn, now);
+            self.on_duplicate(packet, psn);
             return;
         }
         self.qp.resp.nak_sent = false;
@@ -144,7 +144,7 @@ impl Parts<'_> {
 
     /// A request that was executed before: SENDs and WRITEs are acknowledged again, READs executed again, atomics
     /// answered from what was kept (IB 9.7.5.1.4).
-    fn on_duplicate(&mut self, packet: &Packet<'_>, psn: Psn, now: Nanos) {
+    fn on_duplicate(&mut self, packet: &Packet<'_>, psn: Psn) {
         #[cfg(feature = "canary")]
         if self.has_bug(crate::Bug::NoDuplicateCheck) && packet.layout().opcode() == Opcode::RC_SEND_ONLY {
             _ = self.execute(packet);
@@ -156,15 +156,13 @@ impl Parts<'_> {
                 let len = reth.len.get();
                 let psns = packets_of(len as usize, self.qp.mtu.bytes());
                 let known = psn.add(psns).distance(self.qp.resp.epsn) <= 0;
-                let owed = self.qp.resp.responses.iter().any(
-                    |response| matches!(response, Response::Read { psn: owed, sent: 0, .. } if *owed == psn),
-                );
-                if !room || !known || owed {
+                if !known {
                     return;
                 }
                 if let Ok(from) = self.remote(packet, Access::REMOTE_READ) {
-                    let msn = self.qp.resp.msn;
-                    self.qp.resp.responses.push_back(Response::Read { psn, from, len, sent: 0, msn });
+                    let (msn, end) = (self.qp.resp.msn, psn.add(psns));
+                    let read = Response::Read { psn, from, len, sent: 0, msn, again: true };
+                    self.qp.resp.read_again(read, end, self.qp.mtu.bytes(), room);
                 }
             }
             Step::CompareSwap | Step::FetchAdd => {
@@ -174,8 +172,9 @@ impl Parts<'_> {
                     return;
                 }
                 let kept = self.qp.resp.executed.iter().find(|executed| executed.psn == psn).copied();
-                if let (true, Some(Executed { psn, original, msn })) = (room, kept) {
-                    self.qp.resp.responses.push_back(Response::Atomic { psn, original, msn });
+                let owed = self.qp.resp.responses.iter().any(|response| response.psn() == psn);
+                if let (true, false, Some(Executed { psn, original, msn })) = (room, owed, kept) {
+                    self.qp.resp.owe_again(Response::Atomic { psn, original, msn, again: true });
                 }
             }
             Step::Send { .. } | Step::Write { .. } | Step::Unsupported => {
@@ -184,7 +183,6 @@ impl Parts<'_> {
                 self.qp.resp.acknowledge(newest);
             }
         }
-        let _ = now;
     }
 
     /// Executes the request that is expected; the PSNs that it takes.
@@ -321,7 +319,7 @@ impl Parts<'_> {
         let len = packet.reth().map_or(0, |reth| reth.len.get());
         self.qp.resp.msn = self.qp.resp.msn.add(1);
         let (psn, msn) = (packet.bth().psn(), self.qp.resp.msn);
-        self.qp.resp.responses.push_back(Response::Read { psn, from, len, sent: 0, msn });
+        self.qp.resp.responses.push_back(Response::Read { psn, from, len, sent: 0, msn, again: false });
         self.hold_no_ack();
         Ok(packets_of(len as usize, self.qp.mtu.bytes()))
     }
@@ -349,7 +347,7 @@ impl Parts<'_> {
         self.qp.resp.msn = self.qp.resp.msn.add(1);
         let (psn, msn) = (packet.bth().psn(), self.qp.resp.msn);
         self.qp.resp.remember(Executed { psn, original, msn });
-        self.qp.resp.responses.push_back(Response::Atomic { psn, original, msn });
+        self.qp.resp.responses.push_back(Response::Atomic { psn, original, msn, again: false });
         self.hold_no_ack();
         Ok(())
     }

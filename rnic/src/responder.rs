@@ -5,6 +5,7 @@
 
 use crate::memory::Span;
 use crate::queue::Sge;
+use crate::request::packets_of;
 use rocev2::aeth::{RnrTimer, Syndrome};
 use rocev2::{Msn, Psn};
 use std::collections::VecDeque;
@@ -42,10 +43,19 @@ pub(crate) enum Message {
 pub(crate) enum Response {
     /// An acknowledgement or a NAK
     Ack { psn: Psn, syndrome: Reply, msn: Msn },
-    /// Packets of a READ: those from `sent` on are to be sent
-    Read { psn: Psn, from: Option<Span>, len: u32, sent: u32, msn: Msn },
+    /// Packets of a READ: those from `sent` on are to be sent. `again` if it was owed before
+    Read { psn: Psn, from: Option<Span>, len: u32, sent: u32, msn: Msn, again: bool },
     /// What an atomic fetched
-    Atomic { psn: Psn, original: u64, msn: Msn },
+    Atomic { psn: Psn, original: u64, msn: Msn, again: bool },
+}
+
+impl Response {
+    /// Its first PSN
+    pub(crate) const fn psn(&self) -> Psn {
+        match *self {
+            Self::Ack { psn, .. } | Self::Read { psn, .. } | Self::Atomic { psn, .. } => psn,
+        }
+    }
 }
 
 /// Credits are put in when an acknowledgement leaves.
@@ -159,9 +169,37 @@ impl Responder {
         }
     }
 
-    /// READs and atomics whose responses are owed.
+    /// READs and atomics whose responses are owed. Those that are owed once more do not count: the requester may have
+    /// got the first response meanwhile, and have asked for something else.
     pub(crate) fn fetches_owed(&self) -> usize {
-        self.responses.iter().filter(|response| !matches!(response, Response::Ack { .. })).count()
+        let first = |response: &&Response| {
+            matches!(response, Response::Read { again: false, .. } | Response::Atomic { again: false, .. })
+        };
+        self.responses.iter().filter(first).count()
+    }
+
+    /// Owes a response once more. In the order of PSNs, in which the requester waits for them.
+    pub(crate) fn owe_again(&mut self, response: Response) {
+        let psn = response.psn();
+        let at = self.responses.iter().position(|owed| owed.psn().distance(psn) > 0);
+        self.responses.insert(at.unwrap_or(self.responses.len()), response);
+    }
+
+    /// A READ, or the rest of one, is asked for again; its last PSN is just before `end`. A READ is owed once: what was
+    /// owed of it begins anew where it is asked for.
+    pub(crate) fn read_again(&mut self, read: Response, end: Psn, mtu: usize, room: bool) {
+        let same = self.responses.iter_mut().find(|owed| match owed {
+            Response::Read { psn, len, .. } => psn.add(packets_of(*len as usize, mtu)) == end,
+            _ => false,
+        });
+        match same {
+            Some(Response::Read { psn, sent, .. }) if psn.add(*sent).distance(read.psn()) <= 0 => {
+                // It has not come to it yet.
+            }
+            Some(owed) => *owed = read,
+            None if room => self.owe_again(read),
+            None => {}
+        }
     }
 
     /// Remembers an atomic.

@@ -297,7 +297,7 @@ impl Parts<'_> {
                 self.emit(frame, Bth::new(Opcode::RC_ACKNOWLEDGE, dest, psn), &[aeth.as_bytes()], &[]);
                 self.qp.resp.responses.pop_front();
             }
-            Response::Atomic { psn, original, msn } => {
+            Response::Atomic { psn, original, msn, .. } => {
                 let aeth = Aeth::new(Syndrome::Ack(self.credit()), msn);
                 let ack = AtomicAckEth { original: original.into() };
                 let bth = Bth::new(Opcode::RC_ATOMIC_ACKNOWLEDGE, dest, psn);
@@ -311,7 +311,7 @@ impl Parts<'_> {
 
     /// A packet of the response to a READ, with what the memory holds now.
     fn transmit_read(&mut self, response: Response, frame: &mut Vec<u8>) {
-        let Response::Read { psn, from, len, sent, msn } = response else { return };
+        let Response::Read { psn, from, len, sent, msn, .. } = response else { return };
         let (mtu, dest) = (self.qp.mtu.bytes(), self.qp.peer_qpn);
         let packets = packets_of(len as usize, mtu);
         let at = sent as usize * mtu;

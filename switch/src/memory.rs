@@ -19,6 +19,11 @@ impl MemoryFrame {
     pub fn beginning(bytes: impl Into<Vec<u8>>) -> Self {
         Self { bytes: bytes.into(), whole: false }
     }
+
+    /// Its bytes
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.bytes
+    }
 }
 
 impl Frame for MemoryFrame {

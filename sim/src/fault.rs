@@ -1,0 +1,24 @@
+//! What happens to hosts, switches and links.
+
+use crate::{LinkId, NodeId};
+
+/// Something that happens at a time of the world.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// A host or switch goes down and forgets everything; what is sent to it is lost.
+    Crash(NodeId),
+    /// It comes back as it was at the beginning.
+    Restart(NodeId),
+    /// It does nothing for a while: its process is stopped. What is sent to it waits, up to a bound.
+    Pause(NodeId),
+    /// It goes on.
+    Resume(NodeId),
+    /// Links carry nothing, in either direction; what is on its way is lost, too.
+    Cut(Vec<LinkId>),
+    /// They work again.
+    Heal(Vec<LinkId>),
+    /// A clock jumps by so many nanoseconds.
+    ClockStep(NodeId, i64),
+    /// A clock runs too fast by so many billionths from now on.
+    ClockDrift(NodeId, i64),
+}

@@ -1,0 +1,196 @@
+//! What the network itself does to frames.
+
+use rocev2::checksum::Sum;
+use rocev2::ethernet::{Ethernet, VlanTag, ethertype};
+
+/// Where the IP header begins, and the EtherType
+fn l3(frame: &[u8]) -> Option<(usize, u16)> {
+    let mut at = Ethernet::LEN;
+    loop {
+        let kind = u16::from_be_bytes(*frame.get(at - 2..)?.first_chunk()?);
+        if !ethertype::is_tag(kind) {
+            return Some((at, kind));
+        }
+        at += VlanTag::LEN;
+    }
+}
+
+/// The largest frame of a link of this MTU, given the tags that the frame has.
+pub(crate) fn fits(frame: &[u8], mtu: usize) -> bool {
+    frame.len() <= mtu + Ethernet::LEN || l3(frame).is_some_and(|(at, _)| frame.len() <= mtu + at)
+}
+
+/// Marks an ECN-capable IP packet with "congestion experienced" (RFC 3168), as a switch does. The ICRC does not cover
+/// the mark. False if it is not capable.
+pub(crate) fn mark(frame: &mut [u8]) -> bool {
+    let Some((at, kind)) = l3(frame) else { return false };
+    match kind {
+        ethertype::IPV4 if frame.len() >= at + 20 => {
+            if !matches!(frame[at + 1] & 3, 1 | 2) {
+                return false;
+            }
+            frame[at + 1] |= 3;
+            let len = usize::from(frame[at] & 15) * 4;
+            frame[at + 10..at + 12].fill(0);
+            let Some(header) = frame.get(at..at + len) else { return false };
+            let sum = Sum::default().add(header).checksum();
+            frame[at + 10..at + 12].copy_from_slice(&sum.to_be_bytes());
+            true
+        }
+        ethertype::IPV6 if frame.len() >= at + 40 => {
+            if !matches!(frame[at + 1] >> 4 & 3, 1 | 2) {
+                return false;
+            }
+            frame[at + 1] |= 0x30;
+            true
+        }
+        _ => false,
+    }
+}
+
+/// A number that depends on every byte: two runs with the same digest sent the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Digest([u64; 2]);
+
+const MULTIPLIERS: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xc2b2_ae3d_27d4_eb4f];
+
+impl Digest {
+    pub(crate) const fn new() -> Self {
+        Self([0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344])
+    }
+
+    #[inline]
+    pub(crate) fn number(&mut self, number: u64) {
+        let [a, b] = &mut self.0;
+        *a = (*a ^ number).wrapping_mul(MULTIPLIERS[0]).rotate_left(29);
+        *b = b.wrapping_add(*a ^ number);
+    }
+
+    /// Two lanes, so that one multiplication need not wait for the other.
+    #[inline]
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) {
+        let mut chunks = bytes.chunks_exact(16);
+        let [mut a, mut b] = self.0;
+        let word = |bytes: &[u8]| bytes.first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
+        for chunk in &mut chunks {
+            a = (a ^ word(chunk)).wrapping_mul(MULTIPLIERS[0]).rotate_left(29);
+            b = (b ^ word(&chunk[8..])).wrapping_mul(MULTIPLIERS[1]).rotate_left(31);
+        }
+        self.0 = [a, b];
+        for byte in chunks.remainder() {
+            self.number((*byte).into());
+        }
+        self.number(bytes.len() as u64);
+    }
+
+    pub(crate) fn value(self) -> u64 {
+        let [a, b] = self.0;
+        switch::table::mix(a ^ b.rotate_left(32))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rocev2::Packet;
+    use rocev2::repr::Repr;
+
+    fn frame(v6: bool, ecn: u8) -> Vec<u8> {
+        let src = if v6 { "fd00::1" } else { "10.0.0.1" };
+        let dst = if v6 { "fd00::2" } else { "10.0.0.2" };
+        let mut nic = rnic::Rnic::new(rnic::Config::new(rnic::Interface {
+            neighbours: vec![(dst.parse().unwrap(), rocev2::ethernet::MacAddr([2; 6]))],
+            ..rnic::Interface::new(rocev2::ethernet::MacAddr([4; 6]), src.parse().unwrap(), 24)
+        }));
+        let (pd, cq) = (nic.alloc_pd(), nic.create_cq(1).unwrap());
+        let transport = rnic::Transport::Ud;
+        let init =
+            rnic::QpInit { transport, pd, send_cq: cq, recv_cq: cq, srq: None, max_send: 1, max_recv: 1 };
+        let qpn = nic.create_qp(init).unwrap();
+        let path = rnic::Path {
+            traffic_class: 0x50 | ecn,
+            ..rnic::Path::new(src.parse().unwrap(), dst.parse().unwrap())
+        };
+        let rtr = rnic::ReadyToReceive {
+            path,
+            dest_qp: qpn,
+            mtu: rnic::PathMtu::B1024,
+            rq_psn: rocev2::Psn::ZERO,
+            max_dest_rd_atomic: 0,
+            min_rnr_timer: rocev2::aeth::RnrTimer(0),
+        };
+        let rts = rnic::ReadyToSend {
+            sq_psn: rocev2::Psn::ZERO,
+            max_rd_atomic: 0,
+            timeout: 0,
+            retry_count: 0,
+            rnr_retry: 0,
+            flow_control: false,
+        };
+        let init = rnic::Modify::Init { access: rnic::Access::ALL, qkey: 0 };
+        for modify in [init, rnic::Modify::Rtr(rtr), rnic::Modify::Rts(rts)] {
+            nic.modify_qp(qpn, modify).unwrap();
+        }
+        let to = Some(rnic::Datagram { path, qpn, qkey: 0 });
+        let request = rnic::SendRequest {
+            to,
+            ..rnic::SendRequest::new(0, rnic::Operation::Send, rnic::Data::Inline(vec![1; 40]))
+        };
+        nic.post_send(qpn, request).unwrap();
+        let mut frame = Vec::new();
+        assert!(nic.poll_transmit(switch::Nanos::ZERO, &mut frame));
+        frame
+    }
+
+    #[test]
+    fn marks_leave_the_packet_right() {
+        for v6 in [false, true] {
+            for ecn in [1, 2] {
+                let mut marked = frame(v6, ecn);
+                assert!(mark(&mut marked));
+                let packet = Packet::parse(&marked).unwrap();
+                assert!(packet.verify_icrc());
+                assert_eq!(
+                    packet.ipv4().map_or_else(|| packet.ipv6().unwrap().traffic_class(), |ip| ip.tos),
+                    0x53
+                );
+                // Built anew from its fields it has the same checksum.
+                let mut repr = Repr::parse(&marked).unwrap();
+                let mut again = vec![0; repr.frame_len()];
+                repr.build(&mut again).unwrap();
+                assert_eq!(again, marked);
+            }
+            assert!(!mark(&mut frame(v6, 0)) && !mark(&mut frame(v6, 3)));
+        }
+        assert!(!mark(&mut [0; 14]));
+    }
+
+    #[test]
+    fn tags_do_not_count() {
+        let mut tagged = vec![0; 12];
+        tagged.extend([0x81, 0, 0, 5, 8, 0]);
+        tagged.resize(18 + 1500, 0);
+        assert!(fits(&tagged, 1500));
+        tagged.push(0);
+        assert!(!fits(&tagged, 1500));
+        assert!(fits(&[0; 1514], 1500) && !fits(&[0; 1515], 1500));
+    }
+
+    #[test]
+    fn every_byte_counts() {
+        let of = |bytes: &[u8]| {
+            let mut digest = Digest::new();
+            digest.bytes(bytes);
+            digest.value()
+        };
+        for len in [1, 15, 16, 17, 100] {
+            let bytes = vec![7; len];
+            for at in 0..len {
+                let mut other = bytes.clone();
+                other[at] ^= 0x10;
+                assert_ne!(of(&bytes), of(&other), "{len} {at}");
+            }
+        }
+        assert_ne!(of(&[0; 16]), of(&[0; 32]));
+    }
+}

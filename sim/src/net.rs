@@ -1,0 +1,332 @@
+//! The wires between nodes: queues, the fate of frames, and the agenda of what happens when.
+
+use crate::frame::{Digest, fits, mark};
+use crate::link::{Counters, Link};
+use crate::pcap::Capture;
+use core::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use switch::{Chance, Full, Nanos, PortId};
+
+/// What happens at a time of the agenda. Small, as the agenda moves entries about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum What {
+    /// The frame in this place of the store arrives at the end of this direction.
+    Arrive { lane: u32, frame: u32 },
+    /// The direction has sent its frame.
+    Free { lane: u32 },
+    /// The node asked for it.
+    Timer { node: u32 },
+    /// A fault, by its number
+    Fault { number: u32 },
+}
+
+/// One direction of a link.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    pub(crate) link: Link,
+    /// The link's number, and whether this is its second direction
+    pub(crate) of: (usize, bool),
+    pub(crate) from: (usize, PortId),
+    pub(crate) to: (usize, PortId),
+    pub(crate) counters: Counters,
+    pub(crate) cut: bool,
+    queue: VecDeque<Vec<u8>>,
+    queued: usize,
+    busy: bool,
+    /// The latest arrival of what was not reordered
+    last_arrival: Nanos,
+    fate: Fate,
+}
+
+/// Chance for each kind of harm: one kind does not disturb the others.
+#[derive(Debug)]
+struct Fate {
+    loss: Chance,
+    duplicate: Chance,
+    reorder: Chance,
+    corrupt: Chance,
+    jitter: Chance,
+    ecn: Chance,
+}
+
+impl Fate {
+    fn new(seed: u64, lane: u64) -> Self {
+        let stream = |n| Chance::stream(seed, lane << 8 | n);
+        Self {
+            loss: stream(1),
+            duplicate: stream(2),
+            reorder: stream(3),
+            corrupt: stream(4),
+            jitter: stream(5),
+            ecn: stream(6),
+        }
+    }
+}
+
+/// All links.
+#[derive(Debug)]
+pub(crate) struct Net {
+    pub(crate) now: Nanos,
+    seed: u64,
+    pub(crate) lanes: Vec<Lane>,
+    /// Outgoing directions by node and port
+    ports: Vec<Vec<usize>>,
+    agenda: BinaryHeap<Reverse<(Nanos, u64, What)>>,
+    order: u64,
+    store: Vec<Vec<u8>>,
+    vacant: Vec<u32>,
+    spares: Vec<Vec<u8>>,
+    pub(crate) digest: Digest,
+    pub(crate) captures: Vec<Option<Capture>>,
+    /// Packet events: frames that arrived
+    pub(crate) arrivals: u64,
+}
+
+impl Net {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self {
+            now: Nanos::ZERO,
+            seed,
+            lanes: Vec::new(),
+            ports: Vec::new(),
+            agenda: BinaryHeap::new(),
+            order: 0,
+            store: Vec::new(),
+            vacant: Vec::new(),
+            spares: Vec::new(),
+            digest: Digest::new(),
+            captures: Vec::new(),
+            arrivals: 0,
+        }
+    }
+
+    pub(crate) fn add_node(&mut self) -> usize {
+        self.ports.push(Vec::new());
+        self.ports.len() - 1
+    }
+
+    pub(crate) fn ports_of(&self, node: usize) -> usize {
+        self.ports[node].len()
+    }
+
+    pub(crate) fn lane_of(&self, node: usize, port: usize) -> usize {
+        self.ports[node][port]
+    }
+
+    /// Joins the next free ports of two nodes; the link's number.
+    pub(crate) fn join(&mut self, a: usize, b: usize, link: Link) -> usize {
+        let number = self.captures.len();
+        self.captures.push(None);
+        let port_a = PortId(self.ports[a].len() as u16);
+        let port_b = PortId(self.ports[b].len() as u16 + u16::from(a == b));
+        for (back, from, to) in [(false, (a, port_a), (b, port_b)), (true, (b, port_b), (a, port_a))] {
+            let lane = self.lanes.len();
+            self.ports[from.0].push(lane);
+            self.lanes.push(Lane {
+                link,
+                of: (number, back),
+                from,
+                to,
+                counters: Counters::default(),
+                cut: false,
+                queue: VecDeque::new(),
+                queued: 0,
+                busy: false,
+                last_arrival: Nanos::ZERO,
+                fate: Fate::new(self.seed, lane as u64),
+            });
+        }
+        number
+    }
+
+    pub(crate) fn schedule(&mut self, at: Nanos, what: What) {
+        self.order += 1;
+        self.agenda.push(Reverse((at.max(self.now), self.order, what)));
+    }
+
+    /// The next thing that happens, if it does so by `until`.
+    pub(crate) fn next(&mut self, until: Nanos) -> Option<What> {
+        let &Reverse((at, _, what)) = self.agenda.peek()?;
+        if at > until {
+            return None;
+        }
+        self.agenda.pop();
+        self.now = at;
+        Some(what)
+    }
+
+    /// When the next thing happens
+    pub(crate) fn peek(&self) -> Option<Nanos> {
+        self.agenda.peek().map(|Reverse((at, ..))| *at)
+    }
+
+    pub(crate) fn take(&mut self, frame: u32) -> Vec<u8> {
+        self.vacant.push(frame);
+        core::mem::take(&mut self.store[frame as usize])
+    }
+
+    fn keep(&mut self, frame: Vec<u8>) -> u32 {
+        if let Some(place) = self.vacant.pop() {
+            self.store[place as usize] = frame;
+            return place;
+        }
+        self.store.push(frame);
+        self.store.len() as u32 - 1
+    }
+
+    /// An empty vector, with room if there is one.
+    #[inline]
+    pub(crate) fn spare(&mut self) -> Vec<u8> {
+        self.spares.pop().unwrap_or_default()
+    }
+
+    /// A frame's memory is free.
+    #[inline]
+    pub(crate) fn recycle(&mut self, mut frame: Vec<u8>) {
+        if self.spares.len() < 4096 {
+            frame.clear();
+            self.spares.push(frame);
+        }
+    }
+
+    /// Whether a node could send at once.
+    #[inline]
+    pub(crate) fn is_idle(&self, lane: usize) -> bool {
+        let lane = &self.lanes[lane];
+        !lane.busy && lane.queue.is_empty()
+    }
+
+    pub(crate) fn room(&self, node: usize, port: PortId) -> usize {
+        let Some(&lane) = self.ports[node].get(port.index()) else { return 0 };
+        let lane = &self.lanes[lane];
+        let largest = lane.link.mtu + 18;
+        (lane.link.queue.saturating_sub(lane.queued) / largest).max(usize::from(!lane.busy))
+    }
+
+    /// A node sends: at once, or after what waits already.
+    pub(crate) fn send(&mut self, node: usize, port: PortId, mut frame: Vec<u8>) -> Result<(), Full> {
+        let Some(&number) = self.ports[node].get(port.index()) else { return Err(Full) };
+        let lane = &mut self.lanes[number];
+        if !lane.busy {
+            self.transmit(number, frame);
+            return Ok(());
+        }
+        lane.counters.offered += 1;
+        if !fits(&frame, lane.link.mtu) {
+            lane.counters.too_long += 1;
+            self.recycle(frame);
+            return Ok(());
+        }
+        if lane.queued + frame.len() > lane.link.queue {
+            lane.counters.queue_full += 1;
+            self.recycle(frame);
+            return Err(Full);
+        }
+        if let Some(ecn) = &lane.link.ecn
+            && ecn.marks(lane.queued, &mut lane.fate.ecn)
+            && mark(&mut frame)
+        {
+            lane.counters.marked += 1;
+        }
+        lane.queued += frame.len();
+        lane.counters.longest_queue = lane.counters.longest_queue.max(lane.queued as u64);
+        lane.queue.push_back(frame);
+        Ok(())
+    }
+
+    /// A frame is put on an idle link.
+    pub(crate) fn transmit(&mut self, number: usize, frame: Vec<u8>) {
+        let lane = &mut self.lanes[number];
+        lane.counters.offered += 1;
+        if fits(&frame, lane.link.mtu) {
+            self.put(number, frame);
+        } else {
+            lane.counters.too_long += 1;
+            self.recycle(frame);
+        }
+    }
+
+    /// The link has sent a frame: the next one that waits follows.
+    pub(crate) fn sent(&mut self, number: usize) {
+        let lane = &mut self.lanes[number];
+        lane.busy = false;
+        if let Some(frame) = lane.queue.pop_front() {
+            lane.queued -= frame.len();
+            self.put(number, frame);
+        }
+    }
+
+    fn put(&mut self, number: usize, mut frame: Vec<u8>) {
+        let now = self.now;
+        self.digest.number(now.0);
+        self.digest.number(number as u64);
+        self.digest.bytes(&frame);
+        let lane = &mut self.lanes[number];
+        let link = &lane.link;
+        lane.counters.sent += 1;
+        lane.counters.bytes += frame.len() as u64;
+        if let Some(capture) = &mut self.captures[lane.of.0] {
+            capture.record(now, &frame);
+        }
+        let occupied = link.occupied(frame.len());
+        if occupied > Nanos::ZERO {
+            lane.busy = true;
+        }
+        // Each is drawn for every frame, so that a share that changes does not change what else happens.
+        let fate = &mut lane.fate;
+        let lost = fate.loss.happens(link.loss);
+        let twice = fate.duplicate.happens(link.duplicate);
+        let overtaken = fate.reorder.happens(link.reorder);
+        let damaged = fate.corrupt.happens(link.corrupt);
+        let damage = fate.corrupt.bits();
+        let span = fate.reorder.between(1, link.reorder_by.0.max(1));
+        let jitter = fate.jitter.below(link.jitter.0.saturating_add(1));
+        let mut arrival = now + occupied + link.delay + Nanos(jitter);
+        let gone = lane.cut || lost;
+        if lane.cut {
+            lane.counters.cut += 1;
+        } else if lost {
+            lane.counters.lost += 1;
+        } else {
+            if damaged && !frame.is_empty() {
+                lane.counters.corrupted += 1;
+                let bit = damage as usize % (frame.len() * 8);
+                frame[bit / 8] ^= 1 << (bit % 8);
+            }
+            if overtaken {
+                lane.counters.reordered += 1;
+                arrival = arrival + Nanos(span);
+            } else {
+                arrival = arrival.max(lane.last_arrival);
+                lane.last_arrival = arrival;
+            }
+            lane.counters.duplicated += u64::from(twice);
+        }
+        if occupied > Nanos::ZERO {
+            self.schedule(now + occupied, What::Free { lane: number as u32 });
+        }
+        if gone {
+            self.recycle(frame);
+            return;
+        }
+        if twice {
+            let mut copy = self.spare();
+            copy.extend_from_slice(&frame);
+            let place = self.keep(copy);
+            self.schedule(arrival + Nanos(span), What::Arrive { lane: number as u32, frame: place });
+        }
+        let place = self.keep(frame);
+        self.schedule(arrival, What::Arrive { lane: number as u32, frame: place });
+    }
+
+    /// What waits for the links of a node that went down is gone.
+    pub(crate) fn clear_queues(&mut self, node: usize) {
+        for number in self.ports[node].clone() {
+            while let Some(frame) = self.lanes[number].queue.pop_front() {
+                self.lanes[number].counters.cut += 1;
+                self.recycle(frame);
+            }
+            self.lanes[number].queued = 0;
+        }
+    }
+}

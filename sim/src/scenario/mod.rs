@@ -1,0 +1,385 @@
+//! Scenarios: a network, what its hosts do, and what happens to them. Every number may be a range, from which the seed
+//! draws, so that one scenario is as many worlds as there are seeds.
+
+mod run;
+mod shrink;
+mod text;
+
+pub use run::{CaptureTo, HostReport, LinkReport, Outcome, Planted, SwitchReport, run};
+pub use shrink::{Shrunk, shrink};
+pub use text::to_toml;
+
+use core::net::IpAddr;
+use rnic::{PathMtu, ReadyToSend};
+use switch::Chance;
+
+use crate::verbs::{Verb, Verbs};
+
+/// A number, or a range from which the seed draws one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Between {
+    /// The least
+    pub low: i64,
+    /// The greatest
+    pub high: i64,
+}
+
+impl Between {
+    /// No range.
+    pub const fn just(value: i64) -> Self {
+        Self { low: value, high: value }
+    }
+
+    /// The number, once it is drawn
+    pub const fn value(self) -> i64 {
+        self.low
+    }
+
+    /// Yes or no, once it is drawn: 1 or 0
+    pub const fn is_true(self) -> bool {
+        self.low != 0
+    }
+
+    fn draw(&mut self, chance: &mut Chance) {
+        let span = self.high.abs_diff(self.low);
+        *self = Self::just(self.low.saturating_add_unsigned(chance.between(0, span)));
+    }
+}
+
+/// A network, what its hosts do, and what happens to them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Scenario {
+    /// When everything has to be done (nanoseconds of the world)
+    pub limit: Between,
+    /// Hosts with a NIC
+    pub hosts: Vec<HostSpec>,
+    /// Names of switches: learning bridges
+    pub switches: Vec<String>,
+    /// What joins them
+    pub links: Vec<LinkSpec>,
+    /// What each two hosts do
+    pub verbs: VerbsSpec,
+    /// What happens when
+    pub faults: Vec<FaultSpec>,
+}
+
+/// A host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostSpec {
+    /// Its name
+    pub name: String,
+    /// Its address and the length of its network's prefix
+    pub address: (IpAddr, u8),
+    /// How far its clock is ahead (nanoseconds)
+    pub clock_offset: Between,
+    /// How much too fast it runs (billionths)
+    pub clock_drift: Between,
+    /// Packets under way on a connection
+    pub window: Between,
+    /// When it acknowledges
+    pub ack: AckSpec,
+    /// Whether it announces credits
+    pub credits: Between,
+    /// Whether it slows down by DCQCN
+    pub dcqcn: Between,
+}
+
+/// When a host acknowledges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AckSpec {
+    /// One of the others, as the seed has it
+    Any,
+    /// Every packet
+    EveryPacket,
+    /// When asked to
+    OnRequest,
+    /// Coalesced
+    Every {
+        /// Acknowledgements owed
+        packets: u32,
+        /// Nanoseconds
+        time: u64,
+    },
+}
+
+/// A link; see [`Link`](crate::Link). Times in nanoseconds, shares in billionths.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkSpec {
+    /// Names of the nodes at its ends
+    pub ends: [String; 2],
+    /// Bits a second
+    pub rate: Between,
+    /// Delay
+    pub delay: Between,
+    /// Jitter
+    pub jitter: Between,
+    /// Loss
+    pub loss: Between,
+    /// Duplication
+    pub duplicate: Between,
+    /// Reordering
+    pub reorder: Between,
+    /// By how much
+    pub reorder_by: Between,
+    /// Corruption
+    pub corrupt: Between,
+    /// Longest IP packet
+    pub mtu: Between,
+    /// Bytes
+    pub queue: Between,
+    /// Marks by the length of the queue
+    pub ecn: Option<EcnSpec>,
+}
+
+/// See [`Ecn`](crate::Ecn).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EcnSpec {
+    /// Bytes
+    pub min: Between,
+    /// Bytes
+    pub max: Between,
+    /// Billionths
+    pub share: Between,
+}
+
+/// See [`Verbs`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VerbsSpec {
+    /// Connections between each two hosts
+    pub connections: Between,
+    /// Operations of each end
+    pub operations: Between,
+    /// Requests outstanding
+    pub depth: Between,
+    /// Longest message
+    pub max_size: Between,
+    /// Verbs in use
+    pub verbs: Vec<Verb>,
+    /// Binary logarithm of the path MTU
+    pub mtu_log2: Between,
+    /// ACK time-out, as an exponent
+    pub timeout: Between,
+    /// Retries; [`ReadyToSend::NO_LIMIT`] for no limit
+    pub retry_count: Between,
+    /// Receive requests posted at once
+    pub receives: Between,
+    /// Microseconds until a used receive request is posted again, at most
+    pub repost_us: Between,
+    /// RNR timer, a code of IB table 45
+    pub rnr_timer: Between,
+    /// READs and atomics outstanding
+    pub max_rd_atomic: Between,
+    /// Words for atomics at a host
+    pub words: Between,
+    /// Whether ends share a receive queue
+    pub srq: Between,
+    /// Credits
+    pub flow_control: Between,
+}
+
+/// Something that happens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FaultSpec {
+    /// When (nanoseconds of the world)
+    pub at: Between,
+    /// What
+    pub kind: FaultKind,
+    /// For how long (nanoseconds); for ever if not said. Of no use to clocks.
+    pub lasts: Option<Between>,
+}
+
+/// What happens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FaultKind {
+    /// A host or switch goes down.
+    Crash(String),
+    /// It does nothing.
+    Pause(String),
+    /// All links between these nodes and the others are cut.
+    Partition(Vec<String>),
+    /// A clock jumps (nanoseconds).
+    ClockStep(String, Between),
+    /// A clock runs too fast (billionths).
+    ClockDrift(String, Between),
+}
+
+impl Scenario {
+    /// The world of a seed: no number is a range any more.
+    #[must_use]
+    pub fn drawn(&self, seed: u64) -> Self {
+        let mut drawn = self.clone();
+        let mut streams = 0u64..;
+        // A stream for each part, so that a part that is left out does not change the others.
+        let mut stream = || Chance::stream(seed, 0x7363_0000 + streams.next().unwrap_or(0));
+        drawn.limit.draw(&mut stream());
+        drawn.verbs.draw(&mut stream());
+        for host in &mut drawn.hosts {
+            host.draw(&mut stream());
+        }
+        for link in &mut drawn.links {
+            link.draw(&mut stream());
+        }
+        for fault in &mut drawn.faults {
+            fault.draw(&mut stream());
+        }
+        drawn
+    }
+
+    /// Whether operations may fail: a host forgets what it knew, or tries come to an end.
+    pub fn may_fail(&self) -> bool {
+        let unlimited = self.verbs.retry_count.low == i64::from(ReadyToSend::NO_LIMIT);
+        !unlimited || self.faults.iter().any(|fault| matches!(fault.kind, FaultKind::Crash(_)))
+    }
+}
+
+impl HostSpec {
+    /// A host with an exact clock and a NIC as most are.
+    pub fn new(name: &str, address: IpAddr, prefix: u8) -> Self {
+        Self {
+            name: name.into(),
+            address: (address, prefix),
+            clock_offset: Between::just(0),
+            clock_drift: Between::just(0),
+            window: Between::just(256),
+            ack: AckSpec::OnRequest,
+            credits: Between::just(0),
+            dcqcn: Between::just(0),
+        }
+    }
+
+    fn draw(&mut self, chance: &mut Chance) {
+        for number in [
+            &mut self.clock_offset,
+            &mut self.clock_drift,
+            &mut self.window,
+            &mut self.credits,
+            &mut self.dcqcn,
+        ] {
+            number.draw(chance);
+        }
+        if self.ack == AckSpec::Any {
+            let every = AckSpec::Every { packets: 4, time: 20_000 };
+            self.ack = *chance.pick(&[AckSpec::EveryPacket, AckSpec::OnRequest, every]);
+        }
+    }
+}
+
+impl LinkSpec {
+    /// A link as [`Link::default`](crate::Link::default) says.
+    pub fn new(a: &str, b: &str) -> Self {
+        Self {
+            ends: [a.into(), b.into()],
+            rate: Between::just(100_000_000_000),
+            delay: Between::just(1_000),
+            jitter: Between::just(0),
+            loss: Between::just(0),
+            duplicate: Between::just(0),
+            reorder: Between::just(0),
+            reorder_by: Between::just(20_000),
+            corrupt: Between::just(0),
+            mtu: Between::just(1500),
+            queue: Between::just(1 << 20),
+            ecn: None,
+        }
+    }
+
+    fn draw(&mut self, chance: &mut Chance) {
+        for number in [
+            &mut self.rate,
+            &mut self.delay,
+            &mut self.jitter,
+            &mut self.loss,
+            &mut self.duplicate,
+            &mut self.reorder,
+            &mut self.reorder_by,
+            &mut self.corrupt,
+            &mut self.mtu,
+            &mut self.queue,
+        ] {
+            number.draw(chance);
+        }
+        if let Some(ecn) = &mut self.ecn {
+            for number in [&mut ecn.min, &mut ecn.max, &mut ecn.share] {
+                number.draw(chance);
+            }
+        }
+    }
+}
+
+impl Default for VerbsSpec {
+    fn default() -> Self {
+        Self {
+            connections: Between::just(1),
+            operations: Between::just(20),
+            depth: Between::just(8),
+            max_size: Between::just(65536),
+            verbs: Verb::ALL.to_vec(),
+            mtu_log2: Between::just(10),
+            timeout: Between::just(8),
+            retry_count: Between::just(ReadyToSend::NO_LIMIT.into()),
+            receives: Between::just(8),
+            repost_us: Between::just(0),
+            rnr_timer: Between::just(1),
+            max_rd_atomic: Between::just(4),
+            words: Between::just(2),
+            srq: Between::just(0),
+            flow_control: Between::just(0),
+        }
+    }
+}
+
+impl VerbsSpec {
+    fn draw(&mut self, chance: &mut Chance) {
+        for number in [
+            &mut self.connections,
+            &mut self.operations,
+            &mut self.depth,
+            &mut self.max_size,
+            &mut self.mtu_log2,
+            &mut self.timeout,
+            &mut self.retry_count,
+            &mut self.receives,
+            &mut self.repost_us,
+            &mut self.rnr_timer,
+            &mut self.max_rd_atomic,
+            &mut self.words,
+            &mut self.srq,
+            &mut self.flow_control,
+        ] {
+            number.draw(chance);
+        }
+    }
+
+    /// The workload, once it is drawn.
+    pub fn workload(&self) -> Verbs {
+        Verbs {
+            connections: self.connections.value() as u32,
+            operations: self.operations.value() as u32,
+            depth: self.depth.value() as u32,
+            max_size: self.max_size.value() as u32,
+            mix: Verb::ALL.map(|verb| u32::from(self.verbs.contains(&verb))),
+            mtu: PathMtu::of_bytes(1 << self.mtu_log2.value()).unwrap_or(PathMtu::B1024),
+            timeout: self.timeout.value() as u8,
+            retry_count: self.retry_count.value() as u8,
+            receives: self.receives.value() as u32,
+            repost_us: self.repost_us.value() as u32,
+            rnr_timer: self.rnr_timer.value() as u8,
+            max_rd_atomic: self.max_rd_atomic.value() as u8,
+            words: self.words.value() as u32,
+            srq: self.srq.is_true(),
+            flow_control: self.flow_control.is_true(),
+        }
+    }
+}
+
+impl FaultSpec {
+    fn draw(&mut self, chance: &mut Chance) {
+        self.at.draw(chance);
+        if let Some(lasts) = &mut self.lasts {
+            lasts.draw(chance);
+        }
+        if let FaultKind::ClockStep(_, by) | FaultKind::ClockDrift(_, by) = &mut self.kind {
+            by.draw(chance);
+        }
+    }
+}

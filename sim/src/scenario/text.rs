@@ -1,0 +1,129 @@
+//! A scenario as it is written in a file.
+
+use super::{AckSpec, Between, FaultKind, Scenario};
+use core::fmt::Write as _;
+use rnic::ReadyToSend;
+
+/// The file of a scenario. Read again it is the same scenario.
+pub fn to_toml(scenario: &Scenario) -> String {
+    let mut text = Text::default();
+    text.line("[sim]");
+    text.scaled("limit_ms", scenario.limit, 1e6);
+    for host in &scenario.hosts {
+        text.line("\n[[host]]");
+        text.quoted("name", &host.name);
+        text.quoted("address", &format!("{}/{}", host.address.0, host.address.1));
+        text.scaled("clock_offset_us", host.clock_offset, 1e3);
+        text.scaled("clock_drift_ppm", host.clock_drift, 1e3);
+        text.scaled("window", host.window, 1.0);
+        match host.ack {
+            AckSpec::Any => text.quoted("ack", "any"),
+            AckSpec::EveryPacket => text.quoted("ack", "every-packet"),
+            AckSpec::OnRequest => text.quoted("ack", "on-request"),
+            AckSpec::Every { packets, time } => {
+                text.line(&format!("ack = {{ packets = {packets}, time_us = {} }}", time as f64 / 1e3));
+            }
+        }
+        text.flag("credits", host.credits);
+        text.flag("dcqcn", host.dcqcn);
+    }
+    for name in &scenario.switches {
+        text.line("\n[[switch]]");
+        text.quoted("name", name);
+    }
+    for link in &scenario.links {
+        text.line("\n[[link]]");
+        text.line(&format!("ends = {:?}", link.ends));
+        text.scaled("rate_gbps", link.rate, 1e9);
+        text.scaled("delay_us", link.delay, 1e3);
+        text.scaled("jitter_us", link.jitter, 1e3);
+        text.scaled("loss", link.loss, 1e9);
+        text.scaled("duplicate", link.duplicate, 1e9);
+        text.scaled("reorder", link.reorder, 1e9);
+        text.scaled("reorder_by_us", link.reorder_by, 1e3);
+        text.scaled("corrupt", link.corrupt, 1e9);
+        text.scaled("mtu", link.mtu, 1.0);
+        text.scaled("queue", link.queue, 1.0);
+        if let Some(ecn) = &link.ecn {
+            let [min, max] = [ecn.min, ecn.max].map(|number| value(number, 1.0));
+            text.line(&format!("ecn = {{ min = {min}, max = {max}, share = {} }}", value(ecn.share, 1e9)));
+        }
+    }
+    let verbs = &scenario.verbs;
+    text.line("\n[verbs]");
+    let names: Vec<_> = verbs.verbs.iter().map(|verb| verb.name()).collect();
+    text.line(&format!("verbs = {names:?}"));
+    text.scaled("connections", verbs.connections, 1.0);
+    text.scaled("operations", verbs.operations, 1.0);
+    text.scaled("depth", verbs.depth, 1.0);
+    text.scaled("max_size", verbs.max_size, 1.0);
+    let Between { low, high } = verbs.mtu_log2;
+    text.scaled("mtu", Between { low: 1 << low, high: 1 << high }, 1.0);
+    text.scaled("timeout", verbs.timeout, 1.0);
+    if verbs.retry_count == Between::just(ReadyToSend::NO_LIMIT.into()) {
+        text.quoted("retry_count", "unlimited");
+    } else {
+        text.scaled("retry_count", verbs.retry_count, 1.0);
+    }
+    text.scaled("receives", verbs.receives, 1.0);
+    text.scaled("repost_us", verbs.repost_us, 1.0);
+    text.scaled("rnr_timer", verbs.rnr_timer, 1.0);
+    text.scaled("max_rd_atomic", verbs.max_rd_atomic, 1.0);
+    text.scaled("words", verbs.words, 1.0);
+    text.flag("srq", verbs.srq);
+    text.flag("flow_control", verbs.flow_control);
+    for fault in &scenario.faults {
+        text.line("\n[[fault]]");
+        text.scaled("at_us", fault.at, 1e3);
+        match &fault.kind {
+            FaultKind::Crash(node) => text.quoted("crash", node),
+            FaultKind::Pause(node) => text.quoted("pause", node),
+            FaultKind::Partition(names) => text.line(&format!("partition = {names:?}")),
+            FaultKind::ClockStep(node, by) => {
+                text.quoted("clock", node);
+                text.scaled("step_us", *by, 1e3);
+            }
+            FaultKind::ClockDrift(node, by) => {
+                text.quoted("clock", node);
+                text.scaled("drift_ppm", *by, 1e3);
+            }
+        }
+        if let Some(lasts) = fault.lasts {
+            text.scaled("for_us", lasts, 1e3);
+        }
+    }
+    text.0
+}
+
+/// A number, or both ends of a range, in units of so much
+fn value(between: Between, unit: f64) -> String {
+    let [low, high] = [between.low, between.high].map(|number| number as f64 / unit);
+    if between.low == between.high { format!("{low}") } else { format!("[{low}, {high}]") }
+}
+
+#[derive(Default)]
+struct Text(String);
+
+impl Text {
+    fn line(&mut self, line: &str) {
+        self.0.push_str(line);
+        self.0.push('\n');
+    }
+
+    fn quoted(&mut self, key: &str, value: &str) {
+        // Writing to a string does not fail.
+        _ = writeln!(self.0, "{key} = {value:?}");
+    }
+
+    fn flag(&mut self, key: &str, flag: Between) {
+        if flag.low == flag.high {
+            self.line(&format!("{key} = {}", flag.is_true()));
+        } else {
+            self.quoted(key, "any");
+        }
+    }
+
+    fn scaled(&mut self, key: &str, between: Between, unit: f64) {
+        self.line(&format!("{key} = {}", value(between, unit)));
+    }
+}

@@ -1,0 +1,111 @@
+//! A switch of the network: any function.
+
+use crate::node::{Node, Ports};
+use std::collections::VecDeque;
+use switch::memory::MemoryFrame;
+use switch::{DropReason, Full, Function, Nanos, Output, PortId, Verdict};
+
+/// A function, and what became of frames.
+pub struct Switch<F: Function> {
+    make: Box<dyn FnMut() -> F + Send>,
+    /// The function; another one after a crash
+    pub function: F,
+    /// Frames by what became of them
+    pub counters: Counters,
+    /// Frames that were given to the control plane
+    pub punted: VecDeque<(MemoryFrame, PortId)>,
+    /// What the function told the control plane
+    pub events: VecDeque<F::Event>,
+    commands: VecDeque<F::Command>,
+}
+
+/// Frames of a switch.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Counters {
+    /// Received
+    pub received: u64,
+    /// Forwarded as the function said
+    pub forwarded: u64,
+    /// Taken in by the function
+    pub consumed: u64,
+    /// Given to the control plane
+    pub punted: u64,
+    /// Dropped, by [`DropReason::index`]
+    pub dropped: Vec<u64>,
+}
+
+impl<F: Function> Switch<F> {
+    /// A switch whose function `make` makes: at the beginning, and after each crash.
+    pub fn new(mut make: impl FnMut() -> F + Send + 'static) -> Self {
+        Self {
+            function: make(),
+            make: Box::new(make),
+            counters: Counters { dropped: vec![0; DropReason::COUNT], ..Counters::default() },
+            punted: VecDeque::new(),
+            events: VecDeque::new(),
+            commands: VecDeque::new(),
+        }
+    }
+
+    /// The control plane changes something, as soon as the switch does something.
+    pub fn command(&mut self, command: F::Command) {
+        self.commands.push_back(command);
+    }
+
+    fn hear(&mut self, now: Nanos) {
+        while let Some(command) = self.commands.pop_front() {
+            self.function.on_command(command, now);
+        }
+    }
+
+    fn tell(&mut self) {
+        while let Some(event) = self.function.poll_event() {
+            self.events.push_back(event);
+        }
+    }
+}
+
+impl<F: Function + Send + 'static> Node for Switch<F>
+where
+    F::Event: 'static,
+    F::Command: 'static,
+{
+    fn on_frame(&mut self, mut frame: MemoryFrame, port: PortId, now: Nanos, out: &mut Ports<'_>) {
+        self.hear(now);
+        self.counters.received += 1;
+        match self.function.on_frame(&mut frame, port, now, out) {
+            Verdict::Forward(to) => match out.send(frame, to) {
+                Ok(()) => self.counters.forwarded += 1,
+                Err(Full) => self.counters.dropped[DropReason::PortFull.index()] += 1,
+            },
+            Verdict::Drop(reason) => self.counters.dropped[reason.index()] += 1,
+            Verdict::Punt => {
+                self.counters.punted += 1;
+                self.punted.push_back((frame, port));
+            }
+            Verdict::Consume => self.counters.consumed += 1,
+        }
+        self.tell();
+    }
+
+    fn on_timer(&mut self, now: Nanos, out: &mut Ports<'_>) {
+        self.hear(now);
+        if self.function.next_timer().is_some_and(|at| at <= now) {
+            self.function.on_timer(now, out);
+        }
+        self.tell();
+    }
+
+    fn next_timer(&self) -> Option<Nanos> {
+        if self.commands.is_empty() { self.function.next_timer() } else { Some(Nanos::ZERO) }
+    }
+
+    fn start(&mut self, _now: Nanos, _out: &mut Ports<'_>) {}
+
+    fn crash(&mut self) {
+        self.function = (self.make)();
+        self.punted.clear();
+        self.events.clear();
+        self.commands.clear();
+    }
+}

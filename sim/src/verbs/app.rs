@@ -1,0 +1,340 @@
+//! The application of a host: its ends, and the memory that they share.
+
+use super::atomics::Atomic;
+use super::end::{
+    Connection, Context, End, LANDING_VA, Memory, PATTERN_VA, PeerMemory, RECEIVE_VA, TARGET_VA, WORDS_VA,
+};
+use super::{Shared, Verb, Verbs, init, memory};
+use crate::host::{App, Host};
+use core::sync::atomic::Ordering::Relaxed;
+use rnic::{Buffer, Completed, Completion, Cq, Modify, Mr, Pd, RecvRequest, Rnic, Sge, Srq, Transport};
+use rocev2::Qpn;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use switch::{Chance, Nanos};
+
+/// Completions that wait to be polled at most
+const COMPLETIONS: usize = 1 << 16;
+
+/// What is made when the NIC is there.
+#[derive(Debug)]
+struct Resources {
+    pd: Pd,
+    cq: Cq,
+    pattern: Mr,
+    words: (Buffer, Mr),
+    shared_receives: Option<(Srq, Receives)>,
+}
+
+/// Receive requests, and the memory of each.
+#[derive(Clone, Copy, Debug)]
+struct Receives {
+    buffer: Buffer,
+    mr: Mr,
+    count: u32,
+    size: u32,
+}
+
+impl Receives {
+    fn new(nic: &mut Rnic, pd: Pd, verbs: &Verbs) -> Self {
+        let (count, size) = (verbs.receives, verbs.max_size);
+        let (buffer, mr) = memory(nic, pd, vec![0; count as usize * size as usize], RECEIVE_VA);
+        Self { buffer, mr, count, size }
+    }
+
+    fn request(&self, slot: u32) -> RecvRequest {
+        let va = RECEIVE_VA + u64::from(slot) * u64::from(self.size);
+        RecvRequest { id: slot.into(), data: Some(Sge { mr: self.mr, va, len: self.size }) }
+    }
+
+    fn bytes<'a>(&self, nic: &'a Rnic, slot: u64, len: u32) -> &'a [u8] {
+        let len = len.min(self.size) as usize;
+        &nic.bytes(self.buffer)[slot as usize * self.size as usize..][..len]
+    }
+}
+
+/// A host's part in the workload.
+#[derive(Debug)]
+pub struct VerbsApp {
+    verbs: Verbs,
+    shared: Arc<Shared>,
+    pattern: Arc<[u8]>,
+    may_fail: bool,
+    resources: Option<Resources>,
+    ends: Vec<End>,
+    receives: Vec<Option<Receives>>,
+    by_qpn: BTreeMap<u32, usize>,
+    /// By the host whose words they are on
+    atomics: Vec<Vec<Atomic>>,
+    /// Receive requests to be posted again: when, of which end, which
+    reposts: BTreeMap<(Nanos, u64), (usize, u32)>,
+    reposted: u64,
+    chance: Chance,
+    wrong: Option<String>,
+    unposted: VecDeque<usize>,
+}
+
+impl VerbsApp {
+    pub(super) fn new(
+        verbs: &Verbs,
+        seed: u64,
+        host: usize,
+        pattern: Arc<[u8]>,
+        shared: Arc<Shared>,
+        may_fail: bool,
+    ) -> Self {
+        Self {
+            verbs: verbs.clone(),
+            shared,
+            pattern,
+            may_fail,
+            resources: None,
+            ends: Vec::new(),
+            receives: Vec::new(),
+            by_qpn: BTreeMap::new(),
+            atomics: Vec::new(),
+            reposts: BTreeMap::new(),
+            reposted: 0,
+            chance: Chance::stream(seed, 0x7265_7600 + host as u64),
+            wrong: None,
+            unposted: VecDeque::new(),
+        }
+    }
+
+    /// What is wrong, if anything
+    pub fn wrong(&self) -> Option<&str> {
+        self.wrong.as_deref()
+    }
+
+    /// Operations that completed, in the order of [`Verb::ALL`]
+    pub fn totals(&self) -> [u64; Verb::ALL.len()] {
+        self.ends.iter().fold([0; Verb::ALL.len()], |mut sum, end| {
+            sum.iter_mut().zip(end.totals).for_each(|(sum, n)| *sum += n);
+            sum
+        })
+    }
+
+    /// How many of the ends are of connections that failed
+    pub fn broken(&self) -> usize {
+        self.ends.iter().filter(|end| end.is_broken()).count()
+    }
+
+    pub(super) fn ends(&self) -> &[End] {
+        &self.ends
+    }
+
+    pub(super) fn words(&self) -> u32 {
+        self.verbs.words
+    }
+
+    /// What a word of this host holds
+    pub(super) fn word(&self, nic: &Rnic, word: u32) -> u64 {
+        let Some(resources) = &self.resources else { return 0 };
+        let bytes = &nic.bytes(resources.words.0)[word as usize * 8..];
+        bytes.first_chunk().map_or(0, |word| u64::from_le_bytes(*word))
+    }
+
+    /// What its ends did with the words of a host
+    pub(super) fn atomics_of(&self, host: usize) -> &[Atomic] {
+        self.atomics.get(host).map_or(&[], Vec::as_slice)
+    }
+
+    /// What came that nobody sent
+    pub(super) fn check_left_over(&self, nic: &Rnic) -> Option<String> {
+        let resources = self.resources.as_ref()?;
+        nic.cq_has_some(resources.cq).then(|| "completions are left that nobody looked at".to_owned())
+    }
+
+    fn resources(&mut self, nic: &mut Rnic) -> (Pd, Cq, Mr, Mr, Option<Srq>) {
+        let resources = self.resources.get_or_insert_with(|| {
+            let pd = nic.alloc_pd();
+            let cq = nic.create_cq(COMPLETIONS).expect("room for a completion queue");
+            let pattern = memory(nic, pd, self.pattern.to_vec(), PATTERN_VA).1;
+            let words = memory(nic, pd, vec![0; self.verbs.words as usize * 8], WORDS_VA);
+            let shared_receives = self.verbs.srq.then(|| {
+                let count = self.verbs.receives as usize;
+                (nic.create_srq(count).expect("room for a queue"), Receives::new(nic, pd, &self.verbs))
+            });
+            Resources { pd, cq, pattern, words, shared_receives }
+        });
+        let srq = resources.shared_receives.map(|(srq, _)| srq);
+        (resources.pd, resources.cq, resources.pattern, resources.words.1, srq)
+    }
+
+    /// Makes a queue pair, which the other end is told about.
+    pub(super) fn add_end(&mut self, nic: &mut Rnic, connection: Connection) -> (Qpn, PeerMemory) {
+        let peer_host = connection.peer_host;
+        let (pd, cq, pattern, words, srq) = self.resources(nic);
+        let verbs = &self.verbs;
+        let qpn = nic.create_qp(init(Transport::Rc, pd, cq, srq, verbs)).expect("room for a queue pair");
+        let access = rnic::Access::ALL;
+        nic.modify_qp(qpn, Modify::Init { access, qkey: 0 }).expect("a new queue pair");
+        let (target, target_mr) = memory(nic, pd, vec![0; verbs.max_size as usize], TARGET_VA);
+        let landing = vec![0; verbs.depth as usize * verbs.max_size.max(8) as usize];
+        let landing = memory(nic, pd, landing, LANDING_VA);
+        let own = Memory { pattern, target, landing };
+        self.receives.push(if srq.is_none() { Some(Receives::new(nic, pd, verbs)) } else { None });
+        self.by_qpn.insert(qpn.get(), self.ends.len());
+        self.ends.push(End::new(verbs, qpn, own, connection));
+        if self.atomics.len() <= peer_host {
+            self.atomics.resize(peer_host + 1, Vec::new());
+        }
+        self.shared.ends.fetch_add(1, Relaxed);
+        (qpn, PeerMemory { target: target_mr, words })
+    }
+
+    pub(super) fn connected(&mut self, qpn: Qpn, peer: PeerMemory) {
+        let end = self.by_qpn[&qpn.get()];
+        self.ends[end].connect(peer);
+    }
+
+    /// Posts receives, and the first requests.
+    pub(super) fn begin(&mut self, nic: &mut Rnic, now: Nanos) {
+        if let Some(Resources { shared_receives: Some((_, receives)), .. }) = &self.resources {
+            for slot in 0..receives.count {
+                self.repost(nic, 0, slot);
+            }
+        }
+        for end in 0..self.ends.len() {
+            if let Some(receives) = self.receives[end] {
+                for slot in 0..receives.count {
+                    self.repost(nic, end, slot);
+                }
+            }
+            self.unposted.push_back(end);
+        }
+        self.run(nic, now);
+    }
+
+    fn receives(&self, end: usize) -> Option<Receives> {
+        let shared = self.resources.as_ref().and_then(|resources| resources.shared_receives);
+        self.receives.get(end).copied().flatten().or(shared.map(|(_, receives)| receives))
+    }
+
+    fn repost(&mut self, nic: &mut Rnic, end: usize, slot: u32) {
+        let Some(receives) = self.receives(end) else { return };
+        let request = receives.request(slot);
+        let shared = self.resources.as_ref().and_then(|resources| resources.shared_receives);
+        let result = match shared {
+            Some((srq, _)) => nic.post_srq_recv(srq, request),
+            None => nic.post_recv(self.ends[end].qpn, request),
+        };
+        if let Err(error) = result
+            && !self.may_fail
+        {
+            self.fail(format!("a receive request cannot be posted: {error}"));
+        }
+    }
+
+    fn fail(&mut self, wrong: String) {
+        self.shared.wrong.store(true, Relaxed);
+        self.wrong.get_or_insert(wrong);
+    }
+
+    fn on_completion(&mut self, nic: &mut Rnic, completion: &Completion, now: Nanos) {
+        let Some(&number) = self.by_qpn.get(&completion.qpn.get()) else { return };
+        let receives = self.receives(number);
+        let end = &mut self.ends[number];
+        let mut context = Context {
+            nic,
+            shared: &self.shared,
+            pattern: &self.pattern,
+            atomics: &mut self.atomics[end.peer_host],
+            may_fail: self.may_fail,
+        };
+        let is_receive = matches!(completion.of, Completed::Recv | Completed::RecvWriteImm);
+        let result = if is_receive {
+            let bytes =
+                receives.map(|receives| receives.bytes(context.nic, completion.id, completion.len).to_vec());
+            end.on_received(completion, &bytes.unwrap_or_default(), &mut context)
+        } else {
+            end.on_sent(completion, &mut context)
+        };
+        let qpn = end.qpn;
+        if let Err(wrong) = result {
+            self.fail(format!("queue pair {qpn}: {wrong}"));
+        }
+        if is_receive {
+            let after = Nanos(self.chance.below(u64::from(self.verbs.repost_us) * 1000 + 1));
+            if after == Nanos::ZERO {
+                self.repost(nic, number, completion.id as u32);
+            } else {
+                self.reposted += 1;
+                self.reposts.insert((now + after, self.reposted), (number, completion.id as u32));
+            }
+        }
+        self.unposted.push_back(number);
+    }
+}
+
+impl App for VerbsApp {
+    fn start(&mut self, _nic: &mut Rnic, _now: Nanos) {
+        // After a crash nothing is left of its connections; the other ends find out.
+        self.by_qpn.clear();
+        self.resources = None;
+        self.reposts.clear();
+        self.unposted.extend(0..self.ends.len());
+    }
+
+    fn crash(&mut self) {
+        for end in &self.ends {
+            end.set_broken();
+        }
+    }
+
+    fn run(&mut self, nic: &mut Rnic, now: Nanos) {
+        while let Some(due) = self.reposts.first_entry().filter(|entry| entry.key().0 <= now) {
+            let (end, slot) = due.remove();
+            self.repost(nic, end, slot);
+        }
+        if let Some(cq) = self.resources.as_ref().map(|resources| resources.cq) {
+            while let Some(completion) = nic.poll_cq(cq) {
+                self.on_completion(nic, &completion, now);
+            }
+        }
+        while nic.poll_event().is_some() {}
+        while let Some(number) = self.unposted.pop_front() {
+            let end = &mut self.ends[number];
+            let mut context = Context {
+                nic,
+                shared: &self.shared,
+                pattern: &self.pattern,
+                atomics: &mut self.atomics[end.peer_host],
+                may_fail: self.may_fail,
+            };
+            let result = end.post(&mut context);
+            if end.is_done() && !end.counted {
+                end.counted = true;
+                self.shared.done.fetch_add(1, Relaxed);
+            }
+            if let Err(wrong) = result {
+                self.fail(wrong);
+            }
+        }
+    }
+
+    fn next_timer(&self) -> Option<Nanos> {
+        self.reposts.first_key_value().map(|((at, _), _)| *at)
+    }
+}
+
+impl End {
+    /// Whether the memory of the other host, which this end wrote to, is as it should be.
+    pub(super) fn check_memory(&self, other: &Rnic, others: &VerbsApp, number: usize) -> Option<String> {
+        let theirs =
+            others.ends.iter().find(|end| end.peer_host == number && end.connection == self.connection)?;
+        self.check_target(other.bytes(theirs.target()))
+    }
+}
+
+impl Host<VerbsApp> {
+    /// Marks connections whose other end has failed as over.
+    pub fn notice_broken(&mut self, now: Nanos) {
+        for (number, end) in self.app.ends.iter().enumerate() {
+            if end.is_broken() && !end.counted {
+                self.app.unposted.push_back(number);
+            }
+        }
+        self.app.run(&mut self.nic, now);
+    }
+}

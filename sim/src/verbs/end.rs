@@ -1,0 +1,336 @@
+//! One end of a connection: what it has asked for, and what it expects.
+
+use super::atomics::Atomic;
+use super::stream::{Op, Stream};
+use super::{Shared, Verb, Verbs};
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use rnic::{
+    Buffer, Completed, Completion, Data, Mr, Operation, QpError, Remote, Rnic, SendRequest, Sge, Status,
+};
+use rocev2::Qpn;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Virtual addresses of what a host registers
+pub(super) const PATTERN_VA: u64 = 0x1_0000_0000;
+pub(super) const TARGET_VA: u64 = 0x2_0000_0000;
+pub(super) const WORDS_VA: u64 = 0x3_0000_0000;
+pub(super) const LANDING_VA: u64 = 0x4_0000_0000;
+pub(super) const RECEIVE_VA: u64 = 0x5_0000_0000;
+
+/// What an end is told about the other side's memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PeerMemory {
+    pub(super) target: Mr,
+    pub(super) words: Mr,
+}
+
+/// What an end is made with.
+#[derive(Clone, Debug)]
+pub(super) struct Connection {
+    pub(super) number: u64,
+    pub(super) peer_host: usize,
+    /// Of what this end does, and of what the other one does
+    pub(super) seeds: [u64; 2],
+    /// One of both ends has failed
+    pub(super) broken: Arc<AtomicBool>,
+}
+
+/// A request that has not completed.
+#[derive(Debug)]
+struct Pending {
+    id: u64,
+    op: Op,
+    /// Where in the landing zone what is fetched goes
+    slot: Option<u32>,
+    /// What a READ has to see
+    expected: Vec<u8>,
+    /// Which of the atomics it is
+    atomic: Option<usize>,
+}
+
+/// Memory that an end uses.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Memory {
+    pub(super) pattern: Mr,
+    /// What the other side writes to
+    pub(super) target: Buffer,
+    pub(super) landing: (Buffer, Mr),
+}
+
+/// One end of a connection.
+#[derive(Debug)]
+pub(super) struct End {
+    pub(super) qpn: Qpn,
+    pub(super) peer_host: usize,
+    /// Its number, the same at both ends
+    pub(super) connection: u64,
+    memory: Memory,
+    peer: Option<PeerMemory>,
+    /// What it does
+    own: Stream,
+    next: Option<Op>,
+    /// What the other side sends
+    incoming: Stream,
+    expected: Option<Op>,
+    /// What the other side's target holds when all is executed that was posted
+    model: Vec<u8>,
+    pending: VecDeque<Pending>,
+    posted: u64,
+    free_slots: Vec<u32>,
+    slot_size: u32,
+    depth: usize,
+    /// The values seen last, by word
+    seen: Vec<u64>,
+    /// One end has failed: what comes is not what was agreed any more
+    broken: Arc<AtomicBool>,
+    pub(super) counted: bool,
+    pub(super) totals: [u64; Verb::ALL.len()],
+}
+
+/// What an end needs of its host.
+pub(super) struct Context<'a> {
+    pub(super) nic: &'a mut Rnic,
+    pub(super) shared: &'a Shared,
+    pub(super) pattern: &'a [u8],
+    /// Atomics on the words of the other side's host
+    pub(super) atomics: &'a mut Vec<Atomic>,
+    pub(super) may_fail: bool,
+}
+
+fn next_message(stream: &mut Stream) -> Option<Op> {
+    stream.find(|op| op.verb.takes_receive())
+}
+
+impl End {
+    pub(super) fn new(verbs: &Verbs, qpn: Qpn, memory: Memory, connection: Connection) -> Self {
+        let [mut own, mut incoming] = connection.seeds.map(|seed| Stream::new(verbs, seed));
+        let (next, expected) = (own.next(), next_message(&mut incoming));
+        Self {
+            qpn,
+            peer_host: connection.peer_host,
+            connection: connection.number,
+            memory,
+            peer: None,
+            own,
+            next,
+            incoming,
+            expected,
+            model: vec![0; verbs.max_size as usize],
+            pending: VecDeque::new(),
+            posted: 0,
+            free_slots: (0..verbs.depth).rev().collect(),
+            slot_size: verbs.max_size.max(8),
+            depth: verbs.depth as usize,
+            seen: vec![0; verbs.words as usize],
+            broken: connection.broken,
+            counted: false,
+            totals: [0; Verb::ALL.len()],
+        }
+    }
+
+    pub(super) fn connect(&mut self, peer: PeerMemory) {
+        self.peer = Some(peer);
+    }
+
+    /// Whether one of both ends has failed.
+    pub(super) fn is_broken(&self) -> bool {
+        self.broken.load(Relaxed)
+    }
+
+    pub(super) fn set_broken(&self) {
+        self.broken.store(true, Relaxed);
+    }
+
+    /// Whether nothing is left to do or to come.
+    pub(super) fn is_done(&self) -> bool {
+        self.is_broken() || (self.next.is_none() && self.pending.is_empty() && self.expected.is_none())
+    }
+
+    /// Posts as much as may be outstanding.
+    pub(super) fn post(&mut self, context: &mut Context<'_>) -> Result<(), String> {
+        while self.pending.len() < self.depth && !self.is_broken() {
+            let (Some(op), Some(peer)) = (self.next, self.peer) else { return Ok(()) };
+            match self.post_one(op, peer, context) {
+                Ok(()) => self.next = self.own.next(),
+                // It went into the error state, and its completions are about to say so.
+                Err(QpError::State(_)) if context.may_fail => return Ok(()),
+                Err(error) => return Err(format!("{op:?} cannot be posted: {error}")),
+            }
+        }
+        Ok(())
+    }
+
+    fn post_one(&mut self, op: Op, peer: PeerMemory, context: &mut Context<'_>) -> Result<(), QpError> {
+        let data = &context.pattern[op.source as usize..][..op.len as usize];
+        let remote = Remote { va: TARGET_VA + u64::from(op.at), rkey: peer.target.0 };
+        let word = Remote { va: WORDS_VA + u64::from(op.word) * 8, rkey: peer.words.0 };
+        let compare = if op.hopeful { self.seen[op.word as usize] } else { op.add };
+        let operation = match op.verb {
+            Verb::Write => Operation::Write(remote),
+            Verb::WriteImm => Operation::WriteImm(remote, op.immediate),
+            Verb::Send => Operation::Send,
+            Verb::SendImm => Operation::SendImm(op.immediate),
+            Verb::Read => Operation::Read(remote),
+            Verb::CompareSwap => {
+                Operation::CompareSwap { at: word, compare, swap: compare.wrapping_add(op.add) }
+            }
+            Verb::FetchAdd => Operation::FetchAdd { at: word, add: op.add },
+        };
+        let fetches = matches!(op.verb, Verb::Read | Verb::CompareSwap | Verb::FetchAdd);
+        let slot = if fetches { self.free_slots.last().copied() } else { None };
+        let local = if let Some(slot) = slot {
+            let len = if op.verb == Verb::Read { op.len } else { 8 };
+            let va = LANDING_VA + u64::from(slot) * u64::from(self.slot_size);
+            Data::Memory(Sge { mr: self.memory.landing.1, va, len })
+        } else if op.inline {
+            Data::Inline(data.to_vec())
+        } else {
+            let va = PATTERN_VA + u64::from(op.source);
+            Data::Memory(Sge { mr: self.memory.pattern, va, len: op.len })
+        };
+        let request = SendRequest {
+            signaled: op.signaled,
+            solicited: op.solicited,
+            fence: op.fence,
+            ..SendRequest::new(self.posted, operation, local)
+        };
+        context.nic.post_send(self.qpn, request)?;
+        if slot.is_some() {
+            self.free_slots.pop();
+        }
+        let range = op.at as usize..(op.at + op.len) as usize;
+        let mut pending = Pending { id: self.posted, op, slot, expected: Vec::new(), atomic: None };
+        match op.verb {
+            Verb::Write | Verb::WriteImm => self.model[range].copy_from_slice(data),
+            Verb::Read => pending.expected = self.model[range].to_vec(),
+            Verb::CompareSwap | Verb::FetchAdd => {
+                pending.atomic = Some(context.atomics.len());
+                context.atomics.push(Atomic {
+                    word: op.word,
+                    requested: context.shared.tick(),
+                    done: None,
+                    compare: (op.verb == Verb::CompareSwap).then_some(compare),
+                    add: op.add,
+                });
+            }
+            Verb::Send | Verb::SendImm => {}
+        }
+        self.pending.push_back(pending);
+        self.posted += 1;
+        Ok(())
+    }
+
+    /// A request has completed.
+    pub(super) fn on_sent(
+        &mut self,
+        completion: &Completion,
+        context: &mut Context<'_>,
+    ) -> Result<(), String> {
+        if completion.status != Status::Success {
+            if !context.may_fail {
+                return Err(format!("{completion:?}: nothing may fail here"));
+            }
+            self.set_broken();
+            return Ok(());
+        }
+        // What asked for no completion is done when what follows it is.
+        loop {
+            let Some(pending) = self.pending.pop_front() else {
+                return Err(format!("{completion:?}: nothing is outstanding"));
+            };
+            let last = pending.id == completion.id;
+            if !last && pending.op.signaled {
+                return Err(format!("{completion:?}, but {:?} came before it", pending.op));
+            }
+            self.finish(&pending, if last { Some(completion) } else { None }, context)?;
+            if last {
+                return Ok(());
+            }
+        }
+    }
+
+    fn finish(
+        &mut self,
+        pending: &Pending,
+        completion: Option<&Completion>,
+        context: &mut Context<'_>,
+    ) -> Result<(), String> {
+        let op = &pending.op;
+        let (of, len) = match op.verb {
+            Verb::Write | Verb::WriteImm => (Completed::Write, 0),
+            Verb::Send | Verb::SendImm => (Completed::Send, 0),
+            Verb::Read => (Completed::Read, op.len),
+            Verb::CompareSwap => (Completed::CompareSwap, 8),
+            Verb::FetchAdd => (Completed::FetchAdd, 8),
+        };
+        if let Some(completion) = completion
+            && (completion.of, completion.len) != (of, len)
+        {
+            return Err(format!("{completion:?} for {op:?}"));
+        }
+        self.totals[Verb::ALL.iter().position(|verb| *verb == op.verb).unwrap_or(0)] += 1;
+        let Some(slot) = pending.slot else { return Ok(()) };
+        let at = slot as usize * self.slot_size as usize;
+        let fetched = &context.nic.bytes(self.memory.landing.0)[at..at + len as usize];
+        if let Some(atomic) = pending.atomic {
+            let value = fetched.first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
+            let record = &mut context.atomics[atomic];
+            record.done = Some((context.shared.tick(), value));
+            let took = record.compare.is_none_or(|compare| compare == value);
+            self.seen[op.word as usize] = value + if took { op.add } else { 0 };
+        } else if fetched != pending.expected {
+            let at = fetched.iter().zip(&pending.expected).position(|(is, was)| is != was);
+            return Err(format!("{op:?} read something else than was there, from byte {at:?} on"));
+        }
+        self.free_slots.push(slot);
+        Ok(())
+    }
+
+    /// A message has come, into this memory.
+    pub(super) fn on_received(
+        &mut self,
+        completion: &Completion,
+        bytes: &[u8],
+        context: &mut Context<'_>,
+    ) -> Result<(), String> {
+        if completion.status != Status::Success {
+            if !context.may_fail {
+                return Err(format!("{completion:?}: nothing may fail here"));
+            }
+            self.set_broken();
+            return Ok(());
+        }
+        let Some(op) = self.expected else {
+            return Err(format!("{completion:?}: no further message was sent"));
+        };
+        self.expected = next_message(&mut self.incoming);
+        let sent = &context.pattern[op.source as usize..][..op.len as usize];
+        let immediate = (op.verb != Verb::Send).then_some(op.immediate);
+        let of = if op.verb == Verb::WriteImm { Completed::RecvWriteImm } else { Completed::Recv };
+        if (completion.of, completion.len, completion.immediate, completion.solicited)
+            != (of, op.len, immediate, op.solicited)
+        {
+            return Err(format!("{completion:?} for {op:?}"));
+        }
+        let is = match op.verb {
+            // The target holds it at this moment: what follows it has not been looked at.
+            Verb::WriteImm => &context.nic.bytes(self.memory.target)[op.at as usize..][..op.len as usize],
+            _ => &bytes[..op.len as usize],
+        };
+        if is != sent {
+            return Err(format!("{op:?} brought something else than was sent"));
+        }
+        Ok(())
+    }
+
+    /// What the other side's memory has to hold in the end.
+    pub(super) fn check_target(&self, target: &[u8]) -> Option<String> {
+        let at = target.iter().zip(&self.model).position(|(is, was)| is != was)?;
+        Some(format!("queue pair {}: the target differs from the model from byte {at} on", self.qpn))
+    }
+
+    pub(super) fn target(&self) -> Buffer {
+        self.memory.target
+    }
+}

@@ -1,0 +1,147 @@
+//! What an end does, one operation after the other, as the seed has it.
+
+use super::{Verb, Verbs};
+use std::collections::VecDeque;
+use switch::Chance;
+
+/// Places in the pattern at which a message may begin
+pub(super) const SPREAD: u32 = 4096;
+/// Places that are used again and again, so that READs and WRITEs meet
+const PLACES: u64 = 4;
+
+/// An operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of a request")]
+pub(super) struct Op {
+    pub(super) verb: Verb,
+    /// Bytes
+    pub(super) len: u32,
+    /// Where in the pattern the data is
+    pub(super) source: u32,
+    /// Where in the target it goes, or is
+    pub(super) at: u32,
+    pub(super) immediate: u32,
+    pub(super) inline: bool,
+    pub(super) signaled: bool,
+    pub(super) solicited: bool,
+    pub(super) fence: bool,
+    /// For atomics: which word, and what comes on top
+    pub(super) word: u32,
+    pub(super) add: u64,
+    /// For compare and swap: whether the value seen last is expected
+    pub(super) hopeful: bool,
+}
+
+/// The operations of an end.
+#[derive(Clone, Debug)]
+pub(super) struct Stream {
+    chance: Chance,
+    left: u32,
+    index: u32,
+    depth: u32,
+    max_size: u32,
+    words: u32,
+    mix: [u32; Verb::ALL.len()],
+    /// What the READs that may be outstanding look at
+    reads: VecDeque<Option<(u32, u32)>>,
+    /// A range that was used before is used again now and then
+    last: (u32, u32),
+}
+
+impl Stream {
+    pub(super) fn new(verbs: &Verbs, seed: u64) -> Self {
+        Self {
+            chance: Chance::new(seed),
+            left: verbs.operations,
+            index: 0,
+            depth: verbs.depth.max(1),
+            max_size: verbs.max_size,
+            words: verbs.words.max(1),
+            mix: verbs.mix,
+            reads: VecDeque::new(),
+            last: (0, 0),
+        }
+    }
+
+    fn verb(&mut self) -> Verb {
+        let total: u64 = self.mix.iter().map(|share| u64::from(*share)).sum();
+        let mut at = self.chance.below(total.max(1));
+        for (verb, share) in Verb::ALL.into_iter().zip(self.mix) {
+            match at.checked_sub(share.into()) {
+                Some(rest) => at = rest,
+                None => return verb,
+            }
+        }
+        Verb::Write
+    }
+
+    /// A length of 0 to the longest, each power of two as likely as the next.
+    fn len(&mut self) -> u32 {
+        let bits = u64::from(32 - self.max_size.leading_zeros());
+        let bits = self.chance.below(bits + 1) as u32;
+        (self.chance.bits() as u32 & ((1u64 << bits) - 1) as u32).min(self.max_size)
+    }
+}
+
+impl Iterator for Stream {
+    type Item = Op;
+
+    fn next(&mut self) -> Option<Op> {
+        self.left = self.left.checked_sub(1)?;
+        let verb = self.verb();
+        let (len, chance) = (self.len(), &mut self.chance);
+        let step = self.max_size / PLACES as u32;
+        let at = (chance.below(PLACES) as u32 * step).min(self.max_size - len);
+        let again = chance.below(3) == 0;
+        let (at, len) = if again { self.last } else { (at, len) };
+        let bits = chance.bits();
+        let signaled = bits & 3 != 0 || self.index % self.depth == self.depth - 1 || self.left == 0;
+        let mut op = Op {
+            verb,
+            len,
+            source: chance.below(SPREAD.into()) as u32,
+            at,
+            immediate: chance.bits() as u32,
+            inline: bits & 4 != 0,
+            signaled,
+            solicited: bits & 8 != 0,
+            fence: bits & 0xf0 == 0,
+            word: chance.below(self.words.into()) as u32,
+            add: chance.between(1, 1 << 40),
+            hopeful: bits & 0x300 != 0,
+        };
+        let is_write = matches!(verb, Verb::Write | Verb::WriteImm);
+        if is_write || verb == Verb::Read {
+            self.last = (at, len);
+        }
+        // Memory that a READ looks at is written to when the READ is over: the order of the two is not said (IB 10.8.3.3).
+        let meets = |&(from, size): &(u32, u32)| from < at + len && at < from + size;
+        op.fence |= is_write && self.reads.iter().flatten().any(meets);
+        self.reads.push_back((verb == Verb::Read).then_some((at, len)));
+        if self.reads.len() > self.depth as usize {
+            self.reads.pop_front();
+        }
+        self.index += 1;
+        Some(op)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_happens() {
+        let verbs = Verbs { operations: 2000, max_size: 1 << 20, ..Verbs::default() };
+        let ops: Vec<Op> = Stream::new(&verbs, 1).collect();
+        assert_eq!(ops, Stream::new(&verbs, 1).collect::<Vec<_>>());
+        for verb in Verb::ALL {
+            let share = ops.iter().filter(|op| op.verb == verb).count();
+            assert!((200..400).contains(&share), "{verb:?} {share}");
+        }
+        assert!(ops.iter().all(|op| op.at + op.len <= verbs.max_size));
+        assert!(ops.iter().any(|op| op.len > 1 << 19) && ops.iter().any(|op| op.len == 0));
+        assert!(ops.chunks(verbs.depth as usize).all(|chunk| chunk.iter().any(|op| op.signaled)));
+        assert!(ops.iter().any(|op| !op.signaled) && ops.iter().any(|op| op.fence));
+    }
+}

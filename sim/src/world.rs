@@ -1,0 +1,376 @@
+//! The world: nodes, links, faults, and time that passes only as it has to.
+
+use crate::clock::Clock;
+use crate::fault::Fault;
+use crate::link::{Counters, Link};
+use crate::net::{Net, What};
+use crate::node::{Node, Ports};
+use crate::pcap::Capture;
+use core::any::Any;
+use std::collections::VecDeque;
+use std::io::{self, Write};
+use switch::memory::MemoryFrame;
+use switch::{Nanos, PortId};
+
+/// Frames that a paused node finds when it goes on, at most
+const INBOX: usize = 1024;
+
+/// A host or switch of the world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(pub(crate) usize);
+
+/// A link of the world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LinkId(pub(crate) usize);
+
+/// Whether a node takes part.
+#[derive(Debug, PartialEq, Eq)]
+enum Is {
+    Up,
+    Down,
+    /// Stopped for a while, with what came meanwhile
+    Paused(VecDeque<(Vec<u8>, PortId)>),
+}
+
+struct Slot {
+    name: String,
+    node: Box<dyn Node>,
+    clock: Clock,
+    is: Is,
+    /// The earliest entry of the agenda for its timer
+    armed: Option<Nanos>,
+}
+
+/// A network in virtual time. One seed decides everything that is left to chance: the same world with the same seed does
+/// the same, to the byte.
+pub struct World {
+    net: Net,
+    nodes: Vec<Slot>,
+    faults: Vec<Fault>,
+    links: Vec<[usize; 2]>,
+    started: bool,
+    events: u64,
+}
+
+impl World {
+    /// An empty world.
+    pub fn new(seed: u64) -> Self {
+        Self {
+            net: Net::new(seed),
+            nodes: Vec::new(),
+            faults: Vec::new(),
+            links: Vec::new(),
+            started: false,
+            events: 0,
+        }
+    }
+
+    /// Adds a host or switch. Its ports are counted in the order of its links.
+    pub fn add(&mut self, name: &str, node: impl Node, clock: Clock) -> NodeId {
+        self.nodes.push(Slot { name: name.into(), node: Box::new(node), clock, is: Is::Up, armed: None });
+        NodeId(self.net.add_node())
+    }
+
+    /// Joins two nodes by a link, at the next port of each.
+    pub fn connect(&mut self, a: NodeId, b: NodeId, link: Link) -> LinkId {
+        let number = self.net.join(a.0, b.0, link);
+        self.links.push([2 * number, 2 * number + 1]);
+        LinkId(number)
+    }
+
+    /// Lets something happen at a time of the world.
+    pub fn schedule(&mut self, at: Nanos, fault: Fault) {
+        let number = self.faults.len() as u32;
+        self.faults.push(fault);
+        self.net.schedule(at, What::Fault { number });
+    }
+
+    /// Writes every frame that is put on a link, in both directions, as a capture with nanoseconds.
+    pub fn capture(&mut self, link: LinkId, to: impl Write + Send + 'static) {
+        self.net.captures[link.0] = Some(Capture::new(Box::new(to)));
+    }
+
+    /// Ends the captures; the first error of writing one, if there was any.
+    pub fn finish_captures(&mut self) -> io::Result<()> {
+        let mut result = Ok(());
+        for capture in self.net.captures.iter_mut().filter_map(Option::take) {
+            result = result.and(capture.finish());
+        }
+        result
+    }
+
+    /// The time
+    pub fn now(&self) -> Nanos {
+        self.net.now
+    }
+
+    /// What a node's clock shows
+    pub fn clock(&self, node: NodeId) -> Nanos {
+        self.nodes[node.0].clock.shows(self.net.now)
+    }
+
+    /// A node's name
+    pub fn name(&self, node: NodeId) -> &str {
+        &self.nodes[node.0].name
+    }
+
+    /// How many things have happened, and how many of them were arrivals of frames
+    pub fn events(&self) -> (u64, u64) {
+        (self.events, self.net.arrivals)
+    }
+
+    /// A number that depends on every byte that was put on any link, and on when: equal for equal runs
+    pub fn digest(&self) -> u64 {
+        self.net.digest.value()
+    }
+
+    /// What became of a link's frames, from its first end and from its second
+    pub fn counters(&self, link: LinkId) -> [Counters; 2] {
+        self.links[link.0].map(|lane| self.net.lanes[lane].counters)
+    }
+
+    /// The nodes at a link's ends
+    pub fn ends(&self, link: LinkId) -> [NodeId; 2] {
+        let lane = &self.net.lanes[self.links[link.0][0]];
+        [NodeId(lane.from.0), NodeId(lane.to.0)]
+    }
+
+    /// All links
+    pub fn links(&self) -> impl Iterator<Item = LinkId> + use<> {
+        (0..self.links.len()).map(LinkId)
+    }
+
+    /// All nodes
+    pub fn nodes(&self) -> impl Iterator<Item = NodeId> + use<> {
+        (0..self.nodes.len()).map(NodeId)
+    }
+
+    /// A node.
+    ///
+    /// # Panics
+    /// If it is of another type.
+    pub fn node<T: Node>(&self, node: NodeId) -> &T {
+        let any: &dyn Any = &*self.nodes[node.0].node;
+        any.downcast_ref().expect("a node of this type")
+    }
+
+    /// Does something to a node from outside: an application's call, a command of the control plane.
+    ///
+    /// # Panics
+    /// If it is of another type.
+    pub fn with<T: Node, R>(&mut self, node: NodeId, act: impl FnOnce(&mut T, Nanos) -> R) -> R {
+        self.start();
+        let now = self.clock(node);
+        let any: &mut dyn Any = &mut *self.nodes[node.0].node;
+        let result = act(any.downcast_mut().expect("a node of this type"), now);
+        self.settle(node.0);
+        result
+    }
+
+    /// When the next thing happens
+    pub fn next_at(&mut self) -> Option<Nanos> {
+        self.start();
+        self.net.peek()
+    }
+
+    /// Whether nothing is left to happen.
+    pub fn is_over(&mut self) -> bool {
+        self.start();
+        self.net.peek().is_none()
+    }
+
+    /// Lets everything happen until a time of the world.
+    pub fn run_until(&mut self, until: Nanos) {
+        while self.step(until) {}
+        self.net.now = self.net.now.max(until);
+    }
+
+    /// The next thing that happens, if it does so by `until`. False if there is none.
+    pub fn step(&mut self, until: Nanos) -> bool {
+        self.start();
+        let Some(what) = self.net.next(until) else { return false };
+        self.events += 1;
+        match what {
+            What::Arrive { lane, frame } => {
+                let frame = self.net.take(frame);
+                self.arrive(lane as usize, frame);
+            }
+            What::Free { lane } => {
+                self.net.sent(lane as usize);
+                let (node, port) = self.net.lanes[lane as usize].from;
+                self.pull(node, port);
+                self.arm(node);
+            }
+            What::Timer { node } => self.timer(node as usize),
+            What::Fault { number } => self.fail(self.faults[number as usize].clone()),
+        }
+        true
+    }
+
+    fn start(&mut self) {
+        if self.started {
+            return;
+        }
+        self.started = true;
+        for node in 0..self.nodes.len() {
+            self.begin(node);
+        }
+    }
+
+    fn begin(&mut self, node: usize) {
+        let slot = &mut self.nodes[node];
+        let now = slot.clock.shows(self.net.now);
+        slot.node.start(now, &mut Ports { net: &mut self.net, node });
+        self.settle(node);
+    }
+
+    fn arrive(&mut self, lane: usize, frame: Vec<u8>) {
+        let Self { net, nodes, .. } = self;
+        let lane = &mut net.lanes[lane];
+        let (node, port) = lane.to;
+        let slot = &mut nodes[node];
+        if lane.cut {
+            lane.counters.cut += 1;
+            net.recycle(frame);
+            return;
+        }
+        match &mut slot.is {
+            Is::Up => {
+                lane.counters.arrived += 1;
+                lane.counters.arrived_bytes += frame.len() as u64;
+                net.arrivals += 1;
+                let now = slot.clock.shows(net.now);
+                slot.node.on_frame(MemoryFrame::new(frame), port, now, &mut Ports { net, node });
+                self.settle(node);
+            }
+            Is::Paused(inbox) if inbox.len() < INBOX => {
+                lane.counters.arrived += 1;
+                lane.counters.arrived_bytes += frame.len() as u64;
+                inbox.push_back((frame, port));
+            }
+            Is::Paused(_) | Is::Down => {
+                lane.counters.unheard += 1;
+                net.recycle(frame);
+            }
+        }
+    }
+
+    fn timer(&mut self, node: usize) {
+        let slot = &mut self.nodes[node];
+        if slot.armed != Some(self.net.now) {
+            return;
+        }
+        slot.armed = None;
+        if slot.is != Is::Up {
+            return;
+        }
+        let now = slot.clock.shows(self.net.now);
+        if slot.node.next_timer().is_some_and(|at| at <= now) {
+            slot.node.on_timer(now, &mut Ports { net: &mut self.net, node });
+        }
+        self.settle(node);
+    }
+
+    /// After something happened at a node: what it wants to send, and when it wants to be woken.
+    fn settle(&mut self, node: usize) {
+        for port in 0..self.net.ports_of(node) {
+            self.pull(node, PortId(port as u16));
+        }
+        self.arm(node);
+    }
+
+    fn pull(&mut self, node: usize, port: PortId) {
+        let Self { net, nodes, .. } = self;
+        let slot = &mut nodes[node];
+        if slot.is != Is::Up {
+            return;
+        }
+        let lane = net.lane_of(node, port.index());
+        while net.is_idle(lane) {
+            let mut frame = net.spare();
+            if !slot.node.poll_transmit(port, slot.clock.shows(net.now), &mut frame) {
+                net.recycle(frame);
+                return;
+            }
+            net.transmit(lane, frame);
+        }
+    }
+
+    fn arm(&mut self, node: usize) {
+        let slot = &mut self.nodes[node];
+        if slot.is != Is::Up {
+            return;
+        }
+        let Some(local) = slot.node.next_timer() else { return };
+        let at = slot.clock.when(local, self.net.now);
+        if slot.armed.is_none_or(|armed| at < armed) {
+            slot.armed = Some(at);
+            self.net.schedule(at, What::Timer { node: node as u32 });
+        }
+    }
+
+    fn fail(&mut self, fault: Fault) {
+        let now = self.net.now;
+        match fault {
+            Fault::Crash(NodeId(node)) => {
+                let slot = &mut self.nodes[node];
+                slot.node.crash();
+                (slot.is, slot.armed) = (Is::Down, None);
+                self.net.clear_queues(node);
+            }
+            Fault::Restart(NodeId(node)) if self.nodes[node].is == Is::Down => {
+                self.nodes[node].is = Is::Up;
+                self.begin(node);
+            }
+            Fault::Pause(NodeId(node)) if self.nodes[node].is == Is::Up => {
+                self.nodes[node].is = Is::Paused(VecDeque::new());
+                self.nodes[node].armed = None;
+            }
+            Fault::Resume(NodeId(node)) => self.resume(node),
+            Fault::Cut(links) => self.set_cut(&links, true),
+            Fault::Heal(links) => self.set_cut(&links, false),
+            Fault::ClockStep(NodeId(node), by) => {
+                self.nodes[node].clock.step(now, by);
+                self.nodes[node].armed = None;
+                self.settle(node);
+            }
+            Fault::ClockDrift(NodeId(node), ppb) => {
+                self.nodes[node].clock.set_drift(now, ppb);
+                self.nodes[node].armed = None;
+                self.settle(node);
+            }
+            // Nothing to come back from, nothing to stop.
+            Fault::Restart(_) | Fault::Pause(_) => {}
+        }
+    }
+
+    /// First what came meanwhile, then what is late.
+    fn resume(&mut self, node: usize) {
+        let slot = &mut self.nodes[node];
+        if !matches!(slot.is, Is::Paused(_)) {
+            return;
+        }
+        let Is::Paused(inbox) = core::mem::replace(&mut slot.is, Is::Up) else { return };
+        let now = slot.clock.shows(self.net.now);
+        for (frame, port) in inbox {
+            self.net.arrivals += 1;
+            slot.node.on_frame(MemoryFrame::new(frame), port, now, &mut Ports { net: &mut self.net, node });
+        }
+        self.settle(node);
+    }
+
+    fn set_cut(&mut self, links: &[LinkId], cut: bool) {
+        for LinkId(link) in links {
+            for lane in self.links[*link] {
+                self.net.lanes[lane].cut = cut;
+            }
+        }
+    }
+}
+
+impl core::fmt::Debug for World {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let names: Vec<_> = self.nodes.iter().map(|slot| &slot.name).collect();
+        f.debug_struct("World").field("now", &self.net.now).field("nodes", &names).finish_non_exhaustive()
+    }
+}
