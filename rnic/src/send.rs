@@ -387,13 +387,14 @@ impl Parts<'_> {
         if begins && waits_for_fetches {
             return true;
         }
-        if self.lacks_credit() && (req.packet > 0 || psn != req.una) {
+        if self.lacks_credit() && psn != req.una {
             return true;
         }
         !self.qp.req.pace.may_send(now)
     }
 
-    /// Whether the message at the cursor has no credit. One packet of it may go, to ask (IB 9.7.7.2.5).
+    /// Whether the message at the cursor has no credit. One packet of it at a time may go, to ask (IB 9.7.7.2.5): the
+    /// acknowledgement that brought credit may have been lost.
     fn lacks_credit(&self) -> bool {
         let req = &self.qp.req;
         req.flow_control

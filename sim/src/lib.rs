@@ -27,5 +27,7 @@ pub use fault::Fault;
 pub use host::{App, Host};
 pub use link::{Counters as LinkCounters, Ecn, Link, OVERHEAD};
 pub use node::{Node, Ports};
+/// What NICs count, as outcomes tell
+pub use rnic::Counters as NicCounters;
 pub use switch_node::{Counters as SwitchCounters, Switch};
 pub use world::{LinkId, NodeId, World};

@@ -8,6 +8,7 @@ mod doctor;
 mod machine;
 mod output;
 mod run;
+mod sim;
 
 use clap::{Parser, Subcommand};
 use miette::IntoDiagnostic as _;
@@ -24,6 +25,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Run(run::RunArgs),
+    Sim(sim::Args),
     Check(check::Args),
     Decode(decode::DecodeArgs),
     Doctor(doctor::Args),
@@ -40,6 +42,7 @@ enum Bench {
 fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Run(args) => run::run(args),
+        Command::Sim(args) => sim::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Decode(args) => decode::run(&args),
         Command::Doctor(args) => doctor::run(&args),

@@ -13,6 +13,7 @@ mod pcap;
 mod port;
 mod report;
 mod runtime;
+mod scenario;
 mod syntax;
 #[cfg(test)]
 mod tests;
@@ -68,12 +69,40 @@ const FUNCTIONS: [FunctionTable; 1] =
 
 /// Reads a file.
 pub(crate) fn load(path: &Path) -> Result<Config, Report> {
+    let text = text_of(path)?;
+    parse_on(path, &text, path.parent().unwrap_or(Path::new("")), &Machine::this())
+}
+
+/// Reads a file of the simulator.
+pub(crate) fn load_scenario(path: &Path) -> Result<sim::scenario::Scenario, Report> {
+    let text = text_of(path)?;
+    parsed(path, &text, scenario::read)
+}
+
+/// What a file is for, as far as its tables tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// `understudy run`
+    Run,
+    /// `understudy sim`
+    Sim,
+}
+
+/// What a file is for; a file that does not parse is for `run`, which says what is wrong.
+pub(crate) fn purpose(path: &Path) -> Purpose {
+    let text = text_of(path).unwrap_or_default();
+    let (root, _) = DeTable::parse_recoverable(&text);
+    if scenario::is_one(root.get_ref()) { Purpose::Sim } else { Purpose::Run }
+}
+
+/// The text of a file
+fn text_of(path: &Path) -> Result<String, Report> {
     let text = match std::fs::read(path) {
         Ok(bytes) => bytes,
         Err(error) => return Err(unreadable(path, &error)),
     };
     match String::from_utf8(text) {
-        Ok(text) => parse_on(path, &text, path.parent().unwrap_or(Path::new("")), &Machine::this()),
+        Ok(text) => Ok(text),
         Err(error) => {
             let (shown, valid) = (path.display(), error.utf8_error().valid_up_to());
             let problem = Problem::of_file(format!("{shown} is not a text: byte {valid} is not UTF-8"));
@@ -99,13 +128,22 @@ pub(crate) fn parse(text: &str, origin: &str, folder: &Path) -> Result<Config, R
 
 /// Reads the text of the file `path` for a machine.
 fn parse_on(path: &Path, text: &str, folder: &Path, machine: &Machine) -> Result<Config, Report> {
+    parsed(path, text, |root, problems| read(root, path, folder, machine, problems))
+}
+
+/// Reads a text, with everything that is wrong with it.
+fn parsed<T>(
+    path: &Path,
+    text: &str,
+    read: impl FnOnce(&DeTable<'_>, &Problems) -> Option<T>,
+) -> Result<T, Report> {
     let (root, errors) = DeTable::parse_recoverable(text);
     if !errors.is_empty() {
         // What a broken line meant can only be guessed, and the rest would be judged by the guess.
         return Err(Report::new(path, text, syntax::problems(text, &errors)));
     }
     let problems = Problems::default();
-    let config = read(root.get_ref(), path, folder, machine, &problems);
+    let config = read(root.get_ref(), &problems);
     match (config, problems.into_found()) {
         (Some(config), found) if found.is_empty() => Ok(config),
         (_, found) => Err(Report::new(path, text, found)),

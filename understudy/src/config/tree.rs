@@ -33,6 +33,11 @@ impl Problems {
         self.found.borrow_mut().push(problem);
     }
 
+    /// Whether anything was found so far
+    pub(super) fn are_there(&self) -> bool {
+        !self.found.borrow().is_empty()
+    }
+
     /// Learns which keys tables have that are not there.
     pub(super) fn know_tables_of(&self, other: Self) {
         self.known.borrow_mut().extend(other.known.into_inner());
@@ -85,9 +90,12 @@ impl UnknownKey {
     }
 }
 
+/// Keys of the root that are lists of tables
+const LISTS: [&str; 5] = ["port", "host", "switch", "link", "fault"];
+
 /// The line that begins a table of the root, such as `[runtime]`.
 pub(super) fn header(key: &str) -> String {
-    if key == "port" { "[[port]]".into() } else { format!("[{key}]") }
+    if LISTS.contains(&key) { format!("[[{key}]]") } else { format!("[{key}]") }
 }
 
 /// A table of the file, or one that is not there and has nothing but defaults.
@@ -333,6 +341,28 @@ impl<'a> Value<'a> {
                 ),
             );
             return None;
+        }
+        number
+    }
+
+    /// A number, with a fraction or without
+    pub(super) fn decimal(&self, range: RangeInclusive<f64>) -> Option<f64> {
+        let text = match self.is {
+            DeValue::Integer(number) => number.as_str(),
+            DeValue::Float(number) => number.as_str(),
+            _ => {
+                self.wrong_type("a number", format!("write a number{}", self.such_as()));
+                return None;
+            }
+        };
+        let number = text.parse().ok().filter(|number| range.contains(number));
+        if number.is_none() {
+            let (first, last) = range.into_inner();
+            self.add(
+                self.problem(format!("{} cannot be {text}", self.name))
+                    .label("out of range")
+                    .help(format!("write a number from {first} to {last}{}", self.such_as())),
+            );
         }
         number
     }

@@ -1,0 +1,203 @@
+//! `understudy sim`: scenarios in the simulator, one seed or many.
+
+mod many;
+mod report;
+
+use crate::config;
+use crate::output::print;
+use core::fmt::Write as _;
+use many::Seeds;
+use miette::{MietteDiagnostic, Report};
+use sim::scenario::{CaptureTo, Outcome, Planted, Scenario, Shrunk, run as run_one, shrink};
+use std::fs::File;
+use std::io::BufWriter;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Scenarios tried at most when one is made smaller
+const SHRINK: u32 = 2000;
+
+/// Run a scenario in the simulator, and check everything that can be checked
+///
+/// Ends with 0 if nothing is wrong, with 1 if something is, and with 2 if the file is not right.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The scenario
+    #[arg(value_name = "SCENARIO.toml")]
+    scenario: PathBuf,
+    /// The seed, which decides everything that is left to chance
+    #[arg(long, default_value_t = 1, conflicts_with = "seeds")]
+    seed: u64,
+    /// Run so many seeds, beginning with --from
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    seeds: Option<u64>,
+    /// The first of many seeds
+    #[arg(long, value_name = "SEED", default_value_t = 1)]
+    from: u64,
+    /// Run seeds for so long, beginning with --from
+    #[arg(long = "for", value_name = "SECONDS", conflicts_with_all = ["seeds", "seed"])]
+    duration: Option<u64>,
+    /// Seeds at once (default: as many as there are CPUs)
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+    /// Write the traffic of a link: FILE if there is one link, otherwise NODE,NODE=FILE. Once for each link
+    #[arg(long, value_name = "[NODE,NODE=]FILE", conflicts_with_all = ["seeds", "duration"])]
+    pcap: Vec<String>,
+    /// Print the report as JSON
+    #[arg(long)]
+    json: bool,
+    /// Do not look for a smaller scenario when something is wrong
+    #[arg(long)]
+    no_shrink: bool,
+    /// Plant a bug in every NIC, to see whether it is found: ack-too-far, atomic-twice, no-duplicate-check,
+    /// wrong-wrap or stale-read
+    #[cfg(feature = "canary")]
+    #[arg(long, value_parser = bug)]
+    bug: Option<rnic::Bug>,
+}
+
+#[cfg(feature = "canary")]
+fn bug(name: &str) -> Result<rnic::Bug, String> {
+    let names = ["ack-too-far", "atomic-twice", "no-duplicate-check", "wrong-wrap", "stale-read"];
+    let found = names.iter().zip(rnic::Bug::ALL).find(|(known, _)| **known == name);
+    found.map(|(_, bug)| bug).ok_or_else(|| format!("it can be {}", names.join(", ")))
+}
+
+impl Args {
+    #[cfg(feature = "canary")]
+    fn planted(&self) -> Planted {
+        Planted { bug: self.bug }
+    }
+
+    #[cfg(not(feature = "canary"))]
+    #[allow(clippy::unused_self, reason = "there is a bug to plant only in a program that is built for it")]
+    fn planted(&self) -> Planted {
+        Planted::default()
+    }
+
+    fn seeds(&self) -> Option<Seeds> {
+        match (self.seeds, self.duration) {
+            (Some(count), _) => Some(Seeds::Count { from: self.from, count }),
+            (None, Some(seconds)) => Some(Seeds::For { from: self.from, seconds }),
+            (None, None) => None,
+        }
+    }
+}
+
+pub(crate) fn run(args: &Args) -> ExitCode {
+    let scenario = match config::load_scenario(&args.scenario) {
+        Ok(scenario) => scenario,
+        Err(report) => {
+            eprint!("{}", report.render());
+            return ExitCode::from(config::EXIT_CODE);
+        }
+    };
+    match args.seeds() {
+        Some(seeds) => many(args, &scenario, seeds),
+        None => match captures(args, &scenario) {
+            Ok(captures) => one(args, &scenario, captures),
+            Err(report) => {
+                eprintln!("{report:?}");
+                ExitCode::from(config::EXIT_CODE)
+            }
+        },
+    }
+}
+
+fn one(args: &Args, scenario: &Scenario, captures: Vec<CaptureTo>) -> ExitCode {
+    let outcome = run_one(scenario, args.seed, args.planted(), captures);
+    let failure = failure(args, scenario, &outcome);
+    let text = if args.json {
+        report::one_json(&outcome, failure.as_ref())
+    } else {
+        report::one_text(&outcome) + &tell(&args.scenario, &outcome, failure.as_ref())
+    };
+    print(&text, code(failure.is_none()))
+}
+
+fn many(args: &Args, scenario: &Scenario, seeds: Seeds) -> ExitCode {
+    let summary = many::run(scenario, seeds, args.threads, args.planted());
+    let failed = summary.failed.as_ref();
+    let failure = failed.and_then(|outcome| failure(args, scenario, outcome));
+    let text = if args.json {
+        report::many_json(&summary, failure.as_ref())
+    } else {
+        let told = failed.map(|outcome| tell(&args.scenario, outcome, failure.as_ref()));
+        report::many_text(&summary) + &told.unwrap_or_default()
+    };
+    print(&text, code(failed.is_none()))
+}
+
+fn code(fine: bool) -> ExitCode {
+    if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// What is wrong, and the smallest scenario that shows it.
+struct Failure {
+    seed: u64,
+    violation: String,
+    shrunk: Option<Shrunk>,
+}
+
+fn failure(args: &Args, scenario: &Scenario, outcome: &Outcome) -> Option<Failure> {
+    let violation = outcome.violation.clone()?;
+    let shrunk = if args.no_shrink { None } else { shrink(scenario, outcome.seed, args.planted(), SHRINK) };
+    Some(Failure { seed: outcome.seed, violation, shrunk })
+}
+
+/// What is wrong, for people.
+fn tell(path: &Path, outcome: &Outcome, failure: Option<&Failure>) -> String {
+    let Some(failure) = failure else { return String::new() };
+    let mut text = format!(
+        "\nSomething is wrong with seed {}: {}\nReplay it: understudy sim {} --seed {}\n",
+        outcome.seed,
+        failure.violation,
+        path.display(),
+        outcome.seed
+    );
+    if let Some(shrunk) = &failure.shrunk {
+        let what = shrunk.outcome.violation.as_deref().unwrap_or_default();
+        _ = write!(
+            text,
+            "\nThe smallest scenario found that fails with this seed, after {} tries ({} packets; {what}):\n\n{}",
+            shrunk.tried,
+            shrunk.outcome.packets,
+            sim::scenario::to_toml(&shrunk.scenario)
+        );
+    }
+    text
+}
+
+/// Opens the captures that were asked for.
+fn captures(args: &Args, scenario: &Scenario) -> Result<Vec<CaptureTo>, Report> {
+    let names: Vec<_> = scenario.links.iter().map(|link| link.ends.join(",")).collect();
+    let wrong = |what: String, help: String| Report::from(MietteDiagnostic::new(what).with_help(help));
+    args.pcap
+        .iter()
+        .map(|asked| {
+            let (number, path) = match asked.split_once('=') {
+                Some((name, path)) => {
+                    let turned: Vec<_> = name.split(',').rev().collect();
+                    let number = names.iter().position(|link| link == name || *link == turned.join(","));
+                    let number = number.ok_or_else(|| {
+                        wrong(
+                            format!("there is no link {name}"),
+                            format!("the links are {}", names.join("; ")),
+                        )
+                    })?;
+                    (number, path)
+                }
+                None if names.len() == 1 => (0, asked.as_str()),
+                None => {
+                    let help =
+                        format!("write --pcap {}={asked}; the links are {}", names[0], names.join("; "));
+                    return Err(wrong("there are several links".into(), help));
+                }
+            };
+            let file = File::create(path).map_err(|error| {
+                wrong(format!("{path}: {error}"), "name a file that can be written".into())
+            })?;
+            Ok((number, Box::new(BufWriter::new(file)) as _))
+        })
+        .collect()
+}

@@ -1,0 +1,231 @@
+//! What came of it: as tables for people, as JSON for programs.
+
+use super::Failure;
+use super::many::Summary;
+use comfy_table::{Cell, CellAlignment, Table, presets};
+use core::fmt::Display;
+use serde_json::{Value, json};
+use sim::scenario::{Outcome, to_toml};
+use sim::verbs::Verb;
+use sim::{LinkCounters, NicCounters};
+
+/// The names and values of a link's counters, in the order of a frame's life
+fn link_counters(counters: &LinkCounters) -> [(&'static str, u64); 13] {
+    [
+        ("offered", counters.offered),
+        ("too_long", counters.too_long),
+        ("queue_full", counters.queue_full),
+        ("sent", counters.sent),
+        ("lost", counters.lost),
+        ("cut", counters.cut),
+        ("duplicated", counters.duplicated),
+        ("reordered", counters.reordered),
+        ("corrupted", counters.corrupted),
+        ("marked", counters.marked),
+        ("unheard", counters.unheard),
+        ("arrived", counters.arrived),
+        ("arrived_bytes", counters.arrived_bytes),
+    ]
+}
+
+fn nic_counters(counters: &NicCounters) -> [(&'static str, u64); 14] {
+    [
+        ("received", counters.received),
+        ("sent", counters.sent),
+        ("icrc_errors", counters.icrc_errors),
+        ("duplicates", counters.duplicates),
+        ("out_of_sequence", counters.out_of_sequence),
+        ("naks_sent", counters.naks_sent),
+        ("rnr_naks_sent", counters.rnr_naks_sent),
+        ("retransmitted", counters.retransmitted),
+        ("timeouts", counters.timeouts),
+        ("lost_responses", counters.lost_responses),
+        ("stale_responses", counters.stale_responses),
+        ("cnps_sent", counters.cnps_sent),
+        ("cnps_received", counters.cnps_received),
+        ("ce_marked", counters.ce_marked),
+    ]
+}
+
+/// Rows of names and numbers: a column for each name with a number that is not 0.
+fn table(first: &str, rows: &[(String, Vec<(&'static str, u64)>)]) -> String {
+    let Some((_, names)) = rows.first() else { return String::new() };
+    let shown: Vec<usize> =
+        (0..names.len()).filter(|column| rows.iter().any(|(_, row)| row[*column].1 > 0)).collect();
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    let head = |text: &dyn Display| Cell::new(text.to_string());
+    table.set_header(
+        [head(&first)]
+            .into_iter()
+            .chain(shown.iter().map(|column| head(&names[*column].0.replace('_', " ")))),
+    );
+    for (name, row) in rows {
+        let number = |column: &usize| Cell::new(row[*column].1).set_alignment(CellAlignment::Right);
+        table.add_row([Cell::new(name)].into_iter().chain(shown.iter().map(number)));
+    }
+    format!("{table}\n")
+}
+
+fn link_rows(outcome: &Outcome) -> Vec<(String, Vec<(&'static str, u64)>)> {
+    let rows = outcome.links.iter().flat_map(|link| {
+        let [a, b] = &link.ends;
+        [(format!("{a} > {b}"), link.counters[0]), (format!("{b} > {a}"), link.counters[1])]
+    });
+    rows.map(|(name, counters)| (name, link_counters(&counters).to_vec())).collect()
+}
+
+pub(super) fn one_text(outcome: &Outcome) -> String {
+    let hosts: Vec<_> =
+        outcome.hosts.iter().map(|host| (host.name.clone(), nic_counters(&host.counters).to_vec())).collect();
+    let switches: Vec<_> = outcome
+        .switches
+        .iter()
+        .map(|switch| {
+            let dropped = switch.counters.dropped.iter().sum();
+            let counts = vec![
+                ("received", switch.counters.received),
+                ("forwarded", switch.counters.forwarded),
+                ("dropped", dropped),
+            ];
+            (switch.name.clone(), counts)
+        })
+        .collect();
+    let verbs: Vec<_> =
+        Verb::ALL.iter().zip(outcome.operations).map(|(verb, count)| (verb.name(), count)).collect();
+    let total = outcome.operations.iter().sum::<u64>();
+    let mut text = format!(
+        "Seed {}: {} in the world, {} packets, {total} operations completed. Digest {:016x}\n",
+        outcome.seed,
+        Span(outcome.time.0),
+        outcome.packets,
+        outcome.digest
+    );
+    text += &table("operations", &[("completed".into(), verbs)]);
+    text += &table("link", &link_rows(outcome));
+    text += &table("host", &hosts);
+    text += &table("switch", &switches);
+    if outcome.violation.is_none() {
+        text += match outcome.broken {
+            0 => "Everything is right.\n".to_owned(),
+            ends => format!("Everything that did not fail is right; {ends} ends of connections failed.\n"),
+        }
+        .as_str();
+    }
+    text
+}
+
+pub(super) fn many_text(summary: &Summary) -> String {
+    let seconds = summary.time.as_secs_f64();
+    let failed = match &summary.failed {
+        None => String::new(),
+        Some(_) => ", then one failed".into(),
+    };
+    format!(
+        "{} seeds from {} on are right{failed}: {} operations, {} packets ({:.2} million a second, {:.1} s), {} ends of \
+         connections failed. Digest {:016x}\n",
+        summary.passed,
+        summary.from,
+        summary.operations,
+        summary.packets,
+        summary.packets as f64 / seconds / 1e6,
+        seconds,
+        summary.broken,
+        summary.digest
+    )
+}
+
+fn failure_json(failure: Option<&Failure>) -> Value {
+    failure.map_or(Value::Null, |failure| {
+        json!({
+            "seed": failure.seed,
+            "violation": failure.violation,
+            "shrunk": failure.shrunk.as_ref().map(|shrunk| json!({
+                "scenario": to_toml(&shrunk.scenario),
+                "violation": shrunk.outcome.violation,
+                "packets": shrunk.outcome.packets,
+                "tried": shrunk.tried,
+            })),
+        })
+    })
+}
+
+fn object(counters: &[(&'static str, u64)]) -> Value {
+    counters
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), json!(value)))
+        .collect::<serde_json::Map<_, _>>()
+        .into()
+}
+
+pub(super) fn one_json(outcome: &Outcome, failure: Option<&Failure>) -> String {
+    let verbs: Vec<_> =
+        Verb::ALL.iter().zip(outcome.operations).map(|(verb, count)| (verb.name(), count)).collect();
+    let links: Vec<_> = outcome
+        .links
+        .iter()
+        .flat_map(|link| {
+            let [a, b] = &link.ends;
+            [(a, b, link.counters[0]), (b, a, link.counters[1])]
+        })
+        .map(|(from, to, counters)| {
+            let mut row = object(&link_counters(&counters));
+            row["from"] = json!(from);
+            row["to"] = json!(to);
+            row
+        })
+        .collect();
+    let hosts: Vec<_> = outcome
+        .hosts
+        .iter()
+        .map(|host| {
+            let mut row = object(&nic_counters(&host.counters));
+            row["name"] = json!(host.name);
+            row
+        })
+        .collect();
+    let value = json!({
+        "seed": outcome.seed,
+        "ok": outcome.violation.is_none(),
+        "digest": format!("{:016x}", outcome.digest),
+        "world_ns": outcome.time.0,
+        "events": outcome.events,
+        "packets": outcome.packets,
+        "operations": object(&verbs),
+        "broken_ends": outcome.broken,
+        "links": links,
+        "hosts": hosts,
+        "failure": failure_json(failure),
+    });
+    format!("{value}\n")
+}
+
+pub(super) fn many_json(summary: &Summary, failure: Option<&Failure>) -> String {
+    let value = json!({
+        "from": summary.from,
+        "passed": summary.passed,
+        "ok": summary.failed.is_none(),
+        "digest": format!("{:016x}", summary.digest),
+        "events": summary.events,
+        "packets": summary.packets,
+        "operations": summary.operations,
+        "broken_ends": summary.broken,
+        "seconds": summary.time.as_secs_f64(),
+        "failure": failure_json(failure),
+    });
+    format!("{value}\n")
+}
+
+/// A span in a unit that suits it
+struct Span(u64);
+
+impl Display for Span {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let ns = self.0 as f64;
+        match self.0 {
+            0..1_000_000 => write!(f, "{:.1} us", ns / 1e3),
+            1_000_000..1_000_000_000 => write!(f, "{:.1} ms", ns / 1e6),
+            _ => write!(f, "{:.3} s", ns / 1e9),
+        }
+    }
+}
