@@ -17,7 +17,13 @@ pub struct Switch<F: Function> {
     /// What the function told the control plane
     pub events: VecDeque<F::Event>,
     commands: VecDeque<F::Command>,
+    /// When its timer was last looked at
+    polled: Nanos,
 }
+
+/// The time between two turns of a polling worker. A function whose timer stays due, as it waits for room at a port, is
+/// asked again after it.
+const TURN: Nanos = Nanos(200);
 
 /// Frames of a switch.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -44,6 +50,7 @@ impl<F: Function> Switch<F> {
             punted: VecDeque::new(),
             events: VecDeque::new(),
             commands: VecDeque::new(),
+            polled: Nanos::ZERO,
         }
     }
 
@@ -90,6 +97,7 @@ where
 
     fn on_timer(&mut self, now: Nanos, out: &mut Ports<'_>) {
         self.hear(now);
+        self.polled = now;
         if self.function.next_timer().is_some_and(|at| at <= now) {
             self.function.on_timer(now, out);
         }
@@ -97,7 +105,8 @@ where
     }
 
     fn next_timer(&self) -> Option<Nanos> {
-        if self.commands.is_empty() { self.function.next_timer() } else { Some(Nanos::ZERO) }
+        let due = if self.commands.is_empty() { self.function.next_timer() } else { Some(Nanos::ZERO) };
+        due.map(|at| at.max(self.polled + TURN))
     }
 
     fn start(&mut self, _now: Nanos, _out: &mut Ports<'_>) {}

@@ -5,6 +5,7 @@ mod check;
 mod config;
 mod decode;
 mod doctor;
+mod host;
 mod machine;
 mod output;
 mod run;
@@ -25,6 +26,8 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Run(run::RunArgs),
+    /// Be an RDMA host on a port: run a configuration that has [nic], until Ctrl-C or until its clients are done
+    Host(run::RunArgs),
     Sim(sim::Args),
     Check(check::Args),
     Decode(decode::DecodeArgs),
@@ -42,6 +45,7 @@ enum Bench {
 fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Run(args) => run::run(args),
+        Command::Host(args) => run::host(args),
         Command::Sim(args) => sim::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Decode(args) => decode::run(&args),

@@ -1,8 +1,9 @@
 //! `understudy check`: is a configuration file right, and what would it run?
 
+mod scenario;
 mod summary;
 
-use crate::config::{self, Finding, Report};
+use crate::config::{self, Finding, Purpose, Report};
 use crate::machine::Machine;
 use crate::output::print;
 use serde_json::{Value, json};
@@ -24,11 +25,17 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> ExitCode {
     let wrong = ExitCode::from(config::EXIT_CODE);
-    match (config::load(&args.config), args.json) {
-        (Ok(_), true) => print(&format!("{}\n", json!({ "ok": true, "errors": [] })), ExitCode::SUCCESS),
-        (Ok(config), false) => {
-            print(&summary::of(&args.config, &config, &Machine::this()), ExitCode::SUCCESS)
+    let summary = match config::purpose(&args.config) {
+        Purpose::Run => {
+            config::load(&args.config).map(|config| summary::of(&args.config, &config, &Machine::this()))
         }
+        Purpose::Sim => {
+            config::load_scenario(&args.config).map(|scenario| scenario::of(&args.config, &scenario))
+        }
+    };
+    match (summary, args.json) {
+        (Ok(_), true) => print(&format!("{}\n", json!({ "ok": true, "errors": [] })), ExitCode::SUCCESS),
+        (Ok(summary), false) => print(&summary, ExitCode::SUCCESS),
         (Err(report), true) => print(&format!("{}\n", json(&report)), wrong),
         (Err(report), false) => {
             eprint!("{}", report.render());

@@ -1,6 +1,7 @@
 //! What a configuration would run, on a screen.
 
 use crate::config::{Config, FunctionConfig};
+use crate::host::{Client, HostConfig};
 use crate::machine::{Machine, cpu_list};
 use core::fmt::Write;
 use dataplane::config::{Device, Memory, Port};
@@ -17,6 +18,7 @@ pub(super) fn of(path: &Path, config: &Config, machine: &Machine) -> String {
     let runtime = &config.runtime;
     let function = match &config.function {
         FunctionConfig::Forward(forward) => forward_lines(forward, &runtime.ports),
+        FunctionConfig::Nic(nic) => nic_lines(nic),
     };
     let rest = [
         ("workers", workers(&runtime.workers.cpus)),
@@ -107,6 +109,29 @@ fn device(device: &Device) -> String {
             format!("makes frames of {size} bytes{}", if *copy { ", copied" } else { "" })
         }
     }
+}
+
+fn nic_lines(nic: &HostConfig) -> Vec<(&'static str, String)> {
+    let addresses: Vec<_> = nic.addresses.iter().map(|(ip, prefix)| format!("{ip}/{prefix}")).collect();
+    let mac = nic.mac.map_or("the port's MAC address".into(), |mac| mac.to_string());
+    let host = format!(
+        "{} at {mac}, path MTU {}, up to {} connections",
+        addresses.join(", "),
+        nic.mtu.bytes(),
+        nic.max_qps
+    );
+    let mut lines = vec![("host", host)];
+    for service in &nic.services {
+        let name = service.kind.name(service.client.is_some());
+        let line = match &service.client {
+            None => format!("{name} at port {}", service.port),
+            Some(Client { server, connections }) => {
+                format!("{name} to {server} port {}, {connections} connections", service.port)
+            }
+        };
+        lines.push(("service", line));
+    }
+    lines
 }
 
 fn forward_lines(forward: &Forward, ports: &[Port]) -> Vec<(&'static str, String)> {

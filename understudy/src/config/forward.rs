@@ -191,7 +191,7 @@ fn fixed_stations(value: &Value<'_>, ports: &Ports) -> Option<Vec<(MacAddr, Port
     Some(stations)
 }
 
-fn station(value: &Value<'_>) -> Option<MacAddr> {
+pub(super) fn station(value: &Value<'_>) -> Option<MacAddr> {
     let text = value.text()?;
     let Ok(mac) = text.parse::<MacAddr>() else {
         let problem = value.problem(format!("`{text}` is not a MAC address")).label("not six bytes");

@@ -9,6 +9,7 @@ mod clash;
 mod device;
 mod forward;
 mod memory;
+mod nic;
 mod pcap;
 mod port;
 mod report;
@@ -22,6 +23,7 @@ mod words;
 
 pub(crate) use report::{Finding, Report};
 
+use crate::host::HostConfig;
 use crate::machine::Machine;
 use core::ops::Range;
 use core::time::Duration;
@@ -53,6 +55,8 @@ pub(crate) struct Config {
 pub(crate) enum FunctionConfig {
     /// A wire or a learning bridge
     Forward(switch::forward::Config),
+    /// A host with a software NIC
+    Nic(HostConfig),
 }
 
 /// A table that configures a function.
@@ -64,8 +68,10 @@ struct FunctionTable {
 }
 
 /// The functions there are.
-const FUNCTIONS: [FunctionTable; 1] =
-    [FunctionTable { key: "forward", example: forward::example, read: forward::read }];
+const FUNCTIONS: [FunctionTable; 2] = [
+    FunctionTable { key: "forward", example: forward::example, read: forward::read },
+    FunctionTable { key: "nic", example: nic::example, read: nic::read },
+];
 
 /// Reads a file.
 pub(crate) fn load(path: &Path) -> Result<Config, Report> {

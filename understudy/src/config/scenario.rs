@@ -140,7 +140,7 @@ fn host(table: Table<'_>, names: &mut Names) -> Option<HostSpec> {
         clock_offset: between(&table, "clock_offset_us", MICRO, -1e8..=1e8).unwrap_or(plain.clock_offset),
         clock_drift: between(&table, "clock_drift_ppm", MICRO, ppm).unwrap_or(plain.clock_drift),
         window: between(&table, "window", 1.0, 1.0..=65536.0).unwrap_or(plain.window),
-        ack: table.get("ack", "\"every-packet\"").and_then(|value| ack(&value)).unwrap_or(plain.ack),
+        ack: table.get("ack", "\"every-packet\"").and_then(|value| ack_of(&value)).unwrap_or(plain.ack),
         credits: flag(&table, "credits"),
         dcqcn: flag(&table, "dcqcn"),
         ..plain
@@ -149,7 +149,7 @@ fn host(table: Table<'_>, names: &mut Names) -> Option<HostSpec> {
     Some(HostSpec { name: name?, address: address?, ..spec })
 }
 
-fn address(value: &Value<'_>) -> Option<(IpAddr, u8)> {
+pub(super) fn address(value: &Value<'_>) -> Option<(IpAddr, u8)> {
     let text = value.text()?;
     let parsed = text.split_once('/').and_then(|(ip, prefix)| {
         let (ip, prefix): (IpAddr, u8) = (ip.parse().ok()?, prefix.parse().ok()?);
@@ -162,7 +162,7 @@ fn address(value: &Value<'_>) -> Option<(IpAddr, u8)> {
     parsed
 }
 
-fn ack(value: &Value<'_>) -> Option<AckSpec> {
+pub(super) fn ack_of(value: &Value<'_>) -> Option<AckSpec> {
     if value.text_if_any().is_some() {
         return Some(match value.word(&["any", "every-packet", "on-request"])? {
             "any" => AckSpec::Any,

@@ -2,6 +2,7 @@
 
 mod demo;
 mod forward;
+mod host;
 mod report;
 
 use crate::config::{self, Config, FunctionConfig};
@@ -30,6 +31,22 @@ pub(crate) struct RunArgs {
     eal: Vec<String>,
 }
 
+/// As [`run`], for a configuration that has a host.
+pub(crate) fn host(args: RunArgs) -> ExitCode {
+    let is_host = |config: &Config| matches!(config.function, FunctionConfig::Nic(_));
+    let Some(path) = &args.config else {
+        eprintln!("Name a configuration that has [nic], such as configs/host.toml");
+        return ExitCode::from(config::EXIT_CODE);
+    };
+    if let Ok(config) = config::load(path)
+        && !is_host(&config)
+    {
+        eprintln!("{} has no [nic]: `understudy run` is for it", path.display());
+        return ExitCode::from(config::EXIT_CODE);
+    }
+    run(args)
+}
+
 fn parse_seconds(text: &str) -> Result<Duration, String> {
     text.parse()
         .ok()
@@ -48,7 +65,7 @@ pub(crate) fn run(args: RunArgs) -> ExitCode {
         None => demo::load().map(|(config, dir)| (config, Some(dir))).map_err(failed),
     };
     match loaded.and_then(|(config, _dir)| start(args, config).map_err(failed)) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err((text, code)) => {
             eprint!("{text}");
             code
@@ -56,7 +73,7 @@ pub(crate) fn run(args: RunArgs) -> ExitCode {
     }
 }
 
-fn start(args: RunArgs, mut config: Config) -> Result<(), Report> {
+fn start(args: RunArgs, mut config: Config) -> Result<ExitCode, Report> {
     let stop = Stop::new();
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         signal_hook::flag::register(signal, stop.flag())
@@ -75,14 +92,20 @@ fn start(args: RunArgs, mut config: Config) -> Result<(), Report> {
     );
     let until =
         Until { began: now(), duration: args.duration, idle: config.stop_when_idle, seen: 0, last: now() };
-    let report = match &config.function {
-        FunctionConfig::Forward(function) => forward::run(&mut runtime, function, workers, until, &stop),
+    let (text, code) = match &config.function {
+        FunctionConfig::Forward(function) => {
+            let report = forward::run(&mut runtime, function, workers, until, &stop);
+            (if args.json { report.json() } else { report.text() }, ExitCode::SUCCESS)
+        }
+        FunctionConfig::Nic(config) => {
+            let report = host::run(&mut runtime, config, until, &stop)?;
+            (if args.json { report.json() } else { report.text() }, report.code())
+        }
     };
     drop(runtime);
-    let text = if args.json { report.json() } else { report.text() };
     // A reader that has gone away does not make the run a failure.
     _ = writeln!(std::io::stdout(), "{text}");
-    Ok(())
+    Ok(code)
 }
 
 /// The program's clock.

@@ -13,7 +13,7 @@ use switch::forward::config::{MacTable, Topology};
 use switch::{Nanos, PortId};
 
 fn function(text: &str) -> Forward {
-    let FunctionConfig::Forward(function) = read(text).function;
+    let FunctionConfig::Forward(function) = read(text).function else { panic!("another function") };
     function
 }
 
@@ -41,7 +41,7 @@ fn defaults() {
     assert_eq!(config.runtime.ports, [port("a"), port("b")]);
     assert_eq!(config.runtime.workers, Workers { cpus: vec![None], handoff_ring: 1024, control_queue: 1024 });
     assert_eq!(config.stop_when_idle, None);
-    let FunctionConfig::Forward(function) = config.function;
+    let FunctionConfig::Forward(function) = config.function else { panic!("another function") };
     assert_eq!(
         function,
         Forward {

@@ -1,0 +1,64 @@
+//! What a scenario would run, on a screen.
+
+use core::fmt::Write;
+use sim::scenario::{Between, FaultKind, Scenario};
+use std::path::Path;
+
+/// The network, what it does, and what happens to it.
+pub(super) fn of(path: &Path, scenario: &Scenario) -> String {
+    let mut text = format!("{} is right. `understudy sim` would run:\n\n", path.display());
+    let hosts: Vec<_> =
+        scenario.hosts.iter().map(|host| format!("{} ({})", host.name, host.address.0)).collect();
+    let mut line = |key: &str, value: String| _ = writeln!(text, "{key:<9} {value}");
+    line("hosts", hosts.join(", "));
+    if !scenario.switches.is_empty() {
+        line("switches", scenario.switches.join(", "));
+    }
+    for link in &scenario.links {
+        let [a, b] = &link.ends;
+        let harm = [
+            ("lost", link.loss),
+            ("duplicated", link.duplicate),
+            ("reordered", link.reorder),
+            ("damaged", link.corrupt),
+        ];
+        let harm = harm.iter().filter(|(_, share)| share.high > 0);
+        let harm: Vec<_> = harm.map(|(what, share)| format!("{} {what}", shown(*share, 1e7, " %"))).collect();
+        let harm = if harm.is_empty() { "nothing bad".into() } else { harm.join(", ") };
+        let rate = shown(link.rate, 1e9, " Gb/s");
+        line("link", format!("{a} - {b}: {rate}, {}, {harm}", shown(link.delay, 1e3, " us")));
+    }
+    let verbs = &scenario.verbs;
+    let names: Vec<_> = verbs.verbs.iter().map(|verb| verb.name()).collect();
+    line(
+        "verbs",
+        format!(
+            "{} connections between each two hosts, {} operations of each end, up to {} bytes: {}",
+            shown(verbs.connections, 1.0, ""),
+            shown(verbs.operations, 1.0, ""),
+            shown(verbs.max_size, 1.0, ""),
+            names.join(", ")
+        ),
+    );
+    for fault in &scenario.faults {
+        let what = match &fault.kind {
+            FaultKind::Crash(node) => format!("{node} crashes"),
+            FaultKind::Pause(node) => format!("{node} stands still"),
+            FaultKind::Partition(nodes) => format!("{} are cut off", nodes.join(", ")),
+            FaultKind::ClockStep(node, by) => format!("the clock of {node} jumps {}", shown(*by, 1e3, " us")),
+            FaultKind::ClockDrift(node, by) => {
+                format!("the clock of {node} drifts {}", shown(*by, 1e3, " ppm"))
+            }
+        };
+        let lasts =
+            fault.lasts.map(|lasts| format!(", for {}", shown(lasts, 1e3, " us"))).unwrap_or_default();
+        line("fault", format!("after {}: {what}{lasts}", shown(fault.at, 1e3, " us")));
+    }
+    text
+}
+
+/// A number or a range, in a unit of so much
+fn shown(between: Between, unit: f64, name: &str) -> String {
+    let [low, high] = [between.low, between.high].map(|number| number as f64 / unit);
+    if between.low == between.high { format!("{low}{name}") } else { format!("{low} to {high}{name}") }
+}

@@ -1,0 +1,147 @@
+//! The table `[nic]`: a host on the port, and its services.
+
+use super::FunctionConfig;
+use super::forward::station;
+use super::port::Ports;
+use super::scenario::{ack_of, address};
+use super::tree::{Table, Value};
+use super::words::one_of;
+use crate::host::{Client, HostConfig, Kind, ServiceConfig};
+use core::net::IpAddr;
+use rnic::{AckPolicy, PathMtu};
+use sim::scenario::AckSpec;
+use switch::Nanos;
+
+/// Services, by the word that `kind` has
+const KINDS: [&str; 5] = ["rping_server", "rping_client", "ucmatose_server", "ucmatose_client", "memory"];
+/// The ports of the programs
+const RPING_PORT: u64 = 7174;
+const UCMATOSE_PORT: u64 = 7471;
+/// Longest message (IB 9.4.1)
+const MAX_SIZE: u64 = 1 << 30;
+
+/// What the table may look like.
+pub(super) fn example(_ports: &Ports) -> String {
+    "[nic]\naddresses = [\"10.0.0.2/24\"]\n\n[[nic.service]]\nkind = \"rping_server\"".into()
+}
+
+pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
+    if let Some(second) = ports.list.get(1).and_then(|port| port.name.as_ref()) {
+        let problem = super::report::Problem::at(second.span(), "a host has one port");
+        table
+            .problems()
+            .add(problem.label("a second one").help("remove it; another host is another program"));
+    }
+    let mac = table.get("mac", "\"02:00:00:00:00:02\"").and_then(|value| station(&value));
+    let addresses = table.require("addresses", "[\"10.0.0.2/24\"]").and_then(|value| {
+        let list = value.list()?;
+        if list.is_empty() {
+            value.add(value.problem("`addresses` is empty").label("none").help("a host needs an address"));
+        }
+        list.iter().map(address).collect::<Option<Vec<_>>>()
+    });
+    let gateways = table
+        .get("gateways", "[\"10.0.0.254\"]")
+        .map_or(Some(Vec::new()), |value| value.list()?.iter().map(ip).collect());
+    let mtu = table.number("mtu", 256..=4096, 1024);
+    let mtu = PathMtu::of_bytes(mtu as u16).or_else(|| {
+        let value = table.get("mtu", "1024")?;
+        value.add(
+            value
+                .problem(format!("{mtu} is no path MTU"))
+                .label("not one of InfiniBand's")
+                .help("write 256, 512, 1024, 2048 or 4096; a port of MTU 1500 carries 1024"),
+        );
+        None
+    });
+    let ack = match table.get("ack", "\"on-request\"").and_then(|value| ack_of(&value)) {
+        Some(AckSpec::EveryPacket) => AckPolicy::EveryPacket,
+        Some(AckSpec::Every { packets, time }) => AckPolicy::Every { packets, time: Nanos(time) },
+        Some(AckSpec::OnRequest | AckSpec::Any) | None => AckPolicy::OnRequest,
+    };
+    let services = table
+        .get("service", "[]")
+        .map_or(Some(Vec::new()), |value| value.list()?.iter().map(|value| service(value)).collect());
+    let vlan = table.spanned_number("vlan", 1..=4094, 10).map(|id| id.into_inner() as u16);
+    let window = table.number("window", 1..=65536, 128) as u32;
+    let credits = table.boolean("credits", false);
+    let max_qps = table.number("max_connections", 1..=1 << 20, 1024) as usize;
+    let seed = table.number("seed", 0..=u64::MAX, 1);
+    let services: Vec<ServiceConfig> = services?;
+    listened_twice(table, &services);
+    Some(FunctionConfig::Nic(HostConfig {
+        mac,
+        addresses: addresses?,
+        gateways: gateways?,
+        vlan,
+        mtu: mtu?,
+        window,
+        ack,
+        credits,
+        max_qps,
+        seed,
+        services,
+    }))
+}
+
+fn ip(value: &Value<'_>) -> Option<IpAddr> {
+    let text = value.text()?;
+    let ip = text.parse().ok();
+    if ip.is_none() {
+        let problem = value.problem(format!("`{text}` is no IP address")).label("not an address");
+        value.add(problem.help("write an address such as `\"10.0.0.1\"` or `\"fd00::1\"`"));
+    }
+    ip
+}
+
+fn service(value: &Value<'_>) -> Option<ServiceConfig> {
+    let table = value.table("[[nic.service]]")?;
+    let kind = table.require("kind", "\"rping_server\"").and_then(|value| value.word(&KINDS));
+    let own_port =
+        if kind.is_some_and(|kind| kind.starts_with("ucmatose")) { UCMATOSE_PORT } else { RPING_PORT };
+    let port = table.number("port", 1..=65535, own_port) as u16;
+    let size = |table: &Table<'_>, default| table.number("size", 0..=MAX_SIZE, default);
+    let read = |kind: &str| {
+        let client = kind.ends_with("client");
+        let client = if client {
+            let server = table.require("server", "\"10.0.0.1\"").and_then(|value| ip(&value));
+            let connections = table.number("connections", 1..=1 << 20, 1) as u32;
+            Some(Client { server: server?, connections })
+        } else {
+            None
+        };
+        let kind = match kind {
+            "rping_server" => Kind::Rping { count: 0, size: size(&table, 1 << 20) as u32 },
+            "rping_client" => {
+                let count = table.number("count", 0..=u64::from(u32::MAX), 10) as u32;
+                Kind::Rping { count, size: size(&table, 64) as u32 }
+            }
+            "ucmatose_server" | "ucmatose_client" => {
+                let messages = table.number("messages", 0..=1 << 20, 10) as u32;
+                Kind::Ucmatose { messages, size: size(&table, 100) as u32 }
+            }
+            _ => Kind::Memory { size: size(&table, 1 << 20) },
+        };
+        Some(ServiceConfig { kind, port, client })
+    };
+    let service = kind.and_then(read);
+    if kind.is_some() {
+        table.finish();
+    } else {
+        // Which keys it has is not known.
+        table.forget();
+    }
+    service
+}
+
+/// Two servers at one port
+fn listened_twice(table: &Table<'_>, services: &[ServiceConfig]) {
+    let servers: Vec<_> = services.iter().filter(|service| service.client.is_none()).collect();
+    for (index, service) in servers.iter().enumerate() {
+        if let Some(first) = servers[..index].iter().find(|first| first.port == service.port) {
+            let names = one_of([first.kind.name(false), service.kind.name(false)]);
+            let problem = table.problem(format!("two services listen at port {}", service.port));
+            table.problems().add(problem.label("here").help(format!("give {names} another `port`")));
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! The host as a switch function: frames in, frames out, and the services in between.
+
+use super::HostConfig;
+use super::service::{Service, ServiceRow};
+use rnic::cm::{Event as CmEvent, PortSpace, service_id_of};
+use rnic::{Cq, Rnic};
+use rocev2::cm::RejReason;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use switch::{Frame, Full, Function, Nanos, Output, PortId, Verdict};
+
+/// Completions that wait at most
+const COMPLETIONS: usize = 1 << 16;
+
+/// What a host tells the control plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// All clients have done what they were to do.
+    Done,
+}
+
+/// What can be seen of a host from outside.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Seen {
+    pub(crate) counters: rnic::Counters,
+    pub(crate) services: Vec<ServiceRow>,
+}
+
+/// A host on a port.
+pub(crate) struct Host {
+    nic: Rnic,
+    cq: Cq,
+    services: Vec<Service>,
+    begun: bool,
+    told: bool,
+    events: VecDeque<Event>,
+    frame: Vec<u8>,
+    /// A frame that found no room
+    waiting: bool,
+    seen: Arc<Mutex<Seen>>,
+    /// When what is seen was last brought up to date
+    shown: Nanos,
+}
+
+/// How often what can be seen is brought up to date
+const SHOW_EVERY: Nanos = Nanos::from_millis(10);
+
+impl Host {
+    /// A host whose port has this MAC address.
+    pub(crate) fn new(config: &HostConfig, port_mac: [u8; 6]) -> Result<Self, String> {
+        let mut nic = Rnic::new(config.nic(port_mac));
+        let pd = nic.alloc_pd();
+        let cq = nic.create_cq(COMPLETIONS).map_err(|error| error.to_string())?;
+        let services: Vec<_> =
+            config.services.iter().map(|service| Service::new(service.clone(), pd, cq)).collect();
+        for service in services.iter().filter(|service| service.is_server()) {
+            nic.listen(PortSpace::Tcp, service.port()).map_err(|error| error.to_string())?;
+        }
+        Ok(Self {
+            nic,
+            cq,
+            services,
+            begun: false,
+            told: false,
+            events: VecDeque::new(),
+            frame: Vec::new(),
+            waiting: false,
+            seen: Arc::default(),
+            shown: Nanos::ZERO,
+        })
+    }
+
+    /// What it has done, to be read from another thread
+    pub(crate) fn seen(&self) -> Arc<Mutex<Seen>> {
+        self.seen.clone()
+    }
+
+    /// Whether there is a client, and all clients are done.
+    fn is_done(&self) -> bool {
+        let mut clients = self.services.iter().filter(|service| !service.is_server()).peekable();
+        clients.peek().is_some() && clients.all(Service::is_done)
+    }
+
+    fn serve(&mut self, now: Nanos) {
+        if !self.begun {
+            self.begun = true;
+            for service in &mut self.services {
+                service.open(&mut self.nic, now);
+            }
+        }
+        loop {
+            // Connections first: what has come on one belongs to it.
+            if let Some(event) = self.nic.poll_cm_event() {
+                self.on_cm(&event, now);
+            } else if let Some(completion) = self.nic.poll_cq(self.cq) {
+                if let Some(service) = self.services.iter_mut().find(|service| service.owns(completion.qpn)) {
+                    service.on_completion(&mut self.nic, &completion, now);
+                }
+            } else {
+                break;
+            }
+        }
+        while self.nic.poll_event().is_some() {}
+        if !self.told && self.is_done() {
+            self.told = true;
+            self.events.push_back(Event::Done);
+            self.show(now);
+        } else if now.since(self.shown) >= SHOW_EVERY {
+            self.show(now);
+        }
+    }
+
+    fn on_cm(&mut self, event: &CmEvent, now: Nanos) {
+        let conn = event.conn();
+        if let CmEvent::Requested { listener, .. } = event {
+            let asked = |service: &&mut Service| {
+                service.is_server() && service_id_of(PortSpace::Tcp, service.port()) == listener.service_id()
+            };
+            match self.services.iter_mut().find(asked) {
+                Some(service) => service.requested(&mut self.nic, conn, now),
+                None => _ = self.nic.reject(conn, RejReason::INVALID_SERVICE_ID, &[], now),
+            }
+            return;
+        }
+        if let Some(service) = self.services.iter_mut().find(|service| service.has(conn)) {
+            service.on_cm(&mut self.nic, conn, event, now);
+        }
+    }
+
+    fn show(&mut self, now: Nanos) {
+        self.shown = now;
+        // A reader that panicked has read, and what it read is replaced.
+        let mut seen = self.seen.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        seen.counters = *self.nic.counters();
+        seen.services = self.services.iter().map(|service| service.row().clone()).collect();
+    }
+
+    /// Sends as much as the port takes.
+    fn transmit<O: Output>(&mut self, now: Nanos, out: &mut O) {
+        let port = PortId(0);
+        while out.room(port) > 0 {
+            if !self.waiting && !self.nic.poll_transmit(now, &mut self.frame) {
+                return;
+            }
+            let Ok(mut frame) = out.make(self.frame.len()) else {
+                self.waiting = true;
+                return;
+            };
+            frame.bytes_mut().copy_from_slice(&self.frame);
+            // Refused in spite of the room, it counts as dropped: it will be sent again like any lost packet.
+            self.waiting = false;
+            if out.send(frame, port) == Err(Full) {
+                return;
+            }
+        }
+    }
+}
+
+impl Function for Host {
+    type Command = ();
+    type Event = Event;
+
+    fn on_frame<O: Output>(
+        &mut self,
+        frame: &mut O::Frame,
+        _port: PortId,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
+        self.nic.on_frame(frame.bytes(), now);
+        self.serve(now);
+        self.transmit(now, out);
+        Verdict::Consume
+    }
+
+    fn on_timer<O: Output>(&mut self, now: Nanos, out: &mut O) {
+        if self.nic.next_timer().is_some_and(|at| at <= now) {
+            self.nic.on_timer(now);
+        }
+        self.serve(now);
+        self.transmit(now, out);
+    }
+
+    fn next_timer(&self) -> Option<Nanos> {
+        if self.waiting || !self.begun || self.nic.wants_to_transmit() {
+            return Some(Nanos::ZERO);
+        }
+        let show = self.shown + SHOW_EVERY;
+        Some(self.nic.next_timer().map_or(show, |at| at.min(show)))
+    }
+
+    fn on_command(&mut self, (): (), _now: Nanos) {}
+
+    fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+}

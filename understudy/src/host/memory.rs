@@ -1,0 +1,36 @@
+//! Memory for anybody who connects, each connection its own: to be read, written and used for atomics.
+
+use super::service::{Place, Session, Step, VA};
+use rnic::{Completion, Mr, Rnic};
+
+/// The session, the bytes of memory and the requests that it needs.
+pub(super) fn session(size: u64) -> (Box<dyn Session>, usize, usize) {
+    (Box::new(Memory), size as usize, 1)
+}
+
+/// What the answer to a request says: address (8 bytes), key (4), zero (4) and length (8), in network byte order.
+pub(super) fn advertisement(mr: Mr, size: u64) -> Vec<u8> {
+    [&VA.to_be_bytes()[..], &mr.0.to_be_bytes(), &[0; 4], &size.to_be_bytes()].concat()
+}
+
+struct Memory;
+
+impl Session for Memory {
+    fn disconnects(&self) -> bool {
+        false
+    }
+
+    fn prepare(&mut self, _nic: &mut Rnic, _at: &Place) {}
+
+    fn begin(&mut self, _nic: &mut Rnic, _at: &Place) -> Step {
+        Step::Wait
+    }
+
+    fn completed(&mut self, _nic: &mut Rnic, _at: &Place, _completion: &Completion) -> Step {
+        Step::Wait
+    }
+
+    fn may_end(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,57 @@
+//! A host on a port: a software NIC as a switch function, and the services that use it.
+
+mod function;
+mod memory;
+mod rping;
+mod service;
+#[cfg(test)]
+mod tests;
+mod ucmatose;
+
+pub(crate) use function::{Event, Host, Seen};
+pub(crate) use service::{Client, Kind, ServiceConfig, ServiceRow};
+
+use core::net::IpAddr;
+use rnic::{AckPolicy, PathMtu};
+use rocev2::ethernet::MacAddr;
+
+/// What a host is made with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HostConfig {
+    /// Its MAC address; the port's own if not said
+    pub(crate) mac: Option<MacAddr>,
+    pub(crate) addresses: Vec<(IpAddr, u8)>,
+    pub(crate) gateways: Vec<IpAddr>,
+    pub(crate) vlan: Option<u16>,
+    /// The largest path MTU of its connections
+    pub(crate) mtu: PathMtu,
+    pub(crate) window: u32,
+    pub(crate) ack: AckPolicy,
+    pub(crate) credits: bool,
+    pub(crate) max_qps: usize,
+    pub(crate) seed: u64,
+    pub(crate) services: Vec<ServiceConfig>,
+}
+
+impl HostConfig {
+    /// The NIC on a port of this MAC address.
+    pub(crate) fn nic(&self, port_mac: [u8; 6]) -> rnic::Config {
+        let interface = rnic::Interface {
+            mac: self.mac.unwrap_or(MacAddr(port_mac)),
+            addresses: self.addresses.clone(),
+            gateways: self.gateways.clone(),
+            vlan: self.vlan,
+            neighbours: Vec::new(),
+        };
+        rnic::Config {
+            max_qps: self.max_qps,
+            max_regions: 4 * self.max_qps,
+            mtu: self.mtu,
+            window: self.window,
+            ack: self.ack,
+            credits: self.credits,
+            seed: self.seed,
+            ..rnic::Config::new(interface)
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! rping, both sides: the program of librdmacm that makes each verb meet each other. Of each ping the server READs the
+//! client's data and WRITEs it to another place of the client's, and a message says when either may begin or is done.
+//!
+//! A message is the address of memory (8 bytes), its key (4) and its length (4), in network byte order. The server's
+//! only say "go on".
+
+use super::service::{Place, Session, Step, VA};
+use rnic::{Completed, Completion, Data, Operation, Remote, Rnic, SendRequest};
+
+/// Bytes of a message
+const MESSAGE: u32 = 16;
+/// Receives posted at once
+const RECEIVES: u64 = 2;
+/// Requests of either kind at once
+const DEPTH: usize = 16;
+
+/// What a message says.
+#[derive(Clone, Copy)]
+struct Info {
+    memory: Remote,
+    len: u32,
+}
+
+impl Info {
+    fn parse(bytes: &[u8]) -> Self {
+        let word = |at: usize| bytes[at..].first_chunk().map_or(0, |word| u32::from_be_bytes(*word));
+        let va = u64::from(word(0)) << 32 | u64::from(word(4));
+        Self { memory: Remote { va, rkey: word(8) }, len: word(12) }
+    }
+
+    fn to_bytes(self) -> Vec<u8> {
+        let Self { memory: Remote { va, rkey }, len } = self;
+        [&va.to_be_bytes()[..], &rkey.to_be_bytes(), &len.to_be_bytes()].concat()
+    }
+}
+
+/// The session, the bytes of memory and the requests that it needs.
+type Made = (Box<dyn Session>, usize, usize);
+
+/// Where messages are received, behind the data
+struct Inbox {
+    from: u64,
+}
+
+impl Inbox {
+    fn prepare(&self, nic: &mut Rnic, at: &Place) {
+        for slot in 0..RECEIVES {
+            at.receive(nic, self.from + slot * u64::from(MESSAGE), MESSAGE);
+        }
+    }
+}
+
+/// The message that came, whose place is free again.
+fn take(nic: &mut Rnic, at: &Place, completion: &Completion) -> Result<Info, Step> {
+    if completion.len != MESSAGE {
+        return Err(Step::Failed(format!("a message of {} bytes, where rping's have 16", completion.len)));
+    }
+    let info = Info::parse(&nic.bytes(at.buffer)[completion.id as usize..][..MESSAGE as usize]);
+    if at.receive(nic, completion.id, MESSAGE) { Ok(info) } else { Err(Step::Wait) }
+}
+
+/// Posts a request; the connection may have ended meanwhile, which is told by itself.
+fn post(nic: &mut Rnic, at: &Place, operation: Operation, data: Data) {
+    _ = nic.post_send(at.qpn, SendRequest::new(0, operation, data));
+}
+
+fn say(nic: &mut Rnic, at: &Place, info: Info) {
+    post(nic, at, Operation::Send, Data::Inline(info.to_bytes()));
+}
+
+const GO_ON: Info = Info { memory: Remote { va: 0, rkey: 0 }, len: 0 };
+
+pub(super) fn server(size: u32) -> Made {
+    let session = Server { size, inbox: Inbox { from: size.into() }, has_data: None };
+    let bytes = size as usize + RECEIVES as usize * MESSAGE as usize;
+    (Box::new(session), bytes, DEPTH)
+}
+
+struct Server {
+    /// Bytes of a ping at most
+    size: u32,
+    inbox: Inbox,
+    /// The data of a ping is here, and has so many bytes.
+    has_data: Option<u32>,
+}
+
+impl Session for Server {
+    fn disconnects(&self) -> bool {
+        false
+    }
+
+    fn prepare(&mut self, nic: &mut Rnic, at: &Place) {
+        self.inbox.prepare(nic, at);
+    }
+
+    fn begin(&mut self, _nic: &mut Rnic, _at: &Place) -> Step {
+        Step::Wait
+    }
+
+    fn completed(&mut self, nic: &mut Rnic, at: &Place, completion: &Completion) -> Step {
+        match completion.of {
+            Completed::Recv => {
+                let info = match take(nic, at, completion) {
+                    Ok(info) => info,
+                    Err(step) => return step,
+                };
+                if info.len > self.size {
+                    return Step::Failed(format!("a ping of {} bytes; at most {}", info.len, self.size));
+                }
+                match self.has_data.take() {
+                    None => {
+                        self.has_data = Some(info.len);
+                        post(nic, at, Operation::Read(info.memory), Data::Memory(at.sge(0, info.len)));
+                    }
+                    Some(len) => {
+                        let len = len.min(info.len);
+                        post(nic, at, Operation::Write(info.memory), Data::Memory(at.sge(0, len)));
+                        say(nic, at, GO_ON);
+                    }
+                }
+            }
+            Completed::Read => say(nic, at, GO_ON),
+            _ => {}
+        }
+        Step::Wait
+    }
+
+    fn may_end(&self) -> bool {
+        // rping's client ends when it has got its data.
+        self.has_data.is_none()
+    }
+}
+
+pub(super) fn client(count: u32, size: u32) -> Made {
+    let session = Client { count, size, inbox: Inbox { from: u64::from(size) * 2 }, ping: 0, read: false };
+    let bytes = size as usize * 2 + RECEIVES as usize * MESSAGE as usize;
+    (Box::new(session), bytes, DEPTH)
+}
+
+struct Client {
+    /// Pings; 0 for no end
+    count: u32,
+    size: u32,
+    inbox: Inbox,
+    /// Which one it is
+    ping: u32,
+    /// The server has read it.
+    read: bool,
+}
+
+impl Client {
+    /// What ping `ping` carries: as rping's, a text that moves on.
+    fn data(&self) -> Vec<u8> {
+        let mut data = format!("rdma-ping-{}: ", self.ping).into_bytes();
+        data.truncate(self.size as usize);
+        let letters = (b'A'..=b'z').cycle().skip(self.ping as usize % 58);
+        data.extend(letters.take(self.size as usize - data.len()));
+        if let Some(last) = data.last_mut() {
+            *last = 0;
+        }
+        data
+    }
+
+    fn offer(&mut self, nic: &mut Rnic, at: &Place) {
+        let (data, size) = (self.data(), self.size as usize);
+        let buffer = nic.bytes_mut(at.buffer);
+        buffer[..size].copy_from_slice(&data);
+        buffer[size..2 * size].fill(0);
+        self.read = false;
+        say(nic, at, Info { memory: Remote { va: VA, rkey: at.mr.0 }, len: self.size });
+    }
+}
+
+impl Session for Client {
+    fn disconnects(&self) -> bool {
+        true
+    }
+
+    fn prepare(&mut self, nic: &mut Rnic, at: &Place) {
+        self.inbox.prepare(nic, at);
+    }
+
+    fn begin(&mut self, nic: &mut Rnic, at: &Place) -> Step {
+        self.offer(nic, at);
+        Step::Wait
+    }
+
+    fn completed(&mut self, nic: &mut Rnic, at: &Place, completion: &Completion) -> Step {
+        if completion.of != Completed::Recv {
+            return Step::Wait;
+        }
+        if let Err(step) = take(nic, at, completion) {
+            return step;
+        }
+        if !self.read {
+            self.read = true;
+            let sink = Remote { va: VA + u64::from(self.size), rkey: at.mr.0 };
+            say(nic, at, Info { memory: sink, len: self.size });
+            return Step::Wait;
+        }
+        let data = nic.bytes(at.buffer);
+        // What the server has read, and where it has written it
+        let (sent, came) = data.split_at(self.size as usize);
+        if sent != &came[..sent.len()] {
+            return Step::Failed(format!("ping {} came back changed", self.ping));
+        }
+        self.ping += 1;
+        if self.ping == self.count {
+            return Step::Done;
+        }
+        self.offer(nic, at);
+        Step::Wait
+    }
+
+    fn may_end(&self) -> bool {
+        self.ping == self.count && self.count > 0
+    }
+}

@@ -1,0 +1,106 @@
+//! Hosts and their services, in the simulator.
+
+use super::*;
+use rnic::AckPolicy;
+use sim::{Clock, Link, NodeId, Switch, World};
+use switch::{Nanos, Share};
+
+fn config(last: u8, services: Vec<ServiceConfig>) -> HostConfig {
+    HostConfig {
+        mac: None,
+        addresses: vec![([10, 0, 0, last].into(), 24)],
+        gateways: Vec::new(),
+        vlan: None,
+        mtu: PathMtu::B1024,
+        window: 64,
+        ack: AckPolicy::OnRequest,
+        credits: false,
+        max_qps: 256,
+        seed: last.into(),
+        services,
+    }
+}
+
+fn server(kind: Kind, port: u16) -> ServiceConfig {
+    ServiceConfig { kind, port, client: None }
+}
+
+fn client(kind: Kind, port: u16, connections: u32) -> ServiceConfig {
+    ServiceConfig { kind, port, client: Some(Client { server: [10, 0, 0, 1].into(), connections }) }
+}
+
+fn add(world: &mut World, last: u8, services: Vec<ServiceConfig>) -> NodeId {
+    let config = config(last, services);
+    let make = move || Host::new(&config, [2, 0, 0, 0, 0, last]).unwrap();
+    world.add(&last.to_string(), Switch::new(make), Clock::default())
+}
+
+fn rows(world: &World, host: NodeId) -> Vec<ServiceRow> {
+    world.node::<Switch<Host>>(host).function.seen().lock().unwrap().services.clone()
+}
+
+/// Runs until the clients at `host` are done.
+fn run(world: &mut World, host: NodeId) -> Vec<ServiceRow> {
+    let until = Nanos::from_secs(3000);
+    while world.node::<Switch<Host>>(host).events.is_empty() {
+        assert!(world.step(until), "it does not end: {:?}", rows(world, host));
+    }
+    let after = world.now() + Nanos::from_secs(1);
+    world.run_until(after);
+    rows(world, host)
+}
+
+/// A server, a client, and a link between them; the client's report and the server's.
+fn pair(seed: u64, link: Link, server: ServiceConfig, client: ServiceConfig) -> (ServiceRow, ServiceRow) {
+    let mut world = World::new(seed);
+    let a = add(&mut world, 1, vec![server]);
+    let b = add(&mut world, 2, vec![client]);
+    world.connect(a, b, link);
+    let rows_b = run(&mut world, b);
+    (rows_b[0].clone(), rows(&world, a)[0].clone())
+}
+
+fn bad(percent: u64) -> Link {
+    let share = Share::percent(percent);
+    Link { loss: share, duplicate: share, reorder: share, corrupt: share, ..Link::default() }
+}
+
+#[test]
+fn rping_pings() {
+    for (seed, link) in [(1, Link::default()), (2, bad(1)), (3, bad(5))] {
+        let server = server(Kind::Rping { count: 0, size: 100_000 }, 7174);
+        let client = client(Kind::Rping { count: 20, size: 50_000 }, 7174, 8);
+        let (client, server) = pair(seed, link, server, client);
+        for row in [&client, &server] {
+            assert_eq!((row.connections, row.finished, row.failed, row.refused), (8, 8, 0, 0), "{row:?}");
+            assert_eq!(row.error, None);
+        }
+        // Two messages each way and, at the server, a READ and a WRITE; its last message and WRITE may not be acknowledged when
+        // the client disconnects.
+        assert_eq!(client.operations, 8 * 20 * 4);
+        assert!((8 * 20 * 6 - 16..=8 * 20 * 6).contains(&server.operations), "{server:?}");
+    }
+}
+
+#[test]
+fn ucmatose_sends_there_and_back() {
+    for (seed, link) in [(1, Link::default()), (2, bad(1)), (3, bad(5))] {
+        let kind = Kind::Ucmatose { messages: 10, size: 3000 };
+        let (client, server) = pair(seed, link, server(kind, 7471), client(kind, 7471, 100));
+        for row in [&client, &server] {
+            assert_eq!((row.connections, row.finished, row.failed), (100, 100, 0), "{row:?}");
+            assert_eq!(row.error, None);
+        }
+    }
+}
+
+#[test]
+fn what_goes_wrong_is_told() {
+    let rping = |size| Kind::Rping { count: 1, size };
+    let (row, _) = pair(1, Link::default(), server(rping(64), 1), client(rping(64), 2, 3));
+    assert_eq!((row.refused, row.connections, row.failed), (3, 0, 0));
+    assert!(row.error.unwrap().starts_with("the connection was refused: invalid_service_id"));
+    let (client_row, server_row) = pair(1, Link::default(), server(rping(64), 1), client(rping(65), 1, 1));
+    assert_eq!((client_row.connections, client_row.failed), (1, 1));
+    assert_eq!(server_row.error.as_deref(), Some("a ping of 65 bytes; at most 64"));
+}

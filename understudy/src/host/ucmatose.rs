@@ -1,0 +1,80 @@
+//! ucmatose, both sides: the server sends messages on each connection, the client as many back, the server disconnects.
+//! What they carry is of no account.
+
+use super::service::{Place, Session, Step};
+use rnic::{Completed, Completion, Data, Operation, Rnic, SendRequest};
+
+/// The session, the bytes of memory and the requests that it needs.
+pub(super) fn session(client: bool, messages: u32, size: u32) -> (Box<dyn Session>, usize, usize) {
+    let session = Ucmatose { client, messages, size, sent: 0, received: 0 };
+    (Box::new(session), 2 * size as usize, messages.max(1) as usize)
+}
+
+struct Ucmatose {
+    client: bool,
+    messages: u32,
+    size: u32,
+    sent: u32,
+    received: u32,
+}
+
+impl Ucmatose {
+    fn send(&self, nic: &mut Rnic, at: &Place) {
+        for id in 0..self.messages {
+            let data = match self.size {
+                0 => Data::None,
+                size => Data::Memory(at.sge(size.into(), size)),
+            };
+            // The connection may have ended meanwhile, which is told by itself.
+            _ = nic.post_send(at.qpn, SendRequest::new(id.into(), Operation::Send, data));
+        }
+    }
+
+    fn step(&self) -> Step {
+        if self.may_end() { Step::Done } else { Step::Wait }
+    }
+}
+
+impl Session for Ucmatose {
+    fn disconnects(&self) -> bool {
+        !self.client
+    }
+
+    fn prepare(&mut self, nic: &mut Rnic, at: &Place) {
+        for _ in 0..self.messages {
+            at.receive(nic, 0, self.size);
+        }
+    }
+
+    fn begin(&mut self, nic: &mut Rnic, at: &Place) -> Step {
+        if !self.client {
+            self.send(nic, at);
+        }
+        self.step()
+    }
+
+    fn completed(&mut self, nic: &mut Rnic, at: &Place, completion: &Completion) -> Step {
+        match completion.of {
+            Completed::Recv => {
+                self.received += 1;
+                if completion.len != self.size {
+                    return Step::Failed(format!(
+                        "a message of {} bytes in place of {}",
+                        completion.len, self.size
+                    ));
+                }
+                if self.client && self.received == self.messages {
+                    self.send(nic, at);
+                }
+            }
+            Completed::Send => self.sent += 1,
+            _ => {}
+        }
+        self.step()
+    }
+
+    fn may_end(&self) -> bool {
+        // The last acknowledgement may get lost, but a server that disconnects has got every message.
+        self.received == self.messages && (self.client || self.sent == self.messages)
+    }
+}

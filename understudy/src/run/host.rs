@@ -1,0 +1,122 @@
+//! The host's control plane, which ends it when its clients are done, and its report.
+
+use super::{Timed, Until, now};
+use crate::host::{Event, Host, HostConfig, Seen, ServiceRow};
+use comfy_table::{Cell, CellAlignment, Table, presets};
+use core::fmt::Write as _;
+use dataplane::{Control, ControlOutput, Live, Mbuf, Runtime, Stop};
+use serde_json::json;
+use std::process::ExitCode;
+use switch::PortId;
+
+/// Ends the run when the clients are done.
+#[derive(Default)]
+struct Clients {
+    done: bool,
+}
+
+impl Control<Host> for Clients {
+    fn on_event(&mut self, _worker: usize, event: Event, _out: &mut ControlOutput<'_, Host>) {
+        self.done |= event == Event::Done;
+    }
+
+    fn on_punt(&mut self, _worker: usize, _frame: Mbuf, _port: PortId, _out: &mut ControlOutput<'_, Host>) {}
+
+    fn on_tick(&mut self, _live: &Live<'_>, _out: &mut ControlOutput<'_, Host>) -> bool {
+        !self.done
+    }
+}
+
+/// The closing report of a host.
+pub(super) struct Report {
+    seconds: f64,
+    seen: Seen,
+}
+
+pub(super) fn run(
+    runtime: &mut Runtime,
+    config: &HostConfig,
+    until: Until,
+    stop: &Stop,
+) -> Result<Report, miette::Report> {
+    let mac = runtime.ports().next().map_or([0; 6], |port| port.mac);
+    let host = Host::new(config, mac).map_err(|error| miette::miette!("{error}"))?;
+    let seen = host.seen();
+    let began = now();
+    runtime.run(vec![host], &mut Timed { control: Clients::default(), until }, stop);
+    let seconds = began.elapsed().as_secs_f64();
+    let seen = seen.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
+    Ok(Report { seconds, seen })
+}
+
+impl Report {
+    /// Failure, if something went wrong with a service.
+    pub(super) fn code(&self) -> ExitCode {
+        let wrong = self.seen.services.iter().any(|row| row.failed > 0 || row.error.is_some());
+        if wrong { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    }
+
+    /// The NIC's counters that are of interest, with their names
+    fn counters(&self) -> [(&'static str, u64); 16] {
+        let c = &self.seen.counters;
+        [
+            ("received", c.received),
+            ("sent", c.sent),
+            ("malformed", c.malformed),
+            ("icrc_errors", c.icrc_errors),
+            ("not_for_us", c.not_for_us),
+            ("no_qp", c.no_qp),
+            ("duplicates", c.duplicates),
+            ("out_of_sequence", c.out_of_sequence),
+            ("naks_sent", c.naks_sent),
+            ("naks_received", c.naks_received),
+            ("rnr_naks_sent", c.rnr_naks_sent),
+            ("retransmitted", c.retransmitted),
+            ("timeouts", c.timeouts),
+            ("lost_responses", c.lost_responses),
+            ("stale_responses", c.stale_responses),
+            ("unreliable_dropped", c.unreliable_dropped),
+        ]
+    }
+
+    pub(super) fn json(&self) -> String {
+        let counters: serde_json::Map<_, _> =
+            self.counters().into_iter().map(|(name, value)| (name.to_owned(), json!(value))).collect();
+        json!({ "seconds": self.seconds, "nic": counters, "services": self.seen.services }).to_string()
+    }
+
+    pub(super) fn text(&self) -> String {
+        let mut table = Table::new();
+        table.load_style(presets::NOTHING);
+        let numbers = ["connections", "finished", "failed", "refused", "operations", "bytes"];
+        let head = |name: &str| Cell::new(name).set_alignment(CellAlignment::Right);
+        let words = [Cell::new("service"), head("port")];
+        table.set_header(words.into_iter().chain(numbers.into_iter().map(head)));
+        for row in &self.seen.services {
+            let ServiceRow { connections, finished, failed, refused, operations, bytes, .. } = row;
+            let numbers = [&u64::from(row.port), connections, finished, failed, refused, operations, bytes];
+            let numbers = numbers.map(|n| Cell::new(n).set_alignment(CellAlignment::Right));
+            table.add_row([Cell::new(row.service)].into_iter().chain(numbers));
+        }
+        let mut text = String::new();
+        if !table.is_empty() {
+            for line in table.lines() {
+                text += line.trim_end();
+                text.push('\n');
+            }
+        }
+        for row in &self.seen.services {
+            if let Some(error) = &row.error {
+                // Writing to a string does not fail.
+                _ = writeln!(text, "{} at port {}: {error}", row.service, row.port);
+            }
+        }
+        let counters: Vec<_> = self
+            .counters()
+            .into_iter()
+            .filter(|(_, value)| *value > 0)
+            .map(|(name, value)| format!("{value} {}", name.replace('_', " ")))
+            .collect();
+        text + &format!("\nNIC: {}, in {:.2} s", counters.join(", "), self.seconds)
+    }
+}
