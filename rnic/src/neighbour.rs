@@ -13,6 +13,8 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// The time between two questions
 const ASK_EVERY: Nanos = Nanos::from_millis(500);
+/// An answer this old may be doubted: soon enough for a request that is tried a few times
+const DOUBT_AFTER: Nanos = Nanos::from_millis(20);
 /// Questions until it is given up
 const QUESTIONS: u32 = 5;
 /// For how long an answer is believed
@@ -174,7 +176,7 @@ impl Neighbours {
     /// Nothing came back from `ip` for too long: perhaps its address is another by now.
     pub(crate) fn suspect(&mut self, ip: IpAddr, now: Nanos) {
         let hop = self.interface.next_hop(ip);
-        let may_ask = |known: &Neighbour| known.asked == 0 && now + LIFETIME >= known.ask_at + ASK_EVERY;
+        let may_ask = |known: &Neighbour| known.asked == 0 && now + LIFETIME >= known.ask_at + DOUBT_AFTER;
         if self.known.get(&hop).is_some_and(may_ask) {
             self.ask(hop, now);
         }

@@ -28,13 +28,23 @@ fn file(content: &str) -> (tempfile::TempDir, String) {
 #[test]
 fn every_example_is_right() {
     let mut names = Vec::new();
-    for entry in std::fs::read_dir(configs()).unwrap() {
-        let path = entry.unwrap().path();
+    let entries = [configs(), configs().join("sim")].map(|folder| std::fs::read_dir(folder).unwrap());
+    for path in entries.into_iter().flatten().map(|entry| entry.unwrap().path()) {
+        if path.is_dir() {
+            continue;
+        }
         let output = understudy(&["check", path.to_str().unwrap()]);
         assert!(output.status.success(), "{}", text(&output.stderr));
         names.push(path.file_name().unwrap().to_str().unwrap().to_owned());
     }
-    for name in ["bump-in-the-wire.toml", "demo.toml", "hardware.toml", "learning-bridge.toml"] {
+    for name in [
+        "bump-in-the-wire.toml",
+        "demo.toml",
+        "host.toml",
+        "hardware.toml",
+        "learning-bridge.toml",
+        "verbs.toml",
+    ] {
         assert!(names.iter().any(|found| found == name), "{name} is missing: {names:?}");
     }
 }

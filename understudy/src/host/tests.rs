@@ -45,7 +45,8 @@ fn run(world: &mut World, host: NodeId) -> Vec<ServiceRow> {
     while world.node::<Switch<Host>>(host).events.is_empty() {
         assert!(world.step(until), "it does not end: {:?}", rows(world, host));
     }
-    let after = world.now() + Nanos::from_secs(1);
+    // A lost answer to the end of a connection is asked for again after seconds.
+    let after = world.now() + Nanos::from_secs(60);
     world.run_until(after);
     rows(world, host)
 }
@@ -75,9 +76,9 @@ fn rping_pings() {
             assert_eq!((row.connections, row.finished, row.failed, row.refused), (8, 8, 0, 0), "{row:?}");
             assert_eq!(row.error, None);
         }
-        // Two messages each way and, at the server, a READ and a WRITE; its last message and WRITE may not be acknowledged when
-        // the client disconnects.
-        assert_eq!(client.operations, 8 * 20 * 4);
+        // Two messages each way and, at the server, a READ and a WRITE; what is sent last may not be acknowledged when the
+        // client disconnects.
+        assert!((8 * 20 * 4 - 8..=8 * 20 * 4).contains(&client.operations), "{client:?}");
         assert!((8 * 20 * 6 - 16..=8 * 20 * 6).contains(&server.operations), "{server:?}");
     }
 }

@@ -7,7 +7,7 @@ fn no_function() {
     wrong(
         &[PORTS].concat(),
         "no table says what becomes of frames",
-        "add a function, such as\n\n[forward]\npairs = [[\"a\", \"b\"]]",
+        "add a function, such as\n\n[forward]\npairs = [[\"a\", \"b\"]]\n\nor\n\n[nic]\naddresses = [\"10.0.0.2/24\"]\n\n[[nic.service]]\nkind = \"rping_server\"",
     );
 }
 

@@ -84,8 +84,8 @@ fn unknown_in_forward() {
         "`mac_table` takes `capacity`, `ageing_s` and `fixed`",
     );
     wrong(
-        &forward(r#"mac_table = { fixed = [{ mac = "52:54:00:00:00:01", port = "a", vlan = 4 }] } #!"#),
-        "there is no key `vlan` in `fixed`",
+        &forward(r#"mac_table = { fixed = [{ mac = "52:54:00:00:00:01", port = "a", weight = 4 }] } #!"#),
+        "there is no key `weight` in `fixed`",
         "`fixed` takes `mac` and `port`",
     );
 }
@@ -95,17 +95,17 @@ fn unknown_tables() {
     wrong(
         &[PORTS, "[forwrd] #!\npairs = [[\"a\", \"b\"]]\n"].concat(),
         "there is no table `forwrd`",
-        "did you mean `[forward]`? the tables are `[runtime]`, `[[port]]` and `[forward]`",
+        "did you mean `[forward]`? the tables are `[runtime]`, `[[port]]`, `[forward]` and `[nic]`",
     );
     wrong(
         &[PORTS, "[router] #!\n"].concat(),
         "there is no table `router`",
-        "the tables are `[runtime]`, `[[port]]` and `[forward]`",
+        "the tables are `[runtime]`, `[[port]]`, `[forward]` and `[nic]`",
     );
     wrong(
         "\n[[port]]\nname = \"a\"\nring = {}\n\n[forward]\npairs = [[\"a\", \"a\"]]\n[[prot]] #!\nname = \"b\"\n",
         "there is no table `prot`",
-        "did you mean `[[port]]`? the tables are `[runtime]`, `[[port]]` and `[forward]`",
+        "did you mean `[[port]]`? the tables are `[runtime]`, `[[port]]`, `[forward]` and `[nic]`",
     );
 }
 
@@ -129,7 +129,7 @@ fn outside_of_any_table() {
     wrong(
         &["speed = 100 #!\n", PORTS, FORWARD].concat(),
         "`speed` stands outside of any table",
-        "move it below the line `[runtime]`, `[[port]]` or `[forward]`",
+        "move it below the line `[runtime]`, `[[port]]`, `[forward]` or `[nic]`",
     );
 }
 
