@@ -1,6 +1,6 @@
 //! What the network itself does to frames.
 
-use rocev2::checksum::Sum;
+use rocev2::ecn;
 use rocev2::ethernet::{Ethernet, VlanTag, ethertype};
 
 /// Where the IP header begins, and the EtherType
@@ -20,30 +20,10 @@ pub(crate) fn fits(frame: &[u8], mtu: usize) -> bool {
     frame.len() <= mtu + Ethernet::LEN || l3(frame).is_some_and(|(at, _)| frame.len() <= mtu + at)
 }
 
-/// Marks an ECN-capable IP packet with "congestion experienced" (RFC 3168), as a switch does. The ICRC does not cover
-/// the mark. False if it is not capable.
+/// Marks an ECN-capable IP packet with "congestion experienced", as a switch does. False if it is not capable.
 pub(crate) fn mark(frame: &mut [u8]) -> bool {
-    let Some((at, kind)) = l3(frame) else { return false };
-    match kind {
-        ethertype::IPV4 if frame.len() >= at + 20 => {
-            if !matches!(frame[at + 1] & 3, 1 | 2) {
-                return false;
-            }
-            frame[at + 1] |= 3;
-            let len = usize::from(frame[at] & 15) * 4;
-            frame[at + 10..at + 12].fill(0);
-            let Some(header) = frame.get(at..at + len) else { return false };
-            let sum = Sum::default().add(header).checksum();
-            frame[at + 10..at + 12].copy_from_slice(&sum.to_be_bytes());
-            true
-        }
-        ethertype::IPV6 if frame.len() >= at + 40 => {
-            if !matches!(frame[at + 1] >> 4 & 3, 1 | 2) {
-                return false;
-            }
-            frame[at + 1] |= 0x30;
-            true
-        }
+    match l3(frame) {
+        Some((at, ethertype::IPV4 | ethertype::IPV6)) => ecn::mark(&mut frame[at..], false),
         _ => false,
     }
 }

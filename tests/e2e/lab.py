@@ -54,6 +54,12 @@ class Wire:
                 raise LabError(f"the wire was not ready in {timeout_s:.0f} s, see {self.log}")
             time.sleep(0.02)
 
+    def wait_ended(self, timeout_s: float) -> None:
+        """Waits until it ends by itself; `stop` tells how."""
+        deadline = time.monotonic() + timeout_s
+        while self.process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+
     def stop(self, timeout_s: float = 30) -> None:
         """Asks for the end with SIGINT, as a user does, and reads the report."""
         self.process.send_signal(signal.SIGINT)
@@ -116,6 +122,12 @@ class Lab:
         guest = Guest(name, tap, address, self.log_dir, self._check_wire)
         self.guests.append(guest)
         return guest
+
+    def add_cable(self, one_end: str, other_end: str) -> None:
+        """Two interfaces, of which each receives what the other sends."""
+        self._inside("ip", "link", "add", one_end, "type", "veth", "peer", "name", other_end)
+        for end in (one_end, other_end):
+            self._inside("ip", "link", "set", end, "mtu", str(self.mtu), "up")
 
     def boot(self, memory_mb: int = 256) -> None:
         """Boots all guests and gives eth0 its addresses and a soft-RoCE device, rxe0."""

@@ -18,6 +18,15 @@ pub(super) fn of(path: &Path, config: &Config, machine: &Machine) -> String {
     let runtime = &config.runtime;
     let function = match &config.function {
         FunctionConfig::Forward(forward) => forward_lines(forward, &runtime.ports),
+        FunctionConfig::Impair(impair) => {
+            let mut lines = forward_lines(&impair.forward, &runtime.ports);
+            let rules: Vec<_> = impair.rules.iter().map(|rule| rule.name.as_str()).collect();
+            lines.push((
+                "impair",
+                format!("{} rules from seed {}: {}", rules.len(), impair.seed, rules.join("; ")),
+            ));
+            lines
+        }
         FunctionConfig::Nic(nic) => nic_lines(nic),
     };
     let rest = [

@@ -27,7 +27,7 @@ pub(super) fn example(ports: &Ports) -> String {
 }
 
 /// A list with a pair of the first two ports.
-fn own_pair(ports: &Ports) -> String {
+pub(super) fn own_pair(ports: &Ports) -> String {
     let mut names: Vec<_> = ports.names().collect();
     names.dedup();
     match names.as_slice() {
@@ -39,17 +39,28 @@ fn own_pair(ports: &Ports) -> String {
 
 pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
     let topology = topology(table, ports);
+    config_of(table, ports, topology).map(FunctionConfig::Forward)
+}
+
+/// What is verified, dropped and counted
+fn config_of(table: &Table<'_>, ports: &Ports, topology: Option<Topology>) -> Option<Config> {
     let verify = table.get("verify", "[\"icrc\"]").map_or(FaultSet::NONE, |value| verified(&value));
     let drop = table.get("drop", "[\"icrc\"]").map_or(FaultSet::NONE, |value| dropped(&value, verify));
     let counted_qps = table.number("counted_qps", 0..=1 << 20, COUNTED_QPS) as usize;
-    Some(FunctionConfig::Forward(Config {
+    Some(Config {
         ports: ports.list.len() as u16,
         topology: topology?,
         drop,
         verify_icrc: verify.has(Fault::Icrc),
         verify_udp_checksum: verify.has(Fault::UdpChecksum),
         counted_qps,
-    }))
+    })
+}
+
+/// Wires alone, with what is verified and counted: for functions that do more to what passes.
+pub(super) fn wires(table: &Table<'_>, ports: &Ports) -> Option<Config> {
+    let pairs = table.require("pairs", "[[\"host-a\", \"host-b\"]]").and_then(|value| pairs(&value, ports));
+    config_of(table, ports, pairs.map(Topology::Pairs))
 }
 
 fn topology(table: &Table<'_>, ports: &Ports) -> Option<Topology> {

@@ -8,6 +8,7 @@ mod capture;
 mod clash;
 mod device;
 mod forward;
+mod impair;
 mod memory;
 mod nic;
 mod pcap;
@@ -55,6 +56,8 @@ pub(crate) struct Config {
 pub(crate) enum FunctionConfig {
     /// A wire or a learning bridge
     Forward(switch::forward::Config),
+    /// A wire with rules
+    Impair(switch::impair::Config),
     /// A host with a software NIC
     Nic(HostConfig),
 }
@@ -68,8 +71,9 @@ struct FunctionTable {
 }
 
 /// The functions there are.
-const FUNCTIONS: [FunctionTable; 2] = [
+const FUNCTIONS: [FunctionTable; 3] = [
     FunctionTable { key: "forward", example: forward::example, read: forward::read },
+    FunctionTable { key: "impair", example: impair::example, read: impair::read },
     FunctionTable { key: "nic", example: nic::example, read: nic::read },
 ];
 

@@ -97,6 +97,10 @@ fn start(args: RunArgs, mut config: Config) -> Result<ExitCode, Report> {
             let report = forward::run(&mut runtime, function, workers, until, &stop);
             (if args.json { report.json() } else { report.text() }, ExitCode::SUCCESS)
         }
+        FunctionConfig::Impair(config) => {
+            let report = forward::run_impair(&mut runtime, config, workers, until, &stop);
+            (if args.json { report.json() } else { report.text() }, ExitCode::SUCCESS)
+        }
         FunctionConfig::Nic(config) => {
             let report = host::run(&mut runtime, config, until, &stop)?;
             (if args.json { report.json() } else { report.text() }, report.code())

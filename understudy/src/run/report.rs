@@ -19,6 +19,12 @@ pub(super) struct Report {
     /// Malformed frames by fault, whether dropped or not
     pub(super) malformed: Vec<ReasonRow>,
     pub(super) drops: Vec<ReasonRow>,
+    /// Rules of `[impair]`
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) rules: Vec<RuleRow>,
+    /// Frames that rules should have held back, and that found no room; null without rules
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) not_held: Option<u64>,
     pub(super) qps: Vec<QpRow>,
     /// Packets to queue pairs beyond those that are counted; null when none are
     pub(super) qps_beyond: Option<u64>,
@@ -42,6 +48,15 @@ pub(super) struct PortRow {
     pub(super) rx_errors: u64,
     pub(super) no_buffer: u64,
     pub(super) tx_errors: u64,
+}
+
+#[derive(Serialize)]
+pub(super) struct RuleRow {
+    pub(super) rule: String,
+    /// Packets that it is for
+    pub(super) matched: u64,
+    /// Packets that it did something to
+    pub(super) acted: u64,
 }
 
 #[derive(Serialize)]
@@ -139,7 +154,12 @@ impl Report {
             2,
             qps,
         );
+        let rules = self.rules.iter().map(|rule| row(&[&rule.rule], &[rule.matched, rule.acted]));
+        section(&mut text, "Rules", &["rule", "packets it is for", "acted on"], 1, rules);
         let mut notes = Vec::new();
+        if let Some(count @ 1..) = self.not_held {
+            notes.push(format!("rules: {count} frames found no room to be held back; raise `held`"));
+        }
         if self.qps.len() > SHOWN_QPS {
             notes.push(format!("queue pairs: {} more are in --json", self.qps.len() - SHOWN_QPS));
         }

@@ -1,0 +1,274 @@
+#!/usr/bin/env python3
+"""Real peers: unmodified RDMA programs in a virtual machine against `understudy host`.
+
+    tests/e2e/host.py --understudy target/release/understudy
+
+Boots a guest with Linux' soft-RoCE, and puts `understudy host` at the other end of its
+cable: rping and ucmatose as client and as server, with many connections, large messages
+and IPv6, and once more through `understudy run` with a function that loses frames. Each
+program must succeed, and understudy's report must say that every connection was used and
+ended as it should. Needs root, for a network namespace of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from guest import CommandFailed, Guest, LabError
+from lab import Lab, Wire
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parent.parent
+CM_LISTENS = "rdma resource show cm_id | grep -q LISTEN"
+HOST = {"ipv4": "10.0.0.9", "ipv6": "fd00::9"}
+TIMEOUT_S = 120
+
+NIC = """
+[[port]]
+name = "eth"
+mtu = {mtu}
+af_packet = {{ interface = "{interface}" }}
+
+[nic]
+mac = "02:00:00:00:00:09"
+addresses = ["10.0.0.9/24", "fd00::9/64"]
+mtu = {path_mtu}
+{options}
+"""
+
+# What makes the wire bad: both ways, by chance, from a seed.
+BAD_WIRE = """
+[[port]]
+name = "guest"
+af_packet = {{ interface = "host-a" }}
+
+[[port]]
+name = "host"
+af_packet = {{ interface = "far" }}
+
+[impair]
+pairs = [["guest", "host"]]
+seed = 7
+
+[[impair.rule]]
+action = "drop"
+share = {share}
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A service of the host, and what the guest does with it."""
+
+    name: str
+    service: dict[str, Any]
+    # In the guest; `{host}` and `{guest}` are the addresses. None for what only listens.
+    command: str
+    connections: int
+    # The guest is the server: `command` is started first, and the host connects to it.
+    guest_serves: bool = False
+    network: str = "ipv4"
+    loss: float = 0.0
+    options: str = ""
+    # The guest's server does not end by itself.
+    forever: bool = False
+
+
+def many(count: int, command: str) -> str:
+    """So many at once, all of which have to succeed."""
+    one = f"{command} || touch /tmp/failed"
+    return f"rm -f /tmp/failed; for i in $(seq {count}); do ( {one} ) & done; wait; [ ! -e /tmp/failed ]"
+
+
+def cases() -> list[Case]:
+    rping = {"kind": "rping_server", "size": 1 << 20}
+    ping = {"kind": "rping_client"}
+    ucmatose = {"kind": "ucmatose_server"}
+    all_cases = [
+        Case("rping", rping, "rping -c -a {host} -C 10 -v -V", 1),
+        Case("rping_ipv6", rping, "rping -c -a {host} -C 10 -V", 1, network="ipv6"),
+        Case("rping_large", rping, "rping -c -a {host} -C 20 -S 65535 -V", 1),
+        Case("rping_every_packet", rping, "rping -c -a {host} -C 10 -S 20000 -V", 1, options='ack = "every-packet"'),
+        Case("rping_coalesced", rping, "rping -c -a {host} -C 10 -S 20000 -V", 1,
+             options="ack = { packets = 4, time_us = 20 }\ncredits = true"),
+        Case("rping_many", rping, many(8, "rping -c -a {host} -C 5 -S 4096 -V"), 8),
+        Case("rping_again", rping, "for i in $(seq 10); do rping -c -a {host} -C 2 -V || exit 1; done", 10),
+        Case("ucmatose", ucmatose, "ucmatose -s {host}", 1),
+        Case("ucmatose_ipv6", ucmatose, "ucmatose -s {host}", 1, network="ipv6"),
+        Case("ucmatose_many", ucmatose, "ucmatose -s {host} -c 100", 100),
+        Case("ucmatose_large", {**ucmatose, "messages": 5, "size": 200_000}, "ucmatose -s {host} -c 4 -C 5 -S 200000", 4),
+        Case("serves_rping", {**ping, "count": 20}, "rping -s -a {guest} -V", 1, True),
+        Case("serves_rping_ipv6", {**ping, "count": 5}, "rping -s -a {guest}", 1, True, "ipv6"),
+        Case("serves_rping_large", {**ping, "count": 20, "size": 65535}, "rping -s -a {guest} -S 65535", 1, True),
+        Case("serves_rping_many", {**ping, "count": 20, "connections": 8}, "rping -s -P -a {guest}", 8, True, forever=True),
+        Case("serves_ucmatose", {"kind": "ucmatose_client"}, "ucmatose -b {guest}", 1, True),
+        Case("serves_ucmatose_many", {"kind": "ucmatose_client", "connections": 100}, "ucmatose -b {guest} -c 100", 100, True),
+        Case("serves_ucmatose_large", {"kind": "ucmatose_client", "connections": 4, "messages": 5, "size": 200_000},
+             "ucmatose -b {guest} -c 4 -C 5 -S 200000", 4, True),
+    ]  # fmt: skip
+    bad = [
+        Case("loss_rping", rping, "rping -c -a {host} -C 30 -S 20000 -V", 1, loss=0.01),
+        Case("loss_ucmatose", ucmatose, "ucmatose -s {host} -c 20", 20, loss=0.01),
+        Case("loss_serves_rping", {**ping, "count": 30, "size": 20000}, "rping -s -a {guest} -S 20000", 1, True, loss=0.01),
+        Case("loss_serves_ucmatose", {"kind": "ucmatose_client", "connections": 20}, "ucmatose -b {guest} -c 20", 20, True,
+             loss=0.01),
+    ]  # fmt: skip
+    return all_cases + bad
+
+
+def toml(values: dict[str, Any]) -> str:
+    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
+
+
+def config_of(case: Case, guest: Guest, interface: str) -> str:
+    service = dict(case.service)
+    if case.guest_serves:
+        service["server"] = guest.addresses[case.network]
+    # On a bad wire the guest's messages to the connection manager may take seconds to come again.
+    return NIC.format(interface=interface, mtu=1500, path_mtu=1024, options=case.options) + (
+        "\n[[nic.service]]\n" + toml(service)
+    )
+
+
+def run_case(case: Case, lab: Lab, understudy: Path, folder: Path) -> tuple[list[str], dict[str, Any]]:
+    """Runs the case; what is wrong, and the host's report."""
+    (guest,) = lab.guests
+    guest.run("ip neighbour flush all")
+    command = case.command.format(host=HOST[case.network], guest=guest.addresses[case.network])
+    problems: list[str] = []
+    with ExitStack() as stack:
+        interface = "host-a"
+        if case.loss > 0:
+            bad = folder / f"{case.name}-wire.toml"
+            bad.write_text(BAD_WIRE.format(share=case.loss))
+            stack.enter_context(lab.wire([str(understudy), "run", str(bad), "--json"], f"wire-{case.name}"))
+            interface = "near"
+        config = folder / f"{case.name}.toml"
+        config.write_text(config_of(case, guest, interface))
+        host_command = [str(understudy), "host", str(config), "--json"]
+        if case.guest_serves:
+            job = guest.start(command)
+            guest.wait_for(CM_LISTENS)
+            with lab.wire(host_command, f"host-{case.name}") as host:
+                host.wait_ended(TIMEOUT_S)
+            # A server that goes on for ever is ended by `finish`.
+            result = guest.finish(job, timeout_s=1 if case.forever else 20)
+            if result.code != 0 and not case.forever:
+                problems.append(f"the guest's server: exit code {result.code}\n{result.output.rstrip()}")
+        else:
+            with lab.wire(host_command, f"host-{case.name}") as host:
+                try:
+                    # A subshell: what exits there does not end the guest's shell.
+                    guest.run(f"( {command} )", timeout_s=TIMEOUT_S)
+                except CommandFailed as error:
+                    problems.append(str(error))
+                time.sleep(0.5)
+    problems += verdict(case, host)
+    return problems, host.report
+
+
+def verdict(case: Case, host: Wire) -> list[str]:
+    (row,) = host.report["services"]
+    expected = {"connections": case.connections, "finished": case.connections, "failed": 0, "refused": 0, "error": None}
+    wrong = [f"{key} is {row[key]}, not {value}" for key, value in expected.items() if row[key] != value]
+    if host.report["nic"]["icrc_errors"] or host.report["nic"]["malformed"]:
+        wrong.append(f"damaged packets: {host.report['nic']}")
+    if case.loss > 0 and host.report["nic"]["timeouts"] + host.report["nic"]["naks_received"] == 0 and case.guest_serves:
+        wrong.append("nothing was lost: the test proves nothing")
+    return wrong
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--understudy", type=Path, default=REPOSITORY / "target/release/understudy", metavar="PATH")
+    parser.add_argument("--only", action="append", metavar="NAME", help="run these cases alone (a pattern, repeatable)")
+    parser.add_argument("--list", action="store_true", help="print the cases and their commands")
+    parser.add_argument("--loss", type=float, metavar="SHARE", help="lose this share of all frames in every case")
+    parser.add_argument("--keep-logs", action="store_true", help="keep the logs when all is well, too")
+    parser.add_argument("--guest-dir", type=Path, default=REPOSITORY / "target/e2e", metavar="DIR")
+    parser.add_argument("--accel", default="tcg", help="qemu's accelerator (default: tcg, plain emulation)")
+    return parser.parse_args()
+
+
+def run_all(arguments: argparse.Namespace, chosen: list[Case], log_dir: Path) -> int:
+    subprocess.run([HERE / "build-guest.sh", arguments.guest_dir], check=True)
+    started = time.monotonic()
+    passed = 0
+    with Lab(arguments.guest_dir, log_dir, accel=arguments.accel) as lab:
+        lab.add_guest("a", tap="host-a", address=1)
+        lab.add_cable("far", "near")
+        lab.boot()
+        print(f"a guest booted in {time.monotonic() - started:.1f} s", flush=True)
+        for case in chosen:
+            began = time.monotonic()
+            try:
+                problems, report = run_case(case, lab, arguments.understudy.resolve(), log_dir)
+            except CommandFailed as error:
+                problems, report = [str(error)], {}
+            nic = report.get("nic", {})
+            passed += not problems
+            print(
+                f"{'ok    ' if not problems else 'FAILED'} {case.name:22} {time.monotonic() - began:5.1f} s  "
+                f"{nic.get('received', 0)} packets in, {nic.get('sent', 0)} out, {nic.get('retransmitted', 0)} sent again",
+                flush=True,
+            )
+            for problem in problems:
+                print("       " + problem.replace("\n", "\n       "), flush=True)
+    return passed
+
+
+def interrupt(*_: object) -> None:
+    """Ends the run through all that cleans up, which further signals must not cut short."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    chosen = [
+        case for case in cases()
+        if not arguments.only or any(fnmatch.fnmatchcase(case.name, pattern) for pattern in arguments.only)
+    ]  # fmt: skip
+    if arguments.loss is not None:
+        chosen = [Case(**{**vars(case), "loss": arguments.loss}) for case in chosen]
+    if arguments.list:
+        for case in chosen:
+            print(f"{case.name:22} {case.command}")
+        return 0
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
+    log_dir = Path(tempfile.mkdtemp(prefix="understudy-e2e-host-"))
+    started = time.monotonic()
+    passed, error = 0, ""
+    try:
+        passed = run_all(arguments, chosen, log_dir)
+    except (LabError, subprocess.CalledProcessError) as failure:
+        error = str(failure)
+    except KeyboardInterrupt:
+        error = "interrupted"
+    print(f"{passed} of {len(chosen)} cases passed against understudy host in {time.monotonic() - started:.0f} s")
+    if error:
+        print(f"error: {error}", file=sys.stderr)
+    succeeded = not error and passed == len(chosen)
+    if succeeded and not arguments.keep_logs:
+        shutil.rmtree(log_dir)
+    else:
+        print(f"logs: {log_dir}", file=sys.stderr)
+    return 0 if succeeded else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
