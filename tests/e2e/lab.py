@@ -125,7 +125,9 @@ class Lab:
 
     def add_cable(self, one_end: str, other_end: str) -> None:
         """Two interfaces, of which each receives what the other sends."""
-        self._inside("ip", "link", "add", one_end, "type", "veth", "peer", "name", other_end)
+        # DPDK's af_packet makes the number of its fanout group from the process id and the interface's: those of two
+        # processes beside each other should not be the same.
+        self._inside("ip", "link", "add", other_end, "index", "21845", "type", "veth", "peer", "name", one_end)
         for end in (one_end, other_end):
             self._inside("ip", "link", "set", end, "mtu", str(self.mtu), "up")
 

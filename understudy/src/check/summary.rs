@@ -134,7 +134,7 @@ fn nic_lines(nic: &HostConfig) -> Vec<(&'static str, String)> {
         let name = service.kind.name(service.client.is_some());
         let line = match &service.client {
             None => format!("{name} at port {}", service.port),
-            Some(Client { server, connections }) => {
+            Some(Client { server, connections, .. }) => {
                 format!("{name} to {server} port {}, {connections} connections", service.port)
             }
         };

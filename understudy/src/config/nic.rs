@@ -106,7 +106,8 @@ fn service(value: &Value<'_>) -> Option<ServiceConfig> {
         let client = if client {
             let server = table.require("server", "\"10.0.0.1\"").and_then(|value| ip(&value));
             let connections = table.number("connections", 1..=1 << 20, 1) as u32;
-            Some(Client { server: server?, connections })
+            let at_once = table.number("at_once", 1..=1024, 64) as u32;
+            Some(Client { server: server?, connections, at_once })
         } else {
             None
         };

@@ -27,6 +27,8 @@ pub(crate) struct ServiceConfig {
 pub(crate) struct Client {
     pub(crate) server: IpAddr,
     pub(crate) connections: u32,
+    /// Connections that are asked for at once: the other side's backlog is not without end
+    pub(crate) at_once: u32,
 }
 
 /// What is done on connections
@@ -152,9 +154,6 @@ pub(super) struct Service {
     row: ServiceRow,
 }
 
-/// Connections that a client asks for at once: the other side's backlog is not without end
-const OPENING: usize = 64;
-
 impl Service {
     pub(super) fn new(config: ServiceConfig, pd: Pd, cq: Cq) -> Self {
         let row = ServiceRow {
@@ -254,7 +253,8 @@ impl Service {
     /// A client asks for its connections.
     pub(super) fn open(&mut self, nic: &mut Rnic, now: Nanos) {
         let Some(client) = self.config.client else { return };
-        while self.to_open > 0 && self.live.values().filter(|live| !live.stands).count() < OPENING {
+        let opening = |live: &BTreeMap<u32, Live>| live.values().filter(|live| !live.stands).count();
+        while self.to_open > 0 && opening(&self.live) < client.at_once as usize {
             self.to_open -= 1;
             let (place, session) = match self.make(nic) {
                 Ok(made) => made,

@@ -26,7 +26,11 @@ fn server(kind: Kind, port: u16) -> ServiceConfig {
 }
 
 fn client(kind: Kind, port: u16, connections: u32) -> ServiceConfig {
-    ServiceConfig { kind, port, client: Some(Client { server: [10, 0, 0, 1].into(), connections }) }
+    ServiceConfig {
+        kind,
+        port,
+        client: Some(Client { server: [10, 0, 0, 1].into(), connections, at_once: 64 }),
+    }
 }
 
 fn add(world: &mut World, last: u8, services: Vec<ServiceConfig>) -> NodeId {
