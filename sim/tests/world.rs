@@ -1,0 +1,299 @@
+//! The network itself: what links, faults and clocks do, and that a run repeats.
+
+use sim::{Clock, EPOCH, Ecn, Fault, Link, LinkId, Node, NodeId, OVERHEAD, Ports, Switch, World};
+use std::sync::{Arc, Mutex};
+use switch::drop::FaultSet;
+use switch::forward::Forward;
+use switch::forward::config::{Config, MacTable, Topology};
+use switch::memory::MemoryFrame;
+use switch::{Frame, Nanos, Output, PortId, Share};
+
+/// Sends frames with a number, one each `every`, and notes what it gets.
+struct Talker {
+    len: usize,
+    count: u64,
+    every: Nanos,
+    next: Option<Nanos>,
+    sent: u64,
+    /// Numbers, and when they came by its own clock
+    heard: Vec<(u64, Nanos)>,
+    starts: u32,
+}
+
+impl Talker {
+    fn new(len: usize, count: u64, every: u64) -> Self {
+        let every = Nanos(every);
+        Self { len, count, every, next: None, sent: 0, heard: Vec::new(), starts: 0 }
+    }
+
+    fn silent() -> Self {
+        Self::new(0, 0, 1)
+    }
+}
+
+fn numbered(number: u64, len: usize) -> Vec<u8> {
+    // To another station, from one of its own; of an EtherType for experiments
+    let mut frame = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 0x88, 0xb5];
+    frame.extend(number.to_be_bytes());
+    frame.resize(len, 0);
+    frame
+}
+
+impl Node for Talker {
+    fn on_frame(&mut self, frame: MemoryFrame, _port: PortId, now: Nanos, _out: &mut Ports<'_>) {
+        let number = frame.bytes().get(14..).and_then(|bytes| bytes.first_chunk());
+        self.heard.push((number.map_or(u64::MAX, |bytes| u64::from_be_bytes(*bytes)), now));
+    }
+
+    fn on_timer(&mut self, now: Nanos, out: &mut Ports<'_>) {
+        // A queue that is full drops.
+        _ = out.send(MemoryFrame::new(numbered(self.sent, self.len)), PortId(0));
+        self.sent += 1;
+        self.next = (self.sent < self.count).then(|| now + self.every);
+    }
+
+    fn next_timer(&self) -> Option<Nanos> {
+        self.next
+    }
+
+    fn start(&mut self, now: Nanos, _out: &mut Ports<'_>) {
+        self.starts += 1;
+        self.sent = 0;
+        self.next = (self.count > 0).then_some(now);
+    }
+}
+
+/// One that talks, one that listens, and a link.
+fn pair(seed: u64, talker: Talker, link: Link) -> (World, NodeId, NodeId, LinkId) {
+    let mut world = World::new(seed);
+    let a = world.add("a", talker, Clock::default());
+    let b = world.add("b", Talker::silent(), Clock::default());
+    let link = world.connect(a, b, link);
+    (world, a, b, link)
+}
+
+fn heard(world: &World, node: NodeId) -> Vec<u64> {
+    world.node::<Talker>(node).heard.iter().map(|(number, _)| *number).collect()
+}
+
+const LATER: Nanos = Nanos::from_secs(10);
+
+#[test]
+fn frames_take_their_time() {
+    let link = Link { rate_bps: 10_000_000_000, delay: Nanos(700), ..Link::default() };
+    // Three at once: the second and third wait for the link.
+    let (mut world, _, b, link) = pair(1, Talker::new(1000, 3, 0), link);
+    world.run_until(LATER);
+    let each = ((1000 + OVERHEAD as u64) * 8).div_ceil(10);
+    let times: Vec<_> = world.node::<Talker>(b).heard.iter().map(|(_, at)| at.since(EPOCH).0).collect();
+    assert_eq!(times, [each + 700, 2 * each + 700, 3 * each + 700]);
+    let counters = world.counters(link)[0];
+    assert_eq!((counters.sent, counters.arrived, counters.longest_queue), (3, 3, 2000));
+}
+
+#[test]
+fn queues_are_full_and_mtus_hold() {
+    let link = Link { rate_bps: 1_000_000, queue: 2500, ..Link::default() };
+    let (mut world, _, b, link) = pair(1, Talker::new(1000, 5, 0), link);
+    world.run_until(LATER);
+    assert_eq!(heard(&world, b), [0, 1, 2], "one on the link, two in the queue");
+    assert_eq!(world.counters(link)[0].queue_full, 2);
+    let (mut world, _, b, link) = pair(1, Talker::new(1515, 2, 10), Link::default());
+    world.run_until(LATER);
+    assert!(heard(&world, b).is_empty());
+    assert_eq!(world.counters(link)[0].too_long, 2);
+}
+
+#[test]
+fn harm_is_done_as_often_as_said() {
+    let share = Share::percent(10);
+    let harms: [(Link, fn(&sim::LinkCounters) -> u64); 4] = [
+        (Link { loss: share, ..Link::default() }, |c| c.lost),
+        (Link { duplicate: share, ..Link::default() }, |c| c.duplicated),
+        (Link { reorder: share, ..Link::default() }, |c| c.reordered),
+        (Link { corrupt: share, ..Link::default() }, |c| c.corrupted),
+    ];
+    for (number, (link, count)) in harms.into_iter().enumerate() {
+        let (mut world, _, b, link) = pair(3, Talker::new(100, 10_000, 1000), link);
+        world.run_until(LATER);
+        let counters = world.counters(link)[0];
+        assert!((850..1150).contains(&count(&counters)), "{number}: {counters:?}");
+        assert_eq!((counters.offered, counters.under_way()), (10_000, 0));
+        let heard = heard(&world, b);
+        assert_eq!(heard.len() as u64, counters.arrived);
+        let in_order = heard.windows(2).all(|pair| pair[0] < pair[1]);
+        assert_eq!(in_order, number == 0, "{number}");
+    }
+}
+
+#[test]
+fn jitter_alone_changes_no_order() {
+    let link = Link { jitter: Nanos::from_micros(50), ..Link::default() };
+    let (mut world, _, b, _) = pair(1, Talker::new(100, 1000, 100), link);
+    world.run_until(LATER);
+    assert_eq!(heard(&world, b), (0..1000).collect::<Vec<_>>());
+}
+
+#[test]
+fn long_queues_mark() {
+    let ecn = Ecn { min: 3000, max: 6000, share: Share::percent(50) };
+    let link = Link { rate_bps: 1_000_000_000, ecn: Some(ecn), ..Link::default() };
+    // Frames that are no IP packets cannot be marked.
+    let (mut world, _, _, link) = pair(1, Talker::new(1000, 20, 0), link);
+    world.run_until(LATER);
+    assert_eq!(world.counters(link)[0].marked, 0);
+}
+
+fn bad() -> Link {
+    let share = Share::percent(10);
+    Link {
+        loss: share,
+        duplicate: share,
+        reorder: share,
+        corrupt: share,
+        jitter: Nanos(500),
+        ..Link::default()
+    }
+}
+
+#[test]
+fn a_seed_decides_everything() {
+    let run = |seed| {
+        let (mut world, _, b, _) = pair(seed, Talker::new(200, 2000, 300), bad());
+        world.run_until(LATER);
+        (world.digest(), heard(&world, b), world.events())
+    };
+    assert_eq!(run(7), run(7));
+    assert_ne!(run(7).1, run(8).1);
+}
+
+#[test]
+fn one_harm_does_not_disturb_another() {
+    let lost = |duplicate| {
+        let (mut world, .., link) = pair(5, Talker::new(100, 2000, 300), Link { duplicate, ..bad() });
+        world.run_until(LATER);
+        world.counters(link)[0].lost
+    };
+    assert_eq!(lost(Share::NEVER), lost(Share::percent(10)));
+}
+
+#[test]
+fn captures_open_and_are_complete() {
+    #[derive(Clone, Default)]
+    struct Shared(Arc<Mutex<Vec<u8>>>);
+    impl std::io::Write for Shared {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let file = Shared::default();
+    let (mut world, _, _, link) = pair(1, Talker::new(60, 3, 1_500_000_000), Link::default());
+    world.capture(link, file.clone());
+    world.run_until(LATER);
+    world.finish_captures().unwrap();
+    let bytes = file.0.lock().unwrap();
+    assert_eq!(bytes.len(), 24 + 3 * (16 + 60));
+    let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+    assert_eq!((word(0), word(20)), (0xa1b2_3c4d, 1), "nanoseconds, Ethernet");
+    for (number, at) in (0..3).map(|n| (n, 24 + n * 76)) {
+        let nanos = number as u64 * 1_500_000_000;
+        assert_eq!(
+            (word(at), word(at + 4)),
+            ((nanos / 1_000_000_000) as u32, (nanos % 1_000_000_000) as u32)
+        );
+        assert_eq!((word(at + 8), word(at + 12)), (60, 60));
+        assert_eq!(bytes[at + 16..at + 76], numbered(number as u64, 60));
+    }
+}
+
+#[test]
+fn a_host_that_crashes_hears_nothing_and_begins_anew() {
+    let (mut world, a, b, link) = pair(1, Talker::new(100, 10, 1_000_000), Link::default());
+    world.schedule(Nanos::from_micros(2500), Fault::Crash(b));
+    world.schedule(Nanos::from_micros(4500), Fault::Restart(b));
+    world.run_until(LATER);
+    assert_eq!(heard(&world, b), [0, 1, 2, 5, 6, 7, 8, 9]);
+    assert_eq!((world.counters(link)[0].unheard, world.node::<Talker>(b).starts), (2, 2));
+    // One that talks begins to talk anew.
+    let (mut world, a2, b, _) = pair(1, Talker::new(100, 3, 1_000_000), Link::default());
+    assert_eq!(a, a2);
+    world.schedule(Nanos::from_micros(1500), Fault::Crash(a));
+    world.schedule(Nanos::from_micros(9000), Fault::Restart(a));
+    world.run_until(LATER);
+    assert_eq!(heard(&world, b), [0, 1, 0, 1, 2]);
+}
+
+#[test]
+fn a_host_that_was_stopped_finds_what_came() {
+    let (mut world, _, b, link) = pair(1, Talker::new(100, 2000, 1_000), Link::default());
+    world.schedule(Nanos::from_micros(100), Fault::Pause(b));
+    world.schedule(Nanos::from_micros(5000), Fault::Resume(b));
+    world.run_until(LATER);
+    let unheard = world.counters(link)[0].unheard;
+    assert!(unheard > 500, "more than waits came: {unheard}");
+    assert_eq!(heard(&world, b).len() as u64 + unheard, 2000);
+    let resumed = EPOCH + Nanos::from_micros(5000);
+    let at_once = world.node::<Talker>(b).heard.iter().filter(|(_, at)| *at == resumed).count();
+    assert_eq!(at_once, 1024);
+}
+
+#[test]
+fn a_cut_link_carries_nothing_not_even_what_is_on_its_way() {
+    let link = Link { delay: Nanos::from_millis(2), ..Link::default() };
+    let (mut world, _, b, link) = pair(1, Talker::new(100, 10, 1_000_000), link);
+    world.schedule(Nanos::from_micros(2500), Fault::Cut(vec![link]));
+    world.schedule(Nanos::from_micros(5500), Fault::Heal(vec![link]));
+    world.run_until(LATER);
+    // Sent at 0 to 2 ms, those of 1 and 2 ms were still flying; those of 3 to 5 ms were not sent; of 3 ms on none arrived.
+    assert_eq!(heard(&world, b), [0, 6, 7, 8, 9]);
+    assert_eq!((world.counters(link)[0].cut, world.counters(link)[0].under_way()), (5, 0));
+}
+
+#[test]
+fn timers_go_by_the_hosts_own_clock() {
+    let mut world = World::new(1);
+    let clock = Clock::new(-3_000, 100_000); // 100 ppm too fast
+    let a = world.add("a", Talker::new(60, 1001, 1_000_000), clock);
+    let b = world.add("b", Talker::silent(), Clock::default());
+    world.connect(a, b, Link { rate_bps: 0, delay: Nanos::ZERO, ..Link::default() });
+    world.schedule(Nanos::from_millis(1500), Fault::ClockStep(a, 7_000));
+    world.run_until(LATER);
+    let last = world.node::<Talker>(b).heard.last().unwrap().1.since(EPOCH);
+    // A second of its own is 100 us short.
+    assert!(last.0.abs_diff(1_000_000_000 - 99_990) < 20, "{last:?}");
+    let ahead = world.clock(a).0 - world.clock(b).0;
+    assert_eq!(ahead, 10_000_000_000 / 10_000 - 3_000 + 7_000);
+}
+
+#[test]
+fn switches_are_functions() {
+    let mut world = World::new(1);
+    let a = world.add("a", Talker::new(100, 4, 1_000), Clock::default());
+    let [b, c] = ["b", "c"].map(|name| world.add(name, Talker::silent(), Clock::default()));
+    let make = || {
+        Forward::new(&Config {
+            ports: 3,
+            topology: Topology::Mac(MacTable {
+                capacity: 16,
+                ageing: Nanos::from_secs(1),
+                fixed: vec![("02:00:00:00:00:02".parse().unwrap(), PortId(2))],
+            }),
+            drop: FaultSet::NONE,
+            verify_icrc: false,
+            verify_udp_checksum: false,
+            counted_qps: 0,
+        })
+    };
+    let bridge = world.add("bridge", Switch::new(make), Clock::default());
+    for node in [a, b, c] {
+        world.connect(node, bridge, Link::default());
+    }
+    world.run_until(LATER);
+    assert_eq!((heard(&world, b).len(), heard(&world, c)), (0, vec![0, 1, 2, 3]));
+    let counters = &world.node::<Switch<Forward>>(bridge).counters;
+    assert_eq!((counters.received, counters.forwarded, counters.dropped.iter().sum()), (4, 4, 0u64));
+}
