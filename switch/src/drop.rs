@@ -20,11 +20,13 @@ pub enum DropReason {
     HandoffFull,
     /// The queue to the control plane was full
     ControlFull,
+    /// A rule of the impairing function wanted it lost
+    Impaired,
 }
 
 impl DropReason {
     /// How many there are
-    pub const COUNT: usize = Fault::ALL.len() + 6;
+    pub const COUNT: usize = Fault::ALL.len() + 7;
 
     /// Every reason, in the order of [`index`](Self::index).
     pub fn all() -> impl Iterator<Item = Self> {
@@ -35,6 +37,7 @@ impl DropReason {
             Self::PortFull,
             Self::HandoffFull,
             Self::ControlFull,
+            Self::Impaired,
         ])
     }
 
@@ -48,6 +51,7 @@ impl DropReason {
             Self::PortFull => 3,
             Self::HandoffFull => 4,
             Self::ControlFull => 5,
+            Self::Impaired => 6,
         };
         Fault::ALL.len() + after_faults
     }
@@ -62,6 +66,7 @@ impl DropReason {
             Self::PortFull => "port_full",
             Self::HandoffFull => "handoff_full",
             Self::ControlFull => "control_full",
+            Self::Impaired => "impaired",
         }
     }
 
@@ -75,6 +80,7 @@ impl DropReason {
             Self::PortFull => "the port did not take it".into(),
             Self::HandoffFull => "the ring to the worker that owns the port was full".into(),
             Self::ControlFull => "the queue to the control plane was full".into(),
+            Self::Impaired => "a rule of `[impair]` dropped it".into(),
         }
     }
 }
