@@ -34,7 +34,8 @@ fn every_example_is_right() {
         assert!(output.status.success(), "{}", text(&output.stderr));
         names.push(path.file_name().unwrap().to_str().unwrap().to_owned());
     }
-    for name in ["bump-in-the-wire.toml", "demo.toml", "hardware.toml", "learning-bridge.toml"] {
+    for name in ["bump-in-the-wire.toml", "demo.toml", "hardware.toml", "impair.toml", "learning-bridge.toml"]
+    {
         assert!(names.iter().any(|found| found == name), "{name} is missing: {names:?}");
     }
 }

@@ -1,5 +1,7 @@
 //! What a configuration would run, on a screen.
 
+mod impair;
+
 use crate::config::{Config, FunctionConfig};
 use crate::machine::{Machine, cpu_list};
 use core::fmt::Write;
@@ -17,6 +19,7 @@ pub(super) fn of(path: &Path, config: &Config, machine: &Machine) -> String {
     let runtime = &config.runtime;
     let function = match &config.function {
         FunctionConfig::Forward(forward) => forward_lines(forward, &runtime.ports),
+        FunctionConfig::Impair(config) => impair::lines(config, &runtime.ports),
     };
     let rest = [
         ("workers", workers(&runtime.workers.cpus)),
@@ -39,7 +42,10 @@ pub(super) fn of(path: &Path, config: &Config, machine: &Machine) -> String {
     for (key, value) in function.into_iter().chain(rest) {
         let _ = writeln!(text, "{key:<9} {value}");
     }
-    let notes = notes(runtime, machine);
+    let mut notes = notes(runtime, machine);
+    if let FunctionConfig::Impair(config) = &config.function {
+        notes.extend(impair::notes(config, runtime.workers.cpus.len()));
+    }
     if !notes.is_empty() {
         text.push('\n');
     }
@@ -128,15 +134,17 @@ fn forward_lines(forward: &Forward, ports: &[Port]) -> Vec<(&'static str, String
     ]
 }
 
-fn topology(topology: &Topology, ports: &[Port]) -> String {
+fn wires(pairs: &[(PortId, PortId)], ports: &[Port]) -> String {
     let name = |port: PortId| ports[port.index()].name.as_str();
+    let pair = |&(a, b): &(PortId, PortId)| {
+        if a == b { format!("{} reflects", name(a)) } else { format!("{} <-> {}", name(a), name(b)) }
+    };
+    pairs.iter().map(pair).collect::<Vec<_>>().join(", ")
+}
+
+fn topology(topology: &Topology, ports: &[Port]) -> String {
     match topology {
-        Topology::Pairs(pairs) => {
-            let pair = |&(a, b): &(PortId, PortId)| {
-                if a == b { format!("{} reflects", name(a)) } else { format!("{} <-> {}", name(a), name(b)) }
-            };
-            pairs.iter().map(pair).collect::<Vec<_>>().join(", ")
-        }
+        Topology::Pairs(pairs) => wires(pairs, ports),
         Topology::Mac(table) => {
             let fixed = match table.fixed.len() {
                 0 => String::new(),

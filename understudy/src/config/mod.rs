@@ -8,7 +8,9 @@ mod capture;
 mod clash;
 mod device;
 mod forward;
+mod impair;
 mod memory;
+mod pairs;
 mod pcap;
 mod port;
 mod report;
@@ -52,6 +54,8 @@ pub(crate) struct Config {
 pub(crate) enum FunctionConfig {
     /// A wire or a learning bridge
     Forward(switch::forward::Config),
+    /// A wire with faults
+    Impair(switch::impair::Config),
 }
 
 /// A table that configures a function.
@@ -63,8 +67,10 @@ struct FunctionTable {
 }
 
 /// The functions there are.
-const FUNCTIONS: [FunctionTable; 1] =
-    [FunctionTable { key: "forward", example: forward::example, read: forward::read }];
+const FUNCTIONS: [FunctionTable; 2] = [
+    FunctionTable { key: "forward", example: forward::example, read: forward::read },
+    FunctionTable { key: "impair", example: impair::example, read: impair::read },
+];
 
 /// Reads a file.
 pub(crate) fn load(path: &Path) -> Result<Config, Report> {

@@ -2,7 +2,7 @@
 
 use super::report::{OpcodeRow, PortRow, QpRow, ReasonRow, Report, WorkerRow};
 use super::{Timed, Until, now};
-use dataplane::{Control, ControlOutput, Live, Mbuf, Runtime, Stop};
+use dataplane::{Control, ControlOutput, Live, Mbuf, Outcome, Runtime, Stop};
 use rocev2::{Fault, Opcode};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -46,8 +46,17 @@ pub(super) fn run(
     let counters: Vec<_> = functions.iter().map(Forward::counters).collect();
     let began = now();
     let outcome = runtime.run(functions, &mut Timed { control: Bridge, until }, stop);
-    let seconds = began.elapsed().as_secs_f64();
+    report(runtime, &outcome, &counters, config.counted_qps, began.elapsed().as_secs_f64())
+}
 
+/// What all workers counted, for any function that counts frames as this one does.
+pub(super) fn report(
+    runtime: &Runtime,
+    outcome: &Outcome,
+    counters: &[Arc<Counters>],
+    counted_qps: usize,
+    seconds: f64,
+) -> Report {
     let sum = |count: &dyn Fn(&Counters) -> u64| counters.iter().map(|counters| count(counters)).sum::<u64>();
     let all_workers = |count: &dyn Fn(&dataplane::counters::WorkerCounters) -> u64| {
         outcome.workers.iter().map(|worker| count(worker)).sum::<u64>()
@@ -87,14 +96,15 @@ pub(super) fn run(
         opcodes: opcodes.collect(),
         malformed: malformed.collect(),
         drops: drops.collect(),
-        qps: queue_pairs(&counters),
-        qps_beyond: (config.counted_qps > 0).then(|| sum(&|c| c.qps.others.frames.get())),
+        qps: queue_pairs(counters),
+        qps_beyond: (counted_qps > 0).then(|| sum(&|c| c.qps.others.frames.get())),
         workers: outcome
             .workers
             .iter()
             .enumerate()
             .map(|(index, worker)| WorkerRow::new(index, worker))
             .collect(),
+        impair: None,
     }
 }
 

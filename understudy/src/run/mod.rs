@@ -2,6 +2,7 @@
 
 mod demo;
 mod forward;
+mod impair;
 mod report;
 
 use crate::config::{self, Config, FunctionConfig};
@@ -77,6 +78,7 @@ fn start(args: RunArgs, mut config: Config) -> Result<(), Report> {
         Until { began: now(), duration: args.duration, idle: config.stop_when_idle, seen: 0, last: now() };
     let report = match &config.function {
         FunctionConfig::Forward(function) => forward::run(&mut runtime, function, workers, until, &stop),
+        FunctionConfig::Impair(function) => impair::run(&mut runtime, function, workers, until, &stop),
     };
     drop(runtime);
     let text = if args.json { report.json() } else { report.text() };
