@@ -25,28 +25,28 @@ fn line(rule: &Rule) -> String {
     let Rule { name, matching, share, skip, times, action } = rule;
     let us = |ns: u64| ns / 1000;
     let action = match action {
-        Action::Drop => "drops".into(),
-        Action::Delay { by, jitter } if jitter.0 == 0 => format!("delays by {} us", us(by.0)),
-        Action::Delay { by, jitter } => format!("delays by {} to {} us", us(by.0), us(by.0 + jitter.0)),
-        Action::Duplicate { copies: 1 } => "duplicates".into(),
-        Action::Duplicate { copies } => format!("copies {copies} times"),
+        Action::Drop => "are dropped".into(),
+        Action::Delay { by, jitter } if jitter.0 == 0 => format!("are delayed by {} us", us(by.0)),
+        Action::Delay { by, jitter } => format!("are delayed by {} to {} us", us(by.0), us(by.0 + jitter.0)),
+        Action::Duplicate { copies: 1 } => "are sent twice".into(),
+        Action::Duplicate { copies } => format!("are sent {} times", copies + 1),
         Action::Reorder { behind, at_most } => {
-            format!("puts behind {behind} others, if they come within {} us,", us(at_most.0))
+            format!("come behind {behind} later ones, or after {} us", us(at_most.0))
         }
-        Action::Corrupt(Field::Payload) => "flips a bit in the payload of".into(),
-        Action::Corrupt(Field::Header) => "flips a bit in the BTH of".into(),
-        Action::Corrupt(Field::Icrc) => "flips a bit in the ICRC of".into(),
-        Action::Mark { force: false } => "ECN-marks, where they are capable of it,".into(),
-        Action::Mark { force: true } => "ECN-marks".into(),
+        Action::Corrupt(Field::Payload) => "get a bit flipped in the payload".into(),
+        Action::Corrupt(Field::Header) => "get a bit flipped in the BTH".into(),
+        Action::Corrupt(Field::Icrc) => "get a bit flipped in the ICRC".into(),
+        Action::Mark { force: false } => "are ECN-marked if they are ECN capable".into(),
+        Action::Mark { force: true } => "are ECN-marked".into(),
     };
     let share = if *share == Share::ALWAYS { "all".into() } else { share.to_string() };
-    let skip = if *skip == 0 { String::new() } else { format!(" behind the first {skip}") };
+    let skip = if *skip == 0 { String::new() } else { format!(", but for the first {skip},") };
     let times = match times {
         &u64::MAX => String::new(),
         1 => ", once".into(),
         times => format!(", up to {times} times"),
     };
-    format!("`{name}` {action} {share} of {}{skip}{times}", packets(matching))
+    format!("`{name}`: {share} of {}{skip} {action}{times}", packets(matching))
 }
 
 /// What a rule asks for, without the values: those stand in the file.
@@ -63,7 +63,7 @@ fn packets(matching: &Match) -> String {
     ];
     let keys: Vec<_> = keys.iter().filter(|(asked, _)| *asked).map(|(_, key)| *key).collect();
     match keys.as_slice() {
-        [] => "all packets".into(),
+        [] => "the RoCEv2 packets".into(),
         [only] => format!("the packets of its {only}"),
         [head @ .., last] => format!("the packets of its {} and {last}", head.join(", ")),
     }
