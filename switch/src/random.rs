@@ -67,7 +67,7 @@ impl Share {
 
     /// `share` of all times, from 0 to 1; `None` for what is no such number.
     pub fn new(share: f64) -> Option<Self> {
-        (0.0..=1.0).contains(&share).then(|| Self((share * ALWAYS as f64) as u64))
+        (0.0..=1.0).contains(&share).then_some(Self((share * ALWAYS as f64) as u64))
     }
 
     /// `percent` of 100 times; all, if it is more.

@@ -58,8 +58,8 @@ fn operation(value: &Value<'_>) -> Option<Operations> {
         let named = known.iter().find(|(name, _)| name == text).map(|(_, opcode)| Operations::only(*opcode));
         let found = Operations::class(text).or(named);
         if found.is_none() {
-            let names = known.iter().map(|(name, _)| name.as_str());
-            let close = meant(text, Operations::CLASSES.into_iter().chain(names));
+            let opcodes = known.iter().map(|(name, _)| name.as_str());
+            let close = meant(text, Operations::CLASSES.into_iter().chain(opcodes));
             let close = close.map(|close| format!("did you mean `{close}`? ")).unwrap_or_default();
             let problem = value.problem(format!("there is no opcode `{text}`")).label("not an opcode");
             value.add(problem.help(format!("{close}{help}")));

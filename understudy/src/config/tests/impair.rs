@@ -167,7 +167,7 @@ fn wires() {
         "remove it from one of them",
     );
     wrong(
-        &impair("[forward] #!\npairs = [[\"a\", \"b\"]]"),
+        &[PORTS, "[impair] #!\npairs = [[\"a\", \"b\"]]\n[forward]\npairs = [[\"a\", \"b\"]]"].concat(),
         "there are two functions",
         "keep one: a program plays one part, and another is played by another program",
     );
@@ -318,7 +318,7 @@ fn matches() {
     );
     wrong(
         &matching("qpn = 0x1000000"),
-        "`qpn` cannot be 1000000",
+        "`qpn` cannot be 0x1000000",
         "write a number from 0 to 16777215, such as `qpn = 17`",
     );
     wrong(&matching("port = \"c\""), "there is no port `c`", "the ports are `a` and `b`");
