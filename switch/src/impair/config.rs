@@ -59,7 +59,8 @@ pub enum Action {
         /// How often beside the packet itself
         copies: u32,
     },
-    /// It is held back until others have overtaken it.
+    /// It is held back until others have overtaken it. Those count that are sent on at once: not what is itself lost or
+    /// held back, nor frames that are no RoCEv2 packets.
     Reorder {
         /// So many later packets of the same direction
         behind: u64,
