@@ -23,6 +23,8 @@ def seeds(target: str, frame: bytes) -> list[bytes]:
         return [b"\0" + frame, b"\2" + frame[14:]]
     if target == "forward":
         return [bytes([how, 0, min(len(frame), 255)]) + frame[:255] for how in (0x43, 0x4E)]
+    if target == "impair":
+        return [bytes([share]) + 4 * (bytes([7, min(len(frame), 255)]) + frame[:255]) for share in (50, 100)]
     if target == "cm":
         return [frame[-260:-4]] if len(frame) > 310 else []
     return [frame]

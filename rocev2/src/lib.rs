@@ -26,7 +26,6 @@ pub mod bth;
 pub mod checksum;
 pub mod cm;
 pub mod deth;
-pub mod ecn;
 pub mod ethernet;
 pub mod icrc;
 pub mod immediate;

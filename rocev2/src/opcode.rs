@@ -14,6 +14,8 @@ pub struct Opcode(pub u8);
 pub struct Info {
     /// The operation's name, such as `RC RDMA WRITE First`
     pub name: &'static str,
+    /// The name of its constant, such as `RC_WRITE_FIRST`
+    pub constant: &'static str,
     /// Which headers follow the BTH: a set of the constants of [`Headers`]
     pub headers: Headers,
     /// Whether a payload may follow the headers
@@ -94,7 +96,12 @@ macro_rules! opcodes {
 
         static INFO: [Option<Info>; 256] = {
             let mut table = [None; 256];
-            $(table[$value] = Some(Info { name: $text, headers: $headers, payload: $payload });)*
+            $(table[$value] = Some(Info {
+                name: $text,
+                constant: stringify!($name),
+                headers: $headers,
+                payload: $payload,
+            });)*
             table
         };
 

@@ -406,6 +406,13 @@ impl<'a> Packet<'a> {
         }
     }
 
+    /// ECN field (RFC 3168): 0 not capable, 1 and 2 capable, 3 congestion experienced
+    pub fn ecn(&self) -> u8 {
+        let at = self.layout.l3() + 1;
+        let shift = if self.layout.v6 { 4 } else { 0 };
+        self.bytes[at] >> shift & 3
+    }
+
     /// The UDP header
     pub fn udp(&self) -> &'a Udp {
         self.at(self.layout.udp())

@@ -89,6 +89,20 @@ impl<'a> Rewriter<'a> {
         Ok(())
     }
 
+    /// Sets the ECN field (RFC 3168), of which two bits are kept. Of all checksums only that of the IPv4 header covers it.
+    pub fn set_ecn(&mut self, ecn: u8) {
+        let l3 = self.layout.l3();
+        let old = self.word(l3);
+        let shift = if self.layout.is_ipv6() { 20 } else { 16 };
+        let new = old & !(3 << shift) | u32::from(ecn & 3) << shift;
+        self.bytes[l3..l3 + 4].copy_from_slice(&new.to_be_bytes());
+        if !self.layout.is_ipv6() {
+            let at = l3 + 10;
+            let sum = u16::from_be_bytes([self.bytes[at], self.bytes[at + 1]]);
+            self.bytes[at..at + 2].copy_from_slice(&checksum::update(sum, old, new).to_be_bytes());
+        }
+    }
+
     /// Sets the UDP source port.
     pub fn set_src_port(&mut self, port: u16) {
         let at = self.layout.udp();
@@ -250,6 +264,7 @@ mod tests {
             port: u16,
             qpn: u32,
             psn: u32,
+            ecn: u8,
             ack: bool,
             va: u64,
             rkey: u32,
@@ -269,6 +284,7 @@ mod tests {
             prop_assert_eq!(rewriter.set_ipv4_addresses(src4, dst4).is_ok(), !v6);
             prop_assert_eq!(rewriter.set_ipv6_addresses(src.to_be_bytes(), dst.to_be_bytes()).is_ok(), v6);
             rewriter.set_src_port(port);
+            rewriter.set_ecn(ecn);
             rewriter.set_dest_qp(Qpn::new(qpn));
             rewriter.set_psn(Psn::new(psn));
             rewriter.set_ack_req(ack);
@@ -291,6 +307,7 @@ mod tests {
             let bth = packet.bth();
             prop_assert_eq!((bth.dest_qp(), bth.psn(), bth.ack_req()), (Qpn::new(qpn), Psn::new(psn), ack));
             prop_assert_eq!(packet.udp().src_port.get(), port);
+            prop_assert_eq!(packet.ecn(), ecn & 3);
             prop_assert_eq!(packet.reth().map(|r| (r.va.get(), r.rkey.get())), has_reth.then_some((va, rkey)));
             prop_assert_eq!(packet.aeth().copied(), has_aeth.then_some(aeth));
             prop_assert_eq!(has_aeth, opcode.headers().has(Headers::AETH));

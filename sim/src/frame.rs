@@ -1,7 +1,8 @@
 //! What the network itself does to frames.
 
-use rocev2::ecn;
 use rocev2::ethernet::{Ethernet, VlanTag, ethertype};
+use rocev2::rewrite::Rewriter;
+use rocev2::{Class, Packet, classify};
 
 /// Where the IP header begins, and the EtherType
 fn l3(frame: &[u8]) -> Option<(usize, u16)> {
@@ -20,12 +21,17 @@ pub(crate) fn fits(frame: &[u8], mtu: usize) -> bool {
     frame.len() <= mtu + Ethernet::LEN || l3(frame).is_some_and(|(at, _)| frame.len() <= mtu + at)
 }
 
-/// Marks an ECN-capable IP packet with "congestion experienced", as a switch does. False if it is not capable.
+/// Marks an ECN-capable RoCE packet with "congestion experienced" (RFC 3168), as a switch does. False if it is not
+/// capable, or no RoCE packet.
 pub(crate) fn mark(frame: &mut [u8]) -> bool {
-    match l3(frame) {
-        Some((at, ethertype::IPV4 | ethertype::IPV6)) => ecn::mark(&mut frame[at..], false),
-        _ => false,
+    let Class::Roce(layout) = classify(frame) else { return false };
+    let capable = matches!(Packet::new(frame, layout).ecn(), 1 | 2);
+    if capable {
+        let mut rewriter = Rewriter::new(frame, layout);
+        rewriter.set_ecn(3);
+        rewriter.finish();
     }
+    capable
 }
 
 /// A number that depends on every byte: two runs with the same digest sent the same.
@@ -72,7 +78,6 @@ impl Digest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rocev2::Packet;
     use rocev2::repr::Repr;
 
     fn frame(v6: bool, ecn: u8) -> Vec<u8> {

@@ -104,10 +104,13 @@ fn queues_are_full_and_mtus_hold() {
     assert_eq!(world.counters(link)[0].too_long, 2);
 }
 
+/// A link, and what it counts of its harm
+type Harm = (Link, fn(&sim::LinkCounters) -> u64);
+
 #[test]
 fn harm_is_done_as_often_as_said() {
     let share = Share::percent(10);
-    let harms: [(Link, fn(&sim::LinkCounters) -> u64); 4] = [
+    let harms: [Harm; 4] = [
         (Link { loss: share, ..Link::default() }, |c| c.lost),
         (Link { duplicate: share, ..Link::default() }, |c| c.duplicated),
         (Link { reorder: share, ..Link::default() }, |c| c.reordered),
@@ -197,15 +200,15 @@ fn captures_open_and_are_complete() {
     world.finish_captures().unwrap();
     let bytes = file.0.lock().unwrap();
     assert_eq!(bytes.len(), 24 + 3 * (16 + 60));
-    let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
-    assert_eq!((word(0), word(20)), (0xa1b2_3c4d, 1), "nanoseconds, Ethernet");
+    let word_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+    assert_eq!((word_at(0), word_at(20)), (0xa1b2_3c4d, 1), "nanoseconds, Ethernet");
     for (number, at) in (0..3).map(|n| (n, 24 + n * 76)) {
         let nanos = number as u64 * 1_500_000_000;
         assert_eq!(
-            (word(at), word(at + 4)),
+            (word_at(at), word_at(at + 4)),
             ((nanos / 1_000_000_000) as u32, (nanos % 1_000_000_000) as u32)
         );
-        assert_eq!((word(at + 8), word(at + 12)), (60, 60));
+        assert_eq!((word_at(at + 8), word_at(at + 12)), (60, 60));
         assert_eq!(bytes[at + 16..at + 76], numbered(number as u64, 60));
     }
 }

@@ -20,7 +20,7 @@ pub enum DropReason {
     HandoffFull,
     /// The queue to the control plane was full
     ControlFull,
-    /// A rule said so
+    /// A rule of the impairing function wanted it lost
     Impaired,
 }
 
@@ -80,7 +80,7 @@ impl DropReason {
             Self::PortFull => "the port did not take it".into(),
             Self::HandoffFull => "the ring to the worker that owns the port was full".into(),
             Self::ControlFull => "the queue to the control plane was full".into(),
-            Self::Impaired => "a rule of [impair] dropped it".into(),
+            Self::Impaired => "a rule of `[impair]` dropped it".into(),
         }
     }
 }

@@ -181,7 +181,7 @@ def run_case(case: Case, lab: Lab, understudy: Path, folder: Path) -> tuple[list
                 # What ends a connection may get lost, and is sent again after 4.3 s.
                 time.sleep(0.5 if case.loss == 0 else 6 if case.loss <= 0.01 else 20)
     problems += verdict(case, host)
-    if wire is not None and sum(rule["acted"] for rule in wire.report["rules"]) == 0:
+    if wire is not None and sum(rule["acted"] for rule in wire.report["impair"]["rules"]) == 0:
         problems.append("nothing was lost: the case proves nothing")
     return problems, host.report
 

@@ -1,11 +1,12 @@
-//! The table of packets through the forwarding function.
+//! The table of packets through the functions.
 
 use std::collections::HashSet;
 use switch::drop::FaultSet;
 use switch::forward::config::Topology;
 use switch::forward::{Config, Forward};
+use switch::impair::{self, Action, Field, Impair, Match, Rule};
 use switch::memory::run_frame;
-use switch::{DropReason, Nanos, PortId, Verdict};
+use switch::{DropReason, Function, Nanos, PortId, Share, Verdict};
 use understudy_tests::packets::table;
 
 fn forward(drop: FaultSet) -> Forward {
@@ -47,6 +48,41 @@ fn verdicts() {
             let expected = u64::from(row.fault == Some(fault));
             assert_eq!(counters.faults[fault as usize].get(), expected, "{}: {fault}", row.what);
         }
+    }
+}
+
+#[test]
+fn impairing_leaves_alone_what_is_no_packet() {
+    let rule = |name: &str, action| Rule {
+        name: name.into(),
+        matching: Match::default(),
+        share: Share::ALWAYS,
+        skip: 0,
+        times: u64::MAX,
+        action,
+    };
+    let rules = vec![
+        rule("copy", Action::Duplicate { copies: 1 }),
+        rule("mark", Action::Mark { force: true }),
+        rule("damage", Action::Corrupt(Field::Header)),
+        rule("late", Action::Delay { by: Nanos(1), jitter: Nanos::ZERO }),
+    ];
+    let config = impair::Config {
+        ports: 2,
+        pairs: vec![(PortId(0), PortId(1))],
+        seed: 1,
+        held: 1,
+        frame_len: 9000,
+        flows: 1,
+        counted_qps: 0,
+        rules,
+    };
+    for row in table() {
+        let mut impair = Impair::new(&config, 0);
+        let (verdict, frames) = run_frame(&mut impair, &row.frame, PortId(0), Nanos::ZERO);
+        let expected = if row.opcode.is_some() { Verdict::Consume } else { Verdict::Forward(PortId(1)) };
+        assert_eq!((verdict, frames), (expected, vec![(row.frame.clone(), PortId(1))]), "{}", row.what);
+        assert_eq!(impair.next_timer(), row.opcode.map(|_| Nanos(1)), "{}", row.what);
     }
 }
 

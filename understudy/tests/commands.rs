@@ -42,6 +42,7 @@ fn every_example_is_right() {
         "demo.toml",
         "host.toml",
         "hardware.toml",
+        "impair.toml",
         "learning-bridge.toml",
         "verbs.toml",
     ] {

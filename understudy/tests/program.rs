@@ -45,6 +45,54 @@ fn a_replay_is_identical_to_the_bit() {
 }
 
 #[test]
+fn impaired_replays_repeat_to_the_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    let input = captures::path("rc_write_4qp.pcap");
+    let sent = frames(&input);
+    let run = |seed: u64| {
+        let (config, output) = (dir.path().join("impair.toml"), dir.path().join("out.pcap"));
+        // Times are far above what the kernel may keep a worker waiting, on which the order would depend.
+        let text = format!(
+            "[runtime]\nstop_when_idle_ms = 600\n\
+             [[port]]\nname = \"in\"\nmtu = 9000\npcap = {{ rx = \"{}\" }}\n\
+             [[port]]\nname = \"out\"\nmtu = 9000\npcap = {{ tx = \"{}\" }}\n\
+             [impair]\npairs = [[\"in\", \"out\"]]\nseed = {seed}\n\
+             [[impair.rule]]\nname = \"lose\"\nshare = 0.1\naction = \"drop\"\n\
+             [[impair.rule]]\nname = \"swap\"\nshare = 0.1\naction = \"reorder\"\nbehind = 2\nat_most_us = 100000\n\
+             [[impair.rule]]\nname = \"late\"\ntimes = 2\naction = \"delay\"\ndelay_us = 150000\n",
+            input.display(),
+            output.display()
+        );
+        std::fs::write(&config, text).unwrap();
+        let run = understudy(&["run", config.to_str().unwrap(), "--json"]);
+        assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+        let report: Value = serde_json::from_slice(&run.stdout).unwrap();
+        let shown = understudy(&["run", config.to_str().unwrap()]);
+        let shown = String::from_utf8(shown.stdout).unwrap();
+        for words in
+            ["Rules\n  rule  action", " lose  drop", "a rule of `[impair]` dropped it", "were held back"]
+        {
+            assert!(shown.contains(words), "{words:?} in\n{shown}");
+        }
+        (frames(&output), report)
+    };
+    let (left, report) = run(1);
+    let rule = |rule: usize, count: &str| report["impair"]["rules"][rule][count].as_u64().unwrap();
+    let lost = rule(0, "acted");
+    assert_eq!(rule(0, "matched"), sent.len() as u64, "all are packets of RoCEv2");
+    assert!(lost > 0 && rule(1, "acted") > 0, "{report}");
+    assert_eq!((rule(2, "acted"), rule(1, "matched")), (2, sent.len() as u64 - lost), "{report}");
+    assert_eq!(report["drops"][0]["reason"], "impaired");
+    assert_eq!(report["drops"][0]["frames"].as_u64(), Some(lost));
+    let impair = &report["impair"];
+    assert_eq!(impair["held"].as_u64(), Some(rule(1, "acted") + 2));
+    assert_eq!((impair["held_at_end"].as_u64(), impair["held_full"].as_u64()), (Some(0), Some(0)));
+    assert_eq!(left.len() as u64 + lost, sent.len() as u64, "what was held back came");
+    assert!(left.iter().all(|frame| sent.contains(frame)));
+    assert!(!left.is_empty() && run(1).0 == left && run(2).0 != left);
+}
+
+#[test]
 fn the_demonstration_needs_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let run =

@@ -14,7 +14,7 @@ use crate::{DropReason, Frame, Function, Nanos, Output, PortId, Verdict};
 use config::Topology;
 use counters::HostQp;
 use rocev2::ethernet::{Ethernet, MacAddr};
-use rocev2::{Class, Fault, Packet, classify};
+use rocev2::{Class, Fault, Layout, Packet, classify};
 use stations::Stations;
 use std::sync::Arc;
 
@@ -88,9 +88,9 @@ impl Forward {
         Arc::clone(&self.counters)
     }
 
-    /// Parses, checks and counts a frame; a fault if it is malformed.
+    /// Parses, checks and counts a frame: where its headers lie if it is a RoCEv2 packet, a fault if it is malformed.
     #[inline]
-    fn inspect(&mut self, frame: &impl Frame, port: PortId) -> Result<(), Fault> {
+    fn inspect(&mut self, frame: &impl Frame, port: PortId) -> Result<Option<Layout>, Fault> {
         let bytes = frame.bytes();
         let seen = &self.counters.ports[port.index()];
         match classify(bytes) {
@@ -107,17 +107,29 @@ impl Forward {
                 if self.verify_udp_checksum && !packet.verify_udp_checksum() {
                     return Err(Fault::UdpChecksum);
                 }
-                Ok(())
+                Ok(Some(layout))
             }
             Class::Other => {
                 seen.other.count(bytes.len());
-                Ok(())
+                Ok(None)
             }
             Class::Malformed(fault) => {
                 seen.malformed.count(bytes.len());
                 Err(if frame.is_whole() { fault } else { Fault::Oversized })
             }
         }
+    }
+}
+
+impl Forward {
+    /// Parses, checks and counts a frame: where the headers of a RoCEv2 packet lie, or what becomes of a frame that goes
+    /// no further. For functions that do more with a frame than to forward it.
+    #[inline]
+    pub(crate) fn admit(&mut self, frame: &impl Frame, port: PortId) -> Result<Option<Layout>, Verdict> {
+        self.inspect(frame, port).or_else(|fault| {
+            self.counters.faults[fault as usize].add(1);
+            if self.drop.has(fault) { Err(Verdict::Drop(DropReason::Malformed(fault))) } else { Ok(None) }
+        })
     }
 }
 
@@ -133,11 +145,8 @@ impl Function for Forward {
         now: Nanos,
         out: &mut O,
     ) -> Verdict {
-        if let Err(fault) = self.inspect(frame, port) {
-            self.counters.faults[fault as usize].add(1);
-            if self.drop.has(fault) {
-                return Verdict::Drop(DropReason::Malformed(fault));
-            }
+        if let Err(verdict) = self.admit(frame, port) {
+            return verdict;
         }
         match &mut self.route {
             Route::Pairs(peers) => Verdict::Forward(peers[port.index()]),

@@ -1,298 +1,508 @@
 use super::*;
 use crate::Share;
-use crate::drop::FaultSet;
-use crate::forward::config::{Config as ForwardConfig, Topology};
-use crate::memory::{MemoryFrame, Sent};
-use rocev2::repr::Repr;
-use rocev2::{Opcode, Qpn};
+use crate::memory::{MemoryFrame, Sent, run_frame};
+use core::net::IpAddr;
+use rocev2::ethernet::{Ethernet, MacAddr, VlanTag, ethertype};
+use rocev2::ipv4::Ipv4;
+use rocev2::ipv6::Ipv6;
+use rocev2::repr::{Ip, Repr};
+use rocev2::{Class, Qpn, classify};
 
 const A: PortId = PortId(0);
 const B: PortId = PortId(1);
 
-fn impair(rules: Vec<Rule>) -> Impair {
-    impair_with(rules, 1, 64)
+/// What a packet is made from.
+#[derive(Clone, Copy)]
+struct Make {
+    opcode: Opcode,
+    qpn: u32,
+    psn: u32,
+    v6: bool,
+    tags: usize,
+    ecn: u8,
+    payload: usize,
 }
 
-fn impair_with(rules: Vec<Rule>, seed: u64, held: usize) -> Impair {
-    let forward = ForwardConfig {
-        ports: 2,
-        topology: Topology::Pairs(vec![(A, B)]),
-        drop: FaultSet::NONE,
-        verify_icrc: false,
-        verify_udp_checksum: false,
-        counted_qps: 16,
-    };
-    Impair::new(&Config { forward, rules, seed, held, max_frame: 1600 })
+const WRITE: Make =
+    Make { opcode: Opcode::RC_WRITE_ONLY, qpn: 0x11, psn: 0, v6: false, tags: 0, ecn: 2, payload: 61 };
+
+/// Both versions, with and without tags.
+const SHAPES: [(bool, usize); 4] = [(false, 0), (true, 0), (false, 1), (true, 2)];
+
+impl Make {
+    fn psn(psn: u32) -> Vec<u8> {
+        Self { psn, ..WRITE }.frame()
+    }
+
+    fn frame(self) -> Vec<u8> {
+        let kind = if self.v6 { ethertype::IPV6 } else { ethertype::IPV4 };
+        let outer = if self.tags == 0 { kind } else { ethertype::VLAN };
+        let ethernet = Ethernet { dst: MacAddr([2; 6]), src: MacAddr([4; 6]), ethertype: outer.into() };
+        let class = 0x6000_0000 | u32::from(self.ecn) << 20;
+        let ip = if self.v6 {
+            let ip = Ipv6 { version_class_flow: class.into(), ..Ipv6::default() };
+            Ip::V6(Ipv6 { src: [0xfd; 16], dst: [0xfc; 16], ..ip }, &[])
+        } else {
+            Ip::V4(Ipv4 { tos: self.ecn, src: [10, 0, 0, 1], dst: [10, 0, 1, 2], ..Ipv4::default() }, &[])
+        };
+        let mut repr = Repr::new(ethernet, ip, Bth::new(self.opcode, Qpn::new(self.qpn), Psn::new(self.psn)));
+        for (n, tag) in repr.tags.iter_mut().take(self.tags).enumerate() {
+            let following = if n + 1 == self.tags { kind } else { ethertype::VLAN };
+            *tag = VlanTag { tci: 0x6001.into(), ethertype: following.into() };
+        }
+        repr.tag_count = self.tags;
+        let payload = vec![0x5a; self.payload];
+        if self.opcode.info().is_some_and(|info| info.payload) {
+            repr.payload = &payload;
+        }
+        let mut frame = vec![0; repr.frame_len() + 3];
+        let len = repr.build(&mut frame).unwrap();
+        frame.truncate(len);
+        frame
+    }
 }
 
 fn rule(action: Action) -> Rule {
-    Rule { name: String::new(), of: Match::default(), skip: 0, times: None, share: Share::ALWAYS, action }
-}
-
-fn matching(of: Match, action: Action) -> Rule {
-    Rule { of, ..rule(action) }
-}
-
-/// A WRITE Only, from 10.0.0.1 (or fd00::1) to the other end's QP 0x77.
-fn write(psn: u32, payload: usize, v6: bool) -> Vec<u8> {
-    let mut frame = vec![0; 12];
-    let pad = payload.wrapping_neg() % 4;
-    let udp_len = (8 + 12 + 16 + payload + pad + 4) as u16;
-    if v6 {
-        frame.extend([0x86, 0xdd, 0x60, 0x20, 0, 0]);
-        frame.extend(udp_len.to_be_bytes());
-        frame.extend([17, 64]);
-        for last in [1, 2] {
-            frame.extend([0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last]);
-        }
-    } else {
-        frame.extend([0x08, 0, 0x45, 2]);
-        frame.extend((udp_len + 20).to_be_bytes());
-        frame.extend([0, 0, 0x40, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
-        let sum = rocev2::checksum::Sum::default().add(&frame[14..]).checksum();
-        frame[24..26].copy_from_slice(&sum.to_be_bytes());
+    Rule {
+        name: "it".into(),
+        matching: Match::default(),
+        share: Share::ALWAYS,
+        skip: 0,
+        times: u64::MAX,
+        action,
     }
-    frame.extend([0xc0, 0, 0x12, 0xb7]);
-    frame.extend(udp_len.to_be_bytes());
-    frame.extend([0, 0, Opcode::RC_WRITE_ONLY.0, 0x40 | (pad as u8) << 4, 0xff, 0xff, 0, 0, 0, 0x77, 0x80]);
-    frame.extend(&psn.to_be_bytes()[1..]);
-    frame.extend([0; 12]);
-    frame.extend((payload as u32).to_be_bytes());
-    frame.extend((0..payload).map(|at| at as u8));
-    frame.extend(vec![0; pad + 4]);
-    // Checksums and ICRC as they have to be.
-    let mut repr = Repr::parse(&frame).expect("a packet");
-    let mut built = vec![0; repr.frame_len()];
-    repr.build(&mut built).unwrap();
-    assert!(Packet::parse(&built).unwrap().verify_icrc());
-    built
 }
 
-/// What leaves when a frame comes in, in order; and what became of it.
-fn pass(impair: &mut Impair, frame: &[u8], port: PortId, now: u64) -> (Verdict, Vec<Vec<u8>>) {
-    let mut out = Sent::with_room(100);
-    let mut frame = MemoryFrame::new(frame);
-    let verdict = impair.on_frame(&mut frame, port, Nanos(now), &mut out);
-    if let Verdict::Forward(to) = verdict {
-        out.frames.push((frame, to));
+fn config(rules: Vec<Rule>) -> Config {
+    Config {
+        ports: 2,
+        pairs: vec![(A, B)],
+        seed: 1,
+        held: 8,
+        frame_len: 1600,
+        flows: 2,
+        counted_qps: 4,
+        rules,
     }
-    assert!(out.frames.iter().all(|(_, to)| *to != port), "a wire has two ends");
-    (verdict, out.frames.into_iter().map(|(frame, _)| frame.into_bytes()).collect())
 }
 
-fn timer(impair: &mut Impair, now: u64, room: usize) -> Vec<Vec<u8>> {
+fn impair(rules: Vec<Rule>) -> Impair {
+    Impair::new(&config(rules), 0)
+}
+
+/// What a frame becomes, and what left.
+fn run(impair: &mut Impair, frame: &[u8], now: u64) -> (Verdict, Vec<Vec<u8>>) {
+    let (verdict, frames) = run_frame(impair, frame, A, Nanos(now));
+    assert!(frames.iter().all(|(_, port)| *port == B));
+    (verdict, frames.into_iter().map(|(bytes, _)| bytes).collect())
+}
+
+/// The PSNs of the frames that leave.
+fn psns(frames: &[Vec<u8>]) -> Vec<u32> {
+    frames.iter().map(|frame| Packet::parse(frame).expect("a packet").bth().psn().get()).collect()
+}
+
+/// What leaves when the timer is called.
+fn tick(impair: &mut Impair, now: u64, room: usize) -> Vec<Vec<u8>> {
     let mut out = Sent::with_room(room);
     impair.on_timer(Nanos(now), &mut out);
-    out.frames.into_iter().map(|(frame, _)| frame.into_bytes()).collect()
+    out.frames.into_iter().map(|(frame, _)| frame.bytes().to_vec()).collect()
 }
 
-fn psns(frames: &[Vec<u8>]) -> Vec<u32> {
-    frames.iter().map(|frame| Packet::parse(frame).unwrap().bth().psn().get()).collect()
+fn counts(impair: &Impair, rule: usize) -> (u64, u64, u64) {
+    let counters = &impair.counters.rules[rule];
+    (counters.matched.get(), counters.acted.get(), counters.unable.get())
 }
 
-fn acted(impair: &Impair) -> Vec<(u64, u64)> {
-    impair.counters().rules.iter().map(|rule| (rule.matched.get(), rule.acted.get())).collect()
+/// Which of packets with these PSNs are dropped.
+fn dropped(impair: &mut Impair, psns: impl IntoIterator<Item = u32>) -> Vec<u32> {
+    let lost = |psn: &u32| run(impair, &Make::psn(*psn), 0).0 == Verdict::Drop(DropReason::Impaired);
+    psns.into_iter().filter(lost).collect()
+}
+
+/// Whether a rule that asks for this meets the packet.
+fn matches(matching: Match, make: Make) -> bool {
+    let mut impair = impair(vec![Rule { matching, ..rule(Action::Drop) }]);
+    run(&mut impair, &make.frame(), 0).0 == Verdict::Drop(DropReason::Impaired)
 }
 
 #[test]
-fn matches() {
-    let net = |text: &str, prefix| Some(Network { address: text.parse().unwrap(), prefix });
-    let of = Match::default;
-    let range = |first, last| Some((Psn::new(first), Psn::new(last)));
-    let cases = [
-        (of(), true),
-        (Match { port: Some(A), ..of() }, true),
-        (Match { port: Some(B), ..of() }, false),
-        (Match { opcodes: Some(OpcodeSet::of(|op| op == Opcode::RC_WRITE_ONLY)), ..of() }, true),
-        (Match { opcodes: Some(OpcodeSet::of(|op| op == Opcode::RC_SEND_ONLY)), ..of() }, false),
-        (Match { qpn: Some(Qpn::new(0x77)), ..of() }, true),
-        (Match { qpn: Some(Qpn::new(0x78)), ..of() }, false),
-        (Match { psn: range(100, 100), ..of() }, true),
-        (Match { psn: range(101, 200), ..of() }, false),
-        (Match { psn: range(0xff_ff00, 100), ..of() }, true),
-        (Match { psn: range(0xff_ff00, 99), ..of() }, false),
-        (Match { psn_offset: Some((0, 0)), ..of() }, true),
-        (Match { psn_offset: Some((1, 5)), ..of() }, false),
-        (Match { src: net("10.0.0.1", 32), dst: net("10.0.0.0", 24), ..of() }, true),
-        (Match { src: net("10.0.0.2", 32), ..of() }, false),
-        (Match { src: net("fd00::", 64), ..of() }, false),
-        (Match { src: net("0.0.0.0", 0), ..of() }, true),
-    ];
-    for (of, expected) in cases {
-        let mut impair = impair(vec![matching(of.clone(), Action::Drop)]);
-        let (verdict, frames) = pass(&mut impair, &write(100, 10, false), A, 0);
-        assert_eq!(verdict == Verdict::Drop(DropReason::Impaired), expected, "{of:?}");
-        assert_eq!(frames.is_empty(), expected);
+fn without_rules_it_is_a_wire() {
+    let mut wire = impair(vec![]);
+    let other = vec![7; 60];
+    for frame in [Make::psn(3), other.clone(), vec![], Make::psn(4)[..50].to_vec()] {
+        assert_eq!(run(&mut wire, &frame, 5), (Verdict::Forward(B), vec![frame]));
     }
-    let mut v6 = impair(vec![matching(Match { dst: net("fd00::2", 128), ..of() }, Action::Drop)]);
-    assert!(pass(&mut v6, &write(1, 1, true), A, 0).1.is_empty());
-    // What is no RoCE packet passes.
-    let mut all = impair(vec![rule(Action::Drop)]);
-    assert_eq!(pass(&mut all, &[0; 60], A, 0).0, Verdict::Forward(B));
-    assert_eq!(acted(&all), [(0, 0)]);
+    assert_eq!(run_frame(&mut wire, &other, B, Nanos::ZERO).0, Verdict::Forward(A));
+    let counters = wire.counters();
+    let seen = &counters.seen.ports[0];
+    assert_eq!((seen.roce.frames.get(), seen.other.frames.get(), seen.malformed.frames.get()), (1, 1, 2));
+    assert_eq!((wire.next_timer(), wire.poll_event()), (None, None));
 }
 
 #[test]
-fn offsets_count_from_the_first_packet_to_a_queue_pair() {
-    let second = Match { psn_offset: Some((1, 1)), ..Match::default() };
-    let mut impair = impair(vec![matching(second, Action::Drop)]);
-    let went: Vec<_> =
-        [0xff_ffff, 0, 1, 0].map(|psn| pass(&mut impair, &write(psn, 8, false), A, 0).1.len()).to_vec();
-    assert_eq!(went, [1, 0, 1, 0]);
+fn only_packets_of_rocev2_meet_rules() {
+    let mut impair = impair(vec![rule(Action::Drop)]);
+    let cut = Make::psn(4)[..50].to_vec();
+    for frame in [vec![7; 60], vec![], cut] {
+        assert_eq!(run(&mut impair, &frame, 0).0, Verdict::Forward(B));
+    }
+    for (v6, tags) in SHAPES {
+        let frame = Make { v6, tags, ..WRITE }.frame();
+        assert_eq!(run(&mut impair, &frame, 0).0, Verdict::Drop(DropReason::Impaired));
+    }
+    assert_eq!(counts(&impair, 0), (4, 4, 0));
 }
 
 #[test]
-fn skip_times_and_share() {
-    let mut some = impair(vec![Rule { skip: 2, times: Some(3), ..rule(Action::Drop) }]);
-    let went: Vec<_> = (0..8).map(|psn| pass(&mut some, &write(psn, 0, false), A, 0).1.len()).collect();
-    assert_eq!(went, [1, 1, 0, 0, 0, 1, 1, 1]);
-    assert_eq!(acted(&some), [(8, 3)]);
-    let lost = |seed| {
-        let share = Share::percent(10);
-        let mut impair = impair_with(vec![Rule { share, ..rule(Action::Drop) }], seed, 1);
-        (0..10_000).map(|psn| pass(&mut impair, &write(psn, 0, false), A, 0).1.is_empty()).collect::<Vec<_>>()
+fn hosts() {
+    let net = |text: &str, prefix| Network::new(text.parse().unwrap(), prefix);
+    let v6 = Make { v6: true, ..WRITE };
+    let fc = "fcfc:fcfc:fcfc:fcfc:fcfc:fcfc:fcfc:fcfc";
+    for (dst, make, expected) in [
+        (net("10.0.1.2", 32), WRITE, true),
+        (net("10.0.1.3", 32), WRITE, false),
+        (net("10.0.1.0", 24), WRITE, true),
+        (net("10.0.0.0", 24), WRITE, false),
+        (net("0.0.0.0", 0), WRITE, true),
+        (net("0.0.0.0", 0), v6, false),
+        (net("::", 0), v6, true),
+        (net(fc, 128), v6, true),
+        (net("fcfc::", 16), v6, true),
+        (net("fcfd::", 16), v6, false),
+    ] {
+        let dst = Some(dst.expect("a network"));
+        assert_eq!(matches(Match { dst, ..Match::default() }, make), expected, "{dst:?}");
+    }
+    let src = Some(Network::host("10.0.0.1".parse().unwrap()));
+    assert!(matches(Match { src, ..Match::default() }, WRITE));
+    assert!(!matches(Match { src, ..Match::default() }, v6));
+    assert_eq!((net("10.0.0.0", 33), net("::", 129)), (None, None));
+    let ten: IpAddr = [10, 0, 0, 0].into();
+    assert_eq!(net("10.0.0.9", 24).unwrap().first(), ten);
+    assert!(net("10.0.0.9", 24).unwrap().has(ten));
+}
+
+#[test]
+fn queue_pairs_and_ports() {
+    let to = |qpns: &[u32]| Match { qpns: qpns.iter().map(|&n| Qpn::new(n)).collect(), ..Match::default() };
+    assert!(matches(to(&[]), WRITE) && matches(to(&[0x11]), WRITE) && matches(to(&[5, 0x11]), WRITE));
+    assert!(!matches(to(&[5, 0x12]), WRITE));
+    assert!(matches(Match { port: Some(A), ..Match::default() }, WRITE));
+    assert!(!matches(Match { port: Some(B), ..Match::default() }, WRITE));
+}
+
+#[test]
+fn operations() {
+    let of = |operations: Operations, make: Make| {
+        matches(Match { operations: Some(operations), ..Match::default() }, make)
     };
-    assert_eq!(lost(1), lost(1));
-    assert_ne!(lost(1), lost(2));
-    let count = lost(1).iter().filter(|lost| **lost).count();
-    assert!((900..1100).contains(&count), "{count}");
-}
-
-#[test]
-fn a_rule_more_changes_nothing_for_those_before_it() {
-    let half = |action| Rule { share: Share::percent(50), ..rule(action) };
-    let run = |rules| {
-        let mut impair = impair(rules);
-        for psn in 0..100 {
-            pass(&mut impair, &write(psn, 0, false), A, 0);
+    let class = |word: &str| Operations::class(word).expect("a class");
+    for (opcode, words) in [
+        (Opcode::RC_WRITE_ONLY, &["request", "write"][..]),
+        (Opcode::UC_WRITE_MIDDLE, &["request", "write"]),
+        (Opcode::RC_SEND_LAST_INVALIDATE, &["request", "send"]),
+        (Opcode::UD_SEND_ONLY, &["request", "send"]),
+        (Opcode::RC_READ_REQUEST, &["request", "read"]),
+        (Opcode::RC_READ_RESPONSE_MIDDLE, &["response", "read"]),
+        (Opcode::RC_ACKNOWLEDGE, &["response", "ack"]),
+        (Opcode::RC_ATOMIC_ACKNOWLEDGE, &["response", "ack", "atomic"]),
+        (Opcode::RC_FETCH_ADD, &["request", "atomic"]),
+        (Opcode::RC_ATOMIC_WRITE, &["request", "atomic"]),
+        (Opcode::RC_FLUSH, &["request"]),
+        (Opcode::CNP, &[]),
+    ] {
+        let make = Make { opcode, ..WRITE };
+        for word in Operations::CLASSES {
+            assert_eq!(of(class(word), make), words.contains(&word), "{opcode} as {word}");
         }
-        acted(&impair)[0]
-    };
-    let mark = half(Action::Mark { force: false });
-    assert_eq!(run(vec![mark.clone()]), run(vec![mark, half(Action::Drop)]));
+        assert!(of(Operations::only(opcode), make));
+        assert!(of(Operations::only(Opcode::RC_SEND_FIRST).and(Operations::only(opcode)), make));
+        assert!(!of(Operations::only(Opcode::RC_SEND_FIRST), make));
+    }
+    assert_eq!(Operations::class("writes"), None);
+    // The communication manager's messages are asked for, or left alone.
+    let cm = Make { opcode: Opcode::UD_SEND_ONLY, qpn: 1, ..WRITE };
+    for word in Operations::CLASSES {
+        assert_eq!(of(class(word), cm), word == "cm", "{word}");
+    }
+    assert!(of(Operations::only(Opcode::UD_SEND_ONLY), cm));
+    assert!(of(class("send").and(class("cm")), cm));
 }
 
 #[test]
-fn delays_are_exact_and_keep_what_comes_first_in_front() {
-    let delay = Action::Delay { base: Nanos(1000), jitter: Nanos::ZERO };
-    let even = Match { psn: Some((Psn::new(0), Psn::new(1))), ..Match::default() };
-    let mut impair = impair(vec![matching(even, delay)]);
+fn psns_lie_on_a_circle() {
+    let range = |first, last| Some(PsnRange { first: Psn::new(first), last: Psn::new(last) });
+    let with = |psn| vec![Rule { matching: Match { psn, ..Match::default() }, ..rule(Action::Drop) }];
+    let around = [0xff_fffe, 0xff_ffff, 0, 1, 2, 3];
+    assert_eq!(dropped(&mut impair(with(range(1, 2))), around), [1, 2]);
+    assert_eq!(dropped(&mut impair(with(range(2, 2))), around), [2]);
+    assert_eq!(dropped(&mut impair(with(range(0xff_ffff, 1))), around), [0xff_ffff, 0, 1]);
+    assert_eq!(dropped(&mut impair(with(range(0, 0xff_ffff))), around), around);
+}
+
+#[test]
+fn offsets_count_from_the_first_of_a_flow() {
+    let psn_offset = Some(PsnRange { first: Psn::new(1), last: Psn::new(2) });
+    let rules = vec![Rule { matching: Match { psn_offset, ..Match::default() }, ..rule(Action::Drop) }];
+    let mut impair = impair(rules);
+    assert_eq!(dropped(&mut impair, [0xff_ffff, 0, 1, 2, 0, 0xff_fffe]), [0, 1, 0], "again, when repeated");
+    let lost = |impair: &mut Impair, make: Make| {
+        run(impair, &make.frame(), 0).0 == Verdict::Drop(DropReason::Impaired)
+    };
+    // Responses to the same queue pair have PSNs of their own, and CNPs none.
+    let ack = Make { opcode: Opcode::RC_ACKNOWLEDGE, psn: 500, ..WRITE };
+    assert!(!lost(&mut impair, ack) && lost(&mut impair, Make { psn: 501, ..ack }));
+    assert!(!lost(&mut impair, Make { opcode: Opcode::CNP, psn: 0, ..WRITE }));
+    let other = Make { qpn: 0x12, psn: 0, ..WRITE };
+    assert!(!lost(&mut impair, other) && lost(&mut impair, Make { psn: 2, ..other }));
+    assert!(!lost(&mut impair, Make { psn: 3, ..other }));
+    // There is room for two flows.
+    let third = Make { qpn: 0x13, psn: 0, ..WRITE };
+    assert!(!lost(&mut impair, third) && !lost(&mut impair, Make { psn: 1, ..third }));
+    assert_eq!(impair.counters().flows_full.get(), 2);
+}
+
+#[test]
+fn skip_and_times() {
+    let mut impair = impair(vec![Rule { skip: 5, times: 2, ..rule(Action::Drop) }]);
+    assert_eq!(dropped(&mut impair, 0..20), [5, 6]);
+    assert_eq!(counts(&impair, 0), (20, 2, 0));
+}
+
+#[test]
+fn shares_and_seeds() {
+    let share = |share| Share::new(share).unwrap();
+    let lose = |share| Rule { share, ..rule(Action::Drop) };
+    let first = dropped(&mut impair(vec![lose(share(0.1))]), 0..10_000);
+    // Five standard deviations of a binomial distribution: 5 * sqrt(10000 * 0.1 * 0.9) = 150
+    assert!((850..=1150).contains(&first.len()), "{}", first.len());
+    assert_eq!(dropped(&mut impair(vec![lose(share(0.1))]), 0..10_000), first, "the same seed");
+    let other = Config { seed: 2, ..config(vec![lose(share(0.1))]) };
+    assert_ne!(dropped(&mut Impair::new(&other, 0), 0..10_000), first, "another seed");
+    let second_worker = &mut Impair::new(&config(vec![lose(share(0.1))]), 1);
+    assert_ne!(dropped(second_worker, 0..10_000), first, "another worker");
+    assert_eq!(dropped(&mut impair(vec![lose(Share::NEVER)]), 0..100), []);
+    // Another rule, wherever it stands, changes nothing in what this one chooses.
+    let marks = Rule { name: "marks".into(), share: share(0.5), ..rule(Action::Mark { force: true }) };
+    assert_eq!(dropped(&mut impair(vec![marks.clone(), lose(share(0.1)), marks]), 0..10_000), first);
+    // Nor does what an action draws.
+    let damage = Rule { share: share(0.1), ..rule(Action::Corrupt(Field::Payload)) };
+    let mut impair = impair(vec![damage]);
+    let damaged = (0..10_000).filter(|&psn| run(&mut impair, &Make::psn(psn), 0).1 != [Make::psn(psn)]);
+    assert_eq!(damaged.collect::<Vec<_>>(), first);
+}
+
+#[test]
+fn delays_are_exact() {
+    let delay = Action::Delay { by: Nanos(700), jitter: Nanos::ZERO };
+    let mut impair = impair(vec![Rule { times: 2, ..rule(delay) }]);
+    assert_eq!(run(&mut impair, &Make::psn(0), 1000), (Verdict::Consume, vec![]));
+    assert_eq!(run(&mut impair, &Make::psn(1), 1000), (Verdict::Consume, vec![]));
+    assert_eq!(run(&mut impair, &Make::psn(2), 1500).1, [Make::psn(2)], "overtakes");
+    assert_eq!(impair.next_timer(), Some(Nanos(1700)));
+    assert!(tick(&mut impair, 1699, 9).is_empty());
+    assert_eq!(tick(&mut impair, 1700, 9), [Make::psn(0), Make::psn(1)], "in the order in which they came");
     assert_eq!(impair.next_timer(), None);
-    for (psn, now) in [(0, 10), (1, 10), (2, 20)] {
-        let (verdict, frames) = pass(&mut impair, &write(psn, 4, psn == 1), A, now);
-        assert_eq!((verdict == Verdict::Consume, frames.len()), if psn < 2 { (true, 0) } else { (false, 1) });
-    }
-    assert_eq!((impair.next_timer(), impair.held()), (Some(Nanos(1010)), 2));
-    assert!(timer(&mut impair, 1009, 9).is_empty());
-    // No room: later.
-    assert!(timer(&mut impair, 1010, 0).is_empty());
-    assert_eq!(impair.next_timer(), Some(Nanos(1010)));
-    let frames = timer(&mut impair, 1010, 9);
-    assert_eq!(frames, [write(0, 4, false), write(1, 4, true)]);
-    assert_eq!((impair.next_timer(), impair.held()), (None, 0));
-    let jitter = Action::Delay { base: Nanos(1000), jitter: Nanos(500) };
-    let mut impair = super::tests::impair(vec![rule(jitter)]);
-    let mut times = Vec::new();
-    for psn in 0..50 {
-        pass(&mut impair, &write(psn, 0, false), A, 0);
-        let at = impair.next_timer().unwrap();
-        times.push(at.0);
-        assert_eq!(psns(&timer(&mut impair, at.0, 9)), [psn]);
-    }
-    assert!(times.iter().all(|at| (1000..=1500).contains(at)));
-    assert!(times.iter().min() < Some(&1100) && times.iter().max() > Some(&1400));
+    let counters = impair.counters();
+    assert_eq!((counters.held.get(), counters.held_now(), counters.held_peak.get()), (2, 0, 2));
+    assert_eq!(counts(&impair, 0), (3, 2, 0));
 }
 
 #[test]
-fn reordered_packets_come_behind_as_many_as_said() {
-    let action = Action::Reorder { behind: 2, at_most: Nanos(100) };
-    let first = Match { psn_offset: Some((0, 0)), ..Match::default() };
-    let mut impair = impair(vec![matching(first, action)]);
-    let mut order = Vec::new();
-    for psn in 0..4 {
-        order.extend(psns(&pass(&mut impair, &write(psn, 4, false), A, 5).1));
+fn jitter_lies_within_its_bounds_and_sorts_by_time() {
+    let delay = Action::Delay { by: Nanos(100), jitter: Nanos(50) };
+    let mut impair = Impair::new(&Config { held: 1000, ..config(vec![rule(delay)]) }, 0);
+    for psn in 0..1000 {
+        assert_eq!(run(&mut impair, &Make::psn(psn), 0).0, Verdict::Consume);
     }
-    assert_eq!(order, [1, 2, 0, 3]);
-    // Its place is free when its time has passed.
-    assert!(timer(&mut impair, 105, 9).is_empty());
-    assert_eq!((impair.held(), impair.next_timer()), (0, None));
-    // Nobody overtakes it: it goes in the end.
-    pass(&mut impair, &write(0, 4, false), A, 200);
-    // The other direction does not count.
-    pass(&mut impair, &[0; 60], B, 200);
-    pass(&mut impair, &[0; 60], B, 200);
-    assert!(timer(&mut impair, 299, 9).is_empty());
-    assert_eq!(psns(&timer(&mut impair, 300, 9)), [0]);
+    let mut spans = vec![];
+    let mut left = vec![];
+    while let Some(Nanos(at)) = impair.next_timer() {
+        let frames = psns(&tick(&mut impair, at, 1000));
+        assert!(frames.is_sorted() && !frames.is_empty(), "ties leave in order of arrival");
+        left.extend(frames);
+        spans.push(at);
+    }
+    assert_eq!(spans, (100..=150).collect::<Vec<_>>(), "each span from first to last is drawn");
+    left.sort_unstable();
+    assert_eq!(left, (0..1000).collect::<Vec<_>>());
 }
 
 #[test]
-fn duplicates_are_the_same() {
+fn what_is_due_leaves_before_the_next_frame() {
+    let mut impair =
+        impair(vec![Rule { times: 1, ..rule(Action::Delay { by: Nanos(10), jitter: Nanos(0) }) }]);
+    run(&mut impair, &Make::psn(0), 0);
+    assert_eq!(psns(&run(&mut impair, &Make::psn(1), 9).1), [1]);
+    assert_eq!(psns(&run(&mut impair, &Make::psn(2), 10).1), [0, 2]);
+}
+
+#[test]
+fn frames_that_find_no_room_stay() {
+    let mut impair = impair(vec![rule(Action::Delay { by: Nanos(10), jitter: Nanos(0) })]);
+    for psn in 0..3 {
+        run(&mut impair, &Make::psn(psn), 0);
+    }
+    assert_eq!(psns(&tick(&mut impair, 10, 2)), [0, 1]);
+    assert_eq!(impair.next_timer(), Some(Nanos(1010)), "soon, but not at once: it would be asked for ever");
+    assert_eq!(psns(&tick(&mut impair, 1010, 0)), []);
+    assert_eq!(impair.counters().held_now(), 1);
+    assert_eq!(psns(&tick(&mut impair, 2010, 1)), [2]);
+    assert_eq!((impair.counters().held_now(), impair.next_timer()), (0, None));
+}
+
+#[test]
+fn places_run_out_and_come_back() {
+    let mut impair = impair(vec![rule(Action::Delay { by: Nanos(10), jitter: Nanos(0) })]);
+    for psn in 0..8 {
+        assert_eq!(run(&mut impair, &Make::psn(psn), 0).0, Verdict::Consume);
+    }
+    assert_eq!(run(&mut impair, &Make::psn(8), 0).1, [Make::psn(8)], "there are eight places");
+    assert_eq!((counts(&impair, 0), impair.counters().held_full.get()), ((9, 8, 1), 1));
+    assert_eq!(tick(&mut impair, 10, 99).len(), 8);
+    assert_eq!(run(&mut impair, &Make::psn(9), 10).0, Verdict::Consume);
+    // No place is long enough for this one.
+    let long = Make { payload: 1600, ..WRITE }.frame();
+    assert_eq!(run(&mut impair, &long, 11).1, [long]);
+    assert_eq!((impair.counters().held_full.get(), impair.counters().held_peak.get()), (2, 8));
+}
+
+#[test]
+fn reordering_waits_for_others() {
+    let reorder = Action::Reorder { behind: 3, at_most: Nanos::from_millis(10) };
+    let mut impair = impair(vec![Rule { skip: 1, times: 2, ..rule(reorder) }]);
+    let mut left = vec![];
+    for psn in 0..8 {
+        left.extend(run(&mut impair, &Make::psn(psn), u64::from(psn)).1);
+    }
+    assert_eq!(psns(&left), [0, 3, 4, 5, 1, 2, 6, 7]);
+    assert_eq!((impair.next_timer(), impair.counters().held_now()), (None, 0));
+}
+
+#[test]
+fn reordering_ends_with_time_or_between_bursts() {
+    let at_most = Nanos::from_millis(10);
+    let mut impair = impair(vec![Rule { times: 2, ..rule(Action::Reorder { behind: 1, at_most }) }]);
+    run(&mut impair, &Make::psn(0), 5);
+    assert_eq!(impair.next_timer(), Some(Nanos(10_000_005)), "nothing came");
+    assert_eq!(psns(&tick(&mut impair, 10_000_005, 9)), [0]);
+    run(&mut impair, &Make::psn(1), 20_000_000);
+    // What passes in the other direction, and what is no RoCEv2 packet, does not count.
+    run_frame(&mut impair, &Make::psn(7), B, Nanos(20_000_000));
+    run(&mut impair, &[7; 60], 20_000_000);
+    assert_eq!(impair.next_timer(), Some(Nanos(30_000_000)));
+    run(&mut impair, &Make::psn(2), 20_000_001);
+    assert_eq!(impair.next_timer(), Some(Nanos(20_000_001)), "due once another has passed");
+    assert_eq!(psns(&tick(&mut impair, 20_000_001, 9)), [1]);
+}
+
+#[test]
+fn duplicates() {
     let mut impair = impair(vec![rule(Action::Duplicate { copies: 2 })]);
-    let frame = write(9, 33, true);
-    assert_eq!(pass(&mut impair, &frame, B, 0).1, vec![frame; 3]);
+    let frame = Make { v6: true, tags: 1, ..WRITE }.frame();
+    assert_eq!(run(&mut impair, &frame, 0), (Verdict::Forward(B), vec![frame.clone(); 3]));
+    // There has to be room for the packet itself as well.
+    for (room, copies) in [(3, 2), (2, 0)] {
+        let mut out = Sent::with_room(room);
+        let verdict = impair.on_frame(&mut MemoryFrame::new(&frame[..]), A, Nanos::ZERO, &mut out);
+        assert_eq!((verdict, out.frames.len()), (Verdict::Forward(B), copies));
+    }
+    assert_eq!(counts(&impair, 0), (3, 2, 1));
 }
 
 #[test]
-fn damage_is_one_bit_of_the_part_said() {
-    for v6 in [false, true] {
-        for (part, payload, range) in [
-            (Part::Payload, 21, 28..49),
-            (Part::Payload, 0, 28..32),
-            (Part::Header, 21, 0..12),
-            (Part::Icrc, 21, 52..56),
-        ] {
-            let mut places = std::collections::BTreeSet::new();
-            let mut impair = impair(vec![rule(Action::Corrupt(part))]);
-            for psn in 0..200 {
-                let whole = write(psn, payload, v6);
-                let (_, damaged) = pass(&mut impair, &whole, A, 0);
-                let bth = Packet::parse(&whole).unwrap().layout().bth();
-                let differ: Vec<_> = (0..whole.len()).filter(|at| whole[*at] != damaged[0][*at]).collect();
-                let [at] = differ[..] else { panic!("{differ:?}") };
-                assert_eq!((whole[at] ^ damaged[0][at]).count_ones(), 1);
-                assert!(range.contains(&(at - bth)), "{part:?} {}", at - bth);
-                places.insert(at);
-                let wrong = Packet::parse(&damaged[0]).is_none_or(|packet| !packet.verify_icrc());
-                // The reserved byte of the BTH is not covered.
-                assert!(wrong || at - bth == 4);
+fn one_bit_is_damaged_and_the_icrc_wrong() {
+    for (v6, tags) in SHAPES {
+        let frame = Make { v6, tags, ..WRITE }.frame();
+        let Class::Roce(layout) = classify(&frame) else { panic!("a packet") };
+        let payload = layout.payload()..layout.payload() + WRITE.payload;
+        let header = layout.bth()..layout.bth() + Bth::LEN;
+        let icrc = layout.icrc()..layout.end();
+        for (field, place) in [(Field::Payload, payload), (Field::Header, header), (Field::Icrc, icrc)] {
+            let mut impair = impair(vec![rule(Action::Corrupt(field))]);
+            let mut hit = std::collections::BTreeSet::new();
+            for _ in 0..2000 {
+                let (verdict, left) = run(&mut impair, &frame, 0);
+                assert_eq!(verdict, Verdict::Forward(B));
+                assert!(!Packet::new(&left[0], layout).verify_icrc());
+                let mut differing = (0..frame.len()).filter(|&at| frame[at] != left[0][at]);
+                let at = differing.next().expect("something is damaged");
+                assert_eq!(differing.next(), None);
+                assert_eq!((frame[at] ^ left[0][at]).count_ones(), 1);
+                assert!(place.contains(&at));
+                hit.insert(at);
             }
-            assert!(places.len() > range.len() / 2, "{part:?}: everywhere");
+            let all = place.filter(|&at| at != layout.bth() + Bth::MASKED_BYTE);
+            assert_eq!(hit.into_iter().collect::<Vec<_>>(), all.collect::<Vec<_>>(), "every byte is hit");
         }
     }
 }
 
 #[test]
-fn marks_are_not_covered_by_the_icrc() {
-    let mut impair = impair(vec![rule(Action::Mark { force: false })]);
-    for v6 in [false, true] {
-        let (_, marked) = pass(&mut impair, &write(1, 8, v6), A, 0);
-        let packet = Packet::parse(&marked[0]).unwrap();
-        assert!(packet.verify_icrc());
-        let ecn =
-            packet.ipv4().map_or_else(|| packet.ipv6().unwrap().traffic_class() & 3, rocev2::ipv4::Ipv4::ecn);
-        assert_eq!(ecn, 3);
+fn without_payload_there_is_nothing_to_damage() {
+    let mut impair = impair(vec![rule(Action::Corrupt(Field::Payload))]);
+    let ack = Make { opcode: Opcode::RC_ACKNOWLEDGE, ..WRITE }.frame();
+    assert_eq!(run(&mut impair, &ack, 0).1, [ack]);
+    assert_eq!(counts(&impair, 0), (1, 0, 1));
+}
+
+#[test]
+fn marks() {
+    for (v6, tags) in SHAPES {
+        for (ecn, force, marked) in
+            [(0, false, false), (1, false, true), (2, false, true), (3, false, false), (0, true, true)]
+        {
+            let make = Make { v6, tags, ecn, ..WRITE };
+            let mut impair = impair(vec![rule(Action::Mark { force })]);
+            let (_, left) = run(&mut impair, &make.frame(), 0);
+            // The same packet made anew: the IPv4 header checksum is right, the ICRC is what it was.
+            let expected = Make { ecn: if marked { 3 } else { ecn }, ..make }.frame();
+            assert_eq!(left, [expected]);
+            assert!(Packet::parse(&left[0]).unwrap().verify_icrc());
+            assert_eq!(counts(&impair, 0), (1, u64::from(marked), u64::from(!marked)));
+        }
     }
 }
 
 #[test]
-fn several_rules_act_until_one_takes_the_packet() {
-    let mark = rule(Action::Mark { force: true });
-    let twice = rule(Action::Duplicate { copies: 1 });
-    let mut impair = impair(vec![mark, twice, rule(Action::Drop), rule(Action::Corrupt(Part::Icrc))]);
-    let (verdict, frames) = pass(&mut impair, &write(3, 8, false), A, 0);
-    assert_eq!((verdict, frames.len()), (Verdict::Drop(DropReason::Impaired), 1), "the copy was sent before");
-    assert_eq!(Packet::parse(&frames[0]).unwrap().ipv4().unwrap().ecn(), 3);
-    assert_eq!(acted(&impair), [(1, 1), (1, 1), (1, 1), (0, 0)]);
+fn rules_act_one_after_the_other_until_one_keeps_the_packet() {
+    let named = |name: &str, action| Rule { name: name.into(), ..rule(action) };
+    let mut impair = impair(vec![
+        named("copy", Action::Duplicate { copies: 1 }),
+        named("mark", Action::Mark { force: false }),
+        named("hold", Action::Delay { by: Nanos(10), jitter: Nanos::ZERO }),
+        named("lose", Action::Drop),
+    ]);
+    let (verdict, left) = run(&mut impair, &Make::psn(0), 0);
+    assert_eq!((verdict, left), (Verdict::Consume, vec![Make::psn(0)]), "the copy is not marked");
+    assert_eq!(tick(&mut impair, 10, 9), [Make { ecn: 3, ..WRITE }.frame()], "the packet is");
+    assert_eq!(counts(&impair, 3), (0, 0, 0), "it was held back before");
+    // Where there is no place to hold it, it goes on to the next rule.
+    for psn in 0..8 {
+        run(&mut impair, &Make::psn(psn), 20);
+    }
+    assert_eq!(run(&mut impair, &Make::psn(9), 20).0, Verdict::Drop(DropReason::Impaired));
+    assert_eq!(counts(&impair, 3), (1, 1, 0));
 }
 
 #[test]
-fn what_finds_no_room_goes_on() {
-    let delay = Action::Delay { base: Nanos(1000), jitter: Nanos::ZERO };
-    let mut impair = impair_with(vec![rule(delay)], 1, 2);
-    let went: Vec<_> = (0..4).map(|psn| pass(&mut impair, &write(psn, 0, false), A, 0).1.len()).collect();
-    assert_eq!(went, [0, 0, 1, 1]);
-    assert_eq!((impair.counters().not_held.get(), impair.held()), (2, 2));
-    assert_eq!(psns(&timer(&mut impair, 1000, 9)), [0, 1]);
-    // Longer than a place.
-    assert_eq!(pass(&mut impair, &write(0, 1590, false), A, 0).1.len(), 1);
+fn rules_see_the_packet_as_it_came() {
+    let operations = Operations::class("write");
+    let last = Rule {
+        name: "lose".into(),
+        matching: Match { operations, qpns: vec![Qpn::new(0x11)], ..Match::default() },
+        ..rule(Action::Drop)
+    };
+    let mut impair = impair(vec![rule(Action::Corrupt(Field::Header)), last]);
+    assert_eq!(dropped(&mut impair, 0..500), (0..500).collect::<Vec<_>>());
+}
+
+#[test]
+fn the_beginning_of_a_long_frame_is_not_held_back() {
+    let mut impair = impair(vec![rule(Action::Delay { by: Nanos(10), jitter: Nanos::ZERO })]);
+    let mut out = Sent::with_room(9);
+    let mut frame = MemoryFrame::beginning(Make::psn(0));
+    assert_eq!(impair.on_frame(&mut frame, A, Nanos::ZERO, &mut out), Verdict::Forward(B));
+    assert_eq!(counts(&impair, 0), (1, 0, 1));
 }

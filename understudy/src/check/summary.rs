@@ -1,5 +1,7 @@
 //! What a configuration would run, on a screen.
 
+mod impair;
+
 use crate::config::{Config, FunctionConfig};
 use crate::host::{Client, HostConfig};
 use crate::machine::{Machine, cpu_list};
@@ -18,15 +20,7 @@ pub(super) fn of(path: &Path, config: &Config, machine: &Machine) -> String {
     let runtime = &config.runtime;
     let function = match &config.function {
         FunctionConfig::Forward(forward) => forward_lines(forward, &runtime.ports),
-        FunctionConfig::Impair(impair) => {
-            let mut lines = forward_lines(&impair.forward, &runtime.ports);
-            let rules: Vec<_> = impair.rules.iter().map(|rule| rule.name.as_str()).collect();
-            lines.push((
-                "impair",
-                format!("{} rules from seed {}: {}", rules.len(), impair.seed, rules.join("; ")),
-            ));
-            lines
-        }
+        FunctionConfig::Impair(config) => impair::lines(config, &runtime.ports),
         FunctionConfig::Nic(nic) => nic_lines(nic),
     };
     let rest = [
@@ -50,7 +44,10 @@ pub(super) fn of(path: &Path, config: &Config, machine: &Machine) -> String {
     for (key, value) in function.into_iter().chain(rest) {
         let _ = writeln!(text, "{key:<9} {value}");
     }
-    let notes = notes(runtime, machine);
+    let mut notes = notes(runtime, machine);
+    if let FunctionConfig::Impair(config) = &config.function {
+        notes.extend(impair::notes(config, runtime.workers.cpus.len()));
+    }
     if !notes.is_empty() {
         text.push('\n');
     }
@@ -162,15 +159,17 @@ fn forward_lines(forward: &Forward, ports: &[Port]) -> Vec<(&'static str, String
     ]
 }
 
-fn topology(topology: &Topology, ports: &[Port]) -> String {
+fn wires(pairs: &[(PortId, PortId)], ports: &[Port]) -> String {
     let name = |port: PortId| ports[port.index()].name.as_str();
+    let pair = |&(a, b): &(PortId, PortId)| {
+        if a == b { format!("{} reflects", name(a)) } else { format!("{} <-> {}", name(a), name(b)) }
+    };
+    pairs.iter().map(pair).collect::<Vec<_>>().join(", ")
+}
+
+fn topology(topology: &Topology, ports: &[Port]) -> String {
     match topology {
-        Topology::Pairs(pairs) => {
-            let pair = |&(a, b): &(PortId, PortId)| {
-                if a == b { format!("{} reflects", name(a)) } else { format!("{} <-> {}", name(a), name(b)) }
-            };
-            pairs.iter().map(pair).collect::<Vec<_>>().join(", ")
-        }
+        Topology::Pairs(pairs) => wires(pairs, ports),
         Topology::Mac(table) => {
             let fixed = match table.fixed.len() {
                 0 => String::new(),
@@ -323,5 +322,54 @@ note: port `tail`: `old.pcap` is there and will be overwritten
             assert!(shown.contains(line), "{line} in\n{shown}");
         }
         assert!(shown.contains("  1 a worker  ") && !shown.contains("note:"), "{shown}");
+    }
+
+    #[test]
+    fn a_wire_with_faults() {
+        let folder = tempfile::tempdir().unwrap();
+        let actions = [
+            "action = \"drop\"\nmatch = { opcode = \"ack\", src = \"10.0.0.1\", psn = 5 }\nshare = 0.001",
+            "action = \"delay\"\ndelay_us = 100\njitter_us = 50\nmatch = { qpn = 5 }\nskip = 3\ntimes = 1",
+            "action = \"delay\"\ndelay_us = 100",
+            "action = \"duplicate\"\ntimes = 7",
+            "action = \"duplicate\"\ncopies = 2\nmatch = { psn_offset = 1 }",
+            "action = \"reorder\"\nbehind = 3",
+            "action = \"corrupt\"\nmatch = { port = \"a\", dst = \"10.0.0.1\" }",
+            "action = \"corrupt\"\nfield = \"header\"",
+            "action = \"corrupt\"\nfield = \"icrc\"",
+            "action = \"mark\"",
+            "action = \"mark\"\nforce = true",
+        ];
+        let rules = actions.map(|action| format!("[[impair.rule]]\n{action}\n")).concat();
+        let head =
+            "[runtime]\nworkers = [\"any\", \"any\"]\n[[port]]\nname = \"a\"\nrx_queues = 2\nring = {}\n";
+        let shown = summary(&format!("{head}[impair]\npairs = [[\"a\", \"a\"]]\n{rules}"), folder.path());
+        let expected = "\
+impair  a reflects; seed 1; a worker holds back up to 4096 frames, in 6 MB
+  `rule 1`: 0.1 % of the packets of its opcode, source and PSN are dropped
+  `rule 2`: all of the packets of its QPN, but for the first 3, are delayed by 100 to 150 us, once
+  `rule 3`: all of the RoCEv2 packets are delayed by 100 us
+  `rule 4`: all of the RoCEv2 packets are sent twice, up to 7 times
+  `rule 5`: all of the packets of its PSN offset are sent 3 times
+  `rule 6`: all of the RoCEv2 packets come behind 3 later ones, or after 10000 us
+  `rule 7`: all of the packets of its destination and port get a bit flipped in the payload
+  `rule 8`: all of the RoCEv2 packets get a bit flipped in the BTH
+  `rule 9`: all of the RoCEv2 packets get a bit flipped in the ICRC
+  `rule 10`: all of the RoCEv2 packets are ECN-marked if they are ECN capable
+  `rule 11`: all of the RoCEv2 packets are ECN-marked
+workers  2";
+        assert!(shown.contains(expected), "{shown}");
+        for rule in [2, 4, 5, 6] {
+            let note =
+                format!("note: rule `rule {rule}`: each of the 2 workers counts the packets that it sees");
+            assert!(shown.contains(&note), "{shown}");
+        }
+        assert_eq!(shown.matches("note: rule").count(), 4, "{shown}");
+        let shown = summary(
+            "[[port]]\nname = \"a\"\nring = {}\n[impair]\npairs = [[\"a\", \"a\"]]\nseed = 3\n",
+            folder.path(),
+        );
+        assert!(shown.contains("impair  a reflects; seed 3\nworkers"), "{shown}");
+        assert!(shown.contains("note: [impair] has no [[impair.rule]]: everything passes"), "{shown}");
     }
 }

@@ -1,6 +1,7 @@
 //! The table `[forward]`.
 
 use super::FunctionConfig;
+use super::pairs::{self, own_pair};
 use super::port::Ports;
 use super::report::Problem;
 use super::tree::{Table, Value};
@@ -14,9 +15,13 @@ use switch::forward::config::{MacTable, Topology};
 use switch::{Nanos, PortId};
 
 /// Queue pairs that are counted where the file does not say
-const COUNTED_QPS: u64 = 1024;
+pub(super) const COUNTED_QPS: u64 = 1024;
 /// What is only looked at if it is asked for
 const VERIFIABLE: [Fault; 2] = [Fault::Icrc, Fault::UdpChecksum];
+
+/// What to do with a port that is in two pairs
+const MORE_PORTS: &str =
+    "remove it from one of them; to join more than two ports use `mac_table = {}` in place of `pairs`";
 
 /// An element of `fixed`
 const STATION: &str = "{ mac = \"52:54:00:00:00:01\", port = \"host-a\" }";
@@ -26,48 +31,26 @@ pub(super) fn example(ports: &Ports) -> String {
     format!("[forward]\npairs = {}", own_pair(ports))
 }
 
-/// A list with a pair of the first two ports.
-pub(super) fn own_pair(ports: &Ports) -> String {
-    let mut names: Vec<_> = ports.names().collect();
-    names.dedup();
-    match names.as_slice() {
-        [a, b, ..] => format!("[[\"{a}\", \"{b}\"]]"),
-        [a] => format!("[[\"{a}\", \"{a}\"]]"),
-        [] => "[[\"host-a\", \"host-b\"]]".into(),
-    }
-}
-
 pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
     let topology = topology(table, ports);
-    config_of(table, ports, topology).map(FunctionConfig::Forward)
-}
-
-/// What is verified, dropped and counted
-fn config_of(table: &Table<'_>, ports: &Ports, topology: Option<Topology>) -> Option<Config> {
     let verify = table.get("verify", "[\"icrc\"]").map_or(FaultSet::NONE, |value| verified(&value));
     let drop = table.get("drop", "[\"icrc\"]").map_or(FaultSet::NONE, |value| dropped(&value, verify));
     let counted_qps = table.number("counted_qps", 0..=1 << 20, COUNTED_QPS) as usize;
-    Some(Config {
+    Some(FunctionConfig::Forward(Config {
         ports: ports.list.len() as u16,
         topology: topology?,
         drop,
         verify_icrc: verify.has(Fault::Icrc),
         verify_udp_checksum: verify.has(Fault::UdpChecksum),
         counted_qps,
-    })
-}
-
-/// Wires alone, with what is verified and counted: for functions that do more to what passes.
-pub(super) fn wires(table: &Table<'_>, ports: &Ports) -> Option<Config> {
-    let pairs = table.require("pairs", "[[\"host-a\", \"host-b\"]]").and_then(|value| pairs(&value, ports));
-    config_of(table, ports, pairs.map(Topology::Pairs))
+    }))
 }
 
 fn topology(table: &Table<'_>, ports: &Ports) -> Option<Topology> {
     let pairs = table.get("pairs", "[[\"host-a\", \"host-b\"]]");
     let mac_table = table.get("mac_table", "{ capacity = 4096 }");
     match (pairs, mac_table) {
-        (Some(pairs), None) => self::pairs(&pairs, ports).map(Topology::Pairs),
+        (Some(pairs), None) => pairs::read(&pairs, ports, MORE_PORTS).map(Topology::Pairs),
         (None, Some(bridge)) => self::mac_table(&bridge, ports).map(Topology::Mac),
         (Some(pairs), Some(bridge)) => {
             let problem = Problem::at(bridge.key_span(), "[forward] has both `pairs` and `mac_table`");
@@ -76,7 +59,7 @@ fn topology(table: &Table<'_>, ports: &Ports) -> Option<Topology> {
             ));
             // Both are read, so that the problems of each are shown.
             self::mac_table(&bridge, ports);
-            self::pairs(&pairs, ports).map(Topology::Pairs)
+            pairs::read(&pairs, ports, MORE_PORTS).map(Topology::Pairs)
         }
         (None, None) => {
             let problem = table.problem("[forward] does not say where frames go").label("where to?");
@@ -87,75 +70,6 @@ fn topology(table: &Table<'_>, ports: &Ports) -> Option<Topology> {
             )));
             None
         }
-    }
-}
-
-fn pairs(value: &Value<'_>, ports: &Ports) -> Option<Vec<(PortId, PortId)>> {
-    let list = value.list()?;
-    if !list.is_empty() && list.iter().all(|element| element.text_if_any().is_some()) {
-        let problem = value.problem("`pairs` has to be a list of pairs").label("a list of names");
-        value.add(problem.help(format!("put brackets around each pair: {}", pair_example(value, ports))));
-        return None;
-    }
-    // Where each port is in a pair
-    let mut joined: Vec<Option<Range<usize>>> = vec![None; ports.list.len()];
-    let pairs: Vec<_> = list.iter().filter_map(|element| pair(element, value, ports, &mut joined)).collect();
-    if pairs.len() < list.len() {
-        // A pair that was not understood may be that of a port which seems to be in none.
-        return None;
-    }
-    for (index, port) in ports.list.iter().enumerate() {
-        let Some(name) = port.name.as_ref().filter(|_| joined[index].is_none()) else { continue };
-        let shown = name.get_ref();
-        if ports.names().position(|other| other == shown) != Some(index) {
-            continue; // two ports of one name, which is reported
-        }
-        let problem = Problem::at(name.span(), format!("port `{shown}` is in no pair"));
-        value.add(problem.label("joined to nothing").also(value.key_span(), "the pairs").help(format!(
-            "add a pair with it to `pairs`, such as `[\"{shown}\", \"{shown}\"]` to send back what comes in, or \
-             remove the port"
-        )));
-    }
-    Some(pairs)
-}
-
-/// Reads a pair, and notes in `joined` that its ports are in one.
-fn pair(
-    element: &Value<'_>,
-    pairs: &Value<'_>,
-    ports: &Ports,
-    joined: &mut [Option<Range<usize>>],
-) -> Option<(PortId, PortId)> {
-    let ends = element.list_if_any();
-    let Some([a, b]) = ends.as_deref() else {
-        let problem = element.problem("an element of `pairs` has to be a pair of ports").label("not a pair");
-        let example = pair_example(pairs, ports);
-        element.add(problem.help(format!("write two names in brackets, and brackets around all: {example}")));
-        return None;
-    };
-    let (first, second) = (ports.find(a), ports.find(b));
-    // A port paired with itself reflects: that is one use.
-    let second_use = second.filter(|_| second != first);
-    for (port, end) in [(first, a), (second_use, b)] {
-        let Some(port) = port else { continue };
-        if let Some(before) = joined[port.index()].replace(end.span()) {
-            let name = end.text_if_any().unwrap_or_default();
-            let problem = end.problem(format!("port `{name}` is in two pairs"));
-            end.add(problem.label("again").also(before, "before").help(
-                "remove it from one of them; to join more than two ports use `mac_table = {}` in place of `pairs`",
-            ));
-        }
-    }
-    Some((first?, second?))
-}
-
-/// `pairs` as it may have been meant: with brackets around a single pair, or with the first two ports.
-fn pair_example(value: &Value<'_>, ports: &Ports) -> String {
-    let names: Vec<_> =
-        value.list_if_any().unwrap_or_default().iter().filter_map(Value::text_if_any).collect();
-    match names.as_slice() {
-        [a, b] => format!("`pairs = [[\"{a}\", \"{b}\"]]`"),
-        _ => format!("`pairs = {}`", own_pair(ports)),
     }
 }
 

@@ -11,6 +11,7 @@ mod forward;
 mod impair;
 mod memory;
 mod nic;
+mod pairs;
 mod pcap;
 mod port;
 mod report;
@@ -56,7 +57,7 @@ pub(crate) struct Config {
 pub(crate) enum FunctionConfig {
     /// A wire or a learning bridge
     Forward(switch::forward::Config),
-    /// A wire with rules
+    /// A wire with faults
     Impair(switch::impair::Config),
     /// A host with a software NIC
     Nic(HostConfig),

@@ -62,7 +62,7 @@ fn between(table: &Table<'_>, key: &'static str, unit: f64, range: RangeInclusiv
 
 fn scaled(value: &Value<'_>, unit: f64, range: RangeInclusive<f64>) -> Option<Between> {
     let number =
-        |value: &Value<'_>| value.decimal(range.clone()).map(|number| (number * unit).round() as i64);
+        |value: &Value<'_>| value.fraction(range.clone()).map(|number| (number * unit).round() as i64);
     let Some(list) = value.list_if_any() else { return number(value).map(Between::just) };
     let [low, high] = list.as_slice() else {
         value.add(
@@ -173,7 +173,7 @@ pub(super) fn ack_of(value: &Value<'_>) -> Option<AckSpec> {
     let value = value.clone().like("{ packets = 4, time_us = 20 }");
     let table = value.table("`ack`")?;
     let packets = table.require("packets", "4").and_then(|value| value.number(1..=1 << 20, 4));
-    let time = table.require("time_us", "20").and_then(|value| value.decimal(0.0..=1e9));
+    let time = table.require("time_us", "20").and_then(|value| value.fraction(0.0..=1e9));
     table.finish();
     Some(AckSpec::Every { packets: packets? as u32, time: (time? * MICRO).round() as u64 })
 }

@@ -350,21 +350,28 @@ impl<'a> Value<'a> {
         number
     }
 
-    /// A number, with a fraction or without
-    pub(super) fn decimal(&self, range: RangeInclusive<f64>) -> Option<f64> {
-        let text = match self.is {
-            DeValue::Integer(number) => number.as_str(),
-            DeValue::Float(number) => number.as_str(),
+    /// A number with or without a fraction
+    pub(super) fn fraction(&self, range: RangeInclusive<f64>) -> Option<f64> {
+        let written = match self.is {
+            DeValue::Float(float) => float.as_str(),
+            DeValue::Integer(integer) if integer.radix() == 10 => integer.as_str(),
             _ => {
-                self.wrong_type("a number", format!("write a number{}", self.such_as()));
+                let quoted = self.is.as_str().filter(|text| text.parse::<f64>().is_ok());
+                self.wrong_type(
+                    "a number",
+                    match quoted {
+                        Some(number) => format!("leave out the quotes: {}", self.with_key(number)),
+                        None => format!("write a number such as {}", self.with_key(self.example)),
+                    },
+                );
                 return None;
             }
         };
-        let number = text.parse().ok().filter(|number| range.contains(number));
+        let number = written.parse().ok().filter(|number| range.contains(number));
         if number.is_none() {
             let (first, last) = range.into_inner();
             self.add(
-                self.problem(format!("{} cannot be {text}", self.name))
+                self.problem(format!("{} cannot be {written}", self.name))
                     .label("out of range")
                     .help(format!("write a number from {first} to {last}{}", self.such_as())),
             );
@@ -386,6 +393,11 @@ impl<'a> Value<'a> {
             );
         }
         boolean
+    }
+
+    /// The elements of a list, or the value itself if it is none
+    pub(super) fn one_or_list(&self) -> Vec<Self> {
+        self.list_if_any().unwrap_or_else(|| vec![self.clone()])
     }
 
     /// A string that is not empty
@@ -485,13 +497,17 @@ pub(super) fn absent<'a>(key: &str, problems: &'a Problems) -> Table<'a> {
 
 /// The tables of a list of tables of the root; none if it is not there, and `None` if it is something else.
 pub(super) fn sections<'a>(root: &Table<'a>, key: &'static str) -> Option<Vec<Table<'a>>> {
-    let name = header(key);
-    let Some(value) = root.get(key, "") else { return Some(Vec::new()) };
+    subsections(root, key, &header(key))
+}
+
+/// The same for a list in any table, of which each element begins with the line `name`.
+pub(super) fn subsections<'a>(table: &Table<'a>, key: &'static str, name: &str) -> Option<Vec<Table<'a>>> {
+    let Some(value) = table.get(key, "") else { return Some(Vec::new()) };
     let list = value.is.as_array().map(|list| list.iter().map(|v| (v.span(), v.get_ref().as_table())));
     let tables: Option<Vec<_>> =
         list.and_then(|list| list.map(|(span, table)| Some((span, table?))).collect());
     let Some(tables) = tables else {
-        root.problems.add(
+        table.problems.add(
             Problem::at(value.key_span(), format!("`{key}` has to be a list of tables"))
                 .label(format!("{}, not a list of tables", kind(value.is)))
                 .help(format!(
@@ -500,8 +516,8 @@ pub(super) fn sections<'a>(root: &Table<'a>, key: &'static str) -> Option<Vec<Ta
         );
         return None;
     };
-    let table = |(span, entries)| Table::new(&name, Some(span), Some(entries), root.problems);
-    Some(tables.into_iter().map(table).collect())
+    let element = |(span, entries)| Table::new(name, Some(span), Some(entries), table.problems);
+    Some(tables.into_iter().map(element).collect())
 }
 
 /// Whether it is a table or a list of them.

@@ -1,13 +1,12 @@
 //! The forwarding function's control plane, and its part of the report.
 
-use super::report::{OpcodeRow, PortRow, QpRow, ReasonRow, Report, RuleRow, WorkerRow};
+use super::report::{OpcodeRow, PortRow, QpRow, ReasonRow, Report, WorkerRow};
 use super::{Timed, Until, now};
-use dataplane::{Control, ControlOutput, Live, Mbuf, Outcome, Passive, Runtime, Stop};
+use dataplane::{Control, ControlOutput, Live, Mbuf, Outcome, Runtime, Stop};
 use rocev2::{Fault, Opcode};
 use std::collections::HashMap;
 use std::sync::Arc;
 use switch::forward::{Command, Config, Counters, Event, Forward};
-use switch::impair::{self, Impair};
 use switch::{DropReason, PortId};
 
 /// Tells each worker which stations the others have heard.
@@ -47,40 +46,15 @@ pub(super) fn run(
     let counters: Vec<_> = functions.iter().map(Forward::counters).collect();
     let began = now();
     let outcome = runtime.run(functions, &mut Timed { control: Bridge, until }, stop);
-    report(runtime, &outcome, &counters, config, began.elapsed().as_secs_f64())
+    report(runtime, &outcome, &counters, config.counted_qps, began.elapsed().as_secs_f64())
 }
 
-/// The same for a wire with rules.
-pub(super) fn run_impair(
-    runtime: &mut Runtime,
-    config: &impair::Config,
-    workers: usize,
-    until: Until,
-    stop: &Stop,
-) -> Report {
-    // Each worker has a chance of its own, or all would lose the same packets.
-    let config_of =
-        |worker| impair::Config { seed: config.seed.wrapping_add(worker as u64), ..config.clone() };
-    let functions: Vec<_> = (0..workers).map(|worker| Impair::new(&config_of(worker))).collect();
-    let counters: Vec<_> = functions.iter().map(Impair::forward_counters).collect();
-    let impaired: Vec<_> = functions.iter().map(Impair::counters).collect();
-    let began = now();
-    let outcome = runtime.run(functions, &mut Timed { control: Passive, until }, stop);
-    let report = report(runtime, &outcome, &counters, &config.forward, began.elapsed().as_secs_f64());
-    let sum = |count: &dyn Fn(&impair::Counters) -> u64| impaired.iter().map(|c| count(c)).sum::<u64>();
-    let rules = config.rules.iter().enumerate().map(|(number, rule)| RuleRow {
-        rule: rule.name.clone(),
-        matched: sum(&|c| c.rules[number].matched.get()),
-        acted: sum(&|c| c.rules[number].acted.get()),
-    });
-    Report { rules: rules.collect(), not_held: Some(sum(&|c| c.not_held.get())), ..report }
-}
-
-fn report(
+/// What all workers counted, for any function that counts frames as this one does.
+pub(super) fn report(
     runtime: &Runtime,
     outcome: &Outcome,
     counters: &[Arc<Counters>],
-    config: &Config,
+    counted_qps: usize,
     seconds: f64,
 ) -> Report {
     let sum = |count: &dyn Fn(&Counters) -> u64| counters.iter().map(|counters| count(counters)).sum::<u64>();
@@ -122,16 +96,15 @@ fn report(
         opcodes: opcodes.collect(),
         malformed: malformed.collect(),
         drops: drops.collect(),
-        rules: Vec::new(),
-        not_held: None,
         qps: queue_pairs(counters),
-        qps_beyond: (config.counted_qps > 0).then(|| sum(&|c| c.qps.others.frames.get())),
+        qps_beyond: (counted_qps > 0).then(|| sum(&|c| c.qps.others.frames.get())),
         workers: outcome
             .workers
             .iter()
             .enumerate()
             .map(|(index, worker)| WorkerRow::new(index, worker))
             .collect(),
+        impair: None,
     }
 }
 

@@ -3,6 +3,7 @@
 mod demo;
 mod forward;
 mod host;
+mod impair;
 mod report;
 
 use crate::config::{self, Config, FunctionConfig};
@@ -98,7 +99,7 @@ fn start(args: RunArgs, mut config: Config) -> Result<ExitCode, Report> {
             (if args.json { report.json() } else { report.text() }, ExitCode::SUCCESS)
         }
         FunctionConfig::Impair(config) => {
-            let report = forward::run_impair(&mut runtime, config, workers, until, &stop);
+            let report = impair::run(&mut runtime, config, workers, until, &stop);
             (if args.json { report.json() } else { report.text() }, ExitCode::SUCCESS)
         }
         FunctionConfig::Nic(config) => {

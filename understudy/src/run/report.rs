@@ -19,16 +19,64 @@ pub(super) struct Report {
     /// Malformed frames by fault, whether dropped or not
     pub(super) malformed: Vec<ReasonRow>,
     pub(super) drops: Vec<ReasonRow>,
-    /// Rules of `[impair]`
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) rules: Vec<RuleRow>,
-    /// Frames that rules should have held back, and that found no room; null without rules
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) not_held: Option<u64>,
     pub(super) qps: Vec<QpRow>,
     /// Packets to queue pairs beyond those that are counted; null when none are
     pub(super) qps_beyond: Option<u64>,
     pub(super) workers: Vec<WorkerRow>,
+    /// What was impaired; left out by functions that do not
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) impair: Option<ImpairReport>,
+}
+
+/// What became of rules, and of frames that were held back.
+#[derive(Serialize)]
+pub(super) struct ImpairReport {
+    pub(super) rules: Vec<RuleRow>,
+    /// Frames held back
+    pub(super) held: u64,
+    /// Of these, those that the end of the run found there
+    pub(super) held_at_end: u64,
+    /// Most frames that one worker held back at once
+    pub(super) held_peak: u64,
+    /// Frames that were to be held back and passed at once for want of a place
+    pub(super) held_full: u64,
+    /// Packets of flows whose first PSN there was no place to remember
+    pub(super) flows_full: u64,
+}
+
+#[derive(Serialize)]
+pub(super) struct RuleRow {
+    pub(super) name: String,
+    pub(super) action: &'static str,
+    pub(super) matched: u64,
+    pub(super) acted: u64,
+    pub(super) unable: u64,
+}
+
+impl ImpairReport {
+    fn text(&self, text: &mut String) {
+        let rules = self
+            .rules
+            .iter()
+            .map(|rule| row(&[&rule.name, rule.action], &[rule.matched, rule.acted, rule.unable]));
+        section(text, "Rules", &["rule", "action", "matched", "acted", "unable"], 2, rules);
+        if self.held > 0 {
+            let Self { held, held_peak, held_at_end, .. } = self;
+            _ = write!(text, "{held} frames were held back, up to {held_peak} at once");
+            if *held_at_end > 0 {
+                _ = write!(text, "; {held_at_end} were still when the run ended, and are lost");
+            }
+            text.push('\n');
+        }
+        for (count, what) in [
+            (self.held_full, "frames were not held back for want of a place: raise `held`"),
+            (self.flows_full, "packets were of flows beyond those remembered: raise `flows`"),
+        ] {
+            if count > 0 {
+                _ = writeln!(text, "{count} {what}");
+            }
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -48,15 +96,6 @@ pub(super) struct PortRow {
     pub(super) rx_errors: u64,
     pub(super) no_buffer: u64,
     pub(super) tx_errors: u64,
-}
-
-#[derive(Serialize)]
-pub(super) struct RuleRow {
-    pub(super) rule: String,
-    /// Packets that it is for
-    pub(super) matched: u64,
-    /// Packets that it did something to
-    pub(super) acted: u64,
 }
 
 #[derive(Serialize)]
@@ -154,12 +193,7 @@ impl Report {
             2,
             qps,
         );
-        let rules = self.rules.iter().map(|rule| row(&[&rule.rule], &[rule.matched, rule.acted]));
-        section(&mut text, "Rules", &["rule", "packets it is for", "acted on"], 1, rules);
         let mut notes = Vec::new();
-        if let Some(count @ 1..) = self.not_held {
-            notes.push(format!("rules: {count} frames found no room to be held back; raise `held`"));
-        }
         if self.qps.len() > SHOWN_QPS {
             notes.push(format!("queue pairs: {} more are in --json", self.qps.len() - SHOWN_QPS));
         }
@@ -176,6 +210,9 @@ impl Report {
         let others = self.drops.iter().filter(|drop| self.malformed.iter().all(|m| m.reason != drop.reason));
         let others = others.map(|r| row(&[r.reason, &r.meaning], &[r.frames]));
         section(&mut text, "Other dropped frames", &["reason", "meaning", "frames"], 2, others);
+        if let Some(impair) = &self.impair {
+            impair.text(&mut text);
+        }
         for note in notes {
             _ = writeln!(text, "{note}");
         }

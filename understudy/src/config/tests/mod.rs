@@ -2,6 +2,7 @@
 
 mod devices;
 mod forward;
+mod impair;
 mod keys;
 mod ports;
 mod reports;

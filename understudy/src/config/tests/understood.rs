@@ -13,8 +13,10 @@ use switch::forward::config::{MacTable, Topology};
 use switch::{Nanos, PortId};
 
 fn function(text: &str) -> Forward {
-    let FunctionConfig::Forward(function) = read(text).function else { panic!("another function") };
-    function
+    match read(text).function {
+        FunctionConfig::Forward(function) => function,
+        other @ (FunctionConfig::Impair(_) | FunctionConfig::Nic(_)) => panic!("{other:?}"),
+    }
 }
 
 /// The device that these lines of a port make.
@@ -41,17 +43,16 @@ fn defaults() {
     assert_eq!(config.runtime.ports, [port("a"), port("b")]);
     assert_eq!(config.runtime.workers, Workers { cpus: vec![None], handoff_ring: 1024, control_queue: 1024 });
     assert_eq!(config.stop_when_idle, None);
-    let FunctionConfig::Forward(function) = config.function else { panic!("another function") };
     assert_eq!(
-        function,
-        Forward {
+        config.function,
+        FunctionConfig::Forward(Forward {
             ports: 2,
             topology: Topology::Pairs(vec![(PortId(0), PortId(1))]),
             drop: FaultSet::NONE,
             verify_icrc: false,
             verify_udp_checksum: false,
             counted_qps: 1024,
-        }
+        })
     );
 }
 

@@ -1,0 +1,65 @@
+//! The impairing function's control plane, which has nothing to do, and its part of the report.
+
+use super::report::{ImpairReport, Report, RuleRow};
+use super::{Timed, Until, forward, now};
+use core::convert::Infallible;
+use dataplane::{Control, ControlOutput, Live, Mbuf, Runtime, Stop};
+use std::sync::Arc;
+use switch::PortId;
+use switch::impair::counters::RuleCounters;
+use switch::impair::{Config, Counters, Impair};
+
+/// Rules need no control plane.
+struct Nothing;
+
+impl Control<Impair> for Nothing {
+    fn on_event(&mut self, _worker: usize, event: Infallible, _out: &mut ControlOutput<'_, Impair>) {
+        match event {}
+    }
+
+    fn on_punt(&mut self, _worker: usize, _frame: Mbuf, _port: PortId, _out: &mut ControlOutput<'_, Impair>) {
+    }
+
+    fn on_tick(&mut self, _live: &Live<'_>, _out: &mut ControlOutput<'_, Impair>) -> bool {
+        true
+    }
+}
+
+pub(super) fn run(
+    runtime: &mut Runtime,
+    config: &Config,
+    workers: usize,
+    until: Until,
+    stop: &Stop,
+) -> Report {
+    let functions: Vec<_> = (0..workers).map(|worker| Impair::new(config, worker)).collect();
+    let counters: Vec<_> = functions.iter().map(Impair::counters).collect();
+    let began = now();
+    let outcome = runtime.run(functions, &mut Timed { control: Nothing, until }, stop);
+    let seconds = began.elapsed().as_secs_f64();
+    let seen: Vec<_> = counters.iter().map(|counters| Arc::clone(&counters.seen)).collect();
+    let report = forward::report(runtime, &outcome, &seen, config.counted_qps, seconds);
+    Report { impair: Some(impaired(config, &counters)), ..report }
+}
+
+fn impaired(config: &Config, counters: &[Arc<Counters>]) -> ImpairReport {
+    let sum = |count: &dyn Fn(&Counters) -> u64| counters.iter().map(|counters| count(counters)).sum::<u64>();
+    let rule = |(index, rule): (usize, &switch::impair::Rule)| {
+        let sum = |count: fn(&RuleCounters) -> u64| sum(&|counters| count(&counters.rules[index]));
+        RuleRow {
+            name: rule.name.clone(),
+            action: rule.action.name(),
+            matched: sum(|rule| rule.matched.get()),
+            acted: sum(|rule| rule.acted.get()),
+            unable: sum(|rule| rule.unable.get()),
+        }
+    };
+    ImpairReport {
+        rules: config.rules.iter().enumerate().map(rule).collect(),
+        held: sum(&|c| c.held.get()),
+        held_at_end: sum(&Counters::held_now),
+        held_peak: counters.iter().map(|c| c.held_peak.get()).max().unwrap_or(0),
+        held_full: sum(&|c| c.held_full.get()),
+        flows_full: sum(&|c| c.flows_full.get()),
+    }
+}
