@@ -25,6 +25,9 @@ def seeds(target: str, frame: bytes) -> list[bytes]:
         return [bytes([how, 0, min(len(frame), 255)]) + frame[:255] for how in (0x43, 0x4E)]
     if target == "impair":
         return [bytes([share]) + 4 * (bytes([7, min(len(frame), 255)]) + frame[:255]) for share in (50, 100)]
+    if target == "rnic":
+        bth = frame[42:-4][:510]
+        return [bytes([how]) + bytes([0, to, len(bth) // 2]) + bth for how in (1, 12) for to in (3, 9)]
     if target == "cm":
         return [frame[-260:-4]] if len(frame) > 310 else []
     return [frame]

@@ -34,4 +34,9 @@ impl Timers {
             (at, slot)
         })
     }
+
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.heap.len()
+    }
 }

@@ -176,6 +176,9 @@ fn read(
     let buffers = memory::buffers(&ports.list, runtime.cpus.len(), problems);
     let memory = memory::reserve(&runtime, &ports.list, &buffers, problems);
     let function = function(&root, &ports, &FUNCTIONS);
+    if let Some(FunctionConfig::Nic(_)) = function {
+        runtime.check_one_worker("a host has one worker", problems);
+    }
     root.finish();
     let ports: Option<Vec<_>> =
         ports.list.into_iter().zip(buffers).map(|(port, buffers)| port.build(buffers)).collect();

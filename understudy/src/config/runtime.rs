@@ -1,7 +1,7 @@
 //! The table `[runtime]`: memory, workers, and when to end.
 
 use super::report::Problem;
-use super::tree::{Table, Value, absent, section};
+use super::tree::{Problems, Table, Value, absent, section};
 use crate::machine::{Machine, cpu_list};
 use core::ops::Range;
 use core::time::Duration;
@@ -20,6 +20,8 @@ const MAX_IDLE_MS: u64 = 86_400_000;
 pub(super) struct Runtime {
     /// The CPU of each worker; not empty
     pub(super) cpus: Vec<Option<usize>>,
+    /// Where they are listed
+    workers: Option<Range<usize>>,
     pub(super) memory_mb: Option<Spanned<u64>>,
     pub(super) hugepages: bool,
     pub(super) file_prefix: Option<String>,
@@ -31,13 +33,15 @@ pub(super) struct Runtime {
 
 pub(super) fn read(root: &Table<'_>, machine: &Machine) -> Runtime {
     let table = section(root, "runtime").unwrap_or_else(|| absent("runtime", root.problems()));
-    let cpus = table.get("workers", "[1]").and_then(|value| workers(&value, machine)).unwrap_or(vec![None]);
+    let listed = table.get("workers", "[1]");
+    let cpus = listed.as_ref().and_then(|value| workers(value, machine)).unwrap_or(vec![None]);
     let memory_mb = table.spanned_number("memory_mb", 4..=1 << 20, ORDINARY_MB.into());
     let hugepages = table.boolean("hugepages", false);
     let prefix = table.get("file_prefix", "\"understudy\"");
     let telemetry = table.get("telemetry", "true");
     let runtime = Runtime {
         cpus,
+        workers: listed.map(|value| value.span()),
         memory_mb,
         hugepages,
         file_prefix: prefix.as_ref().and_then(file_prefix),
@@ -59,6 +63,16 @@ pub(super) fn read(root: &Table<'_>, machine: &Machine) -> Runtime {
     }
     table.finish();
     runtime
+}
+
+impl Runtime {
+    /// For a function that cannot be shared out.
+    pub(super) fn check_one_worker(&self, why: &str, problems: &Problems) {
+        if let (2.., Some(at)) = (self.cpus.len(), &self.workers) {
+            let problem = Problem::at(at.clone(), why).label("several workers");
+            problems.add(problem.help("write `workers = [1]`, or leave the key out"));
+        }
+    }
 }
 
 /// The CPU of each worker.

@@ -190,12 +190,14 @@ struct Network<'a> {
     /// The part of the network that a node belongs to, by a node of it
     part: BTreeMap<String, String>,
     links: BTreeMap<String, usize>,
+    /// The ends of a link were not understood: what has no link may have that one
+    unclear: bool,
 }
 
 impl<'a> Network<'a> {
     fn new(names: &'a Names) -> Self {
         let part = names.all.keys().map(|name| (name.clone(), name.clone())).collect();
-        Self { names, part, links: BTreeMap::new() }
+        Self { names, part, links: BTreeMap::new(), unclear: false }
     }
 
     /// False if both were joined already.
@@ -215,7 +217,7 @@ impl<'a> Network<'a> {
     fn check(&self, hosts: &[HostSpec], problems: &Problems) {
         for host in hosts {
             let links = self.links.get(&host.name).copied().unwrap_or(0);
-            if links != 1 {
+            if links > 1 || links == 0 && !self.unclear {
                 let span = self.names.all[&host.name].clone();
                 problems.add(
                     Problem::at(span, format!("host `{}` has {links} links, and needs one", host.name))
@@ -227,7 +229,11 @@ impl<'a> Network<'a> {
         let Some((first, rest)) = hosts.split_first() else { return };
         for host in rest {
             let apart = self.part.get(&host.name) != self.part.get(&first.name);
-            if apart && self.links.contains_key(&host.name) && self.links.contains_key(&first.name) {
+            if apart
+                && !self.unclear
+                && self.links.contains_key(&host.name)
+                && self.links.contains_key(&first.name)
+            {
                 let span = self.names.all[&host.name].clone();
                 problems.add(
                     Problem::at(span, format!("nothing joins `{}` and `{}`", first.name, host.name))
@@ -271,6 +277,15 @@ fn link(table: Table<'_>, network: &mut Network<'_>) -> Option<LinkSpec> {
             return None;
         };
         let (a, b) = (network.names.known(a)?, network.names.known(b)?);
+        if a == b {
+            value.add(
+                value
+                    .problem("a link joins two nodes")
+                    .label("one node twice")
+                    .help("write `ends = [\"a\", \"b\"]`"),
+            );
+            return None;
+        }
         if !network.join(&a, &b) {
             value.add(
                 value.problem(format!("`{a}` and `{b}` are joined already")).label("closes a loop").help(
@@ -280,6 +295,7 @@ fn link(table: Table<'_>, network: &mut Network<'_>) -> Option<LinkSpec> {
         }
         Some([a, b])
     });
+    network.unclear |= ends.is_none();
     let plain = LinkSpec::new("", "");
     let share = || 0.0..=1.0;
     let time = |key, default| between(&table, key, MICRO, LONG_US).unwrap_or(default);

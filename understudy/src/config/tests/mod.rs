@@ -4,9 +4,11 @@ mod devices;
 mod forward;
 mod impair;
 mod keys;
+mod nic;
 mod ports;
 mod reports;
 mod runtime;
+mod scenario;
 mod syntax;
 mod understood;
 

@@ -1,0 +1,105 @@
+//! Many queue pairs: what a packet costs does not depend on how many there are.
+
+use super::pair::*;
+use crate::*;
+use rocev2::{Packet, Psn, Qpn};
+use switch::Nanos;
+
+const MANY: usize = 100_000;
+
+/// A NIC with so many queue pairs, connected to those of the same numbers at the other one
+fn nic(number: usize, count: usize) -> (Rnic, Vec<Qpn>, Cq, Mr) {
+    let mut interface = config(number).interface;
+    interface.neighbours.push((address(1 - number), config(1 - number).interface.mac));
+    let mut nic = Rnic::new(Config { max_qps: MANY, interface, ..config(number) });
+    let pd = nic.alloc_pd();
+    let cq = nic.create_cq(1 << 18).unwrap();
+    let (_, mr) = nic.register_new(pd, 4096, VA, Access::ALL).unwrap();
+    let init = QpInit {
+        transport: Transport::Rc,
+        pd,
+        send_cq: cq,
+        recv_cq: cq,
+        srq: None,
+        max_send: 4,
+        max_recv: 4,
+    };
+    let qpns: Vec<_> = (0..count).map(|_| nic.create_qp(init).unwrap()).collect();
+    for qpn in &qpns {
+        let rtr = ReadyToReceive {
+            path: Path::new(address(number), address(1 - number)),
+            dest_qp: *qpn,
+            mtu: PathMtu::B256,
+            rq_psn: Psn::new(5),
+            max_dest_rd_atomic: 1,
+            min_rnr_timer: rocev2::aeth::RnrTimer(1),
+        };
+        let rts = ReadyToSend {
+            sq_psn: Psn::new(5),
+            max_rd_atomic: 1,
+            timeout: 14,
+            retry_count: 7,
+            rnr_retry: 7,
+            flow_control: false,
+        };
+        for modify in [Modify::Init { access: Access::ALL, qkey: 0 }, Modify::Rtr(rtr), Modify::Rts(rts)] {
+            nic.modify_qp(*qpn, modify).unwrap();
+        }
+    }
+    (nic, qpns, cq, mr)
+}
+
+/// Sends everything that either has, to the other one; how many packets.
+fn exchange(nics: &mut [Rnic; 2], now: Nanos) -> usize {
+    let (mut frame, mut packets) = (Vec::new(), 0);
+    loop {
+        let before = packets;
+        for from in [0, 1] {
+            while nics[from].poll_transmit(now, &mut frame) {
+                nics[1 - from].on_frame(&frame, now);
+                packets += 1;
+            }
+        }
+        if packets == before {
+            return packets;
+        }
+    }
+}
+
+#[test]
+fn a_hundred_thousand_queue_pairs_at_once() {
+    let (a, qpns, cq, mr) = nic(0, MANY);
+    let (b, _, _, remote) = nic(1, MANY);
+    let mut nics = [a, b];
+    for (id, qpn) in (0..).zip(&qpns) {
+        let data = Data::Memory(Sge { mr, va: VA, len: 64 });
+        let write = Operation::Write(Remote { va: VA + 64, rkey: remote.0 });
+        nics[0].post_send(*qpn, SendRequest::new(id, write, data)).unwrap();
+    }
+    assert_eq!(exchange(&mut nics, Nanos(1)), 2 * MANY, "a WRITE and its acknowledgement, each");
+    let done = core::iter::from_fn(|| nics[0].poll_cq(cq)).filter(|done| done.status == Status::Success);
+    assert_eq!(done.count(), MANY);
+    // Only what has something to do is looked at: an idle NIC has nothing to be woken for but its old timers.
+    assert!(!nics[0].wants_to_transmit() && !nics[1].wants_to_transmit());
+}
+
+#[test]
+fn queue_pairs_that_rest_cost_nothing() {
+    // The work of a packet is counted, not timed: what stands in the round and in the queue of timers.
+    for count in [1, 1000, MANY] {
+        let (mut nic, qpns, ..) = nic(0, count);
+        let busy = qpns[count / 2];
+        for id in 0..4 {
+            nic.post_send(busy, SendRequest::new(id, Operation::Send, Data::Inline(vec![1; 700]))).unwrap();
+        }
+        assert_eq!(nic.round.len(), 1, "of {count} queue pairs");
+        let mut frame = Vec::new();
+        let mut packets = 0;
+        while nic.poll_transmit(Nanos(1), &mut frame) {
+            assert_eq!(Packet::parse(&frame).unwrap().bth().dest_qp(), busy);
+            assert!(nic.round.len() <= 1 && nic.timers.len() <= 1);
+            packets += 1;
+        }
+        assert_eq!(packets, 12);
+    }
+}

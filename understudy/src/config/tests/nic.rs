@@ -1,0 +1,158 @@
+//! `[nic]`.
+
+use super::{read, wrong};
+use crate::config::FunctionConfig;
+use crate::host::{Client, HostConfig, Kind, ServiceConfig};
+use rnic::{AckPolicy, PathMtu};
+use rocev2::ethernet::MacAddr;
+use switch::Nanos;
+
+const PORT: &str = "[[port]]\nname = \"a\"\nring = {}\n";
+
+/// A file with these lines in `[nic]`
+fn nic(lines: &str) -> String {
+    [PORT, "[nic]\n", lines, "\n"].concat()
+}
+
+/// A file with a service of these lines
+fn service(lines: &str) -> String {
+    nic(&["addresses = [\"10.0.0.2/24\"]\n[[nic.service]]\n", lines].concat())
+}
+
+fn host(text: &str) -> HostConfig {
+    match read(text).function {
+        FunctionConfig::Nic(config) => config,
+        other @ (FunctionConfig::Forward(_) | FunctionConfig::Impair(_)) => panic!("{other:?}"),
+    }
+}
+
+fn defaults() -> HostConfig {
+    HostConfig {
+        mac: None,
+        addresses: vec![([10, 0, 0, 2].into(), 24)],
+        gateways: vec![],
+        vlan: None,
+        mtu: PathMtu::B1024,
+        window: 128,
+        ack: AckPolicy::OnRequest,
+        credits: false,
+        max_qps: 1024,
+        seed: 1,
+        services: vec![],
+    }
+}
+
+#[test]
+fn what_is_said_and_what_is_not() {
+    assert_eq!(host(&nic("addresses = [\"10.0.0.2/24\"]")), defaults());
+    let all = nic(
+        "addresses = [\"10.0.0.2/24\", \"fd00::2/64\"]\nmac = \"02:00:00:00:00:07\"\ngateways = [\"10.0.0.254\"]\n\
+         vlan = 10\nmtu = 4096\nwindow = 7\nack = { packets = 4, time_us = 20 }\ncredits = true\n\
+         max_connections = 5\nseed = 9",
+    );
+    let expected = HostConfig {
+        mac: Some(MacAddr([2, 0, 0, 0, 0, 7])),
+        addresses: vec![([10, 0, 0, 2].into(), 24), ([0xfd00, 0, 0, 0, 0, 0, 0, 2].into(), 64)],
+        gateways: vec![[10, 0, 0, 254].into()],
+        vlan: Some(10),
+        mtu: PathMtu::B4096,
+        window: 7,
+        ack: AckPolicy::Every { packets: 4, time: Nanos(20_000) },
+        credits: true,
+        max_qps: 5,
+        seed: 9,
+        services: vec![],
+    };
+    assert_eq!(host(&all), expected);
+}
+
+#[test]
+fn services() {
+    let only = |lines: &str| {
+        let mut services = host(&service(lines)).services;
+        assert_eq!(services.len(), 1);
+        services.remove(0)
+    };
+    let rping = Kind::Rping { count: 0, size: 1 << 20 };
+    assert_eq!(only("kind = \"rping_server\""), ServiceConfig { kind: rping, port: 7174, client: None });
+    let client = Client { server: [10, 0, 0, 1].into(), connections: 3, at_once: 64 };
+    assert_eq!(
+        only("kind = \"ucmatose_client\"\nserver = \"10.0.0.1\"\nconnections = 3\nsize = 9"),
+        ServiceConfig { kind: Kind::Ucmatose { messages: 10, size: 9 }, port: 7471, client: Some(client) }
+    );
+    assert_eq!(
+        only("kind = \"memory\"\nport = 9\nsize = 64"),
+        ServiceConfig { kind: Kind::Memory { size: 64 }, port: 9, client: None }
+    );
+}
+
+#[test]
+fn addresses() {
+    wrong(
+        &nic("#!").replace("[nic]\n#!", "[nic] #!"),
+        "[nic] has no `addresses`",
+        "add `addresses = [\"10.0.0.2/24\"]`",
+    );
+    wrong(&nic("addresses = [] #!"), "`addresses` is empty", "a host needs an address");
+    for text in ["10.0.0.2", "10.0.0.2/33", "fd00::1/129", "here/24"] {
+        wrong(
+            &nic(&format!("addresses = [\"{text}\"] #!")),
+            &format!("`{text}` is no address with the length of its prefix"),
+            "write `\"10.0.0.1/24\"` or `\"fd00::1/64\"`",
+        );
+    }
+    wrong(
+        &nic("addresses = [\"10.0.0.2/24\"]\ngateways = [\"there\"] #!"),
+        "`there` is no IP address",
+        "write an address such as `\"10.0.0.1\"` or `\"fd00::1\"`",
+    );
+}
+
+#[test]
+fn numbers() {
+    wrong(
+        &nic("addresses = [\"10.0.0.2/24\"]\nmtu = 1500 #!"),
+        "1500 is no path MTU",
+        "write 256, 512, 1024, 2048 or 4096; a port of MTU 1500 carries 1024",
+    );
+    wrong(
+        &nic("addresses = [\"10.0.0.2/24\"]\nvlan = 4095 #!"),
+        "`vlan` cannot be 4095",
+        "write a number from 1 to 4094, such as `vlan = 10`",
+    );
+}
+
+#[test]
+fn one_port_and_one_worker() {
+    let two = ["[[port]]\nname = \"b\"\nring = {}\n", PORT].concat().replace("\"a\"", "\"a\" #!");
+    wrong(
+        &[&two, "[nic]\naddresses = [\"10.0.0.2/24\"]\n"].concat(),
+        "a host has one port",
+        "remove it; another host is another program",
+    );
+    wrong(
+        &["[runtime]\nworkers = [1, 2] #!\n", &nic("addresses = [\"10.0.0.2/24\"]")].concat(),
+        "a host has one worker",
+        "write `workers = [1]`, or leave the key out",
+    );
+}
+
+#[test]
+fn services_that_cannot_be() {
+    wrong(
+        &service("kind = \"rping\" #!"),
+        "`kind` cannot be `rping`",
+        "did you mean `rping_server`? it can be `rping_server`, `rping_client`, `ucmatose_server`, `ucmatose_client` or `memory`",
+    );
+    wrong(
+        &service("kind = \"memory\"\nserver = \"10.0.0.1\" #!"),
+        "there is no key `server` in [[nic.service]]",
+        "[[nic.service]] takes `kind`, `port` and `size`",
+    );
+    let twice = service("kind = \"memory\"\nport = 7471\n[[nic.service]]\nkind = \"ucmatose_server\"");
+    wrong(
+        &twice.replace("[nic]", "[nic] #!"),
+        "two services listen at port 7471",
+        "give `memory` or `ucmatose_server` another `port`",
+    );
+}

@@ -1,0 +1,161 @@
+//! Scenarios of the simulator.
+
+use super::super::{parsed, scenario};
+use core::net::IpAddr;
+use sim::scenario::{AckSpec, Between, EcnSpec, FaultKind, FaultSpec, Scenario, to_toml};
+use std::path::Path;
+
+const HOSTS: &str =
+    "[[host]]\nname = \"a\"\naddress = \"10.0.0.1/24\"\n[[host]]\nname = \"b\"\naddress = \"10.0.0.2/24\"\n";
+
+/// Two hosts, and a link with these lines
+fn link(lines: &str) -> String {
+    [HOSTS, "[[link]]\nends = [\"a\", \"b\"]\n", lines, "\n"].concat()
+}
+
+fn problems(text: &str) -> Vec<(usize, String, String)> {
+    let report = parsed(Path::new("test.toml"), text, scenario::read).expect_err("something is wrong");
+    report.findings().map(|f| (f.place.line, f.message.to_owned(), f.help.to_owned())).collect()
+}
+
+/// Asserts that there is one problem, on the line marked with `#!`, with these words.
+#[track_caller]
+fn wrong(text: &str, message: &str, help: &str) {
+    let line = text.lines().position(|line| line.contains("#!")).map_or(1, |index| index + 1);
+    assert_eq!(problems(text), [(line, message.to_owned(), help.to_owned())], "in:{text}");
+}
+
+#[track_caller]
+fn read(text: &str) -> Scenario {
+    parsed(Path::new("test.toml"), text, scenario::read)
+        .unwrap_or_else(|report| panic!("{}", report.render()))
+}
+
+#[test]
+fn what_is_said_is_understood() {
+    let text = link(
+        "rate_gbps = [1, 2.5]\ndelay_us = 0.5\nloss = [0, 0.1]\nmtu = 4200\n\
+         ecn = { min = 1, max = [5, 6], share = 0.5 }\n\
+         [verbs]\nmtu = [256, 4096]\nretry_count = 3\nsrq = \"any\"\nverbs = [\"read\"]\n\
+         [[fault]]\nat_us = 1\ncrash = \"a\"\nfor_us = [2, 3]\n\
+         [[fault]]\nat_us = 1\nclock = \"b\"\nstep_us = -4",
+    )
+    .replace("[[link]]", "ack = { packets = 4, time_us = 20 }\ncredits = true\n[[link]]");
+    let scenario = read(&text);
+    let link = &scenario.links[0];
+    assert_eq!(link.rate, Between { low: 1_000_000_000, high: 2_500_000_000 });
+    assert_eq!(link.delay, Between::just(500));
+    assert_eq!(link.loss, Between { low: 0, high: 100_000_000 });
+    let ecn = EcnSpec {
+        min: Between::just(1),
+        max: Between { low: 5, high: 6 },
+        share: Between::just(500_000_000),
+    };
+    assert_eq!(link.ecn, Some(ecn));
+    assert_eq!(scenario.hosts[1].ack, AckSpec::Every { packets: 4, time: 20_000 });
+    assert_eq!(scenario.hosts[1].credits, Between::just(1));
+    assert_eq!(scenario.hosts[0].address, (IpAddr::from([10, 0, 0, 1]), 24));
+    assert_eq!(scenario.verbs.mtu_log2, Between { low: 8, high: 12 });
+    assert_eq!(scenario.verbs.retry_count, Between::just(3));
+    assert_eq!(scenario.verbs.srq, Between { low: 0, high: 1 });
+    let crash = FaultSpec {
+        at: Between::just(1000),
+        kind: FaultKind::Crash("a".into()),
+        lasts: Some(Between { low: 2000, high: 3000 }),
+    };
+    assert_eq!(scenario.faults[0], crash);
+    assert_eq!(scenario.faults[1].kind, FaultKind::ClockStep("b".into(), Between::just(-4000)));
+}
+
+#[test]
+fn what_is_written_reads_the_same() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/sim");
+    let mut seen = 0;
+    for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+        let scenario = read(&std::fs::read_to_string(&path).unwrap());
+        assert_eq!(read(&to_toml(&scenario)), scenario, "{}", path.display());
+        // What a seed draws of it, too
+        let drawn = scenario.drawn(3);
+        assert_eq!(read(&to_toml(&drawn)), drawn, "{}", path.display());
+        seen += 1;
+    }
+    assert!(seen >= 3);
+}
+
+#[test]
+fn hosts_and_links() {
+    assert_eq!(problems("[sim]\n")[0].1, "there are fewer than two hosts");
+    wrong(
+        &link("[[switch]]\nname = \"a\" #!"),
+        "there are two nodes named `a`",
+        "give each host and switch its own name",
+    );
+    wrong(
+        &link("[[host]]\nname = \"c\" #!\naddress = \"10.0.0.3/24\""),
+        "host `c` has 0 links, and needs one",
+        "join hosts to a `[[switch]]`, or two hosts to each other",
+    );
+    wrong(
+        &link("").replace("10.0.0.2", "10.0.0.1").replace("name = \"b\"", "name = \"b\" #!"),
+        "`a` and `b` have the same address",
+        "give each host its own `address`",
+    );
+    wrong(
+        &link("").replace("10.0.0.2", "fd00::2").replace("name = \"b\"", "name = \"b\" #!"),
+        "`a` and `b` cannot speak to each other",
+        "give all hosts IPv4 addresses, or all IPv6 addresses",
+    );
+    let ends = |ends: [&str; 2]| format!("[[link]]\nends = [\"{}\", \"{}\"]\n", ends[0], ends[1]);
+    let switches = "[[switch]]\nname = \"s\"\n[[switch]]\nname = \"t\"\n";
+    let apart = [HOSTS, switches, &ends(["a", "s"]), &ends(["b", "t"])].concat();
+    wrong(
+        &apart.replace("name = \"b\"", "name = \"b\" #!"),
+        "nothing joins `a` and `b`",
+        "add a `[[link]]` between the parts",
+    );
+    let loops = [&apart, &ends(["s", "t"]), "[[link]]\nends = [\"t\", \"s\"] #!\n"].concat();
+    wrong(
+        &loops,
+        "`t` and `s` are joined already",
+        "take a link away: learning bridges send what they do not know around a loop for ever",
+    );
+}
+
+#[test]
+fn ranges() {
+    wrong(
+        &link("loss = [0.1, 0] #!"),
+        "`loss` ends before it begins",
+        "write the smaller number first: `[least, greatest]`",
+    );
+    wrong(
+        &link("loss = [0.1] #!"),
+        "`loss` has to be a number, or two",
+        "write a number, or `[least, greatest]`, from which the seed draws one",
+    );
+    wrong(&link("loss = 1.5 #!"), "`loss` cannot be 1.5", "write a number from 0 to 1");
+    wrong(
+        &link("mtu = 1500\n[verbs]\nmtu = [256, 4096] #!"),
+        "packets of this size do not pass all links",
+        "with headers they have 4180 bytes: give the link between `a` and `b` an `mtu` of 4180 at least",
+    );
+}
+
+#[test]
+fn names() {
+    wrong(
+        &link("los = 0.1 #!"),
+        "there is no key `los` in [[link]]",
+        "did you mean `loss`? [[link]] takes `ends`, `rate_gbps`, `delay_us`, `jitter_us`, `loss`, `duplicate`, `reorder`, `reorder_by_us`, `corrupt`, `mtu`, `queue` and `ecn`",
+    );
+    wrong(&link("").replace("ends = [\"a\", \"b\"]", "ends = [\"a\", \"c\"] #!"), "", "");
+}
+
+#[test]
+fn faults() {
+    wrong(
+        &link("[[fault]] #!\nat_us = 1"),
+        "a fault is one thing that happens",
+        "write one of `crash = \"a\"`, `pause = \"a\"`, `partition = [\"a\"]`, or `clock = \"a\"` with `step_us` or `drift_ppm`; `for_us` says for how long",
+    );
+}
