@@ -3,10 +3,11 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run build test lint e2e bench fuzz doctor clean
+.PHONY: help run build test lint e2e soak bench fuzz doctor clean
 
 CARGO ?= cargo
 PROGRAM := target/release/understudy
+AS_ROOT = $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
 help: ## this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -21,6 +22,7 @@ build: ## build the program (target/release/understudy)
 test: ## every test that needs no privileges, and a short run of the fuzz targets
 	@scripts/deps.sh build test
 	$(CARGO) nextest run --locked --workspace
+	$(CARGO) nextest run --locked -p understudy --features canary --test canary
 	fuzz/run.sh all -runs=20000
 
 lint: ## formatting and clippy, warnings denied
@@ -28,11 +30,19 @@ lint: ## formatting and clippy, warnings denied
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 
-e2e: build ## real RDMA programs in two virtual machines, joined by understudy (root)
+e2e: build ## real RDMA programs in virtual machines, joined by understudy, and against `understudy host` (root)
 	@scripts/deps.sh e2e
-	$(shell [ "$$(id -u)" = 0 ] || echo sudo) tests/e2e/run.py --understudy $(PROGRAM)
+	$(AS_ROOT) tests/e2e/run.py --understudy $(PROGRAM)
+	$(AS_ROOT) tests/e2e/host.py --understudy $(PROGRAM)
 
-bench: build ## forwarding against dpdk-testpmd, and the costs of parsing and of the ICRC
+soak: build ## seeds of the simulator, new ones every time: make soak SECONDS=600 (a scenario), or SEEDS=100000 FROM=1
+	@from=$(or $(FROM),$$(date +%s)000000); \
+	for scenario in configs/sim/*.toml; do \
+		echo "$$scenario"; \
+		$(PROGRAM) sim $$scenario --from $$from $(if $(SEEDS),--seeds $(SEEDS),--for $(or $(SECONDS),60)); \
+	done
+
+bench: build ## forwarding against dpdk-testpmd; parsing, the ICRC, the software NIC, the simulator
 	@scripts/deps.sh bench
 	$(PROGRAM) bench peers
 	$(CARGO) bench --locked -p understudy-tests

@@ -96,6 +96,8 @@ pub fn run(scenario: &Scenario, seed: u64, planted: Planted, captures: Vec<Captu
     for (link, to) in captures {
         run.world.capture(run.links[link], to);
     }
+    // Now, and not before: the first frames leave.
+    verbs::begin(&mut run.world, &run.hosts);
     let mut violation = run.until_done(Nanos(scenario.limit.value().max(0) as u64));
     if violation.is_none() {
         violation = verbs::check(&run.world, &run.hosts);
@@ -189,7 +191,6 @@ impl<'a> Run<'a> {
             }
         }
         verbs::connect(&mut world, &hosts, &workload, seed);
-        verbs::begin(&mut world, &hosts);
         Self { scenario, world, hosts, switches, links, shared }
     }
 

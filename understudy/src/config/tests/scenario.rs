@@ -148,7 +148,11 @@ fn names() {
         "there is no key `los` in [[link]]",
         "did you mean `loss`? [[link]] takes `ends`, `rate_gbps`, `delay_us`, `jitter_us`, `loss`, `duplicate`, `reorder`, `reorder_by_us`, `corrupt`, `mtu`, `queue` and `ecn`",
     );
-    wrong(&link("").replace("ends = [\"a\", \"b\"]", "ends = [\"a\", \"c\"] #!"), "", "");
+    wrong(
+        &link("").replace("ends = [\"a\", \"b\"]", "ends = [\"a\", \"c\"] #!"),
+        "there is no host or switch `c`",
+        "it can be `a` or `b`",
+    );
 }
 
 #[test]

@@ -1,0 +1,202 @@
+//! What the software NIC and the simulator cost: a WRITE and its acknowledgement with few queue pairs and with very
+//! many, packets of a simulated network on one core, and the rules of `impair`.
+
+#![allow(missing_docs, reason = "criterion's macros")]
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use rnic::{
+    Access, Config, Cq, Data, Interface, Modify, Mr, Operation, Path, PathMtu, QpInit, ReadyToReceive,
+    ReadyToSend, Remote, Rnic, SendRequest, Sge, Status, Transport,
+};
+use rocev2::aeth::RnrTimer;
+use rocev2::ethernet::MacAddr;
+use rocev2::{Psn, Qpn};
+use sim::scenario::{Between, HostSpec, LinkSpec, Planted, Scenario};
+use std::hint::black_box;
+use switch::impair::{self, Action, Impair, Match, Operations, Rule};
+use switch::memory::{MemoryFrame, Sent};
+use switch::{Function as _, Nanos, PortId, Share};
+
+const VA: u64 = 0x1000;
+const QPS: [usize; 3] = [1, 1000, 100_000];
+
+fn address(nic: u8) -> core::net::IpAddr {
+    [10, 0, 0, nic + 1].into()
+}
+
+fn mac(nic: u8) -> MacAddr {
+    MacAddr([2, 0, 0, 0, 0, nic + 1])
+}
+
+/// A NIC whose queue pairs are connected to those of the same numbers at the other.
+fn nic(number: u8, count: usize) -> (Rnic, Vec<Qpn>, Cq, Mr) {
+    let mut interface = Interface::new(mac(number), address(number), 24);
+    interface.neighbours.push((address(1 - number), mac(1 - number)));
+    let mut nic = Rnic::new(Config { max_qps: count, ..Config::new(interface) });
+    let pd = nic.alloc_pd();
+    let cq = nic.create_cq(1024).expect("room");
+    let (_, mr) = nic.register_new(pd, 1 << 16, VA, Access::ALL).expect("room");
+    let init = QpInit {
+        transport: Transport::Rc,
+        pd,
+        send_cq: cq,
+        recv_cq: cq,
+        srq: None,
+        max_send: 4,
+        max_recv: 1,
+    };
+    let qpns: Vec<_> = (0..count).map(|_| nic.create_qp(init).expect("room")).collect();
+    for qpn in &qpns {
+        let rtr = ReadyToReceive {
+            path: Path::new(address(number), address(1 - number)),
+            dest_qp: *qpn,
+            mtu: PathMtu::B1024,
+            rq_psn: Psn::new(0),
+            max_dest_rd_atomic: 1,
+            min_rnr_timer: RnrTimer(1),
+        };
+        let rts = ReadyToSend {
+            sq_psn: Psn::new(0),
+            max_rd_atomic: 1,
+            timeout: 20,
+            retry_count: 7,
+            rnr_retry: 7,
+            flow_control: false,
+        };
+        for modify in [Modify::Init { access: Access::ALL, qkey: 0 }, Modify::Rtr(rtr), Modify::Rts(rts)] {
+            nic.modify_qp(*qpn, modify).expect("a new queue pair");
+        }
+    }
+    (nic, qpns, cq, mr)
+}
+
+/// A WRITE of 64 bytes on each queue pair in turn, its packet, its acknowledgement, its completion.
+fn writes(c: &mut Criterion) {
+    let mut group = c.benchmark_group("rnic: WRITE of 64 B and its ACK, queue pairs in turn");
+    group.throughput(Throughput::Elements(2));
+    for count in QPS {
+        let (mut left, qpns, cq, mr) = nic(0, count);
+        let (mut right, _, _, remote) = nic(1, count);
+        let mut frame = Vec::with_capacity(4096);
+        let (mut n, mut now) = (0, Nanos(1));
+        group.bench_function(BenchmarkId::from_parameter(count), |b| {
+            b.iter(|| {
+                n = (n + 1) % count;
+                now = now + Nanos(500);
+                let data = Data::Memory(Sge { mr, va: VA, len: 64 });
+                let write = Operation::Write(Remote { va: VA, rkey: remote.0 });
+                left.post_send(qpns[n], SendRequest::new(0, write, data)).expect("room");
+                assert!(left.poll_transmit(now, &mut frame));
+                right.on_frame(&frame, now);
+                assert!(right.poll_transmit(now, &mut frame));
+                left.on_frame(&frame, now);
+                // Old timers, which stand for as long as the time-out is
+                while left.next_timer().is_some_and(|at| at <= now) {
+                    left.on_timer(now);
+                }
+                assert!(left.poll_cq(cq).is_some_and(|done| done.status == Status::Success));
+            });
+        });
+    }
+    group.finish();
+}
+
+/// A READ of 64 KiB: the responder's packets.
+fn reads(c: &mut Criterion) {
+    let mut group = c.benchmark_group("rnic: READ of 64 KiB in packets of 1 KiB");
+    group.throughput(Throughput::Bytes(1 << 16));
+    let (mut left, qpns, cq, mr) = nic(0, 1);
+    let (mut right, _, _, remote) = nic(1, 1);
+    let mut frame = Vec::with_capacity(4096);
+    let mut now = Nanos(1);
+    group.bench_function("64 KiB", |b| {
+        b.iter(|| {
+            now = now + Nanos(100_000);
+            let data = Data::Memory(Sge { mr, va: VA, len: 1 << 16 });
+            let read = Operation::Read(Remote { va: VA, rkey: remote.0 });
+            left.post_send(qpns[0], SendRequest::new(0, read, data)).expect("room");
+            while left.poll_transmit(now, &mut frame) {
+                right.on_frame(&frame, now);
+            }
+            while right.poll_transmit(now, &mut frame) {
+                left.on_frame(&frame, now);
+            }
+            assert!(left.poll_cq(cq).is_some_and(|done| done.status == Status::Success));
+        });
+    });
+    group.finish();
+}
+
+/// The simulator: at least a million packets a second that arrive somewhere, on this one core.
+fn simulator(c: &mut Criterion) {
+    let mut group = c.benchmark_group("sim: packets that arrive");
+    let mut scenario = Scenario {
+        limit: Between::just(100_000_000_000),
+        hosts: vec![HostSpec::new("a", address(0), 24), HostSpec::new("b", address(1), 24)],
+        switches: vec![],
+        links: vec![LinkSpec::new("a", "b")],
+        verbs: sim::scenario::VerbsSpec::default(),
+        faults: vec![],
+    };
+    scenario.verbs.operations = Between::just(2000);
+    for (name, damage) in [("a clean wire", 0), ("1 % lost, doubled, reordered, damaged each", 10_000_000)] {
+        let link = &mut scenario.links[0];
+        for share in [&mut link.loss, &mut link.duplicate, &mut link.reorder, &mut link.corrupt] {
+            *share = Between::just(damage);
+        }
+        let outcome = sim::scenario::run(&scenario, 1, Planted::default(), Vec::new());
+        assert_eq!(outcome.violation, None);
+        group.throughput(Throughput::Elements(outcome.packets));
+        group.bench_function(name, |b| {
+            b.iter(|| sim::scenario::run(black_box(&scenario), 1, Planted::default(), Vec::new()));
+        });
+    }
+    group.finish();
+}
+
+/// What rules cost a packet that none of them does anything to.
+fn rules(c: &mut Criterion) {
+    let mut group = c.benchmark_group("impair: packets of 64 B to 1,024 queue pairs");
+    group.throughput(Throughput::Elements(1));
+    let rule = |number: usize| Rule {
+        name: format!("rule {number}"),
+        matching: Match { operations: Some(Operations::default()), ..Match::default() },
+        share: Share::ALWAYS,
+        skip: 0,
+        times: u64::MAX,
+        action: Action::Drop,
+    };
+    for count in [0, 1, 10] {
+        let mut function = Impair::new(
+            &impair::Config {
+                ports: 2,
+                pairs: vec![(PortId(0), PortId(1))],
+                seed: 1,
+                held: 64,
+                frame_len: 1526,
+                flows: 4096,
+                counted_qps: 0,
+                rules: (0..count).map(rule).collect(),
+            },
+            0,
+        );
+        let mut frames: Vec<_> =
+            (0..1024).map(|n| MemoryFrame::new(bench::traffic::write_only(n, 64))).collect();
+        let mut out = Sent::with_room(0);
+        let mut n = 0;
+        group.bench_function(BenchmarkId::new("rules", count), |b| {
+            b.iter(|| {
+                n = (n + 1) % frames.len();
+                function.on_frame(&mut frames[n], PortId(0), Nanos::ZERO, &mut out)
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default().warm_up_time(std::time::Duration::from_millis(300)).measurement_time(std::time::Duration::from_secs(1));
+    targets = writes, reads, simulator, rules
+}
+criterion_main!(benches);
