@@ -2,24 +2,19 @@
 //! `rdma_cm` offers them. The manager decides; here queue pairs follow.
 
 use crate::cm::{
-    self, Accept, CallError, Cm, Conn, ConnectError, ConnectRequest, Event as CmEvent, ListenError, Listener,
+    self, Accept, CallError, Conn, ConnectError, ConnectRequest, Event as CmEvent, ListenError, Listener,
     Peer, PortSpace, RemoteReply, RemoteRequest,
 };
 use crate::memory::Access;
 use crate::nic::{Config, Rnic};
 use crate::qp::{Modify, Path, PathMtu, QpError, ReadyToReceive, ReadyToSend, State, Transport};
-use crate::wire::Route;
 use core::net::IpAddr;
 use rocev2::aeth::RnrTimer;
-use rocev2::cm::{MAD_LEN, RejReason, mad_of};
-use rocev2::deth::Deth;
-use rocev2::{Bth, Opcode, Packet, Psn, Qpn};
+use rocev2::cm::RejReason;
+use rocev2::{Packet, Psn, Qpn};
 use std::collections::{BTreeMap, VecDeque};
 use switch::Nanos;
-use zerocopy::IntoBytes;
 
-/// MADs that wait for their neighbour's MAC address at most. Those lost are sent again: they are not acknowledged.
-const MAX_WAITING: usize = 4096;
 const HOP_LIMIT: u8 = 64;
 
 /// What an application says of its end of a connection, as `rdma_conn_param` does.
@@ -99,15 +94,9 @@ struct Binding {
     ready: Option<ReadyToSend>,
 }
 
-/// QP 1.
-#[derive(Debug)]
+/// Connections and their queue pairs.
+#[derive(Debug, Default)]
 pub(crate) struct Gsi {
-    cm: Cm,
-    psn: Psn,
-    /// MADs to send
-    mads: VecDeque<(Peer, [u8; MAD_LEN])>,
-    /// MADs that wait for their neighbour
-    waiting: VecDeque<(Peer, [u8; MAD_LEN])>,
     bindings: BTreeMap<Conn, Binding>,
     by_qpn: BTreeMap<u32, Conn>,
     /// Requests that the application has not answered
@@ -115,37 +104,17 @@ pub(crate) struct Gsi {
     events: VecDeque<CmEvent>,
 }
 
-impl Gsi {
-    pub(crate) fn new(config: &Config) -> Self {
-        let [a, b, c, d, e, f] = config.interface.mac.0;
-        let cm = cm::Config {
-            // EUI-64 of the MAC address
-            ca_guid: u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]),
-            capacity: config.max_qps.max(1024) * 2,
-            ..cm::Config::default()
-        };
-        Self {
-            cm: Cm::new(cm, config.seed ^ 0x6373_6d00),
-            psn: Psn::ZERO,
-            mads: VecDeque::new(),
-            waiting: VecDeque::new(),
-            bindings: BTreeMap::new(),
-            by_qpn: BTreeMap::new(),
-            requests: BTreeMap::new(),
-            events: VecDeque::new(),
-        }
-    }
+/// What the NIC's communication manager is told.
+pub(crate) fn cm_of(config: &Config) -> cm::Config {
+    cm::Config { capacity: config.max_qps.max(1024) * 2, ..cm::Config::default() }
+}
 
+impl Gsi {
     fn unbind(&mut self, conn: Conn) -> Option<Binding> {
         self.requests.remove(&conn);
         let binding = self.bindings.remove(&conn)?;
         self.by_qpn.remove(&binding.qpn.get());
         Some(binding)
-    }
-
-    /// The neighbours may have answered.
-    pub(crate) fn wake(&mut self) {
-        self.mads.append(&mut self.waiting);
     }
 }
 
@@ -157,12 +126,12 @@ impl Rnic {
 
     /// Requests for a service are reported from now on.
     pub fn listen_service(&mut self, service_id: u64) -> Result<Listener, ListenError> {
-        self.gsi.cm.listen(service_id)
+        self.endpoint.cm_mut().listen(service_id)
     }
 
     /// Requests are rejected from now on.
     pub fn unlisten(&mut self, listener: Listener) {
-        self.gsi.cm.unlisten(listener);
+        self.endpoint.cm_mut().unlisten(listener);
     }
 
     /// Asks a host for a connection of a queue pair to a service. The queue pair goes to Init. When the other side
@@ -197,7 +166,7 @@ impl Rnic {
         if self.qp_state(qpn) == Some(State::Reset) {
             self.modify_qp(qpn, Modify::Init { access: param.access, qkey: 0 })?;
         }
-        let conn = self.gsi.cm.connect(&request, now)?;
+        let conn = self.endpoint.cm_mut().connect(&request, now)?;
         self.gsi.by_qpn.insert(qpn.get(), conn);
         self.gsi.bindings.insert(conn, Binding { qpn, param, rq_psn, ready: None });
         self.follow(now);
@@ -244,7 +213,7 @@ impl Rnic {
         }
         let binding = Binding { qpn, param, rq_psn, ready: Some(ready) };
         self.ready_to_receive(&binding, path, request.qpn, mtu, responder_resources)?;
-        self.gsi.cm.accept(conn, &reply, now)?;
+        self.endpoint.cm_mut().accept(conn, &reply, now)?;
         self.gsi.requests.remove(&conn);
         self.gsi.by_qpn.insert(qpn.get(), conn);
         self.gsi.bindings.insert(conn, binding);
@@ -260,7 +229,7 @@ impl Rnic {
         private_data: &[u8],
         now: Nanos,
     ) -> Result<(), ConnError> {
-        self.gsi.cm.reject(conn, reason, private_data, now)?;
+        self.endpoint.cm_mut().reject(conn, reason, private_data, now)?;
         self.end(conn);
         self.follow(now);
         Ok(())
@@ -268,7 +237,7 @@ impl Rnic {
 
     /// Ends a connection: its queue pair goes into the error state, and `Disconnected` is reported.
     pub fn disconnect(&mut self, conn: Conn, private_data: &[u8], now: Nanos) -> Result<(), ConnError> {
-        self.gsi.cm.disconnect(conn, private_data, now)?;
+        self.endpoint.cm_mut().disconnect(conn, private_data, now)?;
         self.fail_qp(conn);
         self.follow(now);
         Ok(())
@@ -324,9 +293,9 @@ impl Rnic {
         self.modify_qp(binding.qpn, Modify::Rtr(ready))
     }
 
-    /// Does what the manager's events ask of queue pairs, reports them, and takes its messages.
-    fn follow(&mut self, now: Nanos) {
-        while let Some(event) = self.gsi.cm.poll_event() {
+    /// Does what the manager's events ask of queue pairs, and reports them.
+    pub(crate) fn follow(&mut self, now: Nanos) {
+        while let Some(event) = self.endpoint.cm_mut().poll_event() {
             let conn = event.conn();
             let report = match &event {
                 CmEvent::Requested { request, .. } => self.on_requested(conn, request, now),
@@ -353,16 +322,13 @@ impl Rnic {
                 self.gsi.events.push_back(event);
             }
         }
-        while let Some(mad) = self.gsi.cm.poll_transmit() {
-            self.gsi.mads.push_back(mad);
-        }
     }
 
     /// Whether the application is to decide.
     fn on_requested(&mut self, conn: Conn, request: &RemoteRequest, now: Nanos) -> bool {
         // A longer packet than the port carries would be lost each time.
         if request.path_mtu as usize > self.config.mtu.bytes() {
-            _ = self.gsi.cm.reject(conn, RejReason::INVALID_PATH_MTU, &[], now);
+            _ = self.endpoint.cm_mut().reject(conn, RejReason::INVALID_PATH_MTU, &[], now);
             return false;
         }
         self.gsi.requests.insert(conn, Box::new(request.clone()));
@@ -372,7 +338,7 @@ impl Rnic {
     /// The other side has accepted. Whether the application is to know.
     fn on_replied(&mut self, conn: Conn, reply: &RemoteReply, now: Nanos) -> bool {
         let Some(binding) = self.gsi.bindings.remove(&conn) else { return false };
-        let Some(peer) = self.gsi.cm.info(conn).map(|info| info.peer) else { return false };
+        let Some(peer) = self.endpoint.cm().info(conn).map(|info| info.peer) else { return false };
         let param = &binding.param;
         let path = Path { traffic_class: param.traffic_class, ..Path::new(peer.local, peer.remote) };
         let ready = ReadyToSend {
@@ -389,8 +355,8 @@ impl Rnic {
             .and_then(|()| self.modify_qp(qpn, Modify::Rts(ready)));
         self.gsi.bindings.insert(conn, binding);
         // The application has destroyed or changed its queue pair while it was being connected.
-        if set_up.is_err() || self.gsi.cm.confirm(conn, &[]).is_err() {
-            _ = self.gsi.cm.reject(conn, RejReason::CONSUMER, &[], now);
+        if set_up.is_err() || self.endpoint.cm_mut().confirm(conn, &[]).is_err() {
+            _ = self.endpoint.cm_mut().reject(conn, RejReason::CONSUMER, &[], now);
             self.end(conn);
             return false;
         }
@@ -411,63 +377,26 @@ impl Rnic {
 
     /// A packet to QP 1
     pub(crate) fn on_gsi(&mut self, packet: &Packet<'_>, now: Nanos) {
-        let Some(mad) = mad_of(packet) else {
+        if self.endpoint.on_mad(packet, now) {
+            self.follow(now);
+        } else {
             self.counters.no_qp += 1;
-            return;
-        };
-        let peer = Peer { local: packet.dst(), remote: packet.src() };
-        self.gsi.cm.on_mad(peer, mad, now);
-        self.follow(now);
+        }
     }
 
     /// Data has come to a queue pair whose handshake is not over: it is.
     pub(crate) fn established_by_traffic(&mut self, qpn: Qpn, now: Nanos) {
         if let Some(conn) = self.connection_of(qpn) {
-            self.gsi.cm.established_by_traffic(conn);
+            self.endpoint.cm_mut().established_by_traffic(conn);
             self.follow(now);
         }
-    }
-
-    pub(crate) fn poll_gsi(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
-        while let Some((peer, mad)) = self.gsi.mads.pop_front() {
-            let path = Path { hop_limit: HOP_LIMIT, ..Path::new(peer.local, peer.remote) };
-            let Some(route) = self.route(&path, crate::wire::src_port(Qpn::GSI, Qpn::GSI), now) else {
-                if self.gsi.waiting.len() >= MAX_WAITING {
-                    self.gsi.waiting.pop_front();
-                }
-                self.gsi.waiting.push_back((peer, mad));
-                continue;
-            };
-            self.emit_mad(route, &mad, frame);
-            return true;
-        }
-        false
-    }
-
-    fn emit_mad(&mut self, mut route: Route, mad: &[u8; MAD_LEN], frame: &mut Vec<u8>) {
-        let bth = Bth::new(Opcode::UD_SEND_ONLY, Qpn::GSI, self.gsi.psn);
-        self.gsi.psn = self.gsi.psn.add(1);
-        route.emit(frame, bth, &[Deth::new(Deth::GSI_QKEY, Qpn::GSI).as_bytes()], mad);
-    }
-
-    pub(crate) fn gsi_has_mads(&self) -> bool {
-        !self.gsi.mads.is_empty()
-    }
-
-    pub(crate) fn gsi_timer(&self) -> Option<Nanos> {
-        self.gsi.cm.next_timer()
-    }
-
-    pub(crate) fn on_gsi_timer(&mut self, now: Nanos) {
-        self.gsi.cm.on_timer(now);
-        self.follow(now);
     }
 
     /// A queue pair is destroyed: so is its connection.
     pub(crate) fn release(&mut self, qpn: Qpn) {
         if let Some(conn) = self.connection_of(qpn) {
             self.gsi.unbind(conn);
-            self.gsi.cm.abort(conn);
+            self.endpoint.cm_mut().abort(conn);
         }
     }
 }

@@ -25,6 +25,7 @@
 pub mod cm;
 pub mod congestion;
 mod counters;
+mod endpoint;
 mod gsi;
 pub mod memory;
 mod neighbour;
@@ -42,6 +43,7 @@ mod wire;
 
 pub use congestion::Dcqcn;
 pub use counters::Counters;
+pub use endpoint::Endpoint;
 pub use gsi::{ConnError, ConnParam};
 pub use memory::{Access, AccessError, Buffer, MemoryError, Mr, Pd, Region};
 pub use neighbour::Interface;

@@ -131,6 +131,10 @@ impl Neighbours {
         }
     }
 
+    pub(crate) fn interface(&self) -> &Interface {
+        &self.interface
+    }
+
     /// Routes made at another age may be wrong.
     pub(crate) fn age(&self) -> u64 {
         self.age

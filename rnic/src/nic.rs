@@ -2,9 +2,10 @@
 
 use crate::congestion::Dcqcn;
 use crate::counters::Counters;
-use crate::gsi::Gsi;
+use crate::endpoint::Endpoint;
+use crate::gsi::{Gsi, cm_of};
 use crate::memory::{Access, Buffer, Memory, MemoryError, Mr, Pd, Region};
-use crate::neighbour::{Interface, Neighbours};
+use crate::neighbour::Interface;
 use crate::qp::{Modify, Path, PathMtu, Qp, QpError, QpInit, State, Transport};
 use crate::queue::{Completion, CompletionQueue, Cq, ReceiveQueue, RecvRequest, SendRequest, Sge, Srq};
 use crate::responder::AckPolicy;
@@ -92,7 +93,7 @@ pub struct Rnic {
     free: VecDeque<u32>,
     pub(crate) cqs: DenseTable<CompletionQueue>,
     pub(crate) srqs: DenseTable<ReceiveQueue>,
-    pub(crate) neighbours: Neighbours,
+    pub(crate) endpoint: Endpoint,
     pub(crate) gsi: Gsi,
     pub(crate) timers: Timers,
     /// Queue pairs that may have something to send, by slot
@@ -114,8 +115,8 @@ impl Rnic {
             free: VecDeque::new(),
             cqs: DenseTable::with_capacity(queues),
             srqs: DenseTable::with_capacity(queues),
-            neighbours: Neighbours::new(config.interface.clone()),
-            gsi: Gsi::new(&config),
+            endpoint: Endpoint::new(config.interface.clone(), cm_of(&config), config.seed ^ 0x6373_6d00),
+            gsi: Gsi::default(),
             timers: Timers::default(),
             round: VecDeque::new(),
             events: VecDeque::new(),
@@ -470,7 +471,7 @@ impl Rnic {
 
     /// The MAC address of the next hop to `ip`, or a question sent to the network: ask again later.
     pub fn resolve(&mut self, ip: core::net::IpAddr, now: Nanos) -> Option<MacAddr> {
-        self.neighbours.resolve(ip, now)
+        self.endpoint.resolve(ip, now)
     }
 }
 

@@ -41,7 +41,7 @@ impl Rnic {
                 }
             }
             Class::Other if frame.len() >= Ethernet::LEN => {
-                if self.neighbours.on_frame(frame, now) {
+                if self.endpoint.neighbours.on_frame(frame, now) {
                     self.wake_unresolved();
                 }
             }

@@ -7,7 +7,7 @@ use crate::qp::{Qp, QpError, State, Transport};
 use crate::queue::{Data, Operation, SendRequest, Status};
 use crate::request::packets_of;
 use crate::responder::{Reply, Response};
-use crate::wire::{Ends, Route, src_port};
+use crate::wire::{Route, src_port};
 use rocev2::aeth::{Aeth, Credit, NakCode, Syndrome};
 use rocev2::atomic::{AtomicAckEth, AtomicEth};
 use rocev2::deth::Deth;
@@ -80,11 +80,10 @@ impl Rnic {
     /// The next frame to send, written to `frame`. False if there is none now: then ask again after something came in,
     /// was posted, or the time of [`next_timer`](Self::next_timer) has come.
     pub fn poll_transmit(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
-        let sent = self.neighbours.poll_transmit(frame)
-            || self.poll_gsi(now, frame)
+        let sent = self.endpoint.poll_transmit(now, frame)
             || self.poll_round(now, frame)
             // The round may have found that a neighbour has to be asked for.
-            || self.neighbours.poll_transmit(frame);
+            || self.endpoint.poll_transmit(now, frame);
         self.counters.sent += u64::from(sent);
         sent
     }
@@ -105,12 +104,12 @@ impl Rnic {
 
     /// Whether [`poll_transmit`](Self::poll_transmit) may have something.
     pub fn wants_to_transmit(&self) -> bool {
-        !self.round.is_empty() || self.neighbours.has_frames() || self.gsi_has_mads()
+        !self.round.is_empty() || self.endpoint.wants_to_transmit()
     }
 
     /// When [`on_timer`](Self::on_timer) is due
     pub fn next_timer(&self) -> Option<Nanos> {
-        [self.timers.next(), self.neighbours.next_timer(), self.gsi_timer()].into_iter().flatten().min()
+        [self.timers.next(), self.endpoint.next_timer()].into_iter().flatten().min()
     }
 
     /// The time asked for has come.
@@ -130,15 +129,14 @@ impl Rnic {
                 parts.qp.resp.acknowledge(newest);
             }
             if let Some(ip) = suspect {
-                self.neighbours.suspect(ip, now);
+                self.endpoint.neighbours.suspect(ip, now);
             }
             self.settle(slot);
         }
-        if self.neighbours.on_timer(now) {
-            // Whoever still wants to speak to it asks again.
+        if self.endpoint.on_timer(now) {
             self.wake_unresolved();
         }
-        self.on_gsi_timer(now);
+        self.follow(now);
     }
 
     /// After something happened to a queue pair: into the round if it may send, and its timer.
@@ -179,8 +177,8 @@ impl Rnic {
 
     /// Neighbours have answered: queue pairs that waited for them try again.
     pub(crate) fn wake_unresolved(&mut self) {
-        self.gsi.wake();
-        for slot in core::mem::take(&mut self.neighbours.waiting) {
+        self.endpoint.wake();
+        for slot in core::mem::take(&mut self.endpoint.neighbours.waiting) {
             if let Some(qp) = self.at(slot) {
                 qp.unresolved = false;
             }
@@ -195,9 +193,9 @@ impl Rnic {
         }
         let (Some(path), dest, qpn) = (qp.path, qp.peer_qpn, qp.qpn) else { return false };
         // A neighbour that moved makes every route old.
-        if qp.route.is_none_or(|(_, age)| age != self.neighbours.age()) {
+        if qp.route.is_none_or(|(_, age)| age != self.endpoint.neighbours.age()) {
             let Some(route) = self.route(&path, src_port(qpn, dest), now) else {
-                self.neighbours.waiting.push(slot);
+                self.endpoint.neighbours.waiting.push(slot);
                 if let Some(qp) = self.at(slot) {
                     qp.unresolved = true;
                     // A host that is not there does not acknowledge either.
@@ -207,7 +205,7 @@ impl Rnic {
                 }
                 return false;
             };
-            let age = self.neighbours.age();
+            let age = self.endpoint.neighbours.age();
             if let Some(qp) = self.at(slot) {
                 qp.route = Some((route, age));
             }
@@ -217,22 +215,10 @@ impl Rnic {
 
     /// The way to a host, if its MAC address is known; it is asked for otherwise.
     pub(crate) fn route(&mut self, path: &crate::Path, src_port: u16, now: Nanos) -> Option<Route> {
-        let dst_mac = match path.mac {
-            Some(mac) => mac,
-            None => self.resolve(path.dst, now)?,
-        };
         // ECT(0), unless the path says something else: what is not marked cannot be slowed down.
         let capable = self.config.congestion.is_some() && path.traffic_class % 4 == NOT_ECT;
-        Route::new(&Ends {
-            src_mac: self.config.interface.mac,
-            dst_mac,
-            vlan: self.config.interface.vlan,
-            src: path.src,
-            dst: path.dst,
-            traffic_class: path.traffic_class | if capable { 2 } else { 0 },
-            hop_limit: path.hop_limit,
-            src_port,
-        })
+        let traffic_class = path.traffic_class | if capable { 2 } else { 0 };
+        self.endpoint.route(&crate::Path { traffic_class, ..*path }, src_port, now)
     }
 
     fn transmit_datagram(&mut self, slot: u32, now: Nanos, frame: &mut Vec<u8>) -> bool {
@@ -243,7 +229,7 @@ impl Rnic {
         let qpn = qp.qpn;
         let Some(to) = qp.req.queue.front().and_then(|front| front.request.to) else { return false };
         let Some(mut route) = self.route(&to.path, src_port(qpn, to.qpn), now) else {
-            self.neighbours.waiting.push(slot);
+            self.endpoint.neighbours.waiting.push(slot);
             if let Some(qp) = self.at(slot) {
                 qp.unresolved = true;
             }

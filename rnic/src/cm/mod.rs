@@ -111,6 +111,11 @@ impl Cm {
         self.out.pop_front()
     }
 
+    /// Whether there are messages to send
+    pub fn has_messages(&self) -> bool {
+        !self.out.is_empty()
+    }
+
     /// The next thing that happened. To be emptied after each call: the queue has no bound.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
