@@ -8,11 +8,13 @@
 
 #![forbid(unsafe_code)]
 
+pub mod control;
 pub mod function;
 pub mod gather;
 pub mod group;
 pub mod wire;
 
+pub use control::{Control, ControlConfig, ControlCounters, GroupStatus};
 pub use function::{Command, Config, Counters, Event, P4ce};
 pub use group::{Group, GroupConfig, GroupId, Peer, Replica};
 

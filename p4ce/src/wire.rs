@@ -15,6 +15,8 @@ pub const VERSION: u8 = 1;
 const IPV6: u8 = 1;
 const BY_REFERENCE: u8 = 2;
 const OUTVOTE: u8 = 4;
+/// What follows is a leader's address: the switch asks on its behalf
+const MEMBER: u8 = 8;
 const FLAGS: u8 = IPV6 | BY_REFERENCE | OUTVOTE;
 
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -167,6 +169,11 @@ impl Region {
         (region.zero.get() == 0 && region.size.get() > 0 && region.last().is_some()).then_some(region)
     }
 
+    /// As private data.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        self.as_bytes().to_vec()
+    }
+
     /// Virtual address of the first byte
     pub fn va(&self) -> u64 {
         self.va.get()
@@ -193,28 +200,34 @@ impl Region {
 pub struct MemberRequest {
     /// The leader for whom the switch asks
     pub leader: IpAddr,
+    /// The port that the leader's own request came from, which tells its groups from each other
+    pub port: u16,
 }
 
 impl MemberRequest {
     /// As private data.
     pub fn to_bytes(self) -> Vec<u8> {
         let (flags, octets) = match self.leader {
-            IpAddr::V4(ip) => (0, ip.octets().to_vec()),
-            IpAddr::V6(ip) => (IPV6, ip.octets().to_vec()),
+            IpAddr::V4(ip) => (MEMBER, ip.octets().to_vec()),
+            IpAddr::V6(ip) => (MEMBER | IPV6, ip.octets().to_vec()),
         };
-        let head = Head { magic: MAGIC, version: VERSION, flags, count: 1, quorum: 0, port: 0.into() };
+        let port = self.port.into();
+        let head = Head { magic: MAGIC, version: VERSION, flags, count: 1, quorum: 0, port };
         [head.as_bytes(), &octets].concat()
     }
 
     /// Reads private data; `None` if it is not from a switch.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let request = GroupRequest::from_bytes(bytes).ok()?;
-        match request.replicas {
-            Replicas::Listed(list) if request.port == 0 && request.quorum == 0 => {
-                Some(Self { leader: *list.first()? })
-            }
-            Replicas::Listed(_) | Replicas::Configured(_) => None,
+        let (head, rest) = Head::ref_from_prefix(bytes).ok()?;
+        if head.magic != MAGIC || head.version != VERSION {
+            return None;
         }
+        let leader = match head.flags {
+            MEMBER => Ipv4Addr::from(*rest.first_chunk::<4>()?).into(),
+            flags if flags == MEMBER | IPV6 => Ipv6Addr::from(*rest.first_chunk::<16>()?).into(),
+            _ => return None,
+        };
+        Some(Self { leader, port: head.port.get() })
     }
 }
 
@@ -385,7 +398,7 @@ mod tests {
         assert_eq!(GroupRequest::from_bytes(b"P4"), Err(RequestError::Truncated));
         assert_eq!(GroupRequest::from_bytes(&[0; 56]), Err(RequestError::Magic));
         assert_eq!(GroupRequest::from_bytes(b"P4\x02\0\x01\0\0\x01abcd"), Err(RequestError::Version(2)));
-        assert_eq!(GroupRequest::from_bytes(b"P4\x01\x08\x01\0\0\x01abcd"), Err(RequestError::Malformed));
+        assert_eq!(GroupRequest::from_bytes(b"P4\x01\x10\x01\0\0\x01abcd"), Err(RequestError::Malformed));
         assert_eq!(GroupRequest::from_bytes(b"P4\x01\x03\0\0\0\x01abcd"), Err(RequestError::Malformed));
     }
 
@@ -403,7 +416,7 @@ mod tests {
     fn members_and_refusals_survive() {
         for leader in ["10.0.0.1", "fd00::1"] {
             let leader = leader.parse().unwrap();
-            let member = MemberRequest { leader };
+            let member = MemberRequest { leader, port: 77 };
             assert_eq!(MemberRequest::from_bytes(&member.to_bytes()), Some(member));
             for refusal in [
                 Refusal::Request,
