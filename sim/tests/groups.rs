@@ -4,6 +4,7 @@ use core::net::IpAddr;
 use p4ce::wire::Refusal;
 use p4ce::{Control, ControlConfig, P4ce};
 use rnic::{Config, Interface, Rnic};
+use rocev2::Psn;
 use rocev2::ethernet::MacAddr;
 use sim::groups::{Answers, Groups, LeaderApp, Outcome, ReplicaApp, SharedGroups};
 use sim::{Clock, Controlled, Fault, Host, Link, NodeId, World};
@@ -22,6 +23,7 @@ struct Setup {
     max_replicas: usize,
     silent_after: Nanos,
     setup_timeout: Nanos,
+    first_psn: Option<Psn>,
     #[cfg(feature = "canary")]
     bug: Option<p4ce::Bug>,
 }
@@ -32,6 +34,7 @@ const SETUP: Setup = Setup {
     max_replicas: 12,
     silent_after: Nanos::ZERO,
     setup_timeout: Nanos::from_secs(30),
+    first_psn: None,
     #[cfg(feature = "canary")]
     bug: None,
 };
@@ -107,6 +110,7 @@ impl Net {
                 lists: [(sim::groups::LIST, list.clone())].into(),
                 setup_timeout: setup.setup_timeout,
                 seed: seed ^ life << 32,
+                first_psn: setup.first_psn,
             })
         };
         let switch = world.add(
@@ -248,6 +252,9 @@ fn on_a_bad_wire(setup: Setup, seed: u64) -> Result<(), String> {
         ..Groups::default()
     };
     let leaders = chance.between(1, 2) as u8;
+    // Often just before the end of all PSNs, where things break
+    let near = Psn::new(0u32.wrapping_sub(chance.between(1, 64) as u32));
+    let setup = Setup { first_psn: (chance.below(2) == 0).then_some(near), ..setup };
     let mut net = Net::with(setup, seed, chance.below(2) == 0, &groups, leaders, replicas, link);
     net.run()?;
     match net.outcomes().into_iter().find(|outcome| *outcome != Outcome::Done) {

@@ -57,6 +57,8 @@ pub struct ControlConfig {
     pub setup_timeout: Nanos,
     /// For keys, first PSNs and the like
     pub seed: u64,
+    /// The first PSN of leaders, for tests of what happens at the end of all PSNs; otherwise by chance
+    pub first_psn: Option<Psn>,
 }
 
 /// What a connection is to the group that it belongs to.
@@ -248,7 +250,7 @@ impl Control {
             leader,
             request: Box::new(request.clone()),
             local_qp: *local_qp,
-            first: Psn::new(self.chance.bits() as u32),
+            first: self.config.first_psn.unwrap_or(Psn::new(self.chance.bits() as u32)),
             // Key 0 is nobody's.
             rkey: (self.chance.bits() as u32).max(1),
             quorum,
