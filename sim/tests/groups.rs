@@ -22,7 +22,7 @@ struct Setup {
     queue_pairs: usize,
     max_replicas: usize,
     silent_after: Nanos,
-    setup_timeout: Nanos,
+    patience: Nanos,
     first_psn: Option<Psn>,
     #[cfg(feature = "canary")]
     bug: Option<p4ce::Bug>,
@@ -33,7 +33,7 @@ const SETUP: Setup = Setup {
     queue_pairs: 64,
     max_replicas: 12,
     silent_after: Nanos::ZERO,
-    setup_timeout: Nanos::from_secs(30),
+    patience: Nanos::from_secs(30),
     first_psn: None,
     #[cfg(feature = "canary")]
     bug: None,
@@ -108,7 +108,7 @@ impl Net {
                 queue_pairs: setup.queue_pairs,
                 max_replicas: setup.max_replicas,
                 lists: [(sim::groups::LIST, list.clone())].into(),
-                setup_timeout: setup.setup_timeout,
+                setup_timeout: setup.patience,
                 seed: seed ^ life << 32,
                 first_psn: setup.first_psn,
             })

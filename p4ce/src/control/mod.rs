@@ -219,37 +219,24 @@ impl Control {
             Replicas::Configured(id) => self.config.lists.get(&id).ok_or(Refusal::NoSuchList)?.clone(),
         };
         let quorum = self.check(&replicas, asked.quorum, request)?;
-        let id = GroupId(self.ids.take().ok_or(Refusal::Full)?);
-        let taken: Vec<Qpn> = (0..=replicas.len()).map_while(|_| self.qpns.take()).map(Qpn::new).collect();
-        let Some((local_qp, qpns)) = taken.split_last().filter(|(_, qpns)| qpns.len() == replicas.len())
-        else {
-            taken.iter().for_each(|qpn| self.qpns.give_back(qpn.get()));
-            self.ids.give_back(id.0);
-            return Err(Refusal::Full);
-        };
-        let mut members = Vec::with_capacity(replicas.len());
-        for (ip, local_qp) in replicas.into_iter().zip(qpns.iter().copied()) {
-            match self.connect(ip, local_qp, asked.port, request, now) {
-                Some(conn) => {
-                    self.roles.insert(conn, (id, Role::Replica(members.len())));
-                    members.push(Member { ip, conn, local_qp, answer: None, in_group: false });
-                }
-                None => {
-                    for member in &members {
-                        self.drop_connection(member.conn, now);
-                    }
-                    taken.iter().for_each(|qpn| self.qpns.give_back(qpn.get()));
-                    self.ids.give_back(id.0);
-                    return Err(Refusal::Full);
-                }
-            }
-        }
+        let (id, local_qp, qpns) = self.places_for(replicas.len()).ok_or(Refusal::Full)?;
         self.roles.insert(leader, (id, Role::Leader));
+        let mut members = Vec::with_capacity(replicas.len());
+        for (ip, local_qp) in replicas.iter().copied().zip(qpns.iter().copied()) {
+            let Some(conn) = self.connect(ip, local_qp, asked.port, request, now) else { break };
+            self.roles.insert(conn, (id, Role::Replica(members.len())));
+            members.push(Member { ip, conn, local_qp, answer: None, in_group: false });
+        }
+        let unused = &qpns[members.len()..];
+        let complete = unused.is_empty();
+        for qpn in unused {
+            self.qpns.give_back(qpn.get());
+        }
         let group = Pending {
             stage: Stage::Connecting,
             leader,
             request: Box::new(request.clone()),
-            local_qp: *local_qp,
+            local_qp,
             first: self.config.first_psn.unwrap_or(Psn::new(self.chance.bits() as u32)),
             // Key 0 is nobody's.
             rkey: (self.chance.bits() as u32).max(1),
@@ -261,7 +248,25 @@ impl Control {
         };
         self.groups.insert(id, group);
         self.look_at = Some(now + LOOK_EVERY);
+        if !complete {
+            self.end(id, Some(Refusal::Full), now);
+        }
         Ok(())
+    }
+
+    /// Numbers for a group, its leader's queue pair, and those of its replicas
+    fn places_for(&mut self, replicas: usize) -> Option<(GroupId, Qpn, Vec<Qpn>)> {
+        let id = self.ids.take()?;
+        let mut qpns: Vec<Qpn> = (0..=replicas).map_while(|_| self.qpns.take()).map(Qpn::new).collect();
+        if qpns.len() <= replicas {
+            for qpn in qpns {
+                self.qpns.give_back(qpn.get());
+            }
+            self.ids.give_back(id);
+            return None;
+        }
+        let leaders = qpns.pop()?;
+        Some((GroupId(id), leaders, qpns))
     }
 
     /// Whether there can be such a group: how many replicas are a quorum.
@@ -328,7 +333,7 @@ impl Control {
         }
         match (role, event) {
             (Role::Replica(member), CmEvent::Replied { reply, .. }) => {
-                self.on_replied(id, member, reply, now)
+                self.on_replied(id, member, reply, now);
             }
             (Role::Replica(member), CmEvent::Rejected { reason, .. }) => {
                 self.on_replica_gone(id, member, Some(*reason), now);
