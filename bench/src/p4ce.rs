@@ -64,6 +64,7 @@ pub fn groups(count: u32, replicas: u32) -> impl Iterator<Item = GroupConfig> {
         };
         GroupConfig {
             id: GroupId(n),
+            own: MacAddr([2, 0, 0, 0, 0, 1]),
             leader: peer([10, 0, high, low].into(), 0x100 + n, 0x3000 + n, n),
             rkey: 0x1000 + n,
             size: 1 << 48,
