@@ -291,7 +291,7 @@ fn classify_ipv6(frame: &[u8], l3: usize) -> Class {
 
 /// UDP and what it carries: `l4` is where the UDP header begins, `end` where the IP packet says that it ends. The
 /// UDP header is known to lie within the frame.
-#[inline(always)]
+#[inline]
 fn transport(frame: &[u8], l3: usize, l4: usize, end: usize, v6: bool) -> Class {
     let bth_at = l4 + Udp::LEN;
     if frame.len() < end {

@@ -94,7 +94,7 @@ impl Redirect {
     pub fn apply(&self, frame: &mut [u8], layout: Layout, psn: Psn, va: Option<u64>) {
         let headers = if self.v6 { V6 } else { V4 };
         let (l3, bth, icrc) = (layout.l3(), layout.bth(), layout.icrc());
-        let plain = bth + Bth::LEN == l3 + headers && self.has_no_udp_checksum(frame, layout);
+        let plain = bth + Bth::LEN == l3 + headers && has_no_udp_checksum(frame, layout);
         if !plain || layout.is_ipv6() != self.v6 {
             return self.apply_slowly(frame, layout, psn, va);
         }
@@ -167,12 +167,6 @@ impl Redirect {
         changes.word(old ^ new, follow);
     }
 
-    #[inline]
-    fn has_no_udp_checksum(&self, frame: &[u8], layout: Layout) -> bool {
-        let at = layout.udp() + 6;
-        frame.get(at..at + 2).is_some_and(|sum| sum == [0, 0])
-    }
-
     /// Packets with options, extension headers or a UDP checksum, or whose key is another.
     #[cold]
     fn apply_slowly(&self, frame: &mut [u8], layout: Layout, psn: Psn, va: Option<u64>) {
@@ -193,6 +187,12 @@ impl Redirect {
         }
         rewriter.finish();
     }
+}
+
+#[inline]
+fn has_no_udp_checksum(frame: &[u8], layout: Layout) -> bool {
+    let at = layout.udp() + 6;
+    frame.get(at..at + 2).is_some_and(|sum| sum == [0, 0])
 }
 
 /// Both addresses as a header has them, and whether they are of IPv6

@@ -34,18 +34,18 @@ impl<'a> Rewriter<'a> {
     }
 
     /// Four bytes, with one look at whether they are there.
-    #[inline(always)]
+    #[inline]
     fn place(&mut self, at: usize) -> &mut [u8; 4] {
         self.bytes[at..].first_chunk_mut().expect("four bytes")
     }
 
-    #[inline(always)]
+    #[inline]
     fn word(&mut self, at: usize) -> u32 {
         u32::from_be_bytes(*self.place(at))
     }
 
     /// Writes a word that the ICRC counts in full, or in which nothing that it leaves out changes.
-    // Always: a call for each word would cost more than the word does.
+    #[allow(clippy::inline_always, reason = "a call for each word would cost more than the word does")]
     #[inline(always)]
     fn set_word(&mut self, at: usize, new: u32) -> u32 {
         let place = self.place(at);
@@ -57,7 +57,7 @@ impl<'a> Rewriter<'a> {
         old
     }
 
-    #[inline(always)]
+    #[inline]
     fn set_words<const N: usize>(&mut self, at: usize, new: [u8; N]) {
         const { assert!(N.is_multiple_of(4)) }
         for (n, word) in new.as_chunks::<4>().0.iter().enumerate() {
