@@ -44,9 +44,10 @@ soak: build ## seeds of the simulator, new ones every time: make soak SECONDS=60
 		$(PROGRAM) sim $$scenario --from $$from $(if $(SEEDS),--seeds $(SEEDS),--for $(or $(SECONDS),60)); \
 	done
 
-bench: build ## forwarding against dpdk-testpmd; parsing, the ICRC, the software NIC, the simulator
+bench: build ## forwarding and replicating against dpdk-testpmd; the costs of parsing, the ICRC, the NIC, the simulator
 	@scripts/deps.sh bench
 	$(PROGRAM) bench peers
+	$(PROGRAM) bench p4ce
 	$(CARGO) bench --locked -p understudy-tests
 
 fuzz: ## fuzz for long: make fuzz TARGET=classify SECONDS=600

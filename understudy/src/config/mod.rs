@@ -71,17 +71,15 @@ pub(crate) enum FunctionConfig {
 /// A table that configures a function.
 struct FunctionTable {
     key: &'static str,
-    /// What it may look like for these ports, for messages
-    example: fn(&Ports) -> String,
     read: fn(&Table<'_>, &Ports) -> Option<FunctionConfig>,
 }
 
 /// The functions there are.
 const FUNCTIONS: [FunctionTable; 4] = [
-    FunctionTable { key: "forward", example: forward::example, read: forward::read },
-    FunctionTable { key: "impair", example: impair::example, read: impair::read },
-    FunctionTable { key: "nic", example: nic::example, read: nic::read },
-    FunctionTable { key: "p4ce", example: p4ce::example, read: p4ce::read },
+    FunctionTable { key: "forward", read: forward::read },
+    FunctionTable { key: "impair", read: impair::read },
+    FunctionTable { key: "nic", read: nic::read },
+    FunctionTable { key: "p4ce", read: p4ce::read },
 ];
 
 /// Reads a file.
@@ -242,9 +240,13 @@ fn function(root: &Table<'_>, ports: &Ports, functions: &[FunctionTable]) -> Opt
     }
     // A table that is not known may be a function with a slip in its name, and is reported anyway.
     if first.is_none() && !root.has_unknown_tables() {
-        let examples: Vec<_> = functions.iter().map(|table| (table.example)(ports)).collect();
         let problem = Problem::of_file("no table says what becomes of frames");
-        problems.add(problem.help(format!("add a function, such as\n\n{}", examples.join("\n\nor\n\n"))));
+        let tables: Vec<_> = functions.iter().map(|table| format!("[{}]", table.key)).collect();
+        problems.add(problem.help(format!(
+            "add a function, such as\n\n{}\n\nit can be {}: configs/ has an example of each",
+            forward::example(ports),
+            words::one_of(&tables)
+        )));
     }
     found
 }

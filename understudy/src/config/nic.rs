@@ -20,11 +20,6 @@ const UCMATOSE_PORT: u64 = 7471;
 /// Longest message (IB 9.4.1)
 const MAX_SIZE: u64 = 1 << 30;
 
-/// What the table may look like.
-pub(super) fn example(_ports: &Ports) -> String {
-    "[nic]\naddresses = [\"10.0.0.2/24\"]\n\n[[nic.service]]\nkind = \"rping_server\"".into()
-}
-
 pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
     if let Some(second) = ports.list.get(1).and_then(|port| port.name.as_ref()) {
         let problem = super::report::Problem::at(second.span(), "a host has one port");

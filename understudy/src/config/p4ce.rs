@@ -39,11 +39,6 @@ pub(crate) struct P4ceConfig {
     pub(crate) seed: Option<u64>,
 }
 
-/// What the table may look like.
-pub(super) fn example(_ports: &Ports) -> String {
-    "[p4ce]\naddresses = [\"10.0.0.254/24\"]".into()
-}
-
 pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
     let mac = table.get("mac", "\"02:00:00:00:00:fe\"").and_then(|value| station(&value));
     let addresses = table.require("addresses", "[\"10.0.0.254/24\"]").and_then(|value| {

@@ -35,11 +35,6 @@ const OWN_KEYS: [(&str, &str, &str); 7] = [
     ("force", "mark", "true"),
 ];
 
-/// What the table may look like for these ports.
-pub(super) fn example(ports: &Ports) -> String {
-    format!("[impair]\npairs = {}\n\n{RULE}\nshare = 0.01\naction = \"drop\"", own_pair(ports))
-}
-
 pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
     let seed = table.number("seed", 0..=i64::MAX as u64, 1);
     let pairs = table.get("pairs", "[[\"host-a\", \"host-b\"]]");

@@ -7,7 +7,7 @@ fn no_function() {
     wrong(
         &[PORTS].concat(),
         "no table says what becomes of frames",
-        "add a function, such as\n\n[forward]\npairs = [[\"a\", \"b\"]]\n\nor\n\n[impair]\npairs = [[\"a\", \"b\"]]\n\n[[impair.rule]]\nshare = 0.01\naction = \"drop\"\n\nor\n\n[nic]\naddresses = [\"10.0.0.2/24\"]\n\n[[nic.service]]\nkind = \"rping_server\"",
+        "add a function, such as\n\n[forward]\npairs = [[\"a\", \"b\"]]\n\nit can be `[forward]`, `[impair]`, `[nic]` or `[p4ce]`: configs/ has an example of each",
     );
 }
 

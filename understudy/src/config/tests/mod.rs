@@ -5,6 +5,7 @@ mod forward;
 mod impair;
 mod keys;
 mod nic;
+mod p4ce;
 mod ports;
 mod reports;
 mod runtime;

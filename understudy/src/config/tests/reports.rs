@@ -135,7 +135,6 @@ fn files_that_cannot_be_read() {
 /// A function of tomorrow, which takes any port.
 const LATER: FunctionTable = FunctionTable {
     key: "later",
-    example: |_| "[later]\nkeys = 1".into(),
     read: |table: &Table<'_>, _: &Ports| {
         table.number("keys", 0..=9, 1);
         None::<FunctionConfig>
@@ -167,7 +166,7 @@ fn one_function_a_file() {
         problems_with(&functions, PORTS),
         problem(
             "no table says what becomes of frames",
-            "add a function, such as\n\n[forward]\npairs = [[\"a\", \"b\"]]\n\nor\n\n[later]\nkeys = 1"
+            "add a function, such as\n\n[forward]\npairs = [[\"a\", \"b\"]]\n\nit can be `[forward]` or `[later]`: configs/ has an example of each"
         )
     );
     // A key of a function that is not there is recognised where it does not belong.

@@ -1,0 +1,101 @@
+//! `[p4ce]`.
+
+use super::{PORTS, read, wrong};
+use crate::config::{FunctionConfig, P4ceConfig};
+use rocev2::ethernet::MacAddr;
+use switch::Nanos;
+use switch::forward::config::MacTable;
+
+/// A file with these lines in `[p4ce]`
+fn p4ce(lines: &str) -> String {
+    [PORTS, "[p4ce]\n", lines, "\n"].concat()
+}
+
+fn switch(text: &str) -> P4ceConfig {
+    match read(text).function {
+        FunctionConfig::P4ce(config) => config,
+        other => panic!("{other:?}"),
+    }
+}
+
+const ADDRESS: &str = "addresses = [\"10.0.0.254/24\"]";
+
+#[test]
+fn what_is_said_and_what_is_not() {
+    let defaults = P4ceConfig {
+        mac: None,
+        addresses: vec![([10, 0, 0, 254].into(), 24)],
+        gateways: vec![],
+        vlan: None,
+        port: 18_515,
+        groups: 1024,
+        max_replicas: 16,
+        silent_after: Nanos::from_millis(200),
+        setup_timeout: Nanos::from_millis(3000),
+        lists: [].into(),
+        stations: MacTable { capacity: 4096, ageing: Nanos::from_secs(300), fixed: Vec::new() },
+        ports: 2,
+        counted_qps: 1024,
+        seed: None,
+    };
+    assert_eq!(switch(&p4ce(ADDRESS)), defaults);
+    let all = [
+        "addresses = [\"10.0.0.254/24\", \"fd00::fe/64\"]\nmac = \"02:00:00:00:00:fe\"\ngateways = [\"10.0.0.1\"]",
+        "vlan = 7\nport = 9\ngroups = 3\nmax_replicas = 4\nsilent_after_ms = 0\nsetup_timeout_ms = 50\nstations = 9",
+        "ageing_s = 8\ncounted_qps = 0\nseed = 5\n[[p4ce.list]]\nnumber = 2\nreplicas = [\"10.0.0.1\", \"10.0.0.2\"]",
+    ];
+    let expected = P4ceConfig {
+        mac: Some(MacAddr([2, 0, 0, 0, 0, 0xfe])),
+        addresses: vec![([10, 0, 0, 254].into(), 24), ([0xfd00, 0, 0, 0, 0, 0, 0, 0xfe].into(), 64)],
+        gateways: vec![[10, 0, 0, 1].into()],
+        vlan: Some(7),
+        port: 9,
+        groups: 3,
+        max_replicas: 4,
+        silent_after: Nanos::ZERO,
+        setup_timeout: Nanos::from_millis(50),
+        lists: [(2, vec![[10, 0, 0, 1].into(), [10, 0, 0, 2].into()])].into(),
+        stations: MacTable { capacity: 9, ageing: Nanos::from_secs(8), fixed: Vec::new() },
+        ports: 2,
+        counted_qps: 0,
+        seed: Some(5),
+    };
+    assert_eq!(switch(&p4ce(&all.join("\n"))), expected);
+}
+
+#[test]
+fn addresses_and_workers() {
+    wrong(
+        &p4ce("").replace("[p4ce]", "[p4ce] #!"),
+        "[p4ce] has no `addresses`",
+        "add `addresses = [\"10.0.0.254/24\"]`",
+    );
+    wrong(&p4ce("addresses = [] #!"), "`addresses` is empty", "a switch that is asked needs one");
+    wrong(
+        &["[runtime]\nworkers = [0, 1] #!\n", &p4ce(ADDRESS)].concat(),
+        "[p4ce] has one worker",
+        "write `workers = [1]`, or leave the key out",
+    );
+}
+
+#[test]
+fn lists() {
+    let list = |lines: &str| p4ce(&[ADDRESS, "\n[[p4ce.list]]\n", lines].concat());
+    wrong(
+        &list("number = 1\nreplicas = [] #!"),
+        "`replicas` lists 0 replicas",
+        "list 1 to 16, which is `max_replicas`",
+    );
+    wrong(
+        &list("number = 1\nreplicas = [\"here\"] #!"),
+        "`here` is no IP address",
+        "write an address such as `\"10.0.0.1\"` or `\"fd00::1\"`",
+    );
+    wrong(
+        &list(
+            "number = 1\nreplicas = [\"10.0.0.1\"]\n[[p4ce.list]]\nnumber = 1 #!\nreplicas = [\"10.0.0.2\"]",
+        ),
+        "two lists have the number 1",
+        "give each list its own `number`",
+    );
+}
