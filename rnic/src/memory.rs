@@ -107,7 +107,7 @@ pub enum MemoryError {
     Busy,
 }
 
-/// Bytes of a buffer that an access was granted to.
+/// Bytes of a buffer that an access was granted to. Good for the packet that asked: rights may change before the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     pub(crate) buffer: Buffer,

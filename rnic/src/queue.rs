@@ -114,6 +114,13 @@ pub struct Remote {
     pub rkey: u32,
 }
 
+impl Remote {
+    /// The address so many bytes further on.
+    pub(crate) fn skip(self, bytes: usize) -> Self {
+        Self { va: self.va.wrapping_add(bytes as u64), ..self }
+    }
+}
+
 /// A request for the send queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SendRequest {

@@ -3,7 +3,7 @@
 use crate::memory::{Access, Span};
 use crate::nic::{Event, Parts};
 use crate::qp::State;
-use crate::queue::{Completed, Completion, Status};
+use crate::queue::{Completed, Completion, Remote, Status};
 use crate::responder::{Executed, Message, Response, SPARE_RESPONSES};
 use rocev2::aeth::{NakCode, Syndrome};
 use rocev2::{Opcode, Packet, Psn};
@@ -72,6 +72,12 @@ impl Step {
 /// PSNs that the response to a READ of so many bytes takes.
 pub(crate) const fn packets_of(len: usize, mtu: usize) -> u32 {
     if len == 0 { 1 } else { len.div_ceil(mtu) as u32 }
+}
+
+/// The memory that a RETH names, and how many bytes of it.
+fn named(packet: &Packet<'_>) -> Result<(Remote, u32), Refusal> {
+    let reth = packet.reth().ok_or(INVALID)?;
+    Ok((Remote { va: reth.va.get(), rkey: reth.rkey.get() }, reth.len.get()))
 }
 
 impl Parts<'_> {
@@ -152,18 +158,16 @@ impl Parts<'_> {
         let room = self.qp.resp.responses.len() < self.qp.resp.max_rd_atomic + SPARE_RESPONSES;
         match Step::of(packet.bth().opcode()) {
             Step::Read => {
-                let Some(reth) = packet.reth() else { return };
-                let len = reth.len.get();
+                let Ok((from, len)) = named(packet) else { return };
                 let psns = packets_of(len as usize, self.qp.mtu.bytes());
                 let known = psn.add(psns).distance(self.qp.resp.epsn) <= 0;
                 if !known {
                     return;
                 }
-                if let Ok(from) = self.remote(packet, Access::REMOTE_READ) {
-                    let (msn, end) = (self.qp.resp.msn, psn.add(psns));
-                    let read = Response::Read { psn, from, len, sent: 0, msn, again: true };
-                    self.qp.resp.read_again(read, end, self.qp.mtu.bytes(), room);
-                }
+                // Whether it may be read is asked when it is.
+                let (msn, end) = (self.qp.resp.msn, psn.add(psns));
+                let read = Response::Read { psn, from, len, sent: 0, msn, again: true };
+                self.qp.resp.read_again(read, end, self.qp.mtu.bytes(), room);
             }
             Step::CompareSwap | Step::FetchAdd => {
                 #[cfg(feature = "canary")]
@@ -218,21 +222,23 @@ impl Parts<'_> {
 
     fn execute_send(&mut self, step: Step, packet: &Packet<'_>) -> Result<(), Refusal> {
         let payload = packet.payload();
-        let (id, into, room, len) = if let Some(Message::Send { id, into, room, len }) = self.qp.resp.message
-        {
-            (id, into, room, len)
-        } else {
-            let recv = self.take_recv().ok_or(Refusal::NotReady)?;
-            let into = recv.data.map(|sge| self.local(&sge, Access::LOCAL_WRITE).ok_or(sge)).transpose();
-            let Ok(into) = into else {
-                self.fail_receive(recv.id, Status::LocalProtection);
-                return Err(OPERATIONAL);
-            };
-            self.qp.resp.taken = recv.data;
-            (recv.id, into, recv.data.map_or(0, |sge| sge.len), 0)
+        let begun = match self.qp.resp.message.take() {
+            Some(Message::Send { recv, len }) => Some((recv, len)),
+            _ => None,
         };
+        let (recv, len) = match begun {
+            Some(begun) => begun,
+            None => (self.take_recv().ok_or(Refusal::NotReady)?, 0),
+        };
+        let id = recv.id;
+        // Asked for each packet: since the last one the memory may have been taken away.
+        let into = recv.data.map(|sge| self.local(&sge, Access::LOCAL_WRITE).ok_or(sge)).transpose();
+        let Ok(into) = into else {
+            self.fail_receive(id, Status::LocalProtection);
+            return Err(OPERATIONAL);
+        };
+        let room = recv.data.map_or(0, |sge| sge.len);
         if payload.len() > (room - len) as usize {
-            self.qp.resp.message = None;
             self.fail_receive(id, Status::LocalLength);
             return Err(INVALID);
         }
@@ -241,10 +247,9 @@ impl Parts<'_> {
         }
         let len = len + payload.len() as u32;
         if !step.ends() {
-            self.qp.resp.message = Some(Message::Send { id, into, room, len });
+            self.qp.resp.message = Some(Message::Send { recv, len });
             return Ok(());
         }
-        self.qp.resp.message = None;
         if let Some(ieth) = packet.ieth() {
             let rkey = ieth.rkey.get();
             let ours = self.memory.region(crate::memory::Mr(rkey)).is_some_and(|r| r.pd == self.qp.init.pd);
@@ -269,22 +274,25 @@ impl Parts<'_> {
         let (into, left, len) = if let Some(Message::Write { into, left, len }) = self.qp.resp.message {
             (into, left, len)
         } else {
-            let into = self.remote(packet, Access::REMOTE_WRITE)?;
-            let len = packet.reth().map_or(0, |reth| reth.len.get());
+            let (into, len) = named(packet)?;
+            self.remote(into, len.into(), Access::REMOTE_WRITE).map_err(Refusal::Nak)?;
             (into, len, len)
         };
         let fits = payload.len() as u64 <= u64::from(left);
         if !fits || (step.ends() && payload.len() as u32 != left) {
             return Err(INVALID);
         }
+        // Asked for each packet: since the first one the memory may have been taken away.
+        let span = self.remote(into, payload.len() as u64, Access::REMOTE_WRITE).map_err(Refusal::Nak)?;
         if immediate && self.next_recv().is_none() {
             return Err(Refusal::NotReady);
         }
-        if let Some(into) = into {
-            self.memory.write(into.skip((len - left) as usize), payload);
+        if let Some(span) = span {
+            self.memory.write(span, payload);
         }
         if !step.ends() {
-            self.qp.resp.message = Some(Message::Write { into, left: left - payload.len() as u32, len });
+            let (into, left) = (into.skip(payload.len()), left - payload.len() as u32);
+            self.qp.resp.message = Some(Message::Write { into, left, len });
             return Ok(());
         }
         self.qp.resp.message = None;
@@ -296,27 +304,25 @@ impl Parts<'_> {
         Ok(())
     }
 
-    /// The memory that a RETH names, if the other side may have it so. None for nothing at all, which needs no key
+    /// Memory that the other side names, if it may have it so. None for nothing at all, which needs no key
     /// (IB 9.7.4.1.5).
-    fn remote(&self, packet: &Packet<'_>, access: Access) -> Result<Option<Span>, Refusal> {
-        let reth = packet.reth().ok_or(INVALID)?;
+    pub(crate) fn remote(&self, from: Remote, len: u64, access: Access) -> Result<Option<Span>, NakCode> {
         if !self.qp.access.has(access) {
-            return Err(INVALID);
+            return Err(NakCode::INVALID_REQUEST);
         }
-        let len = u64::from(reth.len.get());
         if len == 0 {
             return Ok(None);
         }
-        let span = self.memory.check(self.qp.init.pd, reth.rkey.get(), reth.va.get(), len, access);
-        span.map(Some).map_err(|_| ACCESS)
+        let span = self.memory.check(self.qp.init.pd, from.rkey, from.va, len, access);
+        span.map(Some).map_err(|_| NakCode::REMOTE_ACCESS_ERROR)
     }
 
     fn execute_read(&mut self, packet: &Packet<'_>) -> Result<u32, Refusal> {
         if self.qp.resp.fetches_owed() >= self.qp.resp.max_rd_atomic {
             return Err(INVALID);
         }
-        let from = self.remote(packet, Access::REMOTE_READ)?;
-        let len = packet.reth().map_or(0, |reth| reth.len.get());
+        let (from, len) = named(packet)?;
+        self.remote(from, len.into(), Access::REMOTE_READ).map_err(Refusal::Nak)?;
         self.qp.resp.msn = self.qp.resp.msn.add(1);
         let (psn, msn) = (packet.bth().psn(), self.qp.resp.msn);
         self.qp.resp.responses.push_back(Response::Read { psn, from, len, sent: 0, msn, again: false });
@@ -390,14 +396,13 @@ impl Parts<'_> {
     /// Gives up the message that was begun. The receive request that it took serves the next one.
     fn break_message(&mut self) {
         self.counters.unreliable_dropped += 1;
-        if let Some(Message::Send { id, .. }) = self.qp.resp.message.replace(Message::Broken) {
-            let sge = self.qp.resp.taken.take();
+        if let Some(Message::Send { recv, .. }) = self.qp.resp.message.replace(Message::Broken) {
             let queue = match self.qp.init.srq {
                 Some(srq) => self.srqs.get_mut(srq.0),
                 None => Some(&mut self.qp.recv),
             };
             if let Some(queue) = queue {
-                queue.queue.push_front(crate::queue::RecvRequest { id, data: sge });
+                queue.queue.push_front(recv);
             }
         }
     }
@@ -405,8 +410,8 @@ impl Parts<'_> {
     /// Into the error state: everything posted is flushed, in order (IB 10.3.1.6). Responses that are owed still leave.
     pub(crate) fn enter_error(&mut self) {
         self.qp.state = State::Error;
-        if let Some(Message::Send { id, .. }) = self.qp.resp.message.take() {
-            self.fail_receive(id, Status::Flushed);
+        if let Some(Message::Send { recv, .. }) = self.qp.resp.message.take() {
+            self.fail_receive(recv.id, Status::Flushed);
         }
         while let Some(sending) = self.qp.req.pop() {
             self.complete_send(sending, Status::Flushed);

@@ -89,7 +89,8 @@ impl Parts<'_> {
                 break;
             }
             if front.request.operation.fetches() {
-                complete = false;
+                // What has come of a response needs no acknowledgement: a NAK inside of it speaks of what is next.
+                complete = psn.distance(front.first.add(front.fetched)) < 0;
                 break;
             }
             if psn.distance(front.last()) < 0 {

@@ -6,10 +6,8 @@ use crate::nic::{Event, Parts, Rnic};
 use crate::qp::{Qp, QpError, State, Transport};
 use crate::queue::{Data, Operation, SendRequest, Status};
 use crate::request::packets_of;
-use crate::responder::{Reply, Response};
 use crate::wire::{Route, src_port};
-use rocev2::aeth::{Aeth, Credit, NakCode, Syndrome};
-use rocev2::atomic::{AtomicAckEth, AtomicEth};
+use rocev2::atomic::AtomicEth;
 use rocev2::deth::Deth;
 use rocev2::immediate::{Ieth, ImmDt};
 use rocev2::reth::Reth;
@@ -252,103 +250,9 @@ impl Parts<'_> {
         self.transmit_response(frame) || self.transmit_request(now, frame)
     }
 
-    fn emit(&mut self, frame: &mut Vec<u8>, bth: Bth, extended: &[&[u8]], payload: &[u8]) {
+    pub(crate) fn emit(&mut self, frame: &mut Vec<u8>, bth: Bth, extended: &[&[u8]], payload: &[u8]) {
         if let Some((route, _)) = &mut self.qp.route {
             route.emit(frame, bth, extended, payload);
-        }
-    }
-
-    /// Room for further messages, as an acknowledgement announces it. The message that is being received has its
-    /// receive request already, and is not yet among those that the MSN counts.
-    fn credit(&mut self) -> Credit {
-        if !self.config.credits || self.qp.init.srq.is_some() {
-            return Credit::UNLIMITED;
-        }
-        let begun = matches!(self.qp.resp.message, Some(crate::responder::Message::Send { .. }));
-        let room = self.qp.recv.queue.len() as u32 + u32::from(begun);
-        self.qp.resp.starved = room == 0;
-        Credit::at_most(room)
-    }
-
-    fn transmit_response(&mut self, frame: &mut Vec<u8>) -> bool {
-        let Some(response) = self.qp.resp.responses.front().copied() else { return false };
-        let dest = self.qp.peer_qpn;
-        match response {
-            Response::Ack { psn, syndrome, msn } => {
-                let syndrome = match syndrome {
-                    Reply::Ack => Syndrome::Ack(self.credit()),
-                    Reply::Other(syndrome) => syndrome,
-                };
-                let aeth = Aeth::new(syndrome, msn);
-                self.emit(frame, Bth::new(Opcode::RC_ACKNOWLEDGE, dest, psn), &[aeth.as_bytes()], &[]);
-                self.qp.resp.responses.pop_front();
-            }
-            Response::Atomic { psn, original, msn, .. } => {
-                let aeth = Aeth::new(Syndrome::Ack(self.credit()), msn);
-                let ack = AtomicAckEth { original: original.into() };
-                let bth = Bth::new(Opcode::RC_ATOMIC_ACKNOWLEDGE, dest, psn);
-                self.emit(frame, bth, &[aeth.as_bytes(), ack.as_bytes()], &[]);
-                self.qp.resp.responses.pop_front();
-            }
-            Response::Read { .. } => self.transmit_read(response, frame),
-        }
-        true
-    }
-
-    /// A packet of the response to a READ, with what the memory holds now.
-    fn transmit_read(&mut self, response: Response, frame: &mut Vec<u8>) {
-        let Response::Read { psn, from, len, sent, msn, .. } = response else { return };
-        let (mtu, dest) = (self.qp.mtu.bytes(), self.qp.peer_qpn);
-        let packets = packets_of(len as usize, mtu);
-        let at = sent as usize * mtu;
-        let this = (len as usize - at).min(mtu);
-        let opcode = match (sent == 0, sent + 1 == packets) {
-            (true, true) => Opcode::RC_READ_RESPONSE_ONLY,
-            (true, false) => Opcode::RC_READ_RESPONSE_FIRST,
-            (false, false) => Opcode::RC_READ_RESPONSE_MIDDLE,
-            (false, true) => Opcode::RC_READ_RESPONSE_LAST,
-        };
-        let aeth = Aeth::new(Syndrome::Ack(self.credit()), msn);
-        let aeth = aeth.as_bytes();
-        let extended: &[&[u8]] = if opcode == Opcode::RC_READ_RESPONSE_MIDDLE { &[] } else { &[aeth] };
-        let bytes = from.map_or(&[][..], |span| self.memory.bytes(span.skip(at), this));
-        if bytes.len() != this {
-            // The memory was taken away while it was being read.
-            self.qp.resp.responses.clear();
-            let nak = Aeth::new(Syndrome::Nak(NakCode::REMOTE_OPERATIONAL_ERROR), msn);
-            let bth = Bth::new(Opcode::RC_ACKNOWLEDGE, dest, psn.add(sent));
-            self.counters.naks_sent += 1;
-            self.emit(frame, bth, &[nak.as_bytes()], &[]);
-            self.enter_error();
-            let qpn = self.qp.qpn;
-            self.events.push_back(Event::QpError(qpn));
-            return;
-        }
-        #[cfg(feature = "canary")]
-        let stale = self.stale_bytes(from.map(|span| span.skip(at)), bytes.to_vec());
-        #[cfg(feature = "canary")]
-        let bytes = &stale[..];
-        let bth = Bth::new(opcode, dest, psn.add(sent));
-        if let Some((route, _)) = &mut self.qp.route {
-            route.emit(frame, bth, extended, bytes);
-        }
-        if sent + 1 == packets {
-            self.qp.resp.responses.pop_front();
-        } else if let Some(Response::Read { sent, .. }) = self.qp.resp.responses.front_mut() {
-            *sent += 1;
-        }
-    }
-
-    /// The planted bug "a stale READ": what was read last at the same place is sent again.
-    #[cfg(feature = "canary")]
-    fn stale_bytes(&mut self, at: Option<crate::memory::Span>, bytes: Vec<u8>) -> Vec<u8> {
-        let Some(at) = at.filter(|_| self.has_bug(crate::Bug::StaleRead)) else { return bytes };
-        match &self.qp.resp.stale {
-            Some((before, kept)) if *before == at && kept.len() == bytes.len() => kept.clone(),
-            _ => {
-                self.qp.resp.stale = Some((at, bytes.clone()));
-                bytes
-            }
         }
     }
 

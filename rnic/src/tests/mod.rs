@@ -2,6 +2,7 @@
 
 mod connect;
 mod pair;
+mod rights;
 mod scale;
 
 use crate::Completed::{Recv, RecvWriteImm};

@@ -153,6 +153,31 @@ impl Pair {
         self.nics[nic].post_send(qpn, SendRequest::new(id, operation, data)).unwrap();
     }
 
+    /// A WRITE of nothing each way: afterwards both know the other's MAC address.
+    pub(super) fn acquaint(&mut self, ends: &[End; 2]) {
+        for nic in [0, 1] {
+            self.post(nic, ends[nic].qpn, 0, Operation::Write(ends[1 - nic].remote(0)), Data::None);
+        }
+        self.run();
+        for nic in [0, 1] {
+            assert_eq!(self.statuses(nic, &ends[nic]), [(0, Status::Success)]);
+        }
+    }
+
+    /// Everything that a NIC sends now. It is not on the wire: the test delivers it, or not.
+    pub(super) fn frames(&mut self, nic: usize) -> Vec<Vec<u8>> {
+        let mut frame = Vec::new();
+        core::iter::from_fn(|| self.nics[nic].poll_transmit(self.now, &mut frame).then(|| frame.clone()))
+            .collect()
+    }
+
+    /// Delivers frames to a NIC, now.
+    pub(super) fn deliver(&mut self, to: usize, frames: &[Vec<u8>]) {
+        for frame in frames {
+            self.nics[to].on_frame(frame, self.now);
+        }
+    }
+
     fn put(&mut self, to: usize, mut frame: Vec<u8>) {
         self.sent += 1;
         let taken = self
