@@ -80,7 +80,7 @@ impl Interface {
     }
 
     /// The next hop to `ip`: itself on its own networks, otherwise the gateway, if there is one.
-    fn next_hop(&self, ip: IpAddr) -> IpAddr {
+    pub(crate) fn next_hop(&self, ip: IpAddr) -> IpAddr {
         if self.addresses.iter().any(|(own, prefix)| same_network(*own, ip, *prefix)) {
             return ip;
         }
@@ -199,12 +199,12 @@ impl Neighbours {
         self.question(ip);
     }
 
-    /// Asks again. True if it gave somebody up.
-    pub(crate) fn on_timer(&mut self, now: Nanos) -> bool {
+    /// Asks again. Those whom it gave up.
+    pub(crate) fn on_timer(&mut self, now: Nanos) -> Vec<IpAddr> {
+        let mut given_up = Vec::new();
         if self.timer.is_none_or(|at| at > now) {
-            return false;
+            return given_up;
         }
-        let mut gave_up = false;
         self.timer = None;
         let due: Vec<IpAddr> =
             self.known.iter().filter(|(_, n)| n.asked > 0 && n.ask_at <= now).map(|(ip, _)| *ip).collect();
@@ -212,14 +212,14 @@ impl Neighbours {
             if self.known.get(&ip).is_some_and(|neighbour| neighbour.asked >= QUESTIONS) {
                 self.known.remove(&ip);
                 self.age += 1;
-                gave_up = true;
+                given_up.push(ip);
             } else {
                 self.ask(ip, now);
             }
         }
         let asked = self.known.values().filter(|neighbour| neighbour.asked > 0);
         self.timer = asked.map(|neighbour| neighbour.ask_at).min();
-        gave_up
+        given_up
     }
 
     /// Somebody said that `ip` has this address; those who asked nothing are heard if they are known already.

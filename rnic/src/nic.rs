@@ -390,8 +390,7 @@ impl Rnic {
         }
         if let Modify::Rtr(ready) = &modify
             && self.qp(qpn).is_some_and(|qp| qp.init.transport != Transport::Ud)
-            && (!self.config.interface.has(ready.path.src)
-                || ready.path.src.is_ipv4() != ready.path.dst.is_ipv4())
+            && !self.is_path(&ready.path)
         {
             return Err(QpError::Path);
         }
@@ -434,9 +433,17 @@ impl Rnic {
         Ok(())
     }
 
+    /// Whether a path begins here, and both its ends are of one family.
+    fn is_path(&self, path: &Path) -> bool {
+        self.config.interface.has(path.src) && path.src.is_ipv4() == path.dst.is_ipv4()
+    }
+
     /// Posts a request to a send queue.
     pub fn post_send(&mut self, qpn: Qpn, request: SendRequest) -> Result<(), QpError> {
         let slot = self.slot(qpn).ok_or(QpError::Unknown)?;
+        if request.to.is_some_and(|to| !self.is_path(&to.path)) {
+            return Err(QpError::Path);
+        }
         self.at(slot).ok_or(QpError::Unknown)?.post_send(request)?;
         self.settle(slot);
         Ok(())

@@ -7,6 +7,7 @@ use crate::qp::{Qp, QpError, State, Transport};
 use crate::queue::{Data, Operation, SendRequest, Status};
 use crate::request::packets_of;
 use crate::wire::{Route, src_port};
+use core::net::IpAddr;
 use rocev2::atomic::AtomicEth;
 use rocev2::deth::Deth;
 use rocev2::immediate::{Ieth, ImmDt};
@@ -63,6 +64,12 @@ impl Qp {
         let packets = if self.init.transport == Transport::Ud { 1 } else { packets_of(len, mtu) };
         self.req.push(request, packets);
         Ok(())
+    }
+
+    /// Where what it sends next goes
+    fn destination(&self) -> Option<IpAddr> {
+        let datagram = self.req.queue.front().and_then(|front| front.request.to);
+        datagram.map(|to| to.path).or(self.path).map(|path| path.dst)
     }
 
     /// Whether it may have something to send: what is in its way is looked at when its turn comes.
@@ -131,7 +138,9 @@ impl Rnic {
             }
             self.settle(slot);
         }
-        if self.endpoint.on_timer(now) {
+        let given_up = self.endpoint.pass_time(now);
+        if !given_up.is_empty() {
+            self.fail_unresolved(&given_up);
             self.wake_unresolved();
         }
         self.follow(now);
@@ -184,6 +193,23 @@ impl Rnic {
         }
     }
 
+    /// Neighbours have not answered: what waits for them, and would wait for ever, ends.
+    fn fail_unresolved(&mut self, given_up: &[IpAddr]) {
+        for at in 0..self.endpoint.neighbours.waiting.len() {
+            let slot = self.endpoint.neighbours.waiting[at];
+            let Some(dst) = self.at(slot).filter(|qp| qp.unresolved).and_then(|qp| qp.destination()) else {
+                continue;
+            };
+            if given_up.contains(&self.config.interface.next_hop(dst))
+                && let Some(mut parts) = self.parts(slot)
+            {
+                // In the list it may stand twice.
+                parts.qp.unresolved = false;
+                parts.unreachable();
+            }
+        }
+    }
+
     fn transmit_of(&mut self, slot: u32, now: Nanos, frame: &mut Vec<u8>) -> bool {
         let Some(qp) = self.at(slot) else { return false };
         if qp.init.transport == Transport::Ud {
@@ -221,7 +247,8 @@ impl Rnic {
 
     fn transmit_datagram(&mut self, slot: u32, now: Nanos, frame: &mut Vec<u8>) -> bool {
         let Some(qp) = self.at(slot) else { return false };
-        if !qp.state.sends() {
+        // Drained: no datagram begins.
+        if qp.state != State::Rts {
             return false;
         }
         let qpn = qp.qpn;
@@ -238,6 +265,28 @@ impl Rnic {
 }
 
 impl Parts<'_> {
+    /// Nobody has the address that the next packet goes to.
+    fn unreachable(&mut self) {
+        match self.qp.init.transport {
+            // Its retries run out, as with a host that does not acknowledge.
+            Transport::Rc => {}
+            Transport::Uc => {
+                self.qp.resp.cnp_due = false;
+                if !self.qp.req.queue.is_empty() {
+                    self.fail(Status::RetryExceeded);
+                }
+            }
+            // A datagram is sent, not delivered: to nobody it is lost, like one that is lost on its way. An error would
+            // end the queue pair, and with it what goes to others.
+            Transport::Ud => {
+                if let Some(sending) = self.qp.req.pop() {
+                    self.counters.unreliable_dropped += 1;
+                    self.complete_send(sending, Status::Success);
+                }
+            }
+        }
+    }
+
     /// The next packet of a connected queue pair.
     fn transmit(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
         if core::mem::take(&mut self.qp.resp.cnp_due) {

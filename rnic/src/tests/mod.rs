@@ -4,6 +4,7 @@ mod connect;
 mod pair;
 mod rights;
 mod scale;
+mod unreliable;
 
 use crate::Completed::{Recv, RecvWriteImm};
 use crate::*;
