@@ -1,6 +1,7 @@
 //! Verbs between two NICs.
 
 mod connect;
+mod neighbours;
 mod pair;
 mod rights;
 mod scale;
