@@ -117,7 +117,7 @@ impl Rnic {
             srqs: DenseTable::with_capacity(queues),
             endpoint: Endpoint::new(config.interface.clone(), cm_of(&config), config.seed ^ 0x6373_6d00),
             gsi: Gsi::default(),
-            timers: Timers::default(),
+            timers: Timers::new(config.max_qps),
             round: VecDeque::new(),
             events: VecDeque::new(),
             overrun: false,
@@ -426,7 +426,7 @@ impl Rnic {
             Modify::Reset => {
                 // The round and the timers may still name it: what they find then is checked anew.
                 let fresh = Qp::new(qpn, qp.init);
-                *qp = Qp { scheduled: qp.scheduled, timer_at: qp.timer_at, ..fresh };
+                *qp = Qp { scheduled: qp.scheduled, ..fresh };
             }
         }
         self.settle(slot);

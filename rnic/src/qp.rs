@@ -267,8 +267,6 @@ pub(crate) struct Qp {
     pub(crate) resp: Responder,
     /// Whether it stands in the round of those that may have something to send
     pub(crate) scheduled: bool,
-    /// The entry in the queue of timers that counts
-    pub(crate) timer_at: Option<Nanos>,
     /// Whether it waits for its neighbour's MAC address
     pub(crate) unresolved: bool,
     /// That nothing is under way has been told
@@ -291,7 +289,6 @@ impl Qp {
             req: Requester::default(),
             resp: Responder::default(),
             scheduled: false,
-            timer_at: None,
             unresolved: false,
             drained: false,
         }

@@ -119,12 +119,8 @@ impl Rnic {
 
     /// The time asked for has come.
     pub fn on_timer(&mut self, now: Nanos) {
-        while let Some((at, slot)) = self.timers.pop(now) {
+        while let Some(slot) = self.timers.pop(now) {
             let Some(mut parts) = self.parts(slot) else { continue };
-            if parts.qp.timer_at != Some(at) {
-                continue;
-            }
-            parts.qp.timer_at = None;
             parts.qp.unresolved = false;
             let silent = parts.on_requester_timer(now);
             let suspect = parts.qp.path.filter(|_| silent).map(|path| path.dst);
@@ -162,12 +158,8 @@ impl Rnic {
     }
 
     fn settle_timer(&mut self, slot: u32) {
-        let Some(mut at) = self.at(slot).map(|qp| qp.timer_at) else { return };
         if let Some(deadline) = self.at(slot).and_then(|qp| qp.deadline()) {
-            self.timers.arm(slot, deadline, &mut at);
-            if let Some(qp) = self.at(slot) {
-                qp.timer_at = at;
-            }
+            self.timers.arm(slot, deadline);
         }
     }
 
