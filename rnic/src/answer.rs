@@ -97,6 +97,7 @@ impl Parts<'_> {
             return;
         }
         self.qp.resp.responses.clear();
+        self.qp.resp.held = 0;
         self.enter_error();
         let qpn = self.qp.qpn;
         self.events.push_back(Event::QpError(qpn));

@@ -259,10 +259,11 @@ impl Neighbours {
         if mac.is_group() || self.interface.has(ip) {
             return false;
         }
-        let is_known = self.known.contains_key(&ip);
-        let wanted = create && self.interface.is_hop(ip);
-        if !is_known && !(wanted && self.make_room(|neighbour| neighbour.ask_at <= now)) {
-            return false;
+        if !self.known.contains_key(&ip) {
+            let wanted = create && self.interface.is_hop(ip);
+            if !wanted || !self.make_room(|neighbour| neighbour.ask_at <= now) {
+                return false;
+            }
         }
         let fresh = Neighbour { mac: Some(mac), ask_at: now + LIFETIME, asked: 0 };
         let before = self.known.insert(ip, fresh);

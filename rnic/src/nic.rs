@@ -400,7 +400,7 @@ impl Rnic {
             Modify::Init { access, qkey } => (qp.access, qp.qkey, qp.state) = (access, qkey, State::Init),
             Modify::Access(access) => qp.access = access,
             Modify::Rtr(ready) => {
-                qp.state = State::Rtr;
+                (qp.state, qp.told) = (State::Rtr, false);
                 (qp.path, qp.route) = (Some(ready.path), None);
                 (qp.peer_qpn, qp.mtu) = (ready.dest_qp, ready.mtu);
                 (qp.resp.epsn, qp.resp.msn) = (ready.rq_psn, Msn::ZERO);
@@ -420,7 +420,7 @@ impl Rnic {
             }
             Modify::Resume => qp.state = State::Rts,
             Modify::Sqd => {
-                (qp.state, qp.drained) = (State::Sqd, false);
+                (qp.state, qp.told) = (State::Sqd, false);
             }
             Modify::Error => parts.enter_error(),
             Modify::Reset => {

@@ -269,8 +269,8 @@ pub(crate) struct Qp {
     pub(crate) scheduled: bool,
     /// Whether it waits for its neighbour's MAC address
     pub(crate) unresolved: bool,
-    /// That nothing is under way has been told
-    pub(crate) drained: bool,
+    /// What its state has to tell has been told: in RTR that the connection stands, in SQD that nothing is under way
+    pub(crate) told: bool,
 }
 
 impl Qp {
@@ -290,7 +290,7 @@ impl Qp {
             resp: Responder::default(),
             scheduled: false,
             unresolved: false,
-            drained: false,
+            told: false,
         }
     }
 

@@ -99,6 +99,11 @@ impl Rnic {
             parts.counters.ce_marked += 1;
             parts.owe_cnp(now);
         }
+        if parts.qp.state == State::Rtr && !parts.qp.told {
+            self.establish(slot, now);
+            let Some(again) = self.parts(slot) else { return };
+            parts = again;
+        }
         match parts.qp.init.transport {
             Transport::Ud => parts.on_datagram(packet),
             Transport::Uc => parts.on_unreliable(packet),
@@ -109,19 +114,21 @@ impl Rnic {
                 | Opcode::RC_READ_RESPONSE_ONLY
                 | Opcode::RC_ACKNOWLEDGE
                 | Opcode::RC_ATOMIC_ACKNOWLEDGE => parts.on_response(packet, now),
-                _ => {
-                    let first = parts.qp.state == State::Rtr;
-                    if first {
-                        parts.events.push_back(Event::Established(qpn));
-                    }
-                    parts.on_request(packet, now);
-                    if first {
-                        self.established_by_traffic(qpn, now);
-                    }
-                }
+                _ => parts.on_request(packet, now),
             },
         }
         self.settle(slot);
+    }
+
+    /// The other side uses the connection before the handshake is over: it stands. Told once.
+    fn establish(&mut self, slot: u32, now: Nanos) {
+        let Some(qp) = self.at(slot) else { return };
+        qp.told = true;
+        if qp.init.transport != Transport::Ud {
+            let qpn = qp.qpn;
+            self.events.push_back(Event::Established(qpn));
+            self.established_by_traffic(qpn, now);
+        }
     }
 
     /// Queue pairs whose completions are lost can only fail (IB 11.6.3.2).

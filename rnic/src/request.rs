@@ -101,7 +101,7 @@ impl Parts<'_> {
         self.qp.resp.nak_sent = false;
         match self.execute(packet) {
             Ok(psns) => {
-                self.qp.resp.epsn = psn.add(psns);
+                self.qp.resp.expect(psn.add(psns));
                 if !matches!(Step::of(packet.bth().opcode()), Step::Read | Step::CompareSwap | Step::FetchAdd)
                 {
                     let (asked, policy) = (packet.bth().ack_req(), self.config.ack);
@@ -175,7 +175,7 @@ impl Parts<'_> {
                     _ = self.execute(packet);
                     return;
                 }
-                let kept = self.qp.resp.executed.iter().find(|executed| executed.psn == psn).copied();
+                let kept = self.qp.resp.executed.iter().rev().find(|executed| executed.psn == psn).copied();
                 let owed = self.qp.resp.responses.iter().any(|response| response.psn() == psn);
                 if let (true, false, Some(Executed { psn, original, msn })) = (room, owed, kept) {
                     self.qp.resp.owe_again(Response::Atomic { psn, original, msn, again: true });
@@ -420,6 +420,9 @@ impl Parts<'_> {
             self.fail_receive(recv.id, Status::Flushed);
         }
         (self.qp.req.deadline, self.qp.req.rnr_until) = (None, None);
-        (self.qp.resp.ack_deadline, self.qp.resp.held) = (None, 0);
+        if self.qp.resp.held > 0 {
+            // What was received is said before the silence.
+            self.qp.resp.acknowledge(self.qp.resp.epsn.sub(1));
+        }
     }
 }

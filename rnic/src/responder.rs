@@ -74,6 +74,9 @@ pub(crate) struct Executed {
 
 /// Responses owed at once beyond READs and atomics: duplicates of READs can pile up no higher.
 pub(crate) const SPARE_RESPONSES: usize = 8;
+/// Responses owed at once from which on an acknowledgement takes the place of the one before it: far more than arrive
+/// before anything is sent, as each may be counted on the way.
+const MAX_ACKS: usize = 1024;
 
 /// The receive side of a queue pair.
 #[derive(Debug)]
@@ -136,15 +139,24 @@ impl Responder {
         self.acknowledge_apart(psn);
     }
 
-    /// The same, with a packet of its own.
+    /// Owes an acknowledgement of its own.
     fn acknowledge_apart(&mut self, psn: Psn) {
-        self.responses.push_back(Response::Ack { psn, syndrome: Reply::Ack, msn: self.msn });
-        (self.held, self.ack_deadline) = (0, None);
+        self.owe(psn, Reply::Ack);
     }
 
     /// Owes a NAK of this PSN.
     pub(crate) fn refuse(&mut self, psn: Psn, syndrome: Syndrome) {
-        self.responses.push_back(Response::Ack { psn, syndrome: Reply::Other(syndrome), msn: self.msn });
+        self.owe(psn, Reply::Other(syndrome));
+    }
+
+    fn owe(&mut self, psn: Psn, syndrome: Reply) {
+        // Where nothing can be sent, what is newest says what those before it would have said.
+        while self.responses.len() >= MAX_ACKS
+            && let Some(Response::Ack { .. }) = self.responses.back()
+        {
+            self.responses.pop_back();
+        }
+        self.responses.push_back(Response::Ack { psn, syndrome, msn: self.msn });
         (self.held, self.ack_deadline) = (0, None);
     }
 
@@ -195,6 +207,14 @@ impl Responder {
             Some(owed) => *owed = read,
             None if room => self.owe_again(read),
             None => {}
+        }
+    }
+
+    /// Moves on to `psn`. Atomics so long ago that their PSNs come again are forgotten.
+    pub(crate) fn expect(&mut self, psn: Psn) {
+        self.epsn = psn;
+        while self.executed.front().is_some_and(|executed| executed.psn.distance(psn) >= 0) {
+            self.executed.pop_front();
         }
     }
 

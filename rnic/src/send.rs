@@ -146,8 +146,8 @@ impl Rnic {
     pub(crate) fn settle(&mut self, slot: u32) {
         let Some(qp) = self.at(slot) else { return };
         let wants = qp.wants_to_send();
-        if qp.state == State::Sqd && !qp.drained && !qp.req.is_under_way() {
-            qp.drained = true;
+        if qp.state == State::Sqd && !qp.told && !qp.req.is_under_way() {
+            qp.told = true;
             let qpn = qp.qpn;
             self.events.push_back(Event::Drained(qpn));
         }

@@ -3,6 +3,7 @@
 mod connect;
 mod neighbours;
 mod pair;
+mod responder;
 mod rights;
 mod scale;
 mod unreliable;

@@ -1,5 +1,6 @@
 //! Two NICs and a wire between them, in virtual time.
 
+use crate::wire::{Ends, Route};
 use crate::*;
 use core::cmp::Reverse;
 use rocev2::aeth::RnrTimer;
@@ -176,6 +177,14 @@ impl Pair {
         for frame in frames {
             self.nics[to].on_frame(frame, self.now);
         }
+    }
+
+    /// Headers of packets from the other NIC to this one, to make any packet with.
+    pub(super) fn route(&self, to: usize) -> Route {
+        let [src_mac, dst_mac] = [1 - to, to].map(|nic| self.nics[nic].config().interface.mac);
+        let (src, dst) = (address(1 - to), address(to));
+        let (vlan, traffic_class, hop_limit, src_port) = (None, 0, 64, 0xc000);
+        Route::new(&Ends { src_mac, dst_mac, vlan, src, dst, traffic_class, hop_limit, src_port }).unwrap()
     }
 
     fn put(&mut self, to: usize, mut frame: Vec<u8>) {
