@@ -7,6 +7,7 @@ use crate::responder::{Reply, Response};
 use rocev2::aeth::{Aeth, Credit, NakCode, Syndrome};
 use rocev2::atomic::AtomicAckEth;
 use rocev2::{Bth, Msn, Opcode, Psn};
+use switch::Nanos;
 use zerocopy::IntoBytes;
 
 impl Parts<'_> {
@@ -23,7 +24,7 @@ impl Parts<'_> {
     }
 
     /// The next packet of what is owed to the other side.
-    pub(crate) fn transmit_response(&mut self, frame: &mut Vec<u8>) -> bool {
+    pub(crate) fn transmit_response(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
         let Some(response) = self.qp.resp.responses.front().copied() else { return false };
         let dest = self.qp.peer_qpn;
         match response {
@@ -43,7 +44,12 @@ impl Parts<'_> {
                 self.emit(frame, bth, &[aeth.as_bytes(), ack.as_bytes()], &[]);
                 self.qp.resp.responses.pop_front();
             }
-            Response::Read { .. } => self.transmit_read(response, frame),
+            // Data is what congests: it goes at the rate of requests. What follows it waits, as it has to follow.
+            Response::Read { .. } if !self.qp.req.pace.may_send(now) => return false,
+            Response::Read { .. } => {
+                self.transmit_read(response, frame);
+                self.qp.paced(frame.len(), now, self.config);
+            }
         }
         true
     }

@@ -2,7 +2,7 @@
 //! as a responder.
 
 use crate::memory::Access;
-use crate::nic::{Event, Parts, Rnic};
+use crate::nic::{Config, Event, Parts, Rnic};
 use crate::qp::{Qp, QpError, State, Transport};
 use crate::queue::{Data, Operation, SendRequest, Status};
 use crate::request::packets_of;
@@ -64,6 +64,13 @@ impl Qp {
         let packets = if self.init.transport == Transport::Ud { 1 } else { packets_of(len, mtu) };
         self.req.push(request, packets);
         Ok(())
+    }
+
+    /// A packet with data left.
+    pub(crate) fn paced(&mut self, bytes: usize, now: Nanos, config: &Config) {
+        if let Some(dcqcn) = &config.congestion {
+            self.req.pace.sent(bytes, now, dcqcn);
+        }
     }
 
     /// Where what it sends next goes
@@ -288,7 +295,7 @@ impl Parts<'_> {
             self.emit(frame, bth, &[&[0; 16]], &[]);
             return true;
         }
-        self.transmit_response(frame) || self.transmit_request(now, frame)
+        self.transmit_response(now, frame) || self.transmit_request(now, frame)
     }
 
     pub(crate) fn emit(&mut self, frame: &mut Vec<u8>, bth: Bth, extended: &[&[u8]], payload: &[u8]) {
@@ -440,9 +447,7 @@ impl Parts<'_> {
 
     /// A request packet was sent.
     fn request_left(&mut self, psn: Psn, packets: u32, asked: bool, bytes: usize, now: Nanos) {
-        if let Some(dcqcn) = &self.config.congestion {
-            self.qp.req.pace.sent(bytes, now, dcqcn);
-        }
+        self.qp.paced(bytes, now, self.config);
         let is_uc = self.qp.init.transport == Transport::Uc;
         let req = &mut self.qp.req;
         let Some(operation) = req.current().map(|sending| sending.request.operation) else { return };

@@ -2,6 +2,7 @@
 
 mod connect;
 mod neighbours;
+mod pacing;
 mod pair;
 mod responder;
 mod rights;
