@@ -36,7 +36,9 @@ impl Access {
     pub const REMOTE_READ: Self = Self(4);
     /// `CmpSwap` and `FetchAdd`
     pub const REMOTE_ATOMIC: Self = Self(8);
-    /// Everything
+    /// SEND with invalidate may remove the region. A queue pair needs no right for that.
+    pub const REMOTE_INVALIDATE: Self = Self(16);
+    /// All of these but the right to invalidate
     pub const ALL: Self = Self(15);
 
     /// Both sets together.

@@ -241,6 +241,9 @@ pub enum QpError {
     /// READs and atomics where none may be outstanding
     #[error("no READs and atomics may be outstanding")]
     NoFetches,
+    /// Queue pairs use it
+    #[error("queue pairs use it")]
+    Busy,
     /// No such completion queue or shared receive queue
     #[error("no such completion queue or shared receive queue")]
     Queue,

@@ -47,9 +47,7 @@ impl Rnic {
             }
             Class::Other | Class::Malformed(_) => self.counters.malformed += 1,
         }
-        if self.overrun {
-            self.fail_overrun();
-        }
+        self.heed_overrun();
     }
 
     fn has_our_tag(&self, packet: &Packet<'_>) -> bool {
@@ -131,10 +129,19 @@ impl Rnic {
         }
     }
 
+    /// Fails queue pairs whose completions have been lost; whether there may be any.
+    pub(crate) fn heed_overrun(&mut self) -> bool {
+        let overrun = self.overrun;
+        // One that fails may overrun another queue.
+        while core::mem::take(&mut self.overrun) {
+            self.fail_overrun();
+        }
+        overrun
+    }
+
     /// Queue pairs whose completions are lost can only fail (IB 11.6.3.2).
     #[cold]
     fn fail_overrun(&mut self) {
-        self.overrun = false;
         for slot in 0..self.slots() {
             let Some(mut parts) = self.parts(slot) else { continue };
             let init = parts.qp.init;
@@ -145,9 +152,9 @@ impl Rnic {
                 parts.enter_error();
                 let qpn = parts.qp.qpn;
                 parts.events.push_back(Event::QpError(qpn));
+                self.settle(slot);
             }
         }
-        self.overrun = false;
     }
 }
 

@@ -1,10 +1,11 @@
 //! Requests from the other side: checked, executed, answered (IB 9.7.4, 9.8.2).
 
-use crate::memory::{Access, Span};
+use crate::memory::{Access, Mr, Region, Span};
 use crate::nic::{Event, Parts};
 use crate::qp::State;
 use crate::queue::{Completed, Completion, Remote, Status};
 use crate::responder::{Executed, Message, Response, SPARE_RESPONSES};
+use crate::send::MAX_MESSAGE;
 use rocev2::aeth::{NakCode, Syndrome};
 use rocev2::{Opcode, Packet, Psn};
 use switch::Nanos;
@@ -74,9 +75,9 @@ pub(crate) const fn packets_of(len: usize, mtu: usize) -> u32 {
     if len == 0 { 1 } else { len.div_ceil(mtu) as u32 }
 }
 
-/// The memory that a RETH names, and how many bytes of it.
+/// The memory that a RETH names, and how many bytes of it: no more than a message has (IB 9.7.4.1.6).
 fn named(packet: &Packet<'_>) -> Result<(Remote, u32), Refusal> {
-    let reth = packet.reth().ok_or(INVALID)?;
+    let reth = packet.reth().filter(|reth| reth.len.get() as usize <= MAX_MESSAGE).ok_or(INVALID)?;
     Ok((Remote { va: reth.va.get(), rkey: reth.rkey.get() }, reth.len.get()))
 }
 
@@ -251,9 +252,11 @@ impl Parts<'_> {
             return Ok(());
         }
         if let Some(ieth) = packet.ieth() {
-            let rkey = ieth.rkey.get();
-            let ours = self.memory.region(crate::memory::Mr(rkey)).is_some_and(|r| r.pd == self.qp.init.pd);
-            if !ours || self.memory.deregister(crate::memory::Mr(rkey)).is_err() {
+            let mr = Mr(ieth.rkey.get());
+            let may_go = |region: &Region| {
+                region.pd == self.qp.init.pd && region.access.has(Access::REMOTE_INVALIDATE)
+            };
+            if !self.memory.region(mr).is_some_and(may_go) || self.memory.deregister(mr).is_err() {
                 self.fail_receive(id, Status::LocalProtection);
                 return Err(ACCESS);
             }
@@ -407,18 +410,23 @@ impl Parts<'_> {
         }
     }
 
-    /// Into the error state: everything posted is flushed, in order (IB 10.3.1.6). Responses that are owed still leave.
-    pub(crate) fn enter_error(&mut self) {
-        self.qp.state = State::Error;
-        if let Some(Message::Send { recv, .. }) = self.qp.resp.message.take() {
-            self.fail_receive(recv.id, Status::Flushed);
-        }
+    /// Ends everything posted.
+    pub(crate) fn flush(&mut self) {
         while let Some(sending) = self.qp.req.pop() {
             self.complete_send(sending, Status::Flushed);
         }
         while let Some(recv) = self.qp.recv.queue.pop_front() {
             self.fail_receive(recv.id, Status::Flushed);
         }
+    }
+
+    /// Into the error state: everything posted is flushed, in order (IB 10.3.1.6). Responses that are owed still leave.
+    pub(crate) fn enter_error(&mut self) {
+        self.qp.state = State::Error;
+        if let Some(Message::Send { recv, .. }) = self.qp.resp.message.take() {
+            self.fail_receive(recv.id, Status::Flushed);
+        }
+        self.flush();
         (self.qp.req.deadline, self.qp.req.rnr_until) = (None, None);
         if self.qp.resp.held > 0 {
             // What was received is said before the silence.

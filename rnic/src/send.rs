@@ -19,7 +19,7 @@ use zerocopy::IntoBytes;
 /// The longest message, in packets: a quarter of the PSNs, so that old and new can always be told apart.
 const MAX_PACKETS: u32 = 1 << 22;
 /// The longest message, in bytes (IB 9.4.1)
-const MAX_MESSAGE: usize = 1 << 31;
+pub(crate) const MAX_MESSAGE: usize = 1 << 31;
 
 /// Base of an operation's opcodes: First, Middle, Last, Last with immediate, Only, Only with immediate
 const SENDS: u8 = 0x00;
@@ -31,7 +31,7 @@ const UC_SERVICE: u8 = 0x20;
 impl Qp {
     /// Queues a request.
     pub(crate) fn post_send(&mut self, request: SendRequest) -> Result<(), QpError> {
-        if !self.state.sends() {
+        if !self.state.sends() && self.state != State::Error {
             return Err(QpError::State(self.state));
         }
         if self.req.queue.len() >= self.init.max_send {
@@ -92,12 +92,17 @@ impl Rnic {
     /// The next frame to send, written to `frame`. False if there is none now: then ask again after something came in,
     /// was posted, or the time of [`next_timer`](Self::next_timer) has come.
     pub fn poll_transmit(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
-        let sent = self.endpoint.poll_transmit(now, frame)
-            || self.poll_round(now, frame)
-            // The round may have found that a neighbour has to be asked for.
-            || self.endpoint.poll_transmit(now, frame);
-        self.counters.sent += u64::from(sent);
-        sent
+        loop {
+            let sent = self.endpoint.poll_transmit(now, frame)
+                || self.poll_round(now, frame)
+                // The round may have found that a neighbour has to be asked for.
+                || self.endpoint.poll_transmit(now, frame);
+            // Queue pairs that fail may have a last word.
+            if !self.heed_overrun() || sent {
+                self.counters.sent += u64::from(sent);
+                return sent;
+            }
+        }
     }
 
     fn poll_round(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
@@ -147,6 +152,7 @@ impl Rnic {
             self.wake_unresolved();
         }
         self.follow(now);
+        self.heed_overrun();
     }
 
     /// After something happened to a queue pair: into the round if it may send, and its timer.
@@ -317,7 +323,7 @@ impl Parts<'_> {
         if self.qp.init.transport == Transport::Uc {
             return !self.qp.req.pace.may_send(now);
         }
-        if psn.distance(req.una) >= self.config.window.max(1) as i32 {
+        if psn.distance(req.una) >= self.config.window.clamp(1, MAX_PACKETS) as i32 {
             return true;
         }
         let waits_for_fetches = (operation.fetches() && req.fetching >= req.max_rd_atomic)
@@ -366,10 +372,12 @@ impl Parts<'_> {
             Data::Memory(sge) => {
                 let access = if operation.fetches() { Access::LOCAL_WRITE } else { Access::LOCAL_READ };
                 let Some(span) = self.local(sge, access) else {
-                    if psn == self.qp.req.una {
-                        self.fail(Status::LocalProtection);
+                    if psn != self.qp.req.una {
+                        return false;
                     }
-                    return false;
+                    self.fail(Status::LocalProtection);
+                    // A held acknowledgement may be its last word.
+                    return self.transmit_response(now, frame);
                 };
                 Some(span)
             }

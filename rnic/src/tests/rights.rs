@@ -3,7 +3,9 @@
 use super::pair::*;
 use crate::*;
 use rocev2::aeth::{NakCode, Syndrome};
-use rocev2::{Packet, Psn};
+use rocev2::reth::Reth;
+use rocev2::{Bth, Opcode, Packet, Psn};
+use zerocopy::IntoBytes;
 
 /// How the memory of the responder ceases to be the requester's.
 #[derive(Clone, Copy, Debug)]
@@ -156,4 +158,41 @@ fn an_unreliable_message_ends_with_the_rights_too() {
     pair.deliver(1, &frames[1..]);
     assert!(!pair.nics[1].bytes(b.buffer)[1024..4096].contains(&7));
     assert_eq!(pair.nics[1].qp_state(b.qpn), Some(State::Rts), "nobody is told");
+}
+
+#[test]
+fn only_what_may_be_invalidated_is() {
+    for (access, status) in [
+        (Access::LOCAL_READ, Status::RemoteAccess),
+        (Access::ALL, Status::RemoteAccess),
+        (Access::REMOTE_INVALIDATE, Status::Success),
+    ] {
+        let (mut pair, [a, b]) = connected();
+        let pd = pair.nics[1].qp_init(b.qpn).unwrap().pd;
+        let (_, mr) = pair.nics[1].register_new(pd, 64, VA, access).unwrap();
+        pair.nics[1].post_recv(b.qpn, RecvRequest { id: 1, data: None }).unwrap();
+        pair.post(0, a.qpn, 2, Operation::SendInvalidate(mr.0), Data::None);
+        pair.run();
+        assert_eq!(pair.statuses(0, &a), [(2, status)], "{access:?}");
+        assert_eq!(pair.nics[1].region(mr).is_some(), status != Status::Success, "{access:?}");
+        let receipt = pair.completions(1, &b)[0];
+        let done = if status == Status::Success { Status::Success } else { Status::LocalProtection };
+        assert_eq!((receipt.status, receipt.invalidated.is_some()), (done, status == Status::Success));
+    }
+}
+
+#[test]
+fn a_request_longer_than_a_message_is_refused() {
+    for opcode in [Opcode::RC_WRITE_FIRST, Opcode::RC_READ_REQUEST] {
+        let (mut pair, [_, b]) = connected();
+        let reth = Reth { va: VA.into(), rkey: b.mr.0.into(), len: ((1 << 31) + 1).into() };
+        let payload = if opcode == Opcode::RC_READ_REQUEST { &[][..] } else { &[0; 1024] };
+        let mut frame = Vec::new();
+        let bth = Bth::new(opcode, b.qpn, Psn::new(0xff_fff1));
+        pair.route(1).emit(&mut frame, bth, &[reth.as_bytes()], payload);
+        pair.deliver(1, &[frame]);
+        let answer = pair.frames(1);
+        let nak = Packet::parse(&answer[0]).unwrap().aeth().unwrap().kind();
+        assert_eq!(nak, Syndrome::Nak(NakCode::INVALID_REQUEST), "{opcode:?}");
+    }
 }

@@ -7,7 +7,9 @@ use super::end::{
 use super::{Shared, Verb, Verbs, init, memory};
 use crate::host::{App, Host};
 use core::sync::atomic::Ordering::Relaxed;
-use rnic::{Buffer, Completed, Completion, Cq, Modify, Mr, Pd, RecvRequest, Rnic, Sge, Srq, Transport};
+use rnic::{
+    Buffer, Completed, Completion, Cq, Modify, Mr, Pd, RecvRequest, Rnic, Sge, Srq, Status, Transport,
+};
 use rocev2::Qpn;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -254,7 +256,9 @@ impl VerbsApp {
         if let Err(wrong) = result {
             self.fail(format!("queue pair {qpn}: {wrong}"));
         }
-        if is_receive {
+        // A queue pair that has failed would flush its own at once.
+        let is_shared = self.receives.get(number).is_some_and(Option::is_none);
+        if is_receive && (is_shared || completion.status == Status::Success) {
             let after = Nanos(self.chance.below(u64::from(self.verbs.repost_us) * 1000 + 1));
             if after == Nanos::ZERO {
                 self.repost(nic, number, completion.id as u32);
