@@ -367,10 +367,14 @@ impl Parts<'_> {
     }
 
     /// A packet on an unreliable connection: what does not fit is dropped, with the message that it is of
-    /// (IB 9.8.2.2).
+    /// (IB 9.8.2.2). What is late or comes again is dropped alone.
     pub(crate) fn on_unreliable(&mut self, packet: &Packet<'_>) {
         let step = Step::of(packet.bth().opcode());
         let psn = packet.bth().psn();
+        if self.ahead(psn) < 0 {
+            self.counters.duplicates += 1;
+            return;
+        }
         let expected = core::mem::replace(&mut self.qp.resp.epsn, psn.add(1));
         if !matches!(step, Step::Send { .. } | Step::Write { .. }) {
             self.break_message();

@@ -76,6 +76,24 @@ fn an_unreliable_connection_to_nobody_fails() {
 }
 
 #[test]
+fn messages_of_one_packet_come_once_and_in_order() {
+    let (mut pair, ends) = Pair::connected(Setup { transport: Transport::Uc, ..Setup::default() });
+    pair.acquaint(&ends);
+    let [a, b] = ends;
+    for id in 0..6 {
+        pair.nics[1].post_recv(b.qpn, RecvRequest { id, data: None }).unwrap();
+        pair.post(0, a.qpn, id, Operation::SendImm(id as u32), Data::None);
+    }
+    let frames = pair.frames(0);
+    for at in [0, 0, 2, 1, 3, 3, 0, 5, 4] {
+        pair.deliver(1, &frames[at..=at]);
+    }
+    let got: Vec<_> = pair.completions(1, &b).iter().map(|receipt| receipt.immediate.unwrap()).collect();
+    assert_eq!(got, [0, 2, 3, 5]);
+    assert_eq!(pair.nics[1].counters().duplicates, 5);
+}
+
+#[test]
 fn a_drained_queue_pair_sends_no_datagrams() {
     let (mut pair, ends) = Pair::connected(Setup::default());
     pair.acquaint(&ends);
