@@ -23,6 +23,7 @@ test: ## every test that needs no privileges, and a short run of the fuzz target
 	@scripts/deps.sh build test
 	$(CARGO) nextest run --locked --workspace
 	$(CARGO) nextest run --locked -p understudy --features canary --test canary
+	$(CARGO) nextest run --locked -p sim --features canary --test groups planted
 	fuzz/run.sh all -runs=20000
 
 lint: ## formatting and clippy, warnings denied
@@ -34,6 +35,7 @@ e2e: build ## real RDMA programs in virtual machines, joined by understudy, and 
 	@scripts/deps.sh e2e
 	$(AS_ROOT) tests/e2e/run.py --understudy $(PROGRAM)
 	$(AS_ROOT) tests/e2e/host.py --understudy $(PROGRAM)
+	$(AS_ROOT) tests/e2e/p4ce.py --understudy $(PROGRAM)
 
 soak: build ## seeds of the simulator, new ones every time: make soak SECONDS=600 (a scenario), or SEEDS=100000 FROM=1
 	@from=$(or $(FROM),$$(date +%s)000000); \

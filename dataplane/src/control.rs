@@ -2,8 +2,10 @@
 
 use crate::mbuf::Mbuf;
 use crate::runtime::Live;
+use core::ptr::NonNull;
 use crossbeam_channel::Sender;
-use switch::{Function, PortId};
+use dpdk_sys::rte_mempool;
+use switch::{Frame, Full, Function, PortId};
 
 /// What a worker tells the control plane.
 pub(crate) enum Up<F: Function> {
@@ -35,6 +37,9 @@ pub trait Control<F: Function> {
 /// How the control plane acts on the workers.
 pub struct ControlOutput<'a, F: Function> {
     pub(crate) down: &'a [Sender<Down<F>>],
+    /// Where frames of the control plane's own come from; the runtime's, which outlives this
+    pub(crate) pool: NonNull<rte_mempool>,
+    pub(crate) ports: u16,
 }
 
 /// The worker's queue is full; what could not be sent is given back.
@@ -45,6 +50,20 @@ impl<F: Function> ControlOutput<'_, F> {
     /// How many workers there are.
     pub fn workers(&self) -> usize {
         self.down.len()
+    }
+
+    /// How many ports there are.
+    pub fn ports(&self) -> u16 {
+        self.ports
+    }
+
+    /// A frame of these bytes.
+    pub fn make(&mut self, bytes: &[u8]) -> Result<Mbuf, Full> {
+        // SAFETY: the runtime holds the pool for as long as it runs.
+        let mut frame = unsafe { Mbuf::allocate(self.pool) }?;
+        frame.resize(bytes.len()).map_err(|switch::NoRoom| Full)?;
+        frame.bytes_mut().copy_from_slice(bytes);
+        Ok(frame)
     }
 
     /// Tells the instance of this worker something.

@@ -173,7 +173,8 @@ impl Runtime {
 
         let live = Live { runtime: self, workers: &counters };
         let (quit, running) = (AtomicBool::new(false), AtomicUsize::new(count));
-        let mut out = ControlOutput { down: &down };
+        let mut out =
+            ControlOutput { down: &down, pool: self.ports[0].pool.raw(), ports: self.ports.len() as u16 };
         thread::scope(|scope| {
             for (worker, &cpu) in workers.into_iter().zip(&self.config.workers.cpus) {
                 let (quit, running) = (&quit, &running);

@@ -168,7 +168,14 @@ impl Endpoint {
         if !given_up.is_empty() {
             self.wake();
         }
+        self.take_mads();
+        let before = self.mads.len();
         self.cm.on_timer(now);
+        self.take_mads();
+        // What is said again was not answered: perhaps nobody heard it, at an address that is another by now.
+        for (peer, _) in self.mads.iter().skip(before) {
+            self.neighbours.suspect(peer.remote, now);
+        }
         given_up
     }
 }

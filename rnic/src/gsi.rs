@@ -154,7 +154,8 @@ impl Rnic {
             path_mtu: self.config.mtu.bytes() as u16,
             responder_resources: param.responder_resources,
             initiator_depth: param.initiator_depth,
-            retry_count: param.retry_count,
+            // The other side is told the most that can be said; here, more is possible.
+            retry_count: param.retry_count.min(7),
             rnr_retry_count: param.rnr_retry_count,
             ack_timeout: param.ack_timeout,
             srq: self.qp_init(qpn).is_some_and(|init| init.srq.is_some()),

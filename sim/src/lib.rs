@@ -10,8 +10,10 @@
 #![forbid(unsafe_code)]
 
 mod clock;
+mod controlled;
 mod fault;
 mod frame;
+pub mod groups;
 mod host;
 mod link;
 mod net;
@@ -23,6 +25,7 @@ pub mod verbs;
 mod world;
 
 pub use clock::{Clock, EPOCH};
+pub use controlled::{CONTROL_LATENCY, Controlled};
 pub use fault::Fault;
 pub use host::{App, Host};
 pub use link::{Counters as LinkCounters, Ecn, Link, OVERHEAD};

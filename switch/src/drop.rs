@@ -22,11 +22,21 @@ pub enum DropReason {
     ControlFull,
     /// A rule of the impairing function wanted it lost
     Impaired,
+    /// It is addressed to a queue pair that the switch does not have
+    NoQueuePair,
+    /// It is addressed to a queue pair of the switch's, and does not come from that one's other side
+    WrongSource,
+    /// It asks for what is not allowed, and its sender is told
+    Refused,
+    /// A response that says nothing new, or nothing that can be
+    Stale,
+    /// A kind of packet that has no place on the connection
+    Unexpected,
 }
 
 impl DropReason {
     /// How many there are
-    pub const COUNT: usize = Fault::ALL.len() + 7;
+    pub const COUNT: usize = Fault::ALL.len() + 12;
 
     /// Every reason, in the order of [`index`](Self::index).
     pub fn all() -> impl Iterator<Item = Self> {
@@ -38,6 +48,11 @@ impl DropReason {
             Self::HandoffFull,
             Self::ControlFull,
             Self::Impaired,
+            Self::NoQueuePair,
+            Self::WrongSource,
+            Self::Refused,
+            Self::Stale,
+            Self::Unexpected,
         ])
     }
 
@@ -52,6 +67,11 @@ impl DropReason {
             Self::HandoffFull => 4,
             Self::ControlFull => 5,
             Self::Impaired => 6,
+            Self::NoQueuePair => 7,
+            Self::WrongSource => 8,
+            Self::Refused => 9,
+            Self::Stale => 10,
+            Self::Unexpected => 11,
         };
         Fault::ALL.len() + after_faults
     }
@@ -67,6 +87,11 @@ impl DropReason {
             Self::HandoffFull => "handoff_full",
             Self::ControlFull => "control_full",
             Self::Impaired => "impaired",
+            Self::NoQueuePair => "no_queue_pair",
+            Self::WrongSource => "wrong_source",
+            Self::Refused => "refused",
+            Self::Stale => "stale",
+            Self::Unexpected => "unexpected",
         }
     }
 
@@ -81,6 +106,11 @@ impl DropReason {
             Self::HandoffFull => "the ring to the worker that owns the port was full".into(),
             Self::ControlFull => "the queue to the control plane was full".into(),
             Self::Impaired => "a rule of `[impair]` dropped it".into(),
+            Self::NoQueuePair => "the switch has no such queue pair".into(),
+            Self::WrongSource => "not from the other side of the connection".into(),
+            Self::Refused => "it asks for what is not allowed, and its sender was told".into(),
+            Self::Stale => "a response that says nothing new".into(),
+            Self::Unexpected => "a kind of packet that has no place on the connection".into(),
         }
     }
 }

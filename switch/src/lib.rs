@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod control;
 pub mod counters;
 pub mod drop;
 pub mod forward;
@@ -13,6 +14,7 @@ pub mod memory;
 pub mod random;
 pub mod table;
 
+pub use control::{Control, Egress};
 pub use drop::DropReason;
 pub use function::{Frame, Full, Function, Nanos, NoRoom, Output, PortId, Verdict};
 pub use random::{Chance, Share};

@@ -18,7 +18,7 @@ out=${1:?usage: build-guest.sh OUTDIR}
 # found below, before a guest is booted.
 packages=(
     perftest rdmacm-utils ibverbs-utils iproute2 busybox-static dash
-    libibverbs1 libibverbs-dev librdmacm1 ibverbs-providers libibumad3
+    libibverbs1 libibverbs-dev librdmacm1 librdmacm-dev ibverbs-providers libibumad3
     libnl-3-200 libnl-route-3-200 libpci3 libudev1 zlib1g libc6
     libgcc-s1 libmnl0 libbpf1 libelf1 libcap2 libbsd0 libmd0 libxtables12
     libdb5.3 libtirpc3 libgssapi-krb5-2 libkrb5-3 libk5crypto3 libkrb5support0
@@ -110,7 +110,8 @@ done
 # Our own, for what no packaged program does.
 for source in "$here"/*.c; do
     cc -O1 -Wall -Wextra -Werror -I "$work/unpacked/usr/include" -Wl,--allow-shlib-undefined \
-        -o "$root/usr/bin/$(basename "$source" .c)" "$source" "$(unpacked usr/lib/x86_64-linux-gnu/libibverbs.so.1)"
+        -o "$root/usr/bin/$(basename "$source" .c)" "$source" "$(unpacked usr/lib/x86_64-linux-gnu/libibverbs.so.1)" \
+        "$(unpacked usr/lib/x86_64-linux-gnu/librdmacm.so.1)"
 done
 cp "$(unpacked bin/busybox usr/bin/busybox)" "$root/usr/bin/busybox"
 for applet in $("$root/usr/bin/busybox" --list); do

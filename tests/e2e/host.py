@@ -12,25 +12,18 @@ ended as it should. Needs root, for a network namespace of its own.
 
 from __future__ import annotations
 
-import argparse
-import fnmatch
 import json
-import shutil
-import signal
-import subprocess
 import sys
-import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from guest import CommandFailed, Guest, LabError
+import suite
+from guest import CommandFailed, Guest
 from lab import Lab, Wire
 
-HERE = Path(__file__).resolve().parent
-REPOSITORY = HERE.parent.parent
 CM_LISTENS = "rdma resource show cm_id | grep -q LISTEN"
 HOST = {"ipv4": "10.0.0.9", "ipv6": "fd00::9"}
 TIMEOUT_S = 120
@@ -144,8 +137,8 @@ def config_of(case: Case, guest: Guest, interface: str) -> str:
     )
 
 
-def run_case(case: Case, lab: Lab, understudy: Path, folder: Path) -> tuple[list[str], dict[str, Any]]:
-    """Runs the case; what is wrong, and the host's report."""
+def run_case(case: Case, lab: Lab, understudy: Path, folder: Path) -> tuple[list[str], str]:
+    """Runs the case; what is wrong, and how many packets it took."""
     (guest,) = lab.guests
     guest.run("ip neighbour flush all")
     command = case.command.format(host=HOST[case.network], guest=guest.addresses[case.network])
@@ -183,7 +176,8 @@ def run_case(case: Case, lab: Lab, understudy: Path, folder: Path) -> tuple[list
     problems += verdict(case, host)
     if wire is not None and sum(rule["acted"] for rule in wire.report["impair"]["rules"]) == 0:
         problems.append("nothing was lost: the case proves nothing")
-    return problems, host.report
+    nic = host.report["nic"]
+    return problems, f"{nic['received']} packets in, {nic['sent']} out, {nic['retransmitted']} sent again"
 
 
 def verdict(case: Case, host: Wire) -> list[str]:
@@ -195,84 +189,19 @@ def verdict(case: Case, host: Wire) -> list[str]:
     return [*wrong, f"the host: {host.report}"] if wrong else []
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--understudy", type=Path, default=REPOSITORY / "target/release/understudy", metavar="PATH")
-    parser.add_argument("--only", action="append", metavar="NAME", help="run these cases alone (a pattern, repeatable)")
-    parser.add_argument("--list", action="store_true", help="print the cases and their commands")
-    parser.add_argument("--loss", type=float, metavar="SHARE", help="lose this share of all frames in every case")
-    parser.add_argument("--keep-logs", action="store_true", help="keep the logs when all is well, too")
-    parser.add_argument("--guest-dir", type=Path, default=REPOSITORY / "target/e2e", metavar="DIR")
-    parser.add_argument("--accel", default="tcg", help="qemu's accelerator (default: tcg, plain emulation)")
-    return parser.parse_args()
-
-
-def run_all(arguments: argparse.Namespace, chosen: list[Case], log_dir: Path) -> int:
-    subprocess.run([HERE / "build-guest.sh", arguments.guest_dir], check=True)
-    started = time.monotonic()
-    passed = 0
-    with Lab(arguments.guest_dir, log_dir, accel=arguments.accel) as lab:
-        lab.add_guest("a", tap="host-a", address=1)
-        lab.add_cable("far", "near")
-        lab.boot()
-        print(f"a guest booted in {time.monotonic() - started:.1f} s", flush=True)
-        for case in chosen:
-            began = time.monotonic()
-            try:
-                problems, report = run_case(case, lab, arguments.understudy.resolve(), log_dir)
-            except CommandFailed as error:
-                problems, report = [str(error)], {}
-            nic = report.get("nic", {})
-            passed += not problems
-            print(
-                f"{'ok    ' if not problems else 'FAILED'} {case.name:22} {time.monotonic() - began:5.1f} s  "
-                f"{nic.get('received', 0)} packets in, {nic.get('sent', 0)} out, {nic.get('retransmitted', 0)} sent again",
-                flush=True,
-            )
-            for problem in problems:
-                print("       " + problem.replace("\n", "\n       "), flush=True)
-    return passed
-
-
-def interrupt(*_: object) -> None:
-    """Ends the run through all that cleans up, which further signals must not cut short."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise KeyboardInterrupt
+def set_up(lab: Lab) -> None:
+    lab.add_guest("a", tap="host-a", address=1)
+    lab.add_cable("far", "near")
 
 
 def main() -> int:
-    arguments = parse_arguments()
-    chosen = [
-        case for case in cases()
-        if not arguments.only or any(fnmatch.fnmatchcase(case.name, pattern) for pattern in arguments.only)
-    ]  # fmt: skip
+    options = suite.parser(__doc__ or "")
+    options.add_argument("--loss", type=float, metavar="SHARE", help="lose this share of all frames in every case")
+    arguments = options.parse_args()
+    chosen = suite.chosen(arguments, cases())
     if arguments.loss is not None:
         chosen = [Case(**{**vars(case), "loss": arguments.loss}) for case in chosen]
-    if arguments.list:
-        for case in chosen:
-            print(f"{case.name:22} {case.command}")
-        return 0
-    signal.signal(signal.SIGINT, interrupt)
-    signal.signal(signal.SIGTERM, interrupt)
-    log_dir = Path(tempfile.mkdtemp(prefix="understudy-e2e-host-"))
-    started = time.monotonic()
-    passed, error = 0, ""
-    try:
-        passed = run_all(arguments, chosen, log_dir)
-    except (LabError, subprocess.CalledProcessError) as failure:
-        error = str(failure)
-    except KeyboardInterrupt:
-        error = "interrupted"
-    print(f"{passed} of {len(chosen)} cases passed against understudy host in {time.monotonic() - started:.0f} s")
-    if error:
-        print(f"error: {error}", file=sys.stderr)
-    succeeded = not error and passed == len(chosen)
-    if succeeded and not arguments.keep_logs:
-        shutil.rmtree(log_dir)
-    else:
-        print(f"logs: {log_dir}", file=sys.stderr)
-    return 0 if succeeded else 1
+    return suite.run(arguments, chosen, set_up, run_case, "against understudy host")
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ impl Forward {
     /// Parses, checks and counts a frame: where the headers of a RoCEv2 packet lie, or what becomes of a frame that goes
     /// no further. For functions that do more with a frame than to forward it.
     #[inline]
-    pub(crate) fn admit(&mut self, frame: &impl Frame, port: PortId) -> Result<Option<Layout>, Verdict> {
+    pub fn admit(&mut self, frame: &impl Frame, port: PortId) -> Result<Option<Layout>, Verdict> {
         self.inspect(frame, port).or_else(|fault| {
             self.counters.faults[fault as usize].add(1);
             if self.drop.has(fault) { Err(Verdict::Drop(DropReason::Malformed(fault))) } else { Ok(None) }

@@ -1,6 +1,7 @@
 //! What a configuration would run, on a screen.
 
 mod impair;
+mod p4ce;
 
 use crate::config::{Config, FunctionConfig};
 use crate::host::{Client, HostConfig};
@@ -22,6 +23,7 @@ pub(super) fn of(path: &Path, config: &Config, machine: &Machine) -> String {
         FunctionConfig::Forward(forward) => forward_lines(forward, &runtime.ports),
         FunctionConfig::Impair(config) => impair::lines(config, &runtime.ports),
         FunctionConfig::Nic(nic) => nic_lines(nic),
+        FunctionConfig::P4ce(config) => p4ce::lines(config),
     };
     let rest = [
         ("workers", workers(&runtime.workers.cpus)),

@@ -11,6 +11,7 @@ mod forward;
 mod impair;
 mod memory;
 mod nic;
+mod p4ce;
 mod pairs;
 mod pcap;
 mod port;
@@ -24,6 +25,8 @@ mod tree;
 mod words;
 
 pub(crate) use report::{Finding, Report};
+
+pub(crate) use p4ce::P4ceConfig;
 
 use crate::host::HostConfig;
 use crate::machine::Machine;
@@ -61,6 +64,8 @@ pub(crate) enum FunctionConfig {
     Impair(switch::impair::Config),
     /// A host with a software NIC
     Nic(HostConfig),
+    /// A switch that replicates writes, and a bridge
+    P4ce(P4ceConfig),
 }
 
 /// A table that configures a function.
@@ -72,10 +77,11 @@ struct FunctionTable {
 }
 
 /// The functions there are.
-const FUNCTIONS: [FunctionTable; 3] = [
+const FUNCTIONS: [FunctionTable; 4] = [
     FunctionTable { key: "forward", example: forward::example, read: forward::read },
     FunctionTable { key: "impair", example: impair::example, read: impair::read },
     FunctionTable { key: "nic", example: nic::example, read: nic::read },
+    FunctionTable { key: "p4ce", example: p4ce::example, read: p4ce::read },
 ];
 
 /// Reads a file.
@@ -176,8 +182,10 @@ fn read(
     let buffers = memory::buffers(&ports.list, runtime.cpus.len(), problems);
     let memory = memory::reserve(&runtime, &ports.list, &buffers, problems);
     let function = function(&root, &ports, &FUNCTIONS);
-    if let Some(FunctionConfig::Nic(_)) = function {
-        runtime.check_one_worker("a host has one worker", problems);
+    match function {
+        Some(FunctionConfig::Nic(_)) => runtime.check_one_worker("a host has one worker", problems),
+        Some(FunctionConfig::P4ce(_)) => runtime.check_one_worker("[p4ce] has one worker", problems),
+        Some(FunctionConfig::Forward(_) | FunctionConfig::Impair(_)) | None => {}
     }
     root.finish();
     let ports: Option<Vec<_>> =

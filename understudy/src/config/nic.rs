@@ -84,7 +84,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
     }))
 }
 
-fn ip(value: &Value<'_>) -> Option<IpAddr> {
+pub(super) fn ip(value: &Value<'_>) -> Option<IpAddr> {
     let text = value.text()?;
     let ip = text.parse().ok();
     if ip.is_none() {

@@ -105,6 +105,7 @@ pub(super) fn report(
             .map(|(index, worker)| WorkerRow::new(index, worker))
             .collect(),
         impair: None,
+        p4ce: None,
     }
 }
 

@@ -4,6 +4,7 @@ mod demo;
 mod forward;
 mod host;
 mod impair;
+mod p4ce;
 mod report;
 
 use crate::config::{self, Config, FunctionConfig};
@@ -105,6 +106,10 @@ fn start(args: RunArgs, mut config: Config) -> Result<ExitCode, Report> {
         FunctionConfig::Nic(config) => {
             let report = host::run(&mut runtime, config, until, &stop)?;
             (if args.json { report.json() } else { report.text() }, report.code())
+        }
+        FunctionConfig::P4ce(config) => {
+            let report = p4ce::run(&mut runtime, config, until, &stop);
+            (if args.json { report.json() } else { report.text() }, ExitCode::SUCCESS)
         }
     };
     drop(runtime);

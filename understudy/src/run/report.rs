@@ -26,6 +26,76 @@ pub(super) struct Report {
     /// What was impaired; left out by functions that do not
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) impair: Option<ImpairReport>,
+    /// What became of groups; left out by functions that have none
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) p4ce: Option<P4ceReport>,
+}
+
+/// Groups, and what went through them.
+#[derive(Serialize)]
+pub(super) struct P4ceReport {
+    /// Groups that leaders asked for, those that were opened, refused, and have ended
+    pub(super) requested: u64,
+    pub(super) opened: u64,
+    pub(super) refused: u64,
+    pub(super) closed: u64,
+    /// Replicas excluded from groups that went on
+    pub(super) excluded: u64,
+    /// Packets of leaders that went to replicas, and their copies
+    pub(super) requests: u64,
+    pub(super) copies: u64,
+    /// Packets of replicas that say how far they are
+    pub(super) responses: u64,
+    /// What leaders were told
+    pub(super) acks: u64,
+    pub(super) naks: u64,
+    pub(super) rnr_naks: u64,
+    pub(super) fatal_naks: u64,
+    pub(super) repeated: u64,
+    pub(super) cnps: u64,
+    /// Groups that stood when the run ended
+    pub(super) groups: Vec<GroupRow>,
+}
+
+#[derive(Serialize)]
+pub(super) struct GroupRow {
+    pub(super) group: u32,
+    pub(super) leader: String,
+    pub(super) replicas: Vec<String>,
+    pub(super) excluded: Vec<String>,
+    pub(super) quorum: usize,
+    pub(super) open: bool,
+}
+
+impl P4ceReport {
+    fn text(&self, text: &mut String) {
+        _ = writeln!(
+            text,
+            "Groups: {} asked for, {} opened, {} refused, {} ended; {} replicas excluded",
+            self.requested, self.opened, self.refused, self.closed, self.excluded
+        );
+        _ = writeln!(
+            text,
+            "{} packets of leaders became {}; {} responses became {} acknowledgements, {} NAKs, {} RNR NAKs, {} refusals",
+            self.requests, self.copies, self.responses, self.acks, self.naks, self.rnr_naks, self.fatal_naks
+        );
+        for group in &self.groups {
+            let state = if group.open { "" } else { ", not open yet" };
+            let excluded = if group.excluded.is_empty() {
+                String::new()
+            } else {
+                format!(", without {}", group.excluded.join(", "))
+            };
+            _ = writeln!(
+                text,
+                "Group {}: {} to {}, {} of them a quorum{excluded}{state}",
+                group.group,
+                group.leader,
+                group.replicas.join(", "),
+                group.quorum
+            );
+        }
+    }
 }
 
 /// What became of rules, and of frames that were held back.
@@ -212,6 +282,9 @@ impl Report {
         section(&mut text, "Other dropped frames", &["reason", "meaning", "frames"], 2, others);
         if let Some(impair) = &self.impair {
             impair.text(&mut text);
+        }
+        if let Some(p4ce) = &self.p4ce {
+            p4ce.text(&mut text);
         }
         for note in notes {
             _ = writeln!(text, "{note}");

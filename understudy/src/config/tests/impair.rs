@@ -27,7 +27,9 @@ fn matching(content: &str) -> String {
 fn function(text: &str) -> Config {
     match read(text).function {
         FunctionConfig::Impair(config) => config,
-        other @ (FunctionConfig::Forward(_) | FunctionConfig::Nic(_)) => panic!("{other:?}"),
+        other @ (FunctionConfig::Forward(_) | FunctionConfig::Nic(_) | FunctionConfig::P4ce(_)) => {
+            panic!("{other:?}")
+        }
     }
 }
 

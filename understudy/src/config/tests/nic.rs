@@ -22,7 +22,9 @@ fn service(lines: &str) -> String {
 fn host(text: &str) -> HostConfig {
     match read(text).function {
         FunctionConfig::Nic(config) => config,
-        other @ (FunctionConfig::Forward(_) | FunctionConfig::Impair(_)) => panic!("{other:?}"),
+        other @ (FunctionConfig::Forward(_) | FunctionConfig::Impair(_) | FunctionConfig::P4ce(_)) => {
+            panic!("{other:?}")
+        }
     }
 }
 

@@ -15,7 +15,9 @@ use switch::{Nanos, PortId};
 fn function(text: &str) -> Forward {
     match read(text).function {
         FunctionConfig::Forward(function) => function,
-        other @ (FunctionConfig::Impair(_) | FunctionConfig::Nic(_)) => panic!("{other:?}"),
+        other @ (FunctionConfig::Impair(_) | FunctionConfig::Nic(_) | FunctionConfig::P4ce(_)) => {
+            panic!("{other:?}")
+        }
     }
 }
 

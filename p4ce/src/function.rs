@@ -1,0 +1,487 @@
+//! The switch's data plane: scatters what leaders write, gathers what replicas acknowledge, and is a learning bridge for
+//! everything else.
+
+use crate::gather::Gathered;
+use crate::group::{Group, GroupId, Request};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use rocev2::aeth::{NakCode, Syndrome};
+use rocev2::ethernet::{Ethernet, MacAddr, VlanTag, ethertype};
+use rocev2::ipv6::Ipv6;
+use rocev2::{Fault, Layout, Opcode, Packet, Psn, Qpn};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use switch::counters::Counter;
+use switch::forward::{self, Forward};
+use switch::{DropReason, Frame, Function, Nanos, Output, PortId, Verdict};
+
+/// Configuration of [`P4ce`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The bridge for all frames that are not the switch's own
+    pub forward: forward::Config,
+    /// The switch's MAC address
+    pub mac: MacAddr,
+    /// Its IP addresses
+    pub addresses: Vec<IpAddr>,
+    /// Groups at once
+    pub groups: usize,
+    /// Queue pairs at once: one a group and one a replica of it. A power of two
+    pub queue_pairs: usize,
+    /// A replica that has been behind a quorum for so long without moving is excluded; zero for never
+    pub silent_after: Nanos,
+    /// A planted bug, to see whether it is found
+    #[cfg(feature = "canary")]
+    pub bug: Option<crate::Bug>,
+}
+
+/// What the control plane tells the data plane.
+#[derive(Debug)]
+pub enum Command {
+    /// The group's packets are to be handled from now on. Answered by [`Event::Opened`].
+    Open(Box<Group>),
+    /// The group is over. Answered by [`Event::Closed`].
+    Close(GroupId),
+    /// A replica is written to no more.
+    Exclude(GroupId, usize),
+    /// So many replicas make a quorum from now on.
+    SetQuorum(GroupId, usize),
+}
+
+/// What the data plane tells the control plane.
+#[derive(Debug)]
+pub enum Event {
+    /// A group's packets are handled; or not, as there is no place for it.
+    Opened(GroupId, bool),
+    /// A group's packets are handled no more; what it was made of is given back.
+    Closed(GroupId, Option<Box<Group>>),
+    /// A replica was excluded by the data plane.
+    Excluded(GroupId, usize),
+}
+
+/// What the data plane counts, beside what the bridge does.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Requests of leaders that were passed to replicas
+    pub requests: Counter,
+    /// Their copies
+    pub copies: Counter,
+    /// Responses of replicas
+    pub responses: Counter,
+    /// Acknowledgements that leaders were told
+    pub acks: Counter,
+    /// NAKs (PSN sequence error) that leaders were told
+    pub naks: Counter,
+    /// "Receiver not ready" that leaders were told
+    pub rnr_naks: Counter,
+    /// NAKs that end a connection, of replicas or of the switch itself
+    pub fatal_naks: Counter,
+    /// Requests of which leaders were told again what a quorum holds
+    pub repeated: Counter,
+    /// Congestion notifications passed to leaders
+    pub cnps: Counter,
+    /// Groups opened
+    pub opened: Counter,
+    /// Groups closed
+    pub closed: Counter,
+    /// Replicas excluded by the data plane
+    pub excluded: Counter,
+}
+
+/// Whose queue pair one of the switch's is.
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    qpn: u32,
+    group: u32,
+    /// The replica at its other end; [`LEADER`] for the leader
+    member: u32,
+}
+
+const LEADER: u32 = u32::MAX;
+const NOBODY: Slot = Slot { qpn: u32::MAX, group: 0, member: 0 };
+
+/// The data plane.
+pub struct P4ce {
+    config: Config,
+    forward: Forward,
+    slots: Box<[Slot]>,
+    groups: Box<[Option<Box<Group>>]>,
+    counters: Arc<Counters>,
+    events: VecDeque<Event>,
+    looked: Nanos,
+}
+
+/// What is done with a request of a leader.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// It says where it writes to.
+    Write,
+    /// It goes to all replicas as it is.
+    Plain,
+    /// It is for the switch alone, and says nothing that concerns it.
+    Notice,
+    /// A group cannot do that.
+    Refused,
+}
+
+static KINDS: [Kind; 256] = {
+    let mut kinds = [Kind::Refused; 256];
+    let mut at = 0;
+    while at < kinds.len() {
+        kinds[at] = match Opcode(at as u8) {
+            Opcode::RC_WRITE_FIRST | Opcode::RC_WRITE_ONLY | Opcode::RC_WRITE_ONLY_IMM => Kind::Write,
+            Opcode::RC_WRITE_MIDDLE
+            | Opcode::RC_WRITE_LAST
+            | Opcode::RC_WRITE_LAST_IMM
+            | Opcode::RC_SEND_FIRST
+            | Opcode::RC_SEND_MIDDLE
+            | Opcode::RC_SEND_LAST
+            | Opcode::RC_SEND_LAST_IMM
+            | Opcode::RC_SEND_ONLY
+            | Opcode::RC_SEND_ONLY_IMM => Kind::Plain,
+            Opcode::CNP | Opcode::RC_ACKNOWLEDGE => Kind::Notice,
+            _ => Kind::Refused,
+        };
+        at += 1;
+    }
+    kinds
+};
+
+impl P4ce {
+    /// A data plane without groups.
+    ///
+    /// # Panics
+    /// If `queue_pairs` is no power of two.
+    pub fn new(config: Config) -> Self {
+        assert!(config.queue_pairs.is_power_of_two(), "{} queue pairs", config.queue_pairs);
+        Self {
+            forward: Forward::new(&config.forward),
+            slots: vec![NOBODY; config.queue_pairs].into(),
+            groups: (0..config.groups).map(|_| None).collect(),
+            counters: Arc::default(),
+            events: VecDeque::with_capacity(64),
+            looked: Nanos::ZERO,
+            config,
+        }
+    }
+
+    /// What it has counted so far, and goes on to count
+    pub fn counters(&self) -> Arc<Counters> {
+        Arc::clone(&self.counters)
+    }
+
+    /// What the bridge has counted
+    pub fn forward_counters(&self) -> Arc<forward::Counters> {
+        self.forward.counters()
+    }
+
+    /// A group that is open
+    pub fn group(&self, id: GroupId) -> Option<&Group> {
+        self.groups.get(id.0 as usize)?.as_deref()
+    }
+
+    fn slot_of(&self, qpn: Qpn) -> usize {
+        qpn.get() as usize & (self.slots.len() - 1)
+    }
+
+    /// A frame to the switch's own MAC address
+    #[inline]
+    fn on_own<O: Output>(&mut self, frame: &mut O::Frame, port: PortId, out: &mut O) -> Verdict {
+        let layout = match self.forward.admit(frame, port) {
+            Ok(Some(layout)) => layout,
+            // ARP, neighbour discovery, echo requests; malformed ones, which the control plane does not understand either
+            Ok(None) => return Verdict::Punt,
+            Err(verdict) => return verdict,
+        };
+        let qpn = Packet::new(frame.bytes(), layout).bth().dest_qp();
+        if qpn == Qpn::GSI {
+            return Verdict::Punt;
+        }
+        let slot = self.slots[self.slot_of(qpn)];
+        if slot.qpn != qpn.get() {
+            return Verdict::Drop(DropReason::NoQueuePair);
+        }
+        if slot.member == LEADER {
+            self.scatter(slot.group as usize, frame, layout, out)
+        } else {
+            self.gather(slot.group as usize, slot.member as usize, frame, layout, port)
+        }
+    }
+
+    /// A packet of a leader's (paper IV-B)
+    #[inline]
+    fn scatter<O: Output>(
+        &mut self,
+        group: usize,
+        frame: &mut O::Frame,
+        layout: Layout,
+        out: &mut O,
+    ) -> Verdict {
+        let Some(group) = &mut self.groups[group] else { return Verdict::Drop(DropReason::NoQueuePair) };
+        let own = self.config.mac;
+        let packet = Packet::new(frame.bytes(), layout);
+        if !group.leader.is_of(&packet) {
+            return Verdict::Drop(DropReason::WrongSource);
+        }
+        let (psn, ack_req) = (packet.bth().psn(), packet.bth().ack_req());
+        let kind = KINDS[usize::from(layout.opcode().0)];
+        let reth = if kind == Kind::Write { packet.reth() } else { None };
+        let allowed = reth.is_none_or(|reth| group.allows(reth.va.get(), reth.rkey.get(), reth.len.get()));
+        if kind == Kind::Notice {
+            return Verdict::Consume;
+        }
+        if kind == Kind::Refused || !allowed {
+            // Damage may be why, and then the leader is to try again.
+            if !packet.verify_icrc() {
+                return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
+            }
+            let code = if allowed { NakCode::INVALID_REQUEST } else { NakCode::REMOTE_ACCESS_ERROR };
+            let answer = group.gather.refuse(psn, code);
+            self.counters.fatal_naks.add(1);
+            if let Ok(nak) = group.leader.make_answer(&packet, own, answer, out) {
+                _ = out.send(nak, group.leader.port);
+            }
+            return Verdict::Drop(DropReason::Refused);
+        }
+        // What a packet from the future says is remembered: it has to be true.
+        if group.gather.next().precedes(psn) && !packet.verify_icrc() {
+            return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
+        }
+        let request = Request { psn, va: reth.map(|reth| reth.va.get()) };
+        if let Some(answer) = group.gather.on_request(psn, ack_req) {
+            self.counters.repeated.add(1);
+            if let Ok(ack) = group.leader.make_answer(&packet, own, answer, out) {
+                _ = out.send(ack, group.leader.port);
+            }
+        }
+        let Some((last, others)) = group.targets().split_last() else {
+            return Verdict::Drop(DropReason::NoQueuePair);
+        };
+        self.counters.requests.add(1);
+        self.counters.copies.add(others.len() as u64 + 1);
+        for target in others {
+            match out.copy(frame) {
+                Ok(mut copy) => {
+                    target.scatter(copy.bytes_mut(), layout, own, request);
+                    // The runner counts what does not fit; the replica will miss it, and say so.
+                    _ = out.send(copy, target.way.port);
+                }
+                Err(switch::Full) => return Verdict::Drop(DropReason::NoBuffer),
+            }
+        }
+        target_last(last, frame, layout, own, request)
+    }
+
+    /// A packet of a replica's (paper IV-C)
+    #[inline]
+    fn gather<F: Frame>(
+        &mut self,
+        number: usize,
+        member: usize,
+        frame: &mut F,
+        layout: Layout,
+        port: PortId,
+    ) -> Verdict {
+        let Some(group) = &mut self.groups[number] else { return Verdict::Drop(DropReason::NoQueuePair) };
+        let own = self.config.mac;
+        let packet = Packet::new(frame.bytes(), layout);
+        let target = &mut group.replicas[member];
+        if !target.way.is_of(&packet) {
+            return Verdict::Drop(DropReason::WrongSource);
+        }
+        let psn = packet.bth().psn().sub(target.psn_ahead);
+        let aeth = match layout.opcode() {
+            Opcode::RC_ACKNOWLEDGE => packet.aeth().copied(),
+            Opcode::CNP => None,
+            // Replicas ask for nothing here, and nothing here is read.
+            _ => return Verdict::Drop(DropReason::Unexpected),
+        };
+        if !packet.verify_icrc() {
+            return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
+        }
+        let Some(aeth) = aeth else {
+            self.counters.cnps.add(1);
+            group.leader.pass(frame.bytes_mut(), layout, own, Psn::ZERO);
+            return Verdict::Forward(group.leader.port);
+        };
+        // It has moved.
+        target.way.port = port;
+        self.counters.responses.add(1);
+        match group.gather.on_response(member, psn, aeth) {
+            Gathered::Tell(answer) => {
+                match answer.aeth.kind() {
+                    Syndrome::Ack(_) => self.counters.acks.add(1),
+                    Syndrome::RnrNak(_) => self.counters.rnr_naks.add(1),
+                    Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR) => self.counters.naks.add(1),
+                    Syndrome::Nak(_) | Syndrome::Reserved(_) => self.counters.fatal_naks.add(1),
+                }
+                group.leader.answer(frame.bytes_mut(), layout, own, answer);
+                Verdict::Forward(group.leader.port)
+            }
+            Gathered::Absorbed => Verdict::Consume,
+            Gathered::Stale => Verdict::Drop(DropReason::Stale),
+            Gathered::Failed => {
+                group.exclude(member);
+                self.counters.excluded.add(1);
+                self.events.push_back(Event::Excluded(GroupId(number as u32), member));
+                Verdict::Consume
+            }
+        }
+    }
+
+    fn open(&mut self, group: Box<Group>) {
+        let config = group.config();
+        let id = config.id;
+        let qpns = config.replicas.iter().map(|replica| replica.peer.local_qp).zip(0..);
+        let qpns: Vec<_> = qpns.chain([(config.leader.local_qp, LEADER)]).collect();
+        let free = self.groups.get(id.0 as usize).is_some_and(Option::is_none)
+            && qpns.iter().all(|(qpn, _)| self.slots[self.slot_of(*qpn)].qpn == NOBODY.qpn);
+        if free {
+            for (qpn, member) in qpns {
+                let at = self.slot_of(qpn);
+                self.slots[at] = Slot { qpn: qpn.get(), group: id.0, member };
+            }
+            self.counters.opened.add(1);
+            #[cfg(feature = "canary")]
+            let group = {
+                let mut group = group;
+                group.plant(self.config.bug);
+                group
+            };
+            self.groups[id.0 as usize] = Some(group);
+        }
+        self.events.push_back(Event::Opened(id, free));
+    }
+
+    fn close(&mut self, id: GroupId) {
+        let group = self.groups.get_mut(id.0 as usize).and_then(Option::take);
+        if let Some(group) = &group {
+            let config = group.config();
+            let replicas = config.replicas.iter().map(|replica| replica.peer.local_qp);
+            for qpn in replicas.chain([config.leader.local_qp]) {
+                let at = self.slot_of(qpn);
+                self.slots[at] = NOBODY;
+            }
+            self.counters.closed.add(1);
+        }
+        self.events.push_back(Event::Closed(id, group));
+    }
+
+    fn group_mut(&mut self, id: GroupId) -> Option<&mut Group> {
+        self.groups.get_mut(id.0 as usize)?.as_deref_mut()
+    }
+
+    /// Whether a frame to a group address asks for one of the switch's own addresses.
+    fn asks_for_us(&self, frame: &[u8]) -> bool {
+        target_of(frame).is_some_and(|ip| self.config.addresses.contains(&ip))
+    }
+
+    fn exclude_silent(&mut self, now: Nanos) {
+        for (number, group) in self.groups.iter_mut().enumerate() {
+            let Some(group) = group else { continue };
+            while let Some(member) = group.gather.find_silent(now, self.config.silent_after) {
+                group.exclude(member);
+                self.counters.excluded.add(1);
+                self.events.push_back(Event::Excluded(GroupId(number as u32), member));
+            }
+        }
+    }
+}
+
+/// The last copy needs no other buffer than the packet's own.
+#[inline]
+fn target_last<F: Frame>(
+    target: &crate::group::Target,
+    frame: &mut F,
+    layout: Layout,
+    own: MacAddr,
+    request: Request,
+) -> Verdict {
+    target.scatter(frame.bytes_mut(), layout, own, request);
+    Verdict::Forward(target.way.port)
+}
+
+/// The address that an ARP request or a neighbour solicitation asks for.
+fn target_of(frame: &[u8]) -> Option<IpAddr> {
+    let mut kind = u16::from_be_bytes(*frame.get(12..Ethernet::LEN)?.first_chunk()?);
+    let mut rest = &frame[Ethernet::LEN..];
+    if ethertype::is_tag(kind) {
+        kind = u16::from_be_bytes(*rest.get(2..)?.first_chunk()?);
+        rest = rest.get(VlanTag::LEN..)?;
+    }
+    match kind {
+        ethertype::ARP => Some(Ipv4Addr::from(*rest.get(24..)?.first_chunk::<4>()?).into()),
+        // ICMPv6 (58), neighbour solicitation (135)
+        ethertype::IPV6 if *rest.get(6)? == 58 && *rest.get(Ipv6::LEN)? == 135 => {
+            Some(Ipv6Addr::from(*rest.get(Ipv6::LEN + 8..)?.first_chunk::<16>()?).into())
+        }
+        _ => None,
+    }
+}
+
+impl Function for P4ce {
+    type Command = Command;
+    type Event = Event;
+
+    #[inline]
+    fn on_frame<O: Output>(
+        &mut self,
+        frame: &mut O::Frame,
+        port: PortId,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
+        let bytes = frame.bytes();
+        match bytes.first_chunk::<6>() {
+            Some(dst) if *dst == self.config.mac.0 => self.on_own(frame, port, out),
+            Some(dst) if dst[0] & 1 != 0 && self.asks_for_us(bytes) => Verdict::Punt,
+            _ => self.forward.on_frame(frame, port, now, out),
+        }
+    }
+
+    fn on_timer<O: Output>(&mut self, now: Nanos, out: &mut O) {
+        if self.forward.next_timer().is_some_and(|at| at <= now) {
+            self.forward.on_timer(now, out);
+        }
+        if self.config.silent_after > Nanos::ZERO && now >= self.looked + self.interval() {
+            self.looked = now;
+            self.exclude_silent(now);
+        }
+    }
+
+    fn next_timer(&self) -> Option<Nanos> {
+        let look = (self.config.silent_after > Nanos::ZERO).then(|| self.looked + self.interval());
+        [self.forward.next_timer(), look].into_iter().flatten().min()
+    }
+
+    fn on_command(&mut self, command: Command, _now: Nanos) {
+        match command {
+            Command::Open(group) => self.open(group),
+            Command::Close(id) => self.close(id),
+            Command::Exclude(id, member) => {
+                if let Some(group) = self.group_mut(id) {
+                    group.exclude(member);
+                }
+            }
+            Command::SetQuorum(id, quorum) => {
+                if let Some(group) = self.group_mut(id) {
+                    // A leader that waits is told when it asks again.
+                    group.gather.set_quorum(quorum);
+                }
+            }
+        }
+    }
+
+    fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+}
+
+impl P4ce {
+    /// How often silent replicas are looked for
+    fn interval(&self) -> Nanos {
+        Nanos((self.config.silent_after.0 / 4).max(1))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,279 @@
+use super::*;
+use proptest::prelude::*;
+
+const FIRST: Psn = Psn::new(0xff_fffe);
+
+fn gather(count: usize, quorum: usize) -> Gather {
+    let mut gather = Gather::new(count, quorum, false, FIRST);
+    for n in 0..10 {
+        assert_eq!(gather.on_request(FIRST.add(n), true), None);
+    }
+    gather
+}
+
+fn ack(credit: u8, msn: u32) -> Aeth {
+    Aeth::new(Syndrome::Ack(Credit(credit)), Msn::new(msn))
+}
+
+fn nak(code: NakCode, msn: u32) -> Aeth {
+    Aeth::new(Syndrome::Nak(code), Msn::new(msn))
+}
+
+fn rnr(timer: u8, msn: u32) -> Aeth {
+    Aeth::new(Syndrome::RnrNak(RnrTimer(timer)), Msn::new(msn))
+}
+
+fn told(n: u32, aeth: Aeth) -> Gathered {
+    Gathered::Tell(Answer { psn: FIRST.add(n), aeth })
+}
+
+#[test]
+fn the_leader_is_told_once_when_a_quorum_holds_it() {
+    let mut gather = gather(4, 2);
+    assert_eq!(gather.on_response(0, FIRST.add(3), ack(31, 4)), Gathered::Absorbed);
+    assert_eq!(gather.on_response(0, FIRST.add(3), ack(31, 4)), Gathered::Absorbed, "the same one again");
+    // It holds less: the quorum's is its number, and its MSN.
+    assert_eq!(gather.on_response(1, FIRST.add(1), ack(31, 2)), told(1, ack(31, 2)));
+    assert_eq!(gather.on_response(2, FIRST.add(1), ack(31, 2)), Gathered::Absorbed);
+    // The one that is behind overtakes: the quorum holds what the first one holds.
+    assert_eq!(gather.on_response(1, FIRST.add(8), ack(31, 9)), told(3, ack(31, 4)));
+    assert_eq!(gather.frontier(), FIRST.add(3));
+}
+
+#[test]
+fn what_was_never_sent_or_is_old_counts_for_nothing() {
+    let mut gather = gather(2, 1);
+    assert_eq!(gather.on_response(0, FIRST.add(10), ack(31, 1)), Gathered::Stale);
+    assert_eq!(gather.on_response(0, FIRST.add(4), ack(31, 5)), told(4, ack(31, 5)));
+    assert_eq!(gather.on_response(0, FIRST.add(3), ack(31, 4)), Gathered::Stale);
+    assert_eq!(gather.on_response(5, FIRST, ack(31, 1)), Gathered::Stale, "no member");
+    assert_eq!(
+        gather.on_response(0, FIRST.add(5), Aeth::new(Syndrome::Reserved(0x40), Msn::ZERO)),
+        Gathered::Stale
+    );
+}
+
+#[test]
+fn a_leader_that_missed_it_is_told_again() {
+    let mut gather = gather(2, 2);
+    for member in [0, 1] {
+        gather.on_response(member, FIRST.add(5), ack(31, 6));
+    }
+    let answer = Some(Answer { psn: FIRST.add(5), aeth: ack(31, 6) });
+    assert_eq!(gather.on_request(FIRST.add(2), true), answer);
+    assert_eq!(gather.on_request(FIRST.add(2), false), None, "it did not ask");
+    assert_eq!(gather.on_request(FIRST.add(6), true), None, "no quorum holds that");
+}
+
+#[test]
+fn a_nak_acknowledges_nothing_that_no_quorum_holds() {
+    let mut gather = gather(2, 2);
+    let missing = |msn| nak(NakCode::PSN_SEQUENCE_ERROR, msn);
+    gather.on_response(0, FIRST.add(2), ack(31, 3));
+    // It holds all before 7; the other one has told of nothing.
+    assert_eq!(gather.on_response(0, FIRST.add(7), missing(7)), told(0, missing(0)));
+    // What follows says nothing more, until the leader has come back.
+    assert_eq!(gather.on_response(1, FIRST.add(4), missing(4)), told(3, ack(31, 4)));
+    assert_eq!(gather.on_request(FIRST, true), Some(Answer { psn: FIRST.add(3), aeth: ack(31, 4) }));
+    assert_eq!(gather.on_response(1, FIRST.add(6), missing(6)), told(6, missing(6)));
+    assert_eq!(gather.on_response(0, FIRST.add(8), missing(8)), Gathered::Absorbed);
+}
+
+#[test]
+fn errors_are_told_at_once() {
+    let mut gather = gather(3, 2);
+    gather.on_response(0, FIRST.add(2), ack(31, 3));
+    gather.on_response(1, FIRST.add(2), ack(31, 3));
+    let refused = nak(NakCode::REMOTE_ACCESS_ERROR, 3);
+    assert_eq!(
+        gather.on_response(2, FIRST.add(5), refused),
+        told(3, refused),
+        "all before 5: held by it alone"
+    );
+    assert_eq!(gather.refuse(FIRST.add(9), NakCode::INVALID_REQUEST).psn, FIRST.add(3));
+    assert_eq!(gather.refuse(FIRST.add(1), NakCode::INVALID_REQUEST).psn, FIRST.add(1));
+}
+
+#[test]
+fn a_quorum_outvotes_a_minority_if_that_is_wanted() {
+    let mut gather = Gather::new(3, 2, true, FIRST);
+    for n in 0..10 {
+        gather.on_request(FIRST.add(n), true);
+    }
+    for member in [0, 1] {
+        gather.on_response(member, FIRST.add(5), ack(31, 6));
+    }
+    let missing = nak(NakCode::PSN_SEQUENCE_ERROR, 2);
+    assert_eq!(gather.on_response(2, FIRST.add(2), missing), Gathered::Absorbed);
+    assert_eq!(gather.on_response(2, FIRST.add(2), rnr(3, 2)), Gathered::Absorbed);
+    // What no quorum holds yet concerns the leader.
+    let missing = nak(NakCode::PSN_SEQUENCE_ERROR, 6);
+    assert_eq!(gather.on_response(0, FIRST.add(6), missing), told(6, missing));
+    // One that fails for good is not needed.
+    let refused = nak(NakCode::REMOTE_OPERATIONAL_ERROR, 2);
+    assert_eq!(gather.on_response(2, FIRST.add(2), refused), Gathered::Failed);
+    gather.exclude(2);
+    let refused = nak(NakCode::REMOTE_OPERATIONAL_ERROR, 6);
+    assert_eq!(gather.on_response(1, FIRST.add(6), refused), told(6, refused), "now it is");
+}
+
+#[test]
+fn the_longest_time_to_wait_is_told() {
+    let mut gather = gather(3, 2);
+    assert_eq!(gather.on_response(0, FIRST.add(1), rnr(2, 1)), told(0, rnr(2, 0)));
+    assert_eq!(
+        gather.on_response(1, FIRST.add(1), rnr(1, 1)),
+        told(0, ack(31, 1)),
+        "shorter; but it holds one"
+    );
+    assert_eq!(gather.on_response(2, FIRST.add(1), rnr(9, 1)), told(1, rnr(9, 1)));
+    // Code 0 is the longest of all.
+    assert_eq!(gather.on_response(1, FIRST.add(1), rnr(0, 1)), told(1, rnr(0, 1)));
+    assert_eq!(gather.on_response(1, FIRST.add(1), rnr(0, 1)), Gathered::Absorbed);
+    gather.on_request(FIRST.add(1), true);
+    assert_eq!(gather.on_response(1, FIRST.add(1), rnr(0, 1)), told(1, rnr(0, 1)), "it has tried again");
+}
+
+#[test]
+fn credits_count_from_the_leaders_msn() {
+    let mut gather = gather(2, 1);
+    // Room for 4 more after its message 3: up to 7.
+    assert_eq!(gather.on_response(0, FIRST.add(2), ack(4, 3)), told(2, ack(4, 3)));
+    // The other one is behind, with room for 2 after 1: up to 3, so none counted from 3. That is not told by itself,
+    assert_eq!(gather.on_response(1, FIRST, ack(2, 1)), Gathered::Absorbed);
+    assert_eq!(gather.on_response(0, FIRST.add(3), ack(4, 4)), told(3, ack(0, 4)));
+    // but that there is room again is.
+    assert_eq!(gather.on_response(1, FIRST.add(1), ack(6, 2)), told(3, ack(4, 4)));
+    // Without a limit there is none.
+    assert_eq!(gather.on_response(1, FIRST.add(2), ack(31, 3)), Gathered::Absorbed);
+    assert_eq!(gather.on_response(0, FIRST.add(4), ack(31, 5)), told(4, ack(31, 5)));
+}
+
+#[test]
+fn members_go_and_quorums_change() {
+    let mut gather = gather(4, 3);
+    for (member, n) in [(0, 8), (1, 6), (2, 4), (3, 2)] {
+        gather.on_response(member, FIRST.add(n), ack(31, n + 1));
+    }
+    assert_eq!(gather.frontier(), FIRST.add(4));
+    gather.exclude(2);
+    assert_eq!((gather.members(), gather.acked(2)), (3, None));
+    assert_eq!(gather.frontier(), FIRST.add(4), "what was told stays true");
+    assert_eq!(gather.on_response(2, FIRST.add(9), ack(31, 10)), Gathered::Stale);
+    assert_eq!(gather.on_response(3, FIRST.add(5), ack(31, 6)), told(5, ack(31, 6)));
+    assert_eq!(gather.set_quorum(2), Some(Answer { psn: FIRST.add(6), aeth: ack(31, 7) }));
+    gather.exclude(0);
+    gather.exclude(1);
+    assert!(!gather.is_possible());
+    assert_eq!(gather.on_response(3, FIRST.add(9), ack(31, 10)), Gathered::Absorbed);
+}
+
+#[test]
+fn the_silent_are_found() {
+    let mut gather = gather(3, 1);
+    let after = Nanos::from_millis(10);
+    let at = Nanos::from_millis;
+    gather.on_response(0, FIRST.add(5), ack(31, 6));
+    assert_eq!(gather.find_silent(at(100), after), None, "seen for the first time");
+    gather.on_response(1, FIRST.add(1), ack(31, 2));
+    assert_eq!(gather.find_silent(at(110), after), Some(2));
+    gather.exclude(2);
+    assert_eq!(gather.find_silent(at(115), after), None, "it has moved");
+    assert_eq!(gather.find_silent(at(120), after), Some(1));
+}
+
+/// What a replica does, in a model: it holds packets in order.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// The leader sends its next packet, or goes back by so many.
+    Send(u32),
+    /// A packet that was sent reaches a replica.
+    Arrive { replica: usize, back: u32 },
+    /// A response of a replica, as old as that, reaches the switch, perhaps not for the first time.
+    Respond { replica: usize, old: usize },
+    /// A replica is excluded.
+    Exclude(usize),
+}
+
+fn step(count: usize) -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0u32..4).prop_map(Step::Send),
+        8 => (0..count, 0u32..6).prop_map(|(replica, back)| Step::Arrive { replica, back }),
+        8 => (0..count, 0usize..5).prop_map(|(replica, old)| Step::Respond { replica, old }),
+        1 => (0..count).prop_map(Step::Exclude),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+    /// Whatever is lost, late, doubled or out of order: what the leader may take for acknowledged is held by a quorum.
+    #[test]
+    fn nothing_is_acknowledged_that_no_quorum_holds(
+        count in 1usize..6,
+        quorum in 1usize..6,
+        outvote: bool,
+        first in prop_oneof![Just(0xff_fff0u32), Just(0), any::<u32>()],
+        steps in (1usize..6).prop_flat_map(|count| prop::collection::vec(step(count), 0..200)),
+    ) {
+        let quorum = quorum.min(count);
+        let first = Psn::new(first);
+        let mut gather = Gather::new(count, quorum, outvote, first);
+        // Counted from the first packet on: how many packets each holds, what each has said, what was sent.
+        let mut held = vec![0u32; count];
+        let mut said: Vec<Vec<(Psn, Aeth)>> = vec![vec![]; count];
+        let (mut sent, mut at) = (0u32, 0u32);
+        // What the leader takes for acknowledged: packets
+        let mut acknowledged = 0u32;
+        for step in steps {
+            let answer = match step {
+                Step::Send(back) => {
+                    at = if back == 0 { at } else { at.saturating_sub(back).max(acknowledged) };
+                    let psn = first.add(at);
+                    at += 1;
+                    sent = sent.max(at);
+                    gather.on_request(psn, true)
+                }
+                Step::Arrive { replica, back } if replica < count && sent > 0 => {
+                    let arrived = (sent - 1).saturating_sub(back);
+                    if arrived == held[replica] {
+                        held[replica] += 1;
+                    }
+                    // Duplicates are acknowledged up to the newest, gaps are told of.
+                    let (psn, aeth) = if arrived > held[replica] {
+                        (first.add(held[replica]), nak(NakCode::PSN_SEQUENCE_ERROR, held[replica]))
+                    } else {
+                        (first.add(held[replica]).sub(1), ack(31, held[replica]))
+                    };
+                    said[replica].push((psn, aeth));
+                    None
+                }
+                Step::Respond { replica, old } if replica < count && !said[replica].is_empty() => {
+                    let all = &said[replica];
+                    let (psn, aeth) = all[all.len() - 1 - old.min(all.len() - 1)];
+                    match gather.on_response(replica, psn, aeth) {
+                        Gathered::Tell(answer) => Some(answer),
+                        _ => None,
+                    }
+                }
+                Step::Exclude(replica) if replica < count => {
+                    gather.exclude(replica);
+                    None
+                }
+                _ => None,
+            };
+            if let Some(Answer { psn, aeth }) = answer {
+                let covered = match aeth.kind() {
+                    Syndrome::Ack(_) => psn.add(1),
+                    _ => psn,
+                };
+                let covered = u32::try_from(covered.distance(first)).expect("not before the first");
+                let holders = held.iter().filter(|held| **held >= covered).count();
+                prop_assert!(holders >= quorum, "{covered} packets told, held by {holders} of {quorum}: {held:?}");
+                acknowledged = acknowledged.max(covered);
+                if !matches!(aeth.kind(), Syndrome::Ack(_)) {
+                    at = covered;
+                }
+            }
+        }
+    }
+}

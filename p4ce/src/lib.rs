@@ -1,0 +1,37 @@
+//! P4CE (paper: Dulong et al., "P4CE: Consensus over RDMA at Line Speed", ICDCS 2024).
+//!
+//! A leader opens one RDMA connection to the switch and writes once; the switch writes to every replica ([`P4ce`]: the
+//! *scatter*), and acknowledges once a quorum of them has ([`gather`]). [`Control`] is the switch's control plane: it
+//! answers the leader's request for a connection when it has connected every replica.
+//!
+//! docs/p4ce.md has the layouts of private data ([`wire`]) and says why nothing is acknowledged that is not held.
+
+#![forbid(unsafe_code)]
+
+pub mod control;
+pub mod function;
+pub mod gather;
+pub mod group;
+pub mod wire;
+
+pub use control::{Control, ControlConfig, ControlCounters, GroupStatus};
+pub use function::{Command, Config, Counters, Event, P4ce};
+pub use group::{Group, GroupConfig, GroupId, Peer, Replica};
+
+/// Bugs that can be planted, to see whether tests find them.
+#[cfg(feature = "canary")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Bug {
+    /// One acknowledgement less than a quorum is enough
+    Minority,
+    /// PSNs are compared as if they did not wrap
+    WrongWrap,
+    /// The first acknowledgement is passed on
+    FirstAck,
+}
+
+#[cfg(feature = "canary")]
+impl Bug {
+    /// Every bug.
+    pub const ALL: [Self; 3] = [Self::Minority, Self::WrongWrap, Self::FirstAck];
+}

@@ -1,0 +1,280 @@
+//! A leader: asks the switch for its groups, and does in each what the script says.
+
+use super::{Groups, Kind, LIST, Op, REPLICA_PORT, ReplicaApp, SWITCH_PORT, SharedGroups, pattern, seed_of};
+use crate::host::{App, Host};
+use core::cell::Cell;
+use core::net::IpAddr;
+use core::sync::atomic::Ordering::Relaxed;
+use p4ce::wire::{GroupRequest, Refusal, Region, Replicas};
+use rnic::cm::{Conn, Event as CmEvent, PortSpace, service_id_of};
+use rnic::{
+    Completion, ConnParam, Cq, Data, Operation, QpInit, Remote, Rnic, SendRequest, Status, Transport,
+};
+use rocev2::Qpn;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use switch::Nanos;
+
+/// How a group ended, or stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It is being asked for.
+    Asked,
+    /// It is used.
+    Open,
+    /// Everything is done.
+    Done,
+    /// The switch refused.
+    Refused(Option<Refusal>),
+    /// The connection failed, or could not be.
+    Failed(String),
+}
+
+#[derive(Debug)]
+struct Session {
+    qpn: Qpn,
+    conn: Option<Conn>,
+    seed: u64,
+    script: Vec<Op>,
+    rkey: u32,
+    posted: usize,
+    done: usize,
+    /// Of `done`, those that were looked at
+    checked: Cell<usize>,
+    outcome: Outcome,
+}
+
+/// A leader.
+#[derive(Debug)]
+pub struct LeaderApp {
+    groups: Groups,
+    seed: u64,
+    own: IpAddr,
+    switch: IpAddr,
+    replicas: Vec<IpAddr>,
+    shared: Arc<SharedGroups>,
+    cq: Option<Cq>,
+    sessions: Vec<Session>,
+    by_qpn: BTreeMap<u32, usize>,
+}
+
+impl LeaderApp {
+    pub(super) fn new(
+        groups: Groups,
+        seed: u64,
+        own: IpAddr,
+        switch: IpAddr,
+        replicas: Vec<IpAddr>,
+        shared: Arc<SharedGroups>,
+    ) -> Self {
+        Self {
+            groups,
+            seed,
+            own,
+            switch,
+            replicas,
+            shared,
+            cq: None,
+            sessions: Vec::new(),
+            by_qpn: BTreeMap::new(),
+        }
+    }
+
+    /// What became of its groups
+    pub fn outcomes(&self) -> impl Iterator<Item = &Outcome> {
+        self.sessions.iter().map(|session| &session.outcome)
+    }
+
+    /// Operations that were acknowledged, of all groups
+    pub fn done(&self) -> u64 {
+        self.sessions.iter().map(|session| session.done as u64).sum()
+    }
+
+    fn quorum(&self) -> usize {
+        match self.groups.quorum {
+            0 => self.replicas.len().div_ceil(2),
+            quorum => quorum.into(),
+        }
+    }
+
+    /// Looks at what it has taken for done since: the first thing that no quorum of these replicas holds. A replica that
+    /// has crashed may have held it.
+    pub fn check(&self, replicas: &[&Host<ReplicaApp>]) -> Option<String> {
+        let quorum = self.quorum();
+        for session in &self.sessions {
+            for op in &session.script[session.checked.get()..session.done] {
+                let holds = |replica: &&&Host<ReplicaApp>| {
+                    replica.lives != 1 || replica.app.holds(&replica.nic, session.seed, op)
+                };
+                let holders = replicas.iter().filter(holds).count();
+                if holders < quorum {
+                    return Some(format!("{op:?} is acknowledged, and held by {holders} of {quorum}"));
+                }
+            }
+            session.checked.set(session.done);
+        }
+        None
+    }
+
+    fn open(&mut self, nic: &mut Rnic, number: usize, now: Nanos) -> Option<()> {
+        let cq = self.cq?;
+        let seed = seed_of(self.seed, self.own, number as u16);
+        let pd = nic.alloc_pd();
+        let init = QpInit {
+            transport: Transport::Rc,
+            pd,
+            send_cq: cq,
+            recv_cq: cq,
+            srq: None,
+            max_send: self.groups.depth.max(1) as usize,
+            max_recv: 1,
+        };
+        let qpn = nic.create_qp(init).ok()?;
+        let request = |replicas| GroupRequest {
+            replicas,
+            quorum: self.groups.quorum,
+            port: REPLICA_PORT,
+            outvote: self.groups.outvote,
+        };
+        // More than a request can hold are named by the number of a list.
+        let listed = request(Replicas::Listed(self.replicas.clone())).to_bytes();
+        let private_data = listed.or_else(|_| request(Replicas::Configured(LIST)).to_bytes()).ok()?;
+        let param = ConnParam {
+            private_data,
+            src_port: number as u16,
+            ack_timeout: self.groups.timeout,
+            retry_count: self.groups.retry_count,
+            flow_control: true,
+            ..ConnParam::default()
+        };
+        let conn = nic.connect(qpn, self.switch, service_id_of(PortSpace::Tcp, SWITCH_PORT), param, now).ok();
+        self.by_qpn.insert(qpn.get(), number);
+        self.sessions.push(Session {
+            qpn,
+            conn,
+            seed,
+            script: self.groups.script(seed),
+            rkey: 0,
+            posted: 0,
+            done: 0,
+            checked: Cell::new(0),
+            outcome: Outcome::Asked,
+        });
+        Some(())
+    }
+
+    fn on_cm(&mut self, nic: &mut Rnic, event: &CmEvent) {
+        let conn = event.conn();
+        let Some(number) = self.sessions.iter().position(|session| session.conn == Some(conn)) else {
+            return;
+        };
+        let session = &mut self.sessions[number];
+        match event {
+            CmEvent::Replied { reply, .. } => match Region::from_private_data(&reply.private_data) {
+                Some(region) if region.va() == 0 => {
+                    session.rkey = region.rkey();
+                    session.outcome = Outcome::Open;
+                    self.post(nic, number);
+                }
+                _ => self.finish(number, Outcome::Failed("the switch tells of no memory".into())),
+            },
+            CmEvent::Rejected { private_data, .. } => {
+                let refusal = Refusal::from_bytes(private_data);
+                self.finish(number, Outcome::Refused(refusal));
+            }
+            event if event.is_last() => self.finish(number, Outcome::Failed(format!("{event:?}"))),
+            _ => {}
+        }
+    }
+
+    fn finish(&mut self, number: usize, outcome: Outcome) {
+        let session = &mut self.sessions[number];
+        if matches!(session.outcome, Outcome::Asked | Outcome::Open) {
+            session.outcome = outcome;
+            self.shared.done.fetch_add(1, Relaxed);
+        }
+    }
+
+    fn post(&mut self, nic: &mut Rnic, number: usize) {
+        let depth = self.groups.depth.max(1) as usize;
+        let session = &mut self.sessions[number];
+        while session.outcome == Outcome::Open
+            && session.posted < session.script.len()
+            && session.posted - session.done < depth
+        {
+            let op = session.script[session.posted];
+            let len = op.len as usize;
+            let remote = Remote { va: op.at, rkey: session.rkey };
+            let (operation, bytes) = match op.kind {
+                Kind::Write => (Operation::Write(remote), pattern(session.seed, op.at, len)),
+                Kind::WriteImm => {
+                    (Operation::WriteImm(remote, op.messages), pattern(session.seed, op.at, len))
+                }
+                Kind::Send => (Operation::Send, pattern(!session.seed, op.messages.into(), len)),
+            };
+            let request = SendRequest::new(session.posted as u64, operation, Data::Inline(bytes));
+            if let Err(error) = nic.post_send(session.qpn, request) {
+                self.finish(number, Outcome::Failed(error.to_string()));
+                return;
+            }
+            session.posted += 1;
+        }
+        if session.done == session.script.len() {
+            self.finish(number, Outcome::Done);
+        }
+    }
+
+    fn on_completion(&mut self, nic: &mut Rnic, done: &Completion) {
+        let Some(number) = self.by_qpn.get(&done.qpn.get()).copied() else { return };
+        let session = &mut self.sessions[number];
+        if done.status != Status::Success {
+            self.finish(number, Outcome::Failed(format!("{:?}", done.status)));
+        } else if done.id == session.done as u64 {
+            session.done += 1;
+            self.shared.news.store(true, Relaxed);
+            self.post(nic, number);
+        } else {
+            let wrong = format!("{} completed after {}", done.id, session.done);
+            self.finish(number, Outcome::Failed(wrong));
+            self.shared.wrong.store(true, Relaxed);
+        }
+    }
+
+    /// Ends its groups in order.
+    pub fn disconnect(&mut self, nic: &mut Rnic, now: Nanos) {
+        for session in &self.sessions {
+            if let Some(conn) = session.conn {
+                // Some are over.
+                _ = nic.disconnect(conn, &[], now);
+            }
+        }
+    }
+}
+
+impl App for LeaderApp {
+    fn start(&mut self, nic: &mut Rnic, now: Nanos) {
+        // A leader that crashed has nothing left to do.
+        if !self.sessions.is_empty() {
+            for number in 0..self.sessions.len() {
+                self.finish(number, Outcome::Failed("it crashed".into()));
+            }
+            return;
+        }
+        self.cq = nic.create_cq(1 << 12).ok();
+        for number in 0..self.groups.groups as usize {
+            self.open(nic, number, now);
+        }
+    }
+
+    fn run(&mut self, nic: &mut Rnic, _now: Nanos) {
+        while let Some(event) = nic.poll_cm_event() {
+            self.on_cm(nic, &event);
+        }
+        if let Some(cq) = self.cq {
+            while let Some(done) = nic.poll_cq(cq) {
+                self.on_completion(nic, &done);
+            }
+        }
+        while nic.poll_event().is_some() {}
+    }
+}

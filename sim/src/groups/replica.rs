@@ -1,0 +1,222 @@
+//! A replica: memory for each group that the switch asks it to join, and receives for its messages.
+
+use super::{Groups, Kind, Op, REPLICA_PORT, SharedGroups, pattern, seed_of};
+use crate::host::App;
+use core::sync::atomic::Ordering::Relaxed;
+use p4ce::wire::{MemberRequest, Region};
+use rnic::cm::{Conn, Event as CmEvent, PortSpace};
+use rnic::{
+    Access, Buffer, Completion, ConnParam, Cq, Mr, Pd, QpInit, RecvRequest, Rnic, Sge, Status, Transport,
+};
+use rocev2::Qpn;
+use rocev2::cm::RejReason;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use switch::Nanos;
+
+const MEMORY_VA: u64 = 0x7000_0000_0000;
+const RECEIVE_VA: u64 = 0x1000;
+
+/// How a replica answers the switch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Answers {
+    /// It joins.
+    #[default]
+    Joins,
+    /// It refuses.
+    Refuses,
+    /// It joins, and tells of no memory.
+    Nothing,
+    /// It joins, and has a byte more than the others.
+    More,
+}
+
+/// Its part in a group.
+#[derive(Debug)]
+struct Joined {
+    qpn: Qpn,
+    /// Which group of which leader it is
+    seed: u64,
+    memory: Buffer,
+    receives: (Buffer, Mr),
+    script: Vec<Op>,
+    /// Messages that came
+    messages: u32,
+    /// The connection stands, or is to
+    open: bool,
+}
+
+/// A replica.
+#[derive(Debug)]
+pub struct ReplicaApp {
+    groups: Groups,
+    seed: u64,
+    shared: Arc<SharedGroups>,
+    resources: Option<(Pd, Cq)>,
+    joined: BTreeMap<Conn, Joined>,
+    wrong: Option<String>,
+    /// How it answers
+    pub answers: Answers,
+}
+
+impl ReplicaApp {
+    /// A replica of any group.
+    pub fn new(groups: Groups, seed: u64, shared: Arc<SharedGroups>) -> Self {
+        Self {
+            groups,
+            seed,
+            shared,
+            resources: None,
+            joined: BTreeMap::new(),
+            wrong: None,
+            answers: Answers::Joins,
+        }
+    }
+
+    /// What is wrong, if anything
+    pub fn wrong(&self) -> Option<&str> {
+        self.wrong.as_deref()
+    }
+
+    /// Groups that it is in
+    pub fn open(&self) -> usize {
+        self.joined.values().filter(|joined| joined.open).count()
+    }
+
+    fn on_cm(&mut self, nic: &mut Rnic, event: &CmEvent, now: Nanos) {
+        let conn = event.conn();
+        match event {
+            CmEvent::Requested { request, .. } => {
+                let member = MemberRequest::from_bytes(&request.private_data);
+                let member = member.filter(|_| self.answers != Answers::Refuses);
+                let joined = member.and_then(|member| self.join(nic, conn, member, now));
+                if joined.is_none() {
+                    _ = nic.reject(conn, RejReason::CONSUMER, &[], now);
+                }
+            }
+            _ if event.is_last() => {
+                if let Some(joined) = self.joined.get_mut(&conn) {
+                    joined.open = false;
+                    _ = nic.destroy_qp(joined.qpn);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn join(&mut self, nic: &mut Rnic, conn: Conn, member: MemberRequest, now: Nanos) -> Option<()> {
+        let (pd, cq) = self.resources?;
+        let seed = seed_of(self.seed, member.leader, member.port);
+        let size = self.groups.memory(seed) + u64::from(self.answers == Answers::More);
+        let (memory, mr) = nic.register_new(pd, size as usize, MEMORY_VA, Access::ALL).ok()?;
+        let (count, each) = (self.groups.receives, self.groups.max_size.max(1));
+        let receives = nic.register_new(pd, (count * each) as usize, RECEIVE_VA, Access::ALL).ok()?;
+        let init = QpInit {
+            transport: Transport::Rc,
+            pd,
+            send_cq: cq,
+            recv_cq: cq,
+            srq: None,
+            max_send: 1,
+            max_recv: count.max(1) as usize,
+        };
+        let qpn = nic.create_qp(init).ok()?;
+        let joined =
+            Joined { qpn, seed, memory, receives, script: self.groups.script(seed), messages: 0, open: true };
+        let told = if self.answers == Answers::Nothing { 0 } else { size };
+        let param = ConnParam {
+            private_data: Region::new(MEMORY_VA, mr.0, told).to_bytes(),
+            min_rnr_timer: rocev2::aeth::RnrTimer(1),
+            flow_control: true,
+            ..ConnParam::default()
+        };
+        nic.accept(conn, qpn, param, now).ok()?;
+        for slot in 0..count {
+            self.post(nic, &joined, slot.into());
+        }
+        self.joined.insert(conn, joined);
+        Some(())
+    }
+
+    fn post(&self, nic: &mut Rnic, joined: &Joined, slot: u64) {
+        let each = self.groups.max_size.max(1);
+        let data = Sge { mr: joined.receives.1, va: RECEIVE_VA + slot * u64::from(each), len: each };
+        // A queue pair that has failed takes none.
+        _ = nic.post_recv(joined.qpn, RecvRequest { id: slot, data: Some(data) });
+    }
+
+    fn on_completion(&mut self, nic: &mut Rnic, done: &Completion) {
+        let each = self.groups.max_size.max(1) as usize;
+        let Some(joined) = self.joined.values_mut().find(|joined| joined.qpn == done.qpn) else { return };
+        if done.status != Status::Success {
+            return;
+        }
+        // Messages come in the order of the script.
+        let op = joined.script.iter().filter(|op| op.kind != Kind::Write).nth(joined.messages as usize);
+        joined.messages += 1;
+        let bytes = &nic.bytes(joined.receives.0)[done.id as usize * each..];
+        let right = op.is_some_and(|op| match op.kind {
+            Kind::Send => {
+                done.len == op.len
+                    && bytes[..op.len as usize] == pattern(!joined.seed, op.messages.into(), op.len as usize)
+            }
+            Kind::WriteImm | Kind::Write => done.immediate == Some(op.messages),
+        });
+        if !right {
+            let wrong = format!("message {} is {op:?}, and came as {done:?}", joined.messages - 1);
+            self.wrong.get_or_insert(wrong);
+            self.shared.wrong.store(true, Relaxed);
+            return;
+        }
+        let qpn = done.qpn;
+        if let Some(joined) = self.joined.values().find(|joined| joined.qpn == qpn) {
+            self.post(nic, joined, done.id);
+        }
+    }
+
+    /// Whether it holds an operation of a group: if it is a message, with all messages before it.
+    pub(super) fn holds(&self, nic: &Rnic, seed: u64, op: &Op) -> bool {
+        // It may have joined more than once, if the switch forgot that it had.
+        self.joined.values().filter(|joined| joined.seed == seed).any(|joined| {
+            let memory = &nic.bytes(joined.memory)[op.at as usize..];
+            let written = || memory[..op.len as usize] == pattern(seed, op.at, op.len as usize);
+            match op.kind {
+                Kind::Write => written(),
+                Kind::WriteImm => written() && joined.messages > op.messages,
+                Kind::Send => joined.messages > op.messages,
+            }
+        })
+    }
+
+    /// Bytes of its memory that nobody wrote.
+    pub fn check_memory(&self, nic: &Rnic) -> Option<String> {
+        self.joined.values().find_map(|joined| {
+            let memory = nic.bytes(joined.memory);
+            let whole = pattern(joined.seed, 0, memory.len());
+            let at = memory.iter().zip(&whole).position(|(is, right)| *is != 0 && is != right)?;
+            Some(format!("queue pair {}: byte {at} of the memory is nothing that was written", joined.qpn))
+        })
+    }
+}
+
+impl App for ReplicaApp {
+    fn start(&mut self, nic: &mut Rnic, _now: Nanos) {
+        let pd = nic.alloc_pd();
+        self.resources = nic.create_cq(1 << 12).ok().map(|cq| (pd, cq));
+        self.joined.clear();
+        // Nobody listens yet.
+        _ = nic.listen(PortSpace::Tcp, REPLICA_PORT);
+    }
+
+    fn run(&mut self, nic: &mut Rnic, now: Nanos) {
+        while let Some(event) = nic.poll_cm_event() {
+            self.on_cm(nic, &event, now);
+        }
+        if let Some((_, cq)) = self.resources {
+            while let Some(done) = nic.poll_cq(cq) {
+                self.on_completion(nic, &done);
+            }
+        }
+        while nic.poll_event().is_some() {}
+    }
+}

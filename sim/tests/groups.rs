@@ -1,0 +1,406 @@
+//! P4CE's groups in the simulator: leaders, a switch, replicas.
+
+use core::net::IpAddr;
+use p4ce::wire::Refusal;
+use p4ce::{Control, ControlConfig, P4ce};
+use rnic::{Config, Interface, Rnic};
+use rocev2::Psn;
+use rocev2::ethernet::MacAddr;
+use sim::groups::{Answers, Groups, LeaderApp, Outcome, ReplicaApp, SharedGroups};
+use sim::{Clock, Controlled, Fault, Host, Link, NodeId, World};
+use std::sync::Arc;
+use switch::drop::FaultSet;
+use switch::forward::config::{Config as ForwardConfig, MacTable, Topology};
+use switch::{Chance, Nanos, Share};
+
+const LIMIT: Nanos = Nanos::from_secs(100);
+
+/// How the switch is made
+#[derive(Clone, Copy)]
+struct Setup {
+    groups: usize,
+    queue_pairs: usize,
+    max_replicas: usize,
+    silent_after: Nanos,
+    patience: Nanos,
+    first_psn: Option<Psn>,
+    #[cfg(feature = "canary")]
+    bug: Option<p4ce::Bug>,
+}
+
+const SETUP: Setup = Setup {
+    groups: 16,
+    queue_pairs: 64,
+    max_replicas: 12,
+    silent_after: Nanos::ZERO,
+    patience: Nanos::from_secs(30),
+    first_psn: None,
+    #[cfg(feature = "canary")]
+    bug: None,
+};
+
+struct Net {
+    world: World,
+    leaders: Vec<NodeId>,
+    replicas: Vec<NodeId>,
+    switch: NodeId,
+    shared: Arc<SharedGroups>,
+}
+
+fn ip(v6: bool, n: u8) -> IpAddr {
+    if v6 { [0xfd00, 0, 0, 0, 0, 0, 0, n.into()].into() } else { [10, 0, 0, n].into() }
+}
+
+fn mac(n: u8) -> MacAddr {
+    MacAddr([2, 0, 0, 0, 1, n])
+}
+
+fn prefix(v6: bool) -> u8 {
+    if v6 { 64 } else { 24 }
+}
+
+impl Net {
+    fn new(seed: u64, v6: bool, groups: &Groups, leaders: u8, replicas: u8, link: Link) -> Self {
+        Self::with(SETUP, seed, v6, groups, leaders, replicas, link)
+    }
+
+    fn with(
+        setup: Setup,
+        seed: u64,
+        v6: bool,
+        groups: &Groups,
+        leaders: u8,
+        replicas: u8,
+        link: Link,
+    ) -> Self {
+        let mut world = World::new(seed);
+        let shared = Arc::new(SharedGroups::default());
+        let own = ip(v6, 254);
+        let forward = ForwardConfig {
+            ports: u16::from(leaders + replicas),
+            topology: Topology::Mac(MacTable {
+                capacity: 64,
+                ageing: Nanos::from_secs(300),
+                fixed: Vec::new(),
+            }),
+            drop: FaultSet::NONE,
+            verify_icrc: false,
+            verify_udp_checksum: false,
+            counted_qps: 0,
+        };
+        let config = p4ce::Config {
+            forward,
+            mac: mac(254),
+            addresses: vec![own],
+            groups: setup.groups,
+            queue_pairs: setup.queue_pairs,
+            silent_after: setup.silent_after,
+            #[cfg(feature = "canary")]
+            bug: setup.bug,
+        };
+        let addresses: Vec<IpAddr> = (1..=replicas).map(|n| ip(v6, n)).collect();
+        let list = addresses.clone();
+        let control = move |life| {
+            Control::new(ControlConfig {
+                interface: Interface::new(mac(254), own, prefix(v6)),
+                port: sim::groups::SWITCH_PORT,
+                groups: setup.groups,
+                queue_pairs: setup.queue_pairs,
+                max_replicas: setup.max_replicas,
+                lists: [(sim::groups::LIST, list.clone())].into(),
+                setup_timeout: setup.patience,
+                seed: seed ^ life << 32,
+                first_psn: setup.first_psn,
+            })
+        };
+        let switch = world.add(
+            "switch",
+            Controlled::new(move || P4ce::new(config.clone()), control),
+            Clock::default(),
+        );
+        let nic = |n: u8| {
+            let mut config = Config::new(Interface::new(mac(n), ip(v6, n), prefix(v6)));
+            config.seed = seed ^ u64::from(n);
+            config.mtu = groups.mtu;
+            move || Rnic::new(config.clone())
+        };
+        let replicas: Vec<_> = (1..=replicas)
+            .map(|n| {
+                let app = ReplicaApp::new(groups.clone(), seed, shared.clone());
+                world.add(&format!("replica {n}"), Host::new(nic(n), app), Clock::default())
+            })
+            .collect();
+        let leaders: Vec<_> = (101..101 + leaders)
+            .map(|n| {
+                let app = sim::groups::leader(groups, seed, ip(v6, n), own, &addresses, &shared);
+                world.add(&format!("leader {n}"), Host::new(nic(n), app), Clock::default())
+            })
+            .collect();
+        for node in leaders.iter().chain(&replicas) {
+            world.connect(*node, switch, link);
+        }
+        Self { world, leaders, replicas, switch, shared }
+    }
+
+    /// Runs to the end; what is wrong.
+    fn run(&mut self) -> Result<(), String> {
+        while !self.shared.is_done() {
+            if !self.world.step(LIMIT) {
+                let leader: &Host<LeaderApp> = self.world.node(self.leaders[0]);
+                return Err(format!(
+                    "not done: {:?}, {} operations",
+                    leader.app.outcomes().collect::<Vec<_>>(),
+                    leader.app.done()
+                ));
+            }
+            if self.shared.take_news() {
+                self.check()?;
+            }
+        }
+        self.check()?;
+        for replica in &self.replicas {
+            let replica: &Host<ReplicaApp> = self.world.node(*replica);
+            if let Some(wrong) = replica.app.check_memory(&replica.nic) {
+                return Err(wrong);
+            }
+        }
+        Ok(())
+    }
+
+    fn check(&mut self) -> Result<(), String> {
+        for replica in &self.replicas {
+            if let Some(wrong) = self.world.node::<Host<ReplicaApp>>(*replica).app.wrong() {
+                return Err(wrong.to_owned());
+            }
+        }
+        for leader in self.leaders.clone() {
+            let replicas: Vec<_> = self.replicas.iter().map(|replica| self.world.node(*replica)).collect();
+            if let Some(wrong) = self.world.node::<Host<LeaderApp>>(leader).app.check(&replicas) {
+                return Err(wrong);
+            }
+        }
+        Ok(())
+    }
+
+    fn outcomes(&self) -> Vec<Outcome> {
+        self.leaders
+            .iter()
+            .flat_map(|leader| {
+                self.world.node::<Host<LeaderApp>>(*leader).app.outcomes().cloned().collect::<Vec<_>>()
+            })
+            .collect()
+    }
+
+    fn control(&self) -> &Control {
+        &self.world.node::<Controlled<Control>>(self.switch).control
+    }
+
+    fn counters(&self) -> p4ce::ControlCounters {
+        self.control().counters()
+    }
+}
+
+#[test]
+fn a_leader_writes_once_and_all_replicas_have_it() {
+    for v6 in [false, true] {
+        let mut net = Net::new(1, v6, &Groups::default(), 1, 3, Link::default());
+        net.run().unwrap();
+        assert_eq!(net.outcomes(), [Outcome::Done]);
+        let counters = net.world.node::<Controlled<Control>>(net.switch).switch.function.counters();
+        let requests = counters.requests.get();
+        assert_eq!(counters.copies.get(), 3 * requests);
+        assert!(counters.acks.get() <= requests, "one for each that asks, at most");
+        // In the end, nothing is left of it.
+        let leader = net.leaders[0];
+        net.world
+            .with(leader, |leader: &mut Host<LeaderApp>, now| leader.app.disconnect(&mut leader.nic, now));
+        net.world.run_until(LIMIT);
+        assert_eq!(net.control().groups().count(), 0);
+        assert_eq!(
+            net.counters(),
+            p4ce::ControlCounters { requested: 1, opened: 1, closed: 1, ..Default::default() }
+        );
+    }
+}
+
+/// A wire that harms each frame with a share of up to `most` in each way.
+fn bad(chance: &mut Chance, most: f64) -> Link {
+    let mut share = || Share::new(chance.below(1000) as f64 / 1000.0 * most).unwrap();
+    Link { loss: share(), duplicate: share(), reorder: share(), corrupt: share(), ..Link::default() }
+}
+
+/// A number of seeds: so many, unless the environment says otherwise.
+fn seeds(count: u64) -> core::ops::Range<u64> {
+    let read = |name: &str| std::env::var(name).ok().and_then(|value| value.parse().ok());
+    let from = read("FROM").unwrap_or(1);
+    from..from + read("SEEDS").unwrap_or(count)
+}
+
+/// A world of its own for each seed, in which everything that was begun has to be done.
+fn on_a_bad_wire(setup: Setup, seed: u64) -> Result<(), String> {
+    let mut chance = Chance::new(seed);
+    let link = bad(&mut chance, 0.1);
+    let replicas = chance.between(1, 5) as u8;
+    let groups = Groups {
+        groups: chance.between(1, 3) as u32,
+        operations: chance.between(1, 50) as u32,
+        depth: chance.between(1, 16) as u32,
+        quorum: chance.between(0, replicas.into()) as u8,
+        outvote: chance.below(2) == 0,
+        receives: chance.between(1, 16) as u32,
+        messages: chance.below(6) as u32,
+        ..Groups::default()
+    };
+    let leaders = chance.between(1, 2) as u8;
+    // Often just before the end of all PSNs, where things break
+    let near = Psn::new(0u32.wrapping_sub(chance.between(1, 64) as u32));
+    let setup = Setup { first_psn: (chance.below(2) == 0).then_some(near), ..setup };
+    let mut net = Net::with(setup, seed, chance.below(2) == 0, &groups, leaders, replicas, link);
+    net.run()?;
+    match net.outcomes().into_iter().find(|outcome| *outcome != Outcome::Done) {
+        None => Ok(()),
+        Some(outcome) => Err(format!("{outcome:?}")),
+    }
+}
+
+#[test]
+fn bad_wires() {
+    for seed in seeds(1000) {
+        on_a_bad_wire(SETUP, seed).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+    }
+}
+
+#[cfg(feature = "canary")]
+#[test]
+fn planted_bugs_are_found() {
+    for bug in p4ce::Bug::ALL {
+        let found = (1..=1000).find_map(|seed| {
+            let setup = Setup { bug: Some(bug), ..SETUP };
+            on_a_bad_wire(setup, seed).err().map(|wrong| (seed, wrong))
+        });
+        let (seed, wrong) = found.unwrap_or_else(|| panic!("{bug:?} was not found"));
+        println!("{bug:?}: seed {seed}: {wrong}");
+    }
+}
+
+#[test]
+fn crashes_and_partitions() {
+    let (mut done, mut failed) = (0, 0);
+    for seed in seeds(1000) {
+        let mut chance = Chance::new(seed);
+        let link = bad(&mut chance, 0.02);
+        let replicas = chance.between(2, 5) as u8;
+        let groups = Groups {
+            operations: chance.between(20, 100) as u32,
+            quorum: chance.between(0, replicas.into()) as u8,
+            outvote: chance.below(2) == 0,
+            retry_count: 5,
+            ..Groups::default()
+        };
+        let setup = Setup { silent_after: Nanos::from_millis(5), ..SETUP };
+        let mut net = Net::with(setup, seed, false, &groups, chance.between(1, 2) as u8, replicas, link);
+        let links: Vec<_> = net.world.links().collect();
+        for _ in 0..chance.between(1, 3) {
+            let at = Nanos::from_micros(chance.between(0, 3000));
+            let until = at + Nanos::from_micros(chance.between(10, 20_000));
+            let replica = net.replicas[chance.below(net.replicas.len() as u64) as usize];
+            let leader = net.leaders[chance.below(net.leaders.len() as u64) as usize];
+            let link = vec![links[chance.below(links.len() as u64) as usize]];
+            let (first, then) = match chance.below(6) {
+                0 => (Fault::Crash(replica), Fault::Restart(replica)),
+                1 => (Fault::Crash(leader), Fault::Restart(leader)),
+                2 => (Fault::Crash(net.switch), Fault::Restart(net.switch)),
+                3 => (Fault::Pause(replica), Fault::Resume(replica)),
+                4 => (Fault::Pause(net.switch), Fault::Resume(net.switch)),
+                _ => (Fault::Cut(link.clone()), Fault::Heal(link)),
+            };
+            net.world.schedule(at, first);
+            net.world.schedule(until, then);
+        }
+        net.run().unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+        for outcome in net.outcomes() {
+            *if outcome == Outcome::Done { &mut done } else { &mut failed } += 1;
+        }
+    }
+    assert!(done > 100 && failed > 100, "both happen: {done} and {failed}");
+}
+
+#[test]
+fn the_switch_fails_after_each_packet() {
+    let groups = Groups { operations: 6, retry_count: 2, messages: 3, ..Groups::default() };
+    let mut whole = Net::new(1, false, &groups, 1, 2, Link::default());
+    whole.run().unwrap();
+    let (steps, _) = whole.world.events();
+    for stop in 0..steps {
+        let mut net = Net::new(1, false, &groups, 1, 2, Link::default());
+        while net.world.events().0 < stop {
+            assert!(net.world.step(LIMIT));
+        }
+        let now = net.world.now();
+        net.world.schedule(now, Fault::Crash(net.switch));
+        net.run().unwrap_or_else(|wrong| panic!("after {stop}: {wrong}"));
+    }
+}
+
+/// What the leader of a group is told in this network.
+fn outcome_of(setup: Setup, groups: &Groups, replicas: u8, change: impl FnOnce(&mut Net)) -> (Outcome, Net) {
+    let mut net = Net::with(setup, 1, false, groups, 1, replicas, Link::default());
+    change(&mut net);
+    net.run().unwrap();
+    (net.outcomes().remove(0), net)
+}
+
+fn refusal(setup: Setup, groups: &Groups, replicas: u8, change: impl FnOnce(&mut Net)) -> Refusal {
+    let (outcome, mut net) = outcome_of(setup, groups, replicas, change);
+    let Outcome::Refused(Some(refusal)) = outcome else { panic!("{outcome:?}") };
+    // Nothing is left of it, at the switch or at any replica.
+    net.world.run_until(LIMIT);
+    assert_eq!(net.control().groups().count(), 0);
+    assert_eq!((net.counters().opened, net.counters().refused), (0, 1));
+    for replica in &net.replicas {
+        assert_eq!(net.world.node::<Host<ReplicaApp>>(*replica).app.open(), 0);
+    }
+    refusal
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_the_reason() {
+    let groups = Groups::default();
+    let answers = |answers| {
+        move |net: &mut Net| {
+            let last = *net.replicas.last().unwrap();
+            net.world.with(last, |replica: &mut Host<ReplicaApp>, _| replica.app.answers = answers);
+        }
+    };
+    let last: IpAddr = ip(false, 2);
+    let rejected = Refusal::Rejected { replica: last, reason: rocev2::cm::RejReason::CONSUMER };
+    assert_eq!(refusal(SETUP, &groups, 2, answers(Answers::Refuses)), rejected);
+    assert_eq!(refusal(SETUP, &groups, 2, answers(Answers::Nothing)), Refusal::NoMemory(last));
+    assert_eq!(refusal(SETUP, &groups, 2, answers(Answers::More)), Refusal::Size(last));
+    let absent = |net: &mut Net| {
+        let last = *net.replicas.last().unwrap();
+        net.world.schedule(Nanos::ZERO, Fault::Crash(last));
+    };
+    assert_eq!(refusal(SETUP, &groups, 2, absent), Refusal::Unreachable(last));
+    let none = |_: &mut Net| {};
+    let few = Setup { max_replicas: 2, ..SETUP };
+    assert_eq!(refusal(few, &groups, 3, none), Refusal::Count);
+    assert_eq!(refusal(Setup { queue_pairs: 2, ..SETUP }, &groups, 2, none), Refusal::Full);
+    assert_eq!(refusal(Setup { groups: 0, ..SETUP }, &groups, 2, none), Refusal::Full);
+    assert_eq!(refusal(SETUP, &Groups { quorum: 3, ..groups.clone() }, 2, none), Refusal::Quorum);
+    assert_eq!(refusal(SETUP, &groups, 0, none), Refusal::Count);
+}
+
+#[test]
+fn a_replica_that_is_killed_is_survived() {
+    let groups = Groups { operations: 400, ..Groups::default() };
+    let setup = Setup { silent_after: Nanos::from_millis(1), ..SETUP };
+    let slow = Link { rate_bps: 1_000_000_000, ..Link::default() };
+    let mut net = Net::with(setup, 1, false, &groups, 1, 2, slow);
+    net.world.schedule(Nanos::from_micros(600), Fault::Crash(net.replicas[1]));
+    net.run().unwrap();
+    assert_eq!(net.outcomes(), [Outcome::Done]);
+    assert_eq!(net.counters().excluded, 1);
+    let status = net.control().groups().next().unwrap();
+    assert_eq!(status.replicas, [(ip(false, 1), true), (ip(false, 2), false)]);
+}

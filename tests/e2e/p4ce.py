@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""Real hosts: a leader and two replicas, and understudy as the switch between them.
+
+    tests/e2e/p4ce.py --understudy target/release/understudy
+
+Boots three guests with Linux' soft-RoCE and joins them with `understudy run` and a function
+[p4ce]. The leader opens a group and writes with plain rdma_cm and ibverbs (p4ce_peer.c); every
+replica has to hold what it wrote, the switch has to have been asked once for each packet, and
+what cannot be has to be refused with the reason. Needs root, for a network namespace of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import suite
+from guest import Guest, Job
+from lab import Lab, Wire
+
+PORT = 7471
+SWITCH = {"ipv4": "10.0.0.254", "ipv6": "fd00::fe"}
+LISTENS = "rdma resource show cm_id | grep -q LISTEN"
+
+CONFIG = """
+[[port]]
+name = "leader"
+mtu = 1500
+af_packet = { interface = "host-a" }
+
+[[port]]
+name = "first"
+mtu = 1500
+af_packet = { interface = "host-b" }
+
+[[port]]
+name = "second"
+mtu = 1500
+af_packet = { interface = "host-c" }
+
+[p4ce]
+mac = "02:00:00:00:00:fe"
+addresses = ["10.0.0.254/24", "fd00::fe/64"]
+setup_timeout_ms = 2000
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What the leader writes, and what becomes of it."""
+
+    name: str
+    # The leader's arguments behind the list of replicas
+    writes: str
+    # Bytes that each replica has
+    memory: int = 4 << 20
+    quorum: int = 0
+    network: str = "ipv4"
+    # The second replica is killed while the leader writes.
+    kills: bool = False
+    # The second replica does not listen, or is nobody: what the leader prints
+    refused: str = ""
+    absent: bool = False
+    packets: int = 0
+
+    @property
+    def command(self) -> str:
+        return f"p4ce_peer leader {SWITCH[self.network]} {PORT} {self.quorum} REPLICAS {self.writes}"
+
+
+def cases() -> list[Case]:
+    sizes = "1 3 64 511 1000 1024 1025 4096 65536 1048576"
+    # Packets of 1,024 bytes
+    packets = sum(-(-int(size) // 1024) for size in sizes.split())
+    return [
+        Case("sizes", sizes, packets=packets),
+        Case("sizes_all", sizes, quorum=2, packets=packets),
+        Case("sizes_ipv6", sizes, network="ipv6", packets=packets),
+        Case("many", "-n 500 64", packets=500),
+        Case("killed", "-n 200 -w 10 5000", kills=True),
+        Case("rejected", "64", refused="a replica refused, 10.0.0.3, reason 8"),
+        Case("absent", "64", refused="a replica does not answer, 10.0.0.77", absent=True),
+        Case("quorum", "64", quorum=3, refused="the quorum is larger than the group"),
+    ]
+
+
+def replica(guest: Guest, case: Case) -> Job:
+    job = guest.start(f"p4ce_peer replica {guest.addresses[case.network]} {PORT} {case.memory}")
+    guest.wait_for(LISTENS)
+    return job
+
+
+def run_case(case: Case, lab: Lab, understudy: Path, folder: Path) -> tuple[list[str], str]:
+    """Runs the case; what is wrong, and what went through the switch."""
+    leader, first, second = lab.guests
+    for guest in lab.guests:
+        guest.run("ip neighbour flush all")
+    config = folder / f"{case.name}.toml"
+    config.write_text(CONFIG)
+    listening = [first] if case.refused else [first, second]
+    replicas = [first.addresses[case.network], "10.0.0.77" if case.absent else second.addresses[case.network]]
+    problems: list[str] = []
+    with lab.wire([str(understudy), "run", str(config), "--json"], f"switch-{case.name}") as switch:
+        jobs = [replica(guest, case) for guest in listening]
+        command = case.command.replace("REPLICAS", ",".join(replicas))
+        job = leader.start(command)
+        if case.kills:
+            leader.wait_for(f"grep -q connected {job.name}.out", timeout_s=60)
+            second.run(f"kill -9 $(cat {jobs[1].name}.pid)")
+        result = leader.finish(job, timeout_s=60)
+        if case.refused:
+            if result.code != 3 or case.refused not in result.output:
+                problems.append(f"the leader was not told {case.refused!r}: {result.code}, {result.output}")
+            first.finish(jobs[0], timeout_s=0.1)
+        else:
+            problems += check_writes(case, result.code, result.output, listening, jobs)
+    return problems + check_switch(case, switch), words(switch)
+
+
+def check_writes(case: Case, code: int | None, output: str, guests: list[Guest], jobs: list[Job]) -> list[str]:
+    if code != 0:
+        return [f"the leader: exit code {code}\n{output.rstrip()}"]
+    wrote = output.splitlines()[-1].split()[1]
+    problems = []
+    for number, (guest, job) in enumerate(zip(guests, jobs, strict=True)):
+        if case.kills and number == 1:
+            continue
+        result = guest.finish(job, timeout_s=20)
+        if result.code != 0 or result.output.split() != ["holds", wrote]:
+            problems.append(f"the leader wrote {wrote} bytes; guest {guest.name}: {result.code}, {result.output.rstrip()}")
+    return problems
+
+
+def check_switch(case: Case, switch: Wire) -> list[str]:
+    told: dict[str, Any] = switch.report["p4ce"]
+    opened = 0 if case.refused else 1
+    expected = {"requested": 1, "opened": opened, "refused": 1 - opened, "fatal_naks": 0}
+    if case.packets:
+        # Packets that the leader sent again are more than those; none were lost here.
+        expected |= {"requests": case.packets, "copies": 2 * case.packets, "naks": 0}
+    problems = [f"the switch: {key} is {told[key]}, not {value}" for key, value in expected.items() if told[key] != value]
+    if told["groups"]:
+        problems.append(f"groups are left: {told['groups']}")
+    return problems
+
+
+def words(switch: Wire) -> str:
+    told = switch.report["p4ce"]
+    return (
+        f"{told['requests']} packets became {told['copies']}, {told['responses']} responses "
+        f"{told['acks']} acknowledgements"
+    )
+
+
+def set_up(lab: Lab) -> None:
+    lab.add_guest("a", tap="host-a", address=1)
+    lab.add_guest("b", tap="host-b", address=2)
+    lab.add_guest("c", tap="host-c", address=3)
+
+
+def main() -> int:
+    arguments = suite.parser(__doc__ or "").parse_args()
+    return suite.run(arguments, suite.chosen(arguments, cases()), set_up, run_case, "through understudy's switch")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+//! The table `[p4ce]`: the switch's own addresses, its groups, and the bridge that it is otherwise.
+
+use super::FunctionConfig;
+use super::forward::station;
+use super::port::Ports;
+use super::scenario::address;
+use super::tree::{Table, Value, subsections};
+use core::net::IpAddr;
+use p4ce::gather::MAX_MEMBERS;
+use rocev2::ethernet::MacAddr;
+use std::collections::BTreeMap;
+use switch::Nanos;
+use switch::forward::config::MacTable;
+
+/// perftest's, which nobody else has
+const PORT: u64 = 18_515;
+/// A switch that knows nothing of hosts has no use for more
+const MAX_GROUPS: u64 = 1 << 16;
+
+/// What `[p4ce]` asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct P4ceConfig {
+    /// The switch's MAC address; the first port's own if not said
+    pub(crate) mac: Option<MacAddr>,
+    pub(crate) addresses: Vec<(IpAddr, u8)>,
+    pub(crate) gateways: Vec<IpAddr>,
+    pub(crate) vlan: Option<u16>,
+    /// Where leaders ask for groups
+    pub(crate) port: u16,
+    pub(crate) groups: usize,
+    pub(crate) max_replicas: usize,
+    pub(crate) silent_after: Nanos,
+    pub(crate) setup_timeout: Nanos,
+    pub(crate) lists: BTreeMap<u32, Vec<IpAddr>>,
+    pub(crate) stations: MacTable,
+    pub(crate) ports: u16,
+    pub(crate) counted_qps: usize,
+    /// By chance if not said
+    pub(crate) seed: Option<u64>,
+}
+
+/// What the table may look like.
+pub(super) fn example(_ports: &Ports) -> String {
+    "[p4ce]\naddresses = [\"10.0.0.254/24\"]".into()
+}
+
+pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
+    let mac = table.get("mac", "\"02:00:00:00:00:fe\"").and_then(|value| station(&value));
+    let addresses = table.require("addresses", "[\"10.0.0.254/24\"]").and_then(|value| {
+        let list = value.list()?;
+        if list.is_empty() {
+            value.add(
+                value.problem("`addresses` is empty").label("none").help("a switch that is asked needs one"),
+            );
+        }
+        list.iter().map(address).collect::<Option<Vec<_>>>()
+    });
+    let gateways = table
+        .get("gateways", "[\"10.0.0.1\"]")
+        .map_or(Some(Vec::new()), |value| value.list()?.iter().map(super::nic::ip).collect());
+    let vlan = table.spanned_number("vlan", 1..=4094, 10).map(|id| id.into_inner() as u16);
+    let port = table.number("port", 1..=65_535, PORT) as u16;
+    let groups = table.number("groups", 1..=MAX_GROUPS, 1024) as usize;
+    let max_replicas = table.number("max_replicas", 1..=MAX_MEMBERS as u64, MAX_MEMBERS as u64) as usize;
+    let silent_after = Nanos::from_millis(table.number("silent_after_ms", 0..=3_600_000, 200));
+    let setup_timeout = Nanos::from_millis(table.number("setup_timeout_ms", 1..=600_000, 3000));
+    let stations = table.number("stations", 1..=1 << 20, 4096) as usize;
+    let ageing = Nanos::from_secs(table.number("ageing_s", 1..=1_000_000, 300));
+    let counted_qps = table.number("counted_qps", 0..=1 << 20, super::forward::COUNTED_QPS) as usize;
+    let seed = table.spanned_number("seed", 0..=i64::MAX as u64, 1).map(toml::Spanned::into_inner);
+    let lists = lists(table, max_replicas);
+    Some(FunctionConfig::P4ce(P4ceConfig {
+        mac,
+        addresses: addresses?,
+        gateways: gateways?,
+        vlan,
+        port,
+        groups,
+        max_replicas,
+        silent_after,
+        setup_timeout,
+        lists: lists?,
+        stations: MacTable { capacity: stations, ageing, fixed: Vec::new() },
+        ports: ports.list.len() as u16,
+        counted_qps,
+        seed,
+    }))
+}
+
+/// Lists of replicas that requests name by a number
+fn lists(table: &Table<'_>, max_replicas: usize) -> Option<BTreeMap<u32, Vec<IpAddr>>> {
+    let mut lists = BTreeMap::new();
+    for table in subsections(table, "list", "[[p4ce.list]]")? {
+        let number = table.require("number", "1");
+        let id = number.as_ref().and_then(|value| value.number(0..=u32::MAX.into(), 1));
+        let replicas = table.require("replicas", "[\"10.0.0.1\", \"10.0.0.2\"]");
+        let replicas = replicas.and_then(|value| replicas_of(&value, max_replicas));
+        table.finish();
+        if let (Some(value), Some(id), Some(replicas)) = (number, id, replicas)
+            && lists.insert(id as u32, replicas).is_some()
+        {
+            let problem = value.problem(format!("two lists have the number {id}")).label("again");
+            value.add(problem.help("give each list its own `number`"));
+        }
+    }
+    Some(lists)
+}
+
+fn replicas_of(value: &Value<'_>, max: usize) -> Option<Vec<IpAddr>> {
+    let list = value.list()?;
+    if list.is_empty() || list.len() > max {
+        let problem = value.problem(format!("`replicas` lists {} replicas", list.len()));
+        value.add(
+            problem.label("too few or too many").help(format!("list 1 to {max}, which is `max_replicas`")),
+        );
+        return None;
+    }
+    list.iter().map(super::nic::ip).collect()
+}

@@ -1,0 +1,115 @@
+//! P4CE's switch: its data plane on a worker, its control plane on this thread, and its part of the report.
+
+use super::report::{GroupRow, P4ceReport, Report};
+use super::{Timed, Until, forward, now};
+use crate::config::P4ceConfig;
+use dataplane::{Plane, Runtime, Stop};
+use p4ce::{Control, ControlConfig, P4ce};
+use rnic::Interface;
+use rocev2::ethernet::MacAddr;
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+use std::sync::Arc;
+use switch::drop::FaultSet;
+use switch::forward::Config as ForwardConfig;
+use switch::forward::config::Topology;
+
+/// A number that nobody knows: two runs of a switch must not speak of connections by the same ones.
+pub(super) fn by_chance() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+/// Queue pairs that so many groups need: one for the leader, one for each replica.
+fn queue_pairs(config: &P4ceConfig) -> usize {
+    (config.groups * (config.max_replicas + 1)).next_power_of_two()
+}
+
+pub(crate) fn data_plane(config: &P4ceConfig, mac: MacAddr) -> p4ce::Config {
+    p4ce::Config {
+        forward: ForwardConfig {
+            ports: config.ports,
+            topology: Topology::Mac(config.stations.clone()),
+            drop: FaultSet::NONE,
+            verify_icrc: false,
+            verify_udp_checksum: false,
+            counted_qps: config.counted_qps,
+        },
+        mac,
+        addresses: config.addresses.iter().map(|(ip, _)| *ip).collect(),
+        groups: config.groups,
+        queue_pairs: queue_pairs(config),
+        silent_after: config.silent_after,
+        #[cfg(feature = "canary")]
+        bug: None,
+    }
+}
+
+pub(crate) fn control_plane(config: &P4ceConfig, mac: MacAddr, seed: u64) -> ControlConfig {
+    ControlConfig {
+        interface: Interface {
+            mac,
+            addresses: config.addresses.clone(),
+            gateways: config.gateways.clone(),
+            vlan: config.vlan,
+            neighbours: Vec::new(),
+        },
+        port: config.port,
+        groups: config.groups,
+        queue_pairs: queue_pairs(config),
+        max_replicas: config.max_replicas,
+        lists: config.lists.clone(),
+        setup_timeout: config.setup_timeout,
+        seed,
+        first_psn: None,
+    }
+}
+
+pub(super) fn run(runtime: &mut Runtime, config: &P4ceConfig, until: Until, stop: &Stop) -> Report {
+    let port_mac = runtime.ports().next().map_or([0; 6], |port| port.mac);
+    let mac = config.mac.unwrap_or(MacAddr(port_mac));
+    let function = P4ce::new(data_plane(config, mac));
+    let (counters, bridged) = (function.counters(), function.forward_counters());
+    let control = Control::new(control_plane(config, mac, config.seed.unwrap_or_else(by_chance)));
+    let mut timed = Timed { control: Plane::new(control), until };
+    let began = now();
+    let outcome = runtime.run(vec![function], &mut timed, stop);
+    let seconds = began.elapsed().as_secs_f64();
+    let report = forward::report(runtime, &outcome, &[bridged], config.counted_qps, seconds);
+    Report { p4ce: Some(told(&timed.control.control, &counters)), ..report }
+}
+
+fn told(control: &Control, counters: &Arc<p4ce::Counters>) -> P4ceReport {
+    let asked = control.counters();
+    P4ceReport {
+        requested: asked.requested,
+        opened: asked.opened,
+        refused: asked.refused,
+        closed: asked.closed,
+        excluded: asked.excluded,
+        requests: counters.requests.get(),
+        copies: counters.copies.get(),
+        responses: counters.responses.get(),
+        acks: counters.acks.get(),
+        naks: counters.naks.get(),
+        rnr_naks: counters.rnr_naks.get(),
+        fatal_naks: counters.fatal_naks.get(),
+        repeated: counters.repeated.get(),
+        cnps: counters.cnps.get(),
+        groups: control
+            .groups()
+            .map(|group| GroupRow {
+                group: group.id.0,
+                leader: group.leader.to_string(),
+                replicas: group.replicas.iter().map(|(ip, _)| ip.to_string()).collect(),
+                excluded: group
+                    .replicas
+                    .iter()
+                    .filter(|(_, there)| !there)
+                    .map(|(ip, _)| ip.to_string())
+                    .collect(),
+                quorum: group.quorum,
+                open: group.open,
+            })
+            .collect(),
+    }
+}
