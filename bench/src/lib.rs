@@ -2,6 +2,8 @@
 
 #![forbid(unsafe_code)]
 
+pub mod compare;
+pub mod p4ce;
 pub mod peers;
 mod process;
 mod telemetry;

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Time that a program gets to send its first frames
+/// Time that a program gets to handle its first frames
 const START_LIMIT: Duration = Duration::from_secs(15);
 /// Time that it then runs before it is measured
 const WARM_UP: Duration = Duration::from_millis(500);
@@ -22,10 +22,19 @@ pub(crate) struct Program {
     pub(crate) thread_names: &'static [&'static str],
 }
 
+/// Which frames count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Counts {
+    /// Those that it has sent
+    Sent,
+    /// Those that it has received
+    Received,
+}
+
 /// What a measurement came to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sample {
-    /// Frames sent a second of the polling thread's time on the CPU
+    /// Frames a second of the polling thread's time on the CPU
     pub(crate) per_cpu_second: f64,
     /// The part of the time that the polling thread was on the CPU
     pub(crate) on_cpu: f64,
@@ -50,7 +59,12 @@ impl Drop for Running {
 }
 
 /// Starts the program, lets it warm up, and measures it for this long.
-pub(crate) fn measure(mut program: Program, length: Duration, log: &std::path::Path) -> io::Result<Sample> {
+pub(crate) fn measure(
+    mut program: Program,
+    counts: Counts,
+    length: Duration,
+    log: &std::path::Path,
+) -> io::Result<Sample> {
     let name = program.command.get_program().to_string_lossy().into_owned();
     let failed = |what: String| {
         let log = fs::read_to_string(log).unwrap_or_default();
@@ -67,21 +81,21 @@ pub(crate) fn measure(mut program: Program, length: Duration, log: &std::path::P
             return Err(failed(format!("ended by itself with {status}")));
         }
         if now().duration_since(began) > START_LIMIT {
-            return Err(failed("sent no frames".into()));
+            return Err(failed("handled no frames".into()));
         }
         sleep(Duration::from_millis(50));
         let Ok(mut telemetry) = Telemetry::connect(&program.file_prefix) else { continue };
-        if telemetry.frames_sent().is_ok_and(|frames| frames > 1000) {
+        if telemetry.frames(counts).is_ok_and(|frames| frames > 1000) {
             break telemetry;
         }
     };
     let thread = thread_of(running.0.id(), program.thread_names)
         .ok_or_else(|| failed(format!("no thread is called {}", program.thread_names.join(" or "))))?;
     sleep(WARM_UP);
-    let (frames, on_cpu, at) = (telemetry.frames_sent()?, on_cpu_nanos(&thread)?, now());
+    let (frames, on_cpu, at) = (telemetry.frames(counts)?, on_cpu_nanos(&thread)?, now());
     sleep(length);
     let (frames, on_cpu, wall) =
-        (telemetry.frames_sent()? - frames, on_cpu_nanos(&thread)? - on_cpu, now().duration_since(at));
+        (telemetry.frames(counts)? - frames, on_cpu_nanos(&thread)? - on_cpu, now().duration_since(at));
     Ok(Sample {
         per_cpu_second: frames as f64 * 1e9 / on_cpu.max(1) as f64,
         on_cpu: on_cpu as f64 / wall.as_nanos() as f64,

@@ -1,5 +1,6 @@
 //! The telemetry socket of a DPDK process: the same counters, taken the same way, from every program that is compared.
 
+use crate::process::Counts;
 use serde_json::Value;
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::io::{self, Read as _, Write as _};
@@ -31,11 +32,15 @@ impl Telemetry {
         serde_json::from_slice(&reply[..len]).map_err(io::Error::other)
     }
 
-    /// Frames that port 0 has sent.
-    pub(crate) fn frames_sent(&mut self) -> io::Result<u64> {
+    /// Frames of port 0.
+    pub(crate) fn frames(&mut self, counts: Counts) -> io::Result<u64> {
+        let counter = match counts {
+            Counts::Sent => "opackets",
+            Counts::Received => "ipackets",
+        };
         self.0.write_all(b"/ethdev/stats,0")?;
         let reply = self.receive()?;
-        reply["/ethdev/stats"]["opackets"]
+        reply["/ethdev/stats"][counter]
             .as_u64()
             .ok_or_else(|| io::Error::other(format!("no counter in {reply}")))
     }

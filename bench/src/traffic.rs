@@ -1,11 +1,13 @@
 //! Captures to measure with.
 
+use rocev2::aeth::{Aeth, Credit, Syndrome};
 use rocev2::checksum::Sum;
-use rocev2::ethernet::Ethernet;
+use rocev2::ethernet::{Ethernet, MacAddr, ethertype};
 use rocev2::ipv4::Ipv4;
+use rocev2::repr::{Ip, Repr};
 use rocev2::reth::Reth;
 use rocev2::udp::Udp;
-use rocev2::{Bth, Class, Opcode, Psn, Qpn, classify, icrc};
+use rocev2::{Bth, Class, Msn, Opcode, Psn, Qpn, classify, icrc};
 use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
 use std::path::Path;
@@ -14,21 +16,38 @@ use zerocopy::IntoBytes as _;
 /// Offset of the IPv4 header checksum in a frame
 const IP_CHECKSUM: usize = Ethernet::LEN + 10;
 
-/// Writes a capture of one WRITE Only with `payload` bytes to each of `qps` queue pairs on some 200 hosts.
-pub(crate) fn write(path: &Path, qps: u32, payload: usize) -> io::Result<()> {
+/// Writes a capture of these frames.
+pub(crate) fn write(path: &Path, frames: impl Iterator<Item = Vec<u8>>) -> io::Result<()> {
     let mut file = BufWriter::new(File::create(path)?);
     // The header of a pcap file: version 2.4, frames of up to 64 kB, Ethernet.
     for word in [0xa1b2_c3d4, 0x0004_0002, 0, 0, 65_535, 1u32] {
         file.write_all(&word.to_le_bytes())?;
     }
-    for n in 0..qps {
-        let frame = write_only(n, payload);
+    for (n, frame) in (0..).zip(frames) {
         for word in [0, n, frame.len() as u32, frame.len() as u32] {
             file.write_all(&word.to_le_bytes())?;
         }
         file.write_all(&frame)?;
     }
     file.flush()
+}
+
+/// An acknowledgement of `psn` and one message, without credits.
+pub(crate) fn acknowledge(src: [u8; 4], dst: [u8; 4], qpn: Qpn, psn: Psn) -> Vec<u8> {
+    let ethernet = Ethernet {
+        dst: MacAddr([2, 0, 0, 0, 0, 1]),
+        src: MacAddr([2, 0, 0, 0, 0, 2]),
+        ethertype: ethertype::IPV4.into(),
+    };
+    let ip = Ip::V4(Ipv4 { src, dst, ..Ipv4::default() }, &[]);
+    let mut repr = Repr::new(ethernet, ip, Bth::new(Opcode::RC_ACKNOWLEDGE, qpn, psn));
+    repr.udp.src_port = 0xc123.into();
+    repr.udp.dst_port = rocev2::UDP_PORT.into();
+    let aeth = Aeth::new(Syndrome::Ack(Credit::UNLIMITED), Msn::new(1));
+    repr.extended.aeth.copy_from_slice(aeth.as_bytes());
+    let mut frame = vec![0; repr.frame_len()];
+    repr.build(&mut frame).expect("a frame of the right length");
+    frame
 }
 
 /// A WRITE Only to the `n`th queue pair, with right checksums.

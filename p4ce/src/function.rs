@@ -7,12 +7,14 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use rocev2::aeth::{NakCode, Syndrome};
 use rocev2::ethernet::{Ethernet, MacAddr, VlanTag, ethertype};
 use rocev2::ipv6::Ipv6;
-use rocev2::{Fault, Layout, Opcode, Packet, Psn, Qpn};
+use rocev2::reth::Reth;
+use rocev2::{Bth, Fault, Layout, Opcode, Packet, Psn, Qpn};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use switch::counters::Counter;
 use switch::forward::{self, Forward};
 use switch::{DropReason, Frame, Function, Nanos, Output, PortId, Verdict};
+use zerocopy::FromBytes;
 
 /// Configuration of [`P4ce`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -224,7 +226,7 @@ impl P4ce {
         }
         let (psn, ack_req) = (packet.bth().psn(), packet.bth().ack_req());
         let kind = KINDS[usize::from(layout.opcode().0)];
-        let reth = if kind == Kind::Write { packet.reth() } else { None };
+        let reth = if kind == Kind::Write { first_reth(&packet) } else { None };
         let allowed = reth.is_none_or(|reth| group.allows(reth.va.get(), reth.rkey.get(), reth.len.get()));
         if kind == Kind::Notice {
             return Verdict::Consume;
@@ -253,22 +255,25 @@ impl P4ce {
                 _ = out.send(ack, group.leader.port);
             }
         }
-        let Some((last, others)) = group.targets().split_last() else {
+        let Some((others, last)) = group.targets() else {
             return Verdict::Drop(DropReason::NoQueuePair);
         };
         self.counters.requests.add(1);
         self.counters.copies.add(others.len() as u64 + 1);
-        for target in others {
+        for number in others {
+            let member = &group.members[usize::from(*number)];
             match out.copy(frame) {
                 Ok(mut copy) => {
-                    target.scatter(copy.bytes_mut(), layout, own, request);
+                    member.scatter(copy.bytes_mut(), layout, request);
                     // The runner counts what does not fit; the replica will miss it, and say so.
-                    _ = out.send(copy, target.way.port);
+                    _ = out.send(copy, member.port);
                 }
                 Err(switch::Full) => return Verdict::Drop(DropReason::NoBuffer),
             }
         }
-        target_last(last, frame, layout, own, request)
+        // The last copy needs no other buffer than the packet's own.
+        last.scatter(frame.bytes_mut(), layout, request);
+        Verdict::Forward(last.port)
     }
 
     /// A packet of a replica's (paper IV-C)
@@ -284,11 +289,11 @@ impl P4ce {
         let Some(group) = &mut self.groups[number] else { return Verdict::Drop(DropReason::NoQueuePair) };
         let own = self.config.mac;
         let packet = Packet::new(frame.bytes(), layout);
-        let target = &mut group.replicas[member];
-        if !target.way.is_of(&packet) {
+        let replica = &mut group.members[member];
+        if !replica.is_of(&packet) {
             return Verdict::Drop(DropReason::WrongSource);
         }
-        let psn = packet.bth().psn().sub(target.psn_ahead);
+        let psn = packet.bth().psn().sub(replica.psn_ahead);
         let aeth = match layout.opcode() {
             Opcode::RC_ACKNOWLEDGE => packet.aeth().copied(),
             Opcode::CNP => None,
@@ -304,7 +309,7 @@ impl P4ce {
             return Verdict::Forward(group.leader.port);
         };
         // It has moved.
-        target.way.port = port;
+        replica.port = port;
         self.counters.responses.add(1);
         match group.gather.on_response(member, psn, aeth) {
             Gathered::Tell(answer) => {
@@ -387,17 +392,11 @@ impl P4ce {
     }
 }
 
-/// The last copy needs no other buffer than the packet's own.
+/// The RETH of a packet whose opcode has one, and nothing in front of it.
 #[inline]
-fn target_last<F: Frame>(
-    target: &crate::group::Target,
-    frame: &mut F,
-    layout: Layout,
-    own: MacAddr,
-    request: Request,
-) -> Verdict {
-    target.scatter(frame.bytes_mut(), layout, own, request);
-    Verdict::Forward(target.way.port)
+fn first_reth<'a>(packet: &Packet<'a>) -> Option<&'a Reth> {
+    let behind = packet.bytes().get(packet.layout().bth() + Bth::LEN..)?;
+    Reth::ref_from_prefix(behind).ok().map(|(reth, _)| reth)
 }
 
 /// The address that an ARP request or a neighbour solicitation asks for.

@@ -6,6 +6,7 @@ use core::net::IpAddr;
 use rocev2::ethernet::{Ethernet, MacAddr};
 use rocev2::ipv4::Ipv4;
 use rocev2::ipv6::Ipv6;
+use rocev2::redirect::{Fixed, Redirect};
 use rocev2::repr::{Ip, Repr};
 use rocev2::rewrite::Rewriter;
 use rocev2::{Bth, Layout, Opcode, Packet, Psn, Qpn};
@@ -51,6 +52,8 @@ pub struct Replica {
 pub struct GroupConfig {
     /// Its number
     pub id: GroupId,
+    /// The switch's MAC address
+    pub own: MacAddr,
     /// The leader
     pub leader: Peer,
     /// The key that the leader was told
@@ -188,29 +191,43 @@ impl Way {
     }
 }
 
-/// A replica as packets to it need it.
+/// A replica as its packets need it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Target {
-    pub(crate) way: Way,
+pub(crate) struct Member {
+    /// From a packet of the leader's to one to this replica
+    redirect: Redirect,
     /// What its PSNs are ahead of the leader's
     pub(crate) psn_ahead: u32,
+    /// Where it lies
+    pub(crate) port: PortId,
     va: u64,
-    rkey: u32,
-    /// Its number in the gather
-    pub(crate) member: usize,
 }
 
-impl Target {
+impl Member {
+    fn new(config: &GroupConfig, replica: &Replica) -> Option<Self> {
+        let (leader, peer) = (&config.leader, &replica.peer);
+        let from =
+            Fixed { src: leader.remote, dst: leader.local, dest_qp: leader.local_qp, rkey: config.rkey };
+        let to = Fixed { src: peer.local, dst: peer.remote, dest_qp: peer.remote_qp, rkey: replica.rkey };
+        Some(Self {
+            redirect: Redirect::new(&from, &to, config.own, peer.mac)?,
+            psn_ahead: peer.first.distance(leader.first) as u32,
+            port: peer.port,
+            va: replica.va,
+        })
+    }
+
+    /// Whether a packet comes from this replica, to the address that the replica knows.
+    #[inline]
+    pub(crate) fn is_of(&self, packet: &Packet<'_>) -> bool {
+        self.redirect.is_answered_by(packet)
+    }
+
     /// Turns a packet of the leader's into the replica's (paper IV-B).
     #[inline]
-    pub(crate) fn scatter(&self, frame: &mut [u8], layout: Layout, own: MacAddr, request: Request) {
-        let mut rewriter = Rewriter::new(frame, layout);
-        self.way.readdress(&mut rewriter, own);
-        rewriter.set_psn(request.psn.add(self.psn_ahead));
-        if let Some(va) = request.va {
-            _ = rewriter.set_remote_memory(self.va.wrapping_add(va), self.rkey);
-        }
-        rewriter.finish();
+    pub(crate) fn scatter(&self, frame: &mut [u8], layout: Layout, request: Request) {
+        let va = request.va.map(|va| self.va.wrapping_add(va));
+        self.redirect.apply(frame, layout, request.psn.add(self.psn_ahead), va);
     }
 }
 
@@ -229,11 +246,11 @@ pub struct Group {
     pub(crate) rkey: u32,
     pub(crate) size: u64,
     pub(crate) gather: Gather,
-    /// Replicas that are written to: the first `target_count`
-    targets: [Target; MAX_MEMBERS],
-    target_count: usize,
-    /// By the number in the gather, for responses
-    pub(crate) replicas: [Target; MAX_MEMBERS],
+    /// By their number in the gather
+    pub(crate) members: [Member; MAX_MEMBERS],
+    /// The numbers of those that are written to: the first `target_count`
+    targets: [u8; MAX_MEMBERS],
+    target_count: u8,
     config: GroupConfig,
 }
 
@@ -245,28 +262,19 @@ impl Group {
         if count > MAX_MEMBERS || !(1..=count).contains(&config.quorum) {
             return None;
         }
-        let v6 = config.leader.remote.is_ipv6();
-        let targets: Option<Vec<_>> = config
-            .replicas
-            .iter()
-            .enumerate()
-            .map(|(member, replica)| {
-                let way = Way::new(&replica.peer).filter(|_| replica.peer.remote.is_ipv6() == v6)?;
-                let psn_ahead = replica.peer.first.distance(config.leader.first) as u32;
-                Some(Target { way, psn_ahead, va: replica.va, rkey: replica.rkey, member })
-            })
-            .collect();
-        let list = targets?;
-        let mut targets = [list[0]; MAX_MEMBERS];
-        targets[..count].copy_from_slice(&list);
+        let list: Option<Vec<_>> =
+            config.replicas.iter().map(|replica| Member::new(&config, replica)).collect();
+        let list = list?;
+        let mut members = [list[0]; MAX_MEMBERS];
+        members[..count].copy_from_slice(&list);
         Some(Box::new(Self {
             leader: Way::new(&config.leader)?,
             rkey: config.rkey,
             size: config.size,
             gather: Gather::new(count, config.quorum, config.outvote, config.leader.first),
-            targets,
-            target_count: count,
-            replicas: targets,
+            members,
+            targets: core::array::from_fn(|number| number as u8),
+            target_count: count as u8,
             config,
         }))
     }
@@ -287,16 +295,19 @@ impl Group {
         self.gather.plant(bug);
     }
 
+    /// The replicas that are written to: all but the last, and the last
     #[inline]
-    pub(crate) fn targets(&self) -> &[Target] {
-        &self.targets[..self.target_count]
+    pub(crate) fn targets(&self) -> Option<(&[u8], &Member)> {
+        let (last, others) = self.targets[..usize::from(self.target_count)].split_last()?;
+        Some((others, &self.members[usize::from(*last)]))
     }
 
     /// A replica is written to no more, and its acknowledgements count no more.
     pub(crate) fn exclude(&mut self, member: usize) {
         self.gather.exclude(member);
-        if let Some(at) = self.targets().iter().position(|target| target.member == member) {
-            self.targets.copy_within(at + 1..self.target_count, at);
+        let count = usize::from(self.target_count);
+        if let Some(at) = self.targets[..count].iter().position(|target| usize::from(*target) == member) {
+            self.targets.copy_within(at + 1..count, at);
             self.target_count -= 1;
         }
     }

@@ -7,6 +7,7 @@ pub struct Sum(u64);
 impl Sum {
     /// Adds `bytes`; an odd last byte counts as the high half of a word, as RFC 1071 has it.
     #[must_use]
+    #[inline]
     #[allow(clippy::should_implement_trait, reason = "it adds bytes to a sum, not two sums")]
     pub fn add(mut self, bytes: &[u8]) -> Self {
         // The sum may be taken over 32-bit words in any byte order, as long as it is folded and swapped at the end:

@@ -34,6 +34,7 @@ pub mod ipv6;
 pub mod onepipe;
 pub mod opcode;
 pub mod packet;
+pub mod redirect;
 pub mod repr;
 pub mod reth;
 pub mod rewrite;

@@ -40,6 +40,9 @@ enum Command {
 #[derive(Subcommand)]
 enum Bench {
     Peers(bench::peers::PeersArgs),
+    P4ce(bench::p4ce::P4ceArgs),
+    #[command(hide = true)]
+    P4ceLoad(bench::p4ce::LoadArgs),
 }
 
 fn main() -> ExitCode {
@@ -50,13 +53,18 @@ fn main() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Decode(args) => decode::run(&args),
         Command::Doctor(args) => doctor::run(&args),
-        Command::Bench(Bench::Peers(args)) => bench(&args),
+        Command::Bench(command) => bench(&command),
     }
 }
 
-fn bench(args: &bench::peers::PeersArgs) -> ExitCode {
+fn bench(command: &Bench) -> ExitCode {
     let own = std::env::current_exe().into_diagnostic();
-    match own.and_then(|own| bench::peers::run(args, &own)) {
+    let done = own.and_then(|own| match command {
+        Bench::Peers(args) => bench::peers::run(args, &own),
+        Bench::P4ce(args) => bench::p4ce::run(args, &own),
+        Bench::P4ceLoad(args) => run::p4ce_load(args),
+    });
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(report) => {
             eprintln!("{report:?}");

@@ -399,6 +399,7 @@ impl Control {
             group.members.iter().find_map(|member| member.answer.as_ref()).map_or(0, |(_, r)| r.size());
         let config = GroupConfig {
             id,
+            own: self.config.interface.mac,
             leader,
             rkey: group.rkey,
             size,

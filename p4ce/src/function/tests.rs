@@ -49,6 +49,7 @@ fn group(v6: bool, replicas: u8, quorum: usize, outvote: bool) -> Box<Group> {
     let replica = |n| Replica { peer: peer(v6, n), va: 0x10_0000 * u64::from(n), rkey: 0x100 + u32::from(n) };
     Group::new(GroupConfig {
         id: GroupId(3),
+        own: OWN,
         leader: peer(v6, 0),
         rkey: RKEY,
         size: SIZE,

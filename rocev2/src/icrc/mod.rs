@@ -126,6 +126,11 @@ impl Changes {
     }
 }
 
+/// What becomes of a change when `bytes` more follow it.
+pub(crate) fn advance(change: u32, bytes: usize) -> u32 {
+    table::multiply(change, power(bytes))
+}
+
 /// Powers x^(8n) mod P for n below this are in a table: enough for any packet of the largest path MTU.
 const POWERS: usize = 4352;
 

@@ -75,12 +75,30 @@ pub(crate) fn run(args: RunArgs) -> ExitCode {
     }
 }
 
-fn start(args: RunArgs, mut config: Config) -> Result<ExitCode, Report> {
+/// Runs what `bench p4ce` measures.
+pub(crate) fn p4ce_load(args: &bench::p4ce::LoadArgs) -> Result<(), Report> {
+    let config = config::load(&args.config).map_err(|report| miette::miette!("{}", report.render()))?;
+    let FunctionConfig::P4ce(p4ce) = &config.function else {
+        return Err(miette::miette!("{} has no [p4ce]", args.config.display()));
+    };
+    let stop = catch_signals()?;
+    let mut runtime = Runtime::start(config.runtime.clone()).map_err(|error| explain(&error))?;
+    p4ce::load(&mut runtime, p4ce, args, &stop);
+    Ok(())
+}
+
+/// Set when the program is told to end.
+fn catch_signals() -> Result<Stop, Report> {
     let stop = Stop::new();
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         signal_hook::flag::register(signal, stop.flag())
             .map_err(|error| miette::miette!("signals cannot be caught: {error}"))?;
     }
+    Ok(stop)
+}
+
+fn start(args: RunArgs, mut config: Config) -> Result<ExitCode, Report> {
+    let stop = catch_signals()?;
     config.runtime.eal.extra.extend(args.eal);
     let workers = config.runtime.workers.cpus.len();
     let mut runtime = Runtime::start(config.runtime.clone()).map_err(|error| explain(&error))?;

@@ -3,8 +3,8 @@
 use super::report::{GroupRow, P4ceReport, Report};
 use super::{Timed, Until, forward, now};
 use crate::config::P4ceConfig;
-use dataplane::{Plane, Runtime, Stop};
-use p4ce::{Control, ControlConfig, P4ce};
+use dataplane::{Passive, Plane, Runtime, Stop};
+use p4ce::{Command, Control, ControlConfig, Event, Group, P4ce};
 use rnic::Interface;
 use rocev2::ethernet::MacAddr;
 use std::collections::hash_map::RandomState;
@@ -13,6 +13,8 @@ use std::sync::Arc;
 use switch::drop::FaultSet;
 use switch::forward::Config as ForwardConfig;
 use switch::forward::config::Topology;
+use switch::memory::run_frame;
+use switch::{Function, Nanos, PortId};
 
 /// A number that nobody knows: two runs of a switch must not speak of connections by the same ones.
 pub(super) fn by_chance() -> u64 {
@@ -112,4 +114,19 @@ fn told(control: &Control, counters: &Arc<p4ce::Counters>) -> P4ceReport {
             })
             .collect(),
     }
+}
+
+/// The data plane with groups that are there from the start, until it is told to end: what `bench p4ce` measures.
+pub(crate) fn load(runtime: &mut Runtime, config: &P4ceConfig, args: &bench::p4ce::LoadArgs, stop: &Stop) {
+    let mac = config.mac.unwrap_or(MacAddr([2, 0, 0, 0, 0, 1]));
+    let mut function = P4ce::new(data_plane(config, mac));
+    for (n, group) in (0..).zip(bench::p4ce::groups(args.groups, args.replicas)) {
+        let group = Group::new(group).expect("groups that can be");
+        function.on_command(Command::Open(group), Nanos::ZERO);
+        assert!(matches!(function.poll_event(), Some(Event::Opened(_, true))), "there is a place for it");
+        // What is acknowledged has to have been sent.
+        let write = bench::traffic::write_only(n, 64);
+        run_frame(&mut function, &write, PortId(0), Nanos::ZERO);
+    }
+    runtime.run(vec![function], &mut Passive, stop);
 }

@@ -1,0 +1,289 @@
+//! Programs against each other on the same virtual devices, alternating, on one core.
+//!
+//! Each plays a capture over and over (`net_pcap` with `infinite_rx`). Rates count by the polling thread's time on the CPU,
+//! which other load hardly moves; a sample whose thread had less than nine tenths of a core is thrown away all the same.
+
+use crate::process::{Counts, Program, Sample, measure};
+use clap::Args;
+use miette::{IntoDiagnostic as _, Report, miette};
+use serde::Serialize;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// The part of a core that a sample's polling thread has to have had
+const MIN_ON_CPU: f64 = 0.9;
+/// Attempts at a sample that keeps its core
+const ATTEMPTS: usize = 4;
+
+/// How a comparison is made
+#[derive(Args)]
+pub struct CompareArgs {
+    /// Samples of each program; the median counts
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=99))]
+    pub(crate) rounds: u32,
+    /// Length of a sample in seconds
+    #[arg(long, default_value_t = 1.5)]
+    pub(crate) seconds: f64,
+    /// CPU of the polling thread; the last one unless said
+    #[arg(long)]
+    pub(crate) cpu: Option<usize>,
+    /// Print the figures as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Starts a program on a capture, with this file prefix.
+pub(crate) type Launch = Box<dyn Fn(&Bench, &Path, String) -> Result<Program, Report>>;
+
+/// A program on a traffic.
+pub(crate) struct Entry {
+    /// What figures call it
+    pub(crate) program: String,
+    pub(crate) traffic: String,
+    pub(crate) capture: PathBuf,
+    pub(crate) launch: Launch,
+    /// What to do if it cannot be measured
+    pub(crate) help: &'static str,
+    /// What is counted
+    pub(crate) counts: Counts,
+}
+
+/// One program on one traffic.
+#[derive(Serialize)]
+pub(crate) struct Figure {
+    program: String,
+    traffic: String,
+    /// Million frames a second of on-CPU time: median, least, most. Null when too few samples kept their core.
+    mpps: Option<[f64; 3]>,
+    /// Samples that counted, and that were thrown away
+    samples: usize,
+    lost_core: usize,
+    /// Median part of a core
+    on_cpu: Option<f64>,
+}
+
+/// What has been measured.
+pub(crate) struct Figures(pub(crate) Vec<Figure>);
+
+impl Figures {
+    /// A program's median on a traffic, in million frames a second
+    pub(crate) fn rate(&self, program: &str, traffic: &str) -> Option<f64> {
+        let figure = self.0.iter().find(|f| f.traffic == traffic && f.program == program)?;
+        figure.mpps.map(|[median, ..]| median)
+    }
+
+    /// Two programs on one traffic
+    pub(crate) fn ratio(&self, a: &str, b: &str, traffic: &str) -> Option<f64> {
+        Some(self.rate(a, traffic)? / self.rate(b, traffic)?)
+    }
+}
+
+/// A ratio of medians, and what it should reach.
+#[derive(Serialize)]
+pub(crate) struct Ratio {
+    pub(crate) what: String,
+    pub(crate) value: Option<f64>,
+    pub(crate) at_least: f64,
+}
+
+#[derive(Serialize)]
+struct Comparison {
+    figures: Vec<Figure>,
+    ratios: Vec<Ratio>,
+}
+
+/// Where programs find what they need.
+pub(crate) struct Bench {
+    pub(crate) dir: TempDir,
+    pub(crate) cpu: usize,
+    pub(crate) understudy: PathBuf,
+}
+
+impl Bench {
+    /// `understudy` is the program itself.
+    pub(crate) fn new(args: &CompareArgs, understudy: &Path) -> Result<Self, Report> {
+        let cpus = std::thread::available_parallelism().into_diagnostic()?.get();
+        let dir = tempfile::tempdir().into_diagnostic()?;
+        Ok(Self { dir, cpu: args.cpu.unwrap_or(cpus - 1), understudy: understudy.into() })
+    }
+
+    /// Runs the comparison and prints it.
+    pub(crate) fn compare(
+        &self,
+        args: &CompareArgs,
+        entries: &[Entry],
+        ratios: impl FnOnce(&Figures) -> Vec<Ratio>,
+    ) -> Result<(), Report> {
+        let length = Duration::try_from_secs_f64(args.seconds).into_diagnostic()?;
+        let mut samples = vec![(Vec::<Sample>::new(), 0); entries.len()];
+        for round in 0..args.rounds {
+            for n in 0..entries.len() {
+                // There and back, so that a drift of the machine's speed favours nobody.
+                let n = if round % 2 == 0 { n } else { entries.len() - 1 - n };
+                let Entry { program, traffic, .. } = &entries[n];
+                eprint!("\r\x1b[Kround {} of {}: {program}, {traffic}", round + 1, args.rounds);
+                for _ in 0..ATTEMPTS {
+                    let sample = self.sample(&entries[n], length)?;
+                    if sample.on_cpu >= MIN_ON_CPU {
+                        samples[n].0.push(sample);
+                        break;
+                    }
+                    samples[n].1 += 1;
+                }
+            }
+        }
+        eprint!("\r\x1b[K");
+        let figures = entries.iter().zip(samples);
+        let figures = figures.map(|(entry, (samples, lost))| figure(entry, &samples, lost, args.rounds));
+        let figures = Figures(figures.collect());
+        let comparison = Comparison { ratios: ratios(&figures), figures: figures.0 };
+        let text =
+            if args.json { serde_json::to_string(&comparison).into_diagnostic()? } else { comparison.text() };
+        println!("{text}");
+        Ok(())
+    }
+
+    fn sample(&self, entry: &Entry, length: Duration) -> Result<Sample, Report> {
+        let file_prefix = format!("understudy-bench-{}", std::process::id());
+        let program = (entry.launch)(self, &entry.capture, file_prefix)?;
+        measure(program, entry.counts, length, &self.dir.path().join("log"))
+            .map_err(|error| miette!(help = entry.help, "{error}"))
+    }
+
+    /// `dpdk-testpmd` on a capture.
+    pub(crate) fn testpmd(&self, mode: &str, capture: &Path, file_prefix: String) -> Program {
+        let mut command = Command::new("dpdk-testpmd");
+        self.eal(&mut command, capture, &file_prefix);
+        command.args(["--", "--nb-cores=1", "--port-topology=loop", "--rxd=512", "--txd=512", "--burst=32"]);
+        command.args([
+            "--total-num-mbufs=16383",
+            "--auto-start",
+            "--stats-period=3600",
+            "--no-lsc-interrupt",
+        ]);
+        command.arg(format!("--forward-mode={mode}"));
+        Program { command, file_prefix, thread_names: WORKERS }
+    }
+
+    /// What a DPDK program with one worker is told. Its main thread waits, wherever the kernel puts it.
+    pub(crate) fn eal(&self, command: &mut Command, capture: &Path, file_prefix: &str) {
+        let lcores = format!("0@(0-{}),1@{}", self.cpu.max(1), self.cpu);
+        command.args(["--lcores", &lcores, "--no-huge", "-m", "256", "--no-pci"]);
+        command.arg(format!("--file-prefix={file_prefix}"));
+        command.arg(format!("--vdev=net_pcap0,rx_pcap={},infinite_rx=1", capture.display()));
+    }
+
+    /// The beginning of a configuration for `understudy run` with one worker on a capture.
+    pub(crate) fn runtime(&self, capture: &Path, file_prefix: &str) -> String {
+        format!(
+            "[runtime]\nworkers = [{}]\nmemory_mb = 256\nfile_prefix = \"{file_prefix}\"\ntelemetry = true\n\
+             [[port]]\nname = \"loop\"\nbuffers = 16383\ndescriptors = 512\npcap = {{ rx = \"{}\", infinite = true }}\n",
+            self.cpu,
+            capture.display()
+        )
+    }
+}
+
+/// What DPDK's programs call their one worker
+pub(crate) const WORKERS: &[&str] = &["rte-worker-1", "lcore-worker-1", "dpdk-worker1"];
+
+fn median(values: impl Iterator<Item = f64>) -> Option<[f64; 3]> {
+    let mut values: Vec<_> = values.collect();
+    values.sort_by(f64::total_cmp);
+    let middle = values.len().checked_sub(1)? / 2;
+    let median = if values.len() % 2 == 1 {
+        values[middle]
+    } else {
+        f64::midpoint(values[middle], values[middle + 1])
+    };
+    Some([median, values[0], values[values.len() - 1]])
+}
+
+fn figure(entry: &Entry, samples: &[Sample], lost_core: usize, rounds: u32) -> Figure {
+    let enough = samples.len() >= rounds as usize;
+    Figure {
+        program: entry.program.clone(),
+        traffic: entry.traffic.clone(),
+        mpps: median(samples.iter().map(|s| s.per_cpu_second / 1e6)).filter(|_| enough),
+        samples: samples.len(),
+        lost_core,
+        on_cpu: median(samples.iter().map(|s| s.on_cpu)).map(|[median, ..]| median),
+    }
+}
+
+impl Comparison {
+    fn text(&self) -> String {
+        let mut table = comfy_table::Table::new();
+        table.load_style(comfy_table::presets::NOTHING);
+        table.set_header(["program", "traffic", "Mpps per CPU second", "least", "most", "on CPU", "samples"]);
+        for f in &self.figures {
+            let number = |n: Option<f64>| n.map_or_else(|| "lost its core".into(), |n| format!("{n:.2}"));
+            let at = |i: usize| number(f.mpps.map(|m| m[i]));
+            let thrown =
+                if f.lost_core > 0 { format!(", {} thrown away", f.lost_core) } else { String::new() };
+            table.add_row([
+                f.program.clone(),
+                f.traffic.clone(),
+                at(0),
+                at(1),
+                at(2),
+                number(f.on_cpu),
+                format!("{}{thrown}", f.samples),
+            ]);
+        }
+        let mut text = String::new();
+        for line in table.lines() {
+            _ = writeln!(text, "{}", line.trim_end());
+        }
+        text.push('\n');
+        for ratio in &self.ratios {
+            _ = match ratio.value {
+                Some(value) => {
+                    let verdict = if value >= ratio.at_least { "reached" } else { "missed" };
+                    writeln!(text, "{value:.2}  {} (goal {:.2}: {verdict})", ratio.what, ratio.at_least)
+                }
+                None => writeln!(
+                    text,
+                    "  --  {}: a polling thread lost its core too often; no number",
+                    ratio.what
+                ),
+            };
+        }
+        text.truncate(text.trim_end().len());
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians() {
+        assert_eq!(median([].into_iter()), None);
+        assert_eq!(median([3.0, 1.0, 2.0].into_iter()), Some([2.0, 1.0, 3.0]));
+        assert_eq!(median([4.0, 1.0].into_iter()), Some([2.5, 1.0, 4.0]));
+    }
+
+    #[test]
+    fn too_few_samples_make_no_number() {
+        let sample = Sample { per_cpu_second: 1e6, on_cpu: 0.95 };
+        let entry = Entry {
+            program: "one".into(),
+            traffic: "some".into(),
+            capture: PathBuf::new(),
+            launch: Box::new(|_, _, _| Err(miette!("it is not started"))),
+            help: "",
+            counts: Counts::Sent,
+        };
+        let few = Figures(vec![figure(&entry, &[sample; 4], 6, 5)]);
+        assert_eq!(few.rate("one", "some"), None);
+        let enough = Figures(vec![figure(&entry, &[sample; 5], 6, 5)]);
+        assert_eq!(enough.ratio("one", "one", "some"), Some(1.0));
+        let ratios = vec![Ratio { what: "it".into(), value: few.rate("one", "some"), at_least: 1.0 }];
+        assert!(Comparison { ratios, figures: few.0 }.text().contains("no number"));
+    }
+}

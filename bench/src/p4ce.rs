@@ -1,0 +1,197 @@
+//! `understudy bench p4ce`: what replicating costs, against `dpdk-testpmd` and against a program that does nothing but
+//! rewrite.
+//!
+//! Leaders' WRITEs to 1,024 groups, or to one; and replicas' acknowledgements that make no quorum yet.
+
+use crate::compare::{Bench, CompareArgs, Entry, Figures, Launch, Ratio, WORKERS};
+use crate::process::{Counts, Program};
+use crate::traffic;
+use clap::Args;
+use core::net::IpAddr;
+use miette::{IntoDiagnostic as _, Report, miette};
+use p4ce::{GroupConfig, GroupId, Peer, Replica};
+use rocev2::ethernet::MacAddr;
+use rocev2::{Psn, Qpn};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use switch::PortId;
+
+/// Groups in the traffic
+const GROUPS: u32 = 1024;
+/// The switch's MAC address in the traffic
+const OWN: &str = "02:00:00:00:00:01";
+const ROOF: &str = "C roof (array by QPN, ICRC corrected)";
+const MACSWAP: &str = "testpmd macswap";
+
+/// Compare replicating with dpdk-testpmd (macswap) and with the least that a rewrite costs, on one core
+#[derive(Args)]
+pub struct P4ceArgs {
+    #[command(flatten)]
+    compare: CompareArgs,
+}
+
+/// Run the data plane with groups that are there from the start (for `bench p4ce`)
+#[derive(Args)]
+pub struct LoadArgs {
+    /// A configuration with [p4ce]
+    pub config: PathBuf,
+    /// Groups
+    #[arg(long)]
+    pub groups: u32,
+    /// Replicas of each
+    #[arg(long)]
+    pub replicas: u32,
+}
+
+/// The groups that the traffic is for: group `n` has the leader that sends [`traffic::write_only`] of `n`.
+pub fn groups(count: u32, replicas: u32) -> impl Iterator<Item = GroupConfig> {
+    (0..count).map(move |n| {
+        let local: IpAddr = [198, 18, 0, 1 + (n % 200) as u8].into();
+        let peer = |remote: IpAddr, local_qp, remote_qp, first| Peer {
+            local,
+            remote,
+            mac: MacAddr([2, 0, 0, 0, 0, 2]),
+            port: PortId(0),
+            local_qp: Qpn::new(local_qp),
+            remote_qp: Qpn::new(remote_qp),
+            first: Psn::new(first),
+        };
+        let [_, _, high, low] = n.to_be_bytes();
+        let replica = |r: u32| Replica {
+            peer: peer([198, 19 + r as u8, high, low].into(), replica_qp(n, r), 0x2000 + n, n * 977 + r),
+            va: u64::from(r) << 40,
+            rkey: 0x77 + r,
+        };
+        GroupConfig {
+            id: GroupId(n),
+            own: MacAddr([2, 0, 0, 0, 0, 1]),
+            leader: peer([10, 0, high, low].into(), 0x100 + n, 0x3000 + n, n),
+            rkey: 0x1000 + n,
+            size: 1 << 48,
+            replicas: (0..replicas).map(replica).collect(),
+            // All of them: one replica's acknowledgements alone are none.
+            quorum: replicas as usize,
+            outvote: false,
+        }
+    })
+}
+
+/// The switch's queue pair towards replica `r` of group `n`
+const fn replica_qp(n: u32, r: u32) -> u32 {
+    0x4000 + n * 16 + r
+}
+
+/// An acknowledgement of the first packet of group `n`, by its first replica.
+fn acknowledgement(n: u32) -> Vec<u8> {
+    let [_, _, high, low] = n.to_be_bytes();
+    let (src, dst) = ([198, 19, high, low], [198, 18, 0, 1 + (n % 200) as u8]);
+    traffic::acknowledge(src, dst, Qpn::new(replica_qp(n, 0)), Psn::new(n * 977))
+}
+
+/// Runs the comparison and prints it. `understudy` is the program itself.
+pub fn run(args: &P4ceArgs, understudy: &Path) -> Result<(), Report> {
+    let bench = Bench::new(&args.compare, understudy)?;
+    let roof = compile_roof(&bench)?;
+    let capture = |name: &str| bench.dir.path().join(format!("{name}.pcap"));
+    let mut entries = Vec::new();
+    for payload in [64, 1024] {
+        let path = capture(&format!("write-{payload}"));
+        traffic::write(&path, (0..GROUPS).map(|n| traffic::write_only(n, payload))).into_diagnostic()?;
+        let name = format!("WRITE {payload} B");
+        entries.push(entry(MACSWAP, &name, &path, macswap()));
+        let roof = roof.clone();
+        entries.push(entry(
+            ROOF,
+            &name,
+            &path,
+            Box::new(move |bench, capture, prefix| Ok(roofed(bench, &roof, capture, prefix))),
+        ));
+        for replicas in [1, 4] {
+            entries.push(entry(&to(replicas), &name, &path, replicating(GROUPS, replicas)));
+        }
+    }
+    let path = capture("one");
+    traffic::write(&path, (0..GROUPS).map(|_| traffic::write_only(0, 64))).into_diagnostic()?;
+    entries.push(entry(&to(1), "WRITE 64 B, one group", &path, replicating(1, 1)));
+    let path = capture("ack");
+    traffic::write(&path, (0..GROUPS).map(acknowledgement)).into_diagnostic()?;
+    entries.push(entry(MACSWAP, "ACK", &path, macswap()));
+    entries.push(Entry { counts: Counts::Received, ..entry(GATHER, "ACK", &path, replicating(GROUPS, 2)) });
+    bench.compare(&args.compare, &entries, ratios)
+}
+
+const GATHER: &str = "understudy p4ce, absorbed, ICRC verified";
+
+fn to(replicas: u32) -> String {
+    format!("understudy p4ce to {replicas} (frames out)")
+}
+
+fn entry(program: &str, traffic: &str, capture: &Path, launch: Launch) -> Entry {
+    Entry {
+        program: program.into(),
+        traffic: traffic.into(),
+        capture: capture.into(),
+        launch,
+        help: "`understudy doctor` says what is missing; dpdk-testpmd is in Debian's package dpdk-dev",
+        counts: Counts::Sent,
+    }
+}
+
+fn macswap() -> Launch {
+    Box::new(|bench, capture, prefix| Ok(bench.testpmd("macswap", capture, prefix)))
+}
+
+fn replicating(groups: u32, replicas: u32) -> Launch {
+    Box::new(move |bench, capture, file_prefix| {
+        let path = bench.dir.path().join("p4ce.toml");
+        let config = bench.runtime(capture, &file_prefix)
+            + &format!(
+                "[p4ce]\nmac = \"{OWN}\"\naddresses = [\"198.18.0.1/16\"]\ncounted_qps = 0\nsilent_after_ms = 0\n"
+            );
+        std::fs::write(&path, config).into_diagnostic()?;
+        let mut command = Command::new(&bench.understudy);
+        command.args(["bench", "p4ce-load"]).arg(path);
+        command.args(["--groups", &groups.to_string(), "--replicas", &replicas.to_string()]);
+        Ok(Program { command, file_prefix, thread_names: &["worker-0"] })
+    })
+}
+
+fn roofed(bench: &Bench, roof: &Path, capture: &Path, file_prefix: String) -> Program {
+    let mut command = Command::new(roof);
+    bench.eal(&mut command, capture, &file_prefix);
+    command.arg("--force-max-simd-bitwidth=512");
+    // ICRC corrected, array by QPN
+    command.args(["--", "2", "1"]);
+    Program { command, file_prefix, thread_names: WORKERS }
+}
+
+/// Compiles the program that only rewrites.
+fn compile_roof(bench: &Bench) -> Result<PathBuf, Report> {
+    let (source, program) = (bench.dir.path().join("roof.c"), bench.dir.path().join("roof"));
+    std::fs::write(&source, include_str!("../peers/roof.c")).into_diagnostic()?;
+    // Debian's flags name an old processor, which ours has to come behind.
+    let script = "exec cc -O3 -fno-strict-aliasing -o \"$1\" \"$0\" $(pkg-config --cflags --libs libdpdk) -march=native";
+    let compiled =
+        Command::new("sh").args(["-c", script]).arg(&source).arg(&program).status().into_diagnostic()?;
+    if compiled.success() {
+        Ok(program)
+    } else {
+        Err(miette!(help = "install gcc, pkg-config and libdpdk-dev", "bench/peers/roof.c does not compile"))
+    }
+}
+
+fn ratios(figures: &Figures) -> Vec<Ratio> {
+    let growth = figures.rate(&to(1), "WRITE 64 B").zip(figures.rate(&to(1), "WRITE 64 B, one group"));
+    let ratio = |what: &str, value, at_least| Ratio { what: what.into(), value, at_least };
+    vec![
+        ratio("to one replica / testpmd macswap, 64 B", figures.ratio(&to(1), MACSWAP, "WRITE 64 B"), 0.40),
+        ratio(
+            "to four, frames out / testpmd macswap, 64 B",
+            figures.ratio(&to(4), MACSWAP, "WRITE 64 B"),
+            0.35,
+        ),
+        ratio("ACKs absorbed / testpmd macswap", figures.ratio(GATHER, MACSWAP, "ACK"), 0.35),
+        ratio("to one replica / C roof, 1 KB", figures.ratio(&to(1), ROOF, "WRITE 1024 B"), 0.90),
+        ratio("1,024 groups / one group, 64 B", growth.map(|(many, one)| many / one), 0.90),
+    ]
+}

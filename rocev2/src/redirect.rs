@@ -1,0 +1,310 @@
+//! Rewriting every packet of one connection into one of another: what changes alike in all of them is worked out once,
+//! so that a packet costs little more than its stores.
+//!
+//! The ICRC is linear: the effect of the words that change alike is one polynomial, whatever the packet, and has to be
+//! moved to the packet's end by a single multiplication.
+
+use crate::ethernet::MacAddr;
+use crate::icrc::{self, Changes};
+use crate::ipv4::Ipv4;
+use crate::ipv6::Ipv6;
+use crate::packet::{ICRC_LEN, Layout, Packet};
+use crate::rewrite::Rewriter;
+use crate::udp::Udp;
+use crate::{Bth, Psn, Qpn};
+use core::net::IpAddr;
+
+/// What is the same in all packets of a connection in one direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fixed {
+    /// Source address
+    pub src: IpAddr,
+    /// Destination address
+    pub dst: IpAddr,
+    /// Destination queue pair
+    pub dest_qp: Qpn,
+    /// The key in every RETH
+    pub rkey: u32,
+}
+
+/// From the IP header to the end of the BTH, without IPv4 options
+const V4: usize = Ipv4::LEN + Udp::LEN + Bth::LEN;
+/// The same, without IPv6 extension headers
+const V6: usize = Ipv6::LEN + Udp::LEN + Bth::LEN;
+/// From the end of the BTH to the end of a RETH's key
+const TO_KEY: usize = 12;
+
+/// A rewrite of the packets of one connection into those of another.
+#[derive(Clone, Copy, Debug)]
+pub struct Redirect {
+    /// Both MAC addresses, as a frame begins
+    ethernet: [u8; 12],
+    /// Both IP addresses, as a header has them; 8 bytes of them with IPv4
+    addresses: [u8; 32],
+    /// The key that is expected, and that which is put in its place
+    rkeys: [[u8; 4]; 2],
+    qpn: [u8; 3],
+    v6: bool,
+    /// What the sum over the IPv4 header grows by
+    sum: u16,
+    /// The change of the ICRC at the end of the destination queue pair's word
+    plain: u32,
+    /// The change of the ICRC at the end of a RETH's key
+    with_key: u32,
+}
+
+impl Redirect {
+    /// From packets like `from` to packets like `to`, with these MAC addresses. `None` if the addresses are not all of one
+    /// family.
+    pub fn new(from: &Fixed, to: &Fixed, src: MacAddr, dst: MacAddr) -> Option<Self> {
+        let (old, v6) = addresses(from)?;
+        let (new, new_v6) = addresses(to)?;
+        if v6 != new_v6 {
+            return None;
+        }
+        let len = if v6 { 32 } else { 8 };
+        let words = |bytes: &[u8; 32]| bytes.as_chunks::<4>().0.to_vec();
+        let (old, new_words) = (words(&old), words(&new));
+        // From the end of the addresses over the UDP header and half of the BTH
+        let behind = Udp::LEN + Bth::DEST_QP_WORD + 4;
+        let (mut plain, mut sum) = (0, 0u64);
+        for (n, (old, new)) in old.iter().zip(&new_words).enumerate().take(len / 4) {
+            let change = u32::from_le_bytes(*old) ^ u32::from_le_bytes(*new);
+            plain ^= icrc::advance(change, len - 4 * (n + 1) + behind);
+            sum += u64::from(!u32::from_be_bytes(*old)) + u64::from(u32::from_be_bytes(*new));
+        }
+        let qpns = [from.dest_qp, to.dest_qp].map(|qpn| u32::from_le_bytes(qpn.get().to_be_bytes()));
+        plain ^= qpns[0] ^ qpns[1];
+        let rkeys = [from.rkey, to.rkey].map(u32::to_be_bytes);
+        let key_change = u32::from_le_bytes(rkeys[0]) ^ u32::from_le_bytes(rkeys[1]);
+        let with_key = icrc::advance(plain, Bth::LEN - Bth::DEST_QP_WORD - 4 + TO_KEY) ^ key_change;
+        while sum > 0xffff {
+            sum = (sum & 0xffff) + (sum >> 16);
+        }
+        let mut ethernet = [0; 12];
+        ethernet[..6].copy_from_slice(&dst.0);
+        ethernet[6..].copy_from_slice(&src.0);
+        let qpn = to.dest_qp.to_wire();
+        Some(Self { ethernet, addresses: new, rkeys, qpn, v6, sum: sum as u16, plain, with_key })
+    }
+
+    /// Rewrites a packet that is as `from` says, to have this PSN and, if it has a RETH, this address in it. Checksums
+    /// follow: what was right stays right, and what was wrong stays wrong.
+    #[inline]
+    pub fn apply(&self, frame: &mut [u8], layout: Layout, psn: Psn, va: Option<u64>) {
+        let headers = if self.v6 { V6 } else { V4 };
+        let (l3, bth, icrc) = (layout.l3(), layout.bth(), layout.icrc());
+        let plain = bth + Bth::LEN == l3 + headers && has_no_udp_checksum(frame, layout);
+        if !plain || layout.is_ipv6() != self.v6 {
+            return self.apply_slowly(frame, layout, psn, va);
+        }
+        let mut changes = Changes::new();
+        if let Some(va) = va {
+            let Some(reth) = frame[bth + Bth::LEN..icrc].first_chunk_mut::<TO_KEY>() else { return };
+            let [high, low, key] = reth.as_chunks_mut::<4>().0 else { return };
+            if *key != self.rkeys[0] {
+                return self.apply_slowly(frame, layout, psn, Some(va));
+            }
+            *key = self.rkeys[1];
+            let va = va.to_be_bytes();
+            let (new_high, new_low) = ([va[0], va[1], va[2], va[3]], [va[4], va[5], va[6], va[7]]);
+            let change = |old: &[u8; 4], new: [u8; 4]| u32::from_le_bytes(*old) ^ u32::from_le_bytes(new);
+            changes.word(change(high, new_high), icrc - bth - Bth::LEN - 4);
+            changes.word(change(low, new_low), icrc - bth - Bth::LEN - 8);
+            changes.word(self.with_key, icrc - bth - Bth::LEN - TO_KEY);
+            (*high, *low) = (new_high, new_low);
+        } else {
+            changes.word(self.plain, icrc - bth - Bth::DEST_QP_WORD - 4);
+        }
+        if let Some(ethernet) = frame.first_chunk_mut() {
+            *ethernet = self.ethernet;
+        }
+        if self.v6 {
+            if let Some(header) = frame[l3..].first_chunk_mut::<V6>() {
+                header[8..Ipv6::LEN].copy_from_slice(&self.addresses);
+                self.set_bth(&mut header[V6 - 8..], psn, icrc - bth - Bth::LEN, &mut changes);
+            }
+        } else if let Some(header) = frame[l3..].first_chunk_mut::<V4>() {
+            header[12..Ipv4::LEN].copy_from_slice(&self.addresses[..8]);
+            let sum = u32::from(!u16::from_be_bytes([header[10], header[11]])) + u32::from(self.sum);
+            let sum = (sum & 0xffff) + (sum >> 16);
+            [header[10], header[11]] = (!((sum & 0xffff) as u16 + (sum >> 16) as u16)).to_be_bytes();
+            self.set_bth(&mut header[V4 - 8..], psn, icrc - bth - Bth::LEN, &mut changes);
+        }
+        if let Some(place) = frame[icrc..].first_chunk_mut::<ICRC_LEN>() {
+            *place = (u32::from_le_bytes(*place) ^ changes.effect()).to_le_bytes();
+        }
+    }
+
+    /// Source and destination of an IPv6 header
+    fn halves(&self) -> [&[u8; 16]; 2] {
+        let [src, dst] = self.addresses.as_chunks::<16>().0 else { unreachable!("two halves") };
+        [src, dst]
+    }
+
+    /// Whether a packet comes from where packets go that were rewritten, to where they came from.
+    #[inline]
+    pub fn is_answered_by(&self, packet: &Packet<'_>) -> bool {
+        let header = &packet.bytes()[packet.layout().l3()..];
+        if packet.layout().is_ipv6() != self.v6 {
+            return false;
+        }
+        if self.v6 {
+            let [src, dst] = self.halves();
+            return header[8..24] == *dst && header[24..40] == *src;
+        }
+        header[12..16] == self.addresses[4..8] && header[16..20] == self.addresses[..4]
+    }
+
+    /// The last two words of a BTH: destination queue pair and PSN, each behind a byte that stays.
+    #[inline]
+    fn set_bth(&self, words: &mut [u8], psn: Psn, follow: usize, changes: &mut Changes) {
+        let Some(words) = words.first_chunk_mut::<8>() else { return };
+        words[1..4].copy_from_slice(&self.qpn);
+        let old = u32::from_le_bytes([0, words[5], words[6], words[7]]);
+        words[5..].copy_from_slice(&psn.to_wire());
+        let new = u32::from_le_bytes([0, words[5], words[6], words[7]]);
+        changes.word(old ^ new, follow);
+    }
+
+    /// Packets with options, extension headers or a UDP checksum, or whose key is another.
+    #[cold]
+    fn apply_slowly(&self, frame: &mut [u8], layout: Layout, psn: Psn, va: Option<u64>) {
+        frame[..12].copy_from_slice(&self.ethernet);
+        let mut rewriter = Rewriter::new(frame, layout);
+        // The addresses are of the packet's family, as `from` has to be.
+        let [src, dst] = self.halves();
+        _ = if self.v6 {
+            rewriter.set_ipv6_addresses(*src, *dst)
+        } else {
+            let short = |at| core::array::from_fn(|n| self.addresses[at + n]);
+            rewriter.set_ipv4_addresses(short(0), short(4))
+        };
+        rewriter.set_dest_qp(Qpn::from_wire(self.qpn));
+        rewriter.set_psn(psn);
+        if let Some(va) = va {
+            _ = rewriter.set_remote_memory(va, u32::from_be_bytes(self.rkeys[1]));
+        }
+        rewriter.finish();
+    }
+}
+
+#[inline]
+fn has_no_udp_checksum(frame: &[u8], layout: Layout) -> bool {
+    let at = layout.udp() + 6;
+    frame.get(at..at + 2).is_some_and(|sum| sum == [0, 0])
+}
+
+/// Both addresses as a header has them, and whether they are of IPv6
+fn addresses(fixed: &Fixed) -> Option<([u8; 32], bool)> {
+    let mut bytes = [0; 32];
+    match (fixed.src, fixed.dst) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => {
+            bytes[..4].copy_from_slice(&src.octets());
+            bytes[4..8].copy_from_slice(&dst.octets());
+            Some((bytes, false))
+        }
+        (IpAddr::V6(src), IpAddr::V6(dst)) => {
+            bytes[..16].copy_from_slice(&src.octets());
+            bytes[16..].copy_from_slice(&dst.octets());
+            Some((bytes, true))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ethernet::{Ethernet, ethertype};
+    use crate::repr::{Ip, Repr};
+    use crate::{Class, Opcode, classify};
+    use proptest::prelude::*;
+
+    fn ip(v6: bool, bits: u128) -> IpAddr {
+        if v6 {
+            core::net::Ipv6Addr::from(bits).into()
+        } else {
+            core::net::Ipv4Addr::from(bits as u32).into()
+        }
+    }
+
+    fn fixed(v6: bool, bits: [u128; 2], qpn: u32, rkey: u32) -> Fixed {
+        Fixed { src: ip(v6, bits[0]), dst: ip(v6, bits[1]), dest_qp: Qpn::new(qpn), rkey }
+    }
+
+    proptest! {
+        #[test]
+        fn it_does_what_a_rewriter_does(
+            v6: bool,
+            udp_checksum: bool,
+            options: bool,
+            other_key: bool,
+            opcode in prop::sample::select(&[
+                Opcode::RC_WRITE_FIRST, Opcode::RC_WRITE_MIDDLE, Opcode::RC_WRITE_LAST_IMM, Opcode::RC_WRITE_ONLY,
+                Opcode::RC_WRITE_ONLY_IMM, Opcode::RC_SEND_ONLY, Opcode::RC_READ_REQUEST,
+            ][..]),
+            payload in 0usize..2000,
+            old: [u128; 2],
+            new: [u128; 2],
+            qpns: [u32; 2],
+            rkeys: [u32; 2],
+            psns: [u32; 2],
+            vas: [u64; 2],
+            corrupt: bool,
+        ) {
+            let (from, to) = (fixed(v6, old, qpns[0], rkeys[0]), fixed(v6, new, qpns[1], rkeys[1]));
+            let kind = if v6 { ethertype::IPV6 } else { ethertype::IPV4 };
+            let ethernet = Ethernet { ethertype: kind.into(), ..Ethernet::default() };
+            let ip = match (from.src, from.dst) {
+                (IpAddr::V4(src), IpAddr::V4(dst)) => {
+                    let extra: &[u8] = if options { &[1; 4] } else { &[] };
+                    Ip::V4(Ipv4 { src: src.octets(), dst: dst.octets(), ..Ipv4::default() }, extra)
+                }
+                (IpAddr::V6(src), IpAddr::V6(dst)) => {
+                    Ip::V6(Ipv6 { src: src.octets(), dst: dst.octets(), ..Ipv6::default() }, &[])
+                }
+                _ => unreachable!("one family"),
+            };
+            let mut repr = Repr::new(ethernet, ip, Bth::new(opcode, from.dest_qp, Psn::new(psns[0])));
+            repr.udp.dst_port = crate::UDP_PORT.into();
+            repr.udp.checksum = u16::from(udp_checksum).into();
+            repr.extended.reth.va = vas[0].into();
+            repr.extended.reth.rkey = (if other_key { !rkeys[0] } else { rkeys[0] }).into();
+            let content = vec![0x5a; if opcode == Opcode::RC_READ_REQUEST { 0 } else { payload }];
+            repr.payload = &content;
+            let mut frame = vec![0; repr.frame_len() + 4];
+            let len = repr.build(&mut frame).unwrap();
+            frame.truncate(len);
+            let Class::Roce(layout) = classify(&frame) else { panic!("made to be one") };
+            if corrupt {
+                frame[layout.icrc()] ^= 1;
+            }
+            let mut expected = frame.clone();
+            let (src, dst) = (MacAddr([2; 6]), MacAddr([4; 6]));
+            let va = opcode.headers().has(crate::opcode::Headers::RETH).then_some(vas[1]);
+            let mut rewriter = Rewriter::new(&mut expected, layout);
+            rewriter.set_ethernet(src, dst);
+            _ = match (to.src, to.dst) {
+                (IpAddr::V4(src), IpAddr::V4(dst)) => rewriter.set_ipv4_addresses(src.octets(), dst.octets()),
+                (IpAddr::V6(src), IpAddr::V6(dst)) => rewriter.set_ipv6_addresses(src.octets(), dst.octets()),
+                _ => unreachable!("one family"),
+            };
+            rewriter.set_dest_qp(to.dest_qp);
+            rewriter.set_psn(Psn::new(psns[1]));
+            if let Some(va) = va {
+                rewriter.set_remote_memory(va, to.rkey).unwrap();
+            }
+            rewriter.finish();
+            Redirect::new(&from, &to, src, dst).unwrap().apply(&mut frame, layout, Psn::new(psns[1]), va);
+            prop_assert_eq!(frame, expected);
+        }
+    }
+
+    #[test]
+    fn families_are_not_mixed() {
+        let (v4, v6) = (fixed(false, [1, 2], 1, 1), fixed(true, [1, 2], 1, 1));
+        assert!(Redirect::new(&v4, &v6, MacAddr([0; 6]), MacAddr([0; 6])).is_none());
+        assert!(Redirect::new(&v4, &Fixed { src: v6.src, ..v4 }, MacAddr([0; 6]), MacAddr([0; 6])).is_none());
+    }
+}
