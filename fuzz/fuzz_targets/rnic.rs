@@ -1,11 +1,12 @@
-//! Any packets, and any frames, at a NIC that has a queue pair of each service in each state: it does not panic, and no
-//! byte of memory outside of its regions changes.
+//! Any packets, and any frames, at a NIC that has a queue pair of each service in each state, while rights change, the
+//! region goes and comes, and its buffer is exchanged: it does not panic, no byte of memory changes that may not be
+//! written, and none leaves that may not be read.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use rnic::{
-    Access, AckPolicy, Buffer, Config, Cq, Data, Interface, Modify, Operation, Path, PathMtu, Pd, QpInit, ReadyToReceive,
-    ReadyToSend, RecvRequest, Remote, Rnic, SendRequest, Sge, State, Transport,
+    Access, AckPolicy, Buffer, Config, Cq, Data, Interface, Modify, Mr, Operation, Path, PathMtu, Pd, QpInit,
+    ReadyToReceive, ReadyToSend, RecvRequest, Remote, Rnic, SendRequest, Sge, State, Transport,
 };
 use rocev2::aeth::RnrTimer;
 use rocev2::ethernet::MacAddr;
@@ -18,12 +19,61 @@ const VA: u64 = 0x1000;
 /// Where the region lies in its buffer
 const REGION: core::ops::Range<usize> = 1024..3072;
 const GUARD: u8 = 0xa5;
+/// Rights that let somebody write
+const WRITES: [Access; 3] = [Access::LOCAL_WRITE, Access::REMOTE_WRITE, Access::REMOTE_ATOMIC];
 
 struct Host {
     nic: Rnic,
+    pd: Pd,
     cq: Cq,
     buffers: [Buffer; 2],
+    mr: Option<Mr>,
     qpns: Vec<Qpn>,
+    /// What the first buffer holds, while nobody may write to it
+    kept: Option<Vec<u8>>,
+}
+
+impl Host {
+    /// Rights, the region or its buffer change.
+    fn change(&mut self, how: u8, which: u8) {
+        let flags = [WRITES[0], WRITES[1], WRITES[2], Access::REMOTE_READ, Access::REMOTE_INVALIDATE];
+        let chosen = flags.iter().enumerate().filter(|(at, _)| which >> at & 1 != 0);
+        let access = chosen.fold(Access::LOCAL_READ, |all, (_, flag)| all.and(*flag));
+        // A SEND with invalidate may have taken it away.
+        self.mr = self.mr.filter(|mr| self.nic.region(*mr).is_some());
+        match (how % 4, self.mr) {
+            (0, Some(mr)) => self.nic.reregister(mr, access).unwrap(),
+            (1, Some(mr)) => self.nic.deregister(mr).unwrap(),
+            (1, None) => {
+                let mr = self.nic.register(self.pd, self.buffers[0], REGION, VA, access);
+                self.mr = Some(mr.unwrap());
+            }
+            (2, None) => {
+                // The next buffer gets the place of the one that goes.
+                self.nic.free(self.buffers[0]).unwrap();
+                self.buffers[0] = self.nic.alloc(vec![GUARD; 4096]).unwrap();
+            }
+            _ => {
+                // In some states there are none.
+                let qpn = self.qpns[usize::from(which) % self.qpns.len()];
+                _ = self.nic.modify_qp(qpn, Modify::Access(access));
+            }
+        }
+        let region = self.mr.and_then(|mr| self.nic.region(mr));
+        let may_write = region.is_some_and(|region| WRITES.iter().any(|flag| region.access.has(*flag)));
+        self.kept = (!may_write).then(|| self.nic.bytes(self.buffers[0]).to_vec());
+    }
+
+    /// Nothing is written that may not be, and nothing of it leaves.
+    fn check(&self, sent: &[u8]) {
+        if let Some(kept) = &self.kept {
+            assert!(self.nic.bytes(self.buffers[0]) == kept);
+        }
+        let is_udp = sent.get(23) == Some(&17);
+        if is_udp && self.mr.is_none_or(|mr| self.nic.region(mr).is_none()) {
+            assert!(!sent.windows(16).any(|bytes| bytes == [GUARD; 16]));
+        }
+    }
 }
 
 fn host(how: u8) -> Host {
@@ -47,10 +97,10 @@ fn host(how: u8) -> Host {
             qpns.push(queue_pair(&mut nic, pd, cq, mr, transport, state, how));
         }
     }
-    Host { nic, cq, buffers, qpns }
+    Host { nic, pd, cq, buffers, mr: Some(mr), qpns, kept: None }
 }
 
-fn queue_pair(nic: &mut Rnic, pd: Pd, cq: Cq, mr: rnic::Mr, transport: Transport, state: State, how: u8) -> Qpn {
+fn queue_pair(nic: &mut Rnic, pd: Pd, cq: Cq, mr: Mr, transport: Transport, state: State, how: u8) -> Qpn {
     let init = QpInit { transport, pd, send_cq: cq, recv_cq: cq, srq: None, max_send: 16, max_recv: 16 };
     let qpn = nic.create_qp(init).unwrap();
     let path = Path::new(OWN.into(), OTHER.into());
@@ -131,39 +181,44 @@ fn packet(bytes: &[u8]) -> Vec<u8> {
 
 fuzz_target!(|input: &[u8]| {
     let Some((&how, mut rest)) = input.split_first() else { return };
-    let Host { mut nic, cq, buffers, qpns } = host(how);
+    let mut host = host(how);
     let (mut now, mut out) = (Nanos::ZERO, Vec::new());
     while let Some((&[kind, to, len], after)) = rest.split_first_chunk() {
         let (bytes, after) = after.split_at((usize::from(len) * 2).min(after.len()));
         rest = after;
         now = now + Nanos(u64::from(kind) << 4);
+        if kind & 0x70 == 0x70 {
+            host.change(to, len);
+        }
         if kind & 7 == 7 {
-            nic.on_frame(bytes, now);
+            host.nic.on_frame(bytes, now);
         } else {
             let mut bytes = bytes.to_vec();
             if bytes.len() >= 12 && kind & 8 == 0 {
                 // To one of the queue pairs, with a PSN that is near.
-                let qpn = qpns[usize::from(to) % qpns.len()].get().to_be_bytes();
+                let qpn = host.qpns[usize::from(to) % host.qpns.len()].get().to_be_bytes();
                 bytes[1] &= 0xf0;
                 bytes[2..4].fill(0xff);
                 bytes[5..8].copy_from_slice(&qpn[1..]);
                 let psn = 0xff_fff8u32.wrapping_add(u32::from(bytes[11]) % 24).to_be_bytes();
                 bytes[9..12].copy_from_slice(&psn[1..]);
             }
-            nic.on_frame(&packet(&bytes), now);
+            host.nic.on_frame(&packet(&bytes), now);
         }
         for _ in 0..64 {
-            if !nic.poll_transmit(now, &mut out) {
+            if !host.nic.poll_transmit(now, &mut out) {
                 break;
             }
+            host.check(&out);
         }
-        if nic.next_timer().is_some_and(|at| at <= now) {
-            nic.on_timer(now);
+        if host.nic.next_timer().is_some_and(|at| at <= now) {
+            host.nic.on_timer(now);
         }
-        while nic.poll_cq(cq).is_some() {}
-        while nic.poll_event().is_some() || nic.poll_cm_event().is_some() {}
+        host.check(&[]);
+        while host.nic.poll_cq(host.cq).is_some() {}
+        while host.nic.poll_event().is_some() || host.nic.poll_cm_event().is_some() {}
     }
-    let whole = nic.bytes(buffers[0]);
+    let whole = host.nic.bytes(host.buffers[0]);
     assert!(whole[..REGION.start].iter().chain(&whole[REGION.end..]).all(|byte| *byte == GUARD));
-    assert!(nic.bytes(buffers[1]).iter().all(|byte| *byte == GUARD));
+    assert!(host.nic.bytes(host.buffers[1]).iter().all(|byte| *byte == GUARD));
 });

@@ -33,7 +33,8 @@ pub struct Counters {
     pub lost_responses: u64,
     /// Acknowledgements and responses that nobody waits for
     pub stale_responses: u64,
-    /// Datagrams and unreliable messages dropped: no receive posted, too long, a wrong `Q_Key`, a gap
+    /// Datagrams and unreliable messages dropped: no receive posted, too long, a wrong `Q_Key`, a gap, nobody at the
+    /// address that they go to
     pub unreliable_dropped: u64,
     /// CNPs sent
     pub cnps_sent: u64,

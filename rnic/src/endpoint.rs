@@ -159,8 +159,13 @@ impl Endpoint {
 
     /// The time asked for has come. True if a neighbour was given up: whoever still wants to speak to it asks again.
     pub fn on_timer(&mut self, now: Nanos) -> bool {
-        let gave_up = self.neighbours.on_timer(now);
-        if gave_up {
+        !self.pass_time(now).is_empty()
+    }
+
+    /// The same; the neighbours that were given up.
+    pub(crate) fn pass_time(&mut self, now: Nanos) -> Vec<IpAddr> {
+        let given_up = self.neighbours.on_timer(now);
+        if !given_up.is_empty() {
             self.wake();
         }
         self.take_mads();
@@ -171,6 +176,6 @@ impl Endpoint {
         for (peer, _) in self.mads.iter().skip(before) {
             self.neighbours.suspect(peer.remote, now);
         }
-        gave_up
+        given_up
     }
 }

@@ -195,6 +195,7 @@ impl Rnic {
             private_data: param.private_data.clone(),
             ..Accept::new(qpn, rq_psn)
         };
+        self.endpoint.cm().check_accept(conn, &reply)?;
         let ready = ReadyToSend {
             sq_psn: request.starting_psn,
             max_rd_atomic: initiator_depth,

@@ -22,6 +22,7 @@
 
 #![forbid(unsafe_code)]
 
+mod answer;
 pub mod cm;
 pub mod congestion;
 mod counters;

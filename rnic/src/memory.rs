@@ -16,8 +16,8 @@ pub struct Pd(pub(crate) u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Buffer(pub(crate) u32);
 
-/// The key of a memory region; the same number serves as `L_Key` and `R_Key`. The low byte is random, the rest an
-/// index.
+/// The key of a memory region; the same number serves as `L_Key` and `R_Key`. The low byte changes with every region in
+/// the same place, beginning somewhere; the rest is an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Mr(pub u32);
 
@@ -36,7 +36,9 @@ impl Access {
     pub const REMOTE_READ: Self = Self(4);
     /// `CmpSwap` and `FetchAdd`
     pub const REMOTE_ATOMIC: Self = Self(8);
-    /// Everything
+    /// SEND with invalidate may remove the region. A queue pair needs no right for that.
+    pub const REMOTE_INVALIDATE: Self = Self(16);
+    /// All of these but the right to invalidate
     pub const ALL: Self = Self(15);
 
     /// Both sets together.
@@ -107,7 +109,7 @@ pub enum MemoryError {
     Busy,
 }
 
-/// Bytes of a buffer that an access was granted to.
+/// Bytes of a buffer that an access was granted to. Good for the packet that asked: rights may change before the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     pub(crate) buffer: Buffer,
@@ -127,6 +129,8 @@ pub(crate) struct Memory {
     domains: u32,
     buffers: DenseTable<Vec<u8>>,
     regions: DenseTable<Region>,
+    /// The low byte of the latest key of each place: the key of a region that went is not that of the next one
+    variants: Vec<u8>,
     chance: Chance,
 }
 
@@ -138,6 +142,7 @@ impl Memory {
             domains: 0,
             buffers: DenseTable::with_capacity(regions),
             regions: DenseTable::with_capacity(regions),
+            variants: Vec::with_capacity(regions),
             chance,
         }
     }
@@ -177,12 +182,25 @@ impl Memory {
         }
         let region = Region { mr: Mr(0), pd, va, len, access, buffer, offset: range.start };
         let id = self.regions.insert(region).map_err(|switch::Full| MemoryError::Full)?;
-        // Key 0 is nobody's: what was forgotten to be filled in reaches nothing.
-        let mr = Mr((id << 8 | self.chance.below(256) as u32).max(1));
+        let mr = self.next_key(id);
         if let Some(region) = self.regions.get_mut(id) {
             region.mr = mr;
         }
         Ok(mr)
+    }
+
+    /// The next key of a place.
+    fn next_key(&mut self, id: u32) -> Mr {
+        if id as usize == self.variants.len() {
+            self.variants.push(self.chance.below(256) as u8);
+        }
+        let variant = &mut self.variants[id as usize];
+        *variant = variant.wrapping_add(1);
+        // Key 0 is nobody's: what was forgotten to be filled in reaches nothing.
+        if id == 0 && *variant == 0 {
+            *variant = 1;
+        }
+        Mr(id << 8 | u32::from(*variant))
     }
 
     pub(crate) fn region(&self, mr: Mr) -> Option<&Region> {
@@ -267,6 +285,21 @@ mod tests {
         assert_eq!(check(pd, mr.0, 0x1005, 1, Access::REMOTE_READ), Err(AccessError::Rights));
         assert_eq!(check(other, mr.0, 0x1005, 1, Access::REMOTE_WRITE), Err(AccessError::Domain));
         assert_eq!(check(pd, mr.0 ^ 1, 0x1005, 1, Access::REMOTE_WRITE), Err(AccessError::Key(mr.0 ^ 1)));
+    }
+
+    #[test]
+    fn a_key_comes_back_late() {
+        for seed in 0..100 {
+            let mut memory = Memory::new(2, Chance::new(seed));
+            let pd = memory.alloc_pd();
+            let buffer = memory.alloc(vec![0; 16]).unwrap();
+            let mut keys = std::collections::HashSet::new();
+            for _ in 0..255 {
+                let mr = memory.register(pd, buffer, 0..16, 0, Access::ALL).unwrap();
+                assert!(mr.0 != 0 && keys.insert(mr), "seed {seed}");
+                memory.deregister(mr).unwrap();
+            }
+        }
     }
 
     #[test]

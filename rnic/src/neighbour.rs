@@ -79,9 +79,19 @@ impl Interface {
         same.or(any).map(|(own, _)| *own)
     }
 
+    /// Whether `ip` is of one of its own networks.
+    fn is_on_link(&self, ip: IpAddr) -> bool {
+        self.addresses.iter().any(|(own, prefix)| same_network(*own, ip, *prefix))
+    }
+
+    /// Whether anything is sent to `ip` itself, and not by another.
+    fn is_hop(&self, ip: IpAddr) -> bool {
+        self.is_on_link(ip) || self.gateways.contains(&ip)
+    }
+
     /// The next hop to `ip`: itself on its own networks, otherwise the gateway, if there is one.
-    fn next_hop(&self, ip: IpAddr) -> IpAddr {
-        if self.addresses.iter().any(|(own, prefix)| same_network(*own, ip, *prefix)) {
+    pub(crate) fn next_hop(&self, ip: IpAddr) -> IpAddr {
+        if self.is_on_link(ip) {
             return ip;
         }
         self.gateways.iter().copied().find(|gateway| gateway.is_ipv4() == ip.is_ipv4()).unwrap_or(ip)
@@ -144,6 +154,11 @@ impl Neighbours {
         !self.frames.is_empty()
     }
 
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.known.len()
+    }
+
     pub(crate) fn poll_transmit(&mut self, frame: &mut Vec<u8>) -> bool {
         let Some(next) = self.frames.pop_front() else { return false };
         frame.clear();
@@ -188,7 +203,8 @@ impl Neighbours {
 
     /// Sends a question, and the next one later.
     fn ask(&mut self, ip: IpAddr, now: Nanos) {
-        if !self.known.contains_key(&ip) && self.known.len() >= MAX_NEIGHBOURS {
+        if !self.known.contains_key(&ip) && !self.make_room(|_| true) {
+            // All others are being asked: those who wait are woken when one of them is given up.
             return;
         }
         let ask_at = now + ASK_EVERY;
@@ -199,12 +215,12 @@ impl Neighbours {
         self.question(ip);
     }
 
-    /// Asks again. True if it gave somebody up.
-    pub(crate) fn on_timer(&mut self, now: Nanos) -> bool {
+    /// Asks again. Those whom it gave up.
+    pub(crate) fn on_timer(&mut self, now: Nanos) -> Vec<IpAddr> {
+        let mut given_up = Vec::new();
         if self.timer.is_none_or(|at| at > now) {
-            return false;
+            return given_up;
         }
-        let mut gave_up = false;
         self.timer = None;
         let due: Vec<IpAddr> =
             self.known.iter().filter(|(_, n)| n.asked > 0 && n.ask_at <= now).map(|(ip, _)| *ip).collect();
@@ -212,23 +228,42 @@ impl Neighbours {
             if self.known.get(&ip).is_some_and(|neighbour| neighbour.asked >= QUESTIONS) {
                 self.known.remove(&ip);
                 self.age += 1;
-                gave_up = true;
+                given_up.push(ip);
             } else {
                 self.ask(ip, now);
             }
         }
         let asked = self.known.values().filter(|neighbour| neighbour.asked > 0);
         self.timer = asked.map(|neighbour| neighbour.ask_at).min();
-        gave_up
+        given_up
     }
 
-    /// Somebody said that `ip` has this address; those who asked nothing are heard if they are known already.
+    /// Room for one more. If there is none, the oldest makes it that is not being asked, and that `may_go`.
+    fn make_room(&mut self, may_go: impl Fn(&Neighbour) -> bool) -> bool {
+        if self.known.len() < MAX_NEIGHBOURS {
+            return true;
+        }
+        let old = self.known.iter().filter(|(_, neighbour)| neighbour.asked == 0 && may_go(neighbour));
+        let Some(oldest) = old.min_by_key(|(_, neighbour)| neighbour.ask_at).map(|(ip, _)| *ip) else {
+            return false;
+        };
+        self.known.remove(&oldest);
+        // A route by way of it would not hear of a change.
+        self.age += 1;
+        true
+    }
+
+    /// Somebody said that `ip` has this address. Who was not asked is heard if he is known, or, where `create` says so,
+    /// if something may be sent to him one day: others fill no table.
     fn learn(&mut self, ip: IpAddr, mac: MacAddr, create: bool, now: Nanos) -> bool {
-        if mac.is_group() || (!create && !self.known.contains_key(&ip)) || self.interface.has(ip) {
+        if mac.is_group() || self.interface.has(ip) {
             return false;
         }
-        if !self.known.contains_key(&ip) && self.known.len() >= MAX_NEIGHBOURS {
-            return false;
+        if !self.known.contains_key(&ip) {
+            let wanted = create && self.interface.is_hop(ip);
+            if !wanted || !self.make_room(|neighbour| neighbour.ask_at <= now) {
+                return false;
+            }
         }
         let fresh = Neighbour { mac: Some(mac), ask_at: now + LIFETIME, asked: 0 };
         let before = self.known.insert(ip, fresh);

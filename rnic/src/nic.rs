@@ -28,7 +28,7 @@ pub struct Config {
     pub max_regions: usize,
     /// The largest path MTU of connections that the communication manager makes
     pub mtu: PathMtu,
-    /// Packets under way on a connection at most
+    /// Packets under way on a connection at most; more than 2^22 is 2^22
     pub window: u32,
     /// When requests are acknowledged
     pub ack: AckPolicy,
@@ -117,7 +117,7 @@ impl Rnic {
             srqs: DenseTable::with_capacity(queues),
             endpoint: Endpoint::new(config.interface.clone(), cm_of(&config), config.seed ^ 0x6373_6d00),
             gsi: Gsi::default(),
-            timers: Timers::default(),
+            timers: Timers::new(config.max_qps),
             round: VecDeque::new(),
             events: VecDeque::new(),
             overrun: false,
@@ -217,9 +217,16 @@ impl Rnic {
         self.cqs.insert(CompletionQueue::new(capacity)).map(Cq).map_err(|switch::Full| QpError::Full)
     }
 
-    /// Removes a completion queue; what stood in it is lost.
-    pub fn destroy_cq(&mut self, cq: Cq) {
-        self.cqs.remove(cq.0);
+    /// Removes a completion queue that no queue pair uses any more; what stood in it is lost.
+    pub fn destroy_cq(&mut self, cq: Cq) -> Result<(), QpError> {
+        match self.cqs.get(cq.0) {
+            None => Err(QpError::Queue),
+            Some(queue) if queue.users > 0 => Err(QpError::Busy),
+            Some(_) => {
+                self.cqs.remove(cq.0);
+                Ok(())
+            }
+        }
     }
 
     /// The oldest completion
@@ -243,9 +250,16 @@ impl Rnic {
         self.srqs.insert(queue).map(Srq).map_err(|switch::Full| QpError::Full)
     }
 
-    /// Removes a shared receive queue.
-    pub fn destroy_srq(&mut self, srq: Srq) {
-        self.srqs.remove(srq.0);
+    /// Removes a shared receive queue that no queue pair uses any more.
+    pub fn destroy_srq(&mut self, srq: Srq) -> Result<(), QpError> {
+        match self.srqs.get(srq.0) {
+            None => Err(QpError::Queue),
+            Some(queue) if queue.users > 0 => Err(QpError::Busy),
+            Some(_) => {
+                self.srqs.remove(srq.0);
+                Ok(())
+            }
+        }
     }
 
     /// Posts a receive request to a shared receive queue.
@@ -277,7 +291,20 @@ impl Rnic {
         let place = &mut self.slots[slot as usize];
         let qpn = Qpn::new(place.qpn);
         place.qp = Some(Box::new(Qp::new(qpn, init)));
+        self.count_user(&init, |users| *users += 1);
         Ok(qpn)
+    }
+
+    /// A queue pair begins or ceases to use its queues.
+    fn count_user(&mut self, init: &QpInit, count: impl Fn(&mut u32)) {
+        for cq in [init.send_cq, init.recv_cq] {
+            if let Some(queue) = self.cqs.get_mut(cq.0) {
+                count(&mut queue.users);
+            }
+        }
+        if let Some(queue) = init.srq.and_then(|srq| self.srqs.get_mut(srq.0)) {
+            count(&mut queue.users);
+        }
     }
 
     /// Removes a queue pair. Its requests are gone without completions, and its connection without an event; who wants
@@ -288,10 +315,13 @@ impl Rnic {
         // The next one here has another number, so that late packets do not reach it.
         let stride = self.stride();
         let place = &mut self.slots[slot as usize];
-        place.qp = None;
+        let qp = place.qp.take();
         place.qpn += stride;
         if place.qpn >= 1 << 24 {
             place.qpn = FIRST_QPN + slot;
+        }
+        if let Some(qp) = qp {
+            self.count_user(&qp.init, |users| *users -= 1);
         }
         self.free.push_back(slot);
         Ok(())
@@ -390,8 +420,7 @@ impl Rnic {
         }
         if let Modify::Rtr(ready) = &modify
             && self.qp(qpn).is_some_and(|qp| qp.init.transport != Transport::Ud)
-            && (!self.config.interface.has(ready.path.src)
-                || ready.path.src.is_ipv4() != ready.path.dst.is_ipv4())
+            && !self.is_path(&ready.path)
         {
             return Err(QpError::Path);
         }
@@ -401,7 +430,7 @@ impl Rnic {
             Modify::Init { access, qkey } => (qp.access, qp.qkey, qp.state) = (access, qkey, State::Init),
             Modify::Access(access) => qp.access = access,
             Modify::Rtr(ready) => {
-                qp.state = State::Rtr;
+                (qp.state, qp.told) = (State::Rtr, false);
                 (qp.path, qp.route) = (Some(ready.path), None);
                 (qp.peer_qpn, qp.mtu) = (ready.dest_qp, ready.mtu);
                 (qp.resp.epsn, qp.resp.msn) = (ready.rq_psn, Msn::ZERO);
@@ -421,28 +450,38 @@ impl Rnic {
             }
             Modify::Resume => qp.state = State::Rts,
             Modify::Sqd => {
-                (qp.state, qp.drained) = (State::Sqd, false);
+                (qp.state, qp.told) = (State::Sqd, false);
             }
             Modify::Error => parts.enter_error(),
             Modify::Reset => {
                 // The round and the timers may still name it: what they find then is checked anew.
                 let fresh = Qp::new(qpn, qp.init);
-                *qp = Qp { scheduled: qp.scheduled, timer_at: qp.timer_at, ..fresh };
+                *qp = Qp { scheduled: qp.scheduled, ..fresh };
             }
         }
         self.settle(slot);
+        self.heed_overrun();
         Ok(())
     }
 
-    /// Posts a request to a send queue.
+    /// Whether a path begins here, and both its ends are of one family.
+    fn is_path(&self, path: &Path) -> bool {
+        self.config.interface.has(path.src) && path.src.is_ipv4() == path.dst.is_ipv4()
+    }
+
+    /// Posts a request to a send queue. In the error state it completes at once, as flushed.
     pub fn post_send(&mut self, qpn: Qpn, request: SendRequest) -> Result<(), QpError> {
         let slot = self.slot(qpn).ok_or(QpError::Unknown)?;
+        if request.to.is_some_and(|to| !self.is_path(&to.path)) {
+            return Err(QpError::Path);
+        }
         self.at(slot).ok_or(QpError::Unknown)?.post_send(request)?;
         self.settle(slot);
+        self.flush_late(slot);
         Ok(())
     }
 
-    /// Posts a request to a receive queue.
+    /// Posts a request to a receive queue. In the error state it completes at once, as flushed.
     pub fn post_recv(&mut self, qpn: Qpn, request: RecvRequest) -> Result<(), QpError> {
         let slot = self.slot(qpn).ok_or(QpError::Unknown)?;
         let Some(parts) = self.parts(slot) else { return Err(QpError::Unknown) };
@@ -451,17 +490,27 @@ impl Rnic {
             return Err(QpError::Queue);
         }
         match qp.state {
-            State::Reset | State::Error => return Err(QpError::State(qp.state)),
+            State::Reset => return Err(QpError::State(qp.state)),
             _ if qp.recv.queue.len() >= qp.recv.capacity => return Err(QpError::Full),
             _ => qp.recv.queue.push_back(request),
         }
-        if qp.resp.starved && parts.config.credits {
+        if qp.resp.starved && parts.config.credits && qp.state.receives() {
             // The other side believes that there is no room, and would find out by trying only (IB 9.7.7.2.5).
             let psn = qp.resp.epsn.sub(1);
             qp.resp.acknowledge(psn);
             self.schedule(slot);
         }
+        self.flush_late(slot);
         Ok(())
+    }
+
+    /// What is posted in the error state is flushed at once, behind everything else: whoever waits for it has seen all
+    /// completions that there will be (IB 10.3.1.6).
+    fn flush_late(&mut self, slot: u32) {
+        if let Some(mut parts) = self.parts(slot).filter(|parts| parts.qp.state == State::Error) {
+            parts.flush();
+            self.heed_overrun();
+        }
     }
 
     /// The next event

@@ -241,6 +241,9 @@ pub enum QpError {
     /// READs and atomics where none may be outstanding
     #[error("no READs and atomics may be outstanding")]
     NoFetches,
+    /// Queue pairs use it
+    #[error("queue pairs use it")]
+    Busy,
     /// No such completion queue or shared receive queue
     #[error("no such completion queue or shared receive queue")]
     Queue,
@@ -267,12 +270,10 @@ pub(crate) struct Qp {
     pub(crate) resp: Responder,
     /// Whether it stands in the round of those that may have something to send
     pub(crate) scheduled: bool,
-    /// The entry in the queue of timers that counts
-    pub(crate) timer_at: Option<Nanos>,
     /// Whether it waits for its neighbour's MAC address
     pub(crate) unresolved: bool,
-    /// That nothing is under way has been told
-    pub(crate) drained: bool,
+    /// What its state has to tell has been told: in RTR that the connection stands, in SQD that nothing is under way
+    pub(crate) told: bool,
 }
 
 impl Qp {
@@ -291,9 +292,8 @@ impl Qp {
             req: Requester::default(),
             resp: Responder::default(),
             scheduled: false,
-            timer_at: None,
             unresolved: false,
-            drained: false,
+            told: false,
         }
     }
 

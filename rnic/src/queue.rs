@@ -114,6 +114,13 @@ pub struct Remote {
     pub rkey: u32,
 }
 
+impl Remote {
+    /// The address so many bytes further on.
+    pub(crate) fn skip(self, bytes: usize) -> Self {
+        Self { va: self.va.wrapping_add(bytes as u64), ..self }
+    }
+}
+
 /// A request for the send queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SendRequest {
@@ -233,13 +240,15 @@ pub struct Completion {
 pub(crate) struct CompletionQueue {
     queue: VecDeque<Completion>,
     capacity: usize,
+    /// Queues of queue pairs that complete here
+    pub(crate) users: u32,
     /// A completion found no room (IB 11.6.3.2): what follows is lost, and the queue pairs go into the error state.
     pub(crate) overrun: bool,
 }
 
 impl CompletionQueue {
     pub(crate) fn new(capacity: usize) -> Self {
-        Self { queue: VecDeque::new(), capacity, overrun: false }
+        Self { queue: VecDeque::new(), capacity, users: 0, overrun: false }
     }
 
     pub(crate) fn push(&mut self, completion: Completion) {
@@ -264,4 +273,6 @@ impl CompletionQueue {
 pub(crate) struct ReceiveQueue {
     pub(crate) queue: VecDeque<RecvRequest>,
     pub(crate) capacity: usize,
+    /// Queue pairs that share it
+    pub(crate) users: u32,
 }

@@ -47,9 +47,7 @@ impl Rnic {
             }
             Class::Other | Class::Malformed(_) => self.counters.malformed += 1,
         }
-        if self.overrun {
-            self.fail_overrun();
-        }
+        self.heed_overrun();
     }
 
     fn has_our_tag(&self, packet: &Packet<'_>) -> bool {
@@ -99,6 +97,11 @@ impl Rnic {
             parts.counters.ce_marked += 1;
             parts.owe_cnp(now);
         }
+        if parts.qp.state == State::Rtr && !parts.qp.told {
+            self.establish(slot, now);
+            let Some(again) = self.parts(slot) else { return };
+            parts = again;
+        }
         match parts.qp.init.transport {
             Transport::Ud => parts.on_datagram(packet),
             Transport::Uc => parts.on_unreliable(packet),
@@ -109,25 +112,36 @@ impl Rnic {
                 | Opcode::RC_READ_RESPONSE_ONLY
                 | Opcode::RC_ACKNOWLEDGE
                 | Opcode::RC_ATOMIC_ACKNOWLEDGE => parts.on_response(packet, now),
-                _ => {
-                    let first = parts.qp.state == State::Rtr;
-                    if first {
-                        parts.events.push_back(Event::Established(qpn));
-                    }
-                    parts.on_request(packet, now);
-                    if first {
-                        self.established_by_traffic(qpn, now);
-                    }
-                }
+                _ => parts.on_request(packet, now),
             },
         }
         self.settle(slot);
     }
 
+    /// The other side uses the connection before the handshake is over: it stands. Told once.
+    fn establish(&mut self, slot: u32, now: Nanos) {
+        let Some(qp) = self.at(slot) else { return };
+        qp.told = true;
+        if qp.init.transport != Transport::Ud {
+            let qpn = qp.qpn;
+            self.events.push_back(Event::Established(qpn));
+            self.established_by_traffic(qpn, now);
+        }
+    }
+
+    /// Fails queue pairs whose completions have been lost; whether there may be any.
+    pub(crate) fn heed_overrun(&mut self) -> bool {
+        let overrun = self.overrun;
+        // One that fails may overrun another queue.
+        while core::mem::take(&mut self.overrun) {
+            self.fail_overrun();
+        }
+        overrun
+    }
+
     /// Queue pairs whose completions are lost can only fail (IB 11.6.3.2).
     #[cold]
     fn fail_overrun(&mut self) {
-        self.overrun = false;
         for slot in 0..self.slots() {
             let Some(mut parts) = self.parts(slot) else { continue };
             let init = parts.qp.init;
@@ -138,9 +152,9 @@ impl Rnic {
                 parts.enter_error();
                 let qpn = parts.qp.qpn;
                 parts.events.push_back(Event::QpError(qpn));
+                self.settle(slot);
             }
         }
-        self.overrun = false;
     }
 }
 

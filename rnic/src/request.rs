@@ -1,10 +1,11 @@
 //! Requests from the other side: checked, executed, answered (IB 9.7.4, 9.8.2).
 
-use crate::memory::{Access, Span};
+use crate::memory::{Access, Mr, Region, Span};
 use crate::nic::{Event, Parts};
 use crate::qp::State;
-use crate::queue::{Completed, Completion, Status};
+use crate::queue::{Completed, Completion, Remote, Status};
 use crate::responder::{Executed, Message, Response, SPARE_RESPONSES};
+use crate::send::MAX_MESSAGE;
 use rocev2::aeth::{NakCode, Syndrome};
 use rocev2::{Opcode, Packet, Psn};
 use switch::Nanos;
@@ -74,6 +75,12 @@ pub(crate) const fn packets_of(len: usize, mtu: usize) -> u32 {
     if len == 0 { 1 } else { len.div_ceil(mtu) as u32 }
 }
 
+/// The memory that a RETH names, and how many bytes of it: no more than a message has (IB 9.7.4.1.6).
+fn named(packet: &Packet<'_>) -> Result<(Remote, u32), Refusal> {
+    let reth = packet.reth().filter(|reth| reth.len.get() as usize <= MAX_MESSAGE).ok_or(INVALID)?;
+    Ok((Remote { va: reth.va.get(), rkey: reth.rkey.get() }, reth.len.get()))
+}
+
 impl Parts<'_> {
     /// A request on a reliable connection.
     pub(crate) fn on_request(&mut self, packet: &Packet<'_>, now: Nanos) {
@@ -95,7 +102,7 @@ impl Parts<'_> {
         self.qp.resp.nak_sent = false;
         match self.execute(packet) {
             Ok(psns) => {
-                self.qp.resp.epsn = psn.add(psns);
+                self.qp.resp.expect(psn.add(psns));
                 if !matches!(Step::of(packet.bth().opcode()), Step::Read | Step::CompareSwap | Step::FetchAdd)
                 {
                     let (asked, policy) = (packet.bth().ack_req(), self.config.ack);
@@ -152,18 +159,16 @@ impl Parts<'_> {
         let room = self.qp.resp.responses.len() < self.qp.resp.max_rd_atomic + SPARE_RESPONSES;
         match Step::of(packet.bth().opcode()) {
             Step::Read => {
-                let Some(reth) = packet.reth() else { return };
-                let len = reth.len.get();
+                let Ok((from, len)) = named(packet) else { return };
                 let psns = packets_of(len as usize, self.qp.mtu.bytes());
                 let known = psn.add(psns).distance(self.qp.resp.epsn) <= 0;
                 if !known {
                     return;
                 }
-                if let Ok(from) = self.remote(packet, Access::REMOTE_READ) {
-                    let (msn, end) = (self.qp.resp.msn, psn.add(psns));
-                    let read = Response::Read { psn, from, len, sent: 0, msn, again: true };
-                    self.qp.resp.read_again(read, end, self.qp.mtu.bytes(), room);
-                }
+                // Whether it may be read is asked when it is.
+                let (msn, end) = (self.qp.resp.msn, psn.add(psns));
+                let read = Response::Read { psn, from, len, sent: 0, msn, again: true };
+                self.qp.resp.read_again(read, end, self.qp.mtu.bytes(), room);
             }
             Step::CompareSwap | Step::FetchAdd => {
                 #[cfg(feature = "canary")]
@@ -171,7 +176,7 @@ impl Parts<'_> {
                     _ = self.execute(packet);
                     return;
                 }
-                let kept = self.qp.resp.executed.iter().find(|executed| executed.psn == psn).copied();
+                let kept = self.qp.resp.executed.iter().rev().find(|executed| executed.psn == psn).copied();
                 let owed = self.qp.resp.responses.iter().any(|response| response.psn() == psn);
                 if let (true, false, Some(Executed { psn, original, msn })) = (room, owed, kept) {
                     self.qp.resp.owe_again(Response::Atomic { psn, original, msn, again: true });
@@ -218,21 +223,23 @@ impl Parts<'_> {
 
     fn execute_send(&mut self, step: Step, packet: &Packet<'_>) -> Result<(), Refusal> {
         let payload = packet.payload();
-        let (id, into, room, len) = if let Some(Message::Send { id, into, room, len }) = self.qp.resp.message
-        {
-            (id, into, room, len)
-        } else {
-            let recv = self.take_recv().ok_or(Refusal::NotReady)?;
-            let into = recv.data.map(|sge| self.local(&sge, Access::LOCAL_WRITE).ok_or(sge)).transpose();
-            let Ok(into) = into else {
-                self.fail_receive(recv.id, Status::LocalProtection);
-                return Err(OPERATIONAL);
-            };
-            self.qp.resp.taken = recv.data;
-            (recv.id, into, recv.data.map_or(0, |sge| sge.len), 0)
+        let begun = match self.qp.resp.message.take() {
+            Some(Message::Send { recv, len }) => Some((recv, len)),
+            _ => None,
         };
+        let (recv, len) = match begun {
+            Some(begun) => begun,
+            None => (self.take_recv().ok_or(Refusal::NotReady)?, 0),
+        };
+        let id = recv.id;
+        // Asked for each packet: since the last one the memory may have been taken away.
+        let into = recv.data.map(|sge| self.local(&sge, Access::LOCAL_WRITE).ok_or(sge)).transpose();
+        let Ok(into) = into else {
+            self.fail_receive(id, Status::LocalProtection);
+            return Err(OPERATIONAL);
+        };
+        let room = recv.data.map_or(0, |sge| sge.len);
         if payload.len() > (room - len) as usize {
-            self.qp.resp.message = None;
             self.fail_receive(id, Status::LocalLength);
             return Err(INVALID);
         }
@@ -241,14 +248,15 @@ impl Parts<'_> {
         }
         let len = len + payload.len() as u32;
         if !step.ends() {
-            self.qp.resp.message = Some(Message::Send { id, into, room, len });
+            self.qp.resp.message = Some(Message::Send { recv, len });
             return Ok(());
         }
-        self.qp.resp.message = None;
         if let Some(ieth) = packet.ieth() {
-            let rkey = ieth.rkey.get();
-            let ours = self.memory.region(crate::memory::Mr(rkey)).is_some_and(|r| r.pd == self.qp.init.pd);
-            if !ours || self.memory.deregister(crate::memory::Mr(rkey)).is_err() {
+            let mr = Mr(ieth.rkey.get());
+            let may_go = |region: &Region| {
+                region.pd == self.qp.init.pd && region.access.has(Access::REMOTE_INVALIDATE)
+            };
+            if !self.memory.region(mr).is_some_and(may_go) || self.memory.deregister(mr).is_err() {
                 self.fail_receive(id, Status::LocalProtection);
                 return Err(ACCESS);
             }
@@ -269,22 +277,25 @@ impl Parts<'_> {
         let (into, left, len) = if let Some(Message::Write { into, left, len }) = self.qp.resp.message {
             (into, left, len)
         } else {
-            let into = self.remote(packet, Access::REMOTE_WRITE)?;
-            let len = packet.reth().map_or(0, |reth| reth.len.get());
+            let (into, len) = named(packet)?;
+            self.remote(into, len.into(), Access::REMOTE_WRITE).map_err(Refusal::Nak)?;
             (into, len, len)
         };
         let fits = payload.len() as u64 <= u64::from(left);
         if !fits || (step.ends() && payload.len() as u32 != left) {
             return Err(INVALID);
         }
+        // Asked for each packet: since the first one the memory may have been taken away.
+        let span = self.remote(into, payload.len() as u64, Access::REMOTE_WRITE).map_err(Refusal::Nak)?;
         if immediate && self.next_recv().is_none() {
             return Err(Refusal::NotReady);
         }
-        if let Some(into) = into {
-            self.memory.write(into.skip((len - left) as usize), payload);
+        if let Some(span) = span {
+            self.memory.write(span, payload);
         }
         if !step.ends() {
-            self.qp.resp.message = Some(Message::Write { into, left: left - payload.len() as u32, len });
+            let (into, left) = (into.skip(payload.len()), left - payload.len() as u32);
+            self.qp.resp.message = Some(Message::Write { into, left, len });
             return Ok(());
         }
         self.qp.resp.message = None;
@@ -296,27 +307,25 @@ impl Parts<'_> {
         Ok(())
     }
 
-    /// The memory that a RETH names, if the other side may have it so. None for nothing at all, which needs no key
+    /// Memory that the other side names, if it may have it so. None for nothing at all, which needs no key
     /// (IB 9.7.4.1.5).
-    fn remote(&self, packet: &Packet<'_>, access: Access) -> Result<Option<Span>, Refusal> {
-        let reth = packet.reth().ok_or(INVALID)?;
+    pub(crate) fn remote(&self, from: Remote, len: u64, access: Access) -> Result<Option<Span>, NakCode> {
         if !self.qp.access.has(access) {
-            return Err(INVALID);
+            return Err(NakCode::INVALID_REQUEST);
         }
-        let len = u64::from(reth.len.get());
         if len == 0 {
             return Ok(None);
         }
-        let span = self.memory.check(self.qp.init.pd, reth.rkey.get(), reth.va.get(), len, access);
-        span.map(Some).map_err(|_| ACCESS)
+        let span = self.memory.check(self.qp.init.pd, from.rkey, from.va, len, access);
+        span.map(Some).map_err(|_| NakCode::REMOTE_ACCESS_ERROR)
     }
 
     fn execute_read(&mut self, packet: &Packet<'_>) -> Result<u32, Refusal> {
         if self.qp.resp.fetches_owed() >= self.qp.resp.max_rd_atomic {
             return Err(INVALID);
         }
-        let from = self.remote(packet, Access::REMOTE_READ)?;
-        let len = packet.reth().map_or(0, |reth| reth.len.get());
+        let (from, len) = named(packet)?;
+        self.remote(from, len.into(), Access::REMOTE_READ).map_err(Refusal::Nak)?;
         self.qp.resp.msn = self.qp.resp.msn.add(1);
         let (psn, msn) = (packet.bth().psn(), self.qp.resp.msn);
         self.qp.resp.responses.push_back(Response::Read { psn, from, len, sent: 0, msn, again: false });
@@ -358,10 +367,14 @@ impl Parts<'_> {
     }
 
     /// A packet on an unreliable connection: what does not fit is dropped, with the message that it is of
-    /// (IB 9.8.2.2).
+    /// (IB 9.8.2.2). What is late or comes again is dropped alone.
     pub(crate) fn on_unreliable(&mut self, packet: &Packet<'_>) {
         let step = Step::of(packet.bth().opcode());
         let psn = packet.bth().psn();
+        if self.ahead(psn) < 0 {
+            self.counters.duplicates += 1;
+            return;
+        }
         let expected = core::mem::replace(&mut self.qp.resp.epsn, psn.add(1));
         if !matches!(step, Step::Send { .. } | Step::Write { .. }) {
             self.break_message();
@@ -390,31 +403,38 @@ impl Parts<'_> {
     /// Gives up the message that was begun. The receive request that it took serves the next one.
     fn break_message(&mut self) {
         self.counters.unreliable_dropped += 1;
-        if let Some(Message::Send { id, .. }) = self.qp.resp.message.replace(Message::Broken) {
-            let sge = self.qp.resp.taken.take();
+        if let Some(Message::Send { recv, .. }) = self.qp.resp.message.replace(Message::Broken) {
             let queue = match self.qp.init.srq {
                 Some(srq) => self.srqs.get_mut(srq.0),
                 None => Some(&mut self.qp.recv),
             };
             if let Some(queue) = queue {
-                queue.queue.push_front(crate::queue::RecvRequest { id, data: sge });
+                queue.queue.push_front(recv);
             }
         }
     }
 
-    /// Into the error state: everything posted is flushed, in order (IB 10.3.1.6). Responses that are owed still leave.
-    pub(crate) fn enter_error(&mut self) {
-        self.qp.state = State::Error;
-        if let Some(Message::Send { id, .. }) = self.qp.resp.message.take() {
-            self.fail_receive(id, Status::Flushed);
-        }
+    /// Ends everything posted.
+    pub(crate) fn flush(&mut self) {
         while let Some(sending) = self.qp.req.pop() {
             self.complete_send(sending, Status::Flushed);
         }
         while let Some(recv) = self.qp.recv.queue.pop_front() {
             self.fail_receive(recv.id, Status::Flushed);
         }
+    }
+
+    /// Into the error state: everything posted is flushed, in order (IB 10.3.1.6). Responses that are owed still leave.
+    pub(crate) fn enter_error(&mut self) {
+        self.qp.state = State::Error;
+        if let Some(Message::Send { recv, .. }) = self.qp.resp.message.take() {
+            self.fail_receive(recv.id, Status::Flushed);
+        }
+        self.flush();
         (self.qp.req.deadline, self.qp.req.rnr_until) = (None, None);
-        (self.qp.resp.ack_deadline, self.qp.resp.held) = (None, 0);
+        if self.qp.resp.held > 0 {
+            // What was received is said before the silence.
+            self.qp.resp.acknowledge(self.qp.resp.epsn.sub(1));
+        }
     }
 }

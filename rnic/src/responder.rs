@@ -3,8 +3,7 @@
 //! Responses leave in the order of the requests: an acknowledgement never overtakes the response to a READ before it,
 //! which the other side would take for lost.
 
-use crate::memory::Span;
-use crate::queue::Sge;
+use crate::queue::{RecvRequest, Remote};
 use crate::request::packets_of;
 use rocev2::aeth::{RnrTimer, Syndrome};
 use rocev2::{Msn, Psn};
@@ -30,10 +29,10 @@ pub enum AckPolicy {
 /// The message that is being received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// A SEND into the memory of the receive request with this name, of so many bytes
-    Send { id: u64, into: Option<Span>, room: u32, len: u32 },
-    /// A WRITE, so many bytes of which are to come
-    Write { into: Option<Span>, left: u32, len: u32 },
+    /// A SEND, so many bytes of which are in the memory of this receive request
+    Send { recv: RecvRequest, len: u32 },
+    /// A WRITE, so many bytes of which are to come. Where it goes is looked up for each packet
+    Write { into: Remote, left: u32, len: u32 },
     /// Of a UC message a packet was lost: the rest is dropped
     Broken,
 }
@@ -44,7 +43,7 @@ pub(crate) enum Response {
     /// An acknowledgement or a NAK
     Ack { psn: Psn, syndrome: Reply, msn: Msn },
     /// Packets of a READ: those from `sent` on are to be sent. `again` if it was owed before
-    Read { psn: Psn, from: Option<Span>, len: u32, sent: u32, msn: Msn, again: bool },
+    Read { psn: Psn, from: Remote, len: u32, sent: u32, msn: Msn, again: bool },
     /// What an atomic fetched
     Atomic { psn: Psn, original: u64, msn: Msn, again: bool },
 }
@@ -75,6 +74,9 @@ pub(crate) struct Executed {
 
 /// Responses owed at once beyond READs and atomics: duplicates of READs can pile up no higher.
 pub(crate) const SPARE_RESPONSES: usize = 8;
+/// Responses owed at once from which on an acknowledgement takes the place of the one before it: far more than arrive
+/// before anything is sent, as each may be counted on the way.
+const MAX_ACKS: usize = 1024;
 
 /// The receive side of a queue pair.
 #[derive(Debug)]
@@ -84,8 +86,6 @@ pub(crate) struct Responder {
     /// Messages completed
     pub(crate) msn: Msn,
     pub(crate) message: Option<Message>,
-    /// The memory of the receive request that the SEND being received took
-    pub(crate) taken: Option<Sge>,
     /// A NAK said what is expected; no further one until that comes (IB 9.7.5.1.2)
     pub(crate) nak_sent: bool,
     pub(crate) responses: VecDeque<Response>,
@@ -102,7 +102,7 @@ pub(crate) struct Responder {
     pub(crate) starved: bool,
     /// What the planted bug "a stale READ" remembers
     #[cfg(feature = "canary")]
-    pub(crate) stale: Option<(Span, Vec<u8>)>,
+    pub(crate) stale: Option<(crate::memory::Span, Vec<u8>)>,
     /// Attributes
     pub(crate) max_rd_atomic: usize,
     pub(crate) min_rnr_timer: RnrTimer,
@@ -114,7 +114,6 @@ impl Default for Responder {
             epsn: Psn::ZERO,
             msn: Msn::ZERO,
             message: None,
-            taken: None,
             nak_sent: false,
             responses: VecDeque::new(),
             executed: VecDeque::new(),
@@ -140,15 +139,24 @@ impl Responder {
         self.acknowledge_apart(psn);
     }
 
-    /// The same, with a packet of its own.
+    /// Owes an acknowledgement of its own.
     fn acknowledge_apart(&mut self, psn: Psn) {
-        self.responses.push_back(Response::Ack { psn, syndrome: Reply::Ack, msn: self.msn });
-        (self.held, self.ack_deadline) = (0, None);
+        self.owe(psn, Reply::Ack);
     }
 
     /// Owes a NAK of this PSN.
     pub(crate) fn refuse(&mut self, psn: Psn, syndrome: Syndrome) {
-        self.responses.push_back(Response::Ack { psn, syndrome: Reply::Other(syndrome), msn: self.msn });
+        self.owe(psn, Reply::Other(syndrome));
+    }
+
+    fn owe(&mut self, psn: Psn, syndrome: Reply) {
+        // Where nothing can be sent, what is newest says what those before it would have said.
+        while self.responses.len() >= MAX_ACKS
+            && let Some(Response::Ack { .. }) = self.responses.back()
+        {
+            self.responses.pop_back();
+        }
+        self.responses.push_back(Response::Ack { psn, syndrome, msn: self.msn });
         (self.held, self.ack_deadline) = (0, None);
     }
 
@@ -199,6 +207,14 @@ impl Responder {
             Some(owed) => *owed = read,
             None if room => self.owe_again(read),
             None => {}
+        }
+    }
+
+    /// Moves on to `psn`. Atomics so long ago that their PSNs come again are forgotten.
+    pub(crate) fn expect(&mut self, psn: Psn) {
+        self.epsn = psn;
+        while self.executed.front().is_some_and(|executed| executed.psn.distance(psn) >= 0) {
+            self.executed.pop_front();
         }
     }
 

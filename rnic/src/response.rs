@@ -89,7 +89,8 @@ impl Parts<'_> {
                 break;
             }
             if front.request.operation.fetches() {
-                complete = false;
+                // What has come of a response needs no acknowledgement: a NAK inside of it speaks of what is next.
+                complete = psn.distance(front.first.add(front.fetched)) < 0;
                 break;
             }
             if psn.distance(front.last()) < 0 {
@@ -240,7 +241,12 @@ impl Parts<'_> {
             self.qp.req.rnr_until = None;
             self.qp.req.restart_timer(now);
         }
-        let silent = self.qp.req.deadline.is_some_and(|at| at <= now);
+        let mut silent = self.qp.req.deadline.is_some_and(|at| at <= now);
+        if silent && let Some(wake) = self.qp.req.pace.wake_at() {
+            // It is this side that was silent: the packet that asks for an acknowledgement has not left.
+            self.qp.req.deadline = self.qp.req.timeout().map(|span| wake.max(now) + span);
+            silent = false;
+        }
         if silent {
             self.counters.timeouts += 1;
             self.qp.req.deadline = None;

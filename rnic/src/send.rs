@@ -2,14 +2,13 @@
 //! as a responder.
 
 use crate::memory::Access;
-use crate::nic::{Event, Parts, Rnic};
+use crate::nic::{Config, Event, Parts, Rnic};
 use crate::qp::{Qp, QpError, State, Transport};
 use crate::queue::{Data, Operation, SendRequest, Status};
 use crate::request::packets_of;
-use crate::responder::{Reply, Response};
 use crate::wire::{Route, src_port};
-use rocev2::aeth::{Aeth, Credit, NakCode, Syndrome};
-use rocev2::atomic::{AtomicAckEth, AtomicEth};
+use core::net::IpAddr;
+use rocev2::atomic::AtomicEth;
 use rocev2::deth::Deth;
 use rocev2::immediate::{Ieth, ImmDt};
 use rocev2::reth::Reth;
@@ -20,7 +19,7 @@ use zerocopy::IntoBytes;
 /// The longest message, in packets: a quarter of the PSNs, so that old and new can always be told apart.
 const MAX_PACKETS: u32 = 1 << 22;
 /// The longest message, in bytes (IB 9.4.1)
-const MAX_MESSAGE: usize = 1 << 31;
+pub(crate) const MAX_MESSAGE: usize = 1 << 31;
 
 /// Base of an operation's opcodes: First, Middle, Last, Last with immediate, Only, Only with immediate
 const SENDS: u8 = 0x00;
@@ -32,7 +31,7 @@ const UC_SERVICE: u8 = 0x20;
 impl Qp {
     /// Queues a request.
     pub(crate) fn post_send(&mut self, request: SendRequest) -> Result<(), QpError> {
-        if !self.state.sends() {
+        if !self.state.sends() && self.state != State::Error {
             return Err(QpError::State(self.state));
         }
         if self.req.queue.len() >= self.init.max_send {
@@ -67,6 +66,19 @@ impl Qp {
         Ok(())
     }
 
+    /// A packet with data left.
+    pub(crate) fn paced(&mut self, bytes: usize, now: Nanos, config: &Config) {
+        if let Some(dcqcn) = &config.congestion {
+            self.req.pace.sent(bytes, now, dcqcn);
+        }
+    }
+
+    /// Where what it sends next goes
+    fn destination(&self) -> Option<IpAddr> {
+        let datagram = self.req.queue.front().and_then(|front| front.request.to);
+        datagram.map(|to| to.path).or(self.path).map(|path| path.dst)
+    }
+
     /// Whether it may have something to send: what is in its way is looked at when its turn comes.
     fn wants_to_send(&self) -> bool {
         let responses = !self.resp.responses.is_empty() || self.resp.cnp_due;
@@ -80,12 +92,17 @@ impl Rnic {
     /// The next frame to send, written to `frame`. False if there is none now: then ask again after something came in,
     /// was posted, or the time of [`next_timer`](Self::next_timer) has come.
     pub fn poll_transmit(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
-        let sent = self.endpoint.poll_transmit(now, frame)
-            || self.poll_round(now, frame)
-            // The round may have found that a neighbour has to be asked for.
-            || self.endpoint.poll_transmit(now, frame);
-        self.counters.sent += u64::from(sent);
-        sent
+        loop {
+            let sent = self.endpoint.poll_transmit(now, frame)
+                || self.poll_round(now, frame)
+                // The round may have found that a neighbour has to be asked for.
+                || self.endpoint.poll_transmit(now, frame);
+            // Queue pairs that fail may have a last word.
+            if !self.heed_overrun() || sent {
+                self.counters.sent += u64::from(sent);
+                return sent;
+            }
+        }
     }
 
     fn poll_round(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
@@ -114,12 +131,8 @@ impl Rnic {
 
     /// The time asked for has come.
     pub fn on_timer(&mut self, now: Nanos) {
-        while let Some((at, slot)) = self.timers.pop(now) {
+        while let Some(slot) = self.timers.pop(now) {
             let Some(mut parts) = self.parts(slot) else { continue };
-            if parts.qp.timer_at != Some(at) {
-                continue;
-            }
-            parts.qp.timer_at = None;
             parts.qp.unresolved = false;
             let silent = parts.on_requester_timer(now);
             let suspect = parts.qp.path.filter(|_| silent).map(|path| path.dst);
@@ -133,18 +146,21 @@ impl Rnic {
             }
             self.settle(slot);
         }
-        if self.endpoint.on_timer(now) {
+        let given_up = self.endpoint.pass_time(now);
+        if !given_up.is_empty() {
+            self.fail_unresolved(&given_up);
             self.wake_unresolved();
         }
         self.follow(now);
+        self.heed_overrun();
     }
 
     /// After something happened to a queue pair: into the round if it may send, and its timer.
     pub(crate) fn settle(&mut self, slot: u32) {
         let Some(qp) = self.at(slot) else { return };
         let wants = qp.wants_to_send();
-        if qp.state == State::Sqd && !qp.drained && !qp.req.is_under_way() {
-            qp.drained = true;
+        if qp.state == State::Sqd && !qp.told && !qp.req.is_under_way() {
+            qp.told = true;
             let qpn = qp.qpn;
             self.events.push_back(Event::Drained(qpn));
         }
@@ -155,12 +171,8 @@ impl Rnic {
     }
 
     fn settle_timer(&mut self, slot: u32) {
-        let Some(mut at) = self.at(slot).map(|qp| qp.timer_at) else { return };
         if let Some(deadline) = self.at(slot).and_then(|qp| qp.deadline()) {
-            self.timers.arm(slot, deadline, &mut at);
-            if let Some(qp) = self.at(slot) {
-                qp.timer_at = at;
-            }
+            self.timers.arm(slot, deadline);
         }
     }
 
@@ -183,6 +195,23 @@ impl Rnic {
                 qp.unresolved = false;
             }
             self.settle(slot);
+        }
+    }
+
+    /// Neighbours have not answered: what waits for them, and would wait for ever, ends.
+    fn fail_unresolved(&mut self, given_up: &[IpAddr]) {
+        for at in 0..self.endpoint.neighbours.waiting.len() {
+            let slot = self.endpoint.neighbours.waiting[at];
+            let Some(dst) = self.at(slot).filter(|qp| qp.unresolved).and_then(|qp| qp.destination()) else {
+                continue;
+            };
+            if given_up.contains(&self.config.interface.next_hop(dst))
+                && let Some(mut parts) = self.parts(slot)
+            {
+                // In the list it may stand twice.
+                parts.qp.unresolved = false;
+                parts.unreachable();
+            }
         }
     }
 
@@ -223,7 +252,8 @@ impl Rnic {
 
     fn transmit_datagram(&mut self, slot: u32, now: Nanos, frame: &mut Vec<u8>) -> bool {
         let Some(qp) = self.at(slot) else { return false };
-        if !qp.state.sends() {
+        // Drained: no datagram begins.
+        if qp.state != State::Rts {
             return false;
         }
         let qpn = qp.qpn;
@@ -240,6 +270,28 @@ impl Rnic {
 }
 
 impl Parts<'_> {
+    /// Nobody has the address that the next packet goes to.
+    fn unreachable(&mut self) {
+        match self.qp.init.transport {
+            // Its retries run out, as with a host that does not acknowledge.
+            Transport::Rc => {}
+            Transport::Uc => {
+                self.qp.resp.cnp_due = false;
+                if !self.qp.req.queue.is_empty() {
+                    self.fail(Status::RetryExceeded);
+                }
+            }
+            // A datagram is sent, not delivered: to nobody it is lost, like one that is lost on its way. An error would
+            // end the queue pair, and with it what goes to others.
+            Transport::Ud => {
+                if let Some(sending) = self.qp.req.pop() {
+                    self.counters.unreliable_dropped += 1;
+                    self.complete_send(sending, Status::Success);
+                }
+            }
+        }
+    }
+
     /// The next packet of a connected queue pair.
     fn transmit(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
         if core::mem::take(&mut self.qp.resp.cnp_due) {
@@ -249,106 +301,12 @@ impl Parts<'_> {
             self.emit(frame, bth, &[&[0; 16]], &[]);
             return true;
         }
-        self.transmit_response(frame) || self.transmit_request(now, frame)
+        self.transmit_response(now, frame) || self.transmit_request(now, frame)
     }
 
-    fn emit(&mut self, frame: &mut Vec<u8>, bth: Bth, extended: &[&[u8]], payload: &[u8]) {
+    pub(crate) fn emit(&mut self, frame: &mut Vec<u8>, bth: Bth, extended: &[&[u8]], payload: &[u8]) {
         if let Some((route, _)) = &mut self.qp.route {
             route.emit(frame, bth, extended, payload);
-        }
-    }
-
-    /// Room for further messages, as an acknowledgement announces it. The message that is being received has its
-    /// receive request already, and is not yet among those that the MSN counts.
-    fn credit(&mut self) -> Credit {
-        if !self.config.credits || self.qp.init.srq.is_some() {
-            return Credit::UNLIMITED;
-        }
-        let begun = matches!(self.qp.resp.message, Some(crate::responder::Message::Send { .. }));
-        let room = self.qp.recv.queue.len() as u32 + u32::from(begun);
-        self.qp.resp.starved = room == 0;
-        Credit::at_most(room)
-    }
-
-    fn transmit_response(&mut self, frame: &mut Vec<u8>) -> bool {
-        let Some(response) = self.qp.resp.responses.front().copied() else { return false };
-        let dest = self.qp.peer_qpn;
-        match response {
-            Response::Ack { psn, syndrome, msn } => {
-                let syndrome = match syndrome {
-                    Reply::Ack => Syndrome::Ack(self.credit()),
-                    Reply::Other(syndrome) => syndrome,
-                };
-                let aeth = Aeth::new(syndrome, msn);
-                self.emit(frame, Bth::new(Opcode::RC_ACKNOWLEDGE, dest, psn), &[aeth.as_bytes()], &[]);
-                self.qp.resp.responses.pop_front();
-            }
-            Response::Atomic { psn, original, msn, .. } => {
-                let aeth = Aeth::new(Syndrome::Ack(self.credit()), msn);
-                let ack = AtomicAckEth { original: original.into() };
-                let bth = Bth::new(Opcode::RC_ATOMIC_ACKNOWLEDGE, dest, psn);
-                self.emit(frame, bth, &[aeth.as_bytes(), ack.as_bytes()], &[]);
-                self.qp.resp.responses.pop_front();
-            }
-            Response::Read { .. } => self.transmit_read(response, frame),
-        }
-        true
-    }
-
-    /// A packet of the response to a READ, with what the memory holds now.
-    fn transmit_read(&mut self, response: Response, frame: &mut Vec<u8>) {
-        let Response::Read { psn, from, len, sent, msn, .. } = response else { return };
-        let (mtu, dest) = (self.qp.mtu.bytes(), self.qp.peer_qpn);
-        let packets = packets_of(len as usize, mtu);
-        let at = sent as usize * mtu;
-        let this = (len as usize - at).min(mtu);
-        let opcode = match (sent == 0, sent + 1 == packets) {
-            (true, true) => Opcode::RC_READ_RESPONSE_ONLY,
-            (true, false) => Opcode::RC_READ_RESPONSE_FIRST,
-            (false, false) => Opcode::RC_READ_RESPONSE_MIDDLE,
-            (false, true) => Opcode::RC_READ_RESPONSE_LAST,
-        };
-        let aeth = Aeth::new(Syndrome::Ack(self.credit()), msn);
-        let aeth = aeth.as_bytes();
-        let extended: &[&[u8]] = if opcode == Opcode::RC_READ_RESPONSE_MIDDLE { &[] } else { &[aeth] };
-        let bytes = from.map_or(&[][..], |span| self.memory.bytes(span.skip(at), this));
-        if bytes.len() != this {
-            // The memory was taken away while it was being read.
-            self.qp.resp.responses.clear();
-            let nak = Aeth::new(Syndrome::Nak(NakCode::REMOTE_OPERATIONAL_ERROR), msn);
-            let bth = Bth::new(Opcode::RC_ACKNOWLEDGE, dest, psn.add(sent));
-            self.counters.naks_sent += 1;
-            self.emit(frame, bth, &[nak.as_bytes()], &[]);
-            self.enter_error();
-            let qpn = self.qp.qpn;
-            self.events.push_back(Event::QpError(qpn));
-            return;
-        }
-        #[cfg(feature = "canary")]
-        let stale = self.stale_bytes(from.map(|span| span.skip(at)), bytes.to_vec());
-        #[cfg(feature = "canary")]
-        let bytes = &stale[..];
-        let bth = Bth::new(opcode, dest, psn.add(sent));
-        if let Some((route, _)) = &mut self.qp.route {
-            route.emit(frame, bth, extended, bytes);
-        }
-        if sent + 1 == packets {
-            self.qp.resp.responses.pop_front();
-        } else if let Some(Response::Read { sent, .. }) = self.qp.resp.responses.front_mut() {
-            *sent += 1;
-        }
-    }
-
-    /// The planted bug "a stale READ": what was read last at the same place is sent again.
-    #[cfg(feature = "canary")]
-    fn stale_bytes(&mut self, at: Option<crate::memory::Span>, bytes: Vec<u8>) -> Vec<u8> {
-        let Some(at) = at.filter(|_| self.has_bug(crate::Bug::StaleRead)) else { return bytes };
-        match &self.qp.resp.stale {
-            Some((before, kept)) if *before == at && kept.len() == bytes.len() => kept.clone(),
-            _ => {
-                self.qp.resp.stale = Some((at, bytes.clone()));
-                bytes
-            }
         }
     }
 
@@ -365,7 +323,7 @@ impl Parts<'_> {
         if self.qp.init.transport == Transport::Uc {
             return !self.qp.req.pace.may_send(now);
         }
-        if psn.distance(req.una) >= self.config.window.max(1) as i32 {
+        if psn.distance(req.una) >= self.config.window.clamp(1, MAX_PACKETS) as i32 {
             return true;
         }
         let waits_for_fetches = (operation.fetches() && req.fetching >= req.max_rd_atomic)
@@ -414,10 +372,12 @@ impl Parts<'_> {
             Data::Memory(sge) => {
                 let access = if operation.fetches() { Access::LOCAL_WRITE } else { Access::LOCAL_READ };
                 let Some(span) = self.local(sge, access) else {
-                    if psn == self.qp.req.una {
-                        self.fail(Status::LocalProtection);
+                    if psn != self.qp.req.una {
+                        return false;
                     }
-                    return false;
+                    self.fail(Status::LocalProtection);
+                    // A held acknowledgement may be its last word.
+                    return self.transmit_response(now, frame);
                 };
                 Some(span)
             }
@@ -495,9 +455,7 @@ impl Parts<'_> {
 
     /// A request packet was sent.
     fn request_left(&mut self, psn: Psn, packets: u32, asked: bool, bytes: usize, now: Nanos) {
-        if let Some(dcqcn) = &self.config.congestion {
-            self.qp.req.pace.sent(bytes, now, dcqcn);
-        }
+        self.qp.paced(bytes, now, self.config);
         let is_uc = self.qp.init.transport == Transport::Uc;
         let req = &mut self.qp.req;
         let Some(operation) = req.current().map(|sending| sending.request.operation) else { return };

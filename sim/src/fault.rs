@@ -2,7 +2,8 @@
 
 use crate::{LinkId, NodeId};
 
-/// Something that happens at a time of the world.
+/// Something that happens at a time of the world. Faults may overlap: what was brought about several times ends when all
+/// of it has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// A host or switch goes down and forgets everything; what is sent to it is lost.

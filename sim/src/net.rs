@@ -29,7 +29,8 @@ pub(crate) struct Lane {
     pub(crate) from: (usize, PortId),
     pub(crate) to: (usize, PortId),
     pub(crate) counters: Counters,
-    pub(crate) cut: bool,
+    /// Partitions that it is cut by
+    pub(crate) cuts: u32,
     queue: VecDeque<Vec<u8>>,
     queued: usize,
     busy: bool,
@@ -128,7 +129,7 @@ impl Net {
                 from,
                 to,
                 counters: Counters::default(),
-                cut: false,
+                cuts: 0,
                 queue: VecDeque::new(),
                 queued: 0,
                 busy: false,
@@ -282,8 +283,9 @@ impl Net {
         let span = fate.reorder.between(1, link.reorder_by.0.max(1));
         let jitter = fate.jitter.below(link.jitter.0.saturating_add(1));
         let mut arrival = now + occupied + link.delay + Nanos(jitter);
-        let gone = lane.cut || lost;
-        if lane.cut {
+        let is_cut = lane.cuts > 0;
+        let gone = is_cut || lost;
+        if is_cut {
             lane.counters.cut += 1;
         } else if lost {
             lane.counters.lost += 1;

@@ -37,6 +37,9 @@ struct Slot {
     node: Box<dyn Node>,
     clock: Clock,
     is: Is,
+    /// Crashes and pauses that have begun and not ended
+    crashes: u32,
+    pauses: u32,
     /// The earliest entry of the agenda for its timer
     armed: Option<Nanos>,
 }
@@ -67,7 +70,8 @@ impl World {
 
     /// Adds a host or switch. Its ports are counted in the order of its links.
     pub fn add(&mut self, name: &str, node: impl Node, clock: Clock) -> NodeId {
-        self.nodes.push(Slot { name: name.into(), node: Box::new(node), clock, is: Is::Up, armed: None });
+        let (name, node) = (name.into(), Box::new(node));
+        self.nodes.push(Slot { name, node, clock, is: Is::Up, crashes: 0, pauses: 0, armed: None });
         NodeId(self.net.add_node())
     }
 
@@ -229,7 +233,7 @@ impl World {
         let lane = &mut net.lanes[lane];
         let (node, port) = lane.to;
         let slot = &mut nodes[node];
-        if lane.cut {
+        if lane.cuts > 0 {
             lane.counters.cut += 1;
             net.recycle(frame);
             return;
@@ -312,23 +316,18 @@ impl World {
     fn fail(&mut self, fault: Fault) {
         let now = self.net.now;
         match fault {
-            Fault::Crash(NodeId(node)) => {
+            Fault::Crash(NodeId(node)) => self.crash(node),
+            Fault::Restart(NodeId(node)) => self.restart(node),
+            Fault::Pause(NodeId(node)) => {
                 let slot = &mut self.nodes[node];
-                slot.node.crash();
-                (slot.is, slot.armed) = (Is::Down, None);
-                self.net.clear_queues(node);
-            }
-            Fault::Restart(NodeId(node)) if self.nodes[node].is == Is::Down => {
-                self.nodes[node].is = Is::Up;
-                self.begin(node);
-            }
-            Fault::Pause(NodeId(node)) if self.nodes[node].is == Is::Up => {
-                self.nodes[node].is = Is::Paused(VecDeque::new());
-                self.nodes[node].armed = None;
+                slot.pauses += 1;
+                if slot.is == Is::Up {
+                    (slot.is, slot.armed) = (Is::Paused(VecDeque::new()), None);
+                }
             }
             Fault::Resume(NodeId(node)) => self.resume(node),
-            Fault::Cut(links) => self.set_cut(&links, true),
-            Fault::Heal(links) => self.set_cut(&links, false),
+            Fault::Cut(links) => self.count_cuts(&links, |cuts| cuts + 1),
+            Fault::Heal(links) => self.count_cuts(&links, |cuts| cuts.saturating_sub(1)),
             Fault::ClockStep(NodeId(node), by) => {
                 self.nodes[node].clock.step(now, by);
                 self.nodes[node].armed = None;
@@ -339,15 +338,33 @@ impl World {
                 self.nodes[node].armed = None;
                 self.settle(node);
             }
-            // Nothing to come back from, nothing to stop.
-            Fault::Restart(_) | Fault::Pause(_) => {}
+        }
+    }
+
+    fn crash(&mut self, node: usize) {
+        let slot = &mut self.nodes[node];
+        slot.crashes += 1;
+        if slot.is != Is::Down {
+            slot.node.crash();
+            (slot.is, slot.armed) = (Is::Down, None);
+            self.net.clear_queues(node);
+        }
+    }
+
+    fn restart(&mut self, node: usize) {
+        let slot = &mut self.nodes[node];
+        slot.crashes = slot.crashes.saturating_sub(1);
+        if slot.is == Is::Down && slot.crashes == 0 {
+            slot.is = if slot.pauses > 0 { Is::Paused(VecDeque::new()) } else { Is::Up };
+            self.begin(node);
         }
     }
 
     /// First what came meanwhile, then what is late.
     fn resume(&mut self, node: usize) {
         let slot = &mut self.nodes[node];
-        if !matches!(slot.is, Is::Paused(_)) {
+        slot.pauses = slot.pauses.saturating_sub(1);
+        if slot.pauses > 0 || !matches!(slot.is, Is::Paused(_)) {
             return;
         }
         let Is::Paused(inbox) = core::mem::replace(&mut slot.is, Is::Up) else { return };
@@ -359,10 +376,11 @@ impl World {
         self.settle(node);
     }
 
-    fn set_cut(&mut self, links: &[LinkId], cut: bool) {
+    fn count_cuts(&mut self, links: &[LinkId], count: impl Fn(u32) -> u32) {
         for LinkId(link) in links {
             for lane in self.links[*link] {
-                self.net.lanes[lane].cut = cut;
+                let cuts = &mut self.net.lanes[lane].cuts;
+                *cuts = count(*cuts);
             }
         }
     }

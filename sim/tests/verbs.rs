@@ -24,6 +24,7 @@ fn scenario() -> Scenario {
         }],
         verbs: VerbsSpec {
             connections: Between { low: 1, high: 3 },
+            unreliable: Between { low: 0, high: 2 },
             operations: Between { low: 5, high: 30 },
             mtu_log2: Between { low: 8, high: 12 },
             timeout: Between { low: 5, high: 9 },

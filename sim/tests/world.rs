@@ -257,6 +257,45 @@ fn a_cut_link_carries_nothing_not_even_what_is_on_its_way() {
 }
 
 #[test]
+fn faults_that_overlap_last_until_all_have_ended() {
+    type Pair = (fn(NodeId, LinkId) -> Fault, fn(NodeId, LinkId) -> Fault);
+    let faults: [Pair; 3] = [
+        (|_, link| Fault::Cut(vec![link]), |_, link| Fault::Heal(vec![link])),
+        (|node, _| Fault::Crash(node), |node, _| Fault::Restart(node)),
+        (|node, _| Fault::Pause(node), |node, _| Fault::Resume(node)),
+    ];
+    for (begin, end) in faults {
+        let (mut world, _, b, link) = pair(1, Talker::new(100, 10, 1_000_000), Link::default());
+        for (at, fault) in [(1500, begin), (2500, begin), (3500, end), (6500, end)] {
+            world.schedule(Nanos::from_micros(at), fault(b, link));
+        }
+        // One that ends what has not begun changes nothing.
+        world.schedule(Nanos::from_micros(500), end(b, link));
+        world.run_until(Nanos::from_micros(6400));
+        assert_eq!(heard(&world, b), [0, 1], "{:?}", begin(b, link));
+        world.run_until(LATER);
+        assert_eq!(heard(&world, b).last(), Some(&9), "{:?}", begin(b, link));
+    }
+}
+
+#[test]
+fn a_host_that_comes_back_while_it_is_stopped_waits() {
+    let (mut world, _, b, _) = pair(1, Talker::new(100, 10, 1_000_000), Link::default());
+    for (at, fault) in [
+        (1500, Fault::Crash(b)),
+        (2500, Fault::Pause(b)),
+        (3500, Fault::Restart(b)),
+        (6500, Fault::Resume(b)),
+    ] {
+        world.schedule(Nanos::from_micros(at), fault);
+    }
+    world.run_until(Nanos::from_micros(6400));
+    assert_eq!(heard(&world, b), [0, 1]);
+    world.run_until(LATER);
+    assert_eq!(heard(&world, b), [0, 1, 4, 5, 6, 7, 8, 9]);
+}
+
+#[test]
 fn timers_go_by_the_hosts_own_clock() {
     let mut world = World::new(1);
     let clock = Clock::new(-3_000, 100_000); // 100 ppm too fast

@@ -8,6 +8,7 @@ pub mod counters;
 pub mod drop;
 pub mod forward;
 pub mod function;
+pub mod heap;
 pub mod impair;
 pub mod memory;
 pub mod random;

@@ -4,7 +4,7 @@ use super::connection::Connection;
 use super::types::{Accept, CallError, Conn, ConnectError, ConnectRequest, Event};
 use super::wire::{self, Of};
 use super::{Cm, State};
-use rocev2::cm::{Kind, RejReason};
+use rocev2::cm::{Kind, MAD_LEN, RejReason};
 use switch::{Full, Nanos};
 
 impl Cm {
@@ -28,15 +28,26 @@ impl Cm {
     /// Takes up a connection that was [`Requested`](Event::Requested): sends a REP. `Established`, `Disconnecting`,
     /// `Rejected` or `Unreachable` follows. The queue pair is ready to receive before.
     pub fn accept(&mut self, conn: Conn, reply: &Accept, now: Nanos) -> Result<(), CallError> {
-        let connection = self.table.get_mut(conn).ok_or(CallError::Unknown)?;
-        if !matches!(connection.state, State::ReqReceived | State::MraReqSent) {
-            return Err(CallError::State(connection.state));
+        let rep = self.rep(conn, reply)?;
+        if let Some(connection) = self.table.get_mut(conn) {
+            connection.local_qpn = Some(reply.qpn);
         }
-        let rep = wire::rep(&self.config, conn, connection, reply)?;
-        connection.local_qpn = Some(reply.qpn);
         self.send(conn, Kind::Rep, rep);
         self.await_answer(conn, State::RepSent, now);
         Ok(())
+    }
+
+    /// Why [`accept`](Self::accept) would fail, if it would: to be asked before a queue pair is made ready for it.
+    pub fn check_accept(&self, conn: Conn, reply: &Accept) -> Result<(), CallError> {
+        self.rep(conn, reply).map(|_| ())
+    }
+
+    fn rep(&self, conn: Conn, reply: &Accept) -> Result<[u8; MAD_LEN], CallError> {
+        let connection = self.table.get(conn).ok_or(CallError::Unknown)?;
+        if !matches!(connection.state, State::ReqReceived | State::MraReqSent) {
+            return Err(CallError::State(connection.state));
+        }
+        wire::rep(&self.config, conn, connection, reply)
     }
 
     /// Refuses a connection, or gives it up before it stands: sends a REJ. No event follows. While the REQ is not

@@ -103,6 +103,24 @@ fn a_connection_is_made_used_and_ended() {
 }
 
 #[test]
+fn an_acceptance_that_cannot_be_leaves_everything_as_it_was() {
+    let mut pair = Pair::new(1, [config(0), config(1)]);
+    let ends = [end(&mut pair, 0), end(&mut pair, 1)];
+    pair.nics[1].listen(PortSpace::Tcp, PORT).unwrap();
+    connect(&mut pair, ends[0].qpn, b"");
+    let CmEvent::Requested { conn, .. } = event(&mut pair, 1) else { panic!("no request") };
+    let now = pair.now;
+    let too_much = ConnParam { private_data: vec![0; 197], ..ConnParam::default() };
+    let refused = pair.nics[1].accept(conn, ends[1].qpn, too_much, now);
+    assert_eq!(refused, Err(ConnError::Call(crate::cm::CallError::PrivateData { len: 197, max: 196 })));
+    assert_eq!(state(&pair, 1, &ends[1]), State::Reset);
+    pair.nics[1].accept(conn, ends[1].qpn, ConnParam::default(), now).unwrap();
+    assert!(matches!(event(&mut pair, 0), CmEvent::Replied { .. }));
+    assert!(matches!(event(&mut pair, 1), CmEvent::Established { .. }));
+    use_it(&mut pair, &ends);
+}
+
+#[test]
 fn requests_are_refused_with_the_reason() {
     let mut pair = Pair::new(1, [config(0), config(1)]);
     let ends = [end(&mut pair, 0), end(&mut pair, 1)];

@@ -1,5 +1,6 @@
 //! Two NICs and a wire between them, in virtual time.
 
+use crate::wire::{Ends, Route};
 use crate::*;
 use core::cmp::Reverse;
 use rocev2::aeth::RnrTimer;
@@ -151,6 +152,39 @@ impl Pair {
 
     pub(super) fn post(&mut self, nic: usize, qpn: Qpn, id: u64, operation: Operation, data: Data) {
         self.nics[nic].post_send(qpn, SendRequest::new(id, operation, data)).unwrap();
+    }
+
+    /// A WRITE of nothing each way: afterwards both know the other's MAC address.
+    pub(super) fn acquaint(&mut self, ends: &[End; 2]) {
+        for nic in [0, 1] {
+            self.post(nic, ends[nic].qpn, 0, Operation::Write(ends[1 - nic].remote(0)), Data::None);
+        }
+        self.run();
+        for nic in [0, 1] {
+            assert_eq!(self.statuses(nic, &ends[nic]), [(0, Status::Success)]);
+        }
+    }
+
+    /// Everything that a NIC sends now. It is not on the wire: the test delivers it, or not.
+    pub(super) fn frames(&mut self, nic: usize) -> Vec<Vec<u8>> {
+        let mut frame = Vec::new();
+        core::iter::from_fn(|| self.nics[nic].poll_transmit(self.now, &mut frame).then(|| frame.clone()))
+            .collect()
+    }
+
+    /// Delivers frames to a NIC, now.
+    pub(super) fn deliver(&mut self, to: usize, frames: &[Vec<u8>]) {
+        for frame in frames {
+            self.nics[to].on_frame(frame, self.now);
+        }
+    }
+
+    /// Headers of packets from the other NIC to this one, to make any packet with.
+    pub(super) fn route(&self, to: usize) -> Route {
+        let [src_mac, dst_mac] = [1 - to, to].map(|nic| self.nics[nic].config().interface.mac);
+        let (src, dst) = (address(1 - to), address(to));
+        let (vlan, traffic_class, hop_limit, src_port) = (None, 0, 64, 0xc000);
+        Route::new(&Ends { src_mac, dst_mac, vlan, src, dst, traffic_class, hop_limit, src_port }).unwrap()
     }
 
     fn put(&mut self, to: usize, mut frame: Vec<u8>) {

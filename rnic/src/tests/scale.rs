@@ -84,6 +84,35 @@ fn a_hundred_thousand_queue_pairs_at_once() {
 }
 
 #[test]
+fn a_queue_pair_has_one_entry_among_the_timers() {
+    // Near deadlines come and go, acknowledgements that are held back, while a far one stands.
+    let ack = AckPolicy::Every { packets: 100, time: Nanos::from_micros(2) };
+    let mut pair = Pair::new(1, [config(0), config(1)].map(|config| Config { ack, ..config }));
+    let ends = pair.connect(Setup::default());
+    for nic in [0, 1] {
+        let rts = ReadyToSend {
+            sq_psn: Psn::ZERO,
+            max_rd_atomic: 1,
+            timeout: 20,
+            retry_count: 7,
+            rnr_retry: 7,
+            flow_control: false,
+        };
+        pair.nics[nic].modify_qp(ends[nic].qpn, Modify::Rts(rts)).unwrap();
+    }
+    pair.acquaint(&ends);
+    for id in 0..100 {
+        for nic in [0, 1] {
+            let write = Operation::Write(ends[1 - nic].remote(0));
+            pair.post(nic, ends[nic].qpn, id, write, Data::Inline(vec![1; 8]));
+        }
+        pair.run_for(Nanos::from_micros(10));
+        assert_eq!([0, 1].map(|nic| pair.statuses(nic, &ends[nic]).len()), [1, 1]);
+        assert!(pair.nics.iter().all(|nic| nic.timers.len() <= 1), "after {id} exchanges");
+    }
+}
+
+#[test]
 fn queue_pairs_that_rest_cost_nothing() {
     // The work of a packet is counted, not timed: what stands in the round and in the queue of timers.
     for count in [1, 1000, MANY] {

@@ -145,8 +145,10 @@ pub struct EcnSpec {
 /// See [`Verbs`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerbsSpec {
-    /// Connections between each two hosts
+    /// Reliable connections between each two hosts
     pub connections: Between,
+    /// Unreliable ones
+    pub unreliable: Between,
     /// Operations of each end
     pub operations: Between,
     /// Requests outstanding
@@ -310,6 +312,7 @@ impl Default for VerbsSpec {
     fn default() -> Self {
         Self {
             connections: Between::just(1),
+            unreliable: Between::just(0),
             operations: Between::just(20),
             depth: Between::just(8),
             max_size: Between::just(65536),
@@ -345,6 +348,7 @@ impl VerbsSpec {
             &mut self.words,
             &mut self.srq,
             &mut self.flow_control,
+            &mut self.unreliable,
         ] {
             number.draw(chance);
         }
@@ -354,6 +358,7 @@ impl VerbsSpec {
     pub fn workload(&self) -> Verbs {
         Verbs {
             connections: self.connections.value() as u32,
+            unreliable: self.unreliable.value() as u32,
             operations: self.operations.value() as u32,
             depth: self.depth.value() as u32,
             max_size: self.max_size.value() as u32,

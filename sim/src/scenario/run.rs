@@ -124,7 +124,7 @@ impl<'a> Run<'a> {
         let (apps, shared) = verbs::apps(&workload, seed, scenario.hosts.len(), scenario.may_fail());
         let mut nodes: BTreeMap<&str, NodeId> = BTreeMap::new();
         let mut hosts = Vec::new();
-        let connections = workload.connections as usize * scenario.hosts.len();
+        let connections = (workload.connections + workload.unreliable) as usize * scenario.hosts.len();
         for (number, (host, app)) in scenario.hosts.iter().zip(apps).enumerate() {
             let rate = scenario.links.iter().find(|link| link.ends.contains(&host.name));
             let config = nic_of(host, number, seed, connections, rate, planted);

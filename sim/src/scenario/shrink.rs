@@ -72,6 +72,7 @@ fn smaller(scenario: &Scenario) -> Vec<Scenario> {
         *number = Between::just((number.value() - 1).max(1));
     };
     put(&|s| s.verbs.connections = Between::just(1));
+    put(&|s| s.verbs.unreliable = Between::just(0));
     put(&|s| less(&mut s.verbs.operations, 1));
     put(&|s| less(&mut s.verbs.max_size, 1));
     put(&|s| less(&mut s.verbs.depth, 1));

@@ -54,6 +54,7 @@ pub fn to_toml(scenario: &Scenario) -> String {
     let names: Vec<_> = verbs.verbs.iter().map(|verb| verb.name()).collect();
     text.line(&format!("verbs = {names:?}"));
     text.scaled("connections", verbs.connections, 1.0);
+    text.scaled("unreliable", verbs.unreliable, 1.0);
     text.scaled("operations", verbs.operations, 1.0);
     text.scaled("depth", verbs.depth, 1.0);
     text.scaled("max_size", verbs.max_size, 1.0);

@@ -4,10 +4,13 @@ use super::atomics::Atomic;
 use super::end::{
     Connection, Context, End, LANDING_VA, Memory, PATTERN_VA, PeerMemory, RECEIVE_VA, TARGET_VA, WORDS_VA,
 };
+use super::unreliable::Unreliable;
 use super::{Shared, Verb, Verbs, init, memory};
 use crate::host::{App, Host};
 use core::sync::atomic::Ordering::Relaxed;
-use rnic::{Buffer, Completed, Completion, Cq, Modify, Mr, Pd, RecvRequest, Rnic, Sge, Srq, Transport};
+use rnic::{
+    Buffer, Completed, Completion, Cq, Modify, Mr, Pd, RecvRequest, Rnic, Sge, Srq, Status, Transport,
+};
 use rocev2::Qpn;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -62,6 +65,8 @@ pub struct VerbsApp {
     may_fail: bool,
     resources: Option<Resources>,
     ends: Vec<End>,
+    /// By queue pair number, with the receives of each
+    unreliable: BTreeMap<u32, (Unreliable, Receives)>,
     receives: Vec<Option<Receives>>,
     by_qpn: BTreeMap<u32, usize>,
     /// By the host whose words they are on
@@ -90,6 +95,7 @@ impl VerbsApp {
             may_fail,
             resources: None,
             ends: Vec::new(),
+            unreliable: BTreeMap::new(),
             receives: Vec::new(),
             by_qpn: BTreeMap::new(),
             atomics: Vec::new(),
@@ -183,7 +189,25 @@ impl VerbsApp {
         (qpn, PeerMemory { target: target_mr, words })
     }
 
+    /// The same for an unreliable connection.
+    pub(super) fn add_unreliable(&mut self, nic: &mut Rnic, seeds: [u64; 2]) -> (Qpn, PeerMemory) {
+        let (pd, cq, pattern, words, _) = self.resources(nic);
+        let verbs = &self.verbs;
+        let qpn = nic.create_qp(init(Transport::Uc, pd, cq, None, verbs)).expect("room for a queue pair");
+        let access = rnic::Access::ALL;
+        nic.modify_qp(qpn, Modify::Init { access, qkey: 0 }).expect("a new queue pair");
+        let (target, target_mr) = memory(nic, pd, vec![0; verbs.max_size as usize], TARGET_VA);
+        let end = Unreliable::new(verbs, qpn, seeds, pattern, target);
+        self.unreliable.insert(qpn.get(), (end, Receives::new(nic, pd, verbs)));
+        self.shared.ends.fetch_add(1, Relaxed);
+        (qpn, PeerMemory { target: target_mr, words })
+    }
+
     pub(super) fn connected(&mut self, qpn: Qpn, peer: PeerMemory) {
+        if let Some((end, _)) = self.unreliable.get_mut(&qpn.get()) {
+            end.connect(peer);
+            return;
+        }
         let end = self.by_qpn[&qpn.get()];
         self.ends[end].connect(peer);
     }
@@ -202,6 +226,11 @@ impl VerbsApp {
                 }
             }
             self.unposted.push_back(end);
+        }
+        for (end, receives) in self.unreliable.values() {
+            for slot in 0..receives.count {
+                nic.post_recv(end.qpn, receives.request(slot)).expect("a new queue pair has room");
+            }
         }
         self.run(nic, now);
     }
@@ -231,7 +260,41 @@ impl VerbsApp {
         self.wrong.get_or_insert(wrong);
     }
 
+    /// A completion of an unreliable connection. What is received is posted again at once.
+    fn on_unreliable(&mut self, nic: &mut Rnic, completion: &Completion) -> Result<(), String> {
+        let Some((end, receives)) = self.unreliable.get_mut(&completion.qpn.get()) else { return Ok(()) };
+        if !matches!(completion.of, Completed::Recv | Completed::RecvWriteImm) {
+            return end.on_sent(completion);
+        }
+        let bytes = receives.bytes(nic, completion.id, completion.len);
+        end.on_received(completion, bytes, nic, &self.pattern)?;
+        if end.has_failed {
+            return Ok(());
+        }
+        let request = receives.request(completion.id as u32);
+        nic.post_recv(end.qpn, request)
+            .map_err(|error| format!("a receive request cannot be posted: {error}"))
+    }
+
+    /// Goes on with the unreliable connections.
+    fn run_unreliable(&mut self, nic: &mut Rnic) {
+        let mut wrong = None;
+        for (end, _) in self.unreliable.values_mut().filter(|(end, _)| !end.counted) {
+            wrong = end.post(nic, &self.pattern).err().or(wrong);
+            if end.is_done() {
+                end.counted = true;
+                self.shared.done.fetch_add(1, Relaxed);
+            }
+        }
+        if let Some(wrong) = wrong {
+            self.fail(wrong);
+        }
+    }
+
     fn on_completion(&mut self, nic: &mut Rnic, completion: &Completion, now: Nanos) {
+        if let Err(wrong) = self.on_unreliable(nic, completion) {
+            self.fail(format!("queue pair {}: {wrong}", completion.qpn));
+        }
         let Some(&number) = self.by_qpn.get(&completion.qpn.get()) else { return };
         let receives = self.receives(number);
         let end = &mut self.ends[number];
@@ -254,7 +317,9 @@ impl VerbsApp {
         if let Err(wrong) = result {
             self.fail(format!("queue pair {qpn}: {wrong}"));
         }
-        if is_receive {
+        // A queue pair that has failed would flush its own at once.
+        let is_shared = self.receives.get(number).is_some_and(Option::is_none);
+        if is_receive && (is_shared || completion.status == Status::Success) {
             let after = Nanos(self.chance.below(u64::from(self.verbs.repost_us) * 1000 + 1));
             if after == Nanos::ZERO {
                 self.repost(nic, number, completion.id as u32);
@@ -271,6 +336,7 @@ impl App for VerbsApp {
     fn start(&mut self, _nic: &mut Rnic, _now: Nanos) {
         // After a crash nothing is left of its connections; the other ends find out.
         self.by_qpn.clear();
+        self.unreliable.clear();
         self.resources = None;
         self.reposts.clear();
         self.unposted.extend(0..self.ends.len());
@@ -279,6 +345,13 @@ impl App for VerbsApp {
     fn crash(&mut self) {
         for end in &self.ends {
             end.set_broken();
+        }
+        for (end, _) in self.unreliable.values_mut() {
+            end.has_failed = true;
+            // Its host may never come back to say so.
+            if !core::mem::replace(&mut end.counted, true) {
+                self.shared.done.fetch_add(1, Relaxed);
+            }
         }
     }
 
@@ -293,6 +366,7 @@ impl App for VerbsApp {
             }
         }
         while nic.poll_event().is_some() {}
+        self.run_unreliable(nic);
         while let Some(number) = self.unposted.pop_front() {
             let end = &mut self.ends[number];
             let mut context = Context {

@@ -10,6 +10,7 @@ mod app;
 mod atomics;
 mod end;
 mod stream;
+mod unreliable;
 
 pub use app::VerbsApp;
 pub use atomics::check as check_atomics;
@@ -28,8 +29,10 @@ use switch::Chance;
 /// What the connections do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verbs {
-    /// Connections between each two hosts
+    /// Reliable connections between each two hosts
     pub connections: u32,
+    /// Unreliable ones (UC), beside them
+    pub unreliable: u32,
     /// Operations of each end of a connection
     pub operations: u32,
     /// Requests outstanding at once
@@ -64,6 +67,7 @@ impl Default for Verbs {
     fn default() -> Self {
         Self {
             connections: 1,
+            unreliable: 0,
             operations: 20,
             depth: 8,
             max_size: 65536,
@@ -183,14 +187,24 @@ pub fn apps(verbs: &Verbs, seed: u64, hosts: usize, may_fail: bool) -> (Vec<Verb
 pub fn connect(world: &mut World, hosts: &[(NodeId, IpAddr)], verbs: &Verbs, seed: u64) {
     let mut chance = Chance::stream(seed, 0x636f_6e6e);
     let mut number = 0;
-    for first in 0..hosts.len() {
-        for second in first + 1..hosts.len() {
-            for _ in 0..verbs.connections {
-                connect_two(world, hosts, [first, second], verbs, seed, number, &mut chance);
-                number += 1;
+    for (transport, count) in [(Transport::Rc, verbs.connections), (Transport::Uc, verbs.unreliable)] {
+        for first in 0..hosts.len() {
+            for second in first + 1..hosts.len() {
+                for _ in 0..count {
+                    let pair = Pair { transport, hosts: [first, second], number };
+                    connect_two(world, hosts, &pair, verbs, seed, &mut chance);
+                    number += 1;
+                }
             }
         }
     }
+}
+
+/// A connection to be made.
+struct Pair {
+    transport: Transport,
+    hosts: [usize; 2],
+    number: u64,
 }
 
 /// A PSN to begin with: often just before the end of all PSNs, where things break.
@@ -205,10 +219,9 @@ fn first_psn(chance: &mut Chance) -> Psn {
 fn connect_two(
     world: &mut World,
     hosts: &[(NodeId, IpAddr)],
-    pair: [usize; 2],
+    &Pair { transport, hosts: pair, number }: &Pair,
     verbs: &Verbs,
     seed: u64,
-    number: u64,
     chance: &mut Chance,
 ) {
     let psns = [first_psn(chance), first_psn(chance)];
@@ -216,14 +229,10 @@ fn connect_two(
     let made: [(Qpn, PeerMemory); 2] = [0, 1].map(|side| {
         let from_seed = switch::table::mix(seed ^ switch::table::mix(number * 2 + side as u64 + 1));
         let to_seed = switch::table::mix(seed ^ switch::table::mix(number * 2 + (1 - side) as u64 + 1));
-        world.with(hosts[pair[side]].0, |host: &mut Host<VerbsApp>, _| {
-            let connection = Connection {
-                number,
-                peer_host: pair[1 - side],
-                seeds: [from_seed, to_seed],
-                broken: broken.clone(),
-            };
-            host.app.add_end(&mut host.nic, connection)
+        let (seeds, broken, peer_host) = ([from_seed, to_seed], broken.clone(), pair[1 - side]);
+        world.with(hosts[pair[side]].0, |host: &mut Host<VerbsApp>, _| match transport {
+            Transport::Uc => host.app.add_unreliable(&mut host.nic, seeds),
+            _ => host.app.add_end(&mut host.nic, Connection { number, peer_host, seeds, broken }),
         })
     });
     for side in [0, 1] {

@@ -1,6 +1,7 @@
 //! Frames that are held back: copies in places that are there from the start, given out again by time or by the number of
 //! frames that have passed since.
 
+use crate::heap::Heap;
 use crate::{Frame, Full, Nanos, Output, PortId};
 
 /// For how long a frame waits that is due while its port has no room, before it is offered again
@@ -135,121 +136,5 @@ impl Held {
         // There was room; should there be none after all, the runner counts the frame.
         _ = out.send(frame, port);
         Ok(())
-    }
-}
-
-/// What slots are sorted by; no two are equal.
-type Key = (u64, u64);
-
-/// Slots by key, smallest first: a binary heap that knows where each slot stands, so that any can be taken out.
-struct Heap {
-    entries: Vec<(Key, u32)>,
-    /// Where each slot stands in `entries`
-    place: Box<[u32]>,
-}
-
-/// The place of a slot that is not in the heap
-const NOWHERE: u32 = u32::MAX;
-
-impl Heap {
-    fn new(slots: usize) -> Self {
-        Self { entries: Vec::with_capacity(slots), place: vec![NOWHERE; slots].into() }
-    }
-
-    #[inline]
-    fn first(&self) -> Option<Key> {
-        self.entries.first().map(|&(key, _)| key)
-    }
-
-    fn slot(&self) -> Option<u32> {
-        self.entries.first().map(|&(_, slot)| slot)
-    }
-
-    fn pop(&mut self) -> Option<u32> {
-        let slot = self.slot()?;
-        self.remove(slot);
-        Some(slot)
-    }
-
-    /// Adds a slot that is not in it.
-    fn insert(&mut self, slot: u32, key: Key) {
-        let at = self.entries.len();
-        self.entries.push((key, slot));
-        self.place[slot as usize] = at as u32;
-        self.rise(at);
-    }
-
-    /// Takes a slot out, if it is in.
-    fn remove(&mut self, slot: u32) {
-        let at = core::mem::replace(&mut self.place[slot as usize], NOWHERE);
-        if at == NOWHERE {
-            return;
-        }
-        let at = at as usize;
-        self.entries.swap_remove(at);
-        if let Some(&(_, moved)) = self.entries.get(at) {
-            self.place[moved as usize] = at as u32;
-            self.rise(at);
-            self.sink(self.place[moved as usize] as usize);
-        }
-    }
-
-    fn swap(&mut self, a: usize, b: usize) {
-        self.entries.swap(a, b);
-        for at in [a, b] {
-            self.place[self.entries[at].1 as usize] = at as u32;
-        }
-    }
-
-    fn rise(&mut self, mut at: usize) {
-        while at > 0 && self.entries[at].0 < self.entries[(at - 1) / 2].0 {
-            self.swap(at, (at - 1) / 2);
-            at = (at - 1) / 2;
-        }
-    }
-
-    fn sink(&mut self, mut at: usize) {
-        loop {
-            let children = 2 * at + 1..(2 * at + 3).min(self.entries.len());
-            let Some(least) = children.min_by_key(|&child| self.entries[child].0) else { return };
-            if self.entries[at].0 <= self.entries[least].0 {
-                return;
-            }
-            self.swap(at, least);
-            at = least;
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-    use std::collections::BTreeMap;
-
-    proptest! {
-        #[test]
-        fn a_heap_is_a_sorted_map(operations in proptest::collection::vec((0u32..24, 0u64..50, any::<bool>()), 0..300)) {
-            let mut heap = Heap::new(24);
-            let mut model: BTreeMap<Key, u32> = BTreeMap::new();
-            for (order, (slot, due, remove)) in operations.into_iter().enumerate() {
-                let known = model.iter().find(|&(_, &other)| other == slot).map(|(&key, _)| key);
-                if let Some(key) = known {
-                    heap.remove(slot);
-                    model.remove(&key);
-                } else if remove {
-                    prop_assert_eq!(heap.pop(), model.pop_first().map(|(_, slot)| slot));
-                } else {
-                    let key = (due, order as u64);
-                    heap.insert(slot, key);
-                    model.insert(key, slot);
-                }
-                prop_assert_eq!((heap.first(), heap.slot()), (model.keys().next().copied(), model.values().next().copied()));
-            }
-            while let Some((_, slot)) = model.pop_first() {
-                prop_assert_eq!(heap.pop(), Some(slot));
-            }
-            prop_assert_eq!(heap.pop(), None);
-        }
     }
 }

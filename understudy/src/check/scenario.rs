@@ -33,8 +33,9 @@ pub(super) fn of(path: &Path, scenario: &Scenario) -> String {
     line(
         "verbs",
         format!(
-            "connections between each two hosts: {}; operations of each end: {}, of up to {} bytes: {}",
+            "connections between each two hosts: {}, and {} unreliable ones; operations of each end: {}, of up to {} bytes: {}",
             shown(verbs.connections, 1.0, ""),
+            shown(verbs.unreliable, 1.0, ""),
             shown(verbs.operations, 1.0, ""),
             shown(verbs.max_size, 1.0, ""),
             names.join(", ")

@@ -359,6 +359,7 @@ fn verbs(table: Table<'_>, links: &[LinkSpec]) -> Option<VerbsSpec> {
     };
     let spec = VerbsSpec {
         connections: number("connections", 1..=100_000, plain.connections),
+        unreliable: number("unreliable", 0..=100_000, plain.unreliable),
         operations: number("operations", 0..=100_000_000, plain.operations),
         depth: number("depth", 1..=4096, plain.depth),
         max_size: number("max_size", 0..=1 << 27, plain.max_size),

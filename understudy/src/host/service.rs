@@ -125,7 +125,7 @@ impl Place {
         Sge { mr: self.mr, va: VA + at, len }
     }
 
-    /// Posts a receive of so many bytes; false if the queue pair has failed meanwhile.
+    /// Posts a receive of so many bytes; false if it cannot be. On a queue pair that has failed it is flushed.
     pub(super) fn receive(&self, nic: &mut Rnic, at: u64, len: u32) -> bool {
         let data = (len > 0).then(|| self.sge(at, len));
         nic.post_recv(self.qpn, RecvRequest { id: at, data }).is_ok()

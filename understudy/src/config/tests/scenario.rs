@@ -36,7 +36,7 @@ fn what_is_said_is_understood() {
     let text = link(
         "rate_gbps = [1, 2.5]\ndelay_us = 0.5\nloss = [0, 0.1]\nmtu = 4200\n\
          ecn = { min = 1, max = [5, 6], share = 0.5 }\n\
-         [verbs]\nmtu = [256, 4096]\nretry_count = 3\nsrq = \"any\"\nverbs = [\"read\"]\n\
+         [verbs]\nmtu = [256, 4096]\nretry_count = 3\nunreliable = [0, 2]\nsrq = \"any\"\nverbs = [\"read\"]\n\
          [[fault]]\nat_us = 1\ncrash = \"a\"\nfor_us = [2, 3]\n\
          [[fault]]\nat_us = 1\nclock = \"b\"\nstep_us = -4",
     )
@@ -57,6 +57,7 @@ fn what_is_said_is_understood() {
     assert_eq!(scenario.hosts[0].address, (IpAddr::from([10, 0, 0, 1]), 24));
     assert_eq!(scenario.verbs.mtu_log2, Between { low: 8, high: 12 });
     assert_eq!(scenario.verbs.retry_count, Between::just(3));
+    assert_eq!(scenario.verbs.unreliable, Between { low: 0, high: 2 });
     assert_eq!(scenario.verbs.srq, Between { low: 0, high: 1 });
     let crash = FaultSpec {
         at: Between::just(1000),

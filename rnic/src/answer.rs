@@ -1,0 +1,124 @@
+//! What the responder owes, as it leaves: acknowledgements, and responses that are cut from memory packet by packet.
+
+use crate::memory::Access;
+use crate::nic::{Event, Parts};
+use crate::request::packets_of;
+use crate::responder::{Reply, Response};
+use rocev2::aeth::{Aeth, Credit, NakCode, Syndrome};
+use rocev2::atomic::AtomicAckEth;
+use rocev2::{Bth, Msn, Opcode, Psn};
+use switch::Nanos;
+use zerocopy::IntoBytes;
+
+impl Parts<'_> {
+    /// Room for further messages, as an acknowledgement announces it. The message that is being received has its
+    /// receive request already, and is not yet among those that the MSN counts.
+    fn credit(&mut self) -> Credit {
+        if !self.config.credits || self.qp.init.srq.is_some() {
+            return Credit::UNLIMITED;
+        }
+        let begun = matches!(self.qp.resp.message, Some(crate::responder::Message::Send { .. }));
+        let room = self.qp.recv.queue.len() as u32 + u32::from(begun);
+        self.qp.resp.starved = room == 0;
+        Credit::at_most(room)
+    }
+
+    /// The next packet of what is owed to the other side.
+    pub(crate) fn transmit_response(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
+        let Some(response) = self.qp.resp.responses.front().copied() else { return false };
+        let dest = self.qp.peer_qpn;
+        match response {
+            Response::Ack { psn, syndrome, msn } => {
+                let syndrome = match syndrome {
+                    Reply::Ack => Syndrome::Ack(self.credit()),
+                    Reply::Other(syndrome) => syndrome,
+                };
+                let aeth = Aeth::new(syndrome, msn);
+                self.emit(frame, Bth::new(Opcode::RC_ACKNOWLEDGE, dest, psn), &[aeth.as_bytes()], &[]);
+                self.qp.resp.responses.pop_front();
+            }
+            Response::Atomic { psn, original, msn, .. } => {
+                let aeth = Aeth::new(Syndrome::Ack(self.credit()), msn);
+                let ack = AtomicAckEth { original: original.into() };
+                let bth = Bth::new(Opcode::RC_ATOMIC_ACKNOWLEDGE, dest, psn);
+                self.emit(frame, bth, &[aeth.as_bytes(), ack.as_bytes()], &[]);
+                self.qp.resp.responses.pop_front();
+            }
+            // Data is what congests: it goes at the rate of requests. What follows it waits, as it has to follow.
+            Response::Read { .. } if !self.qp.req.pace.may_send(now) => return false,
+            Response::Read { .. } => {
+                self.transmit_read(response, frame);
+                self.qp.paced(frame.len(), now, self.config);
+            }
+        }
+        true
+    }
+
+    /// A packet of the response to a READ, with what the memory holds now.
+    fn transmit_read(&mut self, response: Response, frame: &mut Vec<u8>) {
+        let Response::Read { psn, from, len, sent, msn, again } = response else { return };
+        let (mtu, dest) = (self.qp.mtu.bytes(), self.qp.peer_qpn);
+        let packets = packets_of(len as usize, mtu);
+        let at = sent as usize * mtu;
+        let this = (len as usize - at).min(mtu);
+        let opcode = match (sent == 0, sent + 1 == packets) {
+            (true, true) => Opcode::RC_READ_RESPONSE_ONLY,
+            (true, false) => Opcode::RC_READ_RESPONSE_FIRST,
+            (false, false) => Opcode::RC_READ_RESPONSE_MIDDLE,
+            (false, true) => Opcode::RC_READ_RESPONSE_LAST,
+        };
+        let aeth = Aeth::new(Syndrome::Ack(self.credit()), msn);
+        let aeth = aeth.as_bytes();
+        let extended: &[&[u8]] = if opcode == Opcode::RC_READ_RESPONSE_MIDDLE { &[] } else { &[aeth] };
+        // Asked for each packet: since the last one the memory may have been taken away.
+        let span = match self.remote(from.skip(at), this as u64, Access::REMOTE_READ) {
+            Ok(span) => span,
+            Err(code) => return self.refuse_read(psn.add(sent), msn, code, again, frame),
+        };
+        let bytes = span.map_or(&[][..], |span| self.memory.bytes(span, this));
+        #[cfg(feature = "canary")]
+        let stale = self.stale_bytes(span, bytes.to_vec());
+        #[cfg(feature = "canary")]
+        let bytes = &stale[..];
+        let bth = Bth::new(opcode, dest, psn.add(sent));
+        if let Some((route, _)) = &mut self.qp.route {
+            route.emit(frame, bth, extended, bytes);
+        }
+        if sent + 1 == packets {
+            self.qp.resp.responses.pop_front();
+        } else if let Some(Response::Read { sent, .. }) = self.qp.resp.responses.front_mut() {
+            *sent += 1;
+        }
+    }
+
+    /// A NAK in place of a packet of the response to a READ, and of everything behind it. A READ that was asked for
+    /// again is refused, but ends nothing here: it may be an old copy that nobody waits for.
+    fn refuse_read(&mut self, psn: Psn, msn: Msn, code: NakCode, again: bool, frame: &mut Vec<u8>) {
+        self.counters.naks_sent += 1;
+        let nak = Aeth::new(Syndrome::Nak(code), msn);
+        let bth = Bth::new(Opcode::RC_ACKNOWLEDGE, self.qp.peer_qpn, psn);
+        self.emit(frame, bth, &[nak.as_bytes()], &[]);
+        if again {
+            self.qp.resp.responses.pop_front();
+            return;
+        }
+        self.qp.resp.responses.clear();
+        self.qp.resp.held = 0;
+        self.enter_error();
+        let qpn = self.qp.qpn;
+        self.events.push_back(Event::QpError(qpn));
+    }
+
+    /// The planted bug "a stale READ": what was read last at the same place is sent again.
+    #[cfg(feature = "canary")]
+    fn stale_bytes(&mut self, at: Option<crate::memory::Span>, bytes: Vec<u8>) -> Vec<u8> {
+        let Some(at) = at.filter(|_| self.has_bug(crate::Bug::StaleRead)) else { return bytes };
+        match &self.qp.resp.stale {
+            Some((before, kept)) if *before == at && kept.len() == bytes.len() => kept.clone(),
+            _ => {
+                self.qp.resp.stale = Some((at, bytes.clone()));
+                bytes
+            }
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Queues that are used, that run over, and those of a queue pair that has failed.
+
+use super::pair::*;
+use crate::*;
+
+#[test]
+fn queues_in_use_stay() {
+    let (mut pair, [a, b]) = Pair::connected(Setup::default());
+    let nic = &mut pair.nics[0];
+    let (other, srq) = (nic.create_cq(4).unwrap(), nic.create_srq(4).unwrap());
+    let init = QpInit { recv_cq: other, srq: Some(srq), ..nic.qp_init(a.qpn).unwrap() };
+    let second = nic.create_qp(init).unwrap();
+    assert_eq!([nic.destroy_cq(a.cq), nic.destroy_cq(other)], [Err(QpError::Busy); 2]);
+    assert_eq!(nic.destroy_srq(srq), Err(QpError::Busy));
+    nic.destroy_qp(second).unwrap();
+    assert_eq!((nic.destroy_cq(other), nic.destroy_srq(srq)), (Ok(()), Ok(())));
+    assert_eq!((nic.destroy_cq(other), nic.destroy_srq(srq)), (Err(QpError::Queue), Err(QpError::Queue)));
+    assert_eq!(nic.destroy_cq(a.cq), Err(QpError::Busy), "of the first queue pair");
+    pair.post(0, a.qpn, 1, Operation::Write(b.remote(0)), Data::None);
+    pair.run();
+    assert_eq!(pair.statuses(0, &a), [(1, Status::Success)]);
+    pair.nics[0].destroy_qp(a.qpn).unwrap();
+    pair.nics[0].destroy_cq(a.cq).unwrap();
+}
+
+/// A queue pair of this service on NIC 0, which completes into a queue of one
+fn cramped(pair: &mut Pair, end: &End, transport: Transport) -> (rocev2::Qpn, Cq) {
+    let nic = &mut pair.nics[0];
+    let cq = nic.create_cq(1).unwrap();
+    let init = QpInit { transport, send_cq: cq, recv_cq: cq, ..nic.qp_init(end.qpn).unwrap() };
+    let qpn = nic.create_qp(init).unwrap();
+    let rtr = ReadyToReceive {
+        path: Path::new(address(0), address(1)),
+        dest_qp: qpn,
+        mtu: PathMtu::B1024,
+        rq_psn: rocev2::Psn::ZERO,
+        max_dest_rd_atomic: 0,
+        min_rnr_timer: rocev2::aeth::RnrTimer(1),
+    };
+    let rts = ReadyToSend {
+        sq_psn: rocev2::Psn::ZERO,
+        max_rd_atomic: 0,
+        timeout: 5,
+        retry_count: 0,
+        rnr_retry: 0,
+        flow_control: false,
+    };
+    for modify in [Modify::Init { access: Access::ALL, qkey: 0 }, Modify::Rtr(rtr), Modify::Rts(rts)] {
+        nic.modify_qp(qpn, modify).unwrap();
+    }
+    (qpn, cq)
+}
+
+#[test]
+fn a_queue_that_runs_over_is_noticed_wherever_it_happens() {
+    let (mut pair, ends) = Pair::connected(Setup::default());
+    pair.acquaint(&ends);
+    // Sends of an unreliable connection complete when they leave.
+    let (qpn, cq) = cramped(&mut pair, &ends[0], Transport::Uc);
+    for id in 0..2 {
+        pair.post(0, qpn, id, Operation::Send, Data::None);
+    }
+    assert_eq!(pair.frames(0).len(), 2);
+    assert!(pair.nics[0].cq_overrun(cq));
+    assert_eq!(pair.nics[0].qp_state(qpn), Some(State::Error));
+    assert_eq!(pair.nics[0].poll_event(), Some(Event::QpError(qpn)));
+    // A queue pair that fails by the clock flushes what another one's completions then find no room beside.
+    let (qpn, cq) = cramped(&mut pair, &ends[0], Transport::Rc);
+    let init = pair.nics[0].qp_init(qpn).unwrap();
+    let other = pair.nics[0].create_qp(init).unwrap();
+    pair.nics[0].modify_qp(other, Modify::Init { access: Access::ALL, qkey: 0 }).unwrap();
+    for id in 0..2 {
+        pair.post(0, qpn, id, Operation::Send, Data::None);
+    }
+    pair.frames(0);
+    let timer = pair.nics[0].next_timer().unwrap();
+    pair.nics[0].on_timer(timer);
+    assert!(pair.nics[0].cq_overrun(cq));
+    assert_eq!(pair.nics[0].qp_state(other), Some(State::Error));
+    // And one that is told to fail.
+    let (qpn, _) = cramped(&mut pair, &ends[0], Transport::Rc);
+    let init = pair.nics[0].qp_init(qpn).unwrap();
+    let other = pair.nics[0].create_qp(init).unwrap();
+    pair.nics[0].modify_qp(other, Modify::Init { access: Access::ALL, qkey: 0 }).unwrap();
+    for id in 0..2 {
+        pair.post(0, qpn, id, Operation::Send, Data::None);
+    }
+    pair.nics[0].modify_qp(qpn, Modify::Error).unwrap();
+    assert_eq!(pair.nics[0].qp_state(other), Some(State::Error));
+}
+
+#[test]
+fn what_is_posted_to_a_queue_pair_that_failed_is_flushed() {
+    let (mut pair, [a, b]) = Pair::connected(Setup::default());
+    pair.post(0, a.qpn, 1, Operation::Write(b.remote(0)), Data::None);
+    pair.nics[0].modify_qp(a.qpn, Modify::Error).unwrap();
+    pair.post(0, a.qpn, 2, Operation::Write(b.remote(0)), Data::None);
+    pair.nics[0].post_recv(a.qpn, RecvRequest { id: 3, data: None }).unwrap();
+    let silent = SendRequest { signaled: false, ..SendRequest::new(4, Operation::Send, Data::None) };
+    pair.nics[0].post_send(a.qpn, silent).unwrap();
+    assert_eq!(pair.statuses(0, &a), [1, 2, 3, 4].map(|id| (id, Status::Flushed)));
+    assert_eq!(pair.nics[0].sends_pending(a.qpn), 0);
+}
+
+#[test]
+fn a_window_without_end_has_one() {
+    let mut pair = Pair::new(1, [config(0), config(1)].map(|config| Config { window: u32::MAX, ..config }));
+    let [a, b] = pair.connect(Setup::default());
+    pair.post(0, a.qpn, 1, Operation::Write(b.remote(0)), Data::Memory(a.sge(0, 60_000)));
+    pair.run();
+    assert_eq!(pair.statuses(0, &a), [(1, Status::Success)]);
+}

@@ -1,0 +1,124 @@
+//! The responder where it matters little often: what it remembers, what it holds back, what piles up.
+
+use super::pair::*;
+use crate::*;
+use rocev2::atomic::AtomicEth;
+use rocev2::{Bth, Opcode, Packet, Psn};
+use switch::Nanos;
+use zerocopy::IntoBytes;
+
+fn connected(config_of: fn(Config) -> Config) -> (Pair, [End; 2]) {
+    let mut pair = Pair::new(1, [config(0), config(1)].map(config_of));
+    let ends = pair.connect(Setup::default());
+    pair.acquaint(&ends);
+    (pair, ends)
+}
+
+/// What an atomic with this PSN fetches of the first word of `end`, adding one to it
+fn fetch_add(pair: &mut Pair, end: &End, psn: Psn) -> Option<u64> {
+    let header = AtomicEth { va: VA.into(), rkey: end.mr.0.into(), swap_or_add: 1.into(), compare: 0.into() };
+    let mut frame = Vec::new();
+    let bth = Bth::new(Opcode::RC_FETCH_ADD, end.qpn, psn);
+    pair.route(1).emit(&mut frame, bth, &[header.as_bytes()], &[]);
+    pair.deliver(1, &[frame]);
+    let answer = pair.frames(1);
+    answer.first().and_then(|frame| Some(Packet::parse(frame)?.atomic_ack()?.original.get()))
+}
+
+fn expect(pair: &mut Pair, end: &End, psn: Psn) {
+    let slot = pair.nics[1].slot(end.qpn).unwrap();
+    pair.nics[1].at(slot).unwrap().resp.expect(psn);
+}
+
+#[test]
+fn an_atomic_that_comes_again_gets_the_newest_answer() {
+    let (mut pair, [_, b]) = connected(|config| config);
+    let psn = Setup::default().psn.add(1);
+    assert_eq!(fetch_add(&mut pair, &b, psn), Some(0));
+    // All PSNs have passed, and this one comes again.
+    expect(&mut pair, &b, psn);
+    assert_eq!(fetch_add(&mut pair, &b, psn), Some(1));
+    assert_eq!(fetch_add(&mut pair, &b, psn), Some(1), "the same one again");
+}
+
+#[test]
+fn an_atomic_of_long_ago_is_forgotten() {
+    let (mut pair, [_, b]) = connected(|config| config);
+    let psn = Setup::default().psn.add(1);
+    assert_eq!(fetch_add(&mut pair, &b, psn), Some(0));
+    expect(&mut pair, &b, psn.add(1 << 23));
+    assert_eq!(fetch_add(&mut pair, &b, psn), Some(0), "a repetition, as far as can be told");
+    expect(&mut pair, &b, psn.add((1 << 23) + 1));
+    expect(&mut pair, &b, psn.add(2));
+    assert_eq!(fetch_add(&mut pair, &b, psn), None, "another one's PSN by now");
+}
+
+#[test]
+fn what_was_received_is_acknowledged_before_the_end() {
+    let (mut pair, [a, b]) = connected(|config| {
+        let ack = AckPolicy::Every { packets: 100, time: Nanos::from_micros(50) };
+        Config { ack, ..config }
+    });
+    pair.nics[1].post_recv(b.qpn, RecvRequest { id: 1, data: None }).unwrap();
+    pair.post(0, a.qpn, 2, Operation::Send, Data::None);
+    pair.run_for(Nanos::from_micros(10));
+    assert_eq!(pair.statuses(1, &b), [(1, Status::Success)]);
+    pair.nics[1].modify_qp(b.qpn, Modify::Error).unwrap();
+    pair.run();
+    assert_eq!(pair.statuses(0, &a), [(2, Status::Success)]);
+}
+
+#[test]
+fn acknowledgements_that_cannot_leave_do_not_pile_up() {
+    let mut pair = Pair::new(1, [config(0), config(1)]);
+    let [_, b] = pair.connect(Setup::default());
+    let (mut route, first) = (pair.route(1), Setup::default().psn);
+    let write = |psn, qpn, route: &mut crate::wire::Route| {
+        let (mut frame, mut bth) = (Vec::new(), Bth::new(Opcode::RC_WRITE_ONLY, qpn, psn));
+        bth.set_ack_req(true);
+        route.emit(&mut frame, bth, &[&[0; 16]], &[]);
+        frame
+    };
+    // The other side's MAC address is not known here: nothing leaves. Each second packet comes too early first.
+    for n in 0..3000 {
+        for psn in [n + 1, n] {
+            let frame = write(first.add(psn), b.qpn, &mut route);
+            pair.deliver(1, &[frame]);
+            assert_eq!(pair.frames(1).iter().filter(|frame| Packet::parse(frame).is_some()).count(), 0);
+        }
+    }
+    let qp = pair.nics[1].qp(b.qpn).unwrap();
+    assert_eq!(qp.resp.epsn, first.add(3000));
+    assert!(qp.resp.responses.len() <= 1024, "{} responses", qp.resp.responses.len());
+    assert!(matches!(qp.resp.responses.back(), Some(last) if last.psn() == first.add(2999)));
+}
+
+#[test]
+fn that_a_connection_stands_is_told_once() {
+    for transport in [Transport::Rc, Transport::Uc] {
+        let mut pair = Pair::new(1, [config(0), config(1)]);
+        let [a, b] = pair.connect(Setup { transport, ..Setup::default() });
+        let rtr = ReadyToReceive {
+            path: Path::new(address(1), address(0)),
+            dest_qp: a.qpn,
+            mtu: PathMtu::B1024,
+            rq_psn: Setup::default().psn,
+            max_dest_rd_atomic: 1,
+            min_rnr_timer: rocev2::aeth::RnrTimer(1),
+        };
+        for round in 0..2 {
+            for modify in [Modify::Reset, Modify::Init { access: Access::ALL, qkey: 0 }, Modify::Rtr(rtr)] {
+                pair.nics[1].modify_qp(b.qpn, modify).unwrap();
+            }
+            for id in 0..100 {
+                pair.post(0, a.qpn, id, Operation::Write(b.remote(0)), Data::Inline(vec![1; 8]));
+            }
+            pair.run();
+            let told: Vec<_> = core::iter::from_fn(|| pair.nics[1].poll_event()).collect();
+            assert_eq!(told, [Event::Established(b.qpn)], "{transport:?}, round {round}");
+            if transport == Transport::Rc {
+                break; // Its PSNs have moved on.
+            }
+        }
+    }
+}

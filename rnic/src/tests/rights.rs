@@ -1,0 +1,198 @@
+//! Rights that end while a message is under way: each packet is asked for its own.
+
+use super::pair::*;
+use crate::*;
+use rocev2::aeth::{NakCode, Syndrome};
+use rocev2::reth::Reth;
+use rocev2::{Bth, Opcode, Packet, Psn};
+use zerocopy::IntoBytes;
+
+/// How the memory of the responder ceases to be the requester's.
+#[derive(Clone, Copy, Debug)]
+enum Revoked {
+    /// The region's rights change
+    Region,
+    /// The region goes, and its buffer; another buffer takes the place
+    Memory,
+    /// The queue pair's rights change
+    QueuePair,
+}
+
+impl Revoked {
+    const ALL: [Self; 3] = [Self::Region, Self::Memory, Self::QueuePair];
+
+    /// Takes the memory of `end` away; what stands where its buffer was.
+    fn apply(self, nic: &mut Rnic, end: &End) -> Buffer {
+        match self {
+            Self::Region => nic.reregister(end.mr, Access::LOCAL_READ).unwrap(),
+            Self::QueuePair => nic.modify_qp(end.qpn, Modify::Access(Access::LOCAL_READ)).unwrap(),
+            Self::Memory => {
+                nic.deregister(end.mr).unwrap();
+                let len = nic.free(end.buffer).unwrap().len();
+                return nic.alloc(vec![0x55; len]).unwrap();
+            }
+        }
+        end.buffer
+    }
+
+    /// How the requester hears of it.
+    fn status(self) -> Status {
+        match self {
+            Self::Region | Self::Memory => Status::RemoteAccess,
+            Self::QueuePair => Status::RemoteInvalidRequest,
+        }
+    }
+}
+
+fn connected() -> (Pair, [End; 2]) {
+    let (mut pair, ends) = Pair::connected(Setup::default());
+    pair.acquaint(&ends);
+    (pair, ends)
+}
+
+#[test]
+fn a_write_ends_with_the_right_to_write() {
+    for revoked in Revoked::ALL {
+        let (mut pair, [a, b]) = connected();
+        pair.post(0, a.qpn, 1, Operation::Write(b.remote(0)), Data::Inline(vec![7; 4096]));
+        let frames = pair.frames(0);
+        pair.deliver(1, &frames[..1]);
+        let there = revoked.apply(&mut pair.nics[1], &b);
+        pair.deliver(1, &frames[1..]);
+        let written = pair.nics[1].bytes(there)[1024..4096].contains(&7);
+        assert!(!written, "{revoked:?}: what came later is not written");
+        assert_eq!(pair.nics[1].qp_state(b.qpn), Some(State::Error));
+        pair.run();
+        assert_eq!(pair.statuses(0, &a), [(1, revoked.status())], "{revoked:?}");
+    }
+}
+
+#[test]
+fn a_read_ends_with_the_right_to_read() {
+    for (revoked, sent) in Revoked::ALL.into_iter().flat_map(|revoked| [0, 1, 3].map(|n| (revoked, n))) {
+        let (mut pair, [a, b]) = connected();
+        pair.post(0, a.qpn, 1, Operation::Read(b.remote(0)), Data::Memory(a.sge(0, 4096)));
+        let request = pair.frames(0);
+        pair.deliver(1, &request);
+        let mut frame = Vec::new();
+        for _ in 0..sent {
+            assert!(pair.nics[1].poll_transmit(pair.now, &mut frame));
+            pair.deliver(0, core::slice::from_ref(&frame));
+        }
+        revoked.apply(&mut pair.nics[1], &b);
+        pair.run();
+        assert_eq!(pair.statuses(0, &a), [(1, revoked.status())], "{revoked:?} after {sent} packets");
+        assert!(!pair.nics[0].bytes(a.buffer)[..4096].contains(&0x55), "{revoked:?}: no byte of another's");
+        assert_eq!(pair.nics[0].counters().naks_received, 1, "{revoked:?} after {sent} packets");
+        let nak = Packet::parse(&pair.seen.last().unwrap().1).unwrap();
+        assert_eq!(nak.bth().psn(), Psn::new(0xff_fff1 + sent), "the place of what it refuses");
+    }
+}
+
+#[test]
+fn a_read_that_comes_again_is_refused_but_ends_nothing() {
+    let (mut pair, [a, b]) = connected();
+    pair.post(0, a.qpn, 1, Operation::Read(b.remote(0)), Data::Memory(a.sge(0, 4096)));
+    let request = pair.frames(0);
+    pair.deliver(1, &request);
+    let response = pair.frames(1);
+    pair.nics[1].reregister(b.mr, Access::REMOTE_WRITE).unwrap();
+    // A copy of the request, which was long under way, while nobody waits for it any more
+    pair.deliver(0, &response);
+    pair.deliver(1, &request);
+    let refusal = pair.frames(1);
+    let nak = Packet::parse(&refusal[0]).unwrap();
+    assert_eq!(nak.aeth().unwrap().kind(), Syndrome::Nak(NakCode::REMOTE_ACCESS_ERROR));
+    pair.deliver(0, &refusal);
+    pair.post(0, a.qpn, 2, Operation::Write(b.remote(0)), Data::Inline(vec![1; 8]));
+    pair.run();
+    assert_eq!(pair.statuses(0, &a), [(1, Status::Success), (2, Status::Success)]);
+}
+
+#[test]
+fn a_read_whose_response_was_lost_is_refused_when_it_comes_again() {
+    let (mut pair, ends) = Pair::connected(Setup { retry_count: ReadyToSend::NO_LIMIT, ..Setup::default() });
+    pair.acquaint(&ends);
+    let [a, b] = ends;
+    pair.post(0, a.qpn, 1, Operation::Read(b.remote(0)), Data::Memory(a.sge(0, 4096)));
+    let request = pair.frames(0);
+    pair.deliver(1, &request);
+    let lost = pair.frames(1);
+    assert_eq!(lost.len(), 4);
+    pair.nics[1].deregister(b.mr).unwrap();
+    pair.run();
+    assert_eq!(pair.statuses(0, &a), [(1, Status::RemoteAccess)]);
+}
+
+#[test]
+fn a_receive_ends_with_its_memory() {
+    for gone in [false, true] {
+        let (mut pair, [a, b]) = connected();
+        pair.nics[1].post_recv(b.qpn, RecvRequest { id: 5, data: Some(b.sge(0, 4096)) }).unwrap();
+        pair.post(0, a.qpn, 1, Operation::Send, Data::Inline(vec![7; 4096]));
+        let frames = pair.frames(0);
+        pair.deliver(1, &frames[..1]);
+        let mut there = b.buffer;
+        if gone {
+            there = Revoked::Memory.apply(&mut pair.nics[1], &b);
+        } else {
+            pair.nics[1].reregister(b.mr, Access::REMOTE_READ).unwrap();
+        }
+        pair.deliver(1, &frames[1..]);
+        assert!(!pair.nics[1].bytes(there)[1024..4096].contains(&7));
+        assert_eq!(pair.statuses(1, &b), [(5, Status::LocalProtection)]);
+        pair.run();
+        assert_eq!(pair.statuses(0, &a), [(1, Status::RemoteOperation)]);
+    }
+}
+
+#[test]
+fn an_unreliable_message_ends_with_the_rights_too() {
+    let (mut pair, ends) = Pair::connected(Setup { transport: Transport::Uc, ..Setup::default() });
+    pair.acquaint(&ends);
+    let [a, b] = ends;
+    pair.post(0, a.qpn, 1, Operation::Write(b.remote(0)), Data::Inline(vec![7; 4096]));
+    let frames = pair.frames(0);
+    pair.deliver(1, &frames[..1]);
+    pair.nics[1].reregister(b.mr, Access::LOCAL_READ).unwrap();
+    pair.deliver(1, &frames[1..]);
+    assert!(!pair.nics[1].bytes(b.buffer)[1024..4096].contains(&7));
+    assert_eq!(pair.nics[1].qp_state(b.qpn), Some(State::Rts), "nobody is told");
+}
+
+#[test]
+fn only_what_may_be_invalidated_is() {
+    for (access, status) in [
+        (Access::LOCAL_READ, Status::RemoteAccess),
+        (Access::ALL, Status::RemoteAccess),
+        (Access::REMOTE_INVALIDATE, Status::Success),
+    ] {
+        let (mut pair, [a, b]) = connected();
+        let pd = pair.nics[1].qp_init(b.qpn).unwrap().pd;
+        let (_, mr) = pair.nics[1].register_new(pd, 64, VA, access).unwrap();
+        pair.nics[1].post_recv(b.qpn, RecvRequest { id: 1, data: None }).unwrap();
+        pair.post(0, a.qpn, 2, Operation::SendInvalidate(mr.0), Data::None);
+        pair.run();
+        assert_eq!(pair.statuses(0, &a), [(2, status)], "{access:?}");
+        assert_eq!(pair.nics[1].region(mr).is_some(), status != Status::Success, "{access:?}");
+        let receipt = pair.completions(1, &b)[0];
+        let done = if status == Status::Success { Status::Success } else { Status::LocalProtection };
+        assert_eq!((receipt.status, receipt.invalidated.is_some()), (done, status == Status::Success));
+    }
+}
+
+#[test]
+fn a_request_longer_than_a_message_is_refused() {
+    for opcode in [Opcode::RC_WRITE_FIRST, Opcode::RC_READ_REQUEST] {
+        let (mut pair, [_, b]) = connected();
+        let reth = Reth { va: VA.into(), rkey: b.mr.0.into(), len: ((1 << 31) + 1).into() };
+        let payload = if opcode == Opcode::RC_READ_REQUEST { &[][..] } else { &[0; 1024] };
+        let mut frame = Vec::new();
+        let bth = Bth::new(opcode, b.qpn, Psn::new(0xff_fff1));
+        pair.route(1).emit(&mut frame, bth, &[reth.as_bytes()], payload);
+        pair.deliver(1, &[frame]);
+        let answer = pair.frames(1);
+        let nak = Packet::parse(&answer[0]).unwrap().aeth().unwrap().kind();
+        assert_eq!(nak, Syndrome::Nak(NakCode::INVALID_REQUEST), "{opcode:?}");
+    }
+}

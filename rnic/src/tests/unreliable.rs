@@ -1,0 +1,109 @@
+//! UD and UC: what nobody acknowledges ends all the same.
+
+use super::pair::*;
+use crate::*;
+use rocev2::Psn;
+use switch::Nanos;
+
+/// An address that nobody has
+const NOBODY: [u8; 4] = [10, 0, 0, 77];
+
+/// A queue pair of `transport` beside that of `end`, ready to send to `peer`
+fn ready(pair: &mut Pair, end: &End, transport: Transport, peer: core::net::IpAddr) -> rocev2::Qpn {
+    let nic = &mut pair.nics[0];
+    let qpn = nic.create_qp(QpInit { transport, ..nic.qp_init(end.qpn).unwrap() }).unwrap();
+    let rtr = ReadyToReceive {
+        path: Path::new(address(0), peer),
+        dest_qp: qpn,
+        mtu: PathMtu::B1024,
+        rq_psn: Psn::ZERO,
+        max_dest_rd_atomic: 0,
+        min_rnr_timer: rocev2::aeth::RnrTimer(1),
+    };
+    let rts = ReadyToSend {
+        sq_psn: Psn::ZERO,
+        max_rd_atomic: 0,
+        timeout: 5,
+        retry_count: 7,
+        rnr_retry: 7,
+        flow_control: false,
+    };
+    for modify in [Modify::Init { access: Access::ALL, qkey: 7 }, Modify::Rtr(rtr), Modify::Rts(rts)] {
+        nic.modify_qp(qpn, modify).unwrap();
+    }
+    qpn
+}
+
+fn datagram(id: u64, to: core::net::IpAddr) -> SendRequest {
+    let to = Datagram { path: Path::new(address(0), to), qpn: rocev2::Qpn::new(99), qkey: 7 };
+    SendRequest { to: Some(to), ..SendRequest::new(id, Operation::Send, Data::Inline(vec![1; 8])) }
+}
+
+#[test]
+fn a_datagram_to_nobody_is_lost_and_others_go_on() {
+    let (mut pair, [a, _]) = Pair::connected(Setup::default());
+    let qpn = ready(&mut pair, &a, Transport::Ud, address(1));
+    for (id, to) in [(1, NOBODY.into()), (2, NOBODY.into()), (3, address(1))] {
+        pair.nics[0].post_send(qpn, datagram(id, to)).unwrap();
+    }
+    pair.run_for(Nanos::from_secs(10));
+    assert_eq!(pair.statuses(0, &a), [1, 2, 3].map(|id| (id, Status::Success)));
+    assert_eq!(pair.nics[0].counters().unreliable_dropped, 2);
+    assert_eq!(pair.nics[0].qp_state(qpn), Some(State::Rts));
+}
+
+#[test]
+fn a_datagram_needs_a_path_from_here() {
+    let (mut pair, [a, _]) = Pair::connected(Setup::default());
+    let qpn = ready(&mut pair, &a, Transport::Ud, address(1));
+    let families = datagram(1, "fd00::1".parse().unwrap());
+    assert_eq!(pair.nics[0].post_send(qpn, families), Err(QpError::Path));
+    let from_another =
+        Datagram { path: Path::new(address(1), address(0)), ..datagram(1, address(1)).to.unwrap() };
+    let from_another = SendRequest { to: Some(from_another), ..datagram(1, address(1)) };
+    assert_eq!(pair.nics[0].post_send(qpn, from_another), Err(QpError::Path));
+}
+
+#[test]
+fn an_unreliable_connection_to_nobody_fails() {
+    let (mut pair, [a, _]) = Pair::connected(Setup::default());
+    let qpn = ready(&mut pair, &a, Transport::Uc, NOBODY.into());
+    pair.post(0, qpn, 1, Operation::Send, Data::None);
+    pair.post(0, qpn, 2, Operation::Send, Data::None);
+    pair.run_for(Nanos::from_secs(10));
+    assert_eq!(pair.statuses(0, &a), [(1, Status::RetryExceeded), (2, Status::Flushed)]);
+    assert_eq!(pair.nics[0].poll_event(), Some(Event::QpError(qpn)));
+}
+
+#[test]
+fn messages_of_one_packet_come_once_and_in_order() {
+    let (mut pair, ends) = Pair::connected(Setup { transport: Transport::Uc, ..Setup::default() });
+    pair.acquaint(&ends);
+    let [a, b] = ends;
+    for id in 0..6 {
+        pair.nics[1].post_recv(b.qpn, RecvRequest { id, data: None }).unwrap();
+        pair.post(0, a.qpn, id, Operation::SendImm(id as u32), Data::None);
+    }
+    let frames = pair.frames(0);
+    for at in [0, 0, 2, 1, 3, 3, 0, 5, 4] {
+        pair.deliver(1, &frames[at..=at]);
+    }
+    let got: Vec<_> = pair.completions(1, &b).iter().map(|receipt| receipt.immediate.unwrap()).collect();
+    assert_eq!(got, [0, 2, 3, 5]);
+    assert_eq!(pair.nics[1].counters().duplicates, 5);
+}
+
+#[test]
+fn a_drained_queue_pair_sends_no_datagrams() {
+    let (mut pair, ends) = Pair::connected(Setup::default());
+    pair.acquaint(&ends);
+    let qpn = ready(&mut pair, &ends[0], Transport::Ud, address(1));
+    pair.nics[0].modify_qp(qpn, Modify::Sqd).unwrap();
+    assert_eq!(pair.nics[0].poll_event(), Some(Event::Drained(qpn)));
+    pair.nics[0].post_send(qpn, datagram(1, address(1))).unwrap();
+    pair.run();
+    assert!(pair.statuses(0, &ends[0]).is_empty());
+    pair.nics[0].modify_qp(qpn, Modify::Resume).unwrap();
+    pair.run();
+    assert_eq!(pair.statuses(0, &ends[0]), [(1, Status::Success)]);
+}
