@@ -36,6 +36,9 @@ pub struct Counters {
     /// Datagrams and unreliable messages dropped: no receive posted, too long, a wrong `Q_Key`, a gap, nobody at the
     /// address that they go to
     pub unreliable_dropped: u64,
+    /// Completions put into queues. Some come about while a packet is sent: what UC and UD send is complete when it has
+    /// left
+    pub completions: u64,
     /// CNPs sent
     pub cnps_sent: u64,
     /// CNPs received

@@ -540,6 +540,7 @@ impl Parts<'_> {
     /// Puts a completion into a queue.
     pub(crate) fn complete(&mut self, cq: Cq, completion: Completion) {
         if let Some(queue) = self.cqs.get_mut(cq.0) {
+            self.counters.completions += 1;
             queue.push(completion);
             *self.overrun |= queue.overrun;
         }

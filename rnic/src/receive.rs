@@ -102,6 +102,7 @@ impl Rnic {
             let Some(again) = self.parts(slot) else { return };
             parts = again;
         }
+        let duplicates = parts.counters.duplicates;
         match parts.qp.init.transport {
             Transport::Ud => parts.on_datagram(packet),
             Transport::Uc => parts.on_unreliable(packet),
@@ -114,6 +115,10 @@ impl Rnic {
                 | Opcode::RC_ATOMIC_ACKNOWLEDGE => parts.on_response(packet, now),
                 _ => parts.on_request(packet, now),
             },
+        }
+        if self.counters.duplicates > duplicates {
+            // Perhaps it asks again because our answers go to an address that is another's by now.
+            self.endpoint.neighbours.suspect(packet.src(), now);
         }
         self.settle(slot);
     }

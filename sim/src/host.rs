@@ -57,7 +57,12 @@ impl<A: App> Node for Host<A> {
     }
 
     fn poll_transmit(&mut self, _port: PortId, now: Nanos, frame: &mut Vec<u8>) -> bool {
-        self.nic.poll_transmit(now, frame)
+        let before = self.nic.counters().completions;
+        let sent = self.nic.poll_transmit(now, frame);
+        if self.nic.counters().completions != before {
+            self.app.run(&mut self.nic, now);
+        }
+        sent
     }
 
     fn crash(&mut self) {

@@ -167,9 +167,16 @@ impl Pair {
 
     /// Everything that a NIC sends now. It is not on the wire: the test delivers it, or not.
     pub(super) fn frames(&mut self, nic: usize) -> Vec<Vec<u8>> {
-        let mut frame = Vec::new();
-        core::iter::from_fn(|| self.nics[nic].poll_transmit(self.now, &mut frame).then(|| frame.clone()))
-            .collect()
+        let (mut frame, mut packets) = (Vec::new(), Vec::new());
+        while self.nics[nic].poll_transmit(self.now, &mut frame) {
+            if Packet::parse(&frame).is_some() {
+                packets.push(frame.clone());
+            } else {
+                // Who has which address is asked beside.
+                self.nics[1 - nic].on_frame(&frame, self.now);
+            }
+        }
+        packets
     }
 
     /// Delivers frames to a NIC, now.

@@ -122,3 +122,17 @@ fn that_a_connection_stands_is_told_once() {
         }
     }
 }
+
+#[test]
+fn a_responder_that_is_not_heard_doubts_where_it_answers_to() {
+    let (mut pair, [a, b]) = connected(|config| config);
+    // The other side's address is told wrongly: nothing protects ARP.
+    let wrong = rocev2::ethernet::MacAddr([2, 0, 0, 0, 0, 9]);
+    let mut reply = [&config(1).interface.mac.0[..], &wrong.0, &[8, 6, 0, 1, 8, 0, 6, 4, 0, 2]].concat();
+    reply.extend([&wrong.0[..], &[10, 0, 0, 1], &config(1).interface.mac.0, &[10, 0, 0, 2]].concat());
+    pair.deliver(1, &[reply]);
+    pair.post(0, a.qpn, 1, Operation::Write(b.remote(0)), Data::Inline(vec![1; 8]));
+    pair.run();
+    assert_eq!(pair.statuses(0, &a), [(1, Status::Success)]);
+    assert!(pair.nics[1].counters().duplicates > 0, "it was not heard at first");
+}

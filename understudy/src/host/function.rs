@@ -135,8 +135,19 @@ impl Host {
         seen.services = self.services.iter().map(|service| service.row().clone()).collect();
     }
 
-    /// Sends as much as the port takes.
+    /// Sends as much as the port takes. What is complete when it has left makes room for more.
     fn transmit<O: Output>(&mut self, now: Nanos, out: &mut O) {
+        loop {
+            let before = self.nic.counters().completions;
+            self.transmit_frames(now, out);
+            if self.nic.counters().completions == before {
+                return;
+            }
+            self.serve(now);
+        }
+    }
+
+    fn transmit_frames<O: Output>(&mut self, now: Nanos, out: &mut O) {
         let port = PortId(0);
         while out.room(port) > 0 {
             if !self.waiting && !self.nic.poll_transmit(now, &mut self.frame) {
