@@ -25,6 +25,16 @@ def seeds(target: str, frame: bytes) -> list[bytes]:
         return [bytes([how, 0, min(len(frame), 255)]) + frame[:255] for how in (0x43, 0x4E)]
     if target == "impair":
         return [bytes([share]) + 4 * (bytes([7, min(len(frame), 255)]) + frame[:255]) for share in (50, 100)]
+    if target == "p4ce":
+        # From the leader, from two replicas, and to QP 1: with three PSNs of each
+        bth = frame[42:-4][:500]
+        steps = [(1, 0), (0x11, 1), (0x21, 2), (0x03, 0)]
+        made = b""
+        for kind, host in steps:
+            psn = (0xFFFFFD + 1000 * host) & 0xFFFFFF
+            body = bth[:9] + psn.to_bytes(3, "big") + bth[12:]
+            made += bytes([kind, (len(body) + 1) // 2]) + body + b"\0" * (len(body) % 2)
+        return [bytes([how]) + 2 * made for how in (0, 5)]
     if target == "rnic":
         bth = frame[42:-4][:510]
         return [bytes([how]) + bytes([0, to, len(bth) // 2]) + bth for how in (1, 12) for to in (3, 9)]
