@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod consensus;
 pub mod control;
 pub mod function;
 pub mod gather;
