@@ -92,6 +92,11 @@ impl Layout {
         false
     }
 
+    /// Bytes that are written for a value of so many
+    pub const fn written_len(value: usize) -> usize {
+        HEADER + value.next_multiple_of(8) + TAIL
+    }
+
     /// Where entry `index` begins
     pub const fn at(&self, index: u64) -> usize {
         HEAD + (index % self.slots) as usize * self.slot_len

@@ -1,8 +1,15 @@
-//! Consensus on top of replicated writes, with the protocol that the paper takes from Mu (III): the parts that need no
-//! network.
+//! Consensus on top of replicated writes, with the protocol that the paper takes from Mu (III).
+//!
+//! Every server has a log in registered memory ([`log`]). They read each other's heartbeats ([`detector`]); the live one
+//! with the lowest number leads ([`Server`]): it gets permission to write from a majority, brings their logs to agreement,
+//! and from then on writes each value once to each log.
 
 pub mod detector;
+mod hello;
+mod leader;
 pub mod log;
+mod server;
 
 pub use detector::Detector;
 pub use log::{Entry, Layout, Term};
+pub use server::{Config, ProposeError, Server, StartError};

@@ -1,0 +1,228 @@
+//! Consensus in the simulator: servers, a bridge between them, and values that are proposed wherever somebody leads.
+
+use core::net::IpAddr;
+use p4ce::consensus::{Config as ServerConfig, Layout, Server};
+use rnic::{Config, Interface, Rnic};
+use rocev2::ethernet::MacAddr;
+use sim::{App, Clock, Fault, Host, Link, NodeId, Switch, World};
+use std::collections::BTreeSet;
+use switch::drop::FaultSet;
+use switch::forward::Forward;
+use switch::forward::config::{Config as ForwardConfig, MacTable, Topology};
+use switch::{Chance, Nanos, Share};
+
+/// A server that proposes as long as it leads.
+struct Proposer {
+    server: Server,
+    chance: Chance,
+    wanted: u64,
+    proposed: BTreeSet<Vec<u8>>,
+    /// In order
+    decided: Vec<Vec<u8>>,
+    wrong: Option<String>,
+}
+
+impl Proposer {
+    fn propose(&mut self, nic: &mut Rnic) {
+        while self.server.leads() && (self.proposed.len() as u64) < self.wanted {
+            let number = self.proposed.len() as u64;
+            let len = self.chance.below(40) as usize;
+            let mut value = vec![self.server.term().server(); 1];
+            value.extend(number.to_le_bytes());
+            value.resize(9 + len, 0x77);
+            if self.server.propose(nic, &value).is_err() {
+                return;
+            }
+            self.proposed.insert(value);
+        }
+    }
+}
+
+impl App for Proposer {
+    fn start(&mut self, nic: &mut Rnic, now: Nanos) {
+        if let Err(error) = self.server.start(nic, now) {
+            self.wrong = Some(error.to_string());
+        }
+    }
+
+    fn run(&mut self, nic: &mut Rnic, now: Nanos) {
+        self.server.run(nic, now);
+        self.propose(nic);
+        while let Some((index, value)) = self.server.poll_decided() {
+            if index != self.decided.len() as u64 {
+                self.wrong = Some(format!("entry {index} comes after {}", self.decided.len()));
+            }
+            self.decided.push(value);
+        }
+    }
+
+    fn next_timer(&self) -> Option<Nanos> {
+        Some(self.server.next_timer())
+    }
+}
+
+struct Net {
+    world: World,
+    servers: Vec<NodeId>,
+}
+
+fn ip(n: u8) -> IpAddr {
+    [10, 0, 0, n + 1].into()
+}
+
+impl Net {
+    fn new(seed: u64, servers: u8, slots: u64, window: u64, wanted: u64, link: Link) -> Self {
+        let mut world = World::new(seed);
+        let forward = ForwardConfig {
+            ports: servers.into(),
+            topology: Topology::Mac(MacTable {
+                capacity: 64,
+                ageing: Nanos::from_secs(300),
+                fixed: Vec::new(),
+            }),
+            drop: FaultSet::NONE,
+            verify_icrc: false,
+            verify_udp_checksum: false,
+            counted_qps: 0,
+        };
+        let bridge = world.add("bridge", Switch::new(move || Forward::new(&forward)), Clock::default());
+        let nodes: Vec<_> = (0..servers)
+            .map(|n| {
+                let mut config = Config::new(Interface::new(MacAddr([2, 0, 0, 0, 1, n]), ip(n), 24));
+                config.seed = seed ^ u64::from(n) << 8;
+                let server = Server::new(ServerConfig {
+                    id: n,
+                    servers: (0..servers).map(ip).collect(),
+                    port: 7000,
+                    layout: Layout::new(slots, 64),
+                    heartbeat: Nanos::from_micros(100),
+                    window,
+                    ack_timeout: 5,
+                    retry_count: 6,
+                });
+                let chance = Chance::stream(seed, n.into());
+                let app = Proposer {
+                    server,
+                    chance,
+                    wanted,
+                    proposed: BTreeSet::new(),
+                    decided: Vec::new(),
+                    wrong: None,
+                };
+                world.add(
+                    &format!("server {n}"),
+                    Host::new(move || Rnic::new(config.clone()), app),
+                    Clock::default(),
+                )
+            })
+            .collect();
+        for node in &nodes {
+            world.connect(*node, bridge, link);
+        }
+        Self { world, servers: nodes }
+    }
+
+    fn apps(&self) -> impl Iterator<Item = &Proposer> {
+        self.servers.iter().map(|node| &self.world.node::<Host<Proposer>>(*node).app)
+    }
+
+    /// Everybody has decided the same, as far as they are, and nothing that nobody proposed, or twice.
+    fn check(&self) -> Result<(), String> {
+        let longest = self.apps().max_by_key(|app| app.decided.len()).map_or(&[][..], |app| &app.decided);
+        for (n, app) in self.apps().enumerate() {
+            if let Some(wrong) = &app.wrong {
+                return Err(format!("server {n}: {wrong}"));
+            }
+            if app.decided != longest[..app.decided.len()] {
+                return Err(format!("server {n} has decided something else"));
+            }
+        }
+        let proposed: BTreeSet<&Vec<u8>> = self.apps().flat_map(|app| &app.proposed).collect();
+        let mut seen = BTreeSet::new();
+        for value in longest {
+            if !proposed.contains(value) || !seen.insert(value) {
+                return Err(format!("{value:?} was proposed by nobody, or is decided twice"));
+            }
+        }
+        Ok(())
+    }
+
+    fn leader(&self) -> Option<usize> {
+        self.apps().position(|app| app.server.leads())
+    }
+}
+
+#[test]
+fn values_are_decided_everywhere() {
+    let mut net = Net::new(1, 3, 64, 8, 500, Link::default());
+    net.world.run_until(Nanos::from_millis(20));
+    net.check().unwrap();
+    assert_eq!(net.leader(), Some(0), "the lowest number");
+    for app in net.apps() {
+        assert_eq!(app.decided.len(), 500);
+    }
+}
+
+#[test]
+fn a_leader_that_crashes_is_followed_by_the_next() {
+    let mut net = Net::new(1, 5, 64, 8, 1_000_000, Link::default());
+    net.world.schedule(Nanos::from_millis(10), Fault::Crash(net.servers[0]));
+    net.world.run_until(Nanos::from_millis(10));
+    let before = net.apps().nth(1).unwrap().decided.len();
+    assert!(before > 100, "{before}");
+    net.world.run_until(Nanos::from_millis(30));
+    net.check().unwrap();
+    let app = net.apps().nth(1).unwrap();
+    assert!(app.server.leads() && app.decided.len() > before + 100, "{} after {before}", app.decided.len());
+}
+
+fn seeds(count: u64) -> core::ops::Range<u64> {
+    let read = |name: &str| std::env::var(name).ok().and_then(|value| value.parse().ok());
+    let from = read("FROM").unwrap_or(1);
+    from..from + read("SEEDS").unwrap_or(count)
+}
+
+#[test]
+fn logs_agree_whatever_happens() {
+    let mut entries = 0;
+    for seed in seeds(300) {
+        let mut chance = Chance::new(seed);
+        let mut share = || Share::new(chance.below(1000) as f64 / 1000.0 * 0.02).unwrap();
+        let link =
+            Link { loss: share(), duplicate: share(), reorder: share(), corrupt: share(), ..Link::default() };
+        let servers = [3, 5][chance.below(2) as usize];
+        let window = chance.between(1, 16);
+        let wanted = 3000;
+        let mut net = Net::new(seed, servers, chance.between(window.max(8), 64), window, wanted, link);
+        let links: Vec<_> = net.world.links().collect();
+        for n in 0..chance.between(1, 5) {
+            let at = Nanos::from_micros(chance.between(1000, 15_000));
+            let until = at + Nanos::from_micros(chance.between(10, 8000));
+            let server = net.servers[chance.below(net.servers.len() as u64) as usize];
+            let link = vec![links[chance.below(links.len() as u64) as usize]];
+            match chance.below(3) {
+                // As many as may, for good
+                0 if n < u64::from(servers / 2) => net.world.schedule(at, Fault::Crash(server)),
+                1 => {
+                    net.world.schedule(at, Fault::Pause(server));
+                    net.world.schedule(until, Fault::Resume(server));
+                }
+                _ => {
+                    net.world.schedule(at, Fault::Cut(link.clone()));
+                    net.world.schedule(until, Fault::Heal(link));
+                }
+            }
+        }
+        let end = Nanos::from_millis(25);
+        let mut steps = 0u64;
+        while net.world.step(end) {
+            steps += 1;
+            if steps.is_multiple_of(4096) {
+                net.check().unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+            }
+        }
+        net.check().unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+        entries += net.apps().map(|app| app.decided.len()).max().unwrap_or(0);
+    }
+    assert!(entries > 10_000, "{entries}");
+}
