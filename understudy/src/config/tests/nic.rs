@@ -41,6 +41,7 @@ fn defaults() -> HostConfig {
         max_qps: 1024,
         seed: 1,
         services: vec![],
+        perftests: vec![],
     }
 }
 
@@ -64,6 +65,7 @@ fn what_is_said_and_what_is_not() {
         max_qps: 5,
         seed: 9,
         services: vec![],
+        perftests: vec![],
     };
     assert_eq!(host(&all), expected);
 }
