@@ -157,7 +157,9 @@ fn perftest(table: &Table<'_>) -> Option<PerftestConfig> {
     let test = table.require("test", "\"write_bw\"").and_then(|value| value.word(&tests));
     let test = test.and_then(|word| Test::ALL.into_iter().find(|(name, _)| *name == word));
     let port = table.number("port", 1..=65535, PERFTEST_PORT) as u16;
-    let size = table.number("size", 8..=MAX_SIZE, 1 << 23) as u32;
+    // What ib_write_lat begins with, and the longest that the others have with `-a`
+    let own_size = if test.is_some_and(|(_, test)| test == Test::WriteLat) { 2 } else { 1 << 23 };
+    let size = table.number("size", 1..=MAX_SIZE, own_size) as u32;
     let transport = table.get("transport", "\"rc\"");
     let word = transport.as_ref().map_or(Some("rc"), |value| value.word(&["rc", "uc"]));
     let (name, test) = test?;

@@ -195,7 +195,7 @@ impl Function for Host {
         out: &mut O,
     ) -> Verdict {
         let perftest = self.perftest.as_mut();
-        if !perftest.is_some_and(|perftest| perftest.on_frame(&self.nic, frame.bytes())) {
+        if !perftest.is_some_and(|perftest| perftest.on_frame(frame.bytes())) {
             self.nic.on_frame(frame.bytes(), now);
         }
         self.serve(now);

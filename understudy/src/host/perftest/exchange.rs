@@ -124,11 +124,6 @@ impl Exchange {
         &mut self.came
     }
 
-    /// Whether the client may end the connection here, without a word.
-    pub(super) fn is_between_messages(&self) -> bool {
-        self.stage == Stage::Test && self.came.is_empty()
-    }
-
     /// The next thing that the client has said, once it is complete.
     pub(super) fn next(&mut self) -> Result<Option<Said>, String> {
         let (len, stage) = match self.stage {

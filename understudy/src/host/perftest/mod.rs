@@ -12,7 +12,7 @@ use rnic::{
     Remote, Rnic, SendRequest, Transport,
 };
 use rocev2::aeth::RnrTimer;
-use rocev2::{Packet, Psn, Qpn};
+use rocev2::{Psn, Qpn};
 use std::collections::BTreeMap;
 use switch::{Chance, Nanos};
 
@@ -22,17 +22,21 @@ const RECEIVES: usize = 512;
 const DEPTH: usize = 16;
 /// READs and atomics that a client may have outstanding
 const READS: u8 = 16;
+/// Small messages of one after the other go to the next place in so many bytes.
+const CYCLE: usize = 4096;
 /// 67 ms, perftest's own
 const ACK_TIMEOUT: u8 = 14;
 /// For ever: whether the client is still there is seen on TCP.
 const RNR_RETRY: u8 = 7;
+/// How often a client of ib_write_lat, which has one queue pair, tells it before the test begins
+const TOLD_BEFORE_WRITES: u32 = 4;
 
 /// A server as the configuration has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PerftestConfig {
     pub(crate) test: Test,
     pub(crate) port: u16,
-    /// Bytes of a message at most
+    /// Bytes of a message at most; exactly, in ib_write_lat
     pub(crate) size: u32,
     pub(crate) transport: Transport,
 }
@@ -107,7 +111,6 @@ impl Servers {
             listening: tcp.listen(config.port),
             clients: Vec::new(),
             pairs: BTreeMap::new(),
-            written: None,
             chance: Chance::stream(nic.config().seed, config.port.into()),
             row: ServiceRow { service: PerftestConfig::NAME, port: config.port, ..ServiceRow::default() },
         };
@@ -119,15 +122,9 @@ impl Servers {
         self.servers.iter().map(|server| &server.row)
     }
 
-    /// Takes a frame if it is TCP, or looks at it before the NIC gets it; says whether it took it.
-    pub(super) fn on_frame(&mut self, nic: &Rnic, frame: &[u8]) -> bool {
-        if self.tcp.on_frame(frame) {
-            return true;
-        }
-        for server in self.servers.iter_mut().filter(|server| server.config.test == Test::WriteLat) {
-            server.watch(nic, frame);
-        }
-        false
+    /// Takes a frame if it is TCP; says whether it is.
+    pub(super) fn on_frame(&mut self, frame: &[u8]) -> bool {
+        self.tcp.on_frame(frame)
     }
 
     pub(super) fn on_completion(&mut self, nic: &mut Rnic, completion: &Completion) {
@@ -138,7 +135,7 @@ impl Servers {
     }
 
     pub(super) fn serve(&mut self, nic: &mut Rnic, now: Nanos) {
-        for server in &mut self.servers {
+        for server in self.servers.iter_mut().filter(|server| server.config.test == Test::WriteLat) {
             server.write_back(nic);
         }
         if self.tcp.poll(now) {
@@ -164,16 +161,8 @@ struct Pair {
     place: Place,
     ours: Keys,
     theirs: Keys,
-    written: Written,
-}
-
-/// Where the client WRITEs, in ib_write_lat: it says so with each, and waits until as much is written to its own memory.
-#[derive(Clone, Copy, Default)]
-struct Written {
-    at: u64,
-    len: u32,
-    /// What stood last in the last byte, which is another one each time
-    last: u8,
+    /// WRITEs that were sent, in ib_write_lat: the last byte of each is its number, and the client answers with the same
+    writes: u64,
 }
 
 /// A client: a connection, and the queue pairs that it was told of.
@@ -184,6 +173,8 @@ struct Client {
     /// By the client's numbers
     qps: BTreeMap<u32, Qpn>,
     spoke: bool,
+    /// How often it has told queue pairs
+    told: u32,
 }
 
 /// How it goes on with a client.
@@ -206,8 +197,6 @@ struct Server {
     clients: Vec<Client>,
     /// By our numbers
     pairs: BTreeMap<u32, Pair>,
-    /// The queue pair that a WRITE has just come to
-    written: Option<Qpn>,
     chance: Chance,
     row: ServiceRow,
 }
@@ -221,6 +210,7 @@ impl Server {
                 mtu: nic.config().mtu,
                 qps: BTreeMap::new(),
                 spoke: false,
+                told: 0,
             });
         }
         let mut clients = core::mem::take(&mut self.clients);
@@ -248,10 +238,17 @@ impl Server {
                     client.mtu = ours.min(theirs);
                     mtu_answer(ours).to_vec()
                 }
-                Said::Keys(theirs) => match self.pair(client, theirs, nic) {
-                    Ok(ours) => ours.to_bytes(),
-                    Err(what) => return Next::Failed(what),
-                },
+                Said::Keys(theirs) => {
+                    let ours = match self.pair(client, theirs, nic) {
+                        Ok(ours) => ours.to_bytes(),
+                        Err(what) => return Next::Failed(what),
+                    };
+                    client.told += 1;
+                    if self.config.test == Test::WriteLat && client.told == TOLD_BEFORE_WRITES {
+                        self.begin_writes(client, nic);
+                    }
+                    ours
+                }
                 Said::Done => {
                     // Nobody waits for it.
                     tcp.write(client.socket, DONE);
@@ -266,7 +263,8 @@ impl Server {
             Next::Wait
         } else if !client.spoke {
             Next::Gone
-        } else if self.config.test == Test::WriteLat && client.exchange.is_between_messages() {
+        } else if self.config.test == Test::WriteLat && self.has_answered(client) {
+            // How many WRITEs there will be is not part of what the client says, so that it gets one more than it wants.
             Next::Finished
         } else {
             Next::Failed("the client left in the middle".into())
@@ -316,7 +314,7 @@ impl Server {
             // What is written back lies behind what is written.
             Test::WriteLat => (2 * self.config.size as usize, DEPTH),
             test if test.sends() => (self.config.size as usize, RECEIVES),
-            _ => (self.config.size as usize, DEPTH),
+            _ => ((self.config.size as usize).max(CYCLE), DEPTH),
         };
         let place = Place::new(nic, self.pd, self.cq, self.config.transport, bytes, depth)
             .map_err(|error| format!("no room for a connection: {error}"))?;
@@ -339,7 +337,7 @@ impl Server {
         }
         self.row.connections += 1;
         client.qps.insert(theirs.qpn, place.qpn);
-        self.pairs.insert(place.qpn.get(), Pair { place, ours, theirs, written: Written::default() });
+        self.pairs.insert(place.qpn.get(), Pair { place, ours, theirs, writes: 0 });
         Ok(ours)
     }
 
@@ -377,42 +375,41 @@ impl Server {
         }
     }
 
-    /// Notes where a WRITE goes, before it is there.
-    fn watch(&mut self, nic: &Rnic, frame: &[u8]) {
-        let Some(packet) = Packet::parse(frame) else { return };
-        let qpn = packet.bth().dest_qp();
-        let Some(pair) = self.pairs.get_mut(&qpn.get()) else { return };
-        if let Some(reth) = packet.reth() {
-            let (at, len) = (reth.va.get().wrapping_sub(VA), reth.len.get());
-            let fits = at.checked_add(len.into()).is_some_and(|end| end <= self.config.size.into());
-            if fits && len > 0 && (pair.written.at, pair.written.len) != (at, len) {
-                let last = nic.bytes(pair.place.buffer)[at as usize + len as usize - 1];
-                pair.written = Written { at, len, last };
+    /// Begins ib_write_lat, as the server does: the client waits for its memory to change.
+    fn begin_writes(&mut self, client: &Client, nic: &mut Rnic) {
+        for qpn in client.qps.values() {
+            if let Some(pair) = self.pairs.get_mut(&qpn.get()) {
+                pair.write(self.config.size, nic);
             }
         }
-        self.written = Some(qpn);
     }
 
-    /// Answers a WRITE whose last byte has come with one of the same length and last byte.
+    /// Whether the client has answered a WRITE on each queue pair.
+    fn has_answered(&self, client: &Client) -> bool {
+        let writes = |qpn: &Qpn| self.pairs.get(&qpn.get()).map_or(0, |pair| pair.writes);
+        !client.qps.is_empty() && client.qps.values().all(|qpn| writes(qpn) > 1)
+    }
+
+    /// Answers each WRITE of the client that has come as far as to the last byte.
     fn write_back(&mut self, nic: &mut Rnic) {
-        let Some(qpn) = self.written.take() else { return };
-        let Some(pair) = self.pairs.get_mut(&qpn.get()) else { return };
-        let Written { at, len, last } = pair.written;
-        if len == 0 {
-            return;
+        let last = self.config.size as usize - 1;
+        for pair in self.pairs.values_mut() {
+            if pair.writes > 0 && nic.bytes(pair.place.buffer)[last] == pair.writes as u8 {
+                pair.write(self.config.size, nic);
+            }
         }
-        let size = self.config.size as usize;
-        let end = at as usize + len as usize - 1;
-        let memory = nic.bytes_mut(pair.place.buffer);
-        if memory[end] == last {
-            return;
-        }
-        pair.written.last = memory[end];
-        memory[size + end] = memory[end];
-        let to = Remote { va: pair.theirs.va, rkey: pair.theirs.rkey };
-        let data = Data::Memory(pair.place.sge(size as u64 + at, len));
+    }
+}
+
+impl Pair {
+    /// The next WRITE of ib_write_lat; what is sent stands behind what comes.
+    fn write(&mut self, size: u32, nic: &mut Rnic) {
+        self.writes += 1;
+        nic.bytes_mut(self.place.buffer)[2 * size as usize - 1] = self.writes as u8;
+        let to = Remote { va: self.theirs.va, rkey: self.theirs.rkey };
+        let data = Data::Memory(self.place.sge(size.into(), size));
         // If the queue pair has failed meanwhile, a completion says so.
-        _ = nic.post_send(qpn, SendRequest::new(0, Operation::Write(to), data));
+        _ = nic.post_send(self.place.qpn, SendRequest::new(0, Operation::Write(to), data));
     }
 }
 
