@@ -184,7 +184,7 @@ fn listened_twice(table: &Table<'_>, services: &[ServiceConfig], perftests: &[Pe
     for servers in [servers, perftests] {
         for (index, (port, name)) in servers.iter().enumerate() {
             if let Some((_, first)) = servers[..index].iter().find(|(first, _)| first == port) {
-                let names = one_of([first, name]);
+                let names = if first == name { "one of them".into() } else { one_of([first, name]) };
                 let problem = table.problem(format!("two services listen at port {port}"));
                 table.problems().add(problem.label("here").help(format!("give {names} another `port`")));
             }

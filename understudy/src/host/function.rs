@@ -212,7 +212,8 @@ impl Function for Host {
     }
 
     fn next_timer(&self) -> Option<Nanos> {
-        if self.waiting || !self.begun || self.nic.wants_to_transmit() {
+        let says = self.perftest.as_ref().is_some_and(Servers::wants_to_transmit);
+        if self.waiting || !self.begun || says || self.nic.wants_to_transmit() {
             return Some(Nanos::ZERO);
         }
         let perftest = self.perftest.as_ref().and_then(Servers::next_timer);

@@ -99,6 +99,25 @@ impl Tcp {
         self.sockets.add(socket)
     }
 
+    /// A connection to a neighbour of this MAC address.
+    #[cfg(test)]
+    pub(super) fn connect(&mut self, to: (IpAddr, u16), mac: MacAddr) -> SocketHandle {
+        let socket = self.listen(1);
+        let head = Ethernet {
+            dst: mac,
+            src: self.mac,
+            ethertype: if to.0.is_ipv4() { ethertype::IPV4 } else { ethertype::IPV6 }.into(),
+        };
+        self.poll_at = Some(Nanos::ZERO);
+        self.peers.insert(to.0, zerocopy::IntoBytes::as_bytes(&head).to_vec());
+        let socket_ref = self.sockets.get_mut::<Socket<'_>>(socket);
+        socket_ref.abort();
+        socket_ref
+            .connect(self.interface.context(), to, 40_000)
+            .expect("a socket that is closed can connect");
+        socket
+    }
+
     /// The connection that came to a listening socket; another socket listens in its place.
     pub(super) fn accept(&mut self, listening: &mut SocketHandle) -> Option<SocketHandle> {
         let socket = self.sockets.get::<Socket<'_>>(*listening);
@@ -223,8 +242,14 @@ impl Tcp {
         false
     }
 
+    /// Whether a frame waits to be sent
+    pub(super) fn wants_to_transmit(&self) -> bool {
+        !self.link.outgoing.is_empty()
+    }
+
+    /// When [`poll`](Self::poll) is due
     pub(super) fn next_timer(&self) -> Option<Nanos> {
-        if self.link.outgoing.is_empty() { self.poll_at } else { Some(Nanos::ZERO) }
+        self.poll_at
     }
 }
 

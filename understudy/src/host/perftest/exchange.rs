@@ -53,7 +53,7 @@ impl Keys {
     /// Numbers in it
     const NUMBERS: usize = 6 + 16 + 1;
 
-    fn parse(bytes: &[u8]) -> Option<Self> {
+    pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let text = str::from_utf8(bytes).ok()?.strip_suffix(":\0")?;
         let numbers: Vec<u64> =
             text.split(':').map(|number| u64::from_str_radix(number, 16)).collect::<Result<_, _>>().ok()?;

@@ -151,6 +151,10 @@ impl Servers {
         self.tcp.poll_transmit(frame)
     }
 
+    pub(super) fn wants_to_transmit(&self) -> bool {
+        self.tcp.wants_to_transmit()
+    }
+
     pub(super) fn next_timer(&self) -> Option<Nanos> {
         self.tcp.next_timer()
     }
