@@ -5,7 +5,7 @@
 
 Boots a guest with Linux' soft-RoCE, and puts `understudy host` at the other end of its
 cable: rping and ucmatose as client and as server, with many connections, large messages
-and IPv6, and once more through `understudy run` with a function that loses frames. Each
+and IPv6, perftest's clients, and some once more through `understudy run` with a function that loses frames. Each
 program must succeed, and understudy's report must say that every connection was used and
 ended as it should. Needs root, for a network namespace of its own.
 """
@@ -105,7 +105,9 @@ def perftest(
     if transport != "rc":
         service["transport"] = transport
     # perftest's own 67 ms are not enough for a guest that is busy sending.
-    command = f"ib_{test} -F -u 17 -d rxe0 -x {{gid}} {options if '-n' in options else f'{options} -n 100'} {{host_ipv4}}"
+    if "-n" not in options and "-D" not in options:
+        options += " -n 100"
+    command = f"ib_{test} -F -u 17 -d rxe0 -x {{gid}} {options.strip()} {{host_ipv4}}"
     if times > 1:
         command = f"for i in $(seq {times}); do {command} || exit 1; done"
     return Case(f"perftest_{test}" + (f"_{name}" if name else ""), service, command, connections * times, network=network, loss=loss)
@@ -143,13 +145,13 @@ def cases() -> list[Case]:
         perftest("write_bw", "mtu256", "-s 5000 -m 256"),
         perftest("write_bw", "ipv6", network="ipv6"),
         perftest("write_bw", "sizes", "-a -n 5"),
+        perftest("write_bw", "duration", "-D 2"),
         perftest("write_bw", "uc", "-c UC -s 4096", transport="uc"),
         perftest("write_bw", "again", "-s 4096", times=3),
         perftest("read_bw"),
         perftest("read_bw", "2qp_ipv6", "-s 4096 -q 2", connections=2, network="ipv6"),
         perftest("send_bw"),
         perftest("send_bw", "small_4qp", "-s 64 -q 4 -n 1000", connections=4),
-        perftest("send_bw", "sizes", "-a -n 5"),
         perftest("send_bw", "uc", "-c UC -s 4096 -r 512", transport="uc"),
         perftest("atomic_bw", "fetch_add", "-A FETCH_AND_ADD"),
         perftest("atomic_bw", "compare_swap", "-A CMP_AND_SWAP -q 2", connections=2),

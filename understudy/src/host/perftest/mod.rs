@@ -207,7 +207,9 @@ struct Server {
 
 impl Server {
     fn serve(&mut self, nic: &mut Rnic, tcp: &mut Tcp) {
-        while let Some(socket) = tcp.accept(&mut self.listening) {
+        while self.clients.len() < nic.config().max_qps
+            && let Some(socket) = tcp.accept(&mut self.listening)
+        {
             self.clients.push(Client {
                 socket,
                 exchange: Exchange::new(),
