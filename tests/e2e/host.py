@@ -5,9 +5,9 @@
 
 Boots a guest with Linux' soft-RoCE, and puts `understudy host` at the other end of its
 cable: rping and ucmatose as client and as server, with many connections, large messages
-and IPv6, perftest's clients, and some once more through `understudy run` with a function that loses frames. Each
-program must succeed, and understudy's report must say that every connection was used and
-ended as it should. Needs root, for a network namespace of its own.
+and IPv6, perftest's clients, and some once more through `understudy run` with a function
+that loses frames. Each program must succeed, and understudy's report must say that every
+connection was used and ended as it should. Needs root, for a network namespace of its own.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ use super::port::Ports;
 use super::scenario::{ack_of, address};
 use super::tree::{Table, Value};
 use super::words::one_of;
-use crate::host::{Client, HostConfig, Kind, PerftestConfig, ServiceConfig, Test};
+use crate::host::{Client, HostConfig, Kind, MAX_ADDRESSES, PerftestConfig, ServiceConfig, Test};
 use core::net::IpAddr;
 use rnic::{AckPolicy, PathMtu, Transport};
 use sim::scenario::AckSpec;
@@ -72,9 +72,17 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
         }
     }
     listened_twice(table, &services, &perftests);
+    let addresses = addresses?;
+    if !perftests.is_empty()
+        && addresses.len() > MAX_ADDRESSES
+        && let Some(value) = table.get("addresses", "[]")
+    {
+        let problem = value.problem(format!("{} addresses, with a perftest server", addresses.len()));
+        value.add(problem.label("too many").help(format!("such a host has {MAX_ADDRESSES} at most")));
+    }
     Some(FunctionConfig::Nic(HostConfig {
         mac,
-        addresses: addresses?,
+        addresses,
         gateways: gateways?,
         vlan,
         mtu: mtu?,

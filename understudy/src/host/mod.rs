@@ -13,6 +13,7 @@ mod ucmatose;
 pub(crate) use function::{Event, Host, Seen};
 pub(crate) use perftest::{PerftestConfig, Test};
 pub(crate) use service::{Client, Kind, ServiceConfig, ServiceRow};
+pub(crate) use tcp::MAX_ADDRESSES;
 
 use core::net::IpAddr;
 use rnic::{AckPolicy, PathMtu};

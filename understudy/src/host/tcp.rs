@@ -50,7 +50,7 @@ fn instant(now: Nanos) -> Instant {
 }
 
 /// Addresses that smoltcp has room for
-pub(super) const MAX_ADDRESSES: usize = 8;
+pub(crate) const MAX_ADDRESSES: usize = 8;
 
 impl Tcp {
     pub(super) fn new(nic: &rnic::Interface, seed: u64) -> Result<Self, String> {

@@ -139,6 +139,12 @@ fn perftest_servers_that_cannot_be() {
         "two services listen at port 18515",
         "give one of them another `port`",
     );
+    let nine = "addresses = [\"10.0.0.2/24\", ".to_owned() + &"\"10.0.0.3/24\", ".repeat(8) + "] #!";
+    wrong(
+        &perftest("test = \"read_bw\"").replace("addresses = [\"10.0.0.2/24\"]", &nine),
+        "9 addresses, with a perftest server",
+        "such a host has 8 at most",
+    );
     // TCP's ports are not rdma_cm's.
     let other = "test = \"read_bw\"\nport = 7174\n[[nic.service]]\nkind = \"rping_server\"";
     assert_eq!(host(&perftest(other)).services.len(), 1);

@@ -287,7 +287,7 @@ impl Server {
                 tcp.close(client.socket);
                 self.row.finished += pairs;
                 if let Some((size, messages)) = client.exchange.reported {
-                    self.row.operations += messages;
+                    self.row.operations = self.row.operations.saturating_add(messages);
                     self.row.bytes = self.row.bytes.saturating_add(messages.saturating_mul(size));
                 }
             }
@@ -357,8 +357,8 @@ impl Server {
                 return self.fail(completion.qpn, what, nic, tcp);
             }
         }
-        self.row.operations += 1;
-        self.row.bytes += u64::from(completion.len);
+        self.row.operations = self.row.operations.saturating_add(1);
+        self.row.bytes = self.row.bytes.saturating_add(completion.len.into());
         if completion.of == Completed::Recv {
             pair.place.receive(nic, 0, self.config.size);
             if self.config.test == Test::SendLat {
