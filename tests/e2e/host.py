@@ -110,7 +110,8 @@ def perftest(
     command = f"ib_{test} -F -u 17 -d rxe0 -x {{gid}} {options.strip()} {{host_ipv4}}"
     if times > 1:
         command = f"for i in $(seq {times}); do {command} || exit 1; done"
-    return Case(f"perftest_{test}" + (f"_{name}" if name else ""), service, command, connections * times, network=network, loss=loss)
+    name = f"perftest_{test}_{name}".rstrip("_")
+    return Case(name, service, command, connections * times, network=network, loss=loss)
 
 
 def cases() -> list[Case]:
