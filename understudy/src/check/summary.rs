@@ -4,7 +4,7 @@ mod impair;
 mod p4ce;
 
 use crate::config::{Config, FunctionConfig};
-use crate::host::{Client, HostConfig};
+use crate::host::{Client, HostConfig, PerftestConfig};
 use crate::machine::{Machine, cpu_list};
 use core::fmt::Write;
 use dataplane::config::{Device, Memory, Port};
@@ -137,6 +137,11 @@ fn nic_lines(nic: &HostConfig) -> Vec<(&'static str, String)> {
                 format!("{name} to {server} port {}, {connections} connections", service.port)
             }
         };
+        lines.push(("service", line));
+    }
+    for PerftestConfig { test, port, size, .. } in &nic.perftests {
+        let line =
+            format!("{} of ib_{} at TCP port {port}, up to {size} bytes", PerftestConfig::NAME, test.name());
         lines.push(("service", line));
     }
     lines

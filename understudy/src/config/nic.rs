@@ -6,17 +6,19 @@ use super::port::Ports;
 use super::scenario::{ack_of, address};
 use super::tree::{Table, Value};
 use super::words::one_of;
-use crate::host::{Client, HostConfig, Kind, ServiceConfig};
+use crate::host::{Client, HostConfig, Kind, MAX_ADDRESSES, PerftestConfig, ServiceConfig, Test};
 use core::net::IpAddr;
-use rnic::{AckPolicy, PathMtu};
+use rnic::{AckPolicy, PathMtu, Transport};
 use sim::scenario::AckSpec;
 use switch::Nanos;
 
 /// Services, by the word that `kind` has
-const KINDS: [&str; 5] = ["rping_server", "rping_client", "ucmatose_server", "ucmatose_client", "memory"];
+const KINDS: [&str; 6] =
+    ["rping_server", "rping_client", "ucmatose_server", "ucmatose_client", "memory", PerftestConfig::NAME];
 /// The ports of the programs
 const RPING_PORT: u64 = 7174;
 const UCMATOSE_PORT: u64 = 7471;
+const PERFTEST_PORT: u64 = 18515;
 /// Longest message (IB 9.4.1)
 const MAX_SIZE: u64 = 1 << 30;
 
@@ -54,7 +56,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
         Some(AckSpec::Every { packets, time }) => AckPolicy::Every { packets, time: Nanos(time) },
         Some(AckSpec::OnRequest | AckSpec::Any) | None => AckPolicy::OnRequest,
     };
-    let services = table
+    let services_read: Option<Vec<Service>> = table
         .get("service", "[]")
         .map_or(Some(Vec::new()), |value| value.list()?.iter().map(|value| service(value)).collect());
     let vlan = table.spanned_number("vlan", 1..=4094, 10).map(|id| id.into_inner() as u16);
@@ -62,11 +64,25 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
     let credits = table.boolean("credits", false);
     let max_qps = table.number("max_connections", 1..=1 << 20, 1024) as usize;
     let seed = table.number("seed", 0..=u64::MAX, 1);
-    let services: Vec<ServiceConfig> = services?;
-    listened_twice(table, &services);
+    let (mut services, mut perftests) = (Vec::new(), Vec::new());
+    for service in services_read? {
+        match service {
+            Service::Connected(service) => services.push(service),
+            Service::Perftest(perftest) => perftests.push(perftest),
+        }
+    }
+    listened_twice(table, &services, &perftests);
+    let addresses = addresses?;
+    if !perftests.is_empty()
+        && addresses.len() > MAX_ADDRESSES
+        && let Some(value) = table.get("addresses", "[]")
+    {
+        let problem = value.problem(format!("{} addresses, with a perftest server", addresses.len()));
+        value.add(problem.label("too many").help(format!("such a host has {MAX_ADDRESSES} at most")));
+    }
     Some(FunctionConfig::Nic(HostConfig {
         mac,
-        addresses: addresses?,
+        addresses,
         gateways: gateways?,
         vlan,
         mtu: mtu?,
@@ -76,6 +92,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
         max_qps,
         seed,
         services,
+        perftests,
     }))
 }
 
@@ -89,9 +106,22 @@ pub(super) fn ip(value: &Value<'_>) -> Option<IpAddr> {
     ip
 }
 
-fn service(value: &Value<'_>) -> Option<ServiceConfig> {
+/// A service, by how its clients come to it
+enum Service {
+    /// By rdma_cm
+    Connected(ServiceConfig),
+    /// By TCP
+    Perftest(PerftestConfig),
+}
+
+fn service(value: &Value<'_>) -> Option<Service> {
     let table = value.table("[[nic.service]]")?;
     let kind = table.require("kind", "\"rping_server\"").and_then(|value| value.word(&KINDS));
+    if kind == Some(PerftestConfig::NAME) {
+        let perftest = perftest(&table);
+        table.finish();
+        return perftest.map(Service::Perftest);
+    }
     let own_port =
         if kind.is_some_and(|kind| kind.starts_with("ucmatose")) { UCMATOSE_PORT } else { RPING_PORT };
     let port = table.number("port", 1..=65535, own_port) as u16;
@@ -127,17 +157,45 @@ fn service(value: &Value<'_>) -> Option<ServiceConfig> {
         // Which keys it has is not known.
         table.forget();
     }
-    service
+    service.map(Service::Connected)
+}
+
+fn perftest(table: &Table<'_>) -> Option<PerftestConfig> {
+    let tests = Test::ALL.map(|(name, _)| name);
+    let test = table.require("test", "\"write_bw\"").and_then(|value| value.word(&tests));
+    let test = test.and_then(|word| Test::ALL.into_iter().find(|(name, _)| *name == word));
+    let port = table.number("port", 1..=65535, PERFTEST_PORT) as u16;
+    // What ib_write_lat begins with, and the longest that the others have with `-a`
+    let own_size = if test.is_some_and(|(_, test)| test == Test::WriteLat) { 2 } else { 1 << 23 };
+    let size = table.number("size", 1..=MAX_SIZE, own_size) as u32;
+    let transport = table.get("transport", "\"rc\"");
+    let word = transport.as_ref().map_or(Some("rc"), |value| value.word(&["rc", "uc"]));
+    let (name, test) = test?;
+    let transport = match (word?, transport) {
+        ("uc", Some(value)) if !test.is_on_uc() => {
+            let problem = value.problem(format!("{name} is not on UC")).label("here");
+            value.add(problem.help("UC has neither READs nor atomics; leave the key out"));
+            return None;
+        }
+        ("uc", _) => Transport::Uc,
+        _ => Transport::Rc,
+    };
+    Some(PerftestConfig { test, port, size, transport })
 }
 
 /// Two servers at one port
-fn listened_twice(table: &Table<'_>, services: &[ServiceConfig]) {
-    let servers: Vec<_> = services.iter().filter(|service| service.client.is_none()).collect();
-    for (index, service) in servers.iter().enumerate() {
-        if let Some(first) = servers[..index].iter().find(|first| first.port == service.port) {
-            let names = one_of([first.kind.name(false), service.kind.name(false)]);
-            let problem = table.problem(format!("two services listen at port {}", service.port));
-            table.problems().add(problem.label("here").help(format!("give {names} another `port`")));
+fn listened_twice(table: &Table<'_>, services: &[ServiceConfig], perftests: &[PerftestConfig]) {
+    let servers = services.iter().filter(|service| service.client.is_none());
+    let servers: Vec<_> = servers.map(|service| (service.port, service.kind.name(false))).collect();
+    // TCP's ports are others than rdma_cm's.
+    let perftests: Vec<_> = perftests.iter().map(|perftest| (perftest.port, PerftestConfig::NAME)).collect();
+    for servers in [servers, perftests] {
+        for (index, (port, name)) in servers.iter().enumerate() {
+            if let Some((_, first)) = servers[..index].iter().find(|(first, _)| first == port) {
+                let names = if first == name { "one of them".into() } else { one_of([first, name]) };
+                let problem = table.problem(format!("two services listen at port {port}"));
+                table.problems().add(problem.label("here").help(format!("give {names} another `port`")));
+            }
         }
     }
 }

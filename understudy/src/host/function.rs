@@ -1,6 +1,7 @@
 //! The host as a switch function: frames in, frames out, and the services in between.
 
 use super::HostConfig;
+use super::perftest::Servers;
 use super::service::{Service, ServiceRow};
 use rnic::cm::{Event as CmEvent, PortSpace, service_id_of};
 use rnic::{Cq, Rnic};
@@ -31,6 +32,7 @@ pub(crate) struct Host {
     nic: Rnic,
     cq: Cq,
     services: Vec<Service>,
+    perftest: Option<Servers>,
     begun: bool,
     told: bool,
     events: VecDeque<Event>,
@@ -56,10 +58,12 @@ impl Host {
         for service in services.iter().filter(|service| service.is_server()) {
             nic.listen(PortSpace::Tcp, service.port()).map_err(|error| error.to_string())?;
         }
+        let perftest = Servers::new(&config.perftests, &nic, pd, cq)?;
         Ok(Self {
             nic,
             cq,
             services,
+            perftest,
             begun: false,
             told: false,
             events: VecDeque::new(),
@@ -95,12 +99,17 @@ impl Host {
             } else if let Some(completion) = self.nic.poll_cq(self.cq) {
                 if let Some(service) = self.services.iter_mut().find(|service| service.owns(completion.qpn)) {
                     service.on_completion(&mut self.nic, &completion, now);
+                } else if let Some(perftest) = &mut self.perftest {
+                    perftest.on_completion(&mut self.nic, &completion);
                 }
             } else {
                 break;
             }
         }
         while self.nic.poll_event().is_some() {}
+        if let Some(perftest) = &mut self.perftest {
+            perftest.serve(&mut self.nic, now);
+        }
         if !self.told && self.is_done() {
             self.told = true;
             self.events.push_back(Event::Done);
@@ -132,7 +141,14 @@ impl Host {
         // A worker waits for no one: a reader who looks right now sees what was there before.
         let Ok(mut seen) = self.seen.try_lock() else { return };
         seen.counters = *self.nic.counters();
-        seen.services = self.services.iter().map(|service| service.row().clone()).collect();
+        let perftest = self.perftest.iter().flat_map(Servers::rows);
+        seen.services = self.services.iter().map(Service::row).chain(perftest).cloned().collect();
+    }
+
+    fn next_frame(&mut self, now: Nanos) -> bool {
+        let perftest = self.perftest.as_mut();
+        perftest.is_some_and(|perftest| perftest.poll_transmit(&mut self.frame))
+            || self.nic.poll_transmit(now, &mut self.frame)
     }
 
     /// Sends as much as the port takes. What is complete when it has left makes room for more.
@@ -150,7 +166,7 @@ impl Host {
     fn transmit_frames<O: Output>(&mut self, now: Nanos, out: &mut O) {
         let port = PortId(0);
         while out.room(port) > 0 {
-            if !self.waiting && !self.nic.poll_transmit(now, &mut self.frame) {
+            if !self.waiting && !self.next_frame(now) {
                 return;
             }
             let Ok(mut frame) = out.make(self.frame.len()) else {
@@ -178,7 +194,10 @@ impl Function for Host {
         now: Nanos,
         out: &mut O,
     ) -> Verdict {
-        self.nic.on_frame(frame.bytes(), now);
+        let perftest = self.perftest.as_mut();
+        if !perftest.is_some_and(|perftest| perftest.on_frame(frame.bytes())) {
+            self.nic.on_frame(frame.bytes(), now);
+        }
         self.serve(now);
         self.transmit(now, out);
         Verdict::Consume
@@ -193,11 +212,12 @@ impl Function for Host {
     }
 
     fn next_timer(&self) -> Option<Nanos> {
-        if self.waiting || !self.begun || self.nic.wants_to_transmit() {
+        let says = self.perftest.as_ref().is_some_and(Servers::wants_to_transmit);
+        if self.waiting || !self.begun || says || self.nic.wants_to_transmit() {
             return Some(Nanos::ZERO);
         }
-        let show = self.shown + SHOW_EVERY;
-        Some(self.nic.next_timer().map_or(show, |at| at.min(show)))
+        let perftest = self.perftest.as_ref().and_then(Servers::next_timer);
+        [self.nic.next_timer(), perftest, Some(self.shown + SHOW_EVERY)].into_iter().flatten().min()
     }
 
     fn on_command(&mut self, (): (), _now: Nanos) {}

@@ -2,14 +2,18 @@
 
 mod function;
 mod memory;
+mod perftest;
 mod rping;
 mod service;
+mod tcp;
 #[cfg(test)]
 mod tests;
 mod ucmatose;
 
 pub(crate) use function::{Event, Host, Seen};
+pub(crate) use perftest::{PerftestConfig, Test};
 pub(crate) use service::{Client, Kind, ServiceConfig, ServiceRow};
+pub(crate) use tcp::MAX_ADDRESSES;
 
 use core::net::IpAddr;
 use rnic::{AckPolicy, PathMtu};
@@ -31,6 +35,7 @@ pub(crate) struct HostConfig {
     pub(crate) max_qps: usize,
     pub(crate) seed: u64,
     pub(crate) services: Vec<ServiceConfig>,
+    pub(crate) perftests: Vec<PerftestConfig>,
 }
 
 impl HostConfig {

@@ -121,6 +121,41 @@ pub(super) struct Place {
 pub(super) const VA: u64 = 0x10_0000;
 
 impl Place {
+    /// Makes a queue pair that anybody may do anything with, and its memory.
+    pub(super) fn new(
+        nic: &mut Rnic,
+        pd: Pd,
+        cq: Cq,
+        transport: Transport,
+        bytes: usize,
+        depth: usize,
+    ) -> Result<Self, String> {
+        let text = |error: &dyn core::fmt::Display| error.to_string();
+        let (buffer, mr) =
+            nic.register_new(pd, bytes.max(1), VA, Access::ALL).map_err(|error| text(&error))?;
+        let init =
+            QpInit { transport, pd, send_cq: cq, recv_cq: cq, srq: None, max_send: depth, max_recv: depth };
+        match nic.create_qp(init) {
+            Ok(qpn) => {
+                let ready = Modify::Init { access: Access::ALL, qkey: 0 };
+                nic.modify_qp(qpn, ready).map_err(|error| text(&error))?;
+                Ok(Self { qpn, buffer, mr })
+            }
+            Err(error) => {
+                _ = nic.deregister(mr);
+                _ = nic.free(buffer);
+                Err(text(&error))
+            }
+        }
+    }
+
+    pub(super) fn destroy(&self, nic: &mut Rnic) {
+        // Whatever of it is there.
+        _ = nic.destroy_qp(self.qpn);
+        _ = nic.deregister(self.mr);
+        _ = nic.free(self.buffer);
+    }
+
     pub(super) fn sge(&self, at: u64, len: u32) -> Sge {
         Sge { mr: self.mr, va: VA + at, len }
     }
@@ -210,39 +245,9 @@ impl Service {
     /// Makes a queue pair with its memory.
     fn make(&self, nic: &mut Rnic) -> Result<(Place, Box<dyn Session>), String> {
         let (mut session, bytes, depth) = self.session();
-        let text = |error: &dyn core::fmt::Display| error.to_string();
-        let (buffer, mr) =
-            nic.register_new(self.pd, bytes.max(1), VA, Access::ALL).map_err(|error| text(&error))?;
-        let init = QpInit {
-            transport: Transport::Rc,
-            pd: self.pd,
-            send_cq: self.cq,
-            recv_cq: self.cq,
-            srq: None,
-            max_send: depth,
-            max_recv: depth,
-        };
-        match nic.create_qp(init) {
-            Ok(qpn) => {
-                let place = Place { qpn, buffer, mr };
-                let ready = Modify::Init { access: Access::ALL, qkey: 0 };
-                nic.modify_qp(qpn, ready).map_err(|error| text(&error))?;
-                session.prepare(nic, &place);
-                Ok((place, session))
-            }
-            Err(error) => {
-                _ = nic.deregister(mr);
-                _ = nic.free(buffer);
-                Err(text(&error))
-            }
-        }
-    }
-
-    fn destroy(nic: &mut Rnic, place: &Place) {
-        // Whatever of it is there.
-        _ = nic.destroy_qp(place.qpn);
-        _ = nic.deregister(place.mr);
-        _ = nic.free(place.buffer);
+        let place = Place::new(nic, self.pd, self.cq, Transport::Rc, bytes, depth)?;
+        session.prepare(nic, &place);
+        Ok((place, session))
     }
 
     fn insert(&mut self, live: Live) {
@@ -272,7 +277,7 @@ impl Service {
                     self.insert(live);
                 }
                 Err(error) => {
-                    Self::destroy(nic, &place);
+                    place.destroy(nic);
                     self.row.failed += 1;
                     self.fail(error.to_string());
                 }
@@ -295,7 +300,7 @@ impl Service {
                         self.insert(live);
                     }
                     Err(error) => {
-                        Self::destroy(nic, &place);
+                        place.destroy(nic);
                         _ = nic.reject(conn, RejReason::CONSUMER, &[], now);
                         self.row.refused += 1;
                         self.fail(error.to_string());
@@ -350,7 +355,7 @@ impl Service {
     fn close(&mut self, nic: &mut Rnic, qpn: Qpn, error: Option<String>, now: Nanos) {
         if let Some(live) = self.live.remove(&qpn.get()) {
             self.by_conn.remove(&live.conn);
-            Self::destroy(nic, &live.place);
+            live.place.destroy(nic);
         }
         if let Some(error) = error {
             self.fail(error);

@@ -18,6 +18,7 @@ fn config(last: u8, services: Vec<ServiceConfig>) -> HostConfig {
         max_qps: 256,
         seed: last.into(),
         services,
+        perftests: Vec::new(),
     }
 }
 

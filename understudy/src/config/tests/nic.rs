@@ -2,8 +2,8 @@
 
 use super::{read, wrong};
 use crate::config::FunctionConfig;
-use crate::host::{Client, HostConfig, Kind, ServiceConfig};
-use rnic::{AckPolicy, PathMtu};
+use crate::host::{Client, HostConfig, Kind, PerftestConfig, ServiceConfig, Test};
+use rnic::{AckPolicy, PathMtu, Transport};
 use rocev2::ethernet::MacAddr;
 use switch::Nanos;
 
@@ -41,6 +41,7 @@ fn defaults() -> HostConfig {
         max_qps: 1024,
         seed: 1,
         services: vec![],
+        perftests: vec![],
     }
 }
 
@@ -64,6 +65,7 @@ fn what_is_said_and_what_is_not() {
         max_qps: 5,
         seed: 9,
         services: vec![],
+        perftests: vec![],
     };
     assert_eq!(host(&all), expected);
 }
@@ -86,6 +88,66 @@ fn services() {
         only("kind = \"memory\"\nport = 9\nsize = 64"),
         ServiceConfig { kind: Kind::Memory { size: 64 }, port: 9, client: None }
     );
+}
+
+#[test]
+fn perftest_servers() {
+    let only = |lines: &str| {
+        let host = host(&service(&["kind = \"perftest_server\"\n", lines].concat()));
+        assert_eq!((host.services.len(), host.perftests.len()), (0, 1));
+        host.perftests[0]
+    };
+    for (name, test) in Test::ALL {
+        let size = if test == Test::WriteLat { 2 } else { 1 << 23 };
+        assert_eq!(
+            only(&format!("test = \"{name}\"")),
+            PerftestConfig { test, port: 18515, size, transport: Transport::Rc }
+        );
+    }
+    assert_eq!(
+        only("test = \"send_bw\"\nport = 9\nsize = 64\ntransport = \"uc\""),
+        PerftestConfig { test: Test::SendBw, port: 9, size: 64, transport: Transport::Uc }
+    );
+}
+
+#[test]
+fn perftest_servers_that_cannot_be() {
+    let perftest = |lines: &str| service(&["kind = \"perftest_server\"\n", lines].concat());
+    wrong(
+        &perftest("").replace("[[nic.service]]", "[[nic.service]] #!"),
+        "[[nic.service]] has no `test`",
+        "add `test = \"write_bw\"`",
+    );
+    wrong(
+        &perftest("test = \"ib_send_bw\" #!"),
+        "`test` cannot be `ib_send_bw`",
+        "did you mean `send_bw`? it can be `write_bw`, `read_bw`, `send_bw`, `atomic_bw`, `write_lat`, `read_lat`, `send_lat` or `atomic_lat`",
+    );
+    wrong(
+        &perftest("test = \"read_bw\"\ntransport = \"uc\" #!"),
+        "read_bw is not on UC",
+        "UC has neither READs nor atomics; leave the key out",
+    );
+    wrong(
+        &perftest("test = \"read_bw\"\nmessages = 3 #!"),
+        "there is no key `messages` in [[nic.service]]",
+        "[[nic.service]] takes `kind`, `test`, `port`, `size` and `transport`",
+    );
+    let two = "test = \"read_bw\"\n[[nic.service]]\nkind = \"perftest_server\"\ntest = \"send_bw\"";
+    wrong(
+        &perftest(two).replace("[nic]", "[nic] #!"),
+        "two services listen at port 18515",
+        "give one of them another `port`",
+    );
+    let nine = "addresses = [\"10.0.0.2/24\", ".to_owned() + &"\"10.0.0.3/24\", ".repeat(8) + "] #!";
+    wrong(
+        &perftest("test = \"read_bw\"").replace("addresses = [\"10.0.0.2/24\"]", &nine),
+        "9 addresses, with a perftest server",
+        "such a host has 8 at most",
+    );
+    // TCP's ports are not rdma_cm's.
+    let other = "test = \"read_bw\"\nport = 7174\n[[nic.service]]\nkind = \"rping_server\"";
+    assert_eq!(host(&perftest(other)).services.len(), 1);
 }
 
 #[test]
@@ -144,7 +206,7 @@ fn services_that_cannot_be() {
     wrong(
         &service("kind = \"rping\" #!"),
         "`kind` cannot be `rping`",
-        "did you mean `rping_server`? it can be `rping_server`, `rping_client`, `ucmatose_server`, `ucmatose_client` or `memory`",
+        "did you mean `rping_server`? it can be `rping_server`, `rping_client`, `ucmatose_server`, `ucmatose_client`, `memory` or `perftest_server`",
     );
     wrong(
         &service("kind = \"memory\"\nserver = \"10.0.0.1\" #!"),

@@ -1,0 +1,191 @@
+//! What perftest's client and server tell each other over TCP, as version 4.5 does (Debian 12; it calls itself "6.06").
+//!
+//! The client speaks first, each time, and waits for an answer of the same length:
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 16 | version, text, padded with zeros |
+//! | 4 | bytes that a test cycles through (4096), big-endian; both take the greater |
+//! | 4 | length of a cache line (64), the same |
+//! | 2 | path MTU: a digit (1 for 256 to 5 for 4096) and a zero; both take the smaller |
+//! | 108 | a queue pair ([`Keys`]), many times (below) |
+//! | 5 times 8 | after ib_write_bw, ib_read_bw and ib_atomic_bw: bytes of a message, messages, and three rates that are floating-point numbers; big-endian |
+//! | 108 | the first queue pair: all is done |
+//! | 5 | "done" and a zero, which both say and neither waits for |
+//!
+//! Queue pairs are told one by one: all of them before they are connected (ib_write_lat, ib_read_lat and ib_atomic_lat begin
+//! with the first one twice), all of them again to be printed, and in between and before each part of a test the first one,
+//! as a barrier. A client that tells one for the first time wants it made and connected; whatever else it means, the answer is
+//! the same: the queue pair that belongs to it. So nobody needs to know beforehand how many there will be, or how
+//! many barriers, and the next message says by its first byte what it is: text, or a number that begins with a zero. ib_write_lat
+//! just closes the connection in the end.
+
+use core::net::{IpAddr, Ipv6Addr};
+use rnic::PathMtu;
+
+/// The oldest version that speaks so
+const OLDEST: f32 = 5.70;
+const VERSION: usize = 16;
+const NUMBER: usize = 4;
+const MTU: usize = 2;
+const REPORTED: usize = 8;
+/// Of such numbers a report has
+const REPORT: usize = 5;
+pub(super) const DONE: &[u8] = b"done\0";
+
+/// A queue pair, as one side tells the other.
+///
+/// In text, each number in hexadecimal and with leading zeros: LID (4 digits), READs and atomics that may be outstanding
+/// (4), QPN (6), first PSN (6), key (8) and address (16) of its memory, the 16 bytes of the GID, and the number of a shared
+/// receive queue (8), with a colon behind each; and a zero byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Keys {
+    pub(super) reads: u8,
+    pub(super) qpn: u32,
+    pub(super) psn: u32,
+    pub(super) rkey: u32,
+    pub(super) va: u64,
+    pub(super) address: IpAddr,
+}
+
+impl Keys {
+    pub(super) const LEN: usize = 108;
+    /// Numbers in it
+    const NUMBERS: usize = 6 + 16 + 1;
+
+    pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
+        let text = str::from_utf8(bytes).ok()?.strip_suffix(":\0")?;
+        let numbers: Vec<u64> =
+            text.split(':').map(|number| u64::from_str_radix(number, 16)).collect::<Result<_, _>>().ok()?;
+        let numbers: [u64; Self::NUMBERS] = numbers.try_into().ok()?;
+        let [_lid, reads, qpn, psn, rkey, va, gid @ .., _srqn] = numbers;
+        let gid: [u8; 16] = gid.map(|byte| byte as u8);
+        Some(Self {
+            reads: reads.try_into().unwrap_or(u8::MAX),
+            qpn: qpn.try_into().ok()?,
+            psn: psn.try_into().ok()?,
+            rkey: rkey.try_into().ok()?,
+            va,
+            address: Ipv6Addr::from(gid).to_canonical(),
+        })
+    }
+
+    pub(super) fn to_bytes(self) -> Vec<u8> {
+        let Self { reads, qpn, psn, rkey, va, address } = self;
+        let gid = match address {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+            IpAddr::V6(ip) => ip,
+        };
+        let gid = gid.octets().map(|byte| format!("{byte:02x}:")).concat();
+        format!("0000:{reads:04x}:{qpn:06x}:{psn:06x}:{rkey:08x}:{va:016x}:{gid}00000000:\0").into_bytes()
+    }
+}
+
+/// What the client has said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Said {
+    /// Something that is answered with itself
+    Same(Vec<u8>),
+    Mtu(PathMtu),
+    Keys(Keys),
+    /// All is done.
+    Done,
+}
+
+/// How far the client is
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Version,
+    CycleBuffer,
+    CacheLine,
+    Mtu,
+    /// Queue pairs, a report, or the end
+    Test,
+    /// So many numbers of a report have come.
+    Report(usize),
+}
+
+/// The client's side of the exchange.
+#[derive(Debug)]
+pub(super) struct Exchange {
+    stage: Stage,
+    came: Vec<u8>,
+    /// Bytes of a message, and how many there were, as the client reports
+    pub(super) reported: Option<(u64, u64)>,
+}
+
+impl Exchange {
+    pub(super) fn new() -> Self {
+        Self { stage: Stage::Version, came: Vec::new(), reported: None }
+    }
+
+    /// Where what comes is to be appended
+    pub(super) fn inbox(&mut self) -> &mut Vec<u8> {
+        &mut self.came
+    }
+
+    /// The next thing that the client has said, once it is complete.
+    pub(super) fn next(&mut self) -> Result<Option<Said>, String> {
+        let (len, stage) = match self.stage {
+            Stage::Version => (VERSION, Stage::CycleBuffer),
+            Stage::CycleBuffer => (NUMBER, Stage::CacheLine),
+            Stage::CacheLine => (NUMBER, Stage::Mtu),
+            Stage::Mtu => (MTU, Stage::Test),
+            // A LID has four digits, so "done" is no beginning of a queue pair.
+            Stage::Test if self.came.starts_with(DONE) => (DONE.len(), Stage::Test),
+            Stage::Test => match self.came.first() {
+                Some(0) => (REPORTED, Stage::Report(1)),
+                _ => (Keys::LEN, Stage::Test),
+            },
+            Stage::Report(REPORT) => {
+                self.stage = Stage::Test;
+                return self.next();
+            }
+            Stage::Report(n) => (REPORTED, Stage::Report(n + 1)),
+        };
+        if self.came.len() < len {
+            return Ok(None);
+        }
+        let message: Vec<u8> = self.came.drain(..len).collect();
+        let from = core::mem::replace(&mut self.stage, stage);
+        self.said(from, message).map(Some)
+    }
+
+    fn said(&mut self, stage: Stage, message: Vec<u8>) -> Result<Said, String> {
+        match stage {
+            Stage::Version => {
+                let text = str::from_utf8(&message).ok().map(|text| text.trim_end_matches('\0'));
+                let version: Option<f32> = text.and_then(|text| text.parse().ok());
+                match version {
+                    Some(version) if version >= OLDEST => Ok(Said::Same(message)),
+                    Some(version) => Err(format!("a client of version {version}, which is too old")),
+                    None => Err("a client that is not perftest's".into()),
+                }
+            }
+            Stage::Mtu => {
+                let mtu = PathMtu::ALL.into_iter().zip(b'1'..).find(|(_, digit)| *digit == message[0]);
+                mtu.map(|(mtu, _)| Said::Mtu(mtu)).ok_or_else(|| "the client's path MTU is none".into())
+            }
+            Stage::Test if message == DONE => Ok(Said::Done),
+            Stage::Test if message.len() == Keys::LEN => {
+                let keys = Keys::parse(&message).map(Said::Keys);
+                keys.ok_or_else(|| format!("no queue pair: {}", String::from_utf8_lossy(&message)))
+            }
+            Stage::Test | Stage::Report(_) => {
+                let number = message.as_slice().try_into().map_or(0, u64::from_be_bytes);
+                match (stage, &mut self.reported) {
+                    (Stage::Test, reported) => *reported = Some((number, 0)),
+                    (Stage::Report(1), Some((_, messages))) => *messages = number,
+                    _ => {}
+                }
+                Ok(Said::Same(message))
+            }
+            Stage::CycleBuffer | Stage::CacheLine => Ok(Said::Same(message)),
+        }
+    }
+}
+
+/// The answer to the client's path MTU: ours
+pub(super) fn mtu_answer(mtu: PathMtu) -> [u8; MTU] {
+    [b'1' + mtu as u8, 0]
+}

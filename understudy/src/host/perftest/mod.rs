@@ -1,0 +1,448 @@
+//! perftest's server: what its clients (ib_write_bw and the others) need at the other end.
+
+mod exchange;
+#[cfg(test)]
+mod tests;
+
+use super::service::{Place, ServiceRow, VA};
+use super::tcp::{SocketHandle, Tcp};
+use exchange::{DONE, Exchange, Keys, Said, mtu_answer};
+use rnic::{
+    Completed, Completion, Cq, Data, Modify, Operation, Path, PathMtu, Pd, ReadyToReceive, ReadyToSend,
+    Remote, Rnic, SendRequest, Transport,
+};
+use rocev2::aeth::RnrTimer;
+use rocev2::{Psn, Qpn};
+use std::collections::BTreeMap;
+use switch::{Chance, Nanos};
+
+/// Receives that are posted at once: on UC, which nobody slows down, more than come before they are looked at
+const RECEIVES: usize = 512;
+/// Requests of either kind at once, where there are no receives
+const DEPTH: usize = 16;
+/// READs and atomics that a client may have outstanding
+const READS: u8 = 16;
+/// Small messages of one after the other go to the next place in so many bytes.
+const CYCLE: usize = 4096;
+/// 67 ms, perftest's own
+const ACK_TIMEOUT: u8 = 14;
+/// For ever: whether the client is still there is seen on TCP.
+const RNR_RETRY: u8 = 7;
+/// How often a client of ib_write_lat, which has one queue pair, tells it before the test begins
+const TOLD_BEFORE_WRITES: u32 = 4;
+
+/// A server as the configuration has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PerftestConfig {
+    pub(crate) test: Test,
+    pub(crate) port: u16,
+    /// Bytes of a message at most; exactly, in ib_write_lat
+    pub(crate) size: u32,
+    pub(crate) transport: Transport,
+}
+
+impl PerftestConfig {
+    pub(crate) const NAME: &'static str = "perftest_server";
+}
+
+/// The test of the clients. It is not part of what they say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Test {
+    WriteBw,
+    ReadBw,
+    SendBw,
+    AtomicBw,
+    WriteLat,
+    ReadLat,
+    SendLat,
+    AtomicLat,
+}
+
+impl Test {
+    /// Every test, with the end of its program's name
+    pub(crate) const ALL: [(&'static str, Self); 8] = [
+        ("write_bw", Self::WriteBw),
+        ("read_bw", Self::ReadBw),
+        ("send_bw", Self::SendBw),
+        ("atomic_bw", Self::AtomicBw),
+        ("write_lat", Self::WriteLat),
+        ("read_lat", Self::ReadLat),
+        ("send_lat", Self::SendLat),
+        ("atomic_lat", Self::AtomicLat),
+    ];
+
+    /// Whether the client sends messages; in the other tests it needs nothing but memory.
+    pub(crate) const fn sends(self) -> bool {
+        matches!(self, Self::SendBw | Self::SendLat)
+    }
+
+    /// Whether there is such a test on UC, which has neither READs nor atomics
+    pub(crate) const fn is_on_uc(self) -> bool {
+        matches!(self, Self::WriteBw | Self::WriteLat) || self.sends()
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        Self::ALL.into_iter().find(|(_, test)| *test == self).map_or("", |(name, _)| name)
+    }
+}
+
+/// The servers of a host, and the TCP that they share.
+pub(super) struct Servers {
+    tcp: Tcp,
+    servers: Vec<Server>,
+}
+
+impl Servers {
+    /// None, if there is none.
+    pub(super) fn new(
+        configs: &[PerftestConfig],
+        nic: &Rnic,
+        pd: Pd,
+        cq: Cq,
+    ) -> Result<Option<Self>, String> {
+        if configs.is_empty() {
+            return Ok(None);
+        }
+        let mut tcp = Tcp::new(&nic.config().interface, nic.config().seed)?;
+        let server = |config: &PerftestConfig| Server {
+            config: *config,
+            pd,
+            cq,
+            listening: tcp.listen(config.port),
+            clients: Vec::new(),
+            pairs: BTreeMap::new(),
+            chance: Chance::stream(nic.config().seed, config.port.into()),
+            row: ServiceRow { service: PerftestConfig::NAME, port: config.port, ..ServiceRow::default() },
+        };
+        let servers = configs.iter().map(server).collect();
+        Ok(Some(Self { tcp, servers }))
+    }
+
+    pub(super) fn rows(&self) -> impl Iterator<Item = &ServiceRow> {
+        self.servers.iter().map(|server| &server.row)
+    }
+
+    /// Takes a frame if it is TCP; says whether it is.
+    pub(super) fn on_frame(&mut self, frame: &[u8]) -> bool {
+        self.tcp.on_frame(frame)
+    }
+
+    pub(super) fn on_completion(&mut self, nic: &mut Rnic, completion: &Completion) {
+        let server = self.servers.iter_mut().find(|server| server.pairs.contains_key(&completion.qpn.get()));
+        if let Some(server) = server {
+            server.on_completion(nic, &mut self.tcp, completion);
+        }
+    }
+
+    pub(super) fn serve(&mut self, nic: &mut Rnic, now: Nanos) {
+        for server in self.servers.iter_mut().filter(|server| server.config.test == Test::WriteLat) {
+            server.write_back(nic);
+        }
+        if self.tcp.poll(now) {
+            for server in &mut self.servers {
+                server.serve(nic, &mut self.tcp);
+            }
+            // What was said goes out.
+            self.tcp.poll(now);
+        }
+    }
+
+    pub(super) fn poll_transmit(&mut self, frame: &mut Vec<u8>) -> bool {
+        self.tcp.poll_transmit(frame)
+    }
+
+    pub(super) fn wants_to_transmit(&self) -> bool {
+        self.tcp.wants_to_transmit()
+    }
+
+    pub(super) fn next_timer(&self) -> Option<Nanos> {
+        self.tcp.next_timer()
+    }
+}
+
+/// A queue pair of a client's.
+struct Pair {
+    place: Place,
+    ours: Keys,
+    theirs: Keys,
+    /// WRITEs that were sent, in ib_write_lat: the last byte of each is its number, and the client answers with the same
+    writes: u64,
+}
+
+/// A client: a connection, and the queue pairs that it was told of.
+struct Client {
+    socket: SocketHandle,
+    exchange: Exchange,
+    mtu: PathMtu,
+    /// By the client's numbers
+    qps: BTreeMap<u32, Qpn>,
+    spoke: bool,
+    /// How often it has told queue pairs
+    told: u32,
+}
+
+/// How it goes on with a client.
+enum Next {
+    Wait,
+    /// The client has all that it wanted.
+    Finished,
+    /// Something is wrong.
+    Failed(String),
+    /// Somebody came and went.
+    Gone,
+}
+
+/// One server.
+struct Server {
+    config: PerftestConfig,
+    pd: Pd,
+    cq: Cq,
+    listening: SocketHandle,
+    clients: Vec<Client>,
+    /// By our numbers
+    pairs: BTreeMap<u32, Pair>,
+    chance: Chance,
+    row: ServiceRow,
+}
+
+impl Server {
+    fn serve(&mut self, nic: &mut Rnic, tcp: &mut Tcp) {
+        while self.clients.len() < nic.config().max_qps
+            && let Some(socket) = tcp.accept(&mut self.listening)
+        {
+            self.clients.push(Client {
+                socket,
+                exchange: Exchange::new(),
+                mtu: nic.config().mtu,
+                qps: BTreeMap::new(),
+                spoke: false,
+                told: 0,
+            });
+        }
+        let mut clients = core::mem::take(&mut self.clients);
+        clients.retain_mut(|client| {
+            let next = self.attend(client, nic, tcp);
+            self.follow(client, next, nic, tcp)
+        });
+        self.clients = clients;
+    }
+
+    /// Answers what the client has said.
+    fn attend(&mut self, client: &mut Client, nic: &mut Rnic, tcp: &mut Tcp) -> Next {
+        tcp.read(client.socket, client.exchange.inbox());
+        loop {
+            let said = match client.exchange.next() {
+                Ok(Some(said)) => said,
+                Ok(None) => break,
+                Err(what) => return Next::Failed(what),
+            };
+            client.spoke = true;
+            let answer = match said {
+                Said::Same(bytes) => bytes,
+                Said::Mtu(theirs) => {
+                    let ours = nic.config().mtu;
+                    client.mtu = ours.min(theirs);
+                    mtu_answer(ours).to_vec()
+                }
+                Said::Keys(theirs) => {
+                    let ours = match self.pair(client, theirs, nic) {
+                        Ok(ours) => ours.to_bytes(),
+                        Err(what) => return Next::Failed(what),
+                    };
+                    client.told += 1;
+                    if self.config.test == Test::WriteLat && client.told == TOLD_BEFORE_WRITES {
+                        self.begin_writes(client, nic);
+                    }
+                    ours
+                }
+                Said::Done => {
+                    // Nobody waits for it.
+                    tcp.write(client.socket, DONE);
+                    return Next::Finished;
+                }
+            };
+            if !tcp.write(client.socket, &answer) {
+                return Next::Failed("the client takes no answers".into());
+            }
+        }
+        if !tcp.has_ended(client.socket) {
+            Next::Wait
+        } else if !client.spoke {
+            Next::Gone
+        } else if self.config.test == Test::WriteLat && self.has_answered(client) {
+            // How many WRITEs there will be is not part of what the client says, so that it gets one more than it wants.
+            Next::Finished
+        } else {
+            Next::Failed("the client left in the middle".into())
+        }
+    }
+
+    /// Whether the client stays
+    fn follow(&mut self, client: &Client, next: Next, nic: &mut Rnic, tcp: &mut Tcp) -> bool {
+        let pairs = client.qps.len() as u64;
+        match next {
+            Next::Wait => return true,
+            Next::Gone => tcp.abort(client.socket),
+            Next::Finished => {
+                tcp.close(client.socket);
+                self.row.finished += pairs;
+                if let Some((size, messages)) = client.exchange.reported {
+                    self.row.operations = self.row.operations.saturating_add(messages);
+                    self.row.bytes = self.row.bytes.saturating_add(messages.saturating_mul(size));
+                }
+            }
+            Next::Failed(what) => {
+                tcp.abort(client.socket);
+                if pairs == 0 {
+                    self.row.refused += 1;
+                } else {
+                    self.row.failed += pairs;
+                }
+                self.row.error.get_or_insert(what);
+            }
+        }
+        for qpn in client.qps.values() {
+            if let Some(pair) = self.pairs.remove(&qpn.get()) {
+                pair.place.destroy(nic);
+            }
+        }
+        false
+    }
+
+    /// Our queue pair for the client's, which is made when it is first told.
+    fn pair(&mut self, client: &mut Client, theirs: Keys, nic: &mut Rnic) -> Result<Keys, String> {
+        if let Some(pair) = client.qps.get(&theirs.qpn).and_then(|qpn| self.pairs.get(&qpn.get())) {
+            return Ok(pair.ours);
+        }
+        let src = nic.config().interface.source_for(theirs.address);
+        let src = src.ok_or_else(|| format!("no address of the family of {}", theirs.address))?;
+        let (bytes, depth) = match self.config.test {
+            // What is written back lies behind what is written.
+            Test::WriteLat => (2 * self.config.size as usize, DEPTH),
+            test if test.sends() => (self.config.size as usize, RECEIVES),
+            _ => ((self.config.size as usize).max(CYCLE), DEPTH),
+        };
+        let place = Place::new(nic, self.pd, self.cq, self.config.transport, bytes, depth)
+            .map_err(|error| format!("no room for a connection: {error}"))?;
+        let ours = Keys {
+            reads: READS,
+            qpn: place.qpn.get(),
+            psn: Psn::new(self.chance.bits() as u32).get(),
+            rkey: place.mr.0,
+            va: VA,
+            address: src,
+        };
+        if let Err(error) = connect(nic, &place, &ours, &theirs, client.mtu) {
+            place.destroy(nic);
+            return Err(error.to_string());
+        }
+        if self.config.test.sends() {
+            for _ in 0..RECEIVES {
+                place.receive(nic, 0, self.config.size);
+            }
+        }
+        self.row.connections += 1;
+        client.qps.insert(theirs.qpn, place.qpn);
+        self.pairs.insert(place.qpn.get(), Pair { place, ours, theirs, writes: 0 });
+        Ok(ours)
+    }
+
+    fn on_completion(&mut self, nic: &mut Rnic, tcp: &mut Tcp, completion: &Completion) {
+        let Some(pair) = self.pairs.get(&completion.qpn.get()) else { return };
+        match completion.status {
+            rnic::Status::Success => {}
+            rnic::Status::Flushed => return,
+            status => {
+                let what = format!("{:?} failed: {status:?}", completion.of);
+                return self.fail(completion.qpn, what, nic, tcp);
+            }
+        }
+        self.row.operations = self.row.operations.saturating_add(1);
+        self.row.bytes = self.row.bytes.saturating_add(completion.len.into());
+        if completion.of == Completed::Recv {
+            pair.place.receive(nic, 0, self.config.size);
+            if self.config.test == Test::SendLat {
+                let data = match completion.len {
+                    0 => Data::None,
+                    len => Data::Memory(pair.place.sge(0, len)),
+                };
+                // If the queue pair has failed meanwhile, a completion says so.
+                _ = nic.post_send(completion.qpn, SendRequest::new(0, Operation::Send, data));
+            }
+        }
+    }
+
+    /// A queue pair has failed, and with it its client.
+    fn fail(&mut self, qpn: Qpn, what: String, nic: &mut Rnic, tcp: &mut Tcp) {
+        let whose = self.clients.iter().position(|client| client.qps.values().any(|own| *own == qpn));
+        if let Some(index) = whose {
+            let client = self.clients.swap_remove(index);
+            self.follow(&client, Next::Failed(what), nic, tcp);
+        }
+    }
+
+    /// Begins ib_write_lat, as the server does: the client waits for its memory to change.
+    fn begin_writes(&mut self, client: &Client, nic: &mut Rnic) {
+        for qpn in client.qps.values() {
+            if let Some(pair) = self.pairs.get_mut(&qpn.get()) {
+                pair.write(self.config.size, nic);
+            }
+        }
+    }
+
+    /// Whether the client has answered a WRITE on each queue pair.
+    fn has_answered(&self, client: &Client) -> bool {
+        let writes = |qpn: &Qpn| self.pairs.get(&qpn.get()).map_or(0, |pair| pair.writes);
+        !client.qps.is_empty() && client.qps.values().all(|qpn| writes(qpn) > 1)
+    }
+
+    /// Answers each WRITE of the client that has come as far as to the last byte.
+    fn write_back(&mut self, nic: &mut Rnic) {
+        let last = self.config.size as usize - 1;
+        for pair in self.pairs.values_mut() {
+            if pair.writes > 0 && nic.bytes(pair.place.buffer)[last] == pair.writes as u8 {
+                pair.write(self.config.size, nic);
+            }
+        }
+    }
+}
+
+impl Pair {
+    /// The next WRITE of ib_write_lat; what is sent stands behind what comes.
+    fn write(&mut self, size: u32, nic: &mut Rnic) {
+        self.writes += 1;
+        nic.bytes_mut(self.place.buffer)[2 * size as usize - 1] = self.writes as u8;
+        let to = Remote { va: self.theirs.va, rkey: self.theirs.rkey };
+        let data = Data::Memory(self.place.sge(size.into(), size));
+        // If the queue pair has failed meanwhile, a completion says so.
+        _ = nic.post_send(self.place.qpn, SendRequest::new(0, Operation::Write(to), data));
+    }
+}
+
+/// Connects a queue pair by hand: no CM takes part.
+fn connect(
+    nic: &mut Rnic,
+    place: &Place,
+    ours: &Keys,
+    theirs: &Keys,
+    mtu: PathMtu,
+) -> Result<(), rnic::QpError> {
+    let receive = ReadyToReceive {
+        path: Path::new(ours.address, theirs.address),
+        dest_qp: Qpn::new(theirs.qpn),
+        mtu,
+        rq_psn: Psn::new(theirs.psn),
+        max_dest_rd_atomic: READS,
+        min_rnr_timer: RnrTimer(12),
+    };
+    let send = ReadyToSend {
+        sq_psn: Psn::new(ours.psn),
+        max_rd_atomic: theirs.reads.min(READS),
+        timeout: ACK_TIMEOUT,
+        retry_count: ReadyToSend::NO_LIMIT,
+        rnr_retry: RNR_RETRY,
+        flow_control: false,
+    };
+    nic.modify_qp(place.qpn, Modify::Rtr(receive))?;
+    nic.modify_qp(place.qpn, Modify::Rts(send))
+}

@@ -1,0 +1,423 @@
+//! Servers in the simulator. The client is made after perftest's: it says the same, in the same order.
+
+use super::super::{Test, connect};
+use super::*;
+use crate::host::service::{Place, ServiceRow, VA};
+use crate::host::tcp::{SocketHandle, Tcp};
+use crate::host::{Host, HostConfig, PerftestConfig};
+use rnic::{
+    AckPolicy, Completed, Cq, Data, Interface, Operation, RecvRequest, Remote, Rnic, SendRequest, Transport,
+};
+use rocev2::ethernet::MacAddr;
+use sim::{Clock, Link, Node, NodeId, Ports, Switch, World};
+use std::collections::VecDeque;
+use switch::memory::MemoryFrame;
+use switch::{Frame, Nanos, PortId, Share};
+
+const SERVER: MacAddr = MacAddr([2, 0, 0, 0, 0, 9]);
+const PORT: u16 = 18515;
+const MESSAGES: usize = 20;
+
+/// What the client does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// Says this, and waits for an answer of the same length.
+    Say(&'static [u8]),
+    /// Tells a queue pair.
+    Tell(usize),
+    /// The test
+    Work,
+    /// Says so, and waits for nothing.
+    Done,
+    Close,
+}
+
+/// What perftest's client does in a test, with so many queue pairs.
+fn script(test: Test, qps: usize) -> VecDeque<Step> {
+    let all = || (0..qps).map(Step::Tell);
+    let one = || std::iter::once(Step::Tell(0));
+    let start = [VERSION, b"\0\0\x10\0", b"\0\0\0@", b"3\0"].map(Step::Say);
+    let bandwidth = [
+        b"\0\0\0\0\0\0\0@",
+        b"\0\0\0\0\0\0\0\x14",
+        b"?\xff\0\0\0\0\0\0",
+        b"?\xfe\0\0\0\0\0\0",
+        b"?@\0\0\0\0\0\0",
+    ];
+    let report = bandwidth.map(|number| Step::Say(number));
+    let steps: Vec<_> = match test {
+        Test::WriteBw | Test::ReadBw | Test::AtomicBw => {
+            let after = one().chain(report).chain(one()).chain([Step::Done]);
+            all().chain(all()).chain(one()).chain([Step::Work]).chain(after).collect()
+        }
+        Test::SendBw | Test::SendLat => {
+            let work = one().chain([Step::Work]).chain(one()).chain([Step::Done]);
+            all().chain(one()).chain(all()).chain(work).collect()
+        }
+        Test::WriteLat => one().chain(all()).chain(all()).chain(one()).chain([Step::Work]).collect(),
+        Test::ReadLat | Test::AtomicLat => {
+            let work = [Step::Work].into_iter().chain(one()).chain([Step::Done]);
+            one().chain(all()).chain(all()).chain(one()).chain(work).collect()
+        }
+    };
+    start.into_iter().chain(steps).chain([Step::Close]).collect()
+}
+
+/// A queue pair of the client's, and the server's once it was told
+struct Pair {
+    place: Place,
+    ours: Keys,
+    theirs: Option<Keys>,
+}
+
+/// perftest's client.
+struct Client {
+    nic: Rnic,
+    cq: Cq,
+    tcp: Tcp,
+    server: IpAddr,
+    test: Test,
+    size: u32,
+    socket: Option<SocketHandle>,
+    pairs: Vec<Pair>,
+    script: VecDeque<Step>,
+    /// The step is under way.
+    said: bool,
+    heard: Vec<u8>,
+    /// What was posted, what completed, and what came back
+    posted: usize,
+    completed: usize,
+    came_back: usize,
+}
+
+impl Client {
+    fn new(case: &Case) -> Self {
+        let (own, server): (IpAddr, IpAddr) = if case.ipv6 {
+            ("fd00::1".parse().unwrap(), "fd00::9".parse().unwrap())
+        } else {
+            ([10, 0, 0, 1].into(), [10, 0, 0, 9].into())
+        };
+        let interface = Interface::new(MacAddr([2, 0, 0, 0, 0, 1]), own, if case.ipv6 { 64 } else { 24 });
+        let tcp = Tcp::new(&interface, case.seed).unwrap();
+        let mut nic = Rnic::new(rnic::Config::new(interface));
+        let (pd, cq) = (nic.alloc_pd(), nic.create_cq(4096).unwrap());
+        let pair = |n: usize| {
+            let bytes = 2 * case.size as usize;
+            let place = Place::new(&mut nic, pd, cq, case.transport, bytes, 2 * MESSAGES).unwrap();
+            let (qpn, rkey, psn) = (place.qpn.get(), place.mr.0, 0xff_fff0 + n as u32);
+            Pair { place, ours: Keys { reads: 16, qpn, psn, rkey, va: VA, address: own }, theirs: None }
+        };
+        let pairs = (0..case.qps).map(pair).collect();
+        Self {
+            nic,
+            cq,
+            tcp,
+            server,
+            test: case.test,
+            size: case.size,
+            socket: None,
+            pairs,
+            script: script(case.test, case.qps),
+            said: false,
+            heard: Vec::new(),
+            posted: 0,
+            completed: 0,
+            came_back: 0,
+        }
+    }
+
+    fn run(&mut self, now: Nanos) {
+        let server = (self.server, PORT);
+        let socket = *self.socket.get_or_insert_with(|| self.tcp.connect(server, SERVER));
+        self.tcp.poll(now);
+        if self.script.is_empty() {
+            return;
+        }
+        self.tcp.read(socket, &mut self.heard);
+        while let Some(completion) = self.nic.poll_cq(self.cq) {
+            assert_eq!(completion.status, rnic::Status::Success, "{completion:?}");
+            match completion.of {
+                Completed::Recv => self.came_back += 1,
+                _ => self.completed += 1,
+            }
+        }
+        while let Some(&step) = self.script.front() {
+            if !self.said {
+                self.said = self.begin(step, socket);
+            }
+            if !self.said || !self.is_complete(step) {
+                break;
+            }
+            self.said = false;
+            self.script.pop_front();
+        }
+        self.tcp.poll(now);
+    }
+
+    /// Begins a step; false if it cannot begin yet.
+    fn begin(&mut self, step: Step, socket: SocketHandle) -> bool {
+        match step {
+            Step::Say(bytes) => self.tcp.write(socket, bytes),
+            Step::Tell(n) => {
+                if self.test == Test::SendLat {
+                    self.receive();
+                }
+                self.tcp.write(socket, &self.pairs[n].ours.to_bytes())
+            }
+            Step::Work => {
+                self.work();
+                true
+            }
+            Step::Done => self.tcp.write(socket, DONE),
+            Step::Close => {
+                self.tcp.close(socket);
+                true
+            }
+        }
+    }
+
+    fn is_complete(&mut self, step: Step) -> bool {
+        match step {
+            Step::Say(bytes) => {
+                let complete = self.heard.len() == bytes.len();
+                if complete {
+                    assert_eq!(self.heard, bytes);
+                    self.heard.clear();
+                }
+                complete
+            }
+            Step::Tell(n) => {
+                let complete = self.heard.len() == Keys::LEN;
+                if complete {
+                    let theirs = Keys::parse(&self.heard).unwrap();
+                    self.heard.clear();
+                    self.told(n, theirs);
+                }
+                complete
+            }
+            Step::Work if self.test == Test::SendLat || self.test == Test::WriteLat => self.goes_on(),
+            Step::Work => self.completed == MESSAGES * self.pairs.len(),
+            Step::Done | Step::Close => true,
+        }
+    }
+
+    fn told(&mut self, n: usize, theirs: Keys) {
+        let pair = &mut self.pairs[n];
+        match pair.theirs {
+            None => {
+                connect(&mut self.nic, &pair.place, &pair.ours, &theirs, PathMtu::B1024).unwrap();
+                pair.theirs = Some(theirs);
+            }
+            Some(before) => assert_eq!(before, theirs),
+        }
+    }
+
+    fn receive(&mut self) {
+        let place = &self.pairs[0].place;
+        while self
+            .nic
+            .post_recv(place.qpn, RecvRequest { id: 0, data: Some(place.sge(0, self.size)) })
+            .is_ok()
+        {}
+    }
+
+    /// Posts one request.
+    fn post(&mut self, n: usize) {
+        self.posted += 1;
+        let pair = &self.pairs[n];
+        let theirs = pair.theirs.unwrap();
+        let memory = Remote { va: theirs.va, rkey: theirs.rkey };
+        let (operation, len) = match self.test {
+            Test::WriteBw | Test::WriteLat => (Operation::Write(memory), self.size),
+            Test::ReadBw | Test::ReadLat => (Operation::Read(memory), self.size),
+            Test::SendBw | Test::SendLat => (Operation::Send, self.size),
+            Test::AtomicBw | Test::AtomicLat => (Operation::FetchAdd { at: memory, add: 1 }, 8),
+        };
+        let data = Data::Memory(pair.place.sge(self.size.into(), len));
+        self.nic.post_send(pair.place.qpn, SendRequest::new(0, operation, data)).unwrap();
+    }
+
+    fn work(&mut self) {
+        match self.test {
+            Test::WriteLat => {}
+            Test::SendLat => self.post(0),
+            _ => (0..self.pairs.len() * MESSAGES).for_each(|n| self.post(n / MESSAGES)),
+        }
+    }
+
+    /// To and fro; whether it is over.
+    fn goes_on(&mut self) -> bool {
+        let (buffer, size) = (self.pairs[0].place.buffer, self.size as usize);
+        if self.test == Test::WriteLat && self.came_back < MESSAGES {
+            let next = self.came_back as u8 + 1;
+            if self.nic.bytes(buffer)[size - 1] == next {
+                self.came_back += 1;
+                self.nic.bytes_mut(buffer)[2 * size - 1] = next;
+                self.post(0);
+            }
+        } else if self.test == Test::SendLat
+            && self.posted < MESSAGES
+            && [self.came_back, self.completed] == [self.posted; 2]
+        {
+            self.post(0);
+            self.receive();
+        }
+        self.came_back == MESSAGES && self.completed == MESSAGES
+    }
+}
+
+impl Node for Client {
+    fn on_frame(&mut self, frame: MemoryFrame, _port: PortId, now: Nanos, _out: &mut Ports<'_>) {
+        if !self.tcp.on_frame(frame.bytes()) {
+            self.nic.on_frame(frame.bytes(), now);
+        }
+        self.run(now);
+    }
+
+    fn on_timer(&mut self, now: Nanos, _out: &mut Ports<'_>) {
+        self.nic.on_timer(now);
+        self.run(now);
+    }
+
+    fn next_timer(&self) -> Option<Nanos> {
+        [self.nic.next_timer(), self.tcp.next_timer()].into_iter().flatten().min()
+    }
+
+    fn poll_transmit(&mut self, _port: PortId, now: Nanos, frame: &mut Vec<u8>) -> bool {
+        self.tcp.poll_transmit(frame) || self.nic.poll_transmit(now, frame)
+    }
+
+    fn start(&mut self, now: Nanos, _out: &mut Ports<'_>) {
+        self.run(now);
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Case {
+    test: Test,
+    qps: usize,
+    size: u32,
+    transport: Transport,
+    ipv6: bool,
+    seed: u64,
+    link: Link,
+}
+
+impl Case {
+    fn new(test: Test) -> Self {
+        let (transport, link) = (Transport::Rc, Link::default());
+        Self { test, qps: 1, size: 64, transport, ipv6: false, seed: 1, link }
+    }
+
+    fn server(&self) -> HostConfig {
+        HostConfig {
+            mac: Some(SERVER),
+            addresses: vec![([10, 0, 0, 9].into(), 24), ("fd00::9".parse().unwrap(), 64)],
+            gateways: Vec::new(),
+            vlan: None,
+            mtu: PathMtu::B1024,
+            window: 64,
+            ack: AckPolicy::OnRequest,
+            credits: false,
+            max_qps: 256,
+            seed: self.seed,
+            services: Vec::new(),
+            perftests: vec![PerftestConfig {
+                test: self.test,
+                port: PORT,
+                size: self.size,
+                transport: self.transport,
+            }],
+        }
+    }
+
+    /// Runs it until the client has done everything; the server's report after a while.
+    fn run(&self) -> ServiceRow {
+        let mut world = World::new(self.seed);
+        let config = self.server();
+        let make = move || Host::new(&config, SERVER.0).unwrap();
+        let server = world.add("server", Switch::new(make), Clock::default());
+        let client = world.add("client", Client::new(self), Clock::default());
+        world.connect(server, client, self.link);
+        let until = Nanos::from_secs(300);
+        while !world.node::<Client>(client).script.is_empty() {
+            let step = world.node::<Client>(client).script[0];
+            assert!(world.step(until), "it does not end: {step:?}, {:?}", row(&world, server));
+        }
+        let after = world.now() + Nanos::from_secs(100);
+        world.run_until(after);
+        row(&world, server)
+    }
+}
+
+fn row(world: &World, server: NodeId) -> ServiceRow {
+    world.node::<Switch<Host>>(server).function.seen().lock().unwrap().services[0].clone()
+}
+
+fn assert_finished(case: &Case) {
+    let row = case.run();
+    let done = (row.connections, row.finished, row.failed, row.refused, row.error.as_deref());
+    let qps = case.qps as u64;
+    assert_eq!(done, (qps, qps, 0, 0, None), "{:?}: {row:?}", case.test);
+    let operations = match case.test {
+        Test::ReadLat | Test::AtomicLat => 0..=0,
+        // Whether the client has acknowledged the last before it leaves is chance.
+        Test::SendLat => 39..=40,
+        Test::WriteLat => 19..=21,
+        Test::SendBw => 20 * qps..=20 * qps,
+        _ => 20..=20,
+    };
+    assert!(operations.contains(&row.operations), "{:?}: {row:?}", case.test);
+}
+
+#[test]
+fn every_test_finishes() {
+    for (_, test) in Test::ALL {
+        assert_finished(&Case::new(test));
+        assert_finished(&Case { ipv6: true, size: 5000, ..Case::new(test) });
+    }
+}
+
+#[test]
+fn several_queue_pairs() {
+    for test in [Test::WriteBw, Test::ReadBw, Test::SendBw, Test::AtomicBw] {
+        assert_finished(&Case { qps: 5, ..Case::new(test) });
+    }
+}
+
+#[test]
+fn unreliable_connections() {
+    for test in [Test::WriteBw, Test::SendBw, Test::WriteLat, Test::SendLat] {
+        assert_finished(&Case { transport: Transport::Uc, size: 3000, ..Case::new(test) });
+    }
+}
+
+#[test]
+fn bad_wires() {
+    for percent in [1, 5] {
+        let share = Share::percent(percent);
+        let link = Link { loss: share, duplicate: share, reorder: share, corrupt: share, ..Link::default() };
+        for (_, test) in Test::ALL {
+            for seed in 1..=5 {
+                assert_finished(&Case { size: 3000, link, seed, ..Case::new(test) });
+            }
+        }
+    }
+}
+
+#[test]
+fn whoever_leaves_in_the_middle() {
+    let case = Case::new(Test::WriteBw);
+    let mut world = World::new(1);
+    let config = case.server();
+    let server =
+        world.add("server", Switch::new(move || Host::new(&config, SERVER.0).unwrap()), Clock::default());
+    let mut leaving = Client::new(&case);
+    leaving.script = script(case.test, 1).into_iter().take(5).chain([Step::Close]).collect();
+    let client = world.add("client", leaving, Clock::default());
+    world.connect(server, client, case.link);
+    world.run_until(Nanos::from_secs(10));
+    let row = row(&world, server);
+    assert_eq!((row.connections, row.finished, row.failed), (1, 0, 1));
+    assert_eq!(row.error.as_deref(), Some("the client left in the middle"));
+}
