@@ -16,6 +16,11 @@ fn l3(frame: &[u8]) -> Option<(usize, u16)> {
     }
 }
 
+/// Whether a frame is ARP.
+pub(crate) fn is_arp(frame: &[u8]) -> bool {
+    l3(frame).is_some_and(|(_, kind)| kind == ethertype::ARP)
+}
+
 /// The largest frame of a link of this MTU, given the tags that the frame has.
 pub(crate) fn fits(frame: &[u8], mtu: usize) -> bool {
     frame.len() <= mtu + Ethernet::LEN || l3(frame).is_some_and(|(at, _)| frame.len() <= mtu + at)

@@ -1,6 +1,6 @@
 //! The wires between nodes: queues, the fate of frames, and the agenda of what happens when.
 
-use crate::frame::{Digest, fits, mark};
+use crate::frame::{Digest, fits, is_arp, mark};
 use crate::link::{Counters, Link};
 use crate::pcap::Capture;
 use core::cmp::Reverse;
@@ -284,6 +284,8 @@ impl Net {
         let jitter = fate.jitter.below(link.jitter.0.saturating_add(1));
         let mut arrival = now + occupied + link.delay + Nanos(jitter);
         let is_cut = lane.cuts > 0;
+        // Nothing of ARP's own would show the damage. Ethernet's check would, which is not part of frames here.
+        let lost = lost || damaged && is_arp(&frame);
         let gone = is_cut || lost;
         if is_cut {
             lane.counters.cut += 1;
