@@ -63,7 +63,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
     let window = table.number("window", 1..=65536, 128) as u32;
     let credits = table.boolean("credits", false);
     let max_qps = table.number("max_connections", 1..=1 << 20, 1024) as usize;
-    let seed = table.number("seed", 0..=u64::MAX, 1);
+    let seed = table.spanned_number("seed", 0..=i64::MAX as u64, 1).map(toml::Spanned::into_inner);
     let (mut services, mut perftests) = (Vec::new(), Vec::new());
     for service in services_read? {
         match service {

@@ -33,7 +33,8 @@ pub(crate) struct HostConfig {
     pub(crate) ack: AckPolicy,
     pub(crate) credits: bool,
     pub(crate) max_qps: usize,
-    pub(crate) seed: u64,
+    /// For first PSNs, ids and the like; by chance if not said, as two runs must not speak of connections by the same
+    pub(crate) seed: Option<u64>,
     pub(crate) services: Vec<ServiceConfig>,
     pub(crate) perftests: Vec<PerftestConfig>,
 }
@@ -55,7 +56,7 @@ impl HostConfig {
             window: self.window,
             ack: self.ack,
             credits: self.credits,
-            seed: self.seed,
+            seed: self.seed.unwrap_or_else(crate::run::by_chance),
             ..rnic::Config::new(interface)
         }
     }

@@ -16,7 +16,7 @@ fn config(last: u8, services: Vec<ServiceConfig>) -> HostConfig {
         ack: AckPolicy::OnRequest,
         credits: false,
         max_qps: 256,
-        seed: last.into(),
+        seed: Some(last.into()),
         services,
         perftests: Vec::new(),
     }

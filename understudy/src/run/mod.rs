@@ -11,6 +11,8 @@ use crate::config::{self, Config, FunctionConfig};
 use clap::Args;
 use dataplane::{Control, ControlOutput, Live, Mbuf, Runtime, Stop};
 use miette::{MietteDiagnostic, Report};
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher as _, Hasher as _};
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -134,6 +136,11 @@ fn start(args: RunArgs, mut config: Config) -> Result<ExitCode, Report> {
     // A reader that has gone away does not make the run a failure.
     _ = writeln!(std::io::stdout(), "{text}");
     Ok(code)
+}
+
+/// A number that nobody knows.
+pub(crate) fn by_chance() -> u64 {
+    RandomState::new().build_hasher().finish()
 }
 
 /// The program's clock.

@@ -1,25 +1,18 @@
 //! P4CE's switch: its data plane on a worker, its control plane on this thread, and its part of the report.
 
 use super::report::{GroupRow, P4ceReport, Report};
-use super::{Timed, Until, forward, now};
+use super::{Timed, Until, by_chance, forward, now};
 use crate::config::P4ceConfig;
 use dataplane::{Passive, Plane, Runtime, Stop};
 use p4ce::{Command, Control, ControlConfig, Event, Group, P4ce};
 use rnic::Interface;
 use rocev2::ethernet::MacAddr;
-use std::collections::hash_map::RandomState;
-use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 use switch::drop::FaultSet;
 use switch::forward::Config as ForwardConfig;
 use switch::forward::config::Topology;
 use switch::memory::run_frame;
 use switch::{Function, Nanos, PortId};
-
-/// A number that nobody knows: two runs of a switch must not speak of connections by the same ones.
-pub(super) fn by_chance() -> u64 {
-    RandomState::new().build_hasher().finish()
-}
 
 /// Queue pairs that so many groups need: one for the leader, one for each replica.
 fn queue_pairs(config: &P4ceConfig) -> usize {

@@ -39,7 +39,7 @@ fn defaults() -> HostConfig {
         ack: AckPolicy::OnRequest,
         credits: false,
         max_qps: 1024,
-        seed: 1,
+        seed: None,
         services: vec![],
         perftests: vec![],
     }
@@ -63,7 +63,7 @@ fn what_is_said_and_what_is_not() {
         ack: AckPolicy::Every { packets: 4, time: Nanos(20_000) },
         credits: true,
         max_qps: 5,
-        seed: 9,
+        seed: Some(9),
         services: vec![],
         perftests: vec![],
     };

@@ -320,7 +320,7 @@ impl Case {
             ack: AckPolicy::OnRequest,
             credits: false,
             max_qps: 256,
-            seed: self.seed,
+            seed: Some(self.seed),
             services: Vec::new(),
             perftests: vec![PerftestConfig {
                 test: self.test,
