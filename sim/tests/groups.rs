@@ -13,7 +13,7 @@ use switch::drop::FaultSet;
 use switch::forward::config::{Config as ForwardConfig, MacTable, Topology};
 use switch::{Chance, Nanos, Share};
 
-const LIMIT: Nanos = Nanos::from_secs(100);
+const LIMIT: Nanos = Nanos::from_secs(300);
 
 /// How the switch is made
 #[derive(Clone, Copy)]
@@ -33,7 +33,7 @@ const SETUP: Setup = Setup {
     queue_pairs: 64,
     max_replicas: 12,
     silent_after: Nanos::ZERO,
-    patience: Nanos::from_secs(30),
+    patience: Nanos::from_secs(150),
     first_psn: None,
     #[cfg(feature = "canary")]
     bug: None,
