@@ -33,7 +33,7 @@ const SETUP: Setup = Setup {
     queue_pairs: 64,
     max_replicas: 12,
     silent_after: Nanos::ZERO,
-    patience: Nanos::from_secs(150),
+    patience: Nanos::from_secs(60),
     first_psn: None,
     #[cfg(feature = "canary")]
     bug: None,
@@ -381,7 +381,8 @@ fn what_cannot_be_is_refused_with_the_reason() {
         let last = *net.replicas.last().unwrap();
         net.world.schedule(Nanos::ZERO, Fault::Crash(last));
     };
-    assert_eq!(refusal(SETUP, &groups, 2, absent), Refusal::Unreachable(last));
+    let soon = Setup { patience: Nanos::from_secs(3), ..SETUP };
+    assert_eq!(refusal(soon, &groups, 2, absent), Refusal::Unreachable(last));
     let none = |_: &mut Net| {};
     let few = Setup { max_replicas: 2, ..SETUP };
     assert_eq!(refusal(few, &groups, 3, none), Refusal::Count);
