@@ -11,8 +11,6 @@ use rnic::Interface;
 use rocev2::aeth::Syndrome;
 use rocev2::ethernet::MacAddr;
 use rocev2::{Bth, Opcode, Packet, Psn, Qpn, icrc};
-use switch::drop::FaultSet;
-use switch::forward::config::{MacTable, Topology};
 use switch::memory::{Sent, run_frame};
 use switch::{Control as _, Function as _, Nanos, PortId, Verdict};
 
@@ -42,14 +40,7 @@ fn peer(host: u8) -> Peer {
 fn switch(how: u8) -> (P4ce, Control) {
     let interface = Interface::new(OWN, OWN_IP.into(), 24);
     let mut function = P4ce::new(Config {
-        forward: switch::forward::Config {
-            ports: 5,
-            topology: Topology::Mac(MacTable { capacity: 8, ageing: Nanos::from_secs(9), fixed: Vec::new() }),
-            drop: FaultSet::NONE,
-            verify_icrc: false,
-            verify_udp_checksum: false,
-            counted_qps: 0,
-        },
+        forward: switch::forward::Config::bridge(5, 8),
         mac: OWN,
         addresses: vec![IpAddr::from(OWN_IP)],
         groups: 2,

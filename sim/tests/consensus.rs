@@ -6,9 +6,8 @@ use rnic::{Config, Interface, Rnic};
 use rocev2::ethernet::MacAddr;
 use sim::{App, Clock, Fault, Host, Link, NodeId, Switch, World};
 use std::collections::BTreeSet;
-use switch::drop::FaultSet;
+use switch::forward::Config as ForwardConfig;
 use switch::forward::Forward;
-use switch::forward::config::{Config as ForwardConfig, MacTable, Topology};
 use switch::{Chance, Nanos, Share};
 
 /// A server that proposes as long as it leads.
@@ -73,18 +72,7 @@ fn ip(n: u8) -> IpAddr {
 impl Net {
     fn new(seed: u64, servers: u8, slots: u64, window: u64, wanted: u64, link: Link) -> Self {
         let mut world = World::new(seed);
-        let forward = ForwardConfig {
-            ports: servers.into(),
-            topology: Topology::Mac(MacTable {
-                capacity: 64,
-                ageing: Nanos::from_secs(300),
-                fixed: Vec::new(),
-            }),
-            drop: FaultSet::NONE,
-            verify_icrc: false,
-            verify_udp_checksum: false,
-            counted_qps: 0,
-        };
+        let forward = ForwardConfig::bridge(servers.into(), 64);
         let bridge = world.add("bridge", Switch::new(move || Forward::new(&forward)), Clock::default());
         let nodes: Vec<_> = (0..servers)
             .map(|n| {

@@ -9,8 +9,7 @@ use rocev2::ethernet::MacAddr;
 use sim::groups::{Answers, Groups, LeaderApp, Outcome, ReplicaApp, SharedGroups};
 use sim::{Clock, Controlled, Fault, Host, Link, NodeId, World};
 use std::sync::Arc;
-use switch::drop::FaultSet;
-use switch::forward::config::{Config as ForwardConfig, MacTable, Topology};
+use switch::forward::Config as ForwardConfig;
 use switch::{Chance, Nanos, Share};
 
 const LIMIT: Nanos = Nanos::from_secs(300);
@@ -76,18 +75,7 @@ impl Net {
         let mut world = World::new(seed);
         let shared = Arc::new(SharedGroups::default());
         let own = ip(v6, 254);
-        let forward = ForwardConfig {
-            ports: u16::from(leaders + replicas),
-            topology: Topology::Mac(MacTable {
-                capacity: 64,
-                ageing: Nanos::from_secs(300),
-                fixed: Vec::new(),
-            }),
-            drop: FaultSet::NONE,
-            verify_icrc: false,
-            verify_udp_checksum: false,
-            counted_qps: 0,
-        };
+        let forward = ForwardConfig::bridge(u16::from(leaders + replicas), 64);
         let config = p4ce::Config {
             forward,
             mac: mac(254),

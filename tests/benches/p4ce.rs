@@ -5,25 +5,12 @@
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use p4ce::{Command, Config, Group, P4ce};
 use rocev2::ethernet::MacAddr;
-use switch::drop::FaultSet;
-use switch::forward::config::{MacTable, Topology};
 use switch::memory::{MemoryFrame, Sent, run_frame};
 use switch::{Function as _, Nanos, PortId};
 
 fn function(groups: u32, replicas: u32) -> P4ce {
     let mut function = P4ce::new(Config {
-        forward: switch::forward::Config {
-            ports: 1,
-            topology: Topology::Mac(MacTable {
-                capacity: 16,
-                ageing: Nanos::from_secs(300),
-                fixed: Vec::new(),
-            }),
-            drop: FaultSet::NONE,
-            verify_icrc: false,
-            verify_udp_checksum: false,
-            counted_qps: 0,
-        },
+        forward: switch::forward::Config::bridge(1, 16),
         mac: MacAddr([2, 0, 0, 0, 0, 1]),
         addresses: vec![[198, 18, 0, 1].into()],
         groups: 1024,

@@ -4,8 +4,6 @@ use rocev2::aeth::{Aeth, Credit};
 use rocev2::ipv4::Ipv4;
 use rocev2::repr::{Ip, Repr};
 use rocev2::{Bth, Msn};
-use switch::drop::FaultSet;
-use switch::forward::config::{MacTable, Topology};
 use switch::memory::run_frame;
 use zerocopy::IntoBytes;
 
@@ -62,18 +60,7 @@ fn group(v6: bool, replicas: u8, quorum: usize, outvote: bool) -> Box<Group> {
 
 fn empty() -> P4ce {
     P4ce::new(Config {
-        forward: forward::Config {
-            ports: 6,
-            topology: Topology::Mac(MacTable {
-                capacity: 16,
-                ageing: Nanos::from_secs(300),
-                fixed: Vec::new(),
-            }),
-            drop: FaultSet::NONE,
-            verify_icrc: false,
-            verify_udp_checksum: false,
-            counted_qps: 0,
-        },
+        forward: forward::Config::bridge(6, 16),
         mac: OWN,
         addresses: vec![own_ip(false), own_ip(true)],
         groups: 8,

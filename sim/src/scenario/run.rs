@@ -14,9 +14,8 @@ use rnic::{AckPolicy, Config, Interface, Rnic};
 use rocev2::ethernet::MacAddr;
 use std::collections::BTreeMap;
 use std::io::Write;
-use switch::drop::FaultSet;
+use switch::forward::Config as ForwardConfig;
 use switch::forward::Forward;
-use switch::forward::config::{Config as ForwardConfig, MacTable, Topology};
 use switch::{Nanos, Share};
 
 /// Things that happen between two looks at whether the run is over
@@ -136,18 +135,7 @@ impl<'a> Run<'a> {
         let mut switches = Vec::new();
         for name in &scenario.switches {
             let ports = scenario.links.iter().filter(|link| link.ends.contains(name)).count() as u16;
-            let config = ForwardConfig {
-                ports,
-                topology: Topology::Mac(MacTable {
-                    capacity: 4096,
-                    ageing: Nanos::from_secs(300),
-                    fixed: Vec::new(),
-                }),
-                drop: FaultSet::NONE,
-                verify_icrc: false,
-                verify_udp_checksum: false,
-                counted_qps: 0,
-            };
+            let config = ForwardConfig::bridge(ports, 4096);
             let node = world.add(name, Switch::new(move || Forward::new(&config)), Clock::default());
             nodes.insert(name, node);
             switches.push(node);

@@ -21,6 +21,22 @@ pub struct Config {
     pub counted_qps: usize,
 }
 
+impl Config {
+    /// A learning bridge that drops nothing, looks at nothing twice, and counts no queue pairs by themselves. Stations are
+    /// forgotten after five minutes, as IEEE 802.1Q has it.
+    pub const fn bridge(ports: u16, capacity: usize) -> Self {
+        let ageing = Nanos::from_secs(300);
+        Self {
+            ports,
+            topology: Topology::Mac(MacTable { capacity, ageing, fixed: Vec::new() }),
+            drop: FaultSet::NONE,
+            verify_icrc: false,
+            verify_udp_checksum: false,
+            counted_qps: 0,
+        }
+    }
+}
+
 /// Where frames go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Topology {
