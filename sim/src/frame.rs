@@ -1,6 +1,6 @@
 //! What the network itself does to frames.
 
-use rocev2::ethernet::{Ethernet, VlanTag, ethertype};
+use rocev2::ethernet::{Ethernet, MacAddr, VlanTag, ethertype};
 use rocev2::rewrite::Rewriter;
 use rocev2::{Class, Packet, classify};
 
@@ -16,9 +16,10 @@ fn l3(frame: &[u8]) -> Option<(usize, u16)> {
     }
 }
 
-/// Whether a frame is ARP.
-pub(crate) fn is_arp(frame: &[u8]) -> bool {
-    l3(frame).is_some_and(|(_, kind)| kind == ethertype::ARP)
+/// Whether a host could tell from the frame itself that this byte is damaged: not in ARP, which has no checksum, nor in
+/// the MAC addresses, which no checksum covers and bridges learn from.
+pub(crate) fn is_checked(frame: &[u8], at: usize) -> bool {
+    at >= 2 * size_of::<MacAddr>() && l3(frame).is_none_or(|(_, kind)| kind != ethertype::ARP)
 }
 
 /// The largest frame of a link of this MTU, given the tags that the frame has.

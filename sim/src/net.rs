@@ -1,6 +1,6 @@
 //! The wires between nodes: queues, the fate of frames, and the agenda of what happens when.
 
-use crate::frame::{Digest, fits, is_arp, mark};
+use crate::frame::{Digest, fits, is_checked, mark};
 use crate::link::{Counters, Link};
 use crate::pcap::Capture;
 use core::cmp::Reverse;
@@ -284,8 +284,9 @@ impl Net {
         let jitter = fate.jitter.below(link.jitter.0.saturating_add(1));
         let mut arrival = now + occupied + link.delay + Nanos(jitter);
         let is_cut = lane.cuts > 0;
-        // Nothing of ARP's own would show the damage. Ethernet's check would, which is not part of frames here.
-        let lost = lost || damaged && is_arp(&frame);
+        let bit = damage as usize % (frame.len() * 8).max(1);
+        // Ethernet's own check, which is not part of frames here, would show it where nothing else does.
+        let lost = lost || damaged && !is_checked(&frame, bit / 8);
         let gone = is_cut || lost;
         if is_cut {
             lane.counters.cut += 1;
@@ -294,7 +295,6 @@ impl Net {
         } else {
             if damaged && !frame.is_empty() {
                 lane.counters.corrupted += 1;
-                let bit = damage as usize % (frame.len() * 8);
                 frame[bit / 8] ^= 1 << (bit % 8);
             }
             if overtaken {
