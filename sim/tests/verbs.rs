@@ -1,6 +1,6 @@
 //! Two NICs, all verbs, a bad wire.
 
-use sim::scenario::{AckSpec, Between, HostSpec, LinkSpec, Planted, Scenario, VerbsSpec, run};
+use sim::scenario::{AckSpec, Between, HostSpec, LinkSpec, Planted, Scenario, VerbsSpec, Work, run};
 
 fn scenario() -> Scenario {
     let percent = Between { low: 0, high: 100_000_000 };
@@ -22,14 +22,14 @@ fn scenario() -> Scenario {
             mtu: Between::just(4200),
             ..LinkSpec::new("a", "b")
         }],
-        verbs: VerbsSpec {
+        work: Work::Verbs(VerbsSpec {
             connections: Between { low: 1, high: 3 },
             unreliable: Between { low: 0, high: 2 },
             operations: Between { low: 5, high: 30 },
             mtu_log2: Between { low: 8, high: 12 },
             timeout: Between { low: 5, high: 9 },
             ..VerbsSpec::default()
-        },
+        }),
         faults: Vec::new(),
     }
 }

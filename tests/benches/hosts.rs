@@ -11,7 +11,7 @@ use rnic::{
 use rocev2::aeth::RnrTimer;
 use rocev2::ethernet::MacAddr;
 use rocev2::{Psn, Qpn};
-use sim::scenario::{Between, HostSpec, LinkSpec, Planted, Scenario};
+use sim::scenario::{Between, HostSpec, LinkSpec, Planted, Scenario, VerbsSpec, Work};
 use std::hint::black_box;
 use switch::impair::{self, Action, Impair, Match, Operations, Rule};
 use switch::memory::{MemoryFrame, Sent};
@@ -135,10 +135,9 @@ fn simulator(c: &mut Criterion) {
         hosts: vec![HostSpec::new("a", address(0), 24), HostSpec::new("b", address(1), 24)],
         switches: vec![],
         links: vec![LinkSpec::new("a", "b")],
-        verbs: sim::scenario::VerbsSpec::default(),
+        work: Work::Verbs(VerbsSpec { operations: Between::just(2000), ..VerbsSpec::default() }),
         faults: vec![],
     };
-    scenario.verbs.operations = Between::just(2000);
     for (name, damage) in [("a clean wire", 0), ("1 % lost, doubled, reordered, damaged each", 10_000_000)] {
         let link = &mut scenario.links[0];
         for share in [&mut link.loss, &mut link.duplicate, &mut link.reorder, &mut link.corrupt] {

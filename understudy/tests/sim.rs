@@ -47,6 +47,13 @@ fn a_thousand_seeds_with_crashes() {
 }
 
 #[test]
+fn a_thousand_seeds_of_replication() {
+    let report = right("p4ce.toml", 1000, 50_000);
+    let groups = report["broken_ends"].as_u64().unwrap();
+    assert!((100..3000).contains(&groups), "some of the groups end, not all: {groups}");
+}
+
+#[test]
 fn how_many_seeds_at_once_makes_no_difference() {
     let digest = |threads: &str| {
         let report =

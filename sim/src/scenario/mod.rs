@@ -1,19 +1,20 @@
 //! Scenarios: a network, what its hosts do, and what happens to them. Every number may be a range, from which the seed
 //! draws, so that one scenario is as many worlds as there are seeds.
 
+mod parts;
 mod run;
 mod shrink;
+mod spec;
 mod text;
+mod work;
 
 pub use run::{CaptureTo, HostReport, LinkReport, Outcome, Planted, SwitchReport, run};
 pub use shrink::{Shrunk, shrink};
+pub use spec::{GroupsSpec, VerbsSpec, Work};
 pub use text::to_toml;
 
 use core::net::IpAddr;
-use rnic::{PathMtu, ReadyToSend};
 use switch::Chance;
-
-use crate::verbs::{Verb, Verbs};
 
 /// A number, or a range from which the seed draws one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,12 +54,12 @@ pub struct Scenario {
     pub limit: Between,
     /// Hosts with a NIC
     pub hosts: Vec<HostSpec>,
-    /// Names of switches: learning bridges
-    pub switches: Vec<String>,
+    /// Switches
+    pub switches: Vec<SwitchSpec>,
     /// What joins them
     pub links: Vec<LinkSpec>,
-    /// What each two hosts do
-    pub verbs: VerbsSpec,
+    /// What the hosts do
+    pub work: Work,
     /// What happens when
     pub faults: Vec<FaultSpec>,
 }
@@ -142,41 +143,27 @@ pub struct EcnSpec {
     pub share: Between,
 }
 
-/// See [`Verbs`].
+/// A switch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VerbsSpec {
-    /// Reliable connections between each two hosts
-    pub connections: Between,
-    /// Unreliable ones
-    pub unreliable: Between,
-    /// Operations of each end
-    pub operations: Between,
-    /// Requests outstanding
-    pub depth: Between,
-    /// Longest message
-    pub max_size: Between,
-    /// Verbs in use
-    pub verbs: Vec<Verb>,
-    /// Binary logarithm of the path MTU
-    pub mtu_log2: Between,
-    /// ACK time-out, as an exponent
-    pub timeout: Between,
-    /// Retries; [`ReadyToSend::NO_LIMIT`] for no limit
-    pub retry_count: Between,
-    /// Receive requests posted at once
-    pub receives: Between,
-    /// Microseconds until a used receive request is posted again, at most
-    pub repost_us: Between,
-    /// RNR timer, a code of IB table 45
-    pub rnr_timer: Between,
-    /// READs and atomics outstanding
-    pub max_rd_atomic: Between,
-    /// Words for atomics at a host
-    pub words: Between,
-    /// Whether ends share a receive queue
-    pub srq: Between,
-    /// Credits
-    pub flow_control: Between,
+pub struct SwitchSpec {
+    /// Its name
+    pub name: String,
+    /// What it does
+    pub kind: SwitchKind,
+}
+
+/// What a switch does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SwitchKind {
+    /// It is a learning bridge.
+    Bridge,
+    /// It is that, and replicates what the leaders of groups write.
+    P4ce {
+        /// The address at which it is asked for groups, and the length of its network's prefix
+        address: (IpAddr, u8),
+        /// For how long a replica that owes acknowledgements is silent until it is excluded (nanoseconds); 0 for ever
+        silent_after: Between,
+    },
 }
 
 /// Something that happens.
@@ -214,7 +201,7 @@ impl Scenario {
         // A stream for each part, so that a part that is left out does not change the others.
         let mut stream = || Chance::stream(seed, 0x7363_0000 + streams.next().unwrap_or(0));
         drawn.limit.draw(&mut stream());
-        drawn.verbs.draw(&mut stream());
+        drawn.work.draw(&mut stream());
         for host in &mut drawn.hosts {
             host.draw(&mut stream());
         }
@@ -224,13 +211,18 @@ impl Scenario {
         for fault in &mut drawn.faults {
             fault.draw(&mut stream());
         }
+        for switch in &mut drawn.switches {
+            if let SwitchKind::P4ce { silent_after, .. } = &mut switch.kind {
+                silent_after.draw(&mut stream());
+            }
+        }
         drawn
     }
 
     /// Whether operations may fail: a host forgets what it knew, or tries come to an end.
     pub fn may_fail(&self) -> bool {
-        let unlimited = self.verbs.retry_count.low == i64::from(ReadyToSend::NO_LIMIT);
-        !unlimited || self.faults.iter().any(|fault| matches!(fault.kind, FaultKind::Crash(_)))
+        !self.work.never_gives_up()
+            || self.faults.iter().any(|fault| matches!(fault.kind, FaultKind::Crash(_)))
     }
 }
 
@@ -304,75 +296,6 @@ impl LinkSpec {
             for number in [&mut ecn.min, &mut ecn.max, &mut ecn.share] {
                 number.draw(chance);
             }
-        }
-    }
-}
-
-impl Default for VerbsSpec {
-    fn default() -> Self {
-        Self {
-            connections: Between::just(1),
-            unreliable: Between::just(0),
-            operations: Between::just(20),
-            depth: Between::just(8),
-            max_size: Between::just(65536),
-            verbs: Verb::ALL.to_vec(),
-            mtu_log2: Between::just(10),
-            timeout: Between::just(8),
-            retry_count: Between::just(ReadyToSend::NO_LIMIT.into()),
-            receives: Between::just(8),
-            repost_us: Between::just(0),
-            rnr_timer: Between::just(1),
-            max_rd_atomic: Between::just(4),
-            words: Between::just(2),
-            srq: Between::just(0),
-            flow_control: Between::just(0),
-        }
-    }
-}
-
-impl VerbsSpec {
-    fn draw(&mut self, chance: &mut Chance) {
-        for number in [
-            &mut self.connections,
-            &mut self.operations,
-            &mut self.depth,
-            &mut self.max_size,
-            &mut self.mtu_log2,
-            &mut self.timeout,
-            &mut self.retry_count,
-            &mut self.receives,
-            &mut self.repost_us,
-            &mut self.rnr_timer,
-            &mut self.max_rd_atomic,
-            &mut self.words,
-            &mut self.srq,
-            &mut self.flow_control,
-            &mut self.unreliable,
-        ] {
-            number.draw(chance);
-        }
-    }
-
-    /// The workload, once it is drawn.
-    pub fn workload(&self) -> Verbs {
-        Verbs {
-            connections: self.connections.value() as u32,
-            unreliable: self.unreliable.value() as u32,
-            operations: self.operations.value() as u32,
-            depth: self.depth.value() as u32,
-            max_size: self.max_size.value() as u32,
-            mix: Verb::ALL.map(|verb| u32::from(self.verbs.contains(&verb))),
-            mtu: PathMtu::of_bytes(1 << self.mtu_log2.value()).unwrap_or(PathMtu::B1024),
-            timeout: self.timeout.value() as u8,
-            retry_count: self.retry_count.value() as u8,
-            receives: self.receives.value() as u32,
-            repost_us: self.repost_us.value() as u32,
-            rnr_timer: self.rnr_timer.value() as u8,
-            max_rd_atomic: self.max_rd_atomic.value() as u8,
-            words: self.words.value() as u32,
-            srq: self.srq.is_true(),
-            flow_control: self.flow_control.is_true(),
         }
     }
 }

@@ -1,22 +1,17 @@
 //! A scenario becomes a world, and what came of it.
 
-use super::{AckSpec, FaultKind, HostSpec, LinkSpec, Scenario};
-use crate::clock::Clock;
+use super::parts::{add_switch, link_of, nic_of};
+use super::work::{self, Workload};
+use super::{FaultKind, Scenario, SwitchKind};
+use crate::controlled::Controlled;
 use crate::fault::Fault;
-use crate::host::Host;
-use crate::link::{Counters, Ecn, Link};
+use crate::link::Counters;
 use crate::switch_node::{Counters as SwitchCounters, Switch};
-use crate::verbs::{self, Shared, Verb, VerbsApp};
 use crate::world::{LinkId, NodeId, World};
-use core::net::IpAddr;
-use rnic::congestion::Dcqcn;
-use rnic::{AckPolicy, Config, Interface, Rnic};
-use rocev2::ethernet::MacAddr;
 use std::collections::BTreeMap;
 use std::io::Write;
-use switch::forward::Config as ForwardConfig;
+use switch::Nanos;
 use switch::forward::Forward;
-use switch::{Nanos, Share};
 
 /// Things that happen between two looks at whether the run is over
 const GLANCE: u32 = 256;
@@ -36,8 +31,8 @@ pub struct Outcome {
     pub events: u64,
     /// Frames that arrived somewhere
     pub packets: u64,
-    /// Operations that completed, in the order of [`Verb::ALL`]
-    pub operations: [u64; Verb::ALL.len()],
+    /// Operations that completed, by what they are
+    pub operations: Vec<(&'static str, u64)>,
     /// Ends of connections that failed
     pub broken: u64,
     /// The links
@@ -48,6 +43,13 @@ pub struct Outcome {
     pub switches: Vec<SwitchReport>,
     /// What is wrong, if anything
     pub violation: Option<String>,
+}
+
+impl Outcome {
+    /// Operations that completed, whatever they are
+    pub fn operations_in_all(&self) -> u64 {
+        self.operations.iter().map(|(_, count)| count).sum()
+    }
 }
 
 /// A link's frames.
@@ -96,10 +98,10 @@ pub fn run(scenario: &Scenario, seed: u64, planted: Planted, captures: Vec<Captu
         run.world.capture(run.links[link], to);
     }
     // Now, and not before: the first frames leave.
-    verbs::begin(&mut run.world, &run.hosts);
+    run.work.begin(&mut run.world);
     let mut violation = run.until_done(Nanos(scenario.limit.value().max(0) as u64));
     if violation.is_none() {
-        violation = verbs::check(&run.world, &run.hosts);
+        violation = run.work.check(&run.world);
     }
     if let Err(error) = run.world.finish_captures() {
         violation.get_or_insert(format!("a capture cannot be written: {error}"));
@@ -107,38 +109,32 @@ pub fn run(scenario: &Scenario, seed: u64, planted: Planted, captures: Vec<Captu
     run.outcome(seed, violation)
 }
 
-struct Run<'a> {
-    scenario: &'a Scenario,
+struct Run {
     world: World,
-    hosts: Vec<(NodeId, IpAddr)>,
-    switches: Vec<NodeId>,
+    work: Box<dyn Workload>,
+    hosts: Vec<NodeId>,
+    switches: Vec<(NodeId, SwitchKind)>,
     links: Vec<LinkId>,
-    shared: std::sync::Arc<Shared>,
 }
 
-impl<'a> Run<'a> {
-    fn new(scenario: &'a Scenario, seed: u64, planted: Planted) -> Self {
+impl Run {
+    fn new(scenario: &Scenario, seed: u64, planted: Planted) -> Self {
         let mut world = World::new(seed);
-        let workload = scenario.verbs.workload();
-        let (apps, shared) = verbs::apps(&workload, seed, scenario.hosts.len(), scenario.may_fail());
+        let mut work = work::of(scenario, seed);
         let mut nodes: BTreeMap<&str, NodeId> = BTreeMap::new();
         let mut hosts = Vec::new();
-        let connections = (workload.connections + workload.unreliable) as usize * scenario.hosts.len();
-        for (number, (host, app)) in scenario.hosts.iter().zip(apps).enumerate() {
+        for (number, host) in scenario.hosts.iter().enumerate() {
             let rate = scenario.links.iter().find(|link| link.ends.contains(&host.name));
-            let config = nic_of(host, number, seed, connections, rate, planted);
-            let clock = Clock::new(host.clock_offset.value(), host.clock_drift.value());
-            let node = world.add(&host.name, Host::new(move || Rnic::new(config.clone()), app), clock);
+            let nic = nic_of(host, number, seed, rate, planted);
+            let node = work.add_host(&mut world, number, host, nic);
             nodes.insert(&host.name, node);
-            hosts.push((node, host.address.0));
+            hosts.push(node);
         }
         let mut switches = Vec::new();
-        for name in &scenario.switches {
-            let ports = scenario.links.iter().filter(|link| link.ends.contains(name)).count() as u16;
-            let config = ForwardConfig::bridge(ports, 4096);
-            let node = world.add(name, Switch::new(move || Forward::new(&config)), Clock::default());
-            nodes.insert(name, node);
-            switches.push(node);
+        for (number, switch) in scenario.switches.iter().enumerate() {
+            let node = add_switch(&mut world, scenario, number, switch, seed);
+            nodes.insert(&switch.name, node);
+            switches.push((node, switch.kind));
         }
         let links: Vec<_> = scenario
             .links
@@ -178,27 +174,22 @@ impl<'a> Run<'a> {
                 world.schedule(end, last);
             }
         }
-        verbs::connect(&mut world, &hosts, &workload, seed);
-        Self { scenario, world, hosts, switches, links, shared }
+        Self { world, work, hosts, switches, links }
     }
 
     /// Runs until everything is done and nothing is left to happen; what is wrong, if anything.
     fn until_done(&mut self, limit: Nanos) -> Option<String> {
-        while !self.shared.is_done() {
+        while !self.work.is_done() {
             for _ in 0..GLANCE {
                 if !self.world.step(limit) {
                     break;
                 }
-            }
-            if self.scenario.may_fail() {
-                for (host, _) in &self.hosts {
-                    self.world.with(*host, |host: &mut Host<VerbsApp>, now| host.notice_broken(now));
+                if self.work.is_wrong(&self.world) {
+                    return None;
                 }
             }
-            if self.shared.is_wrong() {
-                return None;
-            }
-            if self.shared.is_done() {
+            self.work.spread(&mut self.world);
+            if self.work.is_done() {
                 break;
             }
             if self.world.is_over() {
@@ -209,7 +200,7 @@ impl<'a> Run<'a> {
             }
         }
         let until = self.world.now() + AFTERWARDS;
-        while self.world.step(until) && !self.shared.is_wrong() {}
+        while self.world.step(until) && !self.work.is_wrong(&self.world) {}
         self.check_links()
     }
 
@@ -231,11 +222,6 @@ impl<'a> Run<'a> {
     fn outcome(self, seed: u64, violation: Option<String>) -> Outcome {
         let world = &self.world;
         let (events, packets) = world.events();
-        let hosts: Vec<&Host<VerbsApp>> = self.hosts.iter().map(|(host, _)| world.node(*host)).collect();
-        let mut operations = [0; Verb::ALL.len()];
-        for host in &hosts {
-            operations.iter_mut().zip(host.app.totals()).for_each(|(sum, n)| *sum += n);
-        }
         let named = |node: NodeId| world.name(node).to_owned();
         Outcome {
             seed,
@@ -243,8 +229,8 @@ impl<'a> Run<'a> {
             time: world.now(),
             events,
             packets,
-            operations,
-            broken: hosts.iter().map(|host| host.app.broken() as u64).sum(),
+            operations: self.work.operations(world),
+            broken: self.work.broken(world),
             links: self
                 .links
                 .iter()
@@ -256,83 +242,26 @@ impl<'a> Run<'a> {
             hosts: self
                 .hosts
                 .iter()
-                .zip(&hosts)
-                .map(|((node, _), host)| HostReport { name: named(*node), counters: *host.nic.counters() })
+                .enumerate()
+                .map(|(number, node)| HostReport {
+                    name: named(*node),
+                    counters: *self.work.nic(world, number).counters(),
+                })
                 .collect(),
             switches: self
                 .switches
                 .iter()
-                .map(|node| SwitchReport {
+                .map(|(node, kind)| SwitchReport {
                     name: named(*node),
-                    counters: world.node::<Switch<Forward>>(*node).counters.clone(),
+                    counters: match kind {
+                        SwitchKind::Bridge => world.node::<Switch<Forward>>(*node).counters.clone(),
+                        SwitchKind::P4ce { .. } => {
+                            world.node::<Controlled<p4ce::Control>>(*node).switch.counters.clone()
+                        }
+                    },
                 })
                 .collect(),
             violation,
         }
     }
-}
-
-fn share(billionths: i64) -> Share {
-    Share::new(billionths as f64 / 1e9).unwrap_or(Share::NEVER)
-}
-
-fn link_of(spec: &LinkSpec) -> Link {
-    let unsigned = |number: super::Between| number.value().max(0) as u64;
-    Link {
-        rate_bps: unsigned(spec.rate),
-        delay: Nanos(unsigned(spec.delay)),
-        jitter: Nanos(unsigned(spec.jitter)),
-        loss: share(spec.loss.value()),
-        duplicate: share(spec.duplicate.value()),
-        reorder: share(spec.reorder.value()),
-        reorder_by: Nanos(unsigned(spec.reorder_by)),
-        corrupt: share(spec.corrupt.value()),
-        mtu: unsigned(spec.mtu) as usize,
-        queue: unsigned(spec.queue) as usize,
-        ecn: spec.ecn.map(|ecn| Ecn {
-            min: unsigned(ecn.min) as usize,
-            max: unsigned(ecn.max) as usize,
-            share: share(ecn.share.value()),
-        }),
-    }
-}
-
-fn nic_of(
-    host: &HostSpec,
-    number: usize,
-    seed: u64,
-    connections: usize,
-    link: Option<&LinkSpec>,
-    planted: Planted,
-) -> Config {
-    let [.., high, low] = (number as u16 + 1).to_be_bytes();
-    let mac = MacAddr([0x02, 0x75, 0x73, 0, high, low]);
-    let rate = link.map_or(0, |link| link.rate.value().max(0) as u64);
-    let rate = if rate == 0 { 100_000_000_000 } else { rate };
-    let config = Config {
-        max_qps: connections,
-        // Target, landing zone and receives of each connection, pattern, words, shared receives
-        max_regions: connections * 3 + 3,
-        window: host.window.value() as u32,
-        ack: match host.ack {
-            AckSpec::EveryPacket => AckPolicy::EveryPacket,
-            AckSpec::OnRequest | AckSpec::Any => AckPolicy::OnRequest,
-            AckSpec::Every { packets, time } => AckPolicy::Every { packets, time: Nanos(time) },
-        },
-        credits: host.credits.is_true(),
-        congestion: host.dcqcn.is_true().then(|| Dcqcn::of_paper(rate)),
-        seed: switch::table::mix(seed ^ (number as u64 + 1) << 32),
-        ..Config::new(Interface::new(mac, host.address.0, host.address.1))
-    };
-    plant(config, planted)
-}
-
-#[cfg(feature = "canary")]
-fn plant(config: Config, planted: Planted) -> Config {
-    Config { bug: planted.bug, ..config }
-}
-
-#[cfg(not(feature = "canary"))]
-fn plant(config: Config, _planted: Planted) -> Config {
-    config
 }

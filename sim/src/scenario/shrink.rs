@@ -1,7 +1,7 @@
 //! Makes a scenario that breaks something smaller, as long as it still breaks something.
 
 use super::run::Planted;
-use super::{AckSpec, Between, FaultKind, Outcome, Scenario, run};
+use super::{AckSpec, Between, FaultKind, GroupsSpec, Outcome, Scenario, VerbsSpec, Work, run};
 
 /// A smaller scenario in which something is wrong, too.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,35 +52,16 @@ fn smaller(scenario: &Scenario) -> Vec<Scenario> {
             s.faults.remove(number);
         });
     }
-    if scenario.hosts.len() > 2 {
-        for host in &scenario.hosts {
-            put(&|s| remove(s, &host.name));
-        }
+    for host in scenario.hosts.iter().filter(|host| can_do_without(scenario, &host.name)) {
+        put(&|s| remove(s, &host.name));
     }
-    for number in 0..scenario.verbs.verbs.len() {
-        if scenario.verbs.verbs.len() > 1 {
-            put(&|s| {
-                s.verbs.verbs.remove(number);
-            });
-        }
+    let works: Vec<Work> = match &scenario.work {
+        Work::Verbs(verbs) => less_verbs(verbs).into_iter().map(Work::Verbs).collect(),
+        Work::Groups(groups) => less_groups(groups).into_iter().map(Work::Groups).collect(),
+    };
+    for work in works {
+        put(&|s| s.work = work.clone());
     }
-    let less = |number: &mut Between, least: i64| {
-        let value = number.value();
-        *number = Between::just(if value > least { (value / 2).max(least) } else { value });
-    };
-    let one_less = |number: &mut Between| {
-        *number = Between::just((number.value() - 1).max(1));
-    };
-    put(&|s| s.verbs.connections = Between::just(1));
-    put(&|s| s.verbs.unreliable = Between::just(0));
-    put(&|s| less(&mut s.verbs.operations, 1));
-    put(&|s| less(&mut s.verbs.max_size, 1));
-    put(&|s| less(&mut s.verbs.depth, 1));
-    put(&|s| one_less(&mut s.verbs.operations));
-    put(&|s| s.verbs.words = Between::just(1));
-    put(&|s| s.verbs.repost_us = Between::just(0));
-    put(&|s| s.verbs.srq = Between::just(0));
-    put(&|s| s.verbs.flow_control = Between::just(0));
     for number in 0..scenario.links.len() {
         put(&|s| s.links[number].loss = Between::just(0));
         put(&|s| s.links[number].duplicate = Between::just(0));
@@ -101,9 +82,79 @@ fn smaller(scenario: &Scenario) -> Vec<Scenario> {
     all
 }
 
+/// A number half as large, but for this at least.
+fn half(number: &mut Between, least: i64) {
+    let value = number.value();
+    *number = Between::just(if value > least { (value / 2).max(least) } else { value });
+}
+
+fn one_less(number: &mut Between) {
+    *number = Between::just((number.value() - 1).max(1));
+}
+
+fn set(number: &mut Between, value: i64) {
+    *number = Between::just(value);
+}
+
+fn less_verbs(verbs: &VerbsSpec) -> Vec<VerbsSpec> {
+    let without = (0..verbs.verbs.len()).filter(|_| verbs.verbs.len() > 1).map(|number| {
+        let mut less = verbs.clone();
+        less.verbs.remove(number);
+        less
+    });
+    let changes: [fn(&mut VerbsSpec); 10] = [
+        |s| set(&mut s.connections, 1),
+        |s| set(&mut s.unreliable, 0),
+        |s| half(&mut s.operations, 1),
+        |s| half(&mut s.max_size, 1),
+        |s| half(&mut s.depth, 1),
+        |s| one_less(&mut s.operations),
+        |s| set(&mut s.words, 1),
+        |s| set(&mut s.repost_us, 0),
+        |s| set(&mut s.srq, 0),
+        |s| set(&mut s.flow_control, 0),
+    ];
+    without.chain(changed(verbs, &changes)).collect()
+}
+
+fn less_groups(groups: &GroupsSpec) -> Vec<GroupsSpec> {
+    let changes: [fn(&mut GroupsSpec); 8] = [
+        |s| half(&mut s.groups, 1),
+        |s| half(&mut s.operations, 1),
+        |s| half(&mut s.max_size, 1),
+        |s| half(&mut s.depth, 1),
+        |s| one_less(&mut s.operations),
+        |s| set(&mut s.messages, 0),
+        |s| set(&mut s.outvote, 0),
+        |s| set(&mut s.quorum, 0),
+    ];
+    changed(groups, &changes).collect()
+}
+
+fn changed<T: Clone>(from: &T, changes: &[fn(&mut T)]) -> impl Iterator<Item = T> {
+    changes.iter().map(|change| {
+        let mut less = from.clone();
+        change(&mut less);
+        less
+    })
+}
+
+/// Whether something is left to do without a host.
+fn can_do_without(scenario: &Scenario, name: &str) -> bool {
+    let Work::Groups(groups) = &scenario.work else { return scenario.hosts.len() > 2 };
+    if groups.leaders.iter().any(|leader| leader == name) {
+        return groups.leaders.len() > 1;
+    }
+    let replicas = (scenario.hosts.len() - groups.leaders.len()) as i64;
+    replicas > groups.quorum.value().max(1)
+}
+
 /// Takes a host away, with what is said of it.
 fn remove(scenario: &mut Scenario, name: &str) {
     scenario.hosts.retain(|host| host.name != name);
+    if let Work::Groups(groups) = &mut scenario.work {
+        groups.leaders.retain(|leader| leader != name);
+    }
     scenario.links.retain(|link| !link.ends.iter().any(|end| end == name));
     scenario.faults.retain_mut(|fault| match &mut fault.kind {
         FaultKind::Crash(node)

@@ -1,6 +1,6 @@
 //! A scenario as it is written in a file.
 
-use super::{AckSpec, Between, FaultKind, Scenario};
+use super::{AckSpec, Between, FaultKind, GroupsSpec, Scenario, SwitchKind, VerbsSpec, Work};
 use core::fmt::Write as _;
 use rnic::ReadyToSend;
 
@@ -27,9 +27,14 @@ pub fn to_toml(scenario: &Scenario) -> String {
         text.flag("credits", host.credits);
         text.flag("dcqcn", host.dcqcn);
     }
-    for name in &scenario.switches {
+    for switch in &scenario.switches {
         text.line("\n[[switch]]");
-        text.quoted("name", name);
+        text.quoted("name", &switch.name);
+        if let SwitchKind::P4ce { address, silent_after } = switch.kind {
+            text.quoted("function", "p4ce");
+            text.quoted("address", &format!("{}/{}", address.0, address.1));
+            text.scaled("silent_after_us", silent_after, 1e3);
+        }
     }
     for link in &scenario.links {
         text.line("\n[[link]]");
@@ -49,30 +54,10 @@ pub fn to_toml(scenario: &Scenario) -> String {
             text.line(&format!("ecn = {{ min = {min}, max = {max}, share = {} }}", value(ecn.share, 1e9)));
         }
     }
-    let verbs = &scenario.verbs;
-    text.line("\n[verbs]");
-    let names: Vec<_> = verbs.verbs.iter().map(|verb| verb.name()).collect();
-    text.line(&format!("verbs = {names:?}"));
-    text.scaled("connections", verbs.connections, 1.0);
-    text.scaled("unreliable", verbs.unreliable, 1.0);
-    text.scaled("operations", verbs.operations, 1.0);
-    text.scaled("depth", verbs.depth, 1.0);
-    text.scaled("max_size", verbs.max_size, 1.0);
-    let Between { low, high } = verbs.mtu_log2;
-    text.scaled("mtu", Between { low: 1 << low, high: 1 << high }, 1.0);
-    text.scaled("timeout", verbs.timeout, 1.0);
-    if verbs.retry_count == Between::just(ReadyToSend::NO_LIMIT.into()) {
-        text.quoted("retry_count", "unlimited");
-    } else {
-        text.scaled("retry_count", verbs.retry_count, 1.0);
+    match &scenario.work {
+        Work::Verbs(verbs) => text.verbs(verbs),
+        Work::Groups(groups) => text.groups(groups),
     }
-    text.scaled("receives", verbs.receives, 1.0);
-    text.scaled("repost_us", verbs.repost_us, 1.0);
-    text.scaled("rnr_timer", verbs.rnr_timer, 1.0);
-    text.scaled("max_rd_atomic", verbs.max_rd_atomic, 1.0);
-    text.scaled("words", verbs.words, 1.0);
-    text.flag("srq", verbs.srq);
-    text.flag("flow_control", verbs.flow_control);
     for fault in &scenario.faults {
         text.line("\n[[fault]]");
         text.scaled("at_us", fault.at, 1e3);
@@ -126,5 +111,54 @@ impl Text {
 
     fn scaled(&mut self, key: &str, between: Between, unit: f64) {
         self.line(&format!("{key} = {}", value(between, unit)));
+    }
+
+    fn verbs(&mut self, verbs: &VerbsSpec) {
+        self.line("\n[verbs]");
+        let names: Vec<_> = verbs.verbs.iter().map(|verb| verb.name()).collect();
+        self.line(&format!("verbs = {names:?}"));
+        self.scaled("connections", verbs.connections, 1.0);
+        self.scaled("unreliable", verbs.unreliable, 1.0);
+        self.scaled("operations", verbs.operations, 1.0);
+        self.scaled("depth", verbs.depth, 1.0);
+        self.scaled("max_size", verbs.max_size, 1.0);
+        self.mtu(verbs.mtu_log2);
+        self.scaled("timeout", verbs.timeout, 1.0);
+        self.retry_count(verbs.retry_count);
+        self.scaled("receives", verbs.receives, 1.0);
+        self.scaled("repost_us", verbs.repost_us, 1.0);
+        self.scaled("rnr_timer", verbs.rnr_timer, 1.0);
+        self.scaled("max_rd_atomic", verbs.max_rd_atomic, 1.0);
+        self.scaled("words", verbs.words, 1.0);
+        self.flag("srq", verbs.srq);
+        self.flag("flow_control", verbs.flow_control);
+    }
+
+    fn groups(&mut self, groups: &GroupsSpec) {
+        self.line("\n[groups]");
+        self.line(&format!("leaders = {:?}", groups.leaders));
+        self.scaled("groups", groups.groups, 1.0);
+        self.scaled("operations", groups.operations, 1.0);
+        self.scaled("depth", groups.depth, 1.0);
+        self.scaled("max_size", groups.max_size, 1.0);
+        self.mtu(groups.mtu_log2);
+        self.scaled("timeout", groups.timeout, 1.0);
+        self.retry_count(groups.retry_count);
+        self.scaled("quorum", groups.quorum, 1.0);
+        self.flag("outvote", groups.outvote);
+        self.scaled("receives", groups.receives, 1.0);
+        self.scaled("messages", groups.messages, 1.0);
+    }
+
+    fn mtu(&mut self, log2: Between) {
+        self.scaled("mtu", Between { low: 1 << log2.low, high: 1 << log2.high }, 1.0);
+    }
+
+    fn retry_count(&mut self, count: Between) {
+        if count == Between::just(ReadyToSend::NO_LIMIT.into()) {
+            self.quoted("retry_count", "unlimited");
+        } else {
+            self.scaled("retry_count", count, 1.0);
+        }
     }
 }

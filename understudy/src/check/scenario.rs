@@ -1,7 +1,7 @@
 //! What a scenario would run, on a screen.
 
 use core::fmt::Write;
-use sim::scenario::{Between, FaultKind, Scenario};
+use sim::scenario::{Between, FaultKind, GroupsSpec, Scenario, SwitchKind, VerbsSpec, Work};
 use std::path::Path;
 
 /// The network, what it does, and what happens to it.
@@ -12,7 +12,11 @@ pub(super) fn of(path: &Path, scenario: &Scenario) -> String {
     let mut line = |key: &str, value: String| _ = writeln!(text, "{key:<9} {value}");
     line("hosts", hosts.join(", "));
     if !scenario.switches.is_empty() {
-        line("switches", scenario.switches.join(", "));
+        let switches = scenario.switches.iter().map(|switch| match switch.kind {
+            SwitchKind::Bridge => switch.name.clone(),
+            SwitchKind::P4ce { address, .. } => format!("{} (P4CE at {})", switch.name, address.0),
+        });
+        line("switches", switches.collect::<Vec<_>>().join(", "));
     }
     for link in &scenario.links {
         let [a, b] = &link.ends;
@@ -28,24 +32,15 @@ pub(super) fn of(path: &Path, scenario: &Scenario) -> String {
         let rate = shown(link.rate, 1e9, " Gb/s");
         line("link", format!("{a} - {b}: {rate}, {}, {harm}", shown(link.delay, 1e3, " us")));
     }
-    let verbs = &scenario.verbs;
-    let names: Vec<_> = verbs.verbs.iter().map(|verb| verb.name()).collect();
-    line(
-        "verbs",
-        format!(
-            "connections between each two hosts: {}, and {} unreliable ones; operations of each end: {}, of up to {} bytes: {}",
-            shown(verbs.connections, 1.0, ""),
-            shown(verbs.unreliable, 1.0, ""),
-            shown(verbs.operations, 1.0, ""),
-            shown(verbs.max_size, 1.0, ""),
-            names.join(", ")
-        ),
-    );
+    match &scenario.work {
+        Work::Verbs(verbs) => line("verbs", verbs_of(verbs)),
+        Work::Groups(groups) => line("groups", groups_of(groups)),
+    }
     for fault in &scenario.faults {
         let what = match &fault.kind {
             FaultKind::Crash(node) => format!("{node} crashes"),
             FaultKind::Pause(node) => format!("{node} stands still"),
-            FaultKind::Partition(nodes) => format!("{} are cut off", nodes.join(", ")),
+            FaultKind::Partition(nodes) => format!("cut off: {}", nodes.join(", ")),
             FaultKind::ClockStep(node, by) => format!("the clock of {node} jumps {}", shown(*by, 1e3, " us")),
             FaultKind::ClockDrift(node, by) => {
                 format!("the clock of {node} drifts {}", shown(*by, 1e3, " ppm"))
@@ -56,6 +51,32 @@ pub(super) fn of(path: &Path, scenario: &Scenario) -> String {
         line("fault", format!("after {}: {what}{lasts}", shown(fault.at, 1e3, " us")));
     }
     text
+}
+
+fn verbs_of(verbs: &VerbsSpec) -> String {
+    let names: Vec<_> = verbs.verbs.iter().map(|verb| verb.name()).collect();
+    format!(
+        "connections between each two hosts: {}, and {} unreliable ones; operations of each end: {}, of up to {} bytes: {}",
+        shown(verbs.connections, 1.0, ""),
+        shown(verbs.unreliable, 1.0, ""),
+        shown(verbs.operations, 1.0, ""),
+        shown(verbs.max_size, 1.0, ""),
+        names.join(", ")
+    )
+}
+
+fn groups_of(groups: &GroupsSpec) -> String {
+    let quorum = match groups.quorum {
+        Between { low: 0, high: 0 } => "a majority with the leader".into(),
+        quorum => shown(quorum, 1.0, " replicas"),
+    };
+    format!(
+        "led by {}, {} each; operations: {} of up to {} bytes; acknowledged when {quorum} did",
+        groups.leaders.join(", "),
+        shown(groups.groups, 1.0, ""),
+        shown(groups.operations, 1.0, ""),
+        shown(groups.max_size, 1.0, ""),
+    )
 }
 
 /// A number or a range, in a unit of so much

@@ -1,4 +1,4 @@
-//! Scenarios of the simulator: `[sim]`, `[[host]]`, `[[switch]]`, `[[link]]`, `[verbs]` and `[[fault]]`. Every number
+//! Scenarios of the simulator: `[sim]`, `[[host]]`, `[[switch]]`, `[[link]]`, `[verbs]` or `[groups]`, and `[[fault]]`. Every number
 //! may be a range, `[low, high]`, from which the seed draws.
 
 use super::report::Problem;
@@ -6,10 +6,11 @@ use super::tree::{Problems, Table, Value, absent, section, sections};
 use core::net::IpAddr;
 use core::ops::{Range, RangeInclusive};
 use sim::scenario::{
-    AckSpec, Between, EcnSpec, FaultKind, FaultSpec, HostSpec, LinkSpec, Scenario, VerbsSpec,
+    AckSpec, Between, EcnSpec, FaultKind, FaultSpec, GroupsSpec, HostSpec, LinkSpec, Scenario, SwitchKind,
+    SwitchSpec, VerbsSpec, Work,
 };
 use sim::verbs::Verb;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use toml::de::DeTable;
 
 const MICRO: f64 = 1e3;
@@ -22,11 +23,12 @@ const HEADERS: i64 = 84;
 
 /// Whether the tables are those of a scenario.
 pub(super) fn is_one(root: &DeTable<'_>) -> bool {
-    ["sim", "host", "link", "verbs"].iter().any(|key| root.contains_key(*key))
+    ["sim", "host", "link", "verbs", "groups"].iter().any(|key| root.contains_key(*key))
 }
 
 /// The scenario, if enough was understood; whether nothing is wrong is for `problems` to say.
 pub(super) fn read(root: &DeTable<'_>, problems: &Problems) -> Option<Scenario> {
+    let [has_verbs, has_groups] = ["verbs", "groups"].map(|key| root.contains_key(key));
     let root = Table::root(root, problems);
     let sim = section(&root, "sim").unwrap_or_else(|| absent("sim", problems));
     let limit = between(&sim, "limit_ms", MILLI, 0.001..=864e6).unwrap_or(Between::just(100_000_000_000));
@@ -40,18 +42,44 @@ pub(super) fn read(root: &DeTable<'_>, problems: &Problems) -> Option<Scenario> 
     let links: Vec<_> =
         sections(&root, "link")?.into_iter().filter_map(|table| link(table, &mut network)).collect();
     network.check(&hosts, problems);
-    let table = section(&root, "verbs").unwrap_or_else(|| absent("verbs", problems));
-    let verbs = verbs(table, &links);
+    let table = |key| section(&root, key).unwrap_or_else(|| absent(key, problems));
+    let work = if has_groups {
+        if has_verbs {
+            let verbs = table("verbs");
+            let problem = verbs.problem("hosts have one thing to do").label("beside `[groups]`");
+            problems.add(problem.help("leave `[verbs]` or `[groups]` out"));
+            verbs.forget();
+        }
+        read_groups(table("groups"), &hosts, &switches, &links).map(Work::Groups)
+    } else {
+        read_verbs(table("verbs"), &links).map(Work::Verbs)
+    };
     let faults: Vec<_> =
         sections(&root, "fault")?.into_iter().filter_map(|table| fault(table, &names)).collect();
     root.finish();
+    for switch in &switches {
+        if let (SwitchKind::P4ce { address, .. }, Some(host)) = (switch.kind, hosts.first())
+            && address.0.is_ipv4() != host.address.0.is_ipv4()
+        {
+            let span = names.all[&switch.name].clone();
+            let problem = Problem::at(
+                span,
+                format!("`{}` and `{}` cannot speak to each other", host.name, switch.name),
+            );
+            problems.add(
+                problem
+                    .label("an address of another family")
+                    .help("give all IPv4 addresses, or all IPv6 addresses"),
+            );
+        }
+    }
     if hosts.len() < 2 && !problems.are_there() {
         problems.add(Problem::of_file("there are fewer than two hosts").help(
             "add hosts and a link between them, such as\n\n[[host]]\nname = \"a\"\naddress = \"10.0.0.1/24\"\n\n\
              [[host]]\nname = \"b\"\naddress = \"10.0.0.2/24\"\n\n[[link]]\nends = [\"a\", \"b\"]",
         ));
     }
-    Some(Scenario { limit, hosts, switches, links, verbs: verbs?, faults })
+    Some(Scenario { limit, hosts, switches, links, work: work?, faults })
 }
 
 /// A number or `[low, high]`, in units of so many of the scenario's
@@ -178,10 +206,21 @@ pub(super) fn ack_of(value: &Value<'_>) -> Option<AckSpec> {
     Some(AckSpec::Every { packets: packets? as u32, time: (time? * MICRO).round() as u64 })
 }
 
-fn switch(table: Table<'_>, names: &mut Names) -> Option<String> {
+fn switch(table: Table<'_>, names: &mut Names) -> Option<SwitchSpec> {
     let name = names.take(&table);
+    let function = table.get("function", "\"p4ce\"").map_or(Some("bridge"), |v| v.word(&["bridge", "p4ce"]));
+    let kind = match function {
+        Some("p4ce") => table.require("address", "\"10.0.0.254/24\"").and_then(|value| {
+            let silent_after = between(&table, "silent_after_us", MICRO, LONG_US);
+            Some(SwitchKind::P4ce {
+                address: address(&value)?,
+                silent_after: silent_after.unwrap_or(Between::just(0)),
+            })
+        }),
+        function => function.map(|_| SwitchKind::Bridge),
+    };
     table.finish();
-    name
+    Some(SwitchSpec { name: name?, kind: kind? })
 }
 
 /// What is joined so far.
@@ -333,7 +372,80 @@ fn ecn(value: &Value<'_>) -> Option<EcnSpec> {
     Some(EcnSpec { min, max, share: share? })
 }
 
-fn verbs(table: Table<'_>, links: &[LinkSpec]) -> Option<VerbsSpec> {
+/// `retry_count` of a workload, or that of one that does not say.
+fn retry_count(table: &Table<'_>, plain: Between) -> Option<Between> {
+    match table.get("retry_count", "7") {
+        Some(value) if value.text_if_any() == Some("unlimited") => Some(plain),
+        Some(value) => scaled(&value, 1.0, 0.0..=7.0),
+        None => Some(plain),
+    }
+}
+
+fn read_groups(
+    table: Table<'_>,
+    hosts: &[HostSpec],
+    switches: &[SwitchSpec],
+    links: &[LinkSpec],
+) -> Option<GroupsSpec> {
+    let plain = GroupsSpec::new(Vec::new());
+    let replicating = |switch: &&SwitchSpec| matches!(switch.kind, SwitchKind::P4ce { .. });
+    if switches.iter().filter(replicating).count() != 1 {
+        table.problems().add(
+            table
+                .problem("one switch has to replicate what leaders write")
+                .label("none does, or several")
+                .help("add a `[[switch]]` with `function = \"p4ce\"` and an `address`"),
+        );
+    }
+    let leader = |value: &Value<'_>| {
+        let name = value.text()?;
+        if !hosts.iter().any(|host| host.name == name) {
+            let names = super::words::one_of(hosts.iter().map(|host| &host.name));
+            let problem = value.problem(format!("there is no host `{name}`")).label("no such host");
+            value.add(problem.help(format!("it can be {names}")));
+            return None;
+        }
+        Some(name.to_owned())
+    };
+    let leaders = table.require("leaders", "[\"a\"]").and_then(|value| {
+        let leaders: Vec<_> = value.list()?.iter().map(leader).collect::<Option<_>>()?;
+        let distinct: BTreeSet<_> = leaders.iter().collect();
+        if leaders.is_empty() || distinct.len() < leaders.len() || leaders.len() >= hosts.len() {
+            value.add(
+                value
+                    .problem("some hosts have to lead, and the others are their replicas")
+                    .label("not some of the hosts, each once")
+                    .help("name one host at least, and leave one out at least"),
+            );
+            return None;
+        }
+        Some(leaders)
+    });
+    let replicas = hosts.len().saturating_sub(leaders.as_ref().map_or(1, Vec::len)).max(1) as u32;
+    let number = |key, range: RangeInclusive<u32>, default| {
+        let (first, last) = range.into_inner();
+        between(&table, key, 1.0, first.into()..=last.into()).unwrap_or(default)
+    };
+    let retry_count = retry_count(&table, plain.retry_count);
+    let spec = GroupsSpec {
+        groups: number("groups", 1..=1000, plain.groups),
+        operations: number("operations", 0..=1_000_000, plain.operations),
+        depth: number("depth", 1..=4096, plain.depth),
+        max_size: number("max_size", 0..=1 << 27, plain.max_size),
+        mtu_log2: table.get("mtu", "1024").and_then(|value| mtu(&value, links)).unwrap_or(plain.mtu_log2),
+        timeout: number("timeout", 1..=31, plain.timeout),
+        quorum: number("quorum", 0..=replicas.min(255), plain.quorum),
+        outvote: flag(&table, "outvote"),
+        receives: number("receives", 1..=4096, plain.receives),
+        messages: number("messages", 0..=1_000_000, plain.messages),
+        retry_count: retry_count.unwrap_or(plain.retry_count),
+        ..plain
+    };
+    table.finish();
+    Some(GroupsSpec { leaders: leaders?, ..spec })
+}
+
+fn read_verbs(table: Table<'_>, links: &[LinkSpec]) -> Option<VerbsSpec> {
     let plain = VerbsSpec::default();
     let number = |key, range: RangeInclusive<u32>, default| {
         let (first, last) = range.into_inner();
@@ -352,11 +464,7 @@ fn verbs(table: Table<'_>, links: &[LinkSpec]) -> Option<VerbsSpec> {
         }
         Some(list)
     });
-    let retry_count = match table.get("retry_count", "7") {
-        Some(value) if value.text_if_any() == Some("unlimited") => Some(plain.retry_count),
-        Some(value) => scaled(&value, 1.0, 0.0..=7.0),
-        None => Some(plain.retry_count),
-    };
+    let retry_count = retry_count(&table, plain.retry_count);
     let spec = VerbsSpec {
         connections: number("connections", 1..=100_000, plain.connections),
         unreliable: number("unreliable", 0..=100_000, plain.unreliable),

@@ -92,7 +92,7 @@ impl Summary {
     fn add(&mut self, outcome: Outcome) {
         self.events += outcome.events;
         self.packets += outcome.packets;
-        self.operations += outcome.operations.iter().sum::<u64>();
+        self.operations += outcome.operations_in_all();
         self.broken += outcome.broken;
         // In whatever order they come
         self.digest = self.digest.wrapping_add(switch::table::mix(outcome.seed ^ outcome.digest));

@@ -6,7 +6,6 @@ use comfy_table::{Cell, CellAlignment, Table, presets};
 use core::fmt::Display;
 use serde_json::{Value, json};
 use sim::scenario::{Outcome, to_toml};
-use sim::verbs::Verb;
 use sim::{LinkCounters, NicCounters};
 
 /// The names and values of a link's counters, in the order of a frame's life
@@ -52,6 +51,9 @@ fn table(first: &str, rows: &[(String, Vec<(&'static str, u64)>)]) -> String {
     let Some((_, names)) = rows.first() else { return String::new() };
     let shown: Vec<usize> =
         (0..names.len()).filter(|column| rows.iter().any(|(_, row)| row[*column].1 > 0)).collect();
+    if shown.is_empty() {
+        return String::new();
+    }
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     let head = |text: &dyn Display| Cell::new(text.to_string());
@@ -91,9 +93,7 @@ pub(super) fn one_text(outcome: &Outcome) -> String {
             (switch.name.clone(), counts)
         })
         .collect();
-    let verbs: Vec<_> =
-        Verb::ALL.iter().zip(outcome.operations).map(|(verb, count)| (verb.name(), count)).collect();
-    let total = outcome.operations.iter().sum::<u64>();
+    let total = outcome.operations_in_all();
     let mut text = format!(
         "Seed {}: {} in the world, {} packets, {total} operations completed. Digest {:016x}\n",
         outcome.seed,
@@ -101,7 +101,7 @@ pub(super) fn one_text(outcome: &Outcome) -> String {
         outcome.packets,
         outcome.digest
     );
-    text += &table("operations", &[("completed".into(), verbs)]);
+    text += &table("operations", &[("completed".into(), outcome.operations.clone())]);
     text += &table("link", &link_rows(outcome));
     text += &table("host", &hosts);
     text += &table("switch", &switches);
@@ -159,8 +159,6 @@ fn object(counters: &[(&'static str, u64)]) -> Value {
 }
 
 pub(super) fn one_json(outcome: &Outcome, failure: Option<&Failure>) -> String {
-    let verbs: Vec<_> =
-        Verb::ALL.iter().zip(outcome.operations).map(|(verb, count)| (verb.name(), count)).collect();
     let links: Vec<_> = outcome
         .links
         .iter()
@@ -191,7 +189,7 @@ pub(super) fn one_json(outcome: &Outcome, failure: Option<&Failure>) -> String {
         "world_ns": outcome.time.0,
         "events": outcome.events,
         "packets": outcome.packets,
-        "operations": object(&verbs),
+        "operations": object(&outcome.operations),
         "broken_ends": outcome.broken,
         "links": links,
         "hosts": hosts,

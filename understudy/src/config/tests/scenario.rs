@@ -2,7 +2,9 @@
 
 use super::super::{parsed, scenario};
 use core::net::IpAddr;
-use sim::scenario::{AckSpec, Between, EcnSpec, FaultKind, FaultSpec, Scenario, to_toml};
+use sim::scenario::{
+    AckSpec, Between, EcnSpec, FaultKind, FaultSpec, GroupsSpec, Scenario, SwitchKind, Work, to_toml,
+};
 use std::path::Path;
 
 const HOSTS: &str =
@@ -55,10 +57,11 @@ fn what_is_said_is_understood() {
     assert_eq!(scenario.hosts[1].ack, AckSpec::Every { packets: 4, time: 20_000 });
     assert_eq!(scenario.hosts[1].credits, Between::just(1));
     assert_eq!(scenario.hosts[0].address, (IpAddr::from([10, 0, 0, 1]), 24));
-    assert_eq!(scenario.verbs.mtu_log2, Between { low: 8, high: 12 });
-    assert_eq!(scenario.verbs.retry_count, Between::just(3));
-    assert_eq!(scenario.verbs.unreliable, Between { low: 0, high: 2 });
-    assert_eq!(scenario.verbs.srq, Between { low: 0, high: 1 });
+    let Work::Verbs(verbs) = &scenario.work else { panic!("{:?}", scenario.work) };
+    assert_eq!(verbs.mtu_log2, Between { low: 8, high: 12 });
+    assert_eq!(verbs.retry_count, Between::just(3));
+    assert_eq!(verbs.unreliable, Between { low: 0, high: 2 });
+    assert_eq!(verbs.srq, Between { low: 0, high: 1 });
     let crash = FaultSpec {
         at: Between::just(1000),
         kind: FaultKind::Crash("a".into()),
@@ -163,4 +166,50 @@ fn faults() {
         "a fault is one thing that happens",
         "write one of `crash = \"a\"`, `pause = \"a\"`, `partition = [\"a\"]`, or `clock = \"a\"` with `step_us` or `drift_ppm`; `for_us` says for how long",
     );
+}
+
+/// Three hosts at a switch, which is like this, and these lines
+fn star(switch: &str, lines: &str) -> String {
+    let third = "[[host]]\nname = \"c\"\naddress = \"10.0.0.3/24\"\n";
+    let joined = ["a", "b", "c"].map(|host| format!("[[link]]\nends = [\"{host}\", \"s\"]\n")).concat();
+    [HOSTS, third, "[[switch]]\nname = \"s\"\n", switch, "\n", &joined, lines, "\n"].concat()
+}
+
+const P4CE: &str = "function = \"p4ce\"\naddress = \"10.0.0.254/24\"\nsilent_after_us = 500";
+
+#[test]
+fn groups() {
+    let text = star(
+        P4CE,
+        "[groups]\nleaders = [\"b\"]\nquorum = [1, 2]\nmtu = 256\noutvote = \"any\"\nmessages = 0",
+    );
+    let scenario = read(&text);
+    let address = (IpAddr::from([10, 0, 0, 254]), 24);
+    let silent_after = Between::just(500_000);
+    assert_eq!(scenario.switches[0].kind, SwitchKind::P4ce { address, silent_after });
+    let groups = GroupsSpec {
+        quorum: Between { low: 1, high: 2 },
+        mtu_log2: Between::just(8),
+        outvote: Between { low: 0, high: 1 },
+        messages: Between::just(0),
+        ..GroupsSpec::new(vec!["b".into()])
+    };
+    assert_eq!(scenario.work, Work::Groups(groups));
+    let one = "one switch has to replicate what leaders write";
+    let add = "add a `[[switch]]` with `function = \"p4ce\"` and an `address`";
+    wrong(&star("", "[groups] #!\nleaders = [\"a\"]"), one, add);
+    let some = "some hosts have to lead, and the others are their replicas";
+    for leaders in ["[]", "[\"a\", \"a\"]", "[\"a\", \"b\", \"c\"]"] {
+        let text = star(P4CE, &format!("[groups]\nleaders = {leaders} #!"));
+        wrong(&text, some, "name one host at least, and leave one out at least");
+    }
+    let names = "it can be `a`, `b` or `c`";
+    wrong(&star(P4CE, "[groups]\nleaders = [\"s\"] #!"), "there is no host `s`", names);
+    let both = star(P4CE, "[groups]\nleaders = [\"a\"]\n[verbs] #!\nsrq = true");
+    wrong(&both, "hosts have one thing to do", "leave `[verbs]` or `[groups]` out");
+    let quorum = star(P4CE, "[groups]\nleaders = [\"a\"]\nquorum = 3 #!");
+    wrong(&quorum, "`quorum` cannot be 3", "write a number from 0 to 2");
+    let v6 =
+        star(&P4CE.replace("10.0.0.254/24", "fd00::1/64"), "").replace("name = \"s\"", "name = \"s\" #!");
+    wrong(&v6, "`a` and `s` cannot speak to each other", "give all IPv4 addresses, or all IPv6 addresses");
 }

@@ -1,0 +1,138 @@
+//! What a scenario's network is made of.
+
+use super::{AckSpec, Between, HostSpec, LinkSpec, Planted, Scenario, SwitchKind, SwitchSpec, Work};
+use crate::clock::Clock;
+use crate::controlled::Controlled;
+use crate::groups;
+use crate::link::{Ecn, Link};
+use crate::switch_node::Switch;
+use crate::world::{NodeId, World};
+use p4ce::P4ce;
+use rnic::congestion::Dcqcn;
+use rnic::{AckPolicy, Config, Interface};
+use rocev2::Psn;
+use rocev2::ethernet::MacAddr;
+use switch::forward::{Config as ForwardConfig, Forward};
+use switch::{Chance, Nanos, Share};
+
+/// Stations that a switch has room for
+const STATIONS: usize = 4096;
+/// How long a switch tries to set up a group: a bad wire needs many tries of a connection manager
+const SETUP: Nanos = Nanos::from_secs(60);
+
+fn share(billionths: i64) -> Share {
+    Share::new(billionths as f64 / 1e9).unwrap_or(Share::NEVER)
+}
+
+pub(super) fn link_of(spec: &LinkSpec) -> Link {
+    let unsigned = |number: Between| number.value().max(0) as u64;
+    Link {
+        rate_bps: unsigned(spec.rate),
+        delay: Nanos(unsigned(spec.delay)),
+        jitter: Nanos(unsigned(spec.jitter)),
+        loss: share(spec.loss.value()),
+        duplicate: share(spec.duplicate.value()),
+        reorder: share(spec.reorder.value()),
+        reorder_by: Nanos(unsigned(spec.reorder_by)),
+        corrupt: share(spec.corrupt.value()),
+        mtu: unsigned(spec.mtu) as usize,
+        queue: unsigned(spec.queue) as usize,
+        ecn: spec.ecn.map(|ecn| Ecn {
+            min: unsigned(ecn.min) as usize,
+            max: unsigned(ecn.max) as usize,
+            share: share(ecn.share.value()),
+        }),
+    }
+}
+
+fn mac_of(kind: u8, number: usize) -> MacAddr {
+    let [high, low] = (number as u16 + 1).to_be_bytes();
+    MacAddr([0x02, 0x75, 0x73, kind, high, low])
+}
+
+pub(super) fn add_switch(
+    world: &mut World,
+    scenario: &Scenario,
+    number: usize,
+    spec: &SwitchSpec,
+    seed: u64,
+) -> NodeId {
+    let ports = scenario.links.iter().filter(|link| link.ends.contains(&spec.name)).count() as u16;
+    let forward = ForwardConfig::bridge(ports, STATIONS);
+    let SwitchKind::P4ce { address, silent_after } = spec.kind else {
+        return world.add(&spec.name, Switch::new(move || Forward::new(&forward)), Clock::default());
+    };
+    let mac = mac_of(1, number);
+    let (leaders, each) = match &scenario.work {
+        Work::Groups(work) => (work.leaders.as_slice(), work.groups.value() as usize),
+        Work::Verbs(_) => (&[][..], 0),
+    };
+    let replicas = scenario.hosts.iter().filter(|host| !leaders.contains(&host.name));
+    let replicas: Vec<_> = replicas.map(|host| host.address.0).collect();
+    // A group that is asked for again while the switch still has it takes another place.
+    let groups = 2 * leaders.len() * each;
+    let queue_pairs = groups * (replicas.len() + 1);
+    let mut chance = Chance::stream(switch::table::mix(seed ^ number as u64), 0x7034_6365);
+    // Often just before the end of all PSNs, where things break
+    let near = Psn::new(0u32.wrapping_sub(chance.between(1, 64) as u32));
+    let control = p4ce::ControlConfig {
+        interface: Interface::new(mac, address.0, address.1),
+        port: groups::SWITCH_PORT,
+        groups,
+        queue_pairs,
+        max_replicas: replicas.len(),
+        lists: [(groups::LIST, replicas)].into(),
+        setup_timeout: SETUP,
+        seed: chance.bits(),
+        first_psn: (chance.below(2) == 0).then_some(near),
+    };
+    let config = p4ce::Config {
+        forward,
+        mac,
+        addresses: vec![address.0],
+        groups,
+        queue_pairs,
+        silent_after: Nanos(silent_after.value().max(0) as u64),
+        #[cfg(feature = "canary")]
+        bug: None,
+    };
+    let made = move |life| {
+        p4ce::Control::new(p4ce::ControlConfig { seed: control.seed ^ life << 32, ..control.clone() })
+    };
+    world.add(&spec.name, Controlled::new(move || P4ce::new(config.clone()), made), Clock::default())
+}
+
+pub(super) fn nic_of(
+    host: &HostSpec,
+    number: usize,
+    seed: u64,
+    link: Option<&LinkSpec>,
+    planted: Planted,
+) -> Config {
+    let mac = mac_of(0, number);
+    let rate = link.map_or(0, |link| link.rate.value().max(0) as u64);
+    let rate = if rate == 0 { 100_000_000_000 } else { rate };
+    let config = Config {
+        window: host.window.value() as u32,
+        ack: match host.ack {
+            AckSpec::EveryPacket => AckPolicy::EveryPacket,
+            AckSpec::OnRequest | AckSpec::Any => AckPolicy::OnRequest,
+            AckSpec::Every { packets, time } => AckPolicy::Every { packets, time: Nanos(time) },
+        },
+        credits: host.credits.is_true(),
+        congestion: host.dcqcn.is_true().then(|| Dcqcn::of_paper(rate)),
+        seed: switch::table::mix(seed ^ (number as u64 + 1) << 32),
+        ..Config::new(Interface::new(mac, host.address.0, host.address.1))
+    };
+    plant(config, planted)
+}
+
+#[cfg(feature = "canary")]
+fn plant(config: Config, planted: Planted) -> Config {
+    Config { bug: planted.bug, ..config }
+}
+
+#[cfg(not(feature = "canary"))]
+fn plant(config: Config, _planted: Planted) -> Config {
+    config
+}

@@ -1,0 +1,145 @@
+//! Leaders and replicas of P4CE's groups.
+
+use super::{Workload, clock_of};
+use crate::groups::{self, Groups, LeaderApp, Outcome, ReplicaApp, SharedGroups};
+use crate::host::Host;
+use crate::scenario::{GroupsSpec, HostSpec, Scenario, SwitchKind};
+use crate::world::{NodeId, World};
+use core::net::IpAddr;
+use rnic::{Config, Rnic};
+use std::sync::Arc;
+
+pub(super) struct Work {
+    groups: Groups,
+    seed: u64,
+    may_fail: bool,
+    /// The address of the switch that replicates
+    switch: IpAddr,
+    /// Names of leaders; the other hosts are replicas
+    leader_names: Vec<String>,
+    replica_addresses: Vec<IpAddr>,
+    hosts: Vec<Of>,
+    shared: Arc<SharedGroups>,
+    /// What was seen to be wrong while it ran
+    wrong: Option<String>,
+}
+
+/// What a host is.
+#[derive(Clone, Copy)]
+enum Of {
+    Leader(NodeId),
+    Replica(NodeId),
+}
+
+impl Work {
+    pub(super) fn new(spec: &GroupsSpec, scenario: &Scenario, seed: u64) -> Self {
+        let switch = scenario.switches.iter().find_map(|switch| match switch.kind {
+            SwitchKind::P4ce { address, .. } => Some(address.0),
+            SwitchKind::Bridge => None,
+        });
+        let replicas = scenario.hosts.iter().filter(|host| !spec.leaders.contains(&host.name));
+        Self {
+            groups: spec.workload(),
+            seed,
+            may_fail: scenario.may_fail(),
+            switch: switch.unwrap_or(IpAddr::from([0; 4])),
+            leader_names: spec.leaders.clone(),
+            replica_addresses: replicas.map(|host| host.address.0).collect(),
+            hosts: Vec::new(),
+            shared: Arc::default(),
+            wrong: None,
+        }
+    }
+
+    fn leaders<'a>(&self, world: &'a World) -> impl Iterator<Item = &'a Host<LeaderApp>> {
+        self.hosts.iter().filter_map(|of| match of {
+            Of::Leader(node) => Some(world.node(*node)),
+            Of::Replica(_) => None,
+        })
+    }
+
+    fn replicas<'a>(&self, world: &'a World) -> impl Iterator<Item = &'a Host<ReplicaApp>> {
+        self.hosts.iter().filter_map(|of| match of {
+            Of::Replica(node) => Some(world.node(*node)),
+            Of::Leader(_) => None,
+        })
+    }
+
+    /// What was acknowledged is held by a quorum.
+    fn held(&self, world: &World) -> Option<String> {
+        let replicas: Vec<_> = self.replicas(world).collect();
+        if let Some(wrong) = replicas.iter().find_map(|replica| replica.app.wrong()) {
+            return Some(wrong.to_owned());
+        }
+        self.leaders(world).find_map(|leader| leader.app.check(&replicas))
+    }
+}
+
+impl Workload for Work {
+    fn add_host(&mut self, world: &mut World, _number: usize, host: &HostSpec, nic: Config) -> NodeId {
+        let nic = Config { mtu: self.groups.mtu, ..nic };
+        let make = move || Rnic::new(nic.clone());
+        if self.leader_names.contains(&host.name) {
+            let replicas = &self.replica_addresses;
+            let own = host.address.0;
+            let app = groups::leader(&self.groups, self.seed, own, self.switch, replicas, &self.shared);
+            let node = world.add(&host.name, Host::new(make, app), clock_of(host));
+            self.hosts.push(Of::Leader(node));
+            node
+        } else {
+            let app = ReplicaApp::new(self.groups.clone(), self.seed, self.shared.clone());
+            let node = world.add(&host.name, Host::new(make, app), clock_of(host));
+            self.hosts.push(Of::Replica(node));
+            node
+        }
+    }
+
+    fn begin(&mut self, _world: &mut World) {
+        // Leaders ask for their groups when they start.
+    }
+
+    fn is_done(&self) -> bool {
+        self.shared.is_done()
+    }
+
+    fn is_wrong(&mut self, world: &World) -> bool {
+        // At once: later others may have it as well.
+        if self.wrong.is_none() && self.shared.take_news() {
+            self.wrong = self.held(world);
+        }
+        self.wrong.is_some() || self.shared.is_wrong()
+    }
+
+    fn spread(&mut self, _world: &mut World) {
+        // The switch tells leaders of replicas that fail, and they do not care for one another.
+    }
+
+    fn check(&mut self, world: &World) -> Option<String> {
+        let unread = |replica: &Host<ReplicaApp>| replica.app.check_memory(&replica.nic);
+        let failed = |leader: &Host<LeaderApp>| {
+            let outcome = leader.app.outcomes().find(|outcome| **outcome != Outcome::Done)?;
+            (!self.may_fail).then(|| format!("a group ended as {outcome:?}"))
+        };
+        self.wrong
+            .clone()
+            .or_else(|| self.held(world))
+            .or_else(|| self.replicas(world).find_map(unread))
+            .or_else(|| self.leaders(world).find_map(failed))
+    }
+
+    fn nic<'a>(&self, world: &'a World, number: usize) -> &'a Rnic {
+        match self.hosts[number] {
+            Of::Leader(node) => &world.node::<Host<LeaderApp>>(node).nic,
+            Of::Replica(node) => &world.node::<Host<ReplicaApp>>(node).nic,
+        }
+    }
+
+    fn operations(&self, world: &World) -> Vec<(&'static str, u64)> {
+        vec![("replicated", self.leaders(world).map(|leader| leader.app.done()).sum())]
+    }
+
+    fn broken(&self, world: &World) -> u64 {
+        let groups = self.leaders(world).flat_map(|leader| leader.app.outcomes());
+        groups.filter(|outcome| **outcome != Outcome::Done).count() as u64
+    }
+}

@@ -1,0 +1,93 @@
+//! Every two hosts, and every verb.
+
+use super::{Workload, clock_of};
+use crate::host::Host;
+use crate::scenario::{HostSpec, Scenario, VerbsSpec};
+use crate::verbs::{self, Shared, Verb, Verbs, VerbsApp};
+use crate::world::{NodeId, World};
+use core::net::IpAddr;
+use rnic::{Config, Rnic};
+use std::sync::Arc;
+
+pub(super) struct Work {
+    workload: Verbs,
+    seed: u64,
+    may_fail: bool,
+    /// Of hosts that are yet to be made
+    apps: std::vec::IntoIter<VerbsApp>,
+    hosts: Vec<(NodeId, IpAddr)>,
+    /// Connections of each host, at most
+    connections: usize,
+    shared: Arc<Shared>,
+}
+
+impl Work {
+    pub(super) fn new(spec: &VerbsSpec, scenario: &Scenario, seed: u64) -> Self {
+        let workload = spec.workload();
+        let may_fail = scenario.may_fail();
+        let (apps, shared) = verbs::apps(&workload, seed, scenario.hosts.len(), may_fail);
+        let connections = (workload.connections + workload.unreliable) as usize * scenario.hosts.len();
+        let apps = apps.into_iter();
+        Self { workload, seed, may_fail, apps, hosts: Vec::new(), connections, shared }
+    }
+
+    fn hosts<'a>(&self, world: &'a World) -> impl Iterator<Item = &'a Host<VerbsApp>> {
+        self.hosts.iter().map(|(node, _)| world.node(*node))
+    }
+}
+
+impl Workload for Work {
+    fn add_host(&mut self, world: &mut World, _number: usize, host: &HostSpec, nic: Config) -> NodeId {
+        let nic = Config {
+            max_qps: self.connections,
+            // Target, landing zone and receives of each connection, pattern, words, shared receives
+            max_regions: self.connections * 3 + 3,
+            ..nic
+        };
+        let app = self.apps.next().expect("an application for each host");
+        let node = world.add(&host.name, Host::new(move || Rnic::new(nic.clone()), app), clock_of(host));
+        self.hosts.push((node, host.address.0));
+        node
+    }
+
+    fn begin(&mut self, world: &mut World) {
+        verbs::connect(world, &self.hosts, &self.workload, self.seed);
+        verbs::begin(world, &self.hosts);
+    }
+
+    fn is_done(&self) -> bool {
+        self.shared.is_done()
+    }
+
+    fn is_wrong(&mut self, _world: &World) -> bool {
+        self.shared.is_wrong()
+    }
+
+    fn spread(&mut self, world: &mut World) {
+        if self.may_fail {
+            for (host, _) in &self.hosts {
+                world.with(*host, |host: &mut Host<VerbsApp>, now| host.notice_broken(now));
+            }
+        }
+    }
+
+    fn check(&mut self, world: &World) -> Option<String> {
+        verbs::check(world, &self.hosts)
+    }
+
+    fn nic<'a>(&self, world: &'a World, number: usize) -> &'a Rnic {
+        &world.node::<Host<VerbsApp>>(self.hosts[number].0).nic
+    }
+
+    fn operations(&self, world: &World) -> Vec<(&'static str, u64)> {
+        let mut operations = Verb::ALL.map(|verb| (verb.name(), 0));
+        for host in self.hosts(world) {
+            operations.iter_mut().zip(host.app.totals()).for_each(|((_, sum), count)| *sum += count);
+        }
+        operations.into()
+    }
+
+    fn broken(&self, world: &World) -> u64 {
+        self.hosts(world).map(|host| host.app.broken() as u64).sum()
+    }
+}
