@@ -1,16 +1,18 @@
 //! Scenarios of the simulator: `[sim]`, `[[host]]`, `[[switch]]`, `[[link]]`, `[verbs]` or `[groups]`, and `[[fault]]`. Every number
 //! may be a range, `[low, high]`, from which the seed draws.
 
+mod network;
+mod work;
+
 use super::report::Problem;
 use super::tree::{Problems, Table, Value, absent, section, sections};
 use core::net::IpAddr;
-use core::ops::{Range, RangeInclusive};
+use core::ops::RangeInclusive;
+use network::{Names, Network};
 use sim::scenario::{
-    AckSpec, Between, EcnSpec, FaultKind, FaultSpec, GroupsSpec, HostSpec, LinkSpec, Scenario, SwitchKind,
-    SwitchSpec, VerbsSpec, Work,
+    AckSpec, Between, EcnSpec, FaultKind, FaultSpec, HostSpec, LinkSpec, Scenario, SwitchKind, SwitchSpec,
+    Work,
 };
-use sim::verbs::Verb;
-use std::collections::{BTreeMap, BTreeSet};
 use toml::de::DeTable;
 
 const MICRO: f64 = 1e3;
@@ -18,16 +20,13 @@ const MILLI: f64 = 1e6;
 const SHARE: f64 = 1e9;
 /// A time of a scenario at most, in microseconds: ten days
 const LONG_US: RangeInclusive<f64> = 0.0..=864e9;
-/// What the headers of a packet take beside its payload: IPv6 40, UDP 8, BTH 12, RETH 16, immediate 4, ICRC 4
-const HEADERS: i64 = 84;
-
 /// Whether the tables are those of a scenario.
-pub(super) fn is_one(root: &DeTable<'_>) -> bool {
+pub(in crate::config) fn is_one(root: &DeTable<'_>) -> bool {
     ["sim", "host", "link", "verbs", "groups"].iter().any(|key| root.contains_key(*key))
 }
 
 /// The scenario, if enough was understood; whether nothing is wrong is for `problems` to say.
-pub(super) fn read(root: &DeTable<'_>, problems: &Problems) -> Option<Scenario> {
+pub(in crate::config) fn read(root: &DeTable<'_>, problems: &Problems) -> Option<Scenario> {
     let [has_verbs, has_groups] = ["verbs", "groups"].map(|key| root.contains_key(key));
     let root = Table::root(root, problems);
     let sim = section(&root, "sim").unwrap_or_else(|| absent("sim", problems));
@@ -50,9 +49,9 @@ pub(super) fn read(root: &DeTable<'_>, problems: &Problems) -> Option<Scenario> 
             problems.add(problem.help("leave `[verbs]` or `[groups]` out"));
             verbs.forget();
         }
-        read_groups(table("groups"), &hosts, &switches, &links).map(Work::Groups)
+        work::groups(table("groups"), &hosts, &switches, &links).map(Work::Groups)
     } else {
-        read_verbs(table("verbs"), &links).map(Work::Verbs)
+        work::verbs(table("verbs"), &links).map(Work::Verbs)
     };
     let faults: Vec<_> =
         sections(&root, "fault")?.into_iter().filter_map(|table| fault(table, &names)).collect();
@@ -123,42 +122,6 @@ fn flag(table: &Table<'_>, key: &'static str) -> Between {
     Between::just(value.boolean().unwrap_or(false).into())
 }
 
-/// Names of hosts and switches, and where they stand
-#[derive(Default)]
-struct Names {
-    all: BTreeMap<String, Range<usize>>,
-}
-
-impl Names {
-    fn take(&mut self, table: &Table<'_>) -> Option<String> {
-        let value = table.require("name", "\"a\"")?;
-        let name = value.text()?.to_owned();
-        if let Some(first) = self.all.get(&name) {
-            let problem = value.problem(format!("there are two nodes named `{name}`")).label("again");
-            value.add(
-                problem.also(first.clone(), "first here").help("give each host and switch its own name"),
-            );
-            return None;
-        }
-        self.all.insert(name.clone(), value.span());
-        Some(name)
-    }
-
-    fn known(&self, value: &Value<'_>) -> Option<String> {
-        let name = value.text()?;
-        if self.all.contains_key(name) {
-            return Some(name.to_owned());
-        }
-        let names = super::words::one_of(self.all.keys());
-        value.add(
-            value.problem(format!("there is no host or switch `{name}`")).label("no such node").help(
-                if names.is_empty() { "add a `[[host]]`".into() } else { format!("it can be {names}") },
-            ),
-        );
-        None
-    }
-}
-
 fn host(table: Table<'_>, names: &mut Names) -> Option<HostSpec> {
     let name = names.take(&table);
     let address = table.require("address", "\"10.0.0.1/24\"").and_then(|value| address(&value));
@@ -177,7 +140,7 @@ fn host(table: Table<'_>, names: &mut Names) -> Option<HostSpec> {
     Some(HostSpec { name: name?, address: address?, ..spec })
 }
 
-pub(super) fn address(value: &Value<'_>) -> Option<(IpAddr, u8)> {
+pub(in crate::config) fn address(value: &Value<'_>) -> Option<(IpAddr, u8)> {
     let text = value.text()?;
     let parsed = text.split_once('/').and_then(|(ip, prefix)| {
         let (ip, prefix): (IpAddr, u8) = (ip.parse().ok()?, prefix.parse().ok()?);
@@ -190,7 +153,7 @@ pub(super) fn address(value: &Value<'_>) -> Option<(IpAddr, u8)> {
     parsed
 }
 
-pub(super) fn ack_of(value: &Value<'_>) -> Option<AckSpec> {
+pub(in crate::config) fn ack_of(value: &Value<'_>) -> Option<AckSpec> {
     if value.text_if_any().is_some() {
         return Some(match value.word(&["any", "every-packet", "on-request"])? {
             "any" => AckSpec::Any,
@@ -221,89 +184,6 @@ fn switch(table: Table<'_>, names: &mut Names) -> Option<SwitchSpec> {
     };
     table.finish();
     Some(SwitchSpec { name: name?, kind: kind? })
-}
-
-/// What is joined so far.
-struct Network<'a> {
-    names: &'a Names,
-    /// The part of the network that a node belongs to, by a node of it
-    part: BTreeMap<String, String>,
-    links: BTreeMap<String, usize>,
-    /// The ends of a link were not understood: what has no link may have that one
-    unclear: bool,
-}
-
-impl<'a> Network<'a> {
-    fn new(names: &'a Names) -> Self {
-        let part = names.all.keys().map(|name| (name.clone(), name.clone())).collect();
-        Self { names, part, links: BTreeMap::new(), unclear: false }
-    }
-
-    /// False if both were joined already.
-    fn join(&mut self, a: &str, b: &str) -> bool {
-        for end in [a, b] {
-            *self.links.entry(end.to_owned()).or_default() += 1;
-        }
-        let (Some(first), Some(second)) = (self.part.get(a).cloned(), self.part.get(b).cloned()) else {
-            return true;
-        };
-        for part in self.part.values_mut().filter(|part| **part == second) {
-            part.clone_from(&first);
-        }
-        first != second
-    }
-
-    fn check(&self, hosts: &[HostSpec], problems: &Problems) {
-        for host in hosts {
-            let links = self.links.get(&host.name).copied().unwrap_or(0);
-            if links > 1 || links == 0 && !self.unclear {
-                let span = self.names.all[&host.name].clone();
-                problems.add(
-                    Problem::at(span, format!("host `{}` has {links} links, and needs one", host.name))
-                        .label("one port, one link")
-                        .help("join hosts to a `[[switch]]`, or two hosts to each other"),
-                );
-            }
-        }
-        let Some((first, rest)) = hosts.split_first() else { return };
-        for host in rest {
-            let apart = self.part.get(&host.name) != self.part.get(&first.name);
-            if apart
-                && !self.unclear
-                && self.links.contains_key(&host.name)
-                && self.links.contains_key(&first.name)
-            {
-                let span = self.names.all[&host.name].clone();
-                problems.add(
-                    Problem::at(span, format!("nothing joins `{}` and `{}`", first.name, host.name))
-                        .label("in a part of the network of its own")
-                        .help("add a `[[link]]` between the parts"),
-                );
-            }
-            if host.address.0.is_ipv4() != first.address.0.is_ipv4() {
-                let span = self.names.all[&host.name].clone();
-                problems.add(
-                    Problem::at(
-                        span,
-                        format!("`{}` and `{}` cannot speak to each other", first.name, host.name),
-                    )
-                    .label("an address of another family")
-                    .help("give all hosts IPv4 addresses, or all IPv6 addresses"),
-                );
-            }
-            let same = |other: &&HostSpec| other.name != host.name && other.address.0 == host.address.0;
-            if let Some(other) = hosts.iter().find(same)
-                && other.name < host.name
-            {
-                let span = self.names.all[&host.name].clone();
-                problems.add(
-                    Problem::at(span, format!("`{}` and `{}` have the same address", other.name, host.name))
-                        .label("the same again")
-                        .help("give each host its own `address`"),
-                );
-            }
-        }
-    }
 }
 
 fn link(table: Table<'_>, network: &mut Network<'_>) -> Option<LinkSpec> {
@@ -370,144 +250,6 @@ fn ecn(value: &Value<'_>) -> Option<EcnSpec> {
         return None;
     }
     Some(EcnSpec { min, max, share: share? })
-}
-
-/// `retry_count` of a workload, or that of one that does not say.
-fn retry_count(table: &Table<'_>, plain: Between) -> Option<Between> {
-    match table.get("retry_count", "7") {
-        Some(value) if value.text_if_any() == Some("unlimited") => Some(plain),
-        Some(value) => scaled(&value, 1.0, 0.0..=7.0),
-        None => Some(plain),
-    }
-}
-
-fn read_groups(
-    table: Table<'_>,
-    hosts: &[HostSpec],
-    switches: &[SwitchSpec],
-    links: &[LinkSpec],
-) -> Option<GroupsSpec> {
-    let plain = GroupsSpec::new(Vec::new());
-    let replicating = |switch: &&SwitchSpec| matches!(switch.kind, SwitchKind::P4ce { .. });
-    if switches.iter().filter(replicating).count() != 1 {
-        table.problems().add(
-            table
-                .problem("one switch has to replicate what leaders write")
-                .label("none does, or several")
-                .help("add a `[[switch]]` with `function = \"p4ce\"` and an `address`"),
-        );
-    }
-    let leader = |value: &Value<'_>| {
-        let name = value.text()?;
-        if !hosts.iter().any(|host| host.name == name) {
-            let names = super::words::one_of(hosts.iter().map(|host| &host.name));
-            let problem = value.problem(format!("there is no host `{name}`")).label("no such host");
-            value.add(problem.help(format!("it can be {names}")));
-            return None;
-        }
-        Some(name.to_owned())
-    };
-    let leaders = table.require("leaders", "[\"a\"]").and_then(|value| {
-        let leaders: Vec<_> = value.list()?.iter().map(leader).collect::<Option<_>>()?;
-        let distinct: BTreeSet<_> = leaders.iter().collect();
-        if leaders.is_empty() || distinct.len() < leaders.len() || leaders.len() >= hosts.len() {
-            value.add(
-                value
-                    .problem("some hosts have to lead, and the others are their replicas")
-                    .label("not some of the hosts, each once")
-                    .help("name one host at least, and leave one out at least"),
-            );
-            return None;
-        }
-        Some(leaders)
-    });
-    let replicas = hosts.len().saturating_sub(leaders.as_ref().map_or(1, Vec::len)).max(1) as u32;
-    let number = |key, range: RangeInclusive<u32>, default| {
-        let (first, last) = range.into_inner();
-        between(&table, key, 1.0, first.into()..=last.into()).unwrap_or(default)
-    };
-    let retry_count = retry_count(&table, plain.retry_count);
-    let spec = GroupsSpec {
-        groups: number("groups", 1..=1000, plain.groups),
-        operations: number("operations", 0..=1_000_000, plain.operations),
-        depth: number("depth", 1..=4096, plain.depth),
-        max_size: number("max_size", 0..=1 << 27, plain.max_size),
-        mtu_log2: table.get("mtu", "1024").and_then(|value| mtu(&value, links)).unwrap_or(plain.mtu_log2),
-        timeout: number("timeout", 1..=31, plain.timeout),
-        quorum: number("quorum", 0..=replicas.min(255), plain.quorum),
-        outvote: flag(&table, "outvote"),
-        receives: number("receives", 1..=4096, plain.receives),
-        messages: number("messages", 0..=1_000_000, plain.messages),
-        retry_count: retry_count.unwrap_or(plain.retry_count),
-        ..plain
-    };
-    table.finish();
-    Some(GroupsSpec { leaders: leaders?, ..spec })
-}
-
-fn read_verbs(table: Table<'_>, links: &[LinkSpec]) -> Option<VerbsSpec> {
-    let plain = VerbsSpec::default();
-    let number = |key, range: RangeInclusive<u32>, default| {
-        let (first, last) = range.into_inner();
-        between(&table, key, 1.0, first.into()..=last.into()).unwrap_or(default)
-    };
-    let names: Vec<_> = Verb::ALL.iter().map(|verb| verb.name()).collect();
-    let verb = |value: &Value<'_>| {
-        let name = value.word(&names)?;
-        Verb::ALL.into_iter().find(|verb| verb.name() == name)
-    };
-    let verbs = table.get("verbs", "[\"write\", \"read\"]").map_or(Some(plain.verbs), |value| {
-        let list: Option<Vec<_>> = value.list()?.iter().map(verb).collect();
-        let list = list?;
-        if list.is_empty() {
-            value.add(value.problem("`verbs` is empty").label("none").help("name one at least"));
-        }
-        Some(list)
-    });
-    let retry_count = retry_count(&table, plain.retry_count);
-    let spec = VerbsSpec {
-        connections: number("connections", 1..=100_000, plain.connections),
-        unreliable: number("unreliable", 0..=100_000, plain.unreliable),
-        operations: number("operations", 0..=100_000_000, plain.operations),
-        depth: number("depth", 1..=4096, plain.depth),
-        max_size: number("max_size", 0..=1 << 27, plain.max_size),
-        mtu_log2: table.get("mtu", "1024").and_then(|value| mtu(&value, links)).unwrap_or(plain.mtu_log2),
-        timeout: number("timeout", 1..=31, plain.timeout),
-        receives: number("receives", 1..=4096, plain.receives),
-        repost_us: number("repost_us", 0..=1_000_000, plain.repost_us),
-        rnr_timer: number("rnr_timer", 0..=31, plain.rnr_timer),
-        max_rd_atomic: number("max_rd_atomic", 1..=128, plain.max_rd_atomic),
-        words: number("words", 1..=4096, plain.words),
-        srq: flag(&table, "srq"),
-        flow_control: flag(&table, "flow_control"),
-        verbs: verbs?,
-        retry_count: retry_count?,
-    };
-    table.finish();
-    Some(spec)
-}
-
-/// A path MTU, or the range of those from one to another
-fn mtu(value: &Value<'_>, links: &[LinkSpec]) -> Option<Between> {
-    let Between { low, high } = scaled(value, 1.0, 256.0..=4096.0)?;
-    if [low, high].iter().any(|mtu| mtu.count_ones() != 1) {
-        value.add(
-            value.problem(format!("{} is no path MTU", value.name())).label("not one of InfiniBand's").help(
-                "it can be 256, 512, 1024, 2048 or 4096; `[256, 4096]` is one of them as the seed has it",
-            ),
-        );
-        return None;
-    }
-    if let Some(link) = links.iter().find(|link| link.mtu.low < high + HEADERS) {
-        let least = high + HEADERS;
-        value.add(value.problem("packets of this size do not pass all links").label("too large").help(format!(
-            "with headers they have {least} bytes: give the link between `{}` and `{}` an `mtu` of {least} at least",
-            link.ends[0], link.ends[1]
-        )));
-        return None;
-    }
-    let log2 = |mtu: i64| i64::from(mtu.trailing_zeros());
-    Some(Between { low: log2(low), high: log2(high) })
 }
 
 fn fault(table: Table<'_>, names: &Names) -> Option<FaultSpec> {
