@@ -1,13 +1,13 @@
 //! Consensus in the simulator: servers, a bridge between them, and values that are proposed wherever somebody leads.
 
 use core::net::IpAddr;
-use p4ce::consensus::{Config as ServerConfig, Layout, Server};
+use p4ce::consensus::{Config as ServerConfig, Layout, Server, Through};
+use p4ce::{Control, ControlConfig, P4ce};
 use rnic::{Config, Interface, Rnic};
 use rocev2::ethernet::MacAddr;
-use sim::{App, Clock, Fault, Host, Link, NodeId, Switch, World};
+use sim::{App, Clock, Controlled, Fault, Host, Link, NodeId, World};
 use std::collections::BTreeSet;
 use switch::forward::Config as ForwardConfig;
-use switch::forward::Forward;
 use switch::{Chance, Nanos, Share};
 
 /// A server that proposes as long as it leads.
@@ -63,17 +63,48 @@ impl App for Proposer {
 struct Net {
     world: World,
     servers: Vec<NodeId>,
+    switch: NodeId,
 }
 
 fn ip(n: u8) -> IpAddr {
     [10, 0, 0, n + 1].into()
 }
 
+const PORT: u16 = 18_515;
+
+/// A bridge that replicates for those who ask it to.
+fn switch(seed: u64, servers: u8) -> Controlled<Control> {
+    let mac = MacAddr([2, 0, 0, 0, 1, 254]);
+    let config = p4ce::Config {
+        forward: ForwardConfig::bridge(servers.into(), 64),
+        mac,
+        addresses: vec![ip(253)],
+        groups: 16,
+        queue_pairs: 64,
+        silent_after: Nanos::from_millis(1),
+        #[cfg(feature = "canary")]
+        bug: None,
+    };
+    let control = move |life| {
+        Control::new(ControlConfig {
+            interface: Interface::new(mac, ip(253), 24),
+            port: PORT,
+            groups: 16,
+            queue_pairs: 64,
+            max_replicas: 8,
+            lists: [].into(),
+            setup_timeout: Nanos::from_millis(20),
+            seed: seed ^ 0x7377 ^ life << 32,
+            first_psn: None,
+        })
+    };
+    Controlled::new(move || P4ce::new(config.clone()), control)
+}
+
 impl Net {
-    fn new(seed: u64, servers: u8, slots: u64, window: u64, wanted: u64, link: Link) -> Self {
+    fn new(through: bool, seed: u64, servers: u8, slots: u64, window: u64, wanted: u64, link: Link) -> Self {
         let mut world = World::new(seed);
-        let forward = ForwardConfig::bridge(servers.into(), 64);
-        let bridge = world.add("bridge", Switch::new(move || Forward::new(&forward)), Clock::default());
+        let switch = world.add("switch", switch(seed, servers), Clock::default());
         let nodes: Vec<_> = (0..servers)
             .map(|n| {
                 let mut config = Config::new(Interface::new(MacAddr([2, 0, 0, 0, 1, n]), ip(n), 24));
@@ -87,6 +118,7 @@ impl Net {
                     window,
                     ack_timeout: 5,
                     retry_count: 6,
+                    through: through.then_some(Through { address: ip(253), port: PORT }),
                 });
                 let chance = Chance::stream(seed, n.into());
                 let app = Proposer {
@@ -105,9 +137,9 @@ impl Net {
             })
             .collect();
         for node in &nodes {
-            world.connect(*node, bridge, link);
+            world.connect(*node, switch, link);
         }
-        Self { world, servers: nodes }
+        Self { world, servers: nodes, switch }
     }
 
     fn apps(&self) -> impl Iterator<Item = &Proposer> {
@@ -142,7 +174,7 @@ impl Net {
 
 #[test]
 fn values_are_decided_everywhere() {
-    let mut net = Net::new(1, 3, 64, 8, 500, Link::default());
+    let mut net = Net::new(false, 1, 3, 64, 8, 500, Link::default());
     net.world.run_until(Nanos::from_millis(20));
     net.check().unwrap();
     assert_eq!(net.leader(), Some(0), "the lowest number");
@@ -152,8 +184,34 @@ fn values_are_decided_everywhere() {
 }
 
 #[test]
+fn a_switch_replicates_and_is_done_without_when_it_fails() {
+    let mut net = Net::new(true, 1, 3, 64, 8, 1_000_000, Link::default());
+    net.world.run_until(Nanos::from_millis(20));
+    assert!(net.apps().next().unwrap().server.replicates_through());
+    let copies =
+        |net: &Net| net.world.node::<Controlled<Control>>(net.switch).switch.function.counters().copies.get();
+    let before = net.apps().next().unwrap().decided.len();
+    let copied = copies(&net);
+    net.world.run_until(Nanos::from_millis(30));
+    let decided = net.apps().next().unwrap().decided.len() - before;
+    assert!(decided > 1000, "{decided}");
+    assert!(copies(&net) - copied >= 2 * decided as u64);
+    // It comes back and knows nothing.
+    net.world.schedule(Nanos::from_millis(30), Fault::Crash(net.switch));
+    net.world.schedule(Nanos::from_micros(30_050), Fault::Restart(net.switch));
+    net.world.run_until(Nanos::from_millis(40));
+    assert!(!net.apps().next().unwrap().server.replicates_through());
+    let before = net.apps().next().unwrap().decided.len();
+    net.world.run_until(Nanos::from_millis(45));
+    assert!(net.apps().next().unwrap().decided.len() > before + 500);
+    net.world.run_until(Nanos::from_millis(200));
+    assert!(net.apps().next().unwrap().server.replicates_through());
+    net.check().unwrap();
+}
+
+#[test]
 fn a_leader_that_crashes_is_followed_by_the_next() {
-    let mut net = Net::new(1, 5, 64, 8, 1_000_000, Link::default());
+    let mut net = Net::new(false, 1, 5, 64, 8, 1_000_000, Link::default());
     net.world.schedule(Nanos::from_millis(10), Fault::Crash(net.servers[0]));
     net.world.run_until(Nanos::from_millis(10));
     let before = net.apps().nth(1).unwrap().decided.len();
@@ -181,14 +239,20 @@ fn logs_agree_whatever_happens() {
         let servers = [3, 5][chance.below(2) as usize];
         let window = chance.between(1, 16);
         let wanted = 3000;
-        let mut net = Net::new(seed, servers, chance.between(window.max(8), 64), window, wanted, link);
+        let through = chance.below(2) == 0;
+        let mut net =
+            Net::new(through, seed, servers, chance.between(window.max(8), 64), window, wanted, link);
         let links: Vec<_> = net.world.links().collect();
         for n in 0..chance.between(1, 5) {
             let at = Nanos::from_micros(chance.between(1000, 15_000));
             let until = at + Nanos::from_micros(chance.between(10, 8000));
             let server = net.servers[chance.below(net.servers.len() as u64) as usize];
             let link = vec![links[chance.below(links.len() as u64) as usize]];
-            match chance.below(3) {
+            match chance.below(4) {
+                3 => {
+                    net.world.schedule(at, Fault::Crash(net.switch));
+                    net.world.schedule(until, Fault::Restart(net.switch));
+                }
                 // As many as may, for good
                 0 if n < u64::from(servers / 2) => net.world.schedule(at, Fault::Crash(server)),
                 1 => {

@@ -10,6 +10,7 @@
 use super::hello::Purpose;
 use super::log::{Entry, Layout, Term};
 use super::server::{Config, LOG_VA, Outgoing, ProposeError, Resources, Server, log_scratch, log_scratch_va};
+use super::through::Group;
 use crate::wire::Region;
 use rnic::{Completed, Completion, Data, Operation, Remote, Rnic, SendRequest, Sge};
 use rocev2::Qpn;
@@ -22,11 +23,11 @@ const ASK_AGAIN: u64 = 20;
 /// The name of a READ of a log
 const READ: u64 = u64::MAX;
 /// The name of a write that decides nothing
-const COMMIT: u64 = u64::MAX - 1;
+pub(super) const COMMIT: u64 = u64::MAX - 1;
 
 /// Where another server stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+pub(super) enum Stage {
     /// It is to be asked, at this time.
     Absent(Nanos),
     /// It was asked for permission.
@@ -40,12 +41,14 @@ enum Stage {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Follower {
-    link: Option<Outgoing>,
-    stage: Stage,
-    /// Entries below were written to it, and are held by it
+pub(super) struct Follower {
+    pub(super) link: Option<Outgoing>,
+    pub(super) stage: Stage,
+    /// When it became active, if it is
+    active_at: Nanos,
+    /// Entries below were written to it directly, and are held by it
     posted: u64,
-    held: u64,
+    pub(super) held: u64,
     /// What it was told last is decided, beside the entries
     told: u64,
 }
@@ -54,11 +57,15 @@ struct Follower {
 #[derive(Debug)]
 pub(super) struct Leadership {
     term: Term,
-    since: Nanos,
+    pub(super) since: Nanos,
     /// By their numbers; oneself is never anything but absent
-    followers: Vec<Follower>,
+    pub(super) followers: Vec<Follower>,
     /// The place of the next value, once there is a majority
-    next: Option<u64>,
+    pub(super) next: Option<u64>,
+    /// What the switch replicates to
+    pub(super) group: Option<Group>,
+    /// No group is asked for before
+    pub(super) group_at: Nanos,
 }
 
 impl Leadership {
@@ -75,11 +82,13 @@ impl Server {
     pub(super) fn run_for_office(&mut self, nic: &mut Rnic, now: Nanos) {
         let term = self.latest_term().next_of(self.config.id);
         // Nobody writes here either from now on.
-        self.fence(nic);
+        self.fence(nic, now);
         self.promised = term;
-        let nobody = Follower { link: None, stage: Stage::Absent(now), posted: 0, held: 0, told: 0 };
+        let stage = Stage::Absent(now);
+        let nobody = Follower { link: None, stage, active_at: now, posted: 0, held: 0, told: 0 };
         let followers = vec![nobody; self.config.servers.len()];
-        self.leadership = Some(Leadership { term, since: now, followers, next: None });
+        self.leadership =
+            Some(Leadership { term, since: now, followers, next: None, group: None, group_at: now });
     }
 
     /// What is due in office.
@@ -106,6 +115,7 @@ impl Server {
                 self.follower(server, |follower| (follower.link, follower.stage) = (link, stage));
             }
         }
+        self.tend_group(nic, now);
         self.replicate(nic);
     }
 
@@ -137,6 +147,13 @@ impl Server {
                 (follower.link, follower.stage) = (None, Stage::Absent(again));
             }
         });
+        // When it comes back, it gets its entries directly at first.
+        if let Some(leadership) = &mut self.leadership
+            && leadership.followers[usize::from(server)].link.is_none()
+            && let Some(group) = &mut leadership.group
+        {
+            group.members.retain(|member| *member != server);
+        }
     }
 
     /// Something is done at another server.
@@ -205,9 +222,10 @@ impl Server {
             self.follower(server, |follower| follower.stage = Stage::Absent(Nanos(u64::MAX)));
             return;
         }
-        let (mr, decided) = (resources.log.1, self.decided);
+        let (mr, decided, at_beat) = (resources.log.1, self.decided, self.beat_at);
         self.follower(server, |follower| {
             (follower.stage, follower.posted, follower.held, follower.told) = (Stage::Active, next, from, 0);
+            follower.active_at = at_beat;
         });
         for (id, at, len) in writes {
             self.write(
@@ -265,7 +283,8 @@ impl Server {
     }
 
     /// Writes new entries to all who get them.
-    fn replicate(&mut self, nic: &mut Rnic) {
+    pub(super) fn replicate(&mut self, nic: &mut Rnic) {
+        self.replicate_through(nic);
         let Some(next) = self.leadership.as_ref().and_then(|leadership| leadership.next) else { return };
         let layout = self.config.layout;
         for server in self.others() {
@@ -274,7 +293,9 @@ impl Server {
             else {
                 continue;
             };
-            for index in posted..next {
+            let group = self.leadership.as_ref().and_then(|leadership| leadership.group.as_ref());
+            let until = group.and_then(|group| group.begins_for(server)).unwrap_or(next);
+            for index in posted..until {
                 let Some(resources) = &self.resources else { return };
                 let len = layout.entry(index, nic.bytes(resources.log.0)).map(|entry| entry.value.len());
                 let Some(len) = len else { break };
@@ -295,14 +316,15 @@ impl Server {
     }
 
     /// Entries that f others hold are decided.
-    fn decide(&mut self, nic: &mut Rnic) {
+    pub(super) fn decide(&mut self, nic: &mut Rnic) {
         let Some(leadership) = &self.leadership else { return };
         let Some(next) = leadership.next else { return };
         let active = leadership.followers.iter().filter(|follower| follower.stage == Stage::Active);
         let mut held: Vec<u64> = active.map(|follower| follower.held).collect();
         held.sort_unstable_by(|a, b| b.cmp(a));
         let quorum = self.config.quorum();
-        let decided = if quorum == 0 { next } else { held.get(quorum - 1).copied().unwrap_or(0).min(next) };
+        let directly = if quorum == 0 { next } else { held.get(quorum - 1).copied().unwrap_or(0).min(next) };
+        let decided = directly.max(leadership.group.as_ref().map_or(0, Group::held));
         if decided > self.decided {
             self.decided = decided;
             if let Some(resources) = &self.resources {
@@ -314,6 +336,7 @@ impl Server {
     /// Entries tell what was decided before them. The last ones are told of by themselves, when nothing else is.
     pub(super) fn commit_when_idle(&mut self, nic: &mut Rnic) {
         self.decide(nic);
+        self.commit_through(nic);
         let decided = self.decided;
         for server in self.others() {
             let due = self.follower(server, |follower| {
@@ -332,6 +355,20 @@ impl Server {
 }
 
 impl Leadership {
+    /// Who gets every entry, and whether others are about to
+    pub(super) fn who_is_active(&self) -> (Vec<u8>, bool) {
+        let is = |stage| move |(_, follower): &(u8, &Follower)| follower.stage == stage;
+        let all = || (0..).zip(&self.followers);
+        let about_to =
+            [Stage::Asked, Stage::Reading, Stage::Read].map(|stage| all().any(|one| is(stage)(&one)));
+        (all().filter(is(Stage::Active)).map(|(server, _)| server).collect(), about_to.contains(&true))
+    }
+
+    pub(super) fn has_been_active(&self, server: u8, now: Nanos, span: Nanos) -> bool {
+        let follower = &self.followers[usize::from(server)];
+        follower.stage == Stage::Active && now.since(follower.active_at) >= span
+    }
+
     fn active(&self) -> usize {
         self.followers.iter().filter(|follower| follower.stage == Stage::Active).count()
     }

@@ -9,7 +9,9 @@ mod hello;
 mod leader;
 pub mod log;
 mod server;
+mod through;
 
 pub use detector::Detector;
 pub use log::{Entry, Layout, Term};
 pub use server::{Config, ProposeError, Server, StartError};
+pub use through::Through;

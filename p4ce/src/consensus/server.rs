@@ -4,7 +4,8 @@ use super::detector::Detector;
 use super::hello::{Hello, Purpose};
 use super::leader::Leadership;
 use super::log::{Layout, Term};
-use crate::wire::Region;
+use super::through::{Group, Through};
+use crate::wire::{MemberRequest, Region};
 use core::net::IpAddr;
 use rnic::cm::{Conn, Event as CmEvent, PortSpace, service_id_of};
 use rnic::{
@@ -45,6 +46,8 @@ pub struct Config {
     pub ack_timeout: u8,
     /// And how often it tries again
     pub retry_count: u8,
+    /// The switch that replicates, if there is one
+    pub through: Option<Through>,
 }
 
 impl Config {
@@ -85,11 +88,15 @@ impl Outgoing {
 
 /// What a queue pair is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Use {
+pub(super) enum Use {
     /// We read the heartbeat of this server.
     Watch(u8),
     /// We write the log of this server.
     Write(u8),
+    /// The switch writes the logs of those in our group.
+    Group,
+    /// The switch writes here.
+    Joined,
     /// Another server reads here.
     Watched,
     /// Another server writes here.
@@ -125,16 +132,18 @@ pub struct Server {
     pub(super) resources: Option<Resources>,
     detector: Detector,
     watched: Vec<Watched>,
-    uses: BTreeMap<u32, Use>,
-    conns: BTreeMap<Conn, Qpn>,
+    pub(super) uses: BTreeMap<u32, Use>,
+    pub(super) conns: BTreeMap<Conn, Qpn>,
     /// The latest term that anybody was given permission to write in, or was asked for
     pub(super) promised: Term,
     /// The one who may write here
-    writer: Option<(Qpn, Mr)>,
+    pub(super) writer: Option<(Qpn, Mr)>,
+    /// The group in which it may write here, too
+    pub(super) joined: Option<(Qpn, Mr, Conn)>,
     pub(super) leadership: Option<Leadership>,
     /// No candidacy before
     candidate_at: Nanos,
-    beat_at: Nanos,
+    pub(super) beat_at: Nanos,
     beats: u64,
     /// Entries below are decided, as far as is known here
     pub(super) decided: u64,
@@ -157,6 +166,7 @@ impl Server {
             conns: BTreeMap::new(),
             promised: Term::default(),
             writer: None,
+            joined: None,
             leadership: None,
             candidate_at: Nanos::ZERO,
             beat_at: Nanos::ZERO,
@@ -195,6 +205,11 @@ impl Server {
     /// Whether it leads.
     pub fn leads(&self) -> bool {
         self.leadership.as_ref().is_some_and(Leadership::is_established)
+    }
+
+    /// Whether what it proposes goes through the switch.
+    pub fn replicates_through(&self) -> bool {
+        self.leadership.as_ref().and_then(|leadership| leadership.group.as_ref()).is_some_and(Group::is_open)
     }
 
     /// The latest term that it knows of
@@ -325,7 +340,7 @@ impl Server {
         }
     }
 
-    fn drop_qp(&mut self, nic: &mut Rnic, qpn: Qpn) {
+    pub(super) fn drop_qp(&mut self, nic: &mut Rnic, qpn: Qpn) {
         self.uses.remove(&qpn.get());
         self.conns.retain(|_, of| *of != qpn);
         _ = nic.destroy_qp(qpn);
@@ -335,7 +350,13 @@ impl Server {
         let conn = event.conn();
         if let CmEvent::Requested { request, .. } = event {
             let hello = Hello::from_bytes(&request.private_data);
-            if hello.and_then(|hello| self.welcome(nic, conn, hello, now)).is_none() {
+            let member = MemberRequest::from_bytes(&request.private_data);
+            let welcome = match (hello, member) {
+                (Some(hello), _) => self.welcome(nic, conn, hello, now),
+                (None, Some(member)) => self.join(nic, conn, member, now),
+                (None, None) => None,
+            };
+            if welcome.is_none() {
                 let promised = self.promised.0.to_be_bytes();
                 _ = nic.reject(conn, RejReason::CONSUMER, &promised, now);
             }
@@ -348,11 +369,13 @@ impl Server {
             match what {
                 Some(Use::Watch(server)) => self.replied(server, qpn, region),
                 Some(Use::Write(server)) => self.granted(nic, server, qpn, region),
-                Some(Use::Watched | Use::Written) | None => {}
+                Some(Use::Group) => self.group_stands(nic, qpn, region, now),
+                Some(Use::Watched | Use::Written | Use::Joined) | None => {}
             }
             return;
         }
         if let CmEvent::Rejected { private_data, .. } = event
+            && what != Some(Use::Group)
             && let Some(term) = private_data.first_chunk()
         {
             // Somebody leads, or did, in a later term than we asked for.
@@ -381,7 +404,8 @@ impl Server {
                 }
             }
             Some(Use::Write(server)) => self.follower_lost(server, qpn, now),
-            Some(Use::Watched | Use::Written) | None => {}
+            Some(Use::Group) => self.group_lost(nic, qpn, now),
+            Some(Use::Watched | Use::Written | Use::Joined) | None => {}
         }
         self.drop_qp(nic, qpn);
     }
@@ -404,7 +428,7 @@ impl Server {
                     return None;
                 }
                 // From here on, nobody else writes (paper III: permission moves with leadership).
-                self.fence(nic);
+                self.fence(nic, now);
                 self.promised = term;
                 self.step_down(nic, now);
                 let access = Access::REMOTE_READ.and(Access::REMOTE_WRITE);
@@ -429,7 +453,8 @@ impl Server {
     }
 
     /// Takes the permission to write from whoever has it.
-    pub(super) fn fence(&mut self, nic: &mut Rnic) {
+    pub(super) fn fence(&mut self, nic: &mut Rnic, now: Nanos) {
+        self.leave(nic, now);
         if let Some((qpn, mr)) = self.writer.take() {
             _ = nic.deregister(mr);
             self.drop_qp(nic, qpn);
@@ -442,7 +467,8 @@ impl Server {
             _ if done.status != Status::Success => self.lost(nic, done.qpn, now),
             Some(Use::Watch(server)) => self.on_watched(nic, server),
             Some(Use::Write(server)) => self.on_follower(nic, server, done),
-            Some(Use::Watched | Use::Written) | None => {}
+            Some(Use::Group) => self.on_group(nic, done.qpn, done.id),
+            Some(Use::Watched | Use::Written | Use::Joined) | None => {}
         }
     }
 
@@ -470,6 +496,7 @@ impl Server {
 
     /// Gives up the office, if it has it or runs for it.
     pub(super) fn step_down(&mut self, nic: &mut Rnic, now: Nanos) {
+        self.end_group(nic, now);
         if let Some(leadership) = self.leadership.take() {
             for link in leadership.links() {
                 self.drop_link(nic, Some(link));
@@ -502,7 +529,7 @@ impl Server {
     }
 }
 
-fn queue_pair(resources: &Resources, depth: usize) -> QpInit {
+pub(super) fn queue_pair(resources: &Resources, depth: usize) -> QpInit {
     QpInit {
         transport: Transport::Rc,
         pd: resources.pd,
