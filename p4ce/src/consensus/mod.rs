@@ -2,7 +2,7 @@
 //!
 //! Every server has a log in registered memory ([`log`]). They read each other's heartbeats ([`detector`]); the live one
 //! with the lowest number leads ([`Server`]): it gets permission to write from a majority, brings their logs to agreement,
-//! and from then on writes each value once to each log.
+//! and from then on writes each value once to each log: by itself, or once for all through a switch ([`Through`]).
 
 pub mod detector;
 mod hello;

@@ -219,13 +219,11 @@ impl Server {
     /// f members hold an entry.
     pub(super) fn on_group(&mut self, nic: &mut Rnic, qpn: Qpn, id: u64) {
         let group = self.leadership.as_mut().and_then(|leadership| leadership.group.as_mut());
-        if let Some(group) = group.filter(|group| group.qpn == qpn)
+        if let Some(group) = group.filter(|group| group.qpn == qpn && id != COMMIT)
             && let State::Open { held, .. } = &mut group.state
         {
-            if id != COMMIT {
-                *held = (*held).max(id);
-                self.decide(nic);
-            }
+            *held = (*held).max(id);
+            self.decide(nic);
         }
     }
 
