@@ -53,9 +53,9 @@ impl Detector {
         server == self.own || self.servers.get(usize::from(server)).is_some_and(|server| server.alive)
     }
 
-    /// Who should lead: the live server with the lowest number
-    pub fn leader(&self) -> u8 {
-        (0..self.own).find(|server| self.is_alive(*server)).unwrap_or(self.own)
+    /// Who should lead: the live server with the lowest number, of those that can
+    pub fn leader(&self, can: impl Fn(u8) -> bool) -> u8 {
+        (0..self.own).find(|server| self.is_alive(*server) && can(*server)).unwrap_or(self.own)
     }
 
     /// READs without a sign of life after which a trusted server is thought to be dead
@@ -69,19 +69,20 @@ mod tests {
     #[test]
     fn the_live_server_with_the_lowest_number_leads() {
         let mut detector = Detector::new(2, 4);
-        assert_eq!(detector.leader(), 0);
+        assert_eq!(detector.leader(|_| true), 0);
         for beat in 0..Detector::PATIENCE {
-            assert_eq!(detector.leader(), 0, "after {beat} READs");
+            assert_eq!(detector.leader(|_| true), 0, "after {beat} READs");
             detector.on_read(0, Some(7 * u64::from(beat / 20)));
             detector.on_read(1, Some(beat.into()));
         }
         // The first READ showed a word that was new.
         detector.on_read(0, None);
-        assert_eq!((detector.leader(), detector.is_alive(0)), (1, false));
+        assert_eq!((detector.leader(|_| true), detector.is_alive(0)), (1, false));
         for _ in 0..Detector::PATIENCE {
             detector.on_read(1, None);
         }
-        assert_eq!(detector.leader(), 2, "oneself");
+        assert_eq!(detector.leader(|_| true), 2, "oneself");
+        assert_eq!(Detector::new(2, 4).leader(|server| server != 0), 1);
         assert!(detector.is_alive(2) && detector.is_alive(3));
     }
 

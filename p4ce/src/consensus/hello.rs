@@ -1,6 +1,7 @@
 //! What servers tell each other in the private data of their connections.
 
 use super::log::Term;
+use crate::wire::Region;
 use zerocopy::byteorder::network_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -71,6 +72,53 @@ impl Hello {
     }
 }
 
+/// The private data of an answer that gives permission to write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Grant {
+    /// Where the log lies
+    pub(super) region: Region,
+    /// Which of the lives of the server this is
+    pub(super) incarnation: u64,
+    /// Whether it is a member, whose permission counts
+    pub(super) is_member: bool,
+    /// Entries below are of no use to it any more
+    pub(super) applied: u64,
+}
+
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct GrantLayout {
+    region: Region,
+    incarnation: U64,
+    member: U64,
+    applied: U64,
+}
+
+impl Grant {
+    /// As private data.
+    pub(super) fn to_bytes(self) -> Vec<u8> {
+        let layout = GrantLayout {
+            region: self.region,
+            incarnation: self.incarnation.into(),
+            member: u64::from(self.is_member).into(),
+            applied: self.applied.into(),
+        };
+        layout.as_bytes().to_vec()
+    }
+
+    /// Reads private data; `None` if it gives no permission.
+    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let region = Region::from_private_data(bytes)?;
+        let (layout, _) = GrantLayout::ref_from_prefix(bytes).ok()?;
+        Some(Self {
+            region,
+            incarnation: layout.incarnation.get(),
+            is_member: layout.member.get() == 1,
+            applied: layout.applied.get(),
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -81,6 +129,12 @@ mod tests {
             let hello = Hello { server: 7, purpose };
             assert_eq!(Hello::from_bytes(&hello.to_bytes()), Some(hello));
         }
+        let region = Region::new(0x2000, 7, 4096);
+        for is_member in [false, true] {
+            let grant = Grant { region, incarnation: 1 << 50, is_member, applied: 12 };
+            assert_eq!(Grant::from_bytes(&grant.to_bytes()), Some(grant));
+        }
+        assert_eq!(Grant::from_bytes(&region.to_bytes()), None);
         let other = [b"P4", &Hello { server: 1, purpose: Purpose::Watch }.to_bytes()[2..]].concat();
         assert_eq!(Hello::from_bytes(&other), None);
         assert_eq!(Hello::from_bytes(b"C4"), None);

@@ -1,17 +1,19 @@
 //! A leader's office: votes, agreement with what earlier leaders left, and replication.
 //!
 //! 1. Every other server is asked for permission to write its log, in a term of one's own; it takes the permission from
-//!    whoever had it. A majority, oneself included, is enough.
-//! 2. Their logs are read. What is decided is taken over. Of what may be decided, the value of the latest term is: if
-//!    one was decided, every later leader has seen it, and has written no other.
+//!    whoever had it. A majority of members, oneself included, is enough.
+//! 2. When there is one, their logs are read: after the last of these permissions was given, so that all of them were in
+//!    force at one moment, and none is from a server that has lost its memory since. What is decided is taken over. Of
+//!    what may be decided, the value of the latest term is: if one was decided, every later leader has seen it, and has
+//!    written no other.
 //! 3. Each log is brought to the same. What is there already is not written again, but for its term.
 //! 4. New values are written behind that, and are decided when f others hold them.
 
-use super::hello::Purpose;
-use super::log::{Entry, Layout, Term};
+use super::hello::{Grant, Purpose};
+use super::log::{DECIDED, Entry, Layout, Term};
 use super::server::{Config, LOG_VA, Outgoing, ProposeError, Resources, Server, log_scratch, log_scratch_va};
 use super::through::Group;
-use crate::wire::Region;
+use super::watch::Standing;
 use rnic::{Completed, Completion, Data, Operation, Remote, Rnic, SendRequest, Sge};
 use rocev2::Qpn;
 use switch::Nanos;
@@ -20,10 +22,51 @@ use switch::Nanos;
 const TERM_OF_CANDIDACY: u64 = 60;
 /// Heartbeats after which a server that was lost is asked again
 const ASK_AGAIN: u64 = 20;
-/// The name of a READ of a log
-const READ: u64 = u64::MAX;
-/// The name of a write that decides nothing
-pub(super) const COMMIT: u64 = u64::MAX - 1;
+
+/// What a request to another server is for, as its number says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Request {
+    /// When it is done, the server holds all entries below.
+    Entries(u64),
+    /// Reads the log, the n-th time that logs are read.
+    Read(u64),
+    /// Asks for the n-th time whether permission stands.
+    Check(u64),
+    /// Says what is decided.
+    Commit,
+    /// Carries a snapshot.
+    Snapshot,
+    /// Makes the server a member.
+    Admission,
+}
+
+impl Request {
+    const KIND: u32 = 56;
+
+    pub(super) fn to_id(self) -> u64 {
+        let (kind, number): (u64, u64) = match self {
+            Self::Entries(next) => (0, next),
+            Self::Read(batch) => (1, batch),
+            Self::Check(round) => (2, round),
+            Self::Commit => (3, 0),
+            Self::Snapshot => (4, 0),
+            Self::Admission => (5, 0),
+        };
+        kind << Self::KIND | number
+    }
+
+    pub(super) fn from_id(id: u64) -> Self {
+        let number = id & ((1 << Self::KIND) - 1);
+        match id >> Self::KIND {
+            0 => Self::Entries(number),
+            1 => Self::Read(number),
+            2 => Self::Check(number),
+            3 => Self::Commit,
+            4 => Self::Snapshot,
+            _ => Self::Admission,
+        }
+    }
+}
 
 /// Where another server stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,10 +75,14 @@ pub(super) enum Stage {
     Absent(Nanos),
     /// It was asked for permission.
     Asked,
+    /// It gave permission.
+    Granted,
     /// Its log is being read.
     Reading,
-    /// Its log was read, and nobody has a majority yet.
+    /// Its log was read.
     Read,
+    /// It lacks so much that it needs a snapshot.
+    Wanting,
     /// It gets every entry.
     Active,
 }
@@ -44,13 +91,51 @@ pub(super) enum Stage {
 pub(super) struct Follower {
     pub(super) link: Option<Outgoing>,
     pub(super) stage: Stage,
-    /// When it became active, if it is
-    active_at: Nanos,
+    /// Which of its lives gave permission
+    pub(super) incarnation: u64,
+    /// Whether it counts
+    pub(super) is_member: bool,
+    /// When it became active and a member, if it is
+    pub(super) active_at: Nanos,
     /// Entries below were written to it directly, and are held by it
-    posted: u64,
+    pub(super) posted: u64,
     pub(super) held: u64,
     /// What it was told last is decided, beside the entries
     told: u64,
+    /// It has no use for entries below.
+    pub(super) applied: u64,
+    /// A snapshot is under way to it.
+    pub(super) loading: bool,
+    /// A member's permission stood when it was asked about for the n-th time; one that is to become a member waits for
+    /// others to say so from the n-th time on.
+    pub(super) check: u64,
+    /// It was told that it is a member.
+    pub(super) admitted: bool,
+}
+
+impl Follower {
+    /// One that is asked at this time.
+    pub(super) const fn absent(until: Nanos) -> Self {
+        Self {
+            link: None,
+            stage: Stage::Absent(until),
+            incarnation: 0,
+            is_member: false,
+            active_at: Nanos::ZERO,
+            posted: 0,
+            held: 0,
+            told: 0,
+            applied: 0,
+            loading: false,
+            check: 0,
+            admitted: false,
+        }
+    }
+
+    /// Whether it is one of those that decide.
+    pub(super) fn counts(&self) -> bool {
+        self.stage == Stage::Active && self.is_member
+    }
 }
 
 /// The office.
@@ -60,8 +145,14 @@ pub(super) struct Leadership {
     pub(super) since: Nanos,
     /// By their numbers; oneself is never anything but absent
     pub(super) followers: Vec<Follower>,
+    /// How often logs were read
+    batch: u64,
     /// The place of the next value, once there is a majority
     pub(super) next: Option<u64>,
+    /// How often permissions were asked about
+    pub(super) checks: u64,
+    /// Entries below are in the snapshot that there is for others, of so many bytes.
+    pub(super) snapshot: Option<(u64, usize)>,
     /// What the switch replicates to
     pub(super) group: Option<Group>,
     /// No group is asked for before
@@ -76,26 +167,53 @@ impl Leadership {
     pub(super) fn links(&self) -> Vec<Outgoing> {
         self.followers.iter().filter_map(|follower| follower.link).collect()
     }
+
+    fn counting(&self) -> usize {
+        self.followers.iter().filter(|follower| follower.counts()).count()
+    }
+
+    /// Who counts, and whether others are about to
+    pub(super) fn who_counts(&self) -> (Vec<u8>, bool) {
+        let all = || (0..).zip(&self.followers);
+        let about_to = |follower: &Follower| match follower.stage {
+            Stage::Asked => true,
+            Stage::Granted | Stage::Reading | Stage::Read => follower.is_member,
+            Stage::Absent(_) | Stage::Wanting | Stage::Active => false,
+        };
+        let counting = all().filter(|(_, follower)| follower.counts());
+        (counting.map(|(server, _)| server).collect(), all().any(|(_, follower)| about_to(follower)))
+    }
+
+    pub(super) fn has_counted(&self, server: u8, now: Nanos, span: Nanos) -> bool {
+        let follower = &self.followers[usize::from(server)];
+        follower.counts() && now.since(follower.active_at) >= span
+    }
 }
 
 impl Server {
     pub(super) fn run_for_office(&mut self, nic: &mut Rnic, now: Nanos) {
-        let term = self.latest_term().next_of(self.config.id);
+        let term = self.latest_term().next_of(self.config.id, self.config.incarnation);
         // Nobody writes here either from now on.
         self.fence(nic, now);
         self.promised = term;
-        let stage = Stage::Absent(now);
-        let nobody = Follower { link: None, stage, active_at: now, posted: 0, held: 0, told: 0 };
-        let followers = vec![nobody; self.config.servers.len()];
-        self.leadership =
-            Some(Leadership { term, since: now, followers, next: None, group: None, group_at: now });
+        self.leadership = Some(Leadership {
+            term,
+            since: now,
+            followers: vec![Follower::absent(now); self.config.servers.len()],
+            batch: 0,
+            next: None,
+            checks: 0,
+            snapshot: None,
+            group: None,
+            group_at: now,
+        });
     }
 
     /// What is due in office.
     pub(super) fn lead(&mut self, nic: &mut Rnic, now: Nanos) {
         let Some(leadership) = &self.leadership else { return };
         let late = now.since(leadership.since) > self.spans(TERM_OF_CANDIDACY);
-        if late && leadership.active() < self.config.quorum() {
+        if late && leadership.counting() < self.config.quorum() {
             // Without a majority there is nothing to lead.
             self.step_down(nic, now);
             return;
@@ -109,66 +227,133 @@ impl Server {
                 self.drop_link(nic, follower.link);
             }
             if asked_in_vain || matches!(follower.stage, Stage::Absent(at) if at <= now) {
-                let link = self.connect(nic, server, Purpose::Write(term), now);
+                let link = self.connect_to(nic, server, Purpose::Write(term), now);
                 let again = now + self.spans(ASK_AGAIN);
                 let stage = if link.is_some() { Stage::Asked } else { Stage::Absent(again) };
                 self.follower(server, |follower| (follower.link, follower.stage) = (link, stage));
             }
         }
+        self.read_logs(nic, now);
         self.tend_group(nic, now);
         self.replicate(nic);
     }
 
-    fn follower<R>(&mut self, server: u8, act: impl FnOnce(&mut Follower) -> R) -> Option<R> {
+    pub(super) fn follower<R>(&mut self, server: u8, act: impl FnOnce(&mut Follower) -> R) -> Option<R> {
         Some(act(self.leadership.as_mut()?.followers.get_mut(usize::from(server))?))
     }
 
-    /// A server gave permission: its log is read.
-    pub(super) fn granted(&mut self, nic: &mut Rnic, server: u8, qpn: Qpn, region: Option<Region>) {
-        let len = self.config.layout.len();
-        let va = log_scratch_va(&self.config, server);
-        let Some(scratch) = self.resources.as_ref().map(|resources| resources.scratch.1) else { return };
+    /// A server gave permission.
+    pub(super) fn granted(&mut self, nic: &mut Rnic, server: u8, qpn: Qpn, grant: Option<Grant>) {
+        let len = self.config.layout.memory_len() as u64;
+        let Some(grant) = grant.filter(|grant| grant.region.size() == len) else { return };
         self.follower(server, |follower| {
-            let Some(link) = follower.link.as_mut().filter(|link| link.qpn == qpn) else { return };
-            link.remote = region.filter(|region| region.size() == len as u64);
-            let Some(region) = link.remote else { return };
-            let read = Operation::Read(Remote { va: region.va(), rkey: region.rkey() });
-            let into = Data::Memory(Sge { mr: scratch, va, len: len as u32 });
-            if nic.post_send(qpn, SendRequest::new(READ, read, into)).is_ok() {
-                follower.stage = Stage::Reading;
+            if let Some(link) = follower.link.as_mut().filter(|link| link.qpn == qpn) {
+                link.remote = Some(grant.region);
+                let link = follower.link;
+                *follower = Follower {
+                    link,
+                    stage: Stage::Granted,
+                    incarnation: grant.incarnation,
+                    is_member: grant.is_member,
+                    applied: grant.applied,
+                    ..Follower::absent(Nanos::ZERO)
+                };
             }
         });
+        self.show(nic);
     }
 
-    pub(super) fn follower_lost(&mut self, server: u8, qpn: Qpn, now: Nanos) {
-        let again = now + self.spans(ASK_AGAIN);
-        self.follower(server, |follower| {
-            if follower.link.is_some_and(|link| link.qpn == qpn) {
-                (follower.link, follower.stage) = (None, Stage::Absent(again));
+    /// Reads the logs of those that gave permission: before there is a majority, of all of it at once.
+    fn read_logs(&mut self, nic: &mut Rnic, now: Nanos) {
+        let Some(leadership) = &mut self.leadership else { return };
+        let established = leadership.is_established();
+        let reads = |follower: &Follower| matches!(follower.stage, Stage::Reading | Stage::Read);
+        let gave = |follower: &Follower| follower.stage == Stage::Granted && (established || follower.is_member);
+        let granted: Vec<u8> =
+            (0..).zip(&leadership.followers).filter(|(_, one)| gave(one)).map(|(server, _)| server).collect();
+        if !established {
+            if leadership.followers.iter().any(reads) || granted.len() < self.config.quorum() {
+                return;
             }
+            leadership.batch += 1;
+            if granted.is_empty() {
+                // It is alone, and a majority.
+                return self.agree(nic, now);
+            }
+        }
+        let request = Request::Read(leadership.batch);
+        let len = self.config.layout.log_len() as u32;
+        let Some(mr) = self.resources.as_ref().map(|resources| resources.scratch.1) else { return };
+        for server in granted {
+            let va = log_scratch_va(&self.config, server);
+            self.follower(server, |follower| {
+                let Some((qpn, region)) = follower.link.and_then(|link| Some((link.qpn, link.remote?))) else {
+                    return;
+                };
+                let read = Operation::Read(Remote { va: region.va(), rkey: region.rkey() });
+                let into = Data::Memory(Sge { mr, va, len });
+                if nic.post_send(qpn, SendRequest::new(request.to_id(), read, into)).is_ok() {
+                    follower.stage = Stage::Reading;
+                }
+            });
+        }
+    }
+
+    pub(super) fn follower_lost(&mut self, nic: &mut Rnic, server: u8, qpn: Qpn, now: Nanos) {
+        let again = now + self.spans(ASK_AGAIN);
+        let stage = self.follower(server, |follower| {
+            let stage = follower.stage;
+            follower.link.is_some_and(|link| link.qpn == qpn).then(|| {
+                *follower = Follower::absent(again);
+                stage
+            })
         });
+        let Some(stage) = stage.flatten() else { return };
+        let Some(leadership) = &mut self.leadership else { return };
         // When it comes back, it gets its entries directly at first.
-        if let Some(leadership) = &mut self.leadership
-            && leadership.followers[usize::from(server)].link.is_none()
-            && let Some(group) = &mut leadership.group
-        {
+        if let Some(group) = leadership.group.as_mut().filter(|group| group.members.contains(&server)) {
+            if !group.is_open() {
+                return self.abandon_group(nic, now);
+            }
             group.members.retain(|member| *member != server);
+        }
+        if !leadership.is_established() && matches!(stage, Stage::Reading | Stage::Read) {
+            // Its permission may have ended before the others' began: they are all looked at again.
+            for follower in &mut leadership.followers {
+                if matches!(follower.stage, Stage::Reading | Stage::Read) {
+                    follower.stage = Stage::Granted;
+                }
+            }
+            self.read_logs(nic, now);
         }
     }
 
     /// Something is done at another server.
-    pub(super) fn on_follower(&mut self, nic: &mut Rnic, server: u8, done: &Completion) {
-        if done.of == Completed::Read {
-            self.follower(server, |follower| follower.stage = Stage::Read);
-            self.agree(nic);
-        } else if done.id != COMMIT {
-            self.follower(server, |follower| follower.held = follower.held.max(done.id));
-            self.decide(nic);
+    pub(super) fn on_follower(&mut self, nic: &mut Rnic, server: u8, done: &Completion, now: Nanos) {
+        let Some(leadership) = &self.leadership else { return };
+        match Request::from_id(done.id) {
+            Request::Read(batch) if done.of == Completed::Read && batch == leadership.batch => {
+                self.follower(server, |follower| follower.stage = Stage::Read);
+                self.agree(nic, now);
+            }
+            Request::Entries(next) => {
+                self.follower(server, |follower| follower.held = follower.held.max(next));
+                self.decide(nic);
+            }
+            Request::Check(round) => {
+                self.follower(server, |follower| follower.check = round);
+                self.admit_checked(nic);
+            }
+            Request::Snapshot => _ = self.follower(server, |follower| follower.loading = false),
+            Request::Admission => {
+                self.follower(server, |follower| (follower.is_member, follower.active_at) = (true, now));
+            }
+            Request::Read(_) | Request::Commit => {}
         }
     }
 
     /// A log was read: the first time that there are enough of them, they are brought to agreement.
-    fn agree(&mut self, nic: &mut Rnic) {
+    fn agree(&mut self, nic: &mut Rnic, now: Nanos) {
         let Some(leadership) = &self.leadership else { return };
         let read: Vec<u8> = self
             .others()
@@ -180,8 +365,13 @@ impl Server {
                 return;
             }
             let Some(resources) = &self.resources else { return };
-            let Some((next, decided)) = settle(nic, &self.config, resources, &read, self.decided, term)
+            let applied = |server: &u8| (*server, leadership.followers[usize::from(*server)].applied);
+            let logs: Vec<_> = read.iter().map(applied).collect();
+            let Some((next, decided)) = settle(nic, &self.config, resources, &logs, self.applied, term)
             else {
+                // Another one has to lead, and bring what is lacking here.
+                self.standing = Standing::Behind;
+                self.step_down(nic, now);
                 return;
             };
             self.decided = decided;
@@ -190,62 +380,70 @@ impl Server {
             }
         }
         for server in read {
-            self.bring_up_to_date(nic, server);
+            self.bring_up_to_date(nic, server, now);
         }
+        self.read_logs(nic, now);
     }
 
-    /// Writes what a server's log lacks.
-    fn bring_up_to_date(&mut self, nic: &mut Rnic, server: u8) {
-        let (Some(resources), Some(next)) = (&self.resources, self.leadership.as_ref().and_then(|l| l.next))
-        else {
-            return;
-        };
-        let layout = self.config.layout;
+    /// Writes what a server's log lacks: from what is known there to be decided, or from a snapshot on.
+    pub(super) fn bring_up_to_date(&mut self, nic: &mut Rnic, server: u8, now: Nanos) {
+        let (Some(resources), Some(leadership)) = (&self.resources, &self.leadership) else { return };
+        let Some(next) = leadership.next else { return };
+        let (layout, mr) = (self.config.layout, resources.log.1);
         let theirs = log_scratch(&self.config, nic.bytes(resources.scratch.0), server);
         let own = nic.bytes(resources.log.0);
-        let known = word(theirs, 0);
-        // Beyond the ring nothing can be brought: it needs a snapshot.
-        let from = known.max(next.saturating_sub(layout.slots()));
-        let mut writes = Vec::new();
-        if from <= known || next <= layout.slots() {
-            for index in from..next {
-                let Some(mine) = layout.entry(index, own) else { continue };
-                let same = layout.entry(index, theirs).is_some_and(|entry| entry.value == mine.value);
-                let (at, len) = if same {
-                    (layout.term_at(index), 8)
-                } else {
-                    (layout.at(index), Layout::written_len(mine.value.len()))
-                };
-                writes.push((index + 1, at, len));
+        let is_here = |from: u64| from <= next && (from..next).all(|index| layout.entry(index, own).is_some());
+        let known = leadership.followers[usize::from(server)].applied;
+        let snapshot = leadership.snapshot.filter(|(from, _)| is_here(*from));
+        let (from, snapshot) = match snapshot {
+            _ if is_here(known) => (known, None),
+            Some((from, len)) => (from, Some((from, len))),
+            None => {
+                self.follower(server, |follower| follower.stage = Stage::Wanting);
+                return;
             }
-        } else {
-            self.follower(server, |follower| follower.stage = Stage::Absent(Nanos(u64::MAX)));
-            return;
+        };
+        let mut writes = Vec::new();
+        for index in from..next {
+            let Some(mine) = layout.entry(index, own) else { continue };
+            let same = layout.entry(index, theirs).is_some_and(|entry| entry.value == mine.value);
+            let (at, len) = if same {
+                (layout.term_at(index), 8)
+            } else {
+                (layout.at(index), Layout::written_len(mine.value.len()))
+            };
+            writes.push((Request::Entries(index + 1), at, len));
         }
-        let (mr, decided, at_beat) = (resources.log.1, self.decided, self.beat_at);
+        let decided = self.decided;
         self.follower(server, |follower| {
-            (follower.stage, follower.posted, follower.held, follower.told) = (Stage::Active, next, from, 0);
-            follower.active_at = at_beat;
+            (follower.stage, follower.active_at) = (Stage::Active, now);
+            (follower.posted, follower.held, follower.told) = (next, from, 0);
         });
-        for (id, at, len) in writes {
-            self.write(
-                nic,
-                server,
-                id,
-                at,
-                Data::Memory(Sge { mr, va: LOG_VA + at as u64, len: len as u32 }),
-            );
+        if let Some((from, len)) = snapshot {
+            self.send_snapshot(nic, server, from, len);
+        }
+        for (request, at, len) in writes {
+            let data = Data::Memory(Sge { mr, va: LOG_VA + at as u64, len: len as u32 });
+            self.write(nic, server, request, at, data);
         }
         // Also what says that all that was there is.
-        self.write(nic, server, next, 0, Data::Inline(decided.to_le_bytes().to_vec()));
+        let decided = Data::Inline(decided.to_le_bytes().to_vec());
+        self.write(nic, server, Request::Entries(next), DECIDED, decided);
     }
 
-    fn write(&mut self, nic: &mut Rnic, server: u8, id: u64, at: usize, data: Data) -> bool {
+    pub(super) fn write(
+        &mut self,
+        nic: &mut Rnic,
+        server: u8,
+        request: Request,
+        at: usize,
+        data: Data,
+    ) -> bool {
         let target =
             self.follower(server, |follower| follower.link.and_then(|link| Some((link.qpn, link.remote?))));
         let Some((qpn, region)) = target.flatten() else { return false };
         let write = Operation::Write(Remote { va: region.va() + at as u64, rkey: region.rkey() });
-        nic.post_send(qpn, SendRequest::new(id, write, data)).is_ok()
+        nic.post_send(qpn, SendRequest::new(request.to_id(), write, data)).is_ok()
     }
 
     /// Proposes a value: the place that it has if it is decided. It may still be decided, there or not at all, when this
@@ -277,9 +475,12 @@ impl Server {
     /// The first entry that an active server may still have to read in its log
     fn needed_from(&self) -> Option<u64> {
         let leadership = self.leadership.as_ref()?;
-        let active =
-            self.others().filter(|server| leadership.followers[usize::from(*server)].stage == Stage::Active);
-        active.map(|server| self.applied_by(server)).chain([self.decided]).min()
+        let active = leadership.followers.iter().zip(&self.watch.others).filter_map(|(follower, watched)| {
+            let same = watched.incarnation == follower.incarnation;
+            let applied = follower.applied.max(if same { watched.applied } else { 0 });
+            (follower.stage == Stage::Active).then_some(applied)
+        });
+        active.chain([self.decided]).min()
     }
 
     /// Writes new entries to all who get them.
@@ -297,17 +498,8 @@ impl Server {
             let until = group.and_then(|group| group.begins_for(server)).unwrap_or(next);
             for index in posted..until {
                 let Some(resources) = &self.resources else { return };
-                let len = layout.entry(index, nic.bytes(resources.log.0)).map(|entry| entry.value.len());
-                let Some(len) = len else { break };
-                let (at, mr) = (layout.at(index), resources.log.1);
-                let len = Layout::written_len(len) as u32;
-                if !self.write(
-                    nic,
-                    server,
-                    index + 1,
-                    at,
-                    Data::Memory(Sge { mr, va: LOG_VA + at as u64, len }),
-                ) {
+                let Some(write) = own_entry(nic, resources, &layout, index) else { break };
+                if !self.write(nic, server, Request::Entries(index + 1), layout.at(index), write) {
                     break;
                 }
                 self.follower(server, |follower| follower.posted = index + 1);
@@ -319,8 +511,8 @@ impl Server {
     pub(super) fn decide(&mut self, nic: &mut Rnic) {
         let Some(leadership) = &self.leadership else { return };
         let Some(next) = leadership.next else { return };
-        let active = leadership.followers.iter().filter(|follower| follower.stage == Stage::Active);
-        let mut held: Vec<u64> = active.map(|follower| follower.held).collect();
+        let counting = leadership.followers.iter().filter(|follower| follower.counts());
+        let mut held: Vec<u64> = counting.map(|follower| follower.held).collect();
         held.sort_unstable_by(|a, b| b.cmp(a));
         let quorum = self.config.quorum();
         let directly = if quorum == 0 { next } else { held.get(quorum - 1).copied().unwrap_or(0).min(next) };
@@ -328,7 +520,7 @@ impl Server {
         if decided > self.decided {
             self.decided = decided;
             if let Some(resources) = &self.resources {
-                nic.bytes_mut(resources.log.0)[..8].copy_from_slice(&decided.to_le_bytes());
+                nic.bytes_mut(resources.log.0)[DECIDED..][..8].copy_from_slice(&decided.to_le_bytes());
             }
         }
     }
@@ -348,34 +540,18 @@ impl Server {
                 due
             });
             if due == Some(true) {
-                self.write(nic, server, COMMIT, 0, Data::Inline(decided.to_le_bytes().to_vec()));
+                let decided = Data::Inline(decided.to_le_bytes().to_vec());
+                self.write(nic, server, Request::Commit, DECIDED, decided);
             }
         }
     }
 }
 
-impl Leadership {
-    /// Who gets every entry, and whether others are about to
-    pub(super) fn who_is_active(&self) -> (Vec<u8>, bool) {
-        let is = |stage| move |(_, follower): &(u8, &Follower)| follower.stage == stage;
-        let all = || (0..).zip(&self.followers);
-        let about_to =
-            [Stage::Asked, Stage::Reading, Stage::Read].map(|stage| all().any(|one| is(stage)(&one)));
-        (all().filter(is(Stage::Active)).map(|(server, _)| server).collect(), about_to.contains(&true))
-    }
-
-    pub(super) fn has_been_active(&self, server: u8, now: Nanos, span: Nanos) -> bool {
-        let follower = &self.followers[usize::from(server)];
-        follower.stage == Stage::Active && now.since(follower.active_at) >= span
-    }
-
-    fn active(&self) -> usize {
-        self.followers.iter().filter(|follower| follower.stage == Stage::Active).count()
-    }
-}
-
-fn word(log: &[u8], at: usize) -> u64 {
-    log.get(at..).and_then(|bytes| bytes.first_chunk()).map_or(0, |word| u64::from_le_bytes(*word))
+/// What is sent of an entry of the own log
+pub(super) fn own_entry(nic: &Rnic, resources: &Resources, layout: &Layout, index: u64) -> Option<Data> {
+    let entry = layout.entry(index, nic.bytes(resources.log.0))?;
+    let len = Layout::written_len(entry.value.len()) as u32;
+    Some(Data::Memory(Sge { mr: resources.log.1, va: LOG_VA + layout.at(index) as u64, len }))
 }
 
 /// Writes an entry into the own log.
@@ -387,39 +563,42 @@ fn put(nic: &mut Rnic, resources: &Resources, layout: &Layout, entry: &Entry<'_>
     }
 }
 
-/// Makes the own log what a new leader has to begin with, from it and those that were read: the first free place, and how
-/// many entries are decided. `None` if something that is decided has left all of these logs.
+/// Makes the own log what a new leader has to begin with, from it and those that were read, of each of which it is known
+/// how many entries its server has applied: the first free place, and how many entries are decided. `None` if something
+/// that is decided has left all of these logs, or if it is more than one log can hold.
 fn settle(
     nic: &mut Rnic,
     config: &Config,
     resources: &Resources,
-    read: &[u8],
-    decided: u64,
+    read: &[(u8, u64)],
+    applied: u64,
     term: Term,
 ) -> Option<(u64, u64)> {
     let layout = config.layout;
     let mut chosen: Vec<(u64, Term, u64, Vec<u8>)> = Vec::new();
     let (own, scratch) = (nic.bytes(resources.log.0), nic.bytes(resources.scratch.0));
-    let logs: Vec<&[u8]> =
-        read.iter().map(|server| log_scratch(config, scratch, *server)).chain([own]).collect();
-    let known = |log: &[u8]| word(log, 0);
-    let most = logs.iter().map(|log| known(log)).max().unwrap_or(0).max(decided);
-    let own_known = known(own).max(decided);
-    for index in own_known..most {
-        // Whoever knows that it is decided holds what was.
-        let entry = logs.iter().filter(|log| known(log) > index).find_map(|log| layout.entry(index, log))?;
+    let others = read.iter().map(|(server, applied)| (log_scratch(config, scratch, *server), *applied));
+    let logs: Vec<(&[u8], u64)> = others.chain([(own, applied)]).collect();
+    let most = logs.iter().map(|(_, applied)| *applied).max().unwrap_or(0);
+    for index in applied..most {
+        // Whoever has applied it held what was decided, and may hold it still.
+        let mut who = logs.iter().filter(|(_, applied)| *applied > index);
+        let entry = who.find_map(|(log, _)| layout.entry(index, log))?;
         chosen.push((index, entry.term, entry.decided, entry.value.to_vec()));
     }
     let mut next = most;
     loop {
-        let entries = logs.iter().filter_map(|log| layout.entry(next, log));
+        let entries = logs.iter().filter_map(|(log, _)| layout.entry(next, log));
         let Some(latest) = entries.max_by_key(|entry| entry.term) else { break };
         chosen.push((next, term, latest.decided, latest.value.to_vec()));
         next += 1;
     }
+    if next - applied > layout.slots() {
+        return None;
+    }
     for (index, term, decided, value) in chosen {
         put(nic, resources, &layout, &Entry { index, term, decided, value: &value });
     }
-    nic.bytes_mut(resources.log.0)[..8].copy_from_slice(&most.to_le_bytes());
+    nic.bytes_mut(resources.log.0)[DECIDED..][..8].copy_from_slice(&most.to_le_bytes());
     Some((next, most))
 }

@@ -8,37 +8,43 @@
 
 use core::fmt;
 
-/// Bytes in front of the slots: how many entries are decided, in its first word
+/// Bytes in front of the slots: words that leaders write
 pub const HEAD: usize = 64;
+/// Where in the head it says how many entries are decided
+pub const DECIDED: usize = 0;
+/// Where it says which incarnation of the server is a member
+pub const ADMITTED: usize = 8;
+/// Where the [`SnapshotHead`] stands
+pub const SNAPSHOT: usize = 16;
 /// Index, term, how many were decided when it was written, length
 const HEADER: usize = 32;
 const TAIL: usize = 8;
 /// Where in an entry the term stands
 const TERM: usize = 8;
 
-/// A leader's time of office: later ones are greater, and no two leaders have the same.
+/// A leader's time of office: later ones are greater, and no two leaders have the same, not even a server and the one
+/// that it was before it forgot everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Term(pub u64);
 
 impl Term {
-    /// Servers at most
-    pub const MAX_SERVERS: u64 = 256;
+    const ROUND: u32 = 24;
 
-    /// The first term of this server that is later than this one.
+    /// The first term of this incarnation of a server that is later than this one.
     #[must_use]
-    pub const fn next_of(self, server: u8) -> Self {
-        Self((self.0 / Self::MAX_SERVERS + 1) * Self::MAX_SERVERS + server as u64)
+    pub const fn next_of(self, server: u8, incarnation: u64) -> Self {
+        Self(((self.0 >> Self::ROUND) + 1) << Self::ROUND | (incarnation & 0xffff) << 8 | server as u64)
     }
 
     /// Whose it is
     pub const fn server(self) -> u8 {
-        (self.0 % Self::MAX_SERVERS) as u8
+        self.0.to_le_bytes()[0]
     }
 }
 
 impl fmt::Display for Term {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "term {} of server {}", self.0 / Self::MAX_SERVERS, self.server())
+        write!(f, "term {} of server {}", self.0 >> Self::ROUND, self.server())
     }
 }
 
@@ -47,6 +53,7 @@ impl fmt::Display for Term {
 pub struct Layout {
     slots: u64,
     slot_len: usize,
+    snapshot: usize,
 }
 
 /// An entry.
@@ -63,13 +70,13 @@ pub struct Entry<'a> {
 }
 
 impl Layout {
-    /// `slots` entries of values of up to `max_value` bytes.
+    /// `slots` entries of values of up to `max_value` bytes, and room for a snapshot of up to `max_snapshot` bytes.
     ///
     /// # Panics
     /// If there are no slots.
-    pub const fn new(slots: u64, max_value: usize) -> Self {
+    pub const fn new(slots: u64, max_value: usize, max_snapshot: usize) -> Self {
         assert!(slots > 0, "a log without slots");
-        Self { slots, slot_len: HEADER + max_value.next_multiple_of(8) + TAIL }
+        Self { slots, slot_len: HEADER + max_value.next_multiple_of(8) + TAIL, snapshot: max_snapshot }
     }
 
     /// Entries that it holds at once
@@ -82,14 +89,19 @@ impl Layout {
         self.slot_len - HEADER - TAIL
     }
 
-    /// Bytes of memory that it takes
-    pub const fn len(&self) -> usize {
+    /// The longest snapshot (bytes)
+    pub const fn max_snapshot(&self) -> usize {
+        self.snapshot
+    }
+
+    /// Bytes of head and entries
+    pub const fn log_len(&self) -> usize {
         HEAD + self.slots as usize * self.slot_len
     }
 
-    /// Never: it has slots.
-    pub const fn is_empty(&self) -> bool {
-        false
+    /// Bytes of memory that it takes: the snapshot lies behind the entries.
+    pub const fn memory_len(&self) -> usize {
+        self.log_len() + self.snapshot
     }
 
     /// Bytes that are written for a value of so many
@@ -154,6 +166,41 @@ impl Layout {
     }
 }
 
+/// What is written behind a snapshot: that it is there, and whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SnapshotHead {
+    /// Entries below are in it
+    pub next: u64,
+    /// Its bytes
+    pub len: usize,
+}
+
+impl SnapshotHead {
+    /// As it is written at [`SNAPSHOT`].
+    pub fn to_bytes(self) -> [u8; 24] {
+        let mut bytes = [0; 24];
+        let words = [self.next, self.len as u64, tail(self.next, self.len)];
+        for (place, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+            *place = word.to_le_bytes();
+        }
+        bytes
+    }
+
+    /// Reads the head of a log; `None` if no snapshot was written.
+    pub fn of(head: &[u8]) -> Option<Self> {
+        let words = head.get(SNAPSHOT..SNAPSHOT + 24)?.as_chunks::<8>().0;
+        let [next, len, last] = words else { return None };
+        let [next, len, last] = [next, len, last].map(|word| u64::from_le_bytes(*word));
+        let len = usize::try_from(len).ok()?;
+        (last == tail(next, len)).then_some(Self { next, len })
+    }
+}
+
+/// A word of a log.
+pub fn word(log: &[u8], at: usize) -> u64 {
+    log.get(at..).and_then(|bytes| bytes.first_chunk()).map_or(0, |word| u64::from_le_bytes(*word))
+}
+
 /// The last word of an entry.
 fn tail(index: u64, len: usize) -> u64 {
     switch::table::mix(index << 24 ^ len as u64) | 1
@@ -164,7 +211,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const LAYOUT: Layout = Layout::new(4, 20);
+    const LAYOUT: Layout = Layout::new(4, 20, 100);
 
     fn entry(index: u64, term: u64, value: &[u8]) -> Entry<'_> {
         Entry { index, term: Term(term), decided: index / 2, value }
@@ -178,19 +225,20 @@ mod tests {
 
     #[test]
     fn terms_grow_and_have_one_owner() {
-        let first = Term::default().next_of(3);
+        let first = Term::default().next_of(3, u64::MAX);
         assert!(first > Term::default() && first.server() == 3);
-        let second = first.next_of(1);
+        let second = first.next_of(1, 0);
         assert!(second > first && second.server() == 1);
         assert_eq!(second.to_string(), "term 2 of server 1");
-        assert_ne!(first.next_of(4), first.next_of(5));
+        assert_ne!(first.next_of(4, 1), first.next_of(5, 1));
+        assert_ne!(first.next_of(4, 1), first.next_of(4, 2));
     }
 
     #[test]
     fn slots_follow_each_other_and_come_again() {
         assert_eq!(LAYOUT.max_value(), 24);
         assert_eq!((LAYOUT.at(0), LAYOUT.at(3), LAYOUT.at(4)), (64, 64 + 3 * 64, 64));
-        assert_eq!(LAYOUT.len(), 64 + 4 * 64);
+        assert_eq!((LAYOUT.log_len(), LAYOUT.memory_len()), (64 + 4 * 64, 64 + 4 * 64 + 100));
         assert_eq!(LAYOUT.encode(&entry(0, 1, &[0; 25]), &mut Vec::new()), None);
     }
 
@@ -198,7 +246,7 @@ mod tests {
     fn an_entry_is_there_when_its_last_word_is() {
         let old = written(&entry(1, 256, b"what stood there before"));
         let new = written(&entry(5, 257, b"what comes in its place"));
-        let mut log = vec![0; LAYOUT.len()];
+        let mut log = vec![0; LAYOUT.memory_len()];
         assert_eq!(LAYOUT.entry(1, &log), None, "nothing was written");
         let at = LAYOUT.at(1);
         log[at..at + old.len()].copy_from_slice(&old);
@@ -214,10 +262,23 @@ mod tests {
         assert_eq!(LAYOUT.entry(5, &log), Some(entry(5, 999, b"what comes in its place")));
     }
 
+    #[test]
+    fn a_snapshot_is_there_when_its_head_is() {
+        let head = SnapshotHead { next: 1 << 40, len: 77 };
+        let mut log = [0; HEAD];
+        assert_eq!(SnapshotHead::of(&log), None);
+        for (at, byte) in head.to_bytes().into_iter().enumerate() {
+            assert_eq!(SnapshotHead::of(&log), None, "{at} bytes");
+            log[SNAPSHOT + at] = byte;
+        }
+        assert_eq!(SnapshotHead::of(&log), Some(head));
+        assert_eq!(SnapshotHead::of(&log[..SNAPSHOT + 23]), None);
+    }
+
     proptest! {
         #[test]
         fn entries_survive(index in 0u64..1 << 40, term: u64, value in prop::collection::vec(any::<u8>(), 0..=20)) {
-            let mut log = vec![0xa5; LAYOUT.len()];
+            let mut log = vec![0xa5; LAYOUT.memory_len()];
             let bytes = written(&entry(index, term, &value));
             log[LAYOUT.at(index)..][..bytes.len()].copy_from_slice(&bytes);
             prop_assert_eq!(LAYOUT.entry(index, &log), Some(entry(index, term, &value)));

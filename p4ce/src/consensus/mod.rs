@@ -4,14 +4,18 @@
 //! with the lowest number leads ([`Server`]): it gets permission to write from a majority, brings their logs to agreement,
 //! and from then on writes each value once to each log: by itself, or once for all through a switch ([`Through`]).
 
+mod admit;
 pub mod detector;
 mod hello;
 mod leader;
 pub mod log;
 mod server;
 mod through;
+mod watch;
 
+pub use admit::SnapshotError;
 pub use detector::Detector;
 pub use log::{Entry, Layout, Term};
-pub use server::{Config, ProposeError, Server, StartError};
+pub use server::{Config, Decided, ProposeError, Server, StartError};
 pub use through::Through;
+pub use watch::Standing;

@@ -1,30 +1,22 @@
-//! A server: heartbeats, permission, and whose turn it is to lead.
+//! A server: permission to write, whose turn it is to lead, and what is decided.
 
-use super::detector::Detector;
-use super::hello::{Hello, Purpose};
+use super::hello::{Grant, Hello, Purpose};
 use super::leader::Leadership;
-use super::log::{Layout, Term};
+use super::log::{ADMITTED, DECIDED, Layout, SnapshotHead, Term, word};
 use super::through::{Group, Through};
+use super::watch::{CONTROL_VA, PATIENCE, SCRATCH_VA, Standing, Watch, control_len};
 use crate::wire::{MemberRequest, Region};
 use core::net::IpAddr;
 use rnic::cm::{Conn, Event as CmEvent, PortSpace, service_id_of};
 use rnic::{
-    Access, Buffer, Completion, ConnParam, Cq, Data, MemoryError, Mr, Operation, Pd, QpError, QpInit, Remote,
-    Rnic, SendRequest, Sge, Status, Transport,
+    Access, Buffer, Completion, ConnParam, Cq, MemoryError, Mr, Pd, QpError, QpInit, Rnic, Status, Transport,
 };
 use rocev2::Qpn;
 use rocev2::cm::RejReason;
 use std::collections::{BTreeMap, VecDeque};
 use switch::Nanos;
 
-/// Virtual addresses of what a server registers
-const CONTROL_VA: u64 = 0x1000_0000;
 pub(super) const LOG_VA: u64 = 0x2000_0000;
-const SCRATCH_VA: u64 = 0x3000_0000;
-/// Heartbeat, promised term, decided, applied: a word each
-const CONTROL_LEN: usize = 32;
-/// Heartbeats that a connection may take to stand
-const PATIENCE: u64 = 20;
 const COMPLETIONS: usize = 1 << 14;
 
 /// What a server is told about itself and the others.
@@ -48,6 +40,8 @@ pub struct Config {
     pub retry_count: u8,
     /// The switch that replicates, if there is one
     pub through: Option<Through>,
+    /// Names this life of the server: another number whenever it begins anew with empty memory (a random one will do)
+    pub incarnation: u64,
 }
 
 impl Config {
@@ -55,6 +49,25 @@ impl Config {
     pub fn quorum(&self) -> usize {
         self.servers.len() / 2
     }
+}
+
+/// What the application is told, in the order of the entries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decided {
+    /// A value is decided.
+    Entry {
+        /// Its place, counted from 0
+        index: u64,
+        /// What was proposed
+        value: Vec<u8>,
+    },
+    /// This server lacked too much: its state is now what another one's was.
+    Snapshot {
+        /// Entries below are in it: the next one has this place.
+        next: u64,
+        /// What an application gave with [`Server::give_snapshot`]
+        state: Vec<u8>,
+    },
 }
 
 /// Why a value is not proposed.
@@ -89,7 +102,7 @@ impl Outgoing {
 /// What a queue pair is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
-    /// We read the heartbeat of this server.
+    /// We read what this server shows.
     Watch(u8),
     /// We write the log of this server.
     Write(u8),
@@ -103,23 +116,12 @@ pub(super) enum Use {
     Written,
 }
 
-/// Another server, as it is watched.
-#[derive(Clone, Copy, Debug, Default)]
-struct Watched {
-    link: Option<Outgoing>,
-    reading: bool,
-    retry_at: Nanos,
-    /// What was read last
-    promised: Term,
-    applied: u64,
-}
-
 /// What a server has of its NIC.
 #[derive(Debug)]
 pub(super) struct Resources {
     pub(super) pd: Pd,
     pub(super) cq: Cq,
-    control: (Buffer, Mr),
+    pub(super) control: (Buffer, Mr),
     /// The log; the key is for reading one's own to send it
     pub(super) log: (Buffer, Mr),
     pub(super) scratch: (Buffer, Mr),
@@ -130,12 +132,14 @@ pub(super) struct Resources {
 pub struct Server {
     pub(super) config: Config,
     pub(super) resources: Option<Resources>,
-    detector: Detector,
-    watched: Vec<Watched>,
+    pub(super) standing: Standing,
+    pub(super) watch: Watch,
     pub(super) uses: BTreeMap<u32, Use>,
     pub(super) conns: BTreeMap<Conn, Qpn>,
     /// The latest term that anybody was given permission to write in, or was asked for
     pub(super) promised: Term,
+    /// The latest term that was heard of in a refusal
+    heard: Term,
     /// The one who may write here
     pub(super) writer: Option<(Qpn, Mr)>,
     /// The group in which it may write here, too
@@ -144,27 +148,31 @@ pub struct Server {
     /// No candidacy before
     candidate_at: Nanos,
     pub(super) beat_at: Nanos,
-    beats: u64,
+    pub(super) beats: u64,
     /// Entries below are decided, as far as is known here
     pub(super) decided: u64,
     /// Entries below were looked at for what they say of others
     scanned: u64,
+    /// Entries below were taken out of the log
+    pub(super) applied: u64,
     /// Entries below were given to the application
-    applied: u64,
-    out: VecDeque<(u64, Vec<u8>)>,
+    pub(super) taken: u64,
+    out: VecDeque<Decided>,
 }
 
 impl Server {
-    /// A server that knows nothing.
-    pub fn new(config: Config) -> Self {
-        let count = config.servers.len();
+    /// A server that has nothing: at the very beginning, or after it has lost its memory.
+    pub fn new(mut config: Config) -> Self {
+        // 0 is what stands in memory that nobody wrote to.
+        config.incarnation = config.incarnation.max(1);
         Self {
-            detector: Detector::new(config.id, count),
-            watched: vec![Watched::default(); count],
+            standing: Standing::Blank,
+            watch: Watch::new(&config),
             resources: None,
             uses: BTreeMap::new(),
             conns: BTreeMap::new(),
             promised: Term::default(),
+            heard: Term::default(),
             writer: None,
             joined: None,
             leadership: None,
@@ -174,6 +182,7 @@ impl Server {
             decided: 0,
             scanned: 0,
             applied: 0,
+            taken: 0,
             out: VecDeque::new(),
             config,
         }
@@ -184,11 +193,12 @@ impl Server {
     /// # Errors
     /// If the NIC has no room.
     pub fn start(&mut self, nic: &mut Rnic, now: Nanos) -> Result<(), StartError> {
+        let (layout, servers) = (self.config.layout, self.config.servers.len());
         let pd = nic.alloc_pd();
         let cq = nic.create_cq(COMPLETIONS)?;
-        let control = nic.register_new(pd, CONTROL_LEN, CONTROL_VA, Access::REMOTE_READ)?;
-        let log = nic.register_new(pd, self.config.layout.len(), LOG_VA, Access::LOCAL_READ)?;
-        let room = self.config.servers.len() * (CONTROL_LEN + self.config.layout.len());
+        let control = nic.register_new(pd, control_len(servers), CONTROL_VA, Access::REMOTE_READ)?;
+        let log = nic.register_new(pd, layout.memory_len(), LOG_VA, Access::LOCAL_READ)?;
+        let room = servers * (control_len(servers) + layout.log_len());
         let scratch = nic.register_new(pd, room, SCRATCH_VA, Access::LOCAL_WRITE)?;
         self.resources = Some(Resources { pd, cq, control, log, scratch });
         _ = nic.listen(PortSpace::Tcp, self.config.port);
@@ -207,12 +217,23 @@ impl Server {
         self.leadership.as_ref().is_some_and(Leadership::is_established)
     }
 
+    /// Who leads, as far as this server knows
+    pub fn leader(&self) -> Option<u8> {
+        let follows = self.leadership.is_none() && self.writer.is_some();
+        (follows || self.leads()).then(|| self.promised.server())
+    }
+
+    /// Where it stands with the others
+    pub fn standing(&self) -> Standing {
+        self.standing
+    }
+
     /// Whether what it proposes goes through the switch.
     pub fn replicates_through(&self) -> bool {
         self.leadership.as_ref().and_then(|leadership| leadership.group.as_ref()).is_some_and(Group::is_open)
     }
 
-    /// The latest term that it knows of
+    /// The latest term that it has promised
     pub fn term(&self) -> Term {
         self.promised
     }
@@ -222,9 +243,15 @@ impl Server {
         self.decided
     }
 
-    /// The next decided entry, in the order of their indices: each once.
-    pub fn poll_decided(&mut self) -> Option<(u64, Vec<u8>)> {
-        self.out.pop_front()
+    /// What the application is told next: every decided entry once, in the order of their indices, but for those that
+    /// are in a snapshot.
+    pub fn poll_decided(&mut self) -> Option<Decided> {
+        let next = self.out.pop_front()?;
+        self.taken = match &next {
+            Decided::Entry { index, .. } => index + 1,
+            Decided::Snapshot { next, .. } => *next,
+        };
+        Some(next)
     }
 
     /// When [`run`](Self::run) is to be called, if nothing comes in before
@@ -257,81 +284,83 @@ impl Server {
     fn beat(&mut self, nic: &mut Rnic, now: Nanos) {
         self.beat_at = now + self.config.heartbeat;
         self.beats += 1;
+        if self.standing == Standing::Blank {
+            self.begin_together();
+        }
         self.show(nic);
         for server in self.others() {
             self.watch(nic, server, now);
         }
-        if self.leadership.is_none() && self.detector.leader() == self.config.id && now >= self.candidate_at {
+        let turn = self.standing == Standing::Member && self.watch.leader() == self.config.id;
+        if self.leadership.is_none() && turn && now >= self.candidate_at {
             self.run_for_office(nic, now);
         }
+        self.admit(nic);
         self.commit_when_idle(nic);
     }
 
-    /// What others may read of it
-    fn show(&self, nic: &mut Rnic) {
-        let Some(resources) = &self.resources else { return };
-        let words = [self.beats, self.promised.0, self.decided, self.applied];
-        let memory = nic.bytes_mut(resources.control.0);
-        for (place, word) in memory.as_chunks_mut::<8>().0.iter_mut().zip(words) {
-            *place = word.to_le_bytes();
-        }
-    }
-
-    /// Reads another server's heartbeat, or asks for the connection to do so.
-    fn watch(&mut self, nic: &mut Rnic, server: u8, now: Nanos) {
-        let at = usize::from(server);
-        let Watched { link, reading, retry_at, .. } = self.watched[at];
-        if let Some(Outgoing { qpn, remote: Some(region), .. }) = link {
-            if reading {
-                self.detector.on_read(server, None);
-                return;
-            }
-            let Some(scratch) = self.resources.as_ref().map(|resources| resources.scratch.1) else { return };
-            let va = SCRATCH_VA + (at * CONTROL_LEN) as u64;
-            let read = Operation::Read(Remote { va: region.va(), rkey: region.rkey() });
-            let into = Data::Memory(Sge { mr: scratch, va, len: CONTROL_LEN as u32 });
-            self.watched[at].reading = nic.post_send(qpn, SendRequest::new(0, read, into)).is_ok();
-            return;
-        }
-        self.detector.on_read(server, None);
-        match link {
-            Some(Outgoing { since, .. }) if now.since(since) < self.spans(PATIENCE) => {}
-            _ if now < retry_at => {}
-            _ => {
-                self.drop_link(nic, link);
-                self.watched[at].reading = false;
-                self.watched[at].retry_at = now + self.spans(PATIENCE);
-                self.watched[at].link = self.connect(nic, server, Purpose::Watch, now);
-            }
-        }
-    }
-
-    pub(super) fn connect(
+    /// Asks another server for a connection.
+    pub(super) fn connect_to(
         &mut self,
         nic: &mut Rnic,
         server: u8,
         purpose: Purpose,
         now: Nanos,
     ) -> Option<Outgoing> {
-        let (resources, ip) = (self.resources.as_ref()?, self.config.servers[usize::from(server)]);
-        let depth = self.config.layout.slots() as usize * 2 + 16;
-        let qpn = nic.create_qp(queue_pair(resources, depth)).ok()?;
+        let address = self.config.servers[usize::from(server)];
+        let hello = Hello { server: self.config.id, purpose }.to_bytes();
+        let what = if purpose == Purpose::Watch { Use::Watch(server) } else { Use::Write(server) };
+        let (qpn, _) = self.connect(nic, (address, self.config.port), hello, what, now)?;
+        Some(Outgoing { qpn, remote: None, since: now })
+    }
+
+    /// Asks for a connection.
+    pub(super) fn connect(
+        &mut self,
+        nic: &mut Rnic,
+        (address, port): (IpAddr, u16),
+        private_data: Vec<u8>,
+        what: Use,
+        now: Nanos,
+    ) -> Option<(Qpn, Conn)> {
+        // Every entry may be under way twice: when it is new, and when it is settled.
+        let depth = self.config.layout.slots() as usize * 2 + 64;
+        let qpn = nic.create_qp(queue_pair(self.resources.as_ref()?, depth)).ok()?;
         let param = ConnParam {
             access: Access::LOCAL_READ,
             ack_timeout: self.config.ack_timeout,
             retry_count: self.config.retry_count,
-            private_data: Hello { server: self.config.id, purpose }.to_bytes(),
+            private_data,
             ..ConnParam::default()
         };
-        let service = service_id_of(PortSpace::Tcp, self.config.port);
-        let Ok(conn) = nic.connect(qpn, ip, service, param, now) else {
+        let Ok(conn) = nic.connect(qpn, address, service_id_of(PortSpace::Tcp, port), param, now) else {
             _ = nic.destroy_qp(qpn);
             return None;
         };
-        let what = if purpose == Purpose::Watch { Use::Watch(server) } else { Use::Write(server) };
         self.uses.insert(qpn.get(), what);
         self.conns.insert(conn, qpn);
-        Some(Outgoing { qpn, remote: None, since: now })
+        Some((qpn, conn))
+    }
+
+    /// Accepts a connection.
+    pub(super) fn accept(
+        &mut self,
+        nic: &mut Rnic,
+        conn: Conn,
+        access: Access,
+        private_data: Vec<u8>,
+        what: Use,
+        now: Nanos,
+    ) -> Option<Qpn> {
+        let qpn = nic.create_qp(queue_pair(self.resources.as_ref()?, 1)).ok()?;
+        let param = ConnParam { access, private_data, ..ConnParam::default() };
+        if nic.accept(conn, qpn, param, now).is_err() {
+            _ = nic.destroy_qp(qpn);
+            return None;
+        }
+        self.uses.insert(qpn.get(), what);
+        self.conns.insert(conn, qpn);
+        Some(qpn)
     }
 
     pub(super) fn drop_link(&mut self, nic: &mut Rnic, link: Option<Outgoing>) {
@@ -367,8 +396,15 @@ impl Server {
         if let CmEvent::Replied { reply, .. } = event {
             let region = Region::from_private_data(&reply.private_data);
             match what {
-                Some(Use::Watch(server)) => self.replied(server, qpn, region),
-                Some(Use::Write(server)) => self.granted(nic, server, qpn, region),
+                Some(Use::Watch(server)) => {
+                    let link = self.watch.others[usize::from(server)].link.as_mut();
+                    if let Some(link) = link.filter(|link| link.qpn == qpn) {
+                        link.remote = region;
+                    }
+                }
+                Some(Use::Write(server)) => {
+                    self.granted(nic, server, qpn, Grant::from_bytes(&reply.private_data));
+                }
                 Some(Use::Group) => self.group_stands(nic, qpn, region, now),
                 Some(Use::Watched | Use::Written | Use::Joined) | None => {}
             }
@@ -379,7 +415,7 @@ impl Server {
             && let Some(term) = private_data.first_chunk()
         {
             // Somebody leads, or did, in a later term than we asked for.
-            self.watched[0].promised = self.watched[0].promised.max(Term(u64::from_be_bytes(*term)));
+            self.heard = self.heard.max(Term(u64::from_be_bytes(*term)));
         }
         if event.is_last() || matches!(event, CmEvent::Disconnecting { .. }) {
             self.conns.remove(&conn);
@@ -387,23 +423,11 @@ impl Server {
         }
     }
 
-    fn replied(&mut self, server: u8, qpn: Qpn, region: Option<Region>) {
-        let watched = &mut self.watched[usize::from(server)];
-        if let Some(link) = watched.link.as_mut().filter(|link| link.qpn == qpn) {
-            link.remote = region;
-        }
-    }
-
     /// A connection is no more.
     fn lost(&mut self, nic: &mut Rnic, qpn: Qpn, now: Nanos) {
         match self.uses.get(&qpn.get()).copied() {
-            Some(Use::Watch(server)) => {
-                let watched = &mut self.watched[usize::from(server)];
-                if watched.link.is_some_and(|link| link.qpn == qpn) {
-                    (watched.link, watched.reading) = (None, false);
-                }
-            }
-            Some(Use::Write(server)) => self.follower_lost(server, qpn, now),
+            Some(Use::Watch(server)) => self.watch.lost(server, |link| link.qpn == qpn),
+            Some(Use::Write(server)) => self.follower_lost(nic, server, qpn, now),
             Some(Use::Group) => self.group_lost(nic, qpn, now),
             Some(Use::Watched | Use::Written | Use::Joined) | None => {}
         }
@@ -415,41 +439,49 @@ impl Server {
         if usize::from(hello.server) >= self.config.servers.len() || hello.server == self.config.id {
             return None;
         }
-        let resources = self.resources.as_ref()?;
-        let (pd, log, control) = (resources.pd, resources.log.0, resources.control.1);
-        let (region, access, what) = match hello.purpose {
-            Purpose::Watch => {
-                let region = Region::new(CONTROL_VA, control.0, CONTROL_LEN as u64);
-                (region, Access::REMOTE_READ, Use::Watched)
-            }
-            Purpose::Write(term) => {
-                let again = term == self.promised && term.server() == hello.server;
-                if term.server() != hello.server || (term <= self.promised && !again) {
-                    return None;
-                }
-                // From here on, nobody else writes (paper III: permission moves with leadership).
-                self.fence(nic, now);
-                self.promised = term;
-                self.step_down(nic, now);
-                let access = Access::REMOTE_READ.and(Access::REMOTE_WRITE);
-                let len = self.config.layout.len();
-                let mr = nic.register(pd, log, 0..len, LOG_VA, access).ok()?;
-                self.writer = Some((Qpn::new(0), mr));
-                // What is not known to be decided may be replaced.
-                self.scanned = self.applied;
-                (Region::new(LOG_VA, mr.0, len as u64), access, Use::Written)
-            }
+        let Purpose::Write(term) = hello.purpose else {
+            let control = self.resources.as_ref()?.control.1;
+            let region = Region::new(CONTROL_VA, control.0, control_len(self.config.servers.len()) as u64);
+            let private_data = region.to_bytes();
+            return self
+                .accept(nic, conn, Access::REMOTE_READ, private_data, Use::Watched, now)
+                .map(|_| ());
         };
-        let qpn = nic.create_qp(queue_pair(self.resources.as_ref()?, 1)).ok()?;
-        let param = ConnParam { access, private_data: region.to_bytes(), ..ConnParam::default() };
-        nic.accept(conn, qpn, param, now).ok()?;
-        if let (Use::Written, Some(writer)) = (what, &mut self.writer) {
-            writer.0 = qpn;
+        let again = term == self.promised && term.server() == hello.server;
+        if term.server() != hello.server || (term <= self.promised && !again) {
+            return None;
         }
-        self.uses.insert(qpn.get(), what);
-        self.conns.insert(conn, qpn);
+        // What has arrived is taken in before anybody writes over it. From here on, nobody else writes (paper III:
+        // permission moves with leadership).
+        self.learn(nic);
+        self.fence(nic, now);
+        self.promised = term;
+        self.step_down(nic, now);
+        let access = Access::REMOTE_READ.and(Access::REMOTE_WRITE);
+        let mr = self.open_log(nic, access)?;
+        let region = Region::new(LOG_VA, mr.0, self.config.layout.memory_len() as u64);
+        let grant = Grant {
+            region,
+            incarnation: self.config.incarnation,
+            is_member: self.standing != Standing::Blank,
+            applied: self.applied,
+        };
+        let Some(qpn) = self.accept(nic, conn, access, grant.to_bytes(), Use::Written, now) else {
+            _ = nic.deregister(mr);
+            return None;
+        };
+        self.writer = Some((qpn, mr));
+        // What is not known to be decided may be replaced.
+        self.scanned = self.applied;
         self.show(nic);
         Some(())
+    }
+
+    /// A key to the log.
+    pub(super) fn open_log(&self, nic: &mut Rnic, access: Access) -> Option<Mr> {
+        let resources = self.resources.as_ref()?;
+        let all = 0..self.config.layout.memory_len();
+        nic.register(resources.pd, resources.log.0, all, LOG_VA, access).ok()
     }
 
     /// Takes the permission to write from whoever has it.
@@ -466,32 +498,16 @@ impl Server {
         match what {
             _ if done.status != Status::Success => self.lost(nic, done.qpn, now),
             Some(Use::Watch(server)) => self.on_watched(nic, server),
-            Some(Use::Write(server)) => self.on_follower(nic, server, done),
+            Some(Use::Write(server)) => self.on_follower(nic, server, done, now),
             Some(Use::Group) => self.on_group(nic, done.qpn, done.id),
             Some(Use::Watched | Use::Written | Use::Joined) | None => {}
         }
     }
 
-    fn on_watched(&mut self, nic: &Rnic, server: u8) {
-        let Some(resources) = &self.resources else { return };
-        let at = usize::from(server) * CONTROL_LEN;
-        let (words, _) = nic.bytes(resources.scratch.0)[at..at + CONTROL_LEN].as_chunks::<8>();
-        let word = |n: usize| u64::from_le_bytes(words[n]);
-        let watched = &mut self.watched[usize::from(server)];
-        watched.reading = false;
-        (watched.promised, watched.applied) = (Term(word(1)), word(3));
-        let heartbeat = word(0);
-        self.detector.on_read(server, Some(heartbeat));
-    }
-
     /// The latest term that anybody is known to have promised
     pub(super) fn latest_term(&self) -> Term {
-        self.watched.iter().map(|watched| watched.promised).fold(self.promised, Term::max)
-    }
-
-    /// The entry below which a server has no use for its log any more
-    pub(super) fn applied_by(&self, server: u8) -> u64 {
-        self.watched[usize::from(server)].applied
+        let promised = self.watch.others.iter().map(|watched| watched.promised);
+        promised.fold(self.promised.max(self.heard), Term::max)
     }
 
     /// Gives up the office, if it has it or runs for it.
@@ -508,24 +524,41 @@ impl Server {
     /// What the log says is decided goes to the application.
     fn learn(&mut self, nic: &mut Rnic) {
         let Some(resources) = &self.resources else { return };
-        let memory = nic.bytes(resources.log.0);
-        let committed = memory.first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
-        let mut decided = self.decided.max(committed);
+        let (memory, layout) = (nic.bytes(resources.log.0), self.config.layout);
+        let before = self.applied;
+        let mut decided = self.decided.max(word(memory, DECIDED));
         if self.leadership.is_none() {
-            while let Some(entry) = self.config.layout.entry(self.scanned, memory) {
+            let written = SnapshotHead::of(memory).filter(|head| head.next > self.applied);
+            if let Some(SnapshotHead { next, len }) = written
+                && let Some(state) = memory.get(layout.log_len()..).and_then(|area| area.get(..len))
+            {
+                // It has what is still to be taken out.
+                self.out.clear();
+                self.out.push_back(Decided::Snapshot { next, state: state.to_vec() });
+                self.applied = next;
+                self.scanned = self.scanned.max(next);
+            }
+            while let Some(entry) = layout.entry(self.scanned, memory) {
                 decided = decided.max(entry.decided);
                 self.scanned += 1;
             }
         }
         while self.applied < decided
-            && let Some(entry) = self.config.layout.entry(self.applied, memory)
+            && let Some(entry) = layout.entry(self.applied, memory)
         {
-            self.out.push_back((self.applied, entry.value.to_vec()));
+            self.out.push_back(Decided::Entry { index: self.applied, value: entry.value.to_vec() });
             self.applied += 1;
         }
         self.scanned = self.scanned.max(self.applied);
         // Nothing is known to be decided here that is not held here.
         self.decided = self.decided.max(self.applied);
+        let admitted = word(memory, ADMITTED) == self.config.incarnation;
+        self.standing = match self.standing {
+            Standing::Blank if admitted => Standing::Member,
+            // A leader has brought what was lacking.
+            Standing::Behind if self.applied > before => Standing::Member,
+            standing => standing,
+        };
     }
 }
 
@@ -553,11 +586,11 @@ pub enum StartError {
 }
 
 pub(super) fn log_scratch_va(config: &Config, server: u8) -> u64 {
-    let servers = config.servers.len() * CONTROL_LEN;
-    SCRATCH_VA + (servers + usize::from(server) * config.layout.len()) as u64
+    let count = config.servers.len();
+    SCRATCH_VA + (count * control_len(count) + usize::from(server) * config.layout.log_len()) as u64
 }
 
 pub(super) fn log_scratch<'a>(config: &Config, scratch: &'a [u8], server: u8) -> &'a [u8] {
     let at = (log_scratch_va(config, server) - SCRATCH_VA) as usize;
-    &scratch[at..at + config.layout.len()]
+    &scratch[at..at + config.layout.log_len()]
 }

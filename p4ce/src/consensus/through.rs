@@ -5,13 +5,14 @@
 //! anything is wrong with it, permission is asked for anew, in the same term, at every server: that fences the group
 //! together with the direct connection, and each log is read and brought up to date as at the beginning of the office.
 
-use super::leader::{COMMIT, Stage};
-use super::log::{Layout, Term};
+use super::leader::{Follower, Request, own_entry};
+use super::log::{DECIDED, Term};
 use super::server::{LOG_VA, Server, Use};
+use super::watch::Standing;
 use crate::wire::{GroupRequest, MemberRequest, Region, Replicas};
 use core::net::IpAddr;
-use rnic::cm::{Conn, PortSpace, service_id_of};
-use rnic::{Access, ConnParam, Data, Operation, Remote, Rnic, SendRequest, Sge};
+use rnic::cm::Conn;
+use rnic::{Access, Data, Operation, Remote, Rnic, SendRequest};
 use rocev2::Qpn;
 use switch::Nanos;
 
@@ -98,7 +99,7 @@ impl Server {
             State::Open { .. } => {
                 let outside = |server: &u8| {
                     !group.members.contains(server)
-                        && leadership.has_been_active(*server, now, self.spans(GRACE))
+                        && leadership.has_counted(*server, now, self.spans(GRACE))
                 };
                 if now >= leadership.group_at && self.others().any(|server| outside(&server)) {
                     // It has caught up, and gets its entries through a group that has it.
@@ -110,16 +111,13 @@ impl Server {
     }
 
     fn ask_for_group(&mut self, nic: &mut Rnic, through: Through, now: Nanos) {
-        let (Some(leadership), Some(resources)) = (&self.leadership, &self.resources) else { return };
-        let (members, under_way) = leadership.who_is_active();
-        // Those who are about to be active are waited for, for a while.
+        let Some(leadership) = &self.leadership else { return };
+        let (members, under_way) = leadership.who_counts();
+        // Those who are about to count are waited for, for a while.
         let waits = under_way && now.since(leadership.group_at) < self.spans(GRACE);
         if members.len() < self.config.quorum().max(1) || waits {
             return;
         }
-        let depth = self.config.layout.slots() as usize * 2 + 16;
-        let again = now + self.spans(ASK_AGAIN);
-        let Ok(qpn) = nic.create_qp(super::server::queue_pair(resources, depth)) else { return };
         let replicas = members.iter().map(|server| self.config.servers[usize::from(*server)]).collect();
         let request = GroupRequest {
             replicas: Replicas::Listed(replicas),
@@ -128,31 +126,24 @@ impl Server {
             // A member that has left is told by a NAK: the group then ends, and another begins without it.
             outvote: false,
         };
-        let conn = request.to_bytes().ok().and_then(|private_data| {
-            let param = ConnParam {
-                access: Access::LOCAL_READ,
-                ack_timeout: self.config.ack_timeout,
-                retry_count: self.config.retry_count,
-                private_data,
-                ..ConnParam::default()
-            };
-            nic.connect(qpn, through.address, service_id_of(PortSpace::Tcp, through.port), param, now).ok()
-        });
-        let Some(conn) = conn else {
-            _ = nic.destroy_qp(qpn);
-            self.leadership.as_mut().expect("it leads").group_at = again;
-            return;
-        };
-        self.uses.insert(qpn.get(), Use::Group);
-        self.conns.insert(conn, qpn);
-        if let Some(leadership) = &mut self.leadership {
-            leadership.group = Some(Group { qpn, conn, since: now, members, state: State::Asked });
+        let at = (through.address, through.port);
+        let asked = request
+            .to_bytes()
+            .ok()
+            .and_then(|private_data| self.connect(nic, at, private_data, Use::Group, now));
+        let again = now + self.spans(ASK_AGAIN);
+        let Some(leadership) = &mut self.leadership else { return };
+        match asked {
+            Some((qpn, conn)) => {
+                leadership.group = Some(Group { qpn, conn, since: now, members, state: State::Asked });
+            }
+            None => leadership.group_at = again,
         }
     }
 
     /// The switch has answered.
     pub(super) fn group_stands(&mut self, nic: &mut Rnic, qpn: Qpn, region: Option<Region>, now: Nanos) {
-        let len = self.config.layout.len() as u64;
+        let len = self.config.layout.memory_len() as u64;
         let Some(leadership) = &mut self.leadership else { return };
         let (Some(until), Some(group)) = (leadership.next, &mut leadership.group) else { return };
         if group.qpn != qpn || group.state != State::Asked {
@@ -175,7 +166,7 @@ impl Server {
         if members.clone().count() < self.config.quorum().max(1) {
             return self.abandon_group(nic, now);
         }
-        if members.clone().all(|member| member.stage == Stage::Active && member.held >= until) {
+        if members.clone().all(|member| member.counts() && member.held >= until) {
             group.state = State::Open { rkey, begin: until, posted: until, held: until, told: 0 };
         }
         self.replicate(nic);
@@ -186,13 +177,12 @@ impl Server {
         let (Some(leadership), Some(resources)) = (&mut self.leadership, &self.resources) else { return };
         let (Some(next), Some(group)) = (leadership.next, &mut leadership.group) else { return };
         let State::Open { rkey, posted, .. } = &mut group.state else { return };
-        let (layout, mr) = (self.config.layout, resources.log.1);
+        let layout = self.config.layout;
         while *posted < next {
-            let Some(entry) = layout.entry(*posted, nic.bytes(resources.log.0)) else { return };
-            let (at, len) = (layout.at(*posted), Layout::written_len(entry.value.len()) as u32);
-            let write = Operation::Write(Remote { va: at as u64, rkey: *rkey });
-            let data = Data::Memory(Sge { mr, va: LOG_VA + at as u64, len });
-            if nic.post_send(group.qpn, SendRequest::new(*posted + 1, write, data)).is_err() {
+            let Some(data) = own_entry(nic, resources, &layout, *posted) else { return };
+            let write = Operation::Write(Remote { va: layout.at(*posted) as u64, rkey: *rkey });
+            let request = SendRequest::new(Request::Entries(*posted + 1).to_id(), write, data);
+            if nic.post_send(group.qpn, request).is_err() {
                 return;
             }
             *posted += 1;
@@ -208,9 +198,10 @@ impl Server {
             && *told < decided
             && *held >= decided
         {
-            let write = Operation::Write(Remote { va: 0, rkey: *rkey });
+            let write = Operation::Write(Remote { va: DECIDED as u64, rkey: *rkey });
             let data = Data::Inline(decided.to_le_bytes().to_vec());
-            if nic.post_send(group.qpn, SendRequest::new(COMMIT, write, data)).is_ok() {
+            let request = SendRequest::new(Request::Commit.to_id(), write, data);
+            if nic.post_send(group.qpn, request).is_ok() {
                 *told = decided;
             }
         }
@@ -219,10 +210,11 @@ impl Server {
     /// f members hold an entry.
     pub(super) fn on_group(&mut self, nic: &mut Rnic, qpn: Qpn, id: u64) {
         let group = self.leadership.as_mut().and_then(|leadership| leadership.group.as_mut());
-        if let Some(group) = group.filter(|group| group.qpn == qpn && id != COMMIT)
+        if let Some(group) = group.filter(|group| group.qpn == qpn)
+            && let Request::Entries(next) = Request::from_id(id)
             && let State::Open { held, .. } = &mut group.state
         {
-            *held = (*held).max(id);
+            *held = (*held).max(next);
             self.decide(nic);
         }
     }
@@ -238,7 +230,7 @@ impl Server {
     }
 
     /// A group that was not written to is given up; nobody need know.
-    fn abandon_group(&mut self, nic: &mut Rnic, now: Nanos) {
+    pub(super) fn abandon_group(&mut self, nic: &mut Rnic, now: Nanos) {
         let again = now + self.spans(ASK_AGAIN);
         self.end_group(nic, now);
         if let Some(leadership) = &mut self.leadership {
@@ -253,11 +245,8 @@ impl Server {
         let again = now + self.spans(heartbeats);
         let Some(leadership) = &mut self.leadership else { return };
         (leadership.since, leadership.group_at) = (now, again);
-        let links: Vec<_> =
-            leadership.followers.iter_mut().filter_map(|follower| follower.link.take()).collect();
-        for follower in &mut leadership.followers {
-            follower.stage = Stage::Absent(now);
-        }
+        let links = leadership.links();
+        leadership.followers.fill(Follower::absent(now));
         for link in links {
             self.drop_link(nic, Some(link));
         }
@@ -279,24 +268,20 @@ impl Server {
         now: Nanos,
     ) -> Option<()> {
         let leader = self.config.servers.get(usize::from(self.promised.server()))?;
-        if self.promised == Term::default() || *leader != member.leader || self.writer.is_none() {
+        let follows = self.promised != Term::default() && self.writer.is_some();
+        // What the switch counts has to count.
+        if !follows || *leader != member.leader || self.standing == Standing::Blank {
             return None;
         }
         self.leave(nic, now);
-        let resources = self.resources.as_ref()?;
-        let len = self.config.layout.len();
-        let mr = nic.register(resources.pd, resources.log.0, 0..len, LOG_VA, Access::REMOTE_WRITE).ok()?;
-        let qpn = nic.create_qp(super::server::queue_pair(resources, 1)).ok()?;
-        let region = Region::new(LOG_VA, mr.0, len as u64);
-        let param = ConnParam {
-            access: Access::REMOTE_WRITE,
-            private_data: region.to_bytes(),
-            ..ConnParam::default()
+        let mr = self.open_log(nic, Access::REMOTE_WRITE)?;
+        let region = Region::new(LOG_VA, mr.0, self.config.layout.memory_len() as u64);
+        let private_data = region.to_bytes();
+        let Some(qpn) = self.accept(nic, conn, Access::REMOTE_WRITE, private_data, Use::Joined, now) else {
+            _ = nic.deregister(mr);
+            return None;
         };
         self.joined = Some((qpn, mr, conn));
-        nic.accept(conn, qpn, param, now).ok()?;
-        self.uses.insert(qpn.get(), Use::Joined);
-        self.conns.insert(conn, qpn);
         Some(())
     }
 

@@ -1,0 +1,132 @@
+//! Servers that have lost their memory, or lack more than the log holds: snapshots, and becoming a member again.
+//!
+//! A server that restarts has forgotten what it promised to whom, and what it held. It gives permission, is brought up to
+//! date and gets every entry, but counts neither for a majority nor for a decision. The leader makes it a member when f
+//! other members have confirmed that they still follow: all that it can have promised before, or that was decided with it,
+//! is then known to this leader (docs/p4ce.md says why).
+
+use super::leader::{Request, Stage};
+use super::log::{ADMITTED, DECIDED, SNAPSHOT, SnapshotHead};
+use super::server::{LOG_VA, Server};
+use rnic::{Data, Rnic, Sge};
+
+/// Why a snapshot is not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SnapshotError {
+    /// More bytes than there is room for
+    #[error("the snapshot is longer than there is room for")]
+    TooLong,
+    /// Nobody needs it (any more)
+    #[error("no snapshot is wanted")]
+    NotWanted,
+    /// The log has gone on: what was decided since has to be taken out first
+    #[error("decided entries have to be taken before")]
+    TooOld,
+}
+
+impl Server {
+    /// Whether it needs a snapshot of the application for another server: its state after all that
+    /// [`poll_decided`](Self::poll_decided) has told, and nothing else.
+    pub fn wants_snapshot(&self) -> bool {
+        self.leadership.as_ref().is_some_and(|leadership| {
+            leadership.followers.iter().any(|follower| follower.stage == Stage::Wanting)
+                // Nobody is still getting the one before.
+                && !leadership.followers.iter().any(|follower| follower.loading)
+        })
+    }
+
+    /// Gives a snapshot of the application.
+    ///
+    /// # Errors
+    /// If it is not wanted, too long, or too old.
+    pub fn give_snapshot(
+        &mut self,
+        nic: &mut Rnic,
+        state: &[u8],
+        now: switch::Nanos,
+    ) -> Result<(), SnapshotError> {
+        if !self.wants_snapshot() {
+            return Err(SnapshotError::NotWanted);
+        }
+        let (layout, taken) = (self.config.layout, self.taken);
+        let (Some(resources), Some(leadership)) = (&self.resources, &mut self.leadership) else {
+            return Err(SnapshotError::NotWanted);
+        };
+        let memory = nic.bytes_mut(resources.log.0);
+        if leadership.next.is_none_or(|next| (taken..next).any(|at| layout.entry(at, memory).is_none())) {
+            return Err(SnapshotError::TooOld);
+        }
+        let area = memory[layout.log_len()..].get_mut(..state.len()).ok_or(SnapshotError::TooLong)?;
+        area.copy_from_slice(state);
+        leadership.snapshot = Some((taken, state.len()));
+        for server in self.others() {
+            if self.follower(server, |follower| follower.stage == Stage::Wanting) == Some(true) {
+                self.bring_up_to_date(nic, server, now);
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the snapshot, and what says that it is there.
+    pub(super) fn send_snapshot(&mut self, nic: &mut Rnic, server: u8, next: u64, len: usize) {
+        let Some(mr) = self.resources.as_ref().map(|resources| resources.log.1) else { return };
+        self.follower(server, |follower| (follower.loading, follower.applied) = (true, next));
+        let at = self.config.layout.log_len();
+        // A message has a length of 32 bits.
+        let mut done = 0;
+        while done < len {
+            let part = (len - done).min(1 << 30);
+            let data = Data::Memory(Sge { mr, va: LOG_VA + (at + done) as u64, len: part as u32 });
+            self.write(nic, server, Request::Commit, at + done, data);
+            done += part;
+        }
+        let head = Data::Inline(SnapshotHead { next, len }.to_bytes().to_vec());
+        self.write(nic, server, Request::Snapshot, SNAPSHOT, head);
+    }
+
+    /// Asks members whether they still follow, for those that wait to become one.
+    pub(super) fn admit(&mut self, nic: &mut Rnic) {
+        let Some(leadership) = &mut self.leadership else { return };
+        if !leadership.followers.iter().any(|follower| follower.stage == Stage::Active && !follower.is_member) {
+            return;
+        }
+        leadership.checks += 1;
+        let round = leadership.checks;
+        let decided = self.decided;
+        for server in self.others() {
+            let asks = self.follower(server, |follower| {
+                if follower.stage == Stage::Active && !follower.is_member && follower.check == 0 {
+                    follower.check = round;
+                }
+                // What is decided is written to none that does not hold it.
+                follower.counts() && follower.held >= decided
+            });
+            if asks == Some(true) {
+                let decided = Data::Inline(decided.to_le_bytes().to_vec());
+                self.write(nic, server, Request::Check(round), DECIDED, decided);
+            }
+        }
+        self.admit_checked(nic);
+    }
+
+    /// Makes members of those for whom enough others have confirmed.
+    pub(super) fn admit_checked(&mut self, nic: &mut Rnic) {
+        let Some(leadership) = &self.leadership else { return };
+        let confirmed = |since: u64| {
+            leadership.followers.iter().filter(|other| other.counts() && other.check >= since).count()
+        };
+        let quorum = self.config.quorum();
+        let due: Vec<(u8, u64)> = (0..)
+            .zip(&leadership.followers)
+            .filter(|(_, one)| one.stage == Stage::Active && !one.is_member && !one.admitted)
+            .filter(|(_, one)| one.check > 0 && confirmed(one.check) >= quorum)
+            .map(|(server, one)| (server, one.incarnation))
+            .collect();
+        for (server, incarnation) in due {
+            // Behind all entries that there are.
+            let word = Data::Inline(incarnation.to_le_bytes().to_vec());
+            let posted = self.write(nic, server, Request::Admission, ADMITTED, word);
+            self.follower(server, |follower| follower.admitted = posted);
+        }
+    }
+}

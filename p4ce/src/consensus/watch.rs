@@ -1,0 +1,227 @@
+//! What servers see of each other, by RDMA READ: heartbeats, how far they are, and whether they are members.
+//!
+//! A server's memory is all that it has: one that restarts has forgotten what it promised and what it held, and counts for
+//! nothing until a leader has admitted it again ([`super::admit`]). At the very beginning there is nobody to admit
+//! anybody. So a server that has nothing ("blank") and sees that at one moment all others had nothing either, begins: it
+//! shows which lives of all servers it saw, and who finds its own among them, and is still blank, begins with it.
+
+use super::detector::Detector;
+use super::hello::Purpose;
+use super::log::{Term, word};
+use super::server::{Config, Outgoing, Server};
+use rnic::{Data, Operation, Remote, Rnic, SendRequest, Sge};
+use switch::Nanos;
+
+pub(super) const CONTROL_VA: u64 = 0x1000_0000;
+pub(super) const SCRATCH_VA: u64 = 0x3000_0000;
+/// Heartbeats that a connection may take to stand
+pub(super) const PATIENCE: u64 = 20;
+/// Words that are shown: heartbeat, promised term, decided, applied, incarnation, standing; then the incarnations that a
+/// beginning was made with
+const WORDS: usize = 6;
+
+/// Bytes that a server shows.
+pub(super) const fn control_len(servers: usize) -> usize {
+    (WORDS + servers) * 8
+}
+
+/// Where a server stands with the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It has begun anew, and counts for nothing.
+    Blank,
+    /// It has what it was told.
+    Member,
+    /// It is a member, but lacks so much that it cannot lead.
+    Behind,
+}
+
+impl Standing {
+    fn from_word(word: u64) -> Self {
+        match word {
+            1 => Self::Member,
+            2 => Self::Behind,
+            _ => Self::Blank,
+        }
+    }
+
+    const fn to_word(self) -> u64 {
+        match self {
+            Self::Blank => 0,
+            Self::Member => 1,
+            Self::Behind => 2,
+        }
+    }
+}
+
+/// A blank server, as it was seen: it may cease to be blank, but never becomes so again in the same life.
+#[derive(Clone, Copy, Debug)]
+struct Blank {
+    incarnation: u64,
+    /// It was blank before this.
+    first: u64,
+    /// It was blank after this.
+    last: u64,
+}
+
+/// Another server, as it is watched.
+#[derive(Clone, Debug)]
+pub(super) struct Watched {
+    pub(super) link: Option<Outgoing>,
+    /// When the READ that is under way was posted
+    reading: Option<u64>,
+    retry_at: Nanos,
+    blank: Option<Blank>,
+    pub(super) promised: Term,
+    pub(super) applied: u64,
+    pub(super) incarnation: u64,
+    standing: Standing,
+    /// Whose beginning it has seen
+    genesis: Vec<u64>,
+}
+
+impl Watched {
+    fn unknown() -> Self {
+        Self {
+            link: None,
+            reading: None,
+            retry_at: Nanos::ZERO,
+            blank: None,
+            promised: Term::default(),
+            applied: 0,
+            incarnation: 0,
+            standing: Standing::Member,
+            genesis: Vec::new(),
+        }
+    }
+}
+
+/// What a server knows of the others.
+#[derive(Debug)]
+pub(super) struct Watch {
+    detector: Detector,
+    pub(super) others: Vec<Watched>,
+    /// Counts READs, to tell what was before what
+    moment: u64,
+    /// The incarnations that this server has begun with, if it has
+    genesis: Vec<u64>,
+}
+
+impl Watch {
+    pub(super) fn new(config: &Config) -> Self {
+        let count = config.servers.len();
+        Self {
+            detector: Detector::new(config.id, count),
+            others: vec![Watched::unknown(); count],
+            moment: 0,
+            genesis: vec![0; count],
+        }
+    }
+
+    /// Who should lead: of those that can, the live one with the lowest number
+    pub(super) fn leader(&self) -> u8 {
+        self.detector.leader(|server| self.others[usize::from(server)].standing == Standing::Member)
+    }
+
+    /// A server's connection is no more.
+    pub(super) fn lost(&mut self, server: u8, link: impl FnOnce(&Outgoing) -> bool) {
+        let watched = &mut self.others[usize::from(server)];
+        if watched.link.as_ref().is_some_and(link) {
+            (watched.link, watched.reading) = (None, None);
+        }
+    }
+}
+
+impl Server {
+    /// What others may read of it
+    pub(super) fn show(&self, nic: &mut Rnic) {
+        let Some(resources) = &self.resources else { return };
+        let standing = self.standing.to_word();
+        let words = [self.beats, self.promised.0, self.decided, self.applied, self.config.incarnation, standing];
+        let memory = nic.bytes_mut(resources.control.0);
+        let words = words.into_iter().chain(self.watch.genesis.iter().copied());
+        for (place, word) in memory.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+            *place = word.to_le_bytes();
+        }
+    }
+
+    /// Reads another server's heartbeat, or asks for the connection to do so.
+    pub(super) fn watch(&mut self, nic: &mut Rnic, server: u8, now: Nanos) {
+        let at = usize::from(server);
+        let patience = self.spans(PATIENCE);
+        let watched = &mut self.watch.others[at];
+        if watched.reading.is_some() {
+            self.watch.detector.on_read(server, None);
+            return;
+        }
+        if let Some(Outgoing { qpn, remote: Some(region), .. }) = watched.link {
+            let Some(scratch) = self.resources.as_ref().map(|resources| resources.scratch.1) else { return };
+            let len = control_len(self.config.servers.len());
+            let read = Operation::Read(Remote { va: region.va(), rkey: region.rkey() });
+            let into = Data::Memory(Sge { mr: scratch, va: SCRATCH_VA + (at * len) as u64, len: len as u32 });
+            if nic.post_send(qpn, SendRequest::new(0, read, into)).is_ok() {
+                self.watch.moment += 1;
+                watched.reading = Some(self.watch.moment);
+            }
+            return;
+        }
+        self.watch.detector.on_read(server, None);
+        let waits = watched.link.is_some_and(|link| !link.is_older_than(now, patience));
+        if waits || now < watched.retry_at {
+            return;
+        }
+        watched.retry_at = now + patience;
+        let link = watched.link.take();
+        self.drop_link(nic, link);
+        self.watch.others[at].link = self.connect_to(nic, server, Purpose::Watch, now);
+    }
+
+    /// Another server's words are here.
+    pub(super) fn on_watched(&mut self, nic: &Rnic, server: u8) {
+        let Some(resources) = &self.resources else { return };
+        let count = self.config.servers.len();
+        let len = control_len(count);
+        let words = &nic.bytes(resources.scratch.0)[usize::from(server) * len..][..len];
+        let word = |n: usize| word(words, n * 8);
+        let watch = &mut self.watch;
+        let watched = &mut watch.others[usize::from(server)];
+        let posted = watched.reading.take().unwrap_or(watch.moment);
+        (watched.promised, watched.applied, watched.incarnation) = (Term(word(1)), word(3), word(4));
+        watched.standing = Standing::from_word(word(5));
+        watched.genesis = (0..count).map(|other| word(WORDS + other)).collect();
+        watch.moment += 1;
+        let before = watched.blank.filter(|blank| blank.incarnation == watched.incarnation);
+        let first = before.map_or(watch.moment, |blank| blank.first);
+        let blank = Blank { incarnation: watched.incarnation, first, last: posted };
+        watched.blank = (watched.standing == Standing::Blank).then_some(blank);
+        watch.detector.on_read(server, Some(word(0)));
+        if self.standing == Standing::Blank {
+            self.begin_together();
+        }
+    }
+
+    /// Becomes a member if nobody can have forgotten anything yet.
+    pub(super) fn begin_together(&mut self) {
+        let own = usize::from(self.config.id);
+        let incarnation = self.config.incarnation;
+        let others = || self.others().map(|server| &self.watch.others[usize::from(server)]);
+        let begun = others().find(|other| other.genesis.get(own) == Some(&incarnation));
+        let genesis = if let Some(other) = begun {
+            other.genesis.clone()
+        } else {
+            let blank: Option<Vec<Blank>> = others().map(|other| other.blank).collect();
+            let Some(blank) = blank else { return };
+            // At this moment all had been seen; those that were blank after it were so then, too.
+            let moment = blank.iter().map(|blank| blank.first).max().unwrap_or(0);
+            if blank.iter().any(|blank| blank.last < moment) {
+                return;
+            }
+            let mut genesis: Vec<u64> =
+                self.watch.others.iter().map(|other| other.incarnation).collect();
+            genesis[own] = incarnation;
+            genesis
+        };
+        self.watch.genesis = genesis;
+        self.standing = Standing::Member;
+    }
+}
