@@ -39,6 +39,7 @@ mod requester;
 mod responder;
 mod response;
 mod send;
+mod station;
 mod timers;
 mod wire;
 
@@ -54,6 +55,7 @@ pub use queue::{
     Completed, Completion, Cq, Data, Datagram, Operation, RecvRequest, Remote, SendRequest, Sge, Srq, Status,
 };
 pub use responder::AckPolicy;
+pub use station::{App, Call, Outbox, Station};
 
 /// Bugs that can be planted, to see whether tests find them.
 #[cfg(feature = "canary")]

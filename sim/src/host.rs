@@ -1,26 +1,9 @@
 //! A host of the network: a NIC, and the application that uses it.
 
 use crate::node::{Node, Ports};
-use rnic::Rnic;
+use rnic::{App, Rnic};
 use switch::memory::MemoryFrame;
 use switch::{Frame, Nanos, PortId};
-
-/// An application. All times are what its host's clock shows.
-pub trait App: Send + 'static {
-    /// Its host begins, or begins anew after a crash; the NIC is new.
-    fn start(&mut self, nic: &mut Rnic, now: Nanos);
-
-    /// Something may have happened: completions, events, its own timer.
-    fn run(&mut self, nic: &mut Rnic, now: Nanos);
-
-    /// Its host goes down.
-    fn crash(&mut self) {}
-
-    /// When it wants to run by itself
-    fn next_timer(&self) -> Option<Nanos> {
-        None
-    }
-}
 
 /// A NIC with an application. Its port is port 0.
 pub struct Host<A> {

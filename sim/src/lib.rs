@@ -27,9 +27,10 @@ mod world;
 pub use clock::{Clock, EPOCH};
 pub use controlled::{CONTROL_LATENCY, Controlled};
 pub use fault::Fault;
-pub use host::{App, Host};
+pub use host::Host;
 pub use link::{Counters as LinkCounters, Ecn, Link, OVERHEAD};
 pub use node::{Node, Ports};
+pub use rnic::App;
 /// What NICs count, as outcomes tell
 pub use rnic::Counters as NicCounters;
 pub use switch_node::{Counters as SwitchCounters, Switch};

@@ -87,7 +87,8 @@ impl Server {
     /// Asks members whether they still follow, for those that wait to become one.
     pub(super) fn admit(&mut self, nic: &mut Rnic) {
         let Some(leadership) = &mut self.leadership else { return };
-        if !leadership.followers.iter().any(|follower| follower.stage == Stage::Active && !follower.is_member) {
+        if !leadership.followers.iter().any(|follower| follower.stage == Stage::Active && !follower.is_member)
+        {
             return;
         }
         leadership.checks += 1;

@@ -268,7 +268,8 @@ impl Server {
         let Some(leadership) = &mut self.leadership else { return };
         let established = leadership.is_established();
         let reads = |follower: &Follower| matches!(follower.stage, Stage::Reading | Stage::Read);
-        let gave = |follower: &Follower| follower.stage == Stage::Granted && (established || follower.is_member);
+        let gave =
+            |follower: &Follower| follower.stage == Stage::Granted && (established || follower.is_member);
         let granted: Vec<u8> =
             (0..).zip(&leadership.followers).filter(|(_, one)| gave(one)).map(|(server, _)| server).collect();
         if !established {
@@ -287,7 +288,8 @@ impl Server {
         for server in granted {
             let va = log_scratch_va(&self.config, server);
             self.follower(server, |follower| {
-                let Some((qpn, region)) = follower.link.and_then(|link| Some((link.qpn, link.remote?))) else {
+                let Some((qpn, region)) = follower.link.and_then(|link| Some((link.qpn, link.remote?)))
+                else {
                     return;
                 };
                 let read = Operation::Read(Remote { va: region.va(), rkey: region.rkey() });
@@ -392,7 +394,8 @@ impl Server {
         let (layout, mr) = (self.config.layout, resources.log.1);
         let theirs = log_scratch(&self.config, nic.bytes(resources.scratch.0), server);
         let own = nic.bytes(resources.log.0);
-        let is_here = |from: u64| from <= next && (from..next).all(|index| layout.entry(index, own).is_some());
+        let is_here =
+            |from: u64| from <= next && (from..next).all(|index| layout.entry(index, own).is_some());
         let known = leadership.followers[usize::from(server)].applied;
         let snapshot = leadership.snapshot.filter(|(from, _)| is_here(*from));
         let (from, snapshot) = match snapshot {

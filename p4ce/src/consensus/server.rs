@@ -443,9 +443,7 @@ impl Server {
             let control = self.resources.as_ref()?.control.1;
             let region = Region::new(CONTROL_VA, control.0, control_len(self.config.servers.len()) as u64);
             let private_data = region.to_bytes();
-            return self
-                .accept(nic, conn, Access::REMOTE_READ, private_data, Use::Watched, now)
-                .map(|_| ());
+            return self.accept(nic, conn, Access::REMOTE_READ, private_data, Use::Watched, now).map(|_| ());
         };
         let again = term == self.promised && term.server() == hello.server;
         if term.server() != hello.server || (term <= self.promised && !again) {

@@ -98,8 +98,7 @@ impl Server {
             State::Draining { rkey, until } => self.open_group(nic, rkey, until, now),
             State::Open { .. } => {
                 let outside = |server: &u8| {
-                    !group.members.contains(server)
-                        && leadership.has_counted(*server, now, self.spans(GRACE))
+                    !group.members.contains(server) && leadership.has_counted(*server, now, self.spans(GRACE))
                 };
                 if now >= leadership.group_at && self.others().any(|server| outside(&server)) {
                     // It has caught up, and gets its entries through a group that has it.

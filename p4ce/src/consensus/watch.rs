@@ -137,7 +137,8 @@ impl Server {
     pub(super) fn show(&self, nic: &mut Rnic) {
         let Some(resources) = &self.resources else { return };
         let standing = self.standing.to_word();
-        let words = [self.beats, self.promised.0, self.decided, self.applied, self.config.incarnation, standing];
+        let words =
+            [self.beats, self.promised.0, self.decided, self.applied, self.config.incarnation, standing];
         let memory = nic.bytes_mut(resources.control.0);
         let words = words.into_iter().chain(self.watch.genesis.iter().copied());
         for (place, word) in memory.as_chunks_mut::<8>().0.iter_mut().zip(words) {
@@ -216,8 +217,7 @@ impl Server {
             if blank.iter().any(|blank| blank.last < moment) {
                 return;
             }
-            let mut genesis: Vec<u64> =
-                self.watch.others.iter().map(|other| other.incarnation).collect();
+            let mut genesis: Vec<u64> = self.watch.others.iter().map(|other| other.incarnation).collect();
             genesis[own] = incarnation;
             genesis
         };

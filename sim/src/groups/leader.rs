@@ -1,7 +1,7 @@
 //! A leader: asks the switch for its groups, and does in each what the script says.
 
 use super::{Groups, Kind, LIST, Op, REPLICA_PORT, ReplicaApp, SWITCH_PORT, SharedGroups, pattern, seed_of};
-use crate::host::{App, Host};
+use crate::{App, Host};
 use core::cell::Cell;
 use core::net::IpAddr;
 use core::sync::atomic::Ordering::Relaxed;

@@ -1,7 +1,7 @@
 //! A replica: memory for each group that the switch asks it to join, and receives for its messages.
 
 use super::{Groups, Kind, Op, REPLICA_PORT, SharedGroups, pattern, seed_of};
-use crate::host::App;
+use crate::App;
 use core::sync::atomic::Ordering::Relaxed;
 use p4ce::wire::{MemberRequest, Region};
 use rnic::cm::{Conn, Event as CmEvent, PortSpace};

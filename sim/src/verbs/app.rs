@@ -6,7 +6,7 @@ use super::end::{
 };
 use super::unreliable::Unreliable;
 use super::{Shared, Verb, Verbs, init, memory};
-use crate::host::{App, Host};
+use crate::{App, Host};
 use core::sync::atomic::Ordering::Relaxed;
 use rnic::{
     Buffer, Completed, Completion, Cq, Modify, Mr, Pd, RecvRequest, Rnic, Sge, Srq, Status, Transport,

@@ -4,11 +4,11 @@ use super::HostConfig;
 use super::perftest::Servers;
 use super::service::{Service, ServiceRow};
 use rnic::cm::{Event as CmEvent, PortSpace, service_id_of};
-use rnic::{Cq, Rnic};
+use rnic::{Cq, Outbox, Rnic};
 use rocev2::cm::RejReason;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
-use switch::{Frame, Full, Function, Nanos, Output, PortId, Verdict};
+use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
 
 /// Completions that wait at most
 const COMPLETIONS: usize = 1 << 16;
@@ -36,9 +36,7 @@ pub(crate) struct Host {
     begun: bool,
     told: bool,
     events: VecDeque<Event>,
-    frame: Vec<u8>,
-    /// A frame that found no room
-    waiting: bool,
+    outbox: Outbox,
     seen: Arc<Mutex<Seen>>,
     /// When what is seen was last brought up to date
     shown: Nanos,
@@ -67,8 +65,7 @@ impl Host {
             begun: false,
             told: false,
             events: VecDeque::new(),
-            frame: Vec::new(),
-            waiting: false,
+            outbox: Outbox::default(),
             seen: Arc::default(),
             shown: Nanos::ZERO,
         })
@@ -145,40 +142,19 @@ impl Host {
         seen.services = self.services.iter().map(Service::row).chain(perftest).cloned().collect();
     }
 
-    fn next_frame(&mut self, now: Nanos) -> bool {
-        let perftest = self.perftest.as_mut();
-        perftest.is_some_and(|perftest| perftest.poll_transmit(&mut self.frame))
-            || self.nic.poll_transmit(now, &mut self.frame)
-    }
-
     /// Sends as much as the port takes. What is complete when it has left makes room for more.
     fn transmit<O: Output>(&mut self, now: Nanos, out: &mut O) {
         loop {
             let before = self.nic.counters().completions;
-            self.transmit_frames(now, out);
+            let Self { outbox, nic, perftest, .. } = self;
+            outbox.send(out, |frame| {
+                perftest.as_mut().is_some_and(|perftest| perftest.poll_transmit(frame))
+                    || nic.poll_transmit(now, frame)
+            });
             if self.nic.counters().completions == before {
                 return;
             }
             self.serve(now);
-        }
-    }
-
-    fn transmit_frames<O: Output>(&mut self, now: Nanos, out: &mut O) {
-        let port = PortId(0);
-        while out.room(port) > 0 {
-            if !self.waiting && !self.next_frame(now) {
-                return;
-            }
-            let Ok(mut frame) = out.make(self.frame.len()) else {
-                self.waiting = true;
-                return;
-            };
-            frame.bytes_mut().copy_from_slice(&self.frame);
-            // Refused in spite of the room, it counts as dropped: it will be sent again like any lost packet.
-            self.waiting = false;
-            if out.send(frame, port) == Err(Full) {
-                return;
-            }
         }
     }
 }
@@ -213,7 +189,7 @@ impl Function for Host {
 
     fn next_timer(&self) -> Option<Nanos> {
         let says = self.perftest.as_ref().is_some_and(Servers::wants_to_transmit);
-        if self.waiting || !self.begun || says || self.nic.wants_to_transmit() {
+        if self.outbox.is_waiting() || !self.begun || says || self.nic.wants_to_transmit() {
             return Some(Nanos::ZERO);
         }
         let perftest = self.perftest.as_ref().and_then(Servers::next_timer);

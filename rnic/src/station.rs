@@ -1,0 +1,191 @@
+//! A host: a NIC on a port, and the application that uses it, as a switch function.
+
+use crate::Rnic;
+use core::fmt;
+use switch::{Frame, Full, Function, Nanos, Output, PortId, Verdict};
+
+/// An application. All times are what its host's clock shows.
+pub trait App: Send + 'static {
+    /// Its host begins, or begins anew after a crash; the NIC is new.
+    fn start(&mut self, nic: &mut Rnic, now: Nanos);
+
+    /// Something may have happened: completions, events, its own timer.
+    fn run(&mut self, nic: &mut Rnic, now: Nanos);
+
+    /// Its host goes down.
+    fn crash(&mut self) {}
+
+    /// When it wants to run by itself
+    fn next_timer(&self) -> Option<Nanos> {
+        None
+    }
+}
+
+/// Something to do with an application, asked for from outside.
+pub type Call<A> = Box<dyn FnOnce(&mut A, &mut Rnic, Nanos) + Send>;
+
+/// What is on its way to port 0.
+#[derive(Debug, Default)]
+pub struct Outbox {
+    frame: Vec<u8>,
+    waiting: bool,
+}
+
+impl Outbox {
+    /// Whether there is a frame for which there was no room.
+    pub const fn is_waiting(&self) -> bool {
+        self.waiting
+    }
+
+    /// Sends what `next` writes, until it has no more or the port takes no more.
+    pub fn send<O: Output>(&mut self, out: &mut O, mut next: impl FnMut(&mut Vec<u8>) -> bool) {
+        let port = PortId(0);
+        while out.room(port) > 0 {
+            if !self.waiting && !next(&mut self.frame) {
+                return;
+            }
+            let Ok(mut frame) = out.make(self.frame.len()) else {
+                self.waiting = true;
+                return;
+            };
+            frame.bytes_mut().copy_from_slice(&self.frame);
+            self.waiting = false;
+            // Refused in spite of the room, it counts as dropped: it will be sent again like any lost packet.
+            if out.send(frame, port) == Err(Full) {
+                return;
+            }
+        }
+    }
+}
+
+/// A NIC on port 0 with an application.
+pub struct Station<A> {
+    nic: Rnic,
+    app: A,
+    started: bool,
+    outbox: Outbox,
+}
+
+impl<A: App> Station<A> {
+    /// An application that starts with the first thing that happens.
+    pub fn new(nic: Rnic, app: A) -> Self {
+        Self { nic, app, started: false, outbox: Outbox::default() }
+    }
+
+    fn start(&mut self, now: Nanos) {
+        if !self.started {
+            self.started = true;
+            self.app.start(&mut self.nic, now);
+        }
+    }
+
+    fn run(&mut self, now: Nanos) {
+        self.start(now);
+        self.app.run(&mut self.nic, now);
+    }
+
+    /// Sends as much as the port takes. What is complete when it has left makes room for more.
+    fn transmit<O: Output>(&mut self, now: Nanos, out: &mut O) {
+        loop {
+            let before = self.nic.counters().completions;
+            self.outbox.send(out, |frame| self.nic.poll_transmit(now, frame));
+            if self.nic.counters().completions == before {
+                return;
+            }
+            self.run(now);
+        }
+    }
+}
+
+impl<A: App> Function for Station<A> {
+    type Command = Call<A>;
+    type Event = ();
+
+    fn on_frame<O: Output>(
+        &mut self,
+        frame: &mut O::Frame,
+        _port: PortId,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
+        self.nic.on_frame(frame.bytes(), now);
+        self.run(now);
+        self.transmit(now, out);
+        Verdict::Consume
+    }
+
+    fn on_timer<O: Output>(&mut self, now: Nanos, out: &mut O) {
+        if self.nic.next_timer().is_some_and(|at| at <= now) {
+            self.nic.on_timer(now);
+        }
+        self.run(now);
+        self.transmit(now, out);
+    }
+
+    fn next_timer(&self) -> Option<Nanos> {
+        if self.outbox.is_waiting() || !self.started || self.nic.wants_to_transmit() {
+            return Some(Nanos::ZERO);
+        }
+        [self.nic.next_timer(), self.app.next_timer()].into_iter().flatten().min()
+    }
+
+    fn on_command(&mut self, call: Call<A>, now: Nanos) {
+        self.start(now);
+        call(&mut self.app, &mut self.nic, now);
+        // What it gives to send leaves by the timer.
+        self.app.run(&mut self.nic, now);
+    }
+
+    fn poll_event(&mut self) -> Option<()> {
+        None
+    }
+}
+
+impl<A> fmt::Debug for Station<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Station").field("started", &self.started).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Config, Interface};
+    use rocev2::ethernet::MacAddr;
+    use switch::memory::{MemoryFrame, Sent};
+
+    #[derive(Default)]
+    struct Counting {
+        started: u32,
+        ran: u32,
+    }
+
+    impl App for Counting {
+        fn start(&mut self, _nic: &mut Rnic, _now: Nanos) {
+            self.started += 1;
+        }
+
+        fn run(&mut self, _nic: &mut Rnic, _now: Nanos) {
+            self.ran += 1;
+        }
+
+        fn next_timer(&self) -> Option<Nanos> {
+            Some(Nanos(77))
+        }
+    }
+
+    #[test]
+    fn an_application_is_started_once_and_run_when_anything_happens() {
+        let interface = Interface::new(MacAddr([2, 0, 0, 0, 0, 1]), [10, 0, 0, 1].into(), 24);
+        let mut station = Station::new(Rnic::new(Config::new(interface)), Counting::default());
+        let mut out = Sent::with_room(4);
+        assert_eq!(station.next_timer(), Some(Nanos::ZERO), "to be started");
+        station.on_command(Box::new(|app, _, now| app.ran += now.0 as u32), Nanos(10));
+        assert_eq!((station.app.started, station.app.ran), (1, 11));
+        station.on_timer(Nanos(77), &mut out);
+        let mut frame = MemoryFrame::new(vec![0; 60]);
+        assert_eq!(station.on_frame(&mut frame, PortId(0), Nanos(80), &mut out), Verdict::Consume);
+        assert_eq!((station.app.started, station.app.ran), (1, 13));
+        assert_eq!(station.next_timer(), Some(Nanos(77)));
+    }
+}
