@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod clock;
+pub mod consensus;
 mod controlled;
 mod fault;
 mod frame;

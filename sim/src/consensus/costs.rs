@@ -1,0 +1,138 @@
+//! What consensus costs with and without the switch, in virtual time: the same run gives the same numbers, on any machine.
+
+use super::{Cluster, ClusterConfig};
+use crate::{Fault, Link, NodeId};
+use switch::Nanos;
+
+/// By when a group stands, and everybody has found their pace
+const WARM_UP: Nanos = Nanos::from_millis(10);
+
+/// A leader at work.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// Packets that the leader sent for each entry that was decided, heartbeats included
+    pub packets_out: f64,
+    /// Packets that it received
+    pub packets_in: f64,
+    /// Values decided (bits a second)
+    pub goodput_bps: f64,
+}
+
+/// How a leader fares with so many replicas and values of so many bytes.
+///
+/// # Errors
+/// What was wrong with the run.
+pub fn pace(replicas: u8, size: usize, through: bool, rate_bps: u64) -> Result<Pace, String> {
+    // What the link and its way there and back hold, and more, so that the link is the limit.
+    let window = (1 << 18) / (size as u64 + 128);
+    // A leader learns by heartbeats what others have taken out of their logs.
+    let slots = 4 * window;
+    let heartbeat = Nanos::from_micros(250);
+    let link = Link { rate_bps, queue: 1 << 24, ..Link::default() };
+    let sizes = (size, size);
+    let config = ClusterConfig {
+        servers: replicas + 1,
+        through,
+        slots,
+        window,
+        sizes,
+        heartbeat,
+        link,
+        ..ClusterConfig::default()
+    };
+    let mut cluster = Cluster::new(&config);
+    cluster.world.run_until(WARM_UP);
+    let leader = cluster.app(0).server();
+    if !leader.leads() || leader.replicates_through() != through {
+        return Err(format!("after {WARM_UP:?} the leader has not begun"));
+    }
+    let look = |cluster: &Cluster| {
+        let counters = cluster.nic_counters(0);
+        (cluster.app(0).server().decided(), counters.sent, counters.received)
+    };
+    let before = look(&cluster);
+    let span = Nanos::from_millis(4);
+    cluster.world.run_until(WARM_UP + span);
+    cluster.check()?;
+    let after = look(&cluster);
+    let entries = (after.0 - before.0) as f64;
+    Ok(Pace {
+        packets_out: (after.1 - before.1) as f64 / entries,
+        packets_in: (after.2 - before.2) as f64 / entries,
+        goodput_bps: entries * size as f64 * 8.0 / (span.0 as f64 / 1e9),
+    })
+}
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// A replica crashes, for good.
+    Replica,
+    /// The leader crashes, for good.
+    Leader,
+    /// The switch crashes and begins anew after 5 ms. Nobody reaches anybody meanwhile.
+    Switch,
+}
+
+impl Failure {
+    /// Every failure
+    pub const ALL: [Self; 3] = [Self::Replica, Self::Leader, Self::Switch];
+
+    /// Its name
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Replica => "replica",
+            Self::Leader => "leader",
+            Self::Switch => "switch",
+        }
+    }
+}
+
+/// How long nothing is decided at most, around a failure (heartbeats of 100 us): the median over many moments at which
+/// it happens, and the longest.
+///
+/// # Errors
+/// What was wrong with a run.
+pub fn pause(failure: Failure, through: bool, replicas: u8) -> Result<(Nanos, Nanos), String> {
+    let pauses: Result<Vec<Nanos>, String> =
+        (0..31).map(|n| pause_at(failure, through, replicas, n)).collect();
+    let mut pauses = pauses?;
+    pauses.sort_unstable();
+    Ok((pauses[pauses.len() / 2], pauses[pauses.len() - 1]))
+}
+
+fn pause_at(failure: Failure, through: bool, replicas: u8, moment: u64) -> Result<Nanos, String> {
+    let config = ClusterConfig { seed: moment, servers: replicas + 1, through, ..ClusterConfig::default() };
+    let mut cluster = Cluster::new(&config);
+    // Not in step with heartbeats
+    let at = WARM_UP + Nanos(moment * 7_919);
+    let node = |failure: Failure, cluster: &Cluster| -> NodeId {
+        match failure {
+            Failure::Replica => cluster.servers[usize::from(replicas)],
+            Failure::Leader => cluster.servers[0],
+            Failure::Switch => cluster.switch,
+        }
+    };
+    let node = node(failure, &cluster);
+    cluster.world.schedule(at, Fault::Crash(node));
+    if failure == Failure::Switch {
+        cluster.world.schedule(at + Nanos::from_millis(5), Fault::Restart(node));
+    }
+    let step = Nanos::from_micros(1);
+    let (mut now, end) = (WARM_UP, at + Nanos::from_millis(40));
+    let (mut entries, mut since, mut longest) = (0, now, Nanos::ZERO);
+    while now < end {
+        cluster.world.run_until(now);
+        if cluster.entries() > entries {
+            entries = cluster.entries();
+            longest = longest.max(now.since(since));
+            since = now;
+        }
+        now = now + step;
+    }
+    cluster.check()?;
+    if now.since(since) > Nanos::from_millis(1) {
+        return Err(format!("nothing is decided any more after the {} has crashed", failure.name()));
+    }
+    Ok(longest)
+}
