@@ -6,7 +6,7 @@ set -euo pipefail
 declare -A packages=(
     [build]="build-essential pkg-config libclang-dev libdpdk-dev"
     [test]="python3"
-    [e2e]="python3 build-essential qemu-system-x86 iproute2 cpio busybox-static xz-utils"
+    [e2e]="python3 build-essential qemu-system-x86 iproute2 tcpdump cpio busybox-static xz-utils"
     [bench]="dpdk-dev"
 )
 

@@ -84,52 +84,53 @@ impl Digest {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rnic::{
+        Access, Config, Data, Datagram, Interface, Modify, Operation, Path, PathMtu, QpInit, ReadyToReceive,
+        ReadyToSend, Rnic, SendRequest, Transport,
+    };
+    use rocev2::Psn;
+    use rocev2::aeth::RnrTimer;
     use rocev2::repr::Repr;
+    use switch::Nanos;
 
     fn frame(v6: bool, ecn: u8) -> Vec<u8> {
         let src = if v6 { "fd00::1" } else { "10.0.0.1" };
         let dst = if v6 { "fd00::2" } else { "10.0.0.2" };
-        let mut nic = rnic::Rnic::new(rnic::Config::new(rnic::Interface {
-            neighbours: vec![(dst.parse().unwrap(), rocev2::ethernet::MacAddr([2; 6]))],
-            ..rnic::Interface::new(rocev2::ethernet::MacAddr([4; 6]), src.parse().unwrap(), 24)
+        let mut nic = Rnic::new(Config::new(Interface {
+            neighbours: vec![(dst.parse().unwrap(), MacAddr([2; 6]))],
+            ..Interface::new(MacAddr([4; 6]), src.parse().unwrap(), 24)
         }));
         let (pd, cq) = (nic.alloc_pd(), nic.create_cq(1).unwrap());
-        let transport = rnic::Transport::Ud;
-        let init =
-            rnic::QpInit { transport, pd, send_cq: cq, recv_cq: cq, srq: None, max_send: 1, max_recv: 1 };
+        let transport = Transport::Ud;
+        let init = QpInit { transport, pd, send_cq: cq, recv_cq: cq, srq: None, max_send: 1, max_recv: 1 };
         let qpn = nic.create_qp(init).unwrap();
-        let path = rnic::Path {
-            traffic_class: 0x50 | ecn,
-            ..rnic::Path::new(src.parse().unwrap(), dst.parse().unwrap())
-        };
-        let rtr = rnic::ReadyToReceive {
+        let path =
+            Path { traffic_class: 0x50 | ecn, ..Path::new(src.parse().unwrap(), dst.parse().unwrap()) };
+        let rtr = ReadyToReceive {
             path,
             dest_qp: qpn,
-            mtu: rnic::PathMtu::B1024,
-            rq_psn: rocev2::Psn::ZERO,
+            mtu: PathMtu::B1024,
+            rq_psn: Psn::ZERO,
             max_dest_rd_atomic: 0,
-            min_rnr_timer: rocev2::aeth::RnrTimer(0),
+            min_rnr_timer: RnrTimer(0),
         };
-        let rts = rnic::ReadyToSend {
-            sq_psn: rocev2::Psn::ZERO,
+        let rts = ReadyToSend {
+            sq_psn: Psn::ZERO,
             max_rd_atomic: 0,
             timeout: 0,
             retry_count: 0,
             rnr_retry: 0,
             flow_control: false,
         };
-        let init = rnic::Modify::Init { access: rnic::Access::ALL, qkey: 0 };
-        for modify in [init, rnic::Modify::Rtr(rtr), rnic::Modify::Rts(rts)] {
+        let init = Modify::Init { access: Access::ALL, qkey: 0 };
+        for modify in [init, Modify::Rtr(rtr), Modify::Rts(rts)] {
             nic.modify_qp(qpn, modify).unwrap();
         }
-        let to = Some(rnic::Datagram { path, qpn, qkey: 0 });
-        let request = rnic::SendRequest {
-            to,
-            ..rnic::SendRequest::new(0, rnic::Operation::Send, rnic::Data::Inline(vec![1; 40]))
-        };
+        let to = Some(Datagram { path, qpn, qkey: 0 });
+        let request = SendRequest { to, ..SendRequest::new(0, Operation::Send, Data::Inline(vec![1; 40])) };
         nic.post_send(qpn, request).unwrap();
         let mut frame = Vec::new();
-        assert!(nic.poll_transmit(switch::Nanos::ZERO, &mut frame));
+        assert!(nic.poll_transmit(Nanos::ZERO, &mut frame));
         frame
     }
 

@@ -24,8 +24,8 @@ pub(crate) enum What {
 #[derive(Debug)]
 pub(crate) struct Lane {
     pub(crate) link: Link,
-    /// The link's number, and whether this is its second direction
-    pub(crate) of: (usize, bool),
+    /// The link's number
+    link_number: usize,
     pub(crate) from: (usize, PortId),
     pub(crate) to: (usize, PortId),
     pub(crate) counters: Counters,
@@ -120,12 +120,12 @@ impl Net {
         self.captures.push(None);
         let port_a = PortId(self.ports[a].len() as u16);
         let port_b = PortId(self.ports[b].len() as u16 + u16::from(a == b));
-        for (back, from, to) in [(false, (a, port_a), (b, port_b)), (true, (b, port_b), (a, port_a))] {
+        for (from, to) in [((a, port_a), (b, port_b)), ((b, port_b), (a, port_a))] {
             let lane = self.lanes.len();
             self.ports[from.0].push(lane);
             self.lanes.push(Lane {
                 link,
-                of: (number, back),
+                link_number: number,
                 from,
                 to,
                 counters: Counters::default(),
@@ -266,7 +266,7 @@ impl Net {
         let link = &lane.link;
         lane.counters.sent += 1;
         lane.counters.bytes += frame.len() as u64;
-        if let Some(capture) = &mut self.captures[lane.of.0] {
+        if let Some(capture) = &mut self.captures[lane.link_number] {
             capture.record(now, &frame);
         }
         let occupied = link.occupied(frame.len());

@@ -144,11 +144,6 @@ impl World {
         (0..self.links.len()).map(LinkId)
     }
 
-    /// All nodes
-    pub fn nodes(&self) -> impl Iterator<Item = NodeId> + use<> {
-        (0..self.nodes.len()).map(NodeId)
-    }
-
     /// A node.
     ///
     /// # Panics

@@ -25,10 +25,17 @@ from guest import CommandFailed, Guest
 from lab import Lab, Wire
 
 CM_LISTENS = "rdma resource show cm_id | grep -q LISTEN"
+# What the connection manager says, over IPv4 and IPv6: 256 bytes in each packet, and headers
+CM_MESSAGES = "udp dst port 4791 and greater 322 and less 342"
+DREQ, DREP = 0x15, 0x16
+# True in a guest whose connections to perftest's port (18515) are over: both sides have closed them, and said so.
+PERFTEST_IS_OVER = """! awk '$3 ~ /:4853$/ && $4 != "06"' /proc/net/tcp | grep -q ."""
 HOST = {"ipv4": "10.0.0.9", "ipv6": "fd00::9"}
 TIMEOUT_S = 120
 # On a bad wire: rdma_cm waits for an acknowledgement for 2 s before it tries again.
 BAD_TIMEOUT_S = 600
+# For what ends a connection: it may get lost, and is sent again after 4.3 s each time.
+END_TIMEOUT_S = 30
 
 NIC = """
 [[port]]
@@ -225,19 +232,45 @@ def run_case(case: Case, lab: Lab, understudy: Path, folder: Path) -> tuple[list
             if result.code != 0 and not case.forever:
                 problems.append(f"the guest's server: exit code {result.code}\n{result.output.rstrip()}")
         else:
+            heard = folder / f"{case.name}.pcap"
+            stack.enter_context(lab.recorded(interface, heard, CM_MESSAGES))
             with lab.wire(host_command, f"host-{case.name}") as host:
                 try:
                     # A subshell: what exits there does not end the guest's shell.
                     guest.run(f"( {command} )", timeout_s=limit)
+                    wait_over(case, guest, heard)
                 except CommandFailed as error:
                     problems.append(str(error))
-                # What ends a connection may get lost, and is sent again after 4.3 s.
-                time.sleep(0.5 if case.loss == 0 else 6 if case.loss <= 0.01 else 20)
     problems += verdict(case, host)
     if wire is not None and sum(rule["acted"] for rule in wire.report["impair"]["rules"]) == 0:
         problems.append("nothing was lost: the case proves nothing")
     nic = host.report["nic"]
     return problems, f"{nic['received']} packets in, {nic['sent']} out, {nic['retransmitted']} sent again"
+
+
+def wait_over(case: Case, guest: Guest, heard: Path) -> None:
+    """Waits until the host has heard of the end of each connection; whether it has is for its report to say."""
+    if case.service["kind"] == "perftest_server":
+        guest.wait_for(PERFTEST_IS_OVER)
+        return
+    deadline = time.monotonic() + END_TIMEOUT_S
+    while ended(heard.read_bytes()) < case.connections and time.monotonic() < deadline:
+        time.sleep(0.05)
+    # It came to the interface, from which the host is about to take it.
+    time.sleep(0.1)
+
+
+def ended(capture: bytes) -> int:
+    """How many connections have ended, by what came: a DREQ, or the DREP to one of the host's own."""
+    connections, at = set(), 24
+    while at + 16 <= len(capture):
+        begin, length = at + 16, int.from_bytes(capture[at + 8 : at + 12], "little")
+        at = begin + length
+        # A MAD and the ICRC are the last of a frame. Each side numbers its connections.
+        mad = capture[begin:at][-260:-4]
+        if int.from_bytes(mad[16:18]) in (DREQ, DREP):
+            connections.add(mad[24:28])
+    return len(connections)
 
 
 def verdict(case: Case, host: Wire) -> list[str]:

@@ -157,8 +157,8 @@ class Lab:
             wire.kill()
 
     @contextmanager
-    def recorded(self, tap: str, file: Path) -> Iterator[None]:
-        """Records what a guest sends into a tap.
+    def recorded(self, tap: str, file: Path, only: str = "") -> Iterator[None]:
+        """Records what a guest sends into a tap, packet by packet: all, or `only` what a filter lets through.
 
         What it receives is not recorded: frames that DPDK writes to a tap pass by the
         kernel's packet taps, so both directions need both taps.
@@ -168,8 +168,8 @@ class Lab:
         log = self.log_dir / f"tcpdump-{tap}.log"
         with log.open("w") as stderr:
             # Immediate mode: otherwise frames wait up to a second in a buffer, and SIGINT loses them.
-            options = ["-Q", "in", "--immediate-mode", "-B", "65536", "-Z", "root"]
-            command = ["tcpdump", "-i", tap, *options, "-w", str(file)]
+            options = ["-Q", "in", "--immediate-mode", "-U", "-B", "65536", "-Z", "root"]
+            command = ["tcpdump", "-i", tap, *options, "-w", str(file), *only.split()]
             process = self.spawn(command, stdout=subprocess.DEVNULL, stderr=stderr)
         try:
             while "listening on" not in log.read_text():

@@ -30,7 +30,7 @@ impl Places {
     pub(super) fn take(&mut self) -> Option<u32> {
         if self.begun < self.count {
             self.begun += 1;
-            return Some(self.begun - 1).map(|place| self.at_least(place));
+            return Some(self.at_least(self.begun - 1));
         }
         self.free.pop_front()
     }

@@ -162,25 +162,8 @@ fn a_request_to_a_host_that_is_not_there_fails() {
     let mut pair = Pair::new(1, [config(0), config(1)]);
     let ours = end(&mut pair, 0);
     let path = Path::new(address(0), "10.0.0.77".parse().unwrap());
-    let rtr = ReadyToReceive {
-        path,
-        dest_qp: Qpn::new(17),
-        mtu: PathMtu::B1024,
-        rq_psn: rocev2::Psn::ZERO,
-        max_dest_rd_atomic: 1,
-        min_rnr_timer: rocev2::aeth::RnrTimer(1),
-    };
-    let rts = ReadyToSend {
-        sq_psn: rocev2::Psn::ZERO,
-        max_rd_atomic: 1,
-        timeout: 14,
-        retry_count: 7,
-        rnr_retry: 7,
-        flow_control: false,
-    };
-    for modify in [Modify::Init { access: Access::ALL, qkey: 0 }, Modify::Rtr(rtr), Modify::Rts(rts)] {
-        pair.nics[0].modify_qp(ours.qpn, modify).unwrap();
-    }
+    let setup = Setup { timeout: 14, ..Setup::default() };
+    setup.make_ready(&mut pair.nics[0], ours.qpn, Qpn::new(17), path);
     pair.post(0, ours.qpn, 1, Operation::Send, Data::None);
     pair.run_for(Nanos::from_secs(100));
     assert_eq!(pair.statuses(0, &ours), [(1, Status::RetryExceeded)]);

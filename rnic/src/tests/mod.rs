@@ -364,30 +364,11 @@ fn a_shared_receive_queue_serves_all() {
     let shared = pair.nics[1].create_qp(init).unwrap();
     assert_eq!(pair.nics[1].post_recv(shared, RecvRequest { id: 0, data: None }), Err(QpError::Queue));
     pair.nics[1].post_srq_recv(srq, RecvRequest { id: 5, data: None }).unwrap();
-    let path = Path::new(address(1), address(0));
-    let ready = |dest_qp, path| ReadyToReceive {
-        path,
-        dest_qp,
-        mtu: PathMtu::B1024,
-        rq_psn: Psn::ZERO,
-        max_dest_rd_atomic: 1,
-        min_rnr_timer: rocev2::aeth::RnrTimer(1),
-    };
-    let send = ReadyToSend {
-        sq_psn: Psn::ZERO,
-        max_rd_atomic: 1,
-        timeout: 5,
-        retry_count: 7,
-        rnr_retry: 0,
-        flow_control: false,
-    };
+    let setup = Setup { rnr_retry: 0, ..Setup::default() };
     pair.nics[0].modify_qp(a.qpn, Modify::Reset).unwrap();
-    for (nic, qpn, rtr) in
-        [(0, a.qpn, ready(shared, Path::new(address(0), address(1)))), (1, shared, ready(a.qpn, path))]
-    {
-        for modify in [Modify::Init { access: Access::ALL, qkey: 0 }, Modify::Rtr(rtr), Modify::Rts(send)] {
-            pair.nics[nic].modify_qp(qpn, modify).unwrap();
-        }
+    for (nic, qpn, dest_qp) in [(0, a.qpn, shared), (1, shared, a.qpn)] {
+        let path = Path::new(address(nic), address(1 - nic));
+        setup.make_ready(&mut pair.nics[nic], qpn, dest_qp, path);
     }
     pair.post(0, a.qpn, 1, Operation::Send, Data::None);
     pair.post(0, a.qpn, 2, Operation::Send, Data::None);

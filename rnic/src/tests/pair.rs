@@ -38,6 +38,7 @@ pub(super) struct Setup {
     pub(super) transport: Transport,
     pub(super) mtu: PathMtu,
     pub(super) psn: Psn,
+    pub(super) timeout: u8,
     pub(super) retry_count: u8,
     pub(super) rnr_retry: u8,
     pub(super) max_rd_atomic: u8,
@@ -51,11 +52,37 @@ impl Default for Setup {
             transport: Transport::Rc,
             mtu: PathMtu::B1024,
             psn: Psn::new(0xff_fff0),
+            timeout: 5,
             retry_count: 7,
             rnr_retry: 7,
             max_rd_atomic: 4,
             flow_control: false,
             memory: 1 << 16,
+        }
+    }
+}
+
+impl Setup {
+    /// Takes a new queue pair to where it can send to another one.
+    pub(super) fn make_ready(&self, nic: &mut Rnic, qpn: Qpn, dest_qp: Qpn, path: Path) {
+        let rtr = ReadyToReceive {
+            path,
+            dest_qp,
+            mtu: self.mtu,
+            rq_psn: self.psn,
+            max_dest_rd_atomic: self.max_rd_atomic,
+            min_rnr_timer: RnrTimer(1),
+        };
+        let rts = ReadyToSend {
+            sq_psn: self.psn,
+            max_rd_atomic: self.max_rd_atomic,
+            timeout: self.timeout,
+            retry_count: self.retry_count,
+            rnr_retry: self.rnr_retry,
+            flow_control: self.flow_control,
+        };
+        for modify in [Modify::Init { access: Access::ALL, qkey: 7 }, Modify::Rtr(rtr), Modify::Rts(rts)] {
+            nic.modify_qp(qpn, modify).unwrap();
         }
     }
 }
@@ -125,27 +152,8 @@ impl Pair {
             End { cq, qpn: nic.create_qp(init).unwrap(), buffer, mr }
         });
         for nic in [0, 1] {
-            for modify in [
-                Modify::Init { access: Access::ALL, qkey: 7 },
-                Modify::Rtr(ReadyToReceive {
-                    path: Path::new(address(nic), address(1 - nic)),
-                    dest_qp: ends[1 - nic].qpn,
-                    mtu: setup.mtu,
-                    rq_psn: setup.psn,
-                    max_dest_rd_atomic: setup.max_rd_atomic,
-                    min_rnr_timer: RnrTimer(1),
-                }),
-                Modify::Rts(ReadyToSend {
-                    sq_psn: setup.psn,
-                    max_rd_atomic: setup.max_rd_atomic,
-                    timeout: 5,
-                    retry_count: setup.retry_count,
-                    rnr_retry: setup.rnr_retry,
-                    flow_control: setup.flow_control,
-                }),
-            ] {
-                self.nics[nic].modify_qp(ends[nic].qpn, modify).unwrap();
-            }
+            let path = Path::new(address(nic), address(1 - nic));
+            setup.make_ready(&mut self.nics[nic], ends[nic].qpn, ends[1 - nic].qpn, path);
         }
         ends
     }

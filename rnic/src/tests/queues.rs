@@ -29,25 +29,8 @@ fn cramped(pair: &mut Pair, end: &End, transport: Transport) -> (rocev2::Qpn, Cq
     let cq = nic.create_cq(1).unwrap();
     let init = QpInit { transport, send_cq: cq, recv_cq: cq, ..nic.qp_init(end.qpn).unwrap() };
     let qpn = nic.create_qp(init).unwrap();
-    let rtr = ReadyToReceive {
-        path: Path::new(address(0), address(1)),
-        dest_qp: qpn,
-        mtu: PathMtu::B1024,
-        rq_psn: rocev2::Psn::ZERO,
-        max_dest_rd_atomic: 0,
-        min_rnr_timer: rocev2::aeth::RnrTimer(1),
-    };
-    let rts = ReadyToSend {
-        sq_psn: rocev2::Psn::ZERO,
-        max_rd_atomic: 0,
-        timeout: 5,
-        retry_count: 0,
-        rnr_retry: 0,
-        flow_control: false,
-    };
-    for modify in [Modify::Init { access: Access::ALL, qkey: 0 }, Modify::Rtr(rtr), Modify::Rts(rts)] {
-        nic.modify_qp(qpn, modify).unwrap();
-    }
+    let setup = Setup { retry_count: 0, ..Setup::default() };
+    setup.make_ready(nic, qpn, qpn, Path::new(address(0), address(1)));
     (qpn, cq)
 }
 

@@ -2,7 +2,7 @@
 
 use super::pair::*;
 use crate::*;
-use rocev2::{Packet, Psn, Qpn};
+use rocev2::{Packet, Qpn};
 use switch::Nanos;
 
 const MANY: usize = 100_000;
@@ -25,26 +25,9 @@ fn nic(number: usize, count: usize) -> (Rnic, Vec<Qpn>, Cq, Mr) {
         max_recv: 4,
     };
     let qpns: Vec<_> = (0..count).map(|_| nic.create_qp(init).unwrap()).collect();
+    let setup = Setup { mtu: PathMtu::B256, ..Setup::default() };
     for qpn in &qpns {
-        let rtr = ReadyToReceive {
-            path: Path::new(address(number), address(1 - number)),
-            dest_qp: *qpn,
-            mtu: PathMtu::B256,
-            rq_psn: Psn::new(5),
-            max_dest_rd_atomic: 1,
-            min_rnr_timer: rocev2::aeth::RnrTimer(1),
-        };
-        let rts = ReadyToSend {
-            sq_psn: Psn::new(5),
-            max_rd_atomic: 1,
-            timeout: 14,
-            retry_count: 7,
-            rnr_retry: 7,
-            flow_control: false,
-        };
-        for modify in [Modify::Init { access: Access::ALL, qkey: 0 }, Modify::Rtr(rtr), Modify::Rts(rts)] {
-            nic.modify_qp(*qpn, modify).unwrap();
-        }
+        setup.make_ready(&mut nic, *qpn, *qpn, Path::new(address(number), address(1 - number)));
     }
     (nic, qpns, cq, mr)
 }
@@ -88,18 +71,7 @@ fn a_queue_pair_has_one_entry_among_the_timers() {
     // Near deadlines come and go, acknowledgements that are held back, while a far one stands.
     let ack = AckPolicy::Every { packets: 100, time: Nanos::from_micros(2) };
     let mut pair = Pair::new(1, [config(0), config(1)].map(|config| Config { ack, ..config }));
-    let ends = pair.connect(Setup::default());
-    for nic in [0, 1] {
-        let rts = ReadyToSend {
-            sq_psn: Psn::ZERO,
-            max_rd_atomic: 1,
-            timeout: 20,
-            retry_count: 7,
-            rnr_retry: 7,
-            flow_control: false,
-        };
-        pair.nics[nic].modify_qp(ends[nic].qpn, Modify::Rts(rts)).unwrap();
-    }
+    let ends = pair.connect(Setup { timeout: 20, ..Setup::default() });
     pair.acquaint(&ends);
     for id in 0..100 {
         for nic in [0, 1] {

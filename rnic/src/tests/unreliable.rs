@@ -2,7 +2,6 @@
 
 use super::pair::*;
 use crate::*;
-use rocev2::Psn;
 use switch::Nanos;
 
 /// An address that nobody has
@@ -12,25 +11,7 @@ const NOBODY: [u8; 4] = [10, 0, 0, 77];
 fn ready(pair: &mut Pair, end: &End, transport: Transport, peer: core::net::IpAddr) -> rocev2::Qpn {
     let nic = &mut pair.nics[0];
     let qpn = nic.create_qp(QpInit { transport, ..nic.qp_init(end.qpn).unwrap() }).unwrap();
-    let rtr = ReadyToReceive {
-        path: Path::new(address(0), peer),
-        dest_qp: qpn,
-        mtu: PathMtu::B1024,
-        rq_psn: Psn::ZERO,
-        max_dest_rd_atomic: 0,
-        min_rnr_timer: rocev2::aeth::RnrTimer(1),
-    };
-    let rts = ReadyToSend {
-        sq_psn: Psn::ZERO,
-        max_rd_atomic: 0,
-        timeout: 5,
-        retry_count: 7,
-        rnr_retry: 7,
-        flow_control: false,
-    };
-    for modify in [Modify::Init { access: Access::ALL, qkey: 7 }, Modify::Rtr(rtr), Modify::Rts(rts)] {
-        nic.modify_qp(qpn, modify).unwrap();
-    }
+    Setup::default().make_ready(nic, qpn, qpn, Path::new(address(0), peer));
     qpn
 }
 

@@ -126,7 +126,7 @@ impl Run {
         for (number, host) in scenario.hosts.iter().enumerate() {
             let rate = scenario.links.iter().find(|link| link.ends.contains(&host.name));
             let nic = nic_of(host, number, seed, rate, planted);
-            let node = work.add_host(&mut world, number, host, nic);
+            let node = work.add_host(&mut world, host, nic);
             nodes.insert(&host.name, node);
             hosts.push(node);
         }
@@ -136,24 +136,18 @@ impl Run {
             nodes.insert(&switch.name, node);
             switches.push((node, switch.kind));
         }
+        let node = |name: &String| nodes[name.as_str()];
         let links: Vec<_> = scenario
             .links
             .iter()
-            .map(|link| {
-                let [a, b] = [0, 1].map(|end| nodes[link.ends[end].as_str()]);
-                world.connect(a, b, link_of(link))
-            })
+            .map(|link| world.connect(node(&link.ends[0]), node(&link.ends[1]), link_of(link)))
             .collect();
         for fault in &scenario.faults {
             let at = Nanos(fault.at.value().max(0) as u64);
             let end = fault.lasts.map(|lasts| at + Nanos(lasts.value().max(0) as u64));
             let (first, last) = match &fault.kind {
-                FaultKind::Crash(name) => {
-                    (Fault::Crash(nodes[name.as_str()]), Some(Fault::Restart(nodes[name.as_str()])))
-                }
-                FaultKind::Pause(name) => {
-                    (Fault::Pause(nodes[name.as_str()]), Some(Fault::Resume(nodes[name.as_str()])))
-                }
+                FaultKind::Crash(name) => (Fault::Crash(node(name)), Some(Fault::Restart(node(name)))),
+                FaultKind::Pause(name) => (Fault::Pause(node(name)), Some(Fault::Resume(node(name)))),
                 FaultKind::Partition(names) => {
                     let cut: Vec<_> = scenario
                         .links
@@ -164,10 +158,8 @@ impl Run {
                         .collect();
                     (Fault::Cut(cut.clone()), Some(Fault::Heal(cut)))
                 }
-                FaultKind::ClockStep(name, by) => (Fault::ClockStep(nodes[name.as_str()], by.value()), None),
-                FaultKind::ClockDrift(name, by) => {
-                    (Fault::ClockDrift(nodes[name.as_str()], by.value()), None)
-                }
+                FaultKind::ClockStep(name, by) => (Fault::ClockStep(node(name), by.value()), None),
+                FaultKind::ClockDrift(name, by) => (Fault::ClockDrift(node(name), by.value()), None),
             };
             world.schedule(at, first);
             if let (Some(end), Some(last)) = (end, last) {

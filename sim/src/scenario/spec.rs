@@ -53,31 +53,34 @@ pub struct VerbsSpec {
 }
 
 impl Default for VerbsSpec {
+    /// As [`Verbs::default`] says.
     fn default() -> Self {
+        let plain = Verbs::default();
         Self {
-            connections: Between::just(1),
-            unreliable: Between::just(0),
-            operations: Between::just(20),
-            depth: Between::just(8),
-            max_size: Between::just(65536),
+            connections: Between::just(plain.connections.into()),
+            unreliable: Between::just(plain.unreliable.into()),
+            operations: Between::just(plain.operations.into()),
+            depth: Between::just(plain.depth.into()),
+            max_size: Between::just(plain.max_size.into()),
             verbs: Verb::ALL.to_vec(),
-            mtu_log2: Between::just(10),
-            timeout: Between::just(8),
-            retry_count: Between::just(ReadyToSend::NO_LIMIT.into()),
-            receives: Between::just(8),
-            repost_us: Between::just(0),
-            rnr_timer: Between::just(1),
-            max_rd_atomic: Between::just(4),
-            words: Between::just(2),
-            srq: Between::just(0),
-            flow_control: Between::just(0),
+            mtu_log2: Between::just(plain.mtu.bytes().ilog2().into()),
+            timeout: Between::just(plain.timeout.into()),
+            retry_count: Between::just(plain.retry_count.into()),
+            receives: Between::just(plain.receives.into()),
+            repost_us: Between::just(plain.repost_us.into()),
+            rnr_timer: Between::just(plain.rnr_timer.into()),
+            max_rd_atomic: Between::just(plain.max_rd_atomic.into()),
+            words: Between::just(plain.words.into()),
+            srq: Between::just(plain.srq.into()),
+            flow_control: Between::just(plain.flow_control.into()),
         }
     }
 }
 
 impl VerbsSpec {
-    fn draw(&mut self, chance: &mut Chance) {
-        for number in [
+    /// In the order in which they are drawn
+    fn numbers(&mut self) -> Vec<&mut Between> {
+        vec![
             &mut self.connections,
             &mut self.operations,
             &mut self.depth,
@@ -93,9 +96,7 @@ impl VerbsSpec {
             &mut self.srq,
             &mut self.flow_control,
             &mut self.unreliable,
-        ] {
-            number.draw(chance);
-        }
+        ]
     }
 
     /// The workload, once it is drawn.
@@ -107,7 +108,7 @@ impl VerbsSpec {
             depth: self.depth.value() as u32,
             max_size: self.max_size.value() as u32,
             mix: Verb::ALL.map(|verb| u32::from(self.verbs.contains(&verb))),
-            mtu: PathMtu::of_bytes(1 << self.mtu_log2.value()).unwrap_or(PathMtu::B1024),
+            mtu: path_mtu(self.mtu_log2),
             timeout: self.timeout.value() as u8,
             retry_count: self.retry_count.value() as u8,
             receives: self.receives.value() as u32,
@@ -152,9 +153,12 @@ pub struct GroupsSpec {
 
 impl Work {
     pub(super) fn draw(&mut self, chance: &mut Chance) {
-        match self {
-            Self::Verbs(verbs) => verbs.draw(chance),
-            Self::Groups(groups) => groups.draw(chance),
+        let numbers = match self {
+            Self::Verbs(verbs) => verbs.numbers(),
+            Self::Groups(groups) => groups.numbers(),
+        };
+        for number in numbers {
+            number.draw(chance);
         }
     }
 
@@ -178,7 +182,7 @@ impl GroupsSpec {
             operations: Between::just(plain.operations.into()),
             depth: Between::just(plain.depth.into()),
             max_size: Between::just(plain.max_size.into()),
-            mtu_log2: Between::just(10),
+            mtu_log2: Between::just(plain.mtu.bytes().ilog2().into()),
             timeout: Between::just(plain.timeout.into()),
             retry_count: Between::just(plain.retry_count.into()),
             quorum: Between::just(plain.quorum.into()),
@@ -188,8 +192,9 @@ impl GroupsSpec {
         }
     }
 
-    fn draw(&mut self, chance: &mut Chance) {
-        for number in [
+    /// In the order in which they are drawn
+    fn numbers(&mut self) -> Vec<&mut Between> {
+        vec![
             &mut self.groups,
             &mut self.operations,
             &mut self.depth,
@@ -201,9 +206,7 @@ impl GroupsSpec {
             &mut self.outvote,
             &mut self.receives,
             &mut self.messages,
-        ] {
-            number.draw(chance);
-        }
+        ]
     }
 
     /// The workload, once it is drawn.
@@ -213,7 +216,7 @@ impl GroupsSpec {
             operations: self.operations.value() as u32,
             depth: self.depth.value() as u32,
             max_size: self.max_size.value() as u32,
-            mtu: PathMtu::of_bytes(1 << self.mtu_log2.value()).unwrap_or(PathMtu::B1024),
+            mtu: path_mtu(self.mtu_log2),
             timeout: self.timeout.value() as u8,
             retry_count: self.retry_count.value() as u8,
             quorum: self.quorum.value() as u8,
@@ -222,4 +225,9 @@ impl GroupsSpec {
             messages: self.messages.value() as u32,
         }
     }
+}
+
+/// The path MTU of this binary logarithm, once that is drawn.
+fn path_mtu(log2: Between) -> PathMtu {
+    PathMtu::of_bytes(1 << log2.value()).unwrap_or(PathMtu::B1024)
 }

@@ -5,11 +5,12 @@ use super::end::{
     Connection, Context, End, LANDING_VA, Memory, PATTERN_VA, PeerMemory, RECEIVE_VA, TARGET_VA, WORDS_VA,
 };
 use super::unreliable::Unreliable;
-use super::{Shared, Verb, Verbs, init, memory};
+use super::{Shared, Verb, Verbs, memory};
 use crate::{App, Host};
 use core::sync::atomic::Ordering::Relaxed;
 use rnic::{
-    Buffer, Completed, Completion, Cq, Modify, Mr, Pd, RecvRequest, Rnic, Sge, Srq, Status, Transport,
+    Access, Buffer, Completed, Completion, Cq, Modify, Mr, Pd, QpInit, RecvRequest, Rnic, Sge, Srq, Status,
+    Transport,
 };
 use rocev2::Qpn;
 use std::collections::{BTreeMap, VecDeque};
@@ -172,9 +173,7 @@ impl VerbsApp {
         let peer_host = connection.peer_host;
         let (pd, cq, pattern, words, srq) = self.resources(nic);
         let verbs = &self.verbs;
-        let qpn = nic.create_qp(init(Transport::Rc, pd, cq, srq, verbs)).expect("room for a queue pair");
-        let access = rnic::Access::ALL;
-        nic.modify_qp(qpn, Modify::Init { access, qkey: 0 }).expect("a new queue pair");
+        let qpn = queue_pair(nic, Transport::Rc, pd, cq, srq, verbs);
         let (target, target_mr) = memory(nic, pd, vec![0; verbs.max_size as usize], TARGET_VA);
         let landing = vec![0; verbs.depth as usize * verbs.max_size.max(8) as usize];
         let landing = memory(nic, pd, landing, LANDING_VA);
@@ -193,9 +192,7 @@ impl VerbsApp {
     pub(super) fn add_unreliable(&mut self, nic: &mut Rnic, seeds: [u64; 2]) -> (Qpn, PeerMemory) {
         let (pd, cq, pattern, words, _) = self.resources(nic);
         let verbs = &self.verbs;
-        let qpn = nic.create_qp(init(Transport::Uc, pd, cq, None, verbs)).expect("room for a queue pair");
-        let access = rnic::Access::ALL;
-        nic.modify_qp(qpn, Modify::Init { access, qkey: 0 }).expect("a new queue pair");
+        let qpn = queue_pair(nic, Transport::Uc, pd, cq, None, verbs);
         let (target, target_mr) = memory(nic, pd, vec![0; verbs.max_size as usize], TARGET_VA);
         let end = Unreliable::new(verbs, qpn, seeds, pattern, target);
         self.unreliable.insert(qpn.get(), (end, Receives::new(nic, pd, verbs)));
@@ -330,6 +327,22 @@ impl VerbsApp {
         }
         self.unposted.push_back(number);
     }
+}
+
+/// A queue pair that the other side may do anything with.
+fn queue_pair(nic: &mut Rnic, transport: Transport, pd: Pd, cq: Cq, srq: Option<Srq>, verbs: &Verbs) -> Qpn {
+    let init = QpInit {
+        transport,
+        pd,
+        send_cq: cq,
+        recv_cq: cq,
+        srq,
+        max_send: verbs.depth as usize,
+        max_recv: verbs.receives as usize,
+    };
+    let qpn = nic.create_qp(init).expect("room for a queue pair");
+    nic.modify_qp(qpn, Modify::Init { access: Access::ALL, qkey: 0 }).expect("a new queue pair");
+    qpn
 }
 
 impl App for VerbsApp {

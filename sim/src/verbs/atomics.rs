@@ -7,17 +7,17 @@
 
 /// An atomic operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Atomic {
+pub(super) struct Atomic {
     /// Which word
-    pub word: u32,
+    pub(super) word: u32,
     /// The moment of the request
-    pub requested: u64,
+    pub(super) requested: u64,
     /// The moment of the completion and the value fetched; `None` if it failed, so that it may have happened or not
-    pub done: Option<(u64, u64)>,
+    pub(super) done: Option<(u64, u64)>,
     /// For `CmpSwap`: the value compared
-    pub compare: Option<u64>,
+    pub(super) compare: Option<u64>,
     /// What it adds, if it does
-    pub add: u64,
+    pub(super) add: u64,
 }
 
 impl Atomic {
@@ -27,7 +27,7 @@ impl Atomic {
 }
 
 /// Checks the operations on one word, which held 0 at first and holds `last` now.
-pub fn check(ops: &[Atomic], last: u64) -> Result<(), String> {
+pub(super) fn check(ops: &[Atomic], last: u64) -> Result<(), String> {
     let known = |op: &&Atomic| op.done.is_some();
     let mut effective: Vec<(u64, &Atomic)> = ops
         .iter()

@@ -13,14 +13,13 @@ mod stream;
 mod unreliable;
 
 pub use app::VerbsApp;
-pub use atomics::check as check_atomics;
 
 use crate::host::Host;
 use crate::world::{NodeId, World};
 use core::net::IpAddr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use end::{Connection, PeerMemory};
-use rnic::{Access, Cq, Modify, Path, PathMtu, QpInit, ReadyToReceive, ReadyToSend, Rnic, Transport};
+use rnic::{Access, Modify, Path, PathMtu, ReadyToReceive, ReadyToSend, Rnic, Transport};
 use rocev2::aeth::RnrTimer;
 use rocev2::{Psn, Qpn};
 use std::sync::Arc;
@@ -297,25 +296,12 @@ pub fn check(world: &World, hosts: &[(NodeId, IpAddr)]) -> Option<String> {
         let ops: Vec<_> = apps.iter().flat_map(|other| other.app.atomics_of(number)).copied().collect();
         for word in 0..host.app.words() {
             let of_word: Vec<_> = ops.iter().filter(|op| op.word == word).copied().collect();
-            if let Err(wrong) = check_atomics(&of_word, host.app.word(&host.nic, word)) {
+            if let Err(wrong) = atomics::check(&of_word, host.app.word(&host.nic, word)) {
                 return Some(format!("word {word} of host {number}: {wrong}"));
             }
         }
     }
     None
-}
-
-/// Memory of a region of so many bytes, all rights, from this address on.
-fn init(transport: Transport, pd: rnic::Pd, cq: Cq, srq: Option<rnic::Srq>, verbs: &Verbs) -> QpInit {
-    QpInit {
-        transport,
-        pd,
-        send_cq: cq,
-        recv_cq: cq,
-        srq,
-        max_send: verbs.depth as usize,
-        max_recv: verbs.receives as usize,
-    }
 }
 
 /// A buffer and a region on all of it.

@@ -1,7 +1,7 @@
 //! The forwarding function's control plane, and its part of the report.
 
 use super::report::{OpcodeRow, PortRow, QpRow, ReasonRow, Report, WorkerRow};
-use super::{Timed, Until, now};
+use super::{Until, run_until};
 use dataplane::{Control, ControlOutput, Live, Mbuf, Outcome, Runtime, Stop};
 use rocev2::{Fault, Opcode};
 use std::collections::HashMap;
@@ -44,9 +44,8 @@ pub(super) fn run(
 ) -> Report {
     let functions: Vec<_> = (0..workers).map(|_| Forward::new(config)).collect();
     let counters: Vec<_> = functions.iter().map(Forward::counters).collect();
-    let began = now();
-    let outcome = runtime.run(functions, &mut Timed { control: Bridge, until }, stop);
-    report(runtime, &outcome, &counters, config.counted_qps, began.elapsed().as_secs_f64())
+    let (outcome, seconds) = run_until(runtime, functions, &mut Bridge, until, stop);
+    report(runtime, &outcome, &counters, config.counted_qps, seconds)
 }
 
 /// What all workers counted, for any function that counts frames as this one does.

@@ -1,6 +1,6 @@
 //! The host's control plane, which ends it when its clients are done, and its report.
 
-use super::{Timed, Until, now};
+use super::{Until, run_until};
 use crate::host::{Event, Host, HostConfig, Seen, ServiceRow};
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use core::fmt::Write as _;
@@ -42,9 +42,7 @@ pub(super) fn run(
     let mac = runtime.ports().next().map_or([0; 6], |port| port.mac);
     let host = Host::new(config, mac).map_err(|error| miette::miette!("{error}"))?;
     let seen = host.seen();
-    let began = now();
-    runtime.run(vec![host], &mut Timed { control: Clients::default(), until }, stop);
-    let seconds = began.elapsed().as_secs_f64();
+    let (_, seconds) = run_until(runtime, vec![host], &mut Clients::default(), until, stop);
     let seen = seen.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
     Ok(Report { seconds, seen })
 }

@@ -1,29 +1,11 @@
-//! The impairing function's control plane, which has nothing to do, and its part of the report.
+//! The impairing function, which needs no control plane, and its part of the report.
 
 use super::report::{ImpairReport, Report, RuleRow};
-use super::{Timed, Until, forward, now};
-use core::convert::Infallible;
-use dataplane::{Control, ControlOutput, Live, Mbuf, Runtime, Stop};
+use super::{Until, forward, run_until};
+use dataplane::{Passive, Runtime, Stop};
 use std::sync::Arc;
-use switch::PortId;
 use switch::impair::counters::RuleCounters;
 use switch::impair::{Config, Counters, Impair};
-
-/// Rules need no control plane.
-struct Nothing;
-
-impl Control<Impair> for Nothing {
-    fn on_event(&mut self, _worker: usize, event: Infallible, _out: &mut ControlOutput<'_, Impair>) {
-        match event {}
-    }
-
-    fn on_punt(&mut self, _worker: usize, _frame: Mbuf, _port: PortId, _out: &mut ControlOutput<'_, Impair>) {
-    }
-
-    fn on_tick(&mut self, _live: &Live<'_>, _out: &mut ControlOutput<'_, Impair>) -> bool {
-        true
-    }
-}
 
 pub(super) fn run(
     runtime: &mut Runtime,
@@ -34,9 +16,7 @@ pub(super) fn run(
 ) -> Report {
     let functions: Vec<_> = (0..workers).map(|worker| Impair::new(config, worker)).collect();
     let counters: Vec<_> = functions.iter().map(Impair::counters).collect();
-    let began = now();
-    let outcome = runtime.run(functions, &mut Timed { control: Nothing, until }, stop);
-    let seconds = began.elapsed().as_secs_f64();
+    let (outcome, seconds) = run_until(runtime, functions, &mut Passive, until, stop);
     let seen: Vec<_> = counters.iter().map(|counters| Arc::clone(&counters.seen)).collect();
     let report = forward::report(runtime, &outcome, &seen, config.counted_qps, seconds);
     Report { impair: Some(impaired(config, &counters)), ..report }

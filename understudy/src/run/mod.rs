@@ -9,7 +9,7 @@ mod report;
 
 use crate::config::{self, Config, FunctionConfig};
 use clap::Args;
-use dataplane::{Control, ControlOutput, Live, Mbuf, Runtime, Stop};
+use dataplane::{Control, ControlOutput, Live, Mbuf, Outcome, Runtime, Stop};
 use miette::{MietteDiagnostic, Report};
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher as _, Hasher as _};
@@ -183,13 +183,26 @@ impl Until {
     }
 }
 
+/// Runs functions, one a worker, until it is time: what they did, and for how many seconds.
+fn run_until<F: Function + Send, C: Control<F>>(
+    runtime: &mut Runtime,
+    functions: Vec<F>,
+    control: &mut C,
+    until: Until,
+    stop: &Stop,
+) -> (Outcome, f64) {
+    let began = now();
+    let outcome = runtime.run(functions, &mut Timed { control, until }, stop);
+    (outcome, began.elapsed().as_secs_f64())
+}
+
 /// A control plane that ends when it is time.
-struct Timed<C> {
-    control: C,
+struct Timed<'a, C> {
+    control: &'a mut C,
     until: Until,
 }
 
-impl<F: Function, C: Control<F>> Control<F> for Timed<C> {
+impl<F: Function, C: Control<F>> Control<F> for Timed<'_, C> {
     fn on_event(&mut self, worker: usize, event: F::Event, out: &mut ControlOutput<'_, F>) {
         self.control.on_event(worker, event, out);
     }

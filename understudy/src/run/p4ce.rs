@@ -1,7 +1,7 @@
 //! P4CE's switch: its data plane on a worker, its control plane on this thread, and its part of the report.
 
 use super::report::{GroupRow, P4ceReport, Report};
-use super::{Timed, Until, by_chance, forward, now};
+use super::{Until, by_chance, forward, run_until};
 use crate::config::P4ceConfig;
 use dataplane::{Passive, Plane, Runtime, Stop};
 use p4ce::{Command, Control, ControlConfig, Event, Group, P4ce};
@@ -65,12 +65,10 @@ pub(super) fn run(runtime: &mut Runtime, config: &P4ceConfig, until: Until, stop
     let function = P4ce::new(data_plane(config, mac));
     let (counters, bridged) = (function.counters(), function.forward_counters());
     let control = Control::new(control_plane(config, mac, config.seed.unwrap_or_else(by_chance)));
-    let mut timed = Timed { control: Plane::new(control), until };
-    let began = now();
-    let outcome = runtime.run(vec![function], &mut timed, stop);
-    let seconds = began.elapsed().as_secs_f64();
+    let mut plane = Plane::new(control);
+    let (outcome, seconds) = run_until(runtime, vec![function], &mut plane, until, stop);
     let report = forward::report(runtime, &outcome, &[bridged], config.counted_qps, seconds);
-    Report { p4ce: Some(told(&timed.control.control, &counters)), ..report }
+    Report { p4ce: Some(told(&plane.control, &counters)), ..report }
 }
 
 fn told(control: &Control, counters: &Arc<p4ce::Counters>) -> P4ceReport {

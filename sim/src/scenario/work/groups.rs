@@ -76,7 +76,7 @@ impl Work {
 }
 
 impl Workload for Work {
-    fn add_host(&mut self, world: &mut World, _number: usize, host: &HostSpec, nic: Config) -> NodeId {
+    fn add_host(&mut self, world: &mut World, host: &HostSpec, nic: Config) -> NodeId {
         let nic = Config { mtu: self.groups.mtu, ..nic };
         let make = move || Rnic::new(nic.clone());
         if self.leader_names.contains(&host.name) {

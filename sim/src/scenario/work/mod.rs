@@ -10,8 +10,8 @@ use rnic::{Config, Rnic};
 
 /// What the hosts of a scenario do.
 pub(super) trait Workload {
-    /// Makes a host of the scenario, by its number. The workload says how large its NIC is.
-    fn add_host(&mut self, world: &mut World, number: usize, host: &HostSpec, nic: Config) -> NodeId;
+    /// Makes the next host of the scenario. The workload says how large its NIC is.
+    fn add_host(&mut self, world: &mut World, host: &HostSpec, nic: Config) -> NodeId;
 
     /// Everything stands, and captures run: the first frames leave.
     fn begin(&mut self, world: &mut World);

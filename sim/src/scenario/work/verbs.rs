@@ -37,7 +37,7 @@ impl Work {
 }
 
 impl Workload for Work {
-    fn add_host(&mut self, world: &mut World, _number: usize, host: &HostSpec, nic: Config) -> NodeId {
+    fn add_host(&mut self, world: &mut World, host: &HostSpec, nic: Config) -> NodeId {
         let nic = Config {
             max_qps: self.connections,
             // Target, landing zone and receives of each connection, pattern, words, shared receives

@@ -11,6 +11,12 @@ use std::collections::BTreeSet;
 /// What the headers of a packet take beside its payload: IPv6 40, UDP 8, BTH 12, RETH 16, immediate 4, ICRC 4
 const HEADERS: i64 = 84;
 
+/// A whole number, or a range of them
+fn whole(table: &Table<'_>, key: &'static str, range: RangeInclusive<u32>) -> Option<Between> {
+    let (first, last) = range.into_inner();
+    between(table, key, 1.0, first.into()..=last.into())
+}
+
 /// `retry_count` of a workload, or that of one that does not say.
 fn retry_count(table: &Table<'_>, plain: Between) -> Option<Between> {
     match table.get("retry_count", "7") {
@@ -61,10 +67,7 @@ pub(super) fn groups(
         Some(leaders)
     });
     let replicas = hosts.len().saturating_sub(leaders.as_ref().map_or(1, Vec::len)).max(1) as u32;
-    let number = |key, range: RangeInclusive<u32>, default| {
-        let (first, last) = range.into_inner();
-        between(&table, key, 1.0, first.into()..=last.into()).unwrap_or(default)
-    };
+    let number = |key, range, default| whole(&table, key, range).unwrap_or(default);
     let retry_count = retry_count(&table, plain.retry_count);
     let spec = GroupsSpec {
         groups: number("groups", 1..=1000, plain.groups),
@@ -86,10 +89,7 @@ pub(super) fn groups(
 
 pub(super) fn verbs(table: Table<'_>, links: &[LinkSpec]) -> Option<VerbsSpec> {
     let plain = VerbsSpec::default();
-    let number = |key, range: RangeInclusive<u32>, default| {
-        let (first, last) = range.into_inner();
-        between(&table, key, 1.0, first.into()..=last.into()).unwrap_or(default)
-    };
+    let number = |key, range, default| whole(&table, key, range).unwrap_or(default);
     let names: Vec<_> = Verb::ALL.iter().map(|verb| verb.name()).collect();
     let verb = |value: &Value<'_>| {
         let name = value.word(&names)?;

@@ -1,0 +1,110 @@
+//! How a group loses replicas, and how it ends: everyone is disconnected, the data plane closes it, and its numbers can be
+//! given again.
+
+use super::{Control, Pending, Stage};
+use crate::function::Command;
+use crate::group::GroupId;
+use crate::wire::Refusal;
+use rnic::cm::Conn;
+use rocev2::cm::RejReason;
+use switch::Nanos;
+
+impl Control {
+    /// Ends a group: leader and replicas are disconnected.
+    pub fn close(&mut self, id: GroupId, now: Nanos) {
+        self.end(id, None, now);
+    }
+
+    /// A replica refuses, does not answer, or goes away.
+    pub(super) fn on_replica_gone(
+        &mut self,
+        id: GroupId,
+        number: usize,
+        reason: Option<RejReason>,
+        now: Nanos,
+    ) {
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        let replica = group.members[number].ip;
+        let refusal = match reason {
+            Some(reason) => Refusal::Rejected { replica, reason },
+            None => Refusal::Unreachable(replica),
+        };
+        match group.stage {
+            Stage::Connecting | Stage::Opening => self.end(id, Some(refusal), now),
+            Stage::Open => {
+                if group.members[number].in_group {
+                    group.members[number].in_group = false;
+                    self.commands.push_back(Command::Exclude(id, number));
+                    self.counters.excluded += 1;
+                }
+                self.end_if_impossible(id, now);
+            }
+            Stage::Closing => {}
+        }
+    }
+
+    /// The data plane has excluded a replica.
+    pub(super) fn on_excluded(&mut self, id: GroupId, number: usize, now: Nanos) {
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        let Some(member) = group.members.get_mut(number) else { return };
+        if core::mem::replace(&mut member.in_group, false) {
+            self.counters.excluded += 1;
+        }
+        let conn = member.conn;
+        self.drop_connection(conn, now);
+        self.end_if_impossible(id, now);
+    }
+
+    fn end_if_impossible(&mut self, id: GroupId, now: Nanos) {
+        let members = |group: &Pending| group.members.iter().filter(|member| member.in_group).count();
+        if self.groups.get(&id).is_some_and(|group| members(group) < group.quorum) {
+            self.end(id, None, now);
+        }
+    }
+
+    /// Ends a group at whatever stage. A leader that has not been answered is told why.
+    pub(super) fn end(&mut self, id: GroupId, refusal: Option<Refusal>, now: Nanos) {
+        let Some(group) = self.groups.get_mut(&id).filter(|group| group.stage != Stage::Closing) else {
+            return;
+        };
+        let stage = core::mem::replace(&mut group.stage, Stage::Closing);
+        let leader = group.leader;
+        let conns: Vec<_> = group.members.iter().map(|member| member.conn).collect();
+        if let (Stage::Connecting | Stage::Opening, Some(refusal)) = (stage, refusal) {
+            self.counters.refused += 1;
+            // The leader may have given up.
+            _ = self.endpoint.cm_mut().reject(leader, RejReason::CONSUMER, &refusal.to_bytes(), now);
+            self.roles.remove(&leader);
+        } else {
+            self.drop_connection(leader, now);
+        }
+        for conn in conns {
+            self.drop_connection(conn, now);
+        }
+        if stage == Stage::Connecting {
+            self.forget(id);
+        } else {
+            self.commands.push_back(Command::Close(id));
+        }
+    }
+
+    /// Ends a connection, wherever it stands.
+    fn drop_connection(&mut self, conn: Conn, now: Nanos) {
+        let cm = self.endpoint.cm_mut();
+        if cm.disconnect(conn, &[], now).is_err() {
+            // It does not stand yet, or stands no more.
+            _ = cm.reject(conn, RejReason::CONSUMER, &[], now);
+            self.roles.remove(&conn);
+        }
+    }
+
+    /// Nothing knows a group any more: its numbers can be given again.
+    pub(super) fn forget(&mut self, id: GroupId) {
+        let Some(group) = self.groups.remove(&id) else { return };
+        for qpn in group.members.iter().map(|member| member.local_qp).chain([group.local_qp]) {
+            self.qpns.give_back(qpn.get());
+        }
+        self.ids.give_back(id.0);
+        self.counters.closed += 1;
+    }
+}

@@ -1,0 +1,272 @@
+//! How a group comes to be: a leader's request is checked, its replicas are connected, the data plane opens the group, and
+//! the leader is answered.
+
+use super::{Control, Member, Pending, Role, Stage};
+use crate::function::Command;
+use crate::gather::MAX_MEMBERS;
+use crate::group::{Group, GroupConfig, GroupId, Peer, Replica};
+use crate::wire::{GroupRequest, MemberRequest, Refusal, Region, Replicas};
+use core::net::IpAddr;
+use rnic::cm::{
+    self, Accept, Conn, ConnectRequest, PortSpace, RemoteReply, RemoteRequest, Transport, service_id_of,
+};
+use rocev2::cm::RejReason;
+use rocev2::{Psn, Qpn};
+use switch::Nanos;
+
+/// How long an MRA says that it will take: 4.096 us times two to this, 4.3 s
+const SERVICE_TIMEOUT: u8 = 20;
+/// A leader is asked to wait when its group is not there after so long.
+const PATIENCE: Nanos = Nanos::from_millis(100);
+/// The time between two looks at groups that wait for something
+const LOOK_EVERY: Nanos = Nanos::from_millis(20);
+
+impl Control {
+    /// A leader asks for a group.
+    pub(super) fn on_requested(&mut self, conn: Conn, request: Box<RemoteRequest>, now: Nanos) {
+        self.counters.requested += 1;
+        if let Err(refusal) = self.begin(conn, request, now) {
+            self.counters.refused += 1;
+            // It asked just now, and is told.
+            _ = self.endpoint.cm_mut().reject(conn, RejReason::CONSUMER, &refusal.to_bytes(), now);
+        }
+    }
+
+    fn begin(&mut self, leader: Conn, request: Box<RemoteRequest>, now: Nanos) -> Result<(), Refusal> {
+        let asked = GroupRequest::from_bytes(&request.private_data).map_err(|_| Refusal::Request)?;
+        if request.transport != Transport::Rc {
+            return Err(Refusal::Request);
+        }
+        let replicas = match asked.replicas {
+            Replicas::Listed(list) => list,
+            Replicas::Configured(id) => self.config.lists.get(&id).ok_or(Refusal::NoSuchList)?.clone(),
+        };
+        let quorum = self.check(&replicas, asked.quorum, &request)?;
+        let (id, local_qp, qpns) = self.places_for(replicas.len()).ok_or(Refusal::Full)?;
+        self.roles.insert(leader, (id, Role::Leader));
+        let mut members = Vec::with_capacity(replicas.len());
+        for (ip, local_qp) in replicas.into_iter().zip(qpns.iter().copied()) {
+            let Some(conn) = self.connect(ip, local_qp, asked.port, &request, now) else { break };
+            self.roles.insert(conn, (id, Role::Replica(members.len())));
+            members.push(Member { ip, conn, local_qp, answer: None, in_group: false });
+        }
+        let unused = &qpns[members.len()..];
+        let complete = unused.is_empty();
+        for qpn in unused {
+            self.qpns.give_back(qpn.get());
+        }
+        let group = Pending {
+            stage: Stage::Connecting,
+            leader,
+            request,
+            local_qp,
+            first: self.config.first_psn.unwrap_or(Psn::new(self.chance.bits() as u32)),
+            // Key 0 is nobody's.
+            rkey: (self.chance.bits() as u32).max(1),
+            quorum,
+            outvote: asked.outvote,
+            members,
+            since: now,
+            delayed: false,
+        };
+        self.groups.insert(id, group);
+        self.look_at = Some(now + LOOK_EVERY);
+        if !complete {
+            self.end(id, Some(Refusal::Full), now);
+        }
+        Ok(())
+    }
+
+    /// Numbers for a group, its leader's queue pair, and those of its replicas
+    fn places_for(&mut self, replicas: usize) -> Option<(GroupId, Qpn, Vec<Qpn>)> {
+        let id = self.ids.take()?;
+        let mut qpns: Vec<Qpn> = (0..=replicas).map_while(|_| self.qpns.take()).map(Qpn::new).collect();
+        if qpns.len() <= replicas {
+            for qpn in qpns {
+                self.qpns.give_back(qpn.get());
+            }
+            self.ids.give_back(id);
+            return None;
+        }
+        let leaders = qpns.pop()?;
+        Some((GroupId(id), leaders, qpns))
+    }
+
+    /// Whether there can be such a group: how many replicas are a quorum.
+    fn check(&self, replicas: &[IpAddr], quorum: u8, request: &RemoteRequest) -> Result<usize, Refusal> {
+        let leader = request.peer.remote;
+        if replicas.is_empty() || replicas.len() > self.config.max_replicas.min(MAX_MEMBERS) {
+            return Err(Refusal::Count);
+        }
+        for (at, ip) in replicas.iter().enumerate() {
+            if replicas[..at].contains(ip) {
+                return Err(Refusal::Count);
+            }
+            if ip.is_ipv6() != leader.is_ipv6() {
+                return Err(Refusal::Family);
+            }
+            if *ip == leader || self.config.interface.has(*ip) || ip.is_unspecified() || ip.is_multicast() {
+                return Err(Refusal::NotAReplica(*ip));
+            }
+        }
+        // With the leader, more than half.
+        let quorum = if quorum == 0 { replicas.len().div_ceil(2) } else { usize::from(quorum) };
+        if quorum > replicas.len() { Err(Refusal::Quorum) } else { Ok(quorum) }
+    }
+
+    /// Asks a replica for a connection.
+    fn connect(
+        &mut self,
+        ip: IpAddr,
+        local_qp: Qpn,
+        port: u16,
+        request: &RemoteRequest,
+        now: Nanos,
+    ) -> Option<Conn> {
+        let local = self.config.interface.source_for(ip)?;
+        let peer = cm::Peer { local, remote: ip };
+        let leader_port = request.cma.map_or(0, |cma| cma.src_port.get());
+        let member = MemberRequest { leader: request.peer.remote, port: leader_port };
+        let unused = Psn::new(self.chance.bits() as u32);
+        let connect = ConnectRequest {
+            cma_src_port: Some(self.config.port),
+            private_data: member.to_bytes(),
+            path_mtu: request.path_mtu,
+            responder_resources: 0,
+            initiator_depth: 0,
+            retry_count: request.retry_count,
+            rnr_retry_count: request.rnr_retry_count,
+            ack_timeout: request.ack_timeout,
+            flow_control: request.flow_control,
+            traffic_class: request.traffic_class,
+            ..ConnectRequest::new(peer, service_id_of(PortSpace::Tcp, port), local_qp, unused)
+        };
+        self.endpoint.cm_mut().connect(&connect, now).ok()
+    }
+
+    /// A replica has answered.
+    pub(super) fn on_replied(&mut self, id: GroupId, number: usize, reply: Box<RemoteReply>, now: Nanos) {
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        let ip = group.members[number].ip;
+        let Some(region) = Region::from_private_data(&reply.private_data) else {
+            self.end(id, Some(Refusal::NoMemory(ip)), now);
+            return;
+        };
+        let other = group.members.iter().find_map(|member| member.answer.as_ref());
+        if other.is_some_and(|(_, other)| other.size() != region.size()) {
+            self.end(id, Some(Refusal::Size(ip)), now);
+            return;
+        }
+        group.members[number].answer = Some((reply, region));
+        self.open(id, now);
+    }
+
+    /// Has the data plane open a group, once everything is known.
+    fn open(&mut self, id: GroupId, now: Nanos) {
+        let Self { config, endpoint, stations, groups, .. } = self;
+        let Some(group) = groups.get_mut(&id).filter(|group| group.stage == Stage::Connecting) else {
+            return;
+        };
+        let answers: Option<Vec<_>> = group.members.iter().map(|member| member.answer.as_ref()).collect();
+        let Some(answers) = answers else { return };
+        // A neighbour that is not known yet is asked for, and looked for again.
+        let mut peer = |remote, remote_qp, local_qp, first| {
+            let local = config.interface.source_for(remote)?;
+            let mac = endpoint.resolve(remote, now)?;
+            let port = stations.port_of(mac)?;
+            Some(Peer { local, remote, mac, port, local_qp, remote_qp, first })
+        };
+        let request = &group.request;
+        let Some(leader) = peer(request.peer.remote, request.qpn, group.local_qp, group.first) else {
+            return;
+        };
+        let mut replicas = Vec::with_capacity(answers.len());
+        let mut size = 0;
+        for (member, (reply, region)) in group.members.iter().zip(answers) {
+            let peer = peer(member.ip, reply.qpn, member.local_qp, reply.starting_psn);
+            let Some(peer) = peer else { return };
+            replicas.push(Replica { peer, va: region.va(), rkey: region.rkey() });
+            size = region.size();
+        }
+        let opened = Group::new(GroupConfig {
+            id,
+            own: config.interface.mac,
+            leader,
+            rkey: group.rkey,
+            size,
+            replicas,
+            quorum: group.quorum,
+            outvote: group.outvote,
+        });
+        match opened {
+            Some(opened) => {
+                group.stage = Stage::Opening;
+                self.commands.push_back(Command::Open(opened));
+            }
+            None => self.end(id, Some(Refusal::Family), now),
+        }
+    }
+
+    /// The data plane has opened a group, or not: replicas and leader are told.
+    pub(super) fn on_opened(&mut self, id: GroupId, opened: bool, now: Nanos) {
+        let Some(group) = self.groups.get_mut(&id).filter(|group| group.stage == Stage::Opening) else {
+            return;
+        };
+        if !opened {
+            self.end(id, Some(Refusal::Full), now);
+            return;
+        }
+        group.stage = Stage::Open;
+        let cm = self.endpoint.cm_mut();
+        let mut flow_control = group.request.flow_control;
+        let mut rnr_retry_count = 7;
+        let mut size = 0;
+        for member in &mut group.members {
+            let Some((reply, region)) = &member.answer else { continue };
+            flow_control &= reply.flow_control;
+            rnr_retry_count = rnr_retry_count.min(reply.rnr_retry_count);
+            size = region.size();
+            // One that has gone meanwhile is excluded when that is reported.
+            member.in_group = cm.confirm(member.conn, &[]).is_ok();
+        }
+        let accept = Accept {
+            responder_resources: 0,
+            initiator_depth: 0,
+            rnr_retry_count,
+            flow_control,
+            private_data: Region::new(0, group.rkey, size).to_bytes(),
+            ..Accept::new(group.local_qp, group.first)
+        };
+        if cm.accept(group.leader, &accept, now).is_err() {
+            self.end(id, None, now);
+            return;
+        }
+        self.counters.opened += 1;
+    }
+
+    /// Groups that wait: for a neighbour, for too long, or so long that their leader is to know.
+    pub(super) fn look(&mut self, now: Nanos) {
+        let waiting: Vec<GroupId> = self
+            .groups
+            .iter()
+            .filter(|(_, group)| group.stage == Stage::Connecting)
+            .map(|(id, _)| *id)
+            .collect();
+        self.look_at = (!waiting.is_empty()).then(|| now + LOOK_EVERY);
+        for id in waiting {
+            let Some(group) = self.groups.get_mut(&id) else { continue };
+            let waited = now.since(group.since);
+            if waited >= self.config.setup_timeout {
+                let missing = group.members.iter().find(|member| member.answer.is_none());
+                let ip = missing.map_or(group.request.peer.remote, |member| member.ip);
+                self.end(id, Some(Refusal::Unreachable(ip)), now);
+                continue;
+            }
+            if waited >= PATIENCE && !core::mem::replace(&mut group.delayed, true) {
+                // It may have given up.
+                _ = self.endpoint.cm_mut().delay(group.leader, SERVICE_TIMEOUT);
+            }
+            self.open(id, now);
+        }
+    }
+}
