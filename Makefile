@@ -48,6 +48,7 @@ bench: build ## forwarding and replicating against dpdk-testpmd; the costs of pa
 	@scripts/deps.sh bench
 	$(PROGRAM) bench peers
 	$(PROGRAM) bench p4ce
+	$(PROGRAM) bench consensus
 	$(CARGO) bench --locked -p understudy-tests
 
 fuzz: ## fuzz for long: make fuzz TARGET=classify SECONDS=600

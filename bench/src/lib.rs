@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod compare;
+pub mod consensus;
 pub mod p4ce;
 pub mod peers;
 mod process;

@@ -41,6 +41,7 @@ enum Command {
 enum Bench {
     Peers(bench::peers::PeersArgs),
     P4ce(bench::p4ce::P4ceArgs),
+    Consensus(bench::consensus::ConsensusArgs),
     #[command(hide = true)]
     P4ceLoad(bench::p4ce::LoadArgs),
 }
@@ -62,6 +63,7 @@ fn bench(command: &Bench) -> ExitCode {
     let done = own.and_then(|own| match command {
         Bench::Peers(args) => bench::peers::run(args, &own),
         Bench::P4ce(args) => bench::p4ce::run(args, &own),
+        Bench::Consensus(args) => bench::consensus::run(args),
         Bench::P4ceLoad(args) => run::p4ce_load(args),
     });
     match done {

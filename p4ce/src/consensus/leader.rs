@@ -21,7 +21,7 @@ use switch::Nanos;
 /// Heartbeats for which a candidate waits for a majority
 const TERM_OF_CANDIDACY: u64 = 60;
 /// Heartbeats after which a server that was lost is asked again
-const ASK_AGAIN: u64 = 20;
+const ASK_AGAIN: u64 = 5;
 
 /// What a request to another server is for, as its number says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,11 +175,8 @@ impl Leadership {
     /// Who counts, and whether others are about to
     pub(super) fn who_counts(&self) -> (Vec<u8>, bool) {
         let all = || (0..).zip(&self.followers);
-        let about_to = |follower: &Follower| match follower.stage {
-            Stage::Asked => true,
-            Stage::Granted | Stage::Reading | Stage::Read => follower.is_member,
-            Stage::Absent(_) | Stage::Wanting | Stage::Active => false,
-        };
+        let about_to =
+            |follower: &Follower| !matches!(follower.stage, Stage::Absent(_)) && !follower.counts();
         let counting = all().filter(|(_, follower)| follower.counts());
         (counting.map(|(server, _)| server).collect(), all().any(|(_, follower)| about_to(follower)))
     }
@@ -225,6 +222,14 @@ impl Server {
                 && follower.link.is_some_and(|link| link.is_older_than(now, self.spans(ASK_AGAIN)));
             if asked_in_vain {
                 self.drop_link(nic, follower.link);
+            } else if follower.stage == Stage::Active
+                && !self.watch.is_alive(server)
+                && let Some(link) = follower.link
+            {
+                // Written to through the switch alone, it may not be missed otherwise.
+                self.follower_lost(nic, server, link.qpn, now);
+                self.drop_link(nic, Some(link));
+                continue;
             }
             if asked_in_vain || matches!(follower.stage, Stage::Absent(at) if at <= now) {
                 let link = self.connect_to(nic, server, Purpose::Write(term), now);

@@ -14,8 +14,10 @@ use switch::Nanos;
 
 pub(super) const CONTROL_VA: u64 = 0x1000_0000;
 pub(super) const SCRATCH_VA: u64 = 0x3000_0000;
-/// Heartbeats that a connection may take to stand
+/// Heartbeats before anybody runs for office, at first and after having left it
 pub(super) const PATIENCE: u64 = 20;
+/// Heartbeats that a connection may take to stand
+const ASK_AGAIN: u64 = 5;
 /// Words that are shown: heartbeat, promised term, decided, applied, incarnation, standing; then the incarnations that a
 /// beginning was made with
 const WORDS: usize = 6;
@@ -123,6 +125,11 @@ impl Watch {
         self.detector.leader(|server| self.others[usize::from(server)].standing == Standing::Member)
     }
 
+    /// Whether a server is thought to be alive.
+    pub(super) fn is_alive(&self, server: u8) -> bool {
+        self.detector.is_alive(server)
+    }
+
     /// A server's connection is no more.
     pub(super) fn lost(&mut self, server: u8, link: impl FnOnce(&Outgoing) -> bool) {
         let watched = &mut self.others[usize::from(server)];
@@ -149,7 +156,7 @@ impl Server {
     /// Reads another server's heartbeat, or asks for the connection to do so.
     pub(super) fn watch(&mut self, nic: &mut Rnic, server: u8, now: Nanos) {
         let at = usize::from(server);
-        let patience = self.spans(PATIENCE);
+        let patience = self.spans(ASK_AGAIN);
         let watched = &mut self.watch.others[at];
         if watched.reading.is_some() {
             self.watch.detector.on_read(server, None);

@@ -1,11 +1,16 @@
 //! What consensus costs with and without the switch, in virtual time: the same run gives the same numbers, on any machine.
 
 use super::{Cluster, ClusterConfig};
-use crate::{Fault, Link, NodeId};
+use crate::{Fault, Link};
 use switch::Nanos;
 
-/// By when a group stands, and everybody has found their pace
-const WARM_UP: Nanos = Nanos::from_millis(10);
+/// For how long a switch is down at least
+pub const OUTAGE: Nanos = Nanos::from_millis(5);
+/// By when a group stands, and everybody has found their pace: with heartbeats of [`PACE`]
+const WARM_UP: Nanos = Nanos::from_millis(25);
+const PACE: Nanos = Nanos::from_micros(250);
+/// The same, with heartbeats of 100 us
+const BEFORE: Nanos = Nanos::from_millis(10);
 
 /// A leader at work.
 #[derive(Clone, Copy, Debug)]
@@ -27,7 +32,6 @@ pub fn pace(replicas: u8, size: usize, through: bool, rate_bps: u64) -> Result<P
     let window = (1 << 18) / (size as u64 + 128);
     // A leader learns by heartbeats what others have taken out of their logs.
     let slots = 4 * window;
-    let heartbeat = Nanos::from_micros(250);
     let link = Link { rate_bps, queue: 1 << 24, ..Link::default() };
     let sizes = (size, size);
     let config = ClusterConfig {
@@ -36,7 +40,9 @@ pub fn pace(replicas: u8, size: usize, through: bool, rate_bps: u64) -> Result<P
         slots,
         window,
         sizes,
-        heartbeat,
+        heartbeat: PACE,
+        // Above the time that the window spends in the link's queue
+        ack_timeout: 9,
         link,
         ..ClusterConfig::default()
     };
@@ -70,7 +76,7 @@ pub enum Failure {
     Replica,
     /// The leader crashes, for good.
     Leader,
-    /// The switch crashes and begins anew after 5 ms. Nobody reaches anybody meanwhile.
+    /// The switch crashes, and begins anew after [`OUTAGE`] or somewhat more. Nobody reaches anybody meanwhile.
     Switch,
 }
 
@@ -88,50 +94,54 @@ impl Failure {
     }
 }
 
-/// How long nothing is decided at most, around a failure (heartbeats of 100 us): the median over many moments at which
-/// it happens, and the longest.
+/// How long nothing is decided at most, around a failure (heartbeats of 100 us): the median over so many moments at
+/// which it happens, and the longest.
 ///
 /// # Errors
 /// What was wrong with a run.
-pub fn pause(failure: Failure, through: bool, replicas: u8) -> Result<(Nanos, Nanos), String> {
-    let pauses: Result<Vec<Nanos>, String> =
-        (0..31).map(|n| pause_at(failure, through, replicas, n)).collect();
-    let mut pauses = pauses?;
+pub fn pause(failure: Failure, through: bool, replicas: u8, moments: u64) -> Result<(Nanos, Nanos), String> {
+    let mut pauses = Vec::new();
+    for moment in 0..moments {
+        pauses.push(pause_at(failure, through, replicas, moment)?);
+    }
     pauses.sort_unstable();
     Ok((pauses[pauses.len() / 2], pauses[pauses.len() - 1]))
 }
 
 fn pause_at(failure: Failure, through: bool, replicas: u8, moment: u64) -> Result<Nanos, String> {
-    let config = ClusterConfig { seed: moment, servers: replicas + 1, through, ..ClusterConfig::default() };
+    let config = ClusterConfig {
+        seed: moment,
+        servers: replicas + 1,
+        through,
+        // More than are written before a crashed replica is noticed
+        slots: 4096,
+        ..ClusterConfig::default()
+    };
     let mut cluster = Cluster::new(&config);
     // Not in step with heartbeats
-    let at = WARM_UP + Nanos(moment * 7_919);
-    let node = |failure: Failure, cluster: &Cluster| -> NodeId {
-        match failure {
-            Failure::Replica => cluster.servers[usize::from(replicas)],
-            Failure::Leader => cluster.servers[0],
-            Failure::Switch => cluster.switch,
-        }
+    let at = BEFORE + Nanos(moment * 37_919);
+    let node = match failure {
+        Failure::Replica => cluster.servers[usize::from(replicas)],
+        Failure::Leader => cluster.servers[0],
+        Failure::Switch => cluster.switch,
     };
-    let node = node(failure, &cluster);
     cluster.world.schedule(at, Fault::Crash(node));
     if failure == Failure::Switch {
-        cluster.world.schedule(at + Nanos::from_millis(5), Fault::Restart(node));
+        cluster.world.schedule(at + OUTAGE + Nanos(moment * 91_193), Fault::Restart(node));
     }
-    let step = Nanos::from_micros(1);
-    let (mut now, end) = (WARM_UP, at + Nanos::from_millis(40));
-    let (mut entries, mut since, mut longest) = (0, now, Nanos::ZERO);
-    while now < end {
-        cluster.world.run_until(now);
+    cluster.world.run_until(BEFORE);
+    let end = at + Nanos::from_millis(15);
+    let (mut entries, mut since, mut longest) = (cluster.entries(), BEFORE, Nanos::ZERO);
+    while cluster.world.step(end) {
         if cluster.entries() > entries {
             entries = cluster.entries();
+            let now = cluster.world.now();
             longest = longest.max(now.since(since));
             since = now;
         }
-        now = now + step;
     }
     cluster.check()?;
-    if now.since(since) > Nanos::from_millis(1) {
+    if end.since(since) > Nanos::from_millis(1) {
         return Err(format!("nothing is decided any more after the {} has crashed", failure.name()));
     }
     Ok(longest)

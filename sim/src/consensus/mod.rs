@@ -45,6 +45,8 @@ pub struct ClusterConfig {
     pub wanted: u64,
     /// The time between two heartbeats
     pub heartbeat: Nanos,
+    /// How long NICs wait for an acknowledgement: 4.096 us times two to this
+    pub ack_timeout: u8,
     /// Each server's to the switch
     pub link: Link,
 }
@@ -61,6 +63,7 @@ impl Default for ClusterConfig {
             sizes: (9, 48),
             wanted: u64::MAX,
             heartbeat: Nanos::from_micros(100),
+            ack_timeout: 5,
             link: Link::default(),
         }
     }
@@ -128,7 +131,7 @@ impl Cluster {
                 layout: Layout::new(config.slots, config.sizes.1, proposer::SNAPSHOT),
                 heartbeat: config.heartbeat,
                 window: config.window,
-                ack_timeout: 5,
+                ack_timeout: config.ack_timeout,
                 retry_count: 6,
                 through: config.through.then_some(Through { address: ip(SWITCH), port: PORT }),
                 incarnation: 0,

@@ -1,0 +1,39 @@
+//! What a leader saves with the switch, and that nothing takes longer with it (virtual time: the same on any machine).
+
+use sim::consensus::costs::{Failure, pace, pause};
+use switch::Nanos;
+
+const RATE: u64 = 10_000_000_000;
+
+#[test]
+fn a_value_is_one_packet_out_and_one_in() {
+    for replicas in [2, 4] {
+        let through = pace(replicas, 64, true, RATE).unwrap();
+        // The rest is heartbeats.
+        assert!((1.0..1.02).contains(&through.packets_out), "{through:?}");
+        assert!((1.0..1.02).contains(&through.packets_in), "{through:?}");
+    }
+    let directly = pace(2, 64, false, RATE).unwrap();
+    assert!((2.0..2.04).contains(&directly.packets_out) && (2.0..2.04).contains(&directly.packets_in));
+}
+
+#[test]
+fn a_leader_decides_as_many_times_more_as_it_has_replicas() {
+    let ratio = |replicas, size| {
+        let goodput = |through| pace(replicas, size, through, RATE).unwrap().goodput_bps;
+        goodput(true) / goodput(false)
+    };
+    assert!(ratio(2, 512) >= 1.95);
+    assert!(ratio(4, 512) >= 3.9);
+}
+
+#[test]
+fn a_failure_takes_no_longer_with_the_switch() {
+    for failure in Failure::ALL {
+        let (directly, _) = pause(failure, false, 2, 1).unwrap();
+        let (through, _) = pause(failure, true, 2, 1).unwrap();
+        // Two values of a window are further apart than a crashed replica is noticed.
+        let most = directly.0 * 11 / 10 + Nanos::from_micros(5).0;
+        assert!(through.0 <= most, "{failure:?}: {through:?} after {directly:?}");
+    }
+}
