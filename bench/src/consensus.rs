@@ -39,13 +39,13 @@ pub fn run(args: &ConsensusArgs) -> Result<(), Report> {
         format!("\nGoodput of a leader with a link of {} Gb/s:", RATE / 1_000_000_000),
         table(&goodput, &["replicas", "value_bytes", "gbps", "gbps_through", "ratio"]),
         format!(
-            "\nThe longest time (us) in which nothing is decided, with heartbeats of 100 us (median of {} moments):",
+            "\nFor how long (us) nothing is decided when one crashes, with heartbeats of 100 us (median of {} moments):",
             args.moments
         ),
         table(&failures, &["replicas", "crashed", "us", "us_through", "ratio"]),
         format!(
             "\nA crashed switch begins anew after {} ms or somewhat more; nobody reaches anybody meanwhile. `through`: by the \
-             switch. A crashed replica is one of those that are not waited for: what is seen is the time between two values.",
+             switch.",
             costs::OUTAGE.0 / 1_000_000
         ),
     ];
@@ -102,7 +102,7 @@ fn failures(moments: u64) -> Result<Vec<Value>, Report> {
                 "crashed": failure.name(),
                 "us": us(directly),
                 "us_through": us(through),
-                "ratio": rounded(through.0 as f64 / directly.0 as f64, 2),
+                "ratio": (directly.0 > 0).then(|| rounded(through.0 as f64 / directly.0 as f64, 2)),
             }));
         }
     }
@@ -120,7 +120,11 @@ fn table(rows: &[Value], columns: &[&str]) -> String {
     let cell = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
     table.set_header(columns.iter().map(|column| cell(column.replace('_', " "))));
     for row in rows {
-        let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let text = |value: &Value| match value {
+            Value::Null => "-".into(),
+            Value::String(text) => text.clone(),
+            number => number.to_string(),
+        };
         table.add_row(columns.iter().map(|column| cell(text(&row[column]))));
     }
     table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
