@@ -73,6 +73,23 @@ fn who_forgot_everything_becomes_a_member_again() {
 }
 
 #[test]
+fn who_forgot_everything_gets_into_the_group_again() {
+    let mut net = Cluster::new(&ClusterConfig { through: true, ..ClusterConfig::default() });
+    net.world.schedule(Nanos::from_millis(20), Fault::Crash(net.servers[2]));
+    net.world.schedule(Nanos::from_millis(25), Fault::Restart(net.servers[2]));
+    net.world.run_until(Nanos::from_millis(24));
+    assert!(net.app(0).server().replicates_through(), "with one replica");
+    net.world.run_until(Nanos::from_millis(60));
+    assert_eq!(net.app(2).server().standing(), Standing::Member);
+    assert!(net.app(0).server().replicates_through());
+    // The group has it: two copies of each packet.
+    let (copies, entries) = (net.copies(), net.entries());
+    net.world.run_until(Nanos::from_millis(61));
+    assert!(net.copies() - copies >= 2 * (net.entries() - entries).saturating_sub(16));
+    net.check().unwrap();
+}
+
+#[test]
 fn a_leader_that_restarts_leads_again() {
     let mut net = Cluster::new(&ClusterConfig::default());
     net.world.schedule(Nanos::from_millis(10), Fault::Crash(net.servers[0]));

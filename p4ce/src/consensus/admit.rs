@@ -6,7 +6,7 @@
 //! is then known to this leader (docs/p4ce.md says why).
 
 use super::leader::{Request, Stage};
-use super::log::{ADMITTED, DECIDED, SNAPSHOT, SnapshotHead};
+use super::log::{ADMITTED, SNAPSHOT, SPARE, SnapshotHead};
 use super::server::{LOG_VA, Server};
 use rnic::{Data, Rnic, Sge};
 
@@ -93,18 +93,16 @@ impl Server {
         }
         leadership.checks += 1;
         let round = leadership.checks;
-        let decided = self.decided;
         for server in self.others() {
             let asks = self.follower(server, |follower| {
                 if follower.stage == Stage::Active && !follower.is_member && follower.check == 0 {
                     follower.check = round;
                 }
-                // What is decided is written to none that does not hold it.
-                follower.counts() && follower.held >= decided
+                follower.counts()
             });
             if asks == Some(true) {
-                let decided = Data::Inline(decided.to_le_bytes().to_vec());
-                self.write(nic, server, Request::Check(round), DECIDED, decided);
+                let data = Data::Inline(round.to_le_bytes().to_vec());
+                self.write(nic, server, Request::Check(round), SPARE, data);
             }
         }
         self.admit_checked(nic);

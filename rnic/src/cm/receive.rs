@@ -102,9 +102,10 @@ impl Cm {
         let by_qpn = self.table.by_remote_qpn.get(peer.remote, qpn.get());
         let mut stale = false;
         for conn in [named, by_qpn].into_iter().flatten() {
-            let over = self.table.get(conn).is_none_or(|old| old.state == State::TimeWait);
-            if Some(conn) != except && !over {
-                stale = true;
+            let Some(old) = self.table.get(conn).filter(|_| Some(conn) != except) else { continue };
+            if old.state != State::TimeWait {
+                // One that is being ended here is in nobody's way: the other side has heard of that, or begun anew.
+                stale |= old.state != State::DreqSent;
                 self.supersede(conn, now);
             }
         }

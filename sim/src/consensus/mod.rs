@@ -120,9 +120,12 @@ impl Cluster {
         let truth = Arc::<Mutex<Truth>>::default();
         let switch = world.add("switch", switch(config.seed, config.servers), Clock::default());
         let server = |n: u8| {
-            let nic = rnic::Config {
-                seed: config.seed ^ u64::from(n) << 8,
-                ..rnic::Config::new(Interface::new(MacAddr([2, 0, 0, 0, 1, n]), ip(n), 24))
+            let seed = config.seed ^ u64::from(n) << 8;
+            let mut lives = 0;
+            let nic = move || {
+                lives += 1;
+                let interface = Interface::new(MacAddr([2, 0, 0, 0, 1, n]), ip(n), 24);
+                Rnic::new(rnic::Config { seed: seed ^ lives << 32, ..rnic::Config::new(interface) })
             };
             let server = Config {
                 id: n,
@@ -137,7 +140,7 @@ impl Cluster {
                 incarnation: 0,
             };
             let app = Proposer::new(server, config.seed, config.sizes, config.wanted, Arc::clone(&truth));
-            let host = Host::new(move || Rnic::new(nic.clone()), app);
+            let host = Host::new(nic, app);
             world.add(&format!("server {n}"), host, Clock::default())
         };
         let servers: Vec<_> = (0..config.servers).map(server).collect();
