@@ -104,8 +104,8 @@ impl Cm {
         for conn in [named, by_qpn].into_iter().flatten() {
             let Some(old) = self.table.get(conn).filter(|_| Some(conn) != except) else { continue };
             if old.state != State::TimeWait {
-                // One that is being ended here is in nobody's way: the other side has heard of that, or begun anew.
-                stale |= old.state != State::DreqSent;
+                // Who answers us, and is being asked to end that one, has heard of it or begun anew.
+                stale |= except.is_none() || old.state != State::DreqSent;
                 self.supersede(conn, now);
             }
         }
