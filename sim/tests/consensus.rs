@@ -90,6 +90,22 @@ fn who_forgot_everything_gets_into_the_group_again() {
 }
 
 #[test]
+fn who_forgot_everything_becomes_a_member_again_through_a_switch() {
+    let mut net = Cluster::new(&ClusterConfig { through: true, ..ClusterConfig::default() });
+    // One that is missed, and one that is back before it is.
+    for (n, down_us) in [(1, 2000), (2, 300)] {
+        let at = Nanos::from_millis(100 * n as u64 - 80);
+        net.world.schedule(at, Fault::Crash(net.servers[n]));
+        net.world.schedule(at + Nanos::from_micros(down_us), Fault::Restart(net.servers[n]));
+        net.world.run_until(at);
+        assert!(net.app(0).server().replicates_through());
+        net.world.run_until(at + Nanos::from_millis(60));
+        assert_eq!(net.app(n).server().standing(), Standing::Member, "server {n}");
+    }
+    net.check().unwrap();
+}
+
+#[test]
 fn a_leader_that_restarts_leads_again() {
     let mut net = Cluster::new(&ClusterConfig::default());
     net.world.schedule(Nanos::from_millis(10), Fault::Crash(net.servers[0]));

@@ -5,9 +5,10 @@
 //! other members have confirmed that they still follow: all that it can have promised before, or that was decided with it,
 //! is then known to this leader (docs/p4ce.md says why).
 
-use super::leader::{Request, Stage};
-use super::log::{ADMITTED, SNAPSHOT, SPARE, SnapshotHead};
+use super::follower::{Follower, Request, Stage};
+use super::log::{ADMITTED, CHECK, SNAPSHOT, SnapshotHead};
 use super::server::{LOG_VA, Server};
+use super::through::Group;
 use rnic::{Data, Rnic, Sge};
 
 /// Why a snapshot is not taken.
@@ -84,25 +85,26 @@ impl Server {
         self.write(nic, server, Request::Snapshot, SNAPSHOT, head);
     }
 
-    /// Asks members whether they still follow, for those that wait to become one.
+    /// Asks members whether they still follow: for those that wait to become one; and while entries go through a group,
+    /// where nothing else would tell that one of its members is no more.
     pub(super) fn admit(&mut self, nic: &mut Rnic) {
         let Some(leadership) = &mut self.leadership else { return };
-        if !leadership.followers.iter().any(|follower| follower.stage == Stage::Active && !follower.is_member)
-        {
+        let waits = |follower: &Follower| follower.stage == Stage::Active && !follower.is_member;
+        if !leadership.followers.iter().any(waits) && !leadership.group.as_ref().is_some_and(Group::is_open) {
             return;
         }
         leadership.checks += 1;
         let round = leadership.checks;
         for server in self.others() {
             let asks = self.follower(server, |follower| {
-                if follower.stage == Stage::Active && !follower.is_member && follower.check == 0 {
+                if waits(follower) && follower.check == 0 {
                     follower.check = round;
                 }
                 follower.counts()
             });
             if asks == Some(true) {
-                let data = Data::Inline(round.to_le_bytes().to_vec());
-                self.write(nic, server, Request::Check(round), SPARE, data);
+                let word = Data::Inline(round.to_le_bytes().to_vec());
+                self.write(nic, server, Request::Check(round), CHECK, word);
             }
         }
         self.admit_checked(nic);

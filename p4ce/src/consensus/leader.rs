@@ -9,9 +9,12 @@
 //! 3. Each log is brought to the same. What is there already is not written again, but for its term.
 //! 4. New values are written behind that, and are decided when f others hold them.
 
+use super::agreement::{own_entry, put, settle};
+use super::config::ProposeError;
+use super::follower::{Follower, Request, Stage};
 use super::hello::{Grant, Purpose};
 use super::log::{DECIDED, Entry, Layout, Term};
-use super::server::{Config, LOG_VA, Outgoing, ProposeError, Resources, Server, log_scratch, log_scratch_va};
+use super::server::{LOG_VA, Outgoing, Server, log_scratch, log_scratch_va};
 use super::through::Group;
 use super::watch::Standing;
 use rnic::{Completed, Completion, Data, Operation, Remote, Rnic, SendRequest, Sge};
@@ -22,121 +25,6 @@ use switch::Nanos;
 const TERM_OF_CANDIDACY: u64 = 60;
 /// Heartbeats after which a server that was lost is asked again
 const ASK_AGAIN: u64 = 5;
-
-/// What a request to another server is for, as its number says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Request {
-    /// When it is done, the server holds all entries below.
-    Entries(u64),
-    /// Reads the log, the n-th time that logs are read.
-    Read(u64),
-    /// Asks for the n-th time whether permission stands.
-    Check(u64),
-    /// Says what is decided.
-    Commit,
-    /// Carries a snapshot.
-    Snapshot,
-    /// Makes the server a member.
-    Admission,
-}
-
-impl Request {
-    const KIND: u32 = 56;
-
-    pub(super) fn to_id(self) -> u64 {
-        let (kind, number): (u64, u64) = match self {
-            Self::Entries(next) => (0, next),
-            Self::Read(batch) => (1, batch),
-            Self::Check(round) => (2, round),
-            Self::Commit => (3, 0),
-            Self::Snapshot => (4, 0),
-            Self::Admission => (5, 0),
-        };
-        kind << Self::KIND | number
-    }
-
-    pub(super) fn from_id(id: u64) -> Self {
-        let number = id & ((1 << Self::KIND) - 1);
-        match id >> Self::KIND {
-            0 => Self::Entries(number),
-            1 => Self::Read(number),
-            2 => Self::Check(number),
-            3 => Self::Commit,
-            4 => Self::Snapshot,
-            _ => Self::Admission,
-        }
-    }
-}
-
-/// Where another server stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
-    /// It is to be asked, at this time.
-    Absent(Nanos),
-    /// It was asked for permission.
-    Asked,
-    /// It gave permission.
-    Granted,
-    /// Its log is being read.
-    Reading,
-    /// Its log was read.
-    Read,
-    /// It lacks so much that it needs a snapshot.
-    Wanting,
-    /// It gets every entry.
-    Active,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Follower {
-    pub(super) link: Option<Outgoing>,
-    pub(super) stage: Stage,
-    /// Which of its lives gave permission
-    pub(super) incarnation: u64,
-    /// Whether it counts
-    pub(super) is_member: bool,
-    /// When it became active and a member, if it is
-    pub(super) active_at: Nanos,
-    /// Entries below were written to it directly, and are held by it
-    pub(super) posted: u64,
-    pub(super) held: u64,
-    /// What it was told last is decided, beside the entries
-    told: u64,
-    /// It has no use for entries below.
-    pub(super) applied: u64,
-    /// A snapshot is under way to it.
-    pub(super) loading: bool,
-    /// A member's permission stood when it was asked about for the n-th time; one that is to become a member waits for
-    /// others to say so from the n-th time on.
-    pub(super) check: u64,
-    /// It was told that it is a member.
-    pub(super) admitted: bool,
-}
-
-impl Follower {
-    /// One that is asked at this time.
-    pub(super) const fn absent(until: Nanos) -> Self {
-        Self {
-            link: None,
-            stage: Stage::Absent(until),
-            incarnation: 0,
-            is_member: false,
-            active_at: Nanos::ZERO,
-            posted: 0,
-            held: 0,
-            told: 0,
-            applied: 0,
-            loading: false,
-            check: 0,
-            admitted: false,
-        }
-    }
-
-    /// Whether it is one of those that decide.
-    pub(super) fn counts(&self) -> bool {
-        self.stage == Stage::Active && self.is_member
-    }
-}
 
 /// The office.
 #[derive(Debug)]
@@ -553,60 +441,4 @@ impl Server {
             }
         }
     }
-}
-
-/// What is sent of an entry of the own log
-pub(super) fn own_entry(nic: &Rnic, resources: &Resources, layout: &Layout, index: u64) -> Option<Data> {
-    let entry = layout.entry(index, nic.bytes(resources.log.0))?;
-    let len = Layout::written_len(entry.value.len()) as u32;
-    Some(Data::Memory(Sge { mr: resources.log.1, va: LOG_VA + layout.at(index) as u64, len }))
-}
-
-/// Writes an entry into the own log.
-fn put(nic: &mut Rnic, resources: &Resources, layout: &Layout, entry: &Entry<'_>) {
-    let mut bytes = Vec::new();
-    if layout.encode(entry, &mut bytes).is_some() {
-        let at = layout.at(entry.index);
-        nic.bytes_mut(resources.log.0)[at..at + bytes.len()].copy_from_slice(&bytes);
-    }
-}
-
-/// Makes the own log what a new leader has to begin with, from it and those that were read, of each of which it is known
-/// how many entries its server has applied: the first free place, and how many entries are decided. `None` if something
-/// that is decided has left all of these logs, or if it is more than one log can hold.
-fn settle(
-    nic: &mut Rnic,
-    config: &Config,
-    resources: &Resources,
-    read: &[(u8, u64)],
-    applied: u64,
-    term: Term,
-) -> Option<(u64, u64)> {
-    let layout = config.layout;
-    let mut chosen: Vec<(u64, Term, u64, Vec<u8>)> = Vec::new();
-    let (own, scratch) = (nic.bytes(resources.log.0), nic.bytes(resources.scratch.0));
-    let others = read.iter().map(|(server, applied)| (log_scratch(config, scratch, *server), *applied));
-    let logs: Vec<(&[u8], u64)> = others.chain([(own, applied)]).collect();
-    let most = logs.iter().map(|(_, applied)| *applied).max().unwrap_or(0);
-    for index in applied..most {
-        // Whoever has applied it held what was decided, and may hold it still.
-        let mut who = logs.iter().filter(|(_, applied)| *applied > index);
-        let entry = who.find_map(|(log, _)| layout.entry(index, log))?;
-        chosen.push((index, entry.term, entry.decided, entry.value.to_vec()));
-    }
-    let mut next = most;
-    loop {
-        let entries = logs.iter().filter_map(|(log, _)| layout.entry(next, log));
-        let Some(latest) = entries.max_by_key(|entry| entry.term) else { break };
-        chosen.push((next, term, latest.decided, latest.value.to_vec()));
-        next += 1;
-    }
-    if next - applied > layout.slots() {
-        return None;
-    }
-    for (index, term, decided, value) in chosen {
-        put(nic, resources, &layout, &Entry { index, term, decided, value: &value });
-    }
-    nic.bytes_mut(resources.log.0)[DECIDED..][..8].copy_from_slice(&most.to_le_bytes());
-    Some((next, most))
 }

@@ -16,8 +16,8 @@ pub const DECIDED: usize = 0;
 pub const ADMITTED: usize = 8;
 /// Where the [`SnapshotHead`] stands
 pub const SNAPSHOT: usize = 16;
-/// A word that nobody reads
-pub const SPARE: usize = 48;
+/// What is written to see whether it still can be; nobody reads it.
+pub const CHECK: usize = 40;
 /// Index, term, how many were decided when it was written, length
 const HEADER: usize = 32;
 const TAIL: usize = 8;

@@ -5,7 +5,10 @@
 //! and from then on writes each value once to each log: by itself, or once for all through a switch ([`Through`]).
 
 mod admit;
+mod agreement;
+mod config;
 pub mod detector;
+mod follower;
 mod hello;
 mod leader;
 pub mod log;
@@ -14,8 +17,9 @@ mod through;
 mod watch;
 
 pub use admit::SnapshotError;
+pub use config::{Config, Decided, ProposeError, StartError};
 pub use detector::Detector;
 pub use log::{Entry, Layout, Term};
-pub use server::{Config, Decided, ProposeError, Server, StartError};
+pub use server::Server;
 pub use through::Through;
 pub use watch::Standing;

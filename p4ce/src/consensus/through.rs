@@ -5,7 +5,8 @@
 //! anything is wrong with it, permission is asked for anew, in the same term, at every server: that fences the group
 //! together with the direct connection, and each log is read and brought up to date as at the beginning of the office.
 
-use super::leader::{Follower, Request, own_entry};
+use super::agreement::own_entry;
+use super::follower::{Follower, Request};
 use super::log::{DECIDED, Term};
 use super::server::{LOG_VA, Server, Use};
 use super::watch::Standing;

@@ -5,10 +5,11 @@
 //! anybody. So a server that has nothing ("blank") and sees that at one moment all others had nothing either, begins: it
 //! shows which lives of all servers it saw, and who finds its own among them, and is still blank, begins with it.
 
+use super::config::Config;
 use super::detector::Detector;
 use super::hello::Purpose;
 use super::log::{Term, word};
-use super::server::{Config, Outgoing, Server};
+use super::server::{Outgoing, Server};
 use rnic::{Data, Operation, Remote, Rnic, SendRequest, Sge};
 use switch::Nanos;
 

@@ -1,0 +1,62 @@
+//! What a new leader begins with: one log, made of its own and those of a majority.
+
+use super::config::Config;
+use super::log::{DECIDED, Entry, Layout, Term};
+use super::server::{LOG_VA, Resources, log_scratch};
+use rnic::{Data, Rnic, Sge};
+
+/// What is sent of an entry of the own log
+pub(super) fn own_entry(nic: &Rnic, resources: &Resources, layout: &Layout, index: u64) -> Option<Data> {
+    let entry = layout.entry(index, nic.bytes(resources.log.0))?;
+    let len = Layout::written_len(entry.value.len()) as u32;
+    Some(Data::Memory(Sge { mr: resources.log.1, va: LOG_VA + layout.at(index) as u64, len }))
+}
+
+/// Writes an entry into the own log.
+pub(super) fn put(nic: &mut Rnic, resources: &Resources, layout: &Layout, entry: &Entry<'_>) {
+    let mut bytes = Vec::new();
+    if layout.encode(entry, &mut bytes).is_some() {
+        let at = layout.at(entry.index);
+        nic.bytes_mut(resources.log.0)[at..at + bytes.len()].copy_from_slice(&bytes);
+    }
+}
+
+/// Makes the own log what a new leader has to begin with, from it and those that were read, of each of which it is known
+/// how many entries its server has applied: the first free place, and how many entries are decided. `None` if something
+/// that is decided has left all of these logs, or if it is more than one log can hold.
+pub(super) fn settle(
+    nic: &mut Rnic,
+    config: &Config,
+    resources: &Resources,
+    read: &[(u8, u64)],
+    applied: u64,
+    term: Term,
+) -> Option<(u64, u64)> {
+    let layout = config.layout;
+    let mut chosen: Vec<(u64, Term, u64, Vec<u8>)> = Vec::new();
+    let (own, scratch) = (nic.bytes(resources.log.0), nic.bytes(resources.scratch.0));
+    let others = read.iter().map(|(server, applied)| (log_scratch(config, scratch, *server), *applied));
+    let logs: Vec<(&[u8], u64)> = others.chain([(own, applied)]).collect();
+    let most = logs.iter().map(|(_, applied)| *applied).max().unwrap_or(0);
+    for index in applied..most {
+        // Whoever has applied it held what was decided, and may hold it still.
+        let mut who = logs.iter().filter(|(_, applied)| *applied > index);
+        let entry = who.find_map(|(log, _)| layout.entry(index, log))?;
+        chosen.push((index, entry.term, entry.decided, entry.value.to_vec()));
+    }
+    let mut next = most;
+    loop {
+        let entries = logs.iter().filter_map(|(log, _)| layout.entry(next, log));
+        let Some(latest) = entries.max_by_key(|entry| entry.term) else { break };
+        chosen.push((next, term, latest.decided, latest.value.to_vec()));
+        next += 1;
+    }
+    if next - applied > layout.slots() {
+        return None;
+    }
+    for (index, term, decided, value) in chosen {
+        put(nic, resources, &layout, &Entry { index, term, decided, value: &value });
+    }
+    nic.bytes_mut(resources.log.0)[DECIDED..][..8].copy_from_slice(&most.to_le_bytes());
+    Some((next, most))
+}
