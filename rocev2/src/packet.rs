@@ -12,6 +12,7 @@ use crate::opcode::Headers;
 use crate::reth::Reth;
 use crate::udp::{self, Udp};
 use crate::{Bth, MAX_PAYLOAD, Opcode, UDP_PORT, icrc};
+use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
@@ -117,55 +118,56 @@ impl Fault {
 }
 
 /// Where the headers of one RoCEv2 frame lie, in bytes from its start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layout {
-    opcode: Opcode,
-    v6: bool,
-    l3: u16,
-    bth: u16,
-    payload: u16,
-    icrc: u16,
-}
+///
+/// One word: what is put together in memory field by field, and read as a whole at once, costs more than the checks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Layout(u64);
 
 impl Layout {
+    /// `headers` is the length of the extended headers: 28 bytes at most.
+    const fn new(opcode: Opcode, v6: bool, headers: u8, l3: u16, bth: u16, icrc: u16) -> Self {
+        let ends = (icrc as u64) << 48 | (bth as u64) << 32 | (l3 as u64) << 16;
+        Self(ends | (headers as u64) << 9 | (v6 as u64) << 8 | opcode.0 as u64)
+    }
+
     /// The operation
     pub const fn opcode(&self) -> Opcode {
-        self.opcode
+        Opcode(self.0 as u8)
     }
 
     /// Whether the packet is IPv6 rather than IPv4
     pub const fn is_ipv6(&self) -> bool {
-        self.v6
+        self.0 & 1 << 8 != 0
     }
 
     /// Where the IP header begins
     pub const fn l3(&self) -> usize {
-        self.l3 as usize
+        (self.0 >> 16) as u16 as usize
     }
 
     /// Where the UDP header begins
     pub const fn udp(&self) -> usize {
-        self.bth as usize - Udp::LEN
+        self.bth() - Udp::LEN
     }
 
     /// Where the BTH begins
     pub const fn bth(&self) -> usize {
-        self.bth as usize
+        (self.0 >> 32) as u16 as usize
     }
 
     /// Where the extended headers end and the payload begins
     pub const fn payload(&self) -> usize {
-        self.payload as usize
+        self.bth() + Bth::LEN + (self.0 >> 9 & 0x7f) as usize
     }
 
     /// Where payload and padding end and the ICRC begins
     pub const fn icrc(&self) -> usize {
-        self.icrc as usize
+        (self.0 >> 48) as usize
     }
 
     /// Where the packet ends; Ethernet padding may follow
     pub const fn end(&self) -> usize {
-        self.icrc as usize + ICRC_LEN
+        self.icrc() + ICRC_LEN
     }
 
     /// Bytes of an IP packet from its first header on; what an Ethernet frame with this packet's tags carries.
@@ -176,6 +178,18 @@ impl Layout {
     /// VLAN tags between the Ethernet header and the IP header
     pub const fn tags(&self) -> usize {
         (self.l3() - Ethernet::LEN) / VlanTag::LEN
+    }
+}
+
+impl fmt::Debug for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Layout")
+            .field("opcode", &self.opcode())
+            .field("l3", &self.l3())
+            .field("bth", &self.bth())
+            .field("payload", &self.payload())
+            .field("icrc", &self.icrc())
+            .finish()
     }
 }
 
@@ -329,7 +343,7 @@ fn transport(frame: &[u8], l3: usize, l4: usize, end: usize, v6: bool) -> Class 
     let (Ok(bth), Ok(icrc)) = (u16::try_from(bth_at), u16::try_from(icrc)) else {
         return Class::Malformed(Fault::Oversized);
     };
-    Class::Roce(Layout { opcode, v6, l3: l3 as u16, bth, payload: payload as u16, icrc })
+    Class::Roce(Layout::new(opcode, v6, headers_len as u8, l3 as u16, bth, icrc))
 }
 
 /// A RoCEv2 frame together with its layout.
@@ -370,7 +384,7 @@ impl<'a> Packet<'a> {
     }
 
     fn extended<T: FromBytes + KnownLayout + Immutable + Unaligned>(&self, header: Headers) -> Option<&'a T> {
-        let headers = self.layout.opcode.headers();
+        let headers = self.layout.opcode().headers();
         headers.has(header).then(|| self.at(self.layout.bth() + Bth::LEN + headers.before(header)))
     }
 
@@ -387,12 +401,12 @@ impl<'a> Packet<'a> {
 
     /// The IPv4 header, if the packet is IPv4
     pub fn ipv4(&self) -> Option<&'a Ipv4> {
-        (!self.layout.v6).then(|| self.at(self.layout.l3()))
+        (!self.layout.is_ipv6()).then(|| self.at(self.layout.l3()))
     }
 
     /// The IPv6 header, if the packet is IPv6
     pub fn ipv6(&self) -> Option<&'a Ipv6> {
-        self.layout.v6.then(|| self.at(self.layout.l3()))
+        self.layout.is_ipv6().then(|| self.at(self.layout.l3()))
     }
 
     /// Source address
@@ -414,7 +428,7 @@ impl<'a> Packet<'a> {
     /// ECN field (RFC 3168): 0 not capable, 1 and 2 capable, 3 congestion experienced
     pub fn ecn(&self) -> u8 {
         let at = self.layout.l3() + 1;
-        let shift = if self.layout.v6 { 4 } else { 0 };
+        let shift = if self.layout.is_ipv6() { 4 } else { 0 };
         self.bytes[at] >> shift & 3
     }
 
@@ -494,7 +508,7 @@ impl<'a> Packet<'a> {
     pub(crate) fn pseudo_header_sum(&self) -> Sum {
         // Source and destination stand side by side, at the end of either header.
         let l3 = self.layout.l3();
-        let addresses = if self.layout.v6 { l3 + 8..l3 + Ipv6::LEN } else { l3 + 12..l3 + Ipv4::LEN };
+        let addresses = if self.layout.is_ipv6() { l3 + 8..l3 + Ipv6::LEN } else { l3 + 12..l3 + Ipv4::LEN };
         let sum = Sum::default().add(&self.bytes[addresses]);
         sum.add_word(u32::from(udp::PROTOCOL)).add_word(u32::from(self.udp().len.get()))
     }
