@@ -2,7 +2,7 @@
 
 use crate::aeth::Aeth;
 use crate::atomic::{AtomicAckEth, AtomicEth};
-use crate::checksum::Sum;
+use crate::checksum::{self, Sum};
 use crate::deth::Deth;
 use crate::ethernet::{Ethernet, VlanTag, ethertype};
 use crate::immediate::{Ieth, ImmDt};
@@ -202,19 +202,23 @@ fn view<T: FromBytes + KnownLayout + Immutable + Unaligned>(bytes: &[u8], at: us
 /// Finds the headers of an Ethernet frame and checks that they fit together. The IPv4 header checksum is verified;
 /// the UDP checksum and the ICRC, which need the whole packet, are not: see [`Packet::verify_udp_checksum`] and
 /// [`Packet::verify_icrc`].
-#[inline]
+#[expect(clippy::inline_always, reason = "a layout in registers is looked at without waiting for its stores")]
+#[inline(always)]
 pub fn classify(frame: &[u8]) -> Class {
-    // Most frames by far: no tag, IPv4 without options.
-    let Some(eth) = view::<Ethernet>(frame, 0) else { return Class::Malformed(Fault::Truncated) };
-    if eth.ethertype.get() == ethertype::IPV4 {
-        return classify_ipv4(frame, Ethernet::LEN);
+    // Most frames by far: no tag, IPv4 without options. Their offsets are known when this is compiled.
+    const PLAIN: usize = Ethernet::LEN + Ipv4::LEN + Udp::LEN + Bth::LEN;
+    match frame.first_chunk::<PLAIN>() {
+        Some(head) if head[12..15] == [0x08, 0x00, 0x45] => classify_udp(frame, Ethernet::LEN, Ipv4::LEN),
+        _ => classify_any(frame),
     }
-    classify_tagged(frame)
 }
 
 #[inline(never)]
-fn classify_tagged(frame: &[u8]) -> Class {
+fn classify_any(frame: &[u8]) -> Class {
     let mut l3 = Ethernet::LEN;
+    if frame.len() < l3 {
+        return Class::Malformed(Fault::Truncated);
+    }
     for _ in 0..=MAX_TAGS {
         // The ethertype is the last field of Ethernet header and tag alike.
         let kind = u16::from_be_bytes([frame[l3 - 2], frame[l3 - 1]]);
@@ -238,13 +242,19 @@ pub fn classify_ip(frame: &[u8], l3: usize, kind: u16) -> Class {
     }
 }
 
-#[inline]
 fn classify_ipv4(frame: &[u8], l3: usize) -> Class {
     let Some(ip) = view::<Ipv4>(frame, l3) else { return Class::Malformed(Fault::Truncated) };
     if ip.version() != 4 || ip.header_len() < Ipv4::LEN {
         return Class::Malformed(Fault::IpHeader);
     }
-    let header_len = ip.header_len();
+    classify_udp(frame, l3, ip.header_len())
+}
+
+/// An IPv4 packet with a header of this length.
+#[expect(clippy::inline_always, reason = "offsets that are known when it is compiled need no checks")]
+#[inline(always)]
+fn classify_udp(frame: &[u8], l3: usize, header_len: usize) -> Class {
+    let Some(ip) = view::<Ipv4>(frame, l3) else { return Class::Malformed(Fault::Truncated) };
     if ip.protocol != udp::PROTOCOL || ip.is_later_fragment() {
         return Class::Other;
     }
@@ -254,11 +264,11 @@ fn classify_ipv4(frame: &[u8], l3: usize) -> Class {
         return Class::Other;
     }
     // Almost always of this length, and faster if that is known.
-    let sum = match frame[l3..l4].first_chunk::<{ Ipv4::LEN }>() {
-        Some(header) if header_len == Ipv4::LEN => Sum::default().add(header),
-        _ => Sum::default().add(&frame[l3..l4]),
+    let right = match frame[l3..l4].first_chunk::<{ Ipv4::LEN }>() {
+        Some(header) if header_len == Ipv4::LEN => checksum::is_right(header),
+        _ => Sum::default().add(&frame[l3..l4]).folded() == 0xffff,
     };
-    if sum.folded() != 0xffff {
+    if !right {
         return Class::Malformed(Fault::IpChecksum);
     }
     if ip.is_fragment() {
@@ -305,7 +315,8 @@ fn classify_ipv6(frame: &[u8], l3: usize) -> Class {
 
 /// UDP and what it carries: `l4` is where the UDP header begins, `end` where the IP packet says that it ends. The
 /// UDP header is known to lie within the frame.
-#[inline]
+#[expect(clippy::inline_always, reason = "offsets that are known when it is compiled need no checks")]
+#[inline(always)]
 fn transport(frame: &[u8], l3: usize, l4: usize, end: usize, v6: bool) -> Class {
     let bth_at = l4 + Udp::LEN;
     if frame.len() < end {
