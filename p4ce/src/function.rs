@@ -6,8 +6,10 @@ use crate::group::{Group, GroupId, Request};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use rocev2::aeth::{NakCode, Syndrome};
 use rocev2::ethernet::{Ethernet, MacAddr, VlanTag, ethertype};
+use rocev2::ipv4::Ipv4;
 use rocev2::ipv6::Ipv6;
 use rocev2::reth::Reth;
+use rocev2::udp::Udp;
 use rocev2::{Bth, Fault, Layout, Opcode, Packet, Psn, Qpn};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -434,6 +436,18 @@ impl Function for P4ce {
             Some(dst) if *dst == self.config.mac.0 => self.on_own(frame, port, out),
             Some(dst) if dst[0] & 1 != 0 && self.asks_for_us(bytes) => Verdict::Punt,
             _ => self.forward.on_frame(frame, port, now, out),
+        }
+    }
+
+    #[inline]
+    fn foresee(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
+        // Where most packets have it: without tag, IPv4 without options.
+        const DEST_QP: usize = Ethernet::LEN + Ipv4::LEN + Udp::LEN + Bth::DEST_QP_WORD;
+        let Some(word) = frame.bytes().get(DEST_QP..).and_then(|bytes| bytes.first_chunk()) else { return };
+        let qpn = Qpn::new(u32::from_be_bytes(*word));
+        let slot = self.slots[self.slot_of(qpn)];
+        if let Some(Some(group)) = self.groups.get(slot.group as usize) {
+            group.foresee((slot.member != LEADER).then_some(slot.member as usize), fetch);
         }
     }
 
