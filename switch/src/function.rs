@@ -121,6 +121,18 @@ pub trait Output {
     /// A copy of `frame`.
     fn copy(&mut self, frame: &Self::Frame) -> Result<Self::Frame, Full>;
 
+    /// Whether copies for `port` had better [`share`](Self::share) a payload of `len` bytes than have one each.
+    #[inline]
+    fn prefers_sharing(&self, _port: PortId, _len: usize) -> bool {
+        false
+    }
+
+    /// A copy of `frame` as it is now. All but its first `head` and last `tail` bytes may be `frame`'s own memory, which is
+    /// not to be written to any more; the copy shows its head only.
+    fn share(&mut self, frame: &mut Self::Frame, _head: usize, _tail: usize) -> Result<Self::Frame, Full> {
+        self.copy(frame)
+    }
+
     /// Sends `frame` through `port`, in the order of the calls and before the frame whose verdict is still due. A frame
     /// for which there is no room is dropped and counted by the runner.
     fn send(&mut self, frame: Self::Frame, port: PortId) -> Result<(), Full>;
