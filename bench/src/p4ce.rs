@@ -224,8 +224,8 @@ fn ratios(figures: &Figures) -> Vec<Ratio> {
         ratio("1,024 groups / one group, 64 B", growth.map(|(many, one)| many / one), 0.90),
     ];
     all.extend(SHARED.map(|payload| {
-        // From 1,024 bytes on payloads are shared.
-        let (name, at_least) = (write(payload), if payload < 1024 { 0.0 } else { 1.0 });
+        // From 3,072 bytes on payloads are shared, unless a port is told otherwise.
+        let (name, at_least) = (write(payload), if payload < 3072 { 0.0 } else { 1.0 });
         let what = format!("to four, payload shared / copied, {payload} B");
         Ratio { what, value: figures.ratio(SHARED_BY, COPIED, &name), at_least }
     }));

@@ -13,7 +13,7 @@ use std::path::Path;
 const POOL_CACHE: u32 = 256;
 
 /// From here on it is faster to share a payload than to copy it (`understudy bench p4ce`, ADR 4).
-const SHARE_FROM: usize = 1024;
+const SHARE_FROM: usize = 3072;
 
 /// How the EAL gets to know a device.
 pub(crate) enum Allow {

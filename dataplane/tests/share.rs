@@ -104,7 +104,7 @@ fn drivers_that_announce_segments_get_shared_payloads() {
         port("ring", Device::Ring),
     ];
     let mut runtime = Runtime::start(config(ports, 1)).unwrap();
-    let preferred = vec![(1023, vec![false; 3]), (1024, vec![false, false, true])];
+    let preferred = vec![(3071, vec![false; 3]), (3072, vec![false, false, true])];
     let outcome = runtime.run(vec![Shares { preferred }], &mut Looks(100), &Stop::new());
     assert!(outcome.workers[0].ports[1].tx.frames.get() > 0);
 }

@@ -202,7 +202,6 @@ fn view<T: FromBytes + KnownLayout + Immutable + Unaligned>(bytes: &[u8], at: us
 /// Finds the headers of an Ethernet frame and checks that they fit together. The IPv4 header checksum is verified;
 /// the UDP checksum and the ICRC, which need the whole packet, are not: see [`Packet::verify_udp_checksum`] and
 /// [`Packet::verify_icrc`].
-#[expect(clippy::inline_always, reason = "a layout in registers is looked at without waiting for its stores")]
 #[inline(always)]
 pub fn classify(frame: &[u8]) -> Class {
     // Most frames by far: no tag, IPv4 without options. Their offsets are known when this is compiled.
