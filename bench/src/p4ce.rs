@@ -41,6 +41,9 @@ pub struct LoadArgs {
     /// Replicas of each
     #[arg(long)]
     pub replicas: u32,
+    /// Share payloads of this many bytes and more, whatever the port's driver announces
+    #[arg(long)]
+    pub share_from: Option<usize>,
 }
 
 /// The groups that the traffic is for: group `n` has the leader that sends [`traffic::write_only`] of `n`.
@@ -107,17 +110,39 @@ pub fn run(args: &P4ceArgs, understudy: &Path) -> Result<(), Report> {
             Box::new(move |bench, capture, prefix| Ok(roofed(bench, &roof, capture, prefix))),
         ));
         for replicas in [1, 4] {
-            entries.push(entry(&to(replicas), &name, &path, replicating(GROUPS, replicas)));
+            entries.push(entry(&to(replicas), &name, &path, replicating(GROUPS, replicas, None)));
         }
     }
     let path = capture("one");
     traffic::write(&path, (0..GROUPS).map(|_| traffic::write_only(0, 64))).into_diagnostic()?;
-    entries.push(entry(&to(1), "WRITE 64 B, one group", &path, replicating(1, 1)));
+    entries.push(entry(&to(1), "WRITE 64 B, one group", &path, replicating(1, 1, None)));
     let path = capture("ack");
     traffic::write(&path, (0..GROUPS).map(acknowledgement)).into_diagnostic()?;
     entries.push(entry(MACSWAP, "ACK", &path, macswap()));
-    entries.push(Entry { counts: Counts::Received, ..entry(GATHER, "ACK", &path, replicating(GROUPS, 2)) });
+    entries.push(Entry {
+        counts: Counts::Received,
+        ..entry(GATHER, "ACK", &path, replicating(GROUPS, 2, None))
+    });
+    for payload in SHARED {
+        // Few groups: it is about payloads.
+        let path = capture(&format!("share-{payload}"));
+        traffic::write(&path, (0..32).map(|n| traffic::write_only(n, payload))).into_diagnostic()?;
+        // The port takes segments, although its driver does not say so.
+        for (name, from) in [(COPIED, usize::MAX), (SHARED_BY, 0)] {
+            entries.push(entry(name, &write(payload), &path, replicating(32, 4, Some(from))));
+        }
+    }
     bench.compare(&args.compare, &entries, ratios)
+}
+
+/// Payloads that are copied and shared
+const SHARED: [usize; 6] = [64, 256, 512, 1024, 2048, 4096];
+const COPIED: &str = "understudy p4ce to 4, payload copied";
+const SHARED_BY: &str = "understudy p4ce to 4, payload shared";
+
+/// What traffic of WRITEs to 32 groups is called
+fn write(payload: usize) -> String {
+    format!("WRITE {payload} B, 32 groups")
 }
 
 const GATHER: &str = "understudy p4ce, absorbed, ICRC verified";
@@ -141,10 +166,11 @@ fn macswap() -> Launch {
     Box::new(|bench, capture, prefix| Ok(bench.testpmd("macswap", capture, prefix)))
 }
 
-fn replicating(groups: u32, replicas: u32) -> Launch {
+fn replicating(groups: u32, replicas: u32, share_from: Option<usize>) -> Launch {
     Box::new(move |bench, capture, file_prefix| {
         let path = bench.dir.path().join("p4ce.toml");
-        let config = bench.runtime(capture, &file_prefix)
+        let mtu = if share_from.is_some() { 4200 } else { 1500 };
+        let config = bench.runtime(capture, &file_prefix, mtu)
             + &format!(
                 "[p4ce]\nmac = \"{OWN}\"\naddresses = [\"198.18.0.1/16\"]\ncounted_qps = 0\nsilent_after_ms = 0\n"
             );
@@ -152,6 +178,9 @@ fn replicating(groups: u32, replicas: u32) -> Launch {
         let mut command = Command::new(&bench.understudy);
         command.args(["bench", "p4ce-load"]).arg(path);
         command.args(["--groups", &groups.to_string(), "--replicas", &replicas.to_string()]);
+        if let Some(from) = share_from {
+            command.args(["--share-from", &from.to_string()]);
+        }
         Ok(Program { command, file_prefix, thread_names: &["worker-0"] })
     })
 }
@@ -183,7 +212,7 @@ fn compile_roof(bench: &Bench) -> Result<PathBuf, Report> {
 fn ratios(figures: &Figures) -> Vec<Ratio> {
     let growth = figures.rate(&to(1), "WRITE 64 B").zip(figures.rate(&to(1), "WRITE 64 B, one group"));
     let ratio = |what: &str, value, at_least| Ratio { what: what.into(), value, at_least };
-    vec![
+    let mut all = vec![
         ratio("to one replica / testpmd macswap, 64 B", figures.ratio(&to(1), MACSWAP, "WRITE 64 B"), 0.40),
         ratio(
             "to four, frames out / testpmd macswap, 64 B",
@@ -193,5 +222,12 @@ fn ratios(figures: &Figures) -> Vec<Ratio> {
         ratio("ACKs absorbed / testpmd macswap", figures.ratio(GATHER, MACSWAP, "ACK"), 0.35),
         ratio("to one replica / C roof, 1 KB", figures.ratio(&to(1), ROOF, "WRITE 1024 B"), 0.90),
         ratio("1,024 groups / one group, 64 B", growth.map(|(many, one)| many / one), 0.90),
-    ]
+    ];
+    all.extend(SHARED.map(|payload| {
+        // From 3,072 bytes on payloads are shared, unless a port is told otherwise.
+        let (name, at_least) = (write(payload), if payload < 3072 { 0.0 } else { 1.0 });
+        let what = format!("to four, payload shared / copied, {payload} B");
+        Ratio { what, value: figures.ratio(SHARED_BY, COPIED, &name), at_least }
+    }));
+    all
 }

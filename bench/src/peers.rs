@@ -67,7 +67,7 @@ fn forward_name(counted_qps: u32) -> String {
 
 fn forward(bench: &Bench, counted_qps: u32, capture: &Path, file_prefix: String) -> Result<Program, Report> {
     let path = bench.dir.path().join("forward.toml");
-    let config = bench.runtime(capture, &file_prefix)
+    let config = bench.runtime(capture, &file_prefix, 1500)
         + &format!("[forward]\npairs = [[\"loop\", \"loop\"]]\ncounted_qps = {counted_qps}\n");
     std::fs::write(&path, config).into_diagnostic()?;
     let mut command = Command::new(&bench.understudy);

@@ -69,6 +69,9 @@ pub struct Port {
     pub descriptors: u16,
     /// Packet buffers of the port's pool
     pub buffers: u32,
+    /// From how many bytes on a payload is shared between copies rather than copied. Unless said, that is where it becomes
+    /// faster, if the driver sends frames in segments
+    pub share_from: Option<usize>,
 }
 
 /// What a port is.

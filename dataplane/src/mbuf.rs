@@ -4,7 +4,8 @@ use core::ptr::NonNull;
 use dpdk_sys::{rte_mbuf, rte_mempool};
 use switch::{Frame, Full, NoRoom};
 
-/// An owned packet buffer: one frame, in one segment or more, referred to by nobody else.
+/// An owned packet buffer: one frame, in one segment or more. Nobody else refers to what [`Frame::bytes`] shows of it, but
+/// for a payload that copies share ([`switch::Output::share`]).
 ///
 /// Dropping it gives it back to its pool.
 #[derive(Debug)]
@@ -48,6 +49,48 @@ impl Mbuf {
         // SAFETY: the buffer is valid, and the pool as the caller promises.
         let raw = unsafe { dpdk_sys::rte_pktmbuf_copy(self.0.as_ptr(), pool.as_ptr(), 0, u32::MAX) };
         NonNull::new(raw).map(Self).ok_or(Full)
+    }
+
+    /// A copy of the whole frame that refers to this buffer for all but the first `head` and last `tail` bytes: three segments,
+    /// the first and the last of which are its own. A frame that is not made of one segment, or not longer than that, is
+    /// copied.
+    ///
+    /// # Safety
+    /// As for [`allocate`](Self::allocate).
+    pub(crate) unsafe fn share_to(
+        &self,
+        pool: NonNull<rte_mempool>,
+        head: usize,
+        tail: usize,
+    ) -> Result<Self, Full> {
+        let bytes = self.bytes();
+        if !self.is_whole() || bytes.len() <= head + tail {
+            // SAFETY: as the caller promises.
+            return unsafe { self.copy_to(pool) };
+        }
+        let middle = bytes.len() - head - tail;
+        let mut raw = [core::ptr::null_mut::<rte_mbuf>(); 3];
+        // SAFETY: the pool is as the caller promises; there is room for three pointers.
+        if unsafe { dpdk_sys::rte_pktmbuf_alloc_bulk(pool.as_ptr(), raw.as_mut_ptr(), 3) } != 0 {
+            return Err(Full);
+        }
+        // SAFETY: they were just allocated, and are owned here alone.
+        let [mut first, mut shared, mut last] = raw.map(|raw| Self(unsafe { NonNull::new_unchecked(raw) }));
+        for (own, part) in [(&mut first, &bytes[..head]), (&mut last, &bytes[head + middle..])] {
+            own.resize(part.len()).map_err(|NoRoom| Full)?;
+            own.bytes_mut().copy_from_slice(part);
+        }
+        // SAFETY: both are valid; the new one is direct, and has no other owner. It takes a reference to this one's memory,
+        // which goes back to its pool with the last of them.
+        unsafe { dpdk_sys::rte_pktmbuf_attach(shared.0.as_ptr(), self.0.as_ptr()) };
+        let offset = self.mbuf().data_off + head as u16;
+        let part = shared.mbuf_mut();
+        (part.data_off, part.data_len) = (offset, middle as u16);
+        part.next = last.into_raw().as_ptr();
+        let frame = first.mbuf_mut();
+        (frame.pkt_len, frame.nb_segs) = (bytes.len() as u32, 3);
+        frame.next = shared.into_raw().as_ptr();
+        Ok(first)
     }
 
     #[inline]

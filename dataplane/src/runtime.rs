@@ -158,6 +158,7 @@ impl Runtime {
                     tx: Tx {
                         exits: self.exits_of(index),
                         handoffs: handoffs_out,
+                        share_from: self.ports.iter().map(|port| port.share_from).collect(),
                         pool: pool.raw(),
                         counters: Arc::clone(&counters[index]),
                     },

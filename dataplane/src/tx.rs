@@ -136,6 +136,8 @@ pub(crate) struct Tx {
     pub(crate) exits: Vec<Exit>,
     /// To each other worker; none to itself
     pub(crate) handoffs: Vec<Option<Producer<Handoff>>>,
+    /// From how many bytes on a port's copies share their payload, by port
+    pub(crate) share_from: Vec<usize>,
     /// For copies and frames made here
     pub(crate) pool: NonNull<rte_mempool>,
     pub(crate) counters: std::sync::Arc<WorkerCounters>,
@@ -226,6 +228,16 @@ impl Output for Tx {
     fn copy(&mut self, frame: &Mbuf) -> Result<Mbuf, Full> {
         // SAFETY: as above.
         unsafe { frame.copy_to(self.pool) }
+    }
+
+    #[inline]
+    fn prefers_sharing(&self, port: PortId, len: usize) -> bool {
+        len >= self.share_from[port.index()]
+    }
+
+    fn share(&mut self, frame: &mut Mbuf, head: usize, tail: usize) -> Result<Mbuf, Full> {
+        // SAFETY: as above.
+        unsafe { frame.share_to(self.pool, head, tail) }
     }
 
     fn send(&mut self, frame: Mbuf, port: PortId) -> Result<(), Full> {

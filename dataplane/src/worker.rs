@@ -5,6 +5,7 @@ use crate::control::{Down, Up};
 use crate::mbuf::Mbuf;
 use crate::time::{Clock, cycles};
 use crate::tx::{Handoff, Tx, rx_burst};
+use core::mem::ManuallyDrop;
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crossbeam_channel::{Receiver, Sender};
@@ -15,7 +16,9 @@ use switch::{Function, Nanos, PortId, Verdict};
 /// Frames received at once at most
 const BURST: usize = 32;
 /// How many frames ahead headers are fetched into the cache
-const PREFETCH: usize = 4;
+const PREFETCH: usize = 8;
+/// How many frames ahead the function is asked what it will need
+const FORESEE: usize = 4;
 /// For how long a stopping worker offers its last frames to the ports
 const DRAIN: Nanos = Nanos::from_millis(100);
 
@@ -89,6 +92,11 @@ impl<F: Function> Worker<F> {
         for (at, &raw) in burst.iter().enumerate() {
             if let Some(&ahead) = burst.get(at + PREFETCH) {
                 prefetch(ahead);
+            }
+            if let Some(&ahead) = burst.get(at + FORESEE) {
+                // SAFETY: as below; it is not used, nor freed, as another frame.
+                let ahead = ManuallyDrop::new(unsafe { Mbuf::from_raw(NonNull::new_unchecked(ahead)) });
+                self.function.foresee(&*ahead, fetch);
             }
             // SAFETY: drivers write non-null pointers to buffers that are the receiver's alone.
             let mut frame = unsafe { Mbuf::from_raw(NonNull::new_unchecked(raw)) };
@@ -164,13 +172,20 @@ impl<F: Function> Worker<F> {
 /// Asks for the first bytes of a frame.
 #[inline]
 fn prefetch(mbuf: *mut rte_mbuf) {
+    // SAFETY: the buffer is valid.
+    let (start, offset) = unsafe { ((*mbuf).buf_addr.cast::<u8>(), usize::from((*mbuf).data_off)) };
+    fetch(start.wrapping_add(offset));
+}
+
+/// Asks for what lies there.
+#[inline]
+fn fetch(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the buffer is valid; a prefetch has no effect that could be seen.
+    // SAFETY: a prefetch has no effect that could be seen, wherever it points.
     unsafe {
         use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        let start = (*mbuf).buf_addr.cast::<i8>().wrapping_add(usize::from((*mbuf).data_off));
-        _mm_prefetch::<_MM_HINT_T0>(start);
+        _mm_prefetch::<_MM_HINT_T0>(at.cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = mbuf;
+    let _ = at;
 }

@@ -2,12 +2,15 @@
 //! everything else.
 
 use crate::gather::Gathered;
-use crate::group::{Group, GroupId, Request};
+use crate::group::{Group, GroupId, Member, Request};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use rocev2::aeth::{NakCode, Syndrome};
 use rocev2::ethernet::{Ethernet, MacAddr, VlanTag, ethertype};
+use rocev2::ipv4::Ipv4;
 use rocev2::ipv6::Ipv6;
+use rocev2::packet::ICRC_LEN;
 use rocev2::reth::Reth;
+use rocev2::udp::Udp;
 use rocev2::{Bth, Fault, Layout, Opcode, Packet, Psn, Qpn};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -262,9 +265,16 @@ impl P4ce {
         self.counters.copies.add(others.len() as u64 + 1);
         for number in others {
             let member = &group.members[usize::from(*number)];
-            match out.copy(frame) {
-                Ok(mut copy) => {
+            let copy = if out.prefers_sharing(member.port, layout.icrc() - layout.payload()) {
+                share(member, frame, layout, request, out)
+            } else {
+                out.copy(frame).map(|mut copy| {
                     member.scatter(copy.bytes_mut(), layout, request);
+                    copy
+                })
+            };
+            match copy {
+                Ok(copy) => {
                     // The runner counts what does not fit; the replica will miss it, and say so.
                     _ = out.send(copy, member.port);
                 }
@@ -392,6 +402,35 @@ impl P4ce {
     }
 }
 
+/// A replica's copy that shares the payload with the leader's packet. Headers and ICRC are the replica's while it is made,
+/// and the leader's again in the end.
+fn share<O: Output>(
+    member: &Member,
+    frame: &mut O::Frame,
+    layout: Layout,
+    request: Request,
+    out: &mut O,
+) -> Result<O::Frame, switch::Full> {
+    let (payload, icrc) = (layout.payload(), layout.icrc());
+    let bytes = frame.bytes_mut();
+    let mut headers = [0; 128];
+    let (Some(headers), Some(&right)) = (headers.get_mut(..payload), bytes[icrc..].first_chunk::<ICRC_LEN>())
+    else {
+        // Extension headers without end
+        let mut copy = out.copy(frame)?;
+        member.scatter(copy.bytes_mut(), layout, request);
+        return Ok(copy);
+    };
+    headers.copy_from_slice(&bytes[..payload]);
+    let tail = bytes.len() - icrc;
+    member.scatter(bytes, layout, request);
+    let copy = out.share(frame, payload, tail);
+    let bytes = frame.bytes_mut();
+    bytes[..payload].copy_from_slice(headers);
+    bytes[icrc..icrc + ICRC_LEN].copy_from_slice(&right);
+    copy
+}
+
 /// The RETH of a packet whose opcode has one, and nothing in front of it.
 #[inline]
 fn first_reth<'a>(packet: &Packet<'a>) -> Option<&'a Reth> {
@@ -434,6 +473,18 @@ impl Function for P4ce {
             Some(dst) if *dst == self.config.mac.0 => self.on_own(frame, port, out),
             Some(dst) if dst[0] & 1 != 0 && self.asks_for_us(bytes) => Verdict::Punt,
             _ => self.forward.on_frame(frame, port, now, out),
+        }
+    }
+
+    #[inline]
+    fn foresee(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
+        // Where most packets have it: without tag, IPv4 without options.
+        const DEST_QP: usize = Ethernet::LEN + Ipv4::LEN + Udp::LEN + Bth::DEST_QP_WORD;
+        let Some(word) = frame.bytes().get(DEST_QP..).and_then(|bytes| bytes.first_chunk()) else { return };
+        let qpn = Qpn::new(u32::from_be_bytes(*word));
+        let slot = self.slots[self.slot_of(qpn)];
+        if let Some(Some(group)) = self.groups.get(slot.group as usize) {
+            group.foresee((slot.member != LEADER).then_some(slot.member as usize), fetch);
         }
     }
 

@@ -57,9 +57,8 @@ pub enum Gathered {
 
 /// The state of a group's acknowledgements.
 #[derive(Clone, Debug)]
+#[repr(C)]
 pub struct Gather {
-    quorum: usize,
-    outvote: bool,
     /// The PSN behind the newest that the leader has sent
     next: Psn,
     /// The newest PSN that a quorum holds, and the MSN there
@@ -71,6 +70,8 @@ pub struct Gather {
     asked_later: Option<(Psn, RnrTimer)>,
     /// The credits that it was told last
     credit: Credit,
+    outvote: bool,
+    quorum: usize,
     members: [Progress; MAX_MEMBERS],
     count: usize,
     #[cfg(feature = "canary")]

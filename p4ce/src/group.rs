@@ -86,15 +86,17 @@ impl Addresses {
     }
 
     /// Whether these are the addresses of a packet that comes the other way.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "a call costs more than the comparison")]
+    #[inline(always)]
     fn are_answered_by(&self, packet: &Packet<'_>) -> bool {
-        let bytes = &packet.bytes()[packet.layout().l3()..];
+        let header = &packet.bytes()[packet.layout().l3()..];
         match self {
             Self::V4 { src, dst } => {
-                !packet.layout().is_ipv6() && bytes[12..16] == *dst && bytes[16..20] == *src
+                let both = &header[12..20];
+                !packet.layout().is_ipv6() && both[..4] == *dst && both[4..] == *src
             }
             Self::V6 { src, dst } => {
-                packet.layout().is_ipv6() && bytes[8..24] == *dst && bytes[24..40] == *src
+                packet.layout().is_ipv6() && header[8..24] == *dst && header[24..40] == *src
             }
         }
     }
@@ -193,14 +195,15 @@ impl Way {
 
 /// A replica as its packets need it.
 #[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
 pub(crate) struct Member {
-    /// From a packet of the leader's to one to this replica
-    redirect: Redirect,
+    va: u64,
     /// What its PSNs are ahead of the leader's
     pub(crate) psn_ahead: u32,
     /// Where it lies
     pub(crate) port: PortId,
-    va: u64,
+    /// From a packet of the leader's to one to this replica
+    redirect: Redirect,
 }
 
 impl Member {
@@ -239,18 +242,19 @@ pub(crate) struct Request {
     pub(crate) va: Option<u64>,
 }
 
-/// A group.
+/// A group. In this order what a request needs lies in two lines of the cache, and a replica's part in one more.
 #[derive(Clone, Debug)]
+#[repr(C, align(64))]
 pub struct Group {
     pub(crate) leader: Way,
     pub(crate) rkey: u32,
     pub(crate) size: u64,
-    pub(crate) gather: Gather,
-    /// By their number in the gather
-    pub(crate) members: [Member; MAX_MEMBERS],
     /// The numbers of those that are written to: the first `target_count`
     targets: [u8; MAX_MEMBERS],
     target_count: u8,
+    pub(crate) gather: Gather,
+    /// By their number in the gather
+    pub(crate) members: [Member; MAX_MEMBERS],
     config: GroupConfig,
 }
 
@@ -293,6 +297,16 @@ impl Group {
     #[cfg(feature = "canary")]
     pub fn plant(&mut self, bug: Option<crate::Bug>) {
         self.gather.plant(bug);
+    }
+
+    /// Where that lies which is needed for a packet of a replica's, or for one of the leader's.
+    #[inline]
+    pub(crate) fn foresee(&self, member: Option<usize>, fetch: impl Fn(*const u8)) {
+        let start = core::ptr::from_ref(self).cast::<u8>();
+        fetch(start);
+        fetch(start.wrapping_add(64));
+        let member = core::ptr::from_ref(&self.members[member.unwrap_or(0)]).cast::<u8>();
+        fetch(member);
     }
 
     /// The replicas that are written to: all but the last, and the last

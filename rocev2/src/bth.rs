@@ -34,7 +34,7 @@ impl Bth {
     /// Where in the header the byte lies that the ICRC leaves out
     pub const MASKED_BYTE: usize = 4;
     /// Where in the header the word with the destination QPN lies
-    pub(crate) const DEST_QP_WORD: usize = 4;
+    pub const DEST_QP_WORD: usize = 4;
     /// Where in the header the word with the PSN lies
     pub(crate) const PSN_WORD: usize = 8;
 

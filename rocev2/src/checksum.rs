@@ -1,5 +1,7 @@
 //! The Internet checksum (RFC 1071) and its incremental update (RFC 1624).
 
+use crate::ipv4::Ipv4;
+
 /// One's complement sum of 16-bit words in network order, not yet folded or inverted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sum(u64);
@@ -48,6 +50,19 @@ impl Sum {
     }
 }
 
+/// Whether an IPv4 header without options carries a right checksum.
+#[inline]
+pub fn is_right(header: &[u8; Ipv4::LEN]) -> bool {
+    let (words, last) = header.as_chunks::<8>();
+    let halves = |word: u64| (word >> 32) + (word & 0xffff_ffff);
+    let mut sum = last.first_chunk().map_or(0, |last| u64::from(u32::from_ne_bytes(*last)));
+    for word in words {
+        sum += halves(u64::from_ne_bytes(*word));
+    }
+    // Folding is a remainder, in any byte order: 2^16 is 1 more than 0xffff.
+    sum != 0 && sum.is_multiple_of(0xffff)
+}
+
 /// The checksum after a 32-bit aligned word changed (RFC 1624, equation 3).
 pub const fn update(checksum: u16, old: u32, new: u32) -> u16 {
     let mut sum = (!checksum) as u64 + (!old) as u64 + new as u64;
@@ -80,6 +95,18 @@ mod tests {
                 sum = (sum & 0xffff) + (sum >> 16);
             }
             prop_assert_eq!(Sum::default().add(&bytes).folded(), sum as u16);
+        }
+
+        #[test]
+        fn right_headers_are_known(mut header: [u8; 20], wrong: u16, set: bool) {
+            let checksum = if set {
+                header[10..12].fill(0);
+                Sum::default().add(&header).checksum()
+            } else {
+                wrong
+            };
+            header[10..12].copy_from_slice(&checksum.to_be_bytes());
+            prop_assert_eq!(is_right(&header), Sum::default().add(&header).folded() == 0xffff);
         }
 
         #[test]

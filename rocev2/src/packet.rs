@@ -2,7 +2,7 @@
 
 use crate::aeth::Aeth;
 use crate::atomic::{AtomicAckEth, AtomicEth};
-use crate::checksum::Sum;
+use crate::checksum::{self, Sum};
 use crate::deth::Deth;
 use crate::ethernet::{Ethernet, VlanTag, ethertype};
 use crate::immediate::{Ieth, ImmDt};
@@ -12,6 +12,7 @@ use crate::opcode::Headers;
 use crate::reth::Reth;
 use crate::udp::{self, Udp};
 use crate::{Bth, MAX_PAYLOAD, Opcode, UDP_PORT, icrc};
+use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
@@ -117,55 +118,56 @@ impl Fault {
 }
 
 /// Where the headers of one RoCEv2 frame lie, in bytes from its start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layout {
-    opcode: Opcode,
-    v6: bool,
-    l3: u16,
-    bth: u16,
-    payload: u16,
-    icrc: u16,
-}
+///
+/// One word: what is put together in memory field by field, and read as a whole at once, costs more than the checks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Layout(u64);
 
 impl Layout {
+    /// `headers` is the length of the extended headers: 28 bytes at most.
+    const fn new(opcode: Opcode, v6: bool, headers: u8, l3: u16, bth: u16, icrc: u16) -> Self {
+        let ends = (icrc as u64) << 48 | (bth as u64) << 32 | (l3 as u64) << 16;
+        Self(ends | (headers as u64) << 9 | (v6 as u64) << 8 | opcode.0 as u64)
+    }
+
     /// The operation
     pub const fn opcode(&self) -> Opcode {
-        self.opcode
+        Opcode(self.0 as u8)
     }
 
     /// Whether the packet is IPv6 rather than IPv4
     pub const fn is_ipv6(&self) -> bool {
-        self.v6
+        self.0 & 1 << 8 != 0
     }
 
     /// Where the IP header begins
     pub const fn l3(&self) -> usize {
-        self.l3 as usize
+        (self.0 >> 16) as u16 as usize
     }
 
     /// Where the UDP header begins
     pub const fn udp(&self) -> usize {
-        self.bth as usize - Udp::LEN
+        self.bth() - Udp::LEN
     }
 
     /// Where the BTH begins
     pub const fn bth(&self) -> usize {
-        self.bth as usize
+        (self.0 >> 32) as u16 as usize
     }
 
     /// Where the extended headers end and the payload begins
     pub const fn payload(&self) -> usize {
-        self.payload as usize
+        self.bth() + Bth::LEN + (self.0 >> 9 & 0x7f) as usize
     }
 
     /// Where payload and padding end and the ICRC begins
     pub const fn icrc(&self) -> usize {
-        self.icrc as usize
+        (self.0 >> 48) as usize
     }
 
     /// Where the packet ends; Ethernet padding may follow
     pub const fn end(&self) -> usize {
-        self.icrc as usize + ICRC_LEN
+        self.icrc() + ICRC_LEN
     }
 
     /// Bytes of an IP packet from its first header on; what an Ethernet frame with this packet's tags carries.
@@ -179,6 +181,18 @@ impl Layout {
     }
 }
 
+impl fmt::Debug for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Layout")
+            .field("opcode", &self.opcode())
+            .field("l3", &self.l3())
+            .field("bth", &self.bth())
+            .field("payload", &self.payload())
+            .field("icrc", &self.icrc())
+            .finish()
+    }
+}
+
 /// A view of `T` at `at`, or `None` past the end.
 #[inline]
 fn view<T: FromBytes + KnownLayout + Immutable + Unaligned>(bytes: &[u8], at: usize) -> Option<&T> {
@@ -188,19 +202,22 @@ fn view<T: FromBytes + KnownLayout + Immutable + Unaligned>(bytes: &[u8], at: us
 /// Finds the headers of an Ethernet frame and checks that they fit together. The IPv4 header checksum is verified;
 /// the UDP checksum and the ICRC, which need the whole packet, are not: see [`Packet::verify_udp_checksum`] and
 /// [`Packet::verify_icrc`].
-#[inline]
+#[inline(always)]
 pub fn classify(frame: &[u8]) -> Class {
-    // Most frames by far: no tag, IPv4 without options.
-    let Some(eth) = view::<Ethernet>(frame, 0) else { return Class::Malformed(Fault::Truncated) };
-    if eth.ethertype.get() == ethertype::IPV4 {
-        return classify_ipv4(frame, Ethernet::LEN);
+    // Most frames by far: no tag, IPv4 without options. Their offsets are known when this is compiled.
+    const PLAIN: usize = Ethernet::LEN + Ipv4::LEN + Udp::LEN + Bth::LEN;
+    match frame.first_chunk::<PLAIN>() {
+        Some(head) if head[12..15] == [0x08, 0x00, 0x45] => classify_udp(frame, Ethernet::LEN, Ipv4::LEN),
+        _ => classify_any(frame),
     }
-    classify_tagged(frame)
 }
 
 #[inline(never)]
-fn classify_tagged(frame: &[u8]) -> Class {
+fn classify_any(frame: &[u8]) -> Class {
     let mut l3 = Ethernet::LEN;
+    if frame.len() < l3 {
+        return Class::Malformed(Fault::Truncated);
+    }
     for _ in 0..=MAX_TAGS {
         // The ethertype is the last field of Ethernet header and tag alike.
         let kind = u16::from_be_bytes([frame[l3 - 2], frame[l3 - 1]]);
@@ -224,13 +241,19 @@ pub fn classify_ip(frame: &[u8], l3: usize, kind: u16) -> Class {
     }
 }
 
-#[inline]
 fn classify_ipv4(frame: &[u8], l3: usize) -> Class {
     let Some(ip) = view::<Ipv4>(frame, l3) else { return Class::Malformed(Fault::Truncated) };
     if ip.version() != 4 || ip.header_len() < Ipv4::LEN {
         return Class::Malformed(Fault::IpHeader);
     }
-    let header_len = ip.header_len();
+    classify_udp(frame, l3, ip.header_len())
+}
+
+/// An IPv4 packet with a header of this length.
+#[expect(clippy::inline_always, reason = "offsets that are known when it is compiled need no checks")]
+#[inline(always)]
+fn classify_udp(frame: &[u8], l3: usize, header_len: usize) -> Class {
+    let Some(ip) = view::<Ipv4>(frame, l3) else { return Class::Malformed(Fault::Truncated) };
     if ip.protocol != udp::PROTOCOL || ip.is_later_fragment() {
         return Class::Other;
     }
@@ -240,11 +263,11 @@ fn classify_ipv4(frame: &[u8], l3: usize) -> Class {
         return Class::Other;
     }
     // Almost always of this length, and faster if that is known.
-    let sum = match frame[l3..l4].first_chunk::<{ Ipv4::LEN }>() {
-        Some(header) if header_len == Ipv4::LEN => Sum::default().add(header),
-        _ => Sum::default().add(&frame[l3..l4]),
+    let right = match frame[l3..l4].first_chunk::<{ Ipv4::LEN }>() {
+        Some(header) if header_len == Ipv4::LEN => checksum::is_right(header),
+        _ => Sum::default().add(&frame[l3..l4]).folded() == 0xffff,
     };
-    if sum.folded() != 0xffff {
+    if !right {
         return Class::Malformed(Fault::IpChecksum);
     }
     if ip.is_fragment() {
@@ -291,7 +314,8 @@ fn classify_ipv6(frame: &[u8], l3: usize) -> Class {
 
 /// UDP and what it carries: `l4` is where the UDP header begins, `end` where the IP packet says that it ends. The
 /// UDP header is known to lie within the frame.
-#[inline]
+#[expect(clippy::inline_always, reason = "offsets that are known when it is compiled need no checks")]
+#[inline(always)]
 fn transport(frame: &[u8], l3: usize, l4: usize, end: usize, v6: bool) -> Class {
     let bth_at = l4 + Udp::LEN;
     if frame.len() < end {
@@ -329,7 +353,7 @@ fn transport(frame: &[u8], l3: usize, l4: usize, end: usize, v6: bool) -> Class 
     let (Ok(bth), Ok(icrc)) = (u16::try_from(bth_at), u16::try_from(icrc)) else {
         return Class::Malformed(Fault::Oversized);
     };
-    Class::Roce(Layout { opcode, v6, l3: l3 as u16, bth, payload: payload as u16, icrc })
+    Class::Roce(Layout::new(opcode, v6, headers_len as u8, l3 as u16, bth, icrc))
 }
 
 /// A RoCEv2 frame together with its layout.
@@ -370,7 +394,7 @@ impl<'a> Packet<'a> {
     }
 
     fn extended<T: FromBytes + KnownLayout + Immutable + Unaligned>(&self, header: Headers) -> Option<&'a T> {
-        let headers = self.layout.opcode.headers();
+        let headers = self.layout.opcode().headers();
         headers.has(header).then(|| self.at(self.layout.bth() + Bth::LEN + headers.before(header)))
     }
 
@@ -387,12 +411,12 @@ impl<'a> Packet<'a> {
 
     /// The IPv4 header, if the packet is IPv4
     pub fn ipv4(&self) -> Option<&'a Ipv4> {
-        (!self.layout.v6).then(|| self.at(self.layout.l3()))
+        (!self.layout.is_ipv6()).then(|| self.at(self.layout.l3()))
     }
 
     /// The IPv6 header, if the packet is IPv6
     pub fn ipv6(&self) -> Option<&'a Ipv6> {
-        self.layout.v6.then(|| self.at(self.layout.l3()))
+        self.layout.is_ipv6().then(|| self.at(self.layout.l3()))
     }
 
     /// Source address
@@ -414,7 +438,7 @@ impl<'a> Packet<'a> {
     /// ECN field (RFC 3168): 0 not capable, 1 and 2 capable, 3 congestion experienced
     pub fn ecn(&self) -> u8 {
         let at = self.layout.l3() + 1;
-        let shift = if self.layout.v6 { 4 } else { 0 };
+        let shift = if self.layout.is_ipv6() { 4 } else { 0 };
         self.bytes[at] >> shift & 3
     }
 
@@ -494,7 +518,7 @@ impl<'a> Packet<'a> {
     pub(crate) fn pseudo_header_sum(&self) -> Sum {
         // Source and destination stand side by side, at the end of either header.
         let l3 = self.layout.l3();
-        let addresses = if self.layout.v6 { l3 + 8..l3 + Ipv6::LEN } else { l3 + 12..l3 + Ipv4::LEN };
+        let addresses = if self.layout.is_ipv6() { l3 + 8..l3 + Ipv6::LEN } else { l3 + 12..l3 + Ipv4::LEN };
         let sum = Sum::default().add(&self.bytes[addresses]);
         sum.add_word(u32::from(udp::PROTOCOL)).add_word(u32::from(self.udp().len.get()))
     }

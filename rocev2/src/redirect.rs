@@ -36,21 +36,22 @@ const TO_KEY: usize = 12;
 
 /// A rewrite of the packets of one connection into those of another.
 #[derive(Clone, Copy, Debug)]
+#[repr(C)] // In this order IPv4 needs no more than its beginning.
 pub struct Redirect {
     /// Both MAC addresses, as a frame begins
     ethernet: [u8; 12],
-    /// Both IP addresses, as a header has them; 8 bytes of them with IPv4
-    addresses: [u8; 32],
     /// The key that is expected, and that which is put in its place
     rkeys: [[u8; 4]; 2],
-    qpn: [u8; 3],
-    v6: bool,
-    /// What the sum over the IPv4 header grows by
-    sum: u16,
+    qpn: u32,
     /// The change of the ICRC at the end of the destination queue pair's word
     plain: u32,
     /// The change of the ICRC at the end of a RETH's key
     with_key: u32,
+    /// What the sum over the IPv4 header grows by
+    sum: u16,
+    v6: bool,
+    /// Both IP addresses, as a header has them; 8 bytes of them with IPv4
+    addresses: [u8; 32],
 }
 
 impl Redirect {
@@ -84,7 +85,7 @@ impl Redirect {
         let mut ethernet = [0; 12];
         ethernet[..6].copy_from_slice(&dst.0);
         ethernet[6..].copy_from_slice(&src.0);
-        let qpn = to.dest_qp.to_wire();
+        let qpn = to.dest_qp.get();
         Some(Self { ethernet, addresses: new, rkeys, qpn, v6, sum: sum as u16, plain, with_key })
     }
 
@@ -93,47 +94,76 @@ impl Redirect {
     #[inline]
     pub fn apply(&self, frame: &mut [u8], layout: Layout, psn: Psn, va: Option<u64>) {
         let headers = if self.v6 { V6 } else { V4 };
-        let (l3, bth, icrc) = (layout.l3(), layout.bth(), layout.icrc());
-        let plain = bth + Bth::LEN == l3 + headers && has_no_udp_checksum(frame, layout);
-        if !plain || layout.is_ipv6() != self.v6 {
+        let (l3, bth, end) = (layout.l3(), layout.bth(), layout.end());
+        let plain = bth + Bth::LEN == l3 + headers && layout.is_ipv6() == self.v6;
+        let packet = frame.get_mut(l3..end);
+        let done = packet.filter(|_| plain).is_some_and(|packet| {
+            let done = if self.v6 {
+                self.rewrite(packet, va, psn, |header: &mut [u8; V6]| {
+                    header[8..Ipv6::LEN].copy_from_slice(&self.addresses);
+                })
+            } else {
+                self.rewrite(packet, va, psn, |header: &mut [u8; V4]| {
+                    header[12..Ipv4::LEN].copy_from_slice(&self.addresses[..8]);
+                    let sum = u32::from(!u16::from_be_bytes([header[10], header[11]])) + u32::from(self.sum);
+                    let sum = (sum & 0xffff) + (sum >> 16);
+                    [header[10], header[11]] = (!((sum & 0xffff) as u16 + (sum >> 16) as u16)).to_be_bytes();
+                })
+            };
+            done.is_some()
+        });
+        if !done {
             return self.apply_slowly(frame, layout, psn, va);
-        }
-        let mut changes = Changes::new();
-        if let Some(va) = va {
-            let Some(reth) = frame[bth + Bth::LEN..icrc].first_chunk_mut::<TO_KEY>() else { return };
-            let [high, low, key] = reth.as_chunks_mut::<4>().0 else { return };
-            if *key != self.rkeys[0] {
-                return self.apply_slowly(frame, layout, psn, Some(va));
-            }
-            *key = self.rkeys[1];
-            let va = va.to_be_bytes();
-            let (new_high, new_low) = ([va[0], va[1], va[2], va[3]], [va[4], va[5], va[6], va[7]]);
-            let change = |old: &[u8; 4], new: [u8; 4]| u32::from_le_bytes(*old) ^ u32::from_le_bytes(new);
-            changes.word(change(high, new_high), icrc - bth - Bth::LEN - 4);
-            changes.word(change(low, new_low), icrc - bth - Bth::LEN - 8);
-            changes.word(self.with_key, icrc - bth - Bth::LEN - TO_KEY);
-            (*high, *low) = (new_high, new_low);
-        } else {
-            changes.word(self.plain, icrc - bth - Bth::DEST_QP_WORD - 4);
         }
         if let Some(ethernet) = frame.first_chunk_mut() {
             *ethernet = self.ethernet;
         }
-        if self.v6 {
-            if let Some(header) = frame[l3..].first_chunk_mut::<V6>() {
-                header[8..Ipv6::LEN].copy_from_slice(&self.addresses);
-                self.set_bth(&mut header[V6 - 8..], psn, icrc - bth - Bth::LEN, &mut changes);
+    }
+
+    /// Rewrites a packet from its IP header to its ICRC, of which the first `HEADERS` bytes are IP, UDP and BTH; `None`, and
+    /// nothing is changed, if there is more to it than that.
+    #[inline]
+    fn rewrite<const HEADERS: usize>(
+        &self,
+        packet: &mut [u8],
+        va: Option<u64>,
+        psn: Psn,
+        readdress: impl FnOnce(&mut [u8; HEADERS]),
+    ) -> Option<()> {
+        let (header, rest) = packet.split_first_chunk_mut::<HEADERS>()?;
+        let (rest, icrc) = rest.split_last_chunk_mut::<ICRC_LEN>()?;
+        if header[HEADERS - Bth::LEN - 2..HEADERS - Bth::LEN] != [0, 0] {
+            // A UDP checksum
+            return None;
+        }
+        let mut changes = Changes::new();
+        let psn_power = if let Some(va) = va {
+            let powers = icrc::powers::<{ TO_KEY + 5 }>(rest.len().checked_sub(TO_KEY)?)?;
+            let (old, key) = rest.first_chunk_mut::<TO_KEY>()?.split_first_chunk_mut::<8>()?;
+            if *key != self.rkeys[0] {
+                return None;
             }
-        } else if let Some(header) = frame[l3..].first_chunk_mut::<V4>() {
-            header[12..Ipv4::LEN].copy_from_slice(&self.addresses[..8]);
-            let sum = u32::from(!u16::from_be_bytes([header[10], header[11]])) + u32::from(self.sum);
-            let sum = (sum & 0xffff) + (sum >> 16);
-            [header[10], header[11]] = (!((sum & 0xffff) as u16 + (sum >> 16) as u16)).to_be_bytes();
-            self.set_bth(&mut header[V4 - 8..], psn, icrc - bth - Bth::LEN, &mut changes);
-        }
-        if let Some(place) = frame[icrc..].first_chunk_mut::<ICRC_LEN>() {
-            *place = (u32::from_le_bytes(*place) ^ changes.effect()).to_le_bytes();
-        }
+            key.copy_from_slice(&self.rkeys[1]);
+            let change = u64::from_le_bytes(*old) ^ va.swap_bytes();
+            *old = va.to_be_bytes();
+            changes.add(change as u32, powers[12]);
+            changes.add((change >> 32) as u32, powers[8]);
+            changes.add(self.with_key, powers[4]);
+            powers[16]
+        } else {
+            let powers = icrc::powers::<9>(rest.len())?;
+            changes.add(self.plain, powers[8]);
+            powers[4]
+        };
+        readdress(header);
+        // Destination queue pair and PSN, each behind a byte that stays
+        let words = header.last_chunk_mut::<8>()?;
+        let old = u64::from_be_bytes(*words);
+        let new = old & 0xff00_0000_ff00_0000 | u64::from(self.qpn) << 32 | u64::from(psn.get());
+        *words = new.to_be_bytes();
+        changes.add(((old ^ new) as u32).swap_bytes(), psn_power);
+        *icrc = (u32::from_le_bytes(*icrc) ^ changes.effect()).to_le_bytes();
+        Some(())
     }
 
     /// Source and destination of an IPv6 header
@@ -156,17 +186,6 @@ impl Redirect {
         header[12..16] == self.addresses[4..8] && header[16..20] == self.addresses[..4]
     }
 
-    /// The last two words of a BTH: destination queue pair and PSN, each behind a byte that stays.
-    #[inline]
-    fn set_bth(&self, words: &mut [u8], psn: Psn, follow: usize, changes: &mut Changes) {
-        let Some(words) = words.first_chunk_mut::<8>() else { return };
-        words[1..4].copy_from_slice(&self.qpn);
-        let old = u32::from_le_bytes([0, words[5], words[6], words[7]]);
-        words[5..].copy_from_slice(&psn.to_wire());
-        let new = u32::from_le_bytes([0, words[5], words[6], words[7]]);
-        changes.word(old ^ new, follow);
-    }
-
     /// Packets with options, extension headers or a UDP checksum, or whose key is another.
     #[cold]
     fn apply_slowly(&self, frame: &mut [u8], layout: Layout, psn: Psn, va: Option<u64>) {
@@ -180,19 +199,13 @@ impl Redirect {
             let short = |at| core::array::from_fn(|n| self.addresses[at + n]);
             rewriter.set_ipv4_addresses(short(0), short(4))
         };
-        rewriter.set_dest_qp(Qpn::from_wire(self.qpn));
+        rewriter.set_dest_qp(Qpn::new(self.qpn));
         rewriter.set_psn(psn);
         if let Some(va) = va {
             _ = rewriter.set_remote_memory(va, u32::from_be_bytes(self.rkeys[1]));
         }
         rewriter.finish();
     }
-}
-
-#[inline]
-fn has_no_udp_checksum(frame: &[u8], layout: Layout) -> bool {
-    let at = layout.udp() + 6;
-    frame.get(at..at + 2).is_some_and(|sum| sum == [0, 0])
 }
 
 /// Both addresses as a header has them, and whether they are of IPv6

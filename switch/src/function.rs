@@ -121,6 +121,18 @@ pub trait Output {
     /// A copy of `frame`.
     fn copy(&mut self, frame: &Self::Frame) -> Result<Self::Frame, Full>;
 
+    /// Whether copies for `port` had better [`share`](Self::share) a payload of `len` bytes than have one each.
+    #[inline]
+    fn prefers_sharing(&self, _port: PortId, _len: usize) -> bool {
+        false
+    }
+
+    /// A copy of `frame` as it is now. All but its first `head` and last `tail` bytes may be `frame`'s own memory, which is
+    /// not to be written to any more; the copy shows its head only.
+    fn share(&mut self, frame: &mut Self::Frame, _head: usize, _tail: usize) -> Result<Self::Frame, Full> {
+        self.copy(frame)
+    }
+
     /// Sends `frame` through `port`, in the order of the calls and before the frame whose verdict is still due. A frame
     /// for which there is no room is dropped and counted by the runner.
     fn send(&mut self, frame: Self::Frame, port: PortId) -> Result<(), Full>;
@@ -139,6 +151,11 @@ pub trait Function {
     /// replica's copy, an acknowledgement made here, a beacon) leave through `out`.
     fn on_frame<O: Output>(&mut self, frame: &mut O::Frame, port: PortId, now: Nanos, out: &mut O)
     -> Verdict;
+
+    /// A frame will soon come to [`on_frame`](Self::on_frame). `fetch` is to be told where the state lies that will be
+    /// needed for it, as far as that can be said at a glance: the runner has it fetched into the cache meanwhile.
+    #[inline]
+    fn foresee(&self, _frame: &impl Frame, _fetch: impl Fn(*const u8)) {}
 
     /// The time asked for has come.
     fn on_timer<O: Output>(&mut self, now: Nanos, out: &mut O);

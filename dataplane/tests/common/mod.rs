@@ -10,7 +10,15 @@ use switch::Function;
 pub(crate) use understudy_tests::captures::path as capture;
 
 pub(crate) fn port(name: &str, device: Device) -> Port {
-    Port { name: name.into(), device, mtu: 9000, rx_queues: 0, descriptors: 256, buffers: 2047 }
+    Port {
+        name: name.into(),
+        device,
+        mtu: 9000,
+        rx_queues: 0,
+        descriptors: 256,
+        buffers: 2047,
+        share_from: None,
+    }
 }
 
 pub(crate) fn play(file: &Path, to: Option<&Path>) -> Device {

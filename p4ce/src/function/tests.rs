@@ -4,7 +4,8 @@ use rocev2::aeth::{Aeth, Credit};
 use rocev2::ipv4::Ipv4;
 use rocev2::repr::{Ip, Repr};
 use rocev2::{Bth, Msn};
-use switch::memory::run_frame;
+use switch::Full;
+use switch::memory::{MemoryFrame, Sent, run_frame};
 use zerocopy::IntoBytes;
 
 const OWN: MacAddr = MacAddr([2, 0, 0, 0, 0, 0xff]);
@@ -208,6 +209,59 @@ fn every_kind_of_packet_that_a_group_can_have() {
             );
             let has_reth = packet.reth().is_some();
             assert_eq!(packet.reth().map(|reth| reth.rkey.get()), has_reth.then_some(0x100 + u32::from(n)));
+        }
+    }
+}
+
+/// An output whose copies share payloads: of the leader's packet, what is between head and tail.
+struct Sharing(Sent);
+
+impl Output for Sharing {
+    type Frame = MemoryFrame;
+
+    fn make(&mut self, len: usize) -> Result<MemoryFrame, Full> {
+        self.0.make(len)
+    }
+
+    fn room(&self, port: PortId) -> usize {
+        self.0.room(port)
+    }
+
+    fn copy(&mut self, _frame: &MemoryFrame) -> Result<MemoryFrame, Full> {
+        panic!("all copies share")
+    }
+
+    fn prefers_sharing(&self, _port: PortId, len: usize) -> bool {
+        assert_eq!(len, 256);
+        true
+    }
+
+    fn share(&mut self, frame: &mut MemoryFrame, head: usize, tail: usize) -> Result<MemoryFrame, Full> {
+        assert_eq!((frame.bytes().len() - head - tail, tail), (256, ICRC_LEN));
+        Ok(frame.clone())
+    }
+
+    fn send(&mut self, frame: MemoryFrame, port: PortId) -> Result<(), Full> {
+        self.0.send(frame, port)
+    }
+}
+
+#[test]
+fn shared_payloads_make_the_same_frames() {
+    for v6 in [false, true] {
+        let (mut copying, mut sharing) = (p4ce(v6, 4, 2), p4ce(v6, 4, 2));
+        let mut request = write(v6, FIRST, 0x40, RKEY, &[0x5a; 256]);
+        for damage in [0, 1] {
+            *request.last_mut().unwrap() ^= damage;
+            let expected = run(&mut copying, &request, 0);
+            let mut out = Sharing(Sent::with_room(8));
+            let mut frame = MemoryFrame::new(request.clone());
+            let verdict = sharing.on_frame(&mut frame, PortId(0), Nanos::ZERO, &mut out);
+            let Verdict::Forward(port) = verdict else { panic!("{verdict:?}") };
+            out.0.frames.push((frame, port));
+            let frames: Vec<_> =
+                out.0.frames.into_iter().map(|(frame, port)| (frame.into_bytes(), port)).collect();
+            assert_eq!((verdict, frames), expected);
         }
     }
 }

@@ -105,7 +105,12 @@ impl Changes {
     /// of bytes between their end and the ICRC.
     #[inline]
     pub fn word(&mut self, xor: u32, follow: usize) {
-        let power = power(follow + 4);
+        self.add(xor, power(follow + 4));
+    }
+
+    /// The same with the power itself, out of [`powers`].
+    #[inline]
+    pub(crate) fn add(&mut self, xor: u32, power: u32) {
         #[cfg(target_arch = "x86_64")]
         if let Some(product) = clmul::multiply(xor, power) {
             self.sum ^= product;
@@ -146,6 +151,13 @@ static POWER: [u32; POWERS] = {
     }
     table
 };
+
+/// x^(8n) mod P for n from `first` on, unless that is beyond any path MTU: a change of four bytes that end `follow`
+/// bytes before the ICRC is to be multiplied by that for `follow + 4`.
+#[inline]
+pub(crate) fn powers<const N: usize>(first: usize) -> Option<&'static [u32; N]> {
+    POWER.get(first..)?.first_chunk()
+}
 
 /// x^(8n) mod P.
 #[inline]

@@ -89,7 +89,8 @@ impl Forward {
     }
 
     /// Parses, checks and counts a frame: where its headers lie if it is a RoCEv2 packet, a fault if it is malformed.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "its caller looks at the layout in registers")]
+    #[inline(always)]
     fn inspect(&mut self, frame: &impl Frame, port: PortId) -> Result<Option<Layout>, Fault> {
         let bytes = frame.bytes();
         let seen = &self.counters.ports[port.index()];
@@ -124,7 +125,8 @@ impl Forward {
 impl Forward {
     /// Parses, checks and counts a frame: where the headers of a RoCEv2 packet lie, or what becomes of a frame that goes
     /// no further. For functions that do more with a frame than to forward it.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "its caller looks at the layout in registers")]
+    #[inline(always)]
     pub fn admit(&mut self, frame: &impl Frame, port: PortId) -> Result<Option<Layout>, Verdict> {
         self.inspect(frame, port).or_else(|fault| {
             self.counters.faults[fault as usize].add(1);

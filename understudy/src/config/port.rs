@@ -145,6 +145,7 @@ impl ReadPort {
             rx_queues: self.rx_queues,
             descriptors: self.descriptors,
             buffers: self.buffers.map_or(default_buffers, Spanned::into_inner) as u32,
+            share_from: None,
         })
     }
 }

@@ -84,7 +84,11 @@ pub(crate) fn p4ce_load(args: &bench::p4ce::LoadArgs) -> Result<(), Report> {
         return Err(miette::miette!("{} has no [p4ce]", args.config.display()));
     };
     let stop = catch_signals()?;
-    let mut runtime = Runtime::start(config.runtime.clone()).map_err(|error| explain(&error))?;
+    let mut runtime = config.runtime.clone();
+    for port in &mut runtime.ports {
+        port.share_from = args.share_from;
+    }
+    let mut runtime = Runtime::start(runtime).map_err(|error| explain(&error))?;
     p4ce::load(&mut runtime, p4ce, args, &stop);
     Ok(())
 }

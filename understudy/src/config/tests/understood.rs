@@ -39,6 +39,7 @@ fn defaults() {
         rx_queues: 0,
         descriptors: 512,
         buffers: 8192,
+        share_from: None,
     };
     let memory = Memory::Ordinary { mb: 80 };
     assert_eq!(config.runtime.eal, Eal { memory, file_prefix: None, telemetry: false, extra: Vec::new() });
