@@ -5,14 +5,14 @@ use std::env;
 use std::path::{Path, PathBuf};
 
 /// Functions and types that `dataplane` uses; what they need comes along.
-const FUNCTIONS: &str = "understudy_.*|rte_(eal_init|eal_cleanup|eal_get_runtime_dir|strerror|version|openlog_stream|log_set_global_level|\
+const FUNCTIONS: &str = "understudy_.*|rte_(eal_init|eal_cleanup|eal_get_runtime_dir|eal_alarm_set|strerror|version|openlog_stream|log_set_global_level|\
     socket_id|thread_register|thread_unregister|get_tsc_hz|get_tsc_cycles|mempool_free|mempool_avail_count|\
     pktmbuf_(pool_create|alloc|alloc_bulk|attach|free|free_bulk|copy|linearize)|\
     eth_(dev_count_avail|dev_get_port_by_name|dev_info_get|dev_configure|dev_adjust_nb_rx_tx_desc|dev_set_mtu|\
     dev_start|dev_stop|dev_close|dev_socket_id|rx_queue_setup|tx_queue_setup|promiscuous_enable|macaddr_get|\
     link_get_nowait|stats_get|rx_burst|tx_burst|tx_buffer_.*))";
 const VARIABLES: &str = "rte_eth_fp_ops|UNDERSTUDY_.*|RTE_(ETH_MQ_RX_RSS|ETH_MQ_RX_NONE|PKTMBUF_HEADROOM|MAX_ETHPORTS|\
-    MBUF_DEFAULT_MEMPOOL_OPS|LOG_.*)";
+    MBUF_DEFAULT_MEMPOOL_OPS|ETH_LINK_UP|LOG_.*)";
 const TYPES: &str = "rte_mbuf|rte_mempool|rte_eth_.*";
 
 fn main() {

@@ -47,10 +47,24 @@ pub enum Memory {
 pub struct Workers {
     /// The CPU each worker is pinned to; `None` leaves it to the kernel
     pub cpus: Vec<Option<usize>>,
+    /// What each does while there is nothing to do
+    pub idle: Idle,
     /// Frames that a hand-off ring between two workers holds; a power of two
     pub handoff_ring: usize,
     /// Frames, events and commands that a queue to or from the control plane holds
     pub control_queue: usize,
+}
+
+/// What a worker does in a turn in which there was nothing to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Idle {
+    /// Polls again at once: the least delay, for a CPU that is the worker's alone
+    #[default]
+    Spin,
+    /// Lets others have the CPU, after some empty turns: for more workers than CPUs
+    Yield,
+    /// Yields, and after a while sleeps, up to 100 us and never past what is due: for a machine that has other things to do
+    Sleep,
 }
 
 /// An Ethernet port.

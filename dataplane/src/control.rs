@@ -1,6 +1,8 @@
 //! The control plane's side: what comes up from the workers, and what goes down to them.
 
 use crate::mbuf::Mbuf;
+use crate::memif::Signal;
+use crate::port::PortInfo;
 use crate::runtime::Live;
 use core::ptr::NonNull;
 use crossbeam_channel::Sender;
@@ -17,6 +19,7 @@ pub(crate) enum Up<F: Function> {
 pub(crate) enum Down<F: Function> {
     Command(F::Command),
     Send { frame: Mbuf, port: PortId },
+    Port(Signal),
 }
 
 /// The control plane of a function: one thread, which may take its time.
@@ -32,6 +35,10 @@ pub trait Control<F: Function> {
 
     /// A moment has passed (about a millisecond). `false` ends the run.
     fn on_tick(&mut self, live: &Live<'_>, out: &mut ControlOutput<'_, F>) -> bool;
+
+    /// The peer of a memif port has come or gone. Frames for a port without one are dropped and counted
+    /// ([`DropReason::LinkDown`](switch::DropReason::LinkDown)).
+    fn on_link(&mut self, _port: &PortInfo, _up: bool) {}
 }
 
 /// How the control plane acts on the workers.
@@ -70,7 +77,7 @@ impl<F: Function> ControlOutput<'_, F> {
     pub fn command(&mut self, worker: usize, command: F::Command) -> Result<(), QueueFull<F::Command>> {
         self.down[worker].try_send(Down::Command(command)).map_err(|error| match error.into_inner() {
             Down::Command(command) => QueueFull(command),
-            Down::Send { .. } => unreachable!("what comes back is what was sent"),
+            Down::Send { .. } | Down::Port(_) => unreachable!("what comes back is what was sent"),
         })
     }
 
@@ -78,7 +85,7 @@ impl<F: Function> ControlOutput<'_, F> {
     pub fn send(&mut self, worker: usize, frame: Mbuf, port: PortId) -> Result<(), QueueFull<Mbuf>> {
         self.down[worker].try_send(Down::Send { frame, port }).map_err(|error| match error.into_inner() {
             Down::Send { frame, .. } => QueueFull(frame),
-            Down::Command(_) => unreachable!("what comes back is what was sent"),
+            Down::Command(_) | Down::Port(_) => unreachable!("what comes back is what was sent"),
         })
     }
 }

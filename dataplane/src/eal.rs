@@ -1,6 +1,7 @@
 //! DPDK's environment abstraction layer: one a process.
 
 use crate::config::{Config, Eal as EalConfig, Memory};
+use crate::memif::{Channels, park_interrupts};
 use crate::{Error, port};
 use std::ffi::{CStr, CString, OsStr, c_char};
 use std::os::unix::ffi::OsStrExt as _;
@@ -12,17 +13,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(crate) struct Eal {
     /// Whether the folder of files for other DPDK processes is ours
     shared: bool,
+    /// Whether there are ports of memif
+    memif: bool,
 }
 
 static STARTED: AtomicBool = AtomicBool::new(false);
 
 impl Eal {
     /// Starts the EAL with the devices of `config`.
-    pub(crate) fn start(config: &Config) -> Result<Self, Error> {
+    pub(crate) fn start(config: &Config, channels: &Channels) -> Result<Self, Error> {
         if STARTED.swap(true, Ordering::SeqCst) {
             return Err(Error::new("DPDK was already started in this process", "start another process"));
         }
-        let arguments = arguments(config)?;
+        let arguments = arguments(config, channels)?;
         // The EAL keeps pointers into its arguments, permutes them and may replace some: they are leaked on purpose, as
         // they would be in a C program.
         let mut argv: Vec<*mut c_char> = arguments.iter().map(|a| a.clone().into_raw()).collect();
@@ -40,7 +43,7 @@ impl Eal {
             return Err(explain(&config.eal, errno, &log).with_log(log));
         }
         let shared = config.eal.file_prefix.is_some();
-        let eal = Self { shared };
+        let eal = Self { shared, memif: !channels.is_empty() };
         // A virtual device that fails to probe does not fail the EAL.
         for (index, port) in config.ports.iter().enumerate() {
             if port::find(index, port).is_none() {
@@ -58,8 +61,13 @@ impl Eal {
 
 impl Drop for Eal {
     fn drop(&mut self) {
-        // SAFETY: the EAL is up; ports and pools were closed and freed before, by the order of fields in `Runtime`.
-        unsafe { dpdk_sys::rte_eal_cleanup() };
+        if self.memif {
+            // The EAL would wait for its interrupt thread for ever. The end of the process frees what is left.
+            park_interrupts();
+        } else {
+            // SAFETY: the EAL is up; ports and pools were closed and freed before, by the order of fields in `Runtime`.
+            unsafe { dpdk_sys::rte_eal_cleanup() };
+        }
         remove_runtime_folder(self.shared);
     }
 }
@@ -79,7 +87,7 @@ fn remove_runtime_folder(with_files: bool) {
 }
 
 /// The arguments for `rte_eal_init`.
-fn arguments(config: &Config) -> Result<Vec<CString>, Error> {
+fn arguments(config: &Config, channels: &Channels) -> Result<Vec<CString>, Error> {
     let eal = &config.eal;
     let mut words: Vec<String> = vec!["understudy".into()];
     // One lcore for the control plane, on any CPU; workers are threads of ours, pinned by ourselves.
@@ -103,7 +111,7 @@ fn arguments(config: &Config) -> Result<Vec<CString>, Error> {
     }
     let mut pci = false;
     for (index, port) in config.ports.iter().enumerate() {
-        match port::allow(index, port)? {
+        match port::allow(index, port, channels)? {
             port::Allow::Pci(address) => {
                 pci = true;
                 words.extend(["-a".into(), address]);

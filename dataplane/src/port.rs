@@ -3,6 +3,7 @@
 use crate::config::{Config, Device, FRAME_OVERHEAD, Port as PortConfig, af_packet_ring};
 use crate::eal::{errno, error_text};
 use crate::error::Error;
+use crate::memif::Channels;
 use core::ptr::NonNull;
 use dpdk_sys::{rte_eth_conf, rte_eth_dev_info, rte_eth_stats, rte_mempool};
 use std::ffi::CString;
@@ -49,7 +50,7 @@ fn rx_queues(port: &PortConfig, workers: usize) -> u16 {
 }
 
 /// What the EAL is told about the port.
-pub(crate) fn allow(index: usize, port: &PortConfig) -> Result<Allow, Error> {
+pub(crate) fn allow(index: usize, port: &PortConfig, channels: &Channels) -> Result<Allow, Error> {
     let name = device_name(index, &port.device);
     let queues = port.rx_queues.max(1);
     let path = |path: &Path| -> Result<String, Error> {
@@ -76,9 +77,8 @@ pub(crate) fn allow(index: usize, port: &PortConfig) -> Result<Allow, Error> {
             format!("{name},iface={interface},start_queue={start_queue},queue_count={queues}")
         }
         Device::Tap { interface } => format!("{name},iface={interface}"),
-        Device::Memif { socket, id, server } => {
-            let role = if *server { "server" } else { "client" };
-            format!("{name},role={role},id={id},socket={},socket-abstract=no", path(socket)?)
+        Device::Memif { .. } => {
+            format!("{name},{}", channels.arguments(index).expect("each memif port has a channel"))
         }
         Device::Vhost { socket, client } => {
             format!("{name},iface={},queues={queues},client={}", path(socket)?, u8::from(*client))
@@ -144,7 +144,11 @@ pub(crate) fn missing(port: &PortConfig, log: &str) -> Error {
             format!("port `{name}`: the interface `{interface}` could not be made"),
             "is /dev/net/tun there (modprobe tun), and the name free?",
         ),
-        Device::Memif { socket, .. } | Device::Vhost { socket, .. } => Error::new(
+        Device::Memif { .. } => Error::new(
+            format!("port `{name}`: DPDK did not make the memif interface"),
+            "the log below says why; is DPDK's memif driver installed?",
+        ),
+        Device::Vhost { socket, .. } => Error::new(
             format!("port `{name}`: the socket {} could not be opened", socket.display()),
             "its folder has to exist and to be writable; a socket left by a crashed process has to be removed",
         ),
@@ -197,7 +201,7 @@ impl Drop for Pool {
     }
 }
 
-/// A started port; stopped and closed when dropped.
+/// A port, started unless it is a memif client; stopped and closed when dropped.
 #[derive(Debug)]
 pub(crate) struct Port {
     pub(crate) id: u16,
@@ -239,8 +243,8 @@ impl Port {
         let rx_queues = rx_queues(port, workers).min(dev.max_rx_queues.max(1));
         let most = (workers as u16).min(dev.max_tx_queues.max(1));
         let tx_queues = match port.device {
-            // As many as receive queues, for its driver.
-            Device::Tap { .. } => rx_queues,
+            // As many as receive queues: for the one's driver, and for the other's peer, whose queues have to fit.
+            Device::Tap { .. } | Device::Memif { .. } => rx_queues,
             // Its sockets are made for both directions.
             Device::AfPacket { .. } | Device::AfXdp { .. } | Device::Vhost { .. } => most.min(rx_queues),
             // One file to record to.
@@ -283,8 +287,11 @@ impl Port {
         // SAFETY: the port exists, and `mac` can be written to. Failure leaves zeros.
         unsafe { dpdk_sys::rte_eth_macaddr_get(id, &raw mut mac) };
         let info = PortInfo { name: port.name.clone(), driver: driver_name(&dev), mac: mac.addr_bytes };
-        // SAFETY: the port is configured.
-        check("it could not be started", unsafe { dpdk_sys::rte_eth_dev_start(id) })?;
+        // A memif client's server may not be there yet: it is started when it is.
+        if !matches!(port.device, Device::Memif { server: false, .. }) {
+            // SAFETY: the port is configured.
+            check("it could not be started", unsafe { dpdk_sys::rte_eth_dev_start(id) })?;
+        }
         let segments = dev.tx_offload_capa & dpdk_sys::UNDERSTUDY_TX_OFFLOAD_MULTI_SEGS != 0;
         let share_from = port.share_from.unwrap_or(if segments { SHARE_FROM } else { usize::MAX });
         let port = Self { id, rx_queues, tx_queues, share_from, info, pool };
@@ -311,6 +318,26 @@ impl Drop for Port {
             dpdk_sys::rte_eth_dev_close(self.id);
         }
     }
+}
+
+/// Starts a port that was set up before; whether it could be started.
+pub(crate) fn start(device: u16) -> bool {
+    // SAFETY: the port is configured; DPDK refuses numbers that are no port's.
+    unsafe { dpdk_sys::rte_eth_dev_start(device) == 0 }
+}
+
+/// Stops a port that no worker uses.
+pub(crate) fn stop(device: u16) {
+    // SAFETY: as for `start`; the caller knows that no worker is in a burst of it.
+    unsafe { dpdk_sys::rte_eth_dev_stop(device) };
+}
+
+/// Whether the port has a peer.
+pub(crate) fn link_is_up(device: u16) -> bool {
+    let mut link = dpdk_sys::rte_eth_link::default();
+    // SAFETY: the port exists, and `link` can be written to. Failure leaves zeros, which is down.
+    unsafe { dpdk_sys::rte_eth_link_get_nowait(device, &raw mut link) };
+    u32::from(link.link_status()) == dpdk_sys::RTE_ETH_LINK_UP
 }
 
 fn driver_name(dev: &rte_eth_dev_info) -> String {

@@ -1,15 +1,20 @@
 //! Brings everything up, runs it, takes it down.
 
 use crate::config::Config;
-use crate::control::{Control, ControlOutput, Up};
+use crate::config::Idle;
+use crate::control::{Control, ControlOutput, Down, Up};
 use crate::counters::WorkerCounters;
 use crate::eal::{self, Eal, Log};
 use crate::error::Error;
+use crate::idle::{self, Idler};
+use crate::memif::{Channels, Runs, Signal, park_interrupts};
 use crate::port::{Port, PortInfo};
 use crate::time::{self, Clock};
 use crate::tx::{Exit, Handoff, Queue, Tx};
 use crate::worker::{RxQueue, Worker};
+use core::cell::RefCell;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use crossbeam_channel::Sender;
 use rtrb::{Consumer, Producer, RingBuffer};
 use std::sync::Arc;
 use std::thread;
@@ -20,11 +25,15 @@ use switch::{Function, PortId};
 /// would cost a worker a system call.
 const TICK: Duration = Duration::from_millis(1);
 
+/// How long workers wait for the servers of memif clients, before they begin without
+const SERVERS_MAY_TAKE: Duration = Duration::from_millis(100);
+
 /// DPDK, up, with its ports started. Dropping it closes the ports and frees all.
 #[derive(Debug)]
 pub struct Runtime {
     // In the order in which they go down.
     ports: Vec<Port>,
+    channels: RefCell<Channels>,
     config: Config,
     _eal: Eal,
 }
@@ -95,14 +104,15 @@ pub struct Outcome {
 impl Runtime {
     /// Starts DPDK and the ports. Once a process.
     pub fn start(config: Config) -> Result<Self, Error> {
-        let eal = Eal::start(&config)?;
+        let channels = Channels::open(&config)?;
+        let eal = Eal::start(&config, &channels)?;
         let log = Log::capture();
         let ports: Result<Vec<_>, _> =
             (0..config.ports.len()).map(|index| Port::start(index, &config)).collect();
         let log = log.finish();
         // On failure the ports are gone before the EAL, which is declared earlier.
         let ports = ports.map_err(|error| error.with_log(log))?;
-        Ok(Self { ports, config, _eal: eal })
+        Ok(Self { ports, channels: channels.into(), config, _eal: eal })
     }
 
     /// DPDK's version, such as `DPDK 22.11.11`
@@ -149,9 +159,14 @@ impl Runtime {
         let parts = functions.into_iter().zip(commands).zip(producers).zip(consumers).enumerate();
         let workers: Vec<_> = parts
             .map(|(index, (((function, down), handoffs_out), handoffs_in))| {
-                let rx = self.rx_queues_of(index, count);
+                let mut rx = self.rx_queues_of(index, count);
                 // Copies come from the pool of a port that the worker polls, which lies on its NUMA node.
                 let pool = &self.ports[rx.first().map_or(0, |rx| rx.port.index())].pool;
+                let pool = pool.raw();
+                // These have no peer yet.
+                let channels = self.channels.borrow();
+                let mut away = Vec::with_capacity(rx.len());
+                away.extend(rx.extract_if(.., |rx| channels.has(rx.port.index())));
                 Worker {
                     index,
                     function,
@@ -159,29 +174,44 @@ impl Runtime {
                         exits: self.exits_of(index),
                         handoffs: handoffs_out,
                         share_from: self.ports.iter().map(|port| port.share_from).collect(),
-                        pool: pool.raw(),
+                        pool,
                         counters: Arc::clone(&counters[index]),
                     },
                     rx,
+                    away,
                     handoffs: handoffs_in,
                     up: up.clone(),
                     down,
                     clock: Clock::start(),
+                    idler: Idler::new(self.config.workers.idle),
                 }
             })
             .collect();
         drop(up);
 
         let live = Live { runtime: self, workers: &counters };
+        let devices: Vec<_> = self.ports.iter().map(|port| port.id).collect();
+        let mut channels = self.channels.borrow_mut();
+        channels.begin(count);
         let (quit, running) = (AtomicBool::new(false), AtomicUsize::new(count));
         let mut out =
             ControlOutput { down: &down, pool: self.ports[0].pool.raw(), ports: self.ports.len() as u16 };
+        // What workers say first should not be lost because a server that is there needs some milliseconds to answer.
+        for _ in 0..SERVERS_MAY_TAKE.as_millis() / TICK.as_millis() {
+            if !channels.is_calling() {
+                break;
+            }
+            if !channels.tick(&devices, &mut Peers { down: &down, ports: &self.ports, control }) {
+                thread::sleep(TICK);
+            }
+        }
+        let sleeps = self.config.workers.idle == Idle::Sleep;
         thread::scope(|scope| {
             for (worker, &cpu) in workers.into_iter().zip(&self.config.workers.cpus) {
                 let (quit, running) = (&quit, &running);
                 thread::Builder::new()
                     .name(format!("worker-{}", worker.index))
-                    .spawn_scoped(scope, move || run_worker(worker, cpu, quit, running))
+                    .spawn_scoped(scope, move || run_worker(worker, cpu, sleeps, quit, running))
                     .expect("the system has a thread left");
             }
             // Also when the control plane panics, or the scope would wait for ever.
@@ -191,6 +221,10 @@ impl Runtime {
                 for message in from_workers.try_iter().take(self.config.workers.control_queue) {
                     idle = false;
                     deliver(control, message, &mut out);
+                }
+                if !channels.is_empty() {
+                    let mut runs = Peers { down: &down, ports: &self.ports, control };
+                    idle &= !channels.tick(&devices, &mut runs);
                 }
                 // A worker that has gone before it was told to has panicked.
                 let all_there = running.load(Ordering::SeqCst) == count;
@@ -202,6 +236,7 @@ impl Runtime {
                 }
             }
         });
+        channels.end();
         for message in from_workers.try_iter() {
             deliver(control, message, &mut out);
         }
@@ -222,11 +257,44 @@ impl Runtime {
 
     /// A worker sends through its own queue of a port, or through the worker whose queue it is.
     fn exits_of(&self, worker: usize) -> Vec<Exit> {
-        let exit = |port: &Port| match worker % usize::from(port.tx_queues) {
-            owner if owner == worker => Exit::Queue(Queue::new(port.id, owner as u16)),
+        let channels = self.channels.borrow();
+        let exit = |(index, port): (usize, &Port)| match worker % usize::from(port.tx_queues) {
+            owner if owner == worker => {
+                let queue = Queue::new(port.id, owner as u16);
+                if channels.has(index) { Exit::Away(queue) } else { Exit::Queue(queue) }
+            }
             owner => Exit::Worker(owner),
         };
-        self.ports.iter().map(exit).collect()
+        self.ports.iter().enumerate().map(exit).collect()
+    }
+}
+
+/// What the channels of memif ports have to do with.
+struct Peers<'a, F: Function, C> {
+    down: &'a [Sender<Down<F>>],
+    ports: &'a [Port],
+    control: &'a mut C,
+}
+
+impl<F: Function, C: Control<F>> Runs for Peers<'_, F, C> {
+    fn workers(&self) -> usize {
+        self.down.len()
+    }
+
+    fn tell(&mut self, worker: usize, signal: Signal) -> bool {
+        self.down[worker].try_send(Down::Port(signal)).is_ok()
+    }
+
+    fn link(&mut self, port: usize, up: bool) {
+        self.control.on_link(&self.ports[port].info, up);
+    }
+}
+
+impl Drop for Runtime {
+    fn drop(&mut self) {
+        if !self.channels.borrow().is_empty() {
+            park_interrupts();
+        }
     }
 }
 
@@ -276,8 +344,17 @@ impl Drop for CountPanic<'_> {
     }
 }
 
-fn run_worker<F: Function>(worker: Worker<F>, cpu: Option<usize>, quit: &AtomicBool, running: &AtomicUsize) {
+fn run_worker<F: Function>(
+    worker: Worker<F>,
+    cpu: Option<usize>,
+    sleeps: bool,
+    quit: &AtomicBool,
+    running: &AtomicUsize,
+) {
     let _count_panic = CountPanic(running);
+    if sleeps {
+        idle::wake_on_time();
+    }
     if let Some(id) = cpu {
         // A CPU that went away meanwhile costs speed, not correctness.
         core_affinity::set_for_current(core_affinity::CoreId { id });

@@ -25,6 +25,8 @@ pub(crate) enum Exit {
     Queue(Queue),
     /// Through the worker that owns the send queue
     Worker(usize),
+    /// Nowhere, while the port has no peer: the send queue is empty, and waits
+    Away(Queue),
 }
 
 /// A send queue of a port, and the frames that wait for it.
@@ -162,7 +164,41 @@ impl Tx {
                 })
             }
             &mut Exit::Worker(owner) => self.hand_off(frame, port, owner),
+            // A wire without an end takes what it is given.
+            Exit::Away(_) => {
+                drop(frame);
+                self.counters.count_drop(DropReason::LinkDown);
+                Ok(())
+            }
         }
+    }
+
+    /// The port has a peer, and can be used.
+    #[cold]
+    pub(crate) fn adopt(&mut self, port: PortId) {
+        self.exchange(port, |exit| match exit {
+            Exit::Away(queue) => Exit::Queue(queue),
+            other => other,
+        });
+    }
+
+    /// The port has none any more. What waits for it is lost.
+    #[cold]
+    pub(crate) fn release(&mut self, port: PortId) {
+        let mut lost = 0;
+        self.exchange(port, |exit| match exit {
+            Exit::Queue(mut queue) => {
+                lost = queue.discard();
+                Exit::Away(queue)
+            }
+            other => other,
+        });
+        self.counters.drops[DropReason::LinkDown.index()].add(lost as u64);
+    }
+
+    fn exchange(&mut self, port: PortId, by: impl FnOnce(Exit) -> Exit) {
+        let exit = &mut self.exits[port.index()];
+        *exit = by(core::mem::replace(exit, Exit::Worker(usize::MAX)));
     }
 
     #[cold]
@@ -222,6 +258,7 @@ impl Output for Tx {
         match &self.exits[port.index()] {
             Exit::Queue(queue) => QUEUE - queue.len,
             Exit::Worker(owner) => self.handoffs[*owner].as_ref().map_or(0, Producer::slots),
+            Exit::Away(_) => QUEUE,
         }
     }
 

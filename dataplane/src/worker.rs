@@ -2,7 +2,9 @@
 //! queues. It runs to completion, and neither allocates nor locks nor makes a system call on the way of a frame.
 
 use crate::control::{Down, Up};
+use crate::idle::Idler;
 use crate::mbuf::Mbuf;
+use crate::memif::Signal;
 use crate::time::{Clock, cycles};
 use crate::tx::{Handoff, Tx, rx_burst};
 use core::mem::ManuallyDrop;
@@ -36,12 +38,15 @@ pub(crate) struct Worker<F: Function> {
     pub(crate) index: usize,
     pub(crate) function: F,
     pub(crate) rx: Vec<RxQueue>,
+    /// Queues of ports that have no peer, which must not be touched
+    pub(crate) away: Vec<RxQueue>,
     pub(crate) tx: Tx,
     /// From each other worker
     pub(crate) handoffs: Vec<Consumer<Handoff>>,
     pub(crate) up: Sender<Up<F>>,
     pub(crate) down: Receiver<Down<F>>,
     pub(crate) clock: Clock,
+    pub(crate) idler: Idler,
 }
 
 impl<F: Function> Worker<F> {
@@ -54,9 +59,12 @@ impl<F: Function> Worker<F> {
             for at in 0..self.rx.len() {
                 received += self.poll(self.rx[at], now);
             }
-            self.poll_rings(now);
+            let mut worked = self.poll_rings(now) || received > 0;
             if self.function.next_timer().is_some_and(|at| at <= now) {
+                let made = self.tx.counters.made.get();
                 self.function.on_timer(now, &mut self.tx);
+                // Who only waits for room is idle: others may need the CPU to make it.
+                worked |= self.tx.counters.made.get() != made;
             }
             self.tx.flush();
             self.tell();
@@ -70,6 +78,16 @@ impl<F: Function> Worker<F> {
                 counters.busy_cycles.add(turn_ended - turn_began);
             }
             turn_began = turn_ended;
+            if worked {
+                self.idler.worked();
+            } else {
+                let (function, tx) = (&self.function, &self.tx);
+                let due = || tx.is_empty().then(|| function.next_timer().unwrap_or(Nanos(u64::MAX)));
+                if self.idler.idle(now, due) {
+                    turn_began = cycles();
+                    now = self.clock.nanos(turn_began);
+                }
+            }
         }
         self.drain(running);
     }
@@ -121,20 +139,42 @@ impl<F: Function> Worker<F> {
         }
     }
 
-    /// Frames from other workers, commands and frames from the control plane.
+    /// Frames from other workers, commands and frames from the control plane; whether there was something.
     #[inline]
-    fn poll_rings(&mut self, now: Nanos) {
+    fn poll_rings(&mut self, now: Nanos) -> bool {
+        let mut any = false;
         for ring in &mut self.handoffs {
             for _ in 0..BURST {
                 let Ok(Handoff { frame, port }) = ring.pop() else { break };
                 _ = self.tx.push(frame, port);
+                any = true;
             }
         }
         while !self.down.is_empty() {
+            any = true;
             match self.down.try_recv() {
                 Ok(Down::Command(command)) => self.function.on_command(command, now),
                 Ok(Down::Send { frame, port }) => _ = self.tx.push(frame, port),
+                Ok(Down::Port(signal)) => self.on_signal(signal),
                 Err(_) => break,
+            }
+        }
+        any
+    }
+
+    /// A port's peer has come or gone.
+    #[cold]
+    fn on_signal(&mut self, signal: Signal) {
+        match signal {
+            Signal::Adopt(port) => {
+                self.tx.adopt(port);
+                self.rx.extend(self.away.extract_if(.., |rx| rx.port == port));
+            }
+            Signal::Release(port, left) => {
+                self.tx.release(port);
+                self.away.extend(self.rx.extract_if(.., |rx| rx.port == port));
+                // From here on the port may be stopped.
+                left.fetch_sub(1, Ordering::SeqCst);
             }
         }
     }

@@ -3,6 +3,7 @@
 #define UNDERSTUDY_DPDK_WRAPPER_H
 
 #include <stdio.h>
+#include <rte_alarm.h>
 #include <rte_bus_vdev.h>
 #include <rte_cycles.h>
 #include <rte_eal.h>

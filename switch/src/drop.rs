@@ -32,11 +32,13 @@ pub enum DropReason {
     Stale,
     /// A kind of packet that has no place on the connection
     Unexpected,
+    /// The port has no peer
+    LinkDown,
 }
 
 impl DropReason {
     /// How many there are
-    pub const COUNT: usize = Fault::ALL.len() + 12;
+    pub const COUNT: usize = Fault::ALL.len() + 13;
 
     /// Every reason, in the order of [`index`](Self::index).
     pub fn all() -> impl Iterator<Item = Self> {
@@ -53,6 +55,7 @@ impl DropReason {
             Self::Refused,
             Self::Stale,
             Self::Unexpected,
+            Self::LinkDown,
         ])
     }
 
@@ -72,6 +75,7 @@ impl DropReason {
             Self::Refused => 9,
             Self::Stale => 10,
             Self::Unexpected => 11,
+            Self::LinkDown => 12,
         };
         Fault::ALL.len() + after_faults
     }
@@ -92,6 +96,7 @@ impl DropReason {
             Self::Refused => "refused",
             Self::Stale => "stale",
             Self::Unexpected => "unexpected",
+            Self::LinkDown => "link_down",
         }
     }
 
@@ -111,6 +116,7 @@ impl DropReason {
             Self::Refused => "it asks for what is not allowed, and its sender was told".into(),
             Self::Stale => "a response that says nothing new".into(),
             Self::Unexpected => "a kind of packet that has no place on the connection".into(),
+            Self::LinkDown => "the port has no peer".into(),
         }
     }
 }

@@ -28,7 +28,8 @@ fn file(content: &str) -> (tempfile::TempDir, String) {
 #[test]
 fn every_example_is_right() {
     let mut names = Vec::new();
-    let entries = [configs(), configs().join("sim")].map(|folder| std::fs::read_dir(folder).unwrap());
+    let entries = [configs(), configs().join("sim"), configs().join("memif")]
+        .map(|folder| std::fs::read_dir(folder).unwrap());
     for path in entries.into_iter().flatten().map(|entry| entry.unwrap().path()) {
         if path.is_dir() {
             continue;
@@ -45,6 +46,7 @@ fn every_example_is_right() {
         "impair.toml",
         "learning-bridge.toml",
         "verbs.toml",
+        "bridge.toml",
     ] {
         assert!(names.iter().any(|found| found == name), "{name} is missing: {names:?}");
     }

@@ -1,8 +1,8 @@
 //! Configurations and captures for tests on virtual devices. Each test runs in a process of its own (nextest), because
 //! there is one EAL a process.
-#![allow(dead_code, reason = "each test file uses some of it")]
+#![allow(dead_code, unused_imports, reason = "each test file uses some of it")]
 
-use dataplane::config::{Config, Device, Eal, Memory, Port, Workers};
+use dataplane::config::{Config, Device, Eal, Idle, Memory, Port, Workers};
 use dataplane::{Control, ControlOutput, Live};
 use std::path::Path;
 use switch::Function;
@@ -35,7 +35,12 @@ pub(crate) fn config(ports: Vec<Port>, workers: usize) -> Config {
             extra: Vec::new(),
         },
         ports,
-        workers: Workers { cpus: vec![None; workers], handoff_ring: 1024, control_queue: 256 },
+        workers: Workers {
+            cpus: vec![None; workers],
+            idle: Idle::Spin,
+            handoff_ring: 1024,
+            control_queue: 256,
+        },
     }
 }
 

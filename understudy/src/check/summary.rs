@@ -7,7 +7,7 @@ use crate::config::{Config, FunctionConfig};
 use crate::host::{Client, HostConfig, PerftestConfig};
 use crate::machine::{Machine, cpu_list};
 use core::fmt::Write;
-use dataplane::config::{Device, Memory, Port};
+use dataplane::config::{Device, Idle, Memory, Port};
 use rocev2::Fault;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -26,7 +26,7 @@ pub(super) fn of(path: &Path, config: &Config, machine: &Machine) -> String {
         FunctionConfig::P4ce(config) => p4ce::lines(config),
     };
     let rest = [
-        ("workers", workers(&runtime.workers.cpus)),
+        ("workers", workers(&runtime.workers.cpus) + idle(runtime.workers.idle)),
         (
             "memory",
             match runtime.eal.memory {
@@ -57,6 +57,14 @@ pub(super) fn of(path: &Path, config: &Config, machine: &Machine) -> String {
         let _ = writeln!(text, "note: {note}");
     }
     text
+}
+
+fn idle(idle: Idle) -> &'static str {
+    match idle {
+        Idle::Spin => "",
+        Idle::Yield => ", yielding when idle",
+        Idle::Sleep => ", sleeping when idle",
+    }
 }
 
 fn ports(runtime: &dataplane::Config) -> String {
@@ -252,6 +260,7 @@ mod tests {
         let text = r#"
             [runtime]
             workers = ["any", "any", "any", "any", "any"]
+            idle = "yield"
             stop_when_idle_ms = 300
             [[port]]
             name = "host-a"
@@ -280,7 +289,7 @@ tail  plays nothing, records old.pcap  1500  1  8192
 
 forward  host-a <-> host-b, tail reflects
   verifies headers, ICRC; drops truncated, icrc; counts up to 64 queue pairs each by itself
-workers  5, placed by the kernel
+workers  5, placed by the kernel, yielding when idle
 memory  272 MB in ordinary pages
 ends  when no frame has come for 300 ms, or when told to
 

@@ -199,6 +199,7 @@ fn read(
             ports: ports?,
             workers: Workers {
                 cpus: runtime.cpus,
+                idle: runtime.idle,
                 handoff_ring: runtime.handoff_ring,
                 control_queue: runtime.control_queue,
             },

@@ -5,6 +5,7 @@ use super::tree::{Problems, Table, Value, absent, section};
 use crate::machine::{Machine, cpu_list};
 use core::ops::Range;
 use core::time::Duration;
+use dataplane::config::Idle;
 use toml::Spanned;
 
 /// Least memory for virtual devices where nothing is said, in MB
@@ -22,6 +23,7 @@ pub(super) struct Runtime {
     pub(super) cpus: Vec<Option<usize>>,
     /// Where they are listed
     workers: Option<Range<usize>>,
+    pub(super) idle: Idle,
     pub(super) memory_mb: Option<Spanned<u64>>,
     pub(super) hugepages: bool,
     pub(super) file_prefix: Option<String>,
@@ -35,6 +37,7 @@ pub(super) fn read(root: &Table<'_>, machine: &Machine) -> Runtime {
     let table = section(root, "runtime").unwrap_or_else(|| absent("runtime", root.problems()));
     let listed = table.get("workers", "[1]");
     let cpus = listed.as_ref().and_then(|value| workers(value, machine)).unwrap_or(vec![None]);
+    let idle = table.get("idle", "\"spin\"").and_then(|value| value.word(&["spin", "yield", "sleep"]));
     let memory_mb = table.spanned_number("memory_mb", 4..=1 << 20, ORDINARY_MB.into());
     let hugepages = table.boolean("hugepages", false);
     let prefix = table.get("file_prefix", "\"understudy\"");
@@ -42,6 +45,11 @@ pub(super) fn read(root: &Table<'_>, machine: &Machine) -> Runtime {
     let runtime = Runtime {
         cpus,
         workers: listed.map(|value| value.span()),
+        idle: match idle {
+            Some("yield") => Idle::Yield,
+            Some("sleep") => Idle::Sleep,
+            _ => Idle::Spin,
+        },
         memory_mb,
         hugepages,
         file_prefix: prefix.as_ref().and_then(file_prefix),

@@ -9,7 +9,7 @@ mod report;
 
 use crate::config::{self, Config, FunctionConfig};
 use clap::Args;
-use dataplane::{Control, ControlOutput, Live, Mbuf, Outcome, Runtime, Stop};
+use dataplane::{Control, ControlOutput, Live, Mbuf, Outcome, PortInfo, Runtime, Stop};
 use miette::{MietteDiagnostic, Report};
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher as _, Hasher as _};
@@ -217,5 +217,10 @@ impl<F: Function, C: Control<F>> Control<F> for Timed<'_, C> {
 
     fn on_tick(&mut self, live: &Live<'_>, out: &mut ControlOutput<'_, F>) -> bool {
         self.until.goes_on(live) && self.control.on_tick(live, out)
+    }
+
+    fn on_link(&mut self, port: &PortInfo, up: bool) {
+        eprintln!("Port {} {} its peer.", port.name, if up { "has" } else { "has lost" });
+        self.control.on_link(port, up);
     }
 }

@@ -52,6 +52,20 @@ fn workers() {
 }
 
 #[test]
+fn idle() {
+    wrong(
+        &runtime(r#"idle = "yeild" #!"#),
+        "`idle` cannot be `yeild`",
+        "did you mean `yield`? it can be `spin`, `yield` or `sleep`",
+    );
+    wrong(
+        &runtime("idle = true #!"),
+        "`idle` has to be a string in quotes, and is `true` or `false`",
+        "write a string in quotes, such as `idle = \"spin\"`",
+    );
+}
+
+#[test]
 fn names_and_sizes() {
     wrong(
         &runtime(r#"file_prefix = "a/b" #!"#),

@@ -3,7 +3,7 @@
 use super::{FORWARD, PORTS, captures, device, forward, read, read_in, runtime};
 use crate::config::FunctionConfig;
 use core::time::Duration;
-use dataplane::config::{Device, Eal, Memory, Port, Workers};
+use dataplane::config::{Device, Eal, Idle, Memory, Port, Workers};
 use rocev2::Fault;
 use rocev2::ethernet::MacAddr;
 use std::path::Path;
@@ -44,7 +44,10 @@ fn defaults() {
     let memory = Memory::Ordinary { mb: 80 };
     assert_eq!(config.runtime.eal, Eal { memory, file_prefix: None, telemetry: false, extra: Vec::new() });
     assert_eq!(config.runtime.ports, [port("a"), port("b")]);
-    assert_eq!(config.runtime.workers, Workers { cpus: vec![None], handoff_ring: 1024, control_queue: 1024 });
+    assert_eq!(
+        config.runtime.workers,
+        Workers { cpus: vec![None], idle: Idle::Spin, handoff_ring: 1024, control_queue: 1024 }
+    );
     assert_eq!(config.stop_when_idle, None);
     assert_eq!(
         config.function,
@@ -65,6 +68,7 @@ fn every_key_of_runtime() {
         r#"workers = [1, "any", 3, "any"]
            memory_mb = 700
            hugepages = true
+           idle = "sleep"
            file_prefix = "us-1"
            telemetry = true
            handoff_ring = 256
@@ -77,7 +81,10 @@ fn every_key_of_runtime() {
         Eal { memory, file_prefix: Some("us-1".into()), telemetry: true, extra: Vec::new() }
     );
     let cpus = vec![Some(1), None, Some(3), None];
-    assert_eq!(config.runtime.workers, Workers { cpus, handoff_ring: 256, control_queue: 33 });
+    assert_eq!(
+        config.runtime.workers,
+        Workers { cpus, idle: Idle::Sleep, handoff_ring: 256, control_queue: 33 }
+    );
     assert_eq!(config.stop_when_idle, Some(Duration::from_millis(300)));
 }
 

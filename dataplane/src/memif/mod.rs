@@ -1,0 +1,499 @@
+//! The control channels of memif ports, which pass through this process.
+//!
+//! DPDK's driver notices that a peer has gone in the EAL's interrupt thread, and there and then unmaps the memory that it
+//! shared with it: a worker that is in the middle of a burst dies of it, and peers that are killed are what memif is
+//! here for. Nor does a client's driver ever connect a second time. So no driver gets hold of a peer's socket. Each talks to
+//! a socket of ours; messages and the descriptors that come with them are passed on, and the end of a peer is not.
+//! Frames do not come this way: drivers share their memory as ever.
+//!
+//! ```text
+//!            peer's messages come, or the peer answers           link is up
+//!   Apart ------------------------------------------> Joining ------------> Joined    workers poll the port
+//!     ^                                                  |                    |
+//!     |                                 peer has gone    |                    | peer has gone
+//!     +--------------------------------------------------+                    v
+//!     +------------------------------------------------------------------- Leaving    workers are letting go of it
+//!                    none has it; the driver's side is ended
+//! ```
+//!
+//! All of it is done by the control thread, between two looks at the workers. A port is stopped in the interrupt thread,
+//! where none of the driver's own callbacks can be under way.
+
+mod socket;
+
+use crate::config::{Config, Device};
+use crate::error::Error;
+use crate::port;
+use crate::time::{Clock, cycles};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use socket::{Message, abstract_address, receive};
+use socket2::{SockAddr, Socket};
+use std::collections::hash_map::RandomState;
+use std::ffi::c_void;
+use std::hash::{BuildHasher as _, Hasher as _};
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, mpsc};
+use switch::{Nanos, PortId};
+
+/// How often a client asks whether its server is there
+const RETRY: Nanos = Nanos::from_millis(20);
+/// How long a peer may take to say what it wants, or to agree
+const PATIENCE: Nanos = Nanos::from_millis(5_000);
+/// Peers at once that have not said yet what they want
+const CALLERS: usize = 64;
+
+/// What the control thread tells a worker of a port.
+pub(crate) enum Signal {
+    /// It has a peer: poll it, and send through it.
+    Adopt(PortId),
+    /// It is to be stopped: leave it alone, and count down.
+    Release(PortId, Arc<AtomicUsize>),
+}
+
+/// How the channels reach the rest of the runtime.
+pub(crate) trait Runs {
+    /// How many workers there are
+    fn workers(&self) -> usize;
+    /// Tells a worker; `false` if its queue is full.
+    fn tell(&mut self, worker: usize, signal: Signal) -> bool;
+    /// The port's peer has come or gone.
+    fn link(&mut self, port: usize, up: bool);
+}
+
+/// The control channels of all memif ports.
+pub(crate) struct Channels {
+    /// What inner sockets are called, and what their callers have to know: abstract sockets have no owner
+    name: String,
+    secret: String,
+    servers: Vec<Server>,
+    callers: Vec<Caller>,
+    ports: Vec<Port>,
+    clock: Option<Clock>,
+}
+
+/// A socket on which ports of ours serve.
+struct Server {
+    path: PathBuf,
+    outer: Socket,
+    /// Where the driver listens
+    inner: SockAddr,
+    /// A peer for which the driver has had no ear yet
+    waiting: Option<Socket>,
+}
+
+/// A peer that has not got its port yet.
+struct Caller {
+    server: usize,
+    line: Line,
+    since: Nanos,
+    /// The driver has spoken. Before that it must not find the peer gone: 22.11's forgets to take back a callback that
+    /// it has set, and the EAL panics.
+    greeted: bool,
+    /// What it asked for, while that has another peer
+    asked: Option<Message>,
+}
+
+/// A control channel: to the peer, and to the driver
+struct Line {
+    outer: Socket,
+    inner: Socket,
+}
+
+/// A memif port.
+struct Port {
+    index: usize,
+    role: Role,
+    state: State,
+}
+
+enum Role {
+    Server { server: usize, id: u32 },
+    Client { path: SockAddr, id: u32, inner: Socket, again: Nanos },
+}
+
+enum State {
+    Apart,
+    Joining { line: Line, since: Nanos },
+    Joined { line: Line, told: usize },
+    Leaving { line: Line, told: usize, left: Arc<AtomicUsize> },
+}
+
+impl core::fmt::Debug for Channels {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Channels").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+fn by_chance() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+impl Channels {
+    /// Opens the sockets of the memif ports of `config`, before the EAL makes the ports.
+    pub(crate) fn open(config: &Config) -> Result<Self, Error> {
+        let mut channels = Self {
+            name: format!("understudy-{}-{:016x}", std::process::id(), by_chance()),
+            secret: format!("{:016x}", by_chance()),
+            servers: Vec::new(),
+            callers: Vec::new(),
+            ports: Vec::new(),
+            clock: None,
+        };
+        for (index, port) in config.ports.iter().enumerate() {
+            let Device::Memif { socket, id, server } = &port.device else { continue };
+            let failed = |error: io::Error| {
+                Error::new(
+                    format!("port `{}`: {} cannot be used: {error}", port.name, socket.display()),
+                    "choose another path for the socket",
+                )
+            };
+            let role = if *server {
+                let known = channels.servers.iter().position(|server| server.path == *socket);
+                let number = if let Some(number) = known {
+                    number
+                } else {
+                    let inner = channels.server_name(channels.servers.len());
+                    let inner = abstract_address(&inner).map_err(failed)?;
+                    let outer = socket::listen_at(socket)?;
+                    channels.servers.push(Server { path: socket.clone(), outer, inner, waiting: None });
+                    channels.servers.len() - 1
+                };
+                Role::Server { server: number, id: *id }
+            } else {
+                let inner =
+                    abstract_address(&channels.client_name(index)).and_then(|name| socket::listen(&name));
+                let path = SockAddr::unix(socket).map_err(failed)?;
+                Role::Client { path, id: *id, inner: inner.map_err(failed)?, again: Nanos::ZERO }
+            };
+            channels.ports.push(Port { index, role, state: State::Apart });
+        }
+        Ok(channels)
+    }
+
+    fn server_name(&self, server: usize) -> String {
+        format!("{}-server-{server}", self.name)
+    }
+
+    fn client_name(&self, port: usize) -> String {
+        format!("{}-client-{port}", self.name)
+    }
+
+    /// What the driver of a memif port is told of its socket.
+    pub(crate) fn arguments(&self, index: usize) -> Option<String> {
+        let port = self.ports.iter().find(|port| port.index == index)?;
+        Some(match port.role {
+            Role::Server { server, id } => {
+                let (name, secret) = (self.server_name(server), &self.secret);
+                format!("role=server,id={id},socket={name},socket-abstract=yes,secret={secret}")
+            }
+            Role::Client { id, .. } => {
+                let name = self.client_name(index);
+                format!("role=client,id={id},socket={name},socket-abstract=yes")
+            }
+        })
+    }
+
+    /// Whether there is nothing to do, ever
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ports.is_empty()
+    }
+
+    /// Whether workers have to wait until they are told to adopt this port
+    pub(crate) fn has(&self, index: usize) -> bool {
+        self.ports.iter().any(|port| port.index == index)
+    }
+
+    /// There are new workers, which have no port yet.
+    pub(crate) fn begin(&mut self, workers: usize) {
+        for port in &mut self.ports {
+            match &mut port.state {
+                State::Joined { told, .. } => *told = 0,
+                State::Leaving { told, left, .. } => {
+                    *told = workers;
+                    left.store(0, Ordering::SeqCst);
+                }
+                State::Apart | State::Joining { .. } => {}
+            }
+        }
+    }
+
+    /// Whether a client of ours has no server yet, though it may be about to
+    pub(crate) fn is_calling(&self) -> bool {
+        let calls = |port: &Port| {
+            let apart = matches!(port.state, State::Apart | State::Joining { .. });
+            matches!(port.role, Role::Client { .. }) && apart
+        };
+        self.ports.iter().any(calls)
+    }
+
+    /// No more calls are answered. Who has not got a port is left, as soon as that can be.
+    pub(crate) fn end(&mut self) {
+        for _ in 0..100 {
+            self.callers.retain(|caller| !caller.greeted && matches!(caller.line.pass_out(), Ok(false)));
+            if self.callers.is_empty() {
+                return;
+            }
+            std::thread::sleep(core::time::Duration::from_millis(1));
+        }
+        core::mem::forget(core::mem::take(&mut self.callers));
+    }
+
+    /// Does what there is to do; whether there was something. `devices` are DPDK's numbers of all ports.
+    pub(crate) fn tick(&mut self, devices: &[u16], runs: &mut impl Runs) -> bool {
+        let now = self.clock.get_or_insert_with(Clock::start).nanos(cycles());
+        let mut moved = self.answer(now);
+        for port in &mut self.ports {
+            moved |= port.tick(devices[port.index], now, runs);
+        }
+        moved
+    }
+
+    /// Hears who calls, and what they want.
+    fn answer(&mut self, now: Nanos) -> bool {
+        let mut moved = false;
+        for (number, server) in self.servers.iter_mut().enumerate() {
+            while self.callers.len() < CALLERS {
+                let Some(outer) = server.waiting.take().or_else(|| socket::accept(&server.outer)) else {
+                    break;
+                };
+                match socket::connect(&server.inner) {
+                    Ok(inner) => {
+                        moved = true;
+                        let line = Line { outer, inner };
+                        let caller = Caller { server: number, line, since: now, greeted: false, asked: None };
+                        self.callers.push(caller);
+                    }
+                    // Few can wait for the driver at once.
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        server.waiting = Some(outer);
+                        break;
+                    }
+                    Err(_) => {}
+                }
+            }
+        }
+        let mut at = 0;
+        while at < self.callers.len() {
+            match self.callers[at].listen(now, &mut self.ports) {
+                Heard::Nothing => at += 1,
+                Heard::Gone => drop(self.callers.swap_remove(at)),
+                Heard::Wants(mut asks, port) => {
+                    moved = true;
+                    let line = self.callers.swap_remove(at).line;
+                    asks.tell(&self.secret);
+                    // A driver that does not hear this says nothing, and has until patience ends.
+                    drop(asks.send(&line.inner));
+                    self.ports[port].state = State::Joining { line, since: now };
+                }
+            }
+        }
+        moved
+    }
+}
+
+impl Drop for Channels {
+    fn drop(&mut self) {
+        for server in &self.servers {
+            // Before it is closed, so that it cannot be another's yet.
+            drop(std::fs::remove_file(&server.path));
+        }
+    }
+}
+
+/// What a caller has said
+enum Heard {
+    Nothing,
+    Gone,
+    /// This, which the port of this number can give
+    Wants(Message, usize),
+}
+
+impl Caller {
+    fn listen(&mut self, now: Nanos, ports: &mut [Port]) -> Heard {
+        match self.line.pass_out() {
+            // Whether its greeting still reaches anybody is not its concern.
+            Ok(passed) => self.greeted |= passed,
+            Err(_) => return Heard::Gone,
+        }
+        if !self.greeted {
+            return Heard::Nothing;
+        }
+        match receive(&self.line.outer) {
+            Ok(Some(message)) if self.asked.is_none() => self.asked = Some(message),
+            Ok(None) => {}
+            Ok(Some(_)) | Err(_) => return Heard::Gone,
+        }
+        let Some(asked) = self.asked.take() else {
+            return if now.since(self.since) > PATIENCE { Heard::Gone } else { Heard::Nothing };
+        };
+        let wanted = asked.asks_for();
+        let serves = |port: &Port| matches!(port.role, Role::Server { server, id } if server == self.server && Some(id) == wanted);
+        match ports.iter().position(serves) {
+            None => Heard::Gone,
+            Some(port) if matches!(ports[port].state, State::Apart) => Heard::Wants(asked, port),
+            // Who had it may be gone already.
+            Some(_) => {
+                self.asked = Some(asked);
+                Heard::Nothing
+            }
+        }
+    }
+}
+
+impl Line {
+    /// Passes on what the driver says; whether it said something.
+    fn pass_out(&self) -> io::Result<bool> {
+        pass(&self.inner, &self.outer)
+    }
+
+    /// Passes on what the peer says; whether it said something.
+    fn pass_in(&self) -> io::Result<bool> {
+        pass(&self.outer, &self.inner)
+    }
+
+    /// Whether the peer has gone. Once joined, it says one thing at most: that it goes.
+    fn is_over(&self) -> bool {
+        !matches!(receive(&self.outer), Ok(None))
+    }
+}
+
+fn pass(from: &Socket, to: &Socket) -> io::Result<bool> {
+    let mut passed = false;
+    while let Some(message) = receive(from)? {
+        message.send(to)?;
+        passed = true;
+    }
+    Ok(passed)
+}
+
+impl Port {
+    fn tick(&mut self, device: u16, now: Nanos, runs: &mut impl Runs) -> bool {
+        match core::mem::replace(&mut self.state, State::Apart) {
+            State::Apart => self.call(device, now),
+            State::Joining { line, since } => {
+                let passed = line.pass_out().and_then(|out| Ok(line.pass_in()? | out));
+                if port::link_is_up(device) {
+                    runs.link(self.index, true);
+                    self.state = State::Joined { line, told: 0 };
+                } else if passed.is_err() || now.since(since) > PATIENCE {
+                    self.part(device);
+                } else {
+                    self.state = State::Joining { line, since };
+                }
+                passed.unwrap_or(true)
+            }
+            State::Joined { line, mut told } => {
+                while told < runs.workers() && runs.tell(told, Signal::Adopt(PortId(self.index as u16))) {
+                    told += 1;
+                }
+                let over = line.pass_out().is_err() || line.is_over();
+                if over {
+                    runs.link(self.index, false);
+                    let left = Arc::new(AtomicUsize::new(runs.workers()));
+                    self.state = State::Leaving { line, told: 0, left };
+                } else {
+                    self.state = State::Joined { line, told };
+                }
+                over
+            }
+            State::Leaving { line, mut told, left } => {
+                let signal = || Signal::Release(PortId(self.index as u16), Arc::clone(&left));
+                while told < runs.workers() && runs.tell(told, signal()) {
+                    told += 1;
+                }
+                let all_left = left.load(Ordering::SeqCst) == 0;
+                if all_left {
+                    self.part(device);
+                } else {
+                    self.state = State::Leaving { line, told, left };
+                }
+                all_left
+            }
+        }
+    }
+
+    /// A client looks whether its server is there.
+    fn call(&mut self, device: u16, now: Nanos) -> bool {
+        let Role::Client { path, inner, again, .. } = &mut self.role else { return false };
+        if now < *again {
+            return false;
+        }
+        *again = now + RETRY;
+        let Ok(outer) = socket::connect(path) else { return false };
+        if !port::start(device) {
+            return false;
+        }
+        // The driver has connected; so may have others, whom nobody asked.
+        while let Some(inner) = socket::accept(inner) {
+            if socket::is_our_own(&inner) {
+                self.state = State::Joining { line: Line { outer, inner }, since: now };
+                return true;
+            }
+        }
+        self.part(device);
+        false
+    }
+
+    /// Ends the driver's side, which no worker uses. A server's can be joined again at once.
+    fn part(&mut self, device: u16) {
+        let serves = matches!(self.role, Role::Server { .. });
+        in_interrupt_thread(move || {
+            port::stop(device);
+            if serves {
+                port::start(device);
+            }
+        });
+        self.state = State::Apart;
+    }
+}
+
+/// Keeps the EAL's interrupt thread from doing anything ever again: to be called before ports are closed for good. The
+/// driver frees the handle of its listener without telling the thread, which would look at it when next it wakes.
+pub(crate) fn park_interrupts() {
+    static PARKED: AtomicBool = AtomicBool::new(false);
+    if PARKED.swap(true, Ordering::SeqCst) {
+        return;
+    }
+    let (parked, wait) = mpsc::channel();
+    let set = set_alarm(move || {
+        _ = parked.send(());
+        loop {
+            std::thread::park();
+        }
+    });
+    if set.is_ok() {
+        _ = wait.recv();
+    }
+}
+
+/// Runs `work` in the EAL's interrupt thread, and waits for it.
+fn in_interrupt_thread(work: impl FnOnce() + Send + 'static) {
+    let (done, wait) = mpsc::channel();
+    let set = set_alarm(move || {
+        work();
+        _ = done.send(());
+    });
+    if let Err(work) = set {
+        // There is no memory for an alarm. The driver may be at work meanwhile, but not on what workers use.
+        work();
+    }
+    _ = wait.recv();
+}
+
+type Work = Box<dyn FnOnce() + Send>;
+
+/// Has the EAL's interrupt thread run `work` soon; gives it back if that cannot be.
+fn set_alarm(work: impl FnOnce() + Send + 'static) -> Result<(), Work> {
+    unsafe extern "C" fn run(work: *mut c_void) {
+        // SAFETY: it is the box that was leaked below, and this is called once.
+        let work = unsafe { Box::from_raw(work.cast::<Work>()) };
+        work();
+    }
+    let work: Box<Work> = Box::new(Box::new(work));
+    let work = Box::into_raw(work);
+    // SAFETY: the EAL is up; `run` takes what it is given, once.
+    let result = unsafe { dpdk_sys::rte_eal_alarm_set(1, Some(run), work.cast()) };
+    // SAFETY: if it failed, nobody else has it.
+    if result < 0 { Err(*unsafe { Box::from_raw(work) }) } else { Ok(()) }
+}

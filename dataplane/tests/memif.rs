@@ -1,0 +1,134 @@
+//! Ports of memif: without a peer, with one, and with one again.
+
+mod common;
+
+use common::{config, port};
+use dataplane::config::{Config, Device, Idle};
+use dataplane::{Control, ControlOutput, Live, Mbuf, PortInfo, Runtime, Stop};
+use std::path::Path;
+use switch::drop::FaultSet;
+use switch::forward::config::Topology;
+use switch::forward::{Config as ForwardConfig, Forward};
+use switch::{DropReason, Function, PortId};
+
+/// Ends the run when so many frames have come from the port of this number.
+struct Until<'a> {
+    frames: u64,
+    port: usize,
+    seen: &'a mut Vec<(String, bool)>,
+}
+
+impl<F: Function> Control<F> for Until<'_> {
+    fn on_event(&mut self, _: usize, _: F::Event, _: &mut ControlOutput<'_, F>) {}
+
+    fn on_punt(&mut self, _: usize, _: Mbuf, _: PortId, _: &mut ControlOutput<'_, F>) {}
+
+    fn on_tick(&mut self, live: &Live<'_>, _: &mut ControlOutput<'_, F>) -> bool {
+        live.workers().iter().map(|worker| worker.ports[self.port].rx.frames.get()).sum::<u64>() < self.frames
+    }
+
+    fn on_link(&mut self, port: &PortInfo, up: bool) {
+        self.seen.push((port.name.clone(), up));
+    }
+}
+
+fn memif(folder: &Path, server: bool) -> Device {
+    Device::Memif { socket: folder.join("m.sock"), id: 9, server }
+}
+
+fn wires(ports: u16, pairs: &[(u16, u16)]) -> ForwardConfig {
+    ForwardConfig {
+        ports,
+        topology: Topology::Pairs(pairs.iter().map(|&(a, b)| (PortId(a), PortId(b))).collect()),
+        drop: FaultSet::NONE,
+        verify_icrc: false,
+        verify_udp_checksum: false,
+        counted_qps: 0,
+    }
+}
+
+#[test]
+fn both_ends_in_one_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let ports = vec![
+        port("source", Device::Null { size: 64, copy: false }),
+        port("client", memif(folder.path(), false)),
+        port("server", memif(folder.path(), true)),
+        port("ring", Device::Ring),
+    ];
+    let mut runtime = Runtime::start(config(ports, 2)).unwrap();
+    let function = wires(4, &[(0, 1), (2, 3)]);
+    let mut seen = Vec::new();
+    for run in 1..=2 {
+        let functions = vec![Forward::new(&function), Forward::new(&function)];
+        let mut until = Until { frames: 10_000, port: 1, seen: &mut seen };
+        let outcome = runtime.run(functions, &mut until, &Stop::new());
+        // In its first turn no worker can know that there is a peer.
+        let down: u64 = outcome.workers.iter().map(|w| w.drops[DropReason::LinkDown.index()].get()).sum();
+        assert!(down > 0, "run {run}");
+        // And back: the ring returns them.
+        for port in [0, 3] {
+            let sent: u64 = outcome.workers.iter().map(|w| w.ports[port].tx.frames.get()).sum();
+            assert!(sent >= 1000, "run {run}, port {port}: {sent}");
+        }
+    }
+    seen.sort();
+    assert_eq!(seen, [("client".to_owned(), true), ("server".to_owned(), true)]);
+    drop(runtime);
+    assert!(!folder.path().join("m.sock").exists());
+}
+
+#[test]
+fn a_socket_of_somebody_else_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("m.sock"), "a file").unwrap();
+    let error = Runtime::start(config(vec![port("server", memif(folder.path(), true))], 1)).unwrap_err();
+    assert!(error.what.contains("m.sock could not be made"), "{error}");
+    assert!(folder.path().join("m.sock").exists());
+}
+
+/// A worker that nothing comes for, on this policy: its turns, and the time in microseconds
+fn idle_turns(idle: Idle) -> (u64, u64) {
+    let mut config: Config = config(vec![port("ring", Device::Ring)], 1);
+    config.workers.idle = idle;
+    let mut runtime = Runtime::start(config).unwrap();
+    #[allow(clippy::disallowed_methods, reason = "a test of time that passes")]
+    let began = std::time::Instant::now();
+    let functions = vec![Forward::new(&wires(1, &[(0, 0)]))];
+    let outcome = runtime.run(functions, &mut common::Looks(100), &Stop::new());
+    (outcome.workers[0].turns.get(), began.elapsed().as_micros() as u64)
+}
+
+#[test]
+fn a_worker_that_sleeps_takes_few_turns() {
+    let (turns, us) = idle_turns(Idle::Sleep);
+    // Awake for the first 50 us; then at least 12 us go by in each.
+    assert!(turns > 0 && turns < 2_000 + us / 12, "{turns} turns in {us} us");
+}
+
+#[test]
+fn a_worker_that_yields_does_its_work() {
+    let mut config =
+        config(vec![port("in", Device::Null { size: 64, copy: false }), port("out", Device::Ring)], 1);
+    config.workers.idle = Idle::Yield;
+    let mut runtime = Runtime::start(config).unwrap();
+    let mut seen = Vec::new();
+    let mut until = Until { frames: 10_000, port: 0, seen: &mut seen };
+    let outcome = runtime.run(vec![Forward::new(&wires(2, &[(0, 1)]))], &mut until, &Stop::new());
+    assert!(outcome.workers[0].ports[1].tx.frames.get() > 0);
+}
+
+#[test]
+fn a_port_that_cannot_be_made_ends_all_in_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let nothing = Device::Pcap { rx: vec![], tx: None, infinite: false };
+    let ports = vec![
+        port("server", memif(folder.path(), true)),
+        port("client", memif(folder.path(), false)),
+        port("none", nothing),
+    ];
+    assert!(Runtime::start(config(ports, 1)).is_err());
+    assert!(!folder.path().join("m.sock").exists());
+    // What is left of DPDK has time to do harm.
+    std::thread::sleep(std::time::Duration::from_millis(100));
+}

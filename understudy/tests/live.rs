@@ -1,0 +1,180 @@
+//! Machines as processes, joined by memif: any of them is killed, as nobody can prepare for, and started again. The others
+//! live on, and are there for it.
+
+use serde_json::Value;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// For machines that have something else to do; nothing is expected to take so long.
+const DEADLINE: Duration = Duration::from_secs(40);
+
+/// A process; killed when dropped.
+struct Machine {
+    child: Child,
+    /// What it has said on standard error
+    said: Arc<(Mutex<String>, Condvar)>,
+}
+
+impl Machine {
+    fn start(command: &str, config: &Path) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_understudy"))
+            .args([command, "--json", config.to_str().unwrap()])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let said = Arc::<(Mutex<String>, Condvar)>::default();
+        let (hears, stderr) = (said.clone(), child.stderr.take().unwrap());
+        thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                *hears.0.lock().unwrap() += &(line + "\n");
+                hears.1.notify_all();
+            }
+        });
+        Self { child, said }
+    }
+
+    /// Waits until it has said `words` so many times.
+    fn wait_for(&self, words: &str, times: usize) {
+        let (text, told) = &*self.said;
+        let missing = |text: &mut String| text.matches(words).count() < times;
+        let (text, result) = told.wait_timeout_while(text.lock().unwrap(), DEADLINE, missing).unwrap();
+        assert!(!result.timed_out(), "not {times} times {words:?} in\n{text}");
+    }
+
+    /// SIGKILL, of which it hears nothing.
+    fn kill(mut self) {
+        assert!(self.child.try_wait().unwrap().is_none(), "it has ended: {}", self.said.0.lock().unwrap());
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Waits for its end: whether all went well, and its report.
+    fn end(mut self) -> (bool, String) {
+        let mut report = String::new();
+        self.child.stdout.take().unwrap().read_to_string(&mut report).unwrap();
+        (self.child.wait().unwrap().success(), report)
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        _ = self.child.kill();
+        _ = self.child.wait();
+    }
+}
+
+/// A bridge of two ports, and what is at them.
+struct Rack {
+    folder: TempDir,
+}
+
+impl Rack {
+    fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap() }
+    }
+
+    fn config(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.folder.path().join(name);
+        std::fs::write(&path, format!("[runtime]\nidle = \"sleep\"\n{text}")).unwrap();
+        path
+    }
+
+    fn bridge(&self) -> Machine {
+        let port = |name, id| {
+            format!(
+                "[[port]]\nname = \"{name}\"\nmemif = {{ socket = \"rack.sock\", id = {id}, role = \"server\" }}\n"
+            )
+        };
+        let text = port("one", 1) + &port("two", 2) + "[forward]\nmac_table = {}\n";
+        Machine::start("run", &self.config("bridge.toml", &text))
+    }
+
+    fn host(&self, id: u32, service: &str) -> Machine {
+        let text = format!(
+            "[[port]]\nname = \"eth\"\nmemif = {{ socket = \"rack.sock\", id = {id}, role = \"client\" }}\n\
+             [nic]\naddresses = [\"10.0.0.{id}/24\"]\n[[nic.service]]\n{service}\n"
+        );
+        Machine::start("host", &self.config(&format!("host-{id}.toml"), &text))
+    }
+
+    fn server(&self) -> Machine {
+        self.host(1, "kind = \"rping_server\"")
+    }
+
+    fn client(&self, count: u32) -> Machine {
+        self.host(2, &format!("kind = \"rping_client\"\nserver = \"10.0.0.1\"\ncount = {count}\nsize = 3000"))
+    }
+
+    /// A client that comes and pings gets its pongs. What a killed one left behind may be in its way once or twice.
+    fn ping(&self) {
+        for _ in 0..10 {
+            let (well, report) = self.client(20).end();
+            let report: Value = serde_json::from_str(&report).unwrap();
+            let service = &report["services"][0];
+            if well {
+                assert_eq!(service["finished"], 1, "{report}");
+                return;
+            }
+            assert_eq!(service["refused"], 1, "{report}");
+        }
+        panic!("no client gets through");
+    }
+}
+
+const UP: &str = "has its peer";
+const DOWN: &str = "has lost its peer";
+
+#[test]
+fn hosts_come_back_to_a_bridge_that_was_killed() {
+    let rack = Rack::new();
+    // It waits for its bridge.
+    let server = rack.server();
+    server.wait_for("is ready", 1);
+    let mut bridge = rack.bridge();
+    server.wait_for(UP, 1);
+    rack.ping();
+    for kills in 1..=2 {
+        bridge.kill();
+        server.wait_for(DOWN, kills);
+        assert!(rack.folder.path().join("rack.sock").exists(), "what it left is in nobody's way");
+        bridge = rack.bridge();
+        server.wait_for(UP, kills + 1);
+        rack.ping();
+    }
+    // One that is alive is not pushed aside.
+    let other = rack.bridge();
+    other.wait_for("another process listens", 1);
+    assert!(!other.end().0);
+    rack.ping();
+}
+
+#[test]
+fn a_bridge_has_a_host_back_that_was_killed() {
+    let rack = Rack::new();
+    let bridge = rack.bridge();
+    let mut server = rack.server();
+    bridge.wait_for("Port one has its peer", 1);
+    rack.ping();
+    server.kill();
+    bridge.wait_for("Port one has lost its peer", 1);
+    server = rack.server();
+    bridge.wait_for("Port one has its peer", 2);
+    rack.ping();
+    // At any moment: while it connects, in the middle of its pings.
+    for moment_ms in [0, 50, 200] {
+        let client = rack.client(0);
+        client.wait_for("is ready", 1);
+        thread::sleep(Duration::from_millis(moment_ms));
+        // Or it has ended by itself, refused for the sake of the one before.
+        drop(client);
+    }
+    rack.ping();
+    server.kill();
+    bridge.kill();
+}
