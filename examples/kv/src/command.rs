@@ -1,0 +1,171 @@
+//! What clients ask for, as words and as bytes in the log.
+
+use crate::codec::{Reader, put_bytes, put_number};
+
+/// Something to do with the store. Reading is, too: it has its place in the log like everything else, and so sees all that
+/// was answered before it was asked for, whoever leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Command {
+    pub(crate) operation: Operation,
+    pub(crate) key: Vec<u8>,
+    /// By which it is known again
+    pub(crate) once: Option<Once>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Operation {
+    Get,
+    Set(Vec<u8>),
+    Del,
+    Incr,
+}
+
+/// A client's own number of a write: the same number is applied once, however often it comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Once {
+    pub(crate) client: u64,
+    pub(crate) number: u64,
+}
+
+/// What a client may say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Request {
+    Ping,
+    Info,
+    Command(Command),
+}
+
+/// Why a client's words are no request.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum NoRequest {
+    #[error("unknown command '{0}'; there are PING, INFO, GET, SET, DEL, INCR and ONCE")]
+    Unknown(String),
+    #[error("wrong number of arguments for '{0}'")]
+    Arguments(String),
+    #[error("ONCE takes the client's number and that of the command, both above 0, and then the command")]
+    Once,
+}
+
+impl Request {
+    /// Reads the words of a command: at least one.
+    pub(crate) fn from_words(words: &[Vec<u8>]) -> Result<Self, NoRequest> {
+        let (name, arguments) = words.split_first().map_or((&[][..], &[][..]), |(name, rest)| (name, rest));
+        let name = String::from_utf8_lossy(name).to_ascii_uppercase();
+        let command =
+            |operation, key: &Vec<u8>| Ok(Self::Command(Command { operation, key: key.clone(), once: None }));
+        match (name.as_str(), arguments) {
+            ("PING", []) => Ok(Self::Ping),
+            ("INFO", _) => Ok(Self::Info),
+            ("GET", [key]) => command(Operation::Get, key),
+            ("SET", [key, value]) => command(Operation::Set(value.clone()), key),
+            ("DEL", [key]) => command(Operation::Del, key),
+            ("INCR", [key]) => command(Operation::Incr, key),
+            ("ONCE", [client, number, rest @ ..]) => {
+                let [client, number] = [client, number].map(|word| positive(word));
+                match (client, number, Self::from_words(rest)?) {
+                    (Some(client), Some(number), Self::Command(command)) if command.once.is_none() => {
+                        Ok(Self::Command(Command { once: Some(Once { client, number }), ..command }))
+                    }
+                    _ => Err(NoRequest::Once),
+                }
+            }
+            ("PING" | "GET" | "SET" | "DEL" | "INCR", _) => Err(NoRequest::Arguments(name)),
+            ("ONCE", _) => Err(NoRequest::Once),
+            _ => Err(NoRequest::Unknown(name)),
+        }
+    }
+}
+
+fn positive(word: &[u8]) -> Option<u64> {
+    core::str::from_utf8(word).ok()?.parse().ok().filter(|number| *number > 0)
+}
+
+/// What stands in the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    /// Which life of which server proposed it, and what it calls it: how that server knows whom to answer
+    pub(crate) incarnation: u64,
+    pub(crate) ticket: u64,
+    pub(crate) command: Command,
+}
+
+impl Entry {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let Command { operation, key, once } = &self.command;
+        let once = once.unwrap_or(Once { client: 0, number: 0 });
+        let (kind, value) = match operation {
+            Operation::Get => (0, None),
+            Operation::Set(value) => (1, Some(value)),
+            Operation::Del => (2, None),
+            Operation::Incr => (3, None),
+        };
+        let mut out = Vec::new();
+        for number in [self.incarnation, self.ticket, once.client, once.number, kind] {
+            put_number(number, &mut out);
+        }
+        put_bytes(key, &mut out);
+        put_bytes(value.map_or(&[], Vec::as_slice), &mut out);
+        out
+    }
+
+    /// `None` for bytes that no server of this version proposes
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut reader = Reader(bytes);
+        let [incarnation, ticket] = [reader.number()?, reader.number()?];
+        let once = Once { client: reader.number()?, number: reader.number()? };
+        let (kind, key, value) = (reader.number()?, reader.bytes()?, reader.bytes()?);
+        let operation = match kind {
+            0 => Operation::Get,
+            1 => Operation::Set(value),
+            2 => Operation::Del,
+            3 => Operation::Incr,
+            _ => return None,
+        };
+        let command = Command { operation, key, once: (once.client > 0).then_some(once) };
+        Some(Self { incarnation, ticket, command })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(line: &str) -> Result<Request, NoRequest> {
+        let words: Vec<_> = line.split(' ').map(|word| word.as_bytes().to_vec()).collect();
+        Request::from_words(&words)
+    }
+
+    #[test]
+    fn commands_are_read_and_survive_in_the_log() {
+        assert_eq!(request("ping"), Ok(Request::Ping));
+        assert_eq!(request("INFO server"), Ok(Request::Info));
+        let once = Some(Once { client: 7, number: u64::MAX });
+        for (line, operation, once) in [
+            ("get k", Operation::Get, None),
+            ("Set k v", Operation::Set(b"v".to_vec()), None),
+            ("DEL k", Operation::Del, None),
+            ("ONCE 7 18446744073709551615 incr k", Operation::Incr, once),
+        ] {
+            let command = Command { operation, key: b"k".to_vec(), once };
+            assert_eq!(request(line), Ok(Request::Command(command.clone())), "{line}");
+            let entry = Entry { incarnation: 3, ticket: 4, command };
+            let bytes = entry.encode();
+            assert_eq!(Entry::decode(&bytes), Some(entry));
+            for len in 0..bytes.len() {
+                assert_eq!(Entry::decode(&bytes[..len]), None);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_request() {
+        assert_eq!(request("FLUSHALL"), Err(NoRequest::Unknown("FLUSHALL".into())));
+        assert_eq!(request("get"), Err(NoRequest::Arguments("GET".into())));
+        assert_eq!(request("set k v EX 10"), Err(NoRequest::Arguments("SET".into())));
+        for line in ["once 1 2 ping", "once 0 1 get k", "once 1 x get k", "once 1", "once 1 1 once 1 1 get k"]
+        {
+            assert_eq!(request(line), Err(NoRequest::Once), "{line}");
+        }
+        assert!(Request::from_words(&[]).is_err());
+    }
+}

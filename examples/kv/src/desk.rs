@@ -1,0 +1,103 @@
+//! The desk: between the threads that speak with clients and the worker.
+//!
+//! The control thread passes requests on as commands, and answers back to whoever asked. So the worker neither waits nor
+//! wakes anybody: it has a queue to look into, and another one that always has room.
+
+use crate::command::Command;
+use crate::replica::{Answer, Replica, Ticket};
+use crossbeam_channel::{Receiver, Sender, bounded};
+use dataplane::{Control, ControlOutput, Live, Mbuf, PortInfo, QueueFull};
+use rnic::{Call, Station};
+use std::collections::BTreeMap;
+use switch::PortId;
+
+/// Requests that are under way at once; more wait at the counter.
+const UNDER_WAY: usize = 4096;
+
+/// What can be asked at the counter.
+pub(crate) enum Ask {
+    Command(Command),
+    Info,
+}
+
+/// Where requests are handed in.
+#[derive(Clone)]
+pub(crate) struct Counter(Sender<(Ask, Sender<Answer>)>);
+
+impl Counter {
+    /// Asks something; the answer comes through the channel. It is closed if the server ends.
+    pub(crate) fn ask(&self, ask: Ask) -> Receiver<Answer> {
+        let (answer, answered) = bounded(1);
+        // At a desk that has gone, nobody answers.
+        _ = self.0.send((ask, answer));
+        answered
+    }
+}
+
+/// The control plane of a replica.
+pub(crate) struct Desk {
+    requests: Receiver<(Ask, Sender<Answer>)>,
+    answers: Receiver<(Ticket, Answer)>,
+    /// Who waits for an answer
+    asked: BTreeMap<Ticket, Sender<Answer>>,
+    next: Ticket,
+    /// What the worker's queue had no room for
+    stuck: Option<Call<Replica>>,
+}
+
+impl Desk {
+    /// A desk, its counter, and where the replica puts its answers.
+    pub(crate) fn new() -> (Self, Counter, Sender<(Ticket, Answer)>) {
+        let (counter, requests) = bounded(UNDER_WAY);
+        let (replica, answers) = bounded(UNDER_WAY);
+        let desk = Self { requests, answers, asked: BTreeMap::new(), next: 0, stuck: None };
+        (desk, Counter(counter), replica)
+    }
+
+    fn next_call(&mut self) -> Option<Call<Replica>> {
+        if self.asked.len() >= UNDER_WAY {
+            return None;
+        }
+        let (ask, answer) = self.requests.try_recv().ok()?;
+        let ticket = self.next;
+        self.next += 1;
+        self.asked.insert(ticket, answer);
+        Some(match ask {
+            Ask::Command(command) => Box::new(move |replica, _, _| replica.ask(ticket, command)),
+            Ask::Info => Box::new(move |replica, _, _| replica.ask_info(ticket)),
+        })
+    }
+}
+
+impl Control<Station<Replica>> for Desk {
+    fn on_event(&mut self, _worker: usize, (): (), _out: &mut ControlOutput<'_, Station<Replica>>) {}
+
+    fn on_punt(
+        &mut self,
+        _worker: usize,
+        _frame: Mbuf,
+        _port: PortId,
+        _out: &mut ControlOutput<'_, Station<Replica>>,
+    ) {
+    }
+
+    fn on_tick(&mut self, _live: &Live<'_>, out: &mut ControlOutput<'_, Station<Replica>>) -> bool {
+        while let Ok((ticket, answer)) = self.answers.try_recv() {
+            if let Some(asked) = self.asked.remove(&ticket) {
+                // Its client may have gone.
+                _ = asked.try_send(answer);
+            }
+        }
+        while let Some(call) = self.stuck.take().or_else(|| self.next_call()) {
+            if let Err(QueueFull(call)) = out.command(0, call) {
+                self.stuck = Some(call);
+                break;
+            }
+        }
+        true
+    }
+
+    fn on_link(&mut self, port: &PortInfo, up: bool) {
+        eprintln!("Port {} {} its peer.", port.name, if up { "has" } else { "has lost" });
+    }
+}

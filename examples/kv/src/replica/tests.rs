@@ -1,0 +1,218 @@
+//! Three servers in the simulator: the same runs every time, crashes and all.
+
+use super::*;
+use crate::command::{Once, Operation};
+use core::net::IpAddr;
+use crossbeam_channel::{Receiver, unbounded};
+use p4ce::consensus::Layout;
+use rnic::{Config as NicConfig, Interface};
+use rocev2::ethernet::MacAddr;
+use sim::{Clock, Fault, Host, Link, NodeId, Switch, World};
+use switch::forward::{Config as ForwardConfig, Forward};
+use switch::{Chance, Nanos};
+
+const MAX_VALUE: usize = 100;
+
+struct Net {
+    world: World,
+    servers: Vec<NodeId>,
+    answers: Vec<Receiver<(Ticket, Answer)>>,
+    next: Ticket,
+}
+
+fn ip(n: u8) -> IpAddr {
+    [10, 0, 0, n + 1].into()
+}
+
+impl Net {
+    fn new(seed: u64) -> Self {
+        let mut world = World::new(seed);
+        let bridge = Switch::new(|| Forward::new(&ForwardConfig::bridge(3, 16)));
+        let bridge = world.add("bridge", bridge, Clock::default());
+        let (mut servers, mut answers) = (Vec::new(), Vec::new());
+        for n in 0..3 {
+            let interface = Interface::new(MacAddr([2, 0, 0, 0, 0, n]), ip(n), 24);
+            let mut nic = NicConfig::new(interface);
+            nic.seed = seed ^ u64::from(n) << 8;
+            let config = Config {
+                id: n,
+                servers: (0..3).map(ip).collect(),
+                port: 7000,
+                layout: Layout::new(16, MAX_VALUE, 1 << 16),
+                heartbeat: Nanos::from_micros(100),
+                window: 8,
+                ack_timeout: 5,
+                retry_count: 6,
+                through: None,
+                incarnation: seed << 8 | u64::from(n),
+            };
+            let (sender, receiver) = unbounded();
+            let host = Host::new(move || Rnic::new(nic.clone()), Replica::new(config, sender));
+            servers.push(world.add(&format!("server {n}"), host, Clock::default()));
+            answers.push(receiver);
+        }
+        for server in &servers {
+            world.connect(*server, bridge, Link::default());
+        }
+        Self { world, servers, answers, next: 0 }
+    }
+
+    fn run_for(&mut self, time: Nanos) {
+        let until = self.world.now() + time;
+        self.world.run_until(until);
+    }
+
+    fn replica(&self, server: usize) -> &Replica {
+        &self.world.node::<Host<Replica>>(self.servers[server]).app
+    }
+
+    fn ask(&mut self, server: usize, command: Command) -> Ticket {
+        self.next += 1;
+        let ticket = self.next;
+        self.world.with(self.servers[server], |host: &mut Host<Replica>, _| host.app.ask(ticket, command));
+        ticket
+    }
+
+    /// The answer, if there is one in time
+    fn answer(&mut self, server: usize, ticket: Ticket, time: Nanos) -> Option<Answer> {
+        let until = self.world.now() + time;
+        loop {
+            let mut answers = self.answers[server].try_iter();
+            if let Some((_, answer)) = answers.find(|(of, _)| *of == ticket) {
+                return Some(answer);
+            }
+            if self.world.now() >= until {
+                return None;
+            }
+            self.run_for(Nanos::from_micros(50));
+        }
+    }
+
+    fn call(&mut self, server: usize, command: Command) -> Option<Answer> {
+        let ticket = self.ask(server, command);
+        self.answer(server, ticket, Nanos::from_millis(50))
+    }
+
+    /// Asks whoever leads, until it is done.
+    fn have_done(&mut self, mut server: usize, command: &Command) -> Outcome {
+        for _ in 0..1000 {
+            match self.call(server, command.clone()) {
+                Some(Answer::Applied(outcome)) => return outcome,
+                Some(Answer::NotLeader(Some(leader))) => server = usize::from(leader),
+                _ => server = (server + 1) % 3,
+            }
+            self.run_for(Nanos::from_micros(100));
+        }
+        panic!("nobody does it");
+    }
+
+    fn now_and(&self, time: Nanos) -> Nanos {
+        self.world.now() + time
+    }
+}
+
+fn command(operation: Operation, key: &str) -> Command {
+    Command { operation, key: key.into(), once: None }
+}
+
+fn incr(number: u64) -> Command {
+    Command { once: Some(Once { client: 1, number }), ..command(Operation::Incr, "n") }
+}
+
+#[test]
+fn the_leader_serves_and_the_others_say_who_it_is() {
+    let mut net = Net::new(1);
+    net.run_for(Nanos::from_millis(10));
+    assert_eq!(net.call(1, incr(1)), Some(Answer::NotLeader(Some(0))));
+    assert_eq!(net.call(0, incr(1)), Some(Answer::Applied(Outcome::Number(1))));
+    let found = Outcome::Found(Some(b"1".to_vec()));
+    assert_eq!(net.call(0, command(Operation::Get, "n")), Some(Answer::Applied(found)));
+    let long = command(Operation::Set(vec![0; MAX_VALUE]), "n");
+    let most = net.replica(0).config.layout.max_value();
+    assert_eq!(net.call(0, long), Some(Answer::TooLong(most)));
+    net.run_for(Nanos::from_millis(1));
+    assert_eq!(net.replica(2).store, net.replica(0).store);
+}
+
+#[test]
+fn more_at_once_than_may_be_under_way() {
+    let mut net = Net::new(1);
+    net.run_for(Nanos::from_millis(10));
+    let tickets: Vec<_> = (0..100).map(|_| net.ask(0, command(Operation::Incr, "n"))).collect();
+    net.run_for(Nanos::from_millis(20));
+    let answers: Vec<_> = net.answers[0].try_iter().collect();
+    let expected = (1..).map(|n| Answer::Applied(Outcome::Number(n)));
+    assert_eq!(answers, tickets.into_iter().zip(expected).collect::<Vec<_>>(), "in their order");
+}
+
+#[test]
+fn who_loses_the_office_says_that_it_does_not_know() {
+    let mut net = Net::new(1);
+    net.run_for(Nanos::from_millis(10));
+    let link = net.world.links().next().unwrap();
+    let now = net.world.now();
+    net.world.schedule(now, Fault::Cut(vec![link]));
+    assert_eq!(net.call(0, incr(1)), Some(Answer::Unknown));
+    assert_eq!(net.call(0, incr(2)), Some(Answer::NotLeader(None)));
+    // The others know neither of them.
+    assert_eq!(net.have_done(1, &incr(2)), Outcome::Number(1));
+    let now = net.world.now();
+    net.world.schedule(now, Fault::Heal(vec![link]));
+    net.run_for(Nanos::from_millis(50));
+    assert_eq!(net.replica(0).store, net.replica(1).store);
+    assert!(net.replica(0).pending.is_empty());
+}
+
+#[test]
+fn one_that_forgot_everything_gets_it_from_the_others() {
+    let mut net = Net::new(1);
+    net.run_for(Nanos::from_millis(10));
+    for server in [2, 0] {
+        let (now, later) = (net.world.now(), net.now_and(Nanos::from_millis(10)));
+        net.world.schedule(now, Fault::Crash(net.servers[server]));
+        net.world.schedule(later, Fault::Restart(net.servers[server]));
+        net.run_for(Nanos::from_millis(9));
+        // More than the log holds
+        for n in 0..40 {
+            let set = command(Operation::Set(vec![server as u8, n]), &n.to_string());
+            assert_eq!(net.have_done(1, &set), Outcome::Done);
+        }
+        net.run_for(Nanos::from_millis(60));
+        let replica = net.replica(server);
+        assert_eq!((replica.server.standing(), replica.store.keys()), (Standing::Member, 40));
+        assert_eq!(replica.store, net.replica(1).store);
+    }
+    assert!(net.replica(0).server.leads());
+}
+
+#[test]
+fn what_is_asked_again_is_done_once_whoever_dies() {
+    for seed in 1..=30 {
+        let mut net = Net::new(seed);
+        let mut chance = Chance::new(seed);
+        let mut at = Nanos::from_millis(10);
+        let until = Nanos::from_millis(400);
+        while at < until {
+            let server = net.servers[chance.below(3) as usize];
+            let down = Nanos::from_micros(chance.between(100, 20_000));
+            net.world.schedule(at, Fault::Crash(server));
+            net.world.schedule(at + down, Fault::Restart(server));
+            // Two that have forgotten everything at once are too many.
+            at = at + down + Nanos::from_micros(chance.between(30_000, 60_000));
+        }
+        let (mut server, mut done) = (0, 0);
+        while net.world.now() < until || done == 0 {
+            let ticket = net.ask(server, incr(done + 1));
+            match net.answer(server, ticket, Nanos::from_millis(5)) {
+                Some(Answer::Applied(outcome)) => {
+                    done += 1;
+                    assert_eq!(outcome, Outcome::Number(done as i64), "seed {seed}");
+                }
+                Some(Answer::NotLeader(Some(leader))) => server = usize::from(leader),
+                _ => server = (server + 1) % 3,
+            }
+            net.run_for(Nanos::from_micros(20));
+        }
+        assert!(done > 300, "seed {seed}: {done}");
+    }
+}

@@ -1,0 +1,221 @@
+//! The part of Redis's protocol (RESP 2) that is spoken here: commands as clients send them, and answers.
+
+/// Most words of a command
+const MAX_WORDS: usize = 16;
+/// Longest word (bytes)
+const MAX_WORD: usize = 1 << 20;
+/// Longest line (bytes)
+const MAX_LINE: usize = 1 << 16;
+
+/// A command is no command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct Garbage(&'static str);
+
+/// What was read, and how many bytes of the input it took; `None` if more has to come.
+type Parsed<T> = Result<Option<(T, usize)>, Garbage>;
+
+/// Reads a command: an array of bulk strings, or words in a line as one types them into `nc`. A line without words is an
+/// empty command.
+pub(crate) fn command(input: &[u8]) -> Parsed<Vec<Vec<u8>>> {
+    let Some((line, mut at)) = line(input)? else { return Ok(None) };
+    let Some(count) = line.strip_prefix(b"*") else {
+        let words = line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
+        return Ok(Some((words.map(<[u8]>::to_vec).collect(), at)));
+    };
+    let count = length(count, MAX_WORDS)?.unwrap_or(0);
+    let mut words = Vec::with_capacity(count);
+    for _ in 0..count {
+        let Some((head, len)) = self::line(&input[at..])? else { return Ok(None) };
+        let Some(head) = head.strip_prefix(b"$") else { return Err(Garbage("expected '$'")) };
+        at += len;
+        match bulk(head, &input[at..])? {
+            None => return Ok(None),
+            Some((None, _)) => return Err(Garbage("a word that is nothing")),
+            Some((Some(word), len)) => {
+                words.push(word);
+                at += len;
+            }
+        }
+    }
+    Ok(Some((words, at)))
+}
+
+/// An answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Value {
+    /// `OK`, `PONG`
+    Simple(&'static str),
+    /// Begins with a word in capitals that tells programs what is wrong.
+    Error(String),
+    Number(i64),
+    /// A value, or that there is none
+    Bulk(Option<Vec<u8>>),
+}
+
+impl Value {
+    /// An error without a name of its own
+    pub(crate) fn error(text: impl core::fmt::Display) -> Self {
+        Self::Error(format!("ERR {text}"))
+    }
+
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Simple(text) => out.extend(format!("+{text}\r\n").into_bytes()),
+            Self::Error(text) => out.extend(format!("-{}\r\n", text.replace(['\r', '\n'], " ")).into_bytes()),
+            Self::Number(number) => out.extend(format!(":{number}\r\n").into_bytes()),
+            Self::Bulk(None) => out.extend(b"$-1\r\n"),
+            Self::Bulk(Some(bytes)) => word(bytes, out),
+        }
+    }
+
+    /// Reads an answer, as a client.
+    pub(crate) fn decode(input: &[u8]) -> Parsed<Self> {
+        let Some((line, at)) = line(input)? else { return Ok(None) };
+        let Some((kind, rest)) = line.split_first() else { return Err(Garbage("an empty answer")) };
+        let text = || String::from_utf8_lossy(rest).into_owned();
+        let value = match kind {
+            b'+' => Self::Simple(if rest == b"PONG" { "PONG" } else { "OK" }),
+            b'-' => Self::Error(text()),
+            b':' => Self::Number(text().parse().map_err(|_| Garbage("no number"))?),
+            b'$' => {
+                return Ok(bulk(rest, &input[at..])?.map(|(bytes, len)| (Self::Bulk(bytes), at + len)));
+            }
+            _ => return Err(Garbage("an answer of unknown kind")),
+        };
+        Ok(Some((value, at)))
+    }
+}
+
+/// Writes a command, as a client.
+pub(crate) fn encode_command(words: &[&[u8]], out: &mut Vec<u8>) {
+    out.extend(format!("*{}\r\n", words.len()).into_bytes());
+    for bytes in words {
+        word(bytes, out);
+    }
+}
+
+fn word(bytes: &[u8], out: &mut Vec<u8>) {
+    out.extend(format!("${}\r\n", bytes.len()).into_bytes());
+    out.extend(bytes);
+    out.extend(b"\r\n");
+}
+
+/// A line without its end, and its bytes with it
+fn line(input: &[u8]) -> Parsed<&[u8]> {
+    let Some(end) = input.iter().take(MAX_LINE).position(|byte| *byte == b'\n') else {
+        return if input.len() >= MAX_LINE { Err(Garbage("the line is too long")) } else { Ok(None) };
+    };
+    let line = &input[..end];
+    Ok(Some((line.strip_suffix(b"\r").unwrap_or(line), end + 1)))
+}
+
+/// A length; `None` if it is negative, which means nothing.
+fn length(digits: &[u8], most: usize) -> Result<Option<usize>, Garbage> {
+    let number = core::str::from_utf8(digits).ok().and_then(|text| text.parse::<i64>().ok());
+    match usize::try_from(number.ok_or(Garbage("no length"))?) {
+        Ok(len) if len > most => Err(Garbage("the length is too large")),
+        Ok(len) => Ok(Some(len)),
+        Err(_) => Ok(None),
+    }
+}
+
+/// The bytes that a length announces, and the end of line behind them
+fn bulk(len: &[u8], input: &[u8]) -> Parsed<Option<Vec<u8>>> {
+    let Some(len) = length(len, MAX_WORD)? else { return Ok(Some((None, 0))) };
+    let Some((bytes, end)) = input.get(..len + 2).map(|bytes| bytes.split_at(len)) else { return Ok(None) };
+    if end == b"\r\n" {
+        Ok(Some((Some(bytes.to_vec()), len + 2)))
+    } else {
+        Err(Garbage("expected a line's end"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn words(words: &[&str]) -> Vec<Vec<u8>> {
+        words.iter().map(|word| word.as_bytes().to_vec()).collect()
+    }
+
+    #[test]
+    fn commands_as_programs_send_them_and_as_people_type_them() {
+        let bytes = b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$4\r\n\r\n\0x\r\n*1\r\n";
+        assert_eq!(command(bytes), Ok(Some((words(&["SET", "k", "\r\n\0x"]), bytes.len() - 4))));
+        assert_eq!(command(b"  set k  v\r\nGET"), Ok(Some((words(&["set", "k", "v"]), 12))));
+        assert_eq!(command(b"\n"), Ok(Some((vec![], 1))));
+        assert_eq!(command(b"*0\r\n"), Ok(Some((vec![], 4))));
+        assert_eq!(command(b"*-1\r\n"), Ok(Some((vec![], 5))));
+    }
+
+    #[test]
+    fn garbage_is_told_from_what_has_to_come() {
+        for garbage in [
+            "*x\r\n",
+            "*17\r\n",
+            "*99999999999999999999\r\n",
+            "*1\r\n:1\r\n",
+            "*1\r\n$-1\r\n",
+            "*1\r\n$\r\n",
+            "*1\r\n$2000000\r\n",
+            "*1\r\n$1\r\nxy\r\n",
+        ] {
+            assert!(command(garbage.as_bytes()).is_err(), "{garbage:?}");
+        }
+        assert!(command(&vec![b'x'; MAX_LINE]).is_err());
+        assert_eq!(command(&vec![b'x'; MAX_LINE - 1]), Ok(None));
+        assert!(Value::decode(b"?\r\n").is_err() && Value::decode(b"\r\n").is_err());
+    }
+
+    #[test]
+    fn an_error_is_one_line() {
+        let mut bytes = Vec::new();
+        Value::error("a\r\nb").encode(&mut bytes);
+        assert_eq!(bytes, b"-ERR a  b\r\n");
+    }
+
+    fn value() -> impl Strategy<Value = Value> {
+        prop_oneof![
+            prop::sample::select(vec!["OK", "PONG"]).prop_map(Value::Simple),
+            "[A-Z]{1,5} [ -~]{0,20}".prop_map(Value::Error),
+            any::<i64>().prop_map(Value::Number),
+            prop::option::of(prop::collection::vec(any::<u8>(), 0..40)).prop_map(Value::Bulk),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn commands_survive_and_a_part_is_never_one(
+            words in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 1..MAX_WORDS),
+            cut in 0.0..1.0,
+        ) {
+            let mut bytes = Vec::new();
+            encode_command(&words.iter().map(Vec::as_slice).collect::<Vec<_>>(), &mut bytes);
+            prop_assert_eq!(command(&bytes[..(bytes.len() as f64 * cut) as usize]), Ok(None));
+            let len = bytes.len();
+            bytes.extend(b"*2\r\n$");
+            prop_assert_eq!(command(&bytes), Ok(Some((words, len))));
+        }
+
+        #[test]
+        fn answers_survive_and_a_part_is_never_one(value in value(), cut in 0.0..1.0) {
+            let mut bytes = Vec::new();
+            value.encode(&mut bytes);
+            prop_assert_eq!(Value::decode(&bytes[..(bytes.len() as f64 * cut) as usize]), Ok(None));
+            let len = bytes.len();
+            prop_assert_eq!(Value::decode(&bytes), Ok(Some((value, len))));
+        }
+
+        #[test]
+        fn any_bytes_are_read(bytes in prop::collection::vec(prop::sample::select(b"*$:+-012\r\nxS ".to_vec()), 0..60)) {
+            if let Ok(Some((_, len))) = command(&bytes) {
+                prop_assert!(len <= bytes.len());
+            }
+            if let Ok(Some((_, len))) = Value::decode(&bytes) {
+                prop_assert!(len <= bytes.len());
+            }
+        }
+    }
+}

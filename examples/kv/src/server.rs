@@ -1,0 +1,187 @@
+//! `kv server`: DPDK, a NIC in software on its port, the replica on that, and the desk for clients.
+
+use crate::desk::Desk;
+use crate::replica::Replica;
+use crate::tcp;
+use clap::Args;
+use core::net::{IpAddr, SocketAddr};
+use dataplane::config::{Config, Device, Eal, Idle, Memory, Port, Workers};
+use dataplane::{Runtime, Stop};
+use miette::{IntoDiagnostic as _, WrapErr as _, miette};
+use p4ce::consensus::{Config as ServerConfig, Layout, Through};
+use rnic::{Config as NicConfig, Interface, Rnic, Station};
+use rocev2::ethernet::MacAddr;
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher as _, Hasher as _};
+use std::net::TcpListener;
+use std::path::PathBuf;
+use switch::Nanos;
+
+/// Entries of the log that one server may be ahead of another, and that are read by a new leader
+const SLOTS: u64 = 256;
+/// Commands that are proposed and not yet decided
+const WINDOW: u64 = 64;
+/// Bytes of an entry beside key and value
+const ENTRY_OVERHEAD: usize = 48;
+/// How often a NIC sends again before it gives up
+const RETRIES: u8 = 6;
+/// Where servers listen for each other, in `rdma_cm`'s TCP port space
+const PORT: u16 = 7000;
+
+/// Be a server of the store
+#[derive(Args)]
+pub(crate) struct ServerArgs {
+    /// Which of the servers it is, from 0
+    #[arg(long)]
+    id: u8,
+    /// The addresses of all servers' NICs, in the same order everywhere
+    #[arg(long, value_name = "IP,IP,...", value_delimiter = ',', required = true)]
+    rdma: Vec<IpAddr>,
+    /// Where all servers serve clients, in the same order
+    #[arg(long, value_name = "IP:PORT,...", value_delimiter = ',', required = true)]
+    tcp: Vec<SocketAddr>,
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// Bits of the network in the NIC's address
+    #[arg(long, value_name = "BITS", default_value_t = 24)]
+    prefix: u8,
+    /// The switch that replicates, if there is one ([p4ce] of understudy)
+    #[arg(long, value_name = "IP:PORT")]
+    through: Option<SocketAddr>,
+    /// Time between two heartbeats: a leader that shows none for 14 of them is replaced
+    #[arg(long, value_name = "MS", default_value_t = 5.0)]
+    heartbeat_ms: f64,
+    /// The CPU that the worker has for itself; without one it sleeps when there is nothing to do
+    #[arg(long)]
+    cpu: Option<usize>,
+    /// Most bytes of a key and its value together; the same at all servers
+    #[arg(long, value_name = "BYTES", default_value_t = 1024)]
+    max_value: usize,
+    /// Most megabytes of all keys and values; the same at all servers
+    #[arg(long, value_name = "MB", default_value_t = 16)]
+    max_state_mb: usize,
+}
+
+#[derive(Args)]
+#[group(required = true)]
+struct DeviceArgs {
+    /// Socket and number of a memif port of understudy's, in role "server"
+    #[arg(long, value_name = "SOCKET:NUMBER", value_parser = memif)]
+    memif: Option<Device>,
+    /// Network interface that is the server's alone (AF_PACKET; root)
+    #[arg(long, value_name = "NAME")]
+    interface: Option<String>,
+}
+
+fn memif(text: &str) -> Result<Device, String> {
+    let (socket, id) = text.rsplit_once(':').ok_or("no number behind a colon")?;
+    let id = id.parse().map_err(|_| format!("{id:?} is no number"))?;
+    Ok(Device::Memif { socket: PathBuf::from(socket), id, server: false })
+}
+
+impl ServerArgs {
+    fn check(&self) -> miette::Result<()> {
+        if self.rdma.len() != self.tcp.len() {
+            return Err(miette!("--rdma and --tcp name {} and {} servers", self.rdma.len(), self.tcp.len()));
+        }
+        if usize::from(self.id) >= self.rdma.len() {
+            return Err(miette!("there is no server {}: --rdma names {}", self.id, self.rdma.len()));
+        }
+        if !(0.05..=10_000.0).contains(&self.heartbeat_ms) {
+            return Err(miette!("--heartbeat-ms has to be between 0.05 and 10000"));
+        }
+        if !(1..=1 << 16).contains(&self.max_value) || !(1..=1024).contains(&self.max_state_mb) {
+            return Err(miette!("--max-value has to be up to 65536, --max-state-mb up to 1024"));
+        }
+        Ok(())
+    }
+
+    fn own(&self) -> IpAddr {
+        self.rdma[usize::from(self.id)]
+    }
+
+    /// What the replica is told.
+    fn consensus(&self) -> ServerConfig {
+        let heartbeat = Nanos((self.heartbeat_ms * 1e6) as u64);
+        // An acknowledgement may take as long as a heartbeat.
+        let ack_timeout = (1..31).find(|n| 4096 << n >= heartbeat.0).unwrap_or(31);
+        ServerConfig {
+            id: self.id,
+            servers: self.rdma.clone(),
+            port: PORT,
+            layout: Layout::new(SLOTS, self.max_value + ENTRY_OVERHEAD, self.max_state_mb << 20),
+            heartbeat,
+            window: WINDOW,
+            ack_timeout,
+            retry_count: RETRIES,
+            through: self.through.map(|at| Through { address: at.ip(), port: at.port() }),
+            incarnation: by_chance(),
+        }
+    }
+
+    fn runtime(&self) -> Config {
+        let interface = self.device.interface.clone().map(|interface| Device::AfPacket { interface });
+        let device = self.device.memif.clone().or(interface).expect("clap wants one of them");
+        let idle = if self.cpu.is_some() { Idle::Spin } else { Idle::Sleep };
+        Config {
+            eal: Eal {
+                memory: Memory::Ordinary { mb: 64 },
+                file_prefix: None,
+                telemetry: false,
+                extra: Vec::new(),
+            },
+            ports: vec![Port {
+                name: "eth".into(),
+                device,
+                mtu: 1500,
+                rx_queues: 1,
+                descriptors: 1024,
+                buffers: 8191,
+                share_from: None,
+            }],
+            workers: Workers { cpus: vec![self.cpu], idle, handoff_ring: 64, control_queue: 1024 },
+        }
+    }
+
+    /// The NIC on a port of this MAC address.
+    fn nic(&self, port: [u8; 6]) -> Rnic {
+        let mac = match (self.own(), &self.device.memif) {
+            // Shared memory has no address of its own, and a restarted server is found where it was.
+            (IpAddr::V4(ip), Some(_)) => {
+                let [a, b, c, d] = ip.octets();
+                [2, 0, a, b, c, d]
+            }
+            _ => port,
+        };
+        let interface = Interface::new(MacAddr(mac), self.own(), self.prefix);
+        Rnic::new(NicConfig { seed: by_chance(), ..NicConfig::new(interface) })
+    }
+}
+
+/// A number that nobody knows
+pub(crate) fn by_chance() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+/// Serves until it is told to end.
+pub(crate) fn run(args: &ServerArgs) -> miette::Result<()> {
+    args.check()?;
+    let stop = Stop::new();
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, stop.flag()).into_diagnostic()?;
+    }
+    let at = args.tcp[usize::from(args.id)];
+    let listener =
+        TcpListener::bind(at).into_diagnostic().wrap_err(format!("cannot serve clients at {at}"))?;
+    let mut runtime = Runtime::start(args.runtime()).map_err(|error| {
+        let log = error.log.trim().lines().last().unwrap_or_default().to_owned();
+        miette!(help = format!("{}\n{log}", error.remedy), "{error}")
+    })?;
+    let mac = runtime.ports().next().map_or([0; 6], |port| port.mac);
+    let (mut desk, counter, answers) = Desk::new();
+    let replica = Replica::new(args.consensus(), answers);
+    tcp::serve(listener, counter, args.tcp.clone());
+    eprintln!("Server {} of {} is ready at {at}. Ctrl-C ends it.", args.id, args.rdma.len());
+    runtime.run(vec![Station::new(args.nic(mac), replica)], &mut desk, &stop);
+    Ok(())
+}

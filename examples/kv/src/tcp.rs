@@ -1,0 +1,136 @@
+//! Clients, by TCP: a thread each, which reads commands and writes answers in the same order.
+
+use crate::command::Request;
+use crate::desk::{Ask, Counter};
+use crate::replica::{Answer, Info};
+use crate::resp::{self, Value};
+use crate::store::Outcome;
+use crossbeam_channel::Receiver;
+use std::io::{self, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::thread;
+
+/// Clients at once
+const CLIENTS: usize = 256;
+/// Commands that a client may have sent before it gets the answer to the first
+const PIPELINE: usize = 128;
+
+/// Serves clients for as long as the process lives. `servers` says where clients find the others, by their numbers.
+pub(crate) fn serve(listener: TcpListener, counter: Counter, servers: Vec<SocketAddr>) {
+    let shared = Arc::new((counter, servers));
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let client = Arc::clone(&shared);
+            // All but this one and the listener's own
+            if Arc::strong_count(&shared) > CLIENTS + 1 {
+                _ = (&stream).write_all(b"-ERR too many clients\r\n");
+                continue;
+            }
+            // Without a thread for it, the client is turned away.
+            drop(thread::Builder::new().spawn(move || talk(stream, &client.0, &client.1)));
+        }
+    });
+}
+
+enum Reply {
+    Ready(Value),
+    Asked(Receiver<Answer>),
+}
+
+/// Speaks with a client until it goes, or says what nobody understands.
+fn talk(mut stream: TcpStream, counter: &Counter, servers: &[SocketAddr]) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let (mut input, mut read) = (Vec::new(), 0);
+    let mut chunk = vec![0; 1 << 16];
+    loop {
+        let mut replies = Vec::new();
+        let mut garbage = None;
+        while replies.len() < PIPELINE {
+            match resp::command(&input[read..]) {
+                Ok(Some((words, len))) => {
+                    read += len;
+                    if !words.is_empty() {
+                        replies.push(reply(&words, counter));
+                    }
+                }
+                Ok(None) => break,
+                Err(error) => {
+                    garbage = Some(Value::error(format_args!("Protocol error: {error}")));
+                    break;
+                }
+            }
+        }
+        let all = replies.len() < PIPELINE;
+        let mut output = Vec::new();
+        for reply in replies {
+            let value = match reply {
+                Reply::Ready(value) => value,
+                Reply::Asked(answered) => match answered.recv() {
+                    Ok(answer) => to_value(answer, servers),
+                    Err(_) => return Err(io::ErrorKind::ConnectionAborted.into()),
+                },
+            };
+            value.encode(&mut output);
+        }
+        if let Some(error) = garbage {
+            error.encode(&mut output);
+            return stream.write_all(&output);
+        }
+        stream.write_all(&output)?;
+        if all {
+            input.drain(..read);
+            read = 0;
+            match stream.read(&mut chunk)? {
+                0 => return Ok(()),
+                len => input.extend(&chunk[..len]),
+            }
+        }
+    }
+}
+
+fn reply(words: &[Vec<u8>], counter: &Counter) -> Reply {
+    match Request::from_words(words) {
+        Ok(Request::Ping) => Reply::Ready(Value::Simple("PONG")),
+        Ok(Request::Info) => Reply::Asked(counter.ask(Ask::Info)),
+        Ok(Request::Command(command)) => Reply::Asked(counter.ask(Ask::Command(command))),
+        Err(error) => Reply::Ready(Value::error(error)),
+    }
+}
+
+fn to_value(answer: Answer, servers: &[SocketAddr]) -> Value {
+    match answer {
+        Answer::Applied(Outcome::Done) => Value::Simple("OK"),
+        Answer::Applied(Outcome::Number(number)) => Value::Number(number),
+        Answer::Applied(Outcome::Found(value)) => Value::Bulk(value),
+        Answer::Applied(Outcome::NotANumber) => Value::error("value is not an integer or out of range"),
+        Answer::Applied(Outcome::Full) => Value::Error("OOM there is no room for this".into()),
+        Answer::Applied(Outcome::Old) => Value::error("a later command of this client was applied before"),
+        Answer::TooLong(most) => Value::error(format_args!("the command does not fit into {most} bytes")),
+        // As in a cluster of Redis, whose clients look there then; 0 stands where it has a slot.
+        Answer::NotLeader(Some(leader)) => Value::Error(format!("MOVED 0 {}", servers[usize::from(leader)])),
+        Answer::NotLeader(None) => Value::Error("NOLEADER nobody leads now; try again".into()),
+        Answer::Unknown => {
+            Value::Error("UNKNOWN this server lost its office meanwhile; it may have been done or not".into())
+        }
+        Answer::Info(info) => Value::Bulk(Some(describe(&info, servers).into_bytes())),
+    }
+}
+
+fn describe(info: &Info, servers: &[SocketAddr]) -> String {
+    let leader = info.leader.map_or("none".into(), |leader| {
+        format!("{leader}\r\nleader_address:{}", servers[usize::from(leader)])
+    });
+    format!(
+        "id:{}\r\nrole:{}\r\nleader:{leader}\r\nstanding:{}\r\nterm:{}\r\nthrough_switch:{}\r\napplied:{}\r\nkeys:{}\r\n\
+         used_bytes:{}\r\n",
+        info.id,
+        if info.leads { "leader" } else { "follower" },
+        format!("{:?}", info.standing).to_lowercase(),
+        info.term,
+        if info.through_switch { "yes" } else { "no" },
+        info.applied,
+        info.keys,
+        info.used,
+    )
+}

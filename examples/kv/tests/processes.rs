@@ -1,0 +1,286 @@
+//! Three servers and the switch between them, each a process: any is killed with SIGKILL and started again, and nothing that
+//! was acknowledged is lost.
+
+mod rack;
+
+use rack::{SOCKET, SWITCH};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// For machines that have something else to do; nothing is expected to take so long.
+const DEADLINE: Duration = Duration::from_secs(25);
+const STEP: Duration = Duration::from_millis(5);
+
+/// A process; killed when dropped.
+struct Process {
+    child: Child,
+    /// What it has said on standard error
+    said: Arc<(Mutex<String>, Condvar)>,
+}
+
+impl Process {
+    fn start(command: &mut Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let said = Arc::<(Mutex<String>, Condvar)>::default();
+        let (hears, stderr) = (Arc::clone(&said), child.stderr.take().unwrap());
+        let pid = child.id();
+        thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                println!("{pid}: {line}");
+                *hears.0.lock().unwrap() += &(line + "\n");
+                hears.1.notify_all();
+            }
+        });
+        Self { child, said }
+    }
+
+    /// Waits until it has said this.
+    fn wait_for(&self, words: &str) {
+        let (text, told) = &*self.said;
+        let missing = |text: &mut String| !text.contains(words);
+        let (text, result) = told.wait_timeout_while(text.lock().unwrap(), DEADLINE, missing).unwrap();
+        assert!(!result.timed_out(), "not {words:?} in\n{text}");
+    }
+
+    /// SIGKILL, of which it hears nothing.
+    fn kill(mut self) {
+        assert!(self.child.try_wait().unwrap().is_none(), "it has ended: {}", self.said.0.lock().unwrap());
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Has it end by itself: whether all went well, and what it has printed.
+    fn end(mut self) -> (bool, String) {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        let mut printed = String::new();
+        self.child.stdout.take().unwrap().read_to_string(&mut printed).unwrap();
+        (self.child.wait().unwrap().success(), printed)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        _ = self.child.kill();
+        _ = self.child.wait();
+    }
+}
+
+/// Three servers, as they are started
+struct Cluster {
+    folder: TempDir,
+    tcp: Vec<SocketAddr>,
+    through: bool,
+}
+
+impl Cluster {
+    fn new(through: bool) -> Self {
+        // Loopback addresses of its own, at a port that nobody is given by chance.
+        let [_, a, b, c] = std::process::id().to_be_bytes();
+        let tcp = (1..=3).map(|n| SocketAddr::from(([127, a.max(1), b, c], 7000 + n))).collect();
+        Self { folder: tempfile::tempdir().unwrap(), tcp, through }
+    }
+
+    fn rack(&self) -> Process {
+        let rack = Process::start(&mut rack::command(self.folder.path()));
+        rack.wait_for("The rack is ready");
+        rack
+    }
+
+    fn tcp(&self) -> String {
+        self.tcp.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(",")
+    }
+
+    fn server(&self, id: usize) -> Process {
+        let socket = self.folder.path().join(SOCKET);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kv"));
+        command.args(["server", "--id", &id.to_string(), "--tcp", &self.tcp()]);
+        command.args(["--rdma", "10.0.0.1,10.0.0.2,10.0.0.3", "--heartbeat-ms", "10"]);
+        command.args(["--memif", &format!("{}:{id}", socket.display())]);
+        if self.through {
+            command.args(["--through", SWITCH]);
+        }
+        Process::start(&mut command)
+    }
+
+    fn client(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kv"));
+        command.arg(arguments[0]).args(["--tcp", &self.tcp()]).args(&arguments[1..]);
+        command
+    }
+
+    /// What `kv get` and the like print
+    fn call(&self, arguments: &[&str]) -> String {
+        let output = self.client(arguments).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{arguments:?}: {error}");
+        String::from_utf8(output.stdout).unwrap().trim_end().into()
+    }
+
+    /// One line to one server, as by netcat, and all that it answers
+    fn say(&self, server: usize, line: &str) -> std::io::Result<String> {
+        let mut stream = TcpStream::connect(self.tcp[server])?;
+        stream.set_read_timeout(Some(DEADLINE))?;
+        stream.write_all(format!("{line}\r\n").as_bytes())?;
+        stream.shutdown(std::net::Shutdown::Write)?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    }
+
+    /// A line of a server's INFO
+    fn info(&self, server: usize, name: &str) -> Option<String> {
+        let text = self.say(server, "INFO").ok()?;
+        text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(str::to_owned))
+    }
+
+    fn wait_until(&self, what: &str, mut is_so: impl FnMut() -> bool) {
+        for _ in 0..DEADLINE.as_millis() / STEP.as_millis() {
+            if is_so() {
+                return;
+            }
+            thread::sleep(STEP);
+        }
+        panic!(
+            "never: {what}\n{}",
+            String::from_utf8_lossy(&self.client(&["info"]).output().unwrap().stdout)
+        );
+    }
+
+    fn wait_for(&self, server: usize, name: &str, value: &str) {
+        let what = format!("server {server} has {name}:{value}");
+        self.wait_until(&what, || self.info(server, name).as_deref() == Some(value));
+    }
+
+    /// Waits until more is applied at these servers.
+    fn goes_on_at(&self, servers: &[usize]) {
+        let applied = |server: usize| self.info(server, "applied")?.parse::<u64>().ok();
+        for server in servers {
+            let mut before = None;
+            self.wait_until(&format!("server {server} goes on"), || {
+                let now = applied(*server);
+                before = before.or(now);
+                now.zip(before).is_some_and(|(now, before)| now > before + 50)
+            });
+        }
+    }
+}
+
+/// All is there, and nothing was done twice.
+fn all_is_well(check: Process) {
+    let (well, printed) = check.end();
+    println!("{printed}");
+    assert!(well && printed.contains("lost: 0\ndone twice: 0"), "{printed}");
+}
+
+#[test]
+fn any_process_is_killed_and_nothing_is_lost() {
+    let cluster = Cluster::new(false);
+    let rack = cluster.rack();
+    let servers = [0, 1, 2].map(|id| cluster.server(id));
+    let check = Process::start(&mut cluster.client(&["check", "--keys", "60", "--pause-ms", "30"]));
+    check.wait_for("Writing");
+    for server in 0..3 {
+        cluster.wait_for(server, "standing", "member");
+    }
+    cluster.wait_for(0, "role", "leader");
+    cluster.goes_on_at(&[0, 1, 2]);
+    let [leader, first, second] = servers;
+
+    println!("a follower is killed, and comes back as a member");
+    second.kill();
+    cluster.goes_on_at(&[0, 1]);
+    let second = cluster.server(2);
+    cluster.wait_for(2, "standing", "member");
+    cluster.goes_on_at(&[2]);
+
+    println!("it counts: without it there is no majority");
+    first.kill();
+    cluster.goes_on_at(&[0, 2]);
+    let first = cluster.server(1);
+    cluster.wait_for(1, "standing", "member");
+
+    println!("the leader is killed, and leads again when it is back");
+    leader.kill();
+    cluster.goes_on_at(&[1, 2]);
+    let leader = cluster.server(0);
+    cluster.wait_for(0, "standing", "member");
+    cluster.wait_for(0, "role", "leader");
+    cluster.goes_on_at(&[0, 1, 2]);
+
+    println!("it counts, too");
+    first.kill();
+    cluster.goes_on_at(&[0, 2]);
+    let first = cluster.server(1);
+    cluster.wait_for(1, "standing", "member");
+
+    println!("so does the switch come back");
+    rack.kill();
+    let rack = cluster.rack();
+    cluster.goes_on_at(&[0, 1, 2]);
+
+    all_is_well(check);
+    assert_eq!(cluster.call(&["set", "greeting", "hello"]), "OK");
+    leader.kill();
+    assert_eq!(cluster.call(&["get", "greeting"]), "hello");
+    for process in [first, second, rack] {
+        assert!(process.end().0);
+    }
+}
+
+#[test]
+fn through_the_switch_and_without_it() {
+    let cluster = Cluster::new(true);
+    let rack = cluster.rack();
+    let [leader, _first, _second] = [0, 1, 2].map(|id| cluster.server(id));
+    let check = Process::start(&mut cluster.client(&["check", "--keys", "60", "--pause-ms", "30"]));
+    check.wait_for("Writing");
+    cluster.wait_for(0, "through_switch", "yes");
+    cluster.goes_on_at(&[0, 1, 2]);
+
+    println!("the leader is killed");
+    leader.kill();
+    cluster.goes_on_at(&[1, 2]);
+    let _leader = cluster.server(0);
+    cluster.wait_for(0, "role", "leader");
+    cluster.wait_for(0, "through_switch", "yes");
+    cluster.goes_on_at(&[0, 1, 2]);
+
+    println!("the switch is killed");
+    rack.kill();
+    let _rack = cluster.rack();
+    cluster.goes_on_at(&[0, 1, 2]);
+    cluster.wait_for(0, "through_switch", "yes");
+    cluster.goes_on_at(&[0, 1, 2]);
+    all_is_well(check);
+}
+
+#[test]
+fn clients_of_redis_are_understood() {
+    let cluster = Cluster::new(false);
+    let _rack = cluster.rack();
+    let _servers = [0, 1, 2].map(|id| cluster.server(id));
+    assert_eq!(cluster.call(&["set", "key", "one two"]), "OK");
+    cluster.wait_for(0, "role", "leader");
+    assert_eq!(cluster.say(0, "GET key").unwrap(), "$7\r\none two\r\n");
+    let moved = format!("-MOVED 0 {}\r\n", cluster.tcp[0]);
+    cluster.wait_until("server 1 knows who leads", || cluster.say(1, "GET key").unwrap() == moved);
+    // Many at once, an error among them, and an end in the middle of a command
+    let answers =
+        cluster.say(0, "PING\r\nINCR n\r\nINCR key\r\n\r\nDEL key\r\nGET key\r\n*2\r\n$3\r\nGET").unwrap();
+    assert_eq!(answers, "+PONG\r\n:1\r\n-ERR value is not an integer or out of range\r\n:1\r\n$-1\r\n",);
+    assert!(cluster.say(0, "*nonsense\r\nPING").unwrap().starts_with("-ERR Protocol error"));
+    assert_eq!(cluster.say(0, "ONCE 7 1 INCR n\r\nONCE 7 1 INCR n").unwrap(), ":2\r\n:2\r\n");
+    let many = ["INCR m"; 500].join("\r\n");
+    let answers = cluster.say(0, &many).unwrap();
+    assert!(answers.ends_with(":499\r\n:500\r\n") && answers.lines().count() == 500);
+    // What cannot be
+    let long = format!("SET k {}", "x".repeat(2000));
+    assert_eq!(cluster.say(0, &long).unwrap(), "-ERR the command does not fit into 1072 bytes\r\n");
+    assert!(!cluster.client(&["get", "key"]).output().unwrap().status.success(), "there is no such key");
+}

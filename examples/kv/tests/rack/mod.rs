@@ -1,0 +1,77 @@
+//! The switch of a rack in a process of its own, as `understudy run examples/kv/rack.toml` is it: a bridge of memif ports
+//! that replicates for those who ask it to.
+
+use dataplane::config::{Config, Device, Eal, Idle, Memory, Port, Workers};
+use dataplane::{Plane, Runtime, Stop};
+use p4ce::{Control, ControlConfig, P4ce};
+use rnic::Interface;
+use rocev2::ethernet::MacAddr;
+use std::path::Path;
+use std::process::Command;
+use switch::Nanos;
+use switch::forward::Config as ForwardConfig;
+
+/// Its socket in the folder that it is given
+pub(crate) const SOCKET: &str = "rack.sock";
+/// Where it is asked for groups
+pub(crate) const SWITCH: &str = "10.0.0.254:18515";
+const PORTS: u32 = 3;
+const FOLDER: &str = "KV_RACK";
+
+/// This test program again, to run nothing but the rack.
+pub(crate) fn command(folder: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--ignored", "--exact", "rack::run", "--nocapture"]).env(FOLDER, folder);
+    command
+}
+
+#[test]
+#[ignore = "runs until it is killed; the other tests start it"]
+fn run() {
+    let Some(folder) = std::env::var_os(FOLDER) else { return };
+    let socket = Path::new(&folder).join(SOCKET);
+    let port = |id| Port {
+        name: format!("server-{id}"),
+        device: Device::Memif { socket: socket.clone(), id, server: true },
+        mtu: 1500,
+        rx_queues: 1,
+        descriptors: 1024,
+        buffers: 4095,
+        share_from: None,
+    };
+    let stop = Stop::new();
+    signal_hook::flag::register(signal_hook::consts::SIGTERM, stop.flag()).unwrap();
+    let mut runtime = Runtime::start(Config {
+        eal: Eal {
+            memory: Memory::Ordinary { mb: 128 },
+            file_prefix: None,
+            telemetry: false,
+            extra: Vec::new(),
+        },
+        ports: (0..PORTS).map(port).collect(),
+        workers: Workers { cpus: vec![None], idle: Idle::Sleep, handoff_ring: 64, control_queue: 1024 },
+    })
+    .unwrap();
+    let (mac, address) = (MacAddr([2, 0, 0, 0, 0, 254]), [10, 0, 0, 254].into());
+    let switch = P4ce::new(p4ce::Config {
+        forward: ForwardConfig::bridge(PORTS as u16, 64),
+        mac,
+        addresses: vec![address],
+        groups: 16,
+        queue_pairs: 64,
+        silent_after: Nanos::from_millis(500),
+    });
+    let control = Control::new(ControlConfig {
+        interface: Interface::new(mac, address, 24),
+        port: 18515,
+        groups: 16,
+        queue_pairs: 64,
+        max_replicas: 8,
+        lists: [].into(),
+        setup_timeout: Nanos::from_millis(3000),
+        seed: std::process::id().into(),
+        first_psn: None,
+    });
+    eprintln!("The rack is ready.");
+    runtime.run(vec![switch], &mut Plane::new(control), &stop);
+}
