@@ -354,9 +354,12 @@ impl Server {
         if value.len() > layout.max_value() {
             return Err(ProposeError::TooLong);
         }
-        // Neither more than is wanted, nor over what somebody has not taken out of its log.
+        // Neither more than is wanted, nor over what has not been taken out of the logs of all who follow, f at least: what
+        // is decided has to be known to one of any majority.
+        let follow =
+            self.leadership.as_ref().is_some_and(|leadership| leadership.counting() >= self.config.quorum());
         let unused = self.needed_from().unwrap_or(next);
-        if next - self.decided >= self.config.window || next - unused >= layout.slots() {
+        if !follow || next - self.decided >= self.config.window || next - unused >= layout.slots() {
             return Err(ProposeError::Busy);
         }
         let Some(leadership) = &mut self.leadership else { return Err(ProposeError::NotLeader) };
@@ -368,7 +371,7 @@ impl Server {
         Ok(next)
     }
 
-    /// The first entry that an active server may still have to read in its log
+    /// The first entry that an active server, or this one, may still have to take out of its log
     fn needed_from(&self) -> Option<u64> {
         let leadership = self.leadership.as_ref()?;
         let active = leadership.followers.iter().zip(&self.watch.others).filter_map(|(follower, watched)| {
@@ -376,7 +379,7 @@ impl Server {
             let applied = follower.applied.max(if same { watched.applied } else { 0 });
             (follower.stage == Stage::Active).then_some(applied)
         });
-        active.chain([self.decided]).min()
+        active.chain([self.applied]).min()
     }
 
     /// Writes new entries to all who get them.
