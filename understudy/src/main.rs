@@ -3,6 +3,7 @@
 
 mod check;
 mod config;
+mod consensus;
 mod decode;
 mod doctor;
 mod host;
@@ -26,8 +27,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Run(run::RunArgs),
-    /// Be an RDMA host on a port: run a configuration that has [nic], until Ctrl-C or until its clients are done
-    Host(run::RunArgs),
+    Host(run::HostArgs),
     Sim(sim::Args),
     Check(check::Args),
     Decode(decode::DecodeArgs),

@@ -1,5 +1,6 @@
 //! What a configuration would run, on a screen.
 
+mod consensus;
 mod impair;
 mod p4ce;
 
@@ -23,6 +24,7 @@ pub(super) fn of(path: &Path, config: &Config, machine: &Machine) -> String {
         FunctionConfig::Forward(forward) => forward_lines(forward, &runtime.ports),
         FunctionConfig::Impair(config) => impair::lines(config, &runtime.ports),
         FunctionConfig::Nic(nic) => nic_lines(nic),
+        FunctionConfig::Consensus(config) => consensus::lines(config),
         FunctionConfig::P4ce(config) => p4ce::lines(config),
     };
     let rest = [

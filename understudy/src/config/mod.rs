@@ -1,11 +1,12 @@
 //! The configuration file: TOML in, plain values of `dataplane` and `switch` out, or everything that is wrong with it.
 //!
-//! A file has ports (`[[port]]`), one function (a table named after it, [`FUNCTIONS`]) and, if the defaults are not to
-//! be, `[runtime]`. To add a function: a variant of [`FunctionConfig`], a file like `forward.rs`, a line in
+//! A file has ports (`[[port]]`), one function (a table named after it, [`FUNCTIONS`]; beside `[nic]` there may be
+//! `[consensus]`) and, if the defaults are not to be, `[runtime]`. To add a function: a variant of [`FunctionConfig`], a file like `forward.rs`, a line in
 //! [`FUNCTIONS`].
 
 mod capture;
 mod clash;
+mod consensus;
 mod device;
 mod forward;
 mod impair;
@@ -28,6 +29,7 @@ pub(crate) use report::{Finding, Report};
 
 pub(crate) use p4ce::P4ceConfig;
 
+use crate::consensus::ConsensusConfig;
 use crate::host::HostConfig;
 use crate::machine::Machine;
 use core::ops::Range;
@@ -64,6 +66,8 @@ pub(crate) enum FunctionConfig {
     Impair(switch::impair::Config),
     /// A host with a software NIC
     Nic(HostConfig),
+    /// A host that is one of the servers of a replicated service
+    Consensus(ConsensusConfig),
     /// A switch that replicates writes, and a bridge
     P4ce(P4ceConfig),
 }
@@ -179,9 +183,11 @@ fn read(
     memory::check_hugepages(&runtime, &ports.list, problems);
     let buffers = memory::buffers(&ports.list, runtime.cpus.len(), problems);
     let memory = memory::reserve(&runtime, &ports.list, &buffers, problems);
-    let function = function(&root, &ports, &FUNCTIONS);
+    let function = consensus::beside(&root, function(&root, &ports, &FUNCTIONS));
     match function {
-        Some(FunctionConfig::Nic(_)) => runtime.check_one_worker("a host has one worker", problems),
+        Some(FunctionConfig::Nic(_) | FunctionConfig::Consensus(_)) => {
+            runtime.check_one_worker("a host has one worker", problems);
+        }
         Some(FunctionConfig::P4ce(_)) => runtime.check_one_worker("[p4ce] has one worker", problems),
         Some(FunctionConfig::Forward(_) | FunctionConfig::Impair(_)) | None => {}
     }

@@ -54,32 +54,11 @@ impl Report {
         if wrong { ExitCode::FAILURE } else { ExitCode::SUCCESS }
     }
 
-    /// The NIC's counters that are of interest, with their names
-    fn counters(&self) -> [(&'static str, u64); 16] {
-        let c = &self.seen.counters;
-        [
-            ("received", c.received),
-            ("sent", c.sent),
-            ("malformed", c.malformed),
-            ("icrc_errors", c.icrc_errors),
-            ("not_for_us", c.not_for_us),
-            ("no_qp", c.no_qp),
-            ("duplicates", c.duplicates),
-            ("out_of_sequence", c.out_of_sequence),
-            ("naks_sent", c.naks_sent),
-            ("naks_received", c.naks_received),
-            ("rnr_naks_sent", c.rnr_naks_sent),
-            ("retransmitted", c.retransmitted),
-            ("timeouts", c.timeouts),
-            ("lost_responses", c.lost_responses),
-            ("stale_responses", c.stale_responses),
-            ("unreliable_dropped", c.unreliable_dropped),
-        ]
-    }
-
     pub(super) fn json(&self) -> String {
-        let counters: serde_json::Map<_, _> =
-            self.counters().into_iter().map(|(name, value)| (name.to_owned(), json!(value))).collect();
+        let counters: serde_json::Map<_, _> = counters(&self.seen.counters)
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), json!(value)))
+            .collect();
         json!({ "seconds": self.seconds, "nic": counters, "services": self.seen.services }).to_string()
     }
 
@@ -109,12 +88,38 @@ impl Report {
                 _ = writeln!(text, "{} at port {}: {error}", row.service, row.port);
             }
         }
-        let counters: Vec<_> = self
-            .counters()
-            .into_iter()
-            .filter(|(_, value)| *value > 0)
-            .map(|(name, value)| format!("{value} {}", name.replace('_', " ")))
-            .collect();
-        text + &format!("\nNIC: {}, in {:.2} s", counters.join(", "), self.seconds)
+        text + "\n" + &counted(&self.seen.counters, self.seconds)
     }
+}
+
+/// The NIC's counters that are of interest, with their names
+pub(super) fn counters(c: &rnic::Counters) -> [(&'static str, u64); 16] {
+    [
+        ("received", c.received),
+        ("sent", c.sent),
+        ("malformed", c.malformed),
+        ("icrc_errors", c.icrc_errors),
+        ("not_for_us", c.not_for_us),
+        ("no_qp", c.no_qp),
+        ("duplicates", c.duplicates),
+        ("out_of_sequence", c.out_of_sequence),
+        ("naks_sent", c.naks_sent),
+        ("naks_received", c.naks_received),
+        ("rnr_naks_sent", c.rnr_naks_sent),
+        ("retransmitted", c.retransmitted),
+        ("timeouts", c.timeouts),
+        ("lost_responses", c.lost_responses),
+        ("stale_responses", c.stale_responses),
+        ("unreliable_dropped", c.unreliable_dropped),
+    ]
+}
+
+/// The counters that are not zero, in a line.
+pub(super) fn counted(all: &rnic::Counters, seconds: f64) -> String {
+    let counters: Vec<_> = counters(all)
+        .into_iter()
+        .filter(|(_, value)| *value > 0)
+        .map(|(name, value)| format!("{value} {}", name.replace('_', " ")))
+        .collect();
+    format!("NIC: {}, in {seconds:.2} s", counters.join(", "))
 }

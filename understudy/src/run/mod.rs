@@ -1,5 +1,6 @@
 //! `understudy run`: the main job.
 
+mod consensus;
 mod demo;
 mod forward;
 mod host;
@@ -35,20 +36,32 @@ pub(crate) struct RunArgs {
     eal: Vec<String>,
 }
 
+/// Be an RDMA host on a port: run a configuration that has [nic], until Ctrl-C or until its clients are done
+#[derive(Args)]
+pub(crate) struct HostArgs {
+    #[command(flatten)]
+    run: RunArgs,
+    /// Print a line of JSON this often: what a server of [consensus] does (docs/p4ce.md has the fields)
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    live: Option<Duration>,
+}
+
 /// As [`run`], for a configuration that has a host.
-pub(crate) fn host(args: RunArgs) -> ExitCode {
-    let is_host = |config: &Config| matches!(config.function, FunctionConfig::Nic(_));
-    let Some(path) = &args.config else {
-        eprintln!("Name a configuration that has [nic], such as configs/host.toml");
-        return ExitCode::from(config::EXIT_CODE);
+pub(crate) fn host(args: HostArgs) -> ExitCode {
+    let wrong = |words: String| {
+        eprintln!("{words}");
+        ExitCode::from(config::EXIT_CODE)
     };
-    if let Ok(config) = config::load(path)
-        && !is_host(&config)
-    {
-        eprintln!("{} has no [nic]: `understudy run` is for it", path.display());
-        return ExitCode::from(config::EXIT_CODE);
+    let Some(path) = &args.run.config else {
+        return wrong("Name a configuration that has [nic], such as configs/host.toml".into());
+    };
+    match config::load(path).map(|config| config.function) {
+        Ok(FunctionConfig::Nic(_)) if args.live.is_some() => {
+            wrong(format!("{} has no [consensus]: --live tells of nothing else", path.display()))
+        }
+        Ok(FunctionConfig::Nic(_) | FunctionConfig::Consensus(_)) | Err(_) => begin(args.run, args.live),
+        Ok(_) => wrong(format!("{} has no [nic]: `understudy run` is for it", path.display())),
     }
-    run(args)
 }
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {
@@ -60,6 +73,10 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
 
 /// Exit code 2 for a wrong configuration, 1 for anything that is missing at run time.
 pub(crate) fn run(args: RunArgs) -> ExitCode {
+    begin(args, None)
+}
+
+fn begin(args: RunArgs, live: Option<Duration>) -> ExitCode {
     let failed = |report: Report| (format!("{report:?}\n"), ExitCode::FAILURE);
     // The demonstration's folder has to outlive the run.
     let loaded = match &args.config {
@@ -68,7 +85,7 @@ pub(crate) fn run(args: RunArgs) -> ExitCode {
             .map_err(|report| (report.render(), ExitCode::from(config::EXIT_CODE))),
         None => demo::load().map(|(config, dir)| (config, Some(dir))).map_err(failed),
     };
-    match loaded.and_then(|(config, _dir)| start(args, config).map_err(failed)) {
+    match loaded.and_then(|(config, _dir)| start(args, live, config).map_err(failed)) {
         Ok(code) => code,
         Err((text, code)) => {
             eprint!("{text}");
@@ -103,7 +120,7 @@ fn catch_signals() -> Result<Stop, Report> {
     Ok(stop)
 }
 
-fn start(args: RunArgs, mut config: Config) -> Result<ExitCode, Report> {
+fn start(args: RunArgs, live: Option<Duration>, mut config: Config) -> Result<ExitCode, Report> {
     let stop = catch_signals()?;
     config.runtime.eal.extra.extend(args.eal);
     let workers = config.runtime.workers.cpus.len();
@@ -129,6 +146,10 @@ fn start(args: RunArgs, mut config: Config) -> Result<ExitCode, Report> {
         }
         FunctionConfig::Nic(config) => {
             let report = host::run(&mut runtime, config, until, &stop)?;
+            (if args.json { report.json() } else { report.text() }, report.code())
+        }
+        FunctionConfig::Consensus(config) => {
+            let report = consensus::run(&mut runtime, config, live, until, &stop);
             (if args.json { report.json() } else { report.text() }, report.code())
         }
         FunctionConfig::P4ce(config) => {

@@ -27,9 +27,7 @@ fn matching(content: &str) -> String {
 fn function(text: &str) -> Config {
     match read(text).function {
         FunctionConfig::Impair(config) => config,
-        other @ (FunctionConfig::Forward(_) | FunctionConfig::Nic(_) | FunctionConfig::P4ce(_)) => {
-            panic!("{other:?}")
-        }
+        other => panic!("{other:?}"),
     }
 }
 

@@ -1,5 +1,6 @@
 //! What is understood, and each problem: its line, its words, and what to do.
 
+mod consensus;
 mod devices;
 mod forward;
 mod impair;

@@ -22,9 +22,7 @@ fn service(lines: &str) -> String {
 fn host(text: &str) -> HostConfig {
     match read(text).function {
         FunctionConfig::Nic(config) => config,
-        other @ (FunctionConfig::Forward(_) | FunctionConfig::Impair(_) | FunctionConfig::P4ce(_)) => {
-            panic!("{other:?}")
-        }
+        other => panic!("{other:?}"),
     }
 }
 

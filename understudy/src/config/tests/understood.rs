@@ -15,9 +15,7 @@ use switch::{Nanos, PortId};
 fn function(text: &str) -> Forward {
     match read(text).function {
         FunctionConfig::Forward(function) => function,
-        other @ (FunctionConfig::Impair(_) | FunctionConfig::Nic(_) | FunctionConfig::P4ce(_)) => {
-            panic!("{other:?}")
-        }
+        other => panic!("{other:?}"),
     }
 }
 

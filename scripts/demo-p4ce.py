@@ -1,0 +1,536 @@
+#!/usr/bin/env python3
+"""Consensus through the switch and without it, on this machine: servers, a top-of-rack switch and the P4CE switch, each a
+process, joined by shared memory. Needs no root, no huge pages and no NIC.
+
+    scripts/demo-p4ce.py [--understudy PROGRAM] [--quick] [--json FILE]
+
+Exits with 0 if everything happened that is claimed, with 1 if something did not, with 130 after Ctrl-C.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SWITCH_ID = 100
+SIZE = 64
+# Seconds between two lines of a server
+LIVE_S = 0.25
+# Seconds that anything may take that has to happen
+PATIENCE_S = 30
+
+
+class Failed(Exception):
+    """Something that is claimed did not happen."""
+
+
+def runtime():
+    return '[runtime]\nworkers = ["any"]\nidle = "sleep"        # more workers than CPUs\n\n'
+
+
+def port(name, socket_id, role):
+    return f'[[port]]\nname = "{name}"\nmtu = 1500\nmemif = {{ socket = "rack.sock", id = {socket_id}, role = "{role}" }}\n\n'
+
+
+def rack_config(servers):
+    ports = "".join(port(f"server-{n}", n, "server") for n in range(servers))
+    ports += port("p4ce", SWITCH_ID, "server")
+    return f"# The top-of-rack switch: a learning bridge.\n\n{runtime()}{ports}[forward]\nmac_table = {{}}\n"
+
+
+def switch_config():
+    return (
+        "# The P4CE switch: one port, in which everything comes and goes.\n\n"
+        f'{runtime()}{port("rack", SWITCH_ID, "client")}'
+        '[p4ce]\nmac = "02:00:00:00:00:fe"\naddresses = ["10.0.0.254/24"]\nsilent_after_ms = 200\n'
+    )
+
+
+def server_config(number, servers, through, heartbeat_us):
+    addresses = ", ".join(f'"10.0.0.{n + 1}"' for n in range(servers))
+    switch = 'switch = "10.0.0.254"\n' if through else ""
+    return (
+        f"# Server {number}: it leads, or holds what the leader writes.\n\n"
+        f'{runtime()}{port("eth", number, "client")}'
+        f'[nic]\nmac = "02:00:00:00:00:{number + 1:02x}"\naddresses = ["10.0.0.{number + 1}/24"]\n\n'
+        f"[consensus]\nid = {number}\nservers = [{addresses}]\n{switch}"
+        f"heartbeat_us = {heartbeat_us}\nlog_entries = 4096\nmax_value = {SIZE}\nwindow = 16\n"
+        f"propose = {{ size = {SIZE} }}      # as fast as it goes\n"
+    )
+
+
+class Process:
+    """One `understudy`, and what it says."""
+
+    def __init__(self, program, verb, config, arguments=(), on_line=None):
+        self.name = config.stem
+        self.log = open(config.with_suffix(".log"), "ab")
+        stdout = subprocess.PIPE if on_line else subprocess.DEVNULL
+        command = [str(program), verb, str(config), "--json", *arguments]
+        # In a group of its own: Ctrl-C is for us to pass on.
+        self.child = subprocess.Popen(command, stdout=stdout, stderr=self.log, start_new_session=True)
+        self.reader = self.lines = None
+        if on_line:
+            self.lines = open(config.with_suffix(".jsonl"), "ab", buffering=0)
+            self.reader = threading.Thread(target=self.read, args=(on_line,), daemon=True)
+            self.reader.start()
+
+    def read(self, on_line):
+        for text in self.child.stdout:
+            try:
+                line = json.loads(text)
+            except ValueError:
+                # Killed in the middle of a line
+                continue
+            self.lines.write(text)
+            on_line(line)
+
+    def is_alive(self):
+        return self.child.poll() is None
+
+    def kill(self):
+        self.child.kill()
+        self.child.wait()
+        self.close()
+
+    def close(self):
+        if self.reader:
+            self.reader.join(5)
+            self.lines.close()
+        self.log.close()
+
+    def end(self):
+        """Asks it to end, which takes its report; `stop` has asked all before."""
+        try:
+            self.child.wait(10)
+        except subprocess.TimeoutExpired:
+            self.child.kill()
+            self.child.wait()
+        self.close()
+        return self.child.returncode == 0
+
+
+class Cluster:
+    """A rack with servers, with or without the P4CE switch in it."""
+
+    def __init__(self, demo, replicas, through):
+        self.demo, self.count, self.through = demo, replicas + 1, through
+        self.lock = threading.Lock()
+        # By server: its last line, its lines' pauses with the times at which they came, and its report
+        self.last, self.pauses, self.reports = {}, {}, {}
+        # All lines of the leader's, with the times at which they came
+        self.led = []
+        # By number of entries: the hash, and who has it
+        self.states, self.wrong = {}, None
+        name = f"{replicas}-replicas-{'with' if through else 'without'}-switch"
+        self.folder = demo.folder / name
+        self.folder.mkdir(exist_ok=True)
+        (self.folder / "rack.toml").write_text(rack_config(self.count))
+        (self.folder / "switch.toml").write_text(switch_config())
+        for n in range(self.count):
+            (self.folder / f"server-{n}.toml").write_text(server_config(n, self.count, through, demo.heartbeat_us))
+        self.rack = self.start("run", "rack")
+        self.switch = self.start("run", "switch") if through else None
+        self.servers = {}
+        for n in range(self.count):
+            self.start_server(n)
+        demo.cluster = self
+
+    def start(self, verb, name, arguments=(), on_line=None):
+        process = Process(self.demo.program, verb, self.folder / f"{name}.toml", arguments, on_line)
+        self.demo.processes.append(process)
+        return process
+
+    def start_server(self, n):
+        self.servers[n] = self.start("host", f"server-{n}", ["--live", str(LIVE_S)], lambda line: self.hear(n, line))
+
+    def start_switch(self):
+        self.switch = self.start("run", "switch")
+
+    def kill_server(self, n):
+        self.servers.pop(n).kill()
+        with self.lock:
+            self.last.pop(n, None)
+
+    def hear(self, n, line):
+        with self.lock:
+            for entries, state in line["checkpoints"] + [[line["decided"], line["hash"]]]:
+                known = self.states.setdefault(entries, (state, set()))
+                known[1].add(n)
+                if known[0] != state:
+                    self.wrong = f"after {entries} entries, server {n} has another state than {sorted(known[1] - {n})}"
+            if line["kind"] == "report":
+                self.reports[n] = line
+            else:
+                self.last[n] = line
+                if line["leads"]:
+                    self.led.append((time.monotonic(), line))
+                self.pauses.setdefault(n, []).append((time.monotonic(), line["pause_ms"]))
+
+    def lines(self):
+        with self.lock:
+            return dict(self.last)
+
+    def compared(self):
+        """States that two servers or more have told of."""
+        with self.lock:
+            return sum(1 for _, servers in self.states.values() if len(servers) > 1)
+
+    def decided(self):
+        return max((line["decided"] for line in self.lines().values()), default=0)
+
+    def longest_pause(self, since, servers):
+        """The longest pause of those servers after a moment. The first line after it tells of the time before, too."""
+        with self.lock:
+            each = [max((ms for at, ms in self.pauses.get(n, []) if at > since), default=0) for n in servers]
+        return max(each, default=0)
+
+    def check(self):
+        if self.wrong:
+            raise Failed(f"SERVERS DISAGREE: {self.wrong}")
+        everybody = [self.rack, *([self.switch] if self.switch else []), *self.servers.values()]
+        for process in everybody:
+            if not process.is_alive():
+                raise Failed(f"{process.name} has ended by itself: see {self.folder}/{process.name}.log")
+
+    def wait(self, what, done, at_least=0.0):
+        """Waits until `done` says so, and shows the table meanwhile."""
+        began = time.monotonic()
+        while True:
+            self.check()
+            self.demo.show()
+            waited = time.monotonic() - began
+            if waited >= at_least and done():
+                return
+            if waited > PATIENCE_S:
+                raise Failed(f"{what}: not within {PATIENCE_S} s (logs are in {self.folder})")
+            time.sleep(0.05)
+
+    def stands(self, leader):
+        """Whether all servers that run are members and follow this leader, and it has what it needs."""
+        lines = self.lines()
+        if set(lines) != set(self.servers):
+            return False
+        if any(line["standing"] != "member" or line["leader"] != leader for line in lines.values()):
+            return False
+        through = self.through and self.switch is not None
+        return lines[leader]["leads"] and lines[leader]["through_switch"] == through
+
+    def stop(self):
+        """Ends all of it: the reports of the servers."""
+        everybody = [*self.servers.values(), *([self.switch] if self.switch else []), self.rack]
+        for process in everybody:
+            if process.is_alive():
+                process.child.send_signal(signal.SIGINT)
+        well = [process.end() for process in everybody]
+        for process in everybody:
+            self.demo.processes.remove(process)
+        self.demo.cluster = None
+        if self.wrong:
+            raise Failed(f"SERVERS DISAGREE: {self.wrong}")
+        if not all(well):
+            names = [process.name for process, ended in zip(everybody, well) if not ended]
+            raise Failed(f"{', '.join(names)} did not end well: see the logs in {self.folder}")
+        return self.reports
+
+
+def number(value, digits=0):
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def table(head, rows):
+    """Columns as wide as what is in them, words to the left and numbers to the right."""
+    rows = [head, *rows]
+    widths = [max(len(row[n]) for row in rows) for n in range(len(head))]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) if n == 0 else cell.rjust(width) for n, (cell, width) in enumerate(zip(row, widths))]
+        lines.append("  " + "  ".join(cells).rstrip())
+    return lines
+
+
+class Demo:
+    def __init__(self, program, folder, quick):
+        self.program, self.folder, self.quick = program, folder, quick
+        self.processes, self.cluster = [], None
+        # A server that does not get a CPU for 14 heartbeats is thought to be dead.
+        self.cpus = len(os.sched_getaffinity(0))
+        self.replicas = [2] if quick else [2, 4]
+        self.count = self.replicas[-1] + 3
+        self.heartbeat_us = 10_000 if self.count > self.cpus else 2_000
+        self.title, self.drawn, self.shown_at = "", 0, 0.0
+        self.terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+    def say(self, text=""):
+        self.drawn = 0
+        print(text, flush=True)
+
+    def show(self, force=False):
+        """The live table: drawn over itself on a terminal, a line a second elsewhere."""
+        if self.cluster is None:
+            return
+        now = time.monotonic()
+        if not force and now - self.shown_at < (0.2 if self.terminal else 1.0):
+            return
+        self.shown_at = now
+        lines = self.cluster.lines()
+        if not self.terminal:
+            leaders = [line for line in lines.values() if line["leads"]]
+            if leaders:
+                print("    " + self.live_line(max(leaders, key=lambda line: line["decided"])), flush=True)
+            return
+        head = ["", "role", "entries", "a second", "packets out", "in", "median us", "99 % us"]
+        rows = []
+        for n in range(self.cluster.count):
+            rows.append([f"server {n}", *self.row(lines.get(n), n in self.cluster.servers)])
+        if self.cluster.through:
+            role = "dead" if self.cluster.switch is None else "in use" if self.in_use(lines) else "waiting"
+            rows.append(["P4CE switch", role, *[""] * 6])
+        text = table(head, rows)
+        if self.drawn:
+            sys.stdout.write(f"\x1b[{self.drawn}A")
+        sys.stdout.write("".join(f"\x1b[2K{line}\n" for line in text))
+        sys.stdout.flush()
+        self.drawn = len(text)
+
+    @staticmethod
+    def in_use(lines):
+        return any(line["through_switch"] for line in lines.values())
+
+    @staticmethod
+    def row(line, runs):
+        if line is None:
+            return ["starting" if runs else "dead", *["-"] * 6]
+        role = "leader" if line["leads"] else "learning" if line["standing"] != "member" else "replica"
+        led = line["switch"] or line["direct"] or {}
+        latency = led.get("latency_us") or {}
+        numbers = [number(led.get("packets_out"), 2), number(led.get("packets_in"), 2)]
+        times = [number(latency.get("p50")), number(latency.get("p99"))]
+        return [role, number(line["decided"]), number(line["decided_per_s"]), *numbers, *times]
+
+    def live_line(self, line):
+        role, _, rate, out, into, median, late = self.row(line, True)
+        way = "through the switch" if line["through_switch"] else "to each replica"
+        return (
+            f"server {line['id']} is {role}, writes {way}: {rate} consensus/s, packets {out} out {into} in, "
+            f"median {median} us, 99 % {late} us"
+        )
+
+    def measure(self, replicas, through):
+        seconds = 2 if self.quick else 5
+        way = "with the P4CE switch" if through else "without it"
+        self.say(f"\n{replicas} replicas and a leader, {way}, for {seconds} s")
+        cluster = Cluster(self, replicas, through)
+        cluster.wait("server 0 leads and all follow", lambda: cluster.stands(0))
+        began = time.monotonic()
+        cluster.wait("it is measured", lambda: True, seconds)
+        compared = cluster.compared()
+        reports = cluster.stop()
+        way = "switch" if through else "direct"
+        # The first line tells of the time before, too.
+        lines = [line[way] for at, line in cluster.led if at >= began + LIVE_S and line["id"] == 0]
+        lines = [line for line in lines if line and line["decided"]]
+        decided = sum(line["decided"] for line in lines)
+        if not decided:
+            raise Failed("nothing was decided")
+        if compared == 0:
+            raise Failed("no two servers have told of a state after the same entries")
+
+        def each(key):
+            return sum(line[key] * line["decided"] for line in lines) / decided
+
+        spent = sum(line["seconds"] for line in lines)
+        return {
+            "replicas": replicas,
+            "switch": through,
+            "decided": decided,
+            "decided_per_s": decided / spent,
+            "goodput": decided * SIZE / spent,
+            "packets_out": each("packets_out"),
+            "packets_in": each("packets_in"),
+            "latency_us": reports[0][way]["latency_us"],
+            "compared": compared,
+            "intervals": [[line["packets_out"], line["packets_in"]] for line in lines],
+        }
+
+    def trouble(self, cluster, what, kill, servers, restart, after_kill, after_restart):
+        """Kills something and starts it again: the two pauses."""
+        decided = cluster.decided()
+        self.say(f"\n  {what} is killed")
+        killed = time.monotonic()
+        kill()
+        seconds = 1.0 if self.quick else 2.0
+        cluster.wait(
+            f"{what} was killed, and entries are decided",
+            lambda: cluster.decided() > decided + 100 and after_kill(),
+            seconds,
+        )
+        cost = cluster.longest_pause(killed, servers)
+        self.say(f"  {what} is started again")
+        restarted = time.monotonic()
+        restart()
+        cluster.wait(f"{what} is back", after_restart, seconds)
+        back = cluster.longest_pause(restarted, servers)
+        decided = cluster.decided()
+        cluster.wait("entries are decided", lambda: cluster.decided() > decided + 100)
+        self.say(f"  longest pause: {cost:.0f} ms when it was killed, {back:.0f} ms when it came back")
+        return {"what": what, "killed_ms": cost, "back_ms": back}
+
+    def troubles(self, replicas, through):
+        way = "with the P4CE switch" if through else "without it"
+        self.say(f"\nWhat it costs when something is killed (SIGKILL): {replicas} replicas, {way}")
+        cluster = Cluster(self, replicas, through)
+        cluster.wait("server 0 leads and all follow", lambda: cluster.stands(0))
+        began = time.monotonic() + LIVE_S
+        cluster.wait("nothing happens", lambda: cluster.stands(0), 1.5)
+        usual = cluster.longest_pause(began, cluster.servers)
+        last = replicas
+        others = list(range(1, last))
+
+        def kill_switch():
+            cluster.switch.kill()
+            self.processes.remove(cluster.switch)
+            cluster.switch = None
+
+        def kill(n):
+            self.processes.remove(cluster.servers[n])
+            cluster.kill_server(n)
+
+        found = [
+            self.trouble(
+                cluster,
+                "a replica",
+                lambda: kill(last),
+                [0, *others],
+                lambda: cluster.start_server(last),
+                lambda: cluster.lines()[0]["leads"],
+                lambda: cluster.stands(0),
+            ),
+            self.trouble(
+                cluster,
+                "the leader",
+                lambda: kill(0),
+                range(1, last + 1),
+                lambda: cluster.start_server(0),
+                lambda: cluster.lines()[1]["leads"],
+                lambda: cluster.stands(0),
+            ),
+        ]
+        if through:
+            found.append(
+                self.trouble(
+                    cluster,
+                    "the P4CE switch",
+                    kill_switch,
+                    range(0, last + 1),
+                    cluster.start_switch,
+                    lambda: cluster.stands(0),
+                    lambda: cluster.stands(0),
+                )
+            )
+        compared = cluster.compared()
+        cluster.stop()
+        if compared == 0:
+            raise Failed("no two servers have told of a state after the same entries")
+        return {"replicas": replicas, "switch": through, "compared": compared, "usual_ms": usual, "killed": found}
+
+    def run(self):
+        self.say(f"P4CE: a leader replicates {SIZE}-byte values, and each is decided when a majority holds it.")
+        self.say("Without the switch it writes each value to every replica; with it once, to the switch.")
+        self.say(f"Up to {self.count} processes share {self.cpus} CPU{'s'[:self.cpus > 1]}, and there is no hardware: times say what this machine")
+        self.say("can do, not what RDMA NICs and a switch can. Packets are counted one by one: those are exact.")
+        self.say(f"Configurations and logs: {self.folder}")
+        sizes, most = self.replicas, self.replicas[-1]
+        measured = [self.measure(size, through) for size in sizes for through in (False, True)]
+        self.summary(sizes, measured)
+        killed = [self.troubles(most, through) for through in (True, False)]
+        self.costs(killed)
+        compared = sum(run["compared"] for run in measured + killed)
+        self.say(f"\nServers told of their states {compared:,} times after the same entries: every time they agreed.")
+        return {"cpus": self.cpus, "heartbeat_us": self.heartbeat_us, "measured": measured, "killed": killed, "compared": compared}
+
+    def summary(self, sizes, measured):
+        head = [""]
+        for size in sizes:
+            head += [f"{size} replicas", "with switch"]
+
+        def row(name, value):
+            return [name, *[value(run) for run in measured]]
+
+        rows = [
+            row("consensus a second", lambda run: number(run["decided_per_s"])),
+            row("goodput, MB/s", lambda run: number(run["goodput"] / 1e6, 2)),
+            row("leader's packets out, per consensus", lambda run: number(run["packets_out"], 2)),
+            row("leader's packets in, per consensus", lambda run: number(run["packets_in"], 2)),
+            row("median latency, us", lambda run: number(run["latency_us"]["p50"])),
+            row("99 % within, us", lambda run: number(run["latency_us"]["p99"])),
+        ]
+        self.say("\nSide by side")
+        for line in table(head, rows):
+            self.say(line)
+        self.say(f"  Beyond 1, 2 or 4 packets are heartbeats (every {self.heartbeat_us // 1000} ms, whatever the load) and what was sent again.")
+
+    def costs(self, killed):
+        rows = []
+        with_switch, without = [{each["what"]: each for each in run["killed"]} for run in killed]
+        for what, each in with_switch.items():
+            other = without.get(what, {})
+            for key, words in [("killed_ms", f"{what} is killed"), ("back_ms", f"{what} comes back")]:
+                rows.append([words, number(each[key]), number(other.get(key))])
+        rows.append(["nothing happens", *[number(run["usual_ms"]) for run in killed]])
+        self.say("\nLongest pause until the next value is decided, ms")
+        for line in table(["", "with switch", "without"], rows):
+            self.say(line)
+
+    def clean(self):
+        for process in self.processes:
+            if process.is_alive():
+                process.kill()
+        self.processes.clear()
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Consensus with and without the P4CE switch, on this machine.")
+    parser.add_argument("--understudy", default=ROOT / "target/release/understudy", help="the program")
+    parser.add_argument("--quick", action="store_true", help="shorter: 2 replicas only")
+    parser.add_argument("--json", metavar="FILE", help="write what was found to this file, too")
+    parser.add_argument("--keep", action="store_true", help="keep the configurations and logs")
+    args = parser.parse_args()
+    program = pathlib.Path(args.understudy).resolve()
+    if not program.exists():
+        sys.exit(f"There is no {program}: build it with `make build`.")
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="understudy-p4ce-"))
+    demo = Demo(program, folder, args.quick)
+    # Killed by a signal, it cleans up like after Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+    code = 1
+    try:
+        found = demo.run()
+        if args.json:
+            pathlib.Path(args.json).write_text(json.dumps(found, indent=1))
+        code = 0
+    except KeyboardInterrupt:
+        demo.say("\nStopped.")
+        code = 130
+    except Failed as failed:
+        demo.say(f"\nIt did not work: {failed}")
+    finally:
+        demo.clean()
+        if args.keep or code == 1:
+            print(f"Configurations and logs are kept in {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+//! The table `[consensus]` beside `[nic]`: the host is one of the servers of a replicated service.
+
+use super::FunctionConfig;
+use super::nic::ip;
+use super::report::Problem;
+use super::tree::{Problems, Table, Value, absent, section};
+use crate::consensus::{ConsensusConfig, Load, State};
+use crate::host::HostConfig;
+use core::net::IpAddr;
+use p4ce::consensus::{Layout, Through};
+use switch::Nanos;
+
+const KEY: &str = "consensus";
+/// Where servers listen, and where the switch does
+const PORT: u64 = 7000;
+const SWITCH_PORT: u64 = 18_515;
+/// Members that a switch's group can have
+const MAX_SERVERS: usize = 1 + p4ce::gather::MAX_MEMBERS;
+/// Addresses of others that a request to the switch has room for (docs/p4ce.md), with IPv4 and with IPv6
+const NAMED: [usize; 2] = [12, 3];
+/// A log is read by one READ (IB 9.4.1)
+const MAX_LOG: usize = 1 << 30;
+const SERVERS: &str = "[\"10.0.0.1\", \"10.0.0.2\", \"10.0.0.3\"]";
+
+/// Makes the host what `[consensus]` says, if there is one.
+pub(super) fn beside(root: &Table<'_>, function: Option<FunctionConfig>) -> Option<FunctionConfig> {
+    let Some(given) = root.get(KEY, "") else {
+        // Which keys it would have is told all the same.
+        let unheard = Problems::default();
+        let table = absent(KEY, &unheard);
+        read(&table, None);
+        table.finish();
+        root.problems().know_tables_of(unheard);
+        return function;
+    };
+    let nic = root.get("nic", "");
+    if nic.is_none() {
+        let problem = given_at(&given, "[consensus] has no [nic] beside it").label("of which host?");
+        given.add(problem.help("add `[nic]` with this server's `addresses`, in place of any other function"));
+    }
+    if let Some(nic) = nic.and_then(|_| section(root, "nic")) {
+        if let Some(service) = nic.get("service", "[]") {
+            let problem = given_at(&service, "a host with [consensus] has no services").label("a service");
+            given.add(problem.help("remove the [[nic.service]]; a host that serves is another program"));
+        }
+        nic.forget();
+    }
+    let host = match function {
+        Some(FunctionConfig::Nic(host)) => Some(host),
+        _ => None,
+    };
+    let table = section(root, KEY)?;
+    let config = read(&table, host);
+    table.finish();
+    config.map(FunctionConfig::Consensus)
+}
+
+fn given_at(value: &Value<'_>, message: &str) -> Problem {
+    Problem::at(value.key_span(), message)
+}
+
+fn read(table: &Table<'_>, host: Option<HostConfig>) -> Option<ConsensusConfig> {
+    let servers = table.require("servers", SERVERS);
+    let addresses = servers.as_ref().and_then(servers_of);
+    let id = table.require("id", "0");
+    let id_read = id.as_ref().and_then(|id| id_of(id, servers.as_ref(), addresses.as_deref(), host.as_ref()));
+    let port = table.number("port", 1..=65_535, PORT) as u16;
+    let switch = table.get("switch", "\"10.0.0.254\"");
+    let switch_port = table.spanned_number("switch_port", 1..=65_535, SWITCH_PORT);
+    if let (None, Some(port)) = (&switch, &switch_port) {
+        let problem = Problem::at(port.span(), "a port of a switch that is not there").label("of which?");
+        table.problems().add(problem.help("add `switch`, or remove `switch_port`"));
+    }
+    let switch_port = switch_port.map_or(SWITCH_PORT, toml::Spanned::into_inner) as u16;
+    let address = switch.map(|value| switch_of(&value, servers.as_ref(), addresses.as_deref()));
+    let switch = address.map(|address| Some(Through { address: address?, port: switch_port }));
+    let heartbeat = Nanos::from_micros(table.number("heartbeat_us", 10..=10_000_000, 1000));
+    let log_entries = table.number("log_entries", 8..=1 << 20, 4096);
+    let max_value = table.number("max_value", 1..=1 << 20, 256) as usize;
+    let least = State::LEN as u64;
+    let max_snapshot = table.number("max_snapshot", least..=1 << 30, 4096) as usize;
+    let window = table.spanned_number("window", 1..=1 << 20, 32);
+    let load = table.get("propose", "{ size = 64 }").map(|value| load_of(&value, max_value));
+    let layout = Layout::new(log_entries, max_value, max_snapshot);
+    if layout.log_len() > MAX_LOG
+        && let Some(value) = table.get("log_entries", "4096").or_else(|| table.get("max_value", "256"))
+    {
+        let problem = value.problem(format!("a log of {} MB", layout.log_len() >> 20)).label("too long");
+        value.add(problem.help(format!(
+            "it has `log_entries` of `max_value` bytes and 40 more; it can have {} MB",
+            MAX_LOG >> 20
+        )));
+    }
+    if let Some(window) = window.as_ref().filter(|window| *window.get_ref() > log_entries) {
+        let message = format!("a window of {} values, and a log of {log_entries}", window.get_ref());
+        let problem = Problem::at(window.span(), message).label("more than the log holds");
+        table.problems().add(problem.help("lower `window`, or raise `log_entries`"));
+    }
+    Some(ConsensusConfig {
+        host: host?,
+        id: id_read?,
+        servers: addresses?,
+        port,
+        switch: switch.map_or(Some(None), |switch| switch.map(Some))?,
+        heartbeat,
+        layout,
+        window: window.map_or(32, toml::Spanned::into_inner),
+        load: load.map_or(Some(None), |load| load.map(Some))?,
+    })
+}
+
+/// The addresses of all servers
+fn servers_of(value: &Value<'_>) -> Option<Vec<IpAddr>> {
+    let list = value.list()?;
+    if list.is_empty() || list.len() > MAX_SERVERS {
+        let problem = value.problem(format!("`servers` lists {} servers", list.len()));
+        let help = format!(
+            "list all servers in the order of their numbers, 1 to {MAX_SERVERS}, this one among them"
+        );
+        value.add(problem.label("too few or too many").help(help));
+        return None;
+    }
+    let mut addresses = Vec::new();
+    for value in &list {
+        let address = ip(value)?;
+        if let Some(first) = addresses.iter().position(|known| *known == address) {
+            let problem = value.problem(format!("{address} is server {first} already")).label("again");
+            value.add(problem.help("give each server an address of its own"));
+            return None;
+        }
+        addresses.push(address);
+    }
+    Some(addresses)
+}
+
+/// This server's number, whose address has to be the host's
+fn id_of(
+    value: &Value<'_>,
+    servers: Option<&Value<'_>>,
+    addresses: Option<&[IpAddr]>,
+    host: Option<&HostConfig>,
+) -> Option<u8> {
+    let last = addresses.map_or(MAX_SERVERS, <[_]>::len) as u64 - 1;
+    let id = value.number(0..=last, 0)? as u8;
+    let address = addresses?.get(usize::from(id))?;
+    if let Some(host) = host
+        && !host.addresses.iter().any(|(own, _)| own == address)
+    {
+        let problem =
+            value.problem(format!("server {id} is {address}, and this host is not")).label("this one");
+        let element = servers.and_then(Value::list).and_then(|list| list.get(usize::from(id)).cloned());
+        let problem = match element {
+            Some(element) => problem.also(element.span(), "its address"),
+            None => problem,
+        };
+        value
+            .add(problem.help(format!("add {address} to `addresses` of [nic], or change `id` or `servers`")));
+    }
+    Some(id)
+}
+
+/// The switch's address, which is nobody else's
+fn switch_of(value: &Value<'_>, servers: Option<&Value<'_>>, addresses: Option<&[IpAddr]>) -> Option<IpAddr> {
+    let address = ip(value)?;
+    let addresses = addresses.unwrap_or(&[]);
+    if let Some(server) = addresses.iter().position(|server| *server == address) {
+        let problem = value.problem(format!("the switch has the address of server {server}")).label("here");
+        value.add(problem.help("the switch has an address of its own: `addresses` of its [p4ce]"));
+    }
+    let most = NAMED[usize::from(address.is_ipv6())];
+    if let Some(servers) = servers
+        && addresses.len() > most + 1
+    {
+        let problem = servers.problem(format!("{} servers, and a switch", addresses.len()));
+        let help = format!("a leader can name {most} others to the switch; leave `switch` out, or servers");
+        servers.add(problem.label("too many").help(help));
+    }
+    Some(address)
+}
+
+/// What is proposed
+fn load_of(value: &Value<'_>, max_value: usize) -> Option<Load> {
+    let table = value.table("`propose`")?;
+    let size = table.require("size", "64");
+    let size = size.and_then(|value| Some((value.number(1..=1 << 20, 64)? as usize, value)));
+    let rate = table.spanned_number("rate", 1..=1_000_000_000, 10_000).map(toml::Spanned::into_inner);
+    table.finish();
+    let (size, value) = size?;
+    if size > max_value {
+        let problem = value.problem(format!("values of {size} bytes, and `max_value` is {max_value}"));
+        value.add(problem.label("too long").help("lower `size`, or raise `max_value` at all servers"));
+    }
+    Some(Load { size, rate })
+}

@@ -1,0 +1,158 @@
+//! Servers and their application, in the simulator.
+
+use super::*;
+use p4ce::consensus::Standing;
+use rnic::{PathMtu, Rnic, Station};
+use rocev2::ethernet::MacAddr;
+use sim::{Clock, Fault, Link, NodeId, Switch, World};
+use std::sync::{Arc, Mutex};
+use switch::forward::{Config as ForwardConfig, Forward};
+
+type Host = Switch<Station<Replica>>;
+
+fn config(id: u8, load: Load) -> ConsensusConfig {
+    let address = |id: u8| IpAddr::from([10, 0, 0, id + 1]);
+    let host = HostConfig {
+        mac: Some(MacAddr([2, 0, 0, 0, 0, id + 1])),
+        addresses: vec![(address(id), 24)],
+        gateways: Vec::new(),
+        vlan: None,
+        mtu: PathMtu::B1024,
+        window: 64,
+        ack: rnic::AckPolicy::OnRequest,
+        credits: false,
+        max_qps: 256,
+        seed: Some(id.into()),
+        services: Vec::new(),
+        perftests: Vec::new(),
+    };
+    ConsensusConfig {
+        host,
+        id,
+        servers: (0..3).map(address).collect(),
+        port: 7000,
+        switch: None,
+        heartbeat: Nanos::from_micros(100),
+        layout: Layout::new(1024, 64, 16),
+        window: 8,
+        load: Some(load),
+    }
+}
+
+/// Three servers at a bridge, and what can be seen of each: the newest life of it.
+struct Net {
+    world: World,
+    servers: Vec<NodeId>,
+    seen: Vec<Arc<Mutex<Arc<Mutex<Seen>>>>>,
+}
+
+impl Net {
+    fn new(load: Load) -> Self {
+        let mut world = World::new(1);
+        let bridge = world.add(
+            "bridge",
+            Switch::new(|| Forward::new(&ForwardConfig::bridge(3, 16))),
+            Clock::default(),
+        );
+        let (mut servers, mut seen) = (Vec::new(), Vec::new());
+        for id in 0..3 {
+            let config = config(id, load);
+            let newest = Arc::new(Mutex::new(Replica::new(&config, 1).seen()));
+            let tells = newest.clone();
+            let mut life = u64::from(id) << 32;
+            let make = move || {
+                life += 1;
+                let replica = Replica::new(&config, life);
+                *tells.lock().unwrap() = replica.seen();
+                Station::new(Rnic::new(config.host.nic([0; 6])), replica)
+            };
+            let node = world.add(&id.to_string(), Host::new(make), Clock::default());
+            world.connect(node, bridge, Link::default());
+            servers.push(node);
+            seen.push(newest);
+        }
+        Self { world, servers, seen }
+    }
+
+    fn seen(&self, server: usize) -> Seen {
+        let newest = self.seen[server].lock().unwrap().clone();
+        let seen = newest.lock().unwrap();
+        seen.clone()
+    }
+}
+
+#[test]
+fn a_state_depends_on_every_value_and_their_order() {
+    let state = |values: &[&[u8]]| {
+        let mut state = State::default();
+        for value in values {
+            state.apply(value);
+        }
+        state
+    };
+    let rows: [&[&[u8]]; 9] = [
+        &[],
+        &[b""],
+        &[b"", b""],
+        &[b"one"],
+        &[b"one", b"two"],
+        &[b"two", b"one"],
+        &[b"onetwo"],
+        &[b"12345678"],
+        &[b"12345678\0"],
+    ];
+    let all = rows.map(state);
+    for (n, one) in all.iter().enumerate() {
+        assert!(all[..n].iter().all(|other| other != one), "{n}");
+    }
+}
+
+#[test]
+fn a_leader_proposes_at_its_rate_and_all_come_to_the_same_state() {
+    let mut net = Net::new(Load { size: 40, rate: Some(100_000) });
+    net.world.run_until(Nanos::from_millis(50));
+    let before = net.seen(0);
+    net.world.run_until(Nanos::from_millis(150));
+    let leader = net.seen(0);
+    assert_eq!((leader.standing, leader.leader, leader.way), (Standing::Member, Some(0), Some(Way::Direct)));
+    let led = leader.direct.since(&before.direct);
+    assert!((9900..=10_100).contains(&led.decided), "{led:?}");
+    assert_eq!((led.bytes, led.latency.len()), (led.decided * 40, led.decided));
+    // Two writes each, and six packets a heartbeat: a READ of each other server, an answer to each of theirs, and what is
+    // decided at the time.
+    let heartbeats = 1000;
+    let sent = 2 * led.decided + 6 * heartbeats;
+    assert!(led.sent >= 2 * led.decided && led.sent <= sent + 20, "{} and not {sent}", led.sent);
+    assert_eq!(leader.switch.time, Nanos::ZERO);
+    assert!(leader.pause < Nanos::from_millis(60), "{:?}", leader.pause);
+    for server in 1..3 {
+        let seen = net.seen(server);
+        assert_eq!((seen.leader, seen.way), (Some(0), None));
+        assert!(seen.checkpoints.len() > 8);
+        for state in &seen.checkpoints {
+            assert!(leader.checkpoints.contains(state) || state.count > leader.state.count, "{state:?}");
+        }
+        assert!(
+            seen.state.count + 200 > leader.state.count,
+            "{} of {}",
+            seen.state.count,
+            leader.state.count
+        );
+    }
+}
+
+#[test]
+fn who_comes_back_has_the_state_of_the_others_again() {
+    let mut net = Net::new(Load { size: 8, rate: None });
+    net.world.schedule(Nanos::from_millis(30), Fault::Crash(net.servers[0]));
+    net.world.schedule(Nanos::from_millis(60), Fault::Restart(net.servers[0]));
+    net.world.run_until(Nanos::from_millis(50));
+    assert_eq!((net.seen(1).leader, net.seen(1).way), (Some(1), Some(Way::Direct)));
+    assert!(net.seen(1).pause > Nanos::from_micros(500), "{:?}", net.seen(1).pause);
+    net.world.run_until(Nanos::from_millis(160));
+    let [back, other] = [0, 2].map(|server| net.seen(server));
+    assert_eq!((back.standing, back.leader, other.leader), (Standing::Member, Some(0), Some(0)));
+    assert!(back.applied < back.state.count, "it began with a snapshot");
+    let newest = back.checkpoints.iter().find(|state| other.checkpoints.contains(state));
+    assert!(newest.is_some(), "{:?}, {:?}", back.checkpoints, other.checkpoints);
+}
