@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run build test lint e2e soak bench fuzz doctor clean
+.PHONY: help run build demo-p4ce test lint e2e soak bench fuzz doctor clean
 
 CARGO ?= cargo
 PROGRAM := target/release/understudy
@@ -14,6 +14,10 @@ help: ## this list
 
 run: build ## install what is missing, build, and play captured RoCEv2 traffic through DPDK
 	$(PROGRAM) run configs/demo.toml
+
+demo-p4ce: build ## consensus with and without the P4CE switch, and what it costs when something is killed; a minute (QUICK=1: half)
+	@scripts/deps.sh demo
+	scripts/demo-p4ce.py --understudy $(PROGRAM) $(if $(QUICK),--quick)
 
 build: ## build the program (target/release/understudy)
 	@scripts/deps.sh build

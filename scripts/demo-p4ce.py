@@ -213,7 +213,9 @@ class Cluster:
                 return
             if waited > PATIENCE_S:
                 raise Failed(f"{what}: not within {PATIENCE_S} s (logs are in {self.folder})")
+            slept = time.monotonic()
             time.sleep(0.05)
+            self.demo.stood_still = max(self.demo.stood_still, time.monotonic() - slept - 0.05)
 
     def stands(self, leader):
         """Whether all servers that run are members and follow this leader, and it has what it needs."""
@@ -267,7 +269,9 @@ class Demo:
         self.replicas = [2] if quick else [2, 4]
         self.count = self.replicas[-1] + 3
         self.heartbeat_us = 10_000 if self.count > self.cpus else 2_000
-        self.title, self.drawn, self.shown_at = "", 0, 0.0
+        self.drawn, self.shown_at = 0, 0.0
+        # How long this machine kept this program from its CPU: a pause of any server's may be one of those
+        self.stood_still = 0.0
         self.terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
     def say(self, text=""):
@@ -326,9 +330,9 @@ class Demo:
         )
 
     def measure(self, replicas, through):
-        seconds = 2 if self.quick else 5
+        seconds = 1.5 if self.quick else 5
         way = "with the P4CE switch" if through else "without it"
-        self.say(f"\n{replicas} replicas and a leader, {way}, for {seconds} s")
+        self.say(f"\n{replicas} replicas and a leader, {way}, for {seconds:g} s")
         cluster = Cluster(self, replicas, through)
         cluster.wait("server 0 leads and all follow", lambda: cluster.stands(0))
         began = time.monotonic()
@@ -359,7 +363,7 @@ class Demo:
             "packets_in": each("packets_in"),
             "latency_us": reports[0][way]["latency_us"],
             "compared": compared,
-            "intervals": [[line["packets_out"], line["packets_in"]] for line in lines],
+            "intervals": [{key: line[key] for key in ("seconds", "decided", "packets_out", "packets_in")} for line in lines],
         }
 
     def trouble(self, cluster, what, kill, servers, restart, after_kill, after_restart):
@@ -368,7 +372,7 @@ class Demo:
         self.say(f"\n  {what} is killed")
         killed = time.monotonic()
         kill()
-        seconds = 1.0 if self.quick else 2.0
+        seconds = 0.7 if self.quick else 2.0
         cluster.wait(
             f"{what} was killed, and entries are decided",
             lambda: cluster.decided() > decided + 100 and after_kill(),
@@ -392,7 +396,7 @@ class Demo:
         cluster.wait("server 0 leads and all follow", lambda: cluster.stands(0))
         began = time.monotonic() + LIVE_S
         cluster.wait("nothing happens", lambda: cluster.stands(0), 1.5)
-        usual = cluster.longest_pause(began, cluster.servers)
+        usual = cluster.longest_pause(began, list(cluster.servers))
         last = replicas
         others = list(range(1, last))
 
@@ -478,6 +482,8 @@ class Demo:
         for line in table(head, rows):
             self.say(line)
         self.say(f"  Beyond 1, 2 or 4 packets are heartbeats (every {self.heartbeat_us // 1000} ms, whatever the load) and what was sent again.")
+        self.say("  With the switch there is one more process on these CPUs, and two more hops for each value: here that costs")
+        self.say("  more than it saves. Where the leader's link is what limits it, fewer packets are more values.")
 
     def costs(self, killed):
         rows = []
@@ -490,6 +496,11 @@ class Demo:
         self.say("\nLongest pause until the next value is decided, ms")
         for line in table(["", "with switch", "without"], rows):
             self.say(line)
+        self.say(f"  A server is thought to be dead when nothing is heard of it for {14 * self.heartbeat_us // 1000} ms. One that comes back with the")
+        self.say("  lowest number leads again, and the switch is asked again a while after it failed.")
+        if self.stood_still > 0.1:
+            still = self.stood_still * 1000
+            self.say(f"  This machine was too busy to run even this program for up to {still:,.0f} ms: such pauses are its own.")
 
     def clean(self):
         for process in self.processes:

@@ -40,6 +40,7 @@ fn every_example_is_right() {
     }
     for name in [
         "bump-in-the-wire.toml",
+        "consensus.toml",
         "demo.toml",
         "host.toml",
         "hardware.toml",
