@@ -2,7 +2,8 @@
 
 use p4ce::consensus::Standing;
 use sim::consensus::{Cluster, ClusterConfig, Proposer};
-use sim::{Fault, Link};
+use sim::{Fault, Link, LinkId};
+use std::collections::BTreeSet;
 use switch::{Chance, Nanos, Share};
 
 #[test]
@@ -138,6 +139,104 @@ fn who_forgot_everything_does_not_count() {
     net.check().unwrap();
 }
 
+/// Links of servers, in the order of their numbers.
+fn links_of(net: &Cluster, servers: &[usize]) -> Vec<LinkId> {
+    let links: Vec<_> = net.world.links().collect();
+    servers.iter().map(|server| links[*server]).collect()
+}
+
+#[test]
+fn what_lies_below_a_snapshot_is_from_before() {
+    let mut installed = 0;
+    for (phase, wanted) in (0..12).flat_map(|phase| [57, 58, 59].map(|wanted| (phase, wanted))) {
+        let config = ClusterConfig { servers: 5, window: 16, wanted, ..ClusterConfig::default() };
+        let mut net = Cluster::new(&config);
+        let change = |net: &mut Cluster, at: Nanos, cut: &[usize], heal: &[usize]| {
+            let (cut, heal) = (links_of(net, cut), links_of(net, heal));
+            net.world.schedule(at, Fault::Cut(cut));
+            net.world.schedule(at, Fault::Heal(heal));
+        };
+        let mut at = Nanos::from_micros(500);
+        while net.app(0).next() < 20 {
+            at = at + Nanos(500);
+            net.world.run_until(at);
+        }
+        // 0 writes to 3 alone what is not decided, ...
+        change(&mut net, at, &[1, 2, 4], &[]);
+        at = at + Nanos::from_micros(300);
+        // ... and the others decide something else in its place.
+        change(&mut net, at, &[0, 3], &[1, 2, 4]);
+        while net.app(2).next() < 38 && at < Nanos::from_millis(60) {
+            at = at + Nanos(50);
+            net.world.run_until(at);
+        }
+        // 2 lacks what comes then, and 3 gets a snapshot when it is back.
+        change(&mut net, at, &[2], &[0]);
+        at = at + Nanos::from_millis(50);
+        change(&mut net, at, &[], &[3]);
+        at = at + Nanos::from_millis(40);
+        change(&mut net, at + Nanos::from_micros(1000 * phase), &[], &[2]);
+        at = at + Nanos::from_millis(40);
+        // What 3 held before must not be taken for what was decided.
+        for server in [0, 1] {
+            net.world.schedule(at, Fault::Crash(net.servers[server]));
+        }
+        net.world.run_until(at + Nanos::from_millis(40));
+        installed += net.app(3).installed();
+        net.check().unwrap_or_else(|wrong| panic!("{phase}, {wanted}: {wrong}"));
+    }
+    assert!(installed > 10, "{installed}");
+}
+
+#[test]
+fn who_has_promised_more_to_itself_is_asked_in_a_later_term() {
+    for us in (0..16_000).step_by(2000) {
+        let mut net = Cluster::new(&ClusterConfig::default());
+        let link = links_of(&net, &[2]);
+        net.world.schedule(Nanos::from_millis(10), Fault::Cut(link.clone()));
+        let heal = Nanos::from_micros(20_000 + us);
+        net.world.schedule(heal, Fault::Heal(link));
+        net.world.run_until(heal + Nanos::from_millis(20));
+        let lacks = net.app(0).next() - net.app(2).next();
+        assert!(lacks < 200, "healed after {us} us, it lacks {lacks} entries");
+        net.check().unwrap();
+    }
+}
+
+#[test]
+fn a_link_that_comes_and_goes_leaves_nothing_behind() {
+    let mut net = Cluster::new(&ClusterConfig { wanted: 10, ..ClusterConfig::default() });
+    let mut at = Nanos::from_millis(10);
+    for _ in 0..60 {
+        let link = links_of(&net, &[2]);
+        net.world.schedule(at, Fault::Cut(link.clone()));
+        net.world.schedule(at + Nanos::from_millis(3), Fault::Heal(link));
+        at = at + Nanos::from_millis(6);
+        net.world.run_until(at);
+    }
+    for app in net.apps() {
+        let queue_pairs = app.server().queue_pairs();
+        assert!(queue_pairs < 20, "{queue_pairs}");
+    }
+}
+
+#[test]
+fn a_copy_that_is_lost_behind_the_switch_stops_nobody() {
+    for (loss, servers) in [(0.01, 3), (0.0001, 3), (0.0001, 5)] {
+        let link = Link { loss: Share::new(loss).unwrap(), ..Link::default() };
+        let config = ClusterConfig { seed: 7, through: true, link, servers, ..ClusterConfig::default() };
+        let mut net = Cluster::new(&config);
+        net.world.run_until(Nanos::from_millis(10));
+        let mut before = net.entries();
+        for ms in (20..=60).step_by(10) {
+            net.world.run_until(Nanos::from_millis(ms));
+            assert!(net.entries() > before, "{loss}, {servers} servers: nothing since {} ms", ms - 10);
+            before = net.entries();
+        }
+        net.check().unwrap();
+    }
+}
+
 /// The n-th of the parts of all seeds: 1,000, or as the environment has it.
 fn seeds(part: u64) -> impl Iterator<Item = u64> {
     let read = |name: &str| std::env::var(name).ok().and_then(|value| value.parse().ok());
@@ -147,7 +246,8 @@ fn seeds(part: u64) -> impl Iterator<Item = u64> {
 
 const PARTS: u64 = 4;
 
-/// Lossy wires, crashes, restarts, pauses and cuts.
+/// Lossy wires, crashes, restarts, pauses and cuts. When they are over, it goes on, unless more servers than may be have
+/// crashed.
 fn run(seed: u64) -> Cluster {
     let mut chance = Chance::new(seed);
     let mut share = || Share::new(chance.below(1000) as f64 / 1000.0 * 0.02).unwrap();
@@ -162,10 +262,11 @@ fn run(seed: u64) -> Cluster {
         link,
         through: chance.below(2) == 0,
         slots: chance.between(window.max(8), 64),
-        wanted: 3000,
+        wanted: 2000,
         ..ClusterConfig::default()
     });
     let links: Vec<_> = net.world.links().collect();
+    let mut crashed = BTreeSet::new();
     for n in 0..chance.between(1, 5) {
         let at = Nanos::from_micros(chance.between(1000, 15_000));
         let until = at + Nanos::from_micros(chance.between(10, 8000));
@@ -179,6 +280,7 @@ fn run(seed: u64) -> Cluster {
             // The last one never: what all have forgotten is forgotten.
             0 if server != net.servers[usize::from(servers) - 1] => {
                 net.world.schedule(at, Fault::Crash(server));
+                crashed.insert(server);
                 // As many as may, for good
                 if n >= u64::from(servers / 2) || chance.below(2) == 0 {
                     net.world.schedule(until, Fault::Restart(server));
@@ -194,8 +296,13 @@ fn run(seed: u64) -> Cluster {
             }
         }
     }
-    net.world.run_until(Nanos::from_millis(25));
+    net.world.run_until(Nanos::from_millis(35));
+    let before = net.entries();
+    net.want(20);
+    net.world.run_until(Nanos::from_millis(55));
     net.check().unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+    let after = net.entries();
+    assert!(crashed.len() > usize::from(servers / 2) || after > before, "seed {seed}: nothing goes on");
     net
 }
 

@@ -54,7 +54,8 @@ impl Server {
             return Err(SnapshotError::NotWanted);
         };
         let memory = nic.bytes_mut(resources.log.0);
-        if leadership.next.is_none_or(|next| (taken..next).any(|at| layout.entry(at, memory).is_none())) {
+        let lacks = |next: u64| (taken..next).any(|at| layout.entry(at, memory).is_none());
+        if taken < self.vouched || leadership.next.is_none_or(lacks) {
             return Err(SnapshotError::TooOld);
         }
         let area = memory[layout.log_len()..].get_mut(..state.len()).ok_or(SnapshotError::TooLong)?;
@@ -100,7 +101,12 @@ impl Server {
                 if waits(follower) && follower.check == 0 {
                     follower.check = round;
                 }
-                follower.counts()
+                // One answer at a time
+                let asks = follower.counts() && follower.check >= follower.asked;
+                if asks {
+                    follower.asked = round;
+                }
+                asks
             });
             if asks == Some(true) {
                 let word = Data::Inline(round.to_le_bytes().to_vec());

@@ -21,32 +21,40 @@ pub(super) fn put(nic: &mut Rnic, resources: &Resources, layout: &Layout, entry:
     }
 }
 
-/// Makes the own log what a new leader has to begin with, from it and those that were read, of each of which it is known
-/// how many entries its server has applied: the first free place, and how many entries are decided. `None` if something
-/// that is decided has left all of these logs, or if it is more than one log can hold.
+/// A log that was read
+pub(super) struct Log {
+    pub(super) server: u8,
+    /// How many entries its server has applied, and from where on what lies in the log below that is what was decided
+    pub(super) applied: u64,
+    pub(super) vouched: u64,
+}
+
+/// Makes the own log what a new leader has to begin with, from it (of which so many entries were applied) and those that
+/// were read: the first free place, and how many entries are decided. `None` if something that is decided has left all of
+/// these logs, or if it is more than one log can hold.
 pub(super) fn settle(
     nic: &mut Rnic,
     config: &Config,
     resources: &Resources,
-    read: &[(u8, u64)],
+    read: &[Log],
     applied: u64,
     term: Term,
 ) -> Option<(u64, u64)> {
     let layout = config.layout;
     let mut chosen: Vec<(u64, Term, u64, Vec<u8>)> = Vec::new();
     let (own, scratch) = (nic.bytes(resources.log.0), nic.bytes(resources.scratch.0));
-    let others = read.iter().map(|(server, applied)| (log_scratch(config, scratch, *server), *applied));
-    let logs: Vec<(&[u8], u64)> = others.chain([(own, applied)]).collect();
-    let most = logs.iter().map(|(_, applied)| *applied).max().unwrap_or(0);
+    let others: Vec<_> = read.iter().map(|log| (log, log_scratch(config, scratch, log.server))).collect();
+    let most = read.iter().map(|log| log.applied).fold(applied, u64::max);
     for index in applied..most {
-        // Whoever has applied it held what was decided, and may hold it still.
-        let mut who = logs.iter().filter(|(_, applied)| *applied > index);
-        let entry = who.find_map(|(log, _)| layout.entry(index, log))?;
+        // Who has applied it without a snapshot held what was decided, and may hold it still.
+        let mut who = others.iter().filter(|(log, _)| (log.vouched..log.applied).contains(&index));
+        let entry = who.find_map(|(_, bytes)| layout.entry(index, bytes))?;
         chosen.push((index, entry.term, entry.decided, entry.value.to_vec()));
     }
     let mut next = most;
     loop {
-        let entries = logs.iter().filter_map(|(log, _)| layout.entry(next, log));
+        let logs = others.iter().map(|(_, bytes)| *bytes).chain([own]);
+        let entries = logs.filter_map(|log| layout.entry(next, log));
         let Some(latest) = entries.max_by_key(|entry| entry.term) else { break };
         chosen.push((next, term, latest.decided, latest.value.to_vec()));
         next += 1;

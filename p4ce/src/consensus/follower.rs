@@ -84,11 +84,17 @@ pub(super) struct Follower {
     pub(super) told: u64,
     /// It has no use for entries below.
     pub(super) applied: u64,
+    /// What lies in its log from here up to those is what was decided.
+    pub(super) vouched: u64,
+    /// How many it had applied, as it showed, and since when: it has not got on in spite of there being more
+    pub(super) lags: Option<(u64, Nanos)>,
     /// A snapshot is under way to it.
     pub(super) loading: bool,
     /// A member's permission stood when it was asked about for the n-th time; one that is to become a member waits for
     /// others to say so from the n-th time on.
     pub(super) check: u64,
+    /// It was asked for the n-th time last.
+    pub(super) asked: u64,
     /// It was told that it is a member.
     pub(super) admitted: bool,
 }
@@ -106,8 +112,11 @@ impl Follower {
             held: 0,
             told: 0,
             applied: 0,
+            vouched: 0,
+            lags: None,
             loading: false,
             check: 0,
+            asked: 0,
             admitted: false,
         }
     }

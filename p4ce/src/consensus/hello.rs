@@ -83,6 +83,8 @@ pub(super) struct Grant {
     pub(super) is_member: bool,
     /// Entries below are of no use to it any more
     pub(super) applied: u64,
+    /// What lies in its log from here up to those is what was decided
+    pub(super) vouched: u64,
 }
 
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -92,6 +94,7 @@ struct GrantLayout {
     incarnation: U64,
     member: U64,
     applied: U64,
+    vouched: U64,
 }
 
 impl Grant {
@@ -102,6 +105,7 @@ impl Grant {
             incarnation: self.incarnation.into(),
             member: u64::from(self.is_member).into(),
             applied: self.applied.into(),
+            vouched: self.vouched.into(),
         };
         layout.as_bytes().to_vec()
     }
@@ -115,6 +119,7 @@ impl Grant {
             incarnation: layout.incarnation.get(),
             is_member: layout.member.get() == 1,
             applied: layout.applied.get(),
+            vouched: layout.vouched.get(),
         })
     }
 }
@@ -131,7 +136,7 @@ mod tests {
         }
         let region = Region::new(0x2000, 7, 4096);
         for is_member in [false, true] {
-            let grant = Grant { region, incarnation: 1 << 50, is_member, applied: 12 };
+            let grant = Grant { region, incarnation: 1 << 50, is_member, applied: 12, vouched: 5 };
             assert_eq!(Grant::from_bytes(&grant.to_bytes()), Some(grant));
         }
         assert_eq!(Grant::from_bytes(&region.to_bytes()), None);

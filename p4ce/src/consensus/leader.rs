@@ -9,7 +9,7 @@
 //! 3. Each log is brought to the same. What is there already is not written again, but for its term.
 //! 4. New values are written behind that, and are decided when f others hold them.
 
-use super::agreement::{own_entry, put, settle};
+use super::agreement::{Log, own_entry, put, settle};
 use super::config::ProposeError;
 use super::follower::{Follower, Request, Stage};
 use super::hello::{Grant, Purpose};
@@ -77,6 +77,8 @@ impl Leadership {
 
 impl Server {
     pub(super) fn run_for_office(&mut self, nic: &mut Rnic, now: Nanos) {
+        // What has arrived is taken in before it is anything else.
+        self.learn(nic);
         let term = self.latest_term().next_of(self.config.id, self.config.incarnation);
         // Nobody writes here either from now on.
         self.fence(nic, now);
@@ -103,6 +105,11 @@ impl Server {
             self.step_down(nic, now);
             return;
         }
+        if leadership.is_established() && self.heard > leadership.term {
+            // One that was asked has promised more to another, or to itself, and would refuse for ever.
+            self.step_down(nic, now);
+            self.run_for_office(nic, now);
+        }
         for server in self.others() {
             let Some(leadership) = &self.leadership else { return };
             let (term, follower) = (leadership.term, leadership.followers[usize::from(server)]);
@@ -110,7 +117,7 @@ impl Server {
                 && follower.link.is_some_and(|link| link.is_older_than(now, self.spans(ASK_AGAIN)));
             if asked_in_vain {
                 self.drop_link(nic, follower.link);
-            } else if follower.stage == Stage::Active
+            } else if matches!(follower.stage, Stage::Active | Stage::Wanting)
                 && !self.watch.is_alive(server)
                 && let Some(link) = follower.link
             {
@@ -119,7 +126,8 @@ impl Server {
                 self.drop_link(nic, Some(link));
                 continue;
             }
-            if asked_in_vain || matches!(follower.stage, Stage::Absent(at) if at <= now) {
+            let due = matches!(follower.stage, Stage::Absent(at) if at <= now && self.watch.is_alive(server));
+            if asked_in_vain || due {
                 let link = self.connect_to(nic, server, Purpose::Write(term), now);
                 let again = now + self.spans(ASK_AGAIN);
                 let stage = if link.is_some() { Stage::Asked } else { Stage::Absent(again) };
@@ -149,6 +157,7 @@ impl Server {
                     incarnation: grant.incarnation,
                     is_member: grant.is_member,
                     applied: grant.applied,
+                    vouched: grant.vouched,
                     ..Follower::absent(Nanos::ZERO)
                 };
             }
@@ -260,8 +269,11 @@ impl Server {
                 return;
             }
             let Some(resources) = &self.resources else { return };
-            let applied = |server: &u8| (*server, leadership.followers[usize::from(*server)].applied);
-            let logs: Vec<_> = read.iter().map(applied).collect();
+            let log = |server: &u8| {
+                let Follower { applied, vouched, .. } = leadership.followers[usize::from(*server)];
+                Log { server: *server, applied, vouched }
+            };
+            let logs: Vec<_> = read.iter().map(log).collect();
             let Some((next, decided)) = settle(nic, &self.config, resources, &logs, self.applied, term)
             else {
                 // Another one has to lead, and bring what is lacking here.
@@ -287,8 +299,10 @@ impl Server {
         let (layout, mr) = (self.config.layout, resources.log.1);
         let theirs = log_scratch(&self.config, nic.bytes(resources.scratch.0), server);
         let own = nic.bytes(resources.log.0);
-        let is_here =
-            |from: u64| from <= next && (from..next).all(|index| layout.entry(index, own).is_some());
+        let vouched = self.vouched;
+        let is_here = |from: u64| {
+            (vouched..=next).contains(&from) && (from..next).all(|index| layout.entry(index, own).is_some())
+        };
         let known = leadership.followers[usize::from(server)].applied;
         let snapshot = leadership.snapshot.filter(|(from, _)| is_here(*from));
         let (from, snapshot) = match snapshot {
@@ -374,9 +388,8 @@ impl Server {
     /// The first entry that an active server, or this one, may still have to take out of its log
     fn needed_from(&self) -> Option<u64> {
         let leadership = self.leadership.as_ref()?;
-        let active = leadership.followers.iter().zip(&self.watch.others).filter_map(|(follower, watched)| {
-            let same = watched.incarnation == follower.incarnation;
-            let applied = follower.applied.max(if same { watched.applied } else { 0 });
+        let active = (0..).zip(&leadership.followers).filter_map(|(server, follower)| {
+            let applied = follower.applied.max(self.watch.applied_by(server, follower.incarnation));
             (follower.stage == Stage::Active).then_some(applied)
         });
         active.chain([self.applied]).min()
@@ -431,16 +444,11 @@ impl Server {
         let decided = self.decided;
         for server in self.others() {
             let due = self.follower(server, |follower| {
-                let due =
-                    follower.stage == Stage::Active && follower.told < decided && follower.held >= decided;
-                if due {
-                    follower.told = decided;
-                }
-                due
+                follower.stage == Stage::Active && follower.told < decided && follower.held >= decided
             });
-            if due == Some(true) {
-                let decided = Data::Inline(decided.to_le_bytes().to_vec());
-                self.write(nic, server, Request::Commit, DECIDED, decided);
+            let word = Data::Inline(decided.to_le_bytes().to_vec());
+            if due == Some(true) && self.write(nic, server, Request::Commit, DECIDED, word) {
+                self.follower(server, |follower| follower.told = decided);
             }
         }
     }

@@ -24,8 +24,8 @@ const TAIL: usize = 8;
 /// Where in an entry the term stands
 const TERM: usize = 8;
 
-/// A leader's time of office: later ones are greater, and no two leaders have the same, not even a server and the one
-/// that it was before it forgot everything.
+/// A leader's time of office: later ones are greater, and no two leaders have the same. Not even a server and the one
+/// that it was before it forgot everything have, but for one time in 65,536.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Term(pub u64);
 

@@ -70,10 +70,12 @@ pub struct Server {
     pub(super) watch: Watch,
     pub(super) uses: BTreeMap<u32, Use>,
     pub(super) conns: BTreeMap<Conn, Qpn>,
+    /// By whom it is watched
+    watched_by: Vec<Option<Qpn>>,
     /// The latest term that anybody was given permission to write in, or was asked for
     pub(super) promised: Term,
     /// The latest term that was heard of in a refusal
-    heard: Term,
+    pub(super) heard: Term,
     /// The one who may write here
     pub(super) writer: Option<(Qpn, Mr)>,
     /// The group in which it may write here, too
@@ -89,6 +91,8 @@ pub struct Server {
     scanned: u64,
     /// Entries below were taken out of the log
     pub(super) applied: u64,
+    /// Entries below are in a snapshot that was installed: what lies in the log there is from before, and may be anything.
+    pub(super) vouched: u64,
     /// Entries below were given to the application
     pub(super) taken: u64,
     out: VecDeque<Decided>,
@@ -105,6 +109,7 @@ impl Server {
             resources: None,
             uses: BTreeMap::new(),
             conns: BTreeMap::new(),
+            watched_by: vec![None; config.servers.len()],
             promised: Term::default(),
             heard: Term::default(),
             writer: None,
@@ -116,6 +121,7 @@ impl Server {
             decided: 0,
             scanned: 0,
             applied: 0,
+            vouched: 0,
             taken: 0,
             out: VecDeque::new(),
             config,
@@ -155,6 +161,11 @@ impl Server {
     pub fn leader(&self) -> Option<u8> {
         let follows = self.leadership.is_none() && self.writer.is_some();
         (follows || self.leads()).then(|| self.promised.server())
+    }
+
+    /// Queue pairs that it has
+    pub fn queue_pairs(&self) -> usize {
+        self.uses.len()
     }
 
     /// Where it stands with the others
@@ -377,26 +388,33 @@ impl Server {
             let control = self.resources.as_ref()?.control.1;
             let region = Region::new(CONTROL_VA, control.0, control_len(self.config.servers.len()) as u64);
             let private_data = region.to_bytes();
-            return self.accept(nic, conn, Access::REMOTE_READ, private_data, Use::Watched, now).map(|_| ());
+            let qpn = self.accept(nic, conn, Access::REMOTE_READ, private_data, Use::Watched, now)?;
+            // Who asks again has lost the connection that it had.
+            let before = self.watched_by[usize::from(hello.server)].replace(qpn);
+            if let Some(before) = before {
+                self.drop_qp(nic, before);
+            }
+            return Some(());
         };
         let again = term == self.promised && term.server() == hello.server;
         if term.server() != hello.server || (term <= self.promised && !again) {
             return None;
         }
+        let access = Access::REMOTE_READ.and(Access::REMOTE_WRITE);
+        let mr = self.open_log(nic, access)?;
         // What has arrived is taken in before anybody writes over it. From here on, nobody else writes (paper III:
         // permission moves with leadership).
         self.learn(nic);
         self.fence(nic, now);
         self.promised = term;
         self.step_down(nic, now);
-        let access = Access::REMOTE_READ.and(Access::REMOTE_WRITE);
-        let mr = self.open_log(nic, access)?;
         let region = Region::new(LOG_VA, mr.0, self.config.layout.memory_len() as u64);
         let grant = Grant {
             region,
             incarnation: self.config.incarnation,
             is_member: self.standing != Standing::Blank,
             applied: self.applied,
+            vouched: self.vouched,
         };
         let Some(qpn) = self.accept(nic, conn, access, grant.to_bytes(), Use::Written, now) else {
             _ = nic.deregister(mr);
@@ -454,7 +472,7 @@ impl Server {
     }
 
     /// What the log says is decided goes to the application.
-    fn learn(&mut self, nic: &mut Rnic) {
+    pub(super) fn learn(&mut self, nic: &mut Rnic) {
         let Some(resources) = &self.resources else { return };
         let (memory, layout) = (nic.bytes(resources.log.0), self.config.layout);
         let before = self.applied;
@@ -467,7 +485,7 @@ impl Server {
                 // It has what is still to be taken out.
                 self.out.clear();
                 self.out.push_back(Decided::Snapshot { next, state: state.to_vec() });
-                self.applied = next;
+                (self.applied, self.vouched) = (next, next);
                 self.scanned = self.scanned.max(next);
             }
             while let Some(entry) = layout.entry(self.scanned, memory) {

@@ -21,6 +21,8 @@ use switch::Nanos;
 const PATIENCE: u64 = 200;
 /// Heartbeats after which a switch that failed is asked again
 const ASK_AGAIN: u64 = 300;
+/// Heartbeats for which a member may stand still behind what is decided
+const LAG: u64 = 20;
 /// Heartbeats that a server has for catching up before a group is asked for without it, or anew with it
 const GRACE: u64 = 50;
 
@@ -101,13 +103,39 @@ impl Server {
                 let outside = |server: &u8| {
                     !group.members.contains(server) && leadership.has_counted(*server, now, self.spans(GRACE))
                 };
-                if now >= leadership.group_at && self.others().any(|server| outside(&server)) {
-                    // It has caught up, and gets its entries through a group that has it.
+                let caught_up = now >= leadership.group_at && self.others().any(|server| outside(&server));
+                // One has caught up, and gets its entries through a group that has it; or so many are lost that the rest
+                // decides nothing; or one lacks what nobody will repeat for it.
+                let few = group.members.len() < self.config.quorum();
+                if caught_up || few || self.a_member_lags(now) {
                     self.fall_back(nic, now, 0);
                 }
             }
             State::Asked => {}
         }
+    }
+
+    /// Whether a member has not taken out of its log for long what it was told is decided.
+    fn a_member_lags(&mut self, now: Nanos) -> bool {
+        let span = self.spans(LAG);
+        let Some(leadership) = &mut self.leadership else { return false };
+        let Some(Group { members, state: State::Open { told, .. }, .. }) = &leadership.group else {
+            return false;
+        };
+        let mut late = false;
+        for member in members {
+            let follower = &mut leadership.followers[usize::from(*member)];
+            let applied = self.watch.applied_by(*member, follower.incarnation).max(follower.applied);
+            follower.lags = match follower.lags {
+                _ if applied >= *told => None,
+                Some((before, since)) if before == applied => {
+                    late |= now.since(since) > span;
+                    Some((before, since))
+                }
+                _ => Some((applied, now)),
+            };
+        }
+        late
     }
 
     fn ask_for_group(&mut self, nic: &mut Rnic, through: Through, now: Nanos) {

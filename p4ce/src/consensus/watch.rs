@@ -126,6 +126,12 @@ impl Watch {
         self.detector.leader(|server| self.others[usize::from(server)].standing == Standing::Member)
     }
 
+    /// Entries that this life of a server has taken out of its log, as far as it has shown
+    pub(super) fn applied_by(&self, server: u8, incarnation: u64) -> u64 {
+        let watched = &self.others[usize::from(server)];
+        if watched.incarnation == incarnation { watched.applied } else { 0 }
+    }
+
     /// Whether a server is thought to be alive.
     pub(super) fn is_alive(&self, server: u8) -> bool {
         self.detector.is_alive(server)

@@ -160,6 +160,13 @@ impl Cluster {
         (0..self.servers.len()).map(|server| self.app(server))
     }
 
+    /// Has each server propose so many values more.
+    pub fn want(&mut self, more: u64) {
+        for node in self.servers.clone() {
+            self.world.with::<Host<Proposer>, _>(node, |host, _| host.app.want(more));
+        }
+    }
+
     /// What a server's NIC has counted in this life
     pub fn nic_counters(&self, server: usize) -> &NicCounters {
         self.world.node::<Host<Proposer>>(self.servers[server]).nic.counters()

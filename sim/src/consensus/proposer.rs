@@ -62,6 +62,10 @@ impl Proposer {
         &self.server
     }
 
+    pub(super) fn want(&mut self, more: u64) {
+        self.wanted = self.wanted.saturating_add(more);
+    }
+
     /// The place of the next entry that it will see
     pub fn next(&self) -> u64 {
         self.next
