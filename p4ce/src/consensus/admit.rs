@@ -5,10 +5,9 @@
 //! other members have confirmed that they still follow: all that it can have promised before, or that was decided with it,
 //! is then known to this leader (docs/p4ce.md says why).
 
-use super::follower::{Follower, Request, Stage};
+use super::follower::{Request, Stage};
 use super::log::{ADMITTED, CHECK, SNAPSHOT, SnapshotHead};
 use super::server::{LOG_VA, Server};
-use super::through::Group;
 use rnic::{Data, Rnic, Sge};
 
 /// Why a snapshot is not taken.
@@ -86,23 +85,19 @@ impl Server {
         self.write(nic, server, Request::Snapshot, SNAPSHOT, head);
     }
 
-    /// Asks members whether they still follow: for those that wait to become one; and while entries go through a group,
-    /// where nothing else would tell that one of its members is no more.
+    /// Asks all at every heartbeat whether they still follow: nothing else would tell of one that is back, and knows
+    /// nothing, before it was missed, when it is written to through the switch alone or not at all.
     pub(super) fn admit(&mut self, nic: &mut Rnic) {
         let Some(leadership) = &mut self.leadership else { return };
-        let waits = |follower: &Follower| follower.stage == Stage::Active && !follower.is_member;
-        if !leadership.followers.iter().any(waits) && !leadership.group.as_ref().is_some_and(Group::is_open) {
-            return;
-        }
         leadership.checks += 1;
         let round = leadership.checks;
         for server in self.others() {
             let asks = self.follower(server, |follower| {
-                if waits(follower) && follower.check == 0 {
-                    follower.check = round;
+                if follower.stage == Stage::Active && !follower.is_member && follower.confirmed_from == 0 {
+                    follower.confirmed_from = round;
                 }
                 // One answer at a time
-                let asks = follower.counts() && follower.check >= follower.asked;
+                let asks = follower.stage == Stage::Active && follower.answered >= follower.asked;
                 if asks {
                     follower.asked = round;
                 }
@@ -120,13 +115,13 @@ impl Server {
     pub(super) fn admit_checked(&mut self, nic: &mut Rnic) {
         let Some(leadership) = &self.leadership else { return };
         let confirmed = |since: u64| {
-            leadership.followers.iter().filter(|other| other.counts() && other.check >= since).count()
+            leadership.followers.iter().filter(|other| other.counts() && other.answered >= since).count()
         };
         let quorum = self.config.quorum();
         let due: Vec<(u8, u64)> = (0..)
             .zip(&leadership.followers)
             .filter(|(_, one)| one.stage == Stage::Active && !one.is_member && !one.admitted)
-            .filter(|(_, one)| one.check > 0 && confirmed(one.check) >= quorum)
+            .filter(|(_, one)| one.confirmed_from > 0 && confirmed(one.confirmed_from) >= quorum)
             .map(|(server, one)| (server, one.incarnation))
             .collect();
         for (server, incarnation) in due {

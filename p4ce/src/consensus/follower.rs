@@ -90,11 +90,12 @@ pub(super) struct Follower {
     pub(super) lags: Option<(u64, Nanos)>,
     /// A snapshot is under way to it.
     pub(super) loading: bool,
-    /// A member's permission stood when it was asked about for the n-th time; one that is to become a member waits for
-    /// others to say so from the n-th time on.
-    pub(super) check: u64,
-    /// It was asked for the n-th time last.
+    /// It was asked for the n-th time last whether permission stands, ...
     pub(super) asked: u64,
+    /// ... and has answered for the n-th time.
+    pub(super) answered: u64,
+    /// Before it is a member, others have to answer from the n-th time on.
+    pub(super) confirmed_from: u64,
     /// It was told that it is a member.
     pub(super) admitted: bool,
 }
@@ -115,8 +116,9 @@ impl Follower {
             vouched: 0,
             lags: None,
             loading: false,
-            check: 0,
             asked: 0,
+            answered: 0,
+            confirmed_from: 0,
             admitted: false,
         }
     }

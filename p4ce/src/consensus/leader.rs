@@ -245,7 +245,7 @@ impl Server {
                 self.decide(nic);
             }
             Request::Check(round) => {
-                self.follower(server, |follower| follower.check = round);
+                self.follower(server, |follower| follower.answered = round);
                 self.admit_checked(nic);
             }
             Request::Snapshot => _ = self.follower(server, |follower| follower.loading = false),
