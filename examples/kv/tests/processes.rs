@@ -1,9 +1,6 @@
 //! Three servers and the switch between them, each a process: any is killed with SIGKILL and started again, and nothing that
 //! was acknowledged is lost.
 
-mod rack;
-
-use rack::{SOCKET, SWITCH};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
@@ -15,6 +12,10 @@ use tempfile::TempDir;
 /// For machines that have something else to do; nothing is expected to take so long.
 const DEADLINE: Duration = Duration::from_secs(25);
 const STEP: Duration = Duration::from_millis(5);
+/// The rack's socket in the cluster's folder
+const SOCKET: &str = "rack.sock";
+/// Where the rack's switch is asked for groups
+const SWITCH: &str = "10.0.0.254:18515";
 
 /// A process; killed when dropped.
 struct Process {
@@ -87,7 +88,8 @@ impl Cluster {
     }
 
     fn rack(&self) -> Process {
-        let rack = Process::start(&mut rack::command(self.folder.path()));
+        let rack =
+            Process::start(Command::new(env!("CARGO_BIN_EXE_kv-rack")).arg(self.folder.path().join(SOCKET)));
         rack.wait_for("The rack is ready");
         rack
     }

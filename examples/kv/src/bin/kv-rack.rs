@@ -1,35 +1,25 @@
-//! The switch of a rack in a process of its own, as `understudy run examples/kv/rack.toml` is it: a bridge of memif ports
-//! that replicates for those who ask it to.
+//! The switch of a rack, for the tests: what `understudy run configs/memif/p4ce.toml` is, a bridge of memif ports that
+//! replicates for those who ask it to.
+
+#![forbid(unsafe_code)]
 
 use dataplane::config::{Config, Device, Eal, Idle, Memory, Port, Workers};
 use dataplane::{Plane, Runtime, Stop};
 use p4ce::{Control, ControlConfig, P4ce};
 use rnic::Interface;
 use rocev2::ethernet::MacAddr;
-use std::path::Path;
-use std::process::Command;
+use std::path::PathBuf;
 use switch::Nanos;
 use switch::forward::Config as ForwardConfig;
 
-/// Its socket in the folder that it is given
-pub(crate) const SOCKET: &str = "rack.sock";
-/// Where it is asked for groups
-pub(crate) const SWITCH: &str = "10.0.0.254:18515";
 const PORTS: u32 = 3;
-const FOLDER: &str = "KV_RACK";
 
-/// This test program again, to run nothing but the rack.
-pub(crate) fn command(folder: &Path) -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--ignored", "--exact", "rack::run", "--nocapture"]).env(FOLDER, folder);
-    command
-}
-
-#[test]
-#[ignore = "runs until it is killed; the other tests start it"]
-fn run() {
-    let Some(folder) = std::env::var_os(FOLDER) else { return };
-    let socket = Path::new(&folder).join(SOCKET);
+fn main() {
+    let Some(socket) = std::env::args_os().nth(1) else {
+        eprintln!("kv-rack SOCKET");
+        std::process::exit(2);
+    };
+    let socket = PathBuf::from(socket);
     let port = |id| Port {
         name: format!("server-{id}"),
         device: Device::Memif { socket: socket.clone(), id, server: true },
@@ -40,7 +30,7 @@ fn run() {
         share_from: None,
     };
     let stop = Stop::new();
-    signal_hook::flag::register(signal_hook::consts::SIGTERM, stop.flag()).unwrap();
+    signal_hook::flag::register(signal_hook::consts::SIGTERM, stop.flag()).expect("SIGTERM can be caught");
     let mut runtime = Runtime::start(Config {
         eal: Eal {
             memory: Memory::Ordinary { mb: 128 },
@@ -51,7 +41,7 @@ fn run() {
         ports: (0..PORTS).map(port).collect(),
         workers: Workers { cpus: vec![None], idle: Idle::Sleep, handoff_ring: 64, control_queue: 1024 },
     })
-    .unwrap();
+    .expect("DPDK starts");
     let (mac, address) = (MacAddr([2, 0, 0, 0, 0, 254]), [10, 0, 0, 254].into());
     let switch = P4ce::new(p4ce::Config {
         forward: ForwardConfig::bridge(PORTS as u16, 64),
