@@ -121,11 +121,6 @@ impl Layout {
         self.at(index) + TERM
     }
 
-    /// Bytes from the beginning of an entry's slot that a reader needs for any value
-    pub const fn slot_len(&self) -> usize {
-        self.slot_len
-    }
-
     /// What is written at [`at`](Self::at) for an entry; `None` if the value is too long.
     pub fn encode(&self, entry: &Entry<'_>, out: &mut Vec<u8>) -> Option<()> {
         if entry.value.len() > self.max_value() {
