@@ -34,11 +34,17 @@ pub enum DropReason {
     Unexpected,
     /// The port has no peer
     LinkDown,
+    /// What it may change is being decided; its sender will repeat it
+    Delayed,
+    /// It repeats what is under way or done already
+    Repeated,
+    /// It comes before its turn; its sender will repeat it
+    OutOfOrder,
 }
 
 impl DropReason {
     /// How many there are
-    pub const COUNT: usize = Fault::ALL.len() + 13;
+    pub const COUNT: usize = Fault::ALL.len() + 16;
 
     /// Every reason, in the order of [`index`](Self::index).
     pub fn all() -> impl Iterator<Item = Self> {
@@ -56,6 +62,9 @@ impl DropReason {
             Self::Stale,
             Self::Unexpected,
             Self::LinkDown,
+            Self::Delayed,
+            Self::Repeated,
+            Self::OutOfOrder,
         ])
     }
 
@@ -76,6 +85,9 @@ impl DropReason {
             Self::Stale => 10,
             Self::Unexpected => 11,
             Self::LinkDown => 12,
+            Self::Delayed => 13,
+            Self::Repeated => 14,
+            Self::OutOfOrder => 15,
         };
         Fault::ALL.len() + after_faults
     }
@@ -97,6 +109,9 @@ impl DropReason {
             Self::Stale => "stale",
             Self::Unexpected => "unexpected",
             Self::LinkDown => "link_down",
+            Self::Delayed => "delayed",
+            Self::Repeated => "repeated",
+            Self::OutOfOrder => "out_of_order",
         }
     }
 
@@ -117,6 +132,9 @@ impl DropReason {
             Self::Stale => "a response that says nothing new".into(),
             Self::Unexpected => "a kind of packet that has no place on the connection".into(),
             Self::LinkDown => "the port has no peer".into(),
+            Self::Delayed => "what it may change was being decided; its sender repeats it".into(),
+            Self::Repeated => "it repeats what is under way or done".into(),
+            Self::OutOfOrder => "it came before its turn; its sender repeats it".into(),
         }
     }
 }

@@ -1,4 +1,54 @@
 //! Swordbox (paper: Grant et al., "Swordbox: Accelerated Sharing of Disaggregated Memory"): a switch that sees every
 //! request to a memory server in one order, and uses it.
+//!
+//! [`Swordbox`] is a bridge that tracks the connections that cross it. Operations on words that many clients share leave on
+//! one of the server's connections, whichever they came on, so that the server executes them in the order in which they were
+//! seen here; an atomic whose outcome follows from that order leaves as a WRITE of it. docs/swordbox.md says why no client
+//! can tell the difference.
 
 #![forbid(unsafe_code)]
+
+mod answer;
+pub mod config;
+pub mod control;
+mod counters;
+mod flow;
+mod function;
+mod headers;
+mod held;
+mod lane;
+mod lines;
+mod op;
+mod pair;
+mod request;
+mod response;
+mod share;
+mod sketch;
+
+pub use config::{Config, Connection, FailedCas, Layers, Server, Table};
+pub use control::{Control, Journal};
+pub use counters::Counters;
+pub use function::{Command, Event, Swordbox};
+
+/// A small number for what stands in a table
+type Id = u32;
+/// The number of nothing
+const NONE: Id = Id::MAX;
+
+/// Bugs that can be planted, to see whether tests find them.
+#[cfg(feature = "canary")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Bug {
+    /// What goes to a word on another way does not make its cached value doubtful
+    StaleWord,
+    /// Of the operations that a coalesced acknowledgement covers, the first is not told to its client
+    LostAck,
+    /// An atomic that its client repeats is decided anew
+    DecidedAnew,
+}
+
+#[cfg(feature = "canary")]
+impl Bug {
+    /// Every bug.
+    pub const ALL: [Self; 3] = [Self::StaleWord, Self::LostAck, Self::DecidedAnew];
+}

@@ -107,6 +107,15 @@ pub struct HostQp {
 const MAPPED: u64 = 0xffff_0000_0000;
 
 impl HostQp {
+    /// The queue pair of this number at `host`.
+    pub fn new(host: IpAddr, qpn: Qpn) -> Self {
+        let address = match host {
+            IpAddr::V4(ip) => [0, MAPPED | u64::from(u32::from(ip))],
+            IpAddr::V6(ip) => [(u128::from(ip) >> 64) as u64, u128::from(ip) as u64],
+        };
+        Self { address, qpn: qpn.get() }
+    }
+
     /// The queue pair that `packet` is for.
     #[inline]
     pub fn destination_of(packet: &Packet<'_>) -> Self {

@@ -133,6 +133,18 @@ impl Forward {
             if self.drop.has(fault) { Err(Verdict::Drop(DropReason::Malformed(fault))) } else { Ok(None) }
         })
     }
+
+    /// Where a frame that was [admitted](Self::admit) goes.
+    #[inline]
+    pub fn route<O: Output>(&mut self, frame: &O::Frame, port: PortId, now: Nanos, out: &mut O) -> Verdict {
+        match &mut self.route {
+            Route::Pairs(peers) => Verdict::Forward(peers[port.index()]),
+            Route::Mac(stations) => match stations.route(frame.bytes(), port, now) {
+                Some(verdict) => verdict,
+                None => flood(frame, port, self.ports, out),
+            },
+        }
+    }
 }
 
 impl Function for Forward {
@@ -147,15 +159,9 @@ impl Function for Forward {
         now: Nanos,
         out: &mut O,
     ) -> Verdict {
-        if let Err(verdict) = self.admit(frame, port) {
-            return verdict;
-        }
-        match &mut self.route {
-            Route::Pairs(peers) => Verdict::Forward(peers[port.index()]),
-            Route::Mac(stations) => match stations.route(frame.bytes(), port, now) {
-                Some(verdict) => verdict,
-                None => flood(frame, port, self.ports, out),
-            },
+        match self.admit(frame, port) {
+            Ok(_) => self.route(frame, port, now, out),
+            Err(verdict) => verdict,
         }
     }
 

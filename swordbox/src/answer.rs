@@ -1,0 +1,76 @@
+//! Answers made here, as the server would have sent them.
+
+use crate::Id;
+use crate::function::{End, Swordbox};
+use rocev2::aeth::{Aeth, Credit, Syndrome};
+use rocev2::{Bth, Opcode, Packet, Psn};
+use switch::{Frame, NoRoom, Output, PortId};
+use zerocopy::IntoBytes;
+
+/// What a client is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// It is done.
+    Ack,
+    /// Something else
+    Syndrome(Syndrome),
+    /// An atomic is done, and found this.
+    Atomic(u64),
+    /// A READ of a word found this.
+    Word(u64),
+}
+
+impl End {
+    /// Keeps the headers by which frames get here.
+    #[inline]
+    pub(crate) fn refresh(&mut self, packet: &Packet<'_>) {
+        if !self.headers.leads_like(packet)
+            && let Some(headers) = crate::headers::Headers::of(packet)
+        {
+            self.headers = headers;
+        }
+    }
+}
+
+impl Swordbox {
+    /// Makes `frame` the answer to the request of flow `id` with this PSN; the port that it leaves through.
+    pub(crate) fn build_answer<F: Frame>(
+        &self,
+        id: Id,
+        frame: &mut F,
+        psn: Psn,
+        answer: Answer,
+    ) -> Result<PortId, NoRoom> {
+        let flow = &self.flows[id as usize];
+        let peer = self.ends[id as usize].peer;
+        let end = &self.ends[peer as usize];
+        let Some(key) = self.index.key(peer) else { return Err(NoRoom) };
+        if end.headers.is_none() {
+            return Err(NoRoom);
+        }
+        let (opcode, syndrome, value) = match answer {
+            Answer::Ack => (Opcode::RC_ACKNOWLEDGE, Syndrome::Ack(Credit(flow.credit)), None),
+            Answer::Syndrome(syndrome) => (Opcode::RC_ACKNOWLEDGE, syndrome, None),
+            Answer::Atomic(value) => {
+                (Opcode::RC_ATOMIC_ACKNOWLEDGE, Syndrome::Ack(Credit(flow.credit)), Some(value.to_be_bytes()))
+            }
+            // Memory is as the server's processor has it.
+            Answer::Word(value) => {
+                (Opcode::RC_READ_RESPONSE_ONLY, Syndrome::Ack(Credit(flow.credit)), Some(value.to_le_bytes()))
+            }
+        };
+        let bth = Bth::new(opcode, key.qpn(), psn);
+        let aeth = Aeth::new(syndrome, flow.msn);
+        let value = value.as_ref().map_or(&[][..], |value| &value[..]);
+        end.headers.build(frame, None, &bth, &[aeth.as_bytes(), value])?;
+        Ok(end.port)
+    }
+
+    /// Sends an answer in a frame of its own. Without room it is lost, as on a wire.
+    pub(crate) fn send_answer<O: Output>(&self, id: Id, psn: Psn, answer: Answer, out: &mut O) {
+        let Ok(mut frame) = out.make(0) else { return };
+        if let Ok(port) = self.build_answer(id, &mut frame, psn, answer) {
+            _ = out.send(frame, port);
+        }
+    }
+}

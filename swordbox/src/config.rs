@@ -1,0 +1,164 @@
+//! What a Swordbox is told beforehand.
+
+use core::net::IpAddr;
+use core::ops::Range;
+use rocev2::Qpn;
+use switch::Nanos;
+use switch::forward;
+
+/// Configuration of [`Swordbox`](crate::Swordbox).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The bridge that carries all frames
+    pub forward: forward::Config,
+    /// Connections that are tracked at once. The packets of others pass untouched
+    pub connections: usize,
+    /// Operations outstanding at once on a shared connection. A power of two
+    pub in_flight: usize,
+    /// READs and atomics of a connection that are remembered, to answer those that its client repeats: as many as a client
+    /// may have outstanding
+    pub rd_atomic: usize,
+    /// Lines of 64 bytes of the servers' memory in whose words' values are cached
+    pub lines: usize,
+    /// Frames that wait for their turn at once
+    pub held: usize,
+    /// A connection of which nothing was heard for so long is forgotten
+    pub ageing: Nanos,
+    /// For how long a request may be on its way to memory at most. After one that did not take a shared connection, the words
+    /// that it touched are not decided here for that long
+    pub settle: Nanos,
+    /// The shortest time after which operations on a shared connection that are not acknowledged are sent again
+    pub replay_after: Nanos,
+    /// A shared connection on which nothing has been acknowledged for so long is given up
+    pub dead_after: Nanos,
+    /// The memory servers
+    pub servers: Vec<Server>,
+    /// What is done; can be changed at run time
+    pub layers: Layers,
+    /// What becomes of a CAS of which it is known that it fails
+    pub failed_cas: FailedCas,
+    /// Connections of an earlier life, whose two sides do not agree about PSNs without its tables: their packets go nowhere
+    pub ended: Vec<Connection>,
+    /// A planted bug, to see whether it is found
+    #[cfg(feature = "canary")]
+    pub bug: Option<crate::Bug>,
+}
+
+/// A memory server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Server {
+    /// Its address
+    pub host: IpAddr,
+    /// Where words lie on which many clients operate: lock tables
+    pub tables: Vec<Table>,
+    /// Words that are not to be cached, because the server's own programs write them
+    pub never: Vec<Range<u64>>,
+    /// A word outside all tables that has received so many atomics is treated as if it were in one; 0 for never
+    pub detect: u32,
+    /// Connections that are shared at once, at most
+    pub lanes: usize,
+    /// READs and atomics that the server takes at once on a connection (its queue pairs' `max_dest_rd_atomic`), unless the
+    /// connection manager told
+    pub rd_atomic: u8,
+}
+
+/// Words of a server's memory, one every `stride` bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Table {
+    /// The key of their region, if it is known beforehand
+    pub rkey: Option<u32>,
+    /// Virtual addresses
+    pub range: Range<u64>,
+    /// Bytes from a word to the next; a multiple of 8
+    pub stride: u64,
+    /// Whether a client that may do atomics here may WRITE, too: only then can a CAS become a WRITE before any client has
+    /// written with this key
+    pub writable: bool,
+}
+
+/// What is done, layer by layer (paper: evaluation).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Layers {
+    /// Operations on a tracked word leave on one connection, whichever they came on
+    pub remap: bool,
+    /// A CAS or FETCH_ADD whose outcome is known leaves as a WRITE; needs `remap`
+    pub cas_to_write: bool,
+    /// A WRITE or CAS of a known data structure goes to where it belongs now
+    pub steer_writes: bool,
+    /// READs, too
+    pub steer_reads: bool,
+}
+
+impl Layers {
+    /// Packets pass as they are.
+    pub const PASS: Self =
+        Self { remap: false, cas_to_write: false, steer_writes: false, steer_reads: false };
+    /// Atomics are resolved here.
+    pub const CAS_TO_WRITE: Self =
+        Self { remap: true, cas_to_write: true, steer_writes: false, steer_reads: false };
+}
+
+/// What becomes of a CAS of which it is known that it fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum FailedCas {
+    /// A WRITE of what the word holds, like any other
+    #[default]
+    Write,
+    /// An answer from here, if nothing that the answer depends on is still on its way to the server; otherwise a WRITE
+    Answer,
+}
+
+/// A connection by its two ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Connection {
+    /// The server and its queue pair
+    pub server: (IpAddr, Qpn),
+    /// The client and its queue pair
+    pub client: (IpAddr, Qpn),
+}
+
+impl Config {
+    /// Nothing but a bridge, with room for 65,536 connections.
+    pub fn new(forward: forward::Config) -> Self {
+        Self {
+            forward,
+            connections: 65_536,
+            in_flight: 1_024,
+            rd_atomic: 16,
+            lines: 16_384,
+            held: 4_096,
+            ageing: Nanos::from_secs(600),
+            settle: Nanos::from_millis(20),
+            replay_after: Nanos::from_micros(100),
+            dead_after: Nanos::from_secs(2),
+            servers: Vec::new(),
+            layers: Layers::PASS,
+            failed_cas: FailedCas::Write,
+            ended: Vec::new(),
+            #[cfg(feature = "canary")]
+            bug: None,
+        }
+    }
+}
+
+impl Server {
+    /// A server without tables.
+    pub fn new(host: IpAddr) -> Self {
+        Self { host, tables: Vec::new(), never: Vec::new(), detect: 0, lanes: 4, rd_atomic: 1 }
+    }
+
+    /// Whether the word at `va` is one of a table's.
+    pub(crate) fn table_of(&self, va: u64, rkey: u32) -> Option<&Table> {
+        self.tables.iter().find(|table| {
+            table.range.contains(&va)
+                && table.range.end - va >= 8
+                && (va - table.range.start).is_multiple_of(table.stride)
+                && table.rkey.is_none_or(|own| own == rkey)
+        })
+    }
+
+    /// Whether the server's own programs may write the word at `va`.
+    pub(crate) fn is_never_cached(&self, va: u64) -> bool {
+        self.never.iter().any(|range| range.start < va.saturating_add(8) && va < range.end)
+    }
+}

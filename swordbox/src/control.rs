@@ -1,0 +1,80 @@
+//! The control plane: it writes down which connections' sides differ before they do, so that after a restart, with empty
+//! tables, nothing of them passes that the server would take for something else.
+
+use crate::config::Connection;
+use crate::function::{Command, Event, Swordbox};
+use std::collections::VecDeque;
+use switch::{Egress, Nanos, PortId};
+
+/// Where connections are written down. What is written is there after a restart.
+pub trait Journal {
+    /// Writes down that the two sides of a connection may differ.
+    ///
+    /// # Errors
+    /// If it could not be written for sure; then they do not.
+    fn add(&mut self, connection: Connection) -> std::io::Result<()>;
+
+    /// A connection is over. It does no harm if this is lost.
+    fn remove(&mut self, connection: Connection);
+}
+
+/// The control plane of a [`Swordbox`].
+pub struct Control {
+    journal: Box<dyn Journal + Send>,
+    commands: VecDeque<Command>,
+    failed: u64,
+}
+
+impl Control {
+    /// One that writes to `journal`.
+    pub fn new(journal: Box<dyn Journal + Send>) -> Self {
+        Self { journal, commands: VecDeque::new(), failed: 0 }
+    }
+
+    /// Wants other layers.
+    pub fn set_layers(&mut self, layers: crate::Layers) {
+        self.commands.push_back(Command::Layers(layers));
+    }
+
+    /// Connections that could not be written down
+    pub fn failed(&self) -> u64 {
+        self.failed
+    }
+}
+
+impl switch::Control for Control {
+    type Function = Swordbox;
+
+    fn on_punt(&mut self, _frame: &[u8], _port: PortId, _now: Nanos) {}
+
+    fn on_event(&mut self, event: Event, _now: Nanos) {
+        match event {
+            Event::Diverging(connection) => match self.journal.add(connection) {
+                Ok(()) => self.commands.push_back(Command::Permit(connection)),
+                // It goes on as it is: its packets pass.
+                Err(_) => self.failed += 1,
+            },
+            Event::Over(connection) => self.journal.remove(connection),
+        }
+    }
+
+    fn on_timer(&mut self, _now: Nanos) {}
+
+    fn next_timer(&self) -> Option<Nanos> {
+        None
+    }
+
+    fn poll_command(&mut self) -> Option<Command> {
+        self.commands.pop_front()
+    }
+
+    fn poll_transmit(&mut self, _now: Nanos, _frame: &mut Vec<u8>) -> Option<Egress> {
+        None
+    }
+}
+
+impl core::fmt::Debug for Control {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Control").field("failed", &self.failed).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,83 @@
+//! What a Swordbox counts, beside what its bridge does.
+
+use switch::counters::Counter;
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// Counters of a [`Swordbox`](crate::Swordbox).
+        #[derive(Debug, Default)]
+        pub struct Counters {
+            $($(#[$doc])* pub $name: Counter,)*
+        }
+
+        impl Counters {
+            /// Every counter by name.
+            pub fn all(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($name), self.$name.get()),)*].into_iter()
+            }
+        }
+    };
+}
+
+counters! {
+    /// Connections whose two directions are known to belong together
+    paired,
+    /// Of those, by the connection manager
+    paired_by_cm,
+    /// Connections whose two sides came to differ
+    diverged,
+    /// Connections forgotten: disconnected, or silent for too long
+    forgotten,
+    /// Packets of connections that found no place in the table
+    untracked,
+    /// Packets of connections of an earlier life
+    ended,
+    /// Connections shared
+    lanes,
+    /// Shared connections given up
+    lanes_lost,
+    /// Operations that left on a shared connection
+    remapped,
+    /// Atomics that left as WRITEs
+    decided,
+    /// Failed CAS answered at once
+    answered,
+    /// Values learnt from the server's answers
+    learnt,
+    /// Answers of the server that contradict what was known of a word
+    contradicted,
+    /// Packets that wrote to a tracked word on another way than its shared connection
+    detours,
+    /// Packets dropped until what was decided for their words is done
+    delayed,
+    /// Packets that waited for their turn
+    waited,
+    /// Packets that found no place to wait; their clients are asked for them again
+    overflowed,
+    /// Acknowledgements made here
+    acks,
+    /// Acknowledgements of the server that covered several operations
+    coalesced,
+    /// NAKs made here
+    naks,
+    /// Requests that their clients repeated
+    repeated,
+    /// Repeated requests answered from here
+    replayed,
+    /// Operations sent again from here
+    resent,
+    /// Requests out of order
+    out_of_order,
+    /// Responses of the server that say nothing new, or that nobody waits for
+    stale,
+    /// Packets that do not come from their connection's other side
+    spoofed,
+    /// Atomics that cross the end of a table, or are not aligned
+    misplaced,
+    /// Operations with a key that their clients had not used on their own connection yet
+    unproven,
+    /// CNPs passed to clients on a shared connection
+    cnps,
+    /// Packets steered
+    steered,
+}

@@ -1,0 +1,237 @@
+//! The requests of one side of a connection, and what has become of them.
+
+use crate::{Id, NONE};
+use rocev2::{Msn, Psn};
+
+/// How far a Swordbox takes part in a connection's requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Stage {
+    /// Whose they are is not known for sure: they pass as they are.
+    Unpaired,
+    /// It is known whose they are. Some from before may still be under way: they pass as they are.
+    Paired,
+    /// Every request under way is known. They pass as they are.
+    Clear,
+    /// The same; whether the two sides may come to differ is asked.
+    Asked,
+    /// The two sides may differ: every packet is in order here, and rewritten.
+    Strict,
+    /// What the two sides expect is not known any more: nothing passes.
+    Ended,
+}
+
+/// A READ or an atomic, as long as its client may repeat it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Record {
+    pub psn: Psn,
+    /// PSNs that it takes: those of its responses
+    pub count: u32,
+    /// What the server knows it by, on the client's own connection
+    pub own: Psn,
+    pub what: What,
+    /// The response has been seen
+    pub done: bool,
+    /// What an atomic, or a READ of a word on a shared connection, was answered
+    pub value: u64,
+    /// What was added to its address, if it was steered
+    pub steered: u64,
+}
+
+/// What a record is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    /// A READ on the client's own connection: asked for again, the server reads again
+    Read,
+    /// A READ of a word on a shared connection, answered with what was read
+    Word,
+    /// An atomic, answered with what it was answered
+    Atomic,
+}
+
+/// A key with which a client has done something on its own connection, and what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) struct Proof {
+    pub rkey: u32,
+    pub rights: u8,
+}
+
+/// Rights that are proven.
+pub(crate) mod right {
+    pub(crate) const WRITE: u8 = 1;
+    pub(crate) const READ: u8 = 2;
+    pub(crate) const ATOMIC: u8 = 4;
+}
+
+const PROOFS: usize = 4;
+
+/// The requests that go to one queue pair. PSNs of the client are as its packets have them; those of the server as it
+/// expects them on the client's own connection, which others may share.
+///
+/// `acked <= sent <= next`: behind `acked` everything is done, from `sent` on requests wait here.
+#[derive(Clone, Debug)]
+pub(crate) struct Flow {
+    pub stage: Stage,
+    /// Which of the servers they go to, if any
+    pub server: u8,
+    /// A request has been seen, or a handshake told where they begin
+    pub begun: bool,
+    pub acked: Psn,
+    pub sent: Psn,
+    pub next: Psn,
+    /// The next PSN that the server expects on this connection
+    pub own_next: Psn,
+    /// Server's PSN less client's, for what is under way on the own connection
+    pub delta: u32,
+    /// Messages done, as the client counts them
+    pub msn: Msn,
+    /// Messages done, as the server counts them on this connection
+    pub own_msn: Msn,
+    /// Server's MSN less client's, for what is under way on the own connection
+    pub msn_delta: u32,
+    /// The credits that the server last told
+    pub credit: u8,
+    /// This connection's number among those that are shared, if it is
+    pub lane: Id,
+    /// The shared connection on which requests of this flow are under way; `NONE` for its own
+    pub via: Id,
+    /// How many are, if any
+    pub shared: u32,
+    /// A message has begun that has not ended yet, on the own connection
+    pub in_message: bool,
+    /// A READ is the last request, and how many PSNs it takes is not known, for want of the path MTU: its length
+    pub unsure: Option<u32>,
+    /// Path MTU in bytes; 0 as long as it is not known
+    pub mtu: u16,
+    /// READs and atomics outstanding on the own connection at once, the most so far
+    pub most_reads: u8,
+    /// READs and atomics that the server takes on this connection at once, as the connection manager told; 0 if it did not
+    pub max_reads: u8,
+    /// Records among `records` whose response has not been seen
+    pub open: u32,
+    /// Where the next record goes
+    pub record: u32,
+    /// Its connection is about to end: nobody else begins anything on it
+    pub leaving: bool,
+    /// The first and last frame that waits
+    pub held: [u32; 2],
+    /// It waits for this shared connection
+    pub waits: Id,
+    /// The next one that does
+    pub next_waiting: Id,
+    /// The client has to be told to send again from `next`, as soon as all before is done
+    pub nak_due: bool,
+    /// It has been told
+    pub nak_sent: bool,
+    pub proofs: [Proof; PROOFS],
+    /// A right that is proven as soon as everything before this PSN is done
+    pub proving: Option<(Psn, Proof)>,
+    /// The last packet to the own connection that wrote to memory of which values are cached
+    pub touched: Option<Psn>,
+}
+
+impl Flow {
+    pub(crate) const fn new(server: u8) -> Self {
+        Self {
+            stage: Stage::Unpaired,
+            server,
+            begun: false,
+            acked: Psn::ZERO,
+            sent: Psn::ZERO,
+            next: Psn::ZERO,
+            own_next: Psn::ZERO,
+            delta: 0,
+            msn: Msn::ZERO,
+            own_msn: Msn::ZERO,
+            msn_delta: 0,
+            credit: 0x1f,
+            lane: NONE,
+            via: NONE,
+            shared: 0,
+            in_message: false,
+            unsure: None,
+            mtu: 0,
+            most_reads: 0,
+            max_reads: 0,
+            open: 0,
+            record: 0,
+            leaving: false,
+            held: [NONE; 2],
+            waits: NONE,
+            next_waiting: NONE,
+            nak_due: false,
+            nak_sent: false,
+            proofs: [Proof { rkey: 0, rights: 0 }; PROOFS],
+            proving: None,
+            touched: None,
+        }
+    }
+
+    /// The first request has this PSN.
+    pub(crate) fn begin(&mut self, psn: Psn) {
+        self.begun = true;
+        self.acked = psn;
+        self.sent = psn;
+        self.next = psn;
+        self.own_next = psn;
+    }
+
+    /// Nothing is under way.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.acked == self.sent
+    }
+
+    /// Whether a request is under way on the own connection.
+    pub(crate) fn is_private(&self) -> bool {
+        self.via == NONE && (!self.is_quiet() || self.in_message)
+    }
+
+    pub(crate) fn holds(&self) -> bool {
+        self.held[0] != NONE
+    }
+
+    /// Whether this key has been used for all of this on the client's own connection.
+    pub(crate) fn has_proven(&self, rkey: u32, rights: u8) -> bool {
+        self.proofs.iter().any(|proof| proof.rkey == rkey && proof.rights & rights == rights)
+    }
+
+    /// A request that uses `proof` is the last one sent.
+    pub(crate) fn prove(&mut self, proof: Proof) {
+        if self.proving.is_none() && !self.has_proven(proof.rkey, proof.rights) {
+            self.proving = Some((self.sent, proof));
+        }
+    }
+
+    /// Everything before `acked` is done.
+    pub(crate) fn proved(&mut self) {
+        let Some((psn, proof)) = self.proving else { return };
+        if self.acked.precedes(psn) {
+            return;
+        }
+        self.proving = None;
+        if let Some(own) = self.proofs.iter_mut().find(|own| own.rkey == proof.rkey && own.rights != 0) {
+            own.rights |= proof.rights;
+        } else {
+            self.proofs.rotate_right(1);
+            self.proofs[0] = proof;
+        }
+    }
+
+    /// The last request was a READ of unknown count, and now comes one with this PSN: how many PSNs it took, if that can be.
+    pub(crate) fn count_by(&self, psn: Psn) -> Option<u32> {
+        let len = self.unsure?;
+        let count = psn.distance(self.next.sub(1));
+        [256u32, 512, 1024, 2048, 4096]
+            .into_iter()
+            .any(|mtu| i64::from(len.div_ceil(mtu).max(1)) == i64::from(count))
+            .then_some(count as u32)
+    }
+
+    /// How many PSNs a READ of `len` bytes takes, if that is known.
+    pub(crate) fn count_of(&self, len: u32) -> Option<u32> {
+        match self.mtu {
+            _ if len <= 256 => Some(1),
+            0 => None,
+            mtu => Some(len.div_ceil(u32::from(mtu))),
+        }
+    }
+}

@@ -1,0 +1,352 @@
+//! The function: what is done with a frame, by what it is.
+
+use crate::config::{Config, Connection, Layers};
+use crate::counters::Counters;
+use crate::flow::{Flow, Record, Stage, What};
+use crate::headers::Headers;
+use crate::held::Held;
+use crate::lane::Lane;
+use crate::lines::Lines;
+use crate::op::{Kind, Op};
+use crate::pair::{Handshakes, Strangers};
+use crate::sketch::Sketch;
+use crate::{Id, NONE};
+use rocev2::{Layout, Packet, Psn};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use switch::forward::counters::HostQp;
+use switch::forward::{self, Forward};
+use switch::table::Index;
+use switch::{DropReason, Frame, Function, Nanos, Output, PortId, Verdict};
+
+/// What the control plane tells the function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// The two sides of the connection may differ from now on.
+    Permit(Connection),
+    /// Other layers are wanted.
+    Layers(Layers),
+}
+
+/// What the function tells the control plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The two sides of the connection would come to differ. Answered by [`Command::Permit`] when that is written down.
+    Diverging(Connection),
+    /// The connection is over: it need not be remembered any longer.
+    Over(Connection),
+}
+
+/// How often the table of connections is looked through
+const IDLE: Nanos = Nanos::from_millis(10);
+/// No server
+pub(crate) const NO_SERVER: u8 = u8::MAX;
+
+/// One end of a connection: a queue pair.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct End {
+    /// Headers of frames to it
+    pub headers: Headers,
+    /// Port through which they leave
+    pub port: PortId,
+    /// The other end, if it is known for sure
+    pub peer: Id,
+    /// When a frame to it was last seen
+    pub seen: Nanos,
+    /// The end that it may belong to, by what was seen so far
+    pub guess: Id,
+    /// How often that was confirmed, the last time by this PSN
+    pub confirmed: (u8, Psn),
+    /// The host that sends to it, as 128 bits
+    pub from: u128,
+    /// The next end between the same two hosts whose other end is not known
+    pub next: Id,
+}
+
+impl End {
+    const NEW: Self = Self {
+        headers: Headers::NONE,
+        port: PortId(0),
+        peer: NONE,
+        seen: Nanos::ZERO,
+        guess: NONE,
+        confirmed: (0, Psn::ZERO),
+        from: 0,
+        next: NONE,
+    };
+}
+
+/// A bridge that resolves atomics.
+pub struct Swordbox {
+    pub(crate) config: Config,
+    pub(crate) forward: Forward,
+    pub(crate) index: Index<HostQp>,
+    pub(crate) ends: Vec<End>,
+    pub(crate) flows: Vec<Flow>,
+    /// `config.rd_atomic` a flow
+    pub(crate) records: Vec<Record>,
+    pub(crate) lanes: Vec<Lane>,
+    pub(crate) lines: Lines,
+    pub(crate) sketch: Sketch,
+    pub(crate) held: Held,
+    pub(crate) handshakes: Handshakes,
+    pub(crate) strangers: Strangers,
+    pub(crate) ended: Vec<Connection>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) events: VecDeque<Event>,
+    /// Flows whose own requests are all done, and that have frames waiting
+    pub(crate) ready: VecDeque<Id>,
+    pub(crate) layers: Layers,
+    pub(crate) tick: Nanos,
+    pub(crate) aged: Id,
+}
+
+pub(crate) const NO_RECORD: Record = Record {
+    psn: Psn::ZERO,
+    count: 0,
+    own: Psn::ZERO,
+    what: What::Read,
+    done: true,
+    value: 0,
+    steered: 0,
+};
+
+/// The address of the host that sent a packet, IPv4 mapped into ::ffff:0:0/96
+#[inline]
+pub(crate) fn source_of(packet: &Packet<'_>) -> u128 {
+    match packet.ipv4() {
+        Some(ip) => 0xffff_0000_0000 | u128::from(u32::from_be_bytes(ip.src)),
+        None => packet.ipv6().map_or(0, |ip| u128::from_be_bytes(ip.src)),
+    }
+}
+
+pub(crate) fn bits_of(host: core::net::IpAddr) -> u128 {
+    match host {
+        core::net::IpAddr::V4(ip) => ip.to_ipv6_mapped().to_bits(),
+        core::net::IpAddr::V6(ip) => ip.to_bits(),
+    }
+}
+
+impl core::fmt::Debug for Swordbox {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Swordbox").field("usage", &self.usage()).finish_non_exhaustive()
+    }
+}
+
+impl Swordbox {
+    /// A Swordbox that knows no connection yet.
+    ///
+    /// # Panics
+    /// If `in_flight` is no power of two, or there are more than 255 servers.
+    pub fn new(config: Config) -> Self {
+        assert!(config.in_flight.is_power_of_two(), "{} in flight", config.in_flight);
+        assert!(config.servers.len() < usize::from(NO_SERVER), "{} servers", config.servers.len());
+        let ends = config.connections * 2;
+        let lanes = config.servers.iter().zip(0u8..).flat_map(|(server, number)| {
+            let in_flight = config.in_flight;
+            (0..server.lanes).map(move |_| Lane::new(number, in_flight))
+        });
+        Self {
+            forward: Forward::new(&config.forward),
+            index: Index::with_capacity(ends),
+            ends: Vec::with_capacity(ends),
+            flows: Vec::with_capacity(ends),
+            records: Vec::with_capacity(ends * config.rd_atomic),
+            lanes: lanes.collect(),
+            sketch: Sketch::new(),
+            lines: Lines::with_capacity(config.lines),
+            held: Held::with_capacity(config.held),
+            handshakes: Handshakes::new(),
+            strangers: Strangers::with_capacity(ends),
+            ended: config.ended.clone(),
+            counters: Arc::default(),
+            events: VecDeque::with_capacity(64),
+            ready: VecDeque::with_capacity(64),
+            layers: config.layers,
+            tick: Nanos::ZERO,
+            aged: 0,
+            config,
+        }
+    }
+
+    /// What it has counted so far, and goes on to count
+    pub fn counters(&self) -> Arc<Counters> {
+        Arc::clone(&self.counters)
+    }
+
+    /// What the bridge has counted
+    pub fn forward_counters(&self) -> Arc<forward::Counters> {
+        self.forward.counters()
+    }
+
+    /// Connections, shared connections, cached lines and waiting frames at the moment
+    pub fn usage(&self) -> [usize; 4] {
+        let lanes = self.lanes.iter().filter(|lane| lane.owner != NONE).count();
+        [self.index.len() / 2, lanes, self.lines.len(), self.held.len()]
+    }
+
+    /// The server that has this address
+    pub(crate) fn server_of(&self, host: u128) -> u8 {
+        let found = self.config.servers.iter().position(|server| bits_of(server.host) == host);
+        found.map_or(NO_SERVER, |at| at as u8)
+    }
+
+    /// The end that `packet` goes to; put into the table now if it is not there and there is room.
+    pub(crate) fn end_of(&mut self, packet: &Packet<'_>) -> Option<Id> {
+        let key = HostQp::destination_of(packet);
+        if let Some(id) = self.index.get(&key) {
+            return Some(id);
+        }
+        self.add_end(key)
+    }
+
+    pub(crate) fn add_end(&mut self, key: HostQp) -> Option<Id> {
+        let Ok(id) = self.index.get_or_insert(key) else { return None };
+        let server = self.server_of(bits_of(key.host()));
+        crate::lines::put(&mut self.ends, id, End::NEW, End::NEW);
+        crate::lines::put(&mut self.flows, id, Flow::new(server), Flow::new(server));
+        let records = (id as usize + 1) * self.config.rd_atomic;
+        if self.records.len() < records {
+            self.records.resize(records, NO_RECORD);
+        }
+        self.clear_records(id);
+        Some(id)
+    }
+
+    pub(crate) fn clear_records(&mut self, id: Id) {
+        self.records_mut(id).fill(NO_RECORD);
+    }
+
+    pub(crate) fn records(&self, id: Id) -> &[Record] {
+        let n = self.config.rd_atomic;
+        &self.records[id as usize * n..][..n]
+    }
+
+    pub(crate) fn records_mut(&mut self, id: Id) -> &mut [Record] {
+        let n = self.config.rd_atomic;
+        &mut self.records[id as usize * n..][..n]
+    }
+
+    /// A connection by its two ends, as the outside knows it
+    pub(crate) fn connection_of(&self, id: Id) -> Option<Connection> {
+        let peer = self.ends[id as usize].peer;
+        let (server, client) = (self.index.key(id)?, self.index.key(peer)?);
+        Some(Connection { server: (server.host(), server.qpn()), client: (client.host(), client.qpn()) })
+    }
+
+    fn on_roce<O: Output>(
+        &mut self,
+        frame: &mut O::Frame,
+        layout: Layout,
+        port: PortId,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
+        let op = Op::of(layout.opcode());
+        match op.kind {
+            Kind::Response => self.on_response(frame, layout, port, now, out),
+            Kind::Datagram => {
+                let packet = Packet::new(frame.bytes(), layout);
+                if self.on_datagram(&packet, port, now) {
+                    self.forward.route(frame, port, now, out)
+                } else {
+                    Verdict::Drop(DropReason::Delayed)
+                }
+            }
+            Kind::Cnp => {
+                self.on_cnp(frame, layout, out);
+                self.forward.route(frame, port, now, out)
+            }
+            Kind::Unreliable | Kind::Unknown => self.on_stranger(frame, layout, port, now, out),
+            _ => self.on_request(frame, layout, op, port, now, out),
+        }
+    }
+
+    /// A packet that is not tracked: it passes, unless what it may write to has to be waited for.
+    pub(crate) fn on_stranger<O: Output>(
+        &mut self,
+        frame: &mut O::Frame,
+        layout: Layout,
+        port: PortId,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
+        let packet = Packet::new(frame.bytes(), layout);
+        let host = bits_of(packet.dst());
+        let server = self.server_of(host);
+        if server != NO_SERVER && self.detour(server, &packet, now).is_err() {
+            self.counters.delayed.add(1);
+            return Verdict::Drop(DropReason::Delayed);
+        }
+        self.forward.route(frame, port, now, out)
+    }
+}
+
+impl Function for Swordbox {
+    type Command = Command;
+    type Event = Event;
+
+    #[inline]
+    fn on_frame<O: Output>(
+        &mut self,
+        frame: &mut O::Frame,
+        port: PortId,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
+        match self.forward.admit(frame, port) {
+            Ok(Some(layout)) => self.on_roce(frame, layout, port, now, out),
+            Ok(None) => self.forward.route(frame, port, now, out),
+            Err(verdict) => verdict,
+        }
+    }
+
+    fn on_timer<O: Output>(&mut self, now: Nanos, out: &mut O) {
+        if self.forward.next_timer().is_some_and(|at| at <= now) {
+            self.forward.on_timer(now, out);
+        }
+        if now >= self.tick + self.interval() {
+            self.tick = now;
+            self.tend_lanes(now, out);
+            self.age(now);
+        }
+    }
+
+    fn next_timer(&self) -> Option<Nanos> {
+        [self.forward.next_timer(), Some(self.tick + self.interval())].into_iter().flatten().min()
+    }
+
+    fn on_command(&mut self, command: Command, _now: Nanos) {
+        match command {
+            Command::Permit(connection) => {
+                let key = HostQp::new(connection.server.0, connection.server.1);
+                let Some(id) = self.index.get(&key) else { return };
+                if self.connection_of(id) == Some(connection)
+                    && self.flows[id as usize].stage == Stage::Asked
+                {
+                    self.flows[id as usize].stage = Stage::Strict;
+                    self.counters.diverged.add(1);
+                }
+            }
+            Command::Layers(layers) => {
+                self.layers = layers;
+                if !layers.cas_to_write {
+                    self.lines.iter_mut().for_each(crate::lines::Line::forget_all);
+                }
+            }
+        }
+    }
+
+    fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+}
+
+impl Swordbox {
+    /// When there is something to look after again
+    fn interval(&self) -> Nanos {
+        let busy = self.held.len() > 0 || self.lanes.iter().any(|lane| lane.under_way > 0);
+        if busy { Nanos((self.config.replay_after.0 / 2).max(1)) } else { IDLE }
+    }
+}
+

@@ -1,0 +1,78 @@
+//! Frames that wait for their turn: short ones, copied to places that are there from the start.
+
+use crate::NONE;
+use switch::PortId;
+
+/// Bytes of the longest frame that waits here; of longer ones, the client is asked for again
+pub(crate) const LONGEST: usize = 512;
+
+/// Places for frames, in queues.
+#[derive(Debug)]
+pub(crate) struct Held {
+    bytes: Box<[u8]>,
+    slots: Box<[Slot]>,
+    free: Vec<u32>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    len: u16,
+    port: u16,
+    next: u32,
+}
+
+impl Held {
+    pub(crate) fn with_capacity(slots: usize) -> Self {
+        Self {
+            bytes: vec![0; slots * LONGEST].into(),
+            slots: vec![Slot { len: 0, port: 0, next: NONE }; slots].into(),
+            free: (0..slots as u32).rev().collect(),
+        }
+    }
+
+    /// Frames that wait
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Puts a frame at the end of a queue, if there is a place for it.
+    pub(crate) fn push(&mut self, queue: &mut [u32; 2], frame: &[u8], port: PortId) -> bool {
+        if frame.len() > LONGEST {
+            return false;
+        }
+        let Some(slot) = self.free.pop() else { return false };
+        let at = slot as usize * LONGEST;
+        self.bytes[at..at + frame.len()].copy_from_slice(frame);
+        self.slots[slot as usize] = Slot { len: frame.len() as u16, port: port.0, next: NONE };
+        match queue {
+            [NONE, _] => queue[0] = slot,
+            [_, last] => self.slots[*last as usize].next = slot,
+        }
+        queue[1] = slot;
+        true
+    }
+
+    /// The first of a queue
+    pub(crate) fn first(&self, queue: [u32; 2]) -> Option<(&[u8], PortId)> {
+        let slot = self.slots.get(queue[0] as usize)?;
+        let at = queue[0] as usize * LONGEST;
+        Some((&self.bytes[at..at + usize::from(slot.len)], PortId(slot.port)))
+    }
+
+    /// Takes the first of a queue away.
+    pub(crate) fn pop(&mut self, queue: &mut [u32; 2]) {
+        let Some(slot) = self.slots.get(queue[0] as usize) else { return };
+        self.free.push(queue[0]);
+        queue[0] = slot.next;
+        if queue[0] == NONE {
+            queue[1] = NONE;
+        }
+    }
+
+    /// Takes all away.
+    pub(crate) fn clear(&mut self, queue: &mut [u32; 2]) {
+        while queue[0] != NONE {
+            self.pop(queue);
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! A lane: a server's connection that many clients share. Everything under way on it is kept here until the server has
+//! acknowledged it, so that what is lost is sent again from here, in the order in which it was promised.
+
+use crate::{Id, NONE};
+use rocev2::{Opcode, Psn};
+use switch::Nanos;
+
+/// Bytes of the longest WRITE that goes on a lane
+pub(crate) const LONGEST_WRITE: usize = 64;
+
+/// An operation under way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry {
+    /// Whose it is
+    pub flow: Id,
+    /// What its client knows it by
+    pub psn: Psn,
+    pub what: Under,
+    /// The client wants to hear of it
+    pub ack_req: bool,
+    /// Its line
+    pub line: Id,
+    /// Detours to the line when it was sent
+    pub detours: u32,
+    /// What it tells of the word's value may be learnt
+    pub teaches: bool,
+    pub va: u64,
+    pub rkey: u32,
+    /// Bytes of a WRITE
+    pub len: u8,
+    pub class: u8,
+    /// Word that its BTH had: partition, solicited event and so on, for when it is sent again
+    pub flags: [u8; 4],
+    /// What is written
+    pub payload: [u8; LONGEST_WRITE],
+}
+
+/// What an operation is, as the server sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Under {
+    /// A WRITE that its client asked for
+    Write,
+    /// A WRITE of what an atomic leaves behind that found this
+    Decided(u64),
+    /// An atomic: opcode, `swap_or_add`, `compare`
+    Atomic(Opcode, u64, u64),
+    /// A READ of a word
+    Read,
+}
+
+impl Under {
+    /// Whether it takes one of the server's resources for READs and atomics
+    pub(crate) const fn is_read(self) -> bool {
+        matches!(self, Self::Atomic(..) | Self::Read)
+    }
+}
+
+/// A connection that is shared. Its number among the flows is that of its owner, whose connection it is.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    /// Whose connection it is; `NONE` for nobody's
+    pub owner: Id,
+    pub server: u8,
+    /// The first PSN that is not acknowledged; the next is its owner's `own_next`
+    pub acked: Psn,
+    /// Operations under way
+    pub under_way: u32,
+    /// Those among them that take one of the server's resources for READs and atomics
+    pub reads: u32,
+    /// How many of them the server takes
+    pub max_reads: u32,
+    /// Flows that wait for it
+    pub waiting: [Id; 2],
+    /// When something was last acknowledged, or sent to an empty lane
+    pub moved: Nanos,
+    /// When it was last sent again
+    pub resent: Nanos,
+    /// Since `moved`
+    pub tries: u32,
+    /// Since when some wait for it in vain; zero if none does
+    pub stuck: Nanos,
+    /// From sending to acknowledgement, smoothed
+    pub round_trip: Nanos,
+    /// The operation whose round trip is measured, and when it was sent
+    pub timed: Option<(Psn, Nanos)>,
+    entries: Box<[Entry]>,
+}
+
+const NOTHING: Entry = Entry {
+    flow: NONE,
+    psn: Psn::ZERO,
+    what: Under::Write,
+    ack_req: false,
+    line: NONE,
+    detours: 0,
+    teaches: false,
+    va: 0,
+    rkey: 0,
+    len: 0,
+    class: 0,
+    flags: [0; 4],
+    payload: [0; LONGEST_WRITE],
+};
+
+impl Lane {
+    pub(crate) fn new(server: u8, in_flight: usize) -> Self {
+        Self {
+            owner: NONE,
+            server,
+            acked: Psn::ZERO,
+            under_way: 0,
+            reads: 0,
+            max_reads: 1,
+            waiting: [NONE; 2],
+            moved: Nanos::ZERO,
+            resent: Nanos::ZERO,
+            tries: 0,
+            stuck: Nanos::ZERO,
+            round_trip: Nanos::ZERO,
+            timed: None,
+            entries: vec![NOTHING; in_flight].into(),
+        }
+    }
+
+    /// A connection becomes this lane.
+    pub(crate) fn open(&mut self, owner: Id, acked: Psn, max_reads: u32, now: Nanos) {
+        self.owner = owner;
+        self.acked = acked;
+        self.max_reads = max_reads;
+        self.moved = now;
+        self.resent = now;
+        self.tries = 0;
+        self.round_trip = Nanos::ZERO;
+        self.timed = None;
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.under_way as usize == self.entries.len()
+    }
+
+    #[inline]
+    pub(crate) fn entry(&self, psn: Psn) -> &Entry {
+        &self.entries[psn.get() as usize & (self.entries.len() - 1)]
+    }
+
+    #[inline]
+    pub(crate) fn entry_mut(&mut self, psn: Psn) -> &mut Entry {
+        let mask = self.entries.len() - 1;
+        &mut self.entries[psn.get() as usize & mask]
+    }
+
+    /// After which time without an acknowledgement everything is sent again
+    pub(crate) fn patience(&self, least: Nanos) -> Nanos {
+        let patience = Nanos((self.round_trip.0 * 4).max(least.0));
+        Nanos(patience.0 << self.tries.min(6))
+    }
+
+    /// Something up to `psn` was acknowledged.
+    pub(crate) fn hear(&mut self, psn: Psn, now: Nanos) {
+        self.moved = now;
+        self.tries = 0;
+        self.stuck = Nanos::ZERO;
+        if let Some((timed, sent)) = self.timed
+            && !psn.precedes(timed)
+        {
+            let took = now.since(sent).0;
+            self.round_trip =
+                Nanos(if self.round_trip.0 == 0 { took } else { (self.round_trip.0 * 7 + took) / 8 });
+            self.timed = None;
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! What is known of the servers' memory: lines of 64 bytes, of eight words each, that many clients operate on.
+//!
+//! A word's value is known *behind all operations on it that are under way on the line's shared connection*: that is what
+//! decides the next one. It is known only as long as nothing goes to the line on any other way; what does is a *detour*,
+//! after which the line keeps quiet for a while.
+
+use crate::{Id, NONE};
+use switch::table::{Index, Key, mix};
+use switch::{Full, Nanos};
+
+/// Bytes of a line, as a shift
+const LINE: u32 = 6;
+/// Bytes of a block, as a shift: lines are counted by block, so that long ranges can be searched for them
+const BLOCK: u32 = 12;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    server: u8,
+    number: u64,
+}
+
+impl Key for Place {
+    #[inline]
+    fn hash(&self) -> u64 {
+        mix(self.number ^ u64::from(self.server) << 56)
+    }
+}
+
+/// A line of a server's memory.
+#[derive(Clone, Debug)]
+pub(crate) struct Line {
+    /// The key by which it is reached
+    pub rkey: u32,
+    /// The shared connection that all operations on it take
+    pub lane: Id,
+    /// Operations on it that are under way there
+    pub under_way: u32,
+    /// Those among them that were decided here
+    pub decided: u32,
+    /// Detours so far
+    pub detours: u32,
+    /// No value is learnt from what is sent before this
+    pub quiet_until: Nanos,
+    /// Words whose value is known, by bit
+    known: u8,
+    /// Looked at since the search for a line to forget came by
+    used: bool,
+    values: [u64; 8],
+    place: Place,
+}
+
+impl Line {
+    /// What word `word` will hold when all that is under way is done.
+    #[inline]
+    pub(crate) fn value(&self, word: usize) -> Option<u64> {
+        (self.known >> word & 1 != 0).then(|| self.values[word])
+    }
+
+    #[inline]
+    pub(crate) fn set(&mut self, word: usize, value: u64) {
+        self.known |= 1 << word;
+        self.values[word] = value;
+    }
+
+    pub(crate) fn forget(&mut self, word: usize) {
+        self.known &= !(1 << word);
+    }
+
+    pub(crate) fn forget_all(&mut self) {
+        self.known = 0;
+    }
+
+    /// Bytes are written at `offset` in the line.
+    pub(crate) fn write(&mut self, offset: usize, bytes: &[u8], learn: bool) {
+        for word in offset / 8..(offset + bytes.len()).div_ceil(8) {
+            let (from, to) = ((word * 8).max(offset), (word * 8 + 8).min(offset + bytes.len()));
+            let part = &bytes[from - offset..to - offset];
+            let mut value = self.values[word].to_le_bytes();
+            value[from - word * 8..to - word * 8].copy_from_slice(part);
+            if part.len() == 8 && learn {
+                self.known |= 1 << word;
+            }
+            self.values[word] = u64::from_le_bytes(value);
+        }
+    }
+
+    /// Something goes to the line on another way than its shared connection. Whether it may go now: not while operations
+    /// that were decided here are under way, which it could change the outcome of.
+    pub(crate) fn detour(&mut self, now: Nanos, settle: Nanos) -> bool {
+        self.known = 0;
+        self.detours = self.detours.wrapping_add(1);
+        self.quiet_until = now + settle;
+        self.decided == 0
+    }
+}
+
+/// All lines.
+#[derive(Debug)]
+pub(crate) struct Lines {
+    index: Index<Place>,
+    lines: Vec<Line>,
+    blocks: Index<Place>,
+    /// Lines of each block
+    counts: Vec<u32>,
+    capacity: usize,
+    hand: u32,
+}
+
+/// The word at `va` within its line
+pub(crate) const fn word_of(va: u64) -> usize {
+    (va >> 3 & 7) as usize
+}
+
+/// Where `va` lies within its line
+pub(crate) const fn offset_of(va: u64) -> usize {
+    (va & 63) as usize
+}
+
+/// Whether these bytes lie in one line.
+pub(crate) const fn in_one_line(va: u64, len: usize) -> bool {
+    len > 0 && offset_of(va) + len <= 1 << LINE
+}
+
+impl Lines {
+    pub(crate) fn with_capacity(capacity: usize) -> Self {
+        Self {
+            index: Index::with_capacity(capacity),
+            lines: Vec::with_capacity(capacity),
+            blocks: Index::with_capacity(capacity),
+            counts: Vec::with_capacity(capacity),
+            capacity,
+            hand: 0,
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.index.len()
+    }
+
+    /// The line in which `va` lies, if it is there.
+    #[inline]
+    pub(crate) fn find(&self, server: u8, va: u64) -> Option<Id> {
+        self.index.get(&Place { server, number: va >> LINE })
+    }
+
+    pub(crate) fn get(&self, id: Id) -> &Line {
+        &self.lines[id as usize]
+    }
+
+    pub(crate) fn get_mut(&mut self, id: Id) -> &mut Line {
+        let line = &mut self.lines[id as usize];
+        line.used = true;
+        line
+    }
+
+    /// The line in which `va` lies, made now if it was not there. Operations may be on their way to it of which nothing is
+    /// known: it is quiet at first.
+    pub(crate) fn make(&mut self, server: u8, va: u64, rkey: u32, quiet_until: Nanos) -> Result<Id, Full> {
+        if self.index.len() == self.capacity {
+            self.forget_one()?;
+        }
+        let place = Place { server, number: va >> LINE };
+        let id = self.index.get_or_insert(place)?;
+        let block = Place { server, number: va >> BLOCK };
+        let Ok(block) = self.blocks.get_or_insert(block) else {
+            self.index.remove(&place);
+            return Err(Full);
+        };
+        let line = Line {
+            rkey,
+            lane: NONE,
+            under_way: 0,
+            decided: 0,
+            detours: 0,
+            quiet_until,
+            known: 0,
+            used: true,
+            values: [0; 8],
+            place,
+        };
+        put(&mut self.lines, id, line.clone(), line);
+        if block as usize >= self.counts.len() {
+            self.counts.resize(block as usize + 1, 0);
+        }
+        self.counts[block as usize] += 1;
+        Ok(id)
+    }
+
+    /// Forgets a line that was not looked at for a while and that nothing is under way to.
+    fn forget_one(&mut self) -> Result<(), Full> {
+        for _ in 0..64 {
+            let id = self.hand;
+            self.hand = (self.hand + 1) % self.index.ids().max(1);
+            let Some(place) = self.index.key(id).copied() else { continue };
+            let line = &mut self.lines[id as usize];
+            if line.used || line.under_way > 0 {
+                line.used = false;
+                continue;
+            }
+            self.index.remove(&place);
+            let block = Place { server: place.server, number: place.number >> (BLOCK - LINE) };
+            if let Some(at) = self.blocks.get(&block) {
+                self.counts[at as usize] -= 1;
+                if self.counts[at as usize] == 0 {
+                    self.blocks.remove(&block);
+                }
+            }
+            return Ok(());
+        }
+        Err(Full)
+    }
+
+    /// Something goes to `len` bytes from `va` on another way than a shared connection. The lane to wait for if it may not go
+    /// now.
+    pub(crate) fn detour(
+        &mut self,
+        server: u8,
+        va: u64,
+        len: u64,
+        now: Nanos,
+        settle: Nanos,
+    ) -> Result<(), Id> {
+        if self.index.is_empty() || len == 0 {
+            return Ok(());
+        }
+        let mut wait = Ok(());
+        let last = va.saturating_add(len - 1);
+        for block in va >> BLOCK..=last >> BLOCK {
+            if self.blocks.get(&Place { server, number: block }).is_none() {
+                continue;
+            }
+            let first = (va >> LINE).max(block << (BLOCK - LINE));
+            let end = (last >> LINE).min((block << (BLOCK - LINE)) + (1 << (BLOCK - LINE)) - 1);
+            for number in first..=end {
+                if let Some(id) = self.index.get(&Place { server, number }) {
+                    let line = self.get_mut(id);
+                    if !line.detour(now, settle) {
+                        wait = Err(line.lane);
+                    }
+                }
+            }
+        }
+        wait
+    }
+
+    /// Whether there is a line among `len` bytes from `va`.
+    pub(crate) fn has_any(&self, server: u8, va: u64, len: u64) -> bool {
+        if self.index.is_empty() || len == 0 {
+            return false;
+        }
+        let last = va.saturating_add(len - 1);
+        (va >> BLOCK..=last >> BLOCK).any(|number| self.blocks.get(&Place { server, number }).is_some())
+    }
+
+    /// Something unknown may go anywhere in a server's memory.
+    pub(crate) fn detour_everywhere(&mut self, server: u8, now: Nanos, settle: Nanos) -> Result<(), Id> {
+        let mut wait = Ok(());
+        for (id, line) in self.lines.iter_mut().enumerate() {
+            if line.place.server == server
+                && self.index.key(id as Id) == Some(&line.place)
+                && !line.detour(now, settle)
+            {
+                wait = Err(line.lane);
+            }
+        }
+        wait
+    }
+
+    /// Where the state of the line of `va` lies, for it to be fetched into the cache
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Line> {
+        self.lines.iter_mut()
+    }
+}
+
+/// Puts `value` at `id` of a vector that grows by the ids in use, filled up with `filler`.
+pub(crate) fn put<T: Clone>(values: &mut Vec<T>, id: Id, value: T, filler: T) {
+    if values.len() <= id as usize {
+        values.resize(id as usize + 1, filler);
+    }
+    values[id as usize] = value;
+}

@@ -1,0 +1,103 @@
+//! What an opcode is to a Swordbox.
+
+use rocev2::{Opcode, Packet};
+
+/// What a packet's opcode asks for or answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// SEND, of which the memory is the receiver's choice; a packet of a WRITE behind its first, too
+    Body,
+    /// The first packet of a WRITE, or the only one
+    Write,
+    /// READ
+    Read,
+    /// ATOMIC WRITE and FLUSH, which are answered like a READ of nothing
+    Other,
+    /// `CmpSwap` and `FetchAdd`
+    Atomic,
+    /// A response
+    Response,
+    /// An unreliable connection's
+    Unreliable,
+    /// A datagram, perhaps the connection manager's
+    Datagram,
+    /// A congestion notification
+    Cnp,
+    /// Not understood
+    Unknown,
+}
+
+/// An opcode's place in its message, and its kind.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Op {
+    pub kind: Kind,
+    /// It ends a message
+    pub ends: bool,
+    /// It begins a message
+    pub begins: bool,
+}
+
+static OPS: [Op; 256] = {
+    let mut ops = [Op { kind: Kind::Unknown, ends: true, begins: true }; 256];
+    let mut at = 0;
+    while at < ops.len() {
+        let (kind, begins, ends) = match Opcode(at as u8) {
+            Opcode::RC_SEND_FIRST => (Kind::Body, true, false),
+            Opcode::RC_SEND_MIDDLE | Opcode::RC_WRITE_MIDDLE => (Kind::Body, false, false),
+            Opcode::RC_SEND_LAST
+            | Opcode::RC_SEND_LAST_IMM
+            | Opcode::RC_SEND_LAST_INVALIDATE
+            | Opcode::RC_WRITE_LAST
+            | Opcode::RC_WRITE_LAST_IMM => (Kind::Body, false, true),
+            Opcode::RC_SEND_ONLY | Opcode::RC_SEND_ONLY_IMM | Opcode::RC_SEND_ONLY_INVALIDATE => {
+                (Kind::Body, true, true)
+            }
+            Opcode::RC_WRITE_FIRST => (Kind::Write, true, false),
+            Opcode::RC_WRITE_ONLY | Opcode::RC_WRITE_ONLY_IMM => (Kind::Write, true, true),
+            Opcode::RC_READ_REQUEST => (Kind::Read, true, true),
+            Opcode::RC_FLUSH | Opcode::RC_ATOMIC_WRITE => (Kind::Other, true, true),
+            Opcode::RC_COMPARE_SWAP | Opcode::RC_FETCH_ADD => (Kind::Atomic, true, true),
+            Opcode::RC_READ_RESPONSE_FIRST
+            | Opcode::RC_READ_RESPONSE_MIDDLE
+            | Opcode::RC_READ_RESPONSE_LAST
+            | Opcode::RC_READ_RESPONSE_ONLY
+            | Opcode::RC_ACKNOWLEDGE
+            | Opcode::RC_ATOMIC_ACKNOWLEDGE => (Kind::Response, true, true),
+            Opcode::UD_SEND_ONLY | Opcode::UD_SEND_ONLY_IMM => (Kind::Datagram, true, true),
+            Opcode::CNP => (Kind::Cnp, true, true),
+            Opcode(0x20..=0x3f) => (Kind::Unreliable, true, true),
+            _ => (Kind::Unknown, true, true),
+        };
+        ops[at] = Op { kind, ends, begins };
+        at += 1;
+    }
+    ops
+};
+
+impl Op {
+    #[inline]
+    pub(crate) fn of(opcode: Opcode) -> Self {
+        OPS[usize::from(opcode.0)]
+    }
+}
+
+/// The memory that a request names: where it begins, its key and its length.
+#[inline]
+pub(crate) fn memory_of(packet: &Packet<'_>) -> Option<(u64, u32, u32)> {
+    if let Some(atomic) = packet.atomic() {
+        return Some((atomic.va.get(), atomic.rkey.get(), 8));
+    }
+    packet.reth().map(|reth| (reth.va.get(), reth.rkey.get(), reth.len.get()))
+}
+
+/// The word that an atomic leaves behind where `old` was.
+#[inline]
+pub(crate) const fn outcome(opcode: Opcode, swap_or_add: u64, compare: u64, old: u64) -> u64 {
+    if opcode.0 == Opcode::RC_FETCH_ADD.0 {
+        old.wrapping_add(swap_or_add)
+    } else if old == compare {
+        swap_or_add
+    } else {
+        old
+    }
+}

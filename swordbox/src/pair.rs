@@ -1,0 +1,407 @@
+//! Which two ends belong to one connection: told by the connection manager, or found out from what is answered.
+
+use crate::config::Connection;
+use crate::flow::{Flow, Stage};
+use crate::function::{Event, NO_SERVER, Swordbox, bits_of};
+use crate::{Id, NONE};
+use core::net::IpAddr;
+use rocev2::cm::{Body, Message, mad_of};
+use rocev2::{Packet, Psn, Qpn};
+use switch::table::{Index, Key, mix};
+use switch::forward::counters::HostQp;
+use switch::{Nanos, PortId};
+
+/// Requests for connections that wait for their reply
+const HANDSHAKES: usize = 4096;
+/// Answers with different PSNs that have to fit one connection, and no other, before it is taken for the right one
+const CONFIRMATIONS: u8 = 3;
+/// PSNs behind the newest request among which an answer is looked for
+const WINDOW: i32 = 4096;
+/// Connections between the same two hosts that are looked at to find the right one
+const CANDIDATES: usize = 64;
+
+/// Two hosts: who asks, and who is asked
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Hosts(u128, u128);
+
+impl Key for Hosts {
+    fn hash(&self) -> u64 {
+        mix((self.0 as u64).rotate_left(32) ^ self.1 as u64 ^ (self.0 >> 64) as u64 ^ (self.1 >> 64) as u64)
+    }
+}
+
+/// Ends whose other end is not known, by the two hosts.
+#[derive(Debug)]
+pub(crate) struct Strangers {
+    index: Index<Hosts>,
+    first: Vec<Id>,
+}
+
+impl Strangers {
+    pub(crate) fn with_capacity(capacity: usize) -> Self {
+        Self { index: Index::with_capacity(capacity), first: Vec::with_capacity(capacity) }
+    }
+
+    fn first(&self, client: u128, server: u128) -> Id {
+        self.index.get(&Hosts(client, server)).map_or(NONE, |at| self.first[at as usize])
+    }
+}
+
+/// A REQ that was seen.
+#[derive(Clone, Copy, Debug)]
+struct Request {
+    client: IpAddr,
+    comm_id: u32,
+    qpn: Qpn,
+    /// With which the server begins
+    psn: Psn,
+    mtu: u16,
+    port: PortId,
+    /// The reply has been seen
+    replied: bool,
+}
+
+/// The latest REQs.
+#[derive(Debug)]
+pub(crate) struct Handshakes {
+    requests: Vec<Option<Request>>,
+}
+
+impl Handshakes {
+    pub(crate) fn new() -> Self {
+        Self { requests: vec![None; HANDSHAKES] }
+    }
+
+    fn place(client: IpAddr, comm_id: u32) -> usize {
+        switch::table::mix(bits_of(client) as u64 ^ u64::from(comm_id) << 32) as usize % HANDSHAKES
+    }
+}
+
+impl Swordbox {
+    /// A datagram passes: it may make or end a connection. Whether it may go on; not while what it would end is in use.
+    pub(crate) fn on_datagram(&mut self, packet: &Packet<'_>, port: PortId, now: Nanos) -> bool {
+        let Some(message) = mad_of(packet).and_then(|mad| Message::parse(mad).ok()) else { return true };
+        if !packet.verify_icrc() {
+            return true;
+        }
+        match message.body {
+            Body::Req(req) => {
+                let client = packet.src();
+                let comm_id = req.local_comm_id.get();
+                let place = &mut self.handshakes.requests[Handshakes::place(client, comm_id)];
+                if place.is_some_and(|known| {
+                    (known.client, known.comm_id, known.qpn, known.psn)
+                        == (client, comm_id, req.qpn(), req.starting_psn())
+                }) {
+                    return true;
+                }
+                *place = Some(Request {
+                    client,
+                    comm_id,
+                    qpn: req.qpn(),
+                    psn: req.starting_psn(),
+                    mtu: req.path_mtu().unwrap_or(0),
+                    port,
+                    replied: false,
+                });
+                true
+            }
+            Body::Rep(rep) => {
+                let client = packet.dst();
+                let comm_id = rep.remote_comm_id.get();
+                let request = &mut self.handshakes.requests[Handshakes::place(client, comm_id)];
+                if let Some(request) = request
+                    && request.client == client
+                    && request.comm_id == comm_id
+                    && !request.replied
+                {
+                    request.replied = true;
+                    let request = *request;
+                    let server = (packet.src(), rep.qpn());
+                    self.connect(&request, server, rep.starting_psn(), rep.responder_resources, port, now);
+                }
+                true
+            }
+            Body::Dreq(dreq) => self.disconnect(HostQp::new(packet.dst(), dreq.remote_qpn())),
+            _ => true,
+        }
+    }
+
+    /// The connection manager made a connection.
+    fn connect(
+        &mut self,
+        request: &Request,
+        server: (IpAddr, Qpn),
+        psn: Psn,
+        responder_resources: u8,
+        port: PortId,
+        now: Nanos,
+    ) {
+        let keys = [HostQp::new(server.0, server.1), HostQp::new(request.client, request.qpn)];
+        if keys.iter().all(|key| self.server_of(bits_of(key.host())) == NO_SERVER) {
+            return;
+        }
+        let connection = Connection { server, client: (request.client, request.qpn) };
+        self.ended.retain(|gone| *gone != connection);
+        for key in keys {
+            if let Some(id) = self.index.get(&key) {
+                self.forget(id);
+            }
+        }
+        let [Some(to_server), Some(to_client)] = keys.map(|key| self.add_end(key)) else {
+            self.counters.untracked.add(1);
+            for key in keys {
+                self.index.remove(&key);
+            }
+            return;
+        };
+        self.pair(to_server, to_client, Stage::Clear);
+        self.ends[to_server as usize].port = port;
+        self.ends[to_client as usize].port = request.port;
+        for (id, from, psn) in [(to_server, request.client, psn), (to_client, server.0, request.psn)] {
+            let flow = &mut self.flows[id as usize];
+            flow.begin(psn);
+            flow.mtu = request.mtu;
+            flow.max_reads = if id == to_server { responder_resources } else { 0 };
+            let end = &mut self.ends[id as usize];
+            end.from = bits_of(from);
+            end.seen = now;
+        }
+        self.counters.paired_by_cm.add(1);
+    }
+
+    /// It is known who sends to an end, but not which end its answers go to.
+    pub(crate) fn await_peer(&mut self, id: Id) {
+        let Some(key) = self.index.key(id) else { return };
+        let hosts = Hosts(self.ends[id as usize].from, bits_of(key.host()));
+        let Ok(at) = self.strangers.index.get_or_insert(hosts) else { return };
+        let known = self.strangers.first.get(at as usize).copied();
+        self.ends[id as usize].next = known.unwrap_or(NONE);
+        crate::lines::put(&mut self.strangers.first, at, id, NONE);
+    }
+
+    /// An end waits for its other end no longer.
+    fn introduce(&mut self, id: Id) {
+        let Some(key) = self.index.key(id) else { return };
+        let hosts = Hosts(self.ends[id as usize].from, bits_of(key.host()));
+        let Some(at) = self.strangers.index.get(&hosts) else { return };
+        let next = self.ends[id as usize].next;
+        let mut place = self.strangers.first[at as usize];
+        if place == id {
+            self.strangers.first[at as usize] = next;
+        }
+        while place != NONE && place != id {
+            let following = self.ends[place as usize].next;
+            if following == id {
+                self.ends[place as usize].next = next;
+            }
+            place = following;
+        }
+        self.ends[id as usize].next = NONE;
+        if self.strangers.first[at as usize] == NONE {
+            self.strangers.index.remove(&hosts);
+        }
+    }
+
+    fn pair(&mut self, to_server: Id, to_client: Id, stage: Stage) {
+        for id in [to_server, to_client] {
+            self.introduce(id);
+        }
+        self.ends[to_server as usize].peer = to_client;
+        self.ends[to_client as usize].peer = to_server;
+        for id in [to_server, to_client] {
+            let flow = &mut self.flows[id as usize];
+            if flow.stage == Stage::Unpaired && flow.server != NO_SERVER {
+                flow.stage = stage;
+            }
+        }
+        self.counters.paired.add(1);
+    }
+
+    /// A connection is asked to end. Not while others have operations under way on it: the manager will ask again.
+    fn disconnect(&mut self, key: HostQp) -> bool {
+        let Some(id) = self.index.get(&key) else { return true };
+        let peer = self.ends[id as usize].peer;
+        for end in [id, peer] {
+            if end == NONE {
+                continue;
+            }
+            let lane = self.flows[end as usize].lane;
+            if lane != NONE {
+                if self.lanes[lane as usize].under_way > 0 {
+                    self.flows[end as usize].leaving = true;
+                    return false;
+                }
+                self.leave(end);
+            }
+        }
+        for end in [id, peer] {
+            if end != NONE {
+                if self.flows[end as usize].stage == Stage::Strict {
+                    // Whatever of it is still on its way has no meaning to the server.
+                    self.orphan(end);
+                    self.end(end);
+                } else if self.flows[end as usize].stage != Stage::Ended {
+                    self.forget(end);
+                }
+            }
+        }
+        true
+    }
+
+    /// A connection is no lane any more. Nothing is under way on it.
+    pub(crate) fn leave(&mut self, id: Id) {
+        let lane = core::mem::replace(&mut self.flows[id as usize].lane, NONE);
+        if lane == NONE {
+            return;
+        }
+        let there = &mut self.lanes[lane as usize];
+        there.owner = NONE;
+        let mut waiting = core::mem::replace(&mut there.waiting, [NONE; 2])[0];
+        while waiting != NONE {
+            let flow = &mut self.flows[waiting as usize];
+            let next = flow.next_waiting;
+            flow.waits = NONE;
+            flow.next_waiting = NONE;
+            self.ready.push_back(waiting);
+            waiting = next;
+        }
+    }
+
+    /// Nobody is to be told of what a flow has under way on lanes.
+    fn orphan(&mut self, id: Id) {
+        let via = self.flows[id as usize].via;
+        if self.flows[id as usize].shared > 0 && via != NONE {
+            let lane = &mut self.lanes[via as usize];
+            for n in 0..lane.under_way {
+                let psn = lane.acked.add(n);
+                let entry = lane.entry_mut(psn);
+                if entry.flow == id {
+                    entry.flow = NONE;
+                }
+            }
+        }
+        let waits = self.flows[id as usize].waits;
+        if waits != NONE {
+            let mut first = self.lanes[waits as usize].waiting[0];
+            self.unwait(id, waits, &mut first);
+            let mut last = first;
+            while last != NONE && self.flows[last as usize].next_waiting != NONE {
+                last = self.flows[last as usize].next_waiting;
+            }
+            self.lanes[waits as usize].waiting = [first, last];
+        }
+        self.ready.retain(|other| *other != id);
+        self.held.clear(&mut self.flows[id as usize].held);
+    }
+
+    /// An end is forgotten.
+    pub(crate) fn forget(&mut self, id: Id) {
+        let lane = self.flows[id as usize].lane;
+        if lane != NONE {
+            self.fail(lane);
+        }
+        self.orphan(id);
+        if let Some(connection) = self.connection_of(id)
+            && self.flows[id as usize].stage >= Stage::Asked
+        {
+            self.events.push_back(Event::Over(connection));
+        }
+        let peer = self.ends[id as usize].peer;
+        if peer != NONE {
+            self.ends[peer as usize].peer = NONE;
+        }
+        self.introduce(id);
+        let server = self.flows[id as usize].server;
+        self.flows[id as usize] = Flow::new(server);
+        if let Some(key) = self.index.key(id).copied() {
+            self.index.remove(&key);
+            self.counters.forgotten.add(1);
+        }
+    }
+
+    /// Looks at a few ends: those that were silent for long are forgotten. One whose two sides differ is remembered as ended,
+    /// since its client may only have been asleep.
+    pub(crate) fn age(&mut self, now: Nanos) {
+        let ids = self.index.ids();
+        for _ in 0..64.min(ids) {
+            self.aged = (self.aged + 1) % ids;
+            let id = self.aged;
+            if self.index.key(id).is_none() || now.since(self.ends[id as usize].seen) <= self.config.ageing {
+                continue;
+            }
+            match self.flows[id as usize].stage {
+                Stage::Strict => self.end(id),
+                _ => self.forget(id),
+            }
+        }
+    }
+
+    /// An answer to an end of which it is not known whose requests it answers: those that fit, if only one connection's do.
+    pub(crate) fn guess(&mut self, to: Id, packet: &Packet<'_>, from: u128, port: PortId) {
+        if !packet.verify_icrc() {
+            return;
+        }
+        let psn = packet.bth().psn();
+        let client = bits_of(packet.dst());
+        let mut found = NONE;
+        let mut looked = 0;
+        let mut next = self.strangers.first(client, from);
+        while next != NONE {
+            let id = next;
+            let flow = &self.flows[id as usize];
+            next = self.ends[id as usize].next;
+            if !flow.begun {
+                continue;
+            }
+            looked += 1;
+            let behind = flow.sent.distance(psn);
+            let fits = behind > 0 && behind <= WINDOW || flow.unsure.is_some() && behind <= 0;
+            if fits {
+                if found != NONE {
+                    found = NONE;
+                    break;
+                }
+                found = id;
+            }
+            if looked > CANDIDATES {
+                found = NONE;
+                break;
+            }
+        }
+        let end = &mut self.ends[to as usize];
+        if found == NONE || end.guess != found {
+            end.guess = found;
+            end.confirmed = (u8::from(found != NONE), psn);
+            return;
+        }
+        if end.confirmed.1 == psn {
+            return;
+        }
+        end.confirmed = (end.confirmed.0 + 1, psn);
+        if end.confirmed.0 >= CONFIRMATIONS && self.counters.untracked.get() == 0 {
+            self.pair(found, to, Stage::Paired);
+            self.ends[found as usize].port = port;
+            // What was remembered of requests whose answers went unseen
+            self.restart(found, packet);
+        }
+    }
+
+    /// Requests before `packet`, an answer, are done; of those after it, nothing is known but their PSNs.
+    fn restart(&mut self, id: Id, packet: &Packet<'_>) {
+        let psn = packet.bth().psn();
+        let own_msn = packet.aeth().map(|aeth| aeth.msn());
+        let before = self.flows[id as usize].acked;
+        self.hear(id, packet, psn);
+        let flow = &mut self.flows[id as usize];
+        if flow.acked != before && flow.stage == Stage::Paired {
+            // Everything before the first request that was seen is done, and those since are all known.
+            flow.stage = Stage::Clear;
+        }
+        if let Some(msn) = own_msn {
+            let flow = &mut self.flows[id as usize];
+            flow.own_msn = msn;
+            flow.msn = msn;
+        }
+    }
+}

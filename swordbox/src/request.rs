@@ -1,0 +1,602 @@
+//! Requests of clients.
+//!
+//! As long as the two sides of a connection agree about PSNs, its requests pass as they are and are only followed. When an
+//! operation of it is to take a shared connection, they come to differ; from then on this is a responder towards the client
+//! (in order, and what is repeated is done once) and a requester towards the server.
+
+use crate::answer::Answer;
+use crate::flow::{Proof, Record, Stage, What, right};
+use crate::function::{Event, NO_RECORD, NO_SERVER, Swordbox, source_of};
+use crate::op::{Kind, Op, memory_of};
+use crate::share::Way;
+use crate::{Id, NONE};
+use rocev2::aeth::{NakCode, Syndrome};
+use rocev2::rewrite::Rewriter;
+use rocev2::{Class, Fault, Layout, Packet, Psn, classify};
+use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
+
+/// What became of a request whose turn it is.
+pub(crate) enum Done {
+    /// The frame goes on as it is now, the bridge knows where.
+    Route,
+    /// It goes on through this port.
+    Sent(PortId),
+    /// It was answered in its own frame.
+    Answered(PortId),
+    /// It is not needed any more.
+    Taken,
+    /// Not yet. The shared connection to wait for, if it is one
+    Wait(Id),
+}
+
+impl Swordbox {
+    pub(crate) fn on_request<O: Output>(
+        &mut self,
+        frame: &mut O::Frame,
+        layout: Layout,
+        op: Op,
+        port: PortId,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
+        let packet = Packet::new(frame.bytes(), layout);
+        let Some(id) = self.end_of(&packet) else {
+            self.counters.untracked.add(1);
+            return self.on_stranger(frame, layout, port, now, out);
+        };
+        if self.flows[id as usize].server == NO_SERVER {
+            // Nothing is done for it but to tell how many there are.
+            self.ends[id as usize].seen = now;
+            return self.forward.route(frame, port, now, out);
+        }
+        let from = source_of(&packet);
+        if !self.is_from(id, from, &packet) {
+            self.counters.spoofed.add(1);
+            if self.flows[id as usize].stage >= Stage::Strict {
+                return Verdict::Drop(DropReason::WrongSource);
+            }
+            return self.on_stranger(frame, layout, port, now, out);
+        }
+        self.note(id, &packet, port, now);
+        match self.flows[id as usize].stage {
+            Stage::Ended => {
+                self.counters.ended.add(1);
+                Verdict::Drop(DropReason::NoQueuePair)
+            }
+            Stage::Strict => self.on_strict(id, frame, layout, op, port, now, out),
+            _ => self.on_transparent(id, frame, layout, op, port, now, out),
+        }
+    }
+
+    /// Whether a request to `id` comes from where they came from so far.
+    fn is_from(&mut self, id: Id, from: u128, packet: &Packet<'_>) -> bool {
+        let end = &mut self.ends[id as usize];
+        if end.from == 0 {
+            end.from = from;
+            let ended = self.ended.iter().any(|gone| {
+                crate::function::bits_of(gone.client.0) == from
+                    && crate::function::bits_of(gone.server.0) == crate::function::bits_of(packet.dst())
+                    && gone.server.1 == packet.bth().dest_qp()
+            });
+            if ended {
+                self.flows[id as usize].stage = Stage::Ended;
+            } else if end.peer == NONE {
+                self.await_peer(id);
+            }
+        }
+        self.ends[id as usize].from == from
+    }
+
+    /// What every packet to an end tells: headers that lead there, and where its sender is.
+    fn note(&mut self, id: Id, packet: &Packet<'_>, port: PortId, now: Nanos) {
+        let end = &mut self.ends[id as usize];
+        end.seen = now;
+        end.refresh(packet);
+        let peer = end.peer;
+        if peer != NONE {
+            self.ends[peer as usize].port = port;
+        }
+    }
+
+    /// A request that passes as it is.
+    #[allow(clippy::too_many_arguments, reason = "a frame and what is known of it")]
+    fn on_transparent<O: Output>(
+        &mut self,
+        id: Id,
+        frame: &mut O::Frame,
+        layout: Layout,
+        op: Op,
+        port: PortId,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
+        let packet = Packet::new(frame.bytes(), layout);
+        let psn = packet.bth().psn();
+        let flow = &self.flows[id as usize];
+        // What is remembered of it has to be true.
+        let new = !flow.begun || psn == flow.next || flow.count_by(psn).is_some();
+        if new && !packet.verify_icrc() {
+            return self.forward.route(frame, port, now, out);
+        }
+        if self.detour(flow.server, &packet, now).is_err() {
+            self.counters.delayed.add(1);
+            return Verdict::Drop(DropReason::Delayed);
+        }
+        if new {
+            self.follow(id, &packet, op);
+            if self.flows[id as usize].stage == Stage::Clear && self.wants_lane(id, &packet, op) {
+                self.ask(id);
+            }
+        }
+        self.forward.route(frame, port, now, out)
+    }
+
+    /// Asks whether the two sides of a connection may come to differ.
+    fn ask(&mut self, id: Id) {
+        if let Some(connection) = self.connection_of(id) {
+            self.flows[id as usize].stage = Stage::Asked;
+            self.events.push_back(Event::Diverging(connection));
+        }
+    }
+
+    /// A request in order leaves on the connection that it came on.
+    fn follow(&mut self, id: Id, packet: &Packet<'_>, op: Op) {
+        let psn = packet.bth().psn();
+        let flow = &mut self.flows[id as usize];
+        if !flow.begun {
+            flow.begin(psn);
+        }
+        self.resolve(id, psn);
+        let memory = memory_of(packet);
+        let flow = &mut self.flows[id as usize];
+        let mut count = 1;
+        if op.kind == Kind::Read
+            && let Some((_, _, len)) = memory
+        {
+            match flow.count_of(len) {
+                Some(known) => count = known,
+                None => flow.unsure = Some(len),
+            }
+        }
+        if op.kind == Kind::Write && !op.ends {
+            flow.mtu = packet.payload().len() as u16;
+        }
+        let own = psn.add(flow.delta);
+        flow.next = psn.add(count);
+        flow.sent = flow.next;
+        flow.own_next = own.add(count);
+        flow.in_message = !op.ends;
+        if let Some((_, rkey, len)) = memory
+            && len > 0
+        {
+            let rights = match op.kind {
+                Kind::Write => right::WRITE,
+                Kind::Read => right::READ,
+                Kind::Atomic => right::ATOMIC,
+                _ => 0,
+            };
+            if rights != 0 {
+                flow.prove(Proof { rkey, rights });
+            }
+        }
+        let what = match op.kind {
+            Kind::Atomic => What::Atomic,
+            Kind::Read | Kind::Other => What::Read,
+            _ => return,
+        };
+        self.record(id, Record { psn, count, own, what, done: false, ..NO_RECORD });
+    }
+
+    /// Remembers a READ or an atomic.
+    pub(crate) fn record(&mut self, id: Id, record: Record) {
+        let n = self.config.rd_atomic as u32;
+        let flow = &mut self.flows[id as usize];
+        let at = flow.record % n;
+        flow.record = flow.record.wrapping_add(1);
+        if !record.done {
+            flow.open += 1;
+            flow.most_reads = flow.most_reads.max(flow.open.min(255) as u8);
+        }
+        let place = &mut self.records_mut(id)[at as usize];
+        let lost = !place.done;
+        *place = record;
+        if lost {
+            // More than were thought to be outstanding at once: what is remembered is not all there is.
+            let flow = &mut self.flows[id as usize];
+            flow.open -= 1;
+            if flow.stage < Stage::Strict {
+                flow.stage = flow.stage.min(Stage::Paired);
+            }
+        }
+    }
+
+    /// The request behind a READ of unknown count tells the count.
+    fn resolve(&mut self, id: Id, psn: Psn) {
+        let flow = &mut self.flows[id as usize];
+        if let Some(count) = flow.count_by(psn) {
+            self.counted(id, count);
+        }
+    }
+
+    /// The last request, a READ, takes so many PSNs.
+    pub(crate) fn counted(&mut self, id: Id, count: u32) {
+        let flow = &mut self.flows[id as usize];
+        flow.unsure = None;
+        let first = flow.next.sub(1);
+        flow.next = first.add(count);
+        flow.sent = flow.next;
+        flow.own_next = flow.next.add(flow.delta);
+        if let Some(record) = self.records_mut(id).iter_mut().find(|record| record.psn == first && !record.done)
+        {
+            record.count = count;
+        }
+    }
+
+    /// A request of a connection whose sides may differ.
+    #[allow(clippy::too_many_arguments, reason = "a frame and what is known of it")]
+    fn on_strict<O: Output>(
+        &mut self,
+        id: Id,
+        frame: &mut O::Frame,
+        layout: Layout,
+        op: Op,
+        port: PortId,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
+        let packet = Packet::new(frame.bytes(), layout);
+        if !packet.verify_icrc() {
+            return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
+        }
+        let psn = packet.bth().psn();
+        self.resolve(id, psn);
+        let flow = &self.flows[id as usize];
+        if psn.precedes(flow.next) {
+            self.counters.repeated.add(1);
+            return self.on_repeated(id, frame, layout, op, port, now, out);
+        }
+        if flow.unsure.is_some() {
+            // Where the one before ends is not known yet.
+            return Verdict::Drop(DropReason::OutOfOrder);
+        }
+        if psn != flow.next {
+            self.counters.out_of_order.add(1);
+            self.ask_again(id, out);
+            return Verdict::Drop(DropReason::OutOfOrder);
+        }
+        if flow.nak_due {
+            // It is asked for again.
+            return Verdict::Drop(DropReason::OutOfOrder);
+        }
+        self.flows[id as usize].nak_sent = false;
+        let flow = &self.flows[id as usize];
+        if !flow.holds() {
+            match self.take(id, frame, layout, op, now, out) {
+                Done::Route => return self.forward.route(frame, port, now, out),
+                Done::Sent(port) | Done::Answered(port) => return Verdict::Forward(port),
+                Done::Taken => return Verdict::Consume,
+                Done::Wait(lane) => self.wait(id, lane),
+            }
+        }
+        self.hold(id, frame, layout, op, port)
+    }
+
+    /// A request waits, or its client is asked for it again when its turn comes.
+    fn hold<F: Frame>(&mut self, id: Id, frame: &F, layout: Layout, op: Op, port: PortId) -> Verdict {
+        let packet = Packet::new(frame.bytes(), layout);
+        let flow = &mut self.flows[id as usize];
+        let count = match (op.kind, memory_of(&packet)) {
+            (Kind::Read, Some((_, _, len))) => flow.count_of(len),
+            _ => Some(1),
+        };
+        // A READ of unknown count has nothing behind it that could be held.
+        if let Some(count) = count
+            && self.held.push(&mut flow.held, frame.bytes(), port)
+        {
+            flow.next = flow.next.add(count);
+            self.counters.waited.add(1);
+            return Verdict::Consume;
+        }
+        flow.nak_due = true;
+        self.counters.overflowed.add(1);
+        Verdict::Drop(DropReason::Delayed)
+    }
+
+    /// The next request of a client, in order: it leaves, or waits.
+    fn take<O: Output>(
+        &mut self,
+        id: Id,
+        frame: &mut O::Frame,
+        layout: Layout,
+        op: Op,
+        now: Nanos,
+        out: &mut O,
+    ) -> Done {
+        let packet = Packet::new(frame.bytes(), layout);
+        match self.way_of(id, &packet, op, now) {
+            Way::Lane(lane, line) => self.share(id, lane, line, frame, layout, now, out),
+            Way::Own => self.take_own(id, frame, layout, op, now),
+            Way::Wait(lane) => Done::Wait(lane),
+        }
+    }
+
+    /// A request leaves on its client's own connection.
+    fn take_own<F: Frame>(&mut self, id: Id, frame: &mut F, layout: Layout, op: Op, now: Nanos) -> Done {
+        let packet = Packet::new(frame.bytes(), layout);
+        let flow = &self.flows[id as usize];
+        if flow.shared > 0 {
+            return Done::Wait(NONE);
+        }
+        if flow.lane != NONE {
+            let lane = &self.lanes[flow.lane as usize];
+            // Others have operations under way there: first those, then this. And they have their turn, too.
+            if lane.under_way > 0 {
+                return Done::Wait(flow.lane);
+            }
+            if lane.waiting[0] != NONE && lane.waiting[0] != id && !flow.is_quiet() && !flow.in_message {
+                return Done::Wait(NONE);
+            }
+        }
+        if matches!(op.kind, Kind::Read | Kind::Atomic | Kind::Other)
+            && flow.open as usize >= self.config.rd_atomic
+        {
+            return Done::Wait(NONE);
+        }
+        let server = flow.server;
+        if let Err(lane) = self.detour_of(id, server, &packet, now) {
+            return Done::Wait(lane);
+        }
+        let psn = packet.bth().psn();
+        let flow = &mut self.flows[id as usize];
+        if flow.is_quiet() && !flow.in_message {
+            flow.via = NONE;
+            flow.delta = flow.own_next.get().wrapping_sub(psn.get());
+            flow.msn_delta = flow.own_msn.get().wrapping_sub(flow.msn.get());
+        }
+        self.follow_own(id, frame, layout, op);
+        Done::Route
+    }
+
+    /// The request in `frame` leaves on its own connection, and is followed.
+    fn follow_own<F: Frame>(&mut self, id: Id, frame: &mut F, layout: Layout, op: Op) {
+        let packet = Packet::new(frame.bytes(), layout);
+        let next = self.flows[id as usize].next;
+        self.follow(id, &packet, op);
+        let flow = &mut self.flows[id as usize];
+        // Requests that wait behind it are in order already.
+        if !next.precedes(flow.next) {
+            flow.next = next;
+        }
+        let own = packet.bth().psn().add(flow.delta);
+        // Without an acknowledgement nobody would know when something else may follow.
+        rewrite_request(frame, layout, own, op.ends);
+    }
+
+    /// A request that was seen before.
+    #[allow(clippy::too_many_arguments, reason = "a frame and what is known of it")]
+    fn on_repeated<O: Output>(
+        &mut self,
+        id: Id,
+        frame: &mut O::Frame,
+        layout: Layout,
+        op: Op,
+        port: PortId,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
+        let packet = Packet::new(frame.bytes(), layout);
+        let (psn, ack_req) = (packet.bth().psn(), packet.bth().ack_req());
+        let flow = &self.flows[id as usize];
+        if !psn.precedes(flow.sent) {
+            // It waits here.
+            return Verdict::Drop(DropReason::Repeated);
+        }
+        let record = self.records(id).iter().find(|record| {
+            let behind = psn.distance(record.psn);
+            record.count > 0 && (0..record.count as i32).contains(&behind)
+        });
+        let is_read = matches!(op.kind, Kind::Read | Kind::Other);
+        if !psn.precedes(flow.acked) {
+            // Under way. What is on a lane is sent again from here.
+            if flow.via != NONE {
+                return Verdict::Drop(DropReason::Repeated);
+            }
+            let server = flow.server;
+            if self.detour_again(id, server, &packet, op, now).is_err() {
+                return Verdict::Drop(DropReason::Delayed);
+            }
+            let own = psn.add(self.flows[id as usize].delta);
+            rewrite_request(frame, layout, own, op.ends);
+            return self.forward.route(frame, port, now, out);
+        }
+        #[cfg(feature = "canary")]
+        if self.config.bug == Some(crate::Bug::DecidedAnew) && op.kind == Kind::Atomic {
+            return self.decide_anew(id, frame, layout, now, out);
+        }
+        match record.copied() {
+            Some(record) if record.what == What::Read && is_read => {
+                // The server reads again.
+                rewrite_request(frame, layout, record.own.add(psn.get().wrapping_sub(record.psn.get())), true);
+                self.forward.route(frame, port, now, out)
+            }
+            Some(record) if record.what == What::Atomic && op.kind == Kind::Atomic => {
+                self.counters.replayed.add(1);
+                self.answer(id, frame, psn, Answer::Atomic(record.value))
+            }
+            Some(record) if record.what == What::Word && is_read => {
+                self.counters.replayed.add(1);
+                self.answer(id, frame, psn, Answer::Word(record.value))
+            }
+            _ if matches!(op.kind, Kind::Write | Kind::Body) => {
+                if !ack_req {
+                    return Verdict::Drop(DropReason::Repeated);
+                }
+                self.counters.replayed.add(1);
+                self.answer(id, frame, psn, Answer::Ack)
+            }
+            // So old that its client cannot be waiting for it.
+            _ => Verdict::Drop(DropReason::Repeated),
+        }
+    }
+
+    /// Decides again what was decided: what must never happen.
+    #[cfg(feature = "canary")]
+    fn decide_anew<O: Output>(
+        &mut self,
+        id: Id,
+        frame: &mut O::Frame,
+        layout: Layout,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
+        let packet = Packet::new(frame.bytes(), layout);
+        let op = Op::of(layout.opcode());
+        match self.way_of(id, &packet, op, now) {
+            Way::Lane(lane, line) => match self.share(id, lane, line, frame, layout, now, out) {
+                Done::Sent(port) | Done::Answered(port) => Verdict::Forward(port),
+                _ => Verdict::Consume,
+            },
+            _ => Verdict::Drop(DropReason::Repeated),
+        }
+    }
+
+    /// An answer to the client in the frame of its request.
+    fn answer<F: Frame>(&mut self, id: Id, frame: &mut F, psn: Psn, answer: Answer) -> Verdict {
+        match self.build_answer(id, frame, psn, answer) {
+            Ok(port) => Verdict::Forward(port),
+            Err(switch::NoRoom) => Verdict::Drop(DropReason::NoBuffer),
+        }
+    }
+
+    /// Something came before its turn: its client is told what is expected, as soon as that says nothing wrong about what is
+    /// still under way.
+    fn ask_again<O: Output>(&mut self, id: Id, out: &mut O) {
+        let flow = &mut self.flows[id as usize];
+        if flow.nak_due || flow.nak_sent {
+            return;
+        }
+        flow.nak_due = true;
+        self.tell_if_quiet(id, out);
+    }
+
+    /// Tells a client to send again from `next` on, if it is time.
+    pub(crate) fn tell_if_quiet<O: Output>(&mut self, id: Id, out: &mut O) {
+        let flow = &mut self.flows[id as usize];
+        if !flow.nak_due || flow.holds() || !flow.is_quiet() || flow.stage != Stage::Strict {
+            return;
+        }
+        flow.nak_due = false;
+        flow.nak_sent = true;
+        let next = flow.next;
+        self.counters.naks.add(1);
+        let nak = Answer::Syndrome(Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR));
+        self.send_answer(id, next, nak, out);
+    }
+
+    /// Requests that wait have their turn, as far as it goes.
+    pub(crate) fn pump<O: Output>(&mut self, id: Id, now: Nanos, out: &mut O) {
+        loop {
+            let queue = self.flows[id as usize].held;
+            let Some((bytes, port)) = self.held.first(queue) else { break };
+            let Ok(mut frame) = out.make(bytes.len()) else { return };
+            frame.bytes_mut().copy_from_slice(bytes);
+            let Class::Roce(layout) = classify(frame.bytes()) else {
+                self.held.pop(&mut self.flows[id as usize].held);
+                continue;
+            };
+            let op = Op::of(layout.opcode());
+            let to = match self.take(id, &mut frame, layout, op, now, out) {
+                Done::Route => match self.forward.route(&frame, port, now, out) {
+                    Verdict::Forward(port) => Some(port),
+                    _ => None,
+                },
+                Done::Sent(port) | Done::Answered(port) => Some(port),
+                Done::Taken => None,
+                Done::Wait(lane) => {
+                    self.wait(id, lane);
+                    return;
+                }
+            };
+            self.held.pop(&mut self.flows[id as usize].held);
+            if let Some(port) = to {
+                _ = out.send(frame, port);
+            }
+        }
+        self.tell_if_quiet(id, out);
+    }
+
+    /// What a packet writes to on another way than a shared connection is not known any more; an error if it has to wait for
+    /// what was decided.
+    pub(crate) fn detour(&mut self, server: u8, packet: &Packet<'_>, now: Nanos) -> Result<(), Id> {
+        if server == NO_SERVER || self.lines.len() == 0 {
+            return Ok(());
+        }
+        #[cfg(feature = "canary")]
+        if self.config.bug == Some(crate::Bug::StaleWord) {
+            return Ok(());
+        }
+        let op = Op::of(packet.layout().opcode());
+        let settle = self.config.settle;
+        match op.kind {
+            Kind::Read | Kind::Response | Kind::Datagram | Kind::Cnp | Kind::Body => Ok(()),
+            Kind::Unknown => self.lines.detour_everywhere(server, now, settle),
+            Kind::Write | Kind::Other | Kind::Atomic | Kind::Unreliable => match memory_of(packet) {
+                Some((va, _, len)) => self.lines.detour(server, va, len.into(), now, settle),
+                None => Ok(()),
+            },
+        }
+    }
+
+    /// The same for a request of a strict connection: that it did is remembered for when it is repeated.
+    fn detour_of(&mut self, id: Id, server: u8, packet: &Packet<'_>, now: Nanos) -> Result<(), Id> {
+        let before = self.lines_touched(server, packet);
+        self.detour(server, packet, now)?;
+        if before {
+            self.counters.detours.add(1);
+            self.flows[id as usize].touched = Some(packet.bth().psn());
+        } else if Op::of(packet.layout().opcode()).kind == Kind::Body
+            && let Some(touched) = self.flows[id as usize].touched
+            && touched == packet.bth().psn().sub(1)
+        {
+            // The message goes on.
+            self.flows[id as usize].touched = Some(packet.bth().psn());
+        }
+        Ok(())
+    }
+
+    fn lines_touched(&self, server: u8, packet: &Packet<'_>) -> bool {
+        let op = Op::of(packet.layout().opcode());
+        matches!(op.kind, Kind::Write | Kind::Atomic | Kind::Other)
+            && memory_of(packet).is_some_and(|(va, _, len)| self.lines.has_any(server, va, len.into()))
+    }
+
+    /// The same for one that is repeated: what the rest of a message writes to is not told by it.
+    fn detour_again(
+        &mut self,
+        id: Id,
+        server: u8,
+        packet: &Packet<'_>,
+        op: Op,
+        now: Nanos,
+    ) -> Result<(), Id> {
+        let touched = self.flows[id as usize].touched;
+        if op.kind == Kind::Body && touched.is_some_and(|psn| !psn.precedes(packet.bth().psn())) {
+            return self.lines.detour_everywhere(server, now, self.config.settle);
+        }
+        self.detour(server, packet, now)
+    }
+}
+
+/// Gives a request the PSN that the server expects.
+fn rewrite_request<F: Frame>(frame: &mut F, layout: Layout, psn: Psn, ack_req: bool) {
+    let bth = Packet::new(frame.bytes(), layout).bth();
+    if bth.psn() == psn && (!ack_req || bth.ack_req()) {
+        return;
+    }
+    let mut rewriter = Rewriter::new(frame.bytes_mut(), layout);
+    rewriter.set_psn(psn);
+    if ack_req {
+        rewriter.set_ack_req(true);
+    }
+    rewriter.finish();
+}

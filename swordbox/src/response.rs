@@ -1,0 +1,428 @@
+//! Responses of servers: taken apart by whose requests they answer, and told to each client as its own connection would
+//! have told it.
+
+use crate::answer::Answer;
+use crate::flow::{Stage, What};
+use crate::function::{NO_SERVER, Swordbox, source_of};
+use crate::lane::Under;
+use crate::{Id, NONE};
+use rocev2::aeth::{Aeth, NakCode, Syndrome};
+use rocev2::rewrite::Rewriter;
+use rocev2::{Fault, Layout, Msn, Opcode, Packet, Psn};
+use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
+
+impl Swordbox {
+    pub(crate) fn on_response<O: Output>(
+        &mut self,
+        frame: &mut O::Frame,
+        layout: Layout,
+        port: PortId,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
+        let packet = Packet::new(frame.bytes(), layout);
+        let from = source_of(&packet);
+        if self.server_of(from) == NO_SERVER {
+            return self.forward.route(frame, port, now, out);
+        }
+        // To the client's end
+        let Some(to) = self.end_of(&packet) else {
+            self.counters.untracked.add(1);
+            return self.forward.route(frame, port, now, out);
+        };
+        let id = self.ends[to as usize].peer;
+        if id == NONE {
+            self.ends[to as usize].seen = now;
+            self.ends[to as usize].refresh(&packet);
+            self.guess(to, &packet, from, port);
+            return self.forward.route(frame, port, now, out);
+        }
+        if !self.is_server_of(id, from) {
+            self.counters.spoofed.add(1);
+            return Verdict::Drop(DropReason::WrongSource);
+        }
+        self.ends[to as usize].seen = now;
+        self.ends[to as usize].refresh(&packet);
+        self.ends[id as usize].port = port;
+        let flow = &self.flows[id as usize];
+        match flow.stage {
+            Stage::Ended => {
+                self.counters.ended.add(1);
+                return Verdict::Drop(DropReason::NoQueuePair);
+            }
+            Stage::Strict => {}
+            _ => {
+                if packet.verify_icrc() {
+                    let psn = packet.bth().psn();
+                    self.hear(id, &packet, psn);
+                }
+                return self.forward.route(frame, port, now, out);
+            }
+        }
+        if !packet.verify_icrc() {
+            return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
+        }
+        let psn = packet.bth().psn();
+        let lane = flow.lane;
+        if lane != NONE && self.lanes[lane as usize].under_way > 0 && !psn.precedes(self.lanes[lane as usize].acked)
+        {
+            return self.on_lane(lane, frame, layout, now, out);
+        }
+        let mut verdict = self.on_own(id, frame, layout, port, now, out);
+        let flow = &self.flows[id as usize];
+        let waiting = lane != NONE && self.lanes[lane as usize].waiting[0] != NONE;
+        if flow.is_quiet() && (waiting || flow.holds() || flow.nak_due) {
+            verdict = send_first::<O>(verdict, frame, out);
+            let flow = &self.flows[id as usize];
+            if lane != NONE && self.lanes[lane as usize].waiting[0] != NONE && !flow.in_message {
+                self.pump_lane(lane, now, out);
+            }
+            self.pump(id, now, out);
+        }
+        verdict
+    }
+
+    fn is_server_of(&self, id: Id, from: u128) -> bool {
+        let server = self.config.servers.get(usize::from(self.flows[id as usize].server));
+        server.is_some_and(|server| crate::function::bits_of(server.host) == from)
+    }
+
+    /// A response on a client's own connection.
+    fn on_own<O: Output>(
+        &mut self,
+        id: Id,
+        frame: &mut O::Frame,
+        layout: Layout,
+        port: PortId,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
+        let packet = Packet::new(frame.bytes(), layout);
+        let own = packet.bth().psn();
+        let flow = &self.flows[id as usize];
+        let psn = own.sub(flow.delta);
+        let is_read = matches!(
+            layout.opcode(),
+            Opcode::RC_READ_RESPONSE_FIRST
+                | Opcode::RC_READ_RESPONSE_MIDDLE
+                | Opcode::RC_READ_RESPONSE_LAST
+                | Opcode::RC_READ_RESPONSE_ONLY
+        );
+        if flow.via == NONE && !psn.precedes(flow.acked) && psn.precedes(flow.sent) {
+            self.hear(id, &packet, psn);
+            let flow = &self.flows[id as usize];
+            let msn = packet.aeth().map(|aeth| Msn::new(aeth.msn().get().wrapping_sub(flow.msn_delta)));
+            rewrite_response(frame, layout, psn, msn);
+            return self.forward.route(frame, port, now, out);
+        }
+        // A READ that its client repeats, from a time when the two sides differed otherwise
+        if is_read {
+            let record = self.records(id).iter().find(|record| {
+                record.what == What::Read && (0..record.count as i32).contains(&own.distance(record.own))
+            });
+            if let Some(record) = record {
+                let psn = record.psn.add(own.get().wrapping_sub(record.own.get()));
+                let msn = packet.aeth().map(|_| self.flows[id as usize].msn);
+                rewrite_response(frame, layout, psn, msn);
+                return self.forward.route(frame, port, now, out);
+            }
+        }
+        self.counters.stale.add(1);
+        Verdict::Drop(DropReason::Stale)
+    }
+
+    /// What a response on a client's own connection says of its requests; `psn` as the client has it.
+    pub(crate) fn hear(&mut self, id: Id, packet: &Packet<'_>, psn: Psn) {
+        let opcode = packet.layout().opcode();
+        self.learn_mtu(id, packet, psn);
+        let flow = &self.flows[id as usize];
+        if !flow.begun || psn.precedes(flow.acked) || !psn.precedes(flow.sent) {
+            return;
+        }
+        match opcode {
+            Opcode::RC_ACKNOWLEDGE => {
+                let Some(aeth) = packet.aeth() else { return };
+                match aeth.kind() {
+                    Syndrome::Ack(credit) => {
+                        self.flows[id as usize].credit = credit.0;
+                        self.done(id, psn.add(1), false);
+                    }
+                    Syndrome::RnrNak(_) | Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR) => {
+                        self.done(id, psn, false);
+                    }
+                    Syndrome::Nak(_) => {
+                        // The server's queue pair is in error. What comes before was done.
+                        self.done(id, psn, false);
+                        self.flows[id as usize].proving = None;
+                    }
+                    Syndrome::Reserved(_) => return,
+                }
+                self.hear_msn(id, *aeth);
+            }
+            Opcode::RC_ATOMIC_ACKNOWLEDGE => {
+                let Some(found) = packet.atomic_ack() else { return };
+                let found = found.original.get();
+                let record = self.records_mut(id).iter_mut().find(|record| record.psn == psn && !record.done);
+                let Some(record) = record.filter(|record| record.what == What::Atomic) else { return };
+                record.done = true;
+                record.value = found;
+                self.flows[id as usize].open -= 1;
+                self.done(id, psn.add(1), true);
+                if let Some(aeth) = packet.aeth() {
+                    self.hear_msn(id, *aeth);
+                }
+            }
+            _ => {
+                let record = self.records_mut(id).iter_mut().find(|record| {
+                    !record.done && (0..record.count as i32).contains(&psn.distance(record.psn))
+                });
+                let Some(record) = record.filter(|record| record.what == What::Read) else { return };
+                let (first, end) = (record.psn, record.psn.add(record.count));
+                if psn.add(1) == end {
+                    record.done = true;
+                    self.flows[id as usize].open -= 1;
+                    self.done(id, end, true);
+                } else {
+                    self.done(id, first, false);
+                }
+                if let Some(aeth) = packet.aeth() {
+                    self.hear_msn(id, *aeth);
+                }
+            }
+        }
+    }
+
+    fn hear_msn(&mut self, id: Id, aeth: Aeth) {
+        let flow = &mut self.flows[id as usize];
+        let own = aeth.msn();
+        if flow.own_msn.precedes(own) || flow.stage < Stage::Clear {
+            flow.own_msn = own;
+            flow.msn = Msn::new(own.get().wrapping_sub(flow.msn_delta));
+        }
+    }
+
+    /// Everything before `psn` is done, as far as no answer is missing.
+    fn done(&mut self, id: Id, psn: Psn, _answered: bool) {
+        let mut psn = psn;
+        if self.flows[id as usize].open > 0 {
+            for record in self.records(id) {
+                if !record.done && record.psn.precedes(psn) {
+                    psn = record.psn;
+                }
+            }
+        }
+        let flow = &mut self.flows[id as usize];
+        if flow.acked.precedes(psn) {
+            flow.acked = psn;
+            flow.proved();
+        }
+        if flow.stage == Stage::Paired && flow.is_quiet() && flow.unsure.is_none() {
+            flow.stage = Stage::Clear;
+        }
+    }
+
+    /// The first packet of a READ response tells the path MTU, and with it how many there will be.
+    fn learn_mtu(&mut self, id: Id, packet: &Packet<'_>, psn: Psn) {
+        let opcode = packet.layout().opcode();
+        let flow = &mut self.flows[id as usize];
+        if opcode == Opcode::RC_READ_RESPONSE_FIRST && flow.mtu == 0 {
+            flow.mtu = packet.payload().len() as u16;
+        }
+        let Some(len) = flow.unsure else { return };
+        let first = flow.next.sub(1);
+        if psn != first {
+            return;
+        }
+        let count = match opcode {
+            Opcode::RC_READ_RESPONSE_ONLY => Some(1),
+            Opcode::RC_READ_RESPONSE_FIRST => flow.count_of(len),
+            _ => None,
+        };
+        if let Some(count) = count {
+            self.counted(id, count);
+        }
+    }
+
+    /// A response on a lane.
+    fn on_lane<O: Output>(
+        &mut self,
+        lane: Id,
+        frame: &mut O::Frame,
+        layout: Layout,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
+        let packet = Packet::new(frame.bytes(), layout);
+        let psn = packet.bth().psn();
+        let there = &self.lanes[lane as usize];
+        if !psn.precedes(there.acked.add(there.under_way)) {
+            self.counters.stale.add(1);
+            return Verdict::Drop(DropReason::Stale);
+        }
+        let entry = there.entry(psn).what;
+        let (until, found, resend) = match layout.opcode() {
+            Opcode::RC_ACKNOWLEDGE => {
+                let Some(aeth) = packet.aeth() else { return Verdict::Drop(DropReason::Unexpected) };
+                match aeth.kind() {
+                    Syndrome::Ack(_) => (psn.add(1), None, false),
+                    Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR) => (psn, None, true),
+                    // Nothing on a lane needs a receive request: it will be sent again when its time comes.
+                    Syndrome::RnrNak(_) => (psn, None, false),
+                    Syndrome::Nak(code) => {
+                        let verdict = self.complete_until(lane, psn, None, frame, now, out);
+                        let verdict = send_first::<O>(verdict, frame, out);
+                        let there = &self.lanes[lane as usize];
+                        let refused = (there.acked == psn).then(|| *there.entry(psn));
+                        if let Some(entry) = refused.filter(|entry| entry.flow != NONE) {
+                            self.send_answer(entry.flow, entry.psn, Answer::Syndrome(Syndrome::Nak(code)), out);
+                        }
+                        self.fail(lane);
+                        self.pump_ready(now, out);
+                        return verdict;
+                    }
+                    Syndrome::Reserved(_) => return Verdict::Drop(DropReason::Unexpected),
+                }
+            }
+            Opcode::RC_ATOMIC_ACKNOWLEDGE if matches!(entry, Under::Atomic(..)) => {
+                let found = packet.atomic_ack().map(|ack| ack.original.get());
+                (psn.add(1), found, false)
+            }
+            Opcode::RC_READ_RESPONSE_ONLY if entry == Under::Read => {
+                let found = packet.payload().first_chunk().map(|word| u64::from_le_bytes(*word));
+                if found.is_none() {
+                    return Verdict::Drop(DropReason::Unexpected);
+                }
+                (psn.add(1), found, false)
+            }
+            _ => return Verdict::Drop(DropReason::Unexpected),
+        };
+        let mut verdict = self.complete_until(lane, until, found, frame, now, out);
+        if !self.ready.is_empty() || self.lanes[lane as usize].waiting[0] != NONE {
+            // What follows may be answered at once: in order.
+            verdict = send_first::<O>(verdict, frame, out);
+        }
+        let there = &self.lanes[lane as usize];
+        // A NAK, or the answer to a READ or an atomic is missing that comes before what is acknowledged.
+        let missing = there.acked.precedes(until);
+        let just_did = there.resent > there.moved && now.since(there.resent) < there.round_trip;
+        if (resend || missing) && there.under_way > 0 && !just_did {
+            let from = there.acked;
+            self.resend(lane, from, now, out);
+        }
+        self.pump_ready(now, out);
+        if self.lanes[lane as usize].waiting[0] != NONE {
+            self.pump_lane(lane, now, out);
+        }
+        verdict
+    }
+
+    /// Operations on a lane are done, all before `until`, the last of them with what it found. Each client is told of its own;
+    /// the last answer takes the frame.
+    fn complete_until<O: Output>(
+        &mut self,
+        lane: Id,
+        until: Psn,
+        found: Option<u64>,
+        frame: &mut O::Frame,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
+        let mut told: Option<(Id, Psn, Answer)> = None;
+        let mut count = 0;
+        loop {
+            let there = &self.lanes[lane as usize];
+            let psn = there.acked;
+            if there.under_way == 0 || !psn.precedes(until) {
+                break;
+            }
+            let answers = psn.add(1) == until && found.is_some();
+            if there.entry(psn).what.is_read() && !answers {
+                // Only its own answer says what it found.
+                break;
+            }
+            self.lanes[lane as usize].hear(psn, now);
+            let next = self.complete(lane, found.filter(|_| answers));
+            count += 1;
+            #[cfg(feature = "canary")]
+            if self.config.bug == Some(crate::Bug::LostAck) && count == 1 && psn.add(1) != until {
+                continue;
+            }
+            if let Some((id, psn, answer)) = next {
+                self.counters.acks.add(1);
+                if let Some((id, psn, answer)) = told.replace((id, psn, answer)) {
+                    self.send_answer(id, psn, answer, out);
+                }
+            }
+        }
+        if count > 1 {
+            self.counters.coalesced.add(1);
+        }
+        match told {
+            Some((id, psn, answer)) => match self.build_answer(id, frame, psn, answer) {
+                Ok(port) => Verdict::Forward(port),
+                Err(switch::NoRoom) => Verdict::Drop(DropReason::NoBuffer),
+            },
+            None => Verdict::Consume,
+        }
+    }
+
+    /// A congestion notification for the owner of a lane concerns all whose operations are under way there.
+    pub(crate) fn on_cnp<O: Output>(&mut self, frame: &O::Frame, layout: Layout, out: &mut O) {
+        let packet = Packet::new(frame.bytes(), layout);
+        let key = switch::forward::counters::HostQp::destination_of(&packet);
+        let Some(to) = self.index.get(&key) else { return };
+        let id = self.ends[to as usize].peer;
+        if id == NONE || self.flows[id as usize].lane == NONE {
+            return;
+        }
+        let lane = &self.lanes[self.flows[id as usize].lane as usize];
+        // The latest of each is enough, and there is no need to tell more than a few.
+        let mut told = [NONE; 16];
+        let mut count = 0;
+        for n in 0..lane.under_way {
+            let whose = lane.entry(lane.acked.add(n)).flow;
+            if whose == NONE || whose == id || told.contains(&whose) || count == told.len() {
+                continue;
+            }
+            told[count] = whose;
+            count += 1;
+            let peer = self.ends[whose as usize].peer;
+            let (end, Some(key)) = (&self.ends[peer as usize], self.index.key(peer)) else { continue };
+            let Ok(mut copy) = out.make(0) else { return };
+            let mut bth = *packet.bth();
+            bth.set_dest_qp(key.qpn());
+            if end.headers.build(&mut copy, None, &bth, &[&[0; 16]]).is_ok() {
+                self.counters.cnps.add(1);
+                _ = out.send(copy, end.port);
+            }
+        }
+    }
+}
+
+/// Sends a copy of `frame` as `verdict` says, before anything else; it is then done with.
+fn send_first<O: Output>(verdict: Verdict, frame: &O::Frame, out: &mut O) -> Verdict {
+    if let Verdict::Forward(port) = verdict
+        && let Ok(copy) = out.copy(frame)
+    {
+        _ = out.send(copy, port);
+        return Verdict::Consume;
+    }
+    verdict
+}
+
+/// Gives a response the PSN and the MSN that the client expects.
+fn rewrite_response<F: Frame>(frame: &mut F, layout: Layout, psn: Psn, msn: Option<Msn>) {
+    let packet = Packet::new(frame.bytes(), layout);
+    let (psn_is_right, aeth) = (packet.bth().psn() == psn, packet.aeth().copied());
+    let wrong = aeth.zip(msn).filter(|(aeth, msn)| aeth.msn() != *msn);
+    if psn_is_right && wrong.is_none() {
+        return;
+    }
+    let mut rewriter = Rewriter::new(frame.bytes_mut(), layout);
+    rewriter.set_psn(psn);
+    if let Some((mut aeth, msn)) = wrong {
+        aeth.set_msn(msn);
+        _ = rewriter.set_aeth(aeth);
+    }
+    rewriter.finish();
+}

@@ -1,0 +1,645 @@
+//! Operations on shared connections (lanes): which ones take which, what they become there, and how they get through.
+
+use crate::answer::Answer;
+use crate::config::FailedCas;
+use crate::flow::{Record, Stage, What, right};
+use crate::function::{NO_RECORD, NO_SERVER, Swordbox};
+use crate::headers::Class8;
+use crate::lane::{Entry, LONGEST_WRITE, Under};
+use crate::lines::{in_one_line, offset_of, word_of};
+use crate::op::{Kind, Op, memory_of, outcome};
+use crate::request::Done;
+use crate::{Id, NONE};
+use rocev2::reth::Reth;
+use rocev2::{Bth, Layout, Opcode, Packet, Psn};
+use switch::{Frame, Nanos, NoRoom, Output, PortId};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Which way a request goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// This lane; it touches this line
+    Lane(Id, Id),
+    /// The client's own connection
+    Own,
+    /// None yet: it waits for this lane, or for the client's own requests
+    Wait(Id),
+}
+
+/// What a request asks of a lane.
+#[derive(Clone, Copy, Debug)]
+struct Wish {
+    va: u64,
+    rkey: u32,
+    rights: u8,
+    atomic: bool,
+}
+
+impl Swordbox {
+    /// What a request would ask of a lane, if it is one that can take one.
+    fn wish_of(&self, id: Id, packet: &Packet<'_>, op: Op) -> Option<Wish> {
+        let server = self.config.servers.get(usize::from(self.flows[id as usize].server))?;
+        let (va, rkey, len) = memory_of(packet)?;
+        let rights = match op.kind {
+            Kind::Atomic => {
+                if !va.is_multiple_of(8) {
+                    self.counters.misplaced.add(1);
+                    return None;
+                }
+                right::ATOMIC
+            }
+            Kind::Write => {
+                let fits = len as usize == packet.payload().len() && len as usize <= LONGEST_WRITE;
+                if packet.layout().opcode() != Opcode::RC_WRITE_ONLY
+                    || !fits
+                    || !in_one_line(va, len as usize)
+                {
+                    return None;
+                }
+                right::WRITE
+            }
+            Kind::Read => {
+                if len != 8 || !va.is_multiple_of(8) {
+                    return None;
+                }
+                right::READ
+            }
+            _ => return None,
+        };
+        let atomic = op.kind == Kind::Atomic;
+        // A line may hold a word that is never cached beside others that are.
+        if server.is_never_cached(va) || (!atomic && server.is_never_cached(va + u64::from(len) - 1)) {
+            return None;
+        }
+        Some(Wish { va, rkey, rights, atomic })
+    }
+
+    /// Whether a request would take a lane if its connection could: then it is worth that the two sides differ.
+    pub(crate) fn wants_lane(&mut self, id: Id, packet: &Packet<'_>, op: Op) -> bool {
+        if !self.layers.remap {
+            return false;
+        }
+        let peer = self.ends[id as usize].peer;
+        if peer == NONE || self.ends[peer as usize].headers.is_none() {
+            return false;
+        }
+        let Some(wish) = self.wish_of(id, packet, op) else { return false };
+        let flow = &self.flows[id as usize];
+        self.lines.find(flow.server, wish.va).is_some() || (wish.atomic && self.is_tracked(flow.server, &wish))
+    }
+
+    /// Whether a word on which an atomic is done is to be tracked.
+    fn is_tracked(&mut self, server: u8, wish: &Wish) -> bool {
+        let declared = &self.config.servers[usize::from(server)];
+        if declared.table_of(wish.va, wish.rkey).is_some() {
+            return true;
+        }
+        if declared.tables.iter().any(|table| table.range.contains(&wish.va)) {
+            self.counters.misplaced.add(1);
+        }
+        let detect = declared.detect;
+        detect > 0 && self.sketch.add(wish.va ^ u64::from(wish.rkey) << 32) >= detect
+    }
+
+    /// Which way a request goes whose turn it is.
+    pub(crate) fn way_of(&mut self, id: Id, packet: &Packet<'_>, op: Op, now: Nanos) -> Way {
+        if !self.layers.remap || self.flows[id as usize].in_message {
+            return Way::Own;
+        }
+        let Some(wish) = self.wish_of(id, packet, op) else { return Way::Own };
+        let server = self.flows[id as usize].server;
+        let line = match self.lines.find(server, wish.va) {
+            Some(line) => line,
+            None if wish.atomic && self.is_tracked(server, &wish) => {
+                let quiet_until = now + self.config.settle;
+                match self.lines.make(server, wish.va, wish.rkey, quiet_until) {
+                    Ok(line) => line,
+                    Err(switch::Full) => return Way::Own,
+                }
+            }
+            None => return Way::Own,
+        };
+        let flow = &self.flows[id as usize];
+        if self.lines.get(line).rkey != wish.rkey {
+            return Way::Own;
+        }
+        if !flow.has_proven(wish.rkey, wish.rights) {
+            self.counters.unproven.add(1);
+            return Way::Own;
+        }
+        let Some(lane) = self.lane_of(id, line, wish.va, now) else { return Way::Own };
+        let own = &self.lines.get(line);
+        let writes = self.may_write(lane, wish.va, wish.rkey);
+        if wish.rights == right::WRITE && !writes {
+            return Way::Own;
+        }
+        let decided = wish.atomic
+            && self.layers.cas_to_write
+            && writes
+            && own.value(word_of(wish.va)).is_some();
+        let flow = &self.flows[id as usize];
+        let busy = if flow.shared > 0 { flow.via != lane } else { !flow.is_quiet() };
+        if busy {
+            return Way::Wait(NONE);
+        }
+        let there = &self.lanes[lane as usize];
+        let owner = &self.flows[there.owner as usize];
+        let reads = !decided && wish.rights != right::WRITE;
+        if there.is_full()
+            || (there.owner != id && (owner.is_private() || owner.waits == lane || owner.leaving))
+            || (reads && there.reads >= there.max_reads)
+        {
+            if wish.rights == right::READ && flow.shared == 0 && !there.is_full() {
+                // It may as well be read on its own connection: what is seen there was written in the same order.
+                return Way::Own;
+            }
+            return Way::Wait(lane);
+        }
+        Way::Lane(lane, line)
+    }
+
+    /// Whether what is decided may be written there on a lane.
+    fn may_write(&self, lane: Id, va: u64, rkey: u32) -> bool {
+        let lane = &self.lanes[lane as usize];
+        let server = &self.config.servers[usize::from(lane.server)];
+        server.table_of(va, rkey).is_some_and(|table| table.writable)
+            || self.flows[lane.owner as usize].has_proven(rkey, right::WRITE)
+    }
+
+    /// The lane that all operations on a line take; chosen now if it has none.
+    fn lane_of(&mut self, id: Id, line: Id, va: u64, now: Nanos) -> Option<Id> {
+        let own = self.lines.get(line);
+        let rkey = own.rkey;
+        let server = self.flows[id as usize].server;
+        let usable = |this: &Self, at: usize| {
+            let lane = &this.lanes[at];
+            lane.server == server
+                && lane.owner != NONE
+                && this.flows[lane.owner as usize].has_proven(rkey, right::ATOMIC)
+        };
+        if own.lane != NONE && (own.under_way > 0 || usable(self, own.lane as usize)) {
+            return Some(own.lane);
+        }
+        self.make_lane(id, server, now);
+        let usable = |at: &usize| usable(self, *at);
+        let count = (0..self.lanes.len()).filter(usable).count();
+        let nth = (switch::table::mix(va >> 6) as usize).checked_rem(count)?;
+        let chosen = (0..self.lanes.len()).filter(usable).nth(nth)? as Id;
+        let own = self.lines.get_mut(line);
+        own.lane = chosen;
+        Some(chosen)
+    }
+
+    /// A connection becomes a lane, if there is to be another one.
+    fn make_lane(&mut self, id: Id, server: u8, now: Nanos) {
+        if self.flows[id as usize].lane != NONE {
+            return;
+        }
+        let Some(free) =
+            self.lanes.iter().position(|lane| lane.server == server && lane.owner == NONE)
+        else {
+            return;
+        };
+        let declared = u32::from(self.config.servers[usize::from(server)].rd_atomic);
+        let flow = &mut self.flows[id as usize];
+        flow.lane = free as Id;
+        let max_reads = declared.max(flow.most_reads.into()).max(flow.max_reads.into()).max(1);
+        self.lanes[free].open(id, flow.own_next, max_reads, now);
+        self.counters.lanes.add(1);
+    }
+
+    /// A request leaves on a lane.
+    #[allow(clippy::too_many_arguments, reason = "a frame and what is known of it")]
+    pub(crate) fn share<O: Output>(
+        &mut self,
+        id: Id,
+        lane: Id,
+        line: Id,
+        frame: &mut O::Frame,
+        layout: Layout,
+        now: Nanos,
+        _out: &mut O,
+    ) -> Done {
+        let packet = Packet::new(frame.bytes(), layout);
+        let Some(mut entry) = self.entry_of(id, lane, line, &packet, now) else { return Done::Wait(lane) };
+        let psn = entry.psn;
+        if let Under::Decided(found) = entry.what
+            && self.can_answer(id, line, &entry, found)
+        {
+            self.counters.answered.add(1);
+            return self.answer_at_once(id, frame, psn, found);
+        }
+        let there = &mut self.lanes[lane as usize];
+        let owner = there.owner;
+        let server_psn = self.flows[owner as usize].own_next;
+        if there.under_way == 0 {
+            there.moved = now;
+            there.acked = server_psn;
+        }
+        if there.timed.is_none() {
+            there.timed = Some((server_psn, now));
+        }
+        there.under_way += 1;
+        there.reads += u32::from(entry.what.is_read());
+        let own = self.lines.get_mut(line);
+        own.under_way += 1;
+        entry.detours = own.detours;
+        entry.teaches = now >= own.quiet_until;
+        let word = word_of(entry.va);
+        match entry.what {
+            Under::Decided(found) => {
+                own.decided += 1;
+                let left = u64::from_le_bytes(*entry.payload.first_chunk().unwrap_or(&[0; 8]));
+                own.set(word, left);
+                debug_assert!(found == left || own.value(word).is_some());
+                self.counters.decided.add(1);
+            }
+            Under::Write => {
+                let learn = entry.teaches;
+                let bytes = entry.payload;
+                own.write(offset_of(entry.va), &bytes[..usize::from(entry.len)], learn);
+            }
+            // What it leaves behind is known when it is answered.
+            Under::Atomic(..) => own.forget(word),
+            Under::Read => {}
+        }
+        self.counters.remapped.add(1);
+        *self.lanes[lane as usize].entry_mut(server_psn) = entry;
+        self.flows[owner as usize].own_next = server_psn.add(1);
+        let flow = &mut self.flows[id as usize];
+        flow.via = lane;
+        flow.shared += 1;
+        flow.sent = psn.add(1);
+        if flow.next.precedes(flow.sent) {
+            flow.next = flow.sent;
+        }
+        match self.build_entry(lane, server_psn, frame) {
+            Ok(port) => Done::Sent(port),
+            // Sent again when its time comes.
+            Err(NoRoom) => Done::Taken,
+        }
+    }
+
+    /// What goes on the lane for a request.
+    fn entry_of(&self, id: Id, lane: Id, line: Id, packet: &Packet<'_>, _now: Nanos) -> Option<Entry> {
+        let (va, rkey, _) = memory_of(packet)?;
+        let bth = packet.bth();
+        let opcode = bth.opcode();
+        let mut payload = [0; LONGEST_WRITE];
+        let mut len = 8;
+        let what = if let Some(atomic) = packet.atomic() {
+            let (swap, compare) = (atomic.swap_or_add.get(), atomic.compare.get());
+            let decided = self.layers.cas_to_write && self.may_write(lane, va, rkey);
+            match self.lines.get(line).value(word_of(va)).filter(|_| decided) {
+                Some(found) => {
+                    payload[..8].copy_from_slice(&outcome(opcode, swap, compare, found).to_le_bytes());
+                    Under::Decided(found)
+                }
+                None => Under::Atomic(opcode, swap, compare),
+            }
+        } else if opcode == Opcode::RC_READ_REQUEST {
+            Under::Read
+        } else {
+            let bytes = packet.payload();
+            payload.get_mut(..bytes.len())?.copy_from_slice(bytes);
+            len = bytes.len();
+            Under::Write
+        };
+        let flags = *bth.as_bytes().first_chunk()?;
+        Some(Entry {
+            flow: id,
+            psn: bth.psn(),
+            what,
+            ack_req: bth.ack_req() || !matches!(what, Under::Write),
+            line,
+            detours: 0,
+            teaches: false,
+            va,
+            rkey,
+            len: len as u8,
+            class: Class8::of(packet).0,
+            flags,
+            payload,
+        })
+    }
+
+    /// Whether an atomic that changes nothing can be answered without the server: nothing that it depends on is under way.
+    fn can_answer(&self, id: Id, line: Id, entry: &Entry, found: u64) -> bool {
+        self.config.failed_cas == FailedCas::Answer
+            && entry.payload.first_chunk() == Some(&found.to_le_bytes())
+            && self.lines.get(line).under_way == 0
+            && self.flows[id as usize].is_quiet()
+    }
+
+    fn answer_at_once<F: Frame>(&mut self, id: Id, frame: &mut F, psn: Psn, found: u64) -> Done {
+        let flow = &mut self.flows[id as usize];
+        flow.sent = psn.add(1);
+        if flow.next.precedes(flow.sent) {
+            flow.next = flow.sent;
+        }
+        flow.acked = flow.sent;
+        flow.msn = flow.msn.add(1);
+        self.record(id, Record { psn, count: 1, what: What::Atomic, value: found, ..NO_RECORD });
+        match self.build_answer(id, frame, psn, Answer::Atomic(found)) {
+            Ok(port) => Done::Answered(port),
+            Err(NoRoom) => Done::Taken,
+        }
+    }
+
+    /// Makes `frame` the packet that the server gets for an operation on a lane.
+    fn build_entry<F: Frame>(&self, lane: Id, psn: Psn, frame: &mut F) -> Result<PortId, NoRoom> {
+        let lane = &self.lanes[lane as usize];
+        let entry = lane.entry(psn);
+        let end = &self.ends[lane.owner as usize];
+        let Some(key) = self.index.key(lane.owner) else { return Err(NoRoom) };
+        let mut bytes = [0; Bth::LEN];
+        bytes[..4].copy_from_slice(&entry.flags);
+        let Ok(bth) = Bth::mut_from_bytes(&mut bytes) else { return Err(NoRoom) };
+        bth.set_dest_qp(key.qpn());
+        bth.set_psn(psn);
+        bth.set_ack_req(true);
+        bth.set_pad_count(0);
+        let (va, rkey) = (entry.va.into(), entry.rkey.into());
+        let class = Some(Class8(entry.class));
+        match entry.what {
+            Under::Atomic(opcode, swap_or_add, compare) => {
+                bth.set_opcode(opcode);
+                let atomic = rocev2::atomic::AtomicEth {
+                    va,
+                    rkey,
+                    swap_or_add: swap_or_add.into(),
+                    compare: compare.into(),
+                };
+                end.headers.build(frame, class, bth, &[atomic.as_bytes()])?;
+            }
+            Under::Read => {
+                bth.set_opcode(Opcode::RC_READ_REQUEST);
+                let reth = Reth { va, rkey, len: 8.into() };
+                end.headers.build(frame, class, bth, &[reth.as_bytes()])?;
+            }
+            Under::Write | Under::Decided(_) => {
+                bth.set_opcode(Opcode::RC_WRITE_ONLY);
+                let len = usize::from(entry.len);
+                bth.set_pad_count((len.wrapping_neg() % 4) as u8);
+                let reth = Reth { va, rkey, len: u32::from(entry.len).into() };
+                let payload = &entry.payload[..len.next_multiple_of(4)];
+                end.headers.build(frame, class, bth, &[reth.as_bytes(), payload])?;
+            }
+        }
+        Ok(end.port)
+    }
+
+    /// Sends everything under way on a lane again, from `from` on.
+    pub(crate) fn resend<O: Output>(&mut self, lane: Id, from: Psn, now: Nanos, out: &mut O) {
+        let there = &mut self.lanes[lane as usize];
+        there.resent = now;
+        there.timed = None;
+        let end = there.acked.add(there.under_way);
+        let mut psn = from;
+        while psn.precedes(end) {
+            let Ok(mut frame) = out.make(0) else { return };
+            let Ok(port) = self.build_entry(lane, psn, &mut frame) else { return };
+            if out.send(frame, port).is_err() {
+                return;
+            }
+            self.counters.resent.add(1);
+            psn = psn.add(1);
+        }
+    }
+
+    /// The first operation under way on a lane is done, and found this if it was an atomic or a READ. What its client is to
+    /// be told, if it is.
+    pub(crate) fn complete(&mut self, lane: Id, found: Option<u64>) -> Option<(Id, Psn, Answer)> {
+        let there = &mut self.lanes[lane as usize];
+        let psn = there.acked;
+        let entry = *there.entry(psn);
+        there.acked = psn.add(1);
+        there.under_way -= 1;
+        there.reads -= u32::from(entry.what.is_read());
+        let owner = there.owner;
+        let owner = &mut self.flows[owner as usize];
+        owner.own_msn = owner.own_msn.add(1);
+        let own = self.lines.get_mut(entry.line);
+        own.under_way -= 1;
+        if let Under::Decided(_) = entry.what {
+            own.decided -= 1;
+        }
+        if let (Under::Atomic(opcode, swap, compare), Some(found)) = (entry.what, found) {
+            let left = outcome(opcode, swap, compare, found);
+            self.learn(lane, &entry, left);
+        }
+        if entry.flow == NONE {
+            return None;
+        }
+        let flow = &mut self.flows[entry.flow as usize];
+        flow.acked = entry.psn.add(1);
+        flow.shared -= 1;
+        flow.msn = flow.msn.add(1);
+        if flow.shared == 0 && flow.is_quiet() && (flow.holds() || flow.nak_due) {
+            self.ready.push_back(entry.flow);
+        }
+        let (what, value, answer) = match entry.what {
+            Under::Write => {
+                return entry.ack_req.then_some((entry.flow, entry.psn, Answer::Ack));
+            }
+            Under::Decided(found) => (What::Atomic, found, Answer::Atomic(found)),
+            Under::Atomic(..) => (What::Atomic, found?, Answer::Atomic(found?)),
+            Under::Read => (What::Word, found?, Answer::Word(found?)),
+        };
+        self.record(entry.flow, Record { psn: entry.psn, count: 1, what, value, ..NO_RECORD });
+        Some((entry.flow, entry.psn, answer))
+    }
+
+    /// An atomic left `value` in its word: what all that follows it on the lane will leave is known from that.
+    fn learn(&mut self, lane: Id, entry: &Entry, value: u64) {
+        let line = self.lines.get(entry.line);
+        if !entry.teaches || line.detours != entry.detours {
+            return;
+        }
+        let there = &self.lanes[lane as usize];
+        let word = word_of(entry.va);
+        let mut value = Some(value);
+        for n in 0..there.under_way {
+            let later = there.entry(there.acked.add(n));
+            if later.line != entry.line {
+                continue;
+            }
+            match later.what {
+                Under::Atomic(opcode, swap, compare) if word_of(later.va) == word => {
+                    value = value.map(|value| outcome(opcode, swap, compare, value));
+                }
+                Under::Decided(_) | Under::Write => {
+                    let offset = offset_of(later.va);
+                    let bytes = &later.payload[..usize::from(later.len)];
+                    if let Some(old) = value {
+                        let mut new = old.to_le_bytes();
+                        for (at, byte) in bytes.iter().enumerate().map(|(n, byte)| (offset + n, byte)) {
+                            if at / 8 == word {
+                                new[at % 8] = *byte;
+                            }
+                        }
+                        value = Some(u64::from_le_bytes(new));
+                    }
+                }
+                _ => {}
+            }
+        }
+        if let Some(value) = value
+            && self.layers.cas_to_write
+        {
+            self.counters.learnt.add(1);
+            self.lines.get_mut(entry.line).set(word, value);
+        }
+    }
+
+    /// A flow waits for a lane; for nothing in particular, until its own requests are done.
+    pub(crate) fn wait(&mut self, id: Id, lane: Id) {
+        let flow = &mut self.flows[id as usize];
+        if lane == NONE || flow.waits != NONE {
+            return;
+        }
+        flow.waits = lane;
+        flow.next_waiting = NONE;
+        let [first, last] = self.lanes[lane as usize].waiting;
+        if first == NONE {
+            self.lanes[lane as usize].waiting = [id, id];
+        } else {
+            self.flows[last as usize].next_waiting = id;
+            self.lanes[lane as usize].waiting[1] = id;
+        }
+    }
+
+    /// Whoever waits for a lane has another try.
+    pub(crate) fn pump_lane<O: Output>(&mut self, lane: Id, now: Nanos, out: &mut O) {
+        let there = &mut self.lanes[lane as usize];
+        let [mut id, _] = core::mem::replace(&mut there.waiting, [NONE; 2]);
+        let owner = there.owner;
+        if owner != NONE && self.flows[owner as usize].waits == lane && there.under_way == 0 {
+            // Its owner can go on only when the lane is empty.
+            self.unwait(owner, lane, &mut id);
+            self.pump(owner, now, out);
+        }
+        while id != NONE {
+            let flow = &mut self.flows[id as usize];
+            let next = flow.next_waiting;
+            flow.waits = NONE;
+            flow.next_waiting = NONE;
+            self.pump(id, now, out);
+            id = next;
+        }
+    }
+
+    /// Takes one out of a list of those that wait.
+    pub(crate) fn unwait(&mut self, id: Id, lane: Id, first: &mut Id) {
+        let mut at = *first;
+        let next = self.flows[id as usize].next_waiting;
+        if at == id {
+            *first = next;
+        }
+        while at != NONE && at != id {
+            let following = self.flows[at as usize].next_waiting;
+            if following == id {
+                self.flows[at as usize].next_waiting = next;
+            }
+            at = following;
+        }
+        let flow = &mut self.flows[id as usize];
+        debug_assert_eq!(flow.waits, lane);
+        flow.waits = NONE;
+        flow.next_waiting = NONE;
+    }
+
+    /// Flows whose own requests are all done go on.
+    pub(crate) fn pump_ready<O: Output>(&mut self, now: Nanos, out: &mut O) {
+        while let Some(id) = self.ready.pop_front() {
+            self.pump(id, now, out);
+        }
+    }
+
+    /// What is lost on lanes is sent again, and lanes that are silent are given up.
+    pub(crate) fn tend_lanes<O: Output>(&mut self, now: Nanos, out: &mut O) {
+        for lane in 0..self.lanes.len() as Id {
+            let there = &mut self.lanes[lane as usize];
+            if there.owner == NONE {
+                continue;
+            }
+            let owner = there.owner;
+            if there.under_way > 0 {
+                if now.since(there.moved) > self.config.dead_after {
+                    self.fail(lane);
+                    continue;
+                }
+                if now.since(there.moved.max(there.resent)) > there.patience(self.config.replay_after) {
+                    there.tries += 1;
+                    let from = there.acked;
+                    self.resend(lane, from, now, out);
+                }
+            } else if self.flows[owner as usize].leaving {
+                self.leave(owner);
+                continue;
+            } else if there.waiting[0] == NONE || !self.flows[owner as usize].is_private() {
+                there.stuck = Nanos::ZERO;
+            } else if there.stuck == Nanos::ZERO {
+                there.stuck = now;
+            } else if now.since(there.stuck) > self.config.dead_after {
+                // Its owner has begun something that does not end, and others wait for it.
+                self.fail(lane);
+                continue;
+            }
+            self.pump_lane(lane, now, out);
+        }
+        self.pump_ready(now, out);
+    }
+
+    /// A lane does not work any more. What was under way there is over: some of it may have been done, in order, and the rest
+    /// never will be. Its clients cannot be told which, so their connections end.
+    pub(crate) fn fail(&mut self, lane: Id) {
+        let there = &mut self.lanes[lane as usize];
+        let (owner, first, count) = (there.owner, there.acked, there.under_way);
+        there.owner = NONE;
+        there.under_way = 0;
+        there.reads = 0;
+        self.counters.lanes_lost.add(1);
+        for n in 0..count {
+            let entry = *self.lanes[lane as usize].entry(first.add(n));
+            let line = self.lines.get_mut(entry.line);
+            line.under_way -= 1;
+            line.decided -= u32::from(matches!(entry.what, Under::Decided(_)));
+            line.forget_all();
+            // What is on its way may still arrive.
+            line.detours = line.detours.wrapping_add(1);
+            line.quiet_until = line.quiet_until.max(self.tick + self.config.settle);
+            if entry.flow == NONE {
+                continue;
+            }
+            self.end(entry.flow);
+        }
+        self.flows[owner as usize].lane = NONE;
+        self.end(owner);
+        // Those that wait find another lane.
+        let waiting = core::mem::replace(&mut self.lanes[lane as usize].waiting, [NONE; 2]);
+        let mut id = waiting[0];
+        while id != NONE {
+            let flow = &mut self.flows[id as usize];
+            let next = flow.next_waiting;
+            flow.waits = NONE;
+            flow.next_waiting = NONE;
+            if flow.stage == Stage::Strict {
+                self.ready.push_back(id);
+            }
+            id = next;
+        }
+    }
+
+    /// Nothing of a flow passes any more.
+    pub(crate) fn end(&mut self, id: Id) {
+        if id == NONE || self.flows[id as usize].server == NO_SERVER {
+            return;
+        }
+        let flow = &mut self.flows[id as usize];
+        flow.stage = Stage::Ended;
+        flow.shared = 0;
+        flow.nak_due = false;
+        self.held.clear(&mut self.flows[id as usize].held);
+    }
+}

@@ -1,0 +1,71 @@
+//! Which words are hot: a count-min sketch (Cormode and Muthukrishnan, 2005), of a size that does not depend on how many
+//! words there are. It may take a word for hotter than it is, never for colder.
+
+use switch::table::mix;
+
+const ROWS: usize = 4;
+const COLUMNS: usize = 4096;
+/// After so many additions all counts are halved: what was hot once need not be hot now.
+const HALVE: u32 = 1 << 20;
+
+/// Counts of keys.
+#[derive(Debug)]
+pub(crate) struct Sketch {
+    counts: Box<[[u32; COLUMNS]; ROWS]>,
+    added: u32,
+}
+
+impl Sketch {
+    pub(crate) fn new() -> Self {
+        Self { counts: Box::new([[0; COLUMNS]; ROWS]), added: 0 }
+    }
+
+    /// Counts a key; how often it was counted, at most.
+    pub(crate) fn add(&mut self, key: u64) -> u32 {
+        let hash = mix(key);
+        let mut least = u32::MAX;
+        for (row, counts) in self.counts.iter_mut().enumerate() {
+            let count = &mut counts[(hash >> (16 * row)) as usize % COLUMNS];
+            *count = count.saturating_add(1);
+            least = least.min(*count);
+        }
+        self.added += 1;
+        if self.added == HALVE {
+            self.added = 0;
+            self.counts.iter_mut().flatten().for_each(|count| *count /= 2);
+        }
+        least
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn never_too_low_and_seldom_much_too_high() {
+        let mut sketch = Sketch::new();
+        for _ in 0..100 {
+            sketch.add(7);
+        }
+        for key in 1000..5000 {
+            sketch.add(key);
+        }
+        assert!(sketch.add(7) >= 101);
+        assert!(sketch.add(7) < 140);
+        let wrong = (10_000..11_000).filter(|key| sketch.add(*key) > 10).count();
+        assert!(wrong < 50, "{wrong}");
+    }
+
+    #[test]
+    fn what_was_hot_cools_down() {
+        let mut sketch = Sketch::new();
+        for _ in 0..1000 {
+            sketch.add(1);
+        }
+        for key in 0..HALVE {
+            sketch.add(u64::from(key) | 1 << 40);
+        }
+        assert!(sketch.add(1) < 1000);
+    }
+}
