@@ -46,6 +46,8 @@ pub(crate) enum What {
     Word,
     /// An atomic, answered with what it was answered
     Atomic,
+    /// One of either whose answer went unseen, as it was not known whose it was: the server answers again
+    Unseen,
 }
 
 /// A key with which a client has done something on its own connection, and what.
@@ -76,6 +78,8 @@ pub(crate) struct Flow {
     /// A request has been seen, or a handshake told where they begin
     pub begun: bool,
     pub acked: Psn,
+    /// Up to here the server has done everything on the own connection, though answers before it may be missing
+    pub heard: Psn,
     pub sent: Psn,
     pub next: Psn,
     /// The next PSN that the server expects on this connection
@@ -136,6 +140,7 @@ impl Flow {
             server,
             begun: false,
             acked: Psn::ZERO,
+            heard: Psn::ZERO,
             sent: Psn::ZERO,
             next: Psn::ZERO,
             own_next: Psn::ZERO,
@@ -170,6 +175,7 @@ impl Flow {
     pub(crate) fn begin(&mut self, psn: Psn) {
         self.begun = true;
         self.acked = psn;
+        self.heard = psn;
         self.sent = psn;
         self.next = psn;
         self.own_next = psn;
@@ -216,14 +222,10 @@ impl Flow {
         }
     }
 
-    /// The last request was a READ of unknown count, and now comes one with this PSN: how many PSNs it took, if that can be.
-    pub(crate) fn count_by(&self, psn: Psn) -> Option<u32> {
-        let len = self.unsure?;
-        let count = psn.distance(self.next.sub(1));
-        [256u32, 512, 1024, 2048, 4096]
-            .into_iter()
-            .any(|mtu| i64::from(len.div_ceil(mtu).max(1)) == i64::from(count))
-            .then_some(count as u32)
+    /// The last request was a READ of unknown count, and now comes one with this PSN: whether it took one. (If the PSN is
+    /// further on, requests between may be lost.)
+    pub(crate) fn took_one(&self, psn: Psn) -> bool {
+        self.unsure.is_some_and(|len| len <= 4096) && psn == self.next
     }
 
     /// How many PSNs a READ of `len` bytes takes, if that is known.

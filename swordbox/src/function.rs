@@ -11,7 +11,7 @@ use crate::op::{Kind, Op};
 use crate::pair::{Handshakes, Strangers};
 use crate::sketch::Sketch;
 use crate::{Id, NONE};
-use rocev2::{Layout, Packet, Psn};
+use rocev2::{Layout, Msn, Packet, Psn};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use switch::forward::counters::HostQp;
@@ -57,6 +57,8 @@ pub(crate) struct End {
     pub guess: Id,
     /// How often that was confirmed, the last time by this PSN
     pub confirmed: (u8, Psn),
+    /// The newest PSN that an answer to it said is done, and messages done, as long as it is not known whose they are
+    pub latest: Option<(Psn, Msn)>,
     /// The host that sends to it, as 128 bits
     pub from: u128,
     /// The next end between the same two hosts whose other end is not known
@@ -71,6 +73,7 @@ impl End {
         seen: Nanos::ZERO,
         guess: NONE,
         confirmed: (0, Psn::ZERO),
+        latest: None,
         from: 0,
         next: NONE,
     };
@@ -129,7 +132,13 @@ pub(crate) fn bits_of(host: core::net::IpAddr) -> u128 {
 
 impl core::fmt::Debug for Swordbox {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Swordbox").field("usage", &self.usage()).finish_non_exhaustive()
+        let busy = self.flows.iter().enumerate().filter(|(_, flow)| !flow.is_quiet() || flow.holds());
+        let open = |id: usize| self.records(id as Id).iter().filter(|record| !record.done).collect::<Vec<_>>();
+        let busy = busy.map(|(id, flow)| (id, flow, open(id)));
+        f.debug_struct("Swordbox")
+            .field("usage", &self.usage())
+            .field("busy", &busy.collect::<Vec<_>>())
+            .finish_non_exhaustive()
     }
 }
 
@@ -197,7 +206,8 @@ impl Swordbox {
         if let Some(id) = self.index.get(&key) {
             return Some(id);
         }
-        self.add_end(key)
+        // One that is damaged may name a queue pair that there is not.
+        if packet.verify_icrc() { self.add_end(key) } else { None }
     }
 
     pub(crate) fn add_end(&mut self, key: HostQp) -> Option<Id> {

@@ -1,12 +1,13 @@
 //! Which two ends belong to one connection: told by the connection manager, or found out from what is answered.
 
 use crate::config::Connection;
-use crate::flow::{Flow, Stage};
+use crate::flow::{Flow, Stage, What};
 use crate::function::{Event, NO_SERVER, Swordbox, bits_of};
 use crate::{Id, NONE};
 use core::net::IpAddr;
 use rocev2::cm::{Body, Message, mad_of};
-use rocev2::{Packet, Psn, Qpn};
+use rocev2::aeth::Syndrome;
+use rocev2::{Msn, Packet, Psn, Qpn};
 use switch::table::{Index, Key, mix};
 use switch::forward::counters::HostQp;
 use switch::{Nanos, PortId};
@@ -343,6 +344,14 @@ impl Swordbox {
             return;
         }
         let psn = packet.bth().psn();
+        let refused = packet.aeth().is_some_and(|aeth| !matches!(aeth.kind(), Syndrome::Ack(_)));
+        let end = &mut self.ends[to as usize];
+        let done = if refused { psn.sub(1) } else { psn };
+        let msn = packet.aeth().map_or(Msn::ZERO, |aeth| aeth.msn());
+        end.latest = Some(match end.latest {
+            None => (done, msn),
+            Some(latest) => (latest.0.later(done), latest.1.later(msn)),
+        });
         let client = bits_of(packet.dst());
         let mut found = NONE;
         let mut looked = 0;
@@ -383,25 +392,27 @@ impl Swordbox {
             self.pair(found, to, Stage::Paired);
             self.ends[found as usize].port = port;
             // What was remembered of requests whose answers went unseen
-            self.restart(found, packet);
+            self.restart(found);
+            self.restart(to);
         }
     }
 
-    /// Requests before `packet`, an answer, are done; of those after it, nothing is known but their PSNs.
-    fn restart(&mut self, id: Id, packet: &Packet<'_>) {
-        let psn = packet.bth().psn();
-        let own_msn = packet.aeth().map(|aeth| aeth.msn());
-        let before = self.flows[id as usize].acked;
-        self.hear(id, packet, psn);
+    /// What was answered when nobody knew whose answers these were is done.
+    fn restart(&mut self, id: Id) {
+        let peer = self.ends[id as usize].peer;
+        let Some((psn, msn)) = self.ends[peer as usize].latest else { return };
+        let mut unseen = 0;
+        for record in self.records_mut(id) {
+            if !record.done && !psn.precedes(record.psn) {
+                record.done = true;
+                record.what = What::Unseen;
+                unseen += 1;
+            }
+        }
+        self.flows[id as usize].open -= unseen;
+        self.done(id, psn.add(1));
         let flow = &mut self.flows[id as usize];
-        if flow.acked != before && flow.stage == Stage::Paired {
-            // Everything before the first request that was seen is done, and those since are all known.
-            flow.stage = Stage::Clear;
-        }
-        if let Some(msn) = own_msn {
-            let flow = &mut self.flows[id as usize];
-            flow.own_msn = msn;
-            flow.msn = msn;
-        }
+        flow.own_msn = msn;
+        flow.msn = msn;
     }
 }

@@ -114,7 +114,8 @@ impl Swordbox {
         let psn = packet.bth().psn();
         let flow = &self.flows[id as usize];
         // What is remembered of it has to be true.
-        let new = !flow.begun || psn == flow.next || flow.count_by(psn).is_some();
+        let lost = flow.begun && flow.next.precedes(psn);
+        let new = !flow.begun || psn == flow.next || lost;
         if new && !packet.verify_icrc() {
             return self.forward.route(frame, port, now, out);
         }
@@ -123,12 +124,32 @@ impl Swordbox {
             return Verdict::Drop(DropReason::Delayed);
         }
         if new {
+            if lost {
+                // What is missing may yet overtake it on the way to the server.
+                self.restart_at(id, psn);
+            }
             self.follow(id, &packet, op);
             if self.flows[id as usize].stage == Stage::Clear && self.wants_lane(id, &packet, op) {
                 self.ask(id);
             }
+        } else if matches!(op.kind, Kind::Read | Kind::Atomic | Kind::Other) && packet.verify_icrc() {
+            self.follow_late(id, &packet, op);
         }
         self.forward.route(frame, port, now, out)
+    }
+
+    /// A READ or an atomic that others overtook, or that was begun before anything was known, passes.
+    fn follow_late(&mut self, id: Id, packet: &Packet<'_>, op: Op) {
+        let psn = packet.bth().psn();
+        let known = |record: &Record| (0..record.count as i32).contains(&psn.distance(record.psn));
+        if self.records(id).iter().any(known) {
+            return;
+        }
+        let count = match (op.kind, memory_of(packet)) {
+            (Kind::Read, Some((_, _, len))) => self.flows[id as usize].count_of(len).unwrap_or(len.div_ceil(256)),
+            _ => 1,
+        };
+        self.record(id, Record { psn, count, own: psn, what: What::Unseen, ..NO_RECORD });
     }
 
     /// Asks whether the two sides of a connection may come to differ.
@@ -200,22 +221,32 @@ impl Swordbox {
         let place = &mut self.records_mut(id)[at as usize];
         let lost = !place.done;
         *place = record;
-        if lost {
+        if lost && self.flows[id as usize].stage < Stage::Strict {
             // More than were thought to be outstanding at once: what is remembered is not all there is.
-            let flow = &mut self.flows[id as usize];
-            flow.open -= 1;
-            if flow.stage < Stage::Strict {
-                flow.stage = flow.stage.min(Stage::Paired);
-            }
+            let next = self.flows[id as usize].next;
+            self.restart_at(id, next);
         }
     }
 
     /// The request behind a READ of unknown count tells the count.
     fn resolve(&mut self, id: Id, psn: Psn) {
-        let flow = &mut self.flows[id as usize];
-        if let Some(count) = flow.count_by(psn) {
-            self.counted(id, count);
+        if self.flows[id as usize].took_one(psn) {
+            self.counted(id, 1);
         }
+    }
+
+    /// Requests that pass as they are are followed anew from this PSN on. When one of them is acknowledged, all before are
+    /// done, too.
+    fn restart_at(&mut self, id: Id, psn: Psn) {
+        for record in self.records_mut(id) {
+            record.done = true;
+            record.what = What::Unseen;
+        }
+        let flow = &mut self.flows[id as usize];
+        flow.open = 0;
+        flow.unsure = None;
+        flow.stage = flow.stage.min(Stage::Paired);
+        flow.begin(psn);
     }
 
     /// The last request, a READ, takes so many PSNs.
@@ -257,6 +288,7 @@ impl Swordbox {
         }
         if flow.unsure.is_some() {
             // Where the one before ends is not known yet.
+            self.ask_again(id, out);
             return Verdict::Drop(DropReason::OutOfOrder);
         }
         if psn != flow.next {
@@ -350,6 +382,7 @@ impl Swordbox {
         let flow = &mut self.flows[id as usize];
         if flow.is_quiet() && !flow.in_message {
             flow.via = NONE;
+            flow.heard = flow.acked;
             flow.delta = flow.own_next.get().wrapping_sub(psn.get());
             flow.msn_delta = flow.own_msn.get().wrapping_sub(flow.msn.get());
         }
@@ -414,8 +447,11 @@ impl Swordbox {
             return self.decide_anew(id, frame, layout, now, out);
         }
         match record.copied() {
-            Some(record) if record.what == What::Read && is_read => {
-                // The server reads again.
+            Some(record)
+                if (record.what == What::Read && is_read)
+                    || (record.what == What::Unseen && (is_read || op.kind == Kind::Atomic)) =>
+            {
+                // The server reads again, or remembers.
                 rewrite_request(frame, layout, record.own.add(psn.get().wrapping_sub(record.psn.get())), true);
                 self.forward.route(frame, port, now, out)
             }
@@ -482,7 +518,8 @@ impl Swordbox {
     /// Tells a client to send again from `next` on, if it is time.
     pub(crate) fn tell_if_quiet<O: Output>(&mut self, id: Id, out: &mut O) {
         let flow = &mut self.flows[id as usize];
-        if !flow.nak_due || flow.holds() || !flow.is_quiet() || flow.stage != Stage::Strict {
+        let busy = flow.holds() || !flow.is_quiet() || flow.unsure.is_some();
+        if !flow.nak_due || busy || flow.stage != Stage::Strict {
             return;
         }
         flow.nak_due = false;

@@ -2,7 +2,7 @@
 //! have told it.
 
 use crate::answer::Answer;
-use crate::flow::{Stage, What};
+use crate::flow::{Record, Stage, What};
 use crate::function::{NO_SERVER, Swordbox, source_of};
 use crate::lane::Under;
 use crate::{Id, NONE};
@@ -116,9 +116,10 @@ impl Swordbox {
             return self.forward.route(frame, port, now, out);
         }
         // A READ that its client repeats, from a time when the two sides differed otherwise
-        if is_read {
+        if is_read || layout.opcode() == Opcode::RC_ATOMIC_ACKNOWLEDGE {
             let record = self.records(id).iter().find(|record| {
-                record.what == What::Read && (0..record.count as i32).contains(&own.distance(record.own))
+                (record.what == What::Unseen || record.what == What::Read && is_read)
+                    && (0..record.count as i32).contains(&own.distance(record.own))
             });
             if let Some(record) = record {
                 let psn = record.psn.add(own.get().wrapping_sub(record.own.get()));
@@ -145,14 +146,14 @@ impl Swordbox {
                 match aeth.kind() {
                     Syndrome::Ack(credit) => {
                         self.flows[id as usize].credit = credit.0;
-                        self.done(id, psn.add(1), false);
+                        self.done(id, psn.add(1));
                     }
                     Syndrome::RnrNak(_) | Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR) => {
-                        self.done(id, psn, false);
+                        self.done(id, psn);
                     }
                     Syndrome::Nak(_) => {
                         // The server's queue pair is in error. What comes before was done.
-                        self.done(id, psn, false);
+                        self.done(id, psn);
                         self.flows[id as usize].proving = None;
                     }
                     Syndrome::Reserved(_) => return,
@@ -167,23 +168,32 @@ impl Swordbox {
                 record.done = true;
                 record.value = found;
                 self.flows[id as usize].open -= 1;
-                self.done(id, psn.add(1), true);
+                self.done(id, psn.add(1));
                 if let Some(aeth) = packet.aeth() {
                     self.hear_msn(id, *aeth);
                 }
             }
             _ => {
-                let record = self.records_mut(id).iter_mut().find(|record| {
-                    !record.done && (0..record.count as i32).contains(&psn.distance(record.psn))
-                });
-                let Some(record) = record.filter(|record| record.what == What::Read) else { return };
+                let within =
+                    |record: &&mut Record| (0..record.count as i32).contains(&psn.distance(record.psn));
+                let mut records = self.records_mut(id).iter_mut().filter(within);
+                let Some(record) = records.find(|record| !record.done || record.what == What::Unseen) else {
+                    return;
+                };
+                if record.what == What::Unseen {
+                    self.done(id, psn.add(1));
+                    return;
+                }
+                if record.what != What::Read {
+                    return;
+                }
                 let (first, end) = (record.psn, record.psn.add(record.count));
                 if psn.add(1) == end {
                     record.done = true;
                     self.flows[id as usize].open -= 1;
-                    self.done(id, end, true);
+                    self.done(id, end);
                 } else {
-                    self.done(id, first, false);
+                    self.done(id, first);
                 }
                 if let Some(aeth) = packet.aeth() {
                     self.hear_msn(id, *aeth);
@@ -202,8 +212,10 @@ impl Swordbox {
     }
 
     /// Everything before `psn` is done, as far as no answer is missing.
-    fn done(&mut self, id: Id, psn: Psn, _answered: bool) {
-        let mut psn = psn;
+    pub(crate) fn done(&mut self, id: Id, psn: Psn) {
+        let flow = &mut self.flows[id as usize];
+        flow.heard = flow.heard.later(psn);
+        let mut psn = flow.heard;
         if self.flows[id as usize].open > 0 {
             for record in self.records(id) {
                 if !record.done && record.psn.precedes(psn) {
@@ -215,9 +227,10 @@ impl Swordbox {
         if flow.acked.precedes(psn) {
             flow.acked = psn;
             flow.proved();
-        }
-        if flow.stage == Stage::Paired && flow.is_quiet() && flow.unsure.is_none() {
-            flow.stage = Stage::Clear;
+            if flow.stage == Stage::Paired {
+                // Everything before the first request that was seen is done, and those since are all known.
+                flow.stage = Stage::Clear;
+            }
         }
     }
 

@@ -1,0 +1,149 @@
+//! Every verb of every two hosts, through a Swordbox that takes each host for a memory server.
+
+use rnic::{Interface, Rnic};
+use rocev2::ethernet::MacAddr;
+use sim::verbs::{self, Verb, Verbs, VerbsApp};
+use sim::{Clock, Controlled, Host, Link, NodeId, World};
+use std::collections::BTreeSet;
+use std::io;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
+use swordbox::{Config, Connection, Control, Journal, Layers, Server, Swordbox, Table};
+use switch::forward::Config as ForwardConfig;
+use switch::{Chance, Nanos, Share};
+
+/// What a Swordbox has written down, which outlives it
+#[derive(Clone, Debug, Default)]
+struct Written(Arc<Mutex<BTreeSet<Connection>>>);
+
+impl Journal for Written {
+    fn add(&mut self, connection: Connection) -> io::Result<()> {
+        self.0.lock().unwrap().insert(connection);
+        Ok(())
+    }
+
+    fn remove(&mut self, connection: Connection) {
+        self.0.lock().unwrap().remove(&connection);
+    }
+}
+
+fn ip(n: u8) -> IpAddr {
+    [10, 0, 0, n + 1].into()
+}
+
+/// Where the workload has its words
+const WORDS: u64 = 0x3_0000_0000;
+
+fn switch(hosts: u8, layers: Layers) -> Controlled<Control> {
+    let written = Written::default();
+    let journal = written.clone();
+    let config = Config {
+        servers: (0..hosts)
+            .map(|n| Server {
+                tables: vec![Table { rkey: None, range: WORDS..WORDS + 4096, stride: 8, writable: true }],
+                rd_atomic: 4,
+                ..Server::new(ip(n))
+            })
+            .collect(),
+        layers,
+        connections: 256,
+        settle: Nanos::from_micros(500),
+        ..Config::new(ForwardConfig::bridge(hosts.into(), 64))
+    };
+    Controlled::new(
+        move || {
+            let ended = written.0.lock().unwrap().iter().copied().collect();
+            Swordbox::new(Config { ended, ..config.clone() })
+        },
+        move |_| Control::new(Box::new(journal.clone())),
+    )
+}
+
+struct Rack {
+    world: World,
+    hosts: Vec<(NodeId, IpAddr)>,
+    switch: NodeId,
+    shared: Arc<verbs::Shared>,
+}
+
+fn rack(seed: u64, chance: &mut Chance, layers: Layers) -> Rack {
+    let count = chance.between(2, 4) as u8;
+    let percent = |chance: &mut Chance| match chance.below(2) {
+        0 => Share::NEVER,
+        _ => Share::new(chance.below(50) as f64 / 1000.0).unwrap(),
+    };
+    let work = Verbs {
+        connections: chance.between(1, 3) as u32,
+        operations: chance.between(10, 60) as u32,
+        depth: chance.between(1, 16) as u32,
+        max_size: 1 << chance.between(3, 13),
+        timeout: chance.between(6, 9) as u8,
+        words: chance.between(1, 4) as u32,
+        mix: [1, 1, 1, 1, 1, 4, 4],
+        ..Verbs::default()
+    };
+    let mut world = World::new(seed);
+    let switch = world.add("swordbox", switch(count, layers), Clock::default());
+    let (apps, shared) = verbs::apps(&work, seed, count.into(), false);
+    let mut hosts = Vec::new();
+    for (n, app) in (0..count).zip(apps) {
+        let nic = move || {
+            let interface = Interface::new(MacAddr([2, 0, 0, 0, 1, n]), ip(n), 24);
+            Rnic::new(rnic::Config { seed: seed ^ u64::from(n), ..rnic::Config::new(interface) })
+        };
+        let node = world.add(&format!("host {n}"), Host::new(nic, app), Clock::default());
+        let link = Link {
+            jitter: Nanos(chance.below(1000)),
+            loss: percent(chance),
+            duplicate: percent(chance),
+            reorder: percent(chance),
+            corrupt: percent(chance),
+            ..Link::default()
+        };
+        let link = world.connect(node, switch, link);
+        if let Ok(dir) = std::env::var("PCAP") {
+            world.capture(link, std::fs::File::create(format!("{dir}/{n}.pcap")).unwrap());
+        }
+        hosts.push((node, ip(n)));
+    }
+    verbs::connect(&mut world, &hosts, &work, seed);
+    verbs::begin(&mut world, &hosts);
+    Rack { world, hosts, switch, shared }
+}
+
+fn run(seed: u64, layers: Layers) -> Vec<(&'static str, u64)> {
+    let mut chance = Chance::stream(seed, 0x7377_6f72);
+    let mut rack = rack(seed, &mut chance, layers);
+    let end = Nanos::from_secs(20);
+    while !rack.shared.is_done() && !rack.shared.is_wrong() && rack.world.step(end) {}
+    let switch = rack.world.node::<Controlled<Control>>(rack.switch);
+    let counters = switch.switch.function.counters();
+    if !rack.shared.is_done() && !rack.shared.is_wrong() {
+        let all: Vec<_> = counters.all().collect();
+        let wrong = verbs::check(&rack.world, &rack.hosts);
+        panic!("seed {seed}: not done: {wrong:?} {all:?} {:?}", switch.switch.function);
+    }
+    let wrong = verbs::check(&rack.world, &rack.hosts);
+    assert_eq!(wrong, None, "seed {seed}");
+    let app = |node: &NodeId| rack.world.node::<Host<VerbsApp>>(*node).app.totals();
+    let _ = rack.hosts.iter().map(|(node, _)| app(node)).collect::<Vec<_>>();
+    let _ = Verb::ALL;
+    counters.all().collect()
+}
+
+fn env(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(otherwise)
+}
+
+#[test]
+fn every_verb_through_a_swordbox() {
+    let (from, seeds) = (env("FROM", 0), env("SEEDS", 100));
+    let mut sum = std::collections::BTreeMap::<&str, u64>::new();
+    for seed in from..from + seeds {
+        for (name, value) in run(seed, Layers::CAS_TO_WRITE) {
+            *sum.entry(name).or_default() += value;
+        }
+    }
+    println!("{sum:#?}");
+    assert!(sum["decided"] > 0 && sum["coalesced"] > 0);
+}
