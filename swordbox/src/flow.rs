@@ -126,6 +126,9 @@ pub(crate) struct Flow {
     pub nak_due: bool,
     /// It has been told
     pub nak_sent: bool,
+    /// The server reads again what the client asked for again: requests from this PSN on are not answered before that is
+    /// answered. And the last of them that was not, to notice when the client begins once more
+    pub reading: Option<(Psn, Option<Psn>)>,
     pub proofs: [Proof; PROOFS],
     /// A right that is proven as soon as everything before this PSN is done
     pub proving: Option<(Psn, Proof)>,
@@ -165,6 +168,7 @@ impl Flow {
             next_waiting: NONE,
             nak_due: false,
             nak_sent: false,
+            reading: None,
             proofs: [Proof { rkey: 0, rights: 0 }; PROOFS],
             proving: None,
             touched: None,

@@ -216,7 +216,9 @@ impl Swordbox {
         flow.record = flow.record.wrapping_add(1);
         if !record.done {
             flow.open += 1;
-            flow.most_reads = flow.most_reads.max(flow.open.min(255) as u8);
+            if flow.stage >= Stage::Clear {
+                flow.most_reads = flow.most_reads.max(flow.open.min(255) as u8);
+            }
         }
         let place = &mut self.records_mut(id)[at as usize];
         let lost = !place.done;
@@ -238,7 +240,12 @@ impl Swordbox {
     /// Requests that pass as they are are followed anew from this PSN on. When one of them is acknowledged, all before are
     /// done, too.
     fn restart_at(&mut self, id: Id, psn: Psn) {
+        let unsure = self.flows[id as usize].unsure.map(|_| self.flows[id as usize].next.sub(1));
         for record in self.records_mut(id) {
+            if unsure == Some(record.psn) && !record.done {
+                // It may have taken as many.
+                record.count = psn.distance(record.psn).max(1) as u32;
+            }
             record.done = true;
             record.what = What::Unseen;
         }
@@ -424,10 +431,10 @@ impl Swordbox {
             // It waits here.
             return Verdict::Drop(DropReason::Repeated);
         }
-        let record = self.records(id).iter().find(|record| {
-            let behind = psn.distance(record.psn);
-            record.count > 0 && (0..record.count as i32).contains(&behind)
-        });
+        // How many PSNs a READ takes may have been a guess: the nearest is the right one.
+        let within = |record: &&Record| (0..record.count as i32).contains(&psn.distance(record.psn));
+        let records = self.records(id).iter().filter(within);
+        let record = records.min_by_key(|record| psn.distance(record.psn));
         let is_read = matches!(op.kind, Kind::Read | Kind::Other);
         if !psn.precedes(flow.acked) {
             // Under way. What is on a lane is sent again from here.
@@ -452,23 +459,21 @@ impl Swordbox {
                     || (record.what == What::Unseen && (is_read || op.kind == Kind::Atomic)) =>
             {
                 // The server reads again, or remembers.
+                self.flows[id as usize].reading = Some((record.psn.add(record.count), None));
                 rewrite_request(frame, layout, record.own.add(psn.get().wrapping_sub(record.psn.get())), true);
                 self.forward.route(frame, port, now, out)
             }
             Some(record) if record.what == What::Atomic && op.kind == Kind::Atomic => {
-                self.counters.replayed.add(1);
-                self.answer(id, frame, psn, Answer::Atomic(record.value))
+                self.answer_again(id, frame, psn, Answer::Atomic(record.value))
             }
             Some(record) if record.what == What::Word && is_read => {
-                self.counters.replayed.add(1);
-                self.answer(id, frame, psn, Answer::Word(record.value))
+                self.answer_again(id, frame, psn, Answer::Word(record.value))
             }
             _ if matches!(op.kind, Kind::Write | Kind::Body) => {
                 if !ack_req {
                     return Verdict::Drop(DropReason::Repeated);
                 }
-                self.counters.replayed.add(1);
-                self.answer(id, frame, psn, Answer::Ack)
+                self.answer_again(id, frame, psn, Answer::Ack)
             }
             // So old that its client cannot be waiting for it.
             _ => Verdict::Drop(DropReason::Repeated),
@@ -496,8 +501,23 @@ impl Swordbox {
         }
     }
 
-    /// An answer to the client in the frame of its request.
-    fn answer<F: Frame>(&mut self, id: Id, frame: &mut F, psn: Psn, answer: Answer) -> Verdict {
+    /// An answer to a repeated request, in its frame. Not while the server still has to answer one before it: to the client
+    /// that would mean that the other answer is lost.
+    fn answer_again<F: Frame>(&mut self, id: Id, frame: &mut F, psn: Psn, answer: Answer) -> Verdict {
+        let flow = &mut self.flows[id as usize];
+        if let Some((end, last)) = flow.reading
+            && !psn.precedes(end)
+        {
+            match last {
+                // It begins once more, and not with that one.
+                Some(last) if !last.precedes(psn) => flow.reading = None,
+                _ => {
+                    flow.reading = Some((end, Some(psn)));
+                    return Verdict::Drop(DropReason::Repeated);
+                }
+            }
+        }
+        self.counters.replayed.add(1);
         match self.build_answer(id, frame, psn, answer) {
             Ok(port) => Verdict::Forward(port),
             Err(switch::NoRoom) => Verdict::Drop(DropReason::NoBuffer),

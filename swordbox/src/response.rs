@@ -117,12 +117,18 @@ impl Swordbox {
         }
         // A READ that its client repeats, from a time when the two sides differed otherwise
         if is_read || layout.opcode() == Opcode::RC_ATOMIC_ACKNOWLEDGE {
-            let record = self.records(id).iter().find(|record| {
+            let records = self.records(id).iter().filter(|record| {
                 (record.what == What::Unseen || record.what == What::Read && is_read)
                     && (0..record.count as i32).contains(&own.distance(record.own))
             });
+            let record = records.min_by_key(|record| own.distance(record.own));
             if let Some(record) = record {
                 let psn = record.psn.add(own.get().wrapping_sub(record.own.get()));
+                let end = record.psn.add(record.count);
+                let flow = &mut self.flows[id as usize];
+                if psn.add(1) == end && flow.reading.is_some_and(|(until, _)| until == end) {
+                    flow.reading = None;
+                }
                 let msn = packet.aeth().map(|_| self.flows[id as usize].msn);
                 rewrite_response(frame, layout, psn, msn);
                 return self.forward.route(frame, port, now, out);
@@ -176,10 +182,10 @@ impl Swordbox {
             _ => {
                 let within =
                     |record: &&mut Record| (0..record.count as i32).contains(&psn.distance(record.psn));
-                let mut records = self.records_mut(id).iter_mut().filter(within);
-                let Some(record) = records.find(|record| !record.done || record.what == What::Unseen) else {
-                    return;
-                };
+                let records = self.records_mut(id).iter_mut().filter(within);
+                let records = records.filter(|record| !record.done || record.what == What::Unseen);
+                // How many PSNs a READ takes may have been a guess: the nearest is the right one.
+                let Some(record) = records.min_by_key(|record| psn.distance(record.psn)) else { return };
                 if record.what == What::Unseen {
                     self.done(id, psn.add(1));
                     return;
