@@ -130,8 +130,8 @@ fn crashes(part: u64) {
         let (config, mut chance) = drawn(seed);
         let config = Config {
             may_fail: true,
-            retry_count: chance.between(1, 7) as u8,
-            timeout: chance.between(3, 5) as u8,
+            retry_count: chance.between(3, 7) as u8,
+            timeout: chance.between(3, 6) as u8,
             linger: chance.below(2) == 0,
             reconnect_after: Nanos::from_micros(chance.between(200, 500)),
             ..config

@@ -157,6 +157,12 @@ impl ClientApp {
 
     fn on_cm(&mut self, nic: &mut Rnic, event: &CmEvent) {
         let conn = event.conn();
+        let over = |end: &&End| end.conn == Some(conn) && end.broken;
+        if event.is_last()
+            && let Some(end) = self.ends().find(over)
+        {
+            _ = nic.destroy_qp(end.qpn);
+        }
         let of = |work: &Work| work.end.as_ref().is_some_and(|end| end.conn == Some(conn) && !end.broken);
         let Some(work) = self.works.iter().position(of) else { return };
         match event {
