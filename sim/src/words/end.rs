@@ -168,41 +168,13 @@ impl End {
         self.memory.map_or(Remote { va: 0, rkey: 0 }, |memory| Self::remote(memory.pages, page * size))
     }
 
-    /// A value that nobody else writes anywhere
-    pub(super) fn unique(&self, of: usize) -> u64 {
-        unique(self.line, self.posted << 12 | of as u64)
-    }
-
     /// Posts an operation.
     pub(super) fn post(&mut self, want: &Want, context: &mut Context<'_>) {
-        let depth = context.config.depth;
-        let signaled = want.signaled || self.silent + 1 >= depth;
-        let (at, len) = (want.at as usize, want.len as usize);
         let request = match want.verb {
             Verb::Write | Verb::Read | Verb::Send => self.own_request(want, context.config),
-            _ => {
-                let (operation, recorded, expected) = self.words_request(want, context.truth);
-                let is_write = matches!(want.verb, Verb::WriteWord | Verb::WriteWords);
-                let data = if is_write {
-                    (0..len).flat_map(|word| self.unique(word).to_le_bytes()).collect()
-                } else {
-                    Vec::new()
-                };
-                if is_write {
-                    for word in 0..len {
-                        self.seen[at + word] = self.unique(word);
-                    }
-                }
-                Request {
-                    operation,
-                    data,
-                    fetch: if is_write { 0 } else { len * 8 },
-                    signaled,
-                    fence: want.fence,
-                    what: What::Words(want.verb, recorded, expected),
-                }
-            }
+            _ => self.words_request(want, context.truth),
         };
+        let signaled = want.signaled || self.silent + 1 >= context.config.depth;
         self.submit(Request { signaled, ..request }, context);
     }
 
@@ -212,7 +184,7 @@ impl End {
         let place = Self::remote(base, at);
         let (operation, data, fetch, what) = match want.verb {
             Verb::Write => {
-                let bytes = fill(self.unique(0), len);
+                let bytes = fill(unique(self.line, self.posted), len);
                 self.model[at..at + len].copy_from_slice(&bytes);
                 (Operation::Write(place), bytes.clone(), 0, What::Write(at, bytes))
             }
@@ -235,41 +207,50 @@ impl End {
         Request { operation, data, fetch, signaled: true, fence, what }
     }
 
-    fn words_request(&mut self, want: &Want, truth: &mut Truth) -> (Operation, Vec<Recorded>, Option<u64>) {
+    fn words_request(&mut self, want: &Want, truth: &mut Truth) -> Request {
         let (first, len) = (want.at as usize, want.len as usize);
         let at = self.word_at(first);
         let (line, server, fence) = (self.line, self.server, want.fence);
-        let mut record = |word: usize, action: Action| truth.post(server, word, line, fence, action);
-        match want.verb {
+        let (mut data, mut expected) = (Vec::new(), None);
+        let (operation, recorded) = match want.verb {
             Verb::CompareSwap => {
-                let swap = self.unique(0);
+                let swap = truth.fresh();
                 let compare = match want.guess {
                     Guess::Own => self.seen[first],
                     Guess::Newest => truth.newest(server, first),
-                    Guess::Wrong => self.unique(1),
+                    Guess::Wrong => truth.fresh(),
                 };
-                let recorded = truth.post(server, first, line, fence, Action::CompareSwap { compare, swap });
                 // The next one may build on it before it is known whether it succeeds.
                 if self.chance.below(2) == 0 {
                     self.seen[first] = swap;
                 }
-                (Operation::CompareSwap { at, compare, swap }, vec![recorded], Some(compare))
+                expected = Some(compare);
+                let action = Action::CompareSwap { compare, swap };
+                let recorded = vec![truth.post(server, first, line, fence, action)];
+                (Operation::CompareSwap { at, compare, swap }, recorded)
             }
             Verb::FetchAdd => {
-                let recorded = record(first, Action::FetchAdd(want.add));
-                (Operation::FetchAdd { at, add: want.add }, vec![recorded], None)
+                let add = if want.adds { truth.add(server, first) } else { 0 };
+                let recorded = vec![truth.post(server, first, line, fence, Action::FetchAdd(add))];
+                (Operation::FetchAdd { at, add }, recorded)
             }
             Verb::WriteWord | Verb::WriteWords => {
-                let values: Vec<u64> = (0..len).map(|word| self.unique(word)).collect();
-                let recorded = values.into_iter().enumerate();
-                let recorded = recorded.map(|(word, value)| record(first + word, Action::Write(value)));
-                (Operation::Write(at), recorded.collect(), None)
+                let write = |word: usize| {
+                    let value = truth.fresh();
+                    data.extend(value.to_le_bytes());
+                    self.seen[word] = value;
+                    truth.post(server, word, line, fence, Action::Write(value))
+                };
+                (Operation::Write(at), (first..first + len).map(write).collect())
             }
             _ => {
-                let recorded = (first..first + len).map(|word| record(word, Action::Read));
-                (Operation::Read(at), recorded.collect(), None)
+                let read = |word| truth.post(server, word, line, fence, Action::Read);
+                (Operation::Read(at), (first..first + len).map(read).collect())
             }
-        }
+        };
+        let fetch = if data.is_empty() { len * 8 } else { 0 };
+        let what = What::Words(want.verb, recorded, expected);
+        Request { operation, data, fetch, signaled: true, fence, what }
     }
 
     /// Posts a request.

@@ -76,7 +76,8 @@ pub(super) struct Want {
     /// Words, or bytes
     pub(super) len: u32,
     pub(super) guess: Guess,
-    pub(super) add: u64,
+    /// Whether a `FetchAdd` adds something
+    pub(super) adds: bool,
     pub(super) signaled: bool,
     pub(super) fence: bool,
 }
@@ -169,9 +170,9 @@ impl Iterator for Plan {
             1..4 => Guess::Own,
             _ => Guess::Newest,
         };
-        let add = if self.left < 2 || bits & 0x38 == 0 { 0 } else { self.chance.between(1, 1 << 40) };
+        let adds = self.left >= 2 && bits & 0x38 != 0;
         let signaled = bits & 0xc0 != 0 || self.left == 0;
-        Some(Want { verb, at, len, guess, add, signaled, fence: bits & 0xf00 == 0 })
+        Some(Want { verb, at, len, guess, adds, signaled, fence: bits & 0xf00 == 0 })
     }
 }
 

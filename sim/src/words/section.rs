@@ -24,7 +24,8 @@ impl End {
     }
 
     fn try_lock(&mut self, section: Section, context: &mut Context<'_>) {
-        let section = Section { id: self.unique(0), tries: section.tries.saturating_sub(1), ..section };
+        let section =
+            Section { id: context.truth.fresh(), tries: section.tries.saturating_sub(1), ..section };
         context.truth.counts.tries += 1;
         let (line, word) = (self.line, context.config.words as usize + section.page);
         let action = Action::CompareSwap { compare: 0, swap: section.id };

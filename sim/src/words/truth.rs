@@ -4,6 +4,11 @@ use super::linear::{self, Action, Done, Op, Rules};
 use super::{Config, Verb};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+/// Bits of a value in which additions add up
+const ADDS: u32 = 40;
+/// Bits that are added, each for itself
+const ADD_BITS: u32 = 32;
+
 /// The truth, as all hosts know it.
 #[derive(Clone, Debug)]
 pub(super) struct Shared(Arc<Mutex<Truth>>);
@@ -41,6 +46,8 @@ struct Served {
     words: Vec<Vec<Op>>,
     /// What was seen last
     newest: Vec<u64>,
+    /// Additions that were posted
+    adds: Vec<u32>,
     pages: Vec<Page>,
     /// It has crashed, and its memory is not what it was
     forgotten: bool,
@@ -60,6 +67,8 @@ pub(super) struct Counts {
 #[derive(Debug)]
 pub(super) struct Truth {
     clock: u64,
+    /// Values that were given out
+    values: u64,
     servers: Vec<Served>,
     /// The first thing that must not be
     pub(super) wrong: Option<String>,
@@ -76,11 +85,13 @@ impl Truth {
         let served = Served {
             words: vec![Vec::new(); table],
             newest: vec![0; table],
+            adds: vec![0; table],
             pages: vec![Page::default(); config.pages as usize],
             forgotten: false,
         };
         Self {
             clock: 0,
+            values: 0,
             servers: vec![served; config.servers.into()],
             wrong: None,
             broken: Vec::new(),
@@ -97,6 +108,20 @@ impl Truth {
     pub(super) fn fail(&mut self, wrong: impl FnOnce() -> String) {
         self.news = true;
         self.wrong.get_or_insert_with(wrong);
+    }
+
+    /// A value that was never given out before, above what additions come to
+    pub(super) fn fresh(&mut self) -> u64 {
+        self.values += 1;
+        // Of as many as there are, no two are equal.
+        self.values.wrapping_mul(0x9e_3779_b97f) << ADDS
+    }
+
+    /// What is added to a word next: powers of two in turn, so that a sum tells what it is made of.
+    pub(super) fn add(&mut self, server: usize, word: usize) -> u64 {
+        let adds = &mut self.servers[server].adds[word];
+        *adds += 1;
+        1 << (*adds % ADD_BITS)
     }
 
     /// An operation is posted.

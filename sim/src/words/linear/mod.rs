@@ -98,15 +98,19 @@ pub fn check(ops: &[Op], first: u64, last: u64, rules: Rules) -> Result<(), Stri
     // What was seen of operations with an unknown outcome tells nearly always which of them happened. Who finds an
     // explanation with these has found one.
     let resolved = resolve::resolve(&items, first);
-    let (mut found, mut tried) = (Search::new(&resolved, first).run(), &resolved);
-    if !matches!(found, Found::Order) && resolved != items {
-        (found, tried) = (Search::new(&items, first).run(), &items);
+    let likely = match Search::new(&resolved, first).run() {
+        Found::Order => return Ok(()),
+        Found::None(stuck) if resolved == items => return Err(stuck.tell(ops, &items)),
+        Found::None(stuck) | Found::Undecided(stuck) => stuck,
+    };
+    if resolved != items {
+        match Search::new(&items, first).run() {
+            Found::Order => return Ok(()),
+            Found::None(stuck) => return Err(stuck.tell(ops, &items)),
+            Found::Undecided(_) => {}
+        }
     }
-    match found {
-        Found::Order => Ok(()),
-        Found::None(stuck) => Err(stuck.tell(ops, tried)),
-        Found::Undecided(stuck) => Err(format!("no order was found in time; {}", stuck.tell(ops, tried))),
-    }
+    Err(format!("no order was found in time; {}", likely.tell(ops, &resolved)))
 }
 
 /// How far a search got.

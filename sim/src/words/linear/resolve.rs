@@ -6,6 +6,8 @@ use switch::table::mix;
 
 /// Additions whose sum is looked for, at most
 const SUM: usize = 4;
+/// Bits of a sum of powers of two
+const POWERS: u32 = 40;
 /// Sums that are looked at, at most
 const SUMS: u32 = 20_000;
 
@@ -51,7 +53,7 @@ fn settle(items: &mut [Item]) -> bool {
     any
 }
 
-/// Values that were found and that nobody left come from additions: the fewest with the right sum. Whether there was one.
+/// Values that were found and that nobody left come from additions. Whether there was one.
 fn sum_up(items: &mut [Item], first: u64) -> bool {
     let mut left: BTreeSet<u64> = writers(items).into_keys().collect();
     left.insert(first);
@@ -67,21 +69,38 @@ fn sum_up(items: &mut [Item], first: u64) -> bool {
         return false;
     }
     let strange: Vec<u64> = found(items).into_iter().filter(|value| !left.contains(value)).collect();
-    for count in 1..=SUM.min(adds.len()) {
-        for value in &strange {
+    let single = strange.iter().filter_map(|value| Some((*value, powers(&adds, *value, &left)?)));
+    // The fewest first: between the others may be values that these lead to.
+    let chosen = single.min_by_key(|(_, chosen)| chosen.len()).or_else(|| {
+        let counts = 1..=SUM.min(adds.len());
+        let mut tries = counts.flat_map(|count| strange.iter().map(move |value| (count, *value)));
+        tries.find_map(|(count, value)| {
             let mut chosen = Vec::new();
-            if choose(&adds, count, *value, &left, &mut chosen, &mut 0) {
-                let mut value = *value;
-                for (number, add) in chosen.into_iter().rev() {
-                    let before = value.wrapping_sub(add);
-                    (items[number].effect, items[number].must) = (Effect::Swap(before, value), true);
-                    value = before;
-                }
-                return true;
-            }
-        }
+            choose(&adds, count, value, &left, &mut chosen, &mut 0).then_some((value, chosen))
+        })
+    });
+    let Some((mut value, chosen)) = chosen else { return false };
+    for (number, add) in chosen.into_iter().rev() {
+        let before = value.wrapping_sub(add);
+        (items[number].effect, items[number].must) = (Effect::Swap(before, value), true);
+        value = before;
     }
-    false
+    true
+}
+
+/// Where additions are powers of two, their sum says which they are: the fewest that lead to `value` from one that
+/// somebody left, in the order in which they were posted.
+fn powers(adds: &[(usize, u64)], value: u64, left: &BTreeSet<u64>) -> Option<Vec<(usize, u64)>> {
+    let of_bit = |bit: u32| adds.iter().find(|(_, add)| *add == 1 << bit).copied();
+    let near = left.range(..value).rev().take_while(|from| (value - *from) >> POWERS == 0);
+    let chosen = near.filter_map(|from| {
+        let sum = value - from;
+        let mut chosen: Vec<(usize, u64)> =
+            (0..POWERS).filter(|bit| sum >> bit & 1 == 1).map(of_bit).collect::<Option<_>>()?;
+        chosen.sort_unstable();
+        Some(chosen)
+    });
+    chosen.min_by_key(Vec::len)
 }
 
 /// So many of the additions that lead to `value` from one that somebody left; in the order in which they were posted.
