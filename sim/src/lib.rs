@@ -23,6 +23,7 @@ mod pcap;
 pub mod scenario;
 mod switch_node;
 pub mod verbs;
+pub mod words;
 mod world;
 
 pub use clock::{Clock, EPOCH};

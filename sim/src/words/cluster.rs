@@ -1,0 +1,409 @@
+//! Clients and memory servers around a switch that the caller brings.
+
+use super::connect::Joined;
+use super::linear::Rules;
+use super::truth::Shared;
+use super::{ClientApp, Config, ServerApp, Verb};
+use crate::{Clock, Fault, Host, NicCounters, NodeId, World};
+use core::net::IpAddr;
+use rnic::{Interface, Rnic};
+use rocev2::Psn;
+use rocev2::ethernet::MacAddr;
+use std::collections::BTreeMap;
+use switch::{Chance, Nanos};
+
+/// What comes after everything is done: late duplicates, last timers
+const AFTERWARDS: Nanos = Nanos::from_millis(5);
+
+/// Where hosts are to be plugged in: at one switch, or at one each side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sides {
+    /// The node of the clients, whose ports come after those of the servers if both are one
+    pub clients: NodeId,
+    /// The node of the servers
+    pub servers: NodeId,
+}
+
+impl From<NodeId> for Sides {
+    fn from(node: NodeId) -> Self {
+        Self { clients: node, servers: node }
+    }
+}
+
+/// What a switch is told of the hosts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wiring {
+    /// Ports: one for each host, the servers first
+    pub ports: u16,
+    /// Addresses of the servers
+    pub servers: Vec<IpAddr>,
+    /// Addresses of the clients
+    pub clients: Vec<IpAddr>,
+}
+
+/// What has been done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Totals {
+    /// Operations that completed, in the order of [`Verb::ALL`]
+    pub operations: [u64; Verb::ALL.len()],
+    /// `CmpSwap`s among them that stored something
+    pub swapped: u64,
+    /// Sections that had their lock
+    pub sections: u64,
+    /// `CmpSwap`s by which sections tried to get it
+    pub tries: u64,
+    /// Connections that broke
+    pub broken: u64,
+    /// Operations on single words, of all verbs
+    pub recorded: u64,
+    /// Those among them of which nobody knows whether they took effect
+    pub unknown: u64,
+    /// Frames that arrived somewhere
+    pub packets: u64,
+}
+
+impl Totals {
+    /// Adds what another run did.
+    pub fn add(&mut self, other: &Self) {
+        self.operations.iter_mut().zip(other.operations).for_each(|(sum, n)| *sum += n);
+        self.swapped += other.swapped;
+        self.sections += other.sections;
+        self.tries += other.tries;
+        self.broken += other.broken;
+        self.recorded += other.recorded;
+        self.unknown += other.unknown;
+        self.packets += other.packets;
+    }
+}
+
+/// Something that is done from outside, at its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Due {
+    /// A connection is made.
+    Connect { client: usize, work: usize },
+    /// It is looked whether all is over.
+    Look,
+}
+
+/// Clients and memory servers.
+#[derive(Debug)]
+pub struct Cluster {
+    /// The network
+    pub world: World,
+    /// By their numbers
+    pub clients: Vec<NodeId>,
+    /// By their numbers
+    pub servers: Vec<NodeId>,
+    /// Where they are plugged in
+    pub sides: Sides,
+    config: Config,
+    wiring: Wiring,
+    truth: Shared,
+    chance: Chance,
+    lines: u32,
+    agenda: BTreeMap<(Nanos, u64), Due>,
+    entries: u64,
+    first_psn: Psn,
+    /// When the last fault happens
+    faults_until: Nanos,
+}
+
+fn address(config: &Config, host: u16) -> (IpAddr, u8) {
+    let [high, low] = (host + 1).to_be_bytes();
+    if config.v6 {
+        ([0xfd00, 0, 0, 0, 0, 0, 0, host + 1].into(), 64)
+    } else {
+        ([10, 0, high, low].into(), 16)
+    }
+}
+
+fn nic_of(config: &Config, host: u16, max_qps: usize) -> impl FnMut() -> Rnic + Send + 'static {
+    let [high, low] = host.to_be_bytes();
+    let (address, prefix) = address(config, host);
+    let interface = Interface::new(MacAddr([2, 0, 0, 1, high, low]), address, prefix);
+    let nic = rnic::Config {
+        max_qps,
+        max_regions: max_qps * 4 + 64,
+        mtu: config.mtu,
+        window: config.window,
+        ack: config.ack,
+        ..rnic::Config::new(interface)
+    };
+    let seed = config.seed ^ u64::from(host) << 16;
+    let mut lives = 0;
+    move || {
+        lives += 1;
+        Rnic::new(rnic::Config { seed: seed ^ lives << 40, ..nic.clone() })
+    }
+}
+
+impl Cluster {
+    /// Hosts around a switch, which `switch` adds to the world, and which carry on only when they are told to.
+    pub fn new<S: Into<Sides>>(config: &Config, switch: impl FnOnce(&mut World, &Wiring) -> S) -> Self {
+        let mut world = World::new(config.seed);
+        let addresses = |hosts: core::ops::Range<u16>| hosts.map(|host| address(config, host).0).collect();
+        let wiring = Wiring {
+            ports: config.ports(),
+            servers: addresses(0..config.servers),
+            clients: addresses(config.servers..config.ports()),
+        };
+        let sides = switch(&mut world, &wiring).into();
+        let truth = Shared::new(config);
+        let all = usize::from(config.clients) * config.connections as usize;
+        // Ends of connections that broke may stay.
+        let spare = if config.may_fail { 32 } else { 1 };
+        let servers: Vec<_> = (0..config.servers)
+            .map(|n| {
+                let app = ServerApp::new(config, n.into(), truth.clone());
+                let host = Host::new(nic_of(config, n, all * spare + 1), app);
+                world.add(&format!("server {n}"), host, Clock::default())
+            })
+            .collect();
+        let own = config.connections as usize * usize::from(config.servers);
+        let clients: Vec<_> = (0..config.clients)
+            .map(|n| {
+                let app = ClientApp::new(config, n.into(), truth.clone());
+                let host = Host::new(nic_of(config, config.servers + n, own * spare + 1), app);
+                world.add(&format!("client {n}"), host, Clock::default())
+            })
+            .collect();
+        for server in &servers {
+            world.connect(*server, sides.servers, config.server_link);
+        }
+        for client in &clients {
+            world.connect(*client, sides.clients, config.client_link);
+        }
+        let mut chance = Chance::stream(config.seed, 0x636c_7573);
+        let first_psn = first_psn(&mut chance);
+        Self {
+            world,
+            clients,
+            servers,
+            sides,
+            config: config.clone(),
+            wiring,
+            truth,
+            chance,
+            lines: 0,
+            agenda: BTreeMap::new(),
+            entries: 0,
+            first_psn,
+            faults_until: Nanos::ZERO,
+        }
+    }
+
+    /// What it was made with
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Lets something happen at a time of the world; the run is not over before.
+    pub fn schedule(&mut self, at: Nanos, fault: Fault) {
+        self.world.schedule(at, fault);
+        self.faults_until = self.faults_until.max(at);
+        self.enter(at + Nanos(1), Due::Look);
+    }
+
+    /// A client
+    pub fn client(&self, number: usize) -> &Host<ClientApp> {
+        self.world.node(self.clients[number])
+    }
+
+    /// A server
+    pub fn server(&self, number: usize) -> &Host<ServerApp> {
+        self.world.node(self.servers[number])
+    }
+
+    /// What a server's NIC has counted in this life
+    pub fn server_counters(&self, number: usize) -> &NicCounters {
+        self.server(number).nic.counters()
+    }
+
+    /// What has been done so far
+    pub fn totals(&self) -> Totals {
+        let truth = self.truth.get();
+        let (recorded, unknown) = truth.recorded();
+        let counts = truth.counts;
+        Totals {
+            operations: counts.operations,
+            swapped: counts.swapped,
+            sections: counts.sections,
+            tries: counts.tries,
+            broken: counts.broken,
+            recorded,
+            unknown,
+            packets: self.world.events().1,
+        }
+    }
+
+    /// Runs to the end, and checks everything.
+    ///
+    /// # Errors
+    /// The first thing that must not be; also if it is not over at `limit`.
+    pub fn run(&mut self, limit: Nanos) -> Result<(), String> {
+        for client in 0..self.clients.len() {
+            for work in 0..self.client(client).app.works() {
+                self.enter(Nanos::ZERO, Due::Connect { client, work });
+            }
+        }
+        self.run_until_done(limit)?;
+        if self.config.by_cm {
+            for node in self.clients.clone() {
+                self.world
+                    .with(node, |host: &mut Host<ClientApp>, now| host.app.disconnect(&mut host.nic, now));
+            }
+        }
+        self.world.run_until(self.world.now() + AFTERWARDS);
+        self.check()
+    }
+
+    fn run_until_done(&mut self, limit: Nanos) -> Result<(), String> {
+        // Hosts begin.
+        self.world.next_at();
+        loop {
+            let due = self.agenda.first_key_value().map(|((at, _), _)| *at);
+            if let Some(at) = due
+                && self.world.next_at().is_none_or(|next| next >= at)
+            {
+                self.world.run_until(at);
+                if let Some((_, Due::Connect { client, work })) = self.agenda.pop_first() {
+                    self.connect(client, work);
+                }
+                self.truth.get().news = true;
+            } else if !self.world.step(limit) {
+                return Err(self.undone());
+            }
+            if core::mem::take(&mut self.truth.get().news) && self.attend()? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Does what hosts cannot do by themselves. Whether everything is over.
+    fn attend(&mut self) -> Result<bool, String> {
+        let broken = {
+            let mut truth = self.truth.get();
+            if let Some(wrong) = &truth.wrong {
+                return Err(wrong.clone());
+            }
+            core::mem::take(&mut truth.broken)
+        };
+        for (client, work) in broken {
+            self.tell_server(client, work);
+            self.enter(self.world.now() + self.config.reconnect_after, Due::Connect { client, work });
+        }
+        let connects = self.agenda.values().any(|due| matches!(due, Due::Connect { .. }));
+        let over = !connects && self.world.now() > self.faults_until;
+        Ok(over && (0..self.clients.len()).all(|client| self.client(client).app.is_done()))
+    }
+
+    fn undone(&self) -> String {
+        let undone: Vec<_> =
+            (0..self.clients.len()).filter(|client| !self.client(*client).app.is_done()).collect();
+        format!("at {:?}, clients {undone:?} are not done", self.world.now())
+    }
+
+    fn enter(&mut self, at: Nanos, due: Due) {
+        self.entries += 1;
+        self.agenda.insert((at, self.entries), due);
+    }
+
+    /// A server hears that a connection of a client is over, unless it is to find out by itself.
+    fn tell_server(&mut self, client: usize, work: usize) {
+        let host = self.client(client);
+        let server = host.app.server_of(work);
+        let lines: Vec<u32> =
+            host.app.ends().filter(|end| end.broken && end.server == server).map(|end| end.line).collect();
+        // A client that begins anew uses the numbers of its queue pairs again: what its server's old ones say would be
+        // taken for the new ones' words.
+        if self.config.linger && host.lives == 1 {
+            return;
+        }
+        for line in lines {
+            self.world.with(self.servers[server], |host: &mut Host<ServerApp>, _| {
+                host.app.drop_line(&mut host.nic, line);
+            });
+        }
+    }
+
+    /// Makes a connection, unless one end is down.
+    fn connect(&mut self, client: usize, work: usize) {
+        let host = self.client(client);
+        if !host.app.lacks(work) {
+            return;
+        }
+        let (lives, server) = (host.lives, host.app.server_of(work));
+        if !self.server(server).app.is_up() {
+            self.enter(self.world.now() + Nanos::from_millis(1), Due::Connect { client, work });
+            return;
+        }
+        self.lines += 1;
+        let line = self.lines;
+        let (client_node, server_node) = (self.clients[client], self.servers[server]);
+        let addresses = [self.wiring.clients[client], self.wiring.servers[server]];
+        if self.config.by_cm {
+            self.world.with(client_node, |host: &mut Host<ClientApp>, now| {
+                host.app.connect(&mut host.nic, work, line, addresses[1], now);
+            });
+            return;
+        }
+        let psns = [(); 2].map(|()| {
+            let psn = first_psn(&mut self.chance);
+            // Late packets for a queue pair whose number comes again must not fit.
+            let random = Psn::new(self.chance.bits() as u32);
+            match (lives > 1 || self.server(server).lives > 1, self.config.equal_psns) {
+                (true, _) => random,
+                (false, true) => self.first_psn,
+                (false, false) => psn,
+            }
+        });
+        let qpn = self
+            .world
+            .with(client_node, |host: &mut Host<ClientApp>, _| host.app.open(&mut host.nic, work, line));
+        let own = Joined { address: addresses[0], qpn, psn: psns[0] };
+        let made = self.world.with(server_node, |host: &mut Host<ServerApp>, _| {
+            let (qpn, memory) = host.app.serve(&mut host.nic, line)?;
+            let other = Joined { address: addresses[1], qpn, psn: psns[1] };
+            host.app.joined(&mut host.nic, other, own);
+            Some((other, memory))
+        });
+        if let Some((other, memory)) = made {
+            self.world.with(client_node, |host: &mut Host<ClientApp>, now| {
+                host.app.joined(&mut host.nic, work, own, other, memory);
+                crate::App::run(&mut host.app, &mut host.nic, now);
+            });
+        }
+    }
+
+    /// What must hold in the end.
+    fn check(&self) -> Result<(), String> {
+        let truth = self.truth.get();
+        if let Some(wrong) = &truth.wrong {
+            return Err(wrong.clone());
+        }
+        let rules = Rules { reads_in_order: self.config.keeps_order() };
+        for number in (0..self.servers.len()).filter(|number| !truth.is_forgotten(*number)) {
+            let host = self.server(number);
+            truth.check(number, host.app.table(&host.nic), rules)?;
+            let failed = host.app.failed(&host.nic);
+            if !self.config.may_fail && !self.config.by_cm && failed > 0 {
+                return Err(format!("{failed} connections have failed at server {number}"));
+            }
+            for client in 0..self.clients.len() {
+                for end in self.client(client).app.ends().filter(|end| end.server == number) {
+                    if let Some((own, messages)) = host.app.of_line(&host.nic, end.line) {
+                        end.check(own, messages)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A PSN to begin with: often just before the end of all PSNs, where things break.
+fn first_psn(chance: &mut Chance) -> Psn {
+    let near = 0u32.wrapping_sub(chance.between(1, 64) as u32);
+    let any = chance.bits() as u32;
+    Psn::new(if chance.below(2) == 0 { near } else { any })
+}

@@ -1,0 +1,98 @@
+//! What both ends of a connection tell each other before they use it, and how they are joined by hand.
+
+use super::{Config, fill};
+use core::net::IpAddr;
+use rnic::{Access, Cq, Modify, Path, Pd, QpInit, ReadyToReceive, ReadyToSend, Remote, Rnic, Transport};
+use rocev2::aeth::RnrTimer;
+use rocev2::{Psn, Qpn};
+use switch::table::mix;
+
+/// The service that servers offer to those who connect by the communication manager
+pub(super) const PORT: u16 = 9000;
+/// How long a sender waits for a receiver that is not ready: 10 us (IB table 45)
+pub(super) const RNR_TIMER: RnrTimer = RnrTimer(1);
+/// Requests of a section that are outstanding at once
+pub(super) const SECTION_REQUESTS: u32 = 3;
+
+/// What a client is told of a server's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Memory {
+    pub(super) table: Remote,
+    pub(super) pages: Remote,
+    /// The connection's own
+    pub(super) own: Remote,
+}
+
+impl Memory {
+    pub(super) fn to_bytes(self) -> Vec<u8> {
+        let bytes = |at: Remote| [&at.va.to_be_bytes()[..], &at.rkey.to_be_bytes()].concat();
+        [bytes(self.table), bytes(self.pages), bytes(self.own)].concat()
+    }
+
+    /// What stands at the beginning of a reply's private data
+    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let at = |place: usize| {
+            let bytes = bytes.get(place * 12..place * 12 + 12)?;
+            let (va, rkey) = (*bytes.first_chunk()?, *bytes.last_chunk()?);
+            Some(Remote { va: u64::from_be_bytes(va), rkey: u32::from_be_bytes(rkey) })
+        };
+        Some(Self { table: at(0)?, pages: at(1)?, own: at(2)? })
+    }
+}
+
+/// The n-th message of a connection
+pub(super) fn message(line: u32, number: u64, max_size: u32) -> Vec<u8> {
+    let name = mix(mix(u64::from(line) << 32 | number) | 1);
+    // Each power of two as likely as the next
+    let bits = name % u64::from(33 - max_size.leading_zeros());
+    let len = (name >> 8) & ((1 << bits) - 1);
+    fill(name | 1, len.min(max_size.into()) as usize)
+}
+
+/// A queue pair to which the other side may do anything.
+pub(super) fn queue_pair(nic: &mut Rnic, pd: Pd, cq: Cq, max_send: u32, max_recv: u32) -> Qpn {
+    let init = QpInit {
+        transport: Transport::Rc,
+        pd,
+        send_cq: cq,
+        recv_cq: cq,
+        srq: None,
+        max_send: max_send as usize,
+        max_recv: max_recv as usize,
+    };
+    let qpn = nic.create_qp(init).expect("room for a queue pair");
+    nic.modify_qp(qpn, Modify::Init { access: Access::ALL, qkey: 0 }).expect("a new queue pair");
+    qpn
+}
+
+/// One end of a connection as it is told to its NIC.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Joined {
+    pub(super) address: IpAddr,
+    pub(super) qpn: Qpn,
+    /// The PSN with which it begins to send
+    pub(super) psn: Psn,
+}
+
+/// Joins an end to the other one.
+pub(super) fn join(nic: &mut Rnic, own: Joined, other: Joined, config: &Config) {
+    let receive = ReadyToReceive {
+        path: Path::new(own.address, other.address),
+        dest_qp: other.qpn,
+        mtu: config.mtu,
+        rq_psn: other.psn,
+        max_dest_rd_atomic: config.max_rd_atomic,
+        min_rnr_timer: RNR_TIMER,
+    };
+    let send = ReadyToSend {
+        sq_psn: own.psn,
+        max_rd_atomic: config.max_rd_atomic,
+        timeout: config.timeout,
+        retry_count: config.retry_count,
+        rnr_retry: 7,
+        flow_control: false,
+    };
+    for modify in [Modify::Rtr(receive), Modify::Rts(send)] {
+        nic.modify_qp(own.qpn, modify).expect("a queue pair that was just made");
+    }
+}

@@ -1,0 +1,402 @@
+//! A client's end of a connection: what it has asked for, and what it expects.
+
+use super::connect::{Memory, message};
+use super::linear::Action;
+use super::plan::{Guess, Want};
+use super::section::Section;
+use super::truth::{Recorded, Truth};
+use super::{Config, Verb, fill, unique};
+use rnic::cm::Conn;
+use rnic::{Buffer, Completed, Completion, Data, Mr, Operation, Remote, Rnic, SendRequest, Sge, Status};
+use rocev2::Qpn;
+use std::collections::VecDeque;
+use switch::Chance;
+
+/// Where what is fetched lands
+pub(super) const LANDING_VA: u64 = 0x3000_0000_0000;
+
+/// What an end needs of its host.
+pub(super) struct Context<'a> {
+    pub(super) nic: &'a mut Rnic,
+    pub(super) truth: &'a mut Truth,
+    pub(super) config: &'a Config,
+}
+
+/// What a request is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum What {
+    /// Words: what is known of each of them, and what a `CmpSwap` expects
+    Words(Verb, Vec<Recorded>, Option<u64>),
+    /// Memory of its own: from here on, and what is written
+    Write(usize, Vec<u8>),
+    /// Memory of its own: from here on, and what has to be there
+    Read(usize, Vec<u8>),
+    /// A message
+    Send,
+    /// A section's lock
+    Lock(Recorded),
+    /// A section's page
+    Page,
+    /// What a section writes
+    WritePage,
+    /// A section's lock given back, by `CmpSwap` from this or by WRITE
+    Unlock(Recorded, Option<u64>),
+}
+
+impl What {
+    const fn completed(&self) -> Completed {
+        match self {
+            Self::Words(Verb::CompareSwap, ..) | Self::Lock(_) | Self::Unlock(_, Some(_)) => {
+                Completed::CompareSwap
+            }
+            Self::Words(Verb::FetchAdd, ..) => Completed::FetchAdd,
+            Self::Words(Verb::ReadWord | Verb::ReadWords, ..) | Self::Read(..) | Self::Page => {
+                Completed::Read
+            }
+            Self::Words(..) | Self::Write(..) | Self::WritePage | Self::Unlock(_, None) => Completed::Write,
+            Self::Send => Completed::Send,
+        }
+    }
+}
+
+/// A request to be posted.
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) operation: Operation,
+    /// What it sends; nothing if it fetches
+    pub(super) data: Vec<u8>,
+    /// Bytes that it fetches
+    pub(super) fetch: usize,
+    pub(super) signaled: bool,
+    pub(super) fence: bool,
+    pub(super) what: What,
+}
+
+/// A request that has not completed.
+#[derive(Debug)]
+struct Pending {
+    id: u64,
+    what: What,
+    slot: Option<u32>,
+    fetch: usize,
+    signaled: bool,
+}
+
+/// An end.
+#[derive(Debug)]
+pub(super) struct End {
+    /// A number for this connection, and no other one ever
+    pub(super) line: u32,
+    pub(super) server: usize,
+    pub(super) qpn: Qpn,
+    /// The server's memory, when it is connected
+    pub(super) memory: Option<Memory>,
+    /// If the communication manager makes it
+    pub(super) conn: Option<Conn>,
+    pub(super) broken: bool,
+    landing: (Buffer, Mr),
+    slot_size: usize,
+    free: Vec<u32>,
+    pending: VecDeque<Pending>,
+    posted: u64,
+    /// Requests posted since one that tells when it is done
+    silent: u32,
+    /// Its own memory when all is executed that was posted, and as far as it has completed
+    model: Vec<u8>,
+    confirmed: Vec<u8>,
+    /// Messages posted, and completed
+    sent: [u64; 2],
+    /// What it has seen or written last, by word
+    pub(super) seen: Vec<u64>,
+    pub(super) chance: Chance,
+    pub(super) section: Option<Section>,
+}
+
+impl End {
+    /// An end whose queue pair and landing zone are there.
+    pub(super) fn new(config: &Config, line: u32, server: usize, qpn: Qpn, landing: (Buffer, Mr)) -> Self {
+        let own = vec![0; config.max_size as usize];
+        Self {
+            line,
+            server,
+            qpn,
+            memory: None,
+            conn: None,
+            broken: false,
+            landing,
+            slot_size: Self::slot_size(config),
+            free: (0..Self::slots(config)).rev().collect(),
+            pending: VecDeque::new(),
+            posted: 0,
+            silent: 0,
+            model: own.clone(),
+            confirmed: own,
+            sent: [0; 2],
+            seen: vec![0; config.words as usize],
+            chance: Chance::stream(config.seed, 0x656e_6400 | u64::from(line) << 32),
+            section: None,
+        }
+    }
+
+    /// Requests that fetch something, at once
+    pub(super) const fn slots(config: &Config) -> u32 {
+        config.depth + super::connect::SECTION_REQUESTS
+    }
+
+    /// Bytes that a request fetches at most
+    pub(super) fn slot_size(config: &Config) -> usize {
+        config.table_size().max(config.page_size as usize).max(config.max_size as usize).max(8)
+    }
+
+    /// Requests outstanding
+    pub(super) fn outstanding(&self) -> usize {
+        self.pending.len()
+    }
+
+    fn remote(base: Remote, bytes: usize) -> Remote {
+        Remote { va: base.va + bytes as u64, ..base }
+    }
+
+    /// The place of a word, or of a lock
+    pub(super) fn word_at(&self, word: usize) -> Remote {
+        self.memory.map_or(Remote { va: 0, rkey: 0 }, |memory| Self::remote(memory.table, word * 8))
+    }
+
+    /// The place of a page
+    pub(super) fn page_at(&self, page: usize, config: &Config) -> Remote {
+        let size = config.page_size as usize;
+        self.memory.map_or(Remote { va: 0, rkey: 0 }, |memory| Self::remote(memory.pages, page * size))
+    }
+
+    /// Posts an operation.
+    pub(super) fn post(&mut self, want: &Want, context: &mut Context<'_>) {
+        let request = match want.verb {
+            Verb::Write | Verb::Read | Verb::Send => self.own_request(want, context.config),
+            _ => self.words_request(want, context.truth),
+        };
+        let signaled = want.signaled || self.silent + 1 >= context.config.depth;
+        self.submit(Request { signaled, ..request }, context);
+    }
+
+    fn own_request(&mut self, want: &Want, config: &Config) -> Request {
+        let (at, len) = (want.at as usize, want.len as usize);
+        let base = self.memory.map_or(Remote { va: 0, rkey: 0 }, |memory| memory.own);
+        let place = Self::remote(base, at);
+        let (operation, data, fetch, what) = match want.verb {
+            Verb::Write => {
+                let bytes = fill(unique(self.line, self.posted), len);
+                self.model[at..at + len].copy_from_slice(&bytes);
+                (Operation::Write(place), bytes.clone(), 0, What::Write(at, bytes))
+            }
+            Verb::Read => {
+                let expected = self.model[at..at + len].to_vec();
+                (Operation::Read(place), Vec::new(), len, What::Read(at, expected))
+            }
+            _ => {
+                self.sent[0] += 1;
+                let bytes = message(self.line, self.sent[0] - 1, config.max_size);
+                (Operation::Send, bytes, 0, What::Send)
+            }
+        };
+        // Memory that a READ looks at is written to when the READ is over: the order of the two is not said.
+        let meets = |pending: &Pending| match &pending.what {
+            What::Read(from, bytes) => *from < at + len && at < *from + bytes.len(),
+            _ => false,
+        };
+        let fence = want.fence || (want.verb == Verb::Write && self.pending.iter().any(meets));
+        Request { operation, data, fetch, signaled: true, fence, what }
+    }
+
+    fn words_request(&mut self, want: &Want, truth: &mut Truth) -> Request {
+        let (first, len) = (want.at as usize, want.len as usize);
+        let at = self.word_at(first);
+        let (line, server, fence) = (self.line, self.server, want.fence);
+        let (mut data, mut expected) = (Vec::new(), None);
+        let (operation, recorded) = match want.verb {
+            Verb::CompareSwap => {
+                let swap = truth.fresh();
+                let compare = match want.guess {
+                    Guess::Own => self.seen[first],
+                    Guess::Newest => truth.newest(server, first),
+                    Guess::Wrong => truth.fresh(),
+                };
+                // The next one may build on it before it is known whether it succeeds.
+                if self.chance.below(2) == 0 {
+                    self.seen[first] = swap;
+                }
+                expected = Some(compare);
+                let action = Action::CompareSwap { compare, swap };
+                let recorded = vec![truth.post(server, first, line, fence, action)];
+                (Operation::CompareSwap { at, compare, swap }, recorded)
+            }
+            Verb::FetchAdd => {
+                let add = if want.adds { truth.add(server, first) } else { 0 };
+                let recorded = vec![truth.post(server, first, line, fence, Action::FetchAdd(add))];
+                (Operation::FetchAdd { at, add }, recorded)
+            }
+            Verb::WriteWord | Verb::WriteWords => {
+                let write = |word: usize| {
+                    let value = truth.fresh();
+                    data.extend(value.to_le_bytes());
+                    self.seen[word] = value;
+                    truth.post(server, word, line, fence, Action::Write(value))
+                };
+                (Operation::Write(at), (first..first + len).map(write).collect())
+            }
+            _ => {
+                let read = |word| truth.post(server, word, line, fence, Action::Read);
+                (Operation::Read(at), (first..first + len).map(read).collect())
+            }
+        };
+        let fetch = if data.is_empty() { len * 8 } else { 0 };
+        let what = What::Words(want.verb, recorded, expected);
+        Request { operation, data, fetch, signaled: true, fence, what }
+    }
+
+    /// Posts a request.
+    pub(super) fn submit(&mut self, request: Request, context: &mut Context<'_>) {
+        let Request { operation, data, fetch, signaled, fence, what } = request;
+        let slot = if fetch > 0 { self.free.pop() } else { None };
+        let data = match slot {
+            Some(slot) => {
+                let va = LANDING_VA + u64::from(slot) * self.slot_size as u64;
+                Data::Memory(Sge { mr: self.landing.1, va, len: fetch as u32 })
+            }
+            None if data.is_empty() => Data::None,
+            None => Data::Inline(data),
+        };
+        let id = self.posted;
+        let posted = SendRequest { signaled, fence, ..SendRequest::new(id, operation, data) };
+        if let Err(error) = context.nic.post_send(self.qpn, posted) {
+            context.truth.fail(|| format!("line {}: {what:?} cannot be posted: {error}", self.line));
+            return;
+        }
+        self.posted += 1;
+        self.silent = if signaled { 0 } else { self.silent + 1 };
+        self.pending.push_back(Pending { id, what, slot, fetch, signaled });
+    }
+
+    /// A request has completed.
+    pub(super) fn on_completion(&mut self, completion: &Completion, context: &mut Context<'_>) {
+        if self.broken {
+            return;
+        }
+        if completion.status != Status::Success {
+            self.fail(&format!("{completion:?}"), context);
+            return;
+        }
+        // What asked for no completion is done when what follows it is.
+        loop {
+            let Some(pending) = self.pending.pop_front() else {
+                context.truth.fail(|| format!("line {}: {completion:?}: nothing is outstanding", self.line));
+                return;
+            };
+            let last = pending.id == completion.id;
+            let fits = (completion.of, completion.len as usize) == (pending.what.completed(), pending.fetch);
+            if (last && !fits) || (!last && pending.signaled) {
+                context.truth.fail(|| format!("line {}: {completion:?} for {pending:?}", self.line));
+                return;
+            }
+            self.finish(pending, context);
+            if last {
+                return;
+            }
+        }
+    }
+
+    /// The connection is broken.
+    pub(super) fn fail(&mut self, why: &str, context: &mut Context<'_>) {
+        self.broken = true;
+        context.truth.news = true;
+        context.truth.counts.broken += 1;
+        if !context.config.may_fail {
+            context.truth.fail(|| format!("line {}: {why}: nothing may fail here", self.line));
+        }
+    }
+
+    fn finish(&mut self, pending: Pending, context: &mut Context<'_>) {
+        let fetched = pending.slot.map(|slot| {
+            self.free.push(slot);
+            context.nic.bytes(self.landing.0)[slot as usize * self.slot_size..][..pending.fetch].to_vec()
+        });
+        let bytes = fetched.unwrap_or_default();
+        let word = |number: usize| {
+            let bytes = bytes.get(number * 8..).and_then(|bytes| bytes.first_chunk());
+            bytes.map_or(0, |bytes| u64::from_le_bytes(*bytes))
+        };
+        let truth = &mut *context.truth;
+        match pending.what {
+            What::Words(verb, recorded, compare) => {
+                truth.counts.operations[verb as usize] += 1;
+                let swapped = compare.is_some_and(|compare| compare == word(0));
+                truth.counts.swapped += u64::from(swapped);
+                for (number, recorded) in recorded.into_iter().enumerate() {
+                    truth.complete(recorded, word(number));
+                    if let Some(seen) = self.seen.get_mut(recorded.word).filter(|_| !bytes.is_empty()) {
+                        *seen = truth.newest(recorded.server, recorded.word);
+                    }
+                }
+            }
+            What::Write(at, written) => {
+                truth.counts.operations[Verb::Write as usize] += 1;
+                self.confirmed[at..at + written.len()].copy_from_slice(&written);
+            }
+            What::Read(at, expected) => {
+                truth.counts.operations[Verb::Read as usize] += 1;
+                if let Some(byte) = bytes.iter().zip(&expected).position(|(is, was)| is != was) {
+                    let (line, len) = (self.line, expected.len());
+                    truth.fail(|| {
+                        format!(
+                            "line {line}: a READ of {len} bytes at {at} of its own memory differs at {byte}"
+                        )
+                    });
+                }
+            }
+            What::Send => {
+                truth.counts.operations[Verb::Send as usize] += 1;
+                self.sent[1] += 1;
+            }
+            What::Lock(recorded) => {
+                truth.complete(recorded, word(0));
+                self.on_lock(word(0), context);
+            }
+            What::Page => self.on_page(&bytes, context),
+            What::WritePage => {}
+            What::Unlock(recorded, expected) => {
+                truth.complete(recorded, word(0));
+                let line = self.line;
+                if let Some(id) = expected.filter(|id| *id != word(0) && !truth.is_forgotten(recorded.server))
+                {
+                    let found = word(0);
+                    truth.fail(|| format!("line {line}: the lock that {id:#x} has held {found:#x}"));
+                }
+            }
+        }
+    }
+
+    /// What is wrong with its own memory, which holds this in the end, and with messages, of which so many came.
+    pub(super) fn check(&self, own: &[u8], messages: u64) -> Result<(), String> {
+        let [sent, acknowledged] = self.sent;
+        let expected = if self.broken { acknowledged..=sent } else { sent..=sent };
+        if !expected.contains(&messages) {
+            return Err(format!(
+                "line {}: {messages} of {sent} messages came, {acknowledged} by its account",
+                self.line
+            ));
+        }
+        // What was under way when it broke may have been written, or not.
+        let maybe = |byte: usize, is: u8| {
+            self.pending.iter().any(|pending| match &pending.what {
+                What::Write(at, bytes) => byte.checked_sub(*at).and_then(|byte| bytes.get(byte)) == Some(&is),
+                _ => false,
+            })
+        };
+        let wrong = own
+            .iter()
+            .enumerate()
+            .find(|(byte, is)| **is != self.confirmed[*byte] && !(self.broken && maybe(*byte, **is)));
+        wrong.map_or(Ok(()), |(byte, _)| {
+            Err(format!("line {}: its own memory differs from the model from byte {byte} on", self.line))
+        })
+    }
+}

@@ -1,0 +1,140 @@
+//! Whether what was seen of a word of memory can be explained by one order of all operations on it, in which each happens
+//! at one moment between its request and its completion (linearizable; Herlihy and Wing 1990), and those of a connection
+//! in the order in which they were posted, as far as RC promises it.
+//!
+//! The search is that of Wing and Gong (1993) with the memory of Lowe (2017), as Porcupine has it: operations that may
+//! come next are tried, and what was tried with the same rest and the same value is not tried again. Two things make it
+//! quick:
+//!
+//! * A READ of the value that the word has now may as well come now. It takes nothing from what follows.
+//! * A value that is still to be read and that nobody will write again must not be overwritten. Where every value is
+//!   written once, this leaves as choice the order of the WRITEs alone, each with all that reads or extends its value
+//!   behind it (a *cluster*; Gibbons and Korach 1997): any cluster that no other one has to precede may come first, so
+//!   nothing is ever tried in vain.
+//!
+//! An operation of which nobody knows whether it took effect, as its connection broke, may happen at any time from its
+//! request on, or never; if it did, so did those that its connection had posted before it.
+
+mod clusters;
+mod items;
+mod resolve;
+mod search;
+#[cfg(test)]
+mod tests;
+
+use items::Item;
+use search::{Found, Search};
+
+/// What an operation asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Fetches the value.
+    Read,
+    /// Stores this.
+    Write(u64),
+    /// Stores `swap` if the word holds `compare`; fetches what it held.
+    CompareSwap {
+        /// What it has to hold
+        compare: u64,
+        /// What it holds then
+        swap: u64,
+    },
+    /// Adds, modulo 2^64; fetches what it held.
+    FetchAdd(u64),
+}
+
+/// How an operation ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Done {
+    /// The moment of the completion
+    pub at: u64,
+    /// What it fetched; of a WRITE it means nothing
+    pub fetched: u64,
+}
+
+/// An operation on a word. Moments are counted by one clock for all, and no two are equal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Op {
+    /// The connection, whose operations stand in the order in which they were posted
+    pub connection: u32,
+    /// The moment at which it was posted
+    pub invoked: u64,
+    /// `None`: nobody knows whether it happened
+    pub done: Option<Done>,
+    /// Whether it was sent after the READs before it had completed
+    pub fence: bool,
+    /// What it asks for
+    pub action: Action,
+}
+
+impl Op {
+    /// What the word holds after it, if it held `value`
+    pub const fn after(&self, value: u64) -> u64 {
+        match self.action {
+            Action::Read => value,
+            Action::Write(written) => written,
+            Action::CompareSwap { compare, swap } if compare == value => swap,
+            Action::CompareSwap { .. } => value,
+            Action::FetchAdd(add) => value.wrapping_add(add),
+        }
+    }
+}
+
+/// What is promised beyond linearizability: that operations of a connection take effect in the order in which they were
+/// posted, but for a READ and what follows it without a fence (IB 10.8.3.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Rules {
+    /// Whether a READ sees nothing older than the READ before it. So it is where the network keeps the order; a response
+    /// that was overtaken may otherwise be older than one that was asked for again.
+    pub reads_in_order: bool,
+}
+
+/// Checks the operations on a word that held `first` before all of them and holds `last` after all that completed.
+///
+/// # Errors
+/// How far it can be explained, and what cannot.
+pub fn check(ops: &[Op], first: u64, last: u64, rules: Rules) -> Result<(), String> {
+    let items = items::prepare(ops, last, rules);
+    // What was seen of operations with an unknown outcome tells nearly always which of them happened. Who finds an
+    // explanation with these has found one.
+    let resolved = resolve::resolve(&items, first);
+    let likely = match Search::new(&resolved, first).run() {
+        Found::Order => return Ok(()),
+        Found::None(stuck) if resolved == items => return Err(stuck.tell(ops, &items)),
+        Found::None(stuck) | Found::Undecided(stuck) => stuck,
+    };
+    if resolved != items {
+        match Search::new(&items, first).run() {
+            Found::Order => return Ok(()),
+            Found::None(stuck) => return Err(stuck.tell(ops, &items)),
+            Found::Undecided(_) => {}
+        }
+    }
+    Err(format!("no order was found in time; {}", likely.tell(ops, &resolved)))
+}
+
+/// How far a search got.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+struct Stuck {
+    value: u64,
+    done: usize,
+    /// The last ones of those that have an order
+    behind: Vec<u32>,
+    /// What has to come next
+    next: Option<u32>,
+}
+
+impl Stuck {
+    fn tell(&self, ops: &[Op], items: &[Item]) -> String {
+        let name = |item: &u32| match items[*item as usize].op {
+            Some(op) => format!("\n    {:?}", ops[op]),
+            None => format!("\n    the memory, in the end: {:?}", items[*item as usize].effect),
+        };
+        let behind: String = self.behind.iter().map(name).collect();
+        let next = self.next.iter().map(name).next().unwrap_or_else(|| "\n    nothing".to_owned());
+        let (done, all, value) = (self.done, items.len(), self.value);
+        format!(
+            "{done} of {all} operations can be explained, after these{behind}\n  it holds {value:#x}, and next is{next}"
+        )
+    }
+}

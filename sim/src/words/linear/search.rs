@@ -1,0 +1,380 @@
+//! The search for an order.
+
+use super::Stuck;
+use super::clusters::Clusters;
+use super::items::{Effect, Item};
+use std::collections::{BTreeMap, HashSet};
+use switch::table::mix;
+
+/// Choices that are tried for each item, and for any history, before the search is given up
+const PATIENCE: u64 = 4;
+const LEAST_PATIENCE: u64 = 20_000;
+/// Items that are told of where it is stuck
+const TOLD: usize = 6;
+/// A value that no item finds or leaves by itself
+const OTHER: u32 = u32::MAX;
+
+/// How a search ended.
+#[derive(Debug)]
+pub(super) enum Found {
+    /// There is an order.
+    Order,
+    /// There is none.
+    None(Stuck),
+    /// It took too long to say.
+    Undecided(Stuck),
+}
+
+/// What may come next, and what the word holds then. The least comes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Choice {
+    rank: u8,
+    first_return: u64,
+    item: u32,
+    value: u64,
+}
+
+/// A place to which the search can come back.
+#[derive(Debug)]
+struct Fork {
+    done: usize,
+    /// What was not tried, the next one last
+    choices: Vec<Choice>,
+}
+
+/// Items in a list, from which they are taken, and put back in the opposite order. The last entry is the list's head.
+#[derive(Debug)]
+struct List {
+    next: Vec<u32>,
+    prev: Vec<u32>,
+}
+
+impl List {
+    fn new(len: usize, items: impl Iterator<Item = u32>) -> Self {
+        let mut list = Self { next: vec![0; len + 1], prev: vec![0; len + 1] };
+        let mut last = len as u32;
+        for item in items {
+            (list.next[last as usize], list.prev[item as usize]) = (item, last);
+            last = item;
+        }
+        (list.next[last as usize], list.prev[len]) = (len as u32, last);
+        list
+    }
+
+    fn head(&self) -> u32 {
+        self.next.len() as u32 - 1
+    }
+
+    fn first(&self) -> u32 {
+        self.next[self.head() as usize]
+    }
+
+    fn take(&mut self, item: u32) {
+        let (prev, next) = (self.prev[item as usize], self.next[item as usize]);
+        (self.next[prev as usize], self.prev[next as usize]) = (next, prev);
+    }
+
+    fn put_back(&mut self, item: u32) {
+        let (prev, next) = (self.prev[item as usize], self.next[item as usize]);
+        (self.next[prev as usize], self.prev[next as usize]) = (item, item);
+    }
+}
+
+/// A search.
+#[derive(Debug)]
+pub(super) struct Search<'a> {
+    items: &'a [Item],
+    /// What is not done, by the moment at which it was posted
+    posted: List,
+    /// What is not done and completed, by the moment at which it did
+    returned: List,
+    /// Items that have to come before each, and are not done
+    waits: Vec<u32>,
+    clusters: Clusters,
+    /// Numbers of values
+    values: BTreeMap<u64, u32>,
+    /// The value that an item has to find, and that it leaves by itself
+    finds: Vec<u32>,
+    leaves: Vec<u32>,
+    /// Items that have to find each value, and that may leave it, and are not done
+    wanted: Vec<u32>,
+    writers: Vec<u32>,
+    /// Additions that may leave any value
+    adders: u32,
+    /// Items that have to be in the order and are not
+    left: usize,
+    value: u64,
+    number: u32,
+    /// What is done, and what the word held before it
+    trail: Vec<(u32, u64, u32)>,
+    /// A sum over all that is done
+    sum: [u64; 2],
+    seen: HashSet<([u64; 2], u64)>,
+    /// Every value is left once, and everything happened: the order of clusters is the only choice, and any is right.
+    decided: bool,
+    stuck: Stuck,
+    /// A value that nobody finds or leaves
+    nothing: u64,
+    /// What may change the value next; kept for its room
+    changes: Vec<u32>,
+}
+
+impl<'a> Search<'a> {
+    pub(super) fn new(items: &'a [Item], first: u64) -> Self {
+        let len = items.len();
+        let mut values: BTreeMap<u64, u32> = BTreeMap::from([(first, 0)]);
+        let mut number = |value: Option<u64>| {
+            value.map_or(OTHER, |value| {
+                let next = values.len() as u32;
+                *values.entry(value).or_insert(next)
+            })
+        };
+        let finds: Vec<u32> = items.iter().map(|item| number(item.finds().filter(|_| item.must))).collect();
+        let leaves: Vec<u32> = items.iter().map(|item| number(item.leaves())).collect();
+        let (mut wanted, mut writers) = (vec![0; values.len()], vec![0; values.len()]);
+        finds.iter().filter(|value| **value != OTHER).for_each(|value| wanted[*value as usize] += 1);
+        leaves.iter().filter(|value| **value != OTHER).for_each(|value| writers[*value as usize] += 1);
+        let mut waits = vec![0; len];
+        items.iter().flat_map(|item| &item.after).for_each(|after| waits[*after as usize] += 1);
+        let mut by_return: Vec<u32> =
+            (0..len as u32).filter(|item| items[*item as usize].returned != u64::MAX).collect();
+        by_return.sort_by_key(|item| items[*item as usize].returned);
+        let adders = items.iter().filter(|item| matches!(item.effect, Effect::MaybeAdd(_))).count() as u32;
+        let decided = writers[0] == 0
+            && writers.iter().all(|writers| *writers <= 1)
+            && items.iter().all(|item| item.must && !matches!(item.effect, Effect::MaybeSwap(..)))
+            && adders == 0;
+        let mut nothing = mix(len as u64);
+        let compared = |item: &Item, value| item.effect == Effect::Unseen(value);
+        while values.contains_key(&nothing) || items.iter().any(|item| compared(item, nothing)) {
+            nothing = nothing.wrapping_add(1);
+        }
+        Self {
+            items,
+            posted: List::new(len, 0..len as u32),
+            returned: List::new(len, by_return.into_iter()),
+            waits,
+            clusters: Clusters::new(items, first),
+            values,
+            finds,
+            leaves,
+            wanted,
+            writers,
+            adders,
+            left: items.iter().filter(|item| item.must).count(),
+            value: first,
+            number: 0,
+            trail: Vec::new(),
+            sum: [0; 2],
+            seen: HashSet::new(),
+            decided,
+            stuck: Stuck { value: first, ..Stuck::default() },
+            nothing,
+            changes: Vec::new(),
+        }
+    }
+
+    /// Looks for an order.
+    pub(super) fn run(mut self) -> Found {
+        let strange = |item: &usize| {
+            let value = self.finds[*item];
+            value != OTHER && value != 0 && self.writers[value as usize] == 0
+        };
+        if self.adders == 0
+            && let Some(item) = (0..self.items.len()).find(strange)
+        {
+            // Nobody has written what it found.
+            self.stuck.next = Some(item as u32);
+            return Found::None(self.stuck);
+        }
+        let mut patience = LEAST_PATIENCE + PATIENCE * self.items.len() as u64;
+        let mut forks: Vec<Fork> = Vec::new();
+        loop {
+            let mut choices = self.pass();
+            if self.left == 0 {
+                return Found::Order;
+            }
+            if choices.len() > 1 && !self.seen.insert((self.sum, self.value)) {
+                choices.clear();
+            }
+            if choices.len() > 1 {
+                choices.sort_by(|a, b| b.cmp(a));
+            }
+            let mut next = choices.pop();
+            if next.is_some() && !choices.is_empty() {
+                forks.push(Fork { done: self.trail.len(), choices });
+            }
+            if next.is_none() || patience == 1 {
+                self.note();
+            }
+            while next.is_none() {
+                let Some(fork) = forks.last_mut() else { return Found::None(self.stuck) };
+                let done = fork.done;
+                next = fork.choices.pop();
+                if fork.choices.is_empty() {
+                    forks.pop();
+                }
+                self.back_to(done);
+            }
+            let Some(choice) = next else { return Found::None(self.stuck) };
+            patience -= 1;
+            if patience == 0 {
+                return Found::Undecided(self.stuck);
+            }
+            self.take(choice.item, choice.value);
+        }
+    }
+
+    /// Passes once over all that may come next: READs of the value come now, everything else is a choice.
+    fn pass(&mut self) -> Vec<Choice> {
+        let mut changes = core::mem::take(&mut self.changes);
+        let mut at = self.posted.first();
+        while at != self.posted.head() {
+            let item = &self.items[at as usize];
+            let earliest = self.returned.first();
+            if earliest != self.returned.head() && item.invoked > self.items[earliest as usize].returned {
+                break;
+            }
+            let next = self.posted.next[at as usize];
+            if self.waits[at as usize] == 0 {
+                match item.effect {
+                    Effect::Read(found) if found == self.value => self.take(at, self.value),
+                    Effect::Unseen(compare) if compare != self.value => self.take(at, self.value),
+                    Effect::Read(_) => {}
+                    Effect::Swap(found, _) if found != self.value => {}
+                    _ => changes.push(at),
+                }
+            }
+            at = next;
+        }
+        // Now, and not before: what was found meanwhile wants nothing any more.
+        let mut choices: Vec<Choice> = changes
+            .drain(..)
+            .filter_map(|item| self.choice(item))
+            .filter(|choice| self.may_leave(choice))
+            .collect();
+        self.changes = changes;
+        if self.decided {
+            self.decide(&mut choices);
+        }
+        choices
+    }
+
+    fn choice(&self, number: u32) -> Option<Choice> {
+        let item = &self.items[number as usize];
+        let cluster = self.clusters.of[number as usize];
+        let rank = |value| {
+            let known = self.values.get(&value);
+            let wanted = known.is_some_and(|value| self.wanted[*value as usize] > 0);
+            if !item.must && !wanted {
+                3
+            } else if self.clusters.may_come(cluster) {
+                1
+            } else {
+                2
+            }
+        };
+        let (rank, value) = match item.effect {
+            Effect::Read(_) => return None,
+            Effect::Swap(_, value) => (0, value),
+            Effect::Write(value) => (rank(value), value),
+            // It leaves something else, whatever that is.
+            Effect::Unseen(_) => (rank(self.nothing), self.nothing),
+            Effect::MaybeSwap(compare, swap) if compare == self.value => (rank(swap), swap),
+            // It makes no difference but to what its connection posted later.
+            Effect::MaybeSwap(..) if item.after.is_empty() => return None,
+            Effect::MaybeSwap(..) => (4, self.value),
+            Effect::MaybeAdd(add) => {
+                let value = self.value.wrapping_add(add);
+                (rank(value), value)
+            }
+        };
+        let first_return = self.clusters.first_return[cluster as usize];
+        Some(Choice { rank, first_return, item: number, value })
+    }
+
+    /// Whether the word may hold something else from now on, as nobody has to find what it holds, or it will again.
+    fn may_leave(&self, choice: &Choice) -> bool {
+        if choice.value == self.value || self.number == OTHER {
+            return true;
+        }
+        let (item, value) = (choice.item as usize, self.number as usize);
+        let wanted = self.wanted[value] - u32::from(self.finds[item] == self.number);
+        let writers = self.writers[value] - u32::from(self.leaves[item] == self.number);
+        let adders = self.adders - u32::from(matches!(self.items[item].effect, Effect::MaybeAdd(_)));
+        wanted == 0 || writers > 0 || adders > 0
+    }
+
+    /// Leaves the one choice that is as good as any.
+    fn decide(&self, choices: &mut Vec<Choice>) {
+        let swap = choices.iter().position(|choice| choice.rank == 0);
+        let wanted = self.wanted.get(self.number as usize).is_some_and(|wanted| *wanted > 0);
+        let next = swap.or_else(|| choices.iter().position(|choice| !wanted && choice.rank == 1));
+        *choices = next.map(|next| choices[next]).into_iter().collect();
+    }
+
+    fn take(&mut self, number: u32, value: u64) {
+        let item = &self.items[number as usize];
+        self.posted.take(number);
+        if item.returned != u64::MAX {
+            self.returned.take(number);
+        }
+        self.left -= usize::from(item.must);
+        item.after.iter().for_each(|after| self.waits[*after as usize] -= 1);
+        self.clusters.take(number, item);
+        self.count(number, |count| *count -= 1);
+        self.trail.push((number, self.value, self.number));
+        if value != self.value {
+            self.value = value;
+            self.number = self.values.get(&value).copied().unwrap_or(OTHER);
+        }
+        self.add_up(number);
+    }
+
+    fn back_to(&mut self, done: usize) {
+        while self.trail.len() > done {
+            let Some((number, value, value_number)) = self.trail.pop() else { return };
+            let item = &self.items[number as usize];
+            self.add_up(number);
+            (self.value, self.number) = (value, value_number);
+            self.count(number, |count| *count += 1);
+            self.clusters.put_back(number, item);
+            item.after.iter().for_each(|after| self.waits[*after as usize] += 1);
+            self.left += usize::from(item.must);
+            if item.returned != u64::MAX {
+                self.returned.put_back(number);
+            }
+            self.posted.put_back(number);
+        }
+    }
+
+    fn count(&mut self, number: u32, change: impl Fn(&mut u32)) {
+        let (finds, leaves) = (self.finds[number as usize], self.leaves[number as usize]);
+        if finds != OTHER {
+            change(&mut self.wanted[finds as usize]);
+        }
+        if leaves != OTHER {
+            change(&mut self.writers[leaves as usize]);
+        }
+        if matches!(self.items[number as usize].effect, Effect::MaybeAdd(_)) {
+            change(&mut self.adders);
+        }
+    }
+
+    /// Sums of what is done stand for it: 128 bits, in which no two sets will ever meet.
+    fn add_up(&mut self, number: u32) {
+        let number = u64::from(number) + 1;
+        self.sum[0] ^= mix(mix(number));
+        self.sum[1] ^= mix(mix(number ^ 0x5eed << 40));
+    }
+
+    /// Remembers how far it got.
+    fn note(&mut self) {
+        if self.trail.len() < self.stuck.done {
+            return;
+        }
+        let behind = self.trail.iter().rev().take(TOLD).rev().map(|(item, ..)| *item).collect();
+        let next = Some(self.returned.first()).filter(|item| *item != self.returned.head());
+        self.stuck = Stuck { value: self.value, done: self.trail.len(), behind, next };
+    }
+}

@@ -1,0 +1,302 @@
+//! The checker against a definition that tries every order, and against histories that are made wrong on purpose.
+
+use super::{Action, Done, Op, Rules, check};
+use proptest::prelude::*;
+use switch::Chance;
+
+const NO_RULES: Rules = Rules { reads_in_order: false };
+
+fn op(connection: u32, invoked: u64, done: Option<(u64, u64)>, action: Action) -> Op {
+    let done = done.map(|(at, fetched)| Done { at, fetched });
+    Op { connection, invoked, done, fence: false, action }
+}
+
+fn read(connection: u32, invoked: u64, at: u64, fetched: u64) -> Op {
+    op(connection, invoked, Some((at, fetched)), Action::Read)
+}
+
+fn write(connection: u32, invoked: u64, at: u64, value: u64) -> Op {
+    op(connection, invoked, Some((at, 0)), Action::Write(value))
+}
+
+fn swap(connection: u32, invoked: u64, at: u64, fetched: u64, (compare, swap): (u64, u64)) -> Op {
+    op(connection, invoked, Some((at, fetched)), Action::CompareSwap { compare, swap })
+}
+
+fn add(connection: u32, invoked: u64, at: u64, fetched: u64, add: u64) -> Op {
+    op(connection, invoked, Some((at, fetched)), Action::FetchAdd(add))
+}
+
+/// Whether one operation has to come before another one, by the definition.
+fn precedes(ops: &[Op], a: usize, b: usize, rules: Rules) -> bool {
+    let (first, second) = (&ops[a], &ops[b]);
+    if first.done.is_some_and(|done| done.at < second.invoked) {
+        return true;
+    }
+    if first.connection != second.connection || first.invoked > second.invoked || a == b {
+        return false;
+    }
+    let both_read = first.action == Action::Read && second.action == Action::Read;
+    first.action != Action::Read || second.fence || (both_read && rules.reads_in_order)
+}
+
+/// Whether there is an order, by trying all.
+fn oracle(ops: &[Op], first: u64, last: u64, rules: Rules) -> bool {
+    fn go(ops: &[Op], taken: &mut Vec<bool>, value: u64, last: u64, rules: Rules) -> bool {
+        let all = taken.iter().zip(ops).all(|(taken, op)| *taken || op.done.is_none());
+        if all && value == last {
+            return true;
+        }
+        for next in 0..ops.len() {
+            let waits = |other: usize| !taken[other] && precedes(ops, other, next, rules);
+            if taken[next] || (0..ops.len()).any(waits) {
+                continue;
+            }
+            let op = &ops[next];
+            let fits =
+                matches!(op.action, Action::Write(_)) || op.done.is_none_or(|done| done.fetched == value);
+            if !fits {
+                continue;
+            }
+            taken[next] = true;
+            let found = go(ops, taken, op.after(value), last, rules);
+            taken[next] = false;
+            if found {
+                return true;
+            }
+        }
+        false
+    }
+    let ops: Vec<Op> =
+        ops.iter().copied().filter(|op| op.done.is_some() || op.action != Action::Read).collect();
+    go(&ops, &mut vec![false; ops.len()], first, last, rules)
+}
+
+/// A history that happened: operations take effect at a moment of their own. Values are few, so that they come again, or
+/// each is written once. And what the word holds in the end.
+fn history(chance: &mut Chance, count: u64, connections: u64, unique: bool, unknown: u64) -> (Vec<Op>, u64) {
+    let mut open: Vec<(u64, usize)> = Vec::new();
+    let mut ops: Vec<Op> = Vec::new();
+    let (mut clock, mut value) = (0, 0);
+    let mut happened: Vec<Option<u64>> = Vec::new();
+    let mut seen = vec![0];
+    while (ops.len() as u64) < count || !open.is_empty() {
+        clock += 1;
+        let begin = (ops.len() as u64) < count && (open.is_empty() || chance.below(2) == 0);
+        if begin {
+            let connection = chance.below(connections);
+            let fresh = if unique { 1000 + ops.len() as u64 } else { chance.below(3) };
+            let guess = *chance.pick(&seen);
+            let action = match chance.below(4) {
+                0 => Action::Read,
+                1 => Action::Write(fresh),
+                2 => Action::CompareSwap { compare: guess, swap: fresh },
+                _ => Action::FetchAdd(if unique { chance.bits() >> 24 } else { chance.below(3) }),
+            };
+            open.push((connection, ops.len()));
+            ops.push(op(connection as u32, clock, None, action));
+            happened.push(None);
+            continue;
+        }
+        // Of a connection, the oldest that has not happened happens, and the oldest that has ends.
+        let (connection, _) = *chance.pick(&open);
+        let of: Vec<usize> =
+            open.iter().filter(|(other, _)| *other == connection).map(|(_, op)| *op).collect();
+        let next = of.iter().find(|op| happened[**op].is_none()).copied();
+        let end = happened[of[0]].is_some() && (next.is_none() || chance.below(2) == 0);
+        if let (false, Some(next)) = (end, next) {
+            happened[next] = Some(value);
+            value = ops[next].after(value);
+            seen.push(value);
+        } else {
+            ops[of[0]].done = happened[of[0]].map(|fetched| Done { at: clock, fetched });
+            open.retain(|(_, op)| *op != of[0]);
+        }
+    }
+    // The last ones of a connection, and nobody knows.
+    for connection in 0..connections as u32 {
+        if chance.below(100) < unknown {
+            let of: Vec<usize> = (0..ops.len()).filter(|op| ops[*op].connection == connection).collect();
+            for op in of.iter().rev().take(chance.below(4) as usize) {
+                ops[*op].done = None;
+            }
+        }
+    }
+    (ops, value)
+}
+
+/// Makes something of a history wrong, perhaps.
+fn spoil(chance: &mut Chance, ops: &mut [Op], last: &mut u64) {
+    let values: Vec<u64> = ops.iter().filter_map(|op| op.done).map(|done| done.fetched).collect();
+    if values.is_empty() || chance.below(8) == 0 {
+        *last = last.wrapping_add(chance.below(3));
+        return;
+    }
+    let value = *chance.pick(&values);
+    let place = chance.below(ops.len() as u64) as usize;
+    let op = &mut ops[place];
+    match (chance.below(3), &mut op.done) {
+        (0, Some(done)) => done.at = done.at.saturating_sub(chance.below(6)).max(op.invoked),
+        (1, done) => *done = None,
+        (_, Some(done)) => done.fetched = value,
+        _ => {}
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(6000))]
+
+    #[test]
+    fn it_says_what_the_definition_says(
+        seed: u64, count in 1u64..8, connections in 1u64..5, unique: bool, fences: bool, reads_in_order: bool,
+        spoilt in 0u64..3, unknown in prop::sample::select(vec![0u64, 0, 50, 100]),
+    ) {
+        let mut chance = Chance::new(seed);
+        let (mut ops, mut last) = history(&mut chance, count, connections, unique, unknown);
+        for _ in 0..spoilt {
+            spoil(&mut chance, &mut ops, &mut last);
+        }
+        if fences {
+            ops.iter_mut().for_each(|op| op.fence = chance.below(3) == 0);
+        }
+        let rules = Rules { reads_in_order };
+        let said = check(&ops, 0, last, rules);
+        prop_assert_eq!(said.is_ok(), oracle(&ops, 0, last, rules), "{:#?}, {}: {:?}", ops, last, said);
+    }
+
+    #[test]
+    fn what_happened_can_be_explained(
+        seed: u64, count in 1u64..400, connections in 1u64..40, unique: bool,
+        unknown in prop::sample::select(vec![0u64, 0, 20]),
+    ) {
+        let mut chance = Chance::new(seed);
+        // Few values that come again and again, and nobody knows who wrote them: that is what takes long.
+        let count = if unique { count } else { count.min(12) };
+        let (ops, last) = history(&mut chance, count, connections, unique, unknown);
+        let said = check(&ops, 0, last, Rules { reads_in_order: true });
+        prop_assert_eq!(said, Ok(()), "{:#?}", ops);
+    }
+}
+
+#[test]
+fn wrong_histories_are_found() {
+    let wrong = |ops: &[Op], last| check(ops, 0, last, NO_RULES).unwrap_err();
+    let fine = |ops: &[Op], last| assert_eq!(check(ops, 0, last, NO_RULES), Ok(()));
+    // A stale READ
+    fine(&[write(1, 0, 1, 5), read(2, 2, 3, 5)], 5);
+    wrong(&[write(1, 0, 1, 5), read(2, 2, 3, 0)], 5);
+    fine(&[write(1, 0, 3, 5), read(2, 1, 2, 0)], 5);
+    // READs that go back
+    let back = [write(1, 0, 9, 5), read(2, 1, 2, 5), read(2, 3, 4, 0)];
+    wrong(&back, 5);
+    // A lock that two have
+    let locked = [swap(1, 0, 4, 0, (0, 1)), swap(2, 1, 5, 0, (0, 2))];
+    wrong(&locked, 2);
+    fine(&[locked[0], write(1, 2, 6, 0), locked[1]], 2);
+    wrong(&[locked[0], write(1, 7, 8, 0), locked[1]], 0);
+    // Executed twice, lost, never executed
+    wrong(&[add(1, 0, 1, 0, 7)], 14);
+    wrong(&[add(1, 0, 1, 0, 7)], 0);
+    wrong(&[add(1, 0, 5, 0, 7), add(2, 1, 4, 0, 9)], 9);
+    wrong(&[read(1, 0, 1, 3)], 0);
+    // A failed swap that changed something, and one that should have succeeded
+    wrong(&[swap(1, 0, 1, 0, (9, 1))], 1);
+    wrong(&[swap(1, 0, 1, 0, (0, 1))], 0);
+    // An unlock that overtakes what was posted before it
+    let overtaken = [write(1, 0, 5, 7), write(1, 1, 6, 0)];
+    fine(&overtaken, 0);
+    wrong(&overtaken, 7);
+    // The memory in the end
+    fine(&[write(1, 0, 5, 7), write(2, 1, 6, 8)], 7);
+    wrong(&[write(1, 0, 5, 7), write(2, 1, 6, 8)], 0);
+}
+
+#[test]
+fn the_order_of_a_connection() {
+    // A WRITE and what follows it
+    let ops = [write(1, 0, 5, 7), read(1, 1, 6, 0)];
+    assert!(check(&ops, 0, 7, NO_RULES).is_err());
+    assert_eq!(check(&[ops[0], Op { connection: 2, ..ops[1] }], 0, 7, NO_RULES), Ok(()));
+    // A READ may see what follows it, unless there is a fence.
+    let ops = [read(1, 0, 5, 7), write(1, 1, 6, 7)];
+    assert_eq!(check(&ops, 0, 7, NO_RULES), Ok(()));
+    assert!(check(&[ops[0], Op { fence: true, ..ops[1] }], 0, 7, NO_RULES).is_err());
+    // READs
+    let ops = [write(2, 0, 9, 7), read(1, 1, 5, 7), read(1, 2, 6, 0)];
+    assert_eq!(check(&ops, 0, 7, NO_RULES), Ok(()));
+    assert!(check(&ops, 0, 7, Rules { reads_in_order: true }).is_err());
+}
+
+#[test]
+fn nobody_knows() {
+    let maybe = |connection, invoked, action| op(connection, invoked, None, action);
+    let swap = Action::CompareSwap { compare: 0, swap: 5 };
+    for last in [0, 5] {
+        assert_eq!(check(&[maybe(1, 0, swap)], 0, last, NO_RULES), Ok(()));
+        assert_eq!(check(&[maybe(1, 0, Action::Write(5))], 0, last, NO_RULES), Ok(()));
+        assert_eq!(check(&[maybe(1, 0, Action::FetchAdd(5))], 0, last, NO_RULES), Ok(()));
+    }
+    assert!(check(&[maybe(1, 0, swap)], 0, 10, NO_RULES).is_err());
+    assert!(check(&[maybe(1, 0, Action::FetchAdd(5))], 0, 10, NO_RULES).is_err(), "twice");
+    // Not before it was posted
+    assert!(check(&[read(2, 0, 1, 5), maybe(1, 2, swap)], 0, 5, NO_RULES).is_err());
+    // Long after
+    assert_eq!(check(&[maybe(1, 0, swap), read(2, 1, 2, 0), read(2, 3, 4, 5)], 0, 5, NO_RULES), Ok(()));
+    // The second took effect, so the first did.
+    let both = [maybe(1, 0, Action::FetchAdd(1)), maybe(1, 1, Action::FetchAdd(10))];
+    assert_eq!(check(&both, 0, 11, NO_RULES), Ok(()));
+    assert_eq!(check(&both, 0, 1, NO_RULES), Ok(()));
+    assert!(check(&both, 0, 10, NO_RULES).is_err());
+    // Sums of several
+    let adds: Vec<Op> = (0..12).map(|n| maybe(n, n.into(), Action::FetchAdd(1 << n))).collect();
+    for last in [0, 1, 0b101, 0b1010_0101, 0xfff] {
+        assert_eq!(check(&adds, 0, last, NO_RULES), Ok(()), "{last}");
+    }
+}
+
+#[test]
+fn hot_words_take_no_time() {
+    for (seed, unknown) in [(1, 0), (2, 10)] {
+        let mut chance = Chance::new(seed);
+        let (mut ops, last) = history(&mut chance, 20_000, 256, true, unknown);
+        assert_eq!(check(&ops, 0, last, NO_RULES), Ok(()));
+        // One value that is another one
+        let seen: Vec<usize> =
+            (0..ops.len()).filter(|op| ops[*op].action == Action::Read && ops[*op].done.is_some()).collect();
+        let (a, b) = (seen[seen.len() / 2], seen[seen.len() / 4]);
+        ops[a].done = ops[a].done.map(|done| Done { fetched: ops[b].done.unwrap().fetched, ..done });
+        check(&ops, 0, last, NO_RULES).unwrap_err();
+    }
+}
+
+#[test]
+fn locks_take_no_time() {
+    // Who has the lock gives it back; all others try, and all is under way at once.
+    let mut chance = Chance::new(3);
+    let (mut clock, mut ops, mut holder) = (0, Vec::new(), 0);
+    for section in 1..3000 {
+        let from = clock;
+        let tries = chance.below(60);
+        ops.push(swap(
+            section as u32 % 64,
+            from + chance.below(50),
+            from + 300 + chance.below(50),
+            0,
+            (0, section),
+        ));
+        holder = section;
+        for _ in 0..tries {
+            let other = 64 + chance.below(64);
+            let (at, end) = (from + chance.below(150), from + 350 + chance.below(100));
+            ops.push(swap(other as u32, at, end, section, (0, 1 << 40 | clock)));
+            clock += 1;
+        }
+        ops.push(write(section as u32 % 64, from + 360, from + 700, 0));
+        clock = from + 500;
+    }
+    assert_eq!(check(&ops, 0, 0, NO_RULES), Ok(()), "{holder}");
+    let middle =
+        ops.iter().position(|op| op.action == Action::CompareSwap { compare: 0, swap: 1500 }).unwrap();
+    ops[middle].done = ops[middle].done.map(|done| Done { fetched: 7, ..done });
+    check(&ops, 0, 0, NO_RULES).unwrap_err();
+}

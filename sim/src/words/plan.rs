@@ -1,0 +1,204 @@
+//! What a connection does, one operation after the other, as the seed has it.
+
+use super::Config;
+use switch::Chance;
+
+/// A verb, and what it is used on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Verb {
+    /// `CmpSwap` of a shared word
+    CompareSwap,
+    /// `FetchAdd` of a shared word
+    FetchAdd,
+    /// RDMA WRITE of a shared word
+    WriteWord,
+    /// RDMA READ of a shared word
+    ReadWord,
+    /// RDMA WRITE of several shared words
+    WriteWords,
+    /// RDMA READ of several shared words, and locks
+    ReadWords,
+    /// RDMA WRITE of memory of its own
+    Write,
+    /// RDMA READ of memory of its own
+    Read,
+    /// SEND
+    Send,
+}
+
+impl Verb {
+    /// Every verb.
+    pub const ALL: [Self; 9] = [
+        Self::CompareSwap,
+        Self::FetchAdd,
+        Self::WriteWord,
+        Self::ReadWord,
+        Self::WriteWords,
+        Self::ReadWords,
+        Self::Write,
+        Self::Read,
+        Self::Send,
+    ];
+
+    /// Its name in reports
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::CompareSwap => "compare_swap",
+            Self::FetchAdd => "fetch_add",
+            Self::WriteWord => "write_word",
+            Self::ReadWord => "read_word",
+            Self::WriteWords => "write_words",
+            Self::ReadWords => "read_words",
+            Self::Write => "write",
+            Self::Read => "read",
+            Self::Send => "send",
+        }
+    }
+}
+
+/// What a `CmpSwap` expects the word to hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Guess {
+    /// What the connection has seen or written there last
+    Own,
+    /// What anybody has seen there last
+    Newest,
+    /// Something that it never held
+    Wrong,
+}
+
+/// An operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Want {
+    pub(super) verb: Verb,
+    /// The first word, or the first byte
+    pub(super) at: u32,
+    /// Words, or bytes
+    pub(super) len: u32,
+    pub(super) guess: Guess,
+    /// Whether a `FetchAdd` adds something
+    pub(super) adds: bool,
+    pub(super) signaled: bool,
+    pub(super) fence: bool,
+}
+
+/// The operations of a connection.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    chance: Chance,
+    left: u32,
+    words: u32,
+    locks: u32,
+    max_size: u32,
+    mix: [u32; Verb::ALL.len()],
+    /// For each word, how often it or one before it is used
+    shares: Vec<f64>,
+}
+
+impl Plan {
+    pub(super) fn new(config: &Config, seed: u64) -> Self {
+        let mut sum = 0.0;
+        let shares = (0..config.words.max(1)).map(|word| {
+            sum += f64::from(word + 1).powf(-config.zipf);
+            sum
+        });
+        Self {
+            chance: Chance::new(seed),
+            left: config.operations,
+            words: config.words.max(1),
+            locks: config.pages,
+            max_size: config.max_size,
+            mix: config.mix,
+            shares: shares.collect(),
+        }
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.left == 0
+    }
+
+    /// A word by how often it is used
+    fn word(&mut self) -> u32 {
+        let sum = self.shares.last().copied().unwrap_or(1.0);
+        let at = (self.chance.bits() >> 11) as f64 / (1u64 << 53) as f64 * sum;
+        (self.shares.partition_point(|share| *share <= at) as u32).min(self.words - 1)
+    }
+
+    fn verb(&mut self) -> Verb {
+        let total: u64 = self.mix.iter().map(|share| u64::from(*share)).sum();
+        let mut at = self.chance.below(total.max(1));
+        for (verb, share) in Verb::ALL.into_iter().zip(self.mix) {
+            match at.checked_sub(share.into()) {
+                Some(rest) => at = rest,
+                None => return verb,
+            }
+        }
+        Verb::ReadWord
+    }
+
+    /// Where a range of so many begins, and how long it is; short ones are as likely as long ones.
+    fn range(&mut self, all: u32) -> (u32, u32) {
+        let bits = self.chance.below(u64::from(33 - all.leading_zeros()));
+        let len = (self.chance.below(1 << bits) as u32 + 1).min(all);
+        (self.chance.below(u64::from(all - len + 1)) as u32, len)
+    }
+}
+
+impl Iterator for Plan {
+    type Item = Want;
+
+    fn next(&mut self) -> Option<Want> {
+        self.left = self.left.checked_sub(1)?;
+        let (verb, word) = (self.verb(), self.word());
+        // In the end, what is there is looked at once more: in all words, and as an atomic sees it.
+        let verb = match self.left {
+            0 => Verb::ReadWords,
+            1 => Verb::FetchAdd,
+            _ => verb,
+        };
+        let (at, len) = match verb {
+            Verb::CompareSwap | Verb::FetchAdd | Verb::WriteWord | Verb::ReadWord => (word, 1),
+            Verb::ReadWords if self.left == 0 || self.chance.below(3) == 0 => (0, self.words + self.locks),
+            Verb::ReadWords => self.range(self.words + self.locks),
+            Verb::WriteWords => self.range(self.words),
+            Verb::Write | Verb::Read => self.range(self.max_size),
+            Verb::Send => (0, 0),
+        };
+        let bits = self.chance.bits();
+        let guess = match bits & 7 {
+            0 => Guess::Wrong,
+            1..4 => Guess::Own,
+            _ => Guess::Newest,
+        };
+        let adds = self.left >= 2 && bits & 0x38 != 0;
+        let signaled = bits & 0xc0 != 0 || self.left == 0;
+        Some(Want { verb, at, len, guess, adds, signaled, fence: bits & 0xf00 == 0 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_happens() {
+        let config = Config { operations: 2000, words: 40, zipf: 0.99, mix: [1; 9], ..Config::default() };
+        let wants: Vec<Want> = Plan::new(&config, 1).collect();
+        assert_eq!(wants, Plan::new(&config, 1).collect::<Vec<_>>());
+        for verb in Verb::ALL {
+            let share = wants.iter().filter(|want| want.verb == verb).count();
+            assert!((150..300).contains(&share), "{verb:?} {share}");
+        }
+        let of = |verb, word| wants.iter().filter(|want| (want.verb, want.at) == (verb, word)).count();
+        assert!(of(Verb::FetchAdd, 0) > 3 * of(Verb::FetchAdd, 8), "some words are hot");
+        for want in &wants {
+            let all = match want.verb {
+                Verb::Write | Verb::Read => config.max_size,
+                Verb::ReadWords => config.words + config.pages,
+                _ => config.words,
+            };
+            assert!(want.at + want.len <= all, "{want:?}");
+        }
+        assert_eq!(wants.last().map(|want| (want.verb, want.len)), Some((Verb::ReadWords, 42)));
+    }
+}

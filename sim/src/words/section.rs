@@ -1,0 +1,116 @@
+//! Sections as Sherman has them: a lock is taken by `CmpSwap`, a page read and written, and the lock given back right
+//! behind it, without waiting for either.
+
+use super::end::{Context, End, Request, What};
+use super::fill;
+use super::linear::Action;
+use rnic::Operation;
+
+/// A section under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Section {
+    page: usize,
+    /// What the lock holds when it has it
+    id: u64,
+    /// How often it may try again
+    tries: u32,
+}
+
+impl End {
+    /// Begins a section.
+    pub(super) fn begin_section(&mut self, context: &mut Context<'_>) {
+        let page = self.chance.below(context.config.pages.into()) as usize;
+        self.try_lock(Section { page, id: 0, tries: context.config.tries }, context);
+    }
+
+    fn try_lock(&mut self, section: Section, context: &mut Context<'_>) {
+        let section =
+            Section { id: context.truth.fresh(), tries: section.tries.saturating_sub(1), ..section };
+        context.truth.counts.tries += 1;
+        let (line, word) = (self.line, context.config.words as usize + section.page);
+        let action = Action::CompareSwap { compare: 0, swap: section.id };
+        let recorded = context.truth.post(self.server, word, line, false, action);
+        let at = self.word_at(word);
+        let request = Request {
+            operation: Operation::CompareSwap { at, compare: 0, swap: section.id },
+            data: Vec::new(),
+            fetch: 8,
+            signaled: true,
+            fence: false,
+            what: What::Lock(recorded),
+        };
+        self.section = Some(section);
+        self.submit(request, context);
+    }
+
+    /// The lock held this.
+    pub(super) fn on_lock(&mut self, found: u64, context: &mut Context<'_>) {
+        let Some(section) = self.section else { return };
+        if found != 0 {
+            if section.tries > 0 {
+                self.try_lock(section, context);
+            } else {
+                self.section = None;
+            }
+            return;
+        }
+        context.truth.lock(self.server, section.page, section.id);
+        let operation = Operation::Read(self.page_at(section.page, context.config));
+        let fetch = context.config.page_size as usize;
+        let what = What::Page;
+        self.submit(
+            Request { operation, data: Vec::new(), fetch, signaled: true, fence: false, what },
+            context,
+        );
+    }
+
+    /// The page held this.
+    pub(super) fn on_page(&mut self, found: &[u8], context: &mut Context<'_>) {
+        let Some(section) = self.section.take() else { return };
+        let (line, page, id) = (self.line, section.page, section.id);
+        if let Some(newest) = context.truth.page(self.server, page) {
+            let expected = fill(newest, found.len());
+            if let Some(byte) = found.iter().zip(&expected).position(|(is, was)| is != was) {
+                context.truth.fail(|| {
+                    format!("line {line}: {id:#x} has the lock of page {page}, which differs from what {newest:#x} wrote from byte {byte} on")
+                });
+            }
+        }
+        let operation = Operation::Write(self.page_at(page, context.config));
+        let data = fill(id, context.config.page_size as usize);
+        let signaled = self.chance.below(2) == 0;
+        let what = What::WritePage;
+        self.submit(Request { operation, data, fetch: 0, signaled, fence: false, what }, context);
+        self.unlock(section, context);
+        context.truth.unlock(self.server, page, id);
+    }
+
+    fn unlock(&mut self, section: Section, context: &mut Context<'_>) {
+        let (line, word) = (self.line, context.config.words as usize + section.page);
+        let at = self.word_at(word);
+        let by_swap = self.chance.below(3) == 0;
+        let action =
+            if by_swap { Action::CompareSwap { compare: section.id, swap: 0 } } else { Action::Write(0) };
+        let recorded = context.truth.post(self.server, word, line, false, action);
+        let request = if by_swap {
+            Request {
+                operation: Operation::CompareSwap { at, compare: section.id, swap: 0 },
+                data: Vec::new(),
+                fetch: 8,
+                signaled: true,
+                fence: false,
+                what: What::Unlock(recorded, Some(section.id)),
+            }
+        } else {
+            Request {
+                operation: Operation::Write(at),
+                data: 0u64.to_le_bytes().to_vec(),
+                fetch: 0,
+                signaled: true,
+                fence: false,
+                what: What::Unlock(recorded, None),
+            }
+        };
+        self.submit(request, context);
+    }
+}

@@ -1,0 +1,262 @@
+//! A memory server: words and pages that all connections share, memory of each connection's own, and receives.
+
+use super::connect::{Joined, Memory, PORT, RNR_TIMER, join, message, queue_pair};
+use super::truth::Shared;
+use super::{Config, PAGES_VA, TABLE_VA};
+use crate::App;
+use rnic::cm::{Conn, Event as CmEvent, PortSpace, RemoteRequest};
+use rnic::{
+    Access, Buffer, Completion, ConnParam, Cq, Mr, Pd, RecvRequest, Remote, Rnic, Sge, State, Status,
+};
+use rocev2::Qpn;
+use rocev2::cm::RejReason;
+use std::collections::BTreeMap;
+use switch::{Chance, Nanos};
+
+const OWN_VA: u64 = 0x4000_0000_0000;
+const RECEIVE_VA: u64 = 0x5000_0000_0000;
+/// Completions that wait to be polled at most
+const COMPLETIONS: usize = 1 << 16;
+
+/// What all connections share.
+#[derive(Clone, Copy, Debug)]
+struct Resources {
+    pd: Pd,
+    cq: Cq,
+    /// Words, locks and pages
+    memory: Buffer,
+    /// The keys that all connections use, of words and of pages
+    keys: [Mr; 2],
+}
+
+/// A connection.
+#[derive(Debug)]
+struct Served {
+    line: u32,
+    conn: Option<Conn>,
+    own: Buffer,
+    receives: (Buffer, Mr),
+    /// Messages that came
+    messages: u64,
+}
+
+/// A memory server.
+#[derive(Debug)]
+pub struct ServerApp {
+    config: Config,
+    number: usize,
+    truth: Shared,
+    resources: Option<Resources>,
+    /// By the number of the queue pair in this life
+    served: BTreeMap<u32, Served>,
+    by_line: BTreeMap<u32, u32>,
+    reposts: BTreeMap<(Nanos, u64), (u32, u64)>,
+    reposted: u64,
+    chance: Chance,
+    lives: u64,
+    up: bool,
+}
+
+impl ServerApp {
+    pub(super) fn new(config: &Config, number: usize, truth: Shared) -> Self {
+        Self {
+            config: config.clone(),
+            number,
+            truth,
+            resources: None,
+            served: BTreeMap::new(),
+            by_line: BTreeMap::new(),
+            reposts: BTreeMap::new(),
+            reposted: 0,
+            chance: Chance::stream(config.seed, 0x7365_7276_0000 + number as u64),
+            lives: 0,
+            up: false,
+        }
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        self.up
+    }
+
+    /// What stands in its words and locks
+    pub(super) fn table<'a>(&self, nic: &'a Rnic) -> &'a [u8] {
+        let Some(resources) = &self.resources else { return &[] };
+        &nic.bytes(resources.memory)[..self.config.table_size()]
+    }
+
+    /// What stands in the memory of a connection's own, and how many messages came by it
+    pub(super) fn of_line<'a>(&self, nic: &'a Rnic, line: u32) -> Option<(&'a [u8], u64)> {
+        let served = self.served.get(self.by_line.get(&line)?)?;
+        Some((nic.bytes(served.own), served.messages))
+    }
+
+    /// Keys for words and pages
+    fn keys(config: &Config, nic: &mut Rnic, pd: Pd, memory: Buffer) -> [Mr; 2] {
+        let (table, pages) = (config.table_size(), config.pages_size());
+        let mut register =
+            |range, va| nic.register(pd, memory, range, va, Access::ALL).expect("room for a region");
+        if config.separate_keys {
+            [register(0..table, TABLE_VA), register(table..table + pages, PAGES_VA)]
+        } else {
+            [register(0..table + pages, TABLE_VA); 2]
+        }
+    }
+
+    /// Makes its end of a connection.
+    pub(super) fn serve(&mut self, nic: &mut Rnic, line: u32) -> Option<(Qpn, Memory)> {
+        let Resources { pd, cq, memory, keys } = self.resources?;
+        let config = &self.config;
+        let keys = if config.own_keys { Self::keys(config, nic, pd, memory) } else { keys };
+        let qpn = queue_pair(nic, pd, cq, 1, config.receives);
+        let (own, own_key) = nic.register_new(pd, config.max_size as usize, OWN_VA, Access::ALL).ok()?;
+        let size = (config.receives * config.max_size) as usize;
+        let receives = nic.register_new(pd, size, RECEIVE_VA, Access::ALL).ok()?;
+        let served = Served { line, conn: None, own, receives, messages: 0 };
+        self.by_line.insert(line, qpn.get());
+        self.served.insert(qpn.get(), served);
+        for slot in 0..self.config.receives {
+            self.repost(nic, qpn.get(), slot.into());
+        }
+        let behind = TABLE_VA + self.config.table_size() as u64;
+        let pages = if self.config.separate_keys { PAGES_VA } else { behind };
+        let memory = Memory {
+            table: Remote { va: TABLE_VA, rkey: keys[0].0 },
+            pages: Remote { va: pages, rkey: keys[1].0 },
+            own: Remote { va: OWN_VA, rkey: own_key.0 },
+        };
+        Some((qpn, memory))
+    }
+
+    /// Joins a connection by hand.
+    pub(super) fn joined(&mut self, nic: &mut Rnic, own: Joined, other: Joined) {
+        join(nic, own, other, &self.config);
+    }
+
+    /// It is told that a connection is no more.
+    pub(super) fn drop_line(&mut self, nic: &mut Rnic, line: u32) {
+        if let Some(qpn) = self.by_line.get(&line) {
+            // It may be gone.
+            _ = nic.destroy_qp(Qpn::new(*qpn));
+        }
+    }
+
+    fn repost(&mut self, nic: &mut Rnic, qpn: u32, slot: u64) {
+        let Some(served) = self.served.get(&qpn) else { return };
+        let size = self.config.max_size;
+        let data = Sge { mr: served.receives.1, va: RECEIVE_VA + slot * u64::from(size), len: size };
+        // A connection that is over takes none.
+        _ = nic.post_recv(Qpn::new(qpn), RecvRequest { id: slot, data: Some(data) });
+    }
+
+    fn on_completion(&mut self, nic: &mut Rnic, completion: &Completion, now: Nanos) {
+        let qpn = completion.qpn.get();
+        let Some(served) = self.served.get_mut(&qpn) else { return };
+        let (line, number) = (served.line, served.messages);
+        if completion.status != Status::Success {
+            // The client has gone, or has said so.
+            if !self.config.may_fail && completion.status != Status::Flushed {
+                self.truth.get().fail(|| format!("line {line}, at the server: {completion:?}"));
+            }
+            return;
+        }
+        served.messages += 1;
+        let size = self.config.max_size;
+        let expected = message(line, number, size);
+        let from = completion.id as usize * size as usize;
+        let came = &nic.bytes(served.receives.0)[from..][..completion.len.min(size) as usize];
+        if came != expected {
+            self.truth
+                .get()
+                .fail(|| format!("line {line}: message {number} came as something else: {completion:?}"));
+        }
+        let after = Nanos(self.chance.below(u64::from(self.config.repost_us) * 1000 + 1));
+        if after == Nanos::ZERO {
+            self.repost(nic, qpn, completion.id);
+        } else {
+            self.reposted += 1;
+            self.reposts.insert((now + after, self.reposted), (qpn, completion.id));
+        }
+    }
+
+    fn on_cm(&mut self, nic: &mut Rnic, event: &CmEvent, now: Nanos) {
+        let conn = event.conn();
+        match event {
+            CmEvent::Requested { request, .. } => {
+                if self.accept(nic, conn, request, now).is_none() {
+                    _ = nic.reject(conn, RejReason::CONSUMER, &[], now);
+                }
+            }
+            _ if event.is_last() => {
+                let line =
+                    self.served.values().find(|served| served.conn == Some(conn)).map(|served| served.line);
+                if let Some(line) = line {
+                    self.drop_line(nic, line);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn accept(&mut self, nic: &mut Rnic, conn: Conn, request: &RemoteRequest, now: Nanos) -> Option<()> {
+        let line = u32::from_be_bytes(*request.private_data.first_chunk()?);
+        let (qpn, memory) = self.serve(nic, line)?;
+        let param = ConnParam {
+            responder_resources: self.config.max_rd_atomic,
+            initiator_depth: self.config.max_rd_atomic,
+            rnr_retry_count: 7,
+            min_rnr_timer: RNR_TIMER,
+            private_data: memory.to_bytes(),
+            ..ConnParam::default()
+        };
+        self.served.get_mut(&qpn.get())?.conn = Some(conn);
+        nic.accept(conn, qpn, param, now).ok()
+    }
+
+    /// Queue pairs that have failed
+    pub(super) fn failed(&self, nic: &Rnic) -> usize {
+        self.served.keys().filter(|qpn| nic.qp_state(Qpn::new(**qpn)) == Some(State::Error)).count()
+    }
+}
+
+impl App for ServerApp {
+    fn start(&mut self, nic: &mut Rnic, _now: Nanos) {
+        let pd = nic.alloc_pd();
+        let cq = nic.create_cq(COMPLETIONS).expect("room for a completion queue");
+        let size = self.config.table_size() + self.config.pages_size();
+        let memory = nic.alloc(vec![0; size]).expect("room for memory");
+        let keys = Self::keys(&self.config, nic, pd, memory);
+        self.resources = Some(Resources { pd, cq, memory, keys });
+        (self.up, self.lives) = (true, self.lives + 1);
+        // Nobody listens yet.
+        _ = nic.listen(PortSpace::Tcp, PORT);
+    }
+
+    fn crash(&mut self) {
+        self.up = false;
+        self.served.clear();
+        self.by_line.clear();
+        self.reposts.clear();
+        self.resources = None;
+        self.truth.get().forget(self.number);
+    }
+
+    fn run(&mut self, nic: &mut Rnic, now: Nanos) {
+        while let Some(due) = self.reposts.first_entry().filter(|entry| entry.key().0 <= now) {
+            let (qpn, slot) = due.remove();
+            self.repost(nic, qpn, slot);
+        }
+        while let Some(event) = nic.poll_cm_event() {
+            self.on_cm(nic, &event, now);
+        }
+        if let Some(Resources { cq, .. }) = self.resources {
+            while let Some(completion) = nic.poll_cq(cq) {
+                self.on_completion(nic, &completion, now);
+            }
+        }
+        while nic.poll_event().is_some() {}
+    }
+
+    fn next_timer(&self) -> Option<Nanos> {
+        self.reposts.first_key_value().map(|((at, _), _)| *at)
+    }
+}

@@ -1,0 +1,203 @@
+//! What clients asked for and saw. It outlives all of them.
+
+use super::linear::{self, Action, Done, Op, Rules};
+use super::{Config, Verb};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Bits of a value in which additions add up
+const ADDS: u32 = 40;
+/// Bits that are added, each for itself
+const ADD_BITS: u32 = 32;
+
+/// The truth, as all hosts know it.
+#[derive(Clone, Debug)]
+pub(super) struct Shared(Arc<Mutex<Truth>>);
+
+impl Shared {
+    pub(super) fn new(config: &Config) -> Self {
+        Self(Arc::new(Mutex::new(Truth::new(config))))
+    }
+
+    pub(super) fn get(&self) -> MutexGuard<'_, Truth> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An operation on a word: which one of its history
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Recorded {
+    pub(super) server: usize,
+    pub(super) word: usize,
+    number: usize,
+}
+
+/// A page of a server.
+#[derive(Clone, Copy, Debug, Default)]
+struct Page {
+    /// The section that knows that it has the lock
+    holder: Option<u64>,
+    /// The section that wrote it last
+    newest: u64,
+}
+
+/// What a server's memory is used for.
+#[derive(Clone, Debug)]
+struct Served {
+    words: Vec<Vec<Op>>,
+    /// What was seen last
+    newest: Vec<u64>,
+    /// Additions that were posted
+    adds: Vec<u32>,
+    pages: Vec<Page>,
+    /// It has crashed, and its memory is not what it was
+    forgotten: bool,
+}
+
+/// What is counted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counts {
+    pub(super) operations: [u64; Verb::ALL.len()],
+    pub(super) swapped: u64,
+    pub(super) sections: u64,
+    pub(super) tries: u64,
+    pub(super) broken: u64,
+}
+
+/// What clients asked for and saw.
+#[derive(Debug)]
+pub(super) struct Truth {
+    clock: u64,
+    /// Values that were given out
+    values: u64,
+    servers: Vec<Served>,
+    /// The first thing that must not be
+    pub(super) wrong: Option<String>,
+    /// Connections to be made anew: of which client, and which of its
+    pub(super) broken: Vec<(usize, usize)>,
+    /// Something may be over
+    pub(super) news: bool,
+    pub(super) counts: Counts,
+}
+
+impl Truth {
+    fn new(config: &Config) -> Self {
+        let table = (config.words + config.pages) as usize;
+        let served = Served {
+            words: vec![Vec::new(); table],
+            newest: vec![0; table],
+            adds: vec![0; table],
+            pages: vec![Page::default(); config.pages as usize],
+            forgotten: false,
+        };
+        Self {
+            clock: 0,
+            values: 0,
+            servers: vec![served; config.servers.into()],
+            wrong: None,
+            broken: Vec::new(),
+            news: false,
+            counts: Counts::default(),
+        }
+    }
+
+    fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    pub(super) fn fail(&mut self, wrong: impl FnOnce() -> String) {
+        self.news = true;
+        self.wrong.get_or_insert_with(wrong);
+    }
+
+    /// A value that was never given out before, above what additions come to
+    pub(super) fn fresh(&mut self) -> u64 {
+        self.values += 1;
+        // Of as many as there are, no two are equal.
+        self.values.wrapping_mul(0x9e_3779_b97f) << ADDS
+    }
+
+    /// What is added to a word next: powers of two in turn, so that a sum tells what it is made of.
+    pub(super) fn add(&mut self, server: usize, word: usize) -> u64 {
+        let adds = &mut self.servers[server].adds[word];
+        *adds += 1;
+        1 << (*adds % ADD_BITS)
+    }
+
+    /// An operation is posted.
+    pub(super) fn post(
+        &mut self,
+        server: usize,
+        word: usize,
+        line: u32,
+        fence: bool,
+        action: Action,
+    ) -> Recorded {
+        let invoked = self.tick();
+        let history = &mut self.servers[server].words[word];
+        history.push(Op { connection: line, invoked, done: None, fence, action });
+        Recorded { server, word, number: history.len() - 1 }
+    }
+
+    /// It has completed. Of a WRITE, nothing is fetched.
+    pub(super) fn complete(&mut self, recorded: Recorded, fetched: u64) {
+        let at = self.tick();
+        let served = &mut self.servers[recorded.server];
+        let op = &mut served.words[recorded.word][recorded.number];
+        op.done = Some(Done { at, fetched });
+        served.newest[recorded.word] = op.after(fetched);
+    }
+
+    /// What anybody has seen last
+    pub(super) fn newest(&self, server: usize, word: usize) -> u64 {
+        self.servers[server].newest[word]
+    }
+
+    /// A section has got the lock of a page.
+    pub(super) fn lock(&mut self, server: usize, page: usize, section: u64) {
+        let served = &mut self.servers[server];
+        let before = served.pages[page].holder.replace(section);
+        if let Some(holder) = before.filter(|_| !served.forgotten) {
+            self.fail(|| {
+                format!("page {page} of server {server}: {section:#x} got the lock that {holder:#x} has")
+            });
+        }
+    }
+
+    /// What the holder of the lock has to find: which section wrote it. None if nobody can know.
+    pub(super) fn page(&self, server: usize, page: usize) -> Option<u64> {
+        let served = &self.servers[server];
+        (!served.forgotten).then_some(served.pages[page].newest)
+    }
+
+    /// A section has posted what it writes and, behind it, that the lock is free.
+    pub(super) fn unlock(&mut self, server: usize, page: usize, section: u64) {
+        self.servers[server].pages[page] = Page { holder: None, newest: section };
+        self.counts.sections += 1;
+    }
+
+    /// A server has forgotten everything: nothing more is said of its words and pages.
+    pub(super) fn forget(&mut self, server: usize) {
+        self.servers[server].forgotten = true;
+    }
+
+    pub(super) fn is_forgotten(&self, server: usize) -> bool {
+        self.servers[server].forgotten
+    }
+
+    /// Says what cannot be of the words of a server that hold this in the end.
+    pub(super) fn check(&self, server: usize, table: &[u8], rules: Rules) -> Result<(), String> {
+        for (word, (ops, last)) in self.servers[server].words.iter().zip(table.chunks_exact(8)).enumerate() {
+            let last = last.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+            linear::check(ops, 0, last, rules)
+                .map_err(|wrong| format!("word {word} of server {server}: {wrong}"))?;
+        }
+        Ok(())
+    }
+
+    /// Operations on words: all, and those of which nobody knows whether they took effect
+    pub(super) fn recorded(&self) -> (u64, u64) {
+        let ops = self.servers.iter().flat_map(|served| served.words.iter().flatten());
+        ops.fold((0, 0), |(all, unknown), op| (all + 1, unknown + u64::from(op.done.is_none())))
+    }
+}
