@@ -8,9 +8,9 @@ use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
-use swordbox::{Config, Connection, Control, Journal, Layers, Server, Swordbox, Table};
 use switch::forward::Config as ForwardConfig;
 use switch::{Chance, Nanos, Share};
+use swordbox::{Config, Connection, Control, Journal, Layers, Server, Swordbox, Table};
 
 /// What a Swordbox has written down, which outlives it
 #[derive(Clone, Debug, Default)]

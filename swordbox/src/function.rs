@@ -104,15 +104,8 @@ pub struct Swordbox {
     pub(crate) aged: Id,
 }
 
-pub(crate) const NO_RECORD: Record = Record {
-    psn: Psn::ZERO,
-    count: 0,
-    own: Psn::ZERO,
-    what: What::Read,
-    done: true,
-    value: 0,
-    steered: 0,
-};
+pub(crate) const NO_RECORD: Record =
+    Record { psn: Psn::ZERO, count: 0, own: Psn::ZERO, what: What::Read, done: true, value: 0, steered: 0 };
 
 /// The address of the host that sent a packet, IPv4 mapped into ::ffff:0:0/96
 #[inline]
@@ -132,8 +125,12 @@ pub(crate) fn bits_of(host: core::net::IpAddr) -> u128 {
 
 impl core::fmt::Debug for Swordbox {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let busy = self.flows.iter().enumerate().filter(|(_, flow)| !flow.is_quiet() || flow.holds());
-        let open = |id: usize| self.records(id as Id).iter().filter(|record| !record.done).collect::<Vec<_>>();
+        let busy =
+            self.flows.iter().enumerate().filter(|(_, flow)| {
+                !flow.is_quiet() || flow.next != flow.sent || flow.nak_due || flow.nak_sent
+            });
+        let open =
+            |id: usize| self.records(id as Id).iter().filter(|record| !record.done).collect::<Vec<_>>();
         let busy = busy.map(|(id, flow)| (id, flow, open(id)));
         f.debug_struct("Swordbox")
             .field("usage", &self.usage())
@@ -331,11 +328,13 @@ impl Function for Swordbox {
             Command::Permit(connection) => {
                 let key = HostQp::new(connection.server.0, connection.server.1);
                 let Some(id) = self.index.get(&key) else { return };
-                if self.connection_of(id) == Some(connection)
-                    && self.flows[id as usize].stage == Stage::Asked
+                if self.connection_of(id) == Some(connection) && self.flows[id as usize].stage == Stage::Asked
                 {
-                    self.flows[id as usize].stage = Stage::Strict;
-                    self.counters.diverged.add(1);
+                    // As long as it is not known where the last request ends, it is not known where the next begins.
+                    let flow = &mut self.flows[id as usize];
+                    let known = flow.unsure.is_none();
+                    flow.stage = if known { Stage::Strict } else { Stage::Clear };
+                    self.counters.diverged.add(u64::from(known));
                 }
             }
             Command::Layers(layers) => {
@@ -359,4 +358,3 @@ impl Swordbox {
         if busy { Nanos((self.config.replay_after.0 / 2).max(1)) } else { IDLE }
     }
 }
-

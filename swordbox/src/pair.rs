@@ -5,11 +5,11 @@ use crate::flow::{Flow, Stage, What};
 use crate::function::{Event, NO_SERVER, Swordbox, bits_of};
 use crate::{Id, NONE};
 use core::net::IpAddr;
-use rocev2::cm::{Body, Message, mad_of};
 use rocev2::aeth::Syndrome;
+use rocev2::cm::{Body, Message, mad_of};
 use rocev2::{Msn, Packet, Psn, Qpn};
-use switch::table::{Index, Key, mix};
 use switch::forward::counters::HostQp;
+use switch::table::{Index, Key, mix};
 use switch::{Nanos, PortId};
 
 /// Requests for connections that wait for their reply

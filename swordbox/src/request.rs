@@ -114,7 +114,9 @@ impl Swordbox {
         let psn = packet.bth().psn();
         let flow = &self.flows[id as usize];
         // What is remembered of it has to be true.
-        let lost = flow.begun && flow.next.precedes(psn);
+        // While it is not known how many PSNs a READ takes, one behind it may ask for the rest of it.
+        let rest = flow.unsure.is_some() && op.kind == Kind::Read && psn == flow.next;
+        let lost = flow.begun && (flow.next.precedes(psn) || rest);
         let new = !flow.begun || psn == flow.next || lost;
         if new && !packet.verify_icrc() {
             return self.forward.route(frame, port, now, out);
@@ -146,7 +148,9 @@ impl Swordbox {
             return;
         }
         let count = match (op.kind, memory_of(packet)) {
-            (Kind::Read, Some((_, _, len))) => self.flows[id as usize].count_of(len).unwrap_or(len.div_ceil(256)),
+            (Kind::Read, Some((_, _, len))) => {
+                self.flows[id as usize].count_of(len).unwrap_or(len.div_ceil(256))
+            }
             _ => 1,
         };
         self.record(id, Record { psn, count, own: psn, what: What::Unseen, ..NO_RECORD });
@@ -242,7 +246,7 @@ impl Swordbox {
     fn restart_at(&mut self, id: Id, psn: Psn) {
         let unsure = self.flows[id as usize].unsure.map(|_| self.flows[id as usize].next.sub(1));
         for record in self.records_mut(id) {
-            if unsure == Some(record.psn) && !record.done {
+            if unsure == Some(record.psn) && record.count == 1 {
                 // It may have taken as many.
                 record.count = psn.distance(record.psn).max(1) as u32;
             }
@@ -264,7 +268,8 @@ impl Swordbox {
         flow.next = first.add(count);
         flow.sent = flow.next;
         flow.own_next = flow.next.add(flow.delta);
-        if let Some(record) = self.records_mut(id).iter_mut().find(|record| record.psn == first && !record.done)
+        for record in
+            self.records_mut(id).iter_mut().filter(|record| record.psn == first && record.count == 1)
         {
             record.count = count;
         }
@@ -287,7 +292,9 @@ impl Swordbox {
             return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
         }
         let psn = packet.bth().psn();
-        self.resolve(id, psn);
+        if op.kind != Kind::Read {
+            self.resolve(id, psn);
+        }
         let flow = &self.flows[id as usize];
         if psn.precedes(flow.next) {
             self.counters.repeated.add(1);
@@ -434,7 +441,7 @@ impl Swordbox {
         // How many PSNs a READ takes may have been a guess: the nearest is the right one.
         let within = |record: &&Record| (0..record.count as i32).contains(&psn.distance(record.psn));
         let records = self.records(id).iter().filter(within);
-        let record = records.min_by_key(|record| psn.distance(record.psn));
+        let record = records.min_by_key(|record| (psn.distance(record.psn), record.what == What::Unseen));
         let is_read = matches!(op.kind, Kind::Read | Kind::Other);
         if !psn.precedes(flow.acked) {
             // Under way. What is on a lane is sent again from here.
@@ -460,7 +467,12 @@ impl Swordbox {
             {
                 // The server reads again, or remembers.
                 self.flows[id as usize].reading = Some((record.psn.add(record.count), None));
-                rewrite_request(frame, layout, record.own.add(psn.get().wrapping_sub(record.psn.get())), true);
+                rewrite_request(
+                    frame,
+                    layout,
+                    record.own.add(psn.get().wrapping_sub(record.psn.get())),
+                    true,
+                );
                 self.forward.route(frame, port, now, out)
             }
             Some(record) if record.what == What::Atomic && op.kind == Kind::Atomic => {

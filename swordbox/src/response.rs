@@ -64,7 +64,9 @@ impl Swordbox {
         }
         let psn = packet.bth().psn();
         let lane = flow.lane;
-        if lane != NONE && self.lanes[lane as usize].under_way > 0 && !psn.precedes(self.lanes[lane as usize].acked)
+        if lane != NONE
+            && self.lanes[lane as usize].under_way > 0
+            && !psn.precedes(self.lanes[lane as usize].acked)
         {
             return self.on_lane(lane, frame, layout, now, out);
         }
@@ -121,7 +123,7 @@ impl Swordbox {
                 (record.what == What::Unseen || record.what == What::Read && is_read)
                     && (0..record.count as i32).contains(&own.distance(record.own))
             });
-            let record = records.min_by_key(|record| own.distance(record.own));
+            let record = records.min_by_key(|record| (own.distance(record.own), record.what == What::Unseen));
             if let Some(record) = record {
                 let psn = record.psn.add(own.get().wrapping_sub(record.own.get()));
                 let end = record.psn.add(record.count);
@@ -185,7 +187,10 @@ impl Swordbox {
                 let records = self.records_mut(id).iter_mut().filter(within);
                 let records = records.filter(|record| !record.done || record.what == What::Unseen);
                 // How many PSNs a READ takes may have been a guess: the nearest is the right one.
-                let Some(record) = records.min_by_key(|record| psn.distance(record.psn)) else { return };
+                let Some(record) = records.min_by_key(|record| (psn.distance(record.psn), record.done))
+                else {
+                    return;
+                };
                 if record.what == What::Unseen {
                     self.done(id, psn.add(1));
                     return;
@@ -293,7 +298,12 @@ impl Swordbox {
                         let there = &self.lanes[lane as usize];
                         let refused = (there.acked == psn).then(|| *there.entry(psn));
                         if let Some(entry) = refused.filter(|entry| entry.flow != NONE) {
-                            self.send_answer(entry.flow, entry.psn, Answer::Syndrome(Syndrome::Nak(code)), out);
+                            self.send_answer(
+                                entry.flow,
+                                entry.psn,
+                                Answer::Syndrome(Syndrome::Nak(code)),
+                                out,
+                            );
                         }
                         self.fail(lane);
                         self.pump_ready(now, out);

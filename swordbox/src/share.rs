@@ -85,7 +85,8 @@ impl Swordbox {
         }
         let Some(wish) = self.wish_of(id, packet, op) else { return false };
         let flow = &self.flows[id as usize];
-        self.lines.find(flow.server, wish.va).is_some() || (wish.atomic && self.is_tracked(flow.server, &wish))
+        self.lines.find(flow.server, wish.va).is_some()
+            || (wish.atomic && self.is_tracked(flow.server, &wish))
     }
 
     /// Whether a word on which an atomic is done is to be tracked.
@@ -133,10 +134,8 @@ impl Swordbox {
         if wish.rights == right::WRITE && !writes {
             return Way::Own;
         }
-        let decided = wish.atomic
-            && self.layers.cas_to_write
-            && writes
-            && own.value(word_of(wish.va)).is_some();
+        let decided =
+            wish.atomic && self.layers.cas_to_write && writes && own.value(word_of(wish.va)).is_some();
         let flow = &self.flows[id as usize];
         let busy = if flow.shared > 0 { flow.via != lane } else { !flow.is_quiet() };
         if busy {
@@ -195,8 +194,7 @@ impl Swordbox {
         if self.flows[id as usize].lane != NONE {
             return;
         }
-        let Some(free) =
-            self.lanes.iter().position(|lane| lane.server == server && lane.owner == NONE)
+        let Some(free) = self.lanes.iter().position(|lane| lane.server == server && lane.owner == NONE)
         else {
             return;
         };
