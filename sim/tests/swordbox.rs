@@ -3,6 +3,7 @@
 use rnic::{Interface, Rnic};
 use rocev2::ethernet::MacAddr;
 use sim::verbs::{self, Verb, Verbs, VerbsApp};
+use sim::words;
 use sim::{Clock, Controlled, Host, Link, NodeId, World};
 use std::collections::BTreeSet;
 use std::io;
@@ -35,20 +36,23 @@ fn ip(n: u8) -> IpAddr {
 const WORDS: u64 = 0x3_0000_0000;
 
 fn switch(hosts: u8, layers: Layers) -> Controlled<Control> {
+    let server = |n| Server {
+        tables: vec![Table { rkey: None, range: WORDS..WORDS + 4096, stride: 8, writable: true }],
+        rd_atomic: 4,
+        ..Server::new(ip(n))
+    };
+    swordbox(hosts.into(), (0..hosts).map(server).collect(), layers)
+}
+
+fn swordbox(ports: u16, servers: Vec<Server>, layers: Layers) -> Controlled<Control> {
     let written = Written::default();
     let journal = written.clone();
     let config = Config {
-        servers: (0..hosts)
-            .map(|n| Server {
-                tables: vec![Table { rkey: None, range: WORDS..WORDS + 4096, stride: 8, writable: true }],
-                rd_atomic: 4,
-                ..Server::new(ip(n))
-            })
-            .collect(),
+        servers,
         layers,
-        connections: 256,
+        connections: 2048,
         settle: Nanos::from_micros(500),
-        ..Config::new(ForwardConfig::bridge(hosts.into(), 64))
+        ..Config::new(ForwardConfig::bridge(ports, 1024))
     };
     Controlled::new(
         move || {
@@ -58,6 +62,9 @@ fn switch(hosts: u8, layers: Layers) -> Controlled<Control> {
         move |_| Control::new(Box::new(journal.clone())),
     )
 }
+
+mod drawn;
+use drawn::{disturb, drawn, may_fail, seeds};
 
 struct Rack {
     world: World,
@@ -133,6 +140,84 @@ fn run(seed: u64, layers: Layers) -> Vec<(&'static str, u64)> {
 
 fn env(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(otherwise)
+}
+
+/// Clients and memory servers around a Swordbox that knows where the words are.
+fn words(config: &words::Config) -> words::Cluster {
+    words::Cluster::new(config, |world, wiring| {
+        let table = words::TABLE_VA..words::TABLE_VA + config.table_size() as u64;
+        let server = |host: &IpAddr| Server {
+            tables: vec![Table { rkey: None, range: table.clone(), stride: 8, writable: true }],
+            rd_atomic: config.max_rd_atomic,
+            ..Server::new(*host)
+        };
+        let servers = wiring.servers.iter().map(server).collect();
+        let hosts = wiring.ports;
+        world.add("swordbox", swordbox(hosts, servers, Layers::CAS_TO_WRITE), Clock::default())
+    })
+}
+
+fn decided(net: &words::Cluster) -> u64 {
+    let switch = net.world.node::<Controlled<Control>>(net.sides.servers);
+    switch.switch.function.counters().decided.get()
+}
+
+fn bad_wires(part: u64) {
+    let mut all = words::Totals::default();
+    let mut decisions = 0;
+    for seed in seeds(part, 3, 600) {
+        let (config, _) = drawn(seed);
+        let mut net = words(&config);
+        if let Err(wrong) = net.run(Nanos::from_secs(100)) {
+            let switch = net.world.node::<Controlled<Control>>(net.sides.servers);
+            let function = &switch.switch.function;
+            let counters: Vec<_> = function.counters().all().filter(|(_, count)| *count > 0).collect();
+            panic!("seed {seed}: {wrong}\n{config:?}\n{counters:?}\n{function:?}");
+        }
+        decisions += decided(&net);
+        let totals = net.totals();
+        assert_eq!((totals.broken, totals.unknown), (0, 0), "seed {seed}");
+        all.add(&totals);
+    }
+    println!("{decisions} decided of {all:?}");
+}
+
+#[test]
+fn bad_wires_in_the_first_third_of_the_seeds() {
+    bad_wires(0);
+}
+
+#[test]
+fn bad_wires_in_the_second_third_of_the_seeds() {
+    bad_wires(1);
+}
+
+#[test]
+fn bad_wires_in_the_last_third_of_the_seeds() {
+    bad_wires(2);
+}
+
+fn crashes(part: u64) {
+    let mut all = words::Totals::default();
+    for seed in seeds(part, 2, 400) {
+        let (config, mut chance) = drawn(seed);
+        let config = may_fail(config, &mut chance);
+        let mut net = words(&config);
+        disturb(&mut net, &mut chance);
+        net.run(Nanos::from_secs(100)).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}\n{config:?}"));
+        all.add(&net.totals());
+    }
+    println!("{all:?}");
+}
+
+#[test]
+fn crashes_in_the_first_half_of_the_seeds() {
+    crashes(0);
+}
+
+#[test]
+fn crashes_in_the_second_half_of_the_seeds() {
+    crashes(1);
 }
 
 #[test]

@@ -112,8 +112,6 @@ pub(crate) struct Flow {
     pub max_reads: u8,
     /// Records among `records` whose response has not been seen
     pub open: u32,
-    /// Where the next record goes
-    pub record: u32,
     /// Its connection is about to end: nobody else begins anything on it
     pub leaving: bool,
     /// The first and last frame that waits
@@ -161,7 +159,6 @@ impl Flow {
             most_reads: 0,
             max_reads: 0,
             open: 0,
-            record: 0,
             leaving: false,
             held: [NONE; 2],
             waits: NONE,

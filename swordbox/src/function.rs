@@ -203,8 +203,14 @@ impl Swordbox {
         if let Some(id) = self.index.get(&key) {
             return Some(id);
         }
-        // One that is damaged may name a queue pair that there is not.
-        if packet.verify_icrc() { self.add_end(key) } else { None }
+        if !packet.verify_icrc() {
+            // It may name a queue pair that there is not.
+            self.counters.damaged.add(1);
+            return None;
+        }
+        let id = self.add_end(key);
+        self.counters.untracked.add(u64::from(id.is_none()));
+        id
     }
 
     pub(crate) fn add_end(&mut self, key: HostQp) -> Option<Id> {

@@ -60,21 +60,50 @@ struct Request {
     port: PortId,
     /// The reply has been seen
     replied: bool,
+    /// Later ones have greater numbers
+    number: u64,
 }
 
 /// The latest REQs.
 #[derive(Debug)]
 pub(crate) struct Handshakes {
     requests: Vec<Option<Request>>,
+    count: u64,
 }
+
+/// Places among which one for a REQ is looked for
+const WAYS: usize = 8;
 
 impl Handshakes {
     pub(crate) fn new() -> Self {
-        Self { requests: vec![None; HANDSHAKES] }
+        Self { requests: vec![None; HANDSHAKES], count: 0 }
     }
 
-    fn place(client: IpAddr, comm_id: u32) -> usize {
-        switch::table::mix(bits_of(client) as u64 ^ u64::from(comm_id) << 32) as usize % HANDSHAKES
+    fn places(&mut self, client: IpAddr, comm_id: u32) -> &mut [Option<Request>] {
+        let hash = mix(bits_of(client) as u64 ^ u64::from(comm_id) << 32) as usize;
+        &mut self.requests[hash % (HANDSHAKES / WAYS) * WAYS..][..WAYS]
+    }
+
+    fn find(&mut self, client: IpAddr, comm_id: u32) -> Option<&mut Request> {
+        let places = self.places(client, comm_id).iter_mut().flatten();
+        places.into_iter().find(|request| request.client == client && request.comm_id == comm_id)
+    }
+
+    /// Keeps a request; if it is not a repeated one, in the place of an older one.
+    fn keep(&mut self, request: Request) {
+        self.count += 1;
+        let request = Request { number: self.count, ..request };
+        if let Some(known) = self.find(request.client, request.comm_id) {
+            if (known.qpn, known.psn) != (request.qpn, request.psn) {
+                *known = request;
+            }
+            return;
+        }
+        let places = self.places(request.client, request.comm_id);
+        let oldest = places.iter_mut().min_by_key(|place| place.map_or(0, |request| request.number));
+        if let Some(place) = oldest {
+            *place = Some(request);
+        }
     }
 }
 
@@ -87,33 +116,22 @@ impl Swordbox {
         }
         match message.body {
             Body::Req(req) => {
-                let client = packet.src();
-                let comm_id = req.local_comm_id.get();
-                let place = &mut self.handshakes.requests[Handshakes::place(client, comm_id)];
-                if place.is_some_and(|known| {
-                    (known.client, known.comm_id, known.qpn, known.psn)
-                        == (client, comm_id, req.qpn(), req.starting_psn())
-                }) {
-                    return true;
-                }
-                *place = Some(Request {
-                    client,
-                    comm_id,
+                self.handshakes.keep(Request {
+                    client: packet.src(),
+                    comm_id: req.local_comm_id.get(),
                     qpn: req.qpn(),
                     psn: req.starting_psn(),
                     mtu: req.path_mtu().unwrap_or(0),
                     port,
                     replied: false,
+                    number: 0,
                 });
                 true
             }
             Body::Rep(rep) => {
                 let client = packet.dst();
                 let comm_id = rep.remote_comm_id.get();
-                let request = &mut self.handshakes.requests[Handshakes::place(client, comm_id)];
-                if let Some(request) = request
-                    && request.client == client
-                    && request.comm_id == comm_id
+                if let Some(request) = self.handshakes.find(client, comm_id)
                     && !request.replied
                 {
                     request.replied = true;

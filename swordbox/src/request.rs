@@ -41,7 +41,6 @@ impl Swordbox {
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
         let Some(id) = self.end_of(&packet) else {
-            self.counters.untracked.add(1);
             return self.on_stranger(frame, layout, port, now, out);
         };
         if self.flows[id as usize].server == NO_SERVER {
@@ -72,6 +71,9 @@ impl Swordbox {
     fn is_from(&mut self, id: Id, from: u128, packet: &Packet<'_>) -> bool {
         let end = &mut self.ends[id as usize];
         if end.from == 0 {
+            if !packet.verify_icrc() {
+                return false;
+            }
             end.from = from;
             let ended = self.ended.iter().any(|gone| {
                 crate::function::bits_of(gone.client.0) == from
@@ -214,19 +216,24 @@ impl Swordbox {
 
     /// Remembers a READ or an atomic.
     pub(crate) fn record(&mut self, id: Id, record: Record) {
-        let n = self.config.rd_atomic as u32;
+        let next = self.flows[id as usize].next;
+        // How far behind the next request; a client repeats only its latest.
+        let age =
+            |record: &Record| if record.count == 0 { u32::MAX } else { next.sub(record.psn.get()).get() };
+        let Some(place) = self.records_mut(id).iter_mut().max_by_key(|place| age(place)) else { return };
+        if age(place) < age(&record) {
+            return;
+        }
+        let lost = !place.done;
+        *place = record;
         let flow = &mut self.flows[id as usize];
-        let at = flow.record % n;
-        flow.record = flow.record.wrapping_add(1);
+        flow.open -= u32::from(lost);
         if !record.done {
             flow.open += 1;
             if flow.stage >= Stage::Clear {
                 flow.most_reads = flow.most_reads.max(flow.open.min(255) as u8);
             }
         }
-        let place = &mut self.records_mut(id)[at as usize];
-        let lost = !place.done;
-        *place = record;
         if lost && self.flows[id as usize].stage < Stage::Strict {
             // More than were thought to be outstanding at once: what is remembered is not all there is.
             let next = self.flows[id as usize].next;

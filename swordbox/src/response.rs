@@ -27,7 +27,6 @@ impl Swordbox {
         }
         // To the client's end
         let Some(to) = self.end_of(&packet) else {
-            self.counters.untracked.add(1);
             return self.forward.route(frame, port, now, out);
         };
         let id = self.ends[to as usize].peer;
