@@ -20,6 +20,7 @@ mod link;
 mod net;
 mod node;
 mod pcap;
+mod responder;
 pub mod scenario;
 mod switch_node;
 pub mod verbs;
@@ -31,6 +32,7 @@ pub use fault::Fault;
 pub use host::Host;
 pub use link::{Counters as LinkCounters, Ecn, Link, OVERHEAD};
 pub use node::{Node, Ports};
+pub use responder::{Costs, Executed, MemoryCosts};
 pub use rnic::App;
 /// What NICs count, as outcomes tell
 pub use rnic::Counters as NicCounters;
