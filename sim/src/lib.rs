@@ -20,6 +20,7 @@ mod link;
 mod net;
 mod node;
 mod pcap;
+pub mod rack;
 mod responder;
 pub mod scenario;
 mod switch_node;

@@ -2,3 +2,5 @@
 //! request to a memory server in one order, and uses it.
 
 #![forbid(unsafe_code)]
+
+pub mod clients;
