@@ -21,6 +21,7 @@ mod net;
 mod node;
 mod pcap;
 pub mod rack;
+pub mod registers;
 mod responder;
 pub mod scenario;
 mod switch_node;

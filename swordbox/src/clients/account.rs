@@ -52,9 +52,9 @@ pub struct Tally {
     pub cas_failed: u64,
     /// FETCH_ADDs
     pub fetch_adds: u64,
-    /// Tries of what is tried until it succeeds (a CAS at the end of a list, a READ of it) that succeeded
+    /// Requests that an operation succeeded by: the lock was free, the node was the last one
     pub hits: u64,
-    /// Those that found that somebody else had been faster
+    /// Those that were in vain, as somebody else had been faster: what the operation has to send on top
     pub misses: u64,
 }
 
@@ -68,7 +68,7 @@ impl Tally {
         share(self.cas_succeeded, self.cas_failed)
     }
 
-    /// The share of tries that succeeded; 1 if there was none
+    /// The share of such requests that were not in vain; 1 if there was none
     pub fn hit_share(&self) -> f64 {
         share(self.hits, self.misses)
     }

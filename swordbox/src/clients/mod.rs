@@ -16,6 +16,7 @@
 //! What clients have done is counted in an [`Account`], which any number of them share.
 
 mod account;
+pub mod clover;
 pub mod lock;
 mod region;
 mod server;

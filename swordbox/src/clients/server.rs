@@ -30,6 +30,11 @@ impl Memory {
     pub fn filled(va: u64, len: usize, image: impl Fn(&mut [u8]) + Send + 'static) -> Self {
         Self { va, len, image: Box::new(image) }
     }
+
+    /// Writes what stands in it at the beginning to memory of zeros of this length.
+    pub fn fill(&self, bytes: &mut [u8]) {
+        (self.image)(bytes);
+    }
 }
 
 impl fmt::Debug for Memory {
@@ -124,7 +129,7 @@ impl App for Server {
         self.resources = nic.create_cq(1 << 10).ok().map(|cq| (pd, cq));
         let give = |memory: &Memory| {
             let mut bytes = vec![0; memory.len];
-            (memory.image)(&mut bytes);
+            memory.fill(&mut bytes);
             let buffer = nic.alloc(bytes).ok()?;
             let mr = nic.register(pd, buffer, 0..memory.len, memory.va, Access::ALL).ok()?;
             Some((buffer, Region { va: memory.va, len: memory.len as u64, rkey: mr.0 }))
