@@ -20,6 +20,7 @@ pub mod clover;
 pub mod lock;
 mod region;
 mod server;
+pub mod sherman;
 mod threads;
 mod verbs;
 pub mod ycsb;
