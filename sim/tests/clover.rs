@@ -3,7 +3,7 @@
 
 use sim::rack::{Outcome, Rack, RackConfig, forward};
 use sim::registers::{History, Observed};
-use sim::{Costs, Link};
+use sim::{Costs, Fault, Link};
 use std::sync::{Arc, Mutex};
 use switch::{Chance, Nanos, Share};
 use swordbox::clients::clover::{Clover, Layout, Options, Store, Tails};
@@ -114,6 +114,29 @@ fn memory_that_is_used_up_ends_a_thread() {
     rack.world.run_until(Nanos::from_millis(50));
     assert_eq!(rack.threads(0).stopped().collect::<Vec<_>>(), [(0, Stopped::Full)]);
     assert_eq!(rack.account.lock().operations(Kind::Write), 99);
+}
+
+#[test]
+fn threads_connect_again_when_their_machine_begins_anew() {
+    let layout = Layout { keys: 16, node_len: 128 };
+    let workload = Workload::new(Mix::A, 16);
+    let reconnect_after = Some(Nanos::from_millis(1));
+    let config = RackConfig { machines: 4, threads: 2, reconnect_after, ..RackConfig::default() };
+    let program = |machine| Clover::new(layout, workload.clone(), machine as u64, 1);
+    let mut rack = Rack::new(config, layout.memory(INDEX_VA, NODES_VA, 50_000), forward(4), program);
+    for n in 0..5 {
+        let at = Nanos::from_millis(2 + n);
+        rack.world.schedule(at, Fault::Crash(rack.machines[0]));
+        rack.world.schedule(at + Nanos::from_micros(300), Fault::Restart(rack.machines[0]));
+    }
+    rack.world.run_until(Nanos::from_millis(10));
+    rack.check().unwrap();
+    assert_eq!((0..4).map(|machine| rack.threads(machine).running()).collect::<Vec<_>>(), [2; 4]);
+    let list = |key| layout.list(rack.memory(0), rack.memory(1), NODES_VA, key).unwrap();
+    let updates: usize = (0..16).map(|key| list(key).len() - 1).sum();
+    // What a machine had under way when it crashed may be there, and nobody has counted it.
+    let counted = rack.account.lock().operations(Kind::Write) as usize;
+    assert!((counted..=counted + 10).contains(&updates), "{updates} {counted}");
 }
 
 fn contend(threads: usize, mix: Mix) -> Outcome {

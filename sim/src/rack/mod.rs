@@ -8,7 +8,10 @@
 //!   ...                  |
 //! ```
 
+pub mod costs;
+
 use crate::{Clock, Costs, Host, Link, LinkId, Node, NodeId, OVERHEAD, Switch, World};
+use core::fmt;
 use core::net::IpAddr;
 use rnic::{Access, Interface, Modify, Path, PathMtu, ReadyToReceive, ReadyToSend, Rnic};
 use rocev2::aeth::RnrTimer;
@@ -345,5 +348,28 @@ impl Outcome {
     /// How long operations of a kind took
     pub fn latency(&self, kind: Kind) -> Latency {
         self.latencies[kind as usize]
+    }
+}
+
+impl fmt::Display for Outcome {
+    /// The numbers of a run, in a line
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:.0} op/s, {:.1} % of tries and {:.1} % of CAS succeed, {:.2} requests and {:.0} bytes an operation",
+            self.operations_per_s,
+            100.0 * self.tally.hit_share(),
+            100.0 * self.tally.cas_share(),
+            self.tally.requests() as f64 / self.operations.max(1) as f64,
+            self.bytes_per_operation,
+        )?;
+        for kind in Kind::ALL {
+            let Latency { operations, p50, p99, .. } = self.latency(kind);
+            if operations > 0 {
+                let us = |span: Nanos| span.0 as f64 / 1000.0;
+                write!(f, ", {} {:.1} us, 99 % {:.1} us", kind.name(), us(p50), us(p99))?;
+            }
+        }
+        Ok(())
     }
 }
