@@ -1,9 +1,12 @@
 //! What sharing remote memory costs, in virtual time, over whatever switch the caller has: the experiments of Swordbox's
 //! paper (Grant et al.), with clients of our own. The same run gives the same numbers, on any machine.
 //!
-//! Over a switch that only [forwards](super::forward), the figures come out as the authors measured them without Swordbox:
-//! success falls from a third with six threads to less than 4 % with 240, and bytes on the wire for each operation and the
-//! tail of latencies grow with it.
+//! Over a switch that only [forwards](super::forward), the shape is what the authors measured without Swordbox: success
+//! falls, and bytes for each operation and the tail of latencies grow with the number of threads. How far it falls is no
+//! finding of its own: the server's rates are the measured ones, and one number of the clients is fitted to the authors' curve
+//! (see [`Options::default`](swordbox::clients::clover::Options)). What compares is two switches under the same clients.
+//!
+//! Only operations that end within the time that is measured count, so a latency that comes near to it is too short.
 
 use super::{Outcome, Rack, RackConfig};
 use crate::{Costs, Link, Node};
