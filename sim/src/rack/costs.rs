@@ -17,7 +17,7 @@ use swordbox::clients::sherman::{self, Sherman};
 use swordbox::clients::ycsb::{Mix, Workload, Zipf, scattered};
 use swordbox::clients::{Memory, Program};
 
-/// Where the locks lie, of [`locks`] and of [`sherman`]: region 0 of the server
+/// Where the locks lie, of [`locks()`] and of [`sherman()`]: region 0 of the server
 pub const LOCKS_VA: u64 = 0x1000_0000;
 /// Bytes of the table of locks: as much as fits into the memory of a NIC
 pub const LOCKS_LEN: usize = 128 << 10;
