@@ -22,11 +22,8 @@ pub(crate) enum Answer {
 
 impl End {
     /// Keeps the headers by which frames get here.
-    #[inline]
     pub(crate) fn refresh(&mut self, packet: &Packet<'_>) {
-        if !self.headers.leads_like(packet)
-            && let Some(headers) = crate::headers::Headers::of(packet)
-        {
+        if let Some(headers) = crate::headers::Headers::of(packet) {
             self.headers = headers;
         }
     }

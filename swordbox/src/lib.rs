@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod answer;
+pub mod clients;
 pub mod config;
 pub mod control;
 mod counters;

@@ -314,6 +314,18 @@ impl Swordbox {
         self.held.clear(&mut self.flows[id as usize].held);
     }
 
+    /// An end gets answers from another queue pair than before: what was known of its connection is over.
+    pub(crate) fn part(&mut self, to: Id) {
+        let id = self.ends[to as usize].peer;
+        let end = &mut self.ends[to as usize];
+        end.guess = NONE;
+        end.latest = None;
+        end.headers = crate::headers::Headers::NONE;
+        if id != NONE {
+            self.forget(id);
+        }
+    }
+
     /// An end is forgotten.
     pub(crate) fn forget(&mut self, id: Id) {
         let lane = self.flows[id as usize].lane;

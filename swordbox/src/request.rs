@@ -40,9 +40,16 @@ impl Swordbox {
         out: &mut O,
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
-        let Some(id) = self.end_of(&packet) else {
+        let Some(mut id) = self.end_of(&packet) else {
             return self.on_stranger(frame, layout, port, now, out);
         };
+        if self.is_reborn(id, &packet, now) {
+            self.forget(id);
+            let Some(new) = self.end_of(&packet) else {
+                return self.on_stranger(frame, layout, port, now, out);
+            };
+            id = new;
+        }
         if self.flows[id as usize].server == NO_SERVER {
             // Nothing is done for it but to tell how many there are.
             self.ends[id as usize].seen = now;
@@ -65,6 +72,15 @@ impl Swordbox {
             Stage::Strict => self.on_strict(id, frame, layout, op, port, now, out),
             _ => self.on_transparent(id, frame, layout, op, port, now, out),
         }
+    }
+
+    /// Whether a packet to `id` is of another connection than those before: its queue pair has been made anew.
+    pub(crate) fn is_reborn(&self, id: Id, packet: &Packet<'_>, now: Nanos) -> bool {
+        let end = &self.ends[id as usize];
+        let other = end.headers.is_of_another(packet);
+        // Another host may as well be lying, as long as the one that is known is there.
+        let elsewhere = end.from != 0 && end.from != source_of(packet);
+        (if elsewhere { now.since(end.seen) > self.config.dead_after } else { other }) && packet.verify_icrc()
     }
 
     /// Whether a request to `id` comes from where they came from so far.
@@ -93,7 +109,10 @@ impl Swordbox {
     fn note(&mut self, id: Id, packet: &Packet<'_>, port: PortId, now: Nanos) {
         let end = &mut self.ends[id as usize];
         end.seen = now;
-        end.refresh(packet);
+        // Nothing is kept from a packet that may be damaged.
+        if !end.headers.leads_like(packet) && packet.verify_icrc() {
+            end.refresh(packet);
+        }
         let peer = end.peer;
         if peer != NONE {
             self.ends[peer as usize].port = port;

@@ -29,10 +29,17 @@ impl Swordbox {
         let Some(to) = self.end_of(&packet) else {
             return self.forward.route(frame, port, now, out);
         };
+        if self.ends[to as usize].headers.is_of_another(&packet) && packet.verify_icrc() {
+            self.part(to);
+        }
         let id = self.ends[to as usize].peer;
+        let end = &mut self.ends[to as usize];
+        end.seen = now;
+        // Nothing is kept from a packet that may be damaged.
+        if !end.headers.leads_like(&packet) && packet.verify_icrc() {
+            end.refresh(&packet);
+        }
         if id == NONE {
-            self.ends[to as usize].seen = now;
-            self.ends[to as usize].refresh(&packet);
             self.guess(to, &packet, from, port);
             return self.forward.route(frame, port, now, out);
         }
@@ -40,8 +47,6 @@ impl Swordbox {
             self.counters.spoofed.add(1);
             return Verdict::Drop(DropReason::WrongSource);
         }
-        self.ends[to as usize].seen = now;
-        self.ends[to as usize].refresh(&packet);
         self.ends[id as usize].port = port;
         let flow = &self.flows[id as usize];
         match flow.stage {
