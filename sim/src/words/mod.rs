@@ -106,6 +106,9 @@ pub struct Config {
     pub client_link: Link,
     /// Each server's
     pub server_link: Link,
+    /// A bug that is planted in every NIC, to see whether it is found
+    #[cfg(feature = "canary")]
+    pub bug: Option<rnic::Bug>,
 }
 
 impl Default for Config {
@@ -144,6 +147,8 @@ impl Default for Config {
             linger: false,
             client_link: Link::default(),
             server_link: Link::default(),
+            #[cfg(feature = "canary")]
+            bug: None,
         }
     }
 }

@@ -25,6 +25,9 @@ mod tests;
 use items::Item;
 use search::{Found, Search};
 
+/// How often it is decided anew which operations happened of which nobody knows
+const ATTEMPTS: u64 = 32;
+
 /// What an operation asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
@@ -97,20 +100,24 @@ pub fn check(ops: &[Op], first: u64, last: u64, rules: Rules) -> Result<(), Stri
     let items = items::prepare(ops, last, rules);
     // What was seen of operations with an unknown outcome tells nearly always which of them happened. Who finds an
     // explanation with these has found one.
-    let resolved = resolve::resolve(&items, first);
-    let likely = match Search::new(&resolved, first).run() {
-        Found::Order => return Ok(()),
-        Found::None(stuck) if resolved == items => return Err(stuck.tell(ops, &items)),
-        Found::None(stuck) | Found::Undecided(stuck) => stuck,
-    };
-    if resolved != items {
-        match Search::new(&items, first).run() {
+    let mut likely = None;
+    for attempt in 0..ATTEMPTS {
+        let (resolved, ambiguous) = resolve::resolve(&items, first, attempt);
+        let stuck = match Search::new(&resolved, first).run() {
             Found::Order => return Ok(()),
-            Found::None(stuck) => return Err(stuck.tell(ops, &items)),
-            Found::Undecided(_) => {}
+            Found::None(stuck) if resolved == items => return Err(stuck.tell(ops, &items)),
+            Found::None(stuck) | Found::Undecided(stuck) => stuck,
+        };
+        likely.get_or_insert_with(|| stuck.tell(ops, &resolved));
+        if !ambiguous {
+            break;
         }
     }
-    Err(format!("no order was found in time; {}", likely.tell(ops, &resolved)))
+    match Search::new(&items, first).run() {
+        Found::Order => Ok(()),
+        Found::None(stuck) => Err(stuck.tell(ops, &items)),
+        Found::Undecided(_) => Err(format!("no order was found in time; {}", likely.unwrap_or_default())),
+    }
 }
 
 /// How far a search got.
