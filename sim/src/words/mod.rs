@@ -41,6 +41,7 @@ pub const PAGES_VA: u64 = 0x2000_0000_0000;
 
 /// What is to be run.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 pub struct Config {
     /// For everything that is drawn
     pub seed: u64,

@@ -182,9 +182,9 @@ impl ServerApp {
         let conn = event.conn();
         match event {
             CmEvent::Requested { request, .. } => {
-                if self.accept(nic, conn, request, now).is_none() {
-                    _ = nic.reject(conn, RejReason::CONSUMER, &[], now);
-                }
+                let accepted = self.accept(nic, conn, request, now);
+                // There is no room, or it is nobody's request.
+                _ = accepted.ok_or(()).or_else(|()| nic.reject(conn, RejReason::CONSUMER, &[], now));
             }
             _ if event.is_last() => {
                 let line =

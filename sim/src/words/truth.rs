@@ -82,7 +82,7 @@ pub(super) struct Truth {
 impl Truth {
     fn new(config: &Config) -> Self {
         let table = (config.words + config.pages) as usize;
-        let served = Served {
+        let memory = Served {
             words: vec![Vec::new(); table],
             newest: vec![0; table],
             adds: vec![[0; ADD_BITS as usize]; table],
@@ -92,7 +92,7 @@ impl Truth {
         Self {
             clock: 0,
             values: 0,
-            servers: vec![served; config.servers.into()],
+            servers: vec![memory; config.servers.into()],
             wrong: None,
             broken: Vec::new(),
             news: false,
@@ -121,8 +121,8 @@ impl Truth {
     /// What is added to a word next: a power of two that as few as can be add of those that have not completed. So a sum
     /// tells what it is made of.
     pub(super) fn add(&mut self, server: usize, word: usize) -> u64 {
-        let served = &self.servers[server];
-        let (adds, turn) = (&served.adds[word], served.words[word].len() as u32);
+        let memory = &self.servers[server];
+        let (adds, turn) = (&memory.adds[word], memory.words[word].len() as u32);
         let bit = (0..ADD_BITS).map(|n| (turn + n) % ADD_BITS).min_by_key(|bit| adds[*bit as usize]);
         1 << bit.unwrap_or(0)
     }
@@ -146,11 +146,11 @@ impl Truth {
     /// It has completed. Of a WRITE, nothing is fetched.
     pub(super) fn complete(&mut self, recorded: Recorded, fetched: u64) {
         let at = self.tick();
-        let served = &mut self.servers[recorded.server];
-        let op = &mut served.words[recorded.word][recorded.number];
+        let memory = &mut self.servers[recorded.server];
+        let op = &mut memory.words[recorded.word][recorded.number];
         op.done = Some(Done { at, fetched });
         let (after, action) = (op.after(fetched), op.action);
-        served.newest[recorded.word] = after;
+        memory.newest[recorded.word] = after;
         self.count_add(recorded.server, recorded.word, action, |count| *count -= 1);
     }
 
@@ -169,9 +169,9 @@ impl Truth {
 
     /// A section has got the lock of a page.
     pub(super) fn lock(&mut self, server: usize, page: usize, section: u64) {
-        let served = &mut self.servers[server];
-        let before = served.pages[page].holder.replace(section);
-        if let Some(holder) = before.filter(|_| !served.forgotten) {
+        let memory = &mut self.servers[server];
+        let before = memory.pages[page].holder.replace(section);
+        if let Some(holder) = before.filter(|_| !memory.forgotten) {
             self.fail(|| {
                 format!("page {page} of server {server}: {section:#x} got the lock that {holder:#x} has")
             });
@@ -180,8 +180,8 @@ impl Truth {
 
     /// What the holder of the lock has to find: which section wrote it. None if nobody can know.
     pub(super) fn page(&self, server: usize, page: usize) -> Option<u64> {
-        let served = &self.servers[server];
-        (!served.forgotten).then_some(served.pages[page].newest)
+        let memory = &self.servers[server];
+        (!memory.forgotten).then_some(memory.pages[page].newest)
     }
 
     /// A section has posted what it writes and, behind it, that the lock is free.
@@ -211,7 +211,7 @@ impl Truth {
 
     /// Operations on words: all, and those of which nobody knows whether they took effect
     pub(super) fn recorded(&self) -> (u64, u64) {
-        let ops = self.servers.iter().flat_map(|served| served.words.iter().flatten());
+        let ops = self.servers.iter().flat_map(|memory| memory.words.iter().flatten());
         ops.fold((0, 0), |(all, unknown), op| (all + 1, unknown + u64::from(op.done.is_none())))
     }
 }
