@@ -34,6 +34,7 @@ pub(crate) struct Record {
     /// What an atomic, or a READ of a word on a shared connection, was answered
     pub value: u64,
     /// What was added to its address, if it was steered
+    #[allow(dead_code, reason = "for steering")]
     pub steered: u64,
 }
 
@@ -71,6 +72,7 @@ const PROOFS: usize = 4;
 ///
 /// `acked <= sent <= next`: behind `acked` everything is done, from `sent` on requests wait here.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "they are independent")]
 pub(crate) struct Flow {
     pub stage: Stage,
     /// Which of the servers they go to, if any

@@ -377,7 +377,7 @@ impl Swordbox {
         let refused = packet.aeth().is_some_and(|aeth| !matches!(aeth.kind(), Syndrome::Ack(_)));
         let end = &mut self.ends[to as usize];
         let done = if refused { psn.sub(1) } else { psn };
-        let msn = packet.aeth().map_or(Msn::ZERO, |aeth| aeth.msn());
+        let msn = packet.aeth().map_or(Msn::ZERO, rocev2::aeth::Aeth::msn);
         end.latest = Some(match end.latest {
             None => (done, msn),
             Some(latest) => (latest.0.later(done), latest.1.later(msn)),

@@ -84,6 +84,11 @@ impl ClientApp {
         self.works[work].server
     }
 
+    /// The line of one of its connections
+    pub(super) fn line_of(&self, work: usize) -> Option<u32> {
+        self.works[work].end.as_ref().map(|end| end.line)
+    }
+
     /// Whether it has nothing left to do. Who is down does nothing.
     pub(super) fn is_done(&self) -> bool {
         !self.up || self.works.iter().all(Work::is_done)

@@ -127,6 +127,8 @@ fn nic_of(config: &Config, host: u16, max_qps: usize) -> impl FnMut() -> Rnic + 
         mtu: config.mtu,
         window: config.window,
         ack: config.ack,
+        #[cfg(feature = "canary")]
+        bug: config.bug,
         ..rnic::Config::new(interface)
     };
     let seed = config.seed ^ u64::from(host) << 16;
@@ -308,17 +310,16 @@ impl Cluster {
         self.agenda.insert((at, self.entries), due);
     }
 
-    /// A server hears that a connection of a client is over, unless it is to find out by itself.
+    /// A server hears that connections of a client are over. Of the last one it may have to find out by itself.
     fn tell_server(&mut self, client: usize, work: usize) {
         let host = self.client(client);
         let server = host.app.server_of(work);
-        let lines: Vec<u32> =
-            host.app.ends().filter(|end| end.broken && end.server == server).map(|end| end.line).collect();
         // A client that begins anew uses the numbers of its queue pairs again: what its server's old ones say would be
         // taken for the new ones' words.
-        if self.config.linger && host.lives == 1 {
-            return;
-        }
+        let stays = if self.config.linger && host.lives == 1 { host.app.line_of(work) } else { None };
+        let over =
+            host.app.ends().filter(|end| end.broken && end.server == server && Some(end.line) != stays);
+        let lines: Vec<u32> = over.map(|end| end.line).collect();
         for line in lines {
             self.world.with(self.servers[server], |host: &mut Host<ServerApp>, _| {
                 host.app.drop_line(&mut host.nic, line);
