@@ -5,7 +5,7 @@ use sim::words::{Cluster, Config, Totals, Verb};
 use sim::{Clock, Switch};
 use switch::Nanos;
 use switch::forward::{Config as ForwardConfig, Forward};
-use switch::{Frame, Function, Output, PortId, Verdict};
+use switch::{Chance, Frame, Function, Output, PortId, Verdict};
 
 mod drawn;
 use drawn::{disturb, drawn, may_fail, seeds};

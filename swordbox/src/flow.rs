@@ -47,8 +47,11 @@ pub(crate) enum What {
     Word,
     /// An atomic, answered with what it was answered
     Atomic,
-    /// One of either whose answer went unseen, as it was not known whose it was: the server answers again
+    /// A READ, or several, of which it was not seen how many PSNs they take: the server reads again
     Unseen,
+    /// An atomic of which it is not known what it was answered: the server remembers, as long as nobody else does atomics
+    /// on the connection
+    Unknown,
 }
 
 /// A key with which a client has done something on its own connection, and what.

@@ -337,8 +337,11 @@ impl Function for Swordbox {
                 if self.connection_of(id) == Some(connection) && self.flows[id as usize].stage == Stage::Asked
                 {
                     // As long as it is not known where the last request ends, it is not known where the next begins.
+                    // And an atomic whose answer is not known could not be answered again.
+                    let open = |record: &Record| record.count > 0 && record.what == What::Unknown;
+                    let known = !self.records(id).iter().any(open);
                     let flow = &mut self.flows[id as usize];
-                    let known = flow.unsure.is_none();
+                    let known = known && flow.unsure.is_none();
                     flow.stage = if known { Stage::Strict } else { Stage::Clear };
                     self.counters.diverged.add(u64::from(known));
                 }

@@ -1,7 +1,7 @@
 //! Which two ends belong to one connection: told by the connection manager, or found out from what is answered.
 
 use crate::config::Connection;
-use crate::flow::{Flow, Stage, What};
+use crate::flow::{Flow, Record, Stage, What};
 use crate::function::{Event, NO_SERVER, Swordbox, bits_of};
 use crate::{Id, NONE};
 use core::net::IpAddr;
@@ -36,11 +36,33 @@ impl Key for Hosts {
 pub(crate) struct Strangers {
     index: Index<Hosts>,
     first: Vec<Id>,
+    /// What atomics were answered lately, by whom that went to
+    answers: Box<[Found]>,
 }
+
+/// An answer to an atomic.
+#[derive(Clone, Copy, Debug)]
+struct Found {
+    to: Id,
+    psn: Psn,
+    value: u64,
+}
+
+/// Answers that are kept
+const ANSWERS: usize = 1 << 14;
 
 impl Strangers {
     pub(crate) fn with_capacity(capacity: usize) -> Self {
-        Self { index: Index::with_capacity(capacity), first: Vec::with_capacity(capacity) }
+        let nothing = Found { to: NONE, psn: Psn::ZERO, value: 0 };
+        Self {
+            index: Index::with_capacity(capacity),
+            first: Vec::with_capacity(capacity),
+            answers: vec![nothing; ANSWERS].into(),
+        }
+    }
+
+    fn place(to: Id, psn: Psn) -> usize {
+        mix(u64::from(to) << 32 | u64::from(psn.get())) as usize % ANSWERS
     }
 
     fn first(&self, client: u128, server: u128) -> Id {
@@ -374,6 +396,10 @@ impl Swordbox {
             return;
         }
         let psn = packet.bth().psn();
+        if let Some(found) = packet.atomic_ack() {
+            let answer = Found { to, psn, value: found.original.get() };
+            self.strangers.answers[Strangers::place(to, psn)] = answer;
+        }
         let refused = packet.aeth().is_some_and(|aeth| !matches!(aeth.kind(), Syndrome::Ack(_)));
         let end = &mut self.ends[to as usize];
         let done = if refused { psn.sub(1) } else { psn };
@@ -427,19 +453,36 @@ impl Swordbox {
         }
     }
 
+    /// What an atomic was answered when nobody knew whose answer it was, if that is still known
+    pub(crate) fn look_up(&self, id: Id, record: &mut Record) {
+        let peer = self.ends[id as usize].peer;
+        let kept = &self.strangers.answers[Strangers::place(peer, record.psn)];
+        if peer != NONE && (kept.to, kept.psn) == (peer, record.psn) {
+            record.what = What::Atomic;
+            record.value = kept.value;
+        } else {
+            record.what = What::Unknown;
+        }
+    }
+
     /// What was answered when nobody knew whose answers these were is done.
     fn restart(&mut self, id: Id) {
         let peer = self.ends[id as usize].peer;
         let Some((psn, msn)) = self.ends[peer as usize].latest else { return };
-        let mut unseen = 0;
-        for record in self.records_mut(id) {
-            if !record.done && !psn.precedes(record.psn) {
-                record.done = true;
-                record.what = What::Unseen;
-                unseen += 1;
+        for at in 0..self.config.rd_atomic {
+            let mut record = self.records(id)[at];
+            if record.done || psn.precedes(record.psn) {
+                continue;
             }
+            record.done = true;
+            if record.what == What::Atomic {
+                self.look_up(id, &mut record);
+            } else {
+                record.what = What::Unseen;
+            }
+            self.records_mut(id)[at] = record;
+            self.flows[id as usize].open -= 1;
         }
-        self.flows[id as usize].open -= unseen;
         self.done(id, psn.add(1));
         let flow = &mut self.flows[id as usize];
         flow.own_msn = msn;

@@ -122,9 +122,9 @@ impl Swordbox {
             return self.forward.route(frame, port, now, out);
         }
         // A READ that its client repeats, from a time when the two sides differed otherwise
-        if is_read || layout.opcode() == Opcode::RC_ATOMIC_ACKNOWLEDGE {
+        if is_read {
             let records = self.records(id).iter().filter(|record| {
-                (record.what == What::Unseen || record.what == What::Read && is_read)
+                matches!(record.what, What::Unseen | What::Read)
                     && (0..record.count as i32).contains(&own.distance(record.own))
             });
             let record = records.min_by_key(|record| (own.distance(record.own), record.what == What::Unseen));
@@ -148,6 +148,17 @@ impl Swordbox {
     pub(crate) fn hear(&mut self, id: Id, packet: &Packet<'_>, psn: Psn) {
         let opcode = packet.layout().opcode();
         self.learn_mtu(id, packet, psn);
+        if let Some(found) = packet.atomic_ack()
+            && self.flows[id as usize].stage < Stage::Strict
+        {
+            // Even if everything before it is known to be done: its client may not have got it.
+            for record in self.records_mut(id) {
+                if record.psn == psn && record.what == What::Unknown {
+                    record.what = What::Atomic;
+                    record.value = found.original.get();
+                }
+            }
+        }
         let flow = &self.flows[id as usize];
         if !flow.begun || psn.precedes(flow.acked) || !psn.precedes(flow.sent) {
             return;
