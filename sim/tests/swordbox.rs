@@ -107,12 +107,10 @@ fn rack(seed: u64, chance: &mut Chance, layers: Layers) -> Rack {
             corrupt: percent(chance),
             ..Link::default()
         };
-        let link = world.connect(node, switch, link);
-        if let Ok(dir) = std::env::var("PCAP") {
-            world.capture(link, std::fs::File::create(format!("{dir}/{n}.pcap")).unwrap());
-        }
+        world.connect(node, switch, link);
         hosts.push((node, ip(n)));
     }
+    capture(&mut world);
     verbs::connect(&mut world, &hosts, &work, seed);
     verbs::begin(&mut world, &hosts);
     Rack { world, hosts, switch, shared }
@@ -142,6 +140,14 @@ fn env(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(otherwise)
 }
 
+/// Writes what is on each link to a file, if the environment names a folder.
+fn capture(world: &mut World) {
+    let Ok(folder) = std::env::var("PCAP") else { return };
+    for (n, link) in world.links().enumerate() {
+        world.capture(link, std::fs::File::create(format!("{folder}/{n}.pcap")).unwrap());
+    }
+}
+
 /// Clients and memory servers around a Swordbox that knows where the words are.
 fn words(config: &words::Config) -> words::Cluster {
     words::Cluster::new(config, |world, wiring| {
@@ -168,6 +174,7 @@ fn bad_wires(part: u64) {
     for seed in seeds(part, 3, 600) {
         let (config, _) = drawn(seed);
         let mut net = words(&config);
+        capture(&mut net.world);
         if let Err(wrong) = net.run(Nanos::from_secs(100)) {
             let switch = net.world.node::<Controlled<Control>>(net.sides.servers);
             let function = &switch.switch.function;
@@ -201,8 +208,9 @@ fn crashes(part: u64) {
     let mut all = words::Totals::default();
     for seed in seeds(part, 2, 400) {
         let (config, mut chance) = drawn(seed);
-        let config = may_fail(config, &mut chance);
+        let config = may_fail(&config, &mut chance);
         let mut net = words(&config);
+        capture(&mut net.world);
         disturb(&mut net, &mut chance);
         net.run(Nanos::from_secs(100)).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}\n{config:?}"));
         all.add(&net.totals());

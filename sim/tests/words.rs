@@ -85,7 +85,7 @@ fn crashes(part: u64) {
     let mut all = Totals::default();
     for seed in seeds(part, 2, 400) {
         let (config, mut chance) = drawn(seed);
-        let config = may_fail(config, &mut chance);
+        let config = may_fail(&config, &mut chance);
         all.add(&run(&config, |net| disturb(net, &mut chance)));
     }
     println!("{all:?}");

@@ -140,7 +140,7 @@ impl Swordbox {
         let lost = flow.begun && (flow.next.precedes(psn) || rest);
         let new = !flow.begun || psn == flow.next || lost;
         if new && !packet.verify_icrc() {
-            return self.forward.route(frame, port, now, out);
+            return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
         }
         if self.detour(flow.server, &packet, now).is_err() {
             self.counters.delayed.add(1);

@@ -40,6 +40,9 @@ impl Swordbox {
             end.refresh(&packet);
         }
         if id == NONE {
+            if !packet.verify_icrc() {
+                return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
+            }
             self.guess(to, &packet, from, port);
             return self.forward.route(frame, port, now, out);
         }
@@ -49,24 +52,20 @@ impl Swordbox {
         }
         self.ends[id as usize].port = port;
         let flow = &self.flows[id as usize];
-        match flow.stage {
-            Stage::Ended => {
-                self.counters.ended.add(1);
-                return Verdict::Drop(DropReason::NoQueuePair);
-            }
-            Stage::Strict => {}
-            _ => {
-                if packet.verify_icrc() {
-                    let psn = packet.bth().psn();
-                    self.hear(id, &packet, psn);
-                }
-                return self.forward.route(frame, port, now, out);
-            }
+        if flow.stage == Stage::Ended {
+            self.counters.ended.add(1);
+            return Verdict::Drop(DropReason::NoQueuePair);
         }
+        // What a client learns has to be known here, too.
         if !packet.verify_icrc() {
             return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
         }
         let psn = packet.bth().psn();
+        if flow.stage < Stage::Strict {
+            self.hear(id, &packet, psn);
+            return self.forward.route(frame, port, now, out);
+        }
+        let flow = &self.flows[id as usize];
         let lane = flow.lane;
         if lane != NONE
             && self.lanes[lane as usize].under_way > 0
