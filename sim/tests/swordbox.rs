@@ -45,15 +45,14 @@ fn switch(hosts: u8, layers: Layers) -> Controlled<Control> {
 }
 
 fn swordbox(ports: u16, servers: Vec<Server>, layers: Layers) -> Controlled<Control> {
+    controlled(Config { servers, layers, ..Config::new(ForwardConfig::bridge(ports, 1024)) })
+}
+
+/// With a journal that outlives it.
+fn controlled(config: Config) -> Controlled<Control> {
     let written = Written::default();
     let journal = written.clone();
-    let config = Config {
-        servers,
-        layers,
-        connections: 2048,
-        settle: Nanos::from_micros(500),
-        ..Config::new(ForwardConfig::bridge(ports, 1024))
-    };
+    let config = Config { connections: 2048, settle: Nanos::from_micros(500), ..config };
     Controlled::new(
         move || {
             let ended = written.0.lock().unwrap().iter().copied().collect();
@@ -150,6 +149,10 @@ fn capture(world: &mut World) {
 
 /// Clients and memory servers around a Swordbox that knows where the words are.
 fn words(config: &words::Config) -> words::Cluster {
+    words_with(config, |config| config)
+}
+
+fn words_with(config: &words::Config, change: impl FnOnce(Config) -> Config) -> words::Cluster {
     words::Cluster::new(config, |world, wiring| {
         let table = words::TABLE_VA..words::TABLE_VA + config.table_size() as u64;
         let server = |host: &IpAddr| Server {
@@ -158,8 +161,9 @@ fn words(config: &words::Config) -> words::Cluster {
             ..Server::new(*host)
         };
         let servers = wiring.servers.iter().map(server).collect();
-        let hosts = wiring.ports;
-        world.add("swordbox", swordbox(hosts, servers, Layers::CAS_TO_WRITE), Clock::default())
+        let bridge = ForwardConfig::bridge(wiring.ports, 1024);
+        let swordbox = Config { servers, layers: Layers::CAS_TO_WRITE, ..Config::new(bridge) };
+        world.add("swordbox", controlled(change(swordbox)), Clock::default())
     })
 }
 
@@ -239,4 +243,51 @@ fn every_verb_through_a_swordbox() {
     }
     println!("{sum:#?}");
     assert!(sum["decided"] > 0 && sum["coalesced"] > 0);
+}
+
+/// What a run came to: what is wrong, if anything, and requests that clients had to repeat.
+#[cfg(feature = "canary")]
+fn outcome(config: &words::Config, bug: Option<swordbox::Bug>) -> (Option<String>, u64) {
+    let mut net = words_with(config, |config| Config { bug, ..config });
+    let wrong = net.run(Nanos::from_secs(2)).err();
+    let switch = net.world.node::<Controlled<Control>>(net.sides.servers);
+    (wrong, switch.switch.function.counters().repeated.get())
+}
+
+/// Whether one of a thousand seeds shows a planted bug, and nothing without it.
+#[cfg(feature = "canary")]
+fn is_found(bug: swordbox::Bug) -> bool {
+    (1..=1000).any(|seed| {
+        let (config, _) = drawn(seed);
+        let (wrong, repeated) = outcome(&config, Some(bug));
+        // An answer that is lost is asked for again: that nobody has to on good wires is what is wrong then.
+        let shows = match &wrong {
+            Some(wrong) => !wrong.contains("not done"),
+            None => bug == swordbox::Bug::LostAck && repeated > 0,
+        };
+        let (without, repeats) = if shows { outcome(&config, None) } else { (None, 0) };
+        let found = shows && without.is_none() && (wrong.is_some() || repeats == 0);
+        if found {
+            println!("{bug:?}: seed {seed}: {wrong:?}, {repeated} repeated");
+        }
+        found
+    })
+}
+
+#[cfg(feature = "canary")]
+#[test]
+fn planted_stale_words_are_found() {
+    assert!(is_found(swordbox::Bug::StaleWord));
+}
+
+#[cfg(feature = "canary")]
+#[test]
+fn planted_losses_of_acknowledgements_are_found() {
+    assert!(is_found(swordbox::Bug::LostAck));
+}
+
+#[cfg(feature = "canary")]
+#[test]
+fn planted_second_decisions_are_found() {
+    assert!(is_found(swordbox::Bug::DecidedAnew));
 }

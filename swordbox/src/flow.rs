@@ -117,6 +117,8 @@ pub(crate) struct Flow {
     pub max_reads: u8,
     /// Records among `records` whose response has not been seen
     pub open: u32,
+    /// Both of its ends know that it is over
+    pub over: bool,
     /// Its connection is about to end: nobody else begins anything on it
     pub leaving: bool,
     /// The first and last frame that waits
@@ -164,6 +166,7 @@ impl Flow {
             most_reads: 0,
             max_reads: 0,
             open: 0,
+            over: false,
             leaving: false,
             held: [NONE; 2],
             waits: NONE,

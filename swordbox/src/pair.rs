@@ -183,7 +183,8 @@ impl Swordbox {
             return;
         }
         let connection = Connection { server, client: (request.client, request.qpn) };
-        self.ended.retain(|gone| *gone != connection);
+        // Both queue pairs are new, whoever had their numbers before.
+        self.ended.retain(|gone| gone.server != server && gone.client != connection.client);
         for key in keys {
             if let Some(id) = self.index.get(&key) {
                 self.forget(id);
@@ -282,6 +283,7 @@ impl Swordbox {
                     // Whatever of it is still on its way has no meaning to the server.
                     self.orphan(end);
                     self.end(end);
+                    self.flows[end as usize].over = true;
                 } else if self.flows[end as usize].stage != Stage::Ended {
                     self.forget(end);
                 }
@@ -348,18 +350,22 @@ impl Swordbox {
         }
     }
 
-    /// An end is forgotten.
+    /// An end is forgotten: its connection is over.
     pub(crate) fn forget(&mut self, id: Id) {
-        let lane = self.flows[id as usize].lane;
-        if lane != NONE {
-            self.fail(lane);
-        }
-        self.orphan(id);
         if let Some(connection) = self.connection_of(id)
             && self.flows[id as usize].stage >= Stage::Asked
         {
             self.events.push_back(Event::Over(connection));
         }
+        self.forget_quietly(id);
+    }
+
+    fn forget_quietly(&mut self, id: Id) {
+        let lane = self.flows[id as usize].lane;
+        if lane != NONE {
+            self.fail(lane);
+        }
+        self.orphan(id);
         let peer = self.ends[id as usize].peer;
         if peer != NONE {
             self.ends[peer as usize].peer = NONE;
@@ -383,9 +389,17 @@ impl Swordbox {
             if self.index.key(id).is_none() || now.since(self.ends[id as usize].seen) <= self.config.ageing {
                 continue;
             }
-            match self.flows[id as usize].stage {
-                Stage::Strict => self.end(id),
-                _ => self.forget(id),
+            let flow = &self.flows[id as usize];
+            if flow.stage < Stage::Strict || flow.over {
+                self.forget(id);
+                continue;
+            }
+            // Its client may be asleep, and must not go on as if nothing had happened.
+            let Some(connection) = self.connection_of(id) else { continue };
+            if self.ended.len() < self.config.connections {
+                self.ended.insert(connection);
+                self.flows[id as usize].stage = Stage::Ended;
+                self.forget_quietly(id);
             }
         }
     }
