@@ -31,7 +31,7 @@ pub(crate) struct Record {
     pub what: What,
     /// The response has been seen
     pub done: bool,
-    /// What an atomic, or a READ of a word on a shared connection, was answered
+    /// What an atomic was answered
     pub value: u64,
     /// What was added to its address, if it was steered
     #[allow(dead_code, reason = "for steering")]
@@ -43,8 +43,6 @@ pub(crate) struct Record {
 pub(crate) enum What {
     /// A READ on the client's own connection: asked for again, the server reads again
     Read,
-    /// A READ of a word on a shared connection, answered with what was read
-    Word,
     /// An atomic, answered with what it was answered
     Atomic,
     /// A READ, or several, of which it was not seen how many PSNs they take: the server reads again

@@ -508,9 +508,6 @@ impl Swordbox {
             Some(record) if record.what == What::Atomic && op.kind == Kind::Atomic => {
                 self.answer_again(id, frame, psn, Answer::Atomic(record.value))
             }
-            Some(record) if record.what == What::Word && is_read => {
-                self.answer_again(id, frame, psn, Answer::Word(record.value))
-            }
             _ if matches!(op.kind, Kind::Write | Kind::Body) => {
                 if !ack_req {
                     return Verdict::Drop(DropReason::Repeated);

@@ -330,13 +330,6 @@ impl Swordbox {
                 let found = packet.atomic_ack().map(|ack| ack.original.get());
                 (psn.add(1), found, false)
             }
-            Opcode::RC_READ_RESPONSE_ONLY if entry == Under::Read => {
-                let found = packet.payload().first_chunk().map(|word| u64::from_le_bytes(*word));
-                if found.is_none() {
-                    return Verdict::Drop(DropReason::Unexpected);
-                }
-                (psn.add(1), found, false)
-            }
             _ => return Verdict::Drop(DropReason::Unexpected),
         };
         let mut verdict = self.complete_until(lane, until, found, frame, now, out);
@@ -345,7 +338,7 @@ impl Swordbox {
             verdict = send_first::<O>(verdict, frame, out);
         }
         let there = &self.lanes[lane as usize];
-        // A NAK, or the answer to a READ or an atomic is missing that comes before what is acknowledged.
+        // A NAK, or the answer to an atomic is missing that comes before what is acknowledged.
         let missing = there.acked.precedes(until);
         let just_did = there.resent > there.moved && now.since(there.resent) < there.round_trip;
         if (resend || missing) && there.under_way > 0 && !just_did {
@@ -359,7 +352,7 @@ impl Swordbox {
         verdict
     }
 
-    /// Operations on a lane are done, all before `until`, the last of them with what it found. Each client is told of its own;
+    /// Operations on a lane are done, all before `until`, the last of them with what it found if it was an atomic. Each client is told of its own;
     /// the last answer takes the frame.
     fn complete_until<O: Output>(
         &mut self,
@@ -379,7 +372,7 @@ impl Swordbox {
                 break;
             }
             let answers = psn.add(1) == until && found.is_some();
-            if there.entry(psn).what.is_read() && !answers {
+            if there.entry(psn).what.is_atomic() && !answers {
                 // Only its own answer says what it found.
                 break;
             }

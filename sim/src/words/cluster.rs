@@ -12,6 +12,8 @@ use rocev2::ethernet::MacAddr;
 use std::collections::BTreeMap;
 use switch::{Chance, Nanos};
 
+/// How often a connection is made anew at most
+const MADE: u32 = 50;
 /// What comes after everything is done: late duplicates, last timers
 const AFTERWARDS: Nanos = Nanos::from_millis(5);
 
@@ -153,7 +155,7 @@ impl Cluster {
         let truth = Shared::new(config);
         let all = usize::from(config.clients) * config.connections as usize;
         // Ends of connections that broke may stay.
-        let spare = if config.may_fail { 32 } else { 1 };
+        let spare = if config.may_fail { MADE as usize } else { 1 };
         let servers: Vec<_> = (0..config.servers)
             .map(|n| {
                 let app = ServerApp::new(config, n.into(), truth.clone());
@@ -334,6 +336,13 @@ impl Cluster {
             return;
         }
         let (lives, server) = (host.lives, host.app.server_of(work));
+        if host.app.made(work) >= MADE {
+            let line = host.app.line_of(work);
+            self.truth
+                .get()
+                .fail(|| format!("a connection breaks again and again, line {line:?} the last time"));
+            return;
+        }
         if !self.server(server).app.is_up() {
             self.enter(self.world.now() + Nanos::from_millis(1), Due::Connect { client, work });
             return;

@@ -185,7 +185,7 @@ impl End {
     pub(super) fn post(&mut self, want: &Want, context: &mut Context<'_>) {
         let request = match want.verb {
             Verb::Write | Verb::Read | Verb::Send => self.own_request(want, context.config),
-            _ => self.words_request(want, context.truth),
+            _ => self.words_request(want, context.truth, context.config.mtu.bytes()),
         };
         let signaled = want.signaled || self.silent + 1 >= context.config.depth;
         self.submit(Request { signaled, ..request }, context);
@@ -230,7 +230,7 @@ impl End {
         Request { operation, data, fetch, signaled: true, fence, what }
     }
 
-    fn words_request(&mut self, want: &Want, truth: &mut Truth) -> Request {
+    fn words_request(&mut self, want: &Want, truth: &mut Truth, mtu: usize) -> Request {
         let (first, len) = (want.at as usize, want.len as usize);
         let mut at = self.word_at(first);
         let (mut lead, mut fetch) = (0, len * 8);
@@ -268,8 +268,8 @@ impl End {
                 (Operation::Write(at), (first..first + len).map(write).collect())
             }
             _ => {
-                if want.verb == Verb::ReadWords && first > 0 {
-                    // It may begin within the word before.
+                if want.verb == Verb::ReadWords && first > 0 && fetch + 7 <= mtu {
+                    // It may begin within the word before. Of a word that two packets share, each part is read by itself.
                     lead = self.chance.below(8) as usize;
                     (at.va, fetch) = (at.va - lead as u64, fetch + lead);
                 }

@@ -228,6 +228,11 @@ fn the_order_of_a_connection() {
     let ops = [read(1, 0, 5, 7), write(1, 1, 6, 7)];
     assert_eq!(check(&ops, 0, 7, NO_RULES), Ok(()));
     assert!(check(&[ops[0], Op { fence: true, ..ops[1] }], 0, 7, NO_RULES).is_err());
+    // So does a fence of something that makes no difference.
+    let nothing = Op { fence: true, ..op(1, 1, None, Action::CompareSwap { compare: 9, swap: 9 }) };
+    let ops = [read(1, 0, 5, 7), nothing, write(1, 2, 6, 7)];
+    assert!(check(&ops, 0, 7, NO_RULES).is_err());
+    assert_eq!(check(&[ops[0], Op { fence: false, ..nothing }, ops[2]], 0, 7, NO_RULES), Ok(()));
     // READs
     let ops = [write(2, 0, 9, 7), read(1, 1, 5, 7), read(1, 2, 6, 0)];
     assert_eq!(check(&ops, 0, 7, NO_RULES), Ok(()));
