@@ -43,6 +43,11 @@ impl Strangers {
         Self { index: Index::with_capacity(capacity), first: Vec::with_capacity(capacity) }
     }
 
+    /// What so many ends take.
+    pub(crate) fn bytes(capacity: usize) -> usize {
+        Index::<Hosts>::bytes(capacity) + capacity * size_of::<Id>()
+    }
+
     fn first(&self, client: u128, server: u128) -> Id {
         self.index.get(&Hosts(client, server)).map_or(NONE, |at| self.first[at as usize])
     }
@@ -69,6 +74,8 @@ pub(crate) struct Handshakes {
 }
 
 impl Handshakes {
+    pub(crate) const BYTES: usize = HANDSHAKES * size_of::<Option<Request>>();
+
     pub(crate) fn new() -> Self {
         Self { requests: vec![None; HANDSHAKES] }
     }
