@@ -327,6 +327,7 @@ impl Function for Swordbox {
             self.tick = now;
             self.tend_lanes(now, out);
             self.age(now);
+            self.counters.set_usage(self.usage());
         }
     }
 

@@ -120,6 +120,11 @@ impl Lane {
         }
     }
 
+    /// What one takes.
+    pub(crate) const fn bytes(in_flight: usize) -> usize {
+        size_of::<Self>() + in_flight * size_of::<Entry>()
+    }
+
     /// A connection becomes this lane.
     pub(crate) fn open(&mut self, owner: Id, acked: Psn, max_atomics: u32, now: Nanos) {
         self.owner = owner;

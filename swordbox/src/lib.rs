@@ -20,6 +20,7 @@ mod headers;
 mod held;
 mod lane;
 mod lines;
+mod memory;
 mod op;
 mod pair;
 mod request;
@@ -31,6 +32,7 @@ pub use config::{Config, Connection, FailedCas, Layers, Server, Table};
 pub use control::{Control, Journal};
 pub use counters::Counters;
 pub use function::{Command, Event, Swordbox};
+pub use memory::Memory;
 
 /// A small number for what stands in a table
 type Id = u32;

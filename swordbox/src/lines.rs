@@ -133,6 +133,11 @@ impl Lines {
         }
     }
 
+    /// What so many lines take.
+    pub(crate) fn bytes(capacity: usize) -> usize {
+        2 * Index::<Place>::bytes(capacity) + capacity * (size_of::<Line>() + size_of::<u32>())
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.index.len()
     }

@@ -65,6 +65,11 @@ impl Strangers {
         mix(u64::from(to) << 32 | u64::from(psn.get())) as usize % ANSWERS
     }
 
+    /// What so many ends take.
+    pub(crate) fn bytes(capacity: usize) -> usize {
+        Index::<Hosts>::bytes(capacity) + capacity * size_of::<Id>()
+    }
+
     fn first(&self, client: u128, server: u128) -> Id {
         self.index.get(&Hosts(client, server)).map_or(NONE, |at| self.first[at as usize])
     }
@@ -97,6 +102,8 @@ pub(crate) struct Handshakes {
 const WAYS: usize = 8;
 
 impl Handshakes {
+    pub(crate) const BYTES: usize = HANDSHAKES * size_of::<Option<Request>>();
+
     pub(crate) fn new() -> Self {
         Self { requests: vec![None; HANDSHAKES], count: 0 }
     }
