@@ -7,6 +7,7 @@ mod host;
 mod impair;
 mod p4ce;
 mod report;
+pub(crate) mod swordbox;
 
 use crate::config::{self, Config, FunctionConfig};
 use clap::Args;
@@ -139,6 +140,7 @@ fn catch_signals() -> Result<Stop, Report> {
 
 fn start(args: RunArgs, live: Option<Duration>, mut config: Config) -> Result<ExitCode, Report> {
     let stop = catch_signals()?;
+    let swordbox = swordbox::Beginning::of(&config)?;
     config.runtime.eal.extra.extend(args.eal);
     let workers = config.runtime.workers.cpus.len();
     let mut runtime = Runtime::start(config.runtime.clone()).map_err(|error| explain(&error))?;
@@ -171,6 +173,11 @@ fn start(args: RunArgs, live: Option<Duration>, mut config: Config) -> Result<Ex
         }
         FunctionConfig::P4ce(config) => {
             let report = p4ce::run(&mut runtime, config, until, &stop);
+            (if args.json { report.json() } else { report.text() }, ExitCode::SUCCESS)
+        }
+        FunctionConfig::Swordbox(config) => {
+            let beginning = swordbox.expect("it was begun for this function");
+            let report = swordbox::run(&mut runtime, config, beginning, until, &stop);
             (if args.json { report.json() } else { report.text() }, ExitCode::SUCCESS)
         }
     };
