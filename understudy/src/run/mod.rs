@@ -11,7 +11,7 @@ pub(crate) mod swordbox;
 
 use crate::config::{self, Config, FunctionConfig};
 use clap::Args;
-use dataplane::{Control, ControlOutput, Live, Mbuf, Outcome, PortInfo, Runtime, Stop};
+use dataplane::{Control, ControlOutput, Live, Mbuf, Outcome, Passive, PortInfo, Runtime, Stop};
 use miette::{MietteDiagnostic, Report};
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher as _, Hasher as _};
@@ -109,6 +109,23 @@ pub(crate) fn p4ce_load(args: &bench::p4ce::LoadArgs) -> Result<(), Report> {
     let mut runtime = Runtime::start(runtime).map_err(|error| explain(&error))?;
     p4ce::load(&mut runtime, p4ce, args, &stop);
     Ok(())
+}
+
+/// Runs what `bench swordbox` measures.
+pub(crate) fn swordbox_load(args: &bench::swordbox::LoadArgs) -> Result<(), Report> {
+    let config = config::load(&args.config).map_err(|report| miette::miette!("{}", report.render()))?;
+    let stop = catch_signals()?;
+    let load = args.load();
+    let (_, function) = load.make();
+    let watch = function.watch();
+    let mut runtime = Runtime::start(config.runtime).map_err(|error| explain(&error))?;
+    // What the control plane is asked, it was asked when the load was made.
+    let outcome = runtime.run(vec![function], &mut Passive, &stop);
+    drop(runtime);
+    let frames = outcome.workers.iter().map(|worker| worker.received()).sum();
+    let tally = watch.tally();
+    println!("{frames} frames: {tally:?}");
+    bench::swordbox::check(&load, &tally, frames)
 }
 
 /// Set when the program is told to end.
