@@ -1,5 +1,6 @@
 //! The requests of one side of a connection, and what has become of them.
 
+use crate::steering::Ticket;
 use crate::{Id, NONE};
 use rocev2::{Msn, Psn};
 
@@ -31,11 +32,12 @@ pub(crate) struct Record {
     pub what: What,
     /// The response has been seen
     pub done: bool,
-    /// What an atomic was answered
+    /// What an atomic was answered; of a READ, the node that it went to
     pub value: u64,
     /// What was added to its address, if it was steered
-    #[allow(dead_code, reason = "for steering")]
     pub steered: u64,
+    /// What its answer has to wait for, if it was steered
+    pub waits: Ticket,
 }
 
 /// What a record is of.

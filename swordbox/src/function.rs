@@ -10,6 +10,7 @@ use crate::lines::Lines;
 use crate::op::{Kind, Op};
 use crate::pair::{Handshakes, Strangers};
 use crate::sketch::Sketch;
+use crate::steering::{Steering, Ticket};
 use crate::{Id, NONE};
 use rocev2::{Layout, Msn, Packet, Psn};
 use std::collections::{HashSet, VecDeque};
@@ -92,6 +93,7 @@ pub struct Swordbox {
     pub(crate) lines: Lines,
     pub(crate) sketch: Sketch,
     pub(crate) held: Held,
+    pub(crate) steering: Steering,
     pub(crate) handshakes: Handshakes,
     pub(crate) strangers: Strangers,
     /// Connections whose sides differ in a way that is not known any more
@@ -105,8 +107,16 @@ pub struct Swordbox {
     pub(crate) aged: Id,
 }
 
-pub(crate) const NO_RECORD: Record =
-    Record { psn: Psn::ZERO, count: 0, own: Psn::ZERO, what: What::Read, done: true, value: 0, steered: 0 };
+pub(crate) const NO_RECORD: Record = Record {
+    psn: Psn::ZERO,
+    count: 0,
+    own: Psn::ZERO,
+    what: What::Read,
+    done: true,
+    value: 0,
+    steered: 0,
+    waits: Ticket::NONE,
+};
 
 /// The address of the host that sent a packet, IPv4 mapped into ::ffff:0:0/96
 #[inline]
@@ -163,6 +173,7 @@ impl Swordbox {
             sketch: Sketch::new(),
             lines: Lines::with_capacity(config.lines),
             held: Held::with_capacity(config.held),
+            steering: Steering::new(&config),
             handshakes: Handshakes::new(),
             strangers: Strangers::with_capacity(ends),
             ended: {
@@ -326,6 +337,7 @@ impl Function for Swordbox {
         if now >= self.tick + self.interval() {
             self.tick = now;
             self.tend_lanes(now, out);
+            self.tend_steering(now, out);
             self.age(now);
             self.counters.set_usage(self.usage());
         }
@@ -353,6 +365,11 @@ impl Function for Swordbox {
                 }
             }
             Command::Layers(layers) => {
+                let steering = |layers: Layers| (layers.steer_writes, layers.steer_reads);
+                if steering(layers) != steering(self.layers) {
+                    // What comes by unseen makes it stale.
+                    self.steering.forget();
+                }
                 self.layers = layers;
                 if !layers.cas_to_write {
                     self.lines.iter_mut().for_each(crate::lines::Line::forget_all);
@@ -369,7 +386,9 @@ impl Function for Swordbox {
 impl Swordbox {
     /// When there is something to look after again
     fn interval(&self) -> Nanos {
-        let busy = self.held.len() > 0 || self.lanes.iter().any(|lane| lane.under_way > 0);
+        let busy = self.held.len() > 0
+            || self.lanes.iter().any(|lane| lane.under_way > 0)
+            || !self.steering.is_quiet();
         if busy { Nanos((self.config.replay_after.0 / 2).max(1)) } else { IDLE }
     }
 }

@@ -275,6 +275,9 @@ impl Swordbox {
             if end == NONE {
                 continue;
             }
+            if self.is_relied_upon(end) {
+                return false;
+            }
             let lane = self.flows[end as usize].lane;
             if lane != NONE {
                 if self.lanes[lane as usize].under_way > 0 {
@@ -319,7 +322,7 @@ impl Swordbox {
     }
 
     /// Nobody is to be told of what a flow has under way on lanes.
-    fn orphan(&mut self, id: Id) {
+    pub(crate) fn orphan(&mut self, id: Id) {
         let via = self.flows[id as usize].via;
         if self.flows[id as usize].shared > 0 && via != NONE {
             let lane = &mut self.lanes[via as usize];
@@ -373,6 +376,7 @@ impl Swordbox {
             self.fail(lane);
         }
         self.orphan(id);
+        self.unsteer(id);
         let peer = self.ends[id as usize].peer;
         if peer != NONE {
             self.ends[peer as usize].peer = NONE;

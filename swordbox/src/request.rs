@@ -152,7 +152,9 @@ impl Swordbox {
                 self.restart_at(id, psn);
             }
             self.follow(id, &packet, op);
-            if self.flows[id as usize].stage == Stage::Clear && self.wants_lane(id, &packet, op) {
+            if self.flows[id as usize].stage == Stage::Clear
+                && (self.wants_lane(id, &packet, op) || self.wants_steering(id, &packet))
+            {
                 self.ask(id);
             }
         } else if matches!(op.kind, Kind::Read | Kind::Atomic | Kind::Other) && packet.verify_icrc() {
@@ -198,6 +200,9 @@ impl Swordbox {
             flow.begin(psn);
         }
         self.resolve(id, psn);
+        if op.kind == Kind::Write {
+            self.see_write(id, packet);
+        }
         let memory = memory_of(packet);
         let flow = &mut self.flows[id as usize];
         let mut count = 1;
@@ -433,15 +438,17 @@ impl Swordbox {
             flow.delta = flow.own_next.get().wrapping_sub(psn.get());
             flow.msn_delta = flow.own_msn.get().wrapping_sub(flow.msn.get());
         }
-        self.follow_own(id, frame, layout, op);
+        self.follow_own(id, frame, layout, op, now);
         Done::Route
     }
 
     /// The request in `frame` leaves on its own connection, and is followed.
-    fn follow_own<F: Frame>(&mut self, id: Id, frame: &mut F, layout: Layout, op: Op) {
+    fn follow_own<F: Frame>(&mut self, id: Id, frame: &mut F, layout: Layout, op: Op, now: Nanos) {
         let packet = Packet::new(frame.bytes(), layout);
         let next = self.flows[id as usize].next;
+        let quiet = self.flows[id as usize].is_quiet();
         self.follow(id, &packet, op);
+        let by = self.steer(id, &packet, op, quiet, now);
         let flow = &mut self.flows[id as usize];
         // Requests that wait behind it are in order already.
         if !next.precedes(flow.next) {
@@ -449,7 +456,7 @@ impl Swordbox {
         }
         let own = packet.bth().psn().add(flow.delta);
         // Without an acknowledgement nobody would know when something else may follow.
-        rewrite_request(frame, layout, own, op.ends);
+        rewrite_request(frame, layout, own, op.ends, by);
     }
 
     /// A request that was seen before.
@@ -475,6 +482,7 @@ impl Swordbox {
         let within = |record: &&Record| (0..record.count as i32).contains(&psn.distance(record.psn));
         let records = self.records(id).iter().filter(within);
         let record = records.min_by_key(|record| (psn.distance(record.psn), record.what == What::Unseen));
+        let record = record.copied();
         let is_read = matches!(op.kind, Kind::Read | Kind::Other);
         if !psn.precedes(flow.acked) {
             // Under way. What is on a lane is sent again from here.
@@ -482,18 +490,26 @@ impl Swordbox {
                 return Verdict::Drop(DropReason::Repeated);
             }
             let server = flow.server;
+            if record.is_none()
+                && matches!(op.kind, Kind::Read | Kind::Atomic)
+                && self.steering.steers(server)
+            {
+                // Where it went is not known. That is not for us to decide again.
+                return Verdict::Drop(DropReason::Repeated);
+            }
             if self.detour_again(id, server, &packet, op, now).is_err() {
                 return Verdict::Drop(DropReason::Delayed);
             }
             let own = psn.add(self.flows[id as usize].delta);
-            rewrite_request(frame, layout, own, op.ends);
+            let by = record.filter(|_| is_read || op.kind == Kind::Atomic).map_or(0, |record| record.steered);
+            rewrite_request(frame, layout, own, op.ends, by);
             return self.forward.route(frame, port, now, out);
         }
         #[cfg(feature = "canary")]
         if self.config.bug == Some(crate::Bug::DecidedAnew) && op.kind == Kind::Atomic {
             return self.decide_anew(id, frame, layout, now, out);
         }
-        match record.copied() {
+        match record {
             Some(record) if matches!(record.what, What::Read | What::Unseen) && is_read => {
                 // The server reads again.
                 self.flows[id as usize].reading = Some((record.psn.add(record.count), None));
@@ -502,6 +518,7 @@ impl Swordbox {
                     layout,
                     record.own.add(psn.get().wrapping_sub(record.psn.get())),
                     true,
+                    record.steered,
                 );
                 self.forward.route(frame, port, now, out)
             }
@@ -683,16 +700,22 @@ impl Swordbox {
     }
 }
 
-/// Gives a request the PSN that the server expects.
-fn rewrite_request<F: Frame>(frame: &mut F, layout: Layout, psn: Psn, ack_req: bool) {
-    let bth = Packet::new(frame.bytes(), layout).bth();
-    if bth.psn() == psn && (!ack_req || bth.ack_req()) {
+/// Gives a request the PSN that the server expects, and adds something to its address.
+fn rewrite_request<F: Frame>(frame: &mut F, layout: Layout, psn: Psn, ack_req: bool, by: u64) {
+    let packet = Packet::new(frame.bytes(), layout);
+    let (bth, memory) = (packet.bth(), memory_of(&packet));
+    if bth.psn() == psn && (!ack_req || bth.ack_req()) && by == 0 {
         return;
     }
     let mut rewriter = Rewriter::new(frame.bytes_mut(), layout);
     rewriter.set_psn(psn);
     if ack_req {
         rewriter.set_ack_req(true);
+    }
+    if by != 0
+        && let Some((va, ..)) = memory
+    {
+        _ = rewriter.set_remote_address(va.wrapping_add(by));
     }
     rewriter.finish();
 }

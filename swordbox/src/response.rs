@@ -74,17 +74,32 @@ impl Swordbox {
             return self.on_lane(lane, frame, layout, now, out);
         }
         let mut verdict = self.on_own(id, frame, layout, port, now, out);
-        let flow = &self.flows[id as usize];
-        let waiting = lane != NONE && self.lanes[lane as usize].waiting[0] != NONE;
-        if flow.is_quiet() && (waiting || flow.holds() || flow.nak_due) {
+        if self.is_awaited(id) || self.steering.published {
             verdict = send_first::<O>(verdict, frame, out);
-            let flow = &self.flows[id as usize];
-            if lane != NONE && self.lanes[lane as usize].waiting[0] != NONE && !flow.in_message {
-                self.pump_lane(lane, now, out);
-            }
-            self.pump(id, now, out);
+            self.after_own(id, now, out);
+            self.release(now, out);
         }
         verdict
+    }
+
+    /// Whether something waits for a flow's own requests, which are all done.
+    fn is_awaited(&self, id: Id) -> bool {
+        let flow = &self.flows[id as usize];
+        let waiting = flow.lane != NONE && self.lanes[flow.lane as usize].waiting[0] != NONE;
+        flow.is_quiet() && (waiting || flow.holds() || flow.nak_due)
+    }
+
+    /// A response on a client's own connection went on: what waited for it follows.
+    pub(crate) fn after_own<O: Output>(&mut self, id: Id, now: Nanos, out: &mut O) {
+        if !self.is_awaited(id) {
+            return;
+        }
+        let flow = &self.flows[id as usize];
+        let lane = flow.lane;
+        if lane != NONE && self.lanes[lane as usize].waiting[0] != NONE && !flow.in_message {
+            self.pump_lane(lane, now, out);
+        }
+        self.pump(id, now, out);
     }
 
     fn is_server_of(&self, id: Id, from: u128) -> bool {
@@ -92,8 +107,31 @@ impl Swordbox {
         server.is_some_and(|server| crate::function::bits_of(server.host) == from)
     }
 
-    /// A response on a client's own connection.
+    /// A response on a client's own connection: it may have to wait.
     fn on_own<O: Output>(
+        &mut self,
+        id: Id,
+        frame: &mut O::Frame,
+        layout: Layout,
+        port: PortId,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
+        let packet = Packet::new(frame.bytes(), layout);
+        let flow = &self.flows[id as usize];
+        let psn = packet.bth().psn().sub(flow.delta);
+        if flow.via == NONE
+            && !psn.precedes(flow.acked)
+            && psn.precedes(flow.sent)
+            && let Some(verdict) = self.withhold(id, frame, &packet, psn, port)
+        {
+            return verdict;
+        }
+        self.pass_own(id, frame, layout, port, now, out)
+    }
+
+    /// A response on a client's own connection.
+    pub(crate) fn pass_own<O: Output>(
         &mut self,
         id: Id,
         frame: &mut O::Frame,
@@ -114,6 +152,7 @@ impl Swordbox {
                 | Opcode::RC_READ_RESPONSE_ONLY
         );
         if flow.via == NONE && !psn.precedes(flow.acked) && psn.precedes(flow.sent) {
+            self.see_answer(id, &packet, psn);
             self.hear(id, &packet, psn);
             let flow = &self.flows[id as usize];
             let msn = packet.aeth().map(|aeth| Msn::new(aeth.msn().get().wrapping_sub(flow.msn_delta)));

@@ -81,6 +81,7 @@ impl Swordbox {
         let Some(wish) = self.wish_of(id, packet, op) else { return false };
         let flow = &self.flows[id as usize];
         self.lines.find(flow.server, wish.va).is_some()
+            || self.steering.is_word(flow.server, wish.va, wish.rkey)
             || (wish.atomic && self.is_tracked(flow.server, &wish))
     }
 
@@ -106,7 +107,9 @@ impl Swordbox {
         let server = self.flows[id as usize].server;
         let line = match self.lines.find(server, wish.va) {
             Some(line) => line,
-            None if wish.atomic && self.is_tracked(server, &wish) => {
+            None if self.steering.is_word(server, wish.va, wish.rkey)
+                || (wish.atomic && self.is_tracked(server, &wish)) =>
+            {
                 let quiet_until = now + self.config.settle;
                 match self.lines.make(server, wish.va, wish.rkey, quiet_until) {
                     Ok(line) => line,
@@ -621,5 +624,6 @@ impl Swordbox {
         flow.shared = 0;
         flow.nak_due = false;
         self.held.clear(&mut self.flows[id as usize].held);
+        self.unsteer(id);
     }
 }

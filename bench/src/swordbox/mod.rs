@@ -161,9 +161,8 @@ fn ratios(figures: &Figures) -> Vec<Ratio> {
             0.70,
         ),
     ];
-    let operations = |load: Load| {
-        figures.rate(SWORDBOX, &name(load)).map(|frames| frames * load.operations_per_frame())
-    };
+    let operations =
+        |load: Load| figures.rate(SWORDBOX, &name(load)).map(|frames| frames * load.operations_per_frame());
     all.extend(COVERED.map(|covered| {
         let both = operations(Load { covered, ..FEW }).zip(operations(FEW));
         let what = format!("operations a second, an ACK for {covered} / an ACK each");
