@@ -291,7 +291,6 @@ impl Swordbox {
             if end != NONE {
                 if self.flows[end as usize].stage == Stage::Strict {
                     // Whatever of it is still on its way has no meaning to the server.
-                    self.orphan(end);
                     self.end(end);
                     self.flows[end as usize].over = true;
                 } else if self.flows[end as usize].stage != Stage::Ended {

@@ -348,12 +348,10 @@ impl Swordbox {
             self.ask_again(id, out);
             return Verdict::Drop(DropReason::OutOfOrder);
         }
-        if flow.nak_due {
-            // It is asked for again.
-            return Verdict::Drop(DropReason::OutOfOrder);
-        }
-        self.flows[id as usize].nak_sent = false;
-        let flow = &self.flows[id as usize];
+        // Its client goes on from there, asked or not.
+        let flow = &mut self.flows[id as usize];
+        flow.nak_due = false;
+        flow.nak_sent = false;
         if !flow.holds() {
             match self.take(id, frame, layout, op, now, out) {
                 Done::Route => return self.forward.route(frame, port, now, out),

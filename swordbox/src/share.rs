@@ -619,6 +619,8 @@ impl Swordbox {
         if id == NONE || self.flows[id as usize].server == NO_SERVER {
             return;
         }
+        // It may have something under way on another's lane.
+        self.orphan(id);
         let flow = &mut self.flows[id as usize];
         flow.stage = Stage::Ended;
         flow.shared = 0;
