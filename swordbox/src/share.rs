@@ -63,7 +63,7 @@ impl Swordbox {
         };
         let atomic = op.kind == Kind::Atomic;
         // A line may hold a word that is never cached beside others that are.
-        if server.is_never_cached(va) || (!atomic && server.is_never_cached(va + u64::from(len) - 1)) {
+        if server.is_never_cached(va) || (!atomic && server.is_never_cached(va + (u64::from(len) - 1))) {
             return None;
         }
         Some(Wish { va, rkey, rights, atomic })
