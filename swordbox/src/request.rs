@@ -43,17 +43,17 @@ impl Swordbox {
         let Some(mut id) = self.end_of(&packet) else {
             return self.on_stranger(frame, layout, port, now, out);
         };
+        if self.flows[id as usize].server == NO_SERVER {
+            // Nothing is done for it but to tell how many there are.
+            self.ends[id as usize].seen = now;
+            return self.forward.route(frame, port, now, out);
+        }
         if self.is_reborn(id, &packet, now) {
             self.forget(id);
             let Some(new) = self.end_of(&packet) else {
                 return self.on_stranger(frame, layout, port, now, out);
             };
             id = new;
-        }
-        if self.flows[id as usize].server == NO_SERVER {
-            // Nothing is done for it but to tell how many there are.
-            self.ends[id as usize].seen = now;
-            return self.forward.route(frame, port, now, out);
         }
         let from = source_of(&packet);
         if !self.is_from(id, from, &packet) {

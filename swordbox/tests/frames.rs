@@ -2,6 +2,8 @@
 
 use rocev2::aeth::{Aeth, Credit, NakCode, Syndrome};
 use rocev2::atomic::{AtomicAckEth, AtomicEth};
+use rocev2::cm::{self, Dreq, Kind, MAD_LEN, MadHeader};
+use rocev2::deth::Deth;
 use rocev2::ethernet::{Ethernet, MacAddr, ethertype};
 use rocev2::ipv4::Ipv4;
 use rocev2::repr::{Ip, Repr};
@@ -13,7 +15,7 @@ use switch::forward::config::Topology;
 use switch::memory::{MemoryFrame, Sent, run_frame};
 use switch::{Function, Nanos, PortId, Verdict};
 use swordbox::{Command, Config, Event, Layers, Server, Swordbox, Table};
-use zerocopy::IntoBytes;
+use zerocopy::{FromZeros, IntoBytes};
 
 const SERVER: [u8; 4] = [10, 0, 0, 1];
 const TABLE: u64 = 0x10_0000;
@@ -455,4 +457,34 @@ fn long_ranges_take_no_time() {
     }
     let each = begin.elapsed() / 100;
     assert!(each.as_micros() < 1000, "{each:?}");
+}
+
+fn dreq(src: [u8; 4], dst: [u8; 4], remote: u32) -> Vec<u8> {
+    let mut body = Dreq::new_zeroed();
+    body.set_remote_qpn(Qpn::new(remote));
+    let mut mad = [0; MAD_LEN];
+    cm::emit(&MadHeader::new(Kind::Dreq, 1), &body, &mut mad);
+    let bth = Bth::new(Opcode::UD_SEND_ONLY, Qpn::GSI, Psn::ZERO);
+    let change = |repr: &mut Repr<'_>| repr.extended.deth = Deth::new(Deth::GSI_QKEY, Qpn::GSI);
+    frame(src, dst, 0xc123, bth, change, &mad)
+}
+
+/// What is disconnected need not be written down for ever.
+#[test]
+fn a_disconnected_connection_is_over() {
+    let (mut net, _, b) = two(|config| config.ageing = Nanos::from_secs(1));
+    assert_eq!(net.up(&dreq(b.ip, SERVER, b.server_qpn)).len(), 1);
+    // What comes late goes nowhere.
+    assert_eq!(net.up(&b.write(b.psn, 0x8000_0000, &[1; 8])).len(), 0);
+    net.pass(Nanos::from_secs(3));
+    let over = |event: &Event| matches!(event, Event::Over(old) if old.client.1 == Qpn::new(b.qpn));
+    assert_eq!(net.events.iter().filter(|event| over(event)).count(), 1);
+}
+
+/// Nobody but its client and its server ends a connection.
+#[test]
+fn a_disconnection_from_elsewhere_ends_nothing() {
+    let (mut net, a, mut b) = two(|_| {});
+    net.up(&dreq(a.ip, SERVER, b.server_qpn));
+    assert_eq!(locked(&mut net, &mut b, &a, 0, 5).len(), 1);
 }
