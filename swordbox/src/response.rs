@@ -56,7 +56,8 @@ impl Swordbox {
         }
         self.ends[id as usize].port = port;
         let flow = &self.flows[id as usize];
-        if flow.stage == Stage::Ended {
+        // What others have under way there has nothing to do with what became of the owner's own.
+        if flow.stage == Stage::Ended && flow.lane == NONE {
             self.counters.ended.add(1);
             return Verdict::Drop(DropReason::NoQueuePair);
         }
@@ -76,6 +77,10 @@ impl Swordbox {
             && !psn.precedes(self.lanes[lane as usize].acked)
         {
             return self.on_lane(lane, frame, layout, now, out);
+        }
+        if flow.stage == Stage::Ended {
+            self.counters.ended.add(1);
+            return Verdict::Drop(DropReason::NoQueuePair);
         }
         let mut verdict = self.on_own(id, frame, layout, port, now, out);
         let flow = &self.flows[id as usize];

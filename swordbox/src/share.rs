@@ -620,6 +620,8 @@ impl Swordbox {
         flow.stage = Stage::Ended;
         flow.shared = 0;
         flow.nak_due = false;
+        // What is under way on its lane is seen through, and nobody begins anything there.
+        flow.leaving |= flow.lane != NONE;
         self.held.clear(&mut self.flows[id as usize].held);
     }
 }
