@@ -594,7 +594,11 @@ impl Swordbox {
         loop {
             let queue = self.flows[id as usize].held;
             let Some((bytes, port)) = self.held.first(queue) else { break };
-            let Ok(mut frame) = out.make(bytes.len()) else { return };
+            let Ok(mut frame) = out.make(bytes.len()) else {
+                // Nothing else may ever happen that would give it another turn.
+                self.ready.push_back(id);
+                return;
+            };
             frame.bytes_mut().copy_from_slice(bytes);
             let Class::Roce(layout) = classify(frame.bytes()) else {
                 self.held.pop(&mut self.flows[id as usize].held);

@@ -531,7 +531,9 @@ impl Swordbox {
 
     /// Flows whose own requests are all done go on.
     pub(crate) fn pump_ready<O: Output>(&mut self, now: Nanos, out: &mut O) {
-        while let Some(id) = self.ready.pop_front() {
+        // Those that find no buffer are ready again next time.
+        for _ in 0..self.ready.len() {
+            let Some(id) = self.ready.pop_front() else { break };
             self.pump(id, now, out);
         }
     }
