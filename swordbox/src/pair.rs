@@ -170,7 +170,9 @@ impl Swordbox {
                 }
                 true
             }
-            Body::Dreq(dreq) => self.disconnect(HostQp::new(packet.dst(), dreq.remote_qpn())),
+            Body::Dreq(dreq) => {
+                self.disconnect(HostQp::new(packet.dst(), dreq.remote_qpn()), bits_of(packet.src()))
+            }
             _ => true,
         }
     }
@@ -268,9 +270,14 @@ impl Swordbox {
     }
 
     /// A connection is asked to end. Not while others have operations under way on it: the manager will ask again.
-    fn disconnect(&mut self, key: HostQp) -> bool {
+    fn disconnect(&mut self, key: HostQp, from: u128) -> bool {
         let Some(id) = self.index.get(&key) else { return true };
         let peer = self.ends[id as usize].peer;
+        if self.index.key(peer).is_some_and(|other| bits_of(other.host()) != from) {
+            // The manager there will not know what it is about.
+            self.counters.spoofed.add(1);
+            return true;
+        }
         for end in [id, peer] {
             if end == NONE {
                 continue;
@@ -287,16 +294,19 @@ impl Swordbox {
                 self.leave(end);
             }
         }
-        for end in [id, peer] {
-            if end != NONE {
-                if self.flows[end as usize].stage == Stage::Strict {
-                    // Whatever of it is still on its way has no meaning to the server.
-                    self.end(end);
-                    self.flows[end as usize].over = true;
-                } else if self.flows[end as usize].stage != Stage::Ended {
-                    self.forget(end);
-                }
+        let ends = [id, peer];
+        let differs = |end: &Id| *end != NONE && self.flows[*end as usize].stage >= Stage::Strict;
+        if !ends.iter().any(differs) {
+            self.forget(id);
+            return true;
+        }
+        for end in ends.into_iter().filter(|end| *end != NONE) {
+            if self.flows[end as usize].stage == Stage::Strict {
+                // Whatever of it is still on its way has no meaning to the server.
+                self.end(end);
             }
+            // Forgotten, in the journal too, when all is quiet.
+            self.flows[end as usize].over = true;
         }
         true
     }
@@ -359,17 +369,29 @@ impl Swordbox {
         }
     }
 
-    /// An end is forgotten: its connection is over.
+    /// An end is forgotten, and the other end of its connection with it: that is over.
     pub(crate) fn forget(&mut self, id: Id) {
-        if let Some(connection) = self.connection_of(id)
-            && self.flows[id as usize].stage >= Stage::Asked
-        {
-            self.events.push_back(Event::Over(connection));
+        for end in [id, self.ends[id as usize].peer] {
+            if end != NONE
+                && self.flows[end as usize].stage >= Stage::Asked
+                && let Some(connection) = self.connection_of(end)
+            {
+                self.events.push_back(Event::Over(connection));
+            }
         }
         self.forget_quietly(id);
     }
 
+    /// Both ends go: one whose sides differ could not be answered without the other.
     fn forget_quietly(&mut self, id: Id) {
+        let peer = self.ends[id as usize].peer;
+        self.forget_end(id);
+        if peer != NONE {
+            self.forget_end(peer);
+        }
+    }
+
+    fn forget_end(&mut self, id: Id) {
         let lane = self.flows[id as usize].lane;
         if lane != NONE {
             self.fail(lane);
@@ -379,6 +401,7 @@ impl Swordbox {
         let peer = self.ends[id as usize].peer;
         if peer != NONE {
             self.ends[peer as usize].peer = NONE;
+            self.ends[id as usize].peer = NONE;
         }
         self.introduce(id);
         let server = self.flows[id as usize].server;
@@ -396,19 +419,28 @@ impl Swordbox {
         for _ in 0..64.min(ids) {
             self.aged = (self.aged + 1) % ids;
             let id = self.aged;
-            if self.index.key(id).is_none() || now.since(self.ends[id as usize].seen) <= self.config.ageing {
+            if self.index.key(id).is_none() {
                 continue;
             }
-            let flow = &self.flows[id as usize];
-            if flow.stage < Stage::Strict || flow.over {
+            // Answers made here come from nowhere, and operations of others leave for a lane's owner: a connection is
+            // silent only if both of its ends are.
+            let peer = self.ends[id as usize].peer;
+            let seen = self.ends[id as usize].seen;
+            let seen = self.ends.get(peer as usize).map_or(seen, |peer| seen.max(peer.seen));
+            if now.since(seen) <= self.config.ageing {
+                continue;
+            }
+            let differs = |end: Id| {
+                self.flows.get(end as usize).is_some_and(|flow| flow.stage >= Stage::Strict && !flow.over)
+            };
+            let differing = [id, peer].map(|end| if differs(end) { self.connection_of(end) } else { None });
+            if differing.iter().all(Option::is_none) {
                 self.forget(id);
                 continue;
             }
             // Its client may be asleep, and must not go on as if nothing had happened.
-            let Some(connection) = self.connection_of(id) else { continue };
-            if self.ended.len() < self.config.connections {
-                self.ended.insert(connection);
-                self.flows[id as usize].stage = Stage::Ended;
+            if self.ended.len() + 1 < self.config.connections {
+                self.ended.extend(differing.into_iter().flatten());
                 self.forget_quietly(id);
             }
         }

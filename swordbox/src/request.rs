@@ -43,17 +43,17 @@ impl Swordbox {
         let Some(mut id) = self.end_of(&packet) else {
             return self.on_stranger(frame, layout, port, now, out);
         };
+        if self.flows[id as usize].server == NO_SERVER {
+            // Nothing is done for it but to tell how many there are.
+            self.ends[id as usize].seen = now;
+            return self.forward.route(frame, port, now, out);
+        }
         if self.is_reborn(id, &packet, now) {
             self.forget(id);
             let Some(new) = self.end_of(&packet) else {
                 return self.on_stranger(frame, layout, port, now, out);
             };
             id = new;
-        }
-        if self.flows[id as usize].server == NO_SERVER {
-            // Nothing is done for it but to tell how many there are.
-            self.ends[id as usize].seen = now;
-            return self.forward.route(frame, port, now, out);
         }
         let from = source_of(&packet);
         if !self.is_from(id, from, &packet) {
@@ -609,7 +609,11 @@ impl Swordbox {
         loop {
             let queue = self.flows[id as usize].held;
             let Some((bytes, port)) = self.held.first(queue) else { break };
-            let Ok(mut frame) = out.make(bytes.len()) else { return };
+            let Ok(mut frame) = out.make(bytes.len()) else {
+                // Nothing else may ever happen that would give it another turn.
+                self.ready.push_back(id);
+                return;
+            };
             frame.bytes_mut().copy_from_slice(bytes);
             let Class::Roce(layout) = classify(frame.bytes()) else {
                 self.held.pop(&mut self.flows[id as usize].held);

@@ -63,7 +63,7 @@ impl Swordbox {
         };
         let atomic = op.kind == Kind::Atomic;
         // A line may hold a word that is never cached beside others that are.
-        if server.is_never_cached(va) || (!atomic && server.is_never_cached(va + u64::from(len) - 1)) {
+        if server.is_never_cached(va) || (!atomic && server.is_never_cached(va + (u64::from(len) - 1))) {
             return None;
         }
         Some(Wish { va, rkey, rights, atomic })
@@ -534,7 +534,9 @@ impl Swordbox {
 
     /// Flows whose own requests are all done go on.
     pub(crate) fn pump_ready<O: Output>(&mut self, now: Nanos, out: &mut O) {
-        while let Some(id) = self.ready.pop_front() {
+        // Those that find no buffer are ready again next time.
+        for _ in 0..self.ready.len() {
+            let Some(id) = self.ready.pop_front() else { break };
             self.pump(id, now, out);
         }
     }
@@ -625,6 +627,8 @@ impl Swordbox {
         flow.stage = Stage::Ended;
         flow.shared = 0;
         flow.nak_due = false;
+        // What is under way on its lane is seen through, and nobody begins anything there.
+        flow.leaving |= flow.lane != NONE;
         self.held.clear(&mut self.flows[id as usize].held);
         self.unsteer(id);
     }
