@@ -28,7 +28,7 @@ import suite
 from check import Counters, settled_counters
 from guest import Guest, Job
 from lab import Lab, Wire
-from programs import ACK, ATOMIC_ACK, COMPARE_SWAP, FETCH_ADD, READ_REQUEST, WRITE_ONLY, perftest
+from programs import ACK, ATOMIC_ACK, COMPARE_SWAP, FETCH_ADD, READ_REQUEST, RESPONSES, WRITE_ONLY, perftest
 
 CONFIG = """
 [[port]]
@@ -54,6 +54,9 @@ journal = "{journal}"
 settle_us = 100000
 replay_after_us = 100000
 dead_after_ms = 20000
+# perftest has as many atomics outstanding as soft-RoCE takes.
+rd_atomic = 128
+connections = 4096
 {options}
 
 [[swordbox.server]]
@@ -74,7 +77,7 @@ writable = true
 ON = '["remap", "cas_to_write"]'
 TIMEOUT_S = 120
 LISTENS = "grep -q ':{port:04X} .* 0A ' /proc/net/tcp /proc/net/tcp6"
-CM_LISTENS = "rdma resource show cm_id | grep -q LISTEN"
+CM_LISTENS = "rdma resource show cm_id | grep LISTEN | grep -q ':{port} '"
 
 
 @dataclass(frozen=True)
@@ -115,14 +118,14 @@ class Case:
         return "; ".join(pair.client for pair in self.pairs)
 
 
-def perf(tool: str, port: int, count: int, size: int = 4096, atomic: str = "", options: str = "") -> Pair:
-    program = perftest("", tool, size=size, count=count, atomic=atomic, options=f"-p {port} {options}".strip())
-    requests = {opcode: frames for opcode, frames in (program.expected or {}).items() if opcode in REQUESTS}
+def perf(tool: str, port: int, count: int, size: int = 4096, by_cm: bool = False, **options: Any) -> Pair:
+    program = perftest("", tool, size=size, count=count, options=f"-p {port}{' -R' if by_cm else ''}", **options)
+    requests = {opcode: frames for opcode, frames in (program.expected or {}).items() if opcode not in RESPONSES}
     client = program.client.replace("{ipv4}", "{server}")
-    return Pair(program.server, client, LISTENS.format(port=port), requests)
+    listening = (CM_LISTENS if by_cm else LISTENS).format(port=port)
+    return Pair(program.server, client, listening, requests)
 
 
-REQUESTS = {COMPARE_SWAP, FETCH_ADD, READ_REQUEST, WRITE_ONLY, 0x06, 0x07, 0x08}
 CAS, ADD = "CMP_AND_SWAP", "FETCH_AND_ADD"
 
 
@@ -134,7 +137,7 @@ def cases() -> list[Case]:
     return [
         Case("compare_swap", both("ib_atomic_bw", 400, atomic=CAS)),
         Case("fetch_add", both("ib_atomic_bw", 400, atomic=ADD)),
-        Case("atomics_4qp", both("ib_atomic_bw", 200, atomic=CAS, options="-q 4")),
+        Case("atomics_4qp", both("ib_atomic_bw", 200, atomic=CAS, queue_pairs=4)),
         Case("write", both("ib_write_bw", 50, size=20000)),
         Case("read", both("ib_read_bw", 50, size=20000)),
         Case("mixed", (perf("ib_atomic_bw", 18515, 400, atomic=ADD), perf("ib_write_bw", 18516, 100, size=20000))),
@@ -145,9 +148,10 @@ def cases() -> list[Case]:
         Case("locks_answered", locks=1, **locks, options='failed_cas = "answer"', decided=0.5),
         Case("locks_passing", locks=1, **locks, layers="[]"),
         Case("locks_changing", locks=2, **locks, changes=("[]", ON, '["remap"]', ON, "[]", ON)),
-        Case("connected", both("ib_atomic_bw", 300, atomic=CAS, options="-R")),
+        Case("connected", both("ib_atomic_bw", 300, atomic=CAS, by_cm=True)),
         Case("rping", tuple(
-            Pair(f"rping -s -a {{server}} -p {port} -C 10 -V", f"rping -c -a {{server}} -p {port} -C 10 -V", CM_LISTENS)
+            Pair(f"rping -s -a {{server}} -p {port} -C 10 -V", f"rping -c -a {{server}} -p {port} -C 10 -V",
+                 CM_LISTENS.format(port=port))
             for port in (7174, 7175)
         )),
     ]  # fmt: skip
