@@ -1,9 +1,10 @@
 //! A host of the network: a NIC, and the application that uses it.
 
 use crate::node::{Node, Ports};
+use crate::responder::{Costs, Executed, Responder};
 use rnic::{App, Rnic};
 use switch::memory::MemoryFrame;
-use switch::{Frame, Nanos, PortId};
+use switch::{Nanos, PortId};
 
 /// A NIC with an application. Its port is port 0.
 pub struct Host<A> {
@@ -14,29 +15,61 @@ pub struct Host<A> {
     make: Box<dyn FnMut() -> Rnic + Send>,
     /// How often it was started
     pub lives: u32,
+    /// Requests that its NIC has not executed yet, if it needs time for them
+    responder: Option<Box<(Costs, Responder)>>,
 }
 
 impl<A: App> Host<A> {
     /// A host whose NIC `make` makes: at the beginning, and after each crash.
     pub fn new(mut make: impl FnMut() -> Rnic + Send + 'static, app: A) -> Self {
-        Self { nic: make(), app, make: Box::new(make), lives: 0 }
+        Self { nic: make(), app, make: Box::new(make), lives: 0, responder: None }
+    }
+
+    /// The same host, whose NIC needs time to execute requests.
+    #[must_use]
+    pub fn with_costs(mut self, costs: Costs) -> Self {
+        self.responder = Some(Box::new((costs.clone(), Responder::new(costs))));
+        self
+    }
+
+    /// What its NIC has executed in this life, if it needs time for that
+    pub fn executed(&self) -> Option<Executed> {
+        self.responder.as_ref().map(|responder| responder.1.executed())
+    }
+
+    /// Hands to the NIC what it has executed by now.
+    fn execute(&mut self, now: Nanos, out: &mut Ports<'_>) {
+        let Some(responder) = &mut self.responder else { return };
+        while let Some(frame) = responder.1.poll(now) {
+            self.nic.on_frame(&frame, now);
+            out.net.recycle(frame);
+        }
     }
 }
 
 impl<A: App> Node for Host<A> {
     fn on_frame(&mut self, frame: MemoryFrame, _port: PortId, now: Nanos, out: &mut Ports<'_>) {
-        self.nic.on_frame(frame.bytes(), now);
-        out.net.recycle(frame.into_bytes());
+        let mut frame = Some(frame.into_bytes());
+        if let Some(responder) = &mut self.responder {
+            frame = frame.and_then(|frame| responder.1.admit(frame, now).err());
+            self.execute(now, out);
+        }
+        if let Some(frame) = frame {
+            self.nic.on_frame(&frame, now);
+            out.net.recycle(frame);
+        }
         self.app.run(&mut self.nic, now);
     }
 
-    fn on_timer(&mut self, now: Nanos, _out: &mut Ports<'_>) {
+    fn on_timer(&mut self, now: Nanos, out: &mut Ports<'_>) {
+        self.execute(now, out);
         self.nic.on_timer(now);
         self.app.run(&mut self.nic, now);
     }
 
     fn next_timer(&self) -> Option<Nanos> {
-        [self.nic.next_timer(), self.app.next_timer()].into_iter().flatten().min()
+        let executed = self.responder.as_ref().and_then(|responder| responder.1.next_timer());
+        [self.nic.next_timer(), self.app.next_timer(), executed].into_iter().flatten().min()
     }
 
     fn poll_transmit(&mut self, _port: PortId, now: Nanos, frame: &mut Vec<u8>) -> bool {
@@ -55,6 +88,9 @@ impl<A: App> Node for Host<A> {
     fn start(&mut self, now: Nanos, _out: &mut Ports<'_>) {
         if self.lives > 0 {
             self.nic = (self.make)();
+            if let Some(responder) = &mut self.responder {
+                responder.1 = Responder::new(responder.0.clone());
+            }
         }
         self.lives += 1;
         self.app.start(&mut self.nic, now);

@@ -20,6 +20,9 @@ mod link;
 mod net;
 mod node;
 mod pcap;
+pub mod rack;
+pub mod registers;
+mod responder;
 pub mod scenario;
 mod switch_node;
 pub mod verbs;
@@ -32,6 +35,7 @@ pub use fault::Fault;
 pub use host::Host;
 pub use link::{Counters as LinkCounters, Ecn, Link, OVERHEAD};
 pub use node::{Node, Ports};
+pub use responder::{Costs, Executed, MemoryCosts};
 pub use rnic::App;
 /// What NICs count, as outcomes tell
 pub use rnic::Counters as NicCounters;

@@ -3,6 +3,7 @@
 use rnic::{Interface, Rnic};
 use rocev2::ethernet::MacAddr;
 use sim::verbs::{self, Verb, Verbs, VerbsApp};
+use sim::words;
 use sim::{Clock, Controlled, Host, Link, NodeId, World};
 use std::collections::BTreeSet;
 use std::io;
@@ -35,21 +36,23 @@ fn ip(n: u8) -> IpAddr {
 const WORDS: u64 = 0x3_0000_0000;
 
 fn switch(hosts: u8, layers: Layers) -> Controlled<Control> {
+    let server = |n| Server {
+        tables: vec![Table { rkey: None, range: WORDS..WORDS + 4096, stride: 8, writable: true }],
+        rd_atomic: 4,
+        ..Server::new(ip(n))
+    };
+    swordbox(hosts.into(), (0..hosts).map(server).collect(), layers)
+}
+
+fn swordbox(ports: u16, servers: Vec<Server>, layers: Layers) -> Controlled<Control> {
+    controlled(Config { servers, layers, ..Config::new(ForwardConfig::bridge(ports, 1024)) })
+}
+
+/// With a journal that outlives it.
+fn controlled(config: Config) -> Controlled<Control> {
     let written = Written::default();
     let journal = written.clone();
-    let config = Config {
-        servers: (0..hosts)
-            .map(|n| Server {
-                tables: vec![Table { rkey: None, range: WORDS..WORDS + 4096, stride: 8, writable: true }],
-                rd_atomic: 4,
-                ..Server::new(ip(n))
-            })
-            .collect(),
-        layers,
-        connections: 256,
-        settle: Nanos::from_micros(500),
-        ..Config::new(ForwardConfig::bridge(hosts.into(), 64))
-    };
+    let config = Config { connections: 2048, settle: Nanos::from_micros(500), ..config };
     Controlled::new(
         move || {
             let ended = written.0.lock().unwrap().iter().copied().collect();
@@ -58,6 +61,9 @@ fn switch(hosts: u8, layers: Layers) -> Controlled<Control> {
         move |_| Control::new(Box::new(journal.clone())),
     )
 }
+
+mod drawn;
+use drawn::{disturb, drawn, may_fail, seeds};
 
 struct Rack {
     world: World,
@@ -100,12 +106,10 @@ fn rack(seed: u64, chance: &mut Chance, layers: Layers) -> Rack {
             corrupt: percent(chance),
             ..Link::default()
         };
-        let link = world.connect(node, switch, link);
-        if let Ok(dir) = std::env::var("PCAP") {
-            world.capture(link, std::fs::File::create(format!("{dir}/{n}.pcap")).unwrap());
-        }
+        world.connect(node, switch, link);
         hosts.push((node, ip(n)));
     }
+    capture(&mut world);
     verbs::connect(&mut world, &hosts, &work, seed);
     verbs::begin(&mut world, &hosts);
     Rack { world, hosts, switch, shared }
@@ -135,6 +139,99 @@ fn env(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(otherwise)
 }
 
+/// Writes what is on each link to a file, if the environment names a folder.
+fn capture(world: &mut World) {
+    let Ok(folder) = std::env::var("PCAP") else { return };
+    for (n, link) in world.links().enumerate() {
+        world.capture(link, std::fs::File::create(format!("{folder}/{n}.pcap")).unwrap());
+    }
+}
+
+/// Clients and memory servers around a Swordbox that knows where the words are.
+fn words(config: &words::Config) -> words::Cluster {
+    words_with(config, |config| config)
+}
+
+fn words_with(config: &words::Config, change: impl FnOnce(Config) -> Config) -> words::Cluster {
+    words::Cluster::new(config, |world, wiring| {
+        let table = words::TABLE_VA..words::TABLE_VA + config.table_size() as u64;
+        let server = |host: &IpAddr| Server {
+            tables: vec![Table { rkey: None, range: table.clone(), stride: 8, writable: true }],
+            rd_atomic: config.max_rd_atomic,
+            ..Server::new(*host)
+        };
+        let servers = wiring.servers.iter().map(server).collect();
+        let bridge = ForwardConfig::bridge(wiring.ports, 1024);
+        let swordbox = Config { servers, layers: Layers::CAS_TO_WRITE, ..Config::new(bridge) };
+        world.add("swordbox", controlled(change(swordbox)), Clock::default())
+    })
+}
+
+fn decided(net: &words::Cluster) -> u64 {
+    let switch = net.world.node::<Controlled<Control>>(net.sides.servers);
+    switch.switch.function.counters().decided.get()
+}
+
+fn bad_wires(part: u64) {
+    let mut all = words::Totals::default();
+    let mut decisions = 0;
+    for seed in seeds(part, 3, 600) {
+        let (config, _) = drawn(seed);
+        let mut net = words(&config);
+        capture(&mut net.world);
+        if let Err(wrong) = net.run(Nanos::from_secs(100)) {
+            let switch = net.world.node::<Controlled<Control>>(net.sides.servers);
+            let function = &switch.switch.function;
+            let counters: Vec<_> = function.counters().all().filter(|(_, count)| *count > 0).collect();
+            panic!("seed {seed}: {wrong}\n{config:?}\n{counters:?}\n{function:?}");
+        }
+        decisions += decided(&net);
+        let totals = net.totals();
+        assert_eq!((totals.broken, totals.unknown), (0, 0), "seed {seed}");
+        all.add(&totals);
+    }
+    println!("{decisions} decided of {all:?}");
+}
+
+#[test]
+fn bad_wires_in_the_first_third_of_the_seeds() {
+    bad_wires(0);
+}
+
+#[test]
+fn bad_wires_in_the_second_third_of_the_seeds() {
+    bad_wires(1);
+}
+
+#[test]
+fn bad_wires_in_the_last_third_of_the_seeds() {
+    bad_wires(2);
+}
+
+fn crashes(part: u64) {
+    let mut all = words::Totals::default();
+    for seed in seeds(part, 2, 400) {
+        let (config, mut chance) = drawn(seed);
+        let config = may_fail(&config, &mut chance);
+        let mut net = words(&config);
+        capture(&mut net.world);
+        disturb(&mut net, &mut chance);
+        net.run(Nanos::from_secs(100)).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}\n{config:?}"));
+        all.add(&net.totals());
+    }
+    println!("{all:?}");
+}
+
+#[test]
+fn crashes_in_the_first_half_of_the_seeds() {
+    crashes(0);
+}
+
+#[test]
+fn crashes_in_the_second_half_of_the_seeds() {
+    crashes(1);
+}
+
 #[test]
 fn every_verb_through_a_swordbox() {
     let (from, seeds) = (env("FROM", 0), env("SEEDS", 100));
@@ -146,4 +243,51 @@ fn every_verb_through_a_swordbox() {
     }
     println!("{sum:#?}");
     assert!(sum["decided"] > 0 && sum["coalesced"] > 0);
+}
+
+/// What a run came to: what is wrong, if anything, and requests that clients had to repeat.
+#[cfg(feature = "canary")]
+fn outcome(config: &words::Config, bug: Option<swordbox::Bug>) -> (Option<String>, u64) {
+    let mut net = words_with(config, |config| Config { bug, ..config });
+    let wrong = net.run(Nanos::from_secs(2)).err();
+    let switch = net.world.node::<Controlled<Control>>(net.sides.servers);
+    (wrong, switch.switch.function.counters().repeated.get())
+}
+
+/// Whether one of a thousand seeds shows a planted bug, and nothing without it.
+#[cfg(feature = "canary")]
+fn is_found(bug: swordbox::Bug) -> bool {
+    (1..=1000).any(|seed| {
+        let (config, _) = drawn(seed);
+        let (wrong, repeated) = outcome(&config, Some(bug));
+        // An answer that is lost is asked for again: that nobody has to on good wires is what is wrong then.
+        let shows = match &wrong {
+            Some(wrong) => !wrong.contains("not done"),
+            None => bug == swordbox::Bug::LostAck && repeated > 0,
+        };
+        let (without, repeats) = if shows { outcome(&config, None) } else { (None, 0) };
+        let found = shows && without.is_none() && (wrong.is_some() || repeats == 0);
+        if found {
+            println!("{bug:?}: seed {seed}: {wrong:?}, {repeated} repeated");
+        }
+        found
+    })
+}
+
+#[cfg(feature = "canary")]
+#[test]
+fn planted_stale_words_are_found() {
+    assert!(is_found(swordbox::Bug::StaleWord));
+}
+
+#[cfg(feature = "canary")]
+#[test]
+fn planted_losses_of_acknowledgements_are_found() {
+    assert!(is_found(swordbox::Bug::LostAck));
+}
+
+#[cfg(feature = "canary")]
+#[test]
+fn planted_second_decisions_are_found() {
+    assert!(is_found(swordbox::Bug::DecidedAnew));
 }

@@ -16,17 +16,12 @@ pub(crate) enum Answer {
     Syndrome(Syndrome),
     /// An atomic is done, and found this.
     Atomic(u64),
-    /// A READ of a word found this.
-    Word(u64),
 }
 
 impl End {
     /// Keeps the headers by which frames get here.
-    #[inline]
     pub(crate) fn refresh(&mut self, packet: &Packet<'_>) {
-        if !self.headers.leads_like(packet)
-            && let Some(headers) = crate::headers::Headers::of(packet)
-        {
+        if let Some(headers) = crate::headers::Headers::of(packet) {
             self.headers = headers;
         }
     }
@@ -53,10 +48,6 @@ impl Swordbox {
             Answer::Syndrome(syndrome) => (Opcode::RC_ACKNOWLEDGE, syndrome, None),
             Answer::Atomic(value) => {
                 (Opcode::RC_ATOMIC_ACKNOWLEDGE, Syndrome::Ack(Credit(flow.credit)), Some(value.to_be_bytes()))
-            }
-            // Memory is as the server's processor has it.
-            Answer::Word(value) => {
-                (Opcode::RC_READ_RESPONSE_ONLY, Syndrome::Ack(Credit(flow.credit)), Some(value.to_le_bytes()))
             }
         };
         let bth = Bth::new(opcode, key.qpn(), psn);

@@ -31,6 +31,8 @@ counters! {
     forgotten,
     /// Packets of connections that found no place in the table
     untracked,
+    /// Packets that were damaged, and name queue pairs that nobody has seen
+    damaged,
     /// Packets of connections of an earlier life
     ended,
     /// Connections shared

@@ -12,7 +12,7 @@ use crate::pair::{Handshakes, Strangers};
 use crate::sketch::Sketch;
 use crate::{Id, NONE};
 use rocev2::{Layout, Msn, Packet, Psn};
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use switch::forward::counters::HostQp;
 use switch::forward::{self, Forward};
@@ -94,7 +94,8 @@ pub struct Swordbox {
     pub(crate) held: Held,
     pub(crate) handshakes: Handshakes,
     pub(crate) strangers: Strangers,
-    pub(crate) ended: Vec<Connection>,
+    /// Connections whose sides differ in a way that is not known any more
+    pub(crate) ended: HashSet<Connection>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) events: VecDeque<Event>,
     /// Flows whose own requests are all done, and that have frames waiting
@@ -164,7 +165,11 @@ impl Swordbox {
             held: Held::with_capacity(config.held),
             handshakes: Handshakes::new(),
             strangers: Strangers::with_capacity(ends),
-            ended: config.ended.clone(),
+            ended: {
+                let mut ended = HashSet::with_capacity(config.connections.max(config.ended.len()));
+                ended.extend(&config.ended);
+                ended
+            },
             counters: Arc::default(),
             events: VecDeque::with_capacity(64),
             ready: VecDeque::with_capacity(64),
@@ -203,8 +208,14 @@ impl Swordbox {
         if let Some(id) = self.index.get(&key) {
             return Some(id);
         }
-        // One that is damaged may name a queue pair that there is not.
-        if packet.verify_icrc() { self.add_end(key) } else { None }
+        if !packet.verify_icrc() {
+            // It may name a queue pair that there is not.
+            self.counters.damaged.add(1);
+            return None;
+        }
+        let id = self.add_end(key);
+        self.counters.untracked.add(u64::from(id.is_none()));
+        id
     }
 
     pub(crate) fn add_end(&mut self, key: HostQp) -> Option<Id> {
@@ -332,8 +343,11 @@ impl Function for Swordbox {
                 if self.connection_of(id) == Some(connection) && self.flows[id as usize].stage == Stage::Asked
                 {
                     // As long as it is not known where the last request ends, it is not known where the next begins.
+                    // And an atomic whose answer is not known could not be answered again.
+                    let open = |record: &Record| record.count > 0 && record.what == What::Unknown;
+                    let known = !self.records(id).iter().any(open);
                     let flow = &mut self.flows[id as usize];
-                    let known = flow.unsure.is_none();
+                    let known = known && flow.unsure.is_none();
                     flow.stage = if known { Stage::Strict } else { Stage::Clear };
                     self.counters.diverged.add(u64::from(known));
                 }

@@ -66,6 +66,14 @@ impl Headers {
             && bytes[udp..udp + 2] == self.bytes[udp..udp + 2]
     }
 
+    /// Whether `packet` comes from another queue pair: a queue pair keeps its UDP source port (IB A17.4.5.2).
+    #[inline]
+    pub(crate) fn is_of_another(&self, packet: &Packet<'_>) -> bool {
+        let (bytes, udp) = (packet.bytes(), packet.layout().udp());
+        let own = usize::from(self.len).saturating_sub(Udp::LEN);
+        self.len != 0 && bytes[udp..udp + 2] != self.bytes[own..own + 2]
+    }
+
     /// Bytes of a frame with them, a BTH, and so many bytes behind it (without the ICRC).
     pub(crate) const fn frame_len(&self, behind: usize) -> usize {
         self.len as usize + Bth::LEN + behind + ICRC_LEN

@@ -7,8 +7,10 @@
 //! can tell the difference.
 
 #![forbid(unsafe_code)]
+#![allow(clippy::similar_names, reason = "lanes and lines are what this is about")]
 
 mod answer;
+pub mod clients;
 pub mod config;
 pub mod control;
 mod counters;

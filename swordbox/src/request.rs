@@ -40,10 +40,16 @@ impl Swordbox {
         out: &mut O,
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
-        let Some(id) = self.end_of(&packet) else {
-            self.counters.untracked.add(1);
+        let Some(mut id) = self.end_of(&packet) else {
             return self.on_stranger(frame, layout, port, now, out);
         };
+        if self.is_reborn(id, &packet, now) {
+            self.forget(id);
+            let Some(new) = self.end_of(&packet) else {
+                return self.on_stranger(frame, layout, port, now, out);
+            };
+            id = new;
+        }
         if self.flows[id as usize].server == NO_SERVER {
             // Nothing is done for it but to tell how many there are.
             self.ends[id as usize].seen = now;
@@ -68,10 +74,22 @@ impl Swordbox {
         }
     }
 
+    /// Whether a packet to `id` is of another connection than those before: its queue pair has been made anew.
+    pub(crate) fn is_reborn(&self, id: Id, packet: &Packet<'_>, now: Nanos) -> bool {
+        let end = &self.ends[id as usize];
+        let other = end.headers.is_of_another(packet);
+        // Another host may as well be lying, as long as the one that is known is there.
+        let elsewhere = end.from != 0 && end.from != source_of(packet);
+        (if elsewhere { now.since(end.seen) > self.config.dead_after } else { other }) && packet.verify_icrc()
+    }
+
     /// Whether a request to `id` comes from where they came from so far.
     fn is_from(&mut self, id: Id, from: u128, packet: &Packet<'_>) -> bool {
         let end = &mut self.ends[id as usize];
         if end.from == 0 {
+            if !packet.verify_icrc() {
+                return false;
+            }
             end.from = from;
             let ended = self.ended.iter().any(|gone| {
                 crate::function::bits_of(gone.client.0) == from
@@ -91,7 +109,10 @@ impl Swordbox {
     fn note(&mut self, id: Id, packet: &Packet<'_>, port: PortId, now: Nanos) {
         let end = &mut self.ends[id as usize];
         end.seen = now;
-        end.refresh(packet);
+        // Nothing is kept from a packet that may be damaged.
+        if !end.headers.leads_like(packet) && packet.verify_icrc() {
+            end.refresh(packet);
+        }
         let peer = end.peer;
         if peer != NONE {
             self.ends[peer as usize].port = port;
@@ -119,7 +140,7 @@ impl Swordbox {
         let lost = flow.begun && (flow.next.precedes(psn) || rest);
         let new = !flow.begun || psn == flow.next || lost;
         if new && !packet.verify_icrc() {
-            return self.forward.route(frame, port, now, out);
+            return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
         }
         if self.detour(flow.server, &packet, now).is_err() {
             self.counters.delayed.add(1);
@@ -143,17 +164,22 @@ impl Swordbox {
     /// A READ or an atomic that others overtook, or that was begun before anything was known, passes.
     fn follow_late(&mut self, id: Id, packet: &Packet<'_>, op: Op) {
         let psn = packet.bth().psn();
-        let known = |record: &Record| (0..record.count as i32).contains(&psn.distance(record.psn));
+        let known = |record: &Record| match op.kind {
+            Kind::Atomic => record.count > 0 && record.psn == psn && record.what != What::Unseen,
+            _ => (0..record.count as i32).contains(&psn.distance(record.psn)),
+        };
         if self.records(id).iter().any(known) {
             return;
         }
-        let count = match (op.kind, memory_of(packet)) {
+        let mut record = Record { psn, count: 1, own: psn, what: What::Unseen, ..NO_RECORD };
+        match (op.kind, memory_of(packet)) {
+            (Kind::Atomic, _) => self.look_up(id, &mut record),
             (Kind::Read, Some((_, _, len))) => {
-                self.flows[id as usize].count_of(len).unwrap_or(len.div_ceil(256))
+                record.count = self.flows[id as usize].count_of(len).unwrap_or(len.div_ceil(256));
             }
-            _ => 1,
-        };
-        self.record(id, Record { psn, count, own: psn, what: What::Unseen, ..NO_RECORD });
+            _ => {}
+        }
+        self.record(id, record);
     }
 
     /// Asks whether the two sides of a connection may come to differ.
@@ -214,19 +240,24 @@ impl Swordbox {
 
     /// Remembers a READ or an atomic.
     pub(crate) fn record(&mut self, id: Id, record: Record) {
-        let n = self.config.rd_atomic as u32;
+        let next = self.flows[id as usize].next;
+        // How far behind the next request; a client repeats only its latest.
+        let age =
+            |record: &Record| if record.count == 0 { u32::MAX } else { next.sub(record.psn.get()).get() };
+        let Some(place) = self.records_mut(id).iter_mut().max_by_key(|place| age(place)) else { return };
+        if age(place) < age(&record) {
+            return;
+        }
+        let lost = !place.done;
+        *place = record;
         let flow = &mut self.flows[id as usize];
-        let at = flow.record % n;
-        flow.record = flow.record.wrapping_add(1);
+        flow.open -= u32::from(lost);
         if !record.done {
             flow.open += 1;
             if flow.stage >= Stage::Clear {
                 flow.most_reads = flow.most_reads.max(flow.open.min(255) as u8);
             }
         }
-        let place = &mut self.records_mut(id)[at as usize];
-        let lost = !place.done;
-        *place = record;
         if lost && self.flows[id as usize].stage < Stage::Strict {
             // More than were thought to be outstanding at once: what is remembered is not all there is.
             let next = self.flows[id as usize].next;
@@ -250,8 +281,10 @@ impl Swordbox {
                 // It may have taken as many.
                 record.count = psn.distance(record.psn).max(1) as u32;
             }
-            record.done = true;
-            record.what = What::Unseen;
+            if !record.done {
+                record.what = if record.what == What::Atomic { What::Unknown } else { What::Unseen };
+                record.done = true;
+            }
         }
         let flow = &mut self.flows[id as usize];
         flow.open = 0;
@@ -461,11 +494,8 @@ impl Swordbox {
             return self.decide_anew(id, frame, layout, now, out);
         }
         match record.copied() {
-            Some(record)
-                if (record.what == What::Read && is_read)
-                    || (record.what == What::Unseen && (is_read || op.kind == Kind::Atomic)) =>
-            {
-                // The server reads again, or remembers.
+            Some(record) if matches!(record.what, What::Read | What::Unseen) && is_read => {
+                // The server reads again.
                 self.flows[id as usize].reading = Some((record.psn.add(record.count), None));
                 rewrite_request(
                     frame,
@@ -477,9 +507,6 @@ impl Swordbox {
             }
             Some(record) if record.what == What::Atomic && op.kind == Kind::Atomic => {
                 self.answer_again(id, frame, psn, Answer::Atomic(record.value))
-            }
-            Some(record) if record.what == What::Word && is_read => {
-                self.answer_again(id, frame, psn, Answer::Word(record.value))
             }
             _ if matches!(op.kind, Kind::Write | Kind::Body) => {
                 if !ack_req {

@@ -1,0 +1,375 @@
+//! A rack of disaggregated memory: a memory server, client machines, and one switch between them, which may know more of
+//! what goes through it than a switch usually does. The same clients run over any switch: what one is worth is the
+//! difference.
+//!
+//! ```text
+//!   machine 0: threads --+
+//!   machine 1: threads --+-- switch -- memory server, whose NIC needs time
+//!   ...                  |
+//! ```
+
+pub mod costs;
+
+use crate::{Clock, Costs, Host, Link, LinkId, Node, NodeId, OVERHEAD, Switch, World};
+use core::fmt;
+use core::net::IpAddr;
+use rnic::{Access, Interface, Modify, Path, PathMtu, ReadyToReceive, ReadyToSend, Rnic};
+use rocev2::aeth::RnrTimer;
+use rocev2::ethernet::MacAddr;
+use rocev2::{Psn, Qpn};
+use switch::forward::{Config as ForwardConfig, Forward};
+use switch::{Chance, Nanos};
+use swordbox::clients::{
+    Account, Connect, Kind, Memory, Program, Server, SharedAccount, Tally, Threads, ThreadsConfig,
+};
+
+/// The port at which the server listens
+pub const PORT: u16 = 18_515;
+/// The switch's port to the server; machine `n` is at port `n + 1`
+pub const SERVER_PORT: u16 = 0;
+
+/// A rack to be made.
+#[derive(Clone, Debug)]
+pub struct RackConfig {
+    /// For everything that is drawn
+    pub seed: u64,
+    /// Client machines
+    pub machines: usize,
+    /// Threads of each, each with a connection of its own
+    pub threads: usize,
+    /// What requests cost the server's NIC; nothing, if it is not said
+    pub costs: Option<Costs>,
+    /// Everybody's to the switch
+    pub link: Link,
+    /// Path MTU
+    pub mtu: PathMtu,
+    /// Whether the communication manager connects; if not, QPNs and PSNs are exchanged by other means
+    pub cm: bool,
+    /// How long client NICs wait for an acknowledgement: 4.096 us times two to this
+    pub ack_timeout: u8,
+    /// How often they try again; [`ReadyToSend::NO_LIMIT`] for no limit
+    pub retry_count: u8,
+    /// A thread that lost its connection begins anew after so long, if it is said
+    pub reconnect_after: Option<Nanos>,
+}
+
+impl Default for RackConfig {
+    /// Eight machines with a thread each, links of 100 Gb/s, a server as fast as its link.
+    fn default() -> Self {
+        Self {
+            seed: 1,
+            machines: 8,
+            threads: 1,
+            costs: None,
+            link: Link::default(),
+            mtu: PathMtu::B1024,
+            cm: true,
+            ack_timeout: 14,
+            retry_count: 7,
+            reconnect_after: None,
+        }
+    }
+}
+
+/// A server, client machines, and a switch.
+#[derive(Debug)]
+pub struct Rack<P> {
+    /// The network
+    pub world: World,
+    /// The switch
+    pub switch: NodeId,
+    /// The memory server
+    pub server: NodeId,
+    /// The client machines
+    pub machines: Vec<NodeId>,
+    /// Their links to the switch, and the server's
+    pub links: (Vec<LinkId>, LinkId),
+    /// What all threads together have done
+    pub account: SharedAccount,
+    config: RackConfig,
+    program: core::marker::PhantomData<fn() -> P>,
+}
+
+/// The address of the server, or of a machine
+pub fn ip(machine: Option<usize>) -> IpAddr {
+    let host = machine.map_or(1, |machine| machine as u16 + 256);
+    let [high, low] = host.to_be_bytes();
+    [10, 0, high, low].into()
+}
+
+/// Its MAC address
+pub fn mac(machine: Option<usize>) -> MacAddr {
+    let host = machine.map_or(1, |machine| machine as u16 + 256);
+    let [high, low] = host.to_be_bytes();
+    MacAddr([2, 0, 0, 0, high, low])
+}
+
+/// A switch that forwards by MAC addresses, and knows nothing of RDMA
+pub fn forward(machines: usize) -> Switch<Forward> {
+    let config = ForwardConfig::bridge(machines as u16 + 1, 2 * machines + 2);
+    Switch::new(move || Forward::new(&config))
+}
+
+impl<P: Program> Rack<P> {
+    /// A rack whose server gives this memory and whose machines run the programs that `program` makes.
+    pub fn new(
+        config: RackConfig,
+        memory: Vec<Memory>,
+        switch: impl Node,
+        mut program: impl FnMut(usize) -> P,
+    ) -> Self {
+        let mut world = World::new(config.seed);
+        let account = SharedAccount::default();
+        let nic = |machine: Option<usize>| {
+            let interface = Interface::new(mac(machine), ip(machine), 16);
+            let seed = config.seed ^ (machine.map_or(0, |machine| machine as u64 + 1)) << 16;
+            let (mtu, mut lives) = (config.mtu, 0);
+            move || {
+                lives += 1;
+                let seed = seed ^ lives << 48;
+                // Room for every thread of a rack, and those that are just leaving
+                Rnic::new(rnic::Config { seed, mtu, max_qps: 4096, ..rnic::Config::new(interface.clone()) })
+            }
+        };
+        let switch = world.add("switch", switch, Clock::default());
+        let mut host = Host::new(nic(None), Server::new(PORT, memory));
+        if let Some(costs) = &config.costs {
+            host = host.with_costs(costs.clone());
+        }
+        let server = world.add("server", host, Clock::default());
+        let server_link = world.connect(server, switch, config.link);
+        let (mut machines, mut links) = (Vec::new(), Vec::new());
+        for machine in 0..config.machines {
+            let connect = if config.cm { Connect::Cm(ip(None), PORT) } else { Connect::Elsewhere };
+            let threads = ThreadsConfig {
+                ack_timeout: config.ack_timeout,
+                retry_count: config.retry_count,
+                reconnect_after: config.reconnect_after,
+                ..ThreadsConfig::new(config.threads, connect)
+            };
+            let app = Threads::new(threads, program(machine), account.clone());
+            let node = world.add(
+                &format!("machine {machine}"),
+                Host::new(nic(Some(machine)), app),
+                Clock::default(),
+            );
+            links.push(world.connect(node, switch, config.link));
+            machines.push(node);
+        }
+        let program = core::marker::PhantomData;
+        let mut rack =
+            Self { world, switch, server, machines, links: (links, server_link), account, config, program };
+        if !rack.config.cm {
+            rack.connect();
+        }
+        rack
+    }
+
+    /// Connects every thread, as if QPNs and PSNs had been exchanged by other means.
+    fn connect(&mut self) {
+        let mut chance = Chance::stream(self.config.seed, 0x7261_636b);
+        for (machine, node) in self.machines.clone().into_iter().enumerate() {
+            for thread in 0..self.config.threads {
+                let psns = [(); 2].map(|()| Psn::new(chance.bits() as u32));
+                let own = self.world.with::<Host<Threads<P>>, _>(node, |host, _| {
+                    host.app.prepare(&mut host.nic, thread).expect("room for every thread")
+                });
+                let (qpn, regions) = self.world.with::<Host<Server>, _>(self.server, |host, _| {
+                    (host.app.prepare(&mut host.nic).expect("room for every client"), host.app.regions())
+                });
+                let config = &self.config;
+                self.world.with::<Host<Server>, _>(self.server, |host, _| {
+                    let path = Path::new(ip(None), ip(Some(machine)));
+                    ready(&mut host.nic, qpn, path, own, [psns[1], psns[0]], config);
+                });
+                self.world.with::<Host<Threads<P>>, _>(node, |host, now| {
+                    let path = Path::new(ip(Some(machine)), ip(None));
+                    ready(&mut host.nic, own, path, qpn, psns, config);
+                    host.app.begin(&mut host.nic, thread, regions, now);
+                });
+            }
+        }
+    }
+
+    /// A machine's threads
+    pub fn threads(&self, machine: usize) -> &Threads<P> {
+        &self.world.node::<Host<Threads<P>>>(self.machines[machine]).app
+    }
+
+    /// Threads of all machines that are done
+    pub fn done(&self) -> usize {
+        (0..self.machines.len()).map(|machine| self.threads(machine).done()).sum()
+    }
+
+    /// The server
+    pub fn server(&self) -> &Host<Server> {
+        self.world.node(self.server)
+    }
+
+    /// What a region of the server's memory holds
+    pub fn memory(&self, region: usize) -> &[u8] {
+        let host = self.server();
+        host.app.buffer(region).map_or(&[], |buffer| host.nic.bytes(buffer))
+    }
+
+    /// Says what is wrong, if a thread has ended that was not done.
+    ///
+    /// # Errors
+    /// The first of them, and why.
+    pub fn check(&self) -> Result<(), String> {
+        for machine in 0..self.machines.len() {
+            if let Some((thread, why)) = self.threads(machine).stopped().next() {
+                return Err(format!("thread {thread} of machine {machine}: {why}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets all threads come to their end.
+    ///
+    /// # Errors
+    /// A thread has ended that was not done, or time is up.
+    pub fn finish(&mut self, within: Nanos) -> Result<(), String> {
+        let (until, all) = (self.world.now() + within, self.config.machines * self.config.threads);
+        while self.done() < all {
+            self.check()?;
+            // Looking at every thread takes longer than a step.
+            let next = self.world.now() + Nanos::from_micros(100);
+            self.world.run_until(next.min(until));
+            if self.world.now() >= until && self.done() < all {
+                return Err(format!("{} of {all} threads are done after {within:?}", self.done()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes on the wire so far, with what Ethernet adds: of the machines' links and of the server's, both directions
+    fn wire_bytes(&self) -> (u64, u64) {
+        let of = |link: LinkId| -> u64 {
+            let counters = self.world.counters(link);
+            counters.iter().map(|counters| counters.bytes + counters.sent * OVERHEAD as u64).sum()
+        };
+        (self.links.0.iter().copied().map(of).sum(), of(self.links.1))
+    }
+
+    /// Runs for a while, then tells what is done in the time after it.
+    ///
+    /// # Errors
+    /// A thread has ended.
+    pub fn measure(&mut self, warm_up: Nanos, span: Nanos) -> Result<Outcome, String> {
+        self.world.run_until(self.world.now() + warm_up);
+        self.account.lock().clear();
+        let before = self.wire_bytes();
+        self.world.run_until(self.world.now() + span);
+        self.check()?;
+        let after = self.wire_bytes();
+        let account = self.account.lock();
+        let operations = [Kind::Lock, Kind::Read, Kind::Write, Kind::Scan]
+            .map(|kind| account.operations(kind))
+            .iter()
+            .sum::<u64>();
+        let each = |bytes: u64| bytes as f64 / operations.max(1) as f64;
+        Ok(Outcome {
+            operations,
+            operations_per_s: operations as f64 * 1e9 / span.0 as f64,
+            tally: account.tally,
+            bytes_per_operation: each(after.0 - before.0),
+            server_bytes_per_operation: each(after.1 - before.1),
+            latencies: Kind::ALL.map(|kind| Latency::of(&account, kind)),
+        })
+    }
+}
+
+/// Leads a queue pair to RTS; the PSNs are the first that it sends and the first that it receives.
+fn ready(nic: &mut Rnic, qpn: Qpn, path: Path, dest_qp: Qpn, psns: [Psn; 2], config: &RackConfig) {
+    let rtr = ReadyToReceive {
+        path,
+        dest_qp,
+        mtu: config.mtu,
+        rq_psn: psns[1],
+        max_dest_rd_atomic: 16,
+        min_rnr_timer: RnrTimer(1),
+    };
+    let rts = ReadyToSend {
+        sq_psn: psns[0],
+        max_rd_atomic: 16,
+        timeout: config.ack_timeout,
+        retry_count: config.retry_count,
+        rnr_retry: 7,
+        flow_control: false,
+    };
+    for modify in [Modify::Init { access: Access::ALL, qkey: 0 }, Modify::Rtr(rtr), Modify::Rts(rts)] {
+        nic.modify_qp(qpn, modify).expect("a new queue pair, and a path that begins here");
+    }
+}
+
+/// How long operations of a kind took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Latency {
+    /// How many there were
+    pub operations: u64,
+    /// The median
+    pub p50: Nanos,
+    /// Of a hundred, all but one were faster.
+    pub p99: Nanos,
+    /// The longest
+    pub max: Nanos,
+}
+
+impl Latency {
+    fn of(account: &Account, kind: Kind) -> Self {
+        let histogram = account.latency_ns(kind);
+        Self {
+            operations: histogram.len(),
+            p50: Nanos(histogram.value_at_quantile(0.5)),
+            p99: Nanos(histogram.value_at_quantile(0.99)),
+            max: Nanos(histogram.max()),
+        }
+    }
+}
+
+/// What was done in a time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Outcome {
+    /// Locks taken, and keys read, written and scanned
+    pub operations: u64,
+    /// The same, a second
+    pub operations_per_s: f64,
+    /// Requests, and how many of them were in vain
+    pub tally: Tally,
+    /// Bytes on the machines' links for each operation, with Ethernet's preamble and gap, there and back
+    pub bytes_per_operation: f64,
+    /// The same on the server's link
+    pub server_bytes_per_operation: f64,
+    latencies: [Latency; Kind::ALL.len()],
+}
+
+impl Outcome {
+    /// How long operations of a kind took
+    pub fn latency(&self, kind: Kind) -> Latency {
+        self.latencies[kind as usize]
+    }
+}
+
+impl fmt::Display for Outcome {
+    /// The numbers of a run, in a line
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:.0} op/s, {:.1} % of tries and {:.1} % of CAS succeed, {:.2} requests and {:.0} bytes an operation",
+            self.operations_per_s,
+            100.0 * self.tally.hit_share(),
+            100.0 * self.tally.cas_share(),
+            self.tally.requests() as f64 / self.operations.max(1) as f64,
+            self.bytes_per_operation,
+        )?;
+        for kind in Kind::ALL {
+            let Latency { operations, p50, p99, .. } = self.latency(kind);
+            if operations > 0 {
+                let us = |span: Nanos| span.0 as f64 / 1000.0;
+                write!(f, ", {} {:.1} us, 99 % {:.1} us", kind.name(), us(p50), us(p99))?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,435 @@
+//! What the execution of requests costs a server's NIC, as Swordbox's authors measured it (Grant et al., figures "Achieved
+//! throughput of RDMA verbs" and "serialized RDMA operations", ConnectX-5; FACTS of their artefact give the numbers).
+//!
+//! A request that has come waits for the one before it on its queue pair, then for everything before it at the memory
+//! that it touches, then for its turn at the NIC. It is executed, and answered, when it has had all three: the frame
+//! reaches the [`rnic::Rnic`] at that moment and not before, so that acknowledgements, READ responses and all timers are
+//! the NIC's own. Everything else (responses, the communication manager, ARP) passes at once.
+//!
+//! ```text
+//!   arrives -> [ its queue pair, in order ] -> [ the word, in order ] -> [ the NIC ] -> executed
+//!                 2.7 M atomics/s               2.9 M atomics/s          55 M atomics/s
+//!                18.3 M WRITEs/s               18.3 M WRITEs/s          104 M WRITEs/s
+//! ```
+
+use core::cmp::Reverse;
+use core::ops::Range;
+use rocev2::{Class, Opcode, Packet, Qpn, classify};
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use switch::{Chance, Nanos, Share};
+
+/// Picoseconds of a nanosecond
+const PS: u64 = 1_000;
+/// A word: what an atomic touches (bytes)
+const WORD: u64 = 8;
+/// Words, and queue pairs, that are kept before those are forgotten that are free again
+const KEPT: usize = 1 << 12;
+
+/// What requests to one kind of memory cost, in picoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryCosts {
+    /// For so long an atomic has its word.
+    pub atomic_ps: u64,
+    /// For so long an atomic keeps its queue pair from the next request.
+    pub atomic_qp_ps: u64,
+    /// For so long a WRITE has what it writes to, and its queue pair.
+    pub write_ps: u64,
+    /// For so long a READ has its queue pair. It waits for atomics and WRITEs before it on what it reads, but none waits
+    /// for it.
+    pub read_ps: u64,
+}
+
+/// What requests cost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Costs {
+    /// In the memory of the host
+    pub host: MemoryCosts,
+    /// In the memory on the NIC
+    pub device: MemoryCosts,
+    /// Virtual addresses of memory on the NIC, if there is any
+    pub on_device: Option<Range<u64>>,
+    /// The time between two WRITEs or SENDs of the whole NIC
+    pub nic_write_ps: u64,
+    /// The time between two READs
+    pub nic_read_ps: u64,
+    /// The time between two atomics
+    pub nic_atomic_ps: u64,
+    /// Requests that others overtake, as they take longer from the wire to where they are executed: not those of their own
+    /// queue pair, which stay in order. The authors saw 3 % of requests out of order, by up to 15 requests at a million
+    /// a second (figure "PDF of request reorderings").
+    pub overtaken: Share,
+    /// By how much longer they take at most
+    pub overtaken_by: Nanos,
+    /// For which of them do
+    pub seed: u64,
+}
+
+/// The time between two of so many operations a second
+const fn every_ps(operations_per_s: u64) -> u64 {
+    1_000_000_000_000 / operations_per_s
+}
+
+impl Costs {
+    /// A ConnectX-5, whose own memory has these virtual addresses.
+    ///
+    /// Measured: on one address 2.93 M CAS/s and 18.26 M WRITEs/s in the host's memory, 8.97 M and 22.14 M in the NIC's;
+    /// on independent addresses 2.7 M atomics/s of a queue pair and 55 M of the NIC; 103.6 M WRITEs/s and 84.5 M READs/s.
+    /// Not measured, and taken to be so: READs of one queue pair are as fast as WRITEs, and in the NIC's memory an atomic
+    /// has its queue pair for no longer than its word.
+    pub fn connect_x5(on_device: Option<Range<u64>>) -> Self {
+        let (host_write, device_write) = (every_ps(18_260_000), every_ps(22_140_000));
+        Self {
+            host: MemoryCosts {
+                atomic_ps: every_ps(2_930_000),
+                atomic_qp_ps: every_ps(2_700_000),
+                write_ps: host_write,
+                read_ps: host_write,
+            },
+            device: MemoryCosts {
+                atomic_ps: every_ps(8_970_000),
+                atomic_qp_ps: every_ps(8_970_000),
+                write_ps: device_write,
+                read_ps: device_write,
+            },
+            on_device,
+            nic_write_ps: every_ps(103_600_000),
+            nic_read_ps: every_ps(84_500_000),
+            nic_atomic_ps: every_ps(55_000_000),
+            overtaken: Share::NEVER,
+            overtaken_by: Nanos::ZERO,
+            seed: 0,
+        }
+    }
+
+    fn of(&self, va: Option<u64>) -> &MemoryCosts {
+        match va {
+            Some(va) if self.on_device.as_ref().is_some_and(|range| range.contains(&va)) => &self.device,
+            _ => &self.host,
+        }
+    }
+}
+
+/// Requests that were executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Executed {
+    /// Packets of WRITEs and SENDs
+    pub writes: u64,
+    /// READs
+    pub reads: u64,
+    /// Atomics
+    pub atomics: u64,
+    /// The most requests that had come and were not executed, at any moment
+    pub most_waiting: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Write,
+    Read,
+    Atomic,
+}
+
+/// A request that has come.
+#[derive(Debug)]
+struct Request {
+    frame: Vec<u8>,
+    /// When it is where it may be executed
+    ready_ps: u64,
+    kind: Kind,
+    /// What it touches; the later packets of a message do not say it
+    touches: Option<Range<u64>>,
+}
+
+impl Request {
+    /// The request in a frame, if there is one.
+    fn of(frame: &[u8]) -> Option<(Qpn, Kind, Option<Range<u64>>)> {
+        let Class::Roce(layout) = classify(frame) else { return None };
+        let packet = Packet::new(frame, layout);
+        let opcode = layout.opcode();
+        // RC and UC; of RC everything but the responses
+        let kind = match opcode {
+            Opcode::RC_COMPARE_SWAP | Opcode::RC_FETCH_ADD => Kind::Atomic,
+            Opcode::RC_READ_REQUEST => Kind::Read,
+            Opcode(0x00..=0x0b | 0x16 | 0x17 | 0x1d | 0x20..=0x2b) => Kind::Write,
+            _ => return None,
+        };
+        let touches = match (packet.reth(), packet.atomic()) {
+            (Some(reth), _) => Some((reth.va.get(), u64::from(reth.len.get()))),
+            (None, Some(atomic)) => Some((atomic.va.get(), WORD)),
+            (None, None) => None,
+        };
+        let touches = touches.map(|(va, len)| va..va.saturating_add(len));
+        Some((packet.bth().dest_qp(), kind, touches))
+    }
+}
+
+/// The requests of a queue pair.
+#[derive(Debug, Default)]
+struct Queue {
+    waiting: VecDeque<Request>,
+    /// When the next one may go on
+    free_ps: u64,
+    /// It is in the agenda.
+    scheduled: bool,
+}
+
+/// Memory that somebody has, and until when.
+#[derive(Debug, Default)]
+struct Memory {
+    /// By the word's number
+    words: BTreeMap<u64, u64>,
+    /// WRITEs of more than a word: few at a time, as each takes little longer than the NIC needs between two
+    ranges: Vec<(Range<u64>, u64)>,
+}
+
+const fn words(range: &Range<u64>) -> Range<u64> {
+    range.start / WORD..range.end.div_ceil(WORD)
+}
+
+impl Memory {
+    /// When all of it is free.
+    fn free_ps(&self, range: &Range<u64>) -> u64 {
+        let overlaps = |other: &Range<u64>| other.start < range.end && range.start < other.end;
+        let ranges = self.ranges.iter().filter(|(other, _)| overlaps(other)).map(|(_, until)| *until);
+        let words = self.words.range(words(range)).map(|(_, until)| *until);
+        ranges.chain(words).max().unwrap_or(0)
+    }
+
+    /// Somebody has it until then.
+    fn take(&mut self, range: &Range<u64>, until_ps: u64, now_ps: u64) {
+        if range.end - range.start > WORD {
+            self.ranges.retain(|(_, until)| *until > now_ps);
+            self.ranges.push((range.clone(), until_ps));
+            return;
+        }
+        if self.words.len() >= KEPT {
+            self.words.retain(|_, until| *until > now_ps);
+        }
+        for word in words(range) {
+            self.words.insert(word, until_ps);
+        }
+    }
+}
+
+/// Requests on their way to a NIC that needs time for them.
+#[derive(Debug)]
+pub(crate) struct Responder {
+    costs: Costs,
+    queues: BTreeMap<Qpn, Queue>,
+    memory: Memory,
+    nic_free_ps: u64,
+    /// Queue pairs whose next request may go on, and when; equal times in the order in which they were scheduled
+    agenda: BinaryHeap<Reverse<(u64, u64, Qpn)>>,
+    /// Requests that will have been executed, and when
+    done: BTreeMap<(u64, u64), Vec<u8>>,
+    order: u64,
+    chance: Chance,
+    waiting: u64,
+    executed: Executed,
+}
+
+impl Responder {
+    /// A NIC that has nothing to do.
+    pub(crate) fn new(costs: Costs) -> Self {
+        Self {
+            chance: Chance::stream(costs.seed, 0x6f76_6572),
+            costs,
+            queues: BTreeMap::new(),
+            memory: Memory::default(),
+            nic_free_ps: 0,
+            agenda: BinaryHeap::new(),
+            done: BTreeMap::new(),
+            order: 0,
+            waiting: 0,
+            executed: Executed::default(),
+        }
+    }
+
+    /// What has been executed
+    pub(crate) fn executed(&self) -> Executed {
+        self.executed
+    }
+
+    /// A frame has come. It is given back if it is no request.
+    pub(crate) fn admit(&mut self, frame: Vec<u8>, now: Nanos) -> Result<(), Vec<u8>> {
+        let Some((qpn, kind, touches)) = Request::of(&frame) else { return Err(frame) };
+        self.advance(now);
+        if self.queues.len() >= KEPT {
+            self.queues.retain(|_, queue| queue.scheduled || queue.free_ps > now.0 * PS);
+        }
+        self.waiting += 1;
+        self.executed.most_waiting = self.executed.most_waiting.max(self.waiting);
+        // Drawn for every request, so that the share does not change what else happens.
+        let longer = self.chance.between(0, self.costs.overtaken_by.0);
+        let overtaken = self.chance.happens(self.costs.overtaken);
+        let ready = if overtaken { now + Nanos(longer) } else { now };
+        let queue = self.queues.entry(qpn).or_default();
+        queue.waiting.push_back(Request { frame, ready_ps: ready.0 * PS, kind, touches });
+        if !queue.scheduled {
+            queue.scheduled = true;
+            self.order += 1;
+            self.agenda.push(Reverse((queue.free_ps.max(ready.0 * PS), self.order, qpn)));
+            self.advance(now);
+        }
+        Ok(())
+    }
+
+    /// The next request that has been executed by now.
+    pub(crate) fn poll(&mut self, now: Nanos) -> Option<Vec<u8>> {
+        self.advance(now);
+        let first = self.done.first_entry().filter(|entry| entry.key().0 <= now.0 * PS)?;
+        self.waiting -= 1;
+        Some(first.remove())
+    }
+
+    /// When something happens by itself
+    pub(crate) fn next_timer(&self) -> Option<Nanos> {
+        let next = self.agenda.peek().map(|Reverse((at, ..))| *at);
+        let done = self.done.first_key_value().map(|((at, _), _)| *at);
+        [next, done].into_iter().flatten().min().map(|at_ps| Nanos(at_ps.div_ceil(PS)))
+    }
+
+    /// Lets the requests go on whose turn it is.
+    fn advance(&mut self, now: Nanos) {
+        while let Some(&Reverse((at_ps, _, qpn))) = self.agenda.peek()
+            && at_ps <= now.0 * PS
+        {
+            self.agenda.pop();
+            let Some(queue) = self.queues.get_mut(&qpn) else { continue };
+            queue.scheduled = false;
+            let Some(request) = queue.waiting.pop_front() else { continue };
+            let costs = self.costs.of(request.touches.as_ref().map(|range| range.start));
+            let (nic_ps, memory_ps, qp_ps) = match request.kind {
+                Kind::Write => (self.costs.nic_write_ps, costs.write_ps, costs.write_ps),
+                Kind::Read => (self.costs.nic_read_ps, costs.read_ps, costs.read_ps),
+                Kind::Atomic => (self.costs.nic_atomic_ps, costs.atomic_ps, costs.atomic_qp_ps),
+            };
+            let turn_ps = self.nic_free_ps.max(at_ps);
+            self.nic_free_ps = turn_ps + nic_ps;
+            let memory_free_ps = request.touches.as_ref().map_or(0, |range| self.memory.free_ps(range));
+            let start_ps = turn_ps.max(memory_free_ps);
+            let end_ps = start_ps + memory_ps;
+            if let (Some(range), Kind::Write | Kind::Atomic) = (&request.touches, request.kind) {
+                self.memory.take(range, end_ps, at_ps);
+            }
+            match request.kind {
+                Kind::Write => self.executed.writes += 1,
+                Kind::Read => self.executed.reads += 1,
+                Kind::Atomic => self.executed.atomics += 1,
+            }
+            self.order += 1;
+            self.done.insert((end_ps, self.order), request.frame);
+            queue.free_ps = end_ps.max(start_ps + qp_ps);
+            if let Some(next) = queue.waiting.front() {
+                queue.scheduled = true;
+                self.order += 1;
+                self.agenda.push(Reverse((queue.free_ps.max(next.ready_ps), self.order, qpn)));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rocev2::ethernet::{Ethernet, ethertype};
+    use rocev2::ipv4::Ipv4;
+    use rocev2::repr::{Extended, Ip, Repr};
+    use rocev2::{Bth, Psn};
+
+    /// A request; its PSN says which.
+    fn frame(opcode: Opcode, qp: u32, psn: u32, va: u64, len: u32) -> Vec<u8> {
+        let mut extended = Extended::default();
+        (extended.reth.va, extended.reth.len) = (va.into(), len.into());
+        extended.atomic.va = va.into();
+        let bth = Bth::new(opcode, Qpn::new(qp), Psn::new(psn));
+        let ethernet = Ethernet { ethertype: ethertype::IPV4.into(), ..Ethernet::default() };
+        let mut repr = Repr { extended, ..Repr::new(ethernet, Ip::V4(Ipv4::default(), &[]), bth) };
+        let mut bytes = vec![0; repr.frame_len()];
+        repr.build(&mut bytes).unwrap();
+        bytes
+    }
+
+    fn psn(frame: &[u8]) -> u32 {
+        Packet::parse(frame).unwrap().bth().psn().get()
+    }
+
+    /// Lets everything happen: when which request is executed (ns)
+    fn drain(responder: &mut Responder) -> Vec<(u64, u32)> {
+        let mut executed = Vec::new();
+        while let Some(at) = responder.next_timer() {
+            while let Some(frame) = responder.poll(at) {
+                executed.push((at.0, psn(&frame)));
+            }
+        }
+        executed
+    }
+
+    const CAS: Opcode = Opcode::RC_COMPARE_SWAP;
+    const WRITE: Opcode = Opcode::RC_WRITE_ONLY;
+    const READ: Opcode = Opcode::RC_READ_REQUEST;
+
+    #[test]
+    fn requests_wait_for_what_they_touch() {
+        let mut responder = Responder::new(Costs::connect_x5(Some(0x2000..0x3000)));
+        let requests = [
+            (CAS, 1, 0x1000, 8),
+            // The same word, by another queue pair; then its neighbour; then all around them
+            (CAS, 2, 0x1000, 8),
+            (CAS, 3, 0x1008, 8),
+            (READ, 4, 0x0f80, 256),
+            (WRITE, 5, 0x0f80, 256),
+            (READ, 6, 0x1100, 8),
+            (READ, 7, 0x1078, 8),
+            // On the NIC
+            (CAS, 8, 0x2000, 8),
+        ];
+        for (n, (opcode, qp, va, len)) in requests.into_iter().enumerate() {
+            assert_eq!(responder.admit(frame(opcode, qp, n as u32, va, len), Nanos(100)), Ok(()));
+        }
+        let executed = drain(&mut responder);
+        let at = |psn| executed.iter().find(|(_, other)| *other == psn).unwrap().0;
+        assert_eq!((at(0), at(1)), (442, 783), "341.3 ns each");
+        assert_eq!(at(2), 478, "only its turn at the NIC comes later");
+        assert_eq!((at(3), at(4)), (838, 838), "behind both CAS, a READ does not keep a WRITE waiting");
+        assert_eq!((at(5), at(6)), (231, 893), "one does not touch what is written, the other does");
+        assert!(at(7) < 350, "111.5 ns");
+        let Executed { writes, reads, atomics, most_waiting } = responder.executed();
+        assert_eq!((writes, reads, atomics, most_waiting), (1, 3, 4, 8));
+    }
+
+    #[test]
+    fn what_is_no_request_passes() {
+        let mut responder = Responder::new(Costs::connect_x5(None));
+        for opcode in
+            [Opcode::RC_ACKNOWLEDGE, Opcode::RC_READ_RESPONSE_ONLY, Opcode::UD_SEND_ONLY, Opcode::CNP]
+        {
+            let frame = frame(opcode, 1, 7, 0, 0);
+            assert_eq!(responder.admit(frame.clone(), Nanos(1)), Err(frame));
+        }
+        assert_eq!(responder.admit(vec![0; 60], Nanos(1)), Err(vec![0; 60]));
+        assert_eq!(responder.next_timer(), None);
+    }
+
+    #[test]
+    fn queue_pairs_overtake_each_other_but_not_themselves() {
+        let mut costs = Costs::connect_x5(None);
+        (costs.overtaken, costs.overtaken_by) = (Share::percent(10), Nanos::from_micros(10));
+        let mut responder = Responder::new(costs);
+        let mut executed = Vec::new();
+        for n in 0..10_000 {
+            let now = Nanos(u64::from(n) * 1000);
+            while let Some(frame) = responder.poll(now) {
+                executed.push(psn(&frame));
+            }
+            let request = frame(WRITE, n % 32, n, u64::from(n % 100) * 64, 8);
+            assert_eq!(responder.admit(request, now), Ok(()));
+        }
+        executed.extend(drain(&mut responder).into_iter().map(|(_, psn)| psn));
+        assert_eq!(executed.len(), 10_000);
+        let late = executed.windows(2).filter(|pair| pair[1] < pair[0]).count();
+        assert!((500..1000).contains(&late), "{late}");
+        let of_one: Vec<_> = executed.iter().filter(|psn| **psn % 32 == 7).collect();
+        assert!(of_one.is_sorted());
+    }
+}

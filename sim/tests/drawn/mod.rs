@@ -1,0 +1,107 @@
+//! What a seed of the words' workload runs, whatever stands between clients and servers.
+
+use rnic::{AckPolicy, PathMtu};
+use sim::words::{Cluster, Config};
+use sim::{Fault, Link};
+use switch::{Chance, Nanos, Share};
+
+/// The n-th of the parts of so many seeds, or of as many as the environment says.
+pub(crate) fn seeds(part: u64, parts: u64, count: u64) -> impl Iterator<Item = u64> {
+    let read = |name: &str| std::env::var(name).ok().and_then(|value| value.parse().ok());
+    let (from, count): (u64, u64) = (read("FROM").unwrap_or(1), read("SEEDS").unwrap_or(count));
+    (from..from + count).filter(move |seed| seed % parts == part)
+}
+
+/// A wire that harms each frame with a share of up to `most` in each way that is drawn.
+fn bad(chance: &mut Chance, most: f64) -> Link {
+    let mut share = || {
+        let share = Share::new(chance.below(1000) as f64 / 1000.0 * most).unwrap();
+        if chance.below(2) == 0 { Share::NEVER } else { share }
+    };
+    Link { loss: share(), duplicate: share(), reorder: share(), corrupt: share(), ..Link::default() }
+}
+
+/// What a seed runs. Some have many clients that do little.
+pub(crate) fn drawn(seed: u64) -> (Config, Chance) {
+    let mut chance = Chance::new(seed);
+    let many = chance.below(40) == 0;
+    let clients = if many { chance.between(64, 256) } else { chance.between(2, 16) } as u16;
+    let depth = if many { chance.between(1, 4) } else { 1 << chance.below(7) } as u32;
+    let config = Config {
+        seed,
+        clients,
+        servers: if chance.below(5) == 0 { chance.between(2, 3) as u16 } else { 1 },
+        connections: if many { 1 } else { chance.between(1, 3) as u32 },
+        operations: if many { chance.between(3, 8) } else { chance.between(10, 40) } as u32,
+        depth,
+        max_rd_atomic: [1, 2, 4, 16][chance.below(4) as usize],
+        words: if chance.below(3) == 0 { chance.between(1, 80) } else { chance.between(1, 4) } as u32,
+        zipf: [0.0, 0.99][chance.below(2) as usize],
+        mix: match chance.below(4) {
+            0 => [1, 0, 0, 0, 0, 0, 0, 0, 0],
+            1 => [4, 4, 4, 4, 0, 0, 0, 0, 0],
+            _ => [4, 3, 3, 3, 1, 1, 1, 1, 1],
+        },
+        sections: if many { 1 } else { chance.below(8) as u32 },
+        pages: chance.between(1, 4) as u32,
+        page_size: chance.between(8, 3000) as u32,
+        max_size: chance.between(8, 3000) as u32,
+        mtu: PathMtu::ALL[chance.below(3) as usize],
+        own_keys: chance.below(3) == 0,
+        separate_keys: chance.below(2) == 0,
+        by_cm: chance.below(4) == 0,
+        equal_psns: chance.below(4) == 0,
+        v6: chance.below(4) == 0,
+        timeout: chance.between(5, 8) as u8,
+        window: chance.between(4, 64) as u32,
+        ack: match chance.below(3) {
+            0 => AckPolicy::EveryPacket,
+            1 => AckPolicy::OnRequest,
+            _ => AckPolicy::Every {
+                packets: chance.between(2, 16) as u32,
+                time: Nanos::from_micros(chance.between(1, 20)),
+            },
+        },
+        receives: chance.between(1, 16) as u32,
+        repost_us: if chance.below(4) == 0 { 20 } else { 0 },
+        client_link: if chance.below(4) == 0 { Link::default() } else { bad(&mut chance, 0.05) },
+        server_link: if chance.below(4) == 0 { Link::default() } else { bad(&mut chance, 0.05) },
+        ..Config::default()
+    };
+    (config, chance)
+}
+
+/// The same where things crash, and connections may break.
+pub(crate) fn may_fail(config: &Config, chance: &mut Chance) -> Config {
+    Config {
+        may_fail: true,
+        retry_count: chance.between(3, 7) as u8,
+        timeout: chance.between(3, 6) as u8,
+        linger: chance.below(2) == 0,
+        reconnect_after: Nanos::from_micros(chance.between(200, 500)),
+        ..config.clone()
+    }
+}
+
+/// Things that happen to clients, to the switch, and now and then to a server.
+pub(crate) fn disturb(net: &mut Cluster, chance: &mut Chance) {
+    for _ in 0..chance.between(1, 4) {
+        let at = Nanos::from_micros(chance.between(1, 200));
+        let until = at + Nanos::from_micros(chance.between(1, 2000));
+        let client = net.clients[chance.below(net.clients.len() as u64) as usize];
+        let links: Vec<_> = net.world.links().collect();
+        let link = vec![links[chance.below(links.len() as u64) as usize]];
+        let (first, then) = match chance.below(16) {
+            0..3 => (Fault::Crash(client), None),
+            3..8 => (Fault::Crash(client), Some(Fault::Restart(client))),
+            8..12 => (Fault::Crash(net.sides.servers), Some(Fault::Restart(net.sides.servers))),
+            12 => (Fault::Crash(net.servers[0]), Some(Fault::Restart(net.servers[0]))),
+            13 => (Fault::Pause(client), Some(Fault::Resume(client))),
+            _ => (Fault::Cut(link.clone()), Some(Fault::Heal(link))),
+        };
+        net.schedule(at, first);
+        if let Some(then) = then {
+            net.schedule(until, then);
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! A server whose NIC needs time executes what was measured, and in the order of each connection.
+
+use sim::rack::{Rack, RackConfig, forward};
+use sim::{Costs, Link};
+use std::collections::VecDeque;
+use switch::Nanos;
+use swordbox::clients::{Memory, Start, Stopped, Thread, Verbs};
+
+const HOST_VA: u64 = 0x1000_0000;
+const DEVICE_VA: u64 = 0x2000_0000;
+const LEN: usize = 1 << 20;
+
+#[derive(Clone, Copy, Debug)]
+enum Verb {
+    Write,
+    Read,
+    CompareSwap,
+    FetchAdd,
+}
+
+/// What queue pairs send.
+#[derive(Clone, Copy, Debug)]
+struct Flood {
+    verb: Verb,
+    device: bool,
+    /// Whether all use one word, or each one of its own
+    one_word: bool,
+    queue_pairs: usize,
+    depth: usize,
+}
+
+type Doing = core::pin::Pin<Box<dyn Future<Output = Result<(), Stopped>> + Send>>;
+
+fn post(verbs: &Verbs, verb: Verb, at: rnic::Remote) -> Doing {
+    match verb {
+        Verb::Write => Box::pin(verbs.write(at, vec![1; 8])),
+        Verb::Read => {
+            let read = verbs.read(at, 8);
+            Box::pin(async { read.await.map(|_| ()) })
+        }
+        Verb::CompareSwap => {
+            let swap = verbs.compare_swap(at, 0, 0);
+            Box::pin(async { swap.await.map(|_| ()) })
+        }
+        Verb::FetchAdd => {
+            let add = verbs.fetch_add(at, 1);
+            Box::pin(async { add.await.map(|_| ()) })
+        }
+    }
+}
+
+impl Flood {
+    fn thread(self, start: Start) -> Thread {
+        Box::pin(async move {
+            let region = start.regions[usize::from(self.device)];
+            let at = region.at(if self.one_word { 0 } else { start.number as u64 * 64 });
+            let mut doing = VecDeque::new();
+            loop {
+                while doing.len() < self.depth {
+                    doing.push_back(post(&start.verbs, self.verb, at));
+                }
+                if let Some(first) = doing.pop_front() {
+                    first.await?;
+                }
+            }
+        })
+    }
+
+    fn rack(self, costs: Option<Costs>) -> Rack<impl FnMut(Start) -> Thread> {
+        let config = RackConfig {
+            machines: 1,
+            threads: self.queue_pairs,
+            costs,
+            // Nothing but the server limits anything.
+            link: Link { rate_bps: 0, delay: Nanos(100), ..Link::default() },
+            ..RackConfig::default()
+        };
+        let memory = vec![Memory::zeroed(HOST_VA, LEN), Memory::zeroed(DEVICE_VA, LEN)];
+        Rack::new(config, memory, forward(1), |_| move |start| self.thread(start))
+    }
+
+    fn rate_mops(self) -> f64 {
+        let costs = Costs::connect_x5(Some(DEVICE_VA..DEVICE_VA + LEN as u64));
+        let mut rack = self.rack(Some(costs));
+        let span = Nanos::from_micros(400);
+        let outcome = rack.measure(Nanos::from_millis(1), span).unwrap();
+        outcome.tally.requests() as f64 * 1000.0 / span.0 as f64
+    }
+}
+
+#[track_caller]
+fn expect(flood: Flood, mops: f64) {
+    let is = flood.rate_mops();
+    assert!((is / mops - 1.0).abs() < 0.02, "{flood:?}: {is:.2} M/s, not {mops}");
+}
+
+#[test]
+fn one_word_is_as_fast_as_measured() {
+    for (device, cas, write) in [(false, 2.93, 18.26), (true, 8.97, 22.14)] {
+        let flood = Flood { verb: Verb::CompareSwap, device, one_word: true, queue_pairs: 32, depth: 1 };
+        expect(flood, cas);
+        expect(Flood { depth: 8, ..flood }, cas);
+        expect(Flood { verb: Verb::FetchAdd, ..flood }, cas);
+        expect(Flood { verb: Verb::Write, queue_pairs: 1, depth: 100, ..flood }, write);
+        // Another connection is of no help.
+        expect(Flood { verb: Verb::Write, depth: 4, ..flood }, write);
+    }
+}
+
+#[test]
+fn many_words_are_as_fast_as_measured() {
+    let one = Flood { verb: Verb::FetchAdd, device: false, one_word: false, queue_pairs: 1, depth: 16 };
+    expect(one, 2.7);
+    expect(Flood { queue_pairs: 10, ..one }, 27.0);
+    let many = Flood { queue_pairs: 360, depth: 2, ..one };
+    expect(many, 55.0);
+    expect(Flood { verb: Verb::Write, ..many }, 103.6);
+    expect(Flood { verb: Verb::Read, ..many }, 84.5);
+}
+
+#[test]
+fn without_costs_nothing_takes_time() {
+    let flood = Flood { verb: Verb::CompareSwap, device: false, one_word: true, queue_pairs: 32, depth: 1 };
+    let mut rack = flood.rack(None);
+    let outcome = rack.measure(Nanos::from_millis(1), Nanos::from_micros(400)).unwrap();
+    // Four links of 100 ns there and back
+    assert_eq!(outcome.tally.requests(), 32 * 1000);
+    assert_eq!(rack.server().executed(), None);
+}

@@ -1,0 +1,202 @@
+//! The tree: with one thread it is a map, with many every key is a register, whatever the network does; nothing that was
+//! inserted is lost, and in the end the tree is whole.
+
+use rnic::PathMtu;
+use sim::rack::{Rack, RackConfig, forward};
+use sim::registers::{History, Observed};
+use sim::{Costs, Link};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use switch::{Chance, Nanos, Share};
+use swordbox::clients::lock::{Unlock, tag};
+use swordbox::clients::sherman::{Sherman, Tree, memory, walk};
+use swordbox::clients::ycsb::{Mix, Workload, scattered};
+use swordbox::clients::{Kind, Start, Stopped, Thread};
+
+const LOCKS_VA: u64 = 0x1000_0000;
+const TREE_VA: u64 = 0x7000_0000_0000;
+
+#[test]
+fn one_thread_sees_a_map() {
+    for (mtu, keys) in [(PathMtu::B1024, 3000), (PathMtu::B256, 700), (PathMtu::B4096, 90)] {
+        let model = Arc::<Mutex<BTreeMap<u64, u64>>>::default();
+        let shared = model.clone();
+        let program = move |_| {
+            let model = shared.clone();
+            move |start: Start| -> Thread {
+                let model = model.clone();
+                Box::pin(async move {
+                    let mut tree = Tree::new(start.verbs, &start.regions, 8, 1, Unlock::Write)?;
+                    let mut chance = Chance::new(keys);
+                    for time in 0..6000 {
+                        let key = chance.below(keys) * 7;
+                        match chance.below(10) {
+                            0..=5 => {
+                                let before = tree.put(key, time).await?;
+                                assert_eq!(before, model.lock().unwrap().insert(key, time));
+                            }
+                            6..=8 => {
+                                let value = tree.get(key).await?;
+                                assert_eq!(value, model.lock().unwrap().get(&key).copied());
+                            }
+                            _ => {
+                                let count = chance.below(200) as usize;
+                                let entries = tree.scan(key, count).await?;
+                                let model = model.lock().unwrap();
+                                let right = model.range(key..).take(count).map(|(key, value)| (*key, *value));
+                                assert_eq!(entries, right.collect::<Vec<_>>());
+                            }
+                        }
+                    }
+                    Ok(())
+                })
+            }
+        };
+        let config = RackConfig { machines: 1, mtu, ..RackConfig::default() };
+        let mut rack = Rack::new(config, memory(LOCKS_VA, 64, TREE_VA, vec![], 300), forward(1), program);
+        rack.finish(Nanos::from_secs(10)).unwrap();
+        let entries: Vec<_> = model.lock().unwrap().iter().map(|(key, value)| (*key, *value)).collect();
+        assert_eq!(walk(rack.memory(1), TREE_VA), Ok(entries));
+    }
+}
+
+/// What all threads of a run saw
+#[derive(Debug, Default)]
+struct Seen {
+    history: History,
+    /// By key, the values that an insertion found
+    replaced: BTreeMap<u64, BTreeSet<u64>>,
+}
+
+#[derive(Clone, Copy)]
+struct Run {
+    keys: u64,
+    times: u64,
+    unlock: Unlock,
+    /// Whether keys ascend, so that all are inserted at the right end
+    ascend: bool,
+}
+
+async fn observe(
+    start: Start,
+    run: Run,
+    (machine, chance): (usize, u64),
+    seen: Arc<Mutex<Seen>>,
+) -> Result<(), Stopped> {
+    let Start { number, life, verbs, regions } = start;
+    let thread = tag(machine as u64, number, life);
+    let mut tree = Tree::new(verbs.clone(), &regions, 8, thread, run.unlock)?;
+    let mut chance = Chance::stream(chance, thread);
+    for time in 0..run.times {
+        let key = if run.ascend { run.keys * time / run.times } else { chance.below(run.keys) };
+        let began = verbs.now();
+        let observed = |value| Observed { value, began, ended: verbs.now() };
+        match chance.below(if run.ascend { 6 } else { 10 }) {
+            0..=5 => {
+                let value = (thread << 20) + time + 1;
+                let before = tree.put(key, value).await?;
+                let all = &mut *seen.lock().unwrap();
+                all.history.wrote(key, observed(value));
+                if let Some(before) = before {
+                    assert!(all.replaced.entry(key).or_default().insert(before), "replaced twice");
+                }
+            }
+            6..=8 => {
+                let value = tree.get(key).await?.unwrap_or(0);
+                seen.lock().unwrap().history.read(key, observed(value));
+            }
+            _ => {
+                let entries = tree.scan(key, 70).await?;
+                assert!(entries.is_sorted_by(|one, other| one.0 < other.0));
+                for (key, value) in entries {
+                    seen.lock().unwrap().history.read(key, observed(value));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn check(config: RackConfig, run: Run) {
+    let threads = config.machines * config.threads;
+    let all = Arc::<Mutex<Seen>>::default();
+    let (seed, shared) = (config.seed, all.clone());
+    let program = move |machine| {
+        let all = shared.clone();
+        move |start: Start| -> Thread { Box::pin(observe(start, run, (machine, seed), all.clone())) }
+    };
+    let memory = memory(LOCKS_VA, 16, TREE_VA, vec![], 100 * threads);
+    let switch = forward(config.machines);
+    let mut rack = Rack::new(config, memory, switch, program);
+    rack.finish(Nanos::from_secs(20)).unwrap();
+    assert!(rack.memory(0).iter().all(|byte| *byte == 0), "nobody holds a lock");
+    let mut all = all.lock().unwrap();
+    let left: BTreeMap<_, _> = walk(rack.memory(1), TREE_VA).unwrap().into_iter().collect();
+    let now = rack.world.clock(rack.server);
+    for key in 0..run.keys {
+        let value = left.get(&key).copied().unwrap_or(0);
+        all.history.read(key, Observed { value, began: now, ended: now });
+    }
+    all.history.check().unwrap();
+    assert!(!all.history.is_empty());
+}
+
+const RUN: Run = Run { keys: 1500, times: 150, unlock: Unlock::Write, ascend: false };
+
+#[test]
+fn many_threads_see_registers() {
+    for (run, cm, mtu) in [
+        (RUN, true, PathMtu::B1024),
+        (Run { unlock: Unlock::CompareSwap, ..RUN }, false, PathMtu::B1024),
+        // Few keys: all want the same leaves, and read while they are written, in four packets
+        (Run { keys: 200, ..RUN }, true, PathMtu::B256),
+        (Run { ascend: true, ..RUN }, true, PathMtu::B1024),
+    ] {
+        check(RackConfig { machines: 4, threads: 4, cm, mtu, ..RackConfig::default() }, run);
+    }
+}
+
+#[test]
+fn many_threads_see_registers_on_a_bad_wire_and_with_costs() {
+    let percent = Share::percent;
+    for seed in 0..10 {
+        let link = Link {
+            loss: percent(2),
+            duplicate: percent(2),
+            reorder: percent(5),
+            corrupt: percent(1),
+            ..Link::default()
+        };
+        let config = RackConfig {
+            seed,
+            machines: 3,
+            threads: 3,
+            costs: (seed % 2 == 0).then(|| Costs::connect_x5(Some(LOCKS_VA..LOCKS_VA + 4096))),
+            link,
+            mtu: if seed % 3 == 0 { PathMtu::B512 } else { PathMtu::B1024 },
+            ack_timeout: 6,
+            retry_count: rnic::ReadyToSend::NO_LIMIT,
+            ..RackConfig::default()
+        };
+        check(config, Run { keys: 300, times: 80, ascend: seed % 4 == 3, ..RUN });
+    }
+}
+
+#[test]
+fn a_workload_runs() {
+    let mut entries: Vec<_> = (0..5000).map(|key| (scattered(key), 0)).collect();
+    entries.sort_unstable();
+    let workload = Workload::new(Mix::A, 5000);
+    let memory = memory(LOCKS_VA, 32_768, TREE_VA, entries.clone(), 200);
+    let program = |machine| {
+        let scan = if machine % 2 == 0 { 1 } else { 10 };
+        Sherman { scan, ..Sherman::new(workload.clone(), machine as u64, 1) }
+    };
+    let mut rack = Rack::new(RackConfig::default(), memory, forward(8), program);
+    let outcome = rack.measure(Nanos::from_millis(2), Nanos::from_millis(2)).unwrap();
+    assert!(
+        [Kind::Read, Kind::Write, Kind::Scan].map(|kind| outcome.latency(kind).operations > 100) == [true; 3]
+    );
+    let keys = |entries: &[(u64, u64)]| entries.iter().map(|(key, _)| *key).collect::<Vec<_>>();
+    assert_eq!(keys(&walk(rack.memory(1), TREE_VA).unwrap()), keys(&entries), "all keys were there");
+}

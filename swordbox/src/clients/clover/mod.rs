@@ -1,0 +1,265 @@
+//! A key-value store in remote memory after Clover (Tsai et al., USENIX ATC 2020): a key is a list of its values, the newest
+//! last, and nothing takes a lock.
+//!
+//! An update writes a node into memory that nobody else uses, then appends it by CAS(0 -> the node's address) on the
+//! `next` word of what it believes to be the last one; if that fails, it follows the words to the last node and tries
+//! again. A read reads what it believes to be the last node, and follows its `next` words as well. Where the last node
+//! was, a client remembers. The more clients, the less that is worth: most requests are in vain
+//! ([`Tally::hits`](super::Tally) and `misses` count them).
+//!
+//! A switch that knows the [`Layout`] can send a CAS, or a READ, of a node that is not the last one any more to the one
+//! that is. A client does not know: it sees success.
+//!
+//! # Memory
+//!
+//! Region 0 is the index:
+//!
+//! ```text
+//!   byte 0            8            64        72         80        88
+//!   | bump | unused ... | first | shortcut | first | shortcut | ...
+//!                         `---- key 0 ----'  `---- key 1 ----'
+//! ```
+//!
+//! `bump` is how much of region 1 is given away (bytes): a client takes space for some nodes by FETCH_ADD. `first` is the
+//! address of a key's first node, which stays. `shortcut`, if it is not 0, is the address of some later node: a hint, by which
+//! those that have not looked for long are spared the way from node to node. Who had to follow writes it.
+//!
+//! Region 1 holds nodes, all of one size, each at a multiple of eight:
+//!
+//! ```text
+//!   byte 0      8     16    20      24
+//!   | next | key | len | zeros | value ... |
+//! ```
+//!
+//! `next` is the address of the next node, or 0; `len` the bytes of the value. Numbers are little-endian, as the NIC's
+//! atomics are on the machines that have them. A node is written by one WRITE, with `next` = 0, and from then on changes in
+//! `next` alone, once.
+//!
+//! Clover collects garbage, replicates, and asks metadata servers; here memory is used up, once, and the index is memory
+//! like the rest. Its clients spare shortcuts to read them by the way; here they are read after so many nodes.
+
+mod store;
+
+pub use store::{Options, Store, Tails};
+
+use super::account::Kind;
+use super::lock::tag;
+use super::region::Region;
+use super::server::Memory;
+use super::threads::{Program, Start, Thread};
+use super::verbs::{Stopped, word};
+use super::ycsb::{Ask, Workload};
+use rnic::Remote;
+
+/// Bytes of a node in front of its value
+pub const HEADER: usize = 24;
+/// Where in a node the address of the next one stands
+pub const NEXT: usize = 0;
+/// Where in a node its key stands
+pub const KEY: usize = 8;
+/// Where in a node the length of its value stands (four bytes)
+pub const LEN: usize = 16;
+/// Where the index of keys begins in region 0, and bytes of a key's entry
+const ENTRIES: u64 = 64;
+const ENTRY: u64 = 16;
+
+/// Where things lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Keys: 0 up to this
+    pub keys: u64,
+    /// Bytes of a node, which is one WRITE or READ: 128 to 1,024 in the papers; a multiple of eight, and more than
+    /// [`HEADER`]
+    pub node_len: usize,
+}
+
+impl Layout {
+    /// The longest value (bytes)
+    pub const fn max_value(&self) -> usize {
+        self.node_len - HEADER
+    }
+
+    /// Bytes of region 0
+    pub const fn index_len(&self) -> usize {
+        (ENTRIES + self.keys * ENTRY) as usize
+    }
+
+    /// A server's memory: the index, and so many nodes, of which each key has one with an empty value.
+    pub fn memory(self, index_va: u64, nodes_va: u64, nodes: usize) -> Vec<Memory> {
+        let keys = self.keys as usize;
+        assert!(nodes >= keys, "each key has a node");
+        assert!(self.node_len.is_multiple_of(8) && self.node_len > HEADER, "a node holds a value");
+        let index = Memory::filled(index_va, self.index_len(), move |bytes| {
+            put_word(bytes, 0, (keys * self.node_len) as u64);
+            for key in 0..keys {
+                let first = nodes_va + (key * self.node_len) as u64;
+                put_word(bytes, (ENTRIES + key as u64 * ENTRY) as usize, first);
+            }
+        });
+        let nodes = Memory::filled(nodes_va, nodes * self.node_len, move |bytes| {
+            for key in 0..keys {
+                put_word(bytes, key * self.node_len + KEY, key as u64);
+            }
+        });
+        vec![index, nodes]
+    }
+
+    /// The values of a key, oldest first, in a server's memory: the first is the empty one that it began with.
+    ///
+    /// # Errors
+    /// What is wrong with the list.
+    pub fn list(&self, index: &[u8], nodes: &[u8], nodes_va: u64, key: u64) -> Result<Vec<Vec<u8>>, String> {
+        let mut at = word(index, (ENTRIES + key * ENTRY) as usize);
+        let mut values = Vec::new();
+        while at != 0 {
+            let offset = at.checked_sub(nodes_va).map(|offset| offset as usize);
+            let node = offset.and_then(|offset| nodes.get(offset..offset + self.node_len));
+            let node = node.ok_or_else(|| format!("key {key} has a node at {at:#x}"))?;
+            if values.len() > nodes.len() / self.node_len {
+                return Err(format!("the list of key {key} has no end"));
+            }
+            let value = value_of(node, key).ok_or_else(|| format!("a node of key {key} is another's"))?;
+            values.push(value.to_vec());
+            at = word(node, NEXT);
+        }
+        Ok(values)
+    }
+
+    fn node(&self, key: u64, value: &[u8]) -> Vec<u8> {
+        let mut node = vec![0; self.node_len];
+        put_word(&mut node, KEY, key);
+        // The upper half of the word is the zeros behind the length.
+        put_word(&mut node, LEN, value.len() as u64);
+        node[HEADER..HEADER + value.len()].copy_from_slice(value);
+        node
+    }
+}
+
+fn put_word(bytes: &mut [u8], at: usize, word: u64) {
+    bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
+}
+
+/// The value in a node, if it is one of this key
+fn value_of(node: &[u8], key: u64) -> Option<&[u8]> {
+    let len = word(node, LEN) as u32 as usize;
+    if word(node, KEY) == key { node.get(HEADER..HEADER + len) } else { None }
+}
+
+/// What a client knows of the server's memory.
+#[derive(Clone, Copy, Debug)]
+struct Places {
+    layout: Layout,
+    index: Region,
+    nodes: Region,
+}
+
+impl Places {
+    fn bump(&self) -> Remote {
+        self.index.at(0)
+    }
+
+    fn entry(&self, key: u64) -> Remote {
+        self.index.at(ENTRIES + key * ENTRY)
+    }
+
+    fn shortcut(&self, key: u64) -> Remote {
+        self.index.at(ENTRIES + key * ENTRY + 8)
+    }
+
+    /// A node, or a part of it, that is said to be at this address
+    fn node(&self, at: u64, offset: usize) -> Result<Remote, Stopped> {
+        let inside = self.nodes.offset_of(at, self.layout.node_len as u64);
+        inside.ok_or(Stopped::Corrupt("a pointer that leads nowhere"))?;
+        Ok(Remote { va: at + offset as u64, rkey: self.nodes.rkey })
+    }
+}
+
+/// A program: reads and updates keys as a workload says.
+#[derive(Clone, Debug)]
+pub struct Clover {
+    /// Where things lie
+    pub layout: Layout,
+    /// What is asked for
+    pub workload: Workload,
+    /// How clients go about it
+    pub options: Options,
+    /// Operations of each thread
+    pub times: u64,
+    /// What makes this machine's threads others than those of another
+    pub machine: u64,
+    /// For what is drawn
+    pub seed: u64,
+    /// Where the threads of this machine remember last nodes
+    pub tails: Tails,
+}
+
+impl Clover {
+    /// Threads of a machine, without end.
+    pub fn new(layout: Layout, workload: Workload, machine: u64, seed: u64) -> Self {
+        let tails = Tails::new(layout.keys);
+        Self { layout, workload, options: Options::default(), times: u64::MAX, machine, seed, tails }
+    }
+}
+
+impl Program for Clover {
+    fn thread(&mut self, start: Start) -> Thread {
+        let clover = self.clone();
+        Box::pin(async move {
+            let Start { number, life, verbs, regions } = start;
+            let tails =
+                if clover.options.shared_tails { clover.tails } else { Tails::new(clover.layout.keys) };
+            let mut store = Store::new(verbs.clone(), &regions, clover.layout, clover.options, tails)?;
+            let name = tag(clover.machine, number, life);
+            let mut asks = clover.workload.generator(clover.seed, name);
+            for time in 0..clover.times {
+                let Some((ask, key)) = asks.next() else { return Ok(()) };
+                let began = verbs.now();
+                let kind = match ask {
+                    Ask::Read => {
+                        store.get(key).await?;
+                        Kind::Read
+                    }
+                    Ask::Update => {
+                        let mut value = vec![0x5a; clover.layout.max_value()];
+                        put_word(&mut value, 0, name);
+                        put_word(&mut value, 8, time);
+                        store.put(key, &value).await?;
+                        Kind::Write
+                    }
+                };
+                verbs.account().record(kind, verbs.now().since(began));
+            }
+            Ok(())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_begins_with_an_empty_value_for_each_key() {
+        let layout = Layout { keys: 3, node_len: 128 };
+        let memory = layout.memory(0x1000, 0x10_0000, 10);
+        let image = |n: usize| {
+            let mut bytes = vec![0; memory[n].len];
+            memory[n].fill(&mut bytes);
+            bytes
+        };
+        let (index, mut nodes) = (image(0), image(1));
+        assert_eq!((index.len(), nodes.len()), (64 + 3 * 16, 1280));
+        assert_eq!(word(&index, 0), 3 * 128);
+        for key in 0..3 {
+            assert_eq!(layout.list(&index, &nodes, 0x10_0000, key), Ok(vec![vec![]]));
+        }
+        // Key 1 gets a value, in node 5.
+        nodes[5 * 128..6 * 128].copy_from_slice(&layout.node(1, b"value"));
+        put_word(&mut nodes, 128 + NEXT, 0x10_0000 + 5 * 128);
+        assert_eq!(layout.list(&index, &nodes, 0x10_0000, 1), Ok(vec![vec![], b"value".to_vec()]));
+        put_word(&mut nodes, 5 * 128, 0x10_0000 + 128);
+        assert!(layout.list(&index, &nodes, 0x10_0000, 1).unwrap_err().contains("no end"));
+        put_word(&mut nodes, 5 * 128, 0x10_0000);
+        assert!(layout.list(&index, &nodes, 0x10_0000, 1).unwrap_err().contains("another's"));
+    }
+}

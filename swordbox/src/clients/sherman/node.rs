@@ -1,0 +1,212 @@
+//! A node of the tree, as it lies in memory.
+
+use crate::clients::verbs::word;
+
+/// Bytes of a node
+pub const NODE_LEN: usize = 1024;
+/// Bytes in front of the entries
+const HEADER: usize = 48;
+const ENTRY: usize = 16;
+const REAR: usize = NODE_LEN - 8;
+/// Keys that a node has room for
+pub const FANOUT: usize = (REAR - HEADER) / ENTRY;
+/// Above all keys
+pub const NO_LIMIT: u64 = u64::MAX;
+
+/// A node.
+///
+/// ```text
+///   byte 0         8       10      16    24     32        40         48           1008    1016
+///   | version | level | count | low | high | sibling | leftmost | key | value | ... | ... | version |
+/// ```
+///
+/// Numbers are little-endian. Level (two bytes) is 0 for leaves. The node is for keys from `low` to just below `high`; those
+/// from there on are at `sibling`, whose `low` is this `high`. In an inner node a value is the address of the child for keys
+/// from that key on, and `leftmost` the child for those before the first key. The keys ascend. Both versions are
+/// the same but while the node is being written: a READ that sees them differ is torn, and done again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// How often it was written
+    pub version: u64,
+    /// Above the leaves
+    pub level: u16,
+    /// The least key that it is for
+    pub low: u64,
+    /// The least key that it is not for any more; [`NO_LIMIT`] for all
+    pub high: u64,
+    /// The address of the node for keys from `high` on, or 0
+    pub sibling: u64,
+    /// The child for the keys before the first, in an inner node
+    pub leftmost: u64,
+    /// Keys and their values, or children, ascending
+    pub entries: Vec<(u64, u64)>,
+}
+
+/// What bytes hold instead of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotANode {
+    /// Parts of two: it is being written
+    Torn,
+    /// Something else
+    Other,
+}
+
+impl Node {
+    /// A node for all keys, without any.
+    pub const fn empty(level: u16) -> Self {
+        Self { version: 1, level, low: 0, high: NO_LIMIT, sibling: 0, leftmost: 0, entries: Vec::new() }
+    }
+
+    /// Its bytes
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; NODE_LEN];
+        let mut put = |at: usize, word: u64| bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
+        put(0, self.version);
+        put(8, u64::from(self.level) | (self.entries.len() as u64) << 16);
+        put(16, self.low);
+        put(24, self.high);
+        put(32, self.sibling);
+        put(40, self.leftmost);
+        for (n, (key, value)) in self.entries.iter().take(FANOUT).enumerate() {
+            put(HEADER + n * ENTRY, *key);
+            put(HEADER + n * ENTRY + 8, *value);
+        }
+        put(REAR, self.version);
+        bytes
+    }
+
+    /// The node that these bytes are.
+    ///
+    /// # Errors
+    /// Why they are none.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, NotANode> {
+        if bytes.len() < NODE_LEN {
+            return Err(NotANode::Other);
+        }
+        if word(bytes, 0) != word(bytes, REAR) {
+            return Err(NotANode::Torn);
+        }
+        let count = (word(bytes, 8) >> 16) as u16 as usize;
+        let (low, high) = (word(bytes, 16), word(bytes, 24));
+        if count > FANOUT || low >= high {
+            return Err(NotANode::Other);
+        }
+        let entry = |n| {
+            let at = HEADER + n * ENTRY;
+            (word(bytes, at), word(bytes, at + 8))
+        };
+        Ok(Self {
+            version: word(bytes, 0),
+            level: word(bytes, 8) as u16,
+            low,
+            high,
+            sibling: word(bytes, 32),
+            leftmost: word(bytes, 40),
+            entries: (0..count).map(entry).collect(),
+        })
+    }
+
+    /// The value of a key, in a leaf
+    pub fn get(&self, key: u64) -> Option<u64> {
+        let at = self.entries.binary_search_by_key(&key, |(key, _)| *key).ok()?;
+        Some(self.entries[at].1)
+    }
+
+    /// The child for a key, in an inner node
+    pub fn child(&self, key: u64) -> u64 {
+        match self.entries.partition_point(|(first, _)| *first <= key) {
+            0 => self.leftmost,
+            after => self.entries[after - 1].1,
+        }
+    }
+
+    /// Sets the value of a key that it is for; the value before. It may have one key too many then.
+    pub fn set(&mut self, key: u64, value: u64) -> Option<u64> {
+        match self.entries.binary_search_by_key(&key, |(key, _)| *key) {
+            Ok(at) => Some(core::mem::replace(&mut self.entries[at].1, value)),
+            Err(at) => {
+                self.entries.insert(at, (key, value));
+                None
+            }
+        }
+    }
+
+    /// Whether it has more keys than it has room for
+    pub fn is_too_full(&self) -> bool {
+        self.entries.len() > FANOUT
+    }
+
+    /// Gives the upper half of its keys to a new node at this address, its sibling from now on.
+    #[must_use]
+    pub fn split(&mut self, right_at: u64) -> Self {
+        let mut entries = self.entries.split_off(self.entries.len() / 2);
+        let low = entries[0].0;
+        // The separator moves up: what it leads to is the new node's leftmost child.
+        let leftmost = if self.level > 0 { entries.remove(0).1 } else { 0 };
+        let right = Self {
+            version: 1,
+            level: self.level,
+            low,
+            high: self.high,
+            sibling: self.sibling,
+            leftmost,
+            entries,
+        };
+        (self.high, self.sibling) = (low, right_at);
+        right
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_comes_back() {
+        let mut node = Node { version: 7, level: 3, low: 5, high: 1 << 60, sibling: 9, ..Node::empty(0) };
+        node.entries = (0..FANOUT as u64).map(|n| (n * 10 + 5, n)).collect();
+        let bytes = node.to_bytes();
+        assert_eq!((FANOUT, bytes.len()), (60, NODE_LEN));
+        assert_eq!(Node::from_bytes(&bytes), Ok(node));
+        for at in [0, NODE_LEN - 8] {
+            let mut torn = bytes.clone();
+            torn[at] ^= 1;
+            assert_eq!(Node::from_bytes(&torn), Err(NotANode::Torn));
+        }
+        assert_eq!(Node::from_bytes(&bytes[1..]), Err(NotANode::Other));
+        assert_eq!(Node::from_bytes(&[0; NODE_LEN]), Err(NotANode::Other), "nothing was ever written");
+    }
+
+    #[test]
+    fn a_leaf_splits() {
+        let mut left = Node::empty(0);
+        for key in 0..=FANOUT as u64 {
+            assert_eq!(left.set(key * 2, key), None);
+        }
+        assert_eq!(left.set(4, 100), Some(2));
+        assert!(left.is_too_full());
+        let right = left.split(0x400);
+        assert_eq!((left.low, left.high, left.sibling, right.low), (0, 60, 0x400, 60));
+        assert_eq!(
+            (right.high, right.sibling, left.entries.len(), right.entries.len()),
+            (NO_LIMIT, 0, 30, 31)
+        );
+        assert_eq!(
+            (left.get(4), left.get(60), right.get(60), right.get(61)),
+            (Some(100), None, Some(30), None)
+        );
+    }
+
+    #[test]
+    fn an_inner_node_splits() {
+        let mut left = Node { leftmost: 1000, ..Node::empty(1) };
+        for n in 1..=4 {
+            left.set(n * 10, 1000 + n);
+        }
+        assert_eq!([0, 9, 10, 19, 40, 99].map(|key| left.child(key)), [1000, 1000, 1001, 1001, 1004, 1004]);
+        let right = left.split(0x400);
+        assert_eq!((left.high, right.low, right.leftmost), (30, 30, 1003));
+        assert_eq!([30, 39, 40].map(|key| right.child(key)), [1003, 1003, 1004]);
+        assert_eq!([0, 29].map(|key| left.child(key)), [1000, 1002]);
+    }
+}

@@ -1,0 +1,260 @@
+//! A client of the tree: lookups that take no lock, insertions that take one at a time.
+
+use super::node::{NO_LIMIT, NODE_LEN, Node, NotANode};
+use super::{BUMP, ROOT};
+use crate::clients::lock::{LockTable, Unlock};
+use crate::clients::region::Region;
+use crate::clients::verbs::{Stopped, Verbs};
+use rnic::Remote;
+use std::collections::HashMap;
+use switch::table::mix;
+
+/// Inner nodes that a client remembers; if there are more, it begins anew
+const CACHED: usize = 1 << 16;
+
+/// A client of a tree: a thread's.
+#[derive(Debug)]
+pub struct Tree {
+    verbs: Verbs,
+    locks: LockTable,
+    memory: Region,
+    tag: u64,
+    unlock: Unlock,
+    /// Inner nodes as they were at some time: what has moved since is found by siblings
+    cache: HashMap<u64, Node>,
+    /// The root, as it was at some time
+    root: Option<u64>,
+    /// Space for nodes: from this offset of the memory up to the other
+    space: (u64, u64),
+    nodes_at_once: u64,
+}
+
+/// A node, and where it is
+type Found = (u64, Node);
+
+impl Tree {
+    /// A client whose locks show this tag. Region 0 has the locks, so many bytes apart, region 1 the tree.
+    ///
+    /// # Errors
+    /// The regions cannot be those of a tree.
+    pub fn new(
+        verbs: Verbs,
+        regions: &[Region],
+        stride: u64,
+        tag: u64,
+        unlock: Unlock,
+    ) -> Result<Self, Stopped> {
+        let &[locks, memory, ..] = regions else { return Err(Stopped::Regions) };
+        let locks = LockTable::new(locks, stride)?;
+        let (cache, root) = (HashMap::new(), None);
+        Ok(Self { verbs, locks, memory, tag, unlock, cache, root, space: (0, 0), nodes_at_once: 16 })
+    }
+
+    /// The value of a key
+    ///
+    /// # Errors
+    /// The connection ended, or the memory holds something else than a tree.
+    pub async fn get(&mut self, key: u64) -> Result<Option<u64>, Stopped> {
+        let (_, leaf) = self.find(key, 0).await?;
+        Ok(leaf.get(key))
+    }
+
+    /// Up to so many keys from this one on, and their values. What others insert meanwhile may or may not be among them.
+    ///
+    /// # Errors
+    /// The connection ended, or the memory holds something else than a tree.
+    pub async fn scan(&mut self, from: u64, count: usize) -> Result<Vec<(u64, u64)>, Stopped> {
+        let (_, mut leaf) = self.find(from, 0).await?;
+        let mut entries: Vec<_> = leaf.entries.iter().copied().filter(|(key, _)| *key >= from).collect();
+        while entries.len() < count && leaf.sibling != 0 {
+            leaf = self.fetch(leaf.sibling).await?;
+            entries.extend(&leaf.entries);
+        }
+        entries.truncate(count);
+        Ok(entries)
+    }
+
+    /// Sets the value of a key; the value before.
+    ///
+    /// # Errors
+    /// The connection ended, memory is used up, or it holds something else than a tree.
+    ///
+    /// # Panics
+    /// If the key is `u64::MAX`, which is above all keys.
+    pub async fn put(&mut self, key: u64, value: u64) -> Result<Option<u64>, Stopped> {
+        assert!(key < NO_LIMIT, "a key below the limit");
+        let (at, _) = self.find(key, 0).await?;
+        let (before, split) = self.set(at, key, value).await?;
+        let mut level = 0;
+        let mut separator = split;
+        while let Some((key, right_at)) = separator {
+            level += 1;
+            separator = self.set_above(level, key, right_at).await?;
+        }
+        Ok(before)
+    }
+
+    /// Sets an entry of the node at this address, or of one to its right. If it was split, then what its parent has to be
+    /// told: the first key of the new node, and its address.
+    async fn set(
+        &mut self,
+        mut at: u64,
+        key: u64,
+        value: u64,
+    ) -> Result<(Option<u64>, Option<(u64, u64)>), Stopped> {
+        // Before the lock: others do not wait for it.
+        self.reserve().await?;
+        let mut node = self.lock(at).await?;
+        while key >= node.high {
+            self.unlock(at).await?;
+            at = node.sibling;
+            node = self.lock(at).await?;
+        }
+        let before = node.set(key, value);
+        let mut split = None;
+        if node.is_too_full() {
+            let right_at = self.take_space();
+            let right = node.split(right_at);
+            split = Some((right.low, right_at));
+            // Nobody knows of it before its sibling is written, which is behind it.
+            self.write(right_at, &right)?;
+        }
+        node.version += 1;
+        self.write(at, &node)?;
+        self.remember(at, node);
+        self.unlock(at).await?;
+        Ok((before, split))
+    }
+
+    /// Tells the nodes of a level of a new one below.
+    async fn set_above(&mut self, level: u16, key: u64, child: u64) -> Result<Option<(u64, u64)>, Stopped> {
+        loop {
+            let root_at = self.verbs.read_word(self.memory.at(ROOT)).await?;
+            self.root = Some(root_at);
+            let root = self.fetch(root_at).await?;
+            if root.level >= level {
+                let (at, _) = self.find(key, level).await?;
+                return Ok(self.set(at, key, child).await?.1);
+            }
+            // There is no such level yet. What lies to the right of the old root is found by siblings.
+            self.reserve().await?;
+            let at = self.take_space();
+            let root = Node { leftmost: root_at, entries: vec![(key, child)], ..Node::empty(level) };
+            self.write(at, &root)?;
+            if self.verbs.compare_swap(self.memory.at(ROOT), root_at, at).await? == root_at {
+                self.root = Some(at);
+                self.remember(at, root);
+                return Ok(None);
+            }
+            // Somebody was faster; the space stays unused.
+        }
+    }
+
+    /// The node of a level that a key belongs to, as it is now
+    async fn find(&mut self, key: u64, level: u16) -> Result<Found, Stopped> {
+        let mut at = match self.root {
+            Some(at) => at,
+            None => self.verbs.read_word(self.memory.at(ROOT)).await?,
+        };
+        self.root = Some(at);
+        let mut parent = None;
+        loop {
+            // What is looked for is looked at; what leads there is as it is remembered.
+            let remembered = self.cache.get(&at).filter(|node| node.level > level).cloned();
+            let node = match remembered {
+                Some(node) => node,
+                None => self.fetch(at).await?,
+            };
+            if node.level < level || key < node.low {
+                return Err(Stopped::Corrupt("a tree that leads to another key"));
+            }
+            if key >= node.high {
+                // What led here is older than the split that made the sibling.
+                match parent {
+                    Some(parent) => _ = self.cache.remove(&parent),
+                    None => self.root = None,
+                }
+                self.cache.remove(&at);
+                at = node.sibling;
+            } else if node.level == level {
+                return Ok((at, node));
+            } else {
+                parent = Some(at);
+                at = node.child(key);
+            }
+        }
+    }
+
+    /// A node, as it is
+    async fn fetch(&mut self, at: u64) -> Result<Node, Stopped> {
+        loop {
+            let bytes = self.verbs.read(self.place(at)?, NODE_LEN as u32).await?;
+            match Node::from_bytes(&bytes) {
+                Ok(node) => {
+                    self.remember(at, node.clone());
+                    return Ok(node);
+                }
+                Err(NotANode::Torn) => self.verbs.account().tried(false),
+                Err(NotANode::Other) => {
+                    return Err(Stopped::Corrupt("a pointer to something else than a node"));
+                }
+            }
+        }
+    }
+
+    fn remember(&mut self, at: u64, node: Node) {
+        if node.level > 0 {
+            if self.cache.len() >= CACHED {
+                self.cache.clear();
+            }
+            self.cache.insert(at, node);
+        }
+    }
+
+    fn place(&self, at: u64) -> Result<Remote, Stopped> {
+        let inside = self.memory.offset_of(at, NODE_LEN as u64);
+        inside.ok_or(Stopped::Corrupt("a pointer that leads nowhere"))?;
+        Ok(Remote { va: at, rkey: self.memory.rkey })
+    }
+
+    /// Writes a node: nobody waits for it but the release of its lock.
+    fn write(&self, at: u64, node: &Node) -> Result<(), Stopped> {
+        self.verbs.write_ahead(self.place(at)?, node.to_bytes());
+        Ok(())
+    }
+
+    /// A lock is many nodes': a thread holds one at a time.
+    fn lock_of(at: u64) -> u64 {
+        mix(at)
+    }
+
+    async fn lock(&mut self, at: u64) -> Result<Node, Stopped> {
+        self.locks.lock(&self.verbs, Self::lock_of(at), self.tag).await?;
+        self.fetch(at).await
+    }
+
+    async fn unlock(&self, at: u64) -> Result<(), Stopped> {
+        self.locks.unlock(&self.verbs, Self::lock_of(at), self.tag, self.unlock).await
+    }
+
+    /// Sees to it that there is space for a node.
+    async fn reserve(&mut self) -> Result<(), Stopped> {
+        let node = NODE_LEN as u64;
+        if self.space.0 + node > self.space.1 {
+            let len = self.nodes_at_once * node;
+            let begin = self.verbs.fetch_add(self.memory.at(BUMP), len).await?;
+            self.space = (begin, begin.saturating_add(len).min(self.memory.len));
+            if begin.saturating_add(node) > self.space.1 {
+                return Err(Stopped::Full);
+            }
+        }
+        Ok(())
+    }
+
+    /// The address of the space that was reserved
+    fn take_space(&mut self) -> u64 {
+        let at = self.memory.va + self.space.0;
+        self.space.0 += NODE_LEN as u64;
+        at
+    }
+}

@@ -1,0 +1,229 @@
+//! The verbs as a client's thread uses them: a request is posted when it is asked for, and its result is a future.
+
+use super::account::SharedAccount;
+use core::future::Future;
+use core::pin::Pin;
+use core::task::{Context, Poll};
+use rnic::{Operation, QpError, Remote, Status};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use switch::Nanos;
+
+/// Why a thread has ended before it was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Stopped {
+    /// A request failed, and the connection with it.
+    #[error("a request failed: {0:?}")]
+    Failed(Status),
+    /// A request could not be posted.
+    #[error("a request cannot be posted: {0}")]
+    Post(#[from] QpError),
+    /// The server cannot be reached, has refused, or has ended the connection.
+    #[error("there is no connection to the server")]
+    Disconnected,
+    /// The server has other regions than the program needs.
+    #[error("the server does not have the memory that is needed")]
+    Regions,
+    /// The server's memory is used up.
+    #[error("the server's memory is used up")]
+    Full,
+    /// The memory holds what nobody writes there.
+    #[error("the server's memory holds something else than it should: {0}")]
+    Corrupt(&'static str),
+}
+
+/// A request that has not been given to the NIC.
+#[derive(Debug)]
+pub(super) struct Posted {
+    pub(super) id: u64,
+    pub(super) operation: Operation,
+    /// What a WRITE carries
+    pub(super) bytes: Vec<u8>,
+    /// Bytes that a READ or an atomic fetches
+    pub(super) fetches: u32,
+    /// Whether it makes a completion when all is well
+    pub(super) signaled: bool,
+}
+
+/// A future's result: nothing for a WRITE, the eight bytes before for an atomic
+type Fetched = Result<Vec<u8>, Stopped>;
+
+/// What a thread and the connection that it uses share.
+#[derive(Debug, Default)]
+pub(super) struct Mailbox {
+    pub(super) now: Nanos,
+    next: u64,
+    pub(super) posted: VecDeque<Posted>,
+    /// What is waited for, and what of it has come
+    awaited: BTreeSet<u64>,
+    ended: BTreeMap<u64, Vec<u8>>,
+    /// Nothing comes any more.
+    stopped: Option<Stopped>,
+    /// When it wants to go on by itself
+    pub(super) wake_at: Option<Nanos>,
+}
+
+impl Mailbox {
+    /// A request is done; what it fetched is for whoever waits for it.
+    pub(super) fn end(&mut self, id: u64, fetched: &[u8]) {
+        if self.awaited.remove(&id) {
+            self.ended.insert(id, fetched.to_vec());
+        }
+    }
+
+    pub(super) fn stop(&mut self, why: Stopped) {
+        self.stopped.get_or_insert(why);
+    }
+
+    pub(super) fn stopped(&self) -> Option<Stopped> {
+        self.stopped
+    }
+}
+
+/// A thread's end of its connection. A request is posted by the call, and is on its way whether or not anybody waits for
+/// the future that the call returns; requests are executed in the order in which they are posted.
+#[derive(Clone, Debug)]
+pub struct Verbs {
+    mailbox: Arc<Mutex<Mailbox>>,
+    account: SharedAccount,
+}
+
+impl Verbs {
+    pub(super) fn new(account: SharedAccount) -> Self {
+        Self { mailbox: Arc::default(), account }
+    }
+
+    pub(super) fn mailbox(&self) -> MutexGuard<'_, Mailbox> {
+        self.mailbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where what is done is counted
+    pub fn account(&self) -> &SharedAccount {
+        &self.account
+    }
+
+    /// What the host's clock shows
+    pub fn now(&self) -> Nanos {
+        self.mailbox().now
+    }
+
+    fn post(&self, operation: Operation, bytes: Vec<u8>, fetches: u32, signaled: bool) -> u64 {
+        let mut mailbox = self.mailbox();
+        mailbox.next += 1;
+        let id = mailbox.next;
+        if signaled {
+            mailbox.awaited.insert(id);
+        }
+        mailbox.posted.push_back(Posted { id, operation, bytes, fetches, signaled });
+        id
+    }
+
+    fn wait(&self, operation: Operation, bytes: Vec<u8>, fetches: u32) -> Wait {
+        let id = self.post(operation, bytes, fetches, true);
+        Wait { mailbox: Arc::clone(&self.mailbox), id }
+    }
+
+    /// RDMA READ
+    pub fn read(&self, from: Remote, len: u32) -> impl Future<Output = Fetched> + Send + use<> {
+        self.wait(Operation::Read(from), Vec::new(), len)
+    }
+
+    /// RDMA READ of a word
+    pub fn read_word(&self, from: Remote) -> impl Future<Output = Result<u64, Stopped>> + Send + use<> {
+        let wait = self.wait(Operation::Read(from), Vec::new(), 8);
+        async move { wait.await.map(|bytes| word(&bytes, 0)) }
+    }
+
+    /// RDMA WRITE
+    pub fn write(
+        &self,
+        to: Remote,
+        bytes: Vec<u8>,
+    ) -> impl Future<Output = Result<(), Stopped>> + Send + use<> {
+        let wait = self.wait(Operation::Write(to), bytes, 0);
+        async move { wait.await.map(|_| ()) }
+    }
+
+    /// RDMA WRITE that nobody waits for: what is waited for behind it says that it is done.
+    pub fn write_ahead(&self, to: Remote, bytes: Vec<u8>) {
+        self.post(Operation::Write(to), bytes, 0, false);
+    }
+
+    /// `CmpSwap`; the word before
+    pub fn compare_swap(
+        &self,
+        at: Remote,
+        compare: u64,
+        swap: u64,
+    ) -> impl Future<Output = Result<u64, Stopped>> + Send + use<> {
+        let wait = self.wait(Operation::CompareSwap { at, compare, swap }, Vec::new(), 8);
+        async move { wait.await.map(|bytes| word(&bytes, 0)) }
+    }
+
+    /// `FetchAdd`; the word before
+    pub fn fetch_add(
+        &self,
+        at: Remote,
+        add: u64,
+    ) -> impl Future<Output = Result<u64, Stopped>> + Send + use<> {
+        let wait = self.wait(Operation::FetchAdd { at, add }, Vec::new(), 8);
+        async move { wait.await.map(|bytes| word(&bytes, 0)) }
+    }
+
+    /// Waits for a while.
+    pub fn sleep(&self, span: Nanos) -> impl Future<Output = ()> + Send + use<> {
+        let until = self.now() + span;
+        Sleep { mailbox: Arc::clone(&self.mailbox), until }
+    }
+}
+
+/// The word at an offset, in the byte order of the memory; zero where there is none.
+pub(super) fn word(bytes: &[u8], at: usize) -> u64 {
+    bytes.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |word| u64::from_le_bytes(*word))
+}
+
+/// Waits for a request.
+struct Wait {
+    mailbox: Arc<Mutex<Mailbox>>,
+    id: u64,
+}
+
+impl Future for Wait {
+    type Output = Fetched;
+
+    fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Fetched> {
+        let mut mailbox = self.mailbox.lock().unwrap_or_else(PoisonError::into_inner);
+        match (mailbox.ended.remove(&self.id), mailbox.stopped) {
+            (Some(fetched), _) => Poll::Ready(Ok(fetched)),
+            (None, Some(why)) => Poll::Ready(Err(why)),
+            (None, None) => Poll::Pending,
+        }
+    }
+}
+
+impl Drop for Wait {
+    fn drop(&mut self) {
+        let mut mailbox = self.mailbox.lock().unwrap_or_else(PoisonError::into_inner);
+        mailbox.awaited.remove(&self.id);
+        mailbox.ended.remove(&self.id);
+    }
+}
+
+/// Waits for a time.
+struct Sleep {
+    mailbox: Arc<Mutex<Mailbox>>,
+    until: Nanos,
+}
+
+impl Future for Sleep {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<()> {
+        let mut mailbox = self.mailbox.lock().unwrap_or_else(PoisonError::into_inner);
+        if mailbox.now >= self.until || mailbox.stopped.is_some() {
+            return Poll::Ready(());
+        }
+        mailbox.wake_at = Some(mailbox.wake_at.map_or(self.until, |at| at.min(self.until)));
+        Poll::Pending
+    }
+}
