@@ -34,17 +34,17 @@ CONFIG = """
 [[port]]
 name = "a"
 mtu = 1500
-af_packet = {{ interface = "host-a" }}
+af_packet = {{ interface = "{interfaces[a]}" }}
 
 [[port]]
 name = "b"
 mtu = 1500
-af_packet = {{ interface = "host-b" }}
+af_packet = {{ interface = "{interfaces[b]}" }}
 
 [[port]]
 name = "c"
 mtu = 1500
-af_packet = {{ interface = "host-c" }}
+af_packet = {{ interface = "{interfaces[c]}" }}
 
 [swordbox]
 mac_table = {{}}
@@ -63,6 +63,27 @@ connections = 4096
 host = "10.0.0.3"
 detect = {detect}
 {server}
+"""
+
+# What makes the way to a guest bad: both ways, by chance, from a seed.
+BAD_WIRE = """
+[[port]]
+name = "guest"
+mtu = 1500
+af_packet = {{ interface = "host-{guest}" }}
+
+[[port]]
+name = "switch"
+mtu = 1500
+af_packet = {{ interface = "far" }}
+
+[impair]
+pairs = [["guest", "switch"]]
+seed = 7
+
+[[impair.rule]]
+action = "drop"
+share = 0.01
 """
 
 # Where lock_peer's locks lie, so that they are known before the first of them is taken
@@ -110,6 +131,10 @@ class Case:
     changes: tuple[str, ...] = ()
     # At least this share of the clients' atomics has to be decided.
     decided: float = 0.0
+    # One in a hundred packets from and to this guest gets lost.
+    bad: str = ""
+    # The switch ends and begins again while locks are taken.
+    restarts: bool = False
 
     @property
     def command(self) -> str:
@@ -148,6 +173,9 @@ def cases() -> list[Case]:
         Case("locks_answered", locks=1, **locks, options='failed_cas = "answer"', decided=0.5),
         Case("locks_passing", locks=1, **locks, layers="[]"),
         Case("locks_changing", locks=2, **locks, changes=("[]", ON, '["remap"]', ON, "[]", ON)),
+        Case("locks_bad_server", locks=1, **locks, bad="c", decided=0.3),
+        Case("locks_bad_client", locks=1, **locks, bad="a", decided=0.3),
+        Case("locks_restarted", locks=1, **locks, detect=0, server=TABLE, restarts=True),
         Case("connected", both("ib_atomic_bw", 300, atomic=CAS, by_cm=True)),
         Case("rping", tuple(
             Pair(f"rping -s -a {{server}} -p {port} -C 10 -V", f"rping -c -a {{server}} -p {port} -C 10 -V",
@@ -163,14 +191,23 @@ def run_case(case: Case, lab: Lab, understudy: Path, folder: Path) -> tuple[list
         guest.run("ip neighbour flush all")
     config = folder / f"{case.name}.toml"
     write_config(config, case, case.layers)
+    command = [str(understudy), "run", str(config), "--json"]
+    problems: list[str] = []
+    if case.restarts:
+        problems += interrupted(case, lab, command)
     trace = folder / f"{case.name}-server.pcap"
     before = settled_counters(lab.guests)
     with ExitStack() as stack:
+        if case.bad:
+            bad = folder / f"{case.name}-wire.toml"
+            bad.write_text(BAD_WIRE.format(guest=case.bad))
+            stack.enter_context(lab.wire([str(understudy), "run", str(bad), "--json"], f"wire-{case.name}"))
         stack.enter_context(lab.recorded("host-c", trace, "udp dst port 4791"))
-        command = [str(understudy), "run", str(config), "--json"]
         switch = stack.enter_context(lab.wire(command, f"switch-{case.name}"))
-        change = changing(case, config, switch)
-        problems, asked = locks(case, lab, change) if case.rounds else perftests(case, lab)
+        if case.restarts:
+            problems += refused(lab)
+        failed, asked = locks(case, lab, changing(case, config, switch)) if case.rounds else perftests(case, lab)
+        problems += failed
         after = settled_counters(lab.guests)
     grown = [now - then for now, then in zip(after, before, strict=True)]
     answers = decoded(understudy, trace)
@@ -180,10 +217,32 @@ def run_case(case: Case, lab: Lab, understudy: Path, folder: Path) -> tuple[list
     return problems, words(switch, answers)
 
 
+def interrupted(case: Case, lab: Lab, command: list[str]) -> list[str]:
+    """Takes locks through a switch that ends in the middle of it."""
+    with lab.wire(command, f"switch-{case.name}-before") as switch:
+        start_locks(case, lab)
+        time.sleep(4)
+    told = switch.report["swordbox"]
+    return [] if told["decided"] and told["diverged"] else [f"nothing was shared before the restart: {told}"]
+
+
+def refused(lab: Lab) -> list[str]:
+    """What was shared before the restart must not go on: its clients are told by their own NICs, after a while."""
+    problems = []
+    for guest in lab.guests[:-1]:
+        guest.wait_for("! pidof lock_peer", timeout_s=60)
+        output = guest.run("cat /tmp/job*.out; rm -f /tmp/job*").output
+        if "transport retry counter exceeded" not in output:
+            problems.append(f"the clients in {guest.name} were not refused after the restart: {output.rstrip()}")
+    lab.guests[-1].wait_for("! pidof lock_peer")
+    return problems
+
+
 def write_config(config: Path, case: Case, layers: str) -> None:
     journal = config.with_suffix(".journal")
+    interfaces = {guest: "near" if guest == case.bad else f"host-{guest}" for guest in "abc"}
     fields = {"layers": layers, "options": case.options, "detect": case.detect, "server": case.server}
-    config.write_text(CONFIG.format(journal=journal, **fields))
+    config.write_text(CONFIG.format(journal=journal, interfaces=interfaces, **fields))
 
 
 def changing(case: Case, config: Path, switch: Wire) -> Callable[[], None]:
@@ -228,8 +287,8 @@ def perftests(case: Case, lab: Lab) -> tuple[list[str], dict[int, int]]:
     return problems, asked
 
 
-def locks(case: Case, lab: Lab, change: Callable[[], None]) -> tuple[list[str], dict[int, int]]:
-    """Takes locks; what is wrong, and what was asked for."""
+def start_locks(case: Case, lab: Lab) -> tuple[list[tuple[Guest, Job]], Job]:
+    """Starts the clients that take locks, and the server of these: the jobs of both."""
     *clients, server = lab.guests
     count = case.clients * len(clients)
     job = server.start(filled(f"lock_peer server {{gid}} {count} {case.locks}", server, server))
@@ -239,6 +298,13 @@ def locks(case: Case, lab: Lab, change: Callable[[], None]) -> tuple[list[str], 
         first = 1 + number * case.clients
         command = f"lock_peer client {{gid}} {{server}} {first} {case.clients} {case.rounds}"
         jobs.append((guest, guest.start(filled(command, guest, server))))
+    return jobs, job
+
+
+def locks(case: Case, lab: Lab, change: Callable[[], None]) -> tuple[list[str], dict[int, int]]:
+    """Takes locks; what is wrong, and what was asked for."""
+    jobs, job = start_locks(case, lab)
+    server = lab.guests[-1]
     for _ in case.changes:
         time.sleep(1)
         change()
@@ -248,7 +314,7 @@ def locks(case: Case, lab: Lab, change: Callable[[], None]) -> tuple[list[str], 
     failed, output = ended("the server", server, job)
     problems += failed
     told = {name: int(value) for name, value in re.findall(r"(\w+) (\d+)", output)}
-    rounds = count * case.rounds
+    rounds = case.clients * len(jobs) * case.rounds
     if not problems and (told["rounds"], told["counted"]) != (rounds, rounds):
         problems.append(f"{rounds} rounds were wanted: {output.rstrip()}")
     # Behind the page's WRITE and the unlock's, and two READs
@@ -275,9 +341,9 @@ def check(
     ports = {port["name"]: port for port in report["ports"]}
     problems = []
     for name, counters in zip("abc", grown, strict=True):
-        if counters.sent != ports[name]["roce_frames"]:
+        if counters.sent != ports[name]["roce_frames"] and name != case.bad:
             problems.append(f"guest {name} sent {counters.sent} packets, {ports[name]['roce_frames']} came in")
-    retransmitted = sum(counters.retransmissions for counters in grown)
+    retransmitted = case.bad or sum(counters.retransmissions for counters in grown)
     seen = {row["opcode"]: row["frames"] for row in report["opcodes"]}
     for opcode, count in asked.items():
         if seen.get(opcode, 0) < count or (seen.get(opcode, 0) > count and not retransmitted):
@@ -292,6 +358,8 @@ def check(
         problems.append(f"of {atomics} atomics only {here} were decided")
     if case.layers == "[]" and not case.changes and told["diverged"]:
         problems.append("without a layer, sides of a connection have come to differ")
+    if case.restarts and not told["ended"]:
+        problems.append("nothing of the time before the restart was refused")
     wrong = ("contradicted", "spoofed", "unwritten", "lanes_lost", "untracked")
     problems += [f"{name}: {told[name]}" for name in wrong if told[name]]
     if problems:
@@ -312,6 +380,7 @@ def set_up(lab: Lab) -> None:
     lab.add_guest("a", tap="host-a", address=1)
     lab.add_guest("b", tap="host-b", address=2)
     lab.add_guest("c", tap="host-c", address=3)
+    lab.add_cable("far", "near")
 
 
 def main() -> int:
