@@ -95,6 +95,10 @@ stride = 64
 writable = true
 """
 
+# perftest's server with -R makes two connections one after the other, and does not listen in between; a client that comes
+# then is rejected by the server's kernel.
+NOT_LISTENING = "RDMA_CM_EVENT_REJECTED; error: 8"
+
 ON = '["remap", "cas_to_write"]'
 TIMEOUT_S = 120
 LISTENS = "grep -q ':{port:04X} .* 0A ' /proc/net/tcp /proc/net/tcp6"
@@ -167,9 +171,9 @@ def cases() -> list[Case]:
         Case("read", both("ib_read_bw", 50, size=20000)),
         Case("mixed", (perf("ib_atomic_bw", 18515, 400, atomic=ADD), perf("ib_write_bw", 18516, 100, size=20000))),
         Case("passing", both("ib_atomic_bw", 200, atomic=CAS), layers="[]"),
-        Case("locks", locks=1, **locks, decided=0.5),
-        Case("locks_table", locks=1, **locks, detect=0, server=TABLE, decided=0.7),
-        Case("locks_several", locks=3, **locks, decided=0.5),
+        Case("locks", locks=1, **locks, decided=0.8),
+        Case("locks_table", locks=1, **locks, detect=0, server=TABLE, decided=0.8),
+        Case("locks_several", locks=3, **locks, decided=0.6),
         Case("locks_answered", locks=1, **locks, options='failed_cas = "answer"', decided=0.5),
         Case("locks_passing", locks=1, **locks, layers="[]"),
         Case("locks_changing", locks=2, **locks, changes=("[]", ON, '["remap"]', ON, "[]", ON)),
@@ -186,7 +190,15 @@ def cases() -> list[Case]:
 
 
 def run_case(case: Case, lab: Lab, understudy: Path, folder: Path) -> tuple[list[str], str]:
-    """Runs the case; what is wrong, and what the switch did."""
+    """Runs the case, once more if perftest lost a race of its own; what is wrong, and what the switch did."""
+    for _ in range(3):
+        problems, told = run_once(case, lab, understudy, folder)
+        if NOT_LISTENING not in "".join(problems):
+            break
+    return problems, told
+
+
+def run_once(case: Case, lab: Lab, understudy: Path, folder: Path) -> tuple[list[str], str]:
     for guest in lab.guests:
         guest.run("ip neighbour flush all")
     config = folder / f"{case.name}.toml"
@@ -262,8 +274,8 @@ def filled(command: str, guest: Guest, server: Guest) -> str:
     return command.format(gid=gid, server=server.addresses["ipv4"])
 
 
-def ended(who: str, guest: Guest, job: Job) -> tuple[list[str], str]:
-    result = guest.finish(job, TIMEOUT_S)
+def ended(who: str, guest: Guest, job: Job, timeout_s: float = TIMEOUT_S) -> tuple[list[str], str]:
+    result = guest.finish(job, timeout_s)
     problems = [] if result.code == 0 else [f"{who}: exit code {result.code}\n{result.output.rstrip()}"]
     return problems, result.output
 
@@ -281,9 +293,9 @@ def perftests(case: Case, lab: Lab) -> tuple[list[str], dict[int, int]]:
     for guest, pair in zip(clients, case.pairs, strict=True):
         jobs.append((f"the client in {guest.name}", guest, guest.start(filled(pair.client, guest, server))))
     # The clients first: a server that waits in vain for one says nothing of why.
-    problems = []
+    problems: list[str] = []
     for who, guest, job in reversed(jobs):
-        problems += ended(who, guest, job)[0]
+        problems += ended(who, guest, job, 1 if problems and guest is server else TIMEOUT_S)[0]
     return problems, asked
 
 
@@ -341,7 +353,8 @@ def check(
     ports = {port["name"]: port for port in report["ports"]}
     problems = []
     for name, counters in zip("abc", grown, strict=True):
-        if counters.sent != ports[name]["roce_frames"] and name != case.bad:
+        # Clients of the time before a restart try again when nobody is there.
+        if counters.sent != ports[name]["roce_frames"] and name != case.bad and not case.restarts:
             problems.append(f"guest {name} sent {counters.sent} packets, {ports[name]['roce_frames']} came in")
     retransmitted = case.bad or sum(counters.retransmissions for counters in grown)
     seen = {row["opcode"]: row["frames"] for row in report["opcodes"]}
