@@ -132,7 +132,7 @@ static void connect_qp(struct ibv_qp *qp, const struct address *ours, const stru
         .sq_psn = ours->psn,
         .max_rd_atomic = READS,
         .timeout = 18, /* 1 s: an emulated host is slow */
-        .retry_cnt = 7,
+        .retry_cnt = 6, /* 7 means for ever to soft-RoCE */
         .rnr_retry = 7,
     };
 

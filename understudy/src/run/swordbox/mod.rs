@@ -167,13 +167,13 @@ pub(super) fn run(
 }
 
 fn told(counters: &Counters, unwritten: u64, layers: Layers, memory: Memory) -> SwordboxReport {
-    let [connections, lanes, lines, held] = counters.usage();
+    let [connections, shared, lines, held] = counters.usage();
     let Memory { connections: tracking, in_flight, lines: words, held: waiting } = memory;
     SwordboxReport {
         layers: layers_text(layers),
         counters: counters.all().map(|(name, count)| (name.to_owned(), count.into())).collect(),
         unwritten,
-        usage: [("connections", connections), ("lanes", lanes), ("lines", lines), ("held", held)].into(),
+        usage: [("connections", connections), ("lanes", shared), ("lines", lines), ("held", held)].into(),
         memory_bytes: [
             ("connections", tracking),
             ("in_flight", in_flight),
