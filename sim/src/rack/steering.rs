@@ -60,7 +60,7 @@ pub fn config(machines: usize, layers: Layers, structures: Vec<Structure>) -> Co
 pub fn steer(run: &Run, layout: Layout, tracked: usize, layers: Layers) -> Controlled<Control> {
     // More than any run here writes
     let nodes = NODES_VA..NODES_VA + (layout.node_len as u64 * (1 << 24));
-    let lists = ListsConfig { tracked, remembered: 1 << 22, hot: 2, ..ListsConfig::new(layout, nodes) };
+    let lists = ListsConfig { tracked, remembered: 1 << 22, ..ListsConfig::new(layout, nodes) };
     swordbox(config(run.machines, layers, vec![Structure::Lists(lists)]))
 }
 
