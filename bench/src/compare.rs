@@ -96,6 +96,32 @@ struct Comparison {
     ratios: Vec<Ratio>,
 }
 
+/// What a program gets for the frames of its capture, which it holds in memory, and for those that it handles.
+#[derive(Clone, Copy)]
+pub(crate) struct Room {
+    memory_mb: usize,
+    buffers: usize,
+}
+
+impl Default for Room {
+    fn default() -> Self {
+        Self { memory_mb: 256, buffers: 16_383 }
+    }
+}
+
+impl Room {
+    /// Enough for a capture of so many frames
+    pub(crate) fn for_frames(frames: usize) -> Self {
+        let few = Self::default();
+        if frames < few.buffers / 2 {
+            return few;
+        }
+        let buffers = frames + few.buffers;
+        // A buffer and what belongs to it takes less than 4 kB.
+        Self { memory_mb: buffers * 4 / 1024 + 64, buffers }
+    }
+}
+
 /// Where programs find what they need.
 pub(crate) struct Bench {
     pub(crate) dir: TempDir,
@@ -178,10 +204,11 @@ impl Bench {
     }
 
     /// The beginning of a configuration for `understudy run` with one worker on a capture.
-    pub(crate) fn runtime(&self, capture: &Path, file_prefix: &str, mtu: u16) -> String {
+    pub(crate) fn runtime(&self, capture: &Path, file_prefix: &str, mtu: u16, room: Room) -> String {
+        let Room { memory_mb, buffers } = room;
         format!(
-            "[runtime]\nworkers = [{}]\nmemory_mb = 256\nfile_prefix = \"{file_prefix}\"\ntelemetry = true\n\
-             [[port]]\nname = \"loop\"\nmtu = {mtu}\nbuffers = 16383\ndescriptors = 512\npcap = {{ rx = \"{}\", infinite = true }}\n",
+            "[runtime]\nworkers = [{}]\nmemory_mb = {memory_mb}\nfile_prefix = \"{file_prefix}\"\ntelemetry = true\n\
+             [[port]]\nname = \"loop\"\nmtu = {mtu}\nbuffers = {buffers}\ndescriptors = 512\npcap = {{ rx = \"{}\", infinite = true }}\n",
             self.cpu,
             capture.display()
         )

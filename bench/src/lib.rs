@@ -7,5 +7,6 @@ pub mod consensus;
 pub mod p4ce;
 pub mod peers;
 mod process;
+pub mod swordbox;
 mod telemetry;
 pub mod traffic;

@@ -3,7 +3,7 @@
 //!
 //! Leaders' WRITEs to 1,024 groups, or to one; and replicas' acknowledgements that make no quorum yet.
 
-use crate::compare::{Bench, CompareArgs, Entry, Figures, Launch, Ratio, WORKERS};
+use crate::compare::{Bench, CompareArgs, Entry, Figures, Launch, Ratio, Room, WORKERS};
 use crate::process::{Counts, Program};
 use crate::traffic;
 use clap::Args;
@@ -170,7 +170,7 @@ fn replicating(groups: u32, replicas: u32, share_from: Option<usize>) -> Launch 
     Box::new(move |bench, capture, file_prefix| {
         let path = bench.dir.path().join("p4ce.toml");
         let mtu = if share_from.is_some() { 4200 } else { 1500 };
-        let config = bench.runtime(capture, &file_prefix, mtu)
+        let config = bench.runtime(capture, &file_prefix, mtu, Room::default())
             + &format!(
                 "[p4ce]\nmac = \"{OWN}\"\naddresses = [\"198.18.0.1/16\"]\ncounted_qps = 0\nsilent_after_ms = 0\n"
             );

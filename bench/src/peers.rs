@@ -1,7 +1,7 @@
 //! `understudy bench peers`: forwarding against `dpdk-testpmd`. Each program sends the frames of 1,024 queue pairs back
 //! where they came from.
 
-use crate::compare::{Bench, CompareArgs, Entry, Figures, Ratio};
+use crate::compare::{Bench, CompareArgs, Entry, Figures, Ratio, Room};
 use crate::process::{Counts, Program};
 use crate::traffic;
 use clap::Args;
@@ -67,7 +67,7 @@ fn forward_name(counted_qps: u32) -> String {
 
 fn forward(bench: &Bench, counted_qps: u32, capture: &Path, file_prefix: String) -> Result<Program, Report> {
     let path = bench.dir.path().join("forward.toml");
-    let config = bench.runtime(capture, &file_prefix, 1500)
+    let config = bench.runtime(capture, &file_prefix, 1500, Room::default())
         + &format!("[forward]\npairs = [[\"loop\", \"loop\"]]\ncounted_qps = {counted_qps}\n");
     std::fs::write(&path, config).into_diagnostic()?;
     let mut command = Command::new(&bench.understudy);

@@ -42,19 +42,29 @@ pub(crate) struct Sample {
 
 struct Running(Child);
 
-impl Drop for Running {
-    fn drop(&mut self) {
+impl Running {
+    /// Ends it; the code with which it ended, unless a signal did.
+    fn stop(&mut self) -> Option<i32> {
         // Asks first: DPDK removes its files when it is asked.
         _ = Command::new("kill").args(["-INT", &self.0.id().to_string()]).status();
         let began = now();
         while now().duration_since(began) < STOP_LIMIT {
-            if matches!(self.0.try_wait(), Ok(Some(_))) {
-                return;
+            if let Ok(Some(status)) = self.0.try_wait() {
+                return status.code();
             }
             sleep(Duration::from_millis(20));
         }
         _ = self.0.kill();
         _ = self.0.wait();
+        None
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Ok(None) = self.0.try_wait() {
+            self.stop();
+        }
     }
 }
 
@@ -96,6 +106,10 @@ pub(crate) fn measure(
     sleep(length);
     let (frames, on_cpu, wall) =
         (telemetry.frames(counts)? - frames, on_cpu_nanos(&thread)? - on_cpu, now().duration_since(at));
+    // It may have found that it did not do what was to be measured.
+    if let Some(code @ 1..) = running.stop() {
+        return Err(failed(format!("ended with code {code}")));
+    }
     Ok(Sample {
         per_cpu_second: frames as f64 * 1e9 / on_cpu.max(1) as f64,
         on_cpu: on_cpu as f64 / wall.as_nanos() as f64,

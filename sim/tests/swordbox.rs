@@ -45,15 +45,14 @@ fn switch(hosts: u8, layers: Layers) -> Controlled<Control> {
 }
 
 fn swordbox(ports: u16, servers: Vec<Server>, layers: Layers) -> Controlled<Control> {
+    controlled(Config { servers, layers, ..Config::new(ForwardConfig::bridge(ports, 1024)) })
+}
+
+/// With a journal that outlives it.
+fn controlled(config: Config) -> Controlled<Control> {
     let written = Written::default();
     let journal = written.clone();
-    let config = Config {
-        servers,
-        layers,
-        connections: 2048,
-        settle: Nanos::from_micros(500),
-        ..Config::new(ForwardConfig::bridge(ports, 1024))
-    };
+    let config = Config { connections: 2048, settle: Nanos::from_micros(500), ..config };
     Controlled::new(
         move || {
             let ended = written.0.lock().unwrap().iter().copied().collect();
@@ -107,12 +106,10 @@ fn rack(seed: u64, chance: &mut Chance, layers: Layers) -> Rack {
             corrupt: percent(chance),
             ..Link::default()
         };
-        let link = world.connect(node, switch, link);
-        if let Ok(dir) = std::env::var("PCAP") {
-            world.capture(link, std::fs::File::create(format!("{dir}/{n}.pcap")).unwrap());
-        }
+        world.connect(node, switch, link);
         hosts.push((node, ip(n)));
     }
+    capture(&mut world);
     verbs::connect(&mut world, &hosts, &work, seed);
     verbs::begin(&mut world, &hosts);
     Rack { world, hosts, switch, shared }
@@ -142,8 +139,20 @@ fn env(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(otherwise)
 }
 
+/// Writes what is on each link to a file, if the environment names a folder.
+fn capture(world: &mut World) {
+    let Ok(folder) = std::env::var("PCAP") else { return };
+    for (n, link) in world.links().enumerate() {
+        world.capture(link, std::fs::File::create(format!("{folder}/{n}.pcap")).unwrap());
+    }
+}
+
 /// Clients and memory servers around a Swordbox that knows where the words are.
 fn words(config: &words::Config) -> words::Cluster {
+    words_with(config, |config| config)
+}
+
+fn words_with(config: &words::Config, change: impl FnOnce(Config) -> Config) -> words::Cluster {
     words::Cluster::new(config, |world, wiring| {
         let table = words::TABLE_VA..words::TABLE_VA + config.table_size() as u64;
         let server = |host: &IpAddr| Server {
@@ -152,8 +161,9 @@ fn words(config: &words::Config) -> words::Cluster {
             ..Server::new(*host)
         };
         let servers = wiring.servers.iter().map(server).collect();
-        let hosts = wiring.ports;
-        world.add("swordbox", swordbox(hosts, servers, Layers::CAS_TO_WRITE), Clock::default())
+        let bridge = ForwardConfig::bridge(wiring.ports, 1024);
+        let swordbox = Config { servers, layers: Layers::CAS_TO_WRITE, ..Config::new(bridge) };
+        world.add("swordbox", controlled(change(swordbox)), Clock::default())
     })
 }
 
@@ -168,6 +178,7 @@ fn bad_wires(part: u64) {
     for seed in seeds(part, 3, 600) {
         let (config, _) = drawn(seed);
         let mut net = words(&config);
+        capture(&mut net.world);
         if let Err(wrong) = net.run(Nanos::from_secs(100)) {
             let switch = net.world.node::<Controlled<Control>>(net.sides.servers);
             let function = &switch.switch.function;
@@ -201,8 +212,9 @@ fn crashes(part: u64) {
     let mut all = words::Totals::default();
     for seed in seeds(part, 2, 400) {
         let (config, mut chance) = drawn(seed);
-        let config = may_fail(config, &mut chance);
+        let config = may_fail(&config, &mut chance);
         let mut net = words(&config);
+        capture(&mut net.world);
         disturb(&mut net, &mut chance);
         net.run(Nanos::from_secs(100)).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}\n{config:?}"));
         all.add(&net.totals());
@@ -231,4 +243,51 @@ fn every_verb_through_a_swordbox() {
     }
     println!("{sum:#?}");
     assert!(sum["decided"] > 0 && sum["coalesced"] > 0);
+}
+
+/// What a run came to: what is wrong, if anything, and requests that clients had to repeat.
+#[cfg(feature = "canary")]
+fn outcome(config: &words::Config, bug: Option<swordbox::Bug>) -> (Option<String>, u64) {
+    let mut net = words_with(config, |config| Config { bug, ..config });
+    let wrong = net.run(Nanos::from_secs(2)).err();
+    let switch = net.world.node::<Controlled<Control>>(net.sides.servers);
+    (wrong, switch.switch.function.counters().repeated.get())
+}
+
+/// Whether one of a thousand seeds shows a planted bug, and nothing without it.
+#[cfg(feature = "canary")]
+fn is_found(bug: swordbox::Bug) -> bool {
+    (1..=1000).any(|seed| {
+        let (config, _) = drawn(seed);
+        let (wrong, repeated) = outcome(&config, Some(bug));
+        // An answer that is lost is asked for again: that nobody has to on good wires is what is wrong then.
+        let shows = match &wrong {
+            Some(wrong) => !wrong.contains("not done"),
+            None => bug == swordbox::Bug::LostAck && repeated > 0,
+        };
+        let (without, repeats) = if shows { outcome(&config, None) } else { (None, 0) };
+        let found = shows && without.is_none() && (wrong.is_some() || repeats == 0);
+        if found {
+            println!("{bug:?}: seed {seed}: {wrong:?}, {repeated} repeated");
+        }
+        found
+    })
+}
+
+#[cfg(feature = "canary")]
+#[test]
+fn planted_stale_words_are_found() {
+    assert!(is_found(swordbox::Bug::StaleWord));
+}
+
+#[cfg(feature = "canary")]
+#[test]
+fn planted_losses_of_acknowledgements_are_found() {
+    assert!(is_found(swordbox::Bug::LostAck));
+}
+
+#[cfg(feature = "canary")]
+#[test]
+fn planted_second_decisions_are_found() {
+    assert!(is_found(swordbox::Bug::DecidedAnew));
 }

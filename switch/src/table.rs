@@ -115,6 +115,12 @@ impl<K: Key> Index<K> {
         Self { slots: vec![EMPTY; slots], keys: DenseTable::with_capacity(capacity), mask: slots - 1 }
     }
 
+    /// What a map for up to `capacity` keys takes, at most.
+    pub fn bytes(capacity: usize) -> usize {
+        let slots = (capacity * 2).next_power_of_two().max(Self::MAX_PROBES);
+        slots * size_of::<Slot>() + capacity * (size_of::<Option<K>>() + size_of::<u32>())
+    }
+
     #[inline]
     fn home(&self, hash: u64) -> usize {
         hash as usize & self.mask

@@ -16,8 +16,6 @@ pub(crate) enum Answer {
     Syndrome(Syndrome),
     /// An atomic is done, and found this.
     Atomic(u64),
-    /// A READ of a word found this.
-    Word(u64),
 }
 
 impl End {
@@ -50,10 +48,6 @@ impl Swordbox {
             Answer::Syndrome(syndrome) => (Opcode::RC_ACKNOWLEDGE, syndrome, None),
             Answer::Atomic(value) => {
                 (Opcode::RC_ATOMIC_ACKNOWLEDGE, Syndrome::Ack(Credit(flow.credit)), Some(value.to_be_bytes()))
-            }
-            // Memory is as the server's processor has it.
-            Answer::Word(value) => {
-                (Opcode::RC_READ_RESPONSE_ONLY, Syndrome::Ack(Credit(flow.credit)), Some(value.to_le_bytes()))
             }
         };
         let bth = Bth::new(opcode, key.qpn(), psn);

@@ -85,6 +85,7 @@ pub struct Table {
 
 /// What is done, layer by layer (paper: evaluation).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is switched by itself")]
 pub struct Layers {
     /// Operations on a tracked word leave on one connection, whichever they came on
     pub remap: bool,

@@ -8,6 +8,7 @@ macro_rules! counters {
         #[derive(Debug, Default)]
         pub struct Counters {
             $($(#[$doc])* pub $name: Counter,)*
+            usage: [Counter; 4],
         }
 
         impl Counters {
@@ -92,4 +93,17 @@ counters! {
     mended,
     /// Connections ended because what their answers waited for never came
     abandoned,
+}
+
+impl Counters {
+    /// Connections, shared connections, cached lines and waiting frames a moment ago.
+    pub fn usage(&self) -> [u64; 4] {
+        self.usage.each_ref().map(Counter::get)
+    }
+
+    pub(crate) fn set_usage(&self, usage: [usize; 4]) {
+        for (counter, value) in self.usage.iter().zip(usage) {
+            counter.add((value as u64).wrapping_sub(counter.get()));
+        }
+    }
 }

@@ -32,7 +32,7 @@ pub(crate) struct Record {
     pub what: What,
     /// The response has been seen
     pub done: bool,
-    /// What an atomic, or a READ of a word on a shared connection, was answered; of another READ, the node that it went to
+    /// What an atomic was answered; of a READ, the node that it went to
     pub value: u64,
     /// What was added to its address, if it was steered
     pub steered: u64,
@@ -45,12 +45,13 @@ pub(crate) struct Record {
 pub(crate) enum What {
     /// A READ on the client's own connection: asked for again, the server reads again
     Read,
-    /// A READ of a word on a shared connection, answered with what was read
-    Word,
     /// An atomic, answered with what it was answered
     Atomic,
-    /// One of either whose answer went unseen, as it was not known whose it was: the server answers again
+    /// A READ, or several, of which it was not seen how many PSNs they take: the server reads again
     Unseen,
+    /// An atomic of which it is not known what it was answered: the server remembers, as long as nobody else does atomics
+    /// on the connection
+    Unknown,
 }
 
 /// A key with which a client has done something on its own connection, and what.
@@ -74,6 +75,7 @@ const PROOFS: usize = 4;
 ///
 /// `acked <= sent <= next`: behind `acked` everything is done, from `sent` on requests wait here.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "they are independent")]
 pub(crate) struct Flow {
     pub stage: Stage,
     /// Which of the servers they go to, if any
@@ -115,6 +117,8 @@ pub(crate) struct Flow {
     pub max_reads: u8,
     /// Records among `records` whose response has not been seen
     pub open: u32,
+    /// Both of its ends know that it is over
+    pub over: bool,
     /// Its connection is about to end: nobody else begins anything on it
     pub leaving: bool,
     /// The first and last frame that waits
@@ -162,6 +166,7 @@ impl Flow {
             most_reads: 0,
             max_reads: 0,
             open: 0,
+            over: false,
             leaving: false,
             held: [NONE; 2],
             waits: NONE,

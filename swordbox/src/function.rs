@@ -13,7 +13,7 @@ use crate::sketch::Sketch;
 use crate::steering::{Steering, Ticket};
 use crate::{Id, NONE};
 use rocev2::{Layout, Msn, Packet, Psn};
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use switch::forward::counters::HostQp;
 use switch::forward::{self, Forward};
@@ -96,7 +96,8 @@ pub struct Swordbox {
     pub(crate) steering: Steering,
     pub(crate) handshakes: Handshakes,
     pub(crate) strangers: Strangers,
-    pub(crate) ended: Vec<Connection>,
+    /// Connections whose sides differ in a way that is not known any more
+    pub(crate) ended: HashSet<Connection>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) events: VecDeque<Event>,
     /// Flows whose own requests are all done, and that have frames waiting
@@ -175,7 +176,11 @@ impl Swordbox {
             steering: Steering::new(&config),
             handshakes: Handshakes::new(),
             strangers: Strangers::with_capacity(ends),
-            ended: config.ended.clone(),
+            ended: {
+                let mut ended = HashSet::with_capacity(config.connections.max(config.ended.len()));
+                ended.extend(&config.ended);
+                ended
+            },
             counters: Arc::default(),
             events: VecDeque::with_capacity(64),
             ready: VecDeque::with_capacity(64),
@@ -334,6 +339,7 @@ impl Function for Swordbox {
             self.tend_lanes(now, out);
             self.tend_steering(now, out);
             self.age(now);
+            self.counters.set_usage(self.usage());
         }
     }
 
@@ -349,8 +355,11 @@ impl Function for Swordbox {
                 if self.connection_of(id) == Some(connection) && self.flows[id as usize].stage == Stage::Asked
                 {
                     // As long as it is not known where the last request ends, it is not known where the next begins.
+                    // And an atomic whose answer is not known could not be answered again.
+                    let open = |record: &Record| record.count > 0 && record.what == What::Unknown;
+                    let known = !self.records(id).iter().any(open);
                     let flow = &mut self.flows[id as usize];
-                    let known = flow.unsure.is_none();
+                    let known = known && flow.unsure.is_none();
                     flow.stage = if known { Stage::Strict } else { Stage::Clear };
                     self.counters.diverged.add(u64::from(known));
                 }

@@ -30,6 +30,11 @@ impl Held {
         }
     }
 
+    /// What so many places take.
+    pub(crate) const fn bytes(slots: usize) -> usize {
+        slots * (LONGEST + size_of::<Slot>() + size_of::<u32>())
+    }
+
     /// Frames that wait
     pub(crate) fn len(&self) -> usize {
         self.slots.len() - self.free.len()

@@ -44,14 +44,12 @@ pub(crate) enum Under {
     Decided(u64),
     /// An atomic: opcode, `swap_or_add`, `compare`
     Atomic(Opcode, u64, u64),
-    /// A READ of a word
-    Read,
 }
 
 impl Under {
     /// Whether it takes one of the server's resources for READs and atomics
-    pub(crate) const fn is_read(self) -> bool {
-        matches!(self, Self::Atomic(..) | Self::Read)
+    pub(crate) const fn is_atomic(self) -> bool {
+        matches!(self, Self::Atomic(..))
     }
 }
 
@@ -66,9 +64,9 @@ pub(crate) struct Lane {
     /// Operations under way
     pub under_way: u32,
     /// Those among them that take one of the server's resources for READs and atomics
-    pub reads: u32,
+    pub atomics: u32,
     /// How many of them the server takes
-    pub max_reads: u32,
+    pub max_atomics: u32,
     /// Flows that wait for it
     pub waiting: [Id; 2],
     /// When something was last acknowledged, or sent to an empty lane
@@ -109,8 +107,8 @@ impl Lane {
             server,
             acked: Psn::ZERO,
             under_way: 0,
-            reads: 0,
-            max_reads: 1,
+            atomics: 0,
+            max_atomics: 1,
             waiting: [NONE; 2],
             moved: Nanos::ZERO,
             resent: Nanos::ZERO,
@@ -122,11 +120,16 @@ impl Lane {
         }
     }
 
+    /// What one takes.
+    pub(crate) const fn bytes(in_flight: usize) -> usize {
+        size_of::<Self>() + in_flight * size_of::<Entry>()
+    }
+
     /// A connection becomes this lane.
-    pub(crate) fn open(&mut self, owner: Id, acked: Psn, max_reads: u32, now: Nanos) {
+    pub(crate) fn open(&mut self, owner: Id, acked: Psn, max_atomics: u32, now: Nanos) {
         self.owner = owner;
         self.acked = acked;
-        self.max_reads = max_reads;
+        self.max_atomics = max_atomics;
         self.moved = now;
         self.resent = now;
         self.tries = 0;

@@ -7,6 +7,7 @@
 //! can tell the difference.
 
 #![forbid(unsafe_code)]
+#![allow(clippy::similar_names, reason = "lanes and lines are what this is about")]
 
 mod answer;
 pub mod clients;
@@ -19,6 +20,7 @@ mod headers;
 mod held;
 mod lane;
 mod lines;
+mod memory;
 mod op;
 mod pair;
 mod request;
@@ -31,6 +33,7 @@ pub use config::{Config, Connection, FailedCas, Layers, Server, Table};
 pub use control::{Control, Journal};
 pub use counters::Counters;
 pub use function::{Command, Event, Swordbox};
+pub use memory::Memory;
 
 /// A small number for what stands in a table
 type Id = u32;

@@ -98,7 +98,7 @@ impl Line {
 #[derive(Debug)]
 pub(crate) struct Lines {
     index: Index<Place>,
-    lines: Vec<Line>,
+    all: Vec<Line>,
     blocks: Index<Place>,
     /// Lines of each block
     counts: Vec<u32>,
@@ -125,12 +125,17 @@ impl Lines {
     pub(crate) fn with_capacity(capacity: usize) -> Self {
         Self {
             index: Index::with_capacity(capacity),
-            lines: Vec::with_capacity(capacity),
+            all: Vec::with_capacity(capacity),
             blocks: Index::with_capacity(capacity),
             counts: Vec::with_capacity(capacity),
             capacity,
             hand: 0,
         }
+    }
+
+    /// What so many lines take.
+    pub(crate) fn bytes(capacity: usize) -> usize {
+        2 * Index::<Place>::bytes(capacity) + capacity * (size_of::<Line>() + size_of::<u32>())
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -144,11 +149,11 @@ impl Lines {
     }
 
     pub(crate) fn get(&self, id: Id) -> &Line {
-        &self.lines[id as usize]
+        &self.all[id as usize]
     }
 
     pub(crate) fn get_mut(&mut self, id: Id) -> &mut Line {
-        let line = &mut self.lines[id as usize];
+        let line = &mut self.all[id as usize];
         line.used = true;
         line
     }
@@ -178,7 +183,7 @@ impl Lines {
             values: [0; 8],
             place,
         };
-        put(&mut self.lines, id, line.clone(), line);
+        put(&mut self.all, id, line.clone(), line);
         if block as usize >= self.counts.len() {
             self.counts.resize(block as usize + 1, 0);
         }
@@ -192,7 +197,7 @@ impl Lines {
             let id = self.hand;
             self.hand = (self.hand + 1) % self.index.ids().max(1);
             let Some(place) = self.index.key(id).copied() else { continue };
-            let line = &mut self.lines[id as usize];
+            let line = &mut self.all[id as usize];
             if line.used || line.under_way > 0 {
                 line.used = false;
                 continue;
@@ -255,7 +260,7 @@ impl Lines {
     /// Something unknown may go anywhere in a server's memory.
     pub(crate) fn detour_everywhere(&mut self, server: u8, now: Nanos, settle: Nanos) -> Result<(), Id> {
         let mut wait = Ok(());
-        for (id, line) in self.lines.iter_mut().enumerate() {
+        for (id, line) in self.all.iter_mut().enumerate() {
             if line.place.server == server
                 && self.index.key(id as Id) == Some(&line.place)
                 && !line.detour(now, settle)
@@ -268,7 +273,7 @@ impl Lines {
 
     /// Where the state of the line of `va` lies, for it to be fetched into the cache
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Line> {
-        self.lines.iter_mut()
+        self.all.iter_mut()
     }
 }
 

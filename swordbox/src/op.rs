@@ -33,42 +33,39 @@ pub(crate) struct Op {
     pub kind: Kind,
     /// It ends a message
     pub ends: bool,
-    /// It begins a message
-    pub begins: bool,
 }
 
 static OPS: [Op; 256] = {
-    let mut ops = [Op { kind: Kind::Unknown, ends: true, begins: true }; 256];
+    let mut ops = [Op { kind: Kind::Unknown, ends: true }; 256];
     let mut at = 0;
     while at < ops.len() {
-        let (kind, begins, ends) = match Opcode(at as u8) {
-            Opcode::RC_SEND_FIRST => (Kind::Body, true, false),
-            Opcode::RC_SEND_MIDDLE | Opcode::RC_WRITE_MIDDLE => (Kind::Body, false, false),
+        let (kind, ends) = match Opcode(at as u8) {
+            Opcode::RC_SEND_FIRST | Opcode::RC_SEND_MIDDLE | Opcode::RC_WRITE_MIDDLE => (Kind::Body, false),
             Opcode::RC_SEND_LAST
             | Opcode::RC_SEND_LAST_IMM
             | Opcode::RC_SEND_LAST_INVALIDATE
             | Opcode::RC_WRITE_LAST
-            | Opcode::RC_WRITE_LAST_IMM => (Kind::Body, false, true),
-            Opcode::RC_SEND_ONLY | Opcode::RC_SEND_ONLY_IMM | Opcode::RC_SEND_ONLY_INVALIDATE => {
-                (Kind::Body, true, true)
-            }
-            Opcode::RC_WRITE_FIRST => (Kind::Write, true, false),
-            Opcode::RC_WRITE_ONLY | Opcode::RC_WRITE_ONLY_IMM => (Kind::Write, true, true),
-            Opcode::RC_READ_REQUEST => (Kind::Read, true, true),
-            Opcode::RC_FLUSH | Opcode::RC_ATOMIC_WRITE => (Kind::Other, true, true),
-            Opcode::RC_COMPARE_SWAP | Opcode::RC_FETCH_ADD => (Kind::Atomic, true, true),
+            | Opcode::RC_WRITE_LAST_IMM
+            | Opcode::RC_SEND_ONLY
+            | Opcode::RC_SEND_ONLY_IMM
+            | Opcode::RC_SEND_ONLY_INVALIDATE => (Kind::Body, true),
+            Opcode::RC_WRITE_FIRST => (Kind::Write, false),
+            Opcode::RC_WRITE_ONLY | Opcode::RC_WRITE_ONLY_IMM => (Kind::Write, true),
+            Opcode::RC_READ_REQUEST => (Kind::Read, true),
+            Opcode::RC_FLUSH | Opcode::RC_ATOMIC_WRITE => (Kind::Other, true),
+            Opcode::RC_COMPARE_SWAP | Opcode::RC_FETCH_ADD => (Kind::Atomic, true),
             Opcode::RC_READ_RESPONSE_FIRST
             | Opcode::RC_READ_RESPONSE_MIDDLE
             | Opcode::RC_READ_RESPONSE_LAST
             | Opcode::RC_READ_RESPONSE_ONLY
             | Opcode::RC_ACKNOWLEDGE
-            | Opcode::RC_ATOMIC_ACKNOWLEDGE => (Kind::Response, true, true),
-            Opcode::UD_SEND_ONLY | Opcode::UD_SEND_ONLY_IMM => (Kind::Datagram, true, true),
-            Opcode::CNP => (Kind::Cnp, true, true),
-            Opcode(0x20..=0x3f) => (Kind::Unreliable, true, true),
-            _ => (Kind::Unknown, true, true),
+            | Opcode::RC_ATOMIC_ACKNOWLEDGE => (Kind::Response, true),
+            Opcode::UD_SEND_ONLY | Opcode::UD_SEND_ONLY_IMM => (Kind::Datagram, true),
+            Opcode::CNP => (Kind::Cnp, true),
+            Opcode(0x20..=0x3f) => (Kind::Unreliable, true),
+            _ => (Kind::Unknown, true),
         };
-        ops[at] = Op { kind, ends, begins };
+        ops[at] = Op { kind, ends };
         at += 1;
     }
     ops

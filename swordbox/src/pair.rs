@@ -1,7 +1,7 @@
 //! Which two ends belong to one connection: told by the connection manager, or found out from what is answered.
 
 use crate::config::Connection;
-use crate::flow::{Flow, Stage, What};
+use crate::flow::{Flow, Record, Stage, What};
 use crate::function::{Event, NO_SERVER, Swordbox, bits_of};
 use crate::{Id, NONE};
 use core::net::IpAddr;
@@ -36,11 +36,38 @@ impl Key for Hosts {
 pub(crate) struct Strangers {
     index: Index<Hosts>,
     first: Vec<Id>,
+    /// What atomics were answered lately, by whom that went to
+    answers: Box<[Found]>,
 }
+
+/// An answer to an atomic.
+#[derive(Clone, Copy, Debug)]
+struct Found {
+    to: Id,
+    psn: Psn,
+    value: u64,
+}
+
+/// Answers that are kept
+const ANSWERS: usize = 1 << 14;
 
 impl Strangers {
     pub(crate) fn with_capacity(capacity: usize) -> Self {
-        Self { index: Index::with_capacity(capacity), first: Vec::with_capacity(capacity) }
+        let nothing = Found { to: NONE, psn: Psn::ZERO, value: 0 };
+        Self {
+            index: Index::with_capacity(capacity),
+            first: Vec::with_capacity(capacity),
+            answers: vec![nothing; ANSWERS].into(),
+        }
+    }
+
+    fn place(to: Id, psn: Psn) -> usize {
+        mix(u64::from(to) << 32 | u64::from(psn.get())) as usize % ANSWERS
+    }
+
+    /// What so many ends take.
+    pub(crate) fn bytes(capacity: usize) -> usize {
+        Index::<Hosts>::bytes(capacity) + capacity * size_of::<Id>()
     }
 
     fn first(&self, client: u128, server: u128) -> Id {
@@ -75,6 +102,8 @@ pub(crate) struct Handshakes {
 const WAYS: usize = 8;
 
 impl Handshakes {
+    pub(crate) const BYTES: usize = HANDSHAKES * size_of::<Option<Request>>();
+
     pub(crate) fn new() -> Self {
         Self { requests: vec![None; HANDSHAKES], count: 0 }
     }
@@ -161,7 +190,8 @@ impl Swordbox {
             return;
         }
         let connection = Connection { server, client: (request.client, request.qpn) };
-        self.ended.retain(|gone| *gone != connection);
+        // Both queue pairs are new, whoever had their numbers before.
+        self.ended.retain(|gone| gone.server != server && gone.client != connection.client);
         for key in keys {
             if let Some(id) = self.index.get(&key) {
                 self.forget(id);
@@ -263,6 +293,7 @@ impl Swordbox {
                     // Whatever of it is still on its way has no meaning to the server.
                     self.orphan(end);
                     self.end(end);
+                    self.flows[end as usize].over = true;
                 } else if self.flows[end as usize].stage != Stage::Ended {
                     self.forget(end);
                 }
@@ -329,19 +360,23 @@ impl Swordbox {
         }
     }
 
-    /// An end is forgotten.
+    /// An end is forgotten: its connection is over.
     pub(crate) fn forget(&mut self, id: Id) {
+        if let Some(connection) = self.connection_of(id)
+            && self.flows[id as usize].stage >= Stage::Asked
+        {
+            self.events.push_back(Event::Over(connection));
+        }
+        self.forget_quietly(id);
+    }
+
+    fn forget_quietly(&mut self, id: Id) {
         let lane = self.flows[id as usize].lane;
         if lane != NONE {
             self.fail(lane);
         }
         self.orphan(id);
         self.unsteer(id);
-        if let Some(connection) = self.connection_of(id)
-            && self.flows[id as usize].stage >= Stage::Asked
-        {
-            self.events.push_back(Event::Over(connection));
-        }
         let peer = self.ends[id as usize].peer;
         if peer != NONE {
             self.ends[peer as usize].peer = NONE;
@@ -365,23 +400,32 @@ impl Swordbox {
             if self.index.key(id).is_none() || now.since(self.ends[id as usize].seen) <= self.config.ageing {
                 continue;
             }
-            match self.flows[id as usize].stage {
-                Stage::Strict => self.end(id),
-                _ => self.forget(id),
+            let flow = &self.flows[id as usize];
+            if flow.stage < Stage::Strict || flow.over {
+                self.forget(id);
+                continue;
+            }
+            // Its client may be asleep, and must not go on as if nothing had happened.
+            let Some(connection) = self.connection_of(id) else { continue };
+            if self.ended.len() < self.config.connections {
+                self.ended.insert(connection);
+                self.flows[id as usize].stage = Stage::Ended;
+                self.forget_quietly(id);
             }
         }
     }
 
     /// An answer to an end of which it is not known whose requests it answers: those that fit, if only one connection's do.
     pub(crate) fn guess(&mut self, to: Id, packet: &Packet<'_>, from: u128, port: PortId) {
-        if !packet.verify_icrc() {
-            return;
-        }
         let psn = packet.bth().psn();
+        if let Some(found) = packet.atomic_ack() {
+            let answer = Found { to, psn, value: found.original.get() };
+            self.strangers.answers[Strangers::place(to, psn)] = answer;
+        }
         let refused = packet.aeth().is_some_and(|aeth| !matches!(aeth.kind(), Syndrome::Ack(_)));
         let end = &mut self.ends[to as usize];
         let done = if refused { psn.sub(1) } else { psn };
-        let msn = packet.aeth().map_or(Msn::ZERO, |aeth| aeth.msn());
+        let msn = packet.aeth().map_or(Msn::ZERO, rocev2::aeth::Aeth::msn);
         end.latest = Some(match end.latest {
             None => (done, msn),
             Some(latest) => (latest.0.later(done), latest.1.later(msn)),
@@ -431,19 +475,36 @@ impl Swordbox {
         }
     }
 
+    /// What an atomic was answered when nobody knew whose answer it was, if that is still known
+    pub(crate) fn look_up(&self, id: Id, record: &mut Record) {
+        let peer = self.ends[id as usize].peer;
+        let kept = &self.strangers.answers[Strangers::place(peer, record.psn)];
+        if peer != NONE && (kept.to, kept.psn) == (peer, record.psn) {
+            record.what = What::Atomic;
+            record.value = kept.value;
+        } else {
+            record.what = What::Unknown;
+        }
+    }
+
     /// What was answered when nobody knew whose answers these were is done.
     fn restart(&mut self, id: Id) {
         let peer = self.ends[id as usize].peer;
         let Some((psn, msn)) = self.ends[peer as usize].latest else { return };
-        let mut unseen = 0;
-        for record in self.records_mut(id) {
-            if !record.done && !psn.precedes(record.psn) {
-                record.done = true;
-                record.what = What::Unseen;
-                unseen += 1;
+        for at in 0..self.config.rd_atomic {
+            let mut record = self.records(id)[at];
+            if record.done || psn.precedes(record.psn) {
+                continue;
             }
+            record.done = true;
+            if record.what == What::Atomic {
+                self.look_up(id, &mut record);
+            } else {
+                record.what = What::Unseen;
+            }
+            self.records_mut(id)[at] = record;
+            self.flows[id as usize].open -= 1;
         }
-        self.flows[id as usize].open -= unseen;
         self.done(id, psn.add(1));
         let flow = &mut self.flows[id as usize];
         flow.own_msn = msn;

@@ -140,7 +140,7 @@ impl Swordbox {
         let lost = flow.begun && (flow.next.precedes(psn) || rest);
         let new = !flow.begun || psn == flow.next || lost;
         if new && !packet.verify_icrc() {
-            return self.forward.route(frame, port, now, out);
+            return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
         }
         if self.detour(flow.server, &packet, now).is_err() {
             self.counters.delayed.add(1);
@@ -166,17 +166,22 @@ impl Swordbox {
     /// A READ or an atomic that others overtook, or that was begun before anything was known, passes.
     fn follow_late(&mut self, id: Id, packet: &Packet<'_>, op: Op) {
         let psn = packet.bth().psn();
-        let known = |record: &Record| (0..record.count as i32).contains(&psn.distance(record.psn));
+        let known = |record: &Record| match op.kind {
+            Kind::Atomic => record.count > 0 && record.psn == psn && record.what != What::Unseen,
+            _ => (0..record.count as i32).contains(&psn.distance(record.psn)),
+        };
         if self.records(id).iter().any(known) {
             return;
         }
-        let count = match (op.kind, memory_of(packet)) {
+        let mut record = Record { psn, count: 1, own: psn, what: What::Unseen, ..NO_RECORD };
+        match (op.kind, memory_of(packet)) {
+            (Kind::Atomic, _) => self.look_up(id, &mut record),
             (Kind::Read, Some((_, _, len))) => {
-                self.flows[id as usize].count_of(len).unwrap_or(len.div_ceil(256))
+                record.count = self.flows[id as usize].count_of(len).unwrap_or(len.div_ceil(256));
             }
-            _ => 1,
-        };
-        self.record(id, Record { psn, count, own: psn, what: What::Unseen, ..NO_RECORD });
+            _ => {}
+        }
+        self.record(id, record);
     }
 
     /// Asks whether the two sides of a connection may come to differ.
@@ -281,8 +286,10 @@ impl Swordbox {
                 // It may have taken as many.
                 record.count = psn.distance(record.psn).max(1) as u32;
             }
-            record.done = true;
-            record.what = What::Unseen;
+            if !record.done {
+                record.what = if record.what == What::Atomic { What::Unknown } else { What::Unseen };
+                record.done = true;
+            }
         }
         let flow = &mut self.flows[id as usize];
         flow.open = 0;
@@ -503,11 +510,8 @@ impl Swordbox {
             return self.decide_anew(id, frame, layout, now, out);
         }
         match record {
-            Some(record)
-                if (record.what == What::Read && is_read)
-                    || (record.what == What::Unseen && (is_read || op.kind == Kind::Atomic)) =>
-            {
-                // The server reads again, or remembers.
+            Some(record) if matches!(record.what, What::Read | What::Unseen) && is_read => {
+                // The server reads again.
                 self.flows[id as usize].reading = Some((record.psn.add(record.count), None));
                 rewrite_request(
                     frame,
@@ -520,9 +524,6 @@ impl Swordbox {
             }
             Some(record) if record.what == What::Atomic && op.kind == Kind::Atomic => {
                 self.answer_again(id, frame, psn, Answer::Atomic(record.value))
-            }
-            Some(record) if record.what == What::Word && is_read => {
-                self.answer_again(id, frame, psn, Answer::Word(record.value))
             }
             _ if matches!(op.kind, Kind::Write | Kind::Body) => {
                 if !ack_req {

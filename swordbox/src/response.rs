@@ -40,6 +40,9 @@ impl Swordbox {
             end.refresh(&packet);
         }
         if id == NONE {
+            if !packet.verify_icrc() {
+                return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
+            }
             self.guess(to, &packet, from, port);
             return self.forward.route(frame, port, now, out);
         }
@@ -49,24 +52,20 @@ impl Swordbox {
         }
         self.ends[id as usize].port = port;
         let flow = &self.flows[id as usize];
-        match flow.stage {
-            Stage::Ended => {
-                self.counters.ended.add(1);
-                return Verdict::Drop(DropReason::NoQueuePair);
-            }
-            Stage::Strict => {}
-            _ => {
-                if packet.verify_icrc() {
-                    let psn = packet.bth().psn();
-                    self.hear(id, &packet, psn);
-                }
-                return self.forward.route(frame, port, now, out);
-            }
+        if flow.stage == Stage::Ended {
+            self.counters.ended.add(1);
+            return Verdict::Drop(DropReason::NoQueuePair);
         }
+        // What a client learns has to be known here, too.
         if !packet.verify_icrc() {
             return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
         }
         let psn = packet.bth().psn();
+        if flow.stage < Stage::Strict {
+            self.hear(id, &packet, psn);
+            return self.forward.route(frame, port, now, out);
+        }
+        let flow = &self.flows[id as usize];
         let lane = flow.lane;
         if lane != NONE
             && self.lanes[lane as usize].under_way > 0
@@ -161,9 +160,9 @@ impl Swordbox {
             return self.forward.route(frame, port, now, out);
         }
         // A READ that its client repeats, from a time when the two sides differed otherwise
-        if is_read || layout.opcode() == Opcode::RC_ATOMIC_ACKNOWLEDGE {
+        if is_read {
             let records = self.records(id).iter().filter(|record| {
-                (record.what == What::Unseen || record.what == What::Read && is_read)
+                matches!(record.what, What::Unseen | What::Read)
                     && (0..record.count as i32).contains(&own.distance(record.own))
             });
             let record = records.min_by_key(|record| (own.distance(record.own), record.what == What::Unseen));
@@ -187,6 +186,17 @@ impl Swordbox {
     pub(crate) fn hear(&mut self, id: Id, packet: &Packet<'_>, psn: Psn) {
         let opcode = packet.layout().opcode();
         self.learn_mtu(id, packet, psn);
+        if let Some(found) = packet.atomic_ack()
+            && self.flows[id as usize].stage < Stage::Strict
+        {
+            // Even if everything before it is known to be done: its client may not have got it.
+            for record in self.records_mut(id) {
+                if record.psn == psn && record.what == What::Unknown {
+                    record.what = What::Atomic;
+                    record.value = found.original.get();
+                }
+            }
+        }
         let flow = &self.flows[id as usize];
         if !flow.begun || psn.precedes(flow.acked) || !psn.precedes(flow.sent) {
             return;
@@ -359,13 +369,6 @@ impl Swordbox {
                 let found = packet.atomic_ack().map(|ack| ack.original.get());
                 (psn.add(1), found, false)
             }
-            Opcode::RC_READ_RESPONSE_ONLY if entry == Under::Read => {
-                let found = packet.payload().first_chunk().map(|word| u64::from_le_bytes(*word));
-                if found.is_none() {
-                    return Verdict::Drop(DropReason::Unexpected);
-                }
-                (psn.add(1), found, false)
-            }
             _ => return Verdict::Drop(DropReason::Unexpected),
         };
         let mut verdict = self.complete_until(lane, until, found, frame, now, out);
@@ -374,7 +377,7 @@ impl Swordbox {
             verdict = send_first::<O>(verdict, frame, out);
         }
         let there = &self.lanes[lane as usize];
-        // A NAK, or the answer to a READ or an atomic is missing that comes before what is acknowledged.
+        // A NAK, or the answer to an atomic is missing that comes before what is acknowledged.
         let missing = there.acked.precedes(until);
         let just_did = there.resent > there.moved && now.since(there.resent) < there.round_trip;
         if (resend || missing) && there.under_way > 0 && !just_did {
@@ -388,7 +391,7 @@ impl Swordbox {
         verdict
     }
 
-    /// Operations on a lane are done, all before `until`, the last of them with what it found. Each client is told of its own;
+    /// Operations on a lane are done, all before `until`, the last of them with what it found if it was an atomic. Each client is told of its own;
     /// the last answer takes the frame.
     fn complete_until<O: Output>(
         &mut self,
@@ -408,7 +411,7 @@ impl Swordbox {
                 break;
             }
             let answers = psn.add(1) == until && found.is_some();
-            if there.entry(psn).what.is_read() && !answers {
+            if there.entry(psn).what.is_atomic() && !answers {
                 // Only its own answer says what it found.
                 break;
             }

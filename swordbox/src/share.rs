@@ -58,12 +58,7 @@ impl Swordbox {
                 }
                 right::WRITE
             }
-            Kind::Read => {
-                if len != 8 || !va.is_multiple_of(8) {
-                    return None;
-                }
-                right::READ
-            }
+            // READs stay where they are: asked for again, the server reads again, on the client's own connection.
             _ => return None,
         };
         let atomic = op.kind == Kind::Atomic;
@@ -146,15 +141,11 @@ impl Swordbox {
         }
         let there = &self.lanes[lane as usize];
         let owner = &self.flows[there.owner as usize];
-        let reads = !decided && wish.rights != right::WRITE;
+        let undecided = wish.atomic && !decided;
         if there.is_full()
             || (there.owner != id && (owner.is_private() || owner.waits == lane || owner.leaving))
-            || (reads && there.reads >= there.max_reads)
+            || (undecided && there.atomics >= there.max_atomics)
         {
-            if wish.rights == right::READ && flow.shared == 0 && !there.is_full() {
-                // It may as well be read on its own connection: what is seen there was written in the same order.
-                return Way::Own;
-            }
             return Way::Wait(lane);
         }
         Way::Lane(lane, line)
@@ -204,8 +195,8 @@ impl Swordbox {
         let declared = u32::from(self.config.servers[usize::from(server)].rd_atomic);
         let flow = &mut self.flows[id as usize];
         flow.lane = free as Id;
-        let max_reads = declared.max(flow.most_reads.into()).max(flow.max_reads.into()).max(1);
-        self.lanes[free].open(id, flow.own_next, max_reads, now);
+        let max_atomics = declared.max(flow.most_reads.into()).max(flow.max_reads.into()).max(1);
+        self.lanes[free].open(id, flow.own_next, max_atomics, now);
         self.counters.lanes.add(1);
     }
 
@@ -241,7 +232,7 @@ impl Swordbox {
             there.timed = Some((server_psn, now));
         }
         there.under_way += 1;
-        there.reads += u32::from(entry.what.is_read());
+        there.atomics += u32::from(entry.what.is_atomic());
         let own = self.lines.get_mut(line);
         own.under_way += 1;
         entry.detours = own.detours;
@@ -262,7 +253,6 @@ impl Swordbox {
             }
             // What it leaves behind is known when it is answered.
             Under::Atomic(..) => own.forget(word),
-            Under::Read => {}
         }
         self.counters.remapped.add(1);
         *self.lanes[lane as usize].entry_mut(server_psn) = entry;
@@ -298,8 +288,6 @@ impl Swordbox {
                 }
                 None => Under::Atomic(opcode, swap, compare),
             }
-        } else if opcode == Opcode::RC_READ_REQUEST {
-            Under::Read
         } else {
             let bytes = packet.payload();
             payload.get_mut(..bytes.len())?.copy_from_slice(bytes);
@@ -373,11 +361,6 @@ impl Swordbox {
                 };
                 end.headers.build(frame, class, bth, &[atomic.as_bytes()])?;
             }
-            Under::Read => {
-                bth.set_opcode(Opcode::RC_READ_REQUEST);
-                let reth = Reth { va, rkey, len: 8.into() };
-                end.headers.build(frame, class, bth, &[reth.as_bytes()])?;
-            }
             Under::Write | Under::Decided(_) => {
                 bth.set_opcode(Opcode::RC_WRITE_ONLY);
                 let len = usize::from(entry.len);
@@ -416,7 +399,7 @@ impl Swordbox {
         let entry = *there.entry(psn);
         there.acked = psn.add(1);
         there.under_way -= 1;
-        there.reads -= u32::from(entry.what.is_read());
+        there.atomics -= u32::from(entry.what.is_atomic());
         let owner = there.owner;
         let owner = &mut self.flows[owner as usize];
         owner.own_msn = owner.own_msn.add(1);
@@ -445,7 +428,6 @@ impl Swordbox {
             }
             Under::Decided(found) => (What::Atomic, found, Answer::Atomic(found)),
             Under::Atomic(..) => (What::Atomic, found?, Answer::Atomic(found?)),
-            Under::Read => (What::Word, found?, Answer::Word(found?)),
         };
         self.record(entry.flow, Record { psn: entry.psn, count: 1, what, value, ..NO_RECORD });
         Some((entry.flow, entry.psn, answer))
@@ -482,7 +464,7 @@ impl Swordbox {
                         value = Some(u64::from_le_bytes(new));
                     }
                 }
-                _ => {}
+                Under::Atomic(..) => {}
             }
         }
         if let Some(value) = value
@@ -599,7 +581,7 @@ impl Swordbox {
         let (owner, first, count) = (there.owner, there.acked, there.under_way);
         there.owner = NONE;
         there.under_way = 0;
-        there.reads = 0;
+        there.atomics = 0;
         self.counters.lanes_lost.add(1);
         for n in 0..count {
             let entry = *self.lanes[lane as usize].entry(first.add(n));

@@ -11,13 +11,13 @@ const HALVE: u32 = 1 << 20;
 /// Counts of keys.
 #[derive(Debug)]
 pub(crate) struct Sketch {
-    counts: Box<[[u32; COLUMNS]; ROWS]>,
+    counts: Box<[[u32; COLUMNS]]>,
     added: u32,
 }
 
 impl Sketch {
     pub(crate) fn new() -> Self {
-        Self { counts: Box::new([[0; COLUMNS]; ROWS]), added: 0 }
+        Self { counts: vec![[0; COLUMNS]; ROWS].into(), added: 0 }
     }
 
     /// Counts a key; how often it was counted, at most.

@@ -42,8 +42,11 @@ enum Bench {
     Peers(bench::peers::PeersArgs),
     P4ce(bench::p4ce::P4ceArgs),
     Consensus(bench::consensus::ConsensusArgs),
+    Swordbox(bench::swordbox::SwordboxArgs),
     #[command(hide = true)]
     P4ceLoad(bench::p4ce::LoadArgs),
+    #[command(hide = true)]
+    SwordboxLoad(bench::swordbox::LoadArgs),
 }
 
 fn main() -> ExitCode {
@@ -64,7 +67,9 @@ fn bench(command: &Bench) -> ExitCode {
         Bench::Peers(args) => bench::peers::run(args, &own),
         Bench::P4ce(args) => bench::p4ce::run(args, &own),
         Bench::Consensus(args) => bench::consensus::run(args),
+        Bench::Swordbox(args) => bench::swordbox::run(args, &own),
         Bench::P4ceLoad(args) => run::p4ce_load(args),
+        Bench::SwordboxLoad(args) => run::swordbox_load(args),
     });
     match done {
         Ok(()) => ExitCode::SUCCESS,

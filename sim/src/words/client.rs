@@ -23,6 +23,8 @@ struct Work {
     plan: Plan,
     sections: u32,
     end: Option<End>,
+    /// How often it was connected
+    made: u32,
 }
 
 impl Work {
@@ -56,7 +58,7 @@ impl ClientApp {
         let work = |server: usize, connection: u32| {
             let name = (number as u64) << 32 | (server as u64) << 24 | u64::from(connection);
             let seed = config.seed ^ switch::table::mix(name + 1);
-            Work { server, plan: Plan::new(config, seed), sections: config.sections, end: None }
+            Work { server, plan: Plan::new(config, seed), sections: config.sections, end: None, made: 0 }
         };
         let servers = 0..usize::from(config.servers);
         let works = servers.flat_map(|server| (0..config.connections).map(move |n| (server, n)));
@@ -84,6 +86,16 @@ impl ClientApp {
         self.works[work].server
     }
 
+    /// The line of one of its connections
+    pub(super) fn line_of(&self, work: usize) -> Option<u32> {
+        self.works[work].end.as_ref().map(|end| end.line)
+    }
+
+    /// How often one of its connections was made
+    pub(super) fn made(&self, work: usize) -> u32 {
+        self.works[work].made
+    }
+
     /// Whether it has nothing left to do. Who is down does nothing.
     pub(super) fn is_done(&self) -> bool {
         !self.up || self.works.iter().all(Work::is_done)
@@ -108,6 +120,7 @@ impl ClientApp {
         let landing = nic.register_new(pd, size, LANDING_VA, Access::ALL).expect("room for memory");
         let end = End::new(config, line, self.works[work].server, qpn, landing);
         self.ended.extend(self.works[work].end.replace(end));
+        self.works[work].made += 1;
         self.by_qpn.insert(qpn.get(), work);
         qpn
     }

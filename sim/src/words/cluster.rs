@@ -12,6 +12,8 @@ use rocev2::ethernet::MacAddr;
 use std::collections::BTreeMap;
 use switch::{Chance, Nanos};
 
+/// How often a connection is made anew at most
+const MADE: u32 = 50;
 /// What comes after everything is done: late duplicates, last timers
 const AFTERWARDS: Nanos = Nanos::from_millis(5);
 
@@ -127,6 +129,8 @@ fn nic_of(config: &Config, host: u16, max_qps: usize) -> impl FnMut() -> Rnic + 
         mtu: config.mtu,
         window: config.window,
         ack: config.ack,
+        #[cfg(feature = "canary")]
+        bug: config.bug,
         ..rnic::Config::new(interface)
     };
     let seed = config.seed ^ u64::from(host) << 16;
@@ -151,7 +155,7 @@ impl Cluster {
         let truth = Shared::new(config);
         let all = usize::from(config.clients) * config.connections as usize;
         // Ends of connections that broke may stay.
-        let spare = if config.may_fail { 32 } else { 1 };
+        let spare = if config.may_fail { MADE as usize } else { 1 };
         let servers: Vec<_> = (0..config.servers)
             .map(|n| {
                 let app = ServerApp::new(config, n.into(), truth.clone());
@@ -308,17 +312,16 @@ impl Cluster {
         self.agenda.insert((at, self.entries), due);
     }
 
-    /// A server hears that a connection of a client is over, unless it is to find out by itself.
+    /// A server hears that connections of a client are over. Of the last one it may have to find out by itself.
     fn tell_server(&mut self, client: usize, work: usize) {
         let host = self.client(client);
         let server = host.app.server_of(work);
-        let lines: Vec<u32> =
-            host.app.ends().filter(|end| end.broken && end.server == server).map(|end| end.line).collect();
         // A client that begins anew uses the numbers of its queue pairs again: what its server's old ones say would be
         // taken for the new ones' words.
-        if self.config.linger && host.lives == 1 {
-            return;
-        }
+        let stays = if self.config.linger && host.lives == 1 { host.app.line_of(work) } else { None };
+        let over =
+            host.app.ends().filter(|end| end.broken && end.server == server && Some(end.line) != stays);
+        let lines: Vec<u32> = over.map(|end| end.line).collect();
         for line in lines {
             self.world.with(self.servers[server], |host: &mut Host<ServerApp>, _| {
                 host.app.drop_line(&mut host.nic, line);
@@ -333,6 +336,13 @@ impl Cluster {
             return;
         }
         let (lives, server) = (host.lives, host.app.server_of(work));
+        if host.app.made(work) >= MADE {
+            let line = host.app.line_of(work);
+            self.truth
+                .get()
+                .fail(|| format!("a connection breaks again and again, line {line:?} the last time"));
+            return;
+        }
         if !self.server(server).app.is_up() {
             self.enter(self.world.now() + Nanos::from_millis(1), Due::Connect { client, work });
             return;

@@ -40,6 +40,26 @@ impl Memory {
     }
 }
 
+/// How a message comes
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// By SEND
+    Send,
+    /// By SEND with its number as immediate data
+    SendImm,
+    /// By RDMA WRITE to the beginning of the connection's own memory, with its number as immediate data
+    WriteImm,
+}
+
+/// How the n-th message of a connection comes
+pub(super) const fn kind(line: u32, number: u64) -> Kind {
+    match mix((line as u64) << 32 | number) >> 32 & 3 {
+        0 => Kind::SendImm,
+        1 => Kind::WriteImm,
+        _ => Kind::Send,
+    }
+}
+
 /// The n-th message of a connection
 pub(super) fn message(line: u32, number: u64, max_size: u32) -> Vec<u8> {
     let name = mix(mix(u64::from(line) << 32 | number) | 1);

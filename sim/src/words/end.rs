@@ -1,6 +1,6 @@
 //! A client's end of a connection: what it has asked for, and what it expects.
 
-use super::connect::{Memory, message};
+use super::connect::{Kind, Memory, kind, message};
 use super::linear::Action;
 use super::plan::{Guess, Want};
 use super::section::Section;
@@ -25,14 +25,14 @@ pub(super) struct Context<'a> {
 /// What a request is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum What {
-    /// Words: what is known of each of them, and what a `CmpSwap` expects
-    Words(Verb, Vec<Recorded>, Option<u64>),
+    /// Words: what is known of each of them, what a `CmpSwap` expects, and how many bytes are fetched before them
+    Words(Verb, Vec<Recorded>, Option<u64>, usize),
     /// Memory of its own: from here on, and what is written
     Write(usize, Vec<u8>),
     /// Memory of its own: from here on, and what has to be there
     Read(usize, Vec<u8>),
-    /// A message
-    Send,
+    /// A message, and whether it is written to the beginning of its own memory
+    Message(Option<Vec<u8>>),
     /// A section's lock
     Lock(Recorded),
     /// A section's page
@@ -53,8 +53,21 @@ impl What {
             Self::Words(Verb::ReadWord | Verb::ReadWords, ..) | Self::Read(..) | Self::Page => {
                 Completed::Read
             }
-            Self::Words(..) | Self::Write(..) | Self::WritePage | Self::Unlock(_, None) => Completed::Write,
-            Self::Send => Completed::Send,
+            Self::Message(None) => Completed::Send,
+            Self::Words(..) | Self::Write(..) | Self::Message(_) | Self::WritePage | Self::Unlock(..) => {
+                Completed::Write
+            }
+        }
+    }
+}
+
+impl What {
+    /// What it writes to its own memory, and where
+    fn written(&self) -> Option<(usize, &[u8])> {
+        match self {
+            Self::Write(at, bytes) => Some((*at, bytes)),
+            Self::Message(Some(bytes)) => Some((0, bytes)),
+            _ => None,
         }
     }
 }
@@ -172,20 +185,19 @@ impl End {
     pub(super) fn post(&mut self, want: &Want, context: &mut Context<'_>) {
         let request = match want.verb {
             Verb::Write | Verb::Read | Verb::Send => self.own_request(want, context.config),
-            _ => self.words_request(want, context.truth),
+            _ => self.words_request(want, context.truth, context.config),
         };
         let signaled = want.signaled || self.silent + 1 >= context.config.depth;
         self.submit(Request { signaled, ..request }, context);
     }
 
     fn own_request(&mut self, want: &Want, config: &Config) -> Request {
-        let (at, len) = (want.at as usize, want.len as usize);
+        let (mut at, mut len) = (want.at as usize, want.len as usize);
         let base = self.memory.map_or(Remote { va: 0, rkey: 0 }, |memory| memory.own);
         let place = Self::remote(base, at);
         let (operation, data, fetch, what) = match want.verb {
             Verb::Write => {
                 let bytes = fill(unique(self.line, self.posted), len);
-                self.model[at..at + len].copy_from_slice(&bytes);
                 (Operation::Write(place), bytes.clone(), 0, What::Write(at, bytes))
             }
             Verb::Read => {
@@ -193,23 +205,35 @@ impl End {
                 (Operation::Read(place), Vec::new(), len, What::Read(at, expected))
             }
             _ => {
+                let number = self.sent[0];
                 self.sent[0] += 1;
-                let bytes = message(self.line, self.sent[0] - 1, config.max_size);
-                (Operation::Send, bytes, 0, What::Send)
+                let bytes = message(self.line, number, config.max_size);
+                (at, len) = (0, bytes.len());
+                let (operation, written) = match kind(self.line, number) {
+                    Kind::Send => (Operation::Send, None),
+                    Kind::SendImm => (Operation::SendImm(number as u32), None),
+                    Kind::WriteImm => (Operation::WriteImm(base, number as u32), Some(bytes.clone())),
+                };
+                (operation, bytes, 0, What::Message(written))
             }
         };
+        let written = what.written();
+        if let Some((at, bytes)) = written {
+            self.model[at..at + bytes.len()].copy_from_slice(bytes);
+        }
         // Memory that a READ looks at is written to when the READ is over: the order of the two is not said.
         let meets = |pending: &Pending| match &pending.what {
             What::Read(from, bytes) => *from < at + len && at < *from + bytes.len(),
             _ => false,
         };
-        let fence = want.fence || (want.verb == Verb::Write && self.pending.iter().any(meets));
+        let fence = want.fence || (written.is_some() && self.pending.iter().any(meets));
         Request { operation, data, fetch, signaled: true, fence, what }
     }
 
-    fn words_request(&mut self, want: &Want, truth: &mut Truth) -> Request {
+    fn words_request(&mut self, want: &Want, truth: &mut Truth, config: &Config) -> Request {
         let (first, len) = (want.at as usize, want.len as usize);
-        let at = self.word_at(first);
+        let mut at = self.word_at(first);
+        let (mut lead, mut fetch) = (0, len * 8);
         let (line, server, fence) = (self.line, self.server, want.fence);
         let (mut data, mut expected) = (Vec::new(), None);
         let (operation, recorded) = match want.verb {
@@ -230,7 +254,7 @@ impl End {
                 (Operation::CompareSwap { at, compare, swap }, recorded)
             }
             Verb::FetchAdd => {
-                let add = if want.adds { truth.add(server, first) } else { 0 };
+                let add = if want.adds { truth.add(server, first, config.may_fail) } else { 0 };
                 let recorded = vec![truth.post(server, first, line, fence, Action::FetchAdd(add))];
                 (Operation::FetchAdd { at, add }, recorded)
             }
@@ -244,12 +268,17 @@ impl End {
                 (Operation::Write(at), (first..first + len).map(write).collect())
             }
             _ => {
+                if want.verb == Verb::ReadWords && first > 0 && fetch + 7 <= config.mtu.bytes() {
+                    // It may begin within the word before. Of a word that two packets share, each part is read by itself.
+                    lead = self.chance.below(8) as usize;
+                    (at.va, fetch) = (at.va - lead as u64, fetch + lead);
+                }
                 let read = |word| truth.post(server, word, line, fence, Action::Read);
                 (Operation::Read(at), (first..first + len).map(read).collect())
             }
         };
-        let fetch = if data.is_empty() { len * 8 } else { 0 };
-        let what = What::Words(want.verb, recorded, expected);
+        let fetch = if data.is_empty() { fetch } else { 0 };
+        let what = What::Words(want.verb, recorded, expected, lead);
         Request { operation, data, fetch, signaled: true, fence, what }
     }
 
@@ -320,18 +349,18 @@ impl End {
             context.nic.bytes(self.landing.0)[slot as usize * self.slot_size..][..pending.fetch].to_vec()
         });
         let bytes = fetched.unwrap_or_default();
-        let word = |number: usize| {
-            let bytes = bytes.get(number * 8..).and_then(|bytes| bytes.first_chunk());
+        let word = |at: usize| {
+            let bytes = bytes.get(at..).and_then(|bytes| bytes.first_chunk());
             bytes.map_or(0, |bytes| u64::from_le_bytes(*bytes))
         };
         let truth = &mut *context.truth;
         match pending.what {
-            What::Words(verb, recorded, compare) => {
+            What::Words(verb, recorded, compare, lead) => {
                 truth.counts.operations[verb as usize] += 1;
                 let swapped = compare.is_some_and(|compare| compare == word(0));
                 truth.counts.swapped += u64::from(swapped);
                 for (number, recorded) in recorded.into_iter().enumerate() {
-                    truth.complete(recorded, word(number));
+                    truth.complete(recorded, word(lead + number * 8));
                     if let Some(seen) = self.seen.get_mut(recorded.word).filter(|_| !bytes.is_empty()) {
                         *seen = truth.newest(recorded.server, recorded.word);
                     }
@@ -352,9 +381,12 @@ impl End {
                     });
                 }
             }
-            What::Send => {
+            What::Message(written) => {
                 truth.counts.operations[Verb::Send as usize] += 1;
                 self.sent[1] += 1;
+                if let Some(bytes) = written {
+                    self.confirmed[..bytes.len()].copy_from_slice(&bytes);
+                }
             }
             What::Lock(recorded) => {
                 truth.complete(recorded, word(0));
@@ -386,10 +418,8 @@ impl End {
         }
         // What was under way when it broke may have been written, or not.
         let maybe = |byte: usize, is: u8| {
-            self.pending.iter().any(|pending| match &pending.what {
-                What::Write(at, bytes) => byte.checked_sub(*at).and_then(|byte| bytes.get(byte)) == Some(&is),
-                _ => false,
-            })
+            let mut written = self.pending.iter().filter_map(|pending| pending.what.written());
+            written.any(|(at, bytes)| byte.checked_sub(at).and_then(|byte| bytes.get(byte)) == Some(&is))
         };
         let wrong = own
             .iter()

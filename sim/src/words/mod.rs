@@ -41,6 +41,7 @@ pub const PAGES_VA: u64 = 0x2000_0000_0000;
 
 /// What is to be run.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 pub struct Config {
     /// For everything that is drawn
     pub seed: u64,
@@ -106,6 +107,9 @@ pub struct Config {
     pub client_link: Link,
     /// Each server's
     pub server_link: Link,
+    /// A bug that is planted in every NIC, to see whether it is found
+    #[cfg(feature = "canary")]
+    pub bug: Option<rnic::Bug>,
 }
 
 impl Default for Config {
@@ -144,6 +148,8 @@ impl Default for Config {
             linger: false,
             client_link: Link::default(),
             server_link: Link::default(),
+            #[cfg(feature = "canary")]
+            bug: None,
         }
     }
 }

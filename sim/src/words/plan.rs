@@ -22,7 +22,7 @@ pub enum Verb {
     Write,
     /// RDMA READ of memory of its own
     Read,
-    /// SEND
+    /// SEND, with and without immediate data, and RDMA WRITE with immediate data
     Send,
 }
 
@@ -161,8 +161,8 @@ impl Iterator for Plan {
             Verb::ReadWords if self.left == 0 || self.chance.below(3) == 0 => (0, self.words + self.locks),
             Verb::ReadWords => self.range(self.words + self.locks),
             Verb::WriteWords => self.range(self.words),
-            Verb::Write | Verb::Read => self.range(self.max_size),
-            Verb::Send => (0, 0),
+            Verb::Write | Verb::Read if self.chance.below(16) > 0 => self.range(self.max_size),
+            Verb::Write | Verb::Read | Verb::Send => (0, 0),
         };
         let bits = self.chance.bits();
         let guess = match bits & 7 {

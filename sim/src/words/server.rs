@@ -1,12 +1,13 @@
 //! A memory server: words and pages that all connections share, memory of each connection's own, and receives.
 
-use super::connect::{Joined, Memory, PORT, RNR_TIMER, join, message, queue_pair};
+use super::connect::{Joined, Kind, Memory, PORT, RNR_TIMER, join, kind, message, queue_pair};
 use super::truth::Shared;
 use super::{Config, PAGES_VA, TABLE_VA};
 use crate::App;
 use rnic::cm::{Conn, Event as CmEvent, PortSpace, RemoteRequest};
 use rnic::{
-    Access, Buffer, Completion, ConnParam, Cq, Mr, Pd, RecvRequest, Remote, Rnic, Sge, State, Status,
+    Access, Buffer, Completed, Completion, ConnParam, Cq, Mr, Pd, RecvRequest, Remote, Rnic, Sge, State,
+    Status,
 };
 use rocev2::Qpn;
 use rocev2::cm::RejReason;
@@ -162,9 +163,18 @@ impl ServerApp {
         served.messages += 1;
         let size = self.config.max_size;
         let expected = message(line, number, size);
-        let from = completion.id as usize * size as usize;
-        let came = &nic.bytes(served.receives.0)[from..][..completion.len.min(size) as usize];
-        if came != expected {
+        let len = completion.len.min(size) as usize;
+        let (of, immediate) = match kind(line, number) {
+            Kind::Send => (Completed::Recv, None),
+            Kind::SendImm => (Completed::Recv, Some(number as u32)),
+            Kind::WriteImm => (Completed::RecvWriteImm, Some(number as u32)),
+        };
+        let came = match of {
+            // It is there at this moment: what follows has not been looked at.
+            Completed::RecvWriteImm => &nic.bytes(served.own)[..len],
+            _ => &nic.bytes(served.receives.0)[completion.id as usize * size as usize..][..len],
+        };
+        if came != expected || (completion.of, completion.immediate) != (of, immediate) {
             self.truth
                 .get()
                 .fail(|| format!("line {line}: message {number} came as something else: {completion:?}"));
@@ -182,9 +192,9 @@ impl ServerApp {
         let conn = event.conn();
         match event {
             CmEvent::Requested { request, .. } => {
-                if self.accept(nic, conn, request, now).is_none() {
-                    _ = nic.reject(conn, RejReason::CONSUMER, &[], now);
-                }
+                let accepted = self.accept(nic, conn, request, now);
+                // There is no room, or it is nobody's request.
+                _ = accepted.ok_or(()).or_else(|()| nic.reject(conn, RejReason::CONSUMER, &[], now));
             }
             _ if event.is_last() => {
                 let line =

@@ -5,9 +5,9 @@ use super::{Config, Verb};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Bits of a value in which additions add up
-const ADDS: u32 = 40;
+const ADDS: u32 = 45;
 /// Bits that are added, each for itself
-const ADD_BITS: u32 = 32;
+const ADD_BITS: u32 = 40;
 
 /// The truth, as all hosts know it.
 #[derive(Clone, Debug)]
@@ -46,8 +46,8 @@ struct Served {
     words: Vec<Vec<Op>>,
     /// What was seen last
     newest: Vec<u64>,
-    /// Additions that were posted
-    adds: Vec<u32>,
+    /// Additions of each bit that have not completed, by word
+    adds: Vec<[u32; ADD_BITS as usize]>,
     pages: Vec<Page>,
     /// It has crashed, and its memory is not what it was
     forgotten: bool,
@@ -82,17 +82,17 @@ pub(super) struct Truth {
 impl Truth {
     fn new(config: &Config) -> Self {
         let table = (config.words + config.pages) as usize;
-        let served = Served {
+        let memory = Served {
             words: vec![Vec::new(); table],
             newest: vec![0; table],
-            adds: vec![0; table],
+            adds: vec![[0; ADD_BITS as usize]; table],
             pages: vec![Page::default(); config.pages as usize],
             forgotten: false,
         };
         Self {
             clock: 0,
             values: 0,
-            servers: vec![served; config.servers.into()],
+            servers: vec![memory; config.servers.into()],
             wrong: None,
             broken: Vec::new(),
             news: false,
@@ -113,15 +113,19 @@ impl Truth {
     /// A value that was never given out before, above what additions come to
     pub(super) fn fresh(&mut self) -> u64 {
         self.values += 1;
+        debug_assert!(self.values < 1 << (64 - ADDS), "values come again");
         // Of as many as there are, no two are equal.
         self.values.wrapping_mul(0x9e_3779_b97f) << ADDS
     }
 
-    /// What is added to a word next: powers of two in turn, so that a sum tells what it is made of.
-    pub(super) fn add(&mut self, server: usize, word: usize) -> u64 {
-        let adds = &mut self.servers[server].adds[word];
-        *adds += 1;
-        1 << (*adds % ADD_BITS)
+    /// What is added to a word next: a power of two that as few as can be add of those that have not completed. So a sum
+    /// tells what it is made of. Where some may never complete, nothing, if others add all of them.
+    pub(super) fn add(&mut self, server: usize, word: usize, may_fail: bool) -> u64 {
+        let memory = &self.servers[server];
+        let (adds, turn) = (&memory.adds[word], memory.words[word].len() as u32);
+        let bits = (0..ADD_BITS).map(|n| (turn + n) % ADD_BITS);
+        let bit = bits.min_by_key(|bit| adds[*bit as usize]).unwrap_or(0);
+        if may_fail && adds[bit as usize] > 0 { 0 } else { 1 << bit }
     }
 
     /// An operation is posted.
@@ -134,6 +138,7 @@ impl Truth {
         action: Action,
     ) -> Recorded {
         let invoked = self.tick();
+        self.count_add(server, word, action, |count| *count += 1);
         let history = &mut self.servers[server].words[word];
         history.push(Op { connection: line, invoked, done: None, fence, action });
         Recorded { server, word, number: history.len() - 1 }
@@ -142,10 +147,20 @@ impl Truth {
     /// It has completed. Of a WRITE, nothing is fetched.
     pub(super) fn complete(&mut self, recorded: Recorded, fetched: u64) {
         let at = self.tick();
-        let served = &mut self.servers[recorded.server];
-        let op = &mut served.words[recorded.word][recorded.number];
+        let memory = &mut self.servers[recorded.server];
+        let op = &mut memory.words[recorded.word][recorded.number];
         op.done = Some(Done { at, fetched });
-        served.newest[recorded.word] = op.after(fetched);
+        let (after, action) = (op.after(fetched), op.action);
+        memory.newest[recorded.word] = after;
+        self.count_add(recorded.server, recorded.word, action, |count| *count -= 1);
+    }
+
+    fn count_add(&mut self, server: usize, word: usize, action: Action, count: impl Fn(&mut u32)) {
+        if let Action::FetchAdd(add) = action
+            && add != 0
+        {
+            count(&mut self.servers[server].adds[word][add.trailing_zeros() as usize]);
+        }
     }
 
     /// What anybody has seen last
@@ -155,9 +170,9 @@ impl Truth {
 
     /// A section has got the lock of a page.
     pub(super) fn lock(&mut self, server: usize, page: usize, section: u64) {
-        let served = &mut self.servers[server];
-        let before = served.pages[page].holder.replace(section);
-        if let Some(holder) = before.filter(|_| !served.forgotten) {
+        let memory = &mut self.servers[server];
+        let before = memory.pages[page].holder.replace(section);
+        if let Some(holder) = before.filter(|_| !memory.forgotten) {
             self.fail(|| {
                 format!("page {page} of server {server}: {section:#x} got the lock that {holder:#x} has")
             });
@@ -166,8 +181,8 @@ impl Truth {
 
     /// What the holder of the lock has to find: which section wrote it. None if nobody can know.
     pub(super) fn page(&self, server: usize, page: usize) -> Option<u64> {
-        let served = &self.servers[server];
-        (!served.forgotten).then_some(served.pages[page].newest)
+        let memory = &self.servers[server];
+        (!memory.forgotten).then_some(memory.pages[page].newest)
     }
 
     /// A section has posted what it writes and, behind it, that the lock is free.
@@ -197,7 +212,7 @@ impl Truth {
 
     /// Operations on words: all, and those of which nobody knows whether they took effect
     pub(super) fn recorded(&self) -> (u64, u64) {
-        let ops = self.servers.iter().flat_map(|served| served.words.iter().flatten());
+        let ops = self.servers.iter().flat_map(|memory| memory.words.iter().flatten());
         ops.fold((0, 0), |(all, unknown), op| (all + 1, unknown + u64::from(op.done.is_none())))
     }
 }

@@ -72,14 +72,14 @@ pub(crate) fn drawn(seed: u64) -> (Config, Chance) {
 }
 
 /// The same where things crash, and connections may break.
-pub(crate) fn may_fail(config: Config, chance: &mut Chance) -> Config {
+pub(crate) fn may_fail(config: &Config, chance: &mut Chance) -> Config {
     Config {
         may_fail: true,
         retry_count: chance.between(3, 7) as u8,
         timeout: chance.between(3, 6) as u8,
         linger: chance.below(2) == 0,
         reconnect_after: Nanos::from_micros(chance.between(200, 500)),
-        ..config
+        ..config.clone()
     }
 }
 

@@ -83,6 +83,7 @@ pub(crate) struct Link {
 
 /// All nodes on their way.
 #[derive(Debug)]
+#[expect(clippy::struct_field_names, reason = "that is what they are")]
 pub(crate) struct Links {
     index: Index<Place>,
     links: Vec<Link>,

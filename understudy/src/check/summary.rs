@@ -3,6 +3,7 @@
 mod consensus;
 mod impair;
 mod p4ce;
+mod swordbox;
 
 use crate::config::{Config, FunctionConfig};
 use crate::host::{Client, HostConfig, PerftestConfig};
@@ -26,6 +27,7 @@ pub(super) fn of(path: &Path, config: &Config, machine: &Machine) -> String {
         FunctionConfig::Nic(nic) => nic_lines(nic),
         FunctionConfig::Consensus(config) => consensus::lines(config),
         FunctionConfig::P4ce(config) => p4ce::lines(config),
+        FunctionConfig::Swordbox(config) => swordbox::lines(config, &runtime.ports),
     };
     let rest = [
         ("workers", workers(&runtime.workers.cpus) + idle(runtime.workers.idle)),
@@ -51,6 +53,9 @@ pub(super) fn of(path: &Path, config: &Config, machine: &Machine) -> String {
     let mut notes = notes(runtime, machine);
     if let FunctionConfig::Impair(config) = &config.function {
         notes.extend(impair::notes(config, runtime.workers.cpus.len()));
+    }
+    if let FunctionConfig::Swordbox(config) = &config.function {
+        notes.extend(swordbox::notes(config));
     }
     if !notes.is_empty() {
         text.push('\n');

@@ -32,18 +32,23 @@ pub(super) fn example(ports: &Ports) -> String {
 }
 
 pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
+    bridge(table, ports).map(FunctionConfig::Forward)
+}
+
+/// The same keys, for any function that otherwise forwards.
+pub(super) fn bridge(table: &Table<'_>, ports: &Ports) -> Option<Config> {
     let topology = topology(table, ports);
     let verify = table.get("verify", "[\"icrc\"]").map_or(FaultSet::NONE, |value| verified(&value));
     let drop = table.get("drop", "[\"icrc\"]").map_or(FaultSet::NONE, |value| dropped(&value, verify));
     let counted_qps = table.number("counted_qps", 0..=1 << 20, COUNTED_QPS) as usize;
-    Some(FunctionConfig::Forward(Config {
+    Some(Config {
         ports: ports.list.len() as u16,
         topology: topology?,
         drop,
         verify_icrc: verify.has(Fault::Icrc),
         verify_udp_checksum: verify.has(Fault::UdpChecksum),
         counted_qps,
-    }))
+    })
 }
 
 fn topology(table: &Table<'_>, ports: &Ports) -> Option<Topology> {
@@ -53,7 +58,8 @@ fn topology(table: &Table<'_>, ports: &Ports) -> Option<Topology> {
         (Some(pairs), None) => pairs::read(&pairs, ports, MORE_PORTS).map(Topology::Pairs),
         (None, Some(bridge)) => self::mac_table(&bridge, ports).map(Topology::Mac),
         (Some(pairs), Some(bridge)) => {
-            let problem = Problem::at(bridge.key_span(), "[forward] has both `pairs` and `mac_table`");
+            let message = format!("{} has both `pairs` and `mac_table`", table.name());
+            let problem = Problem::at(bridge.key_span(), message);
             bridge.add(problem.label("a bridge").also(pairs.key_span(), "wires").help(
                 "keep `pairs` to join ports two by two, or `mac_table` for a bridge that learns who is where",
             ));
@@ -62,7 +68,8 @@ fn topology(table: &Table<'_>, ports: &Ports) -> Option<Topology> {
             pairs::read(&pairs, ports, MORE_PORTS).map(Topology::Pairs)
         }
         (None, None) => {
-            let problem = table.problem("[forward] does not say where frames go").label("where to?");
+            let message = format!("{} does not say where frames go", table.name());
+            let problem = table.problem(message).label("where to?");
             table.problems().add(problem.help(format!(
                 "add `pairs = {}` to join ports two by two, or `mac_table = {{}}` for a bridge that learns who is \
                  where",

@@ -19,6 +19,7 @@ mod port;
 mod report;
 mod runtime;
 mod scenario;
+mod swordbox;
 mod syntax;
 #[cfg(test)]
 mod tests;
@@ -28,6 +29,7 @@ mod words;
 pub(crate) use report::{Finding, Report};
 
 pub(crate) use p4ce::P4ceConfig;
+pub(crate) use swordbox::SwordboxConfig;
 
 use crate::consensus::ConsensusConfig;
 use crate::host::HostConfig;
@@ -70,6 +72,8 @@ pub(crate) enum FunctionConfig {
     Consensus(ConsensusConfig),
     /// A switch that replicates writes, and a bridge
     P4ce(P4ceConfig),
+    /// A switch that resolves atomics, and a bridge
+    Swordbox(SwordboxConfig),
 }
 
 /// A table that configures a function.
@@ -79,11 +83,12 @@ struct FunctionTable {
 }
 
 /// The functions there are.
-const FUNCTIONS: [FunctionTable; 4] = [
+const FUNCTIONS: [FunctionTable; 5] = [
     FunctionTable { key: "forward", read: forward::read },
     FunctionTable { key: "impair", read: impair::read },
     FunctionTable { key: "nic", read: nic::read },
     FunctionTable { key: "p4ce", read: p4ce::read },
+    FunctionTable { key: "swordbox", read: swordbox::read },
 ];
 
 /// Reads a file.
@@ -183,12 +188,17 @@ fn read(
     memory::check_hugepages(&runtime, &ports.list, problems);
     let buffers = memory::buffers(&ports.list, runtime.cpus.len(), problems);
     let memory = memory::reserve(&runtime, &ports.list, &buffers, problems);
-    let function = consensus::beside(&root, function(&root, &ports, &FUNCTIONS));
-    match function {
+    let mut function = consensus::beside(&root, function(&root, &ports, &FUNCTIONS));
+    match &mut function {
         Some(FunctionConfig::Nic(_) | FunctionConfig::Consensus(_)) => {
             runtime.check_one_worker("a host has one worker", problems);
         }
         Some(FunctionConfig::P4ce(_)) => runtime.check_one_worker("[p4ce] has one worker", problems),
+        Some(FunctionConfig::Swordbox(config)) => {
+            let why = "[swordbox] has one worker: operations on a word are put into one order by one owner";
+            runtime.check_one_worker(why, problems);
+            config.journal = config.journal.take().map(|journal| folder.join(journal));
+        }
         Some(FunctionConfig::Forward(_) | FunctionConfig::Impair(_)) | None => {}
     }
     root.finish();

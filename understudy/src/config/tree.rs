@@ -19,6 +19,8 @@ pub(super) struct Problems {
     unknown: RefCell<Vec<UnknownKey>>,
     /// Tables that were read, with the keys that they have
     known: RefCell<Vec<(String, Vec<&'static str>)>>,
+    /// Those of functions that the file does not have
+    others: RefCell<Vec<(String, Vec<&'static str>)>>,
 }
 
 struct UnknownKey {
@@ -38,26 +40,32 @@ impl Problems {
         !self.found.borrow().is_empty()
     }
 
-    /// Learns which keys tables have that are not there.
+    /// Learns which keys tables of functions have that are not there.
     pub(super) fn know_tables_of(&self, other: Self) {
-        self.known.borrow_mut().extend(other.known.into_inner());
+        self.others.borrow_mut().extend(other.known.into_inner());
     }
 
     /// Everything that was found. Keys that are unknown where they stand may belong into another table, so they are
     /// judged when all tables have been read.
     pub(super) fn into_found(self) -> Vec<Problem> {
-        let known = self.known.into_inner();
+        let (mut known, others) = (self.known.into_inner(), self.others.into_inner());
+        let in_file = known.len();
+        known.extend(others);
         let mut found = self.found.into_inner();
-        found.extend(self.unknown.into_inner().iter().map(|unknown| unknown.explain(&known)));
+        found.extend(self.unknown.into_inner().iter().map(|unknown| unknown.explain(&known, in_file)));
         found
     }
 }
 
 impl UnknownKey {
-    fn explain(&self, known: &[(String, Vec<&'static str>)]) -> Problem {
+    /// Of the tables that are known, so many are in the file. The others are functions': what stands below a function or a
+    /// port is not meant for them.
+    fn explain(&self, known: &[(String, Vec<&'static str>)], in_file: usize) -> Problem {
         let Self { table, key, span, .. } = self;
         let keys: &[&str] = known.iter().find(|(name, _)| name == table).map_or(&[], |(_, keys)| keys);
-        let elsewhere = known.iter().find(|(name, keys)| name != table && keys.contains(&key.as_str()));
+        let at_top = table == ROOT || (table.starts_with('[') && !table.starts_with("[["));
+        let candidates = if at_top { known } else { &known[..in_file] };
+        let elsewhere = candidates.iter().find(|(name, keys)| name != table && keys.contains(&key.as_str()));
         let close = meant(key, keys.iter().copied());
         if table == ROOT {
             let tables = one_of(keys.iter().map(|table| header(table)));
@@ -125,6 +133,11 @@ impl<'a> Table<'a> {
     ) -> Self {
         let asked = RefCell::default();
         Self { name: name.to_owned(), span, entries, asked, problems, finished: Cell::new(false) }
+    }
+
+    /// What messages call it
+    pub(super) fn name(&self) -> &str {
+        &self.name
     }
 
     /// Where problems go

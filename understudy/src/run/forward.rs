@@ -105,6 +105,7 @@ pub(super) fn report(
             .collect(),
         impair: None,
         p4ce: None,
+        swordbox: None,
     }
 }
 

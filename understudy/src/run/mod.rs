@@ -7,10 +7,11 @@ mod host;
 mod impair;
 mod p4ce;
 mod report;
+pub(crate) mod swordbox;
 
 use crate::config::{self, Config, FunctionConfig};
 use clap::Args;
-use dataplane::{Control, ControlOutput, Live, Mbuf, Outcome, PortInfo, Runtime, Stop};
+use dataplane::{Control, ControlOutput, Live, Mbuf, Outcome, Passive, PortInfo, Runtime, Stop};
 use miette::{MietteDiagnostic, Report};
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher as _, Hasher as _};
@@ -110,6 +111,23 @@ pub(crate) fn p4ce_load(args: &bench::p4ce::LoadArgs) -> Result<(), Report> {
     Ok(())
 }
 
+/// Runs what `bench swordbox` measures.
+pub(crate) fn swordbox_load(args: &bench::swordbox::LoadArgs) -> Result<(), Report> {
+    let config = config::load(&args.config).map_err(|report| miette::miette!("{}", report.render()))?;
+    let stop = catch_signals()?;
+    let load = args.load();
+    let (_, function) = load.make();
+    let watch = function.watch();
+    let mut runtime = Runtime::start(config.runtime).map_err(|error| explain(&error))?;
+    // What the control plane is asked, it was asked when the load was made.
+    let outcome = runtime.run(vec![function], &mut Passive, &stop);
+    drop(runtime);
+    let frames = outcome.workers.iter().map(|worker| worker.received()).sum();
+    let tally = watch.tally();
+    println!("{frames} frames: {tally:?}");
+    bench::swordbox::check(&load, &tally, frames)
+}
+
 /// Set when the program is told to end.
 fn catch_signals() -> Result<Stop, Report> {
     let stop = Stop::new();
@@ -122,6 +140,7 @@ fn catch_signals() -> Result<Stop, Report> {
 
 fn start(args: RunArgs, live: Option<Duration>, mut config: Config) -> Result<ExitCode, Report> {
     let stop = catch_signals()?;
+    let swordbox = swordbox::Beginning::of(&config)?;
     config.runtime.eal.extra.extend(args.eal);
     let workers = config.runtime.workers.cpus.len();
     let mut runtime = Runtime::start(config.runtime.clone()).map_err(|error| explain(&error))?;
@@ -154,6 +173,11 @@ fn start(args: RunArgs, live: Option<Duration>, mut config: Config) -> Result<Ex
         }
         FunctionConfig::P4ce(config) => {
             let report = p4ce::run(&mut runtime, config, until, &stop);
+            (if args.json { report.json() } else { report.text() }, ExitCode::SUCCESS)
+        }
+        FunctionConfig::Swordbox(config) => {
+            let beginning = swordbox.expect("it was begun for this function");
+            let report = swordbox::run(&mut runtime, config, beginning, until, &stop);
             (if args.json { report.json() } else { report.text() }, ExitCode::SUCCESS)
         }
     };

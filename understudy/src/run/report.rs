@@ -2,6 +2,7 @@
 
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 /// Queue pairs shown in the table; JSON has them all
@@ -29,6 +30,46 @@ pub(super) struct Report {
     /// What became of groups; left out by functions that have none
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) p4ce: Option<P4ceReport>,
+    /// What became of shared words; left out by functions that have none
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) swordbox: Option<SwordboxReport>,
+}
+
+/// Connections of memory servers, and what became of their operations.
+#[derive(Serialize)]
+pub(super) struct SwordboxReport {
+    /// Those that were on at the end
+    pub(super) layers: String,
+    /// By name
+    #[serde(flatten)]
+    pub(super) counters: serde_json::Map<String, serde_json::Value>,
+    /// Connections that could not be written into the journal
+    pub(super) unwritten: u64,
+    /// What was in use at the end
+    pub(super) usage: BTreeMap<&'static str, u64>,
+    /// What it may come to
+    pub(super) memory_bytes: BTreeMap<&'static str, usize>,
+}
+
+impl SwordboxReport {
+    fn text(&self, text: &mut String) {
+        let counted = self.counters.iter().filter_map(|(name, count)| Some((name, count.as_u64()?)));
+        let counted = counted.filter(|(_, count)| *count > 0).map(|(name, count)| row(&[name], &[count]));
+        section(text, "Swordbox", &["what", "count"], 1, counted);
+        let used = |what| self.usage.get(what).copied().unwrap_or(0);
+        _ = writeln!(
+            text,
+            "Layers: {}. In the end {} connections, {} of them shared; words of {} lines; {} frames that wait",
+            self.layers,
+            used("connections"),
+            used("lanes"),
+            used("lines"),
+            used("held")
+        );
+        if self.unwritten > 0 {
+            _ = writeln!(text, "{} connections could not be written into the journal", self.unwritten);
+        }
+    }
 }
 
 /// Groups, and what went through them.
@@ -285,6 +326,9 @@ impl Report {
         }
         if let Some(p4ce) = &self.p4ce {
             p4ce.text(&mut text);
+        }
+        if let Some(swordbox) = &self.swordbox {
+            swordbox.text(&mut text);
         }
         for note in notes {
             _ = writeln!(text, "{note}");

@@ -83,21 +83,29 @@ struct Posted {
     read: Option<u32>,
     /// READs that no fence stands behind
     reads: Vec<u32>,
+    /// READs before a fence of what was left out
+    fenced: Vec<u32>,
 }
 
 /// The items of a history, by the moment at which they were posted; the last one is the memory in the end.
 pub(super) fn prepare(ops: &[Op], last: u64, rules: Rules) -> Vec<Item> {
-    // Of what changes nothing, and fetched nothing, there is nothing to be explained.
-    let mut order: Vec<usize> =
-        (0..ops.len()).filter(|op| ops[*op].done.is_some() || changes(&ops[*op])).collect();
+    let mut order: Vec<usize> = (0..ops.len()).collect();
     order.sort_by_key(|op| ops[*op].invoked);
     let mut items: Vec<Item> = Vec::with_capacity(order.len() + 1);
     let mut connections: BTreeMap<u32, Posted> = BTreeMap::new();
-    for (number, place) in order.into_iter().enumerate() {
-        let (op, number) = (&ops[place], number as u32);
+    for place in order {
+        let (op, number) = (&ops[place], items.len() as u32);
         let posted = connections.entry(op.connection).or_default();
         let is_read = op.action == Action::Read;
-        let mut before: Vec<u32> = posted.change.into_iter().collect();
+        if op.done.is_none() && !changes(op) {
+            // Of what changes nothing, and fetched nothing, there is nothing to be explained. It still stands between
+            // others.
+            if op.fence && !is_read {
+                posted.fenced.append(&mut posted.reads);
+            }
+            continue;
+        }
+        let mut before: Vec<u32> = posted.change.iter().chain(&posted.fenced).copied().collect();
         if op.fence {
             before.extend(&posted.reads);
         } else if is_read && rules.reads_in_order {
@@ -111,6 +119,7 @@ pub(super) fn prepare(ops: &[Op], last: u64, rules: Rules) -> Vec<Item> {
             posted.reads.push(number);
         } else {
             posted.change = Some(number);
+            posted.fenced.clear();
             if op.fence {
                 posted.reads.clear();
             }

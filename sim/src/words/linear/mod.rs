@@ -22,8 +22,12 @@ mod search;
 #[cfg(test)]
 mod tests;
 
+use core::fmt;
 use items::Item;
 use search::{Found, Search};
+
+/// How often it is decided anew which operations happened of which nobody knows
+const ATTEMPTS: u64 = 32;
 
 /// What an operation asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,10 +75,9 @@ impl Op {
     /// What the word holds after it, if it held `value`
     pub const fn after(&self, value: u64) -> u64 {
         match self.action {
-            Action::Read => value,
             Action::Write(written) => written,
             Action::CompareSwap { compare, swap } if compare == value => swap,
-            Action::CompareSwap { .. } => value,
+            Action::Read | Action::CompareSwap { .. } => value,
             Action::FetchAdd(add) => value.wrapping_add(add),
         }
     }
@@ -97,20 +100,24 @@ pub fn check(ops: &[Op], first: u64, last: u64, rules: Rules) -> Result<(), Stri
     let items = items::prepare(ops, last, rules);
     // What was seen of operations with an unknown outcome tells nearly always which of them happened. Who finds an
     // explanation with these has found one.
-    let resolved = resolve::resolve(&items, first);
-    let likely = match Search::new(&resolved, first).run() {
-        Found::Order => return Ok(()),
-        Found::None(stuck) if resolved == items => return Err(stuck.tell(ops, &items)),
-        Found::None(stuck) | Found::Undecided(stuck) => stuck,
-    };
-    if resolved != items {
-        match Search::new(&items, first).run() {
+    let mut likely = None;
+    for attempt in 0..ATTEMPTS {
+        let (resolved, ambiguous) = resolve::resolve(&items, first, attempt);
+        let stuck = match Search::new(&resolved, first).run() {
             Found::Order => return Ok(()),
-            Found::None(stuck) => return Err(stuck.tell(ops, &items)),
-            Found::Undecided(_) => {}
+            Found::None(stuck) if resolved == items => return Err(stuck.tell(ops, &items)),
+            Found::None(stuck) | Found::Undecided(stuck) => stuck,
+        };
+        likely.get_or_insert_with(|| stuck.tell(ops, &resolved));
+        if !ambiguous {
+            break;
         }
     }
-    Err(format!("no order was found in time; {}", likely.tell(ops, &resolved)))
+    match Search::new(&items, first).run() {
+        Found::Order => Ok(()),
+        Found::None(stuck) => Err(stuck.tell(ops, &items)),
+        Found::Undecided(_) => Err(format!("no order was found in time; {}", likely.unwrap_or_default())),
+    }
 }
 
 /// How far a search got.
@@ -122,19 +129,43 @@ struct Stuck {
     behind: Vec<u32>,
     /// What has to come next
     next: Option<u32>,
+    /// Nobody wrote what that found
+    strange: bool,
 }
 
 impl Stuck {
     fn tell(&self, ops: &[Op], items: &[Item]) -> String {
-        let name = |item: &u32| match items[*item as usize].op {
-            Some(op) => format!("\n    {:?}", ops[op]),
-            None => format!("\n    the memory, in the end: {:?}", items[*item as usize].effect),
+        let name = |item: &u32| match (items[*item as usize].op, items[*item as usize].finds()) {
+            (Some(op), _) => format!("\n    {}", ops[op]),
+            (None, found) => format!("\n    the memory, in the end: {:#x}", found.unwrap_or_default()),
         };
+        let next: String = self.next.iter().map(name).collect();
+        if self.strange {
+            return format!("nobody wrote what this found:{next}");
+        }
         let behind: String = self.behind.iter().map(name).collect();
-        let next = self.next.iter().map(name).next().unwrap_or_else(|| "\n    nothing".to_owned());
         let (done, all, value) = (self.done, items.len(), self.value);
         format!(
-            "{done} of {all} operations can be explained, after these{behind}\n  it holds {value:#x}, and next is{next}"
+            "{done} of {all} operations can be explained, with these behind the others:{behind}\n  it holds {value:#x}, and next is{next}"
         )
+    }
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { connection, invoked, done, fence, action } = self;
+        match action {
+            Action::Read => write!(f, "READ")?,
+            Action::Write(value) => write!(f, "WRITE of {value:#x}")?,
+            Action::CompareSwap { compare, swap } => write!(f, "CmpSwap from {compare:#x} to {swap:#x}")?,
+            Action::FetchAdd(add) => write!(f, "FetchAdd of {add:#x}")?,
+        }
+        let fence = if *fence { ", fenced," } else { "" };
+        write!(f, "{fence} by connection {connection} at {invoked}")?;
+        match (done, action) {
+            (None, _) => write!(f, ", never completed"),
+            (Some(done), Action::Write(_)) => write!(f, ", completed at {}", done.at),
+            (Some(done), _) => write!(f, ", completed at {}, found {:#x}", done.at, done.fetched),
+        }
     }
 }

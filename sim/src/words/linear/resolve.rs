@@ -7,19 +7,21 @@ use switch::table::mix;
 /// Additions whose sum is looked for, at most
 const SUM: usize = 4;
 /// Bits of a sum of powers of two
-const POWERS: u32 = 40;
+const POWERS: u32 = 45;
 /// Sums that are looked at, at most
 const SUMS: u32 = 20_000;
 
 /// Decides for each operation with an unknown outcome whether it happened, and what it found. What comes of it is one
-/// possibility, and the likely one: values that were written once say who wrote them.
-pub(super) fn resolve(items: &[Item], first: u64) -> Vec<Item> {
+/// possibility, and the likely one: values that were written once say who wrote them. Where several operations may have
+/// been it, further attempts decide otherwise. And whether there were any such.
+pub(super) fn resolve(items: &[Item], first: u64, attempt: u64) -> (Vec<Item>, bool) {
     let mut items = items.to_vec();
     if items.iter().all(|item| item.must) {
-        return items;
+        return (items, false);
     }
-    while settle(&mut items) || sum_up(&mut items, first) {}
-    leave_out(items)
+    let mut ambiguous = false;
+    while settle(&mut items) || sum_up(&mut items, first, attempt, &mut ambiguous) {}
+    (leave_out(items), ambiguous)
 }
 
 /// How many may leave each value
@@ -53,63 +55,104 @@ fn settle(items: &mut [Item]) -> bool {
     any
 }
 
+/// Those that have to have happened, as something behind them has
+fn forced(items: &[Item]) -> Vec<bool> {
+    let mut forced = vec![false; items.len()];
+    for number in (0..items.len()).rev() {
+        let item = &items[number];
+        forced[number] = item.must || item.after.iter().any(|after| forced[*after as usize]);
+    }
+    forced
+}
+
 /// Values that were found and that nobody left come from additions. Whether there was one.
-fn sum_up(items: &mut [Item], first: u64) -> bool {
+fn sum_up(items: &mut [Item], first: u64, attempt: u64, ambiguous: &mut bool) -> bool {
     let mut left: BTreeSet<u64> = writers(items).into_keys().collect();
     left.insert(first);
-    let adds: Vec<(usize, u64)> = items
-        .iter()
-        .enumerate()
-        .filter_map(|(number, item)| match item.effect {
-            Effect::MaybeAdd(add) => Some((number, add)),
-            _ => None,
-        })
-        .collect();
+    let forced = forced(items);
+    let mut adds: Vec<Addition> = Vec::new();
+    for (item, prepared) in items.iter().enumerate() {
+        if let Effect::MaybeAdd(add) = prepared.effect {
+            adds.push(Addition { item, add, invoked: prepared.invoked, forced: forced[item] });
+        }
+    }
     if adds.is_empty() {
         return false;
     }
     let strange: Vec<u64> = found(items).into_iter().filter(|value| !left.contains(value)).collect();
-    let single = strange.iter().filter_map(|value| Some((*value, powers(&adds, *value, &left)?)));
-    // The fewest first: between the others may be values that these lead to.
-    let chosen = single.min_by_key(|(_, chosen)| chosen.len()).or_else(|| {
+    // What somebody has changed already is not there any more to be added to.
+    for item in items.iter().filter(|item| item.must) {
+        if let Effect::Swap(found, _) = item.effect {
+            left.remove(&found);
+        }
+    }
+    let powers = strange.iter().filter_map(|value| {
+        let of_value = items.iter().filter(|item| item.must && item.finds() == Some(*value));
+        let seen_at = of_value.map(|item| item.returned).min().unwrap_or(u64::MAX);
+        let adds: Vec<_> = adds.iter().copied().filter(|add| add.invoked < seen_at).collect();
+        let (chosen, choices) = powers(&adds, *value, &left, attempt)?;
+        Some((choices, *value, chosen))
+    });
+    // What is certain comes first, and the fewest: between the others may be values that these lead to.
+    let chosen = powers.min_by_key(|(choices, _, chosen)| (*choices, chosen.len())).or_else(|| {
         let counts = 1..=SUM.min(adds.len());
         let mut tries = counts.flat_map(|count| strange.iter().map(move |value| (count, *value)));
         tries.find_map(|(count, value)| {
             let mut chosen = Vec::new();
-            choose(&adds, count, value, &left, &mut chosen, &mut 0).then_some((value, chosen))
+            choose(&adds, count, value, &left, &mut chosen, &mut 0).then_some((0, value, chosen))
         })
     });
-    let Some((mut value, chosen)) = chosen else { return false };
-    for (number, add) in chosen.into_iter().rev() {
-        let before = value.wrapping_sub(add);
-        (items[number].effect, items[number].must) = (Effect::Swap(before, value), true);
+    let Some((choices, mut value, chosen)) = chosen else { return false };
+    *ambiguous |= choices > 0;
+    for addition in chosen.into_iter().rev() {
+        let before = value.wrapping_sub(addition.add);
+        let item = &mut items[addition.item];
+        (item.effect, item.must) = (Effect::Swap(before, value), true);
         value = before;
     }
     true
 }
 
+/// An addition of which nobody knows whether it happened.
+#[derive(Clone, Copy, Debug)]
+struct Addition {
+    item: usize,
+    add: u64,
+    invoked: u64,
+    forced: bool,
+}
+
 /// Where additions are powers of two, their sum says which they are: the fewest that lead to `value` from one that
-/// somebody left, in the order in which they were posted.
-fn powers(adds: &[(usize, u64)], value: u64, left: &BTreeSet<u64>) -> Option<Vec<(usize, u64)>> {
-    let of_bit = |bit: u32| adds.iter().find(|(_, add)| *add == 1 << bit).copied();
+/// somebody left, in the order in which they were posted; and for how many of them there was a choice.
+fn powers(
+    adds: &[Addition],
+    value: u64,
+    left: &BTreeSet<u64>,
+    attempt: u64,
+) -> Option<(Vec<Addition>, usize)> {
     let near = left.range(..value).rev().take_while(|from| (value - *from) >> POWERS == 0);
-    let chosen = near.filter_map(|from| {
-        let sum = value - from;
-        let mut chosen: Vec<(usize, u64)> =
-            (0..POWERS).filter(|bit| sum >> bit & 1 == 1).map(of_bit).collect::<Option<_>>()?;
-        chosen.sort_unstable();
-        Some(chosen)
-    });
-    chosen.min_by_key(Vec::len)
+    let sum = near.map(|from| value - from).min_by_key(|sum| sum.count_ones())?;
+    let (mut chosen, mut choices) = (Vec::new(), 0);
+    for bit in (0..POWERS).filter(|bit| sum >> bit & 1 == 1) {
+        let of_bit: Vec<&Addition> = adds.iter().filter(|add| add.add == 1 << bit).collect();
+        choices += usize::from(of_bit.len() > 1);
+        let likely = of_bit.iter().position(|add| add.forced).unwrap_or(0);
+        let chance = mix(mix(value ^ attempt << 8 | u64::from(bit)));
+        let other = attempt > 0 && chance & 1 == 1;
+        let place = if other { (chance >> 8) as usize % of_bit.len().max(1) } else { likely };
+        chosen.push(**of_bit.get(place)?);
+    }
+    chosen.sort_unstable_by_key(|addition| addition.item);
+    Some((chosen, choices))
 }
 
 /// So many of the additions that lead to `value` from one that somebody left; in the order in which they were posted.
 fn choose(
-    adds: &[(usize, u64)],
+    adds: &[Addition],
     count: usize,
     value: u64,
     left: &BTreeSet<u64>,
-    chosen: &mut Vec<(usize, u64)>,
+    chosen: &mut Vec<Addition>,
     tried: &mut u32,
 ) -> bool {
     if count == 0 {
@@ -121,7 +164,7 @@ fn choose(
             return false;
         }
         chosen.push(*add);
-        if choose(&adds[at + 1..], count - 1, value.wrapping_sub(add.1), left, chosen, tried) {
+        if choose(&adds[at + 1..], count - 1, value.wrapping_sub(add.add), left, chosen, tried) {
             return true;
         }
         chosen.pop();
@@ -131,11 +174,7 @@ fn choose(
 
 /// Leaves out what nobody has seen, unless something that its connection posted later was seen.
 fn leave_out(items: Vec<Item>) -> Vec<Item> {
-    let mut kept = vec![false; items.len()];
-    for number in (0..items.len()).rev() {
-        let item = &items[number];
-        kept[number] = item.must || item.after.iter().any(|after| kept[*after as usize]);
-    }
+    let kept = forced(&items);
     let mut numbers = vec![0; items.len()];
     let mut count = 0;
     for (number, kept) in numbers.iter_mut().zip(&kept) {

@@ -52,12 +52,12 @@ struct List {
 impl List {
     fn new(len: usize, items: impl Iterator<Item = u32>) -> Self {
         let mut list = Self { next: vec![0; len + 1], prev: vec![0; len + 1] };
-        let mut last = len as u32;
+        let mut end = len as u32;
         for item in items {
-            (list.next[last as usize], list.prev[item as usize]) = (item, last);
-            last = item;
+            (list.next[end as usize], list.prev[item as usize]) = (item, end);
+            end = item;
         }
-        (list.next[last as usize], list.prev[len]) = (len as u32, last);
+        (list.next[end as usize], list.prev[len]) = (len as u32, end);
         list
     }
 
@@ -184,7 +184,7 @@ impl<'a> Search<'a> {
             && let Some(item) = (0..self.items.len()).find(strange)
         {
             // Nobody has written what it found.
-            self.stuck.next = Some(item as u32);
+            (self.stuck.next, self.stuck.strange) = (Some(item as u32), true);
             return Found::None(self.stuck);
         }
         let mut patience = LEAST_PATIENCE + PATIENCE * self.items.len() as u64;
@@ -375,6 +375,6 @@ impl<'a> Search<'a> {
         }
         let behind = self.trail.iter().rev().take(TOLD).rev().map(|(item, ..)| *item).collect();
         let next = Some(self.returned.first()).filter(|item| *item != self.returned.head());
-        self.stuck = Stuck { value: self.value, done: self.trail.len(), behind, next };
+        self.stuck = Stuck { value: self.value, done: self.trail.len(), behind, next, strange: false };
     }
 }

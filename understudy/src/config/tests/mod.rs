@@ -11,6 +11,7 @@ mod ports;
 mod reports;
 mod runtime;
 mod scenario;
+mod swordbox;
 mod syntax;
 mod understood;
 

@@ -1,0 +1,318 @@
+//! Traffic through a Swordbox that can be played over and over.
+//!
+//! A capture that is played in a loop repeats its PSNs, and a Swordbox takes a request that it has seen before for a
+//! repeated one. So each connection has a power of two of requests in the capture, from PSN 0 on, and [`Replay`] changes the
+//! higher bits of each frame's PSN before the function gets it: by the same bits in all frames of a turn, which changes the
+//! ICRC by the same bits, too. That is two XORs a frame, and they count as the function's work. With it, every turn is new
+//! operations of connections that go on, as they would in a rack.
+
+use super::rack::{Ask, LANES, Rack, answer, request};
+use clap::ValueEnum;
+use rocev2::icrc::Changes;
+use rocev2::packet::ICRC_LEN;
+use rocev2::{Class, Msn, Psn, classify};
+use std::sync::Arc;
+use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
+use swordbox::{Counters, Swordbox};
+
+/// Operations under way on all shared connections
+const WINDOW: usize = 64 * LANES;
+
+/// What the clients do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Verb {
+    /// CAS of a word whose value is known: each succeeds
+    Cas,
+    /// WRITEs of 64 bytes
+    Write,
+}
+
+/// What goes through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Load {
+    /// What is asked for
+    pub verb: Verb,
+    /// Connections beside those that are shared; a power of two
+    pub connections: u32,
+    /// Requests of each in the capture; a power of two
+    pub requests: u32,
+    /// Lines on each shared connection; a power of two, and twice as many requests go there at least
+    pub lines: usize,
+    /// Requests that an acknowledgement of the server covers; a power of two
+    pub covered: usize,
+}
+
+impl Load {
+    /// Requests in the capture
+    pub const fn operations(&self) -> usize {
+        self.connections as usize * self.requests as usize
+    }
+
+    /// Frames in the capture: requests, and the server's acknowledgements
+    pub const fn frames(&self) -> usize {
+        self.operations() + self.operations() / self.covered
+    }
+
+    /// Operations for each frame
+    pub fn operations_per_frame(&self) -> f64 {
+        self.operations() as f64 / self.frames() as f64
+    }
+
+    /// The capture, and the function that is ready for it.
+    pub fn make(&self) -> (Vec<Vec<u8>>, Replay) {
+        let rack = Rack::new(self.connections, self.lines);
+        let frames = self.play(&rack);
+        let lane = self.operations() / LANES;
+        let acknowledgement = frames.last().map_or(0, Vec::len);
+        let of = |frame: &[u8], shift| Patch::new(frame, shift);
+        let replay = Replay {
+            requests: of(&frames[0], self.requests.trailing_zeros()),
+            acknowledgements: of(&frames[frames.len() - 1], lane.trailing_zeros()),
+            acknowledgement,
+            function: rack.function,
+            at: 0,
+            len: frames.len(),
+            turn: 0,
+        };
+        (frames, replay)
+    }
+
+    /// Requests of one client after the other, and acknowledgements as the server makes them, so many requests later.
+    fn play(&self, rack: &Rack) -> Vec<Vec<u8>> {
+        let clients = self.connections as usize;
+        // Each client waits for its answer before it asks for more.
+        let window = WINDOW.min(clients / 2);
+        let mut frames = Vec::with_capacity(self.frames());
+        let mut sent = [0usize; LANES];
+        let mut done = [0usize; LANES];
+        let mut values = std::collections::HashMap::new();
+        let mut acknowledge = |n: usize, frames: &mut Vec<Vec<u8>>| {
+            let lane = self.lane_of(n);
+            done[lane] += 1;
+            if done[lane].is_multiple_of(self.covered) {
+                let psn = Psn::new(done[lane] as u32 - 1);
+                frames.push(answer(rack.owners[lane], psn, Msn::ZERO, None));
+            }
+        };
+        for n in 0..self.operations() {
+            let lane = self.lane_of(n);
+            let va = rack.lines[lane][sent[lane] % self.lines];
+            sent[lane] += 1;
+            let ask = match self.verb {
+                Verb::Cas => {
+                    let value = values.entry(va).or_insert(0u64);
+                    let compare = core::mem::replace(value, *value ^ 1);
+                    Ask::Cas { va, compare, swap: *value }
+                }
+                Verb::Write => Ask::Write { va },
+            };
+            let psn = Psn::new((n / clients) as u32);
+            frames.push(request((n % clients) as u32, psn, ask));
+            if n >= window {
+                acknowledge(n - window, &mut frames);
+            }
+        }
+        let rest = self.operations().saturating_sub(window);
+        (rest..self.operations()).for_each(|n| acknowledge(n, &mut frames));
+        assert!(values.values().all(|value| *value == 0), "memory is as it was");
+        frames
+    }
+
+    /// The shared connection that request `n` takes
+    const fn lane_of(&self, n: usize) -> usize {
+        (n + n / self.connections as usize) % LANES
+    }
+}
+
+/// What is changed in frames of one length in a turn.
+#[derive(Clone, Copy, Debug)]
+struct Patch {
+    /// Where the PSN's word lies, and the ICRC
+    psn: usize,
+    icrc: usize,
+    shift: u32,
+    /// With what they are XORed
+    bits: [u8; 4],
+    effect: [u8; 4],
+}
+
+impl Patch {
+    fn new(frame: &[u8], shift: u32) -> Self {
+        let Class::Roce(layout) = classify(frame) else { unreachable!("made to be one") };
+        Self { psn: layout.bth() + 8, icrc: layout.icrc(), shift, bits: [0; 4], effect: [0; 4] }
+    }
+
+    fn turn(&mut self, turn: u32) {
+        self.bits = Psn::new(turn << self.shift).get().to_be_bytes();
+        let mut changes = Changes::new();
+        changes.word(u32::from_le_bytes(self.bits), self.icrc - self.psn - 4);
+        self.effect = changes.effect().to_le_bytes();
+    }
+
+    #[inline]
+    fn apply(&self, frame: &mut [u8]) {
+        for (at, with) in [(self.psn, self.bits), (self.icrc, self.effect)] {
+            let Some(word) = frame[at..].first_chunk_mut::<ICRC_LEN>() else { return };
+            *word = (u32::from_ne_bytes(*word) ^ u32::from_ne_bytes(with)).to_ne_bytes();
+        }
+    }
+}
+
+/// What a replay did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Operations that left on a shared connection
+    pub remapped: u64,
+    /// Atomics that left as WRITEs
+    pub decided: u64,
+    /// Answers to clients
+    pub acks: u64,
+    /// Operations sent again, because the worker lost its CPU for a while
+    pub resent: u64,
+    /// All that must not be: repeated requests, those out of order, stale or spoofed responses, packets that waited, NAKs
+    pub wrong: u64,
+}
+
+impl Tally {
+    fn of(counters: &Counters) -> Self {
+        let wrong = [
+            &counters.repeated,
+            &counters.out_of_order,
+            &counters.stale,
+            &counters.spoofed,
+            &counters.waited,
+            &counters.naks,
+            &counters.lanes_lost,
+            &counters.detours,
+            &counters.unproven,
+        ];
+        Self {
+            remapped: counters.remapped.get(),
+            decided: counters.decided.get(),
+            acks: counters.acks.get(),
+            resent: counters.resent.get(),
+            wrong: wrong.iter().map(|counter| counter.get()).sum(),
+        }
+    }
+
+    /// Whether this is what `frames` frames of a load do; if not, what is different.
+    pub fn check(&self, load: &Load, frames: u64) -> Result<(), String> {
+        // The run may have ended in the middle of a turn, with operations under way.
+        let slack = load.frames() as f64;
+        let operations = frames as f64 * load.operations_per_frame();
+        let decided = if load.verb == Verb::Cas { operations } else { 0.0 };
+        let counts = [
+            ("remapped", self.remapped, operations),
+            ("decided", self.decided, decided),
+            ("answered", self.acks, operations),
+            ("wrong", self.wrong, 0.0),
+        ];
+        for (what, found, expected) in counts {
+            if (found as f64 - expected).abs() > slack * f64::from(u8::from(what != "wrong")) {
+                return Err(format!("{found} {what} of {frames} frames, {expected:.0} expected"));
+            }
+        }
+        // A worker that loses its CPU for a moment finds operations that nobody acknowledged for long.
+        if self.resent as f64 > operations / 20.0 {
+            return Err(format!("{} of {operations:.0} operations sent again", self.resent));
+        }
+        Ok(())
+    }
+}
+
+/// What a replay has done since.
+#[derive(Debug)]
+pub struct Watch {
+    counters: Arc<Counters>,
+    before: Tally,
+}
+
+impl Watch {
+    /// What it has done so far
+    pub fn tally(&self) -> Tally {
+        let (now, before) = (Tally::of(&self.counters), self.before);
+        Tally {
+            remapped: now.remapped - before.remapped,
+            decided: now.decided - before.decided,
+            acks: now.acks - before.acks,
+            resent: now.resent - before.resent,
+            wrong: now.wrong - before.wrong,
+        }
+    }
+}
+
+/// A Swordbox that gets a capture over and over.
+#[derive(Debug)]
+pub struct Replay {
+    function: Swordbox,
+    requests: Patch,
+    acknowledgements: Patch,
+    /// How long those are
+    acknowledgement: usize,
+    at: usize,
+    len: usize,
+    turn: u32,
+}
+
+impl Replay {
+    /// Counts what happens from now on.
+    pub fn watch(&self) -> Watch {
+        let counters = self.function.counters();
+        Watch { before: Tally::of(&counters), counters }
+    }
+
+    #[cold]
+    fn turn(&mut self) {
+        self.at = 0;
+        self.turn = self.turn.wrapping_add(1);
+        self.requests.turn(self.turn);
+        self.acknowledgements.turn(self.turn);
+    }
+}
+
+impl Function for Replay {
+    type Command = swordbox::Command;
+    type Event = swordbox::Event;
+
+    #[inline]
+    fn on_frame<O: Output>(
+        &mut self,
+        frame: &mut O::Frame,
+        port: PortId,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
+        let bytes = frame.bytes_mut();
+        let patch = if bytes.len() == self.acknowledgement { &self.acknowledgements } else { &self.requests };
+        patch.apply(bytes);
+        self.at += 1;
+        if self.at == self.len {
+            self.turn();
+        }
+        self.function.on_frame(frame, port, now, out)
+    }
+
+    #[inline]
+    fn foresee(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
+        self.function.foresee(frame, fetch);
+    }
+
+    fn on_timer<O: Output>(&mut self, now: Nanos, out: &mut O) {
+        self.function.on_timer(now, out);
+    }
+
+    fn next_timer(&self) -> Option<Nanos> {
+        self.function.next_timer()
+    }
+
+    fn on_command(&mut self, command: swordbox::Command, now: Nanos) {
+        self.function.on_command(command, now);
+    }
+
+    fn poll_event(&mut self) -> Option<swordbox::Event> {
+        self.function.poll_event()
+    }
+}
+
+#[cfg(test)]
+mod tests;

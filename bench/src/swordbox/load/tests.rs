@@ -1,0 +1,69 @@
+use super::*;
+use rocev2::{Opcode, Packet};
+use switch::memory::run_frame;
+
+/// Plays a load three times over: each request goes to the server as a WRITE, and each client gets its answer.
+fn plays(load: Load) {
+    let (frames, mut replay) = load.make();
+    assert_eq!(frames.len(), load.frames());
+    let watch = replay.watch();
+    let (mut writes, mut answers) = (0, std::collections::HashMap::<_, u32>::new());
+    for turn in 0..3 {
+        for (n, frame) in frames.iter().enumerate() {
+            let (_, out) = run_frame(&mut replay, frame, PortId(0), Nanos(n as u64));
+            for (frame, _) in out {
+                let packet = Packet::parse(&frame).expect("a packet");
+                assert!(packet.verify_icrc());
+                let bth = packet.bth();
+                match bth.opcode() {
+                    Opcode::RC_WRITE_ONLY => writes += 1,
+                    Opcode::RC_ATOMIC_ACKNOWLEDGE if load.verb == Verb::Cas => {
+                        *answers.entry((bth.dest_qp(), turn, bth.psn())).or_default() += 1;
+                    }
+                    Opcode::RC_ACKNOWLEDGE if load.verb == Verb::Write => {
+                        *answers.entry((bth.dest_qp(), turn, bth.psn())).or_default() += 1;
+                    }
+                    other => panic!("{other}"),
+                }
+            }
+        }
+    }
+    let operations = 3 * load.operations();
+    assert_eq!(writes, operations);
+    assert_eq!(answers.len(), operations);
+    assert!(answers.values().all(|n| *n == 1));
+    let tally = watch.tally();
+    assert_eq!(tally.check(&load, 3 * load.frames() as u64), Ok(()));
+    assert_eq!((tally.remapped, tally.acks), (operations as u64, operations as u64));
+    assert_eq!((tally.wrong, tally.resent), (0, 0));
+}
+
+const LOAD: Load = Load { verb: Verb::Cas, connections: 256, requests: 4, lines: 16, covered: 1 };
+
+#[test]
+fn every_turn_is_new_operations() {
+    plays(LOAD);
+    plays(Load { verb: Verb::Write, ..LOAD });
+}
+
+#[test]
+fn one_acknowledgement_covers_many() {
+    for covered in [2, 8, 32] {
+        plays(Load { covered, ..LOAD });
+    }
+}
+
+#[test]
+fn a_request_each() {
+    plays(Load { connections: 2048, requests: 1, ..LOAD });
+}
+
+#[test]
+fn what_is_not_done_is_noticed() {
+    let tally = Tally { remapped: 100_000, decided: 100_000, acks: 100_000, ..Tally::default() };
+    assert_eq!(tally.check(&LOAD, 200_000), Ok(()));
+    assert!(tally.check(&LOAD, 300_000).is_err());
+    assert!(Tally { decided: 0, ..tally }.check(&LOAD, 200_000).is_err());
+    assert!(Tally { wrong: 1, ..tally }.check(&LOAD, 200_000).is_err());
+    assert!(Tally { resent: 10_000, ..tally }.check(&LOAD, 200_000).is_err());
+}

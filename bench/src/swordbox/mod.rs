@@ -1,0 +1,172 @@
+//! `understudy bench swordbox`: what sharing connections and resolving atomics costs, against `dpdk-testpmd`.
+//!
+//! Requests of many clients and acknowledgements of the server, as a Swordbox between them gets them ([`load`]): each frame
+//! that comes in makes one that goes out, if acknowledgements cover one operation each.
+
+pub mod load;
+mod rack;
+
+use crate::compare::{Bench, CompareArgs, Entry, Figures, Launch, Ratio, Room};
+use crate::process::{Counts, Program};
+use crate::traffic;
+use clap::Args;
+use load::{Load, Tally, Verb};
+use miette::{IntoDiagnostic as _, Report, miette};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const MACSWAP: &str = "testpmd macswap";
+const SWORDBOX: &str = "understudy swordbox";
+
+/// Requests of 1,024 clients
+const FEW: Load = Load { verb: Verb::Cas, connections: 1024, requests: 1, lines: 64, covered: 1 };
+/// As many as of 65,536 clients: the capture is longer than caches are
+const MANY: Load = Load { connections: 65_536, lines: 256, ..FEW };
+const FEW_FOR_LONG: Load = Load { connections: 1024, requests: 64, ..MANY };
+/// Operations that an acknowledgement covers
+const COVERED: [usize; 3] = [2, 8, 32];
+
+/// Compare sharing connections and resolving atomics with dpdk-testpmd (macswap), on one core
+#[derive(Args)]
+pub struct SwordboxArgs {
+    #[command(flatten)]
+    compare: CompareArgs,
+}
+
+/// Run the data plane on traffic that it has been prepared for (for `bench swordbox`)
+#[derive(Args)]
+pub struct LoadArgs {
+    /// A configuration with a port that plays the traffic's capture
+    pub config: PathBuf,
+    /// What clients do
+    #[arg(long)]
+    verb: Verb,
+    /// Clients
+    #[arg(long)]
+    connections: u32,
+    /// Requests of each
+    #[arg(long)]
+    requests: u32,
+    /// Lines on each shared connection
+    #[arg(long)]
+    lines: usize,
+    /// Operations that an acknowledgement covers
+    #[arg(long)]
+    covered: usize,
+}
+
+impl LoadArgs {
+    /// The traffic
+    pub const fn load(&self) -> Load {
+        let &Self { verb, connections, requests, lines, covered, .. } = self;
+        Load { verb, connections, requests, lines, covered }
+    }
+}
+
+/// Runs the comparison and prints it. `understudy` is the program itself.
+pub fn run(args: &SwordboxArgs, understudy: &Path) -> Result<(), Report> {
+    let bench = Bench::new(&args.compare, understudy)?;
+    let mut entries = Vec::new();
+    for verb in [Verb::Write, Verb::Cas] {
+        let load = Load { verb, ..FEW };
+        let capture = capture(&bench, load)?;
+        entries.push(entry(MACSWAP, load, &capture, macswap()));
+        entries.push(entry(SWORDBOX, load, &capture, replaying(load)));
+    }
+    let covering = COVERED.map(|covered| Load { covered, ..FEW });
+    for load in [FEW_FOR_LONG, MANY].into_iter().chain(covering) {
+        entries.push(entry(SWORDBOX, load, &capture(&bench, load)?, replaying(load)));
+    }
+    bench.compare(&args.compare, &entries, ratios)
+}
+
+fn capture(bench: &Bench, load: Load) -> Result<PathBuf, Report> {
+    let path = bench.dir.path().join(format!("{}.pcap", name(load).replace([' ', ','], "")));
+    let (frames, _) = load.make();
+    traffic::write(&path, frames.into_iter()).into_diagnostic()?;
+    Ok(path)
+}
+
+/// What a load is called
+fn name(load: Load) -> String {
+    let verb = if load.verb == Verb::Cas { "CAS" } else { "WRITE 64 B" };
+    let Load { connections, requests, covered, .. } = load;
+    let long = if requests > 1 { format!(", {requests} each") } else { String::new() };
+    let acks = if covered > 1 { format!(", an ACK for {covered}") } else { String::new() };
+    format!("{verb}, {connections} clients{long}{acks}")
+}
+
+fn entry(program: &str, load: Load, capture: &Path, launch: Launch) -> Entry {
+    Entry {
+        program: program.into(),
+        traffic: name(load),
+        capture: capture.into(),
+        launch,
+        help: "`understudy doctor` says what is missing; dpdk-testpmd is in Debian's package dpdk-dev",
+        counts: Counts::Received,
+    }
+}
+
+fn macswap() -> Launch {
+    Box::new(|bench, capture, prefix| Ok(bench.testpmd("macswap", capture, prefix)))
+}
+
+fn replaying(load: Load) -> Launch {
+    Box::new(move |bench, capture, file_prefix| {
+        let path = bench.dir.path().join("swordbox.toml");
+        let room = Room::for_frames(load.frames());
+        let config = bench.runtime(capture, &file_prefix, 1500, room)
+            + "[forward]\npairs = [[\"loop\", \"loop\"]]\ncounted_qps = 0\n";
+        std::fs::write(&path, config).into_diagnostic()?;
+        let mut command = Command::new(&bench.understudy);
+        command.args(["bench", "swordbox-load"]).arg(path);
+        let verb = if load.verb == Verb::Cas { "cas" } else { "write" };
+        command.args(["--verb", verb]);
+        for (option, value) in [
+            ("--connections", load.connections as usize),
+            ("--requests", load.requests as usize),
+            ("--lines", load.lines),
+            ("--covered", load.covered),
+        ] {
+            command.args([option, &value.to_string()]);
+        }
+        Ok(Program { command, file_prefix, thread_names: &["worker-0"] })
+    })
+}
+
+/// Whether a replay did what was to be measured.
+///
+/// # Errors
+/// It did not; how so.
+pub fn check(load: &Load, tally: &Tally, frames: u64) -> Result<(), Report> {
+    tally.check(load, frames).map_err(|what| miette!("this is no measurement of {}: {what}", name(*load)))
+}
+
+fn ratios(figures: &Figures) -> Vec<Ratio> {
+    let ratio = |what: String, value, at_least| Ratio { what, value, at_least };
+    let write = name(Load { verb: Verb::Write, ..FEW });
+    let mut all = vec![
+        ratio(
+            "WRITEs on shared connections / testpmd macswap".into(),
+            figures.ratio(SWORDBOX, MACSWAP, &write),
+            0.35,
+        ),
+        ratio("CAS to WRITE / testpmd macswap".into(), figures.ratio(SWORDBOX, MACSWAP, &name(FEW)), 0.28),
+        ratio(
+            "65,536 clients / 1,024 clients".into(),
+            figures
+                .rate(SWORDBOX, &name(MANY))
+                .zip(figures.rate(SWORDBOX, &name(FEW_FOR_LONG)))
+                .map(|(many, few)| many / few),
+            0.70,
+        ),
+    ];
+    let operations =
+        |load: Load| figures.rate(SWORDBOX, &name(load)).map(|frames| frames * load.operations_per_frame());
+    all.extend(COVERED.map(|covered| {
+        let both = operations(Load { covered, ..FEW }).zip(operations(FEW));
+        let what = format!("operations a second, an ACK for {covered} / an ACK each");
+        ratio(what, both.map(|(one, each)| one / each), 1.0)
+    }));
+    all
+}

@@ -1,0 +1,79 @@
+//! How much memory a Swordbox takes at most: everything on the path of a packet has a place that is bounded beforehand.
+
+use crate::config::Config;
+use crate::flow::{Flow, Record};
+use crate::function::End;
+use crate::held::Held;
+use crate::lane::Lane;
+use crate::lines::Lines;
+use crate::pair::{Handshakes, Strangers};
+use core::mem::size_of;
+use switch::forward::counters::HostQp;
+use switch::table::Index;
+
+/// Bytes at most, by what they are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// Connections, and what is remembered of their READs and atomics
+    pub connections: usize,
+    /// Operations outstanding on shared connections
+    pub in_flight: usize,
+    /// Values of words
+    pub lines: usize,
+    /// Frames that wait for their turn
+    pub held: usize,
+}
+
+impl Config {
+    /// What this configuration takes at most, beside what its bridge does.
+    pub fn memory(&self) -> Memory {
+        let ends = self.connections * 2;
+        let end = size_of::<End>() + size_of::<Flow>() + self.rd_atomic * size_of::<Record>();
+        let lanes: usize = self.servers.iter().map(|server| server.lanes).sum();
+        Memory {
+            connections: Index::<HostQp>::bytes(ends)
+                + ends * end
+                + Strangers::bytes(ends)
+                + Handshakes::BYTES,
+            in_flight: lanes * Lane::bytes(self.in_flight),
+            lines: Lines::bytes(self.lines),
+            held: Held::bytes(self.held),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Config, Server};
+    use switch::drop::FaultSet;
+    use switch::forward;
+    use switch::forward::config::Topology;
+
+    #[test]
+    fn each_bound_has_its_share() {
+        let forward = forward::Config {
+            ports: 2,
+            topology: Topology::Pairs(Vec::new()),
+            drop: FaultSet::NONE,
+            verify_icrc: false,
+            verify_udp_checksum: false,
+            counted_qps: 0,
+        };
+        let mut config = Config::new(forward);
+        config.servers = vec![Server::new([10, 0, 0, 1].into())];
+        let once = config.memory();
+        config.connections *= 2;
+        config.in_flight *= 2;
+        config.lines *= 2;
+        config.held *= 2;
+        let twice = config.memory();
+        for (once, twice) in [
+            (once.connections, twice.connections),
+            (once.in_flight, twice.in_flight),
+            (once.lines, twice.lines),
+            (once.held, twice.held),
+        ] {
+            assert!(once > 0 && (1.9..=2.0).contains(&(twice as f64 / once as f64)), "{once}, {twice}");
+        }
+    }
+}

@@ -1,0 +1,319 @@
+#!/usr/bin/env python3
+"""Real hosts: two clients of one memory server at once, and understudy as Swordbox between them.
+
+    tests/e2e/swordbox.py --understudy target/release/understudy
+
+Boots three guests with Linux' soft-RoCE and joins them with `understudy run` and a function
+[swordbox]. Unmodified perftest clients in two guests use the third at once; and locks in its
+memory (lock_peer.c) are taken by many clients: what they guard has to be counted up once a
+round, and the server must have been asked for WRITEs, not for atomics. Needs root, for a
+network namespace of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import suite
+from check import Counters, settled_counters
+from guest import Guest, Job
+from lab import Lab, Wire
+from programs import ACK, ATOMIC_ACK, COMPARE_SWAP, FETCH_ADD, READ_REQUEST, WRITE_ONLY, perftest
+
+CONFIG = """
+[[port]]
+name = "a"
+mtu = 1500
+af_packet = {{ interface = "host-a" }}
+
+[[port]]
+name = "b"
+mtu = 1500
+af_packet = {{ interface = "host-b" }}
+
+[[port]]
+name = "c"
+mtu = 1500
+af_packet = {{ interface = "host-c" }}
+
+[swordbox]
+mac_table = {{}}
+layers = {layers}
+journal = "{journal}"
+# Emulated hosts take milliseconds, and now and then tens of them, to answer.
+settle_us = 100000
+replay_after_us = 100000
+dead_after_ms = 20000
+{options}
+
+[[swordbox.server]]
+host = "10.0.0.3"
+detect = {detect}
+{server}
+"""
+
+# Where lock_peer's locks lie, so that they are known before the first of them is taken
+TABLE = """
+[[swordbox.server.table]]
+va = 0x200000000000
+bytes = 32768
+stride = 64
+writable = true
+"""
+
+ON = '["remap", "cas_to_write"]'
+TIMEOUT_S = 120
+LISTENS = "grep -q ':{port:04X} .* 0A ' /proc/net/tcp /proc/net/tcp6"
+CM_LISTENS = "rdma resource show cm_id | grep -q LISTEN"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What one client does, and its server: commands with `{gid}` and `{server}`."""
+
+    server: str
+    client: str
+    listening: str
+    # Requests that the client sends, by opcode
+    requests: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What the clients of guests a and b do at once."""
+
+    name: str
+    pairs: tuple[Pair, ...]
+    layers: str = ON
+    detect: int = 4
+    # Further lines of [swordbox], and of its server
+    options: str = ""
+    server: str = ""
+    # Locks: rounds of each client, and clients of each guest
+    rounds: int = 0
+    clients: int = 0
+    locks: int = 1
+    # Layers that it is told to have while clients run, one after the other
+    changes: tuple[str, ...] = ()
+    # At least this share of the clients' atomics has to be decided.
+    decided: float = 0.0
+
+    @property
+    def command(self) -> str:
+        if self.rounds:
+            return f"lock_peer: 2 x {self.clients} clients, {self.rounds} rounds each, {self.locks} locks"
+        return "; ".join(pair.client for pair in self.pairs)
+
+
+def perf(tool: str, port: int, count: int, size: int = 4096, atomic: str = "", options: str = "") -> Pair:
+    program = perftest("", tool, size=size, count=count, atomic=atomic, options=f"-p {port} {options}".strip())
+    requests = {opcode: frames for opcode, frames in (program.expected or {}).items() if opcode in REQUESTS}
+    client = program.client.replace("{ipv4}", "{server}")
+    return Pair(program.server, client, LISTENS.format(port=port), requests)
+
+
+REQUESTS = {COMPARE_SWAP, FETCH_ADD, READ_REQUEST, WRITE_ONLY, 0x06, 0x07, 0x08}
+CAS, ADD = "CMP_AND_SWAP", "FETCH_AND_ADD"
+
+
+def cases() -> list[Case]:
+    def both(tool: str, count: int, **options: Any) -> tuple[Pair, ...]:
+        return perf(tool, 18515, count, **options), perf(tool, 18516, count, **options)
+
+    locks = {"pairs": (), "rounds": 30, "clients": 4}
+    return [
+        Case("compare_swap", both("ib_atomic_bw", 400, atomic=CAS)),
+        Case("fetch_add", both("ib_atomic_bw", 400, atomic=ADD)),
+        Case("atomics_4qp", both("ib_atomic_bw", 200, atomic=CAS, options="-q 4")),
+        Case("write", both("ib_write_bw", 50, size=20000)),
+        Case("read", both("ib_read_bw", 50, size=20000)),
+        Case("mixed", (perf("ib_atomic_bw", 18515, 400, atomic=ADD), perf("ib_write_bw", 18516, 100, size=20000))),
+        Case("passing", both("ib_atomic_bw", 200, atomic=CAS), layers="[]"),
+        Case("locks", locks=1, **locks, decided=0.5),
+        Case("locks_table", locks=1, **locks, detect=0, server=TABLE, decided=0.7),
+        Case("locks_several", locks=3, **locks, decided=0.5),
+        Case("locks_answered", locks=1, **locks, options='failed_cas = "answer"', decided=0.5),
+        Case("locks_passing", locks=1, **locks, layers="[]"),
+        Case("locks_changing", locks=2, **locks, changes=("[]", ON, '["remap"]', ON, "[]", ON)),
+        Case("connected", both("ib_atomic_bw", 300, atomic=CAS, options="-R")),
+        Case("rping", tuple(
+            Pair(f"rping -s -a {{server}} -p {port} -C 10 -V", f"rping -c -a {{server}} -p {port} -C 10 -V", CM_LISTENS)
+            for port in (7174, 7175)
+        )),
+    ]  # fmt: skip
+
+
+def run_case(case: Case, lab: Lab, understudy: Path, folder: Path) -> tuple[list[str], str]:
+    """Runs the case; what is wrong, and what the switch did."""
+    for guest in lab.guests:
+        guest.run("ip neighbour flush all")
+    config = folder / f"{case.name}.toml"
+    write_config(config, case, case.layers)
+    trace = folder / f"{case.name}-server.pcap"
+    before = settled_counters(lab.guests)
+    with ExitStack() as stack:
+        stack.enter_context(lab.recorded("host-c", trace, "udp dst port 4791"))
+        command = [str(understudy), "run", str(config), "--json"]
+        switch = stack.enter_context(lab.wire(command, f"switch-{case.name}"))
+        change = changing(case, config, switch)
+        problems, asked = locks(case, lab, change) if case.rounds else perftests(case, lab)
+        after = settled_counters(lab.guests)
+    grown = [now - then for now, then in zip(after, before, strict=True)]
+    answers = decoded(understudy, trace)
+    problems += check(case, switch, grown, asked, answers)
+    if not problems:
+        trace.unlink()
+    return problems, words(switch, answers)
+
+
+def write_config(config: Path, case: Case, layers: str) -> None:
+    journal = config.with_suffix(".journal")
+    fields = {"layers": layers, "options": case.options, "detect": case.detect, "server": case.server}
+    config.write_text(CONFIG.format(journal=journal, **fields))
+
+
+def changing(case: Case, config: Path, switch: Wire) -> Callable[[], None]:
+    """Gives the switch its next layers, as a user does, when it is called."""
+    left = list(case.changes)
+
+    def change() -> None:
+        if left:
+            write_config(config, case, left.pop(0))
+            switch.process.send_signal(signal.SIGHUP)
+
+    return change
+
+
+def filled(command: str, guest: Guest, server: Guest) -> str:
+    gid = guest.gid_index(guest.addresses["ipv4"])
+    return command.format(gid=gid, server=server.addresses["ipv4"])
+
+
+def ended(who: str, guest: Guest, job: Job) -> tuple[list[str], str]:
+    result = guest.finish(job, TIMEOUT_S)
+    problems = [] if result.code == 0 else [f"{who}: exit code {result.code}\n{result.output.rstrip()}"]
+    return problems, result.output
+
+
+def perftests(case: Case, lab: Lab) -> tuple[list[str], dict[int, int]]:
+    """Runs both clients at once, each with a server of its own; what is wrong, and what was asked for."""
+    *clients, server = lab.guests
+    asked: dict[int, int] = {}
+    jobs: list[tuple[str, Guest, Job]] = []
+    for pair in case.pairs:
+        jobs.append(("a server", server, server.start(filled(pair.server, server, server))))
+        server.wait_for(pair.listening)
+        for opcode, count in pair.requests.items():
+            asked[opcode] = asked.get(opcode, 0) + count
+    for guest, pair in zip(clients, case.pairs, strict=True):
+        jobs.append((f"the client in {guest.name}", guest, guest.start(filled(pair.client, guest, server))))
+    # The clients first: a server that waits in vain for one says nothing of why.
+    problems = []
+    for who, guest, job in reversed(jobs):
+        problems += ended(who, guest, job)[0]
+    return problems, asked
+
+
+def locks(case: Case, lab: Lab, change: Callable[[], None]) -> tuple[list[str], dict[int, int]]:
+    """Takes locks; what is wrong, and what was asked for."""
+    *clients, server = lab.guests
+    count = case.clients * len(clients)
+    job = server.start(filled(f"lock_peer server {{gid}} {count} {case.locks}", server, server))
+    server.wait_for(LISTENS.format(port=18600))
+    jobs = []
+    for number, guest in enumerate(clients):
+        first = 1 + number * case.clients
+        command = f"lock_peer client {{gid}} {{server}} {first} {case.clients} {case.rounds}"
+        jobs.append((guest, guest.start(filled(command, guest, server))))
+    for _ in case.changes:
+        time.sleep(1)
+        change()
+    problems = []
+    for guest, client in jobs:
+        problems += ended(f"the clients in {guest.name}", guest, client)[0]
+    failed, output = ended("the server", server, job)
+    problems += failed
+    told = {name: int(value) for name, value in re.findall(r"(\w+) (\d+)", output)}
+    rounds = count * case.rounds
+    if not problems and (told["rounds"], told["counted"]) != (rounds, rounds):
+        problems.append(f"{rounds} rounds were wanted: {output.rstrip()}")
+    # Behind the page's WRITE and the unlock's, and two READs
+    atomics = {COMPARE_SWAP: told.get("attempts", 0), FETCH_ADD: told.get("tickets", 0)}
+    return problems, {**atomics, READ_REQUEST: 2 * rounds, WRITE_ONLY: 2 * rounds}
+
+
+def decoded(understudy: Path, trace: Path) -> dict[int, int]:
+    """What the server sent, by opcode: an atomic that it was asked for has an answer of its own kind."""
+    command = [str(understudy), "decode", "--json", str(trace)]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    packets = [json.loads(line) for line in lines]
+    answers: dict[int, int] = {}
+    for packet in packets:
+        answers[packet["opcode"]] = answers.get(packet["opcode"], 0) + 1
+    return answers
+
+
+def check(
+    case: Case, switch: Wire, grown: list[Counters], asked: dict[int, int], answers: dict[int, int]
+) -> list[str]:
+    report = switch.report
+    told = report["swordbox"]
+    ports = {port["name"]: port for port in report["ports"]}
+    problems = []
+    for name, counters in zip("abc", grown, strict=True):
+        if counters.sent != ports[name]["roce_frames"]:
+            problems.append(f"guest {name} sent {counters.sent} packets, {ports[name]['roce_frames']} came in")
+    retransmitted = sum(counters.retransmissions for counters in grown)
+    seen = {row["opcode"]: row["frames"] for row in report["opcodes"]}
+    for opcode, count in asked.items():
+        if seen.get(opcode, 0) < count or (seen.get(opcode, 0) > count and not retransmitted):
+            problems.append(f"opcode {opcode:#04x}: {count} were asked for, {seen.get(opcode, 0)} came")
+    atomics = asked.get(COMPARE_SWAP, 0) + asked.get(FETCH_ADD, 0)
+    left = answers.get(ATOMIC_ACK, 0)
+    here = told["decided"] + told["answered"]
+    # Every atomic was done by the server or decided here; those repeated are answered again.
+    if atomics and (left + here < atomics or (left + here > atomics and not (retransmitted or told["repeated"]))):
+        problems.append(f"of {atomics} atomics, the server has answered {left}, and {here} were decided")
+    if here < case.decided * atomics:
+        problems.append(f"of {atomics} atomics only {here} were decided")
+    if case.layers == "[]" and not case.changes and told["diverged"]:
+        problems.append("without a layer, sides of a connection have come to differ")
+    wrong = ("contradicted", "spoofed", "unwritten", "lanes_lost", "untracked")
+    problems += [f"{name}: {told[name]}" for name in wrong if told[name]]
+    if problems:
+        problems.append(f"the switch: {told}, drops {report['drops']}")
+        problems.append(f"retransmissions by guest: {[counters.retransmissions for counters in grown]}")
+    return problems
+
+
+def words(switch: Wire, answers: dict[int, int]) -> str:
+    told = switch.report["swordbox"]
+    return (
+        f"{told['diverged']} of {told['paired']} connections shared, {told['remapped']} remapped, {told['decided']} decided, "
+        f"{told['answered']} answered; the server sent {answers.get(ATOMIC_ACK, 0)} atomic ACKs, {answers.get(ACK, 0)} ACKs"
+    )
+
+
+def set_up(lab: Lab) -> None:
+    lab.add_guest("a", tap="host-a", address=1)
+    lab.add_guest("b", tap="host-b", address=2)
+    lab.add_guest("c", tap="host-c", address=3)
+
+
+def main() -> int:
+    arguments = suite.parser(__doc__ or "").parse_args()
+    return suite.run(arguments, suite.chosen(arguments, cases()), set_up, run_case, "through understudy's Swordbox")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

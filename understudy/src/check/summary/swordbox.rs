@@ -1,0 +1,77 @@
+//! What `[swordbox]` would run.
+
+use super::topology;
+use crate::config::SwordboxConfig;
+use crate::run::swordbox::layers_text;
+use dataplane::config::Port;
+use swordbox::{Config, FailedCas, Memory, Server};
+
+pub(super) fn lines(config: &SwordboxConfig, ports: &[Port]) -> Vec<(&'static str, String)> {
+    let switch = &config.switch;
+    let failed = match switch.failed_cas {
+        FailedCas::Write => "leaves as a WRITE, too",
+        FailedCas::Answer => "is answered here",
+    };
+    let journal = match &config.journal {
+        Some(path) => format!("connections whose sides differ are noted in {}", path.display()),
+        None => "no connection's sides come to differ".into(),
+    };
+    let mut lines = vec![
+        ("swordbox", topology(&switch.forward.topology, ports)),
+        ("", format!("layers {}; a CAS that is known to fail {failed}", layers_text(switch.layers))),
+        ("", journal),
+        ("", memory(switch)),
+    ];
+    lines.extend(switch.servers.iter().map(|server| ("server", self::server(server))));
+    lines
+}
+
+fn memory(switch: &Config) -> String {
+    let Config { connections, in_flight, lines, held, .. } = switch;
+    let mb = |bytes: usize| bytes.div_ceil(1 << 20);
+    let bytes: Memory = switch.memory();
+    format!(
+        "up to {connections} connections ({} MB), {in_flight} operations under way on a shared one ({} MB in all), {lines} \
+         lines of words ({} MB), {held} frames that wait ({} MB)",
+        mb(bytes.connections),
+        mb(bytes.in_flight),
+        mb(bytes.lines),
+        mb(bytes.held)
+    )
+}
+
+fn server(server: &Server) -> String {
+    let Server { host, tables, never, detect, lanes, rd_atomic } = server;
+    let words = match (tables.len(), detect) {
+        (0, 0) => "no words".into(),
+        (tables, 0) => format!("words of {tables} tables"),
+        (0, detect) => format!("words after {detect} atomics"),
+        (tables, detect) => format!("words of {tables} tables, and others after {detect} atomics"),
+    };
+    let never = match never.len() {
+        0 => String::new(),
+        count => format!(", but for {count} ranges"),
+    };
+    format!(
+        "{host}: {words}{never}, on up to {lanes} shared connections, {rd_atomic} READs and atomics at once on each"
+    )
+}
+
+/// What is right, and may still not be meant.
+pub(super) fn notes(config: &SwordboxConfig) -> Vec<String> {
+    let switch = &config.switch;
+    let mut notes = Vec::new();
+    if switch.layers.remap {
+        let bare = switch.servers.iter().filter(|server| server.tables.is_empty() && server.detect == 0);
+        notes.extend(bare.map(|server| {
+            format!(
+                "server {}: nothing is shared of it, without a [[swordbox.server.table]] and with `detect` 0",
+                server.host
+            )
+        }));
+    }
+    if switch.layers.steer_writes || switch.layers.steer_reads {
+        notes.push("steering needs a data structure that is known: no file can name one yet".into());
+    }
+    notes
+}

@@ -1,0 +1,233 @@
+//! The table `[swordbox]`: the memory servers, what is done for their clients, how much room there is for it, and the bridge
+//! that it is otherwise.
+
+use super::FunctionConfig;
+use super::port::Ports;
+use super::report::Problem;
+use super::tree::{Table, Value, subsections};
+use core::ops::Range;
+use std::path::PathBuf;
+use switch::Nanos;
+use swordbox::{Config, FailedCas, Layers, Server};
+
+const SERVER: &str = "[[swordbox.server]]";
+const TABLE: &str = "[[swordbox.server.table]]";
+/// One less than there are numbers of a byte, of which one stands for none
+const MAX_SERVERS: usize = 254;
+/// What may stand in `layers`
+const LAYERS: [&str; 4] = ["remap", "cas_to_write", "steer_writes", "steer_reads"];
+/// A queue pair takes no more READs and atomics at once: their number is a byte
+const MAX_RD_ATOMIC: u64 = 255;
+/// A minute: longer waits are a slip
+const MAX_US: u64 = 60_000_000;
+/// A word, in bytes
+const WORD: u64 = 8;
+
+/// What `[swordbox]` asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SwordboxConfig {
+    /// Without what the journal knows
+    pub(crate) switch: Config,
+    /// Where connections are written down
+    pub(crate) journal: Option<PathBuf>,
+}
+
+pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
+    let forward = super::forward::bridge(table, ports);
+    let layers = table.get("layers", "[\"remap\", \"cas_to_write\"]");
+    let journal = table.get("journal", "\"swordbox.journal\"");
+    if let (Some(value), None) = (&layers, &journal) {
+        check_journal(value);
+    }
+    let layers = layers.map_or(Layers::PASS, |value| layers_of(&value));
+    let journal = journal.and_then(|value| value.text().map(PathBuf::from));
+    let count = |key, most, default: usize| table.number(key, 1..=most, default as u64) as usize;
+    // The defaults are the function's own; what it forwards is not among them.
+    let default = Config::new(switch::forward::Config {
+        ports: 0,
+        topology: switch::forward::config::Topology::Pairs(Vec::new()),
+        drop: switch::drop::FaultSet::NONE,
+        verify_icrc: false,
+        verify_udp_checksum: false,
+        counted_qps: 0,
+    });
+    let in_flight = table.power_of_two("in_flight", 2..=1 << 16, default.in_flight as u64) as usize;
+    let failed_cas = table.get("failed_cas", "\"answer\"").and_then(|value| value.word(&["write", "answer"]));
+    let us = |key, default: Nanos| Nanos::from_micros(table.number(key, 1..=MAX_US, default.0 / 1000));
+    let config = Config {
+        connections: count("connections", 1 << 20, default.connections),
+        in_flight,
+        rd_atomic: count("rd_atomic", MAX_RD_ATOMIC, default.rd_atomic),
+        lines: count("lines", 1 << 24, default.lines),
+        held: count("held", 1 << 20, default.held),
+        ageing: Nanos::from_secs(table.number("ageing_s", 1..=1_000_000, default.ageing.0 / 1_000_000_000)),
+        settle: us("settle_us", default.settle),
+        replay_after: us("replay_after_us", default.replay_after),
+        dead_after: Nanos::from_millis(table.number(
+            "dead_after_ms",
+            1..=MAX_US / 1000,
+            default.dead_after.0 / 1_000_000,
+        )),
+        layers,
+        failed_cas: if failed_cas == Some("answer") { FailedCas::Answer } else { FailedCas::Write },
+        ..default
+    };
+    let servers = servers(table);
+    let switch = Config { forward: forward?, servers: servers?, ..config };
+    Some(FunctionConfig::Swordbox(SwordboxConfig { switch, journal }))
+}
+
+/// Two sides of a connection may only differ if that outlives this program.
+fn check_journal(layers: &Value<'_>) {
+    let wants = |layer: &Value<'_>| matches!(layer.text_if_any(), Some("remap" | "cas_to_write"));
+    let elements = layers.list_if_any().unwrap_or_default();
+    let Some(first) = elements.iter().find(|layer| wants(layer)) else { return };
+    let name = first.text_if_any().unwrap_or_default();
+    let problem = first.problem(format!("the layer `{name}` needs a `journal`")).label("kept by nobody");
+    first.add(problem.help(
+        "add `journal = \"swordbox.journal\"`, a file in which connections are noted before their two sides differ: \
+         after a restart without it, a server could take a packet of theirs for another",
+    ));
+}
+
+fn layers_of(value: &Value<'_>) -> Layers {
+    let mut layers = Layers::PASS;
+    let mut decides: Option<Value<'_>> = None;
+    for element in value.list().unwrap_or_default() {
+        match element.word(&LAYERS) {
+            Some("remap") => layers.remap = true,
+            Some("cas_to_write") => {
+                layers.cas_to_write = true;
+                decides = Some(element);
+            }
+            Some("steer_writes") => layers.steer_writes = true,
+            Some("steer_reads") => layers.steer_reads = true,
+            _ => {}
+        }
+    }
+    if let Some(decides) = decides.filter(|_| !layers.remap) {
+        let problem = decides.problem("the layer `cas_to_write` needs the layer `remap`").label("alone");
+        decides.add(problem.help(
+            "write `layers = [\"remap\", \"cas_to_write\"]`: what a word holds is known only if everything goes to it on one \
+             connection",
+        ));
+    }
+    layers
+}
+
+fn servers(table: &Table<'_>) -> Option<Vec<Server>> {
+    let tables = subsections(table, "server", SERVER)?;
+    if tables.is_empty() {
+        let problem = table.problem("[swordbox] has no server").label("for whose clients?");
+        table.problems().add(
+            problem.help(format!("add one for each memory server, such as\n\n{SERVER}\nhost = \"10.0.0.9\"")),
+        );
+    }
+    if let Some(first_too_many) = tables.get(MAX_SERVERS) {
+        let problem = first_too_many.problem(format!("there are {} servers", tables.len()));
+        let problem = problem.label("the first too many");
+        table.problems().add(problem.help(format!("remove some: {MAX_SERVERS} is the most")));
+    }
+    let mut places: Vec<(core::net::IpAddr, Range<usize>)> = Vec::new();
+    let mut servers = Vec::new();
+    for table in tables {
+        let host = table.require("host", "\"10.0.0.9\"");
+        let place = host.as_ref().map(Value::span);
+        let ip = host.as_ref().and_then(super::nic::ip);
+        if let (Some(ip), Some(place)) = (ip, place) {
+            if let Some((_, first)) = places.iter().find(|(other, _)| *other == ip) {
+                let problem = Problem::at(place.clone(), format!("two servers have the address {ip}"));
+                let problem = problem.label("again").also(first.clone(), "first here");
+                table.problems().add(problem.help("write what is said of it into one table"));
+            }
+            places.push((ip, place));
+        }
+        let server = server(&table, ip);
+        table.finish();
+        servers.push(server);
+    }
+    servers.into_iter().collect()
+}
+
+fn server(table: &Table<'_>, host: Option<core::net::IpAddr>) -> Option<Server> {
+    let default = Server::new(core::net::Ipv4Addr::UNSPECIFIED.into());
+    let detect = table.number("detect", 0..=u32::MAX.into(), default.detect.into()) as u32;
+    let lanes = table.number("lanes", 1..=64, default.lanes as u64) as usize;
+    let rd_atomic = table.number("rd_atomic", 1..=MAX_RD_ATOMIC, default.rd_atomic.into()) as u8;
+    let never = table.get("never", "[{ va = 0x10000, bytes = 4096 }]").map_or(Some(Vec::new()), |value| {
+        let never = |element: Value<'_>| {
+            let table = element.like("{ va = 0x10000, bytes = 4096 }").table("`never`")?;
+            let va = table.require("va", "0x10000");
+            let range = va.and_then(|va| range(&table, &va, 1));
+            table.finish();
+            range
+        };
+        value.list()?.into_iter().map(never).collect::<Option<Vec<_>>>()
+    });
+    let tables = subsections(table, "table", TABLE)?;
+    let tables: Option<Vec<_>> = tables.into_iter().map(lock_table).collect();
+    let (host, tables, never) = (host?, tables?, never?);
+    Some(Server { host, tables, never, detect, lanes, rd_atomic })
+}
+
+/// Words of a server's memory
+fn lock_table(table: Table<'_>) -> Option<swordbox::Table> {
+    let rkey = table.spanned_number("rkey", 0..=u32::MAX.into(), 0x1234).map(|rkey| rkey.into_inner() as u32);
+    let va = table.get("va", "0x10000");
+    let whole = va.is_none();
+    if whole && rkey.is_none() {
+        let problem = table.problem(format!("{TABLE} does not say where the words lie")).label("where?");
+        table.problems().add(
+            problem.help(
+                "add `va = 0x10000` and `bytes = 4096`, or `rkey = 0x1234` for all that a key leads to",
+            ),
+        );
+    }
+    let range = match va {
+        Some(va) => range(&table, &va, WORD),
+        None => Some(0..u64::MAX),
+    };
+    let stride = table.get("stride", "8");
+    let writable = table.boolean("writable", false);
+    let stride = stride.map_or(Some(WORD), |value| {
+        let stride = value.number(WORD..=1 << 30, WORD)?;
+        aligned(&value, stride)
+    });
+    if whole && let Some(bytes) = table.get("bytes", "4096") {
+        let problem = Problem::at(bytes.key_span(), "`bytes` needs a `va` to count from");
+        table.problems().add(problem.label("from where?").help("add `va = 0x10000`"));
+    }
+    table.finish();
+    Some(swordbox::Table { rkey, range: range?, stride: stride?, writable })
+}
+
+/// `bytes` from `va` on; a multiple of so many
+fn range(table: &Table<'_>, va: &Value<'_>, multiple: u64) -> Option<Range<u64>> {
+    let bytes = table.require("bytes", "4096")?;
+    let first = va.number(0..=u64::MAX, 0x10000);
+    let len = bytes.number(multiple..=u64::MAX, 4096);
+    let (first, len) = (first?, len?);
+    if multiple == WORD {
+        aligned(va, first)?;
+    }
+    let Some(end) = first.checked_add(len) else {
+        let problem = bytes.problem(format!("{len} bytes from {first:#x} on reach beyond all addresses"));
+        bytes.add(problem.label("too many").help("write the length of the region"));
+        return None;
+    };
+    Some(first..end)
+}
+
+fn aligned(value: &Value<'_>, number: u64) -> Option<u64> {
+    if number.is_multiple_of(WORD) {
+        return Some(number);
+    }
+    let problem = value.problem(format!("{} has to be a multiple of {WORD}", value.name()));
+    let below = number - number % WORD;
+    value.add(
+        problem
+            .label("not aligned")
+            .help(format!("atomics are done on aligned words of {WORD} bytes: write {below:#x}")),
+    );
+    None
+}

@@ -1,0 +1,185 @@
+//! Swordbox: its data plane on a worker, its control plane with the journal on this thread, other layers at SIGHUP, and its
+//! part of the report.
+
+pub(super) mod journal;
+#[cfg(test)]
+mod tests;
+
+use super::report::{Report, SwordboxReport};
+use super::{Until, forward, run_until};
+use crate::config::{self, Config, FunctionConfig, SwordboxConfig};
+use core::fmt::Write as _;
+use core::sync::atomic::{AtomicBool, Ordering};
+use dataplane::{ControlOutput, Live, Mbuf, Plane, PortInfo, Runtime, Stop};
+use journal::Journal;
+use std::io;
+use std::sync::Arc;
+use switch::PortId;
+use swordbox::{Connection, Control, Counters, Event, Layers, Memory, Swordbox};
+
+/// What has to be there before anything is started.
+pub(super) struct Beginning {
+    /// What the file asks for, to tell what has changed when it is read again
+    asked: Config,
+    journal: Option<Journal>,
+    again: Arc<AtomicBool>,
+}
+
+/// For connections that nobody asks about
+struct Nowhere;
+
+impl swordbox::Journal for Nowhere {
+    fn add(&mut self, _connection: Connection) -> io::Result<()> {
+        Err(io::Error::other("there is no journal"))
+    }
+
+    fn remove(&mut self, _connection: Connection) {}
+}
+
+impl Beginning {
+    /// Opens the journal, and listens for SIGHUP. `None` if the configuration is another function's.
+    pub(super) fn of(asked: &Config) -> Result<Option<Self>, miette::Report> {
+        let FunctionConfig::Swordbox(config) = &asked.function else { return Ok(None) };
+        let journal = config.journal.as_deref().map(Journal::open).transpose();
+        let journal = journal.map_err(|error| miette::miette!("{error}"))?;
+        let again = Arc::new(AtomicBool::new(false));
+        signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::clone(&again))
+            .map_err(|error| miette::miette!("signals cannot be caught: {error}"))?;
+        Ok(Some(Self { asked: asked.clone(), journal, again }))
+    }
+}
+
+/// What is kept, and in how many bytes.
+fn memory_text(config: &swordbox::Config, memory: Memory) -> String {
+    let Memory { connections, in_flight, lines, held } = memory;
+    let lanes: usize = config.servers.iter().map(|server| server.lanes).sum();
+    format!(
+        "Swordbox keeps up to {} connections in {connections} bytes, {} operations under way on each of {lanes} shared \
+         connections in {in_flight}, the words of {} lines in {lines}, and {} frames that wait in {held}.",
+        config.connections, config.in_flight, config.lines, config.held
+    )
+}
+
+/// Layers as the file has them.
+pub(crate) fn layers_text(layers: Layers) -> String {
+    let Layers { remap, cas_to_write, steer_writes, steer_reads } = layers;
+    let all = [
+        (remap, "remap"),
+        (cas_to_write, "cas_to_write"),
+        (steer_writes, "steer_writes"),
+        (steer_reads, "steer_reads"),
+    ];
+    let on: Vec<_> = all.iter().filter(|(on, _)| *on).map(|(_, name)| *name).collect();
+    if on.is_empty() { "none".into() } else { on.join(", ") }
+}
+
+/// The layers that a file asks for that is read again: an error in words if it cannot be had while this runs.
+fn layers_of(asked: &Config, again: Config) -> Result<Layers, String> {
+    let (FunctionConfig::Swordbox(old), FunctionConfig::Swordbox(new)) = (&asked.function, &again.function)
+    else {
+        return Err("it has another function now".into());
+    };
+    let layers = new.switch.layers;
+    let mut as_before = new.clone();
+    as_before.switch.layers = old.switch.layers;
+    let as_before = Config { function: FunctionConfig::Swordbox(as_before), ..again };
+    if as_before == *asked {
+        Ok(layers)
+    } else {
+        Err("more than its `layers` has changed, and the rest needs a new start".into())
+    }
+}
+
+/// The control plane, which also looks whether the file is to be read again.
+struct Reloading {
+    plane: Plane<Control>,
+    asked: Config,
+    again: Arc<AtomicBool>,
+    layers: Layers,
+}
+
+impl Reloading {
+    fn reload(&mut self) {
+        let path = self.asked.path.display();
+        let wanted = config::load(&self.asked.path).map_err(|report| report.render());
+        match wanted.and_then(|again| layers_of(&self.asked, again)) {
+            Ok(layers) => {
+                eprintln!("{path} is read again: layers {}.", layers_text(layers));
+                self.layers = layers;
+                self.plane.control.set_layers(layers);
+            }
+            Err(why) => eprintln!("{path} is read again, and nothing changed: {}", why.trim_end()),
+        }
+    }
+}
+
+impl dataplane::Control<Swordbox> for Reloading {
+    fn on_event(&mut self, worker: usize, event: Event, out: &mut ControlOutput<'_, Swordbox>) {
+        self.plane.on_event(worker, event, out);
+    }
+
+    fn on_punt(&mut self, worker: usize, frame: Mbuf, port: PortId, out: &mut ControlOutput<'_, Swordbox>) {
+        self.plane.on_punt(worker, frame, port, out);
+    }
+
+    fn on_tick(&mut self, live: &Live<'_>, out: &mut ControlOutput<'_, Swordbox>) -> bool {
+        if self.again.swap(false, Ordering::Relaxed) {
+            self.reload();
+        }
+        self.plane.on_tick(live, out)
+    }
+
+    fn on_link(&mut self, port: &PortInfo, up: bool) {
+        self.plane.on_link(port, up);
+    }
+}
+
+pub(super) fn run(
+    runtime: &mut Runtime,
+    config: &SwordboxConfig,
+    beginning: Beginning,
+    until: Until,
+    stop: &Stop,
+) -> Report {
+    let Beginning { asked, journal, again } = beginning;
+    let ended = journal.iter().flat_map(Journal::live).collect();
+    let switch = swordbox::Config { ended, ..config.switch.clone() };
+    let memory = switch.memory();
+    let mut said = memory_text(&switch, memory);
+    if !switch.ended.is_empty() {
+        let count = switch.ended.len();
+        _ = write!(said, " Connections of an earlier run, refused until they are made anew: {count}.");
+    }
+    eprintln!("{said}");
+    let counted_qps = switch.forward.counted_qps;
+    let layers = switch.layers;
+    let function = Swordbox::new(switch);
+    let (counters, bridged) = (function.counters(), function.forward_counters());
+    let journal: Box<dyn swordbox::Journal + Send> = match journal {
+        Some(journal) => Box::new(journal),
+        None => Box::new(Nowhere),
+    };
+    let mut control = Reloading { plane: Plane::new(Control::new(journal)), asked, again, layers };
+    let (outcome, seconds) = run_until(runtime, vec![function], &mut control, until, stop);
+    let report = forward::report(runtime, &outcome, &[bridged], counted_qps, seconds);
+    let told = told(&counters, control.plane.control.failed(), control.layers, memory);
+    Report { swordbox: Some(told), ..report }
+}
+
+fn told(counters: &Counters, unwritten: u64, layers: Layers, memory: Memory) -> SwordboxReport {
+    let [connections, lanes, lines, held] = counters.usage();
+    let Memory { connections: tracking, in_flight, lines: words, held: waiting } = memory;
+    SwordboxReport {
+        layers: layers_text(layers),
+        counters: counters.all().map(|(name, count)| (name.to_owned(), count.into())).collect(),
+        unwritten,
+        usage: [("connections", connections), ("lanes", lanes), ("lines", lines), ("held", held)].into(),
+        memory_bytes: [
+            ("connections", tracking),
+            ("in_flight", in_flight),
+            ("lines", words),
+            ("held", waiting),
+        ]
+        .into(),
+    }
+}

@@ -1,0 +1,163 @@
+//! The journal: what was added and is not over is there again, whatever became of the file's end.
+
+use super::journal::Journal;
+use super::{layers_of, layers_text};
+use crate::config::{Config, FunctionConfig, parse};
+use rocev2::Qpn;
+use std::fs;
+use std::path::{Path, PathBuf};
+use swordbox::{Connection, Journal as _, Layers};
+use tempfile::TempDir;
+
+fn connection(n: u32) -> Connection {
+    let client =
+        if n.is_multiple_of(2) { [10, 0, 0, 1].into() } else { [0xfd00, 0, 0, 0, 0, 0, 0, 1].into() };
+    Connection { server: ([10, 0, 0, 9].into(), Qpn::new(0x11)), client: (client, Qpn::new(n)) }
+}
+
+fn place() -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("swordbox.journal");
+    (folder, path)
+}
+
+fn opened(path: &Path) -> Journal {
+    Journal::open(path).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn live(path: &Path) -> Vec<Connection> {
+    opened(path).live().collect()
+}
+
+fn lines(path: &Path) -> usize {
+    fs::read_to_string(path).unwrap().lines().count()
+}
+
+#[test]
+fn what_is_added_and_not_over_is_there_again() {
+    let (_folder, path) = place();
+    let mut journal = opened(&path);
+    for n in 1..=4 {
+        journal.add(connection(n)).unwrap();
+    }
+    journal.add(connection(2)).unwrap();
+    journal.remove(connection(3));
+    journal.remove(connection(99));
+    drop(journal);
+    assert_eq!(lines(&path), 1 + 5 + 1);
+    let expected = live(&path);
+    assert_eq!(expected.len(), 3);
+    assert!([1, 2, 4].into_iter().all(|n| expected.contains(&connection(n))), "{expected:?}");
+    // Reading it has made it shorter, and changed nothing.
+    assert_eq!(lines(&path), 1 + 3);
+    assert_eq!(live(&path), expected);
+    let text = fs::read_to_string(&path).unwrap();
+    assert!(text.ends_with("+ 10.0.0.9 0x11 fd00::1 0x1\n"), "{text}");
+}
+
+#[test]
+fn a_crash_in_the_middle_of_a_line() {
+    let (_folder, path) = place();
+    let mut journal = opened(&path);
+    journal.add(connection(1)).unwrap();
+    journal.add(connection(2)).unwrap();
+    drop(journal);
+    let whole = fs::read_to_string(&path).unwrap();
+    let second = whole.trim_end().rfind('\n').unwrap() + 1;
+    for cut in 0..whole.len() {
+        fs::write(&path, &whole[..cut]).unwrap();
+        let known = usize::from(cut >= second) + usize::from(cut == whole.len());
+        assert_eq!(live(&path).len(), known, "{:?}", &whole[..cut]);
+    }
+}
+
+#[test]
+fn another_file_is_left_alone() {
+    for (text, line) in [
+        ("[swordbox]\n", 1),
+        ("a word", 1),
+        (
+            "# Connections of understudy's Swordbox whose two sides differ. Leave it to the program.\n+ 1 2 3 4\n",
+            2,
+        ),
+        ("+ 10.0.0.9 0x11 10.0.0.1 0x1\n", 1),
+    ] {
+        let (_folder, path) = place();
+        fs::write(&path, text).unwrap();
+        let error = Journal::open(&path).err().unwrap();
+        assert!(error.ends_with(&format!("line {line} names no connection")), "{error}");
+        assert_eq!(fs::read_to_string(&path).unwrap(), text);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let error = Journal::open(folder.path()).err().unwrap();
+    assert!(error.contains("cannot be used: Is a directory"), "{error}");
+}
+
+#[test]
+fn a_journal_has_one_process() {
+    let (_folder, path) = place();
+    let mut journal = opened(&path);
+    let error = Journal::open(&path).err().unwrap();
+    assert!(error.ends_with("another process uses it"), "{error}");
+    journal.add(connection(1)).unwrap();
+    drop(journal);
+    assert_eq!(live(&path), [connection(1)]);
+}
+
+#[test]
+fn it_does_not_grow_for_ever() {
+    let (_folder, path) = place();
+    let mut journal = opened(&path);
+    journal.add(connection(1)).unwrap();
+    for n in 2..3000 {
+        journal.add(connection(n)).unwrap();
+        journal.remove(connection(n));
+    }
+    assert!(lines(&path) < 1100, "{}", lines(&path));
+    assert!(Journal::open(&path).is_err(), "the new file is locked, too");
+    drop(journal);
+    assert_eq!(live(&path), [connection(1)]);
+}
+
+#[test]
+fn what_cannot_be_written_is_not_permitted() {
+    let (folder, path) = place();
+    let mut journal = opened(&path);
+    journal.add(connection(1)).unwrap();
+    fs::remove_dir_all(folder.path()).unwrap();
+    assert!(journal.add(connection(2)).is_err());
+    assert!(journal.add(connection(3)).is_err());
+    journal.remove(connection(1));
+    fs::create_dir(folder.path()).unwrap();
+    journal.add(connection(4)).unwrap();
+    drop(journal);
+    assert_eq!(live(&path), [connection(4)]);
+}
+
+fn config(layers: &str, more: &str) -> Config {
+    let text = format!(
+        "[[port]]\nname = \"a\"\nring = {{}}\n[[port]]\nname = \"b\"\nring = {{}}\n\
+         [swordbox]\npairs = [[\"a\", \"b\"]]\njournal = \"j\"\nlayers = [{layers}]\n{more}\n\
+         [[swordbox.server]]\nhost = \"10.0.0.9\"\n"
+    );
+    parse(&text, "my.toml", Path::new("")).unwrap_or_else(|report| panic!("{}", report.render()))
+}
+
+#[test]
+fn a_file_that_is_read_again_changes_layers_and_nothing_else() {
+    let asked = config("", "");
+    let both = "\"remap\", \"cas_to_write\"";
+    assert_eq!(layers_of(&asked, config(both, "")), Ok(Layers::CAS_TO_WRITE));
+    assert_eq!(layers_of(&asked, config("\"remap\"", "")).map(layers_text), Ok("remap".into()));
+    let refused = layers_of(&asked, config(both, "held = 7")).unwrap_err();
+    assert!(refused.contains("needs a new start"), "{refused}");
+    let other = Config { function: FunctionConfig::Forward(bridge(&asked)), ..asked.clone() };
+    assert!(layers_of(&asked, other).unwrap_err().contains("another function"));
+}
+
+fn bridge(config: &Config) -> switch::forward::Config {
+    match &config.function {
+        FunctionConfig::Swordbox(config) => config.switch.forward.clone(),
+        other => panic!("{other:?}"),
+    }
+}

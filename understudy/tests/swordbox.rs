@@ -1,0 +1,163 @@
+//! `understudy run` with `[swordbox]`: what it writes down, what it refuses after a restart, and other layers while it runs.
+
+use serde_json::Value;
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use tempfile::TempDir;
+use understudy_tests::captures;
+
+/// A real client: fifty CAS, and their answers
+const CAPTURE: &str = "rc_compare_swap.pcap";
+/// The opcode of a CAS, which stands behind Ethernet, IPv4 and UDP
+const CAS: u8 = 0x13;
+
+/// `understudy run`, for a folder with these lines in `[swordbox]`
+struct Place {
+    folder: TempDir,
+}
+
+fn run(config: &Path) -> Output {
+    let run = Command::new(env!("CARGO_BIN_EXE_understudy"));
+    let output = { run }.args(["run", "--json", config.to_str().unwrap()]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    output
+}
+
+fn report(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+impl Place {
+    fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap() }
+    }
+
+    fn journal(&self) -> PathBuf {
+        self.folder.path().join("my.journal")
+    }
+
+    /// Plays the capture through a Swordbox, each answer behind its request.
+    fn config(&self, lines: &str) -> PathBuf {
+        let frames = captures::frames(&captures::path(CAPTURE));
+        let (requests, answers): (Vec<_>, Vec<_>) = frames.into_iter().partition(|frame| frame[42] == CAS);
+        let mut bytes = Vec::new();
+        for word in [0xa1b2_c3d4_u32, 0x0004_0002, 0, 0, 65_535, 1] {
+            bytes.extend(word.to_le_bytes());
+        }
+        for frame in requests.iter().zip(&answers).flat_map(|(request, answer)| [request, answer]) {
+            let len = frame.len() as u32;
+            bytes.extend([0, 0, len, len].map(u32::to_le_bytes).concat());
+            bytes.extend(frame);
+        }
+        let capture = self.folder.path().join("in.pcap");
+        fs::write(&capture, bytes).unwrap();
+        let server = "[[swordbox.server]]\nhost = \"10.0.0.1\"\ndetect = 1\n";
+        let text = format!(
+            "[runtime]\nstop_when_idle_ms = 300\n\
+             [[port]]\nname = \"in\"\nmtu = 9000\npcap = {{ rx = \"{}\" }}\n\
+             [[port]]\nname = \"out\"\nmtu = 9000\npcap = {{ tx = \"out.pcap\" }}\n\
+             [swordbox]\npairs = [[\"in\", \"out\"]]\njournal = \"my.journal\"\n{lines}\n{server}",
+            capture.display()
+        );
+        let path = self.folder.path().join("my.toml");
+        fs::write(&path, text).unwrap();
+        path
+    }
+
+    fn lines(&self) -> Vec<String> {
+        let text = fs::read_to_string(self.journal()).unwrap();
+        text.lines().skip(1).map(str::to_owned).collect()
+    }
+}
+
+#[test]
+fn what_is_in_the_journal_is_refused_after_a_restart() {
+    let place = Place::new();
+    let config = place.config("layers = [\"remap\", \"cas_to_write\"]");
+    let first = run(&config);
+    let told = &report(&first)["swordbox"];
+    assert_eq!(told["layers"], "remap, cas_to_write");
+    assert!(told["paired"].as_u64() >= Some(1), "{told}");
+    assert_eq!((told["ended"].as_u64(), told["unwritten"].as_u64()), (Some(0), Some(0)), "{told}");
+    assert_eq!(told["usage"]["connections"], 1, "{told}");
+    assert!(told["memory_bytes"]["connections"].as_u64() > Some(1 << 20), "{told}");
+    assert!(String::from_utf8_lossy(&first.stderr).contains("up to 65536 connections in "));
+    let lines = place.lines();
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].starts_with("+ 10.0.0.1 0x") && lines[0].contains(" 10.0.0.2 0x"), "{lines:?}");
+
+    // It was never told that the connection is over.
+    let second = run(&config);
+    let told = &report(&second)["swordbox"];
+    assert_eq!(told["ended"], 50, "its requests: {told}");
+    assert!(
+        String::from_utf8_lossy(&second.stderr).contains("earlier run, refused until they are made anew: 1.")
+    );
+    assert_eq!(place.lines(), lines);
+    let drops = report(&second)["drops"].as_array().unwrap().clone();
+    assert!(drops.iter().any(|drop| drop["reason"] == "no_queue_pair"), "{drops:?}");
+
+    // Without the layer nothing is noted.
+    fs::remove_file(place.journal()).unwrap();
+    let third = run(&place.config(""));
+    assert_eq!(report(&third)["swordbox"]["ended"], 0);
+    assert!(place.lines().is_empty());
+    let text = Command::new(env!("CARGO_BIN_EXE_understudy")).arg("run").arg(&config).output().unwrap();
+    let text = String::from_utf8(text.stdout).unwrap();
+    for words in ["Swordbox\n", " paired ", "Layers: none. In the end 1 connections"] {
+        assert!(text.contains(words), "{words:?} in\n{text}");
+    }
+}
+
+#[test]
+fn a_file_that_is_no_journal_is_not_touched() {
+    let place = Place::new();
+    let config = place.config("layers = [\"remap\"]");
+    fs::write(place.journal(), "dear diary\n").unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_understudy")).arg("run").arg(&config).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let words = String::from_utf8_lossy(&output.stderr).replace(['\n', '│'], " ");
+    assert!(words.contains("is not a journal") && !words.contains("ready"), "{words}");
+    assert_eq!(fs::read_to_string(place.journal()).unwrap(), "dear diary\n");
+}
+
+#[test]
+fn layers_change_while_it_runs() {
+    let place = Place::new();
+    let config = place.folder.path().join("live.toml");
+    let write = |lines: &str| {
+        let text = format!(
+            "[[port]]\nname = \"a\"\nring = {{}}\n[swordbox]\npairs = [[\"a\", \"a\"]]\njournal = \"my.journal\"\n{lines}\n\
+             [[swordbox.server]]\nhost = \"10.0.0.1\"\n"
+        );
+        fs::write(&config, text).unwrap();
+    };
+    write("layers = []");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_understudy"))
+        .args(["run", "--json", config.to_str().unwrap()])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let mut wait_for = |words: &str| assert!(said.any(|line| line.contains(words)), "{words}");
+    let pid = child.id().to_string();
+    let signal = |name: &str| assert!(Command::new("kill").args([name, &pid]).status().unwrap().success());
+    wait_for("Swordbox keeps up to");
+    write("layers = [\"remap\", \"cas_to_write\"]");
+    signal("-HUP");
+    wait_for("is read again: layers remap, cas_to_write.");
+    write("layers = [\"remap\"]\nheld = 7");
+    signal("-HUP");
+    wait_for("nothing changed: more than its `layers` has changed");
+    write("layers = [\"remap\", \"cas_to_wriet\"]");
+    signal("-HUP");
+    wait_for("nothing changed");
+    wait_for("cas_to_wriet");
+    signal("-INT");
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    assert_eq!(report(&output)["swordbox"]["layers"], "remap, cas_to_write");
+}
