@@ -164,7 +164,7 @@ fn drawn(seed: u64, may_fail: bool) -> (Drawn, Chance) {
         withheld: [1, 256][chance.below(2) as usize],
         replay_after: Nanos::from_micros(chance.between(20, 100)),
         // A connection that waits in vain ends: not where none may.
-        dead_after: Nanos::from_millis(if may_fail { chance.between(4, 20) } else { 2_000 }),
+        dead_after: Nanos::from_micros(if may_fail { chance.between(300, 8_000) } else { 2_000_000 }),
         ..config(machines, layers, vec![Structure::Lists(lists)])
     };
     (Drawn { rack, work, box_config }, chance)
