@@ -496,7 +496,7 @@ impl Swordbox {
         if end.confirmed.1 == psn {
             return;
         }
-        end.confirmed = (end.confirmed.0 + 1, psn);
+        end.confirmed = (end.confirmed.0.saturating_add(1), psn);
         if end.confirmed.0 >= CONFIRMATIONS && self.counters.untracked.get() == 0 {
             self.pair(found, to, Stage::Paired);
             self.ends[found as usize].port = port;
