@@ -324,6 +324,17 @@ fn an_opcode_that_is_not_known_does_not_reach_a_strict_connection() {
     assert_eq!(sent.len(), 0, "it would be taken for one of those that were promised");
 }
 
+/// To another connection it passes, and may have done anything.
+#[test]
+fn an_opcode_that_is_not_known_makes_everything_doubtful() {
+    let (mut net, a, _) = two(|_| {});
+    let mut bytes = end(9).write(0, TABLE, &[1; 8]);
+    bytes[14 + 20 + 8] = 0x15;
+    assert_eq!(net.up(&bytes).len(), 1);
+    let sent = net.up(&a.cas(a.psn, TABLE, 0, 5));
+    assert_eq!(opcode(&sent[0].0), Opcode::RC_COMPARE_SWAP);
+}
+
 /// A message's later packets may come long after the first.
 #[test]
 fn the_rest_of_a_message_is_a_detour_too() {
