@@ -12,7 +12,7 @@ use crate::share::Way;
 use crate::{Id, NONE};
 use rocev2::aeth::{NakCode, Syndrome};
 use rocev2::rewrite::Rewriter;
-use rocev2::{Class, Fault, Layout, Packet, Psn, classify};
+use rocev2::{Class, Fault, Layout, Opcode, Packet, Psn, classify};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
 
 /// What became of a request whose turn it is.
@@ -142,7 +142,13 @@ impl Swordbox {
         if new && !packet.verify_icrc() {
             return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
         }
-        if self.detour(flow.server, &packet, now).is_err() {
+        let server = flow.server;
+        let now_or_later = if new {
+            self.detour_of(id, server, &packet, now)
+        } else {
+            self.detour_again(id, server, &packet, op, now)
+        };
+        if now_or_later.is_err() {
             self.counters.delayed.add(1);
             return Verdict::Drop(DropReason::Delayed);
         }
@@ -211,6 +217,7 @@ impl Swordbox {
         }
         if op.kind == Kind::Write && !op.ends {
             flow.mtu = packet.payload().len() as u16;
+            flow.message = memory.map(|(va, ..)| (psn, va));
         }
         let own = psn.add(flow.delta);
         flow.next = psn.add(count);
@@ -343,10 +350,12 @@ impl Swordbox {
             self.ask_again(id, out);
             return Verdict::Drop(DropReason::OutOfOrder);
         }
-        if flow.nak_due {
+        if flow.nak_due && !flow.in_message {
             // It is asked for again.
             return Verdict::Drop(DropReason::OutOfOrder);
         }
+        // In the middle of a message the server may acknowledge nothing, and there would be no time to ask.
+        self.flows[id as usize].nak_due = false;
         self.flows[id as usize].nak_sent = false;
         let flow = &self.flows[id as usize];
         if !flow.holds() {
@@ -647,10 +656,30 @@ impl Swordbox {
         }
     }
 
-    /// The same for a request of a strict connection: that it did is remembered for when it is repeated.
+    /// Where a packet writes that goes on with a message: its first packet may have passed long ago.
+    fn goes_on_at(&self, id: Id, packet: &Packet<'_>) -> Option<(u64, u64)> {
+        #[cfg(feature = "canary")]
+        if self.config.bug == Some(crate::Bug::StaleWord) {
+            return None;
+        }
+        let goes_on = matches!(
+            packet.layout().opcode(),
+            Opcode::RC_WRITE_MIDDLE | Opcode::RC_WRITE_LAST | Opcode::RC_WRITE_LAST_IMM
+        );
+        let flow = &self.flows[id as usize];
+        let (first, va) = flow.message.filter(|_| goes_on)?;
+        let before = u64::try_from(packet.bth().psn().distance(first)).ok().filter(|before| *before > 0)?;
+        Some((va.saturating_add(before * u64::from(flow.mtu)), packet.payload().len() as u64))
+    }
+
+    /// The same for a request of a connection that is followed: that it did is remembered for when it is repeated.
     fn detour_of(&mut self, id: Id, server: u8, packet: &Packet<'_>, now: Nanos) -> Result<(), Id> {
-        let before = self.lines_touched(server, packet);
+        let mut before = self.lines_touched(server, packet);
         self.detour(server, packet, now)?;
+        if let Some((va, len)) = self.goes_on_at(id, packet) {
+            before = self.lines.has_any(server, va, len);
+            self.lines.detour(server, va, len, now, self.config.settle)?;
+        }
         if before {
             self.counters.detours.add(1);
             self.flows[id as usize].touched = Some(packet.bth().psn());
@@ -679,6 +708,9 @@ impl Swordbox {
         op: Op,
         now: Nanos,
     ) -> Result<(), Id> {
+        if let Some((va, len)) = self.goes_on_at(id, packet) {
+            return self.lines.detour(server, va, len, now, self.config.settle);
+        }
         let touched = self.flows[id as usize].touched;
         if op.kind == Kind::Body && touched.is_some_and(|psn| !psn.precedes(packet.bth().psn())) {
             return self.lines.detour_everywhere(server, now, self.config.settle);

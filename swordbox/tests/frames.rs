@@ -356,6 +356,36 @@ fn the_rest_of_a_message_is_a_detour_too() {
     assert_eq!(opcode(&sent[0].0), Opcode::RC_COMPARE_SWAP, "the word holds something else now");
 }
 
+/// So may one that was lost behind here, of a connection that is only followed.
+#[test]
+fn the_rest_of_a_message_that_is_repeated_is_a_detour_too() {
+    let (mut net, mut a, _) = two(|_| {});
+    let (mut owner, mut c) = (a, end(3));
+    let reth = Reth { va: (TABLE - 1024).into(), rkey: KEY.into(), len: 2048.into() };
+    let first = c.request(Opcode::RC_WRITE_FIRST, c.psn, |repr| repr.extended.reth = reth, &[9; 1024]);
+    assert_eq!(net.up(&first).len(), 1);
+    c.psn += 1;
+    let last = c.request(Opcode::RC_WRITE_LAST, c.psn, |_| {}, &[9; 1024]);
+    assert_eq!(net.up(&last).len(), 1);
+    net.teach(&mut a, &mut owner, TABLE);
+    assert_eq!(net.count("learnt"), 2);
+    assert_eq!(net.up(&last).len(), 1);
+    let sent = net.up(&a.cas(a.psn, TABLE, 0, 5));
+    assert_eq!(opcode(&sent[0].0), Opcode::RC_COMPARE_SWAP, "the word holds something else now");
+}
+
+/// What came too early in the middle of a message does not keep the rest of it from coming, though the server says nothing.
+#[test]
+fn a_message_with_a_hole_goes_on() {
+    let (mut net, _, b) = two(|_| {});
+    let reth = Reth { va: 0x9000_0000.into(), rkey: KEY.into(), len: 3072.into() };
+    let first = b.request(Opcode::RC_WRITE_FIRST, b.psn, |repr| repr.extended.reth = reth, &[9; 1024]);
+    let middle = b.request(Opcode::RC_WRITE_MIDDLE, b.psn + 1, |_| {}, &[9; 1024]);
+    let last = b.request(Opcode::RC_WRITE_LAST, b.psn + 2, |_| {}, &[9; 1024]);
+    let passed = [&first, &last, &first, &middle, &last].map(|frame| net.up(frame).len());
+    assert_eq!(passed, [1, 0, 1, 1, 1]);
+}
+
 /// No buffer when the turn of a request that waits has come: it has another turn.
 #[test]
 fn a_request_that_waits_outlives_a_shortage_of_buffers() {
