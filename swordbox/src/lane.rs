@@ -77,6 +77,8 @@ pub(crate) struct Lane {
     pub tries: u32,
     /// Since when some wait for it in vain; zero if none does
     pub stuck: Nanos,
+    /// Until then nobody but its owner begins anything: it has been asked to send again what could not wait here
+    pub reserved: Nanos,
     /// From sending to acknowledgement, smoothed
     pub round_trip: Nanos,
     /// The operation whose round trip is measured, and when it was sent
@@ -114,6 +116,7 @@ impl Lane {
             resent: Nanos::ZERO,
             tries: 0,
             stuck: Nanos::ZERO,
+            reserved: Nanos::ZERO,
             round_trip: Nanos::ZERO,
             timed: None,
             entries: vec![NOTHING; in_flight].into(),
@@ -133,6 +136,7 @@ impl Lane {
         self.moved = now;
         self.resent = now;
         self.tries = 0;
+        self.reserved = Nanos::ZERO;
         self.round_trip = Nanos::ZERO;
         self.timed = None;
     }

@@ -140,7 +140,11 @@ impl Swordbox {
         let owner = &self.flows[there.owner as usize];
         let undecided = wish.atomic && !decided;
         if there.is_full()
-            || (there.owner != id && (owner.is_private() || owner.waits == lane || owner.leaving))
+            || (there.owner != id
+                && (owner.is_private()
+                    || owner.waits == lane
+                    || owner.leaving
+                    || (owner.nak_sent && now < there.reserved)))
             || (undecided && there.atomics >= there.max_atomics)
         {
             return Way::Wait(lane);
@@ -497,7 +501,13 @@ impl Swordbox {
         if owner != NONE && self.flows[owner as usize].waits == lane && there.under_way == 0 {
             // Its owner can go on only when the lane is empty.
             self.unwait(owner, lane, &mut id);
+            let asked = self.flows[owner as usize].nak_sent;
             self.pump(owner, now, out);
+            if self.flows[owner as usize].nak_sent && !asked {
+                // It has the next turn, if it comes soon: others would take the lane again and again before it is there.
+                let there = &mut self.lanes[lane as usize];
+                there.reserved = now + there.patience(self.config.replay_after);
+            }
         }
         while id != NONE {
             let flow = &mut self.flows[id as usize];
