@@ -106,7 +106,12 @@ impl Swordbox {
         let server = self.flows[id as usize].server;
         let line = match self.lines.find(server, wish.va) {
             Some(line) => line,
+            // A key that may be refused would keep the line from those that have the right one.
             None if wish.atomic && self.is_tracked(server, &wish) => {
+                if !self.flows[id as usize].has_proven(wish.rkey, wish.rights) {
+                    self.counters.unproven.add(1);
+                    return Way::Own;
+                }
                 let quiet_until = now + self.config.settle;
                 match self.lines.make(server, wish.va, wish.rkey, quiet_until) {
                     Ok(line) => line,
@@ -116,9 +121,18 @@ impl Swordbox {
             None => return Way::Own,
         };
         let flow = &self.flows[id as usize];
-        if self.lines.get(line).rkey != wish.rkey {
-            return Way::Own;
+        let own = self.lines.get(line);
+        if own.rkey != wish.rkey {
+            if !wish.atomic || own.under_way > 0 || !flow.has_proven(wish.rkey, wish.rights) {
+                return Way::Own;
+            }
+            // The server has given another key, or there are two: the word is not known by this one yet.
+            let settle = self.config.settle;
+            let own = self.lines.get_mut(line);
+            own.detour(now, settle);
+            (own.rkey, own.lane) = (wish.rkey, NONE);
         }
+        let flow = &self.flows[id as usize];
         if !flow.has_proven(wish.rkey, wish.rights) {
             self.counters.unproven.add(1);
             return Way::Own;

@@ -531,3 +531,28 @@ fn a_disconnection_from_elsewhere_ends_nothing() {
     net.up(&dreq(a.ip, SERVER, b.server_qpn));
     assert_eq!(locked(&mut net, &mut b, &a, 0, 5).len(), 1);
 }
+
+/// A server that begins anew gives its memory another key.
+#[test]
+fn a_word_is_known_by_its_new_key() {
+    let (mut net, _, _) = two(|config| config.servers[0].lanes = 2);
+    let mut c = end(3);
+    let cas = |end: &End, va: u64, compare: u64| {
+        let atomic =
+            AtomicEth { va: va.into(), rkey: 8.into(), swap_or_add: 1.into(), compare: compare.into() };
+        end.request(Opcode::RC_COMPARE_SWAP, end.psn, |repr| repr.extended.atomic = atomic, &[])
+    };
+    for _ in 0..6 {
+        net.up(&c.write(c.psn, 0x8000_0000, &[0; 8]));
+        net.down(&c.ack(c.psn));
+        c.psn += 1;
+    }
+    for _ in 0..4 {
+        net.pass(Nanos::from_millis(50));
+        let sent = net.up(&cas(&c, TABLE, 1));
+        net.down(&c.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
+        c.psn += 1;
+    }
+    let sent = net.up(&cas(&c, TABLE, 0));
+    assert_eq!(opcode(&sent[0].0), Opcode::RC_WRITE_ONLY);
+}
