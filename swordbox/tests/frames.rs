@@ -556,3 +556,17 @@ fn a_word_is_known_by_its_new_key() {
     let sent = net.up(&cas(&c, TABLE, 0));
     assert_eq!(opcode(&sent[0].0), Opcode::RC_WRITE_ONLY);
 }
+
+/// A packet has the partition key of the connection that it travels on.
+#[test]
+fn each_connection_has_its_partition() {
+    let (mut net, a, b) = two(|_| {});
+    let cas = b.cas(b.psn, TABLE, 0, 5);
+    let mut repr = Repr::parse(&cas).unwrap();
+    repr.bth.pkey = 0x8001.into();
+    let mut other = vec![0; cas.len()];
+    repr.build(&mut other).unwrap();
+    let sent = net.up(&other);
+    let bth = *Packet::parse(&sent[0].0).unwrap().bth();
+    assert_eq!((bth.dest_qp().get(), bth.pkey.get()), (a.server_qpn, 0xffff));
+}
