@@ -75,8 +75,9 @@ pub(crate) struct Lane {
     pub resent: Nanos,
     /// Since `moved`
     pub tries: u32,
-    /// Since when some wait for it in vain; zero if none does
+    /// Since when some wait for it in vain; zero if none does. And how far its owner had come then
     pub stuck: Nanos,
+    pub stuck_at: Psn,
     /// Until then nobody but its owner begins anything: it has been asked to send again what could not wait here
     pub reserved: Nanos,
     /// From sending to acknowledgement, smoothed
@@ -116,6 +117,7 @@ impl Lane {
             resent: Nanos::ZERO,
             tries: 0,
             stuck: Nanos::ZERO,
+            stuck_at: Psn::ZERO,
             reserved: Nanos::ZERO,
             round_trip: Nanos::ZERO,
             timed: None,

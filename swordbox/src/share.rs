@@ -585,7 +585,9 @@ impl Swordbox {
                 continue;
             } else if there.waiting[0] == NONE || !self.flows[owner as usize].is_private() {
                 there.stuck = Nanos::ZERO;
-            } else if there.stuck == Nanos::ZERO {
+            } else if there.stuck == Nanos::ZERO || there.stuck_at != self.flows[owner as usize].sent {
+                // What it has begun goes on.
+                there.stuck_at = self.flows[owner as usize].sent;
                 there.stuck = now;
             } else if now.since(there.stuck) > self.config.dead_after {
                 // Its owner has begun something that does not end, and others wait for it.
