@@ -251,8 +251,11 @@ impl Swordbox {
         // How far behind the next request; a client repeats only its latest.
         let age =
             |record: &Record| if record.count == 0 { u32::MAX } else { next.sub(record.psn.get()).get() };
-        let Some(place) = self.records_mut(id).iter_mut().max_by_key(|place| age(place)) else { return };
-        if age(place) < age(&record) {
+        // One of the same PSN is from before PSNs came round.
+        let psn = record.psn;
+        let place_of = |place: &Record| if place.count > 0 && place.psn == psn { (1, 0) } else { (0, age(place)) };
+        let Some(place) = self.records_mut(id).iter_mut().max_by_key(|place| place_of(place)) else { return };
+        if place.psn != psn && age(place) < age(&record) {
             return;
         }
         let lost = !place.done;
