@@ -99,7 +99,7 @@ pub struct Swordbox {
     pub(crate) held: Held,
     pub(crate) handshakes: Handshakes,
     pub(crate) strangers: Strangers,
-    /// Connections whose sides differ in a way that is not known any more
+    /// Connections whose sides differ in a way that is not known any more, without their clients' queue pairs
     pub(crate) ended: HashSet<Connection>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) events: VecDeque<Event>,
@@ -197,7 +197,7 @@ impl Swordbox {
             strangers: Strangers::with_capacity(ends),
             ended: {
                 let mut ended = HashSet::with_capacity(config.connections.max(config.ended.len()));
-                ended.extend(&config.ended);
+                ended.extend(config.ended.iter().map(Connection::without_client_qpn));
                 ended
             },
             counters: Arc::default(),

@@ -5,6 +5,7 @@
 //! (in order, and what is repeated is done once) and a requester towards the server.
 
 use crate::answer::Answer;
+use crate::config::Connection;
 use crate::flow::{Proof, Record, Stage, What, right};
 use crate::function::{Event, NO_RECORD, NO_SERVER, Swordbox, source_of};
 use crate::op::{Kind, Op, memory_of};
@@ -12,7 +13,7 @@ use crate::share::Way;
 use crate::{Id, NONE};
 use rocev2::aeth::{NakCode, Syndrome};
 use rocev2::rewrite::Rewriter;
-use rocev2::{Class, Fault, Layout, Opcode, Packet, Psn, classify};
+use rocev2::{Class, Fault, Layout, Opcode, Packet, Psn, Qpn, classify};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
 
 /// What became of a request whose turn it is.
@@ -49,6 +50,7 @@ impl Swordbox {
             return self.forward.route(frame, port, now, out);
         }
         if self.is_reborn(id, &packet, now) {
+            self.remember_if_elsewhere(id, &packet);
             self.forget(id);
             let Some(new) = self.end_of(&packet) else {
                 return self.on_stranger(frame, layout, port, now, out);
@@ -58,7 +60,7 @@ impl Swordbox {
         let from = source_of(&packet);
         if !self.is_from(id, from, &packet) {
             self.counters.spoofed.add(1);
-            if self.flows[id as usize].stage >= Stage::Strict {
+            if self.flows[id as usize].stage >= Stage::Strict || self.ended.contains(&connection_of(&packet)) {
                 return Verdict::Drop(DropReason::WrongSource);
             }
             return self.on_stranger(frame, layout, port, now, out);
@@ -83,6 +85,19 @@ impl Swordbox {
         (if elsewhere { now.since(end.seen) > self.config.dead_after } else { other }) && packet.verify_icrc()
     }
 
+    /// Whoever took over a queue pair's number may be lying: then the requests of its client must not pass as if nothing had
+    /// happened.
+    fn remember_if_elsewhere(&mut self, id: Id, packet: &Packet<'_>) {
+        if self.flows[id as usize].stage >= Stage::Strict
+            && !self.flows[id as usize].over
+            && self.ends[id as usize].from != source_of(packet)
+            && self.ended.len() < self.config.connections
+            && let Some(connection) = self.connection_of(id)
+        {
+            self.ended.insert(connection.without_client_qpn());
+        }
+    }
+
     /// Whether a request to `id` comes from where they came from so far.
     fn is_from(&mut self, id: Id, from: u128, packet: &Packet<'_>) -> bool {
         let end = &mut self.ends[id as usize];
@@ -91,12 +106,7 @@ impl Swordbox {
                 return false;
             }
             end.from = from;
-            let ended = self.ended.iter().any(|gone| {
-                crate::function::bits_of(gone.client.0) == from
-                    && crate::function::bits_of(gone.server.0) == crate::function::bits_of(packet.dst())
-                    && gone.server.1 == packet.bth().dest_qp()
-            });
-            if ended {
+            if self.ended.contains(&connection_of(packet)) {
                 self.flows[id as usize].stage = Stage::Ended;
             } else if end.peer == NONE {
                 self.await_peer(id);
@@ -720,6 +730,12 @@ impl Swordbox {
         }
         self.detour(server, packet, now)
     }
+}
+
+/// The connection that a request belongs to, but for its client's queue pair
+fn connection_of(packet: &Packet<'_>) -> Connection {
+    let (server, client) = ((packet.dst(), packet.bth().dest_qp()), (packet.src(), Qpn::new(0)));
+    Connection { server, client }
 }
 
 /// Gives a request the PSN that the server expects.
