@@ -16,6 +16,10 @@ use rocev2::rewrite::Rewriter;
 use rocev2::{Class, Fault, Layout, Opcode, Packet, Psn, Qpn, classify};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
 
+/// PSNs behind what is acknowledged of which a client may want to hear again. The end of a message that is longer is among
+/// them
+const REPEATED: i32 = 1 << 16;
+
 /// What became of a request whose turn it is.
 pub(crate) enum Done {
     /// The frame goes on as it is now, the bridge knows where.
@@ -531,7 +535,8 @@ impl Swordbox {
                 self.answer_again(id, frame, psn, Answer::Atomic(record.value))
             }
             _ if matches!(op.kind, Kind::Write | Kind::Body) => {
-                if !ack_req {
+                // A new queue pair with old numbers begins anywhere: nothing of it may be acknowledged that was not done.
+                if !ack_req || self.flows[id as usize].acked.distance(psn) > REPEATED {
                     return Verdict::Drop(DropReason::Repeated);
                 }
                 self.answer_again(id, frame, psn, Answer::Ack)

@@ -588,3 +588,11 @@ fn a_queue_pair_that_somebody_took_over_is_not_its_clients_any_more() {
     net.pass(Nanos::from_secs(3));
     assert_eq!(net.up(&a.write(a.psn, 0x8000_0000, &[0; 8])).len(), 0);
 }
+
+/// Client and server have made queue pairs with the same numbers as before.
+#[test]
+fn what_a_new_queue_pair_writes_is_not_acknowledged_unless_it_is_done() {
+    let (mut net, a, _) = two(|_| {});
+    let sent = net.up(&a.write(a.psn.wrapping_sub(0x40_0000) & 0xff_ffff, 0x8000_0000, &[1; 8]));
+    assert!(sent.is_empty() || sent[0].1 == SERVERS, "acknowledged, not done");
+}
