@@ -299,7 +299,6 @@ impl Swordbox {
         for end in ends.into_iter().filter(|end| *end != NONE) {
             if self.flows[end as usize].stage == Stage::Strict {
                 // Whatever of it is still on its way has no meaning to the server.
-                self.orphan(end);
                 self.end(end);
             }
             // Forgotten, in the journal too, when all is quiet.
@@ -328,7 +327,7 @@ impl Swordbox {
     }
 
     /// Nobody is to be told of what a flow has under way on lanes.
-    fn orphan(&mut self, id: Id) {
+    pub(crate) fn orphan(&mut self, id: Id) {
         let via = self.flows[id as usize].via;
         if self.flows[id as usize].shared > 0 && via != NONE {
             let lane = &mut self.lanes[via as usize];
@@ -492,7 +491,7 @@ impl Swordbox {
         if end.confirmed.1 == psn {
             return;
         }
-        end.confirmed = (end.confirmed.0 + 1, psn);
+        end.confirmed = (end.confirmed.0.saturating_add(1), psn);
         if end.confirmed.0 >= CONFIRMATIONS && self.counters.untracked.get() == 0 {
             self.pair(found, to, Stage::Paired);
             self.ends[found as usize].port = port;

@@ -644,12 +644,13 @@ impl Swordbox {
         if id == NONE || self.flows[id as usize].server == NO_SERVER {
             return;
         }
+        // It may have operations under way on another lane than the one that failed.
+        self.orphan(id);
         let flow = &mut self.flows[id as usize];
         flow.stage = Stage::Ended;
         flow.shared = 0;
         flow.nak_due = false;
         // What is under way on its lane is seen through, and nobody begins anything there.
         flow.leaving |= flow.lane != NONE;
-        self.held.clear(&mut self.flows[id as usize].held);
     }
 }

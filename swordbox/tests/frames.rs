@@ -596,3 +596,45 @@ fn what_a_new_queue_pair_writes_is_not_acknowledged_unless_it_is_done() {
     let sent = net.up(&a.write(a.psn.wrapping_sub(0x40_0000) & 0xff_ffff, 0x8000_0000, &[1; 8]));
     assert!(sent.is_empty() || sent[0].1 == SERVERS, "acknowledged, not done");
 }
+
+/// A lane fails whose owner has something under way on another.
+#[test]
+fn an_owner_whose_lane_fails_may_be_elsewhere() {
+    let mut net = Net::new(|config| config.servers[0].lanes = 2);
+    let mut ends = [end(1), end(2)];
+    for end in &mut ends {
+        net.connect(end);
+    }
+    let [mut a, mut b] = ends;
+    let mut lanes = [None; 2];
+    for word in 0..64 {
+        let va = TABLE + 64 * (word % 32);
+        let who = if word % 2 == 0 { &mut a } else { &mut b };
+        let sent = net.up(&who.cas(who.psn, va, 1, 1));
+        who.psn += 1;
+        let on_b = dest(&sent[0].0) == b.server_qpn;
+        let owner = if on_b { b } else { a };
+        net.down(&owner.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
+        lanes[usize::from(on_b)] = Some(va);
+    }
+    let [on_a, on_b] = lanes.map(Option::unwrap);
+    let elsewhere = net.up(&a.cas(a.psn, on_b, 1, 1));
+    let refused = net.up(&b.cas(b.psn, on_a, 1, 1));
+    net.down(&a.answer(psn(&refused[0].0), Syndrome::Nak(NakCode::REMOTE_ACCESS_ERROR), None));
+    net.down(&b.answer(psn(&elsewhere[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
+}
+
+/// The table is full, and answers go on.
+#[test]
+fn answers_are_counted_as_long_as_it_may_take() {
+    let mut net = Net::new(|config| config.connections = 2);
+    let mut a = end(1);
+    for n in 0..300 {
+        if n == 1 {
+            (2..6).for_each(|n| drop(net.up(&end(n).write(0, 0x8000_0000, &[0; 8]))));
+        }
+        net.up(&a.write(a.psn, 0x8000_0000, &[0; 8]));
+        net.down(&a.ack(a.psn));
+        a.psn += 1;
+    }
+}
