@@ -101,6 +101,8 @@ pub struct Swordbox {
     pub(crate) strangers: Strangers,
     /// Connections whose sides differ in a way that is not known any more, without their clients' queue pairs
     pub(crate) ended: HashSet<Connection>,
+    /// When a packet found no place in the table, the last time: as long as its connection may go on, answers may be its
+    pub(crate) overflowed: Option<Nanos>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) events: VecDeque<Event>,
     /// Flows whose own requests are all done, and that have frames waiting
@@ -200,6 +202,7 @@ impl Swordbox {
                 ended.extend(config.ended.iter().map(Connection::without_client_qpn));
                 ended
             },
+            overflowed: None,
             counters: Arc::default(),
             events: VecDeque::with_capacity(64),
             ready: VecDeque::with_capacity(64),
@@ -244,7 +247,10 @@ impl Swordbox {
             return None;
         }
         let id = self.add_end(key);
-        self.counters.untracked.add(u64::from(id.is_none()));
+        if id.is_none() {
+            self.overflowed = Some(self.tick);
+            self.counters.untracked.add(1);
+        }
         id
     }
 

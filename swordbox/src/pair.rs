@@ -492,7 +492,9 @@ impl Swordbox {
             return;
         }
         end.confirmed = (end.confirmed.0.saturating_add(1), psn);
-        if end.confirmed.0 >= CONFIRMATIONS && self.counters.untracked.get() == 0 {
+        let ageing = self.config.ageing;
+        let complete = self.overflowed.is_none_or(|at| self.tick.since(at) > ageing);
+        if end.confirmed.0 >= CONFIRMATIONS && complete {
             self.pair(found, to, Stage::Paired);
             self.ends[found as usize].port = port;
             // What was remembered of requests whose answers went unseen

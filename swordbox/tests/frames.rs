@@ -887,7 +887,6 @@ fn a_hundred_connections_between_two_hosts_are_paired() {
 
 /// The table was full once.
 #[test]
-#[ignore = "fails: nothing is paired any more, until a restart"]
 fn connections_are_paired_after_the_table_was_full() {
     let mut net = Net::new(|config| {
         config.connections = 4;
