@@ -906,7 +906,6 @@ fn connections_are_paired_after_the_table_was_full() {
 
 /// A server gives a queue pair's number again, to the same host, long after its connection was last heard of.
 #[test]
-#[ignore = "fails: nothing to that number ever passes again, unless the connection manager makes the connection"]
 fn a_number_that_was_silent_for_long_is_used_again() {
     let (mut net, a, _) = two(|config| config.ageing = Nanos::from_secs(1));
     net.pass(Nanos::from_secs(5));
