@@ -490,6 +490,7 @@ fn a_key_that_is_refused_does_not_keep_a_word_from_others() {
 
 /// A WRITE that says that it is long is looked at in no more time than any other.
 #[test]
+#[expect(clippy::disallowed_methods, reason = "it is about how long it takes")]
 fn long_ranges_take_no_time() {
     let (mut net, a, _) = two(|_| {});
     let reth = Reth { va: 0x10_0000_0000.into(), rkey: KEY.into(), len: u32::MAX.into() };
@@ -641,6 +642,7 @@ fn answers_are_counted_as_long_as_it_may_take() {
 
 /// Anything at all, in any order: nothing panics, nothing overflows.
 #[test]
+#[expect(clippy::too_many_lines, reason = "a list of what may come")]
 fn whatever_comes() {
     let seeds = std::env::var("SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(40);
     let mut sum = std::collections::BTreeMap::<&str, u64>::new();
