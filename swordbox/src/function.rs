@@ -17,7 +17,7 @@ use rocev2::ethernet::{Ethernet, VlanTag, ethertype};
 use rocev2::ipv6::Ipv6;
 use rocev2::udp::Udp;
 use rocev2::{Bth, Class, Fault, Layout, Msn, Packet, Psn, Qpn};
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use switch::forward::counters::HostQp;
 use switch::forward::{self, Forward};
@@ -101,8 +101,12 @@ pub struct Swordbox {
     pub(crate) steering: Steering,
     pub(crate) handshakes: Handshakes,
     pub(crate) strangers: Strangers,
-    /// Connections whose sides differ in a way that is not known any more, without their clients' queue pairs
-    pub(crate) ended: HashSet<Connection>,
+    /// Connections whose sides differ in a way that is not known any more, by what requests tell of them, without their
+    /// clients' queue pairs;
+    /// as requests tell of them; with the UDP source port that they came from, 0 if it is not known
+    pub(crate) ended: HashMap<Connection, (Connection, u16)>,
+    /// When a packet found no place in the table, the last time: as long as its connection may go on, answers may be its
+    pub(crate) overflowed: Option<Nanos>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) events: VecDeque<Event>,
     /// Flows whose own requests are all done, and that have frames waiting
@@ -207,10 +211,11 @@ impl Swordbox {
             handshakes: Handshakes::new(),
             strangers: Strangers::with_capacity(ends),
             ended: {
-                let mut ended = HashSet::with_capacity(config.connections.max(config.ended.len()));
-                ended.extend(config.ended.iter().map(Connection::without_client_qpn));
+                let mut ended = HashMap::with_capacity(config.connections.max(config.ended.len()));
+                ended.extend(config.ended.iter().map(|gone| (gone.without_client_qpn(), (*gone, 0))));
                 ended
             },
+            overflowed: None,
             counters: Arc::default(),
             events: VecDeque::with_capacity(64),
             ready: VecDeque::with_capacity(64),
@@ -255,7 +260,10 @@ impl Swordbox {
             return None;
         }
         let id = self.add_end(key);
-        self.counters.untracked.add(u64::from(id.is_none()));
+        if id.is_none() {
+            self.overflowed = Some(self.tick);
+            self.counters.untracked.add(1);
+        }
         id
     }
 

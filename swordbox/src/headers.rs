@@ -81,6 +81,12 @@ impl Headers {
         self.len != 0 && bytes[udp..udp + 2] != self.bytes[own..own + 2]
     }
 
+    /// The UDP source port; 0 if nothing has been seen yet
+    pub(crate) fn src_port(&self) -> u16 {
+        let at = usize::from(self.len).saturating_sub(Udp::LEN);
+        u16::from_be_bytes([self.bytes[at], self.bytes[at + 1]])
+    }
+
     /// Bytes of a frame with them, a BTH, and so many bytes behind it (without the ICRC).
     pub(crate) const fn frame_len(&self, behind: usize) -> usize {
         self.len as usize + Bth::LEN + behind + ICRC_LEN

@@ -1,6 +1,5 @@
 //! Which two ends belong to one connection: told by the connection manager, or found out from what is answered.
 
-use crate::config::Connection;
 use crate::flow::{Flow, Record, Stage, What};
 use crate::function::{Event, NO_SERVER, Swordbox, bits_of};
 use crate::{Id, NONE};
@@ -192,7 +191,7 @@ impl Swordbox {
             return;
         }
         // Both queue pairs are new, whoever had their numbers before.
-        self.ended.retain(|gone| gone.server != server);
+        self.ended.retain(|gone, _| gone.server != server);
         for key in keys {
             if let Some(id) = self.index.get(&key) {
                 self.forget(id);
@@ -411,6 +410,14 @@ impl Swordbox {
         }
     }
 
+    /// A connection's two sides differ, and by how much will not be known any more.
+    pub(crate) fn remember(&mut self, id: Id) {
+        if let Some(gone) = self.connection_of(id) {
+            let port = self.ends[id as usize].headers.src_port();
+            self.ended.insert(gone.without_client_qpn(), (gone, port));
+        }
+    }
+
     /// Looks at a few ends: those that were silent for long are forgotten. One whose two sides differ is remembered as ended,
     /// since its client may only have been asleep.
     pub(crate) fn age(&mut self, now: Nanos) {
@@ -432,14 +439,14 @@ impl Swordbox {
             let differs = |end: Id| {
                 self.flows.get(end as usize).is_some_and(|flow| flow.stage >= Stage::Strict && !flow.over)
             };
-            let differing = [id, peer].map(|end| if differs(end) { self.connection_of(end) } else { None });
+            let differing = [id, peer].map(|end| differs(end).then_some(end));
             if differing.iter().all(Option::is_none) {
                 self.forget(id);
                 continue;
             }
             // Its client may be asleep, and must not go on as if nothing had happened.
             if self.ended.len() + 1 < self.config.connections {
-                self.ended.extend(differing.iter().flatten().map(Connection::without_client_qpn));
+                differing.into_iter().flatten().for_each(|end| self.remember(end));
                 self.forget_quietly(id);
             }
         }
@@ -496,7 +503,9 @@ impl Swordbox {
             return;
         }
         end.confirmed = (end.confirmed.0.saturating_add(1), psn);
-        if end.confirmed.0 >= CONFIRMATIONS && self.counters.untracked.get() == 0 {
+        let ageing = self.config.ageing;
+        let complete = self.overflowed.is_none_or(|at| self.tick.since(at) > ageing);
+        if end.confirmed.0 >= CONFIRMATIONS && complete {
             self.pair(found, to, Stage::Paired);
             self.ends[found as usize].port = port;
             // What was remembered of requests whose answers went unseen

@@ -64,8 +64,7 @@ impl Swordbox {
         let from = source_of(&packet);
         if !self.is_from(id, from, &packet) {
             self.counters.spoofed.add(1);
-            if self.flows[id as usize].stage >= Stage::Strict || self.ended.contains(&connection_of(&packet))
-            {
+            if self.flows[id as usize].stage >= Stage::Strict || self.has_ended(&packet) {
                 return Verdict::Drop(DropReason::WrongSource);
             }
             return self.on_stranger(frame, layout, port, now, out);
@@ -97,10 +96,23 @@ impl Swordbox {
             && !self.flows[id as usize].over
             && self.ends[id as usize].from != source_of(packet)
             && self.ended.len() < self.config.connections
-            && let Some(connection) = self.connection_of(id)
         {
-            self.ended.insert(connection.without_client_qpn());
+            self.remember(id);
         }
+    }
+
+    /// Whether a request belongs to a connection of which it is not known any more by how much its sides differ.
+    fn has_ended(&mut self, packet: &Packet<'_>) -> bool {
+        let (server, client) = ((packet.dst(), packet.bth().dest_qp()), (packet.src(), Qpn::new(0)));
+        let key = Connection { server, client };
+        let Some(&(gone, port)) = self.ended.get(&key) else { return false };
+        if port == 0 || port == packet.udp().src_port.get() || !packet.verify_icrc() {
+            return true;
+        }
+        // A queue pair keeps its port: this is another one with its number.
+        self.ended.remove(&key);
+        self.events.push_back(Event::Over(gone));
+        false
     }
 
     /// Whether a request to `id` comes from where they came from so far.
@@ -111,9 +123,9 @@ impl Swordbox {
                 return false;
             }
             end.from = from;
-            if self.ended.contains(&connection_of(packet)) {
+            if self.has_ended(packet) {
                 self.flows[id as usize].stage = Stage::Ended;
-            } else if end.peer == NONE {
+            } else if self.ends[id as usize].peer == NONE {
                 self.await_peer(id);
             }
         }
@@ -750,12 +762,6 @@ impl Swordbox {
         }
         self.detour(server, packet, now)
     }
-}
-
-/// The connection that a request belongs to, but for its client's queue pair
-fn connection_of(packet: &Packet<'_>) -> Connection {
-    let (server, client) = ((packet.dst(), packet.bth().dest_qp()), (packet.src(), Qpn::new(0)));
-    Connection { server, client }
 }
 
 /// Gives a request the PSN that the server expects, and adds something to its address.

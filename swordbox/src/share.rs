@@ -655,7 +655,6 @@ impl Swordbox {
         flow.nak_due = false;
         // What is under way on its lane is seen through, and nobody begins anything there.
         flow.leaving |= flow.lane != NONE;
-        self.held.clear(&mut self.flows[id as usize].held);
         self.unsteer(id);
     }
 }

@@ -13,8 +13,8 @@ use switch::drop::FaultSet;
 use switch::forward::Config as ForwardConfig;
 use switch::forward::config::Topology;
 use switch::memory::{MemoryFrame, Sent, run_frame};
-use switch::{Function, Nanos, PortId, Verdict};
-use swordbox::{Command, Config, Event, Layers, Server, Swordbox, Table};
+use switch::{Chance, Function, Nanos, PortId, Verdict};
+use swordbox::{Command, Config, Event, FailedCas, Layers, Server, Swordbox, Table};
 use zerocopy::{FromZeros, IntoBytes};
 
 const SERVER: [u8; 4] = [10, 0, 0, 1];
@@ -593,4 +593,333 @@ fn what_a_new_queue_pair_writes_is_not_acknowledged_unless_it_is_done() {
     let (mut net, a, _) = two(|_| {});
     let sent = net.up(&a.write(a.psn.wrapping_sub(0x40_0000) & 0xff_ffff, 0x8000_0000, &[1; 8]));
     assert!(sent.is_empty() || sent[0].1 == SERVERS, "acknowledged, not done");
+}
+
+/// A lane fails whose owner has something under way on another.
+#[test]
+fn an_owner_whose_lane_fails_may_be_elsewhere() {
+    let mut net = Net::new(|config| config.servers[0].lanes = 2);
+    let mut ends = [end(1), end(2)];
+    for end in &mut ends {
+        net.connect(end);
+    }
+    let [mut a, mut b] = ends;
+    let mut lanes = [None; 2];
+    for word in 0..64 {
+        let va = TABLE + 64 * (word % 32);
+        let who = if word % 2 == 0 { &mut a } else { &mut b };
+        let sent = net.up(&who.cas(who.psn, va, 1, 1));
+        who.psn += 1;
+        let on_b = dest(&sent[0].0) == b.server_qpn;
+        let owner = if on_b { b } else { a };
+        net.down(&owner.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
+        lanes[usize::from(on_b)] = Some(va);
+    }
+    let [on_a, on_b] = lanes.map(Option::unwrap);
+    let elsewhere = net.up(&a.cas(a.psn, on_b, 1, 1));
+    let refused = net.up(&b.cas(b.psn, on_a, 1, 1));
+    net.down(&a.answer(psn(&refused[0].0), Syndrome::Nak(NakCode::REMOTE_ACCESS_ERROR), None));
+    net.down(&b.answer(psn(&elsewhere[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
+}
+
+/// The table is full, and answers go on.
+#[test]
+fn answers_are_counted_as_long_as_it_may_take() {
+    let mut net = Net::new(|config| config.connections = 2);
+    let mut a = end(1);
+    for n in 0..300 {
+        if n == 1 {
+            (2..6).for_each(|n| drop(net.up(&end(n).write(0, 0x8000_0000, &[0; 8]))));
+        }
+        net.up(&a.write(a.psn, 0x8000_0000, &[0; 8]));
+        net.down(&a.ack(a.psn));
+        a.psn += 1;
+    }
+}
+
+/// Anything at all, in any order: nothing panics, nothing overflows.
+#[test]
+#[expect(clippy::too_many_lines, reason = "a list of what may come")]
+fn whatever_comes() {
+    let seeds = std::env::var("SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(40);
+    let mut sum = std::collections::BTreeMap::<&str, u64>::new();
+    for seed in 0..seeds {
+        let mut chance = Chance::new(seed);
+        let (mut net, a, b) = two(|config| {
+            config.servers.push(Server::new([10, 0, 1, 3].into()));
+            config.servers[0].lanes = 1 + (seed % 3) as usize;
+            config.servers[0].detect = (seed % 4) as u32;
+            config.connections = 256;
+            config.held = 8;
+            config.in_flight = 16;
+            config.rd_atomic = 4;
+            config.lines = 4;
+            config.ageing = Nanos::from_millis(80);
+            config.settle = Nanos::from_micros(20);
+            config.dead_after = Nanos::from_millis(5);
+            config.failed_cas = if seed % 2 == 0 { FailedCas::Write } else { FailedCas::Answer };
+        });
+        let mut ends = [a, b, end(3), end(4), end(5)];
+        let mut out = Sent::with_room(usize::MAX);
+        // The PSN of the last frame that each server's queue pair got, and what is not answered
+        let mut lasts = [0u32; 5];
+        let mut open = std::collections::VecDeque::<(usize, Opcode, u32)>::new();
+        let mut next_qpn = 0x300;
+        for _ in 0..4000 {
+            let who = chance.below(5) as usize;
+            if chance.below(200) == 0 {
+                // It has made a new queue pair, sometimes with an old number.
+                next_qpn += 1;
+                let [client, server] = [0, 1].map(|_| chance.below(3) > 0);
+                let old = ends[who];
+                ends[who] = End {
+                    qpn: if client { next_qpn } else { old.qpn },
+                    server_qpn: if server { next_qpn } else { old.server_qpn },
+                    port: if chance.below(4) > 0 { 0xc000 + chance.below(999) as u16 } else { old.port },
+                    psn: if chance.below(8) > 0 { chance.below(1 << 24) as u32 } else { 0xff_fff0 },
+                    ..old
+                };
+            }
+            let psn = match chance.below(8) {
+                0 if chance.below(3) == 0 => {
+                    ends[who].psn.wrapping_add(chance.below(6) as u32).wrapping_sub(3) & 0xff_ffff
+                }
+                1 if chance.below(100) == 0 => chance.below(1 << 24) as u32,
+                _ => {
+                    ends[who].psn = (ends[who].psn + 1) & 0xff_ffff;
+                    ends[who].psn.wrapping_sub(1) & 0xff_ffff
+                }
+            };
+            let end: End = ends[who];
+            let at = match chance.below(12) {
+                0 => u64::MAX - chance.below(70),
+                1 => chance.bits(),
+                _ => TABLE + 8 * chance.below(64),
+            };
+            let len = [0, 1, 7, 8, 64, 300, 1024][chance.below(7) as usize];
+            let bytes = vec![1; len];
+            let says = if chance.below(10) == 0 { chance.bits() as u32 } else { len as u32 };
+            let reth = Reth { va: at.into(), rkey: KEY.into(), len: says.into() };
+            let answer =
+                (lasts[who] + chance.below(3) as u32).wrapping_sub(chance.below(3) as u32) & 0xff_ffff;
+            let kind = chance.below(75);
+            if kind > 40
+                && let Some((who, opcode, psn)) = open.pop_front()
+            {
+                let end: End = ends[who];
+                let syndrome = Syndrome::Ack(Credit(0x1f));
+                let bytes = match opcode {
+                    Opcode::RC_COMPARE_SWAP => end.answer(psn, syndrome, Some(chance.below(3))),
+                    Opcode::RC_READ_REQUEST | Opcode::RC_FLUSH | Opcode::RC_ATOMIC_WRITE => {
+                        let bth = Bth::new(Opcode::RC_READ_RESPONSE_ONLY, Qpn::new(end.qpn), Psn::new(psn));
+                        frame(SERVER, end.ip, 0xd000 + end.port % 100, bth, |_| {}, &[0; 8])
+                    }
+                    _ => end.ack(psn),
+                };
+                net.now = net.now + Nanos(chance.below(5000));
+                let mut frame = MemoryFrame::new(bytes);
+                out.room = usize::MAX;
+                let verdict = net.swordbox.on_frame(&mut frame, SERVERS, net.now, &mut out);
+                if let Verdict::Forward(port) = verdict {
+                    out.frames.push((frame, port));
+                }
+                net.permit();
+                let told = out.frames.drain(..).filter(|(_, port)| *port == CLIENTS);
+                for (told, _) in told.map(|(frame, port)| (frame.into_bytes(), port)) {
+                    let packet = Packet::parse(&told).unwrap();
+                    let nak = packet.aeth().is_some_and(|aeth| !matches!(aeth.kind(), Syndrome::Ack(_)));
+                    let end = ends.iter_mut().find(|end| end.qpn == packet.bth().dest_qp().get());
+                    if let Some(end) = end.filter(|_| nak) {
+                        end.psn = packet.bth().psn().get();
+                    }
+                }
+                continue;
+            }
+            let kind = if kind > 40 { kind % 10 } else { kind };
+            let (frame, port) = match kind {
+                0..3 => (end.cas(psn, at, chance.below(3), chance.below(3)), CLIENTS),
+                8..12 => (end.write(psn, at, &bytes), CLIENTS),
+                5..8 => (end.write(psn, TABLE + 8 * chance.below(4), &[1; 8]), CLIENTS),
+                12..15 => {
+                    let opcodes = [
+                        Opcode::RC_READ_REQUEST,
+                        Opcode::RC_WRITE_FIRST,
+                        Opcode::RC_WRITE_MIDDLE,
+                        Opcode::RC_WRITE_LAST,
+                        Opcode::RC_SEND_ONLY_INVALIDATE,
+                        Opcode::RC_FLUSH,
+                        Opcode::RC_ATOMIC_WRITE,
+                        Opcode::RC_WRITE_ONLY_IMM,
+                        Opcode::RC_SEND_FIRST,
+                        Opcode::UC_WRITE_FIRST,
+                    ];
+                    let opcode = opcodes[chance.below(10) as usize];
+                    let data = !matches!(opcode, Opcode::RC_READ_REQUEST | Opcode::RC_FLUSH);
+                    let bytes = if data { &bytes[..] } else { &[] };
+                    (end.request(opcode, psn, |repr| repr.extended.reth = reth, bytes), CLIENTS)
+                }
+                15 => {
+                    let mut bytes = end.write(psn, at, &bytes);
+                    let at = chance.below(bytes.len() as u64) as usize;
+                    bytes[at] = chance.bits() as u8;
+                    (bytes, PortId(chance.below(2) as u16))
+                }
+                16 if chance.below(10) == 0 => (dreq(end.ip, SERVER, end.server_qpn), CLIENTS),
+                17 if chance.below(30) == 0 => (dreq(SERVER, end.ip, end.qpn), SERVERS),
+                18 if chance.below(20) == 0 => {
+                    ends[who].port ^= 1;
+                    (ends[who].ack(answer), SERVERS)
+                }
+                19 if chance.below(10) == 0 => {
+                    let bth = Bth::new(Opcode::RC_SEND_ONLY, Qpn::new(end.qpn), Psn::new(psn));
+                    let port = 0xc000 + chance.below(4) as u16;
+                    (frame(SERVER, end.ip, port, bth, |_| {}, &[]), SERVERS)
+                }
+                20 => {
+                    let bth = Bth::new(Opcode::CNP, Qpn::new(end.qpn), Psn::ZERO);
+                    (frame(SERVER, end.ip, 0xd000 + end.port % 100, bth, |_| {}, &[]), SERVERS)
+                }
+                21 if chance.below(4) == 0 => {
+                    let nak = match chance.below(12) {
+                        0 => Syndrome::Nak(NakCode::REMOTE_ACCESS_ERROR),
+                        1 => Syndrome::from_wire(chance.bits() as u8),
+                        _ => Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR),
+                    };
+                    (end.answer(answer, nak, None), SERVERS)
+                }
+                22..24 => {
+                    let opcodes = [
+                        Opcode::RC_READ_RESPONSE_ONLY,
+                        Opcode::RC_READ_RESPONSE_FIRST,
+                        Opcode::RC_READ_RESPONSE_MIDDLE,
+                        Opcode::RC_READ_RESPONSE_LAST,
+                    ];
+                    let opcode = opcodes[chance.below(4) as usize];
+                    let bth = Bth::new(opcode, Qpn::new(end.qpn), Psn::new(answer));
+                    (frame(SERVER, end.ip, 0xd000 + end.port % 100, bth, |_| {}, &bytes), SERVERS)
+                }
+                24..26 => (end.answer(answer, Syndrome::Ack(Credit(3)), Some(chance.below(3))), SERVERS),
+                30 if chance.below(10) == 0 => {
+                    net.now = net.now + Nanos(chance.below(60_000_000));
+                    continue;
+                }
+                31 => {
+                    net.now = net.now + Nanos(chance.below(200_000));
+                    out.room = if chance.below(3) == 0 { 1 } else { usize::MAX };
+                    out.frames.clear();
+                    net.swordbox.on_timer(net.now, &mut out);
+                    net.permit();
+                    continue;
+                }
+                32 if chance.below(10) == 0 => {
+                    let remap = chance.below(3) > 0;
+                    let layers = Layers { remap, cas_to_write: chance.below(3) > 0, ..Layers::PASS };
+                    net.swordbox.on_command(Command::Layers(layers), net.now);
+                    continue;
+                }
+                33 => (end.ack(answer), SERVERS),
+                _ => (end.cas(psn, TABLE + 8 * chance.below(4), chance.below(3), chance.below(3)), CLIENTS),
+            };
+            net.now = net.now + Nanos(chance.below(5000));
+            out.room = if chance.below(10) == 0 { chance.below(3) as usize } else { usize::MAX };
+            out.frames.clear();
+            let mut frame = MemoryFrame::new(frame);
+            let verdict = net.swordbox.on_frame(&mut frame, port, net.now, &mut out);
+            if let Verdict::Forward(port) = verdict {
+                out.frames.push((frame, port));
+            }
+            net.permit();
+            for (frame, port) in out.frames.drain(..) {
+                let bytes = frame.into_bytes();
+                // What a client has to send again
+                if let Some(packet) = Packet::parse(&bytes).filter(|_| port == CLIENTS)
+                    && let Some(aeth) = packet.aeth()
+                    && aeth.kind() == Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR)
+                    && let Some(end) = ends.iter_mut().find(|end| end.qpn == packet.bth().dest_qp().get())
+                {
+                    end.psn = packet.bth().psn().get();
+                }
+                if let Some(packet) = Packet::parse(&bytes).filter(|_| port == SERVERS) {
+                    let to = packet.bth().dest_qp().get();
+                    if let Some(who) = ends.iter().position(|end| end.server_qpn == to) {
+                        lasts[who] = packet.bth().psn().get();
+                        open.push_back((who, packet.bth().opcode(), lasts[who]));
+                    }
+                }
+            }
+        }
+        // Silence: nothing is left.
+        net.pass(Nanos::from_secs(1));
+        let [connections, lanes, _, held] = net.swordbox.usage();
+        assert!([connections, lanes, held] == [0; 3], "seed {seed}: {connections} {lanes} {held}");
+        net.swordbox.counters().all().for_each(|(name, count)| *sum.entry(name).or_default() += count);
+    }
+    println!("{sum:?}");
+    assert!(["decided", "lanes_lost", "resent", "forgotten"].iter().all(|name| sum[name] > 100));
+}
+
+/// A host with many connections that the connection manager did not make
+#[test]
+#[ignore = "fails: with more than 64 none of them is ever paired"]
+fn a_hundred_connections_between_two_hosts_are_paired() {
+    let mut net = Net::new(|config| config.connections = 256);
+    let mut ends: Vec<End> = (0..100)
+        .map(|n| End {
+            qpn: 0x1000 + n,
+            server_qpn: 0x2000 + n,
+            port: 0xc000 + n as u16,
+            psn: n * 0x2_0000,
+            ..end(1)
+        })
+        .collect();
+    for _ in 0..8 {
+        for end in &ends {
+            net.up(&end.write(end.psn, 0x8000_0000, &[0; 8]));
+        }
+        for end in &mut ends {
+            net.down(&end.ack(end.psn));
+            end.psn += 1;
+        }
+    }
+    assert_eq!(net.count("paired"), 100);
+}
+
+/// The table was full once.
+#[test]
+fn connections_are_paired_after_the_table_was_full() {
+    let mut net = Net::new(|config| {
+        config.connections = 4;
+        config.ageing = Nanos::from_secs(1);
+    });
+    (10..20).for_each(|n| drop(net.up(&end(n).write(0, 0x8000_0000, &[0; 8]))));
+    net.pass(Nanos::from_secs(5));
+    assert_eq!(net.swordbox.usage()[0], 0);
+    let mut a = end(1);
+    for _ in 0..6 {
+        net.up(&a.write(a.psn, 0x8000_0000, &[0; 8]));
+        net.down(&a.ack(a.psn));
+        a.psn += 1;
+    }
+    assert_eq!(net.count("paired"), 1);
+}
+
+/// A server gives a queue pair's number again, to the same host, long after its connection was last heard of.
+#[test]
+fn a_number_that_was_silent_for_long_is_used_again() {
+    let (mut net, a, _) = two(|config| config.ageing = Nanos::from_secs(1));
+    net.pass(Nanos::from_secs(5));
+    let new = End { qpn: 0x777, port: 0xc777, psn: 0x12_3456, ..a };
+    assert_eq!(net.up(&new.write(new.psn, 0x8000_0000, &[0; 8])).len(), 1);
+}
+
+/// A client with the right key writes behind the end of a region that ends in the middle of a line.
+#[test]
+#[ignore = "fails: a lane's owner and all that use it at that moment go with whoever is refused there"]
+fn who_is_refused_takes_nobody_with_it() {
+    let (mut net, a, b) = two(|_| {});
+    let sent = net.up(&b.write(b.psn, TABLE + 32, &[1; 8]));
+    let lane = sent[0].0.clone();
+    let owner = if dest(&lane) == a.server_qpn { a } else { b };
+    net.down(&owner.answer(psn(&lane), Syndrome::Nak(NakCode::REMOTE_ACCESS_ERROR), None));
+    assert_eq!(net.up(&a.write(a.psn, 0x8000_0000, &[0; 8])).len(), 1, "A has done nothing wrong");
 }
