@@ -12,13 +12,18 @@ use crate::pair::{Handshakes, Strangers};
 use crate::sketch::Sketch;
 use crate::steering::{Steering, Ticket};
 use crate::{Id, NONE};
-use rocev2::{Layout, Msn, Packet, Psn};
+use core::net::IpAddr;
+use rocev2::ethernet::{Ethernet, VlanTag, ethertype};
+use rocev2::ipv6::Ipv6;
+use rocev2::udp::Udp;
+use rocev2::{Bth, Class, Fault, Layout, Msn, Packet, Psn, Qpn};
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use switch::forward::counters::HostQp;
 use switch::forward::{self, Forward};
 use switch::table::Index;
 use switch::{DropReason, Frame, Function, Nanos, Output, PortId, Verdict};
+use zerocopy::FromBytes;
 
 /// What the control plane tells the function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,7 +101,7 @@ pub struct Swordbox {
     pub(crate) steering: Steering,
     pub(crate) handshakes: Handshakes,
     pub(crate) strangers: Strangers,
-    /// Connections whose sides differ in a way that is not known any more
+    /// Connections whose sides differ in a way that is not known any more, without their clients' queue pairs
     pub(crate) ended: HashSet<Connection>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) events: VecDeque<Event>,
@@ -132,6 +137,31 @@ pub(crate) fn bits_of(host: core::net::IpAddr) -> u128 {
         core::net::IpAddr::V4(ip) => ip.to_ipv6_mapped().to_bits(),
         core::net::IpAddr::V6(ip) => ip.to_bits(),
     }
+}
+
+/// Where a packet goes that is not understood, as far as that can be told.
+fn destination_of(bytes: &[u8]) -> Option<(IpAddr, Qpn)> {
+    let mut l3 = Ethernet::LEN;
+    let kind = loop {
+        let kind = u16::from_be_bytes(*bytes.get(l3 - 2..)?.first_chunk()?);
+        if !ethertype::is_tag(kind) {
+            break kind;
+        }
+        l3 += VlanTag::LEN;
+    };
+    let (host, l4): (IpAddr, usize) = match kind {
+        ethertype::IPV4 => {
+            let dst: [u8; 4] = *bytes.get(l3 + 16..)?.first_chunk()?;
+            (dst.into(), l3 + usize::from(bytes[l3] & 0x0f) * 4)
+        }
+        ethertype::IPV6 => {
+            let dst: [u8; 16] = *bytes.get(l3 + 24..)?.first_chunk()?;
+            (dst.into(), l3 + Ipv6::LEN)
+        }
+        _ => return None,
+    };
+    let bth: &[u8; Bth::LEN] = bytes.get(l4 + Udp::LEN..)?.first_chunk()?;
+    Some((host, Bth::ref_from_bytes(bth).ok()?.dest_qp()))
 }
 
 impl core::fmt::Debug for Swordbox {
@@ -178,7 +208,7 @@ impl Swordbox {
             strangers: Strangers::with_capacity(ends),
             ended: {
                 let mut ended = HashSet::with_capacity(config.connections.max(config.ended.len()));
-                ended.extend(&config.ended);
+                ended.extend(config.ended.iter().map(Connection::without_client_qpn));
                 ended
             },
             counters: Arc::default(),
@@ -325,7 +355,7 @@ impl Function for Swordbox {
     ) -> Verdict {
         match self.forward.admit(frame, port) {
             Ok(Some(layout)) => self.on_roce(frame, layout, port, now, out),
-            Ok(None) => self.forward.route(frame, port, now, out),
+            Ok(None) => self.on_other(frame, port, now, out),
             Err(verdict) => verdict,
         }
     }
@@ -384,6 +414,28 @@ impl Function for Swordbox {
 }
 
 impl Swordbox {
+    /// A frame that is no RoCEv2 packet, or none that is understood. That one passes, too, if it is for a connection whose
+    /// two sides agree, and may write anywhere. To any other it would take a PSN that has been promised to something else.
+    fn on_other<O: Output>(&mut self, frame: &O::Frame, port: PortId, now: Nanos, out: &mut O) -> Verdict {
+        if let Class::Malformed(fault) = rocev2::classify(frame.bytes())
+            && let Some((host, qpn)) = destination_of(frame.bytes())
+            && let server = self.server_of(bits_of(host))
+            && server != NO_SERVER
+        {
+            let end = self.index.get(&HostQp::new(host, qpn));
+            if end.is_some_and(|id| self.flows[id as usize].stage >= Stage::Strict) {
+                return Verdict::Drop(DropReason::Malformed(fault));
+            }
+            if fault == Fault::UnknownOpcode
+                && self.lines.detour_everywhere(server, now, self.config.settle).is_err()
+            {
+                self.counters.delayed.add(1);
+                return Verdict::Drop(DropReason::Delayed);
+            }
+        }
+        self.forward.route(frame, port, now, out)
+    }
+
     /// When there is something to look after again
     fn interval(&self) -> Nanos {
         let busy = self.held.len() > 0

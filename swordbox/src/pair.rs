@@ -191,9 +191,8 @@ impl Swordbox {
         if keys.iter().all(|key| self.server_of(bits_of(key.host())) == NO_SERVER) {
             return;
         }
-        let connection = Connection { server, client: (request.client, request.qpn) };
         // Both queue pairs are new, whoever had their numbers before.
-        self.ended.retain(|gone| gone.server != server && gone.client != connection.client);
+        self.ended.retain(|gone| gone.server != server);
         for key in keys {
             if let Some(id) = self.index.get(&key) {
                 self.forget(id);
@@ -440,7 +439,7 @@ impl Swordbox {
             }
             // Its client may be asleep, and must not go on as if nothing had happened.
             if self.ended.len() + 1 < self.config.connections {
-                self.ended.extend(differing.into_iter().flatten());
+                self.ended.extend(differing.iter().flatten().map(Connection::without_client_qpn));
                 self.forget_quietly(id);
             }
         }
@@ -496,7 +495,7 @@ impl Swordbox {
         if end.confirmed.1 == psn {
             return;
         }
-        end.confirmed = (end.confirmed.0 + 1, psn);
+        end.confirmed = (end.confirmed.0.saturating_add(1), psn);
         if end.confirmed.0 >= CONFIRMATIONS && self.counters.untracked.get() == 0 {
             self.pair(found, to, Stage::Paired);
             self.ends[found as usize].port = port;

@@ -5,6 +5,7 @@
 //! (in order, and what is repeated is done once) and a requester towards the server.
 
 use crate::answer::Answer;
+use crate::config::Connection;
 use crate::flow::{Proof, Record, Stage, What, right};
 use crate::function::{Event, NO_RECORD, NO_SERVER, Swordbox, source_of};
 use crate::op::{Kind, Op, memory_of};
@@ -12,8 +13,12 @@ use crate::share::Way;
 use crate::{Id, NONE};
 use rocev2::aeth::{NakCode, Syndrome};
 use rocev2::rewrite::Rewriter;
-use rocev2::{Class, Fault, Layout, Packet, Psn, classify};
+use rocev2::{Class, Fault, Layout, Opcode, Packet, Psn, Qpn, classify};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
+
+/// PSNs behind what is acknowledged of which a client may want to hear again. The end of a message that is longer is among
+/// them
+const REPEATED: i32 = 1 << 16;
 
 /// What became of a request whose turn it is.
 pub(crate) enum Done {
@@ -49,6 +54,7 @@ impl Swordbox {
             return self.forward.route(frame, port, now, out);
         }
         if self.is_reborn(id, &packet, now) {
+            self.remember_if_elsewhere(id, &packet);
             self.forget(id);
             let Some(new) = self.end_of(&packet) else {
                 return self.on_stranger(frame, layout, port, now, out);
@@ -58,7 +64,8 @@ impl Swordbox {
         let from = source_of(&packet);
         if !self.is_from(id, from, &packet) {
             self.counters.spoofed.add(1);
-            if self.flows[id as usize].stage >= Stage::Strict {
+            if self.flows[id as usize].stage >= Stage::Strict || self.ended.contains(&connection_of(&packet))
+            {
                 return Verdict::Drop(DropReason::WrongSource);
             }
             return self.on_stranger(frame, layout, port, now, out);
@@ -83,6 +90,19 @@ impl Swordbox {
         (if elsewhere { now.since(end.seen) > self.config.dead_after } else { other }) && packet.verify_icrc()
     }
 
+    /// Whoever took over a queue pair's number may be lying: then the requests of its client must not pass as if nothing had
+    /// happened.
+    fn remember_if_elsewhere(&mut self, id: Id, packet: &Packet<'_>) {
+        if self.flows[id as usize].stage >= Stage::Strict
+            && !self.flows[id as usize].over
+            && self.ends[id as usize].from != source_of(packet)
+            && self.ended.len() < self.config.connections
+            && let Some(connection) = self.connection_of(id)
+        {
+            self.ended.insert(connection.without_client_qpn());
+        }
+    }
+
     /// Whether a request to `id` comes from where they came from so far.
     fn is_from(&mut self, id: Id, from: u128, packet: &Packet<'_>) -> bool {
         let end = &mut self.ends[id as usize];
@@ -91,12 +111,7 @@ impl Swordbox {
                 return false;
             }
             end.from = from;
-            let ended = self.ended.iter().any(|gone| {
-                crate::function::bits_of(gone.client.0) == from
-                    && crate::function::bits_of(gone.server.0) == crate::function::bits_of(packet.dst())
-                    && gone.server.1 == packet.bth().dest_qp()
-            });
-            if ended {
+            if self.ended.contains(&connection_of(packet)) {
                 self.flows[id as usize].stage = Stage::Ended;
             } else if end.peer == NONE {
                 self.await_peer(id);
@@ -142,7 +157,13 @@ impl Swordbox {
         if new && !packet.verify_icrc() {
             return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
         }
-        if self.detour(flow.server, &packet, now).is_err() {
+        let server = flow.server;
+        let now_or_later = if new {
+            self.detour_of(id, server, &packet, now)
+        } else {
+            self.detour_again(id, server, &packet, op, now)
+        };
+        if now_or_later.is_err() {
             self.counters.delayed.add(1);
             return Verdict::Drop(DropReason::Delayed);
         }
@@ -216,6 +237,7 @@ impl Swordbox {
         }
         if op.kind == Kind::Write && !op.ends {
             flow.mtu = packet.payload().len() as u16;
+            flow.message = memory.map(|(va, ..)| (psn, va));
         }
         let own = psn.add(flow.delta);
         flow.next = psn.add(count);
@@ -249,8 +271,12 @@ impl Swordbox {
         // How far behind the next request; a client repeats only its latest.
         let age =
             |record: &Record| if record.count == 0 { u32::MAX } else { next.sub(record.psn.get()).get() };
-        let Some(place) = self.records_mut(id).iter_mut().max_by_key(|place| age(place)) else { return };
-        if age(place) < age(&record) {
+        // One of the same PSN is from before PSNs came round.
+        let psn = record.psn;
+        let place_of =
+            |place: &Record| if place.count > 0 && place.psn == psn { (1, 0) } else { (0, age(place)) };
+        let Some(place) = self.records_mut(id).iter_mut().max_by_key(|place| place_of(place)) else { return };
+        if place.psn != psn && age(place) < age(&record) {
             return;
         }
         let lost = !place.done;
@@ -524,7 +550,8 @@ impl Swordbox {
                 self.answer_again(id, frame, psn, Answer::Atomic(record.value))
             }
             _ if matches!(op.kind, Kind::Write | Kind::Body) => {
-                if !ack_req {
+                // A new queue pair with old numbers begins anywhere: nothing of it may be acknowledged that was not done.
+                if !ack_req || self.flows[id as usize].acked.distance(psn) > REPEATED {
                     return Verdict::Drop(DropReason::Repeated);
                 }
                 self.answer_again(id, frame, psn, Answer::Ack)
@@ -662,10 +689,30 @@ impl Swordbox {
         }
     }
 
-    /// The same for a request of a strict connection: that it did is remembered for when it is repeated.
+    /// Where a packet writes that goes on with a message: its first packet may have passed long ago.
+    fn goes_on_at(&self, id: Id, packet: &Packet<'_>) -> Option<(u64, u64)> {
+        #[cfg(feature = "canary")]
+        if self.config.bug == Some(crate::Bug::StaleWord) {
+            return None;
+        }
+        let goes_on = matches!(
+            packet.layout().opcode(),
+            Opcode::RC_WRITE_MIDDLE | Opcode::RC_WRITE_LAST | Opcode::RC_WRITE_LAST_IMM
+        );
+        let flow = &self.flows[id as usize];
+        let (first, va) = flow.message.filter(|_| goes_on)?;
+        let before = u64::try_from(packet.bth().psn().distance(first)).ok().filter(|before| *before > 0)?;
+        Some((va.saturating_add(before * u64::from(flow.mtu)), packet.payload().len() as u64))
+    }
+
+    /// The same for a request of a connection that is followed: that it did is remembered for when it is repeated.
     fn detour_of(&mut self, id: Id, server: u8, packet: &Packet<'_>, now: Nanos) -> Result<(), Id> {
-        let before = self.lines_touched(server, packet);
+        let mut before = self.lines_touched(server, packet);
         self.detour(server, packet, now)?;
+        if let Some((va, len)) = self.goes_on_at(id, packet) {
+            before = self.lines.has_any(server, va, len);
+            self.lines.detour(server, va, len, now, self.config.settle)?;
+        }
         if before {
             self.counters.detours.add(1);
             self.flows[id as usize].touched = Some(packet.bth().psn());
@@ -694,12 +741,21 @@ impl Swordbox {
         op: Op,
         now: Nanos,
     ) -> Result<(), Id> {
+        if let Some((va, len)) = self.goes_on_at(id, packet) {
+            return self.lines.detour(server, va, len, now, self.config.settle);
+        }
         let touched = self.flows[id as usize].touched;
         if op.kind == Kind::Body && touched.is_some_and(|psn| !psn.precedes(packet.bth().psn())) {
             return self.lines.detour_everywhere(server, now, self.config.settle);
         }
         self.detour(server, packet, now)
     }
+}
+
+/// The connection that a request belongs to, but for its client's queue pair
+fn connection_of(packet: &Packet<'_>) -> Connection {
+    let (server, client) = ((packet.dst(), packet.bth().dest_qp()), (packet.src(), Qpn::new(0)));
+    Connection { server, client }
 }
 
 /// Gives a request the PSN that the server expects, and adds something to its address.

@@ -324,6 +324,17 @@ fn an_opcode_that_is_not_known_does_not_reach_a_strict_connection() {
     assert_eq!(sent.len(), 0, "it would be taken for one of those that were promised");
 }
 
+/// To another connection it passes, and may have done anything.
+#[test]
+fn an_opcode_that_is_not_known_makes_everything_doubtful() {
+    let (mut net, a, _) = two(|_| {});
+    let mut bytes = end(9).write(0, TABLE, &[1; 8]);
+    bytes[14 + 20 + 8] = 0x15;
+    assert_eq!(net.up(&bytes).len(), 1);
+    let sent = net.up(&a.cas(a.psn, TABLE, 0, 5));
+    assert_eq!(opcode(&sent[0].0), Opcode::RC_COMPARE_SWAP);
+}
+
 /// A message's later packets may come long after the first.
 #[test]
 fn the_rest_of_a_message_is_a_detour_too() {
@@ -343,6 +354,36 @@ fn the_rest_of_a_message_is_a_detour_too() {
     net.down(&b.ack(b.psn));
     let sent = net.up(&a.cas(a.psn, TABLE, 0, 5));
     assert_eq!(opcode(&sent[0].0), Opcode::RC_COMPARE_SWAP, "the word holds something else now");
+}
+
+/// So may one that was lost behind here, of a connection that is only followed.
+#[test]
+fn the_rest_of_a_message_that_is_repeated_is_a_detour_too() {
+    let (mut net, mut a, _) = two(|_| {});
+    let (mut owner, mut c) = (a, end(3));
+    let reth = Reth { va: (TABLE - 1024).into(), rkey: KEY.into(), len: 2048.into() };
+    let first = c.request(Opcode::RC_WRITE_FIRST, c.psn, |repr| repr.extended.reth = reth, &[9; 1024]);
+    assert_eq!(net.up(&first).len(), 1);
+    c.psn += 1;
+    let last = c.request(Opcode::RC_WRITE_LAST, c.psn, |_| {}, &[9; 1024]);
+    assert_eq!(net.up(&last).len(), 1);
+    net.teach(&mut a, &mut owner, TABLE);
+    assert_eq!(net.count("learnt"), 2);
+    assert_eq!(net.up(&last).len(), 1);
+    let sent = net.up(&a.cas(a.psn, TABLE, 0, 5));
+    assert_eq!(opcode(&sent[0].0), Opcode::RC_COMPARE_SWAP, "the word holds something else now");
+}
+
+/// What came too early in the middle of a message does not keep the rest of it from coming, though the server says nothing.
+#[test]
+fn a_message_with_a_hole_goes_on() {
+    let (mut net, _, b) = two(|_| {});
+    let reth = Reth { va: 0x9000_0000.into(), rkey: KEY.into(), len: 3072.into() };
+    let first = b.request(Opcode::RC_WRITE_FIRST, b.psn, |repr| repr.extended.reth = reth, &[9; 1024]);
+    let middle = b.request(Opcode::RC_WRITE_MIDDLE, b.psn + 1, |_| {}, &[9; 1024]);
+    let last = b.request(Opcode::RC_WRITE_LAST, b.psn + 2, |_| {}, &[9; 1024]);
+    let passed = [&first, &last, &first, &middle, &last].map(|frame| net.up(frame).len());
+    assert_eq!(passed, [1, 0, 1, 1, 1]);
 }
 
 /// No buffer when the turn of a request that waits has come: it has another turn.
@@ -452,13 +493,11 @@ fn a_key_that_is_refused_does_not_keep_a_word_from_others() {
 fn long_ranges_take_no_time() {
     let (mut net, a, _) = two(|_| {});
     let reth = Reth { va: 0x10_0000_0000.into(), rkey: KEY.into(), len: u32::MAX.into() };
-    let begin = std::time::Instant::now();
-    for _ in 0..100 {
+    // With a look at each line that it may cover, these would take longer than a test may.
+    for _ in 0..20_000 {
         // Repeated by its client
         net.up(&a.request(Opcode::RC_WRITE_FIRST, a.psn, |repr| repr.extended.reth = reth, &[9; 1024]));
     }
-    let each = begin.elapsed() / 100;
-    assert!(each.as_micros() < 1000, "{each:?}");
 }
 
 fn dreq(src: [u8; 4], dst: [u8; 4], remote: u32) -> Vec<u8> {
@@ -489,4 +528,69 @@ fn a_disconnection_from_elsewhere_ends_nothing() {
     let (mut net, a, mut b) = two(|_| {});
     net.up(&dreq(a.ip, SERVER, b.server_qpn));
     assert_eq!(locked(&mut net, &mut b, &a, 0, 5).len(), 1);
+}
+
+/// A server that begins anew gives its memory another key.
+#[test]
+fn a_word_is_known_by_its_new_key() {
+    let (mut net, _, _) = two(|config| config.servers[0].lanes = 2);
+    let mut c = end(3);
+    let cas = |end: &End, va: u64, compare: u64| {
+        let atomic =
+            AtomicEth { va: va.into(), rkey: 8.into(), swap_or_add: 1.into(), compare: compare.into() };
+        end.request(Opcode::RC_COMPARE_SWAP, end.psn, |repr| repr.extended.atomic = atomic, &[])
+    };
+    for _ in 0..6 {
+        net.up(&c.write(c.psn, 0x8000_0000, &[0; 8]));
+        net.down(&c.ack(c.psn));
+        c.psn += 1;
+    }
+    for _ in 0..4 {
+        net.pass(Nanos::from_millis(50));
+        let sent = net.up(&cas(&c, TABLE, 1));
+        net.down(&c.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
+        c.psn += 1;
+    }
+    let sent = net.up(&cas(&c, TABLE, 0));
+    assert_eq!(opcode(&sent[0].0), Opcode::RC_WRITE_ONLY);
+}
+
+/// A packet has the partition key of the connection that it travels on.
+#[test]
+fn each_connection_has_its_partition() {
+    let (mut net, a, b) = two(|_| {});
+    let cas = b.cas(b.psn, TABLE, 0, 5);
+    let mut repr = Repr::parse(&cas).unwrap();
+    repr.bth.pkey = 0x8001.into();
+    let mut other = vec![0; cas.len()];
+    repr.build(&mut other).unwrap();
+    let sent = net.up(&other);
+    let bth = *Packet::parse(&sent[0].0).unwrap().bth();
+    assert_eq!((bth.dest_qp().get(), bth.pkey.get()), (a.server_qpn, 0xffff));
+}
+
+/// While a client is silent, somebody else sends to its server's queue pair.
+#[test]
+fn a_queue_pair_that_somebody_took_over_is_not_its_clients_any_more() {
+    let (mut net, mut a, b) = two(|_| {});
+    let owner = a;
+    // The server expects another PSN of A than A will use.
+    net.pass(Nanos::from_millis(1));
+    let mut b = b;
+    locked(&mut net, &mut b, &owner, 0, 5);
+    net.pass(Nanos::from_secs(3));
+    let liar = End { server_qpn: a.server_qpn, ..end(4) };
+    net.up(&liar.write(77, 0x8000_0000, &[0; 8]));
+    assert_eq!(net.up(&a.write(a.psn, 0x8000_0000, &[0; 8])).len(), 0);
+    a.psn += 1;
+    net.pass(Nanos::from_secs(3));
+    assert_eq!(net.up(&a.write(a.psn, 0x8000_0000, &[0; 8])).len(), 0);
+}
+
+/// Client and server have made queue pairs with the same numbers as before.
+#[test]
+fn what_a_new_queue_pair_writes_is_not_acknowledged_unless_it_is_done() {
+    let (mut net, a, _) = two(|_| {});
+    let sent = net.up(&a.write(a.psn.wrapping_sub(0x40_0000) & 0xff_ffff, 0x8000_0000, &[1; 8]));
+    assert!(sent.is_empty() || sent[0].1 == SERVERS, "acknowledged, not done");
 }

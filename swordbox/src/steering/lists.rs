@@ -235,7 +235,8 @@ impl Knowledge for Lists {
 
     fn on_read(&mut self, va: u64, rkey: u32, len: u32) -> Option<u64> {
         let number = self.number_of(va)?;
-        if len as usize > self.config.layout.node_len {
+        // The answer has to tell whose the node is, or it could not be known that it is not the last one any more.
+        if (len as usize) < KEY + 8 || len as usize > self.config.layout.node_len {
             return None;
         }
         let tail = self.tail_of(self.owner_of(number)?)?;
@@ -243,8 +244,10 @@ impl Knowledge for Lists {
     }
 
     fn on_found(&mut self, node: u64, bytes: &[u8]) {
-        let Some(next) = word_at(bytes, NEXT).filter(|next| *next != 0) else { return };
-        let Some(key) = self.number_of(node).and_then(|number| self.owner_of(number)) else { return };
+        let [Some(next), Some(key)] = [NEXT, KEY].map(|at| word_at(bytes, at)) else { return };
+        if next == 0 {
+            return;
+        }
         let number = self.number_of(next);
         if let Some(tail) = self.tail_mut(key)
             && tail.node == node

@@ -48,7 +48,8 @@ impl Swordbox {
     /// A request that is being followed leaves for the server: what is added to its address. `written`: everything that its
     /// client sent before has been done.
     pub(crate) fn steer(&mut self, id: Id, packet: &Packet<'_>, op: Op, written: bool, now: Nanos) -> u64 {
-        if !self.is_steering() || self.flows[id as usize].server == NO_SERVER {
+        let needed = self.is_steering() || !self.steering.links.is_empty();
+        if !needed || self.flows[id as usize].server == NO_SERVER {
             return 0;
         }
         let psn = packet.bth().psn();
@@ -83,14 +84,20 @@ impl Swordbox {
         let flow = &self.flows[id as usize];
         let (server, psn) = (flow.server, packet.bth().psn().add(flow.delta));
         self.steering.at(server, cas.va)?;
-        let followed = self.steering.links.can_begin(server, swap)?;
-        let steer = self.layers.steer_writes;
+        let links = &self.steering.links;
+        let followed = links.can_begin(server, swap)?;
+        // Whatever is known of it by now, it is to be known when a node that failed is appended after all.
+        let before = links.of_node(server, swap).and_then(|at| links.get(at)).map(|link| link.append);
+        let as_it_is =
+            |append: Append| Append { va: cas.va, to: cas.va, rkey: cas.rkey, steered: false, ..append };
+        let (steer, steering) = (self.layers.steer_writes, self.is_steering());
         let (structure, known) = self.steering.at(server, cas.va)?;
-        let append = known.on_cas(&cas, written, followed, steer)?;
-        let by = append.va.wrapping_sub(cas.va);
+        let append = if steering { known.on_cas(&cas, written, followed, steer) } else { None };
+        let mut append = append.or(before.filter(|_| compare == 0).map(as_it_is))?;
+        let mut by = append.va.wrapping_sub(cas.va);
         if by != 0 && self.lines.has_any(server, append.va, 8) {
-            known.doubt(append.key);
-            return None;
+            self.doubt(server, structure, &append);
+            (append, by) = (as_it_is(append), 0);
         }
         let links = &mut self.steering.links;
         // What a client names itself, it has found in the structure.
