@@ -335,7 +335,11 @@ impl Swordbox {
                 self.end(id);
             }
         }
-        self.steering.links.remove_lost();
+        // Nothing more goes behind such a node.
+        let Steering { known, links, .. } = &mut self.steering;
+        links.remove_lost(|link| {
+            known[usize::from(link.server)][usize::from(link.structure)].doubt(link.append.key);
+        });
     }
 }
 
