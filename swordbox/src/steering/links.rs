@@ -326,9 +326,10 @@ impl Links {
     }
 
     /// What is lost is over, and so are the tickets of it: nobody may hold one.
-    pub(crate) fn remove_lost(&mut self) {
+    pub(crate) fn remove_lost(&mut self, mut doubtful: impl FnMut(&Link)) {
         for id in 0..self.index.ids() {
-            if self.get(id).is_some_and(|link| link.state == State::Lost) {
+            if let Some(link) = self.get(id).filter(|link| link.state == State::Lost) {
+                doubtful(link);
                 self.remove(id);
             }
         }
@@ -426,7 +427,8 @@ mod tests {
         assert!(links.open(alone).is_none() && links.open(b).is_some());
         links.lose(links.open(b).unwrap().0);
         assert_eq!(links.open(d).unwrap().1.state, State::Lost);
-        links.remove_lost();
-        assert!(links.is_empty());
+        links.remove_lost(|link| doubtful.push(link.append.node));
+        doubtful[2..].sort_unstable();
+        assert!(links.is_empty() && doubtful[2..] == [2, 3, 4], "{doubtful:?}");
     }
 }

@@ -306,3 +306,190 @@ impl Knowledge for Lists {
 fn word_at(bytes: &[u8], at: usize) -> Option<u64> {
     bytes.get(at..).and_then(<[u8]>::first_chunk).map(|word| u64::from_le_bytes(*word))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VA: u64 = 0x7000_0000_0000;
+    const LEN: u64 = 128;
+
+    fn va(node: u64) -> u64 {
+        VA + node * LEN
+    }
+
+    fn lists(change: impl FnOnce(&mut ListsConfig)) -> Lists {
+        let layout = Layout { keys: 8, node_len: LEN as usize };
+        let mut config = ListsConfig { remembered: 64, ..ListsConfig::new(layout, VA..VA + 1000 * LEN) };
+        change(&mut config);
+        Lists::new(config)
+    }
+
+    fn write(lists: &mut Lists, node: u64, key: u64) {
+        let mut bytes = vec![0; LEN as usize];
+        bytes[KEY..KEY + 8].copy_from_slice(&key.to_le_bytes());
+        lists.on_write(va(node), &bytes);
+    }
+
+    fn cas_of(to: u64, node: u64) -> Cas {
+        Cas { va: va(to), rkey: 7, compare: 0, swap: va(node) }
+    }
+
+    /// A client appends a node to another; to which one it goes
+    fn cas(lists: &mut Lists, to: u64, node: u64) -> Append {
+        lists.on_cas(&cas_of(to, node), true, false, true).unwrap()
+    }
+
+    /// The same, and it succeeds.
+    fn append(lists: &mut Lists, to: u64, node: u64) -> u64 {
+        let append = cas(lists, to, node);
+        lists.on_published(&append, false);
+        (append.to - VA) / LEN
+    }
+
+    /// Where a READ goes
+    fn read(lists: &mut Lists, node: u64) -> Option<u64> {
+        lists.on_read(va(node), 7, LEN as u32).map(|to| (to - VA) / LEN)
+    }
+
+    #[test]
+    fn a_stale_cas_and_a_stale_read_go_to_the_last_node() {
+        let mut lists = lists(|_| {});
+        for node in 10..20 {
+            write(&mut lists, node, 3);
+        }
+        assert_eq!(read(&mut lists, 3), None, "nothing is known of the last one");
+        assert_eq!(append(&mut lists, 3, 10), 3);
+        assert_eq!(read(&mut lists, 3), Some(10));
+        assert_eq!(append(&mut lists, 3, 11), 10);
+        // The next one goes behind it before that is answered.
+        let next = cas(&mut lists, 3, 12);
+        assert_eq!((next.va, next.to, next.node, next.key), (va(11) + NEXT as u64, va(11), va(12), 3));
+        assert!(next.steered);
+        assert_eq!(append(&mut lists, 10, 13), 12);
+        for node in [3, 10, 11, 12, 13] {
+            assert_eq!(read(&mut lists, node), Some(13));
+        }
+        assert_eq!(lists.tracked(), 1);
+        assert_eq!(read(&mut lists, 4), None, "another key");
+    }
+
+    #[test]
+    fn what_is_not_sure_is_not_steered() {
+        let mut lists = lists(|_| {});
+        for node in 10..20 {
+            write(&mut lists, node, 3);
+        }
+        write(&mut lists, 20, 4);
+        append(&mut lists, 3, 10);
+        // Another life of the memory
+        let other = Cas { rkey: 8, ..cas_of(3, 11) };
+        assert!(!lists.on_cas(&other, true, false, true).unwrap().steered);
+        assert_eq!(lists.on_read(va(3), 8, LEN as u32), None);
+        // Not the words that append
+        for (to, swap, compare) in [(va(3) + 8, va(11), 0), (va(3), va(11), 1), (va(3), va(11) + 8, 0)] {
+            let cas = Cas { va: to, rkey: 7, compare, swap };
+            assert_eq!(lists.on_cas(&cas, true, false, true), None, "{cas:x?}");
+        }
+        assert_eq!(lists.on_cas(&cas_of(3, 20), true, false, true), None, "a node of another key");
+        assert_eq!(lists.on_cas(&cas_of(3, 30), true, false, true), None, "a node that nobody wrote");
+        assert_eq!(lists.on_cas(&cas_of(11, 11), true, false, true), None, "itself");
+        // A READ of the word alone does not tell whose it is; one of two nodes is something else.
+        assert_eq!(lists.on_read(va(3), 7, 8), None);
+        assert_eq!(lists.on_read(va(3), 7, 2 * LEN as u32), None);
+        assert_eq!(lists.on_read(va(3) + 8, 7, 64), None);
+        assert_eq!(lists.on_read(va(1000), 7, 64), None);
+        // A node that may not be written yet is the last one only when it is in the list.
+        let ahead = lists.on_cas(&cas_of(3, 11), false, false, true).unwrap();
+        assert_eq!(ahead.to, va(10));
+        assert_eq!((read(&mut lists, 3), cas(&mut lists, 10, 12).steered), (None, false));
+        lists.on_published(&ahead, false);
+        assert_eq!(read(&mut lists, 3), Some(11));
+        lists.doubt(3);
+        assert_eq!((read(&mut lists, 3), lists.tracked()), (None, 0));
+        append(&mut lists, 11, 13);
+        assert_eq!(read(&mut lists, 3), Some(13));
+        lists.forget();
+        assert_eq!((read(&mut lists, 3), lists.tracked()), (None, 0));
+    }
+
+    #[test]
+    fn without_steering_of_writes_the_last_node_follows_what_succeeds() {
+        let mut lists = lists(|_| {});
+        for node in 10..20 {
+            write(&mut lists, node, 3);
+        }
+        append(&mut lists, 3, 10);
+        let next = lists.on_cas(&cas_of(10, 11), true, false, false).unwrap();
+        assert!(!next.steered && read(&mut lists, 3) == Some(10));
+        lists.on_published(&next, false);
+        assert_eq!(read(&mut lists, 3), Some(11));
+    }
+
+    #[test]
+    fn a_last_node_that_is_found_to_have_a_next_one_is_not_the_last() {
+        let mut lists = lists(|_| {});
+        write(&mut lists, 10, 3);
+        append(&mut lists, 3, 10);
+        let mut found = vec![0; LEN as usize];
+        found[KEY..KEY + 8].copy_from_slice(&3u64.to_le_bytes());
+        lists.on_found(va(10), &found);
+        assert_eq!(read(&mut lists, 3), Some(10));
+        found[NEXT..NEXT + 8].copy_from_slice(&va(50).to_le_bytes());
+        lists.on_found(va(3), &found);
+        assert_eq!(read(&mut lists, 3), Some(10), "an older one has, of course");
+        lists.on_found(va(10), &found);
+        assert_eq!((read(&mut lists, 3), read(&mut lists, 50)), (Some(50), Some(50)));
+        found[NEXT..NEXT + 8].copy_from_slice(&1u64.to_le_bytes());
+        lists.on_found(va(50), &found);
+        assert_eq!(read(&mut lists, 3), None, "that leads nowhere");
+    }
+
+    #[test]
+    fn a_node_that_is_written_anew_is_not_the_last_one() {
+        let mut lists = lists(|_| {});
+        write(&mut lists, 10, 3);
+        append(&mut lists, 3, 10);
+        write(&mut lists, 10, 5);
+        assert_eq!((read(&mut lists, 3), read(&mut lists, 10)), (None, None));
+    }
+
+    #[test]
+    fn old_nodes_are_forgotten_first_ones_are_not() {
+        let mut lists = lists(|config| config.remembered = 4);
+        for node in 10..20 {
+            write(&mut lists, node, 3);
+        }
+        append(&mut lists, 3, 19);
+        let known: Vec<_> = (0..20).filter(|node| read(&mut lists, *node).is_some()).collect();
+        assert_eq!(known, [3, 16, 17, 18, 19]);
+        let mut lists = self::lists(|config| config.firsts = 0);
+        write(&mut lists, 10, 3);
+        assert_eq!(read(&mut lists, 3), None);
+        append(&mut lists, 3, 10);
+        assert_eq!(read(&mut lists, 3), Some(10), "its client says whose it is");
+    }
+
+    #[test]
+    fn hot_keys_are_kept_and_cold_ones_make_room() {
+        let mut lists = lists(|config| (config.tracked, config.hot) = (2, 3));
+        let mut next = 20;
+        let mut times = |lists: &mut Lists, key: u64, times: u64| {
+            for _ in 0..times {
+                write(lists, next, key);
+                append(lists, key, next);
+                next += 1;
+            }
+        };
+        times(&mut lists, 1, 2);
+        assert_eq!(lists.tracked(), 0, "not hot yet");
+        times(&mut lists, 1, 10);
+        times(&mut lists, 2, 5);
+        assert!(lists.tail_of(1).is_some() && lists.tail_of(2).is_some());
+        times(&mut lists, 3, 4);
+        assert!(lists.tail_of(3).is_none(), "no hotter than those");
+        times(&mut lists, 3, 4);
+        assert!(lists.tail_of(3).is_some() && lists.tail_of(1).is_some() && lists.tail_of(2).is_none());
+        assert_eq!(lists.tracked(), 2);
+    }
+}

@@ -209,7 +209,9 @@ impl Swordbox {
     /// A READ is answered, and its client hears of it.
     pub(crate) fn see_answer(&mut self, id: Id, packet: &Packet<'_>, psn: Psn) {
         let opcode = packet.layout().opcode();
-        if !matches!(opcode, Opcode::RC_READ_RESPONSE_FIRST | Opcode::RC_READ_RESPONSE_ONLY) {
+        if !self.steering.steers(self.flows[id as usize].server)
+            || !matches!(opcode, Opcode::RC_READ_RESPONSE_FIRST | Opcode::RC_READ_RESPONSE_ONLY)
+        {
             return;
         }
         let Some(record) = self.unanswered(id, psn) else { return };
@@ -335,7 +337,11 @@ impl Swordbox {
                 self.end(id);
             }
         }
-        self.steering.links.remove_lost();
+        // Nothing more goes behind such a node.
+        let Steering { known, links, .. } = &mut self.steering;
+        links.remove_lost(|link| {
+            known[usize::from(link.server)][usize::from(link.structure)].doubt(link.append.key);
+        });
     }
 }
 
