@@ -185,6 +185,9 @@ impl Net {
                 }
                 continue;
             }
+            if packet.src() != core::net::IpAddr::from([10, 0, 0, SERVER]) {
+                continue;
+            }
             let client = packet.bth().dest_qp().get();
             if !(QPN + 1..=QPN + 2).contains(&client) || !packet.verify_icrc() {
                 continue;

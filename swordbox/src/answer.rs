@@ -38,8 +38,9 @@ impl Swordbox {
     ) -> Result<PortId, NoRoom> {
         let flow = &self.flows[id as usize];
         let peer = self.ends[id as usize].peer;
-        let end = &self.ends[peer as usize];
-        let Some(key) = self.index.key(peer) else { return Err(NoRoom) };
+        let (Some(end), Some(key)) = (self.ends.get(peer as usize), self.index.key(peer)) else {
+            return Err(NoRoom);
+        };
         if end.headers.is_none() {
             return Err(NoRoom);
         }

@@ -127,6 +127,13 @@ pub struct Connection {
     pub client: (IpAddr, Qpn),
 }
 
+impl Connection {
+    /// What a request tells of it.
+    pub(crate) fn without_client_qpn(&self) -> Self {
+        Self { client: (self.client.0, Qpn::new(0)), ..*self }
+    }
+}
+
 impl Config {
     /// Nothing but a bridge, with room for 65,536 connections.
     pub fn new(forward: forward::Config) -> Self {

@@ -137,6 +137,8 @@ pub(crate) struct Flow {
     pub proofs: [Proof; PROOFS],
     /// A right that is proven as soon as everything before this PSN is done
     pub proving: Option<(Psn, Proof)>,
+    /// The latest WRITE of several packets: the PSN of the first, and where it begins
+    pub message: Option<(Psn, u64)>,
     /// The last packet to the own connection that wrote to memory of which values are cached
     pub touched: Option<Psn>,
 }
@@ -176,6 +178,7 @@ impl Flow {
             reading: None,
             proofs: [Proof { rkey: 0, rights: 0 }; PROOFS],
             proving: None,
+            message: None,
             touched: None,
         }
     }

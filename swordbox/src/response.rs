@@ -26,11 +26,15 @@ impl Swordbox {
             return self.forward.route(frame, port, now, out);
         }
         // To the client's end
-        let Some(to) = self.end_of(&packet) else {
+        let Some(mut to) = self.end_of(&packet) else {
             return self.forward.route(frame, port, now, out);
         };
         if self.ends[to as usize].headers.is_of_another(&packet) && packet.verify_icrc() {
             self.part(to);
+            let Some(new) = self.end_of(&packet) else {
+                return self.forward.route(frame, port, now, out);
+            };
+            to = new;
         }
         let id = self.ends[to as usize].peer;
         let end = &mut self.ends[to as usize];
@@ -52,7 +56,8 @@ impl Swordbox {
         }
         self.ends[id as usize].port = port;
         let flow = &self.flows[id as usize];
-        if flow.stage == Stage::Ended {
+        // What others have under way there has nothing to do with what became of the owner's own.
+        if flow.stage == Stage::Ended && flow.lane == NONE {
             self.counters.ended.add(1);
             return Verdict::Drop(DropReason::NoQueuePair);
         }
@@ -72,6 +77,10 @@ impl Swordbox {
             && !psn.precedes(self.lanes[lane as usize].acked)
         {
             return self.on_lane(lane, frame, layout, now, out);
+        }
+        if flow.stage == Stage::Ended {
+            self.counters.ended.add(1);
+            return Verdict::Drop(DropReason::NoQueuePair);
         }
         let mut verdict = self.on_own(id, frame, layout, port, now, out);
         if self.is_awaited(id) || self.steering.published {
@@ -462,7 +471,9 @@ impl Swordbox {
             told[count] = whose;
             count += 1;
             let peer = self.ends[whose as usize].peer;
-            let (end, Some(key)) = (&self.ends[peer as usize], self.index.key(peer)) else { continue };
+            let (Some(end), Some(key)) = (self.ends.get(peer as usize), self.index.key(peer)) else {
+                continue;
+            };
             let Ok(mut copy) = out.make(0) else { return };
             let mut bth = *packet.bth();
             bth.set_dest_qp(key.qpn());

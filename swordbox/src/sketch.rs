@@ -16,6 +16,8 @@ pub(crate) struct Sketch {
 }
 
 impl Sketch {
+    pub(crate) const BYTES: usize = ROWS * COLUMNS * size_of::<u32>();
+
     pub(crate) fn new() -> Self {
         Self { counts: vec![[0; COLUMNS]; ROWS].into(), added: 0 }
     }

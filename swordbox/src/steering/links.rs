@@ -104,6 +104,11 @@ impl Links {
         }
     }
 
+    /// What so many take.
+    pub(crate) fn bytes(capacity: usize) -> usize {
+        Index::<Place>::bytes(capacity) + capacity * (size_of::<Link>() + size_of::<Id>())
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.index.is_empty()
     }

@@ -107,6 +107,16 @@ impl Lists {
         }
     }
 
+    /// What such a store takes at most.
+    pub(crate) fn bytes(config: &ListsConfig) -> usize {
+        let nodes = (config.nodes.end - config.nodes.start) / config.layout.node_len as u64;
+        let owners = config.remembered.min(nodes as usize).max(1);
+        owners * size_of::<Owned>()
+            + Index::<Number>::bytes(config.tracked)
+            + config.tracked * size_of::<Tail>()
+            + Sketch::BYTES
+    }
+
     /// Keys whose last node is known
     pub fn tracked(&self) -> usize {
         self.keys.len()

@@ -189,6 +189,20 @@ impl Steering {
         }
     }
 
+    /// What this configuration takes at most.
+    pub(crate) fn bytes(config: &Config) -> usize {
+        let structures = config.servers.iter().flat_map(|server| &server.structures);
+        let lists = structures.filter_map(|structure| match structure {
+            Structure::Lists(lists) => Some(Lists::bytes(lists)),
+            Structure::Locks(_) => None,
+        });
+        let mut lists = lists.peekable();
+        if lists.peek().is_none() {
+            return 0;
+        }
+        lists.sum::<usize>() + Links::bytes(config.appends) + Withheld::bytes(config.withheld)
+    }
+
     /// What is known of the structure at this address, and its number
     #[inline]
     pub(crate) fn at(&mut self, server: u8, va: u64) -> Option<(u8, &mut Known)> {

@@ -38,6 +38,11 @@ impl Withheld {
         }
     }
 
+    /// What so many take.
+    pub(crate) const fn bytes(frames: usize) -> usize {
+        frames * (LONGEST + size_of::<Slot>() + size_of::<u32>())
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.slots.is_empty()
     }
