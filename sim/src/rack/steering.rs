@@ -56,11 +56,15 @@ pub fn config(machines: usize, layers: Layers, structures: Vec<Structure>) -> Co
     }
 }
 
-/// One that steers in the lists of [`clover`], of which it keeps so many keys.
-pub fn steer(run: &Run, layout: Layout, tracked: usize, layers: Layers) -> Controlled<Control> {
+/// What one may know of the lists of [`clover`]: it keeps so many keys, and remembers so many nodes.
+pub fn lists(layout: Layout, tracked: usize, remembered: usize) -> ListsConfig {
     // More than any run here writes
     let nodes = NODES_VA..NODES_VA + (layout.node_len as u64 * (1 << 24));
-    let lists = ListsConfig { tracked, remembered: 1 << 22, ..ListsConfig::new(layout, nodes) };
+    ListsConfig { tracked, remembered, ..ListsConfig::new(layout, nodes) }
+}
+
+/// One that steers in these lists.
+pub fn steer(run: &Run, lists: ListsConfig, layers: Layers) -> Controlled<Control> {
     swordbox(config(run.machines, layers, vec![Structure::Lists(lists)]))
 }
 
@@ -75,7 +79,7 @@ pub struct Row {
 
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:<34} {}", self.name, self.outcome)
+        write!(f, "{:<36}{}", self.name, self.outcome)
     }
 }
 
@@ -89,24 +93,28 @@ pub fn compare(run: &Run, mix: Mix, mut tell: impl FnMut(&Row)) -> Result<Vec<Ro
     let keys = layout.keys as usize;
     let alone = Run { threads: 1, machines: 1, ..*run };
     let writes = Layers { steer_reads: false, ..Layers::STEER };
+    // Nodes that any thread may still take for the last one; and as many as the paper remembers
+    let (many, few) = (256 * keys, 3 * keys);
     let runs = [
         ("alone, without", &alone, 0.99, None),
-        ("alone, steered", &alone, 0.99, Some((keys, Layers::STEER))),
+        ("alone, steered", &alone, 0.99, Some((keys, many, Layers::STEER))),
         ("together, without", run, 0.99, None),
-        ("together, WRITEs steered", run, 0.99, Some((keys, writes))),
-        ("together, WRITEs and READs steered", run, 0.99, Some((keys, Layers::STEER))),
+        ("together, CAS steered", run, 0.99, Some((keys, many, writes))),
+        ("together, CAS and READs steered", run, 0.99, Some((keys, many, Layers::STEER))),
+        ("the same, 3 nodes a key remembered", run, 0.99, Some((keys, few, Layers::STEER))),
         ("Zipf 1.5, without", run, 1.5, None),
-        ("Zipf 1.5, 8 keys", run, 1.5, Some((8, Layers::STEER))),
-        ("Zipf 1.5, 64 keys", run, 1.5, Some((64, Layers::STEER))),
-        ("Zipf 1.5, all keys", run, 1.5, Some((keys, Layers::STEER))),
+        ("Zipf 1.5, 8 keys", run, 1.5, Some((8, many, Layers::STEER))),
+        ("Zipf 1.5, 64 keys", run, 1.5, Some((64, many, Layers::STEER))),
+        ("Zipf 1.5, all keys", run, 1.5, Some((keys, many, Layers::STEER))),
     ];
     let mut rows = Vec::new();
     for (name, run, theta, steered) in runs {
         let options = Options::default();
         let outcome = match steered {
             None => clover(run, mix, layout, theta, options, forward(run.machines))?,
-            Some((tracked, layers)) => {
-                clover(run, mix, layout, theta, options, steer(run, layout, tracked, layers))?
+            Some((tracked, remembered, layers)) => {
+                let switch = steer(run, lists(layout, tracked, remembered), layers);
+                clover(run, mix, layout, theta, options, switch)?
             }
         };
         let row = Row { name: name.into(), outcome };

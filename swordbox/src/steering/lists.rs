@@ -3,9 +3,8 @@
 //! what it believes to be the last one, and reads what it believes to be the last one.
 //!
 //! Kept are, as in the paper, the last node of each key that is hot, and for nodes that were written whose they are, because
-//! a READ names nothing but an address. Both are of a fixed size. Nodes are remembered by their number: the table is as a
-//! ring for those who take space in order, so that those written last are remembered. Which keys are hot is counted by
-//! their appends.
+//! a READ names nothing but an address. Both are of a fixed size. Of nodes, those are remembered that were asked for
+//! last. Which keys are hot is counted by their appends.
 
 use super::{Append, Cas, Knowledge};
 use crate::clients::clover::{HEADER, KEY, Layout, NEXT};
@@ -69,6 +68,8 @@ struct Owned {
 
 /// The number of no node
 const NOBODY: Owned = Owned { number: u32::MAX, key: 0 };
+/// Nodes whose numbers have the same hash, the one that was asked for last in front: one cache line
+type Set = [Owned; 8];
 /// Keys that are looked at to find one that is colder
 const LOOKED_AT: u32 = 8;
 
@@ -76,7 +77,7 @@ const LOOKED_AT: u32 = 8;
 #[derive(Debug)]
 pub struct Lists {
     config: ListsConfig,
-    owners: Box<[Owned]>,
+    owners: Box<[Set]>,
     keys: Index<Number>,
     tails: Box<[Tail]>,
     sketch: Sketch,
@@ -97,7 +98,7 @@ impl Lists {
         );
         assert!(config.remembered > 0 && config.tracked > 0, "places to remember something");
         Self {
-            owners: vec![NOBODY; config.remembered.min(nodes as usize).max(1)].into(),
+            owners: vec![[NOBODY; 8]; config.remembered.min(nodes as usize).div_ceil(8).max(1)].into(),
             keys: Index::with_capacity(config.tracked),
             tails: vec![NO_TAIL; config.tracked].into(),
             sketch: Sketch::new(),
@@ -129,20 +130,29 @@ impl Lists {
         (offset.is_multiple_of(len) && va.checked_add(len)? <= nodes.end).then(|| (offset / len) as u32)
     }
 
+    #[inline]
+    fn set_of(&mut self, number: u32) -> &mut Set {
+        // Multiplied by the number of sets, the hash is one of them (Lemire, 2019).
+        let set = (u128::from(mix(u64::from(number))) * self.owners.len() as u128) >> 64;
+        &mut self.owners[set as usize]
+    }
+
     /// Whose a node is, if that is known
     #[inline]
-    fn owner_of(&self, number: u32) -> Option<u64> {
-        let owned = self.owners[number as usize % self.owners.len()];
-        match owned.number == number {
-            true => Some(u64::from(owned.key)),
-            false if u64::from(number) < self.config.firsts => Some(u64::from(number)),
-            false => None,
+    fn owner_of(&mut self, number: u32) -> Option<u64> {
+        let set = self.set_of(number);
+        if let Some(at) = set.iter().position(|owned| owned.number == number) {
+            set[..=at].rotate_right(1);
+            return Some(u64::from(set[0].key));
         }
+        (u64::from(number) < self.config.firsts).then_some(u64::from(number))
     }
 
     fn remember(&mut self, number: u32, key: u64) {
-        let place = number as usize % self.owners.len();
-        self.owners[place] = Owned { number, key: key as u32 };
+        let set = self.set_of(number);
+        let at = set.iter().position(|owned| owned.number == number).unwrap_or(set.len() - 1);
+        set[..=at].rotate_right(1);
+        set[0] = Owned { number, key: key as u32 };
     }
 
     fn tail_of(&self, key: u64) -> Option<&Tail> {
@@ -212,16 +222,17 @@ impl Knowledge for Lists {
         }
         let to = cas.va.checked_sub(NEXT as u64)?;
         let (last, new) = (self.number_of(to)?, self.number_of(cas.swap)?);
-        let key = self.owner_of(new)?;
+        // Its client says that they belong together.
+        let key = match (self.owner_of(last), self.owner_of(new)) {
+            (Some(key), Some(other)) if key != other => return None,
+            (Some(key), _) | (None, Some(key)) => key,
+            (None, None) => return None,
+        };
         if last == new {
             return None;
         }
-        match self.owner_of(last) {
-            Some(other) if other != key => return None,
-            Some(_) => {}
-            // Its client says so.
-            None => self.remember(last, key),
-        }
+        self.remember(last, key);
+        self.remember(new, key);
         self.sketch.add(key);
         let node = cas.swap;
         let mut append = Append { va: cas.va, to, node, key, rkey: cas.rkey, steered: false };
@@ -249,25 +260,30 @@ impl Knowledge for Lists {
         if (len as usize) < KEY + 8 || len as usize > self.config.layout.node_len {
             return None;
         }
-        let tail = self.tail_of(self.owner_of(number)?)?;
-        (tail.ready && tail.rkey == rkey).then_some(tail.node)
+        let tail = self.owner_of(number).and_then(|key| self.tail_of(key));
+        let tail = tail.filter(|tail| tail.ready && tail.rkey == rkey);
+        // If nothing is known, the answer will tell.
+        Some(tail.map_or(va, |tail| tail.node))
     }
 
     fn on_found(&mut self, node: u64, bytes: &[u8]) {
         let [Some(next), Some(key)] = [NEXT, KEY].map(|at| word_at(bytes, at)) else { return };
+        let Some(number) = self.number_of(node).filter(|_| key < self.config.layout.keys) else { return };
+        self.remember(number, key);
         if next == 0 {
             return;
         }
         let number = self.number_of(next);
+        // Where its client looks next
+        if let Some(number) = number {
+            self.remember(number, key);
+        }
         if let Some(tail) = self.tail_mut(key)
             && tail.node == node
         {
             // Somebody appended to it without us. Whoever reads on must not be sent back.
             match number {
-                Some(number) => {
-                    *tail = Tail { node: next, ready: true, ..*tail };
-                    self.remember(number, key);
-                }
+                Some(_) => *tail = Tail { node: next, ready: true, ..*tail },
                 None => self.doubt(key),
             }
         }
@@ -347,9 +363,13 @@ mod tests {
         (append.to - VA) / LEN
     }
 
-    /// Where a READ goes
+    /// Where a READ goes, if that is another place, or known to be right
     fn read(lists: &mut Lists, node: u64) -> Option<u64> {
-        lists.on_read(va(node), 7, LEN as u32).map(|to| (to - VA) / LEN)
+        let to = lists.on_read(va(node), 7, LEN as u32).map(|to| (to - VA) / LEN);
+        to.filter(|to| {
+            *to != node
+                || lists.tails.iter().any(|tail| tail.node == va(node) && tail.ready) && lists.tracked() > 0
+        })
     }
 
     #[test]
@@ -385,14 +405,14 @@ mod tests {
         // Another life of the memory
         let other = Cas { rkey: 8, ..cas_of(3, 11) };
         assert!(!lists.on_cas(&other, true, false, true).unwrap().steered);
-        assert_eq!(lists.on_read(va(3), 8, LEN as u32), None);
+        assert_eq!(lists.on_read(va(3), 8, LEN as u32), Some(va(3)));
         // Not the words that append
         for (to, swap, compare) in [(va(3) + 8, va(11), 0), (va(3), va(11), 1), (va(3), va(11) + 8, 0)] {
             let cas = Cas { va: to, rkey: 7, compare, swap };
             assert_eq!(lists.on_cas(&cas, true, false, true), None, "{cas:x?}");
         }
         assert_eq!(lists.on_cas(&cas_of(3, 20), true, false, true), None, "a node of another key");
-        assert_eq!(lists.on_cas(&cas_of(3, 30), true, false, true), None, "a node that nobody wrote");
+        assert_eq!(lists.on_cas(&cas_of(31, 30), true, false, true), None, "nodes that nobody wrote");
         assert_eq!(lists.on_cas(&cas_of(11, 11), true, false, true), None, "itself");
         // A READ of the word alone does not tell whose it is; one of two nodes is something else.
         assert_eq!(lists.on_read(va(3), 7, 8), None);
@@ -462,7 +482,20 @@ mod tests {
         }
         append(&mut lists, 3, 19);
         let known: Vec<_> = (0..20).filter(|node| read(&mut lists, *node).is_some()).collect();
-        assert_eq!(known, [3, 16, 17, 18, 19]);
+        assert_eq!(known, [3, 13, 14, 15, 16, 17, 18, 19], "eight at least");
+        // One that is still asked for stays.
+        for node in 20..26 {
+            write(&mut lists, node, 3);
+            assert_eq!(read(&mut lists, 13), Some(19));
+        }
+        assert_eq!(read(&mut lists, 18), None);
+        // The answer to one that is not known tells whose it is, and whose the next one is.
+        let mut found = vec![0; LEN as usize];
+        found[KEY..KEY + 8].copy_from_slice(&3u64.to_le_bytes());
+        found[NEXT..NEXT + 8].copy_from_slice(&va(11).to_le_bytes());
+        assert_eq!(lists.on_read(va(10), 7, LEN as u32), Some(va(10)));
+        lists.on_found(va(10), &found);
+        assert_eq!((read(&mut lists, 10), read(&mut lists, 11)), (Some(19), Some(19)));
         let mut lists = self::lists(|config| config.firsts = 0);
         write(&mut lists, 10, 3);
         assert_eq!(read(&mut lists, 3), None);

@@ -67,7 +67,7 @@ pub trait Knowledge {
     /// `steer` unset, it goes where it says.
     fn on_cas(&mut self, cas: &Cas, written: bool, followed: bool, steer: bool) -> Option<Append>;
 
-    /// A READ of `len` bytes comes by; where it goes now.
+    /// A READ of `len` bytes comes by; the node that it goes to now, if it is a READ of a node at all.
     fn on_read(&mut self, va: u64, rkey: u32, len: u32) -> Option<u64>;
 
     /// A READ of a node, which went there, was answered with these bytes.
