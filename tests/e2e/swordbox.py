@@ -311,8 +311,9 @@ def locks(case: Case, lab: Lab, change: Callable[[], None]) -> tuple[list[str], 
         change()
     problems = []
     for guest, client in jobs:
-        problems += ended(f"the clients in {guest.name}", guest, client)[0]
-    failed, output = ended("the server", server, job)
+        # A lock that a client held when it ended is held for ever.
+        problems += ended(f"the clients in {guest.name}", guest, client, 1 if problems else TIMEOUT_S)[0]
+    failed, output = ended("the server", server, job, 1 if problems else TIMEOUT_S)
     problems += failed
     told = {name: int(value) for name, value in re.findall(r"(\w+) (\d+)", output)}
     rounds = case.clients * len(jobs) * case.rounds
