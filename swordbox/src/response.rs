@@ -22,7 +22,8 @@ impl Swordbox {
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
         let from = source_of(&packet);
-        if self.server_of(from) == NO_SERVER {
+        let server = self.server_of(from);
+        if server == NO_SERVER {
             return self.forward.route(frame, port, now, out);
         }
         // To the client's end
@@ -46,11 +47,15 @@ impl Swordbox {
             self.guess(to, &packet, from, port);
             return self.forward.route(frame, port, now, out);
         }
-        if !self.is_server_of(id, from) {
+        if self.flows[id as usize].server != server {
             self.counters.spoofed.add(1);
             return Verdict::Drop(DropReason::WrongSource);
         }
-        self.ends[id as usize].port = port;
+        let end = &mut self.ends[to as usize];
+        if end.came_on != Some(port) {
+            end.came_on = Some(port);
+            self.ends[id as usize].port = port;
+        }
         let flow = &self.flows[id as usize];
         if flow.stage == Stage::Ended {
             self.counters.ended.add(1);
@@ -85,11 +90,6 @@ impl Swordbox {
             self.pump(id, now, out);
         }
         verdict
-    }
-
-    fn is_server_of(&self, id: Id, from: u128) -> bool {
-        let server = self.config.servers.get(usize::from(self.flows[id as usize].server));
-        server.is_some_and(|server| crate::function::bits_of(server.host) == from)
     }
 
     /// A response on a client's own connection.
@@ -427,7 +427,7 @@ impl Swordbox {
             let Ok(mut copy) = out.make(0) else { return };
             let mut bth = *packet.bth();
             bth.set_dest_qp(key.qpn());
-            if end.headers.build(&mut copy, None, &bth, &[&[0; 16]]).is_ok() {
+            if end.headers.build(&mut copy, None, &bth, &[0; 16], &[]).is_ok() {
                 self.counters.cnps.add(1);
                 _ = out.send(copy, end.port);
             }

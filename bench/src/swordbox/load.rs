@@ -11,8 +11,8 @@ use clap::ValueEnum;
 use rocev2::icrc::Changes;
 use rocev2::packet::ICRC_LEN;
 use rocev2::{Class, Msn, Psn, classify};
-use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
 use std::sync::Arc;
+use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
 use swordbox::{Counters, Swordbox};
 
 /// Operations under way on all shared connections
@@ -283,8 +283,7 @@ impl Function for Replay {
         out: &mut O,
     ) -> Verdict {
         let bytes = frame.bytes_mut();
-        let patch =
-            if bytes.len() == self.acknowledgement { &self.acknowledgements } else { &self.requests };
+        let patch = if bytes.len() == self.acknowledgement { &self.acknowledgements } else { &self.requests };
         patch.apply(bytes);
         self.at += 1;
         if self.at == self.len {

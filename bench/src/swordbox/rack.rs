@@ -48,9 +48,15 @@ const fn client_of(server: Qpn) -> u32 {
 /// What a request asks for.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Ask {
-    Cas { va: u64, compare: u64, swap: u64 },
+    Cas {
+        va: u64,
+        compare: u64,
+        swap: u64,
+    },
     /// Of 64 bytes
-    Write { va: u64 },
+    Write {
+        va: u64,
+    },
 }
 
 /// A frame between client `n` and the server, in either direction.
