@@ -73,6 +73,14 @@ impl Line {
 
     /// Bytes are written at `offset` in the line.
     pub(crate) fn write(&mut self, offset: usize, bytes: &[u8], learn: bool) {
+        if offset.is_multiple_of(8) && bytes.len().is_multiple_of(8) {
+            // Whole words, as most WRITEs of locks and nodes are
+            for (at, word) in (offset / 8..).zip(bytes.as_chunks().0) {
+                self.values[at] = u64::from_le_bytes(*word);
+                self.known |= u8::from(learn) << at;
+            }
+            return;
+        }
         for word in offset / 8..(offset + bytes.len()).div_ceil(8) {
             let (from, to) = ((word * 8).max(offset), (word * 8 + 8).min(offset + bytes.len()));
             let part = &bytes[from - offset..to - offset];
