@@ -12,7 +12,6 @@ use crate::{Id, NONE};
 use rocev2::atomic::AtomicEth;
 use rocev2::{Bth, Class, Opcode, Packet, Psn, classify};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
-use zerocopy::IntoBytes;
 
 /// Sending again takes twice as long each time, up to this often.
 const MOST_DOUBLED: u8 = 6;
@@ -307,7 +306,8 @@ impl Swordbox {
             swap_or_add: append.node.into(),
             compare: 0.into(),
         };
-        if end.headers.build(&mut frame, None, &bth, &[atomic.as_bytes()]).is_ok()
+        let behind: [u8; AtomicEth::LEN] = zerocopy::transmute!(atomic);
+        if end.headers.build(&mut frame, None, &bth, &behind, &[]).is_ok()
             && out.send(frame, end.port).is_ok()
         {
             self.counters.mended.add(1);
