@@ -18,7 +18,7 @@ const CONFIRMATIONS: u8 = 3;
 /// PSNs behind the newest request among which an answer is looked for
 const WINDOW: i32 = 4096;
 /// Connections between the same two hosts that are looked at to find the right one
-const CANDIDATES: usize = 64;
+const CANDIDATES: usize = 1024;
 
 /// Two hosts: who asks, and who is asked
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
