@@ -18,7 +18,7 @@ use zerocopy::IntoBytes;
 const MOST_DOUBLED: u8 = 6;
 
 impl Swordbox {
-    fn is_steering(&self) -> bool {
+    pub(crate) fn is_steering(&self) -> bool {
         self.layers.steer_writes || self.layers.steer_reads
     }
 
