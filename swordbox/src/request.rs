@@ -549,6 +549,9 @@ impl Swordbox {
             }
             let own = psn.add(self.flows[id as usize].delta);
             let by = record.filter(|_| is_read || op.kind == Kind::Atomic).map_or(0, |record| record.steered);
+            if self.detour_steered(server, &packet, by, now).is_err() {
+                return Verdict::Drop(DropReason::Delayed);
+            }
             rewrite_request(frame, layout, own, op.ends, by);
             return self.forward.route(frame, port, now, out);
         }

@@ -96,6 +96,10 @@ impl Swordbox {
             self.counters.misplaced.add(1);
         }
         let detect = declared.detect;
+        if detect > 0 && self.is_steering() && self.steering.at(server, wish.va).is_some() {
+            // A node is appended to once; and an answer that waits would keep a lane from those that it waits for.
+            return false;
+        }
         detect > 0 && self.sketch.add(wish.va ^ u64::from(wish.rkey) << 32) >= detect
     }
 

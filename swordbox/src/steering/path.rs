@@ -17,7 +17,7 @@ use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
 const MOST_DOUBLED: u8 = 6;
 
 impl Swordbox {
-    fn is_steering(&self) -> bool {
+    pub(crate) fn is_steering(&self) -> bool {
         self.layers.steer_writes || self.layers.steer_reads
     }
 
@@ -290,8 +290,30 @@ impl Swordbox {
         }
     }
 
+    /// A request that was steered goes to the server again: what is known of the word there by now may not be true then.
+    pub(crate) fn detour_steered(
+        &mut self,
+        server: u8,
+        packet: &Packet<'_>,
+        by: u64,
+        now: Nanos,
+    ) -> Result<(), Id> {
+        match packet.atomic() {
+            Some(atomic) if by != 0 => {
+                let va = atomic.va.get().wrapping_add(by);
+                self.lines.detour(server, va, 8, now, self.config.settle)
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Sends a CAS again, as it was. If the server has executed it, it answers from its memory.
     fn mend<O: Output>(&mut self, at: Id, now: Nanos, out: &mut O) {
+        let Some(link) = self.steering.links.get(at) else { return };
+        if self.lines.detour(link.server, link.append.va, 8, now, self.config.settle).is_err() {
+            // Something that was decided there is under way: the next time
+            return;
+        }
         let Some(link) = self.steering.links.get_mut(at) else { return };
         link.sent = now;
         link.tries = link.tries.saturating_add(1);
