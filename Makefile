@@ -43,6 +43,7 @@ e2e: build ## real RDMA programs in virtual machines, joined by understudy, and 
 	$(AS_ROOT) tests/e2e/run.py --understudy $(PROGRAM)
 	$(AS_ROOT) tests/e2e/host.py --understudy $(PROGRAM)
 	$(AS_ROOT) tests/e2e/p4ce.py --understudy $(PROGRAM)
+	$(AS_ROOT) tests/e2e/swordbox.py --understudy $(PROGRAM)
 
 soak: build ## seeds of the simulator, new ones every time: make soak SECONDS=600 (a scenario), or SEEDS=100000 FROM=1
 	@from=$(or $(FROM),$$(date +%s)000000); \

@@ -35,6 +35,10 @@ def seeds(target: str, frame: bytes) -> list[bytes]:
             body = bth[:9] + psn.to_bytes(3, "big") + bth[12:]
             made += bytes([kind, (len(body) + 1) // 2]) + body + b"\0" * (len(body) % 2)
         return [bytes([how]) + 2 * made for how in (0, 5)]
+    if target == "swordbox":
+        # Both clients contend: requests, their way to the server, and the answers' way back
+        step = bytes([0, 0, 0x80, 3, 5, 0, 5, 0, 8, 0, 8, 0])
+        return [bytes([how]) + 20 * step + bytes([15, 40]) + frame[:40] + step for how in (1, 3)]
     if target == "rnic":
         bth = frame[42:-4][:510]
         return [bytes([how]) + bytes([0, to, len(bth) // 2]) + bth for how in (1, 12) for to in (3, 9)]

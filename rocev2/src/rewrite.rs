@@ -163,6 +163,15 @@ impl<'a> Rewriter<'a> {
         Ok(())
     }
 
+    /// Sets the address of a RETH or an AtomicETH, and nothing else of it.
+    #[inline]
+    pub fn set_remote_address(&mut self, va: u64) -> Result<(), NoSuchHeader> {
+        // Both begin with it.
+        let at = self.extended(Headers::RETH).or_else(|_| self.extended(Headers::ATOMIC))?;
+        self.set_words(at, va.to_be_bytes());
+        Ok(())
+    }
+
     /// Sets the AETH.
     #[inline]
     pub fn set_aeth(&mut self, aeth: Aeth) -> Result<(), NoSuchHeader> {
@@ -303,6 +312,7 @@ mod tests {
             rewriter.set_psn(Psn::new(psn));
             rewriter.set_ack_req(ack);
             let has_reth = rewriter.set_remote_memory(va, rkey).is_ok();
+            let has_address = rewriter.set_remote_address(va).is_ok();
             let has_aeth = rewriter.set_aeth(aeth).is_ok();
             rewriter.finish();
 
@@ -323,9 +333,33 @@ mod tests {
             prop_assert_eq!(packet.udp().src_port.get(), port);
             prop_assert_eq!(packet.ecn(), ecn & 3);
             prop_assert_eq!(packet.reth().map(|r| (r.va.get(), r.rkey.get())), has_reth.then_some((va, rkey)));
+            prop_assert_eq!(has_address, packet.reth().is_some() || packet.atomic().is_some());
+            prop_assert_eq!(packet.atomic().map(|atomic| atomic.va.get()), packet.atomic().map(|_| va));
             prop_assert_eq!(packet.aeth().copied(), has_aeth.then_some(aeth));
             prop_assert_eq!(has_aeth, opcode.headers().has(Headers::AETH));
         }
+    }
+
+    #[test]
+    fn an_address_is_set_alone() {
+        for opcode in [Opcode::RC_COMPARE_SWAP, Opcode::RC_FETCH_ADD, Opcode::RC_READ_REQUEST] {
+            let mut bytes = frame(false, opcode, 0, true);
+            let layout = layout(&bytes);
+            let mut expected = bytes.clone();
+            let at = layout.bth() + Bth::LEN;
+            expected[at..at + 8].copy_from_slice(&0x7000_0000_1234_5678_u64.to_be_bytes());
+            let mut rewriter = Rewriter::new(&mut bytes, layout);
+            assert_eq!(rewriter.set_remote_address(0x7000_0000_1234_5678), Ok(()));
+            rewriter.finish();
+            let packet = Packet::new(&bytes, layout);
+            assert!(packet.verify_icrc() && packet.verify_udp_checksum());
+            let sum = layout.udp() + 6;
+            let covered = [14..sum, sum + 2..layout.icrc()];
+            assert!(covered.into_iter().all(|range| bytes[range.clone()] == expected[range]), "{opcode:?}");
+        }
+        let mut bytes = frame(false, Opcode::RC_ACKNOWLEDGE, 0, false);
+        let layout = layout(&bytes);
+        assert_eq!(Rewriter::new(&mut bytes, layout).set_remote_address(1), Err(NoSuchHeader));
     }
 
     #[test]

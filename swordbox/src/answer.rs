@@ -37,7 +37,7 @@ impl Swordbox {
     ) -> Result<PortId, NoRoom> {
         let flow = &self.flows[id as usize];
         let peer = self.ends[id as usize].peer;
-        let end = &self.ends[peer as usize];
+        let Some(end) = self.ends.get(peer as usize) else { return Err(NoRoom) };
         if end.headers.is_none() {
             return Err(NoRoom);
         }

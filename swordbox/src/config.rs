@@ -1,5 +1,6 @@
 //! What a Swordbox is told beforehand.
 
+use crate::steering::Structure;
 use core::net::IpAddr;
 use core::ops::Range;
 use rocev2::Qpn;
@@ -22,6 +23,10 @@ pub struct Config {
     pub lines: usize,
     /// Frames that wait for their turn at once
     pub held: usize,
+    /// Nodes at once that are on their way into a data structure; those that come then are not steered
+    pub appends: usize,
+    /// Answers at once that wait until such a node is where it belongs; for one that comes then, its client asks again
+    pub withheld: usize,
     /// A connection of which nothing was heard for so long is forgotten
     pub ageing: Nanos,
     /// For how long a request may be on its way to memory at most. After one that did not take a shared connection, the words
@@ -51,6 +56,8 @@ pub struct Server {
     pub host: IpAddr,
     /// Where words lie on which many clients operate: lock tables
     pub tables: Vec<Table>,
+    /// Data structures in its memory of which something is known
+    pub structures: Vec<Structure>,
     /// Words that are not to be cached, because the server's own programs write them
     pub never: Vec<Range<u64>>,
     /// A word outside all tables that has received so many atomics is treated as if it were in one; 0 for never
@@ -94,6 +101,8 @@ impl Layers {
     /// Packets pass as they are.
     pub const PASS: Self =
         Self { remap: false, cas_to_write: false, steer_writes: false, steer_reads: false };
+    /// Requests go to where they belong now, on the connections that they came on.
+    pub const STEER: Self = Self { remap: false, cas_to_write: false, steer_writes: true, steer_reads: true };
     /// Atomics are resolved here.
     pub const CAS_TO_WRITE: Self =
         Self { remap: true, cas_to_write: true, steer_writes: false, steer_reads: false };
@@ -118,6 +127,13 @@ pub struct Connection {
     pub client: (IpAddr, Qpn),
 }
 
+impl Connection {
+    /// What a request tells of it.
+    pub(crate) fn without_client_qpn(&self) -> Self {
+        Self { client: (self.client.0, Qpn::new(0)), ..*self }
+    }
+}
+
 impl Config {
     /// Nothing but a bridge, with room for 65,536 connections.
     pub fn new(forward: forward::Config) -> Self {
@@ -128,6 +144,8 @@ impl Config {
             rd_atomic: 16,
             lines: 16_384,
             held: 4_096,
+            appends: 4_096,
+            withheld: 1_024,
             ageing: Nanos::from_secs(600),
             settle: Nanos::from_millis(20),
             replay_after: Nanos::from_micros(100),
@@ -145,7 +163,15 @@ impl Config {
 impl Server {
     /// A server without tables.
     pub fn new(host: IpAddr) -> Self {
-        Self { host, tables: Vec::new(), never: Vec::new(), detect: 0, lanes: 4, rd_atomic: 1 }
+        Self {
+            host,
+            tables: Vec::new(),
+            structures: Vec::new(),
+            never: Vec::new(),
+            detect: 0,
+            lanes: 4,
+            rd_atomic: 1,
+        }
     }
 
     /// Whether the word at `va` is one of a table's.

@@ -81,8 +81,18 @@ counters! {
     unproven,
     /// CNPs passed to clients on a shared connection
     cnps,
-    /// Packets steered
+    /// Packets steered: READs and CAS that went to another place than they said
     steered,
+    /// Of those, READs
+    steered_reads,
+    /// CAS that were steered, or that others depended on, and that did not succeed: what was known was not true
+    stale_tails,
+    /// Answers that waited until what they tell of was part of its data structure
+    withheld,
+    /// CAS that others depended on, and that were sent again from here
+    mended,
+    /// Connections ended because what their answers waited for never came
+    abandoned,
 }
 
 impl Counters {

@@ -1,5 +1,6 @@
 //! The requests of one side of a connection, and what has become of them.
 
+use crate::steering::Ticket;
 use crate::{Id, NONE};
 use rocev2::{Msn, Psn};
 
@@ -31,11 +32,12 @@ pub(crate) struct Record {
     pub what: What,
     /// The response has been seen
     pub done: bool,
-    /// What an atomic was answered
+    /// What an atomic was answered; of a READ, the node that it went to
     pub value: u64,
     /// What was added to its address, if it was steered
-    #[allow(dead_code, reason = "for steering")]
     pub steered: u64,
+    /// What its answer has to wait for, if it was steered
+    pub waits: Ticket,
 }
 
 /// What a record is of.
@@ -114,8 +116,6 @@ pub(crate) struct Flow {
     pub held: [u32; 2],
     /// Records among `records` whose response has not been seen
     pub open: u32,
-    /// The place of the newest among `records`, which are in the order of PSNs from the next place on, round the end
-    pub newest: u16,
     /// READs and atomics outstanding on the own connection at once, the most so far
     pub most_reads: u8,
     /// READs and atomics that the server takes on this connection at once, as the connection manager told; 0 if it did not
@@ -140,6 +140,8 @@ pub(crate) struct Flow {
     pub reading: Option<(Psn, Option<Psn>)>,
     /// A right that is proven as soon as everything before this PSN is done
     pub proving: Option<(Psn, Proof)>,
+    /// The latest WRITE of several packets: the PSN of the first, and where it begins
+    pub message: Option<(Psn, u64)>,
     /// The last packet to the own connection that wrote to memory of which values are cached
     pub touched: Option<Psn>,
 }
@@ -169,7 +171,6 @@ impl Flow {
             most_reads: 0,
             max_reads: 0,
             open: 0,
-            newest: 0,
             over: false,
             leaving: false,
             held: [NONE; 2],
@@ -180,6 +181,7 @@ impl Flow {
             reading: None,
             proofs: [Proof { rkey: 0, rights: 0 }; PROOFS],
             proving: None,
+            message: None,
             touched: None,
         }
     }

@@ -10,14 +10,20 @@ use crate::lines::Lines;
 use crate::op::{Kind, Op};
 use crate::pair::{Handshakes, Strangers};
 use crate::sketch::Sketch;
+use crate::steering::{Steering, Ticket};
 use crate::{Id, NONE};
-use rocev2::{Layout, Msn, Packet, Psn, Qpn};
-use std::collections::{HashSet, VecDeque};
+use core::net::IpAddr;
+use rocev2::ethernet::{Ethernet, VlanTag, ethertype};
+use rocev2::ipv6::Ipv6;
+use rocev2::udp::Udp;
+use rocev2::{Bth, Class, Fault, Layout, Msn, Packet, Psn, Qpn};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use switch::forward::counters::HostQp;
 use switch::forward::{self, Forward};
 use switch::table::Index;
 use switch::{DropReason, Frame, Function, Nanos, Output, PortId, Verdict};
+use zerocopy::FromBytes;
 
 /// What the control plane tells the function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,10 +105,15 @@ pub struct Swordbox {
     pub(crate) lines: Lines,
     pub(crate) sketch: Sketch,
     pub(crate) held: Held,
+    pub(crate) steering: Steering,
     pub(crate) handshakes: Handshakes,
     pub(crate) strangers: Strangers,
-    /// Connections whose sides differ in a way that is not known any more
-    pub(crate) ended: HashSet<Connection>,
+    /// Connections whose sides differ in a way that is not known any more, by what requests tell of them, without their
+    /// clients' queue pairs;
+    /// as requests tell of them; with the UDP source port that they came from, 0 if it is not known
+    pub(crate) ended: HashMap<Connection, (Connection, u16)>,
+    /// When a packet found no place in the table, the last time: as long as its connection may go on, answers may be its
+    pub(crate) overflowed: Option<Nanos>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) events: VecDeque<Event>,
     /// Flows whose own requests are all done, and that have frames waiting
@@ -116,8 +127,16 @@ pub struct Swordbox {
     pub(crate) hosts: Box<[u128]>,
 }
 
-pub(crate) const NO_RECORD: Record =
-    Record { psn: Psn::ZERO, count: 0, own: Psn::ZERO, what: What::Read, done: true, value: 0, steered: 0 };
+pub(crate) const NO_RECORD: Record = Record {
+    psn: Psn::ZERO,
+    count: 0,
+    own: Psn::ZERO,
+    what: What::Read,
+    done: true,
+    value: 0,
+    steered: 0,
+    waits: Ticket::NONE,
+};
 
 /// The address of the host that sent a packet, IPv4 mapped into ::ffff:0:0/96
 #[inline]
@@ -133,6 +152,31 @@ pub(crate) fn bits_of(host: core::net::IpAddr) -> u128 {
         core::net::IpAddr::V4(ip) => ip.to_ipv6_mapped().to_bits(),
         core::net::IpAddr::V6(ip) => ip.to_bits(),
     }
+}
+
+/// Where a packet goes that is not understood, as far as that can be told.
+fn destination_of(bytes: &[u8]) -> Option<(IpAddr, Qpn)> {
+    let mut l3 = Ethernet::LEN;
+    let kind = loop {
+        let kind = u16::from_be_bytes(*bytes.get(l3 - 2..)?.first_chunk()?);
+        if !ethertype::is_tag(kind) {
+            break kind;
+        }
+        l3 += VlanTag::LEN;
+    };
+    let (host, l4): (IpAddr, usize) = match kind {
+        ethertype::IPV4 => {
+            let dst: [u8; 4] = *bytes.get(l3 + 16..)?.first_chunk()?;
+            (dst.into(), l3 + usize::from(bytes[l3] & 0x0f) * 4)
+        }
+        ethertype::IPV6 => {
+            let dst: [u8; 16] = *bytes.get(l3 + 24..)?.first_chunk()?;
+            (dst.into(), l3 + Ipv6::LEN)
+        }
+        _ => return None,
+    };
+    let bth: &[u8; Bth::LEN] = bytes.get(l4 + Udp::LEN..)?.first_chunk()?;
+    Some((host, Bth::ref_from_bytes(bth).ok()?.dest_qp()))
 }
 
 impl core::fmt::Debug for Swordbox {
@@ -174,13 +218,15 @@ impl Swordbox {
             sketch: Sketch::new(),
             lines: Lines::with_capacity(config.lines),
             held: Held::with_capacity(config.held),
+            steering: Steering::new(&config),
             handshakes: Handshakes::new(),
             strangers: Strangers::with_capacity(ends),
             ended: {
-                let mut ended = HashSet::with_capacity(config.connections.max(config.ended.len()));
-                ended.extend(&config.ended);
+                let mut ended = HashMap::with_capacity(config.connections.max(config.ended.len()));
+                ended.extend(config.ended.iter().map(|gone| (gone.without_client_qpn(), (*gone, 0))));
                 ended
             },
+            overflowed: None,
             counters: Arc::default(),
             events: VecDeque::with_capacity(64),
             ready: VecDeque::with_capacity(64),
@@ -227,7 +273,10 @@ impl Swordbox {
             return None;
         }
         let id = self.add_end(key);
-        self.counters.untracked.add(u64::from(id.is_none()));
+        if id.is_none() {
+            self.overflowed = Some(self.tick);
+            self.counters.untracked.add(1);
+        }
         id
     }
 
@@ -246,7 +295,6 @@ impl Swordbox {
 
     pub(crate) fn clear_records(&mut self, id: Id) {
         self.records_mut(id).fill(NO_RECORD);
-        self.flows[id as usize].newest = 0;
     }
 
     pub(crate) fn records(&self, id: Id) -> &[Record] {
@@ -328,7 +376,7 @@ impl Function for Swordbox {
     ) -> Verdict {
         match self.forward.admit(frame, port) {
             Ok(Some(layout)) => self.on_roce(frame, layout, port, now, out),
-            Ok(None) => self.forward.route(frame, port, now, out),
+            Ok(None) => self.on_other(frame, port, now, out),
             Err(verdict) => verdict,
         }
     }
@@ -345,6 +393,7 @@ impl Function for Swordbox {
         if now >= self.tick + self.interval() {
             self.tick = now;
             self.tend_lanes(now, out);
+            self.tend_steering(now, out);
             self.age(now);
             self.counters.set_usage(self.usage());
         }
@@ -372,6 +421,11 @@ impl Function for Swordbox {
                 }
             }
             Command::Layers(layers) => {
+                let steering = |layers: Layers| (layers.steer_writes, layers.steer_reads);
+                if steering(layers) != steering(self.layers) {
+                    // What comes by unseen makes it stale.
+                    self.steering.forget();
+                }
                 self.layers = layers;
                 if !layers.cas_to_write {
                     self.lines.iter_mut().for_each(crate::lines::Line::forget_all);
@@ -386,9 +440,31 @@ impl Function for Swordbox {
 }
 
 impl Swordbox {
+    /// A frame that is no RoCEv2 packet, or none that is understood. That one passes, too, if it is for a connection whose
+    /// two sides agree, and may write anywhere. To any other it would take a PSN that has been promised to something else.
+    fn on_other<O: Output>(&mut self, frame: &O::Frame, port: PortId, now: Nanos, out: &mut O) -> Verdict {
+        if let Class::Malformed(fault) = rocev2::classify(frame.bytes())
+            && let Some((host, qpn)) = destination_of(frame.bytes())
+            && let server = self.server_of(bits_of(host))
+            && server != NO_SERVER
+        {
+            let end = self.index.get(&HostQp::new(host, qpn));
+            if end.is_some_and(|id| self.flows[id as usize].stage >= Stage::Strict) {
+                return Verdict::Drop(DropReason::Malformed(fault));
+            }
+            if fault == Fault::UnknownOpcode
+                && self.lines.detour_everywhere(server, now, self.config.settle).is_err()
+            {
+                self.counters.delayed.add(1);
+                return Verdict::Drop(DropReason::Delayed);
+            }
+        }
+        self.forward.route(frame, port, now, out)
+    }
+
     /// When there is something to look after again
     fn interval(&self) -> Nanos {
-        let busy = self.held.len() > 0 || self.under_way > 0;
+        let busy = self.held.len() > 0 || self.under_way > 0 || !self.steering.is_quiet();
         if busy { Nanos((self.config.replay_after.0 / 2).max(1)) } else { IDLE }
     }
 }

@@ -13,7 +13,7 @@ use zerocopy::IntoBytes;
 /// The longest: tags, IPv6, and neither options nor extension headers
 const MAX: usize = Ethernet::LEN + MAX_TAGS * VlanTag::LEN + Ipv6::LEN + Udp::LEN;
 
-/// Ethernet, VLAN tags, IP and UDP of the frames that go to one end of a connection.
+/// Ethernet, VLAN tags, IP and UDP of the frames that go to one end of a connection, and what their BTHs have in common.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Headers {
     len: u8,
@@ -21,8 +21,13 @@ pub(crate) struct Headers {
     v6: bool,
     /// IPv4: the header's checksum as it would be without length and TOS, not inverted
     sum: u16,
+    /// Path migration state and version, and the partition key: a queue pair drops what has others
+    bth: [u8; 3],
     bytes: [u8; MAX],
 }
+
+/// What belongs to the connection in a BTH's second byte: all but solicited event and padding
+const KEPT: u8 = 0x4f;
 
 /// Traffic class and ECN (IPv4: the TOS byte; IPv6: the traffic class), kept when a packet changes its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +43,7 @@ impl Class8 {
 
 impl Headers {
     /// None: nothing has been seen yet.
-    pub(crate) const NONE: Self = Self { len: 0, l3: 0, v6: false, sum: 0, bytes: [0; MAX] };
+    pub(crate) const NONE: Self = Self { len: 0, l3: 0, v6: false, sum: 0, bth: [0; 3], bytes: [0; MAX] };
 
     /// Those of `packet`; `None` if it has IP options or extension headers.
     #[inline]
@@ -49,7 +54,9 @@ impl Headers {
         if l3 + ip + Udp::LEN != len || len > MAX {
             return None;
         }
-        let mut headers = Self { len: len as u8, l3: l3 as u8, v6, sum: 0, bytes: [0; MAX] };
+        let [flags, high, low]: [u8; 3] = *packet.bytes()[len + 1..].first_chunk()?;
+        let bth = [flags & KEPT, high, low];
+        let mut headers = Self { len: len as u8, l3: l3 as u8, v6, sum: 0, bth, bytes: [0; MAX] };
         headers.bytes[..len].copy_from_slice(&packet.bytes()[..len]);
         // There is no UDP checksum.
         headers.bytes[len - 2..len].fill(0);
@@ -85,6 +92,12 @@ impl Headers {
         let (bytes, udp) = (packet.bytes(), packet.layout().udp());
         let own = usize::from(self.len).saturating_sub(Udp::LEN);
         self.len != 0 && bytes[udp..udp + 2] != self.bytes[own..own + 2]
+    }
+
+    /// The UDP source port; 0 if nothing has been seen yet
+    pub(crate) fn src_port(&self) -> u16 {
+        let at = usize::from(self.len).saturating_sub(Udp::LEN);
+        u16::from_be_bytes([self.bytes[at], self.bytes[at + 1]])
     }
 
     /// Bytes of a frame with them, a BTH, and so many bytes behind it (without the ICRC).
@@ -150,6 +163,9 @@ impl Headers {
         bytes[head - 4..head - 2].copy_from_slice(&udp_len.to_be_bytes());
         let at = head + Bth::LEN;
         bytes[head..at].copy_from_slice(bth.as_bytes());
+        let [flags, key @ ..] = self.bth;
+        bytes[head + 1] = bytes[head + 1] & !KEPT | flags;
+        bytes[head + 2..head + 4].copy_from_slice(&key);
         bytes[at..at + N].copy_from_slice(behind);
         let icrc = at + N + payload.len();
         if !payload.is_empty() {

@@ -78,8 +78,11 @@ pub(crate) struct Lane {
     pub resent: Nanos,
     /// Since `moved`
     pub tries: u32,
-    /// Since when some wait for it in vain; zero if none does
+    /// Since when some wait for it in vain; zero if none does. And how far its owner had come then
     pub stuck: Nanos,
+    pub stuck_at: Psn,
+    /// Until then nobody but its owner begins anything: it has been asked to send again what could not wait here
+    pub reserved: Nanos,
     /// From sending to acknowledgement, smoothed
     pub round_trip: Nanos,
     /// The operation whose round trip is measured, and when it was sent
@@ -118,6 +121,8 @@ impl Lane {
             resent: Nanos::ZERO,
             tries: 0,
             stuck: Nanos::ZERO,
+            stuck_at: Psn::ZERO,
+            reserved: Nanos::ZERO,
             round_trip: Nanos::ZERO,
             timed: None,
             entries: vec![NOTHING; in_flight].into(),
@@ -137,6 +142,7 @@ impl Lane {
         self.moved = now;
         self.resent = now;
         self.tries = 0;
+        self.reserved = Nanos::ZERO;
         self.round_trip = Nanos::ZERO;
         self.timed = None;
     }

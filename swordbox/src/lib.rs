@@ -28,6 +28,7 @@ mod request;
 mod response;
 mod share;
 mod sketch;
+pub mod steering;
 
 pub use config::{Config, Connection, FailedCas, Layers, Server, Table};
 pub use control::{Control, Journal};

@@ -250,6 +250,10 @@ impl Lines {
         }
         let mut wait = Ok(());
         let last = va.saturating_add(len - 1);
+        if (last >> BLOCK) - (va >> BLOCK) > self.all.len() as u64 {
+            let lines = va >> LINE..=last >> LINE;
+            return self.detour_where(server, |place| lines.contains(&place.number), now, settle);
+        }
         for block in va >> BLOCK..=last >> BLOCK {
             if self.blocks.get(&Place { server, number: block }).is_none() {
                 continue;
@@ -274,14 +278,29 @@ impl Lines {
             return false;
         }
         let last = va.saturating_add(len - 1);
+        if (last >> BLOCK) - (va >> BLOCK) > self.all.len() as u64 {
+            // Too many to look for each.
+            return true;
+        }
         (va >> BLOCK..=last >> BLOCK).any(|number| self.blocks.get(&Place { server, number }).is_some())
     }
 
     /// Something unknown may go anywhere in a server's memory.
     pub(crate) fn detour_everywhere(&mut self, server: u8, now: Nanos, settle: Nanos) -> Result<(), Id> {
+        self.detour_where(server, |_| true, now, settle)
+    }
+
+    fn detour_where(
+        &mut self,
+        server: u8,
+        there: impl Fn(&Place) -> bool,
+        now: Nanos,
+        settle: Nanos,
+    ) -> Result<(), Id> {
         let mut wait = Ok(());
         for (id, line) in self.all.iter_mut().enumerate() {
             if line.place.server == server
+                && there(&line.place)
                 && self.index.key(id as Id) == Some(&line.place)
                 && !line.detour(now, settle)
             {

@@ -7,6 +7,7 @@ use crate::held::Held;
 use crate::lane::Lane;
 use crate::lines::Lines;
 use crate::pair::{Handshakes, Strangers};
+use crate::steering::Steering;
 use core::mem::size_of;
 use switch::forward::counters::HostQp;
 use switch::table::Index;
@@ -22,6 +23,8 @@ pub struct Memory {
     pub lines: usize,
     /// Frames that wait for their turn
     pub held: usize,
+    /// What is known of data structures, nodes on their way into them, and answers that wait for those
+    pub structures: usize,
 }
 
 impl Config {
@@ -38,6 +41,7 @@ impl Config {
             in_flight: lanes * Lane::bytes(self.in_flight),
             lines: Lines::bytes(self.lines),
             held: Held::bytes(self.held),
+            structures: Steering::bytes(self),
         }
     }
 }

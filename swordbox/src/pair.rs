@@ -1,6 +1,5 @@
 //! Which two ends belong to one connection: told by the connection manager, or found out from what is answered.
 
-use crate::config::Connection;
 use crate::flow::{Flow, Record, Stage, What};
 use crate::function::{Event, NO_SERVER, Swordbox, bits_of};
 use crate::{Id, NONE};
@@ -19,7 +18,7 @@ const CONFIRMATIONS: u8 = 3;
 /// PSNs behind the newest request among which an answer is looked for
 const WINDOW: i32 = 4096;
 /// Connections between the same two hosts that are looked at to find the right one
-const CANDIDATES: usize = 64;
+const CANDIDATES: usize = 1024;
 
 /// Two hosts: who asks, and who is asked
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,7 +169,9 @@ impl Swordbox {
                 }
                 true
             }
-            Body::Dreq(dreq) => self.disconnect(HostQp::new(packet.dst(), dreq.remote_qpn())),
+            Body::Dreq(dreq) => {
+                self.disconnect(HostQp::new(packet.dst(), dreq.remote_qpn()), bits_of(packet.src()))
+            }
             _ => true,
         }
     }
@@ -189,9 +190,8 @@ impl Swordbox {
         if keys.iter().all(|key| self.server_of(bits_of(key.host())) == NO_SERVER) {
             return;
         }
-        let connection = Connection { server, client: (request.client, request.qpn) };
         // Both queue pairs are new, whoever had their numbers before.
-        self.ended.retain(|gone| gone.server != server && gone.client != connection.client);
+        self.ended.retain(|gone, _| gone.server != server);
         for key in keys {
             if let Some(id) = self.index.get(&key) {
                 self.forget(id);
@@ -271,12 +271,20 @@ impl Swordbox {
     }
 
     /// A connection is asked to end. Not while others have operations under way on it: the manager will ask again.
-    fn disconnect(&mut self, key: HostQp) -> bool {
+    fn disconnect(&mut self, key: HostQp, from: u128) -> bool {
         let Some(id) = self.index.get(&key) else { return true };
         let peer = self.ends[id as usize].peer;
+        if self.index.key(peer).is_some_and(|other| bits_of(other.host()) != from) {
+            // The manager there will not know what it is about.
+            self.counters.spoofed.add(1);
+            return true;
+        }
         for end in [id, peer] {
             if end == NONE {
                 continue;
+            }
+            if self.is_relied_upon(end) {
+                return false;
             }
             let lane = self.flows[end as usize].lane;
             if lane != NONE {
@@ -287,17 +295,19 @@ impl Swordbox {
                 self.leave(end);
             }
         }
-        for end in [id, peer] {
-            if end != NONE {
-                if self.flows[end as usize].stage == Stage::Strict {
-                    // Whatever of it is still on its way has no meaning to the server.
-                    self.orphan(end);
-                    self.end(end);
-                    self.flows[end as usize].over = true;
-                } else if self.flows[end as usize].stage != Stage::Ended {
-                    self.forget(end);
-                }
+        let ends = [id, peer];
+        let differs = |end: &Id| *end != NONE && self.flows[*end as usize].stage >= Stage::Strict;
+        if !ends.iter().any(differs) {
+            self.forget(id);
+            return true;
+        }
+        for end in ends.into_iter().filter(|end| *end != NONE) {
+            if self.flows[end as usize].stage == Stage::Strict {
+                // Whatever of it is still on its way has no meaning to the server.
+                self.end(end);
             }
+            // Forgotten, in the journal too, when all is quiet.
+            self.flows[end as usize].over = true;
         }
         true
     }
@@ -322,7 +332,7 @@ impl Swordbox {
     }
 
     /// Nobody is to be told of what a flow has under way on lanes.
-    fn orphan(&mut self, id: Id) {
+    pub(crate) fn orphan(&mut self, id: Id) {
         let via = self.flows[id as usize].via;
         if self.flows[id as usize].shared > 0 && via != NONE {
             let lane = &mut self.lanes[via as usize];
@@ -360,25 +370,39 @@ impl Swordbox {
         }
     }
 
-    /// An end is forgotten: its connection is over.
+    /// An end is forgotten, and the other end of its connection with it: that is over.
     pub(crate) fn forget(&mut self, id: Id) {
-        if let Some(connection) = self.connection_of(id)
-            && self.flows[id as usize].stage >= Stage::Asked
-        {
-            self.events.push_back(Event::Over(connection));
+        for end in [id, self.ends[id as usize].peer] {
+            if end != NONE
+                && self.flows[end as usize].stage >= Stage::Asked
+                && let Some(connection) = self.connection_of(end)
+            {
+                self.events.push_back(Event::Over(connection));
+            }
         }
         self.forget_quietly(id);
     }
 
+    /// Both ends go: one whose sides differ could not be answered without the other.
     fn forget_quietly(&mut self, id: Id) {
+        let peer = self.ends[id as usize].peer;
+        self.forget_end(id);
+        if peer != NONE {
+            self.forget_end(peer);
+        }
+    }
+
+    fn forget_end(&mut self, id: Id) {
         let lane = self.flows[id as usize].lane;
         if lane != NONE {
             self.fail(lane);
         }
         self.orphan(id);
+        self.unsteer(id);
         let peer = self.ends[id as usize].peer;
         if peer != NONE {
             self.ends[peer as usize].peer = NONE;
+            self.ends[id as usize].peer = NONE;
         }
         self.introduce(id);
         let server = self.flows[id as usize].server;
@@ -389,6 +413,14 @@ impl Swordbox {
         }
     }
 
+    /// A connection's two sides differ, and by how much will not be known any more.
+    pub(crate) fn remember(&mut self, id: Id) {
+        if let Some(gone) = self.connection_of(id) {
+            let port = self.ends[id as usize].headers.src_port();
+            self.ended.insert(gone.without_client_qpn(), (gone, port));
+        }
+    }
+
     /// Looks at a few ends: those that were silent for long are forgotten. One whose two sides differ is remembered as ended,
     /// since its client may only have been asleep.
     pub(crate) fn age(&mut self, now: Nanos) {
@@ -396,19 +428,28 @@ impl Swordbox {
         for _ in 0..64.min(ids) {
             self.aged = (self.aged + 1) % ids;
             let id = self.aged;
-            if self.index.key(id).is_none() || now.since(self.ends[id as usize].seen) <= self.config.ageing {
+            if self.index.key(id).is_none() {
                 continue;
             }
-            let flow = &self.flows[id as usize];
-            if flow.stage < Stage::Strict || flow.over {
+            // Answers made here come from nowhere, and operations of others leave for a lane's owner: a connection is
+            // silent only if both of its ends are.
+            let peer = self.ends[id as usize].peer;
+            let seen = self.ends[id as usize].seen;
+            let seen = self.ends.get(peer as usize).map_or(seen, |peer| seen.max(peer.seen));
+            if now.since(seen) <= self.config.ageing {
+                continue;
+            }
+            let differs = |end: Id| {
+                self.flows.get(end as usize).is_some_and(|flow| flow.stage >= Stage::Strict && !flow.over)
+            };
+            let differing = [id, peer].map(|end| differs(end).then_some(end));
+            if differing.iter().all(Option::is_none) {
                 self.forget(id);
                 continue;
             }
             // Its client may be asleep, and must not go on as if nothing had happened.
-            let Some(connection) = self.connection_of(id) else { continue };
-            if self.ended.len() < self.config.connections {
-                self.ended.insert(connection);
-                self.flows[id as usize].stage = Stage::Ended;
+            if self.ended.len() + 1 < self.config.connections {
+                differing.into_iter().flatten().for_each(|end| self.remember(end));
                 self.forget_quietly(id);
             }
         }
@@ -464,8 +505,10 @@ impl Swordbox {
         if end.confirmed.1 == psn {
             return;
         }
-        end.confirmed = (end.confirmed.0 + 1, psn);
-        if end.confirmed.0 >= CONFIRMATIONS && self.counters.untracked.get() == 0 {
+        end.confirmed = (end.confirmed.0.saturating_add(1), psn);
+        let ageing = self.config.ageing;
+        let complete = self.overflowed.is_none_or(|at| self.tick.since(at) > ageing);
+        if end.confirmed.0 >= CONFIRMATIONS && complete {
             self.pair(found, to, Stage::Paired);
             self.ends[found as usize].port = port;
             // What was remembered of requests whose answers went unseen

@@ -5,6 +5,7 @@
 //! (in order, and what is repeated is done once) and a requester towards the server.
 
 use crate::answer::Answer;
+use crate::config::Connection;
 use crate::flow::{Proof, Record, Stage, What, right};
 use crate::function::{Event, NO_RECORD, NO_SERVER, Swordbox, source_of};
 use crate::op::{Kind, Op, memory_of};
@@ -12,8 +13,12 @@ use crate::share::Way;
 use crate::{Id, NONE};
 use rocev2::aeth::{NakCode, Syndrome};
 use rocev2::rewrite::Rewriter;
-use rocev2::{Class, Fault, Layout, Packet, Psn, classify};
+use rocev2::{Class, Fault, Layout, Opcode, Packet, Psn, Qpn, classify};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
+
+/// PSNs behind what is acknowledged of which a client may want to hear again. The end of a message that is longer is among
+/// them
+const REPEATED: i32 = 1 << 16;
 
 /// What became of a request whose turn it is.
 pub(crate) enum Done {
@@ -43,22 +48,23 @@ impl Swordbox {
         let Some(mut id) = self.end_of(&packet) else {
             return self.on_stranger(frame, layout, port, now, out);
         };
+        if self.flows[id as usize].server == NO_SERVER {
+            // Nothing is done for it but to tell how many there are.
+            self.ends[id as usize].seen = now;
+            return self.forward.route(frame, port, now, out);
+        }
         if self.is_reborn(id, &packet, now) {
+            self.remember_if_elsewhere(id, &packet);
             self.forget(id);
             let Some(new) = self.end_of(&packet) else {
                 return self.on_stranger(frame, layout, port, now, out);
             };
             id = new;
         }
-        if self.flows[id as usize].server == NO_SERVER {
-            // Nothing is done for it but to tell how many there are.
-            self.ends[id as usize].seen = now;
-            return self.forward.route(frame, port, now, out);
-        }
         let from = source_of(&packet);
         if !self.is_from(id, from, &packet) {
             self.counters.spoofed.add(1);
-            if self.flows[id as usize].stage >= Stage::Strict {
+            if self.flows[id as usize].stage >= Stage::Strict || self.has_ended(&packet) {
                 return Verdict::Drop(DropReason::WrongSource);
             }
             return self.on_stranger(frame, layout, port, now, out);
@@ -83,6 +89,32 @@ impl Swordbox {
         (if elsewhere { now.since(end.seen) > self.config.dead_after } else { other }) && packet.verify_icrc()
     }
 
+    /// Whoever took over a queue pair's number may be lying: then the requests of its client must not pass as if nothing had
+    /// happened.
+    fn remember_if_elsewhere(&mut self, id: Id, packet: &Packet<'_>) {
+        if self.flows[id as usize].stage >= Stage::Strict
+            && !self.flows[id as usize].over
+            && self.ends[id as usize].from != source_of(packet)
+            && self.ended.len() < self.config.connections
+        {
+            self.remember(id);
+        }
+    }
+
+    /// Whether a request belongs to a connection of which it is not known any more by how much its sides differ.
+    fn has_ended(&mut self, packet: &Packet<'_>) -> bool {
+        let (server, client) = ((packet.dst(), packet.bth().dest_qp()), (packet.src(), Qpn::new(0)));
+        let key = Connection { server, client };
+        let Some(&(gone, port)) = self.ended.get(&key) else { return false };
+        if port == 0 || port == packet.udp().src_port.get() || !packet.verify_icrc() {
+            return true;
+        }
+        // A queue pair keeps its port: this is another one with its number.
+        self.ended.remove(&key);
+        self.events.push_back(Event::Over(gone));
+        false
+    }
+
     /// Whether a request to `id` comes from where they came from so far.
     fn is_from(&mut self, id: Id, from: u128, packet: &Packet<'_>) -> bool {
         let end = &mut self.ends[id as usize];
@@ -91,14 +123,9 @@ impl Swordbox {
                 return false;
             }
             end.from = from;
-            let ended = self.ended.iter().any(|gone| {
-                crate::function::bits_of(gone.client.0) == from
-                    && crate::function::bits_of(gone.server.0) == crate::function::bits_of(packet.dst())
-                    && gone.server.1 == packet.bth().dest_qp()
-            });
-            if ended {
+            if self.has_ended(packet) {
                 self.flows[id as usize].stage = Stage::Ended;
-            } else if end.peer == NONE {
+            } else if self.ends[id as usize].peer == NONE {
                 self.await_peer(id);
             }
         }
@@ -143,7 +170,13 @@ impl Swordbox {
         if new && !packet.verify_icrc() {
             return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
         }
-        if self.detour(flow.server, &packet, now).is_err() {
+        let server = flow.server;
+        let now_or_later = if new {
+            self.detour_of(id, server, &packet, now)
+        } else {
+            self.detour_again(id, server, &packet, op, now)
+        };
+        if now_or_later.is_err() {
             self.counters.delayed.add(1);
             return Verdict::Drop(DropReason::Delayed);
         }
@@ -153,7 +186,9 @@ impl Swordbox {
                 self.restart_at(id, psn);
             }
             self.follow(id, &packet, op);
-            if self.flows[id as usize].stage == Stage::Clear && self.wants_lane(id, &packet, op) {
+            if self.flows[id as usize].stage == Stage::Clear
+                && (self.wants_lane(id, &packet, op) || self.wants_steering(id, &packet))
+            {
                 self.ask(id);
             }
         } else if matches!(op.kind, Kind::Read | Kind::Atomic | Kind::Other) && packet.verify_icrc() {
@@ -180,7 +215,7 @@ impl Swordbox {
             }
             _ => {}
         }
-        self.record_late(id, record);
+        self.record(id, record);
     }
 
     /// Asks whether the two sides of a connection may come to differ.
@@ -199,6 +234,9 @@ impl Swordbox {
             flow.begin(psn);
         }
         self.resolve(id, psn);
+        if op.kind == Kind::Write {
+            self.see_write(id, packet);
+        }
         let memory = memory_of(packet);
         let flow = &mut self.flows[id as usize];
         let mut count = 1;
@@ -212,6 +250,7 @@ impl Swordbox {
         }
         if op.kind == Kind::Write && !op.ends {
             flow.mtu = packet.payload().len() as u16;
+            flow.message = memory.map(|(va, ..)| (psn, va));
         }
         let own = psn.add(flow.delta);
         flow.next = psn.add(count);
@@ -241,13 +280,21 @@ impl Swordbox {
 
     /// Remembers a READ or an atomic.
     pub(crate) fn record(&mut self, id: Id, record: Record) {
-        // A client repeats only its latest: this takes the place of the oldest.
-        let newest = (usize::from(self.flows[id as usize].newest) + 1) % self.config.rd_atomic.max(1);
-        let Some(place) = self.records_mut(id).get_mut(newest) else { return };
+        let next = self.flows[id as usize].next;
+        // How far behind the next request; a client repeats only its latest.
+        let age =
+            |record: &Record| if record.count == 0 { u32::MAX } else { next.sub(record.psn.get()).get() };
+        // One of the same PSN is from before PSNs came round.
+        let psn = record.psn;
+        let place_of =
+            |place: &Record| if place.count > 0 && place.psn == psn { (1, 0) } else { (0, age(place)) };
+        let Some(place) = self.records_mut(id).iter_mut().max_by_key(|place| place_of(place)) else { return };
+        if place.psn != psn && age(place) < age(&record) {
+            return;
+        }
         let lost = !place.done;
         *place = record;
         let flow = &mut self.flows[id as usize];
-        flow.newest = newest as u16;
         flow.open -= u32::from(lost);
         if !record.done {
             flow.open += 1;
@@ -260,24 +307,6 @@ impl Swordbox {
             let next = self.flows[id as usize].next;
             self.restart_at(id, next);
         }
-    }
-
-    /// The same for one that is not the newest, perhaps.
-    fn record_late(&mut self, id: Id, record: Record) {
-        let next = self.flows[id as usize].next;
-        // How far behind the next request
-        let age =
-            |record: &Record| if record.count == 0 { u32::MAX } else { next.sub(record.psn.get()).get() };
-        let newest = usize::from(self.flows[id as usize].newest);
-        let oldest = (newest + 1) % self.config.rd_atomic.max(1);
-        if self.records(id).get(oldest).is_none_or(|oldest| age(oldest) < age(&record)) {
-            return;
-        }
-        self.record(id, record);
-        // In the order of PSNs again, the newest last
-        let records = self.records_mut(id);
-        records.sort_by_key(|record| core::cmp::Reverse(age(record)));
-        self.flows[id as usize].newest = self.config.rd_atomic.saturating_sub(1) as u16;
     }
 
     /// The request behind a READ of unknown count tells the count.
@@ -358,12 +387,10 @@ impl Swordbox {
             self.ask_again(id, out);
             return Verdict::Drop(DropReason::OutOfOrder);
         }
-        if flow.nak_due {
-            // It is asked for again.
-            return Verdict::Drop(DropReason::OutOfOrder);
-        }
-        self.flows[id as usize].nak_sent = false;
-        let flow = &self.flows[id as usize];
+        // Its client goes on from there, asked or not.
+        let flow = &mut self.flows[id as usize];
+        flow.nak_due = false;
+        flow.nak_sent = false;
         if !flow.holds() {
             match self.take(id, frame, layout, op, now, out) {
                 Done::Route => return self.forward.route(frame, port, now, out),
@@ -448,15 +475,17 @@ impl Swordbox {
             flow.delta = flow.own_next.get().wrapping_sub(psn.get());
             flow.msn_delta = flow.own_msn.get().wrapping_sub(flow.msn.get());
         }
-        self.follow_own(id, frame, layout, op);
+        self.follow_own(id, frame, layout, op, now);
         Done::Route
     }
 
     /// The request in `frame` leaves on its own connection, and is followed.
-    fn follow_own<F: Frame>(&mut self, id: Id, frame: &mut F, layout: Layout, op: Op) {
+    fn follow_own<F: Frame>(&mut self, id: Id, frame: &mut F, layout: Layout, op: Op, now: Nanos) {
         let packet = Packet::new(frame.bytes(), layout);
         let next = self.flows[id as usize].next;
+        let quiet = self.flows[id as usize].is_quiet();
         self.follow(id, &packet, op);
+        let by = self.steer(id, &packet, op, quiet, now);
         let flow = &mut self.flows[id as usize];
         // Requests that wait behind it are in order already.
         if !next.precedes(flow.next) {
@@ -464,7 +493,7 @@ impl Swordbox {
         }
         let own = packet.bth().psn().add(flow.delta);
         // Without an acknowledgement nobody would know when something else may follow.
-        rewrite_request(frame, layout, own, op.ends);
+        rewrite_request(frame, layout, own, op.ends, by);
     }
 
     /// A request that was seen before.
@@ -490,6 +519,7 @@ impl Swordbox {
         let within = |record: &&Record| (0..record.count as i32).contains(&psn.distance(record.psn));
         let records = self.records(id).iter().filter(within);
         let record = records.min_by_key(|record| (psn.distance(record.psn), record.what == What::Unseen));
+        let record = record.copied();
         let is_read = matches!(op.kind, Kind::Read | Kind::Other);
         if !psn.precedes(flow.acked) {
             // Under way. What is on a lane is sent again from here.
@@ -497,18 +527,26 @@ impl Swordbox {
                 return Verdict::Drop(DropReason::Repeated);
             }
             let server = flow.server;
+            if record.is_none()
+                && matches!(op.kind, Kind::Read | Kind::Atomic)
+                && self.steering.steers(server)
+            {
+                // Where it went is not known. That is not for us to decide again.
+                return Verdict::Drop(DropReason::Repeated);
+            }
             if self.detour_again(id, server, &packet, op, now).is_err() {
                 return Verdict::Drop(DropReason::Delayed);
             }
             let own = psn.add(self.flows[id as usize].delta);
-            rewrite_request(frame, layout, own, op.ends);
+            let by = record.filter(|_| is_read || op.kind == Kind::Atomic).map_or(0, |record| record.steered);
+            rewrite_request(frame, layout, own, op.ends, by);
             return self.forward.route(frame, port, now, out);
         }
         #[cfg(feature = "canary")]
         if self.config.bug == Some(crate::Bug::DecidedAnew) && op.kind == Kind::Atomic {
             return self.decide_anew(id, frame, layout, now, out);
         }
-        match record.copied() {
+        match record {
             Some(record) if matches!(record.what, What::Read | What::Unseen) && is_read => {
                 // The server reads again.
                 self.flows[id as usize].reading = Some((record.psn.add(record.count), None));
@@ -517,6 +555,7 @@ impl Swordbox {
                     layout,
                     record.own.add(psn.get().wrapping_sub(record.psn.get())),
                     true,
+                    record.steered,
                 );
                 self.forward.route(frame, port, now, out)
             }
@@ -524,7 +563,8 @@ impl Swordbox {
                 self.answer_again(id, frame, psn, Answer::Atomic(record.value))
             }
             _ if matches!(op.kind, Kind::Write | Kind::Body) => {
-                if !ack_req {
+                // A new queue pair with old numbers begins anywhere: nothing of it may be acknowledged that was not done.
+                if !ack_req || self.flows[id as usize].acked.distance(psn) > REPEATED {
                     return Verdict::Drop(DropReason::Repeated);
                 }
                 self.answer_again(id, frame, psn, Answer::Ack)
@@ -611,7 +651,11 @@ impl Swordbox {
         loop {
             let queue = self.flows[id as usize].held;
             let Some((bytes, port)) = self.held.first(queue) else { break };
-            let Ok(mut frame) = out.make(bytes.len()) else { return };
+            let Ok(mut frame) = out.make(bytes.len()) else {
+                // Nothing else may ever happen that would give it another turn.
+                self.ready.push_back(id);
+                return;
+            };
             frame.bytes_mut().copy_from_slice(bytes);
             let Class::Roce(layout) = classify(frame.bytes()) else {
                 self.held.pop(&mut self.flows[id as usize].held);
@@ -660,10 +704,30 @@ impl Swordbox {
         }
     }
 
-    /// The same for a request of a strict connection: that it did is remembered for when it is repeated.
+    /// Where a packet writes that goes on with a message: its first packet may have passed long ago.
+    fn goes_on_at(&self, id: Id, packet: &Packet<'_>) -> Option<(u64, u64)> {
+        #[cfg(feature = "canary")]
+        if self.config.bug == Some(crate::Bug::StaleWord) {
+            return None;
+        }
+        let goes_on = matches!(
+            packet.layout().opcode(),
+            Opcode::RC_WRITE_MIDDLE | Opcode::RC_WRITE_LAST | Opcode::RC_WRITE_LAST_IMM
+        );
+        let flow = &self.flows[id as usize];
+        let (first, va) = flow.message.filter(|_| goes_on)?;
+        let before = u64::try_from(packet.bth().psn().distance(first)).ok().filter(|before| *before > 0)?;
+        Some((va.saturating_add(before * u64::from(flow.mtu)), packet.payload().len() as u64))
+    }
+
+    /// The same for a request of a connection that is followed: that it did is remembered for when it is repeated.
     fn detour_of(&mut self, id: Id, server: u8, packet: &Packet<'_>, now: Nanos) -> Result<(), Id> {
-        let before = self.lines_touched(server, packet);
+        let mut before = self.lines_touched(server, packet);
         self.detour(server, packet, now)?;
+        if let Some((va, len)) = self.goes_on_at(id, packet) {
+            before = self.lines.has_any(server, va, len);
+            self.lines.detour(server, va, len, now, self.config.settle)?;
+        }
         if before {
             self.counters.detours.add(1);
             self.flows[id as usize].touched = Some(packet.bth().psn());
@@ -692,6 +756,9 @@ impl Swordbox {
         op: Op,
         now: Nanos,
     ) -> Result<(), Id> {
+        if let Some((va, len)) = self.goes_on_at(id, packet) {
+            return self.lines.detour(server, va, len, now, self.config.settle);
+        }
         let touched = self.flows[id as usize].touched;
         if op.kind == Kind::Body && touched.is_some_and(|psn| !psn.precedes(packet.bth().psn())) {
             return self.lines.detour_everywhere(server, now, self.config.settle);
@@ -700,16 +767,22 @@ impl Swordbox {
     }
 }
 
-/// Gives a request the PSN that the server expects.
-fn rewrite_request<F: Frame>(frame: &mut F, layout: Layout, psn: Psn, ack_req: bool) {
-    let bth = Packet::new(frame.bytes(), layout).bth();
-    if bth.psn() == psn && (!ack_req || bth.ack_req()) {
+/// Gives a request the PSN that the server expects, and adds something to its address.
+fn rewrite_request<F: Frame>(frame: &mut F, layout: Layout, psn: Psn, ack_req: bool, by: u64) {
+    let packet = Packet::new(frame.bytes(), layout);
+    let (bth, memory) = (packet.bth(), memory_of(&packet));
+    if bth.psn() == psn && (!ack_req || bth.ack_req()) && by == 0 {
         return;
     }
     let mut rewriter = Rewriter::new(frame.bytes_mut(), layout);
     rewriter.set_psn(psn);
     if ack_req {
         rewriter.set_ack_req(true);
+    }
+    if by != 0
+        && let Some((va, ..)) = memory
+    {
+        _ = rewriter.set_remote_address(va.wrapping_add(by));
     }
     rewriter.finish();
 }

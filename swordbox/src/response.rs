@@ -27,11 +27,15 @@ impl Swordbox {
             return self.forward.route(frame, port, now, out);
         }
         // To the client's end
-        let Some(to) = self.end_of(&packet) else {
+        let Some(mut to) = self.end_of(&packet) else {
             return self.forward.route(frame, port, now, out);
         };
         if self.ends[to as usize].headers.is_of_another(&packet) && packet.verify_icrc() {
             self.part(to);
+            let Some(new) = self.end_of(&packet) else {
+                return self.forward.route(frame, port, now, out);
+            };
+            to = new;
         }
         let id = self.ends[to as usize].peer;
         let end = &mut self.ends[to as usize];
@@ -57,7 +61,8 @@ impl Swordbox {
             self.ends[id as usize].port = port;
         }
         let flow = &self.flows[id as usize];
-        if flow.stage == Stage::Ended {
+        // What others have under way there has nothing to do with what became of the owner's own.
+        if flow.stage == Stage::Ended && flow.lane == NONE {
             self.counters.ended.add(1);
             return Verdict::Drop(DropReason::NoQueuePair);
         }
@@ -78,22 +83,64 @@ impl Swordbox {
         {
             return self.on_lane(lane, frame, layout, now, out);
         }
+        if flow.stage == Stage::Ended {
+            self.counters.ended.add(1);
+            return Verdict::Drop(DropReason::NoQueuePair);
+        }
         let mut verdict = self.on_own(id, frame, layout, port, now, out);
-        let flow = &self.flows[id as usize];
-        let waiting = lane != NONE && self.lanes[lane as usize].waiting[0] != NONE;
-        if flow.is_quiet() && (waiting || flow.holds() || flow.nak_due) {
+        if self.is_awaited(id) || self.steering.published {
             verdict = send_first::<O>(verdict, frame, out);
-            let flow = &self.flows[id as usize];
-            if lane != NONE && self.lanes[lane as usize].waiting[0] != NONE && !flow.in_message {
-                self.pump_lane(lane, now, out);
-            }
-            self.pump(id, now, out);
+            self.after_own(id, now, out);
+            self.release(now, out);
         }
         verdict
     }
 
-    /// A response on a client's own connection.
+    /// Whether something waits for a flow's own requests, which are all done.
+    fn is_awaited(&self, id: Id) -> bool {
+        let flow = &self.flows[id as usize];
+        let waiting = flow.lane != NONE && self.lanes[flow.lane as usize].waiting[0] != NONE;
+        flow.is_quiet() && (waiting || flow.holds() || flow.nak_due)
+    }
+
+    /// A response on a client's own connection went on: what waited for it follows.
+    pub(crate) fn after_own<O: Output>(&mut self, id: Id, now: Nanos, out: &mut O) {
+        if !self.is_awaited(id) {
+            return;
+        }
+        let flow = &self.flows[id as usize];
+        let lane = flow.lane;
+        if lane != NONE && self.lanes[lane as usize].waiting[0] != NONE && !flow.in_message {
+            self.pump_lane(lane, now, out);
+        }
+        self.pump(id, now, out);
+    }
+
+    /// A response on a client's own connection: it may have to wait.
     fn on_own<O: Output>(
+        &mut self,
+        id: Id,
+        frame: &mut O::Frame,
+        layout: Layout,
+        port: PortId,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
+        let packet = Packet::new(frame.bytes(), layout);
+        let flow = &self.flows[id as usize];
+        let psn = packet.bth().psn().sub(flow.delta);
+        if flow.via == NONE
+            && !psn.precedes(flow.acked)
+            && psn.precedes(flow.sent)
+            && let Some(verdict) = self.withhold(id, frame, &packet, psn, port)
+        {
+            return verdict;
+        }
+        self.pass_own(id, frame, layout, port, now, out)
+    }
+
+    /// A response on a client's own connection.
+    pub(crate) fn pass_own<O: Output>(
         &mut self,
         id: Id,
         frame: &mut O::Frame,
@@ -114,6 +161,7 @@ impl Swordbox {
                 | Opcode::RC_READ_RESPONSE_ONLY
         );
         if flow.via == NONE && !psn.precedes(flow.acked) && psn.precedes(flow.sent) {
+            self.see_answer(id, &packet, psn);
             self.hear(id, &packet, psn);
             let flow = &self.flows[id as usize];
             let msn = packet.aeth().map(|aeth| Msn::new(aeth.msn().get().wrapping_sub(flow.msn_delta)));
@@ -423,7 +471,9 @@ impl Swordbox {
             told[count] = whose;
             count += 1;
             let peer = self.ends[whose as usize].peer;
-            let (end, Some(key)) = (&self.ends[peer as usize], self.index.key(peer)) else { continue };
+            let (Some(end), Some(key)) = (self.ends.get(peer as usize), self.index.key(peer)) else {
+                continue;
+            };
             let Ok(mut copy) = out.make(0) else { return };
             let mut bth = *packet.bth();
             bth.set_dest_qp(key.qpn());

@@ -64,7 +64,7 @@ impl Swordbox {
         };
         let atomic = op.kind == Kind::Atomic;
         // A line may hold a word that is never cached beside others that are.
-        if server.is_never_cached(va) || (!atomic && server.is_never_cached(va + u64::from(len) - 1)) {
+        if server.is_never_cached(va) || (!atomic && server.is_never_cached(va + (u64::from(len) - 1))) {
             return None;
         }
         Some(Wish { va, rkey, rights, atomic })
@@ -82,6 +82,7 @@ impl Swordbox {
         let Some(wish) = self.wish_of(id, packet, op) else { return false };
         let flow = &self.flows[id as usize];
         self.lines.find(flow.server, wish.va).is_some()
+            || self.steering.is_word(flow.server, wish.va, wish.rkey)
             || (wish.atomic && self.is_tracked(flow.server, &wish))
     }
 
@@ -107,7 +108,14 @@ impl Swordbox {
         let server = self.flows[id as usize].server;
         let line = match self.lines.find(server, wish.va) {
             Some(line) => line,
-            None if wish.atomic && self.is_tracked(server, &wish) => {
+            // A key that may be refused would keep the line from those that have the right one.
+            None if self.steering.is_word(server, wish.va, wish.rkey)
+                || (wish.atomic && self.is_tracked(server, &wish)) =>
+            {
+                if !self.flows[id as usize].has_proven(wish.rkey, wish.rights) {
+                    self.counters.unproven.add(1);
+                    return Way::Own;
+                }
                 let quiet_until = now + self.config.settle;
                 match self.lines.make(server, wish.va, wish.rkey, quiet_until) {
                     Ok(line) => line,
@@ -117,9 +125,18 @@ impl Swordbox {
             None => return Way::Own,
         };
         let flow = &self.flows[id as usize];
-        if self.lines.get(line).rkey != wish.rkey {
-            return Way::Own;
+        let own = self.lines.get(line);
+        if own.rkey != wish.rkey {
+            if !wish.atomic || own.under_way > 0 || !flow.has_proven(wish.rkey, wish.rights) {
+                return Way::Own;
+            }
+            // The server has given another key, or there are two: the word is not known by this one yet.
+            let settle = self.config.settle;
+            let own = self.lines.get_mut(line);
+            own.detour(now, settle);
+            (own.rkey, own.lane) = (wish.rkey, NONE);
         }
+        let flow = &self.flows[id as usize];
         if !flow.has_proven(wish.rkey, wish.rights) {
             self.counters.unproven.add(1);
             return Way::Own;
@@ -141,7 +158,11 @@ impl Swordbox {
         let owner = &self.flows[there.owner as usize];
         let undecided = wish.atomic && known.is_none();
         if there.is_full()
-            || (there.owner != id && (owner.is_private() || owner.waits == lane || owner.leaving))
+            || (there.owner != id
+                && (owner.is_private()
+                    || owner.waits == lane
+                    || owner.leaving
+                    || (owner.nak_sent && now < there.reserved)))
             || (undecided && there.atomics >= there.max_atomics)
         {
             return Way::Wait(lane);
@@ -490,7 +511,13 @@ impl Swordbox {
         if owner != NONE && self.flows[owner as usize].waits == lane && there.under_way == 0 {
             // Its owner can go on only when the lane is empty.
             self.unwait(owner, lane, &mut id);
+            let asked = self.flows[owner as usize].nak_sent;
             self.pump(owner, now, out);
+            if self.flows[owner as usize].nak_sent && !asked {
+                // It has the next turn, if it comes soon: others would take the lane again and again before it is there.
+                let there = &mut self.lanes[lane as usize];
+                there.reserved = now + there.patience(self.config.replay_after);
+            }
         }
         while id != NONE {
             let flow = &mut self.flows[id as usize];
@@ -524,7 +551,9 @@ impl Swordbox {
 
     /// Flows whose own requests are all done go on.
     pub(crate) fn pump_ready<O: Output>(&mut self, now: Nanos, out: &mut O) {
-        while let Some(id) = self.ready.pop_front() {
+        // Those that find no buffer are ready again next time.
+        for _ in 0..self.ready.len() {
+            let Some(id) = self.ready.pop_front() else { break };
             self.pump(id, now, out);
         }
     }
@@ -552,7 +581,9 @@ impl Swordbox {
                 continue;
             } else if there.waiting[0] == NONE || !self.flows[owner as usize].is_private() {
                 there.stuck = Nanos::ZERO;
-            } else if there.stuck == Nanos::ZERO {
+            } else if there.stuck == Nanos::ZERO || there.stuck_at != self.flows[owner as usize].sent {
+                // What it has begun goes on.
+                there.stuck_at = self.flows[owner as usize].sent;
                 there.stuck = now;
             } else if now.since(there.stuck) > self.config.dead_after {
                 // Its owner has begun something that does not end, and others wait for it.
@@ -610,10 +641,14 @@ impl Swordbox {
         if id == NONE || self.flows[id as usize].server == NO_SERVER {
             return;
         }
+        // It may have something under way on another's lane.
+        self.orphan(id);
         let flow = &mut self.flows[id as usize];
         flow.stage = Stage::Ended;
         flow.shared = 0;
         flow.nak_due = false;
-        self.held.clear(&mut self.flows[id as usize].held);
+        // What is under way on its lane is seen through, and nobody begins anything there.
+        flow.leaving |= flow.lane != NONE;
+        self.unsteer(id);
     }
 }

@@ -16,6 +16,8 @@ pub(crate) struct Sketch {
 }
 
 impl Sketch {
+    pub(crate) const BYTES: usize = ROWS * COLUMNS * size_of::<u32>();
+
     pub(crate) fn new() -> Self {
         Self { counts: vec![[0; COLUMNS]; ROWS].into(), added: 0 }
     }
@@ -36,11 +38,24 @@ impl Sketch {
         }
         least
     }
+
+    /// How often a key was counted, at most.
+    pub(crate) fn count(&self, key: u64) -> u32 {
+        let hash = mix(key);
+        let rows = self.counts.iter().enumerate();
+        rows.map(|(row, counts)| counts[(hash >> (16 * row)) as usize % COLUMNS]).min().unwrap_or(0)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn looking_does_not_count() {
+        let mut sketch = Sketch::new();
+        assert_eq!((sketch.count(3), sketch.add(3), sketch.count(3), sketch.count(3)), (0, 1, 1, 1));
+    }
 
     #[test]
     fn never_too_low_and_seldom_much_too_high() {

@@ -1,11 +1,12 @@
 /*
  * Locks in a server's memory, as users of disaggregated memory write them, in plain ibverbs.
  *
- *     lock_peer server GID-INDEX CLIENTS LOCKS
- *     lock_peer client GID-INDEX ADDRESS ID CLIENTS ROUNDS
+ *     lock_peer server HOW CLIENTS LOCKS
+ *     lock_peer client HOW ADDRESS ID CLIENTS ROUNDS
  *
- * A client is a thread with a queue pair; a command has as many as it says, numbered from ID on. Queue pairs are made known
- * over TCP, one connection each, so nobody on the way hears of them. In a round a client takes a lock with CAS (0 -> its
+ * A client is a thread with a queue pair; a command has as many as it says, numbered from ID on. HOW is the index of the GID
+ * to use: then queue pairs are made known over TCP, so nobody on the way hears of them. Or it is `cm`: then they are connected
+ * by rdma_cm. In a round a client takes a lock with CAS (0 -> its
  * number), READs what the lock guards, looks whether the lock is still its own, WRITEs one more, and at once, without waiting
  * for that, WRITEs 0 into the lock; then it draws a ticket with FETCH_ADD. What the first half of the locks guard lies beside
  * them, what the others guard on a page of its own.
@@ -17,6 +18,7 @@
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <pthread.h>
+#include <rdma/rdma_cma.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,6 +34,9 @@
 #define PAGE 4096
 #define MAX_CLIENTS 64
 #define READS 4
+#define WAIT_MS 5000
+#define TIMEOUT 18 /* 1 s: an emulated host is slow */
+#define RETRIES 6  /* 7 means for ever to soft-RoCE */
 
 struct address {
     union ibv_gid gid;
@@ -52,6 +57,7 @@ struct account {
 static struct ibv_context *device;
 static struct ibv_pd *pd;
 static int gid_index;
+static bool by_cm;
 
 static void die(const char *what)
 {
@@ -93,14 +99,19 @@ static void open_device(const char *index)
         die("ibv_alloc_pd");
 }
 
-static struct ibv_qp *create(struct ibv_cq *cq, struct address *ours)
+static struct ibv_qp_init_attr qp_attr(struct ibv_cq *cq)
 {
-    struct ibv_qp_init_attr attr = {
+    return (struct ibv_qp_init_attr){
         .send_cq = cq,
         .recv_cq = cq,
         .cap = {.max_send_wr = 8, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1},
         .qp_type = IBV_QPT_RC,
     };
+}
+
+static struct ibv_qp *create(struct ibv_cq *cq, struct address *ours)
+{
+    struct ibv_qp_init_attr attr = qp_attr(cq);
     struct ibv_qp *qp = ibv_create_qp(pd, &attr);
 
     if (!qp || ibv_query_gid(device, 1, gid_index, &ours->gid))
@@ -131,8 +142,8 @@ static void connect_qp(struct ibv_qp *qp, const struct address *ours, const stru
         .qp_state = IBV_QPS_RTS,
         .sq_psn = ours->psn,
         .max_rd_atomic = READS,
-        .timeout = 18, /* 1 s: an emulated host is slow */
-        .retry_cnt = 7,
+        .timeout = TIMEOUT,
+        .retry_cnt = RETRIES,
         .rnr_retry = 7,
     };
 
@@ -146,6 +157,75 @@ static void connect_qp(struct ibv_qp *qp, const struct address *ours, const stru
                       IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
                           IBV_QP_MAX_QP_RD_ATOMIC))
         die("to RTS");
+}
+
+/* --- by rdma_cm ------------------------------------------------------------------------------- */
+
+static struct rdma_conn_param cm_param(void)
+{
+    return (struct rdma_conn_param){
+        .responder_resources = READS, .initiator_depth = READS, .retry_count = RETRIES, .rnr_retry_count = 7};
+}
+
+/* A connection to a server, whose verbs are then those of its own device's context. */
+static struct rdma_cm_id *cm_connect(const char *server, struct ibv_cq **cq)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons(TCP_PORT)};
+    struct rdma_conn_param param = cm_param();
+    struct rdma_cm_id *id;
+    uint8_t timeout = TIMEOUT;
+
+    check(inet_pton(AF_INET, server, &at.sin_addr) == 1, "the server's address is not IPv4");
+    /* Without a channel for events, each call waits for its own. */
+    if (rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP))
+        die("rdma_create_id");
+    if (rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &timeout, sizeof timeout))
+        die("rdma_set_option");
+    if (rdma_resolve_addr(id, NULL, (struct sockaddr *)&at, WAIT_MS) || rdma_resolve_route(id, WAIT_MS))
+        die("rdma_resolve_route");
+    *cq = ibv_create_cq(id->verbs, 16, NULL, NULL, 0);
+    if (!*cq)
+        die("ibv_create_cq");
+    struct ibv_qp_init_attr attr = qp_attr(*cq);
+    if (rdma_create_qp(id, NULL, &attr) || rdma_connect(id, &param))
+        die("rdma_connect");
+    return id;
+}
+
+static struct rdma_event_channel *channel;
+
+static void cm_listen(void)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons(TCP_PORT)};
+    struct rdma_cm_id *id;
+
+    channel = rdma_create_event_channel();
+    if (!channel || rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) ||
+        rdma_bind_addr(id, (struct sockaddr *)&at) || rdma_listen(id, MAX_CLIENTS))
+        die("rdma_listen");
+}
+
+/* The next one that wants to be connected, whoever it is: it has all the others' rights. */
+static void cm_accept(void)
+{
+    struct rdma_conn_param param = cm_param();
+    struct rdma_cm_event *event;
+    struct rdma_cm_id *id;
+    bool asked;
+
+    do {
+        if (rdma_get_cm_event(channel, &event))
+            die("rdma_get_cm_event");
+        asked = event->event == RDMA_CM_EVENT_CONNECT_REQUEST;
+        check(asked || event->event == RDMA_CM_EVENT_ESTABLISHED, rdma_event_str(event->event));
+        id = event->id;
+        rdma_ack_cm_event(event);
+    } while (!asked);
+    if (!pd && !(pd = ibv_alloc_pd(id->verbs)))
+        die("ibv_alloc_pd");
+    struct ibv_qp_init_attr attr = qp_attr(ibv_create_cq(id->verbs, 16, NULL, NULL, 0));
+    if (rdma_create_qp(id, pd, &attr) || rdma_accept(id, &param))
+        die("rdma_accept");
 }
 
 /* --- where things lie ------------------------------------------------------------------------- */
@@ -254,18 +334,27 @@ static void *client(void *of)
 {
     struct client *me = of;
     struct address ours = {.psn = (uint32_t)(0x1000000 - 8 * me->id) & 0xffffff}; /* so that it wraps on the way */
+    struct rdma_cm_id *id = NULL;
     uint64_t last = 0;
     char go;
 
     me->tcp = connect_tcp(me->server);
-    me->cq = ibv_create_cq(device, 16, NULL, NULL, 0);
-    me->mr = ibv_reg_mr(pd, me->words, sizeof me->words, IBV_ACCESS_LOCAL_WRITE);
-    if (!me->cq || !me->mr)
-        die("ibv_create_cq");
-    me->qp = create(me->cq, &ours);
+    if (by_cm) {
+        id = cm_connect(me->server, &me->cq);
+        me->qp = id->qp;
+    } else {
+        me->cq = ibv_create_cq(device, 16, NULL, NULL, 0);
+        if (!me->cq)
+            die("ibv_create_cq");
+        me->qp = create(me->cq, &ours);
+    }
+    me->mr = ibv_reg_mr(id ? id->pd : pd, me->words, sizeof me->words, IBV_ACCESS_LOCAL_WRITE);
+    if (!me->mr)
+        die("ibv_reg_mr");
     send_all(me->tcp, &ours, sizeof ours);
     receive_all(me->tcp, &me->theirs, sizeof me->theirs);
-    connect_qp(me->qp, &ours, &me->theirs);
+    if (!id)
+        connect_qp(me->qp, &ours, &me->theirs);
     send_all(me->tcp, "r", 1);
     receive_all(me->tcp, &go, 1);
     for (uint64_t n = 0; n < me->rounds; n++) {
@@ -278,6 +367,8 @@ static void *client(void *of)
     }
     send_all(me->tcp, &me->account, sizeof me->account);
     receive_all(me->tcp, &go, 1);
+    if (id)
+        rdma_disconnect(id);
     return NULL;
 }
 
@@ -311,20 +402,25 @@ static int server(int count, uint32_t locks)
     struct account sum = {0};
     char *memory = mmap((void *)MEMORY, BYTES, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
-    struct ibv_cq *cq = ibv_create_cq(device, 16, NULL, NULL, 0);
+    struct ibv_cq *cq = by_cm ? NULL : ibv_create_cq(device, 16, NULL, NULL, 0);
     struct ibv_mr *mr;
 
-    if (memory == MAP_FAILED || !cq)
+    if (memory == MAP_FAILED || (!by_cm && !cq))
         die("mmap");
     check(count > 0 && count <= MAX_CLIENTS && locks > 0 && locks <= 8, "up to 64 CLIENTS, up to 8 LOCKS");
+    if (by_cm)
+        cm_listen();
+    setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    if (bind(listener, (struct sockaddr *)&at, sizeof at) || listen(listener, MAX_CLIENTS))
+        die("listen");
+    /* By rdma_cm they come in an order of their own. */
+    for (int n = 0; by_cm && n < count; n++)
+        cm_accept();
     mr = ibv_reg_mr(pd, memory, BYTES,
                     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
                         IBV_ACCESS_REMOTE_ATOMIC);
     if (!mr)
         die("ibv_reg_mr");
-    setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-    if (bind(listener, (struct sockaddr *)&at, sizeof at) || listen(listener, MAX_CLIENTS))
-        die("listen");
     for (int n = 0; n < count; n++) {
         struct address ours = {.psn = 0xfffff0, .va = MEMORY, .rkey = mr->rkey, .locks = locks}, theirs;
 
@@ -332,7 +428,8 @@ static int server(int count, uint32_t locks)
         if (tcp[n] < 0)
             die("accept");
         receive_all(tcp[n], &theirs, sizeof theirs);
-        connect_qp(create(cq, &ours), &ours, &theirs);
+        if (!by_cm)
+            connect_qp(create(cq, &ours), &ours, &theirs);
         send_all(tcp[n], &ours, sizeof ours);
     }
     /* All at once, when all are there. */
@@ -375,8 +472,10 @@ static int server(int count, uint32_t locks)
 int main(int argc, char **argv)
 {
     setvbuf(stdout, NULL, _IOLBF, 0);
-    check(argc == 5 || argc == 7, "server GID-INDEX CLIENTS LOCKS, or client GID-INDEX ADDRESS ID CLIENTS ROUNDS");
-    open_device(argv[2]);
+    check(argc == 5 || argc == 7, "server HOW CLIENTS LOCKS, or client HOW ADDRESS ID CLIENTS ROUNDS");
+    by_cm = !strcmp(argv[2], "cm");
+    if (!by_cm)
+        open_device(argv[2]);
     if (argc == 5)
         return server(atoi(argv[3]), (uint32_t)atoi(argv[4]));
     return clients(argv[3], (uint64_t)atoll(argv[4]), atoi(argv[5]), (uint64_t)atoll(argv[6]));

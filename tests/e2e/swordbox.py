@@ -28,23 +28,23 @@ import suite
 from check import Counters, settled_counters
 from guest import Guest, Job
 from lab import Lab, Wire
-from programs import ACK, ATOMIC_ACK, COMPARE_SWAP, FETCH_ADD, READ_REQUEST, WRITE_ONLY, perftest
+from programs import ACK, ATOMIC_ACK, COMPARE_SWAP, FETCH_ADD, READ_REQUEST, RESPONSES, WRITE_ONLY, perftest
 
 CONFIG = """
 [[port]]
 name = "a"
 mtu = 1500
-af_packet = {{ interface = "host-a" }}
+af_packet = {{ interface = "{interfaces[a]}" }}
 
 [[port]]
 name = "b"
 mtu = 1500
-af_packet = {{ interface = "host-b" }}
+af_packet = {{ interface = "{interfaces[b]}" }}
 
 [[port]]
 name = "c"
 mtu = 1500
-af_packet = {{ interface = "host-c" }}
+af_packet = {{ interface = "{interfaces[c]}" }}
 
 [swordbox]
 mac_table = {{}}
@@ -54,12 +54,36 @@ journal = "{journal}"
 settle_us = 100000
 replay_after_us = 100000
 dead_after_ms = 20000
+# perftest has as many atomics outstanding as soft-RoCE takes.
+rd_atomic = 128
+connections = 4096
 {options}
 
 [[swordbox.server]]
 host = "10.0.0.3"
 detect = {detect}
 {server}
+"""
+
+# What makes the way to a guest bad: both ways, by chance, from a seed.
+BAD_WIRE = """
+[[port]]
+name = "guest"
+mtu = 1500
+af_packet = {{ interface = "host-{guest}" }}
+
+[[port]]
+name = "switch"
+mtu = 1500
+af_packet = {{ interface = "far" }}
+
+[impair]
+pairs = [["guest", "switch"]]
+seed = 7
+
+[[impair.rule]]
+action = "drop"
+share = 0.01
 """
 
 # Where lock_peer's locks lie, so that they are known before the first of them is taken
@@ -74,7 +98,7 @@ writable = true
 ON = '["remap", "cas_to_write"]'
 TIMEOUT_S = 120
 LISTENS = "grep -q ':{port:04X} .* 0A ' /proc/net/tcp /proc/net/tcp6"
-CM_LISTENS = "rdma resource show cm_id | grep -q LISTEN"
+CM_LISTENS = "rdma resource show cm_id | grep LISTEN | grep -q ':{port} '"
 
 
 @dataclass(frozen=True)
@@ -107,6 +131,12 @@ class Case:
     changes: tuple[str, ...] = ()
     # At least this share of the clients' atomics has to be decided.
     decided: float = 0.0
+    # One in a hundred packets from and to this guest gets lost.
+    bad: str = ""
+    # The switch ends and begins again while locks are taken.
+    restarts: bool = False
+    # Those who take locks are connected by rdma_cm.
+    by_cm: bool = False
 
     @property
     def command(self) -> str:
@@ -115,14 +145,13 @@ class Case:
         return "; ".join(pair.client for pair in self.pairs)
 
 
-def perf(tool: str, port: int, count: int, size: int = 4096, atomic: str = "", options: str = "") -> Pair:
-    program = perftest("", tool, size=size, count=count, atomic=atomic, options=f"-p {port} {options}".strip())
-    requests = {opcode: frames for opcode, frames in (program.expected or {}).items() if opcode in REQUESTS}
+def perf(tool: str, port: int, count: int, size: int = 4096, **options: Any) -> Pair:
+    program = perftest("", tool, size=size, count=count, options=f"-p {port}", **options)
+    requests = {opcode: frames for opcode, frames in (program.expected or {}).items() if opcode not in RESPONSES}
     client = program.client.replace("{ipv4}", "{server}")
     return Pair(program.server, client, LISTENS.format(port=port), requests)
 
 
-REQUESTS = {COMPARE_SWAP, FETCH_ADD, READ_REQUEST, WRITE_ONLY, 0x06, 0x07, 0x08}
 CAS, ADD = "CMP_AND_SWAP", "FETCH_AND_ADD"
 
 
@@ -134,20 +163,24 @@ def cases() -> list[Case]:
     return [
         Case("compare_swap", both("ib_atomic_bw", 400, atomic=CAS)),
         Case("fetch_add", both("ib_atomic_bw", 400, atomic=ADD)),
-        Case("atomics_4qp", both("ib_atomic_bw", 200, atomic=CAS, options="-q 4")),
+        Case("atomics_4qp", both("ib_atomic_bw", 200, atomic=CAS, queue_pairs=4)),
         Case("write", both("ib_write_bw", 50, size=20000)),
         Case("read", both("ib_read_bw", 50, size=20000)),
         Case("mixed", (perf("ib_atomic_bw", 18515, 400, atomic=ADD), perf("ib_write_bw", 18516, 100, size=20000))),
         Case("passing", both("ib_atomic_bw", 200, atomic=CAS), layers="[]"),
-        Case("locks", locks=1, **locks, decided=0.5),
-        Case("locks_table", locks=1, **locks, detect=0, server=TABLE, decided=0.7),
-        Case("locks_several", locks=3, **locks, decided=0.5),
+        Case("locks", locks=1, **locks, decided=0.8),
+        Case("locks_table", locks=1, **locks, detect=0, server=TABLE, decided=0.8),
+        Case("locks_several", locks=3, **locks, decided=0.6),
         Case("locks_answered", locks=1, **locks, options='failed_cas = "answer"', decided=0.5),
         Case("locks_passing", locks=1, **locks, layers="[]"),
         Case("locks_changing", locks=2, **locks, changes=("[]", ON, '["remap"]', ON, "[]", ON)),
-        Case("connected", both("ib_atomic_bw", 300, atomic=CAS, options="-R")),
+        Case("locks_bad_server", locks=1, **locks, bad="c", decided=0.3),
+        Case("locks_bad_client", locks=1, **locks, bad="a", decided=0.3),
+        Case("locks_restarted", locks=1, **locks, detect=0, server=TABLE, restarts=True),
+        Case("locks_connected", locks=1, **locks, by_cm=True, decided=0.5),
         Case("rping", tuple(
-            Pair(f"rping -s -a {{server}} -p {port} -C 10 -V", f"rping -c -a {{server}} -p {port} -C 10 -V", CM_LISTENS)
+            Pair(f"rping -s -a {{server}} -p {port} -C 10 -V", f"rping -c -a {{server}} -p {port} -C 10 -V",
+                 CM_LISTENS.format(port=port))
             for port in (7174, 7175)
         )),
     ]  # fmt: skip
@@ -159,14 +192,22 @@ def run_case(case: Case, lab: Lab, understudy: Path, folder: Path) -> tuple[list
         guest.run("ip neighbour flush all")
     config = folder / f"{case.name}.toml"
     write_config(config, case, case.layers)
+    command = [str(understudy), "run", str(config), "--json"]
     trace = folder / f"{case.name}-server.pcap"
     before = settled_counters(lab.guests)
+    # Its clients do not wait for long: nothing may come between this and what follows.
+    problems = interrupted(case, lab, command) if case.restarts else []
     with ExitStack() as stack:
+        if case.bad:
+            bad = folder / f"{case.name}-wire.toml"
+            bad.write_text(BAD_WIRE.format(guest=case.bad))
+            stack.enter_context(lab.wire([str(understudy), "run", str(bad), "--json"], f"wire-{case.name}"))
         stack.enter_context(lab.recorded("host-c", trace, "udp dst port 4791"))
-        command = [str(understudy), "run", str(config), "--json"]
         switch = stack.enter_context(lab.wire(command, f"switch-{case.name}"))
-        change = changing(case, config, switch)
-        problems, asked = locks(case, lab, change) if case.rounds else perftests(case, lab)
+        if case.restarts:
+            problems += refused(lab)
+        failed, asked = locks(case, lab, changing(case, config, switch)) if case.rounds else perftests(case, lab)
+        problems += failed
         after = settled_counters(lab.guests)
     grown = [now - then for now, then in zip(after, before, strict=True)]
     answers = decoded(understudy, trace)
@@ -176,10 +217,32 @@ def run_case(case: Case, lab: Lab, understudy: Path, folder: Path) -> tuple[list
     return problems, words(switch, answers)
 
 
+def interrupted(case: Case, lab: Lab, command: list[str]) -> list[str]:
+    """Takes locks through a switch that ends in the middle of it."""
+    with lab.wire(command, f"switch-{case.name}-before") as switch:
+        start_locks(case, lab)
+        time.sleep(4)
+    told = switch.report["swordbox"]
+    return [] if told["decided"] and told["diverged"] else [f"nothing was shared before the restart: {told}"]
+
+
+def refused(lab: Lab) -> list[str]:
+    """What was shared before the restart must not go on: its clients are told by their own NICs, after a while."""
+    problems = []
+    for guest in lab.guests[:-1]:
+        guest.wait_for("! pidof lock_peer", timeout_s=60)
+        output = guest.run("cat /tmp/job*.out; rm -f /tmp/job*").output
+        if "transport retry counter exceeded" not in output:
+            problems.append(f"the clients in {guest.name} were not refused after the restart: {output.rstrip()}")
+    lab.guests[-1].wait_for("! pidof lock_peer")
+    return problems
+
+
 def write_config(config: Path, case: Case, layers: str) -> None:
     journal = config.with_suffix(".journal")
+    interfaces = {guest: "near" if guest == case.bad else f"host-{guest}" for guest in "abc"}
     fields = {"layers": layers, "options": case.options, "detect": case.detect, "server": case.server}
-    config.write_text(CONFIG.format(journal=journal, **fields))
+    config.write_text(CONFIG.format(journal=journal, interfaces=interfaces, **fields))
 
 
 def changing(case: Case, config: Path, switch: Wire) -> Callable[[], None]:
@@ -199,8 +262,8 @@ def filled(command: str, guest: Guest, server: Guest) -> str:
     return command.format(gid=gid, server=server.addresses["ipv4"])
 
 
-def ended(who: str, guest: Guest, job: Job) -> tuple[list[str], str]:
-    result = guest.finish(job, TIMEOUT_S)
+def ended(who: str, guest: Guest, job: Job, timeout_s: float = TIMEOUT_S) -> tuple[list[str], str]:
+    result = guest.finish(job, timeout_s)
     problems = [] if result.code == 0 else [f"{who}: exit code {result.code}\n{result.output.rstrip()}"]
     return problems, result.output
 
@@ -218,23 +281,31 @@ def perftests(case: Case, lab: Lab) -> tuple[list[str], dict[int, int]]:
     for guest, pair in zip(clients, case.pairs, strict=True):
         jobs.append((f"the client in {guest.name}", guest, guest.start(filled(pair.client, guest, server))))
     # The clients first: a server that waits in vain for one says nothing of why.
-    problems = []
+    problems: list[str] = []
     for who, guest, job in reversed(jobs):
-        problems += ended(who, guest, job)[0]
+        problems += ended(who, guest, job, 1 if problems and guest is server else TIMEOUT_S)[0]
     return problems, asked
 
 
-def locks(case: Case, lab: Lab, change: Callable[[], None]) -> tuple[list[str], dict[int, int]]:
-    """Takes locks; what is wrong, and what was asked for."""
+def start_locks(case: Case, lab: Lab) -> tuple[list[tuple[Guest, Job]], Job]:
+    """Starts the clients that take locks, and the server of these: the jobs of both."""
     *clients, server = lab.guests
     count = case.clients * len(clients)
-    job = server.start(filled(f"lock_peer server {{gid}} {count} {case.locks}", server, server))
+    how = "cm" if case.by_cm else "{gid}"
+    job = server.start(filled(f"lock_peer server {how} {count} {case.locks}", server, server))
     server.wait_for(LISTENS.format(port=18600))
     jobs = []
     for number, guest in enumerate(clients):
         first = 1 + number * case.clients
-        command = f"lock_peer client {{gid}} {{server}} {first} {case.clients} {case.rounds}"
+        command = f"lock_peer client {how} {{server}} {first} {case.clients} {case.rounds}"
         jobs.append((guest, guest.start(filled(command, guest, server))))
+    return jobs, job
+
+
+def locks(case: Case, lab: Lab, change: Callable[[], None]) -> tuple[list[str], dict[int, int]]:
+    """Takes locks; what is wrong, and what was asked for."""
+    jobs, job = start_locks(case, lab)
+    server = lab.guests[-1]
     for _ in case.changes:
         time.sleep(1)
         change()
@@ -244,7 +315,7 @@ def locks(case: Case, lab: Lab, change: Callable[[], None]) -> tuple[list[str], 
     failed, output = ended("the server", server, job)
     problems += failed
     told = {name: int(value) for name, value in re.findall(r"(\w+) (\d+)", output)}
-    rounds = count * case.rounds
+    rounds = case.clients * len(jobs) * case.rounds
     if not problems and (told["rounds"], told["counted"]) != (rounds, rounds):
         problems.append(f"{rounds} rounds were wanted: {output.rstrip()}")
     # Behind the page's WRITE and the unlock's, and two READs
@@ -271,9 +342,10 @@ def check(
     ports = {port["name"]: port for port in report["ports"]}
     problems = []
     for name, counters in zip("abc", grown, strict=True):
-        if counters.sent != ports[name]["roce_frames"]:
+        # Clients of the time before a restart try again when nobody is there.
+        if counters.sent != ports[name]["roce_frames"] and name != case.bad and not case.restarts:
             problems.append(f"guest {name} sent {counters.sent} packets, {ports[name]['roce_frames']} came in")
-    retransmitted = sum(counters.retransmissions for counters in grown)
+    retransmitted = case.bad or sum(counters.retransmissions for counters in grown)
     seen = {row["opcode"]: row["frames"] for row in report["opcodes"]}
     for opcode, count in asked.items():
         if seen.get(opcode, 0) < count or (seen.get(opcode, 0) > count and not retransmitted):
@@ -288,6 +360,10 @@ def check(
         problems.append(f"of {atomics} atomics only {here} were decided")
     if case.layers == "[]" and not case.changes and told["diverged"]:
         problems.append("without a layer, sides of a connection have come to differ")
+    if case.restarts and not told["ended"]:
+        problems.append("nothing of the time before the restart was refused")
+    if case.by_cm and told["paired_by_cm"] != told["paired"]:
+        problems.append("connections were not learnt from the connection manager")
     wrong = ("contradicted", "spoofed", "unwritten", "lanes_lost", "untracked")
     problems += [f"{name}: {told[name]}" for name in wrong if told[name]]
     if problems:
@@ -308,6 +384,7 @@ def set_up(lab: Lab) -> None:
     lab.add_guest("a", tap="host-a", address=1)
     lab.add_guest("b", tap="host-b", address=2)
     lab.add_guest("c", tap="host-c", address=3)
+    lab.add_cable("far", "near")
 
 
 def main() -> int:

@@ -104,8 +104,8 @@ pub(super) fn request(n: u32, psn: Psn, ask: Ask) -> Vec<u8> {
 
 /// The server's answer to client `n`; to an atomic, with what it found.
 pub(super) fn answer(n: u32, psn: Psn, msn: Msn, found: Option<u64>) -> Vec<u8> {
-    let mut extended = Extended::default();
-    extended.aeth = zerocopy::transmute!(Aeth::new(Syndrome::Ack(Credit::UNLIMITED), msn));
+    let aeth = zerocopy::transmute!(Aeth::new(Syndrome::Ack(Credit::UNLIMITED), msn));
+    let mut extended = Extended { aeth, ..Extended::default() };
     let opcode = match found {
         Some(found) => {
             extended.atomic_ack = AtomicAckEth { original: found.into() };

@@ -97,8 +97,9 @@ impl Contention {
     /// # Errors
     /// What went wrong with the run.
     pub fn over(&self, between: Between) -> Result<Outcome, Report> {
-        // A Swordbox decides nothing before it is known that nothing is on its way past it (`settle`).
-        let warm_up = SETTLE + Nanos::from_millis(15);
+        // A Swordbox decides nothing before it is known that nothing is on its way past it (`settle`). And each client
+        // takes the lock once on its own connection, past it, to show that it may write.
+        let warm_up = SETTLE + SETTLE + Nanos::from_micros(200 * self.clients as u64);
         let run = Run { device: self.device, warm_up, span: self.span, ..Run::new(self.clients) };
         let outcome = match between {
             Between::Forward => locks(&run, self.locks, 0.0, Unlock::Write, rack::forward(run.machines)),

@@ -9,6 +9,7 @@
 //! ```
 
 pub mod costs;
+pub mod steering;
 
 use crate::{Clock, Costs, Host, Link, LinkId, Node, NodeId, OVERHEAD, Switch, World};
 use core::fmt;

@@ -185,7 +185,7 @@ impl End {
     pub(super) fn post(&mut self, want: &Want, context: &mut Context<'_>) {
         let request = match want.verb {
             Verb::Write | Verb::Read | Verb::Send => self.own_request(want, context.config),
-            _ => self.words_request(want, context.truth, context.config.mtu.bytes()),
+            _ => self.words_request(want, context.truth, context.config),
         };
         let signaled = want.signaled || self.silent + 1 >= context.config.depth;
         self.submit(Request { signaled, ..request }, context);
@@ -230,7 +230,7 @@ impl End {
         Request { operation, data, fetch, signaled: true, fence, what }
     }
 
-    fn words_request(&mut self, want: &Want, truth: &mut Truth, mtu: usize) -> Request {
+    fn words_request(&mut self, want: &Want, truth: &mut Truth, config: &Config) -> Request {
         let (first, len) = (want.at as usize, want.len as usize);
         let mut at = self.word_at(first);
         let (mut lead, mut fetch) = (0, len * 8);
@@ -254,7 +254,7 @@ impl End {
                 (Operation::CompareSwap { at, compare, swap }, recorded)
             }
             Verb::FetchAdd => {
-                let add = if want.adds { truth.add(server, first) } else { 0 };
+                let add = if want.adds { truth.add(server, first, config.may_fail) } else { 0 };
                 let recorded = vec![truth.post(server, first, line, fence, Action::FetchAdd(add))];
                 (Operation::FetchAdd { at, add }, recorded)
             }
@@ -268,7 +268,7 @@ impl End {
                 (Operation::Write(at), (first..first + len).map(write).collect())
             }
             _ => {
-                if want.verb == Verb::ReadWords && first > 0 && fetch + 7 <= mtu {
+                if want.verb == Verb::ReadWords && first > 0 && fetch + 7 <= config.mtu.bytes() {
                     // It may begin within the word before. Of a word that two packets share, each part is read by itself.
                     lead = self.chance.below(8) as usize;
                     (at.va, fetch) = (at.va - lead as u64, fetch + lead);

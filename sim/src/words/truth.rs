@@ -119,12 +119,13 @@ impl Truth {
     }
 
     /// What is added to a word next: a power of two that as few as can be add of those that have not completed. So a sum
-    /// tells what it is made of.
-    pub(super) fn add(&mut self, server: usize, word: usize) -> u64 {
+    /// tells what it is made of. Where some may never complete, nothing, if others add all of them.
+    pub(super) fn add(&mut self, server: usize, word: usize, may_fail: bool) -> u64 {
         let memory = &self.servers[server];
         let (adds, turn) = (&memory.adds[word], memory.words[word].len() as u32);
-        let bit = (0..ADD_BITS).map(|n| (turn + n) % ADD_BITS).min_by_key(|bit| adds[*bit as usize]);
-        1 << bit.unwrap_or(0)
+        let bits = (0..ADD_BITS).map(|n| (turn + n) % ADD_BITS);
+        let bit = bits.min_by_key(|bit| adds[*bit as usize]).unwrap_or(0);
+        if may_fail && adds[bit as usize] > 0 { 0 } else { 1 << bit }
     }
 
     /// An operation is posted.

@@ -165,6 +165,11 @@ impl<P: Program> Threads<P> {
         }
     }
 
+    /// How many there are
+    pub fn threads(&self) -> usize {
+        self.workers.len()
+    }
+
     /// Threads that have a connection and are not done
     pub fn running(&self) -> usize {
         self.workers.iter().filter(|worker| matches!(worker.state, State::Runs(_))).count()

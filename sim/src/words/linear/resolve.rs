@@ -80,6 +80,12 @@ fn sum_up(items: &mut [Item], first: u64, attempt: u64, ambiguous: &mut bool) ->
         return false;
     }
     let strange: Vec<u64> = found(items).into_iter().filter(|value| !left.contains(value)).collect();
+    // What somebody has changed already is not there any more to be added to.
+    for item in items.iter().filter(|item| item.must) {
+        if let Effect::Swap(found, _) = item.effect {
+            left.remove(&found);
+        }
+    }
     let powers = strange.iter().filter_map(|value| {
         let of_value = items.iter().filter(|item| item.must && item.finds() == Some(*value));
         let seen_at = of_value.map(|item| item.returned).min().unwrap_or(u64::MAX);

@@ -4,6 +4,7 @@ use super::topology;
 use crate::config::SwordboxConfig;
 use crate::run::swordbox::layers_text;
 use dataplane::config::Port;
+use swordbox::steering::Structure;
 use swordbox::{Config, FailedCas, Memory, Server};
 
 pub(super) fn lines(config: &SwordboxConfig, ports: &[Port]) -> Vec<(&'static str, String)> {
@@ -32,17 +33,24 @@ fn memory(switch: &Config) -> String {
     let bytes: Memory = switch.memory();
     format!(
         "up to {connections} connections ({} MB), {in_flight} operations under way on a shared one ({} MB in all), {lines} \
-         lines of words ({} MB), {held} frames that wait ({} MB)",
+         lines of words ({} MB), {held} frames that wait ({} MB); {} MB for what is steered",
         mb(bytes.connections),
         mb(bytes.in_flight),
         mb(bytes.lines),
-        mb(bytes.held)
+        mb(bytes.held),
+        mb(bytes.structures)
     )
 }
 
 fn server(server: &Server) -> String {
-    let Server { host, tables, never, detect, lanes, rd_atomic } = server;
-    let words = match (tables.len(), detect) {
+    let Server { host, tables, structures, never, detect, lanes, rd_atomic } = server;
+    let lists = structures.iter().filter(|structure| matches!(structure, Structure::Lists(_))).count();
+    let locks = structures.len() - lists;
+    let steered = match lists {
+        0 => String::new(),
+        count => format!("; {count} stores of lists"),
+    };
+    let words = match (tables.len() + locks, detect) {
         (0, 0) => "no words".into(),
         (tables, 0) => format!("words of {tables} tables"),
         (0, detect) => format!("words after {detect} atomics"),
@@ -53,7 +61,7 @@ fn server(server: &Server) -> String {
         count => format!(", but for {count} ranges"),
     };
     format!(
-        "{host}: {words}{never}, on up to {lanes} shared connections, {rd_atomic} READs and atomics at once on each"
+        "{host}: {words}{never}, on up to {lanes} shared connections, {rd_atomic} READs and atomics at once on each{steered}"
     )
 }
 
@@ -62,7 +70,10 @@ pub(super) fn notes(config: &SwordboxConfig) -> Vec<String> {
     let switch = &config.switch;
     let mut notes = Vec::new();
     if switch.layers.remap {
-        let bare = switch.servers.iter().filter(|server| server.tables.is_empty() && server.detect == 0);
+        let bare = switch.servers.iter().filter(|server| {
+            let words = |structure: &Structure| matches!(structure, Structure::Locks(_));
+            server.tables.is_empty() && !server.structures.iter().any(words) && server.detect == 0
+        });
         notes.extend(bare.map(|server| {
             format!(
                 "server {}: nothing is shared of it, without a [[swordbox.server.table]] and with `detect` 0",
@@ -70,8 +81,9 @@ pub(super) fn notes(config: &SwordboxConfig) -> Vec<String> {
             )
         }));
     }
-    if switch.layers.steer_writes || switch.layers.steer_reads {
-        notes.push("steering needs a data structure that is known: no file can name one yet".into());
+    let lists = |server: &Server| server.structures.iter().any(|it| matches!(it, Structure::Lists(_)));
+    if (switch.layers.steer_writes || switch.layers.steer_reads) && !switch.servers.iter().any(lists) {
+        notes.push("nothing is steered without a [[swordbox.server.lists]]".into());
     }
     notes
 }

@@ -5,6 +5,8 @@ use crate::config::{FunctionConfig, SwordboxConfig};
 use switch::Nanos;
 use switch::drop::FaultSet;
 use switch::forward::config::{MacTable, Topology};
+use swordbox::clients::clover::Layout;
+use swordbox::steering::{ListsConfig, LocksConfig, Structure};
 use swordbox::{Config, FailedCas, Layers, Server, Table};
 
 const SERVER: &str = "[[swordbox.server]]\nhost = \"10.0.0.9\"\n";
@@ -58,13 +60,29 @@ fn what_is_said() {
     let all = [
         "layers = [\"remap\", \"cas_to_write\", \"steer_writes\", \"steer_reads\"]\njournal = \"j/x\"",
         "failed_cas = \"answer\"\nconnections = 3\nin_flight = 4\nrd_atomic = 5\nlines = 6\nheld = 7\nageing_s = 8",
-        "settle_us = 9\nreplay_after_us = 10\ndead_after_ms = 11\ncounted_qps = 0\nverify = [\"icrc\"]",
+        "settle_us = 9\nreplay_after_us = 10\ndead_after_ms = 11\ncounted_qps = 0\nverify = [\"icrc\"]\nappends = 15\nwithheld = 16",
     ];
     let second = [
         "[[swordbox.server]]\nhost = \"fd00::9\"\ndetect = 12\nlanes = 13\nrd_atomic = 14",
         "never = [{ va = 0xffff, bytes = 1 }, { va = 0, bytes = 8 }]",
         "[[swordbox.server.table]]\nrkey = 0x1234\nwritable = true",
-        "[[swordbox.server.table]]\nva = 0x7fff00000000\nbytes = 0x1000\nstride = 64\n",
+        "[[swordbox.server.table]]\nva = 0x7fff00000000\nbytes = 0x1000\nstride = 64",
+        "[[swordbox.server.locks]]\nrkey = 17\nva = 0x2000\nbytes = 64\nstride = 16",
+        "[[swordbox.server.lists]]\nva = 0x10000\nbytes = 0x10000\nkeys = 18\nnode_bytes = 128",
+        "[[swordbox.server.lists]]\nva = 0x20000\nbytes = 0x10000\nkeys = 19\nnode_bytes = 64",
+        "firsts = 0\nremembered = 20\ntracked = 21\nhot = 22\n",
+    ];
+    let second_store = ListsConfig {
+        firsts: 0,
+        remembered: 20,
+        tracked: 21,
+        hot: 22,
+        ..ListsConfig::new(Layout { keys: 19, node_len: 64 }, 0x2_0000..0x3_0000)
+    };
+    let structures = vec![
+        Structure::Lists(ListsConfig::new(Layout { keys: 18, node_len: 128 }, 0x1_0000..0x2_0000)),
+        Structure::Lists(second_store),
+        Structure::Locks(LocksConfig { range: 0x2000..0x2040, rkey: Some(17), stride: 16 }),
     ];
     let tables = vec![
         Table { rkey: Some(0x1234), range: 0..u64::MAX, stride: 8, writable: true },
@@ -79,13 +97,15 @@ fn what_is_said() {
         rd_atomic: 5,
         lines: 6,
         held: 7,
+        appends: 15,
+        withheld: 16,
         ageing: Nanos::from_secs(8),
         settle: Nanos::from_micros(9),
         replay_after: Nanos::from_micros(10),
         dead_after: Nanos::from_millis(11),
         servers: vec![
             Server::new([10, 0, 0, 9].into()),
-            Server { host, tables, never, detect: 12, lanes: 13, rd_atomic: 14 },
+            Server { host, tables, structures, never, detect: 12, lanes: 13, rd_atomic: 14 },
         ],
         layers: Layers { remap: true, cas_to_write: true, steer_writes: true, steer_reads: true },
         failed_cas: FailedCas::Answer,
@@ -115,7 +135,8 @@ fn layers_that_need_something() {
         "an element of `layers` cannot be `remaps`",
         "did you mean `remap`? it can be `remap`, `cas_to_write`, `steer_writes` or `steer_reads`",
     );
-    // Packets may pass without a journal, and steering leaves no traces.
+    wrong(&swordbox("layers = [\"steer_reads\"] #!"), "the layer `steer_reads` needs a `journal`", journal);
+    // Packets may pass without one.
     assert_eq!(switch(&swordbox("layers = []")).switch.layers, Layers::PASS);
 }
 
@@ -183,4 +204,24 @@ fn tables() {
         "write the length of the region",
     );
     wrong(&server("never = [{ va = 16 }] #!"), "`never` has no `bytes`", "add `bytes = 4096`");
+}
+
+#[test]
+fn structures() {
+    let lists = |lines: &str| server(&["[[swordbox.server.lists]]\n", lines].concat());
+    wrong(
+        &lists("va = 0x10000\nbytes = 4096\nkeys = 1\nnode_bytes = 100 #!"),
+        "`node_bytes` has to be a multiple of 8",
+        "atomics are done on aligned words of 8 bytes: write 0x60",
+    );
+    wrong(
+        &lists("va = 0\nbytes = 0x4000000000\nkeys = 1\nnode_bytes = 32 #!"),
+        "there are more nodes than 32 bits can count",
+        "declare parts of the region, each as a store of its own",
+    );
+    wrong(
+        &server("[[swordbox.server.locks]] #!"),
+        "[[swordbox.server.locks]] has no `va`",
+        "add `va = 0x10000`",
+    );
 }

@@ -51,11 +51,12 @@ impl Beginning {
 
 /// What is kept, and in how many bytes.
 fn memory_text(config: &swordbox::Config, memory: Memory) -> String {
-    let Memory { connections, in_flight, lines, held } = memory;
+    let Memory { connections, in_flight, lines, held, structures } = memory;
     let lanes: usize = config.servers.iter().map(|server| server.lanes).sum();
     format!(
         "Swordbox keeps up to {} connections in {connections} bytes, {} operations under way on each of {lanes} shared \
-         connections in {in_flight}, the words of {} lines in {lines}, and {} frames that wait in {held}.",
+         connections in {in_flight}, the words of {} lines in {lines}, {} frames that wait in {held}, and what is known of data structures \
+         in {structures}.",
         config.connections, config.in_flight, config.lines, config.held
     )
 }
@@ -167,18 +168,19 @@ pub(super) fn run(
 }
 
 fn told(counters: &Counters, unwritten: u64, layers: Layers, memory: Memory) -> SwordboxReport {
-    let [connections, lanes, lines, held] = counters.usage();
-    let Memory { connections: tracking, in_flight, lines: words, held: waiting } = memory;
+    let [connections, shared, lines, held] = counters.usage();
+    let Memory { connections: tracking, in_flight, lines: words, held: waiting, structures } = memory;
     SwordboxReport {
         layers: layers_text(layers),
         counters: counters.all().map(|(name, count)| (name.to_owned(), count.into())).collect(),
         unwritten,
-        usage: [("connections", connections), ("lanes", lanes), ("lines", lines), ("held", held)].into(),
+        usage: [("connections", connections), ("lanes", shared), ("lines", lines), ("held", held)].into(),
         memory_bytes: [
             ("connections", tracking),
             ("in_flight", in_flight),
             ("lines", words),
             ("held", waiting),
+            ("structures", structures),
         ]
         .into(),
     }

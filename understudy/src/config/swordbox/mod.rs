@@ -1,6 +1,8 @@
 //! The table `[swordbox]`: the memory servers, what is done for their clients, how much room there is for it, and the bridge
 //! that it is otherwise.
 
+mod structures;
+
 use super::FunctionConfig;
 use super::port::Ports;
 use super::report::Problem;
@@ -60,6 +62,8 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
         rd_atomic: count("rd_atomic", MAX_RD_ATOMIC, default.rd_atomic),
         lines: count("lines", 1 << 24, default.lines),
         held: count("held", 1 << 20, default.held),
+        appends: count("appends", 1 << 20, default.appends),
+        withheld: count("withheld", 1 << 20, default.withheld),
         ageing: Nanos::from_secs(table.number("ageing_s", 1..=1_000_000, default.ageing.0 / 1_000_000_000)),
         settle: us("settle_us", default.settle),
         replay_after: us("replay_after_us", default.replay_after),
@@ -79,7 +83,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
 
 /// Two sides of a connection may only differ if that outlives this program.
 fn check_journal(layers: &Value<'_>) {
-    let wants = |layer: &Value<'_>| matches!(layer.text_if_any(), Some("remap" | "cas_to_write"));
+    let wants = |layer: &Value<'_>| layer.text_if_any().is_some_and(|layer| LAYERS.contains(&layer));
     let elements = layers.list_if_any().unwrap_or_default();
     let Some(first) = elements.iter().find(|layer| wants(layer)) else { return };
     let name = first.text_if_any().unwrap_or_default();
@@ -166,8 +170,9 @@ fn server(table: &Table<'_>, host: Option<core::net::IpAddr>) -> Option<Server> 
     });
     let tables = subsections(table, "table", TABLE)?;
     let tables: Option<Vec<_>> = tables.into_iter().map(lock_table).collect();
-    let (host, tables, never) = (host?, tables?, never?);
-    Some(Server { host, tables, never, detect, lanes, rd_atomic })
+    let structures = structures::read(table);
+    let (host, tables, structures, never) = (host?, tables?, structures?, never?);
+    Some(Server { host, tables, structures, never, detect, lanes, rd_atomic })
 }
 
 /// Words of a server's memory
@@ -187,18 +192,22 @@ fn lock_table(table: Table<'_>) -> Option<swordbox::Table> {
         Some(va) => range(&table, &va, WORD),
         None => Some(0..u64::MAX),
     };
-    let stride = table.get("stride", "8");
+    let stride = stride(&table);
     let writable = table.boolean("writable", false);
-    let stride = stride.map_or(Some(WORD), |value| {
-        let stride = value.number(WORD..=1 << 30, WORD)?;
-        aligned(&value, stride)
-    });
     if whole && let Some(bytes) = table.get("bytes", "4096") {
         let problem = Problem::at(bytes.key_span(), "`bytes` needs a `va` to count from");
         table.problems().add(problem.label("from where?").help("add `va = 0x10000`"));
     }
     table.finish();
     Some(swordbox::Table { rkey, range: range?, stride: stride?, writable })
+}
+
+/// Bytes from a word to the next
+fn stride(table: &Table<'_>) -> Option<u64> {
+    table.get("stride", "8").map_or(Some(WORD), |value| {
+        let stride = value.number(WORD..=1 << 30, WORD)?;
+        aligned(&value, stride)
+    })
 }
 
 /// `bytes` from `va` on; a multiple of so many

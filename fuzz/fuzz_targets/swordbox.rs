@@ -1,0 +1,297 @@
+//! Two clients and a memory server around a Swordbox, that say whatever the input wants: requests in order, again and ahead
+//! of their turn, answers that are lost, late or invented, and bytes that are no packets. It does not panic, what it sends
+//! has right checksums, no client is told that something is done that it has not asked for, and no answer of the server's
+//! is invented: what an atomic found had been in the word.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use rocev2::aeth::Syndrome;
+use rocev2::{Bth, Opcode, Packet, Psn, Qpn, icrc};
+use std::collections::{HashMap, HashSet, VecDeque};
+use switch::memory::{Sent, run_frame};
+use switch::{Frame as _, Function as _, Nanos, PortId};
+use swordbox::{Command, Config, Event, Layers, Server, Swordbox, Table};
+
+const WORDS: u64 = 0x1000;
+const RKEY: u32 = 7;
+const SERVER: u8 = 9;
+/// Queue pair number of client 0 and, at the server, of its other end
+const QPN: u32 = 0x10;
+const FIRST: Psn = Psn::new(0xff_fff0);
+
+/// A packet of one host's to another's queue pair, with right checksums: an opcode and what follows the BTH.
+fn packet(from: u8, to: u8, qpn: u32, opcode: Opcode, psn: Psn, behind: &[u8]) -> Vec<u8> {
+    let mut bth = *bytes_of(opcode, qpn, psn);
+    let padded = behind.len().next_multiple_of(4);
+    bth[1] |= ((padded - behind.len()) as u8) << 4;
+    let udp_len = (8 + Bth::LEN + padded + 4) as u16;
+    let mut frame = [&[2, 0, 0, 0, 0, to][..], &[2, 0, 0, 0, 0, from], &[8, 0, 0x45, 0]].concat();
+    frame.extend((udp_len + 20).to_be_bytes());
+    frame.extend([0, 0, 0x40, 0, 64, 17, 0, 0, 10, 0, 0, from, 10, 0, 0, to]);
+    let sum = rocev2::checksum::Sum::default().add(&frame[14..34]).checksum();
+    frame[24..26].copy_from_slice(&sum.to_be_bytes());
+    frame.extend([0xc0, from, 0x12, 0xb7]);
+    frame.extend(udp_len.to_be_bytes());
+    frame.extend([0, 0]);
+    frame.extend(bth);
+    frame.extend(behind);
+    frame.resize(frame.len() + padded - behind.len(), 0);
+    let icrc = icrc::compute_for(&frame[14..], false, 20);
+    frame.extend(icrc.to_le_bytes());
+    frame
+}
+
+fn bytes_of(opcode: Opcode, qpn: u32, psn: Psn) -> Box<[u8; Bth::LEN]> {
+    let mut bth = Bth::new(opcode, Qpn::new(qpn), psn);
+    bth.set_ack_req(true);
+    let mut bytes = [0; Bth::LEN];
+    bytes.copy_from_slice(zerocopy::IntoBytes::as_bytes(&bth));
+    Box::new(bytes)
+}
+
+fn atomic(word: u64, swap: u64, compare: u64) -> Vec<u8> {
+    [&(WORDS + word * 8).to_be_bytes()[..], &RKEY.to_be_bytes(), &swap.to_be_bytes(), &compare.to_be_bytes()]
+        .concat()
+}
+
+fn reth(word: u64, len: u32) -> Vec<u8> {
+    [&(WORDS + word * 8).to_be_bytes()[..], &RKEY.to_be_bytes(), &len.to_be_bytes()].concat()
+}
+
+/// A memory server: an RC responder that keeps everything.
+#[derive(Default)]
+struct Memory {
+    words: HashMap<u64, u64>,
+    /// Everything that each word has held
+    held: HashMap<u64, HashSet<u64>>,
+    expected: HashMap<u32, Psn>,
+    msn: HashMap<u32, u32>,
+    answers: HashMap<(u32, u32), u64>,
+}
+
+impl Memory {
+    fn put(&mut self, va: u64, value: u64) {
+        self.words.insert(va, value);
+        self.held.entry(va).or_insert_with(|| [0].into()).insert(value);
+    }
+
+    /// What it answers to a request to its queue pair `qpn`, which belongs to the client of the same number.
+    fn answer(&mut self, packet: &Packet<'_>) -> Option<Vec<u8>> {
+        let bth = packet.bth();
+        let (qpn, psn) = (bth.dest_qp().get(), bth.psn());
+        if !(QPN + 1..=QPN + 2).contains(&qpn) {
+            return None;
+        }
+        let expected = *self.expected.entry(qpn).or_insert(FIRST);
+        let ahead = psn.distance(expected);
+        let client = (qpn - QPN) as u8;
+        let respond = |opcode, psn, syndrome: u8, msn: u32, more: &[u8]| {
+            let behind = [&[syndrome][..], &msn.to_be_bytes()[1..], more].concat();
+            Some(self::packet(SERVER, client, qpn, opcode, psn, &behind))
+        };
+        let msn = self.msn.entry(qpn).or_default();
+        if ahead > 0 {
+            return respond(Opcode::RC_ACKNOWLEDGE, expected, 0x60, *msn, &[]);
+        }
+        let fresh = ahead == 0;
+        if fresh {
+            self.expected.insert(qpn, expected.add(1));
+            *msn += 1;
+        }
+        let msn = *msn;
+        match bth.opcode() {
+            Opcode::RC_COMPARE_SWAP | Opcode::RC_FETCH_ADD => {
+                let eth = packet.atomic()?;
+                let va = eth.va.get();
+                if fresh {
+                    let old = self.words.get(&va).copied().unwrap_or(0);
+                    let new = if bth.opcode() == Opcode::RC_FETCH_ADD {
+                        old.wrapping_add(eth.swap_or_add.get())
+                    } else if old == eth.compare.get() {
+                        eth.swap_or_add.get()
+                    } else {
+                        old
+                    };
+                    self.put(va, new);
+                    self.answers.insert((qpn, psn.get()), old);
+                }
+                let old = self.answers.get(&(qpn, psn.get()))?.to_be_bytes();
+                respond(Opcode::RC_ATOMIC_ACKNOWLEDGE, psn, 0x1f, msn, &old)
+            }
+            Opcode::RC_WRITE_ONLY => {
+                if fresh && let Some(word) = packet.payload().first_chunk() {
+                    self.put(packet.reth()?.va.get(), u64::from_le_bytes(*word));
+                }
+                respond(Opcode::RC_ACKNOWLEDGE, if fresh { psn } else { expected.sub(1) }, 0x1f, msn, &[])
+            }
+            Opcode::RC_READ_REQUEST => {
+                let word = self.words.get(&packet.reth()?.va.get()).copied().unwrap_or(0).to_le_bytes();
+                respond(Opcode::RC_READ_RESPONSE_ONLY, psn, 0x1f, msn, &word)
+            }
+            _ => respond(Opcode::RC_ACKNOWLEDGE, psn, 0x1f, msn, &[]),
+        }
+    }
+}
+
+struct Net {
+    function: Swordbox,
+    memory: Memory,
+    /// What each client has sent, by PSN
+    sent: [Vec<Vec<u8>>; 2],
+    /// What is on its way to the server, and from it
+    to_server: VecDeque<Vec<u8>>,
+    to_clients: VecDeque<Vec<u8>>,
+    now: Nanos,
+}
+
+impl Net {
+    fn new(how: u8) -> Self {
+        let table = Table { rkey: None, range: WORDS..WORDS + 64, stride: 8, writable: how & 1 != 0 };
+        let server = Server { tables: vec![table], rd_atomic: 1 + (how >> 1 & 3), ..Server::new([10, 0, 0, SERVER].into()) };
+        let function = Swordbox::new(Config {
+            servers: vec![server],
+            layers: if how & 8 == 0 { Layers::CAS_TO_WRITE } else { Layers { cas_to_write: false, ..Layers::CAS_TO_WRITE } },
+            connections: 4,
+            in_flight: 16,
+            lines: 8,
+            held: 8,
+            settle: Nanos::from_micros(5),
+            failed_cas: if how & 16 == 0 { swordbox::FailedCas::Write } else { swordbox::FailedCas::Answer },
+            ..Config::new(switch::forward::Config::bridge(3, 8))
+        });
+        Self {
+            function,
+            memory: Memory::default(),
+            sent: [Vec::new(), Vec::new()],
+            to_server: VecDeque::new(),
+            to_clients: VecDeque::new(),
+            now: Nanos::ZERO,
+        }
+    }
+
+    fn put(&mut self, frame: &[u8], port: u16) {
+        let (verdict, frames) = run_frame(&mut self.function, frame, PortId(port), self.now);
+        let _ = verdict;
+        self.take(frames.into_iter().map(|(frame, _)| frame));
+    }
+
+    /// Looks at what it sent.
+    fn take(&mut self, frames: impl Iterator<Item = Vec<u8>>) {
+        for frame in frames {
+            let Some(packet) = Packet::parse(&frame) else { continue };
+            if packet.dst() == core::net::IpAddr::from([10, 0, 0, SERVER]) {
+                if packet.verify_icrc() && self.to_server.len() < 64 {
+                    self.to_server.push_back(frame);
+                }
+                continue;
+            }
+            if packet.src() != core::net::IpAddr::from([10, 0, 0, SERVER]) {
+                continue;
+            }
+            let client = packet.bth().dest_qp().get();
+            if !(QPN + 1..=QPN + 2).contains(&client) || !packet.verify_icrc() {
+                continue;
+            }
+            let sent = &self.sent[(client - QPN) as usize - 1];
+            let number = packet.bth().psn().distance(FIRST);
+            let acknowledges = packet.aeth().is_some_and(|aeth| matches!(aeth.kind(), Syndrome::Ack(_)));
+            assert!(!acknowledges || number < sent.len() as i32, "client {client} did not ask for {number}");
+            if let Some(found) = packet.atomic_ack()
+                && let Some(request) = usize::try_from(number).ok().and_then(|number| sent.get(number))
+                && let Some(atomic) = Packet::parse(request).and_then(|request| request.atomic().copied())
+            {
+                let (va, found) = (atomic.va.get(), found.original.get());
+                let held = self.memory.held.get(&va);
+                assert!(found == 0 || held.is_some_and(|held| held.contains(&found)), "{va:#x} never held {found}");
+            }
+        }
+    }
+
+    fn serve(&mut self) {
+        let Some(frame) = self.to_server.pop_front() else { return };
+        if let Some(packet) = Packet::parse(&frame)
+            && let Some(answer) = self.memory.answer(&packet)
+            && self.to_clients.len() < 64
+        {
+            self.to_clients.push_back(answer);
+        }
+    }
+
+    fn request(&mut self, client: usize, kind: u8, word: u64) {
+        let (from, sent) = (client as u8 + 1, self.sent[client].len() as u32);
+        if sent > 400 {
+            return;
+        }
+        let unique = u64::from(from) << 32 | u64::from(sent) + 1;
+        let (opcode, behind) = match kind & 7 {
+            0..3 => (Opcode::RC_COMPARE_SWAP, atomic(word, unique, self.memory.words.get(&(WORDS + word * 8)).copied().unwrap_or(0))),
+            3 => (Opcode::RC_FETCH_ADD, atomic(word, 1, 0)),
+            4 => (Opcode::RC_WRITE_ONLY, [reth(word, 8), unique.to_le_bytes().to_vec()].concat()),
+            5 => (Opcode::RC_READ_REQUEST, reth(word, 8)),
+            6 => (Opcode::RC_SEND_ONLY, unique.to_le_bytes().to_vec()),
+            _ => (Opcode::RC_WRITE_ONLY, [reth(100 + word, 8), unique.to_le_bytes().to_vec()].concat()),
+        };
+        let frame = packet(from, SERVER, QPN + u32::from(from), opcode, FIRST.add(sent), &behind);
+        self.sent[client].push(frame.clone());
+        self.put(&frame, from.into());
+    }
+}
+
+fuzz_target!(|input: &[u8]| {
+    let Some((&how, mut rest)) = input.split_first() else { return };
+    let mut net = Net::new(how);
+    while let Some((&[what, more], after)) = rest.split_first_chunk() {
+        rest = after;
+        let client = usize::from(what >> 7);
+        match what & 15 {
+            0..5 => net.request(client, more, u64::from(more >> 5)),
+            5..8 => net.serve(),
+            8..10 => {
+                if let Some(frame) = net.to_clients.pop_front() {
+                    net.put(&frame, 0);
+                }
+            }
+            // Again, and from then on
+            10 => {
+                let from = net.sent[client].len().saturating_sub(usize::from(more & 7) + 1);
+                for frame in net.sent[client][from..].to_vec() {
+                    net.put(&frame, client as u16 + 1);
+                }
+            }
+            11 => _ = net.to_server.pop_front(),
+            12 => _ = net.to_clients.pop_front(),
+            13 => {
+                net.now = net.now + Nanos(u64::from(more) << 12);
+                let mut out = Sent::with_room(64);
+                net.function.on_timer(net.now, &mut out);
+                net.take(out.frames.into_iter().map(|(frame, _)| frame.bytes().to_vec()));
+            }
+            14 => {
+                // Somebody lies, as well as can be noticed: an answer from elsewhere, or to what nobody asked; a request
+                // of another host's on this connection.
+                let psn = FIRST.add(u32::from(more));
+                let syndrome = (more & 3) << 5;
+                let (frame, port) = match more >> 6 {
+                    0 => (packet(3, 1, QPN + 1, Opcode::RC_ACKNOWLEDGE, psn, &[syndrome, 0, 0, 1]), 2),
+                    1 => {
+                        (packet(SERVER, 1, QPN + 1, Opcode::RC_ACKNOWLEDGE, psn.add(5000), &[0x60, 0, 0, 1]), 0)
+                    }
+                    _ => (packet(3, SERVER, QPN + 1, Opcode::RC_COMPARE_SWAP, psn, &atomic(1, 0, 0)), 2),
+                };
+                net.put(&frame, port);
+            }
+            _ => {
+                let len = usize::from(more).min(rest.len());
+                let (frame, after) = rest.split_at(len);
+                rest = after;
+                net.put(frame, u16::from(what >> 6 & 1));
+            }
+        }
+        while let Some(event) = net.function.poll_event() {
+            if let Event::Diverging(connection) = event {
+                net.function.on_command(Command::Permit(connection), net.now);
+            }
+        }
+        net.now = net.now + Nanos(100);
+    }
+});

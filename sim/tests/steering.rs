@@ -1,0 +1,351 @@
+//! The store of lists through a Swordbox that steers, whatever happens: what clients see can be explained by one order of
+//! all reads and updates, and in the end every list is whole and holds what was acknowledged, once.
+
+use sim::rack::steering::{config, swordbox};
+use sim::rack::{Rack, RackConfig};
+use sim::registers::{History, Observed};
+use sim::{Controlled, Costs, Fault, Link};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use switch::{Chance, Nanos, Share};
+use swordbox::clients::clover::{Layout, Options, Store, Tails};
+use swordbox::clients::{Start, Stopped, Thread};
+use swordbox::steering::{ListsConfig, Structure};
+use swordbox::{Control, Layers};
+
+const INDEX_VA: u64 = 0x1000_0000;
+const NODES_VA: u64 = 0x7000_0000_0000;
+/// The communication manager of a host that was not heard takes its time.
+const LIMIT: Nanos = Nanos::from_secs(60);
+
+/// What all clients have seen, and what each has done.
+#[derive(Debug, Default)]
+struct Seen {
+    history: History,
+    /// Operations done, by thread
+    done: BTreeMap<u64, u64>,
+    /// Updates of which nobody knows whether they took effect, or not yet: value, key, and when they began
+    open: BTreeMap<u64, (u64, Nanos)>,
+}
+
+type Shared = Arc<Mutex<Seen>>;
+
+/// What a thread does, in as many lives as it takes.
+#[derive(Clone, Copy, Debug)]
+struct Work {
+    layout: Layout,
+    options: Options,
+    times: u64,
+    reads_percent: u64,
+    seed: u64,
+}
+
+async fn observe(
+    start: Start,
+    work: Work,
+    machine: usize,
+    tails: Tails,
+    seen: Shared,
+) -> Result<(), Stopped> {
+    let verbs = start.verbs;
+    let mut store = Store::new(verbs.clone(), &start.regions, work.layout, work.options, tails)?;
+    let thread = (machine * 1000 + start.number) as u64;
+    let life = u64::from(start.life);
+    let mut chance = Chance::stream(work.seed, thread << 16 | life);
+    let mut number = 0;
+    while seen.lock().unwrap().done.get(&thread).copied().unwrap_or(0) < work.times {
+        let key = chance.below(work.layout.keys);
+        let began = verbs.now();
+        if chance.below(100) < work.reads_percent {
+            let bytes = store.get(key).await?;
+            // The value of the beginning is empty.
+            let value = bytes.first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
+            assert!(bytes.chunks(8).all(|word| word == value.to_le_bytes()), "torn: {bytes:x?}");
+            seen.lock().unwrap().history.read(key, Observed { value, began, ended: verbs.now() });
+        } else {
+            number += 1;
+            let value = (thread + 1) << 32 | life << 16 | number;
+            seen.lock().unwrap().open.insert(value, (key, began));
+            let bytes = value.to_le_bytes().repeat(work.layout.max_value() / 8);
+            store.put(key, &bytes).await?;
+            let mut seen = seen.lock().unwrap();
+            seen.open.remove(&value);
+            seen.history.wrote(key, Observed { value, began, ended: verbs.now() });
+        }
+        *seen.lock().unwrap().done.entry(thread).or_default() += 1;
+    }
+    Ok(())
+}
+
+type Threads = Box<dyn FnMut(Start) -> Thread + Send>;
+
+struct Net {
+    rack: Rack<Threads>,
+    seen: Shared,
+    layout: Layout,
+    /// Machines that never come back
+    gone: BTreeSet<usize>,
+}
+
+/// What a seed runs.
+#[derive(Clone, Debug)]
+struct Drawn {
+    rack: RackConfig,
+    work: Work,
+    box_config: swordbox::Config,
+}
+
+fn drawn(seed: u64, may_fail: bool) -> (Drawn, Chance) {
+    let mut chance = Chance::stream(seed, 0x7374_6565);
+    let share = |most: f64, chance: &mut Chance| {
+        let share = Share::new(chance.below(1000) as f64 / 1000.0 * most).unwrap();
+        if chance.below(2) == 0 { Share::NEVER } else { share }
+    };
+    let link = Link {
+        jitter: Nanos(chance.below(600)),
+        loss: share(0.04, &mut chance),
+        duplicate: share(0.04, &mut chance),
+        reorder: share(0.06, &mut chance),
+        corrupt: share(0.02, &mut chance),
+        ..Link::default()
+    };
+    let many = chance.below(20) == 0;
+    let machines = if many { 8 } else { chance.between(1, 4) as usize };
+    let threads = if many { 8 } else { chance.between(1, 4) as usize };
+    let layout = Layout { keys: chance.between(1, 4), node_len: [64, 128, 1024][chance.below(3) as usize] };
+    let costs = (chance.below(3) == 0).then(|| Costs {
+        overtaken: Share::percent(chance.below(20)),
+        overtaken_by: Nanos(chance.below(20_000)),
+        seed,
+        ..Costs::connect_x5(None)
+    });
+    let rack = RackConfig {
+        seed,
+        machines,
+        threads,
+        costs,
+        link: if chance.below(5) == 0 { Link::default() } else { link },
+        mtu: rnic::PathMtu::ALL[chance.below(3) as usize],
+        // Only then is there somebody who connects anew.
+        cm: may_fail || chance.below(2) == 0,
+        ack_timeout: chance.between(5, 7) as u8,
+        retry_count: if may_fail { chance.between(4, 7) as u8 } else { rnic::ReadyToSend::NO_LIMIT },
+        reconnect_after: may_fail.then(|| Nanos::from_micros(chance.between(100, 500))),
+    };
+    let work = Work {
+        layout,
+        options: Options {
+            shared_tails: false,
+            pipelined: chance.below(3) == 0,
+            shortcut_after: [2, 8, u32::MAX][chance.below(3) as usize],
+            nodes_at_once: chance.between(1, 8),
+        },
+        times: if many { 12 } else { chance.between(10, 40) },
+        reads_percent: [0, 30, 50, 90][chance.below(4) as usize],
+        seed,
+    };
+    let layers = match chance.below(8) {
+        0 => Layers { steer_reads: false, ..Layers::STEER },
+        1 => Layers { steer_writes: false, ..Layers::STEER },
+        _ => Layers::STEER,
+    };
+    let nodes = NODES_VA..NODES_VA + (node_count(machines * threads, &work) * layout.node_len) as u64;
+    let lists = ListsConfig {
+        firsts: [0, layout.keys][chance.below(2) as usize],
+        remembered: [4, layout.keys as usize * 3, 1 << 16][chance.below(3) as usize],
+        tracked: chance.between(1, layout.keys) as usize,
+        hot: chance.between(1, 3) as u32,
+        ..ListsConfig::new(layout, nodes)
+    };
+    let box_config = swordbox::Config {
+        // Now and then there is no room for all connections: others pass untouched.
+        connections: if chance.below(6) == 0 { chance.between(1, 4) as usize } else { 256 },
+        appends: [4, 64, 4096][chance.below(3) as usize],
+        withheld: [1, 256][chance.below(2) as usize],
+        replay_after: Nanos::from_micros(chance.between(20, 100)),
+        // A connection that waits in vain ends: not where none may.
+        dead_after: Nanos::from_micros(if may_fail { chance.between(300, 8_000) } else { 2_000_000 }),
+        ..config(machines, layers, vec![Structure::Lists(lists)])
+    };
+    (Drawn { rack, work, box_config }, chance)
+}
+
+fn node_count(threads: usize, work: &Work) -> usize {
+    threads * (work.times as usize + 200) + work.layout.keys as usize
+}
+
+fn build(drawn: &Drawn) -> Net {
+    let seen = Shared::default();
+    let (work, shared) = (drawn.work, seen.clone());
+    let program = move |machine| -> Threads {
+        let seen = shared.clone();
+        Box::new(move |start: Start| -> Thread {
+            Box::pin(observe(start, work, machine, Tails::new(work.layout.keys), seen.clone()))
+        })
+    };
+    let nodes = node_count(drawn.rack.machines * drawn.rack.threads, &work);
+    let memory = work.layout.memory(INDEX_VA, NODES_VA, nodes);
+    let rack = Rack::new(drawn.rack.clone(), memory, swordbox(drawn.box_config.clone()), program);
+    Net { rack, seen, layout: work.layout, gone: BTreeSet::new() }
+}
+
+impl Net {
+    fn switch(&self) -> &Controlled<Control> {
+        self.rack.world.node(self.rack.switch)
+    }
+
+    /// Lets all threads come to their end, but those that are gone; `at` is asked what happens next.
+    fn run(&mut self, mut changes: Vec<(Nanos, Layers)>) -> Result<(), String> {
+        let alive: Vec<_> = (0..self.rack.machines.len()).filter(|n| !self.gone.contains(n)).collect();
+        let threads = |net: &Self, n: usize| net.rack.threads(n).done();
+        let all: usize = alive.len() * self.rack_threads();
+        changes.sort_by_key(|(at, _)| *at);
+        let mut changes = changes.into_iter().peekable();
+        while alive.iter().map(|n| threads(self, *n)).sum::<usize>() < all {
+            for machine in &alive {
+                if let Some((thread, why)) = self.rack.threads(*machine).stopped().next() {
+                    return Err(format!("thread {thread} of machine {machine}: {why}"));
+                }
+            }
+            let next = self.rack.world.now() + Nanos::from_micros(50);
+            while let Some((_, layers)) = changes.next_if(|(at, _)| *at <= next) {
+                self.rack.world.with::<Controlled<Control>, _>(self.rack.switch, |switch, _| {
+                    switch.control.set_layers(layers);
+                });
+            }
+            self.rack.world.run_until(next);
+            if next > LIMIT {
+                return Err(format!("not done: {:?}", self.seen.lock().unwrap().done));
+            }
+        }
+        // What is still on its way arrives.
+        let end = self.rack.world.now() + Nanos::from_millis(1);
+        self.rack.world.run_until(end);
+        self.check()
+    }
+
+    fn rack_threads(&self) -> usize {
+        let threads = self.rack.threads(0);
+        threads.threads()
+    }
+
+    /// Every list is whole, and the history is that of one order.
+    fn check(&self) -> Result<(), String> {
+        let mut seen = self.seen.lock().unwrap();
+        let mut lists = Vec::new();
+        for key in 0..self.layout.keys {
+            let list = self.layout.list(self.rack.memory(0), self.rack.memory(1), NODES_VA, key)?;
+            let values = list[1..].iter().map(|value| u64::from_le_bytes(*value.first_chunk().unwrap()));
+            lists.push(values.collect::<Vec<_>>());
+        }
+        // What is in a list took effect, whether or not its client knows.
+        let open = core::mem::take(&mut seen.open);
+        for (value, (key, began)) in open {
+            if lists[key as usize].contains(&value) {
+                seen.history.wrote(key, Observed { value, began, ended: Nanos(u64::MAX) });
+            }
+        }
+        for (key, list) in (0..).zip(&lists) {
+            seen.history.check_order(key, list)?;
+        }
+        seen.history.check()
+    }
+
+    fn count(&self, sum: &mut BTreeMap<&'static str, u64>) {
+        for (name, count) in self.switch().switch.function.counters().all() {
+            *sum.entry(name).or_default() += count;
+        }
+    }
+}
+
+/// The n-th of the parts of so many seeds, or of as many as the environment says.
+fn seeds(part: u64, parts: u64, count: u64) -> impl Iterator<Item = u64> {
+    let read = |name: &str| std::env::var(name).ok().and_then(|value| value.parse().ok());
+    let (from, count): (u64, u64) = (read("FROM").unwrap_or(1), read("SEEDS").unwrap_or(count));
+    (from..from + count).filter(move |seed| seed % parts == part)
+}
+
+fn run(seed: u64, drawn: &Drawn, net: &mut Net, changes: Vec<(Nanos, Layers)>) {
+    if let Err(wrong) = net.run(changes) {
+        let function = &net.switch().switch.function;
+        let counters: Vec<_> = function.counters().all().filter(|(_, count)| *count > 0).collect();
+        panic!("seed {seed}: {wrong}\n{drawn:?}\n{counters:?}\n{function:?}");
+    }
+}
+
+fn bad_wires(part: u64) {
+    let mut sum = BTreeMap::new();
+    for seed in seeds(part, 2, 200) {
+        let (drawn, _) = drawn(seed, false);
+        let mut net = build(&drawn);
+        run(seed, &drawn, &mut net, Vec::new());
+        net.count(&mut sum);
+    }
+    println!("{sum:?}");
+}
+
+#[test]
+fn bad_wires_in_the_first_half_of_the_seeds() {
+    bad_wires(0);
+}
+
+#[test]
+fn bad_wires_in_the_second_half_of_the_seeds() {
+    bad_wires(1);
+}
+
+fn disturb(net: &mut Net, chance: &mut Chance) -> Vec<(Nanos, Layers)> {
+    let mut changes = Vec::new();
+    for _ in 0..chance.between(1, 5) {
+        let at = Nanos::from_micros(chance.between(20, 600));
+        let until = at + Nanos::from_micros(chance.between(1, 2000));
+        let machine = chance.below(net.rack.machines.len() as u64) as usize;
+        let client = net.rack.machines[machine];
+        let mut links = net.rack.links.0.clone();
+        links.push(net.rack.links.1);
+        let link = vec![links[chance.below(links.len() as u64) as usize]];
+        let layers = [Layers::PASS, Layers::STEER, Layers { steer_reads: false, ..Layers::STEER }]
+            [chance.below(3) as usize];
+        let (first, then) = match chance.below(14) {
+            0 if net.gone.len() + 1 < net.rack.machines.len() => {
+                net.gone.insert(machine);
+                (Fault::Crash(client), None)
+            }
+            0..4 => (Fault::Crash(client), Some(Fault::Restart(client))),
+            4..7 => (Fault::Crash(net.rack.switch), Some(Fault::Restart(net.rack.switch))),
+            7..9 => (Fault::Pause(client), Some(Fault::Resume(client))),
+            9..11 => {
+                changes.extend([(at, layers), (until, Layers::STEER)]);
+                continue;
+            }
+            _ => (Fault::Cut(link.clone()), Some(Fault::Heal(link))),
+        };
+        net.rack.world.schedule(at, first);
+        if let Some(then) = then {
+            net.rack.world.schedule(until, then);
+        }
+    }
+    changes
+}
+
+fn crashes(part: u64) {
+    let mut sum = BTreeMap::new();
+    for seed in seeds(part, 2, 200) {
+        let (drawn, mut chance) = drawn(seed, true);
+        let mut net = build(&drawn);
+        let changes = disturb(&mut net, &mut chance);
+        run(seed, &drawn, &mut net, changes);
+        net.count(&mut sum);
+    }
+    println!("{sum:?}");
+}
+
+#[test]
+fn crashes_in_the_first_half_of_the_seeds() {
+    crashes(0);
+}
+
+#[test]
+fn crashes_in_the_second_half_of_the_seeds() {
+    crashes(1);
+}

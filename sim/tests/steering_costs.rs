@@ -1,0 +1,54 @@
+//! What steering is worth for the store of lists, against the goals (virtual time: the same on any machine). Short runs:
+//! `sim::rack::steering::compare` has all of it.
+
+use sim::rack::costs::{Run, clover};
+use sim::rack::steering::{steer, tails};
+use sim::rack::{Outcome, forward};
+use switch::Nanos;
+use swordbox::Layers;
+use swordbox::clients::clover::{Layout, Options};
+use swordbox::clients::ycsb::Mix;
+
+const LAYOUT: Layout = Layout { keys: 1024, node_len: 128 };
+
+/// With this theta. Long enough before it is measured that each key has been appended to, or each that counts
+fn run(threads: usize, theta: f64) -> Run {
+    let warm_up = Nanos::from_millis(if theta > 1.0 { 2 } else { 5 });
+    Run { warm_up, span: Nanos::from_millis(1), ..Run::new(threads) }
+}
+
+fn steered(threads: usize, theta: f64, tracked: usize) -> Outcome {
+    let run = run(threads, theta);
+    let switch = steer(&run, LAYOUT, tracked, Layers::STEER);
+    let outcome = clover(&run, Mix::A, LAYOUT, theta, Options::default(), switch).unwrap();
+    println!("{threads} threads, Zipf {theta}, {tracked} keys: {outcome}");
+    outcome
+}
+
+fn plain(threads: usize, theta: f64) -> Outcome {
+    let run = run(threads, theta);
+    let outcome = clover(&run, Mix::A, LAYOUT, theta, Options::default(), forward(run.machines)).unwrap();
+    println!("{threads} threads, Zipf {theta}: {outcome}");
+    outcome
+}
+
+#[test]
+fn nothing_fails_when_all_keys_are_steered() {
+    let (alone, many) = (plain(1, 0.99), steered(240, 0.99, 1024));
+    assert_eq!(many.tally.cas_failed, 0);
+    assert!(many.tally.hit_share() > 0.9999, "{many}");
+    let bytes = many.bytes_per_operation / alone.bytes_per_operation;
+    assert!((0.95..1.05).contains(&bytes), "{bytes} times as many bytes");
+    let tails = tails(&many);
+    assert!(tails.iter().all(|tail| *tail < 3.0), "{tails:?}");
+}
+
+#[test]
+fn a_few_hot_keys_are_worth_most() {
+    let without = plain(240, 1.5).operations_per_s;
+    let [some, more, all] =
+        [8, 64, 1024].map(|tracked| steered(240, 1.5, tracked).operations_per_s / without);
+    println!("{some:.1} {more:.1} {all:.1}");
+    // Paper: 9.5, 27, 31
+    assert!(some > 8.0 && more > 2.0 * some && all > more, "{some} {more} {all}");
+}

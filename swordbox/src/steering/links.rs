@@ -1,0 +1,434 @@
+//! Nodes on their way into a structure: each waits for its CAS to be answered, and for the node that it is linked to.
+//!
+//! A CAS that is steered goes to the last node that was *decided* on here. That one's own CAS may still be on its way, or be
+//! lost: then the new node hangs on one that is not part of the structure yet. Whatever the server answers about such a node
+//! is kept from clients until it is: to them, nothing has happened yet.
+//!
+//! ```text
+//!   first <- A <- B       CAS(A -> B) is under way
+//!                 `- C    CAS(B -> C) is done: its answer waits for that of B
+//! ```
+
+use super::Append;
+use crate::{Id, NONE};
+use rocev2::Psn;
+use switch::table::{Index, Key, mix};
+use switch::{Full, Nanos};
+
+/// A node that was on its way into a structure when the ticket was made: it is part of it as soon as the ticket is of no
+/// link any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ticket {
+    id: Id,
+    life: u32,
+}
+
+impl Ticket {
+    /// Of no node
+    pub(crate) const NONE: Self = Self { id: NONE, life: 0 };
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    server: u8,
+    node: u64,
+}
+
+impl Key for Place {
+    #[inline]
+    fn hash(&self) -> u64 {
+        mix(self.node ^ u64::from(self.server) << 56)
+    }
+}
+
+/// What has become of a CAS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    /// It has not been answered.
+    Sent,
+    /// It has linked the node, to one that may not be part of the structure yet.
+    Done,
+    /// It has not. Others hang on its node; its client will try again.
+    Failed,
+    /// It is not known any more, or will not be waited for.
+    Lost,
+}
+
+/// A node on its way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Link {
+    pub append: Append,
+    pub server: u8,
+    /// Which of the server's structures
+    pub structure: u8,
+    pub state: State,
+    /// Whose CAS it is; `NONE` if its connection is over
+    pub flow: Id,
+    /// What the server knows it by
+    pub psn: Psn,
+    /// The node that it is linked to, if that was not part of the structure either
+    pub parent: Ticket,
+    /// Something was steered to the node: others depend on it.
+    pub relied: bool,
+    /// When it was sent first, and last
+    pub began: Nanos,
+    pub sent: Nanos,
+    pub tries: u8,
+    life: u32,
+    /// The first of those that are linked to it
+    child: Id,
+    /// The next one that is linked to the same node
+    sibling: Id,
+}
+
+/// All nodes on their way.
+#[derive(Debug)]
+#[expect(clippy::struct_field_names, reason = "that is what they are")]
+pub(crate) struct Links {
+    index: Index<Place>,
+    links: Vec<Link>,
+    lives: u32,
+    capacity: usize,
+    /// For walks through what hangs on a node
+    walk: Vec<Id>,
+}
+
+impl Links {
+    pub(crate) fn with_capacity(capacity: usize) -> Self {
+        Self {
+            index: Index::with_capacity(capacity),
+            links: Vec::with_capacity(capacity),
+            lives: 0,
+            capacity,
+            walk: Vec::with_capacity(capacity),
+        }
+    }
+
+    /// What so many take.
+    pub(crate) fn bytes(capacity: usize) -> usize {
+        Index::<Place>::bytes(capacity) + capacity * (size_of::<Link>() + size_of::<Id>())
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.index.is_empty()
+    }
+
+    /// Numbers that links may have
+    pub(crate) fn ids(&self) -> Id {
+        self.index.ids()
+    }
+
+    /// The link with this number, if there is one
+    pub(crate) fn get(&self, id: Id) -> Option<&Link> {
+        self.index.key(id)?;
+        self.links.get(id as usize)
+    }
+
+    pub(crate) fn get_mut(&mut self, id: Id) -> Option<&mut Link> {
+        self.index.key(id)?;
+        self.links.get_mut(id as usize)
+    }
+
+    pub(crate) fn ticket(&self, id: Id) -> Ticket {
+        Ticket { id, life: self.links[id as usize].life }
+    }
+
+    /// The link that a ticket is of, as long as its node is not part of the structure
+    pub(crate) fn open(&self, ticket: Ticket) -> Option<(Id, &Link)> {
+        let link = self.get(ticket.id)?;
+        (link.life == ticket.life).then_some((ticket.id, link))
+    }
+
+    /// The link of a node, if it is on its way
+    pub(crate) fn of_node(&self, server: u8, node: u64) -> Option<Id> {
+        if self.index.is_empty() {
+            return None;
+        }
+        self.index.get(&Place { server, node })
+    }
+
+    /// A request is steered to a node. What it has to wait for, if that is not part of the structure yet
+    pub(crate) fn rely_on(&mut self, server: u8, node: u64) -> Ticket {
+        let Some(id) = self.of_node(server, node) else { return Ticket::NONE };
+        self.links[id as usize].relied = true;
+        self.ticket(id)
+    }
+
+    /// Whether a CAS that appends this node can be followed: not if another one is under way. And whether nodes are linked to
+    /// it already, as one before has failed.
+    pub(crate) fn can_begin(&self, server: u8, node: u64) -> Option<bool> {
+        match self.of_node(server, node) {
+            None => (self.index.len() < self.capacity).then_some(false),
+            Some(id) => {
+                let link = &self.links[id as usize];
+                (link.state == State::Failed).then_some(link.relied)
+            }
+        }
+    }
+
+    /// A CAS is on its way that appends a node, to one that is itself on its way if `parent` is open.
+    pub(crate) fn begin(
+        &mut self,
+        (server, structure): (u8, u8),
+        append: Append,
+        parent: Ticket,
+        (flow, psn): (Id, Psn),
+        now: Nanos,
+    ) -> Result<Ticket, Full> {
+        let known = self.of_node(server, append.node);
+        let id = match known {
+            Some(id) => id,
+            None => self.index.get_or_insert(Place { server, node: append.node })?,
+        };
+        let (life, relied, child) = if known.is_some() {
+            self.unlink(id);
+            let link = &self.links[id as usize];
+            (link.life, link.relied, link.child)
+        } else {
+            self.lives = self.lives.wrapping_add(1);
+            (self.lives, false, NONE)
+        };
+        let mut link = Link {
+            append,
+            server,
+            structure,
+            state: State::Sent,
+            flow,
+            psn,
+            parent,
+            relied,
+            began: now,
+            sent: now,
+            tries: 0,
+            life,
+            child,
+            sibling: NONE,
+        };
+        match self.open(parent).map(|(id, _)| id) {
+            Some(parent) => {
+                let above = &mut self.links[parent as usize];
+                link.sibling = core::mem::replace(&mut above.child, id);
+            }
+            None => link.parent = Ticket::NONE,
+        }
+        crate::lines::put(&mut self.links, id, link, link);
+        Ok(self.ticket(id))
+    }
+
+    /// A link is not below its parent any more.
+    fn unlink(&mut self, id: Id) {
+        let Link { parent, sibling, .. } = self.links[id as usize];
+        self.links[id as usize].parent = Ticket::NONE;
+        self.links[id as usize].sibling = NONE;
+        let Some((above, link)) = self.open(parent) else { return };
+        let mut at = link.child;
+        if at == id {
+            self.links[above as usize].child = sibling;
+            return;
+        }
+        while at != NONE {
+            let next = self.links[at as usize].sibling;
+            if next == id {
+                self.links[at as usize].sibling = sibling;
+                return;
+            }
+            at = next;
+        }
+    }
+
+    /// A link is over, and tickets of it with it. Those that hang on it have no parent any more.
+    fn remove(&mut self, id: Id) {
+        self.unlink(id);
+        let mut at = core::mem::replace(&mut self.links[id as usize].child, NONE);
+        while at != NONE {
+            let below = &mut self.links[at as usize];
+            below.parent = Ticket::NONE;
+            at = core::mem::replace(&mut below.sibling, NONE);
+        }
+        if let Some(place) = self.index.key(id).copied() {
+            self.index.remove(&place);
+        }
+        self.lives = self.lives.wrapping_add(1);
+        self.links[id as usize].life = self.lives;
+    }
+
+    /// A CAS linked its node. Every node that is part of the structure with that is told, each behind the one that it is
+    /// linked to, and whether others are linked to it.
+    pub(crate) fn succeed(&mut self, id: Id, mut published: impl FnMut(&Link, bool)) {
+        self.links[id as usize].state = State::Done;
+        if self.open(self.links[id as usize].parent).is_some() {
+            return;
+        }
+        self.walk.clear();
+        self.walk.push(id);
+        while let Some(id) = self.walk.pop() {
+            let link = self.links[id as usize];
+            match link.state {
+                State::Done => {
+                    published(&link, link.child != NONE);
+                    let mut at = link.child;
+                    while at != NONE {
+                        self.walk.push(at);
+                        at = self.links[at as usize].sibling;
+                    }
+                    self.remove(id);
+                }
+                // Its answer need not wait any longer, and nothing depends on it.
+                State::Failed if !link.relied => self.remove(id),
+                _ => {}
+            }
+        }
+    }
+
+    /// A CAS did not link its node. That is over, unless something depends on the node, or the answer has to wait for the
+    /// other one.
+    pub(crate) fn fail(&mut self, id: Id) {
+        let link = &mut self.links[id as usize];
+        link.state = State::Failed;
+        let waits = link.relied || self.open(self.links[id as usize].parent).is_some();
+        if !waits {
+            self.remove(id);
+        }
+    }
+
+    /// A flow is over. What it had under way is not known any more: the structures and keys that this makes doubtful are told.
+    pub(crate) fn orphan(&mut self, flow: Id, mut doubtful: impl FnMut(&Link)) {
+        for id in 0..self.index.ids() {
+            let Some(link) = self.get_mut(id).filter(|link| link.flow == flow) else { continue };
+            link.flow = NONE;
+            match link.state {
+                State::Sent => {
+                    doubtful(link);
+                    if !link.relied {
+                        self.remove(id);
+                    }
+                }
+                State::Failed if !link.relied => self.remove(id),
+                _ => {}
+            }
+        }
+    }
+
+    /// Nobody waits any longer for a node, and for those that hang on it.
+    pub(crate) fn lose(&mut self, id: Id) {
+        self.walk.clear();
+        self.walk.push(id);
+        while let Some(id) = self.walk.pop() {
+            if core::mem::replace(&mut self.links[id as usize].state, State::Lost) == State::Lost {
+                continue;
+            }
+            let mut at = self.links[id as usize].child;
+            while at != NONE {
+                self.walk.push(at);
+                at = self.links[at as usize].sibling;
+            }
+        }
+    }
+
+    /// What is lost is over, and so are the tickets of it: nobody may hold one.
+    pub(crate) fn remove_lost(&mut self, mut doubtful: impl FnMut(&Link)) {
+        for id in 0..self.index.ids() {
+            if let Some(link) = self.get(id).filter(|link| link.state == State::Lost) {
+                doubtful(link);
+                self.remove(id);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn append(to: u64, node: u64) -> Append {
+        Append { va: to, to, node, key: 1, rkey: 2, steered: true }
+    }
+
+    fn begin(links: &mut Links, to: u64, node: u64, flow: Id) -> Ticket {
+        assert!(links.can_begin(0, node).is_some());
+        let parent = links.rely_on(0, to);
+        links.begin((0, 0), append(to, node), parent, (flow, Psn::new(node as u32)), Nanos(5)).unwrap()
+    }
+
+    fn succeed(links: &mut Links, ticket: Ticket) -> Vec<(u64, bool)> {
+        let mut published = Vec::new();
+        let id = links.open(ticket).unwrap().0;
+        links.succeed(id, |link, followed| published.push((link.append.node, followed)));
+        published
+    }
+
+    #[test]
+    fn a_node_waits_for_the_one_that_it_hangs_on() {
+        let mut links = Links::with_capacity(8);
+        let [b, c, d] = [(1, 2), (2, 3), (3, 4)].map(|(to, node)| begin(&mut links, to, node, 7));
+        assert_eq!(succeed(&mut links, d), []);
+        assert_eq!(succeed(&mut links, c), []);
+        assert!([b, c, d].iter().all(|ticket| links.open(*ticket).is_some()));
+        assert_eq!(succeed(&mut links, b), [(2, true), (3, true), (4, false)]);
+        assert!(links.is_empty() && [b, c, d].iter().all(|ticket| links.open(*ticket).is_none()));
+        // Places are used again, tickets are not.
+        let other = begin(&mut links, 1, 9, 7);
+        assert!(links.open(b).is_none() && links.open(d).is_none() && links.open(other).is_some());
+    }
+
+    #[test]
+    fn what_hangs_on_a_node_that_failed_comes_with_it_when_it_is_appended_again() {
+        let mut links = Links::with_capacity(8);
+        let [b, c, d] = [(1, 2), (2, 3), (2, 4)].map(|(to, node)| begin(&mut links, to, node, 7));
+        assert_eq!(succeed(&mut links, c), []);
+        let (b_id, d_id) = (links.open(b).unwrap().0, links.open(d).unwrap().0);
+        links.fail(b_id);
+        links.fail(d_id);
+        assert_eq!(links.open(b).unwrap().1.state, State::Failed);
+        assert_eq!(links.can_begin(0, 2), Some(true));
+        assert_eq!(links.can_begin(0, 3), None, "it is linked already");
+        let again = begin(&mut links, 8, 2, 7);
+        assert_eq!(again, b, "it is the same node");
+        assert_eq!(succeed(&mut links, again), [(2, true), (3, false)]);
+        assert!(links.is_empty(), "{links:?}");
+    }
+
+    #[test]
+    fn what_nobody_depends_on_is_over_when_it_fails() {
+        let mut links = Links::with_capacity(1);
+        let b = begin(&mut links, 1, 2, 7);
+        assert_eq!(links.can_begin(0, 3), None, "no room");
+        links.fail(links.open(b).unwrap().0);
+        assert!(links.is_empty());
+    }
+
+    #[test]
+    fn a_node_that_fails_moves_from_one_to_the_other() {
+        let mut links = Links::with_capacity(8);
+        let tickets = [(1, 2), (2, 3), (2, 4), (2, 5)].map(|(to, node)| begin(&mut links, to, node, 7));
+        let [b, c, d, e] = tickets;
+        for ticket in [c, d, e] {
+            links.rely_on(0, links.open(ticket).unwrap().1.append.node);
+            links.fail(links.open(ticket).unwrap().0);
+        }
+        begin(&mut links, 1, 4, 7);
+        begin(&mut links, 4, 3, 7);
+        assert_eq!(succeed(&mut links, c), []);
+        assert_eq!(succeed(&mut links, d), [(4, true), (3, false)]);
+        assert_eq!(succeed(&mut links, b), [(2, true)]);
+        assert!(links.open(e).is_some() && links.index.len() == 1);
+    }
+
+    #[test]
+    fn what_is_lost_takes_along_what_hangs_on_it() {
+        let mut links = Links::with_capacity(8);
+        let [b, _, d] = [(1, 2), (2, 3), (3, 4)].map(|(to, node)| begin(&mut links, to, node, node as Id));
+        let alone = begin(&mut links, 1, 9, 9);
+        let mut doubtful = Vec::new();
+        for flow in [2, 9] {
+            links.orphan(flow, |link| doubtful.push(link.append.node));
+        }
+        assert_eq!(doubtful, [2, 9]);
+        assert!(links.open(alone).is_none() && links.open(b).is_some());
+        links.lose(links.open(b).unwrap().0);
+        assert_eq!(links.open(d).unwrap().1.state, State::Lost);
+        links.remove_lost(|link| doubtful.push(link.append.node));
+        doubtful[2..].sort_unstable();
+        assert!(links.is_empty() && doubtful[2..] == [2, 3, 4], "{doubtful:?}");
+    }
+}

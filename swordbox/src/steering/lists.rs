@@ -1,0 +1,495 @@
+//! A store of lists, as Clover is one (Tsai et al., USENIX ATC 2020; [`clients::clover`](crate::clients::clover) is laid out
+//! like this): a key is a list of its values, a client writes a node, then appends it by CAS(0 -> node) on the `next` word of
+//! what it believes to be the last one, and reads what it believes to be the last one.
+//!
+//! Kept are, as in the paper, the last node of each key that is hot, and for nodes that were written whose they are, because
+//! a READ names nothing but an address. Both are of a fixed size. Nodes are remembered by their number: the table is as a
+//! ring for those who take space in order, so that those written last are remembered. Which keys are hot is counted by
+//! their appends.
+
+use super::{Append, Cas, Knowledge};
+use crate::clients::clover::{HEADER, KEY, Layout, NEXT};
+use crate::sketch::Sketch;
+use core::ops::Range;
+use switch::table::{Index, Key, mix};
+
+/// Where a store of lists lies, and how much of it is kept here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListsConfig {
+    /// Its keys, and the length of its nodes
+    pub layout: Layout,
+    /// Virtual addresses of nodes
+    pub nodes: Range<u64>,
+    /// So many nodes at the beginning are the first ones of keys 0, 1, ...
+    pub firsts: u64,
+    /// Nodes of which it is remembered whose they are; the paper's read cache has three times as many as there are keys
+    pub remembered: usize,
+    /// Keys whose last nodes are kept at once
+    pub tracked: usize,
+    /// Appends that make a key hot
+    pub hot: u32,
+}
+
+impl ListsConfig {
+    /// All keys are kept, with three nodes each, from their first append on.
+    pub fn new(layout: Layout, nodes: Range<u64>) -> Self {
+        let keys = layout.keys as usize;
+        Self { layout, nodes, firsts: layout.keys, remembered: keys * 3, tracked: keys, hot: 1 }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Number(u64);
+
+impl Key for Number {
+    #[inline]
+    fn hash(&self) -> u64 {
+        mix(self.0)
+    }
+}
+
+/// The last node of a key.
+#[derive(Clone, Copy, Debug)]
+struct Tail {
+    node: u64,
+    /// The key by which it is reached: another one is of another life of the server's memory
+    rkey: u32,
+    /// What it holds is there for sure
+    ready: bool,
+}
+
+const NO_TAIL: Tail = Tail { node: 0, rkey: 0, ready: false };
+
+/// Whose a node is: its number, and the key
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Owned {
+    number: u32,
+    key: u32,
+}
+
+/// The number of no node
+const NOBODY: Owned = Owned { number: u32::MAX, key: 0 };
+/// Keys that are looked at to find one that is colder
+const LOOKED_AT: u32 = 8;
+
+/// A store of lists.
+#[derive(Debug)]
+pub struct Lists {
+    config: ListsConfig,
+    owners: Box<[Owned]>,
+    keys: Index<Number>,
+    tails: Box<[Tail]>,
+    sketch: Sketch,
+    hand: u32,
+}
+
+impl Lists {
+    /// A store of which nothing has been seen.
+    ///
+    /// # Panics
+    /// If there are more than 2^32 - 1 nodes or keys, or no place to remember any.
+    pub fn new(config: ListsConfig) -> Self {
+        let len = config.layout.node_len as u64;
+        let nodes = (config.nodes.end - config.nodes.start) / len;
+        assert!(
+            nodes < u64::from(u32::MAX) && config.layout.keys < u64::from(u32::MAX),
+            "numbers of 32 bits"
+        );
+        assert!(config.remembered > 0 && config.tracked > 0, "places to remember something");
+        Self {
+            owners: vec![NOBODY; config.remembered.min(nodes as usize).max(1)].into(),
+            keys: Index::with_capacity(config.tracked),
+            tails: vec![NO_TAIL; config.tracked].into(),
+            sketch: Sketch::new(),
+            hand: 0,
+            config,
+        }
+    }
+
+    /// What such a store takes at most.
+    pub(crate) fn bytes(config: &ListsConfig) -> usize {
+        let nodes = (config.nodes.end - config.nodes.start) / config.layout.node_len as u64;
+        let owners = config.remembered.min(nodes as usize).max(1);
+        owners * size_of::<Owned>()
+            + Index::<Number>::bytes(config.tracked)
+            + config.tracked * size_of::<Tail>()
+            + Sketch::BYTES
+    }
+
+    /// Keys whose last node is known
+    pub fn tracked(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// The number of the node that begins at this address
+    #[inline]
+    fn number_of(&self, va: u64) -> Option<u32> {
+        let (nodes, len) = (&self.config.nodes, self.config.layout.node_len as u64);
+        let offset = va.checked_sub(nodes.start)?;
+        (offset.is_multiple_of(len) && va.checked_add(len)? <= nodes.end).then(|| (offset / len) as u32)
+    }
+
+    /// Whose a node is, if that is known
+    #[inline]
+    fn owner_of(&self, number: u32) -> Option<u64> {
+        let owned = self.owners[number as usize % self.owners.len()];
+        match owned.number == number {
+            true => Some(u64::from(owned.key)),
+            false if u64::from(number) < self.config.firsts => Some(u64::from(number)),
+            false => None,
+        }
+    }
+
+    fn remember(&mut self, number: u32, key: u64) {
+        let place = number as usize % self.owners.len();
+        self.owners[place] = Owned { number, key: key as u32 };
+    }
+
+    fn tail_of(&self, key: u64) -> Option<&Tail> {
+        self.keys.get(&Number(key)).map(|id| &self.tails[id as usize])
+    }
+
+    fn tail_mut(&mut self, key: u64) -> Option<&mut Tail> {
+        self.keys.get(&Number(key)).map(|id| &mut self.tails[id as usize])
+    }
+
+    /// A key's last node is known. It is kept if the key is hot, and hotter than another one if there is no room.
+    fn learn(&mut self, key: u64, tail: Tail) {
+        let count = self.sketch.count(key);
+        if count < self.config.hot {
+            return;
+        }
+        if self.keys.len() == self.config.tracked && !self.make_room(count) {
+            return;
+        }
+        if let Ok(id) = self.keys.get_or_insert(Number(key)) {
+            self.tails[id as usize] = tail;
+        }
+    }
+
+    /// Forgets the coldest of a few keys, if it is colder than this.
+    fn make_room(&mut self, count: u32) -> bool {
+        let mut coldest: Option<(u32, Number)> = None;
+        for _ in 0..LOOKED_AT {
+            self.hand = (self.hand + 1) % self.keys.ids().max(1);
+            let Some(key) = self.keys.key(self.hand).copied() else { continue };
+            let other = self.sketch.count(key.0);
+            if coldest.is_none_or(|(least, _)| other < least) {
+                coldest = Some((other, key));
+            }
+        }
+        match coldest {
+            Some((least, key)) if least < count => self.keys.remove(&key).is_some(),
+            _ => false,
+        }
+    }
+}
+
+impl Knowledge for Lists {
+    #[inline]
+    fn covers(&self, va: u64) -> bool {
+        self.config.nodes.contains(&va)
+    }
+
+    fn on_write(&mut self, va: u64, bytes: &[u8]) {
+        let Some(number) = self.number_of(va) else { return };
+        let [Some(next), Some(key)] = [NEXT, KEY].map(|at| word_at(bytes, at)) else { return };
+        if next != 0 || key >= self.config.layout.keys || bytes.len() < HEADER {
+            return;
+        }
+        // Written anew, it is not what it was.
+        if let Some(before) = self.owner_of(number)
+            && self.tail_of(before).is_some_and(|tail| tail.node == va)
+        {
+            self.doubt(before);
+        }
+        self.remember(number, key);
+    }
+
+    fn on_cas(&mut self, cas: &Cas, written: bool, followed: bool, steer: bool) -> Option<Append> {
+        if cas.compare != 0 {
+            return None;
+        }
+        let to = cas.va.checked_sub(NEXT as u64)?;
+        let (last, new) = (self.number_of(to)?, self.number_of(cas.swap)?);
+        let key = self.owner_of(new)?;
+        if last == new {
+            return None;
+        }
+        match self.owner_of(last) {
+            Some(other) if other != key => return None,
+            Some(_) => {}
+            // Its client says so.
+            None => self.remember(last, key),
+        }
+        self.sketch.add(key);
+        let node = cas.swap;
+        let mut append = Append { va: cas.va, to, node, key, rkey: cas.rkey, steered: false };
+        if steer
+            && let Some(tail) = self.tail_mut(key)
+            && tail.rkey == cas.rkey
+            && tail.ready
+            && tail.node != node
+        {
+            append.to = tail.node;
+            append.va = tail.node + NEXT as u64;
+            append.steered = true;
+            *tail = Tail { node, rkey: cas.rkey, ready: written };
+            if followed {
+                // Which one is the last behind it will be known when they all are part of the list.
+                self.doubt(key);
+            }
+        }
+        Some(append)
+    }
+
+    fn on_read(&mut self, va: u64, rkey: u32, len: u32) -> Option<u64> {
+        let number = self.number_of(va)?;
+        // The answer has to tell whose the node is, or it could not be known that it is not the last one any more.
+        if (len as usize) < KEY + 8 || len as usize > self.config.layout.node_len {
+            return None;
+        }
+        let tail = self.tail_of(self.owner_of(number)?)?;
+        (tail.ready && tail.rkey == rkey).then_some(tail.node)
+    }
+
+    fn on_found(&mut self, node: u64, bytes: &[u8]) {
+        let [Some(next), Some(key)] = [NEXT, KEY].map(|at| word_at(bytes, at)) else { return };
+        if next == 0 {
+            return;
+        }
+        let number = self.number_of(next);
+        if let Some(tail) = self.tail_mut(key)
+            && tail.node == node
+        {
+            // Somebody appended to it without us. Whoever reads on must not be sent back.
+            match number {
+                Some(number) => {
+                    *tail = Tail { node: next, ready: true, ..*tail };
+                    self.remember(number, key);
+                }
+                None => self.doubt(key),
+            }
+        }
+    }
+
+    fn on_published(&mut self, append: &Append, followed: bool) {
+        let &Append { to, node, key, rkey, steered, .. } = append;
+        let published = Tail { node, rkey, ready: true };
+        match self.tail_mut(key) {
+            Some(tail) if tail.node == node => *tail = published,
+            Some(tail) if !steered && tail.node == to => *tail = published,
+            Some(_) => {}
+            None if followed => {}
+            None => self.learn(key, published),
+        }
+    }
+
+    fn doubt(&mut self, key: u64) {
+        self.keys.remove(&Number(key));
+    }
+
+    fn forget(&mut self) {
+        for id in 0..self.keys.ids() {
+            if let Some(key) = self.keys.key(id).copied() {
+                self.keys.remove(&key);
+            }
+        }
+    }
+
+    fn is_word(&self, _va: u64, _rkey: u32) -> bool {
+        false
+    }
+}
+
+/// The word at an offset, as the server's processor has it
+fn word_at(bytes: &[u8], at: usize) -> Option<u64> {
+    bytes.get(at..).and_then(<[u8]>::first_chunk).map(|word| u64::from_le_bytes(*word))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VA: u64 = 0x7000_0000_0000;
+    const LEN: u64 = 128;
+
+    fn va(node: u64) -> u64 {
+        VA + node * LEN
+    }
+
+    fn lists(change: impl FnOnce(&mut ListsConfig)) -> Lists {
+        let layout = Layout { keys: 8, node_len: LEN as usize };
+        let mut config = ListsConfig { remembered: 64, ..ListsConfig::new(layout, VA..VA + 1000 * LEN) };
+        change(&mut config);
+        Lists::new(config)
+    }
+
+    fn write(lists: &mut Lists, node: u64, key: u64) {
+        let mut bytes = vec![0; LEN as usize];
+        bytes[KEY..KEY + 8].copy_from_slice(&key.to_le_bytes());
+        lists.on_write(va(node), &bytes);
+    }
+
+    fn cas_of(to: u64, node: u64) -> Cas {
+        Cas { va: va(to), rkey: 7, compare: 0, swap: va(node) }
+    }
+
+    /// A client appends a node to another; to which one it goes
+    fn cas(lists: &mut Lists, to: u64, node: u64) -> Append {
+        lists.on_cas(&cas_of(to, node), true, false, true).unwrap()
+    }
+
+    /// The same, and it succeeds.
+    fn append(lists: &mut Lists, to: u64, node: u64) -> u64 {
+        let append = cas(lists, to, node);
+        lists.on_published(&append, false);
+        (append.to - VA) / LEN
+    }
+
+    /// Where a READ goes
+    fn read(lists: &mut Lists, node: u64) -> Option<u64> {
+        lists.on_read(va(node), 7, LEN as u32).map(|to| (to - VA) / LEN)
+    }
+
+    #[test]
+    fn a_stale_cas_and_a_stale_read_go_to_the_last_node() {
+        let mut lists = lists(|_| {});
+        for node in 10..20 {
+            write(&mut lists, node, 3);
+        }
+        assert_eq!(read(&mut lists, 3), None, "nothing is known of the last one");
+        assert_eq!(append(&mut lists, 3, 10), 3);
+        assert_eq!(read(&mut lists, 3), Some(10));
+        assert_eq!(append(&mut lists, 3, 11), 10);
+        // The next one goes behind it before that is answered.
+        let next = cas(&mut lists, 3, 12);
+        assert_eq!((next.va, next.to, next.node, next.key), (va(11) + NEXT as u64, va(11), va(12), 3));
+        assert!(next.steered);
+        assert_eq!(append(&mut lists, 10, 13), 12);
+        for node in [3, 10, 11, 12, 13] {
+            assert_eq!(read(&mut lists, node), Some(13));
+        }
+        assert_eq!(lists.tracked(), 1);
+        assert_eq!(read(&mut lists, 4), None, "another key");
+    }
+
+    #[test]
+    fn what_is_not_sure_is_not_steered() {
+        let mut lists = lists(|_| {});
+        for node in 10..20 {
+            write(&mut lists, node, 3);
+        }
+        write(&mut lists, 20, 4);
+        append(&mut lists, 3, 10);
+        // Another life of the memory
+        let other = Cas { rkey: 8, ..cas_of(3, 11) };
+        assert!(!lists.on_cas(&other, true, false, true).unwrap().steered);
+        assert_eq!(lists.on_read(va(3), 8, LEN as u32), None);
+        // Not the words that append
+        for (to, swap, compare) in [(va(3) + 8, va(11), 0), (va(3), va(11), 1), (va(3), va(11) + 8, 0)] {
+            let cas = Cas { va: to, rkey: 7, compare, swap };
+            assert_eq!(lists.on_cas(&cas, true, false, true), None, "{cas:x?}");
+        }
+        assert_eq!(lists.on_cas(&cas_of(3, 20), true, false, true), None, "a node of another key");
+        assert_eq!(lists.on_cas(&cas_of(3, 30), true, false, true), None, "a node that nobody wrote");
+        assert_eq!(lists.on_cas(&cas_of(11, 11), true, false, true), None, "itself");
+        // A READ of the word alone does not tell whose it is; one of two nodes is something else.
+        assert_eq!(lists.on_read(va(3), 7, 8), None);
+        assert_eq!(lists.on_read(va(3), 7, 2 * LEN as u32), None);
+        assert_eq!(lists.on_read(va(3) + 8, 7, 64), None);
+        assert_eq!(lists.on_read(va(1000), 7, 64), None);
+        // A node that may not be written yet is the last one only when it is in the list.
+        let ahead = lists.on_cas(&cas_of(3, 11), false, false, true).unwrap();
+        assert_eq!(ahead.to, va(10));
+        assert_eq!((read(&mut lists, 3), cas(&mut lists, 10, 12).steered), (None, false));
+        lists.on_published(&ahead, false);
+        assert_eq!(read(&mut lists, 3), Some(11));
+        lists.doubt(3);
+        assert_eq!((read(&mut lists, 3), lists.tracked()), (None, 0));
+        append(&mut lists, 11, 13);
+        assert_eq!(read(&mut lists, 3), Some(13));
+        lists.forget();
+        assert_eq!((read(&mut lists, 3), lists.tracked()), (None, 0));
+    }
+
+    #[test]
+    fn without_steering_of_writes_the_last_node_follows_what_succeeds() {
+        let mut lists = lists(|_| {});
+        for node in 10..20 {
+            write(&mut lists, node, 3);
+        }
+        append(&mut lists, 3, 10);
+        let next = lists.on_cas(&cas_of(10, 11), true, false, false).unwrap();
+        assert!(!next.steered && read(&mut lists, 3) == Some(10));
+        lists.on_published(&next, false);
+        assert_eq!(read(&mut lists, 3), Some(11));
+    }
+
+    #[test]
+    fn a_last_node_that_is_found_to_have_a_next_one_is_not_the_last() {
+        let mut lists = lists(|_| {});
+        write(&mut lists, 10, 3);
+        append(&mut lists, 3, 10);
+        let mut found = vec![0; LEN as usize];
+        found[KEY..KEY + 8].copy_from_slice(&3u64.to_le_bytes());
+        lists.on_found(va(10), &found);
+        assert_eq!(read(&mut lists, 3), Some(10));
+        found[NEXT..NEXT + 8].copy_from_slice(&va(50).to_le_bytes());
+        lists.on_found(va(3), &found);
+        assert_eq!(read(&mut lists, 3), Some(10), "an older one has, of course");
+        lists.on_found(va(10), &found);
+        assert_eq!((read(&mut lists, 3), read(&mut lists, 50)), (Some(50), Some(50)));
+        found[NEXT..NEXT + 8].copy_from_slice(&1u64.to_le_bytes());
+        lists.on_found(va(50), &found);
+        assert_eq!(read(&mut lists, 3), None, "that leads nowhere");
+    }
+
+    #[test]
+    fn a_node_that_is_written_anew_is_not_the_last_one() {
+        let mut lists = lists(|_| {});
+        write(&mut lists, 10, 3);
+        append(&mut lists, 3, 10);
+        write(&mut lists, 10, 5);
+        assert_eq!((read(&mut lists, 3), read(&mut lists, 10)), (None, None));
+    }
+
+    #[test]
+    fn old_nodes_are_forgotten_first_ones_are_not() {
+        let mut lists = lists(|config| config.remembered = 4);
+        for node in 10..20 {
+            write(&mut lists, node, 3);
+        }
+        append(&mut lists, 3, 19);
+        let known: Vec<_> = (0..20).filter(|node| read(&mut lists, *node).is_some()).collect();
+        assert_eq!(known, [3, 16, 17, 18, 19]);
+        let mut lists = self::lists(|config| config.firsts = 0);
+        write(&mut lists, 10, 3);
+        assert_eq!(read(&mut lists, 3), None);
+        append(&mut lists, 3, 10);
+        assert_eq!(read(&mut lists, 3), Some(10), "its client says whose it is");
+    }
+
+    #[test]
+    fn hot_keys_are_kept_and_cold_ones_make_room() {
+        let mut lists = lists(|config| (config.tracked, config.hot) = (2, 3));
+        let mut next = 20;
+        let mut times = |lists: &mut Lists, key: u64, times: u64| {
+            for _ in 0..times {
+                write(lists, next, key);
+                append(lists, key, next);
+                next += 1;
+            }
+        };
+        times(&mut lists, 1, 2);
+        assert_eq!(lists.tracked(), 0, "not hot yet");
+        times(&mut lists, 1, 10);
+        times(&mut lists, 2, 5);
+        assert!(lists.tail_of(1).is_some() && lists.tail_of(2).is_some());
+        times(&mut lists, 3, 4);
+        assert!(lists.tail_of(3).is_none(), "no hotter than those");
+        times(&mut lists, 3, 4);
+        assert!(lists.tail_of(3).is_some() && lists.tail_of(1).is_some() && lists.tail_of(2).is_none());
+        assert_eq!(lists.tracked(), 2);
+    }
+}

@@ -1,0 +1,91 @@
+//! A table of locks, as Sherman has it (Wang et al., SIGMOD 2022).
+//!
+//! Locks are not steered: a lock is where it is. What this adds to a [`Table`](crate::Table) is that *every* operation on a
+//! word of it is worth to be followed, not only atomics: Sherman gives a lock back by a WRITE of 0, so with the first unlock
+//! that comes by the value is known, and the first CAS behind it is decided without one that the server executes. It says
+//! nothing about what words hold at the beginning: clients may have been there before.
+
+use super::{Append, Cas, Knowledge};
+use core::ops::Range;
+
+/// Where a table of locks lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LocksConfig {
+    /// Virtual addresses
+    pub range: Range<u64>,
+    /// The key of their region, if it is known beforehand
+    pub rkey: Option<u32>,
+    /// Bytes from a lock to the next; a multiple of 8
+    pub stride: u64,
+}
+
+/// A table of locks.
+#[derive(Debug)]
+pub struct Locks {
+    config: LocksConfig,
+}
+
+impl Locks {
+    /// A table that lies there.
+    ///
+    /// # Panics
+    /// If the stride is no multiple of 8, or 0.
+    pub fn new(config: LocksConfig) -> Self {
+        assert!(config.stride > 0 && config.stride.is_multiple_of(8), "a stride of {}", config.stride);
+        Self { config }
+    }
+}
+
+impl Knowledge for Locks {
+    fn covers(&self, _va: u64) -> bool {
+        false
+    }
+
+    fn on_write(&mut self, _va: u64, _bytes: &[u8]) {}
+
+    fn on_cas(&mut self, _cas: &Cas, _written: bool, _followed: bool, _steer: bool) -> Option<Append> {
+        None
+    }
+
+    fn on_read(&mut self, _va: u64, _rkey: u32, _len: u32) -> Option<u64> {
+        None
+    }
+
+    fn on_found(&mut self, _node: u64, _bytes: &[u8]) {}
+
+    fn on_published(&mut self, _append: &Append, _followed: bool) {}
+
+    fn doubt(&mut self, _key: u64) {}
+
+    fn forget(&mut self) {}
+
+    fn is_word(&self, va: u64, rkey: u32) -> bool {
+        let Range { start, end } = self.config.range;
+        self.config.range.contains(&va)
+            && end - va >= 8
+            && (va - start).is_multiple_of(self.config.stride)
+            && self.config.rkey.is_none_or(|own| own == rkey)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_the_table_are_locks_and_nothing_is_steered() {
+        let config = LocksConfig { range: 0x1000..0x1024, rkey: Some(7), stride: 16 };
+        let mut locks = Locks::new(config.clone());
+        let is = |va| locks.is_word(va, 7);
+        assert!(is(0x1000) && is(0x1010));
+        assert!(!is(0x1008), "between two locks");
+        assert!(!is(0x1020), "half of it lies outside");
+        assert!(!is(0xff0) && !is(0x1030) && !locks.is_word(0x1000, 8));
+        let any = Locks::new(LocksConfig { rkey: None, ..config });
+        assert!(any.is_word(0x1000, 8));
+        let cas = Cas { va: 0x1000, rkey: 7, compare: 0, swap: 1 };
+        assert_eq!(locks.on_cas(&cas, true, false, true), None);
+        assert_eq!(locks.on_read(0x1000, 7, 8), None);
+        assert!(!locks.covers(0x1000));
+    }
+}

@@ -1,0 +1,356 @@
+//! Steering on the way of a packet: what is seen, what is changed, and which answers have to wait.
+//!
+//! Only connections whose sides may differ are steered: after a restart nothing of them passes, so that no server answers
+//! from its memory of a steered request what was asked of another place.
+
+use super::{Append, Cas, Knowledge, Known, Steering, Ticket};
+use crate::flow::{Record, Stage, What};
+use crate::function::{NO_SERVER, Swordbox};
+use crate::op::{Kind, Op, memory_of};
+use crate::steering::links::State;
+use crate::{Id, NONE};
+use rocev2::atomic::AtomicEth;
+use rocev2::{Bth, Class, Opcode, Packet, Psn, classify};
+use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
+use zerocopy::IntoBytes;
+
+/// Sending again takes twice as long each time, up to this often.
+const MOST_DOUBLED: u8 = 6;
+
+impl Swordbox {
+    fn is_steering(&self) -> bool {
+        self.layers.steer_writes || self.layers.steer_reads
+    }
+
+    /// Whether a request could be steered if its connection could be: then it is worth that the two sides differ.
+    pub(crate) fn wants_steering(&mut self, id: Id, packet: &Packet<'_>) -> bool {
+        let peer = self.ends[id as usize].peer;
+        if !self.is_steering() || peer == NONE || self.ends[peer as usize].headers.is_none() {
+            return false;
+        }
+        let server = self.flows[id as usize].server;
+        memory_of(packet).is_some_and(|(va, ..)| self.steering.at(server, va).is_some())
+    }
+
+    /// A WRITE, or its first packet, goes to the server as it is.
+    pub(crate) fn see_write(&mut self, id: Id, packet: &Packet<'_>) {
+        if !self.is_steering() {
+            return;
+        }
+        let server = self.flows[id as usize].server;
+        if let Some((va, ..)) = memory_of(packet)
+            && let Some((_, known)) = self.steering.at(server, va)
+        {
+            known.on_write(va, packet.payload());
+        }
+    }
+
+    /// A request that is being followed leaves for the server: what is added to its address. `written`: everything that its
+    /// client sent before has been done.
+    pub(crate) fn steer(&mut self, id: Id, packet: &Packet<'_>, op: Op, written: bool, now: Nanos) -> u64 {
+        let needed = self.is_steering() || !self.steering.links.is_empty();
+        if !needed || self.flows[id as usize].server == NO_SERVER {
+            return 0;
+        }
+        let psn = packet.bth().psn();
+        // What is not remembered could not be repeated.
+        let Some(at) = self.records(id).iter().position(|record| record.psn == psn && !record.done) else {
+            return 0;
+        };
+        let (by, waits, node) = match op.kind {
+            Kind::Atomic if packet.layout().opcode() == Opcode::RC_COMPARE_SWAP => {
+                let Some((by, ticket)) = self.steer_cas(id, packet, written, now) else { return 0 };
+                (by, ticket, 0)
+            }
+            Kind::Read if self.layers.steer_reads => {
+                let Some((by, ticket, node)) = self.steer_read(id, packet) else { return 0 };
+                self.counters.steered_reads.add(u64::from(by != 0));
+                (by, ticket, node)
+            }
+            _ => return 0,
+        };
+        self.counters.steered.add(u64::from(by != 0));
+        let record = &mut self.records_mut(id)[at];
+        record.steered = by;
+        record.waits = waits;
+        record.value = node;
+        by
+    }
+
+    fn steer_cas(&mut self, id: Id, packet: &Packet<'_>, written: bool, now: Nanos) -> Option<(u64, Ticket)> {
+        let atomic = packet.atomic()?;
+        let (swap, compare) = (atomic.swap_or_add.get(), atomic.compare.get());
+        let cas = Cas { va: atomic.va.get(), rkey: atomic.rkey.get(), compare, swap };
+        let flow = &self.flows[id as usize];
+        let (server, psn) = (flow.server, packet.bth().psn().add(flow.delta));
+        self.steering.at(server, cas.va)?;
+        let links = &self.steering.links;
+        let followed = links.can_begin(server, swap)?;
+        // Whatever is known of it by now, it is to be known when a node that failed is appended after all.
+        let before = links.of_node(server, swap).and_then(|at| links.get(at)).map(|link| link.append);
+        let as_it_is =
+            |append: Append| Append { va: cas.va, to: cas.va, rkey: cas.rkey, steered: false, ..append };
+        let (steer, steering) = (self.layers.steer_writes, self.is_steering());
+        let (structure, known) = self.steering.at(server, cas.va)?;
+        let append = if steering { known.on_cas(&cas, written, followed, steer) } else { None };
+        let mut append = append.or(before.filter(|_| compare == 0).map(as_it_is))?;
+        let mut by = append.va.wrapping_sub(cas.va);
+        if by != 0 && self.lines.has_any(server, append.va, 8) {
+            self.doubt(server, structure, &append);
+            (append, by) = (as_it_is(append), 0);
+        }
+        let links = &mut self.steering.links;
+        // What a client names itself, it has found in the structure.
+        let parent = if by == 0 { Ticket::NONE } else { links.rely_on(server, append.to) };
+        let Ok(ticket) = links.begin((server, structure), append, parent, (id, psn), now) else {
+            self.doubt(server, structure, &append);
+            return None;
+        };
+        Some((by, ticket))
+    }
+
+    fn doubt(&mut self, server: u8, structure: u8, append: &Append) {
+        self.steering.known[usize::from(server)][usize::from(structure)].doubt(append.key);
+    }
+
+    fn steer_read(&mut self, id: Id, packet: &Packet<'_>) -> Option<(u64, Ticket, u64)> {
+        let (va, rkey, len) = memory_of(packet)?;
+        let server = self.flows[id as usize].server;
+        let node = self.steering.at(server, va)?.1.on_read(va, rkey, len)?;
+        let by = node.wrapping_sub(va);
+        if by != 0 && self.lines.has_any(server, node, u64::from(len)) {
+            return None;
+        }
+        let ticket = if by == 0 { Ticket::NONE } else { self.steering.links.rely_on(server, node) };
+        Some((by, ticket, node))
+    }
+
+    /// The record that a PSN belongs to, if its request has not been answered
+    fn unanswered(&self, id: Id, psn: Psn) -> Option<&Record> {
+        let within =
+            |record: &&Record| !record.done && (0..record.count as i32).contains(&psn.distance(record.psn));
+        self.records(id).iter().find(within)
+    }
+
+    /// Whether the answer to a request tells of a node that is not part of its structure yet.
+    fn must_wait(&self, record: &Record) -> bool {
+        let links = &self.steering.links;
+        let Some((_, link)) = links.open(record.waits) else { return false };
+        match (record.what, link.state) {
+            (What::Read, _) | (_, State::Done | State::Lost) => true,
+            (_, State::Failed) => links.open(link.parent).is_some(),
+            (_, State::Sent) => false,
+        }
+    }
+
+    /// A response to a request that is under way: `None` if it may go on. `psn` as the client has it.
+    pub(crate) fn withhold<F: Frame>(
+        &mut self,
+        id: Id,
+        frame: &F,
+        packet: &Packet<'_>,
+        psn: Psn,
+        port: PortId,
+    ) -> Option<Verdict> {
+        let steering = &self.steering;
+        if steering.links.is_empty() && steering.withheld.is_empty() {
+            return None;
+        }
+        let mut waits = false;
+        if let Some(record) = self.unanswered(id, psn).copied() {
+            let opcode = packet.layout().opcode();
+            if opcode == Opcode::RC_ATOMIC_ACKNOWLEDGE
+                && let Some(answer) = packet.atomic_ack()
+                && record.what == What::Atomic
+            {
+                self.hear_cas(id, record.waits, packet.bth().psn(), answer.original.get());
+                waits = self.must_wait(&record);
+            } else if opcode != Opcode::RC_ACKNOWLEDGE && record.what == What::Read {
+                waits = self.must_wait(&record);
+            }
+        }
+        let last = self.steering.withheld.last_of(id);
+        if !waits && last.is_none() {
+            return None;
+        }
+        if last.is_some_and(|last| !last.precedes(psn)) {
+            return Some(Verdict::Drop(DropReason::Repeated));
+        }
+        if self.steering.withheld.push(id, psn, frame.bytes(), port) {
+            self.counters.withheld.add(1);
+            Some(Verdict::Consume)
+        } else {
+            Some(Verdict::Drop(DropReason::NoBuffer))
+        }
+    }
+
+    /// A CAS was answered: what was decided was right, or was not.
+    fn hear_cas(&mut self, id: Id, ticket: Ticket, own: Psn, found: u64) {
+        let Steering { known, links, published, withheld } = &mut self.steering;
+        let Some((at, link)) = links.open(ticket) else { return };
+        if link.state != State::Sent || link.flow != id || link.psn != own {
+            return;
+        }
+        let known = &mut known[usize::from(link.server)];
+        if found == 0 {
+            links.succeed(at, |link, followed| {
+                known[usize::from(link.structure)].on_published(&link.append, followed);
+            });
+            *published |= !withheld.is_empty();
+            return;
+        }
+        if link.append.steered || link.relied {
+            self.counters.stale_tails.add(1);
+            known[usize::from(link.structure)].doubt(link.append.key);
+        }
+        links.fail(at);
+    }
+
+    /// A READ is answered, and its client hears of it.
+    pub(crate) fn see_answer(&mut self, id: Id, packet: &Packet<'_>, psn: Psn) {
+        let opcode = packet.layout().opcode();
+        if !self.steering.steers(self.flows[id as usize].server)
+            || !matches!(opcode, Opcode::RC_READ_RESPONSE_FIRST | Opcode::RC_READ_RESPONSE_ONLY)
+        {
+            return;
+        }
+        let Some(record) = self.unanswered(id, psn) else { return };
+        let node = record.value;
+        if record.what != What::Read || node == 0 || record.psn != psn {
+            return;
+        }
+        if let Some((_, known)) = self.steering.at(self.flows[id as usize].server, node) {
+            known.on_found(node, packet.payload());
+        }
+    }
+
+    /// Answers that have waited go on, as far as they need not wait any longer.
+    pub(crate) fn release<O: Output>(&mut self, now: Nanos, out: &mut O) {
+        while core::mem::take(&mut self.steering.published) {
+            let mut from = 0;
+            loop {
+                let may_go = |slot: &super::withheld::Slot| {
+                    self.unanswered(slot.flow, slot.psn).is_none_or(|record| !self.must_wait(record))
+                };
+                let Some(at) = self.steering.withheld.find(from, may_go) else { break };
+                let (slot, bytes) = self.steering.withheld.get(at);
+                let Ok(mut frame) = out.make(bytes.len()) else {
+                    self.steering.published = true;
+                    return;
+                };
+                frame.bytes_mut().copy_from_slice(bytes);
+                self.steering.withheld.remove(at);
+                from = at;
+                let Class::Roce(layout) = classify(frame.bytes()) else { continue };
+                if self.flows[slot.flow as usize].stage != Stage::Strict {
+                    continue;
+                }
+                let verdict = self.pass_own(slot.flow, &mut frame, layout, slot.port, now, out);
+                if let Verdict::Forward(port) = verdict {
+                    _ = out.send(frame, port);
+                }
+                self.after_own(slot.flow, now, out);
+            }
+        }
+    }
+
+    /// A connection is over: what it had under way is not known any more.
+    pub(crate) fn unsteer(&mut self, id: Id) {
+        let Steering { known, links, withheld, .. } = &mut self.steering;
+        withheld.clear(id);
+        if !links.is_empty() {
+            links.orphan(id, |link| {
+                known[usize::from(link.server)][usize::from(link.structure)].doubt(link.append.key);
+            });
+        }
+    }
+
+    /// Whether something depends on what a connection has under way.
+    pub(crate) fn is_relied_upon(&self, id: Id) -> bool {
+        let links = &self.steering.links;
+        let mut all = (0..links.ids()).filter_map(|at| links.get(at));
+        all.any(|link| link.flow == id && link.relied && link.state == State::Sent)
+    }
+
+    /// Looks after nodes on their way: a CAS that others depend on and that is not answered is sent again, as its client may
+    /// not be there any more. If that is of no use for long, those that wait will wait in vain: their connections end.
+    pub(crate) fn tend_steering<O: Output>(&mut self, now: Nanos, out: &mut O) {
+        self.release(now, out);
+        for at in 0..self.steering.links.ids() {
+            let Some(link) = self.steering.links.get(at).copied() else { continue };
+            let patience = Nanos(self.config.replay_after.0 << link.tries.min(MOST_DOUBLED));
+            if now.since(link.began) > self.config.dead_after {
+                self.give_up(at);
+            } else if link.state == State::Sent
+                && link.relied
+                && link.flow != NONE
+                && now.since(link.sent) > patience
+            {
+                self.mend(at, now, out);
+            }
+        }
+    }
+
+    /// Sends a CAS again, as it was. If the server has executed it, it answers from its memory.
+    fn mend<O: Output>(&mut self, at: Id, now: Nanos, out: &mut O) {
+        let Some(link) = self.steering.links.get_mut(at) else { return };
+        link.sent = now;
+        link.tries = link.tries.saturating_add(1);
+        let (end, append, psn) = (&self.ends[link.flow as usize], link.append, link.psn);
+        let Some(key) = self.index.key(link.flow) else { return };
+        let Ok(mut frame) = out.make(0) else { return };
+        let mut bth = Bth::new(Opcode::RC_COMPARE_SWAP, key.qpn(), psn);
+        bth.set_ack_req(true);
+        let atomic = AtomicEth {
+            va: append.va.into(),
+            rkey: append.rkey.into(),
+            swap_or_add: append.node.into(),
+            compare: 0.into(),
+        };
+        if end.headers.build(&mut frame, None, &bth, &[0; 0], atomic.as_bytes()).is_ok()
+            && out.send(frame, end.port).is_ok()
+        {
+            self.counters.mended.add(1);
+        }
+    }
+
+    /// Nobody knows whether a node will ever be part of its structure.
+    fn give_up(&mut self, at: Id) {
+        let links = &mut self.steering.links;
+        links.lose(at);
+        let lost = |this: &Self, record: &Record| {
+            let link = this.steering.links.open(record.waits);
+            !record.done && link.is_some_and(|(_, link)| link.state == State::Lost)
+        };
+        let alone = links.get(at).is_some_and(|link| !link.relied && links.open(link.parent).is_none());
+        for id in 0..self.flows.len() as Id {
+            if !alone
+                && self.flows[id as usize].stage == Stage::Strict
+                && self.records(id).iter().any(|record| lost(self, record))
+            {
+                self.counters.abandoned.add(1);
+                let lane = self.flows[id as usize].lane;
+                if lane != NONE {
+                    self.fail(lane);
+                }
+                self.orphan(id);
+                self.end(id);
+            }
+        }
+        // Nothing more goes behind such a node.
+        let Steering { known, links, .. } = &mut self.steering;
+        links.remove_lost(|link| {
+            known[usize::from(link.server)][usize::from(link.structure)].doubt(link.append.key);
+        });
+    }
+}
+
+impl Known {
+    /// Keys whose last nodes are known
+    pub fn tracked(&self) -> usize {
+        match self {
+            Self::Lists(lists) => lists.tracked(),
+            Self::Locks(_) => 0,
+        }
+    }
+}
