@@ -78,7 +78,6 @@ const PROOFS: usize = 4;
 /// In the order of use: what every request on a shared connection needs lies in the first two cache lines.
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
-#[expect(clippy::struct_excessive_bools, reason = "they are independent")]
 pub(crate) struct Flow {
     pub stage: Stage,
     /// Which of the servers they go to, if any
