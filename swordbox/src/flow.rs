@@ -115,8 +115,6 @@ pub(crate) struct Flow {
     pub held: [u32; 2],
     /// Records among `records` whose response has not been seen
     pub open: u32,
-    /// The place of the newest among `records`, which are in the order of PSNs from the next place on, round the end
-    pub newest: u16,
     /// READs and atomics outstanding on the own connection at once, the most so far
     pub most_reads: u8,
     /// READs and atomics that the server takes on this connection at once, as the connection manager told; 0 if it did not
@@ -172,7 +170,6 @@ impl Flow {
             most_reads: 0,
             max_reads: 0,
             open: 0,
-            newest: 0,
             over: false,
             leaving: false,
             held: [NONE; 2],

@@ -67,10 +67,5 @@ impl Swordbox {
         let entry = lane.entry(Psn::new(word(BTH + 8)));
         element(&self.ends, entry.to, 2, &fetch);
         element(&self.flows, entry.flow, 2, &fetch);
-        if let Some(flow) = self.flows.get(entry.flow as usize) {
-            let newest = usize::from(flow.newest) + 1;
-            let at = entry.flow as usize * self.config.rd_atomic + newest % self.config.rd_atomic.max(1);
-            element(&self.records, at as u32, 1, &fetch);
-        }
     }
 }

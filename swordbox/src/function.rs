@@ -295,7 +295,6 @@ impl Swordbox {
 
     pub(crate) fn clear_records(&mut self, id: Id) {
         self.records_mut(id).fill(NO_RECORD);
-        self.flows[id as usize].newest = 0;
     }
 
     pub(crate) fn records(&self, id: Id) -> &[Record] {

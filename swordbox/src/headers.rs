@@ -19,10 +19,10 @@ pub(crate) struct Headers {
     len: u8,
     l3: u8,
     v6: bool,
-    /// Path migration state and version, and the partition key: a queue pair drops what has others
-    bth: [u8; 3],
     /// IPv4: the header's checksum as it would be without length and TOS, not inverted
     sum: u16,
+    /// Path migration state and version, and the partition key: a queue pair drops what has others
+    bth: [u8; 3],
     bytes: [u8; MAX],
 }
 
@@ -43,7 +43,7 @@ impl Class8 {
 
 impl Headers {
     /// None: nothing has been seen yet.
-    pub(crate) const NONE: Self = Self { len: 0, l3: 0, v6: false, bth: [0; 3], sum: 0, bytes: [0; MAX] };
+    pub(crate) const NONE: Self = Self { len: 0, l3: 0, v6: false, sum: 0, bth: [0; 3], bytes: [0; MAX] };
 
     /// Those of `packet`; `None` if it has IP options or extension headers.
     #[inline]
@@ -56,7 +56,7 @@ impl Headers {
         }
         let [flags, high, low]: [u8; 3] = *packet.bytes()[len + 1..].first_chunk()?;
         let bth = [flags & KEPT, high, low];
-        let mut headers = Self { len: len as u8, l3: l3 as u8, v6, bth, sum: 0, bytes: [0; MAX] };
+        let mut headers = Self { len: len as u8, l3: l3 as u8, v6, sum: 0, bth, bytes: [0; MAX] };
         headers.bytes[..len].copy_from_slice(&packet.bytes()[..len]);
         // There is no UDP checksum.
         headers.bytes[len - 2..len].fill(0);

@@ -215,7 +215,7 @@ impl Swordbox {
             }
             _ => {}
         }
-        self.record_late(id, record);
+        self.record(id, record);
     }
 
     /// Asks whether the two sides of a connection may come to differ.
@@ -280,13 +280,21 @@ impl Swordbox {
 
     /// Remembers a READ or an atomic.
     pub(crate) fn record(&mut self, id: Id, record: Record) {
-        // A client repeats only its latest: this takes the place of the oldest.
-        let newest = (usize::from(self.flows[id as usize].newest) + 1) % self.config.rd_atomic.max(1);
-        let Some(place) = self.records_mut(id).get_mut(newest) else { return };
+        let next = self.flows[id as usize].next;
+        // How far behind the next request; a client repeats only its latest.
+        let age =
+            |record: &Record| if record.count == 0 { u32::MAX } else { next.sub(record.psn.get()).get() };
+        // One of the same PSN is from before PSNs came round.
+        let psn = record.psn;
+        let place_of =
+            |place: &Record| if place.count > 0 && place.psn == psn { (1, 0) } else { (0, age(place)) };
+        let Some(place) = self.records_mut(id).iter_mut().max_by_key(|place| place_of(place)) else { return };
+        if place.psn != psn && age(place) < age(&record) {
+            return;
+        }
         let lost = !place.done;
         *place = record;
         let flow = &mut self.flows[id as usize];
-        flow.newest = newest as u16;
         flow.open -= u32::from(lost);
         if !record.done {
             flow.open += 1;
@@ -299,24 +307,6 @@ impl Swordbox {
             let next = self.flows[id as usize].next;
             self.restart_at(id, next);
         }
-    }
-
-    /// The same for one that is not the newest, perhaps.
-    fn record_late(&mut self, id: Id, record: Record) {
-        let next = self.flows[id as usize].next;
-        // How far behind the next request
-        let age =
-            |record: &Record| if record.count == 0 { u32::MAX } else { next.sub(record.psn.get()).get() };
-        let newest = usize::from(self.flows[id as usize].newest);
-        let oldest = (newest + 1) % self.config.rd_atomic.max(1);
-        if self.records(id).get(oldest).is_none_or(|oldest| age(oldest) < age(&record)) {
-            return;
-        }
-        self.record(id, record);
-        // In the order of PSNs again, the newest last
-        let records = self.records_mut(id);
-        records.sort_by_key(|record| core::cmp::Reverse(age(record)));
-        self.flows[id as usize].newest = self.config.rd_atomic.saturating_sub(1) as u16;
     }
 
     /// The request behind a READ of unknown count tells the count.
