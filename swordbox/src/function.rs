@@ -355,6 +355,8 @@ impl Swordbox {
         let host = bits_of(packet.dst());
         let server = self.server_of(host);
         if server != NO_SERVER && self.detour(server, &packet, now).is_err() {
+            // It is sent again, or not: until then nothing more is decided that it could have to wait for.
+            _ = self.detour_for(server, &packet, now, self.config.dead_after);
             self.counters.delayed.add(1);
             return Verdict::Drop(DropReason::Delayed);
         }

@@ -98,7 +98,8 @@ impl Line {
     pub(crate) fn detour(&mut self, now: Nanos, settle: Nanos) -> bool {
         self.known = 0;
         self.detours = self.detours.wrapping_add(1);
-        self.quiet_until = now + settle;
+        // Something else may be awaited for longer.
+        self.quiet_until = self.quiet_until.max(now + settle);
         self.decided == 0
     }
 }

@@ -177,6 +177,7 @@ impl Swordbox {
             self.detour_again(id, server, &packet, op, now)
         };
         if now_or_later.is_err() {
+            self.await_again(id, server, &packet, op, now);
             self.counters.delayed.add(1);
             return Verdict::Drop(DropReason::Delayed);
         }
@@ -535,6 +536,8 @@ impl Swordbox {
                 return Verdict::Drop(DropReason::Repeated);
             }
             if self.detour_again(id, server, &packet, op, now).is_err() {
+                self.await_again(id, server, &packet, op, now);
+                self.counters.delayed.add(1);
                 return Verdict::Drop(DropReason::Delayed);
             }
             let own = psn.add(self.flows[id as usize].delta);
@@ -688,6 +691,17 @@ impl Swordbox {
     /// What a packet writes to on another way than a shared connection is not known any more; an error if it has to wait for
     /// what was decided.
     pub(crate) fn detour(&mut self, server: u8, packet: &Packet<'_>, now: Nanos) -> Result<(), Id> {
+        self.detour_for(server, packet, now, self.config.settle)
+    }
+
+    /// The same; what it touches is not decided here for so long.
+    pub(crate) fn detour_for(
+        &mut self,
+        server: u8,
+        packet: &Packet<'_>,
+        now: Nanos,
+        quiet: Nanos,
+    ) -> Result<(), Id> {
         if server == NO_SERVER || self.lines.len() == 0 {
             return Ok(());
         }
@@ -696,12 +710,11 @@ impl Swordbox {
             return Ok(());
         }
         let op = Op::of(packet.layout().opcode());
-        let settle = self.config.settle;
         match op.kind {
             Kind::Read | Kind::Response | Kind::Datagram | Kind::Cnp | Kind::Body => Ok(()),
-            Kind::Unknown => self.lines.detour_everywhere(server, now, settle),
+            Kind::Unknown => self.lines.detour_everywhere(server, now, quiet),
             Kind::Write | Kind::Other | Kind::Atomic | Kind::Unreliable => match memory_of(packet) {
-                Some((va, _, len)) => self.lines.detour(server, va, len.into(), now, settle),
+                Some((va, _, len)) => self.lines.detour(server, va, len.into(), now, quiet),
                 None => Ok(()),
             },
         }
@@ -759,14 +772,33 @@ impl Swordbox {
         op: Op,
         now: Nanos,
     ) -> Result<(), Id> {
+        self.detour_again_for(id, server, packet, op, now, self.config.settle)
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "a packet and what is known of it")]
+    fn detour_again_for(
+        &mut self,
+        id: Id,
+        server: u8,
+        packet: &Packet<'_>,
+        op: Op,
+        now: Nanos,
+        quiet: Nanos,
+    ) -> Result<(), Id> {
         if let Some((va, len)) = self.goes_on_at(id, packet) {
-            return self.lines.detour(server, va, len, now, self.config.settle);
+            return self.lines.detour(server, va, len, now, quiet);
         }
         let touched = self.flows[id as usize].touched;
         if op.kind == Kind::Body && touched.is_some_and(|psn| !psn.precedes(packet.bth().psn())) {
-            return self.lines.detour_everywhere(server, now, self.config.settle);
+            return self.lines.detour_everywhere(server, now, quiet);
         }
-        self.detour(server, packet, now)
+        self.detour_for(server, packet, now, quiet)
+    }
+
+    /// A packet was dropped because of what was decided for the words that it touches. Its client sends it again; until then
+    /// nothing more is decided for them: otherwise, of words that are always in use, it would be dropped every time.
+    fn await_again(&mut self, id: Id, server: u8, packet: &Packet<'_>, op: Op, now: Nanos) {
+        _ = self.detour_again_for(id, server, packet, op, now, self.config.dead_after);
     }
 }
 

@@ -467,6 +467,36 @@ fn an_owner_has_its_turn() {
     panic!("{} NAKs and no turn", net.count("naks"));
 }
 
+/// What went on its own connection gets lost, and comes again while others use the word all the time: it has its turn.
+#[test]
+fn what_is_repeated_has_its_turn() {
+    let (mut net, mut a, b) = two(|_| {});
+    let mut owner = a;
+    // Too long for a lane, and the second half of it covers the word
+    let page = b.write(b.psn, TABLE - 64, &[7; 128]);
+    assert_eq!(net.up(&page).len(), 1);
+    net.teach(&mut a, &mut owner, TABLE);
+    let decided = net.up(&a.cas(a.psn, TABLE, 0, 5));
+    assert_eq!(opcode(&decided[0].0), Opcode::RC_WRITE_ONLY);
+    a.psn += 1;
+    assert_eq!(net.up(&page).len(), 0, "what is decided would not be true any more");
+    net.down(&owner.ack(psn(&decided[0].0)));
+    for _ in 0..5 {
+        net.pass(Nanos::from_millis(100));
+        let sent = net.up(&a.cas(a.psn, TABLE, 5, 5));
+        assert_eq!(opcode(&sent[0].0), Opcode::RC_COMPARE_SWAP, "nothing more is decided meanwhile");
+        net.down(&owner.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(5)));
+        a.psn += 1;
+    }
+    assert_eq!(net.up(&page).len(), 1);
+    assert_eq!(net.count("delayed"), 1);
+    // It may not have been sent again at all.
+    net.pass(Nanos::from_secs(2));
+    net.teach(&mut a, &mut owner, TABLE);
+    let sent = net.up(&a.cas(a.psn, TABLE, 0, 6));
+    assert_eq!(opcode(&sent[0].0), Opcode::RC_WRITE_ONLY);
+}
+
 /// A client's first atomic on a word has a key that the server refuses.
 #[test]
 fn a_key_that_is_refused_does_not_keep_a_word_from_others() {
