@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run build demo-p4ce test lint e2e soak bench fuzz doctor clean
+.PHONY: help run build demo-p4ce demo-swordbox test lint e2e soak bench fuzz doctor clean
 
 CARGO ?= cargo
 PROGRAM := target/release/understudy
@@ -18,6 +18,9 @@ run: build ## install what is missing, build, and play captured RoCEv2 traffic t
 demo-p4ce: build ## consensus with and without the P4CE switch, and what it costs when something is killed; a minute (QUICK=1: half)
 	@scripts/deps.sh demo
 	scripts/demo-p4ce.py --understudy $(PROGRAM) $(if $(QUICK),--quick)
+
+demo-swordbox: build ## contended locks with Swordbox and without, side by side (simulated); half a minute (QUICK=1: a few seconds)
+	$(PROGRAM) demo swordbox $(if $(QUICK),--quick)
 
 build: ## build the program (target/release/understudy)
 	@scripts/deps.sh build
@@ -54,6 +57,7 @@ bench: build ## forwarding and replicating against dpdk-testpmd; the costs of pa
 	$(PROGRAM) bench peers
 	$(PROGRAM) bench p4ce
 	$(PROGRAM) bench consensus
+	$(PROGRAM) bench swordbox
 	$(CARGO) bench --locked -p understudy-tests
 
 fuzz: ## fuzz for long: make fuzz TARGET=classify SECONDS=600

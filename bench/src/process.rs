@@ -86,21 +86,22 @@ pub(crate) fn measure(
     let child = program.command.stdin(Stdio::piped()).stdout(file.try_clone()?).stderr(file).spawn();
     let mut running = Running(child.map_err(|error| failed(format!("cannot be started: {error}")))?);
     let began = now();
-    let mut telemetry = loop {
+    let (mut telemetry, thread) = loop {
         if let Some(status) = running.0.try_wait()? {
             return Err(failed(format!("ended by itself with {status}")));
         }
         if now().duration_since(began) > START_LIMIT {
-            return Err(failed("handled no frames".into()));
+            let threads = program.thread_names.join(" or ");
+            return Err(failed(format!("handled no frames in a thread called {threads}")));
         }
         sleep(Duration::from_millis(50));
         let Ok(mut telemetry) = Telemetry::connect(&program.file_prefix) else { continue };
-        if telemetry.frames(counts).is_ok_and(|frames| frames > 1000) {
-            break telemetry;
+        // A port that plays a capture counts the frames that it reads beforehand, too.
+        let thread = thread_of(running.0.id(), program.thread_names);
+        if let (Some(thread), true) = (thread, telemetry.frames(counts).is_ok_and(|frames| frames > 1000)) {
+            break (telemetry, thread);
         }
     };
-    let thread = thread_of(running.0.id(), program.thread_names)
-        .ok_or_else(|| failed(format!("no thread is called {}", program.thread_names.join(" or "))))?;
     sleep(WARM_UP);
     let (frames, on_cpu, at) = (telemetry.frames(counts)?, on_cpu_nanos(&thread)?, now());
     sleep(length);

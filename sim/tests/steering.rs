@@ -11,7 +11,7 @@ use switch::{Chance, Nanos, Share};
 use swordbox::clients::clover::{Layout, Options, Store, Tails};
 use swordbox::clients::{Start, Stopped, Thread};
 use swordbox::steering::{ListsConfig, Structure};
-use swordbox::{Control, Layers};
+use swordbox::{Control, Layers, Table};
 
 const INDEX_VA: u64 = 0x1000_0000;
 const NODES_VA: u64 = 0x7000_0000_0000;
@@ -157,6 +157,16 @@ fn drawn(seed: u64, may_fail: bool) -> (Drawn, Chance) {
         hot: chance.between(1, 3) as u32,
         ..ListsConfig::new(layout, nodes)
     };
+    // Words of the index, and those that are wanted most, may take shared connections.
+    let lanes = chance.below(4) == 0;
+    let layers = if lanes { Layers { remap: true, cas_to_write: true, ..layers } } else { layers };
+    let mut plain = config(machines, layers, vec![Structure::Lists(lists)]);
+    if lanes {
+        let range = INDEX_VA..INDEX_VA + 8;
+        plain.servers[0].tables = vec![Table { rkey: None, range, stride: 8, writable: true }];
+        plain.servers[0].detect = [0, 2, 8][chance.below(3) as usize];
+        plain.settle = Nanos::from_micros(if may_fail { 100 } else { 60 });
+    }
     let box_config = swordbox::Config {
         // Now and then there is no room for all connections: others pass untouched.
         connections: if chance.below(6) == 0 { chance.between(1, 4) as usize } else { 256 },
@@ -165,7 +175,7 @@ fn drawn(seed: u64, may_fail: bool) -> (Drawn, Chance) {
         replay_after: Nanos::from_micros(chance.between(20, 100)),
         // A connection that waits in vain ends: not where none may.
         dead_after: Nanos::from_micros(if may_fail { chance.between(300, 8_000) } else { 2_000_000 }),
-        ..config(machines, layers, vec![Structure::Lists(lists)])
+        ..plain
     };
     (Drawn { rack, work, box_config }, chance)
 }

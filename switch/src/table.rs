@@ -137,6 +137,19 @@ impl<K: Key> Index<K> {
         self.find(key, key.hash()).map(|(id, _)| id)
     }
 
+    /// The id that stands where the search for `key` begins: most often its own, if it has one. To fetch what belongs to it
+    /// before it is needed.
+    #[inline]
+    pub fn likely(&self, key: &K) -> u32 {
+        self.slots[self.home(key.hash())].id
+    }
+
+    /// Where the key that has `id` lies, if one has.
+    #[inline]
+    pub fn place_of(&self, id: u32) -> *const u8 {
+        self.keys.slots.as_ptr().wrapping_add(id as usize).cast()
+    }
+
     /// The id of `key` and the slot where it stands.
     #[inline]
     fn find(&self, key: &K, hash: u64) -> Option<(u32, usize)> {

@@ -5,7 +5,6 @@ use crate::function::{End, Swordbox};
 use rocev2::aeth::{Aeth, Credit, Syndrome};
 use rocev2::{Bth, Opcode, Packet, Psn};
 use switch::{Frame, NoRoom, Output, PortId};
-use zerocopy::IntoBytes;
 
 /// What a client is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,9 +37,7 @@ impl Swordbox {
     ) -> Result<PortId, NoRoom> {
         let flow = &self.flows[id as usize];
         let peer = self.ends[id as usize].peer;
-        let (Some(end), Some(key)) = (self.ends.get(peer as usize), self.index.key(peer)) else {
-            return Err(NoRoom);
-        };
+        let Some(end) = self.ends.get(peer as usize) else { return Err(NoRoom) };
         if end.headers.is_none() {
             return Err(NoRoom);
         }
@@ -51,10 +48,17 @@ impl Swordbox {
                 (Opcode::RC_ATOMIC_ACKNOWLEDGE, Syndrome::Ack(Credit(flow.credit)), Some(value.to_be_bytes()))
             }
         };
-        let bth = Bth::new(opcode, key.qpn(), psn);
-        let aeth = Aeth::new(syndrome, flow.msn);
-        let value = value.as_ref().map_or(&[][..], |value| &value[..]);
-        end.headers.build(frame, None, &bth, &[aeth.as_bytes(), value])?;
+        let bth = Bth::new(opcode, end.qpn, psn);
+        let aeth: [u8; Aeth::LEN] = zerocopy::transmute!(Aeth::new(syndrome, flow.msn));
+        match value {
+            Some(value) => {
+                let mut behind = [0; Aeth::LEN + 8];
+                behind[..Aeth::LEN].copy_from_slice(&aeth);
+                behind[Aeth::LEN..].copy_from_slice(&value);
+                end.headers.build(frame, None, &bth, &behind, &[])?;
+            }
+            None => end.headers.build(frame, None, &bth, &aeth, &[])?,
+        }
         Ok(end.port)
     }
 

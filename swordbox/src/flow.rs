@@ -74,67 +74,69 @@ const PROOFS: usize = 4;
 /// expects them on the client's own connection, which others may share.
 ///
 /// `acked <= sent <= next`: behind `acked` everything is done, from `sent` on requests wait here.
+///
+/// In the order of use: what every request on a shared connection needs lies in the first two cache lines.
 #[derive(Clone, Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "they are independent")]
+#[repr(C, align(64))]
 pub(crate) struct Flow {
     pub stage: Stage,
     /// Which of the servers they go to, if any
     pub server: u8,
     /// A request has been seen, or a handshake told where they begin
     pub begun: bool,
+    /// A message has begun that has not ended yet, on the own connection
+    pub in_message: bool,
+    /// Its connection is about to end: nobody else begins anything on it
+    pub leaving: bool,
+    /// The client has to be told to send again from `next`, as soon as all before is done
+    pub nak_due: bool,
+    /// It has been told
+    pub nak_sent: bool,
+    /// The credits that the server last told
+    pub credit: u8,
     pub acked: Psn,
-    /// Up to here the server has done everything on the own connection, though answers before it may be missing
-    pub heard: Psn,
     pub sent: Psn,
     pub next: Psn,
     /// The next PSN that the server expects on this connection
     pub own_next: Psn,
-    /// Server's PSN less client's, for what is under way on the own connection
-    pub delta: u32,
     /// Messages done, as the client counts them
     pub msn: Msn,
     /// Messages done, as the server counts them on this connection
     pub own_msn: Msn,
-    /// Server's MSN less client's, for what is under way on the own connection
-    pub msn_delta: u32,
-    /// The credits that the server last told
-    pub credit: u8,
     /// This connection's number among those that are shared, if it is
     pub lane: Id,
     /// The shared connection on which requests of this flow are under way; `NONE` for its own
     pub via: Id,
     /// How many are, if any
     pub shared: u32,
-    /// A message has begun that has not ended yet, on the own connection
-    pub in_message: bool,
-    /// A READ is the last request, and how many PSNs it takes is not known, for want of the path MTU: its length
-    pub unsure: Option<u32>,
-    /// Path MTU in bytes; 0 as long as it is not known
-    pub mtu: u16,
+    /// It waits for this shared connection
+    pub waits: Id,
+    /// The first and last frame that waits
+    pub held: [u32; 2],
+    /// Records among `records` whose response has not been seen
+    pub open: u32,
     /// READs and atomics outstanding on the own connection at once, the most so far
     pub most_reads: u8,
     /// READs and atomics that the server takes on this connection at once, as the connection manager told; 0 if it did not
     pub max_reads: u8,
-    /// Records among `records` whose response has not been seen
-    pub open: u32,
+    pub proofs: [Proof; PROOFS],
+    /// A READ is the last request, and how many PSNs it takes is not known, for want of the path MTU: its length
+    pub unsure: Option<u32>,
+    /// Path MTU in bytes; 0 as long as it is not known
+    pub mtu: u16,
     /// Both of its ends know that it is over
     pub over: bool,
-    /// Its connection is about to end: nobody else begins anything on it
-    pub leaving: bool,
-    /// The first and last frame that waits
-    pub held: [u32; 2],
-    /// It waits for this shared connection
-    pub waits: Id,
-    /// The next one that does
+    /// Up to here the server has done everything on the own connection, though answers before it may be missing
+    pub heard: Psn,
+    /// Server's PSN less client's, for what is under way on the own connection
+    pub delta: u32,
+    /// Server's MSN less client's, for what is under way on the own connection
+    pub msn_delta: u32,
+    /// The next one that waits for the same shared connection
     pub next_waiting: Id,
-    /// The client has to be told to send again from `next`, as soon as all before is done
-    pub nak_due: bool,
-    /// It has been told
-    pub nak_sent: bool,
     /// The server reads again what the client asked for again: requests from this PSN on are not answered before that is
     /// answered. And the last of them that was not, to notice when the client begins once more
     pub reading: Option<(Psn, Option<Psn>)>,
-    pub proofs: [Proof; PROOFS],
     /// A right that is proven as soon as everything before this PSN is done
     pub proving: Option<(Psn, Proof)>,
     /// The latest WRITE of several packets: the PSN of the first, and where it begins

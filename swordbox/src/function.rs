@@ -48,39 +48,46 @@ const IDLE: Nanos = Nanos::from_millis(10);
 /// No server
 pub(crate) const NO_SERVER: u8 = u8::MAX;
 
-/// One end of a connection: a queue pair.
+/// One end of a connection: a queue pair. What every packet needs lies in the first two cache lines.
 #[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
 pub(crate) struct End {
-    /// Headers of frames to it
-    pub headers: Headers,
-    /// Port through which they leave
-    pub port: PortId,
-    /// The other end, if it is known for sure
-    pub peer: Id,
+    /// The host that sends to it, as 128 bits
+    pub from: u128,
     /// When a frame to it was last seen
     pub seen: Nanos,
+    /// The other end, if it is known for sure
+    pub peer: Id,
+    /// Its number
+    pub qpn: Qpn,
+    /// Port through which frames to it leave
+    pub port: PortId,
+    /// Port through which the other end is reached, if it was told: the other end's `port`
+    pub came_on: Option<PortId>,
+    /// Headers of frames to it
+    pub headers: Headers,
     /// The end that it may belong to, by what was seen so far
     pub guess: Id,
     /// How often that was confirmed, the last time by this PSN
     pub confirmed: (u8, Psn),
     /// The newest PSN that an answer to it said is done, and messages done, as long as it is not known whose they are
     pub latest: Option<(Psn, Msn)>,
-    /// The host that sends to it, as 128 bits
-    pub from: u128,
     /// The next end between the same two hosts whose other end is not known
     pub next: Id,
 }
 
 impl End {
     const NEW: Self = Self {
-        headers: Headers::NONE,
-        port: PortId(0),
-        peer: NONE,
+        from: 0,
         seen: Nanos::ZERO,
+        peer: NONE,
+        qpn: Qpn::new(0),
+        port: PortId(0),
+        came_on: None,
+        headers: Headers::NONE,
         guess: NONE,
         confirmed: (0, Psn::ZERO),
         latest: None,
-        from: 0,
         next: NONE,
     };
 }
@@ -114,6 +121,10 @@ pub struct Swordbox {
     pub(crate) layers: Layers,
     pub(crate) tick: Nanos,
     pub(crate) aged: Id,
+    /// Operations under way on all lanes
+    pub(crate) under_way: usize,
+    /// The servers' addresses, as 128 bits
+    pub(crate) hosts: Box<[u128]>,
 }
 
 pub(crate) const NO_RECORD: Record = Record {
@@ -222,6 +233,8 @@ impl Swordbox {
             layers: config.layers,
             tick: Nanos::ZERO,
             aged: 0,
+            under_way: 0,
+            hosts: config.servers.iter().map(|server| bits_of(server.host)).collect(),
             config,
         }
     }
@@ -244,7 +257,7 @@ impl Swordbox {
 
     /// The server that has this address
     pub(crate) fn server_of(&self, host: u128) -> u8 {
-        let found = self.config.servers.iter().position(|server| bits_of(server.host) == host);
+        let found = self.hosts.iter().position(|own| *own == host);
         found.map_or(NO_SERVER, |at| at as u8)
     }
 
@@ -270,7 +283,7 @@ impl Swordbox {
     pub(crate) fn add_end(&mut self, key: HostQp) -> Option<Id> {
         let Ok(id) = self.index.get_or_insert(key) else { return None };
         let server = self.server_of(bits_of(key.host()));
-        crate::lines::put(&mut self.ends, id, End::NEW, End::NEW);
+        crate::lines::put(&mut self.ends, id, End { qpn: key.qpn(), ..End::NEW }, End::NEW);
         crate::lines::put(&mut self.flows, id, Flow::new(server), Flow::new(server));
         let records = (id as usize + 1) * self.config.rd_atomic;
         if self.records.len() < records {
@@ -370,6 +383,11 @@ impl Function for Swordbox {
         }
     }
 
+    #[inline]
+    fn foresee(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
+        self.look_ahead(frame.bytes(), fetch);
+    }
+
     fn on_timer<O: Output>(&mut self, now: Nanos, out: &mut O) {
         if self.forward.next_timer().is_some_and(|at| at <= now) {
             self.forward.on_timer(now, out);
@@ -448,9 +466,7 @@ impl Swordbox {
 
     /// When there is something to look after again
     fn interval(&self) -> Nanos {
-        let busy = self.held.len() > 0
-            || self.lanes.iter().any(|lane| lane.under_way > 0)
-            || !self.steering.is_quiet();
+        let busy = self.held.len() > 0 || self.under_way > 0 || !self.steering.is_quiet();
         if busy { Nanos((self.config.replay_after.0 / 2).max(1)) } else { IDLE }
     }
 }

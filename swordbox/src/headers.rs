@@ -1,5 +1,6 @@
 //! The headers that frames to an end of a connection have, from Ethernet to UDP, and frames made with them.
 
+use rocev2::checksum::Sum;
 use rocev2::ethernet::{Ethernet, VlanTag};
 use rocev2::ipv4::Ipv4;
 use rocev2::ipv6::Ipv6;
@@ -18,6 +19,8 @@ pub(crate) struct Headers {
     len: u8,
     l3: u8,
     v6: bool,
+    /// IPv4: the header's checksum as it would be without length and TOS, not inverted
+    sum: u16,
     /// Path migration state and version, and the partition key: a queue pair drops what has others
     bth: [u8; 3],
     bytes: [u8; MAX],
@@ -40,7 +43,7 @@ impl Class8 {
 
 impl Headers {
     /// None: nothing has been seen yet.
-    pub(crate) const NONE: Self = Self { len: 0, l3: 0, v6: false, bth: [0; 3], bytes: [0; MAX] };
+    pub(crate) const NONE: Self = Self { len: 0, l3: 0, v6: false, sum: 0, bth: [0; 3], bytes: [0; MAX] };
 
     /// Those of `packet`; `None` if it has IP options or extension headers.
     #[inline]
@@ -53,8 +56,18 @@ impl Headers {
         }
         let [flags, high, low]: [u8; 3] = *packet.bytes()[len + 1..].first_chunk()?;
         let bth = [flags & KEPT, high, low];
-        let mut headers = Self { len: len as u8, l3: l3 as u8, v6, bth, bytes: [0; MAX] };
+        let mut headers = Self { len: len as u8, l3: l3 as u8, v6, sum: 0, bth, bytes: [0; MAX] };
         headers.bytes[..len].copy_from_slice(&packet.bytes()[..len]);
+        // There is no UDP checksum.
+        headers.bytes[len - 2..len].fill(0);
+        if !v6 {
+            let mut ip = [0; Ipv4::LEN];
+            ip.copy_from_slice(&headers.bytes[l3..l3 + Ipv4::LEN]);
+            for at in [1, 2, 3, 10, 11] {
+                ip[at] = 0;
+            }
+            headers.sum = Sum::default().add(&ip).folded();
+        }
         Some(headers)
     }
 
@@ -92,51 +105,73 @@ impl Headers {
         self.len as usize + Bth::LEN + behind + ICRC_LEN
     }
 
-    /// Makes `frame` one with these headers, `bth` and what comes behind it, of a length that is a multiple of four, with
-    /// this traffic class if one is given, and with right checksums and ICRC (no UDP checksum).
-    pub(crate) fn build<F: Frame>(
+    /// Makes `frame` one with these headers, `bth`, what comes behind it and a payload, of lengths that are multiples of
+    /// four, with this traffic class if one is given, and with right checksums and ICRC (no UDP checksum).
+    #[inline]
+    pub(crate) fn build<F: Frame, const N: usize>(
         &self,
         frame: &mut F,
         class: Option<Class8>,
         bth: &Bth,
-        behind: &[&[u8]],
+        behind: &[u8; N],
+        payload: &[u8],
     ) -> Result<(), NoRoom> {
-        let body: usize = behind.iter().map(|part| part.len()).sum();
-        debug_assert!(body.is_multiple_of(4), "{body} bytes behind the BTH");
-        let (l3, head, len) = (usize::from(self.l3), usize::from(self.len), self.frame_len(body));
-        frame.resize(len)?;
-        let bytes = frame.bytes_mut();
+        /// Where the BTH of most packets begins
+        const PLAIN: usize = Ethernet::LEN + Ipv4::LEN + Udp::LEN;
+        debug_assert!((N + payload.len()).is_multiple_of(4), "behind the BTH");
+        frame.resize(self.frame_len(N + payload.len()))?;
+        // With constants for most packets
+        if !self.v6 && usize::from(self.len) == PLAIN {
+            self.write(frame.bytes_mut(), (Ethernet::LEN, PLAIN, false), class, bth, behind, payload);
+        } else {
+            let shape = (usize::from(self.l3), usize::from(self.len), self.v6);
+            self.write(frame.bytes_mut(), shape, class, bth, behind, payload);
+        }
+        debug_assert!(matches!(classify(frame.bytes()), Class::Roce(_)), "a packet");
+        Ok(())
+    }
+
+    #[expect(clippy::inline_always, reason = "its callers know the shape")]
+    #[inline(always)]
+    fn write<const N: usize>(
+        &self,
+        bytes: &mut [u8],
+        (l3, head, v6): (usize, usize, bool),
+        class: Option<Class8>,
+        bth: &Bth,
+        behind: &[u8; N],
+        payload: &[u8],
+    ) {
+        let len = head + Bth::LEN + N + payload.len() + ICRC_LEN;
+        let bytes = &mut bytes[..len];
         bytes[..head].copy_from_slice(&self.bytes[..head]);
         let udp_len = (len - head + Udp::LEN) as u16;
-        if self.v6 {
+        if v6 {
             bytes[l3 + 4..l3 + 6].copy_from_slice(&udp_len.to_be_bytes());
             if let Some(Class8(class)) = class {
                 bytes[l3] = bytes[l3] & 0xf0 | class >> 4;
                 bytes[l3 + 1] = bytes[l3 + 1] & 0x0f | class << 4;
             }
         } else {
-            bytes[l3 + 2..l3 + 4].copy_from_slice(&(udp_len + Ipv4::LEN as u16).to_be_bytes());
-            if let Some(Class8(class)) = class {
-                bytes[l3 + 1] = class;
-            }
-            bytes[l3 + 10..l3 + 12].fill(0);
-            let sum = rocev2::checksum::Sum::default().add(&bytes[l3..l3 + Ipv4::LEN]).checksum();
-            bytes[l3 + 10..l3 + 12].copy_from_slice(&sum.to_be_bytes());
+            let ip_len = udp_len + Ipv4::LEN as u16;
+            let class = class.map_or(self.bytes[l3 + 1], |Class8(class)| class);
+            let words = u32::from(self.sum) + u32::from(ip_len) + u32::from(class);
+            bytes[l3 + 1] = class;
+            bytes[l3 + 2..l3 + 4].copy_from_slice(&ip_len.to_be_bytes());
+            bytes[l3 + 10..l3 + 12].copy_from_slice(&Sum::default().add_word(words).checksum().to_be_bytes());
         }
         bytes[head - 4..head - 2].copy_from_slice(&udp_len.to_be_bytes());
-        bytes[head - 2..head].fill(0);
-        bytes[head..head + Bth::LEN].copy_from_slice(bth.as_bytes());
+        let at = head + Bth::LEN;
+        bytes[head..at].copy_from_slice(bth.as_bytes());
         let [flags, key @ ..] = self.bth;
         bytes[head + 1] = bytes[head + 1] & !KEPT | flags;
         bytes[head + 2..head + 4].copy_from_slice(&key);
-        let mut at = head + Bth::LEN;
-        for part in behind {
-            bytes[at..at + part.len()].copy_from_slice(part);
-            at += part.len();
+        bytes[at..at + N].copy_from_slice(behind);
+        let icrc = at + N + payload.len();
+        if !payload.is_empty() {
+            bytes[at + N..icrc].copy_from_slice(payload);
         }
-        let crc = icrc::compute_for(&bytes[l3..at], self.v6, head - Udp::LEN - l3);
-        bytes[at..at + ICRC_LEN].copy_from_slice(&crc.to_le_bytes());
-        debug_assert!(matches!(classify(bytes), Class::Roce(_)), "a packet");
-        Ok(())
+        let crc = icrc::compute_for(&bytes[l3..icrc], v6, head - Udp::LEN - l3);
+        bytes[icrc..].copy_from_slice(&crc.to_le_bytes());
     }
 }

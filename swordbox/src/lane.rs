@@ -8,24 +8,27 @@ use switch::Nanos;
 /// Bytes of the longest WRITE that goes on a lane
 pub(crate) const LONGEST_WRITE: usize = 64;
 
-/// An operation under way.
+/// An operation under way. All but what is written lies in one cache line.
 #[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
 pub(crate) struct Entry {
+    pub what: Under,
     /// Whose it is
     pub flow: Id,
+    /// The end that its answer goes to
+    pub to: Id,
     /// What its client knows it by
     pub psn: Psn,
-    pub what: Under,
-    /// The client wants to hear of it
-    pub ack_req: bool,
     /// Its line
     pub line: Id,
     /// Detours to the line when it was sent
     pub detours: u32,
-    /// What it tells of the word's value may be learnt
-    pub teaches: bool,
     pub va: u64,
     pub rkey: u32,
+    /// What it tells of the word's value may be learnt
+    pub teaches: bool,
+    /// The client wants to hear of it
+    pub ack_req: bool,
     /// Bytes of a WRITE
     pub len: u8,
     pub class: u8,
@@ -89,6 +92,7 @@ pub(crate) struct Lane {
 
 const NOTHING: Entry = Entry {
     flow: NONE,
+    to: NONE,
     psn: Psn::ZERO,
     what: Under::Write,
     ack_req: false,
@@ -147,6 +151,7 @@ impl Lane {
         self.under_way as usize == self.entries.len()
     }
 
+    /// What is kept of `psn`
     #[inline]
     pub(crate) fn entry(&self, psn: Psn) -> &Entry {
         &self.entries[psn.get() as usize & (self.entries.len() - 1)]

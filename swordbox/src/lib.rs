@@ -15,6 +15,7 @@ pub mod config;
 pub mod control;
 mod counters;
 mod flow;
+mod foresee;
 mod function;
 mod headers;
 mod held;

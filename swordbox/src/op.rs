@@ -81,7 +81,9 @@ impl Op {
 /// The memory that a request names: where it begins, its key and its length.
 #[inline]
 pub(crate) fn memory_of(packet: &Packet<'_>) -> Option<(u64, u32, u32)> {
-    if let Some(atomic) = packet.atomic() {
+    if matches!(Op::of(packet.layout().opcode()).kind, Kind::Atomic)
+        && let Some(atomic) = packet.atomic()
+    {
         return Some((atomic.va.get(), atomic.rkey.get(), 8));
     }
     packet.reth().map(|reth| (reth.va.get(), reth.rkey.get(), reth.len.get()))

@@ -259,6 +259,9 @@ impl Swordbox {
         self.ends[to_server as usize].peer = to_client;
         self.ends[to_client as usize].peer = to_server;
         for id in [to_server, to_client] {
+            self.ends[id as usize].came_on = None;
+        }
+        for id in [to_server, to_client] {
             let flow = &mut self.flows[id as usize];
             if flow.stage == Stage::Unpaired && flow.server != NO_SERVER {
                 flow.stage = stage;

@@ -141,7 +141,8 @@ impl Swordbox {
             end.refresh(packet);
         }
         let peer = end.peer;
-        if peer != NONE {
+        if peer != NONE && end.came_on != Some(port) {
+            end.came_on = Some(port);
             self.ends[peer as usize].port = port;
         }
     }
@@ -435,7 +436,7 @@ impl Swordbox {
     ) -> Done {
         let packet = Packet::new(frame.bytes(), layout);
         match self.way_of(id, &packet, op, now) {
-            Way::Lane(lane, line) => self.share(id, lane, line, frame, layout, now, out),
+            Way::Lane(lane, line, known) => self.share(id, (lane, line, known), frame, layout, now, out),
             Way::Own => self.take_own(id, frame, layout, op, now),
             Way::Wait(lane) => Done::Wait(lane),
         }
@@ -541,6 +542,9 @@ impl Swordbox {
             }
             let own = psn.add(self.flows[id as usize].delta);
             let by = record.filter(|_| is_read || op.kind == Kind::Atomic).map_or(0, |record| record.steered);
+            if self.detour_steered(server, &packet, by, now).is_err() {
+                return Verdict::Drop(DropReason::Delayed);
+            }
             rewrite_request(frame, layout, own, op.ends, by);
             return self.forward.route(frame, port, now, out);
         }
@@ -589,10 +593,12 @@ impl Swordbox {
         let packet = Packet::new(frame.bytes(), layout);
         let op = Op::of(layout.opcode());
         match self.way_of(id, &packet, op, now) {
-            Way::Lane(lane, line) => match self.share(id, lane, line, frame, layout, now, out) {
-                Done::Sent(port) | Done::Answered(port) => Verdict::Forward(port),
-                _ => Verdict::Consume,
-            },
+            Way::Lane(lane, line, known) => {
+                match self.share(id, (lane, line, known), frame, layout, now, out) {
+                    Done::Sent(port) | Done::Answered(port) => Verdict::Forward(port),
+                    _ => Verdict::Consume,
+                }
+            }
             _ => Verdict::Drop(DropReason::Repeated),
         }
     }

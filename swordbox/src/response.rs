@@ -22,7 +22,8 @@ impl Swordbox {
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
         let from = source_of(&packet);
-        if self.server_of(from) == NO_SERVER {
+        let server = self.server_of(from);
+        if server == NO_SERVER {
             return self.forward.route(frame, port, now, out);
         }
         // To the client's end
@@ -50,11 +51,15 @@ impl Swordbox {
             self.guess(to, &packet, from, port);
             return self.forward.route(frame, port, now, out);
         }
-        if !self.is_server_of(id, from) {
+        if self.flows[id as usize].server != server {
             self.counters.spoofed.add(1);
             return Verdict::Drop(DropReason::WrongSource);
         }
-        self.ends[id as usize].port = port;
+        let end = &mut self.ends[to as usize];
+        if end.came_on != Some(port) {
+            end.came_on = Some(port);
+            self.ends[id as usize].port = port;
+        }
         let flow = &self.flows[id as usize];
         // What others have under way there has nothing to do with what became of the owner's own.
         if flow.stage == Stage::Ended && flow.lane == NONE {
@@ -109,11 +114,6 @@ impl Swordbox {
             self.pump_lane(lane, now, out);
         }
         self.pump(id, now, out);
-    }
-
-    fn is_server_of(&self, id: Id, from: u128) -> bool {
-        let server = self.config.servers.get(usize::from(self.flows[id as usize].server));
-        server.is_some_and(|server| crate::function::bits_of(server.host) == from)
     }
 
     /// A response on a client's own connection: it may have to wait.
@@ -477,7 +477,7 @@ impl Swordbox {
             let Ok(mut copy) = out.make(0) else { return };
             let mut bth = *packet.bth();
             bth.set_dest_qp(key.qpn());
-            if end.headers.build(&mut copy, None, &bth, &[&[0; 16]]).is_ok() {
+            if end.headers.build(&mut copy, None, &bth, &[0; 16], &[]).is_ok() {
                 self.counters.cnps.add(1);
                 _ = out.send(copy, end.port);
             }

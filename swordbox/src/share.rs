@@ -10,6 +10,7 @@ use crate::lines::{in_one_line, offset_of, word_of};
 use crate::op::{Kind, Op, memory_of, outcome};
 use crate::request::Done;
 use crate::{Id, NONE};
+use rocev2::atomic::AtomicEth;
 use rocev2::reth::Reth;
 use rocev2::{Bth, Layout, Opcode, Packet, Psn};
 use switch::{Frame, Nanos, NoRoom, Output, PortId};
@@ -18,8 +19,8 @@ use zerocopy::{FromBytes, IntoBytes};
 /// Which way a request goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// This lane; it touches this line
-    Lane(Id, Id),
+    /// This lane; it touches this line. With what the word holds if it is decided here
+    Lane(Id, Id, Option<u64>),
     /// The client's own connection
     Own,
     /// None yet: it waits for this lane, or for the client's own requests
@@ -95,6 +96,10 @@ impl Swordbox {
             self.counters.misplaced.add(1);
         }
         let detect = declared.detect;
+        if detect > 0 && self.is_steering() && self.steering.at(server, wish.va).is_some() {
+            // A node is appended to once; and an answer that waits would keep a lane from those that it waits for.
+            return false;
+        }
         detect > 0 && self.sketch.add(wish.va ^ u64::from(wish.rkey) << 32) >= detect
     }
 
@@ -146,8 +151,8 @@ impl Swordbox {
         if wish.rights == right::WRITE && !writes {
             return Way::Own;
         }
-        let decided =
-            wish.atomic && self.layers.cas_to_write && writes && own.value(word_of(wish.va)).is_some();
+        let known = own.value(word_of(wish.va));
+        let known = known.filter(|_| wish.atomic && self.layers.cas_to_write && writes);
         let flow = &self.flows[id as usize];
         let busy = if flow.shared > 0 { flow.via != lane } else { !flow.is_quiet() };
         if busy {
@@ -155,7 +160,7 @@ impl Swordbox {
         }
         let there = &self.lanes[lane as usize];
         let owner = &self.flows[there.owner as usize];
-        let undecided = wish.atomic && !decided;
+        let undecided = wish.atomic && known.is_none();
         if there.is_full()
             || (there.owner != id
                 && (owner.is_private()
@@ -166,7 +171,7 @@ impl Swordbox {
         {
             return Way::Wait(lane);
         }
-        Way::Lane(lane, line)
+        Way::Lane(lane, line, known)
     }
 
     /// Whether what is decided may be written there on a lane.
@@ -218,23 +223,35 @@ impl Swordbox {
         self.counters.lanes.add(1);
     }
 
-    /// A request leaves on a lane.
+    /// A request leaves on a lane; with what its word holds, if it is an atomic and that is known.
     #[allow(clippy::too_many_arguments, reason = "a frame and what is known of it")]
     pub(crate) fn share<O: Output>(
         &mut self,
         id: Id,
-        lane: Id,
-        line: Id,
+        (lane, line, known): (Id, Id, Option<u64>),
         frame: &mut O::Frame,
         layout: Layout,
         now: Nanos,
         _out: &mut O,
     ) -> Done {
         let packet = Packet::new(frame.bytes(), layout);
-        let Some(mut entry) = self.entry_of(id, lane, line, &packet, now) else { return Done::Wait(lane) };
-        let psn = entry.psn;
-        if let Under::Decided(found) = entry.what
-            && self.can_answer(id, line, &entry, found)
+        let Some((va, rkey, _)) = memory_of(&packet) else { return Done::Wait(lane) };
+        let (bth, opcode) = (packet.bth(), layout.opcode());
+        let psn = bth.psn();
+        // What it is to the server, and what it leaves in its word if that is known
+        let (what, left) = match (packet.atomic(), known) {
+            (Some(atomic), known) => {
+                let (swap, compare) = (atomic.swap_or_add.get(), atomic.compare.get());
+                match known {
+                    Some(found) => (Under::Decided(found), outcome(opcode, swap, compare, found)),
+                    None => (Under::Atomic(opcode, swap, compare), 0),
+                }
+            }
+            (None, _) => (Under::Write, 0),
+        };
+        if let Under::Decided(found) = what
+            && found == left
+            && self.can_answer(id, line)
         {
             self.counters.answered.add(1);
             return self.answer_at_once(id, frame, psn, found);
@@ -250,30 +267,46 @@ impl Swordbox {
             there.timed = Some((server_psn, now));
         }
         there.under_way += 1;
-        there.atomics += u32::from(entry.what.is_atomic());
+        self.under_way += 1;
+        there.atomics += u32::from(what.is_atomic());
         let own = self.lines.get_mut(line);
         own.under_way += 1;
+        // In place: this is most of what is written for a request.
+        let entry = there.entry_mut(server_psn);
+        entry.what = what;
+        entry.flow = id;
+        entry.to = self.ends[id as usize].peer;
+        entry.psn = psn;
+        entry.line = line;
         entry.detours = own.detours;
+        entry.va = va;
+        entry.rkey = rkey;
         entry.teaches = now >= own.quiet_until;
-        let word = word_of(entry.va);
-        match entry.what {
-            Under::Decided(found) => {
+        entry.ack_req = bth.ack_req() || what != Under::Write;
+        entry.class = Class8::of(&packet).0;
+        entry.flags = bth.as_bytes().first_chunk().copied().unwrap_or_default();
+        entry.len = 8;
+        let word = word_of(va);
+        match what {
+            Under::Decided(_) => {
                 own.decided += 1;
-                let left = u64::from_le_bytes(*entry.payload.first_chunk().unwrap_or(&[0; 8]));
                 own.set(word, left);
-                debug_assert!(found == left || own.value(word).is_some());
+                entry.payload[..8].copy_from_slice(&left.to_le_bytes());
                 self.counters.decided.add(1);
             }
             Under::Write => {
-                let learn = entry.teaches;
-                let bytes = entry.payload;
-                own.write(offset_of(entry.va), &bytes[..usize::from(entry.len)], learn);
+                let bytes = packet.payload();
+                let len = bytes.len().min(LONGEST_WRITE);
+                entry.len = len as u8;
+                // What pads it is zero.
+                entry.payload[len & !3..len.next_multiple_of(4)].fill(0);
+                entry.payload[..len].copy_from_slice(&bytes[..len]);
+                own.write(offset_of(va), &bytes[..len], entry.teaches);
             }
             // What it leaves behind is known when it is answered.
             Under::Atomic(..) => own.forget(word),
         }
         self.counters.remapped.add(1);
-        *self.lanes[lane as usize].entry_mut(server_psn) = entry;
         self.flows[owner as usize].own_next = server_psn.add(1);
         let flow = &mut self.flows[id as usize];
         flow.via = lane;
@@ -289,51 +322,9 @@ impl Swordbox {
         }
     }
 
-    /// What goes on the lane for a request.
-    fn entry_of(&self, id: Id, lane: Id, line: Id, packet: &Packet<'_>, _now: Nanos) -> Option<Entry> {
-        let (va, rkey, _) = memory_of(packet)?;
-        let bth = packet.bth();
-        let opcode = bth.opcode();
-        let mut payload = [0; LONGEST_WRITE];
-        let mut len = 8;
-        let what = if let Some(atomic) = packet.atomic() {
-            let (swap, compare) = (atomic.swap_or_add.get(), atomic.compare.get());
-            let decided = self.layers.cas_to_write && self.may_write(lane, va, rkey);
-            match self.lines.get(line).value(word_of(va)).filter(|_| decided) {
-                Some(found) => {
-                    payload[..8].copy_from_slice(&outcome(opcode, swap, compare, found).to_le_bytes());
-                    Under::Decided(found)
-                }
-                None => Under::Atomic(opcode, swap, compare),
-            }
-        } else {
-            let bytes = packet.payload();
-            payload.get_mut(..bytes.len())?.copy_from_slice(bytes);
-            len = bytes.len();
-            Under::Write
-        };
-        let flags = *bth.as_bytes().first_chunk()?;
-        Some(Entry {
-            flow: id,
-            psn: bth.psn(),
-            what,
-            ack_req: bth.ack_req() || !matches!(what, Under::Write),
-            line,
-            detours: 0,
-            teaches: false,
-            va,
-            rkey,
-            len: len as u8,
-            class: Class8::of(packet).0,
-            flags,
-            payload,
-        })
-    }
-
     /// Whether an atomic that changes nothing can be answered without the server: nothing that it depends on is under way.
-    fn can_answer(&self, id: Id, line: Id, entry: &Entry, found: u64) -> bool {
+    fn can_answer(&self, id: Id, line: Id) -> bool {
         self.config.failed_cas == FailedCas::Answer
-            && entry.payload.first_chunk() == Some(&found.to_le_bytes())
             && self.lines.get(line).under_way == 0
             && self.flows[id as usize].is_quiet()
     }
@@ -358,11 +349,10 @@ impl Swordbox {
         let lane = &self.lanes[lane as usize];
         let entry = lane.entry(psn);
         let end = &self.ends[lane.owner as usize];
-        let Some(key) = self.index.key(lane.owner) else { return Err(NoRoom) };
         let mut bytes = [0; Bth::LEN];
         bytes[..4].copy_from_slice(&entry.flags);
         let Ok(bth) = Bth::mut_from_bytes(&mut bytes) else { return Err(NoRoom) };
-        bth.set_dest_qp(key.qpn());
+        bth.set_dest_qp(end.qpn);
         bth.set_psn(psn);
         bth.set_ack_req(true);
         bth.set_pad_count(0);
@@ -371,21 +361,25 @@ impl Swordbox {
         match entry.what {
             Under::Atomic(opcode, swap_or_add, compare) => {
                 bth.set_opcode(opcode);
-                let atomic = rocev2::atomic::AtomicEth {
-                    va,
-                    rkey,
-                    swap_or_add: swap_or_add.into(),
-                    compare: compare.into(),
-                };
-                end.headers.build(frame, class, bth, &[atomic.as_bytes()])?;
+                let atomic = AtomicEth { va, rkey, swap_or_add: swap_or_add.into(), compare: compare.into() };
+                let behind: [u8; AtomicEth::LEN] = zerocopy::transmute!(atomic);
+                end.headers.build(frame, class, bth, &behind, &[])?;
             }
-            Under::Write | Under::Decided(_) => {
+            Under::Decided(_) => {
+                bth.set_opcode(Opcode::RC_WRITE_ONLY);
+                let mut behind = [0; Reth::LEN + 8];
+                behind[..Reth::LEN].copy_from_slice(Reth { va, rkey, len: 8.into() }.as_bytes());
+                behind[Reth::LEN..].copy_from_slice(&entry.payload[..8]);
+                end.headers.build(frame, class, bth, &behind, &[])?;
+            }
+            Under::Write => {
                 bth.set_opcode(Opcode::RC_WRITE_ONLY);
                 let len = usize::from(entry.len);
                 bth.set_pad_count((len.wrapping_neg() % 4) as u8);
                 let reth = Reth { va, rkey, len: u32::from(entry.len).into() };
+                let behind: [u8; Reth::LEN] = zerocopy::transmute!(reth);
                 let payload = &entry.payload[..len.next_multiple_of(4)];
-                end.headers.build(frame, class, bth, &[reth.as_bytes(), payload])?;
+                end.headers.build(frame, class, bth, &behind, payload)?;
             }
         }
         Ok(end.port)
@@ -414,41 +408,44 @@ impl Swordbox {
     pub(crate) fn complete(&mut self, lane: Id, found: Option<u64>) -> Option<(Id, Psn, Answer)> {
         let there = &mut self.lanes[lane as usize];
         let psn = there.acked;
-        let entry = *there.entry(psn);
         there.acked = psn.add(1);
         there.under_way -= 1;
-        there.atomics -= u32::from(entry.what.is_atomic());
+        self.under_way -= 1;
+        // Not what is written, which is most of it.
+        let &Entry { what, flow: id, psn: known_as, line, ack_req, .. } = there.entry(psn);
+        there.atomics -= u32::from(what.is_atomic());
         let owner = there.owner;
         let owner = &mut self.flows[owner as usize];
         owner.own_msn = owner.own_msn.add(1);
-        let own = self.lines.get_mut(entry.line);
+        let own = self.lines.get_mut(line);
         own.under_way -= 1;
-        if let Under::Decided(_) = entry.what {
+        if let Under::Decided(_) = what {
             own.decided -= 1;
         }
-        if let (Under::Atomic(opcode, swap, compare), Some(found)) = (entry.what, found) {
+        if let (Under::Atomic(opcode, swap, compare), Some(found)) = (what, found) {
             let left = outcome(opcode, swap, compare, found);
+            let entry = *self.lanes[lane as usize].entry(psn);
             self.learn(lane, &entry, left);
         }
-        if entry.flow == NONE {
+        if id == NONE {
             return None;
         }
-        let flow = &mut self.flows[entry.flow as usize];
-        flow.acked = entry.psn.add(1);
+        let flow = &mut self.flows[id as usize];
+        flow.acked = known_as.add(1);
         flow.shared -= 1;
         flow.msn = flow.msn.add(1);
         if flow.shared == 0 && flow.is_quiet() && (flow.holds() || flow.nak_due) {
-            self.ready.push_back(entry.flow);
+            self.ready.push_back(id);
         }
-        let (what, value, answer) = match entry.what {
+        let (what, value, answer) = match what {
             Under::Write => {
-                return entry.ack_req.then_some((entry.flow, entry.psn, Answer::Ack));
+                return ack_req.then_some((id, known_as, Answer::Ack));
             }
             Under::Decided(found) => (What::Atomic, found, Answer::Atomic(found)),
             Under::Atomic(..) => (What::Atomic, found?, Answer::Atomic(found?)),
         };
-        self.record(entry.flow, Record { psn: entry.psn, count: 1, what, value, ..NO_RECORD });
-        Some((entry.flow, entry.psn, answer))
+        self.record(id, Record { psn: known_as, count: 1, what, value, ..NO_RECORD });
+        Some((id, known_as, answer))
     }
 
     /// An atomic left `value` in its word: what all that follows it on the lane will leave is known from that.
@@ -607,6 +604,7 @@ impl Swordbox {
     pub(crate) fn fail(&mut self, lane: Id) {
         let there = &mut self.lanes[lane as usize];
         let (owner, first, count) = (there.owner, there.acked, there.under_way);
+        self.under_way -= count as usize;
         there.owner = NONE;
         there.under_way = 0;
         there.atomics = 0;

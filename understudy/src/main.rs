@@ -32,9 +32,17 @@ enum Command {
     Check(check::Args),
     Decode(decode::DecodeArgs),
     Doctor(doctor::Args),
+    /// Show
+    #[command(subcommand)]
+    Demo(Demo),
     /// Measure
     #[command(subcommand)]
     Bench(Bench),
+}
+
+#[derive(Subcommand)]
+enum Demo {
+    Swordbox(bench::swordbox::simulated::DemoArgs),
 }
 
 #[derive(Subcommand)]
@@ -57,6 +65,7 @@ fn main() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Decode(args) => decode::run(&args),
         Command::Doctor(args) => doctor::run(&args),
+        Command::Demo(Demo::Swordbox(args)) => told(bench::swordbox::simulated::demo(&args)),
         Command::Bench(command) => bench(&command),
     }
 }
@@ -71,6 +80,10 @@ fn bench(command: &Bench) -> ExitCode {
         Bench::P4ceLoad(args) => run::p4ce_load(args),
         Bench::SwordboxLoad(args) => run::swordbox_load(args),
     });
+    told(done)
+}
+
+fn told(done: Result<(), miette::Report>) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(report) => {

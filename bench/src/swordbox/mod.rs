@@ -5,6 +5,7 @@
 
 pub mod load;
 mod rack;
+pub mod simulated;
 
 use crate::compare::{Bench, CompareArgs, Entry, Figures, Launch, Ratio, Room};
 use crate::process::{Counts, Program};
@@ -26,9 +27,13 @@ const FEW_FOR_LONG: Load = Load { connections: 1024, requests: 64, ..MANY };
 /// Operations that an acknowledgement covers
 const COVERED: [usize; 3] = [2, 8, 32];
 
-/// Compare sharing connections and resolving atomics with dpdk-testpmd (macswap), on one core
+/// Compare sharing connections and resolving atomics with dpdk-testpmd (macswap), on one core; and contended locks with
+/// Swordbox and without (simulated)
 #[derive(Args)]
 pub struct SwordboxArgs {
+    /// Only what is simulated
+    #[arg(long)]
+    simulated: bool,
     #[command(flatten)]
     compare: CompareArgs,
 }
@@ -65,6 +70,9 @@ impl LoadArgs {
 
 /// Runs the comparison and prints it. `understudy` is the program itself.
 pub fn run(args: &SwordboxArgs, understudy: &Path) -> Result<(), Report> {
+    if args.simulated {
+        return simulated::run(args.compare.json);
+    }
     let bench = Bench::new(&args.compare, understudy)?;
     let mut entries = Vec::new();
     for verb in [Verb::Write, Verb::Cas] {
@@ -77,7 +85,8 @@ pub fn run(args: &SwordboxArgs, understudy: &Path) -> Result<(), Report> {
     for load in [FEW_FOR_LONG, MANY].into_iter().chain(covering) {
         entries.push(entry(SWORDBOX, load, &capture(&bench, load)?, replaying(load)));
     }
-    bench.compare(&args.compare, &entries, ratios)
+    bench.compare(&args.compare, &entries, ratios)?;
+    simulated::run(args.compare.json)
 }
 
 fn capture(bench: &Bench, load: Load) -> Result<PathBuf, Report> {

@@ -12,13 +12,12 @@ use crate::{Id, NONE};
 use rocev2::atomic::AtomicEth;
 use rocev2::{Bth, Class, Opcode, Packet, Psn, classify};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
-use zerocopy::IntoBytes;
 
 /// Sending again takes twice as long each time, up to this often.
 const MOST_DOUBLED: u8 = 6;
 
 impl Swordbox {
-    fn is_steering(&self) -> bool {
+    pub(crate) fn is_steering(&self) -> bool {
         self.layers.steer_writes || self.layers.steer_reads
     }
 
@@ -291,8 +290,30 @@ impl Swordbox {
         }
     }
 
+    /// A request that was steered goes to the server again: what is known of the word there by now may not be true then.
+    pub(crate) fn detour_steered(
+        &mut self,
+        server: u8,
+        packet: &Packet<'_>,
+        by: u64,
+        now: Nanos,
+    ) -> Result<(), Id> {
+        match packet.atomic() {
+            Some(atomic) if by != 0 => {
+                let va = atomic.va.get().wrapping_add(by);
+                self.lines.detour(server, va, 8, now, self.config.settle)
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Sends a CAS again, as it was. If the server has executed it, it answers from its memory.
     fn mend<O: Output>(&mut self, at: Id, now: Nanos, out: &mut O) {
+        let Some(link) = self.steering.links.get(at) else { return };
+        if self.lines.detour(link.server, link.append.va, 8, now, self.config.settle).is_err() {
+            // Something that was decided there is under way: the next time
+            return;
+        }
         let Some(link) = self.steering.links.get_mut(at) else { return };
         link.sent = now;
         link.tries = link.tries.saturating_add(1);
@@ -307,7 +328,8 @@ impl Swordbox {
             swap_or_add: append.node.into(),
             compare: 0.into(),
         };
-        if end.headers.build(&mut frame, None, &bth, &[atomic.as_bytes()]).is_ok()
+        let behind: [u8; AtomicEth::LEN] = zerocopy::transmute!(atomic);
+        if end.headers.build(&mut frame, None, &bth, &behind, &[]).is_ok()
             && out.send(frame, end.port).is_ok()
         {
             self.counters.mended.add(1);

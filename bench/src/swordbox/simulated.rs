@@ -1,0 +1,279 @@
+//! What a Swordbox gains, in virtual time: locks that clients contend for, on a server whose atomics cost what the authors of
+//! the paper measured. The same numbers on any machine.
+
+use clap::Args;
+use comfy_table::{Cell, CellAlignment, Table as Text, presets};
+use miette::{IntoDiagnostic as _, Report, miette};
+use serde_json::{Value, json};
+use sim::Controlled;
+use sim::rack::costs::{LOCKS_LEN, LOCKS_VA, Run, locks};
+use sim::rack::{self, Outcome};
+use std::io::Write as _;
+use switch::Nanos;
+use switch::forward::Config as ForwardConfig;
+use swordbox::clients::Kind;
+use swordbox::clients::lock::Unlock;
+use swordbox::{Config, Connection, Control, Journal, Layers, Server, Swordbox, Table};
+
+/// Clients that contend for one lock
+const MANY: usize = 240;
+/// Longer than anything is on its way in this rack, whose round trips take microseconds
+const SETTLE: Nanos = Nanos::from_millis(1);
+
+/// What lies between clients and server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Between {
+    /// A switch that forwards
+    Forward,
+    /// A Swordbox that does this
+    Swordbox(Layers),
+}
+
+impl Between {
+    /// The layers, one on top of the other
+    pub const ALL: [Self; 4] = [
+        Self::Forward,
+        Self::Swordbox(Layers::PASS),
+        Self::Swordbox(Layers { remap: true, ..Layers::PASS }),
+        Self::Swordbox(Layers::CAS_TO_WRITE),
+    ];
+
+    /// What it is called
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Forward => "without",
+            Self::Swordbox(Layers { cas_to_write: true, .. }) => "CAS to WRITE",
+            Self::Swordbox(Layers { remap: true, .. }) => "remap",
+            Self::Swordbox(_) => "pass-through",
+        }
+    }
+}
+
+/// Everything is written down, and nothing is kept: there is no restart.
+struct Unkept;
+
+impl Journal for Unkept {
+    fn add(&mut self, _connection: Connection) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn remove(&mut self, _connection: Connection) {}
+}
+
+/// A Swordbox between the machines and the server of a rack.
+fn swordbox(machines: usize, layers: Layers) -> Controlled<Control> {
+    let table = Table { rkey: None, range: LOCKS_VA..LOCKS_VA + LOCKS_LEN as u64, stride: 8, writable: true };
+    let config = Config {
+        connections: 1024,
+        servers: vec![Server { tables: vec![table], ..Server::new(rack::ip(None)) }],
+        layers,
+        settle: SETTLE,
+        ..Config::new(ForwardConfig::bridge(machines as u16 + 1, 2 * machines + 2))
+    };
+    Controlled::new(move || Swordbox::new(config.clone()), |_| Control::new(Box::new(Unkept)))
+}
+
+/// Clients that take and release locks.
+#[derive(Clone, Copy, Debug)]
+pub struct Contention {
+    /// Clients, each with a connection
+    pub clients: usize,
+    /// Locks, all as likely
+    pub locks: usize,
+    /// Whether locks are in the memory of the server's NIC, whose atomics are faster
+    pub device: bool,
+    /// For so long it is measured
+    pub span: Nanos,
+}
+
+impl Contention {
+    /// All want one lock, for 5 ms.
+    pub const fn new(clients: usize, device: bool) -> Self {
+        Self { clients, locks: 1, device, span: Nanos::from_millis(5) }
+    }
+
+    /// What is done over a switch.
+    ///
+    /// # Errors
+    /// What went wrong with the run.
+    pub fn over(&self, between: Between) -> Result<Outcome, Report> {
+        // A Swordbox decides nothing before it is known that nothing is on its way past it (`settle`). And each client
+        // takes the lock once on its own connection, past it, to show that it may write.
+        let warm_up = SETTLE + SETTLE + Nanos::from_micros(200 * self.clients as u64);
+        let run = Run { device: self.device, warm_up, span: self.span, ..Run::new(self.clients) };
+        let outcome = match between {
+            Between::Forward => locks(&run, self.locks, 0.0, Unlock::Write, rack::forward(run.machines)),
+            Between::Swordbox(layers) => {
+                locks(&run, self.locks, 0.0, Unlock::Write, swordbox(run.machines, layers))
+            }
+        };
+        outcome.map_err(|error| miette!("{error}"))
+    }
+}
+
+fn row(contention: &Contention, between: Between, outcome: &Outcome) -> Value {
+    let lock = outcome.latency(Kind::Lock);
+    let us = |span: Nanos| rounded(span.0 as f64 / 1000.0, 1);
+    json!({
+        "memory": if contention.device { "NIC" } else { "host" },
+        "clients": contention.clients,
+        "locks": contention.locks,
+        "switch": between.name(),
+        "requests_per_s": requests_per_s(contention, outcome).round() as u64,
+        "locks_per_s": outcome.operations_per_s.round() as u64,
+        "cas_succeed_percent": rounded(100.0 * outcome.tally.cas_share(), 1),
+        "bytes_per_lock": outcome.bytes_per_operation.round() as u64,
+        "p50_us": us(lock.p50),
+        "p99_us": us(lock.p99),
+    })
+}
+
+/// Operations on locks, successful or not: what the server's NIC is the limit of
+fn requests_per_s(contention: &Contention, outcome: &Outcome) -> f64 {
+    outcome.tally.requests() as f64 * 1e9 / contention.span.0 as f64
+}
+
+fn rounded(value: f64, digits: i32) -> f64 {
+    let unit = 10f64.powi(digits);
+    (value * unit).round() / unit
+}
+
+/// Runs what is simulated and prints it.
+pub(super) fn run(as_json: bool) -> Result<(), Report> {
+    let mut layers = Vec::new();
+    let mut gains = Vec::new();
+    for device in [true, false] {
+        let contention = Contention::new(MANY, device);
+        let outcomes = Between::ALL.map(|between| contention.over(between));
+        let mut rates = Vec::new();
+        for (between, outcome) in Between::ALL.into_iter().zip(outcomes) {
+            let outcome = outcome?;
+            rates.push((requests_per_s(&contention, &outcome), outcome.operations_per_s));
+            layers.push(row(&contention, between, &outcome));
+        }
+        let gain = rates.last().zip(rates.first());
+        let (tries, taken) =
+            gain.map_or((0.0, 0.0), |(with, without)| (with.0 / without.0, with.1 / without.1));
+        gains.push((device, rounded(tries, 2), rounded(taken, 2)));
+    }
+    let mut scan = Vec::new();
+    let contentions = [1, 8, 16, 64, 128].map(|clients| Contention::new(clients, false)).into_iter();
+    let spread = [16, 1024].map(|locks| Contention { locks, ..Contention::new(64, false) });
+    for contention in contentions.chain(spread) {
+        for between in [Between::ALL[0], Between::ALL[3]] {
+            scan.push(row(&contention, between, &contention.over(between)?));
+        }
+    }
+    let mut out = std::io::stdout().lock();
+    if as_json {
+        let gains: Vec<_> = gains
+            .iter()
+            .map(|(device, tries, taken)| json!({ "device": device, "requests": tries, "locks": taken }))
+            .collect();
+        return writeln!(out, "{}", json!({ "layers": layers, "gains": gains, "scan": scan }))
+            .into_diagnostic();
+    }
+    let columns = [
+        "memory",
+        "clients",
+        "locks",
+        "switch",
+        "requests_per_s",
+        "locks_per_s",
+        "cas_succeed_percent",
+        "bytes_per_lock",
+        "p50_us",
+        "p99_us",
+    ];
+    writeln!(
+        out,
+        "\nLocks, with a server whose atomics cost what the paper measured (virtual time):\n{}",
+        table(&layers, &columns)
+    )
+    .into_diagnostic()?;
+    for (device, gain, taken) in gains {
+        let (what, goal) = if device { ("NIC", 2.4) } else { ("host", 5.5) };
+        let verdict = if gain >= goal { "reached" } else { "missed" };
+        writeln!(out, "{gain:.2}  operations on a lock a second with Swordbox / without, in the {what}'s memory (goal {goal}: {verdict}); taken: {taken:.2}")
+            .into_diagnostic()?;
+    }
+    writeln!(out, "\nMore and fewer clients and locks:\n{}", table(&scan, &columns)).into_diagnostic()
+}
+
+fn table(rows: &[Value], columns: &[&str]) -> String {
+    let mut table = Text::new();
+    table.load_style(presets::NOTHING);
+    let cell = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
+    table.set_header(columns.iter().map(|column| cell(column.replace('_', " "))));
+    for row in rows {
+        let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), Into::into);
+        table.add_row(columns.iter().map(|column| cell(text(&row[column]))));
+    }
+    table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
+}
+
+/// Show contended locks with Swordbox and without, side by side (simulated)
+#[derive(Args)]
+pub struct DemoArgs {
+    /// Half as long
+    #[arg(long)]
+    quick: bool,
+    /// Print a line of JSON for each run instead
+    #[arg(long)]
+    json: bool,
+}
+
+/// Shows it, a line as soon as it is known. Fails if Swordbox gains nothing where clients contend.
+///
+/// # Errors
+/// It gains nothing, or a run went wrong.
+pub fn demo(args: &DemoArgs) -> Result<(), Report> {
+    let clients: &[usize] = if args.quick { &[1, 16, 64] } else { &[1, 4, 16, 64, 240] };
+    let span = Nanos::from_millis(if args.quick { 2 } else { 5 });
+    let mut out = std::io::stdout().lock();
+    if !args.json {
+        writeln!(
+            out,
+            "Clients take and release one lock in a memory server, by CAS and WRITE, in virtual time. The server's NIC takes as\n\
+             long for them as the paper measured. For each number of clients: a switch that only forwards, and Swordbox.\n\n\
+             {:>7}  {:<12} {:>10} {:>12} {:>10} {:>9} {:>9}",
+            "clients", "switch", "locks/s", "CAS succeed", "bytes/lock", "p50 us", "p99 us"
+        )
+        .into_diagnostic()?;
+    }
+    let mut gained = Ok(());
+    for &clients in clients {
+        let contention = Contention { span, ..Contention::new(clients, false) };
+        let mut rates = Vec::new();
+        for between in [Between::ALL[0], Between::ALL[3]] {
+            let outcome = contention.over(between)?;
+            rates.push(outcome.operations_per_s);
+            let row = row(&contention, between, &outcome);
+            if args.json {
+                writeln!(out, "{row}").into_diagnostic()?;
+                continue;
+            }
+            let number = |key: &str| row[key].to_string();
+            let gain = match rates[..] {
+                [without, with] => format!("   {:.1} times", with / without),
+                _ => String::new(),
+            };
+            let name = if between == Between::Forward { "without" } else { "Swordbox" };
+            writeln!(
+                out,
+                "{clients:>7}  {name:<12} {:>10} {:>10} % {:>10} {:>9} {:>9}{gain}",
+                number("locks_per_s"),
+                number("cas_succeed_percent"),
+                number("bytes_per_lock"),
+                number("p50_us"),
+                number("p99_us")
+            )
+            .into_diagnostic()?;
+            out.flush().into_diagnostic()?;
+        }
+        if clients >= 64 && rates[1] < 2.0 * rates[0] {
+            gained = Err(miette!("{clients} clients get {:.0} locks/s, {:.0} without", rates[1], rates[0]));
+        }
+    }
+    gained
+}
