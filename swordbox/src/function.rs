@@ -17,7 +17,7 @@ use rocev2::ethernet::{Ethernet, VlanTag, ethertype};
 use rocev2::ipv6::Ipv6;
 use rocev2::udp::Udp;
 use rocev2::{Bth, Class, Fault, Layout, Msn, Packet, Psn, Qpn};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use switch::forward::counters::HostQp;
 use switch::forward::{self, Forward};
@@ -121,6 +121,10 @@ pub struct Swordbox {
     pub(crate) layers: Layers,
     pub(crate) tick: Nanos,
     pub(crate) aged: Id,
+    /// The clients' ends of connections of an earlier life
+    pub(crate) bereft: HashSet<(IpAddr, Qpn)>,
+    /// When the first frame came
+    pub(crate) begun: Option<Nanos>,
     /// Operations under way on all lanes
     pub(crate) under_way: usize,
     /// The servers' addresses, as 128 bits
@@ -233,6 +237,8 @@ impl Swordbox {
             layers: config.layers,
             tick: Nanos::ZERO,
             aged: 0,
+            bereft: config.ended.iter().map(|gone| gone.client).collect(),
+            begun: None,
             under_way: 0,
             hosts: config.servers.iter().map(|server| bits_of(server.host)).collect(),
             config,

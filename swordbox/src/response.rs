@@ -26,6 +26,10 @@ impl Swordbox {
         if server == NO_SERVER {
             return self.forward.route(frame, port, now, out);
         }
+        if self.is_from_before(&packet, now) {
+            self.counters.ended.add(1);
+            return Verdict::Drop(DropReason::NoQueuePair);
+        }
         // To the client's end
         let Some(mut to) = self.end_of(&packet) else {
             return self.forward.route(frame, port, now, out);
@@ -114,6 +118,17 @@ impl Swordbox {
             self.pump_lane(lane, now, out);
         }
         self.pump(id, now, out);
+    }
+
+    /// Whether an answer is to a client whose connection ended with an earlier life of this: it may tell of what others had
+    /// under way there. It cannot come much later than that life's last request.
+    fn is_from_before(&mut self, packet: &Packet<'_>, now: Nanos) -> bool {
+        let begun = *self.begun.get_or_insert(now);
+        if self.bereft.is_empty() || now.since(begun) > self.config.dead_after {
+            return false;
+        }
+        let client = (packet.dst(), packet.bth().dest_qp());
+        self.bereft.contains(&client) && self.ended.values().any(|(gone, _)| gone.client == client)
     }
 
     /// A response on a client's own connection: it may have to wait.

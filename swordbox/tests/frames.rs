@@ -9,12 +9,13 @@ use rocev2::ipv4::Ipv4;
 use rocev2::repr::{Ip, Repr};
 use rocev2::reth::Reth;
 use rocev2::{Bth, Msn, Opcode, Packet, Psn, Qpn};
+use std::net::IpAddr;
 use switch::drop::FaultSet;
 use switch::forward::Config as ForwardConfig;
 use switch::forward::config::Topology;
 use switch::memory::{MemoryFrame, Sent, run_frame};
 use switch::{Chance, Function, Nanos, PortId, Verdict};
-use swordbox::{Command, Config, Event, FailedCas, Layers, Server, Swordbox, Table};
+use swordbox::{Command, Config, Connection, Event, FailedCas, Layers, Server, Swordbox, Table};
 use zerocopy::{FromZeros, IntoBytes};
 
 const SERVER: [u8; 4] = [10, 0, 0, 1];
@@ -939,4 +940,16 @@ fn a_number_that_was_silent_for_long_is_used_again() {
     net.pass(Nanos::from_secs(5));
     let new = End { qpn: 0x777, port: 0xc777, psn: 0x12_3456, ..a };
     assert_eq!(net.up(&new.write(new.psn, 0x8000_0000, &[0; 8])).len(), 1);
+}
+
+/// The server answers late, after a restart, to what others had under way on a client's connection.
+#[test]
+fn late_answers_do_not_reach_clients_whose_connections_ended_with_an_earlier_life() {
+    let a = end(1);
+    let (server, client) =
+        ((IpAddr::from(SERVER), Qpn::new(a.server_qpn)), (IpAddr::from(a.ip), Qpn::new(a.qpn)));
+    let mut net = Net::new(|config| config.ended = vec![Connection { server, client }]);
+    assert_eq!(net.down(&a.ack(a.psn)).len(), 0);
+    let other = end(2);
+    assert_eq!(net.down(&other.ack(other.psn)).len(), 1);
 }
