@@ -174,7 +174,7 @@ def cases() -> list[Case]:
         Case("locks_answered", locks=1, **locks, options='failed_cas = "answer"', decided=0.5),
         Case("locks_passing", locks=1, **locks, layers="[]"),
         Case("locks_changing", locks=2, **locks, changes=("[]", ON, '["remap"]', ON, "[]", ON)),
-        Case("locks_bad_server", locks=1, **locks, bad="c", decided=0.3),
+        Case("locks_bad_server", locks=1, **locks, bad="c", decided=0.1),
         Case("locks_bad_client", locks=1, **locks, bad="a", decided=0.3),
         Case("locks_restarted", locks=1, **locks, detect=0, server=TABLE, restarts=True),
         Case("locks_connected", locks=1, **locks, by_cm=True, decided=0.5),
