@@ -220,7 +220,8 @@ def run_case(case: Case, lab: Lab, understudy: Path, folder: Path) -> tuple[list
 def interrupted(case: Case, lab: Lab, command: list[str]) -> list[str]:
     """Takes locks through a switch that ends in the middle of it."""
     with lab.wire(command, f"switch-{case.name}-before") as switch:
-        start_locks(case, lab)
+        # More than they can be done with before
+        start_locks(replace(case, rounds=case.rounds * 100), lab)
         time.sleep(4)
     told = switch.report["swordbox"]
     return [] if told["decided"] and told["diverged"] else [f"nothing was shared before the restart: {told}"]
