@@ -47,8 +47,6 @@ counters! {
     answered,
     /// Values learnt from the server's answers
     learnt,
-    /// Answers of the server that contradict what was known of a word
-    contradicted,
     /// Packets that wrote to a tracked word on another way than its shared connection
     detours,
     /// Packets dropped until what was decided for their words is done

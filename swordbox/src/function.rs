@@ -108,9 +108,8 @@ pub struct Swordbox {
     pub(crate) steering: Steering,
     pub(crate) handshakes: Handshakes,
     pub(crate) strangers: Strangers,
-    /// Connections whose sides differ in a way that is not known any more, by what requests tell of them, without their
-    /// clients' queue pairs;
-    /// as requests tell of them; with the UDP source port that they came from, 0 if it is not known
+    /// Connections whose sides differ in a way that is not known any more, by what their requests tell of them: all but the
+    /// client's queue pair. With the UDP source port of those, 0 if it is not known
     pub(crate) ended: HashMap<Connection, (Connection, u16)>,
     /// When a packet found no place in the table, the last time: as long as its connection may go on, answers may be its
     pub(crate) overflowed: Option<Nanos>,
@@ -151,10 +150,10 @@ pub(crate) fn source_of(packet: &Packet<'_>) -> u128 {
     }
 }
 
-pub(crate) fn bits_of(host: core::net::IpAddr) -> u128 {
+pub(crate) fn bits_of(host: IpAddr) -> u128 {
     match host {
-        core::net::IpAddr::V4(ip) => ip.to_ipv6_mapped().to_bits(),
-        core::net::IpAddr::V6(ip) => ip.to_bits(),
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().to_bits(),
+        IpAddr::V6(ip) => ip.to_bits(),
     }
 }
 

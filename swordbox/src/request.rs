@@ -13,12 +13,8 @@ use crate::share::Way;
 use crate::{Id, NONE};
 use rocev2::aeth::{NakCode, Syndrome};
 use rocev2::rewrite::Rewriter;
-use rocev2::{Class, Fault, Layout, Opcode, Packet, Psn, Qpn, classify};
+use rocev2::{Class, Fault, Layout, Packet, Psn, Qpn, classify};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
-
-/// PSNs behind what is acknowledged of which a client may want to hear again. The end of a message that is longer is among
-/// them
-const REPEATED: i32 = 1 << 16;
 
 /// What became of a request whose turn it is.
 pub(crate) enum Done {
@@ -393,7 +389,7 @@ impl Swordbox {
         flow.nak_due = false;
         flow.nak_sent = false;
         if !flow.holds() {
-            match self.take(id, frame, layout, op, now, out) {
+            match self.take(id, frame, layout, op, now) {
                 Done::Route => return self.forward.route(frame, port, now, out),
                 Done::Sent(port) | Done::Answered(port) => return Verdict::Forward(port),
                 Done::Taken => return Verdict::Consume,
@@ -425,18 +421,10 @@ impl Swordbox {
     }
 
     /// The next request of a client, in order: it leaves, or waits.
-    fn take<O: Output>(
-        &mut self,
-        id: Id,
-        frame: &mut O::Frame,
-        layout: Layout,
-        op: Op,
-        now: Nanos,
-        out: &mut O,
-    ) -> Done {
+    fn take<F: Frame>(&mut self, id: Id, frame: &mut F, layout: Layout, op: Op, now: Nanos) -> Done {
         let packet = Packet::new(frame.bytes(), layout);
         match self.way_of(id, &packet, op, now) {
-            Way::Lane(lane, line, known) => self.share(id, (lane, line, known), frame, layout, now, out),
+            Way::Lane(lane, line, known) => self.share(id, (lane, line, known), frame, layout, now),
             Way::Own => self.take_own(id, frame, layout, op, now),
             Way::Wait(lane) => Done::Wait(lane),
         }
@@ -497,135 +485,6 @@ impl Swordbox {
         rewrite_request(frame, layout, own, op.ends, by);
     }
 
-    /// A request that was seen before.
-    #[allow(clippy::too_many_arguments, reason = "a frame and what is known of it")]
-    fn on_repeated<O: Output>(
-        &mut self,
-        id: Id,
-        frame: &mut O::Frame,
-        layout: Layout,
-        op: Op,
-        port: PortId,
-        now: Nanos,
-        out: &mut O,
-    ) -> Verdict {
-        let packet = Packet::new(frame.bytes(), layout);
-        let (psn, ack_req) = (packet.bth().psn(), packet.bth().ack_req());
-        let flow = &self.flows[id as usize];
-        if !psn.precedes(flow.sent) {
-            // It waits here.
-            return Verdict::Drop(DropReason::Repeated);
-        }
-        // How many PSNs a READ takes may have been a guess: the nearest is the right one.
-        let within = |record: &&Record| (0..record.count as i32).contains(&psn.distance(record.psn));
-        let records = self.records(id).iter().filter(within);
-        let record = records.min_by_key(|record| (psn.distance(record.psn), record.what == What::Unseen));
-        let record = record.copied();
-        let is_read = matches!(op.kind, Kind::Read | Kind::Other);
-        if !psn.precedes(flow.acked) {
-            // Under way. What is on a lane is sent again from here.
-            if flow.via != NONE {
-                return Verdict::Drop(DropReason::Repeated);
-            }
-            let server = flow.server;
-            if record.is_none()
-                && matches!(op.kind, Kind::Read | Kind::Atomic)
-                && self.steering.steers(server)
-            {
-                // Where it went is not known. That is not for us to decide again.
-                return Verdict::Drop(DropReason::Repeated);
-            }
-            if self.detour_again(id, server, &packet, op, now).is_err() {
-                self.await_again(id, server, &packet, op, now);
-                self.counters.delayed.add(1);
-                return Verdict::Drop(DropReason::Delayed);
-            }
-            let own = psn.add(self.flows[id as usize].delta);
-            let by = record.filter(|_| is_read || op.kind == Kind::Atomic).map_or(0, |record| record.steered);
-            if self.detour_steered(server, &packet, by, now).is_err() {
-                return Verdict::Drop(DropReason::Delayed);
-            }
-            rewrite_request(frame, layout, own, op.ends, by);
-            return self.forward.route(frame, port, now, out);
-        }
-        #[cfg(feature = "canary")]
-        if self.config.bug == Some(crate::Bug::DecidedAnew) && op.kind == Kind::Atomic {
-            return self.decide_anew(id, frame, layout, now, out);
-        }
-        match record {
-            Some(record) if matches!(record.what, What::Read | What::Unseen) && is_read => {
-                // The server reads again.
-                self.flows[id as usize].reading = Some((record.psn.add(record.count), None));
-                rewrite_request(
-                    frame,
-                    layout,
-                    record.own.add(psn.get().wrapping_sub(record.psn.get())),
-                    true,
-                    record.steered,
-                );
-                self.forward.route(frame, port, now, out)
-            }
-            Some(record) if record.what == What::Atomic && op.kind == Kind::Atomic => {
-                self.answer_again(id, frame, psn, Answer::Atomic(record.value))
-            }
-            _ if matches!(op.kind, Kind::Write | Kind::Body) => {
-                // A new queue pair with old numbers begins anywhere: nothing of it may be acknowledged that was not done.
-                if !ack_req || self.flows[id as usize].acked.distance(psn) > REPEATED {
-                    return Verdict::Drop(DropReason::Repeated);
-                }
-                self.answer_again(id, frame, psn, Answer::Ack)
-            }
-            // So old that its client cannot be waiting for it.
-            _ => Verdict::Drop(DropReason::Repeated),
-        }
-    }
-
-    /// Decides again what was decided: what must never happen.
-    #[cfg(feature = "canary")]
-    fn decide_anew<O: Output>(
-        &mut self,
-        id: Id,
-        frame: &mut O::Frame,
-        layout: Layout,
-        now: Nanos,
-        out: &mut O,
-    ) -> Verdict {
-        let packet = Packet::new(frame.bytes(), layout);
-        let op = Op::of(layout.opcode());
-        match self.way_of(id, &packet, op, now) {
-            Way::Lane(lane, line, known) => {
-                match self.share(id, (lane, line, known), frame, layout, now, out) {
-                    Done::Sent(port) | Done::Answered(port) => Verdict::Forward(port),
-                    _ => Verdict::Consume,
-                }
-            }
-            _ => Verdict::Drop(DropReason::Repeated),
-        }
-    }
-
-    /// An answer to a repeated request, in its frame. Not while the server still has to answer one before it: to the client
-    /// that would mean that the other answer is lost.
-    fn answer_again<F: Frame>(&mut self, id: Id, frame: &mut F, psn: Psn, answer: Answer) -> Verdict {
-        let flow = &mut self.flows[id as usize];
-        if let Some((end, last)) = flow.reading
-            && !psn.precedes(end)
-        {
-            match last {
-                // It begins once more, and not with that one.
-                Some(last) if !last.precedes(psn) => flow.reading = None,
-                _ => {
-                    flow.reading = Some((end, Some(psn)));
-                    return Verdict::Drop(DropReason::Repeated);
-                }
-            }
-        }
-        self.counters.replayed.add(1);
-        match self.build_answer(id, frame, psn, answer) {
-            Ok(port) => Verdict::Forward(port),
-            Err(switch::NoRoom) => Verdict::Drop(DropReason::NoBuffer),
-        }
-    }
-
     /// Something came before its turn: its client is told what is expected, as soon as that says nothing wrong about what is
     /// still under way.
     fn ask_again<O: Output>(&mut self, id: Id, out: &mut O) {
@@ -668,7 +527,7 @@ impl Swordbox {
                 continue;
             };
             let op = Op::of(layout.opcode());
-            let to = match self.take(id, &mut frame, layout, op, now, out) {
+            let to = match self.take(id, &mut frame, layout, op, now) {
                 Done::Route => match self.forward.route(&frame, port, now, out) {
                     Verdict::Forward(port) => Some(port),
                     _ => None,
@@ -687,123 +546,10 @@ impl Swordbox {
         }
         self.tell_if_quiet(id, out);
     }
-
-    /// What a packet writes to on another way than a shared connection is not known any more; an error if it has to wait for
-    /// what was decided.
-    pub(crate) fn detour(&mut self, server: u8, packet: &Packet<'_>, now: Nanos) -> Result<(), Id> {
-        self.detour_for(server, packet, now, self.config.settle)
-    }
-
-    /// The same; what it touches is not decided here for so long.
-    pub(crate) fn detour_for(
-        &mut self,
-        server: u8,
-        packet: &Packet<'_>,
-        now: Nanos,
-        quiet: Nanos,
-    ) -> Result<(), Id> {
-        if server == NO_SERVER || self.lines.len() == 0 {
-            return Ok(());
-        }
-        #[cfg(feature = "canary")]
-        if self.config.bug == Some(crate::Bug::StaleWord) {
-            return Ok(());
-        }
-        let op = Op::of(packet.layout().opcode());
-        match op.kind {
-            Kind::Read | Kind::Response | Kind::Datagram | Kind::Cnp | Kind::Body => Ok(()),
-            Kind::Unknown => self.lines.detour_everywhere(server, now, quiet),
-            Kind::Write | Kind::Other | Kind::Atomic | Kind::Unreliable => match memory_of(packet) {
-                Some((va, _, len)) => self.lines.detour(server, va, len.into(), now, quiet),
-                None => Ok(()),
-            },
-        }
-    }
-
-    /// Where a packet writes that goes on with a message: its first packet may have passed long ago.
-    fn goes_on_at(&self, id: Id, packet: &Packet<'_>) -> Option<(u64, u64)> {
-        #[cfg(feature = "canary")]
-        if self.config.bug == Some(crate::Bug::StaleWord) {
-            return None;
-        }
-        let goes_on = matches!(
-            packet.layout().opcode(),
-            Opcode::RC_WRITE_MIDDLE | Opcode::RC_WRITE_LAST | Opcode::RC_WRITE_LAST_IMM
-        );
-        let flow = &self.flows[id as usize];
-        let (first, va) = flow.message.filter(|_| goes_on)?;
-        let before = u64::try_from(packet.bth().psn().distance(first)).ok().filter(|before| *before > 0)?;
-        Some((va.saturating_add(before * u64::from(flow.mtu)), packet.payload().len() as u64))
-    }
-
-    /// The same for a request of a connection that is followed: that it did is remembered for when it is repeated.
-    fn detour_of(&mut self, id: Id, server: u8, packet: &Packet<'_>, now: Nanos) -> Result<(), Id> {
-        let mut before = self.lines_touched(server, packet);
-        self.detour(server, packet, now)?;
-        if let Some((va, len)) = self.goes_on_at(id, packet) {
-            before = self.lines.has_any(server, va, len);
-            self.lines.detour(server, va, len, now, self.config.settle)?;
-        }
-        if before {
-            self.counters.detours.add(1);
-            self.flows[id as usize].touched = Some(packet.bth().psn());
-        } else if Op::of(packet.layout().opcode()).kind == Kind::Body
-            && let Some(touched) = self.flows[id as usize].touched
-            && touched == packet.bth().psn().sub(1)
-        {
-            // The message goes on.
-            self.flows[id as usize].touched = Some(packet.bth().psn());
-        }
-        Ok(())
-    }
-
-    fn lines_touched(&self, server: u8, packet: &Packet<'_>) -> bool {
-        let op = Op::of(packet.layout().opcode());
-        matches!(op.kind, Kind::Write | Kind::Atomic | Kind::Other)
-            && memory_of(packet).is_some_and(|(va, _, len)| self.lines.has_any(server, va, len.into()))
-    }
-
-    /// The same for one that is repeated: what the rest of a message writes to is not told by it.
-    fn detour_again(
-        &mut self,
-        id: Id,
-        server: u8,
-        packet: &Packet<'_>,
-        op: Op,
-        now: Nanos,
-    ) -> Result<(), Id> {
-        self.detour_again_for(id, server, packet, op, now, self.config.settle)
-    }
-
-    #[allow(clippy::too_many_arguments, reason = "a packet and what is known of it")]
-    fn detour_again_for(
-        &mut self,
-        id: Id,
-        server: u8,
-        packet: &Packet<'_>,
-        op: Op,
-        now: Nanos,
-        quiet: Nanos,
-    ) -> Result<(), Id> {
-        if let Some((va, len)) = self.goes_on_at(id, packet) {
-            return self.lines.detour(server, va, len, now, quiet);
-        }
-        let touched = self.flows[id as usize].touched;
-        if op.kind == Kind::Body && touched.is_some_and(|psn| !psn.precedes(packet.bth().psn())) {
-            return self.lines.detour_everywhere(server, now, quiet);
-        }
-        self.detour_for(server, packet, now, quiet)
-    }
-
-    /// A packet was dropped because of what was decided for the words that it touches. Its client sends it again; until then
-    /// nothing more is decided for them: otherwise, of words that are always in use, it would be dropped every time.
-    fn await_again(&mut self, id: Id, server: u8, packet: &Packet<'_>, op: Op, now: Nanos) {
-        _ = self.detour_again_for(id, server, packet, op, now, self.config.dead_after);
-    }
 }
 
 /// Gives a request the PSN that the server expects, and adds something to its address.
-fn rewrite_request<F: Frame>(frame: &mut F, layout: Layout, psn: Psn, ack_req: bool, by: u64) {
+pub(crate) fn rewrite_request<F: Frame>(frame: &mut F, layout: Layout, psn: Psn, ack_req: bool, by: u64) {
     let packet = Packet::new(frame.bytes(), layout);
     let (bth, memory) = (packet.bth(), memory_of(&packet));
     if bth.psn() == psn && (!ack_req || bth.ack_req()) && by == 0 {

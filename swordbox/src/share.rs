@@ -224,15 +224,13 @@ impl Swordbox {
     }
 
     /// A request leaves on a lane; with what its word holds, if it is an atomic and that is known.
-    #[allow(clippy::too_many_arguments, reason = "a frame and what is known of it")]
-    pub(crate) fn share<O: Output>(
+    pub(crate) fn share<F: Frame>(
         &mut self,
         id: Id,
         (lane, line, known): (Id, Id, Option<u64>),
-        frame: &mut O::Frame,
+        frame: &mut F,
         layout: Layout,
         now: Nanos,
-        _out: &mut O,
     ) -> Done {
         let packet = Packet::new(frame.bytes(), layout);
         let Some((va, rkey, _)) = memory_of(&packet) else { return Done::Wait(lane) };

@@ -366,7 +366,7 @@ def check(
         problems.append("nothing of the time before the restart was refused")
     if case.by_cm and told["paired_by_cm"] != told["paired"]:
         problems.append("connections were not learnt from the connection manager")
-    wrong = ("contradicted", "spoofed", "unwritten", "lanes_lost", "untracked")
+    wrong = ("spoofed", "unwritten", "lanes_lost", "untracked")
     problems += [f"{name}: {told[name]}" for name in wrong if told[name]]
     if problems:
         problems.append(f"the switch: {told}, drops {report['drops']}")

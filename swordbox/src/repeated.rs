@@ -1,0 +1,141 @@
+//! Requests that their clients repeat: each gets what the first one got.
+
+use crate::Id;
+use crate::NONE;
+use crate::answer::Answer;
+use crate::flow::{Record, What};
+use crate::function::Swordbox;
+use crate::op::{Kind, Op};
+#[cfg(feature = "canary")]
+use crate::request::Done;
+use crate::request::rewrite_request;
+#[cfg(feature = "canary")]
+use crate::share::Way;
+use rocev2::{Layout, Packet, Psn};
+use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
+
+/// PSNs behind what is acknowledged of which a client may want to hear again. The end of a message that is longer is among
+/// them
+const REPEATED: i32 = 1 << 16;
+
+impl Swordbox {
+    /// A request that was seen before.
+    #[allow(clippy::too_many_arguments, reason = "a frame and what is known of it")]
+    pub(crate) fn on_repeated<O: Output>(
+        &mut self,
+        id: Id,
+        frame: &mut O::Frame,
+        layout: Layout,
+        op: Op,
+        port: PortId,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
+        let packet = Packet::new(frame.bytes(), layout);
+        let (psn, ack_req) = (packet.bth().psn(), packet.bth().ack_req());
+        let flow = &self.flows[id as usize];
+        if !psn.precedes(flow.sent) {
+            // It waits here.
+            return Verdict::Drop(DropReason::Repeated);
+        }
+        // How many PSNs a READ takes may have been a guess: the nearest is the right one.
+        let within = |record: &&Record| (0..record.count as i32).contains(&psn.distance(record.psn));
+        let records = self.records(id).iter().filter(within);
+        let record = records.min_by_key(|record| (psn.distance(record.psn), record.what == What::Unseen));
+        let record = record.copied();
+        let is_read = matches!(op.kind, Kind::Read | Kind::Other);
+        if !psn.precedes(flow.acked) {
+            // Under way. What is on a lane is sent again from here.
+            if flow.via != NONE {
+                return Verdict::Drop(DropReason::Repeated);
+            }
+            let server = flow.server;
+            if record.is_none()
+                && matches!(op.kind, Kind::Read | Kind::Atomic)
+                && self.steering.steers(server)
+            {
+                // Where it went is not known. That is not for us to decide again.
+                return Verdict::Drop(DropReason::Repeated);
+            }
+            if self.detour_again(id, server, &packet, op, now).is_err() {
+                self.await_again(id, server, &packet, op, now);
+                self.counters.delayed.add(1);
+                return Verdict::Drop(DropReason::Delayed);
+            }
+            let own = psn.add(self.flows[id as usize].delta);
+            let by = record.filter(|_| is_read || op.kind == Kind::Atomic).map_or(0, |record| record.steered);
+            if self.detour_steered(server, &packet, by, now).is_err() {
+                return Verdict::Drop(DropReason::Delayed);
+            }
+            rewrite_request(frame, layout, own, op.ends, by);
+            return self.forward.route(frame, port, now, out);
+        }
+        #[cfg(feature = "canary")]
+        if self.config.bug == Some(crate::Bug::DecidedAnew) && op.kind == Kind::Atomic {
+            return self.decide_anew(id, frame, layout, now);
+        }
+        match record {
+            Some(record) if matches!(record.what, What::Read | What::Unseen) && is_read => {
+                // The server reads again.
+                self.flows[id as usize].reading = Some((record.psn.add(record.count), None));
+                rewrite_request(
+                    frame,
+                    layout,
+                    record.own.add(psn.get().wrapping_sub(record.psn.get())),
+                    true,
+                    record.steered,
+                );
+                self.forward.route(frame, port, now, out)
+            }
+            Some(record) if record.what == What::Atomic && op.kind == Kind::Atomic => {
+                self.answer_again(id, frame, psn, Answer::Atomic(record.value))
+            }
+            _ if matches!(op.kind, Kind::Write | Kind::Body) => {
+                // A new queue pair with old numbers begins anywhere: nothing of it may be acknowledged that was not done.
+                if !ack_req || self.flows[id as usize].acked.distance(psn) > REPEATED {
+                    return Verdict::Drop(DropReason::Repeated);
+                }
+                self.answer_again(id, frame, psn, Answer::Ack)
+            }
+            // So old that its client cannot be waiting for it.
+            _ => Verdict::Drop(DropReason::Repeated),
+        }
+    }
+
+    /// Decides again what was decided: what must never happen.
+    #[cfg(feature = "canary")]
+    fn decide_anew<F: Frame>(&mut self, id: Id, frame: &mut F, layout: Layout, now: Nanos) -> Verdict {
+        let packet = Packet::new(frame.bytes(), layout);
+        let op = Op::of(layout.opcode());
+        match self.way_of(id, &packet, op, now) {
+            Way::Lane(lane, line, known) => match self.share(id, (lane, line, known), frame, layout, now) {
+                Done::Sent(port) | Done::Answered(port) => Verdict::Forward(port),
+                _ => Verdict::Consume,
+            },
+            _ => Verdict::Drop(DropReason::Repeated),
+        }
+    }
+
+    /// An answer to a repeated request, in its frame. Not while the server still has to answer one before it: to the client
+    /// that would mean that the other answer is lost.
+    fn answer_again<F: Frame>(&mut self, id: Id, frame: &mut F, psn: Psn, answer: Answer) -> Verdict {
+        let flow = &mut self.flows[id as usize];
+        if let Some((end, last)) = flow.reading
+            && !psn.precedes(end)
+        {
+            match last {
+                // It begins once more, and not with that one.
+                Some(last) if !last.precedes(psn) => flow.reading = None,
+                _ => {
+                    flow.reading = Some((end, Some(psn)));
+                    return Verdict::Drop(DropReason::Repeated);
+                }
+            }
+        }
+        self.counters.replayed.add(1);
+        match self.build_answer(id, frame, psn, answer) {
+            Ok(port) => Verdict::Forward(port),
+            Err(switch::NoRoom) => Verdict::Drop(DropReason::NoBuffer),
+        }
+    }
+}
