@@ -33,7 +33,7 @@ counters! {
     untracked,
     /// Packets that were damaged, and name queue pairs that nobody has seen
     damaged,
-    /// Packets of connections of an earlier life
+    /// Packets of connections that ended while their sides differed, or with an earlier life
     ended,
     /// Connections shared
     lanes,
