@@ -68,15 +68,18 @@ impl Headers {
     }
 
     /// Bytes of those that stand before `header` on the wire; all, for none.
+    #[inline]
     pub const fn before(self, header: Self) -> usize {
         const LEN: [usize; 8] = [8, 16, 28, 4, 8, 4, 4, 16];
         if header.0 == Self::FETH.0 {
             return 0;
         }
+        // Bits below that of `header`; all of them for none
+        let before = self.0 & header.0.wrapping_sub(1);
         let mut bytes = if self.has(Self::FETH) { 4 } else { 0 };
         let mut bit = 0;
-        while bit < LEN.len() && header.0 != 1 << bit {
-            if self.0 & (1 << bit) != 0 {
+        while bit < LEN.len() {
+            if before & (1 << bit) != 0 {
                 bytes += LEN[bit];
             }
             bit += 1;
@@ -110,6 +113,13 @@ macro_rules! opcodes {
         static HEADERS_LEN: [u8; 256] = {
             let mut table = [UNKNOWN; 256];
             $(table[$value] = $headers.len() as u8 | if $payload { 0 } else { NO_PAYLOAD };)*
+            table
+        };
+
+        /// Extended headers by opcode, as small
+        static HEADERS: [Headers; 256] = {
+            let mut table = [Headers::NONE; 256];
+            $(table[$value] = $headers;)*
             table
         };
     };
@@ -180,8 +190,9 @@ impl Opcode {
     }
 
     /// Which headers follow the BTH; none for an unknown opcode.
+    #[inline]
     pub fn headers(self) -> Headers {
-        self.info().map_or(Headers::NONE, |info| info.headers)
+        HEADERS[usize::from(self.0)]
     }
 
     /// Bytes of the extended headers and whether a payload may follow; `None` for an unknown opcode.

@@ -393,6 +393,7 @@ impl<'a> Packet<'a> {
         view(self.bytes, at).expect("the layout was checked against this frame")
     }
 
+    #[inline]
     fn extended<T: FromBytes + KnownLayout + Immutable + Unaligned>(&self, header: Headers) -> Option<&'a T> {
         let headers = self.layout.opcode().headers();
         headers.has(header).then(|| self.at(self.layout.bth() + Bth::LEN + headers.before(header)))
@@ -410,11 +411,13 @@ impl<'a> Packet<'a> {
     }
 
     /// The IPv4 header, if the packet is IPv4
+    #[inline]
     pub fn ipv4(&self) -> Option<&'a Ipv4> {
         (!self.layout.is_ipv6()).then(|| self.at(self.layout.l3()))
     }
 
     /// The IPv6 header, if the packet is IPv6
+    #[inline]
     pub fn ipv6(&self) -> Option<&'a Ipv6> {
         self.layout.is_ipv6().then(|| self.at(self.layout.l3()))
     }
@@ -443,6 +446,7 @@ impl<'a> Packet<'a> {
     }
 
     /// The UDP header
+    #[inline]
     pub fn udp(&self) -> &'a Udp {
         self.at(self.layout.udp())
     }
@@ -454,26 +458,31 @@ impl<'a> Packet<'a> {
     }
 
     /// RETH, of WRITE First and Only, READ Request, FLUSH and ATOMIC WRITE
+    #[inline]
     pub fn reth(&self) -> Option<&'a Reth> {
         self.extended(Headers::RETH)
     }
 
     /// AETH, of acknowledgements and of READ Response First, Last and Only
+    #[inline]
     pub fn aeth(&self) -> Option<&'a Aeth> {
         self.extended(Headers::AETH)
     }
 
     /// `AtomicETH`, of `CmpSwap` and `FetchAdd`
+    #[inline]
     pub fn atomic(&self) -> Option<&'a AtomicEth> {
         self.extended(Headers::ATOMIC)
     }
 
     /// `AtomicAckETH`, of ATOMIC Acknowledge
+    #[inline]
     pub fn atomic_ack(&self) -> Option<&'a AtomicAckEth> {
         self.extended(Headers::ATOMIC_ACK)
     }
 
     /// DETH, of UD
+    #[inline]
     pub fn deth(&self) -> Option<&'a Deth> {
         self.extended(Headers::DETH)
     }
@@ -489,17 +498,19 @@ impl<'a> Packet<'a> {
     }
 
     /// The payload without its padding
+    #[inline]
     pub fn payload(&self) -> &'a [u8] {
         &self.bytes[self.layout.payload()..self.layout.icrc() - usize::from(self.bth().pad_count())]
     }
 
     /// The ICRC as it stands in the packet
+    #[inline]
     pub fn icrc(&self) -> u32 {
-        let at = self.layout.icrc();
-        u32::from_le_bytes([self.bytes[at], self.bytes[at + 1], self.bytes[at + 2], self.bytes[at + 3]])
+        u32::from_le_bytes(*self.at(self.layout.icrc()))
     }
 
     /// Whether the ICRC is the one that the packet's bytes call for.
+    #[inline]
     pub fn verify_icrc(&self) -> bool {
         self.icrc() == icrc::compute(self.bytes, &self.layout)
     }

@@ -1,6 +1,5 @@
 //! The requests of one side of a connection, and what has become of them.
 
-use crate::steering::Ticket;
 use crate::{Id, NONE};
 use rocev2::{Msn, Psn};
 
@@ -19,39 +18,6 @@ pub(crate) enum Stage {
     Strict,
     /// What the two sides expect is not known any more: nothing passes.
     Ended,
-}
-
-/// A READ or an atomic, as long as its client may repeat it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Record {
-    pub psn: Psn,
-    /// PSNs that it takes: those of its responses
-    pub count: u32,
-    /// What the server knows it by, on the client's own connection
-    pub own: Psn,
-    pub what: What,
-    /// The response has been seen
-    pub done: bool,
-    /// What an atomic was answered; of a READ, the node that it went to
-    pub value: u64,
-    /// What was added to its address, if it was steered
-    pub steered: u64,
-    /// What its answer has to wait for, if it was steered
-    pub waits: Ticket,
-}
-
-/// What a record is of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum What {
-    /// A READ on the client's own connection: asked for again, the server reads again
-    Read,
-    /// An atomic, answered with what it was answered
-    Atomic,
-    /// A READ, or several, of which it was not seen how many PSNs they take: the server reads again
-    Unseen,
-    /// An atomic of which it is not known what it was answered: the server remembers, as long as nobody else does atomics
-    /// on the connection
-    Unknown,
 }
 
 /// A key with which a client has done something on its own connection, and what.
@@ -113,6 +79,8 @@ pub(crate) struct Flow {
     pub waits: Id,
     /// The first and last frame that waits
     pub held: [u32; 2],
+    /// Place and PSN of the newest record, if there is one
+    pub newest: Option<(u16, Psn)>,
     /// Records among `records` whose response has not been seen
     pub open: u32,
     /// READs and atomics outstanding on the own connection at once, the most so far
@@ -169,6 +137,7 @@ impl Flow {
             mtu: 0,
             most_reads: 0,
             max_reads: 0,
+            newest: None,
             open: 0,
             over: false,
             leaving: false,

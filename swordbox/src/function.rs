@@ -2,7 +2,7 @@
 
 use crate::config::{Config, Connection, Layers};
 use crate::counters::Counters;
-use crate::flow::{Flow, Record, Stage, What};
+use crate::flow::{Flow, Stage};
 use crate::headers::Headers;
 use crate::held::Held;
 use crate::lane::Lane;
@@ -10,7 +10,8 @@ use crate::lines::Lines;
 use crate::op::{Kind, Op};
 use crate::pair::{Handshakes, Strangers};
 use crate::sketch::Sketch;
-use crate::steering::{Steering, Ticket};
+use crate::records::{NO_RECORD, Record, What};
+use crate::steering::Steering;
 use crate::{Id, NONE};
 use core::net::IpAddr;
 use rocev2::ethernet::{Ethernet, VlanTag, ethertype};
@@ -77,6 +78,13 @@ pub(crate) struct End {
 }
 
 impl End {
+    /// Whether a packet to this end, that came on `port` from the host `from`, is like those before it, in all that is kept
+    /// of them.
+    #[inline]
+    pub(crate) fn knows(&self, packet: &Packet<'_>, from: u128, port: PortId) -> bool {
+        self.from == from && self.came_on == Some(port) && self.headers.leads_like(packet)
+    }
+
     const NEW: Self = Self {
         from: 0,
         seen: Nanos::ZERO,
@@ -129,17 +137,6 @@ pub struct Swordbox {
     /// The servers' addresses, as 128 bits
     pub(crate) hosts: Box<[u128]>,
 }
-
-pub(crate) const NO_RECORD: Record = Record {
-    psn: Psn::ZERO,
-    count: 0,
-    own: Psn::ZERO,
-    what: What::Read,
-    done: true,
-    value: 0,
-    steered: 0,
-    waits: Ticket::NONE,
-};
 
 /// The address of the host that sent a packet, IPv4 mapped into ::ffff:0:0/96
 #[inline]
@@ -267,11 +264,14 @@ impl Swordbox {
     }
 
     /// The end that `packet` goes to; put into the table now if it is not there and there is room.
+    #[inline]
     pub(crate) fn end_of(&mut self, packet: &Packet<'_>) -> Option<Id> {
         let key = HostQp::destination_of(packet);
-        if let Some(id) = self.index.get(&key) {
-            return Some(id);
-        }
+        self.index.get(&key).or_else(|| self.new_end(packet, key))
+    }
+
+    #[cold]
+    fn new_end(&mut self, packet: &Packet<'_>, key: HostQp) -> Option<Id> {
         if !packet.verify_icrc() {
             // It may name a queue pair that there is not.
             self.counters.damaged.add(1);
@@ -296,20 +296,6 @@ impl Swordbox {
         }
         self.clear_records(id);
         Some(id)
-    }
-
-    pub(crate) fn clear_records(&mut self, id: Id) {
-        self.records_mut(id).fill(NO_RECORD);
-    }
-
-    pub(crate) fn records(&self, id: Id) -> &[Record] {
-        let n = self.config.rd_atomic;
-        &self.records[id as usize * n..][..n]
-    }
-
-    pub(crate) fn records_mut(&mut self, id: Id) -> &mut [Record] {
-        let n = self.config.rd_atomic;
-        &mut self.records[id as usize * n..][..n]
     }
 
     /// A connection by its two ends, as the outside knows it

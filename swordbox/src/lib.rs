@@ -25,6 +25,7 @@ mod lines;
 mod memory;
 mod op;
 mod pair;
+mod records;
 mod repeated;
 mod request;
 mod response;

@@ -72,7 +72,22 @@ impl Line {
     }
 
     /// Bytes are written at `offset` in the line.
+    #[inline]
     pub(crate) fn write(&mut self, offset: usize, bytes: &[u8], learn: bool) {
+        if let Ok(whole) = <&[u8; 1 << LINE]>::try_from(bytes) {
+            let (words, _) = whole.as_chunks();
+            for (value, word) in self.values.iter_mut().zip(words) {
+                *value = u64::from_le_bytes(*word);
+            }
+            if learn {
+                self.known = u8::MAX;
+            }
+            return;
+        }
+        self.write_part(offset, bytes, learn);
+    }
+
+    fn write_part(&mut self, offset: usize, bytes: &[u8], learn: bool) {
         if offset.is_multiple_of(8) && bytes.len().is_multiple_of(8) {
             // Whole words, as most WRITEs of locks and nodes are
             for (at, word) in (offset / 8..).zip(bytes.as_chunks().0) {

@@ -1,7 +1,8 @@
 //! How much memory a Swordbox takes at most: everything on the path of a packet has a place that is bounded beforehand.
 
 use crate::config::Config;
-use crate::flow::{Flow, Record};
+use crate::flow::Flow;
+use crate::records::Record;
 use crate::function::End;
 use crate::held::Held;
 use crate::lane::Lane;

@@ -3,7 +3,7 @@
 use crate::Id;
 use crate::NONE;
 use crate::answer::Answer;
-use crate::flow::{Record, What};
+use crate::records::{Record, What};
 use crate::function::Swordbox;
 use crate::op::{Kind, Op};
 #[cfg(feature = "canary")]
@@ -108,7 +108,7 @@ impl Swordbox {
         let packet = Packet::new(frame.bytes(), layout);
         let op = Op::of(layout.opcode());
         match self.way_of(id, &packet, op, now) {
-            Way::Lane(lane, line, known) => match self.share(id, (lane, line, known), frame, layout, now) {
+            Way::Lane(passage) => match self.share(id, passage, frame, layout, now) {
                 Done::Sent(port) | Done::Answered(port) => Verdict::Forward(port),
                 _ => Verdict::Consume,
             },

@@ -6,8 +6,9 @@
 
 use crate::answer::Answer;
 use crate::config::Connection;
-use crate::flow::{Proof, Record, Stage, What, right};
-use crate::function::{Event, NO_RECORD, NO_SERVER, Swordbox, source_of};
+use crate::flow::{Proof, Stage, right};
+use crate::records::{NO_RECORD, Record, What};
+use crate::function::{Event, NO_SERVER, Swordbox, source_of};
 use crate::op::{Kind, Op, memory_of};
 use crate::share::Way;
 use crate::{Id, NONE};
@@ -49,23 +50,28 @@ impl Swordbox {
             self.ends[id as usize].seen = now;
             return self.forward.route(frame, port, now, out);
         }
-        if self.is_reborn(id, &packet, now) {
-            self.remember_if_elsewhere(id, &packet);
-            self.forget(id);
-            let Some(new) = self.end_of(&packet) else {
-                return self.on_stranger(frame, layout, port, now, out);
-            };
-            id = new;
-        }
         let from = source_of(&packet);
-        if !self.is_from(id, from, &packet) {
-            self.counters.spoofed.add(1);
-            if self.flows[id as usize].stage >= Stage::Strict || self.has_ended(&packet) {
-                return Verdict::Drop(DropReason::WrongSource);
+        let end = &mut self.ends[id as usize];
+        if end.knows(&packet, from, port) {
+            end.seen = now;
+        } else {
+            if self.is_reborn(id, &packet, now) {
+                self.remember_if_elsewhere(id, &packet);
+                self.forget(id);
+                let Some(new) = self.end_of(&packet) else {
+                    return self.on_stranger(frame, layout, port, now, out);
+                };
+                id = new;
             }
-            return self.on_stranger(frame, layout, port, now, out);
+            if !self.is_from(id, from, &packet) {
+                self.counters.spoofed.add(1);
+                if self.flows[id as usize].stage >= Stage::Strict || self.has_ended(&packet) {
+                    return Verdict::Drop(DropReason::WrongSource);
+                }
+                return self.on_stranger(frame, layout, port, now, out);
+            }
+            self.note(id, &packet, port, now);
         }
-        self.note(id, &packet, port, now);
         match self.flows[id as usize].stage {
             Stage::Ended => {
                 self.counters.ended.add(1);
@@ -77,6 +83,7 @@ impl Swordbox {
     }
 
     /// Whether a packet to `id` is of another connection than those before: its queue pair has been made anew.
+    #[cold]
     pub(crate) fn is_reborn(&self, id: Id, packet: &Packet<'_>, now: Nanos) -> bool {
         let end = &self.ends[id as usize];
         let other = end.headers.is_of_another(packet);
@@ -129,6 +136,7 @@ impl Swordbox {
     }
 
     /// What every packet to an end tells: headers that lead there, and where its sender is.
+    #[cold]
     fn note(&mut self, id: Id, packet: &Packet<'_>, port: PortId, now: Nanos) {
         let end = &mut self.ends[id as usize];
         end.seen = now;
@@ -275,38 +283,8 @@ impl Swordbox {
         self.record(id, Record { psn, count, own, what, done: false, ..NO_RECORD });
     }
 
-    /// Remembers a READ or an atomic.
-    pub(crate) fn record(&mut self, id: Id, record: Record) {
-        let next = self.flows[id as usize].next;
-        // How far behind the next request; a client repeats only its latest.
-        let age =
-            |record: &Record| if record.count == 0 { u32::MAX } else { next.sub(record.psn.get()).get() };
-        // One of the same PSN is from before PSNs came round.
-        let psn = record.psn;
-        let place_of =
-            |place: &Record| if place.count > 0 && place.psn == psn { (1, 0) } else { (0, age(place)) };
-        let Some(place) = self.records_mut(id).iter_mut().max_by_key(|place| place_of(place)) else { return };
-        if place.psn != psn && age(place) < age(&record) {
-            return;
-        }
-        let lost = !place.done;
-        *place = record;
-        let flow = &mut self.flows[id as usize];
-        flow.open -= u32::from(lost);
-        if !record.done {
-            flow.open += 1;
-            if flow.stage >= Stage::Clear {
-                flow.most_reads = flow.most_reads.max(flow.open.min(255) as u8);
-            }
-        }
-        if lost && self.flows[id as usize].stage < Stage::Strict {
-            // More than were thought to be outstanding at once: what is remembered is not all there is.
-            let next = self.flows[id as usize].next;
-            self.restart_at(id, next);
-        }
-    }
-
     /// The request behind a READ of unknown count tells the count.
+    #[inline]
     fn resolve(&mut self, id: Id, psn: Psn) {
         if self.flows[id as usize].took_one(psn) {
             self.counted(id, 1);
@@ -315,7 +293,7 @@ impl Swordbox {
 
     /// Requests that pass as they are are followed anew from this PSN on. When one of them is acknowledged, all before are
     /// done, too.
-    fn restart_at(&mut self, id: Id, psn: Psn) {
+    pub(crate) fn restart_at(&mut self, id: Id, psn: Psn) {
         let unsure = self.flows[id as usize].unsure.map(|_| self.flows[id as usize].next.sub(1));
         for record in self.records_mut(id) {
             if unsure == Some(record.psn) && record.count == 1 {
@@ -424,7 +402,7 @@ impl Swordbox {
     fn take<F: Frame>(&mut self, id: Id, frame: &mut F, layout: Layout, op: Op, now: Nanos) -> Done {
         let packet = Packet::new(frame.bytes(), layout);
         match self.way_of(id, &packet, op, now) {
-            Way::Lane(lane, line, known) => self.share(id, (lane, line, known), frame, layout, now),
+            Way::Lane(passage) => self.share(id, passage, frame, layout, now),
             Way::Own => self.take_own(id, frame, layout, op, now),
             Way::Wait(lane) => Done::Wait(lane),
         }

@@ -2,7 +2,8 @@
 //! have told it.
 
 use crate::answer::Answer;
-use crate::flow::{Record, Stage, What};
+use crate::flow::Stage;
+use crate::records::{Record, What};
 use crate::function::{NO_SERVER, Swordbox, source_of};
 use crate::lane::Under;
 use crate::{Id, NONE};

@@ -2,8 +2,9 @@
 
 use crate::answer::Answer;
 use crate::config::FailedCas;
-use crate::flow::{Record, Stage, What, right};
-use crate::function::{NO_RECORD, NO_SERVER, Swordbox};
+use crate::flow::{Stage, right};
+use crate::records::{NO_RECORD, Record, What};
+use crate::function::{NO_SERVER, Swordbox};
 use crate::headers::Class8;
 use crate::lane::{Entry, LONGEST_WRITE, Under};
 use crate::lines::{in_one_line, offset_of, word_of};
@@ -19,16 +20,27 @@ use zerocopy::{FromBytes, IntoBytes};
 /// Which way a request goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// This lane; it touches this line. With what the word holds if it is decided here
-    Lane(Id, Id, Option<u64>),
+    /// A lane
+    Lane(Passage),
     /// The client's own connection
     Own,
     /// None yet: it waits for this lane, or for the client's own requests
     Wait(Id),
 }
 
+/// A request's way on a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Passage {
+    lane: Id,
+    /// The line that it touches
+    line: Id,
+    /// What the word holds, if it is decided here
+    known: Option<u64>,
+    wish: Wish,
+}
+
 /// What a request asks of a lane.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Wish {
     va: u64,
     rkey: u32,
@@ -38,31 +50,24 @@ struct Wish {
 
 impl Swordbox {
     /// What a request would ask of a lane, if it is one that can take one.
+    #[inline]
     fn wish_of(&self, id: Id, packet: &Packet<'_>, op: Op) -> Option<Wish> {
-        let server = self.config.servers.get(usize::from(self.flows[id as usize].server))?;
-        let (va, rkey, len) = memory_of(packet)?;
-        let rights = match op.kind {
-            Kind::Atomic => {
-                if !va.is_multiple_of(8) {
-                    self.counters.misplaced.add(1);
-                    return None;
-                }
-                right::ATOMIC
-            }
-            Kind::Write => {
-                let fits = len as usize == packet.payload().len() && len as usize <= LONGEST_WRITE;
-                if packet.layout().opcode() != Opcode::RC_WRITE_ONLY
-                    || !fits
-                    || !in_one_line(va, len as usize)
-                {
-                    return None;
-                }
-                right::WRITE
-            }
-            // READs stay where they are: asked for again, the server reads again, on the client's own connection.
-            _ => return None,
-        };
         let atomic = op.kind == Kind::Atomic;
+        // READs stay where they are: asked for again, the server reads again, on the client's own connection.
+        if !atomic && packet.layout().opcode() != Opcode::RC_WRITE_ONLY {
+            return None;
+        }
+        let (va, rkey, len) = memory_of(packet)?;
+        if atomic && !va.is_multiple_of(8) {
+            self.counters.misplaced.add(1);
+            return None;
+        }
+        let fits = len as usize == packet.payload().len() && len as usize <= LONGEST_WRITE;
+        if !atomic && (!fits || !in_one_line(va, len as usize)) {
+            return None;
+        }
+        let rights = if atomic { right::ATOMIC } else { right::WRITE };
+        let server = self.config.servers.get(usize::from(self.flows[id as usize].server))?;
         // A line may hold a word that is never cached beside others that are.
         if server.is_never_cached(va) || (!atomic && server.is_never_cached(va + (u64::from(len) - 1))) {
             return None;
@@ -104,6 +109,7 @@ impl Swordbox {
     }
 
     /// Which way a request goes whose turn it is.
+    #[inline]
     pub(crate) fn way_of(&mut self, id: Id, packet: &Packet<'_>, op: Op, now: Nanos) -> Way {
         if !self.layers.remap || self.flows[id as usize].in_message {
             return Way::Own;
@@ -171,33 +177,44 @@ impl Swordbox {
         {
             return Way::Wait(lane);
         }
-        Way::Lane(lane, line, known)
+        Way::Lane(Passage { lane, line, known, wish })
     }
 
     /// Whether what is decided may be written there on a lane.
+    #[inline]
     fn may_write(&self, lane: Id, va: u64, rkey: u32) -> bool {
         let lane = &self.lanes[lane as usize];
         let server = &self.config.servers[usize::from(lane.server)];
-        server.table_of(va, rkey).is_some_and(|table| table.writable)
-            || self.flows[lane.owner as usize].has_proven(rkey, right::WRITE)
+        self.flows[lane.owner as usize].has_proven(rkey, right::WRITE)
+            || server.table_of(va, rkey).is_some_and(|table| table.writable)
     }
 
     /// The lane that all operations on a line take; chosen now if it has none.
+    #[inline]
     fn lane_of(&mut self, id: Id, line: Id, va: u64, now: Nanos) -> Option<Id> {
         let own = self.lines.get(line);
-        let rkey = own.rkey;
         let server = self.flows[id as usize].server;
-        let usable = |this: &Self, at: usize| {
-            let lane = &this.lanes[at];
-            lane.server == server
-                && lane.owner != NONE
-                && this.flows[lane.owner as usize].has_proven(rkey, right::ATOMIC)
-        };
-        if own.lane != NONE && (own.under_way > 0 || usable(self, own.lane as usize)) {
+        if own.lane != NONE && (own.under_way > 0 || self.is_usable(own.lane as usize, server, own.rkey)) {
             return Some(own.lane);
         }
+        self.choose_lane(id, line, va, now)
+    }
+
+    /// Whether operations with this key can go on a lane.
+    #[inline]
+    fn is_usable(&self, lane: usize, server: u8, rkey: u32) -> bool {
+        let lane = &self.lanes[lane];
+        lane.server == server
+            && lane.owner != NONE
+            && self.flows[lane.owner as usize].has_proven(rkey, right::ATOMIC)
+    }
+
+    #[cold]
+    fn choose_lane(&mut self, id: Id, line: Id, va: u64, now: Nanos) -> Option<Id> {
+        let rkey = self.lines.get(line).rkey;
+        let server = self.flows[id as usize].server;
         self.make_lane(id, server, now);
-        let usable = |at: &usize| usable(self, *at);
+        let usable = |at: &usize| self.is_usable(*at, server, rkey);
         let count = (0..self.lanes.len()).filter(usable).count();
         let nth = (switch::table::mix(va >> 6) as usize).checked_rem(count)?;
         let chosen = (0..self.lanes.len()).filter(usable).nth(nth)? as Id;
@@ -227,13 +244,12 @@ impl Swordbox {
     pub(crate) fn share<F: Frame>(
         &mut self,
         id: Id,
-        (lane, line, known): (Id, Id, Option<u64>),
+        Passage { lane, line, known, wish: Wish { va, rkey, .. } }: Passage,
         frame: &mut F,
         layout: Layout,
         now: Nanos,
     ) -> Done {
         let packet = Packet::new(frame.bytes(), layout);
-        let Some((va, rkey, _)) = memory_of(&packet) else { return Done::Wait(lane) };
         let (bth, opcode) = (packet.bth(), layout.opcode());
         let psn = bth.psn();
         // What it is to the server, and what it leaves in its word if that is known
@@ -296,9 +312,13 @@ impl Swordbox {
                 let bytes = packet.payload();
                 let len = bytes.len().min(LONGEST_WRITE);
                 entry.len = len as u8;
-                // What pads it is zero.
-                entry.payload[len & !3..len.next_multiple_of(4)].fill(0);
-                entry.payload[..len].copy_from_slice(&bytes[..len]);
+                if let Some(whole) = bytes.first_chunk::<LONGEST_WRITE>() {
+                    entry.payload = *whole;
+                } else {
+                    // What pads it is zero.
+                    entry.payload[len & !3..len.next_multiple_of(4)].fill(0);
+                    entry.payload[..len].copy_from_slice(&bytes[..len]);
+                }
                 own.write(offset_of(va), &bytes[..len], entry.teaches);
             }
             // What it leaves behind is known when it is answered.

@@ -4,7 +4,8 @@
 //! from its memory of a steered request what was asked of another place.
 
 use super::{Append, Cas, Knowledge, Known, Steering, Ticket};
-use crate::flow::{Record, Stage, What};
+use crate::flow::Stage;
+use crate::records::{Record, What};
 use crate::function::{NO_SERVER, Swordbox};
 use crate::op::{Kind, Op, memory_of};
 use crate::steering::links::State;
