@@ -18,7 +18,9 @@ use switch::{Function, Nanos, PortId, Verdict};
 /// Frames received at once at most
 const BURST: usize = 32;
 /// How many frames ahead headers are fetched into the cache
-const PREFETCH: usize = 8;
+const PREFETCH: usize = 12;
+/// How many frames ahead the function is asked where it will search
+const GLIMPSE: usize = 8;
 /// How many frames ahead the function is asked what it will need
 const FORESEE: usize = 4;
 /// For how long a stopping worker offers its last frames to the ports
@@ -103,18 +105,29 @@ impl<F: Function> Worker<F> {
             return 0;
         }
         let burst = &burst[..received];
-        for &mbuf in &burst[..received.min(PREFETCH)] {
+        for &mbuf in burst.iter().take(PREFETCH) {
             prefetch(mbuf);
+        }
+        for &mbuf in burst.iter().take(GLIMPSE) {
+            // SAFETY: it was received just now.
+            self.function.glimpse(&*unsafe { look_at(mbuf) }, fetch);
+        }
+        for &mbuf in burst.iter().take(FORESEE) {
+            // SAFETY: as above.
+            self.function.foresee(&*unsafe { look_at(mbuf) }, fetch);
         }
         let mut bytes = 0;
         for (at, &raw) in burst.iter().enumerate() {
             if let Some(&ahead) = burst.get(at + PREFETCH) {
                 prefetch(ahead);
             }
+            if let Some(&ahead) = burst.get(at + GLIMPSE) {
+                // SAFETY: its turn has not come yet.
+                self.function.glimpse(&*unsafe { look_at(ahead) }, fetch);
+            }
             if let Some(&ahead) = burst.get(at + FORESEE) {
-                // SAFETY: as below; it is not used, nor freed, as another frame.
-                let ahead = ManuallyDrop::new(unsafe { Mbuf::from_raw(NonNull::new_unchecked(ahead)) });
-                self.function.foresee(&*ahead, fetch);
+                // SAFETY: as above.
+                self.function.foresee(&*unsafe { look_at(ahead) }, fetch);
             }
             // SAFETY: drivers write non-null pointers to buffers that are the receiver's alone.
             let mut frame = unsafe { Mbuf::from_raw(NonNull::new_unchecked(raw)) };
@@ -207,6 +220,17 @@ impl<F: Function> Worker<F> {
         }
         self.tx.discard();
     }
+}
+
+/// A frame of a burst that is somebody else's, to look at.
+///
+/// # Safety
+/// `mbuf` was received in a burst, and is not freed as long as the frame is looked at.
+#[inline]
+unsafe fn look_at(mbuf: *mut rte_mbuf) -> ManuallyDrop<Mbuf> {
+    // SAFETY: drivers write non-null pointers to buffers that are the receiver's alone. Nothing is done to it, nor is it freed
+    // as this frame.
+    ManuallyDrop::new(unsafe { Mbuf::from_raw(NonNull::new_unchecked(mbuf)) })
 }
 
 /// Asks for the first bytes of a frame.

@@ -152,6 +152,10 @@ pub trait Function {
     fn on_frame<O: Output>(&mut self, frame: &mut O::Frame, port: PortId, now: Nanos, out: &mut O)
     -> Verdict;
 
+    /// A frame will come to [`foresee`](Self::foresee). `fetch` is to be told where the tables lie that will be searched then.
+    #[inline]
+    fn glimpse(&self, _frame: &impl Frame, _fetch: impl Fn(*const u8)) {}
+
     /// A frame will soon come to [`on_frame`](Self::on_frame). `fetch` is to be told where the state lies that will be
     /// needed for it, as far as that can be said at a glance: the runner has it fetched into the cache meanwhile.
     #[inline]

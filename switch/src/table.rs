@@ -137,6 +137,12 @@ impl<K: Key> Index<K> {
         self.find(key, key.hash()).map(|(id, _)| id)
     }
 
+    /// Where the search for `key` begins
+    #[inline]
+    pub fn home_of(&self, key: &K) -> *const u8 {
+        self.slots.as_ptr().wrapping_add(self.home(key.hash())).cast()
+    }
+
     /// The id that stands where the search for `key` begins: most often its own, if it has one. To fetch what belongs to it
     /// before it is needed.
     #[inline]

@@ -2,8 +2,9 @@
 
 use crate::Id;
 use crate::function::{End, Swordbox};
+use crate::headers::Base;
 use rocev2::aeth::{Aeth, Credit, Syndrome};
-use rocev2::{Bth, Opcode, Packet, Psn};
+use rocev2::{Opcode, Packet, Psn};
 use switch::{Frame, NoRoom, Output, PortId};
 
 /// What a client is told.
@@ -48,16 +49,16 @@ impl Swordbox {
                 (Opcode::RC_ATOMIC_ACKNOWLEDGE, Syndrome::Ack(Credit(flow.credit)), Some(value.to_be_bytes()))
             }
         };
-        let bth = Bth::new(opcode, end.qpn, psn);
+        let base = Base::new(opcode, end.qpn, psn);
         let aeth: [u8; Aeth::LEN] = zerocopy::transmute!(Aeth::new(syndrome, flow.msn));
         match value {
             Some(value) => {
                 let mut behind = [0; Aeth::LEN + 8];
                 behind[..Aeth::LEN].copy_from_slice(&aeth);
                 behind[Aeth::LEN..].copy_from_slice(&value);
-                end.headers.build(frame, None, &bth, &behind, &[])?;
+                end.headers.build(frame, None, base, &behind)?;
             }
-            None => end.headers.build(frame, None, &bth, &aeth, &[])?,
+            None => end.headers.build(frame, None, base, &aeth)?,
         }
         Ok(end.port)
     }

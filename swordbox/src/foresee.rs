@@ -28,34 +28,67 @@ fn element<T>(of: &[T], id: u32, lines: usize, fetch: impl Fn(*const u8)) {
     }
 }
 
+/// What a glance tells of a frame of the shape that most have.
+struct Glance<'a> {
+    head: &'a [u8; BEHIND + 4],
+    key: HostQp,
+    host: Ipv4Addr,
+    /// The first eight bytes behind the BTH, if it is a request that can take a lane: the address
+    va: Option<u64>,
+}
+
+impl<'a> Glance<'a> {
+    #[inline]
+    fn at(bytes: &'a [u8]) -> Option<Self> {
+        let head = bytes.first_chunk()?;
+        if head[12..14] != ethertype::IPV4.to_be_bytes() {
+            return None;
+        }
+        let host = Ipv4Addr::from(word(head, IP + 16));
+        let key = HostQp::new(IpAddr::V4(host), Qpn::new(word(head, BTH + 4)));
+        let shares = matches!(
+            Opcode(head[BTH]),
+            Opcode::RC_COMPARE_SWAP | Opcode::RC_FETCH_ADD | Opcode::RC_WRITE_ONLY
+        );
+        let va = bytes.get(BEHIND..).and_then(|bytes| bytes.first_chunk()).filter(|_| shares);
+        Some(Self { head, key, host, va: va.map(|va| u64::from_be_bytes(*va)) })
+    }
+}
+
+#[inline]
+fn word(head: &[u8; BEHIND + 4], at: usize) -> u32 {
+    u32::from_be_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]])
+}
+
 impl Swordbox {
+    /// Has fetched where the search for what a frame names begins.
+    #[inline]
+    pub(crate) fn look_far_ahead(&self, bytes: &[u8], fetch: impl Fn(*const u8)) {
+        let Some(glance) = Glance::at(bytes) else { return };
+        fetch(self.index.home_of(&glance.key));
+        if let Some(va) = glance.va {
+            fetch(self.lines.home_of(self.server_of(glance.host.to_ipv6_mapped().to_bits()), va));
+        }
+    }
+
     /// Has what will be needed for a frame fetched, as far as a glance tells.
     #[inline]
     pub(crate) fn look_ahead(&self, bytes: &[u8], fetch: impl Fn(*const u8)) {
-        let Some(head) = bytes.first_chunk::<{ BEHIND + 4 }>() else { return };
-        let word = |at: usize| u32::from_be_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
-        if head[12..14] != ethertype::IPV4.to_be_bytes() {
-            return;
-        }
-        let host = Ipv4Addr::from(word(IP + 16));
-        let key = HostQp::new(IpAddr::V4(host), Qpn::new(word(BTH + 4)));
+        let Some(Glance { head, key, host, va }) = Glance::at(bytes) else { return };
         let id = self.index.likely(&key);
         fetch(self.index.place_of(id));
         let server = self.server_of(host.to_ipv6_mapped().to_bits());
         if server != NO_SERVER {
             element(&self.ends, id, 2, &fetch);
             element(&self.flows, id, 2, &fetch);
-            let opcode = Opcode(head[BTH]);
-            if matches!(opcode, Opcode::RC_COMPARE_SWAP | Opcode::RC_FETCH_ADD | Opcode::RC_WRITE_ONLY)
-                && let Some(va) = bytes.get(BEHIND..).and_then(|bytes| bytes.first_chunk())
-            {
-                let lane = self.lines.foresee(server, u64::from_be_bytes(*va), &fetch);
+            if let Some(va) = va {
+                let lane = self.lines.foresee(server, va, &fetch);
                 if let Some(lane) = self.lanes.get(lane as usize)
                     && let Some(owner) = self.flows.get(lane.owner as usize)
                 {
-                    let entry = core::ptr::from_ref(lane.entry(owner.own_next.add(AHEAD))).cast::<u8>();
-                    fetch(entry);
-                    fetch(entry.wrapping_add(CACHE_LINE));
+                    let psn = owner.own_next.add(AHEAD);
+                    fetch(core::ptr::from_ref(lane.entry(psn)).cast());
+                    fetch(core::ptr::from_ref(lane.payload(psn)).cast());
                 }
             }
             return;
@@ -64,7 +97,7 @@ impl Swordbox {
         let Some(end) = self.ends.get(id as usize) else { return };
         let Some(flow) = self.flows.get(end.peer as usize) else { return };
         let Some(lane) = self.lanes.get(flow.lane as usize) else { return };
-        let entry = lane.entry(Psn::new(word(BTH + 8)));
+        let entry = lane.entry(Psn::new(word(head, BTH + 8)));
         element(&self.ends, entry.to, 2, &fetch);
         element(&self.flows, entry.flow, 2, &fetch);
     }

@@ -375,6 +375,11 @@ impl Function for Swordbox {
     }
 
     #[inline]
+    fn glimpse(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
+        self.look_far_ahead(frame.bytes(), fetch);
+    }
+
+    #[inline]
     fn foresee(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
         self.look_ahead(frame.bytes(), fetch);
     }

@@ -6,9 +6,8 @@ use rocev2::ipv4::Ipv4;
 use rocev2::ipv6::Ipv6;
 use rocev2::packet::{ICRC_LEN, MAX_TAGS};
 use rocev2::udp::Udp;
-use rocev2::{Bth, Class, Packet, classify, icrc};
+use rocev2::{Bth, Class, Opcode, Packet, Psn, Qpn, classify, icrc};
 use switch::{Frame, NoRoom};
-use zerocopy::IntoBytes;
 
 /// The longest: tags, IPv6, and neither options nor extension headers
 const MAX: usize = Ethernet::LEN + MAX_TAGS * VlanTag::LEN + Ipv6::LEN + Udp::LEN;
@@ -28,6 +27,45 @@ pub(crate) struct Headers {
 
 /// What belongs to the connection in a BTH's second byte: all but solicited event and padding
 const KEPT: u8 = 0x4f;
+const SOLICITED: u8 = 0x80;
+
+/// What a BTH says of its packet; the rest belongs to the connection. By value, to be put together in registers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Base {
+    pub opcode: Opcode,
+    pub qpn: Qpn,
+    pub psn: Psn,
+    pub ack_req: bool,
+    pub solicited: bool,
+    /// Backward congestion notification
+    pub becn: bool,
+}
+
+impl Base {
+    pub(crate) const fn new(opcode: Opcode, qpn: Qpn, psn: Psn) -> Self {
+        Self { opcode, qpn, psn, ack_req: false, solicited: false, becn: false }
+    }
+}
+
+/// What is behind the extended headers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Payload<'a> {
+    /// These bytes, and what pads them
+    Copied(&'a [u8]),
+    /// So many bytes that lie there already, without padding
+    There(usize),
+}
+
+impl Payload<'_> {
+    const NONE: Self = Self::There(0);
+
+    const fn len(self) -> usize {
+        match self {
+            Self::Copied(bytes) => bytes.len(),
+            Self::There(len) => len,
+        }
+    }
+}
 
 /// Traffic class and ECN (IPv4: the TOS byte; IPv6: the traffic class), kept when a packet changes its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,27 +143,39 @@ impl Headers {
         self.len as usize + Bth::LEN + behind + ICRC_LEN
     }
 
-    /// Makes `frame` one with these headers, `bth`, what comes behind it and a payload, of lengths that are multiples of
-    /// four, with this traffic class if one is given, and with right checksums and ICRC (no UDP checksum).
+    /// Makes `frame` one with these headers, a BTH and what comes behind it, with this traffic class if one is given, and with
+    /// right checksums and ICRC (no UDP checksum).
     #[inline]
     pub(crate) fn build<F: Frame, const N: usize>(
         &self,
         frame: &mut F,
         class: Option<Class8>,
-        bth: &Bth,
+        base: Base,
         behind: &[u8; N],
-        payload: &[u8],
+    ) -> Result<(), NoRoom> {
+        self.build_with(frame, class, base, behind, Payload::NONE)
+    }
+
+    /// The same with a payload.
+    #[inline]
+    pub(crate) fn build_with<F: Frame, const N: usize>(
+        &self,
+        frame: &mut F,
+        class: Option<Class8>,
+        base: Base,
+        behind: &[u8; N],
+        payload: Payload<'_>,
     ) -> Result<(), NoRoom> {
         /// Where the BTH of most packets begins
         const PLAIN: usize = Ethernet::LEN + Ipv4::LEN + Udp::LEN;
-        debug_assert!((N + payload.len()).is_multiple_of(4), "behind the BTH");
-        frame.resize(self.frame_len(N + payload.len()))?;
+        const { assert!(N.is_multiple_of(4)) }
+        frame.resize(self.frame_len(N + payload.len().next_multiple_of(4)))?;
         // With constants for most packets
         if !self.v6 && usize::from(self.len) == PLAIN {
-            self.write(frame.bytes_mut(), (Ethernet::LEN, PLAIN, false), class, bth, behind, payload);
+            self.write(frame.bytes_mut(), (Ethernet::LEN, PLAIN, false), class, base, behind, payload);
         } else {
             let shape = (usize::from(self.l3), usize::from(self.len), self.v6);
-            self.write(frame.bytes_mut(), shape, class, bth, behind, payload);
+            self.write(frame.bytes_mut(), shape, class, base, behind, payload);
         }
         debug_assert!(matches!(classify(frame.bytes()), Class::Roce(_)), "a packet");
         Ok(())
@@ -138,11 +188,12 @@ impl Headers {
         bytes: &mut [u8],
         (l3, head, v6): (usize, usize, bool),
         class: Option<Class8>,
-        bth: &Bth,
+        base: Base,
         behind: &[u8; N],
-        payload: &[u8],
+        payload: Payload<'_>,
     ) {
-        let len = head + Bth::LEN + N + payload.len() + ICRC_LEN;
+        let padding = payload.len().wrapping_neg() % 4;
+        let len = head + Bth::LEN + N + payload.len() + padding + ICRC_LEN;
         let bytes = &mut bytes[..len];
         bytes[..head].copy_from_slice(&self.bytes[..head]);
         let udp_len = (len - head + Udp::LEN) as u16;
@@ -161,15 +212,25 @@ impl Headers {
             bytes[l3 + 10..l3 + 12].copy_from_slice(&Sum::default().add_word(words).checksum().to_be_bytes());
         }
         bytes[head - 4..head - 2].copy_from_slice(&udp_len.to_be_bytes());
+        let [flags, high, low] = self.bth;
+        let flags = flags | (padding as u8) << 4 | if base.solicited { SOLICITED } else { 0 };
+        let words = [
+            u32::from_be_bytes([base.opcode.0, flags, high, low]),
+            u32::from(base.becn) << 30 | base.qpn.get(),
+            u32::from(base.ack_req) << 31 | base.psn.get(),
+        ];
         let at = head + Bth::LEN;
-        bytes[head..at].copy_from_slice(bth.as_bytes());
-        let [flags, key @ ..] = self.bth;
-        bytes[head + 1] = bytes[head + 1] & !KEPT | flags;
-        bytes[head + 2..head + 4].copy_from_slice(&key);
+        for (place, word) in bytes[head..at].as_chunks_mut().0.iter_mut().zip(words) {
+            *place = word.to_be_bytes();
+        }
         bytes[at..at + N].copy_from_slice(behind);
-        let icrc = at + N + payload.len();
-        if !payload.is_empty() {
-            bytes[at + N..icrc].copy_from_slice(payload);
+        let end = at + N + payload.len();
+        if let Payload::Copied(payload) = payload {
+            bytes[at + N..end].copy_from_slice(payload);
+        }
+        let icrc = end + padding;
+        if padding > 0 {
+            bytes[end..icrc].fill(0);
         }
         let crc = icrc::compute_for(&bytes[l3..icrc], v6, head - Udp::LEN - l3);
         bytes[icrc..].copy_from_slice(&crc.to_le_bytes());

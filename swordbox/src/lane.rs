@@ -8,7 +8,7 @@ use switch::Nanos;
 /// Bytes of the longest WRITE that goes on a lane
 pub(crate) const LONGEST_WRITE: usize = 64;
 
-/// An operation under way. All but what is written lies in one cache line.
+/// An operation under way. In one cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Entry {
@@ -32,10 +32,8 @@ pub(crate) struct Entry {
     /// Bytes of a WRITE
     pub len: u8,
     pub class: u8,
-    /// Word that its BTH had: partition, solicited event and so on, for when it is sent again
-    pub flags: [u8; 4],
-    /// What is written
-    pub payload: [u8; LONGEST_WRITE],
+    /// Its BTH had the solicited event bit
+    pub solicited: bool,
 }
 
 /// What an operation is, as the server sees it.
@@ -43,8 +41,8 @@ pub(crate) struct Entry {
 pub(crate) enum Under {
     /// A WRITE that its client asked for
     Write,
-    /// A WRITE of what an atomic leaves behind that found this
-    Decided(u64),
+    /// A WRITE of what an atomic leaves behind that found something else
+    Decided { found: u64, left: u64 },
     /// An atomic: opcode, `swap_or_add`, `compare`
     Atomic(Opcode, u64, u64),
 }
@@ -88,6 +86,8 @@ pub(crate) struct Lane {
     /// The operation whose round trip is measured, and when it was sent
     pub timed: Option<(Psn, Nanos)>,
     entries: Box<[Entry]>,
+    /// What is written by those that are WRITEs
+    payloads: Box<[[u8; LONGEST_WRITE]]>,
 }
 
 const NOTHING: Entry = Entry {
@@ -103,8 +103,7 @@ const NOTHING: Entry = Entry {
     rkey: 0,
     len: 0,
     class: 0,
-    flags: [0; 4],
-    payload: [0; LONGEST_WRITE],
+    solicited: false,
 };
 
 impl Lane {
@@ -126,12 +125,13 @@ impl Lane {
             round_trip: Nanos::ZERO,
             timed: None,
             entries: vec![NOTHING; in_flight].into(),
+            payloads: vec![[0; LONGEST_WRITE]; in_flight].into(),
         }
     }
 
     /// What one takes.
     pub(crate) const fn bytes(in_flight: usize) -> usize {
-        size_of::<Self>() + in_flight * size_of::<Entry>()
+        size_of::<Self>() + in_flight * (size_of::<Entry>() + LONGEST_WRITE)
     }
 
     /// A connection becomes this lane.
@@ -161,6 +161,27 @@ impl Lane {
     pub(crate) fn entry_mut(&mut self, psn: Psn) -> &mut Entry {
         let mask = self.entries.len() - 1;
         &mut self.entries[psn.get() as usize & mask]
+    }
+
+    #[inline]
+    pub(crate) fn put(&mut self, psn: Psn, entry: Entry) {
+        *self.entry_mut(psn) = entry;
+    }
+
+    /// What `psn` writes, if it is a WRITE; of the longest length
+    #[inline]
+    pub(crate) fn payload(&self, psn: Psn) -> &[u8; LONGEST_WRITE] {
+        &self.payloads[psn.get() as usize & (self.payloads.len() - 1)]
+    }
+
+    #[inline]
+    pub(crate) fn put_payload(&mut self, psn: Psn, bytes: &[u8]) {
+        let mask = self.payloads.len() - 1;
+        let place = &mut self.payloads[psn.get() as usize & mask];
+        match bytes.first_chunk() {
+            Some(longest) => *place = *longest,
+            None => place[..bytes.len()].copy_from_slice(bytes),
+        }
     }
 
     /// After which time without an acknowledgement everything is sent again

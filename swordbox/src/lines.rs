@@ -173,6 +173,12 @@ impl Lines {
         self.index.get(&Place { server, number: va >> LINE })
     }
 
+    /// Where the search for the line of `va` begins
+    #[inline]
+    pub(crate) fn home_of(&self, server: u8, va: u64) -> *const u8 {
+        self.index.home_of(&Place { server, number: va >> LINE })
+    }
+
     /// Has what will be needed of the line of `va` fetched; its lane, most likely.
     #[inline]
     pub(crate) fn foresee(&self, server: u8, va: u64, fetch: impl Fn(*const u8)) -> Id {

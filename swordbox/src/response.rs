@@ -5,6 +5,7 @@ use crate::answer::Answer;
 use crate::flow::Stage;
 use crate::records::{Record, What};
 use crate::function::{NO_SERVER, Swordbox, source_of};
+use crate::headers::Base;
 use crate::lane::Under;
 use crate::{Id, NONE};
 use rocev2::aeth::{Aeth, NakCode, Syndrome};
@@ -491,9 +492,8 @@ impl Swordbox {
                 continue;
             };
             let Ok(mut copy) = out.make(0) else { return };
-            let mut bth = *packet.bth();
-            bth.set_dest_qp(key.qpn());
-            if end.headers.build(&mut copy, None, &bth, &[0; 16], &[]).is_ok() {
+            let base = Base { becn: true, ..Base::new(Opcode::CNP, key.qpn(), packet.bth().psn()) };
+            if end.headers.build(&mut copy, None, base, &[0; 16]).is_ok() {
                 self.counters.cnps.add(1);
                 _ = out.send(copy, end.port);
             }

@@ -5,7 +5,7 @@ use crate::config::FailedCas;
 use crate::flow::{Stage, right};
 use crate::records::{NO_RECORD, Record, What};
 use crate::function::{NO_SERVER, Swordbox};
-use crate::headers::Class8;
+use crate::headers::{Base, Class8, Payload};
 use crate::lane::{Entry, LONGEST_WRITE, Under};
 use crate::lines::{in_one_line, offset_of, word_of};
 use crate::op::{Kind, Op, memory_of, outcome};
@@ -13,9 +13,9 @@ use crate::request::Done;
 use crate::{Id, NONE};
 use rocev2::atomic::AtomicEth;
 use rocev2::reth::Reth;
-use rocev2::{Bth, Layout, Opcode, Packet, Psn};
+use rocev2::{Layout, Opcode, Packet, Psn};
 use switch::{Frame, Nanos, NoRoom, Output, PortId};
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::IntoBytes;
 
 /// Which way a request goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -252,18 +252,18 @@ impl Swordbox {
         let packet = Packet::new(frame.bytes(), layout);
         let (bth, opcode) = (packet.bth(), layout.opcode());
         let psn = bth.psn();
-        // What it is to the server, and what it leaves in its word if that is known
-        let (what, left) = match (packet.atomic(), known) {
+        // What it is to the server
+        let what = match (packet.atomic(), known) {
             (Some(atomic), known) => {
                 let (swap, compare) = (atomic.swap_or_add.get(), atomic.compare.get());
                 match known {
-                    Some(found) => (Under::Decided(found), outcome(opcode, swap, compare, found)),
-                    None => (Under::Atomic(opcode, swap, compare), 0),
+                    Some(found) => Under::Decided { found, left: outcome(opcode, swap, compare, found) },
+                    None => Under::Atomic(opcode, swap, compare),
                 }
             }
-            (None, _) => (Under::Write, 0),
+            (None, _) => Under::Write,
         };
-        if let Under::Decided(found) = what
+        if let Under::Decided { found, left } = what
             && found == left
             && self.can_answer(id, line)
         {
@@ -285,41 +285,34 @@ impl Swordbox {
         there.atomics += u32::from(what.is_atomic());
         let own = self.lines.get_mut(line);
         own.under_way += 1;
-        // In place: this is most of what is written for a request.
-        let entry = there.entry_mut(server_psn);
-        entry.what = what;
-        entry.flow = id;
-        entry.to = self.ends[id as usize].peer;
-        entry.psn = psn;
-        entry.line = line;
-        entry.detours = own.detours;
-        entry.va = va;
-        entry.rkey = rkey;
-        entry.teaches = now >= own.quiet_until;
-        entry.ack_req = bth.ack_req() || what != Under::Write;
-        entry.class = Class8::of(&packet).0;
-        entry.flags = bth.as_bytes().first_chunk().copied().unwrap_or_default();
-        entry.len = 8;
+        let entry = Entry {
+            what,
+            flow: id,
+            to: self.ends[id as usize].peer,
+            psn,
+            line,
+            detours: own.detours,
+            va,
+            rkey,
+            teaches: now >= own.quiet_until,
+            ack_req: bth.ack_req() || what != Under::Write,
+            class: Class8::of(&packet).0,
+            solicited: bth.solicited(),
+            len: packet.payload().len().min(LONGEST_WRITE) as u8,
+        };
+        there.put(server_psn, entry);
         let word = word_of(va);
         match what {
-            Under::Decided(_) => {
+            Under::Decided { left, .. } => {
                 own.decided += 1;
                 own.set(word, left);
-                entry.payload[..8].copy_from_slice(&left.to_le_bytes());
                 self.counters.decided.add(1);
             }
             Under::Write => {
-                let bytes = packet.payload();
-                let len = bytes.len().min(LONGEST_WRITE);
-                entry.len = len as u8;
-                if let Some(whole) = bytes.first_chunk::<LONGEST_WRITE>() {
-                    entry.payload = *whole;
-                } else {
-                    // What pads it is zero.
-                    entry.payload[len & !3..len.next_multiple_of(4)].fill(0);
-                    entry.payload[..len].copy_from_slice(&bytes[..len]);
-                }
-                own.write(offset_of(va), &bytes[..len], entry.teaches);
+                let len = usize::from(entry.len);
+                let bytes = &packet.payload()[..len];
+                own.write(offset_of(va), bytes, entry.teaches);
+                there.put_payload(server_psn, bytes);
             }
             // What it leaves behind is known when it is answered.
             Under::Atomic(..) => own.forget(word),
@@ -333,7 +326,14 @@ impl Swordbox {
         if flow.next.precedes(flow.sent) {
             flow.next = flow.sent;
         }
-        match self.build_entry(lane, server_psn, frame) {
+        let len = usize::from(entry.len);
+        let as_before = layout.end() == self.ends[owner as usize].headers.frame_len(Reth::LEN + len);
+        let payload = if as_before {
+            Payload::There(len)
+        } else {
+            Payload::Copied(&self.lanes[lane as usize].payload(server_psn)[..len])
+        };
+        match self.build_entry(owner, server_psn, &entry, payload, frame) {
             Ok(port) => Done::Sent(port),
             // Sent again when its time comes.
             Err(NoRoom) => Done::Taken,
@@ -362,42 +362,36 @@ impl Swordbox {
         }
     }
 
-    /// Makes `frame` the packet that the server gets for an operation on a lane.
-    fn build_entry<F: Frame>(&self, lane: Id, psn: Psn, frame: &mut F) -> Result<PortId, NoRoom> {
-        let lane = &self.lanes[lane as usize];
-        let entry = lane.entry(psn);
-        let end = &self.ends[lane.owner as usize];
-        let mut bytes = [0; Bth::LEN];
-        bytes[..4].copy_from_slice(&entry.flags);
-        let Ok(bth) = Bth::mut_from_bytes(&mut bytes) else { return Err(NoRoom) };
-        bth.set_dest_qp(end.qpn);
-        bth.set_psn(psn);
-        bth.set_ack_req(true);
-        bth.set_pad_count(0);
+    /// Makes `frame` the packet that the server gets for an operation on the connection of `owner`.
+    #[inline]
+    fn build_entry<F: Frame>(
+        &self,
+        owner: Id,
+        psn: Psn,
+        entry: &Entry,
+        payload: Payload<'_>,
+        frame: &mut F,
+    ) -> Result<PortId, NoRoom> {
+        let end = &self.ends[owner as usize];
         let (va, rkey) = (entry.va.into(), entry.rkey.into());
         let class = Some(Class8(entry.class));
+        let base = Base { ack_req: true, solicited: entry.solicited, ..Base::new(Opcode::RC_WRITE_ONLY, end.qpn, psn) };
         match entry.what {
             Under::Atomic(opcode, swap_or_add, compare) => {
-                bth.set_opcode(opcode);
                 let atomic = AtomicEth { va, rkey, swap_or_add: swap_or_add.into(), compare: compare.into() };
                 let behind: [u8; AtomicEth::LEN] = zerocopy::transmute!(atomic);
-                end.headers.build(frame, class, bth, &behind, &[])?;
+                end.headers.build(frame, class, Base { opcode, ..base }, &behind)?;
             }
-            Under::Decided(_) => {
-                bth.set_opcode(Opcode::RC_WRITE_ONLY);
+            Under::Decided { left, .. } => {
                 let mut behind = [0; Reth::LEN + 8];
                 behind[..Reth::LEN].copy_from_slice(Reth { va, rkey, len: 8.into() }.as_bytes());
-                behind[Reth::LEN..].copy_from_slice(&entry.payload[..8]);
-                end.headers.build(frame, class, bth, &behind, &[])?;
+                behind[Reth::LEN..].copy_from_slice(&left.to_le_bytes());
+                end.headers.build(frame, class, base, &behind)?;
             }
             Under::Write => {
-                bth.set_opcode(Opcode::RC_WRITE_ONLY);
-                let len = usize::from(entry.len);
-                bth.set_pad_count((len.wrapping_neg() % 4) as u8);
                 let reth = Reth { va, rkey, len: u32::from(entry.len).into() };
                 let behind: [u8; Reth::LEN] = zerocopy::transmute!(reth);
-                let payload = &entry.payload[..len.next_multiple_of(4)];
-                end.headers.build(frame, class, bth, &behind, payload)?;
+                end.headers.build_with(frame, class, base, &behind, payload)?;
             }
         }
         Ok(end.port)
@@ -412,7 +406,10 @@ impl Swordbox {
         let mut psn = from;
         while psn.precedes(end) {
             let Ok(mut frame) = out.make(0) else { return };
-            let Ok(port) = self.build_entry(lane, psn, &mut frame) else { return };
+            let there = &self.lanes[lane as usize];
+            let entry = there.entry(psn);
+            let payload = Payload::Copied(&there.payload(psn)[..usize::from(entry.len)]);
+            let Ok(port) = self.build_entry(there.owner, psn, entry, payload, &mut frame) else { return };
             if out.send(frame, port).is_err() {
                 return;
             }
@@ -429,7 +426,6 @@ impl Swordbox {
         there.acked = psn.add(1);
         there.under_way -= 1;
         self.under_way -= 1;
-        // Not what is written, which is most of it.
         let &Entry { what, flow: id, psn: known_as, line, ack_req, .. } = there.entry(psn);
         there.atomics -= u32::from(what.is_atomic());
         let owner = there.owner;
@@ -437,7 +433,7 @@ impl Swordbox {
         owner.own_msn = owner.own_msn.add(1);
         let own = self.lines.get_mut(line);
         own.under_way -= 1;
-        if let Under::Decided(_) = what {
+        if let Under::Decided { .. } = what {
             own.decided -= 1;
         }
         if let (Under::Atomic(opcode, swap, compare), Some(found)) = (what, found) {
@@ -459,7 +455,7 @@ impl Swordbox {
             Under::Write => {
                 return ack_req.then_some((id, known_as, Answer::Ack));
             }
-            Under::Decided(found) => (What::Atomic, found, Answer::Atomic(found)),
+            Under::Decided { found, .. } => (What::Atomic, found, Answer::Atomic(found)),
             Under::Atomic(..) => (What::Atomic, found?, Answer::Atomic(found?)),
         };
         self.record(id, Record { psn: known_as, count: 1, what, value, ..NO_RECORD });
@@ -476,7 +472,8 @@ impl Swordbox {
         let word = word_of(entry.va);
         let mut value = Some(value);
         for n in 0..there.under_way {
-            let later = there.entry(there.acked.add(n));
+            let psn = there.acked.add(n);
+            let later = there.entry(psn);
             if later.line != entry.line {
                 continue;
             }
@@ -484,9 +481,10 @@ impl Swordbox {
                 Under::Atomic(opcode, swap, compare) if word_of(later.va) == word => {
                     value = value.map(|value| outcome(opcode, swap, compare, value));
                 }
-                Under::Decided(_) | Under::Write => {
+                Under::Decided { left, .. } if word_of(later.va) == word => value = value.and(Some(left)),
+                Under::Write => {
                     let offset = offset_of(later.va);
-                    let bytes = &later.payload[..usize::from(later.len)];
+                    let bytes = &there.payload(psn)[..usize::from(later.len)];
                     if let Some(old) = value {
                         let mut new = old.to_le_bytes();
                         for (at, byte) in bytes.iter().enumerate().map(|(n, byte)| (offset + n, byte)) {
@@ -497,7 +495,7 @@ impl Swordbox {
                         value = Some(u64::from_le_bytes(new));
                     }
                 }
-                Under::Atomic(..) => {}
+                Under::Atomic(..) | Under::Decided { .. } => {}
             }
         }
         if let Some(value) = value
@@ -631,7 +629,7 @@ impl Swordbox {
             let entry = *self.lanes[lane as usize].entry(first.add(n));
             let line = self.lines.get_mut(entry.line);
             line.under_way -= 1;
-            line.decided -= u32::from(matches!(entry.what, Under::Decided(_)));
+            line.decided -= u32::from(matches!(entry.what, Under::Decided { .. }));
             line.forget_all();
             // What is on its way may still arrive.
             line.detours = line.detours.wrapping_add(1);

@@ -293,6 +293,11 @@ impl Function for Replay {
     }
 
     #[inline]
+    fn glimpse(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
+        self.function.glimpse(frame, fetch);
+    }
+
+    #[inline]
     fn foresee(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
         self.function.foresee(frame, fetch);
     }

@@ -7,11 +7,12 @@ use super::{Append, Cas, Knowledge, Known, Steering, Ticket};
 use crate::flow::Stage;
 use crate::records::{Record, What};
 use crate::function::{NO_SERVER, Swordbox};
+use crate::headers::Base;
 use crate::op::{Kind, Op, memory_of};
 use crate::steering::links::State;
 use crate::{Id, NONE};
 use rocev2::atomic::AtomicEth;
-use rocev2::{Bth, Class, Opcode, Packet, Psn, classify};
+use rocev2::{Class, Opcode, Packet, Psn, classify};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
 
 /// Sending again takes twice as long each time, up to this often.
@@ -321,8 +322,7 @@ impl Swordbox {
         let (end, append, psn) = (&self.ends[link.flow as usize], link.append, link.psn);
         let Some(key) = self.index.key(link.flow) else { return };
         let Ok(mut frame) = out.make(0) else { return };
-        let mut bth = Bth::new(Opcode::RC_COMPARE_SWAP, key.qpn(), psn);
-        bth.set_ack_req(true);
+        let base = Base { ack_req: true, ..Base::new(Opcode::RC_COMPARE_SWAP, key.qpn(), psn) };
         let atomic = AtomicEth {
             va: append.va.into(),
             rkey: append.rkey.into(),
@@ -330,9 +330,7 @@ impl Swordbox {
             compare: 0.into(),
         };
         let behind: [u8; AtomicEth::LEN] = zerocopy::transmute!(atomic);
-        if end.headers.build(&mut frame, None, &bth, &behind, &[]).is_ok()
-            && out.send(frame, end.port).is_ok()
-        {
+        if end.headers.build(&mut frame, None, base, &behind).is_ok() && out.send(frame, end.port).is_ok() {
             self.counters.mended.add(1);
         }
     }
