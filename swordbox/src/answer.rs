@@ -5,7 +5,7 @@ use crate::function::{End, Swordbox};
 use crate::headers::Base;
 use rocev2::aeth::{Aeth, Credit, Syndrome};
 use rocev2::{Opcode, Packet, Psn};
-use switch::{Frame, NoRoom, Output, PortId};
+use switch::{DropReason, Frame, NoRoom, Output, PortId, Verdict};
 
 /// What a client is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +61,15 @@ impl Swordbox {
             None => end.headers.build(frame, None, base, &aeth)?,
         }
         Ok(end.port)
+    }
+
+    /// An answer takes the place of a frame.
+    #[inline]
+    pub(crate) fn answer_in<F: Frame>(&self, frame: &mut F, id: Id, psn: Psn, answer: Answer) -> Verdict {
+        match self.build_answer(id, frame, psn, answer) {
+            Ok(port) => Verdict::Forward(port),
+            Err(NoRoom) => Verdict::Drop(DropReason::NoBuffer),
+        }
     }
 
     /// Sends an answer in a frame of its own. Without room it is lost, as on a wire.

@@ -57,7 +57,7 @@ pub(crate) enum Payload<'a> {
 }
 
 impl Payload<'_> {
-    const NONE: Self = Self::There(0);
+    pub(crate) const NONE: Self = Self::There(0);
 
     const fn len(self) -> usize {
         match self {

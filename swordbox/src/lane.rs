@@ -1,6 +1,7 @@
 //! A lane: a server's connection that many clients share. Everything under way on it is kept here until the server has
 //! acknowledged it, so that what is lost is sent again from here, in the order in which it was promised.
 
+use crate::headers::Class8;
 use crate::{Id, NONE};
 use rocev2::{Opcode, Psn};
 use switch::Nanos;
@@ -12,7 +13,7 @@ pub(crate) const LONGEST_WRITE: usize = 64;
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Entry {
-    pub what: Under,
+    pub asked: Asked,
     /// Whose it is
     pub flow: Id,
     /// The end that its answer goes to
@@ -23,15 +24,19 @@ pub(crate) struct Entry {
     pub line: Id,
     /// Detours to the line when it was sent
     pub detours: u32,
-    pub va: u64,
-    pub rkey: u32,
     /// What it tells of the word's value may be learnt
     pub teaches: bool,
     /// The client wants to hear of it
     pub ack_req: bool,
-    /// Bytes of a WRITE
-    pub len: u8,
-    pub class: u8,
+}
+
+/// What is asked of the server, but for a payload.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    pub what: Under,
+    pub va: u64,
+    pub rkey: u32,
+    pub class: Class8,
     /// Its BTH had the solicited event bit
     pub solicited: bool,
 }
@@ -39,8 +44,8 @@ pub(crate) struct Entry {
 /// What an operation is, as the server sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Under {
-    /// A WRITE that its client asked for
-    Write,
+    /// A WRITE of so many bytes that its client asked for
+    Write(u8),
     /// A WRITE of what an atomic leaves behind that found something else
     Decided { found: u64, left: u64 },
     /// An atomic: opcode, `swap_or_add`, `compare`
@@ -91,19 +96,14 @@ pub(crate) struct Lane {
 }
 
 const NOTHING: Entry = Entry {
+    asked: Asked { what: Under::Write(0), va: 0, rkey: 0, class: Class8(0), solicited: false },
     flow: NONE,
     to: NONE,
     psn: Psn::ZERO,
-    what: Under::Write,
-    ack_req: false,
     line: NONE,
     detours: 0,
     teaches: false,
-    va: 0,
-    rkey: 0,
-    len: 0,
-    class: 0,
-    solicited: false,
+    ack_req: false,
 };
 
 impl Lane {
@@ -161,11 +161,6 @@ impl Lane {
     pub(crate) fn entry_mut(&mut self, psn: Psn) -> &mut Entry {
         let mask = self.entries.len() - 1;
         &mut self.entries[psn.get() as usize & mask]
-    }
-
-    #[inline]
-    pub(crate) fn put(&mut self, psn: Psn, entry: Entry) {
-        *self.entry_mut(psn) = entry;
     }
 
     /// What `psn` writes, if it is a WRITE; of the longest length

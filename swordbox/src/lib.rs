@@ -31,6 +31,7 @@ mod request;
 mod response;
 mod share;
 mod sketch;
+mod straight;
 pub mod steering;
 
 pub use config::{Config, Connection, FailedCas, Layers, Server, Table};

@@ -133,9 +133,6 @@ impl Swordbox {
             }
         }
         self.counters.replayed.add(1);
-        match self.build_answer(id, frame, psn, answer) {
-            Ok(port) => Verdict::Forward(port),
-            Err(switch::NoRoom) => Verdict::Drop(DropReason::NoBuffer),
-        }
+        self.answer_in(frame, id, psn, answer)
     }
 }

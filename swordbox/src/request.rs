@@ -54,6 +54,19 @@ impl Swordbox {
         let end = &mut self.ends[id as usize];
         if end.knows(&packet, from, port) {
             end.seen = now;
+            if let Some(passage) = self.straight_way_of(id, &packet, op)
+                && packet.verify_icrc()
+            {
+                #[cfg(debug_assertions)]
+                assert!(self.is_right(passage, id, &packet, op, now), "{passage:?}");
+                let flow = &mut self.flows[id as usize];
+                flow.nak_due = false;
+                flow.nak_sent = false;
+                return match self.share(id, passage, frame, layout, now) {
+                    Done::Sent(port) | Done::Answered(port) => Verdict::Forward(port),
+                    _ => Verdict::Consume,
+                };
+            }
         } else {
             if self.is_reborn(id, &packet, now) {
                 self.remember_if_elsewhere(id, &packet);

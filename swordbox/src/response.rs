@@ -36,6 +36,12 @@ impl Swordbox {
         let Some(mut to) = self.end_of(&packet) else {
             return self.forward.route(frame, port, now, out);
         };
+        if let Some(lane) = self.straight_answer_to(to, &packet, server, port)
+            && packet.verify_icrc()
+        {
+            self.ends[to as usize].seen = now;
+            return self.answer_straight(lane, frame, now, out);
+        }
         if self.ends[to as usize].headers.is_of_another(&packet) && packet.verify_icrc() {
             self.part(to);
             let Some(new) = self.end_of(&packet) else {
@@ -125,8 +131,11 @@ impl Swordbox {
     /// Whether an answer is to a client whose connection ended with an earlier life of this: it may tell of what others had
     /// under way there. It cannot come much later than that life's last request.
     fn is_from_before(&mut self, packet: &Packet<'_>, now: Nanos) -> bool {
+        if self.bereft.is_empty() {
+            return false;
+        }
         let begun = *self.begun.get_or_insert(now);
-        if self.bereft.is_empty() || now.since(begun) > self.config.dead_after {
+        if now.since(begun) > self.config.dead_after {
             return false;
         }
         let client = (packet.dst(), packet.bth().dest_qp());
@@ -362,7 +371,7 @@ impl Swordbox {
             self.counters.stale.add(1);
             return Verdict::Drop(DropReason::Stale);
         }
-        let entry = there.entry(psn).what;
+        let entry = there.entry(psn).asked.what;
         let (until, found, resend) = match layout.opcode() {
             Opcode::RC_ACKNOWLEDGE => {
                 let Some(aeth) = packet.aeth() else { return Verdict::Drop(DropReason::Unexpected) };
@@ -437,7 +446,7 @@ impl Swordbox {
                 break;
             }
             let answers = psn.add(1) == until && found.is_some();
-            if there.entry(psn).what.is_atomic() && !answers {
+            if there.entry(psn).asked.what.is_atomic() && !answers {
                 // Only its own answer says what it found.
                 break;
             }
@@ -459,10 +468,7 @@ impl Swordbox {
             self.counters.coalesced.add(1);
         }
         match told {
-            Some((id, psn, answer)) => match self.build_answer(id, frame, psn, answer) {
-                Ok(port) => Verdict::Forward(port),
-                Err(switch::NoRoom) => Verdict::Drop(DropReason::NoBuffer),
-            },
+            Some((id, psn, answer)) => self.answer_in(frame, id, psn, answer),
             None => Verdict::Consume,
         }
     }
@@ -502,7 +508,7 @@ impl Swordbox {
 }
 
 /// Sends a copy of `frame` as `verdict` says, before anything else; it is then done with.
-fn send_first<O: Output>(verdict: Verdict, frame: &O::Frame, out: &mut O) -> Verdict {
+pub(crate) fn send_first<O: Output>(verdict: Verdict, frame: &O::Frame, out: &mut O) -> Verdict {
     if let Verdict::Forward(port) = verdict
         && let Ok(copy) = out.copy(frame)
     {

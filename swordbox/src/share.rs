@@ -4,9 +4,9 @@ use crate::answer::Answer;
 use crate::config::FailedCas;
 use crate::flow::{Stage, right};
 use crate::records::{NO_RECORD, Record, What};
-use crate::function::{NO_SERVER, Swordbox};
+use crate::function::{End, NO_SERVER, Swordbox};
 use crate::headers::{Base, Class8, Payload};
-use crate::lane::{Entry, LONGEST_WRITE, Under};
+use crate::lane::{Asked, Entry, LONGEST_WRITE, Under};
 use crate::lines::{in_one_line, offset_of, word_of};
 use crate::op::{Kind, Op, memory_of, outcome};
 use crate::request::Done;
@@ -31,27 +31,62 @@ pub(crate) enum Way {
 /// A request's way on a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Passage {
-    lane: Id,
+    pub lane: Id,
     /// The line that it touches
-    line: Id,
+    pub line: Id,
     /// What the word holds, if it is decided here
-    known: Option<u64>,
-    wish: Wish,
+    pub known: Option<u64>,
+    pub wish: Wish,
 }
 
 /// What a request asks of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Wish {
-    va: u64,
-    rkey: u32,
-    rights: u8,
-    atomic: bool,
+pub(crate) struct Wish {
+    pub va: u64,
+    pub rkey: u32,
+    pub rights: u8,
+    pub atomic: bool,
+}
+
+impl End {
+    /// Makes `frame` the packet that the server gets here for an operation on the shared connection.
+    #[expect(clippy::inline_always, reason = "its caller has what is asked in registers")]
+    #[inline(always)]
+    fn build_entry<F: Frame>(
+        &self,
+        psn: Psn,
+        Asked { what, va, rkey, class, solicited }: Asked,
+        payload: Payload<'_>,
+        frame: &mut F,
+    ) -> Result<PortId, NoRoom> {
+        let base = Base { ack_req: true, solicited, ..Base::new(Opcode::RC_WRITE_ONLY, self.qpn, psn) };
+        let (va, rkey, class) = (va.into(), rkey.into(), Some(class));
+        match what {
+            Under::Atomic(opcode, swap_or_add, compare) => {
+                let atomic = AtomicEth { va, rkey, swap_or_add: swap_or_add.into(), compare: compare.into() };
+                let behind: [u8; AtomicEth::LEN] = zerocopy::transmute!(atomic);
+                self.headers.build(frame, class, Base { opcode, ..base }, &behind)?;
+            }
+            Under::Decided { left, .. } => {
+                let mut behind = [0; Reth::LEN + 8];
+                behind[..Reth::LEN].copy_from_slice(Reth { va, rkey, len: 8.into() }.as_bytes());
+                behind[Reth::LEN..].copy_from_slice(&left.to_le_bytes());
+                self.headers.build(frame, class, base, &behind)?;
+            }
+            Under::Write(len) => {
+                let reth = Reth { va, rkey, len: u32::from(len).into() };
+                let behind: [u8; Reth::LEN] = zerocopy::transmute!(reth);
+                self.headers.build_with(frame, class, base, &behind, payload)?;
+            }
+        }
+        Ok(self.port)
+    }
 }
 
 impl Swordbox {
     /// What a request would ask of a lane, if it is one that can take one.
     #[inline]
-    fn wish_of(&self, id: Id, packet: &Packet<'_>, op: Op) -> Option<Wish> {
+    pub(crate) fn wish_of(&self, server: u8, packet: &Packet<'_>, op: Op) -> Option<Wish> {
         let atomic = op.kind == Kind::Atomic;
         // READs stay where they are: asked for again, the server reads again, on the client's own connection.
         if !atomic && packet.layout().opcode() != Opcode::RC_WRITE_ONLY {
@@ -67,7 +102,7 @@ impl Swordbox {
             return None;
         }
         let rights = if atomic { right::ATOMIC } else { right::WRITE };
-        let server = self.config.servers.get(usize::from(self.flows[id as usize].server))?;
+        let server = self.config.servers.get(usize::from(server))?;
         // A line may hold a word that is never cached beside others that are.
         if server.is_never_cached(va) || (!atomic && server.is_never_cached(va + (u64::from(len) - 1))) {
             return None;
@@ -84,8 +119,8 @@ impl Swordbox {
         if peer == NONE || self.ends[peer as usize].headers.is_none() {
             return false;
         }
-        let Some(wish) = self.wish_of(id, packet, op) else { return false };
         let flow = &self.flows[id as usize];
+        let Some(wish) = self.wish_of(flow.server, packet, op) else { return false };
         self.lines.find(flow.server, wish.va).is_some()
             || self.steering.is_word(flow.server, wish.va, wish.rkey)
             || (wish.atomic && self.is_tracked(flow.server, &wish))
@@ -114,8 +149,8 @@ impl Swordbox {
         if !self.layers.remap || self.flows[id as usize].in_message {
             return Way::Own;
         }
-        let Some(wish) = self.wish_of(id, packet, op) else { return Way::Own };
         let server = self.flows[id as usize].server;
+        let Some(wish) = self.wish_of(server, packet, op) else { return Way::Own };
         let line = match self.lines.find(server, wish.va) {
             Some(line) => line,
             // A key that may be refused would keep the line from those that have the right one.
@@ -261,7 +296,7 @@ impl Swordbox {
                     None => Under::Atomic(opcode, swap, compare),
                 }
             }
-            (None, _) => Under::Write,
+            (None, _) => Under::Write(packet.payload().len().min(LONGEST_WRITE) as u8),
         };
         if let Under::Decided { found, left } = what
             && found == left
@@ -285,22 +320,18 @@ impl Swordbox {
         there.atomics += u32::from(what.is_atomic());
         let own = self.lines.get_mut(line);
         own.under_way += 1;
-        let entry = Entry {
-            what,
-            flow: id,
-            to: self.ends[id as usize].peer,
-            psn,
-            line,
-            detours: own.detours,
-            va,
-            rkey,
-            teaches: now >= own.quiet_until,
-            ack_req: bth.ack_req() || what != Under::Write,
-            class: Class8::of(&packet).0,
-            solicited: bth.solicited(),
-            len: packet.payload().len().min(LONGEST_WRITE) as u8,
-        };
-        there.put(server_psn, entry);
+        let teaches = now >= own.quiet_until;
+        let asked = Asked { what, va, rkey, class: Class8::of(&packet), solicited: bth.solicited() };
+        // In place, and not read again: it takes a while to get there.
+        let entry = there.entry_mut(server_psn);
+        entry.asked = asked;
+        entry.flow = id;
+        entry.to = self.ends[id as usize].peer;
+        entry.psn = psn;
+        entry.line = line;
+        entry.detours = own.detours;
+        entry.teaches = teaches;
+        entry.ack_req = bth.ack_req() || !matches!(what, Under::Write(_));
         let word = word_of(va);
         match what {
             Under::Decided { left, .. } => {
@@ -308,10 +339,9 @@ impl Swordbox {
                 own.set(word, left);
                 self.counters.decided.add(1);
             }
-            Under::Write => {
-                let len = usize::from(entry.len);
-                let bytes = &packet.payload()[..len];
-                own.write(offset_of(va), bytes, entry.teaches);
+            Under::Write(len) => {
+                let bytes = &packet.payload()[..usize::from(len)];
+                own.write(offset_of(va), bytes, teaches);
                 there.put_payload(server_psn, bytes);
             }
             // What it leaves behind is known when it is answered.
@@ -326,14 +356,15 @@ impl Swordbox {
         if flow.next.precedes(flow.sent) {
             flow.next = flow.sent;
         }
-        let len = usize::from(entry.len);
-        let as_before = layout.end() == self.ends[owner as usize].headers.frame_len(Reth::LEN + len);
-        let payload = if as_before {
-            Payload::There(len)
-        } else {
-            Payload::Copied(&self.lanes[lane as usize].payload(server_psn)[..len])
+        let end = &self.ends[owner as usize];
+        let payload = match what {
+            Under::Write(len) if layout.end() == end.headers.frame_len(Reth::LEN + usize::from(len)) => {
+                Payload::There(len.into())
+            }
+            Under::Write(len) => Payload::Copied(&self.lanes[lane as usize].payload(server_psn)[..len.into()]),
+            _ => Payload::NONE,
         };
-        match self.build_entry(owner, server_psn, &entry, payload, frame) {
+        match end.build_entry(server_psn, asked, payload, frame) {
             Ok(port) => Done::Sent(port),
             // Sent again when its time comes.
             Err(NoRoom) => Done::Taken,
@@ -362,41 +393,6 @@ impl Swordbox {
         }
     }
 
-    /// Makes `frame` the packet that the server gets for an operation on the connection of `owner`.
-    #[inline]
-    fn build_entry<F: Frame>(
-        &self,
-        owner: Id,
-        psn: Psn,
-        entry: &Entry,
-        payload: Payload<'_>,
-        frame: &mut F,
-    ) -> Result<PortId, NoRoom> {
-        let end = &self.ends[owner as usize];
-        let (va, rkey) = (entry.va.into(), entry.rkey.into());
-        let class = Some(Class8(entry.class));
-        let base = Base { ack_req: true, solicited: entry.solicited, ..Base::new(Opcode::RC_WRITE_ONLY, end.qpn, psn) };
-        match entry.what {
-            Under::Atomic(opcode, swap_or_add, compare) => {
-                let atomic = AtomicEth { va, rkey, swap_or_add: swap_or_add.into(), compare: compare.into() };
-                let behind: [u8; AtomicEth::LEN] = zerocopy::transmute!(atomic);
-                end.headers.build(frame, class, Base { opcode, ..base }, &behind)?;
-            }
-            Under::Decided { left, .. } => {
-                let mut behind = [0; Reth::LEN + 8];
-                behind[..Reth::LEN].copy_from_slice(Reth { va, rkey, len: 8.into() }.as_bytes());
-                behind[Reth::LEN..].copy_from_slice(&left.to_le_bytes());
-                end.headers.build(frame, class, base, &behind)?;
-            }
-            Under::Write => {
-                let reth = Reth { va, rkey, len: u32::from(entry.len).into() };
-                let behind: [u8; Reth::LEN] = zerocopy::transmute!(reth);
-                end.headers.build_with(frame, class, base, &behind, payload)?;
-            }
-        }
-        Ok(end.port)
-    }
-
     /// Sends everything under way on a lane again, from `from` on.
     pub(crate) fn resend<O: Output>(&mut self, lane: Id, from: Psn, now: Nanos, out: &mut O) {
         let there = &mut self.lanes[lane as usize];
@@ -407,9 +403,13 @@ impl Swordbox {
         while psn.precedes(end) {
             let Ok(mut frame) = out.make(0) else { return };
             let there = &self.lanes[lane as usize];
-            let entry = there.entry(psn);
-            let payload = Payload::Copied(&there.payload(psn)[..usize::from(entry.len)]);
-            let Ok(port) = self.build_entry(there.owner, psn, entry, payload, &mut frame) else { return };
+            let asked = there.entry(psn).asked;
+            let payload = match asked.what {
+                Under::Write(len) => Payload::Copied(&there.payload(psn)[..len.into()]),
+                _ => Payload::NONE,
+            };
+            let end = &self.ends[there.owner as usize];
+            let Ok(port) = end.build_entry(psn, asked, payload, &mut frame) else { return };
             if out.send(frame, port).is_err() {
                 return;
             }
@@ -426,7 +426,7 @@ impl Swordbox {
         there.acked = psn.add(1);
         there.under_way -= 1;
         self.under_way -= 1;
-        let &Entry { what, flow: id, psn: known_as, line, ack_req, .. } = there.entry(psn);
+        let &Entry { asked: Asked { what, .. }, flow: id, psn: known_as, line, ack_req, .. } = there.entry(psn);
         there.atomics -= u32::from(what.is_atomic());
         let owner = there.owner;
         let owner = &mut self.flows[owner as usize];
@@ -452,7 +452,7 @@ impl Swordbox {
             self.ready.push_back(id);
         }
         let (what, value, answer) = match what {
-            Under::Write => {
+            Under::Write(_) => {
                 return ack_req.then_some((id, known_as, Answer::Ack));
             }
             Under::Decided { found, .. } => (What::Atomic, found, Answer::Atomic(found)),
@@ -469,7 +469,7 @@ impl Swordbox {
             return;
         }
         let there = &self.lanes[lane as usize];
-        let word = word_of(entry.va);
+        let word = word_of(entry.asked.va);
         let mut value = Some(value);
         for n in 0..there.under_way {
             let psn = there.acked.add(n);
@@ -477,14 +477,14 @@ impl Swordbox {
             if later.line != entry.line {
                 continue;
             }
-            match later.what {
-                Under::Atomic(opcode, swap, compare) if word_of(later.va) == word => {
+            match later.asked.what {
+                Under::Atomic(opcode, swap, compare) if word_of(later.asked.va) == word => {
                     value = value.map(|value| outcome(opcode, swap, compare, value));
                 }
-                Under::Decided { left, .. } if word_of(later.va) == word => value = value.and(Some(left)),
-                Under::Write => {
-                    let offset = offset_of(later.va);
-                    let bytes = &there.payload(psn)[..usize::from(later.len)];
+                Under::Decided { left, .. } if word_of(later.asked.va) == word => value = value.and(Some(left)),
+                Under::Write(len) => {
+                    let offset = offset_of(later.asked.va);
+                    let bytes = &there.payload(psn)[..usize::from(len)];
                     if let Some(old) = value {
                         let mut new = old.to_le_bytes();
                         for (at, byte) in bytes.iter().enumerate().map(|(n, byte)| (offset + n, byte)) {
@@ -629,7 +629,7 @@ impl Swordbox {
             let entry = *self.lanes[lane as usize].entry(first.add(n));
             let line = self.lines.get_mut(entry.line);
             line.under_way -= 1;
-            line.decided -= u32::from(matches!(entry.what, Under::Decided { .. }));
+            line.decided -= u32::from(matches!(entry.asked.what, Under::Decided { .. }));
             line.forget_all();
             // What is on its way may still arrive.
             line.detours = line.detours.wrapping_add(1);

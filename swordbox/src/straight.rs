@@ -1,0 +1,111 @@
+//! The straight path: a request that can take its lane at once, and the acknowledgement of the oldest operation there. That is
+//! nearly all there is between clients that share and their server. Whatever is different in the least takes the long way,
+//! which would do the same with these: in builds that check assertions it is asked.
+
+use crate::function::{NO_SERVER, Swordbox};
+use crate::op::Op;
+use crate::flow::{Stage, right};
+use crate::share::Passage;
+#[cfg(debug_assertions)]
+use crate::share::Way;
+use crate::lines::word_of;
+use crate::{Id, NONE};
+use rocev2::aeth::Syndrome;
+use rocev2::{Opcode, Packet};
+use switch::{Nanos, Output, PortId, Verdict};
+
+impl Swordbox {
+    /// The way on its lane of a request that is the next of a client for which nothing waits.
+    #[inline]
+    pub(crate) fn straight_way_of(&self, id: Id, packet: &Packet<'_>, op: Op) -> Option<Passage> {
+        let flow = &self.flows[id as usize];
+        if flow.stage != Stage::Strict
+            || packet.bth().psn() != flow.next
+            || flow.in_message
+            || flow.holds()
+            || flow.unsure.is_some()
+            || !self.layers.remap
+        {
+            return None;
+        }
+        let wish = self.wish_of(flow.server, packet, op)?;
+        let line = self.lines.find(flow.server, wish.va)?;
+        let own = self.lines.get(line);
+        let lane = own.lane;
+        let there = self.lanes.get(lane as usize)?;
+        let owner = self.flows.get(there.owner as usize)?;
+        let known = own.value(word_of(wish.va)).filter(|_| self.layers.cas_to_write);
+        let busy = if flow.shared > 0 { flow.via != lane } else { !flow.is_quiet() };
+        let taken = there.owner != id
+            && (owner.is_private() || owner.waits == lane || owner.leaving || owner.nak_sent);
+        if own.rkey != wish.rkey
+            || busy
+            || taken
+            || there.is_full()
+            || (wish.atomic && known.is_none())
+            || !flow.has_proven(wish.rkey, wish.rights)
+            || !owner.has_proven(wish.rkey, right::WRITE)
+            || (own.under_way == 0 && (there.server != flow.server || !owner.has_proven(wish.rkey, right::ATOMIC)))
+        {
+            return None;
+        }
+        Some(Passage { lane, line, known: known.filter(|_| wish.atomic), wish })
+    }
+
+    /// Whether the long way is the same.
+    #[cfg(debug_assertions)]
+    pub(crate) fn is_right(&mut self, passage: Passage, id: Id, packet: &Packet<'_>, op: Op, now: Nanos) -> bool {
+        self.way_of(id, packet, op, now) == Way::Lane(passage)
+    }
+
+    /// The lane whose oldest operation, and nothing else, `packet` acknowledges, which went to the client's end `to`; if it is
+    /// no atomic, and nobody waits.
+    #[inline]
+    pub(crate) fn straight_answer_to(&self, to: Id, packet: &Packet<'_>, server: u8, port: PortId) -> Option<Id> {
+        let end = &self.ends[to as usize];
+        let flow = self.flows.get(end.peer as usize)?;
+        let there = self.lanes.get(flow.lane as usize)?;
+        let psn = packet.bth().psn();
+        let straight = server != NO_SERVER
+            && packet.layout().opcode() == Opcode::RC_ACKNOWLEDGE
+            && psn == there.acked
+            && there.under_way > 0
+            && there.waiting[0] == NONE
+            && flow.server == server
+            && flow.stage >= Stage::Strict
+            && end.came_on == Some(port)
+            && end.headers.leads_like(packet)
+            && self.ready.is_empty()
+            && self.bereft.is_empty()
+            && matches!(packet.aeth()?.kind(), Syndrome::Ack(_))
+            && !there.entry(psn).asked.what.is_atomic();
+        straight.then_some(flow.lane)
+    }
+
+    /// The oldest operation on a lane is done; its client's answer takes the frame.
+    #[inline]
+    pub(crate) fn answer_straight<O: Output>(
+        &mut self,
+        lane: Id,
+        frame: &mut O::Frame,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
+        let there = &mut self.lanes[lane as usize];
+        there.hear(there.acked, now);
+        let verdict = match self.complete(lane, None) {
+            Some((id, psn, answer)) => {
+                self.counters.acks.add(1);
+                self.answer_in(frame, id, psn, answer)
+            }
+            None => Verdict::Consume,
+        };
+        if self.ready.is_empty() {
+            return verdict;
+        }
+        // What follows may be answered at once: in order.
+        let verdict = crate::response::send_first::<O>(verdict, frame, out);
+        self.pump_ready(now, out);
+        verdict
+    }
+}
