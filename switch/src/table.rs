@@ -134,7 +134,13 @@ impl<K: Key> Index<K> {
     /// The id of `key`
     #[inline]
     pub fn get(&self, key: &K) -> Option<u32> {
-        self.find(key, key.hash()).map(|(id, _)| id)
+        // Most stand where the search begins.
+        let hash = key.hash();
+        let slot = self.slots[self.home(hash)];
+        if slot.tag == Self::tag(hash) && self.keys.get(slot.id) == Some(key) {
+            return Some(slot.id);
+        }
+        self.find(key, hash).map(|(id, _)| id)
     }
 
     /// Where the search for `key` begins
@@ -157,7 +163,6 @@ impl<K: Key> Index<K> {
     }
 
     /// The id of `key` and the slot where it stands.
-    #[inline]
     fn find(&self, key: &K, hash: u64) -> Option<(u32, usize)> {
         let (home, tag) = (self.home(hash), Self::tag(hash));
         for probe in 0..Self::MAX_PROBES {

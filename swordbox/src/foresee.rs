@@ -12,6 +12,8 @@ use switch::forward::counters::HostQp;
 const IP: usize = Ethernet::LEN;
 const BTH: usize = IP + Ipv4::LEN + Udp::LEN;
 const BEHIND: usize = BTH + Bth::LEN;
+/// With so many queue pairs or fewer, what is needed of them is in the cache as it is
+const FEW: usize = 4096;
 /// Operations that take a lane before the one that is foreseen
 const AHEAD: u32 = 1;
 /// Bytes of a cache line
@@ -66,7 +68,9 @@ impl Swordbox {
     pub(crate) fn look_far_ahead(&self, bytes: &[u8], fetch: impl Fn(*const u8)) {
         let Some(glance) = Glance::at(bytes) else { return };
         fetch(self.index.home_of(&glance.key));
-        if let Some(va) = glance.va {
+        if let Some(va) = glance.va
+            && self.ends.len() > FEW
+        {
             fetch(self.lines.home_of(self.server_of(glance.host.to_ipv6_mapped().to_bits()), va));
         }
     }
@@ -74,6 +78,9 @@ impl Swordbox {
     /// Has what will be needed for a frame fetched, as far as a glance tells.
     #[inline]
     pub(crate) fn look_ahead(&self, bytes: &[u8], fetch: impl Fn(*const u8)) {
+        if self.ends.len() <= FEW {
+            return;
+        }
         let Some(Glance { head, key, host, va }) = Glance::at(bytes) else { return };
         let id = self.index.likely(&key);
         fetch(self.index.place_of(id));

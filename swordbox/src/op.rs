@@ -1,6 +1,9 @@
 //! What an opcode is to a Swordbox.
 
-use rocev2::{Opcode, Packet};
+use rocev2::atomic::AtomicEth;
+use rocev2::reth::Reth;
+use rocev2::{Bth, Opcode, Packet};
+use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 /// What a packet's opcode asks for or answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,15 +81,27 @@ impl Op {
     }
 }
 
+/// The extended header that comes first, behind the BTH
+#[inline]
+fn first<'a, T: FromBytes + KnownLayout + Immutable + Unaligned>(packet: &Packet<'a>) -> Option<&'a T> {
+    let at = packet.layout().bth() + Bth::LEN;
+    T::ref_from_prefix(packet.bytes().get(at..)?).ok().map(|(header, _)| header)
+}
+
+/// What an atomic asks for; nobody knows what of another request.
+#[inline]
+pub(crate) fn atomic_of<'a>(packet: &Packet<'a>) -> Option<&'a AtomicEth> {
+    first(packet)
+}
+
 /// The memory that a request names: where it begins, its key and its length.
 #[inline]
 pub(crate) fn memory_of(packet: &Packet<'_>) -> Option<(u64, u32, u32)> {
-    if matches!(Op::of(packet.layout().opcode()).kind, Kind::Atomic)
-        && let Some(atomic) = packet.atomic()
-    {
-        return Some((atomic.va.get(), atomic.rkey.get(), 8));
+    match Op::of(packet.layout().opcode()).kind {
+        Kind::Atomic => atomic_of(packet).map(|atomic| (atomic.va.get(), atomic.rkey.get(), 8)),
+        Kind::Write | Kind::Read => first(packet).map(|reth: &Reth| (reth.va.get(), reth.rkey.get(), reth.len.get())),
+        _ => packet.reth().map(|reth| (reth.va.get(), reth.rkey.get(), reth.len.get())),
     }
-    packet.reth().map(|reth| (reth.va.get(), reth.rkey.get(), reth.len.get()))
 }
 
 /// The word that an atomic leaves behind where `old` was.

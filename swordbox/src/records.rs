@@ -115,8 +115,10 @@ impl Swordbox {
     }
 
     fn put_record(&mut self, id: Id, at: usize, record: Record) {
+        // What was there is not in the cache: it is looked at only if it may matter.
+        let open = self.flows[id as usize].open > 0;
         let place = &mut self.records_mut(id)[at];
-        let lost = !place.done;
+        let lost = open && !place.done;
         *place = record;
         let flow = &mut self.flows[id as usize];
         flow.open -= u32::from(lost);

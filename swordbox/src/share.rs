@@ -8,7 +8,7 @@ use crate::function::{End, NO_SERVER, Swordbox};
 use crate::headers::{Base, Class8, Payload};
 use crate::lane::{Asked, Entry, LONGEST_WRITE, Under};
 use crate::lines::{in_one_line, offset_of, word_of};
-use crate::op::{Kind, Op, memory_of, outcome};
+use crate::op::{Kind, Op, atomic_of, memory_of, outcome};
 use crate::request::Done;
 use crate::{Id, NONE};
 use rocev2::atomic::AtomicEth;
@@ -279,24 +279,24 @@ impl Swordbox {
     pub(crate) fn share<F: Frame>(
         &mut self,
         id: Id,
-        Passage { lane, line, known, wish: Wish { va, rkey, .. } }: Passage,
+        Passage { lane, line, known, wish }: Passage,
         frame: &mut F,
         layout: Layout,
         now: Nanos,
     ) -> Done {
         let packet = Packet::new(frame.bytes(), layout);
         let (bth, opcode) = (packet.bth(), layout.opcode());
-        let psn = bth.psn();
+        let (psn, Wish { va, rkey, .. }) = (bth.psn(), wish);
         // What it is to the server
-        let what = match (packet.atomic(), known) {
-            (Some(atomic), known) => {
+        let what = match atomic_of(&packet).filter(|_| wish.atomic) {
+            Some(atomic) => {
                 let (swap, compare) = (atomic.swap_or_add.get(), atomic.compare.get());
                 match known {
                     Some(found) => Under::Decided { found, left: outcome(opcode, swap, compare, found) },
                     None => Under::Atomic(opcode, swap, compare),
                 }
             }
-            (None, _) => Under::Write(packet.payload().len().min(LONGEST_WRITE) as u8),
+            None => Under::Write(packet.payload().len().min(LONGEST_WRITE) as u8),
         };
         if let Under::Decided { found, left } = what
             && found == left
