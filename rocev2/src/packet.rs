@@ -498,7 +498,8 @@ impl<'a> Packet<'a> {
     }
 
     /// The payload without its padding
-    #[inline]
+    #[expect(clippy::inline_always, reason = "a few additions")]
+    #[inline(always)]
     pub fn payload(&self) -> &'a [u8] {
         &self.bytes[self.layout.payload()..self.layout.icrc() - usize::from(self.bth().pad_count())]
     }

@@ -132,7 +132,8 @@ impl<K: Key> Index<K> {
     }
 
     /// The id of `key`
-    #[inline]
+    #[expect(clippy::inline_always, reason = "a call costs as much as the search")]
+    #[inline(always)]
     pub fn get(&self, key: &K) -> Option<u32> {
         // Most stand where the search begins.
         let hash = key.hash();
@@ -163,6 +164,7 @@ impl<K: Key> Index<K> {
     }
 
     /// The id of `key` and the slot where it stands.
+    #[inline(never)]
     fn find(&self, key: &K, hash: u64) -> Option<(u32, usize)> {
         let (home, tag) = (self.home(hash), Self::tag(hash));
         for probe in 0..Self::MAX_PROBES {

@@ -179,6 +179,7 @@ impl Flow {
     }
 
     /// Whether this key has been used for all of this on the client's own connection.
+    #[inline]
     pub(crate) fn has_proven(&self, rkey: u32, rights: u8) -> bool {
         self.proofs.iter().any(|proof| proof.rkey == rkey && proof.rights & rights == rights)
     }

@@ -264,7 +264,8 @@ impl Swordbox {
     }
 
     /// The end that `packet` goes to; put into the table now if it is not there and there is room.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "every packet is looked up")]
+    #[inline(always)]
     pub(crate) fn end_of(&mut self, packet: &Packet<'_>) -> Option<Id> {
         let key = HostQp::destination_of(packet);
         self.index.get(&key).or_else(|| self.new_end(packet, key))

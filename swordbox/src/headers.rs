@@ -115,7 +115,8 @@ impl Headers {
     }
 
     /// Whether `packet` has the same MAC addresses and UDP source port; addresses and queue pair are taken to be the same.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "a few comparisons")]
+    #[inline(always)]
     pub(crate) fn leads_like(&self, packet: &Packet<'_>) -> bool {
         let (bytes, udp) = (packet.bytes(), packet.layout().udp());
         self.len != 0

@@ -1,5 +1,6 @@
 //! What an opcode is to a Swordbox.
 
+use rocev2::aeth::Aeth;
 use rocev2::atomic::AtomicEth;
 use rocev2::reth::Reth;
 use rocev2::{Bth, Opcode, Packet};
@@ -94,8 +95,15 @@ pub(crate) fn atomic_of<'a>(packet: &Packet<'a>) -> Option<&'a AtomicEth> {
     first(packet)
 }
 
-/// The memory that a request names: where it begins, its key and its length.
+/// What an acknowledgement says; nobody knows what of another packet.
 #[inline]
+pub(crate) fn aeth_of<'a>(packet: &Packet<'a>) -> Option<&'a Aeth> {
+    first(packet)
+}
+
+/// The memory that a request names: where it begins, its key and its length.
+#[expect(clippy::inline_always, reason = "its callers know the kind")]
+#[inline(always)]
 pub(crate) fn memory_of(packet: &Packet<'_>) -> Option<(u64, u32, u32)> {
     match Op::of(packet.layout().opcode()).kind {
         Kind::Atomic => atomic_of(packet).map(|atomic| (atomic.va.get(), atomic.rkey.get(), 8)),

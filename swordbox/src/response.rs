@@ -28,7 +28,7 @@ impl Swordbox {
         if server == NO_SERVER {
             return self.forward.route(frame, port, now, out);
         }
-        if self.is_from_before(&packet, now) {
+        if !self.bereft.is_empty() && self.is_from_before(&packet, now) {
             self.counters.ended.add(1);
             return Verdict::Drop(DropReason::NoQueuePair);
         }
@@ -130,10 +130,8 @@ impl Swordbox {
 
     /// Whether an answer is to a client whose connection ended with an earlier life of this: it may tell of what others had
     /// under way there. It cannot come much later than that life's last request.
+    #[cold]
     fn is_from_before(&mut self, packet: &Packet<'_>, now: Nanos) -> bool {
-        if self.bereft.is_empty() {
-            return false;
-        }
         let begun = *self.begun.get_or_insert(now);
         if now.since(begun) > self.config.dead_after {
             return false;

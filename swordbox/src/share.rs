@@ -85,7 +85,8 @@ impl End {
 
 impl Swordbox {
     /// What a request would ask of a lane, if it is one that can take one.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "what it finds stays in registers")]
+    #[inline(always)]
     pub(crate) fn wish_of(&self, server: u8, packet: &Packet<'_>, op: Op) -> Option<Wish> {
         let atomic = op.kind == Kind::Atomic;
         // READs stay where they are: asked for again, the server reads again, on the client's own connection.

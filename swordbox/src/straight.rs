@@ -3,7 +3,7 @@
 //! which would do the same with these: in builds that check assertions it is asked.
 
 use crate::function::{NO_SERVER, Swordbox};
-use crate::op::Op;
+use crate::op::{Op, aeth_of};
 use crate::flow::{Stage, right};
 use crate::share::Passage;
 #[cfg(debug_assertions)]
@@ -77,7 +77,7 @@ impl Swordbox {
             && end.headers.leads_like(packet)
             && self.ready.is_empty()
             && self.bereft.is_empty()
-            && matches!(packet.aeth()?.kind(), Syndrome::Ack(_))
+            && matches!(aeth_of(packet)?.kind(), Syndrome::Ack(_))
             && !there.entry(psn).asked.what.is_atomic();
         straight.then_some(flow.lane)
     }

@@ -19,21 +19,18 @@ const QUOTIENT: i64 = 0x1_f701_1641;
 const FOLD_512: (i64, i64) = (0x1_5444_2bd4, 0x1_c6e4_1596);
 const FOLD_128: (i64, i64) = (0x1_7519_97d0, 0x0_ccaa_009e);
 const FOLD_64: i64 = 0x1_63cd_6124;
-/// Blocks in which there is something to mask
-const MASKED_BLOCKS: usize = MASKED / 16;
-
 fn available() -> bool {
     is_x86_feature_detected!("pclmulqdq")
         && is_x86_feature_detected!("ssse3")
         && is_x86_feature_detected!("sse4.1")
 }
 
-/// Runs `bytes`, of which there are 16 or more, through the CRC register, the first ones with `masks` set; `None` if
+/// Runs `bytes`, of which there are 16 or more, through the CRC register, the first `BLOCKS` of 16 with `masks` set; `None` if
 /// the CPU cannot.
 #[inline]
-pub(super) fn update(crc: u32, bytes: &[u8], masks: &Masks) -> Option<u32> {
+pub(super) fn update<const BLOCKS: usize>(crc: u32, bytes: &[u8], masks: &Masks) -> Option<u32> {
     // SAFETY: the CPU features that the function is compiled for are there.
-    available().then(|| unsafe { fold(crc, bytes, masks) })
+    available().then(|| unsafe { fold::<BLOCKS>(crc, bytes, masks) })
 }
 
 /// The product of two polynomials, not reduced; `None` if the CPU cannot.
@@ -105,17 +102,29 @@ fn load_at(bytes: &[u8], at: usize) -> __m128i {
 
 #[inline]
 #[target_feature(enable = "pclmulqdq,sse2,ssse3,sse4.1")]
-fn fold(crc: u32, bytes: &[u8], masks: &Masks) -> u32 {
+fn fold<const BLOCKS: usize>(crc: u32, bytes: &[u8], masks: &Masks) -> u32 {
     let by_128 = _mm_set_epi64x(FOLD_128.1, FOLD_128.0);
     let (blocks, odd) = bytes.as_chunks::<16>();
-    let (masked, blocks) = blocks.split_at(blocks.len().min(MASKED_BLOCKS));
     // Straight from the packet, and masked in registers: a header that was just written to memory byte by byte could not
     // be loaded by blocks without a stall.
-    let start = _mm_or_si128(load(&masked[0]), load_at(masks, 0));
-    let mut x = _mm_xor_si128(start, _mm_cvtsi32_si128(crc as i32));
-    for (n, block) in masked.iter().enumerate().skip(1) {
-        x = fold_into(x, by_128, _mm_or_si128(load(block), load_at(masks, 16 * n)));
-    }
+    let masked = |block, n: usize| _mm_or_si128(load(block), load_at(masks, 16 * n));
+    let (mut x, blocks) = match blocks.split_first_chunk::<BLOCKS>() {
+        // As in all but the shortest packets: a number that is known when this is compiled
+        Some((first, others)) => {
+            let mut x = _mm_xor_si128(masked(&first[0], 0), _mm_cvtsi32_si128(crc as i32));
+            for (n, block) in first.iter().enumerate().skip(1) {
+                x = fold_into(x, by_128, masked(block, n));
+            }
+            (x, others)
+        }
+        None => {
+            let mut x = _mm_xor_si128(masked(&blocks[0], 0), _mm_cvtsi32_si128(crc as i32));
+            for (n, block) in blocks.iter().enumerate().skip(1) {
+                x = fold_into(x, by_128, masked(block, n));
+            }
+            (x, &[][..])
+        }
+    };
     let (fours, blocks) = blocks.as_chunks::<4>();
     if let Some((first, fours)) = fours.split_first() {
         // Four lanes, so that the multiplications of a payload overlap.

@@ -23,6 +23,8 @@ mod table;
 const AFTER_LINK_HEADER: u32 = 0xdebb_20e3;
 /// Bytes from the IP header on among which are all that the ICRC leaves out, in whole blocks of 16: IPv6, UDP and BTH
 const MASKED: usize = (Ipv6::LEN + Udp::LEN + crate::Bth::LEN).next_multiple_of(16);
+/// The same with IPv4
+const MASKED_V4: usize = (Ipv4::LEN + Udp::LEN + crate::Bth::LEN).next_multiple_of(16);
 /// Ones where the ICRC reads ones whatever the packet says, from the IP header on; zeros behind.
 type Masks = [u8; MASKED + 16];
 
@@ -64,8 +66,15 @@ pub fn compute_for(packet: &[u8], v6: bool, udp: usize) -> u32 {
         return compute_with_options(packet, v6, udp);
     }
     #[cfg(target_arch = "x86_64")]
-    if let Some(crc) = clmul::update(AFTER_LINK_HEADER, packet, masks) {
-        return !crc;
+    {
+        let crc = if v6 {
+            clmul::update::<{ MASKED / 16 }>(AFTER_LINK_HEADER, packet, masks)
+        } else {
+            clmul::update::<{ MASKED_V4 / 16 }>(AFTER_LINK_HEADER, packet, masks)
+        };
+        if let Some(crc) = crc {
+            return !crc;
+        }
     }
     !table::update_masked(AFTER_LINK_HEADER, packet, masks)
 }
