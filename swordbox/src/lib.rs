@@ -31,8 +31,10 @@ mod request;
 mod response;
 mod share;
 mod sketch;
-mod straight;
 pub mod steering;
+mod straight;
+mod tend;
+mod way;
 
 pub use config::{Config, Connection, FailedCas, Layers, Server, Table};
 pub use control::{Control, Journal};

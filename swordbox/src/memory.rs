@@ -2,12 +2,12 @@
 
 use crate::config::Config;
 use crate::flow::Flow;
-use crate::records::Record;
 use crate::function::End;
 use crate::held::Held;
 use crate::lane::Lane;
 use crate::lines::Lines;
 use crate::pair::{Handshakes, Strangers};
+use crate::records::Record;
 use crate::steering::Steering;
 use core::mem::size_of;
 use switch::forward::counters::HostQp;

@@ -107,7 +107,9 @@ pub(crate) fn aeth_of<'a>(packet: &Packet<'a>) -> Option<&'a Aeth> {
 pub(crate) fn memory_of(packet: &Packet<'_>) -> Option<(u64, u32, u32)> {
     match Op::of(packet.layout().opcode()).kind {
         Kind::Atomic => atomic_of(packet).map(|atomic| (atomic.va.get(), atomic.rkey.get(), 8)),
-        Kind::Write | Kind::Read => first(packet).map(|reth: &Reth| (reth.va.get(), reth.rkey.get(), reth.len.get())),
+        Kind::Write | Kind::Read => {
+            first(packet).map(|reth: &Reth| (reth.va.get(), reth.rkey.get(), reth.len.get()))
+        }
         _ => packet.reth().map(|reth| (reth.va.get(), reth.rkey.get(), reth.len.get())),
     }
 }

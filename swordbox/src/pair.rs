@@ -1,8 +1,8 @@
 //! Which two ends belong to one connection: told by the connection manager, or found out from what is answered.
 
 use crate::flow::{Flow, Stage};
-use crate::records::{Record, What};
 use crate::function::{Event, NO_SERVER, Swordbox, bits_of};
+use crate::records::{Record, What};
 use crate::{Id, NONE};
 use core::net::IpAddr;
 use rocev2::aeth::Syndrome;

@@ -3,14 +3,14 @@
 use crate::Id;
 use crate::NONE;
 use crate::answer::Answer;
-use crate::records::{Record, What};
 use crate::function::Swordbox;
 use crate::op::{Kind, Op};
+use crate::records::{Record, What};
 #[cfg(feature = "canary")]
 use crate::request::Done;
 use crate::request::rewrite_request;
 #[cfg(feature = "canary")]
-use crate::share::Way;
+use crate::way::Way;
 use rocev2::{Layout, Packet, Psn};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
 

@@ -7,10 +7,10 @@
 use crate::answer::Answer;
 use crate::config::Connection;
 use crate::flow::{Proof, Stage, right};
-use crate::records::{NO_RECORD, Record, What};
 use crate::function::{Event, NO_SERVER, Swordbox, source_of};
 use crate::op::{Kind, Op, memory_of};
-use crate::share::Way;
+use crate::records::{NO_RECORD, Record, What};
+use crate::way::Way;
 use crate::{Id, NONE};
 use rocev2::aeth::{NakCode, Syndrome};
 use rocev2::rewrite::Rewriter;

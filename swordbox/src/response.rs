@@ -3,10 +3,10 @@
 
 use crate::answer::Answer;
 use crate::flow::Stage;
-use crate::records::{Record, What};
 use crate::function::{NO_SERVER, Swordbox, source_of};
 use crate::headers::Base;
 use crate::lane::Under;
+use crate::records::{Record, What};
 use crate::{Id, NONE};
 use rocev2::aeth::{Aeth, NakCode, Syndrome};
 use rocev2::rewrite::Rewriter;

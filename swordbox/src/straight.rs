@@ -2,13 +2,13 @@
 //! nearly all there is between clients that share and their server. Whatever is different in the least takes the long way,
 //! which would do the same with these: in builds that check assertions it is asked.
 
-use crate::function::{NO_SERVER, Swordbox};
-use crate::op::{Op, aeth_of};
 use crate::flow::{Stage, right};
-use crate::share::Passage;
-#[cfg(debug_assertions)]
-use crate::share::Way;
+use crate::function::{NO_SERVER, Swordbox};
 use crate::lines::word_of;
+use crate::op::{Op, aeth_of};
+use crate::way::Passage;
+#[cfg(debug_assertions)]
+use crate::way::Way;
 use crate::{Id, NONE};
 use rocev2::aeth::Syndrome;
 use rocev2::{Opcode, Packet};
@@ -45,7 +45,8 @@ impl Swordbox {
             || (wish.atomic && known.is_none())
             || !flow.has_proven(wish.rkey, wish.rights)
             || !owner.has_proven(wish.rkey, right::WRITE)
-            || (own.under_way == 0 && (there.server != flow.server || !owner.has_proven(wish.rkey, right::ATOMIC)))
+            || (own.under_way == 0
+                && (there.server != flow.server || !owner.has_proven(wish.rkey, right::ATOMIC)))
         {
             return None;
         }
@@ -54,14 +55,27 @@ impl Swordbox {
 
     /// Whether the long way is the same.
     #[cfg(debug_assertions)]
-    pub(crate) fn is_right(&mut self, passage: Passage, id: Id, packet: &Packet<'_>, op: Op, now: Nanos) -> bool {
+    pub(crate) fn is_right(
+        &mut self,
+        passage: Passage,
+        id: Id,
+        packet: &Packet<'_>,
+        op: Op,
+        now: Nanos,
+    ) -> bool {
         self.way_of(id, packet, op, now) == Way::Lane(passage)
     }
 
     /// The lane whose oldest operation, and nothing else, `packet` acknowledges, which went to the client's end `to`; if it is
     /// no atomic, and nobody waits.
     #[inline]
-    pub(crate) fn straight_answer_to(&self, to: Id, packet: &Packet<'_>, server: u8, port: PortId) -> Option<Id> {
+    pub(crate) fn straight_answer_to(
+        &self,
+        to: Id,
+        packet: &Packet<'_>,
+        server: u8,
+        port: PortId,
+    ) -> Option<Id> {
         let end = &self.ends[to as usize];
         let flow = self.flows.get(end.peer as usize)?;
         let there = self.lanes.get(flow.lane as usize)?;

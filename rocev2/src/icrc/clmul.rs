@@ -107,23 +107,16 @@ fn fold<const BLOCKS: usize>(crc: u32, bytes: &[u8], masks: &Masks) -> u32 {
     let (blocks, odd) = bytes.as_chunks::<16>();
     // Straight from the packet, and masked in registers: a header that was just written to memory byte by byte could not
     // be loaded by blocks without a stall.
-    let masked = |block, n: usize| _mm_or_si128(load(block), load_at(masks, 16 * n));
-    let (mut x, blocks) = match blocks.split_first_chunk::<BLOCKS>() {
-        // As in all but the shortest packets: a number that is known when this is compiled
-        Some((first, others)) => {
-            let mut x = _mm_xor_si128(masked(&first[0], 0), _mm_cvtsi32_si128(crc as i32));
-            for (n, block) in first.iter().enumerate().skip(1) {
-                x = fold_into(x, by_128, masked(block, n));
-            }
-            (x, others)
-        }
-        None => {
-            let mut x = _mm_xor_si128(masked(&blocks[0], 0), _mm_cvtsi32_si128(crc as i32));
-            for (n, block) in blocks.iter().enumerate().skip(1) {
-                x = fold_into(x, by_128, masked(block, n));
-            }
-            (x, &[][..])
-        }
+    let masked = |first: &[[u8; 16]]| {
+        let block = |n: usize| _mm_or_si128(load(&first[n]), load_at(masks, 16 * n));
+        let start = _mm_xor_si128(block(0), _mm_cvtsi32_si128(crc as i32));
+        (1..first.len()).fold(start, |x, n| fold_into(x, by_128, block(n)))
+    };
+    // In all but the shortest packets a number that is known when this is compiled
+    let (mut x, blocks) = if let Some((first, others)) = blocks.split_first_chunk::<BLOCKS>() {
+        (masked(first), others)
+    } else {
+        (masked(blocks), &[][..])
     };
     let (fours, blocks) = blocks.as_chunks::<4>();
     if let Some((first, fours)) = fours.split_first() {

@@ -5,10 +5,10 @@
 
 use super::{Append, Cas, Knowledge, Known, Steering, Ticket};
 use crate::flow::Stage;
-use crate::records::{Record, What};
 use crate::function::{NO_SERVER, Swordbox};
 use crate::headers::Base;
 use crate::op::{Kind, Op, memory_of};
+use crate::records::{Record, What};
 use crate::steering::links::State;
 use crate::{Id, NONE};
 use rocev2::atomic::AtomicEth;

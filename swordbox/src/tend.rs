@@ -1,0 +1,175 @@
+//! Who waits for a lane, and what becomes of lanes on which something is lost, or that fail.
+
+use crate::flow::Stage;
+use crate::function::{NO_SERVER, Swordbox};
+use crate::lane::Under;
+use crate::{Id, NONE};
+use switch::{Nanos, Output};
+
+impl Swordbox {
+    /// A flow waits for a lane; for nothing in particular, until its own requests are done.
+    pub(crate) fn wait(&mut self, id: Id, lane: Id) {
+        let flow = &mut self.flows[id as usize];
+        if lane == NONE || flow.waits != NONE {
+            return;
+        }
+        flow.waits = lane;
+        flow.next_waiting = NONE;
+        let [first, last] = self.lanes[lane as usize].waiting;
+        if first == NONE {
+            self.lanes[lane as usize].waiting = [id, id];
+        } else {
+            self.flows[last as usize].next_waiting = id;
+            self.lanes[lane as usize].waiting[1] = id;
+        }
+    }
+
+    /// Whoever waits for a lane has another try.
+    pub(crate) fn pump_lane<O: Output>(&mut self, lane: Id, now: Nanos, out: &mut O) {
+        let there = &mut self.lanes[lane as usize];
+        let [mut id, _] = core::mem::replace(&mut there.waiting, [NONE; 2]);
+        let owner = there.owner;
+        if owner != NONE && self.flows[owner as usize].waits == lane && there.under_way == 0 {
+            // Its owner can go on only when the lane is empty.
+            self.unwait(owner, lane, &mut id);
+            let asked = self.flows[owner as usize].nak_sent;
+            self.pump(owner, now, out);
+            if self.flows[owner as usize].nak_sent && !asked {
+                // It has the next turn, if it comes soon: others would take the lane again and again before it is there.
+                let there = &mut self.lanes[lane as usize];
+                there.reserved = now + there.patience(self.config.replay_after);
+            }
+        }
+        while id != NONE {
+            let flow = &mut self.flows[id as usize];
+            let next = flow.next_waiting;
+            flow.waits = NONE;
+            flow.next_waiting = NONE;
+            self.pump(id, now, out);
+            id = next;
+        }
+    }
+
+    /// Takes one out of a list of those that wait.
+    pub(crate) fn unwait(&mut self, id: Id, lane: Id, first: &mut Id) {
+        let mut at = *first;
+        let next = self.flows[id as usize].next_waiting;
+        if at == id {
+            *first = next;
+        }
+        while at != NONE && at != id {
+            let following = self.flows[at as usize].next_waiting;
+            if following == id {
+                self.flows[at as usize].next_waiting = next;
+            }
+            at = following;
+        }
+        let flow = &mut self.flows[id as usize];
+        debug_assert_eq!(flow.waits, lane);
+        flow.waits = NONE;
+        flow.next_waiting = NONE;
+    }
+
+    /// Flows whose own requests are all done go on.
+    pub(crate) fn pump_ready<O: Output>(&mut self, now: Nanos, out: &mut O) {
+        // Those that find no buffer are ready again next time.
+        for _ in 0..self.ready.len() {
+            let Some(id) = self.ready.pop_front() else { break };
+            self.pump(id, now, out);
+        }
+    }
+
+    /// What is lost on lanes is sent again, and lanes that are silent are given up.
+    pub(crate) fn tend_lanes<O: Output>(&mut self, now: Nanos, out: &mut O) {
+        for lane in 0..self.lanes.len() as Id {
+            let there = &mut self.lanes[lane as usize];
+            if there.owner == NONE {
+                continue;
+            }
+            let owner = there.owner;
+            if there.under_way > 0 {
+                if now.since(there.moved) > self.config.dead_after {
+                    self.fail(lane);
+                    continue;
+                }
+                if now.since(there.moved.max(there.resent)) > there.patience(self.config.replay_after) {
+                    there.tries += 1;
+                    let from = there.acked;
+                    self.resend(lane, from, now, out);
+                }
+            } else if self.flows[owner as usize].leaving {
+                self.leave(owner);
+                continue;
+            } else if there.waiting[0] == NONE || !self.flows[owner as usize].is_private() {
+                there.stuck = Nanos::ZERO;
+            } else if there.stuck == Nanos::ZERO || there.stuck_at != self.flows[owner as usize].sent {
+                // What it has begun goes on.
+                there.stuck_at = self.flows[owner as usize].sent;
+                there.stuck = now;
+            } else if now.since(there.stuck) > self.config.dead_after {
+                // Its owner has begun something that does not end, and others wait for it.
+                self.fail(lane);
+                continue;
+            }
+            self.pump_lane(lane, now, out);
+        }
+        self.pump_ready(now, out);
+    }
+
+    /// A lane does not work any more. What was under way there is over: some of it may have been done, in order, and the rest
+    /// never will be. Its clients cannot be told which, so their connections end.
+    pub(crate) fn fail(&mut self, lane: Id) {
+        let there = &mut self.lanes[lane as usize];
+        let (owner, first, count) = (there.owner, there.acked, there.under_way);
+        self.under_way -= count as usize;
+        there.owner = NONE;
+        there.under_way = 0;
+        there.atomics = 0;
+        self.counters.lanes_lost.add(1);
+        for n in 0..count {
+            let entry = *self.lanes[lane as usize].entry(first.add(n));
+            let line = self.lines.get_mut(entry.line);
+            line.under_way -= 1;
+            line.decided -= u32::from(matches!(entry.asked.what, Under::Decided { .. }));
+            line.forget_all();
+            // What is on its way may still arrive.
+            line.detours = line.detours.wrapping_add(1);
+            line.quiet_until = line.quiet_until.max(self.tick + self.config.settle);
+            if entry.flow == NONE {
+                continue;
+            }
+            self.end(entry.flow);
+        }
+        self.flows[owner as usize].lane = NONE;
+        self.end(owner);
+        // Those that wait find another lane.
+        let waiting = core::mem::replace(&mut self.lanes[lane as usize].waiting, [NONE; 2]);
+        let mut id = waiting[0];
+        while id != NONE {
+            let flow = &mut self.flows[id as usize];
+            let next = flow.next_waiting;
+            flow.waits = NONE;
+            flow.next_waiting = NONE;
+            if flow.stage == Stage::Strict {
+                self.ready.push_back(id);
+            }
+            id = next;
+        }
+    }
+
+    /// Nothing of a flow passes any more.
+    pub(crate) fn end(&mut self, id: Id) {
+        if id == NONE || self.flows[id as usize].server == NO_SERVER {
+            return;
+        }
+        // It may have something under way on another's lane.
+        self.orphan(id);
+        let flow = &mut self.flows[id as usize];
+        flow.stage = Stage::Ended;
+        flow.shared = 0;
+        flow.nak_due = false;
+        // What is under way on its lane is seen through, and nobody begins anything there.
+        flow.leaving |= flow.lane != NONE;
+        self.unsteer(id);
+    }
+}

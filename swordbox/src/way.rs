@@ -1,0 +1,234 @@
+//! Which way a request goes: on a shared connection (a lane) or on its client's own.
+
+use crate::flow::right;
+use crate::function::Swordbox;
+use crate::lane::LONGEST_WRITE;
+use crate::lines::{in_one_line, word_of};
+use crate::op::{Kind, Op, memory_of};
+use crate::{Id, NONE};
+use rocev2::{Opcode, Packet};
+use switch::Nanos;
+
+/// Which way a request goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// A lane
+    Lane(Passage),
+    /// The client's own connection
+    Own,
+    /// None yet: it waits for this lane, or for the client's own requests
+    Wait(Id),
+}
+
+/// A request's way on a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Passage {
+    pub lane: Id,
+    /// The line that it touches
+    pub line: Id,
+    /// What the word holds, if it is decided here
+    pub known: Option<u64>,
+    pub wish: Wish,
+}
+
+/// What a request asks of a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wish {
+    pub va: u64,
+    pub rkey: u32,
+    pub rights: u8,
+    pub atomic: bool,
+}
+impl Swordbox {
+    /// What a request would ask of a lane, if it is one that can take one.
+    #[expect(clippy::inline_always, reason = "what it finds stays in registers")]
+    #[inline(always)]
+    pub(crate) fn wish_of(&self, server: u8, packet: &Packet<'_>, op: Op) -> Option<Wish> {
+        let atomic = op.kind == Kind::Atomic;
+        // READs stay where they are: asked for again, the server reads again, on the client's own connection.
+        if !atomic && packet.layout().opcode() != Opcode::RC_WRITE_ONLY {
+            return None;
+        }
+        let (va, rkey, len) = memory_of(packet)?;
+        if atomic && !va.is_multiple_of(8) {
+            self.counters.misplaced.add(1);
+            return None;
+        }
+        let fits = len as usize == packet.payload().len() && len as usize <= LONGEST_WRITE;
+        if !atomic && (!fits || !in_one_line(va, len as usize)) {
+            return None;
+        }
+        let rights = if atomic { right::ATOMIC } else { right::WRITE };
+        let server = self.config.servers.get(usize::from(server))?;
+        // A line may hold a word that is never cached beside others that are.
+        if server.is_never_cached(va) || (!atomic && server.is_never_cached(va + (u64::from(len) - 1))) {
+            return None;
+        }
+        Some(Wish { va, rkey, rights, atomic })
+    }
+
+    /// Whether a request would take a lane if its connection could: then it is worth that the two sides differ.
+    pub(crate) fn wants_lane(&mut self, id: Id, packet: &Packet<'_>, op: Op) -> bool {
+        if !self.layers.remap {
+            return false;
+        }
+        let peer = self.ends[id as usize].peer;
+        if peer == NONE || self.ends[peer as usize].headers.is_none() {
+            return false;
+        }
+        let flow = &self.flows[id as usize];
+        let Some(wish) = self.wish_of(flow.server, packet, op) else { return false };
+        self.lines.find(flow.server, wish.va).is_some()
+            || self.steering.is_word(flow.server, wish.va, wish.rkey)
+            || (wish.atomic && self.is_tracked(flow.server, &wish))
+    }
+
+    /// Whether a word on which an atomic is done is to be tracked.
+    fn is_tracked(&mut self, server: u8, wish: &Wish) -> bool {
+        let declared = &self.config.servers[usize::from(server)];
+        if declared.table_of(wish.va, wish.rkey).is_some() {
+            return true;
+        }
+        if declared.tables.iter().any(|table| table.range.contains(&wish.va)) {
+            self.counters.misplaced.add(1);
+        }
+        let detect = declared.detect;
+        if detect > 0 && self.is_steering() && self.steering.at(server, wish.va).is_some() {
+            // A node is appended to once; and an answer that waits would keep a lane from those that it waits for.
+            return false;
+        }
+        detect > 0 && self.sketch.add(wish.va ^ u64::from(wish.rkey) << 32) >= detect
+    }
+
+    /// Which way a request goes whose turn it is.
+    #[inline]
+    pub(crate) fn way_of(&mut self, id: Id, packet: &Packet<'_>, op: Op, now: Nanos) -> Way {
+        if !self.layers.remap || self.flows[id as usize].in_message {
+            return Way::Own;
+        }
+        let server = self.flows[id as usize].server;
+        let Some(wish) = self.wish_of(server, packet, op) else { return Way::Own };
+        let line = match self.lines.find(server, wish.va) {
+            Some(line) => line,
+            // A key that may be refused would keep the line from those that have the right one.
+            None if self.steering.is_word(server, wish.va, wish.rkey)
+                || (wish.atomic && self.is_tracked(server, &wish)) =>
+            {
+                if !self.flows[id as usize].has_proven(wish.rkey, wish.rights) {
+                    self.counters.unproven.add(1);
+                    return Way::Own;
+                }
+                let quiet_until = now + self.config.settle;
+                match self.lines.make(server, wish.va, wish.rkey, quiet_until) {
+                    Ok(line) => line,
+                    Err(switch::Full) => return Way::Own,
+                }
+            }
+            None => return Way::Own,
+        };
+        let flow = &self.flows[id as usize];
+        let own = self.lines.get(line);
+        if own.rkey != wish.rkey {
+            if !wish.atomic || own.under_way > 0 || !flow.has_proven(wish.rkey, wish.rights) {
+                return Way::Own;
+            }
+            // The server has given another key, or there are two: the word is not known by this one yet.
+            let settle = self.config.settle;
+            let own = self.lines.get_mut(line);
+            own.detour(now, settle);
+            (own.rkey, own.lane) = (wish.rkey, NONE);
+        }
+        let flow = &self.flows[id as usize];
+        if !flow.has_proven(wish.rkey, wish.rights) {
+            self.counters.unproven.add(1);
+            return Way::Own;
+        }
+        let Some(lane) = self.lane_of(id, line, wish.va, now) else { return Way::Own };
+        let own = &self.lines.get(line);
+        let writes = self.may_write(lane, wish.va, wish.rkey);
+        if wish.rights == right::WRITE && !writes {
+            return Way::Own;
+        }
+        let known = own.value(word_of(wish.va));
+        let known = known.filter(|_| wish.atomic && self.layers.cas_to_write && writes);
+        let flow = &self.flows[id as usize];
+        let busy = if flow.shared > 0 { flow.via != lane } else { !flow.is_quiet() };
+        if busy {
+            return Way::Wait(NONE);
+        }
+        let there = &self.lanes[lane as usize];
+        let owner = &self.flows[there.owner as usize];
+        let undecided = wish.atomic && known.is_none();
+        if there.is_full()
+            || (there.owner != id
+                && (owner.is_private()
+                    || owner.waits == lane
+                    || owner.leaving
+                    || (owner.nak_sent && now < there.reserved)))
+            || (undecided && there.atomics >= there.max_atomics)
+        {
+            return Way::Wait(lane);
+        }
+        Way::Lane(Passage { lane, line, known, wish })
+    }
+
+    /// Whether what is decided may be written there on a lane.
+    #[inline]
+    fn may_write(&self, lane: Id, va: u64, rkey: u32) -> bool {
+        let lane = &self.lanes[lane as usize];
+        let server = &self.config.servers[usize::from(lane.server)];
+        self.flows[lane.owner as usize].has_proven(rkey, right::WRITE)
+            || server.table_of(va, rkey).is_some_and(|table| table.writable)
+    }
+
+    /// The lane that all operations on a line take; chosen now if it has none.
+    #[inline]
+    fn lane_of(&mut self, id: Id, line: Id, va: u64, now: Nanos) -> Option<Id> {
+        let own = self.lines.get(line);
+        let server = self.flows[id as usize].server;
+        if own.lane != NONE && (own.under_way > 0 || self.is_usable(own.lane as usize, server, own.rkey)) {
+            return Some(own.lane);
+        }
+        self.choose_lane(id, line, va, now)
+    }
+
+    /// Whether operations with this key can go on a lane.
+    #[inline]
+    fn is_usable(&self, lane: usize, server: u8, rkey: u32) -> bool {
+        let lane = &self.lanes[lane];
+        lane.server == server
+            && lane.owner != NONE
+            && self.flows[lane.owner as usize].has_proven(rkey, right::ATOMIC)
+    }
+
+    #[cold]
+    fn choose_lane(&mut self, id: Id, line: Id, va: u64, now: Nanos) -> Option<Id> {
+        let rkey = self.lines.get(line).rkey;
+        let server = self.flows[id as usize].server;
+        self.make_lane(id, server, now);
+        let usable = |at: &usize| self.is_usable(*at, server, rkey);
+        let count = (0..self.lanes.len()).filter(usable).count();
+        let nth = (switch::table::mix(va >> 6) as usize).checked_rem(count)?;
+        let chosen = (0..self.lanes.len()).filter(usable).nth(nth)? as Id;
+        let own = self.lines.get_mut(line);
+        own.lane = chosen;
+        Some(chosen)
+    }
+
+    /// A connection becomes a lane, if there is to be another one.
+    fn make_lane(&mut self, id: Id, server: u8, now: Nanos) {
+        if self.flows[id as usize].lane != NONE {
+            return;
+        }
+        let Some(free) = self.lanes.iter().position(|lane| lane.server == server && lane.owner == NONE)
+        else {
+            return;
+        };
+        let declared = u32::from(self.config.servers[usize::from(server)].rd_atomic);
+        let flow = &mut self.flows[id as usize];
+        flow.lane = free as Id;
+        let max_atomics = declared.max(flow.most_reads.into()).max(flow.max_reads.into()).max(1);
+        self.lanes[free].open(id, flow.own_next, max_atomics, now);
+        self.counters.lanes.add(1);
+    }
+}

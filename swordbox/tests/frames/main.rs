@@ -1,0 +1,484 @@
+//! A Swordbox driven frame by frame: what no simulated host would send, or would send only after ten minutes.
+
+mod any;
+mod net;
+
+use net::*;
+use rocev2::aeth::{Credit, NakCode, Syndrome};
+use rocev2::atomic::AtomicEth;
+use rocev2::repr::Repr;
+use rocev2::reth::Reth;
+use rocev2::{Bth, Opcode, Packet, Psn, Qpn};
+use std::net::IpAddr;
+use switch::memory::{MemoryFrame, Sent};
+use switch::{Function, Nanos};
+use swordbox::{Connection, Event};
+
+#[test]
+fn a_lock_works() {
+    let (mut net, mut a, mut b) = two(|_| {});
+    let owner = a;
+    let sent = locked(&mut net, &mut b, &owner, 0, 5);
+    assert_eq!((opcode(&sent[0].0), dest(&sent[0].0)), (Opcode::RC_ATOMIC_ACKNOWLEDGE, b.qpn));
+    let sent = locked(&mut net, &mut a, &owner, 0, 6);
+    let found = Packet::parse(&sent[0].0).unwrap().atomic_ack().unwrap().original.get();
+    assert_eq!(found, 5);
+}
+
+/// A client whose requests all take another's connection never gets a frame on its own: it is not silent for that.
+#[test]
+fn a_client_that_only_takes_a_lane_is_not_forgotten() {
+    let (mut net, a, mut b) = two(|config| config.ageing = Nanos::from_secs(1));
+    let owner = a;
+    for n in 0..40 {
+        net.pass(Nanos::from_millis(100));
+        let sent = locked(&mut net, &mut b, &owner, n, n + 1);
+        assert_eq!((sent.len(), dest(&sent[0].0)), (1, b.qpn), "round {n}");
+    }
+}
+
+/// Nor is the owner of a lane that others use.
+#[test]
+fn an_owner_that_is_silent_does_not_take_others_with_it() {
+    let (mut net, a, mut b) = two(|config| config.ageing = Nanos::from_secs(1));
+    let owner = a;
+    for n in 0..40 {
+        let sent = net.up(&b.cas(b.psn, TABLE, n, n + 1));
+        assert_eq!(sent.len(), 1, "round {n}");
+        // It is still under way when connections are looked through.
+        net.pass(Nanos::from_millis(100));
+        b.psn += 1;
+        let answers = net.down(&owner.ack(psn(&sent[0].0)));
+        assert_eq!(answers.len(), 1, "round {n}");
+    }
+}
+
+/// A request to a client's queue pair, as from another queue pair of the server
+#[test]
+fn a_stray_request_to_a_client_does_not_take_its_end_away() {
+    let (mut net, a, b) = two(|_| {});
+    let bth = Bth::new(Opcode::RC_SEND_ONLY, Qpn::new(b.qpn), Psn::new(1));
+    net.down(&frame(SERVER, b.ip, 0xffff, bth, |_| {}, &[0; 8]));
+    let sent = net.up(&b.cas(b.psn, TABLE, 0, 5));
+    for (sent, _) in sent {
+        net.down(&a.ack(psn(&sent)));
+    }
+}
+
+#[test]
+fn a_write_to_the_last_bytes_there_are() {
+    let (mut net, mut a, _) = two(|_| {});
+    for (va, len) in [(u64::MAX - 63, 64), (u64::MAX, 1), (u64::MAX - 7, 8)] {
+        assert_eq!(net.up(&a.write(a.psn, va, &vec![1; len])).len(), 1);
+        net.down(&a.ack(a.psn));
+        a.psn += 1;
+    }
+}
+
+/// What is not understood takes a PSN at the server that nobody here knows of.
+#[test]
+fn an_opcode_that_is_not_known_does_not_reach_a_strict_connection() {
+    let (mut net, a, _) = two(|_| {});
+    let mut bytes = a.write(a.psn, TABLE, &[1; 8]);
+    bytes[14 + 20 + 8] = 0x15;
+    let sent = net.up(&bytes);
+    assert_eq!(sent.len(), 0, "it would be taken for one of those that were promised");
+}
+
+/// To another connection it passes, and may have done anything.
+#[test]
+fn an_opcode_that_is_not_known_makes_everything_doubtful() {
+    let (mut net, a, _) = two(|_| {});
+    let mut bytes = end(9).write(0, TABLE, &[1; 8]);
+    bytes[14 + 20 + 8] = 0x15;
+    assert_eq!(net.up(&bytes).len(), 1);
+    let sent = net.up(&a.cas(a.psn, TABLE, 0, 5));
+    assert_eq!(opcode(&sent[0].0), Opcode::RC_COMPARE_SWAP);
+}
+
+/// A message's later packets may come long after the first.
+#[test]
+fn the_rest_of_a_message_is_a_detour_too() {
+    let (mut net, mut a, mut b) = two(|_| {});
+    let owner = a;
+    // It begins in memory before the word, and the second packet covers it.
+    let reth = Reth { va: (TABLE - 1024).into(), rkey: KEY.into(), len: 2048.into() };
+    let first = b.request(Opcode::RC_WRITE_FIRST, b.psn, |repr| repr.extended.reth = reth, &[9; 1024]);
+    assert_eq!(net.up(&first).len(), 1);
+    net.down(&b.ack(b.psn));
+    b.psn += 1;
+    let mut owner_now = owner;
+    net.teach(&mut a, &mut owner_now, TABLE);
+    assert_eq!(net.count("learnt"), 2);
+    let last = b.request(Opcode::RC_WRITE_LAST, b.psn, |_| {}, &[9; 1024]);
+    assert_eq!(net.up(&last).len(), 1);
+    net.down(&b.ack(b.psn));
+    let sent = net.up(&a.cas(a.psn, TABLE, 0, 5));
+    assert_eq!(opcode(&sent[0].0), Opcode::RC_COMPARE_SWAP, "the word holds something else now");
+}
+
+/// So may one that was lost behind here, of a connection that is only followed.
+#[test]
+fn the_rest_of_a_message_that_is_repeated_is_a_detour_too() {
+    let (mut net, mut a, _) = two(|_| {});
+    let (mut owner, mut c) = (a, end(3));
+    let reth = Reth { va: (TABLE - 1024).into(), rkey: KEY.into(), len: 2048.into() };
+    let first = c.request(Opcode::RC_WRITE_FIRST, c.psn, |repr| repr.extended.reth = reth, &[9; 1024]);
+    assert_eq!(net.up(&first).len(), 1);
+    c.psn += 1;
+    let last = c.request(Opcode::RC_WRITE_LAST, c.psn, |_| {}, &[9; 1024]);
+    assert_eq!(net.up(&last).len(), 1);
+    net.teach(&mut a, &mut owner, TABLE);
+    assert_eq!(net.count("learnt"), 2);
+    assert_eq!(net.up(&last).len(), 1);
+    let sent = net.up(&a.cas(a.psn, TABLE, 0, 5));
+    assert_eq!(opcode(&sent[0].0), Opcode::RC_COMPARE_SWAP, "the word holds something else now");
+}
+
+/// What came too early in the middle of a message does not keep the rest of it from coming, though the server says nothing.
+#[test]
+fn a_message_with_a_hole_goes_on() {
+    let (mut net, _, b) = two(|_| {});
+    let reth = Reth { va: 0x9000_0000.into(), rkey: KEY.into(), len: 3072.into() };
+    let first = b.request(Opcode::RC_WRITE_FIRST, b.psn, |repr| repr.extended.reth = reth, &[9; 1024]);
+    let middle = b.request(Opcode::RC_WRITE_MIDDLE, b.psn + 1, |_| {}, &[9; 1024]);
+    let last = b.request(Opcode::RC_WRITE_LAST, b.psn + 2, |_| {}, &[9; 1024]);
+    let passed = [&first, &last, &first, &middle, &last].map(|frame| net.up(frame).len());
+    assert_eq!(passed, [1, 0, 1, 1, 1]);
+}
+
+/// No buffer when the turn of a request that waits has come: it has another turn.
+#[test]
+fn a_request_that_waits_outlives_a_shortage_of_buffers() {
+    let (mut net, owner, b) = two(|_| {});
+    // A WRITE of its own, and behind it an operation that has to wait for it
+    assert_eq!(net.up(&b.write(b.psn, 0x8000_0000, &[0; 8])).len(), 1);
+    assert_eq!(net.up(&b.cas(b.psn + 1, TABLE, 0, 5)).len(), 0);
+    let mut none = Sent::with_room(0);
+    let mut ack = MemoryFrame::new(b.ack(b.psn));
+    net.now = net.now + Nanos(1000);
+    net.swordbox.on_frame(&mut ack, SERVERS, net.now, &mut none);
+    let sent = net.pass(Nanos::from_millis(100));
+    assert!(sent.iter().any(|(sent, _)| dest(sent) == owner.server_qpn), "{} frames", sent.len());
+}
+
+/// A lane fails; a client of it owns another lane, on which others have operations under way.
+#[test]
+fn a_lane_that_fails_does_not_take_other_lanes_with_it() {
+    let mut net = Net::new(|config| config.servers[0].lanes = 2);
+    let mut ends = [end(1), end(2), end(3)];
+    for end in &mut ends {
+        net.connect(end);
+    }
+    let [mut a, mut b, c] = ends;
+    let mut lanes = [None; 2];
+    // Each makes a lane of its own connection when it first takes one; words are spread over both.
+    for word in 0..64 {
+        let va = TABLE + 64 * (word % 32);
+        let who = if word % 2 == 0 { &mut a } else { &mut b };
+        let sent = net.up(&who.cas(who.psn, va, 1, 1));
+        who.psn += 1;
+        let (psn, qpn) = (psn(&sent[0].0), dest(&sent[0].0));
+        let owner = [a, b].into_iter().find(|end| end.server_qpn == qpn).unwrap();
+        net.down(&owner.answer(psn, Syndrome::Ack(Credit(0x1f)), Some(0)));
+        lanes[usize::from(owner.qpn == b.qpn)] = Some(va);
+    }
+    let [on_a, on_b] = lanes.map(Option::unwrap);
+    // B has something under way on A's connection, where something is refused.
+    let sent = net.up(&b.cas(b.psn, on_a, 1, 1));
+    assert_eq!(dest(&sent[0].0), a.server_qpn);
+    net.down(&a.answer(psn(&sent[0].0), Syndrome::Nak(NakCode::REMOTE_ACCESS_ERROR), None));
+    // C takes B's, or one of its own when that is no lane any more.
+    let mut sent = net.up(&c.cas(c.psn, on_b, 1, 1));
+    if sent.is_empty() {
+        sent = net.pass(Nanos::from_millis(20));
+    }
+    let lane = dest(&sent[0].0);
+    let owner = [a, b, c].into_iter().find(|end| end.server_qpn == lane).unwrap();
+    let answers = net.down(&owner.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
+    assert_eq!(answers.len(), 1, "C is answered");
+    net.pass(Nanos::from_secs(5));
+    assert_eq!(net.count("lanes_lost"), 1);
+}
+
+/// The owner of a lane sends more than can wait here, while others go on and on.
+#[test]
+fn an_owner_has_its_turn() {
+    let (mut net, a, mut b) = two(|_| {});
+    let owner = a;
+    let page = [7; 1024];
+    let mut value = 0;
+    let mut under_way = net.up(&b.cas(b.psn, TABLE, value, value + 1));
+    b.psn += 1;
+    for round in 0..20 {
+        // The page comes while something of B is under way, and as soon as that is done, B has the next.
+        let passed = net.up(&a.write(a.psn, 0x9000_0000, &page));
+        if !passed.is_empty() {
+            return;
+        }
+        value += 1;
+        net.down(&owner.ack(psn(&under_way[0].0)));
+        under_way = net.up(&b.cas(b.psn, TABLE, value, value + 1));
+        b.psn += 1;
+        if under_way.is_empty() {
+            assert_eq!(net.up(&a.write(a.psn, 0x9000_0000, &page)).len(), 1, "round {round}");
+            return;
+        }
+    }
+    panic!("{} NAKs and no turn", net.count("naks"));
+}
+
+/// What went on its own connection gets lost, and comes again while others use the word all the time: it has its turn.
+#[test]
+fn what_is_repeated_has_its_turn() {
+    let (mut net, mut a, b) = two(|_| {});
+    let mut owner = a;
+    // Too long for a lane, and the second half of it covers the word
+    let page = b.write(b.psn, TABLE - 64, &[7; 128]);
+    assert_eq!(net.up(&page).len(), 1);
+    net.teach(&mut a, &mut owner, TABLE);
+    let decided = net.up(&a.cas(a.psn, TABLE, 0, 5));
+    assert_eq!(opcode(&decided[0].0), Opcode::RC_WRITE_ONLY);
+    a.psn += 1;
+    assert_eq!(net.up(&page).len(), 0, "what is decided would not be true any more");
+    net.down(&owner.ack(psn(&decided[0].0)));
+    for _ in 0..5 {
+        net.pass(Nanos::from_millis(100));
+        let sent = net.up(&a.cas(a.psn, TABLE, 5, 5));
+        assert_eq!(opcode(&sent[0].0), Opcode::RC_COMPARE_SWAP, "nothing more is decided meanwhile");
+        net.down(&owner.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(5)));
+        a.psn += 1;
+    }
+    assert_eq!(net.up(&page).len(), 1);
+    assert_eq!(net.count("delayed"), 1);
+    // It may not have been sent again at all.
+    net.pass(Nanos::from_secs(2));
+    net.teach(&mut a, &mut owner, TABLE);
+    let sent = net.up(&a.cas(a.psn, TABLE, 0, 6));
+    assert_eq!(opcode(&sent[0].0), Opcode::RC_WRITE_ONLY);
+}
+
+/// A client's first atomic on a word has a key that the server refuses.
+#[test]
+fn a_key_that_is_refused_does_not_keep_a_word_from_others() {
+    let mut net = Net::new(|_| {});
+    let (mut a, mut b) = (end(1), end(2));
+    net.connect(&mut a);
+    net.connect(&mut b);
+    // A key that it was never given
+    let atomic = AtomicEth { va: TABLE.into(), rkey: 0xbad.into(), swap_or_add: 1.into(), compare: 0.into() };
+    net.up(&b.request(Opcode::RC_COMPARE_SWAP, b.psn, |repr| repr.extended.atomic = atomic, &[]));
+    net.down(&b.answer(b.psn, Syndrome::Nak(NakCode::REMOTE_ACCESS_ERROR), None));
+    for _ in 0..3 {
+        net.pass(Nanos::from_millis(50));
+        let sent = net.up(&a.cas(a.psn, TABLE, 1, 1));
+        let found = (opcode(&sent[0].0) == Opcode::RC_COMPARE_SWAP).then_some(0);
+        net.down(&a.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), found));
+        a.psn += 1;
+    }
+    assert!(net.count("decided") > 0);
+}
+
+/// A WRITE that says that it is long is looked at in no more time than any other.
+#[test]
+fn long_ranges_take_no_time() {
+    let (mut net, a, _) = two(|_| {});
+    let reth = Reth { va: 0x10_0000_0000.into(), rkey: KEY.into(), len: u32::MAX.into() };
+    // With a look at each line that it may cover, these would take longer than a test may.
+    for _ in 0..20_000 {
+        // Repeated by its client
+        net.up(&a.request(Opcode::RC_WRITE_FIRST, a.psn, |repr| repr.extended.reth = reth, &[9; 1024]));
+    }
+}
+
+/// What is disconnected need not be written down for ever.
+#[test]
+fn a_disconnected_connection_is_over() {
+    let (mut net, _, b) = two(|config| config.ageing = Nanos::from_secs(1));
+    assert_eq!(net.up(&dreq(b.ip, SERVER, b.server_qpn)).len(), 1);
+    // What comes late goes nowhere.
+    assert_eq!(net.up(&b.write(b.psn, 0x8000_0000, &[1; 8])).len(), 0);
+    net.pass(Nanos::from_secs(3));
+    let over = |event: &Event| matches!(event, Event::Over(old) if old.client.1 == Qpn::new(b.qpn));
+    assert_eq!(net.events.iter().filter(|event| over(event)).count(), 1);
+}
+
+/// Nobody but its client and its server ends a connection.
+#[test]
+fn a_disconnection_from_elsewhere_ends_nothing() {
+    let (mut net, a, mut b) = two(|_| {});
+    net.up(&dreq(a.ip, SERVER, b.server_qpn));
+    assert_eq!(locked(&mut net, &mut b, &a, 0, 5).len(), 1);
+}
+
+/// A server that begins anew gives its memory another key.
+#[test]
+fn a_word_is_known_by_its_new_key() {
+    let (mut net, _, _) = two(|config| config.servers[0].lanes = 2);
+    let mut c = end(3);
+    let cas = |end: &End, va: u64, compare: u64| {
+        let atomic =
+            AtomicEth { va: va.into(), rkey: 8.into(), swap_or_add: 1.into(), compare: compare.into() };
+        end.request(Opcode::RC_COMPARE_SWAP, end.psn, |repr| repr.extended.atomic = atomic, &[])
+    };
+    for _ in 0..6 {
+        net.up(&c.write(c.psn, 0x8000_0000, &[0; 8]));
+        net.down(&c.ack(c.psn));
+        c.psn += 1;
+    }
+    for _ in 0..4 {
+        net.pass(Nanos::from_millis(50));
+        let sent = net.up(&cas(&c, TABLE, 1));
+        net.down(&c.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
+        c.psn += 1;
+    }
+    let sent = net.up(&cas(&c, TABLE, 0));
+    assert_eq!(opcode(&sent[0].0), Opcode::RC_WRITE_ONLY);
+}
+
+/// A packet has the partition key of the connection that it travels on.
+#[test]
+fn each_connection_has_its_partition() {
+    let (mut net, a, b) = two(|_| {});
+    let cas = b.cas(b.psn, TABLE, 0, 5);
+    let mut repr = Repr::parse(&cas).unwrap();
+    repr.bth.pkey = 0x8001.into();
+    let mut other = vec![0; cas.len()];
+    repr.build(&mut other).unwrap();
+    let sent = net.up(&other);
+    let bth = *Packet::parse(&sent[0].0).unwrap().bth();
+    assert_eq!((bth.dest_qp().get(), bth.pkey.get()), (a.server_qpn, 0xffff));
+}
+
+/// While a client is silent, somebody else sends to its server's queue pair.
+#[test]
+fn a_queue_pair_that_somebody_took_over_is_not_its_clients_any_more() {
+    let (mut net, mut a, b) = two(|_| {});
+    let owner = a;
+    // The server expects another PSN of A than A will use.
+    net.pass(Nanos::from_millis(1));
+    let mut b = b;
+    locked(&mut net, &mut b, &owner, 0, 5);
+    net.pass(Nanos::from_secs(3));
+    let liar = End { server_qpn: a.server_qpn, ..end(4) };
+    net.up(&liar.write(77, 0x8000_0000, &[0; 8]));
+    assert_eq!(net.up(&a.write(a.psn, 0x8000_0000, &[0; 8])).len(), 0);
+    a.psn += 1;
+    net.pass(Nanos::from_secs(3));
+    assert_eq!(net.up(&a.write(a.psn, 0x8000_0000, &[0; 8])).len(), 0);
+}
+
+/// Client and server have made queue pairs with the same numbers as before.
+#[test]
+fn what_a_new_queue_pair_writes_is_not_acknowledged_unless_it_is_done() {
+    let (mut net, a, _) = two(|_| {});
+    let sent = net.up(&a.write(a.psn.wrapping_sub(0x40_0000) & 0xff_ffff, 0x8000_0000, &[1; 8]));
+    assert!(sent.is_empty() || sent[0].1 == SERVERS, "acknowledged, not done");
+}
+
+/// A lane fails whose owner has something under way on another.
+#[test]
+fn an_owner_whose_lane_fails_may_be_elsewhere() {
+    let mut net = Net::new(|config| config.servers[0].lanes = 2);
+    let mut ends = [end(1), end(2)];
+    for end in &mut ends {
+        net.connect(end);
+    }
+    let [mut a, mut b] = ends;
+    let mut lanes = [None; 2];
+    for word in 0..64 {
+        let va = TABLE + 64 * (word % 32);
+        let who = if word % 2 == 0 { &mut a } else { &mut b };
+        let sent = net.up(&who.cas(who.psn, va, 1, 1));
+        who.psn += 1;
+        let on_b = dest(&sent[0].0) == b.server_qpn;
+        let owner = if on_b { b } else { a };
+        net.down(&owner.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
+        lanes[usize::from(on_b)] = Some(va);
+    }
+    let [on_a, on_b] = lanes.map(Option::unwrap);
+    let elsewhere = net.up(&a.cas(a.psn, on_b, 1, 1));
+    let refused = net.up(&b.cas(b.psn, on_a, 1, 1));
+    net.down(&a.answer(psn(&refused[0].0), Syndrome::Nak(NakCode::REMOTE_ACCESS_ERROR), None));
+    net.down(&b.answer(psn(&elsewhere[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
+}
+
+/// The table is full, and answers go on.
+#[test]
+fn answers_are_counted_as_long_as_it_may_take() {
+    let mut net = Net::new(|config| config.connections = 2);
+    let mut a = end(1);
+    for n in 0..300 {
+        if n == 1 {
+            (2..6).for_each(|n| drop(net.up(&end(n).write(0, 0x8000_0000, &[0; 8]))));
+        }
+        net.up(&a.write(a.psn, 0x8000_0000, &[0; 8]));
+        net.down(&a.ack(a.psn));
+        a.psn += 1;
+    }
+}
+
+/// A host with many connections that the connection manager did not make
+#[test]
+fn a_hundred_connections_between_two_hosts_are_paired() {
+    let mut net = Net::new(|config| config.connections = 256);
+    let mut ends: Vec<End> = (0..100)
+        .map(|n| End {
+            qpn: 0x1000 + n,
+            server_qpn: 0x2000 + n,
+            port: 0xc000 + n as u16,
+            psn: n * 0x2_0000,
+            ..end(1)
+        })
+        .collect();
+    for _ in 0..8 {
+        for end in &ends {
+            net.up(&end.write(end.psn, 0x8000_0000, &[0; 8]));
+        }
+        for end in &mut ends {
+            net.down(&end.ack(end.psn));
+            end.psn += 1;
+        }
+    }
+    assert_eq!(net.count("paired"), 100);
+}
+
+/// The table was full once.
+#[test]
+fn connections_are_paired_after_the_table_was_full() {
+    let mut net = Net::new(|config| {
+        config.connections = 4;
+        config.ageing = Nanos::from_secs(1);
+    });
+    (10..20).for_each(|n| drop(net.up(&end(n).write(0, 0x8000_0000, &[0; 8]))));
+    net.pass(Nanos::from_secs(5));
+    assert_eq!(net.swordbox.usage()[0], 0);
+    let mut a = end(1);
+    for _ in 0..6 {
+        net.up(&a.write(a.psn, 0x8000_0000, &[0; 8]));
+        net.down(&a.ack(a.psn));
+        a.psn += 1;
+    }
+    assert_eq!(net.count("paired"), 1);
+}
+
+/// A server gives a queue pair's number again, to the same host, long after its connection was last heard of.
+#[test]
+fn a_number_that_was_silent_for_long_is_used_again() {
+    let (mut net, a, _) = two(|config| config.ageing = Nanos::from_secs(1));
+    net.pass(Nanos::from_secs(5));
+    let new = End { qpn: 0x777, port: 0xc777, psn: 0x12_3456, ..a };
+    assert_eq!(net.up(&new.write(new.psn, 0x8000_0000, &[0; 8])).len(), 1);
+}
+
+/// The server answers late, after a restart, to what others had under way on a client's connection.
+#[test]
+fn late_answers_do_not_reach_clients_whose_connections_ended_with_an_earlier_life() {
+    let a = end(1);
+    let (server, client) =
+        ((IpAddr::from(SERVER), Qpn::new(a.server_qpn)), (IpAddr::from(a.ip), Qpn::new(a.qpn)));
+    let mut net = Net::new(|config| config.ended = vec![Connection { server, client }]);
+    assert_eq!(net.down(&a.ack(a.psn)).len(), 0);
+    let other = end(2);
+    assert_eq!(net.down(&other.ack(other.psn)).len(), 1);
+}
