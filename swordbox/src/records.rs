@@ -1,7 +1,7 @@
 //! READs and atomics that clients may repeat: of each flow the latest, in a ring.
 
 use crate::Id;
-use crate::flow::Stage;
+use crate::flow::{Flow, Stage};
 use crate::function::Swordbox;
 use crate::steering::Ticket;
 use rocev2::Psn;
@@ -129,9 +129,11 @@ impl Swordbox {
             }
         }
         if lost && self.flows[id as usize].stage < Stage::Strict {
-            // More than were thought to be outstanding at once: what is remembered is not all there is.
-            let next = self.flows[id as usize].next;
+            // More than were thought to be outstanding at once: what is remembered is not all there is. And if this is a READ
+            // of unknown count, where it ends is as unknown as before.
+            let &Flow { next, unsure, .. } = &self.flows[id as usize];
             self.restart_at(id, next);
+            self.flows[id as usize].unsure = unsure;
         }
     }
 }
