@@ -35,6 +35,8 @@ pub(crate) mod right {
 }
 
 const PROOFS: usize = 4;
+/// PSNs behind the newest request that are taken to be answered; less than half of all PSNs
+const LONG_AGO: i32 = 1 << 22;
 
 /// The requests that go to one queue pair. PSNs of the client are as its packets have them; those of the server as it
 /// expects them on the client's own connection, which others may share.
@@ -90,6 +92,8 @@ pub(crate) struct Flow {
     pub proofs: [Proof; PROOFS],
     /// A READ is the last request, and how many PSNs it takes is not known, for want of the path MTU: its length
     pub unsure: Option<u32>,
+    /// The oldest request that was seen, unless that is very long ago: what is older was not sent through here
+    pub first: Psn,
     /// Path MTU in bytes; 0 as long as it is not known
     pub mtu: u16,
     /// Both of its ends know that it is over
@@ -134,6 +138,7 @@ impl Flow {
             shared: 0,
             in_message: false,
             unsure: None,
+            first: Psn::ZERO,
             mtu: 0,
             most_reads: 0,
             max_reads: 0,
@@ -154,14 +159,34 @@ impl Flow {
         }
     }
 
-    /// The first request has this PSN.
+    /// The first request, of those that count from now on, has this PSN.
     pub(crate) fn begin(&mut self, psn: Psn) {
+        if !self.begun {
+            self.first = psn;
+        }
         self.begun = true;
         self.acked = psn;
         self.heard = psn;
         self.sent = psn;
         self.next = psn;
         self.own_next = psn;
+    }
+
+    /// Whether an answer with this PSN may be to one of the requests that were seen, as long as it is not known what was
+    /// answered. Of clients that send much without a pause, answers may be far behind.
+    pub(crate) fn may_have_asked(&mut self, psn: Psn) -> bool {
+        if self.sent.distance(self.first) > LONG_AGO || self.sent.precedes(self.first) {
+            self.first = self.sent.sub(LONG_AGO as u32);
+        }
+        let ahead = !psn.precedes(self.sent);
+        self.begun && if ahead { self.unsure.is_some() } else { !psn.precedes(self.first) }
+    }
+
+    /// A request was seen that others overtook.
+    pub(crate) fn saw(&mut self, psn: Psn) {
+        if psn.precedes(self.first) {
+            self.first = psn;
+        }
     }
 
     /// Nothing is under way.

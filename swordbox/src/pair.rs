@@ -16,8 +16,6 @@ use switch::{Nanos, PortId};
 const HANDSHAKES: usize = 4096;
 /// Answers with different PSNs that have to fit one connection, and no other, before it is taken for the right one
 const CONFIRMATIONS: u8 = 3;
-/// PSNs behind the newest request among which an answer is looked for
-const WINDOW: i32 = 4096;
 /// Connections between the same two hosts that are looked at to find the right one
 const CANDIDATES: usize = 1024;
 
@@ -477,15 +475,13 @@ impl Swordbox {
         let mut next = self.strangers.first(client, from);
         while next != NONE {
             let id = next;
-            let flow = &self.flows[id as usize];
             next = self.ends[id as usize].next;
+            let flow = &mut self.flows[id as usize];
             if !flow.begun {
                 continue;
             }
             looked += 1;
-            let behind = flow.sent.distance(psn);
-            let fits = behind > 0 && behind <= WINDOW || flow.unsure.is_some() && behind <= 0;
-            if fits {
+            if flow.may_have_asked(psn) {
                 if found != NONE {
                     found = NONE;
                     break;

@@ -188,6 +188,9 @@ impl Swordbox {
             return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
         }
         let server = flow.server;
+        if !new {
+            self.flows[id as usize].saw(psn);
+        }
         let now_or_later = if new {
             self.detour_of(id, server, &packet, now)
         } else {

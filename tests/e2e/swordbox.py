@@ -196,7 +196,7 @@ def run_case(case: Case, lab: Lab, understudy: Path, folder: Path) -> tuple[list
     trace = folder / f"{case.name}-server.pcap"
     before = settled_counters(lab.guests)
     # Its clients do not wait for long: nothing may come between this and what follows.
-    problems = interrupted(case, lab, command) if case.restarts else []
+    problems = interrupted(case, lab, command, config.with_suffix(".journal")) if case.restarts else []
     with ExitStack() as stack:
         if case.bad:
             bad = folder / f"{case.name}-wire.toml"
@@ -217,12 +217,16 @@ def run_case(case: Case, lab: Lab, understudy: Path, folder: Path) -> tuple[list
     return problems, words(switch, answers)
 
 
-def interrupted(case: Case, lab: Lab, command: list[str]) -> list[str]:
+def interrupted(case: Case, lab: Lab, command: list[str], journal: Path) -> list[str]:
     """Takes locks through a switch that ends in the middle of it."""
     with lab.wire(command, f"switch-{case.name}-before") as switch:
         # More than they can be done with before
         start_locks(replace(case, rounds=case.rounds * 100), lab)
-        time.sleep(4)
+        deadline = time.monotonic() + TIMEOUT_S
+        while "\n+" not in journal.read_text() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        # They share from now on, and have learnt what the words hold long before this is over.
+        time.sleep(2)
     told = switch.report["swordbox"]
     return [] if told["decided"] and told["diverged"] else [f"nothing was shared before the restart: {told}"]
 

@@ -439,6 +439,39 @@ fn the_end_of_a_read_stays_unknown_behind_many_atomics() {
     assert_eq!(net.count("paired"), 0);
 }
 
+/// Of two connections with equal PSNs one has long READs outstanding: their responses, far behind its newest request, are not
+/// taken for answers to the other's.
+#[test]
+fn answers_to_long_reads_are_far_behind() {
+    let mut net = Net::new(|_| ());
+    let a = End { psn: 0, ..end(1) };
+    let b = End { qpn: a.qpn + 1, server_qpn: a.server_qpn + 1, port: a.port + 1, ..a };
+    let reth = Reth { va: 0x8000_0000.into(), rkey: KEY.into(), len: (8 << 20).into() };
+    for psn in [0, 2048, 4096, 6144] {
+        net.up(&a.request(Opcode::RC_READ_REQUEST, psn, |repr| repr.extended.reth = reth, &[]));
+    }
+    (0..10).for_each(|psn| drop(net.up(&b.write(psn, 0x8000_0000, &[0; 8]))));
+    for psn in 1..6 {
+        let bth = Bth::new(Opcode::RC_READ_RESPONSE_MIDDLE, Qpn::new(a.qpn), Psn::new(psn));
+        net.down(&frame(SERVER, a.ip, 0xd001, bth, |_| {}, &[0; 4096]));
+    }
+    assert_eq!(net.count("paired"), 0);
+}
+
+/// A packet that others overtook may have been the first of its connection.
+#[test]
+fn the_first_request_may_come_late() {
+    let mut net = Net::new(|_| ());
+    let a = End { psn: 0, ..end(1) };
+    let b = End { qpn: a.qpn + 1, server_qpn: a.server_qpn + 1, port: a.port + 1, ..a };
+    (0..10).for_each(|psn| drop(net.up(&b.write(psn, 0x8000_0000, &[0; 8]))));
+    for psn in [5, 0, 1, 2, 3, 4] {
+        net.up(&a.write(psn, 0x8000_0000, &[0; 8]));
+    }
+    (0..5).for_each(|psn| drop(net.down(&a.ack(psn))));
+    assert_eq!(net.count("paired"), 0);
+}
+
 /// A host with many connections that the connection manager did not make
 #[test]
 fn a_hundred_connections_between_two_hosts_are_paired() {
