@@ -27,6 +27,14 @@ pub(crate) struct Proof {
     pub rights: u8,
 }
 
+/// Bytes of one line, and the key with which they are reached
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Memory {
+    pub va: u64,
+    pub len: u8,
+    pub rkey: u32,
+}
+
 /// Rights that are proven.
 pub(crate) mod right {
     pub(crate) const WRITE: u8 = 1;
@@ -111,6 +119,8 @@ pub(crate) struct Flow {
     pub reading: Option<(Psn, Option<Psn>)>,
     /// A right that is proven as soon as everything before this PSN is done
     pub proving: Option<(Psn, Proof)>,
+    /// Memory that is there as soon as everything before this PSN is done
+    pub reaching: Option<(Psn, Memory)>,
     /// The latest WRITE of several packets: the PSN of the first, and where it begins
     pub message: Option<(Psn, u64)>,
     /// The last packet to the own connection that wrote to memory of which values are cached
@@ -154,6 +164,7 @@ impl Flow {
             reading: None,
             proofs: [Proof { rkey: 0, rights: 0 }; PROOFS],
             proving: None,
+            reaching: None,
             message: None,
             touched: None,
         }
@@ -229,6 +240,11 @@ impl Flow {
             self.proofs.rotate_right(1);
             self.proofs[0] = proof;
         }
+    }
+
+    /// Memory that is there, now that everything before `acked` is done.
+    pub(crate) fn reached(&mut self) -> Option<Memory> {
+        self.reaching.take_if(|(psn, _)| !self.acked.precedes(*psn)).map(|(_, memory)| memory)
     }
 
     /// The last request was a READ of unknown count, and now comes one with this PSN: whether it took one. (If the PSN is

@@ -44,6 +44,8 @@ pub(crate) struct Line {
     pub quiet_until: Nanos,
     /// Words whose value is known, by bit
     known: u8,
+    /// Words of which it is known that they are there, and not behind the end of their region, by bit
+    pub reached: u8,
     /// Looked at since the search for a line to forget came by
     used: bool,
     values: [u64; 8],
@@ -61,6 +63,12 @@ impl Line {
     pub(crate) fn set(&mut self, word: usize, value: u64) {
         self.known |= 1 << word;
         self.values[word] = value;
+    }
+
+    /// Whether all of these bytes are known to be there.
+    #[inline]
+    pub(crate) fn has_reached(&self, va: u64, len: u8) -> bool {
+        words_of(va, len) & !self.reached == 0
     }
 
     pub(crate) fn forget(&mut self, word: usize) {
@@ -136,6 +144,13 @@ pub(crate) const fn word_of(va: u64) -> usize {
     (va >> 3 & 7) as usize
 }
 
+/// The words that some bytes of one line touch, by bit
+#[inline]
+pub(crate) const fn words_of(va: u64, len: u8) -> u8 {
+    let last = (offset_of(va) + len as usize).saturating_sub(1) >> 3 & 7;
+    (u8::MAX >> (7 - last)) & (u8::MAX << word_of(va))
+}
+
 /// Where `va` lies within its line
 pub(crate) const fn offset_of(va: u64) -> usize {
     (va & 63) as usize
@@ -202,7 +217,14 @@ impl Lines {
 
     /// The line in which `va` lies, made now if it was not there. Operations may be on their way to it of which nothing is
     /// known: it is quiet at first.
-    pub(crate) fn make(&mut self, server: u8, va: u64, rkey: u32, quiet_until: Nanos) -> Result<Id, Full> {
+    pub(crate) fn make(
+        &mut self,
+        server: u8,
+        va: u64,
+        rkey: u32,
+        reached: u8,
+        quiet_until: Nanos,
+    ) -> Result<Id, Full> {
         if self.index.len() == self.capacity {
             self.forget_one()?;
         }
@@ -221,6 +243,7 @@ impl Lines {
             detours: 0,
             quiet_until,
             known: 0,
+            reached,
             used: true,
             values: [0; 8],
             place,

@@ -278,7 +278,7 @@ impl Swordbox {
         flow.sent = flow.next;
         flow.own_next = own.add(count);
         flow.in_message = !op.ends;
-        if let Some((_, rkey, len)) = memory
+        if let Some((va, rkey, len)) = memory
             && len > 0
         {
             let rights = match op.kind {
@@ -289,6 +289,7 @@ impl Swordbox {
             };
             if rights != 0 {
                 flow.prove(Proof { rkey, rights });
+                self.reach(id, va, rkey, len);
             }
         }
         let what = match op.kind {

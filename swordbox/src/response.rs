@@ -248,7 +248,8 @@ impl Swordbox {
                     Syndrome::Nak(_) => {
                         // The server's queue pair is in error. What comes before was done.
                         self.done(id, psn);
-                        self.flows[id as usize].proving = None;
+                        let flow = &mut self.flows[id as usize];
+                        (flow.proving, flow.reaching) = (None, None);
                     }
                     Syndrome::Reserved(_) => return,
                 }
@@ -324,6 +325,10 @@ impl Swordbox {
         if flow.acked.precedes(psn) {
             flow.acked = psn;
             flow.proved();
+            if flow.reaching.is_some() {
+                self.reached(id);
+            }
+            let flow = &mut self.flows[id as usize];
             if flow.stage == Stage::Paired {
                 // Everything before the first request that was seen is done, and those since are all known.
                 flow.stage = Stage::Clear;

@@ -44,6 +44,7 @@ impl Swordbox {
             || there.is_full()
             || (wish.atomic && known.is_none())
             || !flow.has_proven(wish.rkey, wish.rights)
+            || !own.has_reached(wish.va, wish.len)
             || !owner.has_proven(wish.rkey, right::WRITE)
             || (own.under_way == 0
                 && (there.server != flow.server || !owner.has_proven(wish.rkey, right::ATOMIC)))

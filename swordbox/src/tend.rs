@@ -132,6 +132,8 @@ impl Swordbox {
             line.under_way -= 1;
             line.decided -= u32::from(matches!(entry.asked.what, Under::Decided { .. }));
             line.forget_all();
+            // Perhaps this is why: that the memory is not there any more.
+            line.reached = 0;
             // What is on its way may still arrive.
             line.detours = line.detours.wrapping_add(1);
             line.quiet_until = line.quiet_until.max(self.tick + self.config.settle);

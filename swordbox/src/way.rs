@@ -1,11 +1,12 @@
 //! Which way a request goes: on a shared connection (a lane) or on its client's own.
 
-use crate::flow::right;
+use crate::flow::{Memory, right};
 use crate::function::Swordbox;
 use crate::lane::LONGEST_WRITE;
-use crate::lines::{in_one_line, word_of};
+use crate::lines::{in_one_line, offset_of, word_of, words_of};
 use crate::op::{Kind, Op, memory_of};
 use crate::{Id, NONE};
+use core::ops::Range;
 use rocev2::{Opcode, Packet};
 use switch::Nanos;
 
@@ -36,6 +37,7 @@ pub(crate) struct Passage {
 pub(crate) struct Wish {
     pub va: u64,
     pub rkey: u32,
+    pub len: u8,
     pub rights: u8,
     pub atomic: bool,
 }
@@ -64,7 +66,7 @@ impl Swordbox {
         if server.is_never_cached(va) || (!atomic && server.is_never_cached(va + (u64::from(len) - 1))) {
             return None;
         }
-        Some(Wish { va, rkey, rights, atomic })
+        Some(Wish { va, rkey, len: len as u8, rights, atomic })
     }
 
     /// Whether a request would take a lane if its connection could: then it is worth that the two sides differ.
@@ -100,6 +102,51 @@ impl Swordbox {
         detect > 0 && self.sketch.add(wish.va ^ u64::from(wish.rkey) << 32) >= detect
     }
 
+    /// The words of a line that the configuration declares, by bit.
+    fn declared_words(&self, server: u8, va: u64, rkey: u32) -> u8 {
+        let tables = &self.config.servers[usize::from(server)].tables;
+        let tables = tables.iter().filter(|table| table.rkey.is_none_or(|own| own == rkey));
+        let line = va - offset_of(va) as u64;
+        let holds = |range: &Range<u64>, word: u64| {
+            range.contains(&(line + 8 * word)) && range.end - (line + 8 * word) >= 8
+        };
+        let mut words = 0;
+        for word in 0..8 {
+            let declared = tables.clone().any(|table| holds(&table.range, word))
+                || self.steering.is_word(server, line + 8 * word, rkey);
+            words |= u8::from(declared) << word;
+        }
+        words
+    }
+
+    /// The last request that left on its own connection touches this memory: when it is done, that is known to be there.
+    pub(crate) fn reach(&mut self, id: Id, va: u64, rkey: u32, len: u32) {
+        let flow = &self.flows[id as usize];
+        if flow.reaching.is_some() || len as usize > LONGEST_WRITE || !in_one_line(va, len as usize) {
+            return;
+        }
+        let memory = Memory { va, len: len as u8, rkey };
+        if let Some(line) = self.lines.find(flow.server, va).map(|line| self.lines.get(line))
+            && line.rkey == rkey
+            && !line.has_reached(va, memory.len)
+        {
+            let flow = &mut self.flows[id as usize];
+            flow.reaching = Some((flow.sent, memory));
+        }
+    }
+
+    /// Everything before a flow's `acked` is done.
+    pub(crate) fn reached(&mut self, id: Id) {
+        let flow = &mut self.flows[id as usize];
+        let Some(Memory { va, len, rkey }) = flow.reached() else { return };
+        if let Some(line) = self.lines.find(flow.server, va)
+            && let line = self.lines.get_mut(line)
+            && line.rkey == rkey
+        {
+            line.reached |= words_of(va, len);
+        }
+    }
+
     /// Which way a request goes whose turn it is.
     #[inline]
     pub(crate) fn way_of(&mut self, id: Id, packet: &Packet<'_>, op: Op, now: Nanos) -> Way {
@@ -119,7 +166,8 @@ impl Swordbox {
                     return Way::Own;
                 }
                 let quiet_until = now + self.config.settle;
-                match self.lines.make(server, wish.va, wish.rkey, quiet_until) {
+                let declared = self.declared_words(server, wish.va, wish.rkey);
+                match self.lines.make(server, wish.va, wish.rkey, declared, quiet_until) {
                     Ok(line) => line,
                     Err(switch::Full) => return Way::Own,
                 }
@@ -134,12 +182,14 @@ impl Swordbox {
             }
             // The server has given another key, or there are two: the word is not known by this one yet.
             let settle = self.config.settle;
+            let declared = self.declared_words(server, wish.va, wish.rkey);
             let own = self.lines.get_mut(line);
             own.detour(now, settle);
-            (own.rkey, own.lane) = (wish.rkey, NONE);
+            (own.rkey, own.lane, own.reached) = (wish.rkey, NONE, declared);
         }
-        let flow = &self.flows[id as usize];
-        if !flow.has_proven(wish.rkey, wish.rights) {
+        let proven = self.flows[id as usize].has_proven(wish.rkey, wish.rights);
+        // What may lie behind the end of its region would end the lane, and all who use it.
+        if !proven || !self.lines.get(line).has_reached(wish.va, wish.len) {
             self.counters.unproven.add(1);
             return Way::Own;
         }

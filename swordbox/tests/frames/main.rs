@@ -12,7 +12,7 @@ use rocev2::{Bth, Opcode, Packet, Psn, Qpn};
 use std::net::IpAddr;
 use switch::memory::{MemoryFrame, Sent};
 use switch::{Function, Nanos};
-use swordbox::{Connection, Event};
+use swordbox::{Config, Connection, Event, Table};
 
 #[test]
 fn a_lock_works() {
@@ -470,6 +470,38 @@ fn the_first_request_may_come_late() {
     }
     (0..5).for_each(|psn| drop(net.down(&a.ack(psn))));
     assert_eq!(net.count("paired"), 0);
+}
+
+/// A lock table of which only the first words are declared, and others farther on
+fn half_a_line(config: &mut Config) {
+    let table = config.servers[0].tables[0].clone();
+    let ranges = [TABLE..TABLE + 32, TABLE + 1024..TABLE + 4096];
+    config.servers[0].tables = ranges.map(|range| Table { range, ..table.clone() }).into();
+}
+
+/// Where a region ends in the middle of a line, who goes beyond is refused alone.
+#[test]
+fn what_lies_behind_the_end_of_a_region_ends_no_lane() {
+    let (mut net, mut a, b) = two(half_a_line);
+    let sent = net.up(&b.write(b.psn, TABLE + 32, &[1; 8]));
+    assert_eq!(dest(&sent[0].0), b.server_qpn);
+    net.down(&b.answer(psn(&sent[0].0), Syndrome::Nak(NakCode::REMOTE_ACCESS_ERROR), None));
+    let mut owner = a;
+    net.teach(&mut a, &mut owner, TABLE);
+    locked(&mut net, &mut a, &owner, 0, 1);
+    assert_eq!(net.count("lanes_lost"), 0);
+}
+
+/// Words that are not declared share their line's connection once something was done with them.
+#[test]
+fn words_beside_a_table_are_shared_when_they_are_known_to_be_there() {
+    let (mut net, a, mut b) = two(half_a_line);
+    for owner in [b, a] {
+        let sent = net.up(&b.write(b.psn, TABLE + 32, &[1; 8]));
+        assert_eq!(dest(&sent[0].0), owner.server_qpn);
+        net.down(&owner.ack(psn(&sent[0].0)));
+        b.psn += 1;
+    }
 }
 
 /// A host with many connections that the connection manager did not make
