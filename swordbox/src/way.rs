@@ -53,7 +53,6 @@ impl Swordbox {
         }
         let (va, rkey, len) = memory_of(packet)?;
         if atomic && !va.is_multiple_of(8) {
-            self.counters.misplaced.add(1);
             return None;
         }
         let fits = len as usize == packet.payload().len() && len as usize <= LONGEST_WRITE;
@@ -69,6 +68,13 @@ impl Swordbox {
         Some(Wish { va, rkey, len: len as u8, rights, atomic })
     }
 
+    /// Counts an atomic on no word at all.
+    fn count_misplaced(&self, packet: &Packet<'_>, op: Op) {
+        if op.kind == Kind::Atomic && memory_of(packet).is_some_and(|(va, ..)| !va.is_multiple_of(8)) {
+            self.counters.misplaced.add(1);
+        }
+    }
+
     /// Whether a request would take a lane if its connection could: then it is worth that the two sides differ.
     pub(crate) fn wants_lane(&mut self, id: Id, packet: &Packet<'_>, op: Op) -> bool {
         if !self.layers.remap {
@@ -79,7 +85,10 @@ impl Swordbox {
             return false;
         }
         let flow = &self.flows[id as usize];
-        let Some(wish) = self.wish_of(flow.server, packet, op) else { return false };
+        let Some(wish) = self.wish_of(flow.server, packet, op) else {
+            self.count_misplaced(packet, op);
+            return false;
+        };
         self.lines.find(flow.server, wish.va).is_some()
             || self.steering.is_word(flow.server, wish.va, wish.rkey)
             || (wish.atomic && self.is_tracked(flow.server, &wish))
@@ -154,7 +163,10 @@ impl Swordbox {
             return Way::Own;
         }
         let server = self.flows[id as usize].server;
-        let Some(wish) = self.wish_of(server, packet, op) else { return Way::Own };
+        let Some(wish) = self.wish_of(server, packet, op) else {
+            self.count_misplaced(packet, op);
+            return Way::Own;
+        };
         let line = match self.lines.find(server, wish.va) {
             Some(line) => line,
             // A key that may be refused would keep the line from those that have the right one.

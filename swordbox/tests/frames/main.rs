@@ -472,6 +472,15 @@ fn the_first_request_may_come_late() {
     assert_eq!(net.count("paired"), 0);
 }
 
+/// An atomic on no word is the server's to refuse, and counted once.
+#[test]
+fn an_unaligned_atomic_passes_and_is_counted() {
+    let (mut net, _, b) = two(|_| ());
+    let sent = net.up(&b.cas(b.psn, TABLE + 4, 0, 1));
+    assert_eq!((opcode(&sent[0].0), dest(&sent[0].0)), (Opcode::RC_COMPARE_SWAP, b.server_qpn));
+    assert_eq!(net.count("misplaced"), 1);
+}
+
 /// A lock table of which only the first words are declared, and others farther on
 fn half_a_line(config: &mut Config) {
     let table = config.servers[0].tables[0].clone();
