@@ -12,6 +12,9 @@
 //! 22      flags: 0x80 end of message
 //! 23      version, 0
 //! ```
+//!
+//! A barrier of 0 says nothing: a switch that does not know one yet has to put something over what the sender wrote. So a
+//! barrier that happens to be 0 is written as the nanosecond before, which is true as well.
 
 use crate::Psn;
 use core::fmt;
@@ -59,6 +62,19 @@ impl Timestamp {
     #[must_use]
     pub const fn earlier(self, other: Self) -> Self {
         if other.precedes(self) { other } else { self }
+    }
+
+    /// A barrier as it is written.
+    fn barrier_to_wire(barrier: Option<Self>) -> [u8; 6] {
+        match barrier {
+            None => [0; 6],
+            Some(Self(0)) => Self(Self::MASK).to_wire(),
+            Some(barrier) => barrier.to_wire(),
+        }
+    }
+
+    fn barrier_from_wire(wire: [u8; 6]) -> Option<Self> {
+        (wire != [0; 6]).then(|| Self::from_wire(wire))
     }
 
     fn to_wire(self) -> [u8; 6] {
@@ -121,13 +137,20 @@ pub struct OnePipe {
 impl OnePipe {
     /// Bytes on the wire
     pub const LEN: usize = size_of::<Self>();
+    /// The version of this layout
+    pub const VERSION: u8 = 0;
+    /// The `Q_Key` of 1Pipe's queue pairs unless another is agreed on ("1Pip"): what tells switches that a datagram begins
+    /// with this header
+    pub const QKEY: u32 = 0x3150_6970;
+    /// Where the two barriers stand, one behind the other
+    pub(crate) const BARRIERS: usize = 6;
     const END_OF_MESSAGE: u8 = 0x80;
 
     /// A header of this opcode and timestamp, which is its best-effort barrier as well: what a sender sets.
     pub fn new(opcode: OnePipeOpcode, timestamp: Timestamp, psn: Psn) -> Self {
         let mut header = Self { opcode: opcode.0, psn: psn.to_wire(), ..Self::default() };
         header.timestamp = timestamp.to_wire();
-        header.barrier = timestamp.to_wire();
+        header.set_barrier(Some(timestamp));
         header
     }
 
@@ -137,23 +160,36 @@ impl OnePipe {
     }
 
     /// No best-effort message that follows on this link has an earlier timestamp
-    pub fn barrier(&self) -> Timestamp {
-        Timestamp::from_wire(self.barrier)
+    #[inline]
+    pub fn barrier(&self) -> Option<Timestamp> {
+        Timestamp::barrier_from_wire(self.barrier)
     }
 
     /// Sets the best-effort barrier.
-    pub fn set_barrier(&mut self, barrier: Timestamp) {
-        self.barrier = barrier.to_wire();
+    #[inline]
+    pub fn set_barrier(&mut self, barrier: Option<Timestamp>) {
+        self.barrier = Timestamp::barrier_to_wire(barrier);
     }
 
     /// Every reliable message up to this is committed
-    pub fn commit(&self) -> Timestamp {
-        Timestamp::from_wire(self.commit)
+    #[inline]
+    pub fn commit(&self) -> Option<Timestamp> {
+        Timestamp::barrier_from_wire(self.commit)
     }
 
     /// Sets the commit barrier.
-    pub fn set_commit(&mut self, commit: Timestamp) {
-        self.commit = commit.to_wire();
+    #[inline]
+    pub fn set_commit(&mut self, commit: Option<Timestamp>) {
+        self.commit = Timestamp::barrier_to_wire(commit);
+    }
+
+    /// Both barriers as they stand side by side.
+    #[inline]
+    pub(crate) fn barriers_to_wire(barrier: Option<Timestamp>, commit: Option<Timestamp>) -> [u8; 12] {
+        let mut wire = [0; 12];
+        wire[..6].copy_from_slice(&Timestamp::barrier_to_wire(barrier));
+        wire[6..].copy_from_slice(&Timestamp::barrier_to_wire(commit));
+        wire
     }
 
     /// Sequence number within the connection
@@ -179,14 +215,13 @@ impl OnePipe {
 
 impl fmt::Display for OnePipe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "1pipe opcode {} at {} barrier {} commit {}",
-            self.opcode,
-            self.timestamp(),
-            self.barrier(),
-            self.commit()
-        )?;
+        write!(f, "1pipe opcode {} at {}", self.opcode, self.timestamp())?;
+        for (name, barrier) in [("barrier", self.barrier()), ("commit", self.commit())] {
+            match barrier {
+                Some(barrier) => write!(f, " {name} {barrier}")?,
+                None => write!(f, " {name} none")?,
+            }
+        }
         write!(f, " psn {}{}", self.psn(), if self.end_of_message() { " end" } else { "" })
     }
 }
@@ -200,8 +235,8 @@ mod tests {
     fn twenty_four_bytes_in_our_order() {
         let mut header =
             OnePipe::new(OnePipeOpcode::BEACON, Timestamp::new(0x0102_0304_0506), Psn::new(0x1a_1b1c));
-        header.set_barrier(Timestamp::new(0x1112_1314_1516));
-        header.set_commit(Timestamp::new(0x2122_2324_2526));
+        header.set_barrier(Some(Timestamp::new(0x1112_1314_1516)));
+        header.set_commit(Some(Timestamp::new(0x2122_2324_2526)));
         header.set_end_of_message(true);
         let wire = [
             1, 2, 3, 4, 5, 6, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x21, 0x22, 0x23, 0x24, 0x25, 0x26, 0x1a,
@@ -225,6 +260,16 @@ mod tests {
         );
     }
 
+    #[test]
+    fn no_barrier_is_zero_and_zero_is_the_nanosecond_before() {
+        let mut header = OnePipe::new(OnePipeOpcode::DATA, Timestamp::new(0), Psn::ZERO);
+        assert_eq!(header.barrier(), Some(Timestamp::new(u64::MAX)), "earlier, hence true");
+        assert_eq!(header.commit(), None);
+        assert!(header.to_string().ends_with("commit none psn 0"), "{header}");
+        header.set_barrier(None);
+        assert_eq!((header.barrier(), header.as_bytes()), (None, &[0; 24][..]));
+    }
+
     proptest! {
         #[test]
         fn distance_undoes_add(start: u64, nanos in 0u64..(1 << 47)) {
@@ -236,13 +281,15 @@ mod tests {
         }
 
         #[test]
-        fn fields_keep_to_themselves(wire: [u8; 24], a: u64, b: u64, end: bool) {
+        fn fields_keep_to_themselves(wire: [u8; 24], a in 1u64..1 << 48, b in 1u64..1 << 48, end: bool) {
             let before = OnePipe::read_from_bytes(&wire).unwrap();
             let mut header = before;
-            header.set_barrier(Timestamp::new(a));
-            header.set_commit(Timestamp::new(b));
+            let (a, b) = (Some(Timestamp::new(a)), Some(Timestamp::new(b)));
+            header.set_barrier(a);
+            header.set_commit(b);
             header.set_end_of_message(end);
-            prop_assert_eq!((header.barrier(), header.commit(), header.end_of_message()), (Timestamp::new(a), Timestamp::new(b), end));
+            prop_assert_eq!((header.barrier(), header.commit(), header.end_of_message()), (a, b, end));
+            prop_assert_eq!(&header.as_bytes()[OnePipe::BARRIERS..][..12], OnePipe::barriers_to_wire(a, b));
             prop_assert_eq!((header.timestamp(), header.psn(), header.opcode()), (before.timestamp(), before.psn(), before.opcode()));
             prop_assert_eq!(header.flags & 0x7f, before.flags & 0x7f);
         }

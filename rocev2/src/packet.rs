@@ -8,6 +8,7 @@ use crate::ethernet::{Ethernet, VlanTag, ethertype};
 use crate::immediate::{Ieth, ImmDt};
 use crate::ipv4::Ipv4;
 use crate::ipv6::{Ipv6, extension};
+use crate::onepipe::OnePipe;
 use crate::opcode::Headers;
 use crate::reth::Reth;
 use crate::udp::{self, Udp};
@@ -485,6 +486,13 @@ impl<'a> Packet<'a> {
     #[inline]
     pub fn deth(&self) -> Option<&'a Deth> {
         self.extended(Headers::DETH)
+    }
+
+    /// The 1Pipe header that the payload begins with, if it is long enough. Whether it is one is for the caller to know:
+    /// by the `Q_Key` of a datagram, or the place that a WRITE goes to.
+    #[inline]
+    pub fn onepipe(&self) -> Option<&'a OnePipe> {
+        OnePipe::ref_from_prefix(self.payload()).ok().map(|(header, _)| header)
     }
 
     /// Immediate data

@@ -10,9 +10,10 @@ use crate::aeth::Aeth;
 use crate::ethernet::{Ethernet, MacAddr};
 use crate::icrc::Changes;
 use crate::ipv4::Ipv4;
+use crate::onepipe::{OnePipe, Timestamp};
 use crate::opcode::Headers;
 use crate::packet::Layout;
-use crate::{Bth, Psn, Qpn, checksum};
+use crate::{Bth, Opcode, Psn, Qpn, checksum};
 use zerocopy::IntoBytes;
 
 /// A packet that is being rewritten. Fields change at once, checksums when it is [finished](Self::finish).
@@ -182,6 +183,34 @@ impl<'a> Rewriter<'a> {
         Ok(())
     }
 
+    /// Where the 1Pipe header begins, in a datagram or in a WRITE that is a beacon
+    #[inline]
+    fn onepipe(&self) -> Result<usize, NoSuchHeader> {
+        let at = self.layout.payload();
+        let carries = matches!(self.layout.opcode(), Opcode::UD_SEND_ONLY | Opcode::UC_WRITE_ONLY);
+        if carries && self.layout.icrc() - at >= OnePipe::LEN { Ok(at) } else { Err(NoSuchHeader) }
+    }
+
+    /// Sets the barriers of a 1Pipe header, which begins where the payload does.
+    #[inline]
+    pub fn set_barriers(
+        &mut self,
+        barrier: Option<Timestamp>,
+        commit: Option<Timestamp>,
+    ) -> Result<(), NoSuchHeader> {
+        let at = self.onepipe()?;
+        self.set_words(at + OnePipe::BARRIERS, OnePipe::barriers_to_wire(barrier, commit));
+        Ok(())
+    }
+
+    /// Sets all of a 1Pipe header, which begins where the payload does.
+    #[inline]
+    pub fn set_onepipe(&mut self, header: OnePipe) -> Result<(), NoSuchHeader> {
+        let at = self.onepipe()?;
+        self.set_words::<{ OnePipe::LEN }>(at, zerocopy::transmute!(header));
+        Ok(())
+    }
+
     /// Brings the UDP checksum and the ICRC up to date. (The IPv4 header checksum already is.)
     #[inline]
     pub fn finish(self) {
@@ -228,7 +257,8 @@ mod tests {
     use super::*;
     use crate::aeth::{Credit, Syndrome};
     use crate::checksum::Sum;
-    use crate::{Class, Msn, Opcode, Packet, classify, icrc};
+    use crate::onepipe::OnePipeOpcode;
+    use crate::{Class, Msn, Packet, classify, icrc};
     use proptest::prelude::*;
     use zerocopy::FromBytes;
 
@@ -314,6 +344,10 @@ mod tests {
             let has_reth = rewriter.set_remote_memory(va, rkey).is_ok();
             let has_address = rewriter.set_remote_address(va).is_ok();
             let has_aeth = rewriter.set_aeth(aeth).is_ok();
+            let mut onepipe = OnePipe::new(OnePipeOpcode::BEACON, Timestamp::new(va), Psn::new(psn));
+            let has_onepipe = rewriter.set_onepipe(onepipe).is_ok();
+            let (barrier, commit) = (Some(Timestamp::new(va | 1)), Some(Timestamp::new(rkey.into()).add(1)));
+            prop_assert_eq!(rewriter.set_barriers(barrier, commit).is_ok(), has_onepipe);
             rewriter.finish();
 
             // `classify` verifies the IPv4 header checksum.
@@ -337,6 +371,14 @@ mod tests {
             prop_assert_eq!(packet.atomic().map(|atomic| atomic.va.get()), packet.atomic().map(|_| va));
             prop_assert_eq!(packet.aeth().copied(), has_aeth.then_some(aeth));
             prop_assert_eq!(has_aeth, opcode.headers().has(Headers::AETH));
+            onepipe.set_barrier(barrier);
+            onepipe.set_commit(commit);
+            let carries = opcode == Opcode::UD_SEND_ONLY || opcode == Opcode::UC_WRITE_ONLY;
+            prop_assert_eq!(has_onepipe, carries && payload >= 6);
+            if has_onepipe && !corrupt {
+                let payload = packet.layout().payload();
+                prop_assert_eq!(&bytes[payload..payload + OnePipe::LEN], onepipe.as_bytes());
+            }
         }
     }
 

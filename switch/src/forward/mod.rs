@@ -134,16 +134,25 @@ impl Forward {
         })
     }
 
+    /// Where a frame that was [admitted](Self::admit) goes, if that is one place; `None` is everywhere. For functions that
+    /// write something else on each link.
+    #[inline]
+    pub fn find_route(&mut self, frame: &impl Frame, port: PortId, now: Nanos) -> Option<Verdict> {
+        match &mut self.route {
+            Route::Pairs(peers) => Some(Verdict::Forward(peers[port.index()])),
+            Route::Mac(stations) => stations.route(frame.bytes(), port, now),
+        }
+    }
+
     /// Where a frame that was [admitted](Self::admit) goes.
     #[inline]
     pub fn route<O: Output>(&mut self, frame: &O::Frame, port: PortId, now: Nanos, out: &mut O) -> Verdict {
-        match &mut self.route {
-            Route::Pairs(peers) => Verdict::Forward(peers[port.index()]),
-            Route::Mac(stations) => match stations.route(frame.bytes(), port, now) {
-                Some(verdict) => verdict,
-                None => flood(frame, port, self.ports, out),
-            },
-        }
+        self.find_route(frame, port, now).unwrap_or_else(|| self.flood(frame, port, out))
+    }
+
+    /// Sends a frame everywhere but where it came from; the verdict is for the last copy.
+    pub fn flood<O: Output>(&self, frame: &O::Frame, port: PortId, out: &mut O) -> Verdict {
+        flood(frame, port, self.ports, out)
     }
 }
 

@@ -1,0 +1,305 @@
+use super::*;
+use proptest::prelude::*;
+
+const LIMITS: Limits = Limits { dead_after_ticks: 10, window_ns: 5_000 };
+
+fn at(nanos: u64) -> Timestamp {
+    Timestamp::new(nanos)
+}
+
+fn heard(barrier: &mut Barrier, input: usize, nanos: u64) -> Heard {
+    barrier.update(input, Some(at(nanos)), None)
+}
+
+#[test]
+fn the_minimum_once_all_have_spoken() {
+    let mut barrier = Barrier::new(3, LIMITS);
+    assert_eq!((barrier.best_effort(), barrier.commit(), barrier.position()), (None, None, 0));
+    assert_eq!(heard(&mut barrier, 0, 300), Heard::Raised);
+    assert_eq!(heard(&mut barrier, 1, 100), Heard::Raised);
+    assert_eq!(barrier.best_effort(), None, "one is awaited");
+    assert_eq!(heard(&mut barrier, 2, 200), Heard::Raised);
+    assert_eq!(barrier.best_effort(), Some(at(100)));
+    assert_eq!(heard(&mut barrier, 1, 100), Heard::Same);
+    assert_eq!(heard(&mut barrier, 1, 99), Heard::Stale);
+    assert_eq!(heard(&mut barrier, 1, 500), Heard::Raised);
+    assert_eq!(barrier.best_effort(), Some(at(200)));
+    assert_eq!(barrier.update(2, None, Some(at(50))), Heard::Nothing);
+    assert_eq!((barrier.best_effort(), barrier.commit()), (Some(at(200)), None));
+    assert_eq!(barrier.committed(2), Some(at(50)));
+    for input in 0..2 {
+        barrier.update(input, None, Some(at(60)));
+    }
+    assert_eq!(barrier.commit(), Some(at(50)));
+}
+
+#[test]
+fn a_returning_link_is_waited_for() {
+    let mut barrier = Barrier::new(2, LIMITS);
+    heard(&mut barrier, 0, 10_000);
+    heard(&mut barrier, 1, 10_000);
+    assert!(barrier.remove(1) && !barrier.remove(1));
+    assert_eq!((barrier.live(), barrier.is_live(1)), (1, false));
+    heard(&mut barrier, 0, 20_000);
+    assert_eq!(barrier.best_effort(), Some(at(20_000)));
+    assert_eq!(heard(&mut barrier, 1, 14_999), Heard::TooFarBehind);
+    assert!(!barrier.is_live(1));
+    assert_eq!(heard(&mut barrier, 1, 15_000), Heard::Joined);
+    heard(&mut barrier, 0, 30_000);
+    assert_eq!(barrier.best_effort(), Some(at(20_000)), "suspended");
+    assert_eq!(heard(&mut barrier, 1, 19_999), Heard::Behind);
+    assert_eq!(heard(&mut barrier, 1, 20_000), Heard::Same);
+    assert_eq!(heard(&mut barrier, 1, 19_999), Heard::Stale, "it has caught up");
+    assert_eq!(heard(&mut barrier, 1, 25_000), Heard::Raised);
+    assert_eq!(barrier.best_effort(), Some(at(25_000)));
+    // One that is ahead does not hold anything up.
+    barrier.remove(0);
+    assert_eq!(heard(&mut barrier, 0, 26_000), Heard::Joined);
+    heard(&mut barrier, 1, 40_000);
+    assert_eq!(barrier.best_effort(), Some(at(26_000)));
+}
+
+#[test]
+fn the_dead_are_removed_for_best_effort_alone() {
+    let mut barrier = Barrier::new(3, LIMITS);
+    barrier.keep(2);
+    for input in 0..3 {
+        barrier.update(input, Some(at(100)), Some(at(50)));
+    }
+    for tick in 1..=10 {
+        barrier.tick();
+        // Link 0 stands still, as it waits for others; 1 is silent; 2 lies within.
+        barrier.update(0, Some(at(100)), Some(at(50 + tick)));
+        barrier.update(2, None, Some(at(50 + tick)));
+        assert_eq!(barrier.expire(), None, "ten intervals have to be over");
+    }
+    barrier.tick();
+    assert_eq!(barrier.expire(), None, "one that is there holds the barrier as well");
+    heard(&mut barrier, 0, 200);
+    assert_eq!(barrier.expire(), Some(1));
+    assert_eq!(barrier.expire(), None);
+    assert_eq!(barrier.best_effort(), Some(at(100)), "held by the one that is kept");
+    heard(&mut barrier, 2, 300);
+    assert_eq!((barrier.best_effort(), barrier.commit()), (Some(at(200)), Some(at(50))));
+    assert!(barrier.remove_commit(1) && !barrier.remove_commit(1));
+    assert_eq!((barrier.commit(), barrier.committed(1)), (Some(at(60)), None));
+    barrier.update(1, Some(at(250)), Some(at(70)));
+    assert_eq!((barrier.live(), barrier.committed(1)), (3, None), "for commit it has to be told");
+    assert!(barrier.add_commit(1) && !barrier.add_commit(1));
+    assert_eq!((barrier.commit(), barrier.committed(1)), (Some(at(60)), Some(at(60))));
+}
+
+#[test]
+fn those_who_never_spoke_die_too_and_nobody_is_left() {
+    let mut barrier = Barrier::new(2, LIMITS);
+    for _ in 0..11 {
+        barrier.tick();
+        heard(&mut barrier, 1, 7);
+    }
+    assert_eq!((barrier.expire(), barrier.best_effort()), (Some(0), Some(at(7))));
+    barrier.remove(1);
+    assert_eq!((barrier.live(), barrier.expire(), barrier.best_effort()), (0, None, Some(at(7))));
+    assert_eq!(heard(&mut barrier, 0, 8), Heard::Joined);
+    assert_eq!(barrier.best_effort(), Some(at(8)));
+    // No inputs at all, and one.
+    assert_eq!((Barrier::new(0, LIMITS).live(), Barrier::new(0, LIMITS).expire()), (0, None));
+    let mut alone = Barrier::new(1, LIMITS);
+    heard(&mut alone, 0, 9);
+    assert_eq!(alone.best_effort(), Some(at(9)));
+}
+
+#[test]
+fn time_wraps_and_registers_may_be_days_apart() {
+    const HOUR: u64 = 3_600_000_000_000;
+    let mut barrier = Barrier::new(2, LIMITS);
+    let start = (1 << 48) - 1000;
+    heard(&mut barrier, 0, start);
+    heard(&mut barrier, 1, start);
+    // Link 1 says nothing for a week, which is two rounds of the clock.
+    for hour in 0..24 * 7 {
+        assert_eq!(heard(&mut barrier, 0, start + (hour + 1) * HOUR), Heard::Raised);
+        assert_eq!(barrier.best_effort(), Some(at(start)));
+    }
+    barrier.remove(1);
+    assert_eq!(barrier.best_effort(), Some(at(start + 24 * 7 * HOUR)));
+    assert_eq!(barrier.position() & ((1 << 48) - 1), at(start + 24 * 7 * HOUR).nanos());
+}
+
+/// What can happen to a barrier.
+#[derive(Clone, Copy, Debug)]
+enum Act {
+    /// A link says where it is, in nanoseconds from where the output was at last (ahead, behind)
+    Say {
+        input: usize,
+        offset: i64,
+        commit: Option<i64>,
+    },
+    Remove(usize),
+    RemoveCommit(usize),
+    AddCommit(usize),
+    Tick,
+    /// Nobody says anything for a while
+    Jump(u64),
+}
+
+fn act(inputs: usize) -> impl Strategy<Value = Act> {
+    let offset = prop_oneof![6 => -20i64..2_000, 2 => -10_000i64..10_000, 1 => -(1i64 << 45)..0];
+    prop_oneof![
+        24 => (0..inputs, offset, prop::option::of(-500i64..500))
+            .prop_map(|(input, offset, commit)| Act::Say { input, offset, commit }),
+        2 => (0..inputs).prop_map(Act::Remove),
+        1 => (0..inputs).prop_map(Act::RemoveCommit),
+        1 => (0..inputs).prop_map(Act::AddCommit),
+        4 => Just(Act::Tick),
+        1 => (0u64..1 << 45).prop_map(Act::Jump),
+    ]
+}
+
+/// The same in the simplest of words: whole numbers, all links looked at every time.
+struct Oracle {
+    best_effort: Vec<Option<i128>>,
+    commit: Vec<Option<i128>>,
+    behind: Vec<bool>,
+    heard: Vec<u64>,
+    outputs: [Option<i128>; 2],
+    ticks: u64,
+}
+
+/// A link that has said nothing yet
+const NEVER: i128 = -1;
+
+impl Oracle {
+    fn new(inputs: usize) -> Self {
+        Self {
+            best_effort: vec![Some(NEVER); inputs],
+            commit: vec![Some(NEVER); inputs],
+            behind: vec![false; inputs],
+            heard: vec![0; inputs],
+            outputs: [None; 2],
+            ticks: 0,
+        }
+    }
+
+    fn settle(&mut self) {
+        for (output, registers) in self.outputs.iter_mut().zip([&self.best_effort, &self.commit]) {
+            let least = registers.iter().flatten().min().copied().filter(|&least| least != NEVER);
+            *output = (*output).max(least);
+        }
+    }
+
+    fn say(&mut self, input: usize, value: i128, commit: Option<i128>) -> Heard {
+        if let (Some(register), Some(value)) = (&mut self.commit[input], commit) {
+            *register = value.max(*register);
+        }
+        let output = self.outputs[0].unwrap_or(NEVER);
+        let heard = match self.best_effort[input] {
+            None if value + 5_000 < output => Heard::TooFarBehind,
+            None => {
+                self.behind[input] = value < output;
+                Heard::Joined
+            }
+            Some(register) if value < register => {
+                if self.behind[input] {
+                    Heard::Behind
+                } else {
+                    Heard::Stale
+                }
+            }
+            Some(register) if value == register => Heard::Same,
+            Some(_) => Heard::Raised,
+        };
+        if matches!(heard, Heard::Raised | Heard::Same | Heard::Joined) {
+            self.best_effort[input] = Some(value.max(output));
+            self.heard[input] = self.ticks;
+            self.behind[input] &= heard == Heard::Joined;
+        }
+        self.settle();
+        heard
+    }
+
+    /// Links that are dead and lowest
+    fn dead(&self) -> Vec<usize> {
+        let least = self.best_effort.iter().flatten().min();
+        let dead =
+            |&input: &usize| self.best_effort[input].as_ref() == least && self.ticks - self.heard[input] > 10;
+        (0..self.heard.len()).filter(|&input| self.best_effort[input].is_some()).filter(dead).collect()
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+    /// Against the oracle, and what has to hold whatever happens.
+    #[test]
+    fn a_barrier_is_what_the_oracle_says(
+        start in 0i128..1 << 48,
+        (inputs, acts) in (1usize..20).prop_flat_map(|n| (Just(n), proptest::collection::vec(act(n), 0..300))),
+    ) {
+        let mut barrier = Barrier::new(inputs, LIMITS);
+        let mut oracle = Oracle::new(inputs);
+        // True time is a whole number; links see 48 bits of it.
+        let mut time = start + (1 << 60);
+        let wire = |time: i128| Timestamp::new(time as u64);
+        let (mut last, mut latest) = (0, time);
+        for act in acts {
+            match act {
+                Act::Say { input, offset, commit } => {
+                    time += i128::from(offset.max(0));
+                    let value = time + i128::from(offset.min(0));
+                    latest = latest.max(value);
+                    let commit = commit.map(|offset| value + i128::from(offset));
+                    let heard = barrier.update(input, Some(wire(value)), commit.map(wire));
+                    prop_assert_eq!(heard, oracle.say(input, value, commit));
+                }
+                Act::Remove(input) => {
+                    prop_assert_eq!(barrier.remove(input), oracle.best_effort[input].take().is_some());
+                }
+                Act::RemoveCommit(input) => {
+                    prop_assert_eq!(barrier.remove_commit(input), oracle.commit[input].take().is_some());
+                }
+                Act::AddCommit(input) => {
+                    let added = oracle.commit[input].is_none();
+                    prop_assert_eq!(barrier.add_commit(input), added);
+                    if added {
+                        oracle.commit[input] = Some(oracle.outputs[1].unwrap_or(NEVER));
+                    }
+                }
+                Act::Tick => {
+                    barrier.tick();
+                    oracle.ticks += 1;
+                    while let Some(input) = barrier.expire() {
+                        prop_assert!(oracle.dead().contains(&input), "link {} is not dead", input);
+                        oracle.best_effort[input] = None;
+                        oracle.settle();
+                    }
+                }
+                // Time goes on for as long as it likes, if someone speaks once a day.
+                Act::Jump(by) => time = (time + i128::from(by)).min(latest + (1 << 46)),
+            }
+            oracle.settle();
+            prop_assert_eq!(barrier.best_effort(), oracle.outputs[0].map(wire));
+            prop_assert_eq!(barrier.commit(), oracle.outputs[1].map(wire));
+            prop_assert!(barrier.position() >= last, "it went back");
+            last = barrier.position();
+            prop_assert_eq!(barrier.live(), oracle.best_effort.iter().flatten().count());
+        }
+    }
+
+    /// Many links, as a large switch has: the tree against a look at all of them.
+    #[test]
+    fn a_thousand_inputs(
+        inputs in 1usize..1500,
+        says in proptest::collection::vec((any::<prop::sample::Index>(), 0u64..1000), 0..200),
+    ) {
+        let mut barrier = Barrier::new(inputs, LIMITS);
+        let mut registers: Vec<_> = (0..inputs as u64).map(|input| 5000 + input * 7919 % 1000).collect();
+        for (input, &register) in registers.iter().enumerate() {
+            heard(&mut barrier, input, register);
+        }
+        for (input, by) in says {
+            let input = input.index(inputs);
+            registers[input] += by;
+            heard(&mut barrier, input, registers[input]);
+            prop_assert_eq!(barrier.best_effort(), registers.iter().min().map(|&least| at(least)));
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Beacons: barriers alone, for one hop (1Pipe, sections 4.2 and 6.2.3).
+//!
+//! A beacon is a 1Pipe header and nothing else, as a datagram or as an RDMA WRITE into the neighbour's register memory. Its
+//! timestamp is the sender's clock, its barriers are those of the link that it is sent on.
+
+use crate::config::{BeaconForm, Config, Link};
+use core::net::IpAddr;
+use rocev2::deth::Deth;
+use rocev2::ethernet::{Ethernet, ethertype};
+use rocev2::ipv4::Ipv4;
+use rocev2::ipv6::Ipv6;
+use rocev2::onepipe::{OnePipe, OnePipeOpcode, Timestamp};
+use rocev2::repr::{Ip, Repr};
+use rocev2::reth::Reth;
+use rocev2::rewrite::Rewriter;
+use rocev2::{Bth, Class, Layout, Opcode, Psn, Qpn, classify};
+use switch::{Frame, Full, Output, PortId};
+use zerocopy::IntoBytes;
+
+/// The beacon of a link, ready but for what changes each time.
+#[derive(Debug)]
+pub(crate) struct Template {
+    frame: Box<[u8]>,
+    layout: Layout,
+    port: PortId,
+    psn: Psn,
+}
+
+impl Template {
+    /// The beacon of the link whose queue pair here is `qpn`. The configuration has been checked.
+    pub(crate) fn new(config: &Config, link: &Link, qpn: Qpn) -> Self {
+        let own = config.own_address(link.address).expect("the configuration was checked");
+        let (kind, ip) = match (own, link.address) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => {
+                let tos = config.traffic_class;
+                let (src, dst) = (src.octets(), dst.octets());
+                (ethertype::IPV4, Ip::V4(Ipv4 { tos, src, dst, ..Ipv4::default() }, &[]))
+            }
+            (own, other) => {
+                let [src, dst] = [own, other].map(|ip| match ip {
+                    IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+                    IpAddr::V6(ip) => ip.octets(),
+                });
+                let class = u32::from(config.traffic_class) << 20;
+                let version_class_flow = (6 << 28 | class).into();
+                (ethertype::IPV6, Ip::V6(Ipv6 { version_class_flow, src, dst, ..Ipv6::default() }, &[]))
+            }
+        };
+        let ethernet = Ethernet { dst: link.mac, src: config.mac, ethertype: kind.into() };
+        let opcode = match link.beacon {
+            BeaconForm::Datagram => Opcode::UD_SEND_ONLY,
+            BeaconForm::Write { .. } => Opcode::UC_WRITE_ONLY,
+        };
+        let header = OnePipe::new(OnePipeOpcode::BEACON, Timestamp::default(), Psn::ZERO);
+        let mut repr = Repr::new(ethernet, ip, Bth::new(opcode, link.qpn, Psn::ZERO));
+        repr.payload = header.as_bytes();
+        repr.extended.deth = Deth::new(config.qkey, qpn);
+        if let BeaconForm::Write { va, rkey } = link.beacon {
+            let len = (OnePipe::LEN as u32).into();
+            repr.extended.reth = Reth { va: va.into(), rkey: rkey.into(), len };
+        }
+        let mut frame = vec![0; repr.frame_len()];
+        repr.build(&mut frame).expect("a beacon fits");
+        let Class::Roce(layout) = classify(&frame) else { unreachable!("it was built as one") };
+        Self { frame: frame.into(), layout, port: link.port, psn: Psn::ZERO }
+    }
+
+    /// Sends one, behind everything that the port was given before.
+    pub(crate) fn send<O: Output>(
+        &mut self,
+        clock: Timestamp,
+        barrier: Option<Timestamp>,
+        commit: Option<Timestamp>,
+        out: &mut O,
+    ) -> Result<(), Full> {
+        let mut frame = out.make(self.frame.len())?;
+        let bytes = frame.bytes_mut();
+        bytes.copy_from_slice(&self.frame);
+        let mut header = OnePipe::new(OnePipeOpcode::BEACON, clock, self.psn);
+        header.set_barrier(barrier);
+        header.set_commit(commit);
+        let mut rewriter = Rewriter::new(bytes, self.layout);
+        rewriter.set_psn(self.psn);
+        rewriter.set_onepipe(header).expect("a beacon has a 1Pipe header");
+        rewriter.finish();
+        self.psn = self.psn.add(1);
+        out.send(frame, self.port)
+    }
+}

@@ -1,0 +1,456 @@
+use super::*;
+use crate::config::{BeaconForm, Registers};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use rocev2::deth::Deth;
+use rocev2::ethernet::{Ethernet, MacAddr, ethertype};
+use rocev2::ipv4::Ipv4;
+use rocev2::ipv6::Ipv6;
+use rocev2::repr::{Ip, Repr};
+use rocev2::reth::Reth;
+use rocev2::{Bth, Psn};
+use switch::forward::config::Topology;
+use switch::memory::{Sent, run_frame};
+use zerocopy::{FromBytes, IntoBytes};
+
+mod beacons;
+
+const OWN: MacAddr = MacAddr([2, 0, 0, 0, 0, 0xff]);
+const RKEY: u32 = 0x5555;
+const VA: u64 = 0x7f00_0000_0000;
+const FIRST_QP: Qpn = Qpn::new(0x200);
+/// Beacon interval, in nanoseconds
+const T: u64 = 3_000;
+/// What 1Pipe's clock shows when the runner's shows 0; on an instant, and not far from the end
+const EPOCH: u64 = (1 << 48) - (1 << 48) % T - 1000 * T;
+
+/// Neighbour `n`: its address, and its port in the incarnations where links are ports
+fn mac(n: u8) -> MacAddr {
+    MacAddr([2, 0, 0, 0, 1, n])
+}
+
+fn ip(v6: bool, n: u8) -> IpAddr {
+    if v6 {
+        Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, n.into()).into()
+    } else {
+        Ipv4Addr::new(10, 0, 0, n).into()
+    }
+}
+
+/// 1Pipe's time `ns` after the beginning
+fn at(ns: u64) -> Timestamp {
+    Timestamp::new(EPOCH).add(ns)
+}
+
+fn link(n: u8, side: Side) -> Link {
+    Link {
+        side,
+        port: PortId(n.into()),
+        mac: mac(n),
+        address: ip(false, n),
+        qpn: Qpn::new(0x30 + u32::from(n)),
+        beacon: BeaconForm::Datagram,
+        barriers_in_messages: true,
+    }
+}
+
+/// Links 0 and 1 lead down, 2 and 3 up; port 4 leads nowhere that 1Pipe knows.
+fn config(incarnation: Incarnation) -> Config {
+    let mut forward = forward::Config::bridge(5, 16);
+    if let Topology::Mac(table) = &mut forward.topology {
+        table.fixed = (0..5).map(|n| (mac(n), PortId(n.into()))).collect();
+    }
+    Config {
+        forward,
+        incarnation,
+        pace: Pace::Passing,
+        mac: OWN,
+        addresses: vec![ip(false, 254), ip(true, 254)],
+        qkey: OnePipe::QKEY,
+        first_qp: FIRST_QP,
+        registers: Registers { va: VA, rkey: RKEY },
+        beacon_interval: Nanos(T),
+        dead_after_intervals: 10,
+        ahead_max: Nanos::from_millis(1),
+        clock: at(0),
+        traffic_class: 0x6a,
+        links: vec![link(0, Side::Below), link(1, Side::Below), link(2, Side::Above), link(3, Side::Above)],
+        #[cfg(feature = "canary")]
+        bug: None,
+    }
+}
+
+fn representative(incarnation: Incarnation) -> Representative {
+    Representative::new(config(incarnation)).expect("a configuration that can be")
+}
+
+/// A packet from station `from` to `to`.
+fn packet(
+    (v6, from, to): (bool, u8, MacAddr),
+    opcode: Opcode,
+    qpn: Qpn,
+    payload: &[u8],
+    change: impl FnOnce(&mut Repr<'_>),
+) -> Vec<u8> {
+    let kind = if v6 { ethertype::IPV6 } else { ethertype::IPV4 };
+    let ethernet = Ethernet { dst: to, src: mac(from), ethertype: kind.into() };
+    let ip = match (ip(v6, from), ip(v6, 77)) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => {
+            Ip::V4(Ipv4 { src: src.octets(), dst: dst.octets(), ..Ipv4::default() }, &[])
+        }
+        (IpAddr::V6(src), IpAddr::V6(dst)) => {
+            Ip::V6(Ipv6 { src: src.octets(), dst: dst.octets(), ..Ipv6::default() }, &[])
+        }
+        _ => unreachable!("one family"),
+    };
+    let payload = payload.to_vec();
+    let mut repr = Repr::new(ethernet, ip, Bth::new(opcode, qpn, Psn::new(7)));
+    repr.payload = &payload;
+    repr.extended.deth = Deth::new(OnePipe::QKEY, Qpn::new(0x42));
+    change(&mut repr);
+    let mut frame = vec![0; repr.frame_len() + 4];
+    let len = repr.build(&mut frame).unwrap();
+    frame.truncate(len);
+    frame
+}
+
+fn header(opcode: OnePipeOpcode, timestamp: Timestamp, barrier: Option<Timestamp>) -> OnePipe {
+    let mut header = OnePipe::new(opcode, timestamp, Psn::new(3));
+    header.set_barrier(barrier);
+    header
+}
+
+fn message(from: u8, to: MacAddr, header: OnePipe) -> Vec<u8> {
+    let mut payload = header.as_bytes().to_vec();
+    payload.extend(b"what is said");
+    packet((false, from, to), Opcode::UD_SEND_ONLY, Qpn::new(0x99), &payload, |_| ())
+}
+
+fn data(from: u8, to: u8, ns: u64) -> Vec<u8> {
+    message(from, mac(to), header(OnePipeOpcode::DATA, at(ns), Some(at(ns))))
+}
+
+fn beacon(from: u8, barrier: Option<Timestamp>) -> Vec<u8> {
+    let header = header(OnePipeOpcode::BEACON, barrier.unwrap_or_default(), barrier);
+    let qpn = Qpn::new(FIRST_QP.get() + u32::from(from));
+    packet((false, from, OWN), Opcode::UD_SEND_ONLY, qpn, header.as_bytes(), |_| ())
+}
+
+/// A beacon that is a WRITE to the register of link `to`.
+fn write(from: u8, to: u8, barrier: Timestamp, change: impl FnOnce(&mut Repr<'_>)) -> Vec<u8> {
+    let header = header(OnePipeOpcode::BEACON, barrier, Some(barrier));
+    let qpn = Qpn::new(FIRST_QP.get() + u32::from(to));
+    packet((false, from, OWN), Opcode::UC_WRITE_ONLY, qpn, header.as_bytes(), |repr| {
+        let va = (VA + u64::from(to) * Registers::SIZE).into();
+        repr.extended.reth = Reth { va, rkey: RKEY.into(), len: 24.into() };
+        change(repr);
+    })
+}
+
+/// Runs a frame that ends up at one port, and returns it.
+fn passed(function: &mut Representative, frame: &[u8], port: u16, ns: u64) -> (Vec<u8>, PortId) {
+    let (verdict, mut frames) = run_frame(function, frame, PortId(port), Nanos(ns));
+    assert!(matches!(verdict, Verdict::Forward(_)) && frames.len() == 1, "{verdict:?}");
+    frames.pop().unwrap()
+}
+
+fn verdict(function: &mut Representative, frame: &[u8], port: u16, ns: u64) -> Verdict {
+    let (verdict, frames) = run_frame(function, frame, PortId(port), Nanos(ns));
+    assert_eq!(frames.len(), usize::from(matches!(verdict, Verdict::Forward(_))));
+    verdict
+}
+
+/// Lets the timer run as a worker does, if it is due; what is sent.
+fn timer(function: &mut Representative, ns: u64) -> Vec<(OnePipe, PortId)> {
+    let mut out = Sent::with_room(64);
+    if function.next_timer().is_some_and(|at| at <= Nanos(ns)) {
+        function.on_timer(Nanos(ns), &mut out);
+    }
+    let check = |(frame, port): (switch::memory::MemoryFrame, PortId)| {
+        let bytes = frame.into_bytes();
+        let packet = Packet::parse(&bytes).expect("a packet");
+        assert!(packet.verify_icrc());
+        let header = *packet.onepipe().expect("with a header");
+        assert_eq!((header.opcode(), header.timestamp()), (OnePipeOpcode::BEACON, at(ns)));
+        assert_eq!(header.psn(), packet.bth().psn());
+        (header, port)
+    };
+    out.frames.into_iter().map(check).collect()
+}
+
+fn header_of(frame: &[u8]) -> OnePipe {
+    let packet = Packet::parse(frame).expect("a packet");
+    assert!(packet.verify_icrc(), "the ICRC follows");
+    *packet.onepipe().expect("with a header")
+}
+
+/// All four links have said that they are `ns` after the beginning.
+fn all_say(function: &mut Representative, ns: u64) {
+    for n in 0..4 {
+        assert_eq!(verdict(function, &beacon(n, Some(at(ns))), n.into(), ns), Verdict::Consume);
+    }
+}
+
+fn refused(function: &Representative) -> Vec<(&'static str, u64)> {
+    let counters = function.counters();
+    let all = Refusal::ALL.into_iter().map(|why| (why.name(), counters.refused(why)));
+    all.filter(|&(_, count)| count > 0).collect()
+}
+
+#[test]
+fn a_message_leaves_with_the_barrier_of_where_it_goes() {
+    let mut function = representative(Incarnation::Chip);
+    // Nobody knows what is still to come: it says nothing.
+    let (frame, port) = passed(&mut function, &data(0, 2, 100), 0, 100);
+    assert_eq!((header_of(&frame).barrier(), port), (None, PortId(2)));
+    let (frame, _) = passed(&mut function, &data(1, 2, 150), 1, 150);
+    assert_eq!(header_of(&frame).barrier(), Some(at(100)), "upwards: the links below have spoken");
+    let (frame, _) = passed(&mut function, &data(1, 0, 160), 1, 160);
+    assert_eq!(header_of(&frame).barrier(), None, "downwards: those above have not");
+    passed(&mut function, &data(2, 0, 90), 2, 170);
+    let (frame, port) = passed(&mut function, &data(3, 0, 120), 3, 170);
+    assert_eq!((header_of(&frame).barrier(), port), (Some(at(90)), PortId(0)));
+    // What turns round here counts for the way down, too: all is at least at 100, and 0 goes on to 300.
+    passed(&mut function, &data(2, 1, 250), 2, 250);
+    let (frame, _) = passed(&mut function, &data(3, 1, 250), 3, 250);
+    assert_eq!(header_of(&frame).barrier(), Some(at(100)));
+    let (frame, _) = passed(&mut function, &data(0, 1, 300), 0, 300);
+    assert_eq!(header_of(&frame).barrier(), Some(at(160)));
+    assert_eq!(function.barriers(Side::Above).0, Some(at(160)));
+    let (frame, _) = passed(&mut function, &data(1, 0, 400), 1, 400);
+    let stamped = header_of(&frame);
+    assert_eq!((stamped.barrier(), stamped.timestamp()), (Some(at(250)), at(400)));
+    assert_eq!((stamped.psn(), stamped.commit()), (Psn::new(3), None));
+    assert_eq!(function.counters().late.get(), 0);
+    assert_eq!(refused(&function), []);
+}
+
+#[test]
+fn barriers_count_in_best_effort_messages_alone() {
+    let mut function = representative(Incarnation::Chip);
+    all_say(&mut function, 1000);
+    for opcode in [OnePipeOpcode::RELIABLE_DATA, OnePipeOpcode::ACK, OnePipeOpcode::NAK, OnePipeOpcode(77)] {
+        for from in 0..4 {
+            let frame = message(from, mac(0), header(opcode, at(2000), Some(at(2000))));
+            let (after, _) = passed(&mut function, &frame, if from == 0 { 1 } else { from.into() }, 2000);
+            assert_eq!(after, frame, "untouched");
+        }
+    }
+    assert_eq!(function.barriers(Side::Below).0, Some(at(1000)));
+    // A neighbour that does not write barriers into messages: its beacons count.
+    let mut config = config(Incarnation::Chip);
+    config.links[0].barriers_in_messages = false;
+    let mut function = Representative::new(config).unwrap();
+    all_say(&mut function, 1000);
+    passed(&mut function, &data(1, 2, 2000), 1, 2000);
+    let (frame, _) = passed(&mut function, &data(0, 2, 2000), 0, 2000);
+    assert_eq!(header_of(&frame).barrier(), Some(at(1000)));
+    assert_eq!(function.counters().messages.get(), 2);
+}
+
+#[test]
+fn commit_barriers_travel_alongside() {
+    let mut function = representative(Incarnation::Chip);
+    for n in 0..4 {
+        let mut header = header(OnePipeOpcode::BEACON, at(50), Some(at(50)));
+        header.set_commit(Some(at(10 + u64::from(n))));
+        let frame = packet((false, n, OWN), Opcode::UD_SEND_ONLY, FIRST_QP, header.as_bytes(), |_| ());
+        assert_eq!(verdict(&mut function, &frame, n.into(), 50), Verdict::Consume);
+    }
+    assert_eq!(function.barriers(Side::Above), (Some(at(50)), Some(at(10))));
+    let (frame, _) = passed(&mut function, &data(0, 2, 60), 0, 60);
+    assert_eq!(header_of(&frame).commit(), Some(at(10)));
+    // Removed at once for best effort, and when told to for commit.
+    function.on_command(Command::Remove(LinkId(0)), Nanos(60));
+    assert_eq!(function.poll_event(), Some(Event::Left(LinkId(0), Some(at(10)))));
+    verdict(&mut function, &beacon(1, Some(at(70))), 1, 70);
+    assert_eq!(function.barriers(Side::Above), (Some(at(70)), Some(at(10))));
+    function.on_command(Command::RemoveCommit(LinkId(0)), Nanos(70));
+    assert_eq!(function.barriers(Side::Above), (Some(at(70)), Some(at(11))));
+    function.on_command(Command::AddCommit(LinkId(0)), Nanos(70));
+    for command in
+        [Command::Remove(LinkId(9)), Command::RemoveCommit(LinkId(9)), Command::AddCommit(LinkId(9))]
+    {
+        function.on_command(command, Nanos(70));
+    }
+    assert_eq!(
+        (function.poll_event(), function.is_live(LinkId(0)), function.is_live(LinkId(9))),
+        (None, false, false)
+    );
+}
+
+#[test]
+fn nothing_is_touched_beside_the_chip() {
+    for incarnation in [Incarnation::SwitchCpu, Incarnation::Host] {
+        let mut function = representative(incarnation);
+        all_say(&mut function, 1000);
+        let frame = data(0, 2, 2000);
+        assert_eq!(passed(&mut function, &frame, 0, 2000), (frame, PortId(2)));
+        assert_eq!(function.barriers(Side::Above).0, Some(at(1000)));
+        // Every output gets a beacon, busy or idle.
+        assert_eq!(timer(&mut function, 2000).len(), 4);
+        let mut other = header(OnePipeOpcode::DATA, at(1), None);
+        other.version = 1;
+        let frame = message(0, mac(1), other);
+        assert_eq!(passed(&mut function, &frame, 0, 2000), (frame, PortId(1)));
+        assert_eq!(refused(&function), []);
+    }
+}
+
+#[test]
+fn what_is_forged_damaged_or_from_elsewhere_moves_nothing() {
+    let mut function = representative(Incarnation::Host);
+    all_say(&mut function, 1000);
+    let late = at(2000);
+    let version = |frame: &mut Vec<u8>| {
+        let mut header = header(OnePipeOpcode::BEACON, late, Some(late));
+        header.version = 1;
+        *frame = packet((false, 1, OWN), Opcode::UD_SEND_ONLY, Qpn::new(0x201), header.as_bytes(), |_| ());
+    };
+    let mut other = Vec::new();
+    version(&mut other);
+    let mut damaged = beacon(1, Some(late));
+    let end = damaged.len();
+    damaged[end - 8] ^= 1;
+    let data = header(OnePipeOpcode::DATA, late, Some(late));
+    let reth = |change: fn(&mut Reth)| write(1, 1, late, |repr| change(&mut repr.extended.reth));
+    let cases = [
+        (
+            "unknown_link",
+            packet(
+                (false, 1, OWN),
+                Opcode::UD_SEND_ONLY,
+                Qpn::new(0x1ff),
+                beacon_bytes(late).as_bytes(),
+                |_| (),
+            ),
+            1,
+        ),
+        (
+            "unknown_link",
+            packet(
+                (false, 1, OWN),
+                Opcode::UD_SEND_ONLY,
+                Qpn::new(0x204),
+                beacon_bytes(late).as_bytes(),
+                |_| (),
+            ),
+            1,
+        ),
+        ("wrong_source", beacon(1, Some(late)), 2),
+        ("wrong_source", write(2, 1, late, |_| ()), 1),
+        ("wrong_memory", reth(|reth| reth.rkey = 1.into()), 1),
+        ("wrong_memory", reth(|reth| reth.va = (VA + 64).into()), 1),
+        ("wrong_memory", reth(|reth| reth.len = 20.into()), 1),
+        ("no_header", write(1, 1, late, |repr| repr.payload = &[0; 24]), 1),
+        ("no_header", packet((false, 1, OWN), Opcode::UD_SEND_ONLY, Qpn::new(0x201), &[0; 20], |_| ()), 1),
+        (
+            "no_header",
+            packet((false, 1, OWN), Opcode::UD_SEND_ONLY, Qpn::new(0x201), data.as_bytes(), |_| ()),
+            1,
+        ),
+        ("other_version", other, 1),
+        ("damaged", damaged, 1),
+        ("ahead", beacon(1, Some(at(3000 + 1_000_001))), 1),
+        ("stale", beacon(1, Some(at(999))), 1),
+    ];
+    let mut expected = std::collections::BTreeMap::new();
+    for (why, frame, port) in cases {
+        let verdict = verdict(&mut function, &frame, port, 3000);
+        assert!(matches!(verdict, Verdict::Drop(_)), "{why}: {verdict:?}");
+        *expected.entry(why).or_insert(0) += 1;
+        assert_eq!(refused(&function).into_iter().collect::<std::collections::BTreeMap<_, _>>(), expected);
+    }
+    assert_eq!(function.barriers(Side::Below).0, Some(at(1000)));
+    assert_eq!(function.counters().datagrams.get(), 4 + 2, "those that were what they said");
+    // Just not too far ahead
+    assert_eq!(verdict(&mut function, &beacon(1, Some(at(3000 + 1_000_000))), 1, 3000), Verdict::Consume);
+}
+
+fn beacon_bytes(barrier: Timestamp) -> OnePipe {
+    header(OnePipeOpcode::BEACON, barrier, Some(barrier))
+}
+
+#[test]
+fn messages_that_break_the_order_are_refused() {
+    let mut function = representative(Incarnation::Chip);
+    all_say(&mut function, 1000);
+    let drop = |function: &mut Representative, frame: &[u8], port| {
+        assert!(matches!(verdict(function, frame, port, 2000), Verdict::Drop(_)));
+    };
+    drop(&mut function, &data(4, 0, 2000), 4);
+    drop(&mut function, &data(2, 3, 2000), 2);
+    drop(&mut function, &data(0, 1, 2_000_000), 0);
+    let mut damaged = data(0, 1, 1500);
+    let end = damaged.len();
+    damaged[end - 6] ^= 1;
+    drop(&mut function, &damaged, 0);
+    let mut other = header(OnePipeOpcode::DATA, at(2000), None);
+    other.version = 9;
+    drop(&mut function, &message(0, mac(1), other), 0);
+    // One that was overtaken, or is repeated, goes its way: who gets it knows whether it is late.
+    passed(&mut function, &data(0, 1, 1800), 0, 2000);
+    let (frame, _) = passed(&mut function, &data(0, 1, 900), 0, 2000);
+    assert_eq!(header_of(&frame).barrier(), Some(at(1000)));
+    let counters = function.counters();
+    assert_eq!(counters.late.get(), 1);
+    let expected = [
+        ("unknown_link", 1),
+        ("other_version", 1),
+        ("damaged", 1),
+        ("ahead", 1),
+        ("stale", 1),
+        ("valley", 1),
+    ];
+    assert_eq!(refused(&function), expected);
+    // To where nobody knows, or where no link is: without a barrier.
+    let (verdict, frames) = run_frame(
+        &mut function,
+        &message(0, mac(9), header(OnePipeOpcode::DATA, at(2100), Some(at(2100)))),
+        PortId(0),
+        Nanos(2100),
+    );
+    assert!(matches!(verdict, Verdict::Forward(_)) && frames.len() == 4);
+    assert!(frames.iter().all(|(frame, _)| header_of(frame).barrier().is_none()));
+    let (frame, port) = passed(&mut function, &data(0, 4, 2200), 0, 2200);
+    assert_eq!((header_of(&frame).barrier(), port), (None, PortId(4)));
+    assert_eq!((counters.flooded.get(), function.barriers(Side::Above).0), (1, Some(at(1000))));
+}
+
+#[test]
+fn what_is_not_ours_goes_its_way() {
+    let mut function = representative(Incarnation::Chip);
+    let other = packet((false, 0, mac(1)), Opcode::UD_SEND_ONLY, Qpn::new(5), &[7; 64], |repr| {
+        repr.extended.deth = Deth::new(0x1111, Qpn::new(5));
+    });
+    assert_eq!(passed(&mut function, &other, 4, 0), (other, PortId(1)));
+    let write = packet((false, 0, mac(1)), Opcode::UC_WRITE_ONLY, FIRST_QP, &[7; 64], |_| ());
+    assert_eq!(passed(&mut function, &write, 4, 0), (write, PortId(1)));
+    let mut arp = vec![0; 60];
+    arp[..6].copy_from_slice(&OWN.0);
+    arp[12..14].copy_from_slice(&[8, 6]);
+    assert_eq!(verdict(&mut function, &arp, 0, 0), Verdict::Punt);
+    let ours = packet((false, 0, OWN), Opcode::RC_SEND_ONLY, Qpn::GSI, &[7; 64], |_| ());
+    assert_eq!(verdict(&mut function, &ours, 0, 0), Verdict::Punt);
+}
+
+/// What is done to a configuration, and what is said of it
+type Case = (fn(&mut Config), ConfigError);
+
+#[test]
+fn what_cannot_be_is_not_made() {
+    let cases: [Case; 7] = [
+        (|config| config.links = vec![link(0, Side::Below); 65_535], ConfigError::TooManyLinks(65_535)),
+        (|config| config.first_qp = Qpn::new(1), ConfigError::QueuePairs { first: Qpn::new(1), links: 4 }),
+        (|config| config.beacon_interval = Nanos(999), ConfigError::Interval(Nanos(999))),
+        (|config| config.dead_after_intervals = 1, ConfigError::DeadAfter(1)),
+        (|config| config.links[2].port = PortId(5), ConfigError::NoSuchPort(2)),
+        (|config| config.links[2].port = PortId(0), ConfigError::SharedPort(2)),
+        (|config| config.addresses.truncate(0), ConfigError::NoOwnAddress(0)),
+    ];
+    for (change, error) in cases {
+        let mut config = config(Incarnation::Chip);
+        change(&mut config);
+        assert_eq!(Representative::new(config).err(), Some(error));
+        assert!(!error.to_string().is_empty());
+    }
+}

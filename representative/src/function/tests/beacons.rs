@@ -1,0 +1,157 @@
+//! When beacons are sent, what they look like, and what becomes of those who send none.
+
+use super::*;
+
+#[test]
+fn idle_links_get_beacons_when_the_barrier_passes_an_instant() {
+    let mut function = representative(Incarnation::Chip);
+    assert_eq!(timer(&mut function, 5), [], "nothing to tell yet");
+    all_say(&mut function, 100);
+    let sent = timer(&mut function, 110);
+    assert_eq!(sent.iter().map(|&(_, PortId(port))| port).collect::<Vec<_>>(), [0, 1, 2, 3]);
+    assert!(sent.iter().all(|(header, _)| header.barrier() == Some(at(100))));
+    assert_eq!(timer(&mut function, 120), [], "once");
+    // The last of four makes it pass the instant; a message has told link 2 already.
+    for n in 0..3 {
+        verdict(&mut function, &beacon(n, Some(at(T + 10))), n.into(), T + 100);
+    }
+    let (frame, _) = passed(&mut function, &data(1, 2, T + 200), 1, T + 200);
+    assert_eq!(header_of(&frame).barrier(), Some(at(T + 10)));
+    let sent = timer(&mut function, T + 210);
+    assert_eq!(sent.len(), 1, "upwards links 0 and 1 are enough");
+    assert_eq!((sent[0].1, sent[0].0.barrier()), (PortId(3), Some(at(T + 10))));
+    verdict(&mut function, &beacon(3, Some(at(T + 10))), 3, T + 300);
+    assert_eq!(timer(&mut function, T + 310).len(), 2, "and downwards to 0 and 1");
+    // A barrier that stands still is said again, every other interval.
+    let silent: usize = (2..8).map(|n| timer(&mut function, n * T).len()).sum();
+    assert_eq!(silent, 3 * 4);
+    let counters = function.counters();
+    assert_eq!((counters.ticks.get(), counters.ticks_missed.get(), counters.late_ns.get()), (8, 0, 210));
+    assert_eq!(counters.latest_ns.get(), 210);
+}
+
+#[test]
+fn beacons_at_instants_for_idle_links() {
+    let mut config = config(Incarnation::Chip);
+    config.pace = Pace::Instants;
+    let mut function = Representative::new(config).unwrap();
+    all_say(&mut function, 100);
+    timer(&mut function, 110);
+    assert_eq!(function.next_timer(), Some(Nanos(T)), "multiples of the interval, by 1Pipe's clock");
+    passed(&mut function, &data(0, 2, 200), 0, 200);
+    let ports: Vec<_> = timer(&mut function, T).into_iter().map(|(_, PortId(port))| port).collect();
+    assert_eq!(ports, [0, 1, 3], "2 had a message");
+    assert_eq!(timer(&mut function, 2 * T).len(), 4);
+    // Corrected, the clock has its instants elsewhere.
+    function.on_command(Command::Clock(at(2 * T + 100)), Nanos(2 * T));
+    assert_eq!(function.next_timer(), Some(Nanos(3 * T - 100)));
+}
+
+#[test]
+fn a_write_is_executed_here() {
+    let mut config = config(Incarnation::Host);
+    for link in &mut config.links {
+        link.port = PortId(0);
+        link.beacon = BeaconForm::Write { va: 0x1000, rkey: 0x77 };
+    }
+    config.links[3].address = ip(true, 3);
+    let mut function = Representative::new(config).unwrap();
+    timer(&mut function, 5);
+    for n in 0..3 {
+        assert_eq!(verdict(&mut function, &write(n, n, at(500), |_| ()), 0, 500), Verdict::Consume);
+    }
+    // The last over IPv6, and as a datagram.
+    let bytes = header(OnePipeOpcode::BEACON, at(400), Some(at(400)));
+    let qpn = Qpn::new(FIRST_QP.get() + 3);
+    let frame = packet((true, 3, OWN), Opcode::UD_SEND_ONLY, qpn, bytes.as_bytes(), |_| ());
+    assert_eq!(verdict(&mut function, &frame, 0, 500), Verdict::Consume);
+    assert_eq!(function.barriers(Side::Below).0, Some(at(400)));
+    let counters = function.counters();
+    assert_eq!((counters.writes.get(), counters.datagrams.get()), (3, 1));
+
+    let mut out = Sent::with_room(3);
+    function.on_timer(Nanos(600), &mut out);
+    assert_eq!((counters.beacons.get(), counters.unsent.get()), (3, 1), "there was room for three");
+    for ((frame, port), n) in out.frames.iter().zip(0u8..) {
+        let packet = Packet::parse(frame.bytes()).unwrap();
+        assert!(packet.verify_icrc());
+        assert_eq!((packet.src(), packet.dst(), *port), (ip(false, 254), ip(false, n), PortId(0)));
+        assert_eq!((packet.ethernet().dst, packet.bth().dest_qp()), (mac(n), Qpn::new(0x30 + u32::from(n))));
+        assert_eq!((packet.layout().opcode(), packet.ipv4().unwrap().tos), (Opcode::UC_WRITE_ONLY, 0x6a));
+        let reth = packet.reth().unwrap();
+        assert_eq!((reth.va.get(), reth.rkey.get(), reth.len.get()), (0x1000, 0x77, 24));
+        assert_eq!(packet.payload().len(), OnePipe::LEN);
+        let expected = if n < 2 { at(400) } else { at(500) };
+        assert_eq!(OnePipe::read_from_bytes(packet.payload()).unwrap().barrier(), Some(expected));
+    }
+    // What there was no room for is still due at the next instant that the barrier passes.
+    let mut out = Sent::with_room(8);
+    function.on_timer(Nanos(700), &mut out);
+    let packet = Packet::parse(out.frames[0].0.bytes()).unwrap();
+    assert_eq!((out.frames.len(), packet.dst()), (1, ip(true, 3)));
+    assert_eq!(packet.ipv6().unwrap().traffic_class(), 0x6a);
+}
+
+#[test]
+fn a_silent_link_dies_and_comes_back() {
+    let mut function = representative(Incarnation::Chip);
+    timer(&mut function, 0);
+    all_say(&mut function, 10);
+    for n in 1..=10 {
+        timer(&mut function, n * T);
+        for link in [0, 2, 3] {
+            verdict(&mut function, &beacon(link, Some(at(n * T + 5))), link.into(), n * T + 5);
+        }
+    }
+    assert_eq!((function.barriers(Side::Above).0, function.poll_event()), (Some(at(10)), None));
+    assert_eq!(timer(&mut function, 11 * T).len(), 4, "the barrier goes on at once");
+    assert_eq!(function.poll_event(), Some(Event::Dead(LinkId(1), None)));
+    assert_eq!(function.barriers(Side::Below).0, Some(at(10 * T + 5)));
+    // Too far behind, then waited for, then caught up.
+    assert_eq!(
+        verdict(&mut function, &beacon(1, Some(at(4 * T))), 1, 11 * T),
+        Verdict::Drop(DropReason::Stale)
+    );
+    assert_eq!(verdict(&mut function, &beacon(1, Some(at(9 * T))), 1, 11 * T), Verdict::Consume);
+    assert_eq!(function.poll_event(), Some(Event::Joined(LinkId(1))));
+    for link in [0, 2, 3] {
+        verdict(&mut function, &beacon(link, Some(at(11 * T + 5))), link.into(), 11 * T + 5);
+    }
+    assert_eq!(function.barriers(Side::Below).0, Some(at(10 * T + 5)), "suspended");
+    verdict(&mut function, &beacon(1, Some(at(11 * T + 1))), 1, 11 * T + 6);
+    assert_eq!(function.barriers(Side::Below).0, Some(at(11 * T + 1)));
+    assert_eq!((refused(&function), function.counters().dead.get()), (vec![("too_far_behind", 1)], 1));
+}
+
+#[test]
+fn one_who_leaves_is_not_waited_for() {
+    let mut function = representative(Incarnation::Chip);
+    all_say(&mut function, 100);
+    timer(&mut function, 100);
+    assert_eq!(verdict(&mut function, &beacon(0, None), 0, 200), Verdict::Consume);
+    assert_eq!(function.poll_event(), Some(Event::Left(LinkId(0), None)));
+    for n in 1..4 {
+        verdict(&mut function, &beacon(n, Some(at(300))), n.into(), 300);
+    }
+    assert_eq!(function.barriers(Side::Below).0, Some(at(300)));
+    // Nobody is left below: those above are told, and what comes from them goes on.
+    verdict(&mut function, &beacon(1, None), 1, 400);
+    for n in 2..4 {
+        verdict(&mut function, &beacon(n, Some(at(T + 1))), n.into(), T);
+    }
+    let sent: Vec<_> =
+        timer(&mut function, T).into_iter().map(|(header, PortId(port))| (port, header.barrier())).collect();
+    assert_eq!(sent, [(0, Some(at(T + 1))), (1, Some(at(T + 1))), (2, None), (3, None)]);
+    assert_eq!(verdict(&mut function, &beacon(0, Some(at(T + 50))), 0, T + 50), Verdict::Consume);
+    assert_eq!((function.barriers(Side::Above).0, function.counters().left.get()), (Some(at(T + 50)), 2));
+}
+
+#[test]
+fn a_worker_that_slept_blames_nobody() {
+    let mut function = representative(Incarnation::SwitchCpu);
+    timer(&mut function, 0);
+    all_say(&mut function, 10);
+    timer(&mut function, 10 + 50 * T);
+    assert_eq!((function.poll_event(), function.counters().ticks_missed.get()), (None, 49));
+    assert_eq!(function.next_timer(), Some(Nanos(51 * T)));
+}
