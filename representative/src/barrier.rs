@@ -8,7 +8,7 @@
 //! * A link that is removed takes its register with it, which lets the minimum rise.
 //! * A link that comes, or comes back, gets a register that stands at the output, whatever it says. So the output waits for
 //!   it until it has caught up: the paper's "suspends updates to B_new". How far behind it may be to be waited for is bounded
-//!   ([`Limits::window`]), or one clock that is off by an hour would stop everyone for an hour.
+//!   ([`Limits::window_ns`]), or one clock that is off by an hour would stop everyone for an hour.
 //!
 //! The minimum is kept in a tournament tree, as the paper's switch does. A register that rises replays its matches
 //! upwards until one has the same result as before: of links that speak in turns, half are done after one match, a quarter
@@ -35,8 +35,8 @@ pub struct Limits {
     /// A link that was silent for more ticks than this is dead. Ticks are beacon intervals that this end has lived through,
     /// not time that has passed: if it was itself asleep, nobody else is to blame (FACTS C-48).
     pub dead_after_ticks: u64,
-    /// A removed link that is behind the output by no more than this is waited for, in nanoseconds. To be shorter than
-    /// [`dead_after_ticks`](Self::dead_after_ticks), which is how long it has to catch up
+    /// A removed link that is behind the output by no more than this is waited for, in nanoseconds: how long it may stop
+    /// the others
     pub window_ns: u64,
 }
 
@@ -55,7 +55,7 @@ pub enum Heard {
     Stale,
     /// It had been removed, and is too far behind to be waited for.
     TooFarBehind,
-    /// No best-effort barrier was in it.
+    /// No best-effort barrier was in it: it is there, and does not know one yet.
     Nothing,
 }
 
@@ -153,8 +153,8 @@ struct Link {
     /// The tick in which it last said something that was new, or that it had no need to say anew; [`KEPT`] if that does not
     /// matter
     heard: u64,
-    /// It takes part again, and has not said anything yet that the output has not passed.
-    behind: bool,
+    /// What it said, if it takes part again and that lies before its register; 0 otherwise
+    behind_at: u64,
 }
 
 /// Of a link that does not die of silence
@@ -181,7 +181,7 @@ impl Barrier {
         Self {
             best_effort: Plane::new(inputs),
             commit: Plane::new(inputs),
-            links: vec![Link { heard: 0, behind: false }; inputs].into(),
+            links: vec![Link { heard: 0, behind_at: 0 }; inputs].into(),
             limits,
             latest: 0,
             ticks: 0,
@@ -253,16 +253,28 @@ impl Barrier {
                 self.commit.set(input, value);
             }
         }
-        let Some(barrier) = barrier else { return Heard::Nothing };
-        let value = self.unwrap(barrier);
         let register = self.best_effort.register(input);
+        let Some(barrier) = barrier else {
+            if register != ABSENT {
+                self.hear(input);
+            }
+            return Heard::Nothing;
+        };
+        let value = self.unwrap(barrier);
         if register == ABSENT {
             return self.join(input, value);
         }
+        let behind_at = &mut self.links[input].behind_at;
         if value < register {
-            return if self.links[input].behind { Heard::Behind } else { Heard::Stale };
+            if *behind_at == 0 || value < *behind_at {
+                return Heard::Stale;
+            }
+            *behind_at = value;
+            self.hear(input);
+            return Heard::Behind;
         }
-        self.hear(input, false);
+        *behind_at = 0;
+        self.hear(input);
         if value == register {
             return Heard::Same;
         }
@@ -276,9 +288,8 @@ impl Barrier {
     }
 
     #[inline]
-    fn hear(&mut self, input: usize, behind: bool) {
+    fn hear(&mut self, input: usize) {
         let link = &mut self.links[input];
-        link.behind = behind;
         if link.heard != KEPT {
             link.heard = self.ticks;
         }
@@ -288,7 +299,7 @@ impl Barrier {
     fn join(&mut self, input: usize, value: u64) -> Heard {
         #[cfg(feature = "canary")]
         if self.bug == Some(crate::Bug::ReturningLink) {
-            self.hear(input, false);
+            self.hear(input);
             self.best_effort.live += 1;
             self.best_effort.play(input, value);
             self.best_effort.output = self.best_effort.tree[1];
@@ -300,7 +311,8 @@ impl Barrier {
         }
         self.latest = self.latest.max(value);
         self.best_effort.add(input, value);
-        self.hear(input, value < output);
+        self.links[input].behind_at = if value < output { value } else { 0 };
+        self.hear(input);
         Heard::Joined
     }
 

@@ -17,6 +17,17 @@ use rocev2::{Bth, Class, Layout, Opcode, Psn, Qpn, classify};
 use switch::{Frame, Full, Output, PortId};
 use zerocopy::IntoBytes;
 
+/// What a link's neighbour is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Told {
+    /// The link's best-effort barrier
+    Barrier(Timestamp),
+    /// It is not known yet, and will be: the neighbour is to wait.
+    NotYet,
+    /// There is nobody left who could send anything: the neighbour need not wait.
+    NothingFollows,
+}
+
 /// The beacon of a link, ready but for what changes each time.
 #[derive(Debug)]
 pub(crate) struct Template {
@@ -69,7 +80,7 @@ impl Template {
     pub(crate) fn send<O: Output>(
         &mut self,
         clock: Timestamp,
-        barrier: Option<Timestamp>,
+        told: Told,
         commit: Option<Timestamp>,
         out: &mut O,
     ) -> Result<(), Full> {
@@ -77,7 +88,11 @@ impl Template {
         let bytes = frame.bytes_mut();
         bytes.copy_from_slice(&self.frame);
         let mut header = OnePipe::new(OnePipeOpcode::BEACON, clock, self.psn);
-        header.set_barrier(barrier);
+        header.set_nothing_follows(told == Told::NothingFollows);
+        header.set_barrier(match told {
+            Told::Barrier(barrier) => Some(barrier),
+            Told::NotYet | Told::NothingFollows => None,
+        });
         header.set_commit(commit);
         let mut rewriter = Rewriter::new(bytes, self.layout);
         rewriter.set_psn(self.psn);

@@ -31,6 +31,9 @@ pub struct Config {
     pub beacon_interval: Nanos,
     /// A link that is silent for more intervals than this is dead, 2 at least; the paper has 10
     pub dead_after_intervals: u32,
+    /// A link that comes back and is behind by no more than this is waited for; it is how long it may stop the others. More
+    /// than a barrier takes through the whole network, and no less than the time after which a link is dead
+    pub join_window: Nanos,
     /// A barrier that is ahead of the clock by more than this is refused, and so are its sender's messages: clocks that are
     /// synchronised differ by microseconds
     pub ahead_max: Nanos,
@@ -154,6 +157,9 @@ pub enum ConfigError {
     /// A link would be taken for dead between two beacons
     #[error("a link that is dead after {0} intervals; it takes 2 at least")]
     DeadAfter(u32),
+    /// A link that was dead could never come back
+    #[error("a join window of {} ns; it has to be as long as it takes a link to be dead", .0.0)]
+    JoinWindow(Nanos),
     /// A link's port does not exist
     #[error("link {0} is at a port that does not exist")]
     NoSuchPort(u16),
@@ -183,6 +189,9 @@ impl Config {
         }
         if self.dead_after_intervals < 2 {
             return Err(ConfigError::DeadAfter(self.dead_after_intervals));
+        }
+        if self.join_window.0 < self.beacon_interval.0 * u64::from(self.dead_after_intervals) {
+            return Err(ConfigError::JoinWindow(self.join_window));
         }
         let mut taken = vec![false; usize::from(self.forward.ports)];
         for (number, link) in (0..).zip(&self.links) {

@@ -4,7 +4,7 @@
 //! Both happen in the order in which frames come and go, on one worker: that a link keeps its order is the whole proof.
 
 use crate::barrier::{Heard, Limits};
-use crate::beacon::Template;
+use crate::beacon::{Template, Told};
 use crate::config::{Config, ConfigError, Incarnation, Link, Pace, Side};
 use crate::counters::{Counters, Refusal};
 use crate::half::Half;
@@ -97,8 +97,7 @@ impl Representative {
     pub fn new(config: Config) -> Result<Self, ConfigError> {
         config.check()?;
         let dead_after_ticks = u64::from(config.dead_after_intervals);
-        // Half of the time that it has to catch up: it goes on at the others' speed.
-        let limits = Limits { dead_after_ticks, window_ns: dead_after_ticks * config.beacon_interval.0 / 2 };
+        let limits = Limits { dead_after_ticks, window_ns: config.join_window.0 };
         let mut by_port = vec![NO_LINK; usize::from(config.forward.ports)];
         let mut by_input = [Vec::new(), vec![NO_LINK]];
         let mut links = Vec::with_capacity(config.links.len());
@@ -342,7 +341,7 @@ impl Representative {
             }
             Err(why) => return self.refuse(why, DropReason::Refused),
         }
-        if header.barrier().is_none() {
+        if header.nothing_follows() {
             self.leave(link, now);
         }
         Verdict::Consume
@@ -449,11 +448,8 @@ impl Representative {
     /// Whether a link's neighbour is to be told something.
     fn wants_beacon(&self, link: &Known, ticked: bool) -> bool {
         let half = &self.halves[link.output];
-        if half.barrier.position() == 0 {
-            return false;
-        }
-        if half.barrier.live() == 0 {
-            // It is told that nothing comes, rather than left to find out.
+        if half.barrier.position() == 0 || half.barrier.live() == 0 {
+            // It is told to wait, or that there is nothing to wait for, rather than left to find out.
             return ticked;
         }
         match (self.config.pace, self.config.incarnation) {
@@ -472,8 +468,12 @@ impl Representative {
             }
             let link = &mut self.links[number];
             let barrier = &self.halves[link.output].barrier;
-            let best_effort = if barrier.live() > 0 { barrier.best_effort() } else { None };
-            if link.beacon.send(clock, best_effort, barrier.commit(), out).is_err() {
+            let told = match barrier.best_effort() {
+                _ if barrier.live() == 0 => Told::NothingFollows,
+                Some(barrier) => Told::Barrier(barrier),
+                None => Told::NotYet,
+            };
+            if link.beacon.send(clock, told, barrier.commit(), out).is_err() {
                 self.counters.unsent.add(1);
                 continue;
             }

@@ -9,7 +9,7 @@
 //! 12..18  commit barrier of the link
 //! 18..21  packet sequence number
 //! 21      opcode
-//! 22      flags: 0x80 end of message
+//! 22      flags: 0x80 end of message, 0x40 nothing follows
 //! 23      version, 0
 //! ```
 //!
@@ -145,6 +145,7 @@ impl OnePipe {
     /// Where the two barriers stand, one behind the other
     pub(crate) const BARRIERS: usize = 6;
     const END_OF_MESSAGE: u8 = 0x80;
+    const NOTHING_FOLLOWS: u8 = 0x40;
 
     /// A header of this opcode and timestamp, which is its best-effort barrier as well: what a sender sets.
     pub fn new(opcode: OnePipeOpcode, timestamp: Timestamp, psn: Psn) -> Self {
@@ -210,6 +211,17 @@ impl OnePipe {
     /// Sets the end-of-message flag.
     pub const fn set_end_of_message(&mut self, on: bool) {
         self.flags = if on { self.flags | Self::END_OF_MESSAGE } else { self.flags & !Self::END_OF_MESSAGE };
+    }
+
+    /// Of a beacon: whether no best-effort message follows on this link, so that nobody has to wait for one
+    pub const fn nothing_follows(&self) -> bool {
+        self.flags & Self::NOTHING_FOLLOWS != 0
+    }
+
+    /// Sets that flag.
+    pub const fn set_nothing_follows(&mut self, on: bool) {
+        self.flags =
+            if on { self.flags | Self::NOTHING_FOLLOWS } else { self.flags & !Self::NOTHING_FOLLOWS };
     }
 }
 
@@ -288,10 +300,12 @@ mod tests {
             header.set_barrier(a);
             header.set_commit(b);
             header.set_end_of_message(end);
+            header.set_nothing_follows(!end);
+            prop_assert_eq!(header.nothing_follows(), !end);
             prop_assert_eq!((header.barrier(), header.commit(), header.end_of_message()), (a, b, end));
             prop_assert_eq!(&header.as_bytes()[OnePipe::BARRIERS..][..12], OnePipe::barriers_to_wire(a, b));
             prop_assert_eq!((header.timestamp(), header.psn(), header.opcode()), (before.timestamp(), before.psn(), before.opcode()));
-            prop_assert_eq!(header.flags & 0x7f, before.flags & 0x7f);
+            prop_assert_eq!(header.flags & 0x3f, before.flags & 0x3f);
         }
     }
 }

@@ -19,6 +19,7 @@ mod host;
 mod link;
 mod net;
 mod node;
+pub mod onepipe;
 mod pcap;
 pub mod rack;
 pub mod registers;

@@ -47,7 +47,12 @@ fn a_returning_link_is_waited_for() {
     assert_eq!(heard(&mut barrier, 1, 15_000), Heard::Joined);
     heard(&mut barrier, 0, 30_000);
     assert_eq!(barrier.best_effort(), Some(at(20_000)), "suspended");
-    assert_eq!(heard(&mut barrier, 1, 19_999), Heard::Behind);
+    assert_eq!(heard(&mut barrier, 1, 14_999), Heard::Stale);
+    for tick in 0..20 {
+        barrier.tick();
+        assert_eq!(heard(&mut barrier, 1, 19_000 + tick), Heard::Behind);
+        assert_eq!(barrier.expire(), None, "it comes nearer");
+    }
     assert_eq!(heard(&mut barrier, 1, 20_000), Heard::Same);
     assert_eq!(heard(&mut barrier, 1, 19_999), Heard::Stale, "it has caught up");
     assert_eq!(heard(&mut barrier, 1, 25_000), Heard::Raised);
@@ -134,6 +139,8 @@ enum Act {
         offset: i64,
         commit: Option<i64>,
     },
+    /// A link knows nothing yet
+    SayNothing(usize),
     Remove(usize),
     RemoveCommit(usize),
     AddCommit(usize),
@@ -147,6 +154,7 @@ fn act(inputs: usize) -> impl Strategy<Value = Act> {
     prop_oneof![
         24 => (0..inputs, offset, prop::option::of(-500i64..500))
             .prop_map(|(input, offset, commit)| Act::Say { input, offset, commit }),
+        2 => (0..inputs).prop_map(Act::SayNothing),
         2 => (0..inputs).prop_map(Act::Remove),
         1 => (0..inputs).prop_map(Act::RemoveCommit),
         1 => (0..inputs).prop_map(Act::AddCommit),
@@ -159,7 +167,8 @@ fn act(inputs: usize) -> impl Strategy<Value = Act> {
 struct Oracle {
     best_effort: Vec<Option<i128>>,
     commit: Vec<Option<i128>>,
-    behind: Vec<bool>,
+    /// What those say that have not caught up
+    behind: Vec<Option<i128>>,
     heard: Vec<u64>,
     outputs: [Option<i128>; 2],
     ticks: u64,
@@ -173,7 +182,7 @@ impl Oracle {
         Self {
             best_effort: vec![Some(NEVER); inputs],
             commit: vec![Some(NEVER); inputs],
-            behind: vec![false; inputs],
+            behind: vec![None; inputs],
             heard: vec![0; inputs],
             outputs: [None; 2],
             ticks: 0,
@@ -195,23 +204,22 @@ impl Oracle {
         let heard = match self.best_effort[input] {
             None if value + 5_000 < output => Heard::TooFarBehind,
             None => {
-                self.behind[input] = value < output;
+                self.behind[input] = (value < output).then_some(value);
                 Heard::Joined
             }
-            Some(register) if value < register => {
-                if self.behind[input] {
-                    Heard::Behind
-                } else {
-                    Heard::Stale
-                }
+            Some(register) if value < register && self.behind[input].is_some_and(|said| value >= said) => {
+                self.behind[input] = Some(value);
+                self.heard[input] = self.ticks;
+                Heard::Behind
             }
+            Some(register) if value < register => Heard::Stale,
             Some(register) if value == register => Heard::Same,
             Some(_) => Heard::Raised,
         };
         if matches!(heard, Heard::Raised | Heard::Same | Heard::Joined) {
             self.best_effort[input] = Some(value.max(output));
             self.heard[input] = self.ticks;
-            self.behind[input] &= heard == Heard::Joined;
+            self.behind[input] = self.behind[input].filter(|_| heard == Heard::Joined);
         }
         self.settle();
         heard
@@ -249,6 +257,10 @@ proptest! {
                     let commit = commit.map(|offset| value + i128::from(offset));
                     let heard = barrier.update(input, Some(wire(value)), commit.map(wire));
                     prop_assert_eq!(heard, oracle.say(input, value, commit));
+                }
+                Act::SayNothing(input) => {
+                    prop_assert_eq!(barrier.update(input, None, None), Heard::Nothing);
+                    oracle.heard[input] = oracle.ticks;
                 }
                 Act::Remove(input) => {
                     prop_assert_eq!(barrier.remove(input), oracle.best_effort[input].take().is_some());

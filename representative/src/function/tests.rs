@@ -70,6 +70,7 @@ fn config(incarnation: Incarnation) -> Config {
         registers: Registers { va: VA, rkey: RKEY },
         beacon_interval: Nanos(T),
         dead_after_intervals: 10,
+        join_window: Nanos(10 * T),
         ahead_max: Nanos::from_millis(1),
         clock: at(0),
         traffic_class: 0x6a,
@@ -130,7 +131,8 @@ fn data(from: u8, to: u8, ns: u64) -> Vec<u8> {
 }
 
 fn beacon(from: u8, barrier: Option<Timestamp>) -> Vec<u8> {
-    let header = header(OnePipeOpcode::BEACON, barrier.unwrap_or_default(), barrier);
+    let mut header = header(OnePipeOpcode::BEACON, barrier.unwrap_or_default(), barrier);
+    header.set_nothing_follows(barrier.is_none());
     let qpn = Qpn::new(FIRST_QP.get() + u32::from(from));
     packet((false, from, OWN), Opcode::UD_SEND_ONLY, qpn, header.as_bytes(), |_| ())
 }
@@ -438,11 +440,12 @@ type Case = (fn(&mut Config), ConfigError);
 
 #[test]
 fn what_cannot_be_is_not_made() {
-    let cases: [Case; 7] = [
+    let cases: [Case; 8] = [
         (|config| config.links = vec![link(0, Side::Below); 65_535], ConfigError::TooManyLinks(65_535)),
         (|config| config.first_qp = Qpn::new(1), ConfigError::QueuePairs { first: Qpn::new(1), links: 4 }),
         (|config| config.beacon_interval = Nanos(999), ConfigError::Interval(Nanos(999))),
         (|config| config.dead_after_intervals = 1, ConfigError::DeadAfter(1)),
+        (|config| config.join_window = Nanos(10 * T - 1), ConfigError::JoinWindow(Nanos(10 * T - 1))),
         (|config| config.links[2].port = PortId(5), ConfigError::NoSuchPort(2)),
         (|config| config.links[2].port = PortId(0), ConfigError::SharedPort(2)),
         (|config| config.addresses.truncate(0), ConfigError::NoOwnAddress(0)),

@@ -5,7 +5,9 @@ use super::*;
 #[test]
 fn idle_links_get_beacons_when_the_barrier_passes_an_instant() {
     let mut function = representative(Incarnation::Chip);
-    assert_eq!(timer(&mut function, 5), [], "nothing to tell yet");
+    let sent = timer(&mut function, 5);
+    assert!(sent.len() == 4 && sent.iter().all(|(header, _)| header.barrier().is_none()), "wait for me");
+    assert!(sent.iter().all(|(header, _)| !header.nothing_follows()));
     all_say(&mut function, 100);
     let sent = timer(&mut function, 110);
     assert_eq!(sent.iter().map(|&(_, PortId(port))| port).collect::<Vec<_>>(), [0, 1, 2, 3]);
@@ -71,7 +73,7 @@ fn a_write_is_executed_here() {
 
     let mut out = Sent::with_room(3);
     function.on_timer(Nanos(600), &mut out);
-    assert_eq!((counters.beacons.get(), counters.unsent.get()), (3, 1), "there was room for three");
+    assert_eq!((counters.beacons.get(), counters.unsent.get()), (4 + 3, 1), "there was room for three");
     for ((frame, port), n) in out.frames.iter().zip(0u8..) {
         let packet = Packet::parse(frame.bytes()).unwrap();
         assert!(packet.verify_icrc());
@@ -108,10 +110,7 @@ fn a_silent_link_dies_and_comes_back() {
     assert_eq!(function.poll_event(), Some(Event::Dead(LinkId(1), None)));
     assert_eq!(function.barriers(Side::Below).0, Some(at(10 * T + 5)));
     // Too far behind, then waited for, then caught up.
-    assert_eq!(
-        verdict(&mut function, &beacon(1, Some(at(4 * T))), 1, 11 * T),
-        Verdict::Drop(DropReason::Stale)
-    );
+    assert_eq!(verdict(&mut function, &beacon(1, Some(at(4))), 1, 11 * T), Verdict::Drop(DropReason::Stale));
     assert_eq!(verdict(&mut function, &beacon(1, Some(at(9 * T))), 1, 11 * T), Verdict::Consume);
     assert_eq!(function.poll_event(), Some(Event::Joined(LinkId(1))));
     for link in [0, 2, 3] {

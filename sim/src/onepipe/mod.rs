@@ -1,0 +1,303 @@
+//! 1Pipe's barriers in trees of switches: hosts that scatter messages at random and deliver below the barrier, with switches of
+//! any of the paper's three incarnations between them (1Pipe, sections 4 and 6.2).
+
+mod host;
+
+pub use host::{Host, Message};
+
+use crate::{Clock, EPOCH, Link as Wire, LinkId, NodeId, Switch, World};
+use core::net::Ipv4Addr;
+use host::Place;
+use representative::config::{BeaconForm, Config, Incarnation, Link, Pace, Registers, Side};
+use representative::{Counters, Refusal, Representative};
+use rocev2::Qpn;
+use rocev2::ethernet::MacAddr;
+use rocev2::onepipe::{OnePipe, Timestamp};
+use std::sync::Arc;
+use switch::forward::config::Topology;
+use switch::forward::{self, Forward};
+use switch::{Chance, Nanos, PortId};
+
+/// Time between beacons, the paper's
+pub const BEACON_INTERVAL: Nanos = Nanos::from_micros(3);
+/// 1Pipe's time when a clock of the simulator shows 0: timestamps begin anew 100 us after the world does.
+const CLOCK: Timestamp = Timestamp::new((1 << 48) - EPOCH.0 - 100_000);
+const FIRST_QP: Qpn = Qpn::new(0x100);
+const HOST_QP: Qpn = Qpn::new(0x11);
+const REGISTERS: Registers = Registers { va: 0x10_0000, rkey: 0x77 };
+
+/// Who is at an address
+#[derive(Clone, Copy, Debug)]
+struct At {
+    mac: MacAddr,
+    ip: Ipv4Addr,
+    qpn: Qpn,
+}
+
+fn host_at(n: usize) -> At {
+    let [high, low] = (n as u16).to_be_bytes();
+    At { mac: MacAddr([2, 0, 0, 0, high, low]), ip: Ipv4Addr::new(10, 0, high, low), qpn: HOST_QP }
+}
+
+/// A switch, or its representative, as its neighbour at link `link` knows it
+fn switch_at(n: usize, link: usize) -> At {
+    let [high, low] = (n as u16).to_be_bytes();
+    let qpn = Qpn::new(FIRST_QP.get() + link as u32);
+    At { mac: MacAddr([2, 0, 0, 1, high, low]), ip: Ipv4Addr::new(10, 1, high, low), qpn }
+}
+
+/// A tree of switches with hosts at its leaves, and how it is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct Tree {
+    /// Where barriers are kept
+    pub incarnation: Incarnation,
+    /// When switches send beacons
+    pub pace: Pace,
+    /// Levels of switches
+    pub levels: u32,
+    /// Switches, or hosts, below each switch
+    pub fanout: usize,
+    /// Every link
+    pub link: Wire,
+    /// By how much hosts' clocks are off at most, in nanoseconds. Those of switches are off a thousand times as much
+    pub skew_ns: u64,
+    /// By how much clocks run too fast or too slow at most, in billionths
+    pub drift_ppb: u64,
+    /// How far apart a host's scatterings are on average
+    pub every: Nanos,
+    /// How long hosts send
+    pub lasts: Nanos,
+    /// A planted bug, to see whether it is found
+    #[cfg(feature = "canary")]
+    pub bug: Option<representative::Bug>,
+}
+
+impl Tree {
+    /// A tree of perfect links and clocks.
+    pub fn new(incarnation: Incarnation, levels: u32, fanout: usize) -> Self {
+        Self {
+            incarnation,
+            pace: Pace::Passing,
+            levels,
+            fanout,
+            link: Wire { delay: Nanos(500), ..Wire::default() },
+            skew_ns: 0,
+            drift_ppb: 0,
+            every: Nanos::from_micros(2),
+            lasts: Nanos::from_micros(300),
+            #[cfg(feature = "canary")]
+            bug: None,
+        }
+    }
+
+    fn hosts(&self) -> usize {
+        self.fanout.pow(self.levels)
+    }
+
+    /// The number of a level's first switch. They are numbered level by level, the root last.
+    fn first_of(&self, level: u32) -> usize {
+        (0..level).map(|level| self.fanout.pow(self.levels - 1 - level)).sum()
+    }
+
+    /// The switch above switch `n` of a level, and which of its links leads here; `None` above the root
+    fn parent(&self, level: u32, n: usize) -> Option<(usize, usize)> {
+        let place = n - self.first_of(level);
+        (level + 1 < self.levels)
+            .then(|| (self.first_of(level + 1) + place / self.fanout, place % self.fanout))
+    }
+
+    /// Who is at the links of a switch: below in order, then above. For switches, the number of their link to here, too
+    fn neighbours(&self, level: u32, n: usize) -> Vec<(At, Option<usize>)> {
+        let place = n - self.first_of(level);
+        let below = (0..self.fanout).map(|child| place * self.fanout + child).map(|child| {
+            match level.checked_sub(1) {
+                None => (host_at(child), None),
+                Some(below) => (switch_at(self.first_of(below) + child, self.fanout), Some(self.fanout)),
+            }
+        });
+        let above = self.parent(level, n).map(|(parent, link)| (switch_at(parent, link), Some(link)));
+        below.chain(above).collect()
+    }
+
+    /// What a switch is as a bridge: where hosts, neighbouring representatives and its own are.
+    fn bridge(&self, level: u32, n: usize) -> forward::Config {
+        let first_child = (n - self.first_of(level)) * self.fanout;
+        let neighbours = self.neighbours(level, n);
+        let own = usize::from(self.incarnation == Incarnation::Host);
+        let ports = neighbours.len() + own;
+        let mut bridge = forward::Config::bridge(ports as u16, 8);
+        let towards = |host: usize| {
+            let child = (host / self.fanout.pow(level)).checked_sub(first_child);
+            child.filter(|&child| child < self.fanout).unwrap_or(self.fanout)
+        };
+        let hosts = (0..self.hosts()).map(|host| (host_at(host).mac, PortId(towards(host) as u16)));
+        let others = neighbours.iter().zip(0..).filter(|((_, link), _)| link.is_some());
+        let others = others.map(|((at, _), port)| (at.mac, PortId(port)));
+        let own = [(switch_at(n, 0).mac, PortId(ports as u16 - 1))].into_iter().take(own);
+        if let Topology::Mac(table) = &mut bridge.topology {
+            table.fixed = hosts.chain(others).chain(own).collect();
+        }
+        bridge
+    }
+
+    fn config(&self, level: u32, n: usize) -> Config {
+        let beside = self.incarnation == Incarnation::Host;
+        let links = self.neighbours(level, n).into_iter().enumerate().map(|(number, (at, link))| Link {
+            side: if number < self.fanout { Side::Below } else { Side::Above },
+            port: PortId(if beside { 0 } else { number as u16 }),
+            mac: at.mac,
+            address: at.ip.into(),
+            qpn: at.qpn,
+            beacon: match link {
+                Some(link) if beside => {
+                    BeaconForm::Write { va: REGISTERS.va_of(link as u16), rkey: REGISTERS.rkey }
+                }
+                _ => BeaconForm::Datagram,
+            },
+            barriers_in_messages: true,
+        });
+        let own = switch_at(n, 0);
+        Config {
+            forward: if beside { forward::Config::bridge(1, 1) } else { self.bridge(level, n) },
+            incarnation: self.incarnation,
+            pace: self.pace,
+            mac: own.mac,
+            addresses: vec![own.ip.into()],
+            qkey: OnePipe::QKEY,
+            first_qp: FIRST_QP,
+            registers: REGISTERS,
+            beacon_interval: BEACON_INTERVAL,
+            dead_after_intervals: 10,
+            join_window: Nanos::from_micros(300),
+            ahead_max: Nanos::from_millis(10),
+            clock: CLOCK,
+            traffic_class: 0,
+            links: links.collect(),
+            #[cfg(feature = "canary")]
+            bug: self.bug,
+        }
+    }
+
+    /// Builds it.
+    pub fn build(&self, seed: u64) -> Made {
+        let mut world = World::new(seed);
+        let mut chance = Chance::stream(seed, 1 << 33);
+        let mut clock = |by: u64| {
+            let mut around = |by: u64| chance.below(2 * by + 1) as i64 - by as i64;
+            Clock::new(around(by), around(self.drift_ppb))
+        };
+        let mut hosts = Vec::new();
+        for n in 0..self.hosts() {
+            let place = Place {
+                hosts: self.hosts(),
+                tor: switch_at(n / self.fanout, n % self.fanout),
+                every: self.every,
+                until: EPOCH + self.lasts,
+                barriers_in_messages: self.incarnation == Incarnation::Chip,
+            };
+            hosts.push(world.add(&format!("host {n}"), Host::new(n, place, seed), clock(self.skew_ns)));
+        }
+        let all = |level: u32| (self.first_of(level)..self.first_of(level + 1)).map(move |n| (level, n));
+        let places: Vec<_> = (0..self.levels).flat_map(all).collect();
+        let keeper = |level, n| {
+            let config = self.config(level, n);
+            Switch::new(move || Representative::new(config.clone()).expect("a configuration that can be"))
+        };
+        let mut switches = Vec::new();
+        for &(level, n) in &places {
+            let (name, clock) = (format!("switch {n}"), clock(1000 * self.skew_ns));
+            switches.push(if self.incarnation == Incarnation::Host {
+                let bridge = self.bridge(level, n);
+                world.add(&name, Switch::new(move || Forward::new(&bridge)), clock)
+            } else {
+                world.add(&name, keeper(level, n), clock)
+            });
+        }
+        // Ports are counted in this order: below, above, beside.
+        let connect =
+            |(n, &host): (usize, &NodeId)| world.connect(switches[n / self.fanout], host, self.link);
+        let access = hosts.iter().enumerate().map(connect).collect();
+        let mut uplinks = Vec::new();
+        for &(level, n) in &places {
+            if let Some((parent, _)) = self.parent(level, n) {
+                uplinks.push(world.connect(switches[parent], switches[n], self.link));
+            }
+        }
+        let mut keepers = switches;
+        if self.incarnation == Incarnation::Host {
+            for &(level, n) in &places {
+                let (name, clock) = (format!("representative {n}"), clock(1000 * self.skew_ns));
+                let node = world.add(&name, keeper(level, n), clock);
+                let switch = core::mem::replace(&mut keepers[n], node);
+                world.connect(switch, node, self.link);
+            }
+        }
+        Made { world, hosts, keepers, access, uplinks }
+    }
+}
+
+/// A tree that was built.
+pub struct Made {
+    /// The network
+    pub world: World,
+    /// Its [`Host`]s
+    pub hosts: Vec<NodeId>,
+    /// Those who keep barriers: switches, or their representatives, as [`Switch<Representative>`]
+    pub keepers: Vec<NodeId>,
+    /// The hosts' links
+    pub access: Vec<LinkId>,
+    /// The switches' links to those above them
+    pub uplinks: Vec<LinkId>,
+}
+
+impl Made {
+    /// The hosts
+    pub fn each_host(&self) -> impl Iterator<Item = &Host> {
+        self.hosts.iter().map(|&host| self.world.node::<Host>(host))
+    }
+
+    /// What a keeper has counted
+    pub fn counters(&self, keeper: usize) -> Arc<Counters> {
+        self.world.node::<Switch<Representative>>(self.keepers[keeper]).function.counters()
+    }
+
+    /// How often any keeper refused something for this reason
+    pub fn refused(&self, why: Refusal) -> u64 {
+        (0..self.keepers.len()).map(|keeper| self.counters(keeper).refused(why)).sum()
+    }
+
+    /// 1Pipe's time, on the line of [`Message`]s, when the world is so old
+    pub fn time(age: Nanos) -> u64 {
+        host::true_time(EPOCH + age)
+    }
+
+    /// What has to hold whatever is lost: [order](Self::check_order), and that no barrier was too high for a message. (One who
+    /// was cut off may come back late: messages of host `returned` are passed over.)
+    pub fn check(&self, returned: Option<usize>) -> Result<(), String> {
+        for host in self.each_host() {
+            let mut late = host.late.iter().filter(|&(&sender, _)| Some(sender) != returned);
+            if let Some((sender, count)) = late.next() {
+                let number = host.number();
+                return Err(format!("host {number}: {count} messages of host {sender} below the barrier"));
+            }
+        }
+        self.check_order()
+    }
+
+    /// What has to hold whatever happens: deliveries in order and not ahead of time, and barriers that never go back.
+    pub fn check_order(&self) -> Result<(), String> {
+        for host in self.each_host() {
+            let number = host.number();
+            if host.went_back > 0 {
+                return Err(format!("host {number}: a barrier went back"));
+            }
+            if host.ahead > 0 {
+                return Err(format!("host {number}: a barrier was ahead of its own clock"));
+            }
+            if !host.delivered.is_sorted() {
+                return Err(format!("host {number}: delivered out of order"));
+            }
+        }
+        Ok(())
+    }
+}

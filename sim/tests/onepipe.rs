@@ -1,0 +1,147 @@
+//! 1Pipe's barriers in trees of switches: none is ever too high, and they do not dawdle.
+
+use representative::Refusal;
+use representative::config::{Incarnation, Pace};
+use sim::onepipe::{BEACON_INTERVAL, Host, Made, Message, Tree};
+use sim::{Fault, LinkId};
+use switch::{Nanos, Share};
+
+const ALL: [Incarnation; 3] = [Incarnation::Chip, Incarnation::SwitchCpu, Incarnation::Host];
+
+/// A tree that the seed chooses, in which messages and beacons are lost
+fn lossy(incarnation: Incarnation, seed: u64) -> Tree {
+    let mut tree = Tree::new(incarnation, 1 + seed as u32 % 3, 2 + seed as usize % 2);
+    tree.pace = if seed % 4 == 3 { Pace::Instants } else { Pace::Passing };
+    tree.link.jitter = Nanos(seed % 16 * 100);
+    tree.link.loss = Share::percent(seed % 5);
+    tree.link.rate_bps = [10_000_000_000, 100_000_000_000][seed as usize % 2];
+    tree.skew_ns = 300;
+    tree.drift_ppb = 100_000;
+    tree
+}
+
+#[test]
+fn no_barrier_exceeds_what_is_under_way() {
+    for incarnation in ALL {
+        for seed in 0..16 {
+            let mut made = lossy(incarnation, seed).build(seed);
+            made.world.run_until(Nanos::from_micros(400));
+            let context = format!("{incarnation:?} seed {seed}");
+            assert_eq!(made.check(None), Ok(()), "{context}");
+            for host in made.each_host() {
+                assert!(host.waiting.is_empty(), "{context}: {:?} wait", host.waiting);
+                assert!(host.delivered.len() > 30, "{context}: {} delivered", host.delivered.len());
+            }
+            for why in Refusal::ALL {
+                assert_eq!(made.refused(why), 0, "{context}: {why:?}");
+            }
+        }
+    }
+}
+
+/// A link is cut for 20 us, in which it does not die, or for longer.
+fn cut(tree: Tree, seed: u64, link: impl Fn(&Made) -> LinkId) -> Made {
+    let mut made = tree.build(seed);
+    let link = vec![link(&made)];
+    made.world.schedule(Nanos::from_micros(60), Fault::Cut(link.clone()));
+    made.world.schedule(Nanos::from_micros(60 + seed % 3 * 40 + 20), Fault::Heal(link));
+    made.world.run_until(Nanos::from_micros(400));
+    made
+}
+
+#[test]
+fn a_link_that_dies_stalls_the_others_for_ten_intervals() {
+    for incarnation in ALL {
+        for seed in 0..12 {
+            let made = cut(lossy(incarnation, seed), seed, |made| made.access[0]);
+            let context = format!("{incarnation:?} seed {seed}");
+            assert_eq!(made.check(Some(0)), Ok(()), "{context}");
+            let died = seed % 3 > 0;
+            assert_eq!(made.counters(0).dead.get() > 0, died, "{context}");
+            assert_eq!(made.counters(0).joined.get(), made.counters(0).dead.get(), "{context}");
+            for host in made.each_host().skip(1) {
+                assert!(host.waiting.is_empty(), "{context}: {:?} wait", host.waiting);
+            }
+            if died {
+                // The last that it said may take its time to those who are far away.
+                let stall = made.each_host().skip(1).map(|host| host.stall.0 / BEACON_INTERVAL.0).max();
+                assert!(
+                    stall.is_some_and(|stall| (8..16).contains(&stall)),
+                    "{context}: {stall:?} intervals"
+                );
+            }
+            // What it says afterwards is heard again.
+            let later = Made::time(Nanos::from_micros(200));
+            let heard = |host: &Host| host.delivered.iter().any(|&(ns, from, _)| from == 0 && ns > later);
+            assert!(made.each_host().any(heard), "{context}");
+        }
+    }
+}
+
+#[test]
+fn what_was_cut_in_two_becomes_one_again() {
+    for incarnation in ALL {
+        for seed in 0..12 {
+            let mut tree = lossy(incarnation, seed);
+            tree.levels = 2 + seed as u32 % 2;
+            let made = cut(tree, seed, |made| made.uplinks[0]);
+            let context = format!("{incarnation:?} seed {seed}");
+            assert_eq!(made.check_order(), Ok(()), "{context}");
+            // In the end, those on one side hear of those on the other, and in time.
+            let later = Made::time(Nanos::from_micros(250));
+            for host in made.each_host() {
+                assert!(host.waiting.is_empty(), "{context}: {:?} wait", host.waiting);
+                let near = |number: usize| number < tree.fanout;
+                let far = |&&(ns, from, _): &&Message| ns > later && near(from) != near(host.number());
+                let heard = host.delivered.iter().filter(far).count();
+                assert!(heard > 0 || !near(host.number()), "{context}: host {} hears nobody", host.number());
+            }
+        }
+    }
+}
+
+#[cfg(feature = "canary")]
+#[test]
+fn planted_bugs_are_found() {
+    for bug in representative::Bug::ALL {
+        let finds = |seed: &u64| {
+            let mut tree = lossy(Incarnation::Chip, *seed);
+            tree.bug = Some(bug);
+            let host = cut(tree, *seed, |made| made.access[0]);
+            tree.levels = 2;
+            let switch = cut(tree, *seed, |made| made.uplinks[0]);
+            host.check(Some(0)).is_err() || switch.check_order().is_err()
+        };
+        assert!((0..100).any(|seed| finds(&seed)), "{bug:?}");
+    }
+}
+
+/// The mean time from sending to delivery, in nanoseconds
+fn mean_delay(tree: Tree) -> f64 {
+    let mut made = tree.build(5);
+    made.world.run_until(tree.lasts + Nanos::from_micros(100));
+    assert_eq!(made.check(None), Ok(()));
+    let sums = made.each_host().map(|host| (host.took_ns, host.delivered.len()));
+    let (took_ns, count) = sums.fold((0, 0), |(ns, count), (more_ns, more)| (ns + more_ns, count + more));
+    took_ns as f64 / count as f64
+}
+
+#[test]
+fn barriers_cost_half_an_interval() {
+    for levels in 1..=3 {
+        // Few messages, so that nearly all barriers come in beacons
+        let mut tree = Tree::new(Incarnation::Chip, levels, 3);
+        tree.every = Nanos::from_micros(40);
+        tree.lasts = Nanos::from_micros(1500);
+        // A barrier comes from the farthest host: up and down, a link each.
+        let hop = tree.link.delay.0 as f64 + ((90 + sim::OVERHEAD) * 8) as f64 / 100.0;
+        let expected = 2.0 * f64::from(levels) * hop + BEACON_INTERVAL.0 as f64 / 2.0;
+        let chip = mean_delay(tree);
+        assert!((chip - expected).abs() < 0.1 * expected, "{levels} levels: {chip:.0} ns, not {expected:.0}");
+        // A representative is a link away: there and back at each switch that a barrier passes.
+        tree.incarnation = Incarnation::Host;
+        let expected = expected + (2.0 * f64::from(levels) - 1.0) * 2.0 * hop;
+        let host = mean_delay(tree);
+        assert!((host - expected).abs() < 0.1 * expected, "{levels} levels: {host:.0} ns, not {expected:.0}");
+    }
+}
