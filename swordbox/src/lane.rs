@@ -90,10 +90,16 @@ pub(crate) struct Lane {
     pub round_trip: Nanos,
     /// The operation whose round trip is measured, and when it was sent
     pub timed: Option<(Psn, Nanos)>,
+    /// By PSN, in as many places from the first on as were ever needed at once: so few stay in the cache
     entries: Box<[Entry]>,
     /// What is written by those that are WRITEs
     payloads: Box<[[u8; LONGEST_WRITE]]>,
+    /// Places in use, less one
+    mask: usize,
 }
+
+/// Places in use at first
+const FEWEST: usize = 64;
 
 const NOTHING: Entry = Entry {
     asked: Asked { what: Under::Write(0), va: 0, rkey: 0, class: Class8(0), solicited: false },
@@ -126,6 +132,7 @@ impl Lane {
             timed: None,
             entries: vec![NOTHING; in_flight].into(),
             payloads: vec![[0; LONGEST_WRITE]; in_flight].into(),
+            mask: in_flight.min(FEWEST) - 1,
         }
     }
 
@@ -151,28 +158,47 @@ impl Lane {
         self.under_way as usize == self.entries.len()
     }
 
+    /// One more operation is to be under way: there is a place for it behind the others, if the lane is not full.
+    #[inline]
+    pub(crate) fn begin(&mut self) {
+        if self.under_way as usize > self.mask {
+            self.spread();
+        }
+        self.under_way += 1;
+    }
+
+    /// Uses twice as many places.
+    #[cold]
+    fn spread(&mut self) {
+        let before = self.mask;
+        self.mask = (before * 2 + 1).min(self.entries.len() - 1);
+        for n in 0..self.under_way {
+            let psn = self.acked.add(n).get() as usize;
+            self.entries[psn & self.mask] = self.entries[psn & before];
+            self.payloads[psn & self.mask] = self.payloads[psn & before];
+        }
+    }
+
     /// What is kept of `psn`
     #[inline]
     pub(crate) fn entry(&self, psn: Psn) -> &Entry {
-        &self.entries[psn.get() as usize & (self.entries.len() - 1)]
+        &self.entries[psn.get() as usize & self.mask]
     }
 
     #[inline]
     pub(crate) fn entry_mut(&mut self, psn: Psn) -> &mut Entry {
-        let mask = self.entries.len() - 1;
-        &mut self.entries[psn.get() as usize & mask]
+        &mut self.entries[psn.get() as usize & self.mask]
     }
 
     /// What `psn` writes, if it is a WRITE; of the longest length
     #[inline]
     pub(crate) fn payload(&self, psn: Psn) -> &[u8; LONGEST_WRITE] {
-        &self.payloads[psn.get() as usize & (self.payloads.len() - 1)]
+        &self.payloads[psn.get() as usize & self.mask]
     }
 
     #[inline]
     pub(crate) fn put_payload(&mut self, psn: Psn, bytes: &[u8]) {
-        let mask = self.payloads.len() - 1;
-        let place = &mut self.payloads[psn.get() as usize & mask];
+        let place = &mut self.payloads[psn.get() as usize & self.mask];
         match bytes.first_chunk() {
             Some(longest) => *place = *longest,
             None => place[..bytes.len()].copy_from_slice(bytes),
@@ -198,5 +224,30 @@ impl Lane {
                 Nanos(if self.round_trip.0 == 0 { took } else { (self.round_trip.0 * 7 + took) / 8 });
             self.timed = None;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operations_keep_their_places_apart_while_there_are_more_and_more() {
+        let mut lane = Lane::new(0, 1024);
+        let first = Psn::new(0xff_ff00);
+        lane.open(0, first, 1, Nanos::ZERO);
+        let bytes = |n: u32| [n as u8; LONGEST_WRITE];
+        for n in 0..1024 {
+            assert!(!lane.is_full());
+            lane.begin();
+            let psn = first.add(n);
+            *lane.entry_mut(psn) = Entry { line: n, ..NOTHING };
+            lane.put_payload(psn, &bytes(n));
+            // The oldest, the newest, and some between
+            for n in [0, n / 3, n / 2, n] {
+                assert_eq!((lane.entry(first.add(n)).line, lane.payload(first.add(n))), (n, &bytes(n)));
+            }
+        }
+        assert!(lane.is_full());
     }
 }

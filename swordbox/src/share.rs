@@ -93,7 +93,7 @@ impl Swordbox {
         if there.timed.is_none() {
             there.timed = Some((server_psn, now));
         }
-        there.under_way += 1;
+        there.begin();
         self.under_way += 1;
         there.atomics += u32::from(what.is_atomic());
         let own = self.lines.get_mut(line);
