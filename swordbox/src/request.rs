@@ -57,8 +57,7 @@ impl Swordbox {
             if let Some(passage) = self.straight_way_of(id, &packet, op)
                 && packet.verify_icrc()
             {
-                #[cfg(debug_assertions)]
-                assert!(self.is_right(passage, id, &packet, op, now), "{passage:?}");
+                debug_assert_eq!(self.way_of(id, &packet, op, now), Way::Lane(passage), "the long way");
                 let flow = &mut self.flows[id as usize];
                 flow.nak_due = false;
                 flow.nak_sent = false;

@@ -3,12 +3,10 @@
 //! which would do the same with these: in builds that check assertions it is asked.
 
 use crate::flow::{Stage, right};
-use crate::function::{NO_SERVER, Swordbox};
+use crate::function::Swordbox;
 use crate::lines::word_of;
 use crate::op::{Op, aeth_of};
 use crate::way::Passage;
-#[cfg(debug_assertions)]
-use crate::way::Way;
 use crate::{Id, NONE};
 use rocev2::aeth::Syndrome;
 use rocev2::{Opcode, Packet};
@@ -54,19 +52,6 @@ impl Swordbox {
         Some(Passage { lane, line, known: known.filter(|_| wish.atomic), wish })
     }
 
-    /// Whether the long way is the same.
-    #[cfg(debug_assertions)]
-    pub(crate) fn is_right(
-        &mut self,
-        passage: Passage,
-        id: Id,
-        packet: &Packet<'_>,
-        op: Op,
-        now: Nanos,
-    ) -> bool {
-        self.way_of(id, packet, op, now) == Way::Lane(passage)
-    }
-
     /// The lane whose oldest operation, and nothing else, `packet` acknowledges, which went to the client's end `to`; if it is
     /// no atomic, and nobody waits.
     #[inline]
@@ -81,8 +66,7 @@ impl Swordbox {
         let flow = self.flows.get(end.peer as usize)?;
         let there = self.lanes.get(flow.lane as usize)?;
         let psn = packet.bth().psn();
-        let straight = server != NO_SERVER
-            && packet.layout().opcode() == Opcode::RC_ACKNOWLEDGE
+        let straight = packet.layout().opcode() == Opcode::RC_ACKNOWLEDGE
             && psn == there.acked
             && there.under_way > 0
             && there.waiting[0] == NONE
@@ -91,7 +75,6 @@ impl Swordbox {
             && end.came_on == Some(port)
             && end.headers.leads_like(packet)
             && self.ready.is_empty()
-            && self.bereft.is_empty()
             && matches!(aeth_of(packet)?.kind(), Syndrome::Ack(_))
             && !there.entry(psn).asked.what.is_atomic();
         straight.then_some(flow.lane)

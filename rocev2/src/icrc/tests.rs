@@ -147,11 +147,11 @@ proptest! {
         prop_assert_eq!(!table::update(!0, &masked), right);
         prop_assert_eq!(!table::update_masked(!0, &packet, masks), right);
         #[cfg(target_arch = "x86_64")]
-        for crc in [
-            clmul::update::<{ MASKED / 16 }>(!0, &packet, masks),
-            clmul::update::<{ MASKED_V4 / 16 }>(!0, &packet, masks).filter(|_| !v6),
-        ] {
-            prop_assert!(crc.is_none_or(|crc| !crc == right));
+        {
+            prop_assert_eq!(!clmul::update::<{ MASKED / 16 }>(!0, &packet, masks).unwrap(), right);
+            if !v6 {
+                prop_assert_eq!(!clmul::update::<{ MASKED_V4 / 16 }>(!0, &packet, masks).unwrap(), right);
+            }
         }
     }
 
