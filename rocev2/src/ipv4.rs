@@ -6,6 +6,9 @@ use core::net::Ipv4Addr;
 use zerocopy::byteorder::network_endian::U16;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+/// IPv4's number where an IP packet carries another (RFC 2003): in IPv4's `protocol` and IPv6's `next_header`
+pub const PROTOCOL: u8 = 4;
+
 /// The IPv4 header up to its options, 20 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]

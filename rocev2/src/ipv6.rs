@@ -5,6 +5,9 @@ use core::net::Ipv6Addr;
 use zerocopy::byteorder::network_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+/// IPv6's number where an IP packet carries another (RFC 2473): in IPv4's `protocol` and IPv6's `next_header`
+pub const PROTOCOL: u8 = 41;
+
 /// Values of `next_header` that stand for an extension header rather than a transport.
 pub mod extension {
     /// Hop-by-hop options

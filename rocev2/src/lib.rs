@@ -31,6 +31,7 @@ pub mod icrc;
 pub mod immediate;
 pub mod ipv4;
 pub mod ipv6;
+pub mod neighbour;
 pub mod onepipe;
 pub mod opcode;
 pub mod packet;
@@ -38,6 +39,7 @@ pub mod redirect;
 pub mod repr;
 pub mod reth;
 pub mod rewrite;
+pub mod route;
 pub mod serial;
 pub mod udp;
 

@@ -9,15 +9,20 @@
 //! 12..18  commit barrier of the link
 //! 18..21  packet sequence number
 //! 21      opcode
-//! 22      flags: 0x80 end of message, 0x40 nothing follows
+//! 22      flags: 0x80 end of message, 0x40 nothing follows, 0x20 first packet, 0x10 timestamp follows
 //! 23      version, 0
 //! ```
+//!
+//! What a scattering has for one receiver is a *run* of packets: one message after the other, each cut into packets. The
+//! message's timestamp is that of the run's last packet; those before it carry the sender's clock, and say that the timestamp
+//! follows. So a large message keeps no barrier back while it is being sent.
 //!
 //! A barrier of 0 says nothing: a switch that does not know one yet has to put something over what the sender wrote. So a
 //! barrier that happens to be 0 is written as the nanosecond before, which is true as well.
 
 use crate::Psn;
 use core::fmt;
+use zerocopy::byteorder::network_endian::{U32, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// A point in time: 48 bits of nanoseconds, which wrap after 78 hours.
@@ -112,7 +117,7 @@ impl OnePipeOpcode {
     pub const BEACON: Self = Self(2);
     /// A message has arrived
     pub const ACK: Self = Self(3);
-    /// A message has come too late
+    /// A message, or a part of one, was refused
     pub const NAK: Self = Self(4);
     /// A message shall not be delivered
     pub const RECALL: Self = Self(5);
@@ -146,6 +151,8 @@ impl OnePipe {
     pub(crate) const BARRIERS: usize = 6;
     const END_OF_MESSAGE: u8 = 0x80;
     const NOTHING_FOLLOWS: u8 = 0x40;
+    const FIRST: u8 = 0x20;
+    const TIMESTAMP_FOLLOWS: u8 = 0x10;
 
     /// A header of this opcode and timestamp, which is its best-effort barrier as well: what a sender sets.
     pub fn new(opcode: OnePipeOpcode, timestamp: Timestamp, psn: Psn) -> Self {
@@ -203,25 +210,52 @@ impl OnePipe {
         OnePipeOpcode(self.opcode)
     }
 
+    const fn flag(&self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
+
+    const fn set_flag(&mut self, flag: u8, on: bool) {
+        self.flags = if on { self.flags | flag } else { self.flags & !flag };
+    }
+
     /// Whether this is a message's last packet
     pub const fn end_of_message(&self) -> bool {
-        self.flags & Self::END_OF_MESSAGE != 0
+        self.flag(Self::END_OF_MESSAGE)
     }
 
     /// Sets the end-of-message flag.
     pub const fn set_end_of_message(&mut self, on: bool) {
-        self.flags = if on { self.flags | Self::END_OF_MESSAGE } else { self.flags & !Self::END_OF_MESSAGE };
+        self.set_flag(Self::END_OF_MESSAGE, on);
     }
 
     /// Of a beacon: whether no best-effort message follows on this link, so that nobody has to wait for one
     pub const fn nothing_follows(&self) -> bool {
-        self.flags & Self::NOTHING_FOLLOWS != 0
+        self.flag(Self::NOTHING_FOLLOWS)
     }
 
     /// Sets that flag.
     pub const fn set_nothing_follows(&mut self, on: bool) {
-        self.flags =
-            if on { self.flags | Self::NOTHING_FOLLOWS } else { self.flags & !Self::NOTHING_FOLLOWS };
+        self.set_flag(Self::NOTHING_FOLLOWS, on);
+    }
+
+    /// Whether a run begins with this packet
+    pub const fn first(&self) -> bool {
+        self.flag(Self::FIRST)
+    }
+
+    /// Sets that flag.
+    pub const fn set_first(&mut self, on: bool) {
+        self.set_flag(Self::FIRST, on);
+    }
+
+    /// Whether this is not the run's last packet, which has the timestamp of its messages
+    pub const fn timestamp_follows(&self) -> bool {
+        self.flag(Self::TIMESTAMP_FOLLOWS)
+    }
+
+    /// Sets that flag.
+    pub const fn set_timestamp_follows(&mut self, on: bool) {
+        self.set_flag(Self::TIMESTAMP_FOLLOWS, on);
     }
 }
 
@@ -235,6 +269,69 @@ impl fmt::Display for OnePipe {
             }
         }
         write!(f, " psn {}{}", self.psn(), if self.end_of_message() { " end" } else { "" })
+    }
+}
+
+/// What follows the header of an ACK, 32 bytes: what the receiver has, as of the highest PSN that it has seen, which is the
+/// header's. Everything is said anew each time, so one that is lost matters only if none follows.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct Arrivals {
+    /// Bit n: the packet n before the highest ended a run, and the receiver took the run
+    pub taken: U128,
+    /// Packets that have arrived, counted from the first
+    pub packets: U32,
+    /// Those of them that a switch had marked as "congestion experienced"
+    pub marked: U32,
+    /// Bytes for which the receiver has room from [`next`](Self::next) on, by its sender's count
+    pub window: U32,
+    next: [u8; 3],
+    reserved: u8,
+}
+
+impl Arrivals {
+    /// Bytes on the wire
+    pub const LEN: usize = size_of::<Self>();
+    /// Packets of which [`taken`](Self::taken) speaks
+    pub const HISTORY: u32 = u128::BITS;
+
+    /// Everything before this is decided: runs that ended there and are not marked as taken were refused, or lost.
+    pub const fn next(&self) -> Psn {
+        Psn::from_wire(self.next)
+    }
+
+    /// Sets that.
+    pub const fn set_next(&mut self, psn: Psn) {
+        self.next = psn.to_wire();
+    }
+}
+
+/// What follows the header of a NAK, 4 bytes. Its PSN is that of the packet that was refused, or that is missing.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct Refused {
+    /// Why: one of the constants
+    pub reason: u8,
+    reserved: [u8; 3],
+}
+
+impl Refused {
+    /// Bytes on the wire
+    pub const LEN: usize = size_of::<Self>();
+    /// The barrier had passed its timestamp (1Pipe, section 4.1).
+    pub const LATE: u8 = 0;
+    /// There was no room for it.
+    pub const NO_ROOM: u8 = 1;
+    /// A part of it was lost.
+    pub const INCOMPLETE: u8 = 2;
+
+    /// For this reason.
+    pub const fn new(reason: u8) -> Self {
+        Self { reason, reserved: [0; 3] }
     }
 }
 
@@ -256,6 +353,18 @@ mod tests {
         ];
         assert_eq!(header.as_bytes(), wire);
         assert_eq!(OnePipe::LEN, 24);
+    }
+
+    #[test]
+    fn answers_have_a_place_for_everything() {
+        let mut arrivals =
+            Arrivals { taken: 1.into(), packets: 2.into(), marked: 3.into(), ..Arrivals::default() };
+        arrivals.window = 4.into();
+        arrivals.set_next(Psn::new(0x05_0607));
+        let wire =
+            [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 4, 5, 6, 7, 0];
+        assert_eq!((arrivals.as_bytes(), arrivals.next()), (&wire[..], Psn::new(0x05_0607)));
+        assert_eq!(Refused::new(Refused::INCOMPLETE).as_bytes(), [2, 0, 0, 0]);
     }
 
     #[test]
@@ -301,11 +410,13 @@ mod tests {
             header.set_commit(b);
             header.set_end_of_message(end);
             header.set_nothing_follows(!end);
-            prop_assert_eq!(header.nothing_follows(), !end);
+            header.set_first(end);
+            header.set_timestamp_follows(!end);
+            prop_assert_eq!((header.nothing_follows(), header.first(), header.timestamp_follows()), (!end, end, !end));
             prop_assert_eq!((header.barrier(), header.commit(), header.end_of_message()), (a, b, end));
             prop_assert_eq!(&header.as_bytes()[OnePipe::BARRIERS..][..12], OnePipe::barriers_to_wire(a, b));
             prop_assert_eq!((header.timestamp(), header.psn(), header.opcode()), (before.timestamp(), before.psn(), before.opcode()));
-            prop_assert_eq!(header.flags & 0x3f, before.flags & 0x3f);
+            prop_assert_eq!(header.flags & 0x0f, before.flags & 0x0f);
         }
     }
 }

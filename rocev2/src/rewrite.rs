@@ -14,7 +14,6 @@ use crate::onepipe::{OnePipe, Timestamp};
 use crate::opcode::Headers;
 use crate::packet::Layout;
 use crate::{Bth, Opcode, Psn, Qpn, checksum};
-use zerocopy::IntoBytes;
 
 /// A packet that is being rewritten. Fields change at once, checksums when it is [finished](Self::finish).
 #[derive(Debug)]
@@ -58,12 +57,19 @@ impl<'a> Rewriter<'a> {
         old
     }
 
-    #[inline]
-    fn set_words<const N: usize>(&mut self, at: usize, new: [u8; N]) {
-        const { assert!(N.is_multiple_of(4)) }
-        for (n, word) in new.as_chunks::<4>().0.iter().enumerate() {
-            self.set_word(at + 4 * n, u32::from_be_bytes(*word));
+    /// The same for words that follow one another.
+    #[allow(clippy::inline_always, reason = "as above")]
+    #[inline(always)]
+    fn set_words<const N: usize>(&mut self, at: usize, new: [[u8; 4]; N]) {
+        let places = self.bytes[at..].as_chunks_mut::<4>().0.first_chunk_mut::<N>().expect("so many words");
+        let mut xors = [0; N];
+        for ((place, new), xor) in places.iter_mut().zip(new).zip(&mut xors) {
+            *xor = u32::from_le_bytes(*place) ^ u32::from_le_bytes(new);
+            self.udp_change.0 += u64::from(!u32::from_be_bytes(*place));
+            self.udp_change.1 += u64::from(u32::from_be_bytes(new));
+            *place = new;
         }
+        self.changes.words(xors, self.layout.icrc() - at - 4 * N);
     }
 
     /// Sets the Ethernet addresses, which no checksum covers.
@@ -96,8 +102,8 @@ impl<'a> Rewriter<'a> {
         if !self.layout.is_ipv6() {
             return Err(WrongVersion);
         }
-        self.set_words(self.layout.l3() + 8, src);
-        self.set_words(self.layout.l3() + 24, dst);
+        self.set_words::<4>(self.layout.l3() + 8, zerocopy::transmute!(src));
+        self.set_words::<4>(self.layout.l3() + 24, zerocopy::transmute!(dst));
         Ok(())
     }
 
@@ -159,7 +165,7 @@ impl<'a> Rewriter<'a> {
     #[inline]
     pub fn set_remote_memory(&mut self, va: u64, rkey: u32) -> Result<(), NoSuchHeader> {
         let at = self.extended(Headers::RETH)?;
-        self.set_words(at, va.to_be_bytes());
+        self.set_words::<2>(at, zerocopy::transmute!(va.to_be_bytes()));
         self.set_word(at + 8, rkey);
         Ok(())
     }
@@ -169,7 +175,7 @@ impl<'a> Rewriter<'a> {
     pub fn set_remote_address(&mut self, va: u64) -> Result<(), NoSuchHeader> {
         // Both begin with it.
         let at = self.extended(Headers::RETH).or_else(|_| self.extended(Headers::ATOMIC))?;
-        self.set_words(at, va.to_be_bytes());
+        self.set_words::<2>(at, zerocopy::transmute!(va.to_be_bytes()));
         Ok(())
     }
 
@@ -177,9 +183,7 @@ impl<'a> Rewriter<'a> {
     #[inline]
     pub fn set_aeth(&mut self, aeth: Aeth) -> Result<(), NoSuchHeader> {
         let at = self.extended(Headers::AETH)?;
-        let mut word = [0; Aeth::LEN];
-        word.copy_from_slice(aeth.as_bytes());
-        self.set_words(at, word);
+        self.set_words::<1>(at, zerocopy::transmute!(aeth));
         Ok(())
     }
 
@@ -199,7 +203,10 @@ impl<'a> Rewriter<'a> {
         commit: Option<Timestamp>,
     ) -> Result<(), NoSuchHeader> {
         let at = self.onepipe()?;
-        self.set_words(at + OnePipe::BARRIERS, OnePipe::barriers_to_wire(barrier, commit));
+        self.set_words::<3>(
+            at + OnePipe::BARRIERS,
+            zerocopy::transmute!(OnePipe::barriers_to_wire(barrier, commit)),
+        );
         Ok(())
     }
 
@@ -207,7 +214,7 @@ impl<'a> Rewriter<'a> {
     #[inline]
     pub fn set_onepipe(&mut self, header: OnePipe) -> Result<(), NoSuchHeader> {
         let at = self.onepipe()?;
-        self.set_words::<{ OnePipe::LEN }>(at, zerocopy::transmute!(header));
+        self.set_words::<6>(at, zerocopy::transmute!(header));
         Ok(())
     }
 
@@ -260,7 +267,7 @@ mod tests {
     use crate::onepipe::OnePipeOpcode;
     use crate::{Class, Msn, Packet, classify, icrc};
     use proptest::prelude::*;
-    use zerocopy::FromBytes;
+    use zerocopy::{FromBytes, IntoBytes};
 
     /// A frame of `opcode` with right checksums.
     fn frame(v6: bool, opcode: Opcode, payload: usize, udp_checksum: bool) -> Vec<u8> {

@@ -7,9 +7,9 @@
 
 use super::{MASKED, Masks};
 use core::arch::x86_64::{
-    __m128i, _mm_and_si128, _mm_blendv_epi8, _mm_clmulepi64_si128, _mm_cvtsi32_si128, _mm_cvtsi128_si64,
-    _mm_extract_epi32, _mm_loadu_si128, _mm_or_si128, _mm_set_epi32, _mm_set_epi64x, _mm_shuffle_epi8,
-    _mm_srli_si128, _mm_xor_si128,
+    __m128i, _mm_and_si128, _mm_blendv_epi8, _mm_clmulepi64_si128, _mm_cvtsi32_si128, _mm_cvtsi64_si128,
+    _mm_cvtsi128_si64, _mm_extract_epi32, _mm_loadu_si128, _mm_or_si128, _mm_set_epi32, _mm_set_epi64x,
+    _mm_setzero_si128, _mm_shuffle_epi8, _mm_srli_si128, _mm_xor_si128,
 };
 
 /// P with its x^32, and the quotient of x^64 by P for Barrett's reduction; both reflected, 33 bits
@@ -33,36 +33,40 @@ pub(super) fn update<const BLOCKS: usize>(crc: u32, bytes: &[u8], masks: &Masks)
     available().then(|| unsafe { fold::<BLOCKS>(crc, bytes, masks) })
 }
 
-/// The product of two polynomials, not reduced; `None` if the CPU cannot.
+/// The sum of the products of pairs of polynomials, not reduced; `None` if the CPU cannot.
 #[inline]
-pub(super) fn multiply(a: u32, b: u32) -> Option<u64> {
+pub(super) fn multiply<const N: usize>(pairs: [(u32, u32); N]) -> Option<u64> {
     // SAFETY: the CPU features that the function is compiled for are there.
-    available().then(|| unsafe { product(a, b) })
+    available().then(|| unsafe { products(pairs) })
 }
 
 /// A sum of products mod P; `None` if the CPU cannot.
 #[inline]
 pub(super) fn reduce_product(sum: u64) -> Option<u32> {
     // SAFETY: the CPU features that the function is compiled for are there.
-    available().then(|| unsafe { reduce(sum as u32, (sum >> 32) as u32) })
+    available().then(|| unsafe { reduce(_mm_cvtsi64_si128(sum as i64)) })
 }
 
 #[inline]
 #[target_feature(enable = "pclmulqdq,sse2,ssse3,sse4.1")]
-fn product(a: u32, b: u32) -> u64 {
-    let product = _mm_clmulepi64_si128::<0>(_mm_cvtsi32_si128(a as i32), _mm_cvtsi32_si128(b as i32));
+fn products<const N: usize>(pairs: [(u32, u32); N]) -> u64 {
+    let sum = pairs.into_iter().fold(_mm_setzero_si128(), |sum, (a, b)| {
+        let product = _mm_clmulepi64_si128::<0>(_mm_cvtsi32_si128(a as i32), _mm_cvtsi32_si128(b as i32));
+        _mm_xor_si128(sum, product)
+    });
     // A reflected product of 32 by 32 bits is one bit short of 64.
-    (_mm_cvtsi128_si64(product) as u64) << 1
+    (_mm_cvtsi128_si64(sum) as u64) << 1
 }
 
-/// Reduces 64 bits, of which `high` are the higher powers of x, mod P.
+/// Reduces 64 bits, of which the lower half are the higher powers of x, mod P.
 #[inline]
 #[target_feature(enable = "pclmulqdq,sse2,ssse3,sse4.1")]
-fn reduce(high: u32, low: u32) -> u32 {
-    let quotient = _mm_clmulepi64_si128::<0>(_mm_set_epi64x(0, i64::from(high)), _mm_set_epi64x(0, QUOTIENT));
-    let quotient = _mm_and_si128(quotient, _mm_set_epi32(0, 0, 0, -1));
-    let multiple = _mm_clmulepi64_si128::<0>(quotient, _mm_set_epi64x(0, P));
-    low ^ (_mm_cvtsi128_si64(multiple) as u64 >> 32) as u32
+fn reduce(x: __m128i) -> u32 {
+    let low = _mm_set_epi32(0, 0, 0, -1);
+    let constants = _mm_set_epi64x(P, QUOTIENT);
+    let quotient = _mm_clmulepi64_si128::<0x00>(_mm_and_si128(x, low), constants);
+    let multiple = _mm_clmulepi64_si128::<0x10>(_mm_and_si128(quotient, low), constants);
+    _mm_extract_epi32::<1>(_mm_xor_si128(x, multiple)) as u32
 }
 
 #[inline]
@@ -151,5 +155,5 @@ fn fold<const BLOCKS: usize>(crc: u32, bytes: &[u8], masks: &Masks) -> u32 {
     let x = _mm_xor_si128(_mm_clmulepi64_si128::<0x10>(x, by_128), _mm_srli_si128::<8>(x));
     let low = _mm_and_si128(x, _mm_set_epi32(0, 0, 0, -1));
     let x = _mm_xor_si128(_mm_clmulepi64_si128::<0>(low, _mm_set_epi64x(0, FOLD_64)), _mm_srli_si128::<4>(x));
-    reduce(_mm_extract_epi32::<0>(x) as u32, _mm_extract_epi32::<1>(x) as u32)
+    reduce(x)
 }

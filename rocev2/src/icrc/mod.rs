@@ -121,11 +121,27 @@ impl Changes {
     #[inline]
     pub(crate) fn add(&mut self, xor: u32, power: u32) {
         #[cfg(target_arch = "x86_64")]
-        if let Some(product) = clmul::multiply(xor, power) {
+        if let Some(product) = clmul::multiply([(xor, power)]) {
             self.sum ^= product;
             return;
         }
         self.sum ^= u64::from(table::multiply(xor, power)) << 32;
+    }
+
+    /// Tells that a run of words changed, each as [`word`](Self::word) has it; `follow` is counted from the end of the last.
+    #[inline]
+    pub(crate) fn words<const N: usize>(&mut self, xors: [u32; N], follow: usize) {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(powers) =
+            POWER.get(follow + 4..).and_then(|powers| powers.as_chunks::<4>().0.first_chunk::<N>())
+            && let Some(sum) = clmul::multiply::<N>(core::array::from_fn(|n| (xors[n], powers[N - 1 - n][0])))
+        {
+            self.sum ^= sum;
+            return;
+        }
+        for (n, xor) in xors.into_iter().enumerate() {
+            self.word(xor, follow + 4 * (N - 1 - n));
+        }
     }
 
     /// What the ICRC, read in little-endian order, has to be XORed with.

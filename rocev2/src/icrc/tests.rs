@@ -161,7 +161,8 @@ proptest! {
         prop_assert_eq!(table::multiply(a, 1 << 31), a, "times x^0");
         #[cfg(target_arch = "x86_64")]
         {
-            let sum = clmul::multiply(a, b).unwrap() ^ clmul::multiply(c, d).unwrap();
+            let sum = clmul::multiply([(a, b)]).unwrap() ^ clmul::multiply([(c, d)]).unwrap();
+            prop_assert_eq!(clmul::multiply([(a, b), (c, d)]), Some(sum));
             prop_assert_eq!(clmul::reduce_product(sum).unwrap(), right);
             // What a table has reduced stays what it is.
             prop_assert_eq!(clmul::reduce_product(u64::from(right) << 32).unwrap(), right);

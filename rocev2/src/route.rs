@@ -1,0 +1,168 @@
+//! Frames as an endpoint sends them: what is in front of the BTH is made once, and the rest is added packet by packet.
+
+use crate::ethernet::{Ethernet, MacAddr, VlanTag, ethertype};
+use crate::ipv4::Ipv4;
+use crate::ipv6::Ipv6;
+use crate::packet::ICRC_LEN;
+use crate::udp::Udp;
+use crate::{Bth, UDP_PORT, icrc};
+use core::net::IpAddr;
+use zerocopy::IntoBytes;
+use zerocopy::byteorder::network_endian::U16;
+
+/// Ethernet, one tag, IPv6, UDP
+const MAX: usize = Ethernet::LEN + VlanTag::LEN + Ipv6::LEN + Udp::LEN;
+
+/// Everything in front of the BTH that does not change from packet to packet.
+#[derive(Clone, Copy, Debug)]
+pub struct Route {
+    headers: [u8; MAX],
+    len: u8,
+    l3: u8,
+    v6: bool,
+    /// Of the IPv4 header with neither length nor id
+    sum: u32,
+    id: u16,
+}
+
+/// Both ends of a route and what stands in its headers.
+#[derive(Clone, Copy, Debug)]
+pub struct Ends {
+    /// The sender
+    pub src_mac: MacAddr,
+    /// The next hop
+    pub dst_mac: MacAddr,
+    /// The tag, if there is one: priority and VLAN as in a TCI
+    pub vlan: Option<u16>,
+    /// The sender
+    pub src: IpAddr,
+    /// The receiver, of the same family
+    pub dst: IpAddr,
+    /// DSCP and ECN
+    pub traffic_class: u8,
+    /// Hops that the packet may take
+    pub hop_limit: u8,
+    /// The UDP source port, by which switches choose among paths
+    pub src_port: u16,
+}
+
+impl Route {
+    /// `None` if the addresses are of two families.
+    pub fn new(ends: &Ends) -> Option<Self> {
+        let mut headers = [0; MAX];
+        let mut at = 0;
+        let mut put = |bytes: &[u8]| {
+            headers[at..at + bytes.len()].copy_from_slice(bytes);
+            at += bytes.len();
+        };
+        let v6 = ends.dst.is_ipv6();
+        let kind = U16::new(if v6 { ethertype::IPV6 } else { ethertype::IPV4 });
+        let first = if ends.vlan.is_some() { U16::new(ethertype::VLAN) } else { kind };
+        put(Ethernet { dst: ends.dst_mac, src: ends.src_mac, ethertype: first }.as_bytes());
+        if let Some(tci) = ends.vlan {
+            put(VlanTag { tci: U16::new(tci), ethertype: kind }.as_bytes());
+        }
+        let mut sum = 0;
+        match (ends.src, ends.dst) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => {
+                let ip = Ipv4 {
+                    tos: ends.traffic_class,
+                    ttl: ends.hop_limit,
+                    src: src.octets(),
+                    dst: dst.octets(),
+                    ..Ipv4::default()
+                };
+                sum =
+                    ip.as_bytes().chunks_exact(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]]))).sum();
+                put(ip.as_bytes());
+            }
+            (IpAddr::V6(src), IpAddr::V6(dst)) => {
+                let ip = Ipv6 {
+                    version_class_flow: (6 << 28 | u32::from(ends.traffic_class) << 20).into(),
+                    hop_limit: ends.hop_limit,
+                    src: src.octets(),
+                    dst: dst.octets(),
+                    ..Ipv6::default()
+                };
+                put(ip.as_bytes());
+            }
+            _ => return None,
+        }
+        let udp = Udp { src_port: U16::new(ends.src_port), dst_port: U16::new(UDP_PORT), ..Udp::default() };
+        put(udp.as_bytes());
+        let len = at as u8;
+        let ip_len = if v6 { Ipv6::LEN } else { Ipv4::LEN };
+        Some(Self { headers, len, l3: len - (Udp::LEN + ip_len) as u8, v6, sum, id: 0 })
+    }
+
+    /// Writes a packet: BTH (its pad count is set here), extended headers, payload.
+    #[inline]
+    pub fn emit(&mut self, frame: &mut Vec<u8>, mut bth: Bth, extended: &[&[u8]], payload: &[u8]) {
+        frame.clear();
+        let pad = payload.len().wrapping_neg() % 4;
+        bth.set_pad_count(pad as u8);
+        frame.extend_from_slice(&self.headers[..usize::from(self.len)]);
+        frame.extend_from_slice(bth.as_bytes());
+        for header in extended {
+            frame.extend_from_slice(header);
+        }
+        frame.extend_from_slice(payload);
+        frame.extend_from_slice(&[0; 3][..pad]);
+        let (l3, udp) = (usize::from(self.l3), usize::from(self.len) - Udp::LEN);
+        let udp_len = (frame.len() + ICRC_LEN - udp) as u16;
+        frame[udp + 4..udp + 6].copy_from_slice(&udp_len.to_be_bytes());
+        if self.v6 {
+            frame[l3 + 4..l3 + 6].copy_from_slice(&udp_len.to_be_bytes());
+        } else {
+            let total = udp_len + Ipv4::LEN as u16;
+            self.id = self.id.wrapping_add(1);
+            let sum = self.sum + u32::from(total) + u32::from(self.id);
+            let sum = (sum & 0xffff) + (sum >> 16);
+            let sum = (sum & 0xffff) + (sum >> 16);
+            frame[l3 + 2..l3 + 4].copy_from_slice(&total.to_be_bytes());
+            frame[l3 + 4..l3 + 6].copy_from_slice(&self.id.to_be_bytes());
+            frame[l3 + 10..l3 + 12].copy_from_slice(&(!(sum as u16)).to_be_bytes());
+        }
+        let icrc = icrc::compute_for(&frame[l3..], self.v6, udp - l3);
+        frame.extend_from_slice(&icrc.to_le_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Opcode, Packet, Psn, Qpn};
+
+    #[test]
+    fn frames_are_right_for_every_payload() {
+        let addresses = [["10.0.0.1", "10.0.0.2"], ["fd00::1", "fd00::2"]];
+        for (pair, vlan) in addresses.into_iter().flat_map(|pair| [(pair, None), (pair, Some(0x6005))]) {
+            let ends = Ends {
+                src_mac: MacAddr([2, 0, 0, 0, 0, 1]),
+                dst_mac: MacAddr([2, 0, 0, 0, 0, 2]),
+                vlan,
+                src: pair[0].parse().unwrap(),
+                dst: pair[1].parse().unwrap(),
+                traffic_class: 0x6a,
+                hop_limit: 9,
+                src_port: 0xc123,
+            };
+            let mut route = Route::new(&ends).unwrap();
+            let mut frame = vec![0xa5; 3];
+            for len in 0..40u8 {
+                let payload: Vec<u8> = (0..len).collect();
+                let bth = Bth::new(Opcode::RC_SEND_ONLY, Qpn::new(0x1234), Psn::new(7));
+                route.emit(&mut frame, bth, &[], &payload);
+                let packet = Packet::parse(&frame).expect("a packet");
+                assert!(packet.verify_icrc());
+                assert_eq!(
+                    (packet.payload(), packet.src(), packet.dst()),
+                    (&payload[..], ends.src, ends.dst)
+                );
+                assert_eq!(packet.tags().first().map(|tag| tag.tci.get()), vlan);
+                assert_eq!(packet.udp().src_port.get(), 0xc123);
+                assert_eq!(packet.layout().end(), frame.len());
+            }
+        }
+    }
+}
