@@ -40,11 +40,15 @@ pub enum DropReason {
     Repeated,
     /// It comes before its turn; its sender will repeat it
     OutOfOrder,
+    /// No route leads to its destination, or it is no IP packet and the switch a router
+    NoRoute,
+    /// It has passed as many routers as it may
+    TtlExpired,
 }
 
 impl DropReason {
     /// How many there are
-    pub const COUNT: usize = Fault::ALL.len() + 16;
+    pub const COUNT: usize = Fault::ALL.len() + 18;
 
     /// Every reason, in the order of [`index`](Self::index).
     pub fn all() -> impl Iterator<Item = Self> {
@@ -65,6 +69,8 @@ impl DropReason {
             Self::Delayed,
             Self::Repeated,
             Self::OutOfOrder,
+            Self::NoRoute,
+            Self::TtlExpired,
         ])
     }
 
@@ -88,6 +94,8 @@ impl DropReason {
             Self::Delayed => 13,
             Self::Repeated => 14,
             Self::OutOfOrder => 15,
+            Self::NoRoute => 16,
+            Self::TtlExpired => 17,
         };
         Fault::ALL.len() + after_faults
     }
@@ -112,6 +120,8 @@ impl DropReason {
             Self::Delayed => "delayed",
             Self::Repeated => "repeated",
             Self::OutOfOrder => "out_of_order",
+            Self::NoRoute => "no_route",
+            Self::TtlExpired => "ttl_expired",
         }
     }
 
@@ -135,6 +145,8 @@ impl DropReason {
             Self::Delayed => "what it may change was being decided; its sender repeats it".into(),
             Self::Repeated => "it repeats what is under way or done".into(),
             Self::OutOfOrder => "it came before its turn; its sender repeats it".into(),
+            Self::NoRoute => "no route leads to its destination".into(),
+            Self::TtlExpired => "its TTL or hop limit was used up".into(),
         }
     }
 }

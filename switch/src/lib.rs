@@ -13,6 +13,7 @@ pub mod impair;
 pub mod memory;
 pub mod random;
 pub mod table;
+pub mod tunnel;
 
 pub use control::{Control, Egress};
 pub use drop::DropReason;

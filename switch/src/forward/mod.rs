@@ -1,8 +1,9 @@
 //! Forwarding: a wire with eyes. Every frame is parsed, counted by opcode, queue pair and fault, its ICRC verified if
-//! wanted, and sent on unchanged, between pairs of ports or by a table of MAC addresses.
+//! wanted, and sent on: unchanged between pairs of ports or by a table of MAC addresses, or as a router does.
 
 pub mod config;
 pub mod counters;
+mod routes;
 mod stations;
 
 pub use config::Config;
@@ -12,9 +13,11 @@ use crate::drop::FaultSet;
 use crate::table::Index;
 use crate::{DropReason, Frame, Function, Nanos, Output, PortId, Verdict};
 use config::Topology;
+use core::net::IpAddr;
 use counters::HostQp;
 use rocev2::ethernet::{Ethernet, MacAddr};
 use rocev2::{Class, Fault, Layout, Packet, classify};
+use routes::Routes;
 use stations::Stations;
 use std::sync::Arc;
 
@@ -33,6 +36,7 @@ enum Route {
     /// The other end of each port's wire
     Pairs(Vec<PortId>),
     Mac(Stations),
+    Ip(Routes),
 }
 
 /// What the control plane tells the forwarding function.
@@ -50,11 +54,23 @@ pub enum Event {
 }
 
 impl Forward {
-    /// A function of this configuration. What it counts can be read from [`counters`](Self::counters) by others.
+    /// A function of this configuration, one of several workers' maybe. What it counts can be read from
+    /// [`counters`](Self::counters) by others.
     ///
     /// # Panics
     /// If a port in `config` is not below `config.ports`.
     pub fn new(config: &Config) -> Self {
+        Self::told(config, true)
+    }
+
+    /// The same, for a function that forwards besides, on one worker: it has no [events](Event), so nobody has to ask for
+    /// them.
+    pub fn alone(config: &Config) -> Self {
+        Self::told(config, false)
+    }
+
+    /// Whether others are to be told of the stations that this one hears
+    fn told(config: &Config, others: bool) -> Self {
         let route = match &config.topology {
             Topology::Pairs(pairs) => {
                 let mut peers: Vec<_> = (0..config.ports).map(PortId).collect();
@@ -69,7 +85,12 @@ impl Forward {
                     table.fixed.iter().all(|(_, port)| port.0 < config.ports),
                     "a port that does not exist"
                 );
-                Route::Mac(Stations::new(table))
+                Route::Mac(Stations::new(table, others))
+            }
+            Topology::Routes(table) => {
+                let mut hops = table.routes.iter().flat_map(|route| &route.via);
+                assert!(hops.all(|hop| hop.port.0 < config.ports), "a port that does not exist");
+                Route::Ip(Routes::new(table))
             }
         };
         Self {
@@ -134,19 +155,33 @@ impl Forward {
         })
     }
 
-    /// Where a frame that was [admitted](Self::admit) goes, if that is one place; `None` is everywhere. For functions that
-    /// write something else on each link.
+    /// Where a frame that was [admitted](Self::admit) goes, if that is one place, and makes it ready for that; `None` is
+    /// everywhere. For functions that write something else on each link.
     #[inline]
-    pub fn find_route(&mut self, frame: &impl Frame, port: PortId, now: Nanos) -> Option<Verdict> {
+    pub fn find_route(&mut self, frame: &mut impl Frame, port: PortId, now: Nanos) -> Option<Verdict> {
         match &mut self.route {
             Route::Pairs(peers) => Some(Verdict::Forward(peers[port.index()])),
             Route::Mac(stations) => stations.route(frame.bytes(), port, now),
+            Route::Ip(routes) => Some(routes.route(frame.bytes_mut(), port)),
         }
+    }
+
+    /// Whether a frame to the switch's own MAC address is for the switch itself, which has these IP addresses: a router's is that
+    /// of the next hop of everything.
+    pub fn ends_here(&self, frame: &[u8], addresses: &[IpAddr]) -> bool {
+        !matches!(self.route, Route::Ip(_))
+            || routes::destination(frame).is_none_or(|destination| addresses.contains(&destination))
     }
 
     /// Where a frame that was [admitted](Self::admit) goes.
     #[inline]
-    pub fn route<O: Output>(&mut self, frame: &O::Frame, port: PortId, now: Nanos, out: &mut O) -> Verdict {
+    pub fn route<O: Output>(
+        &mut self,
+        frame: &mut O::Frame,
+        port: PortId,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
         self.find_route(frame, port, now).unwrap_or_else(|| self.flood(frame, port, out))
     }
 
@@ -176,14 +211,14 @@ impl Function for Forward {
 
     fn on_timer<O: Output>(&mut self, now: Nanos, _out: &mut O) {
         match &mut self.route {
-            Route::Pairs(_) => {}
+            Route::Pairs(_) | Route::Ip(_) => {}
             Route::Mac(stations) => stations.age(now),
         }
     }
 
     fn next_timer(&self) -> Option<Nanos> {
         match &self.route {
-            Route::Pairs(_) => None,
+            Route::Pairs(_) | Route::Ip(_) => None,
             Route::Mac(stations) => Some(stations.next_ageing),
         }
     }
@@ -191,13 +226,13 @@ impl Function for Forward {
     fn on_command(&mut self, command: Command, now: Nanos) {
         match (&mut self.route, command) {
             (Route::Mac(stations), Command::Learn(mac, port)) => stations.learn(mac, port, now),
-            (Route::Pairs(_), Command::Learn(..)) => {}
+            (Route::Pairs(_) | Route::Ip(_), Command::Learn(..)) => {}
         }
     }
 
     fn poll_event(&mut self) -> Option<Event> {
         match &mut self.route {
-            Route::Pairs(_) => None,
+            Route::Pairs(_) | Route::Ip(_) => None,
             Route::Mac(stations) => stations.poll_event(),
         }
     }

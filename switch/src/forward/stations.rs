@@ -30,7 +30,8 @@ pub(super) struct Stations {
     next_aged: u32,
     /// When to look
     pub(super) next_ageing: Nanos,
-    events: VecDeque<Event>,
+    /// `None` if there is nobody to tell
+    events: Option<VecDeque<Event>>,
 }
 
 #[derive(Clone, Copy)]
@@ -42,7 +43,7 @@ struct Place {
 }
 
 impl Stations {
-    pub(super) fn new(table: &MacTable) -> Self {
+    pub(super) fn new(table: &MacTable, others: bool) -> Self {
         let capacity = table.capacity + table.fixed.len();
         let vacant = Place { port: PortId(0), heard: Nanos::ZERO, told: Nanos::ZERO, fixed: false };
         let mut stations = Self {
@@ -51,7 +52,7 @@ impl Stations {
             ageing: table.ageing,
             next_aged: 0,
             next_ageing: Nanos::ZERO,
-            events: VecDeque::with_capacity(EVENTS),
+            events: others.then(|| VecDeque::with_capacity(EVENTS)),
         };
         for &(mac, port) in &table.fixed {
             if let Ok(id) = stations.index.get_or_insert(mac) {
@@ -90,8 +91,12 @@ impl Stations {
                 return;
             }
         }
-        if self.events.len() < EVENTS && self.put(mac, port, now) {
-            self.events.push_back(Event::Heard(mac, port));
+        let full = self.events.as_ref().is_some_and(|events| events.len() >= EVENTS);
+        if !full
+            && self.put(mac, port, now)
+            && let Some(events) = &mut self.events
+        {
+            events.push_back(Event::Heard(mac, port));
         }
     }
 
@@ -129,6 +134,6 @@ impl Stations {
     }
 
     pub(super) fn poll_event(&mut self) -> Option<Event> {
-        self.events.pop_front()
+        self.events.as_mut()?.pop_front()
     }
 }

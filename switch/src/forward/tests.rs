@@ -55,6 +55,22 @@ fn run(forward: &mut Forward, frame: &[u8], port: PortId) -> (Verdict, Vec<PortI
 }
 
 #[test]
+fn a_bridge_that_nobody_asks_for_events_goes_on_learning() {
+    let mut forward = Forward::alone(&bridge(3, 1000));
+    for n in 100..600 {
+        run(&mut forward, &frame(mac(99), mac(n)), RIGHT);
+    }
+    for n in 100..600 {
+        assert_eq!(
+            run(&mut forward, &frame(mac(n), mac(98)), LEFT).0,
+            Verdict::Forward(RIGHT),
+            "station {n}"
+        );
+    }
+    assert_eq!(forward.poll_event(), None);
+}
+
+#[test]
 fn a_wire_has_two_ends() {
     let mut forward = Forward::new(&wire());
     assert_eq!(run(&mut forward, &acknowledgement(), LEFT).0, Verdict::Forward(RIGHT));

@@ -4,6 +4,7 @@ use super::FunctionConfig;
 use super::pairs::{self, own_pair};
 use super::port::Ports;
 use super::report::Problem;
+use super::routes;
 use super::tree::{Table, Value};
 use super::words::{all_of, meant};
 use core::ops::Range;
@@ -18,6 +19,9 @@ use switch::{Nanos, PortId};
 pub(super) const COUNTED_QPS: u64 = 1024;
 /// What is only looked at if it is asked for
 const VERIFIABLE: [Fault; 2] = [Fault::Icrc, Fault::UdpChecksum];
+
+/// Ways to say where frames go, and what each is
+const TOPOLOGIES: [(&str, &str); 3] = [("pairs", "wires"), ("mac_table", "a bridge"), ("routes", "a router")];
 
 /// What to do with a port that is in two pairs
 const MORE_PORTS: &str =
@@ -37,7 +41,12 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
 
 /// The same keys, for any function that otherwise forwards.
 pub(super) fn bridge(table: &Table<'_>, ports: &Ports) -> Option<Config> {
-    let topology = topology(table, ports);
+    bridge_or(table, ports, None)
+}
+
+/// The same; `default` is where frames go if the file does not say.
+pub(super) fn bridge_or(table: &Table<'_>, ports: &Ports, default: Option<Topology>) -> Option<Config> {
+    let topology = topology(table, ports, default);
     let verify = table.get("verify", "[\"icrc\"]").map_or(FaultSet::NONE, |value| verified(&value));
     let drop = table.get("drop", "[\"icrc\"]").map_or(FaultSet::NONE, |value| dropped(&value, verify));
     let counted_qps = table.number("counted_qps", 0..=1 << 20, COUNTED_QPS) as usize;
@@ -51,28 +60,33 @@ pub(super) fn bridge(table: &Table<'_>, ports: &Ports) -> Option<Config> {
     })
 }
 
-fn topology(table: &Table<'_>, ports: &Ports) -> Option<Topology> {
+fn topology(table: &Table<'_>, ports: &Ports, default: Option<Topology>) -> Option<Topology> {
     let pairs = table.get("pairs", "[[\"host-a\", \"host-b\"]]");
     let mac_table = table.get("mac_table", "{ capacity = 4096 }");
-    match (pairs, mac_table) {
-        (Some(pairs), None) => pairs::read(&pairs, ports, MORE_PORTS).map(Topology::Pairs),
-        (None, Some(bridge)) => self::mac_table(&bridge, ports).map(Topology::Mac),
-        (Some(pairs), Some(bridge)) => {
-            let message = format!("{} has both `pairs` and `mac_table`", table.name());
-            let problem = Problem::at(bridge.key_span(), message);
-            bridge.add(problem.label("a bridge").also(pairs.key_span(), "wires").help(
-                "keep `pairs` to join ports two by two, or `mac_table` for a bridge that learns who is where",
-            ));
-            // Both are read, so that the problems of each are shown.
-            self::mac_table(&bridge, ports);
-            pairs::read(&pairs, ports, MORE_PORTS).map(Topology::Pairs)
-        }
-        (None, None) => {
+    let routes = table.get("routes", "{}");
+    let given = [&pairs, &mac_table, &routes].into_iter().zip(TOPOLOGIES);
+    let mut given = given.filter_map(|(value, is)| Some((value.as_ref()?, is)));
+    if let (Some((first, (key, one))), Some((second, (other, another)))) = (given.next(), given.next()) {
+        let message = format!("{} has both `{key}` and `{other}`", table.name());
+        let problem = Problem::at(second.key_span(), message).label(another);
+        second.add(problem.also(first.key_span(), one).help(
+            "keep `pairs` to join ports two by two, `mac_table` for a bridge that learns who is where, or `routes` for a \
+             router",
+        ));
+    }
+    // All are read, so that the problems of each are shown.
+    let routes = routes.as_ref().map(|routes| routes::read(routes, table, ports).map(Topology::Routes));
+    let bridge = mac_table.as_ref().map(|bridge| self::mac_table(bridge, ports).map(Topology::Mac));
+    let pairs = pairs.as_ref().map(|pairs| pairs::read(pairs, ports, MORE_PORTS).map(Topology::Pairs));
+    match pairs.or(bridge).or(routes) {
+        Some(topology) => topology,
+        None if default.is_some() => default,
+        None => {
             let message = format!("{} does not say where frames go", table.name());
             let problem = table.problem(message).label("where to?");
             table.problems().add(problem.help(format!(
-                "add `pairs = {}` to join ports two by two, or `mac_table = {{}}` for a bridge that learns who is \
-                 where",
+                "add `pairs = {}` to join ports two by two, `mac_table = {{}}` for a bridge that learns who is where, or \
+                 `routes` for a router",
                 own_pair(ports)
             )));
             None

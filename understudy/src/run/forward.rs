@@ -106,6 +106,7 @@ pub(super) fn report(
         impair: None,
         p4ce: None,
         swordbox: None,
+        onepipe: None,
     }
 }
 

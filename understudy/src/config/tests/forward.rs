@@ -7,7 +7,7 @@ fn no_function() {
     wrong(
         &[PORTS].concat(),
         "no table says what becomes of frames",
-        "add a function, such as\n\n[forward]\npairs = [[\"a\", \"b\"]]\n\nit can be `[forward]`, `[impair]`, `[nic]`, `[p4ce]` or `[swordbox]`: configs/ has an example of each",
+        "add a function, such as\n\n[forward]\npairs = [[\"a\", \"b\"]]\n\nit can be `[forward]`, `[impair]`, `[nic]`, `[p4ce]`, `[swordbox]` or `[onepipe]`: configs/ has an example of each",
     );
 }
 
@@ -16,12 +16,12 @@ fn where_to() {
     wrong(
         &[PORTS, "[forward] #!\n"].concat(),
         "[forward] does not say where frames go",
-        r#"add `pairs = [["a", "b"]]` to join ports two by two, or `mac_table = {}` for a bridge that learns who is where"#,
+        r#"add `pairs = [["a", "b"]]` to join ports two by two, `mac_table = {}` for a bridge that learns who is where, or `routes` for a router"#,
     );
     wrong(
         &[PORTS, "[forward]\npairs = [[\"a\", \"b\"]]\nmac_table = {} #!\n"].concat(),
         "[forward] has both `pairs` and `mac_table`",
-        "keep `pairs` to join ports two by two, or `mac_table` for a bridge that learns who is where",
+        "keep `pairs` to join ports two by two, `mac_table` for a bridge that learns who is where, or `routes` for a router",
     );
 }
 

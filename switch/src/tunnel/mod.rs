@@ -1,0 +1,260 @@
+//! Tunnel termination: a packet that is addressed to one of the switch's tunnel addresses and carries another IP packet
+//! (RFC 2003, RFC 2473, RFC 4213) loses its outer header, and goes on by the inner one. It is what 1Pipe's detours ask of every
+//! switch (Li et al., SIGCOMM 2021, section 6.2.3): beacons pass the link that they speak of, wherever routes would lead them.
+//!
+//! [`Tunnel`] puts it in front of any [`Function`], which then sees the packet as if it had never been in another.
+
+mod config;
+mod counters;
+mod entrance;
+mod header;
+
+pub use config::{Config, Onward};
+pub use counters::{Counters, Refusal};
+pub use entrance::{EntranceError, check, headers};
+
+use crate::{DropReason, Frame, Function, Nanos, Output, PortId, Verdict};
+use core::net::IpAddr;
+use header::{Family, Header};
+use rocev2::ethernet::{Ethernet, MacAddr, VlanTag, ethertype};
+use rocev2::packet::MAX_TAGS;
+use std::sync::Arc;
+
+/// IP headers that a packet may come in with: from the representative to the switch, from there to the switch across the link, and
+/// to the neighbour's representative.
+const MAX_HEADERS: usize = 3;
+
+/// A function with tunnel termination in front.
+pub struct Tunnel<F> {
+    termination: Termination,
+    /// What forwards
+    pub function: F,
+}
+
+/// What a switch needs to know for it.
+struct Termination {
+    mac: MacAddr,
+    /// Sorted, as the following are
+    ends: Box<[IpAddr]>,
+    sources: Box<[IpAddr]>,
+    next_hops: Option<Box<[(IpAddr, MacAddr)]>>,
+    counters: Arc<Counters>,
+}
+
+/// What is to be done to a frame that ends here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Strip {
+    /// Where its outer header lies, and how long it is
+    at: usize,
+    len: usize,
+    inner: Header,
+    /// What the inner header's ECN field becomes
+    ecn: u8,
+}
+
+impl<F: Function> Tunnel<F> {
+    /// Tunnel termination in front of `function`.
+    pub fn new(config: &Config, function: F) -> Self {
+        let sorted = |addresses: &[IpAddr]| {
+            let mut addresses = addresses.to_vec();
+            addresses.sort_unstable();
+            addresses.into_boxed_slice()
+        };
+        let next_hops = match &config.onward {
+            Onward::Function => None,
+            Onward::NextHops(hops) => {
+                let mut hops = hops.clone();
+                hops.sort_by_key(|&(address, _)| address);
+                Some(hops.into())
+            }
+        };
+        let termination = Termination {
+            mac: config.mac,
+            ends: sorted(&config.ends),
+            sources: sorted(&config.sources),
+            next_hops,
+            counters: Arc::default(),
+        };
+        Self { termination, function }
+    }
+
+    /// What it has counted so far, and goes on to count
+    pub fn counters(&self) -> Arc<Counters> {
+        Arc::clone(&self.termination.counters)
+    }
+}
+
+impl Termination {
+    /// Takes the outer header off a frame that ends here; leaves others as they are.
+    #[inline]
+    fn pass(&self, frame: &mut impl Frame) -> Result<(), Refusal> {
+        // Like a router, it looks only at what is addressed to it on this link.
+        if frame.bytes().first_chunk() != Some(&self.mac.0) {
+            return Ok(());
+        }
+        self.terminate(frame)
+    }
+
+    fn terminate(&self, frame: &mut impl Frame) -> Result<(), Refusal> {
+        let Some(strip) = self.look(frame.bytes(), frame.is_whole())? else { return Ok(()) };
+        let next = self.next_hop(&strip)?;
+        let Strip { at, len, inner, ecn } = strip;
+        let bytes = frame.bytes_mut();
+        let (ethernet, ip) = bytes.split_at_mut(at);
+        ethernet[at - 2..].copy_from_slice(&inner.family.ethertype().to_be_bytes());
+        inner.family.set_ecn(&mut ip[len..], ecn);
+        if let Some(next) = next {
+            ethernet[..6].copy_from_slice(&next.0);
+            ethernet[6..12].copy_from_slice(&self.mac.0);
+            inner.family.spend_hop(&mut ip[len..]);
+        }
+        bytes.copy_within(..at, len);
+        frame.strip(len);
+        self.counters.terminated.count(frame.bytes().len());
+        Ok(())
+    }
+
+    /// What is to be done to a frame, if it ends here.
+    fn look(&self, bytes: &[u8], is_whole: bool) -> Result<Option<Strip>, Refusal> {
+        let Some((at, family)) = network_layer(bytes) else { return Ok(None) };
+        let ip = &bytes[at..];
+        let Some(outer) = Header::read(ip, family) else { return Ok(None) };
+        let Some(inner_family) = Family::of_protocol(outer.protocol) else { return Ok(None) };
+        if self.ends.binary_search(&outer.dst).is_err() {
+            return Ok(None);
+        }
+        if !is_whole {
+            return Err(Refusal::OuterLength);
+        }
+        if !(outer.len..=ip.len()).contains(&outer.total) {
+            return Err(Refusal::OuterLength);
+        }
+        if !outer.is_checksum_right(ip) {
+            return Err(Refusal::OuterChecksum);
+        }
+        if outer.is_fragment {
+            return Err(Refusal::Fragment);
+        }
+        if self.sources.binary_search(&outer.src).is_err() {
+            return Err(Refusal::Source);
+        }
+        let carried = &ip[outer.len..outer.total];
+        let inner = Header::read(carried, inner_family).ok_or(Refusal::Inner)?;
+        if !(inner.len..=carried.len()).contains(&inner.total) || !inner.is_checksum_right(carried) {
+            return Err(Refusal::Inner);
+        }
+        self.check_nesting(carried, inner)?;
+        if inner.hops == 0 {
+            return Err(Refusal::Expired);
+        }
+        let ecn = ecn_of(inner.ecn, outer.ecn).ok_or(Refusal::Congested)?;
+        Ok(Some(Strip { at, len: outer.len, inner, ecn }))
+    }
+
+    /// No packet ends at the same switch twice, and none is in more packets than a detour needs: else one packet could be sent
+    /// round and round.
+    fn check_nesting(&self, mut packet: &[u8], mut header: Header) -> Result<(), Refusal> {
+        for number in 2..=MAX_HEADERS {
+            if self.ends.binary_search(&header.dst).is_ok() {
+                return Err(Refusal::Returning);
+            }
+            let Some(family) = Family::of_protocol(header.protocol) else { break };
+            if number == MAX_HEADERS {
+                return Err(Refusal::TooDeep);
+            }
+            packet = &packet[header.len..];
+            header = Header::read(packet, family).ok_or(Refusal::Inner)?;
+        }
+        Ok(())
+    }
+
+    /// The station that the inner packet is sent to; `None` if the function sees to that.
+    fn next_hop(&self, strip: &Strip) -> Result<Option<MacAddr>, Refusal> {
+        let Some(hops) = &self.next_hops else { return Ok(None) };
+        if strip.inner.hops < 2 {
+            return Err(Refusal::Expired);
+        }
+        let place = hops.binary_search_by_key(&strip.inner.dst, |&(address, _)| address);
+        Ok(Some(hops[place.map_err(|_| Refusal::NoNextHop)?].1))
+    }
+}
+
+/// Where the IP header lies that the Ethernet header and its tags announce
+fn network_layer(bytes: &[u8]) -> Option<(usize, Family)> {
+    let mut at = Ethernet::LEN;
+    for _ in 0..=MAX_TAGS {
+        let kind = u16::from_be_bytes(*bytes.get(at - 2..at)?.first_chunk()?);
+        if !ethertype::is_tag(kind) {
+            return Some((at, Family::of_ethertype(kind)?));
+        }
+        at += VlanTag::LEN;
+    }
+    None
+}
+
+/// The ECN field that a packet leaves a tunnel with (RFC 6040, section 4.2); `None` if it is to be dropped: a queue has marked what
+/// its sender would not have understood.
+fn ecn_of(inner: u8, outer: u8) -> Option<u8> {
+    const NOT_CAPABLE: u8 = 0;
+    const CAPABLE_1: u8 = 1;
+    const EXPERIENCED: u8 = 3;
+    match (inner, outer) {
+        (NOT_CAPABLE, EXPERIENCED) => None,
+        (NOT_CAPABLE, _) => Some(NOT_CAPABLE),
+        (EXPERIENCED, _) | (_, EXPERIENCED) => Some(EXPERIENCED),
+        (_, CAPABLE_1) => Some(CAPABLE_1),
+        (inner, _) => Some(inner),
+    }
+}
+
+impl<F: Function> Function for Tunnel<F> {
+    type Command = F::Command;
+    type Event = F::Event;
+
+    #[inline]
+    fn on_frame<O: Output>(
+        &mut self,
+        frame: &mut O::Frame,
+        port: PortId,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
+        match self.termination.pass(frame) {
+            Ok(()) => self.function.on_frame(frame, port, now, out),
+            Err(why) => {
+                self.termination.counters.refuse(why);
+                Verdict::Drop(DropReason::from(why))
+            }
+        }
+    }
+
+    #[inline]
+    fn glimpse(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
+        self.function.glimpse(frame, fetch);
+    }
+
+    #[inline]
+    fn foresee(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
+        self.function.foresee(frame, fetch);
+    }
+
+    fn on_timer<O: Output>(&mut self, now: Nanos, out: &mut O) {
+        self.function.on_timer(now, out);
+    }
+
+    #[inline]
+    fn next_timer(&self) -> Option<Nanos> {
+        self.function.next_timer()
+    }
+
+    fn on_command(&mut self, command: F::Command, now: Nanos) {
+        self.function.on_command(command, now);
+    }
+
+    fn poll_event(&mut self) -> Option<F::Event> {
+        self.function.poll_event()
+    }
+}
+
+#[cfg(test)]
+mod tests;

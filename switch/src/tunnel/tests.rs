@@ -1,0 +1,356 @@
+use super::*;
+use crate::forward::config::Topology;
+use crate::forward::{self, Forward};
+use crate::memory::{MemoryFrame, Sent, run_frame};
+use core::net::{Ipv4Addr, Ipv6Addr};
+use proptest::prelude::*;
+use rocev2::checksum::Sum;
+use rocev2::ipv4::Ipv4;
+use rocev2::ipv6::Ipv6;
+use zerocopy::{FromBytes, IntoBytes};
+
+const OWN: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
+const NEIGHBOUR: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
+const HOST: MacAddr = MacAddr([2, 0, 0, 0, 0, 3]);
+
+fn v4(n: u8) -> IpAddr {
+    Ipv4Addr::new(10, 0, 0, n).into()
+}
+
+fn v6(n: u8) -> IpAddr {
+    Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, n.into()).into()
+}
+
+/// The representatives at both ends, and the switches between them
+const H1: u8 = 1;
+const S1: u8 = 101;
+const S2: u8 = 102;
+const H2: u8 = 2;
+
+fn config(onward: Onward) -> Config {
+    Config { mac: OWN, ends: vec![v6(S1), v4(S1)], sources: vec![v6(H1), v4(H1)], onward }
+}
+
+fn next_hops() -> Onward {
+    Onward::NextHops(vec![(v4(S2), NEIGHBOUR), (v6(S2), NEIGHBOUR), (v4(H2), HOST), (v6(H2), HOST)])
+}
+
+/// A bridge: the host on port 0, the neighbour on port 1.
+fn tunnel(onward: Onward) -> Tunnel<Forward> {
+    let mut bridge = forward::Config::bridge(2, 4);
+    if let Topology::Mac(table) = &mut bridge.topology {
+        table.fixed = vec![(HOST, PortId(0)), (NEIGHBOUR, PortId(1))];
+    }
+    Tunnel::new(&config(onward), Forward::new(&bridge))
+}
+
+/// An IP packet with some payload of another protocol than IP.
+fn packet(src: IpAddr, dst: IpAddr, class: u8) -> Vec<u8> {
+    let payload = *b"what is in it";
+    let header = match (src, dst) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => {
+            let total_len = ((Ipv4::LEN + payload.len()) as u16).into();
+            let (src, dst) = (src.octets(), dst.octets());
+            let mut ip = Ipv4 { tos: class, total_len, src, dst, ..Ipv4::default() };
+            ip.fill_checksum(&[]);
+            ip.as_bytes().to_vec()
+        }
+        (IpAddr::V6(src), IpAddr::V6(dst)) => {
+            let payload_len = (payload.len() as u16).into();
+            let version_class_flow = (6 << 28 | u32::from(class) << 20).into();
+            let (src, dst) = (src.octets(), dst.octets());
+            Ipv6 { version_class_flow, payload_len, src, dst, ..Ipv6::default() }.as_bytes().to_vec()
+        }
+        _ => unreachable!(),
+    };
+    [&header[..], &payload].concat()
+}
+
+/// A frame with `packet`, for the switch.
+fn frame(packet: &[u8]) -> Vec<u8> {
+    let kind = if packet[0] >> 4 == 4 { ethertype::IPV4 } else { ethertype::IPV6 };
+    let ethernet = Ethernet { dst: OWN, src: HOST, ethertype: kind.into() };
+    [ethernet.as_bytes(), packet].concat()
+}
+
+fn into(tunnels: &[(IpAddr, IpAddr)], packet: &[u8]) -> Vec<u8> {
+    [&headers(tunnels, packet).unwrap()[..], packet].concat()
+}
+
+/// What became of a frame: the one that left and its port, or why it did not.
+fn run(tunnel: &mut Tunnel<Forward>, frame: &[u8]) -> Result<(Vec<u8>, PortId), DropReason> {
+    let (verdict, mut frames) = run_frame(tunnel, frame, PortId(0), Nanos::ZERO);
+    match verdict {
+        Verdict::Drop(reason) => {
+            assert!(frames.is_empty());
+            Err(reason)
+        }
+        Verdict::Forward(_) => {
+            assert_eq!(frames.len(), 1);
+            Ok(frames.remove(0))
+        }
+        Verdict::Punt | Verdict::Consume => panic!("{verdict:?}"),
+    }
+}
+
+#[track_caller]
+fn refused(frame: &[u8], why: Refusal) {
+    let mut tunnel = tunnel(next_hops());
+    assert_eq!(run(&mut tunnel, frame), Err(why.into()), "{why:?}");
+    let counters = tunnel.counters();
+    for reason in Refusal::ALL {
+        assert_eq!(counters.refused(reason), u64::from(reason == why), "{reason:?}");
+    }
+    assert_eq!(counters.terminated.get(), (0, 0));
+}
+
+/// Brings the checksum of the IPv4 header at `at` up to date.
+fn fix(frame: &mut [u8], at: usize) {
+    frame[at + 10..at + 12].fill(0);
+    let sum = Sum::default().add(&frame[at..at + Ipv4::LEN]).checksum();
+    frame[at + 10..at + 12].copy_from_slice(&sum.to_be_bytes());
+}
+
+#[test]
+fn one_header_is_taken_off_and_the_rest_goes_where_the_next_one_says() {
+    for (ip, other) in [(v4 as fn(u8) -> IpAddr, v6 as fn(u8) -> IpAddr), (v6, v4)] {
+        for inner in [ip, other] {
+            let innermost = packet(inner(H1), inner(H2), 0x68);
+            let second = into(&[(ip(S1), ip(S2))], &innermost);
+            let sent = frame(&into(&[(ip(H1), ip(S1))], &second));
+            let mut tunnel = tunnel(next_hops());
+            let (came, port) = run(&mut tunnel, &sent).unwrap();
+            assert_eq!(port, PortId(1));
+            let ethernet = Ethernet::ref_from_prefix(&came).unwrap().0;
+            assert_eq!((ethernet.dst, ethernet.src), (NEIGHBOUR, OWN));
+            let mut expected = frame(&second);
+            // A hop was spent, and nothing else changed.
+            let family = Family::of_ethertype(ethernet.ethertype.get()).unwrap();
+            family.spend_hop(&mut expected[Ethernet::LEN..]);
+            assert_eq!(came[12..], expected[12..]);
+            assert_eq!(tunnel.counters().terminated.get(), (1, came.len() as u64));
+            let header = Header::read(&came[Ethernet::LEN..], family).unwrap();
+            assert!(header.is_checksum_right(&came[Ethernet::LEN..]) && header.hops == 63);
+        }
+    }
+}
+
+#[test]
+fn the_last_header_leaves_the_packet_as_it_was_sent() {
+    // As the neighbour has it: the packet comes from the other switch.
+    let config = Config { ends: vec![v4(S2)], sources: vec![v4(S1)], ..config(Onward::Function) };
+    let Tunnel { function, .. } = tunnel(next_hops());
+    let mut tunnel = Tunnel::new(&config, function);
+    let innermost = packet(v4(H1), v4(H2), 0x68);
+    let mut sent = MemoryFrame::new(frame(&into(&[(v4(S1), v4(S2))], &innermost)));
+    _ = tunnel.on_frame(&mut sent, PortId(1), Nanos::ZERO, &mut Sent::with_room(2));
+    assert_eq!(sent.into_bytes(), frame(&innermost), "for a function that routes: own address, no hop spent");
+}
+
+#[test]
+fn tags_and_options_and_what_ethernet_adds_behind() {
+    let innermost = packet(v4(H1), v4(S2), 0);
+    let mut outer = headers(&[(v4(H1), v4(S1))], &innermost).unwrap();
+    // Four bytes of options: no operation
+    outer[0] = 0x46;
+    outer[3] += 4;
+    outer.extend([1; 4]);
+    outer[10..12].fill(0);
+    let sum = Sum::default().add(&outer).checksum();
+    outer[10..12].copy_from_slice(&sum.to_be_bytes());
+    let packet = [&outer[..], &innermost, &[0xee; 7]].concat();
+    let mut sent = frame(&packet);
+    sent.splice(12..12, [0x88, 0xa8, 0x20, 0x05, 0x81, 0x00, 0x60, 0x0a]);
+    let mut tunnel = tunnel(next_hops());
+    let (came, port) = run(&mut tunnel, &sent).unwrap();
+    assert_eq!(port, PortId(1));
+    assert_eq!(came[12..22], [0x88, 0xa8, 0x20, 0x05, 0x81, 0x00, 0x60, 0x0a, 0x08, 0x00]);
+    assert_eq!(came.len(), sent.len() - 24);
+    assert_eq!(&came[22 + Ipv4::LEN..], &[&innermost[Ipv4::LEN..], &[0xee; 7]].concat());
+}
+
+#[test]
+fn what_does_not_end_here_passes() {
+    let innermost = packet(v4(H1), v4(H2), 0);
+    let there = into(&[(v4(H1), v4(S1))], &innermost);
+    let mut for_another = frame(&there);
+    for_another[..6].copy_from_slice(&NEIGHBOUR.0);
+    let elsewhere = frame(&into(&[(v4(H1), v4(S2))], &innermost));
+    let mut tcp = frame(&there);
+    tcp[14 + 9] = 6;
+    for bytes in
+        [for_another, elsewhere, tcp, frame(&innermost), frame(&there)[..30].to_vec(), OWN.0.to_vec()]
+    {
+        let mut tunnel = tunnel(next_hops());
+        let mut sent = MemoryFrame::new(bytes.clone());
+        _ = tunnel.on_frame(&mut sent, PortId(0), Nanos::ZERO, &mut Sent::with_room(2));
+        assert_eq!(sent.into_bytes(), bytes);
+        assert_eq!(tunnel.counters().terminated.get(), (0, 0));
+        assert!(Refusal::ALL.iter().all(|&why| tunnel.counters().refused(why) == 0));
+    }
+}
+
+#[test]
+fn each_reason() {
+    const IP: usize = Ethernet::LEN;
+    const INNER: usize = IP + Ipv4::LEN;
+    let innermost = packet(v4(H1), v4(H2), 0);
+    let right = frame(&into(&[(v4(H1), v4(S1))], &innermost));
+    assert!(run(&mut tunnel(next_hops()), &right).is_err_and(|why| why == DropReason::SamePort));
+    let wrong = |change: &dyn Fn(&mut Vec<u8>)| {
+        let mut frame = right.clone();
+        change(&mut frame);
+        frame
+    };
+    refused(&wrong(&|frame| frame.truncate(right.len() - 1)), Refusal::OuterLength);
+    refused(&wrong(&|frame| frame[IP + 3] = 19), Refusal::OuterLength);
+    refused(&wrong(&|frame| frame[IP + 10] ^= 1), Refusal::OuterChecksum);
+    for flags in [0x20, 0x01] {
+        let fragment = wrong(&|frame| {
+            frame[IP + 6] = flags;
+            fix(frame, IP);
+        });
+        refused(&fragment, Refusal::Fragment);
+    }
+    refused(&frame(&into(&[(v4(H2), v4(S1))], &innermost)), Refusal::Source);
+    refused(&wrong(&|frame| frame[INNER] = 0x65), Refusal::Inner);
+    refused(&wrong(&|frame| frame[INNER] = 0x44), Refusal::Inner);
+    refused(&wrong(&|frame| frame[INNER + 10] ^= 1), Refusal::Inner);
+    let longer = wrong(&|frame| {
+        frame[INNER + 3] += 1;
+        fix(frame, INNER);
+    });
+    refused(&longer, Refusal::Inner);
+    let short = wrong(&|frame| {
+        frame.truncate(INNER + Ipv4::LEN - 1);
+        frame[IP + 3] = (2 * Ipv4::LEN - 1) as u8;
+        fix(frame, IP);
+    });
+    refused(&short, Refusal::Inner);
+    let tunnels = [(v4(H1), v4(S1)), (v4(S1), v4(S2)), (v4(S2), v4(103))];
+    refused(&frame(&into(&tunnels, &innermost)), Refusal::TooDeep);
+    refused(&frame(&into(&[(v4(H1), v4(S1)); 2], &innermost)), Refusal::Returning);
+    refused(
+        &frame(&into(&[(v4(H1), v4(S1)), (v4(S1), v4(S2))], &packet(v4(H1), v4(S1), 0))),
+        Refusal::Returning,
+    );
+    for hops in [0, 1] {
+        let expired = wrong(&|frame| {
+            frame[INNER + 8] = hops;
+            fix(frame, INNER);
+        });
+        refused(&expired, Refusal::Expired);
+    }
+    let marked = wrong(&|frame| {
+        frame[IP + 1] |= 3;
+        fix(frame, IP);
+    });
+    refused(&marked, Refusal::Congested);
+    refused(&frame(&into(&[(v4(H1), v4(S1))], &packet(v4(H1), v4(77), 0))), Refusal::NoNextHop);
+    let mut tunnel = tunnel(next_hops());
+    let mut beginning = MemoryFrame::beginning(right);
+    let verdict = tunnel.on_frame(&mut beginning, PortId(0), Nanos::ZERO, &mut Sent::with_room(0));
+    assert_eq!(verdict, Verdict::Drop(Refusal::OuterLength.into()));
+}
+
+#[test]
+fn what_queues_marked_stays_marked() {
+    // RFC 6040, figure 4: by the inner field, what each outer one makes of it
+    let table = [
+        (0, [Some(0), Some(0), Some(0), None]),
+        (1, [Some(1), Some(1), Some(1), Some(3)]),
+        (2, [Some(2), Some(1), Some(2), Some(3)]),
+        (3, [Some(3), Some(3), Some(3), Some(3)]),
+    ];
+    for (inner, row) in table {
+        for (outer, expected) in (0..).zip(row) {
+            assert_eq!(ecn_of(inner, outer), expected, "{inner} in {outer}");
+        }
+    }
+    for ip in [v4 as fn(u8) -> IpAddr, v6] {
+        let mut sent = frame(&into(&[(ip(H1), ip(S1))], &packet(ip(H1), ip(S2), 0x6a)));
+        // The outer header is marked under way.
+        let family = network_layer(&sent).unwrap().1;
+        family.set_ecn(&mut sent[Ethernet::LEN..], 3);
+        let (came, _) = run(&mut tunnel(next_hops()), &sent).unwrap();
+        let (ip, header) = (&came[Ethernet::LEN..], Header::read(&came[Ethernet::LEN..], family).unwrap());
+        assert!(header.is_checksum_right(ip));
+        let class = if family == Family::V4 { ip[1] } else { ip[0] << 4 | ip[1] >> 4 };
+        assert_eq!(class, 0x6b, "the DSCP is the inner one's");
+    }
+}
+
+#[test]
+fn headers_say_what_follows() {
+    let innermost = packet(v4(H1), v4(H2), 0x6a);
+    let all = into(&[(v6(H1), v6(S1)), (v4(S1), v4(S2))], &innermost);
+    let outer = Header::read(&all, Family::V6).unwrap();
+    assert_eq!((outer.total, outer.protocol, outer.hops), (all.len(), 4, 64));
+    assert_eq!(all[0] << 4 | all[1] >> 4, 0x6a);
+    let second = &all[outer.len..];
+    let header = Header::read(second, Family::V4).unwrap();
+    assert_eq!((header.total, header.protocol, header.src, header.dst), (second.len(), 4, v4(S1), v4(S2)));
+    assert!(header.is_checksum_right(second) && second[1] == 0x6a);
+    assert_eq!(second[header.len..], innermost);
+    assert_eq!(headers(&[], &innermost), Ok(Vec::new()));
+    assert_eq!(headers(&[(v4(1), v6(2))], &innermost), Err(EntranceError::Versions(v4(1), v6(2))));
+    assert_eq!(headers(&[(v4(1), v4(2))], b"nothing"), Err(EntranceError::NoPacket));
+    let mut longest = innermost;
+    longest[2..4].copy_from_slice(&0xffffu16.to_be_bytes());
+    assert_eq!(headers(&[(v4(1), v4(2))], &longest), Err(EntranceError::TooLong));
+}
+
+/// Frames that are close to right: bytes of right ones are changed, and some are cut off.
+fn nearly_right() -> impl Strategy<Value = Vec<u8>> {
+    let innermost = packet(v4(H1), v4(H2), 0x6a);
+    let sixth = packet(v6(H1), v6(H2), 0x6a);
+    let frames = vec![
+        frame(&into(&[(v4(H1), v4(S1)), (v4(S1), v4(S2))], &innermost)),
+        frame(&into(&[(v6(H1), v6(S1)), (v6(S1), v6(S2))], &sixth)),
+        frame(&into(&[(v4(H1), v4(S1))], &sixth)),
+    ];
+    let changes = proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4);
+    (prop::sample::select(frames), changes, any::<bool>(), any::<prop::sample::Index>()).prop_map(
+        |(mut frame, changes, cut, at)| {
+            for (place, byte) in changes {
+                let place = place.index(frame.len());
+                frame[place] = byte;
+            }
+            if frame[Ethernet::LEN] == 0x45 {
+                fix(&mut frame, Ethernet::LEN);
+            }
+            if cut {
+                frame.truncate(at.index(frame.len()));
+            }
+            frame
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_pass_or_lose_a_header(
+        frame in prop_oneof![nearly_right(), proptest::collection::vec(any::<u8>(), 0..120)],
+        routed: bool,
+    ) {
+        let mut tunnel = tunnel(if routed { Onward::Function } else { next_hops() });
+        let mut sent = MemoryFrame::new(frame.clone());
+        let verdict = tunnel.on_frame(&mut sent, PortId(0), Nanos::ZERO, &mut Sent::with_room(2));
+        let counters = tunnel.counters();
+        let refused: u64 = Refusal::ALL.iter().map(|&why| counters.refused(why)).sum();
+        let (terminated, _) = counters.terminated.get();
+        prop_assert!(refused + terminated <= 1);
+        let came = sent.into_bytes();
+        if terminated == 1 {
+            // What is behind the inner header is untouched, and it was inside.
+            prop_assert!(came.len() + Ipv4::LEN <= frame.len());
+            let (at, family) = network_layer(&came).unwrap();
+            let header = Header::read(&came[at..], family).unwrap();
+            prop_assert!(header.is_checksum_right(&came[at..]) && header.total <= came.len() - at);
+            prop_assert!(frame.ends_with(&came[at + header.len..]));
+        } else {
+            prop_assert_eq!(came, frame);
+            prop_assert!(refused == 0 || matches!(verdict, Verdict::Drop(_)));
+        }
+    }
+}
