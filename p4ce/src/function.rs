@@ -3,11 +3,11 @@
 
 use crate::gather::Gathered;
 use crate::group::{Group, GroupId, Member, Request};
-use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::net::IpAddr;
 use rocev2::aeth::{NakCode, Syndrome};
-use rocev2::ethernet::{Ethernet, MacAddr, VlanTag, ethertype};
+use rocev2::ethernet::{Ethernet, MacAddr};
 use rocev2::ipv4::Ipv4;
-use rocev2::ipv6::Ipv6;
+use rocev2::neighbour;
 use rocev2::packet::ICRC_LEN;
 use rocev2::reth::Reth;
 use rocev2::udp::Udp;
@@ -159,7 +159,7 @@ impl P4ce {
     pub fn new(config: Config) -> Self {
         assert!(config.queue_pairs.is_power_of_two(), "{} queue pairs", config.queue_pairs);
         Self {
-            forward: Forward::new(&config.forward),
+            forward: Forward::alone(&config.forward),
             slots: vec![NOBODY; config.queue_pairs].into(),
             groups: (0..config.groups).map(|_| None).collect(),
             counters: Arc::default(),
@@ -387,7 +387,7 @@ impl P4ce {
 
     /// Whether a frame to a group address asks for one of the switch's own addresses.
     fn asks_for_us(&self, frame: &[u8]) -> bool {
-        target_of(frame).is_some_and(|ip| self.config.addresses.contains(&ip))
+        neighbour::asked_for(frame).is_some_and(|ip| self.config.addresses.contains(&ip))
     }
 
     fn exclude_silent(&mut self, now: Nanos) {
@@ -436,24 +436,6 @@ fn share<O: Output>(
 fn first_reth<'a>(packet: &Packet<'a>) -> Option<&'a Reth> {
     let behind = packet.bytes().get(packet.layout().bth() + Bth::LEN..)?;
     Reth::ref_from_prefix(behind).ok().map(|(reth, _)| reth)
-}
-
-/// The address that an ARP request or a neighbour solicitation asks for.
-fn target_of(frame: &[u8]) -> Option<IpAddr> {
-    let mut kind = u16::from_be_bytes(*frame.get(12..Ethernet::LEN)?.first_chunk()?);
-    let mut rest = &frame[Ethernet::LEN..];
-    if ethertype::is_tag(kind) {
-        kind = u16::from_be_bytes(*rest.get(2..)?.first_chunk()?);
-        rest = rest.get(VlanTag::LEN..)?;
-    }
-    match kind {
-        ethertype::ARP => Some(Ipv4Addr::from(*rest.get(24..)?.first_chunk::<4>()?).into()),
-        // ICMPv6 (58), neighbour solicitation (135)
-        ethertype::IPV6 if *rest.get(6)? == 58 && *rest.get(Ipv6::LEN)? == 135 => {
-            Some(Ipv6Addr::from(*rest.get(Ipv6::LEN + 8..)?.first_chunk::<16>()?).into())
-        }
-        _ => None,
-    }
 }
 
 impl Function for P4ce {

@@ -31,7 +31,7 @@ counters! {
     forgotten,
     /// Packets of connections that found no place in the table
     untracked,
-    /// Packets that were damaged, and name queue pairs that nobody has seen
+    /// Frames that were refused because they were damaged: malformed, or not of a connection that is tracked and with a wrong ICRC
     damaged,
     /// Packets of connections that ended while their sides differed, or with an earlier life
     ended,

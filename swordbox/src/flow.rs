@@ -1,6 +1,7 @@
 //! The requests of one side of a connection, and what has become of them.
 
 use crate::{Id, NONE};
+use core::num::NonZero;
 use rocev2::{Msn, Psn};
 
 /// How far a Swordbox takes part in a connection's requests.
@@ -51,7 +52,8 @@ const LONG_AGO: i32 = 1 << 22;
 ///
 /// `acked <= sent <= next`: behind `acked` everything is done, from `sent` on requests wait here.
 ///
-/// In the order of use: what every request on a shared connection needs lies in the first two cache lines.
+/// In the order of use: what a request on a shared connection needs of its own flow lies in the first cache line, what it
+/// needs of the flow of that connection's owner in the second.
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Flow {
@@ -73,37 +75,41 @@ pub(crate) struct Flow {
     pub acked: Psn,
     pub sent: Psn,
     pub next: Psn,
-    /// The next PSN that the server expects on this connection
-    pub own_next: Psn,
     /// Messages done, as the client counts them
     pub msn: Msn,
-    /// Messages done, as the server counts them on this connection
-    pub own_msn: Msn,
-    /// This connection's number among those that are shared, if it is
-    pub lane: Id,
     /// The shared connection on which requests of this flow are under way; `NONE` for its own
     pub via: Id,
     /// How many are, if any
     pub shared: u32,
-    /// It waits for this shared connection
-    pub waits: Id,
     /// The first and last frame that waits
     pub held: [u32; 2],
-    /// Place and PSN of the newest record, if there is one
-    pub newest: Option<(u16, Psn)>,
-    /// Records among `records` whose response has not been seen
-    pub open: u32,
+    /// A READ is the last request, and how many PSNs it takes is not known, for want of the path MTU: its length
+    pub unsure: Option<NonZero<u32>>,
+    /// The PSN of the newest record, if there is one
+    pub newest: Psn,
+    /// Its place, or [`NOWHERE`]
+    pub newest_at: u16,
+    /// Records whose response has not been seen
+    pub open: u16,
+    pub proofs: [Proof; PROOFS],
+    /// The next PSN that the server expects on this connection
+    pub own_next: Psn,
+    /// Messages done, as the server counts them on this connection
+    pub own_msn: Msn,
+    /// This connection's number among those that are shared, if it is
+    pub lane: Id,
+    /// It waits for this shared connection
+    pub waits: Id,
+    /// The next one that waits for the same shared connection
+    pub next_waiting: Id,
     /// READs and atomics outstanding on the own connection at once, the most so far
     pub most_reads: u8,
     /// READs and atomics that the server takes on this connection at once, as the connection manager told; 0 if it did not
     pub max_reads: u8,
-    pub proofs: [Proof; PROOFS],
-    /// A READ is the last request, and how many PSNs it takes is not known, for want of the path MTU: its length
-    pub unsure: Option<u32>,
-    /// The oldest request that was seen, unless that is very long ago: what is older was not sent through here
-    pub first: Psn,
     /// Path MTU in bytes; 0 as long as it is not known
     pub mtu: u16,
+    /// The oldest request that was seen, unless that is very long ago: what is older was not sent through here
+    pub first: Psn,
     /// Both of its ends know that it is over
     pub over: bool,
     /// Up to here the server has done everything on the own connection, though answers before it may be missing
@@ -112,8 +118,6 @@ pub(crate) struct Flow {
     pub delta: u32,
     /// Server's MSN less client's, for what is under way on the own connection
     pub msn_delta: u32,
-    /// The next one that waits for the same shared connection
-    pub next_waiting: Id,
     /// The server reads again what the client asked for again: requests from this PSN on are not answered before that is
     /// answered. And the last of them that was not, to notice when the client begins once more
     pub reading: Option<(Psn, Option<Psn>)>,
@@ -126,6 +130,9 @@ pub(crate) struct Flow {
     /// The last packet to the own connection that wrote to memory of which values are cached
     pub touched: Option<Psn>,
 }
+
+/// No place
+pub(crate) const NOWHERE: u16 = u16::MAX;
 
 impl Flow {
     pub(crate) const fn new(server: u8) -> Self {
@@ -152,7 +159,8 @@ impl Flow {
             mtu: 0,
             most_reads: 0,
             max_reads: 0,
-            newest: None,
+            newest: Psn::ZERO,
+            newest_at: NOWHERE,
             open: 0,
             over: false,
             leaving: false,
@@ -250,7 +258,7 @@ impl Flow {
     /// The last request was a READ of unknown count, and now comes one with this PSN: whether it took one. (If the PSN is
     /// further on, requests between may be lost.)
     pub(crate) fn took_one(&self, psn: Psn) -> bool {
-        self.unsure.is_some_and(|len| len <= 4096) && psn == self.next
+        self.unsure.is_some_and(|len| len.get() <= 4096) && psn == self.next
     }
 
     /// How many PSNs a READ of `len` bytes takes, if that is known.

@@ -16,17 +16,12 @@ const BEHIND: usize = BTH + Bth::LEN;
 const FEW: usize = 4096;
 /// Operations that take a lane before the one that is foreseen
 const AHEAD: u32 = 1;
-/// Bytes of a cache line
-const CACHE_LINE: usize = 64;
 
-/// Has the first `lines` cache lines of an element fetched, if there is one.
+/// Has the first cache line of an element fetched, if there is one.
 #[inline]
-fn element<T>(of: &[T], id: u32, lines: usize, fetch: impl Fn(*const u8)) {
+fn element<T>(of: &[T], id: u32, fetch: impl Fn(*const u8)) {
     if let Some(element) = of.get(id as usize) {
-        let at = core::ptr::from_ref(element).cast::<u8>();
-        for line in 0..lines {
-            fetch(at.wrapping_add(line * CACHE_LINE));
-        }
+        fetch(core::ptr::from_ref(element).cast());
     }
 }
 
@@ -86,8 +81,8 @@ impl Swordbox {
         fetch(self.index.place_of(id));
         let server = self.server_of(host.to_ipv6_mapped().to_bits());
         if server != NO_SERVER {
-            element(&self.ends, id, 2, &fetch);
-            element(&self.flows, id, 2, &fetch);
+            element(&self.ends, id, &fetch);
+            element(&self.flows, id, &fetch);
             if let Some(va) = va {
                 let lane = self.lines.foresee(server, va, &fetch);
                 if let Some(lane) = self.lanes.get(lane as usize)
@@ -105,7 +100,7 @@ impl Swordbox {
         let Some(flow) = self.flows.get(end.peer as usize) else { return };
         let Some(lane) = self.lanes.get(flow.lane as usize) else { return };
         let entry = lane.entry(Psn::new(word(head, BTH + 8)));
-        element(&self.ends, entry.to, 2, &fetch);
-        element(&self.flows, entry.flow, 2, &fetch);
+        element(&self.ends, entry.to, &fetch);
+        element(&self.flows, entry.flow, &fetch);
     }
 }

@@ -14,9 +14,11 @@ use crate::sketch::Sketch;
 use crate::steering::Steering;
 use crate::{Id, NONE};
 use core::net::IpAddr;
+use rocev2::checksum::Sum;
 use rocev2::ethernet::{Ethernet, VlanTag, ethertype};
 use rocev2::ipv6::Ipv6;
-use rocev2::udp::Udp;
+use rocev2::packet::ICRC_LEN;
+use rocev2::udp::{PROTOCOL as UDP, Udp};
 use rocev2::{Bth, Class, Fault, Layout, Msn, Packet, Psn, Qpn};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -49,12 +51,10 @@ const IDLE: Nanos = Nanos::from_millis(10);
 /// No server
 pub(crate) const NO_SERVER: u8 = u8::MAX;
 
-/// One end of a connection: a queue pair. What every packet needs lies in the first two cache lines.
+/// One end of a connection: a queue pair. What packets of IPv4 without tags need lies in the first cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub(crate) struct End {
-    /// The host that sends to it, as 128 bits
-    pub from: u128,
     /// When a frame to it was last seen
     pub seen: Nanos,
     /// The other end, if it is known for sure
@@ -63,10 +63,12 @@ pub(crate) struct End {
     pub qpn: Qpn,
     /// Port through which frames to it leave
     pub port: PortId,
-    /// Port through which the other end is reached, if it was told: the other end's `port`
-    pub came_on: Option<PortId>,
+    /// Port through which the other end is reached, [`UNTOLD`] until it was told: the other end's `port`
+    pub came_on: PortId,
     /// Headers of frames to it
     pub headers: Headers,
+    /// The host that sends to it, as 128 bits; the source of all frames that `headers` are of
+    pub from: u128,
     /// The end that it may belong to, by what was seen so far
     pub guess: Id,
     /// How often that was confirmed, the last time by this PSN
@@ -77,12 +79,14 @@ pub(crate) struct End {
     pub next: Id,
 }
 
+/// No port
+pub(crate) const UNTOLD: PortId = PortId(u16::MAX);
+
 impl End {
-    /// Whether a packet to this end, that came on `port` from the host `from`, is like those before it, in all that is kept
-    /// of them.
+    /// Whether a packet to this end, that came on `port`, is like those before it, in all that is kept of them.
     #[inline]
-    pub(crate) fn knows(&self, packet: &Packet<'_>, from: u128, port: PortId) -> bool {
-        self.from == from && self.came_on == Some(port) && self.headers.leads_like(packet)
+    pub(crate) fn knows(&self, packet: &Packet<'_>, port: PortId) -> bool {
+        self.came_on == port && self.headers.leads_like(packet)
     }
 
     const NEW: Self = Self {
@@ -91,7 +95,7 @@ impl End {
         peer: NONE,
         qpn: Qpn::new(0),
         port: PortId(0),
-        came_on: None,
+        came_on: UNTOLD,
         headers: Headers::NONE,
         guess: NONE,
         confirmed: (0, Psn::ZERO),
@@ -154,16 +158,49 @@ pub(crate) fn bits_of(host: IpAddr) -> u128 {
     }
 }
 
-/// Where a packet goes that is not understood, as far as that can be told.
-fn destination_of(bytes: &[u8]) -> Option<(IpAddr, Qpn)> {
+/// Where the network layer's header begins, and what it is.
+fn network_of(bytes: &[u8]) -> Option<(usize, u16)> {
     let mut l3 = Ethernet::LEN;
-    let kind = loop {
+    loop {
         let kind = u16::from_be_bytes(*bytes.get(l3 - 2..)?.first_chunk()?);
         if !ethertype::is_tag(kind) {
-            break kind;
+            return Some((l3, kind));
         }
         l3 += VlanTag::LEN;
+    }
+}
+
+/// Whether a frame is an IPv4 packet whose header is damaged.
+fn has_wrong_checksum(bytes: &[u8]) -> bool {
+    let Some((l3, ethertype::IPV4)) = network_of(bytes) else { return false };
+    let len = bytes.get(l3).map_or(0, |first| usize::from(first & 0x0f) * 4);
+    bytes.get(l3..l3 + len).is_none_or(|header| Sum::default().add(header).folded() != 0xffff)
+}
+
+/// Whether a packet of an unknown opcode, whose headers are right otherwise, has a wrong ICRC.
+fn has_wrong_icrc(bytes: &[u8]) -> bool {
+    let Some((l3, kind)) = network_of(bytes) else { return false };
+    let field = |at: usize| {
+        bytes.get(l3 + at..).and_then(|bytes| bytes.first_chunk()).map(|len| u16::from_be_bytes(*len))
     };
+    let (udp, len) = match kind {
+        ethertype::IPV4 => (bytes.get(l3).map_or(0, |first| usize::from(first & 0x0f) * 4), field(2)),
+        // Behind extension headers, it is not looked for.
+        ethertype::IPV6 if bytes.get(l3 + 6) == Some(&UDP) => {
+            (Ipv6::LEN, field(4).map(|len| len + Ipv6::LEN as u16))
+        }
+        _ => return false,
+    };
+    let packet = len.and_then(|len| bytes.get(l3..l3 + usize::from(len)));
+    let Some((packet, icrc)) = packet.and_then(|packet| packet.split_last_chunk::<ICRC_LEN>()) else {
+        return false;
+    };
+    rocev2::icrc::compute_for(packet, kind == ethertype::IPV6, udp) != u32::from_le_bytes(*icrc)
+}
+
+/// Where a packet goes that is not understood, as far as that can be told.
+fn destination_of(bytes: &[u8]) -> Option<(IpAddr, Qpn)> {
+    let (l3, kind) = network_of(bytes)?;
     let (host, l4): (IpAddr, usize) = match kind {
         ethertype::IPV4 => {
             let dst: [u8; 4] = *bytes.get(l3 + 16..)?.first_chunk()?;
@@ -209,7 +246,7 @@ impl Swordbox {
             (0..server.lanes).map(move |_| Lane::new(number, in_flight))
         });
         Self {
-            forward: Forward::new(&config.forward),
+            forward: Forward::alone(&config.forward),
             index: Index::with_capacity(ends),
             ends: Vec::with_capacity(ends),
             flows: Vec::with_capacity(ends),
@@ -275,7 +312,6 @@ impl Swordbox {
     fn new_end(&mut self, packet: &Packet<'_>, key: HostQp) -> Option<Id> {
         if !packet.verify_icrc() {
             // It may name a queue pair that there is not.
-            self.counters.damaged.add(1);
             return None;
         }
         let id = self.add_end(key);
@@ -320,18 +356,38 @@ impl Swordbox {
             Kind::Datagram => {
                 let packet = Packet::new(frame.bytes(), layout);
                 if self.on_datagram(&packet, port, now) {
-                    self.forward.route(frame, port, now, out)
+                    self.pass_unknown(frame, layout, port, now, out)
                 } else {
                     Verdict::Drop(DropReason::Delayed)
                 }
             }
             Kind::Cnp => {
                 self.on_cnp(frame, layout, out);
-                self.forward.route(frame, port, now, out)
+                self.pass_unknown(frame, layout, port, now, out)
             }
             Kind::Unreliable | Kind::Unknown => self.on_stranger(frame, layout, port, now, out),
             _ => self.on_request(frame, layout, op, port, now, out),
         }
+    }
+
+    /// A packet that says nothing of a connection that is tracked passes, unless it is damaged: then it may be one that does.
+    pub(crate) fn pass_unknown<O: Output>(
+        &mut self,
+        frame: &mut O::Frame,
+        layout: Layout,
+        port: PortId,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
+        if !Packet::new(frame.bytes(), layout).verify_icrc() {
+            return self.refuse(Fault::Icrc);
+        }
+        self.forward.route(frame, port, now, out)
+    }
+
+    fn refuse(&self, fault: Fault) -> Verdict {
+        self.counters.damaged.add(1);
+        Verdict::Drop(DropReason::Malformed(fault))
     }
 
     /// A packet that is not tracked: it passes, unless what it may write to has to be waited for.
@@ -344,6 +400,9 @@ impl Swordbox {
         out: &mut O,
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
+        if !packet.verify_icrc() {
+            return self.refuse(Fault::Icrc);
+        }
         let host = bits_of(packet.dst());
         let server = self.server_of(host);
         if server != NO_SERVER && self.detour(server, &packet, now).is_err() {
@@ -439,10 +498,31 @@ impl Function for Swordbox {
 }
 
 impl Swordbox {
-    /// A frame that is no RoCEv2 packet, or none that is understood. That one passes, too, if it is for a connection whose
-    /// two sides agree, and may write anywhere. To any other it would take a PSN that has been promised to something else.
-    fn on_other<O: Output>(&mut self, frame: &O::Frame, port: PortId, now: Nanos, out: &mut O) -> Verdict {
-        if let Class::Malformed(fault) = rocev2::classify(frame.bytes())
+    /// A frame that is no RoCEv2 packet, or none that is understood. What is damaged goes no further: nobody would take it,
+    /// unless it came to be right again by more damage, and then somebody would have learnt what nobody here has understood.
+    /// A packet of an unknown opcode passes if it is for a connection whose two sides agree, and may write anywhere. To any
+    /// other it would take a PSN that has been promised to something else.
+    fn on_other<O: Output>(
+        &mut self,
+        frame: &mut O::Frame,
+        port: PortId,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
+        let bytes = frame.bytes();
+        let fault = match rocev2::classify(bytes) {
+            Class::Malformed(Fault::UnknownOpcode) if has_wrong_icrc(bytes) => Some(Fault::Icrc),
+            Class::Malformed(fault) => Some(fault),
+            Class::Other => has_wrong_checksum(bytes).then_some(Fault::IpChecksum),
+            // It was found to be damaged by what the bridge was told to verify.
+            Class::Roce(layout) if Packet::new(bytes, layout).verify_icrc() => Some(Fault::UdpChecksum),
+            Class::Roce(_) => Some(Fault::Icrc),
+        };
+        // One that is longer than a buffer cannot be looked at as a whole.
+        if let Some(fault) = fault.filter(|fault| *fault != Fault::UnknownOpcode && frame.is_whole()) {
+            return self.refuse(fault);
+        }
+        if let Some(fault) = fault
             && let Some((host, qpn)) = destination_of(frame.bytes())
             && let server = self.server_of(bits_of(host))
             && server != NO_SERVER

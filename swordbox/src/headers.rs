@@ -9,19 +9,28 @@ use rocev2::udp::Udp;
 use rocev2::{Bth, Class, Opcode, Packet, Psn, Qpn, classify, icrc};
 use switch::{Frame, NoRoom};
 
+/// Bytes of a UDP source port: all that is kept of the UDP header
+const SRC_PORT: usize = 2;
 /// The longest: tags, IPv6, and neither options nor extension headers
-const MAX: usize = Ethernet::LEN + MAX_TAGS * VlanTag::LEN + Ipv6::LEN + Udp::LEN;
+const MAX: usize = Ethernet::LEN + MAX_TAGS * VlanTag::LEN + Ipv6::LEN + SRC_PORT;
+/// Where the IP header of most packets begins, and their BTH
+const PLAIN: (usize, usize) = (Ethernet::LEN, Ethernet::LEN + Ipv4::LEN + Udp::LEN);
 
 /// Ethernet, VLAN tags, IP and UDP of the frames that go to one end of a connection, and what their BTHs have in common.
+/// Those of IPv4 without tags take 44 bytes.
 #[derive(Clone, Copy, Debug)]
+#[repr(C)]
 pub(crate) struct Headers {
-    len: u8,
-    l3: u8,
-    v6: bool,
     /// IPv4: the header's checksum as it would be without length and TOS, not inverted
     sum: u16,
     /// Path migration state and version, and the partition key: a queue pair drops what has others
     bth: [u8; 3],
+    /// Where the IP header begins
+    l3: u8,
+    /// Where the BTH begins; 0 as long as nothing has been seen
+    bth_at: u8,
+    v6: bool,
+    /// From the MAC addresses to the UDP source port
     bytes: [u8; MAX],
 }
 
@@ -81,23 +90,21 @@ impl Class8 {
 
 impl Headers {
     /// None: nothing has been seen yet.
-    pub(crate) const NONE: Self = Self { len: 0, l3: 0, v6: false, sum: 0, bth: [0; 3], bytes: [0; MAX] };
+    pub(crate) const NONE: Self = Self { l3: 0, bth_at: 0, v6: false, sum: 0, bth: [0; 3], bytes: [0; MAX] };
 
     /// Those of `packet`; `None` if it has IP options or extension headers.
     #[inline]
     pub(crate) fn of(packet: &Packet<'_>) -> Option<Self> {
         let layout = packet.layout();
-        let (l3, len, v6) = (layout.l3(), layout.bth(), layout.is_ipv6());
-        let ip = if v6 { Ipv6::LEN } else { Ipv4::LEN };
-        if l3 + ip + Udp::LEN != len || len > MAX {
+        let (l3, bth, v6) = (layout.l3(), layout.bth(), layout.is_ipv6());
+        let kept = bth - Udp::LEN + SRC_PORT;
+        if l3 + if v6 { Ipv6::LEN } else { Ipv4::LEN } + Udp::LEN != bth || kept > MAX {
             return None;
         }
-        let [flags, high, low]: [u8; 3] = *packet.bytes()[len + 1..].first_chunk()?;
-        let bth = [flags & KEPT, high, low];
-        let mut headers = Self { len: len as u8, l3: l3 as u8, v6, sum: 0, bth, bytes: [0; MAX] };
-        headers.bytes[..len].copy_from_slice(&packet.bytes()[..len]);
-        // There is no UDP checksum.
-        headers.bytes[len - 2..len].fill(0);
+        let mut headers = Self { l3: l3 as u8, bth_at: bth as u8, v6, ..Self::NONE };
+        let [flags, high, low]: [u8; 3] = *packet.bytes()[bth + 1..].first_chunk()?;
+        headers.bth = [flags & KEPT, high, low];
+        headers.bytes[..kept].copy_from_slice(&packet.bytes()[..kept]);
         if !v6 {
             let mut ip = [0; Ipv4::LEN];
             ip.copy_from_slice(&headers.bytes[l3..l3 + Ipv4::LEN]);
@@ -111,37 +118,47 @@ impl Headers {
 
     /// Whether none were seen yet.
     pub(crate) const fn is_none(&self) -> bool {
-        self.len == 0
+        self.bth_at == 0
     }
 
-    /// Whether `packet` has the same MAC addresses and UDP source port; addresses and queue pair are taken to be the same.
+    /// Whether `packet` has the same Ethernet header, source address and UDP source port; its destination is taken to be the
+    /// same.
     #[expect(clippy::inline_always, reason = "a few comparisons")]
     #[inline(always)]
     pub(crate) fn leads_like(&self, packet: &Packet<'_>) -> bool {
-        let (bytes, udp) = (packet.bytes(), packet.layout().udp());
-        self.len != 0
-            && usize::from(self.len) == packet.layout().bth()
-            && bytes[..12] == self.bytes[..12]
-            && bytes[udp..udp + 2] == self.bytes[udp..udp + 2]
+        /// Whether two frames have the same `N` bytes at `at`.
+        #[inline(always)]
+        fn same<const N: usize>(a: &[u8], b: &[u8], at: usize) -> bool {
+            let [a, b] = [a, b].map(|bytes| bytes.get(at..).and_then(<[u8]>::first_chunk::<N>));
+            a.is_some() && a == b
+        }
+        let (bytes, layout) = (packet.bytes(), packet.layout());
+        let own = &self.bytes[..];
+        usize::from(self.bth_at) == layout.bth()
+            && same::<{ Ethernet::LEN }>(bytes, own, 0)
+            && if layout.is_ipv6() {
+                same::<16>(bytes, own, layout.l3() + 8)
+            } else {
+                same::<4>(bytes, own, layout.l3() + 12)
+            }
+            && same::<SRC_PORT>(bytes, own, layout.udp())
     }
 
     /// Whether `packet` comes from another queue pair: a queue pair keeps its UDP source port (IB A17.4.5.2).
     #[inline]
     pub(crate) fn is_of_another(&self, packet: &Packet<'_>) -> bool {
-        let (bytes, udp) = (packet.bytes(), packet.layout().udp());
-        let own = usize::from(self.len).saturating_sub(Udp::LEN);
-        self.len != 0 && bytes[udp..udp + 2] != self.bytes[own..own + 2]
+        !self.is_none() && self.src_port() != packet.udp().src_port.get()
     }
 
     /// The UDP source port; 0 if nothing has been seen yet
     pub(crate) fn src_port(&self) -> u16 {
-        let at = usize::from(self.len).saturating_sub(Udp::LEN);
+        let at = usize::from(self.bth_at).saturating_sub(Udp::LEN);
         u16::from_be_bytes([self.bytes[at], self.bytes[at + 1]])
     }
 
     /// Bytes of a frame with them, a BTH, and so many bytes behind it (without the ICRC).
     pub(crate) const fn frame_len(&self, behind: usize) -> usize {
-        self.len as usize + Bth::LEN + behind + ICRC_LEN
+        self.bth_at as usize + Bth::LEN + behind + ICRC_LEN
     }
 
     /// Makes `frame` one with these headers, a BTH and what comes behind it, with this traffic class if one is given, and with
@@ -167,27 +184,27 @@ impl Headers {
         behind: &[u8; N],
         payload: Payload<'_>,
     ) -> Result<(), NoRoom> {
-        /// Where the BTH of most packets begins
-        const PLAIN: usize = Ethernet::LEN + Ipv4::LEN + Udp::LEN;
         const { assert!(N.is_multiple_of(4)) }
         frame.resize(self.frame_len(N + payload.len().next_multiple_of(4)))?;
+        let at = (usize::from(self.l3), usize::from(self.bth_at));
         // With constants for most packets
-        if !self.v6 && usize::from(self.len) == PLAIN {
-            self.write(frame.bytes_mut(), (Ethernet::LEN, PLAIN, false), class, base, behind, payload);
+        if !self.v6 && at.1 == PLAIN.1 {
+            self.write(frame.bytes_mut(), PLAIN, false, class, base, behind, payload);
         } else {
-            let shape = (usize::from(self.l3), usize::from(self.len), self.v6);
-            self.write(frame.bytes_mut(), shape, class, base, behind, payload);
+            self.write(frame.bytes_mut(), at, self.v6, class, base, behind, payload);
         }
         debug_assert!(matches!(classify(frame.bytes()), Class::Roce(_)), "a packet");
         Ok(())
     }
 
     #[expect(clippy::inline_always, reason = "its callers know the shape")]
+    #[expect(clippy::too_many_arguments, reason = "a shape, and what is to be in it")]
     #[inline(always)]
     fn write<const N: usize>(
         &self,
         bytes: &mut [u8],
-        (l3, head, v6): (usize, usize, bool),
+        (l3, head): (usize, usize),
+        v6: bool,
         class: Option<Class8>,
         base: Base,
         behind: &[u8; N],
@@ -196,8 +213,13 @@ impl Headers {
         let padding = payload.len().wrapping_neg() % 4;
         let len = head + Bth::LEN + N + payload.len() + padding + ICRC_LEN;
         let bytes = &mut bytes[..len];
-        bytes[..head].copy_from_slice(&self.bytes[..head]);
-        let udp_len = (len - head + Udp::LEN) as u16;
+        let udp = head - Udp::LEN;
+        bytes[..udp + SRC_PORT].copy_from_slice(&self.bytes[..udp + SRC_PORT]);
+        let udp_len = (len - udp) as u16;
+        bytes[udp + 2..udp + 4].copy_from_slice(&rocev2::UDP_PORT.to_be_bytes());
+        bytes[udp + 4..udp + 6].copy_from_slice(&udp_len.to_be_bytes());
+        // There is no UDP checksum.
+        bytes[udp + 6..head].fill(0);
         if v6 {
             bytes[l3 + 4..l3 + 6].copy_from_slice(&udp_len.to_be_bytes());
             if let Some(Class8(class)) = class {
@@ -212,7 +234,6 @@ impl Headers {
             bytes[l3 + 2..l3 + 4].copy_from_slice(&ip_len.to_be_bytes());
             bytes[l3 + 10..l3 + 12].copy_from_slice(&Sum::default().add_word(words).checksum().to_be_bytes());
         }
-        bytes[head - 4..head - 2].copy_from_slice(&udp_len.to_be_bytes());
         let [flags, high, low] = self.bth;
         let flags = flags | (padding as u8) << 4 | if base.solicited { SOLICITED } else { 0 };
         let words = [
@@ -233,7 +254,7 @@ impl Headers {
         if padding > 0 {
             bytes[end..icrc].fill(0);
         }
-        let crc = icrc::compute_for(&bytes[l3..icrc], v6, head - Udp::LEN - l3);
+        let crc = icrc::compute_for(&bytes[l3..icrc], v6, udp - l3);
         bytes[icrc..].copy_from_slice(&crc.to_le_bytes());
     }
 }

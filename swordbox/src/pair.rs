@@ -1,7 +1,7 @@
 //! Which two ends belong to one connection: told by the connection manager, or found out from what is answered.
 
 use crate::flow::{Flow, Stage};
-use crate::function::{Event, NO_SERVER, Swordbox, bits_of};
+use crate::function::{Event, NO_SERVER, Swordbox, UNTOLD, bits_of};
 use crate::records::{Record, What};
 use crate::{Id, NONE};
 use core::net::IpAddr;
@@ -258,7 +258,7 @@ impl Swordbox {
         self.ends[to_server as usize].peer = to_client;
         self.ends[to_client as usize].peer = to_server;
         for id in [to_server, to_client] {
-            self.ends[id as usize].came_on = None;
+            self.ends[id as usize].came_on = UNTOLD;
         }
         for id in [to_server, to_client] {
             let flow = &mut self.flows[id as usize];

@@ -1,7 +1,7 @@
 //! READs and atomics that clients may repeat: of each flow the latest, in a ring.
 
 use crate::Id;
-use crate::flow::{Flow, Stage};
+use crate::flow::{Flow, NOWHERE, Stage};
 use crate::function::Swordbox;
 use crate::steering::Ticket;
 use rocev2::Psn;
@@ -57,7 +57,7 @@ const SPAN: usize = 1 << 22;
 impl Swordbox {
     pub(crate) fn clear_records(&mut self, id: Id) {
         self.records_mut(id).fill(NO_RECORD);
-        self.flows[id as usize].newest = None;
+        self.flows[id as usize].newest_at = NOWHERE;
     }
 
     #[inline]
@@ -77,13 +77,15 @@ impl Swordbox {
     #[inline]
     pub(crate) fn record(&mut self, id: Id, record: Record) {
         let n = self.config.rd_atomic;
-        let Some((newest, psn)) = self.flows[id as usize].newest else { return self.record_late(id, record) };
-        let gap = record.psn.distance(psn);
-        if gap <= 0 || gap as usize > SPAN / n {
+        let flow = &mut self.flows[id as usize];
+        let gap = record.psn.distance(flow.newest);
+        if flow.newest_at == NOWHERE || gap <= 0 || gap as usize > SPAN / n {
             return self.record_late(id, record);
         }
-        let at = (usize::from(newest) + 1) % n;
-        self.flows[id as usize].newest = Some((at as u16, record.psn));
+        let next = usize::from(flow.newest_at) + 1;
+        let at = if next == n { 0 } else { next };
+        flow.newest_at = at as u16;
+        flow.newest = record.psn;
         self.put_record(id, at, record);
     }
 
@@ -111,7 +113,8 @@ impl Swordbox {
         records.sort_unstable_by_key(|record| core::cmp::Reverse(age(record)));
         let newest = records.iter().rposition(|record| record.count > 0);
         let newest = newest.map(|at| (at as u16, records[at].psn));
-        self.flows[id as usize].newest = newest;
+        let flow = &mut self.flows[id as usize];
+        (flow.newest_at, flow.newest) = newest.unwrap_or((NOWHERE, Psn::ZERO));
     }
 
     fn put_record(&mut self, id: Id, at: usize, record: Record) {
@@ -121,7 +124,7 @@ impl Swordbox {
         let lost = open && !place.done;
         *place = record;
         let flow = &mut self.flows[id as usize];
-        flow.open -= u32::from(lost);
+        flow.open -= u16::from(lost);
         if !record.done {
             flow.open += 1;
             if flow.stage >= Stage::Clear {

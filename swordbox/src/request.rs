@@ -12,6 +12,7 @@ use crate::op::{Kind, Op, memory_of};
 use crate::records::{NO_RECORD, Record, What};
 use crate::way::Way;
 use crate::{Id, NONE};
+use core::num::NonZero;
 use rocev2::aeth::{NakCode, Syndrome};
 use rocev2::rewrite::Rewriter;
 use rocev2::{Class, Fault, Layout, Packet, Psn, Qpn, classify};
@@ -45,14 +46,15 @@ impl Swordbox {
         let Some(mut id) = self.end_of(&packet) else {
             return self.on_stranger(frame, layout, port, now, out);
         };
+        let is_strict = self.flows[id as usize].stage == Stage::Strict;
         if self.flows[id as usize].server == NO_SERVER {
             // Nothing is done for it but to tell how many there are.
             self.ends[id as usize].seen = now;
             return self.forward.route(frame, port, now, out);
         }
-        let from = source_of(&packet);
         let end = &mut self.ends[id as usize];
-        if end.knows(&packet, from, port) {
+        // A connection's sides differ only after requests of it: then it is known where those come from.
+        if is_strict && end.knows(&packet, port) {
             end.seen = now;
             if let Some(passage) = self.straight_way_of(id, &packet, op)
                 && packet.verify_icrc()
@@ -75,7 +77,7 @@ impl Swordbox {
                 };
                 id = new;
             }
-            if !self.is_from(id, from, &packet) {
+            if !self.is_from(id, source_of(&packet), &packet) {
                 self.counters.spoofed.add(1);
                 if self.flows[id as usize].stage >= Stage::Strict || self.has_ended(&packet) {
                     return Verdict::Drop(DropReason::WrongSource);
@@ -157,8 +159,8 @@ impl Swordbox {
             end.refresh(packet);
         }
         let peer = end.peer;
-        if peer != NONE && end.came_on != Some(port) {
-            end.came_on = Some(port);
+        if peer != NONE && end.came_on != port {
+            end.came_on = port;
             self.ends[peer as usize].port = port;
         }
     }
@@ -265,7 +267,7 @@ impl Swordbox {
         {
             match flow.count_of(len) {
                 Some(known) => count = known,
-                None => flow.unsure = Some(len),
+                None => flow.unsure = NonZero::new(len),
             }
         }
         if op.kind == Kind::Write && !op.ends {
@@ -522,7 +524,7 @@ impl Swordbox {
             };
             let op = Op::of(layout.opcode());
             let to = match self.take(id, &mut frame, layout, op, now) {
-                Done::Route => match self.forward.route(&frame, port, now, out) {
+                Done::Route => match self.forward.route(&mut frame, port, now, out) {
                     Verdict::Forward(port) => Some(port),
                     _ => None,
                 },

@@ -8,6 +8,7 @@ use crate::headers::Base;
 use crate::lane::Under;
 use crate::records::{Record, What};
 use crate::{Id, NONE};
+use core::num::NonZero;
 use rocev2::aeth::{Aeth, NakCode, Syndrome};
 use rocev2::rewrite::Rewriter;
 use rocev2::{Fault, Layout, Msn, Opcode, Packet, Psn};
@@ -34,7 +35,7 @@ impl Swordbox {
         }
         // To the client's end
         let Some(mut to) = self.end_of(&packet) else {
-            return self.forward.route(frame, port, now, out);
+            return self.pass_unknown(frame, layout, port, now, out);
         };
         if let Some(lane) = self.straight_answer_to(to, &packet, server, port)
             && packet.verify_icrc()
@@ -45,15 +46,20 @@ impl Swordbox {
         if self.ends[to as usize].headers.is_of_another(&packet) && packet.verify_icrc() {
             self.part(to);
             let Some(new) = self.end_of(&packet) else {
-                return self.forward.route(frame, port, now, out);
+                return self.pass_unknown(frame, layout, port, now, out);
             };
             to = new;
         }
         let id = self.ends[to as usize].peer;
+        if self.flows.get(id as usize).is_some_and(|flow| flow.server != server) {
+            self.counters.spoofed.add(1);
+            return Verdict::Drop(DropReason::WrongSource);
+        }
         let end = &mut self.ends[to as usize];
         end.seen = now;
-        // Nothing is kept from a packet that may be damaged.
-        if !end.headers.leads_like(&packet) && packet.verify_icrc() {
+        // Nothing is kept from a packet that may be damaged, or comes from somewhere else than requests do.
+        let ours = end.from == 0 || end.from == from;
+        if ours && !end.headers.leads_like(&packet) && packet.verify_icrc() {
             end.refresh(&packet);
         }
         if id == NONE {
@@ -63,13 +69,9 @@ impl Swordbox {
             self.guess(to, &packet, from, port);
             return self.forward.route(frame, port, now, out);
         }
-        if self.flows[id as usize].server != server {
-            self.counters.spoofed.add(1);
-            return Verdict::Drop(DropReason::WrongSource);
-        }
         let end = &mut self.ends[to as usize];
-        if end.came_on != Some(port) {
-            end.came_on = Some(port);
+        if end.came_on != port {
+            end.came_on = port;
             self.ends[id as usize].port = port;
         }
         let flow = &self.flows[id as usize];
@@ -343,7 +345,7 @@ impl Swordbox {
         if opcode == Opcode::RC_READ_RESPONSE_FIRST && flow.mtu == 0 {
             flow.mtu = packet.payload().len() as u16;
         }
-        let Some(len) = flow.unsure else { return };
+        let Some(len) = flow.unsure.map(NonZero::get) else { return };
         let first = flow.next.sub(1);
         if psn != first {
             return;

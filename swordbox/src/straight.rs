@@ -72,8 +72,7 @@ impl Swordbox {
             && there.waiting[0] == NONE
             && flow.server == server
             && flow.stage >= Stage::Strict
-            && end.came_on == Some(port)
-            && end.headers.leads_like(packet)
+            && end.knows(packet, port)
             && self.ready.is_empty()
             && matches!(aeth_of(packet)?.kind(), Syndrome::Ack(_))
             && !there.entry(psn).asked.what.is_atomic();

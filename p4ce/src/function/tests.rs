@@ -1,7 +1,10 @@
 use super::*;
 use crate::group::{GroupConfig, Peer, Replica};
+use core::net::{Ipv4Addr, Ipv6Addr};
 use rocev2::aeth::{Aeth, Credit};
+use rocev2::ethernet::ethertype;
 use rocev2::ipv4::Ipv4;
+use rocev2::ipv6::Ipv6;
 use rocev2::repr::{Ip, Repr};
 use rocev2::{Bth, Msn};
 use switch::Full;

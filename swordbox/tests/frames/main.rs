@@ -6,12 +6,13 @@ mod net;
 use net::*;
 use rocev2::aeth::{Credit, NakCode, Syndrome};
 use rocev2::atomic::AtomicEth;
+use rocev2::checksum::Sum;
 use rocev2::repr::Repr;
 use rocev2::reth::Reth;
-use rocev2::{Bth, Opcode, Packet, Psn, Qpn};
+use rocev2::{Bth, Fault, Opcode, Packet, Psn, Qpn};
 use std::net::IpAddr;
 use switch::memory::{MemoryFrame, Sent};
-use switch::{Function, Nanos};
+use switch::{DropReason, Function, Nanos, Verdict};
 use swordbox::{Config, Connection, Event, Table};
 
 #[test]
@@ -85,12 +86,54 @@ fn an_opcode_that_is_not_known_does_not_reach_a_strict_connection() {
     assert_eq!(sent.len(), 0, "it would be taken for one of those that were promised");
 }
 
+/// More damage could make it right again, and its client would learn what nobody here has understood.
+#[test]
+fn what_is_damaged_goes_no_further() {
+    let mut net = Net::new(|_| {});
+    let answer = end(1).answer(0, Syndrome::Ack(Credit(0x1f)), Some(5));
+    let damage = |at: usize| {
+        let mut bytes = answer.clone();
+        bytes[at] ^= 2;
+        bytes
+    };
+    // IP length, protocol (which makes it something else), client's address, UDP length, version of the transport header
+    for (at, fault) in [
+        (17, Fault::IpChecksum),
+        (23, Fault::IpChecksum),
+        (33, Fault::IpChecksum),
+        (39, Fault::UdpLength),
+        (43, Fault::TransportVersion),
+        // Opcode (another answer), queue pair, value
+        (42, Fault::Icrc),
+        (49, Fault::Icrc),
+        (60, Fault::Icrc),
+    ] {
+        let (verdict, sent) = net.run(&damage(at), SERVERS);
+        assert_eq!((verdict, sent.len()), (Verdict::Drop(DropReason::Malformed(fault)), 0), "byte {at}");
+    }
+    assert_eq!(net.count("damaged"), 8);
+    // What is no RoCEv2 packet, and right, passes; and so does the answer.
+    let mut ping = damage(23);
+    ping[24..26].fill(0);
+    let sum = Sum::default().add(&ping[14..34]).checksum();
+    ping[24..26].copy_from_slice(&sum.to_be_bytes());
+    assert_eq!(net.down(&ping).len(), 1);
+    let mut arp = answer.clone();
+    arp[12..14].copy_from_slice(&[8, 6]);
+    assert_eq!(net.down(&arp).len(), 1);
+    assert_eq!(net.down(&answer).len(), 1);
+}
+
 /// To another connection it passes, and may have done anything.
 #[test]
 fn an_opcode_that_is_not_known_makes_everything_doubtful() {
     let (mut net, a, _) = two(|_| {});
     let mut bytes = end(9).write(0, TABLE, &[1; 8]);
     bytes[14 + 20 + 8] = 0x15;
+    assert_eq!(net.up(&bytes).len(), 0, "it is damaged");
+    let end = bytes.len() - 4;
+    let icrc = rocev2::icrc::compute_for(&bytes[14..end], false, 20);
+    bytes[end..].copy_from_slice(&icrc.to_le_bytes());
     assert_eq!(net.up(&bytes).len(), 1);
     let sent = net.up(&a.cas(a.psn, TABLE, 0, 5));
     assert_eq!(opcode(&sent[0].0), Opcode::RC_COMPARE_SWAP);
