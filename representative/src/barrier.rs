@@ -224,6 +224,22 @@ impl Barrier {
         self.best_effort.register(input) != ABSENT
     }
 
+    /// Where a link's register stands on the line of [`position`](Self::position), and what it last said, which is earlier if it
+    /// takes part again and has not caught up. 0 is nothing yet; `None` if it takes no part in the best-effort barrier
+    pub fn standing(&self, input: usize) -> Option<(u64, u64)> {
+        let register = self.best_effort.register(input);
+        let said = match self.links[input].behind_at {
+            0 => register,
+            behind => behind,
+        };
+        (register != ABSENT).then_some((register, said))
+    }
+
+    /// The commit barrier on the same line; 0 if there is none
+    pub const fn commit_position(&self) -> u64 {
+        self.commit.output
+    }
+
     /// The commit register of a link: what it has last committed, if anything. The controller asks for it when the link
     /// fails (section 5.2, "Detect").
     pub fn committed(&self, input: usize) -> Option<Timestamp> {

@@ -14,7 +14,7 @@ use rocev2::repr::{Ip, Repr};
 use rocev2::reth::Reth;
 use rocev2::rewrite::Rewriter;
 use rocev2::{Bth, Class, Layout, Opcode, Psn, Qpn, classify};
-use switch::{Frame, Full, Output, PortId};
+use switch::{Frame, Full, Output, PortId, tunnel};
 use zerocopy::IntoBytes;
 
 /// What a link's neighbour is told.
@@ -28,10 +28,20 @@ pub(crate) enum Told {
     NothingFollows,
 }
 
+/// The headers that lead `packet` around by a link's detour. The configuration has been checked.
+fn detour(config: &Config, link: &Link, packet: &[u8]) -> Vec<u8> {
+    let tunnels = config.tunnels(link).expect("the configuration was checked");
+    tunnel::headers(&tunnels, packet).expect("the configuration was checked, and a beacon is short")
+}
+
 /// The beacon of a link, ready but for what changes each time.
 #[derive(Debug)]
 pub(crate) struct Template {
+    /// With the headers of a detour, if there is one
     frame: Box<[u8]>,
+    /// How many bytes of them there are. What begins behind as many bytes is the beacon as it would be without, but for its
+    /// Ethernet header, which is at the front.
+    outer: usize,
     layout: Layout,
     port: PortId,
     psn: Psn,
@@ -73,7 +83,13 @@ impl Template {
         let mut frame = vec![0; repr.frame_len()];
         repr.build(&mut frame).expect("a beacon fits");
         let Class::Roce(layout) = classify(&frame) else { unreachable!("it was built as one") };
-        Self { frame: frame.into(), layout, port: link.port, psn: Psn::ZERO }
+        let outer = detour(config, link, &frame[Ethernet::LEN..]);
+        if let Some(&first) = link.detour.first() {
+            let kind = if first.is_ipv4() { ethertype::IPV4 } else { ethertype::IPV6 };
+            frame[Ethernet::LEN - 2..Ethernet::LEN].copy_from_slice(&kind.to_be_bytes());
+        }
+        frame.splice(Ethernet::LEN..Ethernet::LEN, outer.iter().copied());
+        Self { frame: frame.into(), outer: outer.len(), layout, port: link.port, psn: Psn::ZERO }
     }
 
     /// Sends one, behind everything that the port was given before.
@@ -94,7 +110,8 @@ impl Template {
             Told::NotYet | Told::NothingFollows => None,
         });
         header.set_commit(commit);
-        let mut rewriter = Rewriter::new(bytes, self.layout);
+        // No checksum of the beacon covers the Ethernet header, and no outer one covers the beacon.
+        let mut rewriter = Rewriter::new(&mut bytes[self.outer..], self.layout);
         rewriter.set_psn(self.psn);
         rewriter.set_onepipe(header).expect("a beacon has a 1Pipe header");
         rewriter.finish();

@@ -4,6 +4,7 @@ use core::net::IpAddr;
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
 use rocev2::onepipe::Timestamp;
+use switch::tunnel::{self, EntranceError};
 use switch::{Nanos, PortId, forward};
 
 /// Configuration of [`Representative`](crate::Representative).
@@ -91,10 +92,13 @@ pub struct Link {
     pub side: Side,
     /// The port that it is at, or that its beacons come and go through
     pub port: PortId,
-    /// The MAC address that beacons are sent to: the neighbour's, or that of the next hop to its representative
+    /// The MAC address that beacons are sent to: the neighbour's, or that of the next hop to its representative or into the
+    /// detour
     pub mac: MacAddr,
     /// The IP address of the neighbour, or of its representative. Beacons from others are refused
     pub address: IpAddr,
+    /// How beacons get onto the link where routes would lead them elsewhere (section 6.2.3)
+    pub detour: Detour,
     /// Its queue pair for them
     pub qpn: Qpn,
     /// How they are sent. Either kind is taken
@@ -103,6 +107,15 @@ pub struct Link {
     /// [`Chip`](Incarnation::Chip); others leave what the sender wrote, which says nothing of this link
     pub barriers_in_messages: bool,
 }
+
+/// Switches that a beacon has to pass, by the addresses at which their tunnels end, in this order: it goes to the first in one
+/// tunnel, and from there to the next in another, inside it. So it passes the link between them, if each is the other's neighbour;
+/// both switches take a header off, and the rest of the way is that of the routes. (The paper names S2 -> H2 for the innermost
+/// header. Here its source is the sender, by which receivers know their neighbours.)
+///
+/// Empty where routes pass the link anyhow: two switches for a link between switches, and one, the nearer, for one to a host that
+/// can be reached through another link, too.
+pub type Detour = Vec<IpAddr>;
 
 /// What a beacon looks like. Either carries a 1Pipe header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -168,6 +181,15 @@ pub enum ConfigError {
         "link {0} is at the port of another link; only the host incarnation tells links apart by queue pair"
     )]
     SharedPort(u16),
+    /// Only a host that stands for a switch sends beacons that might go astray
+    #[error("link {0} has a detour, but this is the switch: what it sends at a port passes the port's link")]
+    NeedlessDetour(u16),
+    /// A detour through more switches than a link has ends
+    #[error("link {0} has a detour through {1} switches; a link has two ends")]
+    LongDetour(u16, usize),
+    /// A detour's addresses are of different versions of IP, or of one that we have no address of
+    #[error("link {0}: {1}")]
+    Detour(u16, EntranceError),
     /// No address of our own to send from
     #[error("link {0} leads to an address of an IP version that the switch has none of")]
     NoOwnAddress(u16),
@@ -200,8 +222,23 @@ impl Config {
                 return Err(ConfigError::SharedPort(number));
             }
             self.own_address(link.address).ok_or(ConfigError::NoOwnAddress(number))?;
+            if !link.detour.is_empty() && self.incarnation != Incarnation::Host {
+                return Err(ConfigError::NeedlessDetour(number));
+            }
+            if link.detour.len() > 2 {
+                return Err(ConfigError::LongDetour(number, link.detour.len()));
+            }
+            let tunnels = self.tunnels(link).ok_or(ConfigError::NoOwnAddress(number))?;
+            tunnel::check(&tunnels).map_err(|why| ConfigError::Detour(number, why))?;
         }
         Ok(())
+    }
+
+    /// The tunnels of a link's detour, each from where the one before ends; `None` if there is no address to begin at.
+    pub(crate) fn tunnels(&self, link: &Link) -> Option<Vec<(IpAddr, IpAddr)>> {
+        let Some(&first) = link.detour.first() else { return Some(Vec::new()) };
+        let starts = core::iter::once(self.own_address(first)?).chain(link.detour.iter().copied());
+        Some(starts.zip(link.detour.iter().copied()).collect())
     }
 
     /// The switch's own address of the same version as `other`.

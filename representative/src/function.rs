@@ -7,10 +7,11 @@ use crate::barrier::{Heard, Limits};
 use crate::beacon::{Template, Told};
 use crate::config::{Config, ConfigError, Incarnation, Link, Pace, Side};
 use crate::counters::{Counters, Refusal};
-use crate::half::Half;
+use crate::half::{DOWN, Half, UP};
+use crate::view::{Gauges, HalfShown, LinkState};
 use rocev2::onepipe::{OnePipe, OnePipeOpcode, Timestamp};
 use rocev2::rewrite::Rewriter;
-use rocev2::{Fault, Layout, Opcode, Packet, Qpn};
+use rocev2::{Fault, Layout, Opcode, Packet, Qpn, neighbour};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use switch::forward::{self, Forward};
@@ -31,6 +32,8 @@ pub enum Command {
     RemoveCommit(LinkId),
     /// The link takes part in the reliable service again.
     AddCommit(LinkId),
+    /// The registers are to be written down ([`Representative::gauges`]).
+    Show,
 }
 
 /// What a representative tells the control plane.
@@ -53,9 +56,6 @@ const EVENTS: usize = 256;
 const NO_LINK: u16 = u16::MAX;
 /// The input of the way down that is the way up of the same switch
 const LOOPBACK: usize = 0;
-/// The halves: what goes up, fed by the links to below; what goes down, fed by those to above and by what goes up
-const UP: usize = 0;
-const DOWN: usize = 1;
 
 /// What is known of a link.
 #[derive(Debug)]
@@ -68,6 +68,8 @@ struct Known {
     told: u64,
     /// The tick in which that was
     told_at: u64,
+    /// Why it takes no part, if it does not
+    gone: Option<LinkState>,
     beacon: Template,
 }
 
@@ -86,9 +88,12 @@ pub struct Representative {
     ticks: u64,
     /// `None` before the first call
     next_tick: Option<Nanos>,
+    /// Both barriers of the way up, and whether anybody is there, as the way down knows it
+    looped_back: (u64, u64, bool),
     /// A barrier has passed an instant since then, and links have not been told yet
     due: Option<Nanos>,
     counters: Arc<Counters>,
+    gauges: Arc<Gauges>,
     events: VecDeque<Event>,
 }
 
@@ -111,7 +116,7 @@ impl Representative {
             by_input[half].push(number);
             let qpn = Qpn::new(config.first_qp.get() + u32::from(number));
             let beacon = Template::new(&config, link, qpn);
-            links.push(Known { input, output, told: 0, told_at: 0, beacon });
+            links.push(Known { input, output, told: 0, told_at: 0, gone: None, beacon });
         }
         let mut halves = [Half::new(by_input[UP].len(), limits), Half::new(by_input[DOWN].len(), limits)];
         halves[DOWN].barrier.keep(LOOPBACK);
@@ -120,7 +125,7 @@ impl Representative {
             half.barrier.plant(config.bug);
         }
         let mut function = Self {
-            forward: Forward::new(&config.forward),
+            forward: Forward::alone(&config.forward),
             halves,
             links: links.into(),
             by_port: by_port.into(),
@@ -128,18 +133,26 @@ impl Representative {
             epoch: config.clock,
             ticks: 0,
             next_tick: None,
+            looped_back: (0, 0, true),
             due: None,
             counters: Arc::default(),
+            gauges: Gauges::new(config.links.iter().map(|link| link.side)).into(),
             events: VecDeque::with_capacity(EVENTS),
             config,
         };
         function.loop_back();
+        function.looped_back.2 = function.halves[UP].barrier.live() > 0;
         Ok(function)
     }
 
     /// What it has counted so far, and goes on to count
     pub fn counters(&self) -> Arc<Counters> {
         Arc::clone(&self.counters)
+    }
+
+    /// Its registers, as it shows them when it is [told to](Command::Show)
+    pub fn gauges(&self) -> Arc<Gauges> {
+        Arc::clone(&self.gauges)
     }
 
     /// What the bridge has counted
@@ -166,6 +179,13 @@ impl Representative {
     #[inline]
     fn clock(&self, now: Nanos) -> Timestamp {
         self.epoch.add(now.0)
+    }
+
+    /// Whether everybody is asked for one of our addresses.
+    #[cold]
+    fn asks_for_us(&self, frame: &[u8]) -> bool {
+        let to_all = frame.first().is_some_and(|first| first & 1 != 0);
+        to_all && neighbour::asked_for(frame).is_some_and(|ip| self.config.addresses.contains(&ip))
     }
 
     #[cold]
@@ -377,13 +397,18 @@ impl Representative {
     #[cold]
     fn joined(&mut self, link: usize) {
         self.counters.joined.add(1);
+        self.links[link].gone = None;
         self.tell(Event::Joined(LinkId(link as u16)));
     }
 
     /// After a half's barrier may have moved.
     #[inline]
     fn pass(&mut self, half: usize, now: Nanos) {
-        if half == UP {
+        let up = &self.halves[UP].barrier;
+        let now_up = (up.position(), up.commit_position(), up.live() > 0);
+        // Most of what is heard moves no barrier.
+        if half == UP && self.looped_back != now_up {
+            self.looped_back = now_up;
             self.loop_back();
         }
         for half in &mut self.halves[half..] {
@@ -412,9 +437,31 @@ impl Representative {
         if barrier.remove(input) {
             let committed = barrier.committed(input);
             self.counters.left.add(1);
+            self.links[link].gone = Some(LinkState::Left);
             self.tell(Event::Left(LinkId(link as u16), committed));
             self.pass(half, now);
         }
+    }
+
+    /// Writes down how the links are.
+    #[cold]
+    fn show(&self) {
+        let half = |number: usize| {
+            let barrier = &self.halves[number].barrier;
+            let loopback = if number == DOWN { barrier.standing(LOOPBACK) } else { None };
+            HalfShown {
+                best_effort: Some(barrier.position()),
+                commit: Some(barrier.commit_position()),
+                loopback: loopback.map(|(register, _)| register),
+            }
+        };
+        let link = |number: usize| {
+            let Known { input: (half, input), gone, .. } = self.links[number];
+            let (register, said) = self.halves[half].barrier.standing(input).unwrap_or((0, 0));
+            let state = gone.unwrap_or(if register > 0 { LinkState::Alive } else { LinkState::Waiting });
+            (state, register, said)
+        };
+        self.gauges.show(half, link);
     }
 
     /// The next instant after `now`.
@@ -438,8 +485,10 @@ impl Representative {
             self.halves[half].barrier.tick();
             while let Some(input) = self.halves[half].barrier.expire() {
                 let committed = self.halves[half].barrier.committed(input);
+                let link = self.by_input[half][input];
                 self.counters.dead.add(1);
-                self.tell(Event::Dead(LinkId(self.by_input[half][input]), committed));
+                self.links[usize::from(link)].gone = Some(LinkState::Dead);
+                self.tell(Event::Dead(LinkId(link), committed));
             }
             self.pass(half, now);
         }
@@ -505,11 +554,12 @@ impl Function for Representative {
         now: Nanos,
         out: &mut O,
     ) -> Verdict {
-        let own = frame.bytes().first_chunk() == Some(&self.config.mac.0);
+        let own = frame.bytes().first_chunk() == Some(&self.config.mac.0)
+            && self.forward.ends_here(frame.bytes(), &self.config.addresses);
         let layout = match self.forward.admit(frame, port) {
             Ok(Some(layout)) => layout,
             // ARP and neighbour discovery, if it is for us
-            Ok(None) if own => return Verdict::Punt,
+            Ok(None) if own || self.asks_for_us(frame.bytes()) => return Verdict::Punt,
             Ok(None) => return self.forward.route(frame, port, now, out),
             Err(verdict) => return verdict,
         };
@@ -528,6 +578,10 @@ impl Function for Representative {
         let ticked = self.next_tick.is_none_or(|at| at <= now);
         if ticked {
             self.tick(now);
+            // Stations are forgotten after minutes: an interval more or less is nothing.
+            if self.forward.next_timer().is_some_and(|at| at <= now) {
+                self.forward.on_timer(now, out);
+            }
         }
         self.due = None;
         self.send_beacons(ticked, now, out);
@@ -557,6 +611,7 @@ impl Function for Representative {
                     self.halves[half].barrier.add_commit(input);
                 }
             }
+            Command::Show => self.show(),
             Command::Remove(_) => {}
         }
     }

@@ -2,6 +2,11 @@
 
 use crate::barrier::{Barrier, Limits};
 
+/// What goes up, fed by the links to below
+pub(crate) const UP: usize = 0;
+/// What goes down, fed by the links to above and by what goes up
+pub(crate) const DOWN: usize = 1;
+
 /// One of the two: its barrier, and which instants it has passed.
 #[derive(Debug)]
 pub(crate) struct Half {

@@ -3,7 +3,7 @@
 //!
 //! [`Barrier`] is the minimum over a switch's input links. [`Representative`] keeps a switch's two of them, in one of the
 //! paper's three [incarnations](Incarnation): as the switch itself, on the switch's CPU, or as a host in its place. docs/onepipe.md
-//! says why no barrier is ever too high.
+//! says why no barrier is ever too high. [`process`] is the other side: an endpoint that sends and delivers in total order.
 
 #![forbid(unsafe_code)]
 
@@ -13,11 +13,16 @@ pub mod config;
 pub mod counters;
 pub mod function;
 mod half;
+pub mod plan;
+pub mod process;
+pub mod view;
 
 pub use barrier::Barrier;
-pub use config::{BeaconForm, Config, ConfigError, Incarnation, Link, Pace, Registers, Side};
+pub use config::{BeaconForm, Config, ConfigError, Detour, Incarnation, Link, Pace, Registers, Side};
 pub use counters::{Counters, Refusal};
 pub use function::{Command, Event, LinkId, Representative};
+pub use process::{Process, ProcessId};
+pub use view::{Gauges, Lagging, LinkState, View, Watch};
 
 /// Bugs that can be planted, to see whether tests find them.
 #[cfg(feature = "canary")]
@@ -27,10 +32,15 @@ pub enum Bug {
     ReturningLink,
     /// The barrier is that of the link which spoke last
     LastLink,
+    /// A process delivers messages of equal timestamps in the order in which they came
+    TieByArrival,
+    /// A process's beacon leaves ahead of messages that have their timestamps already, and says that none follow
+    OvertakingBeacon,
 }
 
 #[cfg(feature = "canary")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 2] = [Self::ReturningLink, Self::LastLink];
+    pub const ALL: [Self; 4] =
+        [Self::ReturningLink, Self::LastLink, Self::TieByArrival, Self::OvertakingBeacon];
 }

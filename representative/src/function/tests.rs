@@ -13,6 +13,9 @@ use switch::memory::{Sent, run_frame};
 use zerocopy::{FromBytes, IntoBytes};
 
 mod beacons;
+mod detours;
+mod routed;
+mod seen;
 
 const OWN: MacAddr = MacAddr([2, 0, 0, 0, 0, 0xff]);
 const RKEY: u32 = 0x5555;
@@ -47,6 +50,7 @@ fn link(n: u8, side: Side) -> Link {
         port: PortId(n.into()),
         mac: mac(n),
         address: ip(false, n),
+        detour: Vec::new(),
         qpn: Qpn::new(0x30 + u32::from(n)),
         beacon: BeaconForm::Datagram,
         barriers_in_messages: true,

@@ -1,0 +1,79 @@
+//! A switch that routes by IP: its MAC address is that of everybody's next hop.
+
+use super::*;
+use switch::forward::config::{NextHop, Route, RouteTable, Ttl};
+
+fn router(incarnation: Incarnation) -> Representative {
+    let mut config = config(incarnation);
+    let via = |n: u8| vec![NextHop { port: PortId(n.into()), mac: Some(mac(n)) }];
+    let to = |to: &str, n| Route { to: to.parse().unwrap(), via: via(n) };
+    // Packets of these tests go to address 77.
+    let routes = vec![to("10.0.0.77/32", 2), to("10.0.0.0/24", 0), to("fd00::/16", 2)];
+    config.forward.topology = Topology::Routes(RouteTable { mac: OWN, ttl: Ttl::Decrement, seed: 1, routes });
+    Representative::new(config).unwrap()
+}
+
+fn routed(from: u8, ns: u64) -> Vec<u8> {
+    message(from, OWN, header(OnePipeOpcode::DATA, at(ns), Some(at(ns))))
+}
+
+#[test]
+fn messages_to_the_next_hop_are_routed_with_a_barrier() {
+    let mut function = router(Incarnation::Chip);
+    let (_, port) = passed(&mut function, &routed(0, 100), 0, 100);
+    assert_eq!(port, PortId(2));
+    let before = routed(1, 150);
+    let (frame, _) = passed(&mut function, &before, 1, 150);
+    assert_eq!(header_of(&frame).barrier(), Some(at(100)));
+    assert_eq!(frame[..12], [mac(2).0, OWN.0].concat());
+    assert_eq!(frame[22] + 1, before[22], "the TTL");
+    assert_eq!(refused(&function), []);
+    // What comes from above does not go up again.
+    let verdict = verdict(&mut function, &routed(3, 150), 3, 150);
+    assert_eq!(verdict, Verdict::Drop(DropReason::Unexpected));
+    assert_eq!(refused(&function), [("valley", 1)]);
+}
+
+#[test]
+fn beacons_are_for_the_router_and_other_traffic_is_not() {
+    for incarnation in [Incarnation::Chip, Incarnation::SwitchCpu] {
+        let mut function = router(incarnation);
+        let to_us = |frame: Vec<u8>| {
+            let mut repr = Repr::parse(&frame).unwrap();
+            match &mut repr.ip {
+                Ip::V4(ip, _) => ip.dst = [10, 0, 0, 254],
+                Ip::V6(..) => unreachable!("IPv4"),
+            }
+            let mut frame = vec![0; repr.frame_len()];
+            repr.build(&mut frame).unwrap();
+            frame
+        };
+        for n in 0..4 {
+            assert_eq!(
+                verdict(&mut function, &to_us(beacon(n, Some(at(100)))), n.into(), 100),
+                Verdict::Consume
+            );
+        }
+        let register = to_us(write(1, 1, at(200), |_| ()));
+        assert_eq!(verdict(&mut function, &register, 1, 200), Verdict::Consume);
+        assert_eq!(function.barriers(Side::Above).0, Some(at(100)));
+        // Somebody else's WRITE, and what is no RDMA at all
+        let other = write(1, 1, at(300), |_| ());
+        assert_eq!(passed(&mut function, &other, 1, 300).1, PortId(2));
+        let mut tcp = packet((false, 1, OWN), Opcode::RC_SEND_ONLY, Qpn::new(5), b"", |_| ());
+        (tcp[23], tcp[24], tcp[25]) = (6, 0, 0);
+        let sum = rocev2::checksum::Sum::default().add(&tcp[14..34]).checksum();
+        tcp[24..26].copy_from_slice(&sum.to_be_bytes());
+        assert_eq!(passed(&mut function, &tcp, 1, 300).1, PortId(2));
+        assert_eq!(
+            verdict(
+                &mut function,
+                &to_us(packet((false, 1, OWN), Opcode::RC_SEND_ONLY, Qpn::new(5), b"", |_| ())),
+                1,
+                300
+            ),
+            Verdict::Punt
+        );
+        assert_eq!(refused(&function), []);
+    }
+}

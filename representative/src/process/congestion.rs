@@ -1,0 +1,162 @@
+//! The congestion window of a destination: DCTCP (1Pipe, section 6.1; Alizadeh et al., SIGCOMM 2010; RFC 8257).
+//!
+//! Switches mark packets when their queues grow. Once a round trip, the window shrinks by half the share of marked bytes,
+//! averaged over rounds: a little if a few were marked, to a half if all were. What is lost halves it, as TCP does.
+
+use rocev2::Psn;
+
+/// Units of [`Dctcp::alpha`]: 1 is this
+const ONE: u32 = 1 << 10;
+/// How fast the average follows: g = 1/16
+const SHIFT: u32 = 4;
+
+/// Bytes that may be under way.
+#[derive(Debug)]
+pub(super) struct Dctcp {
+    window: u32,
+    /// Below this it doubles every round
+    threshold: u32,
+    /// The share of packets that are marked, on average
+    alpha: u32,
+    /// The round is over when this has been answered
+    round: Psn,
+    packets: u32,
+    marked: u32,
+    /// It was lowered in this round because of a loss.
+    lowered: bool,
+    least: u32,
+    most: u32,
+}
+
+/// What an answer says.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Answered {
+    /// Everything before this has left the network
+    pub(super) arrived: Psn,
+    /// The next PSN that will be sent
+    pub(super) next: Psn,
+    /// Bytes that have left the network since the last answer
+    pub(super) bytes: u32,
+    /// Packets that have arrived since
+    pub(super) packets: u32,
+    /// Those of them that were marked
+    pub(super) marked: u32,
+    /// Whether the window was what kept more from being sent
+    pub(super) limited: bool,
+}
+
+impl Dctcp {
+    /// From `initial` bytes on, never less than `least`, a packet, or more than `most`.
+    pub(super) fn new(initial: u32, least: u32, most: u32, first: Psn) -> Self {
+        Self {
+            window: initial.clamp(least, most.max(least)),
+            threshold: u32::MAX,
+            // Nothing is known: the first mark counts as if all were (RFC 8257, 3.3).
+            alpha: ONE,
+            round: first,
+            packets: 0,
+            marked: 0,
+            lowered: false,
+            least,
+            most: most.max(least),
+        }
+    }
+
+    pub(super) const fn window(&self) -> u32 {
+        self.window
+    }
+
+    fn set(&mut self, window: u32) {
+        self.window = window.clamp(self.least, self.most);
+    }
+
+    pub(super) fn on_answer(&mut self, answered: Answered) {
+        self.packets = self.packets.saturating_add(answered.packets);
+        self.marked = self.marked.saturating_add(answered.marked);
+        if answered.limited {
+            let grown = if self.window < self.threshold {
+                answered.bytes
+            } else {
+                // A packet a round
+                (u64::from(self.least) * u64::from(answered.bytes) / u64::from(self.window.max(1))) as u32
+            };
+            self.set(self.window.saturating_add(grown));
+        }
+        if !self.round.precedes(answered.arrived) || self.packets == 0 {
+            return;
+        }
+        let share = (u64::from(self.marked) * u64::from(ONE) / u64::from(self.packets)) as u32;
+        self.alpha = self.alpha - (self.alpha >> SHIFT) + (share.min(ONE) >> SHIFT);
+        if self.marked > 0 && !self.lowered {
+            let less = u64::from(self.window) * u64::from(self.alpha) / u64::from(2 * ONE);
+            self.set(self.window - less as u32);
+            self.threshold = self.window;
+        }
+        (self.round, self.packets, self.marked, self.lowered) = (answered.next, 0, 0, false);
+    }
+
+    /// Something was lost.
+    pub(super) fn on_loss(&mut self) {
+        if !self.lowered {
+            self.set(self.window / 2);
+            (self.threshold, self.lowered) = (self.window, true);
+        }
+    }
+
+    /// Nothing was heard for long.
+    pub(super) fn on_silence(&mut self) {
+        self.threshold = (self.window / 2).max(self.least);
+        self.set(self.least);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rounds of ten packets of 1,000 bytes, so many of which are marked
+    fn rounds(dctcp: &mut Dctcp, rounds: u32, marked: u32) {
+        for _ in 0..rounds {
+            let next = dctcp.round.add(10);
+            let arrived = dctcp.round.add(1);
+            dctcp.on_answer(Answered { arrived, next, bytes: 10_000, packets: 10, marked, limited: true });
+        }
+    }
+
+    #[test]
+    fn few_marks_lower_it_a_little_and_losses_by_half() {
+        let mut dctcp = Dctcp::new(10_000, 1000, 1_000_000, Psn::new(0xff_fff0));
+        rounds(&mut dctcp, 3, 0);
+        assert_eq!(dctcp.window(), 40_000, "slow start");
+        rounds(&mut dctcp, 1, 1);
+        let cut = dctcp.window();
+        assert!((25_000..35_000).contains(&cut), "alpha was near 1: {cut}");
+        rounds(&mut dctcp, 60, 1);
+        let before = dctcp.window();
+        rounds(&mut dctcp, 1, 1);
+        let after = dctcp.window();
+        assert!(after * 100 >= before * 90, "one of ten is marked: a twentieth less, {before} to {after}");
+        dctcp.on_loss();
+        dctcp.on_loss();
+        assert_eq!(dctcp.window(), after / 2, "once a round");
+        dctcp.on_silence();
+        assert_eq!(dctcp.window(), 1000);
+        rounds(&mut dctcp, 60_000, 0);
+        assert_eq!(dctcp.window(), 1_000_000, "no more than it may");
+    }
+
+    #[test]
+    fn who_does_not_need_it_does_not_grow_it() {
+        let mut dctcp = Dctcp::new(10_000, 1000, 1_000_000, Psn::ZERO);
+        let next = Psn::new(20);
+        dctcp.on_answer(Answered {
+            arrived: Psn::new(1),
+            next,
+            bytes: 10,
+            packets: 1,
+            marked: 0,
+            limited: false,
+        });
+        assert_eq!(dctcp.window(), 10_000);
+    }
+}

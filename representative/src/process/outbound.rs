@@ -1,0 +1,277 @@
+//! What goes to one receiver: the order of sending, and how much may be under way (1Pipe, section 6.1).
+
+use rocev2::Psn;
+use rocev2::onepipe::Arrivals;
+use std::collections::VecDeque;
+use switch::Nanos;
+
+use super::config::Config;
+use super::congestion::{Answered, Dctcp};
+use super::counters::Refusal;
+use super::inbound::cost;
+
+/// A run: the place of its scattering, and its number there
+pub(super) type RunId = (u32, u32);
+
+/// A receiver, seen from its sender.
+#[derive(Debug)]
+pub(super) struct Outbound {
+    /// Runs that were not sent to their end, in the order in which they will be. The first one holds what it has of the windows
+    /// while it waits for other parts of its scattering.
+    pub(super) queue: VecDeque<RunId>,
+    /// Runs that were, and are not settled
+    pub(super) in_flight: VecDeque<RunId>,
+    next: Psn,
+    /// Everything before this has left the network
+    arrived: Psn,
+    /// Everything before this is decided at the receiver
+    decided: Psn,
+    /// What packets from there on took, all of them, and those that have not left the network
+    costs: VecDeque<u32>,
+    undecided: usize,
+    under_way: usize,
+    /// What the last packet of the first run in the queue will take
+    reserved: usize,
+    congestion: Dctcp,
+    /// What the receiver has room for, from `decided` on
+    window: usize,
+    /// What it had counted when it was last heard
+    packets: u32,
+    marked: u32,
+    /// The first run in the queue is ready.
+    pub(super) is_ready: bool,
+    /// It stands in the round of those that have something to send.
+    pub(super) in_round: bool,
+    /// Windows keep something from being sent.
+    pub(super) is_blocked: bool,
+    /// When something was last sent, heard, or presumed
+    last: Nanos,
+}
+
+impl Outbound {
+    pub(super) fn new(first: Psn, config: &Config) -> Self {
+        let packet = cost(config.fragment()) as u32;
+        Self {
+            queue: VecDeque::new(),
+            in_flight: VecDeque::new(),
+            next: first,
+            arrived: first,
+            decided: first,
+            costs: VecDeque::new(),
+            undecided: 0,
+            under_way: 0,
+            reserved: 0,
+            congestion: Dctcp::new(config.initial_window, packet, config.receive_window, first),
+            window: config.receive_window as usize,
+            packets: 0,
+            marked: 0,
+            is_ready: false,
+            in_round: false,
+            is_blocked: false,
+            last: Nanos::ZERO,
+        }
+    }
+
+    /// Whether a packet that takes so much fits into both windows. One alone always fits into that of congestion.
+    pub(super) fn has_room(&mut self, cost: usize) -> bool {
+        let before = self.under_way + self.reserved;
+        let congested = before > 0 && before + cost > self.congestion.window() as usize;
+        let full = self.undecided + self.reserved + cost > self.window;
+        self.is_blocked = congested || full;
+        !self.is_blocked
+    }
+
+    /// The first run in the queue is ready: its last packet has this of the windows.
+    pub(super) fn reserve(&mut self, cost: usize) {
+        (self.is_ready, self.reserved) = (true, cost);
+    }
+
+    /// It is not in the queue any more.
+    pub(super) fn release(&mut self) {
+        (self.is_ready, self.reserved) = (false, 0);
+    }
+
+    /// A packet is sent that takes so much: its PSN.
+    pub(super) fn send(&mut self, cost: usize, now: Nanos) -> Psn {
+        self.costs.push_back(cost as u32);
+        self.undecided += cost;
+        self.under_way += cost;
+        self.last = now;
+        let psn = self.next;
+        self.next = psn.add(1);
+        psn
+    }
+
+    /// The receiver says what it has, up to this PSN.
+    pub(super) fn answer(&mut self, highest: Psn, arrivals: &Arrivals, now: Nanos) -> Result<(), Refusal> {
+        let next = arrivals.next();
+        let upto = highest.add(1);
+        let (arrived, decided) = (upto.distance(self.decided), next.distance(self.decided));
+        if arrived > self.costs.len() as i32
+            || decided > arrived
+            || upto.precedes(self.arrived)
+            || decided < 0
+        {
+            // Of what was never sent, or older than what is known
+            return Err(Refusal::Answer);
+        }
+        let limited = self.is_blocked || 2 * self.under_way >= self.congestion.window() as usize;
+        let bytes = self.leave(upto);
+        self.decide(next);
+        self.window = arrivals.window.get() as usize;
+        let counted = |now: u32, before: u32| Some(now.wrapping_sub(before)).filter(|&by| by < 1 << 24);
+        let (packets, marked) = (arrivals.packets.get(), arrivals.marked.get());
+        self.congestion.on_answer(Answered {
+            arrived: upto,
+            next: self.next,
+            bytes: bytes as u32,
+            // A receiver that has begun anew counts from 0.
+            packets: counted(packets, self.packets).unwrap_or(packets),
+            marked: counted(marked, self.marked).unwrap_or(marked),
+            limited,
+        });
+        (self.packets, self.marked, self.last) = (packets, marked, now);
+        Ok(())
+    }
+
+    /// Everything before this PSN has left the network. Bytes that were not known to have
+    fn leave(&mut self, upto: Psn) -> usize {
+        let [from, to] = [self.arrived, upto].map(|psn| psn.distance(self.decided).max(0) as usize);
+        if from >= to {
+            return 0;
+        }
+        let bytes = self.costs.range(from..to).map(|&cost| cost as usize).sum();
+        self.under_way -= bytes;
+        self.arrived = upto;
+        bytes
+    }
+
+    fn decide(&mut self, upto: Psn) {
+        while self.decided.precedes(upto)
+            && let Some(cost) = self.costs.pop_front()
+        {
+            self.undecided -= cost as usize;
+            self.decided = self.decided.add(1);
+        }
+    }
+
+    /// Nothing was heard of everything up to this packet: it counts as gone.
+    pub(super) fn presume_gone(&mut self, last: Psn) {
+        self.leave(last.add(1));
+        self.decide(last.add(1));
+    }
+
+    /// Nor of anything else
+    pub(super) fn presume_all_gone(&mut self) {
+        self.presume_gone(self.next.sub(1));
+    }
+
+    /// A receiver that had no room was silent for long: that it has some was lost, or it would have been said. If it has none, it
+    /// will say so.
+    pub(super) fn presume_room(&mut self, config: &Config, now: Nanos) {
+        (self.window, self.last) = (config.receive_window as usize, now);
+    }
+
+    pub(super) fn lost(&mut self) {
+        self.congestion.on_loss();
+    }
+
+    pub(super) fn silent(&mut self) {
+        self.congestion.on_silence();
+    }
+
+    /// Whether packets may be in the network of which nothing was heard
+    pub(super) const fn is_under_way(&self) -> bool {
+        self.under_way > 0
+    }
+
+    /// When something was last sent, heard, or presumed
+    pub(super) const fn last(&self) -> Nanos {
+        self.last
+    }
+
+    /// Bytes that may be under way
+    pub(super) const fn congestion_window(&self) -> u32 {
+        self.congestion.window()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::config::{Beacons, Peer};
+    use crate::process::{PACKET_COST, ProcessId};
+    use rocev2::Qpn;
+    use rocev2::ethernet::MacAddr;
+
+    const FIRST: Psn = Psn::new(0xff_fffe);
+
+    fn outbound() -> Outbound {
+        let (mac, address, qpn) = (MacAddr::default(), [10, 0, 0, 1].into(), Qpn::new(17));
+        let own = Peer { id: ProcessId(0), mac, address, qpn };
+        let mut config = Config::new(own, Beacons { mac, address, qpn });
+        (config.receive_window, config.initial_window) = (5000, 4000);
+        Outbound::new(FIRST, &config)
+    }
+
+    fn arrivals(next: Psn, packets: u32, window: u32) -> Arrivals {
+        let mut arrivals = Arrivals::default();
+        (arrivals.packets, arrivals.window) = (packets.into(), window.into());
+        arrivals.set_next(next);
+        arrivals
+    }
+
+    #[test]
+    fn windows_open_with_answers() {
+        let mut outbound = outbound();
+        for n in 0..4 {
+            assert!(outbound.has_room(1000));
+            assert_eq!(outbound.send(1000, Nanos(n)), FIRST.add(n as u32));
+        }
+        assert!(!outbound.has_room(1000) && outbound.is_blocked, "congestion window");
+        // Two have left the network, and one of them is missing.
+        assert_eq!(outbound.answer(FIRST.add(1), &arrivals(FIRST, 1, 5000), Nanos(9)), Ok(()));
+        assert!(outbound.has_room(1000), "one more until the receiver's window is full");
+        assert!(!outbound.has_room(1001));
+        assert_eq!(outbound.answer(FIRST.add(3), &arrivals(FIRST.add(4), 3, 500), Nanos(9)), Ok(()));
+        assert!(outbound.has_room(500) && !outbound.has_room(501) && !outbound.is_under_way());
+    }
+
+    #[test]
+    fn answers_to_nothing_move_nothing() {
+        let mut outbound = outbound();
+        for _ in 0..3 {
+            outbound.send(PACKET_COST, Nanos(0));
+        }
+        let wrong = [
+            (FIRST.add(3), FIRST.add(1), "never sent"),
+            (FIRST.add(1), FIRST.add(3), "decided beyond what has come"),
+            (FIRST.add(1), FIRST.sub(1), "decided before"),
+        ];
+        for (highest, next, why) in wrong {
+            assert_eq!(
+                outbound.answer(highest, &arrivals(next, 1, 9), Nanos(0)),
+                Err(Refusal::Answer),
+                "{why}"
+            );
+        }
+        assert_eq!(outbound.answer(FIRST.add(2), &arrivals(FIRST.add(3), 3, 9), Nanos(0)), Ok(()));
+        let late = outbound.answer(FIRST.add(1), &arrivals(FIRST.add(2), 2, 9), Nanos(0));
+        assert_eq!(late, Err(Refusal::Answer), "older than what is known");
+    }
+
+    #[test]
+    fn silence_is_taken_for_loss() {
+        let mut outbound = outbound();
+        for _ in 0..4 {
+            outbound.send(1000, Nanos(0));
+        }
+        outbound.presume_gone(FIRST.add(1));
+        assert!(outbound.has_room(1000) && outbound.is_under_way());
+        outbound.presume_all_gone();
+        outbound.silent();
+        assert!(!outbound.is_under_way() && outbound.has_room(2000), "one alone always fits");
+        outbound.send(1000, Nanos(0));
+        assert!(!outbound.has_room(1000), "the window is a packet");
+    }
+}

@@ -1,0 +1,282 @@
+//! Receiving: packets are checked, put together, kept until the barrier has passed them, delivered, and answered (1Pipe, sections
+//! 4.1 and 6.1; FACTS OP-20 to OP-24).
+
+use rocev2::deth::Deth;
+use rocev2::onepipe::{Arrivals, OnePipe, OnePipeOpcode, Refused, Timestamp};
+use rocev2::{Opcode, Packet, Psn};
+use switch::Nanos;
+use zerocopy::IntoBytes;
+
+use super::config::PACKET_COST;
+use super::counters::Refusal;
+use super::inbound::{self, Inbound, Part, cost};
+use super::reorder::Turn;
+use super::{ABANDONED_AFTER, ANSWERS, Message, Process, Source, write};
+
+/// "Congestion experienced" (RFC 3168)
+const MARKED: u8 = 3;
+/// After so many packets of which its sender was not told, what an ACK would say is written down
+const REPORTED_AFTER: u32 = Arrivals::HISTORY - 32;
+
+impl Process {
+    /// A frame came in. Why it, or what it says of the barrier, was not taken, if it was not: that is counted, and needs no
+    /// action.
+    pub fn on_frame(&mut self, frame: &[u8], now: Nanos) -> Result<(), Refusal> {
+        let result = self.take(frame, now);
+        if let Err(why) = result {
+            self.counters.refuse(why);
+        }
+        result
+    }
+
+    fn take(&mut self, frame: &[u8], now: Nanos) -> Result<(), Refusal> {
+        let packet = Packet::parse(frame).ok_or(Refusal::NotOurs)?;
+        let own = &self.config.own;
+        if packet.layout().opcode() != Opcode::UD_SEND_ONLY
+            || packet.bth().dest_qp() != own.qpn
+            || packet.ethernet().dst != own.mac
+            || packet.dst() != own.address
+        {
+            return Err(Refusal::NotOurs);
+        }
+        let deth = packet.deth().ok_or(Refusal::NotOurs)?;
+        if deth.qkey.get() != self.config.qkey {
+            return Err(Refusal::WrongKey);
+        }
+        if !packet.verify_icrc() {
+            return Err(Refusal::Damaged);
+        }
+        let header = *packet.onepipe().ok_or(Refusal::NoHeader)?;
+        if header.version != OnePipe::VERSION {
+            return Err(Refusal::OtherVersion);
+        }
+        if header.opcode() == OnePipeOpcode::BEACON {
+            let tor = &self.config.tor;
+            if (packet.src(), deth.src_qp()) != (tor.address, tor.qpn) {
+                return Err(Refusal::WrongSource);
+            }
+            let result = self.take_barriers(header, now);
+            self.deliver(now);
+            return result.inspect(|()| self.counters.beacons_taken.add(1));
+        }
+        let peer = self.by_source.get(&Source(packet.src(), deth.src_qp())).ok_or(Refusal::UnknownSource)?;
+        match header.opcode() {
+            OnePipeOpcode::DATA => self.on_data(peer, header, &packet, now),
+            OnePipeOpcode::ACK => self.on_ack(peer, header, &packet, now),
+            OnePipeOpcode::NAK => self.on_nak(peer, header, &packet, now),
+            // The reliable service's, and what nobody has defined
+            _ => Err(Refusal::Opcode),
+        }
+    }
+
+    fn is_ahead(&self, time: u64, now: Nanos) -> bool {
+        time > self.clock.read(now).saturating_add(self.config.ahead_max.0)
+    }
+
+    /// The link's other end promises something.
+    fn take_barriers(&mut self, header: OnePipe, now: Nanos) -> Result<(), Refusal> {
+        let place = |told: Option<Timestamp>| told.map_or(0, |told| self.clock.place(told, now));
+        let (barrier, commit) = (place(header.barrier()), place(header.commit()));
+        if self.is_ahead(barrier, now) || self.is_ahead(commit, now) {
+            return Err(Refusal::Ahead);
+        }
+        self.commit = self.commit.max(commit);
+        if barrier != 0 && barrier < self.barrier {
+            return Err(Refusal::Stale);
+        }
+        self.barrier = self.barrier.max(barrier);
+        Ok(())
+    }
+
+    fn on_data(
+        &mut self,
+        peer: u32,
+        header: OnePipe,
+        packet: &Packet<'_>,
+        now: Nanos,
+    ) -> Result<(), Refusal> {
+        let time = self.clock.place(header.timestamp(), now);
+        if self.is_ahead(time, now) {
+            return Err(Refusal::Ahead);
+        }
+        let last = !header.timestamp_follows();
+        let packet = inbound::Packet {
+            psn: header.psn(),
+            time,
+            part: Part { first: header.first(), end: header.end_of_message() || last, last },
+            marked: packet.ecn() == MARKED,
+            payload: &packet.payload()[OnePipe::LEN..],
+        };
+        let result = self.take_packet(peer, &packet, now);
+        // Its own barrier speaks of what follows it.
+        let barriers =
+            if self.config.barriers_in_messages { self.take_barriers(header, now) } else { Ok(()) };
+        self.deliver(now);
+        result.and(barriers)
+    }
+
+    fn take_packet(&mut self, peer: u32, packet: &inbound::Packet<'_>, now: Nanos) -> Result<(), Refusal> {
+        let cost = cost(packet.payload.len());
+        let window = self.config.receive_window as usize;
+        let inbound = self.inbound[peer as usize].get_or_insert_with(|| Box::new(Inbound::new(packet.psn)));
+        let before = inbound.held;
+        if inbound.is_of_another_life(packet) {
+            inbound.begin_anew(packet.psn, &mut self.outcome);
+            self.counters.restarts.add(1);
+        }
+        inbound.heard = now;
+        let fit = if packet.time < self.barrier {
+            Err(Refusal::Late)
+        } else if inbound.held + cost > window
+            || self.held + cost > self.config.receive_buffer
+            || self.reorder.len() >= self.config.receive_buffer / PACKET_COST
+        {
+            Err(Refusal::NoRoom)
+        } else {
+            Ok(())
+        };
+        let result = inbound.take(packet, fit, &mut self.outcome);
+        self.held = self.held + inbound.held - before;
+        inbound.untold += 1;
+        if inbound.untold >= REPORTED_AFTER && self.reports.len() < ANSWERS {
+            // The wire was busy, or nobody asked: an ACK would soon have forgotten this.
+            inbound.untold = 0;
+            let report = inbound.report();
+            self.reports.push_back((peer, report));
+        } else if inbound.untold >= self.config.ack_every {
+            self.owe_ack(peer);
+        } else if inbound.tell_at.is_none() {
+            let at = now + self.config.ack_delay;
+            inbound.tell_at = Some(at);
+            self.arm(2 * peer + 1, at);
+        }
+        self.counters.packets_taken.add(result.is_ok().into());
+        self.counters.marked.add(packet.marked.into());
+        self.take_outcome(peer);
+        if let Some(position) = result? {
+            let id = self.peers[peer as usize].id;
+            self.reorder.push(Turn::new(packet.time, id, position), peer, None);
+        }
+        Ok(())
+    }
+
+    /// Deals with what came of a call to a sender's state.
+    fn take_outcome(&mut self, peer: u32) {
+        let id = self.peers[peer as usize].id;
+        for run in self.outcome.runs.drain(..) {
+            self.reorder.push(Turn::new(run.time, id, run.position), peer, Some(run));
+        }
+        for (psn, reason) in self.outcome.naks.drain(..) {
+            if self.naks.len() < ANSWERS {
+                self.naks.push_back((peer, psn, reason));
+            } else {
+                self.counters.naks_lost.add(1);
+            }
+        }
+        for _ in 0..core::mem::take(&mut self.outcome.incomplete) {
+            self.counters.refuse(Refusal::Incomplete);
+        }
+    }
+
+    /// Delivers what lies below the barrier, and below this process's own clock: whatever it sends afterwards is later than what
+    /// it has seen (causality, section 4.1). The barrier is below the clock, unless this link is not part of it.
+    pub(super) fn deliver(&mut self, now: Nanos) {
+        self.wake = None;
+        while let Some(turn) = self.reorder.first()
+            && turn.time < self.barrier
+        {
+            if turn.time >= self.clock.read(now) {
+                self.wake = Some(self.clock.when_past(turn.time, now));
+                return;
+            }
+            self.clock.tell(now);
+            let Some((_, peer, run)) = self.reorder.pop() else { return };
+            if let Some(Some(inbound)) = self.inbound.get_mut(peer as usize) {
+                let before = inbound.held;
+                inbound.settle(turn.position, &mut self.outcome);
+                self.held = self.held + inbound.held - before;
+                self.take_outcome(peer);
+            }
+            if let Some(run) = run {
+                self.deliver_run(peer, turn, run);
+            }
+        }
+    }
+
+    fn deliver_run(&mut self, peer: u32, turn: Turn, run: inbound::Run) {
+        let timestamp = Timestamp::new(run.time);
+        self.counters.delivered.add(run.ends.len() as u64 + 1);
+        let mut start = 0;
+        // The run's last message gives free what all of them take.
+        for &end in &run.ends {
+            let payload = run.data[start..end as usize].to_vec();
+            self.inbox.push_back((Message { timestamp, src: turn.sender, payload }, peer, 0));
+            start = end as usize;
+        }
+        let payload = if start == 0 { run.data } else { run.data[start..].to_vec() };
+        self.inbox.push_back((Message { timestamp, src: turn.sender, payload }, peer, run.cost));
+    }
+
+    /// Looks at one peer whether it has broken off in the middle of a run.
+    pub(super) fn sweep(&mut self, now: Nanos) {
+        self.sweep = if self.sweep + 1 < self.peers.len() as u32 { self.sweep + 1 } else { 0 };
+        let after = self.config.timeout.0.saturating_mul(ABANDONED_AFTER);
+        let Some(Some(inbound)) = self.inbound.get_mut(self.sweep as usize) else { return };
+        if now.since(inbound.heard).0 > after {
+            let before = inbound.held;
+            if inbound.abandon() {
+                self.counters.refuse(Refusal::Incomplete);
+            }
+            self.held = self.held + inbound.held - before;
+        }
+    }
+
+    /// A sender is to be told what has come from it.
+    pub(super) fn owe_ack(&mut self, peer: u32) {
+        let Some(Some(inbound)) = self.inbound.get_mut(peer as usize) else { return };
+        if !inbound.queued {
+            inbound.queued = true;
+            self.acks.push_back(peer);
+        }
+    }
+
+    /// The next ACK or NAK.
+    pub(super) fn send_answer(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
+        let deth = Deth::new(self.config.qkey, self.config.own.qpn);
+        if let Some((peer, psn, reason)) = self.naks.pop_front() {
+            let clock = Timestamp::new(self.clock.read(now));
+            let header = answer(OnePipeOpcode::NAK, clock, psn);
+            let known = &mut self.peers[peer as usize];
+            write(frame, &mut known.route, known.qpn, deth, &header, Refused::new(reason).as_bytes());
+            self.counters.naks_sent.add(1);
+            return true;
+        }
+        let (peer, report) = if let Some(report) = self.reports.pop_front() {
+            report
+        } else {
+            let Some(peer) = self.acks.pop_front() else { return false };
+            let Some(Some(inbound)) = self.inbound.get_mut(peer as usize) else { return false };
+            (inbound.queued, inbound.untold, inbound.tell_at) = (false, 0, None);
+            self.timers.remove(2 * peer + 1);
+            (peer, inbound.report())
+        };
+        let Some(Some(inbound)) = self.inbound.get_mut(peer as usize) else { return false };
+        let of_sender = (self.config.receive_window as usize).saturating_sub(inbound.held);
+        let window = of_sender.min(self.config.receive_buffer.saturating_sub(self.held)) as u32;
+        inbound.told_window = window;
+        let (latest, highest, mut arrivals) = report;
+        arrivals.window = window.into();
+        let header = answer(OnePipeOpcode::ACK, Timestamp::new(latest), highest);
+        let known = &mut self.peers[peer as usize];
+        write(frame, &mut known.route, known.qpn, deth, &header, arrivals.as_bytes());
+        self.counters.acks_sent.add(1);
+        true
+    }
+}
+
+/// A header that says nothing of barriers: switches leave it alone.
+fn answer(opcode: OnePipeOpcode, time: Timestamp, psn: Psn) -> OnePipe {
+    let mut header = OnePipe::new(opcode, time, psn);
+    header.set_barrier(None);
+    header
+}

@@ -1,0 +1,494 @@
+//! Sending: scatterings are taken in, wait for windows, are cut into packets, get a timestamp, and are settled (1Pipe, section
+//! 6.1; FACTS OP-50 to OP-55).
+
+use rocev2::deth::Deth;
+use rocev2::onepipe::{Arrivals, OnePipe, OnePipeOpcode, Refused, Timestamp};
+use rocev2::{Packet, Psn};
+use switch::Nanos;
+use zerocopy::FromBytes;
+
+use super::config::MAX_MESSAGE;
+use super::counters::Refusal;
+use super::inbound::{self, cost};
+use super::outbound::{Outbound, RunId};
+use super::reorder::Turn;
+use super::scattering::{Piece, State, cost_of};
+use super::{Event, Failure, Process, ProcessId, Scattering, SendError, write};
+
+impl Process {
+    /// Sends messages to any processes, itself included, all at one time (Table 1, `onepipe_unreliable_send`). Several may go
+    /// to one process, and arrive in their order, all or none. The bytes are copied.
+    ///
+    /// It is sent as soon as the windows of all receivers allow; meanwhile others to other receivers may go first, those to the same
+    /// ones may not. What became of it, [`Event`]s tell.
+    pub fn unreliable_send(
+        &mut self,
+        now: Nanos,
+        messages: &[(ProcessId, &[u8])],
+    ) -> Result<Scattering, SendError> {
+        let bytes = self.sort(messages)?;
+        if self.unsent + bytes > self.config.send_buffer
+            || self.unsettled + self.events.len() + messages.len() > self.config.max_unsettled
+        {
+            return Err(SendError::Full);
+        }
+        let scattering = Scattering(self.scatterings_given);
+        self.scatterings_given += 1;
+        self.unsent += bytes;
+        self.unsettled += messages.len();
+        let place = self.scatterings.add();
+        let entry = self.scatterings.get_mut(place);
+        entry.fill(scattering, messages, &self.order, self.config.fragment());
+        for run in 0..entry.runs.len() as u32 {
+            let peer = self.scatterings.get(place).runs[run as usize].peer;
+            let outbound = self.outbound[peer as usize].get_or_insert_with(|| {
+                let first = Psn::new(self.chance.below(1 << 24) as u32);
+                Box::new(Outbound::new(first, &self.config))
+            });
+            outbound.queue.push_back((place, run));
+            if outbound.queue.len() == 1 {
+                self.go_on(peer, now);
+            }
+        }
+        Ok(scattering)
+    }
+
+    /// Checks a scattering, and sorts the numbers of its messages by receiver. How many bytes it has
+    fn sort(&mut self, messages: &[(ProcessId, &[u8])]) -> Result<usize, SendError> {
+        if self.has_left {
+            return Err(SendError::Left);
+        }
+        if messages.is_empty() {
+            return Err(SendError::Empty);
+        }
+        self.order.clear();
+        for (n, &(dst, _)) in (0..).zip(messages) {
+            let peer = if dst == self.config.own.id {
+                self.own_place()
+            } else {
+                let peer = self.by_id.get(&dst).ok_or(SendError::Unknown(dst))?;
+                if self.peers[peer as usize].dead {
+                    return Err(SendError::Dead(dst));
+                }
+                peer
+            };
+            self.order.push((peer, n));
+        }
+        self.order.sort_unstable();
+        let fragment = self.config.fragment();
+        let window = self.config.receive_window as usize;
+        let (mut bytes, mut of_run, mut before) = (0, 0, None);
+        for &(peer, n) in &self.order {
+            let (dst, message) = messages[n as usize];
+            if message.len() > MAX_MESSAGE {
+                return Err(SendError::TooLong { dst, len: message.len() });
+            }
+            of_run = if before == Some(peer) { of_run } else { 0 } + cost_of(message.len(), fragment);
+            before = Some(peer);
+            bytes += message.len();
+            if of_run > window {
+                return Err(SendError::TooLarge { dst, cost: of_run, window });
+            }
+        }
+        // Where messages begin has 32 bits.
+        if bytes > self.config.send_buffer.min(u32::MAX as usize)
+            || messages.len() > self.config.max_unsettled
+        {
+            return Err(SendError::TooMuch { bytes, messages: messages.len() });
+        }
+        Ok(bytes)
+    }
+
+    /// Sees what the first run in a peer's queue can do.
+    fn go_on(&mut self, peer: u32, now: Nanos) {
+        let Some(outbound) = &mut self.outbound[peer as usize] else { return };
+        let Some(&(place, run)) = outbound.queue.front() else {
+            outbound.is_blocked = false;
+            return;
+        };
+        if outbound.is_ready || outbound.in_round {
+            return;
+        }
+        let entry = self.scatterings.get_mut(place);
+        if peer == self.peers.len() as u32 {
+            // Nothing leaves the host.
+            outbound.reserve(0);
+            entry.runs[run as usize].state = State::Ready;
+            self.one_is_ready(place);
+            return;
+        }
+        let cost = cost(entry.piece(run, self.config.fragment()).range.len());
+        if !outbound.has_room(cost) {
+            let at = outbound.last().max(now) + self.config.timeout;
+            self.arm(2 * peer, at);
+            return;
+        }
+        if entry.runs[run as usize].left > 1 {
+            outbound.in_round = true;
+            self.round.push_back(peer);
+            return;
+        }
+        outbound.reserve(cost);
+        entry.runs[run as usize].state = State::Ready;
+        self.one_is_ready(place);
+    }
+
+    /// The place of this process itself, behind its peers
+    const fn own_place(&self) -> u32 {
+        self.peers.len() as u32
+    }
+
+    fn one_is_ready(&mut self, place: u32) {
+        let entry = self.scatterings.get_mut(place);
+        entry.waiting -= 1;
+        if entry.waiting == 0 {
+            entry.is_ready = true;
+            self.ready.push_back(place);
+        }
+    }
+
+    /// The next packet of a message. Scatterings that are ready take turns with what others have to send before they are.
+    pub(super) fn send_data(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
+        loop {
+            if let Some((place, run, time)) = self.finishing {
+                if self.send_last(place, run, time, now, frame) {
+                    return true;
+                }
+                continue;
+            }
+            if (self.is_rounds_turn || self.ready.is_empty())
+                && let Some(peer) = self.round.pop_front()
+            {
+                self.is_rounds_turn = false;
+                if self.send_in_round(peer, now, frame) {
+                    return true;
+                }
+                continue;
+            }
+            let Some(place) = self.ready.pop_front() else { return false };
+            self.is_rounds_turn = true;
+            self.stamp(place, now);
+        }
+    }
+
+    /// A scattering gets its timestamp. What it has for this process itself is there at that moment: the others' may take a while
+    /// to leave, in which something later could be delivered.
+    fn stamp(&mut self, place: u32, now: Nanos) {
+        let time = self.clock.stamp(now);
+        self.scatterings.get_mut(place).time = Some(time);
+        self.finishing = Some((place, 0, time));
+        let own = self.own_place();
+        let entry = self.scatterings.get(place);
+        // Runs are sorted by receiver, and this is the last of all.
+        let run = entry.runs.len() - 1;
+        if entry.runs[run].peer == own && entry.runs[run].state == State::Ready {
+            let outbound = self.outbound[own as usize].as_mut().expect("it has a queue");
+            outbound.queue.pop_front();
+            outbound.release();
+            self.send_to_self(place, run as u32, time, now);
+            self.go_on(own, now);
+        }
+    }
+
+    /// A packet that is not its run's last, if the windows still have room.
+    fn send_in_round(&mut self, peer: u32, now: Nanos, frame: &mut Vec<u8>) -> bool {
+        let Some(outbound) = &mut self.outbound[peer as usize] else { return false };
+        outbound.in_round = false;
+        let Some(&(place, run)) = outbound.queue.front() else { return false };
+        let entry = self.scatterings.get(place);
+        let piece = entry.piece(run, self.config.fragment());
+        let fits = entry.runs[run as usize].left > 1 && outbound.has_room(cost(piece.range.len()));
+        if fits {
+            let time = self.clock.tell(now);
+            self.send_piece(peer, (place, run), &piece, time, now, frame);
+            self.arm(2 * peer, now + self.config.timeout);
+        }
+        self.go_on(peer, now);
+        fits
+    }
+
+    /// The last packet of a run of the scattering that is being finished, if the run is to be sent at all.
+    fn send_last(&mut self, place: u32, run: u32, time: u64, now: Nanos, frame: &mut Vec<u8>) -> bool {
+        let entry = self.scatterings.get_mut(place);
+        let Some(of) = entry.runs.get(run as usize) else {
+            self.finishing = None;
+            self.unsent -= entry.bytes.len();
+            entry.forget_bytes();
+            entry.is_ready = false;
+            self.remove_if_settled(place);
+            return false;
+        };
+        self.finishing = Some((place, run + 1, time));
+        let (peer, parts) = (of.peer, of.parts.len() as u64);
+        if of.state != State::Ready {
+            return false;
+        }
+        self.counters.sent.add(parts);
+        let outbound = self.outbound[peer as usize].as_mut().expect("it has a queue");
+        outbound.queue.pop_front();
+        outbound.release();
+        outbound.in_flight.push_back((place, run));
+        let piece = self.scatterings.get(place).piece(run, self.config.fragment());
+        self.send_piece(peer, (place, run), &piece, time, now, frame);
+        self.scatterings.get_mut(place).runs[run as usize].state = State::Sent;
+        self.arm(2 * peer, now + self.config.timeout);
+        self.go_on(peer, now);
+        true
+    }
+
+    fn send_piece(
+        &mut self,
+        peer: u32,
+        (place, run): RunId,
+        piece: &Piece,
+        time: u64,
+        now: Nanos,
+        frame: &mut Vec<u8>,
+    ) {
+        let entry = self.scatterings.get_mut(place);
+        let outbound = self.outbound[peer as usize].as_mut().expect("it has a queue");
+        let psn = outbound.send(cost(piece.range.len()), now);
+        let mut header = OnePipe::new(OnePipeOpcode::DATA, Timestamp::new(time), psn);
+        header.set_first(piece.first);
+        header.set_end_of_message(piece.end);
+        header.set_timestamp_follows(entry.runs[run as usize].left > 1);
+        let known = &mut self.peers[peer as usize];
+        let deth = Deth::new(self.config.qkey, self.config.own.qpn);
+        write(frame, &mut known.route, known.qpn, deth, &header, &entry.bytes[piece.range.clone()]);
+        entry.sent(run, piece, psn, now);
+        self.counters.packets_sent.add(1);
+    }
+
+    /// What a process sends to itself takes its turn with everything else.
+    fn send_to_self(&mut self, place: u32, run: u32, time: u64, now: Nanos) {
+        let own = self.own_place();
+        let entry = self.scatterings.get(place);
+        let parts = entry.runs[run as usize].parts.clone();
+        let parts = &entry.parts[parts.start as usize..parts.end as usize];
+        let (start, end) = (parts[0].start, parts[parts.len() - 1].end);
+        let cost = (end - start) as usize + parts.len() * cost(0);
+        self.counters.sent.add(parts.len() as u64);
+        if self.held + cost > self.config.receive_buffer {
+            self.settle((place, run), Err(Failure::NoRoom));
+            return;
+        }
+        let ends = parts[..parts.len() - 1].iter().map(|part| part.end - start).collect();
+        let data = entry.bytes[start as usize..end as usize].to_vec();
+        self.held += cost;
+        let run_of_own = inbound::Run { time, position: 0, data, ends, cost };
+        self.reorder.push(Turn::new(time, self.config.own.id, 0), own, Some(run_of_own));
+        self.settle((place, run), Ok(()));
+        self.deliver(now);
+    }
+
+    /// It is known what became of a run, or it will not be sent.
+    fn settle(&mut self, (place, run): RunId, result: Result<(), Failure>) {
+        let entry = self.scatterings.get_mut(place);
+        let of = &mut entry.runs[run as usize];
+        let before = core::mem::replace(&mut of.state, State::Settled);
+        let parts = of.parts.clone();
+        let count = parts.len() as u64;
+        entry.unsettled -= 1;
+        match result {
+            Ok(()) => self.counters.acknowledged.add(count),
+            Err(why) => {
+                self.counters.failed.add(count);
+                entry.failed += count as u32;
+                let dst = self.peers.get(of.peer as usize).map_or(self.config.own.id, |peer| peer.id);
+                let timestamp = entry.time.filter(|_| before == State::Sent).map(Timestamp::new);
+                for part in &entry.parts[parts.start as usize..parts.end as usize] {
+                    let scattering = Scattering(entry.number);
+                    self.events.push_back(Event::SendFailed {
+                        scattering,
+                        timestamp,
+                        dst,
+                        part: part.number,
+                        why,
+                    });
+                }
+            }
+        }
+        if before == State::Waiting && entry.unsettled > 0 {
+            self.one_is_ready(place);
+        }
+        self.remove_if_settled(place);
+    }
+
+    fn remove_if_settled(&mut self, place: u32) {
+        let entry = self.scatterings.get_mut(place);
+        if entry.unsettled > 0 || entry.is_ready {
+            return;
+        }
+        self.unsent -= entry.bytes.len();
+        self.unsettled -= entry.parts.len();
+        self.events.push_back(Event::Settled {
+            scattering: Scattering(entry.number),
+            timestamp: entry.time.map(Timestamp::new),
+            failed: entry.failed,
+        });
+        self.scatterings.remove(place);
+    }
+
+    /// A receiver says what it has.
+    pub(super) fn on_ack(
+        &mut self,
+        peer: u32,
+        header: OnePipe,
+        packet: &Packet<'_>,
+        now: Nanos,
+    ) -> Result<(), Refusal> {
+        let (arrivals, _) =
+            Arrivals::read_from_prefix(&packet.payload()[OnePipe::LEN..]).map_err(|_| Refusal::NoHeader)?;
+        let outbound = self.outbound[peer as usize].as_mut().ok_or(Refusal::Answer)?;
+        let (highest, taken) = (header.psn(), arrivals.taken.get());
+        outbound.answer(highest, &arrivals, now)?;
+        self.counters.acks_taken.add(1);
+        let mut at = 0;
+        while let Some(outbound) = &mut self.outbound[peer as usize]
+            && let Some(&(place, run)) = outbound.in_flight.get(at)
+        {
+            let last = self.scatterings.get(place).runs[run as usize].last;
+            let Ok(before) = u32::try_from(highest.distance(last)) else { break };
+            let result = if taken.checked_shr(before).unwrap_or(0) & 1 == 1 {
+                Ok(())
+            } else if !last.precedes(arrivals.next()) {
+                at += 1;
+                continue;
+            } else if before < Arrivals::HISTORY {
+                outbound.lost();
+                Err(Failure::Lost)
+            } else {
+                Err(Failure::NoAnswer)
+            };
+            outbound.in_flight.remove(at);
+            self.settle((place, run), result);
+        }
+        self.go_on(peer, now);
+        Ok(())
+    }
+
+    /// A receiver says that it has refused something.
+    pub(super) fn on_nak(
+        &mut self,
+        peer: u32,
+        header: OnePipe,
+        packet: &Packet<'_>,
+        now: Nanos,
+    ) -> Result<(), Refusal> {
+        let (refused, _) =
+            Refused::read_from_prefix(&packet.payload()[OnePipe::LEN..]).map_err(|_| Refusal::NoHeader)?;
+        let psn = header.psn();
+        let outbound = self.outbound[peer as usize].as_mut().ok_or(Refusal::Answer)?;
+        let run = |&(place, run): &RunId| &self.scatterings.get(place).runs[run as usize];
+        // They lie in the order of their PSNs.
+        let at = outbound.in_flight.partition_point(|id| run(id).last.precedes(psn));
+        let why = match refused.reason {
+            Refused::LATE => Failure::Late,
+            Refused::NO_ROOM => Failure::NoRoom,
+            _ => Failure::Lost,
+        };
+        let run = if outbound.in_flight.get(at).is_some_and(|id| run(id).has(psn)) {
+            outbound.in_flight.remove(at)
+        } else if outbound.queue.front().is_some_and(|id| run(id).has(psn)) {
+            // What is left of it would be of no use.
+            outbound.release();
+            outbound.queue.pop_front()
+        } else {
+            return Err(Refusal::Answer);
+        };
+        if why == Failure::Lost {
+            outbound.lost();
+        }
+        self.counters.naks_taken.add(1);
+        self.settle(run.expect("it was found"), Err(why));
+        self.go_on(peer, now);
+        Ok(())
+    }
+
+    /// Nothing may have been heard of a peer for a while.
+    pub(super) fn on_silence(&mut self, peer: u32, now: Nanos) {
+        let timeout = self.config.timeout;
+        let mut silent = false;
+        while let Some(outbound) = &mut self.outbound[peer as usize] {
+            let due = |at: Nanos| at + timeout <= now;
+            if let Some(&(place, run)) = outbound.in_flight.front() {
+                let of = &self.scatterings.get(place).runs[run as usize];
+                if !due(of.sent_at) {
+                    self.arm(2 * peer, of.sent_at + timeout);
+                    break;
+                }
+                outbound.presume_gone(of.last);
+                outbound.in_flight.pop_front();
+                self.settle((place, run), Err(Failure::NoAnswer));
+                silent = true;
+                continue;
+            }
+            if !outbound.is_under_way() && !outbound.is_blocked {
+                break;
+            }
+            if !due(outbound.last()) {
+                let at = outbound.last() + timeout;
+                self.arm(2 * peer, at);
+                break;
+            }
+            if !outbound.is_under_way() {
+                outbound.presume_room(&self.config, now);
+                break;
+            }
+            outbound.presume_all_gone();
+            silent = true;
+            let begun = |&(place, run): &RunId| self.scatterings.get(place).runs[run as usize].sent > 0;
+            if outbound.queue.front().is_some_and(begun) {
+                outbound.release();
+                let run = outbound.queue.pop_front().expect("it is there");
+                self.settle(run, Err(Failure::NoAnswer));
+            }
+        }
+        if let Some(outbound) = &mut self.outbound[peer as usize]
+            && silent
+        {
+            outbound.silent();
+        }
+        self.go_on(peer, now);
+    }
+
+    /// Says whether a process is there, as the control plane knows. What is under way to one that is not fails, and so does what
+    /// would be sent. False if it is not in the table.
+    pub fn set_alive(&mut self, id: ProcessId, alive: bool, now: Nanos) -> bool {
+        let Some(peer) = self.by_id.get(&id) else { return false };
+        self.peers[peer as usize].dead = !alive;
+        if !alive {
+            self.fail_all(peer, Failure::Dead);
+            self.go_on(peer, now);
+        }
+        true
+    }
+
+    /// Leaves (Table 1, `onepipe_exit`): what was not sent fails, nothing more is sent but answers, and beacons say that
+    /// nobody has to wait for anything from here.
+    pub fn leave(&mut self) {
+        self.has_left = true;
+        self.beacon_due = true;
+        for peer in 0..self.outbound.len() as u32 {
+            self.fail_all(peer, Failure::Left);
+        }
+        let finishing = self.finishing.take().map(|(place, ..)| place);
+        let ready: Vec<_> = finishing.into_iter().chain(self.ready.drain(..)).collect();
+        for place in ready {
+            self.scatterings.get_mut(place).is_ready = false;
+            self.remove_if_settled(place);
+        }
+    }
+
+    fn fail_all(&mut self, peer: u32, why: Failure) {
+        while let Some(outbound) = &mut self.outbound[peer as usize] {
+            outbound.release();
+            let next = outbound.in_flight.pop_front().or_else(|| outbound.queue.pop_front());
+            let Some(run) = next else {
+                outbound.presume_all_gone();
+                return;
+            };
+            self.settle(run, Err(why));
+        }
+    }
+}
