@@ -153,6 +153,15 @@ impl World {
         any.downcast_ref().expect("a node of this type")
     }
 
+    /// The same, to be changed between two steps. What it has to do because of that it does when it is next asked.
+    ///
+    /// # Panics
+    /// As [`node`](Self::node)
+    pub fn node_mut<T: Node>(&mut self, node: NodeId) -> &mut T {
+        let any: &mut dyn Any = &mut *self.nodes[node.0].node;
+        any.downcast_mut().expect("a node of this type")
+    }
+
     /// Does something to a node from outside: an application's call, a command of the control plane.
     ///
     /// # Panics

@@ -1,50 +1,75 @@
-//! A host of 1Pipe's best-effort service, as far as barriers go: no windows, no congestion control, no acknowledgements.
+//! A host of 1Pipe: a process ([`representative::Process`]), an application that scatters messages at random, and a record of what
+//! it saw. Frames are looked at before the process has them, by nobody's rules but this file's.
 
-use super::{At, BEACON_INTERVAL as T, CLOCK, HOST_QP, host_at};
+use super::{At, BEACON_INTERVAL, CLOCK, host_at};
 use crate::node::{Node, Ports};
 use core::net::IpAddr;
-use rocev2::deth::Deth;
-use rocev2::ethernet::{Ethernet, ethertype};
-use rocev2::ipv4::Ipv4;
-use rocev2::onepipe::{OnePipe, OnePipeOpcode, Timestamp};
-use rocev2::repr::{Ip, Repr};
-use rocev2::{Bth, Opcode, Packet, Psn};
+use representative::process::{self, Event, Failure, Peer, Scattering};
+use representative::{Process, ProcessId};
+use rocev2::Packet;
+use rocev2::onepipe::{OnePipeOpcode, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 use switch::memory::MemoryFrame;
-use switch::{Chance, Frame, Nanos, Output, PortId};
-use zerocopy::IntoBytes;
+use switch::{Chance, Frame, Nanos, PortId};
 
 /// A message at its receiver: its timestamp on a line that does not wrap, its sender, and its sender's number for it. The
 /// order of delivery
 pub type Message = (u64, usize, u64);
 
-/// A host: sends scatterings when it likes and beacons at instants, and delivers below the barrier.
+/// What a host knows of a message that it gave to its process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sent {
+    /// Its receiver
+    pub to: usize,
+    /// The first message of its scattering
+    pub scattering: u64,
+    /// What became of it, as the process says; `None` before that
+    pub fate: Option<Result<(), Failure>>,
+    /// On the line, from when its scattering is settled on, if it got one
+    pub timestamp: Option<u64>,
+}
+
+/// A host: sends scatterings when it likes, and writes down what it gets.
 pub struct Host {
     own: usize,
     place: Place,
+    habits: Habits,
+    /// To whom it sends
+    circle: Vec<usize>,
     chance: Chance,
+    /// The process
+    pub process: Process,
     next_message: Nanos,
-    next_beacon: Nanos,
-    /// The latest timestamp given to anything
-    stamped: u64,
-    sent: u64,
-    barrier: Option<Timestamp>,
-    /// When the barrier last rose
-    rose: Option<Nanos>,
-    /// What waits for the barrier
-    pub waiting: BTreeSet<Message>,
+    next_read: Nanos,
+    /// When its clock is set, and by how much it is then off
+    step: Option<(Nanos, i64)>,
+    /// Messages by their number
+    pub sent: Vec<Sent>,
+    /// The first message of each scattering that is not settled, and how many it has
+    open: BTreeMap<Scattering, (usize, usize)>,
+    /// Scatterings that the process did not take, as its buffer was full
+    pub full: u64,
     /// What was delivered
     pub delivered: Vec<Message>,
+    /// What was wrong with it, whatever that is
+    pub wrong: Option<String>,
     /// From sending to delivery, all together, in nanoseconds
     pub took_ns: u64,
+    /// The highest barrier seen on its link, and when it last rose
+    barrier: Option<Timestamp>,
+    rose: Option<Nanos>,
     /// The longest time in which the barrier did not rise
     pub stall: Nanos,
-    /// Messages that were refused, as their time was past, by sender: the barrier was too high for them
+    /// Packets that came when their time was past, by sender: the barrier was too high for them
     pub late: BTreeMap<usize, u64>,
     /// Barriers that went back
     pub went_back: u64,
     /// Barriers ahead of the host's own clock: what is below might be delivered before it could have been caused
     pub ahead: u64,
+    /// Barriers of its own link that were not true: what followed on it was earlier
+    promised: Option<Timestamp>,
+    /// How often
+    pub broken: u64,
 }
 
 /// Where a host is, and what it does.
@@ -62,6 +87,54 @@ pub(super) struct Place {
     pub(super) barriers_in_messages: bool,
 }
 
+/// How a host sends and receives.
+#[derive(Clone, Copy, Debug)]
+pub struct Habits {
+    /// It sends at multiples of this by its clock: where clocks are right, messages have equal timestamps
+    pub tick: Nanos,
+    /// The longest message, in bytes; one of eight is up to so long
+    pub largest: u64,
+    /// Its application takes what was delivered at once, or this far apart
+    pub reads_every: Nanos,
+    /// Bytes that its process keeps for a sender
+    pub receive_window: u32,
+    /// Bytes that it keeps for all of them
+    pub receive_buffer: usize,
+    /// Bytes that it sends to a receiver of which it has not heard yet
+    pub initial_window: u32,
+    /// After this, a message of which nothing is heard has failed
+    pub timeout: Nanos,
+    /// Its clock is set once, and is then off by so much at most, in nanoseconds
+    pub step_ns: u64,
+    /// Each scattering goes to everybody that it knows, itself as well: a broadcast
+    pub broadcasts: bool,
+    /// With so many others it exchanges messages, wherever they are; with all, if 0. Of a power of two of hosts
+    pub friends: usize,
+    /// A planted bug, to see whether it is found
+    #[cfg(feature = "canary")]
+    pub bug: Option<representative::Bug>,
+}
+
+impl Default for Habits {
+    /// Small messages, as a process is made for, and a right clock.
+    fn default() -> Self {
+        Self {
+            tick: Nanos::ZERO,
+            largest: 8,
+            reads_every: Nanos::ZERO,
+            receive_window: 1 << 20,
+            receive_buffer: 16 << 20,
+            initial_window: 64 << 10,
+            timeout: Nanos::from_micros(100),
+            step_ns: 0,
+            broadcasts: false,
+            friends: 0,
+            #[cfg(feature = "canary")]
+            bug: None,
+        }
+    }
+}
+
 /// 1Pipe's time without its wrap
 pub(super) fn true_time(now: Nanos) -> u64 {
     (1 << 48) + CLOCK.nanos() + now.0
@@ -73,25 +146,72 @@ fn unwrap(timestamp: Timestamp, now: Nanos) -> u64 {
     now.wrapping_add_signed(timestamp.distance(Timestamp::new(now)))
 }
 
+/// To whom host `own` sends: itself as well, and each of those sends to it.
+fn circle(own: usize, hosts: usize, friends: usize, seed: u64) -> Vec<usize> {
+    if friends == 0 {
+        return (0..hosts).collect();
+    }
+    assert!(hosts.is_power_of_two(), "{hosts} hosts");
+    let mut chance = Chance::stream(seed, 1 << 34);
+    let apart: BTreeSet<usize> = (0..friends).map(|_| chance.below(hosts as u64) as usize).collect();
+    [0].into_iter().chain(apart.into_iter().filter(|&by| by > 0)).map(|by| own ^ by).collect()
+}
+
+/// What a message says: its number, and bytes that follow from it
+fn text(number: usize, len: usize) -> Vec<u8> {
+    let byte = |n: usize| (number.wrapping_mul(31) + n) as u8;
+    (number as u32).to_be_bytes().into_iter().chain((4..len).map(byte)).collect()
+}
+
 impl Host {
-    pub(super) fn new(own: usize, place: Place, seed: u64) -> Self {
+    pub(super) fn new(own: usize, place: Place, habits: Habits, seed: u64) -> Self {
+        let peer = |n: usize| {
+            let at = host_at(n);
+            Peer { id: ProcessId(n as u32), mac: at.mac, address: at.ip.into(), qpn: at.qpn }
+        };
+        let At { mac, ip, qpn } = place.tor;
+        let tor = process::Beacons { mac, address: ip.into(), qpn };
+        let mut config = process::Config::new(peer(own), tor);
+        let circle = circle(own, place.hosts, habits.friends, seed);
+        config.peers = circle.iter().copied().filter(|&n| n != own).map(peer).collect();
+        config.barriers_in_messages = place.barriers_in_messages;
+        config.beacon_interval = BEACON_INTERVAL;
+        (config.receive_window, config.initial_window) = (habits.receive_window, habits.initial_window);
+        config.receive_buffer = habits.receive_buffer;
+        config.timeout = habits.timeout;
+        config.clock = CLOCK;
+        config.seed = seed;
+        #[cfg(feature = "canary")]
+        {
+            config.bug = habits.bug;
+        }
+        let mut chance = Chance::stream(seed, 1 << 32 | own as u64);
+        let at = crate::EPOCH + Nanos(chance.below(place.until.since(crate::EPOCH).0.max(1)));
+        let by = chance.below(2 * habits.step_ns + 1) as i64 - habits.step_ns as i64;
         Self {
             own,
             place,
-            chance: Chance::stream(seed, 1 << 32 | own as u64),
+            habits,
+            circle,
+            chance,
+            process: Process::new(config).expect("a configuration that can be"),
             next_message: Nanos::ZERO,
-            next_beacon: Nanos::ZERO,
-            stamped: 0,
-            sent: 0,
+            next_read: Nanos::ZERO,
+            step: (by != 0).then_some((at, by)),
+            sent: Vec::new(),
+            open: BTreeMap::new(),
+            full: 0,
+            delivered: Vec::new(),
+            wrong: None,
+            took_ns: 0,
             barrier: None,
             rose: None,
-            waiting: BTreeSet::new(),
-            delivered: Vec::new(),
-            took_ns: 0,
             stall: Nanos::ZERO,
             late: BTreeMap::new(),
             went_back: 0,
             ahead: 0,
+            promised: None,
+            broken: 0,
         }
     }
 
@@ -100,108 +220,217 @@ impl Host {
         self.own
     }
 
-    /// A timestamp: the clock, unless it was set back.
-    fn stamp(&mut self, now: Nanos) -> Timestamp {
-        self.stamped = self.stamped.max(true_time(now));
-        Timestamp::new(self.stamped)
-    }
-
-    fn send(&self, to: At, header: OnePipe, text: &[u8], out: &mut Ports<'_>) {
-        let own = host_at(self.own);
-        let ethernet = Ethernet { dst: to.mac, src: own.mac, ethertype: ethertype::IPV4.into() };
-        let ip = Ipv4 { src: own.ip.octets(), dst: to.ip.octets(), ..Ipv4::default() };
-        let mut repr =
-            Repr::new(ethernet, Ip::V4(ip, &[]), Bth::new(Opcode::UD_SEND_ONLY, to.qpn, Psn::ZERO));
-        repr.extended.deth = Deth::new(OnePipe::QKEY, HOST_QP);
-        let payload = [header.as_bytes(), text].concat();
-        repr.payload = &payload;
-        let mut frame = vec![0; repr.frame_len() + 4];
-        let len = repr.build(&mut frame).unwrap();
-        frame.truncate(len);
-        out.send(MemoryFrame::new(frame), PortId(0)).expect("room in the queue");
-    }
-
-    fn deliver(&mut self, now: Nanos) {
-        let Some(barrier) = self.barrier.map(|barrier| unwrap(barrier, now)) else { return };
-        while let Some(&message) = self.waiting.first()
-            && message.0 < barrier
-        {
-            self.waiting.pop_first();
-            self.took_ns += true_time(now).saturating_sub(message.0);
-            self.delivered.push(message);
+    /// It is told that these have failed: nothing more is sent to them.
+    pub fn forget(&mut self, dead: &[usize], now: Nanos) {
+        self.circle.retain(|host| !dead.contains(host));
+        for &host in dead {
+            self.process.set_alive(ProcessId(host as u32), false, now);
         }
+    }
+
+    /// Whether it is known of every message what became of it
+    pub fn is_settled(&self) -> bool {
+        self.open.is_empty()
+    }
+
+    /// The number of the first message of a message's scattering, which is the scattering's
+    pub fn scattering_of(&self, message: u64) -> u64 {
+        self.sent.get(message as usize).map_or(message, |sent| sent.scattering)
+    }
+
+    /// The time at which the next scattering may be sent, not before `at`
+    fn next_tick(&self, at: Nanos) -> Nanos {
+        let tick = self.habits.tick.0.max(1);
+        Nanos(at.0.div_ceil(tick) * tick)
+    }
+
+    fn scatter(&mut self, now: Nanos) {
+        let first = self.sent.len();
+        let mut messages = Vec::new();
+        let count =
+            if self.habits.broadcasts { self.circle.len() } else { self.chance.between(1, 3) as usize };
+        for n in 0..count {
+            let chosen =
+                if self.habits.broadcasts { n } else { self.chance.below(self.circle.len() as u64) as usize };
+            let to = self.circle[chosen];
+            let large = self.habits.largest > 64 && self.chance.below(8) == 0;
+            let len = self.chance.between(4, if large { self.habits.largest } else { 8 }) as usize;
+            messages.push((ProcessId(to as u32), text(self.sent.len(), len)));
+            self.sent.push(Sent { to, scattering: first as u64, fate: None, timestamp: None });
+        }
+        let parts: Vec<_> = messages.iter().map(|(to, text)| (*to, &text[..])).collect();
+        match self.process.unreliable_send(now, &parts) {
+            Ok(scattering) => {
+                self.open.insert(scattering, (first, parts.len()));
+            }
+            Err(process::SendError::Full) => {
+                self.full += 1;
+                self.sent.truncate(first);
+            }
+            Err(error) => self.complain(format!("a scattering was refused: {error}")),
+        }
+    }
+
+    fn complain(&mut self, what: String) {
+        self.wrong.get_or_insert(what);
+    }
+
+    fn hear_events(&mut self, now: Nanos) {
+        while let Some(event) = self.process.poll_event() {
+            match event {
+                Event::SendFailed { scattering, dst, part, why, .. } => {
+                    let sent = self
+                        .open
+                        .get(&scattering)
+                        .and_then(|(first, _)| self.sent.get_mut(first + part as usize));
+                    match sent {
+                        Some(sent) if sent.to == dst.0 as usize && sent.fate.is_none() => {
+                            sent.fate = Some(Err(why));
+                        }
+                        _ => self.complain(format!(
+                            "{scattering:?} part {part} failed a second time, or never was"
+                        )),
+                    }
+                }
+                Event::Settled { scattering, timestamp, failed } => {
+                    let Some((first, count)) = self.open.remove(&scattering) else {
+                        self.complain(format!("{scattering:?} is settled a second time"));
+                        continue;
+                    };
+                    let mut bad = 0;
+                    for sent in &mut self.sent[first..first + count] {
+                        bad += u32::from(sent.fate.is_some());
+                        sent.fate.get_or_insert(Ok(()));
+                        sent.timestamp = timestamp.map(|timestamp| unwrap(timestamp, now));
+                    }
+                    if bad != failed {
+                        self.complain(format!("{scattering:?}: {bad} messages failed, not {failed}"));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes what the process delivers.
+    fn read(&mut self, now: Nanos) {
+        while let Some(message) = self.process.unreliable_recv() {
+            let clock = self.process.timestamp(now);
+            if !message.timestamp.precedes(clock) {
+                self.complain(format!("a message of {} was delivered at {clock}", message.timestamp));
+            }
+            let (ns, from) = (unwrap(message.timestamp, now), message.src.0 as usize);
+            let Some(&[a, b, c, d]) = message.payload.first_chunk() else {
+                self.complain("a message without a number".into());
+                continue;
+            };
+            let number = u32::from_be_bytes([a, b, c, d]);
+            if message.payload != text(number as usize, message.payload.len()) {
+                self.complain(format!("message {number} of host {from} says something else"));
+            }
+            self.took_ns += true_time(now).saturating_sub(ns);
+            self.delivered.push((ns, from, number.into()));
+        }
+    }
+
+    /// What a frame says, as anybody can see.
+    fn look_at(&mut self, frame: &[u8], now: Nanos) {
+        let Some(packet) = Packet::parse(frame) else { return };
+        if !packet.verify_icrc() || packet.ethernet().dst != host_at(self.own).mac {
+            return;
+        }
+        let Some(&header) = packet.onepipe() else { return };
+        let message = header.opcode() == OnePipeOpcode::DATA;
+        if message && self.barrier.is_some_and(|barrier| header.timestamp().precedes(barrier)) {
+            let IpAddr::V4(ip) = packet.src() else { return };
+            let [.., high, low] = ip.octets();
+            *self.late.entry(u16::from_be_bytes([high, low]).into()).or_default() += 1;
+        }
+        let told = message && self.place.barriers_in_messages || header.opcode() == OnePipeOpcode::BEACON;
+        let Some(barrier) = header.barrier().filter(|_| told) else { return };
+        self.went_back += u64::from(self.barrier.is_some_and(|before| barrier.precedes(before)));
+        // Nobody delivers what is not past by its own clock (causality).
+        self.ahead += u64::from(self.process.timestamp(now).precedes(barrier));
+        if self.barrier.is_none_or(|before| before.precedes(barrier)) {
+            self.stall = self.stall.max(now.since(self.rose.unwrap_or(now)));
+            self.rose = Some(now);
+            self.barrier = Some(barrier);
+        }
+    }
+
+    /// What it promises on its own link has to be kept.
+    fn look_back_at(&mut self, frame: &[u8]) {
+        let Some(&header) = Packet::parse(frame).as_ref().and_then(Packet::onepipe) else { return };
+        if header.opcode() == OnePipeOpcode::DATA {
+            let kept = self.promised.is_none_or(|promised| !header.timestamp().precedes(promised));
+            self.broken += u64::from(!kept);
+        }
+        if let Some(barrier) = header.barrier()
+            && self.promised.is_none_or(|promised| promised.precedes(barrier))
+        {
+            self.promised = Some(barrier);
+        }
+    }
+
+    fn after(&mut self, now: Nanos) {
+        if self.habits.reads_every == Nanos::ZERO {
+            self.read(now);
+        }
+        self.hear_events(now);
     }
 }
 
 impl Node for Host {
     fn on_frame(&mut self, frame: MemoryFrame, _port: PortId, now: Nanos, _out: &mut Ports<'_>) {
-        let Some(packet) = Packet::parse(frame.bytes()) else { return };
-        if !packet.verify_icrc() || packet.ethernet().dst != host_at(self.own).mac {
-            return;
-        }
-        let header = packet.onepipe().expect("nothing else is sent");
-        let message = header.opcode() == OnePipeOpcode::DATA;
-        if message {
-            let ns = unwrap(header.timestamp(), now);
-            let late = self.barrier.is_some_and(|barrier| header.timestamp().precedes(barrier));
-            let [.., a, b, c, d] = *packet.payload() else { unreachable!("a number") };
-            let IpAddr::V4(ip) = packet.src() else { unreachable!("IPv4 alone") };
-            let [.., high, low] = ip.octets();
-            let sender = usize::from(u16::from_be_bytes([high, low]));
-            if late {
-                *self.late.entry(sender).or_default() += 1;
-            } else {
-                self.waiting.insert((ns, sender, u32::from_be_bytes([a, b, c, d]).into()));
-            }
-        }
-        if let Some(barrier) = header.barrier()
-            && (self.place.barriers_in_messages || !message)
-        {
-            self.went_back += u64::from(self.barrier.is_some_and(|before| barrier.precedes(before)));
-            // Nobody delivers what is not past by its own clock (causality).
-            self.ahead += u64::from(unwrap(barrier, now) > self.stamped.max(true_time(now)));
-            if self.barrier.is_none_or(|before| before.precedes(barrier)) {
-                self.stall = self.stall.max(now.since(self.rose.unwrap_or(now)));
-                self.rose = Some(now);
-            }
-            self.barrier = Some(barrier);
-        }
-        self.deliver(now);
+        self.look_at(frame.bytes(), now);
+        // Whether it was taken, counters tell.
+        _ = self.process.on_frame(frame.bytes(), now);
+        self.after(now);
     }
 
-    fn on_timer(&mut self, now: Nanos, out: &mut Ports<'_>) {
-        if self.next_beacon <= now {
-            let stamp = self.stamp(now);
-            self.send(self.place.tor, OnePipe::new(OnePipeOpcode::BEACON, stamp, Psn::ZERO), &[], out);
-            let time = CLOCK.add(now.0).nanos();
-            self.next_beacon = now + Nanos((T.0 - time % T.0).min((1 << 48) - time));
+    fn on_timer(&mut self, now: Nanos, _out: &mut Ports<'_>) {
+        if let Some((at, by)) = self.step
+            && at <= now
+        {
+            self.process.set_clock(Timestamp::new(true_time(now).wrapping_add_signed(by)), now);
+            self.step = None;
         }
-        if self.next_message <= now && now < self.place.until {
-            // A scattering: one timestamp
-            let stamp = self.stamp(now);
-            for _ in 0..self.chance.between(1, 3) {
-                let to = self.chance.below(self.place.hosts as u64) as usize;
-                if to != self.own {
-                    let header = OnePipe::new(OnePipeOpcode::DATA, stamp, Psn::ZERO);
-                    self.send(host_at(to), header, &(self.sent as u32).to_be_bytes(), out);
-                    self.sent += 1;
-                }
+        if self.process.next_timer().is_some_and(|at| at <= now) {
+            self.process.on_timer(now);
+        }
+        if self.next_message <= now {
+            if now < self.place.until {
+                self.scatter(now);
             }
-            self.next_message = now + Nanos(self.chance.between(1, 2 * self.place.every.0));
+            let apart = self.chance.between(1, 2 * self.place.every.0);
+            self.next_message = self.next_tick(now + Nanos(apart));
         }
+        if self.habits.reads_every > Nanos::ZERO && self.next_read <= now {
+            self.read(now);
+            self.next_read = now + self.habits.reads_every;
+        }
+        self.after(now);
     }
 
     fn next_timer(&self) -> Option<Nanos> {
-        Some(if self.next_message < self.place.until {
-            self.next_beacon.min(self.next_message)
-        } else {
-            self.next_beacon
-        })
+        let next_message = Some(self.next_message).filter(|&at| at < self.place.until);
+        let next_read = (self.habits.reads_every > Nanos::ZERO).then_some(self.next_read);
+        let step = self.step.map(|(at, _)| at);
+        [self.process.next_timer(), next_message, next_read, step].into_iter().flatten().min()
+    }
+
+    fn poll_transmit(&mut self, _port: PortId, now: Nanos, frame: &mut Vec<u8>) -> bool {
+        let more = self.process.poll_transmit(now, frame);
+        if more {
+            self.look_back_at(frame);
+        }
+        // What is sent to oneself may be delivered by that.
+        self.after(now);
+        more
     }
 
     fn start(&mut self, now: Nanos, _out: &mut Ports<'_>) {
         // Not all at once
-        self.next_message = now + Nanos(self.chance.below(2 * self.place.every.0));
-        self.next_beacon = now;
+        let within = self.chance.below(2 * self.place.every.0);
+        self.next_message = self.next_tick(now + Nanos(within));
     }
 }

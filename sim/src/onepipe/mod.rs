@@ -1,18 +1,24 @@
 //! 1Pipe's barriers in trees of switches: hosts that scatter messages at random and deliver below the barrier, with switches of
 //! any of the paper's three incarnations between them (1Pipe, sections 4 and 6.2).
 
+mod fat_tree;
 mod host;
+mod triangle;
 
-pub use host::{Host, Message};
+pub use fat_tree::FatTree;
+pub use host::{Habits, Host, Message, Sent};
+pub use triangle::Triangle;
 
 use crate::{Clock, EPOCH, Link as Wire, LinkId, NodeId, Switch, World};
 use core::net::Ipv4Addr;
 use host::Place;
 use representative::config::{BeaconForm, Config, Incarnation, Link, Pace, Registers, Side};
+use representative::process::Failure;
 use representative::{Counters, Refusal, Representative};
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
 use rocev2::onepipe::{OnePipe, Timestamp};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use switch::forward::config::Topology;
 use switch::forward::{self, Forward};
@@ -46,6 +52,35 @@ fn switch_at(n: usize, link: usize) -> At {
     At { mac: MacAddr([2, 0, 0, 1, high, low]), ip: Ipv4Addr::new(10, 1, high, low), qpn }
 }
 
+/// The configuration of whoever keeps a switch's barriers, as all networks here have it
+fn keeper(
+    incarnation: Incarnation,
+    pace: Pace,
+    own: At,
+    forward: forward::Config,
+    links: Vec<Link>,
+) -> Config {
+    Config {
+        forward,
+        incarnation,
+        pace,
+        mac: own.mac,
+        addresses: vec![own.ip.into()],
+        qkey: OnePipe::QKEY,
+        first_qp: FIRST_QP,
+        registers: REGISTERS,
+        beacon_interval: BEACON_INTERVAL,
+        dead_after_intervals: 10,
+        join_window: Nanos::from_micros(300),
+        ahead_max: Nanos::from_millis(10),
+        clock: CLOCK,
+        traffic_class: 0,
+        links,
+        #[cfg(feature = "canary")]
+        bug: None,
+    }
+}
+
 /// A tree of switches with hosts at its leaves, and how it is to be.
 #[derive(Clone, Copy, Debug)]
 pub struct Tree {
@@ -67,6 +102,8 @@ pub struct Tree {
     pub every: Nanos,
     /// How long hosts send
     pub lasts: Nanos,
+    /// How they send and receive
+    pub habits: Habits,
     /// A planted bug, to see whether it is found
     #[cfg(feature = "canary")]
     pub bug: Option<representative::Bug>,
@@ -85,6 +122,7 @@ impl Tree {
             drift_ppb: 0,
             every: Nanos::from_micros(2),
             lasts: Nanos::from_micros(300),
+            habits: Habits::default(),
             #[cfg(feature = "canary")]
             bug: None,
         }
@@ -147,6 +185,7 @@ impl Tree {
             port: PortId(if beside { 0 } else { number as u16 }),
             mac: at.mac,
             address: at.ip.into(),
+            detour: Vec::new(),
             qpn: at.qpn,
             beacon: match link {
                 Some(link) if beside => {
@@ -156,26 +195,11 @@ impl Tree {
             },
             barriers_in_messages: true,
         });
-        let own = switch_at(n, 0);
-        Config {
-            forward: if beside { forward::Config::bridge(1, 1) } else { self.bridge(level, n) },
-            incarnation: self.incarnation,
-            pace: self.pace,
-            mac: own.mac,
-            addresses: vec![own.ip.into()],
-            qkey: OnePipe::QKEY,
-            first_qp: FIRST_QP,
-            registers: REGISTERS,
-            beacon_interval: BEACON_INTERVAL,
-            dead_after_intervals: 10,
-            join_window: Nanos::from_micros(300),
-            ahead_max: Nanos::from_millis(10),
-            clock: CLOCK,
-            traffic_class: 0,
-            links: links.collect(),
-            #[cfg(feature = "canary")]
-            bug: self.bug,
-        }
+        let forward = if beside { forward::Config::bridge(1, 1) } else { self.bridge(level, n) };
+        let config = keeper(self.incarnation, self.pace, switch_at(n, 0), forward, links.collect());
+        #[cfg(feature = "canary")]
+        let config = Config { bug: self.bug, ..config };
+        config
     }
 
     /// Builds it.
@@ -195,7 +219,13 @@ impl Tree {
                 until: EPOCH + self.lasts,
                 barriers_in_messages: self.incarnation == Incarnation::Chip,
             };
-            hosts.push(world.add(&format!("host {n}"), Host::new(n, place, seed), clock(self.skew_ns)));
+            let habits = Habits {
+                #[cfg(feature = "canary")]
+                bug: self.bug,
+                ..self.habits
+            };
+            let host = Host::new(n, place, habits, seed);
+            hosts.push(world.add(&format!("host {n}"), host, clock(self.skew_ns)));
         }
         let all = |level: u32| (self.first_of(level)..self.first_of(level + 1)).map(move |n| (level, n));
         let places: Vec<_> = (0..self.levels).flat_map(all).collect();
@@ -223,7 +253,7 @@ impl Tree {
                 uplinks.push(world.connect(switches[parent], switches[n], self.link));
             }
         }
-        let mut keepers = switches;
+        let mut keepers = switches.clone();
         if self.incarnation == Incarnation::Host {
             for &(level, n) in &places {
                 let (name, clock) = (format!("representative {n}"), clock(1000 * self.skew_ns));
@@ -232,16 +262,18 @@ impl Tree {
                 world.connect(switch, node, self.link);
             }
         }
-        Made { world, hosts, keepers, access, uplinks }
+        Made { world, hosts, switches, keepers, access, uplinks }
     }
 }
 
-/// A tree that was built.
+/// A network that was built.
 pub struct Made {
     /// The network
     pub world: World,
     /// Its [`Host`]s
     pub hosts: Vec<NodeId>,
+    /// The switches, from the hosts up
+    pub switches: Vec<NodeId>,
     /// Those who keep barriers: switches, or their representatives, as [`Switch<Representative>`]
     pub keepers: Vec<NodeId>,
     /// The hosts' links
@@ -254,6 +286,13 @@ impl Made {
     /// The hosts
     pub fn each_host(&self) -> impl Iterator<Item = &Host> {
         self.hosts.iter().map(|&host| self.world.node::<Host>(host))
+    }
+
+    /// From sending to delivery, on average over all messages, in nanoseconds
+    pub fn mean_delay_ns(&self) -> f64 {
+        let sums = self.each_host().map(|host| (host.took_ns, host.delivered.len()));
+        let (took, count) = sums.fold((0, 0), |(ns, count), (more_ns, more)| (ns + more_ns, count + more));
+        took as f64 / count as f64
     }
 
     /// What a keeper has counted
@@ -271,33 +310,100 @@ impl Made {
         host::true_time(EPOCH + age)
     }
 
-    /// What has to hold whatever is lost: [order](Self::check_order), and that no barrier was too high for a message. (One who
-    /// was cut off may come back late: messages of host `returned` are passed over.)
+    /// What has to hold where links keep their order, whatever is lost: barriers that never go back, and are never too high for a
+    /// message or ahead of a clock; and [the rest](Self::check_order). (One who was cut off may come back late: messages of host
+    /// `returned` are passed over.)
     pub fn check(&self, returned: Option<usize>) -> Result<(), String> {
         for host in self.each_host() {
+            let number = host.number();
             let mut late = host.late.iter().filter(|&(&sender, _)| Some(sender) != returned);
             if let Some((sender, count)) = late.next() {
-                let number = host.number();
-                return Err(format!("host {number}: {count} messages of host {sender} below the barrier"));
-            }
-        }
-        self.check_order()
-    }
-
-    /// What has to hold whatever happens: deliveries in order and not ahead of time, and barriers that never go back.
-    pub fn check_order(&self) -> Result<(), String> {
-        for host in self.each_host() {
-            let number = host.number();
-            if host.went_back > 0 {
-                return Err(format!("host {number}: a barrier went back"));
+                return Err(format!("host {number}: {count} packets of host {sender} below the barrier"));
             }
             if host.ahead > 0 {
                 return Err(format!("host {number}: a barrier was ahead of its own clock"));
             }
+        }
+        self.check_rising()?;
+        self.check_order()
+    }
+
+    /// What has to hold where links keep their order and switches remember what they said: no barrier goes back.
+    pub fn check_rising(&self) -> Result<(), String> {
+        match self.each_host().find(|host| host.went_back > 0) {
+            Some(host) => Err(format!("host {}: a barrier went back", host.number())),
+            None => Ok(()),
+        }
+    }
+
+    /// What has to hold whatever happens: deliveries in one order everywhere, in that of each sender, as they were sent, not
+    /// before their time, and once.
+    pub fn check_order(&self) -> Result<(), String> {
+        let mut places: Vec<BTreeMap<(usize, u64), usize>> = Vec::new();
+        for host in self.each_host() {
+            let number = host.number();
+            if let Some(wrong) = &host.wrong {
+                return Err(format!("host {number}: {wrong}"));
+            }
+            if host.broken > 0 {
+                return Err(format!("host {number} sent what it had promised not to send"));
+            }
+            let mut last = BTreeMap::new();
+            let mut place = BTreeMap::new();
+            for (at, &(ns, from, message)) in host.delivered.iter().enumerate() {
+                let what = format!("host {number}: message {message} of host {from}");
+                let sender: &Host = self.world.node(self.hosts[from]);
+                match sender.sent.get(message as usize) {
+                    Some(sent) if sent.to != number => return Err(format!("{what} is for another")),
+                    Some(Sent { timestamp: Some(stamp), .. }) if *stamp != ns => {
+                        return Err(format!("{what} came with another timestamp"));
+                    }
+                    Some(_) => {}
+                    None => return Err(format!("{what} was never sent")),
+                }
+                if last.insert(from, message).is_some_and(|before| before >= message) {
+                    return Err(format!("{what} came twice, or after what was sent later"));
+                }
+                place.insert((from, sender.scattering_of(message)), at);
+            }
+            // What is common to this one and another, in the order here, has to be in order there.
+            for (other, there) in places.iter().enumerate() {
+                let mut common: Vec<_> =
+                    place.iter().filter_map(|(of, &at)| there.get(of).map(|&there| (at, there))).collect();
+                common.sort_unstable();
+                if !common.is_sorted_by_key(|&(_, there)| there) {
+                    return Err(format!("hosts {other} and {number} saw scatterings in two orders"));
+                }
+            }
             if !host.delivered.is_sorted() {
                 return Err(format!("host {number}: delivered out of order"));
             }
+            places.push(place);
         }
         Ok(())
+    }
+
+    /// What has to hold when all is over: each message was delivered, or its sender knows that it failed. Messages of which the
+    /// sender has no answer, and that were delivered
+    pub fn check_fates(&self) -> Result<usize, String> {
+        let mut delivered = BTreeSet::new();
+        for host in self.each_host() {
+            delivered.extend(host.delivered.iter().map(|&(_, from, message)| (from, message)));
+        }
+        let mut ambiguous = 0;
+        for host in self.each_host() {
+            for (number, sent) in (0..).zip(&host.sent) {
+                let what = format!("message {number} of host {} to {}", host.number(), sent.to);
+                let came = delivered.contains(&(host.number(), number));
+                match sent.fate {
+                    None => return Err(format!("{what} was forgotten")),
+                    Some(Ok(())) if !came => return Err(format!("{what} was acknowledged, and never came")),
+                    Some(Err(Failure::NoAnswer)) => ambiguous += usize::from(came),
+                    Some(Err(why)) if came => return Err(format!("{what} came, and has failed: {why}")),
+                    Some(_) => {}
+                }
+            }
+        }
+        Ok(ambiguous)
     }
 }

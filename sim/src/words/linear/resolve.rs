@@ -13,7 +13,7 @@ const SUMS: u32 = 20_000;
 
 /// Decides for each operation with an unknown outcome whether it happened, and what it found. What comes of it is one
 /// possibility, and the likely one: values that were written once say who wrote them. Where several operations may have
-/// been it, further attempts decide otherwise. And whether there were any such.
+/// been it, or in several orders, further attempts decide otherwise. And whether there were any such.
 pub(super) fn resolve(items: &[Item], first: u64, attempt: u64) -> (Vec<Item>, bool) {
     let mut items = items.to_vec();
     if items.iter().all(|item| item.must) {
@@ -102,8 +102,12 @@ fn sum_up(items: &mut [Item], first: u64, attempt: u64, ambiguous: &mut bool) ->
             choose(&adds, count, value, &left, &mut chosen, &mut 0).then_some((0, value, chosen))
         })
     });
-    let Some((choices, mut value, chosen)) = chosen else { return false };
-    *ambiguous |= choices > 0;
+    let Some((choices, mut value, mut chosen)) = chosen else { return false };
+    *ambiguous |= choices > 0 || chosen.len() > 1;
+    if attempt > 0 {
+        // Nor need they have happened in the order in which they were posted: another may have come first.
+        chosen.sort_by_key(|addition| mix(mix(value ^ attempt << 16 | addition.item as u64)));
+    }
     for addition in chosen.into_iter().rev() {
         let before = value.wrapping_sub(addition.add);
         let item = &mut items[addition.item];

@@ -266,6 +266,31 @@ fn nobody_knows() {
     }
 }
 
+/// An addition that was posted last has to come first, or the second `CmpSwap` would have found what it was to replace.
+#[test]
+fn nobody_knows_in_which_order() {
+    let maybe = |connection, invoked, action| op(connection, invoked, None, action);
+    let swap = |compare, swap| Action::CompareSwap { compare, swap };
+    let [a, b, c] = [1 << 56, 2 << 56, 3 << 56];
+    let mut ops = vec![
+        maybe(1, 0, Action::Write(a)),
+        maybe(1, 1, swap(a, b)),
+        maybe(1, 2, swap(b, c)),
+        maybe(1, 3, Action::FetchAdd(0x8)),
+        maybe(2, 4, Action::FetchAdd(0x40)),
+        maybe(2, 5, Action::FetchAdd(0x100)),
+    ];
+    // Many others of which nothing was seen
+    for n in 0..60 {
+        let connection = 3 + n / 4;
+        let at = 10 + 2 * u64::from(n);
+        ops.push(maybe(connection, at, Action::Write((u64::from(n) + 4) << 56)));
+        ops.push(maybe(connection, at + 1, Action::FetchAdd(1 << (12 + n % 30))));
+    }
+    assert_eq!(check(&ops, 0, b + 0x148, NO_RULES), Ok(()));
+    assert!(check(&ops[..4], 0, b + 0x8, NO_RULES).is_err(), "without the others");
+}
+
 #[test]
 fn hot_words_take_no_time() {
     for (seed, unknown) in [(1, 0), (2, 10)] {

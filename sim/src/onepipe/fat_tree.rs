@@ -1,0 +1,274 @@
+//! A fat tree: racks in pods, and several ways between them, of which each flow takes one (ECMP). The paper's testbed is one of
+//! 32 hosts, 4 `ToR`, 4 spine and 2 core switches (section 7.1).
+
+use super::host::{Habits, Host, Place};
+use super::{At, Made, REGISTERS, host_at, switch_at};
+use crate::{Clock, EPOCH, Link as Wire, NodeId, Switch, World};
+use core::net::{IpAddr, Ipv4Addr};
+use representative::Representative;
+use representative::config::{BeaconForm, Config, Incarnation, Link, Pace, Side};
+use rocev2::ethernet::MacAddr;
+use switch::forward::config::{NextHop, Prefix, Route, RouteTable, Topology, Ttl};
+use switch::forward::{self, Forward};
+use switch::{Chance, Nanos, PortId};
+
+/// A fat tree, and how it is to be. Numbers are powers of two: networks are prefixes.
+#[derive(Clone, Copy, Debug)]
+pub struct FatTree {
+    /// Where barriers are kept
+    pub incarnation: Incarnation,
+    /// When switches send beacons
+    pub pace: Pace,
+    /// Pods
+    pub pods: usize,
+    /// Racks of a pod, each with a `ToR` switch
+    pub racks: usize,
+    /// Hosts of a rack
+    pub hosts: usize,
+    /// Spine switches of a pod, each of which every rack of it has a link to; none if there is one rack alone
+    pub spines: usize,
+    /// Core switches: each has a link to one spine switch of every pod, the same number of them to each; none if there is one
+    /// pod alone
+    pub cores: usize,
+    /// Every link
+    pub link: Wire,
+    /// By how much hosts' clocks are off at most, in nanoseconds. Those of switches are off a thousand times as much
+    pub skew_ns: u64,
+    /// How far apart a host's scatterings are on average
+    pub every: Nanos,
+    /// How long hosts send
+    pub lasts: Nanos,
+    /// How they send and receive
+    pub habits: Habits,
+}
+
+/// A switch and its links: below in order, then above. A link's number is that of its port.
+struct Site {
+    below: Vec<Neighbour>,
+    above: Vec<Neighbour>,
+    /// Where hosts are
+    routes: Vec<Route>,
+}
+
+/// Who is at a link
+#[derive(Clone, Copy)]
+enum Neighbour {
+    Host(usize),
+    /// A switch, and the number that the link has there
+    Switch(usize, usize),
+}
+
+impl Neighbour {
+    fn at(self) -> At {
+        match self {
+            Self::Host(n) => host_at(n),
+            Self::Switch(n, link) => switch_at(n, link),
+        }
+    }
+}
+
+/// The network of `hosts` hosts from `first` on
+fn network(first: usize, hosts: usize) -> Prefix {
+    Prefix::new(host_at(first).ip.into(), 32 - hosts.ilog2() as u8).expect("powers of two")
+}
+
+/// A route through any of these ports
+fn towards(to: Prefix, ports: impl IntoIterator<Item = usize>) -> Route {
+    let hop = |port| NextHop { port: PortId(port as u16), mac: None };
+    Route { to, via: ports.into_iter().map(hop).collect() }
+}
+
+impl FatTree {
+    /// The paper's testbed, with perfect links and clocks.
+    pub fn testbed(incarnation: Incarnation) -> Self {
+        Self {
+            incarnation,
+            pace: Pace::Passing,
+            pods: 2,
+            racks: 2,
+            hosts: 8,
+            spines: 2,
+            cores: 2,
+            link: Wire { delay: Nanos(500), ..Wire::default() },
+            skew_ns: 0,
+            every: Nanos::from_micros(4),
+            lasts: Nanos::from_micros(200),
+            habits: Habits::default(),
+        }
+    }
+
+    /// One rack of the testbed (a hop between two hosts), one pod (3), or all of it (5).
+    pub fn of_hops(incarnation: Incarnation, hops: u32) -> Self {
+        let whole = Self::testbed(incarnation);
+        match hops {
+            1 => Self { pods: 1, racks: 1, spines: 0, cores: 0, ..whole },
+            3 => Self { pods: 1, cores: 0, ..whole },
+            5 => whole,
+            _ => panic!("a fat tree has 1, 3 or 5 hops, not {hops}"),
+        }
+    }
+
+    /// How many hosts there are
+    pub const fn all_hosts(&self) -> usize {
+        self.pods * self.racks * self.hosts
+    }
+
+    /// Levels of switches
+    pub const fn levels(&self) -> u32 {
+        1 + (self.spines > 0) as u32 + (self.cores > 0) as u32
+    }
+
+    /// The switches: racks' by pod, spines by pod, cores
+    fn places(&self) -> Vec<Site> {
+        let &Self { pods, racks, hosts, spines, cores, .. } = self;
+        let (first_spine, first_core) = (pods * racks, pods * racks + pods * spines);
+        let ups = cores.checked_div(spines).unwrap_or(0);
+        let upwards = |from: usize, count: usize| towards(network(0, self.all_hosts()), from..from + count);
+        let tor = |rack: usize| {
+            let first = rack * hosts;
+            let own = (0..hosts).map(|host| towards(network(first + host, 1), [host]));
+            Site {
+                below: (0..hosts).map(|host| Neighbour::Host(first + host)).collect(),
+                above: (0..spines)
+                    .map(|spine| Neighbour::Switch(first_spine + rack / racks * spines + spine, rack % racks))
+                    .collect(),
+                routes: own.chain((spines > 0).then(|| upwards(hosts, spines))).collect(),
+            }
+        };
+        let spine = |number: usize| {
+            let (pod, spine) = (number / spines, number % spines);
+            let below = (0..racks).map(|rack| pod * racks + rack);
+            let own = below.clone().enumerate();
+            let own = own.map(|(port, rack)| towards(network(rack * hosts, hosts), [port]));
+            Site {
+                routes: own.chain((ups > 0).then(|| upwards(racks, ups))).collect(),
+                below: below.map(|rack| Neighbour::Switch(rack, hosts + spine)).collect(),
+                above: (0..ups).map(|up| Neighbour::Switch(first_core + up * spines + spine, pod)).collect(),
+            }
+        };
+        let core = |core: usize| {
+            let own = (0..pods).map(|pod| towards(network(pod * racks * hosts, racks * hosts), [pod]));
+            let below =
+                |pod| Neighbour::Switch(first_spine + pod * spines + core % spines, racks + core / spines);
+            Site { below: (0..pods).map(below).collect(), above: Vec::new(), routes: own.collect() }
+        };
+        let tors = (0..first_spine).map(tor);
+        tors.chain((0..pods * spines).map(spine)).chain((0..cores).map(core)).collect()
+    }
+
+    /// What a switch is as a router: hosts, neighbouring representatives and its own.
+    fn router(&self, number: usize, place: &Site, seed: u64) -> forward::Config {
+        let beside = usize::from(self.incarnation == Incarnation::Host);
+        let links = place.below.len() + place.above.len();
+        let alone = |ip: Ipv4Addr| Prefix::new(IpAddr::V4(ip), 32).expect("all bits count");
+        let others = place.below.iter().chain(&place.above).enumerate().filter_map(|(port, &neighbour)| {
+            let Neighbour::Switch(..) = neighbour else { return None };
+            Some(towards(alone(neighbour.at().ip), [port]))
+        });
+        let own = towards(alone(switch_at(number, 0).ip), [links]);
+        let beacons = others.chain([own]).filter(|_| beside > 0);
+        let routes = RouteTable {
+            mac: MacAddr([0; 6]),
+            ttl: Ttl::Keep,
+            seed: seed ^ number as u64,
+            routes: place.routes.iter().cloned().chain(beacons).collect(),
+        };
+        let ports = (links + beside) as u16;
+        forward::Config { topology: Topology::Routes(routes), ..forward::Config::bridge(ports, 1) }
+    }
+
+    fn config(&self, number: usize, place: &Site, seed: u64) -> Config {
+        let beside = self.incarnation == Incarnation::Host;
+        let below = place.below.iter().map(|&neighbour| (Side::Below, neighbour));
+        let above = place.above.iter().map(|&neighbour| (Side::Above, neighbour));
+        let links = below.chain(above).enumerate().map(|(number, (side, neighbour))| {
+            let At { mac, ip, qpn } = neighbour.at();
+            let beacon = match neighbour {
+                Neighbour::Switch(_, link) if beside => {
+                    BeaconForm::Write { va: REGISTERS.va_of(link as u16), rkey: REGISTERS.rkey }
+                }
+                _ => BeaconForm::Datagram,
+            };
+            let port = PortId(if beside { 0 } else { number as u16 });
+            Link {
+                side,
+                port,
+                mac,
+                address: ip.into(),
+                qpn,
+                beacon,
+                barriers_in_messages: true,
+                detour: Vec::new(),
+            }
+        });
+        let forward = if beside { forward::Config::bridge(1, 1) } else { self.router(number, place, seed) };
+        super::keeper(self.incarnation, self.pace, switch_at(number, 0), forward, links.collect())
+    }
+
+    /// Builds it.
+    ///
+    /// # Panics
+    /// If numbers are not powers of two, do not fit one another, or there are more than 65,536 hosts.
+    pub fn build(&self, seed: u64) -> Made {
+        let &Self { racks, hosts, spines, cores, pods, .. } = self;
+        assert!([pods, racks, hosts].iter().all(|n| n.is_power_of_two()) && self.all_hosts() <= 1 << 16);
+        assert!((spines > 0 || racks * pods == 1) && (cores > 0 || pods == 1), "every two hosts have a way");
+        assert!(cores == 0 || cores.is_multiple_of(spines), "every spine has as many cores");
+        let mut world = World::new(seed);
+        let mut chance = Chance::stream(seed, 1 << 33);
+        let mut clock = |by: u64| Clock::new(chance.below(2 * by + 1) as i64 - by as i64, 0);
+        let mut ends = Vec::new();
+        for n in 0..self.all_hosts() {
+            let place = Place {
+                hosts: self.all_hosts(),
+                tor: switch_at(n / hosts, n % hosts),
+                every: self.every,
+                until: EPOCH + self.lasts,
+                barriers_in_messages: self.incarnation == Incarnation::Chip,
+            };
+            ends.push(world.add(
+                &format!("host {n}"),
+                Host::new(n, place, self.habits, seed),
+                clock(self.skew_ns),
+            ));
+        }
+        let places = self.places();
+        let keeper = |n: usize, place: &Site| {
+            let config = self.config(n, place, seed);
+            Switch::new(move || Representative::new(config.clone()).expect("a configuration that can be"))
+        };
+        let mut switches: Vec<NodeId> = Vec::new();
+        for (n, place) in places.iter().enumerate() {
+            let (name, clock) = (format!("switch {n}"), clock(1000 * self.skew_ns));
+            switches.push(if self.incarnation == Incarnation::Host {
+                let router = self.router(n, place, seed);
+                world.add(&name, Switch::new(move || Forward::new(&router)), clock)
+            } else {
+                world.add(&name, keeper(n, place), clock)
+            });
+        }
+        // Ports are counted in the order in which links are made: below first, from the hosts up, then above, then beside. A
+        // switch's links to above are made when those above it come to it, in the order in which it counts them.
+        let (mut access, mut uplinks) = (Vec::new(), Vec::new());
+        for (n, place) in places.iter().enumerate() {
+            for &neighbour in &place.below {
+                match neighbour {
+                    Neighbour::Host(host) => access.push(world.connect(switches[n], ends[host], self.link)),
+                    Neighbour::Switch(below, _) => {
+                        uplinks.push(world.connect(switches[n], switches[below], self.link));
+                    }
+                }
+            }
+        }
+        let mut keepers = switches.clone();
+        if self.incarnation == Incarnation::Host {
+            for (n, place) in places.iter().enumerate() {
+                let (name, clock) = (format!("representative {n}"), clock(1000 * self.skew_ns));
+                let node = world.add(&name, keeper(n, place), clock);
+                let switch = core::mem::replace(&mut keepers[n], node);
+                world.connect(switch, node, self.link);
+            }
+        }
+        Made { world, hosts: ends, switches, keepers, access, uplinks }
+    }
+}

@@ -1,0 +1,175 @@
+//! Representatives that are not beside their switches (1Pipe, section 6.2.3). Two switches with hosts, and a link between them; a
+//! third switch, which messages do not pass, with the representatives of both:
+//!
+//! ```text
+//!   hosts -- switch 0 ------ switch 1 -- hosts
+//!                  \        /
+//!                   switch 2 -- representatives 0 and 1
+//! ```
+//!
+//! Routes lead from one representative to the other over switch 2. What they say of the link between 0 and 1 has to pass it.
+
+use super::host::{Habits, Host, Place};
+use super::{At, HOST_QP, Made, REGISTERS, host_at, switch_at};
+use crate::{Clock, EPOCH, Link as Wire, Switch, World};
+use core::net::Ipv4Addr;
+use representative::Representative;
+use representative::config::{BeaconForm, Config, Incarnation, Link, Pace, Side};
+use rocev2::ethernet::MacAddr;
+use switch::forward::config::Topology;
+use switch::forward::{self, Forward};
+use switch::tunnel::{self, Onward, Tunnel};
+use switch::{Chance, Nanos, PortId};
+
+/// Hosts at either switch
+const HOSTS: usize = 2;
+
+/// The network, and how it is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct Triangle {
+    /// Whether beacons go by detours, or the shortest way, which is wrong
+    pub detours: bool,
+    /// The link between switches 0 and 1
+    pub between: Wire,
+    /// Every other link
+    pub link: Wire,
+    /// By how much hosts' clocks are off at most, in nanoseconds
+    pub skew_ns: u64,
+    /// How far apart a host's scatterings are on average
+    pub every: Nanos,
+    /// How long hosts send
+    pub lasts: Nanos,
+}
+
+/// A switch's end of tunnels
+fn tunnel_at(n: usize) -> At {
+    let [high, low] = (n as u16).to_be_bytes();
+    let representative = switch_at(n, 0);
+    At { mac: MacAddr([2, 0, 0, 2, high, low]), ip: Ipv4Addr::new(10, 2, high, low), ..representative }
+}
+
+/// The hosts at switch `n`
+fn hosts_of(n: usize) -> impl Iterator<Item = usize> + Clone {
+    n * HOSTS..(n + 1) * HOSTS
+}
+
+fn bridge(ports: usize, stations: impl Iterator<Item = (At, usize)>) -> Forward {
+    let mut bridge = forward::Config::bridge(ports as u16, 1);
+    if let Topology::Mac(table) = &mut bridge.topology {
+        table.fixed = stations.map(|(at, port)| (at.mac, PortId(port as u16))).collect();
+    }
+    Forward::new(&bridge)
+}
+
+/// Switch 0 or 1: its hosts are at its first ports, then come the other one and switch 2.
+fn switch_with_hosts(n: usize) -> Tunnel<Forward> {
+    let own = hosts_of(n).zip(0..);
+    let others = hosts_of(1 - n).map(|host| (host, HOSTS));
+    let hosts = own.chain(others).map(|(host, port)| (host_at(host), port));
+    let representatives = [0, 1].map(|other| (switch_at(other, 0), HOSTS + 1));
+    let stations = hosts.chain([(tunnel_at(1 - n), HOSTS)]).chain(representatives);
+    let next = [switch_at(0, 0), switch_at(1, 0), tunnel_at(1 - n)];
+    let config = tunnel::Config {
+        mac: tunnel_at(n).mac,
+        ends: vec![tunnel_at(n).ip.into()],
+        sources: vec![switch_at(n, 0).ip.into(), tunnel_at(1 - n).ip.into()],
+        onward: Onward::NextHops(next.map(|at| (at.ip.into(), at.mac)).into()),
+    };
+    Tunnel::new(&config, bridge(HOSTS + 2, stations))
+}
+
+/// Switch 2: switches 0 and 1 are at its first ports, then come their representatives.
+fn switch_between() -> Forward {
+    let hosts = [0, 1].into_iter().flat_map(|n| hosts_of(n).map(move |host| (host_at(host), n)));
+    let rest = [0, 1].into_iter().flat_map(|n| [(tunnel_at(n), n), (switch_at(n, 0), 2 + n)]);
+    bridge(4, hosts.chain(rest))
+}
+
+impl Triangle {
+    /// Perfect links, of which the one between is slow, and perfect clocks.
+    pub fn new(detours: bool) -> Self {
+        Self {
+            detours,
+            between: Wire { delay: Nanos::from_micros(8), ..Wire::default() },
+            link: Wire { delay: Nanos(500), ..Wire::default() },
+            skew_ns: 0,
+            every: Nanos::from_micros(2),
+            lasts: Nanos::from_micros(200),
+        }
+    }
+
+    /// Representative `n`'s: its links are those to the switch's hosts, and then the one to the other switch. Switch 1 is above.
+    fn config(&self, n: usize) -> Config {
+        let to_host = |host| {
+            let At { mac, ip, .. } = host_at(host);
+            Link {
+                side: Side::Below,
+                port: PortId(0),
+                mac,
+                address: ip.into(),
+                detour: Vec::new(),
+                qpn: HOST_QP,
+                beacon: BeaconForm::Datagram,
+                barriers_in_messages: false,
+            }
+        };
+        let other = switch_at(1 - n, HOSTS);
+        let detour = [tunnel_at(n), tunnel_at(1 - n)].map(|at| at.ip.into());
+        let across = Link {
+            side: if n == 0 { Side::Above } else { Side::Below },
+            mac: if self.detours { tunnel_at(n).mac } else { other.mac },
+            address: other.ip.into(),
+            detour: if self.detours { detour.into() } else { Vec::new() },
+            qpn: other.qpn,
+            beacon: BeaconForm::Write { va: REGISTERS.va_of(HOSTS as u16), rkey: REGISTERS.rkey },
+            ..to_host(0)
+        };
+        let links = hosts_of(n).map(to_host).chain([across]).collect();
+        let bridge = forward::Config::bridge(1, 1);
+        let config = super::keeper(Incarnation::Host, Pace::Passing, switch_at(n, 0), bridge, links);
+        Config { dead_after_intervals: 20, ..config }
+    }
+
+    /// Builds it. The one link in `uplinks` is that between switches 0 and 1.
+    pub fn build(&self, seed: u64) -> Made {
+        let mut world = World::new(seed);
+        let mut chance = Chance::stream(seed, 1 << 33);
+        let mut clock = || Clock::new(chance.below(2 * self.skew_ns + 1) as i64 - self.skew_ns as i64, 0);
+        let (mut hosts, mut switches) = (Vec::new(), Vec::new());
+        for n in [0, 1] {
+            for host in hosts_of(n) {
+                let place = Place {
+                    hosts: 2 * HOSTS,
+                    tor: switch_at(n, host % HOSTS),
+                    every: self.every,
+                    until: EPOCH + self.lasts,
+                    barriers_in_messages: false,
+                };
+                hosts.push(world.add(
+                    &format!("host {host}"),
+                    Host::new(host, place, Habits::default(), seed),
+                    clock(),
+                ));
+            }
+            switches.push(world.add(
+                &format!("switch {n}"),
+                Switch::new(move || switch_with_hosts(n)),
+                clock(),
+            ));
+        }
+        let third = world.add("switch 2", Switch::new(switch_between), clock());
+        let keepers = [0, 1].map(|n| {
+            let config = self.config(n);
+            let make = move || Representative::new(config.clone()).expect("a configuration that can be");
+            world.add(&format!("representative {n}"), Switch::new(make), clock())
+        });
+        let connect = |(n, &host): (usize, &_)| world.connect(switches[n / HOSTS], host, self.link);
+        let access = hosts.iter().enumerate().map(connect).collect();
+        let between = world.connect(switches[0], switches[1], self.between);
+        for node in [switches[0], switches[1], keepers[0], keepers[1]] {
+            world.connect(third, node, self.link);
+        }
+        switches.push(third);
+        Made { world, hosts, switches, keepers: keepers.into(), access, uplinks: vec![between] }
+    }
+}

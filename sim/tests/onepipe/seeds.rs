@@ -1,0 +1,219 @@
+//! Processes on networks that seeds draw: whatever happens there, all see one order, nothing comes twice, and every sender knows
+//! what became of what it sent.
+
+use representative::config::{Incarnation, Pace};
+use representative::process;
+use sim::onepipe::{Made, Tree};
+use sim::{Ecn, Fault};
+use switch::{Chance, Nanos, Share};
+
+/// What a network does, beside losing frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Nothing; links keep their order.
+    Orderly,
+    /// Clocks are right, and hosts send at the same instants.
+    Ties,
+    /// Queues are short and mark, windows small, messages large, and applications slow.
+    Crowded,
+    /// Links duplicate, damage and reorder.
+    Disorderly,
+    /// Links are cut, switches crash, and hosts sleep.
+    Failing,
+}
+
+impl Kind {
+    const ALL: [Self; 5] = [Self::Orderly, Self::Ties, Self::Crowded, Self::Disorderly, Self::Failing];
+}
+
+/// What was seen, over all seeds.
+#[derive(Debug, Default)]
+struct Totals {
+    delivered: usize,
+    failed: u64,
+    /// Without an answer, and delivered
+    ambiguous: usize,
+    late: u64,
+    duplicates: u64,
+    no_room: u64,
+    marked: u64,
+    clamped: u64,
+    /// Deliveries with the timestamp of the one before, from another sender
+    ties: usize,
+}
+
+fn percent(chance: &mut Chance, most: u64) -> Share {
+    let share = chance.below(10 * most + 1) as f64 / 1000.0;
+    if chance.below(2) == 0 { Share::NEVER } else { Share::new(share).unwrap() }
+}
+
+/// The network of a seed
+fn drawn(seed: u64, kind: Kind, chance: &mut Chance) -> Tree {
+    let incarnation =
+        [Incarnation::Chip, Incarnation::SwitchCpu, Incarnation::Host][chance.below(3) as usize];
+    let (levels, fanout) = [(1, 2), (1, 4), (2, 2), (2, 2), (2, 3), (3, 2)][chance.below(6) as usize];
+    let mut tree = Tree::new(incarnation, levels, fanout);
+    tree.pace = if seed.is_multiple_of(4) { Pace::Instants } else { Pace::Passing };
+    tree.every = Nanos(chance.between(1000, 6000));
+    tree.lasts = Nanos::from_micros(chance.between(30, 120));
+    tree.habits.timeout = Nanos::from_micros(chance.between(40, 100));
+    tree.link.jitter = Nanos(chance.below(2000));
+    tree.link.loss = percent(chance, 4);
+    if kind != Kind::Ties {
+        tree.skew_ns = chance.below(2000);
+        tree.drift_ppb = 100_000;
+        tree.habits.step_ns = if chance.below(2) == 0 { 0 } else { chance.below(20_000) };
+    }
+    tree.link.rate_bps = [10_000_000_000, 100_000_000_000][chance.below(2) as usize];
+    match kind {
+        Kind::Orderly | Kind::Failing => tree.habits.largest = if chance.below(2) == 0 { 8 } else { 3000 },
+        Kind::Ties => tree.habits.tick = Nanos(500),
+        Kind::Crowded => {
+            tree.link.rate_bps = 10_000_000_000;
+            tree.link.ecn = Some(Ecn { min: 2000, max: 20_000, share: Share::percent(50) });
+            tree.link.queue = chance.between(20_000, 100_000) as usize;
+            tree.habits.largest = chance.between(2000, 12_000);
+            tree.habits.receive_window = chance.between(40_000, 60_000) as u32;
+            tree.habits.receive_buffer = chance.between(10_000, 80_000) as usize;
+            tree.habits.initial_window = chance.between(2000, 40_000) as u32;
+            tree.habits.reads_every = Nanos(chance.below(30_000));
+        }
+        Kind::Disorderly => {
+            tree.habits.largest = 3000;
+            tree.link.duplicate = percent(chance, 5);
+            tree.link.reorder = percent(chance, 5);
+            tree.link.corrupt = percent(chance, 2);
+            tree.link.reorder_by = Nanos(chance.between(500, 10_000));
+        }
+    }
+    tree
+}
+
+/// Links that are cut, switches that crash, hosts that sleep, and clocks of switches that are set. Whether any switch crashes
+fn fail(made: &mut Made, lasts: Nanos, chance: &mut Chance) -> bool {
+    let mut crashes = false;
+    for _ in 0..chance.between(1, 3) {
+        let at = Nanos(chance.below(lasts.0));
+        let until = at + Nanos(chance.between(1000, 80_000));
+        let links: Vec<_> = made.world.links().collect();
+        let link = vec![links[chance.below(links.len() as u64) as usize]];
+        let keeper = made.keepers[chance.below(made.keepers.len() as u64) as usize];
+        match chance.below(5) {
+            0 | 1 => {
+                made.world.schedule(at, Fault::Cut(link.clone()));
+                made.world.schedule(until, Fault::Heal(link));
+            }
+            2 => {
+                crashes = true;
+                made.world.schedule(at, Fault::Crash(keeper));
+                made.world.schedule(until, Fault::Restart(keeper));
+            }
+            3 => {
+                let host = made.hosts[chance.below(made.hosts.len() as u64) as usize];
+                made.world.schedule(at, Fault::Pause(host));
+                made.world.schedule(until, Fault::Resume(host));
+            }
+            _ => {
+                let by = chance.below(20_000) as i64 - 10_000;
+                made.world.schedule(at, Fault::ClockStep(keeper, by));
+            }
+        }
+    }
+    crashes
+}
+
+/// Runs a seed, and checks it. `plant` changes the network before it is built.
+fn run(seed: u64, plant: impl Fn(&mut Tree), totals: &mut Totals) -> Result<(), String> {
+    let kind = Kind::ALL[seed as usize % Kind::ALL.len()];
+    let mut chance = Chance::stream(seed, 0x3150_6970);
+    let mut tree = drawn(seed, kind, &mut chance);
+    plant(&mut tree);
+    let mut made = tree.build(seed);
+    let crashes = kind == Kind::Failing && fail(&mut made, tree.lasts, &mut chance);
+    let mut until = tree.lasts + Nanos::from_micros(100);
+    made.world.run_until(until);
+    while made.each_host().any(|host| !host.is_settled()) && until < Nanos::from_millis(20) {
+        until = until + Nanos::from_micros(100);
+        made.world.run_until(until);
+    }
+    // What was acknowledged last waits for the barrier.
+    made.world.run_until(until + Nanos::from_micros(100));
+    let context = |what: String| format!("{kind:?} {:?}: {what}", tree.incarnation);
+    match kind {
+        Kind::Orderly | Kind::Ties | Kind::Crowded => made.check(None),
+        Kind::Failing if !crashes => made.check_rising().and_then(|()| made.check_order()),
+        Kind::Disorderly | Kind::Failing => made.check_order(),
+    }
+    .map_err(context)?;
+    totals.ambiguous += made.check_fates().map_err(context)?;
+    for host in made.each_host() {
+        let counters = host.process.counters();
+        totals.delivered += host.delivered.len();
+        totals.failed += counters.failed.get();
+        totals.late += counters.refused(process::Refusal::Late);
+        totals.duplicates += counters.refused(process::Refusal::Duplicate);
+        totals.no_room += counters.refused(process::Refusal::NoRoom);
+        totals.marked += counters.marked.get();
+        totals.clamped += counters.clamped.get();
+        totals.ties +=
+            host.delivered.windows(2).filter(|pair| pair[0].0 == pair[1].0 && pair[0].1 != pair[1].1).count();
+    }
+    Ok(())
+}
+
+/// The seeds of a kind: of a thousand, or as many as the environment says. What has to have happened in a thousand, or nothing
+/// was tested
+fn seeds(kind: Kind, happened: impl Fn(&Totals) -> bool) {
+    let read = |name: &str| std::env::var(name).ok().and_then(|value| value.parse().ok());
+    let (from, count): (u64, u64) = (read("FROM").unwrap_or(1), read("SEEDS").unwrap_or(1000));
+    let mut totals = Totals::default();
+    for seed in from..from + count {
+        if Kind::ALL[seed as usize % Kind::ALL.len()] == kind
+            && let Err(what) = run(seed, |_| {}, &mut totals)
+        {
+            panic!("seed {seed}: {what}");
+        }
+    }
+    println!("{kind:?}: {totals:?}");
+    if count >= 1000 {
+        assert!(totals.delivered > 10_000 && totals.failed > 0 && happened(&totals), "{totals:?}");
+    }
+}
+
+#[test]
+fn orderly_networks_deliver_in_time() {
+    seeds(Kind::Orderly, |totals| totals.clamped > 0 && totals.late == 0);
+}
+
+#[test]
+fn ties_are_broken_alike() {
+    seeds(Kind::Ties, |totals| totals.ties > 1000);
+}
+
+#[test]
+fn crowded_networks_and_slow_readers_lose_messages_and_nothing_else() {
+    seeds(Kind::Crowded, |totals| totals.marked > 0 && totals.no_room > 0);
+}
+
+#[test]
+fn links_that_reorder_lose_messages_and_nothing_else() {
+    seeds(Kind::Disorderly, |totals| totals.late > 0 && totals.duplicates > 0 && totals.clamped > 0);
+}
+
+#[test]
+fn failures_lose_messages_and_nothing_else() {
+    seeds(Kind::Failing, |totals| totals.late > 0);
+}
+
+#[cfg(feature = "canary")]
+#[test]
+fn planted_bugs_are_found() {
+    for bug in representative::Bug::ALL {
+        let found = (1..=1000).find_map(|seed| {
+            let what = run(seed, |tree| tree.bug = Some(bug), &mut Totals::default()).err()?;
+            Some((seed, what))
+        });
+        println!("{bug:?}: {found:?}");
+        assert!(found.is_some(), "{bug:?}");
+    }
+}
