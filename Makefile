@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run build demo-p4ce demo-swordbox test lint e2e soak bench fuzz doctor clean
+.PHONY: help run build demo-p4ce demo-swordbox demo-onepipe test lint e2e soak bench fuzz doctor clean
 
 CARGO ?= cargo
 PROGRAM := target/release/understudy
@@ -22,6 +22,9 @@ demo-p4ce: build ## consensus with and without the P4CE switch, and what it cost
 demo-swordbox: build ## contended locks with Swordbox and without, side by side (simulated); half a minute (QUICK=1: a few seconds)
 	$(PROGRAM) demo swordbox $(if $(QUICK),--quick)
 
+demo-onepipe: build ## 1Pipe on the paper's testbed, and what happens when a host, a link and a switch die (simulated); a few seconds
+	$(PROGRAM) demo onepipe $(if $(QUICK),--quick)
+
 build: ## build the program (target/release/understudy)
 	@scripts/deps.sh build
 	$(CARGO) build --release --locked --bin understudy
@@ -38,12 +41,13 @@ lint: ## formatting and clippy, warnings denied
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 
-e2e: build ## real RDMA programs in virtual machines, joined by understudy, and against `understudy host` (root)
+e2e: build ## real RDMA programs in virtual machines, joined by understudy, and against `understudy host`; routers of Linux for 1Pipe's detours (root)
 	@scripts/deps.sh e2e
 	$(AS_ROOT) tests/e2e/run.py --understudy $(PROGRAM)
 	$(AS_ROOT) tests/e2e/host.py --understudy $(PROGRAM)
 	$(AS_ROOT) tests/e2e/p4ce.py --understudy $(PROGRAM)
 	$(AS_ROOT) tests/e2e/swordbox.py --understudy $(PROGRAM)
+	$(AS_ROOT) tests/e2e/detour.py --understudy $(PROGRAM)
 
 soak: build ## seeds of the simulator, new ones every time: make soak SECONDS=600 (a scenario), or SEEDS=100000 FROM=1
 	@from=$(or $(FROM),$$(date +%s)000000); \

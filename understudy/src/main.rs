@@ -9,6 +9,7 @@ mod doctor;
 mod host;
 mod machine;
 mod output;
+mod plan;
 mod run;
 mod sim;
 
@@ -30,6 +31,7 @@ enum Command {
     Host(run::HostArgs),
     Sim(sim::Args),
     Check(check::Args),
+    Plan(plan::Args),
     Decode(decode::DecodeArgs),
     Doctor(doctor::Args),
     /// Show
@@ -43,6 +45,8 @@ enum Command {
 #[derive(Subcommand)]
 enum Demo {
     Swordbox(bench::swordbox::simulated::DemoArgs),
+    #[command(name = "onepipe")]
+    OnePipe(bench::onepipe::demo::DemoArgs),
 }
 
 #[derive(Subcommand)]
@@ -51,10 +55,14 @@ enum Bench {
     P4ce(bench::p4ce::P4ceArgs),
     Consensus(bench::consensus::ConsensusArgs),
     Swordbox(bench::swordbox::SwordboxArgs),
+    #[command(name = "onepipe")]
+    OnePipe(bench::onepipe::OnePipeArgs),
     #[command(hide = true)]
     P4ceLoad(bench::p4ce::LoadArgs),
     #[command(hide = true)]
     SwordboxLoad(bench::swordbox::LoadArgs),
+    #[command(name = "onepipe-load", hide = true)]
+    OnePipeLoad(bench::onepipe::LoadArgs),
 }
 
 fn main() -> ExitCode {
@@ -63,9 +71,11 @@ fn main() -> ExitCode {
         Command::Host(args) => run::host(args),
         Command::Sim(args) => sim::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Plan(args) => plan::run(&args),
         Command::Decode(args) => decode::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Demo(Demo::Swordbox(args)) => told(bench::swordbox::simulated::demo(&args)),
+        Command::Demo(Demo::OnePipe(args)) => told(bench::onepipe::demo::demo(&args)),
         Command::Bench(command) => bench(&command),
     }
 }
@@ -79,6 +89,8 @@ fn bench(command: &Bench) -> ExitCode {
         Bench::Swordbox(args) => bench::swordbox::run(args, &own),
         Bench::P4ceLoad(args) => run::p4ce_load(args),
         Bench::SwordboxLoad(args) => run::swordbox_load(args),
+        Bench::OnePipe(args) => bench::onepipe::run(args, &own),
+        Bench::OnePipeLoad(args) => run::onepipe_load(args),
     });
     told(done)
 }

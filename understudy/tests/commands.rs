@@ -28,7 +28,7 @@ fn file(content: &str) -> (tempfile::TempDir, String) {
 #[test]
 fn every_example_is_right() {
     let mut names = Vec::new();
-    let entries = [configs(), configs().join("sim"), configs().join("memif")]
+    let entries = [configs(), configs().join("sim"), configs().join("memif"), configs().join("onepipe")]
         .map(|folder| std::fs::read_dir(folder).unwrap());
     for path in entries.into_iter().flatten().map(|entry| entry.unwrap().path()) {
         if path.is_dir() {
@@ -45,10 +45,12 @@ fn every_example_is_right() {
         "host.toml",
         "hardware.toml",
         "impair.toml",
+        "onepipe.toml",
         "learning-bridge.toml",
         "swordbox.toml",
         "verbs.toml",
         "bridge.toml",
+        "testbed.toml",
     ] {
         assert!(names.iter().any(|found| found == name), "{name} is missing: {names:?}");
     }
@@ -114,6 +116,54 @@ fn a_file_that_cannot_be_read_is_named() {
         assert_eq!(output.status.code(), Some(2));
         let value: Value = serde_json::from_slice(&output.stdout).unwrap();
         assert!(value["errors"][0]["message"].as_str().unwrap().contains(words), "{value}");
+    }
+}
+
+#[test]
+fn a_network_is_planned() {
+    let path = configs().join("onepipe/testbed.toml");
+    let output = understudy(&["plan", path.to_str().unwrap()]);
+    let shown = text(&output.stdout);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    for words in [
+        "32 hosts, 10 switches, 16 links between switches",
+        "h9 -> tor2 -> spine1 -> h2: 3 IP headers",
+        "Of 96 directions of links, 40 need a detour.",
+        "ip decap-group onepipe",
+        "\"tunnel_type\": \"IPINIP\"",
+        "`--out DIR` writes this, and 42 configurations",
+    ] {
+        assert!(shown.contains(words), "{words:?} in\n{shown}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("new/folder");
+    let output = understudy(&["plan", path.to_str().unwrap(), "--out", out.to_str().unwrap()]);
+    assert!(text(&output.stdout).contains("Wrote 52 files"), "{}", text(&output.stdout));
+    for name in ["tor1.representative.toml", "tor1.eos", "spine1.sonic.json", "h32.process.toml"] {
+        assert!(out.join(name).is_file(), "{name}");
+    }
+    let output = understudy(&["plan", path.to_str().unwrap(), "--out", "/dev/null/nowhere"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("/dev/null/nowhere/"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_network_with_a_loop_is_shown_at_its_links() {
+    let rack = |n: usize| {
+        format!(
+            "[[switch]]\nname = \"s{n}\"\n[[host]]\nname = \"h{n}\"\naddress = \"10.0.{n}.1/24\"\n\
+             mac = \"02:00:00:00:00:0{n}\"\nswitch = \"s{n}\"\n"
+        )
+    };
+    let links = "[[link]]\nends = [\"s1\", \"s2\"]\n[[link]]\nends = [\"s2\", \"s3\"]\n[[link]]\nends = [\"s3\", \"s1\"]\n";
+    let (_folder, path) = file(&["[topology]\n", &rack(1), &rack(2), &rack(3), links].concat());
+    for command in ["plan", "check"] {
+        let output = understudy(&[command, &path]);
+        assert_eq!((output.status.code(), text(&output.stdout)), (Some(2), String::new()));
+        let shown = text(&output.stderr);
+        for words in ["my.toml:24:8", "a loop: `s1` - `s2` - `s3` - `s1`", "3 things are wrong"] {
+            assert!(shown.contains(words), "{words:?} in\n{shown}");
+        }
     }
 }
 

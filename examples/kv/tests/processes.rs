@@ -267,22 +267,36 @@ fn clients_of_redis_are_understood() {
     let cluster = Cluster::new(false);
     let _rack = cluster.rack();
     let _servers = [0, 1, 2].map(|id| cluster.server(id));
-    assert_eq!(cluster.call(&["set", "key", "one two"]), "OK");
-    cluster.wait_for(0, "role", "leader");
-    assert_eq!(cluster.say(0, "GET key").unwrap(), "$7\r\none two\r\n");
+    assert_eq!(cluster.call(&["set", "key", "value"]), "OK");
     let moved = format!("-MOVED 0 {}\r\n", cluster.tcp[0]);
     cluster.wait_until("server 1 knows who leads", || cluster.say(1, "GET key").unwrap() == moved);
-    // Many at once, an error among them, and an end in the middle of a command
-    let answers =
-        cluster.say(0, "PING\r\nINCR n\r\nINCR key\r\n\r\nDEL key\r\nGET key\r\n*2\r\n$3\r\nGET").unwrap();
-    assert_eq!(answers, "+PONG\r\n:1\r\n-ERR value is not an integer or out of range\r\n:1\r\n$-1\r\n",);
-    assert!(cluster.say(0, "*nonsense\r\nPING").unwrap().starts_with("-ERR Protocol error"));
-    assert_eq!(cluster.say(0, "ONCE 7 1 INCR n\r\nONCE 7 1 INCR n").unwrap(), ":2\r\n:2\r\n");
-    let many = ["INCR m"; 500].join("\r\n");
-    let answers = cluster.say(0, &many).unwrap();
-    assert!(answers.ends_with(":499\r\n:500\r\n") && answers.lines().count() == 500);
+    // On a machine that is busy a leader may lose its office for a moment, and says so: then all is tried again.
+    let understood = (0..20).any(|attempt| {
+        cluster.wait_for(0, "role", "leader");
+        is_understood(&cluster, attempt).is_some()
+    });
+    assert!(understood, "the leader lost its office each time");
     // What cannot be
+    assert!(cluster.say(0, "*nonsense\r\nPING").unwrap().starts_with("-ERR Protocol error"));
     let long = format!("SET k {}", "x".repeat(2000));
     assert_eq!(cluster.say(0, &long).unwrap(), "-ERR the command does not fit into 1072 bytes\r\n");
-    assert!(!cluster.client(&["get", "key"]).output().unwrap().status.success(), "there is no such key");
+    assert!(!cluster.client(&["get", "nothing"]).output().unwrap().status.success(), "there is no such key");
+}
+
+/// Commands on keys of this attempt; `None` if the leader lost its office meanwhile.
+fn is_understood(cluster: &Cluster, attempt: u32) -> Option<()> {
+    let say = |text: &str| {
+        let text = text.replace('@', &attempt.to_string());
+        let answers = cluster.say(0, &text).unwrap();
+        (!answers.contains("-UNKNOWN ") && !answers.contains("-MOVED ")).then_some(answers)
+    };
+    assert_eq!(cluster.call(&["set", &format!("key{attempt}"), "one two"]), "OK");
+    assert_eq!(say("GET key@")?, "$7\r\none two\r\n");
+    // Many at once, an error among them, and an end in the middle of a command
+    let answers = say("PING\r\nINCR n@\r\nINCR key@\r\n\r\nDEL key@\r\nGET key@\r\n*2\r\n$3\r\nGET")?;
+    assert_eq!(answers, "+PONG\r\n:1\r\n-ERR value is not an integer or out of range\r\n:1\r\n$-1\r\n");
+    assert_eq!(say("ONCE 7@ 1 INCR n@\r\nONCE 7@ 1 INCR n@")?, ":2\r\n:2\r\n");
+    let answers = say(&["INCR m@"; 500].join("\r\n"))?;
+    assert!(answers.ends_with(":499\r\n:500\r\n") && answers.lines().count() == 500);
+    Some(())
 }

@@ -6,6 +6,7 @@ mod summary;
 use crate::config::{self, Finding, Purpose, Report};
 use crate::machine::Machine;
 use crate::output::print;
+use crate::plan;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -31,6 +32,9 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         }
         Purpose::Sim => {
             config::load_scenario(&args.config).map(|scenario| scenario::of(&args.config, &scenario))
+        }
+        Purpose::Plan => {
+            config::load_topology(&args.config).map(|network| plan::summary(&args.config, &network))
         }
     };
     match (summary, args.json) {

@@ -2,6 +2,7 @@
 
 mod consensus;
 mod impair;
+mod onepipe;
 mod p4ce;
 mod swordbox;
 
@@ -16,7 +17,7 @@ use std::path::Path;
 use switch::PortId;
 use switch::drop::FaultSet;
 use switch::forward::Config as Forward;
-use switch::forward::config::Topology;
+use switch::forward::config::{Topology, Ttl};
 
 /// The ports, the function, the workers, and what is worth a second look.
 pub(super) fn of(path: &Path, config: &Config, machine: &Machine) -> String {
@@ -28,6 +29,7 @@ pub(super) fn of(path: &Path, config: &Config, machine: &Machine) -> String {
         FunctionConfig::Consensus(config) => consensus::lines(config),
         FunctionConfig::P4ce(config) => p4ce::lines(config),
         FunctionConfig::Swordbox(config) => swordbox::lines(config, &runtime.ports),
+        FunctionConfig::OnePipe(config) => onepipe::lines(config, &runtime.ports),
     };
     let rest = [
         ("workers", workers(&runtime.workers.cpus) + idle(runtime.workers.idle)),
@@ -192,6 +194,14 @@ fn wires(pairs: &[(PortId, PortId)], ports: &[Port]) -> String {
 fn topology(topology: &Topology, ports: &[Port]) -> String {
     match topology {
         Topology::Pairs(pairs) => wires(pairs, ports),
+        Topology::Routes(table) => {
+            let most = table.routes.iter().map(|route| route.via.len()).max().unwrap_or(0);
+            let hop = match table.ttl {
+                Ttl::Keep => "TTLs stay",
+                Ttl::Decrement => "TTLs are counted down",
+            };
+            format!("a router of {} routes, with up to {most} equal next hops; {hop}", table.routes.len())
+        }
         Topology::Mac(table) => {
             let fixed = match table.fixed.len() {
                 0 => String::new(),

@@ -12,24 +12,29 @@ mod forward;
 mod impair;
 mod memory;
 mod nic;
+mod onepipe;
 mod p4ce;
 mod pairs;
 mod pcap;
 mod port;
 mod report;
+mod routes;
 mod runtime;
 mod scenario;
 mod swordbox;
 mod syntax;
 #[cfg(test)]
 mod tests;
+mod topology;
 mod tree;
 mod words;
 
 pub(crate) use report::{Finding, Report};
 
+pub(crate) use onepipe::{Clock, OnePipeConfig};
 pub(crate) use p4ce::P4ceConfig;
 pub(crate) use swordbox::SwordboxConfig;
+pub(crate) use topology::{Network, System};
 
 use crate::consensus::ConsensusConfig;
 use crate::host::HostConfig;
@@ -74,6 +79,8 @@ pub(crate) enum FunctionConfig {
     P4ce(P4ceConfig),
     /// A switch that resolves atomics, and a bridge
     Swordbox(SwordboxConfig),
+    /// A switch that keeps barriers, and a bridge
+    OnePipe(OnePipeConfig),
 }
 
 /// A table that configures a function.
@@ -83,12 +90,13 @@ struct FunctionTable {
 }
 
 /// The functions there are.
-const FUNCTIONS: [FunctionTable; 5] = [
+const FUNCTIONS: [FunctionTable; 6] = [
     FunctionTable { key: "forward", read: forward::read },
     FunctionTable { key: "impair", read: impair::read },
     FunctionTable { key: "nic", read: nic::read },
     FunctionTable { key: "p4ce", read: p4ce::read },
     FunctionTable { key: "swordbox", read: swordbox::read },
+    FunctionTable { key: "onepipe", read: onepipe::read },
 ];
 
 /// Reads a file.
@@ -103,6 +111,12 @@ pub(crate) fn load_scenario(path: &Path) -> Result<sim::scenario::Scenario, Repo
     parsed(path, &text, scenario::read)
 }
 
+/// Reads a topology, and plans it.
+pub(crate) fn load_topology(path: &Path) -> Result<Network, Report> {
+    let text = text_of(path)?;
+    parsed(path, &text, topology::read)
+}
+
 /// What a file is for, as far as its tables tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
@@ -110,13 +124,19 @@ pub(crate) enum Purpose {
     Run,
     /// `understudy sim`
     Sim,
+    /// `understudy plan`
+    Plan,
 }
 
 /// What a file is for; a file that does not parse is for `run`, which says what is wrong.
 pub(crate) fn purpose(path: &Path) -> Purpose {
     let text = text_of(path).unwrap_or_default();
     let (root, _) = DeTable::parse_recoverable(&text);
-    if scenario::is_one(root.get_ref()) { Purpose::Sim } else { Purpose::Run }
+    match root.get_ref() {
+        root if topology::is_one(root) => Purpose::Plan,
+        root if scenario::is_one(root) => Purpose::Sim,
+        _ => Purpose::Run,
+    }
 }
 
 /// The text of a file
@@ -198,6 +218,10 @@ fn read(
             let why = "[swordbox] has one worker: operations on a word are put into one order by one owner";
             runtime.check_one_worker(why, problems);
             config.journal = config.journal.take().map(|journal| folder.join(journal));
+        }
+        Some(FunctionConfig::OnePipe(_)) => {
+            let why = "[onepipe] has one worker: that a link keeps its order is what barriers rest on";
+            runtime.check_one_worker(why, problems);
         }
         Some(FunctionConfig::Forward(_) | FunctionConfig::Impair(_)) | None => {}
     }

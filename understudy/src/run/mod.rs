@@ -5,6 +5,7 @@ mod demo;
 mod forward;
 mod host;
 mod impair;
+mod onepipe;
 mod p4ce;
 mod report;
 pub(crate) mod swordbox;
@@ -32,6 +33,10 @@ pub(crate) struct RunArgs {
     /// Print the closing report as JSON
     #[arg(long)]
     json: bool,
+    /// Print a line of JSON this often: what [onepipe] and a server of [consensus] do (docs/onepipe.md and docs/p4ce.md
+    /// have the fields)
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    live: Option<Duration>,
     /// Further arguments for DPDK's EAL
     #[arg(last = true, value_name = "EAL")]
     eal: Vec<String>,
@@ -42,9 +47,6 @@ pub(crate) struct RunArgs {
 pub(crate) struct HostArgs {
     #[command(flatten)]
     run: RunArgs,
-    /// Print a line of JSON this often: what a server of [consensus] does (docs/p4ce.md has the fields)
-    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
-    live: Option<Duration>,
 }
 
 /// As [`run`], for a configuration that has a host.
@@ -57,10 +59,7 @@ pub(crate) fn host(args: HostArgs) -> ExitCode {
         return wrong("Name a configuration that has [nic], such as configs/host.toml".into());
     };
     match config::load(path).map(|config| config.function) {
-        Ok(FunctionConfig::Nic(_)) if args.live.is_some() => {
-            wrong(format!("{} has no [consensus]: --live tells of nothing else", path.display()))
-        }
-        Ok(FunctionConfig::Nic(_) | FunctionConfig::Consensus(_)) | Err(_) => begin(args.run, args.live),
+        Ok(FunctionConfig::Nic(_) | FunctionConfig::Consensus(_)) | Err(_) => run(args.run),
         Ok(_) => wrong(format!("{} has no [nic]: `understudy run` is for it", path.display())),
     }
 }
@@ -74,10 +73,6 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
 
 /// Exit code 2 for a wrong configuration, 1 for anything that is missing at run time.
 pub(crate) fn run(args: RunArgs) -> ExitCode {
-    begin(args, None)
-}
-
-fn begin(args: RunArgs, live: Option<Duration>) -> ExitCode {
     let failed = |report: Report| (format!("{report:?}\n"), ExitCode::FAILURE);
     // The demonstration's folder has to outlive the run.
     let loaded = match &args.config {
@@ -86,7 +81,19 @@ fn begin(args: RunArgs, live: Option<Duration>) -> ExitCode {
             .map_err(|report| (report.render(), ExitCode::from(config::EXIT_CODE))),
         None => demo::load().map(|(config, dir)| (config, Some(dir))).map_err(failed),
     };
-    match loaded.and_then(|(config, _dir)| start(args, live, config).map_err(failed)) {
+    let tells = |config: &Config| match config.function {
+        FunctionConfig::OnePipe(_) | FunctionConfig::Consensus(_) => true,
+        _ => args.live.is_none(),
+    };
+    let loaded = loaded.and_then(|(config, dir)| {
+        if tells(&config) {
+            return Ok((config, dir));
+        }
+        let path = config.path.display();
+        let text = format!("{path} has no [onepipe] and no [consensus]: --live tells of nothing else\n");
+        Err((text, ExitCode::from(config::EXIT_CODE)))
+    });
+    match loaded.and_then(|(config, _dir)| start(args, config).map_err(failed)) {
         Ok(code) => code,
         Err((text, code)) => {
             eprint!("{text}");
@@ -128,6 +135,21 @@ pub(crate) fn swordbox_load(args: &bench::swordbox::LoadArgs) -> Result<(), Repo
     bench::swordbox::check(&load, &tally, frames)
 }
 
+/// Runs what `bench onepipe` measures.
+pub(crate) fn onepipe_load(args: &bench::onepipe::LoadArgs) -> Result<(), Report> {
+    let config = config::load(&args.config).map_err(|report| miette::miette!("{}", report.render()))?;
+    let stop = catch_signals()?;
+    let load = args.load();
+    let function = load.make();
+    let counters = function.counters();
+    let mut runtime = Runtime::start(config.runtime).map_err(|error| explain(&error))?;
+    let outcome = runtime.run(vec![function], &mut Passive, &stop);
+    drop(runtime);
+    let frames = outcome.workers.iter().map(|worker| worker.received()).sum();
+    println!("{frames} frames, {} beacons sent", counters.beacons.get());
+    bench::onepipe::check(&load, &counters, frames)
+}
+
 /// Set when the program is told to end.
 fn catch_signals() -> Result<Stop, Report> {
     let stop = Stop::new();
@@ -138,7 +160,7 @@ fn catch_signals() -> Result<Stop, Report> {
     Ok(stop)
 }
 
-fn start(args: RunArgs, live: Option<Duration>, mut config: Config) -> Result<ExitCode, Report> {
+fn start(args: RunArgs, mut config: Config) -> Result<ExitCode, Report> {
     let stop = catch_signals()?;
     let swordbox = swordbox::Beginning::of(&config)?;
     config.runtime.eal.extra.extend(args.eal);
@@ -168,11 +190,15 @@ fn start(args: RunArgs, live: Option<Duration>, mut config: Config) -> Result<Ex
             (if args.json { report.json() } else { report.text() }, report.code())
         }
         FunctionConfig::Consensus(config) => {
-            let report = consensus::run(&mut runtime, config, live, until, &stop);
+            let report = consensus::run(&mut runtime, config, args.live, until, &stop);
             (if args.json { report.json() } else { report.text() }, report.code())
         }
         FunctionConfig::P4ce(config) => {
             let report = p4ce::run(&mut runtime, config, until, &stop);
+            (if args.json { report.json() } else { report.text() }, ExitCode::SUCCESS)
+        }
+        FunctionConfig::OnePipe(config) => {
+            let report = onepipe::run(&mut runtime, config, args.live, until, &stop)?;
             (if args.json { report.json() } else { report.text() }, ExitCode::SUCCESS)
         }
         FunctionConfig::Swordbox(config) => {

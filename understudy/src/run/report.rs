@@ -1,5 +1,6 @@
 //! What a run came to: as tables for people, as JSON for programs.
 
+use super::onepipe::OnePipeReport;
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -33,6 +34,9 @@ pub(super) struct Report {
     /// What became of shared words; left out by functions that have none
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) swordbox: Option<SwordboxReport>,
+    /// Barriers and links; left out by functions that have none
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) onepipe: Option<OnePipeReport>,
 }
 
 /// Connections of memory servers, and what became of their operations.
@@ -330,6 +334,9 @@ impl Report {
         if let Some(swordbox) = &self.swordbox {
             swordbox.text(&mut text);
         }
+        if let Some(onepipe) = &self.onepipe {
+            onepipe.text(&mut text);
+        }
         for note in notes {
             _ = writeln!(text, "{note}");
         }
@@ -363,14 +370,14 @@ impl Report {
     }
 }
 
-fn row(words: &[&str], numbers: &[u64]) -> Vec<Cell> {
+pub(super) fn row(words: &[&str], numbers: &[u64]) -> Vec<Cell> {
     let words = words.iter().map(Cell::new);
     let numbers = numbers.iter().map(|n| Cell::new(n).set_alignment(CellAlignment::Right));
     words.chain(numbers).collect()
 }
 
 /// A titled table, of which the first columns are words and the others numbers; nothing if it has no row.
-fn section(
+pub(super) fn section(
     text: &mut String,
     title: &str,
     columns: &[&str],

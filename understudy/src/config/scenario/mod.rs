@@ -1,7 +1,7 @@
 //! Scenarios of the simulator: `[sim]`, `[[host]]`, `[[switch]]`, `[[link]]`, `[verbs]` or `[groups]`, and `[[fault]]`. Every number
 //! may be a range, `[low, high]`, from which the seed draws.
 
-mod network;
+pub(in crate::config) mod network;
 mod work;
 
 use super::report::Problem;

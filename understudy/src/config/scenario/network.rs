@@ -9,12 +9,12 @@ use std::collections::BTreeMap;
 
 /// Names of hosts and switches, and where they stand
 #[derive(Default)]
-pub(super) struct Names {
-    pub(super) all: BTreeMap<String, Range<usize>>,
+pub(in crate::config) struct Names {
+    pub(in crate::config) all: BTreeMap<String, Range<usize>>,
 }
 
 impl Names {
-    pub(super) fn take(&mut self, table: &Table<'_>) -> Option<String> {
+    pub(in crate::config) fn take(&mut self, table: &Table<'_>) -> Option<String> {
         let value = table.require("name", "\"a\"")?;
         let name = value.text()?.to_owned();
         if let Some(first) = self.all.get(&name) {

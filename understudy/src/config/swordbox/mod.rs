@@ -10,6 +10,7 @@ use super::tree::{Table, Value, subsections};
 use core::ops::Range;
 use std::path::PathBuf;
 use switch::Nanos;
+use switch::forward::config::Topology;
 use swordbox::{Config, FailedCas, Layers, Server};
 
 const SERVER: &str = "[[swordbox.server]]";
@@ -34,8 +35,20 @@ pub(crate) struct SwordboxConfig {
     pub(crate) journal: Option<PathBuf>,
 }
 
+/// What is sent from here has the headers with which packets came, MAC addresses as well.
+fn can_send_as_it_came(table: &Table<'_>, forward: &switch::forward::Config) -> bool {
+    let Topology::Routes(routes) = &forward.topology else { return true };
+    let can = routes.routes.iter().flat_map(|route| &route.via).all(|hop| hop.mac.is_none());
+    if !can {
+        let problem = table.problem("[swordbox] cannot write the MAC addresses of next hops");
+        let help = "leave `mac` out of the next hops of its `routes`, so that packets keep theirs, or bridge with `mac_table`";
+        table.problems().add(problem.label("its routes have some").help(help));
+    }
+    can
+}
+
 pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
-    let forward = super::forward::bridge(table, ports);
+    let forward = super::forward::bridge(table, ports).filter(|forward| can_send_as_it_came(table, forward));
     let layers = table.get("layers", "[\"remap\", \"cas_to_write\"]");
     let journal = table.get("journal", "\"swordbox.journal\"");
     if let (Some(value), None) = (&layers, &journal) {
@@ -47,7 +60,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
     // The defaults are the function's own; what it forwards is not among them.
     let default = Config::new(switch::forward::Config {
         ports: 0,
-        topology: switch::forward::config::Topology::Pairs(Vec::new()),
+        topology: Topology::Pairs(Vec::new()),
         drop: switch::drop::FaultSet::NONE,
         verify_icrc: false,
         verify_udp_checksum: false,

@@ -4,7 +4,8 @@ use super::{FORWARD, PORTS, device, forward, port, runtime, wrong};
 
 const RUNTIME_KEYS: &str = "[runtime] takes `workers`, `idle`, `memory_mb`, `hugepages`, `file_prefix`, `telemetry`, `handoff_ring`, `control_queue` and `stop_when_idle_ms`";
 const PORT_KEYS: &str = "[[port]] takes `name`, `mtu`, `rx_queues`, `descriptors`, `buffers`, `pci`, `mlx5`, `af_packet`, `af_xdp`, `tap`, `memif`, `vhost`, `ring`, `pcap`, `null` and `devargs`";
-const FORWARD_KEYS: &str = "[forward] takes `pairs`, `mac_table`, `verify`, `drop` and `counted_qps`";
+const FORWARD_KEYS: &str =
+    "[forward] takes `pairs`, `mac_table`, `routes`, `verify`, `drop` and `counted_qps`";
 
 #[test]
 fn unknown_in_runtime() {
@@ -95,17 +96,17 @@ fn unknown_tables() {
     wrong(
         &[PORTS, "[forwrd] #!\npairs = [[\"a\", \"b\"]]\n"].concat(),
         "there is no table `forwrd`",
-        "did you mean `[forward]`? the tables are `[runtime]`, `[[port]]`, `[forward]`, `[impair]`, `[nic]`, `[p4ce]`, `[swordbox]` and `[consensus]`",
+        "did you mean `[forward]`? the tables are `[runtime]`, `[[port]]`, `[forward]`, `[impair]`, `[nic]`, `[p4ce]`, `[swordbox]`, `[onepipe]` and `[consensus]`",
     );
     wrong(
         &[PORTS, "[router] #!\n"].concat(),
         "there is no table `router`",
-        "the tables are `[runtime]`, `[[port]]`, `[forward]`, `[impair]`, `[nic]`, `[p4ce]`, `[swordbox]` and `[consensus]`",
+        "the tables are `[runtime]`, `[[port]]`, `[forward]`, `[impair]`, `[nic]`, `[p4ce]`, `[swordbox]`, `[onepipe]` and `[consensus]`",
     );
     wrong(
         "\n[[port]]\nname = \"a\"\nring = {}\n\n[forward]\npairs = [[\"a\", \"a\"]]\n[[prot]] #!\nname = \"b\"\n",
         "there is no table `prot`",
-        "did you mean `[[port]]`? the tables are `[runtime]`, `[[port]]`, `[forward]`, `[impair]`, `[nic]`, `[p4ce]`, `[swordbox]` and `[consensus]`",
+        "did you mean `[[port]]`? the tables are `[runtime]`, `[[port]]`, `[forward]`, `[impair]`, `[nic]`, `[p4ce]`, `[swordbox]`, `[onepipe]` and `[consensus]`",
     );
 }
 
@@ -129,7 +130,7 @@ fn outside_of_any_table() {
     wrong(
         &["speed = 100 #!\n", PORTS, FORWARD].concat(),
         "`speed` stands outside of any table",
-        "move it below the line `[runtime]`, `[[port]]`, `[forward]`, `[impair]`, `[nic]`, `[p4ce]`, `[swordbox]` or `[consensus]`",
+        "move it below the line `[runtime]`, `[[port]]`, `[forward]`, `[impair]`, `[nic]`, `[p4ce]`, `[swordbox]`, `[onepipe]` or `[consensus]`",
     );
 }
 

@@ -6,13 +6,16 @@ mod forward;
 mod impair;
 mod keys;
 mod nic;
+mod onepipe;
 mod p4ce;
 mod ports;
 mod reports;
+mod routes;
 mod runtime;
 mod scenario;
 mod swordbox;
 mod syntax;
+mod topology;
 mod understood;
 
 use super::{Config, Report, parse_on};

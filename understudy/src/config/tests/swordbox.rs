@@ -145,7 +145,7 @@ fn bridge_and_workers() {
     wrong(
         &swordbox("").replace(BRIDGE, "").replace("[swordbox]", "[swordbox] #!"),
         "[swordbox] does not say where frames go",
-        r#"add `pairs = [["a", "b"]]` to join ports two by two, or `mac_table = {}` for a bridge that learns who is where"#,
+        r#"add `pairs = [["a", "b"]]` to join ports two by two, `mac_table = {}` for a bridge that learns who is where, or `routes` for a router"#,
     );
     wrong(
         &["[runtime]\nworkers = [0, 1] #!\n", &swordbox("")].concat(),

@@ -1,0 +1,210 @@
+//! Traffic of 1Pipe that can be played over and over.
+//!
+//! Timestamps are a circle of 48 bits, and so is the capture: they go on from each frame, or round of beacons, to the next, and
+//! from the last to the first as well, so that every message raises its link's register, however often the capture is played.
+//! Messages are [`APART_NS`] apart, but for a jump every [`RUN`], or the circle would not close; rounds of beacons are an
+//! equal part of the circle apart.
+
+use clap::ValueEnum;
+use core::fmt;
+use core::net::{IpAddr, Ipv4Addr};
+use representative::config::{BeaconForm, Config, Incarnation, Link, Pace, Registers, Side};
+use representative::{Counters, Refusal, Representative};
+use rocev2::deth::Deth;
+use rocev2::ethernet::{Ethernet, MacAddr, ethertype};
+use rocev2::ipv4::Ipv4;
+use rocev2::onepipe::{OnePipe, OnePipeOpcode, Timestamp};
+use rocev2::repr::{Ip, Repr};
+use rocev2::{Bth, Opcode, Psn, Qpn};
+use switch::forward::config::Topology;
+use switch::{Nanos, PortId, forward};
+use zerocopy::IntoBytes;
+
+/// Frames of a capture: few enough for caches, and so many that barriers, which are counted on a line of 64 bits, do not reach its
+/// end: 65,535 times the capture
+const FRAMES: usize = 4096;
+const OWN: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
+const PEER: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
+const OWN_IP: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
+const FIRST_QP: Qpn = Qpn::new(0x100);
+/// Messages from one jump of time to the next, and nanoseconds from a message to the next: 20 million a second
+const RUN: usize = 128;
+const APART_NS: u64 = 50;
+/// The beacon interval with messages; with beacons, links share it out, so that there is about one in a round
+const INTERVAL: Nanos = Nanos::from_micros(3);
+const SHARE_NS: u64 = 100;
+
+/// What is played.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Kind {
+    /// Best-effort messages through a chip, which reflects them
+    Messages,
+    /// Beacons of each link in turn, to a host; it sends each link one when it has heard of all
+    Beacons,
+}
+
+/// A traffic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Load {
+    /// What is played
+    pub kind: Kind,
+    /// How many links there are
+    pub links: u16,
+    /// Bytes that follow a message's header
+    pub payload: usize,
+}
+
+impl fmt::Display for Load {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            Kind::Messages => write!(f, "messages of {} B", self.payload),
+            Kind::Beacons => write!(f, "beacons of {} links", self.links),
+        }
+    }
+}
+
+fn address(link: u16) -> Ipv4Addr {
+    let [high, low] = link.to_be_bytes();
+    Ipv4Addr::new(10, 1, high, low)
+}
+
+impl Load {
+    /// The capture
+    pub fn frames(&self) -> Vec<Vec<u8>> {
+        let links = usize::from(self.links);
+        let rounds = FRAMES.div_ceil(links).next_power_of_two();
+        let step = (1 << 48) / rounds as u64;
+        let time = |round: usize| match self.kind {
+            Kind::Messages => step * (round / RUN * RUN) as u64 + APART_NS * (round % RUN) as u64,
+            Kind::Beacons => step * round as u64,
+        };
+        let frame = |round: usize, link: u16| self.frame(link, Timestamp::new(time(round) + step / 2));
+        (0..rounds).flat_map(|round| (0..self.links).map(move |link| frame(round, link))).collect()
+    }
+
+    fn frame(&self, link: u16, timestamp: Timestamp) -> Vec<u8> {
+        let (opcode, dst, dst_ip, qpn) = match self.kind {
+            Kind::Messages => (OnePipeOpcode::DATA, PEER, Ipv4Addr::new(10, 2, 0, 1), Qpn::new(0x99)),
+            Kind::Beacons => (OnePipeOpcode::BEACON, OWN, OWN_IP, Qpn::new(FIRST_QP.get() + u32::from(link))),
+        };
+        let ethernet = Ethernet { dst, src: PEER, ethertype: ethertype::IPV4.into() };
+        let ip = Ipv4 { src: address(link).octets(), dst: dst_ip.octets(), ..Ipv4::default() };
+        let mut repr = Repr::new(ethernet, Ip::V4(ip, &[]), Bth::new(Opcode::UD_SEND_ONLY, qpn, Psn::ZERO));
+        repr.extended.deth = Deth::new(OnePipe::QKEY, Qpn::new(0x11));
+        let header = OnePipe::new(opcode, timestamp, Psn::ZERO);
+        let message = if self.kind == Kind::Messages { self.payload } else { 0 };
+        let payload = [header.as_bytes(), &vec![0x5a; message]].concat();
+        repr.payload = &payload;
+        let mut frame = vec![0; repr.frame_len()];
+        repr.build(&mut frame).expect("a frame of the right length");
+        frame
+    }
+
+    /// Who it is for
+    pub fn config(&self) -> Config {
+        let link = |n: u16| Link {
+            side: if n < self.links.div_ceil(2) { Side::Below } else { Side::Above },
+            port: PortId(0),
+            mac: PEER,
+            address: IpAddr::V4(address(n)),
+            detour: Vec::new(),
+            qpn: Qpn::new(0x11),
+            beacon: BeaconForm::Datagram,
+            barriers_in_messages: true,
+        };
+        Config {
+            forward: forward::Config {
+                topology: Topology::Pairs(vec![(PortId(0), PortId(0))]),
+                ..forward::Config::bridge(1, 0)
+            },
+            incarnation: match self.kind {
+                Kind::Messages => Incarnation::Chip,
+                Kind::Beacons => Incarnation::Host,
+            },
+            pace: Pace::Passing,
+            mac: OWN,
+            addresses: vec![OWN_IP.into()],
+            qkey: OnePipe::QKEY,
+            first_qp: FIRST_QP,
+            registers: Registers { va: 0, rkey: 0 },
+            beacon_interval: match self.kind {
+                Kind::Messages => INTERVAL,
+                Kind::Beacons => Nanos((SHARE_NS * u64::from(self.links)).clamp(1_000, 1_000_000)),
+            },
+            dead_after_intervals: 1_000_000_000,
+            join_window: Nanos::from_secs(1 << 20),
+            // What is played is of no time.
+            ahead_max: Nanos(u64::MAX),
+            clock: Timestamp::default(),
+            traffic_class: 0,
+            links: (0..self.links).map(link).collect(),
+            #[cfg(feature = "canary")]
+            bug: None,
+        }
+    }
+
+    /// A switch function for it.
+    ///
+    /// # Panics
+    /// Never: such a configuration can be.
+    pub fn make(&self) -> Representative {
+        Representative::new(self.config()).expect("a configuration that can be")
+    }
+
+    /// Whether what was counted is what was to be measured, after so many frames.
+    ///
+    /// # Errors
+    /// It is not; how so.
+    pub fn check(&self, counters: &Counters, frames: u64) -> Result<(), String> {
+        if let Some(why) = Refusal::ALL.into_iter().find(|&why| counters.refused(why) > 0) {
+            return Err(format!("{} refused: {}", counters.refused(why), why.name()));
+        }
+        let (taken, beacons) = match self.kind {
+            Kind::Messages => (counters.messages.get(), 0),
+            // Fewer links than a burst has frames are told of several rounds at once.
+            Kind::Beacons if self.links < 32 => (counters.datagrams.get(), frames / 8),
+            Kind::Beacons => (counters.datagrams.get(), frames / 10 * 9),
+        };
+        if taken != frames {
+            return Err(format!("{taken} of {frames} frames were taken"));
+        }
+        if counters.beacons.get() < beacons || counters.dead.get() > 0 {
+            return Err(format!("{} beacons were sent for {frames}", counters.beacons.get()));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use switch::Function;
+    use switch::memory::{Sent, run_frame};
+
+    #[test]
+    fn every_frame_counts_however_often_it_is_played() {
+        let loads = [(Kind::Messages, 1, 64), (Kind::Beacons, 8, 0), (Kind::Beacons, 64, 0)];
+        for (kind, links, payload) in loads {
+            let load = Load { kind, links, payload };
+            let (frames, mut function) = (load.frames(), load.make());
+            let counters = function.counters();
+            let mut before = function.barriers(Side::Below).0;
+            let mut now = Nanos::ZERO;
+            for _ in 0..3 {
+                for round in frames.chunks(usize::from(links)) {
+                    for frame in round {
+                        run_frame(&mut function, frame, PortId(0), now);
+                    }
+                    let after = function.barriers(Side::Below).0.expect("everybody has spoken");
+                    assert!(before.is_none_or(|before| before.precedes(after)), "it rises with each round");
+                    before = Some(after);
+                    function.on_timer(now, &mut Sent::with_room(2048));
+                    now = now + Nanos(100);
+                }
+            }
+            let played = 3 * frames.len() as u64;
+            assert_eq!(load.check(&counters, played), Ok(()));
+            assert!(load.check(&counters, played + 1).is_err());
+        }
+    }
+}

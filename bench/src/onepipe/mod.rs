@@ -1,0 +1,164 @@
+//! `understudy bench onepipe`: what barriers cost, against `dpdk-testpmd`.
+//!
+//! Messages through a switch that puts barriers into them (`chip`); and beacons of 8 to 1,024 links to a host that keeps a
+//! switch's barriers, and tells each link when it has heard of all: input, minimum and output.
+
+pub mod demo;
+pub mod load;
+
+use crate::compare::{Bench, CompareArgs, Entry, Figures, Launch, Ratio, Room};
+use crate::process::{Counts, Program};
+use crate::traffic;
+use clap::Args;
+use load::{Kind, Load};
+use miette::{IntoDiagnostic as _, Report, miette};
+use representative::Counters;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const MACSWAP: &str = "testpmd macswap";
+const FORWARD: &str = "understudy forward";
+const CHIP: &str = "understudy onepipe, chip";
+const HOST: &str = "understudy onepipe, host (beacons in)";
+
+/// Bytes of messages, behind their 1Pipe header
+const PAYLOADS: [usize; 2] = [64, 1024];
+const LINKS: [u16; 5] = [8, 32, 128, 512, 1024];
+/// How many links one core is to serve at which interval, in nanoseconds
+const HELD: [(u16, f64); 2] = [(32, 1_000.0), (128, 3_000.0)];
+
+/// Compare putting barriers into messages with dpdk-testpmd (macswap), and measure beacons of up to 1,024 links, on one core
+#[derive(Args)]
+pub struct OnePipeArgs {
+    #[command(flatten)]
+    compare: CompareArgs,
+}
+
+/// Run the data plane on traffic that it is prepared for (for `bench onepipe`)
+#[derive(Args)]
+pub struct LoadArgs {
+    /// A configuration with a port that plays the traffic's capture
+    pub config: PathBuf,
+    /// What is played
+    #[arg(long)]
+    kind: Kind,
+    /// Links
+    #[arg(long)]
+    links: u16,
+    /// Bytes of a message
+    #[arg(long)]
+    payload: usize,
+}
+
+impl LoadArgs {
+    /// The traffic
+    pub const fn load(&self) -> Load {
+        Load { kind: self.kind, links: self.links, payload: self.payload }
+    }
+}
+
+const fn messages(payload: usize) -> Load {
+    Load { kind: Kind::Messages, links: 1, payload }
+}
+
+const fn beacons(links: u16) -> Load {
+    Load { kind: Kind::Beacons, links, payload: 0 }
+}
+
+/// Runs the comparison and prints it. `understudy` is the program itself.
+pub fn run(args: &OnePipeArgs, understudy: &Path) -> Result<(), Report> {
+    let bench = Bench::new(&args.compare, understudy)?;
+    let mut entries = Vec::new();
+    for load in PAYLOADS.map(messages) {
+        let capture = capture(&bench, load)?;
+        entries.push(entry(MACSWAP, load, &capture, macswap()));
+        entries.push(entry(FORWARD, load, &capture, forwarding()));
+        entries.push(entry(CHIP, load, &capture, playing(load)));
+    }
+    for load in LINKS.map(beacons) {
+        let capture = capture(&bench, load)?;
+        entries.push(Entry { counts: Counts::Received, ..entry(HOST, load, &capture, playing(load)) });
+    }
+    bench.compare(&args.compare, &entries, ratios)
+}
+
+fn capture(bench: &Bench, load: Load) -> Result<PathBuf, Report> {
+    let path = bench.dir.path().join(format!("{load}.pcap").replace(' ', "-"));
+    traffic::write(&path, load.frames().into_iter()).into_diagnostic()?;
+    Ok(path)
+}
+
+fn entry(program: &str, load: Load, capture: &Path, launch: Launch) -> Entry {
+    Entry {
+        program: program.into(),
+        traffic: load.to_string(),
+        capture: capture.into(),
+        launch,
+        help: "`understudy doctor` says what is missing; dpdk-testpmd is in Debian's package dpdk-dev",
+        counts: Counts::Sent,
+    }
+}
+
+fn macswap() -> Launch {
+    Box::new(|bench, capture, prefix| Ok(bench.testpmd("macswap", capture, prefix)))
+}
+
+/// A configuration that reflects what its port plays
+fn reflecting(bench: &Bench, capture: &Path, file_prefix: &str) -> Result<PathBuf, Report> {
+    let path = bench.dir.path().join("onepipe.toml");
+    let config = bench.runtime(capture, file_prefix, 1500, Room::default())
+        + "[forward]\npairs = [[\"loop\", \"loop\"]]\ncounted_qps = 0\n";
+    std::fs::write(&path, config).into_diagnostic()?;
+    Ok(path)
+}
+
+fn forwarding() -> Launch {
+    Box::new(|bench, capture, file_prefix| {
+        let mut command = Command::new(&bench.understudy);
+        command.arg("run").arg(reflecting(bench, capture, &file_prefix)?);
+        Ok(Program { command, file_prefix, thread_names: &["worker-0"] })
+    })
+}
+
+fn playing(load: Load) -> Launch {
+    Box::new(move |bench, capture, file_prefix| {
+        let mut command = Command::new(&bench.understudy);
+        command.args(["bench", "onepipe-load"]).arg(reflecting(bench, capture, &file_prefix)?);
+        let kind = if load.kind == Kind::Messages { "messages" } else { "beacons" };
+        command.args(["--kind", kind, "--links", &load.links.to_string()]);
+        command.args(["--payload", &load.payload.to_string()]);
+        Ok(Program { command, file_prefix, thread_names: &["worker-0"] })
+    })
+}
+
+/// Whether a run did what was to be measured.
+///
+/// # Errors
+/// It did not; how so.
+pub fn check(load: &Load, counters: &Counters, frames: u64) -> Result<(), Report> {
+    load.check(counters, frames).map_err(|what| miette!("this is no measurement of {load}: {what}"))
+}
+
+fn ratios(figures: &Figures) -> Vec<Ratio> {
+    let ratio = |what: String, value, at_least| Ratio { what, value, at_least };
+    let mut all: Vec<_> = PAYLOADS
+        .into_iter()
+        .map(|payload| {
+            let name = messages(payload).to_string();
+            let value = figures.ratio(CHIP, MACSWAP, &name);
+            ratio(format!("messages of {payload} B, chip / testpmd macswap"), value, 0.5)
+        })
+        .collect();
+    all.extend(HELD.map(|(links, interval_ns)| {
+        // What one core does in an interval, over what there is to do
+        let rate = figures.rate(HOST, &beacons(links).to_string());
+        let value = rate.map(|mpps| mpps * interval_ns / 1_000.0 / f64::from(links));
+        ratio(format!("beacons in and out of {links} links at {interval_ns} ns: interval / work"), value, 1.0)
+    }));
+    all.extend(LINKS.map(|links| {
+        let rate = figures.rate(HOST, &beacons(links).to_string());
+        let value = rate.map(|mpps| 1_000.0 / mpps);
+        ratio(format!("nanoseconds a beacon, {links} links"), value, 0.0)
+    }));
+    all
+}

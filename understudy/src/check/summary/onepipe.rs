@@ -1,0 +1,56 @@
+//! What `[onepipe]` would run.
+
+use super::topology;
+use crate::config::{Clock, OnePipeConfig};
+use dataplane::config::Port;
+use representative::config::{BeaconForm, Incarnation, Link, Pace, Side};
+
+pub(super) fn lines(config: &OnePipeConfig, ports: &[Port]) -> Vec<(&'static str, String)> {
+    let switch = &config.switch;
+    let addresses: Vec<_> = config.addresses.iter().map(|(ip, prefix)| format!("{ip}/{prefix}")).collect();
+    let mac = config.mac.map_or("the first port's MAC address".into(), |mac| mac.to_string());
+    let incarnation = match switch.incarnation {
+        Incarnation::Chip => "barriers in the switch: messages carry them",
+        Incarnation::SwitchCpu => "barriers on the switch's CPU: beacons alone carry them",
+        Incarnation::Host => {
+            "barriers on a host beside the switch: beacons come and go through the links they speak of"
+        }
+    };
+    let pace = match switch.pace {
+        Pace::Passing => "when the barrier passes an interval",
+        Pace::Instants => "when this clock shows an interval's end",
+    };
+    let clock = match config.clock {
+        Clock::Realtime => "UTC (CLOCK_REALTIME)",
+        Clock::Tai => "TAI (CLOCK_TAI)",
+    };
+    let alarm = config.lag_alarm.map_or_else(String::new, |alarm| {
+        format!("; one that lags by more than {} us is told of", alarm.0 / 1_000)
+    });
+    let mut lines = vec![
+        ("1Pipe", format!("{} at {mac}; {incarnation}", addresses.join(", "))),
+        (
+            "",
+            format!(
+                "a beacon every {} ns, {pace}; a link is dead after {} of them{alarm}",
+                switch.beacon_interval.0, switch.dead_after_intervals
+            ),
+        ),
+        ("", format!("the time is {clock}; the rest: {}", topology(&switch.forward.topology, ports))),
+    ];
+    lines.extend(
+        config.names.iter().zip(&switch.links).map(|(name, link)| ("link", self::link(name, link, ports))),
+    );
+    lines
+}
+
+fn link(name: &str, link: &Link, ports: &[Port]) -> String {
+    let side = if link.side == Side::Below { "below" } else { "above" };
+    let beacon = match link.beacon {
+        BeaconForm::Datagram => "datagrams".into(),
+        BeaconForm::Write { va, rkey } => format!("WRITEs to {va:#x} with key {rkey:#x}"),
+    };
+    let untouched = if link.barriers_in_messages { "" } else { "; its messages carry no barriers" };
+    let port = &ports[link.port.index()].name;
+    format!("{name}, {side}, at {port}: {beacon} to queue pair {} of {}{untouched}", link.qpn, link.address)
+}

@@ -1,0 +1,319 @@
+//! The table `[onepipe]`: a switch's links and how its barriers are kept, and the bridge that it is otherwise.
+
+use super::FunctionConfig;
+use super::forward::station;
+use super::port::{Ports, ReadPort};
+use super::report::Problem;
+use super::scenario::address;
+use super::tree::{Table, Value, subsections};
+use core::net::IpAddr;
+use core::ops::Range;
+use dataplane::config::Device;
+use representative::config::{BeaconForm, Config, Detour, Incarnation, Link, Pace, Registers, Side};
+use rocev2::Qpn;
+use rocev2::ethernet::MacAddr;
+use rocev2::onepipe::{OnePipe, Timestamp};
+use switch::forward::config::{MacTable, Topology};
+use switch::{Nanos, PortId};
+
+const LINK: &str = "[[onepipe.links]]";
+/// The default addresses of what beacons that are WRITEs go to; the key is that of 1Pipe's datagrams
+const REGISTERS: Registers = Registers { va: 0x10_0000, rkey: OnePipe::QKEY };
+const FIRST_QP: u64 = 0x100;
+/// Queue pair numbers have 24 bits, and the last one is for multicast
+const LAST_QP: u64 = 0xff_fffe;
+/// A second: longer waits are a slip
+const MAX_US: u64 = 1_000_000;
+/// Longest name of a link, so that reports fit on a line
+pub(super) const MAX_NAME: usize = 64;
+
+/// What `[onepipe]` asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct OnePipeConfig {
+    /// `mac` is to be replaced if the file does not say it, and `clock` in any case
+    pub(crate) switch: Config,
+    /// The switch's MAC address; the first port's own if not said
+    pub(crate) mac: Option<MacAddr>,
+    /// The switch's addresses with their prefixes
+    pub(crate) addresses: Vec<(IpAddr, u8)>,
+    /// What the links are called
+    pub(crate) names: Vec<String>,
+    /// Whose time 1Pipe's is
+    pub(crate) clock: Clock,
+    /// A link that holds the barrier and is behind the others by more than this is told of; `None` if none is
+    pub(crate) lag_alarm: Option<Nanos>,
+}
+
+/// A clock of the machine's, which somebody synchronises.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Clock {
+    /// Coordinated Universal Time: stands still, or goes back, for a second when a leap second is put in
+    Realtime,
+    /// International Atomic Time: no leap seconds. The kernel has to have been told how far it is from UTC
+    Tai,
+}
+
+pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
+    let bridge = Topology::Mac(MacTable { capacity: 4096, ageing: Nanos::from_secs(300), fixed: Vec::new() });
+    let forward = super::forward::bridge_or(table, ports, Some(bridge));
+    let incarnation = table.require("incarnation", "\"chip\"");
+    let incarnation = incarnation.and_then(|value| match value.word(&["chip", "switch-cpu", "host"])? {
+        "chip" => Some(Incarnation::Chip),
+        "switch-cpu" => Some(Incarnation::SwitchCpu),
+        _ => Some(Incarnation::Host),
+    });
+    let pace = table.get("pace", "\"passing\"").and_then(|value| value.word(&["passing", "instants"]));
+    let clock = table.get("clock", "\"realtime\"").and_then(|value| value.word(&["realtime", "tai"]));
+    let mac = table.get("mac", "\"02:00:00:00:00:fe\"").and_then(|value| station(&value));
+    let addresses = addresses(table);
+    let interval = table.number("beacon_interval_ns", 1_000..=1_000_000, 3_000);
+    let dead_after = table.number("dead_after_intervals", 2..=1_000_000, 10);
+    let join_window = join_window(table, interval * dead_after);
+    let lag_alarm = table.spanned_number("lag_alarm_us", 0..=MAX_US, 300).map(toml::Spanned::into_inner);
+    let ahead_max = Nanos::from_micros(table.number("ahead_max_us", 1..=MAX_US, 10_000));
+    let qkey = table.number("qkey", 0..=u32::MAX.into(), OnePipe::QKEY.into()) as u32;
+    let traffic_class = table.number("traffic_class", 0..=255, 0) as u8;
+    let registers = table.get("registers", "{ va = 0x100000, rkey = 0x31506970 }");
+    let registers = registers.map_or(Some(REGISTERS), |value| self::registers(&value));
+    let links = links(table, ports, incarnation, addresses.as_deref());
+    let first_qp = first_qp(table, links.as_ref().map_or(0, Vec::len));
+    let (names, links): (Vec<_>, Vec<_>) = links?.into_iter().unzip();
+    let addresses = addresses?;
+    let switch = Config {
+        forward: forward?,
+        incarnation: incarnation?,
+        pace: if pace == Some("instants") { Pace::Instants } else { Pace::Passing },
+        mac: mac.unwrap_or(MacAddr([0; 6])),
+        addresses: addresses.iter().map(|(ip, _)| *ip).collect(),
+        qkey,
+        first_qp,
+        registers: registers?,
+        beacon_interval: Nanos(interval),
+        dead_after_intervals: dead_after as u32,
+        join_window,
+        ahead_max,
+        clock: Timestamp::default(),
+        traffic_class,
+        links,
+        #[cfg(feature = "canary")]
+        bug: None,
+    };
+    Some(FunctionConfig::OnePipe(OnePipeConfig {
+        mac,
+        addresses,
+        names,
+        clock: if clock == Some("tai") { Clock::Tai } else { Clock::Realtime },
+        lag_alarm: match lag_alarm {
+            None => Some(join_window),
+            Some(0) => None,
+            Some(us) => Some(Nanos::from_micros(us)),
+        },
+        switch,
+    }))
+}
+
+fn addresses(table: &Table<'_>) -> Option<Vec<(IpAddr, u8)>> {
+    let value = table.require("addresses", "[\"10.0.0.254/24\"]")?;
+    let list = value.list()?;
+    if list.is_empty() {
+        let problem = value.problem("`addresses` is empty").label("none");
+        value.add(problem.help("beacons have to come from an address: write the switch's"));
+        return None;
+    }
+    list.iter().map(address).collect()
+}
+
+/// For how long a link that comes back may stop the others.
+fn join_window(table: &Table<'_>, dead_after_ns: u64) -> Nanos {
+    let default = Nanos(10 * dead_after_ns);
+    let Some(given) =
+        table.spanned_number("join_window_us", 1..=MAX_US.max(default.0 / 1_000), default.0 / 1_000)
+    else {
+        return default;
+    };
+    let (span, window) = (given.span(), Nanos::from_micros(given.into_inner()));
+    if window.0 < dead_after_ns {
+        let least = dead_after_ns.div_ceil(1_000);
+        let problem = Problem::at(span, "`join_window_us` is shorter than it takes a link to be dead");
+        table.problems().add(problem.label("too short").help(format!(
+            "a link that was dead could never come back: write {least} at least, which is `beacon_interval_ns` times \
+             `dead_after_intervals`"
+        )));
+    }
+    window
+}
+
+fn registers(value: &Value<'_>) -> Option<Registers> {
+    let table = value.table("`registers`")?;
+    let va = table.require("va", "0x100000").and_then(|value| value.number(0..=u64::MAX, REGISTERS.va));
+    let rkey = rkey(&table);
+    table.finish();
+    Some(Registers { va: va?, rkey: rkey? })
+}
+
+fn rkey(table: &Table<'_>) -> Option<u32> {
+    let rkey = table.require("rkey", "0x31506970")?;
+    rkey.number(0..=u32::MAX.into(), REGISTERS.rkey.into()).map(|rkey| rkey as u32)
+}
+
+fn first_qp(table: &Table<'_>, links: usize) -> Qpn {
+    let last = LAST_QP - links as u64;
+    Qpn::new(table.number("first_qp", 2..=last, FIRST_QP) as u32)
+}
+
+/// The links with their names
+fn links(
+    table: &Table<'_>,
+    ports: &Ports,
+    incarnation: Option<Incarnation>,
+    own: Option<&[(IpAddr, u8)]>,
+) -> Option<Vec<(String, Link)>> {
+    let tables = subsections(table, "links", LINK)?;
+    if tables.is_empty() {
+        let problem = table.problem("[onepipe] has no link").label("to whom?");
+        table.problems().add(problem.help(format!(
+            "add one for each neighbour, such as\n\n{LINK}\nside = \"below\"\nport = \"host-a\"\nmac = \
+             \"02:00:00:00:00:01\"\naddress = \"10.0.0.1\"\nqpn = 0x11"
+        )));
+    }
+    if let Some(first_too_many) = tables.get(usize::from(u16::MAX) - 1) {
+        let problem = first_too_many.problem(format!("there are {} links", tables.len()));
+        let problem = problem.label("the first too many");
+        table.problems().add(problem.help(format!("remove some: {} is the most", u16::MAX - 1)));
+        return None;
+    }
+    let mut taken: Vec<(PortId, Range<usize>)> = Vec::new();
+    let mut links = Vec::new();
+    for table in tables {
+        let port = table.require("port", "\"host-a\"");
+        let found = port.as_ref().and_then(|value| ports.find(value));
+        if let (Some(value), Some(found)) = (port, found) {
+            let before = taken.iter().find(|(other, _)| *other == found);
+            if let Some((_, before)) =
+                before.filter(|_| incarnation.is_some_and(|it| it != Incarnation::Host))
+            {
+                let name = value.text_if_any().unwrap_or_default();
+                let problem = value.problem(format!("two links are at port `{name}`"));
+                value.add(problem.label("again").also(before.clone(), "first here").help(
+                    "give each link its own port; only `incarnation = \"host\"` tells links apart by queue pair",
+                ));
+            }
+            one_queue(&value, &ports.list[found.index()]);
+            taken.push((found, value.span()));
+        }
+        let link = link(&table, found, incarnation, own);
+        table.finish();
+        links.push(link);
+    }
+    links.into_iter().collect()
+}
+
+/// A link keeps its order through one receive queue.
+fn one_queue(link: &Value<'_>, port: &ReadPort) {
+    let queues = match port.device.as_ref().map(|device| &device.device) {
+        Some(Device::Pcap { rx, .. }) => rx.len(),
+        _ => usize::from(port.rx_queues),
+    };
+    if queues > 1 {
+        let name = link.text_if_any().unwrap_or_default();
+        let problem = link.problem(format!("port `{name}` has {queues} receive queues, and is at a link"));
+        link.add(problem.label("order is lost between queues").help(
+            "barriers rest on it that a link keeps its order: write `rx_queues = 1` for that port, or one capture",
+        ));
+    }
+}
+
+fn link(
+    table: &Table<'_>,
+    port: Option<PortId>,
+    incarnation: Option<Incarnation>,
+    own: Option<&[(IpAddr, u8)]>,
+) -> Option<(String, Link)> {
+    let name = table.get("name", "\"host 1\"").and_then(|value| name(&value));
+    let side = table.require("side", "\"below\"").and_then(|value| value.word(&["below", "above"]));
+    let mac = table.require("mac", "\"02:00:00:00:00:01\"").and_then(|value| station(&value));
+    let address = table.require("address", "\"10.0.0.1\"");
+    let ip = address.as_ref().and_then(super::nic::ip);
+    if let (Some(value), Some(ip), Some(own)) = (&address, ip, own)
+        && own.iter().all(|(own, _)| own.is_ipv4() != ip.is_ipv4())
+    {
+        let version = if ip.is_ipv4() { "IPv4" } else { "IPv6" };
+        let problem = value.problem(format!("{ip} is an {version} address, and the switch has none"));
+        value.add(problem.label("nothing to send from").help(format!(
+            "add an {version} address to `addresses` of [onepipe], or write the neighbour's other one"
+        )));
+    }
+    let qpn = table.require("qpn", "0x11").and_then(|value| value.number(0..=0xff_ffff, 0x11));
+    let beacon = table.get("beacon", "\"datagram\"");
+    let beacon = beacon.map_or(Some(BeaconForm::Datagram), |value| beacon_form(&value));
+    let detour = table.get("detour", "[\"10.255.0.1\", \"10.255.0.2\"]");
+    let detour = detour.map_or(Some(Detour::new()), |value| self::detour(&value, incarnation, own));
+    let barriers_in_messages = table.boolean("barriers_in_messages", true);
+    let link = Link {
+        side: if side? == "below" { Side::Below } else { Side::Above },
+        port: port?,
+        mac: mac?,
+        address: ip?,
+        detour: detour?,
+        qpn: Qpn::new(qpn? as u32),
+        beacon: beacon?,
+        barriers_in_messages,
+    };
+    Some((name.unwrap_or_else(|| link.address.to_string()), link))
+}
+
+fn name(value: &Value<'_>) -> Option<String> {
+    let text = value.text()?;
+    if text.chars().count() > MAX_NAME || text.chars().any(char::is_control) {
+        let problem = value.problem("`name` does not fit on a line").label("too long, or not to be shown");
+        value.add(problem.help(format!("write {MAX_NAME} letters at most")));
+        return None;
+    }
+    Some(text.to_owned())
+}
+
+/// The ends of the tunnels through which beacons get onto a link
+fn detour(
+    value: &Value<'_>,
+    incarnation: Option<Incarnation>,
+    own: Option<&[(IpAddr, u8)]>,
+) -> Option<Detour> {
+    let list = value.list()?;
+    let problem = |what: &str| value.problem(what.to_owned()).label("here");
+    if incarnation.is_some_and(|it| it != Incarnation::Host) && !list.is_empty() {
+        let problem = problem("a switch's own beacons need no detour");
+        value.add(problem.help(
+            "what it sends at a port passes the port's link: leave `detour` out; only `incarnation = \"host\"` needs one",
+        ));
+        return None;
+    }
+    if list.len() > 2 {
+        let help =
+            "write the addresses at which the two switches of the link end tunnels, the nearer one first";
+        value.add(problem("a detour through more switches than a link has ends").help(help));
+        return None;
+    }
+    let detour: Detour = list.iter().map(super::nic::ip).collect::<Option<_>>()?;
+    let of_one_version = detour.iter().all(|end| end.is_ipv4() == detour[0].is_ipv4());
+    let have = |end: &IpAddr| own.is_none_or(|own| own.iter().any(|(own, _)| own.is_ipv4() == end.is_ipv4()));
+    if !of_one_version || !detour.iter().all(have) {
+        let help = "tunnels lead from one of `addresses` of [onepipe]: write addresses of one version of IP, of which it has one";
+        value.add(
+            problem("the addresses of a detour are not all of a version that the switch has").help(help),
+        );
+        return None;
+    }
+    Some(detour)
+}
+
+/// A word, or where a WRITE goes
+fn beacon_form(value: &Value<'_>) -> Option<BeaconForm> {
+    if value.text_if_any().is_some() {
+        return value.word(&["datagram"]).map(|_| BeaconForm::Datagram);
+    }
+    let table = value.clone().like("{ va = 0x100000, rkey = 0x31506970 }").table("`beacon`")?;
+    let va = table.require("va", "0x100000").and_then(|value| value.number(0..=u64::MAX, REGISTERS.va));
+    let rkey = rkey(&table);
+    table.finish();
+    Some(BeaconForm::Write { va: va?, rkey: rkey? })
+}

@@ -1,0 +1,235 @@
+//! `[onepipe]`.
+
+use super::{PORTS, folder, read, read_in, wrong};
+use crate::config::{Clock, FunctionConfig, OnePipeConfig};
+use representative::Representative;
+use representative::config::{BeaconForm, Config, Incarnation, Link, Pace, Registers, Side};
+use rocev2::Qpn;
+use rocev2::ethernet::MacAddr;
+use rocev2::onepipe::{OnePipe, Timestamp};
+use switch::{Nanos, PortId, forward};
+
+const HEAD: &str = "incarnation = \"chip\"\naddresses = [\"10.0.0.254/24\"]\n";
+const LINK: &str = "[[onepipe.links]]\nside = \"below\"\nport = \"a\"\nmac = \"02:00:00:00:00:01\"\naddress = \"10.0.0.1\"\nqpn = 0x11\n";
+
+/// A file with these lines in `[onepipe]`, and a link
+fn onepipe(lines: &str) -> String {
+    [PORTS, "[onepipe]\n", HEAD, lines, "\n", LINK].concat()
+}
+
+/// A file with this change to its link
+fn link(from: &str, to: &str) -> String {
+    assert!(LINK.contains(from));
+    onepipe("").replace(from, to)
+}
+
+fn switch(text: &str) -> OnePipeConfig {
+    match read(text).function {
+        FunctionConfig::OnePipe(config) => config,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn first_link() -> Link {
+    Link {
+        side: Side::Below,
+        port: PortId(0),
+        mac: MacAddr([2, 0, 0, 0, 0, 1]),
+        address: [10, 0, 0, 1].into(),
+        detour: Vec::new(),
+        qpn: Qpn::new(0x11),
+        beacon: BeaconForm::Datagram,
+        barriers_in_messages: true,
+    }
+}
+
+fn defaults() -> Config {
+    Config {
+        forward: forward::Config { counted_qps: 1024, ..forward::Config::bridge(2, 4096) },
+        incarnation: Incarnation::Chip,
+        pace: Pace::Passing,
+        mac: MacAddr([0; 6]),
+        addresses: vec![[10, 0, 0, 254].into()],
+        qkey: OnePipe::QKEY,
+        first_qp: Qpn::new(0x100),
+        registers: Registers { va: 0x10_0000, rkey: OnePipe::QKEY },
+        beacon_interval: Nanos(3_000),
+        dead_after_intervals: 10,
+        join_window: Nanos::from_micros(300),
+        ahead_max: Nanos::from_millis(10),
+        clock: Timestamp::default(),
+        traffic_class: 0,
+        links: vec![first_link()],
+        #[cfg(feature = "canary")]
+        bug: None,
+    }
+}
+
+#[test]
+fn what_is_not_said() {
+    let expected = OnePipeConfig {
+        switch: defaults(),
+        mac: None,
+        addresses: vec![([10, 0, 0, 254].into(), 24)],
+        names: vec!["10.0.0.1".into()],
+        clock: Clock::Realtime,
+        lag_alarm: Some(Nanos::from_micros(300)),
+    };
+    assert_eq!(switch(&onepipe("")), expected);
+    // What is waited for grows with the time after which a link is dead.
+    let slow = switch(&onepipe("beacon_interval_ns = 1000000"));
+    assert_eq!(
+        (slow.switch.join_window, slow.lag_alarm),
+        (Nanos::from_millis(100), Some(Nanos::from_millis(100)))
+    );
+    assert_eq!(switch(&onepipe("lag_alarm_us = 0")).lag_alarm, None);
+}
+
+#[test]
+fn what_is_said() {
+    let lines = [
+        "incarnation = \"host\"\naddresses = [\"10.0.0.254/24\", \"fd00::fe/64\"]\nmac = \"02:00:00:00:00:fe\"",
+        "pace = \"instants\"\nclock = \"tai\"\nbeacon_interval_ns = 1000\ndead_after_intervals = 2\njoin_window_us = 2",
+        "lag_alarm_us = 77\nahead_max_us = 5\nqkey = 6\ntraffic_class = 0x6a\nfirst_qp = 16777212",
+        "registers = { va = 0x7000, rkey = 8 }\npairs = [[\"a\", \"b\"]]\ncounted_qps = 0",
+        &LINK
+            .replace("qpn", "beacon = { va = 0x9000, rkey = 9 }\nname = \"spine 1\"\ndetour = [\"10.9.0.1\", \"10.9.0.2\"]\nqpn")
+            .replace("below", "above"),
+        &LINK.replace("10.0.0.1", "fd00::1").replace("qpn", "barriers_in_messages = false\nqpn"),
+    ];
+    let text = [PORTS, "[onepipe]\n", &lines.join("\n")].concat();
+    let above = Link {
+        side: Side::Above,
+        detour: vec![[10, 9, 0, 1].into(), [10, 9, 0, 2].into()],
+        beacon: BeaconForm::Write { va: 0x9000, rkey: 9 },
+        ..first_link()
+    };
+    let below =
+        Link { address: [0xfd00, 0, 0, 0, 0, 0, 0, 1].into(), barriers_in_messages: false, ..first_link() };
+    let expected = Config {
+        forward: forward::Config {
+            topology: forward::config::Topology::Pairs(vec![(PortId(0), PortId(1))]),
+            ..forward::Config::bridge(2, 0)
+        },
+        incarnation: Incarnation::Host,
+        pace: Pace::Instants,
+        mac: MacAddr([2, 0, 0, 0, 0, 0xfe]),
+        addresses: vec![[10, 0, 0, 254].into(), [0xfd00, 0, 0, 0, 0, 0, 0, 0xfe].into()],
+        qkey: 6,
+        first_qp: Qpn::new(16_777_212),
+        registers: Registers { va: 0x7000, rkey: 8 },
+        beacon_interval: Nanos(1_000),
+        dead_after_intervals: 2,
+        join_window: Nanos(2_000),
+        ahead_max: Nanos(5_000),
+        traffic_class: 0x6a,
+        links: vec![above, below],
+        ..defaults()
+    };
+    let read = switch(&text);
+    assert_eq!(read.switch, expected);
+    assert_eq!((read.mac, read.clock), (Some(MacAddr([2, 0, 0, 0, 0, 0xfe])), Clock::Tai));
+    assert_eq!(read.names, ["spine 1", "fd00::1"]);
+    assert_eq!(read.lag_alarm, Some(Nanos::from_micros(77)));
+    assert!(Representative::new(read.switch).is_ok(), "what is right in a file can be");
+}
+
+#[test]
+fn what_has_to_be_there() {
+    let bare = [PORTS, "[onepipe] #!\naddresses = [\"10.0.0.254/24\"]\n", LINK].concat();
+    wrong(&bare, "[onepipe] has no `incarnation`", "add `incarnation = \"chip\"`");
+    wrong(
+        &onepipe("").replace("\"chip\"", "\"chips\" #!"),
+        "`incarnation` cannot be `chips`",
+        "did you mean `chip`? it can be `chip`, `switch-cpu` or `host`",
+    );
+    wrong(
+        &onepipe("").replace("[\"10.0.0.254/24\"]", "[] #!"),
+        "`addresses` is empty",
+        "beacons have to come from an address: write the switch's",
+    );
+    wrong(
+        &[PORTS, "[onepipe] #!\n", HEAD].concat(),
+        "[onepipe] has no link",
+        "add one for each neighbour, such as\n\n[[onepipe.links]]\nside = \"below\"\nport = \"host-a\"\nmac = \
+         \"02:00:00:00:00:01\"\naddress = \"10.0.0.1\"\nqpn = 0x11",
+    );
+    wrong(
+        &["[runtime]\nworkers = [0, 1] #!\n", &onepipe("")].concat(),
+        "[onepipe] has one worker: that a link keeps its order is what barriers rest on",
+        "write `workers = [1]`, or leave the key out",
+    );
+}
+
+#[test]
+fn times_and_numbers() {
+    wrong(
+        &onepipe("beacon_interval_ns = 999 #!"),
+        "`beacon_interval_ns` cannot be 999",
+        "write a number from 1000 to 1000000, such as `beacon_interval_ns = 3000`",
+    );
+    wrong(
+        &onepipe("beacon_interval_ns = 1001\njoin_window_us = 10 #!"),
+        "`join_window_us` is shorter than it takes a link to be dead",
+        "a link that was dead could never come back: write 11 at least, which is `beacon_interval_ns` times \
+         `dead_after_intervals`",
+    );
+    wrong(
+        &onepipe("first_qp = 16777214 #!"),
+        "`first_qp` cannot be 16777214",
+        "write a number from 2 to 16777213, such as `first_qp = 256`",
+    );
+    wrong(&onepipe("clock = \"ptp\" #!"), "`clock` cannot be `ptp`", "it can be `realtime` or `tai`");
+}
+
+#[test]
+fn links() {
+    let two = onepipe("") + &LINK.replace("port = \"a\"", "port = \"a\" #!");
+    wrong(
+        &two,
+        "two links are at port `a`",
+        "give each link its own port; only `incarnation = \"host\"` tells links apart by queue pair",
+    );
+    let host = two.replace("\"chip\"", "\"host\"");
+    assert!(read_in(folder().path(), &host).is_ok(), "there they may");
+    wrong(&link("port = \"a\"", "port = \"c\" #!"), "there is no port `c`", "the ports are `a` and `b`");
+    wrong(
+        &link("\"10.0.0.1\"", "\"fd00::1\" #!"),
+        "fd00::1 is an IPv6 address, and the switch has none",
+        "add an IPv6 address to `addresses` of [onepipe], or write the neighbour's other one",
+    );
+    wrong(&link("\"below\"", "\"under\" #!"), "`side` cannot be `under`", "it can be `below` or `above`");
+    wrong(&link("qpn", "beacon = \"write\" #!\nqpn"), "`beacon` cannot be `write`", "it can be `datagram`");
+    wrong(&link("qpn", "beacon = { va = 1 } #!\nqpn"), "`beacon` has no `rkey`", "add `rkey = 0x31506970`");
+    wrong(
+        &link("qpn", "name = \"a\\nb\" #!\nqpn"),
+        "`name` does not fit on a line",
+        "write 64 letters at most",
+    );
+    wrong(
+        &link("qpn", "detour = [\"10.9.0.1\"] #!\nqpn"),
+        "a switch's own beacons need no detour",
+        "what it sends at a port passes the port's link: leave `detour` out; only `incarnation = \"host\"` needs one",
+    );
+    let around =
+        |ends: &str| link("qpn", &format!("detour = [{ends}] #!\nqpn")).replace("\"chip\"", "\"host\"");
+    wrong(
+        &around("\"10.9.0.1\", \"10.9.0.2\", \"10.9.0.3\""),
+        "a detour through more switches than a link has ends",
+        "write the addresses at which the two switches of the link end tunnels, the nearer one first",
+    );
+    for ends in ["\"10.9.0.1\", \"fd00::1\"", "\"fd00::1\""] {
+        wrong(
+            &around(ends),
+            "the addresses of a detour are not all of a version that the switch has",
+            "tunnels lead from one of `addresses` of [onepipe]: write addresses of one version of IP, of which it has one",
+        );
+    }
+    let queues = link("port = \"a\"", "port = \"a\" #!");
+    let queues = queues.replacen("ring = {}", "ring = {}\nrx_queues = 2", 1);
+    wrong(
+        &queues,
+        "port `a` has 2 receive queues, and is at a link",
+        "barriers rest on it that a link keeps its order: write `rx_queues = 1` for that port, or one capture",
+    );
+}

@@ -1,0 +1,178 @@
+//! Topologies of 1Pipe's networks.
+
+use super::super::{Network, System, parsed, topology};
+use core::net::IpAddr;
+use representative::plan::{Link, Node, Settings};
+use rocev2::Qpn;
+use std::path::Path;
+use switch::Nanos;
+
+/// Two racks below a spine
+const RIGHT: &str = r#"
+[topology]
+[[switch]]
+name = "tor1"
+tunnel = "10.255.0.1"
+mac = "02:00:00:01:00:01"
+[[switch]]
+name = "tor2"
+[[switch]]
+name = "spine"
+[[host]]
+name = "a"
+address = "10.0.1.1/24"
+mac = "02:00:00:00:00:01"
+switch = "tor1"
+[[host]]
+name = "b"
+address = "10.0.2.1/24"
+mac = "02:00:00:00:00:02"
+switch = "tor2"
+[[host]]
+name = "r1"
+address = "10.0.1.2/24"
+mac = "02:00:00:00:00:03"
+switch = "tor1"
+messages = false
+[[host]]
+name = "r2"
+address = "10.0.2.2/24"
+mac = "02:00:00:00:00:04"
+switch = "tor2"
+messages = false
+[[host]]
+name = "r3"
+address = "10.0.3.2/24"
+mac = "02:00:00:00:00:05"
+switch = "spine"
+messages = false
+[[link]]
+ends = ["tor1", "spine"]
+[[link]]
+ends = ["tor2", "spine"]
+"#;
+
+fn read(text: &str) -> Result<Network, Vec<(usize, String, String)>> {
+    let found = parsed(Path::new("test.toml"), text, topology::read);
+    found.map_err(|report| {
+        report.findings().map(|f| (f.place.line, f.message.to_owned(), f.help.to_owned())).collect()
+    })
+}
+
+/// With the switches' MAC addresses, which representatives in other subnets need
+fn right() -> String {
+    RIGHT
+        .replace("name = \"tor2\"\n[[", "name = \"tor2\"\nmac = \"02:00:00:01:00:02\"\n[[")
+        .replace("name = \"spine\"\n[[", "name = \"spine\"\nmac = \"02:00:00:01:00:03\"\n[[")
+}
+
+/// Asserts that there is one problem when `old` is replaced, on the line marked with `#!`, with these words in its help.
+#[track_caller]
+fn wrong(old: &str, new: &str, message: &str, help: &str) {
+    let whole = right();
+    assert!(whole.contains(old), "{old}");
+    let text = whole.replacen(old, new, 1);
+    let line = text.lines().position(|line| line.contains("#!")).map_or(1, |index| index + 1);
+    let found = read(&text).expect_err("something is wrong");
+    let places: Vec<_> = found.iter().map(|(line, message, _)| (*line, message.as_str())).collect();
+    assert_eq!(places, [(line, message)]);
+    assert!(found[0].2.contains(help), "{}", found[0].2);
+}
+
+#[test]
+fn what_is_said_is_understood() {
+    let network = read(&right()).unwrap();
+    assert_eq!(network.topology.settings, Settings::default());
+    let layers: Vec<_> =
+        network.plan.switches.iter().map(|switch| (switch.layer, switch.representative)).collect();
+    assert_eq!(layers, [(1, 2), (1, 3), (2, 4)]);
+    assert_eq!(
+        (network.systems, network.interfaces),
+        (vec![System::Other; 3], vec!["eth0"; 5].into_iter().map(String::from).collect())
+    );
+    let text = right()
+        .replace("[topology]", "[topology]\nbeacon_interval_ns = 5000\ndead_after_intervals = 20\ntraffic_class = 0x68\nhost_qp = 8\nfirst_qp = 9")
+        .replace("name = \"tor1\"\n", "name = \"tor1\"\nlayer = 3\nos = \"sonic\"\nrepresentative = \"b\"\n")
+        .replace("name = \"spine\"\n", "name = \"spine\"\nlayer = 7\nos = \"eos\"\ntunnel = \"10.255.0.3\"\n")
+        .replace("name = \"b\"\n", "name = \"b\"\nrepresents = false\ninterface = \"eth7\"\n")
+        .replace("ends = [\"tor2\", \"spine\"]", "ends = [\"tor2\", \"spine\"]\ncost = 7");
+    let network = read(&text).unwrap();
+    let settings = network.topology.settings;
+    assert_eq!((settings.beacon_interval, settings.dead_after_intervals), (Nanos(5000), 20));
+    assert_eq!(
+        (settings.traffic_class, settings.host_qp, settings.first_qp),
+        (0x68, Qpn::new(8), Qpn::new(9))
+    );
+    let tor1 = &network.topology.switches[0];
+    assert_eq!(
+        (tor1.layer, tor1.representative, tor1.tunnel),
+        (Some(3), Some(1), Some(IpAddr::from([10, 255, 0, 1])))
+    );
+    assert_eq!(network.topology.links[1], Link { ends: [1, 2], cost: 7 });
+    assert_eq!(network.systems, [System::Sonic, System::Other, System::Eos]);
+    let b = &network.topology.hosts[1];
+    assert_eq!((b.represents, b.messages, network.interfaces[1].as_str()), (false, true, "eth7"));
+    assert_eq!(network.topology.name(Node::Host(1)), "b");
+}
+
+#[test]
+fn each_slip_at_its_place() {
+    wrong("name = \"a\"", "name = \"tor1\" #!", "there are two nodes named `tor1`", "its own name");
+    wrong("name = \"a\"", "name = \"a/b\" #!", "`a/b` cannot be a name here", "files are called so");
+    wrong("switch = \"tor1\"", "switch = \"tor\" #!", "there is no switch `tor`", "did you mean `tor1`?");
+    wrong(
+        "tunnel = \"10.255.0.1\"",
+        "representative = \"x\" #!",
+        "there is no host `x`",
+        "it can be `a`, `b`, `r1`, `r2` or `r3`",
+    );
+    wrong("\"10.255.0.1\"", "\"224.0.0.1\" #!", "no packet can be sent to 224.0.0.1 alone", "routes to");
+    wrong("\"tor1\", \"spine\"]", "\"tor1\"] #!", "a link has two ends", "hosts say with `switch`");
+    wrong(
+        "[topology]",
+        "[topology]\nhost_qp = 0x100 #!",
+        "`host_qp` has to be below `first_qp`",
+        "those that follow",
+    );
+    wrong(
+        "tunnel = ",
+        "os = \"junos\" #!\ntunnel = ",
+        "`os` cannot be `junos`",
+        "`sonic`, `eos`, `linux` or `understudy`",
+    );
+    wrong(
+        "switch = \"tor1\"\n",
+        "swich = \"tor1\" #!\nswitch = \"tor1\"\n",
+        "there is no key `swich` in [[host]]",
+        "did you mean `switch`?",
+    );
+    wrong(
+        "switch = \"tor1\"\n",
+        "switch = \"tor1\"\ncost = 0 #!\n",
+        "there is no key `cost` in [[host]]",
+        "`cost` belongs to [[link]]",
+    );
+}
+
+#[test]
+fn what_is_wrong_with_the_whole() {
+    wrong(
+        "\"tor2\", \"spine\"]",
+        "\"tor2\", \"tor1\"] #!",
+        "neither of `tor2` and `tor1` is above the other",
+        "layer 1",
+    );
+    let no_representative = "`tor2` has no representative, and so its links have none: to `spine`";
+    let forbidden = right().replace("mac = \"02:00:00:00", "represents = false\nmac = \"02:00:00:00");
+    let found = read(&forbidden).unwrap_err();
+    assert!(
+        found.iter().any(|(line, message, _)| (*line, message.as_str()) == (8, no_representative)),
+        "{found:?}"
+    );
+    wrong(
+        "name = \"b\"\naddress = \"10.0.2.1/24\"",
+        "name = \"b\" #!\naddress = \"10.0.1.1/24\"",
+        "`a` and `b` have the same address, 10.0.1.1",
+        "its own",
+    );
+}

@@ -1,0 +1,111 @@
+//! What hosts have to be told: a configuration for `understudy run` of each representative, and what each host that sends messages
+//! has to know about its link.
+
+use super::File;
+use crate::config::Network;
+use core::fmt::Write as _;
+use representative::config::{BeaconForm, Side};
+use representative::plan::{Beacons, Node};
+
+/// All of them.
+pub(super) fn all(network: &Network) -> Vec<File> {
+    let switches = 0..network.topology.switches.len();
+    let hosts = 0..network.topology.hosts.len();
+    let processes = hosts.filter(|&host| !network.plan.hosts[host].is_empty());
+    switches
+        .map(|switch| representative(network, switch))
+        .chain(processes.map(|host| process(network, host)))
+        .collect()
+}
+
+fn hex(number: u64) -> String {
+    format!("{number:#x}")
+}
+
+fn quoted(text: &str) -> String {
+    toml::Value::from(text).to_string()
+}
+
+fn detour(beacons: &Beacons) -> Option<String> {
+    let ends: Vec<_> = beacons.detour.iter().map(|end| format!("\"{end}\"")).collect();
+    (!ends.is_empty()).then(|| format!("detour = [{}]\n", ends.join(", ")))
+}
+
+/// The file with which a switch's representative runs.
+fn representative(network: &Network, switch: usize) -> File {
+    let (topology, planned) = (&network.topology, &network.plan.switches[switch]);
+    let (settings, name) = (&topology.settings, &topology.switches[switch].name);
+    let host = &topology.hosts[planned.representative];
+    let mut text = format!(
+        "# The barriers of switch {name}, kept by host {} (written by `understudy plan`).\n\n\
+         [runtime]\nworkers = [\"any\"]\n\n\
+         [[port]]\nname = \"network\"\naf_packet = {{ interface = {} }}\n\n\
+         [onepipe]\nincarnation = \"host\"\naddresses = [\"{}/{}\"]\nmac = \"{}\"\n",
+        host.name,
+        quoted(&network.interfaces[planned.representative]),
+        host.address,
+        host.prefix,
+        host.mac
+    );
+    _ = write!(
+        text,
+        "beacon_interval_ns = {}\ndead_after_intervals = {}\ntraffic_class = {}\nfirst_qp = {}\nregisters = {{ va = {}, rkey = {} }}\n",
+        settings.beacon_interval.0,
+        settings.dead_after_intervals,
+        settings.traffic_class,
+        hex(planned.first_qp.get().into()),
+        hex(planned.registers.va),
+        hex(planned.registers.rkey.into())
+    );
+    for link in &planned.links {
+        let beacons = &link.beacons;
+        let (what, name) = match link.to {
+            Node::Host(_) => ("host", topology.name(link.to)),
+            Node::Switch(_) => ("switch", topology.name(link.to)),
+        };
+        _ = write!(
+            text,
+            "\n[[onepipe.links]]\nname = \"{what} {name}\"\nside = \"{}\"\nport = \"network\"\nmac = \"{}\"\naddress = \"{}\"\nqpn = {}\n",
+            if link.side == Side::Below { "below" } else { "above" },
+            beacons.next_hop,
+            beacons.address,
+            hex(beacons.qpn.get().into())
+        );
+        if let BeaconForm::Write { va, rkey } = beacons.form {
+            _ = writeln!(text, "beacon = {{ va = {}, rkey = {} }}", hex(va), hex(rkey.into()));
+        }
+        text.extend(detour(beacons));
+        text += "barriers_in_messages = false\n";
+    }
+    File { name: format!("{name}.representative.toml"), content: text }
+}
+
+/// What a host has to know to send and take beacons.
+fn process(network: &Network, number: usize) -> File {
+    let topology = &network.topology;
+    let (settings, host) = (&topology.settings, &topology.hosts[number]);
+    let mut text = format!(
+        "# What processes on host {} have to know (written by `understudy plan`): their own queue pair for beacons, and who keeps\n\
+         # the barriers of their link.\n\n\
+         [process]\naddress = \"{}/{}\"\nmac = \"{}\"\nqpn = {}\nbeacon_interval_ns = {}\ntraffic_class = {}\nbarriers_in_messages = false\n",
+        host.name,
+        host.address,
+        host.prefix,
+        host.mac,
+        hex(settings.host_qp.get().into()),
+        settings.beacon_interval.0,
+        settings.traffic_class
+    );
+    for (switch, beacons) in &network.plan.hosts[number] {
+        _ = write!(
+            text,
+            "\n[[process.beacons]]\nswitch = \"{}\"\nmac = \"{}\"\naddress = \"{}\"\nqpn = {}\n",
+            topology.switches[*switch].name,
+            beacons.next_hop,
+            beacons.address,
+            hex(beacons.qpn.get().into())
+        );
+        text.extend(detour(beacons));
+    }
+    File { name: format!("{}.process.toml", host.name), content: text }
+}

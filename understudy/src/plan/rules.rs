@@ -1,0 +1,92 @@
+//! What switches have to be told, so that tunnels end there: in the words of their operating systems. docs/onepipe.md says where
+//! these are from.
+
+use super::File;
+use crate::config::{Network, System};
+use core::fmt::Write as _;
+use core::net::IpAddr;
+use serde_json::{Map, Value, json};
+use std::collections::BTreeSet;
+
+/// The rules of each switch at which tunnels end.
+pub(super) fn all(network: &Network) -> Vec<File> {
+    let switches = network.topology.switches.iter().zip(&network.plan.switches).zip(&network.systems);
+    let rules = switches.filter_map(|((switch, planned), system)| {
+        let end = switch.tunnel.filter(|_| !planned.tunnel_sources.is_empty())?;
+        let sources = &planned.tunnel_sources;
+        let (ending, content) = match system {
+            System::Sonic => ("sonic.json", sonic(end, sources)),
+            System::Eos => ("eos", eos(end, sources)),
+            System::Linux => ("linux.sh", linux(end, sources)),
+            System::Understudy | System::Other => ("tunnel.txt", plain(end, sources)),
+        };
+        Some(File { name: format!("{}.{ending}", switch.name), content })
+    });
+    rules.collect()
+}
+
+fn list(addresses: &BTreeSet<IpAddr>) -> String {
+    addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// For `config load` (CONFIG_DB, table TUNNEL): a tunnel each source, which tunnelmgrd makes a P2P term.
+fn sonic(end: IpAddr, sources: &BTreeSet<IpAddr>) -> String {
+    let tunnel = |(number, source): (usize, &IpAddr)| {
+        let tunnel = json!({
+            "tunnel_type": "IPINIP",
+            "src_ip": source,
+            "dst_ip": end,
+            "dscp_mode": "uniform",
+            "ecn_mode": "copy_from_outer",
+            "ttl_mode": "pipe",
+        });
+        (format!("ONEPIPE_{number}"), tunnel)
+    };
+    let tunnels: Map<String, Value> = sources.iter().enumerate().map(tunnel).collect();
+    format!("{:#}\n", json!({ "TUNNEL": tunnels }))
+}
+
+fn eos(end: IpAddr, sources: &BTreeSet<IpAddr>) -> String {
+    let mut text = format!(
+        "! A decap group takes tunnels from anybody. These are the ones that send: {}\n",
+        list(sources)
+    );
+    if end.is_ipv6() {
+        text += "! Not every platform ends tunnels over IPv6.\n";
+    }
+    _ = write!(text, "ip decap-group onepipe\n   tunnel type ipip\n   tunnel decap-ip {end}\n!\n");
+    text
+}
+
+/// A device each source; the tunnel's address is the loopback interface's.
+fn linux(end: IpAddr, sources: &BTreeSet<IpAddr>) -> String {
+    let mut text = String::from("#!/bin/sh\nset -e\n");
+    let (length, kind) = if end.is_ipv4() { (32, "ipip") } else { (128, "ip6tnl mode ip6ip6") };
+    _ = writeln!(text, "ip address replace {end}/{length} dev lo");
+    for (number, source) in sources.iter().enumerate() {
+        _ = writeln!(text, "ip link add name onepipe{number} type {kind} local {end} remote {source}");
+        _ = writeln!(text, "ip link set dev onepipe{number} up");
+        if end.is_ipv4() {
+            text += "# What comes out of a tunnel is from where no route leads back into it, or from this switch's own address.\n";
+            _ = writeln!(
+                text,
+                "sysctl -q -w net.ipv4.conf.onepipe{number}.rp_filter=0 net.ipv4.conf.onepipe{number}.accept_local=1"
+            );
+        }
+    }
+    text += if end.is_ipv4() {
+        "sysctl -q -w net.ipv4.conf.all.rp_filter=0 net.ipv4.ip_forward=1\n"
+    } else {
+        "sysctl -q -w net.ipv6.conf.all.forwarding=1\n"
+    };
+    text
+}
+
+fn plain(end: IpAddr, sources: &BTreeSet<IpAddr>) -> String {
+    let (protocol, version) = if end.is_ipv4() { (4, 4) } else { (41, 6) };
+    format!(
+        "IP packets for {end} that carry IPv{version} packets (protocol {protocol}) end here, if they come from {}:\n\
+         take the outer header off, and route by the inner one. The queue is that of the DSCP, which both have.\n",
+        list(sources)
+    )
+}

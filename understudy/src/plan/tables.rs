@@ -1,0 +1,174 @@
+//! The plan as people read it.
+
+use crate::config::Network;
+use comfy_table::{Table, presets};
+use core::fmt::Write as _;
+use representative::config::Side;
+use representative::plan::{Beacons, Crossing, Node};
+
+/// Names in a list at most; of more, their number is told
+const NAMES: usize = 6;
+
+fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(header);
+    table
+}
+
+fn names<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> String {
+    match names.len() {
+        0 => "-".into(),
+        count if count > NAMES => {
+            let mut names = names;
+            let (first, last) = (names.next().unwrap_or_default(), names.last().unwrap_or_default());
+            format!("{count}: {first} ... {last}")
+        }
+        _ => names.collect::<Vec<_>>().join(" "),
+    }
+}
+
+/// Each switch, its two halves and its representative.
+pub(super) fn switches(network: &Network) -> String {
+    let topology = &network.topology;
+    let header = [
+        "switch",
+        "layer",
+        "representative",
+        "address",
+        "queue pairs",
+        "up: from -> to",
+        "down: from -> to",
+        "ends tunnels of",
+    ];
+    let mut table = table(&header);
+    for (switch, planned) in topology.switches.iter().zip(&network.plan.switches) {
+        let host = &topology.hosts[planned.representative];
+        let side = |side| {
+            let links = planned.links.iter().filter(move |link| link.side == side);
+            names(links.map(|link| topology.name(link.to)).collect::<Vec<_>>().into_iter())
+        };
+        let (below, above) = (side(Side::Below), side(Side::Above));
+        let first = planned.first_qp.get();
+        let last = first + planned.links.len().saturating_sub(1) as u32;
+        table.add_row([
+            switch.name.clone(),
+            planned.layer.to_string(),
+            host.name.clone(),
+            host.address.to_string(),
+            format!("{first:#x}-{last:#x}"),
+            format!("{below} -> {above}"),
+            // What comes from below may turn round.
+            if above == "-" { format!("up -> {below}") } else { format!("{above}, up -> {below}") },
+            if planned.tunnel_sources.is_empty() {
+                "-".into()
+            } else {
+                planned.tunnel_sources.len().to_string()
+            },
+        ]);
+    }
+    format!("{}\n", table.trim_fmt())
+}
+
+/// Each direction of each link: between switches, and others that need a detour.
+pub(super) fn beacons(network: &Network) -> String {
+    let topology = &network.topology;
+    let mut table = table(&["beacons over", "sent by", "to", "routes pass the link", "way"]);
+    let (mut all, mut plain, mut around) = (0, 0, 0);
+    let mut add = |near: Node, far: Node, from: usize, to: usize, beacons: &Beacons| {
+        all += 1;
+        around += usize::from(!beacons.detour.is_empty());
+        let between = matches!((near, far), (Node::Switch(_), Node::Switch(_)));
+        if !between && beacons.detour.is_empty() {
+            plain += 1;
+            return;
+        }
+        let [from, to] = [from, to].map(|host| topology.hosts[host].name.clone());
+        let ends = [near, far].into_iter().filter(|end| matches!(end, Node::Switch(_)));
+        let way: Vec<_> = ends.map(|end| topology.name(end)).collect();
+        table.add_row([
+            format!("{} -> {}", topology.name(near), topology.name(far)),
+            from.clone(),
+            to.clone(),
+            match beacons.crossing {
+                Crossing::Always => "always",
+                Crossing::Sometimes => "some do",
+                Crossing::Never => "no",
+            }
+            .to_owned(),
+            if beacons.detour.is_empty() {
+                "as routed".into()
+            } else {
+                format!("{from} -> {} -> {to}: {} IP headers", way.join(" -> "), beacons.detour.len() + 1)
+            },
+        ]);
+    };
+    for (number, planned) in network.plan.switches.iter().enumerate() {
+        for link in &planned.links {
+            let to = match link.to {
+                Node::Host(host) => host,
+                Node::Switch(other) => network.plan.switches[other].representative,
+            };
+            add(Node::Switch(number), link.to, planned.representative, to, &link.beacons);
+        }
+    }
+    for (number, uplinks) in network.plan.hosts.iter().enumerate() {
+        for (switch, beacons) in uplinks {
+            let to = network.plan.switches[*switch].representative;
+            add(Node::Host(number), Node::Switch(*switch), number, to, beacons);
+        }
+    }
+    let mut text = if table.is_empty() { String::new() } else { format!("{}\n", table.trim_fmt()) };
+    let links = match plain {
+        0 => String::new(),
+        _ => format!(
+            "Between hosts and switches, {plain} {}are as routed. ",
+            if around > 0 { "others " } else { "" }
+        ),
+    };
+    _ = writeln!(
+        text,
+        "{}{links}{}",
+        if text.is_empty() { "" } else { "\n" },
+        match around {
+            0 => "No beacons need a detour.".to_owned(),
+            _ => format!("Of {all} directions of links, {around} need a detour."),
+        }
+    );
+    text
+}
+
+/// What is no mistake, and may be a surprise.
+pub(super) fn notes(network: &Network) -> String {
+    let topology = &network.topology;
+    let mut text = String::new();
+    for (switch, planned) in topology.switches.iter().zip(&network.plan.switches) {
+        if !planned.has_hosts {
+            _ = writeln!(
+                text,
+                "Note: no host that sends messages is at `{0}` or below it: `{0}` says so, and nobody waits.",
+                switch.name
+            );
+        }
+    }
+    let mut shared = Vec::new();
+    for (number, host) in topology.hosts.iter().enumerate() {
+        let stands_for = network.plan.switches.iter().zip(&topology.switches);
+        let stands_for: Vec<_> = stands_for
+            .filter(|(planned, _)| planned.representative == number)
+            .map(|(_, switch)| switch.name.as_str())
+            .collect();
+        if !stands_for.is_empty() && stands_for.len() + usize::from(host.messages) > 1 {
+            shared.push(format!("{} ({})", host.name, stands_for.join(", ")));
+        }
+    }
+    if !shared.is_empty() {
+        _ = writeln!(
+            text,
+            "Note: these stand for several switches, or for one and send messages: {}. Each task has queue pairs of its own, by \
+             which the network card has to tell them apart, and needs a CPU of its own.",
+            shared.join(", ")
+        );
+    }
+    if text.is_empty() { text } else { format!("\n{text}") }
+}

@@ -1,0 +1,148 @@
+use super::*;
+use crate::config::System;
+use core::net::IpAddr;
+use representative::Config;
+use representative::plan::{Topology, plan};
+use rocev2::ethernet::MacAddr;
+use std::collections::BTreeSet;
+
+/// The example that is shipped
+fn testbed() -> Network {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/onepipe/testbed.toml");
+    config::load_topology(&path).unwrap_or_else(|report| panic!("{}", report.render()))
+}
+
+/// What is written for `understudy run` is read there as what the plan says.
+#[test]
+fn representatives_files_say_what_the_plan_does() {
+    let network = testbed();
+    let files = files::all(&network);
+    let folder = tempfile::tempdir().unwrap();
+    let mut detours = 0;
+    for (number, switch) in network.topology.switches.iter().enumerate() {
+        let planned = network.plan.config(&network.topology, number);
+        let file = &files[number];
+        assert_eq!(file.name, format!("{}.representative.toml", switch.name));
+        let path = folder.path().join(&file.name);
+        std::fs::write(&path, &file.content).unwrap();
+        let read = config::load(&path).unwrap_or_else(|report| panic!("{}", report.render()));
+        let config::FunctionConfig::OnePipe(read) = read.function else { panic!("{}", file.content) };
+        assert_eq!(read.mac, Some(planned.mac));
+        assert_eq!(read.names.len(), planned.links.len());
+        detours += planned.links.iter().filter(|link| !link.detour.is_empty()).count();
+        // The bridge beside it is whoever's reads the file.
+        assert_eq!(read.switch, Config { forward: read.switch.forward.clone(), ..planned });
+    }
+    assert!(detours > 0);
+}
+
+#[test]
+fn hosts_are_told_of_their_link() {
+    let network = testbed();
+    let files = files::all(&network);
+    let root = |name: &str| -> toml::Table {
+        files.iter().find(|file| file.name == name).unwrap().content.parse().unwrap()
+    };
+    let h8 = root("h8.process.toml");
+    assert_eq!(
+        (h8["process"]["address"].as_str(), h8["process"]["qpn"].as_integer()),
+        (Some("10.0.1.8/24"), Some(0x11))
+    );
+    let beacons = &h8["process"]["beacons"][0];
+    assert_eq!((beacons["switch"].as_str(), beacons["qpn"].as_integer()), (Some("tor1"), Some(0x107)));
+    assert_eq!((beacons["address"].as_str(), beacons.get("detour")), (Some("10.0.1.1"), None));
+    // The host that stands for its own switch
+    let detour = &root("h1.process.toml")["process"]["beacons"][0]["detour"];
+    assert_eq!(detour.as_array().unwrap().len(), 1);
+}
+
+/// The rules of one switch
+fn rules_of(system: System, v6: bool) -> String {
+    let mut network = testbed();
+    network.systems[0] = system;
+    if v6 {
+        network.topology.switches[0].tunnel = Some(IpAddr::from([0xfd; 16]));
+        network.plan.switches[0].tunnel_sources = BTreeSet::from([IpAddr::from([0xfe; 16])]);
+    }
+    rules::all(&network).remove(0).content
+}
+
+#[test]
+fn sonic() {
+    let rules: serde_json::Value = serde_json::from_str(&rules_of(System::Sonic, false)).unwrap();
+    let tunnels = rules["TUNNEL"].as_object().unwrap();
+    let sources: Vec<_> = tunnels.values().map(|tunnel| tunnel["src_ip"].as_str().unwrap()).collect();
+    assert_eq!(sources, ["10.0.1.1", "10.255.0.5", "10.255.0.6"]);
+    for (name, tunnel) in tunnels {
+        assert!(name.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '_'), "{name}");
+        assert_eq!(
+            (tunnel["tunnel_type"].as_str(), tunnel["dst_ip"].as_str()),
+            (Some("IPINIP"), Some("10.255.0.1"))
+        );
+        // The values that its model has: sonic-tunnel.yang
+        assert_eq!(
+            (tunnel["dscp_mode"].as_str(), tunnel["ttl_mode"].as_str()),
+            (Some("uniform"), Some("pipe"))
+        );
+        assert_eq!(tunnel["ecn_mode"].as_str(), Some("copy_from_outer"));
+    }
+}
+
+#[test]
+fn eos() {
+    let rules = rules_of(System::Eos, false);
+    let lines: Vec<_> = rules.lines().filter(|line| !line.starts_with('!')).collect();
+    assert_eq!(lines, ["ip decap-group onepipe", "   tunnel type ipip", "   tunnel decap-ip 10.255.0.1"]);
+    assert!(rules.contains("10.0.1.1, 10.255.0.5, 10.255.0.6"), "{rules}");
+}
+
+#[test]
+fn linux() {
+    let rules = rules_of(System::Linux, false);
+    for line in [
+        "ip address replace 10.255.0.1/32 dev lo",
+        "ip link add name onepipe0 type ipip local 10.255.0.1 remote 10.0.1.1",
+        "sysctl -q -w net.ipv4.conf.onepipe0.rp_filter=0 net.ipv4.conf.onepipe0.accept_local=1",
+        "ip link add name onepipe2 type ipip local 10.255.0.1 remote 10.255.0.6",
+        "sysctl -q -w net.ipv4.conf.all.rp_filter=0 net.ipv4.ip_forward=1",
+    ] {
+        assert!(rules.lines().any(|written| written == line), "{line:?} in\n{rules}");
+    }
+    let sixth = rules_of(System::Linux, true);
+    assert!(sixth.contains("type ip6tnl mode ip6ip6 local fdfd:") && !sixth.contains("ipv4"), "{sixth}");
+}
+
+#[test]
+fn others_are_told_in_words() {
+    for system in [System::Understudy, System::Other] {
+        let rules = rules_of(system, false);
+        assert!(
+            rules.contains("IP packets for 10.255.0.1") && rules.contains("10.0.1.1, 10.255.0.5"),
+            "{rules}"
+        );
+    }
+}
+
+/// Where every representative is at its switch, as in the paper, there is nothing to set up but the representatives.
+#[test]
+fn without_detours_there_are_no_rules() {
+    let mut network = testbed();
+    let mut topology: Topology = network.topology.clone();
+    for at in 0..topology.switches.len() {
+        let mut host = topology.hosts[0].clone();
+        let n = at as u8;
+        (host.name, host.address, host.mac) =
+            (format!("r{n}"), IpAddr::from([10, 9, n, 1]), MacAddr([2, 0, 0, 9, 0, n]));
+        (host.switches, host.messages) = (vec![at], false);
+        topology.switches[at].mac = Some(MacAddr([2, 0, 0, 8, 0, n]));
+        topology.hosts.push(host);
+    }
+    network.interfaces = vec!["eth0".into(); topology.hosts.len()];
+    network.plan = plan(&topology).unwrap();
+    network.topology = topology;
+    assert!(rules::all(&network).is_empty());
+    let text = summary(Path::new("x.toml"), &network);
+    assert!(text.contains("64 are as routed. No beacons need a detour."), "{text}");
+    assert!(!text.contains("Note:"), "{text}");
+    assert!(text.contains("tor1 -> spine1") && !text.contains("IP headers"), "{text}");
+}

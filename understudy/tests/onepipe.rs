@@ -1,0 +1,151 @@
+//! `understudy run` with `[onepipe]`: what it says of links, and its report.
+
+use rocev2::deth::Deth;
+use rocev2::ethernet::{Ethernet, MacAddr, ethertype};
+use rocev2::ipv4::Ipv4;
+use rocev2::onepipe::{OnePipe, OnePipeOpcode, Timestamp};
+use rocev2::repr::{Ip, Repr};
+use rocev2::{Bth, Opcode, Psn, Qpn};
+use serde_json::Value;
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::{SystemTime, UNIX_EPOCH};
+use understudy_tests::captures;
+use zerocopy::IntoBytes;
+
+fn run(config: &Path, options: &[&str]) -> Output {
+    let run = Command::new(env!("CARGO_BIN_EXE_understudy"));
+    let output = { run }.args(["run", config.to_str().unwrap()]).args(options).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    output
+}
+
+#[test]
+fn the_example_runs_and_says_who_is_dead() {
+    let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/onepipe.toml");
+    let output = run(&config, &["--for", "0.4", "--json", "--live", "0.1"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    for link in ["Link 0 (host a)", "Link 1 (host b)", "Link 2 (host c)", "Link 3 (spine 1)"] {
+        assert!(said.contains(&format!("{link} is dead: silent for 30 us")), "{link} in\n{said}");
+    }
+    let lines: Vec<Value> = output
+        .stdout
+        .split(|&byte| byte == b'\n')
+        .filter_map(|line| serde_json::from_slice(line).ok())
+        .collect();
+    let (last, live) = lines.split_last().unwrap();
+    assert!(!live.is_empty(), "a line now and then");
+    assert!(live.iter().all(|line| line["onepipe"]["intervals"].is_u64()));
+    let told = &last["onepipe"];
+    assert_eq!((told["dead"].as_u64(), told["links"].as_array().unwrap().len()), (Some(4), 4), "{told}");
+    assert!(told["links"].as_array().unwrap().iter().all(|link| link["state"] == "dead"), "{told}");
+    assert!(last["onepipe"]["intervals"].as_u64() > Some(100), "{last}");
+    assert!(last["onepipe"]["beacons_sent"].as_u64() > Some(100), "{last}");
+}
+
+/// A packet of 1Pipe from host `from` to the switch, or to host 3 through it.
+fn packet(from: u8, opcode: OnePipeOpcode, timestamp: Timestamp) -> Vec<u8> {
+    let dst = if opcode == OnePipeOpcode::BEACON {
+        MacAddr([2, 0, 0, 0, 0, 0xfe])
+    } else {
+        MacAddr([2, 0, 0, 0, 0, 3])
+    };
+    let ethernet = Ethernet { dst, src: MacAddr([2, 0, 0, 0, 0, from]), ethertype: ethertype::IPV4.into() };
+    let ip = Ipv4 { src: [10, 0, 0, from], dst: [10, 0, 0, 3], ..Ipv4::default() };
+    let mut repr =
+        Repr::new(ethernet, Ip::V4(ip, &[]), Bth::new(Opcode::UD_SEND_ONLY, Qpn::new(0x11), Psn::ZERO));
+    repr.extended.deth = Deth::new(OnePipe::QKEY, Qpn::new(0x11));
+    let header = OnePipe::new(opcode, timestamp, Psn::ZERO);
+    repr.payload = header.as_bytes();
+    let mut frame = vec![0; repr.frame_len()];
+    repr.build(&mut frame).unwrap();
+    frame
+}
+
+#[allow(clippy::disallowed_methods, reason = "what is played has to be of the program's time")]
+fn wall_clock() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64
+}
+
+fn capture(path: &Path, frames: &[Vec<u8>]) {
+    let mut bytes = Vec::new();
+    for word in [0xa1b2_c3d4_u32, 0x0004_0002, 0, 0, 65_535, 1] {
+        bytes.extend(word.to_le_bytes());
+    }
+    for frame in frames {
+        let len = frame.len() as u32;
+        bytes.extend([0, 0, len, len].map(u32::to_le_bytes).concat());
+        bytes.extend(frame);
+    }
+    std::fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn the_link_that_holds_the_barrier_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let now = wall_clock();
+    // Host 2 is 5 ms behind the others. All have spoken before one sends a message, to host 3.
+    let mut text = String::from("[runtime]\nstop_when_idle_ms = 300\n");
+    for n in 1..=3 {
+        let said = Timestamp::new(now - if n == 2 { 5_000_000 } else { u64::from(n) });
+        let mut frames = vec![packet(n, OnePipeOpcode::BEACON, said); 3];
+        if n == 1 {
+            // Bursts of 32 take turns: it comes behind the others' beacons.
+            frames.resize(64, frames[0].clone());
+            frames.push(packet(n, OnePipeOpcode::DATA, said));
+        }
+        capture(&folder.path().join(format!("{n}.pcap")), &frames);
+        _ = write!(
+            text,
+            "[[port]]\nname = \"p{n}\"\npcap = {{ rx = \"{n}.pcap\", tx = \"{n}-out.pcap\" }}\n"
+        );
+    }
+    text += "[onepipe]\nincarnation = \"chip\"\naddresses = [\"10.0.0.254/24\"]\nmac = \"02:00:00:00:00:fe\"\n\
+             beacon_interval_ns = 1000000\ndead_after_intervals = 100000\nlag_alarm_us = 1000\n\
+             mac_table = { fixed = [{ mac = \"02:00:00:00:00:03\", port = \"p3\" }] }\n";
+    for n in 1..=3 {
+        _ = write!(
+            text,
+            "[[onepipe.links]]\nname = \"host {n}\"\nside = \"below\"\nport = \"p{n}\"\nmac = \"02:00:00:00:00:0{n}\"\n\
+             address = \"10.0.0.{n}\"\nqpn = 0x11\n"
+        );
+    }
+    let config = folder.path().join("my.toml");
+    std::fs::write(&config, text).unwrap();
+    let output = run(&config, &["--json"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("Link 1 (host 2) holds the barrier, 4999 us behind the others"), "{said}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let told = &report["onepipe"];
+    assert_eq!((told["lagging"].as_u64(), told["messages"].as_u64()), (Some(1), Some(1)), "{told}");
+    for side in ["above", "below"] {
+        assert_eq!(told[side]["holder_name"], "host 2", "{told}");
+        assert_eq!(told[side]["best_effort_ns"], Timestamp::new(now - 5_000_000).nanos(), "{told}");
+    }
+    assert_eq!((&told["links"][1]["ahead_ns"], &told["links"][1]["lag_ns"]), (&0.into(), &4_999_997.into()));
+    assert_eq!(told["links"][0]["state"], "alive", "{told}");
+    let sent = captures::frames(&folder.path().join("3-out.pcap"));
+    let message =
+        rocev2::Packet::parse(sent.iter().find(|frame| frame[5] == 3 && frame[11] == 1).unwrap()).unwrap();
+    assert!(message.verify_icrc());
+    assert_eq!(message.onepipe().unwrap().barrier(), Some(Timestamp::new(now - 5_000_000)));
+
+    let text = String::from_utf8(run(&config, &[]).stdout).unwrap();
+    for words in ["1Pipe\n", "behind the others, ns", "held by link 1 (host 2)"] {
+        assert!(text.contains(words), "{words:?} in\n{text}");
+    }
+}
+
+#[test]
+fn live_is_for_those_who_tell() {
+    let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/demo.toml");
+    let output = Command::new(env!("CARGO_BIN_EXE_understudy"))
+        .arg("run")
+        .arg(config)
+        .args(["--live", "1"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("has no [onepipe] and no [consensus]"));
+}
