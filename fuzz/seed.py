@@ -39,6 +39,26 @@ def seeds(target: str, frame: bytes) -> list[bytes]:
         # Both clients contend: requests, their way to the server, and the answers' way back
         step = bytes([0, 0, 0x80, 3, 5, 0, 5, 0, 8, 0, 8, 0])
         return [bytes([how]) + 20 * step + bytes([15, 40]) + frame[:40] + step for how in (1, 3)]
+    if target == "tunnel":
+        # Into one tunnel that ends there, and into another behind it; checksums are right
+        def inside(packet: bytes, src: int, dst: int) -> bytes:
+            head = struct.pack(">BBHIBBH", 0x45, 0x6A, 20 + len(packet), 0x4000, 64, 4, 0)
+            head += bytes([10, 0, 0, src, 10, 0, 0, dst])
+            total = sum(struct.unpack(">10H", head))
+            total = (total & 0xFFFF) + (total >> 16)
+            return head[:10] + struct.pack(">H", 0xFFFF - total) + head[12:] + packet
+
+        if frame[12:14] != b"\x08\x00":
+            return []
+        deep = inside(frame[14:], 101, 102)
+        ethernet = b"\2\0\0\0\0\1\2\0\0\0\0\2\x08\0"
+        return [bytes([how]) + ethernet + inside(packet, 1, 101) for how in (0, 1) for packet in (frame[14:], deep)]
+    if target == "process":
+        # Scatterings, runs from three senders, barriers, ACKs, time; and a frame
+        step = lambda *bytes4: bytes(bytes4) + b"\xff" * 12
+        life = step(0xC5, 15, 9, 0) + step(0x40, 1, 0, 1) + step(0x60, 1, 0, 2) + step(0x48, 1, 0, 3)
+        life += step(0x02, 0, 0, 1) + step(0x46, 0, 200, 3) + step(0x44, 0, 1, 0) + step(0xC5, 7, 100, 0)
+        return [bytes([how]) + 6 * life + bytes([7, min(len(frame), 254) | 2, 0, 0]) + frame[:255] for how in (0, 1)]
     if target == "rnic":
         bth = frame[42:-4][:510]
         return [bytes([how]) + bytes([0, to, len(bth) // 2]) + bth for how in (1, 12) for to in (3, 9)]
