@@ -288,7 +288,9 @@ pub struct Arrivals {
     /// Bytes for which the receiver has room from [`next`](Self::next) on, by its sender's count
     pub window: U32,
     next: [u8; 3],
-    reserved: u8,
+    /// A number that the receiver has drawn for itself: another than before says that it has begun anew, and knows nothing of
+    /// what came earlier
+    pub life: u8,
 }
 
 impl Arrivals {

@@ -12,6 +12,8 @@ use super::ProcessId;
 pub const MAX_MESSAGE: usize = 16 << 20;
 /// What a packet takes of a window beside its bytes: what it costs a receiver to keep a small one
 pub const PACKET_COST: usize = 64;
+/// Packets that may be under way to one receiver: a quarter of all PSNs
+const MAX_PACKETS: usize = 1 << 22;
 
 /// Configuration of a [`Process`](super::Process).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -142,6 +144,10 @@ impl Config {
                 return Err(ConfigError::Window { name, bytes, packet });
             }
         }
+        let (window, most) = (self.receive_window, MAX_PACKETS * PACKET_COST);
+        if window as usize > most {
+            return Err(ConfigError::TooManyPackets { window, most });
+        }
         if self.timeout <= self.ack_delay {
             return Err(ConfigError::Timeout { timeout: self.timeout, ack_delay: self.ack_delay });
         }
@@ -167,6 +173,16 @@ pub enum ConfigError {
         bytes: usize,
         /// How large it has to be
         packet: usize,
+    },
+    /// A window of more packets than PSNs can tell apart
+    #[error(
+        "receive_window is {window} bytes, which may be more packets than PSNs can tell apart; {most} are the most"
+    )]
+    TooManyPackets {
+        /// How large it is
+        window: u32,
+        /// How large it may be
+        most: usize,
     },
     /// Every message would fail before it could be acknowledged
     #[error("messages fail after {} ns, and are acknowledged after {} ns", .timeout.0, .ack_delay.0)]

@@ -213,7 +213,7 @@ impl Inbound {
         packet.time > self.latest && !(0..=MAX_GAP).contains(&ahead)
     }
 
-    /// Everything up to here is given up, and the sender goes on with this PSN.
+    /// Everything up to here is given up, and the sender goes on with this PSN: it has begun anew, or nothing came of it for long.
     pub(super) fn begin_anew(&mut self, psn: Psn, out: &mut Outcome) {
         self.give_up();
         while let Some(slot) = self.ahead.pop_front() {
@@ -221,8 +221,12 @@ impl Inbound {
         }
         // Positions of what still waits to be settled lie before.
         self.line += 1 << 24;
-        (self.next, self.highest) = (psn, psn.sub(1));
-        (self.seen, self.taken, self.packets, self.marked) = (0, 0, 0, 0);
+        self.next = psn;
+        // One that is beyond all others may as well come from the same sender, behind a long gap: what was taken of it stays so.
+        if psn.distance(self.highest) <= 0 {
+            self.highest = psn.sub(1);
+            (self.seen, self.taken, self.packets, self.marked) = (0, 0, 0, 0);
+        }
     }
 
     fn see(&mut self, packet: &Packet<'_>) {
@@ -338,9 +342,10 @@ impl Inbound {
         }
     }
 
-    /// The barrier has passed the timestamp of the packet at this position: what is missing before it will not come.
-    pub(super) fn settle(&mut self, position: u64, out: &mut Outcome) {
-        let Some(by @ 1..) = position.checked_sub(self.line) else { return };
+    /// The barrier has passed the timestamp of the packet at this position: what is missing before it will not come. Whether
+    /// that decides anything, which the sender waits to hear.
+    pub(super) fn settle(&mut self, position: u64, out: &mut Outcome) -> bool {
+        let Some(by @ 1..) = position.checked_sub(self.line) else { return false };
         let missing = self.next;
         if self.give_up() {
             out.naks.push((missing, Refused::INCOMPLETE));
@@ -355,6 +360,7 @@ impl Inbound {
         if self.go_on(out) {
             self.advance(out);
         }
+        true
     }
 
     /// The sender has been silent for long in the middle of a run.

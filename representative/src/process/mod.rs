@@ -276,6 +276,8 @@ pub struct Process {
     /// The peer that is looked at next for what it has left unfinished
     sweep: u32,
     has_left: bool,
+    /// Says in ACKs which of its lives this is
+    life: u8,
     counters: Arc<Counters>,
     chance: Chance,
     /// For sorting a scattering's messages by receiver
@@ -323,6 +325,7 @@ impl Process {
         {
             reorder.by_arrival = (config.bug == Some(crate::Bug::TieByArrival)).then_some(0);
         }
+        let mut chance = Chance::stream(config.seed, u64::from(own.id.0));
         Ok(Self {
             clock: Clock::new(config.clock),
             peers: peers.into(),
@@ -355,8 +358,9 @@ impl Process {
             naks: VecDeque::new(),
             sweep: 0,
             has_left: false,
+            life: chance.below(256) as u8,
             counters: Arc::default(),
-            chance: Chance::stream(config.seed, u64::from(own.id.0)),
+            chance,
             order: Vec::new(),
             outcome: Outcome::default(),
             config,

@@ -56,6 +56,10 @@ impl Process {
                 return Err(Refusal::WrongSource);
             }
             let result = self.take_barriers(header, now);
+            if header.nothing_follows() && result.is_ok() {
+                // Nobody is left for whom anything has to wait. Who comes back is later, or refused.
+                self.barrier = self.barrier.max(self.clock.read(now));
+            }
             self.deliver(now);
             return result.inspect(|()| self.counters.beacons_taken.add(1));
         }
@@ -193,9 +197,12 @@ impl Process {
             let Some((_, peer, run)) = self.reorder.pop() else { return };
             if let Some(Some(inbound)) = self.inbound.get_mut(peer as usize) {
                 let before = inbound.held;
-                inbound.settle(turn.position, &mut self.outcome);
+                let decided = inbound.settle(turn.position, &mut self.outcome);
                 self.held = self.held + inbound.held - before;
                 self.take_outcome(peer);
+                if decided {
+                    self.owe_ack(peer);
+                }
             }
             if let Some(run) = run {
                 self.deliver_run(peer, turn, run);
@@ -266,6 +273,7 @@ impl Process {
         inbound.told_window = window;
         let (latest, highest, mut arrivals) = report;
         arrivals.window = window.into();
+        arrivals.life = self.life;
         let header = answer(OnePipeOpcode::ACK, Timestamp::new(latest), highest);
         let known = &mut self.peers[peer as usize];
         write(frame, &mut known.route, known.qpn, deth, &header, arrivals.as_bytes());

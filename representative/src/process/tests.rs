@@ -5,6 +5,7 @@ use core::net::{Ipv4Addr, Ipv6Addr};
 use rocev2::Packet;
 use rocev2::onepipe::{Arrivals, Refused};
 
+mod answers;
 mod bad_input;
 mod large;
 
