@@ -77,6 +77,9 @@ pub fn run(args: &OnePipeArgs, understudy: &Path) -> Result<(), Report> {
     }
     for load in LINKS.map(beacons) {
         let capture = capture(&bench, load)?;
+        if HELD.iter().any(|&(links, _)| links == load.links) {
+            entries.push(entry(FORWARD, load, &capture, forwarding()));
+        }
         entries.push(Entry { counts: Counts::Received, ..entry(HOST, load, &capture, playing(load)) });
     }
     bench.compare(&args.compare, &entries, ratios)
@@ -149,16 +152,20 @@ fn ratios(figures: &Figures) -> Vec<Ratio> {
             ratio(format!("messages of {payload} B, chip / testpmd macswap"), value, 0.5)
         })
         .collect();
-    all.extend(HELD.map(|(links, interval_ns)| {
-        // What one core does in an interval, over what there is to do
-        let rate = figures.rate(HOST, &beacons(links).to_string());
-        let value = rate.map(|mpps| mpps * interval_ns / 1_000.0 / f64::from(links));
-        ratio(format!("beacons in and out of {links} links at {interval_ns} ns: interval / work"), value, 1.0)
-    }));
+    let whole_ns =
+        |program: &str, links| figures.rate(program, &beacons(links).to_string()).map(|mpps| 1_000.0 / mpps);
+    for (links, interval_ns) in HELD {
+        // An interval, over what one core has to do in it
+        let held = |ns: Option<f64>| ns.map(|ns| interval_ns / (ns * f64::from(links)));
+        let name = format!("beacons in and out of {links} links at {interval_ns} ns: interval / work");
+        let own = figures.own_ns(HOST, &beacons(links).to_string());
+        all.push(ratio(format!("{name} of the function"), held(own), 1.0));
+        all.push(ratio(format!("{name} with the device"), held(whole_ns(HOST, links)), 0.0));
+        let forward = whole_ns(FORWARD, links);
+        all.push(ratio(format!("nanoseconds a beacon that is only forwarded, {links} links"), forward, 0.0));
+    }
     all.extend(LINKS.map(|links| {
-        let rate = figures.rate(HOST, &beacons(links).to_string());
-        let value = rate.map(|mpps| 1_000.0 / mpps);
-        ratio(format!("nanoseconds a beacon, {links} links"), value, 0.0)
+        ratio(format!("nanoseconds a beacon in and out, {links} links"), whole_ns(HOST, links), 0.0)
     }));
     all
 }

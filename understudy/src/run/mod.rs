@@ -12,7 +12,7 @@ pub(crate) mod swordbox;
 
 use crate::config::{self, Config, FunctionConfig};
 use clap::Args;
-use dataplane::{Control, ControlOutput, Live, Mbuf, Outcome, Passive, PortInfo, Runtime, Stop};
+use dataplane::{Control, ControlOutput, Live, Mbuf, Outcome, Passive, PortInfo, Runtime, Stop, Stopwatch};
 use miette::{MietteDiagnostic, Report};
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher as _, Hasher as _};
@@ -142,11 +142,16 @@ pub(crate) fn onepipe_load(args: &bench::onepipe::LoadArgs) -> Result<(), Report
     let load = args.load();
     let function = load.make();
     let counters = function.counters();
+    let function = Stopwatch::new(function);
+    let laps = function.laps();
     let mut runtime = Runtime::start(config.runtime).map_err(|error| explain(&error))?;
     let outcome = runtime.run(vec![function], &mut Passive, &stop);
     drop(runtime);
     let frames = outcome.workers.iter().map(|worker| worker.received()).sum();
     println!("{frames} frames, {} beacons sent", counters.beacons.get());
+    if let Some(ns) = laps.median_ns() {
+        println!("{}{ns}", bench::OWN_TIME);
+    }
     bench::onepipe::check(&load, &counters, frames)
 }
 
