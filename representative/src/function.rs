@@ -198,6 +198,13 @@ impl Representative {
         self.epoch.add(now.0)
     }
 
+    /// Whether a frame is for the switch itself.
+    #[inline]
+    fn is_own(&self, frame: &[u8]) -> bool {
+        frame.first_chunk::<6>().is_some_and(|to| *to == self.config.mac.0)
+            && self.forward.ends_here(frame, &self.config.addresses)
+    }
+
     fn tell(&mut self, event: Event) {
         if self.events.len() < EVENTS {
             self.events.push_back(event);
@@ -243,22 +250,24 @@ impl Function for Representative {
         if let Some(verdict) = self.on_expected_beacon(frame.bytes(), port, now) {
             return verdict;
         }
-        let own = frame.bytes().first_chunk::<6>().is_some_and(|to| *to == self.config.mac.0)
-            && self.forward.ends_here(frame.bytes(), &self.config.addresses);
         let layout = match self.forward.admit(frame, port) {
             Ok(Some(layout)) => layout,
             // ARP and neighbour discovery, if it is for us
-            Ok(None) if own || self.asks_for_us(frame.bytes()) => return Verdict::Punt,
+            Ok(None) if self.is_own(frame.bytes()) || self.asks_for_us(frame.bytes()) => {
+                return Verdict::Punt;
+            }
             Ok(None) => return self.forward.route(frame, port, now, out),
             Err(verdict) => return verdict,
         };
         let packet = Packet::new(frame.bytes(), layout);
         match layout.opcode() {
             Opcode::UD_SEND_ONLY if packet.deth().is_some_and(|deth| deth.qkey.get() == self.config.qkey) => {
-                self.on_datagram(frame, layout, port, now, out, own)
+                self.on_datagram(frame, layout, port, now, out)
             }
-            Opcode::UC_WRITE_ONLY if own => self.on_write(&packet, port, now),
-            _ if own => Verdict::Punt,
+            opcode if self.is_own(frame.bytes()) => match opcode {
+                Opcode::UC_WRITE_ONLY => self.on_write(&packet, port, now),
+                _ => Verdict::Punt,
+            },
             _ => self.forward.route(frame, port, now, out),
         }
     }

@@ -51,6 +51,12 @@ const BLOCK: usize = 32;
 const IPV4_ID: usize = Ethernet::LEN + 4;
 const IPV4_CHECKSUM: usize = Ethernet::LEN + 10;
 
+/// Whether a frame is longer than any beacon.
+#[inline]
+pub const fn is_longer(frame: &[u8]) -> bool {
+    frame.len() > len(true, true)
+}
+
 /// The destination queue pair of a frame, if it is a beacon; something else is `None` if it has another length, and any number
 /// otherwise.
 #[inline]

@@ -262,17 +262,15 @@ pub fn stamp(
 ) -> Result<(), NoSuchHeader> {
     let at = onepipe(layout)? + OnePipe::BARRIERS;
     let end = layout.icrc();
-    if frame[layout.udp() + 6..].first_chunk() != Some(&[0, 0]) {
+    if layout.checksum_of(frame) != 0 {
         return stamp_summed(frame, layout, barrier, commit);
     }
     let new = OnePipe::barriers_to_wire(barrier, commit);
-    let (places, _) = frame[at..].as_chunks_mut::<4>();
-    let places = places.first_chunk_mut::<3>().expect("the header was found");
-    let xor = |n: usize| u32::from_le_bytes(places[n]) ^ u32::from_le_bytes(new[n]);
-    let xors = [xor(0), xor(1), xor(2)];
-    *places = new;
+    let places: &mut [u8; 12] = frame[at..].first_chunk_mut().expect("the header was found");
+    let old: [[u8; 4]; 3] = zerocopy::transmute!(*places);
+    *places = zerocopy::transmute!(new);
     let mut changes = Changes::new();
-    changes.words(xors, end - at - 12);
+    changes.words([0, 1, 2].map(|n| u32::from_le_bytes(old[n]) ^ u32::from_le_bytes(new[n])), end - at - 12);
     let icrc = frame[end..].first_chunk_mut::<4>().expect("an ICRC");
     *icrc = (u32::from_le_bytes(*icrc) ^ changes.effect()).to_le_bytes();
     Ok(())

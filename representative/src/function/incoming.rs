@@ -60,6 +60,9 @@ impl Representative {
     /// the same as the long way, at a third of the cost; a frame of which nothing is said here takes that.
     #[inline]
     pub(super) fn on_expected_beacon(&mut self, frame: &[u8], port: PortId, now: Nanos) -> Option<Verdict> {
+        if beacon::is_longer(frame) {
+            return None;
+        }
         let link = match self.config.incarnation {
             Incarnation::Host => self.link_of(beacon::dest_qp(frame)?),
             Incarnation::Chip | Incarnation::SwitchCpu => self.link_at(port),
@@ -85,26 +88,28 @@ impl Representative {
         port: PortId,
         now: Nanos,
         out: &mut O,
-        own: bool,
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
+        let incarnation = self.config.incarnation;
+        // The chip treats everybody's alike.
+        let own = incarnation != Incarnation::Chip && self.is_own(frame.bytes());
         let header = match packet.onepipe() {
             Some(&header) if header.version == OnePipe::VERSION => header,
             // Only one who changes messages has to understand them.
-            _ if self.config.incarnation != Incarnation::Chip && !own => {
+            _ if incarnation != Incarnation::Chip && !own => {
                 return self.forward.route(frame, port, now, out);
             }
             Some(_) => return self.refuse(Refusal::OtherVersion, DropReason::Unexpected),
             None => return self.refuse(Refusal::NoHeader, DropReason::Unexpected),
         };
-        if header.opcode() == OnePipeOpcode::BEACON && (own || self.config.incarnation != Incarnation::Host) {
-            let link = match self.config.incarnation {
+        if header.opcode() == OnePipeOpcode::BEACON && (own || incarnation != Incarnation::Host) {
+            let link = match incarnation {
                 Incarnation::Host => self.link_of(packet.bth().dest_qp()),
                 Incarnation::Chip | Incarnation::SwitchCpu => self.link_at(port),
             };
             return self.on_beacon(&packet, link, port, header, now);
         }
-        match self.config.incarnation {
+        match incarnation {
             Incarnation::Chip => self.on_message(frame, layout, port, header, now, out),
             Incarnation::Host if own => self.refuse(Refusal::NoHeader, DropReason::Unexpected),
             Incarnation::SwitchCpu | Incarnation::Host => self.forward.route(frame, port, now, out),

@@ -171,7 +171,8 @@ impl Forward {
 
     /// Where a frame that was [admitted](Self::admit) goes, if that is one place, and makes it ready for that; `None` is
     /// everywhere. For functions that write something else on each link.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "a wire's other end is one look-up")]
+    #[inline(always)]
     pub fn find_route(&mut self, frame: &mut impl Frame, port: PortId, now: Nanos) -> Option<Verdict> {
         match &mut self.route {
             Route::Pairs(peers) => Some(Verdict::Forward(peers[port.index()])),
