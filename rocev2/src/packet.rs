@@ -151,14 +151,6 @@ impl Layout {
         self.bth() - Udp::LEN
     }
 
-    /// The UDP checksum of the frame that this is the layout of
-    #[inline]
-    pub(crate) fn checksum_of(&self, frame: &[u8]) -> u16 {
-        u16::from_be_bytes(
-            *frame[self.udp() + 6..].first_chunk().expect("the layout was checked against this frame"),
-        )
-    }
-
     /// Where the BTH begins
     pub const fn bth(&self) -> usize {
         (self.0 >> 32) as u16 as usize

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 
 /// What becomes of one frame
 #[derive(Clone, Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "each is drawn for itself")]
 struct Step {
     link: u8,
     /// The port and the station that it comes from; the link's own mostly
@@ -90,10 +91,11 @@ impl Step {
     }
 }
 
+/// What it and its bridge have counted, both sides' barriers, and events
+type Seen = (String, String, [(Option<Timestamp>, Option<Timestamp>); 2], Vec<Event>);
+
 /// Everything that can be seen of a function
-fn seen(
-    function: &mut Representative,
-) -> (String, String, [(Option<Timestamp>, Option<Timestamp>); 2], Vec<Event>) {
+fn seen(function: &mut Representative) -> Seen {
     let counters = format!("{:?}", function.counters());
     let forward = format!("{:?}", function.forward_counters());
     let events = core::iter::from_fn(|| function.poll_event()).collect();
