@@ -5,8 +5,10 @@ use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
 use rocev2::onepipe::{OnePipe, Timestamp};
 use switch::Nanos;
+use switch::tunnel::{self, EntranceError};
 
 use super::ProcessId;
+use crate::config::Detour;
 
 /// The longest message, in bytes
 pub const MAX_MESSAGE: usize = 16 << 20;
@@ -82,7 +84,7 @@ pub struct Peer {
 }
 
 /// The other end of a process's link, as far as beacons go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Beacons {
     /// The MAC address that beacons are sent to
     pub mac: MacAddr,
@@ -90,6 +92,9 @@ pub struct Beacons {
     pub address: IpAddr,
     /// The queue pair
     pub qpn: Qpn,
+    /// Switches at which beacons get onto the link, where routes would not lead them over it: of one whose own host stands for
+    /// its switch, that switch (section 6.2.3)
+    pub detour: Detour,
 }
 
 impl Config {
@@ -126,6 +131,12 @@ impl Config {
         self.mtu - OnePipe::LEN
     }
 
+    /// The tunnels of its detour, each from where the one before ends
+    pub(super) fn tunnels(&self) -> Vec<(IpAddr, IpAddr)> {
+        let ends = &self.tor.detour;
+        core::iter::once(self.own.address).chain(ends.iter().copied()).zip(ends.iter().copied()).collect()
+    }
+
     /// Whether this can be, as far as a look at it tells.
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         if !(256..=rocev2::MAX_PAYLOAD).contains(&self.mtu) || !self.mtu.is_multiple_of(4) {
@@ -148,6 +159,7 @@ impl Config {
         if window as usize > most {
             return Err(ConfigError::TooManyPackets { window, most });
         }
+        tunnel::check(&self.tunnels()).map_err(ConfigError::Detour)?;
         if self.timeout <= self.ack_delay {
             return Err(ConfigError::Timeout { timeout: self.timeout, ack_delay: self.ack_delay });
         }
@@ -198,4 +210,7 @@ pub enum ConfigError {
     /// An IPv4 address where its own is IPv6, or the other way round
     #[error("{0} is of another IP version than the process's own address")]
     Family(IpAddr),
+    /// The detour of its beacons leads through addresses of two IP versions
+    #[error("the detour of its beacons cannot be: {0}")]
+    Detour(EntranceError),
 }

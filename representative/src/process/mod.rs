@@ -52,7 +52,7 @@ use outbound::Outbound;
 use reorder::Reorder;
 use rocev2::Qpn;
 use rocev2::deth::Deth;
-use rocev2::ethernet::MacAddr;
+use rocev2::ethernet::{Ethernet, MacAddr, ethertype};
 use rocev2::onepipe::{OnePipe, OnePipeOpcode, Timestamp};
 use rocev2::route::{Ends, Route};
 use rocev2::{Bth, Opcode, Psn};
@@ -61,7 +61,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use switch::heap::Heap;
 use switch::table::{Index, Key, mix};
-use switch::{Chance, Nanos};
+use switch::{Chance, Nanos, tunnel};
 use zerocopy::IntoBytes;
 
 /// The number of a process.
@@ -236,6 +236,8 @@ pub struct Process {
     by_id: Index<ProcessId>,
     by_source: Index<Source>,
     tor: Route,
+    /// The headers of its beacons' detour, if there is one
+    detour: Box<[u8]>,
     /// By peer, from the first message on; the last one is this process itself
     outbound: Box<[Option<Box<Outbound>>]>,
     inbound: Box<[Option<Box<Inbound>>]>,
@@ -306,6 +308,7 @@ impl Process {
             .ok_or(ConfigError::Family(address))
         };
         let tor = route(config.tor.mac, config.tor.address, config.tor.qpn)?;
+        let detour = detour(&config, tor)?;
         let count = config.peers.len();
         let (mut by_id, mut by_source) = (Index::with_capacity(count), Index::with_capacity(count));
         let mut peers = Vec::with_capacity(count);
@@ -332,6 +335,7 @@ impl Process {
             by_id,
             by_source,
             tor,
+            detour,
             outbound: (0..=count).map(|_| None).collect(),
             inbound: (0..count).map(|_| None).collect(),
             scatterings: Scatterings::default(),
@@ -428,6 +432,19 @@ impl Process {
         self.outbound[peer as usize].as_ref().map(|outbound| outbound.congestion_window())
     }
 
+    /// Messages that were taken to be sent, and of which it is not known what became
+    pub const fn unsettled(&self) -> usize {
+        self.unsettled
+    }
+
+    /// Gives a scattering a number that nothing is sent of: whoever runs this has refused it, and numbers are counted by somebody
+    /// else as well.
+    pub const fn skip(&mut self) -> Scattering {
+        let number = self.scatterings_given;
+        self.scatterings_given += 1;
+        Scattering(number)
+    }
+
     /// Bytes of messages that were not sent, and bytes that are kept of messages that came, until they are taken
     pub const fn buffered(&self) -> (usize, usize) {
         (self.unsent, self.held)
@@ -503,8 +520,26 @@ impl Process {
         }
         let (qpn, qkey) = (self.config.own.qpn, self.config.qkey);
         write(frame, &mut self.tor, self.config.tor.qpn, Deth::new(qkey, qpn), &header, &[]);
+        lead_around(frame, &self.detour);
         self.counters.beacons_sent.add(1);
     }
+}
+
+/// The headers that lead beacons around. All beacons are of one length, and no header says more of what follows it.
+fn detour(config: &Config, mut tor: Route) -> Result<Box<[u8]>, ConfigError> {
+    let mut beacon = Vec::new();
+    let header = OnePipe::new(OnePipeOpcode::BEACON, Timestamp::default(), Psn::ZERO);
+    write(&mut beacon, &mut tor, config.tor.qpn, Deth::new(config.qkey, config.own.qpn), &header, &[]);
+    let headers = tunnel::headers(&config.tunnels(), &beacon[Ethernet::LEN..]);
+    headers.map(Vec::into_boxed_slice).map_err(ConfigError::Detour)
+}
+
+/// Puts the headers of a detour between a frame's first header and its packet.
+fn lead_around(frame: &mut Vec<u8>, detour: &[u8]) {
+    let Some(first) = detour.first() else { return };
+    let kind = if first >> 4 == 4 { ethertype::IPV4 } else { ethertype::IPV6 };
+    frame.splice(Ethernet::LEN..Ethernet::LEN, detour.iter().copied());
+    frame[Ethernet::LEN - 2..Ethernet::LEN].copy_from_slice(&kind.to_be_bytes());
 }
 
 /// Writes a datagram.

@@ -226,7 +226,7 @@ mod tests {
     fn outbound() -> Outbound {
         let (mac, address, qpn) = (MacAddr::default(), [10, 0, 0, 1].into(), Qpn::new(17));
         let own = Peer { id: ProcessId(0), mac, address, qpn };
-        let mut config = Config::new(own, Beacons { mac, address, qpn });
+        let mut config = Config::new(own, Beacons { mac, address, qpn, detour: Vec::new() });
         (config.receive_window, config.initial_window) = (5000, 4000);
         Outbound::new(FIRST, &config)
     }

@@ -170,7 +170,7 @@ impl Host {
             Peer { id: ProcessId(n as u32), mac: at.mac, address: at.ip.into(), qpn: at.qpn }
         };
         let At { mac, ip, qpn } = place.tor;
-        let tor = process::Beacons { mac, address: ip.into(), qpn };
+        let tor = process::Beacons { mac, address: ip.into(), qpn, detour: Vec::new() };
         let mut config = process::Config::new(peer(own), tor);
         let circle = circle(own, place.hosts, habits.friends, seed);
         config.peers = circle.iter().copied().filter(|&n| n != own).map(peer).collect();
