@@ -4,6 +4,7 @@ mod consensus;
 mod impair;
 mod onepipe;
 mod p4ce;
+mod process;
 mod swordbox;
 
 use crate::config::{Config, FunctionConfig};
@@ -30,6 +31,7 @@ pub(super) fn of(path: &Path, config: &Config, machine: &Machine) -> String {
         FunctionConfig::P4ce(config) => p4ce::lines(config),
         FunctionConfig::Swordbox(config) => swordbox::lines(config, &runtime.ports),
         FunctionConfig::OnePipe(config) => onepipe::lines(config, &runtime.ports),
+        FunctionConfig::Process(config) => process::lines(config),
     };
     let rest = [
         ("workers", workers(&runtime.workers.cpus) + idle(runtime.workers.idle)),

@@ -6,6 +6,7 @@ use super::port::{Ports, ReadPort};
 use super::report::Problem;
 use super::scenario::address;
 use super::tree::{Table, Value, subsections};
+pub(crate) use ::onepipe::Clock;
 use core::net::IpAddr;
 use core::ops::Range;
 use dataplane::config::Device;
@@ -42,15 +43,6 @@ pub(crate) struct OnePipeConfig {
     pub(crate) clock: Clock,
     /// A link that holds the barrier and is behind the others by more than this is told of; `None` if none is
     pub(crate) lag_alarm: Option<Nanos>,
-}
-
-/// A clock of the machine's, which somebody synchronises.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Clock {
-    /// Coordinated Universal Time: stands still, or goes back, for a second when a leap second is put in
-    Realtime,
-    /// International Atomic Time: no leap seconds. The kernel has to have been told how far it is from UTC
-    Tai,
 }
 
 pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {

@@ -36,6 +36,46 @@ fn representatives_files_say_what_the_plan_does() {
     assert!(detours > 0);
 }
 
+/// And so is what is written for `understudy process`, of every host.
+#[test]
+fn processes_files_say_what_the_plan_does() {
+    let network = testbed();
+    let files = files::all(&network);
+    let folder = tempfile::tempdir().unwrap();
+    let mut detours = 0;
+    for (number, host) in network.topology.hosts.iter().enumerate() {
+        let name = format!("{}.process.toml", host.name);
+        let file = files.iter().find(|file| file.name == name);
+        let Some((switch, planned)) = network.plan.process(&network.topology, number) else {
+            assert!(file.is_none() && !host.messages);
+            continue;
+        };
+        let path = folder.path().join(&name);
+        std::fs::write(&path, &file.expect("it is written").content).unwrap();
+        let read = config::load(&path).unwrap_or_else(|report| panic!("{}", report.render()));
+        let by_library = ::onepipe::load(&path).unwrap_or_else(|report| panic!("{}", report.render()));
+        assert_eq!(read.runtime, by_library.runtime);
+        let interface = network.interfaces[number].clone();
+        assert_eq!(read.runtime.ports[0].device, dataplane::config::Device::AfPacket { interface });
+        let config::FunctionConfig::Process(read) = read.function else { panic!("{path:?}") };
+        assert_eq!(read, by_library.process);
+        detours += planned.tor.detour.len();
+        assert_eq!(planned.peers.len(), 31);
+        let wanted = ::onepipe::Settings {
+            process: planned,
+            mac: Some(host.mac),
+            prefix: host.prefix,
+            switch: network.topology.switches[switch].name.clone(),
+            clock: ::onepipe::Clock::Realtime,
+            tell_settled: false,
+        };
+        assert_eq!(read, wanted);
+        assert!(representative::Process::new(read.process).is_ok());
+    }
+    // Those that stand for their own switch
+    assert!(detours > 0);
+}
+
 #[test]
 fn hosts_are_told_of_their_link() {
     let network = testbed();

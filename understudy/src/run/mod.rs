@@ -64,7 +64,7 @@ pub(crate) fn host(args: HostArgs) -> ExitCode {
     }
 }
 
-fn parse_seconds(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
     text.parse()
         .ok()
         .and_then(|s: f64| Duration::try_from_secs_f64(s).ok())
@@ -81,6 +81,13 @@ pub(crate) fn run(args: RunArgs) -> ExitCode {
             .map_err(|report| (report.render(), ExitCode::from(config::EXIT_CODE))),
         None => demo::load().map(|(config, dir)| (config, Some(dir))).map_err(failed),
     };
+    let loaded = loaded.and_then(|(config, dir)| match config.function {
+        FunctionConfig::Process(_) => {
+            let text = format!("{} has [process]: `understudy process` is for it\n", config.path.display());
+            Err((text, ExitCode::from(config::EXIT_CODE)))
+        }
+        _ => Ok((config, dir)),
+    });
     let tells = |config: &Config| match config.function {
         FunctionConfig::OnePipe(_) | FunctionConfig::Consensus(_) => true,
         _ => args.live.is_none(),
@@ -156,7 +163,7 @@ pub(crate) fn onepipe_load(args: &bench::onepipe::LoadArgs) -> Result<(), Report
 }
 
 /// Set when the program is told to end.
-fn catch_signals() -> Result<Stop, Report> {
+pub(crate) fn catch_signals() -> Result<Stop, Report> {
     let stop = Stop::new();
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         signal_hook::flag::register(signal, stop.flag())
@@ -206,6 +213,7 @@ fn start(args: RunArgs, mut config: Config) -> Result<ExitCode, Report> {
             let report = onepipe::run(&mut runtime, config, args.live, until, &stop)?;
             (if args.json { report.json() } else { report.text() }, ExitCode::SUCCESS)
         }
+        FunctionConfig::Process(_) => unreachable!("it was refused"),
         FunctionConfig::Swordbox(config) => {
             let beginning = swordbox.expect("it was begun for this function");
             let report = swordbox::run(&mut runtime, config, beginning, until, &stop);
@@ -225,12 +233,12 @@ pub(crate) fn by_chance() -> u64 {
 
 /// The program's clock.
 #[allow(clippy::disallowed_methods, reason = "the runtime reads the clock, nobody else")]
-fn now() -> Instant {
+pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
 /// A runtime error with its remedy, and what DPDK logged.
-fn explain(error: &dataplane::Error) -> Report {
+pub(crate) fn explain(error: &dataplane::Error) -> Report {
     let mut help = error.remedy.clone();
     let log: Vec<_> = error.log.lines().filter(|line| !line.trim().is_empty()).collect();
     if !log.is_empty() {

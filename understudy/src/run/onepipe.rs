@@ -7,13 +7,11 @@ pub(super) use told::OnePipeReport;
 
 use super::report::Report;
 use super::{Until, by_chance, forward, now, run_until};
-use crate::config::{Clock, OnePipeConfig};
+use crate::config::OnePipeConfig;
 use dataplane::{Control, ControlOutput, Live, Mbuf, Runtime, Stop};
 use representative::{Command, Event, Gauges, Lagging, LinkId, LinkState, Representative, View, Watch};
 use rnic::{Endpoint, Interface, cm};
 use rocev2::ethernet::MacAddr;
-use rocev2::onepipe::Timestamp;
-use rustix::time::{ClockId, clock_gettime};
 use std::io::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,17 +26,7 @@ const LINES_A_SECOND: u32 = 20;
 /// The representative of a configuration, on a switch whose first port has this MAC address.
 fn switch(config: &OnePipeConfig, port_mac: MacAddr) -> representative::Config {
     let mac = config.mac.unwrap_or(port_mac);
-    representative::Config { mac, clock: time_of(config.clock), ..config.switch.clone() }
-}
-
-/// What a clock shows, as 1Pipe's time.
-fn time_of(clock: Clock) -> Timestamp {
-    let time = clock_gettime(match clock {
-        Clock::Realtime => ClockId::Realtime,
-        Clock::Tai => ClockId::Tai,
-    });
-    let (seconds, nanos) = (time.tv_sec.cast_unsigned(), time.tv_nsec.cast_unsigned());
-    Timestamp::new(seconds.wrapping_mul(1_000_000_000).wrapping_add(nanos))
+    representative::Config { mac, clock: config.clock.now(), ..config.switch.clone() }
 }
 
 /// The control plane.
@@ -116,7 +104,7 @@ impl Plane<'_> {
         }
         // What the queue has no room for is told the next time.
         _ = out.command(0, Command::Show);
-        _ = out.command(0, Command::Clock(time_of(self.config.clock)));
+        _ = out.command(0, Command::Clock(self.config.clock.now()));
     }
 
     fn print_line(&mut self) {

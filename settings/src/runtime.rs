@@ -1,39 +1,48 @@
 //! The table `[runtime]`: memory, workers, and when to end.
 
-use super::report::Problem;
-use super::tree::{Problems, Table, Value, absent, section};
 use crate::machine::{Machine, cpu_list};
+use crate::report::Problem;
+use crate::tree::{Problems, Table, Value, absent, section};
 use core::ops::Range;
 use core::time::Duration;
 use dataplane::config::Idle;
 use toml::Spanned;
 
 /// Least memory for virtual devices where nothing is said, in MB
-pub(super) const ORDINARY_MB: u32 = 64;
+pub const ORDINARY_MB: u32 = 64;
 /// Memory where huge pages are asked for and nothing more is said, in MB
-pub(super) const HUGEPAGES_MB: u32 = 512;
+pub const HUGEPAGES_MB: u32 = 512;
 /// Most workers, as many as DPDK has threads for
 const MAX_WORKERS: usize = 128;
 /// A day: longer waits are a slip
 const MAX_IDLE_MS: u64 = 86_400_000;
 
 /// `[runtime]` as it was read. What depends on the ports is decided when they are known.
-pub(super) struct Runtime {
+pub struct Runtime {
     /// The CPU of each worker; not empty
-    pub(super) cpus: Vec<Option<usize>>,
+    pub cpus: Vec<Option<usize>>,
     /// Where they are listed
     workers: Option<Range<usize>>,
-    pub(super) idle: Idle,
-    pub(super) memory_mb: Option<Spanned<u64>>,
-    pub(super) hugepages: bool,
-    pub(super) file_prefix: Option<String>,
-    pub(super) telemetry: bool,
-    pub(super) handoff_ring: usize,
-    pub(super) control_queue: usize,
-    pub(super) stop_when_idle: Option<Duration>,
+    /// What each does while there is nothing to do
+    pub idle: Idle,
+    /// Memory for packets
+    pub memory_mb: Option<Spanned<u64>>,
+    /// Whether it lies in huge pages
+    pub hugepages: bool,
+    /// The name of the shared files of this instance
+    pub file_prefix: Option<String>,
+    /// Whether DPDK's telemetry socket stays on
+    pub telemetry: bool,
+    /// Frames that a ring between two workers holds
+    pub handoff_ring: usize,
+    /// What a queue to or from the control plane holds
+    pub control_queue: usize,
+    /// End when no frame has come for so long
+    pub stop_when_idle: Option<Duration>,
 }
 
-pub(super) fn read(root: &Table<'_>, machine: &Machine) -> Runtime {
+/// Reads the table.
+pub fn read(root: &Table<'_>, machine: &Machine) -> Runtime {
     let table = section(root, "runtime").unwrap_or_else(|| absent("runtime", root.problems()));
     let listed = table.get("workers", "[1]");
     let cpus = listed.as_ref().and_then(|value| workers(value, machine)).unwrap_or(vec![None]);
@@ -75,7 +84,7 @@ pub(super) fn read(root: &Table<'_>, machine: &Machine) -> Runtime {
 
 impl Runtime {
     /// For a function that cannot be shared out.
-    pub(super) fn check_one_worker(&self, why: &str, problems: &Problems) {
+    pub fn check_one_worker(&self, why: &str, problems: &Problems) {
         if let (2.., Some(at)) = (self.cpus.len(), &self.workers) {
             let problem = Problem::at(at.clone(), why).label("several workers");
             problems.add(problem.help("write `workers = [1]`, or leave the key out"));

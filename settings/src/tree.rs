@@ -2,8 +2,8 @@
 //! over is reported, and a [`Value`] knows where it stands. Reading what is wrong records a [`Problem`] and gives
 //! `None`, like reading what is not there, and the reading goes on: one run shows everything.
 
-use super::report::Problem;
-use super::words::{all_of, meant, one_of};
+use crate::report::Problem;
+use crate::words::{all_of, meant, one_of};
 use core::cell::{Cell, RefCell};
 use core::ops::{Range, RangeInclusive};
 use toml::Spanned;
@@ -14,7 +14,7 @@ const ROOT: &str = "";
 
 /// What was found wrong so far.
 #[derive(Default)]
-pub(super) struct Problems {
+pub struct Problems {
     found: RefCell<Vec<Problem>>,
     unknown: RefCell<Vec<UnknownKey>>,
     /// Tables that were read, with the keys that they have
@@ -31,23 +31,24 @@ struct UnknownKey {
 }
 
 impl Problems {
-    pub(super) fn add(&self, problem: Problem) {
+    /// Records a problem.
+    pub fn add(&self, problem: Problem) {
         self.found.borrow_mut().push(problem);
     }
 
     /// Whether anything was found so far
-    pub(super) fn are_there(&self) -> bool {
+    pub fn are_there(&self) -> bool {
         !self.found.borrow().is_empty()
     }
 
     /// Learns which keys tables of functions have that are not there.
-    pub(super) fn know_tables_of(&self, other: Self) {
+    pub fn know_tables_of(&self, other: Self) {
         self.others.borrow_mut().extend(other.known.into_inner());
     }
 
     /// Everything that was found. Keys that are unknown where they stand may belong into another table, so they are
     /// judged when all tables have been read.
-    pub(super) fn into_found(self) -> Vec<Problem> {
+    pub fn into_found(self) -> Vec<Problem> {
         let (mut known, others) = (self.known.into_inner(), self.others.into_inner());
         let in_file = known.len();
         known.extend(others);
@@ -102,12 +103,12 @@ impl UnknownKey {
 const LISTS: [&str; 5] = ["port", "host", "switch", "link", "fault"];
 
 /// The line that begins a table of the root, such as `[runtime]`.
-pub(super) fn header(key: &str) -> String {
+pub fn header(key: &str) -> String {
     if LISTS.contains(&key) { format!("[[{key}]]") } else { format!("[{key}]") }
 }
 
 /// A table of the file, or one that is not there and has nothing but defaults.
-pub(super) struct Table<'a> {
+pub struct Table<'a> {
     /// What messages call it, such as `[runtime]`
     name: String,
     /// Its header, or the whole of an inline table
@@ -121,7 +122,7 @@ pub(super) struct Table<'a> {
 
 impl<'a> Table<'a> {
     /// The table of the whole file
-    pub(super) fn root(entries: &'a DeTable<'a>, problems: &'a Problems) -> Self {
+    pub fn root(entries: &'a DeTable<'a>, problems: &'a Problems) -> Self {
         Self::new(ROOT, None, Some(entries), problems)
     }
 
@@ -136,17 +137,17 @@ impl<'a> Table<'a> {
     }
 
     /// What messages call it
-    pub(super) fn name(&self) -> &str {
+    pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Where problems go
-    pub(super) fn problems(&self) -> &'a Problems {
+    pub fn problems(&self) -> &'a Problems {
         self.problems
     }
 
     /// Begins a problem with this table: at its header, or of the file if it has none
-    pub(super) fn problem(&self, message: impl Into<String>) -> Problem {
+    pub fn problem(&self, message: impl Into<String>) -> Problem {
         match &self.span {
             Some(span) => Problem::at(span.clone(), message),
             None => Problem::of_file(message),
@@ -154,7 +155,7 @@ impl<'a> Table<'a> {
     }
 
     /// The value of a key. `example` is a value that may be written there, for messages.
-    pub(super) fn get(&self, key: &'static str, example: &'a str) -> Option<Value<'a>> {
+    pub fn get(&self, key: &'static str, example: &'a str) -> Option<Value<'a>> {
         let mut asked = self.asked.borrow_mut();
         if !asked.contains(&key) {
             asked.push(key);
@@ -171,7 +172,7 @@ impl<'a> Table<'a> {
     }
 
     /// The value of a key that has to be there
-    pub(super) fn require(&self, key: &'static str, example: &'a str) -> Option<Value<'a>> {
+    pub fn require(&self, key: &'static str, example: &'a str) -> Option<Value<'a>> {
         let value = self.get(key, example);
         if value.is_none() {
             self.problems.add(
@@ -184,12 +185,12 @@ impl<'a> Table<'a> {
     }
 
     /// A number, or `default` where there is none (or a wrong one)
-    pub(super) fn number(&self, key: &'static str, range: RangeInclusive<u64>, default: u64) -> u64 {
+    pub fn number(&self, key: &'static str, range: RangeInclusive<u64>, default: u64) -> u64 {
         self.spanned_number(key, range, default).map_or(default, Spanned::into_inner)
     }
 
     /// A number and its place
-    pub(super) fn spanned_number(
+    pub fn spanned_number(
         &self,
         key: &'static str,
         range: RangeInclusive<u64>,
@@ -201,7 +202,7 @@ impl<'a> Table<'a> {
     }
 
     /// A power of two
-    pub(super) fn power_of_two(&self, key: &'static str, range: RangeInclusive<u64>, default: u64) -> u64 {
+    pub fn power_of_two(&self, key: &'static str, range: RangeInclusive<u64>, default: u64) -> u64 {
         let Some(number) = self.spanned_number(key, range.clone(), default) else { return default };
         let span = number.span();
         let number = number.into_inner();
@@ -220,13 +221,13 @@ impl<'a> Table<'a> {
     }
 
     /// `true` or `false`
-    pub(super) fn boolean(&self, key: &'static str, default: bool) -> bool {
+    pub fn boolean(&self, key: &'static str, default: bool) -> bool {
         let example = if default { "false" } else { "true" };
         self.get(key, example).and_then(|value| value.boolean()).unwrap_or(default)
     }
 
     /// Whether there is a table in it that nobody asked for, so far
-    pub(super) fn has_unknown_tables(&self) -> bool {
+    pub fn has_unknown_tables(&self) -> bool {
         let asked = self.asked.borrow();
         let unknown = |(key, value): (&Spanned<DeString<'_>>, &Spanned<DeValue<'_>>)| {
             is_table(value.get_ref()) && !asked.contains(&key.get_ref().as_ref())
@@ -235,12 +236,12 @@ impl<'a> Table<'a> {
     }
 
     /// Reads no further, and judges no keys: which there are was not to be known.
-    pub(super) fn forget(self) {
+    pub fn forget(self) {
         self.finished.set(true);
     }
 
     /// Reads no further: keys that nobody asked for are reported.
-    pub(super) fn finish(self) {
+    pub fn finish(self) {
         self.finished.set(true);
         let asked = self.asked.take();
         for (key, value) in self.entries.into_iter().flatten() {
@@ -268,7 +269,7 @@ impl Drop for Table<'_> {
 
 /// A value of the file.
 #[derive(Clone)]
-pub(super) struct Value<'a> {
+pub struct Value<'a> {
     /// What messages call it, such as `` `mtu` ``
     name: String,
     /// Its key and where that stands, unless it is an element of a list
@@ -281,37 +282,38 @@ pub(super) struct Value<'a> {
 
 impl<'a> Value<'a> {
     /// What messages call it
-    pub(super) fn name(&self) -> &str {
+    pub fn name(&self) -> &str {
         &self.name
     }
 
     /// The bytes of the value
-    pub(super) fn span(&self) -> Range<usize> {
+    pub fn span(&self) -> Range<usize> {
         self.span.clone()
     }
 
     /// The bytes of its key; of the value, if it has none
-    pub(super) fn key_span(&self) -> Range<usize> {
+    pub fn key_span(&self) -> Range<usize> {
         self.key.as_ref().map_or_else(|| self.span(), |(_, span)| span.clone())
     }
 
     /// The same value, with another example for messages
-    pub(super) fn like(self, example: &'a str) -> Self {
+    #[must_use]
+    pub fn like(self, example: &'a str) -> Self {
         Self { example, ..self }
     }
 
     /// Begins a problem with this value
-    pub(super) fn problem(&self, message: impl Into<String>) -> Problem {
+    pub fn problem(&self, message: impl Into<String>) -> Problem {
         Problem::at(self.span(), message)
     }
 
     /// Records a problem
-    pub(super) fn add(&self, problem: Problem) {
+    pub fn add(&self, problem: Problem) {
         self.problems.add(problem);
     }
 
     /// `, such as` and an example, if there is one
-    pub(super) fn such_as(&self) -> String {
+    pub fn such_as(&self) -> String {
         if self.example.is_empty() {
             String::new()
         } else {
@@ -337,7 +339,7 @@ impl<'a> Value<'a> {
     }
 
     /// A whole number
-    pub(super) fn number(&self, range: RangeInclusive<u64>, example: u64) -> Option<u64> {
+    pub fn number(&self, range: RangeInclusive<u64>, example: u64) -> Option<u64> {
         let example = example.to_string();
         let Some(integer) = self.is.as_integer() else {
             let quoted = self.is.as_str().filter(|text| text.parse::<u64>().is_ok());
@@ -364,7 +366,7 @@ impl<'a> Value<'a> {
     }
 
     /// A number with or without a fraction
-    pub(super) fn fraction(&self, range: RangeInclusive<f64>) -> Option<f64> {
+    pub fn fraction(&self, range: RangeInclusive<f64>) -> Option<f64> {
         let written = match self.is {
             DeValue::Float(float) => float.as_str(),
             DeValue::Integer(integer) if integer.radix() == 10 => integer.as_str(),
@@ -393,7 +395,7 @@ impl<'a> Value<'a> {
     }
 
     /// `true` or `false`
-    pub(super) fn boolean(&self) -> Option<bool> {
+    pub fn boolean(&self) -> Option<bool> {
         let boolean = self.is.as_bool();
         if boolean.is_none() {
             let example = match self.is.as_str() {
@@ -409,12 +411,12 @@ impl<'a> Value<'a> {
     }
 
     /// The elements of a list, or the value itself if it is none
-    pub(super) fn one_or_list(&self) -> Vec<Self> {
+    pub fn one_or_list(&self) -> Vec<Self> {
         self.list_if_any().unwrap_or_else(|| vec![self.clone()])
     }
 
     /// A string that is not empty
-    pub(super) fn text(&self) -> Option<&'a str> {
+    pub fn text(&self) -> Option<&'a str> {
         let help = format!("write a string in quotes{}", self.such_as());
         match self.is.as_str() {
             Some("") => {
@@ -436,12 +438,12 @@ impl<'a> Value<'a> {
     }
 
     /// The string, if it is one; nothing is wrong if it is not
-    pub(super) fn text_if_any(&self) -> Option<&'a str> {
+    pub fn text_if_any(&self) -> Option<&'a str> {
         self.is.as_str()
     }
 
     /// One of a few words
-    pub(super) fn word(&self, words: &[&'static str]) -> Option<&'static str> {
+    pub fn word(&self, words: &[&'static str]) -> Option<&'static str> {
         let text = self.text()?;
         let known = words.iter().find(|word| **word == text).copied();
         if known.is_none() {
@@ -457,7 +459,7 @@ impl<'a> Value<'a> {
     }
 
     /// A list
-    pub(super) fn list(&self) -> Option<Vec<Self>> {
+    pub fn list(&self) -> Option<Vec<Self>> {
         let list = self.list_if_any();
         if list.is_none() {
             self.wrong_type("a list", format!("write a list in brackets{}", self.such_as()));
@@ -466,7 +468,7 @@ impl<'a> Value<'a> {
     }
 
     /// The elements, if it is a list; nothing is wrong if it is not
-    pub(super) fn list_if_any(&self) -> Option<Vec<Self>> {
+    pub fn list_if_any(&self) -> Option<Vec<Self>> {
         let element = |value: &'a Spanned<DeValue<'a>>| Self {
             name: if self.key.is_some() { format!("an element of {}", self.name) } else { self.name.clone() },
             key: None,
@@ -479,7 +481,7 @@ impl<'a> Value<'a> {
     }
 
     /// A table; messages call it `name`
-    pub(super) fn table(&self, name: &str) -> Option<Table<'a>> {
+    pub fn table(&self, name: &str) -> Option<Table<'a>> {
         let Some(entries) = self.is.as_table() else {
             self.wrong_type("a table", format!("write a table in braces{}", self.such_as()));
             return None;
@@ -489,7 +491,7 @@ impl<'a> Value<'a> {
 }
 
 /// A table of the root, or one without keys if it was left out; `None` if something else stands there.
-pub(super) fn section<'a>(root: &Table<'a>, key: &'static str) -> Option<Table<'a>> {
+pub fn section<'a>(root: &Table<'a>, key: &'static str) -> Option<Table<'a>> {
     let Some(value) = root.get(key, "") else { return Some(absent(key, root.problems)) };
     let name = header(key);
     if let Some(entries) = value.is.as_table() {
@@ -504,17 +506,17 @@ pub(super) fn section<'a>(root: &Table<'a>, key: &'static str) -> Option<Table<'
 }
 
 /// A table of the root that was left out.
-pub(super) fn absent<'a>(key: &str, problems: &'a Problems) -> Table<'a> {
+pub fn absent<'a>(key: &str, problems: &'a Problems) -> Table<'a> {
     Table::new(&header(key), None, None, problems)
 }
 
 /// The tables of a list of tables of the root; none if it is not there, and `None` if it is something else.
-pub(super) fn sections<'a>(root: &Table<'a>, key: &'static str) -> Option<Vec<Table<'a>>> {
+pub fn sections<'a>(root: &Table<'a>, key: &'static str) -> Option<Vec<Table<'a>>> {
     subsections(root, key, &header(key))
 }
 
 /// The same for a list in any table, of which each element begins with the line `name`.
-pub(super) fn subsections<'a>(table: &Table<'a>, key: &'static str, name: &str) -> Option<Vec<Table<'a>>> {
+pub fn subsections<'a>(table: &Table<'a>, key: &'static str, name: &str) -> Option<Vec<Table<'a>>> {
     let Some(value) = table.get(key, "") else { return Some(Vec::new()) };
     let list = value.is.as_array().map(|list| list.iter().map(|v| (v.span(), v.get_ref().as_table())));
     let tables: Option<Vec<_>> =

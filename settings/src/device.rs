@@ -1,9 +1,9 @@
 //! What a port is: one of DPDK's devices.
 
-use super::report::Problem;
-use super::tree::{Problems, Table, Value};
-use super::words::one_of;
-use super::{capture, pcap};
+use crate::report::Problem;
+use crate::tree::{Problems, Table, Value};
+use crate::words::one_of;
+use crate::{capture, pcap};
 use core::ops::Range;
 use dataplane::config::Device;
 use std::path::{Path, PathBuf};
@@ -31,16 +31,19 @@ const MAX_SOCKET: usize = 107;
 const ETHERNET: u16 = 14;
 
 /// A device and its place in the file.
-pub(super) struct PlacedDevice {
-    pub(super) device: Device,
-    pub(super) key: Range<usize>,
-    pub(super) value: Range<usize>,
+pub struct PlacedDevice {
+    /// The device
+    pub device: Device,
+    /// Where its key stands
+    pub key: Range<usize>,
+    /// Where its value stands
+    pub value: Range<usize>,
     /// Frames of the captures that it plays, where they have to be known
-    pub(super) capture: Option<capture::Size>,
+    pub capture: Option<capture::Size>,
 }
 
 /// Reads the device of a port, which messages call `called`. Relative paths begin in `folder`.
-pub(super) fn read(table: &Table<'_>, called: &str, folder: &Path) -> Option<PlacedDevice> {
+pub(crate) fn read(table: &Table<'_>, called: &str, folder: &Path) -> Option<PlacedDevice> {
     let mut given: Vec<_> =
         DEVICES.iter().filter_map(|&(key, example)| Some((key, table.get(key, example)?))).collect();
     given.sort_by_key(|(_, value)| value.span().start);
@@ -203,7 +206,7 @@ fn interface(value: &Value<'_>) -> Option<String> {
 }
 
 /// A path; a relative one begins in `folder`. DPDK takes its arguments apart at commas and equals signs.
-pub(super) fn path(value: &Value<'_>, folder: &Path) -> Option<PathBuf> {
+pub(crate) fn path(value: &Value<'_>, folder: &Path) -> Option<PathBuf> {
     let text = value.text()?;
     let path = folder.join(text);
     if path.to_string_lossy().contains([',', '=', '[', ']']) {
@@ -252,7 +255,7 @@ fn vhost(table: &Table<'_>, folder: &Path) -> Option<Device> {
 
 impl PlacedDevice {
     /// Refuses a number of receive queues that the device does not have.
-    pub(super) fn check_queues(&self, queues: &Spanned<u64>, called: &str, problems: &Problems) {
+    pub fn check_queues(&self, queues: &Spanned<u64>, called: &str, problems: &Problems) {
         let Device::Pcap { rx, .. } = &self.device else { return };
         let files = rx.len().max(1) as u64;
         let asked = *queues.get_ref();
@@ -265,7 +268,7 @@ impl PlacedDevice {
     }
 
     /// Refuses frames that are longer than the port's buffers.
-    pub(super) fn check_frames(&self, mtu: u16, called: &str, problems: &Problems) {
+    pub fn check_frames(&self, mtu: u16, called: &str, problems: &Problems) {
         let longest = mtu + ETHERNET;
         let problem = match (&self.device, self.capture) {
             (Device::Null { size, .. }, _) if *size > longest => {

@@ -5,40 +5,40 @@ use std::path::{Path, PathBuf};
 
 /// A file system that describes a machine.
 #[derive(Clone, Debug)]
-pub(crate) struct Machine {
+pub struct Machine {
     root: PathBuf,
 }
 
 impl Machine {
     /// The machine that this program runs on
-    pub(crate) fn this() -> Self {
+    pub fn this() -> Self {
         Self::at("/")
     }
 
     /// The machine whose file system lies below `root`
-    pub(crate) fn at(root: impl Into<PathBuf>) -> Self {
+    pub fn at(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
     /// Where an absolute path of the machine lies
-    pub(crate) fn path(&self, path: impl AsRef<Path>) -> PathBuf {
+    pub fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
     /// The text of a file without the white space around it; `None` if it is not there or may not be read
-    pub(crate) fn read(&self, path: impl AsRef<Path>) -> Option<String> {
+    pub fn read(&self, path: impl AsRef<Path>) -> Option<String> {
         let bytes = std::fs::read(self.path(path)).ok()?;
         Some(String::from_utf8_lossy(&bytes).trim().to_owned())
     }
 
     /// Whether there is such a file or folder
-    pub(crate) fn has(&self, path: impl AsRef<Path>) -> bool {
+    pub fn has(&self, path: impl AsRef<Path>) -> bool {
         self.path(path).exists()
     }
 
     /// What is in a folder, by name, sorted; nothing if it is not there
-    pub(crate) fn list(&self, folder: impl AsRef<Path>) -> Vec<String> {
+    pub fn list(&self, folder: impl AsRef<Path>) -> Vec<String> {
         let Ok(entries) = std::fs::read_dir(self.path(folder)) else { return Vec::new() };
         let mut names: Vec<_> =
             entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
@@ -47,13 +47,13 @@ impl Machine {
     }
 
     /// The last part of what a symbolic link points to, such as a device's driver
-    pub(crate) fn link_name(&self, path: impl AsRef<Path>) -> Option<String> {
+    pub fn link_name(&self, path: impl AsRef<Path>) -> Option<String> {
         let target = std::fs::read_link(self.path(path)).ok()?;
         Some(target.file_name()?.to_str()?.to_owned())
     }
 
     /// The CPUs that are online; `None` where the machine does not say
-    pub(crate) fn online_cpus(&self) -> Option<BTreeSet<usize>> {
+    pub fn online_cpus(&self) -> Option<BTreeSet<usize>> {
         parse_cpu_list(&self.read("/sys/devices/system/cpu/online")?)
     }
 }
@@ -62,7 +62,7 @@ impl Machine {
 const MAX_CPUS: usize = 1 << 16;
 
 /// CPUs as the kernel lists them, such as `0-3,8`.
-pub(crate) fn parse_cpu_list(text: &str) -> Option<BTreeSet<usize>> {
+pub fn parse_cpu_list(text: &str) -> Option<BTreeSet<usize>> {
     let mut cpus = BTreeSet::new();
     for part in text.trim().split(',').filter(|part| !part.is_empty()) {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -76,7 +76,7 @@ pub(crate) fn parse_cpu_list(text: &str) -> Option<BTreeSet<usize>> {
 }
 
 /// CPUs as the kernel lists them.
-pub(crate) fn cpu_list(cpus: &BTreeSet<usize>) -> String {
+pub fn cpu_list(cpus: &BTreeSet<usize>) -> String {
     let mut ranges: Vec<(usize, usize)> = Vec::new();
     for &cpu in cpus {
         match ranges.last_mut() {

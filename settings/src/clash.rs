@@ -1,13 +1,13 @@
 //! Devices that two ports cannot both have.
 
-use super::device::PlacedDevice;
-use super::report::Problem;
-use super::tree::Problems;
+use crate::device::PlacedDevice;
+use crate::report::Problem;
+use crate::tree::Problems;
 use dataplane::config::Device;
 use std::path::{Path, PathBuf};
 
 /// Reports devices that two ports share.
-pub(super) fn report<'a>(devices: impl IntoIterator<Item = (String, &'a PlacedDevice)>, problems: &Problems) {
+pub(crate) fn report<'a>(devices: impl IntoIterator<Item = (String, &'a PlacedDevice)>, problems: &Problems) {
     let devices: Vec<_> = devices.into_iter().collect();
     for (index, (called, device)) in devices.iter().enumerate() {
         let shared = devices[..index]
@@ -60,7 +60,7 @@ fn shared(a: &Device, b: &Device) -> Option<String> {
 }
 
 /// The one name of a file that may not be there yet.
-pub(super) fn canonical(path: &Path) -> PathBuf {
+pub(crate) fn canonical(path: &Path) -> PathBuf {
     let folder = |path: &Path| match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
         _ => PathBuf::from("."),

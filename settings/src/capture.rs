@@ -6,15 +6,16 @@ use std::path::Path;
 
 /// What a capture holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Size {
+pub struct Size {
     /// Frames
-    pub(super) frames: u64,
+    pub frames: u64,
     /// Bytes of the longest
-    pub(super) longest: u32,
+    pub longest: u32,
 }
 
 impl Size {
-    pub(super) fn add(&mut self, other: Self) {
+    /// Of both together
+    pub fn add(&mut self, other: Self) {
         self.frames += other.frames;
         self.longest = self.longest.max(other.longest);
     }
@@ -22,10 +23,13 @@ impl Size {
 
 /// Why a file cannot be played.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Flaw {
-    pub(super) message: String,
-    pub(super) label: &'static str,
-    pub(super) remedy: String,
+pub struct Flaw {
+    /// What is wrong
+    pub message: String,
+    /// The same in a few words
+    pub label: &'static str,
+    /// What to do about it
+    pub remedy: String,
 }
 
 impl Flaw {
@@ -38,7 +42,7 @@ impl Flaw {
 const ETHERNET: u32 = 1;
 
 /// Whether the file is a capture of Ethernet frames; counts them if `count` is wanted and the format is pcap.
-pub(super) fn examine(path: &Path, count: bool) -> Result<Size, Flaw> {
+pub fn examine(path: &Path, count: bool) -> Result<Size, Flaw> {
     let shown = path.display();
     let unreadable = |error: io::Error| match error.kind() {
         ErrorKind::NotFound => Flaw::new(
@@ -115,7 +119,7 @@ pub(super) fn examine(path: &Path, count: bool) -> Result<Size, Flaw> {
 }
 
 /// What the system says, without its number
-pub(super) fn plain(error: &io::Error) -> String {
+pub fn plain(error: &io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or_default().to_lowercase()
 }

@@ -1,15 +1,15 @@
 //! A port that plays captures and records one.
 
-use super::capture;
-use super::clash::canonical;
-use super::device::path;
-use super::report::Problem;
-use super::tree::{Table, Value};
+use crate::capture;
+use crate::clash::canonical;
+use crate::device::path;
+use crate::report::Problem;
+use crate::tree::{Table, Value};
 use dataplane::config::Device;
 use std::path::{Path, PathBuf};
 
 /// Captures to play and a capture to record.
-pub(super) fn read(table: &Table<'_>, folder: &Path) -> (Option<Device>, Option<capture::Size>) {
+pub(crate) fn read(table: &Table<'_>, folder: &Path) -> (Option<Device>, Option<capture::Size>) {
     let rx = table.get("rx", "\"in.pcap\"");
     let tx = table.get("tx", "\"out.pcap\"");
     let endless = table.get("infinite", "true");

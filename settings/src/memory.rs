@@ -1,9 +1,9 @@
 //! Whether buffers and memory suffice for the ports, and how much there has to be where the file does not say.
 
-use super::port::{BUFFERS, ReadPort};
-use super::report::Problem;
-use super::runtime::{HUGEPAGES_MB, ORDINARY_MB, Runtime};
-use super::tree::Problems;
+use crate::port::{BUFFERS, ReadPort};
+use crate::report::Problem;
+use crate::runtime::{HUGEPAGES_MB, ORDINARY_MB, Runtime};
+use crate::tree::Problems;
 use dataplane::config::{Device, Memory};
 use toml::Spanned;
 
@@ -11,7 +11,7 @@ use toml::Spanned;
 const HELD_BY_WORKER: u64 = 512;
 
 /// Packet buffers that the ports have where the file does not say, in the order of the ports.
-pub(super) fn buffers(ports: &[ReadPort], workers: usize, problems: &Problems) -> Vec<u64> {
+pub fn buffers(ports: &[ReadPort], workers: usize, problems: &Problems) -> Vec<u64> {
     ports.iter().map(|port| port_buffers(port, workers, problems)).collect()
 }
 
@@ -56,7 +56,7 @@ fn queues(port: &ReadPort, workers: usize) -> (u64, u64) {
 }
 
 /// The memory of the whole, in megabytes: what the file says if that can do, or enough.
-pub(super) fn reserve(runtime: &Runtime, ports: &[ReadPort], buffers: &[u64], problems: &Problems) -> Memory {
+pub fn reserve(runtime: &Runtime, ports: &[ReadPort], buffers: &[u64], problems: &Problems) -> Memory {
     let (default, page) = if runtime.hugepages { (HUGEPAGES_MB, 2 << 20) } else { (ORDINARY_MB, 4 << 10) };
     let need = need(ports, buffers, runtime.cpus.len(), page);
     let mb = match &runtime.memory_mb {
@@ -115,7 +115,7 @@ fn need(ports: &[ReadPort], buffers: &[u64], workers: usize, page: u64) -> Need 
 }
 
 /// Hardware cannot reach ordinary pages.
-pub(super) fn check_hugepages(runtime: &Runtime, ports: &[ReadPort], problems: &Problems) {
+pub fn check_hugepages(runtime: &Runtime, ports: &[ReadPort], problems: &Problems) {
     let hardware = |port: &&ReadPort| {
         port.device.as_ref().is_some_and(|device| matches!(device.device, Device::Pci { .. }))
     };

@@ -1,10 +1,10 @@
 //! The tables `[[port]]`.
 
-use super::clash;
-use super::device::{self, PlacedDevice};
-use super::report::Problem;
-use super::tree::{Table, Value, sections};
-use super::words::{all_of, meant};
+use crate::clash;
+use crate::device::{self, PlacedDevice};
+use crate::report::Problem;
+use crate::tree::{Table, Value, sections};
+use crate::words::{all_of, meant};
 use dataplane::config::Port;
 use std::path::Path;
 use switch::PortId;
@@ -15,26 +15,34 @@ const MAX_PORTS: usize = 32;
 /// Longest name of a port, so that reports fit on a line
 const MAX_NAME: usize = 32;
 /// Buffers of a port where nothing is said, if they are enough
-pub(super) const BUFFERS: u64 = 8192;
+pub const BUFFERS: u64 = 8192;
 
 /// A port as it was read: what was wrong or left out is `None`.
-pub(super) struct ReadPort {
-    pub(super) name: Option<Spanned<String>>,
-    pub(super) device: Option<PlacedDevice>,
-    pub(super) mtu: u16,
-    pub(super) rx_queues: u16,
-    pub(super) descriptors: u16,
-    pub(super) buffers: Option<Spanned<u64>>,
+pub struct ReadPort {
+    /// What the file calls it
+    pub name: Option<Spanned<String>>,
+    /// What it is
+    pub device: Option<PlacedDevice>,
+    /// Largest IP packet in bytes
+    pub mtu: u16,
+    /// Receive queues
+    pub rx_queues: u16,
+    /// Descriptors of each queue
+    pub descriptors: u16,
+    /// Packet buffers of its pool
+    pub buffers: Option<Spanned<u64>>,
 }
 
 /// The ports of a file.
-pub(super) struct Ports {
-    pub(super) list: Vec<ReadPort>,
+pub struct Ports {
+    /// In the order of the file
+    pub list: Vec<ReadPort>,
     /// Whether each has a name; otherwise a name that is not found may be that of a port that was not understood
     complete: bool,
 }
 
-pub(super) fn read(root: &Table<'_>, folder: &Path) -> Ports {
+/// Reads the tables `[[port]]`. Relative paths begin in `folder`.
+pub fn read(root: &Table<'_>, folder: &Path) -> Ports {
     let tables = sections(root, "port");
     let complete = tables.is_some();
     let tables = tables.unwrap_or_default();
@@ -98,12 +106,12 @@ fn name(value: &Value<'_>) -> Option<Spanned<String>> {
 
 impl Ports {
     /// The names, in the order of the ports
-    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+    pub fn names(&self) -> impl Iterator<Item = &str> {
         self.list.iter().filter_map(|port| Some(port.name.as_ref()?.get_ref().as_str()))
     }
 
     /// The port of the name that `value` is
-    pub(super) fn find(&self, value: &Value<'_>) -> Option<PortId> {
+    pub fn find(&self, value: &Value<'_>) -> Option<PortId> {
         let text = value.text()?;
         let position = |port: &ReadPort| port.name.as_ref().is_some_and(|name| name.get_ref() == text);
         if let Some(index) = self.list.iter().position(position) {
@@ -132,12 +140,12 @@ impl Ports {
 
 impl ReadPort {
     /// What messages call it
-    pub(super) fn called(&self) -> String {
+    pub fn called(&self) -> String {
         self.name.as_ref().map_or("a port".into(), |name| format!("port `{}`", name.get_ref()))
     }
 
     /// The port, if nothing of it is wrong
-    pub(super) fn build(self, default_buffers: u64) -> Option<Port> {
+    pub fn build(self, default_buffers: u64) -> Option<Port> {
         Some(Port {
             name: self.name?.into_inner(),
             device: self.device?.device,

@@ -1,12 +1,12 @@
 //! Words for messages: lists, and what somebody may have meant.
 
 /// Items as a sentence has them: ``` `a`, `b` or `c` ```.
-pub(super) fn one_of<S: AsRef<str>>(items: impl IntoIterator<Item = S>) -> String {
+pub fn one_of<S: AsRef<str>>(items: impl IntoIterator<Item = S>) -> String {
     listed(items, "or")
 }
 
 /// Items as a sentence has them: ``` `a`, `b` and `c` ```.
-pub(super) fn all_of<S: AsRef<str>>(items: impl IntoIterator<Item = S>) -> String {
+pub fn all_of<S: AsRef<str>>(items: impl IntoIterator<Item = S>) -> String {
     listed(items, "and")
 }
 
@@ -20,7 +20,7 @@ fn listed<S: AsRef<str>>(items: impl IntoIterator<Item = S>, last: &str) -> Stri
 }
 
 /// The candidate that was meant by `word`, if one is close enough to say so.
-pub(super) fn meant<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub fn meant<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     /// A word that begins another means it from this length on, as `memory` means `memory_mb`
     const TELLING: usize = 3;
     let plain = |text: &str| text.to_lowercase().replace('-', "_");

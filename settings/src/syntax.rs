@@ -1,10 +1,10 @@
 //! What is not TOML, in words for people who do not write it every day.
 
-use super::report::Problem;
+use crate::report::Problem;
 use core::ops::Range;
 
 /// The problems of a text that does not parse, one a line at most: what follows on the same line is mostly a consequence.
-pub(super) fn problems(text: &str, errors: &[toml::de::Error]) -> Vec<Problem> {
+pub fn problems(text: &str, errors: &[toml::de::Error]) -> Vec<Problem> {
     let mut errors: Vec<_> =
         errors.iter().map(|error| (error.span().unwrap_or(0..0), error.message())).collect();
     errors.sort_by_key(|(span, _)| span.start);

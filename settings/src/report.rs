@@ -9,22 +9,22 @@ use std::path::Path;
 
 /// One thing that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Problem {
+pub struct Problem {
     /// What is wrong: one sentence without a full stop
-    pub(crate) message: String,
+    pub message: String,
     /// The bytes of the file that are wrong; `None` where it is no part of the file
-    pub(crate) span: Option<Range<usize>>,
+    pub span: Option<Range<usize>>,
     /// A few words to stand under those bytes
-    pub(crate) label: String,
+    pub label: String,
     /// What to write instead
-    pub(crate) help: String,
+    pub help: String,
     /// Another place that belongs to it
-    pub(crate) also: Option<(Range<usize>, String)>,
+    pub also: Option<(Range<usize>, String)>,
 }
 
 impl Problem {
     /// A problem of the bytes `span`
-    pub(crate) fn at(span: Range<usize>, message: impl Into<String>) -> Self {
+    pub fn at(span: Range<usize>, message: impl Into<String>) -> Self {
         Self {
             message: message.into(),
             span: Some(span),
@@ -35,25 +35,25 @@ impl Problem {
     }
 
     /// A problem of the file as a whole
-    pub(crate) fn of_file(message: impl Into<String>) -> Self {
+    pub fn of_file(message: impl Into<String>) -> Self {
         Self { message: message.into(), span: None, label: String::new(), help: String::new(), also: None }
     }
 
     /// Words to stand under the place
     #[must_use]
-    pub(crate) fn label(self, label: impl Into<String>) -> Self {
+    pub fn label(self, label: impl Into<String>) -> Self {
         Self { label: label.into(), ..self }
     }
 
     /// What to write instead
     #[must_use]
-    pub(crate) fn help(self, help: impl Into<String>) -> Self {
+    pub fn help(self, help: impl Into<String>) -> Self {
         Self { help: help.into(), ..self }
     }
 
     /// Another place that belongs to it
     #[must_use]
-    pub(crate) fn also(self, span: Range<usize>, label: impl Into<String>) -> Self {
+    pub fn also(self, span: Range<usize>, label: impl Into<String>) -> Self {
         Self { also: Some((span, label.into())), ..self }
     }
 }
@@ -82,7 +82,7 @@ impl Diagnostic for Problem {
 
 /// Everything that is wrong with a file.
 #[derive(Debug)]
-pub(crate) struct Report {
+pub struct Report {
     name: String,
     text: NamedSource<String>,
     problems: Vec<Problem>,
@@ -90,33 +90,34 @@ pub(crate) struct Report {
 
 /// A place in a file as people count: from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
-    pub(crate) line: usize,
+pub struct Place {
+    /// The line
+    pub line: usize,
     /// In characters
-    pub(crate) column: usize,
+    pub column: usize,
 }
 
 /// A problem as a program reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Finding<'a> {
+pub struct Finding<'a> {
     /// Where it is
-    pub(crate) place: Place,
+    pub place: Place,
     /// What is wrong
-    pub(crate) message: &'a str,
+    pub message: &'a str,
     /// What to write instead
-    pub(crate) help: &'a str,
+    pub help: &'a str,
 }
 
 impl Report {
     /// The problems of the file `path`, whose content is `text`; in the order of the file
-    pub(super) fn new(path: &Path, text: &str, mut problems: Vec<Problem>) -> Self {
+    pub fn new(path: &Path, text: &str, mut problems: Vec<Problem>) -> Self {
         problems.sort_by_key(|problem| problem.span.as_ref().map_or(usize::MAX, |span| span.start));
         let name = path.display().to_string();
         Self { text: NamedSource::new(&name, text.to_owned()), name, problems }
     }
 
     /// The problems with their places, for JSON
-    pub(crate) fn findings(&self) -> impl Iterator<Item = Finding<'_>> {
+    pub fn findings(&self) -> impl Iterator<Item = Finding<'_>> {
         self.problems.iter().map(|problem| Finding {
             place: self.place(problem),
             message: &problem.message,
@@ -137,11 +138,12 @@ impl Report {
 
     /// Every problem with the lines around it, and how many there are. As wide as the terminal, and coloured if it is
     /// one.
-    pub(crate) fn render(&self) -> String {
+    pub fn render(&self) -> String {
         self.rendered_by(MietteHandlerOpts::new())
     }
 
-    pub(super) fn rendered_by(&self, options: MietteHandlerOpts) -> String {
+    /// The same with these options
+    pub fn rendered_by(&self, options: MietteHandlerOpts) -> String {
         let handler = options.build();
         let mut text = String::new();
         for problem in &self.problems {
