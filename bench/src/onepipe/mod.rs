@@ -1,7 +1,8 @@
 //! `understudy bench onepipe`: what barriers cost, against `dpdk-testpmd`.
 //!
 //! Messages through a switch that puts barriers into them (`chip`); and beacons of 8 to 1,024 links to a host that keeps a
-//! switch's barriers, and tells each link when it has heard of all: input, minimum and output.
+//! switch's barriers, and tells each link when it has heard of all: input, minimum and output. And a process of the host library,
+//! which sends messages to itself through a ring device and receives them.
 
 pub mod demo;
 pub mod load;
@@ -20,6 +21,13 @@ const MACSWAP: &str = "testpmd macswap";
 const FORWARD: &str = "understudy forward";
 const CHIP: &str = "understudy onepipe, chip";
 const HOST: &str = "understudy onepipe, host (beacons in)";
+
+const PROCESS: &str = "understudy process (out and in)";
+/// The paper's figure: million messages a second of a process
+const PROCESS_GOAL: f64 = 5.0;
+/// What a process sends beside messages: a beacon every so many microseconds, and an ACK for so many packets
+const BEACON_EVERY_US: f64 = 3.0;
+const ACK_EVERY: u32 = 64;
 
 /// Bytes of messages, behind their 1Pipe header
 const PAYLOADS: [usize; 2] = [64, 1024];
@@ -75,6 +83,8 @@ pub fn run(args: &OnePipeArgs, understudy: &Path) -> Result<(), Report> {
         entries.push(entry(FORWARD, load, &capture, forwarding()));
         entries.push(entry(CHIP, load, &capture, playing(load)));
     }
+    let load = messages(PAYLOADS[0]);
+    entries.push(entry(PROCESS, load, &capture(&bench, load)?, process(PAYLOADS[0])));
     for load in LINKS.map(beacons) {
         let capture = capture(&bench, load)?;
         if HELD.iter().any(|&(links, _)| links == load.links) {
@@ -134,6 +144,33 @@ fn playing(load: Load) -> Launch {
     })
 }
 
+/// A process to whom all of its messages come back: its peer is itself by another number, and so is its switch.
+fn process(payload: usize) -> Launch {
+    Box::new(move |bench, _capture, file_prefix| {
+        let path = bench.dir.path().join("process.toml");
+        let place = "mac = \"02:00:00:00:00:01\"\naddress = \"10.0.0.1\"\nqpn = 0x11\n";
+        let config = format!(
+            "[runtime]\nworkers = [{}]\nmemory_mb = 256\nfile_prefix = \"{file_prefix}\"\ntelemetry = true\n\
+             [[port]]\nname = \"loop\"\nbuffers = 16383\nring = {{}}\n\
+             [process]\nid = 1\nmac = \"02:00:00:00:00:01\"\naddress = \"10.0.0.1/24\"\nbarriers_in_messages = false\n\
+             ack_every = {ACK_EVERY}\nack_delay_us = 100\ntimeout_us = 1000000\n\
+             [[process.beacons]]\n{place}[[process.peers]]\nid = 2\n{place}",
+            bench.cpu
+        );
+        std::fs::write(&path, config).into_diagnostic()?;
+        let mut command = Command::new(&bench.understudy);
+        command.arg("process").arg(path).args(["--to", "2", "--send", &u64::MAX.to_string()]);
+        command.args(["--size", &payload.to_string()]);
+        Ok(Program { command, file_prefix, thread_names: &["worker-0"] })
+    })
+}
+
+/// Messages of a process that sends so many million frames a second: the rest are beacons and ACKs.
+fn messages_of(mpps: f64) -> f64 {
+    let acks = 1.0 / f64::from(ACK_EVERY);
+    (mpps - 1.0 / BEACON_EVERY_US) / (1.0 + acks)
+}
+
 /// Whether a run did what was to be measured.
 ///
 /// # Errors
@@ -152,6 +189,17 @@ fn ratios(figures: &Figures) -> Vec<Ratio> {
             ratio(format!("messages of {payload} B, chip / testpmd macswap"), value, 0.5)
         })
         .collect();
+    let name = messages(PAYLOADS[0]).to_string();
+    let process = figures.rate(PROCESS, &name).map(messages_of);
+    let what = format!("million messages of {} B a second, out and in of a process", PAYLOADS[0]);
+    all.push(ratio(what, process, PROCESS_GOAL));
+    let roof = figures.rate(MACSWAP, &name);
+    let value = process.zip(roof).map(|(process, roof)| process / roof);
+    all.push(ratio(
+        format!("messages of {} B, a process out and in / testpmd macswap", PAYLOADS[0]),
+        value,
+        0.0,
+    ));
     let whole_ns =
         |program: &str, links| figures.rate(program, &beacons(links).to_string()).map(|mpps| 1_000.0 / mpps);
     for (links, interval_ns) in HELD {
@@ -168,4 +216,17 @@ fn ratios(figures: &Figures) -> Vec<Ratio> {
         ratio(format!("nanoseconds a beacon in and out, {links} links"), whole_ns(HOST, links), 0.0)
     }));
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn beacons_and_acknowledgements_are_no_messages() {
+        // 64 messages and their ACK, three times in 3 us, and a beacon
+        let frames = 3.0 * 65.0 + 1.0;
+        let messages = messages_of(frames / BEACON_EVERY_US);
+        assert!((messages - 3.0 * 64.0 / BEACON_EVERY_US).abs() < 1e-9, "{messages}");
+    }
 }
