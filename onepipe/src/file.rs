@@ -118,7 +118,7 @@ impl Numbers {
             max_unsettled: table.number("max_unsettled", 1..=1 << 24, default.max_unsettled as u64) as usize,
             bytes: [
                 kib("send_buffer_kib", 4 << 20, default.send_buffer),
-                kib("receive_window_kib", 1 << 20, default.receive_window as usize),
+                kib("receive_window_kib", 1 << 18, default.receive_window as usize),
                 kib("receive_buffer_kib", 1 << 30, default.receive_buffer),
                 kib("initial_window_kib", 1 << 20, default.initial_window as usize),
             ],

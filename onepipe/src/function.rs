@@ -159,11 +159,13 @@ impl Host {
         while let Some(message) = self.message.take().or_else(|| self.process.unreliable_recv()) {
             let Message { timestamp, src, payload } = message;
             let head: [&[u8]; 2] = [&timestamp.nanos().to_ne_bytes(), &src.0.to_ne_bytes()];
-            if let Err(payload) = self.deliveries.write_owned(&head, payload)
-                && !self.deliveries.is_abandoned()
-            {
-                self.message = Some(Message { timestamp, src, payload });
-                break;
+            match self.deliveries.write_owned(&head, payload) {
+                Ok(memory) => memory.into_iter().for_each(|memory| self.process.reuse(memory)),
+                Err(_) if self.deliveries.is_abandoned() => {}
+                Err(payload) => {
+                    self.message = Some(Message { timestamp, src, payload });
+                    break;
+                }
             }
         }
         while let Some(event) = self.untold.pop_front().or_else(|| self.process.poll_event()) {

@@ -89,13 +89,16 @@ impl Writer {
         self.put(head, len as u32, body)
     }
 
-    /// The same, of a body that may be passed on as it is.
-    pub(crate) fn write_owned(&mut self, head: &[&[u8]], body: Vec<u8>) -> Result<(), Vec<u8>> {
+    /// The same, of a body that may be passed on as it is; if it was not, its memory comes back.
+    pub(crate) fn write_owned(&mut self, head: &[&[u8]], body: Vec<u8>) -> Result<Option<Vec<u8>>, Vec<u8>> {
         if body.len() <= INLINE {
-            return self.put(head, body.len() as u32, &[&body]).map_err(|Full| body);
+            return match self.put(head, body.len() as u32, &[&body]) {
+                Ok(()) => Ok(Some(body)),
+                Err(Full) => Err(body),
+            };
         }
         match self.check_vector(body.len()) {
-            Ok(()) => self.write_vector(head, body),
+            Ok(()) => self.write_vector(head, body).map(|()| None),
             Err(Full) => Err(body),
         }
     }
@@ -218,10 +221,16 @@ mod tests {
                 let done = if draw.is_multiple_of(2) {
                     writer.write(&[&head], &[here, there])
                 } else {
-                    writer
-                        .write_owned(&[&head], body.clone())
-                        .map_err(|back| assert_eq!(back, body))
-                        .map_err(|()| Full)
+                    match writer.write_owned(&[&head], body.clone()) {
+                        Ok(memory) => {
+                            assert_eq!(memory.is_some(), len <= INLINE);
+                            Ok(())
+                        }
+                        Err(back) => {
+                            assert_eq!(back, body);
+                            Err(Full)
+                        }
+                    }
                 };
                 if done == Ok(()) {
                     written += 1;
@@ -249,7 +258,7 @@ mod tests {
     #[test]
     fn one_vector_of_any_length_fits_and_many_do_not() {
         let (mut writer, mut reader) = ring();
-        assert_eq!(writer.write_owned(&[b"x"], vec![1; 2 * VECTOR_BYTES]), Ok(()));
+        assert_eq!(writer.write_owned(&[b"x"], vec![1; 2 * VECTOR_BYTES]), Ok(None));
         assert_eq!(writer.write(&[b"y"], &[&[2; INLINE + 1]]), Err(Full));
         assert_eq!(writer.write(&[b"y"], &[&[2; INLINE]]), Ok(()), "this one is none");
         assert_eq!(

@@ -107,12 +107,14 @@ impl Route {
         frame.clear();
         frame.resize(end + ICRC_LEN, 0);
         frame[..headers].copy_from_slice(&self.headers[..headers]);
-        let mut rest = &mut frame[headers..];
-        for piece in [bth.as_bytes()].iter().chain(extended).chain([&payload]) {
-            let (here, behind) = rest.split_at_mut(piece.len());
-            here.copy_from_slice(piece);
+        let (here, mut rest) = frame[headers..end].split_at_mut(Bth::LEN);
+        here.copy_from_slice(bth.as_bytes());
+        for header in extended {
+            let (here, behind) = rest.split_at_mut(header.len());
+            here.copy_from_slice(header);
             rest = behind;
         }
+        rest[..payload.len()].copy_from_slice(payload);
         let udp = headers - Udp::LEN;
         let udp_len = (end + ICRC_LEN - udp) as u16;
         frame[udp + 4..udp + 6].copy_from_slice(&udp_len.to_be_bytes());

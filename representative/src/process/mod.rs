@@ -220,6 +220,9 @@ type Finishing = (u32, u32, u64);
 
 /// NAKs that wait for the wire at most; and ACKs, beside one for each peer
 const ANSWERS: usize = 1024;
+/// Messages whose memory is kept for others at most, and how much each may have
+const SPARES: usize = 1024;
+const SPARE_BYTES: usize = 4096;
 /// A run of which nothing more comes is thrown away after so many time-outs
 const ABANDONED_AFTER: u64 = 100;
 /// ECN-capable (RFC 3168, ECT(0))
@@ -419,6 +422,13 @@ impl Process {
             }
         }
         Some(message)
+    }
+
+    /// Takes back the memory of a message that the application is done with, for another one. Nobody has to give it.
+    pub fn reuse(&mut self, payload: Vec<u8>) {
+        if payload.capacity() <= SPARE_BYTES && self.outcome.spare.len() < SPARES {
+            self.outcome.spare.push(payload);
+        }
     }
 
     /// The next thing to tell the application.

@@ -167,6 +167,14 @@ impl Process {
     /// Deals with what came of a call to a sender's state.
     fn take_outcome(&mut self, peer: u32) {
         let id = self.peers[peer as usize].id;
+        if let [_] = self.outcome.runs[..]
+            && let Some(run) = self.outcome.runs.pop()
+        {
+            self.reorder.push(Turn::new(run.time, id, run.position), peer, Some(run));
+        }
+        if self.outcome.is_empty() {
+            return;
+        }
         for run in self.outcome.runs.drain(..) {
             self.reorder.push(Turn::new(run.time, id, run.position), peer, Some(run));
         }

@@ -360,7 +360,11 @@ impl Process {
             } else {
                 Err(Failure::NoAnswer)
             };
-            outbound.in_flight.remove(at);
+            if at == 0 {
+                outbound.in_flight.pop_front();
+            } else {
+                outbound.in_flight.remove(at);
+            }
             self.settle((place, run), result);
         }
         self.go_on(peer, now);
