@@ -1,6 +1,7 @@
 //! `understudy process`: processes and a switch between them, each a program of its own, joined by memif.
 
 use serde_json::Value;
+use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -19,10 +20,12 @@ fn switch() -> String {
     let mut text = String::from("[runtime]\nworkers = [\"any\"]\nidle = \"sleep\"\n");
     let mut links = String::new();
     for n in 1..=PROCESSES {
-        text += &format!(
+        _ = write!(
+            text,
             "[[port]]\nname = \"p{n}\"\nmemif = {{ socket = \"rack.sock\", id = {n}, role = \"server\" }}\n"
         );
-        links += &format!(
+        _ = write!(
+            links,
             "[[onepipe.links]]\nside = \"below\"\nport = \"p{n}\"\nmac = \"02:00:00:00:00:0{n}\"\n\
              address = \"10.0.0.{n}\"\nqpn = 0x11\n"
         );
@@ -44,7 +47,8 @@ fn process(own: u32) -> String {
         0x100 + own - 1
     );
     for n in (1..=PROCESSES).filter(|&n| n != own) {
-        text += &format!(
+        _ = write!(
+            text,
             "[[process.peers]]\nid = {n}\nmac = \"02:00:00:00:00:0{n}\"\naddress = \"10.0.0.{n}\"\n"
         );
     }

@@ -1,7 +1,7 @@
 //! What a process has seen.
 
 use super::{FAILURES, Named, Turn};
-use ::onepipe::{Endpoint, Failure, Message, Refusal};
+use ::onepipe::{Endpoint, Failure, Message, Refusal, Timestamp};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -48,8 +48,8 @@ impl Seen {
             "out_of_order": self.out_of_order,
             "failed": self.failed,
             "clock_ns": endpoint.timestamp().nanos(),
-            "barrier_ns": barrier.map(|barrier| barrier.nanos()),
-            "commit_ns": commit.map(|commit| commit.nanos()),
+            "barrier_ns": barrier.map(Timestamp::nanos),
+            "commit_ns": commit.map(Timestamp::nanos),
             "counters": counters(endpoint),
             "refused": refused(endpoint),
         })
