@@ -113,7 +113,7 @@ mod tests {
     /// Every function here is declared there, with as many arguments, and the other way round.
     #[test]
     fn the_header_has_the_same_functions() {
-        let rust = [include_str!("lib.rs"), include_str!("error.rs")].concat();
+        let sources = [include_str!("lib.rs"), include_str!("error.rs")].concat();
         let functions = |text: &str, before: &str| -> BTreeMap<String, usize> {
             let arguments = |text: &str| {
                 let list = text.split(')').next().unwrap_or_default();
@@ -127,7 +127,7 @@ mod tests {
             });
             found.collect()
         };
-        let ours = functions(&rust, "extern \"C\" fn ");
+        let ours = functions(&sources, "extern \"C\" fn ");
         // Declarations begin at the start of a line, and the name follows a type.
         let mut declared = BTreeMap::new();
         for kind in ["int ", "void ", "uint64_t ", "const char *"] {
