@@ -54,6 +54,7 @@ fn config() -> Config {
 }
 
 /// Waits for something that is going to happen.
+#[allow(clippy::disallowed_methods, reason = "a test that waits in vain is to end")]
 fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let began = std::time::Instant::now();
     loop {
