@@ -134,9 +134,17 @@ fn representatives(topology: &Topology, graph: &Graph) -> Result<Vec<usize>, Vec
     let mut problems = Vec::new();
     let mut representatives = Vec::new();
     for (number, switch) in topology.switches.iter().enumerate() {
+        let costs = graph.costs(&[(number, 0)]);
+        // It sends through the first of its switches, and is reached through any.
+        let cost = |host: &Host| {
+            costs.from(host.switches[0])?;
+            host.switches.iter().filter_map(|&at| costs.from(at)).min()
+        };
+        if let Some(host) = switch.representative.filter(|&host| cost(&topology.hosts[host]).is_none()) {
+            problems.push(Problem::Disconnected { switch: number, host });
+            continue;
+        }
         let nearest = || {
-            let costs = graph.costs(&[(number, 0)]);
-            let cost = |host: &Host| host.switches.iter().filter_map(|&at| costs.from(at)).min();
             let hosts = topology.hosts.iter().enumerate().filter(|(_, host)| host.represents);
             // One that does nothing else is the better one.
             let hosts =
