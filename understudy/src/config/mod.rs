@@ -1,8 +1,8 @@
 //! The configuration file: TOML in, plain values of `dataplane` and `switch` out, or everything that is wrong with it.
 //!
 //! A file has ports (`[[port]]`), one function (a table named after it, [`FUNCTIONS`]; beside `[nic]` there may be
-//! `[consensus]`) and, if the defaults are not to be, `[runtime]`. To add a function: a variant of [`FunctionConfig`], a file like `forward.rs`, a line in
-//! [`FUNCTIONS`].
+//! `[consensus]`, beside `[forward]` and `[onepipe]` `[tunnel]`) and, if the defaults are not to be, `[runtime]`. To add a
+//! function: a variant of [`FunctionConfig`], a file like `forward.rs`, a line in [`FUNCTIONS`].
 
 mod consensus;
 mod forward;
@@ -17,6 +17,7 @@ mod swordbox;
 #[cfg(test)]
 mod tests;
 mod topology;
+mod tunnel;
 
 pub(crate) use settings::{Finding, Report};
 
@@ -24,6 +25,7 @@ pub(crate) use onepipe::{Clock, OnePipeConfig};
 pub(crate) use p4ce::P4ceConfig;
 pub(crate) use swordbox::SwordboxConfig;
 pub(crate) use topology::{Network, System};
+pub(crate) use tunnel::TunnelConfig;
 
 use crate::consensus::ConsensusConfig;
 use crate::host::HostConfig;
@@ -48,6 +50,8 @@ pub(crate) struct Config {
     pub(crate) runtime: dataplane::Config,
     /// What becomes of frames
     pub(crate) function: FunctionConfig,
+    /// Tunnels that end before the function sees what they carry
+    pub(crate) tunnel: Option<TunnelConfig>,
     /// End when no frame has come for so long
     pub(crate) stop_when_idle: Option<Duration>,
     /// Where it was read, or what stands for that
@@ -159,6 +163,7 @@ fn read(
     let dpdk = Dpdk::read(&root, folder, machine);
     let (runtime, ports) = (&dpdk.runtime, &dpdk.ports);
     let mut function = consensus::beside(&root, function(&root, ports, &FUNCTIONS));
+    let tunnel = tunnel::beside(&root, function.as_ref());
     match &mut function {
         Some(FunctionConfig::Nic(_) | FunctionConfig::Consensus(_)) => {
             runtime.check_one_worker("a host has one worker", problems);
@@ -180,7 +185,7 @@ fn read(
     }
     root.finish();
     let stop_when_idle = runtime.stop_when_idle;
-    Some(Config { runtime: dpdk.build()?, function: function?, stop_when_idle, path: path.to_owned() })
+    Some(Config { runtime: dpdk.build()?, function: function?, tunnel, stop_when_idle, path: path.to_owned() })
 }
 
 /// Reads the one function, which has to be one of `functions`.

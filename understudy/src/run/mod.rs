@@ -9,6 +9,7 @@ mod onepipe;
 mod p4ce;
 mod report;
 pub(crate) mod swordbox;
+mod tunnel;
 
 use crate::config::{self, Config, FunctionConfig};
 use clap::Args;
@@ -190,7 +191,8 @@ fn start(args: RunArgs, mut config: Config) -> Result<ExitCode, Report> {
         Until { began: now(), duration: args.duration, idle: config.stop_when_idle, seen: 0, last: now() };
     let (text, code) = match &config.function {
         FunctionConfig::Forward(function) => {
-            let report = forward::run(&mut runtime, function, workers, until, &stop);
+            let front = tunnel::Front::of(&config, &runtime);
+            let report = forward::run(&mut runtime, function, &front, workers, until, &stop);
             (if args.json { report.json() } else { report.text() }, ExitCode::SUCCESS)
         }
         FunctionConfig::Impair(config) => {
@@ -209,8 +211,9 @@ fn start(args: RunArgs, mut config: Config) -> Result<ExitCode, Report> {
             let report = p4ce::run(&mut runtime, config, until, &stop);
             (if args.json { report.json() } else { report.text() }, ExitCode::SUCCESS)
         }
-        FunctionConfig::OnePipe(config) => {
-            let report = onepipe::run(&mut runtime, config, args.live, until, &stop)?;
+        FunctionConfig::OnePipe(onepipe) => {
+            let front = tunnel::Front::of(&config, &runtime);
+            let report = onepipe::run(&mut runtime, onepipe, &front, args.live, until, &stop)?;
             (if args.json { report.json() } else { report.text() }, ExitCode::SUCCESS)
         }
         FunctionConfig::Process(_) => unreachable!("it was refused"),
