@@ -2,10 +2,12 @@
 //!
 //! Messages through a switch that puts barriers into them (`chip`); and beacons of 8 to 1,024 links to a host that keeps a
 //! switch's barriers, and tells each link when it has heard of all: input, minimum and output. And a process of the host library,
-//! which sends messages to itself through a ring device and receives them.
+//! which sends messages to itself through a ring device and receives them. With `--simulated`, what delivery takes where packets are
+//! lost, and with `--hosts`, in large networks.
 
 pub mod demo;
 pub mod load;
+mod simulated;
 
 use crate::compare::{Bench, CompareArgs, Entry, Figures, Launch, Ratio, Room};
 use crate::process::{Counts, Program};
@@ -35,9 +37,16 @@ const LINKS: [u16; 5] = [8, 32, 128, 512, 1024];
 /// How many links one core is to serve at which interval, in nanoseconds
 const HELD: [(u16, f64); 2] = [(32, 1_000.0), (128, 3_000.0)];
 
-/// Compare putting barriers into messages with dpdk-testpmd (macswap), and measure beacons of up to 1,024 links, on one core
+/// Compare putting barriers into messages with dpdk-testpmd (macswap), and measure beacons of up to 1,024 links, on one core; or
+/// what delivery takes with loss, or in large networks (simulated)
 #[derive(Args)]
 pub struct OnePipeArgs {
+    /// Only what is simulated: deliveries on the paper's testbed, where packets are lost
+    #[arg(long)]
+    simulated: bool,
+    /// With --simulated: in fat trees of so many hosts instead, 8 to 32768
+    #[arg(long, requires = "simulated", value_delimiter = ',')]
+    hosts: Vec<usize>,
     #[command(flatten)]
     compare: CompareArgs,
 }
@@ -75,6 +84,9 @@ const fn beacons(links: u16) -> Load {
 
 /// Runs the comparison and prints it. `understudy` is the program itself.
 pub fn run(args: &OnePipeArgs, understudy: &Path) -> Result<(), Report> {
+    if args.simulated {
+        return simulated::run(&args.hosts, args.compare.json);
+    }
     let bench = Bench::new(&args.compare, understudy)?;
     let mut entries = Vec::new();
     for load in PAYLOADS.map(messages) {
