@@ -21,8 +21,8 @@ fn delivery_is_flat_where_links_are_healthy_and_grows_where_they_are_not() {
         // By how much the mean is above that without loss, in intervals
         for (loss, least, most) in [
             (1e-8, 0.0, 0.0),
-            (1e-6, 0.0, 0.02),
-            (1e-5, 0.0, 0.05),
+            (1e-6, -0.02, 0.02),
+            (1e-5, -0.02, 0.05),
             (1e-3, 0.01, 0.3),
             (1e-2, 0.25, 1.1),
             (1e-1, 1.5, 7.0),
@@ -31,7 +31,8 @@ fn delivery_is_flat_where_links_are_healthy_and_grows_where_they_are_not() {
             let grown = (lossy.mean_ns - whole.mean_ns) / BEACON_INTERVAL.0 as f64;
             let what = format!("{incarnation:?}, {loss:e}: {grown:.2} intervals, {lossy:?}");
             assert!((least..=most).contains(&grown), "{what}");
-            assert!(lossy.mean_ns >= before && lossy.p99 >= whole.p99, "{what}");
+            // A message that is lost is none of those that are averaged.
+            assert!(lossy.mean_ns > 0.99 * before && lossy.p99.0 as f64 > 0.99 * whole.p99.0 as f64, "{what}");
             assert!((lossy.arrival_ns / whole.arrival_ns - 1.0).abs() < 0.1, "{what}");
             // On up to six links each
             assert!(lossy.lost <= 7.0 * loss, "{what}");
