@@ -388,7 +388,7 @@ mod tests {
         use LinkState::{Alive, Left, Waiting};
         let expected = |link| Lagging { link: LinkId(link), state: Waiting, lag: Nanos(101) };
         let mut watch = Watch::new(Nanos(100));
-        let seen = view([5_000, 6_000], [0, 0], [Alive, Alive, Waiting, Left]);
+        let seen = view([5_000, 5_100], [0, 0], [Alive, Alive, Waiting, Left]);
         assert_eq!((seen.below.holder, seen.below.best_effort), (Some(LinkId(2)), None));
         assert_eq!(seen.above.best_effort, Some(Timestamp::new(5_000)));
         assert_eq!(watch.look(&seen, Nanos(1_000)).count(), 0);

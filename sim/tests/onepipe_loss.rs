@@ -23,7 +23,7 @@ fn delivery_is_flat_where_links_are_healthy_and_grows_where_they_are_not() {
             (1e-8, 0.0, 0.0),
             (1e-6, -0.02, 0.02),
             (1e-5, -0.02, 0.05),
-            (1e-3, 0.01, 0.3),
+            (1e-3, -0.02, 0.3),
             (1e-2, 0.25, 1.1),
             (1e-1, 1.5, 7.0),
         ] {
@@ -32,10 +32,13 @@ fn delivery_is_flat_where_links_are_healthy_and_grows_where_they_are_not() {
             let what = format!("{incarnation:?}, {loss:e}: {grown:.2} intervals, {lossy:?}");
             assert!((least..=most).contains(&grown), "{what}");
             // A message that is lost is none of those that are averaged.
-            assert!(lossy.mean_ns > 0.99 * before && lossy.p99.0 as f64 > 0.99 * whole.p99.0 as f64, "{what}");
+            assert!(
+                lossy.mean_ns > 0.99 * before && lossy.p99.0 as f64 > 0.99 * whole.p99.0 as f64,
+                "{what}"
+            );
             assert!((lossy.arrival_ns / whole.arrival_ns - 1.0).abs() < 0.1, "{what}");
-            // On up to six links each
-            assert!(lossy.lost <= 7.0 * loss, "{what}");
+            // On up to six links each; of some hundreds of messages
+            assert!(lossy.lost <= 7.0 * loss + 0.02, "{what}");
             before = lossy.mean_ns;
         }
     }

@@ -1,32 +1,27 @@
 //! `understudy run` with `[tunnel]`: what comes out of tunnels goes on, in front of a router and of 1Pipe's switch.
 
 use core::net::{IpAddr, Ipv4Addr};
-use rocev2::deth::Deth;
 use rocev2::ethernet::{Ethernet, MacAddr, ethertype};
 use rocev2::ipv4::Ipv4;
-use rocev2::onepipe::{OnePipe, OnePipeOpcode, Timestamp};
 use rocev2::repr::{Ip, Repr};
 use rocev2::{Bth, Opcode, Packet, Psn, Qpn};
 use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
 use understudy_tests::captures;
-use zerocopy::IntoBytes;
 
 const OWN: MacAddr = MacAddr([2, 0, 0, 0, 0, 0xfe]);
 const END: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 255, 0, 1));
 const KNOWN: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 255, 0, 5));
 const STRANGER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 9, 9));
 
-/// A beacon to host 2, with this PSN
-fn beacon(psn: u32) -> Vec<u8> {
+/// A packet to host 2, with this PSN
+fn packet(psn: u32) -> Vec<u8> {
     let ethernet = Ethernet { dst: OWN, src: MacAddr([2, 0, 0, 0, 1, 5]), ethertype: ethertype::IPV4.into() };
     let ip = Ipv4 { src: [10, 0, 0, 1], dst: [10, 0, 0, 2], ttl: 9, ..Ipv4::default() };
-    let bth = Bth::new(Opcode::UD_SEND_ONLY, Qpn::new(0x11), Psn::new(psn));
+    let bth = Bth::new(Opcode::UC_SEND_ONLY, Qpn::new(0x11), Psn::new(psn));
     let mut repr = Repr::new(ethernet, Ip::V4(ip, &[]), bth);
-    repr.extended.deth = Deth::new(OnePipe::QKEY, Qpn::new(0x11));
-    let header = OnePipe::new(OnePipeOpcode::BEACON, Timestamp::new(1), Psn::ZERO);
-    repr.payload = header.as_bytes();
+    repr.payload = &[7; 24];
     let mut frame = vec![0; repr.frame_len()];
     repr.build(&mut frame).unwrap();
     frame
@@ -41,7 +36,7 @@ fn within(frame: &[u8], src: IpAddr) -> Vec<u8> {
 /// Runs a function behind `[tunnel]` on three frames: what is at the other port, and the report as JSON and as text.
 fn run(tunnel: &str, function: &str) -> (Vec<Vec<u8>>, Value, String) {
     let folder = tempfile::tempdir().unwrap();
-    let frames = [within(&beacon(1), KNOWN), within(&beacon(2), STRANGER), within(&beacon(3), KNOWN)];
+    let frames = [within(&packet(1), KNOWN), within(&packet(2), STRANGER), within(&packet(3), KNOWN)];
     let mut capture = Vec::new();
     for word in [0xa1b2_c3d4_u32, 0x0004_0002, 0, 0, 65_535, 1] {
         capture.extend(word.to_le_bytes());
@@ -73,16 +68,16 @@ fn run(tunnel: &str, function: &str) -> (Vec<Vec<u8>>, Value, String) {
 
 /// Who was expected came out, with this hop's marks; who was not is counted.
 fn check((frames, report, text): &(Vec<Vec<u8>>, Value, String), dst: MacAddr) {
-    let beacons: Vec<_> =
+    let packets: Vec<_> =
         frames.iter().filter_map(|frame| Packet::parse(frame).map(|packet| (frame, packet))).collect();
-    let psns: Vec<_> = beacons.iter().map(|(_, packet)| packet.bth().psn().get()).collect();
+    let psns: Vec<_> = packets.iter().map(|(_, packet)| packet.bth().psn().get()).collect();
     assert_eq!(psns, [1, 3]);
-    for (frame, packet) in beacons {
+    for (frame, packet) in packets {
         assert_eq!((&frame[..6], &frame[6..12]), (&dst.0[..], &OWN.0[..]));
         assert_eq!(frame[Ethernet::LEN + 8], 8, "a hop was counted");
         assert!(packet.verify_icrc());
     }
-    let plain = beacon(1).len() as u64;
+    let plain = packet(1).len() as u64;
     let expected = serde_json::json!({
         "terminated_frames": 2, "terminated_bytes": 2 * plain, "refused": { "source": 1 }
     });

@@ -47,6 +47,10 @@ fn us(ns: f64) -> f64 {
     (ns / 10.0).round() / 100.0
 }
 
+fn percent(share: f64) -> f64 {
+    (100_000.0 * share).round() / 1000.0
+}
+
 fn ratio(value: f64, of: f64) -> f64 {
     (1000.0 * value / of).round() / 1000.0
 }
@@ -84,7 +88,7 @@ fn loss_row(
     let row = json!({
         "barriers": name(incarnation),
         "loss": loss,
-        "lost_percent": us(10_000.0 * latency.lost),
+        "lost_percent": percent(latency.lost),
         "times": ratio(latency.mean_ns, whole.unwrap_or(latency.mean_ns)),
         "paper_us": paper,
         "paper_times": paper.map(|us| ratio(us, PAPER_US)),
@@ -98,7 +102,7 @@ fn beacon_percent(tree: &FatTree, made: &Made) -> f64 {
     // Each link has two ends, of which hosts have theirs.
     let outputs = (made.access.len() + 2 * made.uplinks.len()) as f64;
     let bits = beacons as f64 * BEACON * 8.0 / outputs;
-    us(10_000.0 * 1e9 * bits / (made.world.now().0 as f64 * tree.link.rate_bps as f64))
+    percent(1e9 * bits / (made.world.now().0 as f64 * tree.link.rate_bps as f64))
 }
 
 /// The most memory that this process has had so far, in MB
