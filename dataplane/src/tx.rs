@@ -132,7 +132,7 @@ pub(crate) unsafe fn rx_burst(port: u16, queue: u16, frames: *mut *mut rte_mbuf,
     }
 }
 
-/// Empty buffers that were taken from a pool all at once: each costs a third of one that is taken alone.
+/// Empty buffers that were taken from a pool all at once, by one call.
 pub(crate) struct Stock {
     buffers: [*mut rte_mbuf; BURST],
     len: usize,

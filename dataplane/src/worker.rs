@@ -230,7 +230,7 @@ impl<F: Function> Worker<F> {
     }
 }
 
-/// Frames of a burst that go no further. Given back to their pool all at once, each costs a third.
+/// Frames of a burst that go no further. They are given back to their pool all at once, by one call.
 struct Ended {
     frames: [*mut rte_mbuf; BURST],
     len: usize,

@@ -252,7 +252,7 @@ fn onepipe(layout: Layout) -> Result<usize, NoSuchHeader> {
 }
 
 /// Sets the barriers of a 1Pipe header and brings the packet up to date, as a [`Rewriter`] does that is told nothing else. Packets
-/// without a UDP checksum, which most are, cost less than half.
+/// without a UDP checksum, which most are, need no sums.
 #[inline]
 pub fn stamp(
     frame: &mut [u8],

@@ -57,7 +57,7 @@ impl Representative {
     }
 
     /// A beacon that looks like one of its link that was checked in every respect, and the ICRC of which is right. It comes to
-    /// the same as the long way, at a third of the cost; a frame of which nothing is said here takes that.
+    /// the same as the long way, at half the cost; a frame of which nothing is said here takes that.
     #[inline]
     pub(super) fn on_expected_beacon(&mut self, frame: &[u8], port: PortId, now: Nanos) -> Option<Verdict> {
         if beacon::is_longer(frame) {
