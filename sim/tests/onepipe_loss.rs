@@ -7,7 +7,7 @@ use switch::Nanos;
 fn latency(incarnation: Incarnation, loss: f64, seed: u64) -> Latency {
     let tree = FatTree::testbed(incarnation).losing(loss);
     let measured = tree.latency(Span::new(Nanos::from_micros(400)), seed);
-    measured.map(|(latency, _)| latency).unwrap_or_else(|what| panic!("{incarnation:?}, {loss:e}: {what}"))
+    measured.map_or_else(|what| panic!("{incarnation:?}, {loss:e}: {what}"), |(latency, _)| latency)
 }
 
 /// Flat as far as healthy links go; beyond, the more the steeper on the figure's axis, and never by more than some intervals. What

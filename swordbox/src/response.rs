@@ -359,7 +359,8 @@ impl Swordbox {
             Opcode::RC_READ_RESPONSE_LAST if before > 0 => {
                 let mtu = len.saturating_sub(bytes) / before as u32;
                 let is_mtu = mtu.is_power_of_two() && (256..=4096).contains(&mtu);
-                let fits = is_mtu && mtu * before as u32 + bytes == len && [0, mtu as u16].contains(&flow.mtu);
+                let fits =
+                    is_mtu && mtu * before as u32 + bytes == len && [0, mtu as u16].contains(&flow.mtu);
                 flow.mtu = if fits { mtu as u16 } else { flow.mtu };
                 fits.then_some(before as u32 + 1)
             }

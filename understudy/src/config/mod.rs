@@ -185,7 +185,13 @@ fn read(
     }
     root.finish();
     let stop_when_idle = runtime.stop_when_idle;
-    Some(Config { runtime: dpdk.build()?, function: function?, tunnel, stop_when_idle, path: path.to_owned() })
+    Some(Config {
+        runtime: dpdk.build()?,
+        function: function?,
+        tunnel,
+        stop_when_idle,
+        path: path.to_owned(),
+    })
 }
 
 /// Reads the one function, which has to be one of `functions`.

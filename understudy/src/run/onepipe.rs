@@ -7,7 +7,7 @@ pub(super) use told::OnePipeReport;
 
 use super::report::Report;
 use super::tunnel::Front;
-use super::{Until, by_chance, forward, now, run_until};
+use super::{Until, by_chance, forward, now};
 use crate::config::OnePipeConfig;
 use dataplane::{Control, ControlOutput, Live, Mbuf, Runtime, Stop};
 use representative::{Command, Event, Gauges, Lagging, LinkId, LinkState, Representative, View, Watch};
