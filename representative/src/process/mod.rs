@@ -270,6 +270,8 @@ pub struct Process {
     timers: Heap,
     next_beacon: Nanos,
     beacon_due: bool,
+    /// The last beacon could not speak of its instant: another follows when the scattering has left
+    beacon_again: bool,
     beacon_psn: Psn,
     /// What is first to be delivered waits for this process's own clock until then.
     wake: Option<Nanos>,
@@ -358,6 +360,7 @@ impl Process {
             timers: Heap::new(2 * count),
             next_beacon: Nanos::ZERO,
             beacon_due: false,
+            beacon_again: false,
             beacon_psn: Psn::ZERO,
             wake: None,
             acks: VecDeque::new(),
@@ -509,17 +512,31 @@ impl Process {
             self.send_beacon(now, frame);
             return true;
         }
-        self.send_answer(now, frame) || self.send_data(now, frame)
+        if self.send_answer(now, frame) || self.send_data(now, frame) {
+            return true;
+        }
+        // What has just been finished may have kept a beacon from saying what it should.
+        let due = self.beacon_due;
+        if due {
+            self.send_beacon(now, frame);
+        }
+        due
     }
 
     /// Tells the link's other end that nothing before the clock follows. While last packets of a scattering wait, that is not
-    /// true: nothing before *their* timestamp does (FACTS C-44).
+    /// true: nothing before *their* timestamp does (FACTS C-44). As that may lie before the instant for which everybody waits, the
+    /// clock follows once they have left, and not an interval later.
     fn send_beacon(&mut self, now: Nanos, frame: &mut Vec<u8>) {
         self.beacon_due = false;
         let time = match self.finishing {
             #[cfg(feature = "canary")]
             _ if self.config.bug == Some(crate::Bug::OvertakingBeacon) => self.clock.tell(now),
-            Some((_, _, time)) => time,
+            Some((_, _, time)) => {
+                let clock = self.clock.read(now);
+                let instant = clock - Timestamp::new(clock).nanos() % self.config.beacon_interval.0;
+                self.beacon_again = time < instant;
+                time
+            }
             None => self.clock.tell(now),
         };
         let mut header = OnePipe::new(OnePipeOpcode::BEACON, Timestamp::new(time), self.beacon_psn);

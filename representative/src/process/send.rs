@@ -212,6 +212,7 @@ impl Process {
         let entry = self.scatterings.get_mut(place);
         let Some(of) = entry.runs.get(run as usize) else {
             self.finishing = None;
+            self.beacon_due |= core::mem::take(&mut self.beacon_again);
             self.unsent -= entry.bytes.len();
             entry.forget_bytes();
             entry.is_ready = false;

@@ -264,6 +264,30 @@ fn what_is_for_oneself_is_there_when_it_is_stamped() {
     assert_eq!(group.received(0), [(0, b"first".to_vec()), (1, b"second".to_vec())]);
 }
 
+/// Everybody waits for the instant: who could not speak of it, as a scattering was just leaving, does so right after.
+#[test]
+fn a_beacon_that_comes_amid_a_scattering_is_followed_by_another() {
+    let mut group = Group::new(3, |_| {});
+    group.run(5);
+    group.scatter(0, &[(1, b"x"), (2, b"y")]).unwrap();
+    assert_eq!(group.send(0, 1), 1, "stamped, and not all of it has left");
+    let before = group.processes[0].counters().beacons_sent.get();
+    group.now = Nanos::from_micros(7);
+    let now = group.now;
+    group.processes[0].on_timer(now);
+    assert_eq!(group.send(0, 1), 1);
+    let time = Packet::parse(&group.frames[0]).unwrap().onepipe().unwrap().timestamp();
+    assert_eq!(group.promised[0], Some(time), "a beacon that says no more than is true");
+    assert_eq!(group.send(0, usize::MAX), 2, "the rest, and a beacon");
+    assert_eq!(group.promised[0], Some(group.processes[0].timestamp(now)));
+    assert_eq!(group.processes[0].counters().beacons_sent.get(), before + 2);
+    // One that begins after the instant has nothing to make up for.
+    group.scatter(0, &[(1, b"x"), (2, b"y")]).unwrap();
+    group.send(0, 1);
+    group.processes[0].beacon_due = true;
+    assert_eq!(group.send(0, usize::MAX), 2, "a beacon, and the rest");
+}
+
 #[test]
 fn what_comes_below_the_barrier_is_refused_and_said() {
     let mut group = Group::new(2, |_| {});
