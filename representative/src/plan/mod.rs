@@ -350,6 +350,7 @@ impl Plan {
         let peers = peers.map(|(other, _)| Some(peer(other, topology.next_hop(number, other)?)));
         config.peers = peers.collect::<Option<_>>()?;
         (config.beacon_interval, config.traffic_class) = (settings.beacon_interval, settings.traffic_class);
+        (config.ahead_max, config.timeout) = (settings.ahead_max, settings.timeout);
         config.barriers_in_messages = false;
         Some((*switch, config))
     }
@@ -368,7 +369,8 @@ impl Plan {
             beacon: link.beacons.form,
             barriers_in_messages: false,
         };
-        let Settings { beacon_interval, dead_after_intervals, traffic_class, .. } = topology.settings;
+        let Settings { beacon_interval, dead_after_intervals, traffic_class, ahead_max, .. } =
+            topology.settings;
         Config {
             forward: forward::Config::bridge(1, 64),
             incarnation: Incarnation::Host,
@@ -381,7 +383,7 @@ impl Plan {
             beacon_interval,
             dead_after_intervals,
             join_window: Nanos(10 * u64::from(dead_after_intervals) * beacon_interval.0),
-            ahead_max: Nanos::from_millis(10),
+            ahead_max,
             clock: Timestamp::default(),
             traffic_class,
             links: planned.links.iter().map(link).collect(),

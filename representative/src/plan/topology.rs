@@ -29,6 +29,10 @@ pub struct Settings {
     pub dead_after_intervals: u32,
     /// DSCP and ECN of beacons, those of the messages
     pub traffic_class: u8,
+    /// What is ahead of somebody's clock by more is refused there
+    pub ahead_max: Nanos,
+    /// A message has failed if nothing was heard of it for so long. Longer than a process's `ack_delay`
+    pub timeout: Nanos,
     /// The queue pair of every host for beacons
     pub host_qp: Qpn,
     /// The first queue pair of the first representative at a host, and where its registers are; those of a second one follow
@@ -43,6 +47,8 @@ impl Default for Settings {
             beacon_interval: Nanos::from_micros(3),
             dead_after_intervals: 10,
             traffic_class: 0,
+            ahead_max: Nanos::from_millis(10),
+            timeout: Nanos::from_millis(1),
             host_qp: Qpn::new(0x11),
             first_qp: Qpn::new(0x100),
             registers: Registers { va: 0x10_0000, rkey: OnePipe::QKEY },

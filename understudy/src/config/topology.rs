@@ -15,6 +15,12 @@ use toml::de::DeTable;
 
 /// What may stand in `os`
 const SYSTEMS: [&str; 4] = ["sonic", "eos", "linux", "understudy"];
+/// What may stand in `idle`
+const IDLE: [&str; 3] = ["spin", "yield", "sleep"];
+/// A second: longer waits are a slip
+const MAX_US: u64 = 1_000_000;
+/// Longer than processes wait before they acknowledge, which is 3 us
+const LEAST_TIMEOUT_US: u64 = 4;
 /// Queue pair numbers have 24 bits. Those of a host's representatives follow the first, and there is room for millions
 const LAST_QP: u64 = 0x80_0000;
 
@@ -27,6 +33,8 @@ pub(crate) struct Network {
     pub(crate) systems: Vec<System>,
     /// By host: the interface that its representatives have
     pub(crate) interfaces: Vec<String>,
+    /// What workers do while there is nothing to do, if the file says so
+    pub(crate) idle: Option<&'static str>,
 }
 
 /// What runs on a switch.
@@ -58,7 +66,7 @@ pub(super) fn is_one(root: &DeTable<'_>) -> bool {
 /// The topology and its plan, if enough was understood; whether nothing is wrong is for `problems` to say.
 pub(super) fn read(root: &DeTable<'_>, problems: &Problems) -> Option<Network> {
     let root = Table::root(root, problems);
-    let settings = section(&root, "topology").map_or_else(Settings::default, |table| settings(table));
+    let (settings, idle) = section(&root, "topology").map_or_else(Default::default, |table| settings(table));
     let switch_tables = sections(&root, "switch")?;
     let host_tables = sections(&root, "host")?;
     let link_tables = sections(&root, "link")?;
@@ -85,7 +93,7 @@ pub(super) fn read(root: &DeTable<'_>, problems: &Problems) -> Option<Network> {
     }
     let topology = Topology { settings, switches, hosts, links };
     match plan::plan(&topology) {
-        Ok(plan) => Some(Network { topology, plan, systems, interfaces }),
+        Ok(plan) => Some(Network { topology, plan, systems, interfaces, idle }),
         Err(found) => {
             for problem in &found {
                 problems.add(places.explain(problem, &topology));
@@ -157,17 +165,23 @@ fn name(table: &Table<'_>, names: &mut Names) -> Option<(String, Range<usize>)> 
     Some((name, place))
 }
 
-fn settings(table: Table<'_>) -> Settings {
+fn settings(table: Table<'_>) -> (Settings, Option<&'static str>) {
     let default = Settings::default();
     let qp = |key, range, default: Qpn| Qpn::new(table.number(key, range, default.get().into()) as u32);
     let interval = table.number("beacon_interval_ns", 1_000..=1_000_000, default.beacon_interval.0);
     let dead_after = table.number("dead_after_intervals", 2..=1_000_000, default.dead_after_intervals.into());
+    let micros = |key, least, most, default: Nanos| {
+        Nanos::from_micros(table.number(key, least..=most, default.0 / 1_000))
+    };
+    let idle = table.get("idle", "\"sleep\"").and_then(|value| value.word(&IDLE));
     let host_qp = qp("host_qp", 2..=LAST_QP, default.host_qp);
     let first_qp = qp("first_qp", 2..=LAST_QP, default.first_qp);
     let settings = Settings {
         beacon_interval: Nanos(interval),
         dead_after_intervals: dead_after as u32,
         traffic_class: table.number("traffic_class", 0..=255, default.traffic_class.into()) as u8,
+        ahead_max: micros("ahead_max_us", 1, MAX_US, default.ahead_max),
+        timeout: micros("timeout_us", LEAST_TIMEOUT_US, 10 * MAX_US, default.timeout),
         host_qp,
         first_qp,
         ..default
@@ -179,7 +193,7 @@ fn settings(table: Table<'_>) -> Settings {
         value.add(problem.help("representatives' queue pairs are `first_qp` and those that follow it"));
     }
     table.finish();
-    settings
+    (settings, idle)
 }
 
 fn switch(table: Table<'_>, number: usize, places: &Places) -> Option<(Switch, System)> {

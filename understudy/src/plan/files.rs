@@ -6,6 +6,7 @@ use crate::config::Network;
 use core::fmt::Write as _;
 use representative::config::{BeaconForm, Side};
 use representative::plan::{Beacons, Node, Plan};
+use switch::Nanos;
 
 /// All of them.
 pub(super) fn all(network: &Network) -> Vec<File> {
@@ -26,6 +27,16 @@ fn quoted(text: &str) -> String {
     toml::Value::from(text).to_string()
 }
 
+const fn micros(time: Nanos) -> u64 {
+    time.0 / 1_000
+}
+
+/// Barriers and promises rest on one worker.
+fn runtime(network: &Network) -> String {
+    let idle = network.idle.map(|idle| format!("idle = \"{idle}\"\n")).unwrap_or_default();
+    format!("[runtime]\nworkers = [\"any\"]\n{idle}")
+}
+
 fn detour(beacons: &Beacons) -> Option<String> {
     let ends: Vec<_> = beacons.detour.iter().map(|end| format!("\"{end}\"")).collect();
     (!ends.is_empty()).then(|| format!("detour = [{}]\n", ends.join(", ")))
@@ -38,10 +49,11 @@ fn representative(network: &Network, switch: usize) -> File {
     let host = &topology.hosts[planned.representative];
     let mut text = format!(
         "# The barriers of switch {name}, kept by host {} (written by `understudy plan`).\n\n\
-         [runtime]\nworkers = [\"any\"]\n\n\
+         {}\n\
          [[port]]\nname = \"network\"\naf_packet = {{ interface = {} }}\n\n\
          [onepipe]\nincarnation = \"host\"\naddresses = [\"{}/{}\"]\nmac = \"{}\"\n",
         host.name,
+        runtime(network),
         quoted(&network.interfaces[planned.representative]),
         host.address,
         host.prefix,
@@ -49,10 +61,11 @@ fn representative(network: &Network, switch: usize) -> File {
     );
     _ = write!(
         text,
-        "beacon_interval_ns = {}\ndead_after_intervals = {}\ntraffic_class = {}\nfirst_qp = {}\nregisters = {{ va = {}, rkey = {} }}\n",
+        "beacon_interval_ns = {}\ndead_after_intervals = {}\ntraffic_class = {}\nahead_max_us = {}\nfirst_qp = {}\nregisters = {{ va = {}, rkey = {} }}\n",
         settings.beacon_interval.0,
         settings.dead_after_intervals,
         settings.traffic_class,
+        micros(settings.ahead_max),
         hex(planned.first_qp.get().into()),
         hex(planned.registers.va),
         hex(planned.registers.rkey.into())
@@ -87,10 +100,11 @@ fn process(network: &Network, number: usize) -> File {
     let mut text = format!(
         "# The process on host {} (written by `understudy plan`): `understudy process` joins with it, and so does the library. Its own\n\
          # number and queue pair, who keeps the barriers of its link, and its peers.\n\n\
-         [runtime]\nworkers = [\"any\"]\n\n\
+         {}\n\
          [[port]]\nname = \"network\"\naf_packet = {{ interface = {} }}\n\n\
-         [process]\nid = {}\naddress = \"{}/{}\"\nmac = \"{}\"\nqpn = {}\nbeacon_interval_ns = {}\ntraffic_class = {}\nbarriers_in_messages = false\n",
+         [process]\nid = {}\naddress = \"{}/{}\"\nmac = \"{}\"\nqpn = {}\nbeacon_interval_ns = {}\ntraffic_class = {}\nahead_max_us = {}\ntimeout_us = {}\nbarriers_in_messages = false\n",
         host.name,
+        runtime(network),
         quoted(&network.interfaces[number]),
         Plan::process_id(number),
         host.address,
@@ -98,7 +112,9 @@ fn process(network: &Network, number: usize) -> File {
         host.mac,
         hex(settings.host_qp.get().into()),
         settings.beacon_interval.0,
-        settings.traffic_class
+        settings.traffic_class,
+        micros(settings.ahead_max),
+        micros(settings.timeout)
     );
     for (switch, beacons) in &network.plan.hosts[number] {
         _ = write!(

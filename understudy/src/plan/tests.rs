@@ -1,10 +1,12 @@
 use super::*;
 use crate::config::System;
 use core::net::IpAddr;
+use dataplane::config::Idle;
 use representative::Config;
 use representative::plan::{Topology, plan};
 use rocev2::ethernet::MacAddr;
 use std::collections::BTreeSet;
+use switch::Nanos;
 
 /// The example that is shipped
 fn testbed() -> Network {
@@ -12,10 +14,21 @@ fn testbed() -> Network {
     config::load_topology(&path).unwrap_or_else(|report| panic!("{}", report.render()))
 }
 
+/// The example with everything else than what is so if it is not said, where that decides nothing else
+fn changed() -> Network {
+    let mut network = testbed();
+    let settings = &mut network.topology.settings;
+    (settings.beacon_interval, settings.dead_after_intervals) = (Nanos(7_000), 77);
+    (settings.traffic_class, settings.ahead_max, settings.timeout) =
+        (0x68, Nanos::from_micros(70), Nanos::from_micros(700));
+    network.idle = Some("sleep");
+    network
+}
+
 /// What is written for `understudy run` is read there as what the plan says.
 #[test]
 fn representatives_files_say_what_the_plan_does() {
-    let network = testbed();
+    let network = changed();
     let files = files::all(&network);
     let folder = tempfile::tempdir().unwrap();
     let mut detours = 0;
@@ -26,6 +39,7 @@ fn representatives_files_say_what_the_plan_does() {
         let path = folder.path().join(&file.name);
         std::fs::write(&path, &file.content).unwrap();
         let read = config::load(&path).unwrap_or_else(|report| panic!("{}", report.render()));
+        assert_eq!(read.runtime.workers.idle, Idle::Sleep);
         let config::FunctionConfig::OnePipe(read) = read.function else { panic!("{}", file.content) };
         assert_eq!(read.mac, Some(planned.mac));
         assert_eq!(read.names.len(), planned.links.len());
@@ -39,7 +53,7 @@ fn representatives_files_say_what_the_plan_does() {
 /// And so is what is written for `understudy process`, of every host.
 #[test]
 fn processes_files_say_what_the_plan_does() {
-    let network = testbed();
+    let network = changed();
     let files = files::all(&network);
     let folder = tempfile::tempdir().unwrap();
     let mut detours = 0;
@@ -55,6 +69,7 @@ fn processes_files_say_what_the_plan_does() {
         let read = config::load(&path).unwrap_or_else(|report| panic!("{}", report.render()));
         let by_library = ::onepipe::load(&path).unwrap_or_else(|report| panic!("{}", report.render()));
         assert_eq!(read.runtime, by_library.runtime);
+        assert_eq!(read.runtime.workers.idle, Idle::Sleep);
         let interface = network.interfaces[number].clone();
         assert_eq!(read.runtime.ports[0].device, dataplane::config::Device::AfPacket { interface });
         let config::FunctionConfig::Process(read) = read.function else { panic!("{path:?}") };

@@ -4,7 +4,9 @@ mod report;
 
 use crate::config::{self, FunctionConfig};
 use crate::run::{catch_signals, now, parse_seconds};
-use ::onepipe::{Config, Endpoint, Event, Failure, InitError, Message, ProcessId, SendError, Timestamp};
+use ::onepipe::{
+    Config, Endpoint, Event, Failure, InitError, Message, ProcessId, Scattering, SendError, Timestamp,
+};
 use miette::MietteDiagnostic;
 use report::Seen;
 use std::collections::BTreeMap;
@@ -45,7 +47,8 @@ pub(crate) struct Args {
     /// End after this many seconds
     #[arg(long = "for", value_name = "SECONDS", value_parser = parse_seconds)]
     duration: Option<Duration>,
-    /// Print each message that is received, in its order: timestamp, sender, number, bytes
+    /// Print each message that is received, in its order: timestamp, sender, number, bytes; and of those sent that failed "failed",
+    /// number, receiver, why
     #[arg(long)]
     print: bool,
     /// Print the closing report as JSON
@@ -178,7 +181,12 @@ fn work(args: &Args, mut config: Config, to: &[ProcessId]) -> Result<ExitCode, m
         let sent = work.send(&mut endpoint, time).map_err(|error| miette::miette!("{error}"))?;
         while let Some(event) = endpoint.poll_event() {
             match event {
-                Event::SendFailed { why, .. } => seen.failed(why),
+                Event::SendFailed { scattering, dst, why, .. } => {
+                    let why = seen.failed(why);
+                    if args.print {
+                        print_failed(&mut out, scattering, dst, why);
+                    }
+                }
                 Event::Settled { .. } => work.settled += 1,
             }
         }
@@ -205,8 +213,11 @@ fn work(args: &Args, mut config: Config, to: &[ProcessId]) -> Result<ExitCode, m
     let seconds = now().duration_since(began).as_secs_f64();
     endpoint.handle().exit();
     while let Some(event) = endpoint.poll_event() {
-        if let Event::SendFailed { why, .. } = event {
-            seen.failed(why);
+        if let Event::SendFailed { scattering, dst, why, .. } = event {
+            let why = seen.failed(why);
+            if args.print {
+                print_failed(&mut out, scattering, dst, why);
+            }
         }
     }
     let text = if args.json {
@@ -226,6 +237,11 @@ fn work(args: &Args, mut config: Config, to: &[ProcessId]) -> Result<ExitCode, m
 fn print(out: &mut impl std::io::Write, message: &Message) {
     let number = message.payload.first_chunk().map_or(0, |number| u64::from_be_bytes(*number));
     _ = writeln!(out, "{} {} {number} {}", message.timestamp.nanos(), message.src, message.payload.len());
+}
+
+/// A line for a message that failed. Scatterings are numbered as this program numbers its messages: by the calls, from 0
+fn print_failed(out: &mut impl std::io::Write, number: Scattering, dst: ProcessId, why: &str) {
+    _ = writeln!(out, "failed {} {dst} {why}", number.0);
 }
 
 /// A place in the order of all messages

@@ -30,9 +30,11 @@ impl Seen {
         self.last = Some(turn);
     }
 
-    pub(super) fn failed(&mut self, why: Failure) {
+    /// Counts it; the reason's word.
+    pub(super) fn failed(&mut self, why: Failure) -> &'static str {
         let name = FAILURES.iter().find(|(failure, _)| *failure == why).map_or("other", |(_, name)| name);
         *self.failed.entry(name).or_default() += 1;
+        name
     }
 
     /// Fields are added, not renamed.

@@ -91,7 +91,7 @@ fn what_is_said_is_understood() {
         (vec![System::Other; 3], vec!["eth0"; 5].into_iter().map(String::from).collect())
     );
     let text = right()
-        .replace("[topology]", "[topology]\nbeacon_interval_ns = 5000\ndead_after_intervals = 20\ntraffic_class = 0x68\nhost_qp = 8\nfirst_qp = 9")
+        .replace("[topology]", "[topology]\nbeacon_interval_ns = 5000\ndead_after_intervals = 20\ntraffic_class = 0x68\nidle = \"sleep\"\nahead_max_us = 70\ntimeout_us = 4\nhost_qp = 8\nfirst_qp = 9")
         .replace("name = \"tor1\"\n", "name = \"tor1\"\nlayer = 3\nos = \"sonic\"\nrepresentative = \"b\"\n")
         .replace("name = \"spine\"\n", "name = \"spine\"\nlayer = 7\nos = \"eos\"\ntunnel = \"10.255.0.3\"\n")
         .replace("name = \"b\"\n", "name = \"b\"\nrepresents = false\ninterface = \"eth7\"\n")
@@ -103,6 +103,8 @@ fn what_is_said_is_understood() {
         (settings.traffic_class, settings.host_qp, settings.first_qp),
         (0x68, Qpn::new(8), Qpn::new(9))
     );
+    assert_eq!((settings.ahead_max, settings.timeout), (Nanos(70_000), Nanos(4_000)));
+    assert_eq!(network.idle, Some("sleep"));
     let tor1 = &network.topology.switches[0];
     assert_eq!(
         (tor1.layer, tor1.representative, tor1.tunnel),
@@ -134,6 +136,8 @@ fn each_slip_at_its_place() {
         "`host_qp` has to be below `first_qp`",
         "those that follow",
     );
+    wrong("[topology]", "[topology]\nidle = \"slep\" #!", "`idle` cannot be `slep`", "sleep");
+    wrong("[topology]", "[topology]\ntimeout_us = 3 #!", "`timeout_us` cannot be 3", "4");
     wrong(
         "tunnel = ",
         "os = \"junos\" #!\ntunnel = ",
