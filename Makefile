@@ -41,13 +41,14 @@ lint: ## formatting and clippy, warnings denied
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 
-e2e: build ## real RDMA programs in virtual machines, joined by understudy, and against `understudy host`; routers of Linux for 1Pipe's detours (root)
+e2e: build ## real RDMA programs in virtual machines, joined by understudy, and against `understudy host`; 1Pipe's hosts at routers of Linux, and its detours through them (root)
 	@scripts/deps.sh e2e
 	$(AS_ROOT) tests/e2e/run.py --understudy $(PROGRAM)
 	$(AS_ROOT) tests/e2e/host.py --understudy $(PROGRAM)
 	$(AS_ROOT) tests/e2e/p4ce.py --understudy $(PROGRAM)
 	$(AS_ROOT) tests/e2e/swordbox.py --understudy $(PROGRAM)
 	$(AS_ROOT) tests/e2e/detour.py --understudy $(PROGRAM)
+	$(AS_ROOT) tests/e2e/onepipe.py --understudy $(PROGRAM)
 
 soak: build ## seeds of the simulator, new ones every time: make soak SECONDS=600 (a scenario), or SEEDS=100000 FROM=1
 	@from=$(or $(FROM),$$(date +%s)000000); \
