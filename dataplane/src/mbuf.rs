@@ -129,6 +129,7 @@ impl Mbuf {
     }
 
     /// Bytes that can be added behind the segment.
+    #[inline]
     fn tailroom(&self) -> usize {
         let mbuf = self.mbuf();
         usize::from(mbuf.buf_len).saturating_sub(usize::from(mbuf.data_off) + usize::from(mbuf.data_len))

@@ -166,6 +166,7 @@ impl Runtime {
                 // These have no peer yet.
                 let channels = self.channels.borrow();
                 let mut away = Vec::with_capacity(rx.len());
+                rx.retain(|rx| function.receives_from(rx.port));
                 away.extend(rx.extract_if(.., |rx| channels.has(rx.port.index())));
                 Worker {
                     index,

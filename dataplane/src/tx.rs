@@ -310,6 +310,7 @@ impl Output for Tx {
         Ok(frame)
     }
 
+    #[inline]
     fn room(&self, port: PortId) -> usize {
         match &self.exits[port.index()] {
             Exit::Queue(queue) => QUEUE - queue.len,
@@ -333,6 +334,7 @@ impl Output for Tx {
         unsafe { frame.share_to(self.pool, head, tail) }
     }
 
+    #[inline]
     fn send(&mut self, frame: Mbuf, port: PortId) -> Result<(), Full> {
         self.counters.made.add(1);
         self.push(frame, port)

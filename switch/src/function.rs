@@ -155,6 +155,11 @@ pub trait Function {
     /// What it tells the control plane
     type Event: Send;
 
+    /// Whether frames are to be received from `port`; asked for once, before a run. A port that only sends need not be polled.
+    fn receives_from(&self, _port: PortId) -> bool {
+        true
+    }
+
     /// A frame came in on `port` at `now`. Rewrites it where it lies and says what becomes of it; further frames (a
     /// replica's copy, an acknowledgement made here, a beacon) leave through `out`.
     fn on_frame<O: Output>(&mut self, frame: &mut O::Frame, port: PortId, now: Nanos, out: &mut O)

@@ -1,0 +1,495 @@
+//! A stream at work: chooses queue pairs, sizes and places, makes packets from templates, and sends them when they are due.
+
+use crate::alias::Chooser;
+use crate::counters::{Counters, StreamCounters};
+use crate::malformed;
+use crate::pace::{Pace, Rate, Unit, WIRE_OVERHEAD};
+use crate::profile::{Profile, STAMP_LEN, Stream, Verb};
+use crate::requester::{Request, Requester};
+use crate::template::{Template, acknowledging};
+use rocev2::atomic::AtomicEth;
+use rocev2::deth::Deth;
+use rocev2::onepipe::{OnePipe, OnePipeOpcode, Timestamp};
+use rocev2::repr::Extended;
+use rocev2::reth::Reth;
+use rocev2::{Fault, Opcode, Packet, Psn};
+use switch::{Chance, Frame as _, Full, Nanos, Output, PortId, Share};
+use zerocopy::IntoBytes as _;
+
+/// Packets of a stream that leave in one turn at most, so that other streams and what comes in have their turn
+const TURN: u64 = 256;
+/// Queue pairs that are looked at for one that need not wait
+const LOOKS: u32 = 16;
+/// No time at which anything is due
+pub(crate) const NEVER: Nanos = Nanos(u64::MAX);
+
+/// A packet of a message.
+struct Part {
+    template: Template,
+    /// Where the time stands in the frame
+    stamp: Option<usize>,
+}
+
+/// A message of one size.
+struct Message {
+    packets: u32,
+    first: Part,
+    middle: Option<Part>,
+    last: Option<Part>,
+}
+
+/// A message of which some packets have been sent, or none.
+#[derive(Clone, Copy)]
+struct Current {
+    message: usize,
+    qp: u32,
+    /// Packets sent
+    at: u32,
+    slot: u32,
+}
+
+/// The lock that a queue pair holds, or wants.
+#[derive(Clone, Copy, Default)]
+struct Lock {
+    slot: u32,
+    held: bool,
+}
+
+/// Why the next packet is not sent now.
+enum Wait {
+    NoBuffer,
+    /// For answers
+    Answers,
+}
+
+/// A stream at work.
+pub(crate) struct Emitter {
+    verb: Verb,
+    first_qpn: u32,
+    qps: u32,
+    step: u32,
+    seed: u64,
+    index: u64,
+    first_psn: Option<Psn>,
+    /// The next, by queue pair
+    psns: Box<[u32]>,
+    messages: Box<[Message]>,
+    current: Option<Current>,
+    qp: Chooser,
+    slot: Chooser,
+    va: u64,
+    slot_len: u64,
+    chance: Chance,
+    rate: Rate,
+    pace: Pace,
+    burst: u64,
+    /// A burst in the rate's units
+    burst_units: u64,
+    /// Packets to send
+    left: u64,
+    ack_every: u32,
+    /// Messages of a queue pair since the last that asked for an acknowledgement; empty if all or none do
+    unasked: Box<[u32]>,
+    malformed: Share,
+    broken: Box<[(Fault, Box<[u8]>)]>,
+    requester: Option<Requester>,
+    /// Compare and swap: by queue pair
+    locks: Box<[Lock]>,
+    /// 1Pipe's time at 0
+    epoch: Timestamp,
+    pub(crate) due: Nanos,
+}
+
+/// Where the PSNs of a queue pair begin.
+pub(crate) fn first_psn(seed: u64, stream: u64, qp: u32, fixed: Option<Psn>) -> Psn {
+    if let Some(psn) = fixed {
+        return psn;
+    }
+    // SplitMix64's finalizer (Steele et al., 2014)
+    let mut x = seed ^ (stream << 32 | u64::from(qp)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    Psn::new((x ^ x >> 31) as u32)
+}
+
+impl Emitter {
+    pub(crate) fn new(profile: &Profile, index: usize) -> Self {
+        let stream = &profile.streams[index];
+        let messages = messages(stream);
+        let unit = stream.rate.unit();
+        let mean = {
+            // Of a packet: messages of each size are equally frequent.
+            let (mut packets, mut bytes) = (0, 0);
+            for message in &messages {
+                packets += u64::from(message.packets);
+                let whole = message.first.template.bytes.len()
+                    + message.last.as_ref().map_or(0, |last| last.template.bytes.len());
+                let middle = message.middle.as_ref().map_or(0, |middle| middle.template.bytes.len());
+                bytes += (whole + middle * message.packets.saturating_sub(2) as usize) as u64;
+            }
+            bytes / packets.max(1)
+        };
+        let burst = u64::from(stream.burst);
+        let burst_units = match unit {
+            Some(Unit::Bits) => burst * (mean + WIRE_OVERHEAD as u64) * 8,
+            _ => burst,
+        };
+        let longest = stream.sizes.iter().copied().max().unwrap_or(0);
+        let asks = matches!(stream.verb, Verb::Write | Verb::Send);
+        let counted = if asks && stream.ack_every > 1 { stream.qps } else { 0 };
+        let locks = if stream.verb == Verb::CompareSwap { stream.qps } else { 0 };
+        let psn = |qp| first_psn(profile.seed, index as u64, qp, stream.first_psn).get();
+        Self {
+            verb: stream.verb,
+            first_qpn: stream.first_qpn.get(),
+            qps: stream.qps,
+            step: stream.psn_step(),
+            seed: profile.seed,
+            index: index as u64,
+            first_psn: stream.first_psn,
+            psns: (0..stream.qps).map(psn).collect(),
+            broken: if stream.malformed.is_never() {
+                Box::default()
+            } else {
+                malformed::of(&messages[0].first.template)
+            },
+            messages,
+            current: None,
+            qp: Chooser::new(stream.pick, stream.qps),
+            slot: Chooser::new(stream.memory.choice, stream.memory.slots),
+            va: stream.memory.va,
+            slot_len: if matches!(stream.verb, Verb::CompareSwap | Verb::FetchAdd) {
+                8
+            } else {
+                longest.max(1).into()
+            },
+            chance: Chance::stream(profile.seed, index as u64),
+            rate: stream.rate,
+            pace: Pace::new(stream.rate, Nanos::ZERO, profile.catch_up),
+            burst,
+            burst_units,
+            left: stream.packets.unwrap_or(u64::MAX),
+            ack_every: if asks { stream.ack_every } else { 0 },
+            unasked: vec![0; counted as usize].into(),
+            malformed: stream.malformed,
+            requester: stream.outstanding.map(|most| Requester::new(stream.qps, most, stream.timeout, asks)),
+            locks: vec![Lock::default(); locks as usize].into(),
+            epoch: profile.epoch,
+            due: NEVER,
+        }
+    }
+
+    /// Its rate begins.
+    pub(crate) fn begin(&mut self, now: Nanos, catch_up: Nanos) {
+        self.pace = Pace::new(self.rate, now, catch_up);
+        self.due = self.pace.next(now, self.burst_units);
+    }
+
+    /// It sends no more.
+    pub(crate) fn end(&mut self) {
+        self.due = NEVER;
+        self.left = 0;
+    }
+
+    pub(crate) const fn is_over(&self) -> bool {
+        self.left == 0
+    }
+
+    /// Whether its requests wait for answers.
+    pub(crate) const fn waits(&self) -> bool {
+        self.requester.is_some()
+    }
+
+    /// The PSN that the next packet of a queue pair will have.
+    #[inline]
+    pub(crate) fn next_psn(&self, qp: u32) -> Psn {
+        Psn::new(self.psns[qp as usize])
+    }
+
+    /// Sends what is due.
+    pub(crate) fn emit<O: Output>(
+        &mut self,
+        now: Nanos,
+        port: PortId,
+        out: &mut O,
+        all: &Counters,
+        counters: &StreamCounters,
+    ) {
+        let allowance = self.pace.allowance(now, self.burst_units);
+        let by_bits = self.rate.unit() == Some(Unit::Bits);
+        let due = match self.rate {
+            Rate::Max => self.burst,
+            _ if by_bits && allowance < self.burst_units => 0,
+            _ if by_bits => TURN,
+            // Whole bursts, or what is left to send
+            _ if allowance >= self.left => self.left,
+            _ => allowance / self.burst * self.burst,
+        };
+        let most = due.min(TURN).min(self.left);
+        let most = if most > 0 && out.room(port) < most as usize {
+            all.port_busy.add(1);
+            out.room(port) as u64
+        } else {
+            most
+        };
+        let (mut taken, mut units) = (0, 0);
+        let (mut good, mut bytes) = (0, 0);
+        while taken < most && (!by_bits || units < allowance) {
+            match self.packet(now, port, out, counters) {
+                Ok((len, counts)) => {
+                    taken += 1;
+                    units += if by_bits { (len + WIRE_OVERHEAD) as u64 * 8 } else { 1 };
+                    if counts {
+                        good += 1;
+                        bytes += len as u64;
+                    }
+                }
+                Err(wait) => {
+                    if matches!(wait, Wait::NoBuffer) {
+                        all.no_buffer.add(1);
+                    }
+                    break;
+                }
+            }
+        }
+        counters.sent.count_many(good, bytes);
+        if self.left != u64::MAX {
+            self.left -= good;
+        }
+        self.pace.spend(units);
+        counters.forfeited.add(self.pace.forfeited() - counters.forfeited.get());
+        let burst = if by_bits { self.burst_units } else { self.burst.min(self.left) };
+        self.due = if self.left == 0 { NEVER } else { self.pace.next(now, burst) };
+    }
+
+    /// Sends a packet: its bytes, and whether it is one of the stream's rather than a malformed one.
+    #[inline]
+    fn packet<O: Output>(
+        &mut self,
+        now: Nanos,
+        port: PortId,
+        out: &mut O,
+        counters: &StreamCounters,
+    ) -> Result<(usize, bool), Wait> {
+        if !self.malformed.is_never() && self.chance.happens(self.malformed) {
+            let (_, bytes) = self.chance.pick(&self.broken);
+            let frame = out.make_from(bytes).map_err(|Full| Wait::NoBuffer)?;
+            counters.malformed.count(bytes.len());
+            // What is not taken is counted by the runner.
+            _ = out.send(frame, port);
+            return Ok((bytes.len(), false));
+        }
+        let current = match self.current {
+            Some(current) => current,
+            None => self.next_message(now, counters).ok_or(Wait::Answers)?,
+        };
+        self.current = Some(current);
+        let Current { message, qp, at, slot } = current;
+        let message = &self.messages[message];
+        let is_last = at + 1 == message.packets;
+        let part = match (&message.middle, &message.last) {
+            (_, Some(last)) if is_last => last,
+            (Some(middle), _) if at > 0 => middle,
+            _ => &message.first,
+        };
+        let template = &part.template;
+        let mut frame = out.make_from(&template.bytes).map_err(|Full| Wait::NoBuffer)?;
+        let psn = self.psns[qp as usize];
+        let asks = is_last && self.ack_every > 0 && asks(&mut self.unasked, qp, self.ack_every);
+        let mut patch = template.begin(frame.bytes_mut(), self.first_qpn + qp, psn, asks);
+        match self.verb {
+            Verb::Write if at > 0 => {}
+            Verb::Write | Verb::Read => {
+                patch.long(template.extended(), self.va + u64::from(slot) * self.slot_len)
+            }
+            Verb::Send => {}
+            Verb::FetchAdd => patch.long(template.extended(), self.va + u64::from(slot) * self.slot_len),
+            Verb::CompareSwap => {
+                let (lock, owner) = (&mut self.locks[qp as usize], u64::from(self.first_qpn + qp));
+                let (swap, compare) = if lock.held { (0, owner) } else { (owner, 0) };
+                if !lock.held {
+                    lock.slot = slot;
+                }
+                let at = template.extended();
+                patch.long(at, self.va + u64::from(lock.slot) * self.slot_len);
+                patch.long(at + 12, swap);
+                patch.long(at + 20, compare);
+                // If nobody tells whether it is held, every other one lets go.
+                lock.held ^= self.requester.is_none();
+            }
+            Verb::Ack { .. } => {
+                let first = first_psn(self.seed, self.index, qp, self.first_psn);
+                patch.low_24(template.extended(), Psn::new(psn).sub(first.get()).add(1).get());
+            }
+            Verb::OnePipeMessage | Verb::OnePipeBeacon => {
+                let beacon = self.verb == Verb::OnePipeBeacon;
+                let opcode = if beacon { OnePipeOpcode::BEACON } else { OnePipeOpcode::DATA };
+                let mut header = OnePipe::new(opcode, self.epoch.add(now.0), Psn::new(psn));
+                header.set_first(!beacon);
+                header.set_end_of_message(!beacon);
+                patch.words(template.payload, header.as_bytes());
+            }
+        }
+        if let Some(stamp) = part.stamp {
+            patch.long(stamp, now.0);
+        }
+        patch.finish();
+        let len = template.bytes.len();
+        // What is not taken is counted by the runner, and is lost like what others lose.
+        _ = out.send(frame, port);
+        let psn = Psn::new(psn);
+        self.psns[qp as usize] = psn.add(self.step).get();
+        if is_last {
+            counters.messages.add(1);
+            if let Some(requester) = &mut self.requester {
+                // The last packet of a response answers a READ.
+                let answer = if self.verb == Verb::Read { psn.add(self.step - 1) } else { psn };
+                requester.push(qp, Request { sent_at: now, psn: answer });
+            }
+            self.current = None;
+        } else {
+            self.current = Some(Current { at: at + 1, ..current });
+        }
+        Ok((len, true))
+    }
+
+    /// Chooses what is next; nothing, if all that was looked at waits for answers.
+    #[inline]
+    fn next_message(&mut self, now: Nanos, counters: &StreamCounters) -> Option<Current> {
+        let mut qp = self.qp.choose(&mut self.chance);
+        if let Some(requester) = &mut self.requester {
+            for look in 1.. {
+                let (room, given_up) = requester.make_room(qp, now);
+                counters.unanswered.add(given_up.into());
+                if room {
+                    break;
+                }
+                if look == LOOKS.min(self.qps) {
+                    return None;
+                }
+                qp = self.qp.choose(&mut self.chance);
+            }
+        }
+        let message = match self.messages.len() {
+            1 => 0,
+            n => self.chance.below(n as u64) as usize,
+        };
+        Some(Current { message, qp, at: 0, slot: self.slot.choose(&mut self.chance) })
+    }
+
+    /// An answer came to a queue pair.
+    #[inline]
+    pub(crate) fn on_response(
+        &mut self,
+        packet: &Packet<'_>,
+        qp: u32,
+        now: Nanos,
+        counters: &StreamCounters,
+    ) {
+        counters.responses.add(1);
+        let Some(requester) = &mut self.requester else { return };
+        let (bth, opcode) = (packet.bth(), packet.layout().opcode());
+        if matches!(opcode, Opcode::RC_READ_RESPONSE_FIRST | Opcode::RC_READ_RESPONSE_MIDDLE) {
+            return;
+        }
+        let ended = requester.answer(qp, bth.psn());
+        counters.answered.add(ended.answered.into());
+        counters.unanswered.add(ended.unanswered.into());
+        if let Some(sent_at) = ended.sent_at {
+            counters.round_trip.record(now.since(sent_at));
+            if let Some(answer) = packet.atomic_ack()
+                && self.verb == Verb::CompareSwap
+            {
+                let owner = u64::from(self.first_qpn + qp);
+                self.locks[qp as usize].on_answer(answer.original.get(), owner, counters);
+            }
+        } else if ended.answered == 0 {
+            counters.stale_responses.add(1);
+        }
+    }
+}
+
+impl Lock {
+    /// What the word was.
+    fn on_answer(&mut self, original: u64, owner: u64, counters: &StreamCounters) {
+        let compare = if self.held { owner } else { 0 };
+        let swapped = original == compare;
+        if swapped { &counters.swapped } else { &counters.not_swapped }.add(1);
+        // It may have been taken before, and the answer to that was lost.
+        self.held = !self.held && (swapped || original == owner);
+    }
+}
+
+/// Every message that a stream sends.
+fn messages(stream: &Stream) -> Box<[Message]> {
+    let stamp_end = stream.stamp_end();
+    let front = if stream.verb.is_onepipe() { OnePipe::LEN } else { 0 };
+    let part = |opcode: Opcode, extended: Extended, payload: usize| {
+        let stamped = stream.stamp && payload >= stamp_end;
+        let zeros = if stamped { stamp_end } else { front };
+        let template = Template::new(stream.src, stream.dst, opcode, extended, payload, zeros);
+        let stamp = stamped.then(|| template.payload + stamp_end - STAMP_LEN);
+        Part { template, stamp }
+    };
+    let single = |opcode, extended, payload| Message {
+        packets: 1,
+        first: part(opcode, extended, payload),
+        middle: None,
+        last: None,
+    };
+    let reth = |size: u32| Extended {
+        reth: Reth { rkey: stream.memory.rkey.into(), len: size.into(), ..Reth::default() },
+        ..Extended::default()
+    };
+    let cut = |size: u32, [only, first, middle, last]: [Opcode; 4], extended: Extended| {
+        let (packets, mtu) = (stream.packets_of(size), usize::from(stream.mtu));
+        if packets == 1 {
+            return single(only, extended, size as usize);
+        }
+        let rest = size as usize - (packets as usize - 1) * mtu;
+        Message {
+            packets,
+            first: part(first, extended, mtu),
+            middle: (packets > 2).then(|| part(middle, Extended::default(), mtu)),
+            last: Some(part(last, Extended::default(), rest)),
+        }
+    };
+    let writes =
+        [Opcode::RC_WRITE_ONLY, Opcode::RC_WRITE_FIRST, Opcode::RC_WRITE_MIDDLE, Opcode::RC_WRITE_LAST];
+    let sends = [Opcode::RC_SEND_ONLY, Opcode::RC_SEND_FIRST, Opcode::RC_SEND_MIDDLE, Opcode::RC_SEND_LAST];
+    let atomic = |swap_or_add: u64| Extended {
+        atomic: AtomicEth {
+            rkey: stream.memory.rkey.into(),
+            swap_or_add: swap_or_add.into(),
+            ..AtomicEth::default()
+        },
+        ..Extended::default()
+    };
+    let datagram = Extended { deth: Deth::new(OnePipe::QKEY, stream.first_qpn), ..Extended::default() };
+    let sizes = stream.sizes.iter();
+    match stream.verb {
+        Verb::Write => sizes.map(|&size| cut(size, writes, reth(size))).collect(),
+        Verb::Send => sizes.map(|&size| cut(size, sends, Extended::default())).collect(),
+        Verb::Read => sizes.map(|&size| single(Opcode::RC_READ_REQUEST, reth(size), 0)).collect(),
+        Verb::CompareSwap => [single(Opcode::RC_COMPARE_SWAP, atomic(0), 0)].into(),
+        Verb::FetchAdd => [single(Opcode::RC_FETCH_ADD, atomic(1), 0)].into(),
+        Verb::Ack { .. } => [single(Opcode::RC_ACKNOWLEDGE, acknowledging(), 0)].into(),
+        Verb::OnePipeMessage => {
+            let message = |&size: &u32| single(Opcode::UD_SEND_ONLY, datagram, OnePipe::LEN + size as usize);
+            sizes.map(message).collect()
+        }
+        Verb::OnePipeBeacon => [single(Opcode::UD_SEND_ONLY, datagram, OnePipe::LEN)].into(),
+    }
+}
+
+/// Whether this message of a queue pair is to be acknowledged.
+#[inline]
+fn asks(unasked: &mut [u32], qp: u32, every: u32) -> bool {
+    let Some(unasked) = unasked.get_mut(qp as usize) else { return true };
+    *unasked += 1;
+    if *unasked < every {
+        return false;
+    }
+    *unasked = 0;
+    true
+}

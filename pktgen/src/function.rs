@@ -1,0 +1,184 @@
+//! The generator as a function: what it sends when time has come, and what it makes of what comes in.
+
+use crate::counters::Counters;
+use crate::emitter::{Emitter, NEVER};
+use crate::profile::{Profile, ProfileError};
+use crate::receiver::Receiver;
+use std::sync::Arc;
+use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
+
+/// How often it is looked whether the last packets have come
+const LOOK: Nanos = Nanos::from_micros(100);
+
+/// What the control plane can tell a generator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Send no more, wait for what is under way, and say that it is [done](Event::Done)
+    End,
+}
+
+/// What a generator tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// Everything was sent, and has come or been waited for
+    Done,
+}
+
+/// Where a run is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Until the runner first says what time it is
+    Ready,
+    /// Since then
+    Sending(Nanos),
+    /// Everything is sent; packets are waited for until then
+    Draining(Nanos),
+    /// It is to be told
+    Ended,
+    Done,
+}
+
+/// A packet generator, its receiver and its responder.
+pub struct Pktgen {
+    emitters: Box<[Emitter]>,
+    receiver: Receiver,
+    send: PortId,
+    receive: Option<PortId>,
+    /// Whether what comes to the port that sends is looked at
+    listens: bool,
+    duration: Option<Nanos>,
+    drain: Nanos,
+    catch_up: Nanos,
+    state: State,
+    next: Nanos,
+    counters: Arc<Counters>,
+}
+
+impl Pktgen {
+    /// A generator of this profile.
+    pub fn new(profile: &Profile) -> Result<Self, ProfileError> {
+        profile.check()?;
+        let waits = profile.streams.iter().any(|stream| stream.outstanding.is_some());
+        Ok(Self {
+            emitters: (0..profile.streams.len()).map(|index| Emitter::new(profile, index)).collect(),
+            receiver: Receiver::new(profile),
+            send: profile.send,
+            receive: profile.receive,
+            listens: waits || profile.respond,
+            duration: profile.duration,
+            drain: profile.drain,
+            catch_up: profile.catch_up,
+            state: State::Ready,
+            next: Nanos::ZERO,
+            counters: Arc::new(Counters::new(profile.streams.len())),
+        })
+    }
+
+    /// What it has counted so far, and goes on to count.
+    pub fn counters(&self) -> Arc<Counters> {
+        Arc::clone(&self.counters)
+    }
+
+    /// Whether nothing is to be waited for any more.
+    fn all_came(&self) -> bool {
+        let came = |counters: &crate::counters::StreamCounters, emitter: &Emitter| {
+            (self.receive.is_none() || counters.unseen() == 0)
+                && (!emitter.waits() || counters.under_way() == 0)
+        };
+        self.counters.streams.iter().zip(&self.emitters).all(|(counters, emitter)| came(counters, emitter))
+    }
+
+    fn end(&mut self, now: Nanos) {
+        for emitter in &mut self.emitters {
+            emitter.end();
+        }
+        self.state = State::Draining(now + self.drain);
+        self.next = now;
+    }
+}
+
+impl Function for Pktgen {
+    type Command = Command;
+    type Event = Event;
+
+    #[inline]
+    fn on_frame<O: Output>(
+        &mut self,
+        frame: &mut O::Frame,
+        port: PortId,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
+        self.receiver.on_frame(frame, port, now, &mut self.emitters, out, &self.counters);
+        Verdict::Consume
+    }
+
+    #[inline]
+    fn foresee(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
+        self.receiver.foresee(frame, fetch);
+    }
+
+    fn on_timer<O: Output>(&mut self, now: Nanos, out: &mut O) {
+        match self.state {
+            State::Ready => {
+                for emitter in &mut self.emitters {
+                    emitter.begin(now, self.catch_up);
+                }
+                self.state = State::Sending(now);
+                self.next = now;
+            }
+            State::Sending(began) => {
+                if self.duration.is_some_and(|duration| now.since(began) >= duration) {
+                    return self.end(now);
+                }
+                let mut next = self.duration.map_or(NEVER, |duration| began + duration);
+                let mut over = true;
+                for (emitter, counters) in self.emitters.iter_mut().zip(&self.counters.streams) {
+                    if emitter.due <= now {
+                        emitter.emit(now, self.send, out, &self.counters, counters);
+                    }
+                    next = next.min(emitter.due);
+                    over &= emitter.is_over();
+                }
+                self.next = next;
+                if over {
+                    self.end(now);
+                }
+            }
+            State::Draining(until) => {
+                if now >= until || self.all_came() {
+                    self.state = State::Ended;
+                }
+                self.next = (now + LOOK).min(until);
+            }
+            State::Ended | State::Done => {}
+        }
+    }
+
+    #[inline]
+    fn next_timer(&self) -> Option<Nanos> {
+        (!matches!(self.state, State::Ended | State::Done)).then_some(self.next)
+    }
+
+    fn on_command(&mut self, Command::End: Command, now: Nanos) {
+        if matches!(self.state, State::Ready | State::Sending(_)) {
+            self.end(now);
+        }
+    }
+
+    #[inline]
+    fn poll_event(&mut self) -> Option<Event> {
+        if self.state != State::Ended {
+            return None;
+        }
+        self.state = State::Done;
+        Some(Event::Done)
+    }
+
+    fn receives_from(&self, port: PortId) -> bool {
+        self.receive == Some(port) || (self.listens && self.send == port)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,242 @@
+//! When packets are due: rates in packets or bits a second, kept without drift in whole numbers.
+//!
+//! What a rate has earned by a time is computed from the time since it began, never added up from roundings: the error is
+//! below one burst, however long a run is.
+
+use switch::Nanos;
+
+const SECOND: u128 = 1_000_000_000;
+
+/// What a rate counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Packets
+    Packets,
+    /// Bits on the wire, with [`WIRE_OVERHEAD`] for each frame
+    Bits,
+}
+
+/// Bytes that a frame takes on Ethernet's wire beside its own: preamble (8), frame check sequence (4), gap (12).
+pub const WIRE_OVERHEAD: usize = 24;
+
+/// How fast a stream is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rate {
+    /// As fast as the port takes it
+    Max,
+    /// Always the same
+    Steady {
+        /// What is counted
+        unit: Unit,
+        /// So many a second; not 0
+        per_second: u64,
+    },
+    /// From one rate to another, evenly, and then at that
+    Ramp {
+        /// What is counted
+        unit: Unit,
+        /// A second, to begin with
+        from: u64,
+        /// A second, in the end; not 0
+        to: u64,
+        /// For so long; at most [`Rate::LONGEST_RAMP`]
+        over: Nanos,
+    },
+}
+
+impl Rate {
+    /// The longest ramp, so that its squares fit into 128 bits
+    pub const LONGEST_RAMP: Nanos = Nanos::from_secs(3600);
+    /// The fastest rate, units a second
+    pub const FASTEST: u64 = 1_000_000_000_000;
+
+    /// What is counted, if anything is
+    pub const fn unit(self) -> Option<Unit> {
+        match self {
+            Self::Max => None,
+            Self::Steady { unit, .. } | Self::Ramp { unit, .. } => Some(unit),
+        }
+    }
+
+    /// Units that are earned in the first `time`
+    pub fn earned(self, time: Nanos) -> u128 {
+        let t = u128::from(time.0);
+        match self {
+            Self::Max => u128::MAX,
+            Self::Steady { per_second, .. } => t * u128::from(per_second) / SECOND,
+            Self::Ramp { from, to, over, .. } => {
+                let (from, to, over) = (u128::from(from), u128::from(to), u128::from(over.0.max(1)));
+                let climbing = t.min(over);
+                // The area under the ramp: from * t + (to - from) * t^2 / (2 * over); neither sum is below 0.
+                let area = 2 * over * from * climbing + to * climbing * climbing - from * climbing * climbing;
+                // One rounding after the other is as good as one, and the products stay below 128 bits.
+                (area / (2 * over) + to * (t - climbing)) / SECOND
+            }
+        }
+    }
+
+    /// Units a second at a time
+    fn at(self, time: Nanos) -> u64 {
+        match self {
+            Self::Max => u64::MAX,
+            Self::Steady { per_second, .. } => per_second,
+            Self::Ramp { from, to, over, .. } => {
+                let (t, over) = (i128::from(time.0.min(over.0)), i128::from(over.0.max(1)));
+                (i128::from(from) + (i128::from(to) - i128::from(from)) * t / over) as u64
+            }
+        }
+    }
+}
+
+/// A rate at work: how much may be sent now, and when there will be more.
+#[derive(Clone, Debug)]
+pub struct Pace {
+    rate: Rate,
+    began: Nanos,
+    /// Units spent, and those that were given up because they came too late
+    spent: u128,
+    /// A sender that was kept away for longer than this does not make up for it
+    catch_up: Nanos,
+    forfeited: u64,
+}
+
+impl Pace {
+    /// The rate begins at `began`.
+    pub fn new(rate: Rate, began: Nanos, catch_up: Nanos) -> Self {
+        Self { rate, began, spent: 0, catch_up, forfeited: 0 }
+    }
+
+    /// Units that may be spent now. What was earned more than `catch_up` ago, and exceeds `burst`, is given up.
+    #[inline]
+    pub fn allowance(&mut self, now: Nanos, burst: u64) -> u64 {
+        if self.rate == Rate::Max {
+            return u64::MAX;
+        }
+        let time = now.since(self.began);
+        let ready = self.rate.earned(time).saturating_sub(self.spent);
+        let most = u128::from(self.rate.at(time)) * u128::from(self.catch_up.0) / SECOND;
+        let most = most.max(u128::from(burst));
+        if ready > most {
+            let late = (ready - most).min(u128::from(u64::MAX)) as u64;
+            self.spent += u128::from(late);
+            self.forfeited = self.forfeited.saturating_add(late);
+        }
+        ready.min(most) as u64
+    }
+
+    /// So many were sent.
+    #[inline]
+    pub const fn spend(&mut self, units: u64) {
+        self.spent += units as u128;
+    }
+
+    /// When `burst` units more will have been earned than were spent: exactly for a steady rate, and a little early or late on
+    /// a ramp. Zero, if the rate waits for nothing.
+    #[inline]
+    pub fn next(&self, now: Nanos, burst: u64) -> Nanos {
+        let wanted = self.spent + u128::from(burst);
+        match self.rate {
+            Rate::Max => Nanos::ZERO,
+            Rate::Steady { per_second, .. } => {
+                let time = (wanted * SECOND).div_ceil(u128::from(per_second.max(1)));
+                self.began + Nanos(time.min(u128::from(u64::MAX)) as u64)
+            }
+            Rate::Ramp { .. } => {
+                let time = now.since(self.began);
+                let missing = wanted.saturating_sub(self.rate.earned(time));
+                let wait = missing * SECOND / u128::from(self.rate.at(time).max(1));
+                // A ramp that begins at 0 would wait for ever for what it earns later.
+                let limit = u128::from(Nanos::from_millis(1).0);
+                now + Nanos(wait.clamp(u128::from(missing > 0), limit) as u64)
+            }
+        }
+    }
+
+    /// Units that came due and were given up: the rate could not be reached.
+    pub const fn forfeited(&self) -> u64 {
+        self.forfeited
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Runs a rate for `time`, looking at the clock when told to and up to `late` ns after: by how many units it was off when
+    /// it looked last.
+    fn run(rate: Rate, time: Nanos, burst: u64, late: &mut dyn FnMut() -> u64) -> u128 {
+        let began = Nanos(12_345);
+        let mut pace = Pace::new(rate, began, Nanos::from_millis(10));
+        let (mut now, mut sent, mut last) = (began, 0, began);
+        while now.since(began) < time {
+            let due = pace.allowance(now, burst) / burst * burst;
+            pace.spend(due);
+            sent += due;
+            last = now;
+            let next = pace.next(now, burst);
+            assert!(next > now || due == 0, "what is due was sent");
+            now = next.max(now + Nanos(1)) + Nanos(late());
+        }
+        assert_eq!(pace.forfeited(), 0);
+        rate.earned(last.since(began)).abs_diff(sent.into())
+    }
+
+    #[test]
+    fn a_steady_rate_has_no_drift() {
+        for per_second in [10_000, 333_333, 1_000_003, 14_880_952, 148_809_523] {
+            for burst in [1, 32] {
+                let time = Nanos::from_millis(50);
+                let rate = Rate::Steady { unit: Unit::Packets, per_second };
+                let mut turn = 0;
+                let error = run(rate, time, burst, &mut || {
+                    turn += 1;
+                    turn * 7919 % 400
+                });
+                assert!(error < u128::from(burst), "{per_second} by {burst}: off by {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_ramp_earns_its_area() {
+        let rate = Rate::Ramp { unit: Unit::Packets, from: 0, to: 2_000_000, over: Nanos::from_millis(100) };
+        assert_eq!(rate.earned(Nanos::from_millis(100)), 100_000);
+        assert_eq!(rate.earned(Nanos::from_millis(50)), 25_000);
+        assert_eq!(rate.earned(Nanos::from_millis(200)), 300_000);
+        assert_eq!(run(rate, Nanos::from_millis(200), 1, &mut || 0), 0);
+        let down = Rate::Ramp { unit: Unit::Packets, from: 2_000_000, to: 1, over: Nanos::from_millis(100) };
+        assert_eq!(down.earned(Nanos::from_millis(100)), 100_000);
+        assert!(run(down, Nanos::from_millis(100), 32, &mut || 0) < 32);
+    }
+
+    #[test]
+    fn what_comes_too_late_is_given_up_and_counted() {
+        let rate = Rate::Steady { unit: Unit::Packets, per_second: 1_000_000 };
+        let mut pace = Pace::new(rate, Nanos::ZERO, Nanos::from_millis(1));
+        assert_eq!(pace.allowance(Nanos::from_millis(5), 32), 1_000);
+        pace.spend(1_000);
+        assert_eq!((pace.forfeited(), pace.allowance(Nanos::from_millis(5), 32)), (4_000, 0));
+        assert_eq!(pace.next(Nanos::from_millis(5), 32), Nanos::from_micros(5_032));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_due_is_earned_when_it_is_due(per_second in 1u64..=Rate::FASTEST, spent in 0u64..1 << 40, burst in 1u64..1000) {
+            let rate = Rate::Steady { unit: Unit::Bits, per_second };
+            let mut pace = Pace::new(rate, Nanos::ZERO, Nanos::ZERO);
+            pace.spend(spent);
+            let next = pace.next(Nanos::ZERO, burst);
+            let wanted = u128::from(spent) + u128::from(burst);
+            prop_assume!(next.0 < u64::MAX);
+            prop_assert!(rate.earned(next) >= wanted);
+            prop_assert!(rate.earned(Nanos(next.0 - 1)) < wanted);
+        }
+
+        #[test]
+        fn ramps_never_go_back(from in 0..=Rate::FASTEST, to in 1..=Rate::FASTEST, over in 1u64..=Rate::LONGEST_RAMP.0, t in 0u64..1 << 43) {
+            let rate = Rate::Ramp { unit: Unit::Bits, from, to, over: Nanos(over) };
+            prop_assert!(rate.earned(Nanos(t)) <= rate.earned(Nanos(t + 1)));
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! What came, compared with what was sent: each packet's place in the order of its queue pair, its ICRC, and its age.
+
+use crate::counters::{Counters, StreamCounters};
+use crate::emitter::{Emitter, first_psn};
+use crate::profile::{Profile, STAMP_LEN, Stream, Verb};
+use crate::responder::Responder;
+use crate::window::{Seen, Windows};
+use core::net::IpAddr;
+use rocev2::{Class, Fault, Opcode, Packet, classify};
+use switch::{Frame, Nanos, Output, PortId};
+
+/// What is known of a stream where its packets arrive.
+struct Expected {
+    src: IpAddr,
+    dst: IpAddr,
+    first_qpn: u32,
+    qps: u32,
+    verb: Verb,
+    windows: Windows,
+    /// Bytes from the payload's beginning to the end of the stamp, if there is one
+    stamp_end: Option<usize>,
+    responder: Option<Responder>,
+}
+
+/// Whose packet it is.
+#[derive(Clone, Copy)]
+enum Way {
+    Request,
+    Response,
+}
+
+/// The receiving side of a generator.
+pub(crate) struct Receiver {
+    streams: Box<[Expected]>,
+    /// Where the last packet belonged: most of the time the next one does, too
+    last: usize,
+}
+
+impl Expected {
+    fn new(profile: &Profile, index: usize) -> Self {
+        let stream: &Stream = &profile.streams[index];
+        let first = |qp| first_psn(profile.seed, index as u64, qp, stream.first_psn);
+        let answers = profile.respond && stream.verb.is_request();
+        Self {
+            src: stream.src.ip,
+            dst: stream.dst.ip,
+            first_qpn: stream.first_qpn.get(),
+            qps: stream.qps,
+            verb: stream.verb,
+            windows: Windows::new(stream.qps, profile.window, stream.psn_step(), first),
+            stamp_end: stream.stamp.then(|| stream.stamp_end()),
+            responder: answers.then(|| Responder::new(stream)),
+        }
+    }
+
+    /// The queue pair of the stream that the packet is for, and on which way it is.
+    #[inline]
+    fn has(&self, packet: &Packet<'_>) -> Option<(u32, Way)> {
+        let qp = packet.bth().dest_qp().get().wrapping_sub(self.first_qpn);
+        if qp >= self.qps {
+            return None;
+        }
+        if is(packet, self.dst) {
+            return Some((qp, Way::Request));
+        }
+        is(packet, self.src).then_some((qp, Way::Response))
+    }
+
+    /// Whether the stream sends such packets.
+    #[inline]
+    const fn sends(&self, opcode: Opcode) -> bool {
+        match self.verb {
+            Verb::Write => matches!(
+                opcode,
+                Opcode::RC_WRITE_FIRST
+                    | Opcode::RC_WRITE_MIDDLE
+                    | Opcode::RC_WRITE_LAST
+                    | Opcode::RC_WRITE_ONLY
+            ),
+            Verb::Send => matches!(
+                opcode,
+                Opcode::RC_SEND_FIRST | Opcode::RC_SEND_MIDDLE | Opcode::RC_SEND_LAST | Opcode::RC_SEND_ONLY
+            ),
+            Verb::Read => matches!(opcode, Opcode::RC_READ_REQUEST),
+            Verb::CompareSwap => matches!(opcode, Opcode::RC_COMPARE_SWAP),
+            Verb::FetchAdd => matches!(opcode, Opcode::RC_FETCH_ADD),
+            Verb::Ack { .. } => matches!(opcode, Opcode::RC_ACKNOWLEDGE),
+            Verb::OnePipeMessage | Verb::OnePipeBeacon => matches!(opcode, Opcode::UD_SEND_ONLY),
+        }
+    }
+}
+
+/// Whether the packet goes to this address.
+#[inline]
+fn is(packet: &Packet<'_>, ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => packet.ipv4().is_some_and(|header| header.dst == ip.octets()),
+        IpAddr::V6(ip) => packet.ipv6().is_some_and(|header| header.dst == ip.octets()),
+    }
+}
+
+impl Receiver {
+    pub(crate) fn new(profile: &Profile) -> Self {
+        let streams = (0..profile.streams.len()).map(|index| Expected::new(profile, index));
+        Self { streams: streams.collect(), last: 0 }
+    }
+
+    /// A frame came in.
+    #[inline]
+    pub(crate) fn on_frame<O: Output>(
+        &mut self,
+        frame: &O::Frame,
+        port: PortId,
+        now: Nanos,
+        emitters: &mut [Emitter],
+        out: &mut O,
+        counters: &Counters,
+    ) {
+        // A frame longer than a buffer shows its beginning only, and is malformed by that.
+        let layout = match classify(frame.bytes()) {
+            Class::Roce(layout) => layout,
+            Class::Other => return counters.other.add(1),
+            Class::Malformed(fault) => return counters.faults[fault as usize].add(1),
+        };
+        let packet = Packet::new(frame.bytes(), layout);
+        if !packet.verify_icrc() {
+            return counters.faults[Fault::Icrc as usize].add(1);
+        }
+        let Some((stream, qp, way)) = self.find(&packet) else { return counters.foreign.add(1) };
+        let (expected, own) = (&mut self.streams[stream], &counters.streams[stream]);
+        match way {
+            Way::Request => {
+                let emitter = &emitters[stream];
+                expected.on_request(&packet, frame.bytes().len(), qp, port, now, emitter, out, own);
+            }
+            Way::Response => emitters[stream].on_response(&packet, qp, now, own),
+        }
+    }
+
+    /// Where what is known of the frame's queue pair lies in memory, if that can be said at a glance.
+    #[inline]
+    pub(crate) fn foresee(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
+        const QPN: usize = 14 + 20 + 8 + 5;
+        let Some(qpn) = frame.bytes().get(QPN..QPN + 3) else { return };
+        let qpn = u32::from_be_bytes([0, qpn[0], qpn[1], qpn[2]]);
+        let expected = &self.streams[self.last];
+        let qp = qpn.wrapping_sub(expected.first_qpn);
+        if qp < expected.qps {
+            fetch(expected.windows.place(qp));
+        }
+    }
+
+    #[inline]
+    fn find(&mut self, packet: &Packet<'_>) -> Option<(usize, u32, Way)> {
+        if let Some((qp, way)) = self.streams[self.last].has(packet) {
+            return Some((self.last, qp, way));
+        }
+        let found = self.streams.iter().enumerate().find_map(|(n, stream)| Some((n, stream.has(packet)?)));
+        let (stream, (qp, way)) = found?;
+        self.last = stream;
+        Some((stream, qp, way))
+    }
+}
+
+impl Expected {
+    #[inline]
+    #[expect(clippy::too_many_arguments, reason = "all that is known of a packet")]
+    fn on_request<O: Output>(
+        &mut self,
+        packet: &Packet<'_>,
+        len: usize,
+        qp: u32,
+        port: PortId,
+        now: Nanos,
+        emitter: &Emitter,
+        out: &mut O,
+        counters: &StreamCounters,
+    ) {
+        let psn = packet.bth().psn();
+        // What was never sent is no packet of the stream's, whoever sent it.
+        if !self.sends(packet.layout().opcode()) || !psn.precedes(emitter.next_psn(qp)) {
+            return counters.unexpected.add(1);
+        }
+        match self.windows.see(qp, psn) {
+            Seen::New { skipped } => counters.skipped.add(skipped.into()),
+            Seen::Late => counters.late.add(1),
+            Seen::Duplicate => return counters.duplicates.add(1),
+            Seen::Stale => return counters.stale.add(1),
+            Seen::Off => return counters.unexpected.add(1),
+        }
+        counters.received.count(len);
+        if let Some(end) = self.stamp_end
+            && let Some(stamp) = packet.payload().get(end - STAMP_LEN..end)
+            && let Some(stamp) = stamp.first_chunk()
+        {
+            counters.latency.record(now.since(Nanos(u64::from_be_bytes(*stamp))));
+        }
+        if let Some(responder) = &mut self.responder {
+            responder.on_request(packet, qp, port, out, counters);
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! Frames that are made by copying: everything that differs from packet to packet is 0 in a template, and what is written over
+//! it changes the ICRC by what it is itself. A CRC is linear, so that costs a multiplication for each word, whatever the
+//! packet's length.
+
+use crate::profile::Host;
+use core::net::IpAddr;
+use rocev2::aeth::{Aeth, Credit, Syndrome};
+use rocev2::ethernet::{Ethernet, ethertype};
+use rocev2::icrc::Changes;
+use rocev2::ipv4::Ipv4;
+use rocev2::ipv6::Ipv6;
+use rocev2::opcode::Headers;
+use rocev2::repr::{Extended, Ip, Repr};
+use rocev2::udp::Udp;
+use rocev2::{Bth, Class, Layout, Msn, Opcode, Psn, Qpn, classify};
+use zerocopy::IntoBytes as _;
+
+/// The first UDP source port of those that RoCEv2 uses; the lower 14 bits tell flows apart
+const SRC_PORTS: u32 = 0xc000;
+
+/// A frame of one kind, ready to be copied.
+#[derive(Clone, Debug)]
+pub(crate) struct Template {
+    pub(crate) bytes: Box<[u8]>,
+    /// Where the UDP header begins
+    udp: usize,
+    /// Where the payload does
+    pub(crate) payload: usize,
+    /// Where the ICRC is
+    icrc_at: usize,
+    icrc: u32,
+    has_aeth: bool,
+}
+
+impl Template {
+    /// From one host to another. The payload counts up, but for its first `zeros` bytes, which are to be written over.
+    pub(crate) fn new(
+        from: Host,
+        to: Host,
+        opcode: Opcode,
+        extended: Extended,
+        payload: usize,
+        zeros: usize,
+    ) -> Self {
+        let payload: Vec<u8> = (0..payload).map(|at| if at < zeros { 0 } else { at as u8 }).collect();
+        Self::with_payload(from, to, opcode, extended, &payload)
+    }
+
+    fn with_payload(from: Host, to: Host, opcode: Opcode, extended: Extended, payload: &[u8]) -> Self {
+        let (kind, ip) = match (from.ip, to.ip) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => {
+                let ip = Ipv4 { src: src.octets(), dst: dst.octets(), ..Ipv4::default() };
+                (ethertype::IPV4, Ip::V4(ip, &[]))
+            }
+            (src, dst) => {
+                let octets = |ip| match ip {
+                    IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+                    IpAddr::V6(ip) => ip.octets(),
+                };
+                let ip = Ipv6 { src: octets(src), dst: octets(dst), ..Ipv6::default() };
+                (ethertype::IPV6, Ip::V6(ip, &[]))
+            }
+        };
+        let ethernet = Ethernet { dst: to.mac, src: from.mac, ethertype: kind.into() };
+        let mut repr = Repr::new(ethernet, ip, Bth::new(opcode, Qpn::default(), Psn::ZERO));
+        repr.extended = extended;
+        repr.payload = payload;
+        // With what pads the payload
+        let mut bytes = vec![0; repr.frame_len() + payload.len().wrapping_neg() % 4];
+        repr.build(&mut bytes).expect("a frame of the right length, and no longer than IP can say");
+        let layout = layout(&bytes);
+        Self {
+            bytes: bytes.into(),
+            udp: layout.udp(),
+            payload: layout.payload(),
+            icrc_at: layout.icrc(),
+            icrc: repr.icrc,
+            has_aeth: opcode.headers().has(Headers::AETH),
+        }
+    }
+
+    /// Begins to write over a copy of it: the flow's source port, the queue pair, the PSN, and whether it is to be acknowledged.
+    #[inline]
+    pub(crate) fn begin<'a>(&self, bytes: &'a mut [u8], qpn: u32, psn: u32, ack_req: bool) -> Patch<'a> {
+        let mut patch = Patch { bytes, icrc_at: self.icrc_at, icrc: self.icrc, changes: Changes::new() };
+        let head = patch.bytes[self.udp..].first_chunk_mut::<{ Udp::LEN + Bth::LEN }>();
+        let head = head.expect("a copy is as long as the template");
+        let flow = qpn.wrapping_mul(0x9e37_79b1) >> 18;
+        let psn = psn | u32::from(ack_req) << 31;
+        head[..2].copy_from_slice(&((SRC_PORTS | flow) as u16).to_be_bytes());
+        // The first byte of the word is the one that the ICRC leaves out, and stays 0.
+        head[Udp::LEN + 4..Udp::LEN + 8].copy_from_slice(&qpn.to_be_bytes());
+        head[Udp::LEN + 8..].copy_from_slice(&psn.to_be_bytes());
+        let follow = self.icrc_at - self.udp;
+        patch.changes.word((flow << 16).swap_bytes(), follow - 4);
+        patch.changes.word(qpn.swap_bytes(), follow - Udp::LEN - 8);
+        patch.changes.word(psn.swap_bytes(), follow - Udp::LEN - 12);
+        patch
+    }
+
+    /// Whether it has an AETH, whose number of messages is to be written over.
+    pub(crate) const fn has_aeth(&self) -> bool {
+        self.has_aeth
+    }
+
+    /// Where the headers behind the BTH begin.
+    pub(crate) const fn extended(&self) -> usize {
+        self.udp + Udp::LEN + Bth::LEN
+    }
+}
+
+/// Where the headers of a frame lie that was built.
+pub(crate) fn layout(frame: &[u8]) -> Layout {
+    match classify(frame) {
+        Class::Roce(layout) => layout,
+        other => unreachable!("what was built parses: {other:?}"),
+    }
+}
+
+/// What an acknowledgement's header says before the number of messages is written over it: no limit on messages.
+pub(crate) fn acknowledging() -> Extended {
+    let aeth = Aeth::new(Syndrome::Ack(Credit::UNLIMITED), Msn::ZERO);
+    let mut extended = Extended::default();
+    extended.aeth.copy_from_slice(aeth.as_bytes());
+    extended
+}
+
+/// A copy of a template that is being written over.
+#[must_use = "the ICRC is wrong until `finish` is called"]
+pub(crate) struct Patch<'a> {
+    bytes: &'a mut [u8],
+    icrc_at: usize,
+    icrc: u32,
+    changes: Changes,
+}
+
+impl Patch<'_> {
+    /// Eight bytes that are 0 in the template.
+    #[inline]
+    pub(crate) fn long(&mut self, at: usize, value: u64) {
+        self.bytes[at..at + 8].copy_from_slice(&value.to_be_bytes());
+        self.changes.word(((value >> 32) as u32).swap_bytes(), self.icrc_at - at - 4);
+        self.changes.word((value as u32).swap_bytes(), self.icrc_at - at - 8);
+    }
+
+    /// Bytes that are 0 in the template; a multiple of four.
+    #[inline]
+    pub(crate) fn words(&mut self, at: usize, value: &[u8]) {
+        self.bytes[at..at + value.len()].copy_from_slice(value);
+        for (n, word) in value.as_chunks::<4>().0.iter().enumerate() {
+            self.changes.word(u32::from_le_bytes(*word), self.icrc_at - at - 4 * n - 4);
+        }
+    }
+
+    /// Three bytes that are 0 in the template, behind one that is not.
+    #[inline]
+    pub(crate) fn low_24(&mut self, at: usize, value: u32) {
+        self.bytes[at + 1..at + 4].copy_from_slice(&value.to_be_bytes()[1..]);
+        self.changes.word(value.swap_bytes(), self.icrc_at - at - 4);
+    }
+
+    /// Brings the ICRC up to date.
+    #[inline]
+    pub(crate) fn finish(self) {
+        let icrc = self.icrc ^ self.changes.effect();
+        self.bytes[self.icrc_at..self.icrc_at + 4].copy_from_slice(&icrc.to_le_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use rocev2::Packet;
+
+    proptest! {
+        #[test]
+        fn a_written_over_copy_is_right(
+            v6: bool,
+            opcode in prop::sample::select(vec![Opcode::RC_WRITE_ONLY, Opcode::RC_SEND_MIDDLE, Opcode::RC_COMPARE_SWAP, Opcode::RC_ACKNOWLEDGE]),
+            payload in 24usize..1500,
+            qpn in 0u32..1 << 24,
+            psn in 0u32..1 << 24,
+            ack: bool,
+            long: u64,
+            low in 0u32..1 << 24,
+        ) {
+            let ip = |n: u8| if v6 { format!("fd00::{n}") } else { format!("10.0.0.{n}") }.parse().unwrap();
+            let host = |n: u8| Host { mac: rocev2::ethernet::MacAddr([2, 0, 0, 0, 0, n]), ip: ip(n) };
+            let payload = if opcode.info().unwrap().payload { payload } else { 0 };
+            let template = Template::new(host(1), host(2), opcode, acknowledging(), payload, 24);
+            let mut frame = template.bytes.to_vec();
+            prop_assert!(Packet::parse(&frame).unwrap().verify_icrc(), "as it is");
+            let mut patch = template.begin(&mut frame, qpn, psn, ack);
+            if payload > 0 {
+                patch.long(template.payload, long);
+                patch.words(template.payload + 8, &long.to_le_bytes());
+            }
+            if opcode == Opcode::RC_ACKNOWLEDGE {
+                patch.low_24(template.extended(), low);
+            }
+            patch.finish();
+            let packet = Packet::parse(&frame).unwrap();
+            prop_assert!(packet.verify_icrc());
+            let bth = packet.bth();
+            prop_assert_eq!((bth.dest_qp().get(), bth.psn().get(), bth.ack_req()), (qpn, psn, ack));
+            prop_assert!(packet.udp().src_port.get() >= 0xc000);
+            prop_assert_eq!(packet.payload().len(), payload);
+            if let Some(aeth) = packet.aeth() {
+                prop_assert_eq!((aeth.kind(), aeth.msn().get()), (Syndrome::Ack(Credit::UNLIMITED), low));
+            }
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Which packets of a queue pair have come: the highest, and a bit for each of some behind it.
+
+use rocev2::Psn;
+
+/// What a packet is to those that came before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Seen {
+    /// The highest so far, so many behind the next one
+    New {
+        /// Packets that were skipped
+        skipped: u32,
+    },
+    /// One that was skipped
+    Late,
+    /// One that came before
+    Duplicate,
+    /// So far behind that nobody knows whether it came before
+    Stale,
+    /// Between two packets: not one of the stream's
+    Off,
+}
+
+/// A window for each queue pair, one behind the other in memory.
+#[derive(Clone, Debug)]
+pub(crate) struct Windows {
+    /// By queue pair: the PSN after the highest (upper half) and the number of packets up to there (lower half), then the bits
+    words: Box<[u64]>,
+    stride: usize,
+    /// Packets that a window reaches back
+    reach: u32,
+    /// PSNs from one packet to the next
+    step: u32,
+}
+
+impl Windows {
+    /// `first` says where the PSNs of each queue pair begin.
+    pub(crate) fn new(qps: u32, reach: u32, step: u32, first: impl Fn(u32) -> Psn) -> Self {
+        let stride = 1 + reach as usize / 64;
+        // What comes before the first counts as if it had come.
+        let mut words = vec![u64::MAX; stride * qps as usize];
+        for qp in 0..qps {
+            words[stride * qp as usize] = u64::from(first(qp).get()) << 32;
+        }
+        Self { words: words.into(), stride, reach, step }
+    }
+
+    /// Where what is known of a queue pair lies in memory.
+    #[inline]
+    pub(crate) fn place(&self, qp: u32) -> *const u8 {
+        self.words[self.stride * qp as usize..].as_ptr().cast()
+    }
+
+    /// A packet of this PSN has come.
+    #[inline]
+    pub(crate) fn see(&mut self, qp: u32, psn: Psn) -> Seen {
+        let [head, bits @ ..] = &mut self.words[self.stride * qp as usize..][..self.stride] else {
+            unreachable!("a window has a head")
+        };
+        let (next, count) = (Psn::new((*head >> 32) as u32), *head as u32);
+        let mut distance = psn.distance(next);
+        if self.step != 1 {
+            if distance % self.step as i32 != 0 {
+                return Seen::Off;
+            }
+            distance /= self.step as i32;
+        }
+        let place = |count: u32| ((count & (self.reach - 1)) as usize / 64, 1u64 << (count % 64));
+        if distance < 0 {
+            let back = distance.unsigned_abs();
+            if back > self.reach {
+                return Seen::Stale;
+            }
+            let (word, bit) = place(count.wrapping_sub(back));
+            if bits[word] & bit != 0 {
+                return Seen::Duplicate;
+            }
+            bits[word] |= bit;
+            return Seen::Late;
+        }
+        let skipped = distance.unsigned_abs();
+        if skipped > 0 {
+            skip(bits, self.reach, count, skipped);
+        }
+        let (word, bit) = place(count.wrapping_add(skipped));
+        bits[word] |= bit;
+        let next = psn.add(self.step);
+        *head = u64::from(next.get()) << 32 | u64::from(count.wrapping_add(skipped + 1));
+        Seen::New { skipped }
+    }
+}
+
+/// None of these has come.
+#[cold]
+fn skip(bits: &mut [u64], reach: u32, count: u32, skipped: u32) {
+    if skipped >= reach {
+        bits.fill(0);
+        return;
+    }
+    for n in 0..skipped {
+        let at = count.wrapping_add(n) & (reach - 1);
+        bits[at as usize / 64] &= !(1 << (at % 64));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashSet;
+
+    fn see(windows: &mut Windows, psns: &[u32]) -> Vec<Seen> {
+        psns.iter().map(|psn| windows.see(0, Psn::new(*psn))).collect()
+    }
+
+    #[test]
+    fn each_kind() {
+        let mut windows = Windows::new(2, 64, 1, |_| Psn::new(0xff_fffe));
+        let new = |skipped| Seen::New { skipped };
+        assert_eq!(
+            see(&mut windows, &[0xff_fffe, 0, 0xff_ffff, 0xff_ffff, 1, 0xff_fffd]),
+            [new(0), new(1), Seen::Late, Seen::Duplicate, new(0), Seen::Duplicate]
+        );
+        assert_eq!(
+            see(&mut windows, &[101, 37, 38, 38, 2]),
+            [new(99), Seen::Stale, Seen::Late, Seen::Duplicate, Seen::Stale]
+        );
+        assert_eq!(windows.see(1, Psn::new(0xff_fffe)), new(0), "queue pairs have their own");
+    }
+
+    #[test]
+    fn steps() {
+        let mut windows = Windows::new(1, 64, 4, |_| Psn::new(0xff_fffe));
+        let new = |skipped| Seen::New { skipped };
+        assert_eq!(
+            see(&mut windows, &[0xff_fffe, 2, 3, 10, 6, 6]),
+            [new(0), new(0), Seen::Off, new(1), Seen::Late, Seen::Duplicate]
+        );
+    }
+
+    proptest! {
+        /// Against a set of all that ever came.
+        #[test]
+        fn agrees_with_a_memory_of_everything(
+            first in 0u32..1 << 24,
+            reach in prop::sample::select(vec![64u32, 256]),
+            step in prop::sample::select(vec![1u32, 3, 1024]),
+            jumps in proptest::collection::vec(-300i64..300, 1..400),
+        ) {
+            let mut windows = Windows::new(1, reach, step, |_| Psn::new(first));
+            let (mut came, mut next, mut at) = (HashSet::new(), 0i64, 0i64);
+            for jump in jumps {
+                at = (at + jump / 4).max(0);
+                let psn = Psn::new(first.wrapping_add((at as u32).wrapping_mul(step)));
+                let expected = if at >= next {
+                    let skipped = (at - next) as u32;
+                    next = at + 1;
+                    came.insert(at);
+                    Seen::New { skipped }
+                } else if next - at > i64::from(reach) {
+                    Seen::Stale
+                } else if came.insert(at) {
+                    Seen::Late
+                } else {
+                    Seen::Duplicate
+                };
+                prop_assert_eq!(windows.see(0, psn), expected);
+                at += 1;
+            }
+        }
+    }
+}
