@@ -60,6 +60,7 @@ soak: build ## seeds of the simulator, new ones every time: make soak SECONDS=60
 bench: build ## forwarding and replicating against dpdk-testpmd; the costs of parsing, the ICRC, the NIC, the simulator
 	@scripts/deps.sh bench
 	$(PROGRAM) bench peers
+	$(PROGRAM) bench pktgen
 	$(PROGRAM) bench p4ce
 	$(PROGRAM) bench consensus
 	$(PROGRAM) bench swordbox

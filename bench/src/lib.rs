@@ -7,6 +7,7 @@ pub mod consensus;
 pub mod onepipe;
 pub mod p4ce;
 pub mod peers;
+pub mod pktgen;
 mod process;
 pub use process::OWN_TIME;
 pub mod swordbox;

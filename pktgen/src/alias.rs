@@ -20,7 +20,8 @@ impl Chooser {
         }
     }
 
-    #[inline]
+    #[expect(clippy::inline_always, reason = "a call for each packet would cost more than most choices do")]
+    #[inline(always)]
     pub(crate) fn choose(&mut self, chance: &mut Chance) -> u32 {
         match self {
             Self::Turn { next, of } => {

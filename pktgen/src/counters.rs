@@ -32,6 +32,8 @@ pub struct StreamCounters {
     pub messages: Counter,
     /// Packets, or bits, that the rate was due and that were never sent
     pub forfeited: Counter,
+    /// For how long it has sent, in nanoseconds
+    pub sending_ns: Counter,
 
     /// Packets that came for the first time
     pub received: FrameCounter,

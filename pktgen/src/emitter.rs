@@ -6,10 +6,12 @@ use crate::malformed;
 use crate::pace::{Pace, Rate, Unit, WIRE_OVERHEAD};
 use crate::profile::{Profile, STAMP_LEN, Stream, Verb};
 use crate::requester::{Request, Requester};
-use crate::template::{Template, acknowledging};
+use crate::template::{Address, Patch, Template, acknowledging};
 use rocev2::atomic::AtomicEth;
 use rocev2::deth::Deth;
+use rocev2::icrc::Weight;
 use rocev2::onepipe::{OnePipe, OnePipeOpcode, Timestamp};
+use rocev2::opcode::Headers;
 use rocev2::repr::Extended;
 use rocev2::reth::Reth;
 use rocev2::{Fault, Opcode, Packet, Psn};
@@ -28,6 +30,28 @@ struct Part {
     template: Template,
     /// Where the time stands in the frame
     stamp: Option<usize>,
+    /// The last time, and what it changes the ICRC by: a burst has one time
+    stamped: (Nanos, u32),
+    va: Va,
+}
+
+/// How a packet says which place in memory it is for.
+#[derive(Clone, Copy)]
+enum Va {
+    /// Not at all, or always the same
+    Fixed,
+    /// All places have the upper half of their addresses in common: where the lower one stands
+    Low(usize, Weight),
+    /// Where it stands
+    Whole(usize),
+}
+
+/// A queue pair.
+#[derive(Clone, Copy)]
+struct Qp {
+    /// The next
+    psn: u32,
+    address: Address,
 }
 
 /// A message of one size.
@@ -71,8 +95,8 @@ pub(crate) struct Emitter {
     seed: u64,
     index: u64,
     first_psn: Option<Psn>,
-    /// The next, by queue pair
-    psns: Box<[u32]>,
+    /// By number, from the first
+    queue_pairs: Box<[Qp]>,
     messages: Box<[Message]>,
     current: Option<Current>,
     qp: Chooser,
@@ -95,6 +119,8 @@ pub(crate) struct Emitter {
     requester: Option<Requester>,
     /// Compare and swap: by queue pair
     locks: Box<[Lock]>,
+    /// Whether all packets are alike, and nothing is waited for
+    plain: bool,
     /// 1Pipe's time at 0
     epoch: Timestamp,
     pub(crate) due: Nanos,
@@ -134,11 +160,13 @@ impl Emitter {
             Some(Unit::Bits) => burst * (mean + WIRE_OVERHEAD as u64) * 8,
             _ => burst,
         };
-        let longest = stream.sizes.iter().copied().max().unwrap_or(0);
         let asks = matches!(stream.verb, Verb::Write | Verb::Send);
         let counted = if asks && stream.ack_every > 1 { stream.qps } else { 0 };
         let locks = if stream.verb == Verb::CompareSwap { stream.qps } else { 0 };
-        let psn = |qp| first_psn(profile.seed, index as u64, qp, stream.first_psn).get();
+        let queue_pair = |qp| Qp {
+            psn: first_psn(profile.seed, index as u64, qp, stream.first_psn).get(),
+            address: Address::new(stream.first_qpn.get() + qp),
+        };
         Self {
             verb: stream.verb,
             first_qpn: stream.first_qpn.get(),
@@ -147,7 +175,11 @@ impl Emitter {
             seed: profile.seed,
             index: index as u64,
             first_psn: stream.first_psn,
-            psns: (0..stream.qps).map(psn).collect(),
+            queue_pairs: (0..stream.qps).map(queue_pair).collect(),
+            plain: stream.outstanding.is_none()
+                && stream.malformed.is_never()
+                && matches!(stream.verb, Verb::Write | Verb::Send | Verb::Read | Verb::FetchAdd)
+                && matches!(&*messages, [message] if message.packets == 1),
             broken: if stream.malformed.is_never() {
                 Box::default()
             } else {
@@ -158,11 +190,7 @@ impl Emitter {
             qp: Chooser::new(stream.pick, stream.qps),
             slot: Chooser::new(stream.memory.choice, stream.memory.slots),
             va: stream.memory.va,
-            slot_len: if matches!(stream.verb, Verb::CompareSwap | Verb::FetchAdd) {
-                8
-            } else {
-                longest.max(1).into()
-            },
+            slot_len: stream.slot_len(),
             chance: Chance::stream(profile.seed, index as u64),
             rate: stream.rate,
             pace: Pace::new(stream.rate, Nanos::ZERO, profile.catch_up),
@@ -186,9 +214,17 @@ impl Emitter {
     }
 
     /// It sends no more.
-    pub(crate) fn end(&mut self) {
+    pub(crate) fn end(&mut self, now: Nanos, counters: &StreamCounters) {
+        if self.left > 0 {
+            self.note_time(now, counters);
+        }
         self.due = NEVER;
         self.left = 0;
+    }
+
+    /// How long it has sent for.
+    fn note_time(&self, now: Nanos, counters: &StreamCounters) {
+        counters.sending_ns.add(self.pace.time(now).0 - counters.sending_ns.get());
     }
 
     pub(crate) const fn is_over(&self) -> bool {
@@ -203,7 +239,7 @@ impl Emitter {
     /// The PSN that the next packet of a queue pair will have.
     #[inline]
     pub(crate) fn next_psn(&self, qp: u32) -> Psn {
-        Psn::new(self.psns[qp as usize])
+        Psn::new(self.queue_pairs[qp as usize].psn)
     }
 
     /// Sends what is due.
@@ -215,8 +251,9 @@ impl Emitter {
         all: &Counters,
         counters: &StreamCounters,
     ) {
-        let allowance = self.pace.allowance(now, self.burst_units);
         let by_bits = self.rate.unit() == Some(Unit::Bits);
+        let left = if by_bits { u64::MAX } else { self.left };
+        let allowance = self.pace.allowance(now, self.burst_units, left);
         let due = match self.rate {
             Rate::Max => self.burst,
             _ if by_bits && allowance < self.burst_units => 0,
@@ -232,8 +269,13 @@ impl Emitter {
         } else {
             most
         };
-        let (mut taken, mut units) = (0, 0);
-        let (mut good, mut bytes) = (0, 0);
+        let (mut units, mut good, mut bytes) = (0, 0, 0);
+        if self.plain && !by_bits {
+            good = self.alike(most, now, port, out, all, counters);
+            bytes = good * self.messages[0].first.template.bytes.len() as u64;
+            units = good;
+        }
+        let mut taken = if self.plain && !by_bits { most } else { 0 };
         while taken < most && (!by_bits || units < allowance) {
             match self.packet(now, port, out, counters) {
                 Ok((len, counts)) => {
@@ -258,8 +300,48 @@ impl Emitter {
         }
         self.pace.spend(units);
         counters.forfeited.add(self.pace.forfeited() - counters.forfeited.get());
+        self.note_time(now, counters);
         let burst = if by_bits { self.burst_units } else { self.burst.min(self.left) };
         self.due = if self.left == 0 { NEVER } else { self.pace.next(now, burst) };
+    }
+
+    /// Sends packets of a stream of which all are alike: as [`packet`](Self::packet) does, without asking what cannot be. How many
+    /// were sent.
+    #[inline]
+    fn alike<O: Output>(
+        &mut self,
+        most: u64,
+        now: Nanos,
+        port: PortId,
+        out: &mut O,
+        all: &Counters,
+        counters: &StreamCounters,
+    ) -> u64 {
+        let part = &mut self.messages[0].first;
+        part.stamp(now);
+        let part = &*part;
+        for sent in 0..most {
+            let Ok(mut frame) = out.make_of(&part.template.bytes) else {
+                all.no_buffer.add(1);
+                counters.messages.add(sent);
+                return sent;
+            };
+            let n = self.qp.choose(&mut self.chance);
+            let qp = &mut self.queue_pairs[n as usize];
+            let asks = self.ack_every > 0 && asks(&mut self.unasked, n, self.ack_every);
+            let mut patch = part.template.begin(frame.bytes_mut(), qp.address, qp.psn, asks);
+            qp.psn = Psn::new(qp.psn).add(self.step).get();
+            if !matches!(part.va, Va::Fixed) {
+                let slot = self.slot.choose(&mut self.chance);
+                part.write_va(&mut patch, self.va.wrapping_add(u64::from(slot) * self.slot_len));
+            }
+            part.write_stamp(&mut patch);
+            patch.finish();
+            // What is not taken is counted by the runner, and is lost like what others lose.
+            _ = out.send(frame, port);
+        }
+        counters.messages.add(most);
+        most
     }
 
     /// Sends a packet: its bytes, and whether it is one of the stream's rather than a malformed one.
@@ -284,67 +366,64 @@ impl Emitter {
             None => self.next_message(now, counters).ok_or(Wait::Answers)?,
         };
         self.current = Some(current);
-        let Current { message, qp, at, slot } = current;
-        let message = &self.messages[message];
+        let Current { message, qp: n, at, slot } = current;
+        let message = &mut self.messages[message];
         let is_last = at + 1 == message.packets;
-        let part = match (&message.middle, &message.last) {
+        let part = match (&mut message.middle, &mut message.last) {
             (_, Some(last)) if is_last => last,
             (Some(middle), _) if at > 0 => middle,
-            _ => &message.first,
+            _ => &mut message.first,
         };
+        part.stamp(now);
+        let part = &*part;
         let template = &part.template;
         let mut frame = out.make_from(&template.bytes).map_err(|Full| Wait::NoBuffer)?;
-        let psn = self.psns[qp as usize];
-        let asks = is_last && self.ack_every > 0 && asks(&mut self.unasked, qp, self.ack_every);
-        let mut patch = template.begin(frame.bytes_mut(), self.first_qpn + qp, psn, asks);
+        let qp = &mut self.queue_pairs[n as usize];
+        let psn = Psn::new(qp.psn);
+        let asks = is_last && self.ack_every > 0 && asks(&mut self.unasked, n, self.ack_every);
+        let mut patch = template.begin(frame.bytes_mut(), qp.address, qp.psn, asks);
+        qp.psn = psn.add(self.step).get();
+        let va = |slot: u32| self.va.wrapping_add(u64::from(slot) * self.slot_len);
         match self.verb {
-            Verb::Write if at > 0 => {}
-            Verb::Write | Verb::Read => {
-                patch.long(template.extended(), self.va + u64::from(slot) * self.slot_len)
-            }
+            Verb::Write | Verb::Read | Verb::FetchAdd => part.write_va(&mut patch, va(slot)),
             Verb::Send => {}
-            Verb::FetchAdd => patch.long(template.extended(), self.va + u64::from(slot) * self.slot_len),
             Verb::CompareSwap => {
-                let (lock, owner) = (&mut self.locks[qp as usize], u64::from(self.first_qpn + qp));
+                let (lock, owner) = (&mut self.locks[n as usize], u64::from(self.first_qpn + n));
                 let (swap, compare) = if lock.held { (0, owner) } else { (owner, 0) };
                 if !lock.held {
                     lock.slot = slot;
                 }
                 let at = template.extended();
-                patch.long(at, self.va + u64::from(lock.slot) * self.slot_len);
+                part.write_va(&mut patch, va(lock.slot));
                 patch.long(at + 12, swap);
                 patch.long(at + 20, compare);
                 // If nobody tells whether it is held, every other one lets go.
                 lock.held ^= self.requester.is_none();
             }
             Verb::Ack { .. } => {
-                let first = first_psn(self.seed, self.index, qp, self.first_psn);
-                patch.low_24(template.extended(), Psn::new(psn).sub(first.get()).add(1).get());
+                let first = first_psn(self.seed, self.index, n, self.first_psn);
+                patch.low_24(template.extended(), psn.sub(first.get()).add(1).get());
             }
             Verb::OnePipeMessage | Verb::OnePipeBeacon => {
                 let beacon = self.verb == Verb::OnePipeBeacon;
                 let opcode = if beacon { OnePipeOpcode::BEACON } else { OnePipeOpcode::DATA };
-                let mut header = OnePipe::new(opcode, self.epoch.add(now.0), Psn::new(psn));
+                let mut header = OnePipe::new(opcode, self.epoch.add(now.0), psn);
                 header.set_first(!beacon);
                 header.set_end_of_message(!beacon);
                 patch.words(template.payload, header.as_bytes());
             }
         }
-        if let Some(stamp) = part.stamp {
-            patch.long(stamp, now.0);
-        }
+        part.write_stamp(&mut patch);
         patch.finish();
         let len = template.bytes.len();
         // What is not taken is counted by the runner, and is lost like what others lose.
         _ = out.send(frame, port);
-        let psn = Psn::new(psn);
-        self.psns[qp as usize] = psn.add(self.step).get();
         if is_last {
             counters.messages.add(1);
             if let Some(requester) = &mut self.requester {
                 // The last packet of a response answers a READ.
                 let answer = if self.verb == Verb::Read { psn.add(self.step - 1) } else { psn };
-                requester.push(qp, Request { sent_at: now, psn: answer });
+                requester.push(n, Request { sent_at: now, psn: answer });
             }
             self.current = None;
         } else {
@@ -409,6 +488,34 @@ impl Emitter {
     }
 }
 
+impl Part {
+    /// Packets carry this time from now on.
+    #[inline]
+    fn stamp(&mut self, now: Nanos) {
+        if let Some(at) = self.stamp
+            && self.stamped.0 != now
+        {
+            self.stamped = (now, self.template.effect_of_long(at, now.0));
+        }
+    }
+
+    #[inline]
+    fn write_stamp(&self, patch: &mut Patch<'_>) {
+        if let Some(at) = self.stamp {
+            patch.known_long(at, self.stamped.0.0, self.stamped.1);
+        }
+    }
+
+    #[inline]
+    fn write_va(&self, patch: &mut Patch<'_>, va: u64) {
+        match self.va {
+            Va::Fixed => {}
+            Va::Low(at, weight) => patch.weighted_word(at, va as u32, weight),
+            Va::Whole(at) => patch.long(at, va),
+        }
+    }
+}
+
 impl Lock {
     /// What the word was.
     fn on_answer(&mut self, original: u64, owner: u64, counters: &StreamCounters) {
@@ -424,13 +531,29 @@ impl Lock {
 fn messages(stream: &Stream) -> Box<[Message]> {
     let stamp_end = stream.stamp_end();
     let front = if stream.verb.is_onepipe() { OnePipe::LEN } else { 0 };
+    let first = stream.memory.va;
+    let last = first.wrapping_add(u64::from(stream.memory.slots - 1) * stream.slot_len());
+    let upper = (first >> 32 == last >> 32).then_some(first >> 32 << 32);
     let part = |opcode: Opcode, extended: Extended, payload: usize| {
         let stamped = stream.stamp && payload >= stamp_end;
         let zeros = if stamped { stamp_end } else { front };
         let template = Template::new(stream.src, stream.dst, opcode, extended, payload, zeros);
         let stamp = stamped.then(|| template.payload + stamp_end - STAMP_LEN);
-        Part { template, stamp }
+        // RETH and AtomicETH begin with the address.
+        let at = template.extended();
+        let va = if !names_memory(opcode) || stream.memory.slots == 1 {
+            Va::Fixed
+        } else if upper.is_some() {
+            Va::Low(at + 4, template.weight(at + 4))
+        } else {
+            Va::Whole(at)
+        };
+        // No packet was sent at this time.
+        let stamped = (NEVER, 0);
+        Part { template, stamp, stamped, va }
     };
+    // What all packets' addresses have in common
+    let common = if stream.memory.slots == 1 { first } else { upper.unwrap_or(0) };
     let single = |opcode, extended, payload| Message {
         packets: 1,
         first: part(opcode, extended, payload),
@@ -438,7 +561,7 @@ fn messages(stream: &Stream) -> Box<[Message]> {
         last: None,
     };
     let reth = |size: u32| Extended {
-        reth: Reth { rkey: stream.memory.rkey.into(), len: size.into(), ..Reth::default() },
+        reth: Reth { va: common.into(), rkey: stream.memory.rkey.into(), len: size.into() },
         ..Extended::default()
     };
     let cut = |size: u32, [only, first, middle, last]: [Opcode; 4], extended: Extended| {
@@ -459,6 +582,7 @@ fn messages(stream: &Stream) -> Box<[Message]> {
     let sends = [Opcode::RC_SEND_ONLY, Opcode::RC_SEND_FIRST, Opcode::RC_SEND_MIDDLE, Opcode::RC_SEND_LAST];
     let atomic = |swap_or_add: u64| Extended {
         atomic: AtomicEth {
+            va: common.into(),
             rkey: stream.memory.rkey.into(),
             swap_or_add: swap_or_add.into(),
             ..AtomicEth::default()
@@ -480,6 +604,12 @@ fn messages(stream: &Stream) -> Box<[Message]> {
         }
         Verb::OnePipeBeacon => [single(Opcode::UD_SEND_ONLY, datagram, OnePipe::LEN)].into(),
     }
+}
+
+/// Whether a packet says which memory it is for.
+fn names_memory(opcode: Opcode) -> bool {
+    let headers = opcode.headers();
+    headers.has(Headers::RETH) || headers.has(Headers::ATOMIC)
 }
 
 /// Whether this message of a queue pair is to be acknowledged.

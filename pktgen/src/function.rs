@@ -13,6 +13,8 @@ const LOOK: Nanos = Nanos::from_micros(100);
 /// What the control plane can tell a generator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
+    /// Begin to send
+    Begin,
     /// Send no more, wait for what is under way, and say that it is [done](Event::Done)
     End,
 }
@@ -27,7 +29,7 @@ pub enum Event {
 /// Where a run is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Until the runner first says what time it is
+    /// Until it is told to begin
     Ready,
     /// Since then
     Sending(Nanos),
@@ -89,8 +91,8 @@ impl Pktgen {
     }
 
     fn end(&mut self, now: Nanos) {
-        for emitter in &mut self.emitters {
-            emitter.end();
+        for (emitter, counters) in self.emitters.iter_mut().zip(&self.counters.streams) {
+            emitter.end(now, counters);
         }
         self.state = State::Draining(now + self.drain);
         self.next = now;
@@ -120,13 +122,6 @@ impl Function for Pktgen {
 
     fn on_timer<O: Output>(&mut self, now: Nanos, out: &mut O) {
         match self.state {
-            State::Ready => {
-                for emitter in &mut self.emitters {
-                    emitter.begin(now, self.catch_up);
-                }
-                self.state = State::Sending(now);
-                self.next = now;
-            }
             State::Sending(began) => {
                 if self.duration.is_some_and(|duration| now.since(began) >= duration) {
                     return self.end(now);
@@ -151,18 +146,26 @@ impl Function for Pktgen {
                 }
                 self.next = (now + LOOK).min(until);
             }
-            State::Ended | State::Done => {}
+            State::Ready | State::Ended | State::Done => {}
         }
     }
 
     #[inline]
     fn next_timer(&self) -> Option<Nanos> {
-        (!matches!(self.state, State::Ended | State::Done)).then_some(self.next)
+        (!matches!(self.state, State::Ready | State::Ended | State::Done)).then_some(self.next)
     }
 
-    fn on_command(&mut self, Command::End: Command, now: Nanos) {
-        if matches!(self.state, State::Ready | State::Sending(_)) {
-            self.end(now);
+    fn on_command(&mut self, command: Command, now: Nanos) {
+        match (command, self.state) {
+            (Command::Begin, State::Ready) => {
+                for emitter in &mut self.emitters {
+                    emitter.begin(now, self.catch_up);
+                }
+                self.state = State::Sending(now);
+                self.next = now;
+            }
+            (Command::End, State::Ready | State::Sending(_)) => self.end(now),
+            _ => {}
         }
     }
 

@@ -106,14 +106,15 @@ impl Pace {
         Self { rate, began, spent: 0, catch_up, forfeited: 0 }
     }
 
-    /// Units that may be spent now. What was earned more than `catch_up` ago, and exceeds `burst`, is given up.
+    /// Units that may be spent now, of `left` that there are to spend at all. What was earned more than `catch_up` ago, and
+    /// exceeds `burst`, is given up.
     #[inline]
-    pub fn allowance(&mut self, now: Nanos, burst: u64) -> u64 {
+    pub fn allowance(&mut self, now: Nanos, burst: u64, left: u64) -> u64 {
         if self.rate == Rate::Max {
             return u64::MAX;
         }
         let time = now.since(self.began);
-        let ready = self.rate.earned(time).saturating_sub(self.spent);
+        let ready = self.rate.earned(time).saturating_sub(self.spent).min(u128::from(left));
         let most = u128::from(self.rate.at(time)) * u128::from(self.catch_up.0) / SECOND;
         let most = most.max(u128::from(burst));
         if ready > most {
@@ -152,6 +153,11 @@ impl Pace {
         }
     }
 
+    /// How long ago it began.
+    pub fn time(&self, now: Nanos) -> Nanos {
+        now.since(self.began)
+    }
+
     /// Units that came due and were given up: the rate could not be reached.
     pub const fn forfeited(&self) -> u64 {
         self.forfeited
@@ -170,7 +176,7 @@ mod tests {
         let mut pace = Pace::new(rate, began, Nanos::from_millis(10));
         let (mut now, mut sent, mut last) = (began, 0, began);
         while now.since(began) < time {
-            let due = pace.allowance(now, burst) / burst * burst;
+            let due = pace.allowance(now, burst, u64::MAX) / burst * burst;
             pace.spend(due);
             sent += due;
             last = now;
@@ -214,9 +220,10 @@ mod tests {
     fn what_comes_too_late_is_given_up_and_counted() {
         let rate = Rate::Steady { unit: Unit::Packets, per_second: 1_000_000 };
         let mut pace = Pace::new(rate, Nanos::ZERO, Nanos::from_millis(1));
-        assert_eq!(pace.allowance(Nanos::from_millis(5), 32), 1_000);
+        assert_eq!((pace.allowance(Nanos::from_millis(5), 32, 900), pace.forfeited()), (900, 0));
+        assert_eq!(pace.allowance(Nanos::from_millis(5), 32, u64::MAX), 1_000);
         pace.spend(1_000);
-        assert_eq!((pace.forfeited(), pace.allowance(Nanos::from_millis(5), 32)), (4_000, 0));
+        assert_eq!((pace.forfeited(), pace.allowance(Nanos::from_millis(5), 32, u64::MAX)), (4_000, 0));
         assert_eq!(pace.next(Nanos::from_millis(5), 32), Nanos::from_micros(5_032));
     }
 

@@ -296,6 +296,14 @@ impl Stream {
         size.div_ceil(u32::from(self.mtu)).max(1)
     }
 
+    /// Bytes from one place in memory to the next.
+    pub fn slot_len(&self) -> u64 {
+        match self.verb {
+            Verb::CompareSwap | Verb::FetchAdd => 8,
+            _ => self.sizes.iter().copied().max().unwrap_or(0).max(1).into(),
+        }
+    }
+
     /// Where a stamp begins in a payload, and where it ends: behind the header of 1Pipe's.
     pub(crate) const fn stamp_end(&self) -> usize {
         STAMP_LEN + if self.verb.is_onepipe() { OnePipe::LEN } else { 0 }

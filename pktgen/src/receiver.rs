@@ -54,7 +54,8 @@ impl Expected {
     }
 
     /// The queue pair of the stream that the packet is for, and on which way it is.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "most of the time it is asked once a packet")]
+    #[inline(always)]
     fn has(&self, packet: &Packet<'_>) -> Option<(u32, Way)> {
         let qp = packet.bth().dest_qp().get().wrapping_sub(self.first_qpn);
         if qp >= self.qps {
@@ -182,6 +183,7 @@ impl Expected {
             return counters.unexpected.add(1);
         }
         match self.windows.see(qp, psn) {
+            Seen::New { skipped: 0 } => {}
             Seen::New { skipped } => counters.skipped.add(skipped.into()),
             Seen::Late => counters.late.add(1),
             Seen::Duplicate => return counters.duplicates.add(1),

@@ -4,7 +4,7 @@
 
 use crate::counters::StreamCounters;
 use crate::profile::{Stream, Verb};
-use crate::template::{Template, acknowledging};
+use crate::template::{Address, Template, acknowledging};
 use rocev2::{Msn, Opcode, Packet, Psn};
 use switch::{Frame as _, Output, PortId};
 
@@ -133,7 +133,8 @@ impl Responder {
             counters.unable.add(1);
             return;
         };
-        let mut patch = template.begin(frame.bytes_mut(), self.first_qpn + qp, psn.get(), false);
+        let mut patch =
+            template.begin(frame.bytes_mut(), Address::new(self.first_qpn + qp), psn.get(), false);
         if template.has_aeth() {
             patch.low_24(template.extended(), self.msns[qp as usize]);
         }

@@ -1,12 +1,12 @@
 //! Frames that are made by copying: everything that differs from packet to packet is 0 in a template, and what is written over
 //! it changes the ICRC by what it is itself. A CRC is linear, so that costs a multiplication for each word, whatever the
-//! packet's length.
+//! packet's length; and what a queue pair or a burst has in common is multiplied once.
 
 use crate::profile::Host;
 use core::net::IpAddr;
 use rocev2::aeth::{Aeth, Credit, Syndrome};
 use rocev2::ethernet::{Ethernet, ethertype};
-use rocev2::icrc::Changes;
+use rocev2::icrc::{Changes, Weight};
 use rocev2::ipv4::Ipv4;
 use rocev2::ipv6::Ipv6;
 use rocev2::opcode::Headers;
@@ -15,8 +15,36 @@ use rocev2::udp::Udp;
 use rocev2::{Bth, Class, Layout, Msn, Opcode, Psn, Qpn, classify};
 use zerocopy::IntoBytes as _;
 
+/// Where in the BTH the word with the PSN lies
+const PSN_WORD: usize = 8;
 /// The first UDP source port of those that RoCEv2 uses; the lower 14 bits tell flows apart
 const SRC_PORTS: u32 = 0xc000;
+
+/// Bytes between the UDP header's first word and the one that has the queue pair
+const FLOW_TO_QPN: usize = Udp::LEN;
+
+/// A queue pair as packets to it have it: its number, the source port of its flow, and what both are to the ICRC.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Address {
+    qpn: u32,
+    effect: u32,
+}
+
+impl Address {
+    #[inline]
+    pub(crate) fn new(qpn: u32) -> Self {
+        // Moved on to where the queue pair stands, so that both are one word from there on
+        let mut flow = Changes::new();
+        flow.word((Self::flow(qpn) << 16).swap_bytes(), FLOW_TO_QPN);
+        Self { qpn, effect: flow.effect() ^ qpn.swap_bytes() }
+    }
+
+    /// 14 bits that differ from queue pair to queue pair
+    #[inline]
+    const fn flow(qpn: u32) -> u32 {
+        qpn.wrapping_mul(0x9e37_79b1) >> 18
+    }
+}
 
 /// A frame of one kind, ready to be copied.
 #[derive(Clone, Debug)]
@@ -30,6 +58,9 @@ pub(crate) struct Template {
     icrc_at: usize,
     icrc: u32,
     has_aeth: bool,
+    /// Of the words with the queue pair and with the PSN
+    qpn_weight: Weight,
+    psn_weight: Weight,
 }
 
 impl Template {
@@ -69,6 +100,7 @@ impl Template {
         let mut bytes = vec![0; repr.frame_len() + payload.len().wrapping_neg() % 4];
         repr.build(&mut bytes).expect("a frame of the right length, and no longer than IP can say");
         let layout = layout(&bytes);
+        let behind = |word: usize| layout.icrc() - layout.bth() - word - 4;
         Self {
             bytes: bytes.into(),
             udp: layout.udp(),
@@ -76,26 +108,38 @@ impl Template {
             icrc_at: layout.icrc(),
             icrc: repr.icrc,
             has_aeth: opcode.headers().has(Headers::AETH),
+            qpn_weight: Weight::of(behind(Bth::DEST_QP_WORD)),
+            psn_weight: Weight::of(behind(PSN_WORD)),
         }
     }
 
-    /// Begins to write over a copy of it: the flow's source port, the queue pair, the PSN, and whether it is to be acknowledged.
+    /// Begins to write over a copy of it: the queue pair, the PSN, and whether it is to be acknowledged.
     #[inline]
-    pub(crate) fn begin<'a>(&self, bytes: &'a mut [u8], qpn: u32, psn: u32, ack_req: bool) -> Patch<'a> {
+    pub(crate) fn begin<'a>(&self, bytes: &'a mut [u8], to: Address, psn: u32, ack_req: bool) -> Patch<'a> {
         let mut patch = Patch { bytes, icrc_at: self.icrc_at, icrc: self.icrc, changes: Changes::new() };
         let head = patch.bytes[self.udp..].first_chunk_mut::<{ Udp::LEN + Bth::LEN }>();
         let head = head.expect("a copy is as long as the template");
-        let flow = qpn.wrapping_mul(0x9e37_79b1) >> 18;
         let psn = psn | u32::from(ack_req) << 31;
-        head[..2].copy_from_slice(&((SRC_PORTS | flow) as u16).to_be_bytes());
+        head[..2].copy_from_slice(&((SRC_PORTS | Address::flow(to.qpn)) as u16).to_be_bytes());
         // The first byte of the word is the one that the ICRC leaves out, and stays 0.
-        head[Udp::LEN + 4..Udp::LEN + 8].copy_from_slice(&qpn.to_be_bytes());
-        head[Udp::LEN + 8..].copy_from_slice(&psn.to_be_bytes());
-        let follow = self.icrc_at - self.udp;
-        patch.changes.word((flow << 16).swap_bytes(), follow - 4);
-        patch.changes.word(qpn.swap_bytes(), follow - Udp::LEN - 8);
-        patch.changes.word(psn.swap_bytes(), follow - Udp::LEN - 12);
+        head[Udp::LEN + Bth::DEST_QP_WORD..][..4].copy_from_slice(&to.qpn.to_be_bytes());
+        head[Udp::LEN + PSN_WORD..][..4].copy_from_slice(&psn.to_be_bytes());
+        patch.changes.weighted(to.effect, self.qpn_weight);
+        patch.changes.weighted(psn.swap_bytes(), self.psn_weight);
         patch
+    }
+
+    /// What eight bytes at a place change the ICRC by.
+    pub(crate) fn effect_of_long(&self, at: usize, value: u64) -> u32 {
+        let mut changes = Changes::new();
+        changes.word(((value >> 32) as u32).swap_bytes(), self.icrc_at - at - 4);
+        changes.word((value as u32).swap_bytes(), self.icrc_at - at - 8);
+        changes.effect()
+    }
+
+    /// What four bytes at a place count for.
+    pub(crate) fn weight(&self, at: usize) -> Weight {
+        Weight::of(self.icrc_at - at - 4)
     }
 
     /// Whether it has an AETH, whose number of messages is to be written over.
@@ -141,6 +185,20 @@ impl Patch<'_> {
         self.bytes[at..at + 8].copy_from_slice(&value.to_be_bytes());
         self.changes.word(((value >> 32) as u32).swap_bytes(), self.icrc_at - at - 4);
         self.changes.word((value as u32).swap_bytes(), self.icrc_at - at - 8);
+    }
+
+    /// Eight bytes that are 0 in the template, whose effect is known.
+    #[inline]
+    pub(crate) fn known_long(&mut self, at: usize, value: u64, effect: u32) {
+        self.bytes[at..at + 8].copy_from_slice(&value.to_be_bytes());
+        self.icrc ^= effect;
+    }
+
+    /// Four bytes that are 0 in the template, whose weight is known.
+    #[inline]
+    pub(crate) fn weighted_word(&mut self, at: usize, value: u32, weight: Weight) {
+        self.bytes[at..at + 4].copy_from_slice(&value.to_be_bytes());
+        self.changes.weighted(value.swap_bytes(), weight);
     }
 
     /// Bytes that are 0 in the template; a multiple of four.
@@ -191,10 +249,16 @@ mod tests {
             let template = Template::new(host(1), host(2), opcode, acknowledging(), payload, 24);
             let mut frame = template.bytes.to_vec();
             prop_assert!(Packet::parse(&frame).unwrap().verify_icrc(), "as it is");
-            let mut patch = template.begin(&mut frame, qpn, psn, ack);
+            let mut patch = template.begin(&mut frame, Address::new(qpn), psn, ack);
             if payload > 0 {
                 patch.long(template.payload, long);
                 patch.words(template.payload + 8, &long.to_le_bytes());
+                let (at, other) = (template.payload + 16, u64::from(low));
+                if ack {
+                    patch.known_long(at, other, template.effect_of_long(at, other));
+                } else {
+                    patch.weighted_word(at + 4, low, template.weight(at + 4));
+                }
             }
             if opcode == Opcode::RC_ACKNOWLEDGE {
                 patch.low_24(template.extended(), low);

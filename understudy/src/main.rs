@@ -33,6 +33,7 @@ enum Command {
     Run(run::RunArgs),
     Host(run::HostArgs),
     Process(process::Args),
+    Pktgen(run::PktgenArgs),
     Sim(sim::Args),
     Check(check::Args),
     Plan(plan::Args),
@@ -56,6 +57,7 @@ enum Demo {
 #[derive(Subcommand)]
 enum Bench {
     Peers(bench::peers::PeersArgs),
+    Pktgen(bench::pktgen::PktgenArgs),
     P4ce(bench::p4ce::P4ceArgs),
     Consensus(bench::consensus::ConsensusArgs),
     Swordbox(bench::swordbox::SwordboxArgs),
@@ -74,6 +76,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(args),
         Command::Host(args) => run::host(args),
         Command::Process(args) => process::run(&args),
+        Command::Pktgen(args) => run::pktgen(args),
         Command::Sim(args) => sim::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Plan(args) => plan::run(&args),
@@ -89,6 +92,7 @@ fn bench(command: &Bench) -> ExitCode {
     let own = std::env::current_exe().into_diagnostic();
     let done = own.and_then(|own| match command {
         Bench::Peers(args) => bench::peers::run(args, &own),
+        Bench::Pktgen(args) => bench::pktgen::run(args, &own),
         Bench::P4ce(args) => bench::p4ce::run(args, &own),
         Bench::Consensus(args) => bench::consensus::run(args),
         Bench::Swordbox(args) => bench::swordbox::run(args, &own),

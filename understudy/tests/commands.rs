@@ -28,8 +28,14 @@ fn file(content: &str) -> (tempfile::TempDir, String) {
 #[test]
 fn every_example_is_right() {
     let mut names = Vec::new();
-    let entries = [configs(), configs().join("sim"), configs().join("memif"), configs().join("onepipe")]
-        .map(|folder| std::fs::read_dir(folder).unwrap());
+    let entries = [
+        configs(),
+        configs().join("sim"),
+        configs().join("memif"),
+        configs().join("onepipe"),
+        configs().join("pktgen"),
+    ]
+    .map(|folder| std::fs::read_dir(folder).unwrap());
     for path in entries.into_iter().flatten().map(|entry| entry.unwrap().path()) {
         if path.is_dir() {
             continue;
@@ -52,6 +58,7 @@ fn every_example_is_right() {
         "verbs.toml",
         "bridge.toml",
         "testbed.toml",
+        "closed-loop.toml",
     ] {
         assert!(names.iter().any(|found| found == name), "{name} is missing: {names:?}");
     }

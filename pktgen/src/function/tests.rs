@@ -88,6 +88,14 @@ fn mix() -> Vec<Stream> {
     streams
 }
 
+/// A generator that was told to begin.
+fn begun(profile: &Profile, now: Nanos) -> Pktgen {
+    let mut pktgen = Pktgen::new(profile).unwrap();
+    assert_eq!(pktgen.next_timer(), None);
+    pktgen.on_command(Command::Begin, now);
+    pktgen
+}
+
 /// A wire with rules between the two ports, and a microsecond long.
 struct World {
     pktgen: Pktgen,
@@ -118,7 +126,7 @@ impl World {
             rules,
         };
         Self {
-            pktgen: Pktgen::new(profile).unwrap(),
+            pktgen: begun(profile, Nanos(777)),
             wire: Impair::new(&config, 0),
             arrivals: BTreeMap::new(),
             order: 0,
@@ -424,7 +432,7 @@ fn atomics_are_done_one_after_the_other() {
     add.memory.slots = 1;
     let mut profile = profile(5, vec![add]);
     profile.respond = true;
-    let mut pktgen = Pktgen::new(&profile).unwrap();
+    let mut pktgen = begun(&profile, Nanos::ZERO);
     let mut found = Vec::new();
     let mut now = Nanos::ZERO;
     while found.len() < 100 {
@@ -507,8 +515,8 @@ fn rates_are_kept() {
         let mut profile = profile(1, vec![stream]);
         profile.receive = None;
         profile.duration = Some(Nanos::from_millis(ms));
-        let mut pktgen = Pktgen::new(&profile).unwrap();
         let (mut now, mut turn) = (Nanos(99), 0);
+        let mut pktgen = begun(&profile, now);
         while let Some(next) = pktgen.next_timer() {
             turn += 1;
             now = now.max(next) + Nanos(turn * 7919 % 300);
@@ -529,7 +537,7 @@ fn a_port_that_takes_too_little_is_told() {
     stream.packets = None;
     let mut profile = profile(1, vec![stream]);
     profile.duration = Some(Nanos::from_millis(50));
-    let mut pktgen = Pktgen::new(&profile).unwrap();
+    let mut pktgen = begun(&profile, Nanos::ZERO);
     let mut now = Nanos::ZERO;
     while pktgen.next_timer().is_some() && now < Nanos::from_millis(60) {
         // 10 packets every 10 us: a million a second rather than five
@@ -562,7 +570,7 @@ fn it_ends_when_it_is_told_to() {
     let mut endless = stream(Verb::Write, 0x10, 1);
     endless.packets = None;
     let profile = profile(1, vec![endless]);
-    let mut pktgen = Pktgen::new(&profile).unwrap();
+    let mut pktgen = begun(&profile, Nanos::ZERO);
     let mut sent = Sent::with_room(512);
     for now in [0, 10_000, 20_000] {
         pktgen.on_timer(Nanos(now), &mut sent);

@@ -96,6 +96,17 @@ fn compute_with_options(packet: &[u8], v6: bool, udp: usize) -> u32 {
     !crc
 }
 
+/// What four bytes at a place count for in the ICRC: for those who change the same places of many packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Weight(u32);
+
+impl Weight {
+    /// Of four bytes between whose end and the ICRC `follow` bytes stand.
+    pub fn of(follow: usize) -> Self {
+        Self(power(follow + 4))
+    }
+}
+
 /// Changed words of a packet, added up to correct its ICRC in one go. Words that the ICRC leaves out must not be told,
 /// nor their masked bytes within a word.
 #[derive(Clone, Copy, Debug, Default)]
@@ -115,6 +126,12 @@ impl Changes {
     #[inline]
     pub fn word(&mut self, xor: u32, follow: usize) {
         self.add(xor, power(follow + 4));
+    }
+
+    /// The same for a place whose weight is known.
+    #[inline]
+    pub fn weighted(&mut self, xor: u32, weight: Weight) {
+        self.add(xor, weight.0);
     }
 
     /// The same with the power itself, out of [`powers`].

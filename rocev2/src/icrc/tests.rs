@@ -184,15 +184,17 @@ proptest! {
         let mut frame = write_frame(v6, 0, &payload);
         let layout = layout(&frame);
         let before = compute(&frame, &layout);
-        let mut told = Changes::new();
+        let (mut told, mut weighted) = (Changes::new(), Changes::new());
         let first = layout.bth() + 8; // PSN and all that follows it count in full
         for (xor, index) in changes {
             let at = first + index.index(layout.icrc() - first - 3);
             let new = u32::from_le_bytes(frame[at..at + 4].try_into().unwrap()) ^ xor;
             frame[at..at + 4].copy_from_slice(&new.to_le_bytes());
             told.word(xor, layout.icrc() - at - 4);
+            weighted.weighted(xor, Weight::of(layout.icrc() - at - 4));
         }
         prop_assert_eq!(before ^ told.effect(), by_the_book(&frame, layout));
+        prop_assert_eq!(weighted.effect(), told.effect());
     }
 }
 

@@ -5,6 +5,7 @@ mod impair;
 mod onepipe;
 mod p4ce;
 mod process;
+mod pktgen;
 mod swordbox;
 mod tunnel;
 
@@ -33,6 +34,7 @@ pub(super) fn of(path: &Path, config: &Config, machine: &Machine) -> String {
         FunctionConfig::Swordbox(config) => swordbox::lines(config, &runtime.ports),
         FunctionConfig::OnePipe(config) => onepipe::lines(config, &runtime.ports),
         FunctionConfig::Process(config) => process::lines(config),
+        FunctionConfig::Pktgen(profile) => pktgen::lines(profile, &runtime.ports),
     };
     let rest = [
         ("workers", workers(&runtime.workers.cpus) + idle(runtime.workers.idle)),
@@ -46,6 +48,9 @@ pub(super) fn of(path: &Path, config: &Config, machine: &Machine) -> String {
         (
             "ends",
             match config.stop_when_idle {
+                _ if matches!(config.function, FunctionConfig::Pktgen(_)) => {
+                    "when all is sent and has come, or when told to (Ctrl-C)".into()
+                }
                 Some(idle) => format!("when no frame has come for {} ms, or when told to", idle.as_millis()),
                 None => "when told to (Ctrl-C)".into(),
             },

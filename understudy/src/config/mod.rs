@@ -11,6 +11,7 @@ mod nic;
 mod onepipe;
 mod p4ce;
 mod pairs;
+mod pktgen;
 mod routes;
 mod scenario;
 mod swordbox;
@@ -77,6 +78,8 @@ pub(crate) enum FunctionConfig {
     OnePipe(OnePipeConfig),
     /// A process of 1Pipe
     Process(::onepipe::Settings),
+    /// A packet generator
+    Pktgen(::pktgen::Profile),
 }
 
 /// A table that configures a function.
@@ -86,7 +89,7 @@ struct FunctionTable {
 }
 
 /// The functions there are.
-const FUNCTIONS: [FunctionTable; 7] = [
+const FUNCTIONS: [FunctionTable; 8] = [
     FunctionTable { key: "forward", read: forward::read },
     FunctionTable { key: "impair", read: impair::read },
     FunctionTable { key: "nic", read: nic::read },
@@ -94,6 +97,7 @@ const FUNCTIONS: [FunctionTable; 7] = [
     FunctionTable { key: "swordbox", read: swordbox::read },
     FunctionTable { key: "onepipe", read: onepipe::read },
     FunctionTable { key: "process", read: process },
+    FunctionTable { key: "pktgen", read: pktgen::read },
 ];
 
 /// The host library reads it.
@@ -180,6 +184,16 @@ fn read(
         }
         Some(FunctionConfig::Process(_)) => {
             runtime.check_one_worker(::onepipe::file::ONE_WORKER, problems);
+        }
+        Some(FunctionConfig::Pktgen(_)) => {
+            let why = "[pktgen] has one worker: who sends knows what is to come";
+            runtime.check_one_worker(why, problems);
+            if runtime.stop_when_idle.is_some() {
+                let problem = Problem::of_file("`stop_when_idle_ms` is nothing to [pktgen]");
+                problems.add(
+                    problem.help("remove it: `duration_s`, or `packets` of each stream, say when it ends"),
+                );
+            }
         }
         Some(FunctionConfig::Forward(_) | FunctionConfig::Impair(_)) | None => {}
     }

@@ -7,6 +7,7 @@ mod host;
 mod impair;
 mod onepipe;
 mod p4ce;
+pub(crate) mod pktgen;
 mod report;
 pub(crate) mod swordbox;
 mod tunnel;
@@ -34,13 +35,46 @@ pub(crate) struct RunArgs {
     /// Print the closing report as JSON
     #[arg(long)]
     json: bool,
-    /// Print a line of JSON this often: what [onepipe] and a server of [consensus] do (docs/onepipe.md and docs/p4ce.md
-    /// have the fields)
+    /// Print a line of JSON this often: what [onepipe], [pktgen] and a server of [consensus] do (docs/onepipe.md and
+    /// docs/p4ce.md have the fields)
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     live: Option<Duration>,
     /// Further arguments for DPDK's EAL
     #[arg(last = true, value_name = "EAL")]
     eal: Vec<String>,
+    /// Where histograms of [pktgen] go
+    #[arg(skip)]
+    hgrm: Option<PathBuf>,
+}
+
+/// Send RoCEv2 traffic as a configuration with [pktgen] says, and check what becomes of it
+///
+/// Ends with 1 if the numbers are spoiled: a rate that was not reached, a port that went down, frames lost on this side.
+#[derive(Args)]
+pub(crate) struct PktgenArgs {
+    #[command(flatten)]
+    run: RunArgs,
+    /// Write histograms of latency into this folder, as .hgrm
+    #[arg(long, value_name = "FOLDER")]
+    hgrm: Option<PathBuf>,
+}
+
+/// As [`run`], for a configuration that has a generator.
+pub(crate) fn pktgen(mut args: PktgenArgs) -> ExitCode {
+    let wrong = |words: String| {
+        eprintln!("{words}");
+        ExitCode::from(config::EXIT_CODE)
+    };
+    let Some(path) = &args.run.config else {
+        return wrong("Name a configuration that has [pktgen], such as configs/pktgen/null.toml".into());
+    };
+    match config::load(path).map(|config| config.function) {
+        Ok(FunctionConfig::Pktgen(_)) | Err(_) => {
+            args.run.hgrm = args.hgrm;
+            run(args.run)
+        }
+        Ok(_) => wrong(format!("{} has no [pktgen]: `understudy run` is for it", path.display())),
+    }
 }
 
 /// Be an RDMA host on a port: run a configuration that has [nic], until Ctrl-C or until its clients are done
@@ -90,7 +124,7 @@ pub(crate) fn run(args: RunArgs) -> ExitCode {
         _ => Ok((config, dir)),
     });
     let tells = |config: &Config| match config.function {
-        FunctionConfig::OnePipe(_) | FunctionConfig::Consensus(_) => true,
+        FunctionConfig::OnePipe(_) | FunctionConfig::Consensus(_) | FunctionConfig::Pktgen(_) => true,
         _ => args.live.is_none(),
     };
     let loaded = loaded.and_then(|(config, dir)| {
@@ -98,7 +132,8 @@ pub(crate) fn run(args: RunArgs) -> ExitCode {
             return Ok((config, dir));
         }
         let path = config.path.display();
-        let text = format!("{path} has no [onepipe] and no [consensus]: --live tells of nothing else\n");
+        let text =
+            format!("{path} has no [onepipe], [pktgen] or [consensus]: --live tells of nothing else\n");
         Err((text, ExitCode::from(config::EXIT_CODE)))
     });
     match loaded.and_then(|(config, _dir)| start(args, config).map_err(failed)) {
@@ -217,6 +252,12 @@ fn start(args: RunArgs, mut config: Config) -> Result<ExitCode, Report> {
             (if args.json { report.json() } else { report.text() }, ExitCode::SUCCESS)
         }
         FunctionConfig::Process(_) => unreachable!("it was refused"),
+        FunctionConfig::Pktgen(profile) => {
+            let asked =
+                pktgen::Asked { duration: args.duration, live: args.live, hgrm: args.hgrm.as_deref() };
+            let report = pktgen::run(&mut runtime, &config.runtime.ports, profile, &asked, &stop)?;
+            (if args.json { report.json() } else { report.text() }, report.code())
+        }
         FunctionConfig::Swordbox(config) => {
             let beginning = swordbox.expect("it was begun for this function");
             let report = swordbox::run(&mut runtime, config, beginning, until, &stop);
@@ -284,6 +325,17 @@ fn run_until<F: Function + Send, C: Control<F>>(
 ) -> (Outcome, f64) {
     let began = now();
     let outcome = runtime.run(functions, &mut Timed { control, until }, stop);
+    (outcome, began.elapsed().as_secs_f64())
+}
+
+/// Runs functions, one a worker, until their control plane ends it: what they did, and for how many seconds.
+fn run_until_done<F: Function + Send, C: Control<F>>(
+    runtime: &mut Runtime,
+    functions: Vec<F>,
+    control: &mut C,
+) -> (Outcome, f64) {
+    let began = now();
+    let outcome = runtime.run(functions, control, &Stop::new());
     (outcome, began.elapsed().as_secs_f64())
 }
 

@@ -1,0 +1,177 @@
+//! The table `[pktgen]`: a packet generator, its receiver, and its streams.
+
+mod stream;
+
+use super::FunctionConfig;
+use super::port::{Ports, ReadPort};
+use super::report::Problem;
+use super::tree::{Table, Value, subsections};
+use ::pktgen::profile::MAX_STREAMS;
+use ::pktgen::{Profile, ProfileError};
+use core::ops::Range;
+use dataplane::config::Device;
+use rocev2::onepipe::Timestamp;
+use stream::ReadStream;
+use switch::Nanos;
+
+/// The line that begins a stream
+const STREAM: &str = "[[pktgen.stream]]";
+/// A day
+const MAX_S: f64 = 86_400.0;
+
+pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
+    let send = table.require("send", "\"out\"");
+    let send_port = send.as_ref().and_then(|value| ports.find(value));
+    let receive = table.get("receive", "\"in\"");
+    let receive_port = receive.as_ref().and_then(|value| ports.find(value));
+    let respond = table.get("respond", "true");
+    let responds = respond.as_ref().and_then(Value::boolean).unwrap_or(false);
+    let seed = table.number("seed", 0..=i64::MAX as u64, 1);
+    let duration = seconds(table, "duration_s", "10");
+    let drain = Nanos::from_millis(table.number("drain_ms", 0..=60_000, 100));
+    let catch_up = Nanos::from_millis(table.number("catch_up_ms", 0..=10_000, 10));
+    let window = table.power_of_two("window", 64..=1 << 16, 1024) as u32;
+    if let (Some(value), true, None) = (&respond, responds, &receive) {
+        let problem = value.problem("requests are to be answered, and nobody receives them");
+        value.add(
+            problem
+                .label("where?")
+                .help("add `receive = \"in\"`, the port at which they arrive, or leave `respond` out"),
+        );
+    }
+    for (value, port) in [(&send, send_port), (&receive, receive_port)] {
+        if let (Some(value), Some(port)) = (value, port) {
+            one_queue(value, &ports.list[port.index()]);
+        }
+    }
+    let mtu = send_port.map(|port| ports.list[port.index()].mtu);
+    let streams = streams(table, receive.is_some(), mtu);
+    let (spans, streams): (Vec<_>, Vec<_>) =
+        streams?.into_iter().map(|ReadStream { places, stream }| (places, stream)).unzip();
+    let profile = Profile {
+        seed,
+        send: send_port?,
+        receive: if receive.is_some() { Some(receive_port?) } else { None },
+        respond: responds && receive.is_some(),
+        duration: duration?,
+        drain,
+        catch_up,
+        window,
+        epoch: Timestamp::default(),
+        streams,
+    };
+    if let Err(error) = profile.check() {
+        table.problems().add(explain(&error, &profile, &spans, table));
+        return None;
+    }
+    Some(FunctionConfig::Pktgen(profile))
+}
+
+/// What is written in seconds; not there is none.
+#[expect(clippy::option_option, reason = "wrong, not there, or so long")]
+fn seconds(table: &Table<'_>, key: &'static str, example: &'static str) -> Option<Option<Nanos>> {
+    let Some(value) = table.get(key, example) else { return Some(None) };
+    let seconds = value.fraction(0.001..=MAX_S)?;
+    Some(Some(Nanos((seconds * 1e9) as u64)))
+}
+
+/// The order of packets is what is checked, and several queues would change it.
+fn one_queue(value: &Value<'_>, port: &ReadPort) {
+    let queues = match port.device.as_ref().map(|device| &device.device) {
+        Some(Device::Pcap { rx, .. }) => rx.len(),
+        _ => usize::from(port.rx_queues),
+    };
+    if queues > 1 {
+        let name = value.text_if_any().unwrap_or_default();
+        let problem = value.problem(format!("port `{name}` has {queues} receive queues"));
+        value.add(
+            problem
+                .label("order is lost between queues")
+                .help("the order of packets is checked: write `rx_queues = 1` for that port, or one capture"),
+        );
+    }
+}
+
+fn streams(table: &Table<'_>, received: bool, mtu: Option<u16>) -> Option<Vec<ReadStream>> {
+    let tables = subsections(table, "stream", STREAM)?;
+    if tables.is_empty() {
+        let problem = table.problem("[pktgen] has no stream").label("what is to be sent?");
+        table.problems().add(problem.help(format!(
+            "add one, such as\n\n{STREAM}\nverb = \"write\"\nsize = 64\nsrc = \"10.0.0.1\"\ndst = \"10.0.0.2\"\nrate = {{ packets_per_s = 1_000_000 }}"
+        )));
+        return None;
+    }
+    if let Some(first_too_many) = tables.get(MAX_STREAMS) {
+        let problem = first_too_many.problem(format!("there are {} streams", tables.len()));
+        let problem = problem.label("the first too many");
+        table.problems().add(problem.help(format!("remove some: {MAX_STREAMS} is the most")));
+        for table in tables {
+            table.forget();
+        }
+        return None;
+    }
+    let mut names: Vec<(String, Range<usize>)> = Vec::new();
+    let read: Vec<_> = tables
+        .into_iter()
+        .enumerate()
+        .map(|(index, table)| stream::read(table, index, received, mtu, &mut names))
+        .collect();
+    read.into_iter().collect()
+}
+
+/// A profile that cannot be, at the place where it says so.
+fn explain(error: &ProfileError, profile: &Profile, places: &[stream::Places], table: &Table<'_>) -> Problem {
+    let text = error.to_string();
+    let at = |stream: usize| &places[stream];
+    let name = |stream: usize| &profile.streams[stream].name;
+    match *error {
+        ProfileError::PsnsCollide { first, second, qpn, host } => {
+            let (one, other) = (&profile.streams[first], &profile.streams[second]);
+            let free = profile.streams.iter().map(|s| s.first_qpn.get() + s.qps).max().unwrap_or(2);
+            Problem::at(
+                at(second).qpn(),
+                format!(
+                    "streams `{}` and `{}` both count PSNs of queue pair {qpn} of {host}: their PSNs collide",
+                    one.name, other.name
+                ),
+            )
+            .label("these numbers are taken")
+            .also(at(first).qpn(), "by these")
+            .help(format!("give each stream queue pairs of its own: write `first_qpn = {free:#x}` here"))
+        }
+        ProfileError::StampDoesNotFit { stream, size, needed } => Problem::at(
+            at(stream).latency.clone().unwrap_or_else(|| at(stream).size()),
+            format!("the time of sending, {needed} bytes, does not fit into a payload of {size}"),
+        )
+        .label("no room")
+        .help(format!("write `size = {needed}` or more for `{}`, or `latency = false`", name(stream))),
+        ProfileError::ReadSizes { stream } => Problem::at(at(stream).size(), text)
+            .label("several")
+            .help("keep one, and write a stream for each of the others: a READ takes as many PSNs as its response has packets"),
+        ProfileError::NeverAsked { stream, .. } => Problem::at(at(stream).outstanding(), text)
+            .label("waits for ever")
+            .help("write `ack_every = 1`, or a number that is not above `outstanding`"),
+        ProfileError::CasOutstanding { stream } => Problem::at(at(stream).outstanding(), text)
+            .label("too many")
+            .help("write `outstanding = 1`: what is asked next depends on the answer; more queue pairs ask at once"),
+        ProfileError::NotAnswered { stream, .. } => Problem::at(at(stream).outstanding(), text)
+            .label("waits for ever")
+            .help("leave `outstanding` out"),
+        ProfileError::Versions { stream } => Problem::at(at(stream).header.clone(), text)
+            .label("IPv4 and IPv6")
+            .help("write `src` and `dst` of one version"),
+        ProfileError::Qpns { stream, .. } => Problem::at(at(stream).qpn(), text)
+            .label("out of range")
+            .help("begin lower, or ask for fewer `qps`: numbers have 24 bits, and the first two and the last are taken"),
+        ProfileError::Value { stream: Some(stream), .. } => {
+            let stamped = Problem::at(at(stream).size(), format!("stream `{}`: {text}", name(stream)));
+            stamped.label("out of range").help("configs/pktgen/mix.toml says what each key takes")
+        }
+        ProfileError::Qps(_)
+        | ProfileError::Streams(_)
+        | ProfileError::NobodyReceives
+        | ProfileError::Value { stream: None, .. } => {
+            table.problem(text).label("here").help("configs/pktgen/mix.toml says what each key takes")
+        }
+    }
+}

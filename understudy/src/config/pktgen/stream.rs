@@ -1,0 +1,319 @@
+//! A stream: `[[pktgen.stream]]`.
+
+use crate::config::forward::station;
+use crate::config::nic::ip;
+use crate::config::report::Problem;
+use crate::config::tree::{Table, Value};
+use core::net::IpAddr;
+use core::ops::Range;
+use pktgen::profile::{Host, MAX_OUTSTANDING, MAX_QPS, MAX_SLOTS, Memory, STAMP_LEN};
+use pktgen::{Choice, Rate, Stream, Unit, Verb};
+use rocev2::ethernet::MacAddr;
+use rocev2::ipv4::Ipv4;
+use rocev2::ipv6::Ipv6;
+use rocev2::onepipe::OnePipe;
+use rocev2::udp::Udp;
+use rocev2::{Bth, Psn, Qpn};
+use switch::{Nanos, Share};
+
+/// Longest name, so that reports fit on a line
+const MAX_NAME: usize = 32;
+/// Longest message (IB 9.4.1)
+const MAX_SIZE: u64 = 1 << 30;
+const VERBS: [&str; 8] =
+    ["write", "send", "read", "compare_swap", "fetch_add", "ack", "onepipe_message", "onepipe_beacon"];
+
+/// A stream, and where what it says stands in the file.
+pub(super) struct ReadStream {
+    pub(super) places: Places,
+    pub(super) stream: Stream,
+}
+
+/// Places of keys; those that are not there stand for the table's header.
+pub(super) struct Places {
+    pub(super) header: Range<usize>,
+    pub(super) latency: Option<Range<usize>>,
+    qpn: Option<Range<usize>>,
+    size: Option<Range<usize>>,
+    outstanding: Option<Range<usize>>,
+}
+
+impl Places {
+    pub(super) fn qpn(&self) -> Range<usize> {
+        self.qpn.clone().unwrap_or_else(|| self.header.clone())
+    }
+
+    pub(super) fn size(&self) -> Range<usize> {
+        self.size.clone().unwrap_or_else(|| self.header.clone())
+    }
+
+    pub(super) fn outstanding(&self) -> Range<usize> {
+        self.outstanding.clone().unwrap_or_else(|| self.header.clone())
+    }
+}
+
+pub(super) fn read(
+    table: Table<'_>,
+    index: usize,
+    received: bool,
+    mtu_of_port: Option<u16>,
+    names: &mut Vec<(String, Range<usize>)>,
+) -> Option<ReadStream> {
+    let header = table.problem("").span.unwrap_or_default();
+    let name = name(&table, index, &header, names);
+    let verb = verb(&table);
+    let (src, dst) = (host(&table, "src", "\"10.0.0.1\""), host(&table, "dst", "\"10.0.0.2\""));
+    let src_mac = mac(&table, "src_mac", "\"02:00:00:00:00:01\"", MacAddr([2, 0, 0, 0, 0, 1]));
+    let dst_mac = mac(&table, "dst_mac", "\"02:00:00:00:00:02\"", MacAddr([2, 0, 0, 0, 0, 2]));
+    let place = |key, example| table.get(key, example).map(|value| value.span());
+    let places = Places {
+        qpn: place("first_qpn", "0x100"),
+        size: place("size", "64"),
+        latency: place("latency", "true"),
+        outstanding: place("outstanding", "16"),
+        header,
+    };
+    let default_qpn = 0x100 + 0x1000 * index as u64;
+    let first_qpn = table.number("first_qpn", 2..=0xff_fffe, default_qpn) as u32;
+    let qps = table.number("qps", 1..=MAX_QPS.into(), 1) as u32;
+    let pick = choice(&table, "pick");
+    let sizes = sizes(&table, verb);
+    let mtu = mtu(&table);
+    let memory = memory(&table);
+    let first_psn = table.spanned_number("first_psn", 0..=0xff_ffff, 0);
+    let rate =
+        table.get("rate", "{ packets_per_s = 1_000_000 }").map_or(Some(Rate::Max), |value| rate(&value));
+    let burst = table.number("burst", 1..=256, 32) as u16;
+    let packets = table.spanned_number("packets", 1..=1 << 48, 1_000_000);
+    let ack_every = table.number("ack_every", 0..=u32::MAX.into(), 1) as u32;
+    let outstanding = table.spanned_number("outstanding", 1..=MAX_OUTSTANDING.into(), 16);
+    let timeout = Nanos::from_micros(table.number("timeout_us", 1..=60_000_000, 10_000));
+    let latency = table.get("latency", "true").map(|value| value.boolean());
+    let malformed = table.get("malformed", "0.01").map_or(Some(0.0), |value| value.fraction(0.0..=1.0));
+    let (sizes, mtu) = (sizes?, mtu?);
+    if let (Some(verb), Some(limit), Some(dst)) = (verb, mtu_of_port, dst) {
+        fits(&table, verb, &sizes, mtu, limit, dst);
+    }
+    table.finish();
+    let verb = verb?;
+    let roomy = verb.has_payload() && sizes.iter().all(|size| *size >= STAMP_LEN as u32);
+    let stream = Stream {
+        name: name?,
+        verb,
+        src: Host { mac: src_mac?, ip: src? },
+        dst: Host { mac: dst_mac?, ip: dst? },
+        first_qpn: Qpn::new(first_qpn),
+        qps,
+        pick: pick?,
+        sizes,
+        mtu,
+        memory: memory?,
+        first_psn: first_psn.map(|psn| Psn::new(psn.into_inner() as u32)),
+        rate: rate?,
+        burst,
+        packets: packets.map(toml::Spanned::into_inner),
+        ack_every,
+        outstanding: outstanding.map(|n| n.into_inner() as u16),
+        timeout,
+        stamp: match latency {
+            Some(asked) => asked?,
+            None => roomy && received,
+        },
+        malformed: Share::new(malformed?)?,
+    };
+    Some(ReadStream { places, stream })
+}
+
+fn name(
+    table: &Table<'_>,
+    index: usize,
+    header: &Range<usize>,
+    names: &mut Vec<(String, Range<usize>)>,
+) -> Option<String> {
+    let given = table.get("name", "\"writes\"");
+    let (name, place) = match &given {
+        None => (format!("stream {}", index + 1), header.clone()),
+        Some(value) => (value.text()?.to_owned(), value.span()),
+    };
+    if name.chars().count() > MAX_NAME || name.chars().any(char::is_control) {
+        let problem =
+            Problem::at(place, "a stream cannot have this name").label("too long, or not on one line");
+        table
+            .problems()
+            .add(problem.help(format!("write up to {MAX_NAME} characters, such as `name = \"writes\"`")));
+        return None;
+    }
+    if let Some((_, first)) = names.iter().find(|(other, _)| *other == name) {
+        let problem = Problem::at(place, format!("two streams are called `{name}`")).label("again");
+        let problem = problem.also(first.clone(), "first here");
+        table
+            .problems()
+            .add(problem.help("give each stream a name of its own: reports tell them apart by it"));
+        return None;
+    }
+    names.push((name.clone(), place));
+    Some(name)
+}
+
+fn verb(table: &Table<'_>) -> Option<Verb> {
+    let given = table.require("verb", "\"write\"")?;
+    let coalesce = table.spanned_number("coalesce", 1..=1 << 16, 8);
+    let word = given.word(&VERBS)?;
+    if let (Some(coalesce), true) = (&coalesce, word != "ack") {
+        let problem = Problem::at(coalesce.span(), format!("`coalesce` is nothing to `verb = \"{word}\"`"));
+        let problem = problem.label("for `ack`").also(given.span(), "the verb");
+        table.problems().add(problem.help("remove it, or write `verb = \"ack\"`"));
+    }
+    Some(match word {
+        "write" => Verb::Write,
+        "send" => Verb::Send,
+        "read" => Verb::Read,
+        "compare_swap" => Verb::CompareSwap,
+        "fetch_add" => Verb::FetchAdd,
+        "ack" => Verb::Ack { coalesce: coalesce.map_or(1, |n| n.into_inner() as u32) },
+        "onepipe_message" => Verb::OnePipeMessage,
+        _ => Verb::OnePipeBeacon,
+    })
+}
+
+fn host(table: &Table<'_>, key: &'static str, example: &'static str) -> Option<IpAddr> {
+    table.require(key, example).and_then(|value| ip(&value))
+}
+
+fn mac(table: &Table<'_>, key: &'static str, example: &'static str, default: MacAddr) -> Option<MacAddr> {
+    table.get(key, example).map_or(Some(default), |value| station(&value))
+}
+
+/// `"turn"`, `"uniform"` or `{ zipf = 0.99 }`; in turn, if it is not there
+fn choice(table: &Table<'_>, key: &'static str) -> Option<Choice> {
+    let Some(value) = table.get(key, "\"uniform\"") else { return Some(Choice::Turn) };
+    if value.text_if_any().is_some() {
+        return Some(if value.word(&["turn", "uniform"])? == "turn" {
+            Choice::Turn
+        } else {
+            Choice::Uniform
+        });
+    }
+    let table = value.clone().like("{ zipf = 0.99 }").table(value.name())?;
+    let exponent = table.require("zipf", "0.99").and_then(|value| value.fraction(0.0..=10.0));
+    table.finish();
+    Some(Choice::Zipf { thousandths: (exponent? * 1000.0).round() as u32 })
+}
+
+fn sizes(table: &Table<'_>, verb: Option<Verb>) -> Option<Vec<u32>> {
+    let given = table.get("size", "64");
+    let wants = verb.is_none_or(|verb| verb.has_payload() || verb == Verb::Read);
+    match (given, wants) {
+        (None, false) => Some(Vec::new()),
+        (None, true) => Some(vec![64]),
+        (Some(value), false) => {
+            let name = verb.map_or("", Verb::name);
+            let problem = Problem::at(value.key_span(), format!("`size` is nothing to `verb = \"{name}\"`"));
+            value.add(problem.label("these have one size").help("remove it"));
+            None
+        }
+        (Some(value), true) => {
+            let sizes = value.one_or_list();
+            let sizes: Option<Vec<_>> =
+                sizes.iter().map(|value| value.number(0..=MAX_SIZE, 64).map(|size| size as u32)).collect();
+            let sizes = sizes?;
+            if sizes.is_empty() {
+                value.add(
+                    value.problem("`size` is empty").label("none").help("write a size, such as `size = 64`"),
+                );
+                return None;
+            }
+            Some(sizes)
+        }
+    }
+}
+
+fn mtu(table: &Table<'_>) -> Option<u16> {
+    let Some(value) = table.get("mtu", "1024") else { return Some(1024) };
+    let mtu = value.number(256..=4096, 1024)?;
+    if !mtu.is_power_of_two() {
+        let problem = value.problem(format!("{mtu} is no path MTU")).label("not one of InfiniBand's");
+        value.add(problem.help("write 256, 512, 1024, 2048 or 4096; a port of MTU 1500 carries 1024"));
+        return None;
+    }
+    Some(mtu as u16)
+}
+
+fn memory(table: &Table<'_>) -> Option<Memory> {
+    let va = table
+        .get("va", "0x7f0000000000")
+        .map_or(Some(0x7f00_0000_0000), |value| value.number(0..=u64::MAX, 0));
+    let rkey = table.number("rkey", 0..=u32::MAX.into(), 0x1000) as u32;
+    let slots = table.number("slots", 1..=MAX_SLOTS.into(), 1) as u32;
+    let choice = choice(table, "slot");
+    Some(Memory { va: va?, rkey, slots, choice: choice? })
+}
+
+/// `"max"`, `{ packets_per_s = N }`, `{ bits_per_s = N }`, or with `[from, to]` and `over_s` a ramp
+fn rate(value: &Value<'_>) -> Option<Rate> {
+    if value.text_if_any().is_some() {
+        return value.word(&["max"]).map(|_| Rate::Max);
+    }
+    let table = value.clone().like("{ packets_per_s = 1_000_000 }").table("`rate`")?;
+    let packets = table.get("packets_per_s", "1_000_000");
+    let bits = table.get("bits_per_s", "10_000_000_000");
+    let over = table.get("over_s", "10");
+    table.finish();
+    let (unit, given) = match (packets, bits) {
+        (Some(packets), None) => (Unit::Packets, packets),
+        (None, Some(bits)) => (Unit::Bits, bits),
+        (packets, _) => {
+            let what = if packets.is_some() { "two rates" } else { "no rate" };
+            let problem = value.problem(format!("`rate` says {what}")).label("one is needed");
+            value.add(problem.help("write `rate = { packets_per_s = 1_000_000 }`, `{ bits_per_s = 10_000_000_000 }` or `\"max\"`"));
+            return None;
+        }
+    };
+    let number = |value: &Value<'_>, least| value.number(least..=Rate::FASTEST, 1_000_000);
+    let Some(list) = given.list_if_any() else {
+        if let Some(over) = over {
+            let problem = Problem::at(over.key_span(), "`over_s` is for a rate that changes")
+                .label("from what to what?");
+            over.add(
+                problem.help("write two rates, such as `packets_per_s = [1_000, 1_000_000]`, or remove it"),
+            );
+            return None;
+        }
+        return Some(Rate::Steady { unit, per_second: number(&given, 1)? });
+    };
+    let ([from, to], Some(over)) = (list.as_slice(), over) else {
+        let problem = given.problem("a ramp has two rates, and a time").label("from, to");
+        given.add(problem.help("write `rate = { packets_per_s = [1_000, 1_000_000], over_s = 10 }`"));
+        return None;
+    };
+    let (from, to, over) = (number(from, 0), number(to, 1), over.fraction(0.001..=3600.0));
+    Some(Rate::Ramp { unit, from: from?, to: to?, over: Nanos((over? * 1e9) as u64) })
+}
+
+/// Refuses packets that the port does not take.
+fn fits(table: &Table<'_>, verb: Verb, sizes: &[u32], mtu: u16, limit: u16, dst: IpAddr) {
+    const ICRC: usize = 4;
+    let ip = if dst.is_ipv4() { Ipv4::LEN } else { Ipv6::LEN };
+    let longest = sizes.iter().copied().max().unwrap_or(0).min(mtu.into()) as usize;
+    let payload = longest.next_multiple_of(4);
+    let rest = match verb {
+        Verb::Write => 16 + payload,
+        // A response's header is shorter than a request's, and it has the payload.
+        Verb::Read => (4 + payload).max(16),
+        Verb::Send => payload,
+        Verb::CompareSwap | Verb::FetchAdd => 28,
+        Verb::Ack { .. } => 4,
+        Verb::OnePipeMessage | Verb::OnePipeBeacon => 8 + OnePipe::LEN + payload,
+    };
+    let packet = ip + Udp::LEN + Bth::LEN + rest + ICRC;
+    if packet > usize::from(limit) {
+        let place = table.get("mtu", "1024").or_else(|| table.get("size", "64"));
+        let message = format!("packets of {packet} bytes do not fit the port's MTU of {limit}");
+        let problem = match place {
+            Some(value) => value.problem(message),
+            None => table.problem(message),
+        };
+        let help = format!("write `mtu = {packet}` for the port, or a smaller `mtu` or `size` here");
+        table.problems().add(problem.label("too long").help(help));
+    }
+}

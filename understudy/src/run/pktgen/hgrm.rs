@@ -1,0 +1,85 @@
+//! Histograms as files, in the format that HdrHistogram's plotters read: microseconds by percentile.
+
+use hdrhistogram::Histogram as Hdr;
+use miette::{IntoDiagnostic as _, WrapErr as _};
+use pktgen::{Counters, Histogram, Profile};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+/// Digits that are kept: those that the generator's own buckets have
+const DIGITS: u8 = 3;
+
+/// The same times, as the library has them.
+pub(super) fn hdr(histogram: &Histogram) -> Hdr<u64> {
+    let mut hdr = Hdr::new(DIGITS).expect("a number of digits that there can be");
+    for (time, count) in histogram.buckets() {
+        // It grows as needed.
+        hdr.record_n(time.0, count).expect("a histogram that grows takes any time");
+    }
+    hdr
+}
+
+/// Writes a file for each histogram that has something in it.
+pub(super) fn write(folder: &Path, profile: &Profile, counters: &Counters) -> Result<(), miette::Report> {
+    let failed = || format!("histograms cannot be written to {}", folder.display());
+    fs::create_dir_all(folder).into_diagnostic().wrap_err_with(failed)?;
+    for (stream, counters) in profile.streams.iter().zip(&counters.streams) {
+        for (kind, histogram) in [("latency", &counters.latency), ("round-trip", &counters.round_trip)] {
+            if histogram.count() > 0 {
+                let plain =
+                    |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.') { c } else { '-' };
+                let name: String = stream.name.chars().map(plain).collect();
+                let path = folder.join(format!("{name}.{kind}.hgrm"));
+                fs::write(path, text(&hdr(histogram))).into_diagnostic().wrap_err_with(failed)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn text(hdr: &Hdr<u64>) -> String {
+    let us = |ns: f64| ns / 1_000.0;
+    let mut text =
+        format!("{:>12} {:>14} {:>10} {:>14}\n\n", "Value", "Percentile", "TotalCount", "1/(1-Percentile)");
+    let mut total = 0;
+    for step in hdr.iter_quantiles(5) {
+        total += step.count_since_last_iteration();
+        let (value, quantile) = (us(step.value_iterated_to() as f64), step.quantile_iterated_to());
+        _ = write!(text, "{value:12.3} {quantile:14.12} {total:10}");
+        if quantile < 1.0 {
+            _ = write!(text, " {:14.2}", 1.0 / (1.0 - quantile));
+        }
+        text.push('\n');
+    }
+    _ = writeln!(text, "#[Mean    = {:12.3}, StdDeviation   = {:12.3}]", us(hdr.mean()), us(hdr.stdev()));
+    _ = writeln!(text, "#[Max     = {:12.3}, Total count    = {:12}]", us(hdr.max() as f64), hdr.len());
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use switch::Nanos;
+
+    #[test]
+    fn the_format_of_plotters() {
+        let histogram = Histogram::default();
+        for n in 1..=1000 {
+            histogram.record(Nanos(n * 1_000));
+        }
+        let text = text(&hdr(&histogram));
+        let rows: Vec<Vec<f64>> = text
+            .lines()
+            .skip(2)
+            .filter(|line| !line.starts_with('#'))
+            .map(|line| line.split_whitespace().map(|word| word.parse().unwrap()).collect())
+            .collect();
+        assert!(text.trim_start().starts_with("Value     Percentile TotalCount 1/(1-Percentile)"), "{text}");
+        let median = rows.iter().find(|row| row[1] >= 0.5).unwrap();
+        assert!((median[0] - 500.0).abs() < 5.0, "{median:?}");
+        let last = rows.last().unwrap();
+        assert_eq!((last[1], last[2], last.len()), (1.0, 1000.0, 3));
+        assert!(text.contains("Total count    =         1000]"), "{text}");
+    }
+}

@@ -1,0 +1,384 @@
+//! What a generator's run came to: as tables for people, as JSON for programs.
+
+use super::{Spoil, hgrm};
+use crate::run::report::{row, section};
+use dataplane::{Outcome, Runtime};
+use pktgen::counters::StreamCounters;
+use pktgen::pace::WIRE_OVERHEAD;
+use pktgen::{Counters, Histogram, Profile, Rate, Stream, Unit};
+use rocev2::Fault;
+use serde::Serialize;
+use std::fmt::Write as _;
+use std::process::ExitCode;
+use switch::Nanos;
+
+/// The closing report. Its serialised form is the program's interface: fields are added, not renamed.
+#[derive(Serialize)]
+pub(in crate::run) struct PktgenReport {
+    /// Length of the run, from the start of its worker to its end
+    seconds: f64,
+    /// Time stamp counter cycles a second
+    tsc_hz: u64,
+    seed: u64,
+    streams: Vec<StreamRow>,
+    /// Malformed packets that came in, by fault, a wrong ICRC included; no stream can be told
+    malformed: Vec<FaultRow>,
+    /// RoCEv2 packets that came in and are of no stream
+    foreign: u64,
+    /// Frames that came in and are no RoCEv2 packets
+    other: u64,
+    /// Times that sending had to wait: for a packet buffer, and for room in the port's queue
+    no_buffer: u64,
+    port_busy: u64,
+    ports: Vec<PortRow>,
+    /// Whether what was counted adds up, by stream and in all
+    adds_up: bool,
+    /// Why the numbers are not to be believed; empty if they are
+    spoiled: Vec<Spoil>,
+}
+
+#[derive(Serialize)]
+struct FaultRow {
+    fault: &'static str,
+    packets: u64,
+}
+
+#[derive(Serialize)]
+struct PortRow {
+    name: String,
+    driver: String,
+    rx_frames: u64,
+    rx_bytes: u64,
+    tx_frames: u64,
+    tx_bytes: u64,
+}
+
+/// A stream. sent = received + lost + unseen; messages = answered + unanswered + under_way, where answers are waited for.
+#[derive(Serialize)]
+struct StreamRow {
+    name: String,
+    verb: &'static str,
+    /// For how long it sent
+    sending_s: f64,
+    sent: u64,
+    sent_bytes: u64,
+    messages: u64,
+    sent_per_s: f64,
+    /// With preamble, check sequence and gap
+    wire_bits_per_s: f64,
+    /// Packets or bits sent, of those that came due; null if as many as possible were asked for
+    part_of_rate: Option<f64>,
+    /// Packets or bits that came due and were never sent
+    forfeited: u64,
+    malformed_sent: u64,
+    /// What became of its packets; null if nobody looked
+    arrived: Option<Arrived>,
+    /// Answers; null for what nobody answers
+    answers: Option<Answers>,
+}
+
+#[derive(Serialize)]
+struct Arrived {
+    received: u64,
+    received_bytes: u64,
+    /// Overtaken, and did not come
+    lost: u64,
+    /// None of their queue pair came behind them: lost at the end, or in flight
+    unseen: u64,
+    /// Received, and overtaken before
+    reordered: u64,
+    duplicates: u64,
+    /// Too late to tell whether they came before
+    stale: u64,
+    /// To a queue pair of the stream, and never sent
+    unexpected: u64,
+    /// From sending to receiving
+    latency: Option<Times>,
+}
+
+#[derive(Serialize)]
+struct Answers {
+    /// Packets sent by our own responder, and requests that it could not answer
+    replies: u64,
+    unable: u64,
+    /// Packets that came back
+    responses: u64,
+    /// Requests; null if they are not waited for
+    requests: Option<Requests>,
+}
+
+#[derive(Serialize)]
+struct Requests {
+    answered: u64,
+    unanswered: u64,
+    under_way: u64,
+    stale_responses: u64,
+    /// Compare and swap
+    swapped: u64,
+    not_swapped: u64,
+    /// From a request's last packet to its answer
+    round_trip: Option<Times>,
+}
+
+/// Nanoseconds; the time is read once a turn of the worker.
+#[derive(Serialize)]
+struct Times {
+    count: u64,
+    min_ns: u64,
+    p50_ns: u64,
+    p90_ns: u64,
+    p99_ns: u64,
+    p999_ns: u64,
+    max_ns: u64,
+}
+
+impl Times {
+    fn of(histogram: &Histogram) -> Option<Self> {
+        let hdr = hgrm::hdr(histogram);
+        (!hdr.is_empty()).then(|| Self {
+            count: hdr.len(),
+            min_ns: hdr.min(),
+            p50_ns: hdr.value_at_quantile(0.5),
+            p90_ns: hdr.value_at_quantile(0.9),
+            p99_ns: hdr.value_at_quantile(0.99),
+            p999_ns: hdr.value_at_quantile(0.999),
+            max_ns: hdr.max(),
+        })
+    }
+}
+
+/// Packets and bits on the wire that a stream sent, malformed ones included: its rate counts them all.
+fn units(counters: &StreamCounters) -> (u64, u64) {
+    let ((good, good_bytes), (bad, bad_bytes)) = (counters.sent.get(), counters.malformed.get());
+    let packets = good + bad;
+    (packets, (good_bytes + bad_bytes + packets * WIRE_OVERHEAD as u64) * 8)
+}
+
+/// The part of what came due that a stream sent.
+pub(super) fn part_of_rate(stream: &Stream, counters: &StreamCounters) -> Option<f64> {
+    let (packets, bits) = units(counters);
+    let sent = if stream.rate.unit()? == Unit::Bits { bits } else { packets };
+    let due = stream.rate.earned(Nanos(counters.sending_ns.get()));
+    // Whoever has sent all that was asked for owes what was given up on the way.
+    let finished = stream.packets.is_some_and(|packets| counters.sent.frames.get() >= packets);
+    let due = if finished { u128::from(sent + counters.forfeited.get()) } else { due };
+    let burst = u128::from(sent) * u128::from(stream.burst) / u128::from(packets.max(1));
+    // Less than a burst off is not off.
+    Some(if due.abs_diff(sent.into()) <= burst { 1.0 } else { sent as f64 / due as f64 })
+}
+
+impl StreamRow {
+    fn new(profile: &Profile, stream: &Stream, counters: &StreamCounters) -> Self {
+        let (sent, sent_bytes) = counters.sent.get();
+        let sending_s = counters.sending_ns.get() as f64 / 1e9;
+        let per_s = |count: u64| if sending_s > 0.0 { count as f64 / sending_s } else { 0.0 };
+        let (packets, bits) = units(counters);
+        let waits = stream.outstanding.is_some();
+        Self {
+            name: stream.name.clone(),
+            verb: stream.verb.name(),
+            sending_s,
+            sent,
+            sent_bytes,
+            messages: counters.messages.get(),
+            sent_per_s: per_s(packets),
+            wire_bits_per_s: per_s(bits),
+            part_of_rate: part_of_rate(stream, counters),
+            forfeited: counters.forfeited.get(),
+            malformed_sent: counters.malformed.frames.get(),
+            arrived: profile.receive.is_some().then(|| Arrived {
+                received: counters.received.frames.get(),
+                received_bytes: counters.received.bytes.get(),
+                lost: counters.lost(),
+                unseen: counters.unseen(),
+                reordered: counters.late.get(),
+                duplicates: counters.duplicates.get(),
+                stale: counters.stale.get(),
+                unexpected: counters.unexpected.get(),
+                latency: Times::of(&counters.latency),
+            }),
+            answers: (stream.verb.is_request() && (profile.respond || waits)).then(|| Answers {
+                replies: counters.replies.get(),
+                unable: counters.unable.get(),
+                responses: counters.responses.get(),
+                requests: waits.then(|| Requests {
+                    answered: counters.answered.get(),
+                    unanswered: counters.unanswered.get(),
+                    under_way: counters.under_way(),
+                    stale_responses: counters.stale_responses.get(),
+                    swapped: counters.swapped.get(),
+                    not_swapped: counters.not_swapped.get(),
+                    round_trip: Times::of(&counters.round_trip),
+                }),
+            }),
+        }
+    }
+
+    /// Whether what was sent is what became of it.
+    fn adds_up(&self) -> bool {
+        let arrived = self.arrived.as_ref().is_none_or(|a| self.sent == a.received + a.lost + a.unseen);
+        let requests = self.answers.as_ref().and_then(|answers| answers.requests.as_ref());
+        arrived && requests.is_none_or(|r| self.messages == r.answered + r.unanswered + r.under_way)
+    }
+}
+
+impl PktgenReport {
+    pub(super) fn new(
+        profile: &Profile,
+        counters: &Counters,
+        runtime: &Runtime,
+        outcome: &Outcome,
+        spoiled: Vec<Spoil>,
+        seconds: f64,
+    ) -> Self {
+        let streams: Vec<_> = profile
+            .streams
+            .iter()
+            .zip(&counters.streams)
+            .map(|(stream, counters)| StreamRow::new(profile, stream, counters))
+            .collect();
+        let faults = Fault::ALL
+            .into_iter()
+            .map(|fault| FaultRow { fault: fault.name(), packets: counters.faults[fault as usize].get() });
+        let malformed: Vec<_> = faults.filter(|row| row.packets > 0).collect();
+        let (foreign, other) = (counters.foreign.get(), counters.other.get());
+        let sum = |count: &dyn Fn(&dataplane::counters::WorkerCounters) -> u64| {
+            outcome.workers.iter().map(|worker| count(worker)).sum::<u64>()
+        };
+        let known: u64 = counters
+            .streams
+            .iter()
+            .map(|c| {
+                let arrived = c.received.frames.get() + c.duplicates.get() + c.stale.get();
+                arrived + c.unexpected.get() + c.responses.get()
+            })
+            .sum();
+        let broken: u64 = malformed.iter().map(|row| row.packets).sum();
+        let all_frames = known + broken + foreign + other == sum(&|worker| worker.received());
+        let ports = runtime.ports().enumerate().map(|(index, info)| PortRow {
+            name: info.name.clone(),
+            driver: info.driver.clone(),
+            rx_frames: sum(&|w| w.ports[index].rx.frames.get()),
+            rx_bytes: sum(&|w| w.ports[index].rx.bytes.get()),
+            tx_frames: sum(&|w| w.ports[index].tx.frames.get()),
+            tx_bytes: sum(&|w| w.ports[index].tx.bytes.get()),
+        });
+        Self {
+            seconds,
+            tsc_hz: outcome.tsc_hz,
+            seed: profile.seed,
+            adds_up: all_frames && streams.iter().all(StreamRow::adds_up),
+            streams,
+            malformed,
+            foreign,
+            other,
+            no_buffer: counters.no_buffer.get(),
+            port_busy: counters.port_busy.get(),
+            ports: ports.collect(),
+            spoiled,
+        }
+    }
+
+    /// Failure, if the numbers are not to be believed.
+    pub(in crate::run) fn code(&self) -> ExitCode {
+        if self.spoiled.is_empty() && self.adds_up { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    }
+
+    pub(in crate::run) fn json(&self) -> String {
+        serde_json::to_string(self).expect("numbers and text always serialise")
+    }
+
+    pub(in crate::run) fn text(&self) -> String {
+        let mut text = String::new();
+        let sent = self.streams.iter().map(|s| {
+            let rate = s.part_of_rate.map_or_else(|| "-".into(), |part| format!("{:.2} %", part * 100.0));
+            let mpps = format!("{:.4}", s.sent_per_s / 1e6);
+            let gbps = format!("{:.4}", s.wire_bits_per_s / 1e9);
+            row(&[&s.name, s.verb, &mpps, &gbps, &rate], &[s.sent, s.messages, s.malformed_sent])
+        });
+        let columns = ["stream", "verb", "Mpps", "Gb/s", "of its rate", "sent", "messages", "malformed"];
+        section(&mut text, "Sent", &columns, 5, sent);
+        let arrived = self.streams.iter().filter_map(|s| Some((s, s.arrived.as_ref()?)));
+        let rows = arrived.clone().map(|(s, a)| {
+            let numbers =
+                [s.sent, a.received, a.lost, a.unseen, a.reordered, a.duplicates, a.stale, a.unexpected];
+            row(&[&s.name], &numbers)
+        });
+        let columns =
+            ["stream", "sent", "received", "lost", "unseen", "reordered", "twice", "stale", "unexpected"];
+        section(&mut text, "What became of it: sent = received + lost + unseen", &columns, 1, rows);
+        let answers = self.streams.iter().filter_map(|s| Some((s, s.answers.as_ref()?)));
+        let rows = answers.clone().map(|(s, a)| row(&[&s.name], &[a.replies, a.unable, a.responses]));
+        section(&mut text, "Answers, in packets", &["stream", "sent", "unable", "came back"], 1, rows);
+        let requests = answers.filter_map(|(s, a)| Some((s, a.requests.as_ref()?)));
+        let rows = requests.clone().map(|(s, r)| {
+            let numbers = [
+                s.messages,
+                r.answered,
+                r.unanswered,
+                r.under_way,
+                r.stale_responses,
+                r.swapped,
+                r.not_swapped,
+            ];
+            row(&[&s.name], &numbers)
+        });
+        let columns =
+            ["stream", "requests", "answered", "unanswered", "under way", "stale", "swapped", "not swapped"];
+        section(&mut text, "Requests = answered + unanswered + under way", &columns, 1, rows);
+        let latency = arrived.filter_map(|(s, a)| Some((s, "one way", a.latency.as_ref()?)));
+        let round_trip = requests.filter_map(|(s, r)| Some((s, "round trip", r.round_trip.as_ref()?)));
+        let times = latency.chain(round_trip).map(|(s, what, t)| {
+            let us = [t.min_ns, t.p50_ns, t.p90_ns, t.p99_ns, t.p999_ns, t.max_ns];
+            let us = us.map(|ns| format!("{:.2}", ns as f64 / 1e3));
+            let words: Vec<&str> =
+                [s.name.as_str(), what].into_iter().chain(us.iter().map(String::as_str)).collect();
+            row(&words, &[t.count])
+        });
+        let columns = ["stream", "time in us", "least", "50 %", "90 %", "99 %", "99.9 %", "most", "packets"];
+        section(&mut text, "Latency", &columns, 8, times);
+        let malformed = self.malformed.iter().map(|row_| row(&[row_.fault], &[row_.packets]));
+        section(&mut text, "Malformed packets that came", &["fault", "packets"], 1, malformed);
+        let rows = self.ports.iter().map(|port| {
+            row(&[&port.name, &port.driver], &[port.rx_frames, port.rx_bytes, port.tx_frames, port.tx_bytes])
+        });
+        section(
+            &mut text,
+            "Ports",
+            &["port", "driver", "rx frames", "rx bytes", "tx frames", "tx bytes"],
+            2,
+            rows,
+        );
+        for (count, what) in [
+            (self.foreign, "packets came that are of no stream"),
+            (self.other, "frames came that are no RoCEv2 packets"),
+            (self.no_buffer, "times sending waited for a packet buffer"),
+            (self.port_busy, "times sending waited for room in the port's queue"),
+        ] {
+            if count > 0 {
+                _ = writeln!(text, "{count} {what}");
+            }
+        }
+        if !self.adds_up {
+            text += "THE COUNTERS DO NOT ADD UP: this is a bug, or the run was cut short.\n";
+        }
+        for spoil in &self.spoiled {
+            _ = writeln!(text, "SPOILED ({}): {}", spoil.reason, spoil.what);
+        }
+        let sent: u64 = self.streams.iter().map(|s| s.sent).sum();
+        _ = write!(text, "{sent} packets sent by {} streams, in {:.2} s", self.streams.len(), self.seconds);
+        text
+    }
+}
+
+/// A rate in words, for the summary of a file.
+pub(crate) fn rate(rate: Rate) -> String {
+    let unit = |unit| if unit == Unit::Bits { "bits" } else { "packets" };
+    match rate {
+        Rate::Max => "as fast as its port takes it".into(),
+        Rate::Steady { unit: u, per_second } => format!("{per_second} {} a second", unit(u)),
+        Rate::Ramp { unit: u, from, to, over } => {
+            format!("{from} to {to} {} a second in {} s", unit(u), over.0 as f64 / 1e9)
+        }
+    }
+}

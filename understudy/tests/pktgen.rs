@@ -1,0 +1,271 @@
+//! `understudy pktgen` on DPDK's virtual devices: what it sends is what a dissector reads, what it counts adds up, and what is
+//! wrong is said.
+
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Command, Output};
+use tempfile::TempDir;
+
+fn understudy(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_understudy"))
+        .args(arguments)
+        .env("NO_COLOR", "1")
+        .output()
+        .expect("it runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// A file of this content
+fn file(content: &str) -> (TempDir, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("my.toml");
+    std::fs::write(&path, content).unwrap();
+    let path = path.to_str().unwrap().to_owned();
+    (folder, path)
+}
+
+fn report(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}\n{}", text(&output.stdout), text(&output.stderr)))
+}
+
+const HOSTS: &str = "src = \"10.0.0.1\"\ndst = \"10.0.0.2\"\n";
+
+/// Every verb, so many packets of each.
+fn every_verb(packets: u32) -> String {
+    let verbs = [
+        ("write", "size = [64, 3000]"),
+        ("send", "size = [1, 1500]\nlatency = false"),
+        ("read", "size = 4096"),
+        ("compare_swap", ""),
+        ("fetch_add", "slots = 4"),
+        ("ack", "coalesce = 3"),
+        ("onepipe_message", "size = 100"),
+        ("onepipe_beacon", ""),
+    ];
+    let stream = |(verb, lines): (&str, &str)| {
+        format!(
+            "[[pktgen.stream]]\nname = \"{verb}\"\nverb = \"{verb}\"\n{lines}\n{HOSTS}qps = 5\npackets = {packets}\n\
+             rate = {{ packets_per_s = 100_000 }}\n"
+        )
+    };
+    verbs.into_iter().map(stream).collect()
+}
+
+#[test]
+fn what_is_sent_decodes_cleanly() {
+    let folder = tempfile::tempdir().unwrap();
+    let (config, capture) = (folder.path().join("my.toml"), folder.path().join("out.pcap"));
+    let content = format!(
+        "[[port]]\nname = \"out\"\npcap = {{ tx = \"{}\" }}\n[pktgen]\nsend = \"out\"\ncatch_up_ms = 10_000\n{}",
+        capture.display(),
+        every_verb(40)
+    );
+    std::fs::write(&config, content).unwrap();
+    let run = understudy(&["pktgen", config.to_str().unwrap(), "--json"]);
+    let sent = report(&run);
+    assert!(run.status.success(), "{sent}");
+    assert!(sent["streams"].as_array().unwrap().iter().all(|stream| stream["sent"] == 40), "{sent}");
+    assert_eq!(sent["streams"][0]["arrived"], Value::Null, "nobody looked");
+
+    let decoded = understudy(&["decode", capture.to_str().unwrap(), "--json"]);
+    let lines: Vec<Value> =
+        text(&decoded.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let packets: Vec<_> = lines.iter().filter(|line| line.get("opcode").is_some()).collect();
+    assert_eq!(
+        packets.len(),
+        8 * 40,
+        "{}",
+        text(&decoded.stdout).lines().take(3).collect::<Vec<_>>().join("\n")
+    );
+    assert!(packets.iter().all(|packet| packet["icrc"] == "ok"), "{}", packets[0]);
+    tshark_agrees(&capture, 8 * 40);
+}
+
+/// Where Wireshark's dissector is installed, it has nothing to object to.
+fn tshark_agrees(capture: &Path, packets: usize) {
+    let fields =
+        ["-T", "fields", "-e", "infiniband.bth.opcode", "-e", "_ws.malformed", "-e", "_ws.expert.severity"];
+    // It takes payloads of SENDs for whatever their first bytes look like.
+    let mut command = Command::new("tshark");
+    command.args(["--disable-protocol", "rpcordma", "-r"]).arg(capture);
+    let Ok(output) = command.args(fields).output() else { return };
+    let shown = text(&output.stdout);
+    assert_eq!(shown.lines().count(), packets, "{}", text(&output.stderr));
+    for line in shown.lines() {
+        let fields: Vec<_> = line.split('\t').collect();
+        assert!(!fields[0].is_empty() && fields[1].is_empty(), "{line}");
+    }
+}
+
+#[test]
+fn a_ring_gives_everything_back() {
+    let (_folder, config) = file(&format!(
+        "[[port]]\nname = \"loop\"\nring = {{}}\n[pktgen]\nsend = \"loop\"\nreceive = \"loop\"\nrespond = true\n{}",
+        every_verb(500).replace(
+            "\"fetch_add\"\nslots",
+            "\"fetch_add\"\noutstanding = 4\ntimeout_us = 10_000_000\nslots"
+        )
+    ));
+    let histograms = tempfile::tempdir().unwrap();
+    let run = understudy(&["pktgen", &config, "--json", "--hgrm", histograms.path().to_str().unwrap()]);
+    let report = report(&run);
+    assert_eq!(report["adds_up"], true, "{report}");
+    for stream in report["streams"].as_array().unwrap() {
+        let arrived = &stream["arrived"];
+        assert_eq!((&stream["sent"], &arrived["received"]), (&500.into(), &500.into()), "{stream}");
+        for nothing in ["lost", "unseen", "reordered", "duplicates", "stale", "unexpected"] {
+            assert_eq!(arrived[nothing], 0, "{nothing} of {stream}");
+        }
+    }
+    assert_eq!(report["malformed"], serde_json::json!([]));
+    let requests = &report["streams"][4]["answers"]["requests"];
+    assert_eq!((&requests["answered"], &requests["unanswered"]), (&500.into(), &0.into()), "{report}");
+    for name in ["write.latency.hgrm", "fetch_add.round-trip.hgrm"] {
+        let histogram = std::fs::read_to_string(histograms.path().join(name)).unwrap();
+        assert!(histogram.contains("1/(1-Percentile)") && histogram.contains("#[Max"), "{histogram}");
+    }
+    let shown = text(&understudy(&["pktgen", &config]).stdout);
+    for words in [
+        "sent = received + lost + unseen",
+        "round trip",
+        "Requests = answered",
+        "4000 packets sent by 8 streams",
+    ] {
+        assert!(shown.contains(words), "{words:?} in\n{shown}");
+    }
+}
+
+#[test]
+fn a_rate_that_no_port_reaches_is_said() {
+    let (_folder, config) = file(&format!(
+        "[[port]]\nname = \"out\"\nnull = {{}}\n[pktgen]\nsend = \"out\"\nduration_s = 0.3\n[[pktgen.stream]]\nname = \"too fast\"\n\
+         verb = \"write\"\n{HOSTS}rate = {{ packets_per_s = 1_000_000_000 }}\n"
+    ));
+    let run = understudy(&["pktgen", &config, "--json"]);
+    let report = report(&run);
+    assert_eq!(run.status.code(), Some(1), "{report}");
+    let spoiled = &report["spoiled"][0];
+    assert_eq!(spoiled["reason"], "rate_not_reached", "{report}");
+    assert!(report["streams"][0]["forfeited"].as_u64().unwrap() > 0 && report["adds_up"] == true, "{report}");
+    let part = report["streams"][0]["part_of_rate"].as_f64().unwrap();
+    assert!(part > 0.0 && part < 0.9, "{report}");
+    let shown = text(&understudy(&["pktgen", &config]).stdout);
+    assert!(shown.contains("SPOILED (rate_not_reached): stream too fast sent"), "{shown}");
+}
+
+#[test]
+fn what_is_wrong_is_said_at_its_place() {
+    let ports = "[[port]]\nname = \"out\"\nring = {}\n[pktgen]\nsend = \"out\"\n";
+    let one = format!("[[pktgen.stream]]\nverb = \"write\"\n{HOSTS}");
+    let cases = [
+        (
+            format!("{one}first_qpn = 7\nqps = 3\n{one}first_qpn = 9"),
+            "both count PSNs of queue pair 0x9 of 10.0.0.2: their PSNs collide",
+            "write `first_qpn = 0xa` here",
+        ),
+        (
+            format!("{one}size = 7\nlatency = true"),
+            "does not fit into a payload of 7",
+            "write `size = 8` or more for `stream 1`",
+        ),
+        (
+            format!("{one}size = 4000\nmtu = 4096"),
+            "do not fit the port's MTU of 1500",
+            "write `mtu = 4060` for the port",
+        ),
+        (
+            format!("{one}rate = {{ packets_per_s = [1, 2] }}"),
+            "a ramp has two rates, and a time",
+            "over_s = 10",
+        ),
+        (format!("{one}rate = {{}}"), "`rate` says no rate", "packets_per_s"),
+        (format!("{one}coalesce = 3"), "`coalesce` is nothing to `verb = \"write\"`", "verb = \"ack\""),
+        (format!("{one}outstanding = 4\nack_every = 9"), "have to ask for them", "ack_every = 1"),
+        (
+            format!("{one}name = \"x\"\n{one}first_qpn = 8000\nname = \"x\""),
+            "two streams are called `x`",
+            "a name of its own",
+        ),
+        (
+            one.replace("\"write\"", "\"fetch_add\"") + "size = 8",
+            "`size` is nothing to `verb = \"fetch_add\"`",
+            "remove it",
+        ),
+        (
+            one.replace("dst = \"10.0.0.2\"", "dst = \"fd00::2\""),
+            "different versions of IP",
+            "of one version",
+        ),
+        (one.replace("\"write\"", "\"wrote\""), "`verb` cannot be `wrote`", "did you mean `write`?"),
+        (String::new(), "[pktgen] has no stream", "[[pktgen.stream]]"),
+    ];
+    for (streams, message, help) in cases {
+        let (_folder, path) = file(&format!("{ports}{streams}\n"));
+        let output = understudy(&["check", &path, "--json"]);
+        let report = report(&output);
+        assert_eq!(
+            (output.status.code(), &report["ok"]),
+            (Some(2), &Value::Bool(false)),
+            "{streams}: {report}"
+        );
+        let errors = report["errors"].as_array().unwrap();
+        let found = errors.iter().any(|error| {
+            error["message"].as_str().unwrap().contains(message)
+                && error["help"].as_str().unwrap().contains(help)
+        });
+        assert!(found && errors.len() == 1, "{message:?} and {help:?} in {report}");
+    }
+    let (_folder, path) = file(&format!("{}respond = true\n{one}", ports));
+    let shown = text(&understudy(&["check", &path]).stderr);
+    assert!(shown.contains("nobody receives them"), "{shown}");
+}
+
+/// The peer of a memif port goes in mid-run.
+#[test]
+fn a_port_that_goes_down_spoils_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, role: &str, rest: &str| {
+        let path = folder.path().join(name);
+        let port =
+            format!("[[port]]\nname = \"wire\"\nmemif = {{ socket = \"wire.sock\", role = \"{role}\" }}\n");
+        std::fs::write(&path, format!("[runtime]\nidle = \"sleep\"\n{port}{rest}")).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let mirror = write("mirror.toml", "server", "[forward]\npairs = [[\"wire\", \"wire\"]]\n");
+    let stream = format!("[[pktgen.stream]]\nverb = \"write\"\n{HOSTS}rate = {{ packets_per_s = 20_000 }}\n");
+    let config =
+        write("my.toml", "client", &format!("[pktgen]\nsend = \"wire\"\nreceive = \"wire\"\n{stream}"));
+    let start = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_understudy"));
+        command.args(arguments).stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        command.spawn().unwrap()
+    };
+    let mut mirror = start(&["run", &mirror]);
+    let mut generator = start(&["pktgen", &config, "--live", "0.05", "--json"]);
+    // When the first packets have come back, the mirror goes.
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(generator.stdout.take().unwrap()));
+    let mut last = || lines.next().map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
+    while last().expect("a line")["received"].as_u64().unwrap() == 0 {}
+    mirror.kill().unwrap();
+    mirror.wait().unwrap();
+    let lost_its_peer = std::io::BufRead::lines(std::io::BufReader::new(generator.stderr.take().unwrap()))
+        .map(Result::unwrap)
+        .find(|line| line.contains("has lost its peer"));
+    assert!(lost_its_peer.is_some());
+    assert!(Command::new("kill").args(["-INT", &generator.id().to_string()]).status().unwrap().success());
+    let mut report = Value::Null;
+    while let Some(line) = last() {
+        report = line;
+    }
+    assert_eq!(generator.wait().unwrap().code(), Some(1));
+    let spoiled: Vec<_> =
+        report["spoiled"].as_array().unwrap().iter().map(|spoil| spoil["reason"].as_str().unwrap()).collect();
+    assert!(spoiled.contains(&"port_down"), "{report}");
+    assert_eq!(report["adds_up"], true, "{report}");
+    let stream = &report["streams"][0];
+    assert!(stream["arrived"]["received"].as_u64().unwrap() > 0, "{report}");
+}
