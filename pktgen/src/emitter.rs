@@ -3,17 +3,12 @@
 use crate::alias::Chooser;
 use crate::counters::{Counters, StreamCounters};
 use crate::malformed;
+use crate::message::{Message, Va, messages};
 use crate::pace::{Pace, Rate, Unit, WIRE_OVERHEAD};
-use crate::profile::{Profile, STAMP_LEN, Stream, Verb};
+use crate::profile::{Profile, Verb};
 use crate::requester::{Request, Requester};
-use crate::template::{Address, Patch, Template, acknowledging};
-use rocev2::atomic::AtomicEth;
-use rocev2::deth::Deth;
-use rocev2::icrc::Weight;
+use crate::template::Address;
 use rocev2::onepipe::{OnePipe, OnePipeOpcode, Timestamp};
-use rocev2::opcode::Headers;
-use rocev2::repr::Extended;
-use rocev2::reth::Reth;
 use rocev2::{Fault, Opcode, Packet, Psn};
 use switch::{Chance, Frame as _, Full, Nanos, Output, PortId, Share};
 use zerocopy::IntoBytes as _;
@@ -25,41 +20,12 @@ const LOOKS: u32 = 16;
 /// No time at which anything is due
 pub(crate) const NEVER: Nanos = Nanos(u64::MAX);
 
-/// A packet of a message.
-struct Part {
-    template: Template,
-    /// Where the time stands in the frame
-    stamp: Option<usize>,
-    /// The last time, and what it changes the ICRC by: a burst has one time
-    stamped: (Nanos, u32),
-    va: Va,
-}
-
-/// How a packet says which place in memory it is for.
-#[derive(Clone, Copy)]
-enum Va {
-    /// Not at all, or always the same
-    Fixed,
-    /// All places have the upper half of their addresses in common: where the lower one stands
-    Low(usize, Weight),
-    /// Where it stands
-    Whole(usize),
-}
-
 /// A queue pair.
 #[derive(Clone, Copy)]
 struct Qp {
     /// The next
     psn: u32,
     address: Address,
-}
-
-/// A message of one size.
-struct Message {
-    packets: u32,
-    first: Part,
-    middle: Option<Part>,
-    last: Option<Part>,
 }
 
 /// A message of which some packets have been sent, or none.
@@ -215,7 +181,8 @@ impl Emitter {
 
     /// It sends no more.
     pub(crate) fn end(&mut self, now: Nanos, counters: &StreamCounters) {
-        if self.left > 0 {
+        // One that never began is due never.
+        if self.left > 0 && self.due != NEVER {
             self.note_time(now, counters);
         }
         self.due = NEVER;
@@ -242,10 +209,16 @@ impl Emitter {
         Psn::new(self.queue_pairs[qp as usize].psn)
     }
 
-    /// Sends what is due.
+    /// Whether it has a rate other than the most.
+    pub(crate) fn is_paced(&self) -> bool {
+        self.rate != Rate::Max
+    }
+
+    /// Sends what is due at `at`, which may be earlier than now.
     pub(crate) fn emit<O: Output>(
         &mut self,
         now: Nanos,
+        at: Nanos,
         port: PortId,
         out: &mut O,
         all: &Counters,
@@ -253,7 +226,7 @@ impl Emitter {
     ) {
         let by_bits = self.rate.unit() == Some(Unit::Bits);
         let left = if by_bits { u64::MAX } else { self.left };
-        let allowance = self.pace.allowance(now, self.burst_units, left);
+        let allowance = self.pace.allowance(at, self.burst_units, left);
         let due = match self.rate {
             Rate::Max => self.burst,
             _ if by_bits && allowance < self.burst_units => 0,
@@ -302,7 +275,7 @@ impl Emitter {
         counters.forfeited.add(self.pace.forfeited() - counters.forfeited.get());
         self.note_time(now, counters);
         let burst = if by_bits { self.burst_units } else { self.burst.min(self.left) };
-        self.due = if self.left == 0 { NEVER } else { self.pace.next(now, burst) };
+        self.due = if self.left == 0 { NEVER } else { self.pace.next(at, burst) };
     }
 
     /// Sends packets of a stream of which all are alike: as [`packet`](Self::packet) does, without asking what cannot be. How many
@@ -317,11 +290,11 @@ impl Emitter {
         all: &Counters,
         counters: &StreamCounters,
     ) -> u64 {
-        let part = &mut self.messages[0].first;
-        part.stamp(now);
-        let part = &*part;
+        let piece = &mut self.messages[0].first;
+        piece.stamp(now);
+        let piece = &*piece;
         for sent in 0..most {
-            let Ok(mut frame) = out.make_of(&part.template.bytes) else {
+            let Ok(mut frame) = out.make_from(&piece.template.bytes) else {
                 all.no_buffer.add(1);
                 counters.messages.add(sent);
                 return sent;
@@ -329,13 +302,13 @@ impl Emitter {
             let n = self.qp.choose(&mut self.chance);
             let qp = &mut self.queue_pairs[n as usize];
             let asks = self.ack_every > 0 && asks(&mut self.unasked, n, self.ack_every);
-            let mut patch = part.template.begin(frame.bytes_mut(), qp.address, qp.psn, asks);
+            let mut patch = piece.template.begin(frame.bytes_mut(), qp.address, qp.psn, asks);
             qp.psn = Psn::new(qp.psn).add(self.step).get();
-            if !matches!(part.va, Va::Fixed) {
+            if !matches!(piece.va, Va::Fixed) {
                 let slot = self.slot.choose(&mut self.chance);
-                part.write_va(&mut patch, self.va.wrapping_add(u64::from(slot) * self.slot_len));
+                piece.write_va(&mut patch, self.va.wrapping_add(u64::from(slot) * self.slot_len));
             }
-            part.write_stamp(&mut patch);
+            piece.write_stamp(&mut patch);
             patch.finish();
             // What is not taken is counted by the runner, and is lost like what others lose.
             _ = out.send(frame, port);
@@ -369,14 +342,14 @@ impl Emitter {
         let Current { message, qp: n, at, slot } = current;
         let message = &mut self.messages[message];
         let is_last = at + 1 == message.packets;
-        let part = match (&mut message.middle, &mut message.last) {
+        let piece = match (&mut message.middle, &mut message.last) {
             (_, Some(last)) if is_last => last,
             (Some(middle), _) if at > 0 => middle,
             _ => &mut message.first,
         };
-        part.stamp(now);
-        let part = &*part;
-        let template = &part.template;
+        piece.stamp(now);
+        let piece = &*piece;
+        let template = &piece.template;
         let mut frame = out.make_from(&template.bytes).map_err(|Full| Wait::NoBuffer)?;
         let qp = &mut self.queue_pairs[n as usize];
         let psn = Psn::new(qp.psn);
@@ -385,7 +358,7 @@ impl Emitter {
         qp.psn = psn.add(self.step).get();
         let va = |slot: u32| self.va.wrapping_add(u64::from(slot) * self.slot_len);
         match self.verb {
-            Verb::Write | Verb::Read | Verb::FetchAdd => part.write_va(&mut patch, va(slot)),
+            Verb::Write | Verb::Read | Verb::FetchAdd => piece.write_va(&mut patch, va(slot)),
             Verb::Send => {}
             Verb::CompareSwap => {
                 let (lock, owner) = (&mut self.locks[n as usize], u64::from(self.first_qpn + n));
@@ -394,7 +367,7 @@ impl Emitter {
                     lock.slot = slot;
                 }
                 let at = template.extended();
-                part.write_va(&mut patch, va(lock.slot));
+                piece.write_va(&mut patch, va(lock.slot));
                 patch.long(at + 12, swap);
                 patch.long(at + 20, compare);
                 // If nobody tells whether it is held, every other one lets go.
@@ -413,7 +386,7 @@ impl Emitter {
                 patch.words(template.payload, header.as_bytes());
             }
         }
-        part.write_stamp(&mut patch);
+        piece.write_stamp(&mut patch);
         patch.finish();
         let len = template.bytes.len();
         // What is not taken is counted by the runner, and is lost like what others lose.
@@ -488,34 +461,6 @@ impl Emitter {
     }
 }
 
-impl Part {
-    /// Packets carry this time from now on.
-    #[inline]
-    fn stamp(&mut self, now: Nanos) {
-        if let Some(at) = self.stamp
-            && self.stamped.0 != now
-        {
-            self.stamped = (now, self.template.effect_of_long(at, now.0));
-        }
-    }
-
-    #[inline]
-    fn write_stamp(&self, patch: &mut Patch<'_>) {
-        if let Some(at) = self.stamp {
-            patch.known_long(at, self.stamped.0.0, self.stamped.1);
-        }
-    }
-
-    #[inline]
-    fn write_va(&self, patch: &mut Patch<'_>, va: u64) {
-        match self.va {
-            Va::Fixed => {}
-            Va::Low(at, weight) => patch.weighted_word(at, va as u32, weight),
-            Va::Whole(at) => patch.long(at, va),
-        }
-    }
-}
-
 impl Lock {
     /// What the word was.
     fn on_answer(&mut self, original: u64, owner: u64, counters: &StreamCounters) {
@@ -525,91 +470,6 @@ impl Lock {
         // It may have been taken before, and the answer to that was lost.
         self.held = !self.held && (swapped || original == owner);
     }
-}
-
-/// Every message that a stream sends.
-fn messages(stream: &Stream) -> Box<[Message]> {
-    let stamp_end = stream.stamp_end();
-    let front = if stream.verb.is_onepipe() { OnePipe::LEN } else { 0 };
-    let first = stream.memory.va;
-    let last = first.wrapping_add(u64::from(stream.memory.slots - 1) * stream.slot_len());
-    let upper = (first >> 32 == last >> 32).then_some(first >> 32 << 32);
-    let part = |opcode: Opcode, extended: Extended, payload: usize| {
-        let stamped = stream.stamp && payload >= stamp_end;
-        let zeros = if stamped { stamp_end } else { front };
-        let template = Template::new(stream.src, stream.dst, opcode, extended, payload, zeros);
-        let stamp = stamped.then(|| template.payload + stamp_end - STAMP_LEN);
-        // RETH and AtomicETH begin with the address.
-        let at = template.extended();
-        let va = if !names_memory(opcode) || stream.memory.slots == 1 {
-            Va::Fixed
-        } else if upper.is_some() {
-            Va::Low(at + 4, template.weight(at + 4))
-        } else {
-            Va::Whole(at)
-        };
-        // No packet was sent at this time.
-        let stamped = (NEVER, 0);
-        Part { template, stamp, stamped, va }
-    };
-    // What all packets' addresses have in common
-    let common = if stream.memory.slots == 1 { first } else { upper.unwrap_or(0) };
-    let single = |opcode, extended, payload| Message {
-        packets: 1,
-        first: part(opcode, extended, payload),
-        middle: None,
-        last: None,
-    };
-    let reth = |size: u32| Extended {
-        reth: Reth { va: common.into(), rkey: stream.memory.rkey.into(), len: size.into() },
-        ..Extended::default()
-    };
-    let cut = |size: u32, [only, first, middle, last]: [Opcode; 4], extended: Extended| {
-        let (packets, mtu) = (stream.packets_of(size), usize::from(stream.mtu));
-        if packets == 1 {
-            return single(only, extended, size as usize);
-        }
-        let rest = size as usize - (packets as usize - 1) * mtu;
-        Message {
-            packets,
-            first: part(first, extended, mtu),
-            middle: (packets > 2).then(|| part(middle, Extended::default(), mtu)),
-            last: Some(part(last, Extended::default(), rest)),
-        }
-    };
-    let writes =
-        [Opcode::RC_WRITE_ONLY, Opcode::RC_WRITE_FIRST, Opcode::RC_WRITE_MIDDLE, Opcode::RC_WRITE_LAST];
-    let sends = [Opcode::RC_SEND_ONLY, Opcode::RC_SEND_FIRST, Opcode::RC_SEND_MIDDLE, Opcode::RC_SEND_LAST];
-    let atomic = |swap_or_add: u64| Extended {
-        atomic: AtomicEth {
-            va: common.into(),
-            rkey: stream.memory.rkey.into(),
-            swap_or_add: swap_or_add.into(),
-            ..AtomicEth::default()
-        },
-        ..Extended::default()
-    };
-    let datagram = Extended { deth: Deth::new(OnePipe::QKEY, stream.first_qpn), ..Extended::default() };
-    let sizes = stream.sizes.iter();
-    match stream.verb {
-        Verb::Write => sizes.map(|&size| cut(size, writes, reth(size))).collect(),
-        Verb::Send => sizes.map(|&size| cut(size, sends, Extended::default())).collect(),
-        Verb::Read => sizes.map(|&size| single(Opcode::RC_READ_REQUEST, reth(size), 0)).collect(),
-        Verb::CompareSwap => [single(Opcode::RC_COMPARE_SWAP, atomic(0), 0)].into(),
-        Verb::FetchAdd => [single(Opcode::RC_FETCH_ADD, atomic(1), 0)].into(),
-        Verb::Ack { .. } => [single(Opcode::RC_ACKNOWLEDGE, acknowledging(), 0)].into(),
-        Verb::OnePipeMessage => {
-            let message = |&size: &u32| single(Opcode::UD_SEND_ONLY, datagram, OnePipe::LEN + size as usize);
-            sizes.map(message).collect()
-        }
-        Verb::OnePipeBeacon => [single(Opcode::UD_SEND_ONLY, datagram, OnePipe::LEN)].into(),
-    }
-}
-
-/// Whether a packet says which memory it is for.
-fn names_memory(opcode: Opcode) -> bool {
-    let headers = opcode.headers();
-    headers.has(Headers::RETH) || headers.has(Headers::ATOMIC)
 }
 
 /// Whether this message of a queue pair is to be acknowledged.

@@ -90,6 +90,7 @@ impl Pktgen {
         self.counters.streams.iter().zip(&self.emitters).all(|(counters, emitter)| came(counters, emitter))
     }
 
+    /// Nothing is sent any more.
     fn end(&mut self, now: Nanos) {
         for (emitter, counters) in self.emitters.iter_mut().zip(&self.counters.streams) {
             emitter.end(now, counters);
@@ -123,20 +124,20 @@ impl Function for Pktgen {
     fn on_timer<O: Output>(&mut self, now: Nanos, out: &mut O) {
         match self.state {
             State::Sending(began) => {
-                if self.duration.is_some_and(|duration| now.since(began) >= duration) {
-                    return self.end(now);
-                }
-                let mut next = self.duration.map_or(NEVER, |duration| began + duration);
-                let mut over = true;
+                let limit = self.duration.map_or(NEVER, |duration| began + duration);
+                // What came due in time is sent, though the worker may look at the clock late.
+                let (at, late) = (now.min(limit), now.since(limit));
+                let (mut next, mut over, mut owes) = (limit, true, false);
                 for (emitter, counters) in self.emitters.iter_mut().zip(&self.counters.streams) {
-                    if emitter.due <= now {
-                        emitter.emit(now, self.send, out, &self.counters, counters);
+                    if emitter.due <= at && (now < limit || emitter.is_paced()) {
+                        emitter.emit(now, at, self.send, out, &self.counters, counters);
                     }
                     next = next.min(emitter.due);
                     over &= emitter.is_over();
+                    owes |= emitter.is_paced() && emitter.due <= limit;
                 }
                 self.next = next;
-                if over {
+                if over || (now >= limit && (!owes || late >= self.catch_up)) {
                     self.end(now);
                 }
             }

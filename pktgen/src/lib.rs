@@ -23,6 +23,7 @@ mod emitter;
 mod function;
 mod histogram;
 mod malformed;
+mod message;
 pub mod pace;
 pub mod profile;
 mod receiver;

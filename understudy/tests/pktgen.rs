@@ -219,7 +219,7 @@ fn what_is_wrong_is_said_at_its_place() {
         });
         assert!(found && errors.len() == 1, "{message:?} and {help:?} in {report}");
     }
-    let (_folder, path) = file(&format!("{}respond = true\n{one}", ports));
+    let (_folder, path) = file(&format!("{ports}respond = true\n{one}"));
     let shown = text(&understudy(&["check", &path]).stderr);
     assert!(shown.contains("nobody receives them"), "{shown}");
 }

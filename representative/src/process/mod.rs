@@ -215,6 +215,15 @@ struct Known {
     dead: bool,
 }
 
+/// Whether a beacon is to be sent
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pending {
+    None,
+    Now,
+    /// The last one could not speak of its instant: another follows when the scattering has left
+    AfterScattering,
+}
+
 /// A scattering whose last packets are being sent: its place, its next run, and its timestamp
 type Finishing = (u32, u32, u64);
 
@@ -269,9 +278,7 @@ pub struct Process {
     /// When each peer is due: as a receiver at twice its place, as a sender at the place behind that
     timers: Heap,
     next_beacon: Nanos,
-    beacon_due: bool,
-    /// The last beacon could not speak of its instant: another follows when the scattering has left
-    beacon_again: bool,
+    beacon: Pending,
     beacon_psn: Psn,
     /// What is first to be delivered waits for this process's own clock until then.
     wake: Option<Nanos>,
@@ -359,8 +366,7 @@ impl Process {
             commit: 0,
             timers: Heap::new(2 * count),
             next_beacon: Nanos::ZERO,
-            beacon_due: false,
-            beacon_again: false,
+            beacon: Pending::None,
             beacon_psn: Psn::ZERO,
             wake: None,
             acks: VecDeque::new(),
@@ -474,7 +480,7 @@ impl Process {
     /// The time that [`next_timer`](Self::next_timer) asked for has come.
     pub fn on_timer(&mut self, now: Nanos) {
         if self.next_beacon <= now {
-            self.beacon_due = true;
+            self.beacon = Pending::Now;
             self.next_beacon = self.next_instant(now);
             self.sweep(now);
         }
@@ -508,7 +514,7 @@ impl Process {
 
     /// The wire has room: writes the next frame for it, or says that there is none.
     pub fn poll_transmit(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
-        if self.beacon_due {
+        if self.beacon == Pending::Now {
             self.send_beacon(now, frame);
             return true;
         }
@@ -516,7 +522,7 @@ impl Process {
             return true;
         }
         // What has just been finished may have kept a beacon from saying what it should.
-        let due = self.beacon_due;
+        let due = self.beacon == Pending::Now;
         if due {
             self.send_beacon(now, frame);
         }
@@ -527,14 +533,16 @@ impl Process {
     /// true: nothing before *their* timestamp does (FACTS C-44). As that may lie before the instant for which everybody waits, the
     /// clock follows once they have left, and not an interval later.
     fn send_beacon(&mut self, now: Nanos, frame: &mut Vec<u8>) {
-        self.beacon_due = false;
+        self.beacon = Pending::None;
         let time = match self.finishing {
             #[cfg(feature = "canary")]
             _ if self.config.bug == Some(crate::Bug::OvertakingBeacon) => self.clock.tell(now),
             Some((_, _, time)) => {
                 let clock = self.clock.read(now);
                 let instant = clock - Timestamp::new(clock).nanos() % self.config.beacon_interval.0;
-                self.beacon_again = time < instant;
+                if time < instant {
+                    self.beacon = Pending::AfterScattering;
+                }
                 time
             }
             None => self.clock.tell(now),

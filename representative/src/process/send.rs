@@ -13,7 +13,7 @@ use super::inbound::{self, cost};
 use super::outbound::{Outbound, RunId};
 use super::reorder::Turn;
 use super::scattering::{Piece, State, cost_of};
-use super::{Event, Failure, Process, ProcessId, Scattering, SendError, write};
+use super::{Event, Failure, Pending, Process, ProcessId, Scattering, SendError, write};
 
 impl Process {
     /// Sends messages to any processes, itself included, all at one time (Table 1, `onepipe_unreliable_send`). Several may go
@@ -212,7 +212,9 @@ impl Process {
         let entry = self.scatterings.get_mut(place);
         let Some(of) = entry.runs.get(run as usize) else {
             self.finishing = None;
-            self.beacon_due |= core::mem::take(&mut self.beacon_again);
+            if self.beacon == Pending::AfterScattering {
+                self.beacon = Pending::Now;
+            }
             self.unsent -= entry.bytes.len();
             entry.forget_bytes();
             entry.is_ready = false;
@@ -473,7 +475,7 @@ impl Process {
     /// nobody has to wait for anything from here.
     pub fn leave(&mut self) {
         self.has_left = true;
-        self.beacon_due = true;
+        self.beacon = Pending::Now;
         for peer in 0..self.outbound.len() as u32 {
             self.fail_all(peer, Failure::Left);
         }

@@ -284,7 +284,7 @@ fn a_beacon_that_comes_amid_a_scattering_is_followed_by_another() {
     // One that begins after the instant has nothing to make up for.
     group.scatter(0, &[(1, b"x"), (2, b"y")]).unwrap();
     group.send(0, 1);
-    group.processes[0].beacon_due = true;
+    group.processes[0].beacon = Pending::Now;
     assert_eq!(group.send(0, usize::MAX), 2, "a beacon, and the rest");
 }
 

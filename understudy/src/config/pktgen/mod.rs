@@ -20,8 +20,8 @@ const STREAM: &str = "[[pktgen.stream]]";
 const MAX_S: f64 = 86_400.0;
 
 pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
-    let send = table.require("send", "\"out\"");
-    let send_port = send.as_ref().and_then(|value| ports.find(value));
+    let sends = table.require("send", "\"out\"");
+    let send_port = sends.as_ref().and_then(|value| ports.find(value));
     let receive = table.get("receive", "\"in\"");
     let receive_port = receive.as_ref().and_then(|value| ports.find(value));
     let respond = table.get("respond", "true");
@@ -39,7 +39,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
                 .help("add `receive = \"in\"`, the port at which they arrive, or leave `respond` out"),
         );
     }
-    for (value, port) in [(&send, send_port), (&receive, receive_port)] {
+    for (value, port) in [(&sends, send_port), (&receive, receive_port)] {
         if let (Some(value), Some(port)) = (value, port) {
             one_queue(value, &ports.list[port.index()]);
         }

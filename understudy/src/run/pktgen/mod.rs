@@ -215,7 +215,7 @@ fn spoiled(
 ) -> Vec<Spoil> {
     let mut spoils = Vec::new();
     for (stream, counters) in profile.streams.iter().zip(&counters.streams) {
-        let part = told::part_of_rate(stream, counters);
+        let part = told::part_of_rate(profile, stream, counters);
         // Who waits for answers sends as fast as they come.
         if let Some(part) =
             part.filter(|part| (part - 1.0).abs() > RATE_TOLERANCE && stream.outstanding.is_none())

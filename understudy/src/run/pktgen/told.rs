@@ -155,10 +155,12 @@ fn units(counters: &StreamCounters) -> (u64, u64) {
 }
 
 /// The part of what came due that a stream sent.
-pub(super) fn part_of_rate(stream: &Stream, counters: &StreamCounters) -> Option<f64> {
+pub(super) fn part_of_rate(profile: &Profile, stream: &Stream, counters: &StreamCounters) -> Option<f64> {
     let (packets, bits) = units(counters);
     let sent = if stream.rate.unit()? == Unit::Bits { bits } else { packets };
-    let due = stream.rate.earned(Nanos(counters.sending_ns.get()));
+    // Who is late may send for longer than was asked for.
+    let time = Nanos(counters.sending_ns.get());
+    let due = stream.rate.earned(profile.duration.map_or(time, |duration| time.min(duration)));
     // Whoever has sent all that was asked for owes what was given up on the way.
     let finished = stream.packets.is_some_and(|packets| counters.sent.frames.get() >= packets);
     let due = if finished { u128::from(sent + counters.forfeited.get()) } else { due };
@@ -183,7 +185,7 @@ impl StreamRow {
             messages: counters.messages.get(),
             sent_per_s: per_s(packets),
             wire_bits_per_s: per_s(bits),
-            part_of_rate: part_of_rate(stream, counters),
+            part_of_rate: part_of_rate(profile, stream, counters),
             forfeited: counters.forfeited.get(),
             malformed_sent: counters.malformed.frames.get(),
             arrived: profile.receive.is_some().then(|| Arrived {

@@ -1,0 +1,99 @@
+//! Requests and their answers.
+
+use super::*;
+
+#[test]
+fn requests_are_answered() {
+    let mut streams = mix();
+    streams.truncate(5);
+    for stream in &mut streams {
+        stream.outstanding = Some(if stream.verb == Verb::CompareSwap { 1 } else { 4 });
+        stream.ack_every = 2;
+        stream.packets = Some(1_200);
+    }
+    let mut profile = profile(3, streams);
+    profile.respond = true;
+    let mut world = World::new(&profile, Vec::new());
+    world.run();
+    adds_up(&world, &profile);
+    for (stream, c) in profile.streams.iter().zip(&world.pktgen.counters.streams) {
+        assert_eq!((c.sent.frames.get(), c.lost(), c.unseen()), (1_200, 0, 0), "{}", stream.name);
+        assert_eq!(
+            (c.unanswered.get(), c.unable.get(), c.stale_responses.get()),
+            (0, 0, 0),
+            "{}",
+            stream.name
+        );
+        assert_eq!(c.responses.get(), c.replies.get(), "{}", stream.name);
+        // The last message of a queue pair need not ask.
+        let asks = matches!(stream.verb, Verb::Write | Verb::Send);
+        assert!(c.under_way() <= if asks { 7 } else { 0 }, "{}: {}", stream.name, c.under_way());
+        assert!(c.round_trip.buckets().all(|(time, _)| time >= DELAY + DELAY), "{}", stream.name);
+        assert_eq!(
+            c.round_trip.count() == c.answered.get(),
+            !asks,
+            "each answer of these is for one request"
+        );
+        if stream.verb == Verb::Read {
+            assert_eq!(c.replies.get(), 3 * 1_200);
+        }
+        if stream.verb == Verb::CompareSwap {
+            assert_eq!(c.swapped.get() + c.not_swapped.get(), c.answered.get());
+            assert!(c.swapped.get() > 100 && c.not_swapped.get() > 100, "they contend: {c:?}");
+        }
+    }
+}
+
+/// The words that atomics found follow one another, as if each had been done alone.
+#[test]
+fn atomics_are_done_one_after_the_other() {
+    let mut add = stream(Verb::FetchAdd, 0x20, 3);
+    add.memory.slots = 1;
+    let mut profile = profile(5, vec![add]);
+    profile.respond = true;
+    let mut pktgen = begun(&profile, Nanos::ZERO);
+    let mut found = Vec::new();
+    let mut now = Nanos::ZERO;
+    while found.len() < 100 {
+        let mut out = Sent::with_room(512);
+        pktgen.on_timer(now, &mut out);
+        for (mut frame, _) in out.frames {
+            let mut answer = Sent::with_room(1);
+            pktgen.on_frame(&mut frame, B, now, &mut answer);
+            let (answer, port) = answer.frames.pop().unwrap();
+            let packet = Packet::parse(answer.bytes()).unwrap();
+            assert!(packet.verify_icrc() && port == B);
+            assert_eq!(packet.bth().dest_qp(), Packet::parse(frame.bytes()).unwrap().bth().dest_qp());
+            found.push(packet.atomic_ack().unwrap().original.get());
+        }
+        now = now + Nanos::from_micros(10);
+    }
+    found.truncate(100);
+    assert!(found.into_iter().eq(0..100));
+}
+
+#[test]
+fn requests_whose_answers_are_lost_are_given_up() {
+    let mut streams =
+        vec![stream(Verb::Write, 0x10, 3), stream(Verb::Read, 0x20, 3), stream(Verb::CompareSwap, 0x30, 3)];
+    for stream in &mut streams {
+        stream.outstanding = Some(1);
+        stream.packets = Some(600);
+    }
+    let mut profile = profile(9, streams);
+    profile.respond = true;
+    let mut world = World::new(&profile, vec![rule("lose", 0.1, Action::Drop)]);
+    world.run();
+    let counters = &world.pktgen.counters;
+    for (stream, c) in profile.streams.iter().zip(&counters.streams) {
+        assert_eq!(c.sent.frames.get(), 600, "no queue pair waits for ever");
+        assert_eq!(c.sent.frames.get(), c.received.frames.get() + c.lost() + c.unseen());
+        assert_eq!(
+            c.messages.get(),
+            c.answered.get() + c.unanswered.get() + c.under_way(),
+            "{}",
+            stream.name
+        );
+        assert!(c.unanswered.get() > 60 && c.under_way() <= 3, "{}: {c:?}", stream.name);
+    }
+}

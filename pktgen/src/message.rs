@@ -1,0 +1,158 @@
+//! The messages of a stream, packet by packet, ready to be copied.
+
+use crate::profile::{STAMP_LEN, Stream, Verb};
+use crate::template::{Patch, Template, acknowledging};
+use rocev2::Opcode;
+use rocev2::atomic::AtomicEth;
+use rocev2::deth::Deth;
+use rocev2::icrc::Weight;
+use rocev2::onepipe::OnePipe;
+use rocev2::opcode::Headers;
+use rocev2::repr::Extended;
+use rocev2::reth::Reth;
+use switch::Nanos;
+
+/// A time at which nothing is sent
+const NEVER: Nanos = Nanos(u64::MAX);
+
+/// A packet of a message.
+pub(crate) struct Part {
+    pub(crate) template: Template,
+    /// Where the time stands in the frame
+    stamp: Option<usize>,
+    /// The last time, and what it changes the ICRC by: a burst has one time
+    stamped: (Nanos, u32),
+    pub(crate) va: Va,
+}
+
+/// How a packet says which place in memory it is for.
+#[derive(Clone, Copy)]
+pub(crate) enum Va {
+    /// Not at all, or always the same
+    Fixed,
+    /// All places have the upper half of their addresses in common: where the lower one stands
+    Low(usize, Weight),
+    /// Where it stands
+    Whole(usize),
+}
+
+/// A message of one size.
+pub(crate) struct Message {
+    pub(crate) packets: u32,
+    pub(crate) first: Part,
+    pub(crate) middle: Option<Part>,
+    pub(crate) last: Option<Part>,
+}
+
+impl Part {
+    /// Packets carry this time from now on.
+    #[inline]
+    pub(crate) fn stamp(&mut self, now: Nanos) {
+        if let Some(at) = self.stamp
+            && self.stamped.0 != now
+        {
+            self.stamped = (now, self.template.effect_of_long(at, now.0));
+        }
+    }
+
+    #[inline]
+    pub(crate) fn write_stamp(&self, patch: &mut Patch<'_>) {
+        if let Some(at) = self.stamp {
+            patch.known_long(at, self.stamped.0.0, self.stamped.1);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn write_va(&self, patch: &mut Patch<'_>, va: u64) {
+        match self.va {
+            Va::Fixed => {}
+            Va::Low(at, weight) => patch.weighted_word(at, va as u32, weight),
+            Va::Whole(at) => patch.long(at, va),
+        }
+    }
+}
+
+/// Every message that a stream sends.
+pub(crate) fn messages(stream: &Stream) -> Box<[Message]> {
+    let stamp_end = stream.stamp_end();
+    let front = if stream.verb.is_onepipe() { OnePipe::LEN } else { 0 };
+    let first = stream.memory.va;
+    let last = first.wrapping_add(u64::from(stream.memory.slots - 1) * stream.slot_len());
+    let upper = (first >> 32 == last >> 32).then_some(first >> 32 << 32);
+    let part = |opcode: Opcode, extended: Extended, payload: usize| {
+        let stamped = stream.stamp && payload >= stamp_end;
+        let zeros = if stamped { stamp_end } else { front };
+        let template = Template::new(stream.src, stream.dst, opcode, extended, payload, zeros);
+        let stamp = stamped.then(|| template.payload + stamp_end - STAMP_LEN);
+        // RETH and AtomicETH begin with the address.
+        let at = template.extended();
+        let va = if !names_memory(opcode) || stream.memory.slots == 1 {
+            Va::Fixed
+        } else if upper.is_some() {
+            Va::Low(at + 4, template.weight(at + 4))
+        } else {
+            Va::Whole(at)
+        };
+        // No packet was sent at this time.
+        let stamped = (NEVER, 0);
+        Part { template, stamp, stamped, va }
+    };
+    // What all packets' addresses have in common
+    let common = if stream.memory.slots == 1 { first } else { upper.unwrap_or(0) };
+    let single = |opcode, extended, payload| Message {
+        packets: 1,
+        first: part(opcode, extended, payload),
+        middle: None,
+        last: None,
+    };
+    let reth = |size: u32| Extended {
+        reth: Reth { va: common.into(), rkey: stream.memory.rkey.into(), len: size.into() },
+        ..Extended::default()
+    };
+    let cut = |size: u32, [only, first, middle, last]: [Opcode; 4], extended: Extended| {
+        let (packets, mtu) = (stream.packets_of(size), usize::from(stream.mtu));
+        if packets == 1 {
+            return single(only, extended, size as usize);
+        }
+        let rest = size as usize - (packets as usize - 1) * mtu;
+        Message {
+            packets,
+            first: part(first, extended, mtu),
+            middle: (packets > 2).then(|| part(middle, Extended::default(), mtu)),
+            last: Some(part(last, Extended::default(), rest)),
+        }
+    };
+    let writes =
+        [Opcode::RC_WRITE_ONLY, Opcode::RC_WRITE_FIRST, Opcode::RC_WRITE_MIDDLE, Opcode::RC_WRITE_LAST];
+    let sends = [Opcode::RC_SEND_ONLY, Opcode::RC_SEND_FIRST, Opcode::RC_SEND_MIDDLE, Opcode::RC_SEND_LAST];
+    let atomic = |swap_or_add: u64| Extended {
+        atomic: AtomicEth {
+            va: common.into(),
+            rkey: stream.memory.rkey.into(),
+            swap_or_add: swap_or_add.into(),
+            ..AtomicEth::default()
+        },
+        ..Extended::default()
+    };
+    let datagram = Extended { deth: Deth::new(OnePipe::QKEY, stream.first_qpn), ..Extended::default() };
+    let sizes = stream.sizes.iter();
+    match stream.verb {
+        Verb::Write => sizes.map(|&size| cut(size, writes, reth(size))).collect(),
+        Verb::Send => sizes.map(|&size| cut(size, sends, Extended::default())).collect(),
+        Verb::Read => sizes.map(|&size| single(Opcode::RC_READ_REQUEST, reth(size), 0)).collect(),
+        Verb::CompareSwap => [single(Opcode::RC_COMPARE_SWAP, atomic(0), 0)].into(),
+        Verb::FetchAdd => [single(Opcode::RC_FETCH_ADD, atomic(1), 0)].into(),
+        Verb::Ack { .. } => [single(Opcode::RC_ACKNOWLEDGE, acknowledging(), 0)].into(),
+        Verb::OnePipeMessage => {
+            let message = |&size: &u32| single(Opcode::UD_SEND_ONLY, datagram, OnePipe::LEN + size as usize);
+            sizes.map(message).collect()
+        }
+        Verb::OnePipeBeacon => [single(Opcode::UD_SEND_ONLY, datagram, OnePipe::LEN)].into(),
+    }
+}
+
+/// Whether a packet says which memory it is for.
+fn names_memory(opcode: Opcode) -> bool {
+    let headers = opcode.headers();
+    headers.has(Headers::RETH) || headers.has(Headers::ATOMIC)
+}
