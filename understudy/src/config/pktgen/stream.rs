@@ -90,12 +90,13 @@ pub(super) fn read(
     let timeout = Nanos::from_micros(table.number("timeout_us", 1..=60_000_000, 10_000));
     let latency = table.get("latency", "true").map(|value| value.boolean());
     let malformed = table.get("malformed", "0.01").map_or(Some(0.0), |value| value.fraction(0.0..=1.0));
-    let (sizes, mtu) = (sizes?, mtu?);
-    if let (Some(verb), Some(limit), Some(dst)) = (verb, mtu_of_port, dst) {
-        fits(&table, verb, &sizes, mtu, limit, dst);
+    if let (Some(verb), Some(sizes), Some(mtu), Some(limit), Some(dst)) =
+        (verb, &sizes, mtu, mtu_of_port, dst)
+    {
+        fits(&table, verb, sizes, mtu, limit, dst);
     }
     table.finish();
-    let verb = verb?;
+    let (verb, sizes, mtu) = (verb?, sizes?, mtu?);
     let roomy = verb.has_payload() && sizes.iter().all(|size| *size >= STAMP_LEN as u32);
     let stream = Stream {
         name: name?,
