@@ -4,8 +4,8 @@ mod consensus;
 mod impair;
 mod onepipe;
 mod p4ce;
-mod process;
 mod pktgen;
+mod process;
 mod swordbox;
 mod tunnel;
 
