@@ -1,12 +1,26 @@
 //! RDMC: large objects to many hosts, over RDMA unicast (Behrens et al., *RDMC: A Reliable RDMA Multicast for Large
-//! Objects*, DSN 2018).
+//! Objects*, DSN 2018), and with a switch's help.
 //!
-//! An object is cut into blocks, and receivers relay: while a block comes in, another one goes out. [`schedule`] says who
-//! sends which block to whom at which step. No I/O and no clock.
+//! An object is cut into blocks, and receivers relay: while a block comes in, another one goes out.
+//!
+//! * [`schedule`] says who sends which block to whom at which step: a pure function.
+//! * A [`Node`] is a process on an [`rnic::Rnic`]. It creates groups with other nodes, sends, and closes them; it has no
+//!   socket, thread or clock. docs/rdmc.md says what nodes tell each other.
+//! * [`model`] says what transfers take that are too large to simulate.
 
 #![forbid(unsafe_code)]
 
+mod config;
+mod group;
+mod mesh;
 pub mod model;
+mod node;
 pub mod schedule;
+mod through;
+mod wire;
 
+pub use config::{CallError, Config, Failure, GroupConfig, Memory, StartError};
+pub use group::{IncomingMessage, MessageComplete};
+pub use node::{Counters, Event, Node};
+pub use p4ce::consensus::Through;
 pub use schedule::{Algorithm, Racks, Receive, Schedule, ScheduleError, Send, To};

@@ -68,13 +68,13 @@ fn ceil_log2(n: u32) -> u64 {
     n.next_power_of_two().trailing_zeros().into()
 }
 
-fn check(algorithm: Algorithm, n: u32, k: u32) {
+fn check(algorithm: &Algorithm, n: u32, k: u32) {
     let schedule = Schedule::new(algorithm.clone(), n, k).unwrap();
     let context = format!("{} {n} {k}", algorithm.name());
     let done = execute(&schedule).unwrap_or_else(|wrong| panic!("{context}: {wrong}"));
     let (wide_n, wide_k) = (u64::from(n), u64::from(k));
     // By the formulas of the paper, written down here once more
-    let steps = match &algorithm {
+    let steps = match algorithm {
         Algorithm::Sequential => wide_k * (wide_n - 1),
         Algorithm::Chain => wide_k + wide_n - 2,
         Algorithm::Tree => wide_k * ceil_log2(n),
@@ -109,12 +109,12 @@ fn racks_of(n: u32, racks: u32, seed: u64) -> Racks {
 fn every_small_schedule_is_right() {
     for n in 2..=40 {
         for k in (1..=9).chain([20, 33]) {
-            check(Algorithm::Sequential, n, k);
-            check(Algorithm::Chain, n, k);
-            check(Algorithm::Tree, n, k);
-            check(Algorithm::Pipeline, n, k);
-            check(Algorithm::InNetwork, n, k);
-            check(Algorithm::Hybrid(racks_of(n, 1 + k % 7, k.into())), n, k);
+            check(&Algorithm::Sequential, n, k);
+            check(&Algorithm::Chain, n, k);
+            check(&Algorithm::Tree, n, k);
+            check(&Algorithm::Pipeline, n, k);
+            check(&Algorithm::InNetwork, n, k);
+            check(&Algorithm::Hybrid(racks_of(n, 1 + k % 7, k.into())), n, k);
         }
     }
 }
@@ -124,7 +124,7 @@ fn every_small_schedule_is_right() {
 fn the_pipeline_is_right_for_every_number_of_nodes() {
     for n in 2..=600 {
         for k in [1, 2, 3, 1 + n % 13] {
-            check(Algorithm::Pipeline, n, k);
+            check(&Algorithm::Pipeline, n, k);
         }
     }
 }
@@ -134,33 +134,33 @@ proptest! {
 
     #[test]
     fn pipelines_are_right(n in 2_u32..=600, k in 1_u32..=300) {
-        check(Algorithm::Pipeline, n, k);
+        check(&Algorithm::Pipeline, n, k);
     }
 
     #[test]
     fn chains_are_right(n in 2_u32..=600, k in 1_u32..=300) {
-        check(Algorithm::Chain, n, k);
+        check(&Algorithm::Chain, n, k);
     }
 
     #[test]
     fn trees_are_right(n in 2_u32..=600, k in 1_u32..=300) {
-        check(Algorithm::Tree, n, k);
+        check(&Algorithm::Tree, n, k);
     }
 
     #[test]
     fn hybrids_are_right(n in 2_u32..=600, k in 1_u32..=300, racks in 1_u32..=40, seed: u64) {
-        check(Algorithm::Hybrid(racks_of(n, racks, seed)), n, k);
+        check(&Algorithm::Hybrid(racks_of(n, racks, seed)), n, k);
     }
 
     #[test]
     fn what_a_switch_copies_is_right(n in 2_u32..=600, k in 1_u32..=300) {
-        check(Algorithm::InNetwork, n, k);
+        check(&Algorithm::InNetwork, n, k);
     }
 
     /// Its steps are many, so the oracle asks as many times.
     #[test]
     fn sequences_are_right(n in 2_u32..=100, k in 1_u32..=100) {
-        check(Algorithm::Sequential, n, k);
+        check(&Algorithm::Sequential, n, k);
     }
 
     /// Whatever a message's number of blocks, its first one comes from one of the few that are known beforehand.
@@ -183,10 +183,10 @@ proptest! {
 
 #[test]
 fn the_largest_of_each_kind() {
-    check(Algorithm::Sequential, 600, 20);
-    check(Algorithm::Tree, 600, 300);
-    check(Algorithm::Pipeline, 600, 300);
-    check(Algorithm::Hybrid(racks_of(600, 24, 3)), 600, 300);
+    check(&Algorithm::Sequential, 600, 20);
+    check(&Algorithm::Tree, 600, 300);
+    check(&Algorithm::Pipeline, 600, 300);
+    check(&Algorithm::Hybrid(racks_of(600, 24, 3)), 600, 300);
 }
 
 /// Paper figure 3, left: 0 to 1; 0 to 2 and 1 to 3; 0 to 4, 1 to 5, 2 to 6 and 3 to 7
