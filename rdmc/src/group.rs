@@ -543,6 +543,14 @@ impl Group {
         self.close_told
     }
 
+    /// What a group waits for, if it is one member's word: which word, and what it has to be above
+    pub(crate) fn waits_for(&self) -> Option<(u32, u64)> {
+        let untold = self.neighbours.iter().any(|neighbour| neighbour.untold);
+        let place = self.transfer.as_ref().filter(|_| !untold)?.next_to()?;
+        let neighbour = &self.neighbours[place];
+        Some((neighbour.word, neighbour.sent))
+    }
+
     /// Whether a group that waits can go on.
     pub(crate) fn may_go_on(&self, nic: &Rnic, resources: &Resources) -> bool {
         let untold = || self.neighbours.iter().any(|neighbour| neighbour.untold);

@@ -71,9 +71,11 @@ pub struct Node {
     ahead: BTreeMap<(u32, IpAddr), Ahead>,
     /// Connections with switches
     conns: BTreeMap<Conn, (u32, Use)>,
-    /// Groups with something to do, and groups that wait for a word of readiness
+    /// Groups with something to do
     due: BTreeSet<u32>,
-    waiting: BTreeSet<u32>,
+    /// Groups that wait for others to say that they are ready: if it is one member's word, which, and what it has to be
+    /// above. A WRITE completes nothing where it is executed, so these are looked at whenever something came in.
+    waiting: BTreeMap<u32, Option<(u32, u64)>>,
     /// No group is late before
     deadline: Option<Nanos>,
     events: VecDeque<Event>,
@@ -91,7 +93,7 @@ impl Node {
             ahead: BTreeMap::new(),
             conns: BTreeMap::new(),
             due: BTreeSet::new(),
-            waiting: BTreeSet::new(),
+            waiting: BTreeMap::new(),
             deadline: None,
             events: VecDeque::new(),
             counters: Counters::default(),
@@ -303,8 +305,11 @@ impl Node {
     fn wake(&mut self, nic: &Rnic) {
         let Some(resources) = &self.resources else { return };
         let Self { waiting, groups, due, .. } = self;
-        waiting.retain(|number| {
-            let goes_on = groups.get(number).is_none_or(|group| group.may_go_on(nic, resources));
+        waiting.retain(|number, of| {
+            let goes_on = match of {
+                Some((word, above)) => resources.word(nic, *word) > *above,
+                None => groups.get(number).is_none_or(|group| group.may_go_on(nic, resources)),
+            };
             if goes_on {
                 due.insert(*number);
             }
@@ -499,7 +504,9 @@ impl Node {
                     self.events.push_back(Event::Open(number));
                 }
                 if waits {
-                    self.waiting.insert(number);
+                    self.waiting.insert(number, group.waits_for());
+                } else {
+                    self.waiting.remove(&number);
                 }
                 if closed {
                     self.close(nic, number, now);

@@ -1,5 +1,8 @@
 //! RDMC in the simulator: groups of hosts around a switch, and objects for all of them.
 
+#[path = "rdmc/seeds.rs"]
+mod seeds;
+
 use rdmc::{Algorithm, CallError, Failure, GroupConfig, Racks};
 use sim::rdmc::{Cluster, Now, Setup, ip};
 use switch::Nanos;
@@ -167,4 +170,138 @@ fn an_idle_group_notices_that_a_member_is_gone() {
         }
         cluster.check().unwrap();
     }
+}
+
+/// A member stops at any moment, from before the group stands until after it is closed: all others hear how it ends, what is
+/// complete is right, and a group is closed only if everybody has everything. Those who are left make a new group at once.
+fn crash_at_every_step(algorithm: &Algorithm, every: u64) {
+    let hosts = [0, 1, 2, 3, 4];
+    let begin = |number| {
+        let mut cluster = Cluster::new(&Setup { hosts: 5, ..Setup::default() });
+        cluster.create(&group(number, algorithm.clone(), 1000), &hosts).unwrap();
+        for len in [3500, 900] {
+            cluster.send(0, number, len).unwrap();
+        }
+        cluster.destroy(number, &hosts);
+        cluster
+    };
+    let mut whole = begin(1);
+    assert!(whole.settle(END, 1, &hosts));
+    let (events, _) = whole.world.events();
+    let (mut closed, mut failed) = (0, 0);
+    for at in (1..=events + 1).step_by(every as usize) {
+        for victim in hosts {
+            let mut cluster = begin(1);
+            while cluster.world.events().0 < at && cluster.world.step(END) {}
+            let now = cluster.world.now();
+            cluster.world.schedule(now, sim::Fault::Crash(cluster.hosts[usize::from(victim)]));
+            let context = format!("{}: {victim} crashes at event {at}", algorithm.name());
+            let survivors: Vec<_> = hosts.into_iter().filter(|host| *host != victim).collect();
+            cluster.settle(now + Nanos::from_millis(400), 1, &survivors);
+            cluster.check_end(1, &hosts, &[victim], 2).unwrap_or_else(|wrong| panic!("{context}: {wrong}"));
+            if survivors.iter().any(|host| cluster.now(*host, 1) == Now::Closed) {
+                closed += 1;
+            } else {
+                failed += 1;
+            }
+            let root = survivors[0];
+            for host in &survivors {
+                cluster.with(*host, |member, _, _| _ = member.destroy(1));
+            }
+            cluster.create(&group(1, Algorithm::Chain, 1000), &survivors).unwrap();
+            cluster.send(root, 1, 2000).unwrap();
+            cluster.destroy(1, &survivors);
+            assert!(cluster.settle(now + Nanos::from_secs(1), 1, &survivors), "{context}");
+            let again = survivors.iter().all(|host| cluster.now(*host, 1) == Now::Closed);
+            assert!(again, "{context}: the survivors' group is {:?}", cluster.now(root, 1));
+            let checked = cluster.check().and_then(|()| cluster.check_memory(&survivors));
+            checked.unwrap_or_else(|wrong| panic!("{context}: {wrong}"));
+        }
+    }
+    println!("{}: {events} events, {closed} closed, {failed} failed", algorithm.name());
+    assert!(closed > 0 && failed > closed, "{closed} closed, {failed} failed");
+}
+
+#[test]
+fn members_of_a_pipeline_crash_at_every_step() {
+    crash_at_every_step(&Algorithm::Pipeline, 17);
+}
+
+#[test]
+fn members_of_a_chain_crash_at_every_step() {
+    crash_at_every_step(&Algorithm::Chain, 29);
+}
+
+#[test]
+fn members_of_a_tree_crash_at_every_step() {
+    crash_at_every_step(&Algorithm::Tree, 29);
+}
+
+#[test]
+fn members_behind_a_switch_that_copies_crash_at_every_step() {
+    crash_at_every_step(&Algorithm::InNetwork, 29);
+}
+
+/// The switch that copies stops and forgets everything: the group fails, and the next one is made without it.
+#[test]
+fn the_switch_crashes() {
+    let hosts = [0, 1, 2, 3];
+    for at in [2_u64, 20, 60, 100, 200, 400] {
+        // A question for a MAC address that is lost is asked again after half a second.
+        let mut cluster = Cluster::new(&Setup { create_timeout: Nanos::from_secs(3), ..Setup::default() });
+        cluster.create(&group(1, Algorithm::InNetwork, 1000), &hosts).unwrap();
+        for _ in 0..20 {
+            cluster.send(0, 1, 100_000).unwrap();
+        }
+        cluster.destroy(1, &hosts);
+        let at = Nanos::from_micros(at);
+        cluster.world.schedule(at, sim::Fault::Crash(cluster.switch));
+        cluster.world.schedule(at + Nanos::from_micros(300), sim::Fault::Restart(cluster.switch));
+        assert!(cluster.settle(at + Nanos::from_secs(4), 1, &hosts), "{at:?}");
+        cluster.check_end(1, &hosts, &[], 20).unwrap();
+        cluster.destroy(1, &hosts);
+        cluster.create(&group(1, Algorithm::Pipeline, 1000), &hosts).unwrap();
+        cluster.send(0, 1, 100_000).unwrap();
+        cluster.destroy(1, &hosts);
+        let end = cluster.world.now() + Nanos::from_secs(4);
+        assert!(cluster.settle(end, 1, &hosts));
+        for host in hosts {
+            assert_eq!(cluster.now(host, 1), Now::Closed, "host {host}, {at:?}");
+        }
+        cluster.check().and_then(|()| cluster.check_memory(&hosts)).unwrap();
+    }
+}
+
+/// One process in a thousand groups at once, as the root of a third of them; 15 others in some of them each.
+#[test]
+fn a_thousand_overlapping_groups() {
+    let mut cluster = Cluster::new(&Setup { hosts: 16, groups: 1100, ..Setup::default() });
+    let mut chance = switch::Chance::new(5);
+    let mut groups = Vec::new();
+    for number in 1..=1000 {
+        let mut hosts = vec![0];
+        while hosts.len() < 4 {
+            let host = chance.between(1, 15) as u16;
+            if !hosts.contains(&host) {
+                hosts.push(host);
+            }
+        }
+        hosts.rotate_left(number as usize % 3);
+        cluster.create(&group(number, Algorithm::Pipeline, 2048), &hosts).unwrap();
+        groups.push((number, hosts));
+    }
+    for (number, hosts) in &groups {
+        for message in 0..2 {
+            cluster.send(hosts[0], *number, sim::rdmc::len_of(*number, message, 12_000)).unwrap();
+        }
+        cluster.destroy(*number, hosts);
+    }
+    for (number, hosts) in &groups {
+        assert!(cluster.settle(END, *number, hosts), "group {number}: {:?}", cluster.now(0, *number));
+        assert!(hosts.iter().all(|host| cluster.now(*host, *number) == Now::Closed), "group {number}");
+        assert!(hosts.iter().all(|host| cluster.member(*host).messages(*number) == 2), "group {number}");
+    }
+    assert_eq!(cluster.member(0).counters().messages, 2000);
+    assert_eq!((0..16).map(|host| cluster.nic(host).rnr_naks_sent).sum::<u64>(), 0);
+    cluster.check().unwrap();
 }

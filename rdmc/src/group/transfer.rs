@@ -59,6 +59,11 @@ impl Transfer {
         self.first == self.receives.len() && self.acknowledged == self.sends.len()
     }
 
+    /// The neighbour to whom the next block goes, if it is one
+    pub(crate) fn next_to(&self) -> Option<usize> {
+        self.sends.get(self.begun).filter(|(to, _)| *to != ALL).map(|(to, _)| *to as usize)
+    }
+
     /// Whether those to whom the next block goes have said that they are ready for it.
     pub(crate) fn is_ready(&self, group: &Group, nic: &Rnic, resources: &Resources) -> bool {
         let is_ready = |neighbour: &Neighbour| resources.word(nic, neighbour.word) > neighbour.sent;

@@ -241,8 +241,9 @@ impl App for Member {
         self.node = Node::new(self.config.clone());
         self.sent.clear();
         let mut seen = lock(&self.seen);
-        // What was wrong before stays so.
-        *seen = Seen { wrong: seen.wrong.take(), ..Seen::default() };
+        // What was wrong before stays so, and what it had when it crashed is still of interest.
+        let (wrong, complete) = (seen.wrong.take(), core::mem::take(&mut seen.complete));
+        *seen = Seen { wrong, complete, ..Seen::default() };
     }
 
     fn next_timer(&self) -> Option<Nanos> {

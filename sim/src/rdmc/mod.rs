@@ -35,6 +35,8 @@ pub struct Setup {
     pub ack_timeout: u8,
     /// Groups that a host may be in, about: how much it has room for
     pub groups: usize,
+    /// How long members have to come together
+    pub create_timeout: Nanos,
     /// What a member says when a message begins: whether it has memory for so many bytes
     pub room: u32,
 }
@@ -48,7 +50,8 @@ impl Default for Setup {
             link: Link::default(),
             mtu: PathMtu::B1024,
             ack_timeout: 8,
-            groups: 64,
+            groups: 4,
+            create_timeout: Nanos::from_millis(200),
             room: u32::MAX,
         }
     }
@@ -67,11 +70,11 @@ fn switch_ip() -> IpAddr {
 /// A node as these hosts have: failures are found within 30 ms.
 pub fn node_config(setup: &Setup, host: u16) -> Config {
     Config {
-        connections: setup.groups * 16,
+        connections: setup.groups * 32,
         links: 1024,
         ack_timeout: setup.ack_timeout,
-        create_timeout: Nanos::from_millis(200),
-        probe_every: Nanos::from_millis(3),
+        create_timeout: setup.create_timeout,
+        probe_every: Nanos::from_millis(5),
         dead_after: Nanos::from_millis(30),
         attempt: Nanos::from_millis(2),
         through: Some(Through { address: switch_ip(), port: SWITCH_PORT }),
@@ -83,25 +86,25 @@ pub fn node_config(setup: &Setup, host: u16) -> Config {
 fn switch(setup: &Setup) -> Controlled<Control> {
     let mac = MacAddr([2, 0, 0, 1, 0, 254]);
     let config = p4ce::Config {
-        forward: ForwardConfig::bridge(setup.hosts, 2048),
+        forward: ForwardConfig::bridge(setup.hosts, 4 * usize::from(setup.hosts) + 16),
         mac,
         addresses: vec![switch_ip()],
-        groups: 64,
-        queue_pairs: 1024,
-        silent_after: Nanos::from_millis(10),
+        groups: 16,
+        queue_pairs: 256,
+        silent_after: Nanos::from_millis(30),
         #[cfg(feature = "canary")]
         bug: None,
     };
-    let seed = setup.seed;
+    let (seed, setup_timeout) = (setup.seed, setup.create_timeout);
     let control = move |life| {
         Control::new(ControlConfig {
             interface: Interface::new(mac, switch_ip(), 16),
             port: SWITCH_PORT,
-            groups: 64,
-            queue_pairs: 1024,
+            groups: 16,
+            queue_pairs: 256,
             max_replicas: 16,
             lists: [].into(),
-            setup_timeout: Nanos::from_millis(50),
+            setup_timeout,
             seed: seed ^ 0x7377 ^ life << 32,
             first_psn: None,
         })
@@ -136,8 +139,8 @@ impl Cluster {
                 Rnic::new(rnic::Config {
                     seed: seed ^ lives << 32,
                     mtu,
-                    max_qps: groups * 16 + 1024,
-                    max_regions: groups * 16 + 4096,
+                    max_qps: groups * 32 + 128,
+                    max_regions: groups * 32 + 512,
                     ..rnic::Config::new(interface)
                 })
             };
@@ -216,6 +219,45 @@ impl Cluster {
             hosts.iter().all(|host| matches!(cluster.now(*host, group), Now::Closed | Now::Failed(_)))
         };
         self.run_while(until, |cluster| !ended(cluster))
+    }
+
+    /// Says what is wrong with the end of a group in which its root was to send so many messages: if any member has heard
+    /// that it was closed, everybody had everything, also who has crashed since; who has not crashed has heard how it
+    /// ended.
+    ///
+    /// # Errors
+    /// The first thing that must not be.
+    pub fn check_end(
+        &self,
+        group: u32,
+        hosts: &[u16],
+        crashed: &[u16],
+        messages: usize,
+    ) -> Result<(), String> {
+        self.check()?;
+        let has = |host: &u16| self.member(*host).messages(group);
+        let closed = hosts.iter().find(|host| self.now(**host, group) == Now::Closed);
+        let lacking = hosts.iter().find(|host| has(host) < messages);
+        if let (Some(closed), Some(lacking)) = (closed, lacking) {
+            let had = has(lacking);
+            return Err(format!("{closed} has closed, and {lacking} had {had} of {messages} messages"));
+        }
+        for host in hosts.iter().filter(|host| !crashed.contains(host)) {
+            let now = self.now(*host, group);
+            if !matches!(now, Now::Closed | Now::Failed(_)) {
+                return Err(format!("host {host} has not heard how it ended: {now:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Says which of these hosts has not got back the memory of messages, when all groups have ended.
+    ///
+    /// # Errors
+    /// The first one.
+    pub fn check_memory(&self, hosts: &[u16]) -> Result<(), String> {
+        let first = hosts.iter().find(|host| self.member(**host).buffers() > 0);
+        first.map_or(Ok(()), |host| Err(format!("host {host} has not got its memory back")))
     }
 
     /// Says what is wrong, if anything ever was.
