@@ -33,6 +33,9 @@ pub struct Config {
     pub through: Option<Through>,
     /// For first PSNs and names of groups' lives
     pub seed: u64,
+    /// A planted bug, to see whether it is found
+    #[cfg(feature = "canary")]
+    pub bug: Option<crate::Bug>,
 }
 
 impl Config {
@@ -54,6 +57,8 @@ impl Config {
             attempt: Nanos::from_millis(500),
             through: None,
             seed: 0,
+            #[cfg(feature = "canary")]
+            bug: None,
         }
     }
 }

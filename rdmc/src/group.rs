@@ -9,7 +9,10 @@
 //! anything else: Failed to all, and on from each of them: failed
 //! ```
 
+mod plan;
 pub(crate) mod transfer;
+
+pub(crate) use plan::check;
 
 use crate::config::{CallError, Failure, GroupConfig, Memory};
 use crate::schedule::{Algorithm, Schedule};
@@ -45,6 +48,8 @@ pub(crate) struct Resources {
     pub(crate) ack_timeout: u8,
     pub(crate) retry_count: u8,
     pub(crate) own: IpAddr,
+    #[cfg(feature = "canary")]
+    pub(crate) bug: Option<crate::Bug>,
 }
 
 /// What a queue pair of a group is for.
@@ -192,63 +197,6 @@ pub(crate) struct Group {
     pub(crate) complete: MessageComplete,
 }
 
-/// What all members have to agree about, as a number. Not against malice: against mistakes.
-fn agreement(config: &GroupConfig) -> u64 {
-    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-    let mut add = |bytes: &[u8]| {
-        for byte in bytes {
-            hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-        }
-    };
-    add(config.algorithm.name().as_bytes());
-    add(&config.block_bytes.to_be_bytes());
-    add(&config.ahead.to_be_bytes());
-    add(&(config.members.len() as u32).to_be_bytes());
-    for member in &config.members {
-        match member {
-            IpAddr::V4(ip) => add(&ip.to_ipv6_mapped().octets()),
-            IpAddr::V6(ip) => add(&ip.octets()),
-        }
-    }
-    if let Algorithm::Hybrid(racks) = &config.algorithm {
-        for node in 0..racks.nodes() as u32 {
-            add(&racks.rack(node).to_be_bytes());
-        }
-    }
-    hash
-}
-
-/// Looks at what a group is to be. This member's place in it
-pub(crate) fn check(config: &GroupConfig, own: IpAddr, has_switch: bool) -> Result<u32, CallError> {
-    let members = &config.members;
-    Schedule::new(config.algorithm.clone(), members.len() as u32, 1)?;
-    let mut seen = std::collections::BTreeSet::new();
-    for member in members {
-        if !seen.insert(*member) {
-            return Err(CallError::Twice(*member));
-        }
-        if member.is_ipv4() != own.is_ipv4() {
-            return Err(CallError::Family(*member));
-        }
-    }
-    if !(1..=GroupConfig::MAX_BLOCK).contains(&config.block_bytes) {
-        return Err(CallError::Block(config.block_bytes));
-    }
-    if !(1..=64).contains(&config.ahead) {
-        return Err(CallError::Ahead(config.ahead));
-    }
-    if config.algorithm == Algorithm::InNetwork {
-        if !has_switch {
-            return Err(CallError::NoSwitch);
-        }
-        if !(1..=0xffff).contains(&config.number) {
-            return Err(CallError::Number(config.number));
-        }
-    }
-    let place = members.iter().position(|member| *member == own).ok_or(CallError::NotAMember(own))?;
-    Ok(place as u32)
-}
-
 impl Group {
     /// A group with its queue pairs and memory; nobody has heard of it yet.
     pub(crate) fn new(
@@ -262,7 +210,7 @@ impl Group {
         let n = config.members.len() as u32;
         let through = (config.algorithm == Algorithm::InNetwork).then(Through::default);
         let mut group = Self {
-            agreement: agreement(&config),
+            agreement: plan::agreement(&config),
             own,
             life: resources.chance.bits(),
             others: vec![Other::default(); n as usize],
@@ -518,13 +466,22 @@ impl Group {
                 break;
             }
             out.waits = self.links(nic, resources).advance()?;
-            if !self.transfer.as_ref().is_some_and(Transfer::is_complete) {
+            let complete = self.transfer.as_ref().is_some_and(Transfer::is_complete);
+            #[cfg(feature = "canary")]
+            let complete = complete
+                || resources.bug == Some(crate::Bug::NotPassedOn)
+                    && self.transfer.as_ref().is_some_and(|transfer| !self.is_root() && transfer.is_here());
+            if !complete {
                 break;
             }
             if let Some(transfer) = self.transfer.take() {
                 self.messages += 1;
                 (self.complete)(nic, transfer.memory, transfer.len);
             }
+        }
+        #[cfg(feature = "canary")]
+        if resources.bug == Some(crate::Bug::EarlyClose) && self.closing {
+            self.others.iter_mut().for_each(|other| other.received = true);
         }
         self.come_to_an_end(&mut out)?;
         for neighbour in &mut self.neighbours {

@@ -24,3 +24,26 @@ pub use group::{IncomingMessage, MessageComplete};
 pub use node::{Counters, Event, Node};
 pub use p4ce::consensus::Through;
 pub use schedule::{Algorithm, Racks, Receive, Schedule, ScheduleError, Send, To};
+
+/// Bugs that can be planted, to see whether tests find them.
+#[cfg(feature = "canary")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Bug {
+    /// Blocks are sent whether or not the receiver is ready
+    Unready,
+    /// Failures are not told to others
+    NoRelay,
+    /// The root closes a group without asking whether everybody has everything
+    EarlyClose,
+    /// The first block to come is taken for block 0
+    WrongFirst,
+    /// A relay is not waited for: a message is complete when its blocks are there
+    NotPassedOn,
+}
+
+#[cfg(feature = "canary")]
+impl Bug {
+    /// Every bug.
+    pub const ALL: [Self; 5] =
+        [Self::Unready, Self::NoRelay, Self::EarlyClose, Self::WrongFirst, Self::NotPassedOn];
+}

@@ -109,10 +109,19 @@ impl Mesh {
         self.news.pop_front()
     }
 
-    /// How many links more there would be
-    pub(crate) fn lacks(&self, peers: impl Iterator<Item = IpAddr>) -> usize {
-        let new = peers.filter(|peer| !self.links.contains_key(peer)).count();
-        (self.links.len() + new).saturating_sub(self.max_links)
+    /// Makes room for links to these nodes: links that no group needs make way. How many there would be too many
+    pub(crate) fn make_room(&mut self, nic: &mut Rnic, peers: &[IpAddr], now: Nanos) -> usize {
+        let new = peers.iter().filter(|peer| !self.links.contains_key(peer)).count();
+        let too_many = (self.links.len() + new).saturating_sub(self.max_links);
+        let idle = |(peer, link): (&IpAddr, &Link)| {
+            (link.users == 0 && link.coming.is_none() && !peers.contains(peer)).then_some(*peer)
+        };
+        let idle: Vec<IpAddr> = self.links.iter().filter_map(idle).take(too_many).collect();
+        for peer in &idle {
+            self.lose(nic, *peer, now);
+            self.links.remove(peer);
+        }
+        too_many - idle.len()
     }
 
     pub(crate) fn is_up(&self, peer: IpAddr) -> bool {

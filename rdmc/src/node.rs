@@ -121,6 +121,8 @@ impl Node {
             ack_timeout: self.config.ack_timeout,
             retry_count: self.config.retry_count,
             own: self.config.address,
+            #[cfg(feature = "canary")]
+            bug: self.config.bug,
         });
         Ok(())
     }
@@ -170,14 +172,14 @@ impl Node {
             return Err(CallError::Exists(number));
         }
         let own = group::check(&config, self.config.address, self.config.through.is_some())?;
-        let others = || config.members.iter().copied().filter(|ip| *ip != self.config.address);
-        let lacking = self.mesh.lacks(others());
+        let others = config.members.iter().copied().filter(|ip| *ip != self.config.address);
+        let peers: Vec<IpAddr> = others.collect();
+        let lacking = self.mesh.make_room(nic, &peers, now);
         if lacking > 0 {
             return Err(CallError::Links(lacking));
         }
         let deadline = now + self.config.create_timeout;
         let callbacks = (incoming_message, message_complete);
-        let peers: Vec<IpAddr> = others().collect();
         let group = Group::new(nic, resources, config, own, deadline, callbacks)?;
         self.deadline = Some(self.deadline.map_or(deadline, |at| at.min(deadline)));
         let queues = Queues { pd: resources.pd, cq: resources.cq };
@@ -413,7 +415,9 @@ impl Node {
     fn on_cm(&mut self, nic: &mut Rnic, event: &CmEvent, now: Nanos) {
         let conn = event.conn();
         if let CmEvent::Requested { request, .. } = event {
-            let joined = through::asked_for(&request.private_data).and_then(|(root, number)| {
+            let asks = |switch: &crate::Through| switch.address == request.peer.remote;
+            let asked = self.config.through.filter(asks).and(through::asked_for(&request.private_data));
+            let joined = asked.and_then(|(root, number)| {
                 let group = self.groups.get_mut(&number).filter(|group| group.ip(0) == root)?;
                 let resources = self.resources.as_mut()?;
                 through::join(group, nic, resources, &mut self.conns, conn, now)?;
@@ -445,7 +449,16 @@ impl Node {
                 return;
             }
             Err(match of {
-                Use::Neighbour(place) => Failure::Gone(group.ip(group.neighbours[place].member)),
+                Use::Neighbour(place) => {
+                    let ip = group.ip(group.neighbours[place].member);
+                    match done.status {
+                        Status::RetryExceeded | Status::RnrRetryExceeded | Status::Flushed => {
+                            Failure::Gone(ip)
+                        }
+                        // A block that is longer than it can be, a word where none is, ...
+                        _ => Failure::Violation(ip),
+                    }
+                }
                 Use::Lane(_) | Use::Feed => Failure::Switch(group.ip(0)),
             })
         } else if done.of == Completed::Recv {
@@ -528,6 +541,10 @@ impl Node {
         let members = &group.config.members;
         let message = Message::failed(&failure, members);
         for peer in members.iter().filter(|ip| **ip != self.config.address) {
+            #[cfg(feature = "canary")]
+            if self.config.bug == Some(crate::Bug::NoRelay) {
+                break;
+            }
             self.mesh.send(nic, *peer, number, message);
         }
         self.failed.insert(number, failure);

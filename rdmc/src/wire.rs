@@ -226,6 +226,20 @@ mod tests {
         assert_eq!(Message::from_bytes(&wide), None, "a QPN of 25 bits");
     }
 
+    proptest::proptest! {
+        /// Whatever comes is a message or is not; one that is says the same again.
+        #[test]
+        fn anything_may_come(mut bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..64), kind in 0_u8..10) {
+            _ = Message::from_bytes(&bytes);
+            bytes.resize(LEN, 0);
+            bytes[..3].copy_from_slice(&HELLO[..3]);
+            bytes[3] = kind;
+            if let Some((group, message)) = Message::from_bytes(&bytes) {
+                proptest::prop_assert_eq!(Message::from_bytes(&message.to_bytes(group)), Some((group, message)));
+            }
+        }
+    }
+
     #[test]
     fn failures_have_their_codes() {
         let ip = IpAddr::from([10, 0, 0, 1]);

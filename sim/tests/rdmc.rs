@@ -1,5 +1,7 @@
 //! RDMC in the simulator: groups of hosts around a switch, and objects for all of them.
 
+#[path = "rdmc/costs.rs"]
+mod costs;
 #[path = "rdmc/seeds.rs"]
 mod seeds;
 

@@ -59,6 +59,12 @@ impl Transfer {
         self.first == self.receives.len() && self.acknowledged == self.sends.len()
     }
 
+    /// Everything is here.
+    #[cfg(feature = "canary")]
+    pub(crate) fn is_here(&self) -> bool {
+        self.first == self.receives.len()
+    }
+
     /// The neighbour to whom the next block goes, if it is one
     pub(crate) fn next_to(&self) -> Option<usize> {
         self.sends.get(self.begun).filter(|(to, _)| *to != ALL).map(|(to, _)| *to as usize)
@@ -66,6 +72,10 @@ impl Transfer {
 
     /// Whether those to whom the next block goes have said that they are ready for it.
     pub(crate) fn is_ready(&self, group: &Group, nic: &Rnic, resources: &Resources) -> bool {
+        #[cfg(feature = "canary")]
+        if resources.bug == Some(crate::Bug::Unready) {
+            return true;
+        }
         let is_ready = |neighbour: &Neighbour| resources.word(nic, neighbour.word) > neighbour.sent;
         match self.sends.get(self.begun) {
             Some((ALL, _)) => group.neighbours.iter().all(is_ready),
@@ -328,6 +338,8 @@ impl Links<'_> {
             return Err(violation);
         }
         let neighbour = &mut group.neighbours[place];
+        #[cfg(feature = "canary")]
+        let at = if self.resources.bug == Some(crate::Bug::WrongFirst) { 0 } else { at };
         if posted == Posted::Aside {
             // If it was not expected yet, it is the one that was.
             if next >= transfer.asked {

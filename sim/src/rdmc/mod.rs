@@ -5,6 +5,7 @@
 //! * a group that closes has brought everything to everyone;
 //! * when a member fails, every survivor learns of it.
 
+pub mod costs;
 mod member;
 
 pub use member::{Member, Now, Seen, len_of};
@@ -39,6 +40,9 @@ pub struct Setup {
     pub create_timeout: Nanos,
     /// What a member says when a message begins: whether it has memory for so many bytes
     pub room: u32,
+    /// A planted bug, at all hosts
+    #[cfg(feature = "canary")]
+    pub bug: Option<::rdmc::Bug>,
 }
 
 impl Default for Setup {
@@ -53,6 +57,8 @@ impl Default for Setup {
             groups: 4,
             create_timeout: Nanos::from_millis(200),
             room: u32::MAX,
+            #[cfg(feature = "canary")]
+            bug: None,
         }
     }
 }
@@ -79,6 +85,8 @@ pub fn node_config(setup: &Setup, host: u16) -> Config {
         attempt: Nanos::from_millis(2),
         through: Some(Through { address: switch_ip(), port: SWITCH_PORT }),
         seed: setup.seed ^ u64::from(host) << 20,
+        #[cfg(feature = "canary")]
+        bug: setup.bug,
         ..Config::new(ip(host))
     }
 }
@@ -260,7 +268,7 @@ impl Cluster {
         first.map_or(Ok(()), |host| Err(format!("host {host} has not got its memory back")))
     }
 
-    /// Says what is wrong, if anything ever was.
+    /// Says what is wrong, if anything ever was. A block that came before its receive was posted is, too.
     ///
     /// # Errors
     /// The first thing that a member saw and that must not be.
@@ -268,6 +276,10 @@ impl Cluster {
         for host in 0..self.hosts.len() as u16 {
             if let Some(wrong) = self.member(host).wrong() {
                 return Err(format!("host {host}: {wrong}"));
+            }
+            let unready = self.nic(host).rnr_naks_sent;
+            if unready > 0 {
+                return Err(format!("host {host} was not ready {unready} times"));
             }
         }
         Ok(())

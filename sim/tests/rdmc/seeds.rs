@@ -120,10 +120,12 @@ fn fail(cluster: &mut Cluster, kind: Kind, chance: &mut Chance) -> (Vec<u16>, Na
     (crashed, last)
 }
 
-fn run(seed: u64, totals: &mut Totals) -> Result<(), String> {
+/// Runs a seed, and checks it. `plant` changes what the hosts are made with.
+fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(), String> {
     let kind = Kind::ALL[seed as usize % Kind::ALL.len()];
     let mut chance = Chance::stream(seed, 0x5244_4d43);
-    let setup = setup(seed, kind, &mut chance);
+    let mut setup = setup(seed, kind, &mut chance);
+    plant(&mut setup);
     let mut cluster = Cluster::new(&setup);
     let all: Vec<u16> = (0..setup.hosts).collect();
     // Up to three groups, which share hosts: the first one of all
@@ -198,7 +200,7 @@ fn seeds(kind: Kind, happened: impl Fn(&Totals) -> bool) {
     let mut totals = Totals::default();
     for seed in from..from + count {
         if Kind::ALL[seed as usize % Kind::ALL.len()] == kind
-            && let Err(what) = run(seed, &mut totals)
+            && let Err(what) = run(seed, |_| {}, &mut totals)
         {
             panic!("seed {seed}: {what}");
         }
@@ -227,4 +229,17 @@ fn crashes_are_told_to_all() {
 #[test]
 fn who_is_cut_off_and_who_is_left_learn_of_it() {
     seeds(Kind::Cut, |totals| totals.failed > 300 && totals.closed > 100 && totals.uneven > 20);
+}
+
+#[cfg(feature = "canary")]
+#[test]
+fn planted_bugs_are_found() {
+    for bug in rdmc::Bug::ALL {
+        let found = (1..=1000).find_map(|seed| {
+            let what = run(seed, |setup| setup.bug = Some(bug), &mut Totals::default()).err()?;
+            Some((seed, what))
+        });
+        println!("{bug:?}: {found:?}");
+        assert!(found.is_some(), "{bug:?}");
+    }
 }
