@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod config;
+pub mod delivery;
 mod group;
 mod mesh;
 pub mod model;

@@ -5,7 +5,7 @@ use crate::group::transfer::is_within;
 use crate::group::{self, Group, IncomingMessage, MessageComplete, Outcome, READY_VA, Resources, Use, WORD};
 use crate::mesh::{Mesh, News, Queues};
 use crate::through;
-use crate::wire::{Create, Message};
+use crate::wire::{Create, Message, NOTE};
 use core::net::IpAddr;
 use rnic::cm::{Conn, Event as CmEvent, PortSpace};
 use rnic::{Access, Completed, Completion, Pd, Rnic, Status};
@@ -33,6 +33,12 @@ pub enum Event {
         /// The memory of messages that are not complete here
         unfinished: Vec<Memory>,
     },
+    /// A node that was [called](Node::call) can be spoken to.
+    Reached(IpAddr),
+    /// A node that was called is gone. It is tried again.
+    Lost(IpAddr),
+    /// What the application of another node says
+    Note(IpAddr, [u8; Node::NOTE]),
 }
 
 /// What a node has counted.
@@ -69,12 +75,14 @@ pub struct Node {
     /// Failed, and not destroyed
     failed: BTreeMap<u32, Failure>,
     ahead: BTreeMap<(u32, IpAddr), Ahead>,
+    /// Nodes that are spoken to beside groups
+    called: BTreeSet<IpAddr>,
     /// Connections with switches
     conns: BTreeMap<Conn, (u32, Use)>,
     /// Groups with something to do
     due: BTreeSet<u32>,
-    /// Groups that wait for others to say that they are ready: if it is one member's word, which, and what it has to be
-    /// above. A WRITE completes nothing where it is executed, so these are looked at whenever something came in.
+    /// Groups that wait for others to say that they are ready: if it is one member's word, which, and what it has to be at
+    /// least. A WRITE completes nothing where it is executed, so these are looked at whenever something came in.
     waiting: BTreeMap<u32, Option<(u32, u64)>>,
     /// No group is late before
     deadline: Option<Nanos>,
@@ -91,6 +99,7 @@ impl Node {
             groups: BTreeMap::new(),
             failed: BTreeMap::new(),
             ahead: BTreeMap::new(),
+            called: BTreeSet::new(),
             conns: BTreeMap::new(),
             due: BTreeSet::new(),
             waiting: BTreeMap::new(),
@@ -265,6 +274,49 @@ impl Node {
         self.mesh.is_heard()
     }
 
+    /// Bytes of a note
+    pub const NOTE: usize = NOTE;
+
+    /// Wants to speak to another node, beside any group: [`Event::Reached`] says when that is possible.
+    ///
+    /// # Errors
+    /// If there is no room for a link to it, or the node has not started.
+    pub fn call(&mut self, nic: &mut Rnic, peer: IpAddr, now: Nanos) -> Result<(), CallError> {
+        let resources = self.resources.as_ref().ok_or(CallError::NotStarted)?;
+        if peer.is_ipv4() != self.config.address.is_ipv4() {
+            return Err(CallError::Family(peer));
+        }
+        if peer == self.config.address {
+            return Err(CallError::Twice(peer));
+        }
+        if self.called.contains(&peer) {
+            return Ok(());
+        }
+        let lacking = self.mesh.make_room(nic, &[peer], now);
+        if lacking > 0 {
+            return Err(CallError::Links(lacking));
+        }
+        self.called.insert(peer);
+        self.mesh.want(nic, Queues { pd: resources.pd, cq: resources.cq }, peer, now);
+        if self.mesh.is_up(peer) {
+            self.events.push_back(Event::Reached(peer));
+        }
+        Ok(())
+    }
+
+    /// Does not want to speak to it any more.
+    pub fn hang_up(&mut self, peer: IpAddr) {
+        if self.called.remove(&peer) {
+            self.mesh.release(peer);
+        }
+    }
+
+    /// Says something to the application of a node that can be spoken to. It arrives once, and in order, unless
+    /// [`Event::Lost`] comes.
+    pub fn tell(&mut self, nic: &mut Rnic, peer: IpAddr, note: [u8; Self::NOTE]) {
+        self.mesh.send(nic, peer, 0, Message::Note(note));
+    }
+
     /// When [`run`](Self::run) is to be called, if nothing comes in before
     pub fn next_timer(&self) -> Option<Nanos> {
         if !self.due.is_empty() {
@@ -309,7 +361,7 @@ impl Node {
         let Self { waiting, groups, due, .. } = self;
         waiting.retain(|number, of| {
             let goes_on = match of {
-                Some((word, above)) => resources.word(nic, *word) > *above,
+                Some((word, least)) => resources.word(nic, *word) >= *least,
                 None => groups.get(number).is_none_or(|group| group.may_go_on(nic, resources)),
             };
             if goes_on {
@@ -323,8 +375,24 @@ impl Node {
     fn hear(&mut self, nic: &mut Rnic, now: Nanos) {
         while let Some(news) = self.mesh.poll() {
             match news {
-                News::Up(peer) => self.introduce(nic, peer),
-                News::Lost(peer) => self.on_lost(nic, peer, now),
+                News::Up(peer) => {
+                    self.introduce(nic, peer);
+                    if self.called.contains(&peer) {
+                        self.events.push_back(Event::Reached(peer));
+                    }
+                }
+                News::Lost(peer) => {
+                    self.on_lost(nic, peer, now);
+                    if self.called.contains(&peer) {
+                        self.events.push_back(Event::Lost(peer));
+                    }
+                }
+                News::Message(peer, _, Message::Note(note)) => {
+                    // Who was not called has nothing to say.
+                    if self.called.contains(&peer) {
+                        self.events.push_back(Event::Note(peer, note));
+                    }
+                }
                 News::Message(peer, group, message) => self.on_message(nic, peer, group, message, now),
             }
         }
@@ -399,7 +467,7 @@ impl Node {
                 Ok(()) => return self.close(nic, number, now),
                 wrong => wrong,
             },
-            Message::Create(_) | Message::Ping | Message::Pong => Ok(()),
+            Message::Create(_) | Message::Ping | Message::Pong | Message::Note(_) => Ok(()),
         };
         self.settle(nic, number, heard, now);
     }

@@ -14,6 +14,8 @@
 //! | 36 | 4 | the queue pair for blocks; 0 if there are none between the two |
 //! | 40 | 4 | the first PSN that it expects |
 //! | 44 | 4 | the largest path MTU in bytes |
+//!
+//! A note of an application's to another one has its 40 bytes in place of everything from offset 8 on.
 
 use crate::config::Failure;
 use core::net::IpAddr;
@@ -93,7 +95,13 @@ pub(crate) enum Message {
     Ping,
     /// I am.
     Pong,
+    /// From one application to the other
+    Note([u8; NOTE]),
 }
+
+/// Bytes of a note
+pub(crate) const NOTE: usize = 40;
+const NOTE_KIND: u8 = 9;
 
 impl Message {
     /// How a failure is told to members of a group.
@@ -145,9 +153,13 @@ impl Message {
             Self::Done => 6,
             Self::Ping => 7,
             Self::Pong => 8,
+            Self::Note(_) => NOTE_KIND,
         };
         let mut bytes = [0; LEN];
         bytes.copy_from_slice(layout.as_bytes());
+        if let Self::Note(note) = self {
+            bytes[LEN - NOTE..].copy_from_slice(&note);
+        }
         bytes
     }
 
@@ -179,6 +191,7 @@ impl Message {
             6 => Self::Done,
             7 => Self::Ping,
             8 => Self::Pong,
+            NOTE_KIND => Self::Note(*bytes.last_chunk()?),
             _ => return None,
         };
         Some((layout.group.get(), message))
@@ -207,6 +220,7 @@ mod tests {
             Message::Done,
             Message::Ping,
             Message::Pong,
+            Message::Note(core::array::from_fn(|at| at as u8)),
         ];
         for message in all {
             let bytes = message.to_bytes(0xdead_beef);
@@ -219,7 +233,7 @@ mod tests {
             }
         }
         let mut unknown = Message::Pong.to_bytes(1);
-        unknown[3] = 9;
+        unknown[3] = 10;
         assert_eq!(Message::from_bytes(&unknown), None);
         let mut wide = all[0].to_bytes(1);
         wide[36] = 1;
@@ -229,7 +243,7 @@ mod tests {
     proptest::proptest! {
         /// Whatever comes is a message or is not; one that is says the same again.
         #[test]
-        fn anything_may_come(mut bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..64), kind in 0_u8..10) {
+        fn anything_may_come(mut bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..64), kind in 0_u8..11) {
             _ = Message::from_bytes(&bytes);
             bytes.resize(LEN, 0);
             bytes[..3].copy_from_slice(&HELLO[..3]);

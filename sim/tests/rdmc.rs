@@ -2,6 +2,8 @@
 
 #[path = "rdmc/costs.rs"]
 mod costs;
+#[path = "rdmc/delivery.rs"]
+mod delivery;
 #[path = "rdmc/seeds.rs"]
 mod seeds;
 

@@ -208,6 +208,8 @@ impl Member {
                 }
                 (group, Now::Failed(failure))
             }
+            // It calls nobody.
+            Event::Reached(_) | Event::Lost(_) | Event::Note(..) => return,
         };
         let before = seen.groups.insert(group, next);
         let follows = match next {

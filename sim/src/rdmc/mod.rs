@@ -6,6 +6,7 @@
 //! * when a member fails, every survivor learns of it.
 
 pub mod costs;
+pub mod courier;
 mod member;
 
 pub use member::{Member, Now, Seen, len_of};
@@ -91,6 +92,25 @@ pub fn node_config(setup: &Setup, host: u16) -> Config {
     }
 }
 
+/// What makes a host's NIC, another one in each life
+fn nic(setup: &Setup, host: u16) -> impl FnMut() -> Rnic + Send + use<> {
+    let (seed, mtu) = (setup.seed ^ u64::from(host) << 8, setup.mtu);
+    let groups = setup.groups;
+    let mut lives = 0;
+    move || {
+        lives += 1;
+        let [high, low] = host.to_be_bytes();
+        let interface = Interface::new(MacAddr([2, 0, 0, 2, high, low]), ip(host), 16);
+        Rnic::new(rnic::Config {
+            seed: seed ^ lives << 32,
+            mtu,
+            max_qps: groups * 32 + 128,
+            max_regions: groups * 32 + 512,
+            ..rnic::Config::new(interface)
+        })
+    }
+}
+
 fn switch(setup: &Setup) -> Controlled<Control> {
     let mac = MacAddr([2, 0, 0, 1, 0, 254]);
     let config = p4ce::Config {
@@ -137,23 +157,8 @@ impl Cluster {
         let mut world = World::new(setup.seed);
         let switch = world.add("switch", switch(setup), Clock::default());
         let host = |host: u16| {
-            let (seed, mtu) = (setup.seed ^ u64::from(host) << 8, setup.mtu);
-            let groups = setup.groups;
-            let mut lives = 0;
-            let nic = move || {
-                lives += 1;
-                let [high, low] = host.to_be_bytes();
-                let interface = Interface::new(MacAddr([2, 0, 0, 2, high, low]), ip(host), 16);
-                Rnic::new(rnic::Config {
-                    seed: seed ^ lives << 32,
-                    mtu,
-                    max_qps: groups * 32 + 128,
-                    max_regions: groups * 32 + 512,
-                    ..rnic::Config::new(interface)
-                })
-            };
             let member = Member::new(node_config(setup, host), setup.room);
-            world.add(&format!("host {host}"), Host::new(nic, member), Clock::default())
+            world.add(&format!("host {host}"), Host::new(nic(setup, host), member), Clock::default())
         };
         let hosts: Vec<_> = (0..setup.hosts).map(host).collect();
         for node in &hosts {

@@ -180,12 +180,12 @@ fn summary(args: &Args, schedule: &Schedule) -> String {
     _ = writeln!(text, "The root sends {root} blocks, another node {most} at most.");
     if let (Some(rate), Some(bytes), Some(block)) = (args.rate_gbps, args.bytes, args.block_bytes) {
         let network = Network::new(n as usize, rate * 1e9, args.latency_us / 1e6);
-        let (bytes, block) = (bytes.into(), block.into());
+        let (bytes, block) = (u64::from(bytes), u64::from(block));
         let members = (0..n as usize).collect();
         let object = Object { schedule: schedule.clone(), members, bytes, block, at: 0.0 };
         let sent = &model(&network, &[object])[0];
         let (first, last) = (sent.complete[1..].iter().copied().fold(f64::INFINITY, f64::min), sent.last());
-        let copies = f64::from(n - 1) * bytes as f64 * 8.0 / last / 1e9;
+        let copies = f64::from(schedule.nodes() - 1) * bytes as f64 * 8.0 / last / 1e9;
         _ = writeln!(
             text,
             "At {rate} Gb/s the first node has all of it after {:.3} ms, the last one after {:.3} ms: {copies:.1} Gb/s of copies.",

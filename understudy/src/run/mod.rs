@@ -151,7 +151,7 @@ pub(crate) fn onepipe_load(args: &bench::onepipe::LoadArgs) -> Result<(), Report
 }
 
 /// Set when the program is told to end.
-fn catch_signals() -> Result<Stop, Report> {
+pub(crate) fn catch_signals() -> Result<Stop, Report> {
     let stop = Stop::new();
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         signal_hook::flag::register(signal, stop.flag())
@@ -220,12 +220,12 @@ pub(crate) fn by_chance() -> u64 {
 
 /// The program's clock.
 #[allow(clippy::disallowed_methods, reason = "the runtime reads the clock, nobody else")]
-fn now() -> Instant {
+pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
 /// A runtime error with its remedy, and what DPDK logged.
-fn explain(error: &dataplane::Error) -> Report {
+pub(crate) fn explain(error: &dataplane::Error) -> Report {
     let mut help = error.remedy.clone();
     let log: Vec<_> = error.log.lines().filter(|line| !line.trim().is_empty()).collect();
     if !log.is_empty() {
