@@ -63,6 +63,9 @@ pub(crate) struct Figure {
     lost_core: usize,
     /// Median part of a core
     on_cpu: Option<f64>,
+    /// Median of the nanoseconds a frame that its function takes, without the drivers
+    #[serde(skip_serializing_if = "Option::is_none")]
+    own_ns: Option<f64>,
 }
 
 /// What has been measured.
@@ -73,6 +76,11 @@ impl Figures {
     pub(crate) fn rate(&self, program: &str, traffic: &str) -> Option<f64> {
         let figure = self.0.iter().find(|f| f.traffic == traffic && f.program == program)?;
         figure.mpps.map(|[median, ..]| median)
+    }
+
+    /// Nanoseconds a frame that a program's function takes on a traffic, without the drivers
+    pub(crate) fn own_ns(&self, program: &str, traffic: &str) -> Option<f64> {
+        self.0.iter().find(|f| f.traffic == traffic && f.program == program)?.own_ns
     }
 
     /// Two programs on one traffic
@@ -239,6 +247,7 @@ fn figure(entry: &Entry, samples: &[Sample], lost_core: usize, rounds: u32) -> F
         samples: samples.len(),
         lost_core,
         on_cpu: median(samples.iter().map(|s| s.on_cpu)).map(|[median, ..]| median),
+        own_ns: median(samples.iter().filter_map(|s| s.own_ns)).map(|[median, ..]| median).filter(|_| enough),
     }
 }
 
@@ -246,13 +255,17 @@ impl Comparison {
     fn text(&self) -> String {
         let mut table = comfy_table::Table::new();
         table.load_style(comfy_table::presets::NOTHING);
-        table.set_header(["program", "traffic", "Mpps per CPU second", "least", "most", "on CPU", "samples"]);
+        let own = self.figures.iter().any(|f| f.own_ns.is_some());
+        let mut header =
+            vec!["program", "traffic", "Mpps per CPU second", "least", "most", "on CPU", "samples"];
+        header.extend(own.then_some("own ns a frame"));
+        table.set_header(header);
         for f in &self.figures {
             let number = |n: Option<f64>| n.map_or_else(|| "lost its core".into(), |n| format!("{n:.2}"));
             let at = |i: usize| number(f.mpps.map(|m| m[i]));
             let thrown =
                 if f.lost_core > 0 { format!(", {} thrown away", f.lost_core) } else { String::new() };
-            table.add_row([
+            let mut row = vec![
                 f.program.clone(),
                 f.traffic.clone(),
                 at(0),
@@ -260,7 +273,9 @@ impl Comparison {
                 at(2),
                 number(f.on_cpu),
                 format!("{}{thrown}", f.samples),
-            ]);
+            ];
+            row.extend(own.then(|| f.own_ns.map_or_else(String::new, |ns| format!("{ns:.1}"))));
+            table.add_row(row);
         }
         let mut text = String::new();
         for line in table.lines() {
@@ -299,7 +314,7 @@ mod tests {
 
     #[test]
     fn too_few_samples_make_no_number() {
-        let sample = Sample { per_cpu_second: 1e6, on_cpu: 0.95 };
+        let sample = Sample { per_cpu_second: 1e6, on_cpu: 0.95, own_ns: Some(20.0) };
         let entry = Entry {
             program: "one".into(),
             traffic: "some".into(),
@@ -309,9 +324,10 @@ mod tests {
             counts: Counts::Sent,
         };
         let few = Figures(vec![figure(&entry, &[sample; 4], 6, 5)]);
-        assert_eq!(few.rate("one", "some"), None);
+        assert_eq!((few.rate("one", "some"), few.own_ns("one", "some")), (None, None));
         let enough = Figures(vec![figure(&entry, &[sample; 5], 6, 5)]);
         assert_eq!(enough.ratio("one", "one", "some"), Some(1.0));
+        assert_eq!(enough.own_ns("one", "some"), Some(20.0));
         let ratios = vec![Ratio { what: "it".into(), value: few.rate("one", "some"), at_least: 1.0 }];
         assert!(Comparison { ratios, figures: few.0 }.text().contains("no number"));
     }

@@ -8,6 +8,7 @@ pub mod onepipe;
 pub mod p4ce;
 pub mod peers;
 mod process;
+pub use process::OWN_TIME;
 pub mod swordbox;
 mod telemetry;
 pub mod traffic;

@@ -105,6 +105,23 @@ impl Mbuf {
         unsafe { self.0.as_mut() }
     }
 
+    /// Makes an empty frame one of these bytes.
+    #[inline]
+    pub(crate) fn fill(&mut self, bytes: &[u8]) -> Result<(), NoRoom> {
+        if bytes.len() > self.tailroom() {
+            return Err(NoRoom);
+        }
+        let mbuf = self.mbuf_mut();
+        // SAFETY: the tail room was checked, which is this frame's alone.
+        unsafe {
+            let start = mbuf.buf_addr.cast::<u8>().add(usize::from(mbuf.data_off));
+            core::ptr::copy_nonoverlapping(bytes.as_ptr(), start, bytes.len());
+        }
+        mbuf.data_len = bytes.len() as u16;
+        mbuf.pkt_len = bytes.len() as u32;
+        Ok(())
+    }
+
     /// Bytes of the whole frame, further segments included.
     #[inline]
     pub fn frame_len(&self) -> usize {

@@ -10,7 +10,7 @@ use crate::idle::{self, Idler};
 use crate::memif::{Channels, Runs, Signal, park_interrupts};
 use crate::port::{Port, PortInfo};
 use crate::time::{self, Clock};
-use crate::tx::{Exit, Handoff, Queue, Tx};
+use crate::tx::{Exit, Handoff, Queue, Stock, Tx};
 use crate::worker::{RxQueue, Worker};
 use core::cell::RefCell;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -175,6 +175,7 @@ impl Runtime {
                         handoffs: handoffs_out,
                         share_from: self.ports.iter().map(|port| port.share_from).collect(),
                         pool,
+                        stock: Stock::new(),
                         counters: Arc::clone(&counters[index]),
                     },
                     rx,

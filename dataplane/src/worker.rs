@@ -117,6 +117,7 @@ impl<F: Function> Worker<F> {
             self.function.foresee(&*unsafe { look_at(mbuf) }, fetch);
         }
         let mut bytes = 0;
+        let mut ended = Ended { frames: [null_mut(); BURST], len: 0 };
         for (at, &raw) in burst.iter().enumerate() {
             if let Some(&ahead) = burst.get(at + PREFETCH) {
                 prefetch(ahead);
@@ -135,11 +136,18 @@ impl<F: Function> Worker<F> {
             match self.function.on_frame(&mut frame, rx.port, now, &mut self.tx) {
                 // What does not fit is counted there.
                 Verdict::Forward(port) => _ = self.tx.push(frame, port),
-                Verdict::Drop(reason) => self.tx.counters.count_drop(reason),
+                Verdict::Drop(reason) => {
+                    self.tx.counters.count_drop(reason);
+                    ended.push(frame);
+                }
                 Verdict::Punt => self.punt(frame, rx.port),
-                Verdict::Consume => self.tx.counters.consumed.add(1),
+                Verdict::Consume => {
+                    self.tx.counters.consumed.add(1);
+                    ended.push(frame);
+                }
             }
         }
+        drop(ended);
         self.tx.counters.ports[rx.port.index()].rx.count_many(received as u64, bytes);
         received
     }
@@ -219,6 +227,30 @@ impl<F: Function> Worker<F> {
             std::thread::yield_now();
         }
         self.tx.discard();
+    }
+}
+
+/// Frames of a burst that go no further. Given back to their pool all at once, each costs a third.
+struct Ended {
+    frames: [*mut rte_mbuf; BURST],
+    len: usize,
+}
+
+impl Ended {
+    #[inline]
+    fn push(&mut self, frame: Mbuf) {
+        self.frames[self.len] = frame.into_raw().as_ptr();
+        self.len += 1;
+    }
+}
+
+impl Drop for Ended {
+    #[inline]
+    fn drop(&mut self) {
+        if self.len > 0 {
+            // SAFETY: they are owned here, and not used again.
+            unsafe { dpdk_sys::rte_pktmbuf_free_bulk(self.frames.as_mut_ptr(), self.len as u32) };
+        }
     }
 }
 

@@ -37,7 +37,7 @@ struct Host {
 impl Host {
     fn new(how: u8) -> Self {
         let Peer { mac, address, qpn, .. } = peer(TOR);
-        let mut config = Config::new(peer(0), Beacons { mac, address, qpn });
+        let mut config = Config::new(peer(0), Beacons { mac, address, qpn, detour: Vec::new() });
         config.peers = (1..=PEERS).map(peer).collect();
         config.mtu = 256;
         config.barriers_in_messages = how & 1 != 0;

@@ -85,32 +85,28 @@ impl Plane {
         self.tree[self.tree.len() / 2 + input]
     }
 
+    /// Gives a link's register a value. Whether the minimum is another one than before
     #[inline]
-    fn play(&mut self, input: usize, value: u64) {
+    fn play(&mut self, input: usize, value: u64) -> bool {
         let mut at = self.tree.len() / 2 + input;
+        let mut winner = value;
         self.tree[at] = value;
         while at > 1 {
-            let winner = self.tree[at].min(self.tree[at ^ 1]);
+            winner = winner.min(self.tree[at ^ 1]);
             at /= 2;
             if self.tree[at] == winner {
-                return;
+                return false;
             }
             self.tree[at] = winner;
         }
+        true
     }
 
     /// The link's register rises, or takes part from now on.
     #[inline]
     fn set(&mut self, input: usize, value: u64) {
-        self.play(input, value);
-        self.settle();
-    }
-
-    #[inline]
-    fn settle(&mut self) {
-        let minimum = self.tree[1];
-        if minimum != ABSENT {
-            self.output = self.output.max(minimum);
+        if self.play(input, value) && self.tree[1] != ABSENT {
+            self.output = self.output.max(self.tree[1]);
         }
     }
 
@@ -259,17 +255,45 @@ impl Barrier {
     }
 
     /// A link says what no message that follows on it will be before, and what is committed.
-    #[inline]
+    #[allow(clippy::inline_always, reason = "what is heard most comes to a few comparisons")]
+    #[inline(always)]
     pub fn update(&mut self, input: usize, barrier: Option<Timestamp>, commit: Option<Timestamp>) -> Heard {
         if let Some(commit) = commit {
-            let value = self.unwrap(commit);
-            // A link that was removed for good joins when it is told to: see `add_commit`.
-            if self.commit.register(input) < value && self.commit.register(input) != ABSENT {
-                self.latest = self.latest.max(value);
-                self.commit.set(input, value);
-            }
+            self.update_commit(input, commit);
         }
         let register = self.best_effort.register(input);
+        if let Some(barrier) = barrier {
+            let value = self.unwrap(barrier);
+            // Most that is heard is this: something new, of a link that takes part.
+            if register < value && register != ABSENT {
+                let link = &mut self.links[input];
+                link.behind_at = 0;
+                link.heard = if link.heard == KEPT { KEPT } else { self.ticks };
+                self.latest = self.latest.max(value);
+                self.best_effort.set(input, value);
+                #[cfg(feature = "canary")]
+                if self.bug == Some(crate::Bug::LastLink) {
+                    self.best_effort.output = self.best_effort.output.max(value);
+                }
+                return Heard::Raised;
+            }
+        }
+        self.hear_again(input, register, barrier)
+    }
+
+    #[inline(never)]
+    fn update_commit(&mut self, input: usize, commit: Timestamp) {
+        let (value, register) = (self.unwrap(commit), self.commit.register(input));
+        // A link that was removed for good joins when it is told to: see `add_commit`.
+        if register < value && register != ABSENT {
+            self.latest = self.latest.max(value);
+            self.commit.set(input, value);
+        }
+    }
+
+    /// A link that does not take part, or says nothing new
+    #[inline(never)]
+    fn hear_again(&mut self, input: usize, register: u64, barrier: Option<Timestamp>) -> Heard {
         let Some(barrier) = barrier else {
             if register != ABSENT {
                 self.hear(input);
@@ -291,16 +315,7 @@ impl Barrier {
         }
         *behind_at = 0;
         self.hear(input);
-        if value == register {
-            return Heard::Same;
-        }
-        self.latest = self.latest.max(value);
-        self.best_effort.set(input, value);
-        #[cfg(feature = "canary")]
-        if self.bug == Some(crate::Bug::LastLink) {
-            self.best_effort.output = self.best_effort.output.max(value);
-        }
-        Heard::Raised
+        Heard::Same
     }
 
     #[inline]

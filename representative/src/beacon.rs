@@ -12,21 +12,9 @@ use rocev2::ipv6::Ipv6;
 use rocev2::onepipe::{OnePipe, OnePipeOpcode, Timestamp};
 use rocev2::repr::{Ip, Repr};
 use rocev2::reth::Reth;
-use rocev2::rewrite::Rewriter;
-use rocev2::{Bth, Class, Layout, Opcode, Psn, Qpn, classify};
+use rocev2::{Bth, Class, Opcode, Psn, Qpn, beacon, classify};
 use switch::{Frame, Full, Output, PortId, tunnel};
 use zerocopy::IntoBytes;
-
-/// What a link's neighbour is told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Told {
-    /// The link's best-effort barrier
-    Barrier(Timestamp),
-    /// It is not known yet, and will be: the neighbour is to wait.
-    NotYet,
-    /// There is nobody left who could send anything: the neighbour need not wait.
-    NothingFollows,
-}
 
 /// The headers that lead `packet` around by a link's detour. The configuration has been checked.
 fn detour(config: &Config, link: &Link, packet: &[u8]) -> Vec<u8> {
@@ -42,7 +30,7 @@ pub(crate) struct Template {
     /// How many bytes of them there are. What begins behind as many bytes is the beacon as it would be without, but for its
     /// Ethernet header, which is at the front.
     outer: usize,
-    layout: Layout,
+    like: beacon::Template,
     port: PortId,
     psn: Psn,
 }
@@ -83,38 +71,22 @@ impl Template {
         let mut frame = vec![0; repr.frame_len()];
         repr.build(&mut frame).expect("a beacon fits");
         let Class::Roce(layout) = classify(&frame) else { unreachable!("it was built as one") };
+        let like = beacon::Template::new(&frame, layout).expect("it was built as one");
         let outer = detour(config, link, &frame[Ethernet::LEN..]);
         if let Some(&first) = link.detour.first() {
             let kind = if first.is_ipv4() { ethertype::IPV4 } else { ethertype::IPV6 };
             frame[Ethernet::LEN - 2..Ethernet::LEN].copy_from_slice(&kind.to_be_bytes());
         }
         frame.splice(Ethernet::LEN..Ethernet::LEN, outer.iter().copied());
-        Self { frame: frame.into(), outer: outer.len(), layout, port: link.port, psn: Psn::ZERO }
+        Self { frame: frame.into(), outer: outer.len(), like, port: link.port, psn: Psn::ZERO }
     }
 
     /// Sends one, behind everything that the port was given before.
-    pub(crate) fn send<O: Output>(
-        &mut self,
-        clock: Timestamp,
-        told: Told,
-        commit: Option<Timestamp>,
-        out: &mut O,
-    ) -> Result<(), Full> {
-        let mut frame = out.make(self.frame.len())?;
-        let bytes = frame.bytes_mut();
-        bytes.copy_from_slice(&self.frame);
-        let mut header = OnePipe::new(OnePipeOpcode::BEACON, clock, self.psn);
-        header.set_nothing_follows(told == Told::NothingFollows);
-        header.set_barrier(match told {
-            Told::Barrier(barrier) => Some(barrier),
-            Told::NotYet | Told::NothingFollows => None,
-        });
-        header.set_commit(commit);
+    #[inline]
+    pub(crate) fn send<O: Output>(&mut self, said: &beacon::Said, out: &mut O) -> Result<(), Full> {
+        let mut frame = out.make_from(&self.frame)?;
         // No checksum of the beacon covers the Ethernet header, and no outer one covers the beacon.
-        let mut rewriter = Rewriter::new(&mut bytes[self.outer..], self.layout);
-        rewriter.set_psn(self.psn);
-        rewriter.set_onepipe(header).expect("a beacon has a 1Pipe header");
-        rewriter.finish();
+        self.like.fill(&mut frame.bytes_mut()[self.outer..], self.psn, said);
         self.psn = self.psn.add(1);
         out.send(frame, self.port)
     }

@@ -247,7 +247,7 @@ pub struct Watch {
     threshold: Nanos,
     /// When a link was last told of, of either half
     told: [Option<Nanos>; 2],
-    /// Who has told nothing so far, and since when that has been seen
+    /// Who has told nothing while others have, and since when that has been seen
     waits: [Option<(LinkId, Nanos)>; 2],
 }
 
@@ -255,6 +255,13 @@ impl Watch {
     /// One that tells of lags above `threshold`.
     pub const fn new(threshold: Nanos) -> Self {
         Self { threshold, told: [None; 2], waits: [None; 2] }
+    }
+
+    /// Whether anybody has told a barrier who waits for one that has not: another link of either side, or, for a link to above,
+    /// those below together. Before that nobody is late.
+    fn others_speak(half: usize, view: &View) -> bool {
+        let below = half == DOWN && view.above.best_effort.is_some();
+        below || view.links.iter().any(|other| other.state == LinkState::Alive)
     }
 
     /// Those who lag, once a second at most on either side.
@@ -266,11 +273,13 @@ impl Watch {
                 return None; // the way up tells
             }
             let lag = if state == LinkState::Waiting {
+                if !Self::others_speak(half, view) {
+                    self.waits[half] = None;
+                    return None;
+                }
                 let known = self.waits[half].filter(|&(known, _)| known == link);
-                let others =
-                    view.links.iter().any(|other| other.side == side && other.state == LinkState::Alive);
                 let (_, since) = *self.waits[half].insert(known.unwrap_or((link, now)));
-                if others { now.since(since) } else { Nanos::ZERO }
+                now.since(since)
             } else {
                 self.waits[half] = None;
                 lag?
@@ -296,10 +305,11 @@ mod tests {
         let gauges = Gauges::new(sides.into_iter());
         assert_eq!(gauges.read(), None, "nothing was shown yet");
         let place = [up[0], up[1], down[0], down[1]];
-        let alive = |n: &usize| state[*n] == LinkState::Alive;
-        let low = |inputs: core::ops::Range<usize>| inputs.filter(alive).map(|n| place[n]).min();
+        let takes_part = |n: &usize| matches!(state[*n], LinkState::Alive | LinkState::Waiting);
+        let low = |inputs: core::ops::Range<usize>| inputs.filter(takes_part).map(|n| place[n]).min();
         let half = |half| {
             let best_effort = if half == UP { low(0..2) } else { low(0..4) };
+            let best_effort = best_effort.filter(|&barrier| barrier > 0);
             HalfShown { best_effort, commit: None, loopback: low(0..2).filter(|_| half == DOWN) }
         };
         gauges.show(half, |link| (state[link], place[link], place[link]));
@@ -365,6 +375,32 @@ mod tests {
         // Before anybody has spoken, nobody is late.
         let mut watch = Watch::new(Nanos(100));
         let seen = view([0, 0], [0, 0], [LinkState::Waiting; 4]);
+        assert_eq!(watch.look(&seen, Nanos(1_000)).count() + watch.look(&seen, Nanos(2_000)).count(), 0);
+        // The time for which all were silent is nobody's fault.
+        let seen = view([0, 5_000], [5_000, 5_000], states);
+        assert_eq!(watch.look(&seen, Nanos(3_000)).count() + watch.look(&seen, Nanos(3_100)).count(), 0);
+        assert_eq!(watch.look(&seen, Nanos(3_101)).collect::<Vec<_>>(), [expected]);
+    }
+
+    /// The only link to above has nobody to be compared with but those below.
+    #[test]
+    fn the_only_link_of_a_side_is_told_of_too() {
+        use LinkState::{Alive, Left, Waiting};
+        let expected = |link| Lagging { link: LinkId(link), state: Waiting, lag: Nanos(101) };
+        let mut watch = Watch::new(Nanos(100));
+        let seen = view([5_000, 5_100], [0, 0], [Alive, Alive, Waiting, Left]);
+        assert_eq!((seen.below.holder, seen.below.best_effort), (Some(LinkId(2)), None));
+        assert_eq!(seen.above.best_effort, Some(Timestamp::new(5_000)));
+        assert_eq!(watch.look(&seen, Nanos(1_000)).count(), 0);
+        assert_eq!(watch.look(&seen, Nanos(1_101)).collect::<Vec<_>>(), [expected(2)]);
+        // The same of the only one from below, for which those to above wait
+        let mut watch = Watch::new(Nanos(100));
+        let seen = view([0, 0], [5_000, 6_000], [Left, Waiting, Alive, Alive]);
+        assert_eq!(watch.look(&seen, Nanos(1_000)).count(), 0);
+        assert_eq!(watch.look(&seen, Nanos(1_101)).collect::<Vec<_>>(), [expected(1)], "{seen:?}");
+        // Two that have told nothing: the way up has none for the way down to wait with.
+        let mut watch = Watch::new(Nanos(100));
+        let seen = view([0, 0], [0, 0], [Left, Waiting, Waiting, Left]);
         assert_eq!(watch.look(&seen, Nanos(1_000)).count() + watch.look(&seen, Nanos(2_000)).count(), 0);
     }
 }

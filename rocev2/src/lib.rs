@@ -22,6 +22,7 @@
 
 pub mod aeth;
 pub mod atomic;
+pub mod beacon;
 pub mod bth;
 pub mod checksum;
 pub mod cm;

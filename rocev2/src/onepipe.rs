@@ -69,17 +69,25 @@ impl Timestamp {
         if other.precedes(self) { other } else { self }
     }
 
-    /// A barrier as it is written.
-    fn barrier_to_wire(barrier: Option<Self>) -> [u8; 6] {
+    /// A barrier as it is written, as a number.
+    #[inline]
+    const fn barrier_to_number(barrier: Option<Self>) -> u64 {
         match barrier {
-            None => [0; 6],
-            Some(Self(0)) => Self(Self::MASK).to_wire(),
-            Some(barrier) => barrier.to_wire(),
+            None => 0,
+            Some(Self(0)) => Self::MASK,
+            Some(Self(barrier)) => barrier,
         }
     }
 
+    #[inline]
+    fn barrier_to_wire(barrier: Option<Self>) -> [u8; 6] {
+        Self(Self::barrier_to_number(barrier)).to_wire()
+    }
+
+    #[inline]
     fn barrier_from_wire(wire: [u8; 6]) -> Option<Self> {
-        (wire != [0; 6]).then(|| Self::from_wire(wire))
+        let barrier = Self::from_wire(wire);
+        (barrier.0 != 0).then_some(barrier)
     }
 
     fn to_wire(self) -> [u8; 6] {
@@ -149,6 +157,10 @@ impl OnePipe {
     pub const QKEY: u32 = 0x3150_6970;
     /// Where the two barriers stand, one behind the other
     pub(crate) const BARRIERS: usize = 6;
+    /// Where four bytes begin that end with the PSN
+    pub(crate) const PSN_WORD: usize = 17;
+    /// Where the opcode stands, behind everything that changes from beacon to beacon
+    pub(crate) const OPCODE: usize = 21;
     const END_OF_MESSAGE: u8 = 0x80;
     const NOTHING_FOLLOWS: u8 = 0x40;
     const FIRST: u8 = 0x20;
@@ -191,13 +203,12 @@ impl OnePipe {
         self.commit = Timestamp::barrier_to_wire(commit);
     }
 
-    /// Both barriers as they stand side by side.
+    /// Both barriers as they stand side by side, in words.
     #[inline]
-    pub(crate) fn barriers_to_wire(barrier: Option<Timestamp>, commit: Option<Timestamp>) -> [u8; 12] {
-        let mut wire = [0; 12];
-        wire[..6].copy_from_slice(&Timestamp::barrier_to_wire(barrier));
-        wire[6..].copy_from_slice(&Timestamp::barrier_to_wire(commit));
-        wire
+    pub(crate) fn barriers_to_wire(barrier: Option<Timestamp>, commit: Option<Timestamp>) -> [[u8; 4]; 3] {
+        let [barrier, commit] = [barrier, commit].map(Timestamp::barrier_to_number);
+        let words = [barrier >> 16, barrier << 16 | commit >> 32, commit];
+        words.map(|word| (word as u32).to_be_bytes())
     }
 
     /// Sequence number within the connection
@@ -288,7 +299,9 @@ pub struct Arrivals {
     /// Bytes for which the receiver has room from [`next`](Self::next) on, by its sender's count
     pub window: U32,
     next: [u8; 3],
-    reserved: u8,
+    /// A number that the receiver has drawn for itself: another than before says that it has begun anew, and knows nothing of
+    /// what came earlier
+    pub life: u8,
 }
 
 impl Arrivals {
@@ -414,7 +427,8 @@ mod tests {
             header.set_timestamp_follows(!end);
             prop_assert_eq!((header.nothing_follows(), header.first(), header.timestamp_follows()), (!end, end, !end));
             prop_assert_eq!((header.barrier(), header.commit(), header.end_of_message()), (a, b, end));
-            prop_assert_eq!(&header.as_bytes()[OnePipe::BARRIERS..][..12], OnePipe::barriers_to_wire(a, b));
+            let words = OnePipe::barriers_to_wire(a, b);
+            prop_assert_eq!(&header.as_bytes()[OnePipe::BARRIERS..][..12], words.as_flattened());
             prop_assert_eq!((header.timestamp(), header.psn(), header.opcode()), (before.timestamp(), before.psn(), before.opcode()));
             prop_assert_eq!(header.flags & 0x0f, before.flags & 0x0f);
         }

@@ -98,18 +98,25 @@ impl Route {
     /// Writes a packet: BTH (its pad count is set here), extended headers, payload.
     #[inline]
     pub fn emit(&mut self, frame: &mut Vec<u8>, mut bth: Bth, extended: &[&[u8]], payload: &[u8]) {
-        frame.clear();
         let pad = payload.len().wrapping_neg() % 4;
         bth.set_pad_count(pad as u8);
-        frame.extend_from_slice(&self.headers[..usize::from(self.len)]);
-        frame.extend_from_slice(bth.as_bytes());
+        let (l3, headers) = (usize::from(self.l3), usize::from(self.len));
+        let further: usize = extended.iter().map(|header| header.len()).sum();
+        let end = headers + Bth::LEN + further + payload.len() + pad;
+        // As long as it has to be at once: what is written piece by piece asks each time whether there is room.
+        frame.clear();
+        frame.resize(end + ICRC_LEN, 0);
+        frame[..headers].copy_from_slice(&self.headers[..headers]);
+        let (here, mut rest) = frame[headers..end].split_at_mut(Bth::LEN);
+        here.copy_from_slice(bth.as_bytes());
         for header in extended {
-            frame.extend_from_slice(header);
+            let (here, behind) = rest.split_at_mut(header.len());
+            here.copy_from_slice(header);
+            rest = behind;
         }
-        frame.extend_from_slice(payload);
-        frame.extend_from_slice(&[0; 3][..pad]);
-        let (l3, udp) = (usize::from(self.l3), usize::from(self.len) - Udp::LEN);
-        let udp_len = (frame.len() + ICRC_LEN - udp) as u16;
+        rest[..payload.len()].copy_from_slice(payload);
+        let udp = headers - Udp::LEN;
+        let udp_len = (end + ICRC_LEN - udp) as u16;
         frame[udp + 4..udp + 6].copy_from_slice(&udp_len.to_be_bytes());
         if self.v6 {
             frame[l3 + 4..l3 + 6].copy_from_slice(&udp_len.to_be_bytes());
@@ -123,8 +130,8 @@ impl Route {
             frame[l3 + 4..l3 + 6].copy_from_slice(&self.id.to_be_bytes());
             frame[l3 + 10..l3 + 12].copy_from_slice(&(!(sum as u16)).to_be_bytes());
         }
-        let icrc = icrc::compute_for(&frame[l3..], self.v6, udp - l3);
-        frame.extend_from_slice(&icrc.to_le_bytes());
+        let icrc = icrc::compute_for(&frame[l3..end], self.v6, udp - l3);
+        frame[end..].copy_from_slice(&icrc.to_le_bytes());
     }
 }
 

@@ -44,11 +44,13 @@ pub enum DropReason {
     NoRoute,
     /// It has passed as many routers as it may
     TtlExpired,
+    /// It is addressed to another station, or a group, and the switch a router: those take what is sent to them
+    OtherStation,
 }
 
 impl DropReason {
     /// How many there are
-    pub const COUNT: usize = Fault::ALL.len() + 18;
+    pub const COUNT: usize = Fault::ALL.len() + 19;
 
     /// Every reason, in the order of [`index`](Self::index).
     pub fn all() -> impl Iterator<Item = Self> {
@@ -71,6 +73,7 @@ impl DropReason {
             Self::OutOfOrder,
             Self::NoRoute,
             Self::TtlExpired,
+            Self::OtherStation,
         ])
     }
 
@@ -96,6 +99,7 @@ impl DropReason {
             Self::OutOfOrder => 15,
             Self::NoRoute => 16,
             Self::TtlExpired => 17,
+            Self::OtherStation => 18,
         };
         Fault::ALL.len() + after_faults
     }
@@ -122,6 +126,7 @@ impl DropReason {
             Self::OutOfOrder => "out_of_order",
             Self::NoRoute => "no_route",
             Self::TtlExpired => "ttl_expired",
+            Self::OtherStation => "other_station",
         }
     }
 
@@ -147,6 +152,7 @@ impl DropReason {
             Self::OutOfOrder => "it came before its turn; its sender repeats it".into(),
             Self::NoRoute => "no route leads to its destination".into(),
             Self::TtlExpired => "its TTL or hop limit was used up".into(),
+            Self::OtherStation => "not addressed to the router's MAC address".into(),
         }
     }
 }

@@ -115,6 +115,14 @@ pub trait Output {
     /// A frame of `len` zero bytes.
     fn make(&mut self, len: usize) -> Result<Self::Frame, Full>;
 
+    /// A frame of these bytes.
+    #[inline]
+    fn make_from(&mut self, bytes: &[u8]) -> Result<Self::Frame, Full> {
+        let mut frame = self.make(bytes.len())?;
+        frame.bytes_mut().copy_from_slice(bytes);
+        Ok(frame)
+    }
+
     /// How many more frames [`send`](Self::send) would take for `port` now.
     fn room(&self, port: PortId) -> usize;
 

@@ -85,6 +85,10 @@ impl Swordbox {
             return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
         }
         let psn = packet.bth().psn();
+        if flow.via == NONE {
+            self.learn_count(id, &packet, psn.sub(self.flows[id as usize].delta));
+        }
+        let flow = &self.flows[id as usize];
         if flow.stage < Stage::Strict {
             self.hear(id, &packet, psn);
             return self.forward.route(frame, port, now, out);
@@ -220,7 +224,6 @@ impl Swordbox {
     /// What a response on a client's own connection says of its requests; `psn` as the client has it.
     pub(crate) fn hear(&mut self, id: Id, packet: &Packet<'_>, psn: Psn) {
         let opcode = packet.layout().opcode();
-        self.learn_mtu(id, packet, psn);
         if let Some(found) = packet.atomic_ack()
             && self.flows[id as usize].stage < Stage::Strict
         {
@@ -339,20 +342,28 @@ impl Swordbox {
     }
 
     /// The first packet of a READ response tells the path MTU, and with it how many there will be.
-    fn learn_mtu(&mut self, id: Id, packet: &Packet<'_>, psn: Psn) {
+    /// What a response says of how many PSNs the last request takes, a READ of which that is not known. Responses may have changed
+    /// places on the way: the last one tells it, too, if that leaves one path MTU for those before it.
+    fn learn_count(&mut self, id: Id, packet: &Packet<'_>, psn: Psn) {
         let opcode = packet.layout().opcode();
+        let bytes = packet.payload().len() as u32;
         let flow = &mut self.flows[id as usize];
         if opcode == Opcode::RC_READ_RESPONSE_FIRST && flow.mtu == 0 {
-            flow.mtu = packet.payload().len() as u16;
+            flow.mtu = bytes as u16;
         }
         let Some(len) = flow.unsure.map(NonZero::get) else { return };
-        let first = flow.next.sub(1);
-        if psn != first {
-            return;
-        }
+        let before = psn.distance(flow.next.sub(1));
         let count = match opcode {
-            Opcode::RC_READ_RESPONSE_ONLY => Some(1),
-            Opcode::RC_READ_RESPONSE_FIRST => flow.count_of(len),
+            Opcode::RC_READ_RESPONSE_ONLY if before == 0 => Some(1),
+            Opcode::RC_READ_RESPONSE_FIRST if before == 0 => flow.count_of(len),
+            Opcode::RC_READ_RESPONSE_LAST if before > 0 => {
+                let mtu = len.saturating_sub(bytes) / before as u32;
+                let is_mtu = mtu.is_power_of_two() && (256..=4096).contains(&mtu);
+                let fits =
+                    is_mtu && mtu * before as u32 + bytes == len && [0, mtu as u16].contains(&flow.mtu);
+                flow.mtu = if fits { mtu as u16 } else { flow.mtu };
+                fits.then_some(before as u32 + 1)
+            }
             _ => None,
         };
         if let Some(count) = count {

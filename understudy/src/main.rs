@@ -7,12 +7,15 @@ mod consensus;
 mod decode;
 mod doctor;
 mod host;
-mod machine;
 mod output;
 mod plan;
+mod process;
 mod rdmc;
 mod run;
 mod sim;
+
+// Where the program's parts look for it
+use settings::machine;
 
 use clap::{Parser, Subcommand};
 use miette::IntoDiagnostic as _;
@@ -30,6 +33,7 @@ struct Cli {
 enum Command {
     Run(run::RunArgs),
     Host(run::HostArgs),
+    Process(process::Args),
     Sim(sim::Args),
     Check(check::Args),
     Plan(plan::Args),
@@ -73,6 +77,7 @@ fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Run(args) => run::run(args),
         Command::Host(args) => run::host(args),
+        Command::Process(args) => process::run(&args),
         Command::Sim(args) => sim::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Plan(args) => plan::run(&args),

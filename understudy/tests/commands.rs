@@ -46,6 +46,7 @@ fn every_example_is_right() {
         "hardware.toml",
         "impair.toml",
         "onepipe.toml",
+        "process.toml",
         "learning-bridge.toml",
         "swordbox.toml",
         "verbs.toml",

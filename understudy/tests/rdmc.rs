@@ -72,14 +72,14 @@ impl Rack {
     }
 
     /// The folder that a host receives into
-    fn into(&self, id: u32) -> PathBuf {
+    fn inbox(&self, id: u32) -> PathBuf {
         let folder = self.path(&format!("into-{id}"));
         std::fs::create_dir_all(&folder).unwrap();
         folder
     }
 
     fn receive(&self, id: u32) -> Machine {
-        let (into, host) = (self.into(id), self.host(id));
+        let (into, host) = (self.inbox(id), self.host(id));
         let into = into.to_str().unwrap();
         Machine::start(&["rdmc", "receive", "--from", "10.0.0.1", "--into", into, "--on", &host])
     }
@@ -121,18 +121,18 @@ fn a_file_comes_to_all() {
     for (id, receiver) in (2..).zip(receivers) {
         let (well, text, said) = receiver.end();
         assert!(well && text.contains(report["sha256"].as_str().unwrap()), "{text}\n{said}");
-        assert_eq!(entries(&rack.into(id)), ["the object"]);
-        assert!(std::fs::read(rack.into(id).join("the object")).unwrap() == bytes, "host {id}");
+        assert_eq!(entries(&rack.inbox(id)), ["the object"]);
+        assert!(std::fs::read(rack.inbox(id).join("the object")).unwrap() == bytes, "host {id}");
     }
     // Once more, and one has something of that name.
-    std::fs::remove_file(rack.into(2).join("the object")).unwrap();
+    std::fs::remove_file(rack.inbox(2).join("the object")).unwrap();
     let receivers: Vec<Machine> = (2..=3).map(|id| rack.receive(id)).collect();
     let (well, report, _) = rack.send(&file, &[2, 3]).end();
     assert!(!well && report.contains("it has something of this name"), "{report}");
     let ends: Vec<_> = receivers.into_iter().map(Machine::end).collect();
     assert!(ends[0].0 && !ends[1].0, "{ends:?}");
     assert!(ends[1].2.contains("exists already"), "{}", ends[1].2);
-    assert!(std::fs::read(rack.into(2).join("the object")).unwrap() == bytes);
+    assert!(std::fs::read(rack.inbox(2).join("the object")).unwrap() == bytes);
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn the_others_get_it_when_one_is_killed() {
     let (file, bytes) = rack.file(40_000_000);
     let mut receivers: Vec<Machine> = (2..=4).map(|id| rack.receive(id)).collect();
     let sender = rack.send(&file, &[2, 3, 4]);
-    let into = rack.into(3);
+    let into = rack.inbox(3);
     let has_begun = || {
         let part = |entry: std::io::Result<std::fs::DirEntry>| {
             entry.unwrap().metadata().is_ok_and(|about| about.len() > 0)
@@ -163,7 +163,7 @@ fn the_others_get_it_when_one_is_killed() {
     for (id, receiver) in [2, 4].into_iter().zip(receivers) {
         let (well, text, said) = receiver.end();
         assert!(well, "{text}\n{said}");
-        assert!(std::fs::read(rack.into(id).join("the object")).unwrap() == bytes, "host {id}");
+        assert!(std::fs::read(rack.inbox(id).join("the object")).unwrap() == bytes, "host {id}");
     }
     assert!(!into.join("the object").exists(), "half of it would have the name of the whole");
 }
@@ -212,7 +212,7 @@ fn what_cannot_be_is_refused_before_anything_begins() {
 fn a_schedule_is_drawn() {
     let output = understudy(&["rdmc", "schedule", "-n", "8", "-k", "3"]);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success() && text.contains("\n   0 0>1  1>2  2>4     2>1     2>2\n"), "{text}");
+    assert!(output.status.success() && text.contains("\n   0 0>1  1>2  2>4  2>1     2>2\n"), "{text}");
     let output = understudy(&["rdmc", "schedule", "-n", "1", "-k", "3"]);
     assert_eq!(output.status.code(), Some(2));
 }

@@ -105,7 +105,7 @@ impl Run {
         let hosts = self.alive.iter().map(|&n| self.made.world.node::<Host>(self.made.hosts[n]));
         hosts.fold((0, 0, 0), |(delivered, took, failed), host| {
             let failures = host.sent.iter().filter(|sent| matches!(sent.fate, Some(Err(_)))).count();
-            (delivered + host.delivered.len(), took + host.took_ns, failed + failures)
+            (delivered + host.delivered.len(), took + host.took.iter().sum::<u64>(), failed + failures)
         })
     }
 

@@ -1,10 +1,13 @@
 //! `understudy bench onepipe`: what barriers cost, against `dpdk-testpmd`.
 //!
 //! Messages through a switch that puts barriers into them (`chip`); and beacons of 8 to 1,024 links to a host that keeps a
-//! switch's barriers, and tells each link when it has heard of all: input, minimum and output.
+//! switch's barriers, and tells each link when it has heard of all: input, minimum and output. And a process of the host library,
+//! which sends messages to itself through a ring device and receives them. With `--simulated`, what delivery takes where packets are
+//! lost, and with `--hosts`, in large networks.
 
 pub mod demo;
 pub mod load;
+mod simulated;
 
 use crate::compare::{Bench, CompareArgs, Entry, Figures, Launch, Ratio, Room};
 use crate::process::{Counts, Program};
@@ -21,15 +24,29 @@ const FORWARD: &str = "understudy forward";
 const CHIP: &str = "understudy onepipe, chip";
 const HOST: &str = "understudy onepipe, host (beacons in)";
 
+const PROCESS: &str = "understudy process (out and in)";
+/// The paper's figure: million messages a second of a process
+const PROCESS_GOAL: f64 = 5.0;
+/// What a process sends beside messages: a beacon every so many microseconds, and an ACK for so many packets
+const BEACON_EVERY_US: f64 = 3.0;
+const ACK_EVERY: u32 = 64;
+
 /// Bytes of messages, behind their 1Pipe header
 const PAYLOADS: [usize; 2] = [64, 1024];
 const LINKS: [u16; 5] = [8, 32, 128, 512, 1024];
 /// How many links one core is to serve at which interval, in nanoseconds
 const HELD: [(u16, f64); 2] = [(32, 1_000.0), (128, 3_000.0)];
 
-/// Compare putting barriers into messages with dpdk-testpmd (macswap), and measure beacons of up to 1,024 links, on one core
+/// Compare putting barriers into messages with dpdk-testpmd (macswap), and measure beacons of up to 1,024 links, on one core; or
+/// what delivery takes with loss, or in large networks (simulated)
 #[derive(Args)]
 pub struct OnePipeArgs {
+    /// Only what is simulated: deliveries on the paper's testbed, where packets are lost
+    #[arg(long)]
+    simulated: bool,
+    /// With --simulated: in fat trees of so many hosts instead, 8 to 32768
+    #[arg(long, requires = "simulated", value_delimiter = ',')]
+    hosts: Vec<usize>,
     #[command(flatten)]
     compare: CompareArgs,
 }
@@ -67,6 +84,9 @@ const fn beacons(links: u16) -> Load {
 
 /// Runs the comparison and prints it. `understudy` is the program itself.
 pub fn run(args: &OnePipeArgs, understudy: &Path) -> Result<(), Report> {
+    if args.simulated {
+        return simulated::run(&args.hosts, args.compare.json);
+    }
     let bench = Bench::new(&args.compare, understudy)?;
     let mut entries = Vec::new();
     for load in PAYLOADS.map(messages) {
@@ -75,8 +95,13 @@ pub fn run(args: &OnePipeArgs, understudy: &Path) -> Result<(), Report> {
         entries.push(entry(FORWARD, load, &capture, forwarding()));
         entries.push(entry(CHIP, load, &capture, playing(load)));
     }
+    let load = messages(PAYLOADS[0]);
+    entries.push(entry(PROCESS, load, &capture(&bench, load)?, process(PAYLOADS[0])));
     for load in LINKS.map(beacons) {
         let capture = capture(&bench, load)?;
+        if HELD.iter().any(|&(links, _)| links == load.links) {
+            entries.push(entry(FORWARD, load, &capture, forwarding()));
+        }
         entries.push(Entry { counts: Counts::Received, ..entry(HOST, load, &capture, playing(load)) });
     }
     bench.compare(&args.compare, &entries, ratios)
@@ -131,6 +156,33 @@ fn playing(load: Load) -> Launch {
     })
 }
 
+/// A process to whom all of its messages come back: its peer is itself by another number, and so is its switch.
+fn process(payload: usize) -> Launch {
+    Box::new(move |bench, _capture, file_prefix| {
+        let path = bench.dir.path().join("process.toml");
+        let place = "mac = \"02:00:00:00:00:01\"\naddress = \"10.0.0.1\"\nqpn = 0x11\n";
+        let config = format!(
+            "[runtime]\nworkers = [{}]\nmemory_mb = 256\nfile_prefix = \"{file_prefix}\"\ntelemetry = true\n\
+             [[port]]\nname = \"loop\"\nbuffers = 16383\nring = {{}}\n\
+             [process]\nid = 1\nmac = \"02:00:00:00:00:01\"\naddress = \"10.0.0.1/24\"\nbarriers_in_messages = false\n\
+             ack_every = {ACK_EVERY}\nack_delay_us = 100\ntimeout_us = 1000000\n\
+             [[process.beacons]]\n{place}[[process.peers]]\nid = 2\n{place}",
+            bench.cpu
+        );
+        std::fs::write(&path, config).into_diagnostic()?;
+        let mut command = Command::new(&bench.understudy);
+        command.arg("process").arg(path).args(["--to", "2", "--send", &u64::MAX.to_string()]);
+        command.args(["--size", &payload.to_string()]);
+        Ok(Program { command, file_prefix, thread_names: &["worker-0"] })
+    })
+}
+
+/// Messages of a process that sends so many million frames a second: the rest are beacons and ACKs.
+fn messages_of(mpps: f64) -> f64 {
+    let acks = 1.0 / f64::from(ACK_EVERY);
+    (mpps - 1.0 / BEACON_EVERY_US) / (1.0 + acks)
+}
+
 /// Whether a run did what was to be measured.
 ///
 /// # Errors
@@ -149,16 +201,44 @@ fn ratios(figures: &Figures) -> Vec<Ratio> {
             ratio(format!("messages of {payload} B, chip / testpmd macswap"), value, 0.5)
         })
         .collect();
-    all.extend(HELD.map(|(links, interval_ns)| {
-        // What one core does in an interval, over what there is to do
-        let rate = figures.rate(HOST, &beacons(links).to_string());
-        let value = rate.map(|mpps| mpps * interval_ns / 1_000.0 / f64::from(links));
-        ratio(format!("beacons in and out of {links} links at {interval_ns} ns: interval / work"), value, 1.0)
-    }));
+    let name = messages(PAYLOADS[0]).to_string();
+    let process = figures.rate(PROCESS, &name).map(messages_of);
+    let what = format!("million messages of {} B a second, out and in of a process", PAYLOADS[0]);
+    all.push(ratio(what, process, PROCESS_GOAL));
+    let roof = figures.rate(MACSWAP, &name);
+    let value = process.zip(roof).map(|(process, roof)| process / roof);
+    all.push(ratio(
+        format!("messages of {} B, a process out and in / testpmd macswap", PAYLOADS[0]),
+        value,
+        0.0,
+    ));
+    let whole_ns =
+        |program: &str, links| figures.rate(program, &beacons(links).to_string()).map(|mpps| 1_000.0 / mpps);
+    for (links, interval_ns) in HELD {
+        // An interval, over what one core has to do in it
+        let held = |ns: Option<f64>| ns.map(|ns| interval_ns / (ns * f64::from(links)));
+        let name = format!("beacons in and out of {links} links at {interval_ns} ns: interval / work");
+        let own = figures.own_ns(HOST, &beacons(links).to_string());
+        all.push(ratio(format!("{name} of the function"), held(own), 1.0));
+        all.push(ratio(format!("{name} with the device"), held(whole_ns(HOST, links)), 0.0));
+        let forward = whole_ns(FORWARD, links);
+        all.push(ratio(format!("nanoseconds a beacon that is only forwarded, {links} links"), forward, 0.0));
+    }
     all.extend(LINKS.map(|links| {
-        let rate = figures.rate(HOST, &beacons(links).to_string());
-        let value = rate.map(|mpps| 1_000.0 / mpps);
-        ratio(format!("nanoseconds a beacon, {links} links"), value, 0.0)
+        ratio(format!("nanoseconds a beacon in and out, {links} links"), whole_ns(HOST, links), 0.0)
     }));
     all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn beacons_and_acknowledgements_are_no_messages() {
+        // 64 messages and their ACK, three times in 3 us, and a beacon
+        let frames = 3.0 * 65.0 + 1.0;
+        let messages = messages_of(frames / BEACON_EVERY_US);
+        assert!((messages - 3.0 * 64.0 / BEACON_EVERY_US).abs() < 1e-9, "{messages}");
+    }
 }

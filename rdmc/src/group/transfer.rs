@@ -10,9 +10,8 @@
 //!
 //! *The first block.* How long a message is, and so which block comes when, is in the immediate data of every block of it.
 //! Before the first one a member only knows from whom it may come ([`Schedule::first_senders`]): for each of those it has a
-//! block's room aside, from where the block is copied to its place. Where there are two, each is told that it is ready for
-//! that block and no other; the one that was not used stays posted, and takes whatever that member sends next, be it of
-//! this message or of the next one.
+//! block's room aside, from where the block is copied to its place. Where there are two, the one that was not used stays
+//! posted, and takes whatever that member sends next, be it of this message or of the next one.
 
 use super::{Group, Neighbour, Resources};
 use crate::config::{Failure, Memory};
@@ -50,8 +49,6 @@ pub(crate) struct Transfer {
     /// A receive is posted for those before
     asked: usize,
     has: Vec<bool>,
-    /// By neighbour: the block of this message that it gets before all others, if it gets that from here
-    firsts: Vec<Option<u32>>,
     /// By neighbour: those before in `receives` are from others, or have come
     cursors: Vec<usize>,
 }
@@ -79,20 +76,12 @@ impl Transfer {
         if resources.bug == Some(crate::Bug::Unready) {
             return true;
         }
-        let word = |place: usize| resources.word(nic, group.neighbours[place].word);
-        let is_ready = |place: usize| word(place) >= self.needs(group, place);
+        let is_ready = |neighbour: &Neighbour| resources.word(nic, neighbour.word) > neighbour.sent;
         match self.sends.get(self.begun) {
-            Some((ALL, _)) => (0..group.neighbours.len()).all(is_ready),
-            Some((to, _)) => is_ready(*to as usize),
+            Some((ALL, _)) => group.neighbours.iter().all(is_ready),
+            Some((to, _)) => is_ready(&group.neighbours[*to as usize]),
             None => false,
         }
-    }
-
-    /// What a neighbour's word has to be at least for the next block to be sent to it.
-    pub(crate) fn needs(&self, group: &Group, place: usize) -> u64 {
-        let next = self.sends.get(self.begun).copied();
-        let is_first = self.firsts[place].is_some_and(|block| next == Some((place as u32, block)));
-        (group.neighbours[place].sent + 1) << 1 | u64::from(!is_first)
     }
 }
 
@@ -156,12 +145,6 @@ impl Links<'_> {
                 lane.acknowledged = 0;
             }
         }
-        let sends_to = |place: usize| sends.iter().any(|(to, _)| *to as usize == place);
-        let first = |(place, neighbour): (usize, &Neighbour)| {
-            let first = sends_to(place).then(|| schedule.receives(neighbour.member).next())?;
-            first.filter(|(_, first)| first.from == group.own).map(|(_, first)| first.block)
-        };
-        let firsts = group.neighbours.iter().enumerate().map(first).collect();
         group.transfer = Some(Transfer {
             memory,
             len,
@@ -173,7 +156,6 @@ impl Links<'_> {
             first: 0,
             asked: 0,
             has: vec![group.own == 0; blocks as usize],
-            firsts,
             cursors: vec![0; group.neighbours.len()],
         });
         Ok(())
@@ -205,7 +187,6 @@ impl Links<'_> {
             let neighbour = &mut self.group.neighbours[place];
             // It was told already, and has a receive.
             if core::mem::take(&mut neighbour.spare) {
-                told |= neighbour.doubtful;
                 continue;
             }
             self.post(place, Some(block))?;

@@ -1,19 +1,23 @@
 use super::*;
-use crate::config::{BeaconForm, Registers};
+use crate::config::{BeaconForm, Incarnation, Link, Pace, Registers};
+use crate::counters::Refusal;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use rocev2::deth::Deth;
 use rocev2::ethernet::{Ethernet, MacAddr, ethertype};
 use rocev2::ipv4::Ipv4;
 use rocev2::ipv6::Ipv6;
+use rocev2::onepipe::{OnePipe, OnePipeOpcode};
 use rocev2::repr::{Ip, Repr};
 use rocev2::reth::Reth;
 use rocev2::{Bth, Psn};
+use switch::DropReason;
 use switch::forward::config::Topology;
 use switch::memory::{Sent, run_frame};
 use zerocopy::{FromBytes, IntoBytes};
 
 mod beacons;
 mod detours;
+mod expected;
 mod routed;
 mod seen;
 

@@ -16,6 +16,7 @@ pub use routes::Crossing;
 pub use topology::{Host, Link, Node, Settings, Switch, Topology};
 
 use crate::config::{self, BeaconForm, Config, Detour, Incarnation, Pace, Registers, Side};
+use crate::process::{self, Peer, ProcessId};
 use core::net::IpAddr;
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
@@ -133,9 +134,17 @@ fn representatives(topology: &Topology, graph: &Graph) -> Result<Vec<usize>, Vec
     let mut problems = Vec::new();
     let mut representatives = Vec::new();
     for (number, switch) in topology.switches.iter().enumerate() {
+        let costs = graph.costs(&[(number, 0)]);
+        // It sends through the first of its switches, and is reached through any.
+        let cost = |host: &Host| {
+            costs.from(host.switches[0])?;
+            host.switches.iter().filter_map(|&at| costs.from(at)).min()
+        };
+        if let Some(host) = switch.representative.filter(|&host| cost(&topology.hosts[host]).is_none()) {
+            problems.push(Problem::Disconnected { switch: number, host });
+            continue;
+        }
         let nearest = || {
-            let costs = graph.costs(&[(number, 0)]);
-            let cost = |host: &Host| host.switches.iter().filter_map(|&at| costs.from(at)).min();
             let hosts = topology.hosts.iter().enumerate().filter(|(_, host)| host.represents);
             // One that does nothing else is the better one.
             let hosts =
@@ -286,12 +295,7 @@ impl Planner<'_> {
 
     /// The station that a host sends to: a neighbour in its own subnet, or its switch, which routes.
     fn next_hop(&mut self, way: Way, goes_around: bool) -> MacAddr {
-        let (from, to) = (&self.topology.hosts[way.from], &self.topology.hosts[way.to]);
-        if !goes_around && from.switches.len() == 1 && from.is_neighbour(to.address) {
-            return to.mac;
-        }
-        let mac = self.topology.switches[way.via].mac;
-        mac.unwrap_or_else(|| {
+        self.topology.next_hop_via(way.from, way.via, way.to, goes_around).unwrap_or_else(|| {
             let missing = Problem::NoMac { switch: way.via, host: way.from };
             if !self.problems.contains(&missing) {
                 self.problems.push(missing);
@@ -303,7 +307,7 @@ impl Planner<'_> {
 
 impl Host {
     /// Whether an address is in its own subnet.
-    fn is_neighbour(&self, other: IpAddr) -> bool {
+    pub(super) fn is_neighbour(&self, other: IpAddr) -> bool {
         match (self.address, other) {
             (IpAddr::V4(own), IpAddr::V4(other)) => {
                 let differ = u32::from(own) ^ u32::from(other);
@@ -319,6 +323,37 @@ impl Host {
 }
 
 impl Plan {
+    /// The number of the process on a host: hosts are counted from 0, processes from 1.
+    pub const fn process_id(host: usize) -> ProcessId {
+        ProcessId(host as u32 + 1)
+    }
+
+    /// The process on a host, as far as the plan decides it, and the switch of its link: the first, if the host is at several. `None`
+    /// for a host that sends no messages, and for one whose next hop to a peer is not known.
+    pub fn process(&self, topology: &Topology, number: usize) -> Option<(usize, process::Config)> {
+        let (switch, beacons) = self.hosts[number].first()?;
+        let settings = &topology.settings;
+        let peer = |host: usize, mac| Peer {
+            id: Self::process_id(host),
+            mac,
+            address: topology.hosts[host].address,
+            qpn: settings.host_qp,
+        };
+        let tor = process::Beacons {
+            mac: beacons.next_hop,
+            address: beacons.address,
+            qpn: beacons.qpn,
+            detour: beacons.detour.clone(),
+        };
+        let mut config = process::Config::new(peer(number, topology.hosts[number].mac), tor);
+        let peers = topology.senders().filter(|(other, _)| *other != number);
+        let peers = peers.map(|(other, _)| Some(peer(other, topology.next_hop(number, other)?)));
+        config.peers = peers.collect::<Option<_>>()?;
+        (config.beacon_interval, config.traffic_class) = (settings.beacon_interval, settings.traffic_class);
+        config.barriers_in_messages = false;
+        Some((*switch, config))
+    }
+
     /// The configuration of a switch's representative, whose host has one port.
     pub fn config(&self, topology: &Topology, switch: usize) -> Config {
         let planned = &self.switches[switch];

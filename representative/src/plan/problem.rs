@@ -43,6 +43,13 @@ pub enum Problem {
     },
     /// No host could stand for a switch
     NoRepresentative(usize),
+    /// No way leads between a switch and the first switch of the host that is to stand for it
+    Disconnected {
+        /// The switch
+        switch: usize,
+        /// The host that was named
+        host: usize,
+    },
     /// Beacons need a router, and its MAC address is not known
     NoMac {
         /// The router
@@ -142,6 +149,9 @@ impl Problem {
             | Self::NoRepresentative(switch)
             | Self::NoMac { switch, .. }
             | Self::NoTunnel { switch, .. } => node(Node::Switch(switch)),
+            Self::Disconnected { switch, host } => {
+                (About::Node(Node::Switch(switch)), Some(About::Node(Node::Host(host))))
+            }
             Self::NotDirect(near, far) => {
                 (About::Node(Node::Switch(near)), Some(About::Node(Node::Switch(far))))
             }
@@ -221,6 +231,12 @@ impl Problem {
                     "name one with `representative = \"...\"`, or let hosts be chosen: do not forbid it to all".into(),
                 )
             }
+            Self::Disconnected { switch: at, host: who } => (
+                format!("{} is to stand for {}, and no links lead from there to it", host(*who), switch(*at)),
+                "name a host in the switch's own part of the network, or add the links that join the two: no tunnel leads where \
+                 nothing is routed. A host sends through the first of its switches"
+                    .into(),
+            ),
             Self::NoMac { switch: at, host: who } => (
                 format!("{} has no `mac`, and {} sends beacons through it", switch(*at), host(*who)),
                 "add the switch's MAC address as a router, such as `mac = \"02:00:00:00:01:01\"`".into(),

@@ -250,6 +250,33 @@ fn a_link_needs_a_representative_at_either_end() {
     assert_ne!(plan.switches[1].registers.va, plan.switches[2].registers.va);
 }
 
+/// Two networks in one file are two plans, and no host stands for a switch of the other network.
+#[test]
+fn a_representative_has_to_be_reached() {
+    let mut apart = topology(&["t0", "s0", "t1", "s1"], &[&[0], &[0], &[2], &[2]], &[(0, 1), (2, 3)]);
+    let plan = right(&apart);
+    assert_eq!(plan.switches.iter().map(|switch| switch.representative).collect::<Vec<_>>(), [0, 1, 2, 3]);
+    apart.switches[1].representative = Some(2);
+    apart.switches[2].representative = Some(1);
+    let disconnected = |switch, host| Problem::Disconnected { switch, host };
+    wrong(&apart, &[disconnected(1, 2), disconnected(2, 1)]);
+    let (message, _) = disconnected(1, 2).describe(&apart);
+    assert_eq!(message, "`h2` is to stand for `s0`, and no links lead from there to it");
+    assert_eq!(disconnected(1, 2).about(), (About::Node(Node::Switch(1)), Some(About::Node(Node::Host(2)))));
+    // A host at two switches sends through the first.
+    for (first, second, [there, elsewhere]) in [(0, 2, [1, 3]), (2, 0, [3, 1])] {
+        let mut both =
+            topology(&["t0", "s0", "t1", "s1"], &[&[0], &[first, second], &[2]], &[(0, 1), (2, 3)]);
+        both.switches[there].representative = Some(1);
+        both.switches[elsewhere].representative = Some(1);
+        wrong(&both, &[disconnected(elsewhere, 1)]);
+        both.switches[elsewhere].representative = None;
+        let plan = super::plan(&both).unwrap();
+        assert_eq!(plan.switches[there].representative, 1);
+        assert_ne!(plan.switches[elsewhere].representative, 1);
+    }
+}
+
 #[test]
 fn a_switch_with_no_host_below() {
     let mut topology = topology(&["a", "empty", "spine"], &[&[0]], &[(0, 2), (1, 2)]);

@@ -111,8 +111,28 @@ impl Topology {
         }
     }
 
+    /// The station that a host sends to, for another host: a neighbour in its own subnet, or its switch, which routes, if that
+    /// one's MAC address is known.
+    pub fn next_hop(&self, from: usize, to: usize) -> Option<MacAddr> {
+        self.next_hop_via(from, self.hosts[from].switches[0], to, false)
+    }
+
+    pub(super) fn next_hop_via(
+        &self,
+        from: usize,
+        via: usize,
+        to: usize,
+        goes_around: bool,
+    ) -> Option<MacAddr> {
+        let (from, to) = (&self.hosts[from], &self.hosts[to]);
+        if !goes_around && from.switches.len() == 1 && from.is_neighbour(to.address) {
+            return Some(to.mac);
+        }
+        self.switches[via].mac
+    }
+
     /// The hosts that send messages
-    pub(super) fn senders(&self) -> impl Iterator<Item = (usize, &Host)> {
+    pub fn senders(&self) -> impl Iterator<Item = (usize, &Host)> {
         self.hosts.iter().enumerate().filter(|(_, host)| host.messages)
     }
 }

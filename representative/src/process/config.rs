@@ -5,13 +5,17 @@ use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
 use rocev2::onepipe::{OnePipe, Timestamp};
 use switch::Nanos;
+use switch::tunnel::{self, EntranceError};
 
 use super::ProcessId;
+use crate::config::Detour;
 
 /// The longest message, in bytes
 pub const MAX_MESSAGE: usize = 16 << 20;
 /// What a packet takes of a window beside its bytes: what it costs a receiver to keep a small one
 pub const PACKET_COST: usize = 64;
+/// Packets that may be under way to one receiver: a quarter of all PSNs
+const MAX_PACKETS: usize = 1 << 22;
 
 /// Configuration of a [`Process`](super::Process).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,7 +84,7 @@ pub struct Peer {
 }
 
 /// The other end of a process's link, as far as beacons go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Beacons {
     /// The MAC address that beacons are sent to
     pub mac: MacAddr,
@@ -88,6 +92,9 @@ pub struct Beacons {
     pub address: IpAddr,
     /// The queue pair
     pub qpn: Qpn,
+    /// Switches at which beacons get onto the link, where routes would not lead them over it: of one whose own host stands for
+    /// its switch, that switch (section 6.2.3)
+    pub detour: Detour,
 }
 
 impl Config {
@@ -124,6 +131,12 @@ impl Config {
         self.mtu - OnePipe::LEN
     }
 
+    /// The tunnels of its detour, each from where the one before ends
+    pub(super) fn tunnels(&self) -> Vec<(IpAddr, IpAddr)> {
+        let ends = &self.tor.detour;
+        core::iter::once(self.own.address).chain(ends.iter().copied()).zip(ends.iter().copied()).collect()
+    }
+
     /// Whether this can be, as far as a look at it tells.
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         if !(256..=rocev2::MAX_PAYLOAD).contains(&self.mtu) || !self.mtu.is_multiple_of(4) {
@@ -142,6 +155,11 @@ impl Config {
                 return Err(ConfigError::Window { name, bytes, packet });
             }
         }
+        let (window, most) = (self.receive_window, MAX_PACKETS * PACKET_COST);
+        if window as usize > most {
+            return Err(ConfigError::TooManyPackets { window, most });
+        }
+        tunnel::check(&self.tunnels()).map_err(ConfigError::Detour)?;
         if self.timeout <= self.ack_delay {
             return Err(ConfigError::Timeout { timeout: self.timeout, ack_delay: self.ack_delay });
         }
@@ -168,6 +186,16 @@ pub enum ConfigError {
         /// How large it has to be
         packet: usize,
     },
+    /// A window of more packets than PSNs can tell apart
+    #[error(
+        "receive_window is {window} bytes, which may be more packets than PSNs can tell apart; {most} are the most"
+    )]
+    TooManyPackets {
+        /// How large it is
+        window: u32,
+        /// How large it may be
+        most: usize,
+    },
     /// Every message would fail before it could be acknowledged
     #[error("messages fail after {} ns, and are acknowledged after {} ns", .timeout.0, .ack_delay.0)]
     Timeout {
@@ -182,4 +210,7 @@ pub enum ConfigError {
     /// An IPv4 address where its own is IPv6, or the other way round
     #[error("{0} is of another IP version than the process's own address")]
     Family(IpAddr),
+    /// The detour of its beacons leads through addresses of two IP versions
+    #[error("the detour of its beacons cannot be: {0}")]
+    Detour(EntranceError),
 }

@@ -59,11 +59,21 @@ pub(super) struct Run {
 /// What came of a call, beside its result; taken away by the caller.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
+    /// Memory for small messages, of those that were delivered
+    pub(super) spare: Vec<Vec<u8>>,
     pub(super) runs: Vec<Run>,
     /// PSNs to say no to, and why
     pub(super) naks: Vec<(Psn, u8)>,
     /// Packets that were kept, and are of no use as others of their run were lost
     pub(super) incomplete: u64,
+}
+
+impl Outcome {
+    /// Whether there is nothing to be taken away
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.runs.is_empty() && self.naks.is_empty() && self.incomplete == 0
+    }
 }
 
 /// A sender's latest timestamp, its highest PSN, and what has come of it
@@ -213,7 +223,7 @@ impl Inbound {
         packet.time > self.latest && !(0..=MAX_GAP).contains(&ahead)
     }
 
-    /// Everything up to here is given up, and the sender goes on with this PSN.
+    /// Everything up to here is given up, and the sender goes on with this PSN: it has begun anew, or nothing came of it for long.
     pub(super) fn begin_anew(&mut self, psn: Psn, out: &mut Outcome) {
         self.give_up();
         while let Some(slot) = self.ahead.pop_front() {
@@ -221,13 +231,21 @@ impl Inbound {
         }
         // Positions of what still waits to be settled lie before.
         self.line += 1 << 24;
-        (self.next, self.highest) = (psn, psn.sub(1));
-        (self.seen, self.taken, self.packets, self.marked) = (0, 0, 0, 0);
+        self.next = psn;
+        // One that is beyond all others may as well come from the same sender, behind a long gap: what was taken of it stays so.
+        if psn.distance(self.highest) <= 0 {
+            self.highest = psn.sub(1);
+            (self.seen, self.taken, self.packets, self.marked) = (0, 0, 0, 0);
+        }
     }
 
     fn see(&mut self, packet: &Packet<'_>) {
         let by = packet.psn.distance(self.highest);
-        if by > 0 {
+        if by == 1 {
+            // Nearly always; a shift by any number of 128 bits takes some time.
+            (self.seen, self.taken) = (self.seen << 1, self.taken << 1);
+            self.highest = packet.psn;
+        } else if by > 0 {
             self.seen = self.seen.checked_shl(by as u32).unwrap_or(0);
             self.taken = self.taken.checked_shl(by as u32).unwrap_or(0);
             self.highest = packet.psn;
@@ -238,7 +256,11 @@ impl Inbound {
         self.marked = self.marked.wrapping_add(packet.marked.into());
     }
 
+    #[inline]
     fn bit(&self, psn: Psn) -> u128 {
+        if psn == self.highest {
+            return 1;
+        }
         1u128.checked_shl(self.highest.distance(psn) as u32).unwrap_or(0)
     }
 
@@ -254,7 +276,10 @@ impl Inbound {
         self.taken |= self.bit(psn);
         let cost = cost(payload.len());
         self.held += cost;
-        out.runs.push(Run { time, position, data: payload.to_vec(), ends: Vec::new(), cost });
+        let mut data = out.spare.pop().unwrap_or_default();
+        data.clear();
+        data.extend_from_slice(payload);
+        out.runs.push(Run { time, position, data, ends: Vec::new(), cost });
     }
 
     /// The next packet of all, in order
@@ -338,9 +363,10 @@ impl Inbound {
         }
     }
 
-    /// The barrier has passed the timestamp of the packet at this position: what is missing before it will not come.
-    pub(super) fn settle(&mut self, position: u64, out: &mut Outcome) {
-        let Some(by @ 1..) = position.checked_sub(self.line) else { return };
+    /// The barrier has passed the timestamp of the packet at this position: what is missing before it will not come. Whether
+    /// that decides anything, which the sender waits to hear.
+    pub(super) fn settle(&mut self, position: u64, out: &mut Outcome) -> bool {
+        let Some(by @ 1..) = position.checked_sub(self.line) else { return false };
         let missing = self.next;
         if self.give_up() {
             out.naks.push((missing, Refused::INCOMPLETE));
@@ -355,6 +381,7 @@ impl Inbound {
         if self.go_on(out) {
             self.advance(out);
         }
+        true
     }
 
     /// The sender has been silent for long in the middle of a run.

@@ -52,7 +52,7 @@ use outbound::Outbound;
 use reorder::Reorder;
 use rocev2::Qpn;
 use rocev2::deth::Deth;
-use rocev2::ethernet::MacAddr;
+use rocev2::ethernet::{Ethernet, MacAddr, ethertype};
 use rocev2::onepipe::{OnePipe, OnePipeOpcode, Timestamp};
 use rocev2::route::{Ends, Route};
 use rocev2::{Bth, Opcode, Psn};
@@ -61,7 +61,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use switch::heap::Heap;
 use switch::table::{Index, Key, mix};
-use switch::{Chance, Nanos};
+use switch::{Chance, Nanos, tunnel};
 use zerocopy::IntoBytes;
 
 /// The number of a process.
@@ -220,6 +220,9 @@ type Finishing = (u32, u32, u64);
 
 /// NAKs that wait for the wire at most; and ACKs, beside one for each peer
 const ANSWERS: usize = 1024;
+/// Messages whose memory is kept for others at most, and how much each may have
+const SPARES: usize = 1024;
+const SPARE_BYTES: usize = 4096;
 /// A run of which nothing more comes is thrown away after so many time-outs
 const ABANDONED_AFTER: u64 = 100;
 /// ECN-capable (RFC 3168, ECT(0))
@@ -236,6 +239,8 @@ pub struct Process {
     by_id: Index<ProcessId>,
     by_source: Index<Source>,
     tor: Route,
+    /// The headers of its beacons' detour, if there is one
+    detour: Box<[u8]>,
     /// By peer, from the first message on; the last one is this process itself
     outbound: Box<[Option<Box<Outbound>>]>,
     inbound: Box<[Option<Box<Inbound>>]>,
@@ -276,6 +281,8 @@ pub struct Process {
     /// The peer that is looked at next for what it has left unfinished
     sweep: u32,
     has_left: bool,
+    /// Says in ACKs which of its lives this is
+    life: u8,
     counters: Arc<Counters>,
     chance: Chance,
     /// For sorting a scattering's messages by receiver
@@ -304,6 +311,7 @@ impl Process {
             .ok_or(ConfigError::Family(address))
         };
         let tor = route(config.tor.mac, config.tor.address, config.tor.qpn)?;
+        let detour = detour(&config, tor)?;
         let count = config.peers.len();
         let (mut by_id, mut by_source) = (Index::with_capacity(count), Index::with_capacity(count));
         let mut peers = Vec::with_capacity(count);
@@ -323,12 +331,14 @@ impl Process {
         {
             reorder.by_arrival = (config.bug == Some(crate::Bug::TieByArrival)).then_some(0);
         }
+        let mut chance = Chance::stream(config.seed, u64::from(own.id.0));
         Ok(Self {
             clock: Clock::new(config.clock),
             peers: peers.into(),
             by_id,
             by_source,
             tor,
+            detour,
             outbound: (0..=count).map(|_| None).collect(),
             inbound: (0..count).map(|_| None).collect(),
             scatterings: Scatterings::default(),
@@ -355,8 +365,9 @@ impl Process {
             naks: VecDeque::new(),
             sweep: 0,
             has_left: false,
+            life: chance.below(256) as u8,
             counters: Arc::default(),
-            chance: Chance::stream(config.seed, u64::from(own.id.0)),
+            chance,
             order: Vec::new(),
             outcome: Outcome::default(),
             config,
@@ -413,6 +424,13 @@ impl Process {
         Some(message)
     }
 
+    /// Takes back the memory of a message that the application is done with, for another one. Nobody has to give it.
+    pub fn reuse(&mut self, payload: Vec<u8>) {
+        if payload.capacity() <= SPARE_BYTES && self.outcome.spare.len() < SPARES {
+            self.outcome.spare.push(payload);
+        }
+    }
+
     /// The next thing to tell the application.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
@@ -422,6 +440,19 @@ impl Process {
     pub fn congestion_window(&self, dst: ProcessId) -> Option<u32> {
         let peer = self.by_id.get(&dst)?;
         self.outbound[peer as usize].as_ref().map(|outbound| outbound.congestion_window())
+    }
+
+    /// Messages that were taken to be sent, and of which it is not known what became
+    pub const fn unsettled(&self) -> usize {
+        self.unsettled
+    }
+
+    /// Gives a scattering a number that nothing is sent of: whoever runs this has refused it, and numbers are counted by somebody
+    /// else as well.
+    pub const fn skip(&mut self) -> Scattering {
+        let number = self.scatterings_given;
+        self.scatterings_given += 1;
+        Scattering(number)
     }
 
     /// Bytes of messages that were not sent, and bytes that are kept of messages that came, until they are taken
@@ -499,8 +530,26 @@ impl Process {
         }
         let (qpn, qkey) = (self.config.own.qpn, self.config.qkey);
         write(frame, &mut self.tor, self.config.tor.qpn, Deth::new(qkey, qpn), &header, &[]);
+        lead_around(frame, &self.detour);
         self.counters.beacons_sent.add(1);
     }
+}
+
+/// The headers that lead beacons around. All beacons are of one length, and no header says more of what follows it.
+fn detour(config: &Config, mut tor: Route) -> Result<Box<[u8]>, ConfigError> {
+    let mut beacon = Vec::new();
+    let header = OnePipe::new(OnePipeOpcode::BEACON, Timestamp::default(), Psn::ZERO);
+    write(&mut beacon, &mut tor, config.tor.qpn, Deth::new(config.qkey, config.own.qpn), &header, &[]);
+    let headers = tunnel::headers(&config.tunnels(), &beacon[Ethernet::LEN..]);
+    headers.map(Vec::into_boxed_slice).map_err(ConfigError::Detour)
+}
+
+/// Puts the headers of a detour between a frame's first header and its packet.
+fn lead_around(frame: &mut Vec<u8>, detour: &[u8]) {
+    let Some(first) = detour.first() else { return };
+    let kind = if first >> 4 == 4 { ethertype::IPV4 } else { ethertype::IPV6 };
+    frame.splice(Ethernet::LEN..Ethernet::LEN, detour.iter().copied());
+    frame[Ethernet::LEN - 2..Ethernet::LEN].copy_from_slice(&kind.to_be_bytes());
 }
 
 /// Writes a datagram.

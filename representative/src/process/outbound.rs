@@ -12,6 +12,8 @@ use super::inbound::cost;
 
 /// A run: the place of its scattering, and its number there
 pub(super) type RunId = (u32, u32);
+/// So far behind what is presumed is what a receiver has said, at most
+const TOLD_WITHIN: i32 = 1 << 22;
 
 /// A receiver, seen from its sender.
 #[derive(Debug)]
@@ -35,9 +37,12 @@ pub(super) struct Outbound {
     congestion: Dctcp,
     /// What the receiver has room for, from `decided` on
     window: usize,
-    /// What it had counted when it was last heard
+    /// What it has said to be decided: not what was presumed since
+    told: Psn,
+    /// What it had counted when it was last heard, and in which of its lives
     packets: u32,
     marked: u32,
+    life: Option<u8>,
     /// The first run in the queue is ready.
     pub(super) is_ready: bool,
     /// It stands in the round of those that have something to send.
@@ -63,8 +68,10 @@ impl Outbound {
             reserved: 0,
             congestion: Dctcp::new(config.initial_window, packet, config.receive_window, first),
             window: config.receive_window as usize,
+            told: first,
             packets: 0,
             marked: 0,
+            life: None,
             is_ready: false,
             in_round: false,
             is_blocked: false,
@@ -102,15 +109,16 @@ impl Outbound {
         psn
     }
 
-    /// The receiver says what it has, up to this PSN.
-    pub(super) fn answer(&mut self, highest: Psn, arrivals: &Arrivals, now: Nanos) -> Result<(), Refusal> {
+    /// The receiver says what it has, up to this PSN. Whether it has begun anew since it was last heard: then it may have
+    /// delivered what it knows nothing of.
+    pub(super) fn answer(&mut self, highest: Psn, arrivals: &Arrivals, now: Nanos) -> Result<bool, Refusal> {
         let next = arrivals.next();
         let upto = highest.add(1);
-        let (arrived, decided) = (upto.distance(self.decided), next.distance(self.decided));
-        if arrived > self.costs.len() as i32
-            || decided > arrived
+        let begun_anew = self.life.is_some_and(|life| life != arrivals.life);
+        if upto.distance(self.decided) > self.costs.len() as i32
+            || upto.precedes(next)
             || upto.precedes(self.arrived)
-            || decided < 0
+            || next.precedes(self.told) && !begun_anew
         {
             // Of what was never sent, or older than what is known
             return Err(Refusal::Answer);
@@ -118,20 +126,23 @@ impl Outbound {
         let limited = self.is_blocked || 2 * self.under_way >= self.congestion.window() as usize;
         let bytes = self.leave(upto);
         self.decide(next);
+        (self.told, self.life) = (next, Some(arrivals.life));
         self.window = arrivals.window.get() as usize;
-        let counted = |now: u32, before: u32| Some(now.wrapping_sub(before)).filter(|&by| by < 1 << 24);
+        // Who has begun anew counts from 0. ACKs may overtake one another.
+        let counted = |now: u32, before: u32| {
+            if begun_anew { now } else { (now.wrapping_sub(before) as i32).max(0) as u32 }
+        };
         let (packets, marked) = (arrivals.packets.get(), arrivals.marked.get());
         self.congestion.on_answer(Answered {
             arrived: upto,
             next: self.next,
             bytes: bytes as u32,
-            // A receiver that has begun anew counts from 0.
-            packets: counted(packets, self.packets).unwrap_or(packets),
-            marked: counted(marked, self.marked).unwrap_or(marked),
+            packets: counted(packets, self.packets),
+            marked: counted(marked, self.marked),
             limited,
         });
         (self.packets, self.marked, self.last) = (packets, marked, now);
-        Ok(())
+        Ok(begun_anew)
     }
 
     /// Everything before this PSN has left the network. Bytes that were not known to have
@@ -159,6 +170,10 @@ impl Outbound {
     pub(super) fn presume_gone(&mut self, last: Psn) {
         self.leave(last.add(1));
         self.decide(last.add(1));
+        // PSNs can be compared as long as they are not too far apart.
+        if self.decided.distance(self.told) > TOLD_WITHIN {
+            self.told = self.decided.sub(TOLD_WITHIN as u32);
+        }
     }
 
     /// Nor of anything else
@@ -166,10 +181,11 @@ impl Outbound {
         self.presume_gone(self.next.sub(1));
     }
 
-    /// A receiver that had no room was silent for long: that it has some was lost, or it would have been said. If it has none, it
-    /// will say so.
-    pub(super) fn presume_room(&mut self, config: &Config, now: Nanos) {
-        (self.window, self.last) = (config.receive_window as usize, now);
+    /// A receiver that had no room was silent for long. That it has some may have been said and lost: one packet is tried, and
+    /// its answer says how much.
+    pub(super) fn presume_room(&mut self, packet: usize, now: Nanos) {
+        self.window = self.window.max(self.undecided + packet);
+        self.last = now;
     }
 
     pub(super) fn lost(&mut self) {
@@ -203,13 +219,14 @@ mod tests {
     use crate::process::{PACKET_COST, ProcessId};
     use rocev2::Qpn;
     use rocev2::ethernet::MacAddr;
+    use rocev2::onepipe::OnePipe;
 
     const FIRST: Psn = Psn::new(0xff_fffe);
 
     fn outbound() -> Outbound {
         let (mac, address, qpn) = (MacAddr::default(), [10, 0, 0, 1].into(), Qpn::new(17));
         let own = Peer { id: ProcessId(0), mac, address, qpn };
-        let mut config = Config::new(own, Beacons { mac, address, qpn });
+        let mut config = Config::new(own, Beacons { mac, address, qpn, detour: Vec::new() });
         (config.receive_window, config.initial_window) = (5000, 4000);
         Outbound::new(FIRST, &config)
     }
@@ -230,10 +247,10 @@ mod tests {
         }
         assert!(!outbound.has_room(1000) && outbound.is_blocked, "congestion window");
         // Two have left the network, and one of them is missing.
-        assert_eq!(outbound.answer(FIRST.add(1), &arrivals(FIRST, 1, 5000), Nanos(9)), Ok(()));
+        assert_eq!(outbound.answer(FIRST.add(1), &arrivals(FIRST, 1, 5000), Nanos(9)), Ok(false));
         assert!(outbound.has_room(1000), "one more until the receiver's window is full");
         assert!(!outbound.has_room(1001));
-        assert_eq!(outbound.answer(FIRST.add(3), &arrivals(FIRST.add(4), 3, 500), Nanos(9)), Ok(()));
+        assert_eq!(outbound.answer(FIRST.add(3), &arrivals(FIRST.add(4), 3, 500), Nanos(9)), Ok(false));
         assert!(outbound.has_room(500) && !outbound.has_room(501) && !outbound.is_under_way());
     }
 
@@ -246,7 +263,6 @@ mod tests {
         let wrong = [
             (FIRST.add(3), FIRST.add(1), "never sent"),
             (FIRST.add(1), FIRST.add(3), "decided beyond what has come"),
-            (FIRST.add(1), FIRST.sub(1), "decided before"),
         ];
         for (highest, next, why) in wrong {
             assert_eq!(
@@ -255,9 +271,43 @@ mod tests {
                 "{why}"
             );
         }
-        assert_eq!(outbound.answer(FIRST.add(2), &arrivals(FIRST.add(3), 3, 9), Nanos(0)), Ok(()));
-        let late = outbound.answer(FIRST.add(1), &arrivals(FIRST.add(2), 2, 9), Nanos(0));
-        assert_eq!(late, Err(Refusal::Answer), "older than what is known");
+        assert_eq!(outbound.answer(FIRST.add(2), &arrivals(FIRST.add(2), 3, 9), Nanos(0)), Ok(false));
+        for (highest, next) in [(1, 2), (2, 1)] {
+            let late = outbound.answer(FIRST.add(highest), &arrivals(FIRST.add(next), 2, 9), Nanos(0));
+            assert_eq!(late, Err(Refusal::Answer), "older than what is known: {highest} {next}");
+        }
+    }
+
+    /// What was presumed lost may not be: the receiver decides it when it does, and until then says what is behind it.
+    #[test]
+    fn an_answer_that_knows_less_than_was_presumed_is_heard() {
+        let mut outbound = outbound();
+        for _ in 0..4 {
+            outbound.send(1000, Nanos(0));
+        }
+        outbound.presume_gone(FIRST.add(1));
+        assert_eq!(outbound.answer(FIRST.add(3), &arrivals(FIRST.add(1), 3, 700), Nanos(1)), Ok(false));
+        assert!(!outbound.is_under_way());
+        outbound.presume_all_gone();
+        assert!(outbound.has_room(700) && !outbound.has_room(701), "the window is what the receiver said");
+        // Somebody else answers from there.
+        let mut other = arrivals(FIRST.add(4), 1, 5000);
+        other.life = 9;
+        outbound.send(1000, Nanos(2));
+        assert_eq!(outbound.answer(FIRST.add(4), &other, Nanos(3)), Ok(true));
+        assert_eq!(outbound.answer(FIRST.add(4), &other, Nanos(3)), Ok(false));
+    }
+
+    /// A receiver without room may have said that it has some, and that was lost.
+    #[test]
+    fn one_packet_at_a_time_is_tried() {
+        let mut outbound = outbound();
+        let packet = cost(1024 - OnePipe::LEN);
+        assert_eq!(outbound.send(1000, Nanos(0)), FIRST);
+        assert_eq!(outbound.answer(FIRST, &arrivals(FIRST, 1, 1000), Nanos(1)), Ok(false));
+        assert!(!outbound.has_room(1) && outbound.is_blocked);
+        outbound.presume_room(packet, Nanos(2));
+        assert!(outbound.has_room(packet) && !outbound.has_room(packet + 1));
     }
 
     #[test]

@@ -56,6 +56,10 @@ impl Process {
                 return Err(Refusal::WrongSource);
             }
             let result = self.take_barriers(header, now);
+            if header.nothing_follows() && result.is_ok() {
+                // Nobody is left for whom anything has to wait. Who comes back is later, or refused.
+                self.barrier = self.barrier.max(self.clock.read(now));
+            }
             self.deliver(now);
             return result.inspect(|()| self.counters.beacons_taken.add(1));
         }
@@ -163,6 +167,14 @@ impl Process {
     /// Deals with what came of a call to a sender's state.
     fn take_outcome(&mut self, peer: u32) {
         let id = self.peers[peer as usize].id;
+        if let [_] = self.outcome.runs[..]
+            && let Some(run) = self.outcome.runs.pop()
+        {
+            self.reorder.push(Turn::new(run.time, id, run.position), peer, Some(run));
+        }
+        if self.outcome.is_empty() {
+            return;
+        }
         for run in self.outcome.runs.drain(..) {
             self.reorder.push(Turn::new(run.time, id, run.position), peer, Some(run));
         }
@@ -193,9 +205,12 @@ impl Process {
             let Some((_, peer, run)) = self.reorder.pop() else { return };
             if let Some(Some(inbound)) = self.inbound.get_mut(peer as usize) {
                 let before = inbound.held;
-                inbound.settle(turn.position, &mut self.outcome);
+                let decided = inbound.settle(turn.position, &mut self.outcome);
                 self.held = self.held + inbound.held - before;
                 self.take_outcome(peer);
+                if decided {
+                    self.owe_ack(peer);
+                }
             }
             if let Some(run) = run {
                 self.deliver_run(peer, turn, run);
@@ -266,6 +281,7 @@ impl Process {
         inbound.told_window = window;
         let (latest, highest, mut arrivals) = report;
         arrivals.window = window.into();
+        arrivals.life = self.life;
         let header = answer(OnePipeOpcode::ACK, Timestamp::new(latest), highest);
         let known = &mut self.peers[peer as usize];
         write(frame, &mut known.route, known.qpn, deth, &header, arrivals.as_bytes());

@@ -341,7 +341,7 @@ impl Process {
             Arrivals::read_from_prefix(&packet.payload()[OnePipe::LEN..]).map_err(|_| Refusal::NoHeader)?;
         let outbound = self.outbound[peer as usize].as_mut().ok_or(Refusal::Answer)?;
         let (highest, taken) = (header.psn(), arrivals.taken.get());
-        outbound.answer(highest, &arrivals, now)?;
+        let begun_anew = outbound.answer(highest, &arrivals, now)?;
         self.counters.acks_taken.add(1);
         let mut at = 0;
         while let Some(outbound) = &mut self.outbound[peer as usize]
@@ -354,13 +354,17 @@ impl Process {
             } else if !last.precedes(arrivals.next()) {
                 at += 1;
                 continue;
-            } else if before < Arrivals::HISTORY {
+            } else if before < Arrivals::HISTORY && !begun_anew {
                 outbound.lost();
                 Err(Failure::Lost)
             } else {
                 Err(Failure::NoAnswer)
             };
-            outbound.in_flight.remove(at);
+            if at == 0 {
+                outbound.in_flight.pop_front();
+            } else {
+                outbound.in_flight.remove(at);
+            }
             self.settle((place, run), result);
         }
         self.go_on(peer, now);
@@ -432,7 +436,7 @@ impl Process {
                 break;
             }
             if !outbound.is_under_way() {
-                outbound.presume_room(&self.config, now);
+                outbound.presume_room(cost(self.config.fragment()), now);
                 break;
             }
             outbound.presume_all_gone();

@@ -5,7 +5,9 @@ use core::net::{Ipv4Addr, Ipv6Addr};
 use rocev2::Packet;
 use rocev2::onepipe::{Arrivals, Refused};
 
+mod answers;
 mod bad_input;
+mod detour;
 mod large;
 
 const TOR: u8 = 0xff;
@@ -26,7 +28,7 @@ fn peer(v6: bool, n: u8) -> Peer {
 /// Process `own` of those from 0 to `count` - 1
 fn config(own: u8, count: u8, v6: bool) -> Config {
     let Peer { mac, address, qpn, .. } = peer(v6, TOR);
-    let mut config = Config::new(peer(v6, own), Beacons { mac, address, qpn });
+    let mut config = Config::new(peer(v6, own), Beacons { mac, address, qpn, detour: Vec::new() });
     config.peers = (0..count).filter(|&n| n != own).map(|n| peer(v6, n)).collect();
     config.mtu = 256;
     // The switch here leaves messages alone.

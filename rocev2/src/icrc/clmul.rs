@@ -5,7 +5,7 @@
 //! Instruction", Intel, 2009, in its bit-reflected form.
 #![allow(unsafe_code)]
 
-use super::{MASKED, Masks};
+use super::{MASKED, Masks, POWER};
 use core::arch::x86_64::{
     __m128i, _mm_and_si128, _mm_blendv_epi8, _mm_clmulepi64_si128, _mm_cvtsi32_si128, _mm_cvtsi64_si128,
     _mm_cvtsi128_si64, _mm_extract_epi32, _mm_loadu_si128, _mm_or_si128, _mm_set_epi32, _mm_set_epi64x,
@@ -19,6 +19,9 @@ const QUOTIENT: i64 = 0x1_f701_1641;
 const FOLD_512: (i64, i64) = (0x1_5444_2bd4, 0x1_c6e4_1596);
 const FOLD_128: (i64, i64) = (0x1_7519_97d0, 0x0_ccaa_009e);
 const FOLD_64: i64 = 0x1_63cd_6124;
+
+mod wide;
+
 fn available() -> bool {
     is_x86_feature_detected!("pclmulqdq")
         && is_x86_feature_detected!("ssse3")
@@ -122,6 +125,14 @@ fn fold<const BLOCKS: usize>(crc: u32, bytes: &[u8], masks: &Masks) -> u32 {
     } else {
         (masked(blocks), &[][..])
     };
+    let blocks = if blocks.len() >= wide::MIN_BLOCKS && wide::available() {
+        // SAFETY: the CPU features that the function is compiled for are there.
+        let (folded, rest) = unsafe { wide::fold_all(x, blocks) };
+        x = folded;
+        rest
+    } else {
+        blocks
+    };
     let (fours, blocks) = blocks.as_chunks::<4>();
     if let Some((first, fours)) = fours.split_first() {
         // Four lanes, so that the multiplications of a payload overlap.
@@ -151,7 +162,36 @@ fn fold<const BLOCKS: usize>(crc: u32, bytes: &[u8], masks: &Masks) -> u32 {
         x = fold_into(_mm_shuffle_epi8(x, up), by_128, second);
     }
 
-    // 128 bits to 96, to 64, to 32.
+    reduce_block(x)
+}
+
+/// What four bytes that `follow` more come behind (12 at least), and the last 24 bytes of a packet, add to its ICRC; `None` if the
+/// CPU cannot.
+#[inline]
+pub(super) fn end(word: u32, follow: usize, end: &[u8; 24]) -> Option<u32> {
+    // SAFETY: the CPU features that the function is compiled for are there.
+    available().then(|| unsafe { fold_end(word, follow, end) })
+}
+
+#[inline]
+#[target_feature(enable = "pclmulqdq,sse2,ssse3,sse4.1")]
+fn fold_end(word: u32, follow: usize, end: &[u8; 24]) -> u32 {
+    // 64 bits that `bytes` follow are as much of the last block, which counts as it is, if multiplied by this.
+    let moved = |bits: u64, bytes: usize| {
+        let power = i64::from(POWER[bytes - 4]) << 1;
+        _mm_clmulepi64_si128::<0>(_mm_cvtsi64_si128(bits as i64), _mm_cvtsi64_si128(power))
+    };
+    let (first, last) = end.split_first_chunk::<8>().expect("more than 8 bytes");
+    let x = moved(u64::from_le_bytes(*first), 16);
+    let x = _mm_xor_si128(x, moved(u64::from(word) << 32, follow));
+    reduce_block(_mm_xor_si128(x, load(last.first_chunk().expect("16 bytes"))))
+}
+
+/// Reduces the last block of a packet: 128 bits to 96, to 64, to 32.
+#[inline]
+#[target_feature(enable = "pclmulqdq,sse2,ssse3,sse4.1")]
+fn reduce_block(x: __m128i) -> u32 {
+    let by_128 = _mm_set_epi64x(FOLD_128.1, FOLD_128.0);
     let x = _mm_xor_si128(_mm_clmulepi64_si128::<0x10>(x, by_128), _mm_srli_si128::<8>(x));
     let low = _mm_and_si128(x, _mm_set_epi32(0, 0, 0, -1));
     let x = _mm_xor_si128(_mm_clmulepi64_si128::<0>(low, _mm_set_epi64x(0, FOLD_64)), _mm_srli_si128::<4>(x));

@@ -156,6 +156,26 @@ impl Changes {
     }
 }
 
+/// What changes of four bytes that `follow` others come behind (28 at least), and of the last 24 bytes of a packet, change its ICRC
+/// by; each read in little-endian order.
+#[inline]
+pub(crate) fn end(word: u32, follow: usize, end: &[u8; 24]) -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(effect) = clmul::end(word, follow, end) {
+        return effect;
+    }
+    end_by_words(word, follow, end)
+}
+
+fn end_by_words(word: u32, follow: usize, end: &[u8; 24]) -> u32 {
+    let mut changes = Changes::new();
+    changes.word(word, follow);
+    for (n, &word) in end.as_chunks::<4>().0.iter().enumerate() {
+        changes.word(u32::from_le_bytes(word), end.len() - 4 * (n + 1));
+    }
+    changes.effect()
+}
+
 /// What becomes of a change when `bytes` more follow it.
 pub(crate) fn advance(change: u32, bytes: usize) -> u32 {
     table::multiply(change, power(bytes))
@@ -186,7 +206,7 @@ pub(crate) fn powers<const N: usize>(first: usize) -> Option<&'static [u32; N]> 
 
 /// x^(8n) mod P.
 #[inline]
-fn power(n: usize) -> u32 {
+pub(crate) fn power(n: usize) -> u32 {
     match POWER.get(n) {
         Some(&power) => power,
         None => power_of_a_giant(n),

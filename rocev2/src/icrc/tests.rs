@@ -170,6 +170,11 @@ proptest! {
     }
 
     #[test]
+    fn the_end_counts_as_its_words_do(word: u32, follow in 28usize..POWERS - 4, bytes: [u8; 24]) {
+        prop_assert_eq!(end(word, follow, &bytes), end_by_words(word, follow, &bytes));
+    }
+
+    #[test]
     fn changed_words_correct_the_icrc(
         v6: bool,
         words in proptest::collection::vec(any::<u32>(), 0..1100),

@@ -97,6 +97,24 @@ impl FatTree {
         }
     }
 
+    /// The numbers of hosts that [`of_hosts`](Self::of_hosts) has trees for
+    pub const SIZES: [usize; 6] = [8, 32, 256, 2048, 8192, 32_768];
+
+    /// The testbed, or a fat tree of three levels that is like it and has so many hosts: every switch has as many links to above as
+    /// to below, or half as many. One rack alone of 8 hosts; `None` of other numbers than [`SIZES`](Self::SIZES).
+    pub fn of_hosts(incarnation: Incarnation, hosts: usize) -> Option<Self> {
+        let (pods, racks, in_rack, spines, cores) = match hosts {
+            8 => return Some(Self::of_hops(incarnation, 1)),
+            32 => return Some(Self::testbed(incarnation)),
+            256 => (4, 4, 16, 4, 16),
+            2048 => (8, 8, 32, 8, 64),
+            8192 => (16, 16, 32, 16, 256),
+            32_768 => (32, 32, 32, 32, 1024),
+            _ => return None,
+        };
+        Some(Self { pods, racks, hosts: in_rack, spines, cores, ..Self::testbed(incarnation) })
+    }
+
     /// One rack of the testbed (a hop between two hosts), one pod (3), or all of it (5).
     pub fn of_hops(incarnation: Incarnation, hops: u32) -> Self {
         let whole = Self::testbed(incarnation);

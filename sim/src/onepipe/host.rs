@@ -53,8 +53,11 @@ pub struct Host {
     pub delivered: Vec<Message>,
     /// What was wrong with it, whatever that is
     pub wrong: Option<String>,
-    /// From sending to delivery, all together, in nanoseconds
-    pub took_ns: u64,
+    /// From sending to delivery, of each that was delivered, in nanoseconds
+    pub took: Vec<u64>,
+    /// Of each message that arrived from another host, delivered or not: its time, and how long it had been under way, in
+    /// nanoseconds
+    pub arrived: Vec<(u64, u64)>,
     /// The highest barrier seen on its link, and when it last rose
     barrier: Option<Timestamp>,
     rose: Option<Nanos>,
@@ -170,7 +173,7 @@ impl Host {
             Peer { id: ProcessId(n as u32), mac: at.mac, address: at.ip.into(), qpn: at.qpn }
         };
         let At { mac, ip, qpn } = place.tor;
-        let tor = process::Beacons { mac, address: ip.into(), qpn };
+        let tor = process::Beacons { mac, address: ip.into(), qpn, detour: Vec::new() };
         let mut config = process::Config::new(peer(own), tor);
         let circle = circle(own, place.hosts, habits.friends, seed);
         config.peers = circle.iter().copied().filter(|&n| n != own).map(peer).collect();
@@ -203,7 +206,8 @@ impl Host {
             full: 0,
             delivered: Vec::new(),
             wrong: None,
-            took_ns: 0,
+            took: Vec::new(),
+            arrived: Vec::new(),
             barrier: None,
             rose: None,
             stall: Nanos::ZERO,
@@ -327,7 +331,7 @@ impl Host {
             if message.payload != text(number as usize, message.payload.len()) {
                 self.complain(format!("message {number} of host {from} says something else"));
             }
-            self.took_ns += true_time(now).saturating_sub(ns);
+            self.took.push(true_time(now).saturating_sub(ns));
             self.delivered.push((ns, from, number.into()));
         }
     }
@@ -340,6 +344,10 @@ impl Host {
         }
         let Some(&header) = packet.onepipe() else { return };
         let message = header.opcode() == OnePipeOpcode::DATA;
+        if message && !header.timestamp_follows() {
+            let ns = unwrap(header.timestamp(), now);
+            self.arrived.push((ns, true_time(now).saturating_sub(ns)));
+        }
         if message && self.barrier.is_some_and(|barrier| header.timestamp().precedes(barrier)) {
             let IpAddr::V4(ip) = packet.src() else { return };
             let [.., high, low] = ip.octets();

@@ -3,10 +3,12 @@
 
 mod fat_tree;
 mod host;
+mod latency;
 mod triangle;
 
 pub use fat_tree::FatTree;
 pub use host::{Habits, Host, Message, Sent};
+pub use latency::{Latency, Span};
 pub use triangle::Triangle;
 
 use crate::{Clock, EPOCH, Link as Wire, LinkId, NodeId, Switch, World};
@@ -290,7 +292,7 @@ impl Made {
 
     /// From sending to delivery, on average over all messages, in nanoseconds
     pub fn mean_delay_ns(&self) -> f64 {
-        let sums = self.each_host().map(|host| (host.took_ns, host.delivered.len()));
+        let sums = self.each_host().map(|host| (host.took.iter().sum::<u64>(), host.took.len()));
         let (took, count) = sums.fold((0, 0), |(ns, count), (more_ns, more)| (ns + more_ns, count + more));
         took as f64 / count as f64
     }
@@ -339,7 +341,8 @@ impl Made {
     /// What has to hold whatever happens: deliveries in one order everywhere, in that of each sender, as they were sent, not
     /// before their time, and once.
     pub fn check_order(&self) -> Result<(), String> {
-        let mut places: Vec<BTreeMap<(usize, u64), usize>> = Vec::new();
+        // Who delivered a scattering, and where it stands there
+        let mut places: BTreeMap<(usize, u64), Vec<(usize, usize)>> = BTreeMap::new();
         for host in self.each_host() {
             let number = host.number();
             if let Some(wrong) = &host.wrong {
@@ -349,7 +352,6 @@ impl Made {
                 return Err(format!("host {number} sent what it had promised not to send"));
             }
             let mut last = BTreeMap::new();
-            let mut place = BTreeMap::new();
             for (at, &(ns, from, message)) in host.delivered.iter().enumerate() {
                 let what = format!("host {number}: message {message} of host {from}");
                 let sender: &Host = self.world.node(self.hosts[from]);
@@ -364,21 +366,30 @@ impl Made {
                 if last.insert(from, message).is_some_and(|before| before >= message) {
                     return Err(format!("{what} came twice, or after what was sent later"));
                 }
-                place.insert((from, sender.scattering_of(message)), at);
-            }
-            // What is common to this one and another, in the order here, has to be in order there.
-            for (other, there) in places.iter().enumerate() {
-                let mut common: Vec<_> =
-                    place.iter().filter_map(|(of, &at)| there.get(of).map(|&there| (at, there))).collect();
-                common.sort_unstable();
-                if !common.is_sorted_by_key(|&(_, there)| there) {
-                    return Err(format!("hosts {other} and {number} saw scatterings in two orders"));
+                let of = places.entry((from, sender.scattering_of(message))).or_default();
+                match of.last_mut() {
+                    Some((there, place)) if *there == number => *place = at,
+                    _ => of.push((number, at)),
                 }
             }
             if !host.delivered.is_sorted() {
                 return Err(format!("host {number}: delivered out of order"));
             }
-            places.push(place);
+        }
+        // What two hosts have in common, in the order of one of them, has to be in the other's.
+        let mut common: BTreeMap<(usize, usize), Vec<(usize, usize)>> = BTreeMap::new();
+        for of in places.values() {
+            for (n, &(other, there)) in of.iter().enumerate() {
+                for &(host, here) in &of[n + 1..] {
+                    common.entry((other, host)).or_default().push((here, there));
+                }
+            }
+        }
+        for ((other, host), mut common) in common {
+            common.sort_unstable();
+            if !common.is_sorted_by_key(|&(_, there)| there) {
+                return Err(format!("hosts {other} and {host} saw scatterings in two orders"));
+            }
         }
         Ok(())
     }

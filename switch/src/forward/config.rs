@@ -55,7 +55,7 @@ pub enum Topology {
 /// A router's table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RouteTable {
-    /// The MAC address of what is sent to next hops that have one
+    /// The router's MAC address: what it sends to next hops that have one has to have come to it, and goes out from it
     pub mac: MacAddr,
     /// Whether a hop is counted
     pub ttl: Ttl,

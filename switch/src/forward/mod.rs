@@ -114,15 +114,10 @@ impl Forward {
     #[inline(always)]
     fn inspect(&mut self, frame: &impl Frame, port: PortId) -> Result<Option<Layout>, Fault> {
         let bytes = frame.bytes();
-        let seen = &self.counters.ports[port.index()];
         match classify(bytes) {
             Class::Roce(layout) => {
                 let packet = Packet::new(bytes, layout);
-                seen.roce.count(bytes.len());
-                self.counters.opcodes[usize::from(layout.opcode().0)].count(bytes.len());
-                if let Some(qps) = &mut self.qps {
-                    self.counters.qps.count(qps, HostQp::destination_of(&packet), bytes.len());
-                }
+                self.count(&packet, port);
                 if self.verify_icrc && !packet.verify_icrc() {
                     return Err(Fault::Icrc);
                 }
@@ -132,11 +127,11 @@ impl Forward {
                 Ok(Some(layout))
             }
             Class::Other => {
-                seen.other.count(bytes.len());
+                self.counters.ports[port.index()].other.count(bytes.len());
                 Ok(None)
             }
             Class::Malformed(fault) => {
-                seen.malformed.count(bytes.len());
+                self.counters.ports[port.index()].malformed.count(bytes.len());
                 Err(if frame.is_whole() { fault } else { Fault::Oversized })
             }
         }
@@ -144,6 +139,18 @@ impl Forward {
 }
 
 impl Forward {
+    /// Counts a RoCEv2 packet.
+    #[expect(clippy::inline_always, reason = "it is part of `inspect`")]
+    #[inline(always)]
+    fn count(&mut self, packet: &Packet<'_>, port: PortId) {
+        let len = packet.bytes().len();
+        self.counters.ports[port.index()].roce.count(len);
+        self.counters.opcodes[usize::from(packet.layout().opcode().0)].count(len);
+        if let Some(qps) = &mut self.qps {
+            self.counters.qps.count(qps, HostQp::destination_of(packet), len);
+        }
+    }
+
     /// Parses, checks and counts a frame: where the headers of a RoCEv2 packet lie, or what becomes of a frame that goes
     /// no further. For functions that do more with a frame than to forward it.
     #[expect(clippy::inline_always, reason = "its caller looks at the layout in registers")]
@@ -155,9 +162,17 @@ impl Forward {
         })
     }
 
+    /// Counts a frame that has all headers of one that was [admitted](Self::admit) with this layout, a right ICRC, and no UDP
+    /// checksum or a right one: it would be, too.
+    #[inline]
+    pub fn admit_like(&mut self, frame: &[u8], layout: Layout, port: PortId) {
+        self.count(&Packet::new(frame, layout), port);
+    }
+
     /// Where a frame that was [admitted](Self::admit) goes, if that is one place, and makes it ready for that; `None` is
     /// everywhere. For functions that write something else on each link.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "a wire's other end is one look-up")]
+    #[inline(always)]
     pub fn find_route(&mut self, frame: &mut impl Frame, port: PortId, now: Nanos) -> Option<Verdict> {
         match &mut self.route {
             Route::Pairs(peers) => Some(Verdict::Forward(peers[port.index()])),

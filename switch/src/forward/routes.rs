@@ -3,6 +3,9 @@
 //! A packet's flow is its addresses, protocol and ports; packets of a flow take one way, so they keep their order. The hash has a
 //! seed: switches that all had the same would leave half of the ways above them unused.
 //!
+//! A router takes what is sent to its MAC address. Where a bridge floods, each of its neighbours sees frames for another; a router
+//! that took those too would double them. Next hops without a MAC address make the switch one that nobody sees, and that takes all.
+//!
 //! What a router changes: with [`Ttl::Decrement`], the TTL (IPv4, with its header checksum) or hop limit, and with a next
 //! hop that has a MAC address, both MAC addresses. The ICRC covers none of them.
 
@@ -205,8 +208,13 @@ impl Routes {
         let chosen =
             if hops.len() == 1 { 0 } else { ((flow.hash(self.seed) >> 32) * hops.len() as u64) >> 32 };
         let NextHop { port: to, mac } = hops[chosen as usize];
-        if mac.is_some() && (frame[0] & 1 == 1 || flow.stays_on_its_link()) {
-            return Verdict::Drop(DropReason::NoRoute);
+        if mac.is_some() {
+            if frame.first_chunk() != Some(&self.mac.0) {
+                return Verdict::Drop(DropReason::OtherStation);
+            }
+            if flow.stays_on_its_link() {
+                return Verdict::Drop(DropReason::NoRoute);
+            }
         }
         if self.ttl == Ttl::Decrement && !decrement(&mut frame[flow.l3..], flow.dst.is_ipv6()) {
             return Verdict::Drop(DropReason::TtlExpired);
@@ -262,8 +270,9 @@ mod tests {
         RouteTable { mac: OWN, ttl: Ttl::Keep, seed: 7, routes: routes.iter().map(route).collect() }
     }
 
+    /// To the router
     fn frame(src: &str, dst: &str, ports: u32) -> Vec<u8> {
-        let mut frame = vec![2; 12];
+        let mut frame = [OWN.0, [2; 6]].concat();
         match (src.parse().unwrap(), dst.parse().unwrap()) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => {
                 frame.extend([8, 0, 0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0]);
@@ -324,6 +333,7 @@ mod tests {
                 let mut packet = [&plain[..12], tag, &plain[12..]].concat();
                 let l3 = Ethernet::LEN + tag.len();
                 for left in (1..64).rev() {
+                    packet[..6].copy_from_slice(&OWN.0);
                     // Through the port that it came from as well: it may be the way.
                     assert_eq!(routes.route(&mut packet, PortId(1)), Verdict::Forward(PortId(1)));
                     assert_eq!(packet[l3 + ttl], left);
@@ -333,6 +343,7 @@ mod tests {
                         assert!(checksum::is_right(header), "{header:?}");
                     }
                 }
+                packet[..6].copy_from_slice(&OWN.0);
                 assert_eq!(routes.route(&mut packet, PortId(2)), Verdict::Drop(DropReason::TtlExpired));
             }
         }
@@ -349,10 +360,33 @@ mod tests {
             let mut packet = frame(if dst.contains(':') { "fd00::1" } else { "10.0.0.1" }, dst, 1);
             assert_eq!(routes.route(&mut packet, PortId(2)), Verdict::Drop(DropReason::NoRoute), "{dst}");
         }
-        let mut broadcast = frame("10.0.0.1", "10.0.0.2", 1);
-        assert_eq!(routes.route(&mut broadcast, PortId(2)), Verdict::Forward(PortId(1)));
-        broadcast[..6].fill(0xff);
-        assert_eq!(routes.route(&mut broadcast, PortId(2)), Verdict::Drop(DropReason::NoRoute));
+    }
+
+    #[test]
+    fn a_router_takes_what_is_sent_to_it() {
+        let table = table(&[("0.0.0.0/0", &[1]), ("::/0", &[1])]);
+        let through = |mac: Option<MacAddr>, to: MacAddr, dst: &str| {
+            let mut table = table.clone();
+            for route in &mut table.routes {
+                route.via = vec![NextHop { port: PortId(1), mac }];
+            }
+            let mut packet = frame(if dst.contains(':') { "fd00::1" } else { "10.0.0.1" }, dst, 1);
+            packet[..6].copy_from_slice(&to.0);
+            let before = packet.clone();
+            let verdict = Routes::new(&table).route(&mut packet, PortId(2));
+            assert_eq!(packet == before, mac.is_none() || verdict != Verdict::Forward(PortId(1)));
+            verdict
+        };
+        let next = Some(MacAddr([2, 0, 0, 0, 0, 5]));
+        let [mut other, group] = [OWN, MacAddr([0xff; 6])];
+        other.0[5] ^= 1;
+        for dst in ["10.0.0.2", "fd00::2"] {
+            assert_eq!(through(next, OWN, dst), Verdict::Forward(PortId(1)));
+            for to in [other, group] {
+                assert_eq!(through(next, to, dst), Verdict::Drop(DropReason::OtherStation), "{to}");
+                assert_eq!(through(None, to, dst), Verdict::Forward(PortId(1)), "nobody sees this switch");
+            }
+        }
     }
 
     #[test]

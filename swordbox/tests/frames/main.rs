@@ -2,6 +2,7 @@
 
 mod any;
 mod net;
+mod reads;
 
 use net::*;
 use rocev2::aeth::{Credit, NakCode, Syndrome};
@@ -459,46 +460,6 @@ fn answers_are_counted_as_long_as_it_may_take() {
         net.down(&a.ack(a.psn));
         a.psn += 1;
     }
-}
-
-/// Two connections between the same two hosts, with equal PSNs; one asks for a READ of which nobody knows how many PSNs it takes,
-/// after more atomics than are remembered. Its response is not taken for answers to the other's.
-#[test]
-fn the_end_of_a_read_stays_unknown_behind_many_atomics() {
-    let mut net = Net::new(|config| config.rd_atomic = 4);
-    let a = End { psn: 0, ..end(1) };
-    let b = End { qpn: a.qpn + 1, server_qpn: a.server_qpn + 1, port: a.port + 1, ..a };
-    for psn in 0..4 {
-        net.up(&a.cas(psn, 0x8000_0000, 0, 1));
-        net.up(&b.cas(psn, 0x8000_0000, 0, 1));
-    }
-    let reth = Reth { va: 0x8000_0000.into(), rkey: KEY.into(), len: 1600.into() };
-    net.up(&a.request(Opcode::RC_READ_REQUEST, 4, |repr| repr.extended.reth = reth, &[]));
-    (4..12).for_each(|psn| drop(net.up(&b.write(psn, 0x8000_0000, &[0; 8]))));
-    for psn in 5..10 {
-        let bth = Bth::new(Opcode::RC_READ_RESPONSE_MIDDLE, Qpn::new(a.qpn), Psn::new(psn));
-        net.down(&frame(SERVER, a.ip, 0xd001, bth, |_| {}, &[0; 256]));
-    }
-    assert_eq!(net.count("paired"), 0);
-}
-
-/// Of two connections with equal PSNs one has long READs outstanding: their responses, far behind its newest request, are not
-/// taken for answers to the other's.
-#[test]
-fn answers_to_long_reads_are_far_behind() {
-    let mut net = Net::new(|_| ());
-    let a = End { psn: 0, ..end(1) };
-    let b = End { qpn: a.qpn + 1, server_qpn: a.server_qpn + 1, port: a.port + 1, ..a };
-    let reth = Reth { va: 0x8000_0000.into(), rkey: KEY.into(), len: (8 << 20).into() };
-    for psn in [0, 2048, 4096, 6144] {
-        net.up(&a.request(Opcode::RC_READ_REQUEST, psn, |repr| repr.extended.reth = reth, &[]));
-    }
-    (0..10).for_each(|psn| drop(net.up(&b.write(psn, 0x8000_0000, &[0; 8]))));
-    for psn in 1..6 {
-        let bth = Bth::new(Opcode::RC_READ_RESPONSE_MIDDLE, Qpn::new(a.qpn), Psn::new(psn));
-        net.down(&frame(SERVER, a.ip, 0xd001, bth, |_| {}, &[0; 4096]));
-    }
-    assert_eq!(net.count("paired"), 0);
 }
 
 /// A packet that others overtook may have been the first of its connection.

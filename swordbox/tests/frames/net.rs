@@ -227,11 +227,15 @@ pub(crate) fn dest(frame: &[u8]) -> u32 {
 
 /// Two connections; the first owns the lane, the word at `TABLE` is known to hold 0.
 pub(crate) fn two(change: impl FnOnce(&mut Config)) -> (Net, End, End) {
-    let mut net = Net::new(|config| {
+    let net = Net::new(|config| {
         config.servers[0].lanes = 1;
         change(config);
     });
-    let (mut a, mut b) = (end(1), end(2));
+    taught(net, end(1), end(2))
+}
+
+/// The same, of connections that may have been used before.
+pub(crate) fn taught(mut net: Net, mut a: End, mut b: End) -> (Net, End, End) {
     net.connect(&mut a);
     net.connect(&mut b);
     // The first atomic makes a line, which keeps quiet for a while.

@@ -4,7 +4,9 @@ mod consensus;
 mod impair;
 mod onepipe;
 mod p4ce;
+mod process;
 mod swordbox;
+mod tunnel;
 
 use crate::config::{Config, FunctionConfig};
 use crate::host::{Client, HostConfig, PerftestConfig};
@@ -30,6 +32,7 @@ pub(super) fn of(path: &Path, config: &Config, machine: &Machine) -> String {
         FunctionConfig::P4ce(config) => p4ce::lines(config),
         FunctionConfig::Swordbox(config) => swordbox::lines(config, &runtime.ports),
         FunctionConfig::OnePipe(config) => onepipe::lines(config, &runtime.ports),
+        FunctionConfig::Process(config) => process::lines(config),
     };
     let rest = [
         ("workers", workers(&runtime.workers.cpus) + idle(runtime.workers.idle)),
@@ -49,7 +52,8 @@ pub(super) fn of(path: &Path, config: &Config, machine: &Machine) -> String {
         ),
     ];
     let mut text = format!("{} is right. It would run:\n\n{}\n", path.display(), ports(runtime));
-    for (key, value) in function.into_iter().chain(rest) {
+    let tunnel = config.tunnel.iter().flat_map(tunnel::lines);
+    for (key, value) in tunnel.chain(function).chain(rest) {
         let _ = writeln!(text, "{key:<9} {value}");
     }
     let mut notes = notes(runtime, machine);

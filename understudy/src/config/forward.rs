@@ -10,6 +10,7 @@ use super::words::{all_of, meant};
 use core::ops::Range;
 use rocev2::Fault;
 use rocev2::ethernet::MacAddr;
+pub(super) use settings::address::station;
 use switch::drop::FaultSet;
 use switch::forward::Config;
 use switch::forward::config::{MacTable, Topology};
@@ -135,24 +136,6 @@ fn fixed_stations(value: &Value<'_>, ports: &Ports) -> Option<Vec<(MacAddr, Port
         stations.extend(port.map(|port| (mac, port)));
     }
     Some(stations)
-}
-
-pub(super) fn station(value: &Value<'_>) -> Option<MacAddr> {
-    let text = value.text()?;
-    let Ok(mac) = text.parse::<MacAddr>() else {
-        let problem = value.problem(format!("`{text}` is not a MAC address")).label("not six bytes");
-        value
-            .add(problem.help("write six bytes in hexadecimal with colons, such as `\"52:54:00:00:00:01\"`"));
-        return None;
-    };
-    if mac.is_group() {
-        let problem = value.problem(format!("{mac} is the address of a group, which lies on no single port"));
-        value.add(problem.label("a group").help(
-            "give the address of one station: the first byte of such an address is even, as in `52:54:00:00:00:01`",
-        ));
-        return None;
-    }
-    Some(mac)
 }
 
 /// What is to be verified: a list, or a word for all or none.

@@ -1,52 +1,44 @@
 //! The configuration file: TOML in, plain values of `dataplane` and `switch` out, or everything that is wrong with it.
 //!
 //! A file has ports (`[[port]]`), one function (a table named after it, [`FUNCTIONS`]; beside `[nic]` there may be
-//! `[consensus]`) and, if the defaults are not to be, `[runtime]`. To add a function: a variant of [`FunctionConfig`], a file like `forward.rs`, a line in
-//! [`FUNCTIONS`].
+//! `[consensus]`, beside `[forward]` and `[onepipe]` `[tunnel]`) and, if the defaults are not to be, `[runtime]`. To add a
+//! function: a variant of [`FunctionConfig`], a file like `forward.rs`, a line in [`FUNCTIONS`].
 
-mod capture;
-mod clash;
 mod consensus;
-mod device;
 mod forward;
 mod impair;
-mod memory;
 mod nic;
 mod onepipe;
 mod p4ce;
 mod pairs;
-mod pcap;
-mod port;
-mod report;
 mod routes;
-mod runtime;
 mod scenario;
 mod swordbox;
-mod syntax;
 #[cfg(test)]
 mod tests;
 mod topology;
-mod tree;
-mod words;
+mod tunnel;
 
-pub(crate) use report::{Finding, Report};
+pub(crate) use settings::{Finding, Report};
 
 pub(crate) use onepipe::{Clock, OnePipeConfig};
 pub(crate) use p4ce::P4ceConfig;
 pub(crate) use swordbox::SwordboxConfig;
 pub(crate) use topology::{Network, System};
+pub(crate) use tunnel::TunnelConfig;
 
 use crate::consensus::ConsensusConfig;
 use crate::host::HostConfig;
-use crate::machine::Machine;
 use core::ops::Range;
 use core::time::Duration;
-use dataplane::config::{Eal, Workers};
-use port::Ports;
-use report::Problem;
+use settings::file::{parsed, text_of};
+use settings::port::Ports;
+use settings::report::Problem;
+use settings::tree::{Problems, Table, absent, section};
+// Where the readers of tables look for them
+use settings::{Dpdk, Machine, port, report, tree, words};
 use std::path::{Path, PathBuf};
 use toml::de::DeTable;
-use tree::{Problems, Table, absent, section};
 
 /// What a program ends with whose configuration is wrong
 pub(crate) const EXIT_CODE: u8 = 2;
@@ -58,6 +50,8 @@ pub(crate) struct Config {
     pub(crate) runtime: dataplane::Config,
     /// What becomes of frames
     pub(crate) function: FunctionConfig,
+    /// Tunnels that end before the function sees what they carry
+    pub(crate) tunnel: Option<TunnelConfig>,
     /// End when no frame has come for so long
     pub(crate) stop_when_idle: Option<Duration>,
     /// Where it was read, or what stands for that
@@ -81,6 +75,8 @@ pub(crate) enum FunctionConfig {
     Swordbox(SwordboxConfig),
     /// A switch that keeps barriers, and a bridge
     OnePipe(OnePipeConfig),
+    /// A process of 1Pipe
+    Process(::onepipe::Settings),
 }
 
 /// A table that configures a function.
@@ -90,14 +86,20 @@ struct FunctionTable {
 }
 
 /// The functions there are.
-const FUNCTIONS: [FunctionTable; 6] = [
+const FUNCTIONS: [FunctionTable; 7] = [
     FunctionTable { key: "forward", read: forward::read },
     FunctionTable { key: "impair", read: impair::read },
     FunctionTable { key: "nic", read: nic::read },
     FunctionTable { key: "p4ce", read: p4ce::read },
     FunctionTable { key: "swordbox", read: swordbox::read },
     FunctionTable { key: "onepipe", read: onepipe::read },
+    FunctionTable { key: "process", read: process },
 ];
+
+/// The host library reads it.
+fn process(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
+    ::onepipe::file::read(table, ports).map(FunctionConfig::Process)
+}
 
 /// Reads a file.
 pub(crate) fn load(path: &Path) -> Result<Config, Report> {
@@ -139,32 +141,6 @@ pub(crate) fn purpose(path: &Path) -> Purpose {
     }
 }
 
-/// The text of a file
-fn text_of(path: &Path) -> Result<String, Report> {
-    let text = match std::fs::read(path) {
-        Ok(bytes) => bytes,
-        Err(error) => return Err(unreadable(path, &error)),
-    };
-    match String::from_utf8(text) {
-        Ok(text) => Ok(text),
-        Err(error) => {
-            let (shown, valid) = (path.display(), error.utf8_error().valid_up_to());
-            let problem = Problem::of_file(format!("{shown} is not a text: byte {valid} is not UTF-8"));
-            Err(Report::new(path, "", vec![problem.help("save it in UTF-8; is it the right file?")]))
-        }
-    }
-}
-
-fn unreadable(path: &Path, error: &std::io::Error) -> Report {
-    let help = match error.kind() {
-        std::io::ErrorKind::NotFound => "correct the path; examples are in the folder configs/",
-        std::io::ErrorKind::PermissionDenied => "allow it to be read, or run as its owner",
-        _ => "name a TOML file; examples are in the folder configs/",
-    };
-    let problem = Problem::of_file(format!("{}: {}", path.display(), capture::plain(error)));
-    Report::new(path, "", vec![problem.help(help)])
-}
-
 /// Reads the text of a file that messages call `origin`. Relative paths in it begin in `folder`.
 pub(crate) fn parse(text: &str, origin: &str, folder: &Path) -> Result<Config, Report> {
     parse_on(Path::new(origin), text, folder, &Machine::this())
@@ -173,25 +149,6 @@ pub(crate) fn parse(text: &str, origin: &str, folder: &Path) -> Result<Config, R
 /// Reads the text of the file `path` for a machine.
 fn parse_on(path: &Path, text: &str, folder: &Path, machine: &Machine) -> Result<Config, Report> {
     parsed(path, text, |root, problems| read(root, path, folder, machine, problems))
-}
-
-/// Reads a text, with everything that is wrong with it.
-fn parsed<T>(
-    path: &Path,
-    text: &str,
-    read: impl FnOnce(&DeTable<'_>, &Problems) -> Option<T>,
-) -> Result<T, Report> {
-    let (root, errors) = DeTable::parse_recoverable(text);
-    if !errors.is_empty() {
-        // What a broken line meant can only be guessed, and the rest would be judged by the guess.
-        return Err(Report::new(path, text, syntax::problems(text, &errors)));
-    }
-    let problems = Problems::default();
-    let config = read(root.get_ref(), &problems);
-    match (config, problems.into_found()) {
-        (Some(config), found) if found.is_empty() => Ok(config),
-        (_, found) => Err(Report::new(path, text, found)),
-    }
 }
 
 /// The configuration, if enough was understood; whether nothing is wrong is for `problems` to say.
@@ -203,12 +160,10 @@ fn read(
     problems: &Problems,
 ) -> Option<Config> {
     let root = Table::root(root, problems);
-    let runtime = runtime::read(&root, machine);
-    let ports = port::read(&root, folder);
-    memory::check_hugepages(&runtime, &ports.list, problems);
-    let buffers = memory::buffers(&ports.list, runtime.cpus.len(), problems);
-    let memory = memory::reserve(&runtime, &ports.list, &buffers, problems);
-    let mut function = consensus::beside(&root, function(&root, &ports, &FUNCTIONS));
+    let dpdk = Dpdk::read(&root, folder, machine);
+    let (runtime, ports) = (&dpdk.runtime, &dpdk.ports);
+    let mut function = consensus::beside(&root, function(&root, ports, &FUNCTIONS));
+    let tunnel = tunnel::beside(&root, function.as_ref());
     match &mut function {
         Some(FunctionConfig::Nic(_) | FunctionConfig::Consensus(_)) => {
             runtime.check_one_worker("a host has one worker", problems);
@@ -223,29 +178,18 @@ fn read(
             let why = "[onepipe] has one worker: that a link keeps its order is what barriers rest on";
             runtime.check_one_worker(why, problems);
         }
+        Some(FunctionConfig::Process(_)) => {
+            runtime.check_one_worker(::onepipe::file::ONE_WORKER, problems);
+        }
         Some(FunctionConfig::Forward(_) | FunctionConfig::Impair(_)) | None => {}
     }
     root.finish();
-    let ports: Option<Vec<_>> =
-        ports.list.into_iter().zip(buffers).map(|(port, buffers)| port.build(buffers)).collect();
+    let stop_when_idle = runtime.stop_when_idle;
     Some(Config {
-        runtime: dataplane::Config {
-            eal: Eal {
-                memory,
-                file_prefix: runtime.file_prefix,
-                telemetry: runtime.telemetry,
-                extra: Vec::new(),
-            },
-            ports: ports?,
-            workers: Workers {
-                cpus: runtime.cpus,
-                idle: runtime.idle,
-                handoff_ring: runtime.handoff_ring,
-                control_queue: runtime.control_queue,
-            },
-        },
+        runtime: dpdk.build()?,
         function: function?,
-        stop_when_idle: runtime.stop_when_idle,
+        tunnel,
+        stop_when_idle,
         path: path.to_owned(),
     })
 }

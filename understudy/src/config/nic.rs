@@ -7,8 +7,8 @@ use super::scenario::{ack_of, address};
 use super::tree::{Table, Value};
 use super::words::one_of;
 use crate::host::{Client, HostConfig, Kind, MAX_ADDRESSES, PerftestConfig, ServiceConfig, Test};
-use core::net::IpAddr;
 use rnic::{AckPolicy, PathMtu, Transport};
+pub(super) use settings::address::ip;
 use sim::scenario::AckSpec;
 use switch::Nanos;
 
@@ -94,16 +94,6 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
         services,
         perftests,
     }))
-}
-
-pub(super) fn ip(value: &Value<'_>) -> Option<IpAddr> {
-    let text = value.text()?;
-    let ip = text.parse().ok();
-    if ip.is_none() {
-        let problem = value.problem(format!("`{text}` is no IP address")).label("not an address");
-        value.add(problem.help("write an address such as `\"10.0.0.1\"` or `\"fd00::1\"`"));
-    }
-    ip
 }
 
 /// A service, by how its clients come to it

@@ -6,6 +6,7 @@ use super::port::{Ports, ReadPort};
 use super::report::Problem;
 use super::scenario::address;
 use super::tree::{Table, Value, subsections};
+pub(crate) use ::onepipe::Clock;
 use core::net::IpAddr;
 use core::ops::Range;
 use dataplane::config::Device;
@@ -44,15 +45,6 @@ pub(crate) struct OnePipeConfig {
     pub(crate) lag_alarm: Option<Nanos>,
 }
 
-/// A clock of the machine's, which somebody synchronises.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Clock {
-    /// Coordinated Universal Time: stands still, or goes back, for a second when a leap second is put in
-    Realtime,
-    /// International Atomic Time: no leap seconds. The kernel has to have been told how far it is from UTC
-    Tai,
-}
-
 pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
     let bridge = Topology::Mac(MacTable { capacity: 4096, ageing: Nanos::from_secs(300), fixed: Vec::new() });
     let forward = super::forward::bridge_or(table, ports, Some(bridge));
@@ -64,7 +56,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
     });
     let pace = table.get("pace", "\"passing\"").and_then(|value| value.word(&["passing", "instants"]));
     let clock = table.get("clock", "\"realtime\"").and_then(|value| value.word(&["realtime", "tai"]));
-    let mac = table.get("mac", "\"02:00:00:00:00:fe\"").and_then(|value| station(&value));
+    let mac = own_mac(table, forward.as_ref().and_then(|forward| router(&forward.topology)));
     let addresses = addresses(table);
     let interval = table.number("beacon_interval_ns", 1_000..=1_000_000, 3_000);
     let dead_after = table.number("dead_after_intervals", 2..=1_000_000, 10);
@@ -110,6 +102,28 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
         },
         switch,
     }))
+}
+
+/// The MAC address of a router that has one: it writes the next hop's into what it sends on.
+pub(super) fn router(topology: &Topology) -> Option<MacAddr> {
+    match topology {
+        Topology::Routes(table) => Some(table.mac).filter(|&mac| mac != MacAddr([0; 6])),
+        Topology::Pairs(_) | Topology::Mac(_) => None,
+    }
+}
+
+/// A switch that routes has one address: hosts ask for it, and send to it what is for others.
+fn own_mac(table: &Table<'_>, router: Option<MacAddr>) -> Option<MacAddr> {
+    let Some(value) = table.get("mac", "\"02:00:00:00:00:fe\"") else { return router };
+    let said = station(&value)?;
+    if let Some(router) = router.filter(|&router| router != said) {
+        let problem =
+            value.problem(format!("the switch is {said}, and as a router {router}")).label("another");
+        value.add(problem.help(
+            "write one address in both places: hosts that ask for the switch's address send it what is to be routed, too",
+        ));
+    }
+    Some(said)
 }
 
 fn addresses(table: &Table<'_>) -> Option<Vec<(IpAddr, u8)>> {

@@ -1,11 +1,11 @@
-//! What hosts have to be told: a configuration for `understudy run` of each representative, and what each host that sends messages
-//! has to know about its link.
+//! What hosts have to be told: a configuration for `understudy run` of each representative, and one for `understudy process` of each
+//! host that sends messages.
 
 use super::File;
 use crate::config::Network;
 use core::fmt::Write as _;
 use representative::config::{BeaconForm, Side};
-use representative::plan::{Beacons, Node};
+use representative::plan::{Beacons, Node, Plan};
 
 /// All of them.
 pub(super) fn all(network: &Network) -> Vec<File> {
@@ -80,15 +80,19 @@ fn representative(network: &Network, switch: usize) -> File {
     File { name: format!("{name}.representative.toml"), content: text }
 }
 
-/// What a host has to know to send and take beacons.
+/// The file with which a host's process joins.
 fn process(network: &Network, number: usize) -> File {
     let topology = &network.topology;
     let (settings, host) = (&topology.settings, &topology.hosts[number]);
     let mut text = format!(
-        "# What processes on host {} have to know (written by `understudy plan`): their own queue pair for beacons, and who keeps\n\
-         # the barriers of their link.\n\n\
-         [process]\naddress = \"{}/{}\"\nmac = \"{}\"\nqpn = {}\nbeacon_interval_ns = {}\ntraffic_class = {}\nbarriers_in_messages = false\n",
+        "# The process on host {} (written by `understudy plan`): `understudy process` joins with it, and so does the library. Its own\n\
+         # number and queue pair, who keeps the barriers of its link, and its peers.\n\n\
+         [runtime]\nworkers = [\"any\"]\n\n\
+         [[port]]\nname = \"network\"\naf_packet = {{ interface = {} }}\n\n\
+         [process]\nid = {}\naddress = \"{}/{}\"\nmac = \"{}\"\nqpn = {}\nbeacon_interval_ns = {}\ntraffic_class = {}\nbarriers_in_messages = false\n",
         host.name,
+        quoted(&network.interfaces[number]),
+        Plan::process_id(number),
         host.address,
         host.prefix,
         host.mac,
@@ -106,6 +110,25 @@ fn process(network: &Network, number: usize) -> File {
             hex(beacons.qpn.get().into())
         );
         text.extend(detour(beacons));
+    }
+    for (other, peer) in topology.senders().filter(|(other, _)| *other != number) {
+        let mac = topology.next_hop(number, other).map_or_else(
+            || {
+                format!(
+                    "# mac = \"...\": that of switch {}, which the topology does not say",
+                    topology.switches[host.switches[0]].name
+                )
+            },
+            |mac| format!("mac = \"{mac}\""),
+        );
+        _ = write!(
+            text,
+            "\n[[process.peers]]    # {}\nid = {}\n{mac}\naddress = \"{}\"\nqpn = {}\n",
+            peer.name,
+            Plan::process_id(other),
+            peer.address,
+            hex(settings.host_qp.get().into())
+        );
     }
     File { name: format!("{}.process.toml", host.name), content: text }
 }

@@ -5,6 +5,7 @@ use super::File;
 use crate::config::{Network, System};
 use core::fmt::Write as _;
 use core::net::IpAddr;
+use representative::plan::Switch;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 
@@ -18,7 +19,8 @@ pub(super) fn all(network: &Network) -> Vec<File> {
             System::Sonic => ("sonic.json", sonic(end, sources)),
             System::Eos => ("eos", eos(end, sources)),
             System::Linux => ("linux.sh", linux(end, sources)),
-            System::Understudy | System::Other => ("tunnel.txt", plain(end, sources)),
+            System::Understudy => ("tunnel.toml", understudy(switch, end, sources)),
+            System::Other => ("tunnel.txt", plain(end, sources)),
         };
         Some(File { name: format!("{}.{ending}", switch.name), content })
     });
@@ -79,6 +81,22 @@ fn linux(end: IpAddr, sources: &BTreeSet<IpAddr>) -> String {
     } else {
         "sysctl -q -w net.ipv6.conf.all.forwarding=1\n"
     };
+    text
+}
+
+/// A table for the switch's own file.
+fn understudy(switch: &Switch, end: IpAddr, sources: &BTreeSet<IpAddr>) -> String {
+    let mut text = format!(
+        "# The tunnels that end at switch {} (written by `understudy plan`). This belongs into the file with which the switch runs,\n\
+         # beside [forward] or [onepipe] whose `routes` have a `mac`; a bridge needs `next_hops`, too (configs/tunnel.toml).\n\n\
+         [tunnel]\n",
+        switch.name
+    );
+    if let Some(mac) = switch.mac {
+        _ = writeln!(text, "mac = \"{mac}\"");
+    }
+    let sources: Vec<_> = sources.iter().map(|source| format!("\"{source}\"")).collect();
+    _ = write!(text, "addresses = [\"{end}\"]\nsources = [{}]\n", sources.join(", "));
     text
 }
 

@@ -36,6 +36,46 @@ fn representatives_files_say_what_the_plan_does() {
     assert!(detours > 0);
 }
 
+/// And so is what is written for `understudy process`, of every host.
+#[test]
+fn processes_files_say_what_the_plan_does() {
+    let network = testbed();
+    let files = files::all(&network);
+    let folder = tempfile::tempdir().unwrap();
+    let mut detours = 0;
+    for (number, host) in network.topology.hosts.iter().enumerate() {
+        let name = format!("{}.process.toml", host.name);
+        let file = files.iter().find(|file| file.name == name);
+        let Some((switch, planned)) = network.plan.process(&network.topology, number) else {
+            assert!(file.is_none() && !host.messages);
+            continue;
+        };
+        let path = folder.path().join(&name);
+        std::fs::write(&path, &file.expect("it is written").content).unwrap();
+        let read = config::load(&path).unwrap_or_else(|report| panic!("{}", report.render()));
+        let by_library = ::onepipe::load(&path).unwrap_or_else(|report| panic!("{}", report.render()));
+        assert_eq!(read.runtime, by_library.runtime);
+        let interface = network.interfaces[number].clone();
+        assert_eq!(read.runtime.ports[0].device, dataplane::config::Device::AfPacket { interface });
+        let config::FunctionConfig::Process(read) = read.function else { panic!("{path:?}") };
+        assert_eq!(read, by_library.process);
+        detours += planned.tor.detour.len();
+        assert_eq!(planned.peers.len(), 31);
+        let wanted = ::onepipe::Settings {
+            process: planned,
+            mac: Some(host.mac),
+            prefix: host.prefix,
+            switch: network.topology.switches[switch].name.clone(),
+            clock: ::onepipe::Clock::Realtime,
+            tell_settled: false,
+        };
+        assert_eq!(read, wanted);
+        assert!(representative::Process::new(read.process).is_ok());
+    }
+    // Those that stand for their own switch
+    assert!(detours > 0);
+}
+
 #[test]
 fn hosts_are_told_of_their_link() {
     let network = testbed();
@@ -58,7 +98,10 @@ fn hosts_are_told_of_their_link() {
 
 /// The rules of one switch
 fn rules_of(system: System, v6: bool) -> String {
-    let mut network = testbed();
+    rules_in(testbed(), system, v6)
+}
+
+fn rules_in(mut network: Network, system: System, v6: bool) -> String {
     network.systems[0] = system;
     if v6 {
         network.topology.switches[0].tunnel = Some(IpAddr::from([0xfd; 16]));
@@ -114,12 +157,33 @@ fn linux() {
 
 #[test]
 fn others_are_told_in_words() {
-    for system in [System::Understudy, System::Other] {
-        let rules = rules_of(system, false);
-        assert!(
-            rules.contains("IP packets for 10.255.0.1") && rules.contains("10.0.1.1, 10.255.0.5"),
-            "{rules}"
-        );
+    let rules = rules_of(System::Other, false);
+    assert!(rules.contains("IP packets for 10.255.0.1") && rules.contains("10.0.1.1, 10.255.0.5"), "{rules}");
+}
+
+/// What is written for a switch that this program is, it reads, beside the example of a router.
+#[test]
+fn understudy_itself() {
+    let router =
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/router.toml"));
+    for v6 in [false, true] {
+        let mut network = testbed();
+        // A router has one address.
+        let own = MacAddr([2, 0, 0, 0, 0, 0xfe]);
+        network.topology.switches[0].mac = Some(own);
+        let rules = rules_in(network, System::Understudy, v6);
+        let text = format!("{}\n{rules}", router.as_ref().unwrap());
+        let read = config::parse(&text, "my.toml", Path::new(""));
+        let read = read.unwrap_or_else(|report| panic!("{}", report.render()));
+        let tunnel = read.tunnel.unwrap_or_else(|| panic!("{rules}")).at(MacAddr([0; 6]));
+        assert_eq!((tunnel.mac, tunnel.onward), (own, switch::tunnel::Onward::Function));
+        let expected: (&[&str], &[&str]) = if v6 {
+            (&["fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fdfd"], &["fefe:fefe:fefe:fefe:fefe:fefe:fefe:fefe"])
+        } else {
+            (&["10.255.0.1"], &["10.0.1.1", "10.255.0.5", "10.255.0.6"])
+        };
+        let addresses = |texts: &[&str]| texts.iter().map(|ip| ip.parse().unwrap()).collect::<Vec<IpAddr>>();
+        assert_eq!((tunnel.ends, tunnel.sources), (addresses(expected.0), addresses(expected.1)));
     }
 }
 

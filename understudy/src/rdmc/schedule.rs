@@ -303,8 +303,8 @@ mod tests {
         let text = summary(&args, &schedule) + &drawing(&args, &schedule);
         let head = "pipeline: 8 nodes, 3 blocks, 5 steps (sequential 21, chain 9, tree 9, in-network 3)\n";
         assert!(text.starts_with(head), "{text}");
-        assert!(text.contains("\n   0 0>1  1>2  2>4     2>1     2>2\n"), "{text}");
-        assert!(text.contains("\n   4 .    .    <2      2>5 <0  2>6 <1\n"), "{text}");
+        assert!(text.contains("\n   0 0>1  1>2  2>4  2>1     2>2\n"), "{text}");
+        assert!(text.contains("\n   4 .    .    <2   2>5 <0  2>6 <1\n"), "{text}");
         assert!(text.contains("\n   4 \u{b7}\u{b7}\u{2592}\u{2593}\u{2588}\n"), "{text}");
     }
 

@@ -1,19 +1,20 @@
 //! The forwarding function's control plane, and its part of the report.
 
+use super::Until;
 use super::report::{OpcodeRow, PortRow, QpRow, ReasonRow, Report, WorkerRow};
-use super::{Until, run_until};
+use super::tunnel::Front;
 use dataplane::{Control, ControlOutput, Live, Mbuf, Outcome, Runtime, Stop};
 use rocev2::{Fault, Opcode};
 use std::collections::HashMap;
 use std::sync::Arc;
 use switch::forward::{Command, Config, Counters, Event, Forward};
-use switch::{DropReason, PortId};
+use switch::{DropReason, Function, PortId};
 
 /// Tells each worker which stations the others have heard.
 struct Bridge;
 
-impl Control<Forward> for Bridge {
-    fn on_event(&mut self, worker: usize, event: Event, out: &mut ControlOutput<'_, Forward>) {
+impl<F: Function<Command = Command, Event = Event>> Control<F> for Bridge {
+    fn on_event(&mut self, worker: usize, event: Event, out: &mut ControlOutput<'_, F>) {
         let Event::Heard(mac, port) = event;
         for other in (0..out.workers()).filter(|&other| other != worker) {
             // A worker whose queue is full floods to this station until it is heard again; nothing is lost by that.
@@ -21,16 +22,9 @@ impl Control<Forward> for Bridge {
         }
     }
 
-    fn on_punt(
-        &mut self,
-        _worker: usize,
-        _frame: Mbuf,
-        _port: PortId,
-        _out: &mut ControlOutput<'_, Forward>,
-    ) {
-    }
+    fn on_punt(&mut self, _worker: usize, _frame: Mbuf, _port: PortId, _out: &mut ControlOutput<'_, F>) {}
 
-    fn on_tick(&mut self, _live: &Live<'_>, _out: &mut ControlOutput<'_, Forward>) -> bool {
+    fn on_tick(&mut self, _live: &Live<'_>, _out: &mut ControlOutput<'_, F>) -> bool {
         true
     }
 }
@@ -38,14 +32,15 @@ impl Control<Forward> for Bridge {
 pub(super) fn run(
     runtime: &mut Runtime,
     config: &Config,
+    front: &Front<'_>,
     workers: usize,
     until: Until,
     stop: &Stop,
 ) -> Report {
     let functions: Vec<_> = (0..workers).map(|_| Forward::new(config)).collect();
     let counters: Vec<_> = functions.iter().map(Forward::counters).collect();
-    let (outcome, seconds) = run_until(runtime, functions, &mut Bridge, until, stop);
-    report(runtime, &outcome, &counters, config.counted_qps, seconds)
+    let (outcome, seconds, tunnel) = front.run_until(runtime, functions, &mut Bridge, until, stop);
+    Report { tunnel, ..report(runtime, &outcome, &counters, config.counted_qps, seconds) }
 }
 
 /// What all workers counted, for any function that counts frames as this one does.
@@ -107,6 +102,7 @@ pub(super) fn report(
         p4ce: None,
         swordbox: None,
         onepipe: None,
+        tunnel: None,
     }
 }
 

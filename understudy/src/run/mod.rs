@@ -9,10 +9,11 @@ mod onepipe;
 mod p4ce;
 mod report;
 pub(crate) mod swordbox;
+mod tunnel;
 
 use crate::config::{self, Config, FunctionConfig};
 use clap::Args;
-use dataplane::{Control, ControlOutput, Live, Mbuf, Outcome, Passive, PortInfo, Runtime, Stop};
+use dataplane::{Control, ControlOutput, Live, Mbuf, Outcome, Passive, PortInfo, Runtime, Stop, Stopwatch};
 use miette::{MietteDiagnostic, Report};
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher as _, Hasher as _};
@@ -64,7 +65,7 @@ pub(crate) fn host(args: HostArgs) -> ExitCode {
     }
 }
 
-fn parse_seconds(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
     text.parse()
         .ok()
         .and_then(|s: f64| Duration::try_from_secs_f64(s).ok())
@@ -81,6 +82,13 @@ pub(crate) fn run(args: RunArgs) -> ExitCode {
             .map_err(|report| (report.render(), ExitCode::from(config::EXIT_CODE))),
         None => demo::load().map(|(config, dir)| (config, Some(dir))).map_err(failed),
     };
+    let loaded = loaded.and_then(|(config, dir)| match config.function {
+        FunctionConfig::Process(_) => {
+            let text = format!("{} has [process]: `understudy process` is for it\n", config.path.display());
+            Err((text, ExitCode::from(config::EXIT_CODE)))
+        }
+        _ => Ok((config, dir)),
+    });
     let tells = |config: &Config| match config.function {
         FunctionConfig::OnePipe(_) | FunctionConfig::Consensus(_) => true,
         _ => args.live.is_none(),
@@ -142,11 +150,16 @@ pub(crate) fn onepipe_load(args: &bench::onepipe::LoadArgs) -> Result<(), Report
     let load = args.load();
     let function = load.make();
     let counters = function.counters();
+    let function = Stopwatch::new(function);
+    let laps = function.laps();
     let mut runtime = Runtime::start(config.runtime).map_err(|error| explain(&error))?;
     let outcome = runtime.run(vec![function], &mut Passive, &stop);
     drop(runtime);
     let frames = outcome.workers.iter().map(|worker| worker.received()).sum();
     println!("{frames} frames, {} beacons sent", counters.beacons.get());
+    if let Some(ns) = laps.median_ns() {
+        println!("{}{ns}", bench::OWN_TIME);
+    }
     bench::onepipe::check(&load, &counters, frames)
 }
 
@@ -178,7 +191,8 @@ fn start(args: RunArgs, mut config: Config) -> Result<ExitCode, Report> {
         Until { began: now(), duration: args.duration, idle: config.stop_when_idle, seen: 0, last: now() };
     let (text, code) = match &config.function {
         FunctionConfig::Forward(function) => {
-            let report = forward::run(&mut runtime, function, workers, until, &stop);
+            let front = tunnel::Front::of(&config, &runtime);
+            let report = forward::run(&mut runtime, function, &front, workers, until, &stop);
             (if args.json { report.json() } else { report.text() }, ExitCode::SUCCESS)
         }
         FunctionConfig::Impair(config) => {
@@ -197,10 +211,12 @@ fn start(args: RunArgs, mut config: Config) -> Result<ExitCode, Report> {
             let report = p4ce::run(&mut runtime, config, until, &stop);
             (if args.json { report.json() } else { report.text() }, ExitCode::SUCCESS)
         }
-        FunctionConfig::OnePipe(config) => {
-            let report = onepipe::run(&mut runtime, config, args.live, until, &stop)?;
+        FunctionConfig::OnePipe(onepipe) => {
+            let front = tunnel::Front::of(&config, &runtime);
+            let report = onepipe::run(&mut runtime, onepipe, &front, args.live, until, &stop)?;
             (if args.json { report.json() } else { report.text() }, ExitCode::SUCCESS)
         }
+        FunctionConfig::Process(_) => unreachable!("it was refused"),
         FunctionConfig::Swordbox(config) => {
             let beginning = swordbox.expect("it was begun for this function");
             let report = swordbox::run(&mut runtime, config, beginning, until, &stop);

@@ -6,18 +6,17 @@ mod told;
 pub(super) use told::OnePipeReport;
 
 use super::report::Report;
+use super::tunnel::Front;
 use super::{Until, by_chance, forward, now, run_until};
-use crate::config::{Clock, OnePipeConfig};
+use crate::config::OnePipeConfig;
 use dataplane::{Control, ControlOutput, Live, Mbuf, Runtime, Stop};
 use representative::{Command, Event, Gauges, Lagging, LinkId, LinkState, Representative, View, Watch};
 use rnic::{Endpoint, Interface, cm};
 use rocev2::ethernet::MacAddr;
-use rocev2::onepipe::Timestamp;
-use rustix::time::{ClockId, clock_gettime};
 use std::io::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use switch::{Frame as _, Nanos, PortId};
+use switch::{Frame as _, Function, Nanos, PortId};
 
 /// How often the worker is told what time it is, and asked how its links are. Between two times it goes by the time stamp
 /// counter, which is off by microseconds after so long at most
@@ -28,17 +27,7 @@ const LINES_A_SECOND: u32 = 20;
 /// The representative of a configuration, on a switch whose first port has this MAC address.
 fn switch(config: &OnePipeConfig, port_mac: MacAddr) -> representative::Config {
     let mac = config.mac.unwrap_or(port_mac);
-    representative::Config { mac, clock: time_of(config.clock), ..config.switch.clone() }
-}
-
-/// What a clock shows, as 1Pipe's time.
-fn time_of(clock: Clock) -> Timestamp {
-    let time = clock_gettime(match clock {
-        Clock::Realtime => ClockId::Realtime,
-        Clock::Tai => ClockId::Tai,
-    });
-    let (seconds, nanos) = (time.tv_sec.cast_unsigned(), time.tv_nsec.cast_unsigned());
-    Timestamp::new(seconds.wrapping_mul(1_000_000_000).wrapping_add(nanos))
+    representative::Config { mac, clock: config.clock.now(), ..config.switch.clone() }
 }
 
 /// The control plane.
@@ -94,7 +83,7 @@ impl Plane<'_> {
     }
 
     /// Looks at the links as they were shown, and asks for them to be shown again.
-    fn look(&mut self, out: &mut ControlOutput<'_, Representative>) {
+    fn look<F: Function<Command = Command>>(&mut self, out: &mut ControlOutput<'_, F>) {
         self.view = self.gauges.read().or(self.view.take());
         let now = self.nanos();
         let lagging: Vec<Lagging> = match (&mut self.watch, &self.view) {
@@ -116,7 +105,7 @@ impl Plane<'_> {
         }
         // What the queue has no room for is told the next time.
         _ = out.command(0, Command::Show);
-        _ = out.command(0, Command::Clock(time_of(self.config.clock)));
+        _ = out.command(0, Command::Clock(self.config.clock.now()));
     }
 
     fn print_line(&mut self) {
@@ -130,8 +119,8 @@ impl Plane<'_> {
     }
 }
 
-impl Control<Representative> for Plane<'_> {
-    fn on_event(&mut self, _worker: usize, event: Event, _out: &mut ControlOutput<'_, Representative>) {
+impl<F: Function<Command = Command, Event = Event>> Control<F> for Plane<'_> {
+    fn on_event(&mut self, _worker: usize, event: Event, _out: &mut ControlOutput<'_, F>) {
         match event {
             Event::Dead(link, _) => {
                 let name = self.name(link);
@@ -152,13 +141,7 @@ impl Control<Representative> for Plane<'_> {
         }
     }
 
-    fn on_punt(
-        &mut self,
-        _worker: usize,
-        frame: Mbuf,
-        port: PortId,
-        out: &mut ControlOutput<'_, Representative>,
-    ) {
+    fn on_punt(&mut self, _worker: usize, frame: Mbuf, port: PortId, out: &mut ControlOutput<'_, F>) {
         let now = self.nanos();
         self.endpoint.on_frame(frame.bytes(), now);
         while self.endpoint.poll_transmit(now, &mut self.frame) {
@@ -169,7 +152,7 @@ impl Control<Representative> for Plane<'_> {
         }
     }
 
-    fn on_tick(&mut self, _live: &Live<'_>, out: &mut ControlOutput<'_, Representative>) -> bool {
+    fn on_tick(&mut self, _live: &Live<'_>, out: &mut ControlOutput<'_, F>) -> bool {
         let now = now();
         if self.looked.is_none_or(|looked| now.duration_since(looked) >= LOOK_EVERY) {
             self.looked = Some(now);
@@ -187,12 +170,12 @@ impl Control<Representative> for Plane<'_> {
 pub(super) fn run(
     runtime: &mut Runtime,
     config: &OnePipeConfig,
+    front: &Front<'_>,
     live: Option<Duration>,
     until: Until,
     stop: &Stop,
 ) -> Result<Report, miette::Report> {
-    let port_mac = MacAddr(runtime.ports().next().map_or([0; 6], |port| port.mac));
-    let switch = switch(config, port_mac);
+    let switch = switch(config, front.port_mac);
     let interface = Interface {
         mac: switch.mac,
         addresses: config.addresses.clone(),
@@ -218,8 +201,9 @@ pub(super) fn run(
         said: (began, 0),
         live: live.map(|every| Lines { every, next: began + every, counters: &counters }),
     };
-    let (outcome, seconds) = run_until(runtime, vec![function], &mut plane, until, stop);
+    let (outcome, seconds, tunnel) = front.run_until(runtime, vec![function], &mut plane, until, stop);
     let report = forward::report(runtime, &outcome, &[bridged], counted_qps, seconds);
     let view = plane.gauges.read().or(plane.view);
-    Ok(Report { onepipe: Some(told::told(config, &counters, view.as_ref(), plane.lagging)), ..report })
+    let onepipe = told::told(config, &counters, view.as_ref(), plane.lagging);
+    Ok(Report { onepipe: Some(onepipe), tunnel, ..report })
 }

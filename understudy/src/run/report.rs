@@ -1,6 +1,7 @@
 //! What a run came to: as tables for people, as JSON for programs.
 
 use super::onepipe::OnePipeReport;
+use super::tunnel::TunnelReport;
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -37,6 +38,9 @@ pub(super) struct Report {
     /// Barriers and links; left out by functions that have none
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) onepipe: Option<OnePipeReport>,
+    /// Tunnels that end here; left out where none does
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) tunnel: Option<TunnelReport>,
 }
 
 /// Connections of memory servers, and what became of their operations.
@@ -336,6 +340,9 @@ impl Report {
         }
         if let Some(onepipe) = &self.onepipe {
             onepipe.text(&mut text);
+        }
+        if let Some(tunnel) = &self.tunnel {
+            tunnel.text(&mut text);
         }
         for note in notes {
             _ = writeln!(text, "{note}");

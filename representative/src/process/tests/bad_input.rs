@@ -165,6 +165,8 @@ fn what_cannot_be_is_refused() {
     assert_eq!(refused(&|config| config.beacon_interval = Nanos(999)), ConfigError::Interval(Nanos(999)));
     let window = ConfigError::Window { name: "receive_window", bytes: 9, packet: 256 - 24 + PACKET_COST };
     assert_eq!(refused(&|config| config.receive_window = 9), window);
+    let many = ConfigError::TooManyPackets { window: (1 << 28) + 1, most: 1 << 28 };
+    assert_eq!(refused(&|config| config.receive_window = (1 << 28) + 1), many);
     let timeout = ConfigError::Timeout { timeout: Nanos(3000), ack_delay: Nanos(3000) };
     assert_eq!(refused(&|config| config.timeout = Nanos(3000)), timeout);
     assert_eq!(refused(&|config| config.peers[1].id = ProcessId(1)), ConfigError::Twice(ProcessId(1)));

@@ -9,6 +9,7 @@ use super::tree::{Problems, Table, Value, absent, section, sections};
 use core::net::IpAddr;
 use core::ops::RangeInclusive;
 use network::{Names, Network};
+pub(in crate::config) use settings::address::address;
 use sim::scenario::{
     AckSpec, Between, EcnSpec, FaultKind, FaultSpec, HostSpec, LinkSpec, Scenario, SwitchKind, SwitchSpec,
     Work,
@@ -138,19 +139,6 @@ fn host(table: Table<'_>, names: &mut Names) -> Option<HostSpec> {
     };
     table.finish();
     Some(HostSpec { name: name?, address: address?, ..spec })
-}
-
-pub(in crate::config) fn address(value: &Value<'_>) -> Option<(IpAddr, u8)> {
-    let text = value.text()?;
-    let parsed = text.split_once('/').and_then(|(ip, prefix)| {
-        let (ip, prefix): (IpAddr, u8) = (ip.parse().ok()?, prefix.parse().ok()?);
-        (prefix <= if ip.is_ipv4() { 32 } else { 128 }).then_some((ip, prefix))
-    });
-    if parsed.is_none() {
-        let problem = value.problem(format!("`{text}` is no address with the length of its prefix"));
-        value.add(problem.label("not an address").help("write `\"10.0.0.1/24\"` or `\"fd00::1/64\"`"));
-    }
-    parsed
 }
 
 pub(in crate::config) fn ack_of(value: &Value<'_>) -> Option<AckSpec> {

@@ -7,7 +7,7 @@ fn no_function() {
     wrong(
         &[PORTS].concat(),
         "no table says what becomes of frames",
-        "add a function, such as\n\n[forward]\npairs = [[\"a\", \"b\"]]\n\nit can be `[forward]`, `[impair]`, `[nic]`, `[p4ce]`, `[swordbox]` or `[onepipe]`: configs/ has an example of each",
+        "add a function, such as\n\n[forward]\npairs = [[\"a\", \"b\"]]\n\nit can be `[forward]`, `[impair]`, `[nic]`, `[p4ce]`, `[swordbox]`, `[onepipe]` or `[process]`: configs/ has an example of each",
     );
 }
 

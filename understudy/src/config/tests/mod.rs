@@ -16,6 +16,7 @@ mod scenario;
 mod swordbox;
 mod syntax;
 mod topology;
+mod tunnel;
 mod understood;
 
 use super::{Config, Report, parse_on};

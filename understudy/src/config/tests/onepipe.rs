@@ -233,3 +233,20 @@ fn links() {
         "barriers rest on it that a link keeps its order: write `rx_queues = 1` for that port, or one capture",
     );
 }
+
+/// Hosts ask for the switch's address, and send there what is to be routed.
+#[test]
+fn a_switch_that_routes_has_one_address() {
+    let routes = "routes = { mac = \"02:00:00:00:00:fd\", to = [{ prefix = \"10.0.0.0/8\", via = [{ port = \"a\", mac = \
+                  \"02:00:00:00:00:01\" }] }] }\n";
+    assert_eq!(switch(&onepipe(routes)).mac, Some(MacAddr([2, 0, 0, 0, 0, 0xfd])));
+    assert_eq!(
+        switch(&onepipe(&format!("{routes}mac = \"02:00:00:00:00:fd\""))).mac,
+        Some(MacAddr([2, 0, 0, 0, 0, 0xfd]))
+    );
+    wrong(
+        &onepipe(&format!("{routes}mac = \"02:00:00:00:00:fe\" #!")),
+        "the switch is 02:00:00:00:00:fe, and as a router 02:00:00:00:00:fd",
+        "write one address in both places: hosts that ask for the switch's address send it what is to be routed, too",
+    );
+}

@@ -1,0 +1,248 @@
+//! 1Pipe in virtual time: what delivery takes where packets are lost, as in figure 9b of the paper, and in networks of up to 32,768
+//! hosts. The same latencies on any machine.
+
+use comfy_table::{Cell, CellAlignment, Table, presets};
+use miette::{IntoDiagnostic as _, Report, miette};
+use representative::Incarnation;
+use rustix::time::{ClockId, clock_gettime};
+use serde_json::{Value, json};
+use sim::onepipe::{BEACON_INTERVAL, FatTree, Latency, Made, Span};
+use std::io::Write as _;
+use switch::Nanos;
+
+/// Without loss, best effort with barriers on hosts and 512 processes takes so long, in microseconds (figure 9a)
+const PAPER_US: f64 = 15.97;
+/// Chances of a packet to be lost on a link, none and those of figure 9b; what that shows for the same, where it is known
+const LOSSES: [(f64, Option<f64>); 9] = [
+    (0.0, Some(PAPER_US)),
+    (1e-8, None),
+    (1e-7, None),
+    (1e-6, None),
+    (1e-5, Some(16.46)),
+    (1e-4, None),
+    (1e-3, Some(19.71)),
+    (1e-2, None),
+    (1e-1, Some(27.19)),
+];
+/// Hosts of a rack, of which there are four: each process of the paper's testbed is a host here
+const IN_RACK: usize = 128;
+/// With how many others each exchanges messages: who knows everybody has a table of everybody
+const FRIENDS: usize = 32;
+/// How long it is measured with loss
+const LOSS_LASTS: Nanos = Nanos::from_micros(200);
+/// and without, in networks of any size
+const SCALE_LASTS: Nanos = Nanos::from_micros(30);
+/// Bytes of a beacon that is a datagram, with its frame check sequence
+const BEACON: f64 = 94.0;
+
+const fn name(incarnation: Incarnation) -> &'static str {
+    match incarnation {
+        Incarnation::Chip => "chip",
+        Incarnation::SwitchCpu => "switch-cpu",
+        Incarnation::Host => "host",
+    }
+}
+
+fn us(ns: f64) -> f64 {
+    (ns / 10.0).round() / 100.0
+}
+
+fn percent(share: f64) -> f64 {
+    (100_000.0 * share).round() / 1000.0
+}
+
+fn ratio(value: f64, of: f64) -> f64 {
+    (1000.0 * value / of).round() / 1000.0
+}
+
+fn of_latency(latency: &Latency) -> Value {
+    json!({
+        "deliveries": latency.deliveries,
+        "mean_us": us(latency.mean_ns),
+        "p99_us": us(latency.p99.0 as f64),
+        "overhead_us": us(latency.overhead_ns()),
+    })
+}
+
+fn with(mut row: Value, more: Value) -> Value {
+    if let (Value::Object(row), Value::Object(more)) = (&mut row, more) {
+        row.extend(more);
+    }
+    row
+}
+
+/// A row of the table of losses; `whole` is the mean where nothing is lost.
+fn loss_row(
+    incarnation: Incarnation,
+    (loss, paper): (f64, Option<f64>),
+    whole: Option<f64>,
+) -> Result<(Value, f64), Report> {
+    let mut tree = FatTree::testbed(incarnation);
+    tree.hosts = IN_RACK;
+    tree.habits.friends = FRIENDS;
+    let (latency, _) = tree
+        .losing(loss)
+        .latency(Span::new(LOSS_LASTS), 1)
+        .map_err(|what| miette!("{} barriers, a loss of {loss:e}: {what}", name(incarnation)))?;
+    let paper = paper.filter(|_| incarnation == Incarnation::Host);
+    let row = json!({
+        "barriers": name(incarnation),
+        "loss": loss,
+        "lost_percent": percent(latency.lost),
+        "times": ratio(latency.mean_ns, whole.unwrap_or(latency.mean_ns)),
+        "paper_us": paper,
+        "paper_times": paper.map(|us| ratio(us, PAPER_US)),
+    });
+    Ok((with(of_latency(&latency), row), latency.mean_ns))
+}
+
+/// The part of a link's bandwidth that switches' beacons take
+fn beacon_percent(tree: &FatTree, made: &Made) -> f64 {
+    let beacons: u64 = (0..made.keepers.len()).map(|n| made.counters(n).beacons.get()).sum();
+    // Each link has two ends, of which hosts have theirs.
+    let outputs = (made.access.len() + 2 * made.uplinks.len()) as f64;
+    let bits = beacons as f64 * BEACON * 8.0 / outputs;
+    percent(1e9 * bits / (made.world.now().0 as f64 * tree.link.rate_bps as f64))
+}
+
+/// The most memory that this process has had so far, in MB
+fn peak_mb() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    line.and_then(|line| line.split_whitespace().next()?.parse().ok()).map_or(0, |kb: u64| kb / 1024)
+}
+
+/// The CPU time of this process so far, in seconds: others may use the machine as well
+fn cpu_s() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// A row of the table of sizes.
+fn scale_row(hosts: usize) -> Result<Value, Report> {
+    let Some(mut tree) = FatTree::of_hosts(Incarnation::Chip, hosts) else {
+        let sizes: Vec<_> = FatTree::SIZES.map(|size| size.to_string()).into();
+        return Err(miette!(
+            help = format!("there are {}", sizes.join(", ")),
+            "there is no fat tree of {hosts} hosts"
+        ));
+    };
+    tree.habits.friends = FRIENDS.min(hosts / 2);
+    let began = cpu_s();
+    let span = Span { settles: Nanos(10 * BEACON_INTERVAL.0), ..Span::new(SCALE_LASTS) };
+    let measured = tree.losing(0.0).latency(span, 1);
+    let (latency, made) = measured.map_err(|what| miette!("{hosts} hosts: {what}"))?;
+    let row = json!({
+        "hosts": hosts,
+        "switches": made.keepers.len(),
+        "links": made.access.len() + made.uplinks.len(),
+        "beacons_percent": beacon_percent(&tree, &made),
+        "cpu_seconds": us(1000.0 * (cpu_s() - began)),
+        "memory_so_far_mb": peak_mb(),
+    });
+    Ok(with(of_latency(&latency), row))
+}
+
+/// Runs what is simulated and prints it: losses, or networks of these sizes.
+pub(super) fn run(hosts: &[usize], as_json: bool) -> Result<(), Report> {
+    let mut out = std::io::stdout().lock();
+    if !hosts.is_empty() {
+        let rows = hosts.iter().map(|&hosts| scale_row(hosts)).collect::<Result<Vec<_>, _>>()?;
+        if as_json {
+            return writeln!(out, "{}", json!({ "scale": rows })).into_diagnostic();
+        }
+        let columns = [
+            "hosts",
+            "switches",
+            "links",
+            "deliveries",
+            "mean_us",
+            "p99_us",
+            "overhead_us",
+            "beacons_percent",
+            "cpu_seconds",
+            "memory_so_far_mb",
+        ];
+        return writeln!(
+            out,
+            "Fat trees of any size, barriers in the switches, nothing lost (virtual time). Overhead: from arrival to delivery:\n{}",
+            table(&rows, &columns)
+        )
+        .into_diagnostic();
+    }
+    let mut rows = Vec::new();
+    for incarnation in [Incarnation::Chip, Incarnation::SwitchCpu, Incarnation::Host] {
+        let mut whole = None;
+        for loss in LOSSES {
+            let (row, mean) = loss_row(incarnation, loss, whole)?;
+            whole.get_or_insert(mean);
+            rows.push(row);
+        }
+    }
+    if as_json {
+        return writeln!(out, "{}", json!({ "loss": rows })).into_diagnostic();
+    }
+    let columns = [
+        "barriers",
+        "loss",
+        "deliveries",
+        "lost_percent",
+        "mean_us",
+        "p99_us",
+        "overhead_us",
+        "times",
+        "paper_us",
+        "paper_times",
+    ];
+    writeln!(
+        out,
+        "The paper's testbed with {} hosts, best effort, each packet lost on each link by this chance (virtual time; figure 9b,\n\
+         whose hosts need time for each packet). Times: the mean over that without loss:\n{}",
+        4 * IN_RACK,
+        table(&rows, &columns)
+    )
+    .into_diagnostic()
+}
+
+fn table(rows: &[Value], columns: &[&str]) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    let cell = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
+    table.set_header(columns.iter().map(|column| cell(column.replace('_', " "))));
+    for row in rows {
+        let text = |column: &str| match &row[column] {
+            Value::Null => "-".to_owned(),
+            Value::String(text) => text.clone(),
+            Value::Number(loss) if column == "loss" => {
+                loss.as_f64().map_or_else(String::new, |loss| format!("{loss:e}"))
+            }
+            value => value.to_string(),
+        };
+        table.add_row(columns.iter().map(|column| cell(text(column))));
+    }
+    table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_told_and_others_refused() {
+        let row = scale_row(8).unwrap();
+        assert_eq!((&row["switches"], &row["links"]), (&1.into(), &8.into()));
+        assert!(row["deliveries"].as_u64() > Some(5) && row["beacons_percent"].as_f64() > Some(0.1), "{row}");
+        let error = scale_row(9).unwrap_err();
+        assert!(format!("{error:?}").contains("2048"), "{error:?}");
+    }
+
+    #[test]
+    fn rows_are_shown() {
+        let row = json!({ "barriers": "host", "loss": 1e-5, "paper_us": null, "times": 1.03 });
+        let shown = table(&[row], &["barriers", "loss", "paper_us", "times"]);
+        assert_eq!(
+            shown.lines().last().unwrap().split_whitespace().collect::<Vec<_>>(),
+            ["host", "1e-5", "-", "1.03"]
+        );
+    }
+}

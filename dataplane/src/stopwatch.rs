@@ -1,0 +1,141 @@
+//! What a function itself costs a frame: the time from the first frame of a burst until the function has had them all, and that of
+//! its timer. What the drivers do to receive and send is outside; taking buffers from the pool and giving them back is inside,
+//! and so is the sending of frames beyond the 32 that wait for a port.
+
+use crate::time::{cycles, hz};
+use core::cell::Cell;
+use std::sync::Arc;
+use switch::counters::Counter;
+use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
+
+/// Frames after which a lap ends: few enough for a lap in which nobody else had the CPU
+const LAP: u64 = 1024;
+/// Places of the histogram for a cycle, and how many cycles it reaches
+const PLACES: u64 = 8;
+const MOST: u64 = 4096;
+
+/// Laps by their cycles a frame: written by a worker, read by anyone.
+#[derive(Debug)]
+pub struct Laps(Box<[Counter]>);
+
+impl Laps {
+    fn add(&self, cycles: u64, frames: u64) {
+        let place = (cycles * PLACES / frames).min(PLACES * MOST - 1);
+        self.0[place as usize].add(1);
+    }
+
+    /// Nanoseconds a frame in the median of the laps, which is not moved by those in which somebody else had the CPU.
+    pub fn median_ns(&self) -> Option<f64> {
+        let all: u64 = self.0.iter().map(Counter::get).sum();
+        let mut left = all.div_ceil(2);
+        let median = self.0.iter().position(|laps| {
+            left = left.saturating_sub(laps.get());
+            left == 0
+        });
+        let cycles = (median? as f64 + 0.5) / PLACES as f64;
+        (all > 0).then(|| cycles * 1e9 / hz() as f64)
+    }
+}
+
+/// A function with a stopwatch. It reads the clock four times a burst.
+pub struct Stopwatch<F> {
+    function: F,
+    laps: Arc<Laps>,
+    /// When the burst began; 0 between two
+    began: Cell<u64>,
+    /// Of this lap
+    cycles: Cell<u64>,
+    frames: Cell<u64>,
+}
+
+impl<F> Stopwatch<F> {
+    /// Measures `function`.
+    pub fn new(function: F) -> Self {
+        let laps = (0..PLACES * MOST).map(|_| Counter::default()).collect();
+        let zero = || Cell::new(0);
+        Self { function, laps: Arc::new(Laps(laps)), began: zero(), cycles: zero(), frames: zero() }
+    }
+
+    /// What it has measured
+    pub fn laps(&self) -> Arc<Laps> {
+        Arc::clone(&self.laps)
+    }
+
+    fn took(&self, since: u64) {
+        self.cycles.set(self.cycles.get() + cycles().wrapping_sub(since));
+    }
+}
+
+impl<F: Function> Function for Stopwatch<F> {
+    type Command = F::Command;
+    type Event = F::Event;
+
+    #[inline]
+    fn on_frame<O: Output>(
+        &mut self,
+        frame: &mut O::Frame,
+        port: PortId,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
+        if self.began.get() == 0 {
+            if self.frames.get() >= LAP {
+                self.laps.add(self.cycles.take(), self.frames.take());
+            }
+            self.began.set(cycles());
+        }
+        self.frames.set(self.frames.get() + 1);
+        self.function.on_frame(frame, port, now, out)
+    }
+
+    #[inline]
+    fn glimpse(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
+        self.function.glimpse(frame, fetch);
+    }
+
+    #[inline]
+    fn foresee(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
+        self.function.foresee(frame, fetch);
+    }
+
+    fn on_timer<O: Output>(&mut self, now: Nanos, out: &mut O) {
+        let began = cycles();
+        self.function.on_timer(now, out);
+        self.took(began);
+    }
+
+    /// A worker asks this when it is done with a burst.
+    #[inline]
+    fn next_timer(&self) -> Option<Nanos> {
+        let began = self.began.take();
+        if began > 0 {
+            self.took(began);
+        }
+        self.function.next_timer()
+    }
+
+    fn on_command(&mut self, command: F::Command, now: Nanos) {
+        self.function.on_command(command, now);
+    }
+
+    fn poll_event(&mut self) -> Option<F::Event> {
+        self.function.poll_event()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_lap() {
+        let laps = Laps((0..PLACES * MOST).map(|_| Counter::default()).collect());
+        assert_eq!(laps.median_ns(), None);
+        for cycles in [100, 30, 31, 1_000_000_000, 29] {
+            laps.add(cycles * LAP, LAP);
+        }
+        let ns = 1e9 / hz() as f64;
+        let median = laps.median_ns().unwrap() / ns;
+        assert!((31.0..31.2).contains(&median), "{median}");
+    }
+}

@@ -1,0 +1,322 @@
+//! 1Pipe's host library for C: `include/onepipe.h` (1Pipe, Table 1).
+//!
+//! Each function checks its pointers for null; otherwise they are what the header says, which only the caller can see to. That
+//! is the contract of every `unsafe` here.
+
+#![allow(clippy::missing_safety_doc, reason = "the header says it, once")]
+
+mod error;
+
+use core::cell::RefCell;
+use core::ffi::{CStr, c_char, c_int, c_void};
+use core::time::Duration;
+use error::{Error, failure_number};
+use onepipe::{Endpoint, Failed, Handle, Message, ProcessId, Receiver, Sender, Timestamp};
+use std::ffi::CString;
+use std::path::Path;
+use std::sync::{Mutex, TryLockError};
+
+pub use error::{onepipe_strerror, onepipe_strfailure};
+
+/// Messages of a scattering for which no memory is allocated
+const FEW: usize = 16;
+const NO_TIMESTAMP: u64 = u64::MAX;
+
+/// `onepipe_t`
+pub struct OnePipe {
+    sender: Mutex<Sender>,
+    receiver: Mutex<Receiving>,
+    handle: Handle,
+}
+
+struct Receiving {
+    receiver: Receiver,
+    /// A message that did not fit into the caller's buffer
+    waiting: Option<Message>,
+}
+
+/// `onepipe_message_t`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct OnePipeMessage {
+    /// The receiver
+    pub dst: u32,
+    /// Its bytes
+    pub data: *const c_void,
+    /// How many
+    pub len: usize,
+}
+
+/// `onepipe_failed_t`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct OnePipeFailed {
+    /// Which scattering
+    pub scattering: u64,
+    /// Its timestamp
+    pub timestamp: u64,
+    /// The receiver
+    pub dst: u32,
+    /// Which message of the call
+    pub part: u32,
+    /// A number of `enum onepipe_failure`
+    pub why: c_int,
+}
+
+/// `onepipe_send_fail_fn`
+pub type SendFailFn = unsafe extern "C" fn(*const OnePipeFailed, *mut c_void);
+
+thread_local! {
+    static LAST_ERROR: RefCell<CString> = RefCell::default();
+}
+
+/// What a callback is given beside the message; whoever registers it has said that any thread may use it.
+struct Argument(*mut c_void);
+
+// SAFETY: the header says that it is used in whatever thread receives.
+unsafe impl Send for Argument {}
+
+impl Argument {
+    /// (A closure that used the field would capture the pointer alone, which is not `Send`.)
+    const fn get(&self) -> *mut c_void {
+        self.0
+    }
+}
+
+/// Zero, or the number of an error
+fn number(result: Result<(), Error>) -> c_int {
+    result.map_or_else(Error::number, |()| 0)
+}
+
+/// See `onepipe.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn onepipe_init(config: *const c_char, endpoint: *mut *mut OnePipe) -> c_int {
+    if config.is_null() || endpoint.is_null() {
+        return Error::Argument.number();
+    }
+    // SAFETY: a string, as the header says.
+    let Ok(path) = unsafe { CStr::from_ptr(config) }.to_str() else { return Error::Argument.number() };
+    let begun = onepipe::load(Path::new(path))
+        .map_err(|report| (Error::Config, report.render()))
+        .and_then(|config| Endpoint::init(config).map_err(|error| (Error::Start, error.to_string())));
+    match begun {
+        Ok(begun) => {
+            let handle = begun.handle().clone();
+            let (sender, receiver) = begun.split();
+            let receiver = Mutex::new(Receiving { receiver, waiting: None });
+            let begun = Box::new(OnePipe { sender: Mutex::new(sender), receiver, handle });
+            // SAFETY: room for a pointer, as the header says.
+            unsafe { endpoint.write(Box::into_raw(begun)) };
+            0
+        }
+        Err((error, text)) => {
+            let text = CString::new(text.replace('\0', "")).unwrap_or_default();
+            LAST_ERROR.with_borrow_mut(|last| *last = text);
+            error.number()
+        }
+    }
+}
+
+/// See `onepipe.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn onepipe_exit(endpoint: *mut OnePipe) {
+    if !endpoint.is_null() {
+        // SAFETY: it came from `onepipe_init`, and is not used any more.
+        drop(unsafe { Box::from_raw(endpoint) });
+    }
+}
+
+/// See `onepipe.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn onepipe_get_timestamp(endpoint: *const OnePipe) -> u64 {
+    // SAFETY: null, or from `onepipe_init`.
+    unsafe { endpoint.as_ref() }.map_or(NO_TIMESTAMP, |endpoint| endpoint.handle.timestamp().nanos())
+}
+
+/// See `onepipe.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn onepipe_unreliable_send(
+    endpoint: *mut OnePipe,
+    messages: *const OnePipeMessage,
+    count: usize,
+    scattering: *mut u64,
+) -> c_int {
+    // SAFETY: null, or from `onepipe_init`.
+    let Some(endpoint) = (unsafe { endpoint.as_ref() }) else { return Error::Argument.number() };
+    let messages = if count == 0 {
+        &[]
+    } else if messages.is_null() {
+        return Error::Argument.number();
+    } else {
+        // SAFETY: so many messages, as the header says.
+        unsafe { core::slice::from_raw_parts(messages, count) }
+    };
+    if messages.iter().any(|message| message.data.is_null() && message.len > 0) {
+        return Error::Argument.number();
+    }
+    let bytes = |message: &OnePipeMessage| {
+        let bytes: &[u8] = if message.len == 0 {
+            &[]
+        } else {
+            // SAFETY: so many bytes, as the header says, and not null.
+            unsafe { core::slice::from_raw_parts(message.data.cast(), message.len) }
+        };
+        (ProcessId(message.dst), bytes)
+    };
+    let mut few = [(ProcessId(0), &[][..]); FEW];
+    let many: Vec<_>;
+    let messages = if let Some(few) = few.get_mut(..count) {
+        for (place, message) in few.iter_mut().zip(messages) {
+            *place = bytes(message);
+        }
+        &*few
+    } else {
+        many = messages.iter().map(bytes).collect();
+        &many
+    };
+    // Who panicked with it was not a sender: its methods do not.
+    let mut sender = endpoint.sender.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    match sender.unreliable_send(messages) {
+        Ok(number) => {
+            if !scattering.is_null() {
+                // SAFETY: room for a number, as the header says.
+                unsafe { scattering.write(number.0) };
+            }
+            0
+        }
+        Err(error) => Error::from(error).number(),
+    }
+}
+
+/// Where a message is written to
+struct Target {
+    timestamp: *mut u64,
+    src: *mut u32,
+    buffer: *mut c_void,
+    capacity: usize,
+    len: *mut usize,
+}
+
+impl Target {
+    /// Writes a message there, or how long it is, if there is no room.
+    fn put(&self, timestamp: Timestamp, src: ProcessId, payload: &[u8]) -> Result<(), Error> {
+        // SAFETY: room for what the header says, where it is not null; the buffer has room for as much as is written.
+        unsafe {
+            if !self.len.is_null() {
+                self.len.write(payload.len());
+            }
+            if payload.len() > self.capacity || self.buffer.is_null() && !payload.is_empty() {
+                return Err(Error::TooSmall);
+            }
+            if !self.timestamp.is_null() {
+                self.timestamp.write(timestamp.nanos());
+            }
+            if !self.src.is_null() {
+                self.src.write(src.0);
+            }
+            if !payload.is_empty() {
+                self.buffer.cast::<u8>().copy_from_nonoverlapping(payload.as_ptr(), payload.len());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// See `onepipe.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn onepipe_unreliable_recv(
+    endpoint: *mut OnePipe,
+    timeout_us: u64,
+    timestamp: *mut u64,
+    src: *mut u32,
+    buffer: *mut c_void,
+    capacity: usize,
+    len: *mut usize,
+) -> c_int {
+    // SAFETY: null, or from `onepipe_init`.
+    let Some(endpoint) = (unsafe { endpoint.as_ref() }) else { return Error::Argument.number() };
+    let mut receiving = match endpoint.receiver.try_lock() {
+        Ok(receiving) => receiving,
+        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+        Err(TryLockError::WouldBlock) => return Error::Busy.number(),
+    };
+    let target = Target { timestamp, src, buffer, capacity, len };
+    let Receiving { receiver, waiting } = &mut *receiving;
+    if waiting.is_none() {
+        // A short one that is there is copied from where it lies.
+        let put = receiver.unreliable_recv_with(|timestamp, src, payload| {
+            target.put(timestamp, src, payload).map_err(|_| Message {
+                timestamp,
+                src,
+                payload: payload.to_vec(),
+            })
+        });
+        match put {
+            Some(Ok(())) => return 1,
+            Some(Err(message)) => *waiting = Some(message),
+            None if timeout_us > 0 => *waiting = receiver.recv_timeout(Duration::from_micros(timeout_us)),
+            None => {}
+        }
+    }
+    let Some(message) = waiting.take() else {
+        return if endpoint.handle.is_running() { 0 } else { Error::Left.number() };
+    };
+    match target.put(message.timestamp, message.src, &message.payload) {
+        Ok(()) => 1,
+        Err(error) => {
+            *waiting = Some(message);
+            error.number()
+        }
+    }
+}
+
+/// See `onepipe.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn onepipe_send_fail_callback(
+    endpoint: *mut OnePipe,
+    callback: Option<SendFailFn>,
+    arg: *mut c_void,
+) -> c_int {
+    // SAFETY: null, or from `onepipe_init`.
+    let Some(endpoint) = (unsafe { endpoint.as_ref() }) else { return Error::Argument.number() };
+    let mut receiving = match endpoint.receiver.try_lock() {
+        Ok(receiving) => receiving,
+        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+        Err(TryLockError::WouldBlock) => return Error::Busy.number(),
+    };
+    let arg = Argument(arg);
+    receiving.receiver.send_fail_callback(move |failed: Failed| {
+        let Some(callback) = callback else { return };
+        let told = OnePipeFailed {
+            scattering: failed.scattering.0,
+            timestamp: failed.timestamp.map_or(NO_TIMESTAMP, Timestamp::nanos),
+            dst: failed.dst.0,
+            part: failed.part,
+            why: failure_number(failed.why),
+        };
+        // SAFETY: a function that takes these, as the header says.
+        unsafe { callback(&raw const told, arg.get()) };
+    });
+    0
+}
+
+/// See `onepipe.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn onepipe_set_alive(endpoint: *mut OnePipe, id: u32, alive: c_int) -> c_int {
+    // SAFETY: null, or from `onepipe_init`.
+    let Some(endpoint) = (unsafe { endpoint.as_ref() }) else { return Error::Argument.number() };
+    let id = ProcessId(id);
+    number(if endpoint.handle.set_alive(id, alive != 0) {
+        Ok(())
+    } else if endpoint.handle.peers().contains(&id) {
+        Err(Error::Left)
+    } else {
+        Err(Error::Unknown)
+    })
+}
+
+/// See `onepipe.h`.
+#[unsafe(no_mangle)]
+pub extern "C" fn onepipe_last_error() -> *const c_char {
+    LAST_ERROR.with_borrow(|last| last.as_ptr())
+}

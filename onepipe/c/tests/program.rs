@@ -1,0 +1,105 @@
+//! A C program with the header, linked to the library, on a ring device: what it sends comes back to it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// The folder of this package
+fn here() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Builds the example, and returns it.
+fn build(folder: &Path) -> PathBuf {
+    // Tests lie beside the library.
+    let own = std::env::current_exe().unwrap();
+    let libraries = own.parent().unwrap();
+    assert!(libraries.join("libonepipe_c.so").exists(), "it is built with the tests");
+    let program = folder.join("scatter");
+    let out = Command::new("gcc")
+        .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O1"])
+        .arg(here().join("examples/scatter.c"))
+        .arg("-I")
+        .arg(here().join("include"))
+        .arg("-L")
+        .arg(libraries)
+        .args(["-lonepipe_c", "-o"])
+        .arg(&program)
+        .arg(format!("-Wl,-rpath,{}", libraries.display()))
+        .output()
+        .expect("gcc is there");
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    program
+}
+
+/// Process 1, to whom 2 is itself as well, and 3 is nobody
+const CONFIG: &str = r#"
+[runtime]
+workers = ["any"]
+idle = "sleep"
+
+[[port]]
+name = "ring"
+ring = {}
+
+[process]
+id = 1
+address = "10.0.0.1/24"
+mac = "02:00:00:00:00:01"
+beacon_interval_ns = 50000
+barriers_in_messages = false
+timeout_us = 200000
+
+[[process.beacons]]
+switch = "itself"
+mac = "02:00:00:00:00:01"
+address = "10.0.0.1"
+qpn = 0x11
+
+[[process.peers]]
+id = 2
+mac = "02:00:00:00:00:01"
+address = "10.0.0.1"
+
+[[process.peers]]
+id = 3
+mac = "02:00:00:00:00:03"
+address = "10.0.0.3"
+"#;
+
+fn run(program: &Path, config: &Path, arguments: &[&str]) -> Output {
+    Command::new(program).arg(config).args(arguments).output().unwrap()
+}
+
+#[test]
+fn an_example_in_c_sends_and_receives() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = build(folder.path());
+    let config = folder.path().join("own.process.toml");
+    std::fs::write(&config, CONFIG).unwrap();
+
+    let out = run(&program, &config, &["300", "600", "1", "2"]);
+    let (stdout, stderr) = (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap());
+    assert_eq!((out.status.code(), stderr.trim()), (Some(0), "received 600, failed 0"));
+    let lines: Vec<Vec<_>> = stdout.lines().map(|line| line.splitn(3, ' ').collect()).collect();
+    for (n, pair) in lines.chunks(2).enumerate() {
+        let text = format!("message {n}");
+        assert_eq!(pair[0][0], pair[1][0], "one timestamp");
+        assert_eq!([pair[0][1], pair[1][1]], ["1", "2"], "in the order of senders");
+        assert_eq!([pair[0][2], pair[1][2]], [&text, &text]);
+    }
+
+    let out = run(&program, &config, &["1", "2", "2", "3"]);
+    let stdout = String::from_utf8(out.stdout).unwrap();
+    assert_eq!(out.status.code(), Some(0), "{stdout}");
+    assert!(stdout.contains("failed: message 1 of scattering 0 to 3: no answer"), "{stdout}");
+
+    let out = run(&program, &config, &["1", "1", "9"]);
+    let stderr = String::from_utf8(out.stderr).unwrap();
+    assert_eq!((out.status.code(), stderr.trim()), (Some(1), "scattering 0: no such process is known"));
+
+    std::fs::write(&config, CONFIG.replace("id = 3", "id = 2")).unwrap();
+    let out = run(&program, &config, &["1", "1"]);
+    let stderr = String::from_utf8(out.stderr).unwrap();
+    assert_eq!(out.status.code(), Some(2));
+    assert!(stderr.contains("there are two processes 2"), "{stderr}");
+}

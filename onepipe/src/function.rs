@@ -1,0 +1,299 @@
+//! The polling thread's part: a process on a port, between the rings of its application.
+
+use crate::ring::{Reader, Writer};
+use crate::submit;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use representative::process::{Event, Failure, Message, Refusal, SendError};
+use representative::{Process, ProcessId};
+use rnic::Outbox;
+use rocev2::ethernet::{Ethernet, ethertype};
+use rocev2::onepipe::Timestamp;
+use rtrb::Producer;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
+
+/// Scatterings that are taken in one turn at most, between which frames are received
+const TAKEN_A_TURN: usize = 64;
+/// Beacons by which a process that leaves says so: the switch may miss one
+const FAREWELLS: u64 = 3;
+/// Time-outs of messages that a process that leaves waits for what is not settled
+const PATIENCE: u64 = 4;
+/// The next header of ICMPv6, which neighbour discovery is part of
+const ICMPV6: u8 = 58;
+
+/// What other threads read of a process.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    /// 1Pipe's time, as the polling thread last told it
+    pub(crate) clock: AtomicU64,
+    /// Barriers; [`NONE`](Self::NONE) before there are any
+    pub(crate) barrier: AtomicU64,
+    pub(crate) commit: AtomicU64,
+    /// Peers that are known to have failed, by place
+    pub(crate) dead: Box<[AtomicBool]>,
+    /// The polling thread has ended, or takes nothing more.
+    pub(crate) ended: AtomicBool,
+}
+
+impl Shared {
+    /// For a barrier: there is none. Timestamps have 48 bits
+    pub(crate) const NONE: u64 = u64::MAX;
+
+    pub(crate) fn new(peers: usize) -> Self {
+        Self {
+            clock: AtomicU64::new(0),
+            barrier: AtomicU64::new(Self::NONE),
+            commit: AtomicU64::new(Self::NONE),
+            dead: (0..peers).map(|_| AtomicBool::new(false)).collect(),
+            ended: AtomicBool::new(false),
+        }
+    }
+}
+
+/// What the control thread tells a process.
+pub(crate) enum Command {
+    /// What the machine's clock shows
+    Clock(Timestamp),
+    /// Whether a peer is there
+    Alive(ProcessId, bool),
+    /// It is to leave.
+    Leave,
+}
+
+/// It has left.
+pub(crate) struct Gone;
+
+/// How far a process that leaves is
+#[derive(Clone, Copy, Debug)]
+enum Leaving {
+    /// What was sent is waited for, but no longer than until then.
+    Settling(Nanos),
+    /// It has left when it has sent so many beacons.
+    Saying(u64),
+    /// The control thread is to be told.
+    Left,
+    /// It was told.
+    Told,
+}
+
+/// A process on a port.
+pub(crate) struct Host {
+    process: Process,
+    sends: Reader,
+    deliveries: Writer,
+    events: Producer<Event>,
+    tell_settled: bool,
+    shared: Arc<Shared>,
+    outbox: Outbox,
+    /// Something came that may have to be told or answered.
+    has_come: bool,
+    /// A message for which there was no room
+    message: Option<Message>,
+    /// Events for which there was no room, and those of a scattering that was refused here
+    untold: VecDeque<Event>,
+    leaving: Option<Leaving>,
+    /// Memory for the messages of a scattering
+    list: Vec<(ProcessId, &'static [u8])>,
+}
+
+impl Host {
+    pub(crate) fn new(
+        process: Process,
+        tell_settled: bool,
+        (sends, deliveries, events): (Reader, Writer, Producer<Event>),
+        shared: Arc<Shared>,
+    ) -> Self {
+        Self {
+            process,
+            sends,
+            deliveries,
+            events,
+            tell_settled,
+            shared,
+            outbox: Outbox::default(),
+            has_come: false,
+            message: None,
+            untold: VecDeque::new(),
+            leaving: None,
+            list: Vec::new(),
+        }
+    }
+
+    /// Takes what the application wants sent, as long as the process has room.
+    fn take_sends(&mut self, now: Nanos) {
+        for _ in 0..TAKEN_A_TURN {
+            // A scattering that is refused has as many events as messages: one at a time.
+            if !self.untold.is_empty() {
+                return;
+            }
+            let Self { sends, process, untold, list, .. } = self;
+            let taken = sends.next(|_, record| {
+                let messages = submit::read(record.bytes(), core::mem::take(list));
+                let taken = match process.unreliable_send(now, &messages) {
+                    Ok(_) => true,
+                    Err(SendError::Full) => false,
+                    Err(why) => {
+                        refuse(process, &messages, why, untold);
+                        true
+                    }
+                };
+                *list = submit::forget(messages);
+                taken
+            });
+            if taken != Some(true) {
+                return;
+            }
+        }
+    }
+
+    /// Tells the application what there is, as far as it has room.
+    fn tell(&mut self, now: Nanos) {
+        let shared = &self.shared;
+        // Before any message that is earlier: whoever has seen it is to see a clock that is past it.
+        shared.clock.store(self.process.timestamp(now).nanos(), Ordering::Release);
+        let (barrier, commit) = self.process.barriers();
+        let number = |barrier: Option<Timestamp>| barrier.map_or(Shared::NONE, Timestamp::nanos);
+        shared.barrier.store(number(barrier), Ordering::Relaxed);
+        shared.commit.store(number(commit), Ordering::Relaxed);
+        while let Some(message) = self.message.take().or_else(|| self.process.unreliable_recv()) {
+            let Message { timestamp, src, payload } = message;
+            let head: [&[u8]; 2] = [&timestamp.nanos().to_ne_bytes(), &src.0.to_ne_bytes()];
+            match self.deliveries.write_owned(&head, payload) {
+                Ok(memory) => memory.into_iter().for_each(|memory| self.process.reuse(memory)),
+                Err(_) if self.deliveries.is_abandoned() => {}
+                Err(payload) => {
+                    self.message = Some(Message { timestamp, src, payload });
+                    break;
+                }
+            }
+        }
+        while let Some(event) = self.untold.pop_front().or_else(|| self.process.poll_event()) {
+            if !self.tell_settled && matches!(event, Event::Settled { .. }) {
+                continue;
+            }
+            if let Err(rtrb::PushError::Full(event)) = self.events.push(event)
+                && !self.events.is_abandoned()
+            {
+                self.untold.push_front(event);
+                break;
+            }
+        }
+    }
+
+    /// Goes on to leave, if it is to.
+    fn go_on_leaving(&mut self, now: Nanos) {
+        match self.leaving {
+            Some(Leaving::Settling(until)) => {
+                let settled = self.sends.is_empty() && self.process.unsettled() == 0;
+                if settled || until <= now {
+                    self.process.leave();
+                    let sent = self.process.counters().beacons_sent.get();
+                    self.leaving = Some(Leaving::Saying(sent + FAREWELLS));
+                }
+            }
+            Some(Leaving::Saying(beacons)) if self.process.counters().beacons_sent.get() >= beacons => {
+                self.leaving = Some(Leaving::Left);
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether something waits that is not a matter of time
+    fn is_waiting(&self) -> bool {
+        self.has_come
+            || self.outbox.is_waiting()
+            || self.message.is_some()
+            || !self.untold.is_empty()
+            || !self.sends.is_empty()
+    }
+}
+
+/// A scattering that the process does not take: all of it fails. The handle has checked whatever does not change.
+#[cold]
+fn refuse(
+    process: &mut Process,
+    messages: &[(ProcessId, &[u8])],
+    why: SendError,
+    untold: &mut VecDeque<Event>,
+) {
+    let why = match why {
+        SendError::Dead(_) => Failure::Dead,
+        SendError::Left => Failure::Left,
+        why => unreachable!("the sender has checked it: {why}"),
+    };
+    let scattering = process.skip();
+    let failed = |(part, &(dst, _)): (u32, &(ProcessId, &[u8]))| Event::SendFailed {
+        scattering,
+        timestamp: None,
+        dst,
+        part,
+        why,
+    };
+    untold.extend((0..).zip(messages).map(failed));
+    untold.push_back(Event::Settled { scattering, timestamp: None, failed: messages.len() as u32 });
+}
+
+/// Whether a frame may ask for an address: ARP, or what neighbour discovery is part of
+fn asks(frame: &[u8]) -> bool {
+    let Some(kind) = frame.get(Ethernet::LEN - 2..Ethernet::LEN) else { return false };
+    let of = |wanted: u16| kind == wanted.to_be_bytes();
+    of(ethertype::ARP) || of(ethertype::IPV6) && frame.get(Ethernet::LEN + 6) == Some(&ICMPV6)
+}
+
+impl Function for Host {
+    type Command = Command;
+    type Event = Gone;
+
+    fn on_frame<O: Output>(
+        &mut self,
+        frame: &mut O::Frame,
+        _port: PortId,
+        now: Nanos,
+        _out: &mut O,
+    ) -> Verdict {
+        self.has_come = true;
+        match self.process.on_frame(frame.bytes(), now) {
+            Err(Refusal::NotOurs) if asks(frame.bytes()) => Verdict::Punt,
+            _ => Verdict::Consume,
+        }
+    }
+
+    fn on_timer<O: Output>(&mut self, now: Nanos, out: &mut O) {
+        self.has_come = false;
+        if self.process.next_timer().is_some_and(|at| at <= now) {
+            self.process.on_timer(now);
+        }
+        self.take_sends(now);
+        let Self { outbox, process, .. } = self;
+        outbox.send(out, |frame| process.poll_transmit(now, frame));
+        self.tell(now);
+        self.go_on_leaving(now);
+    }
+
+    fn next_timer(&self) -> Option<Nanos> {
+        if self.is_waiting() { Some(Nanos::ZERO) } else { self.process.next_timer() }
+    }
+
+    fn on_command(&mut self, command: Command, now: Nanos) {
+        match command {
+            Command::Clock(clock) => self.process.set_clock(clock, now),
+            Command::Alive(id, alive) => _ = self.process.set_alive(id, alive, now),
+            Command::Leave => {
+                let patience = self.process.config().timeout.0.saturating_mul(PATIENCE);
+                self.leaving.get_or_insert(Leaving::Settling(now + Nanos(patience)));
+            }
+        }
+        self.has_come = true;
+    }
+
+    fn poll_event(&mut self) -> Option<Gone> {
+        matches!(self.leaving, Some(Leaving::Left)).then(|| {
+            self.leaving = Some(Leaving::Told);
+            Gone
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

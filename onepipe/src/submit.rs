@@ -1,0 +1,206 @@
+//! Scatterings on their way to the polling thread: checked as the process will check them, and written into a record.
+
+use representative::ProcessId;
+use representative::process::{Config, MAX_MESSAGE, PACKET_COST, SendError};
+use rocev2::onepipe::OnePipe;
+use switch::table::Index;
+
+/// In front of a record: how many messages there are. For each, its receiver and its length
+const NUMBER: usize = 4;
+const ENTRY: usize = 8;
+
+/// What a scattering has to keep to.
+#[derive(Debug)]
+pub(crate) struct Limits {
+    own: ProcessId,
+    peers: Index<ProcessId>,
+    fragment: usize,
+    window: usize,
+    send_buffer: usize,
+    max_unsettled: usize,
+    /// Receivers with what they get
+    costs: Vec<(ProcessId, usize)>,
+}
+
+impl Limits {
+    pub(crate) fn of(config: &Config) -> Self {
+        let mut peers = Index::with_capacity(config.peers.len());
+        for peer in &config.peers {
+            // Twice the same is refused by the process.
+            _ = peers.get_or_insert(peer.id);
+        }
+        Self {
+            own: config.own.id,
+            peers,
+            fragment: config.mtu - OnePipe::LEN,
+            window: config.receive_window as usize,
+            send_buffer: config.send_buffer,
+            max_unsettled: config.max_unsettled,
+            costs: Vec::new(),
+        }
+    }
+
+    /// The place of a peer
+    pub(crate) fn place(&self, id: ProcessId) -> Option<usize> {
+        self.peers.get(&id).map(|place| place as usize)
+    }
+
+    /// Whether the process would take this if it had room, as far as its table tells; `dead` knows which of its peers have failed.
+    pub(crate) fn check(
+        &mut self,
+        messages: &[(ProcessId, &[u8])],
+        dead: impl Fn(usize) -> bool,
+    ) -> Result<(), SendError> {
+        if messages.is_empty() {
+            return Err(SendError::Empty);
+        }
+        let (mut bytes, mut costs) = (0, 0);
+        for &(dst, message) in messages {
+            if dst != self.own {
+                let place = self.place(dst).ok_or(SendError::Unknown(dst))?;
+                if dead(place) {
+                    return Err(SendError::Dead(dst));
+                }
+            }
+            if message.len() > MAX_MESSAGE {
+                return Err(SendError::TooLong { dst, len: message.len() });
+            }
+            bytes += message.len();
+            costs += self.cost(message);
+        }
+        if costs > self.window {
+            self.check_windows(messages)?;
+        }
+        if bytes > self.send_buffer.min(u32::MAX as usize) || messages.len() > self.max_unsettled {
+            return Err(SendError::TooMuch { bytes, messages: messages.len() });
+        }
+        Ok(())
+    }
+
+    fn cost(&self, message: &[u8]) -> usize {
+        message.len() + message.len().div_ceil(self.fragment).max(1) * PACKET_COST
+    }
+
+    #[cold]
+    fn check_windows(&mut self, messages: &[(ProcessId, &[u8])]) -> Result<(), SendError> {
+        self.costs.clear();
+        for &(dst, message) in messages {
+            let cost = self.cost(message);
+            self.costs.push((dst, cost));
+        }
+        self.costs.sort_unstable();
+        for of_one in self.costs.chunk_by(|a, b| a.0 == b.0) {
+            let cost = of_one.iter().map(|(_, cost)| cost).sum();
+            if cost > self.window {
+                return Err(SendError::TooLarge { dst: of_one[0].0, cost, window: self.window });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes a scattering into `record`.
+pub(crate) fn write(messages: &[(ProcessId, &[u8])], record: &mut Vec<u8>) {
+    record.clear();
+    record.extend_from_slice(&(messages.len() as u32).to_ne_bytes());
+    for (ProcessId(dst), message) in messages {
+        record.extend_from_slice(&dst.to_ne_bytes());
+        record.extend_from_slice(&(message.len() as u32).to_ne_bytes());
+    }
+    for (_, message) in messages {
+        record.extend_from_slice(message);
+    }
+}
+
+/// Reads a record that [`write`] has made: its messages, put into the memory that `list` has.
+pub(crate) fn read<'a>(
+    record: &'a [u8],
+    list: Vec<(ProcessId, &'static [u8])>,
+) -> Vec<(ProcessId, &'a [u8])> {
+    let mut list: Vec<(ProcessId, &'a [u8])> = list;
+    let number =
+        |at: usize| u32::from_ne_bytes(record[at..at + 4].try_into().expect("four bytes are four bytes"));
+    let count = number(0) as usize;
+    let mut start = NUMBER + count * ENTRY;
+    for entry in (NUMBER..start).step_by(ENTRY) {
+        let end = start + number(entry + 4) as usize;
+        list.push((ProcessId(number(entry)), &record[start..end]));
+        start = end;
+    }
+    list
+}
+
+/// The memory of a list, for the next one. (Elements of one size and alignment are collected in place.)
+pub(crate) fn forget(mut list: Vec<(ProcessId, &[u8])>) -> Vec<(ProcessId, &'static [u8])> {
+    list.clear();
+    list.into_iter().map(|_| unreachable!("it was cleared")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::net::IpAddr;
+    use representative::Process;
+    use representative::process::{Beacons, Peer};
+    use rocev2::Qpn;
+    use rocev2::ethernet::MacAddr;
+    use switch::Nanos;
+
+    #[test]
+    fn what_is_written_is_read_in_the_same_memory() {
+        let messages: [(_, &[u8]); 3] = [(ProcessId(7), b"abc"), (ProcessId(9), b""), (ProcessId(7), b"d")];
+        let mut record = vec![1, 2, 3];
+        let mut list = Vec::with_capacity(8);
+        let before = list.as_ptr();
+        for _ in 0..3 {
+            write(&messages, &mut record);
+            let read = read(&record, list);
+            assert_eq!(read, messages);
+            list = forget(read);
+            assert!(list.is_empty() && list.capacity() == 8 && list.as_ptr().cast::<u8>() == before.cast());
+        }
+    }
+
+    /// Whatever the check lets pass, the process takes, and whatever it refuses, the process refuses as well.
+    #[test]
+    fn it_checks_what_the_process_checks() {
+        let peer = |n: u8| Peer {
+            id: ProcessId(n.into()),
+            mac: MacAddr([2, 0, 0, 0, 0, n]),
+            address: IpAddr::from([10, 0, 0, n]),
+            qpn: Qpn::new(0x11),
+        };
+        let Peer { mac, address, qpn, .. } = peer(99);
+        let mut config = Config::new(peer(1), Beacons { mac, address, qpn, detour: Vec::new() });
+        config.peers = vec![peer(2), peer(3), peer(4)];
+        (config.receive_window, config.send_buffer, config.max_unsettled) = (50_000, 120_000, 40);
+        let bytes = vec![0; MAX_MESSAGE + 1];
+        let to = |dst: u8, len: usize| (ProcessId(dst.into()), &bytes[..len]);
+        let cases: Vec<Vec<_>> = vec![
+            vec![],
+            vec![to(2, 64)],
+            vec![to(1, 0), to(2, 0)],
+            vec![to(5, 1)],
+            vec![to(2, 1), to(4, 1)],
+            vec![to(2, MAX_MESSAGE + 1)],
+            vec![to(2, 45_000)],
+            vec![to(2, 48_000)],
+            vec![to(2, 30_000), to(3, 30_000), to(1, 30_000)],
+            vec![to(2, 30_000), to(3, 1), to(2, 30_000)],
+            vec![to(1, 45_000), to(2, 45_000), to(3, 45_000)],
+            (0..40).map(|n| to(1 + n % 3, 8)).collect(),
+            (0..41).map(|n| to(1 + n % 3, 8)).collect(),
+        ];
+        let mut refused = 0;
+        for messages in cases {
+            let mut process = Process::new(config.clone()).unwrap();
+            process.set_alive(ProcessId(4), false, Nanos::ZERO);
+            let mut limits = Limits::of(&config);
+            let dead = limits.place(ProcessId(4));
+            let checked = limits.check(&messages, |place| Some(place) == dead);
+            assert_eq!(checked, process.unreliable_send(Nanos::ZERO, &messages).map(|_| ()), "{messages:?}");
+            refused += u32::from(checked.is_err());
+        }
+        assert_eq!(refused, 8);
+    }
+}

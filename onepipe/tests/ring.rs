@@ -1,0 +1,205 @@
+//! An endpoint on a ring device: what it sends comes back to it. Its peer is itself by another number, and its switch is itself as
+//! well: the barrier of its link is what it has promised.
+
+use core::net::IpAddr;
+use core::time::Duration;
+use dataplane::config::{Device, Eal, Idle, Memory, Port, Workers};
+use onepipe::{Clock, Config, Endpoint, Event, Failure, InitError, ProcessId, SendError, Settings};
+use representative::process::{self, Beacons, Peer};
+use rocev2::Qpn;
+use rocev2::ethernet::MacAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+const LONG: Duration = Duration::from_secs(60);
+const OWN: ProcessId = ProcessId(1);
+/// Itself
+const TWIN: ProcessId = ProcessId(2);
+/// Somebody who is not there
+const NOBODY: ProcessId = ProcessId(3);
+
+fn config() -> Config {
+    let (mac, address, qpn) = (MacAddr([2, 0, 0, 0, 0, 1]), IpAddr::from([10, 0, 0, 1]), Qpn::new(0x11));
+    let own = Peer { id: OWN, mac, address, qpn };
+    let mut process = process::Config::new(own, Beacons { mac, address, qpn, detour: Vec::new() });
+    let nobody = Peer { id: NOBODY, address: IpAddr::from([10, 0, 0, 3]), ..own };
+    process.peers = vec![Peer { id: TWIN, ..own }, nobody];
+    // The machine may be busy with other things for a while.
+    process.timeout = switch::Nanos::from_millis(200);
+    process.beacon_interval = switch::Nanos::from_micros(50);
+    process.barriers_in_messages = false;
+    let port = Port {
+        name: "ring".into(),
+        device: Device::Ring,
+        mtu: 1500,
+        rx_queues: 1,
+        descriptors: 512,
+        buffers: 4096,
+        share_from: None,
+    };
+    let eal =
+        Eal { memory: Memory::Ordinary { mb: 64 }, file_prefix: None, telemetry: false, extra: Vec::new() };
+    let workers = Workers { cpus: vec![None], idle: Idle::Sleep, handoff_ring: 64, control_queue: 64 };
+    Config {
+        runtime: dataplane::Config { eal, ports: vec![port], workers },
+        process: Settings {
+            process,
+            mac: Some(mac),
+            prefix: 24,
+            switch: "itself".into(),
+            clock: Clock::Realtime,
+            tell_settled: true,
+        },
+    }
+}
+
+/// Waits for something that is going to happen.
+#[allow(clippy::disallowed_methods, reason = "a test that waits in vain is to end")]
+fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let began = std::time::Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(began.elapsed() < LONG, "waited in vain: {what}");
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}
+
+#[test]
+fn scatterings_arrive_in_order_and_are_settled() {
+    let mut endpoint = Endpoint::init(config()).unwrap();
+    let mut sent = Vec::new();
+    let mut seen = endpoint.timestamp();
+    for n in 0..2000u32 {
+        let (to_own, to_twin) = (n.to_be_bytes(), vec![n as u8; n as usize * 7 % 6000]);
+        let asked = endpoint.timestamp();
+        assert!(!asked.precedes(seen), "it does not go back");
+        let scattering = wait_for("room", || {
+            match endpoint.unreliable_send(&[(OWN, &to_own), (TWIN, &to_twin), (TWIN, b"end")]) {
+                Ok(scattering) => Some(scattering),
+                Err(SendError::Full) => None,
+                Err(error) => panic!("{error}"),
+            }
+        });
+        assert_eq!(scattering.0, u64::from(n));
+        sent.push((asked, to_twin));
+        if n % 100 < 99 {
+            continue;
+        }
+        for (asked, to_twin) in sent.drain(..) {
+            let messages: Vec<_> =
+                (0..3).map(|_| endpoint.recv_timeout(LONG).expect("it is delivered")).collect();
+            let [own, twin, end] = messages.try_into().unwrap();
+            assert!(own.timestamp == twin.timestamp && twin.timestamp == end.timestamp);
+            assert_eq!(
+                (own.src, twin.src, end.src),
+                (OWN, TWIN, TWIN),
+                "equal timestamps in the order of senders"
+            );
+            assert_eq!((&twin.payload, &end.payload[..]), (&to_twin, &b"end"[..]));
+            assert!(!own.timestamp.precedes(asked), "it was stamped after it was asked for");
+            seen = endpoint.timestamp();
+            assert!(own.timestamp.precedes(seen), "the clock is past what was delivered");
+        }
+        for _ in 0..100 {
+            let event = wait_for("what became of it", || endpoint.poll_event());
+            assert!(matches!(event, Event::Settled { failed: 0, .. }), "{event:?}");
+        }
+    }
+    let counters = endpoint.counters();
+    assert_eq!((counters.sent.get(), counters.delivered.get(), counters.failed.get()), (6000, 6000, 0));
+    assert!(endpoint.barriers().0.is_some());
+    endpoint.exit();
+}
+
+#[test]
+fn what_fails_is_called_back() {
+    let mut endpoint = Endpoint::init(config()).unwrap();
+    let failed = Arc::new(Mutex::new(Vec::new()));
+    let told = Arc::clone(&failed);
+    endpoint.send_fail_callback(move |message| told.lock().unwrap().push(message));
+    let scattering = endpoint.unreliable_send(&[(NOBODY, b"hello"), (TWIN, b"hello")]).unwrap();
+    let message = endpoint.recv_timeout(LONG).expect("to the other one");
+    assert_eq!((message.src, &message.payload[..]), (TWIN, &b"hello"[..]));
+    let message = wait_for("the callback", || {
+        assert!(endpoint.unreliable_recv().is_none());
+        failed.lock().unwrap().pop()
+    });
+    assert_eq!((message.scattering, message.dst, message.part), (scattering, NOBODY, 0));
+    assert_eq!((message.why, message.timestamp.is_some()), (Failure::NoAnswer, true));
+    let event = wait_for("the rest", || endpoint.poll_event());
+    assert!(matches!(event, Event::Settled { failed: 1, .. }), "{event:?}");
+
+    assert!(endpoint.set_alive(NOBODY, false) && !endpoint.set_alive(ProcessId(9), false));
+    assert_eq!(endpoint.unreliable_send(&[(TWIN, b""), (NOBODY, b"")]), Err(SendError::Dead(NOBODY)));
+    assert_eq!(endpoint.unreliable_send(&[(ProcessId(9), b"")]), Err(SendError::Unknown(ProcessId(9))));
+    assert!(endpoint.set_alive(NOBODY, true));
+    assert!(endpoint.unreliable_send(&[(NOBODY, b"")]).is_ok());
+}
+
+/// One thread sends and another receives, slower than that: nothing is lost, the sender is told to wait.
+#[test]
+fn who_does_not_receive_stops_the_sender() {
+    let mut config = config();
+    config.process.tell_settled = false;
+    config.process.process.max_unsettled = 512;
+    let (mut sender, mut receiver) = Endpoint::init(config).unwrap().split();
+    let fulls = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for n in 0..20_000u32 {
+                wait_for("room", || {
+                    match sender.unreliable_send(&[(TWIN, &[n.to_be_bytes(); 150].concat())]) {
+                        Ok(_) => Some(()),
+                        Err(SendError::Full) => {
+                            fulls.fetch_add(1, Ordering::Relaxed);
+                            None
+                        }
+                        Err(error) => panic!("{error}"),
+                    }
+                });
+            }
+        });
+        // It does not receive before the sender has nowhere to put more.
+        wait_for("a sender that is stopped", || (fulls.load(Ordering::Relaxed) > 0).then_some(()));
+        for n in 0..20_000u32 {
+            let message = receiver.recv_timeout(LONG).expect("it is delivered");
+            assert_eq!(message.payload, [n.to_be_bytes(); 150].concat());
+        }
+    });
+    assert_eq!(receiver.handle().counters().failed.get(), 0);
+}
+
+#[test]
+fn it_leaves_when_it_is_dropped() {
+    let (mut sender, mut receiver) = Endpoint::init(config()).unwrap().split();
+    let handle = receiver.handle().clone();
+    for n in 0..50u8 {
+        sender.unreliable_send(&[(TWIN, &[n])]).unwrap();
+    }
+    handle.exit();
+    assert_eq!(sender.unreliable_send(&[(TWIN, b"")]), Err(SendError::Left));
+    let counters = handle.counters();
+    assert_eq!((counters.acknowledged.get(), counters.failed.get()), (50, 0), "what was sent was waited for");
+    assert!(!handle.is_running() && counters.beacons_sent.get() > 3);
+    // Of what was delivered until then, nothing is lost.
+    for n in 0..counters.delivered.get() {
+        assert_eq!(receiver.unreliable_recv().unwrap().payload, [n as u8]);
+    }
+    assert!(receiver.recv_timeout(LONG).is_none(), "nothing more will come, and nobody waits for it");
+    drop((sender, receiver, handle));
+    let again = Endpoint::init(config());
+    assert!(matches!(again, Err(InitError::Dataplane { .. })), "once a program");
+}
+
+#[test]
+fn what_cannot_be_is_refused_before_anything_is_started() {
+    let mut wrong = config();
+    wrong.process.process.mtu = 1;
+    assert!(matches!(Endpoint::init(wrong), Err(InitError::Process(_))));
+    let mut wrong = config();
+    wrong.runtime.workers.cpus.push(None);
+    assert!(matches!(Endpoint::init(wrong), Err(InitError::Shape { ports: 1, workers: 2 })));
+    assert!(Endpoint::init(config()).is_ok());
+}

@@ -1,0 +1,319 @@
+//! What comes in: what beacons and messages promise moves registers, everything else goes its way.
+
+use super::{Event, LinkId, Representative};
+use crate::barrier::Heard;
+use crate::config::{Incarnation, Link};
+use crate::counters::Refusal;
+use crate::half::UP;
+use crate::view::LinkState;
+use rocev2::beacon;
+use rocev2::onepipe::{OnePipe, OnePipeOpcode, Timestamp};
+use rocev2::{Fault, Layout, Opcode, Packet, Qpn, neighbour, rewrite};
+use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
+
+/// A link that is none, where one is looked up by its port
+pub(super) const NO_LINK: u16 = u16::MAX;
+/// Of beacons that are unlike those of their link that came before, every how many is the one that others are compared with
+const LEARN_EVERY: u8 = 16;
+
+/// What beacons on a link look like.
+#[derive(Debug)]
+pub(super) struct Expected {
+    /// The port that they come through
+    port: PortId,
+    pub(super) like: Option<beacon::Known>,
+    /// How many were unlike that
+    unlike: u8,
+}
+
+impl Expected {
+    /// Those that come through this port; none has come yet.
+    pub(super) const fn new(port: PortId) -> Self {
+        Self { port, like: None, unlike: 0 }
+    }
+
+    /// A beacon has passed every check, and was unlike those that are expected.
+    #[cold]
+    fn learn(&mut self, packet: &Packet<'_>) {
+        if self.unlike.is_multiple_of(LEARN_EVERY) {
+            self.like = beacon::Known::new(packet.bytes(), packet.layout());
+        }
+        self.unlike = self.unlike.wrapping_add(1);
+    }
+}
+
+impl Representative {
+    /// Whether everybody is asked for one of our addresses.
+    #[cold]
+    pub(super) fn asks_for_us(&self, frame: &[u8]) -> bool {
+        let to_all = frame.first().is_some_and(|first| first & 1 != 0);
+        to_all && neighbour::asked_for(frame).is_some_and(|ip| self.config.addresses.contains(&ip))
+    }
+
+    #[cold]
+    fn refuse(&self, why: Refusal, reason: DropReason) -> Verdict {
+        self.counters.refuse(why);
+        Verdict::Drop(reason)
+    }
+
+    /// A beacon that looks like one of its link that was checked in every respect, and the ICRC of which is right. It comes to
+    /// the same as the long way, at a third of the cost; a frame of which nothing is said here takes that.
+    #[inline]
+    pub(super) fn on_expected_beacon(&mut self, frame: &[u8], port: PortId, now: Nanos) -> Option<Verdict> {
+        if beacon::is_longer(frame) {
+            return None;
+        }
+        let link = match self.config.incarnation {
+            Incarnation::Host => self.link_of(beacon::dest_qp(frame)?),
+            Incarnation::Chip | Incarnation::SwitchCpu => self.link_at(port),
+        }?;
+        let expected = &self.expected[link];
+        let like = expected.like.as_ref().filter(|_| port == expected.port)?;
+        let header = *like.read(frame)?;
+        let layout = like.layout();
+        self.forward.admit_like(frame, layout, port);
+        Some(self.on_promise(link, header, layout.opcode(), now))
+    }
+
+    /// A datagram of 1Pipe's
+    #[expect(
+        clippy::inline_always,
+        reason = "it is part of `on_frame`, and would be handed half a dozen arguments"
+    )]
+    #[inline(always)]
+    pub(super) fn on_datagram<O: Output>(
+        &mut self,
+        frame: &mut O::Frame,
+        layout: Layout,
+        port: PortId,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
+        let packet = Packet::new(frame.bytes(), layout);
+        let incarnation = self.config.incarnation;
+        // The chip treats everybody's alike.
+        let own = incarnation != Incarnation::Chip && self.is_own(frame.bytes());
+        let header = match packet.onepipe() {
+            Some(&header) if header.version == OnePipe::VERSION => header,
+            // Only one who changes messages has to understand them.
+            _ if incarnation != Incarnation::Chip && !own => {
+                return self.forward.route(frame, port, now, out);
+            }
+            Some(_) => return self.refuse(Refusal::OtherVersion, DropReason::Unexpected),
+            None => return self.refuse(Refusal::NoHeader, DropReason::Unexpected),
+        };
+        if header.opcode() == OnePipeOpcode::BEACON && (own || incarnation != Incarnation::Host) {
+            let link = match incarnation {
+                Incarnation::Host => self.link_of(packet.bth().dest_qp()),
+                Incarnation::Chip | Incarnation::SwitchCpu => self.link_at(port),
+            };
+            return self.on_beacon(&packet, link, port, header, now);
+        }
+        match incarnation {
+            Incarnation::Chip => self.on_message(frame, layout, port, header, now, out),
+            Incarnation::Host if own => self.refuse(Refusal::NoHeader, DropReason::Unexpected),
+            Incarnation::SwitchCpu | Incarnation::Host => self.forward.route(frame, port, now, out),
+        }
+    }
+
+    /// A message, or part of one, in the switch (section 6.2.1)
+    #[expect(clippy::inline_always, reason = "as above")]
+    #[inline(always)]
+    fn on_message<O: Output>(
+        &mut self,
+        frame: &mut O::Frame,
+        layout: Layout,
+        port: PortId,
+        header: OnePipe,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
+        let Some(from) = self.link_at(port) else {
+            return self.refuse(Refusal::UnknownLink, DropReason::WrongSource);
+        };
+        // What other opcodes say of barriers nobody heeds: a reliable message may be an old one that is sent again.
+        let heeded = header.opcode() == OnePipeOpcode::DATA;
+        if heeded && self.links[from].barriers_in_messages {
+            if !Packet::new(frame.bytes(), layout).verify_icrc() {
+                return self.refuse(Refusal::Damaged, DropReason::Malformed(Fault::Icrc));
+            }
+            match self.take(from, header.barrier(), header.commit(), now) {
+                Ok(()) => {}
+                // Its timestamp is ahead, too: receivers would keep it for as long.
+                Err(Refusal::Ahead) => return self.refuse(Refusal::Ahead, DropReason::Refused),
+                // It may be late. Its receiver knows, and tells its sender.
+                Err(why) => self.counters.refuse(why),
+            }
+        }
+        let Some(verdict) = self.forward.find_route(frame, port, now) else {
+            if heeded {
+                self.counters.flooded.add(1);
+                stamp(frame.bytes_mut(), layout, None, None);
+            }
+            return self.forward.flood(frame, port, out);
+        };
+        let Verdict::Forward(to) = verdict else { return verdict };
+        let Some(to) = self.link_at(to) else {
+            if heeded {
+                stamp(frame.bytes_mut(), layout, None, None);
+            }
+            return verdict;
+        };
+        // Both are fed by what goes up.
+        if self.links[from].output == UP && self.links[to].output == UP {
+            return self.refuse(Refusal::Valley, DropReason::Unexpected);
+        }
+        if !heeded {
+            return verdict;
+        }
+        let link = &mut self.links[to];
+        let barrier = &self.halves[link.output].barrier;
+        let best_effort = barrier.best_effort();
+        stamp(frame.bytes_mut(), layout, best_effort, barrier.commit());
+        (link.told, link.told_at) = (barrier.position(), self.ticks);
+        self.counters.messages.add(1);
+        if best_effort.is_some_and(|barrier| header.timestamp().precedes(barrier)) {
+            self.counters.late.add(1);
+        }
+        verdict
+    }
+
+    #[inline]
+    fn link_at(&self, port: PortId) -> Option<usize> {
+        let link = *self.by_port.get(port.index())?;
+        (link != NO_LINK).then_some(usize::from(link))
+    }
+
+    #[inline]
+    fn link_of(&self, qpn: Qpn) -> Option<usize> {
+        let link = qpn.get().checked_sub(self.config.first_qp.get())? as usize;
+        (link < self.links.len()).then_some(link)
+    }
+
+    /// A WRITE to one of the link's queue pairs (section 6.2.3): this is the memory that it is for.
+    pub(super) fn on_write(&mut self, packet: &Packet<'_>, port: PortId, now: Nanos) -> Verdict {
+        let link = self.link_of(packet.bth().dest_qp());
+        let place = link.map(|link| self.config.registers.va_of(link as u16));
+        let right = packet.reth().is_some_and(|reth| {
+            let whole = reth.len.get() as usize == OnePipe::LEN && packet.payload().len() == OnePipe::LEN;
+            place.is_none_or(|va| va == reth.va.get())
+                && reth.rkey.get() == self.config.registers.rkey
+                && whole
+        });
+        if !right {
+            return self.refuse(Refusal::WrongMemory, DropReason::WrongSource);
+        }
+        let Some(&header) = packet.onepipe() else {
+            return self.refuse(Refusal::NoHeader, DropReason::Unexpected);
+        };
+        if header.version != OnePipe::VERSION {
+            return self.refuse(Refusal::OtherVersion, DropReason::Unexpected);
+        }
+        if header.opcode() != OnePipeOpcode::BEACON {
+            return self.refuse(Refusal::NoHeader, DropReason::Unexpected);
+        }
+        self.on_beacon(packet, link, port, header, now)
+    }
+
+    fn on_beacon(
+        &mut self,
+        packet: &Packet<'_>,
+        link: Option<usize>,
+        port: PortId,
+        header: OnePipe,
+        now: Nanos,
+    ) -> Verdict {
+        let Some(link) = link else {
+            return self.refuse(Refusal::UnknownLink, DropReason::NoQueuePair);
+        };
+        let Link { port: right, address, .. } = self.config.links[link];
+        if port != right || packet.src() != address {
+            return self.refuse(Refusal::WrongSource, DropReason::WrongSource);
+        }
+        if !packet.verify_icrc() {
+            return self.refuse(Refusal::Damaged, DropReason::Malformed(Fault::Icrc));
+        }
+        self.expected[link].learn(packet);
+        self.on_promise(link, header, packet.layout().opcode(), now)
+    }
+
+    /// A beacon of the link's neighbour, in order in every respect
+    #[inline]
+    fn on_promise(&mut self, link: usize, header: OnePipe, opcode: Opcode, now: Nanos) -> Verdict {
+        match opcode {
+            Opcode::UC_WRITE_ONLY => self.counters.writes.add(1),
+            _ => self.counters.datagrams.add(1),
+        }
+        match self.take(link, header.barrier(), header.commit(), now) {
+            Ok(()) => {}
+            Err(why @ (Refusal::Stale | Refusal::TooFarBehind)) => {
+                return self.refuse(why, DropReason::Stale);
+            }
+            Err(why) => return self.refuse(why, DropReason::Refused),
+        }
+        if header.nothing_follows() {
+            self.leave(link, now);
+        }
+        Verdict::Consume
+    }
+
+    /// A link's neighbour has promised something. What that changes is told to the links when the burst is over.
+    #[allow(clippy::inline_always, reason = "most promises come to a few comparisons")]
+    #[inline(always)]
+    fn take(
+        &mut self,
+        link: usize,
+        barrier: Option<Timestamp>,
+        commit: Option<Timestamp>,
+        now: Nanos,
+    ) -> Result<(), Refusal> {
+        let clock = self.clock(now);
+        let ahead = |told: Option<Timestamp>| told.is_some_and(|told| told.distance(clock) > self.ahead_max);
+        if ahead(barrier) || ahead(commit) {
+            return Err(Refusal::Ahead);
+        }
+        let (half, input) = self.links[link].input;
+        let output = &mut self.halves[half].barrier;
+        let before = output.position();
+        let heard = output.update(input, barrier, commit);
+        if heard == Heard::Raised && output.position() == before && commit.is_none() {
+            // Most of what is heard moves no barrier.
+            return Ok(());
+        }
+        match heard {
+            Heard::Raised | Heard::Same | Heard::Behind | Heard::Nothing => {}
+            Heard::Joined => self.joined(link),
+            Heard::Stale => return Err(Refusal::Stale),
+            Heard::TooFarBehind => return Err(Refusal::TooFarBehind),
+        }
+        self.pass(half, now);
+        Ok(())
+    }
+
+    #[cold]
+    fn joined(&mut self, link: usize) {
+        self.counters.joined.add(1);
+        self.links[link].gone = None;
+        self.tell(Event::Joined(LinkId(link as u16)));
+    }
+
+    /// Nothing more comes on a link.
+    #[cold]
+    pub(super) fn leave(&mut self, link: usize, now: Nanos) {
+        let (half, input) = self.links[link].input;
+        let barrier = &mut self.halves[half].barrier;
+        if barrier.remove(input) {
+            let committed = barrier.committed(input);
+            self.counters.left.add(1);
+            self.links[link].gone = Some(LinkState::Left);
+            self.tell(Event::Left(LinkId(link as u16), committed));
+            self.pass(half, now);
+        }
+    }
+}
+
+/// Writes a link's barriers into a message.
+#[inline]
+fn stamp(frame: &mut [u8], layout: Layout, barrier: Option<Timestamp>, commit: Option<Timestamp>) {
+    rewrite::stamp(frame, layout, barrier, commit).expect("the header was found");
+}

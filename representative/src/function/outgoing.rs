@@ -1,0 +1,138 @@
+//! What goes out: barriers that have passed an instant, in beacons.
+
+use super::{Event, LOOPBACK, LinkEnds, LinkId, Representative};
+use crate::config::{Incarnation, Pace};
+use crate::half::{DOWN, Half, UP};
+use crate::view::LinkState;
+use rocev2::Psn;
+use rocev2::beacon::Said;
+use rocev2::onepipe::{OnePipe, OnePipeOpcode};
+use switch::{Nanos, Output};
+
+impl Representative {
+    /// After a half's barrier may have moved.
+    #[inline]
+    pub(super) fn pass(&mut self, half: usize, now: Nanos) {
+        if half == UP {
+            let up = &self.halves[UP].barrier;
+            let now_up = (up.position(), up.commit_position(), up.live() > 0);
+            // Most of what is heard moves no barrier.
+            if self.looped_back != now_up {
+                self.looped_back = now_up;
+                self.loop_back();
+            }
+        }
+        for half in &mut self.halves[half..] {
+            if half.pass(self.config.beacon_interval.0) {
+                self.due.get_or_insert(now);
+            }
+        }
+    }
+
+    /// What goes up may turn round here and go down.
+    #[inline]
+    pub(super) fn loop_back(&mut self) {
+        let [up, down] = &mut self.halves;
+        if up.barrier.live() > 0 {
+            down.barrier.update(LOOPBACK, up.barrier.best_effort(), up.barrier.commit());
+        } else {
+            down.barrier.remove(LOOPBACK);
+        }
+    }
+
+    /// The next instant after `now`.
+    pub(super) fn next_instant(&self, now: Nanos) -> Nanos {
+        let clock = self.clock(now).nanos();
+        let interval = self.config.beacon_interval.0;
+        let rest = interval - clock % interval;
+        now + Nanos(rest.min((1 << 48) - clock))
+    }
+
+    pub(super) fn tick(&mut self, now: Nanos) {
+        if let Some(due) = self.next_tick {
+            let late = now.since(due).0;
+            self.counters.late_by(late);
+            self.counters.ticks_missed.add(late / self.config.beacon_interval.0);
+        }
+        self.counters.ticks.add(1);
+        self.ticks += 1;
+        self.next_tick = Some(self.next_instant(now));
+        for half in [UP, DOWN] {
+            self.halves[half].barrier.tick();
+            while let Some(input) = self.halves[half].barrier.expire() {
+                let committed = self.halves[half].barrier.committed(input);
+                let link = self.by_input[half][input];
+                self.counters.dead.add(1);
+                self.links[usize::from(link)].gone = Some(LinkState::Dead);
+                self.tell(Event::Dead(LinkId(link), committed));
+            }
+            self.pass(half, now);
+        }
+    }
+
+    #[inline]
+    pub(super) fn send_beacons<O: Output>(&mut self, ticked: bool, now: Nanos, out: &mut O) {
+        let news = [UP, DOWN].map(|half| self.news(&self.halves[half], ticked, now));
+        let mut sent = 0;
+        for link in &mut self.links {
+            let news = &news[link.output];
+            if !news.wanted_by(link) {
+                continue;
+            }
+            if link.beacon.send(&news.said, out).is_err() {
+                self.counters.unsent.add(1);
+                continue;
+            }
+            link.told = news.position;
+            // With beacons at instants, one is none that counts as a message of the interval that begins.
+            link.told_at = if self.config.pace == Pace::Passing { self.ticks } else { link.told_at };
+            sent += 1;
+        }
+        self.counters.beacons.add(sent);
+    }
+
+    /// What there is to tell the links that a half feeds, and which of them.
+    fn news(&self, half: &Half, ticked: bool, now: Nanos) -> News {
+        let barrier = &half.barrier;
+        let (position, live) = (barrier.position(), barrier.live() > 0);
+        let mut header = OnePipe::new(OnePipeOpcode::BEACON, self.clock(now), Psn::ZERO);
+        header.set_nothing_follows(!live);
+        header.set_barrier(if live { barrier.best_effort() } else { None });
+        header.set_commit(barrier.commit());
+        let all = ticked.then_some(u64::MAX);
+        let (told_before, told_in, but_in) = if position == 0 || !live {
+            // They are told to wait, or that there is nothing to wait for, rather than left to find out.
+            (0, all, None)
+        } else {
+            match (self.config.pace, self.config.incarnation) {
+                // A message in the interval that has just ended has told it already.
+                (Pace::Instants, Incarnation::Chip) => (0, all, self.ticks.checked_sub(1)),
+                (Pace::Instants, Incarnation::SwitchCpu | Incarnation::Host) => (0, all, None),
+                (Pace::Passing, _) => (half.passed, all.and(self.ticks.checked_sub(2)), None),
+            }
+        };
+        News { said: Said::new(&header), position, told_before, told_in, but_in }
+    }
+}
+
+/// What there is to tell links, and whom.
+struct News {
+    said: Said,
+    /// Of the barrier, on the half's line
+    position: u64,
+    /// Links that were last told a barrier before this
+    told_before: u64,
+    /// Links that were last told one in this tick or earlier
+    told_in: Option<u64>,
+    /// None of those that were in this
+    but_in: Option<u64>,
+}
+
+impl News {
+    #[inline]
+    fn wanted_by(&self, link: &LinkEnds) -> bool {
+        let long_ago =
+            self.told_in.is_some_and(|tick| link.told_at <= tick) && Some(link.told_at) != self.but_in;
+        link.told < self.told_before || long_ago
+    }
+}

@@ -1,0 +1,162 @@
+//! The short way of a beacon that looks like those before it comes to what the long way comes to.
+
+use super::*;
+use proptest::prelude::*;
+
+/// What becomes of one frame
+#[derive(Clone, Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "each is drawn for itself")]
+struct Step {
+    link: u8,
+    /// The port and the station that it comes from; the link's own mostly
+    port: u16,
+    from: u8,
+    v6: bool,
+    write: bool,
+    /// Nanoseconds from the beginning
+    barrier: Option<u64>,
+    commit: Option<u64>,
+    opcode: u8,
+    nothing_follows: bool,
+    psns: [u32; 2],
+    id: u16,
+    ttl: u8,
+    udp_checksum: bool,
+    damage: Option<(usize, u8)>,
+    /// Its ICRC is right whatever was done to it
+    mended: bool,
+    timer: bool,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let seldom = |one_in: u32| prop::bool::weighted(1.0 / f64::from(one_in));
+    let who = (0u8..4, prop::option::weighted(0.05, 0u16..5), prop::option::weighted(0.05, 0u8..5));
+    let times = (prop::option::weighted(0.95, 0u64..3000), prop::option::weighted(0.3, 0u64..3000));
+    let kind = (seldom(20), seldom(3), prop::option::weighted(0.05, 0u8..4), seldom(30));
+    let counts = (any::<[u32; 2]>(), any::<u16>(), prop::option::weighted(0.05, 1u8..));
+    let bad = (seldom(20), prop::option::weighted(0.1, (0usize..110, 1u8..)), any::<bool>(), seldom(4));
+    (who, times, kind, counts, bad).prop_map(|(who, times, kind, counts, bad)| Step {
+        link: who.0,
+        port: who.1.unwrap_or(who.0.into()),
+        from: who.2.unwrap_or(who.0),
+        barrier: times.0,
+        commit: times.1,
+        v6: kind.0,
+        write: kind.1,
+        opcode: kind.2.unwrap_or(OnePipeOpcode::BEACON.0),
+        nothing_follows: kind.3,
+        psns: counts.0,
+        id: counts.1,
+        ttl: counts.2.unwrap_or(64),
+        udp_checksum: bad.0,
+        damage: bad.1,
+        mended: bad.2,
+        timer: bad.3,
+    })
+}
+
+impl Step {
+    fn frame(&self, past: u64) -> Vec<u8> {
+        let time = |ns: Option<u64>| ns.map(|ns| at(past + ns));
+        let mut header = OnePipe::new(
+            OnePipeOpcode(self.opcode),
+            time(self.barrier).unwrap_or_default(),
+            Psn::new(self.psns[0] & 0xff_ffff),
+        );
+        header.set_barrier(time(self.barrier));
+        header.set_commit(time(self.commit));
+        header.set_nothing_follows(self.nothing_follows);
+        let qpn = Qpn::new(FIRST_QP.get() + u32::from(self.link));
+        let opcode = if self.write { Opcode::UC_WRITE_ONLY } else { Opcode::UD_SEND_ONLY };
+        let change = |repr: &mut Repr<'_>| {
+            let va = (VA + u64::from(self.link) * Registers::SIZE).into();
+            repr.extended.reth = Reth { va, rkey: RKEY.into(), len: 24.into() };
+            repr.bth.set_psn(Psn::new(self.psns[1] & 0xff_ffff));
+            match &mut repr.ip {
+                Ip::V4(ip, _) => (ip.id, ip.ttl) = (self.id.into(), self.ttl),
+                Ip::V6(ip, _) => ip.hop_limit = self.ttl,
+            }
+            repr.udp.checksum = u16::from(self.udp_checksum).into();
+        };
+        let mut frame = packet((self.v6, self.from, OWN), opcode, qpn, header.as_bytes(), change);
+        if let Some((place, by)) = self.damage {
+            let place = place % frame.len();
+            frame[place] ^= by;
+        }
+        if let (true, rocev2::Class::Roce(layout)) = (self.mended, rocev2::classify(&frame)) {
+            let icrc = rocev2::icrc::compute(&frame, &layout);
+            frame[layout.icrc()..layout.end()].copy_from_slice(&icrc.to_le_bytes());
+        }
+        frame
+    }
+}
+
+/// What it and its bridge have counted, both sides' barriers, and events
+type Seen = (String, String, [(Option<Timestamp>, Option<Timestamp>); 2], Vec<Event>);
+
+/// Everything that can be seen of a function
+fn seen(function: &mut Representative) -> Seen {
+    let counters = format!("{:?}", function.counters());
+    let forward = format!("{:?}", function.forward_counters());
+    let events = core::iter::from_fn(|| function.poll_event()).collect();
+    (counters, forward, [Side::Above, Side::Below].map(|side| function.barriers(side)), events)
+}
+
+proptest! {
+    #[test]
+    fn the_short_way_comes_to_what_the_long_way_does(
+        incarnation in prop::sample::select(vec![Incarnation::Chip, Incarnation::SwitchCpu, Incarnation::Host]),
+        verify: bool,
+        steps in prop::collection::vec(step(), 1..100),
+    ) {
+        let mut config = config(incarnation);
+        config.forward.verify_icrc = verify;
+        config.forward.verify_udp_checksum = verify;
+        config.forward.counted_qps = if verify { 4 } else { 0 };
+        // Neighbours have an address of either version, only one of which is known.
+        let mut short = Representative::new(config.clone()).unwrap();
+        let mut long = Representative::new(config).unwrap();
+        let mut taken = 0;
+        for (past, step) in (0..).step_by(500).zip(&steps) {
+            let frame = step.frame(past);
+            for (n, expected) in (0..).zip(&mut long.expected) {
+                *expected = incoming::Expected::new(PortId(n));
+            }
+            let shorter = short.expected[usize::from(step.link)].like.as_ref();
+            taken += u32::from(shorter.is_some_and(|like| like.read(&frame).is_some()));
+            let [a, b] = [&mut short, &mut long].map(|function| {
+                let frames = run_frame(function, &frame, PortId(step.port), Nanos(past + 1000));
+                let beacons = step.timer.then(|| timer(function, past + 1000));
+                (frames, beacons)
+            });
+            prop_assert_eq!(a, b, "{:?}", step);
+            prop_assert_eq!(seen(&mut short), seen(&mut long), "{:?}", step);
+        }
+        // Most steps are beacons like the one before.
+        prop_assert!(taken > 0 || steps.len() < 60, "the short way is taken");
+    }
+}
+
+#[test]
+fn senders_that_change_their_beacons_are_learned_anew() {
+    let mut function = representative(Incarnation::Host);
+    let from = |ttl: u8, ns: u64| {
+        let header = header(OnePipeOpcode::BEACON, at(ns), Some(at(ns)));
+        packet((false, 1, OWN), Opcode::UD_SEND_ONLY, Qpn::new(0x201), header.as_bytes(), |repr| {
+            if let Ip::V4(ip, _) = &mut repr.ip {
+                ip.ttl = ttl;
+            }
+        })
+    };
+    let mut times = (1..).map(|n| 10 * n);
+    let mut beacon = |function: &mut Representative, ttl| {
+        let frame = from(ttl, times.next().unwrap());
+        let known = function.expected[1].like.as_ref().is_some_and(|like| like.read(&frame).is_some());
+        assert_eq!(verdict(function, &frame, 1, 100), Verdict::Consume);
+        known
+    };
+    assert_eq!([64, 64, 63, 64].map(|ttl| beacon(&mut function, ttl)), [false, true, false, true]);
+    let relearned = (0..32).position(|_| beacon(&mut function, 60));
+    assert_eq!(relearned, Some(15), "one in sixteen that are unlike is what others are compared with");
+    assert!(beacon(&mut function, 60) && refused(&function).is_empty());
+}

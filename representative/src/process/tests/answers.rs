@@ -1,0 +1,172 @@
+//! What senders learn, when packets or answers are lost, receivers begin anew, or do not read.
+
+use super::*;
+
+/// What process 0 has failed to send, as (number of the scattering, why)
+fn failed(group: &mut Group) -> Vec<(u64, Failure)> {
+    let failed = |event| match event {
+        Event::SendFailed { scattering, why, .. } => Some((scattering.0, why)),
+        Event::Settled { .. } => None,
+    };
+    group.events(0).into_iter().filter_map(failed).collect()
+}
+
+const fn is_data(header: &OnePipe) -> bool {
+    matches!(header.opcode(), OnePipeOpcode::DATA)
+}
+
+/// As long as answers come, whoever hears that a message has failed knows that it was not delivered; and a lost packet does
+/// not keep those behind it from being sent, however small the window.
+#[test]
+fn where_only_data_is_lost_nothing_fails_that_was_delivered() {
+    let (mut all, mut silent) = (0, 0);
+    for seed in 0..40 {
+        let mut group = Group::new(2, |config| {
+            config.receive_window = 2000;
+            config.initial_window = 1500;
+        });
+        let mut chance = Chance::stream(seed, 1);
+        group.loses = Box::new(move |_, _, header| is_data(&header) && chance.below(10) == 0);
+        let mut lengths = Chance::stream(seed, 2);
+        group.run(4);
+        let (mut delivered, mut failures) = (Vec::new(), Vec::new());
+        for n in 0..200u64 {
+            let mut text = vec![0; lengths.below(900) as usize];
+            text.splice(..0, n.to_le_bytes());
+            group.scatter(0, &[(1, &text)]).unwrap();
+            // Bursts, and pauses in which nothing follows what was lost
+            let pause = if lengths.below(4) == 0 { 8 } else { 0 };
+            group.run(pause);
+            delivered.extend(group.received(1));
+            failures.extend(failed(&mut group));
+        }
+        group.loses = Box::new(|_, _, _| false);
+        for _ in 0..500 {
+            group.run(6);
+            delivered.extend(group.received(1));
+            failures.extend(failed(&mut group));
+        }
+        let delivered: Vec<_> =
+            delivered.iter().map(|(_, text)| u64::from_le_bytes(text[..8].try_into().unwrap())).collect();
+        assert!(delivered.is_sorted(), "seed {seed}: {delivered:?}");
+        assert_eq!(delivered.len() + failures.len(), 200, "seed {seed}: {failures:?}, {delivered:?}");
+        assert!(failures.iter().all(|(n, _)| !delivered.contains(n)), "seed {seed}: {failures:?}");
+        silent += failures.iter().filter(|(_, why)| *why == Failure::NoAnswer).count();
+        all += failures.len();
+    }
+    assert!(all > 300 && 3 * silent < all, "of {all} that have failed, {silent} without an answer");
+}
+
+/// Its sender would otherwise wait until the time is out, as nothing else makes the receiver speak.
+#[test]
+fn what_the_barrier_decides_is_said() {
+    // What has come is acknowledged before the barrier passes it.
+    let mut group = Group::new(2, |config| config.ack_delay = Nanos::from_micros(1));
+    group.run(4);
+    let mut nth = 0;
+    group.loses = Box::new(move |_, _, header| {
+        nth += u32::from(is_data(&header));
+        is_data(&header) && nth == 2
+    });
+    for text in [&b"first"[..], b"lost", &[0; 600]] {
+        group.scatter(0, &[(1, text)]).unwrap();
+    }
+    group.run(12);
+    assert_eq!(group.received(1).len(), 2);
+    assert_eq!(failed(&mut group), [(1, Failure::Lost)]);
+    assert_eq!((group.processes[0].unsettled, group.processes[1].buffered()), (0, (0, 0)));
+}
+
+/// More than can be told apart from a new life; still, what was taken behind the gap is not called lost. What was lost before it
+/// is longer ago than answers tell.
+#[test]
+fn what_was_taken_behind_a_long_gap_stays_taken() {
+    let mut group = Group::new(2, |config| {
+        config.initial_window = 1 << 20;
+        config.timeout = Nanos::from_millis(20);
+    });
+    group.run(4);
+    group.scatter(0, &[(1, b"x")]).unwrap();
+    group.run(9);
+    let mut nth = 0;
+    group.loses = Box::new(move |_, _, header| {
+        nth += u32::from(is_data(&header));
+        is_data(&header) && nth == 1
+    });
+    for _ in 0..1200 {
+        group.scatter(0, &[(1, b"x")]).unwrap();
+    }
+    assert_eq!(group.send(0, usize::MAX), 1200);
+    group.run(20);
+    assert_eq!(group.processes[1].counters().restarts.get(), 1, "so it seems");
+    assert_eq!((group.received(1).len(), failed(&mut group)), (1200, vec![(1, Failure::NoAnswer)]));
+}
+
+/// The receiver that is there now knows nothing of what an earlier one has delivered.
+#[test]
+fn a_receiver_that_begins_anew_may_have_delivered_what_it_does_not_know() {
+    let mut group = Group::new(2, |_| {});
+    group.run(4);
+    for _ in 0..3 {
+        group.scatter(0, &[(1, b"heard")]).unwrap();
+    }
+    group.run(9);
+    group.loses = Box::new(|_, _, header| header.opcode() == OnePipeOpcode::ACK);
+    for _ in 0..2 {
+        group.scatter(0, &[(1, b"delivered")]).unwrap();
+    }
+    group.run(9);
+    assert_eq!((group.received(1).len(), failed(&mut group)), (5, vec![]));
+    let mut config = config(1, 2, false);
+    config.seed = 7;
+    group.processes[1] = Process::new(config).unwrap();
+    group.loses = Box::new(|_, _, _| false);
+    // It counts more packets than the earlier one was known to have.
+    for _ in 0..4 {
+        group.scatter(0, &[(1, b"anew")]).unwrap();
+    }
+    group.run(12);
+    assert_eq!(group.received(1).len(), 4);
+    assert_eq!(failed(&mut group), [(3, Failure::NoAnswer), (4, Failure::NoAnswer)]);
+}
+
+/// It is asked with one packet whether it has room again, not with all that would fit if it had.
+#[test]
+fn who_does_not_read_costs_a_packet_each_time() {
+    let mut group = Group::new(2, |config| config.receive_window = 4000);
+    group.run(4);
+    for _ in 0..100 {
+        group.scatter(0, &[(1, &[0; 200])]).unwrap();
+    }
+    group.run(5_100);
+    let failures = failed(&mut group);
+    assert!((3..=5).contains(&failures.len()), "one for each time-out: {failures:?}");
+    assert!(failures.iter().all(|(_, why)| *why == Failure::NoRoom), "{failures:?}");
+    let mut read = 0;
+    for _ in 0..100 {
+        read += group.received(1).len();
+        group.run(20);
+    }
+    assert_eq!((read + failures.len(), failed(&mut group)), (100, vec![]), "all others come");
+}
+
+/// The switch has nobody left to wait for.
+#[test]
+fn when_nothing_follows_what_is_there_is_delivered() {
+    let mut group = Group::new(2, |_| {});
+    group.run(4);
+    group.scatter(0, &[(1, b"last")]).unwrap();
+    group.send(0, usize::MAX);
+    let now = group.now + Nanos::from_micros(1);
+    assert_eq!(group.received(1), []);
+    let header = |nothing_follows| {
+        let mut header = OnePipe::new(OnePipeOpcode::BEACON, config(0, 1, false).clock.add(now.0), Psn::ZERO);
+        header.set_barrier(None);
+        header.set_nothing_follows(nothing_follows);
+        frame(peer(false, TOR), peer(false, 1), &header, &[])
+    };
+    group.processes[1].on_frame(&header(false), now).unwrap();
+    assert_eq!(group.received(1), [], "no barrier yet");
+    group.processes[1].on_frame(&header(true), now).unwrap();
+    assert_eq!(group.received(1), [(0, b"last".to_vec())]);
+}

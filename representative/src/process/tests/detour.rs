@@ -1,0 +1,42 @@
+//! Beacons of a process whose own host stands for its switch.
+
+use super::*;
+use switch::tunnel;
+
+/// The first beacon of a process whose beacons go around by `detour`
+fn beacon_of(v6: bool, detour: Vec<IpAddr>) -> (Vec<u8>, Config) {
+    let mut config = config(1, 2, v6);
+    config.tor.detour = detour;
+    let mut process = Process::new(config.clone()).unwrap();
+    process.on_timer(Nanos(5));
+    let mut frame = Vec::new();
+    assert!(process.poll_transmit(Nanos(5), &mut frame));
+    assert_eq!(process.counters().beacons_sent.get(), 1);
+    (frame, config)
+}
+
+#[test]
+fn what_the_switch_takes_off_leaves_the_beacon() {
+    for v6 in [false, true] {
+        let end = ip(v6, 200);
+        let (plain, config) = beacon_of(v6, Vec::new());
+        let (frame, _) = beacon_of(v6, vec![end]);
+        let outer = if v6 { 40 } else { 20 };
+        assert_eq!(frame.len(), plain.len() + outer);
+        assert!(Packet::parse(&frame).is_none(), "no beacon for those on the way");
+        let header = &frame[Ethernet::LEN..Ethernet::LEN + outer];
+        let wanted = tunnel::headers(&[(config.own.address, end)], &plain[Ethernet::LEN..]).unwrap();
+        assert_eq!(header, wanted, "from the process to the switch");
+        let inner = [&frame[..Ethernet::LEN], &frame[Ethernet::LEN + outer..]].concat();
+        assert_eq!(inner, plain, "and what is in it is the beacon as it would be");
+        assert!(Packet::parse(&inner).expect("a beacon").verify_icrc());
+    }
+}
+
+#[test]
+fn a_detour_has_one_version_of_ip() {
+    let mut config = config(1, 2, false);
+    config.tor.detour = vec![ip(true, 200)];
+    let why = Process::new(config).err();
+    assert!(matches!(why, Some(ConfigError::Detour(_))), "{why:?}");
+}

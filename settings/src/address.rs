@@ -1,0 +1,49 @@
+//! Addresses, as many tables have them.
+
+use crate::tree::Value;
+use core::net::IpAddr;
+use rocev2::ethernet::MacAddr;
+
+/// A station's MAC address
+pub fn station(value: &Value<'_>) -> Option<MacAddr> {
+    let text = value.text()?;
+    let Ok(mac) = text.parse::<MacAddr>() else {
+        let problem = value.problem(format!("`{text}` is not a MAC address")).label("not six bytes");
+        value
+            .add(problem.help("write six bytes in hexadecimal with colons, such as `\"52:54:00:00:00:01\"`"));
+        return None;
+    };
+    if mac.is_group() {
+        let problem = value.problem(format!("{mac} is the address of a group, which lies on no single port"));
+        value.add(problem.label("a group").help(
+            "give the address of one station: the first byte of such an address is even, as in `52:54:00:00:00:01`",
+        ));
+        return None;
+    }
+    Some(mac)
+}
+
+/// An IP address with the length of its prefix
+pub fn address(value: &Value<'_>) -> Option<(IpAddr, u8)> {
+    let text = value.text()?;
+    let parsed = text.split_once('/').and_then(|(ip, prefix)| {
+        let (ip, prefix): (IpAddr, u8) = (ip.parse().ok()?, prefix.parse().ok()?);
+        (prefix <= if ip.is_ipv4() { 32 } else { 128 }).then_some((ip, prefix))
+    });
+    if parsed.is_none() {
+        let problem = value.problem(format!("`{text}` is no address with the length of its prefix"));
+        value.add(problem.label("not an address").help("write `\"10.0.0.1/24\"` or `\"fd00::1/64\"`"));
+    }
+    parsed
+}
+
+/// An IP address
+pub fn ip(value: &Value<'_>) -> Option<IpAddr> {
+    let text = value.text()?;
+    let ip = text.parse().ok();
+    if ip.is_none() {
+        let problem = value.problem(format!("`{text}` is no IP address")).label("not an address");
+        value.add(problem.help("write an address such as `\"10.0.0.1\"` or `\"fd00::1\"`"));
+    }
+    ip
+}

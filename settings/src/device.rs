@@ -1,0 +1,295 @@
+//! What a port is: one of DPDK's devices.
+
+use crate::report::Problem;
+use crate::tree::{Problems, Table, Value};
+use crate::words::one_of;
+use crate::{capture, pcap};
+use core::ops::Range;
+use dataplane::config::Device;
+use std::path::{Path, PathBuf};
+use toml::Spanned;
+
+/// The devices that a port can be: the key, and a value for messages.
+const DEVICES: [(&str, &str); 10] = [
+    ("pci", "\"0000:3b:00.0\""),
+    ("mlx5", "\"0000:3b:00.0\""),
+    ("af_packet", "{ interface = \"eth1\" }"),
+    ("af_xdp", "{ interface = \"eth1\", start_queue = 0 }"),
+    ("tap", "{ interface = \"us0\" }"),
+    ("memif", "{ socket = \"/run/understudy/memif.sock\", id = 0, role = \"server\" }"),
+    ("vhost", "{ socket = \"/run/understudy/vm.sock\" }"),
+    ("ring", "{}"),
+    ("pcap", "{ rx = \"in.pcap\", tx = \"out.pcap\" }"),
+    ("null", "{ size = 64 }"),
+];
+
+/// Longest name of an interface: `IFNAMSIZ` without the zero byte
+const MAX_INTERFACE: usize = 15;
+/// Longest path of a socket: `sun_path` without the zero byte
+const MAX_SOCKET: usize = 107;
+/// Bytes of an Ethernet header
+const ETHERNET: u16 = 14;
+
+/// A device and its place in the file.
+pub struct PlacedDevice {
+    /// The device
+    pub device: Device,
+    /// Where its key stands
+    pub key: Range<usize>,
+    /// Where its value stands
+    pub value: Range<usize>,
+    /// Frames of the captures that it plays, where they have to be known
+    pub capture: Option<capture::Size>,
+}
+
+/// Reads the device of a port, which messages call `called`. Relative paths begin in `folder`.
+pub(crate) fn read(table: &Table<'_>, called: &str, folder: &Path) -> Option<PlacedDevice> {
+    let mut given: Vec<_> =
+        DEVICES.iter().filter_map(|&(key, example)| Some((key, table.get(key, example)?))).collect();
+    given.sort_by_key(|(_, value)| value.span().start);
+    let devargs = table.get("devargs", "[\"mprq_en=1\"]");
+    match given.as_slice() {
+        [] => table.problems().add(
+            table
+                .problem(format!("{called} has no device"))
+                .label("what is this port?")
+                .help(format!("add one of {}, such as `af_packet = {{ interface = \"eth1\" }}`", names())),
+        ),
+        [_] => {}
+        [(_, first), (_, second), ..] => table.problems().add(
+            Problem::at(second.key_span(), format!("{called} has {} devices", given.len()))
+                .label("another")
+                .also(first.key_span(), "one")
+                .help("keep one, and write a [[port]] for each of the others"),
+        ),
+    }
+    let hardware = given.iter().any(|(key, _)| matches!(*key, "pci" | "mlx5"));
+    if let (Some(devargs), false) = (&devargs, hardware) {
+        let problem =
+            Problem::at(devargs.key_span(), "`devargs` are for hardware").label("this port is none");
+        devargs.add(problem.help("remove them, or make the port one of `pci` and `mlx5`"));
+    }
+    let devargs = devargs.filter(|_| hardware).as_ref().map(driver_arguments).unwrap_or_default();
+    // All are read, so that the problems of each are shown.
+    let read: Vec<_> = given.iter().map(|(key, value)| device(key, value, &devargs, folder)).collect();
+    read.into_iter().flatten().next()
+}
+
+/// The keys of the devices, as a sentence has them.
+fn names() -> String {
+    one_of(DEVICES.iter().map(|(key, _)| key))
+}
+
+fn device(key: &str, value: &Value<'_>, devargs: &[String], folder: &Path) -> Option<PlacedDevice> {
+    let mut capture = None;
+    let device = match key {
+        "pci" | "mlx5" => Device::Pci { address: pci_address(value)?, devargs: devargs.to_vec() },
+        "pcap" => {
+            let table = inline(value, key, "rx")?;
+            let (device, size) = pcap::read(&table, folder);
+            table.finish();
+            capture = size;
+            device?
+        }
+        "ring" => {
+            inline(value, key, "")?.finish();
+            Device::Ring
+        }
+        "null" => {
+            let table = inline(value, key, "")?;
+            let size = table.number("size", ETHERNET.into()..=9600 + u64::from(ETHERNET), 64) as u16;
+            let copy = table.boolean("copy", false);
+            table.finish();
+            Device::Null { size, copy }
+        }
+        "memif" | "vhost" => {
+            let table = inline(value, key, "socket")?;
+            let device = if key == "memif" { memif(&table, folder) } else { vhost(&table, folder) };
+            table.finish();
+            device?
+        }
+        _ => {
+            let table = inline(value, key, "interface")?;
+            let interface = table.require("interface", "\"eth1\"").and_then(|value| interface(&value));
+            let start_queue =
+                if key == "af_xdp" { table.number("start_queue", 0..=1023, 0) as u16 } else { 0 };
+            table.finish();
+            let interface = interface?;
+            match key {
+                "af_packet" => Device::AfPacket { interface },
+                "af_xdp" => Device::AfXdp { interface, start_queue },
+                _ => Device::Tap { interface },
+            }
+        }
+    };
+    Some(PlacedDevice { device, key: value.key_span(), value: value.span(), capture })
+}
+
+/// The inline table of a device. A bare string is taken for what belongs behind its first key.
+fn inline<'a>(value: &Value<'a>, key: &str, first: &str) -> Option<Table<'a>> {
+    if let (Some(text), false) = (value.text_if_any(), first.is_empty()) {
+        let problem = value.problem(format!("`{key}` has to be a table in braces")).label("a string alone");
+        value.add(problem.help(format!("write `{key} = {{ {first} = \"{text}\" }}`")));
+        return None;
+    }
+    value.table(&format!("`{key}`"))
+}
+
+/// An address with domain, bus, device and function, as `lspci -D` prints it.
+fn pci_address(value: &Value<'_>) -> Option<String> {
+    let text = value.text()?;
+    let hex = |part: &str, digits: usize, max: u32| {
+        let right = part.len() == digits && part.bytes().all(|c| c.is_ascii_hexdigit());
+        right && u32::from_str_radix(part, 16).is_ok_and(|number| number <= max)
+    };
+    let fits = |text: &str| {
+        let (domain, rest) = text.split_once(':')?;
+        let (bus, rest) = rest.split_once(':')?;
+        let (device, function) = rest.split_once('.')?;
+        let fits = hex(domain, 4, 0xffff) && hex(bus, 2, 0xff) && hex(device, 2, 0x1f) && hex(function, 1, 7);
+        fits.then(|| text.to_ascii_lowercase())
+    };
+    let address = fits(text);
+    if address.is_none() {
+        let whole = fits(&format!("0000:{text}"));
+        let problem = value.problem(format!("`{text}` is not a PCI address")).label("not DDDD:BB:DD.F");
+        value.add(match whole {
+            Some(whole) => problem.help(format!("write it with its domain: `\"{whole}\"`")),
+            None => problem.help(
+                "write domain, bus, device and function as `lspci -D` shows them, such as `\"0000:3b:00.0\"`; \
+                 `understudy doctor` lists the network cards",
+            ),
+        });
+    }
+    address
+}
+
+fn driver_arguments(value: &Value<'_>) -> Vec<String> {
+    let argument = |element: Value<'_>| {
+        let text = element.text()?;
+        let whole =
+            text.split_once('=').is_some_and(|(key, _)| !key.is_empty()) && !text.contains([',', ' ']);
+        if !whole {
+            let problem =
+                element.problem(format!("`{text}` is not an argument of a driver")).label("not key=value");
+            element.add(problem.help("write each as `key=value`, such as `devargs = [\"mprq_en=1\"]`"));
+        }
+        whole.then(|| text.to_owned())
+    };
+    value.list().unwrap_or_default().into_iter().filter_map(argument).collect()
+}
+
+fn interface(value: &Value<'_>) -> Option<String> {
+    let text = value.text()?;
+    if text.len() > MAX_INTERFACE {
+        let message =
+            format!("an interface has a name of {MAX_INTERFACE} bytes at most, and this has {}", text.len());
+        value.add(
+            value
+                .problem(message)
+                .label("too long")
+                .help("choose a shorter name; `ip link` lists what there is"),
+        );
+        return None;
+    }
+    let forbidden = |c: char| c.is_whitespace() || c.is_control() || "/:,=[]".contains(c);
+    if text.contains(forbidden) || text == "." || text == ".." {
+        let problem = value.problem(format!("`{text}` cannot be the name of an interface"));
+        value.add(
+            problem
+                .label("has a character that is not allowed")
+                .help("use letters, digits, `-`, `_` and `.`; `ip link` lists what there is"),
+        );
+        return None;
+    }
+    Some(text.to_owned())
+}
+
+/// A path; a relative one begins in `folder`. DPDK takes its arguments apart at commas and equals signs.
+pub(crate) fn path(value: &Value<'_>, folder: &Path) -> Option<PathBuf> {
+    let text = value.text()?;
+    let path = folder.join(text);
+    if path.to_string_lossy().contains([',', '=', '[', ']']) {
+        let problem = value.problem(format!("DPDK cannot take the path `{}`", path.display()));
+        value.add(
+            problem
+                .label("has a character that DPDK takes apart")
+                .help("use a path without commas, equals signs and brackets"),
+        );
+        return None;
+    }
+    Some(path)
+}
+
+fn socket(table: &Table<'_>, example: &'static str, folder: &Path) -> Option<PathBuf> {
+    let value = table.require("socket", example)?;
+    let path = path(&value, folder)?;
+    // DPDK's memif looks for the folder in the path itself.
+    let path = std::path::absolute(&path).unwrap_or(path);
+    let len = path.as_os_str().len();
+    if len > MAX_SOCKET {
+        let problem =
+            value.problem(format!("a socket has a path of {MAX_SOCKET} bytes at most, and this has {len}"));
+        value.add(
+            problem
+                .label("too long")
+                .help("put it into a folder nearer to the root, such as /run/understudy"),
+        );
+        return None;
+    }
+    Some(path)
+}
+
+fn memif(table: &Table<'_>, folder: &Path) -> Option<Device> {
+    let socket = socket(table, "\"/run/understudy/memif.sock\"", folder);
+    let id = table.number("id", 0..=u32::MAX.into(), 0) as u32;
+    let role = table.require("role", "\"server\"").and_then(|value| value.word(&["server", "client"]));
+    Some(Device::Memif { socket: socket?, id, server: role? == "server" })
+}
+
+fn vhost(table: &Table<'_>, folder: &Path) -> Option<Device> {
+    let socket = socket(table, "\"/run/understudy/vm.sock\"", folder);
+    let client = table.boolean("client", false);
+    Some(Device::Vhost { socket: socket?, client })
+}
+
+impl PlacedDevice {
+    /// Refuses a number of receive queues that the device does not have.
+    pub fn check_queues(&self, queues: &Spanned<u64>, called: &str, problems: &Problems) {
+        let Device::Pcap { rx, .. } = &self.device else { return };
+        let files = rx.len().max(1) as u64;
+        let asked = *queues.get_ref();
+        if asked != 0 && asked != files {
+            let problem =
+                Problem::at(queues.span(), format!("{called} has a receive queue for each file it plays"));
+            problems
+                .add(problem.label(format!("but there are {files} of them")).help("leave `rx_queues` out"));
+        }
+    }
+
+    /// Refuses frames that are longer than the port's buffers.
+    pub fn check_frames(&self, mtu: u16, called: &str, problems: &Problems) {
+        let longest = mtu + ETHERNET;
+        let problem = match (&self.device, self.capture) {
+            (Device::Null { size, .. }, _) if *size > longest => {
+                let message = format!("{called} makes frames of {size} bytes, and its MTU allows {longest}");
+                Problem::at(self.value.clone(), message)
+                    .label("too long for the MTU")
+                    .help(format!("set `mtu = {}`, or `size = {longest}` at most", size - ETHERNET))
+            }
+            // DPDK keeps the whole capture in buffers, a frame in each.
+            (_, Some(size)) if size.longest > u32::from(longest.max(2048)) => {
+                let mtu = size.longest - u32::from(ETHERNET);
+                let message =
+                    format!("{called} plays frames of {} bytes, and its MTU allows {longest}", size.longest);
+                Problem::at(self.value.clone(), message).label("too long for the MTU").help(if mtu <= 9600 {
+                    format!("set `mtu = {mtu}`")
+                } else {
+                    "9600 is the largest MTU: play it without `infinite`, or another capture".into()
+                })
+            }
+            _ => return,
+        };
+        problems.add(problem);
+    }
+}

@@ -1,0 +1,94 @@
+//! A port that plays captures and records one.
+
+use crate::capture;
+use crate::clash::canonical;
+use crate::device::path;
+use crate::report::Problem;
+use crate::tree::{Table, Value};
+use dataplane::config::Device;
+use std::path::{Path, PathBuf};
+
+/// Captures to play and a capture to record.
+pub(crate) fn read(table: &Table<'_>, folder: &Path) -> (Option<Device>, Option<capture::Size>) {
+    let rx = table.get("rx", "\"in.pcap\"");
+    let tx = table.get("tx", "\"out.pcap\"");
+    let endless = table.get("infinite", "true");
+    let infinite = endless.as_ref().and_then(Value::boolean).unwrap_or(false);
+    check_keys(table, rx.as_ref(), tx.as_ref(), endless.as_ref().filter(|_| infinite));
+    let files = rx.as_ref().map(|value| value.list_if_any().unwrap_or_else(|| vec![value.clone()]));
+    let played: Vec<_> =
+        files.unwrap_or_default().into_iter().map(|value| (path(&value, folder), value)).collect();
+    if let (Some(rx), true) = (&rx, played.is_empty()) {
+        rx.add(
+            rx.problem("`rx` names no file").label("empty").help("write `rx = \"in.pcap\"`, or leave it out"),
+        );
+    }
+    let mut size = capture::Size::default();
+    for (path, value) in &played {
+        let Some(path) = path else { continue };
+        match capture::examine(path, infinite) {
+            Ok(one) => size.add(one),
+            Err(flaw) => value.add(value.problem(flaw.message).label(flaw.label).help(flaw.remedy)),
+        }
+    }
+    let recorded = tx.as_ref().and_then(|value| Some((path(value, folder)?, value)));
+    if let Some((path, value)) = &recorded {
+        check_recorded(path, value, &played);
+    }
+    let wrong = played.iter().any(|(path, _)| path.is_none()) || (tx.is_some() && recorded.is_none());
+    let rx = played.into_iter().filter_map(|(path, _)| path).collect();
+    let device = Device::Pcap { rx, tx: recorded.map(|(path, _)| path), infinite };
+    ((!wrong).then_some(device), infinite.then_some(size))
+}
+
+/// Something is played or recorded, and not both if it has no end; `endless` is `infinite = true`.
+fn check_keys(
+    table: &Table<'_>,
+    rx: Option<&Value<'_>>,
+    tx: Option<&Value<'_>>,
+    endless: Option<&Value<'_>>,
+) {
+    let problem = match (rx, tx, endless) {
+        (None, None, _) => table
+            .problem("`pcap` names no file")
+            .label("neither `rx` nor `tx`")
+            .help("add `rx = \"in.pcap\"` to play a capture, `tx = \"out.pcap\"` to record one, or both"),
+        (None, Some(_), Some(endless)) => {
+            Problem::at(endless.key_span(), "there is nothing to play without end")
+                .label("plays without end")
+                .help("add `rx = \"in.pcap\"` in place of `tx`, or remove `infinite`")
+        }
+        (Some(_), Some(tx), Some(endless)) => {
+            Problem::at(endless.key_span(), "a capture that plays without end cannot be recorded")
+                .label("plays without end")
+                .also(tx.key_span(), "records")
+                .help("remove `tx` or `infinite`; what is sent is counted in either case")
+        }
+        _ => return,
+    };
+    table.problems().add(problem);
+}
+
+/// A file can be recorded to, and is none of those played.
+fn check_recorded(path: &Path, value: &Value<'_>, played: &[(Option<PathBuf>, Value<'_>)]) {
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    if !folder.as_os_str().is_empty() && !folder.is_dir() {
+        let problem = value.problem(format!("there is no folder `{}` to record into", folder.display()));
+        value.add(
+            problem
+                .label("in a folder that is not there")
+                .help(format!("make it: `mkdir -p {}`", folder.display())),
+        );
+    } else if path.is_dir() {
+        let problem = value.problem(format!("`{}` is a folder", path.display())).label("not a file");
+        value.add(problem.help("name the file to record to: `tx = \"out.pcap\"`"));
+    }
+    let same = |(played, _): &&(Option<PathBuf>, Value<'_>)| {
+        played.as_ref().is_some_and(|played| canonical(played) == canonical(path))
+    };
+    if let Some((_, same)) = played.iter().find(same) {
+        let problem = value.problem("the capture that is played would be overwritten").label("records to it");
+        value
+            .add(problem.also(same.span(), "plays this").help("record to another file: `tx = \"out.pcap\"`"));
+    }
+}

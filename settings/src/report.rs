@@ -1,0 +1,217 @@
+//! What is wrong with a configuration file: each problem at its place, with what to write instead.
+
+use core::fmt::{self, Write};
+use core::ops::Range;
+use miette::{
+    Diagnostic, LabeledSpan, MietteHandler, MietteHandlerOpts, NamedSource, ReportHandler, SourceCode,
+};
+use std::path::Path;
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// What is wrong: one sentence without a full stop
+    pub message: String,
+    /// The bytes of the file that are wrong; `None` where it is no part of the file
+    pub span: Option<Range<usize>>,
+    /// A few words to stand under those bytes
+    pub label: String,
+    /// What to write instead
+    pub help: String,
+    /// Another place that belongs to it
+    pub also: Option<(Range<usize>, String)>,
+}
+
+impl Problem {
+    /// A problem of the bytes `span`
+    pub fn at(span: Range<usize>, message: impl Into<String>) -> Self {
+        Self {
+            message: message.into(),
+            span: Some(span),
+            label: String::new(),
+            help: String::new(),
+            also: None,
+        }
+    }
+
+    /// A problem of the file as a whole
+    pub fn of_file(message: impl Into<String>) -> Self {
+        Self { message: message.into(), span: None, label: String::new(), help: String::new(), also: None }
+    }
+
+    /// Words to stand under the place
+    #[must_use]
+    pub fn label(self, label: impl Into<String>) -> Self {
+        Self { label: label.into(), ..self }
+    }
+
+    /// What to write instead
+    #[must_use]
+    pub fn help(self, help: impl Into<String>) -> Self {
+        Self { help: help.into(), ..self }
+    }
+
+    /// Another place that belongs to it
+    #[must_use]
+    pub fn also(self, span: Range<usize>, label: impl Into<String>) -> Self {
+        Self { also: Some((span, label.into())), ..self }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Problem {}
+
+impl Diagnostic for Problem {
+    fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
+        Some(Box::new(&self.help))
+    }
+
+    fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
+        let words = |label: &str| (!label.is_empty()).then(|| label.to_owned());
+        let here = self.span.clone().map(|span| LabeledSpan::new_primary_with_span(words(&self.label), span));
+        let also = self.also.clone().map(|(span, label)| LabeledSpan::new_with_span(words(&label), span));
+        here.is_some()
+            .then(|| Box::new(here.into_iter().chain(also)) as Box<dyn Iterator<Item = LabeledSpan>>)
+    }
+}
+
+/// Everything that is wrong with a file.
+#[derive(Debug)]
+pub struct Report {
+    name: String,
+    text: NamedSource<String>,
+    problems: Vec<Problem>,
+}
+
+/// A place in a file as people count: from 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The line
+    pub line: usize,
+    /// In characters
+    pub column: usize,
+}
+
+/// A problem as a program reads it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Finding<'a> {
+    /// Where it is
+    pub place: Place,
+    /// What is wrong
+    pub message: &'a str,
+    /// What to write instead
+    pub help: &'a str,
+}
+
+impl Report {
+    /// The problems of the file `path`, whose content is `text`; in the order of the file
+    pub fn new(path: &Path, text: &str, mut problems: Vec<Problem>) -> Self {
+        problems.sort_by_key(|problem| problem.span.as_ref().map_or(usize::MAX, |span| span.start));
+        let name = path.display().to_string();
+        Self { text: NamedSource::new(&name, text.to_owned()), name, problems }
+    }
+
+    /// The problems with their places, for JSON
+    pub fn findings(&self) -> impl Iterator<Item = Finding<'_>> {
+        self.problems.iter().map(|problem| Finding {
+            place: self.place(problem),
+            message: &problem.message,
+            help: &problem.help,
+        })
+    }
+
+    /// Where a problem of this report lies; the first character if it is no part of the file
+    fn place(&self, problem: &Problem) -> Place {
+        let start = problem.span.as_ref().map_or(0, |span| span.start);
+        let before = self.text.inner().get(..start).unwrap_or_default();
+        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+        Place {
+            line: before.matches('\n').count() + 1,
+            column: before[line_start..].chars().filter(|&c| c != '\u{feff}').count() + 1,
+        }
+    }
+
+    /// Every problem with the lines around it, and how many there are. As wide as the terminal, and coloured if it is
+    /// one.
+    pub fn render(&self) -> String {
+        self.rendered_by(MietteHandlerOpts::new())
+    }
+
+    /// The same with these options
+    pub fn rendered_by(&self, options: MietteHandlerOpts) -> String {
+        let handler = options.build();
+        let mut text = String::new();
+        for problem in &self.problems {
+            let located = Located { problem, text: &self.text };
+            let _ = writeln!(text, "{}", Rendered(&handler, &located));
+        }
+        match self.problems.as_slice() {
+            // It names the file itself.
+            [Problem { span: None, .. }] if self.text.inner().is_empty() => text,
+            _ => text + &format!("{self}\n"),
+        }
+    }
+}
+
+/// A problem that knows its file, so that it can be shown alone.
+#[derive(Debug)]
+struct Located<'a> {
+    problem: &'a Problem,
+    text: &'a NamedSource<String>,
+}
+
+impl fmt::Display for Located<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.problem.fmt(f)
+    }
+}
+
+impl std::error::Error for Located<'_> {}
+
+impl Diagnostic for Located<'_> {
+    fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
+        self.problem.help()
+    }
+
+    fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
+        self.problem.labels()
+    }
+
+    fn source_code(&self) -> Option<&dyn SourceCode> {
+        Some(self.text)
+    }
+}
+
+struct Rendered<'a>(&'a MietteHandler, &'a dyn Diagnostic);
+
+impl fmt::Display for Rendered<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.debug(self.1, f)
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.problems.len() {
+            1 => write!(f, "{} cannot be used: one thing is wrong", self.name),
+            count => write!(f, "{} cannot be used: {count} things are wrong", self.name),
+        }
+    }
+}
+
+impl std::error::Error for Report {}
+
+impl Diagnostic for Report {
+    fn source_code(&self) -> Option<&dyn SourceCode> {
+        Some(&self.text)
+    }
+
+    fn related<'a>(&'a self) -> Option<Box<dyn Iterator<Item = &'a dyn Diagnostic> + 'a>> {
+        Some(Box::new(self.problems.iter().map(|problem| problem as &dyn Diagnostic)))
+    }
+}

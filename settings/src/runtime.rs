@@ -1,0 +1,163 @@
+//! The table `[runtime]`: memory, workers, and when to end.
+
+use crate::machine::{Machine, cpu_list};
+use crate::report::Problem;
+use crate::tree::{Problems, Table, Value, absent, section};
+use core::ops::Range;
+use core::time::Duration;
+use dataplane::config::Idle;
+use toml::Spanned;
+
+/// Least memory for virtual devices where nothing is said, in MB
+pub const ORDINARY_MB: u32 = 64;
+/// Memory where huge pages are asked for and nothing more is said, in MB
+pub const HUGEPAGES_MB: u32 = 512;
+/// Most workers, as many as DPDK has threads for
+const MAX_WORKERS: usize = 128;
+/// A day: longer waits are a slip
+const MAX_IDLE_MS: u64 = 86_400_000;
+
+/// `[runtime]` as it was read. What depends on the ports is decided when they are known.
+pub struct Runtime {
+    /// The CPU of each worker; not empty
+    pub cpus: Vec<Option<usize>>,
+    /// Where they are listed
+    workers: Option<Range<usize>>,
+    /// What each does while there is nothing to do
+    pub idle: Idle,
+    /// Memory for packets
+    pub memory_mb: Option<Spanned<u64>>,
+    /// Whether it lies in huge pages
+    pub hugepages: bool,
+    /// The name of the shared files of this instance
+    pub file_prefix: Option<String>,
+    /// Whether DPDK's telemetry socket stays on
+    pub telemetry: bool,
+    /// Frames that a ring between two workers holds
+    pub handoff_ring: usize,
+    /// What a queue to or from the control plane holds
+    pub control_queue: usize,
+    /// End when no frame has come for so long
+    pub stop_when_idle: Option<Duration>,
+}
+
+/// Reads the table.
+pub fn read(root: &Table<'_>, machine: &Machine) -> Runtime {
+    let table = section(root, "runtime").unwrap_or_else(|| absent("runtime", root.problems()));
+    let listed = table.get("workers", "[1]");
+    let cpus = listed.as_ref().and_then(|value| workers(value, machine)).unwrap_or(vec![None]);
+    let idle = table.get("idle", "\"spin\"").and_then(|value| value.word(&["spin", "yield", "sleep"]));
+    let memory_mb = table.spanned_number("memory_mb", 4..=1 << 20, ORDINARY_MB.into());
+    let hugepages = table.boolean("hugepages", false);
+    let prefix = table.get("file_prefix", "\"understudy\"");
+    let telemetry = table.get("telemetry", "true");
+    let runtime = Runtime {
+        cpus,
+        workers: listed.map(|value| value.span()),
+        idle: match idle {
+            Some("yield") => Idle::Yield,
+            Some("sleep") => Idle::Sleep,
+            _ => Idle::Spin,
+        },
+        memory_mb,
+        hugepages,
+        file_prefix: prefix.as_ref().and_then(file_prefix),
+        telemetry: telemetry.as_ref().and_then(Value::boolean).unwrap_or(false),
+        handoff_ring: table.power_of_two("handoff_ring", 2..=1 << 20, 1024) as usize,
+        control_queue: table.number("control_queue", 1..=1 << 20, 1024) as usize,
+        stop_when_idle: table
+            .spanned_number("stop_when_idle_ms", 1..=MAX_IDLE_MS, 300)
+            .map(|ms| Duration::from_millis(ms.into_inner())),
+    };
+    if let (true, Some(telemetry), None) = (runtime.telemetry, &telemetry, &prefix) {
+        // Otherwise every instance would open the one socket of the prefix `rte`, and none could be told from another.
+        let problem = Problem::at(telemetry.key_span(), "`telemetry` needs a `file_prefix`")
+            .label("whose socket would have no name of its own");
+        telemetry.add(problem.help(
+            "add `file_prefix = \"understudy\"`: then the socket is /var/run/dpdk/understudy/dpdk_telemetry.v2, \
+             and `dpdk-telemetry.py -f understudy` finds it",
+        ));
+    }
+    table.finish();
+    runtime
+}
+
+impl Runtime {
+    /// For a function that cannot be shared out.
+    pub fn check_one_worker(&self, why: &str, problems: &Problems) {
+        if let (2.., Some(at)) = (self.cpus.len(), &self.workers) {
+            let problem = Problem::at(at.clone(), why).label("several workers");
+            problems.add(problem.help("write `workers = [1]`, or leave the key out"));
+        }
+    }
+}
+
+/// The CPU of each worker.
+fn workers(value: &Value<'_>, machine: &Machine) -> Option<Vec<Option<usize>>> {
+    let Some(elements) = value.list_if_any() else {
+        let problem = value.problem("`workers` has to be a list: a worker for each of its elements");
+        value.add(problem.label("not a list").help(
+            "write `workers = [1]` for a worker on CPU 1, or `workers = [\"any\", \"any\"]` for two that the \
+             kernel places",
+        ));
+        return None;
+    };
+    if elements.is_empty() || elements.len() > MAX_WORKERS {
+        let problem = value.problem(format!("`workers` lists {} workers", elements.len()));
+        value.add(problem.label("too few or too many").help(format!(
+            "list 1 to {MAX_WORKERS}: `workers = [1]`, or leave the key out for one that the kernel places"
+        )));
+        return None;
+    }
+    let online = machine.online_cpus();
+    let mut taken: Vec<(usize, Range<usize>)> = Vec::new();
+    let mut cpus = Vec::new();
+    for element in elements {
+        match element.text_if_any() {
+            Some("any") => {
+                cpus.push(None);
+                continue;
+            }
+            Some(_) => {
+                let problem = element.problem("a worker is placed on a CPU number or on `\"any\"`");
+                element.add(problem.label("neither").help("write `workers = [1]`, or `workers = [\"any\"]`"));
+                continue;
+            }
+            None => {}
+        }
+        let Some(cpu) = element.number(0..=u64::from(u16::MAX), 1).map(|cpu| cpu as usize) else { continue };
+        if let Some((_, first)) = taken.iter().find(|(other, _)| *other == cpu) {
+            let problem = element.problem(format!("CPU {cpu} is listed twice"));
+            element.add(
+                problem.label("again").also(first.clone(), "first here").help(
+                    "give each worker a CPU of its own: two that poll on one CPU take it from each other",
+                ),
+            );
+        } else if let Some(online) = online.as_ref().filter(|online| !online.contains(&cpu)) {
+            let problem = element.problem(format!("this machine has no CPU {cpu}"));
+            element.add(problem.label("no such CPU").help(format!(
+                "its CPUs are {}; `\"any\"` in place of a number leaves the worker to the kernel",
+                cpu_list(online)
+            )));
+        }
+        taken.push((cpu, element.span()));
+        cpus.push(Some(cpu));
+    }
+    (!cpus.is_empty()).then_some(cpus)
+}
+
+/// A word that can stand in a path.
+fn file_prefix(value: &Value<'_>) -> Option<String> {
+    let text = value.text()?;
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
+    if text.len() > 32 || !text.chars().all(plain) {
+        let problem = value.problem("`file_prefix` names files, and this cannot be part of a file's name");
+        value.add(
+            problem
+                .label("unfit for a name")
+                .help("write up to 32 letters, digits, `-` and `_`, such as `file_prefix = \"understudy\"`"),
+        );
+        return None;
+    }
+    Some(text.to_owned())
+}

@@ -1,0 +1,70 @@
+//! Words for messages: lists, and what somebody may have meant.
+
+/// Items as a sentence has them: ``` `a`, `b` or `c` ```.
+pub fn one_of<S: AsRef<str>>(items: impl IntoIterator<Item = S>) -> String {
+    listed(items, "or")
+}
+
+/// Items as a sentence has them: ``` `a`, `b` and `c` ```.
+pub fn all_of<S: AsRef<str>>(items: impl IntoIterator<Item = S>) -> String {
+    listed(items, "and")
+}
+
+fn listed<S: AsRef<str>>(items: impl IntoIterator<Item = S>, last: &str) -> String {
+    let items: Vec<String> = items.into_iter().map(|item| format!("`{}`", item.as_ref())).collect();
+    match items.as_slice() {
+        [] => String::new(),
+        [only] => only.clone(),
+        [head @ .., tail] => format!("{} {last} {tail}", head.join(", ")),
+    }
+}
+
+/// The candidate that was meant by `word`, if one is close enough to say so.
+pub fn meant<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    /// A word that begins another means it from this length on, as `memory` means `memory_mb`
+    const TELLING: usize = 3;
+    let plain = |text: &str| text.to_lowercase().replace('-', "_");
+    let word = plain(word);
+    let slips = word.chars().count() / 3;
+    let distance = |candidate: &str| {
+        let candidate = plain(candidate);
+        let short = word.len().min(candidate.len());
+        if short >= TELLING && (candidate.starts_with(&word) || word.starts_with(&candidate)) {
+            return Some(1);
+        }
+        Some(strsim::osa_distance(&word, &candidate)).filter(|&distance| distance <= slips)
+    };
+    let close = candidates.into_iter().filter_map(|candidate| Some((distance(candidate)?, candidate)));
+    close.min_by_key(|&(distance, _)| distance).map(|(_, candidate)| candidate)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_read_like_sentences() {
+        assert_eq!(one_of::<&str>([]), "");
+        assert_eq!(one_of(["a"]), "`a`");
+        assert_eq!(one_of(["a", "b"]), "`a` or `b`");
+        assert_eq!(all_of(["a", "b", "c"]), "`a`, `b` and `c`");
+    }
+
+    #[test]
+    fn slips_of_the_finger_are_understood() {
+        let keys = ["mtu", "name", "memory_mb", "af_packet", "pci", "workers"];
+        for (word, meaning) in [
+            ("mtuu", Some("mtu")),
+            ("MTU", Some("mtu")),
+            ("mut", Some("mtu")),
+            ("af-packet", Some("af_packet")),
+            ("afpacket", Some("af_packet")),
+            ("memory", Some("memory_mb")),
+            ("worker", Some("workers")),
+            ("cpus", None),
+            ("x", None),
+        ] {
+            assert_eq!(meant(word, keys), meaning, "{word}");
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! What `[tunnel]` would end.
+
+use crate::config::TunnelConfig;
+use switch::tunnel::Onward;
+
+pub(super) fn lines(config: &TunnelConfig) -> Vec<(&'static str, String)> {
+    let ends: Vec<_> = config.ends.iter().map(ToString::to_string).collect();
+    let mac = config.mac.map_or("the first port's MAC address".into(), |mac| mac.to_string());
+    let onward = match &config.onward {
+        Onward::Function => "the router sends on what they carry".into(),
+        Onward::NextHops(hops) => format!("what they carry goes to {} next hops", hops.len()),
+    };
+    let sources = config.sources.len();
+    vec![("tunnels", format!("end at {} ({mac}), those of {sources} sources; {onward}", ends.join(", ")))]
+}

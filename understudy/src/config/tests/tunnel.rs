@@ -1,0 +1,136 @@
+//! `[tunnel]`.
+
+use super::{FORWARD, PORTS, read, wrong};
+use crate::config::TunnelConfig;
+use rocev2::ethernet::MacAddr;
+use switch::tunnel::{Config, Onward};
+
+const OWN: MacAddr = MacAddr([2, 0, 0, 0, 0, 0xfe]);
+const ROUTER: &str = "[forward.routes]\nmac = \"02:00:00:00:00:fe\"\n[[forward.routes.to]]\nprefix = \"0.0.0.0/0\"\n\
+                      via = [{ port = \"a\", mac = \"02:00:00:00:00:01\" }]\n";
+const TUNNEL: &str = "[tunnel]\naddresses = [\"10.255.0.1\"]\nsources = [\"10.0.1.1\"]\n";
+const HOPS: &str = "next_hops = [{ address = \"10.0.1.1\", mac = \"02:00:00:00:00:01\" }]\n";
+const BRIDGE: &str = "[forward]\nmac_table = {}\n";
+const ONEPIPE: &str = "[onepipe]\nincarnation = \"chip\"\naddresses = [\"10.0.0.254/24\"]\nmac = \"02:00:00:00:00:fe\"\n\
+                       [[onepipe.links]]\nside = \"below\"\nport = \"a\"\nmac = \"02:00:00:00:00:01\"\naddress = \"10.0.0.1\"\n\
+                       qpn = 0x11\n";
+const ADDRESS_HELP: &str = "write addresses that the network routes to: a switch's, such as that of a loopback interface, or a host's";
+
+fn tunnel(parts: &[&str]) -> TunnelConfig {
+    let text = [&[PORTS], parts].concat().concat();
+    read(&text).tunnel.unwrap_or_else(|| panic!("no tunnel in{text}"))
+}
+
+/// With this change to `[tunnel]` of a router
+fn slip(from: &str, to: &str) -> String {
+    assert!(TUNNEL.contains(from));
+    [PORTS, &TUNNEL.replace(from, to), ROUTER].concat()
+}
+
+#[test]
+fn what_is_said_and_what_is_not() {
+    let expected = TunnelConfig {
+        mac: Some(OWN),
+        ends: vec![[10, 255, 0, 1].into()],
+        sources: vec![[10, 0, 1, 1].into()],
+        onward: Onward::Function,
+    };
+    // The router's address is its own.
+    assert_eq!(tunnel(&[TUNNEL, ROUTER]), expected);
+    assert_eq!(tunnel(&[TUNNEL, "mac = \"02:00:00:00:00:fe\"\n", ROUTER]), expected);
+    let hops = Onward::NextHops(vec![([10, 0, 1, 1].into(), MacAddr([2, 0, 0, 0, 0, 1]))]);
+    let bridge = TunnelConfig { onward: hops, ..expected };
+    assert_eq!(tunnel(&[TUNNEL, HOPS, ONEPIPE]), bridge, "as is that of [onepipe]");
+    let nobody_says = TunnelConfig { mac: None, ..bridge.clone() };
+    for function in [BRIDGE, FORWARD] {
+        assert_eq!(tunnel(&[TUNNEL, HOPS, function]), nobody_says);
+    }
+    let port = MacAddr([2, 0, 0, 0, 0, 9]);
+    let TunnelConfig { ends, sources, onward, .. } = bridge.clone();
+    assert_eq!(nobody_says.at(port), Config { mac: port, ends, sources, onward });
+    assert_eq!(bridge.at(port).mac, OWN);
+    let both = TUNNEL.replace("\"]\ns", "\", \"fd00::1\"]\ns").replace(".1.1\"", ".1.1\", \"fd00::2\"");
+    let both = tunnel(&[&both, ROUTER]);
+    assert_eq!((both.ends.len(), both.sources.len()), (2, 2));
+    assert_eq!(read(&[PORTS, BRIDGE].concat()).tunnel, None);
+}
+
+#[test]
+fn what_carries_on() {
+    wrong(
+        &[PORTS, &TUNNEL.replace("[tunnel]", "[tunnel] #!"), BRIDGE].concat(),
+        "nothing says where what tunnels carry goes next",
+        "it comes to this switch's own MAC address, by which no bridge and no wire finds the way: add `next_hops = [{ address = \
+         \"10.0.1.1\", mac = \"02:00:00:00:01:01\" }]`, or make the switch a router, by `routes` with a `mac`",
+    );
+    wrong(
+        &[PORTS, TUNNEL, &HOPS.replace('\n', " #!\n"), ROUTER].concat(),
+        "`next_hops` are for a switch that is no router",
+        "remove it: what comes out of tunnels goes by `routes`, and by the `mac` of the next hops there",
+    );
+    wrong(
+        &[PORTS, TUNNEL, "mac = \"02:00:00:00:00:fd\" #!\n", ROUTER].concat(),
+        "the tunnels end at 02:00:00:00:00:fd, and the router is 02:00:00:00:00:fe",
+        "leave `mac` out, or write that of `routes`: the router drops what is for others",
+    );
+    wrong(
+        &[PORTS, &TUNNEL.replace("[tunnel]", "[tunnel] #!"), "[impair]\npairs = [[\"a\", \"b\"]]\n"].concat(),
+        "[tunnel] has neither [forward] nor [onepipe] behind it",
+        "remove it: only a switch that forwards, and that of 1Pipe, end tunnels; add such a function in place of another if \
+         this is one",
+    );
+}
+
+#[test]
+fn slips() {
+    wrong(
+        &slip("[\"10.255.0.1\"]", "[] #!"),
+        "`addresses` has 0 addresses",
+        "write 1 to 65536, such as `addresses = [\"10.255.0.1\"]`",
+    );
+    wrong(
+        &slip("[\"10.0.1.1\"]", "[] #!"),
+        "`sources` has 0 addresses",
+        "write 1 to 65536, such as `sources = [\"10.0.1.1\", \"10.255.0.5\"]`",
+    );
+    for address in ["224.0.0.1", "0.0.0.0", "127.0.0.1"] {
+        wrong(
+            &slip("10.255.0.1\"]", &format!("{address}\"] #!")),
+            &format!("no packet can be sent to {address} alone"),
+            ADDRESS_HELP,
+        );
+    }
+    wrong(
+        &slip("[\"10.0.1.1\"]", "[\"10.0.1.1\", \"10.0.1.1\"] #!"),
+        "10.0.1.1 stands there twice",
+        "remove one of the two",
+    );
+    wrong(
+        &slip("10.0.1.1\"]", "fd00::1\"] #!"),
+        "fd00::1 is an IPv6 address, and no tunnel ends at one",
+        "add an IPv6 address to `addresses`, or write the source's other one: both are in one header",
+    );
+    wrong(
+        &slip("sources", "source = 1 #!\nsources"),
+        "there is no key `source` in [tunnel]",
+        "did you mean `sources`? [tunnel] takes `mac`, `addresses`, `sources` and `next_hops`",
+    );
+    let hop = HOPS.trim_end().replace(']', ", ");
+    wrong(
+        &[PORTS, TUNNEL, &hop, "{ address = \"10.0.1.1\", mac = \"02:00:00:00:00:02\" }] #!\n", BRIDGE]
+            .concat(),
+        "10.0.1.1 stands there twice",
+        "remove one of the two",
+    );
+    wrong(
+        &[
+            PORTS,
+            TUNNEL,
+            &HOPS.replace("02:00:00:00:00:01\"", "01:00:00:00:00:01\"").replace('\n', " #!\n"),
+            BRIDGE,
+        ]
+        .concat(),
+        "01:00:00:00:00:01 is the address of a group, which lies on no single port",
+        "give the address of one station: the first byte of such an address is even, as in `52:54:00:00:00:01`",
+    );
+}

@@ -1,0 +1,245 @@
+//! `understudy process`: a process of 1Pipe, through the host library, with a simple workload.
+
+mod report;
+
+use crate::config::{self, FunctionConfig};
+use crate::run::{catch_signals, now, parse_seconds};
+use ::onepipe::{Config, Endpoint, Event, Failure, InitError, Message, ProcessId, SendError, Timestamp};
+use miette::MietteDiagnostic;
+use report::Seen;
+use std::collections::BTreeMap;
+use std::io::{BufWriter, Write as _};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How long it waits for a message when there is nothing to do
+const LULL: Duration = Duration::from_millis(1);
+/// Bytes of a message's number
+const NUMBER: usize = 8;
+
+/// Join a 1Pipe network as a process: receive in order, and send scatterings if asked to, until Ctrl-C
+///
+/// The configuration has [process]; `understudy plan --out DIR` writes one for each host.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Configuration file
+    #[arg(value_name = "HOST.process.toml")]
+    config: PathBuf,
+    /// Send this many scatterings, from when a barrier is known: until then nothing would be delivered
+    #[arg(long, value_name = "SCATTERINGS", default_value_t = 0)]
+    send: u64,
+    /// Send to these processes; to all peers, and to itself, if not said
+    #[arg(long, value_name = "ID", value_delimiter = ',')]
+    to: Vec<u32>,
+    /// Bytes of each message
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(8..=16 << 20))]
+    size: u32,
+    /// Scatterings a second; as fast as it can if not said
+    #[arg(long, value_name = "PER_SECOND", value_parser = parse_rate)]
+    rate: Option<f64>,
+    /// End when so many messages were received, and all that were sent are settled
+    #[arg(long, value_name = "MESSAGES")]
+    expect: Option<u64>,
+    /// End after this many seconds
+    #[arg(long = "for", value_name = "SECONDS", value_parser = parse_seconds)]
+    duration: Option<Duration>,
+    /// Print each message that is received, in its order: timestamp, sender, number, bytes
+    #[arg(long)]
+    print: bool,
+    /// Print the closing report as JSON
+    #[arg(long)]
+    json: bool,
+    /// Print a line of JSON this often
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    live: Option<Duration>,
+    /// Further arguments for DPDK's EAL
+    #[arg(last = true, value_name = "EAL")]
+    eal: Vec<String>,
+}
+
+fn parse_rate(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|rate| *rate > 0.0 && *rate <= 1e9).ok_or_else(|| "not a number above 0".into())
+}
+
+/// Exit code 2 for a wrong configuration, 1 for anything that is missing at run time or came out of order.
+pub(crate) fn run(args: &Args) -> ExitCode {
+    let wrong = |text: String| {
+        eprint!("{text}");
+        ExitCode::from(config::EXIT_CODE)
+    };
+    let mut loaded = match config::load(&args.config) {
+        Ok(loaded) => loaded,
+        Err(report) => return wrong(report.render()),
+    };
+    let FunctionConfig::Process(process) = loaded.function else {
+        let path = args.config.display();
+        return wrong(format!(
+            "{path} has no [process]: `understudy plan --out DIR` writes files that have\n"
+        ));
+    };
+    let ids = process.process.peers.iter().map(|peer| peer.id).chain([process.process.own.id]);
+    let to: Vec<_> = if args.to.is_empty() {
+        ids.collect()
+    } else {
+        let to: Vec<_> = args.to.iter().map(|&id| ProcessId(id)).collect();
+        let known: Vec<_> = ids.collect();
+        if let Some(unknown) = to.iter().find(|id| !known.contains(id)) {
+            return wrong(format!("--to: there is no process {unknown} in {}\n", args.config.display()));
+        }
+        to
+    };
+    loaded.runtime.eal.extra.extend(args.eal.iter().cloned());
+    let config = Config { runtime: loaded.runtime, process };
+    match work(args, config, &to) {
+        Ok(code) => code,
+        Err(report) => {
+            eprintln!("{report:?}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Why it did not start, and what to do about it
+fn explain(error: InitError) -> miette::Report {
+    match error {
+        InitError::Dataplane { what, remedy, log } => {
+            crate::run::explain(&dataplane::Error { what, remedy, log })
+        }
+        other => MietteDiagnostic::new(other.to_string()).into(),
+    }
+}
+
+/// What is sent
+struct Work<'a> {
+    args: &'a Args,
+    to: &'a [ProcessId],
+    payload: Vec<u8>,
+    /// When the first was sent
+    began: Option<Instant>,
+    sent: u64,
+    settled: u64,
+}
+
+impl Work<'_> {
+    /// Sends what is due, as far as there is room; whether anything was sent.
+    fn send(&mut self, endpoint: &mut Endpoint, now: Instant) -> Result<bool, SendError> {
+        if endpoint.barriers().0.is_none() {
+            return Ok(false);
+        }
+        let before = self.sent;
+        let began = *self.began.get_or_insert(now);
+        // Of what is sent without a limit, some at a time: it has to be received as well.
+        let most = self.args.send.min(self.sent + 64);
+        let due = match self.args.rate {
+            Some(rate) => (now.duration_since(began).as_secs_f64() * rate) as u64 + 1,
+            None => u64::MAX,
+        };
+        while self.sent < most.min(due) {
+            self.payload[..NUMBER].copy_from_slice(&self.sent.to_be_bytes());
+            let messages: Vec<_> = self.to.iter().map(|&dst| (dst, &self.payload[..])).collect();
+            match endpoint.unreliable_send(&messages) {
+                Ok(_) => self.sent += 1,
+                Err(SendError::Full) => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(self.sent > before)
+    }
+
+    fn is_done(&self, received: u64) -> bool {
+        self.args.expect.is_some_and(|expected| {
+            received >= expected && self.sent == self.args.send && self.settled == self.sent
+        })
+    }
+}
+
+fn work(args: &Args, mut config: Config, to: &[ProcessId]) -> Result<ExitCode, miette::Report> {
+    let stop = catch_signals()?;
+    let stop = stop.flag();
+    config.process.tell_settled = true;
+    let own = config.process.process.own.id;
+    let mut endpoint = Endpoint::init(config).map_err(explain)?;
+    eprintln!("Process {own} is ready, with {} peers. Ctrl-C ends it.", endpoint.handle().peers().len());
+    let began = now();
+    let mut work =
+        Work { args, to, payload: vec![0x5a; args.size as usize], began: None, sent: 0, settled: 0 };
+    let mut seen = Seen::default();
+    let mut next_line = args.live.map(|every| began + every);
+    let mut out = BufWriter::new(std::io::stdout());
+    while !stop.load(Ordering::Relaxed) && endpoint.handle().is_running() {
+        let time = now();
+        if args.duration.is_some_and(|limit| time.duration_since(began) >= limit)
+            || work.is_done(seen.received)
+        {
+            break;
+        }
+        let sent = work.send(&mut endpoint, time).map_err(|error| miette::miette!("{error}"))?;
+        while let Some(event) = endpoint.poll_event() {
+            match event {
+                Event::SendFailed { why, .. } => seen.failed(why),
+                Event::Settled { .. } => work.settled += 1,
+            }
+        }
+        let first = if sent { endpoint.unreliable_recv() } else { endpoint.recv_timeout(LULL) };
+        let more = core::iter::from_fn(|| endpoint.unreliable_recv());
+        // Some at a time: it has to send as well.
+        for message in first.into_iter().chain(more).take(1024) {
+            seen.take(&message);
+            if args.print {
+                print(&mut out, &message);
+            }
+        }
+        if let (Some(at), Some(every)) = (next_line, args.live)
+            && at <= time
+        {
+            next_line = Some(time + every);
+            let line = seen.json(&endpoint, work.sent, time.duration_since(began).as_secs_f64());
+            // A reader that has gone away does not end the process.
+            _ = writeln!(out, "{line}");
+            _ = out.flush();
+        }
+    }
+    let ended = !endpoint.handle().is_running();
+    let seconds = now().duration_since(began).as_secs_f64();
+    endpoint.handle().exit();
+    while let Some(event) = endpoint.poll_event() {
+        if let Event::SendFailed { why, .. } = event {
+            seen.failed(why);
+        }
+    }
+    let text = if args.json {
+        seen.json(&endpoint, work.sent, seconds).to_string()
+    } else {
+        seen.text(&endpoint, work.sent, seconds)
+    };
+    _ = writeln!(out, "{text}");
+    _ = out.flush();
+    if ended {
+        return Err(miette::miette!("the polling thread has ended"));
+    }
+    Ok(if seen.out_of_order == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// A line for a message that was received
+fn print(out: &mut impl std::io::Write, message: &Message) {
+    let number = message.payload.first_chunk().map_or(0, |number| u64::from_be_bytes(*number));
+    _ = writeln!(out, "{} {} {number} {}", message.timestamp.nanos(), message.src, message.payload.len());
+}
+
+/// A place in the order of all messages
+type Turn = (Timestamp, ProcessId);
+
+/// Failures with their words
+const FAILURES: [(Failure, &str); 6] = [
+    (Failure::Lost, "lost"),
+    (Failure::Late, "late"),
+    (Failure::NoRoom, "no_room"),
+    (Failure::NoAnswer, "no_answer"),
+    (Failure::Dead, "dead"),
+    (Failure::Left, "left"),
+];
+
+/// Numbers by name
+type Named = BTreeMap<&'static str, u64>;

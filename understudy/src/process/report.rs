@@ -1,0 +1,112 @@
+//! What a process has seen.
+
+use super::{FAILURES, Named, Turn};
+use ::onepipe::{Endpoint, Failure, Message, Refusal, Timestamp};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+/// What was received, and what has failed.
+#[derive(Default)]
+pub(super) struct Seen {
+    pub(super) received: u64,
+    bytes: u64,
+    by_sender: BTreeMap<u32, u64>,
+    last: Option<Turn>,
+    /// Messages that were before one that was received before them, which is never to be
+    pub(super) out_of_order: u64,
+    failed: Named,
+}
+
+impl Seen {
+    pub(super) fn take(&mut self, message: &Message) {
+        self.received += 1;
+        self.bytes += message.payload.len() as u64;
+        *self.by_sender.entry(message.src.0).or_default() += 1;
+        let turn = (message.timestamp, message.src);
+        let in_order =
+            self.last.is_none_or(|(time, src)| time.precedes(turn.0) || time == turn.0 && src <= turn.1);
+        self.out_of_order += u64::from(!in_order);
+        self.last = Some(turn);
+    }
+
+    pub(super) fn failed(&mut self, why: Failure) {
+        let name = FAILURES.iter().find(|(failure, _)| *failure == why).map_or("other", |(_, name)| name);
+        *self.failed.entry(name).or_default() += 1;
+    }
+
+    /// Fields are added, not renamed.
+    pub(super) fn json(&self, endpoint: &Endpoint, scatterings: u64, seconds: f64) -> Value {
+        let (barrier, commit) = endpoint.barriers();
+        json!({
+            "seconds": seconds,
+            "process": endpoint.handle().id().0,
+            "scatterings": scatterings,
+            "received": self.received,
+            "received_bytes": self.bytes,
+            "received_by_sender": self.by_sender,
+            "out_of_order": self.out_of_order,
+            "failed": self.failed,
+            "clock_ns": endpoint.timestamp().nanos(),
+            "barrier_ns": barrier.map(Timestamp::nanos),
+            "commit_ns": commit.map(Timestamp::nanos),
+            "counters": counters(endpoint),
+            "refused": refused(endpoint),
+        })
+    }
+
+    pub(super) fn text(&self, endpoint: &Endpoint, scatterings: u64, seconds: f64) -> String {
+        let mut text = format!(
+            "{scatterings} scatterings sent, {} messages received ({} bytes) in {seconds:.2} s, {} out of order\n",
+            self.received, self.bytes, self.out_of_order
+        );
+        let list = |named: &Named| {
+            let list: Vec<_> =
+                named.iter().map(|(name, count)| format!("{count} {}", name.replace('_', " "))).collect();
+            list.join(", ")
+        };
+        // Writing to a string does not fail.
+        for (sender, count) in &self.by_sender {
+            _ = writeln!(text, "from process {sender}: {count}");
+        }
+        for (what, named) in
+            [("failed", &self.failed), ("counted", &counters(endpoint)), ("refused", &refused(endpoint))]
+        {
+            if !named.is_empty() {
+                _ = writeln!(text, "{what}: {}", list(named));
+            }
+        }
+        text.truncate(text.trim_end().len());
+        text
+    }
+}
+
+/// Counters that are not zero
+fn counters(endpoint: &Endpoint) -> Named {
+    let c = endpoint.counters();
+    let all = [
+        ("sent", &c.sent),
+        ("acknowledged", &c.acknowledged),
+        ("delivered", &c.delivered),
+        ("packets_sent", &c.packets_sent),
+        ("packets_taken", &c.packets_taken),
+        ("marked", &c.marked),
+        ("acks_sent", &c.acks_sent),
+        ("acks_taken", &c.acks_taken),
+        ("naks_sent", &c.naks_sent),
+        ("naks_taken", &c.naks_taken),
+        ("naks_lost", &c.naks_lost),
+        ("beacons_sent", &c.beacons_sent),
+        ("beacons_taken", &c.beacons_taken),
+        ("restarts", &c.restarts),
+        ("clamped", &c.clamped),
+    ];
+    all.into_iter().map(|(name, counter)| (name, counter.get())).filter(|(_, count)| *count > 0).collect()
+}
+
+/// What was not taken, by reason
+fn refused(endpoint: &Endpoint) -> Named {
+    let c = endpoint.counters();
+    let all = Refusal::ALL.into_iter().map(|why| (why.name(), c.refused(why)));
+    all.filter(|(_, count)| *count > 0).collect()
+}

@@ -1,0 +1,82 @@
+//! Tunnels that end in front of a function, and their part of the report.
+
+use super::report::{row, section};
+use super::{Until, run_until};
+use crate::config::{Config, TunnelConfig};
+use core::fmt::Write as _;
+use dataplane::{Control, Outcome, Runtime, Stop};
+use rocev2::ethernet::MacAddr;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use switch::Function;
+use switch::tunnel::{Counters, Refusal, Tunnel};
+
+/// What stands in front of a function.
+pub(super) struct Front<'a> {
+    tunnel: Option<&'a TunnelConfig>,
+    /// The first port's MAC address
+    pub(super) port_mac: MacAddr,
+}
+
+impl<'a> Front<'a> {
+    pub(super) fn of(config: &'a Config, runtime: &Runtime) -> Self {
+        let port_mac = MacAddr(runtime.ports().next().map_or([0; 6], |port| port.mac));
+        Self { tunnel: config.tunnel.as_ref(), port_mac }
+    }
+
+    /// As [`run_until`], with the tunnels that end here.
+    pub(super) fn run_until<F, C>(
+        &self,
+        runtime: &mut Runtime,
+        functions: Vec<F>,
+        control: &mut C,
+        until: Until,
+        stop: &Stop,
+    ) -> (Outcome, f64, Option<TunnelReport>)
+    where
+        F: Function + Send,
+        C: Control<F> + Control<Tunnel<F>>,
+    {
+        let Some(config) = self.tunnel else {
+            let (outcome, seconds) = run_until(runtime, functions, control, until, stop);
+            return (outcome, seconds, None);
+        };
+        let config = config.at(self.port_mac);
+        let behind = |function| Tunnel::new(&config, function);
+        let functions: Vec<_> = functions.into_iter().map(behind).collect();
+        let counters: Vec<_> = functions.iter().map(Tunnel::counters).collect();
+        let (outcome, seconds) = run_until(runtime, functions, control, until, stop);
+        (outcome, seconds, Some(TunnelReport::of(&counters)))
+    }
+}
+
+/// What came out of tunnels, and what did not. Fields are added, not renamed.
+#[derive(Serialize)]
+pub(super) struct TunnelReport {
+    /// Packets that lost their outer header
+    terminated_frames: u64,
+    /// What they carried, with its Ethernet headers
+    terminated_bytes: u64,
+    /// What was dropped, by reason
+    refused: BTreeMap<&'static str, u64>,
+}
+
+impl TunnelReport {
+    fn of(counters: &[Arc<Counters>]) -> Self {
+        let sum = |count: &dyn Fn(&Counters) -> u64| counters.iter().map(|counters| count(counters)).sum();
+        let refused = Refusal::ALL.map(|why| (why.name(), sum(&|c| c.refused(why))));
+        Self {
+            terminated_frames: sum(&|c| c.terminated.frames.get()),
+            terminated_bytes: sum(&|c| c.terminated.bytes.get()),
+            refused: refused.into_iter().filter(|&(_, count)| count > 0).collect(),
+        }
+    }
+
+    pub(super) fn text(&self, text: &mut String) {
+        let Self { terminated_frames, terminated_bytes, refused } = self;
+        let refused = refused.iter().map(|(why, count)| row(&[why], &[*count]));
+        section(text, "Tunnels: refused", &["why", "count"], 1, refused);
+        _ = writeln!(text, "Tunnels: {terminated_frames} packets came out, {terminated_bytes} bytes");
+    }
+}

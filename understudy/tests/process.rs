@@ -1,0 +1,134 @@
+//! `understudy process`: processes and a switch between them, each a program of its own, joined by memif.
+
+use serde_json::Value;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+const PROCESSES: u32 = 3;
+const SCATTERINGS: u32 = 200;
+
+fn understudy(arguments: &[&str], config: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_understudy"));
+    command.args(arguments).arg(config).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// The switch: a port and a link a process
+fn switch() -> String {
+    let mut text = String::from("[runtime]\nworkers = [\"any\"]\nidle = \"sleep\"\n");
+    let mut links = String::new();
+    for n in 1..=PROCESSES {
+        _ = write!(
+            text,
+            "[[port]]\nname = \"p{n}\"\nmemif = {{ socket = \"rack.sock\", id = {n}, role = \"server\" }}\n"
+        );
+        _ = write!(
+            links,
+            "[[onepipe.links]]\nside = \"below\"\nport = \"p{n}\"\nmac = \"02:00:00:00:00:0{n}\"\n\
+             address = \"10.0.0.{n}\"\nqpn = 0x11\n"
+        );
+    }
+    // Whoever shares its CPU with others is silent for a while, and not dead.
+    text + "[onepipe]\nincarnation = \"chip\"\naddresses = [\"10.0.0.254/24\"]\nmac = \"02:00:00:00:00:fe\"\n\
+            beacon_interval_ns = 1000000\ndead_after_intervals = 1000000\nahead_max_us = 1000000\n"
+        + &links
+}
+
+fn process(own: u32) -> String {
+    let mut text = format!(
+        "[runtime]\nworkers = [\"any\"]\nidle = \"sleep\"\n\
+         [[port]]\nname = \"eth\"\nmemif = {{ socket = \"rack.sock\", id = {own}, role = \"client\" }}\n\
+         [process]\nid = {own}\naddress = \"10.0.0.{own}/24\"\nmac = \"02:00:00:00:00:0{own}\"\n\
+         beacon_interval_ns = 1000000\nahead_max_us = 1000000\ntimeout_us = 10000000\ninitial_window_kib = 16\n\
+         [[process.beacons]]\nmac = \"02:00:00:00:00:fe\"\naddress = \"10.0.0.254\"\nqpn = {}\n",
+        // Of the link
+        0x100 + own - 1
+    );
+    for n in (1..=PROCESSES).filter(|&n| n != own) {
+        _ = write!(
+            text,
+            "[[process.peers]]\nid = {n}\nmac = \"02:00:00:00:00:0{n}\"\naddress = \"10.0.0.{n}\"\n"
+        );
+    }
+    text
+}
+
+/// Ends it when the test does, however it does.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        _ = self.0.kill();
+        _ = self.0.wait();
+    }
+}
+
+#[test]
+fn everybody_receives_everything_in_one_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        fs::write(&path, text).unwrap();
+        path
+    };
+    let switch = Running(understudy(&["run"], &path("switch.toml", &switch())).spawn().unwrap());
+    let (scatterings, expected) = (SCATTERINGS.to_string(), (PROCESSES * SCATTERINGS).to_string());
+    let options =
+        ["process", "--print", "--json", "--send", &scatterings, "--expect", &expected, "--for", "40"];
+    let processes: Vec<_> = (1..=PROCESSES)
+        .map(|n| understudy(&options, &path(&format!("{n}.toml"), &process(n))).spawn().unwrap())
+        .collect();
+    let outputs: Vec<Output> = processes.into_iter().map(|child| child.wait_with_output().unwrap()).collect();
+    drop(switch);
+    let mut first: Option<Vec<String>> = None;
+    for (n, output) in (1..).zip(&outputs) {
+        let stdout = String::from_utf8_lossy(&output.stdout);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{stderr}");
+        let mut lines: Vec<String> = stdout.lines().map(str::to_owned).collect();
+        let report: Value = serde_json::from_str(&lines.pop().unwrap()).unwrap();
+        assert_eq!(
+            (report["process"].as_u64(), report["out_of_order"].as_u64()),
+            (Some(n), Some(0)),
+            "{report}"
+        );
+        assert_eq!(report["scatterings"].as_u64(), Some(SCATTERINGS.into()), "{report}\n{stderr}");
+        for sender in 1..=PROCESSES {
+            let count = &report["received_by_sender"][sender.to_string()];
+            assert_eq!(count.as_u64(), Some(SCATTERINGS.into()), "{report}");
+        }
+        assert_eq!(report["failed"].as_object().map(serde_json::Map::len), Some(0), "{report}");
+        // Timestamp, sender, number, bytes: the same at everybody's.
+        match &first {
+            None => first = Some(lines),
+            Some(first) => assert_eq!(first, &lines),
+        }
+    }
+}
+
+#[test]
+fn files_for_others_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let [own, other] = [("p.toml", process(1)), ("s.toml", switch())].map(|(name, text)| {
+        let path = folder.path().join(name);
+        fs::write(&path, text).unwrap();
+        path
+    });
+    let refused = |arguments: &[&str], path: &Path, why: &str| {
+        let output = understudy(arguments, path).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(why), "{said}");
+    };
+    refused(&["process"], &other, "has no [process]");
+    refused(&["run"], &own, "`understudy process` is for it");
+    refused(&["process", "--to", "9"], &own, "there is no process 9");
+    let output = understudy(&["check"], &own).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && said.contains("1 at 10.0.0.1/24, 02:00:00:00:00:01, queue pair"),
+        "{said}"
+    );
+}

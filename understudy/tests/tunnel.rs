@@ -1,0 +1,120 @@
+//! `understudy run` with `[tunnel]`: what comes out of tunnels goes on, in front of a router and of 1Pipe's switch.
+
+use core::net::{IpAddr, Ipv4Addr};
+use rocev2::ethernet::{Ethernet, MacAddr, ethertype};
+use rocev2::ipv4::Ipv4;
+use rocev2::repr::{Ip, Repr};
+use rocev2::{Bth, Opcode, Packet, Psn, Qpn};
+use serde_json::Value;
+use std::path::Path;
+use std::process::Command;
+use understudy_tests::captures;
+
+const OWN: MacAddr = MacAddr([2, 0, 0, 0, 0, 0xfe]);
+const END: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 255, 0, 1));
+const KNOWN: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 255, 0, 5));
+const STRANGER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 9, 9));
+
+/// A packet to host 2, with this PSN
+fn packet(psn: u32) -> Vec<u8> {
+    let ethernet = Ethernet { dst: OWN, src: MacAddr([2, 0, 0, 0, 1, 5]), ethertype: ethertype::IPV4.into() };
+    let ip = Ipv4 { src: [10, 0, 0, 1], dst: [10, 0, 0, 2], ttl: 9, ..Ipv4::default() };
+    let bth = Bth::new(Opcode::UC_SEND_ONLY, Qpn::new(0x11), Psn::new(psn));
+    let mut repr = Repr::new(ethernet, Ip::V4(ip, &[]), bth);
+    repr.payload = &[7; 24];
+    let mut frame = vec![0; repr.frame_len()];
+    repr.build(&mut frame).unwrap();
+    frame
+}
+
+/// The same in a tunnel
+fn within(frame: &[u8], src: IpAddr) -> Vec<u8> {
+    let (ethernet, packet) = frame.split_at(Ethernet::LEN);
+    [ethernet, &switch::tunnel::headers(&[(src, END)], packet).unwrap(), packet].concat()
+}
+
+/// Runs a function behind `[tunnel]` on three frames: what is at the other port, and the report as JSON and as text.
+fn run(tunnel: &str, function: &str) -> (Vec<Vec<u8>>, Value, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let frames = [within(&packet(1), KNOWN), within(&packet(2), STRANGER), within(&packet(3), KNOWN)];
+    let mut capture = Vec::new();
+    for word in [0xa1b2_c3d4_u32, 0x0004_0002, 0, 0, 65_535, 1] {
+        capture.extend(word.to_le_bytes());
+    }
+    for frame in &frames {
+        let len = frame.len() as u32;
+        capture.extend([0, 0, len, len].map(u32::to_le_bytes).concat());
+        capture.extend(frame);
+    }
+    std::fs::write(folder.path().join("in.pcap"), capture).unwrap();
+    let text = format!(
+        "[runtime]\nstop_when_idle_ms = 200\n\
+         [[port]]\nname = \"spine\"\npcap = {{ rx = \"in.pcap\", tx = \"back.pcap\" }}\n\
+         [[port]]\nname = \"host\"\npcap = {{ tx = \"out.pcap\" }}\n\
+         [tunnel]\naddresses = [\"{END}\"]\nsources = [\"{KNOWN}\"]\n{tunnel}\n{function}"
+    );
+    let config = folder.path().join("my.toml");
+    std::fs::write(&config, text).unwrap();
+    let run = |options: &[&str]| {
+        let program = Command::new(env!("CARGO_BIN_EXE_understudy"));
+        let output = { program }.arg("run").arg(&config).args(options).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        output.stdout
+    };
+    let text = String::from_utf8(run(&[])).unwrap();
+    let report = serde_json::from_slice(&run(&["--json"])).unwrap();
+    (captures::frames(&folder.path().join("out.pcap")), report, text)
+}
+
+/// Who was expected came out, with this hop's marks; who was not is counted.
+fn check((frames, report, text): &(Vec<Vec<u8>>, Value, String), dst: MacAddr) {
+    let packets: Vec<_> =
+        frames.iter().filter_map(|frame| Packet::parse(frame).map(|packet| (frame, packet))).collect();
+    let psns: Vec<_> = packets.iter().map(|(_, packet)| packet.bth().psn().get()).collect();
+    assert_eq!(psns, [1, 3]);
+    for (frame, packet) in packets {
+        assert_eq!((&frame[..6], &frame[6..12]), (&dst.0[..], &OWN.0[..]));
+        assert_eq!(frame[Ethernet::LEN + 8], 8, "a hop was counted");
+        assert!(packet.verify_icrc());
+    }
+    let plain = packet(1).len() as u64;
+    let expected = serde_json::json!({
+        "terminated_frames": 2, "terminated_bytes": 2 * plain, "refused": { "source": 1 }
+    });
+    assert_eq!(report["tunnel"], expected);
+    assert_eq!(report["drops"], serde_json::json!([{ "reason": "wrong_source", "frames": 1 }]));
+    assert!(text.contains(&format!("Tunnels: 2 packets came out, {} bytes", 2 * plain)), "{text}");
+    assert!(text.contains("Tunnels: refused\n"), "{text}");
+}
+
+#[test]
+fn in_front_of_a_router() {
+    let dst = MacAddr([2, 0, 0, 0, 0, 2]);
+    let router = format!(
+        "[forward.routes]\nmac = \"{OWN}\"\n\
+         [[forward.routes.to]]\nprefix = \"10.0.0.0/24\"\nvia = [{{ port = \"host\", mac = \"{dst}\" }}]\n"
+    );
+    check(&run("", &router), dst);
+}
+
+#[test]
+fn in_front_of_onepipes_switch() {
+    let dst = MacAddr([2, 0, 0, 0, 0, 2]);
+    let switch = format!(
+        "[onepipe]\nincarnation = \"chip\"\naddresses = [\"10.0.0.254/24\"]\nmac = \"{OWN}\"\nbeacon_interval_ns = 1000000\n\
+         mac_table = {{ fixed = [{{ mac = \"{dst}\", port = \"host\" }}] }}\n\
+         [[onepipe.links]]\nside = \"above\"\nport = \"spine\"\nmac = \"02:00:00:00:01:05\"\naddress = \"10.0.1.5\"\nqpn = 0x11\n"
+    );
+    check(&run(&format!("next_hops = [{{ address = \"10.0.0.2\", mac = \"{dst}\" }}]"), &switch), dst);
+}
+
+#[test]
+fn the_example_runs() {
+    let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/tunnel.toml");
+    let program = Command::new(env!("CARGO_BIN_EXE_understudy"));
+    let output = { program }.arg("run").arg(config).args(["--for", "0.1", "--json"]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let nothing = serde_json::json!({ "terminated_frames": 0, "terminated_bytes": 0, "refused": {} });
+    assert_eq!(report["tunnel"], nothing);
+}
