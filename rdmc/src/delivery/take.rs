@@ -271,7 +271,7 @@ impl Take {
             },
             // With everything here, it is only to be compared.
             Event::Lost(_) if self.terms.is_some() && self.stage != Stage::Comparing => {
-                self.end(Err(TakeError::Gone(self.config.from)))
+                self.end(Err(TakeError::Gone(self.config.from)));
             }
             Event::Reached(_) | Event::Lost(_) | Event::Open(_) => {}
             Event::Closed(group) => {

@@ -245,7 +245,7 @@ impl App for Member {
         let mut seen = lock(&self.seen);
         // What was wrong before stays so, and what it had when it crashed is still of interest.
         let (wrong, complete) = (seen.wrong.take(), core::mem::take(&mut seen.complete));
-        *seen = Seen { wrong, complete, ..Seen::default() };
+        *seen = Seen { complete, wrong, ..Seen::default() };
     }
 
     fn next_timer(&self) -> Option<Nanos> {

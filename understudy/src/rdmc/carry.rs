@@ -64,7 +64,7 @@ impl Ended {
 }
 
 /// A failure without a remedy that is known
-pub(super) fn failed(what: impl ToString) -> Ended {
+pub(super) fn failed(what: &impl ToString) -> Ended {
     Ended::Failed(MietteDiagnostic::new(what.to_string()).into())
 }
 
@@ -160,7 +160,7 @@ pub(super) fn carry<A: App, T: Send + 'static>(
     runtime: dataplane::Config,
     host: &HostConfig,
     app: A,
-    shown: Arc<Shown<T>>,
+    shown: &Arc<Shown<T>>,
     verb: &str,
 ) -> Result<Option<T>, Report> {
     let stop = catch_signals()?;
@@ -173,7 +173,7 @@ pub(super) fn carry<A: App, T: Send + 'static>(
         bar.set_style(style);
     }
     bar.enable_steady_tick(Duration::from_millis(200));
-    let mut watch = Watch { shown: Arc::clone(&shown), bar: bar.clone() };
+    let mut watch = Watch { shown: Arc::clone(shown), bar: bar.clone() };
     runtime.run(vec![station], &mut watch, &stop);
     bar.finish_and_clear();
     drop(runtime);

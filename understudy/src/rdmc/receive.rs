@@ -270,14 +270,14 @@ impl Args {
             digest: [0; DIGEST],
             shown: Arc::clone(&shown),
         };
-        let outcome = carry(runtime, &host, taker, shown, "receiving");
+        let outcome = carry(runtime, &host, taker, &shown, "receiving");
         // With the worker its end of the channel is gone: the writer ends, and an incomplete file with it.
-        writes.join().map_err(|_| failed("the writer has failed"))?;
+        writes.join().map_err(|_| failed(&"the writer has failed"))?;
         match outcome? {
             Some(Ok(stored)) => Ok(stored),
-            Some(Err(Wrong::Taken(error))) => Err(failed(error)),
-            Some(Err(Wrong::File(what))) => Err(failed(what)),
-            None => Err(failed("it was stopped before the file had come")),
+            Some(Err(Wrong::Taken(error))) => Err(failed(&error)),
+            Some(Err(Wrong::File(what))) => Err(failed(&what)),
+            None => Err(failed(&"it was stopped before the file had come")),
         }
     }
 }

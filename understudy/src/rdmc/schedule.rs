@@ -118,7 +118,10 @@ impl Args {
                 self.nodes
             ));
         }
-        if self.rate_gbps.is_some_and(|rate| !(rate > 0.0 && rate.is_finite())) || !(self.latency_us >= 0.0) {
+        if self.rate_gbps.is_some_and(|rate| !(rate > 0.0 && rate.is_finite()))
+            || self.latency_us.is_nan()
+            || self.latency_us < 0.0
+        {
             return Err("a rate is above 0 Gb/s, a latency 0 us or more".into());
         }
         Ok(schedule)

@@ -240,21 +240,21 @@ impl Args {
             shown: Arc::clone(&shown),
         };
         let began = crate::run::now();
-        let outcome = carry(runtime, &host, giver, shown, "sending")?;
+        let outcome = carry(runtime, &host, giver, &shown, "sending")?;
         let seconds = began.elapsed().as_secs_f64();
-        let digest = reads.join().map_err(|_| failed("the reader has failed"))?;
+        let digest = reads.join().map_err(|_| failed(&"the reader has failed"))?;
         match outcome {
-            Some(Ok(given)) => Ok((given, len, seconds, digest)),
+            Some(Ok(outcome)) => Ok((outcome, len, seconds, digest)),
             Some(Err(Wrong::Given(GiveError::Alone(lost)))) => {
                 let mut what = String::from("no receiver has the file:");
                 for (ip, why) in lost {
                     _ = write!(what, "\n{ip} {why}");
                 }
-                Err(failed(what))
+                Err(failed(&what))
             }
-            Some(Err(Wrong::Given(error))) => Err(failed(error)),
-            Some(Err(Wrong::File(what))) => Err(failed(what)),
-            None => Err(failed("it was stopped before every receiver had the file")),
+            Some(Err(Wrong::Given(error))) => Err(failed(&error)),
+            Some(Err(Wrong::File(what))) => Err(failed(&what)),
+            None => Err(failed(&"it was stopped before every receiver had the file")),
         }
     }
 }
