@@ -22,6 +22,7 @@ mod node;
 pub mod onepipe;
 mod pcap;
 pub mod rack;
+pub mod rdmc;
 pub mod registers;
 mod responder;
 pub mod scenario;

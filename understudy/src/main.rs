@@ -10,6 +10,7 @@ mod host;
 mod output;
 mod plan;
 mod process;
+mod rdmc;
 mod run;
 mod sim;
 
@@ -37,6 +38,9 @@ enum Command {
     Sim(sim::Args),
     Check(check::Args),
     Plan(plan::Args),
+    /// Send objects to many hosts (RDMC)
+    #[command(subcommand)]
+    Rdmc(rdmc::Command),
     Decode(decode::DecodeArgs),
     Doctor(doctor::Args),
     /// Show
@@ -80,6 +84,7 @@ fn main() -> ExitCode {
         Command::Sim(args) => sim::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Plan(args) => plan::run(&args),
+        Command::Rdmc(command) => rdmc::run(&command),
         Command::Decode(args) => decode::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Demo(Demo::Swordbox(args)) => told(bench::swordbox::simulated::demo(&args)),

@@ -1,0 +1,519 @@
+//! The root's side of a delivery.
+
+use super::note::{ALGORITHMS, NAME, Note, PART, Terms};
+use super::{Buffers, DIGEST, Lost, is_fatal, members};
+use crate::config::{CallError, Config, Failure, GroupConfig, Memory, StartError};
+use crate::node::{Event, Node};
+use crate::schedule::Algorithm;
+use core::net::IpAddr;
+use rnic::{Access, Rnic};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use switch::Nanos;
+
+/// What is to be delivered, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GiveConfig {
+    /// To whom
+    pub receivers: Vec<IpAddr>,
+    /// What receivers are to call it: 1 to 255 bytes
+    pub name: String,
+    /// Bytes
+    pub len: u64,
+    /// Bytes of a segment: what a receiver has room for, and what is lost of the work done when the group fails
+    pub segment_bytes: u32,
+    /// Bytes of a block
+    pub block_bytes: u32,
+    /// How blocks get around; with a switch that fails, the binomial pipeline takes its place. Not the hybrid
+    pub algorithm: Algorithm,
+    /// Segments that the slowest receiver has not written, at most
+    pub window: u32,
+    /// How long receivers have to answer
+    pub patience: Nanos,
+}
+
+impl GiveConfig {
+    /// A delivery in blocks of 1 MB by the binomial pipeline, in segments of 16; of small objects, one block
+    pub fn new(receivers: Vec<IpAddr>, name: String, len: u64) -> Self {
+        let block_bytes = len.clamp(1, 1 << 20) as u32;
+        Self {
+            receivers,
+            name,
+            len,
+            segment_bytes: block_bytes * 16,
+            block_bytes,
+            algorithm: Algorithm::Pipeline,
+            window: 4,
+            patience: Nanos::from_secs(10),
+        }
+    }
+}
+
+/// Why nothing is delivered (any more).
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GiveError {
+    /// There is nothing to deliver
+    #[error("the object is empty")]
+    Empty,
+    /// There is nobody to deliver it to
+    #[error("there are no receivers")]
+    NoReceivers,
+    /// A receiver is named twice, or is this node
+    #[error("{0} is named twice, or is the sender")]
+    Twice(IpAddr),
+    /// A name that cannot be told
+    #[error("the name has {0} bytes: 1 to 255 are possible")]
+    Name(usize),
+    /// Blocks of no bytes, or of more than there are
+    #[error("blocks of {block} bytes of an object of {len}: 1 to {most} are possible", most = len.min(&u64::from(GroupConfig::MAX_BLOCK)))]
+    Block {
+        /// Bytes of a block
+        block: u32,
+        /// Bytes of the object
+        len: u64,
+    },
+    /// A segment that has no block, or a window without a segment
+    #[error("a segment has one block at least, and one segment at least is under way")]
+    Segment,
+    /// Racks are not told to receivers
+    #[error("the hybrid algorithm is not for deliveries")]
+    Hybrid,
+    /// The NIC has no room
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// The node refuses
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// These do not answer
+    #[error("no answer from {}", .0.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(", "))]
+    Silent(Vec<IpAddr>),
+    /// No receiver is left
+    #[error("no receiver is left")]
+    Alone(Vec<(IpAddr, Lost)>),
+    /// Groups fail again and again
+    #[error("the group failed {0} times")]
+    Rounds(u32),
+}
+
+/// What became of a delivery.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Given {
+    /// Who has it, and has compared the digest
+    pub stored: Vec<IpAddr>,
+    /// Who has not, and why
+    pub lost: Vec<(IpAddr, Lost)>,
+    /// Groups that were made
+    pub rounds: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Receivers are called.
+    Calling(Nanos),
+    /// They are asked what they have.
+    Offering(Nanos),
+    Sending,
+    /// They compare what they have.
+    Storing(Nanos),
+    Over,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Receiver {
+    reached: bool,
+    have: Option<u64>,
+    written: u64,
+    stored: bool,
+}
+
+/// A delivery at its root.
+#[derive(Debug)]
+pub struct Give {
+    config: GiveConfig,
+    node: Node,
+    own: IpAddr,
+    stage: Stage,
+    round: u32,
+    receivers: BTreeMap<IpAddr, Receiver>,
+    lost: Vec<(IpAddr, Lost)>,
+    open: bool,
+    /// The next segment to be sent
+    next: u64,
+    finished: bool,
+    buffers: Buffers,
+    /// Memory of messages that are complete
+    complete: Arc<Mutex<Vec<Memory>>>,
+    outcome: Option<Result<Given, GiveError>>,
+}
+
+impl Give {
+    /// A delivery by a node of this configuration.
+    ///
+    /// # Errors
+    /// If it cannot be.
+    pub fn new(node: Config, config: GiveConfig) -> Result<Self, GiveError> {
+        let own = node.address;
+        if config.len == 0 {
+            return Err(GiveError::Empty);
+        }
+        if config.receivers.is_empty() {
+            return Err(GiveError::NoReceivers);
+        }
+        let mut receivers = BTreeMap::new();
+        for ip in &config.receivers {
+            if *ip == own || receivers.insert(*ip, Receiver::default()).is_some() {
+                return Err(GiveError::Twice(*ip));
+            }
+        }
+        if !(1..=NAME).contains(&config.name.len()) {
+            return Err(GiveError::Name(config.name.len()));
+        }
+        let (block, len) = (config.block_bytes, config.len);
+        if block == 0 || u64::from(block) > len || block > GroupConfig::MAX_BLOCK {
+            return Err(GiveError::Block { block, len });
+        }
+        if config.segment_bytes < block || config.window == 0 {
+            return Err(GiveError::Segment);
+        }
+        if !ALGORITHMS.contains(&config.algorithm) {
+            return Err(GiveError::Hybrid);
+        }
+        Ok(Self {
+            node: Node::new(node),
+            own,
+            stage: Stage::Over,
+            round: 0,
+            receivers,
+            lost: Vec::new(),
+            open: false,
+            next: 0,
+            finished: false,
+            buffers: Buffers::default(),
+            complete: Arc::default(),
+            outcome: None,
+            config,
+        })
+    }
+
+    /// Begins.
+    ///
+    /// # Errors
+    /// If the NIC has no room.
+    pub fn start(&mut self, nic: &mut Rnic, now: Nanos) -> Result<(), GiveError> {
+        self.node.start(nic)?;
+        for ip in self.config.receivers.clone() {
+            self.node.call(nic, ip, now)?;
+        }
+        self.stage = Stage::Calling(now + self.config.patience);
+        Ok(())
+    }
+
+    /// Segments of the object
+    pub fn segments(&self) -> u64 {
+        self.config.len.div_ceil(self.config.segment_bytes.into())
+    }
+
+    /// Bytes of a segment
+    pub fn segment_len(&self, segment: u64) -> u32 {
+        let begins = segment * u64::from(self.config.segment_bytes);
+        self.config.len.saturating_sub(begins).min(self.config.segment_bytes.into()) as u32
+    }
+
+    /// Segments that every receiver has written
+    pub fn written(&self) -> u64 {
+        self.receivers.values().map(|receiver| receiver.written).min().unwrap_or(0)
+    }
+
+    /// Receivers that are left
+    pub fn receivers(&self) -> usize {
+        self.receivers.len()
+    }
+
+    /// The segment that is wanted next: [`give`](Self::give) it. After a failure it may be one that was given before.
+    pub fn wants(&self) -> Option<u64> {
+        let room = self.written() + u64::from(self.config.window);
+        (self.stage == Stage::Sending && self.open && self.next < self.segments().min(room))
+            .then_some(self.next)
+    }
+
+    /// Whether all segments were given, and the object's digest is wanted: [`finish`](Self::finish).
+    pub fn wants_digest(&self) -> bool {
+        self.stage == Stage::Sending && self.open && self.next == self.segments() && !self.finished
+    }
+
+    /// Gives the segment that is wanted.
+    ///
+    /// # Panics
+    /// If it is not [as long as it has to be](Self::segment_len).
+    pub fn give(&mut self, nic: &mut Rnic, bytes: Vec<u8>) {
+        let Some(segment) = self.wants() else { return };
+        assert_eq!(bytes.len(), self.segment_len(segment) as usize, "bytes of segment {segment}");
+        self.next += 1;
+        self.send(nic, bytes);
+    }
+
+    /// Gives the digest of the whole object.
+    pub fn finish(&mut self, nic: &mut Rnic, digest: [u8; DIGEST]) {
+        if self.wants_digest() {
+            self.finished = true;
+            self.send(nic, digest.to_vec());
+            // It cannot be refused: the group is there, or has failed, which is told.
+            _ = self.node.destroy_group(self.round);
+        }
+    }
+
+    fn send(&mut self, nic: &mut Rnic, bytes: Vec<u8>) {
+        let Some(pd) = self.node.pd() else { return };
+        let len = bytes.len() as u32;
+        let Some(memory) = self.buffers.give(nic, pd, bytes, Access::LOCAL_READ) else {
+            return self.end(Err(CallError::NotRegistered.into()));
+        };
+        if let Err(error) = self.node.send(nic, self.round, memory, len) {
+            self.buffers.take(nic, memory);
+            if is_fatal(&error) {
+                self.end(Err(error.into()));
+            }
+        }
+    }
+
+    /// What became of it, when it is over; then it runs on until [`is_heard`](Self::is_heard).
+    pub fn outcome(&self) -> Option<&Result<Given, GiveError>> {
+        self.outcome.as_ref()
+    }
+
+    /// Whether everything that was said to others has been heard.
+    pub fn is_heard(&self) -> bool {
+        self.node.is_heard()
+    }
+
+    /// When [`run`](Self::run) is to be called, if nothing comes in before
+    pub fn next_timer(&self) -> Option<Nanos> {
+        let until = match self.stage {
+            Stage::Calling(at) | Stage::Offering(at) | Stage::Storing(at) => Some(at),
+            Stage::Sending | Stage::Over => None,
+        };
+        [self.node.next_timer(), until].into_iter().flatten().min()
+    }
+
+    /// Something came in, something was given, or the time has come.
+    pub fn run(&mut self, nic: &mut Rnic, now: Nanos) {
+        self.node.run(nic, now);
+        let complete = core::mem::take(&mut *self.complete.lock().unwrap_or_else(PoisonError::into_inner));
+        for memory in complete {
+            self.buffers.take(nic, memory);
+        }
+        while let Some(event) = self.node.poll_event() {
+            self.on_event(nic, event, now);
+        }
+        self.on_time(nic, now);
+    }
+
+    fn end(&mut self, outcome: Result<Given, GiveError>) {
+        if self.stage != Stage::Over {
+            self.stage = Stage::Over;
+            self.outcome = Some(outcome);
+        }
+    }
+
+    fn on_event(&mut self, nic: &mut Rnic, event: Event, now: Nanos) {
+        match event {
+            Event::Reached(ip) => {
+                if let Some(receiver) = self.receivers.get_mut(&ip) {
+                    receiver.reached = true;
+                }
+                let all = self.receivers.values().all(|receiver| receiver.reached);
+                if all && matches!(self.stage, Stage::Calling(_)) {
+                    self.offer(nic, now);
+                }
+            }
+            Event::Lost(ip) => self.lose(nic, ip, Lost::Gone, now),
+            Event::Note(ip, bytes) => match Note::from_bytes(&bytes) {
+                Some(note) => self.on_note(nic, ip, note, now),
+                None => self.lose(nic, ip, Lost::Failed(Failure::Violation(ip)), now),
+            },
+            Event::Open(group) => self.open |= group == self.round,
+            Event::Closed(group) if group == self.round && self.stage == Stage::Sending => {
+                self.stage = Stage::Storing(now + self.config.patience);
+                self.conclude();
+            }
+            Event::Closed(_) => {}
+            Event::Failed { group, failure, unfinished } => {
+                for memory in unfinished {
+                    self.buffers.take(nic, memory);
+                }
+                // It is told here, and forgotten.
+                _ = self.node.destroy_group(group);
+                if group == self.round && self.stage == Stage::Sending {
+                    self.on_failed(nic, failure, now);
+                }
+            }
+        }
+    }
+
+    fn on_failed(&mut self, nic: &mut Rnic, failure: Failure, now: Nanos) {
+        let ip = failure.member();
+        if self.config.algorithm == Algorithm::InNetwork && matches!(failure, Failure::Switch(_)) {
+            self.config.algorithm = Algorithm::Pipeline;
+        }
+        self.stage = Stage::Offering(now);
+        if self.receivers.contains_key(&ip) {
+            let why = match failure {
+                Failure::Gone(_) => Lost::Gone,
+                Failure::Silent(_) => Lost::Silent,
+                other => Lost::Failed(other),
+            };
+            self.lose(nic, ip, why, now);
+        } else {
+            self.offer(nic, now);
+        }
+    }
+
+    /// A receiver is no longer one.
+    fn lose(&mut self, nic: &mut Rnic, ip: IpAddr, why: Lost, now: Nanos) {
+        let is_out = |receiver: &Receiver| receiver.stored;
+        if self.stage == Stage::Over || self.receivers.get(&ip).is_none_or(is_out) {
+            return;
+        }
+        self.receivers.remove(&ip);
+        self.lost.push((ip, why));
+        self.node.hang_up(ip);
+        if self.receivers.is_empty() {
+            return self.end(Err(GiveError::Alone(self.lost.clone())));
+        }
+        match self.stage {
+            Stage::Calling(_) | Stage::Offering(_) => self.offer(nic, now),
+            // That its group fails is told by itself; if it is no member, it does not matter.
+            Stage::Sending => _ = self.node.abandon_group(nic, self.round, now),
+            Stage::Storing(_) => self.conclude(),
+            Stage::Over => {}
+        }
+    }
+
+    /// Asks everybody who is left what they have, and tells them who they are.
+    fn offer(&mut self, nic: &mut Rnic, now: Nanos) {
+        let most = 2 * self.config.receivers.len() as u32 + 4;
+        if self.round >= most {
+            return self.end(Err(GiveError::Rounds(self.round)));
+        }
+        self.round += 1;
+        self.stage = Stage::Offering(now + self.config.patience);
+        (self.open, self.finished) = (false, false);
+        let algorithm = ALGORITHMS.iter().position(|algorithm| *algorithm == self.config.algorithm);
+        let name = self.config.name.as_bytes();
+        let members = members(self.own, self.receivers.keys().copied());
+        let terms = Terms {
+            round: self.round,
+            members: members.len() as u32,
+            len: self.config.len,
+            segment: self.config.segment_bytes,
+            block: self.config.block_bytes,
+            algorithm: algorithm.unwrap_or_default() as u8,
+            name_len: name.len() as u8,
+        };
+        let parts = (0..).step_by(PART).zip(name.chunks(PART)).map(|(at, bytes)| {
+            let mut part = [0; PART];
+            part[..bytes.len()].copy_from_slice(bytes);
+            Note::Name { at, len: bytes.len() as u8, part }
+        });
+        let places = (0..).zip(&members);
+        let places = places.map(|(place, ip)| Note::Member { round: terms.round, place, ip: *ip });
+        let notes: Vec<_> = parts.chain([Note::Offer(terms)]).chain(places).collect();
+        for (ip, receiver) in &mut self.receivers {
+            receiver.have = None;
+            for note in &notes {
+                self.node.tell(nic, *ip, note.to_bytes());
+            }
+        }
+    }
+
+    fn on_note(&mut self, nic: &mut Rnic, ip: IpAddr, note: Note, now: Nanos) {
+        let segments = self.segments();
+        let Some(receiver) = self.receivers.get_mut(&ip) else { return };
+        match note {
+            Note::Have { round, segments: have } if round == self.round && have <= segments => {
+                if matches!(self.stage, Stage::Offering(_)) {
+                    (receiver.have, receiver.written) = (Some(have), have);
+                    self.begin(nic, now);
+                }
+            }
+            // Of an earlier round
+            Note::Have { round, .. } if round < self.round => {}
+            Note::Refuse(refusal) => self.lose(nic, ip, Lost::Refused(refusal), now),
+            Note::Written { segments: written } if written <= segments => {
+                receiver.written = receiver.written.max(written);
+            }
+            Note::Stored if matches!(self.stage, Stage::Sending | Stage::Storing(_)) => {
+                receiver.stored = true;
+                self.conclude();
+            }
+            Note::Damaged => self.lose(nic, ip, Lost::Damaged, now),
+            _ => self.lose(nic, ip, Lost::Failed(Failure::Violation(ip)), now),
+        }
+    }
+
+    /// Goes on where the one goes on that has least, if all have said what they have.
+    fn begin(&mut self, nic: &mut Rnic, now: Nanos) {
+        let have = self.receivers.values().map(|receiver| receiver.have);
+        let Some(first) = have.collect::<Option<Vec<u64>>>().and_then(|all| all.into_iter().min()) else {
+            return;
+        };
+        (self.next, self.stage) = (first, Stage::Sending);
+        for ip in self.receivers.keys() {
+            self.node.tell(nic, *ip, Note::Start { round: self.round, first }.to_bytes());
+        }
+        let group = GroupConfig {
+            algorithm: self.config.algorithm.clone(),
+            block_bytes: self.config.block_bytes,
+            ..GroupConfig::new(self.round, members(self.own, self.receivers.keys().copied()))
+        };
+        let complete = Arc::clone(&self.complete);
+        let done = move |_: &mut Rnic, memory: Memory, _: u32| {
+            complete.lock().unwrap_or_else(PoisonError::into_inner).push(memory);
+        };
+        let made = self.node.create_group(nic, group, Box::new(|_, _| None), Box::new(done), now);
+        if let Err(error) = made {
+            self.end(Err(error.into()));
+        }
+    }
+
+    /// Ends it when everybody who is left has said that it is stored.
+    fn conclude(&mut self) {
+        let all = self.receivers.values().all(|receiver| receiver.stored);
+        if all && matches!(self.stage, Stage::Storing(_)) {
+            let stored = self.receivers.keys().copied().collect();
+            self.end(Ok(Given { stored, lost: self.lost.clone(), rounds: self.round }));
+        }
+    }
+
+    fn on_time(&mut self, nic: &mut Rnic, now: Nanos) {
+        let late = |is: fn(&Receiver) -> bool| -> Vec<IpAddr> {
+            self.receivers.iter().filter(|(_, receiver)| !is(receiver)).map(|(ip, _)| *ip).collect()
+        };
+        match self.stage {
+            Stage::Calling(at) if at <= now => {
+                let silent = late(|receiver| receiver.reached);
+                self.end(Err(GiveError::Silent(silent)));
+            }
+            Stage::Offering(at) if at <= now => {
+                // All at once, so that there is one round more and not many.
+                let silent = late(|receiver| receiver.have.is_some());
+                for ip in &silent {
+                    self.receivers.remove(ip);
+                    self.lost.push((*ip, Lost::Silent));
+                    self.node.hang_up(*ip);
+                }
+                if self.receivers.is_empty() {
+                    self.end(Err(GiveError::Alone(self.lost.clone())));
+                } else {
+                    self.offer(nic, now);
+                }
+            }
+            Stage::Storing(at) if at <= now => {
+                for ip in late(|receiver| receiver.stored) {
+                    self.lose(nic, ip, Lost::Silent, now);
+                }
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! What root and receivers tell each other beside the object. All numbers in network byte order.
+
+use super::Refusal;
+use crate::node::Node;
+use core::net::{IpAddr, Ipv6Addr};
+
+type Bytes = [u8; Node::NOTE];
+
+/// Bytes of a name in one note
+pub(super) const PART: usize = 32;
+/// Bytes of a name at most
+pub(super) const NAME: usize = 255;
+
+/// A note.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Note {
+    /// The root: part of the object's name, from this byte on
+    Name { at: u8, len: u8, part: [u8; PART] },
+    /// The root: an object is offered, and a group of so many members will bring it.
+    Offer(Terms),
+    /// The root: a member of that group
+    Member { round: u32, place: u32, ip: IpAddr },
+    /// A receiver: it has so many segments.
+    Have { round: u32, segments: u64 },
+    /// A receiver: it does not take it.
+    Refuse(Refusal),
+    /// The root: the group of this round begins with this segment.
+    Start { round: u32, first: u64 },
+    /// A receiver: it has written so many segments.
+    Written { segments: u64 },
+    /// A receiver: it has everything, and it is right.
+    Stored,
+    /// A receiver: it has everything, and it is not right.
+    Damaged,
+}
+
+/// What is offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Terms {
+    pub(super) round: u32,
+    pub(super) members: u32,
+    /// Bytes of the object, of a segment and of a block
+    pub(super) len: u64,
+    pub(super) segment: u32,
+    pub(super) block: u32,
+    /// How blocks get around, by its number
+    pub(super) algorithm: u8,
+    pub(super) name_len: u8,
+}
+
+fn u32_at(bytes: &Bytes, at: usize) -> u32 {
+    bytes[at..].first_chunk().map_or(0, |part| u32::from_be_bytes(*part))
+}
+
+fn u64_at(bytes: &Bytes, at: usize) -> u64 {
+    bytes[at..].first_chunk().map_or(0, |part| u64::from_be_bytes(*part))
+}
+
+impl Note {
+    pub(super) fn to_bytes(self) -> Bytes {
+        let mut bytes = [0; Node::NOTE];
+        let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
+        match self {
+            Self::Name { at, len, part } => {
+                put(0, &[1, at, len]);
+                put(8, &part);
+            }
+            Self::Offer(terms) => {
+                put(0, &[2, terms.algorithm, terms.name_len]);
+                put(4, &terms.round.to_be_bytes());
+                put(8, &terms.members.to_be_bytes());
+                put(12, &terms.segment.to_be_bytes());
+                put(16, &terms.block.to_be_bytes());
+                put(24, &terms.len.to_be_bytes());
+            }
+            Self::Member { round, place, ip } => {
+                put(0, &[3]);
+                put(4, &round.to_be_bytes());
+                put(8, &place.to_be_bytes());
+                let ip = match ip {
+                    IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+                    IpAddr::V6(ip) => ip,
+                };
+                put(16, &ip.octets());
+            }
+            Self::Have { round, segments } => {
+                put(0, &[4]);
+                put(4, &round.to_be_bytes());
+                put(8, &segments.to_be_bytes());
+            }
+            Self::Refuse(refusal) => put(0, &[5, refusal as u8]),
+            Self::Start { round, first } => {
+                put(0, &[6]);
+                put(4, &round.to_be_bytes());
+                put(8, &first.to_be_bytes());
+            }
+            Self::Written { segments } => {
+                put(0, &[7]);
+                put(8, &segments.to_be_bytes());
+            }
+            Self::Stored => put(0, &[8]),
+            Self::Damaged => put(0, &[9]),
+        }
+        bytes
+    }
+
+    /// `None` if it is none
+    pub(super) fn from_bytes(bytes: &Bytes) -> Option<Self> {
+        let round = u32_at(bytes, 4);
+        Some(match bytes[0] {
+            1 => {
+                let len = bytes[2];
+                if len == 0 || usize::from(len) > PART {
+                    return None;
+                }
+                Self::Name { at: bytes[1], len, part: *bytes[8..].first_chunk()? }
+            }
+            2 => Self::Offer(Terms {
+                round,
+                members: u32_at(bytes, 8),
+                segment: u32_at(bytes, 12),
+                block: u32_at(bytes, 16),
+                len: u64_at(bytes, 24),
+                algorithm: bytes[1],
+                name_len: bytes[2],
+            }),
+            3 => {
+                let ip: [u8; 16] = *bytes[16..].first_chunk()?;
+                Self::Member { round, place: u32_at(bytes, 8), ip: Ipv6Addr::from(ip).to_canonical() }
+            }
+            4 => Self::Have { round, segments: u64_at(bytes, 8) },
+            5 => Self::Refuse(*Refusal::ALL.get(usize::from(bytes[1]))?),
+            6 => Self::Start { round, first: u64_at(bytes, 8) },
+            7 => Self::Written { segments: u64_at(bytes, 8) },
+            8 => Self::Stored,
+            9 => Self::Damaged,
+            _ => return None,
+        })
+    }
+}
+
+/// Algorithms by their numbers: those that need nothing but the members
+pub(super) const ALGORITHMS: [crate::Algorithm; 5] = {
+    use crate::Algorithm::{Chain, InNetwork, Pipeline, Sequential, Tree};
+    [Sequential, Chain, Tree, Pipeline, InNetwork]
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn notes_survive() {
+        let terms = Terms {
+            round: 7,
+            members: 512,
+            len: 1 << 40,
+            segment: 1 << 24,
+            block: 1 << 20,
+            algorithm: 3,
+            name_len: 255,
+        };
+        let all = [
+            Note::Name { at: 224, len: 31, part: [7; PART] },
+            Note::Offer(terms),
+            Note::Member { round: 1, place: 2, ip: [10, 0, 0, 1].into() },
+            Note::Member { round: 1, place: 2, ip: "fd00::7".parse().unwrap() },
+            Note::Have { round: 9, segments: u64::MAX },
+            Note::Start { round: 9, first: 5 },
+            Note::Written { segments: 77 },
+            Note::Stored,
+            Note::Damaged,
+        ];
+        for note in all.into_iter().chain(Refusal::ALL.map(Note::Refuse)) {
+            assert_eq!(Note::from_bytes(&note.to_bytes()), Some(note));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn anything_may_come(bytes: [u8; 20], kind in 0_u8..12) {
+            let mut note = [0; Node::NOTE];
+            note[1..21].copy_from_slice(&bytes);
+            note[0] = kind;
+            if let Some(read) = Note::from_bytes(&note) {
+                prop_assert_eq!(Note::from_bytes(&read.to_bytes()), Some(read));
+            }
+        }
+    }
+}

@@ -1,0 +1,388 @@
+//! A receiver's side of a delivery.
+
+use super::note::{ALGORITHMS, Note, Terms};
+use super::{Buffers, DIGEST, Refusal, is_fatal};
+use crate::config::{CallError, Config, GroupConfig, Memory, StartError};
+use crate::node::{Event, Node};
+use core::net::IpAddr;
+use rnic::{Access, Rnic};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use switch::Nanos;
+
+/// From whom an object is taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TakeConfig {
+    /// The root
+    pub from: IpAddr,
+    /// How long it has to come, and to come back after a failure
+    pub patience: Nanos,
+}
+
+/// Why nothing is taken (any more).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TakeError {
+    /// The NIC has no room
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// The node refuses
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// It offers nothing
+    #[error("{0} offers nothing")]
+    Silent(IpAddr),
+    /// It is gone, or goes on without this node
+    #[error("{0} is gone, or goes on without this node")]
+    Gone(IpAddr),
+    /// It was not taken
+    #[error("it was not taken: {0}")]
+    Refused(Refusal),
+    /// What was written is not what was sent
+    #[error("what was written is not what was sent: the digests differ")]
+    Damaged,
+    /// The root does what it must not
+    #[error("{0} breaks the protocol")]
+    Violation(IpAddr),
+}
+
+/// What is offered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// What the root calls it: not to be trusted as a path
+    pub name: String,
+    /// Bytes
+    pub len: u64,
+    /// Bytes of a segment
+    pub segment_bytes: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// For the root, an offer, or another one
+    Waiting(Nanos),
+    /// For the application, to take it
+    Offered,
+    /// For the root, to begin
+    Ready(Nanos),
+    Receiving,
+    /// For the application, to compare
+    Comparing,
+    Over,
+}
+
+/// What callbacks of a group share with the receiver.
+#[derive(Debug, Default)]
+struct Shared {
+    buffers: Buffers,
+    /// Messages that are complete
+    arrived: VecDeque<Vec<u8>>,
+}
+
+/// A delivery at a receiver.
+#[derive(Debug)]
+pub struct Take {
+    config: TakeConfig,
+    node: Node,
+    stage: Stage,
+    name: Vec<u8>,
+    terms: Option<Terms>,
+    members: Vec<Option<IpAddr>>,
+    accepted: bool,
+    /// Segments that have come, in order, and what the next message of this round's group is
+    received: u64,
+    message: u64,
+    written: u64,
+    queue: VecDeque<Vec<u8>>,
+    digest: Option<[u8; DIGEST]>,
+    shared: Arc<Mutex<Shared>>,
+    outcome: Option<Result<(), TakeError>>,
+}
+
+fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Take {
+    /// A receiver on a node of this configuration.
+    pub fn new(node: Config, config: TakeConfig) -> Self {
+        Self {
+            config,
+            node: Node::new(node),
+            stage: Stage::Over,
+            name: Vec::new(),
+            terms: None,
+            members: Vec::new(),
+            accepted: false,
+            received: 0,
+            message: 0,
+            written: 0,
+            queue: VecDeque::new(),
+            digest: None,
+            shared: Arc::default(),
+            outcome: None,
+        }
+    }
+
+    /// Begins.
+    ///
+    /// # Errors
+    /// If the NIC has no room.
+    pub fn start(&mut self, nic: &mut Rnic, now: Nanos) -> Result<(), TakeError> {
+        self.node.start(nic)?;
+        self.node.call(nic, self.config.from, now)?;
+        self.stage = Stage::Waiting(now + self.config.patience);
+        Ok(())
+    }
+
+    /// What is offered, if it has not been decided about: [`accept`](Self::accept) it or [`refuse`](Self::refuse).
+    pub fn offered(&self) -> Option<Offer> {
+        let terms = self.terms.filter(|_| self.stage == Stage::Offered)?;
+        let name = String::from_utf8_lossy(&self.name).into_owned();
+        Some(Offer { name, len: terms.len, segment_bytes: terms.segment })
+    }
+
+    /// Takes it.
+    pub fn accept(&mut self, nic: &mut Rnic, now: Nanos) {
+        if self.stage == Stage::Offered {
+            self.accepted = true;
+            self.tell_have(nic, now);
+        }
+    }
+
+    /// Does not take it, or not any more.
+    pub fn refuse(&mut self, nic: &mut Rnic, refusal: Refusal) {
+        if self.stage != Stage::Over {
+            self.tell(nic, Note::Refuse(refusal));
+            self.end(Err(TakeError::Refused(refusal)));
+        }
+    }
+
+    /// The next segment: each once, in order. [`written`](Self::written) says that it is where it belongs.
+    pub fn poll_segment(&mut self) -> Option<Vec<u8>> {
+        self.queue.pop_front()
+    }
+
+    /// The next segment has been written.
+    pub fn written(&mut self, nic: &mut Rnic) {
+        self.written += 1;
+        self.tell(nic, Note::Written { segments: self.written });
+    }
+
+    /// Segments that have come
+    pub fn received(&self) -> u64 {
+        self.received
+    }
+
+    /// The digest to compare with, when everything has come and was written: [`compared`](Self::compared) says how it went.
+    pub fn wants_comparison(&self) -> Option<[u8; DIGEST]> {
+        self.digest.filter(|_| self.stage == Stage::Comparing && self.written == self.received)
+    }
+
+    /// What was written is, or is not, what was sent.
+    pub fn compared(&mut self, nic: &mut Rnic, equal: bool) {
+        if self.stage == Stage::Comparing {
+            self.tell(nic, if equal { Note::Stored } else { Note::Damaged });
+            self.end(if equal { Ok(()) } else { Err(TakeError::Damaged) });
+        }
+    }
+
+    /// What became of it, when it is over; then it runs on until [`is_heard`](Self::is_heard).
+    pub fn outcome(&self) -> Option<&Result<(), TakeError>> {
+        self.outcome.as_ref()
+    }
+
+    /// Whether everything that was said to others has been heard.
+    pub fn is_heard(&self) -> bool {
+        self.node.is_heard()
+    }
+
+    /// When [`run`](Self::run) is to be called, if nothing comes in before
+    pub fn next_timer(&self) -> Option<Nanos> {
+        let until = match self.stage {
+            Stage::Waiting(at) | Stage::Ready(at) => Some(at),
+            _ => None,
+        };
+        [self.node.next_timer(), until].into_iter().flatten().min()
+    }
+
+    /// Something came in, something was decided, or the time has come.
+    pub fn run(&mut self, nic: &mut Rnic, now: Nanos) {
+        self.node.run(nic, now);
+        self.on_arrived();
+        while let Some(event) = self.node.poll_event() {
+            self.on_event(nic, event, now);
+        }
+        if let Stage::Waiting(at) | Stage::Ready(at) = self.stage
+            && at <= now
+        {
+            let from = self.config.from;
+            let error = if self.terms.is_some() { TakeError::Gone(from) } else { TakeError::Silent(from) };
+            self.end(Err(error));
+        }
+    }
+
+    fn end(&mut self, outcome: Result<(), TakeError>) {
+        if self.stage != Stage::Over {
+            self.stage = Stage::Over;
+            self.outcome = Some(outcome);
+        }
+    }
+
+    fn violation(&mut self) {
+        self.end(Err(TakeError::Violation(self.config.from)));
+    }
+
+    fn tell(&mut self, nic: &mut Rnic, note: Note) {
+        self.node.tell(nic, self.config.from, note.to_bytes());
+    }
+
+    fn segments(terms: &Terms) -> u64 {
+        terms.len.div_ceil(terms.segment.into())
+    }
+
+    /// What has come in full: segments, and behind the last one the digest.
+    fn on_arrived(&mut self) {
+        let arrived = core::mem::take(&mut lock(&self.shared).arrived);
+        for bytes in arrived {
+            let Some(terms) = self.terms else { return };
+            let number = self.message;
+            self.message += 1;
+            let begins = number.saturating_mul(terms.segment.into());
+            if number == Self::segments(&terms) {
+                match <[u8; DIGEST]>::try_from(bytes) {
+                    Ok(digest) => self.digest = Some(digest),
+                    Err(_) => return self.violation(),
+                }
+            } else if bytes.len() as u64 != terms.len.saturating_sub(begins).min(terms.segment.into()) {
+                return self.violation();
+            } else if number == self.received {
+                self.received += 1;
+                self.queue.push_back(bytes);
+            }
+            // Any other came in an earlier round; others had not got it.
+        }
+    }
+
+    fn on_event(&mut self, nic: &mut Rnic, event: Event, now: Nanos) {
+        match event {
+            Event::Note(_, bytes) => match Note::from_bytes(&bytes) {
+                Some(note) => self.on_note(nic, note, now),
+                None => self.violation(),
+            },
+            // With everything here, it is only to be compared.
+            Event::Lost(_) if self.terms.is_some() && self.stage != Stage::Comparing => {
+                self.end(Err(TakeError::Gone(self.config.from)));
+            }
+            Event::Reached(_) | Event::Lost(_) | Event::Open(_) => {}
+            Event::Closed(group) => {
+                let here = self.terms.filter(|terms| terms.round == group && self.stage == Stage::Receiving);
+                if here.is_some_and(|terms| Self::segments(&terms) == self.received) && self.digest.is_some()
+                {
+                    self.stage = Stage::Comparing;
+                } else {
+                    self.violation();
+                }
+            }
+            Event::Failed { group, unfinished, .. } => {
+                for memory in unfinished {
+                    lock(&self.shared).buffers.take(nic, memory);
+                }
+                // It is told here, and forgotten.
+                _ = self.node.destroy_group(group);
+                if self.stage == Stage::Receiving {
+                    self.stage = Stage::Waiting(now + self.config.patience);
+                }
+            }
+        }
+    }
+
+    fn on_note(&mut self, nic: &mut Rnic, note: Note, now: Nanos) {
+        match note {
+            Note::Name { at, len, part } if !self.accepted => {
+                let (at, len) = (usize::from(at), usize::from(len));
+                self.name.truncate(at);
+                if self.name.len() != at {
+                    return self.violation();
+                }
+                self.name.extend_from_slice(&part[..len]);
+            }
+            Note::Name { .. } => {}
+            Note::Offer(terms) => self.on_offer(nic, terms, now),
+            Note::Member { round, place, ip } => self.on_member(nic, round, place, ip, now),
+            Note::Start { round, first } => self.on_start(nic, round, first, now),
+            _ => self.violation(),
+        }
+    }
+
+    fn on_offer(&mut self, nic: &mut Rnic, terms: Terms, now: Nanos) {
+        let same = self.terms.is_none_or(|before| {
+            (before.len, before.segment) == (terms.len, terms.segment) && before.round < terms.round
+        });
+        let right = terms.len > 0
+            && (1..=terms.segment).contains(&terms.block)
+            && usize::from(terms.name_len) == self.name.len()
+            && (2..=crate::Schedule::MAX_NODES).contains(&terms.members)
+            && usize::from(terms.algorithm) < ALGORITHMS.len();
+        if !same || !right {
+            return self.violation();
+        }
+        // The group of the round before is over, whether or not this node has heard of it.
+        if let Some(before) = self.terms.replace(terms) {
+            _ = self.node.abandon_group(nic, before.round, now);
+        }
+        self.members = vec![None; terms.members as usize];
+    }
+
+    fn on_member(&mut self, nic: &mut Rnic, round: u32, place: u32, ip: IpAddr, now: Nanos) {
+        let known = self.terms.is_some_and(|terms| terms.round == round);
+        let Some(member) = self.members.get_mut(place as usize).filter(|_| known) else {
+            return self.violation();
+        };
+        *member = Some(ip);
+        if self.members.iter().all(Option::is_some) && self.stage != Stage::Over {
+            if self.accepted {
+                self.tell_have(nic, now);
+            } else {
+                self.stage = Stage::Offered;
+            }
+        }
+    }
+
+    fn tell_have(&mut self, nic: &mut Rnic, now: Nanos) {
+        let Some(terms) = self.terms else { return };
+        self.stage = Stage::Ready(now + self.config.patience);
+        self.tell(nic, Note::Have { round: terms.round, segments: self.received });
+    }
+
+    fn on_start(&mut self, nic: &mut Rnic, round: u32, first: u64, now: Nanos) {
+        let Some(terms) = self.terms.filter(|terms| terms.round == round && first <= self.received) else {
+            return self.violation();
+        };
+        let (Stage::Ready(_), Some(pd)) = (self.stage, self.node.pd()) else { return self.violation() };
+        (self.stage, self.message, self.digest) = (Stage::Receiving, first, None);
+        let group = GroupConfig {
+            algorithm: ALGORITHMS[usize::from(terms.algorithm)].clone(),
+            block_bytes: terms.block,
+            ..GroupConfig::new(round, self.members.iter().flatten().copied().collect())
+        };
+        let most = terms.segment.max(DIGEST as u32);
+        let shared = Arc::clone(&self.shared);
+        let incoming = move |nic: &mut Rnic, len: u32| {
+            let bytes = (len <= most).then(|| vec![0; len as usize])?;
+            lock(&shared).buffers.give(nic, pd, bytes, Access::LOCAL_WRITE)
+        };
+        let shared = Arc::clone(&self.shared);
+        let complete = move |nic: &mut Rnic, memory: Memory, _: u32| {
+            let mut shared = lock(&shared);
+            let bytes = shared.buffers.take(nic, memory);
+            shared.arrived.push_back(bytes);
+        };
+        match self.node.create_group(nic, group, Box::new(incoming), Box::new(complete), now) {
+            Err(error) if is_fatal(&error) => {
+                self.tell(nic, Note::Refuse(Refusal::Group));
+                self.end(Err(error.into()));
+            }
+            _ => {}
+        }
+    }
+}

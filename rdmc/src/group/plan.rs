@@ -1,0 +1,62 @@
+//! What a group is to be: whether it can be, and whether all members mean the same.
+
+use crate::config::{CallError, GroupConfig};
+use crate::schedule::{Algorithm, Schedule};
+use core::net::IpAddr;
+
+/// What all members have to agree about, as a number. Not against malice: against mistakes.
+pub(super) fn agreement(config: &GroupConfig) -> u64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    let mut add = |bytes: &[u8]| {
+        for byte in bytes {
+            hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    };
+    add(config.algorithm.name().as_bytes());
+    add(&config.block_bytes.to_be_bytes());
+    add(&config.ahead.to_be_bytes());
+    add(&(config.members.len() as u32).to_be_bytes());
+    for member in &config.members {
+        match member {
+            IpAddr::V4(ip) => add(&ip.to_ipv6_mapped().octets()),
+            IpAddr::V6(ip) => add(&ip.octets()),
+        }
+    }
+    if let Algorithm::Hybrid(racks) = &config.algorithm {
+        for node in 0..racks.nodes() as u32 {
+            add(&racks.rack(node).to_be_bytes());
+        }
+    }
+    hash
+}
+
+/// Looks at what a group is to be. This member's place in it
+pub(crate) fn check(config: &GroupConfig, own: IpAddr, has_switch: bool) -> Result<u32, CallError> {
+    let members = &config.members;
+    Schedule::new(config.algorithm.clone(), members.len() as u32, 1)?;
+    let mut seen = std::collections::BTreeSet::new();
+    for member in members {
+        if !seen.insert(*member) {
+            return Err(CallError::Twice(*member));
+        }
+        if member.is_ipv4() != own.is_ipv4() {
+            return Err(CallError::Family(*member));
+        }
+    }
+    if !(1..=GroupConfig::MAX_BLOCK).contains(&config.block_bytes) {
+        return Err(CallError::Block(config.block_bytes));
+    }
+    if !(1..=64).contains(&config.ahead) {
+        return Err(CallError::Ahead(config.ahead));
+    }
+    if config.algorithm == Algorithm::InNetwork {
+        if !has_switch {
+            return Err(CallError::NoSwitch);
+        }
+        if !(1..=0xffff).contains(&config.number) {
+            return Err(CallError::Number(config.number));
+        }
+    }
+    let place = members.iter().position(|member| *member == own).ok_or(CallError::NotAMember(own))?;
+    Ok(place as u32)
+}

@@ -1,0 +1,634 @@
+//! A node: all groups that it is a member of, on one NIC.
+
+use crate::config::{CallError, Config, Failure, GroupConfig, Memory, StartError};
+use crate::group::transfer::is_within;
+use crate::group::{self, Group, IncomingMessage, MessageComplete, Outcome, READY_VA, Resources, Use, WORD};
+use crate::mesh::{Mesh, News, Queues};
+use crate::through;
+use crate::wire::{Create, Message, NOTE};
+use core::net::IpAddr;
+use rnic::cm::{Conn, Event as CmEvent, PortSpace};
+use rnic::{Access, Completed, Completion, Pd, Rnic, Status};
+use rocev2::cm::RejReason;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use switch::{Chance, Nanos};
+
+const COMPLETIONS: usize = 1 << 16;
+/// Groups that others have created and this node has not (yet), from each of them
+const MAX_AHEAD: usize = 4096;
+
+/// What happened to a group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// All members are there.
+    Open(u32),
+    /// It was closed, and every message is at every member. It is gone.
+    Closed(u32),
+    /// It failed, and is gone but for [`Node::destroy_group`].
+    Failed {
+        /// Its number
+        group: u32,
+        /// Why
+        failure: Failure,
+        /// The memory of messages that are not complete here
+        unfinished: Vec<Memory>,
+    },
+    /// A node that was [called](Node::call) can be spoken to.
+    Reached(IpAddr),
+    /// A node that was called is gone. It is tried again.
+    Lost(IpAddr),
+    /// What the application of another node says
+    Note(IpAddr, [u8; Node::NOTE]),
+}
+
+/// What a node has counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Counters {
+    /// Blocks sent, one that a switch copies once for each P4CE group
+    pub blocks_sent: u64,
+    /// Blocks received
+    pub blocks_received: u64,
+    /// Messages complete here
+    pub messages: u64,
+    /// Messages between nodes that were none
+    pub malformed: u64,
+    /// Groups created by others that were forgotten, as there were too many
+    pub forgotten: u64,
+}
+
+/// Another node's part of a group that this one has not created (yet).
+#[derive(Clone, Copy, Debug)]
+struct Ahead {
+    create: Create,
+    /// That member says that it has failed.
+    failed: Option<(u32, u32)>,
+}
+
+/// A node. It does no I/O: [`run`](Self::run) is to be called when something came in at its NIC, when the time of
+/// [`next_timer`](Self::next_timer) has come, and behind the calls that create, send and close.
+#[derive(Debug)]
+pub struct Node {
+    config: Config,
+    resources: Option<Resources>,
+    mesh: Mesh,
+    groups: BTreeMap<u32, Group>,
+    /// Failed, and not destroyed
+    failed: BTreeMap<u32, Failure>,
+    ahead: BTreeMap<(u32, IpAddr), Ahead>,
+    /// Nodes that are spoken to beside groups
+    called: BTreeSet<IpAddr>,
+    /// Connections with switches
+    conns: BTreeMap<Conn, (u32, Use)>,
+    /// Groups with something to do
+    due: BTreeSet<u32>,
+    /// Groups that wait for others to say that they are ready: if it is one member's word, which, and what it has to be
+    /// above. A WRITE completes nothing where it is executed, so these are looked at whenever something came in.
+    waiting: BTreeMap<u32, Option<(u32, u64)>>,
+    /// No group is late before
+    deadline: Option<Nanos>,
+    events: VecDeque<Event>,
+    counters: Counters,
+}
+
+impl Node {
+    /// A node that has nothing.
+    pub fn new(config: Config) -> Self {
+        Self {
+            mesh: Mesh::new(&config),
+            resources: None,
+            groups: BTreeMap::new(),
+            failed: BTreeMap::new(),
+            ahead: BTreeMap::new(),
+            called: BTreeSet::new(),
+            conns: BTreeMap::new(),
+            due: BTreeSet::new(),
+            waiting: BTreeMap::new(),
+            deadline: None,
+            events: VecDeque::new(),
+            counters: Counters::default(),
+            config,
+        }
+    }
+
+    /// Takes what it needs of its NIC.
+    ///
+    /// # Errors
+    /// If the NIC has no room, or somebody listens at the port.
+    pub fn start(&mut self, nic: &mut Rnic) -> Result<(), StartError> {
+        let pd = nic.alloc_pd();
+        let cq = nic.create_cq(COMPLETIONS)?;
+        let words = self.config.connections as u32;
+        let ready = nic.register_new(pd, words as usize * WORD, READY_VA, Access::REMOTE_WRITE)?;
+        nic.listen(PortSpace::Tcp, self.config.port)?;
+        self.resources = Some(Resources {
+            pd,
+            cq,
+            ready,
+            free_words: (0..words).rev().collect(),
+            chance: Chance::stream(self.config.seed, 0x5244),
+            uses: BTreeMap::new(),
+            ack_timeout: self.config.ack_timeout,
+            retry_count: self.config.retry_count,
+            own: self.config.address,
+            #[cfg(feature = "canary")]
+            bug: self.config.bug,
+        });
+        Ok(())
+    }
+
+    /// The protection domain that messages have to be registered in
+    pub fn pd(&self) -> Option<Pd> {
+        self.resources.as_ref().map(|resources| resources.pd)
+    }
+
+    /// What it was made with
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// What it has counted
+    pub fn counters(&self) -> Counters {
+        Counters { malformed: self.mesh.malformed, ..self.counters }
+    }
+
+    /// How many groups there are
+    pub fn groups(&self) -> usize {
+        self.groups.len()
+    }
+
+    /// What happened to a group next
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// Creates a group with other members that do the same (paper figure 1). `incoming_message` is asked for memory when a
+    /// message begins to come in; `message_complete` is told when a message is complete here, at the root when its memory
+    /// may be used anew. [`Event::Open`] says that all members are there.
+    ///
+    /// # Errors
+    /// If the group cannot be. That a member has another idea of it is told by [`Event::Failed`].
+    pub fn create_group(
+        &mut self,
+        nic: &mut Rnic,
+        config: GroupConfig,
+        incoming_message: IncomingMessage,
+        message_complete: MessageComplete,
+        now: Nanos,
+    ) -> Result<(), CallError> {
+        let resources = self.resources.as_mut().ok_or(CallError::NotStarted)?;
+        let number = config.number;
+        if self.groups.contains_key(&number) {
+            return Err(CallError::Exists(number));
+        }
+        let own = group::check(&config, self.config.address, self.config.through.is_some())?;
+        let others = config.members.iter().copied().filter(|ip| *ip != self.config.address);
+        let peers: Vec<IpAddr> = others.collect();
+        let lacking = self.mesh.make_room(nic, &peers, now);
+        if lacking > 0 {
+            return Err(CallError::Links(lacking));
+        }
+        let deadline = now + self.config.create_timeout;
+        let callbacks = (incoming_message, message_complete);
+        let group = Group::new(nic, resources, config, own, deadline, callbacks)?;
+        self.deadline = Some(self.deadline.map_or(deadline, |at| at.min(deadline)));
+        let queues = Queues { pd: resources.pd, cq: resources.cq };
+        self.failed.remove(&number);
+        for peer in &peers {
+            self.mesh.want(nic, queues, *peer, now);
+            if let Some(member) = group.member(*peer).filter(|_| self.mesh.is_up(*peer)) {
+                let create = group.create_for(nic, resources, member);
+                self.mesh.send(nic, *peer, number, create);
+            }
+        }
+        self.groups.insert(number, group);
+        self.due.insert(number);
+        for peer in peers {
+            if let Some(Ahead { create, failed }) = self.ahead.remove(&(number, peer)) {
+                self.on_message(nic, peer, number, Message::Create(create), now);
+                if let Some((code, member)) = failed {
+                    self.on_message(nic, peer, number, Message::Failed { code, member }, now);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a message to a group, behind those before: the first `len` bytes from `memory` on, which belong to the node
+    /// until `message_complete` is called.
+    ///
+    /// # Errors
+    /// If this node is not the root, the group has failed or is being closed, or there is nothing to send.
+    pub fn send(&mut self, nic: &Rnic, number: u32, memory: Memory, len: u32) -> Result<(), CallError> {
+        let resources = self.resources.as_ref().ok_or(CallError::NotStarted)?;
+        let Some(group) = self.groups.get_mut(&number) else {
+            return Err(self.failed.get(&number).map_or(CallError::Unknown(number), |why| (*why).into()));
+        };
+        if !group.is_root() {
+            return Err(CallError::NotRoot(number));
+        }
+        if group.closing {
+            return Err(CallError::Closing(number));
+        }
+        if len == 0 {
+            return Err(CallError::Empty);
+        }
+        if !is_within(nic, resources, memory, len, Access::LOCAL_READ) {
+            return Err(CallError::NotRegistered);
+        }
+        group.queue.push_back((memory, len));
+        self.due.insert(number);
+        Ok(())
+    }
+
+    /// Closes a group. The root calls it when it has given everything to be sent: [`Event::Closed`] comes when every member
+    /// has every message, [`Event::Failed`] if that will never be. A member may call it at any time, and hears the same.
+    ///
+    /// # Errors
+    /// If the group has failed, which is forgotten then; or there is none.
+    pub fn destroy_group(&mut self, number: u32) -> Result<(), CallError> {
+        match self.groups.get_mut(&number) {
+            Some(group) => {
+                // Members are told by the root.
+                group.closing |= group.is_root();
+                self.due.insert(number);
+                Ok(())
+            }
+            None => Err(self.failed.remove(&number).map_or(CallError::Unknown(number), Into::into)),
+        }
+    }
+
+    /// Gives a group up, whatever has arrived: it fails at all members.
+    ///
+    /// # Errors
+    /// If there is no such group.
+    pub fn abandon_group(&mut self, nic: &mut Rnic, number: u32, now: Nanos) -> Result<(), CallError> {
+        if !self.groups.contains_key(&number) {
+            return Err(CallError::Unknown(number));
+        }
+        self.fail(nic, number, Failure::Left(self.config.address), now);
+        Ok(())
+    }
+
+    /// Whether everything that it had to say to others has been heard: a process that ends before leaves them in doubt.
+    pub fn is_heard(&self) -> bool {
+        self.mesh.is_heard()
+    }
+
+    /// Bytes of a note
+    pub const NOTE: usize = NOTE;
+
+    /// Wants to speak to another node, beside any group: [`Event::Reached`] says when that is possible.
+    ///
+    /// # Errors
+    /// If there is no room for a link to it, or the node has not started.
+    pub fn call(&mut self, nic: &mut Rnic, peer: IpAddr, now: Nanos) -> Result<(), CallError> {
+        let resources = self.resources.as_ref().ok_or(CallError::NotStarted)?;
+        if peer.is_ipv4() != self.config.address.is_ipv4() {
+            return Err(CallError::Family(peer));
+        }
+        if peer == self.config.address {
+            return Err(CallError::Twice(peer));
+        }
+        if self.called.contains(&peer) {
+            return Ok(());
+        }
+        let lacking = self.mesh.make_room(nic, &[peer], now);
+        if lacking > 0 {
+            return Err(CallError::Links(lacking));
+        }
+        self.called.insert(peer);
+        self.mesh.want(nic, Queues { pd: resources.pd, cq: resources.cq }, peer, now);
+        if self.mesh.is_up(peer) {
+            self.events.push_back(Event::Reached(peer));
+        }
+        Ok(())
+    }
+
+    /// Does not want to speak to it any more.
+    pub fn hang_up(&mut self, peer: IpAddr) {
+        if self.called.remove(&peer) {
+            self.mesh.release(peer);
+        }
+    }
+
+    /// Says something to the application of a node that can be spoken to. It arrives once, and in order, unless
+    /// [`Event::Lost`] comes.
+    pub fn tell(&mut self, nic: &mut Rnic, peer: IpAddr, note: [u8; Self::NOTE]) {
+        self.mesh.send(nic, peer, 0, Message::Note(note));
+    }
+
+    /// When [`run`](Self::run) is to be called, if nothing comes in before
+    pub fn next_timer(&self) -> Option<Nanos> {
+        if !self.due.is_empty() {
+            return Some(Nanos::ZERO);
+        }
+        [self.mesh.next_timer(), self.deadline].into_iter().flatten().min()
+    }
+
+    /// Something came in, something was asked for, or the time has come.
+    pub fn run(&mut self, nic: &mut Rnic, now: Nanos) {
+        let Some(resources) = &self.resources else { return };
+        let queues = Queues { pd: resources.pd, cq: resources.cq };
+        loop {
+            // Connections first: what has come on one belongs to it.
+            if let Some(event) = nic.poll_cm_event() {
+                if !self.mesh.on_cm(nic, queues, &event, now) {
+                    self.on_cm(nic, &event, now);
+                }
+            } else if let Some(done) = nic.poll_cq(queues.cq) {
+                if !self.mesh.on_completion(nic, &done, now) {
+                    self.on_completion(nic, &done, now);
+                }
+            } else {
+                break;
+            }
+            self.hear(nic, now);
+        }
+        // What they tell is told by completions and connections as well.
+        while nic.poll_event().is_some() {}
+        self.mesh.on_timer(nic, queues, now);
+        self.hear(nic, now);
+        self.on_deadline(nic, now);
+        self.wake(nic);
+        while let Some(number) = self.due.pop_first() {
+            self.progress(nic, number, now);
+        }
+    }
+
+    /// Groups that waited, and can go on
+    fn wake(&mut self, nic: &Rnic) {
+        let Some(resources) = &self.resources else { return };
+        let Self { waiting, groups, due, .. } = self;
+        waiting.retain(|number, of| {
+            let goes_on = match of {
+                Some((word, above)) => resources.word(nic, *word) > *above,
+                None => groups.get(number).is_none_or(|group| group.may_go_on(nic, resources)),
+            };
+            if goes_on {
+                due.insert(*number);
+            }
+            !goes_on
+        });
+    }
+
+    /// What there is to hear from others.
+    fn hear(&mut self, nic: &mut Rnic, now: Nanos) {
+        while let Some(news) = self.mesh.poll() {
+            match news {
+                News::Up(peer) => {
+                    self.introduce(nic, peer);
+                    if self.called.contains(&peer) {
+                        self.events.push_back(Event::Reached(peer));
+                    }
+                }
+                News::Lost(peer) => {
+                    self.on_lost(nic, peer, now);
+                    if self.called.contains(&peer) {
+                        self.events.push_back(Event::Lost(peer));
+                    }
+                }
+                News::Message(peer, _, Message::Note(note)) => {
+                    // Who was not called has nothing to say.
+                    if self.called.contains(&peer) {
+                        self.events.push_back(Event::Note(peer, note));
+                    }
+                }
+                News::Message(peer, group, message) => self.on_message(nic, peer, group, message, now),
+            }
+        }
+    }
+
+    /// Tells another node of the groups with it.
+    fn introduce(&mut self, nic: &mut Rnic, peer: IpAddr) {
+        let Some(resources) = &self.resources else { return };
+        for (number, group) in &self.groups {
+            if let Some(member) = group.member(peer) {
+                let create = group.create_for(nic, resources, member);
+                self.mesh.send(nic, peer, *number, create);
+            }
+        }
+    }
+
+    /// A node is gone: with it all groups in which it has said something, and what it has said of others.
+    fn on_lost(&mut self, nic: &mut Rnic, peer: IpAddr, now: Nanos) {
+        self.ahead.retain(|(_, from), _| *from != peer);
+        let shared = self.groups.iter().filter(|(_, group)| {
+            group.member(peer).is_some_and(|member| group.others[member as usize].create.is_some())
+        });
+        for number in shared.map(|(number, _)| *number).collect::<Vec<_>>() {
+            self.fail(nic, number, Failure::Gone(peer), now);
+        }
+    }
+
+    fn on_message(&mut self, nic: &mut Rnic, peer: IpAddr, number: u32, message: Message, now: Nanos) {
+        // What is said behind the announcement of a later life of the group is about that one.
+        if let Some(ahead) = self.ahead.get_mut(&(number, peer)) {
+            match message {
+                Message::Create(create) => *ahead = Ahead { create, failed: None },
+                Message::Failed { code, member } => ahead.failed = Some((code, member)),
+                // Nothing else can be said before this node has created it, too.
+                _ => {}
+            }
+            return;
+        }
+        let group = self.groups.get_mut(&number);
+        let of = group.and_then(|group| group.member(peer).map(|member| (group, member)));
+        let known = of.as_ref().and_then(|(group, member)| group.others[*member as usize].create);
+        if let Message::Create(create) = message {
+            match (of, known) {
+                (Some((group, member)), None) => {
+                    let Some(resources) = &self.resources else { return };
+                    let made = group.on_create(nic, resources, member, create);
+                    self.settle(nic, number, made, now);
+                }
+                // It was introduced twice.
+                (Some(_), Some(known)) if known.life == create.life => {}
+                _ if self.ahead.len() < MAX_AHEAD * self.config.links.min(16) => {
+                    self.ahead.insert((number, peer), Ahead { create, failed: None });
+                }
+                _ => self.counters.forgotten += 1,
+            }
+            return;
+        }
+        // What is about an earlier life of the group is no news.
+        let (Some((group, member)), Some(_)) = (of, known) else { return };
+        let heard = match message {
+            Message::Joined => {
+                group.on_joined(member);
+                Ok(())
+            }
+            Message::Failed { code, member: of } => {
+                let of = group.config.members.get(of as usize).copied();
+                Err(of.and_then(|ip| Failure::of(code, ip)).unwrap_or(Failure::Violation(peer)))
+            }
+            Message::Close { messages } => group.on_close(member, messages),
+            Message::Received { messages } => group.on_received(member, messages),
+            Message::Done => match group.on_done(member) {
+                Ok(()) => return self.close(nic, number, now),
+                wrong => wrong,
+            },
+            Message::Create(_) | Message::Ping | Message::Pong | Message::Note(_) => Ok(()),
+        };
+        self.settle(nic, number, heard, now);
+    }
+
+    /// After something happened to a group: it goes on, or fails.
+    fn settle(&mut self, nic: &mut Rnic, number: u32, result: Result<(), Failure>, now: Nanos) {
+        match result {
+            Ok(()) => _ = self.due.insert(number),
+            Err(failure) => self.fail(nic, number, failure, now),
+        }
+    }
+
+    fn on_cm(&mut self, nic: &mut Rnic, event: &CmEvent, now: Nanos) {
+        let conn = event.conn();
+        if let CmEvent::Requested { request, .. } = event {
+            let asks = |switch: &crate::Through| switch.address == request.peer.remote;
+            let asked = self.config.through.filter(asks).and(through::asked_for(&request.private_data));
+            let joined = asked.and_then(|(root, number)| {
+                let group = self.groups.get_mut(&number).filter(|group| group.ip(0) == root)?;
+                let resources = self.resources.as_mut()?;
+                through::join(group, nic, resources, &mut self.conns, conn, now)?;
+                self.due.insert(number);
+                Some(())
+            });
+            if joined.is_none() {
+                _ = nic.reject(conn, RejReason::CONSUMER, &[], now);
+            }
+            return;
+        }
+        let Some((number, of)) = self.conns.get(&conn).copied() else { return };
+        if event.is_last() {
+            self.conns.remove(&conn);
+        }
+        if let Some(group) = self.groups.get_mut(&number).filter(|group| !group.is_through()) {
+            let result = through::on_cm(group, of, event);
+            self.settle(nic, number, result, now);
+        }
+    }
+
+    fn on_completion(&mut self, nic: &mut Rnic, done: &Completion, now: Nanos) {
+        let Some(resources) = &self.resources else { return };
+        let Some((number, of)) = resources.uses.get(&done.qpn.get()).copied() else { return };
+        let Some(group) = self.groups.get_mut(&number) else { return };
+        let place = if let Use::Neighbour(place) = of { place } else { 0 };
+        let result = if done.status != Status::Success {
+            if group.is_through() {
+                return;
+            }
+            Err(match of {
+                Use::Neighbour(place) => {
+                    let ip = group.ip(group.neighbours[place].member);
+                    match done.status {
+                        Status::RetryExceeded | Status::RnrRetryExceeded | Status::Flushed => {
+                            Failure::Gone(ip)
+                        }
+                        // A block that is longer than it can be, a word where none is, ...
+                        _ => Failure::Violation(ip),
+                    }
+                }
+                Use::Lane(_) | Use::Feed => Failure::Switch(group.ip(0)),
+            })
+        } else if done.of == Completed::Recv {
+            self.counters.blocks_received += 1;
+            group.on_block(nic, resources, place, done.immediate, done.len)
+        } else {
+            self.counters.blocks_sent += 1;
+            group.on_sent(of);
+            Ok(())
+        };
+        self.settle(nic, number, result, now);
+    }
+
+    fn on_deadline(&mut self, nic: &mut Rnic, now: Nanos) {
+        if self.deadline.is_none_or(|at| at > now) {
+            return;
+        }
+        let late = self.groups.values().filter(|group| !group.is_open() && group.deadline <= now);
+        let late = late.map(|group| {
+            // If nobody is missing it is this node's own connection to the switch that is.
+            let failure = group
+                .missing()
+                .map_or(Failure::Switch(group.ip(0)), |member| Failure::Silent(group.ip(member)));
+            (group.config.number, failure)
+        });
+        for (number, failure) in late.collect::<Vec<_>>() {
+            self.fail(nic, number, failure, now);
+        }
+        let forming = self.groups.values().filter(|group| !group.is_open());
+        self.deadline = forming.map(|group| group.deadline).min();
+    }
+
+    fn progress(&mut self, nic: &mut Rnic, number: u32, now: Nanos) {
+        let (Some(resources), Some(group)) = (&mut self.resources, self.groups.get_mut(&number)) else {
+            return;
+        };
+        if let (Some(switch), Some(through)) = (self.config.through, &group.through)
+            && group.is_root()
+            && through.lanes.is_empty()
+            && group.is_created_by_all()
+        {
+            let switch = (switch, self.config.port);
+            if let Err(failure) = through::open(group, nic, resources, &mut self.conns, switch, now) {
+                return self.fail(nic, number, failure, now);
+            }
+        }
+        let before = group.messages;
+        match group.progress(nic, resources) {
+            Err(failure) => self.fail(nic, number, failure, now),
+            Ok(Outcome { say, opened, closed, waits }) => {
+                self.counters.messages += group.messages - before;
+                for (member, message) in say {
+                    self.mesh.send(nic, group.config.members[member as usize], number, message);
+                }
+                if opened {
+                    self.events.push_back(Event::Open(number));
+                }
+                if waits {
+                    self.waiting.insert(number, group.waits_for());
+                } else {
+                    self.waiting.remove(&number);
+                }
+                if closed {
+                    self.close(nic, number, now);
+                }
+            }
+        }
+    }
+
+    /// Everything is everywhere.
+    fn close(&mut self, nic: &mut Rnic, number: u32, now: Nanos) {
+        if self.remove(nic, number, now).is_some() {
+            self.events.push_back(Event::Closed(number));
+        }
+    }
+
+    /// A group has failed: whoever can be told is told.
+    fn fail(&mut self, nic: &mut Rnic, number: u32, failure: Failure, now: Nanos) {
+        let Some((group, unfinished)) = self.remove(nic, number, now) else { return };
+        let members = &group.config.members;
+        let message = Message::failed(&failure, members);
+        for peer in members.iter().filter(|ip| **ip != self.config.address) {
+            #[cfg(feature = "canary")]
+            if self.config.bug == Some(crate::Bug::NoRelay) {
+                break;
+            }
+            self.mesh.send(nic, *peer, number, message);
+        }
+        self.failed.insert(number, failure);
+        self.events.push_back(Event::Failed { group: number, failure, unfinished });
+    }
+
+    fn remove(&mut self, nic: &mut Rnic, number: u32, now: Nanos) -> Option<(Group, Vec<Memory>)> {
+        let resources = self.resources.as_mut()?;
+        let mut group = self.groups.remove(&number)?;
+        self.due.remove(&number);
+        self.waiting.remove(&number);
+        self.conns.retain(|_, (of, _)| *of != number);
+        let unfinished = group.tear_down(nic, resources, now);
+        for member in group.others_of() {
+            self.mesh.release(group.ip(member));
+        }
+        Some((group, unfinished))
+    }
+}

@@ -1,0 +1,266 @@
+//! What nodes tell each other beside blocks: in place of the paper's TCP connections (paper 2, 4.2), short messages on one
+//! reliable connection between each two nodes, whatever number of groups they share. All numbers in network byte order.
+//!
+//! | offset | bytes | field |
+//! |---|---|---|
+//! | 0 | 2 | `RD` |
+//! | 2 | 1 | version: 1 |
+//! | 3 | 1 | kind |
+//! | 4 | 4 | the group's number |
+//! | 8 | 8 | the sender's life of the group (create); messages (close, received); why (failed: 4 bytes code, 4 bytes member) |
+//! | 16 | 8 | what all members have to agree about (create) |
+//! | 24 | 8 | where the receiver writes that it is ready: virtual address (create) |
+//! | 32 | 4 | and key |
+//! | 36 | 4 | the queue pair for blocks; 0 if there are none between the two |
+//! | 40 | 4 | the first PSN that it expects |
+//! | 44 | 4 | the largest path MTU in bytes |
+//!
+//! A note of an application's to another one has its 40 bytes in place of everything from offset 8 on.
+
+use crate::config::Failure;
+use core::net::IpAddr;
+use rnic::Remote;
+use rocev2::{Psn, Qpn};
+use zerocopy::byteorder::network_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+const MAGIC: [u8; 2] = *b"RD";
+const VERSION: u8 = 1;
+
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Layout {
+    magic: [u8; 2],
+    version: u8,
+    kind: u8,
+    group: U32,
+    value: U64,
+    agreement: U64,
+    va: U64,
+    rkey: U32,
+    qpn: U32,
+    psn: U32,
+    mtu: U32,
+}
+
+/// Bytes of every message
+pub(crate) const LEN: usize = size_of::<Layout>();
+
+/// The private data of a request for a connection between two nodes
+pub(crate) const HELLO: [u8; 4] = [MAGIC[0], MAGIC[1], VERSION, 0];
+
+/// Whether private data is that of a node.
+pub(crate) fn is_hello(private_data: &[u8]) -> bool {
+    private_data.starts_with(&HELLO)
+}
+
+/// The end of a connection for blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct End {
+    pub(crate) qpn: Qpn,
+    /// The first PSN that it expects
+    pub(crate) psn: Psn,
+    pub(crate) mtu: u16,
+    /// The word where the other side writes how many blocks it is ready for
+    pub(crate) ready: Remote,
+}
+
+/// What a member says when it creates a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Create {
+    /// Names this life of the group at this member
+    pub(crate) life: u64,
+    /// A hash of what all have to agree about
+    pub(crate) agreement: u64,
+    /// The connection for blocks, if there are any between the two
+    pub(crate) end: Option<End>,
+}
+
+/// A message about a group, or about nothing but that the sender is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Message {
+    /// I create the group, and this is my end.
+    Create(Create),
+    /// I have everybody's end, and mine are ready.
+    Joined,
+    /// The group has failed: the code, and which member it lay with
+    Failed { code: u32, member: u32 },
+    /// The root: I have sent so many messages, and there will be no more.
+    Close { messages: u64 },
+    /// I have that many messages.
+    Received { messages: u64 },
+    /// The root: everybody has them.
+    Done,
+    /// Are you there?
+    Ping,
+    /// I am.
+    Pong,
+    /// From one application to the other
+    Note([u8; NOTE]),
+}
+
+/// Bytes of a note
+pub(crate) const NOTE: usize = 40;
+const NOTE_KIND: u8 = 9;
+
+impl Message {
+    /// How a failure is told to members of a group.
+    pub(crate) fn failed(failure: &Failure, members: &[IpAddr]) -> Self {
+        let member = members.iter().position(|ip| *ip == failure.member());
+        Self::Failed { code: failure.code(), member: member.map_or(u32::MAX, |member| member as u32) }
+    }
+
+    pub(crate) fn to_bytes(self, group: u32) -> [u8; LEN] {
+        let mut layout = Layout {
+            magic: MAGIC,
+            version: VERSION,
+            kind: 0,
+            group: group.into(),
+            value: 0.into(),
+            agreement: 0.into(),
+            va: 0.into(),
+            rkey: 0.into(),
+            qpn: 0.into(),
+            psn: 0.into(),
+            mtu: 0.into(),
+        };
+        layout.kind = match self {
+            Self::Create(create) => {
+                layout.value = create.life.into();
+                layout.agreement = create.agreement.into();
+                if let Some(end) = create.end {
+                    layout.va = end.ready.va.into();
+                    layout.rkey = end.ready.rkey.into();
+                    layout.qpn = end.qpn.get().into();
+                    layout.psn = end.psn.get().into();
+                    layout.mtu = u32::from(end.mtu).into();
+                }
+                1
+            }
+            Self::Joined => 2,
+            Self::Failed { code, member } => {
+                layout.value = (u64::from(code) << 32 | u64::from(member)).into();
+                3
+            }
+            Self::Close { messages } => {
+                layout.value = messages.into();
+                4
+            }
+            Self::Received { messages } => {
+                layout.value = messages.into();
+                5
+            }
+            Self::Done => 6,
+            Self::Ping => 7,
+            Self::Pong => 8,
+            Self::Note(_) => NOTE_KIND,
+        };
+        let mut bytes = [0; LEN];
+        bytes.copy_from_slice(layout.as_bytes());
+        if let Self::Note(note) = self {
+            bytes[LEN - NOTE..].copy_from_slice(&note);
+        }
+        bytes
+    }
+
+    /// The group's number and the message; `None` if it is none of this version.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<(u32, Self)> {
+        let layout = Layout::ref_from_bytes(bytes).ok()?;
+        if layout.magic != MAGIC || layout.version != VERSION {
+            return None;
+        }
+        let value = layout.value.get();
+        let message = match layout.kind {
+            1 => {
+                let qpn = layout.qpn.get();
+                if qpn >= 1 << 24 || layout.psn.get() >= 1 << 24 {
+                    return None;
+                }
+                let end = (qpn != 0).then(|| End {
+                    qpn: Qpn::new(qpn),
+                    psn: Psn::new(layout.psn.get()),
+                    mtu: layout.mtu.get().min(u16::MAX.into()) as u16,
+                    ready: Remote { va: layout.va.get(), rkey: layout.rkey.get() },
+                });
+                Self::Create(Create { life: value, agreement: layout.agreement.get(), end })
+            }
+            2 => Self::Joined,
+            3 => Self::Failed { code: (value >> 32) as u32, member: value as u32 },
+            4 => Self::Close { messages: value },
+            5 => Self::Received { messages: value },
+            6 => Self::Done,
+            7 => Self::Ping,
+            8 => Self::Pong,
+            NOTE_KIND => Self::Note(*bytes.last_chunk()?),
+            _ => return None,
+        };
+        Some((layout.group.get(), message))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_survive() {
+        let end = End {
+            qpn: Qpn::new(0x12_3456),
+            psn: Psn::new(0xff_ffff),
+            mtu: 4096,
+            ready: Remote { va: 1 << 50, rkey: 77 },
+        };
+        let all = [
+            Message::Create(Create { life: 1 << 63, agreement: 3, end: Some(end) }),
+            Message::Create(Create { life: 0, agreement: u64::MAX, end: None }),
+            Message::Joined,
+            Message::Failed { code: 7, member: u32::MAX },
+            Message::Close { messages: 1 << 40 },
+            Message::Received { messages: 0 },
+            Message::Done,
+            Message::Ping,
+            Message::Pong,
+            Message::Note(core::array::from_fn(|at| at as u8)),
+        ];
+        for message in all {
+            let bytes = message.to_bytes(0xdead_beef);
+            assert_eq!(Message::from_bytes(&bytes), Some((0xdead_beef, message)));
+            assert_eq!(Message::from_bytes(&bytes[1..]), None);
+            for at in [0, 1, 2] {
+                let mut other = bytes;
+                other[at] ^= 1;
+                assert_eq!(Message::from_bytes(&other), None, "byte {at}");
+            }
+        }
+        let mut unknown = Message::Pong.to_bytes(1);
+        unknown[3] = 10;
+        assert_eq!(Message::from_bytes(&unknown), None);
+        let mut wide = all[0].to_bytes(1);
+        wide[36] = 1;
+        assert_eq!(Message::from_bytes(&wide), None, "a QPN of 25 bits");
+    }
+
+    proptest::proptest! {
+        /// Whatever comes is a message or is not; one that is says the same again.
+        #[test]
+        fn anything_may_come(mut bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..64), kind in 0_u8..11) {
+            _ = Message::from_bytes(&bytes);
+            bytes.resize(LEN, 0);
+            bytes[..3].copy_from_slice(&HELLO[..3]);
+            bytes[3] = kind;
+            if let Some((group, message)) = Message::from_bytes(&bytes) {
+                proptest::prop_assert_eq!(Message::from_bytes(&message.to_bytes(group)), Some((group, message)));
+            }
+        }
+    }
+
+    #[test]
+    fn failures_have_their_codes() {
+        let ip = IpAddr::from([10, 0, 0, 1]);
+        let all: Vec<_> = (0..=9).filter_map(|code| Some((code, Failure::of(code, ip)?))).collect();
+        assert_eq!(all.len(), 8);
+        for (code, failure) in all {
+            assert_eq!((failure.code(), failure.member()), (code, ip));
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! A load like that of paper 5.2.2 (figure 9): a generator writes objects to three of 15 hosts each, of sizes like those of
+//! Microsoft's Cosmos: from hundreds of bytes to hundreds of megabytes, median 12 MB, mean 29 MB.
+
+use rdmc::model::{Network, Object, run};
+use rdmc::{Algorithm, Schedule};
+use switch::Chance;
+
+const MB: f64 = 1e6;
+const BLOCK: u64 = 1 << 20;
+const RATE_BPS: f64 = 100e9;
+
+/// A log-normal distribution has both moments: the logarithm's mean is that of the median, and its variance is twice the
+/// logarithm of mean to median.
+fn sizes(count: usize, seed: u64) -> Vec<u64> {
+    let mut chance = Chance::new(seed);
+    let mut unit = || chance.below(1 << 53) as f64 / (1_u64 << 53) as f64;
+    let sigma = (2.0 * (29.0_f64 / 12.0).ln()).sqrt();
+    let mut normal = || (-2.0 * (1.0 - unit()).ln()).sqrt() * (core::f64::consts::TAU * unit()).cos();
+    (0..count).map(|_| (12.0 * MB * (sigma * normal()).exp()).clamp(300.0, 900.0 * MB) as u64).collect()
+}
+
+/// All groups of three of 15 hosts
+fn groups() -> Vec<[usize; 3]> {
+    let mut all = Vec::new();
+    for a in 1..=15 {
+        for b in a + 1..=15 {
+            all.extend((b + 1..=15).map(|c| [a, b, c]));
+        }
+    }
+    all
+}
+
+/// How long each object takes when the generator sends one after the other (seconds)
+fn latencies(algorithm: &Algorithm, sizes: &[u64], groups: &[[usize; 3]]) -> Vec<f64> {
+    let network = Network::new(16, RATE_BPS, 1.5e-6);
+    let mut chance = Chance::new(3);
+    let one = |bytes: &u64| {
+        let [a, b, c] = *chance.pick(groups);
+        let object = Object {
+            schedule: Schedule::new(algorithm.clone(), 4, bytes.div_ceil(BLOCK) as u32).unwrap(),
+            members: vec![0, a, b, c],
+            bytes: *bytes,
+            block: BLOCK,
+            at: 0.0,
+        };
+        run(&network, &[object])[0].last()
+    };
+    sizes.iter().map(one).collect()
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    sorted[sorted.len() / 2]
+}
+
+#[test]
+fn the_order_of_figure_9() {
+    let (sizes, groups) = (sizes(4000, 1), groups());
+    assert_eq!(groups.len(), 455);
+    let as_mb: Vec<f64> = sizes.iter().map(|bytes| *bytes as f64 / MB).collect();
+    let mean = as_mb.iter().sum::<f64>() / as_mb.len() as f64;
+    assert!((median(&as_mb) - 12.0).abs() < 1.0 && (mean - 29.0).abs() < 2.0, "{} {mean}", median(&as_mb));
+    let all = [Algorithm::Pipeline, Algorithm::Tree, Algorithm::Sequential, Algorithm::InNetwork];
+    let [pipeline, tree, sequential, switch] = all.map(|algorithm| latencies(&algorithm, &sizes, &groups));
+    let total = |latencies: &[f64]| latencies.iter().sum::<f64>();
+    let ratio = |other: &[f64]| {
+        let each: Vec<f64> = other.iter().zip(&pipeline).map(|(other, pipeline)| other / pipeline).collect();
+        (median(&each), total(other) / total(&pipeline))
+    };
+    let replicated = sizes.iter().sum::<u64>() as f64 * 8.0 / total(&pipeline);
+    println!("replicated {:.1} Gb/s", replicated / 1e9);
+    println!(
+        "tree {:?}, sequential {:?}, a switch that copies {:?}",
+        ratio(&tree),
+        ratio(&sequential),
+        ratio(&switch)
+    );
+    let (tree, sequential, switch) = (ratio(&tree), ratio(&sequential), ratio(&switch));
+    // "Almost twice as fast as the tree, around three times as fast as sequential send", 93 Gb/s
+    assert!((1.7..2.0).contains(&tree.0) && (1.8..2.0).contains(&tree.1), "{tree:?}");
+    assert!((2.5..3.0).contains(&sequential.0) && (2.7..3.0).contains(&sequential.1), "{sequential:?}");
+    assert!((88e9..96e9).contains(&replicated), "{replicated}");
+    assert!(switch.0 < 1.0 && switch.1 < 1.0, "{switch:?}");
+}
+
+/// Eight generators at once, whose groups overlap: everybody gets their share, and the network is as good as full.
+#[test]
+fn overlapping_groups_share_fairly() {
+    let members = |root: usize| -> Vec<usize> { (0..8).map(|n| (root + n) % 8).collect() };
+    let object = |root| Object {
+        schedule: Schedule::new(Algorithm::Pipeline, 8, 100).unwrap(),
+        members: members(root),
+        bytes: 100 * BLOCK,
+        block: BLOCK,
+        at: 0.0,
+    };
+    let objects: Vec<Object> = (0..8).map(object).collect();
+    let network = Network::new(8, RATE_BPS, 1.5e-6);
+    let times: Vec<f64> = run(&network, &objects).iter().map(rdmc::model::Sent::last).collect();
+    // Jain's index: 1 if all are alike, 1/8 if one has everything
+    let rates: Vec<f64> = times.iter().map(|time| 1.0 / time).collect();
+    let jain = rates.iter().sum::<f64>().powi(2) / (8.0 * rates.iter().map(|rate| rate * rate).sum::<f64>());
+    // Seven copies of eight objects through eight ports, which at best are always full
+    let bytes_in = 8.0 * 7.0 * (100 * BLOCK) as f64;
+    let ideal = bytes_in * 8.0 / (8.0 * RATE_BPS);
+    let last = times.iter().copied().fold(0.0, f64::max);
+    println!("Jain {jain:.4}, {:.3} of the ports' rate", ideal / last);
+    assert!(jain > 0.99 && ideal / last > 0.8, "{jain}, {}", ideal / last);
+}

@@ -1,0 +1,254 @@
+//! A host's application: it sends objects that everybody can tell from each other, and looks at what it gets.
+
+use crate::App;
+use ::rdmc::{CallError, Config, Counters, Event, Failure, GroupConfig, Memory, Node};
+use rnic::{Access, Buffer, Pd, Rnic};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use switch::Nanos;
+use switch::table::mix;
+
+/// Where messages begin in their regions, so that an address of 0 is not taken for another
+const VA: u64 = 0x4000_0000;
+
+/// What a group is at a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Now {
+    /// Never heard of, or forgotten in a crash
+    Unknown,
+    /// Created
+    Forming,
+    /// All members are there
+    Open,
+    /// Closed well
+    Closed,
+    /// Failed
+    Failed(Failure),
+}
+
+/// What a member has seen of its groups.
+#[derive(Debug, Default)]
+pub struct Seen {
+    /// By group: what it is
+    groups: BTreeMap<u32, Now>,
+    /// By group: lengths of the messages that are complete
+    pub complete: BTreeMap<u32, Vec<u32>>,
+    /// When the last one was
+    pub last: Nanos,
+    buffers: BTreeMap<u32, Buffer>,
+    wrong: Option<String>,
+    now: Nanos,
+}
+
+impl Seen {
+    fn say(&mut self, wrong: String) {
+        self.wrong.get_or_insert(wrong);
+    }
+}
+
+/// The application.
+#[derive(Debug)]
+pub struct Member {
+    config: Config,
+    /// The node
+    pub node: Node,
+    room: u32,
+    sent: BTreeMap<u32, u64>,
+    seen: Arc<Mutex<Seen>>,
+}
+
+fn lock(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
+    seen.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The bytes from `at` on of the message of this number in a group
+fn pattern(group: u32, message: u64, at: usize) -> u8 {
+    let word = mix(u64::from(group) << 40 ^ message << 32 ^ (at / 8) as u64);
+    (word >> (at % 8 * 8)) as u8
+}
+
+fn fill(group: u32, message: u64, bytes: &mut [u8]) {
+    for (word, place) in bytes.chunks_mut(8).enumerate() {
+        let value = mix(u64::from(group) << 40 ^ message << 32 ^ word as u64).to_le_bytes();
+        place.copy_from_slice(&value[..place.len()]);
+    }
+}
+
+/// The length of the message of this number in a group whose messages are drawn: from one byte to `most`
+pub fn len_of(group: u32, message: u64, most: u32) -> u32 {
+    (mix(u64::from(group) << 32 | message) % u64::from(most)) as u32 + 1
+}
+
+fn memory(nic: &mut Rnic, pd: Pd, len: u32, access: Access) -> Option<(Buffer, Memory)> {
+    let (buffer, mr) = nic.register_new(pd, len as usize, VA, access).ok()?;
+    Some((buffer, Memory { mr, va: VA }))
+}
+
+fn free(nic: &mut Rnic, seen: &mut Seen, memory: Memory) {
+    _ = nic.deregister(memory.mr);
+    match seen.buffers.remove(&memory.mr.0) {
+        Some(buffer) => _ = nic.free(buffer),
+        None => seen.say(format!("{memory:?} is given back, and was not out")),
+    }
+}
+
+impl Member {
+    pub(super) fn new(config: Config, room: u32) -> Self {
+        let seen = Arc::default();
+        Self { node: Node::new(config.clone()), config, room, sent: BTreeMap::new(), seen }
+    }
+
+    /// What it has seen in this life
+    pub fn seen(&self) -> MutexGuard<'_, Seen> {
+        lock(&self.seen)
+    }
+
+    /// What is wrong, if anything ever was
+    pub fn wrong(&self) -> Option<String> {
+        self.seen().wrong.clone()
+    }
+
+    /// What a group is
+    pub fn now(&self, group: u32) -> Now {
+        self.seen().groups.get(&group).copied().unwrap_or(Now::Unknown)
+    }
+
+    /// How many messages of a group are complete
+    pub fn messages(&self, group: u32) -> usize {
+        self.seen().complete.get(&group).map_or(0, Vec::len)
+    }
+
+    /// What its node has counted
+    pub fn counters(&self) -> Counters {
+        self.node.counters()
+    }
+
+    /// Memory that messages have taken and not given back
+    pub fn buffers(&self) -> usize {
+        self.seen().buffers.len()
+    }
+
+    /// Creates a group.
+    ///
+    /// # Errors
+    /// What the node says to it.
+    pub fn create(&mut self, nic: &mut Rnic, config: GroupConfig, now: Nanos) -> Result<(), CallError> {
+        let Some(pd) = self.node.pd() else { return Err(CallError::NotStarted) };
+        let (number, room) = (config.number, self.room);
+        let seen = Arc::clone(&self.seen);
+        let incoming = move |nic: &mut Rnic, len: u32| {
+            if len > room {
+                return None;
+            }
+            let (buffer, memory) = memory(nic, pd, len, Access::LOCAL_WRITE)?;
+            lock(&seen).buffers.insert(memory.mr.0, buffer);
+            Some(memory)
+        };
+        let seen = Arc::clone(&self.seen);
+        let complete = move |nic: &mut Rnic, memory: Memory, len: u32| {
+            let mut seen = lock(&seen);
+            let message = seen.complete.entry(number).or_default().len() as u64;
+            let bytes = seen.buffers.get(&memory.mr.0).map(|buffer| nic.bytes(*buffer)).unwrap_or_default();
+            let differs =
+                || (0..len as usize).find(|at| bytes.get(*at) != Some(&pattern(number, message, *at)));
+            let wrong = if bytes.len() == len as usize { differs() } else { Some(bytes.len()) };
+            if let Some(at) = wrong {
+                seen.say(format!("message {message} of group {number}, {len} bytes, is wrong at byte {at}"));
+            }
+            seen.complete.entry(number).or_default().push(len);
+            seen.last = seen.now;
+            free(nic, &mut seen, memory);
+        };
+        self.node.create_group(nic, config, Box::new(incoming), Box::new(complete), now)?;
+        let mut seen = self.seen();
+        seen.groups.insert(number, Now::Forming);
+        seen.complete.insert(number, Vec::new());
+        drop(seen);
+        self.sent.insert(number, 0);
+        Ok(())
+    }
+
+    /// Sends the next message of a group.
+    ///
+    /// # Errors
+    /// What the node says to it.
+    pub fn send(&mut self, nic: &mut Rnic, group: u32, len: u32) -> Result<(), CallError> {
+        let Some(pd) = self.node.pd() else { return Err(CallError::NotStarted) };
+        let Some((buffer, memory)) = memory(nic, pd, len, Access::LOCAL_READ) else {
+            return Err(CallError::NotRegistered);
+        };
+        let message = self.sent.entry(group).or_default();
+        fill(group, *message, nic.bytes_mut(buffer));
+        let mut seen = lock(&self.seen);
+        seen.buffers.insert(memory.mr.0, buffer);
+        let sent = self.node.send(nic, group, memory, len);
+        match sent {
+            Ok(()) => *message += 1,
+            Err(_) => free(nic, &mut seen, memory),
+        }
+        sent
+    }
+
+    /// Closes a group.
+    ///
+    /// # Errors
+    /// What the node says to it.
+    pub fn destroy(&mut self, group: u32) -> Result<(), CallError> {
+        self.node.destroy_group(group)
+    }
+
+    fn on_event(&mut self, nic: &mut Rnic, event: Event) {
+        let mut seen = lock(&self.seen);
+        let (group, next) = match event {
+            Event::Open(group) => (group, Now::Open),
+            Event::Closed(group) => (group, Now::Closed),
+            Event::Failed { group, failure, unfinished } => {
+                for memory in unfinished {
+                    free(nic, &mut seen, memory);
+                }
+                (group, Now::Failed(failure))
+            }
+            // It calls nobody.
+            Event::Reached(_) | Event::Lost(_) | Event::Note(..) => return,
+        };
+        let before = seen.groups.insert(group, next);
+        let follows = match next {
+            Now::Open => before == Some(Now::Forming),
+            Now::Closed => before == Some(Now::Open),
+            Now::Failed(_) => matches!(before, Some(Now::Forming | Now::Open)),
+            Now::Unknown | Now::Forming => false,
+        };
+        if !follows {
+            seen.say(format!("group {group} is {next:?} after {before:?}"));
+        }
+    }
+}
+
+impl App for Member {
+    fn start(&mut self, nic: &mut Rnic, _now: Nanos) {
+        if let Err(error) = self.node.start(nic) {
+            self.seen().say(error.to_string());
+        }
+    }
+
+    fn run(&mut self, nic: &mut Rnic, now: Nanos) {
+        self.seen().now = now;
+        self.node.run(nic, now);
+        while let Some(event) = self.node.poll_event() {
+            self.on_event(nic, event);
+        }
+    }
+
+    fn crash(&mut self) {
+        self.node = Node::new(self.config.clone());
+        self.sent.clear();
+        let mut seen = lock(&self.seen);
+        // What was wrong before stays so, and what it had when it crashed is still of interest.
+        let (wrong, complete) = (seen.wrong.take(), core::mem::take(&mut seen.complete));
+        *seen = Seen { complete, wrong, ..Seen::default() };
+    }
+
+    fn next_timer(&self) -> Option<Nanos> {
+        self.node.next_timer()
+    }
+}

@@ -1,0 +1,292 @@
+//! Hosts that send objects to groups of each other by RDMC ([`rdmc::Node`]), around a switch that bridges, and copies for
+//! those who ask it to. What is checked:
+//!
+//! * what is complete is bit-exact, and comes once, in the order in which it was sent;
+//! * a group that closes has brought everything to everyone;
+//! * when a member fails, every survivor learns of it.
+
+pub mod costs;
+pub mod courier;
+mod member;
+
+pub use member::{Member, Now, Seen, len_of};
+
+use crate::{Clock, Controlled, Host, Link, NicCounters, NodeId, World};
+use ::rdmc::{CallError, Config, GroupConfig, Through};
+use core::net::IpAddr;
+use p4ce::{Control, ControlConfig, P4ce};
+use rnic::{Interface, PathMtu, Rnic};
+use rocev2::ethernet::MacAddr;
+use switch::Nanos;
+use switch::forward::Config as ForwardConfig;
+
+const SWITCH_PORT: u16 = 18_515;
+
+/// Hosts to be made.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// For everything that is drawn
+    pub seed: u64,
+    /// How many hosts
+    pub hosts: u16,
+    /// Each host's to the switch
+    pub link: Link,
+    /// The path MTU of all
+    pub mtu: PathMtu,
+    /// How long NICs wait for an acknowledgement: 4.096 us times two to this
+    pub ack_timeout: u8,
+    /// Groups that a host may be in, about: how much it has room for
+    pub groups: usize,
+    /// How long members have to come together
+    pub create_timeout: Nanos,
+    /// What a member says when a message begins: whether it has memory for so many bytes
+    pub room: u32,
+    /// A planted bug, at all hosts
+    #[cfg(feature = "canary")]
+    pub bug: Option<::rdmc::Bug>,
+}
+
+impl Default for Setup {
+    /// Four hosts with fast links.
+    fn default() -> Self {
+        Self {
+            seed: 1,
+            hosts: 4,
+            link: Link::default(),
+            mtu: PathMtu::B1024,
+            ack_timeout: 8,
+            groups: 4,
+            create_timeout: Nanos::from_millis(200),
+            room: u32::MAX,
+            #[cfg(feature = "canary")]
+            bug: None,
+        }
+    }
+}
+
+/// The address of a host
+pub fn ip(host: u16) -> IpAddr {
+    let [high, low] = host.to_be_bytes();
+    [10, 0, 1 + high, low].into()
+}
+
+fn switch_ip() -> IpAddr {
+    [10, 0, 0, 254].into()
+}
+
+/// A node as these hosts have: failures are found within 30 ms.
+pub fn node_config(setup: &Setup, host: u16) -> Config {
+    Config {
+        connections: setup.groups * 32,
+        links: 1024,
+        ack_timeout: setup.ack_timeout,
+        create_timeout: setup.create_timeout,
+        probe_every: Nanos::from_millis(5),
+        dead_after: Nanos::from_millis(30),
+        attempt: Nanos::from_millis(2),
+        through: Some(Through { address: switch_ip(), port: SWITCH_PORT }),
+        seed: setup.seed ^ u64::from(host) << 20,
+        #[cfg(feature = "canary")]
+        bug: setup.bug,
+        ..Config::new(ip(host))
+    }
+}
+
+/// What makes a host's NIC, another one in each life
+fn nic(setup: &Setup, host: u16) -> impl FnMut() -> Rnic + Send + use<> {
+    let (seed, mtu) = (setup.seed ^ u64::from(host) << 8, setup.mtu);
+    let groups = setup.groups;
+    let mut lives = 0;
+    move || {
+        lives += 1;
+        let [high, low] = host.to_be_bytes();
+        let interface = Interface::new(MacAddr([2, 0, 0, 2, high, low]), ip(host), 16);
+        Rnic::new(rnic::Config {
+            seed: seed ^ lives << 32,
+            mtu,
+            max_qps: groups * 32 + 128,
+            max_regions: groups * 32 + 512,
+            ..rnic::Config::new(interface)
+        })
+    }
+}
+
+fn switch(setup: &Setup) -> Controlled<Control> {
+    let mac = MacAddr([2, 0, 0, 1, 0, 254]);
+    let config = p4ce::Config {
+        forward: ForwardConfig::bridge(setup.hosts, 4 * usize::from(setup.hosts) + 16),
+        mac,
+        addresses: vec![switch_ip()],
+        groups: 16,
+        queue_pairs: 256,
+        silent_after: Nanos::from_millis(30),
+        #[cfg(feature = "canary")]
+        bug: None,
+    };
+    let (seed, setup_timeout) = (setup.seed, setup.create_timeout);
+    let control = move |life| {
+        Control::new(ControlConfig {
+            interface: Interface::new(mac, switch_ip(), 16),
+            port: SWITCH_PORT,
+            groups: 16,
+            queue_pairs: 256,
+            max_replicas: 16,
+            lists: [].into(),
+            setup_timeout,
+            seed: seed ^ 0x7377 ^ life << 32,
+            first_psn: None,
+        })
+    };
+    Controlled::new(move || P4ce::new(config.clone()), control)
+}
+
+/// Hosts around a switch.
+#[derive(Debug)]
+pub struct Cluster {
+    /// The network
+    pub world: World,
+    /// By their numbers
+    pub hosts: Vec<NodeId>,
+    /// The switch
+    pub switch: NodeId,
+}
+
+impl Cluster {
+    /// Hosts without groups.
+    pub fn new(setup: &Setup) -> Self {
+        let mut world = World::new(setup.seed);
+        let switch = world.add("switch", switch(setup), Clock::default());
+        let host = |host: u16| {
+            let member = Member::new(node_config(setup, host), setup.room);
+            world.add(&format!("host {host}"), Host::new(nic(setup, host), member), Clock::default())
+        };
+        let hosts: Vec<_> = (0..setup.hosts).map(host).collect();
+        for node in &hosts {
+            world.connect(*node, switch, setup.link);
+        }
+        Self { world, hosts, switch }
+    }
+
+    /// The application of a host
+    pub fn member(&self, host: u16) -> &Member {
+        &self.world.node::<Host<Member>>(self.hosts[usize::from(host)]).app
+    }
+
+    /// What a host's NIC has counted in this life
+    pub fn nic(&self, host: u16) -> &NicCounters {
+        self.world.node::<Host<Member>>(self.hosts[usize::from(host)]).nic.counters()
+    }
+
+    /// Does something with a host's application.
+    pub fn with<R>(&mut self, host: u16, act: impl FnOnce(&mut Member, &mut Rnic, Nanos) -> R) -> R {
+        let node = self.hosts[usize::from(host)];
+        self.world.with::<Host<Member>, _>(node, |host, now| act(&mut host.app, &mut host.nic, now))
+    }
+
+    /// Has all members create a group; the first host is the root.
+    ///
+    /// # Errors
+    /// What a member says to it.
+    pub fn create(&mut self, config: &GroupConfig, hosts: &[u16]) -> Result<(), CallError> {
+        let config = GroupConfig { members: hosts.iter().map(|host| ip(*host)).collect(), ..config.clone() };
+        for host in hosts {
+            self.with(*host, |member, nic, now| member.create(nic, config.clone(), now))?;
+        }
+        Ok(())
+    }
+
+    /// Has the root send the next message of a group.
+    ///
+    /// # Errors
+    /// What it says to it.
+    pub fn send(&mut self, root: u16, group: u32, len: u32) -> Result<(), CallError> {
+        self.with(root, |member, nic, _| member.send(nic, group, len))
+    }
+
+    /// Has everybody close a group.
+    pub fn destroy(&mut self, group: u32, hosts: &[u16]) {
+        for host in hosts {
+            // Where it has failed, that is told otherwise, too.
+            self.with(*host, |member, _, _| _ = member.destroy(group));
+        }
+    }
+
+    /// What a group is at a host
+    pub fn now(&self, host: u16, group: u32) -> Now {
+        self.member(host).now(group)
+    }
+
+    /// Lets the world go on until something is so. False if it is not by then.
+    pub fn run_while(&mut self, until: Nanos, mut goes_on: impl FnMut(&Self) -> bool) -> bool {
+        while goes_on(self) {
+            if !self.world.step(until) {
+                return !goes_on(self);
+            }
+        }
+        true
+    }
+
+    /// Lets the world go on until none of these hosts waits for the group to close or to fail. False if one still does.
+    pub fn settle(&mut self, until: Nanos, group: u32, hosts: &[u16]) -> bool {
+        let ended = |cluster: &Self| {
+            hosts.iter().all(|host| matches!(cluster.now(*host, group), Now::Closed | Now::Failed(_)))
+        };
+        self.run_while(until, |cluster| !ended(cluster))
+    }
+
+    /// Says what is wrong with the end of a group in which its root was to send so many messages: if any member has heard
+    /// that it was closed, everybody had everything, also who has crashed since; who has not crashed has heard how it
+    /// ended.
+    ///
+    /// # Errors
+    /// The first thing that must not be.
+    pub fn check_end(
+        &self,
+        group: u32,
+        hosts: &[u16],
+        crashed: &[u16],
+        messages: usize,
+    ) -> Result<(), String> {
+        self.check()?;
+        let has = |host: &u16| self.member(*host).messages(group);
+        let closed = hosts.iter().find(|host| self.now(**host, group) == Now::Closed);
+        let lacking = hosts.iter().find(|host| has(host) < messages);
+        if let (Some(closed), Some(lacking)) = (closed, lacking) {
+            let had = has(lacking);
+            return Err(format!("{closed} has closed, and {lacking} had {had} of {messages} messages"));
+        }
+        for host in hosts.iter().filter(|host| !crashed.contains(host)) {
+            let now = self.now(*host, group);
+            if !matches!(now, Now::Closed | Now::Failed(_)) {
+                return Err(format!("host {host} has not heard how it ended: {now:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Says which of these hosts has not got back the memory of messages, when all groups have ended.
+    ///
+    /// # Errors
+    /// The first one.
+    pub fn check_memory(&self, hosts: &[u16]) -> Result<(), String> {
+        let first = hosts.iter().find(|host| self.member(**host).buffers() > 0);
+        first.map_or(Ok(()), |host| Err(format!("host {host} has not got its memory back")))
+    }
+
+    /// Says what is wrong, if anything ever was. A block that came before its receive was posted is, too.
+    ///
+    /// # Errors
+    /// The first thing that a member saw and that must not be.
+    pub fn check(&self) -> Result<(), String> {
+        for host in 0..self.hosts.len() as u16 {
+            if let Some(wrong) = self.member(host).wrong() {
+                return Err(format!("host {host}: {wrong}"));
+            }
+            let unready = self.nic(host).rnr_naks_sent;
+            if unready > 0 {
+                return Err(format!("host {host} was not ready {unready} times"));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,87 @@
+//! What transfers take, packet by packet, and that the model says the same.
+
+use rdmc::model::{Network, Object, run};
+use rdmc::{Algorithm, Racks, Schedule};
+use sim::rdmc::costs::{Took, transfer, wide};
+
+const RATE: u64 = 40_000_000_000;
+const BLOCK: u32 = 256 << 10;
+const BYTES: u32 = 16 * BLOCK;
+
+fn measured(algorithm: Algorithm, hosts: u16) -> Took {
+    transfer(algorithm, hosts, BYTES, BLOCK, wide(RATE)).unwrap()
+}
+
+/// Of a packet's bytes on the wire, 4,096 are of the block: the rest is Ethernet with preamble and gap, IP, UDP, BTH, ICRC.
+const PAYLOAD: f64 = 4096.0 / (4096.0 + 14.0 + 20.0 + 8.0 + 12.0 + 4.0 + 24.0);
+
+fn modelled(algorithm: Algorithm, hosts: u16) -> f64 {
+    // Two links of a microsecond each, and the switch, which receives a packet before it sends it
+    let latency = 2e-6 + 4178.0 * 8.0 / RATE as f64;
+    let network = Network::new(hosts.into(), RATE as f64 * PAYLOAD, latency);
+    let object = Object {
+        schedule: Schedule::new(algorithm, hosts.into(), BYTES.div_ceil(BLOCK)).unwrap(),
+        members: (0..usize::from(hosts)).collect(),
+        bytes: BYTES.into(),
+        block: BLOCK.into(),
+        at: 0.0,
+    };
+    run(&network, &[object])[0].complete[1..].iter().copied().fold(0.0, f64::max)
+}
+
+#[test]
+fn packets_take_as_long_as_the_model_says() {
+    for hosts in [2, 3, 4, 5, 8] {
+        let racks = Racks::new(&(0..hosts).map(|host| host / 2).collect::<Vec<_>>()).unwrap();
+        let all = [
+            Algorithm::Sequential,
+            Algorithm::Chain,
+            Algorithm::Tree,
+            Algorithm::Pipeline,
+            Algorithm::InNetwork,
+        ];
+        for algorithm in all.into_iter().chain([Algorithm::Hybrid(racks)]) {
+            let (packets, model) =
+                (measured(algorithm.clone(), hosts).time, modelled(algorithm.clone(), hosts));
+            println!(
+                "{} of {hosts}: {packets:.7} s, model {model:.7}: {:.4}",
+                algorithm.name(),
+                packets / model
+            );
+            // The second node of a vertex is ready for its first block from two others, and both may send at once.
+            let relays = matches!(algorithm, Algorithm::Pipeline | Algorithm::Hybrid(_));
+            let doubles = relays && !hosts.is_power_of_two();
+            let late = if doubles { f64::from(BLOCK) * 8.0 / RATE as f64 } else { 0.0 };
+            let expected = model * 0.98..model * 1.02 + late;
+            let name = algorithm.name();
+            assert!(expected.contains(&packets), "{name} of {hosts}: {packets} s, {model}");
+        }
+    }
+}
+
+/// The root of a group whose blocks a switch copies sends each of them once. That is half and less of what sequential send
+/// and a tree have the root send, a little less than a pipeline does, and as much as a chain: nobody can send less. All
+/// hosts together send an (n - 1)-th of what they send in any other way.
+#[test]
+fn a_switch_spares_the_hosts_bytes() {
+    for hosts in [4, 8, 13] {
+        let all = [Algorithm::Sequential, Algorithm::Tree, Algorithm::Pipeline, Algorithm::Chain];
+        let by_switch = measured(Algorithm::InNetwork, hosts);
+        let share = |other: Took| by_switch.root_out as f64 / other.root_out as f64;
+        let all = all.map(|algorithm| measured(algorithm, hosts));
+        let [sequential, tree, pipeline, chain] = all.map(share);
+        println!("{hosts}: root's bytes: {sequential:.3} {tree:.3} {pipeline:.3} {chain:.3}");
+        assert!(sequential < 1.02 / f64::from(hosts - 1), "{sequential}");
+        assert!(tree < 1.02 / f64::from(hosts).log2().ceil(), "{tree}");
+        // The root sends its last block once for each dimension but one more.
+        let blocks = f64::from(BYTES / BLOCK);
+        let expected = blocks / (blocks + f64::from(hosts.ilog2()) - 1.0);
+        assert!((pipeline - expected).abs() < 0.01 && (chain - 1.0).abs() < 0.01, "{pipeline} {chain}");
+        for other in all {
+            let hosts_share = by_switch.hosts_out as f64 / other.hosts_out as f64;
+            println!("{hosts}: all hosts' bytes: {hosts_share:.3}");
+            assert!(hosts_share < 1.1 / f64::from(hosts - 1), "{hosts_share}");
+            assert!(by_switch.time < other.time * 1.001, "{by_switch:?} {other:?}");
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Objects of any length, for everybody who is left.
+
+use rdmc::Algorithm;
+use rdmc::delivery::{GiveError, Lost, Refusal, TakeError};
+use sim::rdmc::courier::{Delivery, Habit};
+use sim::rdmc::{Setup, ip};
+use sim::{Fault, Link};
+use switch::{Chance, Nanos, Share};
+
+const END: Nanos = Nanos::from_secs(5);
+
+#[test]
+fn everybody_gets_it() {
+    for (receivers, len) in [(1, 3000), (2, 40_000), (3, 40_001), (4, 500_000), (7, 123_456)] {
+        for algorithm in [Algorithm::Pipeline, Algorithm::Chain, Algorithm::InNetwork] {
+            let setup = Setup { hosts: receivers + 1, ..Setup::default() };
+            let habits = vec![Habit::Sound; receivers.into()];
+            let context = format!("{len} bytes to {receivers} by {}", algorithm.name());
+            let mut delivery =
+                Delivery::new(&setup, len, &habits, |give| give.algorithm = algorithm).unwrap();
+            let all: Vec<u16> = (1..=receivers).collect();
+            assert!(delivery.settle(END, &all), "{context}: {:?}", delivery.given());
+            let given = delivery.given().unwrap().as_ref().unwrap();
+            assert_eq!((given.stored.len(), given.rounds), (all.len(), 1), "{context}");
+            assert!(given.lost.is_empty());
+            for host in all {
+                assert_eq!(delivery.taken(host), Some(&Ok(())), "{context}");
+                assert!(delivery.is_right(host), "{context}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let setup = Setup { hosts: 3, ..Setup::default() };
+    let new = |change: fn(&mut rdmc::delivery::GiveConfig)| {
+        Delivery::new(&setup, 50_000, &[Habit::Sound, Habit::Sound], change).unwrap_err()
+    };
+    assert_eq!(new(|give| give.len = 0), GiveError::Empty);
+    assert_eq!(new(|give| give.receivers.clear()), GiveError::NoReceivers);
+    assert_eq!(new(|give| give.receivers = vec![ip(1), ip(1)]), GiveError::Twice(ip(1)));
+    assert_eq!(new(|give| give.receivers = vec![ip(0)]), GiveError::Twice(ip(0)));
+    assert_eq!(new(|give| give.name.clear()), GiveError::Name(0));
+    assert_eq!(new(|give| give.name = "x".repeat(256)), GiveError::Name(256));
+    assert_eq!(new(|give| give.block_bytes = 0), GiveError::Block { block: 0, len: 50_000 });
+    let above = new(|give| give.block_bytes = 50_001);
+    assert_eq!(above, GiveError::Block { block: 50_001, len: 50_000 });
+    assert_eq!(above.to_string(), "blocks of 50001 bytes of an object of 50000: 1 to 50000 are possible");
+    assert_eq!(new(|give| give.segment_bytes = 2999), GiveError::Segment);
+    assert_eq!(new(|give| give.window = 0), GiveError::Segment);
+    let racks = rdmc::Racks::new(&[1, 2, 2]).unwrap();
+    let hybrid = Delivery::new(&setup, 50_000, &[Habit::Sound; 2], |give| {
+        give.algorithm = Algorithm::Hybrid(racks);
+    });
+    assert_eq!(hybrid.unwrap_err(), GiveError::Hybrid);
+}
+
+#[test]
+fn who_does_not_play_its_part_is_named_and_the_others_get_it() {
+    let setup = Setup { hosts: 5, ..Setup::default() };
+    let run = |habits: [Habit; 4]| {
+        let mut delivery = Delivery::new(&setup, 400_000, &habits, |_| {}).unwrap();
+        let present: Vec<u16> =
+            (1..=4).filter(|host| habits[usize::from(*host) - 1] != Habit::Absent).collect();
+        assert!(delivery.settle(END, &present), "{habits:?}: {:?}", delivery.given());
+        delivery
+    };
+    let delivery = run([Habit::Sound, Habit::Absent, Habit::Sound, Habit::Absent]);
+    assert_eq!(delivery.given(), Some(&Err(GiveError::Silent(vec![ip(2), ip(4)]))));
+    assert_eq!(delivery.taken(1), Some(&Err(TakeError::Silent(ip(0)))));
+
+    let delivery = run([Habit::Sound, Habit::Full, Habit::Sound, Habit::Slow(40)]);
+    let given = delivery.given().unwrap().as_ref().unwrap();
+    assert_eq!(given.lost, [(ip(2), Lost::Refused(Refusal::NoSpace))]);
+    assert_eq!(delivery.taken(2), Some(&Err(TakeError::Refused(Refusal::NoSpace))));
+    for host in [1, 3, 4] {
+        assert!(delivery.taken(host) == Some(&Ok(())) && delivery.is_right(host), "host {host}");
+    }
+
+    let delivery = run([Habit::Sound, Habit::Sound, Habit::Careless, Habit::Sound]);
+    let given = delivery.given().unwrap().as_ref().unwrap();
+    assert_eq!(given.lost, [(ip(3), Lost::Damaged)]);
+    assert_eq!(delivery.taken(3), Some(&Err(TakeError::Damaged)));
+    assert_eq!(given.stored, [ip(1), ip(2), ip(4)]);
+}
+
+/// Receivers crash at moments spread over a delivery: the others get the object, and nobody sends again what all of them
+/// had. When the root crashes, everybody hears of it.
+#[test]
+fn survivors_go_on_where_they_were() {
+    let (mut resumed, mut spared) = (0, 0);
+    for moment in 1..=24_u64 {
+        for victim in [0_u16, 1, 4] {
+            let setup = Setup { hosts: 6, ..Setup::default() };
+            let mut delivery = Delivery::new(&setup, 1_200_000, &[Habit::Sound; 5], |_| {}).unwrap();
+            // It takes some 300 us, and everybody is there after 30.
+            let at = Nanos(moment * 11_000);
+            delivery.world.schedule(at, Fault::Crash(delivery.hosts[usize::from(victim)]));
+            let context = format!("{victim} crashes at {at:?}");
+            let others: Vec<u16> = (1..=5).filter(|host| *host != victim).collect();
+            if victim == 0 {
+                delivery.world.run_until(at + Nanos::from_millis(700));
+                for host in others {
+                    assert!(delivery.taken(host).is_some(), "{context}: {host} has not heard of it");
+                    let is_right = delivery.is_right(host);
+                    assert_eq!(delivery.taken(host) == Some(&Ok(())), is_right, "{context}: {host}");
+                }
+                continue;
+            }
+            assert!(delivery.settle(END, &others), "{context}: {:?}", delivery.given());
+            let given = delivery.given().unwrap();
+            let Ok(given) = given else {
+                assert_eq!(given, &Err(GiveError::Silent(vec![ip(victim)])), "{context}");
+                continue;
+            };
+            for host in others {
+                assert_eq!(delivery.taken(host), Some(&Ok(())), "{context}: {host}");
+                assert!(delivery.is_right(host), "{context}: {host}");
+            }
+            let segments = 30;
+            assert!(delivery.read() >= segments && given.stored.len() >= 4, "{context}: {given:?}");
+            if given.rounds > 1 {
+                resumed += 1;
+                spared += u64::from(delivery.read() < 2 * segments - 4);
+            }
+        }
+    }
+    println!("{resumed} went on in another round, {spared} of them without beginning anew");
+    assert!(resumed > 10 && spared > 5, "{resumed} {spared}");
+}
+
+#[test]
+fn a_switch_that_fails_is_done_without() {
+    let setup = Setup { create_timeout: Nanos::from_secs(3), ..Setup::default() };
+    let mut delivery = Delivery::new(&setup, 4_000_000, &[Habit::Sound; 3], |give| {
+        give.algorithm = Algorithm::InNetwork;
+        give.patience = Nanos::from_secs(4);
+    })
+    .unwrap();
+    let at = Nanos::from_micros(600);
+    delivery.world.schedule(at, Fault::Crash(delivery.switch));
+    delivery.world.schedule(at + Nanos::from_micros(200), Fault::Restart(delivery.switch));
+    assert!(delivery.settle(Nanos::from_secs(30), &[1, 2, 3]), "{:?}", delivery.given());
+    let given = delivery.given().unwrap().as_ref().unwrap();
+    assert!(given.rounds > 1 && given.stored.len() == 3, "{given:?}");
+    assert!((1..=3).all(|host| delivery.is_right(host)));
+}
+
+#[test]
+fn lossy_networks_and_crashes_leave_nothing_wrong() {
+    let (mut whole, mut failed) = (0, 0);
+    for seed in 1..=60 {
+        let mut chance = Chance::stream(seed, 0x6465_6c69);
+        let link = Link {
+            loss: Share::new(chance.below(300) as f64 / 10_000.0).unwrap(),
+            reorder: Share::new(chance.below(200) as f64 / 10_000.0).unwrap(),
+            ..Link::default()
+        };
+        let receivers = chance.between(1, 6) as u16;
+        let create_timeout = Nanos::from_secs(2);
+        let setup = Setup { seed, hosts: receivers + 1, link, create_timeout, ..Setup::default() };
+        let habits = vec![Habit::Sound; receivers.into()];
+        let len = chance.between(3000, 600_000);
+        let mut delivery =
+            Delivery::new(&setup, len, &habits, |give| give.patience = Nanos::from_secs(3)).unwrap();
+        let mut victims = Vec::new();
+        for _ in 0..chance.below(3) {
+            let victim = chance.between(0, receivers.into()) as u16;
+            let at = Nanos(chance.below(3_000_000));
+            delivery.world.schedule(at, Fault::Crash(delivery.hosts[usize::from(victim)]));
+            victims.push(victim);
+        }
+        let others: Vec<u16> = (1..=receivers).filter(|host| !victims.contains(host)).collect();
+        if victims.contains(&0) {
+            delivery.world.run_until(Nanos::from_secs(8));
+        } else {
+            assert!(delivery.settle(Nanos::from_secs(120), &others), "seed {seed}: {:?}", delivery.given());
+            if let Some(Ok(given)) = delivery.given() {
+                for host in (1..=receivers).filter(|host| given.stored.contains(&ip(*host))) {
+                    assert!(delivery.is_right(host), "seed {seed}: host {host}");
+                }
+                whole += 1;
+            } else {
+                failed += 1;
+            }
+        }
+        for host in others {
+            let taken = delivery.taken(host);
+            assert!(taken.is_some(), "seed {seed}: host {host} has not heard how it ended");
+            assert!(taken != Some(&Ok(())) || delivery.is_right(host), "seed {seed}: host {host}");
+        }
+    }
+    println!("{whole} whole, {failed} failed");
+    assert!(whole > 30, "{whole} {failed}");
+}

@@ -1,0 +1,245 @@
+//! A thousand seeds: networks that lose, delay, repeat and damage; hosts that sleep, crash and are cut off.
+//!
+//! FROM and SEEDS say other seeds: `SEEDS=100000 FROM=5000 cargo test -p sim --release --test rdmc seeds`
+
+use rdmc::{Algorithm, GroupConfig, Racks};
+use sim::rdmc::{Cluster, Now, Setup, len_of};
+use sim::{Fault, Link};
+use switch::{Chance, Nanos, Share};
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Frames are lost, repeated, overtaken and damaged.
+    Lossy,
+    /// Some links are slow, delays jump, hosts sleep for a while.
+    Slow,
+    /// Hosts crash.
+    Crashing,
+    /// Hosts are cut off, some of them for good.
+    Cut,
+}
+
+impl Kind {
+    const ALL: [Self; 4] = [Self::Lossy, Self::Slow, Self::Crashing, Self::Cut];
+}
+
+/// What happened in all runs.
+#[derive(Debug, Default)]
+struct Totals {
+    closed: usize,
+    failed: usize,
+    messages: usize,
+    retransmitted: u64,
+    /// Groups in which some had a message that others never got
+    uneven: usize,
+}
+
+fn percent(chance: &mut Chance, most: u64) -> Share {
+    Share::new(chance.below(most * 100 + 1) as f64 / 10_000.0).unwrap_or(Share::NEVER)
+}
+
+fn algorithm(chance: &mut Chance, n: u16) -> Algorithm {
+    match chance.below(8) {
+        0 => Algorithm::Sequential,
+        1 => Algorithm::Chain,
+        2 => Algorithm::Tree,
+        3 => Algorithm::InNetwork,
+        4 => {
+            let racks: Vec<u64> = (0..n).map(|_| chance.below(4)).collect();
+            Racks::new(&racks).map_or(Algorithm::Pipeline, Algorithm::Hybrid)
+        }
+        _ => Algorithm::Pipeline,
+    }
+}
+
+fn setup(seed: u64, kind: Kind, chance: &mut Chance) -> Setup {
+    let mut link = Link { delay: Nanos(chance.between(200, 4000)), ..Link::default() };
+    match kind {
+        Kind::Lossy => {
+            link.loss = percent(chance, 4);
+            link.duplicate = percent(chance, 3);
+            link.reorder = percent(chance, 3);
+            link.reorder_by = Nanos(chance.between(500, 20_000));
+            link.corrupt = percent(chance, 2);
+        }
+        Kind::Slow => {
+            link.rate_bps = *chance.pick(&[1_000_000_000, 10_000_000_000, 100_000_000_000]);
+            link.jitter = Nanos(chance.below(50_000));
+        }
+        Kind::Crashing | Kind::Cut => link.loss = percent(chance, 1),
+    }
+    // A question for a MAC address that is lost is asked again after half a second, and a message of the switch's
+    // communication manager after four. Where members fail it is not waited for that long.
+    let works = matches!(kind, Kind::Lossy | Kind::Slow);
+    let create_timeout = Nanos::from_millis(if works { 40_000 } else { 700 });
+    Setup { seed, hosts: chance.between(2, 9) as u16, link, create_timeout, ..Setup::default() }
+}
+
+/// Crashes, pauses and cuts; the hosts that crash, and until when anything happens
+fn fail(cluster: &mut Cluster, kind: Kind, chance: &mut Chance) -> (Vec<u16>, Nanos) {
+    let hosts = cluster.hosts.len() as u64;
+    let (mut crashed, mut last) = (Vec::new(), Nanos::ZERO);
+    let links: Vec<_> = cluster.world.links().collect();
+    for _ in 0..chance.between(1, 3) {
+        let host = chance.below(hosts) as u16;
+        let node = cluster.hosts[usize::from(host)];
+        // Mostly while blocks are under way, at times while the group is made
+        let within = *chance.pick(&[100_000, 400_000, 2_000_000]);
+        let at = Nanos(chance.below(within));
+        match kind {
+            Kind::Lossy => {}
+            Kind::Slow => {
+                // Shorter than what makes a host count as gone
+                let until = at + Nanos(chance.between(1000, 8_000_000));
+                cluster.world.schedule(at, Fault::Pause(node));
+                cluster.world.schedule(until, Fault::Resume(node));
+                last = last.max(until);
+            }
+            Kind::Crashing => {
+                if !crashed.contains(&host) {
+                    crashed.push(host);
+                    cluster.world.schedule(at, Fault::Crash(node));
+                    if chance.below(2) == 0 {
+                        cluster.world.schedule(at + Nanos(chance.below(5_000_000)), Fault::Restart(node));
+                    }
+                }
+            }
+            Kind::Cut => {
+                let link = vec![links[usize::from(host)]];
+                cluster.world.schedule(at, Fault::Cut(link.clone()));
+                if chance.below(3) > 0 {
+                    let until = at + Nanos(chance.below(60_000_000));
+                    cluster.world.schedule(until, Fault::Heal(link));
+                    last = last.max(until);
+                }
+            }
+        }
+        last = last.max(at);
+    }
+    (crashed, last)
+}
+
+/// Runs a seed, and checks it. `plant` changes what the hosts are made with.
+fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(), String> {
+    let kind = Kind::ALL[seed as usize % Kind::ALL.len()];
+    let mut chance = Chance::stream(seed, 0x5244_4d43);
+    let mut setup = setup(seed, kind, &mut chance);
+    plant(&mut setup);
+    let mut cluster = Cluster::new(&setup);
+    let all: Vec<u16> = (0..setup.hosts).collect();
+    // Up to three groups, which share hosts: the first one of all
+    let mut groups = Vec::new();
+    for number in 1..=chance.between(1, 3) as u32 {
+        let mut hosts = all.clone();
+        hosts.rotate_left(chance.below(all.len() as u64) as usize);
+        if number > 1 {
+            hosts.truncate(chance.between(2, all.len() as u64) as usize);
+        }
+        let config = GroupConfig {
+            algorithm: algorithm(&mut chance, hosts.len() as u16),
+            block_bytes: *chance.pick(&[1, 700, 1024, 5000, 40_000]),
+            ahead: chance.between(1, 4) as u32,
+            ..GroupConfig::new(number, Vec::new())
+        };
+        cluster.create(&config, &hosts).map_err(|error| error.to_string())?;
+        let most = (config.block_bytes * 24).min(60_000);
+        let messages = chance.below(5) as usize;
+        for message in 0..messages {
+            cluster
+                .send(hosts[0], number, len_of(number, message as u64, most))
+                .map_err(|error| error.to_string())?;
+        }
+        cluster.destroy(number, &hosts);
+        groups.push((number, hosts, messages, config));
+    }
+    let (crashed, last) = fail(&mut cluster, kind, &mut chance);
+    let context = |what: String| {
+        format!(
+            "{kind:?} {:?}: {what}",
+            groups
+                .iter()
+                .map(|(_, hosts, messages, config)| (
+                    hosts.len(),
+                    messages,
+                    config.algorithm.name(),
+                    config.block_bytes
+                ))
+                .collect::<Vec<_>>()
+        )
+    };
+    let end = last + Nanos::from_secs(60);
+    for (number, hosts, messages, _) in &groups {
+        let survivors: Vec<u16> = hosts.iter().copied().filter(|host| !crashed.contains(host)).collect();
+        cluster.settle(end, *number, &survivors);
+        cluster.check_end(*number, hosts, &crashed, *messages).map_err(&context)?;
+        let counts = || hosts.iter().map(|host| cluster.member(*host).messages(*number));
+        for host in &survivors {
+            match cluster.now(*host, *number) {
+                Now::Closed => totals.closed += 1,
+                _ => totals.failed += 1,
+            }
+        }
+        totals.messages += counts().sum::<usize>();
+        totals.uneven += usize::from(counts().max() != counts().min());
+        let works = matches!(kind, Kind::Lossy | Kind::Slow);
+        if works && let Some(host) = hosts.iter().find(|host| cluster.now(**host, *number) != Now::Closed) {
+            return Err(context(format!("group {number} is {:?} at {host}", cluster.now(*host, *number))));
+        }
+    }
+    let survivors: Vec<u16> = all.iter().copied().filter(|host| !crashed.contains(host)).collect();
+    cluster.check_memory(&survivors).map_err(context)?;
+    // NICs that crashed count from the beginning.
+    totals.retransmitted += all.iter().map(|host| cluster.nic(*host).retransmitted).sum::<u64>();
+    Ok(())
+}
+
+fn seeds(kind: Kind, happened: impl Fn(&Totals) -> bool) {
+    let read = |name: &str| std::env::var(name).ok().and_then(|value| value.parse().ok());
+    let (from, count): (u64, u64) = (read("FROM").unwrap_or(1), read("SEEDS").unwrap_or(1000));
+    let mut totals = Totals::default();
+    for seed in from..from + count {
+        if Kind::ALL[seed as usize % Kind::ALL.len()] == kind
+            && let Err(what) = run(seed, |_| {}, &mut totals)
+        {
+            panic!("seed {seed}: {what}");
+        }
+    }
+    println!("{kind:?}: {totals:?}");
+    if count >= 1000 {
+        assert!(totals.messages > 1000 && happened(&totals), "{totals:?}");
+    }
+}
+
+#[test]
+fn what_is_lost_comes_all_the_same() {
+    seeds(Kind::Lossy, |totals| totals.failed == 0 && totals.closed > 1000 && totals.retransmitted > 1000);
+}
+
+#[test]
+fn what_is_late_comes_all_the_same() {
+    seeds(Kind::Slow, |totals| totals.failed == 0 && totals.closed > 1000);
+}
+
+#[test]
+fn crashes_are_told_to_all() {
+    seeds(Kind::Crashing, |totals| totals.failed > 300 && totals.closed > 100 && totals.uneven > 20);
+}
+
+#[test]
+fn who_is_cut_off_and_who_is_left_learn_of_it() {
+    seeds(Kind::Cut, |totals| totals.failed > 300 && totals.closed > 100 && totals.uneven > 20);
+}
+
+#[cfg(feature = "canary")]
+#[test]
+fn planted_bugs_are_found() {
+    for bug in rdmc::Bug::ALL {
+        let found = (1..=1000).find_map(|seed| {
+            let what = run(seed, |setup| setup.bug = Some(bug), &mut Totals::default()).err()?;
+            Some((seed, what))
+        });
+        println!("{bug:?}: {found:?}");
+        assert!(found.is_some(), "{bug:?}");
+    }
+}

@@ -1,0 +1,181 @@
+//! What sending and receiving have in common: the host that does it, and how it ends.
+
+use crate::config::{self, EXIT_CODE, FunctionConfig};
+use crate::host::HostConfig;
+use crate::run::{catch_signals, explain};
+use core::net::IpAddr;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use dataplane::{Control, ControlOutput, Live, Mbuf, Passive, PortInfo, Runtime};
+use indicatif::{ProgressBar, ProgressStyle};
+use miette::{MietteDiagnostic, Report};
+use rnic::{App, Rnic, Station};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use switch::{Nanos, PortId};
+
+/// The host that sends or receives.
+#[derive(clap::Args)]
+pub(super) struct On {
+    /// Configuration of the host: a port, and [nic] with its address, as for `understudy host`
+    #[arg(long, value_name = "HOST.toml")]
+    on: PathBuf,
+    /// How long others have to answer
+    #[arg(long, value_name = "SECONDS", default_value_t = 30.0)]
+    pub(super) patience_s: f64,
+}
+
+/// Why a program ends without success, and with which code.
+pub(super) enum Ended {
+    /// Something that was asked for cannot be
+    Wrong(String),
+    /// As it is printed already
+    Config(Box<config::Report>),
+    /// Something is missing, or failed
+    Failed(Report),
+}
+
+impl From<Report> for Ended {
+    fn from(report: Report) -> Self {
+        Self::Failed(report)
+    }
+}
+
+impl Ended {
+    /// Says it.
+    pub(super) fn say(self) -> ExitCode {
+        let wrong = ExitCode::from(EXIT_CODE);
+        match self {
+            Self::Wrong(what) => {
+                eprintln!("{:?}", Report::new(MietteDiagnostic::new(what)));
+                wrong
+            }
+            Self::Config(report) => {
+                eprint!("{}", report.render());
+                wrong
+            }
+            Self::Failed(report) => {
+                eprintln!("{report:?}");
+                ExitCode::FAILURE
+            }
+        }
+    }
+}
+
+/// A failure without a remedy that is known
+pub(super) fn failed(what: &impl ToString) -> Ended {
+    Ended::Failed(MietteDiagnostic::new(what.to_string()).into())
+}
+
+/// What the worker shows of a transfer.
+pub(super) struct Shown<T> {
+    /// Bytes of the object that are where they belong, and of how many
+    pub(super) bytes: AtomicU64,
+    pub(super) of: AtomicU64,
+    pub(super) done: AtomicBool,
+    pub(super) outcome: Mutex<Option<T>>,
+}
+
+impl<T> Shown<T> {
+    pub(super) fn new() -> Arc<Self> {
+        let (bytes, of) = (AtomicU64::new(0), AtomicU64::new(0));
+        Arc::new(Self { bytes, of, done: AtomicBool::new(false), outcome: Mutex::new(None) })
+    }
+
+    /// The first outcome is the one that counts.
+    pub(super) fn end(&self, outcome: T) {
+        self.outcome.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(outcome);
+    }
+}
+
+/// The control plane: it shows how far it is, and ends when it is over.
+struct Watch<T> {
+    shown: Arc<Shown<T>>,
+    bar: ProgressBar,
+}
+
+impl<A: App, T: Send> Control<Station<A>> for Watch<T> {
+    fn on_event(&mut self, worker: usize, event: (), out: &mut ControlOutput<'_, Station<A>>) {
+        Control::<Station<A>>::on_event(&mut Passive, worker, event, out);
+    }
+
+    fn on_punt(
+        &mut self,
+        _worker: usize,
+        _frame: Mbuf,
+        _port: PortId,
+        _out: &mut ControlOutput<'_, Station<A>>,
+    ) {
+    }
+
+    fn on_tick(&mut self, _live: &Live<'_>, _out: &mut ControlOutput<'_, Station<A>>) -> bool {
+        self.bar.set_length(self.shown.of.load(Ordering::Relaxed));
+        self.bar.set_position(self.shown.bytes.load(Ordering::Relaxed));
+        !self.shown.done.load(Ordering::Relaxed)
+    }
+
+    fn on_link(&mut self, port: &PortInfo, up: bool) {
+        self.bar
+            .suspend(|| eprintln!("Port {} {} its peer.", port.name, if up { "has" } else { "has lost" }));
+    }
+}
+
+impl On {
+    pub(super) fn patience(&self) -> Result<Nanos, Ended> {
+        if !(0.1..=86_400.0).contains(&self.patience_s) {
+            return Err(Ended::Wrong("--patience-s has to be 0.1 to 86400".into()));
+        }
+        Ok(Nanos((self.patience_s * 1e9) as u64))
+    }
+
+    /// The host's configuration, and its address that speaks with another one
+    pub(super) fn host(&self, peer: IpAddr) -> Result<(dataplane::Config, HostConfig, IpAddr), Ended> {
+        let config = config::load(&self.on).map_err(|report| Ended::Config(Box::new(report)))?;
+        let FunctionConfig::Nic(host) = config.function else {
+            return Err(Ended::Wrong(format!("{} has no [nic]", self.on.display())));
+        };
+        let own = host.addresses.iter().map(|(ip, _)| *ip).find(|ip| ip.is_ipv4() == peer.is_ipv4());
+        let own = own.ok_or_else(|| {
+            Ended::Wrong(format!("{} has no address that speaks with {peer}", self.on.display()))
+        })?;
+        Ok((config.runtime, host, own))
+    }
+}
+
+/// The node of a host at this address. Hosts in software share CPUs with others: they are given a few seconds before they
+/// count as gone.
+pub(super) fn node(own: IpAddr, patience: Nanos) -> ::rdmc::Config {
+    ::rdmc::Config {
+        ack_timeout: 16,
+        dead_after: Nanos::from_secs(6),
+        create_timeout: patience,
+        seed: crate::run::by_chance(),
+        ..::rdmc::Config::new(own)
+    }
+}
+
+/// Runs an application on a host until it is done: what became of it; `None` if it was stopped.
+pub(super) fn carry<A: App, T: Send + 'static>(
+    runtime: dataplane::Config,
+    host: &HostConfig,
+    app: A,
+    shown: &Arc<Shown<T>>,
+    verb: &str,
+) -> Result<Option<T>, Report> {
+    let stop = catch_signals()?;
+    let mut runtime = Runtime::start(runtime).map_err(|error| explain(&error))?;
+    let mac = runtime.ports().next().map_or([0; 6], |port| port.mac);
+    let station = Station::new(Rnic::new(host.nic(mac)), app);
+    let bar = ProgressBar::new(0).with_message(verb.to_owned());
+    let style = "{msg} {bar:32} {binary_bytes}/{binary_total_bytes}, {binary_bytes_per_sec}, {eta} left";
+    if let Ok(style) = ProgressStyle::with_template(style) {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(Duration::from_millis(200));
+    let mut watch = Watch { shown: Arc::clone(shown), bar: bar.clone() };
+    runtime.run(vec![station], &mut watch, &stop);
+    bar.finish_and_clear();
+    drop(runtime);
+    Ok(shown.outcome.lock().unwrap_or_else(PoisonError::into_inner).take())
+}

@@ -1,0 +1,24 @@
+//! `understudy rdmc`: objects to many hosts.
+
+mod carry;
+mod receive;
+mod schedule;
+mod send;
+
+use clap::Subcommand;
+use std::process::ExitCode;
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    Schedule(schedule::Args),
+    Send(send::Args),
+    Receive(receive::Args),
+}
+
+pub(crate) fn run(command: &Command) -> ExitCode {
+    match command {
+        Command::Schedule(args) => schedule::run(args),
+        Command::Send(args) => send::run(args),
+        Command::Receive(args) => receive::run(args),
+    }
+}

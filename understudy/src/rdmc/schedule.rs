@@ -1,0 +1,350 @@
+//! `understudy rdmc schedule`: who sends which block to whom, on a screen or as JSON.
+
+use crate::config::EXIT_CODE;
+use crate::output::print;
+use ::rdmc::model::{Network, Object, run as model};
+use ::rdmc::{Algorithm, Racks, Schedule, To};
+use clap::ValueEnum;
+use core::fmt::Write as _;
+use core::num::NonZeroU32;
+use miette::MietteDiagnostic;
+use serde_json::json;
+use std::process::ExitCode;
+
+/// Print and draw the schedule of a transfer: who sends which block to whom at which step
+///
+/// Node 0 is the root. Nothing is sent: the schedule is computed, as every member of a group computes its own part of it.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// How blocks get around
+    #[arg(long, value_enum, default_value_t = Kind::Pipeline)]
+    algorithm: Kind,
+    /// Nodes, the root among them
+    #[arg(long, short = 'n', value_name = "N")]
+    nodes: u32,
+    /// Blocks of the object
+    #[arg(long, short = 'k', value_name = "K", required_unless_present = "bytes", conflicts_with = "bytes")]
+    blocks: Option<u32>,
+    /// Bytes of the object
+    #[arg(long, requires = "block_bytes")]
+    bytes: Option<u32>,
+    /// Bytes of a block
+    #[arg(long, value_name = "BYTES", requires = "bytes")]
+    block_bytes: Option<u32>,
+    /// For the hybrid: how many nodes each rack has, the root's first
+    #[arg(long, value_name = "N,N,...", value_delimiter = ',')]
+    racks: Vec<NonZeroU32>,
+    /// Show what this node does
+    #[arg(long)]
+    node: Option<u32>,
+    /// How long it takes at this rate of each host's port
+    #[arg(long, value_name = "GBPS", requires = "bytes")]
+    rate_gbps: Option<f64>,
+    /// From one host to another, for the time that it takes
+    #[arg(long, value_name = "US", default_value_t = 2.0)]
+    latency_us: f64,
+    /// All transfers as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Kind {
+    /// The whole object to one node after the other
+    Sequential,
+    /// Each node passes blocks on to the next
+    Chain,
+    /// Who has the whole object sends it to somebody who has nothing
+    Tree,
+    /// A hypercube, in which all exchange blocks
+    Pipeline,
+    /// A pipeline over racks, and one in each
+    Hybrid,
+    /// A P4CE switch copies what the root sends once
+    InNetwork,
+}
+
+/// Nodes and steps that fit on a screen
+const MOST_NODES: u32 = 64;
+const MOST_STEPS: u64 = 24;
+/// Nodes times steps that are reckoned with
+const MOST_CELLS: u64 = 200_000_000;
+
+impl Args {
+    fn algorithm(&self) -> Result<Algorithm, String> {
+        if self.racks.is_empty() != (self.algorithm != Kind::Hybrid) {
+            return Err(
+                "--racks 4,4,4 says which nodes of a hybrid are in which rack, and is for that alone".into(),
+            );
+        }
+        Ok(match self.algorithm {
+            Kind::Sequential => Algorithm::Sequential,
+            Kind::Chain => Algorithm::Chain,
+            Kind::Tree => Algorithm::Tree,
+            Kind::Pipeline => Algorithm::Pipeline,
+            Kind::InNetwork => Algorithm::InNetwork,
+            Kind::Hybrid => {
+                let of = |(rack, nodes): (usize, &NonZeroU32)| {
+                    core::iter::repeat_n(rack, nodes.get().min(Schedule::MAX_NODES + 1) as usize)
+                };
+                let of: Vec<usize> = self.racks.iter().enumerate().flat_map(of).collect();
+                Algorithm::Hybrid(Racks::new(&of).map_err(|error| error.to_string())?)
+            }
+        })
+    }
+
+    fn blocks(&self) -> Result<u32, String> {
+        match (self.blocks, self.bytes, self.block_bytes) {
+            (Some(blocks), ..) => Ok(blocks),
+            (_, Some(0), _) => Err("an object of 0 bytes has nothing to send".into()),
+            (_, Some(bytes), Some(block)) if block == 0 || block > bytes => {
+                Err(format!("blocks of {block} bytes of an object of {bytes}: 1 to {bytes} are possible"))
+            }
+            (_, Some(bytes), Some(block)) => Ok(bytes.div_ceil(block)),
+            _ => Err("say --blocks, or --bytes and --block-bytes".into()),
+        }
+    }
+
+    fn schedule(&self) -> Result<Schedule, String> {
+        let schedule = Schedule::new(self.algorithm()?, self.nodes, self.blocks()?);
+        let schedule = schedule.map_err(|error| error.to_string())?;
+        if self.node.is_some_and(|node| node >= self.nodes) {
+            return Err(format!("nodes are 0 to {}", self.nodes - 1));
+        }
+        if schedule.steps().saturating_mul(self.nodes.into()) > MOST_CELLS {
+            return Err(format!(
+                "{} steps of {} nodes are too many to look at",
+                schedule.steps(),
+                self.nodes
+            ));
+        }
+        if self.rate_gbps.is_some_and(|rate| !(rate > 0.0 && rate.is_finite()))
+            || self.latency_us.is_nan()
+            || self.latency_us < 0.0
+        {
+            return Err("a rate is above 0 Gb/s, a latency 0 us or more".into());
+        }
+        Ok(schedule)
+    }
+}
+
+pub(crate) fn run(args: &Args) -> ExitCode {
+    let text = args.schedule().map(|schedule| {
+        if args.json {
+            json(&schedule, args.node)
+        } else {
+            summary(args, &schedule) + &drawing(args, &schedule)
+        }
+    });
+    match text {
+        Ok(text) => print(&text, ExitCode::SUCCESS),
+        Err(what) => {
+            eprintln!("{:?}", miette::Report::new(MietteDiagnostic::new(what)));
+            ExitCode::from(EXIT_CODE)
+        }
+    }
+}
+
+fn json(schedule: &Schedule, only: Option<u32>) -> String {
+    let nodes = only.map_or(0..schedule.nodes(), |node| node..node + 1);
+    let sends = nodes.flat_map(|node| schedule.sends(node).map(move |(step, send)| (step, node, send)));
+    let row = |(step, from, send): (u64, u32, ::rdmc::Send)| {
+        let to = match send.to {
+            To::Node(to) => json!(to),
+            To::All => json!("all"),
+        };
+        json!({ "step": step, "from": from, "to": to, "block": send.block })
+    };
+    let value = json!({
+        "algorithm": schedule.algorithm().name(),
+        "nodes": schedule.nodes(),
+        "blocks": schedule.blocks(),
+        "steps": schedule.steps(),
+        "sends": sends.map(row).collect::<Vec<_>>(),
+    });
+    format!("{value}\n")
+}
+
+/// What it comes to, beside the others.
+fn summary(args: &Args, schedule: &Schedule) -> String {
+    let (n, k) = (schedule.nodes(), schedule.blocks());
+    let name = schedule.algorithm().name();
+    let mut text = format!("{name}: {n} nodes, {k} blocks, {} steps", schedule.steps());
+    let all =
+        [Algorithm::Sequential, Algorithm::Chain, Algorithm::Tree, Algorithm::Pipeline, Algorithm::InNetwork];
+    let others = all.into_iter().filter(|other| other.name() != name);
+    let others = others.filter_map(|other| {
+        let steps = Schedule::new(other.clone(), n, k).ok()?.steps();
+        Some(format!("{} {steps}", other.name()))
+    });
+    _ = writeln!(text, " ({})", others.collect::<Vec<_>>().join(", "));
+    let most = (1..n).map(|node| schedule.sends(node).count()).max().unwrap_or(0);
+    let root = schedule.sends(0).count();
+    _ = writeln!(text, "The root sends {root} blocks, another node {most} at most.");
+    if let (Some(rate), Some(bytes), Some(block)) = (args.rate_gbps, args.bytes, args.block_bytes) {
+        let network = Network::new(n as usize, rate * 1e9, args.latency_us / 1e6);
+        let (bytes, block) = (u64::from(bytes), u64::from(block));
+        let members = (0..n as usize).collect();
+        let object = Object { schedule: schedule.clone(), members, bytes, block, at: 0.0 };
+        let sent = &model(&network, &[object])[0];
+        let (first, last) = (sent.complete[1..].iter().copied().fold(f64::INFINITY, f64::min), sent.last());
+        let copies = f64::from(schedule.nodes() - 1) * bytes as f64 * 8.0 / last / 1e9;
+        _ = writeln!(
+            text,
+            "At {rate} Gb/s the first node has all of it after {:.3} ms, the last one after {:.3} ms: {copies:.1} Gb/s of copies.",
+            first * 1e3,
+            last * 1e3
+        );
+    }
+    text
+}
+
+/// What a node sends and receives at a step: `3>5` sends block 3 to node 5, `<2` receives block 2
+fn cell(schedule: &Schedule, node: u32, step: u64) -> String {
+    let mut cell = match schedule.send(node, step) {
+        Some(send) => match send.to {
+            To::Node(to) => format!("{}>{to}", send.block),
+            To::All => format!("{}>all", send.block),
+        },
+        None => String::new(),
+    };
+    if let Some(receive) = schedule.receive(node, step) {
+        cell += if cell.is_empty() { "<" } else { " <" };
+        _ = write!(cell, "{}", receive.block);
+    }
+    if cell.is_empty() { ".".into() } else { cell }
+}
+
+fn drawing(args: &Args, schedule: &Schedule) -> String {
+    let nodes: Vec<u32> = match args.node {
+        Some(node) => vec![node],
+        None => (0..schedule.nodes().min(MOST_NODES)).collect(),
+    };
+    if let [node] = nodes[..] {
+        return one(schedule, node);
+    }
+    let steps = schedule.steps().min(MOST_STEPS);
+    let row = |node: u32| (0..steps).map(|step| cell(schedule, node, step)).collect::<Vec<_>>();
+    let cells: Vec<Vec<String>> = nodes.iter().map(|node| row(*node)).collect();
+    let width = |step: usize| {
+        let widest = cells.iter().map(|row| row[step].len()).max().unwrap_or(0);
+        widest.max(step.to_string().len()) + 2
+    };
+    let widths: Vec<usize> = (0..steps as usize).map(width).collect();
+    let mut text = String::from("\nstep ");
+    for (step, width) in widths.iter().enumerate() {
+        _ = write!(text, "{step:<width$}");
+    }
+    for (node, row) in nodes.iter().zip(&cells) {
+        text.truncate(text.trim_end().len());
+        _ = write!(text, "\n{node:>4} ");
+        for (cell, width) in row.iter().zip(&widths) {
+            _ = write!(text, "{cell:<width$}");
+        }
+    }
+    text.truncate(text.trim_end().len());
+    text += "\n     3>5: sends block 3 to node 5. <2: receives block 2.\n";
+    if steps < schedule.steps() || nodes.len() < schedule.nodes() as usize {
+        text += "     There are more: --node shows one of them, --json everything.\n";
+    }
+    text += "\nWhat each node has, step by step:\n";
+    for node in nodes {
+        _ = writeln!(text, "{node:>4} {}", shades(schedule, node));
+    }
+    text
+}
+
+/// What a node does, a line for each step at which it does something
+fn one(schedule: &Schedule, node: u32) -> String {
+    let mut text = format!("\nNode {node}:\n");
+    for step in 0..schedule.steps() {
+        let cell = cell(schedule, node, step);
+        if cell != "." {
+            _ = writeln!(text, "{step:>6}  {cell}");
+        }
+    }
+    _ = writeln!(text, "\n{node:>4} {}", shades(schedule, node));
+    text
+}
+
+/// How full a node is, in so many shades
+fn shades(schedule: &Schedule, node: u32) -> String {
+    const SHADES: [char; 5] = ['\u{b7}', '\u{2591}', '\u{2592}', '\u{2593}', '\u{2588}'];
+    let (steps, blocks) = (schedule.steps(), u64::from(schedule.blocks()));
+    let columns = steps.min(64);
+    let mut has = if node == 0 { blocks } else { 0 };
+    let mut text = String::new();
+    for column in 0..columns {
+        let (from, to) = (column * steps / columns, (column + 1) * steps / columns);
+        has += (from..to).filter(|step| schedule.receive(node, *step).is_some()).count() as u64;
+        // Full only if it has everything, empty only if it has nothing.
+        let shade = if has == blocks { 4 } else { (has * 4).div_ceil(blocks).min(3) };
+        text.push(SHADES[shade as usize]);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn args(line: &str) -> Args {
+        Cli::try_parse_from(["x"].into_iter().chain(line.split_whitespace())).unwrap().args
+    }
+
+    #[test]
+    fn figure_3_is_drawn() {
+        let args = args("-n 8 -k 3");
+        let schedule = args.schedule().unwrap();
+        let text = summary(&args, &schedule) + &drawing(&args, &schedule);
+        let head = "pipeline: 8 nodes, 3 blocks, 5 steps (sequential 21, chain 9, tree 9, in-network 3)\n";
+        assert!(text.starts_with(head), "{text}");
+        assert!(text.contains("\n   0 0>1  1>2  2>4  2>1     2>2\n"), "{text}");
+        assert!(text.contains("\n   4 .    .    <2   2>5 <0  2>6 <1\n"), "{text}");
+        assert!(text.contains("\n   4 \u{b7}\u{b7}\u{2592}\u{2593}\u{2588}\n"), "{text}");
+    }
+
+    #[test]
+    fn a_time_is_told() {
+        let args = args("-n 4 --bytes 268435456 --block-bytes 1048576 --rate-gbps 40 --latency-us 1.5");
+        let text = summary(&args, &args.schedule().unwrap());
+        assert!(text.contains("the last one after 54.67 ms") || text.contains("after 54.6"), "{text}");
+    }
+
+    #[test]
+    fn one_node_and_json() {
+        let args = args("-n 5 -k 2 --algorithm chain --node 2");
+        let schedule = args.schedule().unwrap();
+        assert!(drawing(&args, &schedule).contains("     2  0>3 <1\n"), "{}", drawing(&args, &schedule));
+        let value: serde_json::Value = serde_json::from_str(&json(&schedule, None)).unwrap();
+        assert_eq!(value["sends"].as_array().unwrap().len(), 8);
+        assert_eq!(value["sends"][0], json!({ "step": 0, "from": 0, "to": 1, "block": 0 }));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        for (line, what) in [
+            ("-n 1 -k 3", "two members at least"),
+            ("-n 4 -k 0", "one block at least"),
+            ("-n 4 -k 3 --node 4", "nodes are 0 to 3"),
+            ("-n 4 --bytes 0 --block-bytes 1", "nothing to send"),
+            ("-n 4 --bytes 10 --block-bytes 0", "1 to 10 are possible"),
+            ("-n 4 --bytes 10 --block-bytes 11", "1 to 10 are possible"),
+            ("-n 4 -k 2 --algorithm hybrid", "--racks"),
+            ("-n 4 -k 2 --racks 2,2", "--racks"),
+            ("-n 4 -k 2 --algorithm hybrid --racks 2,1", "the racks are of 3 nodes, the group has 4"),
+            ("-n 60000 -k 60000", "too many to look at"),
+            ("-n 4 --bytes 10 --block-bytes 2 --rate-gbps 0", "above 0"),
+        ] {
+            let error = args(line).schedule().unwrap_err();
+            assert!(error.contains(what), "{line}: {error}");
+        }
+    }
+}

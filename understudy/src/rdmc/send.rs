@@ -1,0 +1,300 @@
+//! `understudy rdmc send`: a file to many hosts.
+
+use super::carry::{Ended, On, Shown, carry, failed, node};
+use crate::output::print;
+use ::rdmc::delivery::{DIGEST, Give, GiveConfig, GiveError, Given};
+use ::rdmc::{Algorithm, Through};
+use clap::ValueEnum;
+use core::fmt::Write as _;
+use core::net::{IpAddr, SocketAddr};
+use core::sync::atomic::Ordering;
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use rnic::{App, Rnic};
+use serde_json::json;
+use sha2::{Digest as _, Sha256};
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::thread;
+use switch::Nanos;
+
+/// Send a file to many hosts at once, which run `understudy rdmc receive`
+///
+/// Receivers relay blocks to each other. When one fails the others get the file all the same, from where they were. Ends with
+/// 0 if every receiver has the file and has compared its SHA-256, and with 1 if one has not.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The file
+    file: PathBuf,
+    /// The receivers
+    #[arg(long, value_name = "IP,IP,...", value_delimiter = ',', required = true)]
+    to: Vec<IpAddr>,
+    #[command(flatten)]
+    on: On,
+    /// How blocks get around
+    #[arg(long, value_enum, default_value_t = Kind::Pipeline)]
+    algorithm: Kind,
+    /// Bytes of a block; if not said 1 MB, or the file if that is less
+    #[arg(long, value_name = "BYTES")]
+    block_bytes: Option<u32>,
+    /// Blocks that receivers have to have room for, and that are sent again at most after a failure
+    #[arg(long, value_name = "BLOCKS", default_value_t = 16)]
+    segment_blocks: u32,
+    /// The P4CE switch that copies, for `--algorithm in-network`
+    #[arg(long, value_name = "IP:PORT", required_if_eq("algorithm", "in-network"))]
+    switch: Option<SocketAddr>,
+    /// Print what became of it as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    /// The whole file to one after the other
+    Sequential,
+    /// Each receiver passes blocks on to the next
+    Chain,
+    /// Who has a segment sends it to somebody who has not
+    Tree,
+    /// A hypercube, in which all exchange blocks
+    Pipeline,
+    /// A P4CE switch copies what is sent once
+    InNetwork,
+}
+
+impl Kind {
+    const fn algorithm(self) -> Algorithm {
+        match self {
+            Self::Sequential => Algorithm::Sequential,
+            Self::Chain => Algorithm::Chain,
+            Self::Tree => Algorithm::Tree,
+            Self::Pipeline => Algorithm::Pipeline,
+            Self::InNetwork => Algorithm::InNetwork,
+        }
+    }
+}
+
+/// What is wanted of the file.
+enum Wanted {
+    Segment(u64, u32),
+    Digest,
+}
+
+/// What was read.
+enum Read {
+    Segment(u64, Vec<u8>),
+    Digest([u8; DIGEST]),
+    Failed(String),
+}
+
+/// Why it did not work.
+enum Wrong {
+    Given(GiveError),
+    File(String),
+}
+
+type Outcome = Result<Given, Wrong>;
+
+/// How often the worker looks whether something was read
+const LOOK: Nanos = Nanos::from_micros(100);
+/// For how long it waits until others have heard how it ended
+const LINGER: Nanos = Nanos::from_secs(2);
+
+struct Giver {
+    give: Give,
+    wanted: Sender<Wanted>,
+    read: Receiver<Read>,
+    asked: bool,
+    ran: Nanos,
+    over: Option<Nanos>,
+    shown: Arc<Shown<Outcome>>,
+}
+
+impl Giver {
+    fn on_read(&mut self, nic: &mut Rnic, read: Read) {
+        self.asked = false;
+        match read {
+            // After a failure it may be another one that is wanted by now.
+            Read::Segment(number, bytes) if self.give.wants() == Some(number) => self.give.give(nic, bytes),
+            Read::Segment(..) => {}
+            Read::Digest(digest) => self.give.finish(nic, digest),
+            Read::Failed(what) => {
+                self.shown.end(Err(Wrong::File(what)));
+                self.shown.done.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+impl App for Giver {
+    fn start(&mut self, nic: &mut Rnic, now: Nanos) {
+        if let Err(error) = self.give.start(nic, now) {
+            self.shown.end(Err(Wrong::Given(error)));
+            self.shown.done.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn run(&mut self, nic: &mut Rnic, now: Nanos) {
+        self.ran = now;
+        self.give.run(nic, now);
+        while let Ok(read) = self.read.try_recv() {
+            self.on_read(nic, read);
+            self.give.run(nic, now);
+        }
+        if !self.asked {
+            let segment = self.give.wants().map(|n| Wanted::Segment(n, self.give.segment_len(n)));
+            let wanted = segment.or_else(|| self.give.wants_digest().then_some(Wanted::Digest));
+            // A reader that has ended has said why.
+            self.asked = wanted.is_some_and(|wanted| self.wanted.send(wanted).is_ok());
+        }
+        let (of, segments) = (self.shown.of.load(Ordering::Relaxed), self.give.segments());
+        self.shown.bytes.store(of * self.give.written() / segments.max(1), Ordering::Relaxed);
+        if let Some(outcome) = self.give.outcome() {
+            self.shown.end(outcome.clone().map_err(Wrong::Given));
+            let over = *self.over.get_or_insert(now);
+            if self.give.is_heard() || now.since(over) > LINGER {
+                self.shown.done.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn next_timer(&self) -> Option<Nanos> {
+        let look = (self.asked || self.over.is_some()).then_some(self.ran + LOOK);
+        [self.give.next_timer(), look].into_iter().flatten().min()
+    }
+}
+
+/// Reads what is wanted, and reckons the digest of what is read for the first time.
+fn reader(file: &File, segment_bytes: u64, wanted: &Receiver<Wanted>, read: &Sender<Read>) -> [u8; DIGEST] {
+    let (mut hash, mut hashed) = (Sha256::new(), 0);
+    for one in wanted {
+        let answer = match one {
+            Wanted::Digest => Read::Digest(hash.clone().finalize().into()),
+            Wanted::Segment(number, len) => {
+                let mut bytes = vec![0; len as usize];
+                match file.read_exact_at(&mut bytes, number * segment_bytes) {
+                    Ok(()) => {
+                        if number == hashed {
+                            hash.update(&bytes);
+                            hashed += 1;
+                        }
+                        Read::Segment(number, bytes)
+                    }
+                    Err(error) => Read::Failed(format!("the file cannot be read: {error}")),
+                }
+            }
+        };
+        if read.send(answer).is_err() {
+            break;
+        }
+    }
+    hash.finalize().into()
+}
+
+impl Args {
+    fn config(&self, len: u64) -> Result<GiveConfig, Ended> {
+        let name = self.file.file_name().map(|name| name.to_string_lossy().into_owned());
+        let name = name.ok_or_else(|| Ended::Wrong(format!("{} is no file", self.file.display())))?;
+        let mut config = GiveConfig::new(self.to.clone(), name, len);
+        config.block_bytes = self.block_bytes.unwrap_or(config.block_bytes);
+        config.segment_bytes = config
+            .block_bytes
+            .checked_mul(self.segment_blocks)
+            .filter(|bytes| *bytes <= 1 << 30)
+            .ok_or_else(|| {
+                Ended::Wrong("a segment has 1 GB at most: fewer --segment-blocks, or smaller blocks".into())
+            })?;
+        config.algorithm = self.algorithm.algorithm();
+        config.patience = self.on.patience()?;
+        Ok(config)
+    }
+
+    fn send(&self) -> Result<(Given, u64, f64, [u8; DIGEST]), Ended> {
+        let unreadable = |error: std::io::Error| Ended::Wrong(format!("{}: {error}", self.file.display()));
+        let file = File::open(&self.file).map_err(unreadable)?;
+        let about = file.metadata().map_err(unreadable)?;
+        if !about.is_file() {
+            return Err(Ended::Wrong(format!("{} is no file", self.file.display())));
+        }
+        let len = about.len();
+        let config = self.config(len)?;
+        let first = self.to.first().copied().ok_or_else(|| Ended::Wrong("there are no receivers".into()))?;
+        let (runtime, host, own) = self.on.host(first)?;
+        let through = self.switch.map(|at| Through { address: at.ip(), port: at.port() });
+        let node = ::rdmc::Config { through, ..node(own, config.patience) };
+        let segment_bytes = config.segment_bytes.into();
+        let give = Give::new(node, config).map_err(|error| Ended::Wrong(error.to_string()))?;
+        let shown = Shown::new();
+        shown.of.store(len, Ordering::Relaxed);
+        let ((wanted, hears), (says, read)) = (unbounded(), unbounded());
+        let reads = thread::spawn(move || reader(&file, segment_bytes, &hears, &says));
+        let giver = Giver {
+            give,
+            wanted,
+            read,
+            asked: false,
+            ran: Nanos::ZERO,
+            over: None,
+            shown: Arc::clone(&shown),
+        };
+        let began = crate::run::now();
+        let outcome = carry(runtime, &host, giver, &shown, "sending")?;
+        let seconds = began.elapsed().as_secs_f64();
+        let digest = reads.join().map_err(|_| failed(&"the reader has failed"))?;
+        match outcome {
+            Some(Ok(outcome)) => Ok((outcome, len, seconds, digest)),
+            Some(Err(Wrong::Given(GiveError::Alone(lost)))) => {
+                let mut what = String::from("no receiver has the file:");
+                for (ip, why) in lost {
+                    _ = write!(what, "\n{ip} {why}");
+                }
+                Err(failed(&what))
+            }
+            Some(Err(Wrong::Given(error))) => Err(failed(&error)),
+            Some(Err(Wrong::File(what))) => Err(failed(&what)),
+            None => Err(failed(&"it was stopped before every receiver had the file")),
+        }
+    }
+}
+
+pub(crate) fn run(args: &Args) -> ExitCode {
+    let (given, len, seconds, digest) = match args.send() {
+        Ok(sent) => sent,
+        Err(ended) => return ended.say(),
+    };
+    let code = if given.lost.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    let sum = hex(&digest);
+    if args.json {
+        let lost = given.lost.iter().map(|(ip, why)| json!({ "receiver": ip, "why": why.to_string() }));
+        let value = json!({
+            "bytes": len,
+            "seconds": seconds,
+            "sha256": sum,
+            "stored": given.stored,
+            "lost": lost.collect::<Vec<_>>(),
+            "rounds": given.rounds,
+        });
+        return print(&format!("{value}\n"), code);
+    }
+    let rate = len as f64 / seconds / 1e6;
+    let mut text = format!(
+        "{} of {} receivers have {} ({len} bytes) after {seconds:.2} s, {rate:.1} MB/s each\nSHA-256 {sum}\n",
+        given.stored.len(),
+        given.stored.len() + given.lost.len(),
+        args.file.display(),
+    );
+    for (ip, why) in given.lost {
+        _ = writeln!(text, "{ip} {why}");
+    }
+    print(&text, code)
+}
+
+pub(super) fn hex(digest: &[u8]) -> String {
+    digest.iter().fold(String::new(), |mut text, byte| {
+        // Writing to a string does not fail.
+        _ = write!(text, "{byte:02x}");
+        text
+    })
+}

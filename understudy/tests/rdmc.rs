@@ -1,0 +1,218 @@
+//! Files to many hosts: processes on a bridge, joined by memif.
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// A process; killed when dropped.
+struct Machine(Child);
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        _ = self.0.kill();
+        _ = self.0.wait();
+    }
+}
+
+impl Machine {
+    fn start(arguments: &[&str]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_understudy"));
+        command.args(arguments).env("NO_COLOR", "1").stdout(Stdio::piped()).stderr(Stdio::piped());
+        Self(command.spawn().unwrap())
+    }
+
+    /// Waits for its end: whether all went well, and what it said.
+    fn end(mut self) -> (bool, String, String) {
+        use std::io::Read as _;
+        let (mut out, mut err) = (String::new(), String::new());
+        self.0.stdout.take().unwrap().read_to_string(&mut out).unwrap();
+        self.0.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+        (self.0.wait().unwrap().success(), out, err)
+    }
+}
+
+/// A bridge, and hosts at it; host 1 sends.
+struct Rack {
+    folder: TempDir,
+    _bridge: Machine,
+}
+
+const IDLE: &str = "[runtime]\nidle = \"sleep\"\n";
+
+impl Rack {
+    fn new(hosts: u32) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let port = |id: u32| {
+            format!(
+                "[[port]]\nname = \"p{id}\"\nmemif = {{ socket = \"rack.sock\", id = {id}, role = \"server\" }}\n"
+            )
+        };
+        let ports: String = (1..=hosts).map(port).collect();
+        let path = folder.path().join("bridge.toml");
+        std::fs::write(&path, format!("{IDLE}{ports}[forward]\nmac_table = {{}}\n")).unwrap();
+        let bridge = Machine::start(&["run", path.to_str().unwrap()]);
+        Self { folder, _bridge: bridge }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn host(&self, id: u32) -> String {
+        let path = self.path(&format!("host-{id}.toml"));
+        let text = format!(
+            "{IDLE}[[port]]\nname = \"eth\"\nmemif = {{ socket = \"rack.sock\", id = {id}, role = \"client\" }}\n\
+             [nic]\naddresses = [\"10.0.0.{id}/24\"]\n"
+        );
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+
+    /// The folder that a host receives into
+    fn inbox(&self, id: u32) -> PathBuf {
+        let folder = self.path(&format!("into-{id}"));
+        std::fs::create_dir_all(&folder).unwrap();
+        folder
+    }
+
+    fn receive(&self, id: u32) -> Machine {
+        let (into, host) = (self.inbox(id), self.host(id));
+        let into = into.to_str().unwrap();
+        Machine::start(&["rdmc", "receive", "--from", "10.0.0.1", "--into", into, "--on", &host])
+    }
+
+    fn send(&self, file: &Path, receivers: &[u32]) -> Machine {
+        let to: Vec<String> = receivers.iter().map(|id| format!("10.0.0.{id}")).collect();
+        let (to, host) = (to.join(","), self.host(1));
+        let file = file.to_str().unwrap();
+        let rest = ["--json", "--block-bytes", "65536", "--patience-s", "60"];
+        let mut arguments = vec!["rdmc", "send", file, "--to", &to, "--on", &host];
+        arguments.extend(rest);
+        Machine::start(&arguments)
+    }
+
+    fn file(&self, len: usize) -> (PathBuf, Vec<u8>) {
+        let bytes: Vec<u8> =
+            (0..len as u64).map(|at| switch::table::mix(at / 8).to_le_bytes()[(at % 8) as usize]).collect();
+        let path = self.path("the object");
+        std::fs::write(&path, &bytes).unwrap();
+        (path, bytes)
+    }
+}
+
+fn entries(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+#[test]
+fn a_file_comes_to_all() {
+    let rack = Rack::new(4);
+    let (file, bytes) = rack.file(3_000_001);
+    let receivers: Vec<Machine> = (2..=4).map(|id| rack.receive(id)).collect();
+    let (well, report, said) = rack.send(&file, &[2, 3, 4]).end();
+    assert!(well, "{report}\n{said}");
+    let report: Value = serde_json::from_str(&report).unwrap();
+    assert_eq!(report["stored"].as_array().unwrap().len(), 3, "{report}");
+    assert_eq!((&report["bytes"], &report["rounds"]), (&3_000_001.into(), &1.into()));
+    for (id, receiver) in (2..).zip(receivers) {
+        let (well, text, said) = receiver.end();
+        assert!(well && text.contains(report["sha256"].as_str().unwrap()), "{text}\n{said}");
+        assert_eq!(entries(&rack.inbox(id)), ["the object"]);
+        assert!(std::fs::read(rack.inbox(id).join("the object")).unwrap() == bytes, "host {id}");
+    }
+    // Once more, and one has something of that name.
+    std::fs::remove_file(rack.inbox(2).join("the object")).unwrap();
+    let receivers: Vec<Machine> = (2..=3).map(|id| rack.receive(id)).collect();
+    let (well, report, _) = rack.send(&file, &[2, 3]).end();
+    assert!(!well && report.contains("it has something of this name"), "{report}");
+    let ends: Vec<_> = receivers.into_iter().map(Machine::end).collect();
+    assert!(ends[0].0 && !ends[1].0, "{ends:?}");
+    assert!(ends[1].2.contains("exists already"), "{}", ends[1].2);
+    assert!(std::fs::read(rack.inbox(2).join("the object")).unwrap() == bytes);
+}
+
+#[test]
+fn the_others_get_it_when_one_is_killed() {
+    let rack = Rack::new(4);
+    let (file, bytes) = rack.file(40_000_000);
+    let mut receivers: Vec<Machine> = (2..=4).map(|id| rack.receive(id)).collect();
+    let sender = rack.send(&file, &[2, 3, 4]);
+    let into = rack.inbox(3);
+    let has_begun = || {
+        let part = |entry: std::io::Result<std::fs::DirEntry>| {
+            entry.unwrap().metadata().is_ok_and(|about| about.len() > 0)
+        };
+        std::fs::read_dir(&into).unwrap().any(part)
+    };
+    for _ in 0..4000 {
+        if has_begun() {
+            break;
+        }
+        sleep(Duration::from_millis(10));
+    }
+    assert!(has_begun(), "nothing comes");
+    drop(receivers.remove(1));
+    let (well, report, said) = sender.end();
+    let report: Value = serde_json::from_str(&report).unwrap_or_else(|_| panic!("{report}\n{said}"));
+    assert!(!well && report["stored"] == serde_json::json!(["10.0.0.2", "10.0.0.4"]), "{report}");
+    assert_eq!(report["lost"][0]["receiver"], "10.0.0.3", "{report}");
+    for (id, receiver) in [2, 4].into_iter().zip(receivers) {
+        let (well, text, said) = receiver.end();
+        assert!(well, "{text}\n{said}");
+        assert!(std::fs::read(rack.inbox(id).join("the object")).unwrap() == bytes, "host {id}");
+    }
+    assert!(!into.join("the object").exists(), "half of it would have the name of the whole");
+}
+
+fn understudy(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_understudy")).args(arguments).env("NO_COLOR", "1").output().unwrap()
+}
+
+#[test]
+fn what_cannot_be_is_refused_before_anything_begins() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let host = path(
+        "host.toml",
+        "[[port]]\nname = \"eth\"\nmemif = { socket = \"x.sock\", id = 1, role = \"client\" }\n[nic]\naddresses = [\"10.0.0.1/24\"]\n",
+    );
+    let (file, empty) = (path("file", "some bytes"), path("empty", ""));
+    let gone = folder.path().join("gone").to_str().unwrap().to_owned();
+    let dir = folder.path().to_str().unwrap().to_owned();
+    let cases: [(&[&str], &str); 10] = [
+        (&["send", &gone, "--to", "10.0.0.2", "--on", &host], "No such file"),
+        (&["send", &dir, "--to", "10.0.0.2", "--on", &host], "is no file"),
+        (&["send", &empty, "--to", "10.0.0.2", "--on", &host], "the object is empty"),
+        (&["send", &file, "--to", "10.0.0.2,10.0.0.2", "--on", &host], "10.0.0.2 is named twice"),
+        (&["send", &file, "--to", "10.0.0.1", "--on", &host], "named twice, or is the sender"),
+        (&["send", &file, "--to", "10.0.0.2", "--on", &host, "--block-bytes", "0"], "1 to 10 are possible"),
+        (&["send", &file, "--to", "10.0.0.2", "--on", &host, "--block-bytes", "11"], "1 to 10 are possible"),
+        (&["send", &file, "--to", "fd00::2", "--on", &host], "no address that speaks with"),
+        (&["send", &file, "--to", "10.0.0.2", "--on", &host, "--algorithm", "in-network"], "--switch"),
+        (&["receive", "--from", "10.0.0.1", "--into", &dir, "--on", &host], "own address"),
+    ];
+    for (arguments, what) in cases {
+        let output = understudy(&[&["rdmc"], arguments].concat());
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+        let joined = said.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(joined.contains(what), "{arguments:?}: {said}");
+    }
+}
+
+#[test]
+fn a_schedule_is_drawn() {
+    let output = understudy(&["rdmc", "schedule", "-n", "8", "-k", "3"]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && text.contains("\n   0 0>1  1>2  2>4  2>1     2>2\n"), "{text}");
+    let output = understudy(&["rdmc", "schedule", "-n", "1", "-k", "3"]);
+    assert_eq!(output.status.code(), Some(2));
+}
