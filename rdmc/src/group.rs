@@ -116,6 +116,8 @@ pub(crate) struct Neighbour {
     pub(crate) side: Option<u32>,
     /// A receive into the side buffer is posted that no block is expected for
     pub(crate) spare: bool,
+    /// The first block of a message may come from another one, too: what it was told of a spare receive is provisional
+    pub(crate) doubtful: bool,
     /// It does not know how many blocks we are ready for, as the send queue was full
     pub(crate) untold: bool,
 }
@@ -278,6 +280,7 @@ impl Group {
                 posted: VecDeque::new(),
                 side,
                 spare: false,
+                doubtful: side.is_some() && first.len() > 1,
                 untold: false,
             });
             nic.modify_qp(qpn, Modify::Init { access: Access::REMOTE_WRITE, qkey: 0 })?;
@@ -500,12 +503,12 @@ impl Group {
         self.close_told
     }
 
-    /// What a group waits for, if it is one member's word: which word, and what it has to be above
+    /// What a group waits for, if it is one member's word: which word, and what it has to be at least
     pub(crate) fn waits_for(&self) -> Option<(u32, u64)> {
         let untold = self.neighbours.iter().any(|neighbour| neighbour.untold);
         let place = self.transfer.as_ref().filter(|_| !untold)?.next_to()?;
-        let neighbour = &self.neighbours[place];
-        Some((neighbour.word, neighbour.sent))
+        let word = self.neighbours[place].word;
+        Some((word, self.transfer.as_ref()?.needs(self, place)))
     }
 
     /// Whether a group that waits can go on.
@@ -569,11 +572,14 @@ impl Group {
         Ok(())
     }
 
-    /// Tells a neighbour how many blocks we are ready for. Whether it could be told: if not, it is tried again when
+    /// Tells a neighbour how many blocks we are ready for: the number in all bits but the last, which is 0 if the last of
+    /// them may be sent only if it is the first block of a message that we get. Whether it could be told: if not, it is tried
+    /// again when
     /// something has come in.
     pub(crate) fn tell_ready(nic: &mut Rnic, neighbour: &mut Neighbour) -> bool {
         let Some(remote) = neighbour.remote else { return true };
-        let word = Data::Inline(neighbour.asked.to_be_bytes().to_vec());
+        let firm = !(neighbour.spare && neighbour.doubtful);
+        let word = Data::Inline((neighbour.asked << 1 | u64::from(firm)).to_be_bytes().to_vec());
         let request = SendRequest { signaled: false, ..SendRequest::new(0, Operation::Write(remote), word) };
         // Only a queue that is full refuses: one that has failed completes it as such.
         neighbour.untold = nic.post_send(neighbour.qpn, request).is_err();

@@ -81,8 +81,8 @@ pub struct Node {
     conns: BTreeMap<Conn, (u32, Use)>,
     /// Groups with something to do
     due: BTreeSet<u32>,
-    /// Groups that wait for others to say that they are ready: if it is one member's word, which, and what it has to be
-    /// above. A WRITE completes nothing where it is executed, so these are looked at whenever something came in.
+    /// Groups that wait for others to say that they are ready: if it is one member's word, which, and what it has to be at
+    /// least. A WRITE completes nothing where it is executed, so these are looked at whenever something came in.
     waiting: BTreeMap<u32, Option<(u32, u64)>>,
     /// No group is late before
     deadline: Option<Nanos>,
@@ -361,7 +361,7 @@ impl Node {
         let Self { waiting, groups, due, .. } = self;
         waiting.retain(|number, of| {
             let goes_on = match of {
-                Some((word, above)) => resources.word(nic, *word) > *above,
+                Some((word, least)) => resources.word(nic, *word) >= *least,
                 None => groups.get(number).is_none_or(|group| group.may_go_on(nic, resources)),
             };
             if goes_on {

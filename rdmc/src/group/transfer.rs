@@ -10,8 +10,9 @@
 //!
 //! *The first block.* How long a message is, and so which block comes when, is in the immediate data of every block of it.
 //! Before the first one a member only knows from whom it may come ([`Schedule::first_senders`]): for each of those it has a
-//! block's room aside, from where the block is copied to its place. Where there are two, the one that was not used stays
-//! posted, and takes whatever that member sends next, be it of this message or of the next one.
+//! block's room aside, from where the block is copied to its place. Where there are two, each is told that it is ready for
+//! that block and no other; the one that was not used stays posted, and takes whatever that member sends next, be it of
+//! this message or of the next one.
 
 use super::{Group, Neighbour, Resources};
 use crate::config::{Failure, Memory};
@@ -49,6 +50,8 @@ pub(crate) struct Transfer {
     /// A receive is posted for those before
     asked: usize,
     has: Vec<bool>,
+    /// By neighbour: the block of this message that it gets before all others, if it gets that from here
+    firsts: Vec<Option<u32>>,
     /// By neighbour: those before in `receives` are from others, or have come
     cursors: Vec<usize>,
 }
@@ -76,12 +79,20 @@ impl Transfer {
         if resources.bug == Some(crate::Bug::Unready) {
             return true;
         }
-        let is_ready = |neighbour: &Neighbour| resources.word(nic, neighbour.word) > neighbour.sent;
+        let word = |place: usize| resources.word(nic, group.neighbours[place].word);
+        let is_ready = |place: usize| word(place) >= self.needs(group, place);
         match self.sends.get(self.begun) {
-            Some((ALL, _)) => group.neighbours.iter().all(is_ready),
-            Some((to, _)) => is_ready(&group.neighbours[*to as usize]),
+            Some((ALL, _)) => (0..group.neighbours.len()).all(is_ready),
+            Some((to, _)) => is_ready(*to as usize),
             None => false,
         }
+    }
+
+    /// What a neighbour's word has to be at least for the next block to be sent to it.
+    pub(crate) fn needs(&self, group: &Group, place: usize) -> u64 {
+        let next = self.sends.get(self.begun).copied();
+        let is_first = self.firsts[place].is_some_and(|block| next == Some((place as u32, block)));
+        (group.neighbours[place].sent + 1) << 1 | u64::from(!is_first)
     }
 }
 
@@ -145,6 +156,12 @@ impl Links<'_> {
                 lane.acknowledged = 0;
             }
         }
+        let sends_to = |place: usize| sends.iter().any(|(to, _)| *to as usize == place);
+        let first = |(place, neighbour): (usize, &Neighbour)| {
+            let first = sends_to(place).then(|| schedule.receives(neighbour.member).next())?;
+            first.filter(|(_, first)| first.from == group.own).map(|(_, first)| first.block)
+        };
+        let firsts = group.neighbours.iter().enumerate().map(first).collect();
         group.transfer = Some(Transfer {
             memory,
             len,
@@ -156,6 +173,7 @@ impl Links<'_> {
             first: 0,
             asked: 0,
             has: vec![group.own == 0; blocks as usize],
+            firsts,
             cursors: vec![0; group.neighbours.len()],
         });
         Ok(())
@@ -187,6 +205,7 @@ impl Links<'_> {
             let neighbour = &mut self.group.neighbours[place];
             // It was told already, and has a receive.
             if core::mem::take(&mut neighbour.spare) {
+                told |= neighbour.doubtful;
                 continue;
             }
             self.post(place, Some(block))?;
@@ -234,12 +253,7 @@ impl Links<'_> {
             if !transfer.has[block as usize] || (under_way > 0 && !follows()) {
                 return Ok(false);
             }
-            let ready =
-                |neighbour: &Neighbour| self.resources.word(self.nic, neighbour.word) > neighbour.sent;
-            let neighbours = &self.group.neighbours;
-            let is_ready =
-                if to == ALL { neighbours.iter().all(ready) } else { ready(&neighbours[to as usize]) };
-            if !is_ready {
+            if !transfer.is_ready(self.group, self.nic, self.resources) {
                 return Ok(true);
             }
             self.send_block(to, block)?;
