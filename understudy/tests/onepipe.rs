@@ -147,5 +147,5 @@ fn live_is_for_those_who_tell() {
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("has no [onepipe] and no [consensus]"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("has no [onepipe], [pktgen] or [consensus]"));
 }
