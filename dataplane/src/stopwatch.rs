@@ -70,6 +70,10 @@ impl<F: Function> Function for Stopwatch<F> {
     type Command = F::Command;
     type Event = F::Event;
 
+    fn receives_from(&self, port: PortId) -> bool {
+        self.function.receives_from(port)
+    }
+
     #[inline]
     fn on_frame<O: Output>(
         &mut self,

@@ -1,5 +1,7 @@
 //! Consensus in the simulator: servers, a bridge between them, and values that are proposed wherever somebody leads.
 
+mod environment;
+
 use p4ce::consensus::Standing;
 use sim::consensus::{Cluster, ClusterConfig, Proposer};
 use sim::{Fault, Link, LinkId};
@@ -238,9 +240,7 @@ fn a_copy_that_is_lost_behind_the_switch_stops_nobody() {
 
 /// The n-th of the parts of all seeds: 1,000, or as the environment has it.
 fn seeds(part: u64) -> impl Iterator<Item = u64> {
-    let read = |name: &str| std::env::var(name).ok().and_then(|value| value.parse().ok());
-    let (from, count): (u64, u64) = (read("FROM").unwrap_or(1), read("SEEDS").unwrap_or(1000));
-    (from..from + count).filter(move |seed| seed % PARTS == part)
+    environment::seeds(1000).filter(move |seed| seed % PARTS == part)
 }
 
 const PARTS: u64 = 4;

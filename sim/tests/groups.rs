@@ -1,5 +1,7 @@
 //! P4CE's groups in the simulator: leaders, a switch, replicas.
 
+mod environment;
+
 use core::net::IpAddr;
 use p4ce::wire::Refusal;
 use p4ce::{Control, ControlConfig, P4ce};
@@ -217,13 +219,6 @@ fn bad(chance: &mut Chance, most: f64) -> Link {
     Link { loss: share(), duplicate: share(), reorder: share(), corrupt: share(), ..Link::default() }
 }
 
-/// A number of seeds: so many, unless the environment says otherwise.
-fn seeds(count: u64) -> core::ops::Range<u64> {
-    let read = |name: &str| std::env::var(name).ok().and_then(|value| value.parse().ok());
-    let from = read("FROM").unwrap_or(1);
-    from..from + read("SEEDS").unwrap_or(count)
-}
-
 /// A world of its own for each seed, in which everything that was begun has to be done.
 fn on_a_bad_wire(setup: Setup, seed: u64) -> Result<(), String> {
     let mut chance = Chance::new(seed);
@@ -253,7 +248,7 @@ fn on_a_bad_wire(setup: Setup, seed: u64) -> Result<(), String> {
 
 #[test]
 fn bad_wires() {
-    for seed in seeds(1000) {
+    for seed in environment::seeds(1000) {
         on_a_bad_wire(SETUP, seed).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
     }
 }
@@ -274,7 +269,7 @@ fn planted_bugs_are_found() {
 #[test]
 fn crashes_and_partitions() {
     let (mut done, mut failed) = (0, 0);
-    for seed in seeds(1000) {
+    for seed in environment::seeds(1000) {
         let mut chance = Chance::new(seed);
         let link = bad(&mut chance, 0.02);
         let replicas = chance.between(2, 5) as u8;

@@ -6,6 +6,7 @@ use sim::onepipe::{BEACON_INTERVAL, Host, Made, Message, Tree};
 use sim::{Fault, LinkId};
 use switch::{Nanos, Share};
 
+mod environment;
 #[path = "onepipe/seeds.rs"]
 mod seeds;
 

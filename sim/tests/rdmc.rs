@@ -4,6 +4,7 @@
 mod costs;
 #[path = "rdmc/delivery.rs"]
 mod delivery;
+mod environment;
 #[path = "rdmc/seeds.rs"]
 mod seeds;
 

@@ -1,6 +1,8 @@
 //! The store of lists through a Swordbox that steers, whatever happens: what clients see can be explained by one order of
 //! all reads and updates, and in the end every list is whole and holds what was acknowledged, once.
 
+mod environment;
+
 use sim::rack::steering::{config, swordbox};
 use sim::rack::{Rack, RackConfig};
 use sim::registers::{History, Observed};
@@ -270,9 +272,7 @@ impl Net {
 
 /// The n-th of the parts of so many seeds, or of as many as the environment says.
 fn seeds(part: u64, parts: u64, count: u64) -> impl Iterator<Item = u64> {
-    let read = |name: &str| std::env::var(name).ok().and_then(|value| value.parse().ok());
-    let (from, count): (u64, u64) = (read("FROM").unwrap_or(1), read("SEEDS").unwrap_or(count));
-    (from..from + count).filter(move |seed| seed % parts == part)
+    crate::environment::seeds(count).filter(move |seed| seed % parts == part)
 }
 
 fn run(seed: u64, drawn: &Drawn, net: &mut Net, changes: Vec<(Nanos, Layers)>) {

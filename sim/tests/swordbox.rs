@@ -63,6 +63,7 @@ fn controlled(config: Config) -> Controlled<Control> {
 }
 
 mod drawn;
+mod environment;
 use drawn::{disturb, drawn, may_fail, seeds};
 
 struct Rack {
@@ -130,10 +131,6 @@ fn run(seed: u64, layers: Layers) -> Vec<(&'static str, u64)> {
     let wrong = verbs::check(&rack.world, &rack.hosts);
     assert_eq!(wrong, None, "seed {seed}");
     counters.all().collect()
-}
-
-fn env(name: &str, otherwise: u64) -> u64 {
-    std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(otherwise)
 }
 
 /// Writes what is on each link to a file, if the environment names a folder.
@@ -231,9 +228,8 @@ fn crashes_in_the_second_half_of_the_seeds() {
 
 #[test]
 fn every_verb_through_a_swordbox() {
-    let (from, seeds) = (env("FROM", 0), env("SEEDS", 100));
     let mut sum = std::collections::BTreeMap::<&str, u64>::new();
-    for seed in from..from + seeds {
+    for seed in environment::seeds(100) {
         for (name, value) in run(seed, Layers::CAS_TO_WRITE) {
             *sum.entry(name).or_default() += value;
         }

@@ -8,6 +8,7 @@ use switch::forward::{Config as ForwardConfig, Forward};
 use switch::{Chance, Frame, Function, Output, PortId, Verdict};
 
 mod drawn;
+mod environment;
 use drawn::{disturb, drawn, may_fail, seeds};
 
 const LIMIT: Nanos = Nanos::from_secs(100);

@@ -73,19 +73,26 @@ pub(crate) fn failure_number(why: Failure) -> c_int {
     FAILURES.iter().position(|(failure, ..)| *failure == why).map_or(0, |at| at as c_int + 1)
 }
 
+fn error_text(error: c_int) -> &'static CStr {
+    let found = usize::try_from(-1 - i64::from(error)).ok().and_then(|at| Error::ALL.get(at));
+    if error == 0 { c"no error" } else { found.map_or(c"no such error", |(.., text)| *text) }
+}
+
+fn failure_text(failure: c_int) -> &'static CStr {
+    let found = usize::try_from(i64::from(failure) - 1).ok().and_then(|at| FAILURES.get(at));
+    found.map_or(c"no such failure", |(.., text)| *text)
+}
+
 /// See `onepipe.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn onepipe_strerror(error: c_int) -> *const c_char {
-    let found = usize::try_from(-1 - i64::from(error)).ok().and_then(|at| Error::ALL.get(at));
-    let text = if error == 0 { c"no error" } else { found.map_or(c"no such error", |(.., text)| *text) };
-    text.as_ptr()
+    error_text(error).as_ptr()
 }
 
 /// See `onepipe.h`.
 #[unsafe(no_mangle)]
 pub extern "C" fn onepipe_strfailure(failure: c_int) -> *const c_char {
-    let found = usize::try_from(i64::from(failure) - 1).ok().and_then(|at| FAILURES.get(at));
-    found.map_or(c"no such failure", |(.., text)| *text).as_ptr()
+    failure_text(failure).as_ptr()
 }
 
 #[cfg(test)]
@@ -144,11 +151,8 @@ mod tests {
             assert_eq!(error.number(), -1 - at);
         }
         for number in -20..20 {
-            // SAFETY: they are constants.
-            let [error, failure] = [onepipe_strerror(number), onepipe_strfailure(number)]
-                .map(|text| unsafe { CStr::from_ptr(text) }.to_str().unwrap());
-            assert_eq!(error == "no such error", !(-13..=0).contains(&number), "{number}");
-            assert_eq!(failure == "no such failure", !(1..=6).contains(&number), "{number}");
+            assert_eq!(error_text(number) == c"no such error", !(-13..=0).contains(&number), "{number}");
+            assert_eq!(failure_text(number) == c"no such failure", !(1..=6).contains(&number), "{number}");
         }
     }
 }

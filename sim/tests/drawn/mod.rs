@@ -5,11 +5,9 @@ use sim::words::{Cluster, Config};
 use sim::{Fault, Link};
 use switch::{Chance, Nanos, Share};
 
-/// The n-th of the parts of so many seeds, or of as many as the environment says.
+/// The n-th of the parts of so many seeds, or of those that the environment says.
 pub(crate) fn seeds(part: u64, parts: u64, count: u64) -> impl Iterator<Item = u64> {
-    let read = |name: &str| std::env::var(name).ok().and_then(|value| value.parse().ok());
-    let (from, count): (u64, u64) = (read("FROM").unwrap_or(1), read("SEEDS").unwrap_or(count));
-    (from..from + count).filter(move |seed| seed % parts == part)
+    crate::environment::seeds(count).filter(move |seed| seed % parts == part)
 }
 
 /// A wire that harms each frame with a share of up to `most` in each way that is drawn.

@@ -195,10 +195,9 @@ fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(),
 }
 
 fn seeds(kind: Kind, happened: impl Fn(&Totals) -> bool) {
-    let read = |name: &str| std::env::var(name).ok().and_then(|value| value.parse().ok());
-    let (from, count): (u64, u64) = (read("FROM").unwrap_or(1), read("SEEDS").unwrap_or(1000));
     let mut totals = Totals::default();
-    for seed in from..from + count {
+    let all = crate::environment::seeds(1000);
+    for seed in all.clone() {
         if Kind::ALL[seed as usize % Kind::ALL.len()] == kind
             && let Err(what) = run(seed, |_| {}, &mut totals)
         {
@@ -206,7 +205,7 @@ fn seeds(kind: Kind, happened: impl Fn(&Totals) -> bool) {
         }
     }
     println!("{kind:?}: {totals:?}");
-    if count >= 1000 {
+    if all.end - all.start >= 1000 {
         assert!(totals.messages > 1000 && happened(&totals), "{totals:?}");
     }
 }
