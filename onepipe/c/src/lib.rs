@@ -97,13 +97,13 @@ pub unsafe extern "C" fn onepipe_init(config: *const c_char, endpoint: *mut *mut
     }
     // SAFETY: a string, as the header says.
     let Ok(path) = unsafe { CStr::from_ptr(config) }.to_str() else { return Error::Argument.number() };
-    let begun = onepipe::load(Path::new(path))
-        .map_err(|report| (Error::Config, report.render()))
-        .and_then(|mut config| {
+    let begun = onepipe::load(Path::new(path)).map_err(|report| (Error::Config, report.render())).and_then(
+        |mut config| {
             // There is no function that would take these.
             config.process.tell_settled = false;
             Endpoint::init(config).map_err(|error| (Error::Start, error.to_string()))
-        });
+        },
+    );
     match begun {
         Ok(begun) => {
             let handle = begun.handle().clone();
