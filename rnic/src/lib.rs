@@ -49,7 +49,7 @@ pub use endpoint::Endpoint;
 pub use gsi::{ConnError, ConnParam};
 pub use memory::{Access, AccessError, Buffer, MemoryError, Mr, Pd, Region};
 pub use neighbour::Interface;
-pub use nic::{Config, Event, Rnic};
+pub use nic::{Config, Event, Held, Rnic};
 pub use qp::{Modify, Path, PathMtu, QpError, QpInit, ReadyToReceive, ReadyToSend, State, Transport};
 pub use queue::{
     Completed, Completion, Cq, Data, Datagram, Operation, RecvRequest, Remote, SendRequest, Sge, Srq, Status,

@@ -147,6 +147,11 @@ impl Memory {
         }
     }
 
+    /// Regions and buffers that there are
+    pub(crate) fn held(&self) -> (usize, usize) {
+        (self.regions.len(), self.buffers.len())
+    }
+
     pub(crate) fn alloc_pd(&mut self) -> Pd {
         self.domains += 1;
         Pd(self.domains)

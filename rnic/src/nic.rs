@@ -62,6 +62,17 @@ impl Config {
     }
 }
 
+/// What applications have taken of a NIC and not given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Held {
+    /// Queue pairs
+    pub queue_pairs: usize,
+    /// Memory regions
+    pub regions: usize,
+    /// Buffers
+    pub buffers: usize,
+}
+
 /// What a NIC tells beside completions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -135,6 +146,13 @@ impl Rnic {
     /// What it has counted
     pub fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// What is taken of it right now
+    pub fn held(&self) -> Held {
+        let (regions, buffers) = self.memory.held();
+        let queue_pairs = self.slots.iter().filter(|slot| slot.qp.is_some()).count();
+        Held { queue_pairs, regions, buffers }
     }
 
     // Memory

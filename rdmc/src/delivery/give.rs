@@ -104,6 +104,8 @@ pub struct Given {
     pub lost: Vec<(IpAddr, Lost)>,
     /// Groups that were made
     pub rounds: u32,
+    /// How blocks got around in the last one
+    pub algorithm: Algorithm,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -481,7 +483,8 @@ impl Give {
         let all = self.receivers.values().all(|receiver| receiver.stored);
         if all && matches!(self.stage, Stage::Storing(_)) {
             let stored = self.receivers.keys().copied().collect();
-            self.end(Ok(Given { stored, lost: self.lost.clone(), rounds: self.round }));
+            let algorithm = self.config.algorithm.clone();
+            self.end(Ok(Given { stored, lost: self.lost.clone(), rounds: self.round, algorithm }));
         }
     }
 

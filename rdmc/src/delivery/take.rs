@@ -168,11 +168,6 @@ impl Take {
         self.tell(nic, Note::Written { segments: self.written });
     }
 
-    /// Segments that have come
-    pub fn received(&self) -> u64 {
-        self.received
-    }
-
     /// The digest to compare with, when everything has come and was written: [`compared`](Self::compared) says how it went.
     pub fn wants_comparison(&self) -> Option<[u8; DIGEST]> {
         self.digest.filter(|_| self.stage == Stage::Comparing && self.written == self.received)

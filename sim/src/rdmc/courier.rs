@@ -2,6 +2,7 @@
 
 use super::{Setup, ip, node_config};
 use crate::{App, Clock, Host, NodeId, World};
+use ::rdmc::Config;
 use ::rdmc::delivery::{DIGEST, Give, GiveConfig, GiveError, Given, Refusal, Take, TakeConfig, TakeError};
 use rnic::Rnic;
 use switch::Nanos;
@@ -36,34 +37,111 @@ pub enum Habit {
     Careless,
     /// It writes a segment each time it is asked so often.
     Slow(u32),
+    /// Its disk takes so long for a segment.
+    Disk(Nanos),
+    /// It writes so many segments, and then none.
+    Stuck(u64),
     /// It is not there.
     Absent,
+}
+
+/// The root.
+#[derive(Debug)]
+pub struct Root {
+    give: Box<Give>,
+    /// Segments that it has read, and that it can read
+    read: u64,
+    most: u64,
+}
+
+/// A receiver.
+#[derive(Debug)]
+pub struct Receiver {
+    take: Box<Take>,
+    made_with: (Config, TakeConfig),
+    habit: Habit,
+    written: Vec<u8>,
+    segments: u64,
+    asked: u32,
+    /// For [`Habit::Disk`]: a segment is being written until then
+    busy: Option<Nanos>,
+}
+
+impl Receiver {
+    fn new(made_with: (Config, TakeConfig), habit: Habit) -> Self {
+        let take = Box::new(Take::new(made_with.0.clone(), made_with.1.clone()));
+        Self { take, made_with, habit, written: Vec::new(), segments: 0, asked: 0, busy: None }
+    }
+
+    /// Whether it writes a segment now.
+    fn writes(&mut self, now: Nanos) -> bool {
+        match self.habit {
+            Habit::Slow(every) => self.asked.is_multiple_of(every),
+            Habit::Stuck(after) => self.segments < after,
+            Habit::Disk(_) => self.busy.is_none_or(|until| until <= now),
+            _ => true,
+        }
+    }
+
+    fn run(&mut self, nic: &mut Rnic, now: Nanos) {
+        self.take.run(nic, now);
+        if self.take.offered().is_some() {
+            if self.habit == Habit::Full {
+                self.take.refuse(nic, Refusal::NoSpace);
+            } else {
+                self.take.accept(nic, now);
+            }
+        }
+        self.asked += 1;
+        // What the disk had to do is done.
+        if self.busy.take_if(|until| *until <= now).is_some() {
+            self.take.written(nic);
+        }
+        while self.writes(now)
+            && let Some(bytes) = self.take.poll_segment()
+        {
+            self.written.extend_from_slice(&bytes);
+            self.segments += 1;
+            if self.habit == Habit::Careless && self.segments == 1 {
+                self.written[0] ^= 1;
+            }
+            match self.habit {
+                Habit::Disk(takes) => self.busy = Some(now + takes),
+                _ => self.take.written(nic),
+            }
+        }
+        if let Some(expected) = self.take.wants_comparison() {
+            self.take.compared(nic, digest(&self.written) == expected);
+        }
+    }
 }
 
 /// A host's part.
 #[derive(Debug)]
 pub enum Courier {
-    /// The root, and how many segments it has read
-    Root(Box<Give>, u64),
-    /// A receiver: what it is like, what it has written, and how often it was asked
-    Receiver(Box<Take>, Habit, Vec<u8>, u32),
+    /// It sends
+    Root(Root),
+    /// It receives
+    Receiver(Receiver),
 }
 
 impl App for Courier {
     fn start(&mut self, nic: &mut Rnic, now: Nanos) {
         match self {
             // Both can fail only if the NIC has no room, which the outcome would not tell.
-            Self::Root(give, _) => give.start(nic, now).expect("room for a node"),
-            Self::Receiver(_, Habit::Absent, ..) => {}
-            Self::Receiver(take, ..) => take.start(nic, now).expect("room for a node"),
+            Self::Root(root) => root.give.start(nic, now).expect("room for a node"),
+            Self::Receiver(Receiver { habit: Habit::Absent, .. }) => {}
+            Self::Receiver(receiver) => receiver.take.start(nic, now).expect("room for a node"),
         }
     }
 
     fn run(&mut self, nic: &mut Rnic, now: Nanos) {
         match self {
-            Self::Root(give, read) => {
+            Self::Root(Root { give, read, most }) => {
                 give.run(nic, now);
-                while let Some(wanted) = give.wants() {
+                while *read < *most
+                    && let Some(wanted) = give.wants()
+                {
                     *read += 1;
                     let bytes = segment(wanted, give.segment_len(wanted) as usize);
                     give.give(nic, bytes);
@@ -75,36 +153,24 @@ impl App for Courier {
                     give.run(nic, now);
                 }
             }
-            Self::Receiver(take, habit, written, asked) => {
-                take.run(nic, now);
-                if take.offered().is_some() {
-                    if *habit == Habit::Full {
-                        take.refuse(nic, Refusal::NoSpace);
-                    } else {
-                        take.accept(nic, now);
-                    }
-                }
-                *asked += 1;
-                let ready = !matches!(habit, Habit::Slow(every) if *asked % *every > 0);
-                while ready && let Some(bytes) = take.poll_segment() {
-                    written.extend_from_slice(&bytes);
-                    if *habit == Habit::Careless && written.len() == bytes.len() {
-                        written[0] ^= 1;
-                    }
-                    take.written(nic);
-                }
-                if let Some(expected) = take.wants_comparison() {
-                    take.compared(nic, digest(written) == expected);
-                }
-            }
+            Self::Receiver(receiver) => receiver.run(nic, now),
+        }
+    }
+
+    fn crash(&mut self) {
+        // Its operator starts it anew.
+        if let Self::Receiver(receiver) = self {
+            *receiver = Receiver::new(receiver.made_with.clone(), receiver.habit);
         }
     }
 
     fn next_timer(&self) -> Option<Nanos> {
         match self {
-            Self::Root(give, _) => give.next_timer(),
-            Self::Receiver(_, Habit::Absent, ..) => None,
-            Self::Receiver(take, ..) => take.next_timer(),
+            Self::Root(root) => root.give.next_timer(),
+            Self::Receiver(Receiver { habit: Habit::Absent, .. }) => None,
+            Self::Receiver(Receiver { take, busy, .. }) => {
+                [take.next_timer(), *busy].into_iter().flatten().min()
+            }
         }
     }
 }
@@ -144,10 +210,11 @@ impl Delivery {
         change(&mut give);
         let len = give.len;
         let patience = give.patience;
-        let root = Courier::Root(Box::new(Give::new(node_config(setup, 0), give)?), 0);
+        let give = Box::new(Give::new(node_config(setup, 0), give)?);
+        let root = Courier::Root(Root { give, read: 0, most: u64::MAX });
         let receiver = |(host, habit): (u16, &Habit)| {
-            let take = Take::new(node_config(setup, host), TakeConfig { from: ip(0), patience });
-            Courier::Receiver(Box::new(take), *habit, Vec::new(), 0)
+            let made_with = (node_config(setup, host), TakeConfig { from: ip(0), patience });
+            Courier::Receiver(Receiver::new(made_with, *habit))
         };
         let all = core::iter::once(root).chain((1..).zip(receivers).map(receiver));
         let hosts: Vec<_> = (0..)
@@ -160,8 +227,8 @@ impl Delivery {
                 )
             })
             .collect();
-        for node in &hosts {
-            world.connect(*node, switch, setup.link);
+        for (host, node) in (0..).zip(&hosts) {
+            world.connect(*node, switch, setup.link(host));
         }
         Ok(Self { world, hosts, switch, len })
     }
@@ -173,39 +240,41 @@ impl Delivery {
     /// What became of it at the root
     pub fn given(&self) -> Option<&Result<Given, GiveError>> {
         match self.courier(0) {
-            Courier::Root(give, _) => give.outcome(),
-            Courier::Receiver(..) => None,
+            Courier::Root(root) => root.give.outcome(),
+            Courier::Receiver(_) => None,
         }
     }
 
     /// Segments that the root has read: again after a failure
     pub fn read(&self) -> u64 {
         match self.courier(0) {
-            Courier::Root(_, read) => *read,
-            Courier::Receiver(..) => 0,
+            Courier::Root(root) => root.read,
+            Courier::Receiver(_) => 0,
         }
+    }
+
+    /// The root reads so many segments, and then none.
+    pub fn read_at_most(&mut self, segments: u64) {
+        let node = self.hosts[0];
+        self.world.with::<Host<Courier>, _>(node, |host, _| {
+            if let Courier::Root(root) = &mut host.app {
+                root.most = segments;
+            }
+        });
     }
 
     /// What became of it at a receiver
     pub fn taken(&self, host: u16) -> Option<&Result<(), TakeError>> {
         match self.courier(host) {
-            Courier::Receiver(take, ..) => take.outcome(),
-            Courier::Root(..) => None,
-        }
-    }
-
-    /// Segments that a receiver has
-    pub fn received(&self, host: u16) -> u64 {
-        match self.courier(host) {
-            Courier::Receiver(take, ..) => take.received(),
-            Courier::Root(..) => 0,
+            Courier::Receiver(receiver) => receiver.take.outcome(),
+            Courier::Root(_) => None,
         }
     }
 
     /// Whether what a receiver has written is the object.
     pub fn is_right(&self, host: u16) -> bool {
-        let Courier::Receiver(_, _, written, _) = self.courier(host) else { return false };
-        let Courier::Root(give, _) = self.courier(0) else { return false };
+        let Courier::Receiver(Receiver { written, .. }) = self.courier(host) else { return false };
+        let Courier::Root(Root { give, .. }) = self.courier(0) else { return false };
         let object = (0..give.segments()).flat_map(|n| segment(n, give.segment_len(n) as usize));
         written.len() as u64 == self.len && object.eq(written.iter().copied())
     }

@@ -39,6 +39,12 @@ pub struct Setup {
     pub groups: usize,
     /// How long members have to come together
     pub create_timeout: Nanos,
+    /// Where hosts look for the switch that copies
+    pub copies_at: IpAddr,
+    /// Hosts whose links are others than the rest's
+    pub links: Vec<(u16, Link)>,
+    /// Hosts that cannot reach each other: each takes somebody else for the other one
+    pub apart: Vec<(u16, u16)>,
     /// What a member says when a message begins: whether it has memory for so many bytes
     pub room: u32,
     /// A planted bug, at all hosts
@@ -57,10 +63,20 @@ impl Default for Setup {
             ack_timeout: 8,
             groups: 4,
             create_timeout: Nanos::from_millis(200),
+            copies_at: switch_ip(),
+            links: Vec::new(),
+            apart: Vec::new(),
             room: u32::MAX,
             #[cfg(feature = "canary")]
             bug: None,
         }
+    }
+}
+
+impl Setup {
+    /// The link of a host
+    pub fn link(&self, host: u16) -> Link {
+        self.links.iter().find(|(other, _)| *other == host).map_or(self.link, |(_, link)| *link)
     }
 }
 
@@ -84,7 +100,7 @@ pub fn node_config(setup: &Setup, host: u16) -> Config {
         probe_every: Nanos::from_millis(5),
         dead_after: Nanos::from_millis(30),
         attempt: Nanos::from_millis(2),
-        through: Some(Through { address: switch_ip(), port: SWITCH_PORT }),
+        through: Some(Through { address: setup.copies_at, port: SWITCH_PORT }),
         seed: setup.seed ^ u64::from(host) << 20,
         #[cfg(feature = "canary")]
         bug: setup.bug,
@@ -96,11 +112,15 @@ pub fn node_config(setup: &Setup, host: u16) -> Config {
 fn nic(setup: &Setup, host: u16) -> impl FnMut() -> Rnic + Send + use<> {
     let (seed, mtu) = (setup.seed ^ u64::from(host) << 8, setup.mtu);
     let groups = setup.groups;
+    let both = setup.apart.iter().flat_map(|(a, b)| [(*a, *b), (*b, *a)]);
+    let apart: Vec<u16> = both.filter(|(own, _)| *own == host).map(|(_, other)| other).collect();
     let mut lives = 0;
     move || {
         lives += 1;
         let [high, low] = host.to_be_bytes();
-        let interface = Interface::new(MacAddr([2, 0, 0, 2, high, low]), ip(host), 16);
+        let mut interface = Interface::new(MacAddr([2, 0, 0, 2, high, low]), ip(host), 16);
+        let nobody = MacAddr([2, 0, 0, 3, 0, 0]);
+        interface.neighbours.extend(apart.iter().map(|other| (ip(*other), nobody)));
         Rnic::new(rnic::Config {
             seed: seed ^ lives << 32,
             mtu,
@@ -161,8 +181,8 @@ impl Cluster {
             world.add(&format!("host {host}"), Host::new(nic(setup, host), member), Clock::default())
         };
         let hosts: Vec<_> = (0..setup.hosts).map(host).collect();
-        for node in &hosts {
-            world.connect(*node, switch, setup.link);
+        for (host, node) in (0..).zip(&hosts) {
+            world.connect(*node, switch, setup.link(host));
         }
         Self { world, hosts, switch }
     }
