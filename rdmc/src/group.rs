@@ -10,6 +10,7 @@
 //! ```
 
 mod plan;
+pub(crate) mod ready;
 pub(crate) mod transfer;
 
 pub(crate) use plan::check;
@@ -18,6 +19,7 @@ use crate::config::{CallError, Failure, GroupConfig, Memory};
 use crate::schedule::{Algorithm, Schedule};
 use crate::wire::{Create, End, Message};
 use core::net::IpAddr;
+use ready::Need;
 use rnic::cm::Conn;
 use rnic::{
     Access, Buffer, Cq, Data, Modify, Mr, Operation, Path, PathMtu, Pd, QpInit, ReadyToReceive, ReadyToSend,
@@ -114,9 +116,9 @@ pub(crate) struct Neighbour {
     pub(crate) posted: VecDeque<Posted>,
     /// Where the first block of a message goes, if it may come from here: its place in the side buffer
     pub(crate) side: Option<u32>,
-    /// A receive into the side buffer is posted that no block is expected for
-    pub(crate) spare: bool,
-    /// The first block of a message may come from another one, too: what it was told of a spare receive is provisional
+    /// A receive into the side buffer is posted that no block is expected for: it takes the first block of this message
+    pub(crate) spare: Option<u64>,
+    /// The first block of a message may come from another one, too: it is told of which message a spare receive is
     pub(crate) doubtful: bool,
     /// It does not know how many blocks we are ready for, as the send queue was full
     pub(crate) untold: bool,
@@ -185,8 +187,6 @@ pub(crate) struct Group {
     pub(crate) deadline: Nanos,
     stage: Stage,
     pub(crate) transfer: Option<Transfer>,
-    /// Blocks that came before their message could begin: from which neighbour, of how long a message, and bytes
-    pub(crate) early: VecDeque<(usize, u32, u32)>,
     /// The root: what is to be sent next
     pub(crate) queue: VecDeque<(Memory, u32)>,
     /// Complete here
@@ -223,7 +223,6 @@ impl Group {
             deadline,
             stage: Stage::Forming,
             transfer: None,
-            early: VecDeque::new(),
             queue: VecDeque::new(),
             messages: 0,
             closing: false,
@@ -279,7 +278,7 @@ impl Group {
                 asked: 0,
                 posted: VecDeque::new(),
                 side,
-                spare: false,
+                spare: None,
                 doubtful: side.is_some() && first.len() > 1,
                 untold: false,
             });
@@ -503,8 +502,8 @@ impl Group {
         self.close_told
     }
 
-    /// What a group waits for, if it is one member's word: which word, and what it has to be at least
-    pub(crate) fn waits_for(&self) -> Option<(u32, u64)> {
+    /// What a group waits for, if it is one member's word: which word, and what it has to say
+    pub(crate) fn waits_for(&self) -> Option<(u32, Need)> {
         let untold = self.neighbours.iter().any(|neighbour| neighbour.untold);
         let place = self.transfer.as_ref().filter(|_| !untold)?.next_to()?;
         let word = self.neighbours[place].word;
@@ -572,15 +571,14 @@ impl Group {
         Ok(())
     }
 
-    /// Tells a neighbour how many blocks we are ready for: the number in all bits but the last, which is 0 if the last of
-    /// them may be sent only if it is the first block of a message that we get. Whether it could be told: if not, it is tried
-    /// again when
-    /// something has come in.
+    /// Tells a neighbour how many blocks we are ready for. Whether it could be told: if not, it is tried again when something
+    /// has come in.
     pub(crate) fn tell_ready(nic: &mut Rnic, neighbour: &mut Neighbour) -> bool {
         let Some(remote) = neighbour.remote else { return true };
-        let firm = !(neighbour.spare && neighbour.doubtful);
-        let word = Data::Inline((neighbour.asked << 1 | u64::from(firm)).to_be_bytes().to_vec());
-        let request = SendRequest { signaled: false, ..SendRequest::new(0, Operation::Write(remote), word) };
+        let only_first_of = neighbour.spare.filter(|_| neighbour.doubtful);
+        let word = ready::word(neighbour.asked, only_first_of).to_be_bytes().to_vec();
+        let write = SendRequest::new(0, Operation::Write(remote), Data::Inline(word));
+        let request = SendRequest { signaled: false, ..write };
         // Only a queue that is full refuses: one that has failed completes it as such.
         neighbour.untold = nic.post_send(neighbour.qpn, request).is_err();
         !neighbour.untold

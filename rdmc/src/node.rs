@@ -4,6 +4,7 @@
 mod incoming;
 
 use crate::config::{CallError, Config, Failure, GroupConfig, Memory, StartError};
+use crate::group::ready::Need;
 use crate::group::transfer::is_within;
 use crate::group::{self, Group, IncomingMessage, MessageComplete, READY_VA, Resources, Use, WORD};
 use crate::mesh::{Mesh, Queues};
@@ -82,9 +83,9 @@ pub struct Node {
     conns: BTreeMap<Conn, (u32, Use)>,
     /// Groups with something to do
     due: BTreeSet<u32>,
-    /// Groups that wait for others to say that they are ready: if it is one member's word, which, and what it has to be at
-    /// least. A WRITE completes nothing where it is executed, so these are looked at whenever something came in.
-    waiting: BTreeMap<u32, Option<(u32, u64)>>,
+    /// Groups that wait for others to say that they are ready: if it is one member's word, which, and what it has to say. A
+    /// WRITE completes nothing where it is executed, so these are looked at whenever something came in.
+    waiting: BTreeMap<u32, Option<(u32, Need)>>,
     /// No group is late before
     deadline: Option<Nanos>,
     events: VecDeque<Event>,

@@ -4,7 +4,7 @@
 //! | offset | bytes | field |
 //! |---|---|---|
 //! | 0 | 2 | `RD` |
-//! | 2 | 1 | version: 1 |
+//! | 2 | 1 | version: 2 |
 //! | 3 | 1 | kind |
 //! | 4 | 4 | the group's number |
 //! | 8 | 8 | the sender's life of the group (create); messages (close, received); why (failed: 4 bytes code, 4 bytes member) |
@@ -25,7 +25,7 @@ use zerocopy::byteorder::network_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 const MAGIC: [u8; 2] = *b"RD";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]

@@ -10,10 +10,11 @@
 //!
 //! *The first block.* How long a message is, and so which block comes when, is in the immediate data of every block of it.
 //! Before the first one a member only knows from whom it may come ([`Schedule::first_senders`]): for each of those it has a
-//! block's room aside, from where the block is copied to its place. Where there are two, each is told that it is ready for
-//! that block and no other; the one that was not used stays posted, and takes whatever that member sends next, be it of
-//! this message or of the next one.
+//! block's room aside, from where the block is copied to its place. Where there are two, each is told of which message it may
+//! send that block ([`ready`](super::ready)), and that it may send no other; the one that was not used stays posted, and
+//! takes whatever that member sends next, be it of this message or of a later one.
 
+use super::ready::Need;
 use super::{Group, Neighbour, Resources};
 use crate::config::{Failure, Memory};
 use crate::schedule::{Schedule, To};
@@ -80,7 +81,7 @@ impl Transfer {
             return true;
         }
         let word = |place: usize| resources.word(nic, group.neighbours[place].word);
-        let is_ready = |place: usize| word(place) >= self.needs(group, place);
+        let is_ready = |place: usize| self.needs(group, place).is_met(word(place));
         match self.sends.get(self.begun) {
             Some((ALL, _)) => (0..group.neighbours.len()).all(is_ready),
             Some((to, _)) => is_ready(*to as usize),
@@ -88,11 +89,11 @@ impl Transfer {
         }
     }
 
-    /// What a neighbour's word has to be at least for the next block to be sent to it.
-    pub(crate) fn needs(&self, group: &Group, place: usize) -> u64 {
+    /// What a neighbour's word has to say for the next block to be sent to it.
+    pub(crate) fn needs(&self, group: &Group, place: usize) -> Need {
         let next = self.sends.get(self.begun).copied();
         let is_first = self.firsts[place].is_some_and(|block| next == Some((place as u32, block)));
-        (group.neighbours[place].sent + 1) << 1 | u64::from(!is_first)
+        Need { block: group.neighbours[place].sent + 1, first_of: is_first.then_some(group.messages) }
     }
 }
 
@@ -121,15 +122,19 @@ impl Links<'_> {
             return self.start(memory, len);
         }
         for place in 0..self.group.neighbours.len() {
-            let neighbour = &self.group.neighbours[place];
-            if neighbour.side.is_some() && !neighbour.spare {
-                self.post(place, None)?;
-                self.group.neighbours[place].spare = true;
-                Group::tell_ready(self.nic, &mut self.group.neighbours[place]);
+            let (neighbour, next) = (&self.group.neighbours[place], self.group.messages);
+            if neighbour.side.is_none() || neighbour.spare == Some(next) {
+                continue;
             }
-        }
-        for (place, total, len) in core::mem::take(&mut self.group.early) {
-            self.on_aside(place, total, len)?;
+            let posted = neighbour.spare.is_some();
+            if !posted {
+                self.post(place, None)?;
+            }
+            let neighbour = &mut self.group.neighbours[place];
+            neighbour.spare = Some(next);
+            if !posted || neighbour.doubtful {
+                Group::tell_ready(self.nic, neighbour);
+            }
         }
         Ok(())
     }
@@ -204,7 +209,7 @@ impl Links<'_> {
             }
             let neighbour = &mut self.group.neighbours[place];
             // It was told already, and has a receive.
-            if core::mem::take(&mut neighbour.spare) {
+            if neighbour.spare.take().is_some() {
                 told |= neighbour.doubtful;
                 continue;
             }
@@ -302,11 +307,8 @@ impl Links<'_> {
         match self.next_from(place) {
             Some(next) => self.on_expected(place, next, Posted::Aside, total, len),
             None if self.group.transfer.is_none() => self.on_first(place, total, len),
-            // Its message begins when this one is complete.
-            None => {
-                self.group.early.push_back((place, total, len));
-                Ok(())
-            }
+            // Nobody was told of a message beyond this one.
+            None => Err(self.violation(place)),
         }
     }
 
@@ -357,7 +359,7 @@ impl Links<'_> {
         if posted == Posted::Aside {
             // If it was not expected yet, it is the one that was.
             if next >= transfer.asked {
-                neighbour.spare = false;
+                neighbour.spare = None;
             }
             let (Some((buffer, _)), Some(side)) = (group.side, neighbour.side) else { return Err(violation) };
             let from = side as usize * group.config.block_bytes as usize;

@@ -19,7 +19,7 @@ impl Node {
         let Self { waiting, groups, due, .. } = self;
         waiting.retain(|number, of| {
             let goes_on = match of {
-                Some((word, least)) => resources.word(nic, *word) >= *least,
+                Some((word, need)) => need.is_met(resources.word(nic, *word)),
                 None => groups.get(number).is_none_or(|group| group.may_go_on(nic, resources)),
             };
             if goes_on {
