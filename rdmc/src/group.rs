@@ -401,23 +401,32 @@ impl Group {
         self.others_of().all(|member| self.others[member as usize].create.is_some())
     }
 
-    /// The first member that has not
-    pub(crate) fn missing(&self) -> Option<u32> {
-        let lacks = |member: &u32| self.others[*member as usize].create.is_none();
-        let waits = |member: &u32| !self.others[*member as usize].joined;
-        self.others_of().find(lacks).or_else(|| self.others_of().find(waits))
+    /// Why it is not open when its time is over: a member that has not created it; or the switch, which joins this node to
+    /// others; or else a member that has not joined.
+    pub(crate) fn late(&self) -> Failure {
+        let first = |waits: fn(&Other) -> bool| {
+            let other = self.others_of().find(|member| waits(&self.others[*member as usize]));
+            other.map(|member| self.ip(member))
+        };
+        let silent = first(|other| other.create.is_none());
+        let silent = silent.or_else(|| first(|other| !other.joined).filter(|_| self.is_through_switch()));
+        silent.map_or(Failure::Switch(self.ip(0)), Failure::Silent)
     }
 
-    /// Whether its own ends stand: to the switch and from it, too.
-    fn stands(&self) -> bool {
-        let through = self.through.as_ref().is_none_or(|through| {
+    /// Whether its own ends to the switch and from it stand, if there are any.
+    fn is_through_switch(&self) -> bool {
+        self.through.as_ref().is_none_or(|through| {
             if self.own == 0 {
                 !through.lanes.is_empty() && through.lanes.iter().all(|lane| lane.stands)
             } else {
                 through.feed_stands
             }
-        });
-        through && self.is_created_by_all()
+        })
+    }
+
+    /// Whether its own ends stand.
+    fn stands(&self) -> bool {
+        self.is_through_switch() && self.is_created_by_all()
     }
 
     /// A member's connections stand.

@@ -280,6 +280,19 @@ fn messages_keep_their_order_behind_a_cut() {
     }
 }
 
+/// Nobody is at the switch's address: that is what is told, and no member is blamed.
+#[test]
+fn a_switch_that_is_not_there_is_named() {
+    let hosts = [0, 1, 2, 3];
+    let mut cluster = Cluster::new(&Setup { copies_at: ip(99), ..Setup::default() });
+    cluster.create(&group(1, Algorithm::InNetwork, 1000), &hosts).unwrap();
+    assert!(cluster.settle(END, 1, &hosts));
+    for host in hosts {
+        assert_eq!(cluster.now(host, 1), Now::Failed(Failure::Switch(ip(0))), "host {host}");
+    }
+    cluster.check().unwrap();
+}
+
 /// The switch that copies stops and forgets everything: the group fails, and the next one is made without it.
 #[test]
 fn the_switch_crashes() {

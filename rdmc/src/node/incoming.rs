@@ -203,13 +203,7 @@ impl Node {
             return;
         }
         let late = self.groups.values().filter(|group| !group.is_open() && group.deadline <= now);
-        let late = late.map(|group| {
-            // If nobody is missing it is this node's own connection to the switch that is.
-            let failure = group
-                .missing()
-                .map_or(Failure::Switch(group.ip(0)), |member| Failure::Silent(group.ip(member)));
-            (group.config.number, failure)
-        });
+        let late = late.map(|group| (group.config.number, group.late()));
         for (number, failure) in late.collect::<Vec<_>>() {
             self.fail(nic, number, failure, now);
         }
