@@ -323,9 +323,12 @@ impl Give {
                 if let Some(receiver) = self.receivers.get_mut(&ip) {
                     receiver.reached = true;
                 }
-                let all = self.receivers.values().all(|receiver| receiver.reached);
-                if all && matches!(self.stage, Stage::Calling(_)) {
-                    self.offer(nic, now);
+                self.offer_if_all_are_reached(nic, now);
+            }
+            // It is called again, until the time for that is over: it may be started anew.
+            Event::Lost(ip) if matches!(self.stage, Stage::Calling(_)) => {
+                if let Some(receiver) = self.receivers.get_mut(&ip) {
+                    receiver.reached = false;
                 }
             }
             Event::Lost(ip) => self.lose(nic, ip, Lost::Gone, now),
@@ -383,11 +386,19 @@ impl Give {
             return self.end(Err(GiveError::Alone(self.lost.clone())));
         }
         match self.stage {
-            Stage::Calling(_) | Stage::Offering(_) => self.offer(nic, now),
+            Stage::Calling(_) => self.offer_if_all_are_reached(nic, now),
+            Stage::Offering(_) => self.offer(nic, now),
             // That its group fails is told by itself; if it is no member, it does not matter.
             Stage::Sending => _ = self.node.abandon_group(nic, self.round, now),
             Stage::Storing(_) => self.conclude(),
             Stage::Over => {}
+        }
+    }
+
+    fn offer_if_all_are_reached(&mut self, nic: &mut Rnic, now: Nanos) {
+        let all = self.receivers.values().all(|receiver| receiver.reached);
+        if all && matches!(self.stage, Stage::Calling(_)) {
+            self.offer(nic, now);
         }
     }
 

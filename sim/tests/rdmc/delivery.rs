@@ -130,6 +130,26 @@ fn survivors_go_on_where_they_were() {
     assert!(resumed > 10 && spared > 5, "{resumed} {spared}");
 }
 
+/// A receiver that is started anew while others are still waited for is reached again.
+#[test]
+fn who_is_called_may_begin_late_and_begin_anew() {
+    let mut delivery =
+        Delivery::new(&Setup { hosts: 3, ..Setup::default() }, 100_000, &[Habit::Sound; 2], |_| {}).unwrap();
+    let ([_, first, second], from_ms) = (<[_; 3]>::try_from(&delivery.hosts[..]).unwrap(), Nanos::from_millis);
+    for (at, fault) in [
+        (Nanos::ZERO, Fault::Crash(second)),
+        (from_ms(20), Fault::Crash(first)),
+        (from_ms(60), Fault::Restart(first)),
+        (from_ms(120), Fault::Restart(second)),
+    ] {
+        delivery.world.schedule(at, fault);
+    }
+    assert!(delivery.settle(END, &[1, 2]), "{:?}", delivery.given());
+    let given = delivery.given().unwrap().as_ref().unwrap();
+    assert_eq!((given.stored.len(), given.lost.len(), given.rounds), (2, 0, 1), "{given:?}");
+    assert!((1..=2).all(|host| delivery.is_right(host)));
+}
+
 #[test]
 fn a_switch_that_fails_is_done_without() {
     let setup = Setup { create_timeout: Nanos::from_secs(3), ..Setup::default() };
