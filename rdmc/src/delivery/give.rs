@@ -28,7 +28,7 @@ pub struct GiveConfig {
     pub algorithm: Algorithm,
     /// Segments that the slowest receiver has not written, at most
     pub window: u32,
-    /// How long receivers have to answer
+    /// How long receivers have to answer, and to write what they have been given
     pub patience: Nanos,
 }
 
@@ -116,7 +116,7 @@ enum Stage {
     Offering(Nanos),
     Sending,
     /// They compare what they have.
-    Storing(Nanos),
+    Storing,
     Over,
 }
 
@@ -142,6 +142,9 @@ pub struct Give {
     /// The next segment to be sent
     next: u64,
     finished: bool,
+    /// What shows that something goes on, and when it last did
+    signs: u64,
+    moved: Nanos,
     buffers: Buffers,
     /// Memory of messages that are complete
     complete: Arc<Mutex<Vec<Memory>>>,
@@ -190,6 +193,8 @@ impl Give {
             open: false,
             next: 0,
             finished: false,
+            signs: 0,
+            moved: Nanos::ZERO,
             buffers: Buffers::default(),
             complete: Arc::default(),
             outcome: None,
@@ -291,8 +296,9 @@ impl Give {
     /// When [`run`](Self::run) is to be called, if nothing comes in before
     pub fn next_timer(&self) -> Option<Nanos> {
         let until = match self.stage {
-            Stage::Calling(at) | Stage::Offering(at) | Stage::Storing(at) => Some(at),
-            Stage::Sending | Stage::Over => None,
+            Stage::Calling(at) | Stage::Offering(at) => Some(at),
+            Stage::Sending | Stage::Storing => self.is_held_up().then(|| self.moved + self.config.patience),
+            Stage::Over => None,
         };
         [self.node.next_timer(), until].into_iter().flatten().min()
     }
@@ -304,10 +310,46 @@ impl Give {
         for memory in complete {
             self.buffers.take(nic, memory);
         }
+        self.hear(nic, now);
+        self.look(now);
+        self.on_time(nic, now);
+        // What came of that
+        self.hear(nic, now);
+    }
+
+    fn hear(&mut self, nic: &mut Rnic, now: Nanos) {
         while let Some(event) = self.node.poll_event() {
             self.on_event(nic, event, now);
         }
-        self.on_time(nic, now);
+    }
+
+    /// Whether anything goes on: segments that receivers write, and blocks that they get.
+    fn look(&mut self, now: Nanos) {
+        let written: u64 = self.receivers.values().map(|receiver| receiver.written).sum();
+        let signs = written + self.node.counters().blocks_sent;
+        if signs != self.signs {
+            (self.signs, self.moved) = (signs, now);
+        }
+    }
+
+    /// Whether a receiver is waited for.
+    fn holds_up(&self, receiver: &Receiver) -> bool {
+        match self.stage {
+            Stage::Sending if self.next < self.segments() => {
+                receiver.written + u64::from(self.config.window) <= self.next
+            }
+            Stage::Sending => receiver.written < self.segments(),
+            Stage::Storing => !receiver.stored,
+            _ => false,
+        }
+    }
+
+    /// Whether there is nothing to do but to wait for receivers.
+    fn is_held_up(&self) -> bool {
+        let may_go_on = self.wants().is_some() || self.wants_digest();
+        (self.open || self.stage == Stage::Storing)
+            && !may_go_on
+            && self.receivers.values().any(|receiver| self.holds_up(receiver))
     }
 
     fn end(&mut self, outcome: Result<Given, GiveError>) {
@@ -338,7 +380,7 @@ impl Give {
             },
             Event::Open(group) => self.open |= group == self.round,
             Event::Closed(group) if group == self.round && self.stage == Stage::Sending => {
-                self.stage = Stage::Storing(now + self.config.patience);
+                (self.stage, self.moved) = (Stage::Storing, now);
                 self.conclude();
             }
             Event::Closed(_) => {}
@@ -390,7 +432,7 @@ impl Give {
             Stage::Offering(_) => self.offer(nic, now),
             // That its group fails is told by itself; if it is no member, it does not matter.
             Stage::Sending => _ = self.node.abandon_group(nic, self.round, now),
-            Stage::Storing(_) => self.conclude(),
+            Stage::Storing => self.conclude(),
             Stage::Over => {}
         }
     }
@@ -455,7 +497,7 @@ impl Give {
             Note::Written { segments: written } if written <= segments => {
                 receiver.written = receiver.written.max(written);
             }
-            Note::Stored if matches!(self.stage, Stage::Sending | Stage::Storing(_)) => {
+            Note::Stored if matches!(self.stage, Stage::Sending | Stage::Storing) => {
                 receiver.stored = true;
                 self.conclude();
             }
@@ -470,7 +512,7 @@ impl Give {
         let Some(first) = have.collect::<Option<Vec<u64>>>().and_then(|all| all.into_iter().min()) else {
             return;
         };
-        (self.next, self.stage) = (first, Stage::Sending);
+        (self.next, self.stage, self.moved) = (first, Stage::Sending, now);
         for ip in self.receivers.keys() {
             self.node.tell(nic, *ip, Note::Start { round: self.round, first }.to_bytes());
         }
@@ -492,7 +534,7 @@ impl Give {
     /// Ends it when everybody who is left has said that it is stored.
     fn conclude(&mut self) {
         let all = self.receivers.values().all(|receiver| receiver.stored);
-        if all && matches!(self.stage, Stage::Storing(_)) {
+        if all && self.stage == Stage::Storing {
             let stored = self.receivers.keys().copied().collect();
             let algorithm = self.config.algorithm.clone();
             self.end(Ok(Given { stored, lost: self.lost.clone(), rounds: self.round, algorithm }));
@@ -500,6 +542,7 @@ impl Give {
     }
 
     fn on_time(&mut self, nic: &mut Rnic, now: Nanos) {
+        let stalls = self.is_held_up() && self.moved + self.config.patience <= now;
         let late = |is: fn(&Receiver) -> bool| -> Vec<IpAddr> {
             self.receivers.iter().filter(|(_, receiver)| !is(receiver)).map(|(ip, _)| *ip).collect()
         };
@@ -522,8 +565,10 @@ impl Give {
                     self.offer(nic, now);
                 }
             }
-            Stage::Storing(at) if at <= now => {
-                for ip in late(|receiver| receiver.stored) {
+            // Whom nothing comes from any more, though it is there
+            Stage::Sending | Stage::Storing if stalls => {
+                let held = self.receivers.iter().filter(|(_, receiver)| self.holds_up(receiver));
+                for ip in held.map(|(ip, _)| *ip).collect::<Vec<_>>() {
                     self.lose(nic, ip, Lost::Silent, now);
                 }
             }

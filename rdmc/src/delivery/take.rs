@@ -15,7 +15,8 @@ use switch::Nanos;
 pub struct TakeConfig {
     /// The root
     pub from: IpAddr,
-    /// How long it has to come, and to come back after a failure
+    /// How long it has to come, and to come back after a failure; twice as long it may send nothing while it is there, as it
+    /// waits for other receivers so long
     pub patience: Nanos,
 }
 
@@ -34,6 +35,9 @@ pub enum TakeError {
     /// It is gone, or goes on without this node
     #[error("{0} is gone, or goes on without this node")]
     Gone(IpAddr),
+    /// It is there, and sends nothing
+    #[error("{0} is there, and sends nothing any more")]
+    Stuck(IpAddr),
     /// It was not taken
     #[error("it was not taken: {0}")]
     Refused(Refusal),
@@ -94,6 +98,9 @@ pub struct Take {
     written: u64,
     queue: VecDeque<Vec<u8>>,
     digest: Option<[u8; DIGEST]>,
+    /// What shows that something goes on, and when it last did
+    signs: u64,
+    moved: Nanos,
     shared: Arc<Mutex<Shared>>,
     outcome: Option<Result<(), TakeError>>,
 }
@@ -118,6 +125,8 @@ impl Take {
             written: 0,
             queue: VecDeque::new(),
             digest: None,
+            signs: 0,
+            moved: Nanos::ZERO,
             shared: Arc::default(),
             outcome: None,
         }
@@ -195,6 +204,7 @@ impl Take {
     pub fn next_timer(&self) -> Option<Nanos> {
         let until = match self.stage {
             Stage::Waiting(at) | Stage::Ready(at) => Some(at),
+            Stage::Receiving if self.waits_for_root() => Some(self.given_up_at()),
             _ => None,
         };
         [self.node.next_timer(), until].into_iter().flatten().min()
@@ -207,6 +217,14 @@ impl Take {
         while let Some(event) = self.node.poll_event() {
             self.on_event(nic, event, now);
         }
+        let signs = self.node.counters().blocks_received + self.written;
+        if signs != self.signs {
+            (self.signs, self.moved) = (signs, now);
+        }
+        if self.stage == Stage::Receiving && self.waits_for_root() && self.given_up_at() <= now {
+            _ = self.terms.map(|terms| self.node.abandon_group(nic, terms.round, now));
+            self.end(Err(TakeError::Stuck(self.config.from)));
+        }
         if let Stage::Waiting(at) | Stage::Ready(at) = self.stage
             && at <= now
         {
@@ -214,6 +232,15 @@ impl Take {
             let error = if self.terms.is_some() { TakeError::Gone(from) } else { TakeError::Silent(from) };
             self.end(Err(error));
         }
+    }
+
+    /// Whether everything that has come is written, so that it is the root's turn.
+    fn waits_for_root(&self) -> bool {
+        self.written == self.received
+    }
+
+    fn given_up_at(&self) -> Nanos {
+        Nanos(self.moved.0.saturating_add(self.config.patience.0.saturating_mul(2)))
     }
 
     fn end(&mut self, outcome: Result<(), TakeError>) {
@@ -354,7 +381,7 @@ impl Take {
             return self.violation();
         };
         let (Stage::Ready(_), Some(pd)) = (self.stage, self.node.pd()) else { return self.violation() };
-        (self.stage, self.message, self.digest) = (Stage::Receiving, first, None);
+        (self.stage, self.message, self.digest, self.moved) = (Stage::Receiving, first, None, now);
         let group = GroupConfig {
             algorithm: ALGORITHMS[usize::from(terms.algorithm)].clone(),
             block_bytes: terms.block,

@@ -150,6 +150,32 @@ fn who_is_called_may_begin_late_and_begin_anew() {
     assert!((1..=2).all(|host| delivery.is_right(host)));
 }
 
+/// A receiver that answers and does not write holds nobody up for good.
+#[test]
+fn a_receiver_that_is_stuck_is_left_behind() {
+    for after in [0, 3, 9] {
+        let setup = Setup { hosts: 4, ..Setup::default() };
+        let habits = [Habit::Sound, Habit::Stuck(after), Habit::Sound];
+        let mut delivery = Delivery::new(&setup, 400_000, &habits, |_| {}).unwrap();
+        assert!(delivery.settle(END, &[1, 3]), "{after}: {:?}", delivery.given());
+        let given = delivery.given().unwrap().as_ref().unwrap();
+        assert_eq!(given.lost, [(ip(2), Lost::Silent)], "{after}");
+        assert!([1, 3].iter().all(|host| delivery.is_right(*host)), "{after}");
+    }
+}
+
+/// A root that answers and does not read does not hold receivers up for good.
+#[test]
+fn a_root_that_is_stuck_is_given_up() {
+    let setup = Setup { hosts: 3, ..Setup::default() };
+    let mut delivery = Delivery::new(&setup, 400_000, &[Habit::Sound; 2], |_| {}).unwrap();
+    delivery.read_at_most(3);
+    delivery.world.run_until(END);
+    for host in 1..=2 {
+        assert!(matches!(delivery.taken(host), Some(Err(_))), "{host}: {:?}", delivery.taken(host));
+    }
+}
+
 #[test]
 fn a_switch_that_fails_is_done_without() {
     let setup = Setup { create_timeout: Nanos::from_secs(3), ..Setup::default() };
