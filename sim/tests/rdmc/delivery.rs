@@ -176,6 +176,18 @@ fn a_root_that_is_stuck_is_given_up() {
     }
 }
 
+/// A disk that needs longer for what is left than others are waited for: it is waited for as long as it goes on.
+#[test]
+fn a_slow_disk_is_waited_for_while_it_writes() {
+    let setup = Setup { hosts: 3, ..Setup::default() };
+    let habits = [Habit::Sound, Habit::Disk(Nanos::from_millis(120))];
+    let mut delivery = Delivery::new(&setup, 400_000, &habits, |_| {}).unwrap();
+    assert!(delivery.settle(END, &[1, 2]), "{:?}", delivery.given());
+    let given = delivery.given().unwrap().as_ref().unwrap();
+    assert_eq!((given.stored.len(), given.lost.len(), given.rounds), (2, 0, 1), "{given:?}");
+    assert!(delivery.is_right(2));
+}
+
 #[test]
 fn a_switch_that_fails_is_done_without() {
     let setup = Setup { create_timeout: Nanos::from_secs(3), ..Setup::default() };

@@ -168,12 +168,32 @@ fn name_of(offer: &Offer) -> Option<&str> {
     is_plain.then_some(name)
 }
 
+/// Bytes that are written before the disk is waited for. So what the sender hears is written is on the disk but for this, and
+/// the end of the file takes no longer than the sender waits.
+const SYNC: u64 = 16 << 20;
+
 /// The file while it is written.
 struct Part {
     file: NamedTempFile,
     path: PathBuf,
     hash: Sha256,
     len: u64,
+    /// Of these, the disk was not waited for
+    unsynced: u64,
+}
+
+impl Part {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        self.file.write_all(bytes)?;
+        self.hash.update(bytes);
+        self.len += bytes.len() as u64;
+        self.unsynced += bytes.len() as u64;
+        if self.unsynced >= SYNC {
+            self.file.as_file().sync_data()?;
+            self.unsynced = 0;
+        }
+        Ok(())
+    }
 }
 
 fn begin(into: &Path, offer: &Offer) -> Result<Part, (Refusal, String)> {
@@ -193,7 +213,7 @@ fn begin(into: &Path, offer: &Offer) -> Result<Part, (Refusal, String)> {
         let what = format!("{} has {free} bytes left, the file has {}", into.display(), offer.len);
         return Err((Refusal::NoSpace, what));
     }
-    Ok(Part { file, path, hash: Sha256::new(), len: 0 })
+    Ok(Part { file, path, hash: Sha256::new(), len: 0, unsynced: 0 })
 }
 
 /// Writes what has come. What is left of a file that is not complete goes with this.
@@ -208,12 +228,8 @@ fn writer(into: &Path, todo: &Receiver<ToDisk>, done: &Sender<Done>) {
                 }
                 Err((refusal, what)) => Done::Failed(refusal, what),
             },
-            (ToDisk::Segment(bytes), Some(part)) => match part.file.write_all(&bytes) {
-                Ok(()) => {
-                    part.hash.update(&bytes);
-                    part.len += bytes.len() as u64;
-                    Done::Written
-                }
+            (ToDisk::Segment(bytes), Some(part)) => match part.write(&bytes) {
+                Ok(()) => Done::Written,
                 Err(error) => Done::Failed(Refusal::Write, format!("{}: {error}", part.path.display())),
             },
             (ToDisk::Compare(digest), Some(_)) => {
@@ -229,7 +245,7 @@ fn writer(into: &Path, todo: &Receiver<ToDisk>, done: &Sender<Done>) {
 
 /// Gives the file its name if it is what was sent.
 fn store(part: Part, digest: [u8; DIGEST]) -> Done {
-    let Part { file, path, hash, len } = part;
+    let Part { file, path, hash, len, .. } = part;
     if <[u8; DIGEST]>::from(hash.finalize()) != digest {
         return Done::Differs;
     }
