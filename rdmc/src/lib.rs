@@ -25,6 +25,7 @@ pub use group::{IncomingMessage, MessageComplete};
 pub use node::{Counters, Event, Node};
 pub use p4ce::consensus::Through;
 pub use schedule::{Algorithm, Racks, Receive, Schedule, ScheduleError, Send, To};
+pub use through::copied_at_once;
 
 /// Bugs that can be planted, to see whether tests find them.
 #[cfg(feature = "canary")]

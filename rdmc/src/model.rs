@@ -23,14 +23,17 @@ pub struct Network {
     pub latency: f64,
     /// Blocks from, or to, the same other member that are dealt with at once
     pub ahead: usize,
+    /// Receivers to which a switch copies a block that the root sends once. If there are more, the root sends it several times
+    pub copied_at_once: usize,
     /// Pairs of hosts between which blocks go at another rate, in both directions
     pub slow: Vec<(usize, usize, f64)>,
 }
 
 impl Network {
-    /// Hosts that are all alike, which deal with two blocks at once.
+    /// Hosts that are all alike, which deal with two blocks at once and have addresses of IPv4.
     pub const fn new(hosts: usize, rate_bps: f64, latency: f64) -> Self {
-        Self { hosts, rate_bps, latency, ahead: 2, slow: Vec::new() }
+        let copied_at_once = crate::copied_at_once(true);
+        Self { hosts, rate_bps, latency, ahead: 2, copied_at_once, slow: Vec::new() }
     }
 }
 
@@ -61,7 +64,7 @@ impl Object {
 pub struct Sent {
     /// When each member had all of it, by node; the root when its last block was acknowledged
     pub complete: Vec<f64>,
-    /// Bytes that each member put on its wire
+    /// Bytes of blocks that each member put on its wire
     pub bytes_out: Vec<f64>,
 }
 
@@ -302,7 +305,8 @@ impl<'a> World<'a> {
         }
         part.leaving[node as usize] = true;
         part.begun[node as usize] += 1;
-        let bytes = self.objects[object].block_bytes(block);
+        let times = to.len().div_ceil(self.network.copied_at_once);
+        let bytes = self.objects[object].block_bytes(block) * times as f64;
         part.bytes_out[node as usize] += bytes;
         let flow =
             Flow { object, from: node, to, block, left: bytes * 8.0, rate: 0.0, since: self.now, version: 0 };

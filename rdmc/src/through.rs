@@ -19,9 +19,9 @@ use switch::Nanos;
 /// word, which nobody may write to.
 const NOMINAL: usize = 8;
 
-/// Members of one P4CE group
-fn at_once(ip: IpAddr) -> usize {
-    let (head, address) = (8, if ip.is_ipv4() { 4 } else { 16 });
+/// To how many receivers a switch copies a block that the root sends once: so many a request for a P4CE group names
+pub const fn copied_at_once(ipv4: bool) -> usize {
+    let (head, address) = (8, if ipv4 { 4 } else { 16 });
     (private_data::REQ_CMA - head) / address
 }
 
@@ -36,7 +36,7 @@ pub(crate) fn open(
 ) -> Result<(), Failure> {
     let number = group.config.number;
     let failed = Failure::Switch(resources.own);
-    for members in group.config.members[1..].chunks(at_once(resources.own)) {
+    for members in group.config.members[1..].chunks(copied_at_once(resources.own.is_ipv4())) {
         let request = GroupRequest {
             replicas: Replicas::Listed(members.to_vec()),
             quorum: members.len() as u8,

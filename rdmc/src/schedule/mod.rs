@@ -12,6 +12,9 @@
 //! | binomial pipeline | k + ceil(log2 n) - 1 |
 //! | hybrid | that of a pipeline over the racks, and that of one within the largest rack |
 //! | in-network | k |
+//!
+//! In-network, a step is a block for all. Where they are more than a switch [copies to at once](crate::copied_at_once), the
+//! root sends it several times.
 
 mod hybrid;
 mod pipeline;

@@ -55,6 +55,17 @@ fn packets_take_as_long_as_the_model_says() {
     }
 }
 
+/// A request for a P4CE group names 12 members: of more, the root sends a block once to each group.
+#[test]
+fn a_switch_is_asked_for_several_groups() {
+    let (packets, model) = (measured(Algorithm::InNetwork, 14), modelled(Algorithm::InNetwork, 14));
+    println!("{packets:?}, model {model}");
+    assert!((model * 0.98..model * 1.02).contains(&packets.time), "{packets:?} {model}");
+    let one = measured(Algorithm::InNetwork, 13);
+    let twice = packets.root_out as f64 / one.root_out as f64;
+    assert!((1.99..2.01).contains(&twice), "{twice}");
+}
+
 /// The root of a group whose blocks a switch copies sends each of them once. That is half and less of what sequential send
 /// and a tree have the root send, a little less than a pipeline does, and as much as a chain: nobody can send less. All
 /// hosts together send an (n - 1)-th of what they send in any other way.

@@ -3,7 +3,7 @@
 use crate::config::EXIT_CODE;
 use crate::output::print;
 use ::rdmc::model::{Network, Object, run as model};
-use ::rdmc::{Algorithm, Racks, Schedule, To};
+use ::rdmc::{Algorithm, Racks, Schedule, To, copied_at_once};
 use clap::ValueEnum;
 use core::fmt::Write as _;
 use core::num::NonZeroU32;
@@ -165,6 +165,12 @@ fn json(schedule: &Schedule, only: Option<u32>) -> String {
     format!("{value}\n")
 }
 
+/// What is to be said of a group that is larger than a switch copies to at once.
+pub(super) fn several(times: usize, ipv4: bool) -> String {
+    let most = copied_at_once(ipv4);
+    format!("A switch copies to {most} receivers at once: the root sends each block {times} times.")
+}
+
 /// What it comes to, beside the others.
 fn summary(args: &Args, schedule: &Schedule) -> String {
     let (n, k) = (schedule.nodes(), schedule.blocks());
@@ -179,7 +185,12 @@ fn summary(args: &Args, schedule: &Schedule) -> String {
     });
     _ = writeln!(text, " ({})", others.collect::<Vec<_>>().join(", "));
     let most = (1..n).map(|node| schedule.sends(node).count()).max().unwrap_or(0);
-    let root = schedule.sends(0).count();
+    let mut root = schedule.sends(0).count();
+    let times = (n as usize - 1).div_ceil(copied_at_once(true));
+    if *schedule.algorithm() == Algorithm::InNetwork && times > 1 {
+        root *= times;
+        _ = writeln!(text, "{}", several(times, true));
+    }
     _ = writeln!(text, "The root sends {root} blocks, another node {most} at most.");
     if let (Some(rate), Some(bytes), Some(block)) = (args.rate_gbps, args.bytes, args.block_bytes) {
         let network = Network::new(n as usize, rate * 1e9, args.latency_us / 1e6);
@@ -316,6 +327,19 @@ mod tests {
         let args = args("-n 4 --bytes 268435456 --block-bytes 1048576 --rate-gbps 40 --latency-us 1.5");
         let text = summary(&args, &args.schedule().unwrap());
         assert!(text.contains("the last one after 54.67 ms") || text.contains("after 54.6"), "{text}");
+    }
+
+    #[test]
+    fn a_switch_copies_to_twelve_at_once() {
+        let line = "--bytes 10000000 --block-bytes 1000000 --algorithm in-network --rate-gbps 40";
+        let text = |nodes: u32| {
+            let args = args(&format!("-n {nodes} {line}"));
+            summary(&args, &args.schedule().unwrap())
+        };
+        assert!(text(13).contains("The root sends 10 blocks") && text(13).contains("all of it after 2.0"));
+        let more = text(14);
+        assert!(more.contains("each block 2 times") && more.contains("The root sends 20 blocks"), "{more}");
+        assert!(more.contains("all of it after 4.0"), "{more}");
     }
 
     #[test]

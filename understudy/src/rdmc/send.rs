@@ -1,9 +1,10 @@
 //! `understudy rdmc send`: a file to many hosts.
 
 use super::carry::{Ended, On, Shown, carry, failed, node};
+use super::schedule::several;
 use crate::output::print;
 use ::rdmc::delivery::{DIGEST, Give, GiveConfig, GiveError, Given};
-use ::rdmc::{Algorithm, Through};
+use ::rdmc::{Algorithm, Through, copied_at_once};
 use clap::ValueEnum;
 use core::fmt::Write as _;
 use core::net::{IpAddr, SocketAddr};
@@ -220,6 +221,10 @@ impl Args {
         }
         let len = about.len();
         let config = self.config(len)?;
+        let times = self.to.len().div_ceil(copied_at_once(self.to.iter().all(IpAddr::is_ipv4)));
+        if config.algorithm == Algorithm::InNetwork && times > 1 {
+            eprintln!("{}", several(times, self.to.iter().all(IpAddr::is_ipv4)));
+        }
         let first = self.to.first().copied().ok_or_else(|| Ended::Wrong("there are no receivers".into()))?;
         let (runtime, host, own) = self.on.host(first)?;
         let through = self.switch.map(|at| Through { address: at.ip(), port: at.port() });
