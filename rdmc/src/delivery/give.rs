@@ -24,7 +24,8 @@ pub struct GiveConfig {
     pub segment_bytes: u32,
     /// Bytes of a block
     pub block_bytes: u32,
-    /// How blocks get around; with a switch that fails, the binomial pipeline takes its place. Not the hybrid
+    /// How blocks get around; with a switch that fails twice although no receiver does, the binomial pipeline takes its place. Not the
+    /// hybrid
     pub algorithm: Algorithm,
     /// Segments that the slowest receiver has not written, at most
     pub window: u32,
@@ -138,6 +139,8 @@ pub struct Give {
     round: u32,
     receivers: BTreeMap<IpAddr, Receiver>,
     lost: Vec<(IpAddr, Lost)>,
+    /// How many receivers were lost when the switch failed the last time
+    switch_failed: Option<usize>,
     open: bool,
     /// The next segment to be sent
     next: u64,
@@ -190,6 +193,7 @@ impl Give {
             round: 0,
             receivers,
             lost: Vec::new(),
+            switch_failed: None,
             open: false,
             next: 0,
             finished: false,
@@ -399,7 +403,11 @@ impl Give {
 
     fn on_failed(&mut self, nic: &mut Rnic, failure: Failure, now: Nanos) {
         let ip = failure.member();
-        if self.config.algorithm == Algorithm::InNetwork && matches!(failure, Failure::Switch(_)) {
+        // A switch ends the group when a receiver does not acknowledge. So it is asked once more, when those who are gone are
+        // known to be.
+        if matches!(failure, Failure::Switch(_))
+            && self.switch_failed.replace(self.lost.len()) == Some(self.lost.len())
+        {
             self.config.algorithm = Algorithm::Pipeline;
         }
         self.stage = Stage::Offering(now);

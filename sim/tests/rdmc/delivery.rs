@@ -188,6 +188,37 @@ fn a_slow_disk_is_waited_for_while_it_writes() {
     assert!(delivery.is_right(2));
 }
 
+/// Behind a switch that copies, a receiver crashes: the switch ends the group, and goes on copying for those who are left.
+#[test]
+fn a_receiver_behind_a_switch_crashes() {
+    let setup = Setup { hosts: 5, create_timeout: Nanos::from_secs(3), ..Setup::default() };
+    let mut delivery = Delivery::new(&setup, 4_000_000, &[Habit::Sound; 4], |give| {
+        give.algorithm = Algorithm::InNetwork;
+        give.patience = Nanos::from_secs(4);
+    })
+    .unwrap();
+    delivery.world.schedule(Nanos::from_micros(600), Fault::Crash(delivery.hosts[2]));
+    let others = [1, 3, 4];
+    assert!(delivery.settle(Nanos::from_secs(30), &others), "{:?}", delivery.given());
+    let given = delivery.given().unwrap().as_ref().unwrap();
+    assert_eq!(given.lost, [(ip(2), Lost::Gone)]);
+    assert_eq!(given.algorithm, Algorithm::InNetwork, "{given:?}");
+    assert!(others.iter().all(|host| delivery.is_right(*host)));
+}
+
+/// Nobody is at the switch's address: receivers get it without it, all of them.
+#[test]
+fn a_switch_that_is_not_there_is_done_without() {
+    let setup = Setup { copies_at: ip(99), ..Setup::default() };
+    let mut delivery = Delivery::new(&setup, 400_000, &[Habit::Sound; 3], |give| {
+        give.algorithm = Algorithm::InNetwork;
+    })
+    .unwrap();
+    assert!(delivery.settle(END, &[1, 2, 3]), "{:?}", delivery.given());
+    let given = delivery.given().unwrap().as_ref().unwrap();
+    assert_eq!((given.stored.len(), given.algorithm.clone()), (3, Algorithm::Pipeline), "{given:?}");
+}
+
 #[test]
 fn a_switch_that_fails_is_done_without() {
     let setup = Setup { create_timeout: Nanos::from_secs(3), ..Setup::default() };
