@@ -21,7 +21,7 @@ pub struct Config {
     pub ack_timeout: u8,
     /// How often they try again (7 at most)
     pub retry_count: u8,
-    /// How long all members have for calling [`create_group`](crate::Node::create_group)
+    /// How long all members have for calling [`create_group`](crate::Node::create_group), and for reaching each other
     pub create_timeout: Nanos,
     /// A node that was not heard of for so long is asked whether it is there, while a group with it exists
     pub probe_every: Nanos,
@@ -184,8 +184,11 @@ pub enum Failure {
     #[error("{0} is gone")]
     Gone(IpAddr),
     /// A member did not create the group in time
-    #[error("{0} has not joined in time")]
+    #[error("{0} has not created the group in time")]
     Silent(IpAddr),
+    /// A member has created the group, and has not reached all others in time
+    #[error("{0} has not reached all others in time")]
+    Unjoined(IpAddr),
     /// A member created the group with other members or parameters
     #[error("{0} has another idea of the group")]
     Mismatch(IpAddr),
@@ -212,6 +215,7 @@ impl Failure {
         match *self {
             Self::Gone(ip)
             | Self::Silent(ip)
+            | Self::Unjoined(ip)
             | Self::Mismatch(ip)
             | Self::NoMemory(ip)
             | Self::Violation(ip)
@@ -231,6 +235,7 @@ impl Failure {
             Self::Left(_) => 6,
             Self::NoRoom(_) => 7,
             Self::Switch(_) => 8,
+            Self::Unjoined(_) => 9,
         }
     }
 
@@ -244,6 +249,7 @@ impl Failure {
             6 => Self::Left(ip),
             7 => Self::NoRoom(ip),
             8 => Self::Switch(ip),
+            9 => Self::Unjoined(ip),
             _ => return None,
         })
     }

@@ -408,9 +408,15 @@ impl Group {
             let other = self.others_of().find(|member| waits(&self.others[*member as usize]));
             other.map(|member| self.ip(member))
         };
-        let silent = first(|other| other.create.is_none());
-        let silent = silent.or_else(|| first(|other| !other.joined).filter(|_| self.is_through_switch()));
-        silent.map_or(Failure::Switch(self.ip(0)), Failure::Silent)
+        let silent = first(|other| other.create.is_none()).map(Failure::Silent);
+        let unjoined = || first(|other| !other.joined).filter(|_| self.is_through_switch());
+        silent.or_else(|| unjoined().map(Failure::Unjoined)).unwrap_or(Failure::Switch(self.ip(0)))
+    }
+
+    /// Members that have not created it, as far as this node knows
+    pub(crate) fn lacking(&self) -> Vec<IpAddr> {
+        let lacking = self.others_of().filter(|member| self.others[*member as usize].create.is_none());
+        lacking.map(|member| self.ip(member)).collect()
     }
 
     /// Whether its own ends to the switch and from it stand, if there are any.

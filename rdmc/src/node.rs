@@ -34,6 +34,8 @@ pub enum Event {
         failure: Failure,
         /// The memory of messages that are not complete here
         unfinished: Vec<Memory>,
+        /// If it failed as its time was over: members that this node has not heard creating it
+        lacking: Vec<IpAddr>,
     },
     /// A node that was [called](Node::call) can be spoken to.
     Reached(IpAddr),

@@ -293,6 +293,25 @@ fn a_switch_that_is_not_there_is_named() {
     cluster.check().unwrap();
 }
 
+/// Two members that cannot reach each other accuse each other; nobody accuses a third.
+#[test]
+fn members_that_are_apart_are_named() {
+    for (a, b) in [(1, 3), (3, 4), (2, 4)] {
+        let hosts = [0, 1, 2, 3, 4];
+        let mut cluster = Cluster::new(&Setup { hosts: 5, apart: vec![(a, b)], ..Setup::default() });
+        cluster.create(&group(1, Algorithm::Pipeline, 1000), &hosts).unwrap();
+        assert!(cluster.settle(END, 1, &hosts));
+        for host in hosts {
+            let now = cluster.now(host, 1);
+            let Now::Failed(Failure::Silent(who) | Failure::Unjoined(who)) = now else {
+                panic!("{a} and {b} are apart; {host}: {now:?}");
+            };
+            assert!([ip(a), ip(b)].contains(&who), "{a} and {b} are apart; {host}: {now:?}");
+        }
+        cluster.check().unwrap();
+    }
+}
+
 /// The switch that copies stops and forgets everything: the group fails, and the next one is made without it.
 #[test]
 fn the_switch_crashes() {

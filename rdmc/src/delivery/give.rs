@@ -7,7 +7,7 @@ use crate::node::{Event, Node};
 use crate::schedule::Algorithm;
 use core::net::IpAddr;
 use rnic::{Access, Rnic};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use switch::Nanos;
 
@@ -139,6 +139,8 @@ pub struct Give {
     round: u32,
     receivers: BTreeMap<IpAddr, Receiver>,
     lost: Vec<(IpAddr, Lost)>,
+    /// Receivers that cannot reach each other, as they have said: (one, another)
+    apart: BTreeSet<(IpAddr, IpAddr)>,
     /// How many receivers were lost when the switch failed the last time
     switch_failed: Option<usize>,
     open: bool,
@@ -193,6 +195,7 @@ impl Give {
             round: 0,
             receivers,
             lost: Vec::new(),
+            apart: BTreeSet::new(),
             switch_failed: None,
             open: false,
             next: 0,
@@ -388,20 +391,20 @@ impl Give {
                 self.conclude();
             }
             Event::Closed(_) => {}
-            Event::Failed { group, failure, unfinished } => {
+            Event::Failed { group, failure, unfinished, lacking } => {
                 for memory in unfinished {
                     self.buffers.take(nic, memory);
                 }
                 // It is told here, and forgotten.
                 _ = self.node.destroy_group(group);
                 if group == self.round && self.stage == Stage::Sending {
-                    self.on_failed(nic, failure, now);
+                    self.on_failed(nic, failure, &lacking, now);
                 }
             }
         }
     }
 
-    fn on_failed(&mut self, nic: &mut Rnic, failure: Failure, now: Nanos) {
+    fn on_failed(&mut self, nic: &mut Rnic, failure: Failure, lacking: &[IpAddr], now: Nanos) {
         let ip = failure.member();
         // A switch ends the group when a receiver does not acknowledge. So it is asked once more, when those who are gone are
         // known to be.
@@ -411,16 +414,53 @@ impl Give {
             self.config.algorithm = Algorithm::Pipeline;
         }
         self.stage = Stage::Offering(now);
-        if self.receivers.contains_key(&ip) {
-            let why = match failure {
-                Failure::Gone(_) => Lost::Gone,
-                Failure::Silent(_) => Lost::Silent,
-                other => Lost::Failed(other),
-            };
-            self.lose(nic, ip, why, now);
+        let why = match failure {
+            // Others that have not come together say at the next offer whom they lack; the one that is named here may have
+            // been waited for in vain by somebody that nobody reaches.
+            Failure::Silent(_) | Failure::Unjoined(_) => {
+                let silent = lacking.iter().map(|ip| (*ip, Lost::Silent)).collect::<Vec<_>>();
+                return self.lose_all(nic, &silent, now);
+            }
+            Failure::Gone(_) => Lost::Gone,
+            other => Lost::Failed(other),
+        };
+        let lost = self.receivers.contains_key(&ip).then_some((ip, why));
+        self.lose_all(nic, lost.as_slice(), now);
+    }
+
+    /// Goes on without some, or ends if nobody is left.
+    fn lose_all(&mut self, nic: &mut Rnic, lost: &[(IpAddr, Lost)], now: Nanos) {
+        // All at once, so that there is one round more and not many.
+        for (ip, why) in lost {
+            if self.receivers.remove(ip).is_some() {
+                self.lost.push((*ip, *why));
+                self.node.hang_up(*ip);
+            }
+        }
+        if self.receivers.is_empty() {
+            self.end(Err(GiveError::Alone(self.lost.clone())));
         } else {
             self.offer(nic, now);
         }
+    }
+
+    /// Of receivers that cannot reach each other, as few as have to go for the others to: each time the one that most others
+    /// are apart from
+    fn apart(&self) -> Vec<(IpAddr, Lost)> {
+        let is_left = |ip: &IpAddr| self.receivers.contains_key(ip);
+        let mut apart = self.apart.clone();
+        apart.retain(|(one, other)| is_left(one) && is_left(other));
+        let mut lost = Vec::new();
+        while let Some((one, other)) = apart.first().copied() {
+            let of = |ip: IpAddr| move |pair: &&(IpAddr, IpAddr)| pair.0 == ip || pair.1 == ip;
+            let count = |ip: &IpAddr| apart.iter().filter(of(*ip)).count();
+            let all: BTreeSet<IpAddr> = apart.iter().flat_map(|(one, other)| [*one, *other]).collect();
+            let worst = all.into_iter().max_by_key(count).unwrap_or(other);
+            let from = apart.iter().find(of(worst)).map_or(one, |(a, b)| if *a == worst { *b } else { *a });
+            lost.push((worst, Lost::Apart(from)));
+            apart.retain(|pair| pair.0 != worst && pair.1 != worst);
+        }
+        lost
     }
 
     /// A receiver is no longer one.
@@ -460,6 +500,7 @@ impl Give {
         }
         self.round += 1;
         self.stage = Stage::Offering(now + self.config.patience);
+        self.apart.clear();
         (self.open, self.finished) = (false, false);
         let algorithm = ALGORITHMS.iter().position(|algorithm| *algorithm == self.config.algorithm);
         let name = self.config.name.as_bytes();
@@ -499,6 +540,7 @@ impl Give {
                     self.begin(nic, now);
                 }
             }
+            Note::Lacks { ip: other } => _ = self.apart.insert((ip.min(other), ip.max(other))),
             // Of an earlier round
             Note::Have { round, .. } if round < self.round => {}
             Note::Refuse(refusal) => self.lose(nic, ip, Lost::Refused(refusal), now),
@@ -520,6 +562,10 @@ impl Give {
         let Some(first) = have.collect::<Option<Vec<u64>>>().and_then(|all| all.into_iter().min()) else {
             return;
         };
+        let apart = self.apart();
+        if !apart.is_empty() {
+            return self.lose_all(nic, &apart, now);
+        }
         (self.next, self.stage, self.moved) = (first, Stage::Sending, now);
         for ip in self.receivers.keys() {
             self.node.tell(nic, *ip, Note::Start { round: self.round, first }.to_bytes());
@@ -560,18 +606,9 @@ impl Give {
                 self.end(Err(GiveError::Silent(silent)));
             }
             Stage::Offering(at) if at <= now => {
-                // All at once, so that there is one round more and not many.
                 let silent = late(|receiver| receiver.have.is_some());
-                for ip in &silent {
-                    self.receivers.remove(ip);
-                    self.lost.push((*ip, Lost::Silent));
-                    self.node.hang_up(*ip);
-                }
-                if self.receivers.is_empty() {
-                    self.end(Err(GiveError::Alone(self.lost.clone())));
-                } else {
-                    self.offer(nic, now);
-                }
+                let silent: Vec<_> = silent.into_iter().map(|ip| (ip, Lost::Silent)).collect();
+                self.lose_all(nic, &silent, now);
             }
             // Whom nothing comes from any more, though it is there
             Stage::Sending | Stage::Storing if stalls => {

@@ -7,7 +7,7 @@
 //! it has written before it says that it is done.
 //!
 //! ```text
-//! root       Name..., Offer, Members... -->   receiver: Have(segments)
+//! root       Name..., Offer, Members... -->   receiver: Lacks(whom it has not reached)..., Have(segments)
 //!            Start(first) -->                 both create the group of this round
 //!            segments, digest ==>             Written(segments)
 //!            group closed                     Stored, or Damaged
@@ -63,6 +63,9 @@ pub enum Lost {
     /// It is gone
     #[error("is gone")]
     Gone,
+    /// It and another receiver cannot reach each other
+    #[error("cannot reach {0}")]
+    Apart(IpAddr),
     /// It did not take it
     #[error("does not take it: {0}")]
     Refused(Refusal),

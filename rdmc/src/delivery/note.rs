@@ -22,6 +22,8 @@ pub(super) enum Note {
     Member { round: u32, place: u32, ip: IpAddr },
     /// A receiver: it has so many segments.
     Have { round: u32, segments: u64 },
+    /// A receiver: in the group before, it has not reached this one in time.
+    Lacks { ip: IpAddr },
     /// A receiver: it does not take it.
     Refuse(Refusal),
     /// The root: the group of this round begins with this segment.
@@ -56,6 +58,18 @@ fn u64_at(bytes: &Bytes, at: usize) -> u64 {
     bytes[at..].first_chunk().map_or(0, |part| u64::from_be_bytes(*part))
 }
 
+fn ip_at(bytes: &Bytes) -> Option<IpAddr> {
+    let ip: [u8; 16] = *bytes[16..].first_chunk()?;
+    Some(Ipv6Addr::from(ip).to_canonical())
+}
+
+fn octets(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) => ip.octets(),
+    }
+}
+
 impl Note {
     pub(super) fn to_bytes(self) -> Bytes {
         let mut bytes = [0; Node::NOTE];
@@ -77,11 +91,7 @@ impl Note {
                 put(0, &[3]);
                 put(4, &round.to_be_bytes());
                 put(8, &place.to_be_bytes());
-                let ip = match ip {
-                    IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-                    IpAddr::V6(ip) => ip,
-                };
-                put(16, &ip.octets());
+                put(16, &octets(ip));
             }
             Self::Have { round, segments } => {
                 put(0, &[4]);
@@ -100,6 +110,10 @@ impl Note {
             }
             Self::Stored => put(0, &[8]),
             Self::Damaged => put(0, &[9]),
+            Self::Lacks { ip } => {
+                put(0, &[10]);
+                put(16, &octets(ip));
+            }
         }
         bytes
     }
@@ -124,16 +138,14 @@ impl Note {
                 algorithm: bytes[1],
                 name_len: bytes[2],
             }),
-            3 => {
-                let ip: [u8; 16] = *bytes[16..].first_chunk()?;
-                Self::Member { round, place: u32_at(bytes, 8), ip: Ipv6Addr::from(ip).to_canonical() }
-            }
+            3 => Self::Member { round, place: u32_at(bytes, 8), ip: ip_at(bytes)? },
             4 => Self::Have { round, segments: u64_at(bytes, 8) },
             5 => Self::Refuse(*Refusal::ALL.get(usize::from(bytes[1]))?),
             6 => Self::Start { round, first: u64_at(bytes, 8) },
             7 => Self::Written { segments: u64_at(bytes, 8) },
             8 => Self::Stored,
             9 => Self::Damaged,
+            10 => Self::Lacks { ip: ip_at(bytes)? },
             _ => return None,
         })
     }
@@ -171,6 +183,7 @@ mod tests {
             Note::Written { segments: 77 },
             Note::Stored,
             Note::Damaged,
+            Note::Lacks { ip: "fd00::7".parse().unwrap() },
         ];
         for note in all.into_iter().chain(Refusal::ALL.map(Note::Refuse)) {
             assert_eq!(Note::from_bytes(&note.to_bytes()), Some(note));
@@ -179,9 +192,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn anything_may_come(bytes: [u8; 20], kind in 0_u8..12) {
+        fn anything_may_come(bytes: [u8; 32], kind in 0_u8..13) {
             let mut note = [0; Node::NOTE];
-            note[1..21].copy_from_slice(&bytes);
+            note[1..33].copy_from_slice(&bytes);
             note[0] = kind;
             if let Some(read) = Note::from_bytes(&note) {
                 prop_assert_eq!(Note::from_bytes(&read.to_bytes()), Some(read));

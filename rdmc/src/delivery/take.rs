@@ -98,6 +98,8 @@ pub struct Take {
     written: u64,
     queue: VecDeque<Vec<u8>>,
     digest: Option<[u8; DIGEST]>,
+    /// Who was not reached in the group before
+    lacks: Vec<IpAddr>,
     /// What shows that something goes on, and when it last did
     signs: u64,
     moved: Nanos,
@@ -125,6 +127,7 @@ impl Take {
             written: 0,
             queue: VecDeque::new(),
             digest: None,
+            lacks: Vec::new(),
             signs: 0,
             moved: Nanos::ZERO,
             shared: Arc::default(),
@@ -305,7 +308,8 @@ impl Take {
                     self.violation();
                 }
             }
-            Event::Failed { group, unfinished, .. } => {
+            Event::Failed { group, unfinished, lacking, .. } => {
+                self.lacks = lacking;
                 for memory in unfinished {
                     lock(&self.shared).buffers.take(nic, memory);
                 }
@@ -373,6 +377,9 @@ impl Take {
     fn tell_have(&mut self, nic: &mut Rnic, now: Nanos) {
         let Some(terms) = self.terms else { return };
         self.stage = Stage::Ready(now + self.config.patience);
+        for ip in core::mem::take(&mut self.lacks) {
+            self.tell(nic, Note::Lacks { ip });
+        }
         self.tell(nic, Note::Have { round: terms.round, segments: self.received });
     }
 

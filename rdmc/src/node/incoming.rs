@@ -258,6 +258,8 @@ impl Node {
     /// A group has failed: whoever can be told is told.
     pub(super) fn fail(&mut self, nic: &mut Rnic, number: u32, failure: Failure, now: Nanos) {
         let Some((group, unfinished)) = self.remove(nic, number, now) else { return };
+        let late = matches!(failure, Failure::Silent(_) | Failure::Unjoined(_) | Failure::Switch(_));
+        let lacking = if late { group.lacking() } else { Vec::new() };
         let members = &group.config.members;
         let message = Message::failed(&failure, members);
         for peer in members.iter().filter(|ip| **ip != self.config.address) {
@@ -268,7 +270,7 @@ impl Node {
             self.mesh.send(nic, *peer, number, message);
         }
         self.failed.insert(number, failure);
-        self.events.push_back(Event::Failed { group: number, failure, unfinished });
+        self.events.push_back(Event::Failed { group: number, failure, unfinished, lacking });
     }
 
     fn remove(&mut self, nic: &mut Rnic, number: u32, now: Nanos) -> Option<(Group, Vec<Memory>)> {

@@ -202,7 +202,7 @@ impl Member {
         let (group, next) = match event {
             Event::Open(group) => (group, Now::Open),
             Event::Closed(group) => (group, Now::Closed),
-            Event::Failed { group, failure, unfinished } => {
+            Event::Failed { group, failure, unfinished, .. } => {
                 for memory in unfinished {
                     free(nic, &mut seen, memory);
                 }

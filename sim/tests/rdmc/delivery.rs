@@ -219,6 +219,26 @@ fn a_switch_that_is_not_there_is_done_without() {
     assert_eq!((given.stored.len(), given.algorithm.clone()), (3, Algorithm::Pipeline), "{given:?}");
 }
 
+/// Receivers cannot reach each other: as few as possible are left out, and the others get it. One that nobody but the root
+/// reaches does not cost those who accuse it, nor those whom it accuses.
+#[test]
+fn receivers_that_are_apart_do_not_cost_others() {
+    let pair: (&[_], &[_]) = (&[(3, 4)], &[4]);
+    let lonely: (&[_], &[_]) = (&[(1, 5), (2, 5), (3, 5), (4, 5)], &[5]);
+    let first: (&[_], &[_]) = (&[(1, 2), (1, 3), (1, 4), (1, 5)], &[1]);
+    for (apart, left_out) in [pair, lonely, first] {
+        let setup = Setup { hosts: 6, apart: apart.to_vec(), ..Setup::default() };
+        let mut delivery = Delivery::new(&setup, 100_000, &[Habit::Sound; 5], |_| {}).unwrap();
+        let others: Vec<u16> = (1..=5).filter(|host| !left_out.contains(host)).collect();
+        assert!(delivery.settle(END, &others), "{apart:?}: {:?}", delivery.given());
+        let given = delivery.given().unwrap().as_ref().unwrap();
+        let lost: Vec<_> = given.lost.iter().map(|(ip, _)| *ip).collect();
+        assert_eq!(lost, left_out.iter().map(|host| ip(*host)).collect::<Vec<_>>(), "{apart:?}: {given:?}");
+        assert!(given.lost.iter().all(|(_, why)| matches!(why, Lost::Apart(_))), "{given:?}");
+        assert!(others.iter().all(|host| delivery.is_right(*host)), "{apart:?}");
+    }
+}
+
 #[test]
 fn a_switch_that_fails_is_done_without() {
     let setup = Setup { create_timeout: Nanos::from_secs(3), ..Setup::default() };
