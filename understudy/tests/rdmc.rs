@@ -187,7 +187,8 @@ fn what_cannot_be_is_refused_before_anything_begins() {
     let (file, empty) = (path("file", "some bytes"), path("empty", ""));
     let gone = folder.path().join("gone").to_str().unwrap().to_owned();
     let dir = folder.path().to_str().unwrap().to_owned();
-    let cases: [(&[&str], &str); 10] = [
+    let topology = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/onepipe/testbed.toml");
+    let cases: [(&[&str], &str); 12] = [
         (&["send", &gone, "--to", "10.0.0.2", "--on", &host], "No such file"),
         (&["send", &dir, "--to", "10.0.0.2", "--on", &host], "is no file"),
         (&["send", &empty, "--to", "10.0.0.2", "--on", &host], "the object is empty"),
@@ -197,6 +198,11 @@ fn what_cannot_be_is_refused_before_anything_begins() {
         (&["send", &file, "--to", "10.0.0.2", "--on", &host, "--block-bytes", "11"], "1 to 10 are possible"),
         (&["send", &file, "--to", "fd00::2", "--on", &host], "no address that speaks with"),
         (&["send", &file, "--to", "10.0.0.2", "--on", &host, "--algorithm", "in-network"], "--switch"),
+        (&["send", &file, "--to", "10.0.0.2", "--on", &host, "--algorithm", "hybrid"], "--topology"),
+        (
+            &["send", &file, "--to", "10.0.0.2", "--on", &host, "--algorithm", "hybrid", "--topology", topology],
+            "has no host with the address 10.0.0.1",
+        ),
         (&["receive", "--from", "10.0.0.1", "--into", &dir, "--on", &host], "own address"),
     ];
     for (arguments, what) in cases {

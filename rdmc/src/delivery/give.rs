@@ -1,10 +1,10 @@
 //! The root's side of a delivery.
 
-use super::note::{ALGORITHMS, NAME, Note, PART, Terms};
+use super::note::{NAME, Note, PART, Terms, number};
 use super::{Buffers, DIGEST, Lost, is_fatal, members};
 use crate::config::{CallError, Config, Failure, GroupConfig, Memory, StartError};
 use crate::node::{Event, Node};
-use crate::schedule::Algorithm;
+use crate::schedule::{Algorithm, Racks, Schedule, ScheduleError};
 use core::net::IpAddr;
 use rnic::{Access, Rnic};
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,8 +24,8 @@ pub struct GiveConfig {
     pub segment_bytes: u32,
     /// Bytes of a block
     pub block_bytes: u32,
-    /// How blocks get around; with a switch that fails twice although no receiver does, the binomial pipeline takes its place. Not the
-    /// hybrid
+    /// How blocks get around; with a switch that fails twice although no receiver does, the binomial pipeline takes its place. For the
+    /// hybrid, this node is node 0, and receivers follow in their order
     pub algorithm: Algorithm,
     /// Segments that the slowest receiver has not written, at most
     pub window: u32,
@@ -76,9 +76,9 @@ pub enum GiveError {
     /// A segment that has no block, or a window without a segment
     #[error("a segment has one block at least, and one segment at least is under way")]
     Segment,
-    /// Racks are not told to receivers
-    #[error("the hybrid algorithm is not for deliveries")]
-    Hybrid,
+    /// The racks are of other nodes
+    #[error(transparent)]
+    Racks(#[from] ScheduleError),
     /// The NIC has no room
     #[error(transparent)]
     Start(#[from] StartError),
@@ -138,6 +138,8 @@ pub struct Give {
     stage: Stage,
     round: u32,
     receivers: BTreeMap<IpAddr, Receiver>,
+    /// For the hybrid: everybody's rack
+    racks: BTreeMap<IpAddr, u32>,
     lost: Vec<(IpAddr, Lost)>,
     /// Receivers that cannot reach each other, as they have said: (one, another)
     apart: BTreeSet<(IpAddr, IpAddr)>,
@@ -185,15 +187,19 @@ impl Give {
         if config.segment_bytes < block || config.window == 0 {
             return Err(GiveError::Segment);
         }
-        if !ALGORITHMS.contains(&config.algorithm) {
-            return Err(GiveError::Hybrid);
-        }
+        Schedule::new(config.algorithm.clone(), config.receivers.len() as u32 + 1, 1)?;
+        let all = core::iter::once(&own).chain(&config.receivers).copied().zip(0..);
+        let racks = match &config.algorithm {
+            Algorithm::Hybrid(racks) => all.map(|(ip, node)| (ip, racks.rack(node))).collect(),
+            _ => BTreeMap::new(),
+        };
         Ok(Self {
             node: Node::new(node),
             own,
             stage: Stage::Over,
             round: 0,
             receivers,
+            racks,
             lost: Vec::new(),
             apart: BTreeSet::new(),
             switch_failed: None,
@@ -492,6 +498,10 @@ impl Give {
         }
     }
 
+    fn rack(&self, ip: IpAddr) -> u32 {
+        self.racks.get(&ip).copied().unwrap_or_default()
+    }
+
     /// Asks everybody who is left what they have, and tells them who they are.
     fn offer(&mut self, nic: &mut Rnic, now: Nanos) {
         let most = 2 * self.config.receivers.len() as u32 + 4;
@@ -502,16 +512,22 @@ impl Give {
         self.stage = Stage::Offering(now + self.config.patience);
         self.apart.clear();
         (self.open, self.finished) = (false, false);
-        let algorithm = ALGORITHMS.iter().position(|algorithm| *algorithm == self.config.algorithm);
         let name = self.config.name.as_bytes();
         let members = members(self.own, self.receivers.keys().copied());
+        // Those who are left
+        let racks: Vec<u32> = members.iter().map(|ip| self.rack(*ip)).collect();
+        if let Algorithm::Hybrid(of) = &mut self.config.algorithm
+            && let Ok(left) = Racks::new(&racks)
+        {
+            *of = left;
+        }
         let terms = Terms {
             round: self.round,
             members: members.len() as u32,
             len: self.config.len,
             segment: self.config.segment_bytes,
             block: self.config.block_bytes,
-            algorithm: algorithm.unwrap_or_default() as u8,
+            algorithm: number(&self.config.algorithm),
             name_len: name.len() as u8,
         };
         let parts = (0..).step_by(PART).zip(name.chunks(PART)).map(|(at, bytes)| {
@@ -519,8 +535,8 @@ impl Give {
             part[..bytes.len()].copy_from_slice(bytes);
             Note::Name { at, len: bytes.len() as u8, part }
         });
-        let places = (0..).zip(&members);
-        let places = places.map(|(place, ip)| Note::Member { round: terms.round, place, ip: *ip });
+        let places = (0..).zip(members.iter().zip(racks));
+        let places = places.map(|(place, (ip, rack))| Note::Member { round: terms.round, place, rack, ip: *ip });
         let notes: Vec<_> = parts.chain([Note::Offer(terms)]).chain(places).collect();
         for (ip, receiver) in &mut self.receivers {
             receiver.have = None;

@@ -2,6 +2,7 @@
 
 use super::Refusal;
 use crate::node::Node;
+use crate::schedule::{Algorithm, Racks};
 use core::net::{IpAddr, Ipv6Addr};
 
 type Bytes = [u8; Node::NOTE];
@@ -19,7 +20,7 @@ pub(super) enum Note {
     /// The root: an object is offered, and a group of so many members will bring it.
     Offer(Terms),
     /// The root: a member of that group
-    Member { round: u32, place: u32, ip: IpAddr },
+    Member { round: u32, place: u32, rack: u32, ip: IpAddr },
     /// A receiver: it has so many segments.
     Have { round: u32, segments: u64 },
     /// A receiver: in the group before, it has not reached this one in time.
@@ -87,10 +88,11 @@ impl Note {
                 put(16, &terms.block.to_be_bytes());
                 put(24, &terms.len.to_be_bytes());
             }
-            Self::Member { round, place, ip } => {
+            Self::Member { round, place, rack, ip } => {
                 put(0, &[3]);
                 put(4, &round.to_be_bytes());
                 put(8, &place.to_be_bytes());
+                put(12, &rack.to_be_bytes());
                 put(16, &octets(ip));
             }
             Self::Have { round, segments } => {
@@ -138,7 +140,7 @@ impl Note {
                 algorithm: bytes[1],
                 name_len: bytes[2],
             }),
-            3 => Self::Member { round, place: u32_at(bytes, 8), ip: ip_at(bytes)? },
+            3 => Self::Member { round, place: u32_at(bytes, 8), rack: u32_at(bytes, 12), ip: ip_at(bytes)? },
             4 => Self::Have { round, segments: u64_at(bytes, 8) },
             5 => Self::Refuse(*Refusal::ALL.get(usize::from(bytes[1]))?),
             6 => Self::Start { round, first: u64_at(bytes, 8) },
@@ -152,10 +154,21 @@ impl Note {
 }
 
 /// Algorithms by their numbers: those that need nothing but the members
-pub(super) const ALGORITHMS: [crate::Algorithm; 5] = {
-    use crate::Algorithm::{Chain, InNetwork, Pipeline, Sequential, Tree};
-    [Sequential, Chain, Tree, Pipeline, InNetwork]
-};
+const ALGORITHMS: [Algorithm; 5] =
+    [Algorithm::Sequential, Algorithm::Chain, Algorithm::Tree, Algorithm::Pipeline, Algorithm::InNetwork];
+
+/// The number of an algorithm. The hybrid's is the one behind the others.
+pub(super) fn number(algorithm: &Algorithm) -> u8 {
+    ALGORITHMS.iter().position(|other| other == algorithm).unwrap_or(ALGORITHMS.len()) as u8
+}
+
+/// The algorithm of a number, for members in these racks; `None` if there is none
+pub(super) fn algorithm(number: u8, racks: &[u32]) -> Option<Algorithm> {
+    match ALGORITHMS.get(usize::from(number)) {
+        None if usize::from(number) == ALGORITHMS.len() => Racks::new(racks).ok().map(Algorithm::Hybrid),
+        algorithm => algorithm.cloned(),
+    }
+}
 
 #[cfg(test)]
 mod tests {
@@ -176,8 +189,8 @@ mod tests {
         let all = [
             Note::Name { at: 224, len: 31, part: [7; PART] },
             Note::Offer(terms),
-            Note::Member { round: 1, place: 2, ip: [10, 0, 0, 1].into() },
-            Note::Member { round: 1, place: 2, ip: "fd00::7".parse().unwrap() },
+            Note::Member { round: 1, place: 2, rack: 0, ip: [10, 0, 0, 1].into() },
+            Note::Member { round: 1, place: 2, rack: 7, ip: "fd00::7".parse().unwrap() },
             Note::Have { round: 9, segments: u64::MAX },
             Note::Start { round: 9, first: 5 },
             Note::Written { segments: 77 },

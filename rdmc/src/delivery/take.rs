@@ -1,6 +1,6 @@
 //! A receiver's side of a delivery.
 
-use super::note::{ALGORITHMS, Note, Terms};
+use super::note::{Note, Terms, algorithm};
 use super::{Buffers, DIGEST, Refusal, is_fatal};
 use crate::config::{CallError, Config, GroupConfig, Memory, StartError};
 use crate::node::{Event, Node};
@@ -90,7 +90,8 @@ pub struct Take {
     stage: Stage,
     name: Vec<u8>,
     terms: Option<Terms>,
-    members: Vec<Option<IpAddr>>,
+    /// With their racks
+    members: Vec<Option<(IpAddr, u32)>>,
     accepted: bool,
     /// Segments that have come, in order, and what the next message of this round's group is
     received: u64,
@@ -334,7 +335,7 @@ impl Take {
             }
             Note::Name { .. } => {}
             Note::Offer(terms) => self.on_offer(nic, terms, now),
-            Note::Member { round, place, ip } => self.on_member(nic, round, place, ip, now),
+            Note::Member { round, place, rack, ip } => self.on_member(nic, (round, place), (ip, rack), now),
             Note::Start { round, first } => self.on_start(nic, round, first, now),
             _ => self.violation(),
         }
@@ -348,7 +349,7 @@ impl Take {
             && (1..=terms.segment).contains(&terms.block)
             && usize::from(terms.name_len) == self.name.len()
             && (2..=crate::Schedule::MAX_NODES).contains(&terms.members)
-            && usize::from(terms.algorithm) < ALGORITHMS.len();
+            && algorithm(terms.algorithm, &[0, 0]).is_some();
         if !same || !right {
             return self.violation();
         }
@@ -359,12 +360,12 @@ impl Take {
         self.members = vec![None; terms.members as usize];
     }
 
-    fn on_member(&mut self, nic: &mut Rnic, round: u32, place: u32, ip: IpAddr, now: Nanos) {
+    fn on_member(&mut self, nic: &mut Rnic, (round, place): (u32, u32), who: (IpAddr, u32), now: Nanos) {
         let known = self.terms.is_some_and(|terms| terms.round == round);
         let Some(member) = self.members.get_mut(place as usize).filter(|_| known) else {
             return self.violation();
         };
-        *member = Some(ip);
+        *member = Some(who);
         if self.members.iter().all(Option::is_some) && self.stage != Stage::Over {
             if self.accepted {
                 self.tell_have(nic, now);
@@ -389,11 +390,10 @@ impl Take {
         };
         let (Stage::Ready(_), Some(pd)) = (self.stage, self.node.pd()) else { return self.violation() };
         (self.stage, self.message, self.digest, self.moved) = (Stage::Receiving, first, None, now);
-        let group = GroupConfig {
-            algorithm: ALGORITHMS[usize::from(terms.algorithm)].clone(),
-            block_bytes: terms.block,
-            ..GroupConfig::new(round, self.members.iter().flatten().copied().collect())
-        };
+        let (members, racks): (Vec<_>, Vec<_>) = self.members.iter().flatten().copied().unzip();
+        let Some(algorithm) = algorithm(terms.algorithm, &racks) else { return self.violation() };
+        let group =
+            GroupConfig { algorithm, block_bytes: terms.block, ..GroupConfig::new(round, members) };
         let most = terms.segment.max(DIGEST as u32);
         let shared = Arc::clone(&self.shared);
         let incoming = move |nic: &mut Rnic, len: u32| {

@@ -49,11 +49,11 @@ fn what_cannot_be_is_refused() {
     assert_eq!(above.to_string(), "blocks of 50001 bytes of an object of 50000: 1 to 50000 are possible");
     assert_eq!(new(|give| give.segment_bytes = 2999), GiveError::Segment);
     assert_eq!(new(|give| give.window = 0), GiveError::Segment);
-    let racks = rdmc::Racks::new(&[1, 2, 2]).unwrap();
+    let racks = rdmc::Racks::new(&[1, 2, 2, 2]).unwrap();
     let hybrid = Delivery::new(&setup, 50_000, &[Habit::Sound; 2], |give| {
         give.algorithm = Algorithm::Hybrid(racks);
     });
-    assert_eq!(hybrid.unwrap_err(), GiveError::Hybrid);
+    assert_eq!(hybrid.unwrap_err().to_string(), "the racks are of 4 nodes, the group has 3");
 }
 
 #[test]
@@ -236,6 +236,30 @@ fn receivers_that_are_apart_do_not_cost_others() {
         assert_eq!(lost, left_out.iter().map(|host| ip(*host)).collect::<Vec<_>>(), "{apart:?}: {given:?}");
         assert!(given.lost.iter().all(|(_, why)| matches!(why, Lost::Apart(_))), "{given:?}");
         assert!(others.iter().all(|host| delivery.is_right(*host)), "{apart:?}");
+    }
+}
+
+/// Two racks, and a third one that a crash empties: those who are left go on by a hybrid of their racks.
+#[test]
+fn racks_are_told_to_receivers() {
+    for victim in [None, Some(3_u16), Some(6)] {
+        let setup = Setup { hosts: 7, ..Setup::default() };
+        let racks = rdmc::Racks::new(&["a", "a", "b", "b", "b", "a", "c"]).unwrap();
+        let mut delivery = Delivery::new(&setup, 1_200_000, &[Habit::Sound; 6], |give| {
+            give.algorithm = Algorithm::Hybrid(racks);
+        })
+        .unwrap();
+        if let Some(victim) = victim {
+            let node = delivery.hosts[usize::from(victim)];
+            delivery.world.schedule(Nanos::from_micros(150), Fault::Crash(node));
+        }
+        let others: Vec<u16> = (1..=6).filter(|host| Some(*host) != victim).collect();
+        assert!(delivery.settle(END, &others), "{victim:?}: {:?}", delivery.given());
+        let given = delivery.given().unwrap().as_ref().unwrap();
+        assert_eq!(given.stored.len(), others.len(), "{given:?}");
+        let Algorithm::Hybrid(left) = &given.algorithm else { panic!("{given:?}") };
+        assert_eq!(left.nodes(), others.len() + 1, "{given:?}");
+        assert!(others.iter().all(|host| delivery.is_right(*host)), "{victim:?}");
     }
 }
 

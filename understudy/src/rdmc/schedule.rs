@@ -64,6 +64,20 @@ pub(super) enum Kind {
     InNetwork,
 }
 
+impl Kind {
+    /// The algorithm; the hybrid's with its racks.
+    pub(super) fn algorithm<E>(self, racks: impl FnOnce() -> Result<Racks, E>) -> Result<Algorithm, E> {
+        Ok(match self {
+            Self::Sequential => Algorithm::Sequential,
+            Self::Chain => Algorithm::Chain,
+            Self::Tree => Algorithm::Tree,
+            Self::Pipeline => Algorithm::Pipeline,
+            Self::InNetwork => Algorithm::InNetwork,
+            Self::Hybrid => Algorithm::Hybrid(racks()?),
+        })
+    }
+}
+
 /// Nodes and steps that fit on a screen
 const MOST_NODES: u32 = 64;
 const MOST_STEPS: u64 = 24;
@@ -77,19 +91,12 @@ impl Args {
                 "--racks 4,4,4 says which nodes of a hybrid are in which rack, and is for that alone".into(),
             );
         }
-        Ok(match self.algorithm {
-            Kind::Sequential => Algorithm::Sequential,
-            Kind::Chain => Algorithm::Chain,
-            Kind::Tree => Algorithm::Tree,
-            Kind::Pipeline => Algorithm::Pipeline,
-            Kind::InNetwork => Algorithm::InNetwork,
-            Kind::Hybrid => {
-                let of = |(rack, nodes): (usize, &NonZeroU32)| {
-                    core::iter::repeat_n(rack, nodes.get().min(Schedule::MAX_NODES + 1) as usize)
-                };
-                let of: Vec<usize> = self.racks.iter().enumerate().flat_map(of).collect();
-                Algorithm::Hybrid(Racks::new(&of).map_err(|error| error.to_string())?)
-            }
+        self.algorithm.algorithm(|| {
+            let of = |(rack, nodes): (usize, &NonZeroU32)| {
+                core::iter::repeat_n(rack, nodes.get().min(Schedule::MAX_NODES + 1) as usize)
+            };
+            let of: Vec<usize> = self.racks.iter().enumerate().flat_map(of).collect();
+            Racks::new(&of).map_err(|error| error.to_string())
         })
     }
 

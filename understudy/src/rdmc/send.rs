@@ -1,11 +1,11 @@
 //! `understudy rdmc send`: a file to many hosts.
 
 use super::carry::{Ended, On, Shown, carry, failed, node};
-use super::schedule::several;
+use super::schedule::{Kind, several};
+use crate::config;
 use crate::output::print;
 use ::rdmc::delivery::{DIGEST, Give, GiveConfig, GiveError, Given};
-use ::rdmc::{Algorithm, Through, copied_at_once};
-use clap::ValueEnum;
+use ::rdmc::{Algorithm, Racks, Through, copied_at_once};
 use core::fmt::Write as _;
 use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::Ordering;
@@ -43,38 +43,15 @@ pub(crate) struct Args {
     /// Blocks that receivers have to have room for, and that are sent again at most after a failure
     #[arg(long, value_name = "BLOCKS", default_value_t = 16)]
     segment_blocks: u32,
+    /// For `--algorithm hybrid`: the network, as for `understudy plan`. Hosts at the same switch are a rack
+    #[arg(long, value_name = "TOPOLOGY.toml", required_if_eq("algorithm", "hybrid"))]
+    topology: Option<PathBuf>,
     /// The P4CE switch that copies, for `--algorithm in-network`
     #[arg(long, value_name = "IP:PORT", required_if_eq("algorithm", "in-network"))]
     switch: Option<SocketAddr>,
     /// Print what became of it as JSON
     #[arg(long)]
     json: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Kind {
-    /// The whole file to one after the other
-    Sequential,
-    /// Each receiver passes blocks on to the next
-    Chain,
-    /// Who has a segment sends it to somebody who has not
-    Tree,
-    /// A hypercube, in which all exchange blocks
-    Pipeline,
-    /// A P4CE switch copies what is sent once
-    InNetwork,
-}
-
-impl Kind {
-    const fn algorithm(self) -> Algorithm {
-        match self {
-            Self::Sequential => Algorithm::Sequential,
-            Self::Chain => Algorithm::Chain,
-            Self::Tree => Algorithm::Tree,
-            Self::Pipeline => Algorithm::Pipeline,
-            Self::InNetwork => Algorithm::InNetwork,
-        }
-    }
 }
 
 /// What is wanted of the file.
@@ -195,7 +172,21 @@ fn reader(file: &File, segment_bytes: u64, wanted: &Receiver<Wanted>, read: &Sen
 }
 
 impl Args {
-    fn config(&self, len: u64) -> Result<GiveConfig, Ended> {
+    /// The racks of this host and of receivers: by the switch that each is at first
+    fn racks(&self, own: IpAddr) -> Result<Racks, Ended> {
+        let path = self.topology.as_ref();
+        let path = path.ok_or_else(|| Ended::Wrong("the hybrid needs racks: --topology".into()))?;
+        let network = config::load_topology(path).map_err(|report| Ended::Config(Box::new(report)))?;
+        let rack = |ip: &IpAddr| {
+            let host = network.topology.hosts.iter().find(|host| host.address == *ip);
+            let switch = host.and_then(|host| host.switches.first());
+            switch.ok_or_else(|| Ended::Wrong(format!("{} has no host with the address {ip}", path.display())))
+        };
+        let racks = core::iter::once(&own).chain(&self.to).map(rack).collect::<Result<Vec<_>, _>>()?;
+        Racks::new(&racks).map_err(|error| Ended::Wrong(error.to_string()))
+    }
+
+    fn config(&self, len: u64, own: IpAddr) -> Result<GiveConfig, Ended> {
         let name = self.file.file_name().map(|name| name.to_string_lossy().into_owned());
         let name = name.ok_or_else(|| Ended::Wrong(format!("{} is no file", self.file.display())))?;
         let mut config = GiveConfig::new(self.to.clone(), name, len);
@@ -207,7 +198,7 @@ impl Args {
             .ok_or_else(|| {
                 Ended::Wrong("a segment has 1 GB at most: fewer --segment-blocks, or smaller blocks".into())
             })?;
-        config.algorithm = self.algorithm.algorithm();
+        config.algorithm = self.algorithm.algorithm(|| self.racks(own))?;
         config.patience = self.on.patience()?;
         Ok(config)
     }
@@ -220,13 +211,13 @@ impl Args {
             return Err(Ended::Wrong(format!("{} is no file", self.file.display())));
         }
         let len = about.len();
-        let config = self.config(len)?;
+        let first = self.to.first().copied().ok_or_else(|| Ended::Wrong("there are no receivers".into()))?;
+        let (runtime, host, own) = self.on.host(first)?;
+        let config = self.config(len, own)?;
         let times = self.to.len().div_ceil(copied_at_once(self.to.iter().all(IpAddr::is_ipv4)));
         if config.algorithm == Algorithm::InNetwork && times > 1 {
             eprintln!("{}", several(times, self.to.iter().all(IpAddr::is_ipv4)));
         }
-        let first = self.to.first().copied().ok_or_else(|| Ended::Wrong("there are no receivers".into()))?;
-        let (runtime, host, own) = self.on.host(first)?;
         let through = self.switch.map(|at| Through { address: at.ip(), port: at.port() });
         let node = ::rdmc::Config { through, ..node(own, config.patience) };
         let segment_bytes = config.segment_bytes.into();
