@@ -1,7 +1,7 @@
 //! The root's side of a delivery.
 
 use super::note::{NAME, Note, PART, Terms, number};
-use super::{Buffers, DIGEST, Lost, is_fatal, members};
+use super::{Buffers, DIGEST, Lost, Refusal, is_fatal, members};
 use crate::config::{CallError, Config, Failure, GroupConfig, Memory, StartError};
 use crate::node::{Event, Node};
 use crate::schedule::{Algorithm, Racks, Schedule, ScheduleError};
@@ -91,6 +91,9 @@ pub enum GiveError {
     /// No receiver is left
     #[error("no receiver is left")]
     Alone(Vec<(IpAddr, Lost)>),
+    /// It was stopped
+    #[error("it was stopped before every receiver had the object")]
+    Stopped,
     /// Groups fail again and again
     #[error("the group failed {0} times")]
     Rounds(u32),
@@ -293,6 +296,18 @@ impl Give {
             if is_fatal(&error) {
                 self.end(Err(error.into()));
             }
+        }
+    }
+
+    /// Gives it up. Receivers hear of it.
+    pub fn stop(&mut self, nic: &mut Rnic, now: Nanos) {
+        if self.stage != Stage::Over {
+            for ip in self.receivers.keys() {
+                self.node.tell(nic, *ip, Note::Stop.to_bytes());
+            }
+            // There may be no group at the time.
+            _ = self.node.abandon_group(nic, self.round, now);
+            self.end(Err(GiveError::Stopped));
         }
     }
 
@@ -559,6 +574,10 @@ impl Give {
             Note::Lacks { ip: other } => _ = self.apart.insert((ip.min(other), ip.max(other))),
             // Of an earlier round
             Note::Have { round, .. } if round < self.round => {}
+            // It may be started anew.
+            Note::Refuse(Refusal::Stopped) if matches!(self.stage, Stage::Calling(_)) => {
+                receiver.reached = false;
+            }
             Note::Refuse(refusal) => self.lose(nic, ip, Lost::Refused(refusal), now),
             Note::Written { segments: written } if written <= segments => {
                 receiver.written = receiver.written.max(written);

@@ -48,10 +48,14 @@ pub enum Refusal {
     /// It is parameters that it cannot make a group of
     #[error("it cannot make such a group")]
     Group,
+    /// It was stopped
+    #[error("it was stopped")]
+    Stopped,
 }
 
 impl Refusal {
-    const ALL: [Self; 5] = [Self::NoSpace, Self::Exists, Self::Name, Self::Write, Self::Group];
+    const ALL: [Self; 6] =
+        [Self::NoSpace, Self::Exists, Self::Name, Self::Write, Self::Group, Self::Stopped];
 }
 
 /// Why a receiver has not got the object.

@@ -29,6 +29,8 @@ pub(super) enum Note {
     Refuse(Refusal),
     /// The root: the group of this round begins with this segment.
     Start { round: u32, first: u64 },
+    /// The root: it gives up.
+    Stop,
     /// A receiver: it has written so many segments.
     Written { segments: u64 },
     /// A receiver: it has everything, and it is right.
@@ -112,6 +114,7 @@ impl Note {
             }
             Self::Stored => put(0, &[8]),
             Self::Damaged => put(0, &[9]),
+            Self::Stop => put(0, &[11]),
             Self::Lacks { ip } => {
                 put(0, &[10]);
                 put(16, &octets(ip));
@@ -147,6 +150,7 @@ impl Note {
             7 => Self::Written { segments: u64_at(bytes, 8) },
             8 => Self::Stored,
             9 => Self::Damaged,
+            11 => Self::Stop,
             10 => Self::Lacks { ip: ip_at(bytes)? },
             _ => return None,
         })
@@ -196,6 +200,7 @@ mod tests {
             Note::Written { segments: 77 },
             Note::Stored,
             Note::Damaged,
+            Note::Stop,
             Note::Lacks { ip: "fd00::7".parse().unwrap() },
         ];
         for note in all.into_iter().chain(Refusal::ALL.map(Note::Refuse)) {

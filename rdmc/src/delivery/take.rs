@@ -38,6 +38,9 @@ pub enum TakeError {
     /// It is there, and sends nothing
     #[error("{0} is there, and sends nothing any more")]
     Stuck(IpAddr),
+    /// It gave up
+    #[error("{0} has given up")]
+    Left(IpAddr),
     /// It was not taken
     #[error("it was not taken: {0}")]
     Refused(Refusal),
@@ -162,10 +165,14 @@ impl Take {
         }
     }
 
-    /// Does not take it, or not any more.
-    pub fn refuse(&mut self, nic: &mut Rnic, refusal: Refusal) {
+    /// Does not take it, or not any more. The root hears of it.
+    pub fn refuse(&mut self, nic: &mut Rnic, refusal: Refusal, now: Nanos) {
         if self.stage != Stage::Over {
             self.tell(nic, Note::Refuse(refusal));
+            if let Some(terms) = self.terms {
+                // There may be no group at the time.
+                _ = self.node.abandon_group(nic, terms.round, now);
+            }
             self.end(Err(TakeError::Refused(refusal)));
         }
     }
@@ -336,6 +343,9 @@ impl Take {
             Note::Name { .. } => {}
             Note::Offer(terms) => self.on_offer(nic, terms, now),
             Note::Member { round, place, rack, ip } => self.on_member(nic, (round, place), (ip, rack), now),
+            // With everything here, it is only to be compared.
+            Note::Stop if self.stage == Stage::Comparing => {}
+            Note::Stop => self.end(Err(TakeError::Left(self.config.from))),
             Note::Start { round, first } => self.on_start(nic, round, first, now),
             _ => self.violation(),
         }

@@ -87,7 +87,7 @@ impl Receiver {
         self.take.run(nic, now);
         if self.take.offered().is_some() {
             if self.habit == Habit::Full {
-                self.take.refuse(nic, Refusal::NoSpace);
+                self.take.refuse(nic, Refusal::NoSpace, now);
             } else {
                 self.take.accept(nic, now);
             }
@@ -251,6 +251,15 @@ impl Delivery {
             Courier::Root(root) => root.read,
             Courier::Receiver(_) => 0,
         }
+    }
+
+    /// The application of a host gives up.
+    pub fn stop(&mut self, host: u16) {
+        let node = self.hosts[usize::from(host)];
+        self.world.with::<Host<Courier>, _>(node, |host, now| match &mut host.app {
+            Courier::Root(root) => root.give.stop(&mut host.nic, now),
+            Courier::Receiver(receiver) => receiver.take.refuse(&mut host.nic, Refusal::Stopped, now),
+        });
     }
 
     /// The root reads so many segments, and then none.

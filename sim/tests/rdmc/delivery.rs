@@ -263,6 +263,36 @@ fn racks_are_told_to_receivers() {
     }
 }
 
+/// Who gives up says so: nobody has to wait for what would tell it otherwise.
+#[test]
+fn who_stops_is_heard() {
+    let soon = Nanos::from_millis(3);
+    for stops in [0, 2] {
+        for at in [10, 60, 200] {
+            let setup = Setup { hosts: 4, ..Setup::default() };
+            let mut delivery = Delivery::new(&setup, 1_200_000, &[Habit::Sound; 3], |_| {}).unwrap();
+            delivery.world.run_until(Nanos::from_micros(at));
+            delivery.stop(stops);
+            let context = format!("{stops} stops after {at} us");
+            if stops == 0 {
+                assert_eq!(delivery.given(), Some(&Err(GiveError::Stopped)), "{context}");
+                delivery.world.run_until(delivery.world.now() + soon);
+                for host in 1..=3 {
+                    // Who was not called yet waits.
+                    let taken = delivery.taken(host);
+                    let expected = if at > 10 { Some(&Err(TakeError::Left(ip(0)))) } else { taken };
+                    assert_eq!(taken, expected, "{context}: {host}");
+                }
+            } else if at > 10 {
+                assert!(delivery.settle(delivery.world.now() + soon, &[1, 2, 3]), "{context}");
+                let given = delivery.given().unwrap().as_ref().unwrap();
+                assert_eq!(given.lost, [(ip(2), Lost::Refused(Refusal::Stopped))], "{context}");
+                assert!([1, 3].iter().all(|host| delivery.is_right(*host)), "{context}");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_switch_that_fails_is_done_without() {
     let setup = Setup { create_timeout: Nanos::from_secs(3), ..Setup::default() };

@@ -5,7 +5,7 @@ use crate::host::HostConfig;
 use crate::run::{catch_signals, explain};
 use core::net::IpAddr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use dataplane::{Control, ControlOutput, Live, Mbuf, Passive, PortInfo, Runtime};
+use dataplane::{Control, ControlOutput, Live, Mbuf, Passive, PortInfo, Runtime, Stop};
 use indicatif::{ProgressBar, ProgressStyle};
 use miette::{MietteDiagnostic, Report};
 use rnic::{App, Rnic, Station};
@@ -74,13 +74,16 @@ pub(super) struct Shown<T> {
     pub(super) bytes: AtomicU64,
     pub(super) of: AtomicU64,
     pub(super) done: AtomicBool,
+    /// The user wants it to stop: the worker tells others, and is done
+    pub(super) stopping: AtomicBool,
     pub(super) outcome: Mutex<Option<T>>,
 }
 
 impl<T> Shown<T> {
     pub(super) fn new() -> Arc<Self> {
         let (bytes, of) = (AtomicU64::new(0), AtomicU64::new(0));
-        Arc::new(Self { bytes, of, done: AtomicBool::new(false), outcome: Mutex::new(None) })
+        let (done, stopping) = (AtomicBool::new(false), AtomicBool::new(false));
+        Arc::new(Self { bytes, of, done, stopping, outcome: Mutex::new(None) })
     }
 
     /// The first outcome is the one that counts.
@@ -89,10 +92,42 @@ impl<T> Shown<T> {
     }
 }
 
+/// When the worker of a transfer looks after what is not told by frames, and when it is done.
+#[derive(Default)]
+pub(super) struct Pace {
+    ran: Nanos,
+    over: Option<Nanos>,
+}
+
+impl Pace {
+    /// How often it looks whether something was read or written
+    const LOOK: Nanos = Nanos::from_micros(100);
+    /// How often it looks whether it is to stop
+    const GLANCE: Nanos = Nanos::from_millis(20);
+    /// For how long it waits until others have heard how it ended
+    const LINGER: Nanos = Nanos::from_secs(2);
+
+    /// It ran.
+    pub(super) fn ran(&mut self, now: Nanos) {
+        self.ran = now;
+    }
+
+    /// It is over: whether there is nothing to wait for, as others have heard of it, or will not.
+    pub(super) fn is_done(&mut self, is_heard: bool, now: Nanos) -> bool {
+        is_heard || now.since(*self.over.get_or_insert(now)) > Self::LINGER
+    }
+
+    /// When it is to run again, if nothing comes; soon if something was given to be read or written
+    pub(super) fn next(&self, pending: bool) -> Nanos {
+        self.ran + if pending || self.over.is_some() { Self::LOOK } else { Self::GLANCE }
+    }
+}
+
 /// The control plane: it shows how far it is, and ends when it is over.
 struct Watch<T> {
     shown: Arc<Shown<T>>,
     bar: ProgressBar,
+    signals: Stop,
 }
 
 impl<A: App, T: Send> Control<Station<A>> for Watch<T> {
@@ -110,6 +145,9 @@ impl<A: App, T: Send> Control<Station<A>> for Watch<T> {
     }
 
     fn on_tick(&mut self, _live: &Live<'_>, _out: &mut ControlOutput<'_, Station<A>>) -> bool {
+        if self.signals.flag().load(Ordering::Relaxed) {
+            self.shown.stopping.store(true, Ordering::Relaxed);
+        }
         self.bar.set_length(self.shown.of.load(Ordering::Relaxed));
         self.bar.set_position(self.shown.bytes.load(Ordering::Relaxed));
         !self.shown.done.load(Ordering::Relaxed)
@@ -155,7 +193,7 @@ pub(super) fn node(own: IpAddr, patience: Nanos) -> ::rdmc::Config {
     }
 }
 
-/// Runs an application on a host until it is done: what became of it; `None` if it was stopped.
+/// Runs an application on a host until it is done: what became of it. A signal stops the application, which tells others.
 pub(super) fn carry<A: App, T: Send + 'static>(
     runtime: dataplane::Config,
     host: &HostConfig,
@@ -163,7 +201,7 @@ pub(super) fn carry<A: App, T: Send + 'static>(
     shown: &Arc<Shown<T>>,
     verb: &str,
 ) -> Result<Option<T>, Report> {
-    let stop = catch_signals()?;
+    let signals = catch_signals()?;
     let mut runtime = Runtime::start(runtime).map_err(|error| explain(&error))?;
     let mac = runtime.ports().next().map_or([0; 6], |port| port.mac);
     let station = Station::new(Rnic::new(host.nic(mac)), app);
@@ -173,8 +211,8 @@ pub(super) fn carry<A: App, T: Send + 'static>(
         bar.set_style(style);
     }
     bar.enable_steady_tick(Duration::from_millis(200));
-    let mut watch = Watch { shown: Arc::clone(shown), bar: bar.clone() };
-    runtime.run(vec![station], &mut watch, &stop);
+    let mut watch = Watch { shown: Arc::clone(shown), bar: bar.clone(), signals };
+    runtime.run(vec![station], &mut watch, &Stop::new());
     bar.finish_and_clear();
     drop(runtime);
     Ok(shown.outcome.lock().unwrap_or_else(PoisonError::into_inner).take())

@@ -1,6 +1,6 @@
 //! `understudy rdmc receive`: a file from `understudy rdmc send`.
 
-use super::carry::{Ended, On, Shown, carry, failed, node};
+use super::carry::{Ended, On, Pace, Shown, carry, failed, node};
 use super::send::hex;
 use crate::output::print;
 use ::rdmc::delivery::{DIGEST, Offer, Refusal, Take, TakeConfig, TakeError};
@@ -58,11 +58,6 @@ enum Wrong {
 
 type Outcome = Result<(PathBuf, u64, [u8; DIGEST]), Wrong>;
 
-/// How often the worker looks whether something was written
-const LOOK: Nanos = Nanos::from_micros(100);
-/// For how long it waits until others have heard how it ended
-const LINGER: Nanos = Nanos::from_secs(2);
-
 struct Taker {
     take: Take,
     disk: Sender<ToDisk>,
@@ -72,8 +67,7 @@ struct Taker {
     begun: bool,
     compared: bool,
     segment_bytes: u64,
-    ran: Nanos,
-    over: Option<Nanos>,
+    pace: Pace,
     stored: Option<(PathBuf, u64, [u8; DIGEST])>,
     digest: [u8; DIGEST],
     shown: Arc<Shown<Outcome>>,
@@ -104,7 +98,7 @@ impl Taker {
             Done::Differs => self.take.compared(nic, false),
             Done::Failed(refusal, what) => {
                 self.shown.end(Err(Wrong::File(what)));
-                self.take.refuse(nic, refusal);
+                self.take.refuse(nic, refusal, now);
             }
         }
     }
@@ -119,8 +113,12 @@ impl App for Taker {
     }
 
     fn run(&mut self, nic: &mut Rnic, now: Nanos) {
-        self.ran = now;
+        self.pace.ran(now);
         self.take.run(nic, now);
+        if self.shown.stopping.load(Ordering::Relaxed) {
+            self.shown.end(Err(Wrong::File("it was stopped before the file had come".into())));
+            self.take.refuse(nic, Refusal::Stopped, now);
+        }
         while let Ok(done) = self.done.try_recv() {
             self.on_done(nic, done, now);
             self.take.run(nic, now);
@@ -148,16 +146,15 @@ impl App for Taker {
             if let Some(outcome) = outcome {
                 self.shown.end(outcome);
             }
-            let over = *self.over.get_or_insert(now);
-            if self.take.is_heard() || now.since(over) > LINGER {
+            if self.pace.is_done(self.take.is_heard(), now) {
                 self.shown.done.store(true, Ordering::Relaxed);
             }
         }
     }
 
     fn next_timer(&self) -> Option<Nanos> {
-        let look = (self.pending > 0 || self.over.is_some()).then_some(self.ran + LOOK);
-        [self.take.next_timer(), look].into_iter().flatten().min()
+        let look = self.pace.next(self.pending > 0);
+        Some(self.take.next_timer().map_or(look, |at| at.min(look)))
     }
 }
 
@@ -280,8 +277,7 @@ impl Args {
             begun: false,
             compared: false,
             segment_bytes: 0,
-            ran: Nanos::ZERO,
-            over: None,
+            pace: Pace::default(),
             stored: None,
             digest: [0; DIGEST],
             shown: Arc::clone(&shown),

@@ -1,6 +1,6 @@
 //! `understudy rdmc send`: a file to many hosts.
 
-use super::carry::{Ended, On, Shown, carry, failed, node};
+use super::carry::{Ended, On, Pace, Shown, carry, failed, node};
 use super::schedule::{Kind, several};
 use crate::config;
 use crate::output::print;
@@ -75,23 +75,17 @@ enum Wrong {
 
 type Outcome = Result<Given, Wrong>;
 
-/// How often the worker looks whether something was read
-const LOOK: Nanos = Nanos::from_micros(100);
-/// For how long it waits until others have heard how it ended
-const LINGER: Nanos = Nanos::from_secs(2);
-
 struct Giver {
     give: Give,
     wanted: Sender<Wanted>,
     read: Receiver<Read>,
     asked: bool,
-    ran: Nanos,
-    over: Option<Nanos>,
+    pace: Pace,
     shown: Arc<Shown<Outcome>>,
 }
 
 impl Giver {
-    fn on_read(&mut self, nic: &mut Rnic, read: Read) {
+    fn on_read(&mut self, nic: &mut Rnic, read: Read, now: Nanos) {
         self.asked = false;
         match read {
             // After a failure it may be another one that is wanted by now.
@@ -100,7 +94,7 @@ impl Giver {
             Read::Digest(digest) => self.give.finish(nic, digest),
             Read::Failed(what) => {
                 self.shown.end(Err(Wrong::File(what)));
-                self.shown.done.store(true, Ordering::Relaxed);
+                self.give.stop(nic, now);
             }
         }
     }
@@ -115,10 +109,13 @@ impl App for Giver {
     }
 
     fn run(&mut self, nic: &mut Rnic, now: Nanos) {
-        self.ran = now;
+        self.pace.ran(now);
         self.give.run(nic, now);
+        if self.shown.stopping.load(Ordering::Relaxed) {
+            self.give.stop(nic, now);
+        }
         while let Ok(read) = self.read.try_recv() {
-            self.on_read(nic, read);
+            self.on_read(nic, read, now);
             self.give.run(nic, now);
         }
         if !self.asked {
@@ -131,16 +128,15 @@ impl App for Giver {
         self.shown.bytes.store(of * self.give.written() / segments.max(1), Ordering::Relaxed);
         if let Some(outcome) = self.give.outcome() {
             self.shown.end(outcome.clone().map_err(Wrong::Given));
-            let over = *self.over.get_or_insert(now);
-            if self.give.is_heard() || now.since(over) > LINGER {
+            if self.pace.is_done(self.give.is_heard(), now) {
                 self.shown.done.store(true, Ordering::Relaxed);
             }
         }
     }
 
     fn next_timer(&self) -> Option<Nanos> {
-        let look = (self.asked || self.over.is_some()).then_some(self.ran + LOOK);
-        [self.give.next_timer(), look].into_iter().flatten().min()
+        let look = self.pace.next(self.asked);
+        Some(self.give.next_timer().map_or(look, |at| at.min(look)))
     }
 }
 
@@ -231,8 +227,7 @@ impl Args {
             wanted,
             read,
             asked: false,
-            ran: Nanos::ZERO,
-            over: None,
+            pace: Pace::default(),
             shown: Arc::clone(&shown),
         };
         let began = crate::run::now();
