@@ -9,6 +9,7 @@ mod environment;
 mod seeds;
 
 use rdmc::{Algorithm, CallError, Failure, GroupConfig, Racks};
+use sim::Link;
 use sim::rdmc::{Cluster, Now, Setup, ip};
 use switch::Nanos;
 
@@ -247,35 +248,29 @@ fn members_behind_a_switch_that_copies_crash_at_every_step() {
     crash_at_every_step(&Algorithm::InNetwork, 29);
 }
 
-/// A link is cut for a while, at every moment of messages of one block and of more: a later message never overtakes an
-/// earlier one, though the two come from different members where two nodes share a vertex of the pipeline.
+/// A host behind a slow link passes its part of a short message on late, when others are through with it: a later message
+/// never overtakes an earlier one, though the two come from different members where two nodes share a vertex of the pipeline.
 #[test]
-fn messages_keep_their_order_behind_a_cut() {
-    for n in [6_u16, 7] {
+fn messages_keep_their_order_behind_a_slow_link() {
+    for n in [6, 7, 10, 13] {
         let hosts: Vec<u16> = (0..n).collect();
-        for cut in 1..n {
-            for moment in 0..40_u64 {
-                let mut cluster = Cluster::new(&Setup { hosts: n, ..Setup::default() });
-                cluster.create(&group(1, Algorithm::Pipeline, 3000), &hosts).unwrap();
-                let opens = |cluster: &Cluster| hosts.iter().all(|host| cluster.now(*host, 1) == Now::Open);
-                assert!(cluster.run_while(END, |cluster| !opens(cluster)));
-                let lens = [1, 6000, 1, 2, 9000];
-                for len in lens {
-                    cluster.send(0, 1, len).unwrap();
-                }
-                cluster.destroy(1, &hosts);
-                let at = cluster.world.now() + Nanos(moment * 400);
-                let link = cluster.world.links().nth(cut.into()).into_iter().collect::<Vec<_>>();
-                cluster.world.schedule(at, sim::Fault::Cut(link.clone()));
-                cluster.world.schedule(at + Nanos::from_millis(3), sim::Fault::Heal(link));
-                assert!(cluster.settle(END, 1, &hosts));
-                for host in &hosts {
-                    let context = format!("{host} of {n}, {cut} is cut off at {at:?}");
-                    assert_eq!(cluster.now(*host, 1), Now::Closed, "{context}");
-                    assert_eq!(cluster.member(*host).seen().complete[&1], lens, "{context}");
-                }
-                cluster.check().unwrap();
+        for slow in 1..n {
+            let link = Link { rate_bps: 20_000_000, ..Link::default() };
+            let mut cluster =
+                Cluster::new(&Setup { hosts: n, links: vec![(slow, link)], ..Setup::default() });
+            cluster.create(&group(1, Algorithm::Pipeline, 300), &hosts).unwrap();
+            let lens = [1, 600, 1, 2, 900, 3];
+            for len in lens {
+                cluster.send(0, 1, len).unwrap();
             }
+            cluster.destroy(1, &hosts);
+            assert!(cluster.settle(END, 1, &hosts));
+            for host in &hosts {
+                let context = format!("{host} of {n}, {slow} is slow");
+                assert_eq!(cluster.now(*host, 1), Now::Closed, "{context}");
+                assert_eq!(cluster.member(*host).seen().complete[&1], lens, "{context}");
+            }
+            cluster.check().unwrap();
         }
     }
 }
