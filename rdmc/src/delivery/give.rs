@@ -1,7 +1,7 @@
 //! The root's side of a delivery.
 
 use super::note::{NAME, Note, PART, Terms, number};
-use super::{Buffers, DIGEST, Lost, Refusal, is_fatal, members};
+use super::{Buffers, DIGEST, Lost, Refusal, is_fatal};
 use crate::config::{CallError, Config, Failure, GroupConfig, Memory, StartError};
 use crate::node::{Event, Node};
 use crate::schedule::{Algorithm, Racks, Schedule, ScheduleError};
@@ -152,6 +152,8 @@ pub struct Give {
     /// The next segment to be sent
     next: u64,
     finished: bool,
+    /// The digest was given, in this round or in one before
+    told_digest: bool,
     /// What shows that something goes on, and when it last did
     signs: u64,
     moved: Nanos,
@@ -209,6 +211,7 @@ impl Give {
             open: false,
             next: 0,
             finished: false,
+            told_digest: false,
             signs: 0,
             moved: Nanos::ZERO,
             buffers: Buffers::default(),
@@ -244,12 +247,22 @@ impl Give {
 
     /// Segments that every receiver has written
     pub fn written(&self) -> u64 {
-        self.receivers.values().map(|receiver| receiver.written).min().unwrap_or(0)
+        self.rest().map(|(_, receiver)| receiver.written).min().unwrap_or(self.segments())
     }
 
     /// Receivers that are left
     pub fn receivers(&self) -> usize {
         self.receivers.len()
+    }
+
+    /// Who has not got it yet
+    fn rest(&self) -> impl Iterator<Item = (IpAddr, &Receiver)> {
+        self.receivers.iter().filter(|(_, receiver)| !receiver.stored).map(|(ip, receiver)| (*ip, receiver))
+    }
+
+    /// The members of this round's group
+    fn members(&self) -> Vec<IpAddr> {
+        core::iter::once(self.own).chain(self.rest().map(|(ip, _)| ip)).collect()
     }
 
     /// The segment that is wanted next: [`give`](Self::give) it. After a failure it may be one that was given before.
@@ -278,7 +291,7 @@ impl Give {
     /// Gives the digest of the whole object.
     pub fn finish(&mut self, nic: &mut Rnic, digest: [u8; DIGEST]) {
         if self.wants_digest() {
-            self.finished = true;
+            (self.finished, self.told_digest) = (true, true);
             self.send(nic, digest.to_vec());
             // It cannot be refused: the group is there, or has failed, which is told.
             _ = self.node.destroy_group(self.round);
@@ -364,9 +377,9 @@ impl Give {
     fn holds_up(&self, receiver: &Receiver) -> bool {
         match self.stage {
             Stage::Sending if self.next < self.segments() => {
-                receiver.written + u64::from(self.config.window) <= self.next
+                !receiver.stored && receiver.written + u64::from(self.config.window) <= self.next
             }
-            Stage::Sending => receiver.written < self.segments(),
+            Stage::Sending => receiver.written < self.segments() && !receiver.stored,
             Stage::Storing => !receiver.stored,
             _ => false,
         }
@@ -458,8 +471,15 @@ impl Give {
                 self.node.hang_up(*ip);
             }
         }
+        self.go_on(nic, now);
+    }
+
+    /// Begins another round, if there is anybody left for it.
+    fn go_on(&mut self, nic: &mut Rnic, now: Nanos) {
         if self.receivers.is_empty() {
             self.end(Err(GiveError::Alone(self.lost.clone())));
+        } else if self.rest().next().is_none() {
+            self.conclude();
         } else {
             self.offer(nic, now);
         }
@@ -498,7 +518,7 @@ impl Give {
         }
         match self.stage {
             Stage::Calling(_) => self.offer_if_all_are_reached(nic, now),
-            Stage::Offering(_) => self.offer(nic, now),
+            Stage::Offering(_) => self.go_on(nic, now),
             // That its group fails is told by itself; if it is no member, it does not matter.
             Stage::Sending => _ = self.node.abandon_group(nic, self.round, now),
             Stage::Storing => self.conclude(),
@@ -528,7 +548,7 @@ impl Give {
         self.apart.clear();
         (self.open, self.finished) = (false, false);
         let name = self.config.name.as_bytes();
-        let members = members(self.own, self.receivers.keys().copied());
+        let members = self.members();
         // Those who are left
         let racks: Vec<u32> = members.iter().map(|ip| self.rack(*ip)).collect();
         if let Algorithm::Hybrid(of) = &mut self.config.algorithm
@@ -553,7 +573,7 @@ impl Give {
         let places = (0..).zip(members.iter().zip(racks));
         let places = places.map(|(place, (ip, rack))| Note::Member { round: terms.round, place, rack, ip: *ip });
         let notes: Vec<_> = parts.chain([Note::Offer(terms)]).chain(places).collect();
-        for (ip, receiver) in &mut self.receivers {
+        for (ip, receiver) in self.receivers.iter_mut().filter(|(_, receiver)| !receiver.stored) {
             receiver.have = None;
             for note in &notes {
                 self.node.tell(nic, *ip, note.to_bytes());
@@ -581,10 +601,18 @@ impl Give {
             Note::Refuse(refusal) => self.lose(nic, ip, Lost::Refused(refusal), now),
             Note::Written { segments: written } if written <= segments => {
                 receiver.written = receiver.written.max(written);
+                // Who has everything answers an offer when it has compared it.
+                if let Stage::Offering(at) = &mut self.stage {
+                    *at = now + self.config.patience;
+                }
             }
-            Note::Stored if matches!(self.stage, Stage::Sending | Stage::Storing) => {
+            Note::Stored if self.told_digest => {
                 receiver.stored = true;
-                self.conclude();
+                match self.stage {
+                    // It stands among the members that were told.
+                    Stage::Offering(_) => self.go_on(nic, now),
+                    _ => self.conclude(),
+                }
             }
             Note::Damaged => self.lose(nic, ip, Lost::Damaged, now),
             _ => self.lose(nic, ip, Lost::Failed(Failure::Violation(ip)), now),
@@ -593,7 +621,7 @@ impl Give {
 
     /// Goes on where the one goes on that has least, if all have said what they have.
     fn begin(&mut self, nic: &mut Rnic, now: Nanos) {
-        let have = self.receivers.values().map(|receiver| receiver.have);
+        let have = self.rest().map(|(_, receiver)| receiver.have);
         let Some(first) = have.collect::<Option<Vec<u64>>>().and_then(|all| all.into_iter().min()) else {
             return;
         };
@@ -602,13 +630,13 @@ impl Give {
             return self.lose_all(nic, &apart, now);
         }
         (self.next, self.stage, self.moved) = (first, Stage::Sending, now);
-        for ip in self.receivers.keys() {
+        for ip in &self.members()[1..] {
             self.node.tell(nic, *ip, Note::Start { round: self.round, first }.to_bytes());
         }
         let group = GroupConfig {
             algorithm: self.config.algorithm.clone(),
             block_bytes: self.config.block_bytes,
-            ..GroupConfig::new(self.round, members(self.own, self.receivers.keys().copied()))
+            ..GroupConfig::new(self.round, self.members())
         };
         let complete = Arc::clone(&self.complete);
         let done = move |_: &mut Rnic, memory: Memory, _: u32| {
@@ -623,7 +651,7 @@ impl Give {
     /// Ends it when everybody who is left has said that it is stored.
     fn conclude(&mut self) {
         let all = self.receivers.values().all(|receiver| receiver.stored);
-        if all && self.stage == Stage::Storing {
+        if all && matches!(self.stage, Stage::Offering(_) | Stage::Storing) {
             let stored = self.receivers.keys().copied().collect();
             let algorithm = self.config.algorithm.clone();
             self.end(Ok(Given { stored, lost: self.lost.clone(), rounds: self.round, algorithm }));
@@ -641,7 +669,7 @@ impl Give {
                 self.end(Err(GiveError::Silent(silent)));
             }
             Stage::Offering(at) if at <= now => {
-                let silent = late(|receiver| receiver.have.is_some());
+                let silent = late(|receiver| receiver.have.is_some() || receiver.stored);
                 let silent: Vec<_> = silent.into_iter().map(|ip| (ip, Lost::Silent)).collect();
                 self.lose_all(nic, &silent, now);
             }

@@ -113,8 +113,3 @@ impl Buffers {
         buffer.and_then(|buffer| nic.free(buffer).ok()).unwrap_or_default()
     }
 }
-
-/// The members of a round's group
-fn members(root: IpAddr, receivers: impl Iterator<Item = IpAddr>) -> Vec<IpAddr> {
-    core::iter::once(root).chain(receivers).collect()
-}

@@ -245,6 +245,10 @@ impl Take {
         }
     }
 
+    fn is_all_here(&self) -> bool {
+        self.terms.is_some_and(|terms| Self::segments(&terms) == self.received) && self.digest.is_some()
+    }
+
     /// Whether everything that has come is written, so that it is the root's turn.
     fn waits_for_root(&self) -> bool {
         self.written == self.received
@@ -308,9 +312,8 @@ impl Take {
             }
             Event::Reached(_) | Event::Lost(_) | Event::Open(_) => {}
             Event::Closed(group) => {
-                let here = self.terms.filter(|terms| terms.round == group && self.stage == Stage::Receiving);
-                if here.is_some_and(|terms| Self::segments(&terms) == self.received) && self.digest.is_some()
-                {
+                let round = self.terms.map(|terms| terms.round);
+                if round == Some(group) && self.stage == Stage::Receiving && self.is_all_here() {
                     self.stage = Stage::Comparing;
                 } else {
                     self.violation();
@@ -324,13 +327,19 @@ impl Take {
                 // It is told here, and forgotten.
                 _ = self.node.destroy_group(group);
                 if self.stage == Stage::Receiving {
-                    self.stage = Stage::Waiting(now + self.config.patience);
+                    // With everything here, it is only to be compared, whatever becomes of others.
+                    let waiting = Stage::Waiting(now + self.config.patience);
+                    self.stage = if self.is_all_here() { Stage::Comparing } else { waiting };
                 }
             }
         }
     }
 
     fn on_note(&mut self, nic: &mut Rnic, note: Note, now: Nanos) {
+        if self.stage == Stage::Comparing {
+            // It has everything, and says soon how that is; another round is others'.
+            return;
+        }
         match note {
             Note::Name { at, len, part } if !self.accepted => {
                 let (at, len) = (usize::from(at), usize::from(len));
@@ -343,8 +352,6 @@ impl Take {
             Note::Name { .. } => {}
             Note::Offer(terms) => self.on_offer(nic, terms, now),
             Note::Member { round, place, rack, ip } => self.on_member(nic, (round, place), (ip, rack), now),
-            // With everything here, it is only to be compared.
-            Note::Stop if self.stage == Stage::Comparing => {}
             Note::Stop => self.end(Err(TakeError::Left(self.config.from))),
             Note::Start { round, first } => self.on_start(nic, round, first, now),
             _ => self.violation(),
