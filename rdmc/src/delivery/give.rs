@@ -587,7 +587,7 @@ impl Give {
         match note {
             Note::Have { round, segments: have } if round == self.round && have <= segments => {
                 if matches!(self.stage, Stage::Offering(_)) {
-                    (receiver.have, receiver.written) = (Some(have), have);
+                    receiver.have = Some(have);
                     self.begin(nic, now);
                 }
             }
