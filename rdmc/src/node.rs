@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use switch::{Chance, Nanos};
 
 const COMPLETIONS: usize = 1 << 16;
-/// Groups that others have created and this node has not (yet), from each of them
+/// Groups that another node has created and this one has not (yet)
 const MAX_AHEAD: usize = 4096;
 
 /// What happened to a group.
@@ -56,7 +56,7 @@ pub struct Counters {
     pub messages: u64,
     /// Messages between nodes that were none
     pub malformed: u64,
-    /// Groups created by others that were forgotten, as there were too many
+    /// Groups that one other node has created and that were forgotten, as there were too many
     pub forgotten: u64,
 }
 
@@ -64,8 +64,8 @@ pub struct Counters {
 #[derive(Clone, Copy, Debug)]
 struct Ahead {
     create: Create,
-    /// That member says that it has failed.
-    failed: Option<(u32, u32)>,
+    /// That member says that it has failed: how, and when this is forgotten
+    failed: Option<(u32, u32, Nanos)>,
 }
 
 /// A node. It does no I/O: [`run`](Self::run) is to be called when something came in at its NIC, when the time of
@@ -78,7 +78,8 @@ pub struct Node {
     groups: BTreeMap<u32, Group>,
     /// Failed, and not destroyed
     failed: BTreeMap<u32, Failure>,
-    ahead: BTreeMap<(u32, IpAddr), Ahead>,
+    /// By node and group
+    ahead: BTreeMap<IpAddr, BTreeMap<u32, Ahead>>,
     /// Nodes that are spoken to beside groups
     called: BTreeSet<IpAddr>,
     /// Connections with switches
@@ -88,7 +89,7 @@ pub struct Node {
     /// Groups that wait for others to say that they are ready: if it is one member's word, which, and what it has to say. A
     /// WRITE completes nothing where it is executed, so these are looked at whenever something came in.
     waiting: BTreeMap<u32, Option<(u32, Need)>>,
-    /// No group is late before
+    /// No group is late before, and nothing is forgotten
     deadline: Option<Nanos>,
     events: VecDeque<Event>,
     counters: Counters,
@@ -207,9 +208,10 @@ impl Node {
         self.groups.insert(number, group);
         self.due.insert(number);
         for peer in peers {
-            if let Some(Ahead { create, failed }) = self.ahead.remove(&(number, peer)) {
+            let ahead = self.ahead.get_mut(&peer).and_then(|ahead| ahead.remove(&number));
+            if let Some(Ahead { create, failed }) = ahead {
                 self.on_message(nic, peer, number, Message::Create(create), now);
-                if let Some((code, member)) = failed {
+                if let Some((code, member, _)) = failed {
                     self.on_message(nic, peer, number, Message::Failed { code, member }, now);
                 }
             }

@@ -307,6 +307,22 @@ fn members_that_are_apart_are_named() {
     }
 }
 
+/// A group that another member gave up long ago does not make the next one of its number fail.
+#[test]
+fn what_failed_long_ago_is_forgotten() {
+    let mut cluster = Cluster::new(&Setup { hosts: 2, ..Setup::default() });
+    let config = GroupConfig { members: vec![ip(0), ip(1)], ..group(1, Algorithm::Chain, 1000) };
+    cluster.with(0, |member, nic, now| member.create(nic, config.clone(), now)).unwrap();
+    assert!(cluster.settle(END, 1, &[0]));
+    cluster.world.run_until(cluster.world.now() + Nanos::from_millis(300));
+    for host in [1, 0] {
+        cluster.with(host, |member, nic, now| member.create(nic, config.clone(), now)).unwrap();
+        cluster.world.run_until(cluster.world.now() + Nanos::from_millis(20));
+    }
+    assert_eq!((cluster.now(0, 1), cluster.now(1, 1)), (Now::Open, Now::Open));
+    assert_eq!(cluster.member(1).counters().forgotten, 0);
+}
+
 /// The switch that copies stops and forgets everything: the group fails, and the next one is made without it.
 #[test]
 fn the_switch_crashes() {

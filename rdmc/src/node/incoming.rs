@@ -10,6 +10,7 @@ use core::net::IpAddr;
 use rnic::cm::Event as CmEvent;
 use rnic::{Completed, Completion, Rnic, Status};
 use rocev2::cm::RejReason;
+use std::collections::BTreeMap;
 use switch::Nanos;
 
 impl Node {
@@ -69,7 +70,7 @@ impl Node {
 
     /// A node is gone: with it all groups in which it has said something, and what it has said of others.
     fn on_lost(&mut self, nic: &mut Rnic, peer: IpAddr, now: Nanos) {
-        self.ahead.retain(|(_, from), _| *from != peer);
+        self.ahead.remove(&peer);
         let shared = self.groups.iter().filter(|(_, group)| {
             group.member(peer).is_some_and(|member| group.others[member as usize].create.is_some())
         });
@@ -80,10 +81,17 @@ impl Node {
 
     pub(super) fn on_message(&mut self, nic: &mut Rnic, peer: IpAddr, number: u32, message: Message, now: Nanos) {
         // What is said behind the announcement of a later life of the group is about that one.
-        if let Some(ahead) = self.ahead.get_mut(&(number, peer)) {
+        let ahead = self.ahead.get_mut(&peer).and_then(|ahead| ahead.get_mut(&number));
+        if let Some(ahead) = ahead {
             match message {
                 Message::Create(create) => *ahead = Ahead { create, failed: None },
-                Message::Failed { code, member } => ahead.failed = Some((code, member)),
+                Message::Failed { code, member } => {
+                    // Members that are about to create it have as long as those that have done so. Behind that it would be
+                    // another group of this number that fails.
+                    let until = now + self.config.create_timeout;
+                    ahead.failed = Some((code, member, until));
+                    self.deadline = Some(self.deadline.map_or(until, |at| at.min(until)));
+                }
                 // Nothing else can be said before this node has created it, too.
                 _ => {}
             }
@@ -101,10 +109,14 @@ impl Node {
                 }
                 // It was introduced twice.
                 (Some(_), Some(known)) if known.life == create.life => {}
-                _ if self.ahead.len() < MAX_AHEAD * self.config.links.min(16) => {
-                    self.ahead.insert((number, peer), Ahead { create, failed: None });
+                _ => {
+                    let ahead = self.ahead.entry(peer).or_default();
+                    if ahead.len() < MAX_AHEAD {
+                        ahead.insert(number, Ahead { create, failed: None });
+                    } else {
+                        self.counters.forgotten += 1;
+                    }
                 }
-                _ => self.counters.forgotten += 1,
             }
             return;
         }
@@ -207,8 +219,14 @@ impl Node {
         for (number, failure) in late.collect::<Vec<_>>() {
             self.fail(nic, number, failure, now);
         }
-        let forming = self.groups.values().filter(|group| !group.is_open());
-        self.deadline = forming.map(|group| group.deadline).min();
+        for ahead in self.ahead.values_mut() {
+            ahead.retain(|_, ahead| ahead.failed.is_none_or(|(_, _, until)| until > now));
+        }
+        self.ahead.retain(|_, ahead| !ahead.is_empty());
+        let forming = self.groups.values().filter(|group| !group.is_open()).map(|group| group.deadline);
+        let failed = self.ahead.values().flat_map(BTreeMap::values);
+        let forgotten = failed.filter_map(|ahead| ahead.failed.map(|(_, _, until)| until));
+        self.deadline = forming.chain(forgotten).min();
     }
 
     pub(super) fn progress(&mut self, nic: &mut Rnic, number: u32, now: Nanos) {
