@@ -109,12 +109,13 @@ impl Mesh {
         self.news.pop_front()
     }
 
-    /// Makes room for links to these nodes: links that no group needs make way. How many there would be too many
+    /// Makes room for links to these nodes: links that no group needs, and over which everything is said, make way. How many there would be too many
     pub(crate) fn make_room(&mut self, nic: &mut Rnic, peers: &[IpAddr], now: Nanos) -> usize {
         let new = peers.iter().filter(|peer| !self.links.contains_key(peer)).count();
         let too_many = (self.links.len() + new).saturating_sub(self.max_links);
         let idle = |(peer, link): (&IpAddr, &Link)| {
-            (link.users == 0 && link.coming.is_none() && !peers.contains(peer)).then_some(*peer)
+            let idle = link.users == 0 && link.coming.is_none() && link.is_heard();
+            (idle && !peers.contains(peer)).then_some(*peer)
         };
         let idle: Vec<IpAddr> = self.links.iter().filter_map(idle).take(too_many).collect();
         for peer in &idle {
@@ -130,9 +131,7 @@ impl Mesh {
 
     /// Whether everything that was said is acknowledged.
     pub(crate) fn is_heard(&self) -> bool {
-        let silent =
-            |link: &Link| link.outbox.is_empty() && link.up.as_ref().is_none_or(|lane| lane.under_way == 0);
-        self.links.values().all(silent)
+        self.links.values().all(Link::is_heard)
     }
 
     /// A group needs the link to a node.
@@ -396,6 +395,11 @@ impl Mesh {
 }
 
 impl Link {
+    /// Whether everything that was said over it is acknowledged.
+    fn is_heard(&self) -> bool {
+        self.outbox.is_empty() && self.up.as_ref().is_none_or(|lane| lane.under_way == 0)
+    }
+
     fn flush(&mut self, nic: &mut Rnic) {
         let Some(lane) = &mut self.up else { return };
         while lane.under_way < DEPTH
