@@ -83,6 +83,9 @@ impl GroupConfig {
     /// The longest block: half of what a message of RDMA may have
     pub const MAX_BLOCK: u32 = 1 << 30;
 
+    /// Blocks of a message at most: each member keeps a few bytes for each of them
+    pub const MAX_BLOCKS: u32 = 1 << 20;
+
     /// A group with blocks of 1 MB by the binomial pipeline
     pub const fn new(number: u32, members: Vec<IpAddr>) -> Self {
         Self { number, members, algorithm: Algorithm::Pipeline, block_bytes: 1 << 20, ahead: 2 }
@@ -169,6 +172,9 @@ pub enum CallError {
     /// A message without bytes
     #[error("an empty message")]
     Empty,
+    /// A message of more blocks than [`GroupConfig::MAX_BLOCKS`]
+    #[error("a message of {0} blocks: it has {max} at most", max = GroupConfig::MAX_BLOCKS)]
+    Blocks(u32),
     /// Not within memory that the node may read
     #[error("the message is not within a region of the node's protection domain")]
     NotRegistered,

@@ -238,6 +238,10 @@ impl Node {
         if len == 0 {
             return Err(CallError::Empty);
         }
+        let blocks = len.div_ceil(group.config.block_bytes);
+        if blocks > GroupConfig::MAX_BLOCKS {
+            return Err(CallError::Blocks(blocks));
+        }
         if !is_within(nic, resources, memory, len, Access::LOCAL_READ) {
             return Err(CallError::NotRegistered);
         }

@@ -94,6 +94,9 @@ fn what_cannot_be_is_refused() {
     assert_eq!(cluster.send(0, 2, 10), Err(CallError::Unknown(2)));
     assert_eq!(cluster.send(1, 1, 10), Err(CallError::NotRoot(1)));
     assert_eq!(cluster.send(0, 1, 0), Err(CallError::Empty));
+    cluster.create(&group(5, Algorithm::Chain, 1), &[0, 1]).unwrap();
+    let blocks = GroupConfig::MAX_BLOCKS + 1;
+    assert_eq!(cluster.send(0, 5, blocks), Err(CallError::Blocks(blocks)));
     cluster.with(0, |member, nic, _| {
         let memory = rdmc::Memory { mr: rnic::Mr(77), va: 0 };
         assert_eq!(member.node.send(nic, 1, memory, 1), Err(CallError::NotRegistered));

@@ -73,8 +73,8 @@ pub enum GiveError {
         /// Bytes of the object
         len: u64,
     },
-    /// A segment that has no block, or a window without a segment
-    #[error("a segment has one block at least, and one segment at least is under way")]
+    /// A segment that has no block or too many, or a window without a segment
+    #[error("a segment has 1 to {max} blocks, and one segment at least is under way", max = GroupConfig::MAX_BLOCKS)]
     Segment,
     /// The racks are of other nodes
     #[error(transparent)]
@@ -189,7 +189,8 @@ impl Give {
         if block == 0 || u64::from(block) > len || block > GroupConfig::MAX_BLOCK {
             return Err(GiveError::Block { block, len });
         }
-        if config.segment_bytes < block || config.window == 0 {
+        let blocks = config.segment_bytes / block;
+        if !(1..=GroupConfig::MAX_BLOCKS).contains(&blocks) || config.window == 0 {
             return Err(GiveError::Segment);
         }
         Schedule::new(config.algorithm.clone(), config.receivers.len() as u32 + 1, 1)?;

@@ -16,7 +16,7 @@
 
 use super::ready::Need;
 use super::{Group, Neighbour, Resources};
-use crate::config::{Failure, Memory};
+use crate::config::{Failure, GroupConfig, Memory};
 use crate::schedule::{Schedule, To};
 use rnic::{Access, Data, Operation, RecvRequest, Rnic, SendRequest, Sge};
 
@@ -323,6 +323,9 @@ impl Links<'_> {
 
     /// The first block of a message, which lies aside.
     fn on_first(&mut self, place: usize, total: u32, len: u32) -> Result<(), Failure> {
+        if total.div_ceil(self.group.config.block_bytes) > GroupConfig::MAX_BLOCKS {
+            return Err(self.violation(place));
+        }
         let Some(memory) = (self.group.incoming)(self.nic, total) else {
             return Err(Failure::NoMemory(self.resources.own));
         };

@@ -49,6 +49,8 @@ fn what_cannot_be_is_refused() {
     assert_eq!(above.to_string(), "blocks of 50001 bytes of an object of 50000: 1 to 50000 are possible");
     assert_eq!(new(|give| give.segment_bytes = 2999), GiveError::Segment);
     assert_eq!(new(|give| give.window = 0), GiveError::Segment);
+    let many = |give: &mut rdmc::delivery::GiveConfig| (give.block_bytes, give.segment_bytes) = (1, 1 << 21);
+    assert_eq!(new(many), GiveError::Segment);
     let racks = rdmc::Racks::new(&[1, 2, 2, 2]).unwrap();
     let hybrid = Delivery::new(&setup, 50_000, &[Habit::Sound; 2], |give| {
         give.algorithm = Algorithm::Hybrid(racks);
