@@ -133,6 +133,9 @@ pub enum CallError {
     /// A member stands twice in the list
     #[error("{0} is a member twice")]
     Twice(IpAddr),
+    /// A node does not call itself
+    #[error("{0} is this node's own address")]
+    Itself(IpAddr),
     /// This node is not in the list
     #[error("this node ({0}) is no member")]
     NotAMember(IpAddr),
@@ -198,7 +201,7 @@ pub enum Failure {
     /// A member created the group with other members or parameters
     #[error("{0} has another idea of the group")]
     Mismatch(IpAddr),
-    /// A member had no memory for a message
+    /// A member had no memory for a message, or took it away
     #[error("{0} has no memory for the message")]
     NoMemory(IpAddr),
     /// A member sent what cannot be

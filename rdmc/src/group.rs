@@ -189,6 +189,8 @@ pub(crate) struct Group {
     pub(crate) transfer: Option<Transfer>,
     /// The root: what is to be sent next
     pub(crate) queue: VecDeque<(Memory, u32)>,
+    /// Given for a message, and not within a region that can be used
+    pub(crate) unusable: Option<Memory>,
     /// Complete here
     pub(crate) messages: u64,
     /// The root: nothing more will be sent. A member: the root has said how many messages there are.
@@ -224,6 +226,7 @@ impl Group {
             stage: Stage::Forming,
             transfer: None,
             queue: VecDeque::new(),
+            unusable: None,
             messages: 0,
             closing: false,
             close_told: false,
@@ -313,7 +316,7 @@ impl Group {
             _ = nic.free(buffer);
         }
         let under_way = self.transfer.take().map(|transfer| transfer.memory);
-        under_way.into_iter().chain(self.queue.drain(..).map(|(memory, _)| memory)).collect()
+        under_way.into_iter().chain(self.unusable.take()).chain(self.queue.drain(..).map(|(memory, _)| memory)).collect()
     }
 
     pub(crate) fn is_root(&self) -> bool {

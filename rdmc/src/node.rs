@@ -32,7 +32,7 @@ pub enum Event {
         group: u32,
         /// Why
         failure: Failure,
-        /// The memory of messages that are not complete here
+        /// The memory of messages that are not complete here, also if it was none that could be used
         unfinished: Vec<Memory>,
         /// If it failed as its time was over: members that this node has not heard creating it
         lacking: Vec<IpAddr>,
@@ -297,7 +297,7 @@ impl Node {
             return Err(CallError::Family(peer));
         }
         if peer == self.config.address {
-            return Err(CallError::Twice(peer));
+            return Err(CallError::Itself(peer));
         }
         if self.called.contains(&peer) {
             return Ok(());

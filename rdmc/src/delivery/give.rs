@@ -302,8 +302,9 @@ impl Give {
     fn send(&mut self, nic: &mut Rnic, bytes: Vec<u8>) {
         let Some(pd) = self.node.pd() else { return };
         let len = bytes.len() as u32;
-        let Some(memory) = self.buffers.give(nic, pd, bytes, Access::LOCAL_READ) else {
-            return self.end(Err(CallError::NotRegistered.into()));
+        let memory = match self.buffers.give(nic, pd, bytes, Access::LOCAL_READ) {
+            Ok(memory) => memory,
+            Err(error) => return self.end(Err(CallError::Memory(error).into())),
         };
         if let Err(error) = self.node.send(nic, self.round, memory, len) {
             self.buffers.take(nic, memory);

@@ -24,7 +24,7 @@ pub use take::{Offer, Take, TakeConfig, TakeError};
 
 use crate::config::{CallError, Failure, Memory};
 use core::net::IpAddr;
-use rnic::{Access, Buffer, Pd, Rnic};
+use rnic::{Access, Buffer, MemoryError, Pd, Rnic};
 use std::collections::BTreeMap;
 
 /// Bytes of a digest
@@ -95,15 +95,25 @@ struct Buffers(BTreeMap<u32, Buffer>);
 
 impl Buffers {
     /// Registers bytes.
-    fn give(&mut self, nic: &mut Rnic, pd: Pd, bytes: Vec<u8>, access: Access) -> Option<Memory> {
+    fn give(
+        &mut self,
+        nic: &mut Rnic,
+        pd: Pd,
+        bytes: Vec<u8>,
+        access: Access,
+    ) -> Result<Memory, MemoryError> {
         let len = bytes.len();
-        let buffer = nic.alloc(bytes).ok()?;
-        let Ok(mr) = nic.register(pd, buffer, 0..len, VA, access) else {
-            _ = nic.free(buffer);
-            return None;
-        };
-        self.0.insert(mr.0, buffer);
-        Some(Memory { mr, va: VA })
+        let buffer = nic.alloc(bytes)?;
+        match nic.register(pd, buffer, 0..len, VA, access) {
+            Ok(mr) => {
+                self.0.insert(mr.0, buffer);
+                Ok(Memory { mr, va: VA })
+            }
+            Err(error) => {
+                _ = nic.free(buffer);
+                Err(error)
+            }
+        }
     }
 
     /// Takes them back.

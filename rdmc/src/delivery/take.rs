@@ -415,7 +415,7 @@ impl Take {
         let shared = Arc::clone(&self.shared);
         let incoming = move |nic: &mut Rnic, len: u32| {
             let bytes = (len <= most).then(|| vec![0; len as usize])?;
-            lock(&shared).buffers.give(nic, pd, bytes, Access::LOCAL_WRITE)
+            lock(&shared).buffers.give(nic, pd, bytes, Access::LOCAL_WRITE).ok()
         };
         let shared = Arc::clone(&self.shared);
         let complete = move |nic: &mut Rnic, memory: Memory, _: u32| {

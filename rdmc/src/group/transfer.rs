@@ -330,6 +330,7 @@ impl Links<'_> {
             return Err(Failure::NoMemory(self.resources.own));
         };
         if !is_within(self.nic, self.resources, memory, total, Access::LOCAL_WRITE) {
+            self.group.unusable = Some(memory);
             return Err(Failure::NoMemory(self.resources.own));
         }
         self.start(memory, total)?;

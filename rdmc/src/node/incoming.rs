@@ -193,6 +193,7 @@ impl Node {
                         Status::RetryExceeded | Status::RnrRetryExceeded | Status::Flushed => {
                             Failure::Gone(ip)
                         }
+                        Status::LocalProtection => Failure::NoMemory(self.config.address),
                         // A block that is longer than it can be, a word where none is, ...
                         _ => Failure::Violation(ip),
                     }
