@@ -187,8 +187,12 @@ fn what_cannot_be_is_refused_before_anything_begins() {
     let (file, empty) = (path("file", "some bytes"), path("empty", ""));
     let gone = folder.path().join("gone").to_str().unwrap().to_owned();
     let dir = folder.path().to_str().unwrap().to_owned();
+    let pipe = folder.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let pipe = pipe.to_str().unwrap().to_owned();
     let topology = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/onepipe/testbed.toml");
-    let cases: [(&[&str], &str); 12] = [
+    let cases: [(&[&str], &str); 13] = [
+        (&["send", &pipe, "--to", "10.0.0.2", "--on", &host], "is no file"),
         (&["send", &gone, "--to", "10.0.0.2", "--on", &host], "No such file"),
         (&["send", &dir, "--to", "10.0.0.2", "--on", &host], "is no file"),
         (&["send", &empty, "--to", "10.0.0.2", "--on", &host], "the object is empty"),

@@ -159,8 +159,9 @@ impl Take {
 
     /// Takes it.
     pub fn accept(&mut self, nic: &mut Rnic, now: Nanos) {
+        self.accepted = true;
+        // If it is being offered anew just now, it is taken when that is through.
         if self.stage == Stage::Offered {
-            self.accepted = true;
             self.tell_have(nic, now);
         }
     }
@@ -343,6 +344,10 @@ impl Take {
         match note {
             Note::Name { at, len, part } if !self.accepted => {
                 let (at, len) = (usize::from(at), usize::from(len));
+                // What was offered is offered anew, and has half a name until then.
+                if self.stage == Stage::Offered {
+                    self.stage = Stage::Waiting(now + self.config.patience);
+                }
                 self.name.truncate(at);
                 if self.name.len() != at {
                     return self.violation();
@@ -384,7 +389,9 @@ impl Take {
         };
         *member = Some(who);
         if self.members.iter().all(Option::is_some) && self.stage != Stage::Over {
-            if self.accepted {
+            if core::str::from_utf8(&self.name).is_err() {
+                self.refuse(nic, Refusal::Name, now);
+            } else if self.accepted {
                 self.tell_have(nic, now);
             } else {
                 self.stage = Stage::Offered;

@@ -9,7 +9,9 @@ use core::sync::atomic::Ordering;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use rnic::{App, Rnic};
 use sha2::{Digest as _, Sha256};
-use std::io::Write as _;
+use std::fs::{File, Permissions};
+use std::io::{Error, ErrorKind, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -161,8 +163,9 @@ impl App for Taker {
 /// The name that a file gets: the sender's, if that is no way to another folder
 fn name_of(offer: &Offer) -> Option<&str> {
     let name = offer.name.as_str();
-    let is_plain = Path::new(name).file_name().is_some_and(|plain| plain == name) && !name.contains('\0');
-    is_plain.then_some(name)
+    let is_plain = Path::new(name).file_name().is_some_and(|plain| plain == name);
+    // What steers a terminal is no name.
+    (is_plain && !name.contains(char::is_control)).then_some(name)
 }
 
 /// Bytes that are written before the disk is waited for. So what the sender hears is written is on the disk but for this, and
@@ -203,7 +206,10 @@ fn begin(into: &Path, offer: &Offer) -> Result<Part, (Refusal, String)> {
         return Err((Refusal::Exists, format!("{shown} exists already")));
     }
     let cannot = |error: std::io::Error| (Refusal::Write, format!("{}: {error}", into.display()));
-    let file = tempfile::Builder::new().prefix(".").suffix(".part").tempfile_in(into).map_err(cannot)?;
+    // As any other new file: the umask takes its part.
+    let mode = Permissions::from_mode(0o666);
+    let file = tempfile::Builder::new().prefix(".").suffix(".part").permissions(mode).tempfile_in(into);
+    let file = file.map_err(cannot)?;
     let space = rustix::fs::fstatvfs(&file).map_err(|error| cannot(error.into()))?;
     let free = space.f_bavail.saturating_mul(space.f_frsize);
     if free < offer.len {
@@ -227,7 +233,7 @@ fn writer(into: &Path, todo: &Receiver<ToDisk>, done: &Sender<Done>) {
             },
             (ToDisk::Segment(bytes), Some(part)) => match part.write(&bytes) {
                 Ok(()) => Done::Written,
-                Err(error) => Done::Failed(Refusal::Write, format!("{}: {error}", part.path.display())),
+                Err(error) => not_written(&part.path, &error),
             },
             (ToDisk::Compare(digest), Some(_)) => {
                 part.take().map_or(Done::Differs, |part| store(part, digest))
@@ -248,10 +254,19 @@ fn store(part: Part, digest: [u8; DIGEST]) -> Done {
     }
     let synced = file.as_file().sync_all();
     // Nothing is pushed aside that has come there meanwhile.
-    match synced.and_then(|()| file.persist_noclobber(&path).map_err(|error| error.error)) {
-        Ok(_) => Done::Stored(path, len),
-        Err(error) => Done::Failed(Refusal::Write, format!("{}: {error}", path.display())),
+    let named = synced.and_then(|()| file.persist_noclobber(&path).map_err(|error| error.error));
+    // The name is in the folder.
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    match named.and_then(|_| File::open(folder)?.sync_all()) {
+        Ok(()) => Done::Stored(path, len),
+        Err(error) => not_written(&path, &error),
     }
+}
+
+fn not_written(path: &Path, error: &Error) -> Done {
+    let no_space = matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded);
+    let refusal = if no_space { Refusal::NoSpace } else { Refusal::Write };
+    Done::Failed(refusal, format!("{}: {error}", path.display()))
 }
 
 impl Args {
@@ -350,6 +365,11 @@ mod tests {
         let right = written(into, todo(digest));
         assert!(matches!(right.last(), Some(Done::Stored(path, 7)) if *path == into.join("it")));
         assert_eq!(std::fs::read(into.join("it")).unwrap(), b"abcdefg");
+        // It may be read by whom any new file may be read by.
+        let mode = |name: &str| std::fs::metadata(into.join(name)).unwrap().permissions().mode();
+        std::fs::write(into.join("another"), "").unwrap();
+        assert_eq!(mode("it"), mode("another"));
+        std::fs::remove_file(into.join("another")).unwrap();
         let again = written(into, vec![ToDisk::Begin(offer("it", 7))]);
         assert!(matches!(again[..], [Done::Failed(Refusal::Exists, _)]));
         assert_eq!(entries(into), 1);
@@ -362,10 +382,12 @@ mod tests {
             [Done::Failed(refusal, _)] => Some(refusal),
             _ => None,
         };
-        for name in ["", ".", "..", "a/b", "/etc/passwd", "../x", "a/", "a\0b"] {
+        for name in ["", ".", "..", "a/b", "/etc/passwd", "../x", "a/", "a\0b", "a\nb", "a\u{1b}[2Jb"] {
             assert_eq!(refusal(folder.path(), offer(name, 7)), Some(Refusal::Name), "{name:?}");
         }
         assert_eq!(refusal(folder.path(), offer("it", u64::MAX)), Some(Refusal::NoSpace));
+        let full = not_written(Path::new("it"), &ErrorKind::StorageFull.into());
+        assert!(matches!(full, Done::Failed(Refusal::NoSpace, _)));
         assert_eq!(refusal(&folder.path().join("no"), offer("it", 7)), Some(Refusal::Write));
         assert_eq!(entries(folder.path()), 0);
     }

@@ -14,7 +14,7 @@ use rnic::{App, Rnic};
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
 use std::fs::File;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -80,6 +80,7 @@ struct Giver {
     wanted: Sender<Wanted>,
     read: Receiver<Read>,
     asked: bool,
+    segment_bytes: u64,
     pace: Pace,
     shown: Arc<Shown<Outcome>>,
 }
@@ -124,8 +125,8 @@ impl App for Giver {
             // A reader that has ended has said why.
             self.asked = wanted.is_some_and(|wanted| self.wanted.send(wanted).is_ok());
         }
-        let (of, segments) = (self.shown.of.load(Ordering::Relaxed), self.give.segments());
-        self.shown.bytes.store(of * self.give.written() / segments.max(1), Ordering::Relaxed);
+        let written = self.give.written().saturating_mul(self.segment_bytes);
+        self.shown.bytes.store(written.min(self.shown.of.load(Ordering::Relaxed)), Ordering::Relaxed);
         if let Some(outcome) = self.give.outcome() {
             self.shown.end(outcome.clone().map_err(Wrong::Given));
             if self.pace.is_done(self.give.is_heard(), now) {
@@ -183,8 +184,11 @@ impl Args {
     }
 
     fn config(&self, len: u64, own: IpAddr) -> Result<GiveConfig, Ended> {
-        let name = self.file.file_name().map(|name| name.to_string_lossy().into_owned());
+        let name = self.file.file_name();
         let name = name.ok_or_else(|| Ended::Wrong(format!("{} is no file", self.file.display())))?;
+        let name = name.to_str().map(String::from).ok_or_else(|| {
+            Ended::Wrong(format!("{}: the name is not UTF-8: give it another one", self.file.display()))
+        })?;
         let mut config = GiveConfig::new(self.to.clone(), name, len);
         config.block_bytes = self.block_bytes.unwrap_or(config.block_bytes);
         config.segment_bytes = config
@@ -201,7 +205,9 @@ impl Args {
 
     fn send(&self) -> Result<(Given, u64, f64, [u8; DIGEST]), Ended> {
         let unreadable = |error: std::io::Error| Ended::Wrong(format!("{}: {error}", self.file.display()));
-        let file = File::open(&self.file).map_err(unreadable)?;
+        // A pipe does not wait for somebody who writes: it is refused below.
+        let waits_not = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+        let file = File::options().read(true).custom_flags(waits_not).open(&self.file).map_err(unreadable)?;
         let about = file.metadata().map_err(unreadable)?;
         if !about.is_file() {
             return Err(Ended::Wrong(format!("{} is no file", self.file.display())));
@@ -227,6 +233,7 @@ impl Args {
             wanted,
             read,
             asked: false,
+            segment_bytes,
             pace: Pace::default(),
             shown: Arc::clone(&shown),
         };
