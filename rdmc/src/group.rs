@@ -193,9 +193,10 @@ pub(crate) struct Group {
     pub(crate) unusable: Option<Memory>,
     /// Complete here
     pub(crate) messages: u64,
-    /// The root: nothing more will be sent. A member: the root has said how many messages there are.
+    /// The root: nothing more will be sent
     pub(crate) closing: bool,
     close_told: bool,
+    /// A member: how many messages there are, if the root has said so
     close_at: Option<u64>,
     pub(crate) incoming: IncomingMessage,
     pub(crate) complete: MessageComplete,
@@ -448,7 +449,7 @@ impl Group {
         if member != 0 || self.close_at.is_some() || messages < self.messages {
             return Err(Failure::Violation(self.ip(member)));
         }
-        (self.closing, self.close_at) = (true, Some(messages));
+        self.close_at = Some(messages);
         Ok(())
     }
 
@@ -565,10 +566,13 @@ impl Group {
 
     /// What is due about closing it.
     fn come_to_an_end(&mut self, out: &mut Outcome) -> Result<(), Failure> {
-        if !self.closing || self.transfer.is_some() || !self.queue.is_empty() {
+        if self.transfer.is_some() {
             return Ok(());
         }
         if self.is_root() {
+            if !self.closing || !self.queue.is_empty() {
+                return Ok(());
+            }
             if !self.close_told {
                 self.close_told = true;
                 out.say_all(self, Message::Close { messages: self.messages });

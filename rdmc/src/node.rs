@@ -146,19 +146,9 @@ impl Node {
         self.resources.as_ref().map(|resources| resources.pd)
     }
 
-    /// What it was made with
-    pub fn config(&self) -> &Config {
-        &self.config
-    }
-
     /// What it has counted
     pub fn counters(&self) -> Counters {
         Counters { malformed: self.mesh.malformed, ..self.counters }
-    }
-
-    /// How many groups there are
-    pub fn groups(&self) -> usize {
-        self.groups.len()
     }
 
     /// What happened to a group next
@@ -254,7 +244,8 @@ impl Node {
     /// has every message, [`Event::Failed`] if that will never be. A member may call it at any time, and hears the same.
     ///
     /// # Errors
-    /// If the group has failed, which is forgotten then; or there is none.
+    /// If the group has failed, which is forgotten then; or there is none, or none any more: a member may have heard that
+    /// it is closed before.
     pub fn destroy_group(&mut self, number: u32) -> Result<(), CallError> {
         match self.groups.get_mut(&number) {
             Some(group) => {

@@ -251,11 +251,6 @@ impl Give {
         self.rest().map(|(_, receiver)| receiver.written).min().unwrap_or(self.segments())
     }
 
-    /// Receivers that are left
-    pub fn receivers(&self) -> usize {
-        self.receivers.len()
-    }
-
     /// Who has not got it yet
     fn rest(&self) -> impl Iterator<Item = (IpAddr, &Receiver)> {
         self.receivers.iter().filter(|(_, receiver)| !receiver.stored).map(|(ip, receiver)| (*ip, receiver))

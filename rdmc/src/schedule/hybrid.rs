@@ -51,11 +51,6 @@ impl Racks {
         self.places.len()
     }
 
-    /// How many racks there are
-    pub fn racks(&self) -> usize {
-        self.racks.len()
-    }
-
     /// The rack of a node
     pub fn rack(&self, node: u32) -> u32 {
         self.places[node as usize].0

@@ -41,9 +41,6 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// The names of all algorithms
-    pub const NAMES: [&'static str; 6] = ["sequential", "chain", "tree", "pipeline", "hybrid", "in-network"];
-
     /// Its name
     pub const fn name(&self) -> &'static str {
         match self {

@@ -61,16 +61,14 @@ fn lock(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
     seen.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The bytes from `at` on of the message of this number in a group
-fn pattern(group: u32, message: u64, at: usize) -> u8 {
-    let word = mix(u64::from(group) << 40 ^ message << 32 ^ (at / 8) as u64);
-    (word >> (at % 8 * 8)) as u8
+/// Eight bytes of the message of this number in a group
+fn pattern(group: u32, message: u64, word: usize) -> [u8; 8] {
+    mix(u64::from(group) << 40 ^ message << 32 ^ word as u64).to_le_bytes()
 }
 
 fn fill(group: u32, message: u64, bytes: &mut [u8]) {
     for (word, place) in bytes.chunks_mut(8).enumerate() {
-        let value = mix(u64::from(group) << 40 ^ message << 32 ^ word as u64).to_le_bytes();
-        place.copy_from_slice(&value[..place.len()]);
+        place.copy_from_slice(&pattern(group, message, word)[..place.len()]);
     }
 }
 
@@ -149,11 +147,14 @@ impl Member {
             let mut seen = lock(&seen);
             let message = seen.complete.entry(number).or_default().len() as u64;
             let bytes = seen.buffers.get(&memory.mr.0).map(|buffer| nic.bytes(*buffer)).unwrap_or_default();
-            let differs =
-                || (0..len as usize).find(|at| bytes.get(*at) != Some(&pattern(number, message, *at)));
+            let differs = || {
+                let mut words = bytes.chunks(8).enumerate();
+                let word = words.find(|(at, word)| **word != pattern(number, message, *at)[..word.len()]);
+                word.map(|(at, _)| at * 8)
+            };
             let wrong = if bytes.len() == len as usize { differs() } else { Some(bytes.len()) };
             if let Some(at) = wrong {
-                seen.say(format!("message {message} of group {number}, {len} bytes, is wrong at byte {at}"));
+                seen.say(format!("message {message} of group {number}, {len} bytes, is wrong from byte {at} on"));
             }
             seen.complete.entry(number).or_default().push(len);
             seen.last = seen.now;

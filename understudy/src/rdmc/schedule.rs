@@ -205,7 +205,7 @@ fn summary(args: &Args, schedule: &Schedule) -> String {
         let members = (0..n as usize).collect();
         let object = Object { schedule: schedule.clone(), members, bytes, block, at: 0.0 };
         let sent = &model(&network, &[object])[0];
-        let (first, last) = (sent.complete[1..].iter().copied().fold(f64::INFINITY, f64::min), sent.last());
+        let (first, last) = (sent.first(), sent.last());
         let copies = f64::from(schedule.nodes() - 1) * bytes as f64 * 8.0 / last / 1e9;
         _ = writeln!(
             text,
