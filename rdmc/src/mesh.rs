@@ -125,6 +125,11 @@ impl Mesh {
         too_many - idle.len()
     }
 
+    /// Queue pairs that it has, each with a region
+    pub(crate) fn lanes(&self) -> usize {
+        self.links.values().map(|link| usize::from(link.up.is_some()) + usize::from(link.coming.is_some())).sum()
+    }
+
     pub(crate) fn is_up(&self, peer: IpAddr) -> bool {
         self.links.get(&peer).is_some_and(|link| link.up.is_some())
     }

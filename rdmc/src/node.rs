@@ -11,7 +11,7 @@ use crate::mesh::{Mesh, Queues};
 use crate::wire::{Create, Message, NOTE};
 use core::net::IpAddr;
 use rnic::cm::{Conn, PortSpace};
-use rnic::{Access, Pd, Rnic};
+use rnic::{Access, Held, Pd, Rnic};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use switch::{Chance, Nanos};
 
@@ -144,6 +144,19 @@ impl Node {
     /// The protection domain that messages have to be registered in
     pub fn pd(&self) -> Option<Pd> {
         self.resources.as_ref().map(|resources| resources.pd)
+    }
+
+    /// What it has taken of its NIC beside groups and their messages: a queue pair and a region for each link to another
+    /// node, and a region for the words of all groups
+    pub fn held(&self) -> Held {
+        let links = self.mesh.lanes();
+        let regions = links + usize::from(self.resources.is_some());
+        Held { queue_pairs: links, regions, buffers: regions }
+    }
+
+    /// Words that groups have taken, one for each connection for blocks
+    pub fn words(&self) -> usize {
+        self.resources.as_ref().map_or(0, |resources| self.config.connections - resources.free_words.len())
     }
 
     /// What it has counted

@@ -284,13 +284,23 @@ impl Cluster {
         Ok(())
     }
 
-    /// Says which of these hosts has not got back the memory of messages, when all groups have ended.
+    /// Says which of these hosts has not got back what groups have taken of its NIC, when all groups have ended: memory of
+    /// messages and of first blocks, queue pairs, and words by which members say that they are ready.
     ///
     /// # Errors
     /// The first one.
     pub fn check_memory(&self, hosts: &[u16]) -> Result<(), String> {
-        let first = hosts.iter().find(|host| self.member(**host).buffers() > 0);
-        first.map_or(Ok(()), |host| Err(format!("host {host} has not got its memory back")))
+        for host in hosts {
+            let (member, node) = (self.member(*host), self.hosts[usize::from(*host)]);
+            let (held, expected) = (self.world.node::<Host<Member>>(node).nic.held(), member.node.held());
+            let (buffers, words) = (member.buffers(), member.node.words());
+            if (buffers, words) != (0, 0) || held != expected {
+                return Err(format!(
+                    "host {host} has {buffers} messages, {words} words, and {held:?} instead of {expected:?}"
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Says what is wrong, if anything ever was. A block that came before its receive was posted is, too.
