@@ -22,7 +22,7 @@ pub fn wide(rate_bps: u64) -> Link {
     Link { rate_bps, mtu: 4200, queue: 1 << 24, ..Link::default() }
 }
 
-/// Sends an object of so many bytes to all hosts.
+/// Sends an object of so many bytes to all hosts, of which some have other links.
 ///
 /// # Errors
 /// What was wrong with the run.
@@ -32,8 +32,10 @@ pub fn transfer(
     bytes: u32,
     block_bytes: u32,
     link: Link,
+    others: &[(u16, Link)],
 ) -> Result<Took, String> {
-    let setup = Setup { hosts, link, mtu: PathMtu::B4096, ack_timeout: 12, ..Setup::default() };
+    let links = others.to_vec();
+    let setup = Setup { hosts, link, links, mtu: PathMtu::B4096, ack_timeout: 12, ..Setup::default() };
     let mut cluster = Cluster::new(&setup);
     let all: Vec<u16> = (0..hosts).collect();
     let config = GroupConfig { algorithm, block_bytes, ..GroupConfig::new(1, Vec::new()) };

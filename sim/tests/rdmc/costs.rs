@@ -9,16 +9,25 @@ const BLOCK: u32 = 256 << 10;
 const BYTES: u32 = 16 * BLOCK;
 
 fn measured(algorithm: Algorithm, hosts: u16) -> Took {
-    transfer(algorithm, hosts, BYTES, BLOCK, wide(RATE)).unwrap()
+    transfer(algorithm, hosts, BYTES, BLOCK, wide(RATE), &[]).unwrap()
 }
 
 /// Of a packet's bytes on the wire, 4,096 are of the block: the rest is Ethernet with preamble and gap, IP, UDP, BTH, ICRC.
 const PAYLOAD: f64 = 4096.0 / (4096.0 + 14.0 + 20.0 + 8.0 + 12.0 + 4.0 + 24.0);
 
 fn modelled(algorithm: Algorithm, hosts: u16) -> f64 {
+    modelled_with(algorithm, hosts, None)
+}
+
+/// With one host whose link has half the rate
+fn modelled_with(algorithm: Algorithm, hosts: u16, slow: Option<u16>) -> f64 {
     // Two links of a microsecond each, and the switch, which receives a packet before it sends it
     let latency = 2e-6 + 4178.0 * 8.0 / RATE as f64;
-    let network = Network::new(hosts.into(), RATE as f64 * PAYLOAD, latency);
+    let mut network = Network::new(hosts.into(), RATE as f64 * PAYLOAD, latency);
+    if let Some(slow) = slow {
+        let others = (0..usize::from(hosts)).filter(|host| *host != usize::from(slow));
+        network.slow = others.map(|other| (slow.into(), other, network.rate_bps / 2.0)).collect();
+    }
     let object = Object {
         schedule: Schedule::new(algorithm, hosts.into(), BYTES.div_ceil(BLOCK)).unwrap(),
         members: (0..usize::from(hosts)).collect(),
@@ -51,6 +60,24 @@ fn packets_take_as_long_as_the_model_says() {
             let expected = model * 0.98..model * 1.02;
             let name = algorithm.name();
             assert!(expected.contains(&packets), "{name} of {hosts}: {packets} s, {model}");
+        }
+    }
+}
+
+/// One host's link has half the rate. All others are held up by it in a chain; in a pipeline blocks go around it, and the
+/// packets take as long as the model says there, too.
+#[test]
+fn a_slow_link_is_as_bad_as_the_model_says() {
+    for (algorithm, hosts) in [(Algorithm::Chain, 4), (Algorithm::Pipeline, 4), (Algorithm::Pipeline, 8)] {
+        let name = algorithm.name();
+        let even = measured(algorithm.clone(), hosts).time;
+        for slow in [1, hosts - 1] {
+            let link = [(slow, wide(RATE / 2))];
+            let packets = transfer(algorithm.clone(), hosts, BYTES, BLOCK, wide(RATE), &link).unwrap().time;
+            let model = modelled_with(algorithm.clone(), hosts, Some(slow));
+            println!("{name} of {hosts}, {slow} is slow: {packets:.7} s, model {model:.7}, even {even:.7}");
+            assert!((model * 0.97..model * 1.03).contains(&packets), "{name} of {hosts}: {packets} {model}");
+            assert!(packets > even * 1.1 && packets < even * 2.1, "{name} of {hosts}: {packets} {even}");
         }
     }
 }

@@ -12,7 +12,7 @@ use switch::{Chance, Nanos, Share};
 enum Kind {
     /// Frames are lost, repeated, overtaken and damaged.
     Lossy,
-    /// Some links are slow, delays jump, hosts sleep for a while.
+    /// Some hosts' links are slow, delays jump, hosts sleep for a while.
     Slow,
     /// Hosts crash.
     Crashing,
@@ -73,7 +73,18 @@ fn setup(seed: u64, kind: Kind, chance: &mut Chance) -> Setup {
     // communication manager after four. Where members fail it is not waited for that long.
     let works = matches!(kind, Kind::Lossy | Kind::Slow);
     let create_timeout = Nanos::from_millis(if works { 40_000 } else { 700 });
-    Setup { seed, hosts: chance.between(2, 9) as u16, link, create_timeout, ..Setup::default() }
+    let hosts = chance.between(2, 9) as u16;
+    let mut setup = Setup { seed, hosts, link, create_timeout, ..Setup::default() };
+    if kind == Kind::Slow {
+        // A block takes longer than NICs wait by default.
+        setup.ack_timeout = 11;
+        for _ in 0..chance.below(3) {
+            let rate_bps = link.rate_bps / chance.between(2, 10);
+            let delay = Nanos(link.delay.0 * chance.between(1, 10));
+            setup.links.push((chance.below(hosts.into()) as u16, Link { rate_bps, delay, ..link }));
+        }
+    }
+    setup
 }
 
 /// Crashes, pauses and cuts; the hosts that crash, and until when anything happens
@@ -143,7 +154,8 @@ fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(),
             ..GroupConfig::new(number, Vec::new())
         };
         cluster.create(&config, &hosts).map_err(|error| error.to_string())?;
-        let most = (config.block_bytes * 24).min(60_000);
+        // Short ones too: one block comes another way than two.
+        let most = (config.block_bytes * *chance.pick(&[2, 24])).min(60_000);
         let messages = chance.below(5) as usize;
         for message in 0..messages {
             cluster
