@@ -1,9 +1,10 @@
 //! What transfers take, block by block: schedules executed asynchronously on hosts with one full-duplex port each.
 //!
-//! The rules are those of [`group`](crate::group): a member sends its blocks in the order of its schedule, each when it has
+//! The rules are a group's: a member sends its blocks in the order of its schedule, each when it has
 //! it and the receiver has said that it is ready; one at a time, but for blocks that follow one another to the same
 //! receiver. A receiver waits for one sender at a time. Blocks that leave, or reach, a host at the same time (those of other
-//! objects) share its port equally. There are no packets here: `sim` has those, and agrees (`sim/tests/rdmc`). This is for
+//! objects) share its port equally. There are no packets here, no messages that bring a group together, and no
+//! copies of first blocks: `sim` has those, and agrees within 2 % (`sim/tests/rdmc`). This is for
 //! sizes that a simulation of packets cannot hold.
 //!
 //! Times are seconds, rates bits a second.

@@ -1,5 +1,6 @@
-//! A load like that of paper 5.2.2 (figure 9): a generator writes objects to three of 15 hosts each, of sizes like those of
-//! Microsoft's Cosmos: from hundreds of bytes to hundreds of megabytes, median 12 MB, mean 29 MB.
+//! A load like that of paper 5.2.2 (figure 9): a generator writes objects to three of 15 hosts each, one after the other, of
+//! sizes like those of Microsoft's Cosmos: from hundreds of bytes to hundreds of megabytes, median 12 MB, mean 29 MB. As no
+//! two are under way at once, it does not matter here which of the 455 groups each goes to.
 
 use rdmc::model::{Network, Object, run};
 use rdmc::{Algorithm, Schedule};

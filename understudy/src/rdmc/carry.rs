@@ -173,12 +173,24 @@ impl On {
         let FunctionConfig::Nic(host) = config.function else {
             return Err(Ended::Wrong(format!("{} has no [nic]", self.on.display())));
         };
-        let own = host.addresses.iter().map(|(ip, _)| *ip).find(|ip| ip.is_ipv4() == peer.is_ipv4());
+        // The one on the peer's subnet, if there is one
+        let family = || host.addresses.iter().filter(|(ip, _)| ip.is_ipv4() == peer.is_ipv4());
+        let own = family().find(|(ip, prefix)| is_near(*ip, peer, *prefix)).or_else(|| family().next());
+        let own = own.map(|(ip, _)| *ip);
         let own = own.ok_or_else(|| {
             Ended::Wrong(format!("{} has no address that speaks with {peer}", self.on.display()))
         })?;
         Ok((config.runtime, host, own))
     }
+}
+
+/// Whether two addresses of the same family are in the same subnet.
+fn is_near(ip: IpAddr, other: IpAddr, prefix: u8) -> bool {
+    let bits = |ip: IpAddr| match ip {
+        IpAddr::V4(ip) => u128::from(ip.to_bits()) << 96,
+        IpAddr::V6(ip) => ip.to_bits(),
+    };
+    (bits(ip) ^ bits(other)).leading_zeros() >= prefix.into()
 }
 
 /// The node of a host at this address. Hosts in software share CPUs with others: they are given a few seconds before they
