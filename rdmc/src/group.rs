@@ -11,9 +11,11 @@
 
 mod plan;
 pub(crate) mod ready;
+mod resources;
 pub(crate) mod transfer;
 
 pub(crate) use plan::check;
+pub(crate) use resources::{READY_VA, Resources, Use, WORD};
 
 use crate::config::{CallError, Failure, GroupConfig, Memory};
 use crate::schedule::{Algorithm, Schedule};
@@ -22,73 +24,19 @@ use core::net::IpAddr;
 use ready::Need;
 use rnic::cm::Conn;
 use rnic::{
-    Access, Buffer, Cq, Data, Modify, Mr, Operation, Path, PathMtu, Pd, QpInit, ReadyToReceive, ReadyToSend,
-    Remote, Rnic, SendRequest, Transport,
+    Access, Buffer, Data, Modify, Mr, Operation, Path, PathMtu, ReadyToReceive, ReadyToSend, Remote, Rnic,
+    SendRequest,
 };
 use rocev2::aeth::RnrTimer;
 use rocev2::{Psn, Qpn};
 use std::collections::{BTreeMap, VecDeque};
-use switch::{Chance, Nanos};
+use switch::Nanos;
 use transfer::{Links, Posted, Transfer};
 
 /// Asked for when a message comes: memory for so many bytes, or nothing if there is none.
 pub type IncomingMessage = Box<dyn FnMut(&mut Rnic, u32) -> Option<Memory> + Send>;
 /// Told that a message is complete here: where it lies, and its bytes. The memory may be used anew.
 pub type MessageComplete = Box<dyn FnMut(&mut Rnic, Memory, u32) + Send>;
-
-/// What a node shares among its groups.
-#[derive(Debug)]
-pub(crate) struct Resources {
-    pub(crate) pd: Pd,
-    pub(crate) cq: Cq,
-    /// Words in which others write how many blocks they are ready for
-    pub(crate) ready: (Buffer, Mr),
-    pub(crate) free_words: Vec<u32>,
-    pub(crate) chance: Chance,
-    /// What the queue pairs for blocks are for: the group, and the neighbour or the switch
-    pub(crate) uses: BTreeMap<u32, (u32, Use)>,
-    pub(crate) ack_timeout: u8,
-    pub(crate) retry_count: u8,
-    pub(crate) own: IpAddr,
-    #[cfg(feature = "canary")]
-    pub(crate) bug: Option<crate::Bug>,
-}
-
-/// What a queue pair of a group is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Use {
-    /// Blocks between this member and a neighbour, by its place
-    Neighbour(usize),
-    /// The root: a switch copies what is sent here, by its place
-    Lane(usize),
-    /// A switch sends here what the root sent to it
-    Feed,
-}
-
-/// The virtual address of the first word
-pub(crate) const READY_VA: u64 = 0x5244_0000_0000;
-/// Bytes of a word
-pub(crate) const WORD: usize = 8;
-
-impl Resources {
-    pub(crate) fn word(&self, nic: &Rnic, word: u32) -> u64 {
-        let at = word as usize * WORD;
-        let bytes = nic.bytes(self.ready.0).get(at..at + WORD).and_then(|bytes| bytes.try_into().ok());
-        bytes.map_or(0, u64::from_be_bytes)
-    }
-
-    pub(crate) fn queue_pair(&self, max_send: usize, max_recv: usize) -> QpInit {
-        QpInit {
-            transport: Transport::Rc,
-            pd: self.pd,
-            send_cq: self.cq,
-            recv_cq: self.cq,
-            srq: None,
-            max_send,
-            max_recv,
-        }
-    }
-}
 
 /// What a member knows of another one.
 #[derive(Clone, Copy, Debug, Default)]
@@ -317,7 +265,11 @@ impl Group {
             _ = nic.free(buffer);
         }
         let under_way = self.transfer.take().map(|transfer| transfer.memory);
-        under_way.into_iter().chain(self.unusable.take()).chain(self.queue.drain(..).map(|(memory, _)| memory)).collect()
+        under_way
+            .into_iter()
+            .chain(self.unusable.take())
+            .chain(self.queue.drain(..).map(|(memory, _)| memory))
+            .collect()
     }
 
     pub(crate) fn is_root(&self) -> bool {

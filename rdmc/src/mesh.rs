@@ -127,7 +127,10 @@ impl Mesh {
 
     /// Queue pairs that it has, each with a region
     pub(crate) fn lanes(&self) -> usize {
-        self.links.values().map(|link| usize::from(link.up.is_some()) + usize::from(link.coming.is_some())).sum()
+        self.links
+            .values()
+            .map(|link| usize::from(link.up.is_some()) + usize::from(link.coming.is_some()))
+            .sum()
     }
 
     pub(crate) fn is_up(&self, peer: IpAddr) -> bool {

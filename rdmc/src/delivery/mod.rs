@@ -54,8 +54,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    const ALL: [Self; 6] =
-        [Self::NoSpace, Self::Exists, Self::Name, Self::Write, Self::Group, Self::Stopped];
+    const ALL: [Self; 6] = [Self::NoSpace, Self::Exists, Self::Name, Self::Write, Self::Group, Self::Stopped];
 }
 
 /// Why a receiver has not got the object.

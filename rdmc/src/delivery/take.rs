@@ -416,8 +416,7 @@ impl Take {
         (self.stage, self.message, self.digest, self.moved) = (Stage::Receiving, first, None, now);
         let (members, racks): (Vec<_>, Vec<_>) = self.members.iter().flatten().copied().unzip();
         let Some(algorithm) = algorithm(terms.algorithm, &racks) else { return self.violation() };
-        let group =
-            GroupConfig { algorithm, block_bytes: terms.block, ..GroupConfig::new(round, members) };
+        let group = GroupConfig { algorithm, block_bytes: terms.block, ..GroupConfig::new(round, members) };
         let most = terms.segment.max(DIGEST as u32);
         let shared = Arc::clone(&self.shared);
         let incoming = move |nic: &mut Rnic, len: u32| {

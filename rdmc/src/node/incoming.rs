@@ -79,7 +79,14 @@ impl Node {
         }
     }
 
-    pub(super) fn on_message(&mut self, nic: &mut Rnic, peer: IpAddr, number: u32, message: Message, now: Nanos) {
+    pub(super) fn on_message(
+        &mut self,
+        nic: &mut Rnic,
+        peer: IpAddr,
+        number: u32,
+        message: Message,
+        now: Nanos,
+    ) {
         // What is said behind the announcement of a later life of the group is about that one.
         let ahead = self.ahead.get_mut(&peer).and_then(|ahead| ahead.get_mut(&number));
         if let Some(ahead) = ahead {

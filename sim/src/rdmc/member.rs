@@ -154,7 +154,9 @@ impl Member {
             };
             let wrong = if bytes.len() == len as usize { differs() } else { Some(bytes.len()) };
             if let Some(at) = wrong {
-                seen.say(format!("message {message} of group {number}, {len} bytes, is wrong from byte {at} on"));
+                seen.say(format!(
+                    "message {message} of group {number}, {len} bytes, is wrong from byte {at} on"
+                ));
             }
             seen.complete.entry(number).or_default().push(len);
             seen.last = seen.now;

@@ -137,7 +137,8 @@ fn survivors_go_on_where_they_were() {
 fn who_is_called_may_begin_late_and_begin_anew() {
     let mut delivery =
         Delivery::new(&Setup { hosts: 3, ..Setup::default() }, 100_000, &[Habit::Sound; 2], |_| {}).unwrap();
-    let ([_, first, second], from_ms) = (<[_; 3]>::try_from(&delivery.hosts[..]).unwrap(), Nanos::from_millis);
+    let ([_, first, second], from_ms) =
+        (<[_; 3]>::try_from(&delivery.hosts[..]).unwrap(), Nanos::from_millis);
     for (at, fault) in [
         (Nanos::ZERO, Fault::Crash(second)),
         (from_ms(20), Fault::Crash(first)),

@@ -177,7 +177,8 @@ impl Args {
         let rack = |ip: &IpAddr| {
             let host = network.topology.hosts.iter().find(|host| host.address == *ip);
             let switch = host.and_then(|host| host.switches.first());
-            switch.ok_or_else(|| Ended::Wrong(format!("{} has no host with the address {ip}", path.display())))
+            switch
+                .ok_or_else(|| Ended::Wrong(format!("{} has no host with the address {ip}", path.display())))
         };
         let racks = core::iter::once(&own).chain(&self.to).map(rack).collect::<Result<Vec<_>, _>>()?;
         Racks::new(&racks).map_err(|error| Ended::Wrong(error.to_string()))
