@@ -68,6 +68,8 @@ pub(crate) struct Neighbour {
     pub(crate) spare: Option<u64>,
     /// The first block of a message may come from another one, too: it is told of which message a spare receive is
     pub(crate) doubtful: bool,
+    /// Sends that may wait when a word joins them: the rest of the queue is for blocks
+    words: usize,
     /// It does not know how many blocks we are ready for, as the send queue was full
     pub(crate) untold: bool,
 }
@@ -206,7 +208,8 @@ impl Group {
         let depth = self.config.ahead as usize;
         for member in members {
             // Blocks, and words that say that we are ready: two for each block at most.
-            let init = resources.queue_pair(4 * depth + 8, depth + 2);
+            let words = 3 * depth + 7;
+            let init = resources.queue_pair(words + depth + 1, depth + 2);
             let qpn = nic.create_qp(init)?;
             let Some(word) = resources.free_words.pop() else {
                 _ = nic.destroy_qp(qpn);
@@ -232,6 +235,7 @@ impl Group {
                 side,
                 spare: None,
                 doubtful: side.is_some() && first.len() > 1,
+                words,
                 untold: false,
             });
             nic.modify_qp(qpn, Modify::Init { access: Access::REMOTE_WRITE, qkey: 0 })?;
@@ -553,8 +557,9 @@ impl Group {
         let word = ready::word(neighbour.asked, only_first_of).to_be_bytes().to_vec();
         let write = SendRequest::new(0, Operation::Write(remote), Data::Inline(word));
         let request = SendRequest { signaled: false, ..write };
-        // Only a queue that is full refuses: one that has failed completes it as such.
-        neighbour.untold = nic.post_send(neighbour.qpn, request).is_err();
+        // A queue that has failed completes it as such.
+        let is_room = nic.sends_pending(neighbour.qpn) < neighbour.words;
+        neighbour.untold = !is_room || nic.post_send(neighbour.qpn, request).is_err();
         !neighbour.untold
     }
 }

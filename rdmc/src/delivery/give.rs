@@ -366,7 +366,8 @@ impl Give {
     fn lose_all(&mut self, nic: &mut Rnic, lost: &[(IpAddr, Lost)], now: Nanos) {
         // All at once, so that there is one round more and not many.
         for (ip, why) in lost {
-            if self.receivers.remove(ip).is_some() {
+            if self.receivers.get(ip).is_some_and(|receiver| !receiver.stored) {
+                self.receivers.remove(ip);
                 self.lost.push((*ip, *why));
                 self.node.hang_up(*ip);
             }
