@@ -168,6 +168,34 @@ fn the_others_get_it_when_one_is_killed() {
     assert!(!into.join("the object").exists(), "half of it would have the name of the whole");
 }
 
+/// One is stopped by its user: it tells the sender, and nobody waits for it.
+#[test]
+fn who_is_stopped_says_so() {
+    let rack = Rack::new(3);
+    let (file, bytes) = rack.file(100_000_000);
+    let stopped = rack.receive(2);
+    let other = rack.receive(3);
+    let sender = rack.send(&file, &[2, 3]);
+    for _ in 0..4000 {
+        if !entries(&rack.inbox(2)).is_empty() {
+            break;
+        }
+        sleep(Duration::from_millis(10));
+    }
+    let pid = stopped.0.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    let (well, _, said) = stopped.end();
+    assert!(!well && said.contains("it was stopped before the file had come"), "{said}");
+    assert!(entries(&rack.inbox(2)).is_empty(), "half a file is left");
+    let (well, report, said) = sender.end();
+    let report: Value = serde_json::from_str(&report).unwrap_or_else(|_| panic!("{report}\n{said}"));
+    assert!(!well && report["stored"] == serde_json::json!(["10.0.0.3"]), "{report}");
+    assert_eq!(report["lost"][0]["why"], "does not take it: it was stopped", "{report}");
+    let (well, text, said) = other.end();
+    assert!(well, "{text}\n{said}");
+    assert!(std::fs::read(rack.inbox(3).join("the object")).unwrap() == bytes);
+}
+
 fn understudy(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_understudy")).args(arguments).env("NO_COLOR", "1").output().unwrap()
 }

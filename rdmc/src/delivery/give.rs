@@ -319,7 +319,11 @@ impl Give {
                 Some(note) => self.on_note(nic, ip, note, now),
                 None => self.lose(nic, ip, Lost::Failed(Failure::Violation(ip)), now),
             },
-            Event::Open(group) => self.open |= group == self.round,
+            Event::Open(group) if group == self.round => {
+                self.open = true;
+                self.apart.clear();
+            }
+            Event::Open(_) => {}
             Event::Closed(group) if group == self.round && self.stage == Stage::Sending => {
                 (self.stage, self.moved) = (Stage::Storing, now);
                 self.conclude();
@@ -446,7 +450,6 @@ impl Give {
         }
         self.round += 1;
         self.stage = Stage::Offering(now + self.config.patience);
-        self.apart.clear();
         (self.open, self.finished) = (false, false);
         let name = self.config.name.as_bytes();
         let members = self.members();
