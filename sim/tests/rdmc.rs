@@ -267,7 +267,7 @@ fn members_behind_a_switch_that_copies_crash_at_any_moment() {
 /// never overtakes an earlier one, though the two come from different members where two nodes share a vertex of the pipeline.
 #[test]
 fn messages_keep_their_order_behind_a_slow_link() {
-    for n in [6, 7, 10, 13] {
+    for n in [6, 7, 10] {
         let hosts: Vec<u16> = (0..n).collect();
         for slow in 1..n {
             let link = Link { rate_bps: 20_000_000, ..Link::default() };
