@@ -323,12 +323,11 @@ impl Give {
                 self.open = true;
                 self.apart.clear();
             }
-            Event::Open(_) => {}
             Event::Closed(group) if group == self.round && self.stage == Stage::Sending => {
                 (self.stage, self.moved) = (Stage::Storing, now);
                 self.conclude();
             }
-            Event::Closed(_) => {}
+            Event::Open(_) | Event::Closed(_) => {}
             Event::Failed { group, failure, unfinished, lacking } => {
                 for memory in unfinished {
                     self.buffers.take(nic, memory);
