@@ -64,8 +64,8 @@ fn packets_take_as_long_as_the_model_says() {
     }
 }
 
-/// One host's link has half the rate, which costs what the model says and up to a block's time more: words and
-/// acknowledgements wait behind the blocks that leave by the same link.
+/// One host's link has half the rate, which costs a pipeline what the model says. The first relay of a chain says later that
+/// it is ready: its words wait behind the blocks that leave by the same link.
 #[test]
 fn a_slow_link_is_about_as_bad_as_the_model_says() {
     for (algorithm, hosts) in [(Algorithm::Chain, 4), (Algorithm::Pipeline, 4), (Algorithm::Pipeline, 8)] {
@@ -76,7 +76,8 @@ fn a_slow_link_is_about_as_bad_as_the_model_says() {
             let packets = transfer(algorithm.clone(), hosts, BYTES, BLOCK, wide(RATE), &link).unwrap().time;
             let model = modelled_with(algorithm.clone(), hosts, Some(slow));
             println!("{name} of {hosts}, {slow} is slow: {packets:.7} s, model {model:.7}, even {even:.7}");
-            assert!((model * 0.97..model * 1.15).contains(&packets), "{name} of {hosts}: {packets} {model}");
+            let most = if algorithm == Algorithm::Chain { 1.08 } else { 1.02 };
+            assert!((model * 0.98..model * most).contains(&packets), "{name} of {hosts}: {packets} {model}");
             assert!(packets > even * 1.05, "{name} of {hosts}: {packets} {even}");
         }
     }
