@@ -71,6 +71,16 @@ impl Live<'_> {
         self.workers
     }
 
+    /// The ports, in the order of the configuration
+    pub fn ports(&self) -> impl Iterator<Item = &PortInfo> {
+        self.runtime.ports()
+    }
+
+    /// Time stamp counter cycles a second
+    pub fn tsc_hz(&self) -> u64 {
+        time::hz()
+    }
+
     /// What each port's device has counted: frames lost before we saw them, and errors
     pub fn device_counters(&self) -> Vec<DeviceCounters> {
         self.runtime.device_counters()

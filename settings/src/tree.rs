@@ -410,6 +410,16 @@ impl<'a> Value<'a> {
         boolean
     }
 
+    /// `true` or `false`, if it is that; nothing is wrong if it is not
+    pub fn boolean_if_any(&self) -> Option<bool> {
+        self.is.as_bool()
+    }
+
+    /// Whether it is a whole number
+    pub fn is_number(&self) -> bool {
+        self.is.as_integer().is_some()
+    }
+
     /// The elements of a list, or the value itself if it is none
     pub fn one_or_list(&self) -> Vec<Self> {
         self.list_if_any().unwrap_or_else(|| vec![self.clone()])

@@ -7,12 +7,14 @@ mod consensus;
 mod decode;
 mod doctor;
 mod host;
+mod observe;
 mod output;
 mod plan;
 mod process;
 mod rdmc;
 mod run;
 mod sim;
+mod top;
 
 // Where the program's parts look for it
 use settings::machine;
@@ -41,6 +43,7 @@ enum Command {
     /// Send objects to many hosts (RDMC)
     #[command(subcommand)]
     Rdmc(rdmc::Command),
+    Top(top::Args),
     Decode(decode::DecodeArgs),
     Doctor(doctor::Args),
     /// Show
@@ -85,6 +88,7 @@ fn main() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Rdmc(command) => rdmc::run(&command),
+        Command::Top(args) => top::run(&args),
         Command::Decode(args) => decode::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Demo(Demo::Swordbox(args)) => told(bench::swordbox::simulated::demo(&args)),

@@ -1,0 +1,1 @@
+//! What rates come of two looks, and what the screen shows of them.
