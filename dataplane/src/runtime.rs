@@ -195,6 +195,7 @@ impl Runtime {
                     up: up.clone(),
                     down,
                     clock: Clock::start(),
+                    watch: None,
                     idler: Idler::new(self.config.workers.idle),
                 }
             })
@@ -314,6 +315,7 @@ fn deliver<F: Function, C: Control<F>>(control: &mut C, message: Up<F>, out: &mu
     match message {
         Up::Event { worker, event } => control.on_event(worker, event, out),
         Up::Punt { worker, frame, port } => control.on_punt(worker, frame, port, out),
+        Up::Watch(watch) => drop(watch),
     }
 }
 

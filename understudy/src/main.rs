@@ -15,6 +15,7 @@ mod rdmc;
 mod run;
 mod sim;
 mod top;
+mod trace;
 
 // Where the program's parts look for it
 use settings::machine;
@@ -44,6 +45,7 @@ enum Command {
     #[command(subcommand)]
     Rdmc(rdmc::Command),
     Top(top::Args),
+    Trace(trace::Args),
     Decode(decode::DecodeArgs),
     Doctor(doctor::Args),
     /// Show
@@ -89,6 +91,7 @@ fn main() -> ExitCode {
         Command::Plan(args) => plan::run(&args),
         Command::Rdmc(command) => rdmc::run(&command),
         Command::Top(args) => top::run(&args),
+        Command::Trace(args) => trace::run(&args),
         Command::Decode(args) => decode::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Demo(Demo::Swordbox(args)) => told(bench::swordbox::simulated::demo(&args)),

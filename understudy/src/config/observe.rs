@@ -50,7 +50,7 @@ fn address(value: &Value<'_>) -> Option<SocketAddr> {
         return value.number(1..=u64::from(u16::MAX), PORT.into()).map(|port| here(port as u16));
     }
     let text = value.text()?;
-    let address = text.parse().ok().filter(|address: &SocketAddr| address.port() > 0);
+    let address = text.parse().ok();
     if address.is_none() {
         let problem = value.problem(format!("`{text}` is no address with a port")).label("nowhere to listen");
         value.add(problem.help(format!(

@@ -1,6 +1,6 @@
 //! The other end of the socket, for `top` and `trace`.
 
-use super::Snapshot;
+use super::{Snapshot, TraceAsked, TraceLine};
 use super::socket::{Ask, Refusal};
 use crate::config;
 use serde::de::DeserializeOwned;
@@ -11,6 +11,8 @@ use std::time::Duration;
 
 /// How long an instance may take to answer
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a trace is waited for, before signals are looked at
+const MOMENT: Duration = Duration::from_millis(100);
 
 /// Where an instance is found.
 #[derive(Clone, Debug)]
@@ -67,6 +69,8 @@ impl Target {
 /// A connection to an instance.
 pub(crate) struct Client {
     stream: BufReader<UnixStream>,
+    /// What has come of a line
+    line: String,
 }
 
 impl Client {
@@ -77,7 +81,7 @@ impl Client {
         })?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
-        Ok(Self { stream: BufReader::new(stream) })
+        Ok(Self { stream: BufReader::new(stream), line: String::new() })
     }
 
     /// The instance as it is now.
@@ -86,18 +90,41 @@ impl Client {
         self.read()
     }
 
-    pub(super) fn ask(&mut self, what: &Ask) -> Result<(), Lost> {
+    /// Packets from now on, by [`Self::next_line`].
+    pub(crate) fn trace(&mut self, asked: TraceAsked) -> Result<(), Lost> {
+        self.ask(&Ask::Trace(asked))?;
+        // Nothing may come for long.
+        Ok(self.stream.get_ref().set_read_timeout(Some(MOMENT))?)
+    }
+
+    /// Asks for the end of a trace.
+    pub(crate) fn end(&mut self) -> Result<(), Lost> {
+        Ok(self.stream.get_mut().write_all(b"\n")?)
+    }
+
+    /// The next line of a trace, if one comes within a moment.
+    pub(crate) fn next_line(&mut self) -> Result<Option<TraceLine>, Lost> {
+        match self.read() {
+            Ok(line) => Ok(Some(line)),
+            Err(Lost::Gone(error)) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => Ok(None),
+            Err(lost) => Err(lost),
+        }
+    }
+
+    fn ask(&mut self, what: &Ask) -> Result<(), Lost> {
         let mut line = serde_json::to_vec(what).map_err(Lost::Strange)?;
         line.push(b'\n');
         Ok(self.stream.get_mut().write_all(&line)?)
     }
 
     /// The next line.
-    pub(super) fn read<T: DeserializeOwned>(&mut self) -> Result<T, Lost> {
-        let mut line = String::new();
-        if self.stream.read_line(&mut line)? == 0 {
+    fn read<T: DeserializeOwned>(&mut self) -> Result<T, Lost> {
+        // What has come of a line stays there, should the rest not come in time.
+        self.stream.read_line(&mut self.line)?;
+        if !self.line.ends_with('\n') {
             return Err(Lost::Gone(ErrorKind::UnexpectedEof.into()));
         }
+        let line = core::mem::take(&mut self.line);
         serde_json::from_str(&line).map_err(|error| match serde_json::from_str(&line) {
             Ok(Refusal { error }) => Lost::Refused(error),
             Err(_) => Lost::Strange(error),

@@ -8,16 +8,22 @@ mod client;
 mod metrics;
 mod snapshot;
 mod socket;
+mod trace;
 
 pub(crate) use client::{Client, Lost, Target};
+#[cfg(test)]
+pub(crate) use snapshot::Port;
 pub(crate) use snapshot::{Instance, Latency, Row, Snapshot, Table, Told};
+pub(crate) use trace::{Asked as TraceAsked, Line as TraceLine, Occasion, Part};
 
 use crate::config::Config;
 use crossbeam_channel::{Receiver, Sender};
-use dataplane::Live;
+use dataplane::{ControlOutput, Live};
 use miette::Report;
 use std::sync::Arc;
 use std::time::Instant;
+use switch::Function;
+use trace::{Traces, Tracing};
 
 /// Questions that wait for the control thread at most
 const QUESTIONS: usize = 64;
@@ -25,6 +31,7 @@ const QUESTIONS: usize = 64;
 /// What is asked of the control thread, and where the answer goes.
 enum Question {
     Snapshot(Sender<Arc<Snapshot>>),
+    Trace(trace::Asked, Sender<Result<Tracing, String>>),
 }
 
 /// How threads of sockets ask.
@@ -38,6 +45,14 @@ impl Asking {
         self.0.send(Question::Snapshot(answer)).ok()?;
         answered.recv().ok()
     }
+
+    /// A watch on what was asked for; why not, in words.
+    fn trace(&self, asked: trace::Asked) -> Result<Tracing, String> {
+        let ending = |()| "the instance is ending".to_owned();
+        let (answer, answered) = crossbeam_channel::bounded(1);
+        self.0.send(Question::Trace(asked, answer)).map_err(|_| ending(()))?;
+        answered.recv().map_err(|_| ending(()))?
+    }
 }
 
 /// The control thread's side.
@@ -45,6 +60,7 @@ pub(crate) struct Observer {
     instance: Instance,
     began: Instant,
     questions: Receiver<Question>,
+    traces: Traces,
     /// Removes the socket from the file system
     _socket: Option<socket::Socket>,
 }
@@ -63,11 +79,17 @@ impl Observer {
             metrics::serve(address, asking)?;
         }
         let (instance, began) = (Instance::of(config), crate::run::now());
-        Ok(Some(Self { instance, began, questions, _socket: socket }))
+        Ok(Some(Self { instance, began, questions, traces: Traces::default(), _socket: socket }))
     }
 
     /// Answers what was asked since the last time. `told` is what the function says of itself.
-    pub(crate) fn answer(&mut self, live: &Live<'_>, told: impl FnOnce() -> Told) {
+    pub(crate) fn attend<F: Function>(
+        &mut self,
+        live: &Live<'_>,
+        out: &mut ControlOutput<'_, F>,
+        told: impl FnOnce() -> Told,
+    ) {
+        self.traces.attend(out);
         if self.questions.is_empty() {
             return;
         }
@@ -77,6 +99,7 @@ impl Observer {
             match question {
                 // Who does not wait any more needs no answer.
                 Question::Snapshot(answer) => drop(answer.send(Arc::clone(&snapshot))),
+                Question::Trace(asked, answer) => drop(answer.send(self.traces.begin(&asked, &snapshot))),
             }
         }
     }

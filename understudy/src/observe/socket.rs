@@ -1,6 +1,6 @@
 //! The Unix socket: a line of JSON asks, lines of JSON answer.
 
-use super::Asking;
+use super::{Asking, trace};
 use miette::{IntoDiagnostic as _, MietteDiagnostic, Report, WrapErr as _};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, Permissions};
@@ -26,6 +26,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(super) enum Ask {
     /// The instance as it is now, as one line
     Snapshot,
+    /// Packets as they come and leave: a line says that it begins, a line a packet, a line when it is over
+    Trace(trace::Asked),
 }
 
 /// Why there is no answer.
@@ -166,6 +168,10 @@ fn serve(stream: &UnixStream, asking: &Asking) -> io::Result<()> {
             Ok(Ask::Snapshot) => match asking.snapshot() {
                 Some(snapshot) => answer(&mut to, &*snapshot)?,
                 None => return Ok(()),
+            },
+            Ok(Ask::Trace(asked)) => match asking.trace(asked) {
+                Ok(tracing) => return tracing.tell(stream, |line| answer(&mut to, line)),
+                Err(error) => return refuse(stream, error),
             },
             Err(error) => return refuse(stream, format!("that is no question: {error}")),
         }

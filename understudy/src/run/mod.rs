@@ -373,7 +373,7 @@ impl<F: Function, C: Control<F>, T: Fn(&C) -> Told> Control<F> for Timed<'_, C, 
 
     fn on_tick(&mut self, live: &Live<'_>, out: &mut ControlOutput<'_, F>) -> bool {
         if let Some(observer) = &mut self.until.observer {
-            observer.answer(live, || (self.tell)(self.control));
+            observer.attend(live, out, || (self.tell)(self.control));
         }
         self.until.goes_on(live) && self.control.on_tick(live, out)
     }

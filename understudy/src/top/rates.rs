@@ -194,7 +194,8 @@ impl TableView {
 pub(super) fn short(number: f64) -> String {
     let mut number = number;
     if number < 999.5 {
-        return if number > 0.0 && number < 9.95 { format!("{number:.1}") } else { format!("{number:.0}") };
+        let places = usize::from(number < 9.95 && number.fract() > 0.0);
+        return format!("{number:.places$}");
     }
     for unit in ["k", "M", "G", "T"] {
         number /= 1000.0;

@@ -72,7 +72,7 @@ impl Control<Pktgen> for Plane<'_> {
 
     fn on_tick(&mut self, live: &Live<'_>, out: &mut ControlOutput<'_, Pktgen>) -> bool {
         if let Some(observer) = &mut self.observer {
-            observer.answer(live, || told::observed(self.profile, &self.counters));
+            observer.attend(live, out, || told::observed(self.profile, &self.counters));
         }
         if self.began.is_none() && self.waits_for.is_empty() && out.command(0, Command::Begin).is_ok() {
             let now = now();
