@@ -12,8 +12,15 @@ use switch::{Frame, Full, Function, PortId};
 
 /// What a worker tells the control plane.
 pub(crate) enum Up<F: Function> {
-    Event { worker: usize, event: F::Event },
-    Punt { worker: usize, frame: Mbuf, port: PortId },
+    Event {
+        worker: usize,
+        event: F::Event,
+    },
+    Punt {
+        worker: usize,
+        frame: Mbuf,
+        port: PortId,
+    },
     /// A watch that is over, to be freed
     Watch(Box<Watch>),
 }
@@ -81,7 +88,9 @@ impl<F: Function> ControlOutput<'_, F> {
     pub fn command(&mut self, worker: usize, command: F::Command) -> Result<(), QueueFull<F::Command>> {
         self.down[worker].try_send(Down::Command(command)).map_err(|error| match error.into_inner() {
             Down::Command(command) => QueueFull(command),
-            Down::Send { .. } | Down::Port(_) | Down::Watch(_) => unreachable!("what comes back is what was sent"),
+            Down::Send { .. } | Down::Port(_) | Down::Watch(_) => {
+                unreachable!("what comes back is what was sent")
+            }
         })
     }
 
@@ -93,7 +102,9 @@ impl<F: Function> ControlOutput<'_, F> {
     ) -> Result<(), QueueFull<Option<Box<Watch>>>> {
         self.down[worker].try_send(Down::Watch(watch)).map_err(|error| match error.into_inner() {
             Down::Watch(watch) => QueueFull(watch),
-            Down::Command(_) | Down::Port(_) | Down::Send { .. } => unreachable!("what comes back is what was sent"),
+            Down::Command(_) | Down::Port(_) | Down::Send { .. } => {
+                unreachable!("what comes back is what was sent")
+            }
         })
     }
 
@@ -101,7 +112,9 @@ impl<F: Function> ControlOutput<'_, F> {
     pub fn send(&mut self, worker: usize, frame: Mbuf, port: PortId) -> Result<(), QueueFull<Mbuf>> {
         self.down[worker].try_send(Down::Send { frame, port }).map_err(|error| match error.into_inner() {
             Down::Send { frame, .. } => QueueFull(frame),
-            Down::Command(_) | Down::Port(_) | Down::Watch(_) => unreachable!("what comes back is what was sent"),
+            Down::Command(_) | Down::Port(_) | Down::Watch(_) => {
+                unreachable!("what comes back is what was sent")
+            }
         })
     }
 }

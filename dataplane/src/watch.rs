@@ -22,6 +22,8 @@ pub struct Sight {
     pub occasion: u64,
     /// Since the watch was made
     pub at: Nanos,
+    /// Wanted frames before it that could not be told of, since the watch was made
+    pub missed: u64,
     /// What became of it
     pub what: What,
     /// Bytes of the frame
@@ -129,8 +131,15 @@ impl Watch {
     }
 
     fn keep(&mut self, frame: Option<&Mbuf>, what: What) {
-        let mut sight =
-            Sight { occasion: self.occasion, at: self.at, what, len: 0, kept: 0, bytes: [0; KEPT] };
+        let mut sight = Sight {
+            occasion: self.occasion,
+            at: self.at,
+            missed: self.missed.get(),
+            what,
+            len: 0,
+            kept: 0,
+            bytes: [0; KEPT],
+        };
         if let Some(frame) = frame {
             let bytes = frame.bytes();
             let kept = bytes.len().min(KEPT);

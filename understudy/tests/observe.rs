@@ -172,7 +172,7 @@ fn a_socket_is_one_instances_own() {
     let first = Instance::start("run", &config);
     let second = understudy(&["run", config.to_str().unwrap()]);
     let error = String::from_utf8(second.stderr).unwrap();
-    assert!(!second.status.success() && error.contains("another process listens there"), "{error}");
+    assert!(!second.status.success() && error.contains("another process"), "{error}");
     assert_eq!(top(&config)["instance"]["pid"], first.child.id());
     // Killed, it leaves a socket on which nobody listens: in nobody's way.
     drop(first);
@@ -184,7 +184,7 @@ fn a_socket_is_one_instances_own() {
     place.write("top.sock", "a file");
     let fourth = understudy(&["run", config.to_str().unwrap()]);
     let error = String::from_utf8(fourth.stderr).unwrap();
-    assert!(!fourth.status.success() && error.contains("something else is there"), "{error}");
+    assert!(!fourth.status.success() && error.contains("something else"), "{error}");
     assert_eq!(fs::read_to_string(place.path("top.sock")).unwrap(), "a file");
 }
 
@@ -193,7 +193,9 @@ fn what_is_no_question_is_refused() {
     let place = Place::new();
     let config = place.config(false, WIRE);
     let _instance = Instance::start("run", &config);
-    for question in ["hello\n".to_owned(), "{\"ask\":\"money\"}\n".into(), "x".repeat(100_000), "[".repeat(5000)] {
+    for question in
+        ["hello\n".to_owned(), "{\"ask\":\"money\"}\n".into(), "x".repeat(100_000), "[".repeat(5000)]
+    {
         let mut stream = std::os::unix::net::UnixStream::connect(place.path("top.sock")).unwrap();
         // It may have refused before it has read all.
         _ = stream.write_all(question.as_bytes());
@@ -202,7 +204,8 @@ fn what_is_no_question_is_refused() {
         assert!(answer.is_empty() || answer.starts_with("{\"error\":\"that is no question"), "{answer}");
     }
     assert_eq!(top(&config)["instance"]["function"], "forward");
-    let none = place.write("none.toml", "[[port]]\nname = \"a\"\nring = {}\n[forward]\npairs = [[\"a\", \"a\"]]\n");
+    let none =
+        place.write("none.toml", "[[port]]\nname = \"a\"\nring = {}\n[forward]\npairs = [[\"a\", \"a\"]]\n");
     let refused = understudy(&["top", "--once", none.to_str().unwrap()]);
     let error = String::from_utf8(refused.stderr).unwrap();
     assert!(refused.status.code() == Some(2) && error.contains("has no socket to look through"), "{error}");
@@ -291,7 +294,11 @@ fn metrics_parse_and_only_grow() {
     ] {
         assert!(second.contains_key(key), "{key} in {second:?}");
     }
-    assert!(second.keys().any(|key| key.starts_with("understudy_queue_pair_frames_total{host=\"10.0.0.1\",qpn=\"0x")));
+    assert!(
+        second
+            .keys()
+            .any(|key| key.starts_with("understudy_queue_pair_frames_total{host=\"10.0.0.1\",qpn=\"0x"))
+    );
     assert!(http(&address, "GET /").0.starts_with("HTTP/1.1 404"));
     assert!(http(&address, "POST /metrics").0.starts_with("HTTP/1.1 405"));
     // Every metric of the dashboard is one that is there, or one of a function that is not here.
@@ -312,7 +319,11 @@ fn dashboard(series: &BTreeMap<String, f64>) {
             let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
             for name in words.filter(|word| word.starts_with("understudy_")) {
                 // Those of functions that `forward` is not are tested where these are.
-                let elsewhere = ["understudy_group_requests_total", "understudy_group_responses_total", "understudy_latency_seconds"];
+                let elsewhere = [
+                    "understudy_group_requests_total",
+                    "understudy_group_responses_total",
+                    "understudy_latency_seconds",
+                ];
                 assert!(there.contains(name) || elsewhere.contains(&name), "{name} of {}", panel["title"]);
                 named += 1;
             }
@@ -385,10 +396,11 @@ fn packets_are_seen_as_they_come_and_as_they_leave() {
     let trace = |more: &[&str]| {
         let output = understudy(&[&["trace", config, "--count", "20"], more].concat());
         let error = String::from_utf8(output.stderr).unwrap();
-        assert!(output.status.success() && error.starts_with("20 packets"), "{error}");
+        // The first ones all find room.
+        assert!(output.status.success() && error == "20 packets\n", "{error}");
         String::from_utf8(output.stdout).unwrap()
     };
-    let lines = trace(&["--qp", &qp, "--json", "--pcapng", file.to_str().unwrap()]);
+    let lines = trace(&["--qp", &qp, "--host", "10.0.0.1", "--json", "--pcapng", file.to_str().unwrap()]);
     let hop = [2, 0, 0, 0, 0, 1];
     let mut times = Vec::new();
     for (at, line) in lines.lines().enumerate() {
@@ -408,13 +420,17 @@ fn packets_are_seen_as_they_come_and_as_they_leave() {
     }
     assert!(times.len() == 20 && times.is_sorted(), "{times:?}");
 
-    let text = trace(&["--qp", &qp]);
+    let text = trace(&["--qp", &qp, "--host", "10.0.0.1"]);
     let first: Vec<_> = text.lines().take(2).collect();
-    assert!(first[0].starts_with("     1     0.000000  left   in   10.0.0.2 > 10.0.0.1  RC CmpSwap"), "{text}");
+    assert!(
+        first[0].starts_with("     1     0.000000  left   in   10.0.0.2 > 10.0.0.1  RC CmpSwap"),
+        "{text}"
+    );
     assert!(first[1].trim_start().starts_with("right  out  10.0.0.2 > 10.0.0.1  RC CmpSwap"), "{text}");
 
     // What is for others is dropped, and said to be.
-    let answer = captures::frames(&captures::path(CAPTURE)).into_iter().find(|frame| frame[42] == 0x12).unwrap();
+    let answer =
+        captures::frames(&captures::path(CAPTURE)).into_iter().find(|frame| frame[42] == 0x12).unwrap();
     let other = u32::from_be_bytes([0, answer[47], answer[48], answer[49]]).to_string();
     let text = trace(&["--qp", &other, "--host", "10.0.0.2"]);
     assert!(text.lines().nth(1).unwrap().ends_with("dropped: other station"), "{text}");
@@ -422,10 +438,14 @@ fn packets_are_seen_as_they_come_and_as_they_leave() {
     // One that is too many is refused; the counts did not suffer.
     let refused = understudy(&["trace", config, "--group", "3"]);
     let error = String::from_utf8(refused.stderr).unwrap();
-    assert!(!refused.status.success() && error.contains("there is no group 3: this instance has none"), "{error}");
+    assert!(
+        !refused.status.success() && error.contains("there is no group 3: this instance has none"),
+        "{error}"
+    );
     let report = instance.end();
     let port = |port: usize, count: &str| report["ports"][port][count].as_u64().unwrap();
-    let drops: u64 = report["drops"].as_array().unwrap().iter().map(|drop| drop["frames"].as_u64().unwrap()).sum();
+    let drops: u64 =
+        report["drops"].as_array().unwrap().iter().map(|drop| drop["frames"].as_u64().unwrap()).sum();
     assert_eq!(port(0, "rx_frames"), port(1, "tx_frames") + drops);
 
     let decoded = understudy(&["decode", "--json", file.to_str().unwrap()]);
@@ -488,5 +508,11 @@ fn there_is_one_trace_at_a_time_and_the_next_when_it_is_over() {
     let mut said = String::new();
     left.stderr.take().unwrap().read_to_string(&mut said).unwrap();
     left.wait().unwrap();
-    assert!(said.contains(" packets") || said.contains("does not answer any more") || said.contains("ending") || said.contains("nobody listens"), "{said}");
+    assert!(
+        said.contains(" packets")
+            || said.contains("does not answer any more")
+            || said.contains("ending")
+            || said.contains("nobody listens"),
+        "{said}"
+    );
 }

@@ -1,7 +1,7 @@
 //! The other end of the socket, for `top` and `trace`.
 
-use super::{Snapshot, TraceAsked, TraceLine};
 use super::socket::{Ask, Refusal};
+use super::{Snapshot, TraceAsked, TraceLine};
 use crate::config;
 use serde::de::DeserializeOwned;
 use std::io::{self, BufRead as _, BufReader, ErrorKind, Write as _};
@@ -106,7 +106,9 @@ impl Client {
     pub(crate) fn next_line(&mut self) -> Result<Option<TraceLine>, Lost> {
         match self.read() {
             Ok(line) => Ok(Some(line)),
-            Err(Lost::Gone(error)) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => Ok(None),
+            Err(Lost::Gone(error)) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                Ok(None)
+            }
             Err(lost) => Err(lost),
         }
     }

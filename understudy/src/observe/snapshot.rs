@@ -217,6 +217,14 @@ impl Told {
         self
     }
 
+    /// Adds a table before the others, if it has rows: what the function is about.
+    pub(crate) fn first(mut self, table: Table) -> Self {
+        if !table.rows.is_empty() {
+            self.tables.insert(0, table);
+        }
+        self
+    }
+
     /// What all workers counted, for any function that counts frames as forwarding does.
     pub(crate) fn forwarded(counters: &[Arc<Forwarded>]) -> Self {
         let sum = |count: &dyn Fn(&Forwarded) -> u64| counters.iter().map(|c| count(c)).sum::<u64>();

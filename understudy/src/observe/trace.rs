@@ -175,7 +175,8 @@ fn queue_pairs(asked: &Asked, now: &Snapshot) -> Result<Vec<(Option<IpAddr>, u32
             let group = group.to_string();
             let found = groups.iter().find(|row| row.cells.first() == Some(&group));
             found.map(|row| row.queue_pairs.clone()).ok_or_else(|| {
-                let there: Vec<_> = groups.iter().filter_map(|row| Some(row.cells.first()?.as_str())).collect();
+                let there: Vec<_> =
+                    groups.iter().filter_map(|row| Some(row.cells.first()?.as_str())).collect();
                 match there.as_slice() {
                     [] => format!("there is no group {group}: this instance has none now"),
                     there => format!("there is no group {group}: there are {}", there.join(", ")),
@@ -222,6 +223,8 @@ impl Tracing {
         tell(&Line::Begin { ports: self.ports.clone() })?;
         let began = self.began.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
         let mut packets = 0;
+        // Before the last one that was told, by worker
+        let mut missed = vec![0; self.watchers.len()];
         let mut over = false;
         loop {
             for (worker, watcher) in self.watchers.iter_mut().enumerate() {
@@ -233,6 +236,7 @@ impl Tracing {
                         parts.push(Part::of(&next));
                     }
                     packets += 1;
+                    missed[worker] = first.missed;
                     let time_ns = began + first.at.0;
                     tell(&Line::Packet(Occasion { number: packets, worker, time_ns, parts }))?;
                     over |= self.count == Some(packets);
@@ -255,7 +259,12 @@ impl Tracing {
                 Ok(_) => true,
             };
         }
-        let missed = self.watchers.iter().map(Watcher::missed).sum();
+        // Those behind the last of `count` packets are nothing to who asked for so many.
+        let missed = if self.count == Some(packets) {
+            missed.iter().sum()
+        } else {
+            self.watchers.iter().map(Watcher::missed).sum()
+        };
         tell(&Line::End { packets, missed })
     }
 }
@@ -268,7 +277,8 @@ mod tests {
     #[test]
     fn what_a_glance_tells_is_what_the_parser_says() {
         let mut seen = 0;
-        for name in ["rc_write_4qp.pcap", "ipv6_ud_send_512.pcap", "vlan_rc_write_4096.pcap", "cm_rping.pcap"] {
+        for name in ["rc_write_4qp.pcap", "ipv6_ud_send_512.pcap", "vlan_rc_write_4096.pcap", "cm_rping.pcap"]
+        {
             for frame in captures::frames(&captures::path(name)) {
                 let rocev2::packet::Class::Roce(layout) = rocev2::classify(&frame) else { continue };
                 let packet = rocev2::Packet::new(&frame, layout);

@@ -98,7 +98,7 @@ fn observed(report: P4ceReport, groups: Table, of_bridge: Told) -> Told {
             ("cnps", report.cnps),
         ])
         .gauges([("groups", report.groups.iter().filter(|group| group.open).count() as u64)])
-        .table(groups)
+        .first(groups)
 }
 
 /// Groups, with the packets that came for them. The bridge counts these by queue pair, as far as `counted_qps` goes.

@@ -181,7 +181,7 @@ impl ImpairReport {
         });
         told.counters([("held", self.held), ("held_full", self.held_full), ("flows_full", self.flows_full)])
             .gauges([("held_now", self.held_at_end), ("held_peak", self.held_peak)])
-            .table(ObservedTable::new("rule", &["rule", "action"], 1, &["matched", "acted", "unable"], rules))
+            .first(ObservedTable::new("rule", &["rule", "action"], 1, &["matched", "acted", "unable"], rules))
     }
 
     fn text(&self, text: &mut String) {

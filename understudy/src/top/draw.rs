@@ -12,8 +12,13 @@ use ratatui::widgets::{Cell, Paragraph, Row, Table};
 const TABLE: usize = 7;
 /// Of these things so many are shown at most
 const WORKERS: usize = 4;
-const DROPS: usize = 3;
-const LATENCIES: usize = 3;
+const LINES: usize = 3;
+/// And of drops and latencies so many on a screen of this height
+const MORE_LINES: usize = 8;
+const TALL: u16 = 36;
+/// Characters of a cell at most, and between two columns
+const WIDEST: usize = 40;
+const SPACE: usize = 2;
 const KEYS: &str = "q quit  p pause  tab next table  \u{2190}\u{2192} sort by  \u{2191}\u{2193} scroll";
 
 const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
@@ -62,11 +67,10 @@ fn title(app: &App, width: u16) -> Line<'static> {
 }
 
 fn draw_view(app: &App, view: &View, frame: &mut Frame<'_>, area: Rect) {
-    let mut sections = vec![workers(view)];
-    let drops = drops(view);
-    sections.push(drops);
+    let lines = if area.height < TALL { LINES } else { MORE_LINES };
+    let mut sections = vec![workers(view), drops(view, lines)];
     if !view.latencies.is_empty() {
-        sections.push(latencies(view));
+        sections.push(latencies(view, lines));
     }
     let taken: usize = sections.iter().map(Section::height).sum();
     let room = usize::from(area.height).saturating_sub(taken + TABLE + 2).max(1);
@@ -92,37 +96,70 @@ impl Section {
         if self.more > 0 {
             rows.push(vec![format!("{} more", self.more)]);
         }
-        frame.render_widget(table(&self.heads, None, &rows, 1), area);
+        let order: Vec<_> = (0..self.heads.len()).collect();
+        frame.render_widget(table(&self.heads, None, &rows, 1, &order, area.width), area);
     }
 }
 
-/// A table whose first columns are words and stand left; the others are numbers and stand right. A head may be marked.
-fn table(heads: &[String], marked: Option<usize>, rows: &[Vec<String>], words: usize) -> Table<'static> {
+/// A table whose first columns are words and stand left; the others are numbers and stand right. A head may be marked. Where
+/// there is no room for all columns, those that come first in `order` stay.
+fn table(
+    heads: &[String],
+    marked: Option<usize>,
+    rows: &[Vec<String>],
+    words: usize,
+    order: &[usize],
+    room: u16,
+) -> Table<'static> {
+    let rows: Vec<Vec<_>> = rows.iter().map(|row| row.iter().map(|cell| cut(cell)).collect()).collect();
     let width = |at: usize| {
         let cells = rows.iter().filter(|row| row.len() > 1).filter_map(|row| row.get(at));
         cells.chain(heads.get(at)).map(|cell| cell.chars().count()).max().unwrap_or(0)
     };
     let widths: Vec<_> = (0..heads.len()).map(width).collect();
+    let shown = fitting(&widths, order, usize::from(room));
     let cell = |at: usize, text: &str| {
         let width = widths[at];
         if at < words { text.to_owned() } else { format!("{text:>width$}") }
     };
     let row = |cells: &Vec<String>| {
-        Row::new(cells.iter().enumerate().map(|(at, text)| Cell::new(cell(at, text))).collect::<Vec<_>>())
+        let cells = shown.iter().filter_map(|&at| Some(Cell::new(cell(at, cells.get(at)?))));
+        Row::new(cells.collect::<Vec<_>>())
     };
-    let head = heads.iter().enumerate().map(|(at, text)| {
+    let head = shown.iter().map(|&at| {
         let style = if marked == Some(at) { REVERSED } else { HEAD };
-        Cell::new(Span::styled(cell(at, text), style))
+        Cell::new(Span::styled(cell(at, &heads[at]), style))
     });
-    // Words give way to numbers where there is no room for both.
-    let constraint = |(at, &width): (usize, &usize)| {
-        let width = width as u16;
-        if at < words { Constraint::Max(width.max(8)) } else { Constraint::Length(width) }
-    };
-    Table::new(rows.iter().map(row).collect::<Vec<_>>(), widths.iter().enumerate().map(constraint))
-        .header(Row::new(head.collect::<Vec<_>>()))
-        .column_spacing(2)
-        .flex(ratatui::layout::Flex::Start)
+    Table::new(
+        rows.iter().map(row).collect::<Vec<_>>(),
+        shown.iter().map(|&at| Constraint::Length(widths[at] as u16)),
+    )
+    .header(Row::new(head.collect::<Vec<_>>()))
+    .column_spacing(SPACE as u16)
+    .flex(ratatui::layout::Flex::Start)
+}
+
+/// A cell that leaves room for others.
+fn cut(cell: &str) -> String {
+    match cell.char_indices().nth(WIDEST) {
+        Some((end, _)) => format!("{}\u{2026}", &cell[..end]),
+        None => cell.to_owned(),
+    }
+}
+
+/// The columns for which there is room, the first of `order` in any case.
+fn fitting(widths: &[usize], order: &[usize], room: usize) -> Vec<usize> {
+    let mut shown = Vec::new();
+    let mut taken = 0;
+    for &at in order {
+        let space = if shown.is_empty() { 0 } else { SPACE };
+        if shown.is_empty() || taken + space + widths[at] <= room {
+            taken += space + widths[at];
+            shown.push(at);
+        }
+    }
+    shown.sort_unstable();
+    shown
 }
 
 fn strings<const N: usize>(words: [&str; N]) -> Vec<String> {
@@ -166,19 +203,19 @@ fn workers(view: &View) -> Section {
     Section { heads: strings(heads), rows: rows.collect(), more: view.workers.len().saturating_sub(WORKERS) }
 }
 
-fn drops(view: &View) -> Section {
+fn drops(view: &View, lines: usize) -> Section {
     let rows =
-        view.drops.iter().take(DROPS).map(|(reason, frames, rate)| {
+        view.drops.iter().take(lines).map(|(reason, frames, rate)| {
             vec![reason.replace('_', " "), short(*rate), short(*frames as f64)]
         });
     let first = if view.drops.is_empty() { "no frame was dropped" } else { "dropped" };
     let heads =
         if view.drops.is_empty() { vec![first.into()] } else { strings([first, "frames/s", "frames"]) };
-    Section { heads, rows: rows.collect(), more: view.drops.len().saturating_sub(DROPS) }
+    Section { heads, rows: rows.collect(), more: view.drops.len().saturating_sub(lines) }
 }
 
-fn latencies(view: &View) -> Section {
-    let rows = view.latencies.iter().take(LATENCIES).map(|latency| {
+fn latencies(view: &View, lines: usize) -> Section {
+    let rows = view.latencies.iter().take(lines).map(|latency| {
         let times = [latency.p50_ns, latency.p90_ns, latency.p99_ns, latency.p999_ns, latency.max_ns];
         std::iter::once(latency.name.clone())
             .chain([short(latency.count as f64)])
@@ -188,7 +225,7 @@ fn latencies(view: &View) -> Section {
     Section {
         heads: strings(["latency", "count", "50 %", "90 %", "99 %", "99.9 %", "max"]),
         rows: rows.collect(),
-        more: view.latencies.len().saturating_sub(LATENCIES),
+        more: view.latencies.len().saturating_sub(lines),
     }
 }
 
@@ -198,14 +235,31 @@ fn draw_table(app: &App, view: &View, frame: &mut Frame<'_>, area: Rect) {
     let Some(shown) = view.tables.get(tab) else { return };
     let [tabs, body] = Layout::vertical([Constraint::Length(1), Constraint::Min(0)]).areas(area);
     let names = view.tables.iter().enumerate().flat_map(|(at, table)| {
-        let name = format!(" {}s ({}) ", table.name.replace('_', " "), table.rows.len() + table.more);
+        let name = table.name.replace('_', " ");
+        let plural = if name == "malformed" { "" } else { "s" };
+        let name = format!(" {name}{plural} ({}) ", table.rows.len() + table.more);
         [Span::styled(name, if at == tab { REVERSED } else { Style::new() }), Span::raw(" ")]
     });
     frame.render_widget(Line::from(names.collect::<Vec<_>>()), tabs);
     let sorted_by = app.sorted_by.min(shown.counts.len().saturating_sub(1));
     let (heads, rows) = cells(shown, sorted_by, app.from, usize::from(body.height));
     let marked = (!shown.counts.is_empty()).then(|| shown.columns.len() + 2 * sorted_by);
-    frame.render_widget(table(&heads, marked, &rows, shown.columns.len()), body);
+    let order = order(shown, sorted_by);
+    frame.render_widget(table(&heads, marked, &rows, shown.columns.len(), &order, body.width), body);
+}
+
+/// Columns by how much they are wanted: what a row is, what the table is sorted by, other rates, words, other counts.
+fn order(shown: &TableView, sorted_by: usize) -> Vec<usize> {
+    let words = shown.columns.len();
+    let rate = |count: usize| words + 2 * count;
+    let others = || (0..shown.counts.len()).filter(move |&count| count != sorted_by);
+    let sorted = (sorted_by < shown.counts.len()).then(|| [rate(sorted_by), rate(sorted_by) + 1]);
+    (0..shown.keys)
+        .chain(sorted.into_iter().flatten())
+        .chain(others().map(rate))
+        .chain(shown.keys..words)
+        .chain(others().map(|count| rate(count) + 1))
+        .collect()
 }
 
 /// A column a second and one in all, for each count.

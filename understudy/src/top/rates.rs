@@ -53,6 +53,8 @@ pub(super) struct WorkerView {
 pub(super) struct TableView {
     pub(super) name: String,
     pub(super) columns: Vec<String>,
+    /// How many of them tell one from another
+    pub(super) keys: usize,
     pub(super) counts: Vec<String>,
     pub(super) rows: Vec<RowView>,
     pub(super) more: usize,
@@ -150,6 +152,7 @@ fn tables(before: &Snapshot, now: &Snapshot, rate: &dyn Fn(u64, u64) -> f64) -> 
         TableView {
             name: table.name.clone(),
             columns: table.columns.clone(),
+            keys: table.keys,
             counts: table.counts.clone(),
             rows: rows.collect(),
             more: table.more,
@@ -168,6 +171,7 @@ fn tables(before: &Snapshot, now: &Snapshot, rate: &dyn Fn(u64, u64) -> f64) -> 
     let all = TableView {
         name: "counter".into(),
         columns: vec!["counter".into()],
+        keys: 1,
         counts: vec!["count".into()],
         rows: counters.chain(gauges).collect(),
         more: 0,

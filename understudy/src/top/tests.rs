@@ -76,7 +76,11 @@ fn press(app: &mut App, code: KeyCode) -> bool {
 /// The words of the line that begins so
 fn line<'a>(screen: &'a [String], start: &str) -> Vec<&'a str> {
     let line = screen.iter().find(|line| line.trim_start().starts_with(start));
-    line.unwrap_or_else(|| panic!("no {start} in\n{}", screen.join("\n"))).split("  ").map(str::trim).filter(|w| !w.is_empty()).collect()
+    line.unwrap_or_else(|| panic!("no {start} in\n{}", screen.join("\n")))
+        .split("  ")
+        .map(str::trim)
+        .filter(|w| !w.is_empty())
+        .collect()
 }
 
 #[test]
@@ -91,7 +95,10 @@ fn a_screen_of_80_by_24_has_everything() {
     assert_eq!(line(&screen, "impaired"), ["impaired", "10", "620"]);
     assert_eq!(line(&screen, "port full"), ["port full", "0", "5"]);
     assert!(!screen.iter().any(|line| line.contains("no buffer")));
-    assert_eq!(line(&screen, "writes latency"), ["writes latency", "100", "1.5 us", "1.5 us", "1.5 us", "2.5 ms", "2.5 ms"]);
+    assert_eq!(
+        line(&screen, "writes latency"),
+        ["writes latency", "100", "1.5 us", "1.5 us", "1.5 us", "2.5 ms", "2.5 ms"]
+    );
     assert!(screen.iter().any(|line| line.contains(" queue pairs (3) ") && line.contains(" counters (2) ")));
     assert_eq!(line(&screen, "10.0.0.2"), ["10.0.0.2", "0x12", "600 k", "37.2 M", "60.0 M", "3.72 G"]);
     let at = |start: &str| screen.iter().position(|line| line.starts_with(start)).unwrap();
@@ -110,7 +117,10 @@ fn keys() {
     assert_eq!(app.sorted_by, 0);
     press(&mut app, KeyCode::Down);
     let scrolled = screen(&app, 80, 24);
-    assert!(!scrolled.iter().any(|line| line.starts_with("10.0.0.2 ")) && scrolled.iter().any(|line| line.starts_with("10.0.0.1 ")));
+    assert!(
+        !scrolled.iter().any(|line| line.starts_with("10.0.0.2 "))
+            && scrolled.iter().any(|line| line.starts_with("10.0.0.1 "))
+    );
     press(&mut app, KeyCode::Tab);
     let counters = screen(&app, 80, 24);
     assert_eq!(line(&counters, "roce_frames"), ["roce_frames", "1.00 M", "62.0 M"]);
@@ -132,7 +142,10 @@ fn an_instance_that_goes_away_is_said_to_be_gone() {
     let mut app = App::default();
     app.see(Err(Lost::Nobody("/run/observe.sock".into())));
     let waiting = screen(&app, 80, 24).join("\n");
-    assert!(waiting.contains("nobody listens at /run/observe.sock") && waiting.contains("Waiting for it."), "{waiting}");
+    assert!(
+        waiting.contains("nobody listens at /run/observe.sock") && waiting.contains("Waiting for it."),
+        "{waiting}"
+    );
     app.see(Ok(snapshot(60.0)));
     app.see(Err(Lost::Nobody("/run/observe.sock".into())));
     assert!(screen(&app, 80, 24)[0].contains("GONE, waiting for it"));
@@ -168,7 +181,14 @@ fn any_size_will_do() {
 #[test]
 fn once_as_text() {
     let text = text::of(&snapshot(62.0));
-    for words in ["understudy 0.1.0 [forward] configs/demo.toml, process 4711", " left ", "port_full", "fd00::1", "1.5 us", "held"] {
+    for words in [
+        "understudy 0.1.0 [forward] configs/demo.toml, process 4711",
+        " left ",
+        "port_full",
+        "fd00::1",
+        "1.5 us",
+        "held",
+    ] {
         assert!(text.contains(words), "{words:?} in\n{text}");
     }
 }
@@ -176,9 +196,52 @@ fn once_as_text() {
 #[test]
 fn numbers_are_short() {
     let numbers = [0.0, 0.04, 9.94, 9.96, 999.4, 999.6, 9_994.0, 12_345.0, 999_600.0, 1.5e9, 2.5e15, 1e18];
-    let texts =
-        ["0", "0.0", "9.9", "10", "999", "1.00 k", "9.99 k", "12.3 k", "1.00 M", "1.50 G", "2500 T", "1000000 T"];
+    let texts = [
+        "0",
+        "0.0",
+        "9.9",
+        "10",
+        "999",
+        "1.00 k",
+        "9.99 k",
+        "12.3 k",
+        "1.00 M",
+        "1.50 G",
+        "2500 T",
+        "1000000 T",
+    ];
     assert_eq!(numbers.map(short), texts);
-    assert_eq!([0, 999, 1_000, 999_999, 1_000_000, 2_500_000_000].map(time), ["0 ns", "999 ns", "1.0 us", "1.0 ms", "1.0 ms", "2.50 s"]);
+    assert_eq!(
+        [0, 999, 1_000, 999_999, 1_000_000, 2_500_000_000].map(time),
+        ["0 ns", "999 ns", "1.0 us", "1.0 ms", "1.0 ms", "2.50 s"]
+    );
     assert_eq!(clock(3_725.9), "1:02:05");
+}
+
+#[test]
+fn what_a_row_is_stays_where_there_is_no_room_for_all() {
+    let mut app = App::default();
+    for uptime_s in [60.0, 62.0] {
+        let mut seen = snapshot(uptime_s);
+        let replicas = (2..=9).map(|n| format!("10.0.0.{n}")).collect::<Vec<_>>().join(" ");
+        let row = Row::new(["3", "10.0.0.1", &replicas, "open"], [uptime_s as u64 * 1000, 5_000_000, 7]);
+        let columns = ["group", "leader", "replicas", "state"];
+        let counts = ["requests", "request_bytes", "responses"];
+        seen.told = seen.told.first(Table::new("group", &columns, 2, &counts, [row]));
+        app.see(Ok(seen));
+    }
+    let narrow = screen(&app, 80, 24);
+    assert_eq!(
+        line(&narrow, "group "),
+        ["group", "leader", "state", "requests/s", "requests", "request bytes/s", "responses/s"]
+    );
+    assert_eq!(line(&narrow, "3 "), ["3", "10.0.0.1", "open", "1.00 k", "62.0 k", "0", "0"]);
+    let wide = screen(&app, 140, 40);
+    assert!(
+        line(&wide, "group ").len() >= 9 && wide.iter().any(|line| line.contains("10.0.0.2 10.0.0.3")),
+        "{}",
+        wide.join("\n")
+    );
+    press(&mut app, KeyCode::Right);
+    assert_eq!(line(&screen(&app, 80, 24), "group ")[3..5], ["requests/s", "request bytes/s"]);
 }
