@@ -66,7 +66,8 @@ impl UnknownKey {
         let keys: &[&str] = known.iter().find(|(name, _)| name == table).map_or(&[], |(_, keys)| keys);
         let at_top = table == ROOT || (table.starts_with('[') && !table.starts_with("[["));
         let candidates = if at_top { known } else { &known[..in_file] };
-        let elsewhere = candidates.iter().find(|(name, keys)| name != table && keys.contains(&key.as_str()));
+        let other = |name: &str| name != table && name != ROOT;
+        let elsewhere = candidates.iter().find(|(name, keys)| other(name) && keys.contains(&key.as_str()));
         let close = meant(key, keys.iter().copied());
         if table == ROOT {
             let tables = one_of(keys.iter().map(|table| header(table)));

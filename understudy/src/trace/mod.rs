@@ -106,6 +106,7 @@ fn trace(args: &Args, target: &Target) -> Result<(), Failure> {
             Some(TraceLine::Begin { ports }) => {
                 let capture = args.pcapng.as_deref().map(|path| Capture::create(path, &ports)).transpose();
                 printer.capture = capture.map_err(Failure::File)?;
+                eprintln!("Watching. Ctrl-C ends it.");
                 printer.ports = ports;
             }
             Some(TraceLine::Packet(occasion)) => printer.print(&occasion)?,

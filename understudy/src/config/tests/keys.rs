@@ -130,7 +130,7 @@ fn outside_of_any_table() {
     wrong(
         &["speed = 100 #!\n", PORTS, FORWARD].concat(),
         "`speed` stands outside of any table",
-        "move it below the line `[runtime]`, `[[port]]`, `[forward]`, `[impair]`, `[nic]`, `[p4ce]`, `[swordbox]`, `[onepipe]`, `[process]`, `[pktgen]`, `[consensus]` or `[tunnel]`",
+        "move it below the line `[runtime]`, `[[port]]`, `[forward]`, `[impair]`, `[nic]`, `[p4ce]`, `[swordbox]`, `[onepipe]`, `[process]`, `[pktgen]`, `[consensus]`, `[tunnel]` or `[observe]`",
     );
 }
 

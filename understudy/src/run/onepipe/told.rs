@@ -115,7 +115,7 @@ impl OnePipeReport {
         let barriers = sides.into_iter().filter_map(|(side, barrier)| {
             Some((format!("barrier_{side}_ns"), barrier.as_ref()?.best_effort_ns?))
         });
-        told.counters(counters).counters(refused).gauges(latest).gauges(barriers.collect::<Vec<_>>()).table(
+        told.counters(counters).counters(refused).gauges(latest).gauges(barriers.collect::<Vec<_>>()).first(
             Table::new("link", &["link", "name", "side", "state", "ahead_ns", "lag_ns"], 2, &[], links),
         )
     }
