@@ -98,14 +98,14 @@ pub fn watch(wanted: Wanted, room: usize) -> (Box<Watch>, Watcher) {
 
 impl Watcher {
     /// The next sighting, in the order of the worker. If one of an occasion is there, all are.
-    pub fn next(&mut self) -> Option<Sight> {
+    pub fn pop(&mut self) -> Option<Sight> {
         self.ring.pop().ok()
     }
 
     /// The next one of this occasion.
     pub fn next_of(&mut self, occasion: u64) -> Option<Sight> {
         let next = self.ring.peek().ok()?;
-        if next.occasion == occasion { self.next() } else { None }
+        if next.occasion == occasion { self.pop() } else { None }
     }
 
     /// Whether there is nothing to fetch now

@@ -1,5 +1,6 @@
 //! Looking at running instances: what is told adds up with the closing report, metrics parse and only grow, packets are shown as
 //! they come and leave.
+#![allow(clippy::disallowed_methods, reason = "what other processes do is waited for, but not for ever")]
 
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};

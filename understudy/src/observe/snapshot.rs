@@ -62,6 +62,7 @@ pub(crate) struct Dropped {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(clippy::struct_field_names, reason = "named as in the closing report")]
 pub(crate) struct Worker {
     pub(crate) worker: usize,
     pub(crate) rx_frames: u64,

@@ -152,9 +152,9 @@ impl Traces {
         let running = Arc::new(());
         self.running = Some(Arc::downgrade(&running));
         let began = system_time();
-        let (watches, watchers): (Vec<_>, Vec<_>) =
+        let (ends, watchers): (Vec<_>, Vec<_>) =
             now.workers.iter().map(|_| watch(Arc::clone(&wanted), ROOM)).unzip();
-        self.pending = (0..).zip(watches.into_iter().map(Some)).collect();
+        self.pending = (0..).zip(ends.into_iter().map(Some)).collect();
         let ports = now.ports.iter().map(|port| port.name.clone()).collect();
         Ok(Tracing { watchers, ports, began, count: asked.count, _running: running })
     }
@@ -230,7 +230,7 @@ impl Tracing {
             for (worker, watcher) in self.watchers.iter_mut().enumerate() {
                 // No longer than others may wait for
                 for _ in 0..ROOM {
-                    let Some(first) = watcher.next() else { break };
+                    let Some(first) = watcher.pop() else { break };
                     let mut parts = vec![Part::of(&first)];
                     while let Some(next) = watcher.next_of(first.occasion) {
                         parts.push(Part::of(&next));
@@ -265,6 +265,8 @@ impl Tracing {
         } else {
             self.watchers.iter().map(Watcher::missed).sum()
         };
+        // Who reads that it is over may ask for the next one at once.
+        drop(self);
         tell(&Line::End { packets, missed })
     }
 }

@@ -71,7 +71,7 @@ pub(super) fn run(runtime: &mut Runtime, config: &P4ceConfig, until: Until, stop
     let mut plane = Plane::new(control);
     let tell = |plane: &Plane<Control>| {
         let of_bridge = Told::forwarded(core::slice::from_ref(&bridged));
-        observed(told(&plane.control, &counters), groups(&plane.control, config, &bridged), of_bridge)
+        observed(&told(&plane.control, &counters), groups(&plane.control, config, &bridged), of_bridge)
     };
     let (outcome, seconds) = run_until(runtime, vec![function], &mut plane, tell, until, stop);
     let report = forward::report(runtime, &outcome, &[bridged], config.counted_qps, seconds);
@@ -79,7 +79,7 @@ pub(super) fn run(runtime: &mut Runtime, config: &P4ceConfig, until: Until, stop
 }
 
 /// For those that look on
-fn observed(report: P4ceReport, groups: Table, of_bridge: Told) -> Told {
+fn observed(report: &P4ceReport, groups: Table, of_bridge: Told) -> Told {
     of_bridge
         .counters([
             ("groups_requested", report.requested),

@@ -97,15 +97,15 @@ fn show(
 ) -> io::Result<()> {
     let mut app = App::default();
     // An instance that hangs must not keep keys waiting.
-    let (seen, sees) = crossbeam_channel::bounded(1);
+    let (looks, looked) = crossbeam_channel::bounded(1);
     thread::Builder::new().name("look".into()).spawn(move || {
         let mut client = None;
-        while seen.send(look(&target, &mut client)).is_ok() {
+        while looks.send(look(&target, &mut client)).is_ok() {
             thread::sleep(every);
         }
     })?;
     while !ended.load(Ordering::Relaxed) {
-        for seen in sees.try_iter() {
+        for seen in looked.try_iter() {
             app.see(seen);
         }
         terminal.draw(|frame| draw::draw(&app, frame))?;

@@ -149,6 +149,8 @@ impl Printer<'_> {
 
 /// A line for each of its parts; the first has its number, and when it came.
 fn text(occasion: &Occasion, first_ns: u64, ports: &[String]) -> String {
+    use core::fmt::Write as _;
+
     let widest = ports.iter().map(|port| port.chars().count()).max().unwrap_or(0);
     let name = |port: u16| ports.get(usize::from(port)).map_or("?", String::as_str);
     let seconds = occasion.time_ns.saturating_sub(first_ns) as f64 / 1e9;
@@ -166,7 +168,8 @@ fn text(occasion: &Occasion, first_ns: u64, ports: &[String]) -> String {
             Part::Punted => format!("{:<widest$}  to the control plane", ""),
             Part::Consumed => format!("{:<widest$}  taken in", ""),
         };
-        text += &format!("{head:>19}  {told}\n");
+        // Writing to a string does not fail.
+        _ = writeln!(text, "{head:>19}  {told}");
         head.clear();
     }
     text

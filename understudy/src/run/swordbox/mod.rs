@@ -163,11 +163,11 @@ pub(super) fn run(
     };
     let mut control = Reloading { plane: Plane::new(Control::new(journal)), asked, again, layers };
     let tell = |control: &Reloading| {
-        let [connections, lanes, lines, held] = counters.usage();
+        let [connections, shared, lines, held] = counters.usage();
         Told::forwarded(core::slice::from_ref(&bridged))
             .counters(counters.all())
             .counters([("unwritten", control.plane.control.failed())])
-            .gauges([("connections", connections), ("lanes_now", lanes), ("lines", lines), ("held", held)])
+            .gauges([("connections", connections), ("lanes_now", shared), ("lines", lines), ("held", held)])
     };
     let (outcome, seconds) = run_until(runtime, vec![function], &mut control, tell, until, stop);
     let report = forward::report(runtime, &outcome, &[bridged], counted_qps, seconds);
