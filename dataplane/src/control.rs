@@ -4,6 +4,7 @@ use crate::mbuf::Mbuf;
 use crate::memif::Signal;
 use crate::port::PortInfo;
 use crate::runtime::Live;
+use crate::watch::Watch;
 use core::ptr::NonNull;
 use crossbeam_channel::Sender;
 use dpdk_sys::rte_mempool;
@@ -11,8 +12,17 @@ use switch::{Frame, Full, Function, PortId};
 
 /// What a worker tells the control plane.
 pub(crate) enum Up<F: Function> {
-    Event { worker: usize, event: F::Event },
-    Punt { worker: usize, frame: Mbuf, port: PortId },
+    Event {
+        worker: usize,
+        event: F::Event,
+    },
+    Punt {
+        worker: usize,
+        frame: Mbuf,
+        port: PortId,
+    },
+    /// A watch that is over, to be freed
+    Watch(Box<Watch>),
 }
 
 /// What the control plane tells a worker.
@@ -20,6 +30,7 @@ pub(crate) enum Down<F: Function> {
     Command(F::Command),
     Send { frame: Mbuf, port: PortId },
     Port(Signal),
+    Watch(Option<Box<Watch>>),
 }
 
 /// The control plane of a function: one thread, which may take its time.
@@ -77,7 +88,23 @@ impl<F: Function> ControlOutput<'_, F> {
     pub fn command(&mut self, worker: usize, command: F::Command) -> Result<(), QueueFull<F::Command>> {
         self.down[worker].try_send(Down::Command(command)).map_err(|error| match error.into_inner() {
             Down::Command(command) => QueueFull(command),
-            Down::Send { .. } | Down::Port(_) => unreachable!("what comes back is what was sent"),
+            Down::Send { .. } | Down::Port(_) | Down::Watch(_) => {
+                unreachable!("what comes back is what was sent")
+            }
+        })
+    }
+
+    /// Has this worker be watched, in place of a watch that it has; or no longer.
+    pub fn watch(
+        &mut self,
+        worker: usize,
+        watch: Option<Box<Watch>>,
+    ) -> Result<(), QueueFull<Option<Box<Watch>>>> {
+        self.down[worker].try_send(Down::Watch(watch)).map_err(|error| match error.into_inner() {
+            Down::Watch(watch) => QueueFull(watch),
+            Down::Command(_) | Down::Port(_) | Down::Send { .. } => {
+                unreachable!("what comes back is what was sent")
+            }
         })
     }
 
@@ -85,7 +112,9 @@ impl<F: Function> ControlOutput<'_, F> {
     pub fn send(&mut self, worker: usize, frame: Mbuf, port: PortId) -> Result<(), QueueFull<Mbuf>> {
         self.down[worker].try_send(Down::Send { frame, port }).map_err(|error| match error.into_inner() {
             Down::Send { frame, .. } => QueueFull(frame),
-            Down::Command(_) | Down::Port(_) => unreachable!("what comes back is what was sent"),
+            Down::Command(_) | Down::Port(_) | Down::Watch(_) => {
+                unreachable!("what comes back is what was sent")
+            }
         })
     }
 }

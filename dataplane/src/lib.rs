@@ -18,6 +18,7 @@ mod runtime;
 mod stopwatch;
 mod time;
 mod tx;
+pub mod watch;
 mod worker;
 
 pub use config::Config;

@@ -71,6 +71,16 @@ impl Live<'_> {
         self.workers
     }
 
+    /// The ports, in the order of the configuration
+    pub fn ports(&self) -> impl Iterator<Item = &PortInfo> {
+        self.runtime.ports()
+    }
+
+    /// Time stamp counter cycles a second
+    pub fn tsc_hz(&self) -> u64 {
+        time::hz()
+    }
+
     /// What each port's device has counted: frames lost before we saw them, and errors
     pub fn device_counters(&self) -> Vec<DeviceCounters> {
         self.runtime.device_counters()
@@ -185,6 +195,7 @@ impl Runtime {
                     up: up.clone(),
                     down,
                     clock: Clock::start(),
+                    watch: None,
                     idler: Idler::new(self.config.workers.idle),
                 }
             })
@@ -304,6 +315,7 @@ fn deliver<F: Function, C: Control<F>>(control: &mut C, message: Up<F>, out: &mu
     match message {
         Up::Event { worker, event } => control.on_event(worker, event, out),
         Up::Punt { worker, frame, port } => control.on_punt(worker, frame, port, out),
+        Up::Watch(watch) => drop(watch),
     }
 }
 

@@ -7,6 +7,7 @@ use crate::mbuf::Mbuf;
 use crate::memif::Signal;
 use crate::time::{Clock, cycles};
 use crate::tx::{Handoff, Tx, rx_burst};
+use crate::watch::{Watch, Watched};
 use core::mem::ManuallyDrop;
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -48,6 +49,8 @@ pub(crate) struct Worker<F: Function> {
     pub(crate) up: Sender<Up<F>>,
     pub(crate) down: Receiver<Down<F>>,
     pub(crate) clock: Clock,
+    /// Who looks over its shoulder
+    pub(crate) watch: Option<Box<Watch>>,
     pub(crate) idler: Idler,
 }
 
@@ -64,7 +67,13 @@ impl<F: Function> Worker<F> {
             let mut worked = self.poll_rings(now) || received > 0;
             if self.function.next_timer().is_some_and(|at| at <= now) {
                 let made = self.tx.counters.made.get();
-                self.function.on_timer(now, &mut self.tx);
+                match &mut self.watch {
+                    None => self.function.on_timer(now, &mut self.tx),
+                    Some(watch) => {
+                        watch.look_at_the_clock();
+                        self.function.on_timer(now, &mut Watched { tx: &mut self.tx, watch });
+                    }
+                }
                 // Who only waits for room is idle: others may need the CPU to make it.
                 worked |= self.tx.counters.made.get() != made;
             }
@@ -105,6 +114,10 @@ impl<F: Function> Worker<F> {
             return 0;
         }
         let burst = &burst[..received];
+        if self.watch.is_some() {
+            self.run_watched(burst, rx.port, now);
+            return received;
+        }
         for &mbuf in burst.iter().take(PREFETCH) {
             prefetch(mbuf);
         }
@@ -133,23 +146,60 @@ impl<F: Function> Worker<F> {
             // SAFETY: drivers write non-null pointers to buffers that are the receiver's alone.
             let mut frame = unsafe { Mbuf::from_raw(NonNull::new_unchecked(raw)) };
             bytes += frame.frame_len() as u64;
-            match self.function.on_frame(&mut frame, rx.port, now, &mut self.tx) {
-                // What does not fit is counted there.
-                Verdict::Forward(port) => _ = self.tx.push(frame, port),
-                Verdict::Drop(reason) => {
-                    self.tx.counters.count_drop(reason);
-                    ended.push(frame);
-                }
-                Verdict::Punt => self.punt(frame, rx.port),
-                Verdict::Consume => {
-                    self.tx.counters.consumed.add(1);
-                    ended.push(frame);
-                }
-            }
+            let verdict = self.function.on_frame(&mut frame, rx.port, now, &mut self.tx);
+            self.carry_out(verdict, frame, rx.port, &mut ended);
         }
         drop(ended);
         self.tx.counters.ports[rx.port.index()].rx.count_many(received as u64, bytes);
         received
+    }
+
+    #[inline]
+    fn carry_out(&mut self, verdict: Verdict, frame: Mbuf, port: PortId, ended: &mut Ended) {
+        match verdict {
+            // What does not fit is counted there.
+            Verdict::Forward(port) => _ = self.tx.push(frame, port),
+            Verdict::Drop(reason) => {
+                self.tx.counters.count_drop(reason);
+                ended.push(frame);
+            }
+            Verdict::Punt => self.punt(frame, port),
+            Verdict::Consume => {
+                self.tx.counters.consumed.add(1);
+                ended.push(frame);
+            }
+        }
+    }
+
+    /// Runs the function on a burst, and shows what it does to it.
+    #[cold]
+    fn run_watched(&mut self, burst: &[*mut rte_mbuf], port: PortId, now: Nanos) {
+        let Some(mut watch) = self.watch.take() else { return };
+        watch.look_at_the_clock();
+        let mut bytes = 0;
+        let mut ended = Ended { frames: [null_mut(); BURST], len: 0 };
+        for &raw in burst {
+            // SAFETY: drivers write non-null pointers to buffers that are the receiver's alone.
+            let mut frame = unsafe { Mbuf::from_raw(NonNull::new_unchecked(raw)) };
+            bytes += frame.frame_len() as u64;
+            watch.comes(&frame, port);
+            let mut out = Watched { tx: &mut self.tx, watch: &mut watch };
+            let verdict = self.function.on_frame(&mut frame, port, now, &mut out);
+            watch.ends(&frame, verdict);
+            self.carry_out(verdict, frame, port, &mut ended);
+        }
+        drop(ended);
+        self.tx.counters.ports[port.index()].rx.count_many(burst.len() as u64, bytes);
+        self.watch = Some(watch);
+    }
+
+    /// Another watch, or none.
+    #[cold]
+    fn on_watch(&mut self, watch: Option<Box<Watch>>) {
+        if let Some(over) = core::mem::replace(&mut self.watch, watch) {
+            // Freed by the control plane, unless its queue is full.
+            drop(self.up.try_send(Up::Watch(over)));
+        }
     }
 
     #[cold]
@@ -175,7 +225,14 @@ impl<F: Function> Worker<F> {
             any = true;
             match self.down.try_recv() {
                 Ok(Down::Command(command)) => self.function.on_command(command, now),
-                Ok(Down::Send { frame, port }) => _ = self.tx.push(frame, port),
+                Ok(Down::Send { frame, port }) => {
+                    if let Some(watch) = &mut self.watch {
+                        watch.look_at_the_clock();
+                        watch.leaves(&frame, port);
+                    }
+                    _ = self.tx.push(frame, port);
+                }
+                Ok(Down::Watch(watch)) => self.on_watch(watch),
                 Ok(Down::Port(signal)) => self.on_signal(signal),
                 Err(_) => break,
             }

@@ -222,8 +222,12 @@ pub(crate) fn path(value: &Value<'_>, folder: &Path) -> Option<PathBuf> {
 }
 
 fn socket(table: &Table<'_>, example: &'static str, folder: &Path) -> Option<PathBuf> {
-    let value = table.require("socket", example)?;
-    let path = path(&value, folder)?;
+    socket_path(&table.require("socket", example)?, folder)
+}
+
+/// The path of a Unix socket
+pub fn socket_path(value: &Value<'_>, folder: &Path) -> Option<PathBuf> {
+    let path = path(value, folder)?;
     // DPDK's memif looks for the folder in the path itself.
     let path = std::path::absolute(&path).unwrap_or(path);
     let len = path.as_os_str().len();

@@ -23,6 +23,7 @@ pub mod syntax;
 pub mod tree;
 pub mod words;
 
+pub use device::socket_path;
 pub use dpdk::Dpdk;
 pub use machine::Machine;
 pub use report::{Finding, Problem, Report};

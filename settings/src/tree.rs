@@ -66,7 +66,8 @@ impl UnknownKey {
         let keys: &[&str] = known.iter().find(|(name, _)| name == table).map_or(&[], |(_, keys)| keys);
         let at_top = table == ROOT || (table.starts_with('[') && !table.starts_with("[["));
         let candidates = if at_top { known } else { &known[..in_file] };
-        let elsewhere = candidates.iter().find(|(name, keys)| name != table && keys.contains(&key.as_str()));
+        let other = |name: &str| name != table && name != ROOT;
+        let elsewhere = candidates.iter().find(|(name, keys)| other(name) && keys.contains(&key.as_str()));
         let close = meant(key, keys.iter().copied());
         if table == ROOT {
             let tables = one_of(keys.iter().map(|table| header(table)));
@@ -408,6 +409,16 @@ impl<'a> Value<'a> {
             );
         }
         boolean
+    }
+
+    /// `true` or `false`, if it is that; nothing is wrong if it is not
+    pub fn boolean_if_any(&self) -> Option<bool> {
+        self.is.as_bool()
+    }
+
+    /// Whether it is a whole number
+    pub fn is_number(&self) -> bool {
+        self.is.as_integer().is_some()
     }
 
     /// The elements of a list, or the value itself if it is none

@@ -7,12 +7,15 @@ mod consensus;
 mod decode;
 mod doctor;
 mod host;
+mod observe;
 mod output;
 mod plan;
 mod process;
 mod rdmc;
 mod run;
 mod sim;
+mod top;
+mod trace;
 
 // Where the program's parts look for it
 use settings::machine;
@@ -41,6 +44,8 @@ enum Command {
     /// Send objects to many hosts (RDMC)
     #[command(subcommand)]
     Rdmc(rdmc::Command),
+    Top(top::Args),
+    Trace(trace::Args),
     Decode(decode::DecodeArgs),
     Doctor(doctor::Args),
     /// Show
@@ -85,6 +90,8 @@ fn main() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Rdmc(command) => rdmc::run(&command),
+        Command::Top(args) => top::run(&args),
+        Command::Trace(args) => trace::run(&args),
         Command::Decode(args) => decode::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Demo(Demo::Swordbox(args)) => told(bench::swordbox::simulated::demo(&args)),

@@ -3,6 +3,7 @@
 use super::{Control, Stage};
 use crate::group::GroupId;
 use core::net::IpAddr;
+use rocev2::Qpn;
 
 /// What the control plane counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,6 +33,10 @@ pub struct GroupStatus {
     pub quorum: usize,
     /// Packets go through it
     pub open: bool,
+    /// The switch's queue pairs: the leader's first, then the replicas'
+    pub own: Vec<Qpn>,
+    /// The queue pairs at their other ends, as far as they are known
+    pub peers: Vec<(IpAddr, Qpn)>,
 }
 
 impl Control {
@@ -48,6 +53,19 @@ impl Control {
             replicas: group.members.iter().map(|member| (member.ip, member.in_group)).collect(),
             quorum: group.quorum,
             open: group.stage == Stage::Open,
+            own: [group.local_qp]
+                .into_iter()
+                .chain(group.members.iter().map(|member| member.local_qp))
+                .collect(),
+            peers: [(group.request.peer.remote, group.request.qpn)]
+                .into_iter()
+                .chain(
+                    group
+                        .members
+                        .iter()
+                        .filter_map(|member| Some((member.ip, member.answer.as_ref()?.0.qpn))),
+                )
+                .collect(),
         })
     }
 }

@@ -56,9 +56,16 @@ pub(super) fn of(path: &Path, config: &Config, machine: &Machine) -> String {
             },
         ),
     ];
+    let observe = &config.observe;
+    let socket = observe.socket.iter().map(|path| format!("`top` and `trace` through {}", path.display()));
+    let prometheus = observe.prometheus.iter().map(|at| {
+        let whose = if at.ip().is_loopback() { "" } else { ", for anybody who reaches it" };
+        format!("Prometheus at http://{at}/metrics{whose}")
+    });
+    let seen = socket.chain(prometheus).map(|line| ("seen by", line));
     let mut text = format!("{} is right. It would run:\n\n{}\n", path.display(), ports(runtime));
     let tunnel = config.tunnel.iter().flat_map(tunnel::lines);
-    for (key, value) in tunnel.chain(function).chain(rest) {
+    for (key, value) in tunnel.chain(function).chain(rest).chain(seen) {
         let _ = writeln!(text, "{key:<9} {value}");
     }
     let mut notes = notes(runtime, machine);

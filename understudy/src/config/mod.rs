@@ -1,13 +1,14 @@
 //! The configuration file: TOML in, plain values of `dataplane` and `switch` out, or everything that is wrong with it.
 //!
 //! A file has ports (`[[port]]`), one function (a table named after it, [`FUNCTIONS`]; beside `[nic]` there may be
-//! `[consensus]`, beside `[forward]` and `[onepipe]` `[tunnel]`) and, if the defaults are not to be, `[runtime]`. To add a
+//! `[consensus]`, beside `[forward]` and `[onepipe]` `[tunnel]`) and, if the defaults are not to be, `[runtime]` and `[observe]`. To add a
 //! function: a variant of [`FunctionConfig`], a file like `forward.rs`, a line in [`FUNCTIONS`].
 
 mod consensus;
 mod forward;
 mod impair;
 mod nic;
+mod observe;
 mod onepipe;
 mod p4ce;
 mod pairs;
@@ -22,6 +23,7 @@ mod tunnel;
 
 pub(crate) use settings::{Finding, Report};
 
+pub(crate) use observe::ObserveConfig;
 pub(crate) use onepipe::{Clock, OnePipeConfig};
 pub(crate) use p4ce::P4ceConfig;
 pub(crate) use swordbox::SwordboxConfig;
@@ -53,6 +55,8 @@ pub(crate) struct Config {
     pub(crate) function: FunctionConfig,
     /// Tunnels that end before the function sees what they carry
     pub(crate) tunnel: Option<TunnelConfig>,
+    /// Who may look on
+    pub(crate) observe: ObserveConfig,
     /// End when no frame has come for so long
     pub(crate) stop_when_idle: Option<Duration>,
     /// Where it was read, or what stands for that
@@ -80,6 +84,23 @@ pub(crate) enum FunctionConfig {
     Process(::onepipe::Settings),
     /// A packet generator
     Pktgen(::pktgen::Profile),
+}
+
+impl FunctionConfig {
+    /// The table that configures it
+    pub(crate) const fn name(&self) -> &'static str {
+        match self {
+            Self::Forward(_) => "forward",
+            Self::Impair(_) => "impair",
+            Self::Nic(_) => "nic",
+            Self::Consensus(_) => "consensus",
+            Self::P4ce(_) => "p4ce",
+            Self::Swordbox(_) => "swordbox",
+            Self::OnePipe(_) => "onepipe",
+            Self::Process(_) => "process",
+            Self::Pktgen(_) => "pktgen",
+        }
+    }
 }
 
 /// A table that configures a function.
@@ -168,6 +189,7 @@ fn read(
     let (runtime, ports) = (&dpdk.runtime, &dpdk.ports);
     let mut function = consensus::beside(&root, function(&root, ports, &FUNCTIONS));
     let tunnel = tunnel::beside(&root, function.as_ref());
+    let observe = observe::read(&root, function.as_ref(), folder);
     match &mut function {
         Some(FunctionConfig::Nic(_) | FunctionConfig::Consensus(_)) => {
             runtime.check_one_worker("a host has one worker", problems);
@@ -199,6 +221,7 @@ fn read(
         runtime: dpdk.build()?,
         function: function?,
         tunnel,
+        observe,
         stop_when_idle,
         path: path.to_owned(),
     })

@@ -29,6 +29,8 @@ pub(super) struct Frame<'a> {
 pub(super) struct LinkType(u32);
 
 impl LinkType {
+    pub(super) const ETHERNET: Self = Self(1);
+
     /// Where the layer above begins; `None` for a kind of link that is not known, or a frame that is too short.
     pub(super) fn link(self, frame: &[u8]) -> Option<Link> {
         let ethertype_at = |at: usize| Some(u16::from_be_bytes([*frame.get(at)?, *frame.get(at + 1)?]));

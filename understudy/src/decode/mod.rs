@@ -146,8 +146,21 @@ fn json_line(frame: Frame<'_>, roce: &Roce, out: &mut impl Write) -> io::Result<
 }
 
 fn text_line(frame: Frame<'_>, first: u64, roce: &Roce, out: &mut impl Write) -> io::Result<()> {
+    writeln!(out, "{:>6} {:>12.6}  {}", frame.number, relative(frame, first), described(roce))
+}
+
+/// An Ethernet frame of which `bytes` are known, of `len`: a line without its end.
+pub(crate) fn describe(bytes: &[u8], len: usize) -> String {
+    let Some(link) = capture::LinkType::ETHERNET.link(bytes) else { return "truncated".into() };
+    match dissect(bytes, link, bytes.len() >= len) {
+        Dissection::Roce(roce) => described(&roce),
+        Dissection::Other(what) => format!("{what}, {len} B"),
+    }
+}
+
+fn described(roce: &Roce) -> String {
     let (src, dst) = roce.addresses;
-    let mut line = format!("{:>6} {:>12.6}  {src} > {dst}", frame.number, relative(frame, first));
+    let mut line = format!("{src} > {dst}");
     for vlan in &roce.vlans {
         _ = write!(line, " vlan {vlan}");
     }
@@ -169,7 +182,7 @@ fn text_line(frame: Frame<'_>, first: u64, roce: &Roce, out: &mut impl Write) ->
     if let Some(fault) = roce.fault {
         _ = write!(line, "  MALFORMED: {fault}");
     }
-    writeln!(out, "{line}")
+    line
 }
 
 /// A header's fields as words. Addresses and keys read better in hexadecimal, long private data not at all.

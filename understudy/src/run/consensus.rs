@@ -3,6 +3,7 @@
 use super::host::counters;
 use super::{Until, by_chance, now, run_until};
 use crate::consensus::{Account, ConsensusConfig, Replica, Seen, Way};
+use crate::observe::{Latency as Observed, Told};
 use core::fmt::Write as _;
 use core::time::Duration;
 use dataplane::{Control, ControlOutput, Live, Mbuf, Runtime, Stop};
@@ -231,12 +232,31 @@ pub(super) fn run(
         pause: Nanos::ZERO,
     };
     let host = Station::new(Rnic::new(config.host.nic(mac)), replica);
-    let (_, seconds) = run_until(runtime, vec![host], &mut watcher, until, stop);
+    let tell = |watcher: &Watcher| observed(&watcher.seen.lock().unwrap_or_else(PoisonError::into_inner));
+    let (_, seconds) = run_until(runtime, vec![host], &mut watcher, tell, until, stop);
     let time = Duration::from_secs_f64(seconds);
     let seen = watcher.look();
     let whole = Seen { pause: watcher.pause, ..seen.clone() };
     let report = Line::new("report", config.id, time, Duration::ZERO, &first, &whole);
     Report { line: report, seen, servers: config.servers.len() }
+}
+
+/// For those that look on
+fn observed(seen: &Seen) -> Told {
+    let leads = |way| u64::from(seen.way == Some(way));
+    let told = Told::default()
+        .counters(counters(&seen.counters))
+        .counters([
+            ("decided", seen.state.count),
+            ("applied", seen.applied),
+            ("proposed_direct", seen.direct.decided),
+            ("proposed_through_switch", seen.switch.decided),
+        ])
+        .gauges([("leads_direct", leads(Way::Direct)), ("leads_through_switch", leads(Way::Switch))]);
+    let latencies =
+        [("decided through the switch", &seen.switch), ("decided without a switch", &seen.direct)];
+    let latencies = latencies.into_iter().filter_map(|(name, account)| Observed::of(name, &account.latency));
+    Told { latencies: latencies.collect(), ..told }
 }
 
 impl Report {

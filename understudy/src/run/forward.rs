@@ -3,6 +3,7 @@
 use super::Until;
 use super::report::{OpcodeRow, PortRow, QpRow, ReasonRow, Report, WorkerRow};
 use super::tunnel::Front;
+use crate::observe::Told;
 use dataplane::{Control, ControlOutput, Live, Mbuf, Outcome, Runtime, Stop};
 use rocev2::{Fault, Opcode};
 use std::collections::HashMap;
@@ -39,7 +40,8 @@ pub(super) fn run(
 ) -> Report {
     let functions: Vec<_> = (0..workers).map(|_| Forward::new(config)).collect();
     let counters: Vec<_> = functions.iter().map(Forward::counters).collect();
-    let (outcome, seconds, tunnel) = front.run_until(runtime, functions, &mut Bridge, until, stop);
+    let tell = |_: &Bridge| Told::forwarded(&counters);
+    let (outcome, seconds, tunnel) = front.run_until(runtime, functions, &mut Bridge, tell, until, stop);
     Report { tunnel, ..report(runtime, &outcome, &counters, config.counted_qps, seconds) }
 }
 
@@ -107,7 +109,7 @@ pub(super) fn report(
 }
 
 /// Queue pairs of all workers, those with the most packets first.
-fn queue_pairs(counters: &[Arc<Counters>]) -> Vec<QpRow> {
+pub(crate) fn queue_pairs(counters: &[Arc<Counters>]) -> Vec<QpRow> {
     let mut sums = HashMap::new();
     for (host, qpn, frames, bytes) in counters.iter().flat_map(|counters| counters.qps.iter()) {
         let (f, b) = sums.entry((host, qpn)).or_insert((0, 0));

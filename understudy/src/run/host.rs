@@ -2,7 +2,8 @@
 
 use super::{Until, run_until};
 use crate::host::{Event, Host, HostConfig, Seen, ServiceRow};
-use comfy_table::{Cell, CellAlignment, Table, presets};
+use crate::observe::{Row, Table, Told};
+use comfy_table::{Cell, CellAlignment, presets};
 use core::fmt::Write as _;
 use dataplane::{Control, ControlOutput, Live, Mbuf, Runtime, Stop};
 use serde_json::json;
@@ -42,9 +43,26 @@ pub(super) fn run(
     let mac = runtime.ports().next().map_or([0; 6], |port| port.mac);
     let host = Host::new(config, mac).map_err(|error| miette::miette!("{error}"))?;
     let seen = host.seen();
-    let (_, seconds) = run_until(runtime, vec![host], &mut Clients::default(), until, stop);
+    let tell = |_: &Clients| observed(&seen.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
+    let (_, seconds) = run_until(runtime, vec![host], &mut Clients::default(), tell, until, stop);
     let seen = seen.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
     Ok(Report { seconds, seen })
+}
+
+/// For those that look on
+fn observed(seen: &Seen) -> Told {
+    let services = seen.services.iter().map(|row| {
+        let counts = [row.connections, row.finished, row.failed, row.refused, row.operations, row.bytes];
+        Row::new([row.service, &row.port.to_string()], counts)
+    });
+    let counts = ["connections", "finished", "failed", "refused", "operations", "bytes"];
+    Told::default().counters(counters(&seen.counters)).table(Table::new(
+        "service",
+        &["service", "port"],
+        2,
+        &counts,
+        services,
+    ))
 }
 
 impl Report {
@@ -63,7 +81,7 @@ impl Report {
     }
 
     pub(super) fn text(&self) -> String {
-        let mut table = Table::new();
+        let mut table = comfy_table::Table::new();
         table.load_style(presets::NOTHING);
         let numbers = ["connections", "finished", "failed", "refused", "operations", "bytes"];
         let head = |name: &str| Cell::new(name).set_alignment(CellAlignment::Right);

@@ -2,6 +2,7 @@
 
 use super::report::{ImpairReport, Report, RuleRow};
 use super::{Until, forward, run_until};
+use crate::observe::Told;
 use dataplane::{Passive, Runtime, Stop};
 use std::sync::Arc;
 use switch::impair::counters::RuleCounters;
@@ -16,8 +17,9 @@ pub(super) fn run(
 ) -> Report {
     let functions: Vec<_> = (0..workers).map(|worker| Impair::new(config, worker)).collect();
     let counters: Vec<_> = functions.iter().map(Impair::counters).collect();
-    let (outcome, seconds) = run_until(runtime, functions, &mut Passive, until, stop);
     let seen: Vec<_> = counters.iter().map(|counters| Arc::clone(&counters.seen)).collect();
+    let tell = |_: &Passive| impaired(config, &counters).observed(Told::forwarded(&seen));
+    let (outcome, seconds) = run_until(runtime, functions, &mut Passive, tell, until, stop);
     let report = forward::report(runtime, &outcome, &seen, config.counted_qps, seconds);
     Report { impair: Some(impaired(config, &counters)), ..report }
 }

@@ -12,7 +12,11 @@ mod report;
 pub(crate) mod swordbox;
 mod tunnel;
 
+pub(crate) use forward::queue_pairs;
+pub(crate) use report::{row, section};
+
 use crate::config::{self, Config, FunctionConfig};
+use crate::observe::{Observer, Told};
 use clap::Args;
 use dataplane::{Control, ControlOutput, Live, Mbuf, Outcome, Passive, PortInfo, Runtime, Stop, Stopwatch};
 use miette::{MietteDiagnostic, Report};
@@ -215,6 +219,7 @@ fn start(args: RunArgs, mut config: Config) -> Result<ExitCode, Report> {
     let workers = config.runtime.workers.cpus.len();
     let mut runtime = Runtime::start(config.runtime.clone()).map_err(|error| explain(&error))?;
 
+    let observer = Observer::start(&config)?;
     let names: Vec<&str> = runtime.ports().map(|port| port.name.as_str()).collect();
     eprintln!(
         "understudy is ready on {}, with {workers} worker{} ({}). Ctrl-C ends it.",
@@ -222,8 +227,14 @@ fn start(args: RunArgs, mut config: Config) -> Result<ExitCode, Report> {
         if workers == 1 { "" } else { "s" },
         Runtime::version(),
     );
-    let until =
-        Until { began: now(), duration: args.duration, idle: config.stop_when_idle, seen: 0, last: now() };
+    let until = Until {
+        began: now(),
+        duration: args.duration,
+        idle: config.stop_when_idle,
+        seen: 0,
+        last: now(),
+        observer,
+    };
     let (text, code) = match &config.function {
         FunctionConfig::Forward(function) => {
             let front = tunnel::Front::of(&config, &runtime);
@@ -255,7 +266,8 @@ fn start(args: RunArgs, mut config: Config) -> Result<ExitCode, Report> {
         FunctionConfig::Pktgen(profile) => {
             let asked =
                 pktgen::Asked { duration: args.duration, live: args.live, hgrm: args.hgrm.as_deref() };
-            let report = pktgen::run(&mut runtime, &config.runtime.ports, profile, &asked, &stop)?;
+            let report =
+                pktgen::run(&mut runtime, &config.runtime.ports, profile, &asked, until.observer, &stop)?;
             (if args.json { report.json() } else { report.text() }, report.code())
         }
         FunctionConfig::Swordbox(config) => {
@@ -300,6 +312,8 @@ struct Until {
     /// Frames received when something was last received, and when that was
     seen: u64,
     last: Instant,
+    /// Who tells those that look on
+    observer: Option<Observer>,
 }
 
 impl Until {
@@ -315,16 +329,18 @@ impl Until {
     }
 }
 
-/// Runs functions, one a worker, until it is time: what they did, and for how many seconds.
+/// Runs functions, one a worker, until it is time: what they did, and for how many seconds. `tell` is asked what those that
+/// look on are told.
 fn run_until<F: Function + Send, C: Control<F>>(
     runtime: &mut Runtime,
     functions: Vec<F>,
     control: &mut C,
+    tell: impl Fn(&C) -> Told,
     until: Until,
     stop: &Stop,
 ) -> (Outcome, f64) {
     let began = now();
-    let outcome = runtime.run(functions, &mut Timed { control, until }, stop);
+    let outcome = runtime.run(functions, &mut Timed { control, tell, until }, stop);
     (outcome, began.elapsed().as_secs_f64())
 }
 
@@ -340,12 +356,13 @@ fn run_until_done<F: Function + Send, C: Control<F>>(
 }
 
 /// A control plane that ends when it is time.
-struct Timed<'a, C> {
+struct Timed<'a, C, T> {
     control: &'a mut C,
+    tell: T,
     until: Until,
 }
 
-impl<F: Function, C: Control<F>> Control<F> for Timed<'_, C> {
+impl<F: Function, C: Control<F>, T: Fn(&C) -> Told> Control<F> for Timed<'_, C, T> {
     fn on_event(&mut self, worker: usize, event: F::Event, out: &mut ControlOutput<'_, F>) {
         self.control.on_event(worker, event, out);
     }
@@ -355,6 +372,9 @@ impl<F: Function, C: Control<F>> Control<F> for Timed<'_, C> {
     }
 
     fn on_tick(&mut self, live: &Live<'_>, out: &mut ControlOutput<'_, F>) -> bool {
+        if let Some(observer) = &mut self.until.observer {
+            observer.attend(live, out, || (self.tell)(self.control));
+        }
         self.until.goes_on(live) && self.control.on_tick(live, out)
     }
 

@@ -9,6 +9,7 @@ use super::report::Report;
 use super::tunnel::Front;
 use super::{Until, by_chance, forward, now};
 use crate::config::OnePipeConfig;
+use crate::observe::Told;
 use dataplane::{Control, ControlOutput, Live, Mbuf, Runtime, Stop};
 use representative::{Command, Event, Gauges, Lagging, LinkId, LinkState, Representative, View, Watch};
 use rnic::{Endpoint, Interface, cm};
@@ -201,7 +202,11 @@ pub(super) fn run(
         said: (began, 0),
         live: live.map(|every| Lines { every, next: began + every, counters: &counters }),
     };
-    let (outcome, seconds, tunnel) = front.run_until(runtime, vec![function], &mut plane, until, stop);
+    let tell = |plane: &Plane<'_>| {
+        let of_bridge = Told::forwarded(core::slice::from_ref(&bridged));
+        told::told(config, &counters, plane.view.as_ref(), plane.lagging).observed(of_bridge)
+    };
+    let (outcome, seconds, tunnel) = front.run_until(runtime, vec![function], &mut plane, tell, until, stop);
     let report = forward::report(runtime, &outcome, &[bridged], counted_qps, seconds);
     let view = plane.gauges.read().or(plane.view);
     let onepipe = told::told(config, &counters, view.as_ref(), plane.lagging);

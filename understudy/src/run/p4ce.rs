@@ -3,14 +3,17 @@
 use super::report::{GroupRow, P4ceReport, Report};
 use super::{Until, by_chance, forward, run_until};
 use crate::config::P4ceConfig;
+use crate::observe::{Row, Table, Told};
 use dataplane::{Passive, Plane, Runtime, Stop};
 use p4ce::{Command, Control, ControlConfig, Event, Group, P4ce};
 use rnic::Interface;
+use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
+use std::collections::HashMap;
 use std::sync::Arc;
 use switch::drop::FaultSet;
-use switch::forward::Config as ForwardConfig;
 use switch::forward::config::Topology;
+use switch::forward::{Config as ForwardConfig, Counters};
 use switch::memory::run_frame;
 use switch::{Function, Nanos, PortId};
 
@@ -66,9 +69,65 @@ pub(super) fn run(runtime: &mut Runtime, config: &P4ceConfig, until: Until, stop
     let (counters, bridged) = (function.counters(), function.forward_counters());
     let control = Control::new(control_plane(config, mac, config.seed.unwrap_or_else(by_chance)));
     let mut plane = Plane::new(control);
-    let (outcome, seconds) = run_until(runtime, vec![function], &mut plane, until, stop);
+    let tell = |plane: &Plane<Control>| {
+        let of_bridge = Told::forwarded(core::slice::from_ref(&bridged));
+        observed(&told(&plane.control, &counters), groups(&plane.control, config, &bridged), of_bridge)
+    };
+    let (outcome, seconds) = run_until(runtime, vec![function], &mut plane, tell, until, stop);
     let report = forward::report(runtime, &outcome, &[bridged], config.counted_qps, seconds);
     Report { p4ce: Some(told(&plane.control, &counters)), ..report }
+}
+
+/// For those that look on
+fn observed(report: &P4ceReport, groups: Table, of_bridge: Told) -> Told {
+    of_bridge
+        .counters([
+            ("groups_requested", report.requested),
+            ("groups_opened", report.opened),
+            ("groups_refused", report.refused),
+            ("groups_closed", report.closed),
+            ("replicas_excluded", report.excluded),
+            ("requests", report.requests),
+            ("copies", report.copies),
+            ("responses", report.responses),
+            ("acks", report.acks),
+            ("naks", report.naks),
+            ("rnr_naks", report.rnr_naks),
+            ("fatal_naks", report.fatal_naks),
+            ("repeated", report.repeated),
+            ("cnps", report.cnps),
+        ])
+        .gauges([("groups", report.groups.iter().filter(|group| group.open).count() as u64)])
+        .first(groups)
+}
+
+/// Groups, with the packets that came for them. The bridge counts these by queue pair, as far as `counted_qps` goes.
+fn groups(control: &Control, config: &P4ceConfig, bridged: &Counters) -> Table {
+    let own: HashMap<_, _> = bridged
+        .qps
+        .iter()
+        .filter(|(host, ..)| config.addresses.iter().any(|(ip, _)| ip == host))
+        .map(|(_, qpn, frames, bytes)| (qpn, (frames, bytes)))
+        .collect();
+    let rows = control.groups().map(|group| {
+        let came = |qpn: &Qpn| own.get(qpn).copied().unwrap_or((0, 0));
+        let (requests, bytes) = group.own.first().map_or((0, 0), came);
+        let responses = group.own.iter().skip(1).map(|qpn| came(qpn).0).sum();
+        let replicas: Vec<_> = group
+            .replicas
+            .iter()
+            .map(|(ip, there)| format!("{ip}{}", if *there { "" } else { " (excluded)" }))
+            .collect();
+        let state = if group.open { "open" } else { "not open" };
+        let cells = [&group.id.0.to_string(), &group.leader.to_string(), &replicas.join(" "), state];
+        let own =
+            group.own.iter().flat_map(|qpn| config.addresses.iter().map(|(ip, _)| (Some(*ip), qpn.get())));
+        let peers = group.peers.iter().map(|(ip, qpn)| (Some(*ip), qpn.get()));
+        let queue_pairs = own.chain(peers).collect();
+        Row { queue_pairs, ..Row::new(cells, [requests, bytes, responses]) }
+    });
+    let counts = ["requests", "request_bytes", "responses"];
+    Table::new("group", &["group", "leader", "replicas", "state"], 2, &counts, rows)
 }
 
 fn told(control: &Control, counters: &Arc<p4ce::Counters>) -> P4ceReport {

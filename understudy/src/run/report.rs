@@ -2,6 +2,7 @@
 
 use super::onepipe::OnePipeReport;
 use super::tunnel::TunnelReport;
+use crate::observe::{Row as ObservedRow, Table as ObservedTable, Told};
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -173,6 +174,16 @@ pub(super) struct RuleRow {
 }
 
 impl ImpairReport {
+    /// For those that look on
+    pub(super) fn observed(self, told: Told) -> Told {
+        let rules = self.rules.iter().map(|rule| {
+            ObservedRow::new([&*rule.name, rule.action], [rule.matched, rule.acted, rule.unable])
+        });
+        told.counters([("held", self.held), ("held_full", self.held_full), ("flows_full", self.flows_full)])
+            .gauges([("held_now", self.held_at_end), ("held_peak", self.held_peak)])
+            .first(ObservedTable::new("rule", &["rule", "action"], 1, &["matched", "acted", "unable"], rules))
+    }
+
     fn text(&self, text: &mut String) {
         let rules = self
             .rules
@@ -234,11 +245,11 @@ pub(super) struct ReasonRow {
 }
 
 #[derive(Serialize)]
-pub(super) struct QpRow {
-    pub(super) dst: String,
-    pub(super) qpn: u32,
-    pub(super) frames: u64,
-    pub(super) bytes: u64,
+pub(crate) struct QpRow {
+    pub(crate) dst: String,
+    pub(crate) qpn: u32,
+    pub(crate) frames: u64,
+    pub(crate) bytes: u64,
 }
 
 #[derive(Serialize)]
@@ -377,14 +388,14 @@ impl Report {
     }
 }
 
-pub(super) fn row(words: &[&str], numbers: &[u64]) -> Vec<Cell> {
+pub(crate) fn row(words: &[&str], numbers: &[u64]) -> Vec<Cell> {
     let words = words.iter().map(Cell::new);
     let numbers = numbers.iter().map(|n| Cell::new(n).set_alignment(CellAlignment::Right));
     words.chain(numbers).collect()
 }
 
 /// A titled table, of which the first columns are words and the others numbers; nothing if it has no row.
-pub(super) fn section(
+pub(crate) fn section(
     text: &mut String,
     title: &str,
     columns: &[&str],

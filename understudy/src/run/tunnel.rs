@@ -3,6 +3,7 @@
 use super::report::{row, section};
 use super::{Until, run_until};
 use crate::config::{Config, TunnelConfig};
+use crate::observe::Told;
 use core::fmt::Write as _;
 use dataplane::{Control, Outcome, Runtime, Stop};
 use rocev2::ethernet::MacAddr;
@@ -31,6 +32,7 @@ impl<'a> Front<'a> {
         runtime: &mut Runtime,
         functions: Vec<F>,
         control: &mut C,
+        tell: impl Fn(&C) -> Told,
         until: Until,
         stop: &Stop,
     ) -> (Outcome, f64, Option<TunnelReport>)
@@ -39,14 +41,15 @@ impl<'a> Front<'a> {
         C: Control<F> + Control<Tunnel<F>>,
     {
         let Some(config) = self.tunnel else {
-            let (outcome, seconds) = run_until(runtime, functions, control, until, stop);
+            let (outcome, seconds) = run_until(runtime, functions, control, tell, until, stop);
             return (outcome, seconds, None);
         };
         let config = config.at(self.port_mac);
         let behind = |function| Tunnel::new(&config, function);
         let functions: Vec<_> = functions.into_iter().map(behind).collect();
         let counters: Vec<_> = functions.iter().map(Tunnel::counters).collect();
-        let (outcome, seconds) = run_until(runtime, functions, control, until, stop);
+        let tell = |control: &C| tell(control).counters(TunnelReport::of(&counters).counters());
+        let (outcome, seconds) = run_until(runtime, functions, control, tell, until, stop);
         (outcome, seconds, Some(TunnelReport::of(&counters)))
     }
 }
@@ -71,6 +74,15 @@ impl TunnelReport {
             terminated_bytes: sum(&|c| c.terminated.bytes.get()),
             refused: refused.into_iter().filter(|&(_, count)| count > 0).collect(),
         }
+    }
+
+    /// For those that look on
+    fn counters(&self) -> impl Iterator<Item = (String, u64)> {
+        let refused = self.refused.iter().map(|(why, count)| (format!("tunnel_refused_{why}"), *count));
+        [("tunnel_frames", self.terminated_frames), ("tunnel_bytes", self.terminated_bytes)]
+            .map(|(name, count)| (name.to_owned(), count))
+            .into_iter()
+            .chain(refused)
     }
 
     pub(super) fn text(&self, text: &mut String) {

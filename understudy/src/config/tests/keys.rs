@@ -96,17 +96,17 @@ fn unknown_tables() {
     wrong(
         &[PORTS, "[forwrd] #!\npairs = [[\"a\", \"b\"]]\n"].concat(),
         "there is no table `forwrd`",
-        "did you mean `[forward]`? the tables are `[runtime]`, `[[port]]`, `[forward]`, `[impair]`, `[nic]`, `[p4ce]`, `[swordbox]`, `[onepipe]`, `[process]`, `[pktgen]`, `[consensus]` and `[tunnel]`",
+        "did you mean `[forward]`? the tables are `[runtime]`, `[[port]]`, `[forward]`, `[impair]`, `[nic]`, `[p4ce]`, `[swordbox]`, `[onepipe]`, `[process]`, `[pktgen]`, `[consensus]`, `[tunnel]` and `[observe]`",
     );
     wrong(
         &[PORTS, "[router] #!\n"].concat(),
         "there is no table `router`",
-        "the tables are `[runtime]`, `[[port]]`, `[forward]`, `[impair]`, `[nic]`, `[p4ce]`, `[swordbox]`, `[onepipe]`, `[process]`, `[pktgen]`, `[consensus]` and `[tunnel]`",
+        "the tables are `[runtime]`, `[[port]]`, `[forward]`, `[impair]`, `[nic]`, `[p4ce]`, `[swordbox]`, `[onepipe]`, `[process]`, `[pktgen]`, `[consensus]`, `[tunnel]` and `[observe]`",
     );
     wrong(
         "\n[[port]]\nname = \"a\"\nring = {}\n\n[forward]\npairs = [[\"a\", \"a\"]]\n[[prot]] #!\nname = \"b\"\n",
         "there is no table `prot`",
-        "did you mean `[[port]]`? the tables are `[runtime]`, `[[port]]`, `[forward]`, `[impair]`, `[nic]`, `[p4ce]`, `[swordbox]`, `[onepipe]`, `[process]`, `[pktgen]`, `[consensus]` and `[tunnel]`",
+        "did you mean `[[port]]`? the tables are `[runtime]`, `[[port]]`, `[forward]`, `[impair]`, `[nic]`, `[p4ce]`, `[swordbox]`, `[onepipe]`, `[process]`, `[pktgen]`, `[consensus]`, `[tunnel]` and `[observe]`",
     );
 }
 
@@ -130,7 +130,7 @@ fn outside_of_any_table() {
     wrong(
         &["speed = 100 #!\n", PORTS, FORWARD].concat(),
         "`speed` stands outside of any table",
-        "move it below the line `[runtime]`, `[[port]]`, `[forward]`, `[impair]`, `[nic]`, `[p4ce]`, `[swordbox]`, `[onepipe]`, `[process]`, `[pktgen]`, `[consensus]` or `[tunnel]`",
+        "move it below the line `[runtime]`, `[[port]]`, `[forward]`, `[impair]`, `[nic]`, `[p4ce]`, `[swordbox]`, `[onepipe]`, `[process]`, `[pktgen]`, `[consensus]`, `[tunnel]` or `[observe]`",
     );
 }
 

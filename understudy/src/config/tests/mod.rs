@@ -6,6 +6,7 @@ mod forward;
 mod impair;
 mod keys;
 mod nic;
+mod observe;
 mod onepipe;
 mod p4ce;
 mod ports;

@@ -1,6 +1,7 @@
 //! What a run of 1Pipe's switch came to, or has come to so far.
 
 use crate::config::OnePipeConfig;
+use crate::observe::{Row, Table, Told};
 use crate::run::report::{row, section};
 use core::fmt::Write as _;
 use representative::config::Side;
@@ -99,6 +100,26 @@ pub(super) fn told(
 }
 
 impl OnePipeReport {
+    /// For those that look on
+    pub(super) fn observed(self, told: Told) -> Told {
+        // The latest is no sum.
+        let (latest, counters): (Vec<_>, Vec<_>) =
+            self.counters.into_iter().partition(|(name, _)| *name == "intervals_latest_ns");
+        let refused = self.refused.into_iter().map(|(why, count)| (format!("refused_{why}"), count));
+        let ns = |ns: Option<u64>| ns.map_or_else(|| "-".into(), |ns| ns.to_string());
+        let links = self.links.iter().map(|link| {
+            let (ahead, lag) = (ns(link.ahead_ns), ns(link.lag_ns));
+            Row::new([&*link.link.to_string(), &link.name, link.side, link.state, &ahead, &lag], [])
+        });
+        let sides = [("above", &self.above), ("below", &self.below)];
+        let barriers = sides.into_iter().filter_map(|(side, barrier)| {
+            Some((format!("barrier_{side}_ns"), barrier.as_ref()?.best_effort_ns?))
+        });
+        told.counters(counters).counters(refused).gauges(latest).gauges(barriers.collect::<Vec<_>>()).first(
+            Table::new("link", &["link", "name", "side", "state", "ahead_ns", "lag_ns"], 2, &[], links),
+        )
+    }
+
     pub(crate) fn text(&self, text: &mut String) {
         let happened = self.counters.iter().filter(|(_, count)| **count > 0);
         section(text, "1Pipe", &["what", "count"], 1, happened.map(|(name, count)| row(&[name], &[*count])));

@@ -4,6 +4,7 @@ mod hgrm;
 mod told;
 
 use super::{now, run_until_done};
+use crate::observe::Observer;
 use dataplane::config::Device;
 use dataplane::{Control, ControlOutput, Live, Mbuf, PortInfo, Runtime, Stop};
 use pktgen::{Command, Counters, Event, Pktgen, Profile};
@@ -47,6 +48,7 @@ struct Plane<'a> {
     began: Option<Instant>,
     spoils: Vec<Spoil>,
     lines: Lines,
+    observer: Option<Observer>,
 }
 
 /// What is shown while it runs.
@@ -68,7 +70,10 @@ impl Control<Pktgen> for Plane<'_> {
     fn on_punt(&mut self, _worker: usize, _frame: Mbuf, _port: PortId, _out: &mut ControlOutput<'_, Pktgen>) {
     }
 
-    fn on_tick(&mut self, _live: &Live<'_>, out: &mut ControlOutput<'_, Pktgen>) -> bool {
+    fn on_tick(&mut self, live: &Live<'_>, out: &mut ControlOutput<'_, Pktgen>) -> bool {
+        if let Some(observer) = &mut self.observer {
+            observer.attend(live, out, || told::observed(self.profile, &self.counters));
+        }
         if self.began.is_none() && self.waits_for.is_empty() && out.command(0, Command::Begin).is_ok() {
             let now = now();
             self.began = Some(now);
@@ -165,6 +170,7 @@ pub(super) fn run(
     ports: &[dataplane::config::Port],
     profile: &Profile,
     asked: &Asked<'_>,
+    observer: Option<Observer>,
     stop: &Stop,
 ) -> Result<PktgenReport, miette::Report> {
     let duration = asked.duration.map(|time| switch::Nanos(time.as_nanos() as u64));
@@ -190,6 +196,7 @@ pub(super) fn run(
             next: start,
             before: (0, 0, start),
         },
+        observer,
     };
     let (outcome, seconds) = run_until_done(runtime, vec![function], &mut plane);
     let mut spoils = core::mem::take(&mut plane.spoils);

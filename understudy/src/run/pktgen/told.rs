@@ -1,6 +1,7 @@
 //! What a generator's run came to: as tables for people, as JSON for programs.
 
 use super::{Spoil, hgrm};
+use crate::observe::{Latency, Row, Table, Told};
 use crate::run::report::{row, section};
 use dataplane::{Outcome, Runtime};
 use pktgen::counters::StreamCounters;
@@ -35,6 +36,45 @@ pub(in crate::run) struct PktgenReport {
     adds_up: bool,
     /// Why the numbers are not to be believed; empty if they are
     spoiled: Vec<Spoil>,
+}
+
+/// For those that look on
+pub(super) fn observed(profile: &Profile, counters: &Counters) -> Told {
+    let streams = || profile.streams.iter().zip(&counters.streams);
+    let rows = streams().map(|(stream, counters)| {
+        let counts = [
+            counters.sent.frames.get(),
+            counters.sent.bytes.get(),
+            counters.received.frames.get(),
+            counters.duplicates.get(),
+            counters.late.get(),
+            counters.answered.get(),
+            counters.unanswered.get(),
+            counters.malformed.frames.get(),
+        ];
+        Row::new([&*stream.name], counts)
+    });
+    let counts =
+        ["sent", "sent_bytes", "received", "duplicates", "late", "answered", "unanswered", "malformed_sent"];
+    let lost = streams().map(|(_, counters)| counters.lost()).sum();
+    let unseen = streams().map(|(_, counters)| counters.unseen()).sum();
+    let malformed = counters.faults.iter().map(switch::counters::Counter::get).sum();
+    let told = Told::default()
+        .counters([
+            ("malformed_frames", malformed),
+            ("foreign_frames", counters.foreign.get()),
+            ("other_frames", counters.other.get()),
+            ("no_buffer", counters.no_buffer.get()),
+            ("port_busy", counters.port_busy.get()),
+        ])
+        // What came late was lost before.
+        .gauges([("lost", lost), ("unseen", unseen)])
+        .table(Table::new("stream", &["stream"], 1, &counts, rows));
+    let latencies = streams().flat_map(|(stream, counters)| {
+        [("latency", &counters.latency), ("round trip", &counters.round_trip)]
+            .map(|(kind, times)| Latency::of(format!("{} {kind}", stream.name), &hgrm::hdr(times)))
+    });
+    Told { latencies: latencies.flatten().collect(), ..told }
 }
 
 #[derive(Serialize)]

@@ -8,6 +8,7 @@ mod tests;
 use super::report::{Report, SwordboxReport};
 use super::{Until, forward, run_until};
 use crate::config::{self, Config, FunctionConfig, SwordboxConfig};
+use crate::observe::Told;
 use core::fmt::Write as _;
 use core::sync::atomic::{AtomicBool, Ordering};
 use dataplane::{ControlOutput, Live, Mbuf, Plane, PortInfo, Runtime, Stop};
@@ -161,7 +162,14 @@ pub(super) fn run(
         None => Box::new(Nowhere),
     };
     let mut control = Reloading { plane: Plane::new(Control::new(journal)), asked, again, layers };
-    let (outcome, seconds) = run_until(runtime, vec![function], &mut control, until, stop);
+    let tell = |control: &Reloading| {
+        let [connections, shared, lines, held] = counters.usage();
+        Told::forwarded(core::slice::from_ref(&bridged))
+            .counters(counters.all())
+            .counters([("unwritten", control.plane.control.failed())])
+            .gauges([("connections", connections), ("lanes_now", shared), ("lines", lines), ("held", held)])
+    };
+    let (outcome, seconds) = run_until(runtime, vec![function], &mut control, tell, until, stop);
     let report = forward::report(runtime, &outcome, &[bridged], counted_qps, seconds);
     let told = told(&counters, control.plane.control.failed(), control.layers, memory);
     Report { swordbox: Some(told), ..report }

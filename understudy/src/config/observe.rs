@@ -1,0 +1,62 @@
+//! The table `[observe]`: who may look at a running instance, and where.
+
+use super::FunctionConfig;
+use super::report::Problem;
+use super::tree::{Table, Value, absent, section};
+use core::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+const KEY: &str = "observe";
+const EXAMPLE: &str = "\"127.0.0.1:9464\"";
+/// Where exporters of OpenTelemetry listen by default
+const PORT: u16 = 9464;
+
+/// What `[observe]` asks for; nothing, unless it says so.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ObserveConfig {
+    /// Unix socket for `understudy top` and `understudy trace`
+    pub(crate) socket: Option<PathBuf>,
+    /// Where Prometheus finds metrics
+    pub(crate) prometheus: Option<SocketAddr>,
+}
+
+/// Reads the table.
+pub(super) fn read(root: &Table<'_>, function: Option<&FunctionConfig>, folder: &Path) -> ObserveConfig {
+    let given = root.get(KEY, "");
+    if let (Some(given), Some(FunctionConfig::Process(_))) = (&given, function) {
+        let problem = Problem::at(given.key_span(), "[observe] is nothing to [process]");
+        given.add(
+            problem.label("nobody listens there").help("remove it: `understudy run` has it, for a switch"),
+        );
+    }
+    let table = section(root, KEY).unwrap_or_else(|| absent(KEY, root.problems()));
+    let socket = table.get("socket", "\"/run/understudy/observe.sock\"");
+    let prometheus = table.get("prometheus", EXAMPLE);
+    let config = ObserveConfig {
+        socket: socket.and_then(|value| settings::socket_path(&value, folder)),
+        prometheus: prometheus.and_then(|value| address(&value)),
+    };
+    table.finish();
+    config
+}
+
+/// An address with a port, a port at this machine alone, or `true` for the usual one there; `None` for `false`, too.
+fn address(value: &Value<'_>) -> Option<SocketAddr> {
+    let here = |port| SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port);
+    if let Some(on) = value.boolean_if_any() {
+        return on.then(|| here(PORT));
+    }
+    if value.is_number() {
+        return value.number(1..=u64::from(u16::MAX), PORT.into()).map(|port| here(port as u16));
+    }
+    let text = value.text()?;
+    let address = text.parse().ok();
+    if address.is_none() {
+        let problem = value.problem(format!("`{text}` is no address with a port")).label("nowhere to listen");
+        value.add(problem.help(format!(
+            "write `prometheus = {EXAMPLE}`, `\"[::1]:{PORT}\"`, or `prometheus = {PORT}` for this machine alone; a name in place \
+             of an address is not looked up"
+        )));
+    }
+    address
+}

@@ -1,0 +1,106 @@
+//! Looking at a running instance from outside: a Unix socket for `understudy top` and `understudy trace`, and metrics for
+//! Prometheus.
+//!
+//! The sockets are threads of their own. They ask the control thread, which answers within a turn of its loop from counters
+//! that workers keep anyway; a worker notices nothing.
+
+mod client;
+mod metrics;
+mod snapshot;
+mod socket;
+mod trace;
+
+pub(crate) use client::{Client, Lost, Target};
+#[cfg(test)]
+pub(crate) use snapshot::Port;
+pub(crate) use snapshot::{Instance, Latency, Row, Snapshot, Table, Told};
+pub(crate) use trace::{Asked as TraceAsked, Line as TraceLine, Occasion, Part};
+
+use crate::config::Config;
+use crossbeam_channel::{Receiver, Sender};
+use dataplane::{ControlOutput, Live};
+use miette::Report;
+use std::sync::Arc;
+use std::time::Instant;
+use switch::Function;
+use trace::{Traces, Tracing};
+
+/// Questions that wait for the control thread at most
+const QUESTIONS: usize = 64;
+
+/// What is asked of the control thread, and where the answer goes.
+enum Question {
+    Snapshot(Sender<Arc<Snapshot>>),
+    Trace(trace::Asked, Sender<Result<Tracing, String>>),
+}
+
+/// How threads of sockets ask.
+#[derive(Clone)]
+struct Asking(Sender<Question>);
+
+impl Asking {
+    /// The instance as it is now; `None` if it is ending.
+    fn snapshot(&self) -> Option<Arc<Snapshot>> {
+        let (answer, answered) = crossbeam_channel::bounded(1);
+        self.0.send(Question::Snapshot(answer)).ok()?;
+        answered.recv().ok()
+    }
+
+    /// A watch on what was asked for; why not, in words.
+    fn trace(&self, asked: trace::Asked) -> Result<Tracing, String> {
+        let ending = |()| "the instance is ending".to_owned();
+        let (answer, answered) = crossbeam_channel::bounded(1);
+        self.0.send(Question::Trace(asked, answer)).map_err(|_| ending(()))?;
+        answered.recv().map_err(|_| ending(()))?
+    }
+}
+
+/// The control thread's side.
+pub(crate) struct Observer {
+    instance: Instance,
+    began: Instant,
+    questions: Receiver<Question>,
+    traces: Traces,
+    /// Removes the socket from the file system
+    _socket: Option<socket::Socket>,
+}
+
+impl Observer {
+    /// Opens what `[observe]` asks for; `None` if that is nothing. DPDK has to be up, which measures the clock.
+    pub(crate) fn start(config: &Config) -> Result<Option<Self>, Report> {
+        let observe = &config.observe;
+        if observe.socket.is_none() && observe.prometheus.is_none() {
+            return Ok(None);
+        }
+        let (asking, questions) = crossbeam_channel::bounded(QUESTIONS);
+        let asking = Asking(asking);
+        let socket = observe.socket.as_deref().map(|path| socket::Socket::open(path, &asking)).transpose()?;
+        if let Some(address) = observe.prometheus {
+            metrics::serve(address, asking)?;
+        }
+        let (instance, began) = (Instance::of(config), crate::run::now());
+        Ok(Some(Self { instance, began, questions, traces: Traces::default(), _socket: socket }))
+    }
+
+    /// Answers what was asked since the last time. `told` is what the function says of itself.
+    pub(crate) fn attend<F: Function>(
+        &mut self,
+        live: &Live<'_>,
+        out: &mut ControlOutput<'_, F>,
+        told: impl FnOnce() -> Told,
+    ) {
+        self.traces.attend(out);
+        if self.questions.is_empty() {
+            return;
+        }
+        let uptime_s = self.began.elapsed().as_secs_f64();
+        let snapshot = Arc::new(Snapshot::of(live, &self.instance, uptime_s, told()));
+        for question in self.questions.try_iter().take(QUESTIONS) {
+            match question {
+                // Who does not wait any more needs no answer.
+                Question::Snapshot(answer) => drop(answer.send(Arc::clone(&snapshot))),
+                Question::Trace(asked, answer) => drop(answer.send(self.traces.begin(&asked, &snapshot))),
+            }
+        }
+    }
+}

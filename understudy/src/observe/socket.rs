@@ -1,0 +1,179 @@
+//! The Unix socket: a line of JSON asks, lines of JSON answer.
+
+use super::{Asking, trace};
+use miette::{IntoDiagnostic as _, MietteDiagnostic, Report, WrapErr as _};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, Permissions};
+use std::io::{self, BufRead as _, BufReader, BufWriter, ErrorKind, Read as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+/// Who may look on at once
+const GUESTS: usize = 16;
+/// Bytes of a question at most
+const LONGEST: u64 = 4096;
+/// How long a guest may leave an answer unread
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What is asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "ask")]
+pub(super) enum Ask {
+    /// The instance as it is now, as one line
+    Snapshot,
+    /// Packets as they come and leave: a line says that it begins, a line a packet, a line when it is over
+    Trace(trace::Asked),
+}
+
+/// Why there is no answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Refusal {
+    pub(super) error: String,
+}
+
+/// The socket in the file system; removed when dropped, unless somebody else's is there by then.
+pub(super) struct Socket {
+    path: PathBuf,
+    /// Device and inode
+    is: (u64, u64),
+}
+
+impl Socket {
+    /// Listens there, for this user alone. A socket that nobody listens on is replaced.
+    pub(super) fn open(path: &Path, asking: &Asking) -> Result<Self, Report> {
+        let refused = |what: &str, help: &str| -> Report {
+            let what = format!("[observe] cannot have the socket {}: {what}", path.display());
+            MietteDiagnostic::new(what).with_help(help.to_owned()).into()
+        };
+        match fs::symlink_metadata(path) {
+            Ok(there) if !there.file_type().is_socket() => {
+                return Err(refused(
+                    "something else is there",
+                    "name another path, or move what is there away",
+                ));
+            }
+            Ok(_) if UnixStream::connect(path).is_ok() => {
+                return Err(refused(
+                    "another process listens there",
+                    "end that one first, or give each instance a `socket` of its own",
+                ));
+            }
+            _ => {}
+        }
+        // Made beside its place and moved there, so that nobody else can connect before it is this user's alone.
+        let mut beside = path.as_os_str().to_owned();
+        beside.push(format!(".{}", std::process::id()));
+        let beside = PathBuf::from(beside);
+        let made = || -> io::Result<_> {
+            // A process of this number that is no more may have left one.
+            match fs::remove_file(&beside) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+            let listener = UnixListener::bind(&beside)?;
+            fs::set_permissions(&beside, Permissions::from_mode(0o600))?;
+            let there = fs::symlink_metadata(&beside)?;
+            fs::rename(&beside, path)?;
+            Ok((listener, (there.dev(), there.ino())))
+        };
+        let (listener, is) = made().map_err(|error| {
+            _ = fs::remove_file(&beside);
+            refused(&error.to_string(), "does its folder exist, and may you write there?")
+        })?;
+        let asking = asking.clone();
+        thread::Builder::new()
+            .name("observe".into())
+            .spawn(move || listen(&listener, &asking))
+            .into_diagnostic()
+            .wrap_err("no thread for the socket of [observe]")?;
+        Ok(Self { path: path.to_owned(), is })
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if fs::symlink_metadata(&self.path).is_ok_and(|there| (there.dev(), there.ino()) == self.is) {
+            _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Lasts as long as the process.
+fn listen(listener: &UnixListener, asking: &Asking) {
+    let guests = Arc::new(AtomicUsize::new(0));
+    for stream in listener.incoming() {
+        let Ok(stream) = stream else {
+            // No descriptor is free: not for long.
+            thread::sleep(Duration::from_millis(100));
+            continue;
+        };
+        let guest = Guest::new(&guests);
+        if guests.load(Ordering::Relaxed) > GUESTS {
+            _ = refuse(&stream, format!("{GUESTS} look on already"));
+            continue;
+        }
+        let asking = asking.clone();
+        let serve = move || {
+            let _guest = guest;
+            // Who goes away, goes away.
+            _ = serve(&stream, &asking);
+        };
+        _ = thread::Builder::new().name("observe-guest".into()).spawn(serve);
+    }
+}
+
+/// Somebody who looks on.
+struct Guest(Arc<AtomicUsize>);
+
+impl Guest {
+    fn new(guests: &Arc<AtomicUsize>) -> Self {
+        guests.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(guests))
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn refuse(stream: &UnixStream, error: String) -> io::Result<()> {
+    answer(&mut BufWriter::new(stream), &Refusal { error })
+}
+
+/// A line of JSON.
+fn answer(to: &mut impl io::Write, what: &impl Serialize) -> io::Result<()> {
+    serde_json::to_writer(&mut *to, what)?;
+    writeln!(to)?;
+    to.flush()
+}
+
+/// Answers one question after the other.
+fn serve(stream: &UnixStream, asking: &Asking) -> io::Result<()> {
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut lines = BufReader::new(stream);
+    let mut to = BufWriter::new(stream);
+    loop {
+        let mut line = String::new();
+        if (&mut lines).take(LONGEST).read_line(&mut line)? == 0 {
+            return Ok(());
+        }
+        match serde_json::from_str(&line) {
+            Ok(Ask::Snapshot) => match asking.snapshot() {
+                Some(snapshot) => answer(&mut to, &*snapshot)?,
+                None => return Ok(()),
+            },
+            Ok(Ask::Trace(asked)) => match asking.trace(asked) {
+                Ok(tracing) => return tracing.tell(stream, |line| answer(&mut to, line)),
+                Err(error) => return refuse(stream, error),
+            },
+            Err(error) => return refuse(stream, format!("that is no question: {error}")),
+        }
+    }
+}

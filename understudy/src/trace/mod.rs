@@ -1,0 +1,176 @@
+//! `understudy trace`: packets of a running instance as they come and as they leave.
+
+mod pcapng;
+
+use crate::config::EXIT_CODE;
+use crate::decode::describe;
+use crate::observe::{Client, Lost, Occasion, Part, Target, TraceAsked, TraceLine};
+use crate::run::catch_signals;
+use core::net::IpAddr;
+use pcapng::Capture;
+use std::io::{self, ErrorKind, Write as _};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+
+/// Show packets of a running instance, each as it came in and as it, or what was made of it, left
+///
+/// The instance's configuration has to have [observe] with a socket (docs/observe.md). Ctrl-C ends it.
+#[derive(clap::Args)]
+#[command(group(clap::ArgGroup::new("which").required(true).args(["qp", "group"])))]
+pub(crate) struct Args {
+    /// The instance's socket, or its configuration
+    #[arg(value_name = "SOCKET|CONFIG")]
+    target: PathBuf,
+    /// Packets to the queue pair of this number, before or after they are rewritten
+    #[arg(long, value_name = "QPN", value_parser = parse_qpn)]
+    qp: Option<u32>,
+    /// At this host alone
+    #[arg(long, value_name = "ADDRESS", requires = "qp")]
+    host: Option<IpAddr>,
+    /// Packets of this group of [p4ce]: of its leader and of its replicas
+    #[arg(long, value_name = "GROUP")]
+    group: Option<u32>,
+    /// End after so many packets
+    #[arg(long, value_name = "PACKETS", value_parser = clap::value_parser!(u64).range(1..))]
+    count: Option<u64>,
+    /// Write frames to this file, too: those that came as of interface PORT-in, those that left as of PORT-out
+    #[arg(long, value_name = "FILE")]
+    pcapng: Option<PathBuf>,
+    /// Print a line of JSON a packet
+    #[arg(long)]
+    json: bool,
+}
+
+fn parse_qpn(text: &str) -> Result<u32, String> {
+    let number = match text.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    number.ok().filter(|number| *number < 1 << 24).ok_or_else(|| "a QPN is a number below 2^24".into())
+}
+
+/// Why it ended early.
+enum Failure {
+    Lost(Lost),
+    /// Standard output
+    Out(io::Error),
+    File(io::Error),
+}
+
+impl From<Lost> for Failure {
+    fn from(lost: Lost) -> Self {
+        Self::Lost(lost)
+    }
+}
+
+pub(crate) fn run(args: &Args) -> ExitCode {
+    let target = match Target::of(&args.target) {
+        Ok(target) => target,
+        Err(why) => {
+            eprintln!("{}", why.trim_end());
+            return ExitCode::from(EXIT_CODE);
+        }
+    };
+    match trace(args, &target) {
+        Ok(()) => ExitCode::SUCCESS,
+        // A reader that has seen enough
+        Err(Failure::Out(error)) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(failure) => {
+            let why = match failure {
+                Failure::Lost(lost) => lost.to_string(),
+                Failure::Out(error) => format!("standard output: {error}"),
+                Failure::File(error) => {
+                    format!("{}: {error}", args.pcapng.as_deref().unwrap_or("".as_ref()).display())
+                }
+            };
+            eprintln!("understudy: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn trace(args: &Args, target: &Target) -> Result<(), Failure> {
+    let mut client = Client::connect(target)?;
+    let stop = catch_signals().map_err(|error| Failure::Out(io::Error::other(error.to_string())))?;
+    client.trace(TraceAsked { qp: args.qp, host: args.host, group: args.group, count: args.count })?;
+    let mut printer = Printer { args, ports: Vec::new(), capture: None, first_ns: None };
+    let mut ending = false;
+    loop {
+        if stop.flag().load(Ordering::Relaxed) && !ending {
+            ending = true;
+            client.end()?;
+        }
+        match client.next_line()? {
+            None => {}
+            Some(TraceLine::Begin { ports }) => {
+                let capture = args.pcapng.as_deref().map(|path| Capture::create(path, &ports)).transpose();
+                printer.capture = capture.map_err(Failure::File)?;
+                eprintln!("Watching. Ctrl-C ends it.");
+                printer.ports = ports;
+            }
+            Some(TraceLine::Packet(occasion)) => printer.print(&occasion)?,
+            Some(TraceLine::End { packets, missed }) => {
+                printer.capture.map_or(Ok(()), Capture::finish).map_err(Failure::File)?;
+                let more = if missed > 0 {
+                    format!("; {missed} more came too fast to be told of")
+                } else {
+                    String::new()
+                };
+                eprintln!("{packets} packet{}{more}", if packets == 1 { "" } else { "s" });
+                return Ok(());
+            }
+        }
+    }
+}
+
+struct Printer<'a> {
+    args: &'a Args,
+    ports: Vec<String>,
+    capture: Option<Capture>,
+    first_ns: Option<u64>,
+}
+
+impl Printer<'_> {
+    fn print(&mut self, occasion: &Occasion) -> Result<(), Failure> {
+        let first = *self.first_ns.get_or_insert(occasion.time_ns);
+        if let Some(capture) = &mut self.capture {
+            capture.write(occasion).map_err(Failure::File)?;
+        }
+        let text = if self.args.json {
+            let json = serde_json::to_string(occasion).expect("numbers and text always serialise");
+            format!("{json}\n")
+        } else {
+            text(occasion, first, &self.ports)
+        };
+        io::stdout().lock().write_all(text.as_bytes()).map_err(Failure::Out)
+    }
+}
+
+/// A line for each of its parts; the first has its number, and when it came.
+fn text(occasion: &Occasion, first_ns: u64, ports: &[String]) -> String {
+    use core::fmt::Write as _;
+
+    let widest = ports.iter().map(|port| port.chars().count()).max().unwrap_or(0);
+    let name = |port: u16| ports.get(usize::from(port)).map_or("?", String::as_str);
+    let seconds = occasion.time_ns.saturating_sub(first_ns) as f64 / 1e9;
+    let mut head = format!("{:>6} {seconds:>12.6}", occasion.number);
+    let mut text = String::new();
+    for part in &occasion.parts {
+        let told = match part {
+            Part::In { port, len, bytes } => {
+                format!("{:<widest$}  in   {}", name(*port), describe(&bytes.0, *len as usize))
+            }
+            Part::Out { port, len, bytes } => {
+                format!("{:<widest$}  out  {}", name(*port), describe(&bytes.0, *len as usize))
+            }
+            Part::Dropped { reason } => format!("{:<widest$}  dropped: {}", "", reason.replace('_', " ")),
+            Part::Punted => format!("{:<widest$}  to the control plane", ""),
+            Part::Consumed => format!("{:<widest$}  taken in", ""),
+        };
+        // Writing to a string does not fail.
+        _ = writeln!(text, "{head:>19}  {told}");
+        head.clear();
+    }
+    text
+}
