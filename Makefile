@@ -45,6 +45,7 @@ e2e: build ## real RDMA programs in virtual machines, joined by understudy, and 
 	@scripts/deps.sh e2e
 	$(AS_ROOT) tests/e2e/run.py --understudy $(PROGRAM)
 	$(AS_ROOT) tests/e2e/host.py --understudy $(PROGRAM)
+	$(AS_ROOT) tests/e2e/pktgen.py --understudy $(PROGRAM)
 	$(AS_ROOT) tests/e2e/p4ce.py --understudy $(PROGRAM)
 	$(AS_ROOT) tests/e2e/swordbox.py --understudy $(PROGRAM)
 	$(AS_ROOT) tests/e2e/detour.py --understudy $(PROGRAM)
