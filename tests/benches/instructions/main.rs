@@ -70,7 +70,8 @@ fn count(name: &str) -> Result<(f64, String), Box<dyn Error>> {
     let (units, features) =
         said.trim().split_once(' ').ok_or_else(|| failed("it said nothing of its units"))?;
     let total = total(&std::fs::read_to_string(&out)?).filter(|total| *total > 0);
-    let total = total.ok_or_else(|| failed("callgrind has counted nothing: was measured_section inlined?"))?;
+    let total =
+        total.ok_or_else(|| failed("callgrind has counted nothing: was measured_section inlined?"))?;
     Ok((total as f64 / units.parse::<f64>()?, features.to_owned()))
 }
 
