@@ -34,7 +34,8 @@ af_packet = {{ interface = "host-a" }}
 
 [pktgen]
 send = "eth"
-drain_ms = 30_000
+drain_ms = 5_000
+duration_s = 60                 # if something is refused, it ends all the same
 
 [[pktgen.stream]]
 verb = "{verb}"
@@ -50,7 +51,7 @@ slots = {slots}
 {size}
 latency = false
 outstanding = {outstanding}
-timeout_us = 30_000_000
+timeout_us = 5_000_000
 burst = 1
 rate = {{ packets_per_s = 2_000 }}
 packets = {packets}

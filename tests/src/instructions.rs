@@ -140,9 +140,9 @@ impl Comparison {
         let number = |n: Option<f64>| n.map_or_else(|| "-".into(), |n| format!("{n:.1}"));
         _ = writeln!(text, "{:>10} {:>10} {:>8}  path", "baseline", "here", "change");
         for (name, then, now, verdict) in &self.rows {
-            let change = then.zip(*now).map_or_else(String::new, |(then, now)| {
-                format!("{:+.1} %", (now / then - 1.0) * 100.0)
-            });
+            let change = then
+                .zip(*now)
+                .map_or_else(String::new, |(then, now)| format!("{:+.1} %", (now / then - 1.0) * 100.0));
             let words = match verdict {
                 Verdict::Worse(_) if self.is_judged() => "   TAKES MORE",
                 Verdict::Missing => "   IS NO LONGER MEASURED",
@@ -161,7 +161,9 @@ impl Comparison {
                 "A hot path takes more than {percent} % more instructions than its baseline, or is not in both. If that has its \
                  reason, `make instructions RENEW=1` writes the baseline anew: commit it, and say why."
             );
-        } else if self.is_judged() && self.rows.iter().any(|(.., verdict)| matches!(verdict, Verdict::Better(_))) {
+        } else if self.is_judged()
+            && self.rows.iter().any(|(.., verdict)| matches!(verdict, Verdict::Better(_)))
+        {
             text += "Some paths take less: `make instructions RENEW=1` keeps it so.\n";
         }
         text

@@ -241,12 +241,7 @@ impl<T: Tester> Bench<'_, T> {
     }
 
     /// The greatest rate at which every frame came back; why no greater one is it goes to `limits`.
-    fn throughput(
-        &mut self,
-        frame: u32,
-        most: u64,
-        limits: &mut Vec<Limit>,
-    ) -> Result<Kept<f64>, T::Error> {
+    fn throughput(&mut self, frame: u32, most: u64, limits: &mut Vec<Limit>) -> Result<Kept<f64>, T::Error> {
         let mut search = Search::new(most, self.resolution(most));
         let mut limit = Limit::Most;
         while let Some(rate) = search.next() {

@@ -22,7 +22,8 @@ impl Device {
     }
 
     fn one_in(&mut self, n: u64) -> bool {
-        self.chance = self.chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.chance =
+            self.chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         n > 0 && (self.chance >> 33).is_multiple_of(n)
     }
 }
