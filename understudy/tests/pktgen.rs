@@ -88,6 +88,8 @@ fn what_is_sent_decodes_cleanly() {
 /// Wireshark's dissector finds each packet to be one, with nothing malformed and no error or warning, and the ICRC where it has
 /// to be. (It does not compute the ICRC: `understudy decode` does, which is compared with real captures.)
 fn tshark_agrees(capture: &Path, packets: usize) {
+    // Wireshark's number for what is no more than a note
+    const NOTE: u32 = 0x0040_0000;
     let fields = [
         "infiniband.bth.opcode",
         "infiniband.invariant.crc",
@@ -107,8 +109,6 @@ fn tshark_agrees(capture: &Path, packets: usize) {
         .expect("tshark reads what was sent: install Debian's package tshark (scripts/deps.sh test)");
     let shown = text(&output.stdout);
     assert_eq!(shown.lines().count(), packets, "{}", text(&output.stderr));
-    // Wireshark's words for what is no more than a chat or a note
-    const NOTE: u32 = 0x0040_0000;
     for line in shown.lines() {
         let fields: Vec<_> = line.split('\t').collect();
         assert!(!fields[0].is_empty() && fields[1].starts_with("0x") && fields[2].is_empty(), "{line}");

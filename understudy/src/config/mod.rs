@@ -134,6 +134,8 @@ pub(crate) fn load_rfc2544(path: &Path) -> Result<Rfc2544Config, Report> {
         let dpdk = Dpdk::read(&root, folder, &Machine::this());
         let read = rfc2544::read(&root, &dpdk.ports);
         dpdk.runtime.check_one_worker("[rfc2544] has one worker: who sends knows what is to come", problems);
+        let ends = "it ends when all trials are done";
+        dpdk.runtime.check_goes_on_when_idle("[rfc2544]", ends, problems);
         root.finish();
         let (settings, traffic, command) = read?;
         Some(Rfc2544Config { runtime: dpdk.build()?, settings, traffic, command })

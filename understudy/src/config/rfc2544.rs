@@ -1,7 +1,7 @@
 //! The table `[rfc2544]`: tests of a device between two ports.
 
 use super::port::Ports;
-use super::tree::{Table, section};
+use super::tree::{Table, Value, section};
 use bench::rfc2544::{Most, Settings};
 use core::time::Duration;
 use pktgen::Verb;
@@ -94,23 +94,7 @@ pub(super) fn read(root: &Table<'_>, ports: &Ports) -> Option<(Settings, Traffic
     let burst = fraction("burst_s", "2", 0.000_1..=60.0, trial.unwrap_or(1.0));
     let min_core = fraction("min_core", "0.9", 0.0..=1.0, 0.9);
     let repeats = table.number("repeats", 1..=99, 3) as u32;
-    let bits = table.get("link_gbps", "10");
-    let packets = table.get("packets_per_s", "1_000_000");
-    let most = match (bits, packets) {
-        (None, None) => Some(None),
-        (Some(bits), None) => {
-            bits.fraction(0.000_1..=800.0).map(|gbps| Some(Most::BitsPerS((gbps * 1e9) as u64)))
-        }
-        (None, Some(packets)) => {
-            packets.number(1..=1_000_000_000, 1_000_000).map(|n| Some(Most::PacketsPerS(n)))
-        }
-        (Some(_), Some(packets)) => {
-            let problem = packets.problem("`link_gbps` and `packets_per_s` both say what the most is");
-            packets
-                .add(problem.label("the other one").help("keep one; without both, the generator finds it"));
-            None
-        }
-    };
+    let most = offered(&table);
     let command = table.get("command", "\"understudy run device.toml\"");
     let command = match &command {
         Some(value) => value.text().map(|text| Some(text.to_owned())),
@@ -154,20 +138,7 @@ pub(super) fn read(root: &Table<'_>, ports: &Ports) -> Option<(Settings, Traffic
         frames
     });
     if let (Some(traffic), Some(frames)) = (traffic, &frames) {
-        let longest = frames.iter().copied().max().unwrap_or(0);
-        let payload = longest as usize - traffic.overhead().min(longest as usize);
-        let needed = longest.saturating_sub((Ethernet::LEN + FCS) as u32);
-        let mtu =
-            u32::from(ports.list[traffic.send.index()].mtu.min(ports.list[traffic.receive.index()].mtu));
-        if needed > mtu || payload > rocev2::MAX_PAYLOAD {
-            let message = format!("frames of {longest} bytes do not fit the ports' MTU of {mtu}");
-            let problem =
-                sizes.as_ref().map_or_else(|| table.problem(&message), |value| value.problem(&message));
-            let help = format!(
-                "write `mtu = {needed}` for both ports (with up to 4096 bytes of payload), or shorter `frame_sizes`"
-            );
-            table.problems().add(problem.label("too long").help(help));
-        }
+        fit(&table, sizes.as_ref(), traffic, frames, ports);
     }
     table.finish();
     let settings = Settings {
@@ -182,4 +153,42 @@ pub(super) fn read(root: &Table<'_>, ports: &Ports) -> Option<(Settings, Traffic
         min_core: min_core?,
     };
     Some((settings, traffic?, command?))
+}
+
+/// The most that is offered: the wire's rate, or a number; without both, what the generator can send.
+#[expect(clippy::option_option, reason = "wrong, not there, or so much")]
+fn offered(table: &Table<'_>) -> Option<Option<Most>> {
+    let bits = table.get("link_gbps", "10");
+    let packets = table.get("packets_per_s", "1_000_000");
+    match (bits, packets) {
+        (None, None) => Some(None),
+        (Some(bits), None) => {
+            bits.fraction(0.000_1..=800.0).map(|gbps| Some(Most::BitsPerS((gbps * 1e9) as u64)))
+        }
+        (None, Some(packets)) => {
+            packets.number(1..=1_000_000_000, 1_000_000).map(|n| Some(Most::PacketsPerS(n)))
+        }
+        (Some(_), Some(packets)) => {
+            let problem = packets.problem("`link_gbps` and `packets_per_s` both say what the most is");
+            packets
+                .add(problem.label("the other one").help("keep one; without both, the generator finds it"));
+            None
+        }
+    }
+}
+
+/// Refuses frames that the ports do not take.
+fn fit(table: &Table<'_>, sizes: Option<&Value<'_>>, traffic: Traffic, frames: &[u32], ports: &Ports) {
+    let longest = frames.iter().copied().max().unwrap_or(0);
+    let payload = longest as usize - traffic.overhead().min(longest as usize);
+    let needed = longest.saturating_sub((Ethernet::LEN + FCS) as u32);
+    let mtu = u32::from(ports.list[traffic.send.index()].mtu.min(ports.list[traffic.receive.index()].mtu));
+    if needed > mtu || payload > rocev2::MAX_PAYLOAD {
+        let message = format!("frames of {longest} bytes do not fit the ports' MTU of {mtu}");
+        let problem = sizes.map_or_else(|| table.problem(&message), |value| value.problem(&message));
+        let help = format!(
+            "write `mtu = {needed}` for both ports (with up to 4096 bytes of payload), or shorter `frame_sizes`"
+        );
+        table.problems().add(problem.label("too long").help(help));
+    }
 }

@@ -36,7 +36,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
             return ExitCode::from(config::EXIT_CODE);
         }
     };
-    match tested(args, config) {
+    match tested(args, &config) {
         Ok(code) => code,
         Err(report) => {
             eprintln!("{report:?}");
@@ -45,12 +45,12 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     }
 }
 
-fn tested(args: &Args, config: Rfc2544Config) -> Result<ExitCode, miette::Report> {
+fn tested(args: &Args, config: &Rfc2544Config) -> Result<ExitCode, miette::Report> {
     let stop = catch_signals()?;
     let runtime = Runtime::start(config.runtime.clone()).map_err(|error| explain(&error))?;
     let folder = args.config.parent().unwrap_or(Path::new(""));
     let device = config.command.as_deref().map(|command| Device::start(command, folder)).transpose()?;
-    let mut runner = Runner::new(runtime, &config, device, stop);
+    let mut runner = Runner::new(runtime, config, device, stop);
     runner.wait_for_the_way(config.settings.frames[0])?;
     let report = measure(&config.settings, &mut runner)?;
     drop(runner);

@@ -16,6 +16,7 @@ use rocev2::onepipe::Timestamp;
 use std::io::{IsTerminal as _, Write as _};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use switch::counters::Counter;
 use switch::{Nanos, Share};
 
 /// Part of what was asked for that a rate may be off
@@ -71,7 +72,7 @@ impl<'a> Runner<'a> {
         while self.run(&probe)?.received == 0 {
             if began.elapsed() > traffic.start {
                 let port = |port: switch::PortId| &self.config.runtime.ports[port.index()].name;
-                let said = self.device.as_ref().map_or_else(String::new, |device| device.said());
+                let said = self.device.as_ref().map_or_else(String::new, Device::said);
                 return Err(miette!(
                     help = format!("does the device forward? does it know {}? {said}", traffic.dst.mac),
                     "nothing that was sent through {} came to {} within {} s",
@@ -124,7 +125,7 @@ fn profile(traffic: &Traffic, trial: &Trial, number: u64) -> Profile {
         send: traffic.send,
         receive: Some(traffic.receive),
         respond: false,
-        duration: packets.is_none().then(|| Nanos((trial.seconds * 1e9) as u64)),
+        duration: packets.is_none().then_some(Nanos((trial.seconds * 1e9) as u64)),
         drain: traffic.settle,
         catch_up: CATCH_UP,
         window: 1024,
@@ -172,7 +173,7 @@ impl Tester for Runner<'_> {
         };
         let missed = run.devices.iter().map(|device| device.missed).sum();
         let lost_here = missed > core::mem::replace(&mut self.missed, missed);
-        let dropped: u64 = run.workers.iter().flat_map(|worker| &worker.drops).map(|drops| drops.get()).sum();
+        let dropped: u64 = run.workers.iter().flat_map(|worker| &worker.drops).map(Counter::get).sum();
         let used = ended.since(&began);
         Ok(outcome(&profile, trial, &counters, &run.workers[0], used, lost_here || dropped > 0))
     }
@@ -192,7 +193,7 @@ fn outcome(
     let sending_s = stream.sending_ns.get() as f64 / 1e9;
     let came = received + stream.duplicates.get() + stream.stale.get() + stream.unexpected.get();
     let came = came + stream.responses.get() + counters.foreign.get() + counters.other.get();
-    let broken: u64 = counters.faults.iter().map(switch::counters::Counter::get).sum();
+    let broken: u64 = counters.faults.iter().map(Counter::get).sum();
     let forfeited = stream.forfeited.get() > 0;
     let offered = match trial.load {
         Load::Fastest => true,
@@ -204,7 +205,7 @@ fn outcome(
         }
     };
     // What it could not make up for is the fault of whoever took its CPU; and without any time on it, nothing is known.
-    let robbed = (forfeited && used.waited_ns >= CATCH_UP.0) || used.on_cpu_ns == 0;
+    let robbed = (forfeited && used.waited >= CATCH_UP) || used.on_cpu == Nanos::ZERO;
     Outcome {
         sent,
         received,
@@ -213,8 +214,8 @@ fn outcome(
         sent_per_s: if sending_s > 0.0 { sent as f64 / sending_s } else { 0.0 },
         offered: offered && !lost_here,
         adds_up: came + broken == worker.received() && received + stream.lost() <= sent,
-        on_cpu: used.part(used.on_cpu_ns),
-        core: if robbed { 0.0 } else { 1.0 - used.part(used.waited_ns) },
+        on_cpu: used.part(used.on_cpu),
+        core: if robbed { 0.0 } else { 1.0 - used.part(used.waited) },
         latency: times(&stream.latency),
     }
 }
@@ -298,17 +299,17 @@ struct Moment {
     waited_ns: u64,
 }
 
-/// What it had between two.
+/// What it had between two: times on a CPU, and waiting for one, and of both together with what it slept.
 #[derive(Clone, Copy)]
 struct Used {
-    wall_ns: u64,
-    on_cpu_ns: u64,
-    waited_ns: u64,
+    wall: Nanos,
+    on_cpu: Nanos,
+    waited: Nanos,
 }
 
 impl Used {
-    fn part(self, ns: u64) -> f64 {
-        (ns as f64 / self.wall_ns.max(1) as f64).min(1.0)
+    fn part(self, time: Nanos) -> f64 {
+        (time.0 as f64 / self.wall.0.max(1) as f64).min(1.0)
     }
 }
 
@@ -323,9 +324,9 @@ impl Moment {
 
     fn since(&self, before: &Self) -> Used {
         Used {
-            wall_ns: self.at.duration_since(before.at).as_nanos() as u64,
-            on_cpu_ns: self.on_cpu_ns.saturating_sub(before.on_cpu_ns),
-            waited_ns: self.waited_ns.saturating_sub(before.waited_ns),
+            wall: Nanos(self.at.duration_since(before.at).as_nanos() as u64),
+            on_cpu: Nanos(self.on_cpu_ns.saturating_sub(before.on_cpu_ns)),
+            waited: Nanos(self.waited_ns.saturating_sub(before.waited_ns)),
         }
     }
 }
