@@ -3,14 +3,14 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run build demo-p4ce demo-swordbox demo-onepipe test lint e2e soak bench fuzz doctor clean
+.PHONY: help run build demo-p4ce demo-swordbox demo-onepipe test lint e2e soak bench instructions fuzz doctor clean
 
 CARGO ?= cargo
 PROGRAM := target/release/understudy
 AS_ROOT = $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
 help: ## this list
-	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
 
 run: build ## install what is missing, build, and play captured RoCEv2 traffic through DPDK
 	$(PROGRAM) run configs/demo.toml
@@ -45,6 +45,7 @@ e2e: build ## real RDMA programs in virtual machines, joined by understudy, and 
 	@scripts/deps.sh e2e
 	$(AS_ROOT) tests/e2e/run.py --understudy $(PROGRAM)
 	$(AS_ROOT) tests/e2e/host.py --understudy $(PROGRAM)
+	$(AS_ROOT) tests/e2e/pktgen.py --understudy $(PROGRAM)
 	$(AS_ROOT) tests/e2e/p4ce.py --understudy $(PROGRAM)
 	$(AS_ROOT) tests/e2e/swordbox.py --understudy $(PROGRAM)
 	$(AS_ROOT) tests/e2e/detour.py --understudy $(PROGRAM)
@@ -65,6 +66,10 @@ bench: build ## forwarding and replicating against dpdk-testpmd; the costs of pa
 	$(PROGRAM) bench consensus
 	$(PROGRAM) bench swordbox
 	$(CARGO) bench --locked -p understudy-tests
+
+instructions: ## count the instructions of the hot paths and compare them with the baseline; RENEW=1 writes it
+	@scripts/deps.sh build instructions
+	$(CARGO) bench --locked -p understudy-tests --bench instructions -- $(if $(RENEW),--renew)
 
 fuzz: ## fuzz for long: make fuzz TARGET=classify SECONDS=600
 	@scripts/deps.sh build test

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Installs what is missing, by the names of Debian's packages: deps.sh [build] [test] [demo] [e2e] [bench]
+# Installs what is missing, by the names of Debian's packages: deps.sh [build] [test] [demo] [e2e] [bench] [instructions]
 # Says nothing when nothing is missing. Uses sudo when not root.
 set -euo pipefail
 
 declare -A packages=(
     [build]="build-essential pkg-config libclang-dev libdpdk-dev"
-    [test]="python3"
+    [test]="python3 tshark"
     [demo]="python3"
     [e2e]="python3 build-essential qemu-system-x86 iproute2 tcpdump cpio busybox-static xz-utils"
     [bench]="dpdk-dev"
+    [instructions]="valgrind"
 )
 
 missing=()

@@ -226,7 +226,7 @@ impl Bench {
 /// What DPDK's programs call their one worker
 pub(crate) const WORKERS: &[&str] = &["rte-worker-1", "lcore-worker-1", "dpdk-worker1"];
 
-fn median(values: impl Iterator<Item = f64>) -> Option<[f64; 3]> {
+pub(crate) fn median(values: impl Iterator<Item = f64>) -> Option<[f64; 3]> {
     let mut values: Vec<_> = values.collect();
     values.sort_by(f64::total_cmp);
     let middle = values.len().checked_sub(1)? / 2;

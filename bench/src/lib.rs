@@ -9,6 +9,7 @@ pub mod p4ce;
 pub mod peers;
 pub mod pktgen;
 mod process;
+pub mod rfc2544;
 pub use process::OWN_TIME;
 pub mod swordbox;
 mod telemetry;

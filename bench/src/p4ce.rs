@@ -84,11 +84,11 @@ const fn replica_qp(n: u32, r: u32) -> u32 {
     0x4000 + n * 16 + r
 }
 
-/// An acknowledgement of the first packet of group `n`, by its first replica.
-fn acknowledgement(n: u32) -> Vec<u8> {
+/// An acknowledgement of the first packet of group `n`, by its replica `r`.
+pub fn acknowledgement(n: u32, r: u32) -> Vec<u8> {
     let [_, _, high, low] = n.to_be_bytes();
-    let (src, dst) = ([198, 19, high, low], [198, 18, 0, 1 + (n % 200) as u8]);
-    traffic::acknowledge(src, dst, Qpn::new(replica_qp(n, 0)), Psn::new(n * 977))
+    let (src, dst) = ([198, 19 + r as u8, high, low], [198, 18, 0, 1 + (n % 200) as u8]);
+    traffic::acknowledge(src, dst, Qpn::new(replica_qp(n, r)), Psn::new(n * 977 + r))
 }
 
 /// Runs the comparison and prints it. `understudy` is the program itself.
@@ -117,7 +117,7 @@ pub fn run(args: &P4ceArgs, understudy: &Path) -> Result<(), Report> {
     traffic::write(&path, (0..GROUPS).map(|_| traffic::write_only(0, 64))).into_diagnostic()?;
     entries.push(entry(&to(1), "WRITE 64 B, one group", &path, replicating(1, 1, None)));
     let path = capture("ack");
-    traffic::write(&path, (0..GROUPS).map(acknowledgement)).into_diagnostic()?;
+    traffic::write(&path, (0..GROUPS).map(|n| acknowledgement(n, 0))).into_diagnostic()?;
     entries.push(entry(MACSWAP, "ACK", &path, macswap()));
     entries.push(Entry {
         counts: Counts::Received,

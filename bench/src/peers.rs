@@ -1,8 +1,8 @@
 //! `understudy bench peers`: forwarding against `dpdk-testpmd`. Each program sends the frames of 1,024 queue pairs back
-//! where they came from.
+//! where they came from. `--against` takes any other DPDK program into the comparison.
 
 use crate::compare::{Bench, CompareArgs, Entry, Figures, Ratio, Room};
-use crate::process::{Counts, Program};
+use crate::process::{BUSIEST, Counts, Program};
 use crate::traffic;
 use clap::Args;
 use miette::{IntoDiagnostic as _, Report};
@@ -16,8 +16,32 @@ const PAYLOADS: [usize; 2] = [64, 1024];
 /// Compare forwarding with dpdk-testpmd (io and macswap), on one core
 #[derive(Args)]
 pub struct PeersArgs {
+    /// Compare with this program, too: a DPDK program with telemetry and one polling thread, whose first port plays a capture.
+    /// {capture}, {prefix} and {cpu} stand for the capture, the file prefix, and the CPU that it is to poll on. Several times
+    /// for several
+    #[arg(long, value_name = "COMMAND", value_parser = command)]
+    against: Vec<String>,
     #[command(flatten)]
     compare: CompareArgs,
+}
+
+/// A command is nothing to be compared if it cannot be told what to play, or be asked what it did.
+fn command(text: &str) -> Result<String, String> {
+    for (place, what) in [("{capture}", "the capture that its port plays"), ("{prefix}", "its file prefix")] {
+        if !text.contains(place) {
+            return Err(format!("write {place} where it is told {what}, such as: {EXAMPLE}"));
+        }
+    }
+    Ok(text.to_owned())
+}
+
+const EXAMPLE: &str = "dpdk-l2fwd --lcores 0@0,1@{cpu} --no-huge -m 256 --no-pci --file-prefix={prefix} \
+                       --vdev=net_pcap0,rx_pcap={capture},infinite_rx=1 -- -p 1";
+
+/// Such a command with what it stands for.
+fn filled(command: &str, capture: &Path, prefix: &str, cpu: usize) -> String {
+    let quoted = format!("'{}'", capture.display().to_string().replace('\'', "'\\''"));
+    command.replace("{capture}", &quoted).replace("{prefix}", prefix).replace("{cpu}", &cpu.to_string())
 }
 
 /// Runs the comparison and prints it. `understudy` is the program itself.
@@ -44,6 +68,19 @@ pub fn run(args: &PeersArgs, understudy: &Path) -> Result<(), Report> {
                 "dpdk-testpmd is in Debian's package dpdk-dev",
             ));
         }
+        for against in &args.against {
+            let command = against.clone();
+            entries.push(entry(
+                name(against),
+                Box::new(move |bench: &Bench, capture: &Path, file_prefix: String| {
+                    let mut shell = Command::new("sh");
+                    let command = filled(&command, capture, &file_prefix, bench.cpu);
+                    shell.arg("-c").arg(format!("exec {command}"));
+                    Ok(Program { command: shell, file_prefix, thread_names: BUSIEST })
+                }),
+                "does the command run by itself, and does it keep DPDK's telemetry?",
+            ));
+        }
         for counted_qps in [0, QPS] {
             entries.push(entry(
                 forward_name(counted_qps),
@@ -54,7 +91,12 @@ pub fn run(args: &PeersArgs, understudy: &Path) -> Result<(), Report> {
             ));
         }
     }
-    bench.compare(&args.compare, &entries, ratios)
+    bench.compare(&args.compare, &entries, |figures| ratios(figures, &args.against))
+}
+
+/// What a command is called: its program, and as many of its words as fit.
+fn name(command: &str) -> String {
+    command.chars().take(48).collect()
 }
 
 fn forward_name(counted_qps: u32) -> String {
@@ -75,11 +117,19 @@ fn forward(bench: &Bench, counted_qps: u32, capture: &Path, file_prefix: String)
     Ok(Program { command, file_prefix, thread_names: &["worker-0"] })
 }
 
-fn ratios(figures: &Figures) -> Vec<Ratio> {
+fn ratios(figures: &Figures, against: &[String]) -> Vec<Ratio> {
     let (forward, counting) = (forward_name(0), forward_name(QPS));
     let growth = |program| Some(figures.rate(program, "1024 B")? / figures.rate(program, "64 B")?);
     let growths = growth(forward.as_str()).zip(growth("testpmd io"));
-    vec![
+    let others = against.iter().flat_map(|command| PAYLOADS.map(|payload| (name(command), payload)));
+    let others: Vec<_> = others
+        .map(|(program, payload)| Ratio {
+            what: format!("forward / {program}, {payload} B"),
+            value: figures.ratio(&forward, &program, &format!("{payload} B")),
+            at_least: 0.0,
+        })
+        .collect();
+    let mut all = vec![
         Ratio {
             what: "forward / testpmd macswap, 64 B".into(),
             value: figures.ratio(&forward, "testpmd macswap", "64 B"),
@@ -95,5 +145,22 @@ fn ratios(figures: &Figures) -> Vec<Ratio> {
             value: growths.map(|(ours, io)| ours / io),
             at_least: 1.0,
         },
-    ]
+    ];
+    all.extend(others);
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_told_what_to_play() {
+        assert!(command(EXAMPLE).is_ok());
+        for wrong in ["dpdk-l2fwd", "dpdk-l2fwd {capture}", "dpdk-l2fwd {prefix}"] {
+            assert!(command(wrong).unwrap_err().contains("such as"), "{wrong}");
+        }
+        let text = filled("x {cpu} --prefix={prefix} {capture} {prefix}", Path::new("/a b's.pcap"), "p", 3);
+        assert_eq!(text, "x 3 --prefix=p '/a b'\\''s.pcap' p");
+    }
 }

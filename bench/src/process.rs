@@ -14,6 +14,9 @@ const WARM_UP: Duration = Duration::from_millis(500);
 /// Time that it gets to end
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 
+/// For a program of which it is not known what it calls its polling thread: that which had most of a CPU
+pub(crate) const BUSIEST: &[&str] = &[];
+
 /// How the line begins in which a program says how many nanoseconds a frame takes its function, without the drivers
 pub const OWN_TIME: &str = "own nanoseconds a frame: ";
 
@@ -97,7 +100,9 @@ pub(crate) fn measure(
         }
         if now().duration_since(began) > START_LIMIT {
             let threads = program.thread_names.join(" or ");
-            return Err(failed(format!("handled no frames in a thread called {threads}")));
+            let which =
+                if threads.is_empty() { String::new() } else { format!(" in a thread called {threads}") };
+            return Err(failed(format!("handled no frames{which}")));
         }
         sleep(Duration::from_millis(50));
         let Ok(mut telemetry) = Telemetry::connect(&program.file_prefix) else { continue };
@@ -124,9 +129,13 @@ pub(crate) fn measure(
     })
 }
 
-/// Folder in /proc of the first thread that has one of these names.
+/// Folder in /proc of the first thread that has one of these names, or of the [busiest](BUSIEST).
 fn thread_of(process: u32, names: &[&str]) -> Option<std::path::PathBuf> {
-    fs::read_dir(format!("/proc/{process}/task")).ok()?.flatten().map(|entry| entry.path()).find(|thread| {
+    let mut threads = fs::read_dir(format!("/proc/{process}/task")).ok()?.flatten().map(|entry| entry.path());
+    if names.is_empty() {
+        return threads.max_by_key(|thread| on_cpu_nanos(thread).unwrap_or(0));
+    }
+    threads.find(|thread| {
         let name = fs::read_to_string(thread.join("comm")).unwrap_or_default();
         names.iter().any(|wanted| name.trim() == *wanted)
     })

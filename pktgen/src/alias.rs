@@ -24,15 +24,19 @@ impl Chooser {
     #[inline(always)]
     pub(crate) fn choose(&mut self, chance: &mut Chance) -> u32 {
         match self {
-            Self::Turn { next, of } => {
-                let chosen = *next;
-                *next = if chosen + 1 >= *of { 0 } else { chosen + 1 };
-                chosen
-            }
+            Self::Turn { next, of } => turn(next, *of),
             Self::Uniform { of } => ((u64::from(chance.bits() as u32) * u64::from(*of)) >> 32) as u32,
             Self::Zipf(alias) => alias.choose(chance),
         }
     }
+}
+
+/// One of so many after the other.
+#[inline]
+pub(crate) const fn turn(next: &mut u32, of: u32) -> u32 {
+    let chosen = *next;
+    *next = if chosen + 1 >= of { 0 } else { chosen + 1 };
+    chosen
 }
 
 /// A distribution as Walker's alias table: each column has a share of its own, and one other that takes the rest.

@@ -1,13 +1,13 @@
 //! A stream at work: chooses queue pairs, sizes and places, makes packets from templates, and sends them when they are due.
 
-use crate::alias::Chooser;
+use crate::alias::{Chooser, turn};
 use crate::counters::{Counters, StreamCounters};
 use crate::malformed;
-use crate::message::{Message, Va, messages};
+use crate::message::{Message, Part, Va, messages};
 use crate::pace::{Pace, Rate, Unit, WIRE_OVERHEAD};
 use crate::profile::{Profile, Verb};
 use crate::requester::{Request, Requester};
-use crate::template::Address;
+use crate::template::{Address, Shape};
 use rocev2::onepipe::{OnePipe, OnePipeOpcode, Timestamp};
 use rocev2::{Fault, Opcode, Packet, Psn};
 use switch::{Chance, Frame as _, Full, Nanos, Output, PortId, Share};
@@ -26,6 +26,8 @@ struct Qp {
     /// The next
     psn: u32,
     address: Address,
+    /// If all packets are alike: what its address changes the one template by
+    effect: u32,
 }
 
 /// A message of which some packets have been sent, or none.
@@ -132,7 +134,18 @@ impl Emitter {
         let queue_pair = |qp| Qp {
             psn: first_psn(profile.seed, index as u64, qp, stream.first_psn).get(),
             address: Address::new(stream.first_qpn.get() + qp),
+            effect: 0,
         };
+        let mut queue_pairs: Box<[Qp]> = (0..stream.qps).map(queue_pair).collect();
+        let plain = stream.outstanding.is_none()
+            && stream.malformed.is_never()
+            && matches!(stream.verb, Verb::Write | Verb::Send | Verb::Read | Verb::FetchAdd)
+            && matches!(&*messages, [message] if message.packets == 1);
+        if plain {
+            for qp in &mut queue_pairs {
+                qp.effect = messages[0].first.template.effect_of_address(qp.address);
+            }
+        }
         Self {
             verb: stream.verb,
             first_qpn: stream.first_qpn.get(),
@@ -141,11 +154,8 @@ impl Emitter {
             seed: profile.seed,
             index: index as u64,
             first_psn: stream.first_psn,
-            queue_pairs: (0..stream.qps).map(queue_pair).collect(),
-            plain: stream.outstanding.is_none()
-                && stream.malformed.is_never()
-                && matches!(stream.verb, Verb::Write | Verb::Send | Verb::Read | Verb::FetchAdd)
-                && matches!(&*messages, [message] if message.packets == 1),
+            queue_pairs,
+            plain,
             broken: if stream.malformed.is_never() {
                 Box::default()
             } else {
@@ -201,6 +211,14 @@ impl Emitter {
     /// Whether its requests wait for answers.
     pub(crate) const fn waits(&self) -> bool {
         self.requester.is_some()
+    }
+
+    /// What its packets look like, if all of them begin alike.
+    pub(crate) fn shape(&self) -> Option<Shape> {
+        match &*self.messages {
+            [message] if message.packets == 1 => Shape::of(&message.first.template),
+            _ => None,
+        }
     }
 
     /// The PSN that the next packet of a queue pair will have.
@@ -292,29 +310,38 @@ impl Emitter {
     ) -> u64 {
         let piece = &mut self.messages[0].first;
         piece.stamp(now);
-        let piece = &*piece;
-        for sent in 0..most {
-            let Ok(mut frame) = out.make_from(&piece.template.bytes) else {
-                all.no_buffer.add(1);
-                counters.messages.add(sent);
-                return sent;
-            };
-            let n = self.qp.choose(&mut self.chance);
-            let qp = &mut self.queue_pairs[n as usize];
-            let asks = self.ack_every > 0 && asks(&mut self.unasked, n, self.ack_every);
-            let mut patch = piece.template.begin(frame.bytes_mut(), qp.address, qp.psn, asks);
-            qp.psn = Psn::new(qp.psn).add(self.step).get();
-            if !matches!(piece.va, Va::Fixed) {
-                let slot = self.slot.choose(&mut self.chance);
-                piece.write_va(&mut patch, self.va.wrapping_add(u64::from(slot) * self.slot_len));
+        let mut alike = Alike {
+            piece,
+            queue_pairs: &mut self.queue_pairs,
+            unasked: &mut self.unasked,
+            ack_every: self.ack_every,
+            step: self.step,
+            va: self.va,
+            slot_len: self.slot_len,
+        };
+        let chance = &mut self.chance;
+        // How they are chosen is asked once a burst.
+        let sent = match (&mut self.qp, &mut self.slot) {
+            (
+                &mut Chooser::Turn { ref mut next, of },
+                &mut Chooser::Turn { next: ref mut next_slot, of: slots },
+            ) => {
+                let (mut qp, mut slot) = (*next, *next_slot);
+                let sent = alike.send(most, port, out, |names_slot| {
+                    (turn(&mut qp, of), if names_slot { turn(&mut slot, slots) } else { 0 })
+                });
+                (*next, *next_slot) = (qp, slot);
+                sent
             }
-            piece.write_stamp(&mut patch);
-            patch.finish();
-            // What is not taken is counted by the runner, and is lost like what others lose.
-            _ = out.send(frame, port);
+            (qp, slot) => alike.send(most, port, out, |names_slot| {
+                (qp.choose(chance), if names_slot { slot.choose(chance) } else { 0 })
+            }),
+        };
+        if sent < most {
+            all.no_buffer.add(1);
         }
-        counters.messages.add(most);
-        most
+        counters.messages.add(sent);
+        sent
     }
 
     /// Sends a packet: its bytes, and whether it is one of the stream's rather than a malformed one.
@@ -458,6 +485,49 @@ impl Emitter {
         } else if ended.answered == 0 {
             counters.stale_responses.add(1);
         }
+    }
+}
+
+/// What packets of one kind are made of.
+struct Alike<'a> {
+    piece: &'a Part,
+    queue_pairs: &'a mut [Qp],
+    unasked: &'a mut [u32],
+    ack_every: u32,
+    step: u32,
+    va: u64,
+    slot_len: u64,
+}
+
+impl Alike<'_> {
+    /// Sends so many, unless buffers run out; how many it were. `choose` says the next queue pair and, if it is asked for, place.
+    #[inline]
+    fn send<O: Output>(
+        &mut self,
+        most: u64,
+        port: PortId,
+        out: &mut O,
+        mut choose: impl FnMut(bool) -> (u32, u32),
+    ) -> u64 {
+        let piece = self.piece;
+        let names_slot = !matches!(piece.va, Va::Fixed);
+        for sent in 0..most {
+            let Ok(mut frame) = out.make_from(&piece.template.bytes) else { return sent };
+            let (n, slot) = choose(names_slot);
+            let qp = &mut self.queue_pairs[n as usize];
+            let asks = self.ack_every > 0 && asks(self.unasked, n, self.ack_every);
+            let to = (qp.address, qp.effect);
+            let mut patch = piece.template.begin_known(frame.bytes_mut(), to, qp.psn, asks);
+            qp.psn = Psn::new(qp.psn).add(self.step).get();
+            if names_slot {
+                piece.write_va(&mut patch, self.va.wrapping_add(u64::from(slot) * self.slot_len));
+            }
+            piece.write_stamp(&mut patch);
+            patch.finish();
+            // What is not taken is counted by the runner, and is lost like what others lose.
+            _ = out.send(frame, port);
+        }
+        most
     }
 }
 

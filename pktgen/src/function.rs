@@ -61,9 +61,11 @@ impl Pktgen {
     pub fn new(profile: &Profile) -> Result<Self, ProfileError> {
         profile.check()?;
         let waits = profile.streams.iter().any(|stream| stream.outstanding.is_some());
+        let emitters: Box<[_]> =
+            (0..profile.streams.len()).map(|index| Emitter::new(profile, index)).collect();
         Ok(Self {
-            emitters: (0..profile.streams.len()).map(|index| Emitter::new(profile, index)).collect(),
-            receiver: Receiver::new(profile),
+            receiver: Receiver::new(profile, &emitters),
+            emitters,
             send: profile.send,
             receive: profile.receive,
             listens: waits || profile.respond,

@@ -4,6 +4,7 @@
 
 use crate::profile::Host;
 use core::net::IpAddr;
+use core::ops::Range;
 use rocev2::aeth::{Aeth, Credit, Syndrome};
 use rocev2::ethernet::{Ethernet, ethertype};
 use rocev2::icrc::{Changes, Weight};
@@ -43,6 +44,45 @@ impl Address {
     #[inline]
     const fn flow(qpn: u32) -> u32 {
         qpn.wrapping_mul(0x9e37_79b1) >> 18
+    }
+}
+
+/// What all copies of a template over IPv4 have in common, to know one at a glance that came as it was sent. Whatever a router, or
+/// chance, has changed in these bytes makes it another frame, which is to be parsed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    len: usize,
+    /// The type of Ethernet's payload, and the IP header
+    ip: [u8; Self::IP.end - Self::IP.start],
+    /// The UDP header without the source port, and the BTH up to the byte that the ICRC leaves out
+    transport: [u8; Self::TRANSPORT.end - Self::TRANSPORT.start],
+    layout: Layout,
+}
+
+impl Shape {
+    const UDP: usize = Ethernet::LEN + Ipv4::LEN;
+    const IP: Range<usize> = 12..Self::UDP;
+    const TRANSPORT: Range<usize> = Self::UDP + 2..Self::UDP + Udp::LEN + Bth::MASKED_BYTE;
+
+    /// None, if copies are not over IPv4.
+    pub(crate) fn of(template: &Template) -> Option<Self> {
+        let bytes = &template.bytes;
+        Some(Self {
+            len: bytes.len(),
+            ip: bytes.get(Self::IP)?.try_into().ok().filter(|_| template.udp == Self::UDP)?,
+            transport: bytes.get(Self::TRANSPORT)?.try_into().ok()?,
+            layout: layout(bytes),
+        })
+    }
+
+    /// Where the headers of a frame lie, if it is a copy: all that `classify` looks at is as in the template.
+    #[inline]
+    pub(crate) fn layout(&self, frame: &[u8]) -> Option<Layout> {
+        let head = frame.first_chunk::<{ Self::UDP + Udp::LEN + Bth::LEN }>()?;
+        let same =
+            frame.len() == self.len && head[Self::IP] == self.ip && head[Self::TRANSPORT] == self.transport;
+        debug_assert!(!same || classify(frame) == Class::Roce(self.layout));
+        same.then_some(self.layout)
     }
 }
 
@@ -117,16 +157,45 @@ impl Template {
     #[inline]
     pub(crate) fn begin<'a>(&self, bytes: &'a mut [u8], to: Address, psn: u32, ack_req: bool) -> Patch<'a> {
         let mut patch = Patch { bytes, icrc_at: self.icrc_at, icrc: self.icrc, changes: Changes::new() };
-        let head = patch.bytes[self.udp..].first_chunk_mut::<{ Udp::LEN + Bth::LEN }>();
-        let head = head.expect("a copy is as long as the template");
         let psn = psn | u32::from(ack_req) << 31;
-        head[..2].copy_from_slice(&((SRC_PORTS | Address::flow(to.qpn)) as u16).to_be_bytes());
-        // The first byte of the word is the one that the ICRC leaves out, and stays 0.
-        head[Udp::LEN + Bth::DEST_QP_WORD..][..4].copy_from_slice(&to.qpn.to_be_bytes());
-        head[Udp::LEN + PSN_WORD..][..4].copy_from_slice(&psn.to_be_bytes());
+        self.write_head(patch.bytes, to.qpn, psn);
         patch.changes.weighted(to.effect, self.qpn_weight);
         patch.changes.weighted(psn.swap_bytes(), self.psn_weight);
         patch
+    }
+
+    /// What a queue pair changes the ICRC of copies by.
+    pub(crate) fn effect_of_address(&self, to: Address) -> u32 {
+        let mut changes = Changes::new();
+        changes.weighted(to.effect, self.qpn_weight);
+        changes.effect()
+    }
+
+    /// The same as [`begin`](Self::begin) for a queue pair whose [effect](Self::effect_of_address) is known.
+    #[inline]
+    pub(crate) fn begin_known<'a>(
+        &self,
+        bytes: &'a mut [u8],
+        (to, effect): (Address, u32),
+        psn: u32,
+        ack_req: bool,
+    ) -> Patch<'a> {
+        let icrc = self.icrc ^ effect;
+        let mut patch = Patch { bytes, icrc_at: self.icrc_at, icrc, changes: Changes::new() };
+        let psn = psn | u32::from(ack_req) << 31;
+        self.write_head(patch.bytes, to.qpn, psn);
+        patch.changes.weighted(psn.swap_bytes(), self.psn_weight);
+        patch
+    }
+
+    #[inline]
+    fn write_head(&self, bytes: &mut [u8], qpn: u32, psn: u32) {
+        let head = bytes[self.udp..].first_chunk_mut::<{ Udp::LEN + Bth::LEN }>();
+        let head = head.expect("a copy is as long as the template");
+        head[..2].copy_from_slice(&((SRC_PORTS | Address::flow(qpn)) as u16).to_be_bytes());
+        // The first byte of the word is the one that the ICRC leaves out, and stays 0.
+        head[Udp::LEN + Bth::DEST_QP_WORD..][..4].copy_from_slice(&qpn.to_be_bytes());
+        head[Udp::LEN + PSN_WORD..][..4].copy_from_slice(&psn.to_be_bytes());
     }
 
     /// What eight bytes at a place change the ICRC by.
@@ -240,6 +309,7 @@ mod tests {
             qpn in 0u32..1 << 24,
             psn in 0u32..1 << 24,
             ack: bool,
+            known: bool,
             long: u64,
             low in 0u32..1 << 24,
         ) {
@@ -249,7 +319,12 @@ mod tests {
             let template = Template::new(host(1), host(2), opcode, acknowledging(), payload, 24);
             let mut frame = template.bytes.to_vec();
             prop_assert!(Packet::parse(&frame).unwrap().verify_icrc(), "as it is");
-            let mut patch = template.begin(&mut frame, Address::new(qpn), psn, ack);
+            let to = Address::new(qpn);
+            let mut patch = if known {
+                template.begin_known(&mut frame, (to, template.effect_of_address(to)), psn, ack)
+            } else {
+                template.begin(&mut frame, to, psn, ack)
+            };
             if payload > 0 {
                 patch.long(template.payload, long);
                 patch.words(template.payload + 8, &long.to_le_bytes());
@@ -273,6 +348,34 @@ mod tests {
             if let Some(aeth) = packet.aeth() {
                 prop_assert_eq!((aeth.kind(), aeth.msn().get()), (Syndrome::Ack(Credit::UNLIMITED), low));
             }
+        }
+    }
+
+    /// A frame that is taken for a copy at a glance is one by its headers, too, whatever byte of it is changed.
+    #[test]
+    fn a_glance_sees_what_parsing_sees() {
+        let host =
+            |n: u8| Host { mac: rocev2::ethernet::MacAddr([2, 0, 0, 0, 0, n]), ip: [10, 0, 0, n].into() };
+        let template = Template::new(host(1), host(2), Opcode::RC_WRITE_ONLY, Extended::default(), 64, 8);
+        let shape = Shape::of(&template).expect("IPv4");
+        let layout = layout(&template.bytes);
+        assert_eq!(shape.layout(&template.bytes), Some(layout));
+        let mut known = 0;
+        for at in 0..template.bytes.len() {
+            for bit in 0..8 {
+                let mut frame = template.bytes.to_vec();
+                frame[at] ^= 1 << bit;
+                let parsed = classify(&frame);
+                let glance = shape.layout(&frame);
+                assert!(glance.is_none() || parsed == Class::Roce(layout), "bit {bit} of byte {at}");
+                known += usize::from(glance.is_some());
+            }
+        }
+        // MAC addresses, the source port, and what comes behind the BTH's first word
+        assert_eq!(known, (12 + 2 + template.bytes.len() - 46) * 8);
+        let longer = [&template.bytes[..], &[0]].concat();
+        for frame in [&longer[..], &template.bytes[..template.bytes.len() - 1], &[]] {
+            assert_eq!(shape.layout(frame), None);
         }
     }
 }

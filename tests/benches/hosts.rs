@@ -4,71 +4,15 @@
 #![allow(missing_docs, reason = "criterion's macros")]
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use rnic::{
-    Access, Config, Cq, Data, Interface, Modify, Mr, Operation, Path, PathMtu, QpInit, ReadyToReceive,
-    ReadyToSend, Remote, Rnic, SendRequest, Sge, Status, Transport,
-};
-use rocev2::aeth::RnrTimer;
-use rocev2::ethernet::MacAddr;
-use rocev2::{Psn, Qpn};
+use rnic::{Data, Operation, Remote, SendRequest, Sge, Status};
 use sim::scenario::{Between, HostSpec, LinkSpec, Planted, Scenario, VerbsSpec, Work};
 use std::hint::black_box;
 use switch::impair::{self, Action, Impair, Match, Operations, Rule};
 use switch::memory::{MemoryFrame, Sent};
 use switch::{Function as _, Nanos, PortId, Share};
+use understudy_tests::nics::{VA, address, nic};
 
-const VA: u64 = 0x1000;
 const QPS: [usize; 3] = [1, 1000, 100_000];
-
-fn address(nic: u8) -> core::net::IpAddr {
-    [10, 0, 0, nic + 1].into()
-}
-
-fn mac(nic: u8) -> MacAddr {
-    MacAddr([2, 0, 0, 0, 0, nic + 1])
-}
-
-/// A NIC whose queue pairs are connected to those of the same numbers at the other.
-fn nic(number: u8, count: usize) -> (Rnic, Vec<Qpn>, Cq, Mr) {
-    let mut interface = Interface::new(mac(number), address(number), 24);
-    interface.neighbours.push((address(1 - number), mac(1 - number)));
-    let mut nic = Rnic::new(Config { max_qps: count, ..Config::new(interface) });
-    let pd = nic.alloc_pd();
-    let cq = nic.create_cq(1024).expect("room");
-    let (_, mr) = nic.register_new(pd, 1 << 16, VA, Access::ALL).expect("room");
-    let init = QpInit {
-        transport: Transport::Rc,
-        pd,
-        send_cq: cq,
-        recv_cq: cq,
-        srq: None,
-        max_send: 4,
-        max_recv: 1,
-    };
-    let qpns: Vec<_> = (0..count).map(|_| nic.create_qp(init).expect("room")).collect();
-    for qpn in &qpns {
-        let rtr = ReadyToReceive {
-            path: Path::new(address(number), address(1 - number)),
-            dest_qp: *qpn,
-            mtu: PathMtu::B1024,
-            rq_psn: Psn::new(0),
-            max_dest_rd_atomic: 1,
-            min_rnr_timer: RnrTimer(1),
-        };
-        let rts = ReadyToSend {
-            sq_psn: Psn::new(0),
-            max_rd_atomic: 1,
-            timeout: 20,
-            retry_count: 7,
-            rnr_retry: 7,
-            flow_control: false,
-        };
-        for modify in [Modify::Init { access: Access::ALL, qkey: 0 }, Modify::Rtr(rtr), Modify::Rts(rts)] {
-            nic.modify_qp(*qpn, modify).expect("a new queue pair");
-        }
-    }
-    (nic, qpns, cq, mr)
-}
 
 /// A WRITE of 64 bytes on each queue pair in turn, its packet, its acknowledgement, its completion.
 fn writes(c: &mut Criterion) {

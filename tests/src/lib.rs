@@ -3,4 +3,6 @@
 #![forbid(unsafe_code)]
 
 pub mod captures;
+pub mod instructions;
+pub mod nics;
 pub mod packets;

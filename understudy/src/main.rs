@@ -12,6 +12,7 @@ mod output;
 mod plan;
 mod process;
 mod rdmc;
+mod rfc2544;
 mod run;
 mod sim;
 mod top;
@@ -66,6 +67,7 @@ enum Demo {
 #[derive(Subcommand)]
 enum Bench {
     Peers(bench::peers::PeersArgs),
+    Rfc2544(rfc2544::Args),
     Pktgen(bench::pktgen::PktgenArgs),
     P4ce(bench::p4ce::P4ceArgs),
     Consensus(bench::consensus::ConsensusArgs),
@@ -96,6 +98,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args),
         Command::Demo(Demo::Swordbox(args)) => told(bench::swordbox::simulated::demo(&args)),
         Command::Demo(Demo::OnePipe(args)) => told(bench::onepipe::demo::demo(&args)),
+        Command::Bench(Bench::Rfc2544(args)) => rfc2544::run(&args),
         Command::Bench(command) => bench(&command),
     }
 }
@@ -104,6 +107,7 @@ fn bench(command: &Bench) -> ExitCode {
     let own = std::env::current_exe().into_diagnostic();
     let done = own.and_then(|own| match command {
         Bench::Peers(args) => bench::peers::run(args, &own),
+        Bench::Rfc2544(_) => unreachable!("it ends with a code of its own"),
         Bench::Pktgen(args) => bench::pktgen::run(args, &own),
         Bench::P4ce(args) => bench::p4ce::run(args, &own),
         Bench::Consensus(args) => bench::consensus::run(args),

@@ -6,7 +6,7 @@ mod summary;
 use crate::config::{self, Finding, Purpose, Report};
 use crate::machine::Machine;
 use crate::output::print;
-use crate::plan;
+use crate::{plan, rfc2544};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -35,6 +35,9 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         }
         Purpose::Plan => {
             config::load_topology(&args.config).map(|network| plan::summary(&args.config, &network))
+        }
+        Purpose::Rfc2544 => {
+            config::load_rfc2544(&args.config).map(|config| rfc2544::summary(&args.config, &config))
         }
     };
     match (summary, args.json) {

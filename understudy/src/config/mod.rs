@@ -13,6 +13,7 @@ mod onepipe;
 mod p4ce;
 mod pairs;
 mod pktgen;
+mod rfc2544;
 mod routes;
 mod scenario;
 mod swordbox;
@@ -26,6 +27,7 @@ pub(crate) use settings::{Finding, Report};
 pub(crate) use observe::ObserveConfig;
 pub(crate) use onepipe::{Clock, OnePipeConfig};
 pub(crate) use p4ce::P4ceConfig;
+pub(crate) use rfc2544::{Rfc2544Config, Traffic};
 pub(crate) use swordbox::SwordboxConfig;
 pub(crate) use topology::{Network, System};
 pub(crate) use tunnel::TunnelConfig;
@@ -144,6 +146,23 @@ pub(crate) fn load_topology(path: &Path) -> Result<Network, Report> {
     parsed(path, &text, topology::read)
 }
 
+/// Reads a file with `[rfc2544]`.
+pub(crate) fn load_rfc2544(path: &Path) -> Result<Rfc2544Config, Report> {
+    let text = text_of(path)?;
+    let folder = path.parent().unwrap_or(Path::new(""));
+    parsed(path, &text, |root, problems| {
+        let root = Table::root(root, problems);
+        let dpdk = Dpdk::read(&root, folder, &Machine::this());
+        let read = rfc2544::read(&root, &dpdk.ports);
+        dpdk.runtime.check_one_worker("[rfc2544] has one worker: who sends knows what is to come", problems);
+        let ends = "it ends when all trials are done";
+        dpdk.runtime.check_goes_on_when_idle("[rfc2544]", ends, problems);
+        root.finish();
+        let (settings, traffic, command) = read?;
+        Some(Rfc2544Config { runtime: dpdk.build()?, settings, traffic, command })
+    })
+}
+
 /// What a file is for, as far as its tables tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
@@ -153,6 +172,8 @@ pub(crate) enum Purpose {
     Sim,
     /// `understudy plan`
     Plan,
+    /// `understudy bench rfc2544`
+    Rfc2544,
 }
 
 /// What a file is for; a file that does not parse is for `run`, which says what is wrong.
@@ -162,6 +183,7 @@ pub(crate) fn purpose(path: &Path) -> Purpose {
     match root.get_ref() {
         root if topology::is_one(root) => Purpose::Plan,
         root if scenario::is_one(root) => Purpose::Sim,
+        root if root.contains_key("rfc2544") => Purpose::Rfc2544,
         _ => Purpose::Run,
     }
 }

@@ -1,0 +1,94 @@
+//! A binary search for the most that passes: RFC 2544's throughput (26.1), and its longest burst (26.4).
+
+/// A search at work. It asks for `most` first; then it halves what lies between the most that passed and the least that did not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Search {
+    /// The most that passed
+    passed: u64,
+    /// The least that did not
+    failed: Option<u64>,
+    most: u64,
+    resolution: u64,
+}
+
+impl Search {
+    /// From 0 to `most`, until it is known to `resolution`, both at least 1.
+    pub fn new(most: u64, resolution: u64) -> Self {
+        Self { passed: 0, failed: None, most: most.max(1), resolution: resolution.max(1) }
+    }
+
+    /// What to try next; `None` when nothing is left to find.
+    pub const fn next(&self) -> Option<u64> {
+        match self.failed {
+            None if self.passed == self.most => None,
+            None => Some(self.most),
+            Some(failed) if failed - self.passed <= self.resolution => None,
+            Some(failed) => Some(self.passed + (failed - self.passed) / 2),
+        }
+    }
+
+    /// What was [next](Self::next) was tried.
+    pub const fn tell(&mut self, at: u64, passed: bool) {
+        if passed {
+            self.passed = at;
+        } else {
+            self.failed = Some(at);
+        }
+    }
+
+    /// The most that passed; 0, if nothing did.
+    pub const fn found(&self) -> u64 {
+        self.passed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Searches what passes by `passes`: what it finds, and in how many trials.
+    fn run(most: u64, resolution: u64, mut passes: impl FnMut(u64) -> bool) -> (u64, u32) {
+        let mut search = Search::new(most, resolution);
+        let mut trials = 0;
+        while let Some(at) = search.next() {
+            trials += 1;
+            search.tell(at, passes(at));
+        }
+        (search.found(), trials)
+    }
+
+    #[test]
+    fn ends() {
+        assert_eq!(run(1_000_000, 1_000, |_| true), (1_000_000, 1));
+        assert_eq!(run(1_000_000, 1_000, |_| false).0, 0, "it loses always");
+        assert_eq!(run(1, 1, |_| false), (0, 1));
+        assert_eq!(run(0, 0, |_| true), (1, 1), "nothing is no rate");
+    }
+
+    proptest! {
+        #[test]
+        fn finds_a_capacity(most in 1u64..1 << 40, capacity in 0u64..1 << 41, resolution in 1u64..1 << 30) {
+            let (found, trials) = run(most, resolution, |at| at <= capacity);
+            prop_assert!(found <= capacity);
+            prop_assert!(found == most || capacity - found < resolution);
+            prop_assert!(trials <= 2 + (most / resolution).checked_ilog2().unwrap_or(0) + 1);
+        }
+
+        /// Whatever a device does, what was found has passed, and the search ends.
+        #[test]
+        fn finds_what_passed(most in 1u64..1 << 40, resolution in 1u64..1 << 20, verdicts: u64) {
+            let (mut passed, mut n) = (vec![0], 0);
+            let (found, trials) = run(most, resolution, |at| {
+                n += 1;
+                let passes = verdicts >> (n % 64) & 1 == 1;
+                if passes {
+                    passed.push(at);
+                }
+                passes
+            });
+            prop_assert!(passed.contains(&found));
+            prop_assert!(trials < 64);
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! The device under test, if it is a program that is started here.
+
+use miette::{IntoDiagnostic as _, miette};
+use std::fs::File;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// How often it is looked whether it has ended, and how many times
+const LOOK: Duration = Duration::from_millis(20);
+const LOOKS: u32 = 250;
+
+/// A program that runs until this is dropped.
+pub(super) struct Device {
+    child: Child,
+    command: String,
+    /// Where what it says goes
+    folder: TempDir,
+}
+
+impl Device {
+    /// Starts a command in a folder; `understudy` as its first word is this program.
+    pub(super) fn start(command: &str, folder: &Path) -> Result<Self, miette::Report> {
+        let logs = tempfile::tempdir().into_diagnostic()?;
+        let log = File::create(logs.path().join("log")).into_diagnostic()?;
+        let own = std::env::current_exe().into_diagnostic()?;
+        let script = match command.strip_prefix("understudy ") {
+            Some(rest) => format!("exec \"$0\" {rest}"),
+            None => format!("exec {command}"),
+        };
+        let mut shell = Command::new("sh");
+        shell.arg("-c").arg(script).arg(own);
+        if !folder.as_os_str().is_empty() {
+            shell.current_dir(folder);
+        }
+        // A program that reads commands, as testpmd does, ends when there are no more to come.
+        shell.stdin(Stdio::piped()).stdout(log.try_clone().into_diagnostic()?).stderr(log);
+        let child = shell.spawn().into_diagnostic()?;
+        Ok(Self { child, command: command.to_owned(), folder: logs })
+    }
+
+    /// Whether it runs; if not, why not, as far as it said.
+    pub(super) fn check(&mut self) -> Result<(), miette::Report> {
+        let Some(status) = self.child.try_wait().into_diagnostic()? else { return Ok(()) };
+        Err(miette!(help = self.said(), "the device under test, `{}`, ended with {status}", self.command))
+    }
+
+    /// The last lines that it said.
+    pub(super) fn said(&self) -> String {
+        let log = std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default();
+        let lines: Vec<_> = log.lines().collect();
+        format!("it said:\n{}", lines[lines.len().saturating_sub(8)..].join("\n"))
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // Asked first, a DPDK program removes its files.
+        _ = Command::new("kill").args(["-INT", &self.child.id().to_string()]).status();
+        for _ in 0..LOOKS {
+            if !matches!(self.child.try_wait(), Ok(None)) {
+                return;
+            }
+            sleep(LOOK);
+        }
+        _ = self.child.kill();
+        _ = self.child.wait();
+    }
+}

@@ -1,0 +1,98 @@
+//! `understudy bench rfc2544`: RFC 2544's tests of whatever lies between two ports, with the packet generator as sender and
+//! receiver. Which trials there are is [`bench::rfc2544`]'s; here they are run.
+
+mod device;
+mod trial;
+
+use crate::config::{self, Rfc2544Config};
+use crate::run::{catch_signals, explain};
+use bench::rfc2544::{Most, measure};
+use dataplane::Runtime;
+use device::Device;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use trial::Runner;
+
+/// Test a device between two ports as RFC 2544 says: throughput without loss, latency, loss by rate, back-to-back frames
+///
+/// Ends with 1 if the device went away, or counters do not add up.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Configuration with [rfc2544], such as configs/pktgen/rfc2544.toml
+    #[arg(value_name = "CONFIG.toml")]
+    config: PathBuf,
+    /// Print the report as JSON, with every trial
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> ExitCode {
+    let config = match config::load_rfc2544(&args.config) {
+        Ok(config) => config,
+        Err(report) => {
+            eprint!("{}", report.render());
+            return ExitCode::from(config::EXIT_CODE);
+        }
+    };
+    match tested(args, &config) {
+        Ok(code) => code,
+        Err(report) => {
+            eprintln!("{report:?}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn tested(args: &Args, config: &Rfc2544Config) -> Result<ExitCode, miette::Report> {
+    let stop = catch_signals()?;
+    let runtime = Runtime::start(config.runtime.clone()).map_err(|error| explain(&error))?;
+    let folder = args.config.parent().unwrap_or(Path::new(""));
+    let device = config.command.as_deref().map(|command| Device::start(command, folder)).transpose()?;
+    let mut runner = Runner::new(runtime, config, device, stop);
+    runner.wait_for_the_way(config.settings.frames[0])?;
+    let report = measure(&config.settings, &mut runner)?;
+    drop(runner);
+    let text = if args.json {
+        serde_json::to_string(&report).expect("numbers and text always serialise")
+    } else {
+        report.text()
+    };
+    // A reader that has gone away does not make the run a failure.
+    _ = writeln!(std::io::stdout(), "{text}");
+    Ok(if report.adds_up { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What a file asks for, on a screen.
+pub(crate) fn summary(path: &Path, config: &Rfc2544Config) -> String {
+    let (traffic, settings) = (&config.traffic, &config.settings);
+    let mut text = format!("{} is right. `understudy bench rfc2544` would test:\n\n", path.display());
+    let mut line = |key: &str, value: String| _ = writeln!(text, "{key:<9} {value}");
+    let port = |port: switch::PortId| &config.runtime.ports[port.index()].name;
+    line(
+        "device",
+        match &config.command {
+            Some(command) => format!("`{command}`, from {} to {}", port(traffic.send), port(traffic.receive)),
+            None => format!("what lies between {} and {}", port(traffic.send), port(traffic.receive)),
+        },
+    );
+    let frames: Vec<_> = settings.frames.iter().map(u32::to_string).collect();
+    line("frames", format!("of {} bytes, with their check sequences", frames.join(", ")));
+    line(
+        "offered",
+        match settings.most {
+            Some(Most::BitsPerS(bits)) => format!("up to {} Gb/s on the wire", bits as f64 / 1e9),
+            Some(Most::PacketsPerS(packets)) => format!("up to {packets} packets a second"),
+            None => "up to what the generator can send".into(),
+        },
+    );
+    line(
+        "trials",
+        format!(
+            "of {} s, {} s for latency; each figure the median of {}",
+            settings.trial_s, settings.latency_trial_s, settings.repeats
+        ),
+    );
+    text
+}

@@ -1,0 +1,340 @@
+//! Trials on DPDK's ports: a generator for each, on a runtime that stays up.
+
+use super::device::Device;
+use crate::config::{Rfc2544Config, Traffic};
+use crate::run::now;
+use bench::rfc2544::{Load, Outcome, Test, Tester, Times, Trial};
+use dataplane::config::Device as PortDevice;
+use dataplane::counters::WorkerCounters;
+use dataplane::{Control, ControlOutput, Live, Mbuf, PortInfo, Runtime, Stop};
+use hdrhistogram::Histogram as Hdr;
+use miette::{Report, miette};
+use pktgen::profile::Memory;
+use pktgen::{Choice, Command, Counters, Event, Histogram, Pktgen, Profile, Rate, Stream, Unit};
+use rocev2::Qpn;
+use rocev2::onepipe::Timestamp;
+use std::io::{IsTerminal as _, Write as _};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use switch::counters::Counter;
+use switch::{Nanos, Share};
+
+/// Part of what was asked for that a rate may be off
+const RATE_TOLERANCE: f64 = 0.005;
+/// A generator that was kept away for longer does not make up for it
+const CATCH_UP: Nanos = Nanos::from_millis(10);
+/// How long ports may take to find their peers
+const PEERS_MAY_TAKE: Duration = Duration::from_secs(10);
+/// Frames that look whether there is a way through
+const PROBES: u64 = 32;
+
+/// Runs trials, one after the other.
+pub(super) struct Runner<'a> {
+    runtime: Runtime,
+    config: &'a Rfc2544Config,
+    device: Option<Device>,
+    stop: Stop,
+    /// Ports that have no peer yet, by name
+    away: Vec<String>,
+    trials: u64,
+    /// Frames that the receiving port's device lost so far
+    missed: u64,
+    shows: bool,
+}
+
+impl<'a> Runner<'a> {
+    pub(super) fn new(
+        runtime: Runtime,
+        config: &'a Rfc2544Config,
+        device: Option<Device>,
+        stop: Stop,
+    ) -> Self {
+        let used =
+            [config.traffic.send, config.traffic.receive].map(|port| &config.runtime.ports[port.index()]);
+        let away = used.iter().filter(|port| matches!(port.device, PortDevice::Memif { .. }));
+        Self {
+            away: away.map(|port| port.name.clone()).collect(),
+            shows: std::io::stderr().is_terminal(),
+            runtime,
+            config,
+            device,
+            stop,
+            trials: 0,
+            missed: 0,
+        }
+    }
+
+    /// Sends some frames until one comes through.
+    pub(super) fn wait_for_the_way(&mut self, frame: u32) -> Result<(), Report> {
+        let began = now();
+        let traffic = &self.config.traffic;
+        let probe = Trial { test: Test::Most, frame, load: Load::Burst(PROBES), seconds: 0.0, most: None };
+        while self.run(&probe)?.received == 0 {
+            if began.elapsed() > traffic.start {
+                let port = |port: switch::PortId| &self.config.runtime.ports[port.index()].name;
+                let said = self.device.as_ref().map_or_else(String::new, Device::said);
+                return Err(miette!(
+                    help = format!("does the device forward? does it know {}? {said}", traffic.dst.mac),
+                    "nothing that was sent through {} came to {} within {} s",
+                    port(traffic.send),
+                    port(traffic.receive),
+                    traffic.start.as_secs_f64()
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The generator of a trial.
+fn profile(traffic: &Traffic, trial: &Trial, number: u64) -> Profile {
+    let packets_per_s = |per_second: u64| Rate::Steady { unit: Unit::Packets, per_second };
+    let rate = match trial.load {
+        Load::PacketsPerS(rate) => packets_per_s(rate),
+        Load::Fastest => Rate::Max,
+        Load::Burst(_) => trial.most.map_or(Rate::Max, packets_per_s),
+    };
+    let packets = if let Load::Burst(frames) = trial.load { Some(frames) } else { None };
+    let per_second = if let Rate::Steady { per_second, .. } = rate { per_second } else { u64::MAX };
+    // Frames that leave together wait for one another.
+    let burst = if trial.test == Test::Latency { 1 } else { (per_second / 100_000).clamp(1, 32) as u16 };
+    let stream = Stream {
+        name: "frames".into(),
+        verb: traffic.verb,
+        src: traffic.src,
+        dst: traffic.dst,
+        first_qpn: Qpn::new(0x100),
+        qps: traffic.qps,
+        pick: Choice::Turn,
+        sizes: vec![trial.frame - traffic.overhead() as u32],
+        mtu: rocev2::MAX_PAYLOAD as u16,
+        memory: Memory { va: 0x7f00_0000_0000, rkey: 0x1000, slots: 1, choice: Choice::Turn },
+        first_psn: None,
+        rate,
+        burst,
+        packets,
+        ack_every: 0,
+        outstanding: None,
+        timeout: Nanos::from_millis(1),
+        stamp: true,
+        malformed: Share::NEVER,
+    };
+    Profile {
+        // Other PSNs in each trial: what comes late from the one before is not taken for one's own.
+        seed: number,
+        send: traffic.send,
+        receive: Some(traffic.receive),
+        respond: false,
+        duration: packets.is_none().then_some(Nanos((trial.seconds * 1e9) as u64)),
+        drain: traffic.settle,
+        catch_up: CATCH_UP,
+        window: 1024,
+        epoch: Timestamp::default(),
+        streams: vec![stream],
+    }
+}
+
+impl Tester for Runner<'_> {
+    type Error = Report;
+
+    fn run(&mut self, trial: &Trial) -> Result<Outcome, Report> {
+        if let Some(device) = &mut self.device {
+            device.check()?;
+        }
+        self.trials += 1;
+        if self.shows {
+            let what = format!("{:?} of {} B, {:?}", trial.test, trial.frame, trial.load);
+            _ = write!(std::io::stderr(), "\r\x1b[Ktrial {}: {what} ", self.trials);
+        }
+        let profile = profile(&self.config.traffic, trial, self.trials);
+        let function = Pktgen::new(&profile).map_err(|error| miette!("a trial cannot be: {error}"))?;
+        let counters = function.counters();
+        let mut plane = Plane {
+            away: &mut self.away,
+            device: self.device.as_mut(),
+            asked: &self.stop,
+            start: now(),
+            began: None,
+            ended: None,
+            wrong: None,
+        };
+        let run = self.runtime.run(vec![function], &mut plane, &Stop::new());
+        let (began, ended, wrong) = (plane.began, plane.ended, plane.wrong);
+        if self.shows {
+            _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+        if let Some(wrong) = wrong {
+            // That of the device is the better reason.
+            self.device.as_mut().map_or(Ok(()), Device::check)?;
+            return Err(wrong);
+        }
+        let (Some(began), Some(ended)) = (began, ended) else {
+            return Err(miette!("a trial's worker ended before its time"));
+        };
+        let missed = run.devices.iter().map(|device| device.missed).sum();
+        let lost_here = missed > core::mem::replace(&mut self.missed, missed);
+        let dropped: u64 = run.workers.iter().flat_map(|worker| &worker.drops).map(Counter::get).sum();
+        let used = ended.since(&began);
+        Ok(outcome(&profile, trial, &counters, &run.workers[0], used, lost_here || dropped > 0))
+    }
+}
+
+/// What counters say of a trial.
+fn outcome(
+    profile: &Profile,
+    trial: &Trial,
+    counters: &Counters,
+    worker: &WorkerCounters,
+    used: Used,
+    lost_here: bool,
+) -> Outcome {
+    let stream = &counters.streams[0];
+    let (sent, received) = (stream.sent.frames.get(), stream.received.frames.get());
+    let sending_s = stream.sending_ns.get() as f64 / 1e9;
+    let came = received + stream.duplicates.get() + stream.stale.get() + stream.unexpected.get();
+    let came = came + stream.responses.get() + counters.foreign.get() + counters.other.get();
+    let broken: u64 = counters.faults.iter().map(Counter::get).sum();
+    let forfeited = stream.forfeited.get() > 0;
+    let offered = match trial.load {
+        Load::Fastest => true,
+        Load::Burst(frames) => sent == frames && !forfeited,
+        Load::PacketsPerS(rate) => {
+            let due = rate as f64 * trial.seconds;
+            let off = (sent as f64 - due).abs();
+            !forfeited && (off <= due * RATE_TOLERANCE || off <= f64::from(profile.streams[0].burst))
+        }
+    };
+    // What it could not make up for is the fault of whoever took its CPU; and without any time on it, nothing is known.
+    let robbed = (forfeited && used.waited >= CATCH_UP) || used.on_cpu == Nanos::ZERO;
+    Outcome {
+        sent,
+        received,
+        lost: stream.lost(),
+        unseen: stream.unseen(),
+        sent_per_s: if sending_s > 0.0 { sent as f64 / sending_s } else { 0.0 },
+        offered: offered && !lost_here,
+        adds_up: came + broken == worker.received() && received + stream.lost() <= sent,
+        on_cpu: used.part(used.on_cpu),
+        core: if robbed { 0.0 } else { 1.0 - used.part(used.waited) },
+        latency: times(&stream.latency),
+    }
+}
+
+fn times(histogram: &Histogram) -> Option<Times> {
+    let mut hdr = Hdr::<u64>::new(3).expect("a number of digits that there can be");
+    for (time, count) in histogram.buckets() {
+        // It grows as needed.
+        hdr.record_n(time.0, count).expect("a histogram that grows takes any time");
+    }
+    (!hdr.is_empty()).then(|| Times {
+        p50_ns: hdr.value_at_quantile(0.5),
+        p99_ns: hdr.value_at_quantile(0.99),
+        p999_ns: hdr.value_at_quantile(0.999),
+        max_ns: hdr.max(),
+    })
+}
+
+/// The control plane of a trial.
+struct Plane<'a> {
+    away: &'a mut Vec<String>,
+    device: Option<&'a mut Device>,
+    asked: &'a Stop,
+    start: Instant,
+    began: Option<Moment>,
+    ended: Option<Moment>,
+    wrong: Option<Report>,
+}
+
+impl Control<Pktgen> for Plane<'_> {
+    fn on_event(&mut self, _worker: usize, Event::Done: Event, _out: &mut ControlOutput<'_, Pktgen>) {
+        self.ended = self.began.as_ref().map(|began| Moment::of(began.thread.clone()));
+    }
+
+    fn on_punt(
+        &mut self,
+        _worker: usize,
+        _frame: Mbuf,
+        _port: switch::PortId,
+        _out: &mut ControlOutput<'_, Pktgen>,
+    ) {
+    }
+
+    fn on_tick(&mut self, _live: &Live<'_>, out: &mut ControlOutput<'_, Pktgen>) -> bool {
+        if self.asked.flag().load(std::sync::atomic::Ordering::Relaxed) {
+            self.wrong = Some(miette!("it was ended before all tests were done"));
+        }
+        // A device that has gone is not waited for.
+        if self.began.is_none()
+            && let Some(Err(gone)) = self.device.as_mut().map(|device| device.check())
+        {
+            self.wrong = Some(gone);
+        }
+        if self.began.is_none() && self.away.is_empty() {
+            // It has its name when it runs. Where nobody says what threads do, nobody knows whether it keeps its core.
+            let thread = polling_thread();
+            let known = thread.is_some() || self.start.elapsed() > PEERS_MAY_TAKE;
+            if known && out.command(0, Command::Begin).is_ok() {
+                self.began = Some(Moment::of(thread));
+            }
+        } else if self.began.is_none() && self.start.elapsed() > PEERS_MAY_TAKE {
+            self.wrong = Some(miette!("ports without a peer: {}", self.away.join(", ")));
+        }
+        self.ended.is_none() && self.wrong.is_none()
+    }
+
+    fn on_link(&mut self, port: &PortInfo, up: bool) {
+        if up {
+            self.away.retain(|name| *name != port.name);
+        } else {
+            self.wrong = Some(miette!("port {} lost its peer: the device under test has gone", port.name));
+        }
+    }
+}
+
+/// What the polling thread has had of its CPU at a moment.
+struct Moment {
+    at: Instant,
+    thread: Option<PathBuf>,
+    on_cpu_ns: u64,
+    waited_ns: u64,
+}
+
+/// What it had between two: times on a CPU, and waiting for one, and of both together with what it slept.
+#[derive(Clone, Copy)]
+struct Used {
+    wall: Nanos,
+    on_cpu: Nanos,
+    waited: Nanos,
+}
+
+impl Used {
+    fn part(self, time: Nanos) -> f64 {
+        (time.0 as f64 / self.wall.0.max(1) as f64).min(1.0)
+    }
+}
+
+impl Moment {
+    fn of(thread: Option<PathBuf>) -> Self {
+        let text = thread.as_ref().and_then(|thread| std::fs::read_to_string(thread.join("schedstat")).ok());
+        let mut words =
+            text.as_deref().unwrap_or("").split_whitespace().map(|word| word.parse().unwrap_or(0));
+        let mut next = || words.next().unwrap_or(0);
+        Self { at: now(), on_cpu_ns: next(), waited_ns: next(), thread }
+    }
+
+    fn since(&self, before: &Self) -> Used {
+        Used {
+            wall: Nanos(self.at.duration_since(before.at).as_nanos() as u64),
+            on_cpu: Nanos(self.on_cpu_ns.saturating_sub(before.on_cpu_ns)),
+            waited: Nanos(self.waited_ns.saturating_sub(before.waited_ns)),
+        }
+    }
+}
+
+/// The folder in /proc of this process's one worker.
+fn polling_thread() -> Option<PathBuf> {
+    let threads = std::fs::read_dir("/proc/self/task").ok()?.flatten().map(|entry| entry.path());
+    let name = |thread: &PathBuf| std::fs::read_to_string(thread.join("comm")).unwrap_or_default();
+    let mut threads = threads;
+    threads.find(|thread| name(thread).trim() == "worker-0")
+}

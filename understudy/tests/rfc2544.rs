@@ -1,0 +1,202 @@
+//! `understudy bench rfc2544` on DPDK's virtual devices, with short trials: whatever capacity it finds on this machine, its report
+//! adds up, and what is wrong is said.
+
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Command, Output};
+use tempfile::TempDir;
+
+fn understudy(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_understudy"))
+        .args(arguments)
+        .env("NO_COLOR", "1")
+        .output()
+        .expect("it runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+fn write(folder: &TempDir, name: &str, content: &str) -> String {
+    let path = folder.path().join(name);
+    std::fs::write(&path, content).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+/// Short trials, of which each counts: other tests take CPUs, too.
+const SHORT: &str = "src = \"10.0.0.1\"\ndst = \"10.0.0.2\"\nframe_sizes = [64, 512]\nresolution = 0.25\nloss_step = 0.5\n\
+    trial_s = 0.01\nlatency_trial_s = 0.01\nburst_s = 0.005\nrepeats = 2\nsettle_ms = 5\nmin_core = 0\npackets_per_s = 20_000\n";
+
+/// What has to hold on any machine.
+fn adds_up(report: &Value, frames: &[u64]) {
+    assert_eq!(report["adds_up"], true, "{report}");
+    let number = |value: &Value| value.as_f64().unwrap_or_else(|| panic!("{value} in {report}"));
+    let trials = report["trials"].as_array().unwrap();
+    assert!(!trials.is_empty());
+    for trial in trials {
+        let count = |key: &str| trial[key].as_u64().unwrap();
+        assert_eq!(count("sent"), count("received") + count("lost") + count("unseen"), "{trial}");
+    }
+    let rows = report["frames"].as_array().unwrap();
+    assert_eq!(rows.iter().map(|row| row["frame"].as_u64().unwrap()).collect::<Vec<_>>(), frames);
+    for row in rows {
+        let throughput = &row["throughput"];
+        let (least, median) = (number(&throughput["least"]), number(&throughput["median"]));
+        let most = number(&throughput["most"]);
+        assert!(least <= median && median <= most && most <= number(&row["most"]), "{row}");
+        assert_eq!((&throughput["repeats"], &throughput["lost_core"]), (&2.into(), &0.into()), "{row}");
+        // A rate that was found is one at which, in some trial, nothing was lost.
+        let passed = trials.iter().any(|trial| {
+            let clean = trial["received"] == trial["sent"] && trial["offered"] == true;
+            let rate = trial["load"]["packets_per_s"].as_f64() == Some(most);
+            trial["test"] == "throughput" && trial["frame"] == row["frame"] && clean && rate
+        });
+        assert!(passed || most == 0.0, "{row}");
+        let latency = row["latency"].as_array().unwrap();
+        assert_eq!(latency.len(), if median > 0.0 { 3 } else { 0 }, "{row}");
+        for at in latency {
+            let time = |key: &str| at[key]["median"].as_f64();
+            if let (Some(p50), Some(max)) = (time("p50_ns"), time("max_ns")) {
+                assert!(p50 <= max && time("p50_ns") <= time("p99_ns"), "{at}");
+            }
+        }
+        let parts: Vec<_> =
+            row["loss"].as_array().unwrap().iter().map(|loss| number(&loss["part_of_most"])).collect();
+        assert_eq!(parts, [1.0, 0.5], "{row}");
+        let burst = &row["back_to_back"];
+        assert!(number(&burst["frames"]["median"]) <= number(&burst["longest"]), "{row}");
+    }
+}
+
+fn report(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}\n{}", text(&output.stdout), text(&output.stderr)))
+}
+
+#[test]
+fn a_ring_without_a_device() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = write(
+        &folder,
+        "my.toml",
+        &format!(
+            "[[port]]\nname = \"loop\"\nring = {{}}\n[rfc2544]\nsend = \"loop\"\nreceive = \"loop\"\n{SHORT}"
+        ),
+    );
+    let run = understudy(&["bench", "rfc2544", &config, "--json"]);
+    let report = report(&run);
+    assert!(run.status.success(), "{report}");
+    // WRITEs with a time in them: the shortest has 86 bytes, and 510 is the longest below 512.
+    adds_up(&report, &[86, 510]);
+    let shown = text(&understudy(&["bench", "rfc2544", &config]).stdout);
+    for words in
+        ["Throughput without loss (RFC 2544, 26.1)", "Latency (26.2)", "Loss (26.3)", "Back-to-back", "510 B"]
+    {
+        assert!(shown.contains(words), "{words} in\n{shown}");
+    }
+}
+
+/// Two memif ports, and the device a process that the configuration names.
+fn across(folder: &TempDir, device: &str, command: &str, rest: &str) -> String {
+    let port = |name: &str, id: u8, role: &str| {
+        format!(
+            "[[port]]\nname = \"{name}\"\nmemif = {{ socket = \"wire.sock\", id = {id}, role = \"{role}\" }}\n"
+        )
+    };
+    let device =
+        format!("[runtime]\nidle = \"sleep\"\n{}{}{device}", port("a", 0, "client"), port("b", 1, "client"));
+    write(folder, "device.toml", &device);
+    let config = format!(
+        "[runtime]\nidle = \"sleep\"\n{}{}[rfc2544]\nsend = \"out\"\nreceive = \"in\"\nverb = \"send\"\ncommand = \"{command}\"\n{SHORT}{rest}",
+        port("out", 0, "server"),
+        port("in", 1, "server")
+    );
+    write(folder, "my.toml", &config)
+}
+
+#[test]
+fn another_process_is_the_device() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = across(
+        &folder,
+        "[forward]\npairs = [[\"a\", \"b\"]]\n",
+        "understudy run device.toml",
+        "start_ms = 60_000\n",
+    );
+    let run = understudy(&["bench", "rfc2544", &config, "--json"]);
+    let report = report(&run);
+    assert!(run.status.success(), "{report}");
+    adds_up(&report, &[70, 510]);
+}
+
+/// A device that loses one frame in two has no throughput, and that is what is said.
+#[test]
+fn a_device_that_loses() {
+    let folder = tempfile::tempdir().unwrap();
+    let lossy = "[impair]\npairs = [[\"a\", \"b\"]]\n[[impair.rule]]\naction = \"drop\"\nshare = 0.5\n";
+    let config = across(&folder, lossy, "understudy run device.toml", "start_ms = 60_000\n");
+    let run = understudy(&["bench", "rfc2544", &config, "--json"]);
+    let report = report(&run);
+    assert!(run.status.success(), "{report}");
+    assert_eq!(report["adds_up"], true);
+    for row in report["frames"].as_array().unwrap() {
+        assert!(row["throughput"]["median"].as_f64().unwrap() < 5_000.0, "{row}");
+        assert_eq!(row["limit"], "loss", "{row}");
+        let lost = row["loss"][0]["loss"]["median"].as_f64().unwrap();
+        assert!((0.2..0.8).contains(&lost), "{row}");
+    }
+}
+
+#[test]
+fn a_device_that_is_not_there_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let forward = "[forward]\npairs = [[\"a\", \"b\"]]\n";
+    let config = across(&folder, forward, "understudy run nowhere.toml", "");
+    let run = understudy(&["bench", "rfc2544", &config]);
+    let said = text(&run.stderr);
+    assert_eq!(run.status.code(), Some(1), "{said}");
+    assert!(said.contains("the device under test") && said.contains("nowhere.toml"), "{said}");
+
+    let config = write(
+        &folder,
+        "null.toml",
+        &format!(
+            "[[port]]\nname = \"hole\"\nring = {{}}\n[[port]]\nname = \"in\"\nring = {{}}\n[rfc2544]\nsend = \"hole\"\nreceive = \"in\"\nstart_ms = 100\n{SHORT}"
+        ),
+    );
+    let run = understudy(&["bench", "rfc2544", &config]);
+    let said = text(&run.stderr);
+    assert!(
+        run.status.code() == Some(1) && said.contains("nothing that was sent through hole came to in"),
+        "{said}"
+    );
+}
+
+#[test]
+fn what_is_wrong_is_said_at_its_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let ports = "[[port]]\nname = \"loop\"\nring = {}\n[rfc2544]\nsend = \"loop\"\nreceive = \"loop\"\n";
+    let hosts = "src = \"10.0.0.1\"\ndst = \"10.0.0.2\"\n";
+    let cases = [
+        (format!("{hosts}frame_sizes = [2000]"), "frames of 1998 bytes do not fit", "mtu = 1980"),
+        (format!("{hosts}link_gbps = 10\npackets_per_s = 5"), "both say what the most is", "keep one"),
+        (format!("{hosts}verb = \"read\""), "`verb` cannot be `read`", "write"),
+        (format!("{hosts}repeat = 5"), "there is no key `repeat`", "did you mean `repeats`?"),
+        ("src = \"10.0.0.1\"\ndst = \"fd00::2\"".into(), "different versions of IP", "one version"),
+        ("src = \"10.0.0.1\"".into(), "has no `dst`", "dst = "),
+    ];
+    for (rest, message, help) in cases {
+        let path = write(&folder, "wrong.toml", &format!("{ports}{rest}\n"));
+        assert!(Path::new(&path).exists());
+        let output = understudy(&["check", &path, "--json"]);
+        let report = report(&output);
+        let errors = report["errors"].as_array().unwrap();
+        let found = errors.iter().any(|error| {
+            error["message"].as_str().unwrap().contains(message)
+                && error["help"].as_str().unwrap().contains(help)
+        });
+        assert!(found && output.status.code() == Some(2), "{message:?} and {help:?} in {report}");
+        assert_eq!(understudy(&["bench", "rfc2544", &path]).status.code(), Some(2));
+    }
+}
