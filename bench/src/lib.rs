@@ -6,6 +6,7 @@ pub mod compare;
 pub mod consensus;
 pub mod onepipe;
 pub mod p4ce;
+pub mod paper;
 pub mod peers;
 pub mod pktgen;
 mod process;
