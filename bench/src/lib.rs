@@ -4,6 +4,7 @@
 
 pub mod compare;
 pub mod consensus;
+pub mod hgrm;
 pub mod onepipe;
 pub mod p4ce;
 pub mod paper;

@@ -64,7 +64,7 @@ impl Settings {
 }
 
 /// A figure or table of a paper.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct Figure {
     /// Of which paper
     pub paper: Paper,
@@ -79,7 +79,7 @@ pub struct Figure {
 }
 
 /// What there is of a figure.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub enum Shown {
     /// It is measured
     Measured {

@@ -9,7 +9,7 @@ use std::process::Command;
 
 /// The program, and what it ran on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Machine {
+pub(super) struct Machine {
     /// The program's version, and the beginning of its file's SHA-256
     pub program: String,
     /// Its commit, if that is known
@@ -31,7 +31,7 @@ impl Machine {
     ///
     /// # Errors
     /// The program's file cannot be read.
-    pub fn look(own: &Path, dpdk: &str, commit: Option<&str>) -> Result<Self, Report> {
+    pub(super) fn look(own: &Path, dpdk: &str, commit: Option<&str>) -> Result<Self, Report> {
         let digest = Sha256::digest(std::fs::read(own).into_diagnostic()?);
         let mut program = format!("{} ", env!("CARGO_PKG_VERSION"));
         for byte in &digest[..6] {
