@@ -2,7 +2,7 @@
 
 use super::figure::{Axis, Figure, Outcome, Paper, Series, Settings};
 use super::shape;
-use crate::consensus::{Pauses, Paces, RATE, wrong};
+use crate::consensus::{Paces, Pauses, RATE, wrong};
 use miette::Report;
 use sim::consensus::costs::{Failure, Load};
 
@@ -10,7 +10,11 @@ const DRAWING: &str = "a drawing of the design, not a measurement";
 const REPLICAS: [u8; 2] = [2, 4];
 
 pub(super) const FIGURES: &[Figure] = &[
-    Figure::not((Paper::P4ce, "table1", "Metadata contained in an RDMA packet"), "A list of header fields.", DRAWING),
+    Figure::not(
+        (Paper::P4ce, "table1", "Metadata contained in an RDMA packet"),
+        "A list of header fields.",
+        DRAWING,
+    ),
     Figure::not((Paper::P4ce, "fig1", "Portable switch architecture pipeline"), "", DRAWING),
     Figure::not((Paper::P4ce, "fig2", "Communications in Mu and in P4CE"), "", DRAWING),
     Figure::not((Paper::P4ce, "fig3", "Communication pattern used for consensus"), "", DRAWING),
@@ -86,7 +90,11 @@ fn goodput(settings: &Settings) -> Result<Outcome, Report> {
             &switch,
             0.9 * times..=1.1 * times,
         ));
-        outcome.checks.push(shape::rises(format!("{replicas} replicas: it rises with the size"), &switch, 0.0));
+        outcome.checks.push(shape::rises(
+            format!("{replicas} replicas: it rises with the size"),
+            &switch,
+            0.0,
+        ));
         let long = shape::ratios(&direct, &switch).last().map_or(f64::NAN, |last| last.1);
         outcome.value(
             format!("times the goodput of direct replication, {replicas} replicas, 8 KiB"),
@@ -118,8 +126,16 @@ fn packets(_settings: &Settings) -> Result<Outcome, Report> {
         out.points.push((n, paces.directly.packets_out));
         into.points.push((n, paces.through.packets_out));
         outcome.value(format!("times the packets without the switch, {replicas} replicas"), paper, times);
-        outcome.value(format!("packets out for a value with the switch, {replicas} replicas"), Some("1"), paces.through.packets_out);
-        outcome.value(format!("packets in for a value with the switch, {replicas} replicas"), Some("1"), paces.through.packets_in);
+        outcome.value(
+            format!("packets out for a value with the switch, {replicas} replicas"),
+            Some("1"),
+            paces.through.packets_out,
+        );
+        outcome.value(
+            format!("packets in for a value with the switch, {replicas} replicas"),
+            Some("1"),
+            paces.through.packets_in,
+        );
         outcome.checks.push(shape::within(
             format!("{replicas} replicas: {replicas} times the packets without the switch"),
             times,
@@ -132,7 +148,12 @@ fn packets(_settings: &Settings) -> Result<Outcome, Report> {
         ));
     }
     let series = vec![out, into];
-    outcome.plot("Packets that the leader sends for a value", Axis::linear("replicas"), Axis::linear("packets"), series);
+    outcome.plot(
+        "Packets that the leader sends for a value",
+        Axis::linear("replicas"),
+        Axis::linear("packets"),
+        series,
+    );
     Ok(outcome)
 }
 
@@ -154,14 +175,22 @@ fn latency(settings: &Settings) -> Result<Outcome, Report> {
         let most = |series: &Series| series.points.iter().map(|point| point.0).fold(0.0, f64::max);
         let (end, end_switch) = (most(&direct), most(&switch));
         let paper = if replicas == 2 { "1.9" } else { "3.8" };
-        outcome.value(format!("times the highest rate without the switch, {replicas} replicas"), Some(paper), end_switch / end);
+        outcome.value(
+            format!("times the highest rate without the switch, {replicas} replicas"),
+            Some(paper),
+            end_switch / end,
+        );
         outcome.checks.push(shape::within(
             format!("{replicas} replicas: the switch's curve ends at so many times the rate"),
             end_switch / end,
             0.9 * f64::from(replicas)..=1.1 * f64::from(replicas),
         ));
         let idle = switch.points[0].1 / direct.points[0].1;
-        outcome.value(format!("latency with the switch / without, one value at a time, {replicas} replicas"), Some("0.9"), idle);
+        outcome.value(
+            format!("latency with the switch / without, one value at a time, {replicas} replicas"),
+            Some("0.9"),
+            idle,
+        );
         outcome.checks.push(shape::within(
             format!("{replicas} replicas: one value at a time takes no longer with the switch"),
             idle,

@@ -20,8 +20,16 @@ const STAMPEDE_BPS: u64 = 40_000_000_000;
 const PAYLOAD: f64 = 4096.0 / (4096.0 + 14.0 + 20.0 + 8.0 + 12.0 + 4.0 + 24.0);
 
 pub(super) const FIGURES: &[Figure] = &[
-    Figure::not((Paper::Rdmc, "fig1", "RDMC library interface"), "", "an interface, not a measurement (crate `rdmc`)"),
-    Figure::not((Paper::Rdmc, "fig2", "RDMC with a sender and two receivers"), "", "a drawing of the design, not a measurement"),
+    Figure::not(
+        (Paper::Rdmc, "fig1", "RDMC library interface"),
+        "",
+        "an interface, not a measurement (crate `rdmc`)",
+    ),
+    Figure::not(
+        (Paper::Rdmc, "fig2", "RDMC with a sender and two receivers"),
+        "",
+        "a drawing of the design, not a measurement",
+    ),
     Figure::not(
         (Paper::Rdmc, "fig3", "Binomial tree and binomial pipeline"),
         "",
@@ -112,7 +120,8 @@ pub(super) const FIGURES: &[Figure] = &[
 ];
 
 fn sent((rate, latency): (f64, f64), algorithm: Algorithm, n: u32, bytes: u64, block: u64) -> Sent {
-    let schedule = Schedule::new(algorithm, n, bytes.div_ceil(block) as u32).expect("some nodes and some blocks");
+    let schedule =
+        Schedule::new(algorithm, n, bytes.div_ceil(block) as u32).expect("some nodes and some blocks");
     let object = Object { schedule, members: (0..n as usize).collect(), bytes, block, at: 0.0 };
     run(&Network::new(n as usize, rate, latency), &[object]).pop().expect("the only object")
 }
@@ -142,15 +151,34 @@ fn groups(_settings: &Settings, bytes: u64) -> Outcome {
     ];
     let large = Series::ours("", chain.points.iter().copied().filter(|point| point.0 >= 12.0));
     if bytes > 100 * MB {
-        outcome.checks.push(shape::ratio("the chain is as good as the pipeline", &pipeline, &chain, 0.94..=1.06));
+        outcome.checks.push(shape::ratio(
+            "the chain is as good as the pipeline",
+            &pipeline,
+            &chain,
+            0.94..=1.06,
+        ));
     } else {
-        outcome.checks.push(shape::above("the pipeline is ahead of the chain from 12 on", &pipeline, &large, 1.25));
+        outcome.checks.push(shape::above(
+            "the pipeline is ahead of the chain from 12 on",
+            &pipeline,
+            &large,
+            1.25,
+        ));
     }
     let last = |series: &Series| series.last() / pipeline.last();
     for series in [&sequential, &tree, &chain] {
-        outcome.value(format!("times as long as the pipeline, {}, 16 nodes", series.name), None, last(series));
+        outcome.value(
+            format!("times as long as the pipeline, {}, 16 nodes", series.name),
+            None,
+            last(series),
+        );
     }
-    outcome.plot("Time of a transfer", Axis::linear("group size"), Axis::log("ms"), vec![sequential, tree, chain, pipeline]);
+    outcome.plot(
+        "Time of a transfer",
+        Axis::linear("group size"),
+        Axis::log("ms"),
+        vec![sequential, tree, chain, pipeline],
+    );
     outcome
 }
 
@@ -170,14 +198,19 @@ fn delayed(settings: &Settings) -> Result<Outcome, Report> {
     let mut outcome = Outcome::default();
     outcome.value("us added at most by 100 us", Some("about 100"), most);
     // What stood still catches up; a round trip is lost.
-    outcome.checks.push(shape::within("a delay of 100 us adds little more than itself (us)", most, 1.0..=110.0));
+    outcome.checks.push(shape::within(
+        "a delay of 100 us adds little more than itself (us)",
+        most,
+        1.0..=110.0,
+    ));
     outcome.plot("Time added", Axis::linear("us after the beginning"), Axis::linear("us"), vec![added]);
     Ok(outcome)
 }
 
 fn breakdown(settings: &Settings) -> Result<Outcome, Report> {
     let blocks: u32 = settings.choose(32, 256);
-    let took = transfer(Algorithm::Pipeline, 4, blocks * MB as u32, MB as u32, wide(STAMPEDE_BPS)).map_err(wrong)?;
+    let took =
+        transfer(Algorithm::Pipeline, 4, blocks * MB as u32, MB as u32, wide(STAMPEDE_BPS)).map_err(wrong)?;
     // Steps of l + k - 1, in each of which a block is on the wire
     let step = MB as f64 * 8.0 / (STAMPEDE_BPS as f64 * PAYLOAD);
     let transfers = f64::from(2 + blocks - 1) * step;
@@ -187,16 +220,22 @@ fn breakdown(settings: &Settings) -> Result<Outcome, Report> {
     outcome.value("us of block transfers", of_paper("61405"), transfers * 1e6);
     outcome.value("us of waiting", of_paper("449"), (took.time - transfers) * 1e6);
     outcome.value("% of the time in block transfers", Some("99"), 100.0 * transfers / took.time);
-    outcome.checks.push(shape::within("nearly all time is in transfers (%)", 100.0 * transfers / took.time, 97.0..=100.0));
+    outcome.checks.push(shape::within(
+        "nearly all time is in transfers (%)",
+        100.0 * transfers / took.time,
+        97.0..=100.0,
+    ));
     Ok(outcome)
 }
 
 fn block_sizes(settings: &Settings) -> Result<Outcome, Report> {
     let mut outcome = Outcome::default();
-    let messages: &[u64] = settings.choose(&[KB * 256, MB * 8, MB * 128], &[KB * 16, KB * 256, MB, MB * 8, MB * 32, MB * 128]);
+    let messages: &[u64] =
+        settings.choose(&[KB * 256, MB * 8, MB * 128], &[KB * 16, KB * 256, MB, MB * 8, MB * 32, MB * 128]);
     let (mut all, mut best) = (Vec::new(), Series::ours("", []));
     for &bytes in messages {
-        let blocks = (12..=24).map(|power| 1_u64 << power).filter(|block| *block <= bytes && bytes / block <= 1 << 13);
+        let blocks =
+            (12..=24).map(|power| 1_u64 << power).filter(|block| *block <= bytes && bytes / block <= 1 << 13);
         let rate = |block: u64| {
             let took = sent(FRACTUS, Algorithm::Pipeline, 4, bytes, block).last();
             (block as f64 / 1024.0, bytes as f64 * 8.0 / took / 1e9)
@@ -207,12 +246,19 @@ fn block_sizes(settings: &Settings) -> Result<Outcome, Report> {
             best.points.push((bytes as f64, series.points[point].0));
         }
         if bytes >= 8 * MB {
-            outcome.checks.push(shape::peaks_inside(format!("{}: neither the smallest nor the largest block is best", series.name), &series));
+            outcome.checks.push(shape::peaks_inside(
+                format!("{}: neither the smallest nor the largest block is best", series.name),
+                &series,
+            ));
         }
         all.push(series);
     }
     outcome.checks.push(shape::rises("the larger the message, the larger the best block", &best, 0.0));
-    outcome.value("KB of the best block, messages of 128 MB", Some("about 1000 (the authors' README)"), best.last());
+    outcome.value(
+        "KB of the best block, messages of 128 MB",
+        Some("about 1000 (the authors' README)"),
+        best.last(),
+    );
     outcome.plot("Bandwidth", Axis::log("KB of a block"), Axis::linear("Gb/s"), all);
     Ok(outcome)
 }
@@ -220,7 +266,8 @@ fn block_sizes(settings: &Settings) -> Result<Outcome, Report> {
 fn tiny_messages(settings: &Settings) -> Result<Outcome, Report> {
     let mut rates = Series::ours("pipeline", []);
     for &hosts in settings.choose(&[2, 4, 16][..], &[2, 3, 4, 6, 8, 12, 16][..]) {
-        let took = transfer(Algorithm::Pipeline, hosts, 1, MB as u32, wide(FRACTUS.0 as u64)).map_err(wrong)?;
+        let took =
+            transfer(Algorithm::Pipeline, hosts, 1, MB as u32, wide(FRACTUS.0 as u64)).map_err(wrong)?;
         rates.points.push((f64::from(hosts), 1.0 / took.time));
     }
     let mut outcome = Outcome::default();
@@ -249,7 +296,11 @@ fn hundreds(_settings: &Settings) -> Result<Outcome, Report> {
         shape::above("the pipeline is never slower", &pipeline, &sequential, 1.0),
     ];
     outcome.value("time of 511 copies / time of 127", Some("almost 1"), pipeline.last() / copies.points[0].1);
-    outcome.value("times as long by sequential send, 512 nodes", Some("orders of magnitude"), sequential.last() / pipeline.last());
+    outcome.value(
+        "times as long by sequential send, 512 nodes",
+        Some("orders of magnitude"),
+        sequential.last() / pipeline.last(),
+    );
     outcome.plot("Time until all have it", Axis::log("nodes"), Axis::log("s"), vec![sequential, pipeline]);
     Ok(outcome)
 }
@@ -276,7 +327,9 @@ fn like_cosmos(settings: &Settings) -> Result<Outcome, Report> {
     let mut curves = Vec::new();
     for (algorithm, mut latencies) in all.iter().zip(latencies) {
         latencies.sort_unstable_by(f64::total_cmp);
-        let points = (1..=50).map(|n| f64::from(n) / 50.0).map(|share| (quantile(&latencies, share) * 1e3, 100.0 * share));
+        let points = (1..=50)
+            .map(|n| f64::from(n) / 50.0)
+            .map(|share| (quantile(&latencies, share) * 1e3, 100.0 * share));
         curves.push(Series::ours(algorithm.name(), points));
     }
     outcome.plot("Latencies", Axis::log("ms"), Axis::linear("% of objects"), curves);
@@ -288,7 +341,8 @@ fn overlapping(settings: &Settings) -> Result<Outcome, Report> {
     let bytes = 100 * MB;
     let gbps = |n: usize, senders: usize| {
         let object = |root: usize| Object {
-            schedule: Schedule::new(Algorithm::Pipeline, n as u32, (bytes / MB) as u32).expect("some nodes and blocks"),
+            schedule: Schedule::new(Algorithm::Pipeline, n as u32, (bytes / MB) as u32)
+                .expect("some nodes and blocks"),
             members: (0..n).map(|member| (root + member) % n).collect(),
             bytes,
             block: MB,
@@ -300,11 +354,13 @@ fn overlapping(settings: &Settings) -> Result<Outcome, Report> {
         senders as f64 * bytes as f64 * 8.0 / last / 1e9
     };
     type Senders = fn(usize) -> usize;
-    let kinds: [(&str, Senders); 3] = [("all send", |n| n), ("half send", |n| n.div_ceil(2)), ("one sends", |_| 1)];
+    let kinds: [(&str, Senders); 3] =
+        [("all send", |n| n), ("half send", |n| n.div_ceil(2)), ("one sends", |_| 1)];
     let [all, half, one] = kinds
         .map(|(name, senders)| Series::ours(name, sizes.iter().map(|&n| (n as f64, gbps(n, senders(n))))));
     // Each of n ports has to take n - 1 objects for each that every member sends.
-    let bound = Series::ours("", sizes.iter().map(|&n| (n as f64, FRACTUS.0 / 1e9 * n as f64 / (n - 1) as f64)));
+    let bound =
+        Series::ours("", sizes.iter().map(|&n| (n as f64, FRACTUS.0 / 1e9 * n as f64 / (n - 1) as f64)));
     let share = shape::ratios(&bound, &all).iter().map(|point| point.1).fold(f64::INFINITY, f64::min);
     let mut outcome = Outcome::default();
     outcome.value("of the ports' rate when all send, at least", Some("nearly full"), share);
@@ -313,6 +369,11 @@ fn overlapping(settings: &Settings) -> Result<Outcome, Report> {
         shape::above("overlapped groups reach no less in total than one", &one, &all, 0.95),
         shape::flat("the group's size matters little", &one, 1.35),
     ];
-    outcome.plot("Aggregate bandwidth, 100 MB", Axis::linear("group size"), Axis::linear("Gb/s"), vec![all, half, one]);
+    outcome.plot(
+        "Aggregate bandwidth, 100 MB",
+        Axis::linear("group size"),
+        Axis::linear("Gb/s"),
+        vec![all, half, one],
+    );
     Ok(outcome)
 }

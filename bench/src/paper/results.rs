@@ -18,8 +18,8 @@ pub struct Record {
     pub settings: Settings,
     /// What repeats it
     pub command: String,
-    /// How long it took, in seconds
-    pub seconds: f64,
+    /// CPU time that it took
+    pub cpu_seconds: f64,
     /// What was found
     pub outcome: Outcome,
 }
@@ -65,7 +65,7 @@ impl Store {
     /// It cannot be written.
     pub fn keep(&self, figure: &Figure, record: &Record) -> Result<(), Report> {
         let path = self.path(figure, &record.settings);
-        let text = serde_json::to_string_pretty(record).into_diagnostic()?;
+        let text = serde_json::to_string(record).into_diagnostic()?;
         write(&path, &text)
     }
 

@@ -42,9 +42,8 @@ pub fn text(value: f64) -> String {
 }
 
 fn curve(points: &[(f64, f64)]) -> String {
-    let some = |points: &[(f64, f64)]| {
-        points.iter().map(|point| text(point.1)).collect::<Vec<_>>().join(", ")
-    };
+    let some =
+        |points: &[(f64, f64)]| points.iter().map(|point| text(point.1)).collect::<Vec<_>>().join(", ");
     match points {
         [first, .., last] if points.len() > 8 => format!("{} to {}", text(first.1), text(last.1)),
         points => some(points),
@@ -54,7 +53,8 @@ fn curve(points: &[(f64, f64)]) -> String {
 /// From each point to the next it grows, or shrinks by this share at most.
 pub fn rises(what: impl Into<String>, series: &Series, slack: f64) -> Check {
     let pairs = series.points.windows(2);
-    let holds = series.points.len() > 1 && pairs.into_iter().all(|pair| pair[1].1 >= pair[0].1 * (1.0 - slack));
+    let holds =
+        series.points.len() > 1 && pairs.into_iter().all(|pair| pair[1].1 >= pair[0].1 * (1.0 - slack));
     let all = series.points.first().zip(series.points.last()).is_some_and(|(first, last)| last.1 > first.1);
     Check::new(what, curve(&series.points), holds && all)
 }
@@ -62,7 +62,8 @@ pub fn rises(what: impl Into<String>, series: &Series, slack: f64) -> Check {
 /// From each point to the next it shrinks, or grows by this share at most.
 pub fn falls(what: impl Into<String>, series: &Series, slack: f64) -> Check {
     let pairs = series.points.windows(2);
-    let holds = series.points.len() > 1 && pairs.into_iter().all(|pair| pair[1].1 <= pair[0].1 * (1.0 + slack));
+    let holds =
+        series.points.len() > 1 && pairs.into_iter().all(|pair| pair[1].1 <= pair[0].1 * (1.0 + slack));
     let all = series.points.first().zip(series.points.last()).is_some_and(|(first, last)| last.1 < first.1);
     Check::new(what, curve(&series.points), holds && all)
 }
@@ -182,9 +183,14 @@ mod tests {
 
     #[test]
     fn numbers_are_read_by_people() {
-        for (value, expected) in
-            [(0.0, "0"), (12_345.6, "12346"), (2.0, "2"), (0.25, "0.25"), (123.45, "123.5"), (1e-8, "1.00e-8")]
-        {
+        for (value, expected) in [
+            (0.0, "0"),
+            (12_345.6, "12346"),
+            (2.0, "2"),
+            (0.25, "0.25"),
+            (123.45, "123.5"),
+            (1e-8, "1.00e-8"),
+        ] {
             assert_eq!(text(value), expected);
         }
         assert_eq!(text(f64::NAN), "-");

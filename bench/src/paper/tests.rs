@@ -21,9 +21,17 @@ fn machine(program: &str) -> Machine {
 fn outcome(holds: bool) -> Outcome {
     let mut outcome = Outcome::default();
     let series = Series::ours("a < b & \"c\" | d", [(1.0, 1.0), (2.0, 1.0 / 3.0)]);
-    outcome.checks = vec![shape::within("x > 1", if holds { 2.0 } else { 0.5 }, 1.0..=3.0), shape::falls("y", &series, 0.0)];
+    outcome.checks = vec![
+        shape::within("x > 1", if holds { 2.0 } else { 0.5 }, 1.0..=3.0),
+        shape::falls("y", &series, 0.0),
+    ];
     outcome.value("a | b <i>", Some("<1>"), 1e-9);
-    outcome.plot("P < Q", Axis::log("x & y"), Axis::linear("<y>"), vec![series, Series::paper("p", [(1.0, 2.0)])]);
+    outcome.plot(
+        "P < Q",
+        Axis::log("x & y"),
+        Axis::linear("<y>"),
+        vec![series, Series::paper("p", [(1.0, 2.0)])],
+    );
     outcome.histograms = vec![Distribution { name: "h".into(), counts: vec![(1_000, 3), (2_000, 1)] }];
     outcome
 }
@@ -34,7 +42,7 @@ fn record(program: &str, figure: &Figure) -> Record {
         commit: None,
         settings: SETTINGS,
         command: figure.command(&SETTINGS),
-        seconds: 0.3,
+        cpu_seconds: 0.3,
         outcome: outcome(true),
     }
 }
@@ -53,10 +61,14 @@ fn every_figure_can_be_asked_for_and_says_what_it_is() {
             Shown::Measured { how, .. } => assert!(!how.is_empty() && !figure.says.is_empty(), "{figure}"),
         }
         let command = figure.command(&SETTINGS);
-        assert_eq!(command, format!("understudy bench paper {} --only {} --quick", figure.paper.key(), figure.id));
+        assert_eq!(
+            command,
+            format!("understudy bench paper {} --only {} --quick", figure.paper.key(), figure.id)
+        );
     }
     for paper in Paper::ALL {
-        let measured = figures().filter(|figure| figure.paper == paper && matches!(figure.shown, Shown::Measured { .. }));
+        let measured = figures()
+            .filter(|figure| figure.paper == paper && matches!(figure.shown, Shown::Measured { .. }));
         assert!(measured.count() >= 5, "{paper:?}");
     }
     assert_eq!(chosen(&[Which::All], &[]).unwrap().len(), seen.len());
@@ -79,7 +91,8 @@ const COUNTED: Figure = Figure::measured((Paper::P4ce, "counted", "t"), "s", "h"
     RUNS.fetch_add(1, Ordering::Relaxed);
     Ok(outcome(true))
 });
-const FAILING: Figure = Figure::measured((Paper::P4ce, "failing", "t"), "s", "h", |_| Err(miette!("it is broken")));
+const FAILING: Figure =
+    Figure::measured((Paper::P4ce, "failing", "t"), "s", "h", |_| Err(miette!("it is broken")));
 
 #[test]
 fn what_is_done_is_not_done_again() {
@@ -96,7 +109,11 @@ fn what_is_done_is_not_done_again() {
     assert_eq!(go("one", SETTINGS, false), 1);
     assert_eq!(go("one", Settings { seed: 2, ..SETTINGS }, false), 2);
     assert_eq!(go("one", Settings { quick: false, seed: 2 }, false), 3);
-    assert_eq!(go("one", Settings { seed: 2, ..SETTINGS }, false), 3, "quick and full are kept beside one another");
+    assert_eq!(
+        go("one", Settings { seed: 2, ..SETTINGS }, false),
+        3,
+        "quick and full are kept beside one another"
+    );
     assert_eq!(go("another", Settings { seed: 2, ..SETTINGS }, false), 4);
     assert_eq!(go("another", Settings { seed: 2, ..SETTINGS }, true), 5);
     let text = std::fs::read_to_string(&path).unwrap();
@@ -131,7 +148,8 @@ fn records_come_back_as_they_were() {
 fn written() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let (store, machine) = (Store::open(folder.path(), "one").unwrap(), machine("one"));
-    let measured: Vec<_> = figures().filter(|figure| matches!(figure.shown, Shown::Measured { .. })).collect();
+    let measured: Vec<_> =
+        figures().filter(|figure| matches!(figure.shown, Shown::Measured { .. })).collect();
     for figure in &measured[2..] {
         store.keep(figure, &record("one", figure)).unwrap();
     }

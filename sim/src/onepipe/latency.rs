@@ -78,7 +78,8 @@ impl Made {
         let stretch = Self::time(from)..Self::time(to);
         let of = |host: &super::Host| {
             let delivered = host.delivered.iter().zip(&host.took);
-            let delivered = delivered.filter(|((at, from, _), _)| *from != host.number() && stretch.contains(at));
+            let delivered =
+                delivered.filter(|((at, from, _), _)| *from != host.number() && stretch.contains(at));
             delivered.map(|(_, &took)| took).collect::<Vec<_>>()
         };
         self.each_host().flat_map(of).collect()

@@ -100,7 +100,15 @@ fn article(page: &mut String, figure: &Figure, state: &State, content: &Content<
         State::Done(record) => {
             outcome(page, &record.outcome)?;
             let command = escaped(&record.command);
-            term(page, "Again", &format!("<code>{command}</code> (seed {}, {} s)", record.settings.seed, number(record.seconds)));
+            term(
+                page,
+                "Again",
+                &format!(
+                    "<code>{command}</code> (seed {}, {} s of CPU)",
+                    record.settings.seed,
+                    number(record.cpu_seconds)
+                ),
+            );
         }
         State::Failed(why) => term(page, "Failed", &escaped(why)),
         _ => term(page, "To do", &format!("<code>{}</code>", escaped(&figure.command(content.settings)))),
@@ -145,7 +153,12 @@ fn outcome(page: &mut String, outcome: &Outcome) -> Result<(), Report> {
 }
 
 fn drawing(page: &mut String, plot: &Plot) -> Result<(), Report> {
-    _ = writeln!(page, "<figure>\n<figcaption>{}</figcaption>\n{}", escaped(&plot.title), plot::svg(plot)?.trim());
+    _ = writeln!(
+        page,
+        "<figure>\n<figcaption>{}</figcaption>\n{}",
+        escaped(&plot.title),
+        plot::svg(plot)?.trim()
+    );
     page.push_str("<ul class=\"legend\">\n");
     for (n, series) in plot.series.iter().enumerate() {
         let class = if series.whose == Whose::Paper { " class=\"paper\"" } else { "" };
@@ -162,7 +175,10 @@ fn drawing(page: &mut String, plot: &Plot) -> Result<(), Report> {
 
 fn not_shown(page: &mut String, content: &Content<'_>, paper: Paper) {
     let count = content.of(paper).filter(|(_, state)| matches!(state, State::Not(_))).count();
-    _ = writeln!(page, "<details open=\"open\">\n<summary>Not shown ({count})</summary>\n<div class=\"wide\"><table>");
+    _ = writeln!(
+        page,
+        "<details open=\"open\">\n<summary>Not shown ({count})</summary>\n<div class=\"wide\"><table>"
+    );
     page.push_str("<tr><th>Figure</th><th>Paper</th><th>Why not</th></tr>\n");
     for (figure, state) in content.of(paper) {
         let State::Not(why) = state else { continue };

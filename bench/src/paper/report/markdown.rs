@@ -21,8 +21,17 @@ fn word(state: &State) -> &'static str {
 /// A line for each figure that is measured
 pub(super) fn summary(content: &Content<'_>) -> String {
     let mut text = String::new();
-    for (figure, state) in content.figures.iter().filter(|(_, state)| !matches!(state, State::Not(_) | State::Open)) {
-        _ = writeln!(text, "{:<9} {:<16} {:<15} {}", figure.paper.key(), figure.id, word(state), figure.title);
+    for (figure, state) in
+        content.figures.iter().filter(|(_, state)| !matches!(state, State::Not(_) | State::Open))
+    {
+        _ = writeln!(
+            text,
+            "{:<9} {:<16} {:<15} {}",
+            figure.paper.key(),
+            figure.id,
+            word(state),
+            figure.title
+        );
     }
     text
 }
@@ -41,7 +50,14 @@ pub(super) fn text(content: &Content<'_>) -> String {
         text.push_str("\n### Not shown\n\n| figure | paper | why not |\n|---|---|---|\n");
         for (figure, state) in content.of(paper) {
             let State::Not(why) = state else { continue };
-            _ = writeln!(text, "| {}: {} | {} | {} |", figure.id, cell(figure.title), cell(figure.says), cell(why));
+            _ = writeln!(
+                text,
+                "| {}: {} | {} | {} |",
+                figure.id,
+                cell(figure.title),
+                cell(figure.says),
+                cell(why)
+            );
         }
     }
     text
@@ -60,7 +76,13 @@ fn section(text: &mut String, figure: &Figure, state: &State, content: &Content<
         };
         return;
     };
-    _ = writeln!(text, "- Again: `{}` (seed {}, {} s)", record.command, record.settings.seed, number(record.seconds));
+    _ = writeln!(
+        text,
+        "- Again: `{}` (seed {}, {} s of CPU)",
+        record.command,
+        record.settings.seed,
+        number(record.cpu_seconds)
+    );
     if !record.outcome.values.is_empty() {
         text.push_str("\n| | paper | ours |\n|---|---|---|\n");
         for value in &record.outcome.values {

@@ -35,13 +35,25 @@ pub(super) struct Content<'a> {
 }
 
 impl<'a> Content<'a> {
-    pub(super) fn new(store: &Store, settings: &'a Settings, machine: &'a Machine, failed: &[Failed]) -> Self {
+    pub(super) fn new(
+        store: &Store,
+        settings: &'a Settings,
+        machine: &'a Machine,
+        failed: &[Failed],
+    ) -> Self {
         let state = |figure: &'static Figure| match figure.shown {
             Shown::Not(why) => State::Not(why),
             Shown::Measured { .. } => {
-                let why = failed.iter().find(|(other, _)| core::ptr::eq(*other, figure)).map(|failed| failed.1.clone());
+                let why = failed
+                    .iter()
+                    .find(|(other, _)| core::ptr::eq(*other, figure))
+                    .map(|failed| failed.1.clone());
                 why.map_or_else(
-                    || store.find(figure, settings).map_or(State::Open, |record| State::Done(Box::new(record))),
+                    || {
+                        store
+                            .find(figure, settings)
+                            .map_or(State::Open, |record| State::Done(Box::new(record)))
+                    },
                     State::Failed,
                 )
             }
@@ -71,8 +83,8 @@ impl<'a> Content<'a> {
 }
 
 /// What a report says of itself first
-pub(super) const PREFACE: &str = "What the four papers' figures and tables show, and what this program shows in software. Nearly \
-    everything is measured in virtual time, where software takes no time and links and the server's NIC take as long as they are said \
+pub(super) const PREFACE: &str = "What the four papers' figures and tables show, and what this program shows in software. All of it is \
+    measured in virtual time, where software takes no time and links and the server's NIC take as long as they are said \
     to: numbers are the same on any machine, and it is the shape of a figure that compares, not its absolute values. Whether the \
     shape holds is computed from our numbers by the checks that stand below each figure.";
 
@@ -135,7 +147,7 @@ fn json(content: &Content<'_>) -> Value {
                 }
                 value["verdict"] = json!(record.outcome.verdict());
                 value["command"] = json!(record.command);
-                value["seconds"] = json!(record.seconds);
+                value["cpu_seconds"] = json!(record.cpu_seconds);
                 value["outcome"] = json!({
                     "plots": record.outcome.plots,
                     "values": record.outcome.values,

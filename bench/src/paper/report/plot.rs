@@ -20,11 +20,14 @@ const TEXT: RGBColor = stands_for(200);
 const GRID: RGBColor = stands_for(201);
 const BACK: RGBColor = stands_for(202);
 
-/// The variable that a curve's colour is: ours count from the beginning, and the paper's likewise, so that what is compared
+/// The variable that a curve's colour is. The paper's curve, `paper, NAME`, has that of ours of this name, so that what is compared
 /// looks alike.
 pub(super) fn colour(plot: &Plot, series: usize) -> usize {
-    let whose = plot.series[series].whose;
-    plot.series[..series].iter().filter(|other| other.whose == whose).count() % COLOURS
+    let one = &plot.series[series];
+    let place = |end: usize, whose| plot.series[..end].iter().filter(|other| other.whose == whose).count();
+    let name = one.name.strip_prefix("paper, ").filter(|_| one.whose == Whose::Paper);
+    let same = name.and_then(|name| plot.series.iter().position(|other| other.name == name));
+    same.map_or_else(|| place(series, one.whose), |same| place(same, Whose::Ours)) % COLOURS
 }
 
 /// Draws it.
@@ -50,9 +53,8 @@ pub(super) fn svg(plot: &Plot) -> Result<String, Report> {
 fn range(plot: &Plot, of: fn(&(f64, f64)) -> f64, axis: &Axis) -> (f64, f64) {
     let values = plot.series.iter().flat_map(|series| series.points.iter().map(of));
     let values = values.filter(|value| value.is_finite() && (!axis.log || *value > 0.0));
-    let (least, most) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), value| {
-        (least.min(value), most.max(value))
-    });
+    let (least, most) = values
+        .fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), value| (least.min(value), most.max(value)));
     if least > most {
         return if axis.log { (0.1, 10.0) } else { (0.0, 1.0) };
     }
@@ -106,11 +108,26 @@ where
         let colour = stands_for(colour(plot, n) as u8);
         let points = points(series, plot);
         if series.whose == Whose::Ours {
-            chart.draw_series(LineSeries::new(points.clone(), ShapeStyle::from(colour).stroke_width(2))).map_err(told)?;
-            chart.draw_series(points.into_iter().map(|at| Circle::new(at, 3, colour.filled()))).map_err(told)?;
+            chart
+                .draw_series(LineSeries::new(points.clone(), ShapeStyle::from(colour).stroke_width(2)))
+                .map_err(told)?;
+            chart
+                .draw_series(points.into_iter().map(|at| Circle::new(at, 3, colour.filled())))
+                .map_err(told)?;
         } else {
-            chart.draw_series(DashedLineSeries::new(points.clone(), 5, 4, ShapeStyle::from(colour).stroke_width(1))).map_err(told)?;
-            let hollow = |at| EmptyElement::at(at) + Circle::new((0, 0), 4, BACK.filled()) + Circle::new((0, 0), 4, colour.stroke_width(2));
+            chart
+                .draw_series(DashedLineSeries::new(
+                    points.clone(),
+                    5,
+                    4,
+                    ShapeStyle::from(colour).stroke_width(1),
+                ))
+                .map_err(told)?;
+            let hollow = |at| {
+                EmptyElement::at(at)
+                    + Circle::new((0, 0), 4, BACK.filled())
+                    + Circle::new((0, 0), 4, colour.stroke_width(2))
+            };
             chart.draw_series(points.into_iter().map(hollow)).map_err(told)?;
         }
     }
@@ -153,7 +170,8 @@ mod tests {
     fn plot(log: bool) -> Plot {
         let axis = |label: &str| Axis { label: label.into(), log };
         let points = [(1.0, 2.0), (10.0, 20.0), (100.0, f64::NAN), (0.0, 5.0)];
-        let series = vec![Series::ours("a", points), Series::paper("b", points), Series::ours("c", [(5.0, 7.0)])];
+        let series =
+            vec![Series::ours("a", points), Series::paper("b", points), Series::ours("c", [(5.0, 7.0)])];
         Plot { title: "t".into(), x: axis("right"), y: axis("up"), series }
     }
 
@@ -172,8 +190,10 @@ mod tests {
 
     #[test]
     fn what_is_compared_looks_alike() {
-        let plot = plot(false);
+        let mut plot = plot(false);
         assert_eq!([0, 1, 2].map(|n| colour(&plot, n)), [0, 0, 1]);
+        plot.series[1].name = "paper, c".into();
+        assert_eq!([0, 1, 2].map(|n| colour(&plot, n)), [0, 1, 1]);
     }
 
     #[test]
@@ -188,7 +208,11 @@ mod tests {
         let of = |values: &[f64], log| {
             let series = vec![Series::ours("", values.iter().map(|value| (1.0, *value)))];
             let axis = Axis { label: String::new(), log };
-            range(&Plot { title: String::new(), x: axis.clone(), y: axis.clone(), series }, |point| point.1, &axis)
+            range(
+                &Plot { title: String::new(), x: axis.clone(), y: axis.clone(), series },
+                |point| point.1,
+                &axis,
+            )
         };
         assert_eq!(of(&[1.0, 10.0], false).0, 0.0);
         assert!(of(&[95.0, 100.0], false).0 > 80.0);
