@@ -73,7 +73,7 @@ pub fn flat(what: impl Into<String>, series: &Series, times: f64) -> Check {
     let values = || series.points.iter().map(|point| point.1);
     let (least, most) = (values().fold(f64::INFINITY, f64::min), values().fold(f64::NEG_INFINITY, f64::max));
     let seen = format!("from {} to {}", text(least), text(most));
-    Check::new(what, seen, least > 0.0 && most <= least * times)
+    Check::new(what, seen, least > 0.0 && least.is_finite() && most <= least * times)
 }
 
 /// A number is within bounds.

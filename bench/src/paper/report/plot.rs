@@ -95,6 +95,7 @@ where
         .y_labels(6)
         .max_light_lines(0)
         .bold_line_style(GRID)
+        .light_line_style(GRID)
         .axis_style(GRID)
         .label_style(font.clone())
         .axis_desc_style(font)
