@@ -84,11 +84,11 @@ struct Running {
 }
 
 impl Running {
-    /// Leaves, and waits until it has. Once
+    /// Leaves, and waits until it has, whoever else does.
     fn end(&self) {
         self.shared.ended.store(true, Ordering::Relaxed);
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(thread) = thread {
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(thread) = thread.take() {
             // Where the queue is full, the thread takes from it; where the thread is gone, nobody has to be asked.
             _ = self.asks.send(Ask::Leave);
             // A panic there was printed, and cannot be made good here.
@@ -152,7 +152,8 @@ impl Handle {
 
     /// Leaves (Table 1, `onepipe_exit`): what was sent is given some time-outs to be acknowledged, then beacons say that nobody has
     /// to wait for this process, then its threads end. Returns when they have. The same happens when everything of the
-    /// endpoint is dropped.
+    /// endpoint is dropped. What was delivered and what failed until then can still be received and is called back; what another
+    /// thread sends meanwhile may be lost without a word.
     pub fn exit(&self) {
         self.0.end();
     }
@@ -266,7 +267,8 @@ impl Receiver {
                 SPINS..YIELDS => std::thread::yield_now(),
                 _ => std::thread::sleep(NAP.min(timeout)),
             }
-            if *began.get_or_insert_with(now) + timeout <= now() {
+            let time = now();
+            if time.duration_since(*began.get_or_insert(time)) >= timeout {
                 return self.unreliable_recv();
             }
         }
@@ -420,8 +422,9 @@ impl Endpoint {
         self.receiver.poll_event()
     }
 
-    /// See [`Handle::exit`].
-    pub fn exit(self) {
+    /// See [`Handle::exit`]. Calls back of what has failed by then.
+    pub fn exit(mut self) {
         self.handle().exit();
+        while self.receiver.poll_event().is_some() {}
     }
 }

@@ -9,6 +9,7 @@ use rocev2::ethernet::MacAddr;
 use rocev2::onepipe::OnePipe;
 use settings::address::{address, ip, station};
 use settings::port::Ports;
+use settings::runtime::Runtime;
 use settings::tree::{Problems, Table, Value, section, subsections};
 use settings::{Dpdk, Machine, Problem, Report, file};
 use std::path::Path;
@@ -39,7 +40,7 @@ pub fn load(path: &Path) -> Result<Config, Report> {
 fn all(root: &DeTable<'_>, folder: &Path, problems: &Problems) -> Option<Config> {
     let root = Table::root(root, problems);
     let dpdk = Dpdk::read(&root, folder, &Machine::this());
-    dpdk.runtime.check_one_worker(ONE_WORKER, problems);
+    check_runtime(&dpdk.runtime, problems);
     let process = section(&root, "process").and_then(|table| {
         let process = read(&table, &dpdk.ports);
         table.finish();
@@ -49,8 +50,12 @@ fn all(root: &DeTable<'_>, folder: &Path, problems: &Problems) -> Option<Config>
     Some(Config { runtime: dpdk.build()?, process: process? })
 }
 
-/// Why a file with `[process]` has one worker
-pub const ONE_WORKER: &str = "[process] has one worker, its polling thread: its frames leave in one order";
+/// What `[runtime]` of a file with `[process]` cannot ask for
+pub fn check_runtime(runtime: &Runtime, problems: &Problems) {
+    let why = "[process] has one worker, its polling thread: its frames leave in one order";
+    runtime.check_one_worker(why, problems);
+    runtime.check_goes_on_when_idle("[process]", "a process runs until it leaves", problems);
+}
 
 /// Reads the table `[process]` of a file with these ports.
 pub fn read(table: &Table<'_>, ports: &Ports) -> Option<Settings> {
@@ -105,7 +110,8 @@ impl Numbers {
         let ack_delay = micros("ack_delay_us", 1..=MAX_US, default.ack_delay.0 / 1_000);
         let interval = table.number("beacon_interval_ns", 1_000..=1_000_000, default.beacon_interval.0);
         Self {
-            barriers_in_messages: table.boolean("barriers_in_messages", default.barriers_in_messages),
+            // Only `chip` writes a link's barriers there; elsewhere they are the sender's, and say nothing of the others.
+            barriers_in_messages: table.boolean("barriers_in_messages", false),
             qkey: table.number("qkey", 0..=u32::MAX.into(), OnePipe::QKEY.into()) as u32,
             mtu: mtu(table, ports, own, default.mtu),
             traffic_class: table.number("traffic_class", 0..=255, 0) as u8,

@@ -90,8 +90,10 @@ pub(crate) struct Host {
     has_come: bool,
     /// A message for which there was no room
     message: Option<Message>,
-    /// Events for which there was no room, and those of a scattering that was refused here
-    untold: VecDeque<Event>,
+    /// An event for which there was no room
+    event: Option<Event>,
+    /// Events of a scattering that was refused here
+    refused: VecDeque<Event>,
     leaving: Option<Leaving>,
     /// Memory for the messages of a scattering
     list: Vec<(ProcessId, &'static [u8])>,
@@ -114,7 +116,8 @@ impl Host {
             outbox: Outbox::default(),
             has_come: false,
             message: None,
-            untold: VecDeque::new(),
+            event: None,
+            refused: VecDeque::new(),
             leaving: None,
             list: Vec::new(),
         }
@@ -124,17 +127,17 @@ impl Host {
     fn take_sends(&mut self, now: Nanos) {
         for _ in 0..TAKEN_A_TURN {
             // A scattering that is refused has as many events as messages: one at a time.
-            if !self.untold.is_empty() {
+            if !self.refused.is_empty() {
                 return;
             }
-            let Self { sends, process, untold, list, .. } = self;
+            let Self { sends, process, refused, list, .. } = self;
             let taken = sends.next(|_, record| {
                 let messages = submit::read(record.bytes(), core::mem::take(list));
                 let taken = match process.unreliable_send(now, &messages) {
                     Ok(_) => true,
                     Err(SendError::Full) => false,
                     Err(why) => {
-                        refuse(process, &messages, why, untold);
+                        refuse(process, &messages, why, refused);
                         true
                     }
                 };
@@ -168,14 +171,16 @@ impl Host {
                 }
             }
         }
-        while let Some(event) = self.untold.pop_front().or_else(|| self.process.poll_event()) {
+        while let Some(event) =
+            self.event.take().or_else(|| self.refused.pop_front()).or_else(|| self.process.poll_event())
+        {
             if !self.tell_settled && matches!(event, Event::Settled { .. }) {
                 continue;
             }
             if let Err(rtrb::PushError::Full(event)) = self.events.push(event)
                 && !self.events.is_abandoned()
             {
-                self.untold.push_front(event);
+                self.event = Some(event);
                 break;
             }
         }
@@ -204,7 +209,8 @@ impl Host {
         self.has_come
             || self.outbox.is_waiting()
             || self.message.is_some()
-            || !self.untold.is_empty()
+            || self.event.is_some()
+            || !self.refused.is_empty()
             || !self.sends.is_empty()
     }
 }
@@ -215,7 +221,7 @@ fn refuse(
     process: &mut Process,
     messages: &[(ProcessId, &[u8])],
     why: SendError,
-    untold: &mut VecDeque<Event>,
+    refused: &mut VecDeque<Event>,
 ) {
     let why = match why {
         SendError::Dead(_) => Failure::Dead,
@@ -230,8 +236,8 @@ fn refuse(
         part,
         why,
     };
-    untold.extend((0..).zip(messages).map(failed));
-    untold.push_back(Event::Settled { scattering, timestamp: None, failed: messages.len() as u32 });
+    refused.extend((0..).zip(messages).map(failed));
+    refused.push_back(Event::Settled { scattering, timestamp: None, failed: messages.len() as u32 });
 }
 
 /// Whether a frame may ask for an address: ARP, or what neighbour discovery is part of

@@ -18,8 +18,8 @@
 //!
 //! [`Endpoint::init`] starts two: the *polling thread*, a worker of `dataplane` which owns the port and the
 //! [`Process`](representative::Process), and a *control thread* beside it, which sets the clock, answers who asks for the address, and
-//! ends both. The application's threads share two rings with the polling thread, one of what is to be sent, and one of what was
-//! delivered; nobody waits for anybody, takes a lock or makes a system call. An [`Endpoint`] may be
+//! ends both. The application's threads share rings with the polling thread: of what is to be sent, of what was delivered, and of
+//! events. Neither side waits for the other, takes a lock for it or makes a system call. An [`Endpoint`] may be
 //! [split](Endpoint::split), so that one thread sends and another receives.
 //!
 //! Callbacks run in the thread that receives, inside [`unreliable_recv`](Endpoint::unreliable_recv) and its like, never in the polling
@@ -30,7 +30,8 @@
 //!
 //! What does not fit is refused with [`SendError::Full`]: when the ring is full, because the polling thread waits for windows or for
 //! the wire; or when so many messages are not settled as the configuration allows, to which events that nobody has taken belong.
-//! Who does not receive is not sent any more: rings fill, then windows, and senders find theirs full.
+//! Who does not receive is not sent any more: rings fill, then windows, and senders find theirs full. Whether there is room again
+//! they learn by one message a time-out, which fails as [`Failure::NoRoom`] if there is none.
 //!
 //! # One endpoint a program
 //!

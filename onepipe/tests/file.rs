@@ -44,12 +44,12 @@ fn a_small_file_has_the_rest_by_default() {
         (process.mtu, process.timeout, process.beacon_interval),
         (1024, Nanos::from_millis(1), Nanos(3000))
     );
-    assert!(process.barriers_in_messages && process.tor.detour.is_empty());
+    assert!(!process.barriers_in_messages && process.tor.detour.is_empty());
 }
 
 #[test]
 fn every_key_is_understood() {
-    let keys = "mac = \"02:00:00:00:00:01\"\nqpn = 0x20\nbarriers_in_messages = false\nbeacon_interval_ns = 4000\n\
+    let keys = "mac = \"02:00:00:00:00:01\"\nqpn = 0x20\nbarriers_in_messages = true\nbeacon_interval_ns = 4000\n\
                 traffic_class = 0x68\nhop_limit = 9\nmtu = 512\nqkey = 7\nclock = \"tai\"\nahead_max_us = 5\n\
                 timeout_us = 400\nack_delay_us = 20\nack_every = 8\ntell_settled = true\nreceive_window_kib = 100\n\
                 receive_buffer_kib = 200\nsend_buffer_kib = 300\ninitial_window_kib = 50\nmax_unsettled = 9\n";
@@ -63,7 +63,7 @@ fn every_key_is_understood() {
     assert_eq!((config.switch.as_str(), config.prefix), ("tor1", 24));
     let process = config.process;
     assert_eq!((process.own.qpn, process.peers[0].qpn), (Qpn::new(0x20), Qpn::new(0x21)));
-    assert!(!process.barriers_in_messages);
+    assert!(process.barriers_in_messages);
     assert_eq!((process.beacon_interval, process.traffic_class, process.hop_limit), (Nanos(4000), 0x68, 9));
     assert_eq!((process.mtu, process.qkey, process.ahead_max), (512, 7, Nanos(5000)));
     assert_eq!((process.timeout, process.ack_delay, process.ack_every), (Nanos(400_000), Nanos(20_000), 8));
@@ -131,13 +131,18 @@ fn slips_are_told_with_what_to_write() {
         "did you mean `qpn`?",
     );
     wrong(
+        &["[runtime]\nstop_when_idle_ms = 5\n", HEAD, PROCESS, BEACONS, PEER],
+        "`stop_when_idle_ms` is nothing to [process]",
+        "until it leaves",
+    );
+    wrong(
         &[HEAD, HEAD.replace("eth", "two").as_str(), PROCESS, BEACONS, PEER],
         "a process has one port",
         "another program",
     );
     wrong(
         &["[runtime]\nworkers = [\"any\", \"any\"]\n", HEAD, PROCESS, BEACONS, PEER],
-        onepipe::file::ONE_WORKER,
+        "[process] has one worker, its polling thread: its frames leave in one order",
         "workers = [1]",
     );
     wrong(&[HEAD, "[process]\nid = 1\n", BEACONS, PEER], "[process] has no `address`", "add `address = ");

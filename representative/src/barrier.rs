@@ -372,9 +372,12 @@ impl Barrier {
         self.links[input].heard = KEPT;
     }
 
-    /// A beacon interval has passed.
-    pub fn tick(&mut self) {
+    /// A beacon interval has passed, and it is so late. Where all links are silent for days, the line goes on.
+    pub fn tick(&mut self, clock: Timestamp) {
         self.ticks += 1;
+        if self.latest != 0 {
+            self.latest = self.latest.max(self.unwrap(clock));
+        }
     }
 
     /// Removes a link that the best-effort barrier waits for and that is dead. To be called after each [tick](Self::tick) until

@@ -90,6 +90,8 @@ pub struct Representative {
     by_input: [Box<[u16]>; 2],
     /// 1Pipe's time when the runner's is 0
     epoch: Timestamp,
+    /// The latest that this has been
+    epoch_max: Timestamp,
     /// [`Config::ahead_max`], as distances are
     ahead_max: i64,
     ticks: u64,
@@ -147,6 +149,7 @@ impl Representative {
             by_port: by_port.into(),
             by_input: by_input.map(Into::into),
             epoch: config.clock,
+            epoch_max: config.clock,
             ahead_max: i64::try_from(config.ahead_max.0).unwrap_or(i64::MAX),
             ticks: 0,
             next_tick: None,
@@ -295,6 +298,9 @@ impl Function for Representative {
         match command {
             Command::Clock(clock) => {
                 self.epoch = Timestamp::new(clock.nanos().wrapping_sub(now.0));
+                if self.epoch_max.precedes(self.epoch) {
+                    self.epoch_max = self.epoch;
+                }
                 self.next_tick = self.next_tick.map(|_| self.next_instant(now));
             }
             Command::Remove(link) if known(link).is_some() => self.leave(usize::from(link.0), now),

@@ -90,6 +90,14 @@ impl Runtime {
             problems.add(problem.help("write `workers = [1]`, or leave the key out"));
         }
     }
+
+    /// For what does not end when nothing comes; `remedy` says what ends it.
+    pub fn check_goes_on_when_idle(&self, table: &str, remedy: &str, problems: &Problems) {
+        if self.stop_when_idle.is_some() {
+            let problem = Problem::of_file(format!("`stop_when_idle_ms` is nothing to {table}"));
+            problems.add(problem.help(format!("remove it: {remedy}")));
+        }
+    }
 }
 
 /// The CPU of each worker.

@@ -47,7 +47,7 @@ fn problem(text: &str, span: Range<usize>, message: &str) -> Problem {
     }
     if is("duplicate key") {
         return said(format!("`{written}` is there twice")).label("again").help(if line.starts_with('[') {
-            "join the two tables into one; only [[port]] and [[impair.rule]], in double brackets, are repeated"
+            "join the two tables into one; only those in double brackets, such as [[port]], are repeated"
         } else {
             "remove one of the two"
         });

@@ -22,6 +22,14 @@ pub(crate) fn is_checked(frame: &[u8], at: usize) -> bool {
     at >= 2 * size_of::<MacAddr>() && l3(frame).is_none_or(|(_, kind)| kind != ethertype::ARP)
 }
 
+/// The bit that damage flips: the first from a place on that is `set`, if one is. Throughout a world damage sets bits, or
+/// clears them, so that what one link damages no other mends: on real links the frame check sequence sees to that.
+pub(crate) fn bit_to_flip(frame: &[u8], place: u64, set: bool) -> Option<usize> {
+    let bits = frame.len() * 8;
+    let from = place as usize % bits.max(1);
+    (from..bits).chain(0..from).find(|bit| (frame[bit / 8] >> (bit % 8) & 1 == 1) == set)
+}
+
 /// The largest frame of a link of this MTU, given the tags that the frame has.
 pub(crate) fn fits(frame: &[u8], mtu: usize) -> bool {
     frame.len() <= mtu + Ethernet::LEN || l3(frame).is_some_and(|(at, _)| frame.len() <= mtu + at)
@@ -132,6 +140,20 @@ mod tests {
         let mut frame = Vec::new();
         assert!(nic.poll_transmit(Nanos::ZERO, &mut frame));
         frame
+    }
+
+    #[test]
+    fn no_damage_mends_another() {
+        let mut frame = [0b1010_0001, 0xff, 0];
+        assert_eq!(bit_to_flip(&frame, 1, true), Some(5));
+        assert_eq!(bit_to_flip(&frame, 24 + 8, false), Some(16));
+        assert_eq!(bit_to_flip(&frame, 16, true), Some(0), "round the end");
+        for _ in 0..11 {
+            let bit = bit_to_flip(&frame, 7, true).unwrap();
+            frame[bit / 8] ^= 1 << (bit % 8);
+        }
+        assert_eq!((frame, bit_to_flip(&frame, 7, true)), ([0; 3], None));
+        assert_eq!(bit_to_flip(&[], 7, false), None);
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub struct Link {
     pub reorder: Share,
     /// By how much at most
     pub reorder_by: Nanos,
-    /// Frames of which one bit is flipped
+    /// Frames of which one bit is flipped; throughout a world those that are set, or those that are not
     pub corrupt: Share,
     /// The longest IP packet; a frame may have 14 bytes more, and 4 for each VLAN tag
     pub mtu: usize,

@@ -1,6 +1,6 @@
 //! The wires between nodes: queues, the fate of frames, and the agenda of what happens when.
 
-use crate::frame::{Digest, fits, is_checked, mark};
+use crate::frame::{Digest, bit_to_flip, fits, is_checked, mark};
 use crate::link::{Counters, Link};
 use crate::pcap::Capture;
 use core::cmp::Reverse;
@@ -284,16 +284,16 @@ impl Net {
         let jitter = fate.jitter.below(link.jitter.0.saturating_add(1));
         let mut arrival = now + occupied + link.delay + Nanos(jitter);
         let is_cut = lane.cuts > 0;
-        let bit = damage as usize % (frame.len() * 8).max(1);
+        let bit = damaged.then(|| bit_to_flip(&frame, damage, self.seed.is_multiple_of(2))).flatten();
         // Ethernet's own check, which is not part of frames here, would show it where nothing else does.
-        let lost = lost || damaged && !is_checked(&frame, bit / 8);
+        let lost = lost || bit.is_some_and(|bit| !is_checked(&frame, bit / 8));
         let gone = is_cut || lost;
         if is_cut {
             lane.counters.cut += 1;
         } else if lost {
             lane.counters.lost += 1;
         } else {
-            if damaged && !frame.is_empty() {
+            if let Some(bit) = bit {
                 lane.counters.corrupted += 1;
                 frame[bit / 8] ^= 1 << (bit % 8);
             }

@@ -32,7 +32,8 @@ static long receive(onepipe_t *endpoint, uint64_t timeout_us, uint64_t *before) 
         result = onepipe_unreliable_recv(endpoint, 0, &timestamp, &src, text, sizeof text, &len);
     if (result <= 0)
         return result < 0 ? result : -100;
-    if (timestamp < *before || timestamp >= onepipe_get_timestamp(endpoint)) {
+    int early = *before != ONEPIPE_NO_TIMESTAMP && onepipe_precedes(timestamp, *before);
+    if (early || !onepipe_precedes(timestamp, onepipe_get_timestamp(endpoint))) {
         fprintf(stderr, "out of order: %" PRIu64 " after %" PRIu64 "\n", timestamp, *before);
         exit(1);
     }
@@ -54,7 +55,7 @@ int main(int argc, char **argv) {
     }
     unsigned long failures = 0, scatterings = strtoul(argv[2], NULL, 10), expected = strtoul(argv[3], NULL, 10);
     unsigned long received = 0;
-    uint64_t before = 0;
+    uint64_t before = ONEPIPE_NO_TIMESTAMP;
     onepipe_send_fail_callback(endpoint, failed, &failures);
 
     onepipe_message_t messages[RECEIVERS];
@@ -83,6 +84,9 @@ int main(int argc, char **argv) {
             received++;
             waits = 0;
         }
+    onepipe_leave(endpoint);
+    while (receive(endpoint, 0, &before) >= 0)
+        received++;
     fprintf(stderr, "received %lu, failed %lu\n", received, failures);
     onepipe_exit(endpoint);
     return received + failures == expected ? 0 : 1;

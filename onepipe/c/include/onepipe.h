@@ -2,7 +2,7 @@
  * 1Pipe's host library, best effort: Table 1 of Li et al., "1Pipe: Scalable Total Order Communication in Data Center Networks",
  * SIGCOMM 2021. Link with -lonepipe_c. docs/onepipe.md of understudy tells the rest.
  *
- * Functions may be called by any thread. Those that fail return a negative number, see enum onepipe_error.
+ * Functions may be called by any thread, but for onepipe_exit. Those that fail return a negative number, see enum onepipe_error.
  */
 #ifndef ONEPIPE_H
 #define ONEPIPE_H
@@ -40,7 +40,8 @@ enum onepipe_failure {
     ONEPIPE_FAILED_LOST = 1,
     ONEPIPE_FAILED_LATE = 2,
     ONEPIPE_FAILED_NO_ROOM = 3,
-    ONEPIPE_FAILED_NO_ANSWER = 4, /* the one case in which it may have been delivered */
+    /* in these cases it may have been delivered */
+    ONEPIPE_FAILED_NO_ANSWER = 4,
     ONEPIPE_FAILED_DEAD = 5,
     ONEPIPE_FAILED_LEFT = 6
 };
@@ -69,11 +70,26 @@ typedef void (*onepipe_send_fail_fn)(const onepipe_failed_t *failed, void *arg);
 /* Joins, as a file like HOST.process.toml of `understudy plan` says. */
 int onepipe_init(const char *config, onepipe_t **endpoint);
 
-/* Leaves in order, and frees the endpoint; what was sent is given some time-outs to be acknowledged. */
+/*
+ * Leaves in order: what was sent is given some time-outs to be acknowledged. Returns when it has. What was delivered until then can
+ * be received; whoever waits for more gets ONEPIPE_LEFT. Not inside a callback.
+ */
+void onepipe_leave(onepipe_t *endpoint);
+
+/*
+ * The same, if that has not been done, calls back of what has failed, and frees the endpoint. It is the last function that is called
+ * with it: no other thread may be in one, or call one later. Not inside a callback.
+ */
 void onepipe_exit(onepipe_t *endpoint);
 
-/* 1Pipe's clock: 48 bits of nanoseconds. Never goes back, and is past every message that was received. */
+/* 1Pipe's clock: 48 bits of nanoseconds, which begin anew every 78 hours. Never goes back, and is past every message received. */
 uint64_t onepipe_get_timestamp(const onepipe_t *endpoint);
+
+/* Whether one timestamp comes before another, of two that are less than 39 hours apart. */
+static inline int onepipe_precedes(uint64_t one, uint64_t other) {
+    uint64_t distance = (other - one) & ((UINT64_C(1) << 48) - 1);
+    return distance != 0 && distance < UINT64_C(1) << 47;
+}
 
 /*
  * Sends messages to any processes, all at one time. The bytes are copied, nothing is waited for. `scattering`, if it is not null,
@@ -84,7 +100,7 @@ int onepipe_unreliable_send(onepipe_t *endpoint, const onepipe_message_t *messag
 /*
  * The next message in the order of timestamp and sender, which is waited for up to `timeout_us`. 1 if there is one: its bytes are in
  * `buffer`, and `len` says how many. 0 if there is none. ONEPIPE_TOO_SMALL if `capacity` does not suffice; `len` says what does.
- * Calls back of what has failed.
+ * ONEPIPE_LEFT when it has left and nothing more will come. Calls back of what has failed, if no message waits for a larger buffer.
  */
 int onepipe_unreliable_recv(onepipe_t *endpoint, uint64_t timeout_us, uint64_t *timestamp, uint32_t *src, void *buffer,
                             size_t capacity, size_t *len);

@@ -91,18 +91,25 @@ fn number(result: Result<(), Error>) -> c_int {
 /// See `onepipe.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onepipe_init(config: *const c_char, endpoint: *mut *mut OnePipe) -> c_int {
+    LAST_ERROR.take();
     if config.is_null() || endpoint.is_null() {
         return Error::Argument.number();
     }
     // SAFETY: a string, as the header says.
     let Ok(path) = unsafe { CStr::from_ptr(config) }.to_str() else { return Error::Argument.number() };
-    let begun = onepipe::load(Path::new(path))
-        .map_err(|report| (Error::Config, report.render()))
-        .and_then(|config| Endpoint::init(config).map_err(|error| (Error::Start, error.to_string())));
+    let begun = onepipe::load(Path::new(path)).map_err(|report| (Error::Config, report.render())).and_then(
+        |mut config| {
+            // There is no function that would take these.
+            config.process.tell_settled = false;
+            Endpoint::init(config).map_err(|error| (Error::Start, error.to_string()))
+        },
+    );
     match begun {
         Ok(begun) => {
             let handle = begun.handle().clone();
-            let (sender, receiver) = begun.split();
+            let (sender, mut receiver) = begun.split();
+            // Events that nobody takes would fill the room that there is for them.
+            receiver.send_fail_callback(drop);
             let receiver = Mutex::new(Receiving { receiver, waiting: None });
             let begun = Box::new(OnePipe { sender: Mutex::new(sender), receiver, handle });
             // SAFETY: room for a pointer, as the header says.
@@ -122,7 +129,21 @@ pub unsafe extern "C" fn onepipe_init(config: *const c_char, endpoint: *mut *mut
 pub unsafe extern "C" fn onepipe_exit(endpoint: *mut OnePipe) {
     if !endpoint.is_null() {
         // SAFETY: it came from `onepipe_init`, and is not used any more.
-        drop(unsafe { Box::from_raw(endpoint) });
+        let endpoint = unsafe { Box::from_raw(endpoint) };
+        endpoint.handle.exit();
+        let receiving = endpoint.receiver.into_inner();
+        let mut receiver = receiving.unwrap_or_else(std::sync::PoisonError::into_inner).receiver;
+        // There are none, but while there are failures they are called back.
+        while receiver.poll_event().is_some() {}
+    }
+}
+
+/// See `onepipe.h`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn onepipe_leave(endpoint: *mut OnePipe) {
+    // SAFETY: null, or from `onepipe_init`.
+    if let Some(endpoint) = unsafe { endpoint.as_ref() } {
+        endpoint.handle.exit();
     }
 }
 
@@ -240,6 +261,8 @@ pub unsafe extern "C" fn onepipe_unreliable_recv(
         Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
         Err(TryLockError::WouldBlock) => return Error::Busy.number(),
     };
+    // Asked before: what was delivered until it ended is still taken.
+    let running = endpoint.handle.is_running();
     let target = Target { timestamp, src, buffer, capacity, len };
     let Receiving { receiver, waiting } = &mut *receiving;
     if waiting.is_none() {
@@ -259,7 +282,7 @@ pub unsafe extern "C" fn onepipe_unreliable_recv(
         }
     }
     let Some(message) = waiting.take() else {
-        return if endpoint.handle.is_running() { 0 } else { Error::Left.number() };
+        return if running { 0 } else { Error::Left.number() };
     };
     match target.put(message.timestamp, message.src, &message.payload) {
         Ok(()) => 1,

@@ -179,7 +179,9 @@ fn begin(
         vlan: None,
         neighbours: Vec::new(),
     };
-    let process = Process::new(config)?;
+    let mut process = Process::new(config)?;
+    // Before the polling thread's first turn, too: what `timestamp` tells never goes back.
+    shared.clock.store(process.timestamp(Nanos::ZERO).nanos(), Ordering::Release);
     let counters = process.counters();
     let host = Host::new(process, settings.tell_settled, rings, shared);
     let plane = Plane {

@@ -118,6 +118,20 @@ fn events_wait_for_room() {
 }
 
 #[test]
+fn who_takes_no_events_goes_on_sending() {
+    let mut bench = bench(|_| ());
+    for n in 0..50u8 {
+        bench.send(&[(TWIN, &[n])]);
+        bench.turn(64);
+    }
+    for _ in 0..20 {
+        bench.turn(64);
+    }
+    assert!((0..50).all(|n| bench.received() == Some(vec![n])));
+    assert_eq!((bench.events.slots(), bench.host.process.unsettled()), (4, 0));
+}
+
+#[test]
 fn a_port_without_room_is_waited_for() {
     let mut bench = bench(|_| ());
     bench.send(&[(TWIN, b"a")]);
@@ -201,5 +215,5 @@ fn what_nobody_receives_is_dropped() {
     let counters = bench.host.process.counters();
     assert_eq!((counters.delivered.get(), counters.failed.get()), (200, 0));
     assert_eq!(bench.host.process.buffered(), (0, 0));
-    assert!(bench.host.message.is_none() && bench.host.untold.is_empty());
+    assert!(bench.host.message.is_none() && bench.host.event.is_none() && bench.host.refused.is_empty());
 }

@@ -49,7 +49,7 @@ fn a_returning_link_is_waited_for() {
     assert_eq!(barrier.best_effort(), Some(at(20_000)), "suspended");
     assert_eq!(heard(&mut barrier, 1, 14_999), Heard::Stale);
     for tick in 0..20 {
-        barrier.tick();
+        barrier.tick(at(30_000));
         assert_eq!(heard(&mut barrier, 1, 19_000 + tick), Heard::Behind);
         assert_eq!(barrier.expire(), None, "it comes nearer");
     }
@@ -72,13 +72,13 @@ fn the_dead_are_removed_for_best_effort_alone() {
         barrier.update(input, Some(at(100)), Some(at(50)));
     }
     for tick in 1..=10 {
-        barrier.tick();
+        barrier.tick(at(100));
         // Link 0 stands still, as it waits for others; 1 is silent; 2 lies within.
         barrier.update(0, Some(at(100)), Some(at(50 + tick)));
         barrier.update(2, None, Some(at(50 + tick)));
         assert_eq!(barrier.expire(), None, "ten intervals have to be over");
     }
-    barrier.tick();
+    barrier.tick(at(100));
     assert_eq!(barrier.expire(), None, "one that is there holds the barrier as well");
     heard(&mut barrier, 0, 200);
     assert_eq!(barrier.expire(), Some(1));
@@ -95,10 +95,25 @@ fn the_dead_are_removed_for_best_effort_alone() {
 }
 
 #[test]
+fn who_was_silent_for_days_joins_again() {
+    const HOUR: u64 = 3_600_000_000_000;
+    for hours in [1, 30, 50, 70, 100, 1000] {
+        let mut barrier = Barrier::new(1, LIMITS);
+        heard(&mut barrier, 0, 7);
+        for hour in 0..=hours {
+            barrier.tick(at(hour * HOUR));
+        }
+        assert!(barrier.remove(0));
+        assert_eq!(heard(&mut barrier, 0, hours * HOUR + 9), Heard::Joined, "{hours}");
+        assert_eq!(barrier.best_effort(), Some(at(hours * HOUR + 9)));
+    }
+}
+
+#[test]
 fn those_who_never_spoke_die_too_and_nobody_is_left() {
     let mut barrier = Barrier::new(2, LIMITS);
     for _ in 0..11 {
-        barrier.tick();
+        barrier.tick(at(7));
         heard(&mut barrier, 1, 7);
     }
     assert_eq!((barrier.expire(), barrier.best_effort()), (Some(0), Some(at(7))));
@@ -276,7 +291,8 @@ proptest! {
                     }
                 }
                 Act::Tick => {
-                    barrier.tick();
+                    barrier.tick(wire(time));
+                    latest = latest.max(time);
                     oracle.ticks += 1;
                     while let Some(input) = barrier.expire() {
                         prop_assert!(oracle.dead().contains(&input), "link {} is not dead", input);
@@ -284,7 +300,7 @@ proptest! {
                         oracle.settle();
                     }
                 }
-                // Time goes on for as long as it likes, if someone speaks once a day.
+                // Time goes on for as long as it likes, if someone speaks or looks at a clock once a day.
                 Act::Jump(by) => time = (time + i128::from(by)).min(latest + (1 << 46)),
             }
             oracle.settle();

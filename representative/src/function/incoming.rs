@@ -267,7 +267,8 @@ impl Representative {
         commit: Option<Timestamp>,
         now: Nanos,
     ) -> Result<(), Refusal> {
-        let clock = self.clock(now);
+        // A clock that was set back is no measure: others, which were not, are no further than this.
+        let clock = self.epoch_max.add(now.0);
         let ahead = |told: Option<Timestamp>| told.is_some_and(|told| told.distance(clock) > self.ahead_max);
         if ahead(barrier) || ahead(commit) {
             return Err(Refusal::Ahead);

@@ -58,7 +58,7 @@ impl Representative {
         self.ticks += 1;
         self.next_tick = Some(self.next_instant(now));
         for half in [UP, DOWN] {
-            self.halves[half].barrier.tick();
+            self.halves[half].barrier.tick(self.clock(now));
             while let Some(input) = self.halves[half].barrier.expire() {
                 let committed = self.halves[half].barrier.committed(input);
                 let link = self.by_input[half][input];

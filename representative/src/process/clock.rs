@@ -8,6 +8,8 @@ use switch::Nanos;
 pub(super) struct Clock {
     /// What it shows when the runner's clock is 0
     epoch: u64,
+    /// The latest that this has been
+    epoch_max: u64,
     /// The latest time that anybody was told
     told: u64,
     /// The latest timestamp of a scattering. No two have the same
@@ -18,7 +20,8 @@ impl Clock {
     /// A clock that shows `clock` when the runner's is 0.
     pub(super) const fn new(clock: Timestamp) -> Self {
         // One round on, so that there is something before it
-        Self { epoch: (1 << 48) + clock.nanos(), told: 0, stamped: 0 }
+        let epoch = (1 << 48) + clock.nanos();
+        Self { epoch, epoch_max: epoch, told: 0, stamped: 0 }
     }
 
     /// What it was set to show, which may lie before what it has shown.
@@ -61,6 +64,13 @@ impl Clock {
     pub(super) fn set(&mut self, clock: Timestamp, now: Nanos) {
         let by = clock.distance(Timestamp::new(self.shows(now)));
         self.epoch = self.epoch.wrapping_add_signed(by);
+        self.epoch_max = self.epoch_max.max(self.epoch);
+    }
+
+    /// What it would show if it had never been set back. Others, which were not, are no further than that.
+    #[inline]
+    pub(super) const fn unbroken(&self, now: Nanos) -> u64 {
+        self.epoch_max.wrapping_add(now.0)
     }
 
     /// Where a timestamp lies: as near to the present as it can.
@@ -89,5 +99,6 @@ mod tests {
         assert_eq!(clock.when_past(first + 2, Nanos(50)), Nanos(108));
         assert_eq!((clock.read(Nanos(107)), clock.read(Nanos(108))), (first + 2, first + 3));
         assert!(!clock.stands(Nanos(108)));
+        assert_eq!(clock.unbroken(Nanos(108)), clock.shows(Nanos(208)), "others went on");
     }
 }

@@ -92,8 +92,9 @@ pub struct Message {
 /// What a process tells beside messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A message is not known to have arrived (Table 1, `onepipe_send_fail_callback`). If [`why`](Failure) is
-    /// [`NoAnswer`](Failure::NoAnswer), it may have; nothing else is said of it.
+    /// A message is not known to have arrived (Table 1, `onepipe_send_fail_callback`). It has not if [`why`](Failure) is
+    /// [`Lost`](Failure::Lost), [`Late`](Failure::Late) or [`NoRoom`](Failure::NoRoom); otherwise it may have. Nothing else is
+    /// said of it.
     SendFailed {
         /// The scattering that it was part of
         scattering: Scattering,
@@ -135,7 +136,7 @@ pub enum Failure {
     /// The receiver is known to have failed.
     #[error("the receiver has failed")]
     Dead,
-    /// This process has left before it was sent.
+    /// This process has left before it was heard of.
     #[error("this process has left")]
     Left,
 }
@@ -232,8 +233,9 @@ const ANSWERS: usize = 1024;
 /// Messages whose memory is kept for others at most, and how much each may have
 const SPARES: usize = 1024;
 const SPARE_BYTES: usize = 4096;
-/// A run of which nothing more comes is thrown away after so many time-outs
-const ABANDONED_AFTER: u64 = 100;
+/// A run is thrown away when nothing has come of its sender for so many time-outs. Its last packet waits for the other runs of its
+/// scattering, which may be 16 MB on a slow link.
+const ABANDONED_AFTER: u64 = 10_000;
 /// ECN-capable (RFC 3168, ECT(0))
 const ECN_CAPABLE: u8 = 2;
 

@@ -74,7 +74,7 @@ impl Process {
     }
 
     fn is_ahead(&self, time: u64, now: Nanos) -> bool {
-        time > self.clock.read(now).saturating_add(self.config.ahead_max.0)
+        time > self.clock.unbroken(now).saturating_add(self.config.ahead_max.0)
     }
 
     /// The link's other end promises something.

@@ -219,6 +219,26 @@ fn the_clock_stands_rather_than_going_back() {
 }
 
 #[test]
+fn whose_clock_is_set_back_by_a_second_gets_everything_a_second_later() {
+    let mut group = Group::new(2, |_| {});
+    group.run(20);
+    let before = group.processes[0].timestamp(group.now);
+    let now = group.now;
+    group.processes[0].set_clock(before.add((1 << 48) - 1_000_000_000), now);
+    for tenth in 0..9u8 {
+        group.now = group.now + Nanos::from_millis(100);
+        group.scatter(1, &[(0, &[tenth])]).unwrap();
+        group.run(5);
+        assert_eq!(group.received(0), [], "its clock has not passed it");
+    }
+    assert_eq!(group.processes[0].counters().refused(Refusal::Ahead), 0);
+    group.now = group.now + Nanos::from_millis(1100);
+    group.run(12);
+    let all: Vec<_> = (0..9).map(|tenth| (1, vec![tenth])).collect();
+    assert_eq!((group.received(0), group.failures(1)), (all, vec![]));
+}
+
+#[test]
 fn nothing_is_delivered_before_ones_own_clock_has_passed_it() {
     let mut group = Group::new(2, |_| {});
     group.run(4);

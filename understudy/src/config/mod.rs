@@ -183,17 +183,13 @@ fn read(
             runtime.check_one_worker(why, problems);
         }
         Some(FunctionConfig::Process(_)) => {
-            runtime.check_one_worker(::onepipe::file::ONE_WORKER, problems);
+            ::onepipe::file::check_runtime(runtime, problems);
         }
         Some(FunctionConfig::Pktgen(_)) => {
             let why = "[pktgen] has one worker: who sends knows what is to come";
             runtime.check_one_worker(why, problems);
-            if runtime.stop_when_idle.is_some() {
-                let problem = Problem::of_file("`stop_when_idle_ms` is nothing to [pktgen]");
-                problems.add(
-                    problem.help("remove it: `duration_s`, or `packets` of each stream, say when it ends"),
-                );
-            }
+            let ends = "`duration_s`, or `packets` of each stream, say when it ends";
+            runtime.check_goes_on_when_idle("[pktgen]", ends, problems);
         }
         Some(FunctionConfig::Forward(_) | FunctionConfig::Impair(_)) | None => {}
     }

@@ -50,6 +50,20 @@ fn beacons_at_instants_for_idle_links() {
 }
 
 #[test]
+fn a_clock_that_is_set_back_refuses_nobody_whose_clock_was_not() {
+    const MS: u64 = 1_000_000;
+    let mut function = representative(Incarnation::Chip);
+    all_say(&mut function, 100);
+    function.on_command(Command::Clock(at(200)), Nanos(10 * MS));
+    passed(&mut function, &data(0, 2, 10 * MS + 500), 0, 10 * MS + 500);
+    let ahead = data(0, 2, 12 * MS);
+    assert_eq!(verdict(&mut function, &ahead, 0, 10 * MS + 600), Verdict::Drop(DropReason::Refused));
+    // One that is set forward is one again.
+    function.on_command(Command::Clock(at(12 * MS)), Nanos(11 * MS));
+    passed(&mut function, &ahead, 0, 11 * MS);
+}
+
+#[test]
 fn a_write_is_executed_here() {
     let mut config = config(Incarnation::Host);
     for link in &mut config.links {

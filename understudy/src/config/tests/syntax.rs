@@ -118,7 +118,7 @@ fn tables() {
     wrong(
         "[runtime]\n[forward]\n[runtime] #!\n",
         "`runtime` is there twice",
-        "join the two tables into one; only [[port]] and [[impair.rule]], in double brackets, are repeated",
+        "join the two tables into one; only those in double brackets, such as [[port]], are repeated",
     );
     wrong("[forward]\nmac_table = { capacity = 3 #!\n", "a table in braces is not closed", "end it with `}`");
 }
