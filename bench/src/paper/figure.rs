@@ -2,7 +2,7 @@
 
 use super::shape::Check;
 use clap::ValueEnum;
-use core::fmt;
+use core::fmt::{self, Write as _};
 use miette::Report;
 use serde::{Deserialize, Serialize};
 
@@ -125,7 +125,7 @@ impl Figure {
             command.push_str(" --quick");
         }
         if settings.seed != 1 {
-            command.push_str(&format!(" --seed {}", settings.seed));
+            _ = write!(command, " --seed {}", settings.seed);
         }
         command
     }

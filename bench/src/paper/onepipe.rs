@@ -146,8 +146,9 @@ fn idle(settings: &Settings) -> Result<Outcome, Report> {
         curves.extend([mean, tail]);
     }
     let half = BEACON_INTERVAL.0 as f64 / 2e3;
-    let base =
-        |hosts: f64| sizes.iter().find(|size| size.0 as f64 == hosts).map_or(0.0, |size| farthest_us(size.1));
+    let base = |hosts: f64| {
+        sizes.iter().find(|size| size.0 == hosts as usize).map_or(0.0, |size| farthest_us(size.1))
+    };
     let overhead = Series::ours("", curves[0].points.iter().map(|(hosts, us)| (*hosts, us - base(*hosts))));
     for ((hosts, us), paper) in overhead.points.iter().zip(["2.30", "1.69", "1.78", "2.02"]) {
         outcome.value(format!("us that order costs, chip, {hosts} processes"), Some(paper), *us);

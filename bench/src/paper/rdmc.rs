@@ -1,4 +1,5 @@
 //! RDMC: the figures and the table of its section 5.
+#![allow(clippy::unnecessary_wraps, reason = "an experiment may fail; a model does not")]
 
 use super::figure::{Axis, Figure, Outcome, Paper, Series, Settings};
 use super::shape;
@@ -143,12 +144,12 @@ fn groups(_settings: &Settings, bytes: u64) -> Outcome {
     };
     let all = [Algorithm::Sequential, Algorithm::Tree, Algorithm::Chain, Algorithm::Pipeline];
     let [sequential, tree, chain, pipeline] = all.map(ms);
-    let mut outcome = Outcome::default();
-    outcome.checks = vec![
+    let checks = vec![
         shape::rises("sequential send takes longer, the larger the group", &sequential, 0.0),
         shape::above("sequential send takes no less than the tree", &tree, &sequential, 0.999),
         shape::above("the tree takes longer than the pipeline", &pipeline, &tree, 1.3),
     ];
+    let mut outcome = Outcome { checks, ..Outcome::default() };
     let large = Series::ours("", chain.points.iter().copied().filter(|point| point.0 >= 12.0));
     if bytes > 100 * MB {
         outcome.checks.push(shape::ratio(
@@ -294,12 +295,12 @@ fn hundreds(_settings: &Settings) -> Result<Outcome, Report> {
     let (sequential, pipeline) = (time(Algorithm::Sequential), time(Algorithm::Pipeline));
     let copies = Series::ours("", pipeline.points.iter().copied().filter(|point| point.0 >= 128.0));
     let each = Series::ours("", sequential.points.iter().map(|(n, time)| (*n, time / (n - 1.0))));
-    let mut outcome = Outcome::default();
-    outcome.checks = vec![
+    let checks = vec![
         shape::flat("127, 255 and 511 copies take almost the same time", &copies, 1.1),
         shape::flat("sequential send takes as long for each copy, however many", &each, 1.1),
         shape::above("the pipeline is never slower", &pipeline, &sequential, 1.0),
     ];
+    let mut outcome = Outcome { checks, ..Outcome::default() };
     outcome.value("time of 511 copies / time of 127", Some("almost 1"), pipeline.last() / copies.points[0].1);
     outcome.value(
         "times as long by sequential send, 512 nodes",
@@ -341,6 +342,9 @@ fn like_cosmos(settings: &Settings) -> Result<Outcome, Report> {
     Ok(outcome)
 }
 
+/// How many of so many members send
+type Senders = fn(usize) -> usize;
+
 fn overlapping(settings: &Settings) -> Result<Outcome, Report> {
     let sizes: &[usize] = settings.choose(&[4, 8, 16], &[2, 4, 6, 8, 10, 12, 14, 16]);
     let bytes = 100 * MB;
@@ -358,7 +362,6 @@ fn overlapping(settings: &Settings) -> Result<Outcome, Report> {
         let last = run(&network, &objects).iter().map(Sent::last).fold(0.0, f64::max);
         senders as f64 * bytes as f64 * 8.0 / last / 1e9
     };
-    type Senders = fn(usize) -> usize;
     let kinds: [(&str, Senders); 3] =
         [("all send", |n| n), ("half send", |n| n.div_ceil(2)), ("one sends", |_| 1)];
     let [all, half, one] = kinds

@@ -422,8 +422,8 @@ fn payload(settings: &Settings) -> Result<Outcome, Report> {
     }
     let mut outcome = Outcome::default();
     for (len, times) in shape::ratios(&without, &with) {
-        let paper = [(128.0, "23"), (256.0, "24"), (512.0, "21"), (1024.0, "17")];
-        let paper = paper.iter().find(|(at, _)| *at == len).map(|(_, times)| *times);
+        let paper = [(128, "23"), (256, "24"), (512, "21"), (1024, "17")];
+        let paper = paper.iter().find(|(at, _)| *at == len as usize).map(|(_, times)| *times);
         outcome.value(format!("times the throughput, nodes of {len} bytes"), paper, times);
     }
     outcome.checks = vec![

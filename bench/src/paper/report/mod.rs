@@ -13,6 +13,7 @@ use super::{figures, shape};
 use hdrhistogram::Histogram;
 use miette::{IntoDiagnostic as _, Report, WrapErr as _};
 use serde_json::{Value, json};
+use std::fmt::Write as _;
 
 /// What there is of a figure.
 #[derive(Debug)]
@@ -107,8 +108,8 @@ pub(super) fn write(
     results::write(&folder.join(JSON), &serde_json::to_string_pretty(&json(&content)).into_diagnostic()?)?;
     let mut told = markdown::summary(&content);
     let histograms = histograms(store, &content)?;
-    told.push_str(&format!("\n{}", folder.join(HTML).display()));
-    told.push_str(&format!(", {MARKDOWN}, {JSON} and {histograms} histograms (.hgrm) beside it"));
+    _ = write!(told, "\n{}", folder.join(HTML).display());
+    _ = write!(told, ", {MARKDOWN}, {JSON} and {histograms} histograms (.hgrm) beside it");
     Ok(told)
 }
 
