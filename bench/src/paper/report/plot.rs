@@ -84,11 +84,11 @@ where
     let mut chart = ChartBuilder::on(area)
         .margin(6)
         .margin_right(16)
-        .x_label_area_size(42)
-        .y_label_area_size(58)
+        .x_label_area_size(50)
+        .y_label_area_size(66)
         .build_cartesian_2d(x, y)
         .map_err(told)?;
-    let font = ("sans-serif", 13).into_font().color(&TEXT);
+    let font = ("sans-serif", 16).into_font().color(&TEXT);
     chart
         .configure_mesh()
         .x_labels(6)

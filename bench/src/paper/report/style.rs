@@ -18,7 +18,7 @@ article{background:var(--card);border:1px solid var(--grid);border-radius:8px;pa
 .holds{color:var(--good)}.partly{color:var(--part)}.no,.failed{color:var(--bad)}.open{color:var(--soft)}
 .term{color:var(--soft);font-size:.85rem;text-transform:uppercase;letter-spacing:.03em;margin-right:.4rem}
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,26rem),1fr));gap:1rem;margin:.8rem 0}
-figure{margin:0;max-width:38rem;background:var(--back);border:1px solid var(--grid);border-radius:6px;padding:.5rem}
+figure{margin:0;max-width:32rem;background:var(--back);border:1px solid var(--grid);border-radius:6px;padding:.5rem}
 figure svg{width:100%;height:auto;display:block}
 figcaption{font-size:.85rem;font-weight:600}
 .legend{display:flex;flex-wrap:wrap;gap:.1rem .9rem;font-size:.85rem;margin:.2rem 0 0;padding:0;list-style:none}
