@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run build demo-p4ce demo-swordbox demo-onepipe test lint e2e soak bench instructions fuzz doctor clean
+.PHONY: help run build demo-p4ce demo-swordbox demo-onepipe test lint e2e soak bench report instructions fuzz doctor clean
 
 CARGO ?= cargo
 PROGRAM := target/release/understudy
@@ -66,6 +66,9 @@ bench: build ## forwarding and replicating against dpdk-testpmd; the costs of pa
 	$(PROGRAM) bench consensus
 	$(PROGRAM) bench swordbox
 	$(CARGO) bench --locked -p understudy-tests
+
+report: build ## the four papers' figures and tables (simulated) and one page about them, results/report.html; up to half an hour (QUICK=1: 3 minutes)
+	$(PROGRAM) bench paper $(if $(QUICK),--quick)
 
 instructions: ## count the instructions of the hot paths and compare them with the baseline; RENEW=1 writes it
 	@scripts/deps.sh build instructions

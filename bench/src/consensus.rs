@@ -5,11 +5,12 @@ use clap::Args;
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use miette::{IntoDiagnostic as _, Report, miette};
 use serde_json::{Value, json};
-use sim::consensus::costs::{self, Failure, pace, pause};
+use sim::consensus::costs::{self, Failure, Pace, pace, pause};
 use std::io::Write as _;
+use switch::Nanos;
 
 /// Bits a second of every link: the leader's is the limit
-const RATE: u64 = 10_000_000_000;
+pub(crate) const RATE: u64 = 10_000_000_000;
 const SIZES: [usize; 5] = [64, 512, 1024, 4096, 8192];
 
 /// Compare consensus with and without the switch: packets, goodput, fail-over (simulated; about a minute)
@@ -53,14 +54,63 @@ pub fn run(args: &ConsensusArgs) -> Result<(), Report> {
 }
 
 #[allow(clippy::needless_pass_by_value, reason = "for `map_err`")]
-fn wrong(error: String) -> Report {
+pub(crate) fn wrong(error: String) -> Report {
     miette!("{error}")
+}
+
+/// A leader's pace without the switch and with it
+#[derive(Clone, Copy, Debug)]
+pub struct Paces {
+    /// Replicas beside it
+    pub replicas: u8,
+    /// Bytes of a value
+    pub size: usize,
+    /// Without
+    pub directly: Pace,
+    /// With
+    pub through: Pace,
+}
+
+impl Paces {
+    /// Measures both.
+    ///
+    /// # Errors
+    /// What was wrong with a run.
+    pub fn measure(replicas: u8, size: usize) -> Result<Self, Report> {
+        let directly = pace(replicas, size, false, RATE).map_err(wrong)?;
+        let through = pace(replicas, size, true, RATE).map_err(wrong)?;
+        Ok(Self { replicas, size, directly, through })
+    }
+}
+
+/// How long nothing is decided when something crashes, without the switch and with it
+#[derive(Clone, Copy, Debug)]
+pub struct Pauses {
+    /// Replicas beside the leader
+    pub replicas: u8,
+    /// What crashes
+    pub failure: Failure,
+    /// Without, the median
+    pub directly: Nanos,
+    /// With
+    pub through: Nanos,
+}
+
+impl Pauses {
+    /// Measures both, at so many moments.
+    ///
+    /// # Errors
+    /// What was wrong with a run.
+    pub fn measure(replicas: u8, failure: Failure, moments: u64) -> Result<Self, Report> {
+        let (directly, _) = pause(failure, false, replicas, moments).map_err(wrong)?;
+        let (through, _) = pause(failure, true, replicas, moments).map_err(wrong)?;
+        Ok(Self { replicas, failure, directly, through })
+    }
 }
 
 fn packets() -> Result<Vec<Value>, Report> {
     let row = |replicas: u8| {
-        let directly = pace(replicas, 64, false, RATE).map_err(wrong)?;
-        let through = pace(replicas, 64, true, RATE).map_err(wrong)?;
+        let Paces { directly, through, .. } = Paces::measure(replicas, 64)?;
         Ok(json!({
             "replicas": replicas,
             "out": rounded(directly.packets_out, 2),
@@ -76,14 +126,13 @@ fn goodput() -> Result<Vec<Value>, Report> {
     let mut rows = Vec::new();
     for replicas in [2, 4] {
         for size in SIZES {
-            let directly = pace(replicas, size, false, RATE).map_err(wrong)?.goodput_bps;
-            let through = pace(replicas, size, true, RATE).map_err(wrong)?.goodput_bps;
+            let Paces { directly, through, .. } = Paces::measure(replicas, size)?;
             rows.push(json!({
                 "replicas": replicas,
                 "value_bytes": size,
-                "gbps": rounded(directly / 1e9, 2),
-                "gbps_through": rounded(through / 1e9, 2),
-                "ratio": rounded(through / directly, 2),
+                "gbps": rounded(directly.goodput_bps / 1e9, 2),
+                "gbps_through": rounded(through.goodput_bps / 1e9, 2),
+                "ratio": rounded(through.goodput_bps / directly.goodput_bps, 2),
             }));
         }
     }
@@ -94,9 +143,8 @@ fn failures(moments: u64) -> Result<Vec<Value>, Report> {
     let mut rows = Vec::new();
     for replicas in [2, 4] {
         for failure in Failure::ALL {
-            let (directly, _) = pause(failure, false, replicas, moments).map_err(wrong)?;
-            let (through, _) = pause(failure, true, replicas, moments).map_err(wrong)?;
-            let us = |span: switch::Nanos| rounded(span.0 as f64 / 1000.0, 1);
+            let Pauses { directly, through, .. } = Pauses::measure(replicas, failure, moments)?;
+            let us = |span: Nanos| rounded(span.0 as f64 / 1000.0, 1);
             rows.push(json!({
                 "replicas": replicas,
                 "crashed": failure.name(),

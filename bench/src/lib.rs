@@ -4,8 +4,10 @@
 
 pub mod compare;
 pub mod consensus;
+pub mod hgrm;
 pub mod onepipe;
 pub mod p4ce;
+pub mod paper;
 pub mod peers;
 pub mod pktgen;
 mod process;

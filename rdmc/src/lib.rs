@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod config;
+pub mod cosmos;
 pub mod delivery;
 mod group;
 mod mesh;

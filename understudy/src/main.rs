@@ -74,6 +74,7 @@ enum Bench {
     Swordbox(bench::swordbox::SwordboxArgs),
     #[command(name = "onepipe")]
     OnePipe(bench::onepipe::OnePipeArgs),
+    Paper(bench::paper::PaperArgs),
     #[command(hide = true)]
     P4ceLoad(bench::p4ce::LoadArgs),
     #[command(hide = true)]
@@ -115,6 +116,7 @@ fn bench(command: &Bench) -> ExitCode {
         Bench::P4ceLoad(args) => run::p4ce_load(args),
         Bench::SwordboxLoad(args) => run::swordbox_load(args),
         Bench::OnePipe(args) => bench::onepipe::run(args, &own),
+        Bench::Paper(args) => bench::paper::run(args, &own, &dataplane::Runtime::version()),
         Bench::OnePipeLoad(args) => run::onepipe_load(args),
     });
     told(done)

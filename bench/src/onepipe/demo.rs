@@ -146,6 +146,40 @@ impl Run {
     }
 }
 
+/// Something that failed on the testbed, and what those who go on saw of it
+#[derive(Clone, Copy, Debug)]
+pub struct Failed {
+    /// What
+    pub what: &'static str,
+    /// Hosts that go on
+    pub hosts: usize,
+    /// Messages that they delivered afterwards
+    pub delivered: usize,
+    /// The longest time in which the barrier of one of them did not rise
+    pub stall: Nanos,
+}
+
+/// What happens when nothing fails, and then a host, a host's link and a rack's switch, one after the other: best effort.
+///
+/// # Errors
+/// Order was violated.
+pub fn failures(incarnation: Incarnation) -> Result<Vec<Failed>, Report> {
+    let mut run = Run::new(incarnation);
+    // Barriers come down for the first time.
+    run.pass(Nanos::from_micros(60));
+    let happenings = [
+        ("nothing", Happens::Nothing),
+        ("host", Happens::HostDies),
+        ("host link", Happens::LinkDies),
+        ("ToR switch", Happens::SwitchDies),
+    ];
+    let one = |(what, happens)| {
+        let Row { hosts, delivered, stall, .. } = run.row(happens, Nanos::from_micros(150))?;
+        Ok(Failed { what, hosts, delivered, stall })
+    };
+    happenings.into_iter().map(one).collect()
+}
+
 const fn name(incarnation: Incarnation) -> &'static str {
     match incarnation {
         Incarnation::Chip => "chip",

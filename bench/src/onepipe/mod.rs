@@ -7,7 +7,7 @@
 
 pub mod demo;
 pub mod load;
-mod simulated;
+pub mod simulated;
 
 use crate::compare::{Bench, CompareArgs, Entry, Figures, Launch, Ratio, Room};
 use crate::process::{Counts, Program};

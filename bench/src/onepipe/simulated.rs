@@ -13,7 +13,7 @@ use switch::Nanos;
 /// Without loss, best effort with barriers on hosts and 512 processes takes so long, in microseconds (figure 9a)
 const PAPER_US: f64 = 15.97;
 /// Chances of a packet to be lost on a link, none and those of figure 9b; what that shows for the same, where it is known
-const LOSSES: [(f64, Option<f64>); 9] = [
+pub(crate) const LOSSES: [(f64, Option<f64>); 9] = [
     (0.0, Some(PAPER_US)),
     (1e-8, None),
     (1e-7, None),
@@ -25,17 +25,19 @@ const LOSSES: [(f64, Option<f64>); 9] = [
     (1e-1, Some(27.19)),
 ];
 /// Hosts of a rack, of which there are four: each process of the paper's testbed is a host here
-const IN_RACK: usize = 128;
+pub(crate) const IN_RACK: usize = 128;
 /// With how many others each exchanges messages: who knows everybody has a table of everybody
 const FRIENDS: usize = 32;
 /// How long it is measured with loss
 const LOSS_LASTS: Nanos = Nanos::from_micros(200);
 /// and without, in networks of any size
 const SCALE_LASTS: Nanos = Nanos::from_micros(30);
+/// Bits a second of the testbed's links
+pub const RATE_BPS: u64 = 100_000_000_000;
 /// Bytes of a beacon that is a datagram, with its frame check sequence
 const BEACON: f64 = 94.0;
 
-const fn name(incarnation: Incarnation) -> &'static str {
+pub(crate) const fn name(incarnation: Incarnation) -> &'static str {
     match incarnation {
         Incarnation::Chip => "chip",
         Incarnation::SwitchCpu => "switch-cpu",
@@ -71,19 +73,28 @@ fn with(mut row: Value, more: Value) -> Value {
     row
 }
 
+/// What deliveries take, best effort, on the paper's testbed with so many hosts in each of its four racks, where each packet is
+/// lost on each link by this chance.
+///
+/// # Errors
+/// What was wrong with the run.
+pub fn lossy(incarnation: Incarnation, loss: f64, in_rack: usize, seed: u64) -> Result<Latency, Report> {
+    let mut tree = FatTree::testbed(incarnation);
+    tree.hosts = in_rack;
+    tree.habits.friends = FRIENDS.min(2 * in_rack);
+    let measured = tree.losing(loss).latency(Span::new(LOSS_LASTS), seed);
+    let measured =
+        measured.map_err(|what| miette!("{} barriers, a loss of {loss:e}: {what}", name(incarnation)));
+    Ok(measured?.0)
+}
+
 /// A row of the table of losses; `whole` is the mean where nothing is lost.
 fn loss_row(
     incarnation: Incarnation,
     (loss, paper): (f64, Option<f64>),
     whole: Option<f64>,
 ) -> Result<(Value, f64), Report> {
-    let mut tree = FatTree::testbed(incarnation);
-    tree.hosts = IN_RACK;
-    tree.habits.friends = FRIENDS;
-    let (latency, _) = tree
-        .losing(loss)
-        .latency(Span::new(LOSS_LASTS), 1)
-        .map_err(|what| miette!("{} barriers, a loss of {loss:e}: {what}", name(incarnation)))?;
+    let latency = lossy(incarnation, loss, IN_RACK, 1)?;
     let paper = paper.filter(|_| incarnation == Incarnation::Host);
     let row = json!({
         "barriers": name(incarnation),
@@ -118,8 +129,26 @@ fn cpu_s() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// A row of the table of sizes.
-fn scale_row(hosts: usize) -> Result<Value, Report> {
+/// A network, and what deliveries take in it
+#[derive(Clone, Copy, Debug)]
+pub struct Scale {
+    /// Hosts
+    pub hosts: usize,
+    /// Switches
+    pub switches: usize,
+    /// Links between them, and to hosts
+    pub links: usize,
+    /// What deliveries take
+    pub latency: Latency,
+    /// The part of a link's bandwidth that switches' beacons take
+    pub beacons_percent: f64,
+}
+
+/// What deliveries take in a fat tree of so many hosts, with barriers in the switches, links of this rate and nothing lost.
+///
+/// # Errors
+/// There is no such tree, or something was wrong with the run.
+pub fn scale(hosts: usize, rate_bps: u64, seed: u64) -> Result<Scale, Report> {
     let Some(mut tree) = FatTree::of_hosts(Incarnation::Chip, hosts) else {
         let sizes: Vec<_> = FatTree::SIZES.map(|size| size.to_string()).into();
         return Err(miette!(
@@ -127,16 +156,29 @@ fn scale_row(hosts: usize) -> Result<Value, Report> {
             "there is no fat tree of {hosts} hosts"
         ));
     };
+    tree.link.rate_bps = rate_bps;
     tree.habits.friends = FRIENDS.min(hosts / 2);
-    let began = cpu_s();
     let span = Span { settles: Nanos(10 * BEACON_INTERVAL.0), ..Span::new(SCALE_LASTS) };
-    let measured = tree.losing(0.0).latency(span, 1);
+    let measured = tree.losing(0.0).latency(span, seed);
     let (latency, made) = measured.map_err(|what| miette!("{hosts} hosts: {what}"))?;
+    Ok(Scale {
+        hosts,
+        switches: made.keepers.len(),
+        links: made.access.len() + made.uplinks.len(),
+        latency,
+        beacons_percent: beacon_percent(&tree, &made),
+    })
+}
+
+/// A row of the table of sizes.
+fn scale_row(hosts: usize) -> Result<Value, Report> {
+    let began = cpu_s();
+    let Scale { switches, links, latency, beacons_percent, .. } = scale(hosts, RATE_BPS, 1)?;
     let row = json!({
         "hosts": hosts,
-        "switches": made.keepers.len(),
-        "links": made.access.len() + made.uplinks.len(),
-        "beacons_percent": beacon_percent(&tree, &made),
+        "switches": switches,
+        "links": links,
+        "beacons_percent": beacons_percent,
         "cpu_seconds": us(1000.0 * (cpu_s() - began)),
         "memory_so_far_mb": peak_mb(),
     });

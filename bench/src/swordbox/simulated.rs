@@ -109,6 +109,11 @@ impl Contention {
         };
         outcome.map_err(|error| miette!("{error}"))
     }
+
+    /// Operations on locks a second, successful or not: what the server's NIC is the limit of
+    pub fn requests_per_s(&self, outcome: &Outcome) -> f64 {
+        outcome.tally.requests() as f64 * 1e9 / self.span.0 as f64
+    }
 }
 
 fn row(contention: &Contention, between: Between, outcome: &Outcome) -> Value {
@@ -119,18 +124,13 @@ fn row(contention: &Contention, between: Between, outcome: &Outcome) -> Value {
         "clients": contention.clients,
         "locks": contention.locks,
         "switch": between.name(),
-        "requests_per_s": requests_per_s(contention, outcome).round() as u64,
+        "requests_per_s": contention.requests_per_s(outcome).round() as u64,
         "locks_per_s": outcome.operations_per_s.round() as u64,
         "cas_succeed_percent": rounded(100.0 * outcome.tally.cas_share(), 1),
         "bytes_per_lock": outcome.bytes_per_operation.round() as u64,
         "p50_us": us(lock.p50),
         "p99_us": us(lock.p99),
     })
-}
-
-/// Operations on locks, successful or not: what the server's NIC is the limit of
-fn requests_per_s(contention: &Contention, outcome: &Outcome) -> f64 {
-    outcome.tally.requests() as f64 * 1e9 / contention.span.0 as f64
 }
 
 fn rounded(value: f64, digits: i32) -> f64 {
@@ -148,7 +148,7 @@ pub(super) fn run(as_json: bool) -> Result<(), Report> {
         let mut rates = Vec::new();
         for (between, outcome) in Between::ALL.into_iter().zip(outcomes) {
             let outcome = outcome?;
-            rates.push((requests_per_s(&contention, &outcome), outcome.operations_per_s));
+            rates.push((contention.requests_per_s(&outcome), outcome.operations_per_s));
             layers.push(row(&contention, between, &outcome));
         }
         let gain = rates.last().zip(rates.first());

@@ -19,8 +19,103 @@ pub struct Pace {
     pub packets_out: f64,
     /// Packets that it received
     pub packets_in: f64,
+    /// Values decided a second
+    pub entries_per_s: f64,
     /// Values decided (bits a second)
     pub goodput_bps: f64,
+}
+
+/// What a leader has to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Load {
+    /// Replicas beside it
+    pub replicas: u8,
+    /// Bytes of a value
+    pub size: usize,
+    /// Whether the switch replicates
+    pub through: bool,
+    /// Bits a second of every link
+    pub rate_bps: u64,
+    /// Values that are proposed and not decided at once; as many as keep the link busy, if it is not said
+    pub window: Option<u64>,
+}
+
+impl Load {
+    /// What the link and its way there and back hold, and more, so that the link is the limit.
+    const fn most(&self) -> u64 {
+        (1 << 18) / (self.size as u64 + 128)
+    }
+
+    fn config(&self) -> ClusterConfig {
+        ClusterConfig {
+            servers: self.replicas + 1,
+            through: self.through,
+            // A leader learns by heartbeats what others have taken out of their logs.
+            slots: 4 * self.most(),
+            window: self.window.unwrap_or(self.most()),
+            sizes: (self.size, self.size),
+            heartbeat: PACE,
+            // Above the time that the window spends in the link's queue
+            ack_timeout: 9,
+            link: Link { rate_bps: self.rate_bps, queue: 1 << 24, ..Link::default() },
+            ..ClusterConfig::default()
+        }
+    }
+
+    /// A cluster whose leader replicates as it should.
+    fn begun(&self, config: &ClusterConfig) -> Result<Cluster, String> {
+        let mut cluster = Cluster::new(config);
+        cluster.world.run_until(WARM_UP);
+        let leader = cluster.app(0).server();
+        if !leader.leads() || leader.replicates_through() != self.through {
+            return Err(format!("after {WARM_UP:?} the leader has not begun"));
+        }
+        Ok(cluster)
+    }
+
+    /// How the leader fares.
+    ///
+    /// # Errors
+    /// What was wrong with the run.
+    pub fn pace(&self) -> Result<Pace, String> {
+        let mut cluster = self.begun(&self.config())?;
+        let look = |cluster: &Cluster| {
+            let counters = cluster.nic_counters(0);
+            (cluster.app(0).server().decided(), counters.sent, counters.received)
+        };
+        let before = look(&cluster);
+        let span = Nanos::from_millis(4);
+        cluster.world.run_until(WARM_UP + span);
+        cluster.check()?;
+        let after = look(&cluster);
+        let entries = (after.0 - before.0) as f64;
+        let entries_per_s = entries / (span.0 as f64 / 1e9);
+        Ok(Pace {
+            packets_out: (after.1 - before.1) as f64 / entries,
+            packets_in: (after.2 - before.2) as f64 / entries,
+            entries_per_s,
+            goodput_bps: entries_per_s * self.size as f64 * 8.0,
+        })
+    }
+
+    /// How long it takes from when so many values are proposed at once until the leader knows that all are decided.
+    ///
+    /// # Errors
+    /// What was wrong with the run.
+    pub fn burst(&self, values: u64) -> Result<Nanos, String> {
+        let mut cluster = self.begun(&ClusterConfig { wanted: 0, ..self.config() })?;
+        let decided = |cluster: &Cluster| cluster.app(0).server().decided();
+        let all = decided(&cluster) + values;
+        let begun = cluster.world.now();
+        cluster.want(values);
+        while decided(&cluster) < all {
+            if !cluster.world.step(begun + Nanos::from_millis(10)) {
+                return Err(format!("{} of {values} values are not decided", all - decided(&cluster)));
+            }
+        }
+        cluster.check()?;
+        Ok(cluster.world.now().since(begun))
+    }
 }
 
 /// How a leader fares with so many replicas and values of so many bytes.
@@ -28,45 +123,7 @@ pub struct Pace {
 /// # Errors
 /// What was wrong with the run.
 pub fn pace(replicas: u8, size: usize, through: bool, rate_bps: u64) -> Result<Pace, String> {
-    // What the link and its way there and back hold, and more, so that the link is the limit.
-    let window = (1 << 18) / (size as u64 + 128);
-    // A leader learns by heartbeats what others have taken out of their logs.
-    let slots = 4 * window;
-    let link = Link { rate_bps, queue: 1 << 24, ..Link::default() };
-    let sizes = (size, size);
-    let config = ClusterConfig {
-        servers: replicas + 1,
-        through,
-        slots,
-        window,
-        sizes,
-        heartbeat: PACE,
-        // Above the time that the window spends in the link's queue
-        ack_timeout: 9,
-        link,
-        ..ClusterConfig::default()
-    };
-    let mut cluster = Cluster::new(&config);
-    cluster.world.run_until(WARM_UP);
-    let leader = cluster.app(0).server();
-    if !leader.leads() || leader.replicates_through() != through {
-        return Err(format!("after {WARM_UP:?} the leader has not begun"));
-    }
-    let look = |cluster: &Cluster| {
-        let counters = cluster.nic_counters(0);
-        (cluster.app(0).server().decided(), counters.sent, counters.received)
-    };
-    let before = look(&cluster);
-    let span = Nanos::from_millis(4);
-    cluster.world.run_until(WARM_UP + span);
-    cluster.check()?;
-    let after = look(&cluster);
-    let entries = (after.0 - before.0) as f64;
-    Ok(Pace {
-        packets_out: (after.1 - before.1) as f64 / entries,
-        packets_in: (after.2 - before.2) as f64 / entries,
-        goodput_bps: entries * size as f64 * 8.0 / (span.0 as f64 / 1e9),
-    })
+    Load { replicas, size, through, rate_bps, window: None }.pace()
 }
 
 /// What goes wrong.

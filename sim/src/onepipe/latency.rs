@@ -72,18 +72,28 @@ impl FatTree {
 }
 
 impl Made {
+    /// How long each message took, in nanoseconds, that was delivered to another host and was sent within a stretch of the world's
+    /// time, from its beginning.
+    pub fn took(&self, from: Nanos, to: Nanos) -> Vec<u64> {
+        let stretch = Self::time(from)..Self::time(to);
+        let of = |host: &super::Host| {
+            let delivered = host.delivered.iter().zip(&host.took);
+            let delivered =
+                delivered.filter(|((at, from, _), _)| *from != host.number() && stretch.contains(at));
+            delivered.map(|(_, &took)| took).collect::<Vec<_>>()
+        };
+        self.each_host().flat_map(of).collect()
+    }
+
     /// What messages took that were sent within a stretch of the world's time, from its beginning.
     ///
     /// # Errors
     /// There are none.
     pub fn latency(&self, from: Nanos, to: Nanos) -> Result<Latency, String> {
         let stretch = Self::time(from)..Self::time(to);
-        let (mut took, mut sent, mut arrived, mut arrived_ns) = (Vec::new(), 0, 0_u64, 0);
+        let (mut took, mut sent, mut arrived, mut arrived_ns) = (self.took(from, to), 0, 0_u64, 0);
         for host in self.each_host() {
             let own = host.number();
-            let delivered = host.delivered.iter().zip(&host.took);
-            let delivered = delivered.filter(|((at, from, _), _)| *from != own && stretch.contains(at));
-            took.extend(delivered.map(|(_, &took)| took));
             let stamped = host.sent.iter().filter(|sent| sent.to != own);
             sent += stamped.filter(|sent| sent.timestamp.is_some_and(|at| stretch.contains(&at))).count();
             for &(_, took) in host.arrived.iter().filter(|(at, _)| stretch.contains(at)) {

@@ -1,7 +1,7 @@
 //! What a transfer costs, packet by packet, in virtual time: the same run gives the same numbers on any machine.
 
 use super::{Cluster, Now, Setup};
-use crate::Link;
+use crate::{Fault, Link};
 use ::rdmc::{Algorithm, GroupConfig};
 use rnic::PathMtu;
 use switch::Nanos;
@@ -22,6 +22,17 @@ pub fn wide(rate_bps: u64) -> Link {
     Link { rate_bps, mtu: 4200, queue: 1 << 24, ..Link::default() }
 }
 
+/// A host that stands still for a while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pause {
+    /// Which one
+    pub host: u16,
+    /// So long after the call of `send`
+    pub after: Nanos,
+    /// For so long
+    pub lasts: Nanos,
+}
+
 /// Sends an object of so many bytes to all hosts, of which some have other links.
 ///
 /// # Errors
@@ -33,6 +44,22 @@ pub fn transfer(
     block_bytes: u32,
     link: Link,
     others: &[(u16, Link)],
+) -> Result<Took, String> {
+    disturbed(algorithm, hosts, bytes, block_bytes, link, others, None)
+}
+
+/// The same, while a host may stand still.
+///
+/// # Errors
+/// What was wrong with the run.
+pub fn disturbed(
+    algorithm: Algorithm,
+    hosts: u16,
+    bytes: u32,
+    block_bytes: u32,
+    link: Link,
+    others: &[(u16, Link)],
+    pause: Option<Pause>,
 ) -> Result<Took, String> {
     let links = others.to_vec();
     let setup = Setup { hosts, link, links, mtu: PathMtu::B4096, ack_timeout: 12, ..Setup::default() };
@@ -53,6 +80,11 @@ pub fn transfer(
         link.unwrap_or_default()
     };
     let before: Vec<u64> = all.iter().map(|host| out(&cluster, *host)).collect();
+    if let Some(Pause { host, after, lasts }) = pause {
+        let node = cluster.hosts[usize::from(host)];
+        cluster.world.schedule(begun + after, Fault::Pause(node));
+        cluster.world.schedule(begun + after + lasts, Fault::Resume(node));
+    }
     cluster.send(0, 1, bytes).map_err(|error| error.to_string())?;
     let complete = |cluster: &Cluster| all[1..].iter().all(|host| cluster.member(*host).messages(1) == 1);
     if !cluster.run_while(end, |cluster| !complete(cluster)) {

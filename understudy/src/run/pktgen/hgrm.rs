@@ -1,9 +1,9 @@
-//! Histograms as files, in the format that HdrHistogram's plotters read: microseconds by percentile.
+//! The generator's histograms as files.
 
+use bench::hgrm::text;
 use hdrhistogram::Histogram as Hdr;
 use miette::{IntoDiagnostic as _, WrapErr as _};
 use pktgen::{Counters, Histogram, Profile};
-use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
@@ -36,25 +36,6 @@ pub(super) fn write(folder: &Path, profile: &Profile, counters: &Counters) -> Re
         }
     }
     Ok(())
-}
-
-fn text(hdr: &Hdr<u64>) -> String {
-    let us = |ns: f64| ns / 1_000.0;
-    let mut text =
-        format!("{:>12} {:>14} {:>10} {:>14}\n\n", "Value", "Percentile", "TotalCount", "1/(1-Percentile)");
-    let mut total = 0;
-    for step in hdr.iter_quantiles(5) {
-        total += step.count_since_last_iteration();
-        let (value, quantile) = (us(step.value_iterated_to() as f64), step.quantile_iterated_to());
-        _ = write!(text, "{value:12.3} {quantile:14.12} {total:10}");
-        if quantile < 1.0 {
-            _ = write!(text, " {:14.2}", 1.0 / (1.0 - quantile));
-        }
-        text.push('\n');
-    }
-    _ = writeln!(text, "#[Mean    = {:12.3}, StdDeviation   = {:12.3}]", us(hdr.mean()), us(hdr.stdev()));
-    _ = writeln!(text, "#[Max     = {:12.3}, Total count    = {:12}]", us(hdr.max() as f64), hdr.len());
-    text
 }
 
 #[cfg(test)]

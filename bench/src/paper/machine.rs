@@ -1,0 +1,101 @@
+//! What a report says of the program and of the machine.
+
+use miette::{IntoDiagnostic as _, Report};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::Command;
+
+/// The program, and what it ran on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Machine {
+    /// The program's version, and the beginning of its file's SHA-256
+    pub program: String,
+    /// Its commit, if that is known
+    pub commit: Option<String>,
+    /// The CPU's name
+    pub cpu: String,
+    /// CPUs that the program may use
+    pub cpus: usize,
+    /// Memory, in MiB
+    pub memory_mib: u64,
+    /// Linux' release
+    pub kernel: String,
+    /// DPDK's version
+    pub dpdk: String,
+}
+
+impl Machine {
+    /// Looks at them.
+    ///
+    /// # Errors
+    /// The program's file cannot be read.
+    pub(super) fn look(own: &Path, dpdk: &str, commit: Option<&str>) -> Result<Self, Report> {
+        let digest = Sha256::digest(std::fs::read(own).into_diagnostic()?);
+        let mut program = format!("{} ", env!("CARGO_PKG_VERSION"));
+        for byte in &digest[..6] {
+            _ = write!(program, "{byte:02x}");
+        }
+        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        let kib = field(&read("/proc/meminfo"), "MemTotal").unwrap_or_default();
+        let kib: u64 = kib.split_whitespace().next().and_then(|kib| kib.parse().ok()).unwrap_or(0);
+        Ok(Self {
+            program,
+            commit: commit.map(Into::into).or_else(|| git(own)),
+            cpu: field(&read("/proc/cpuinfo"), "model name").unwrap_or_else(|| std::env::consts::ARCH.into()),
+            cpus: std::thread::available_parallelism().map_or(1, usize::from),
+            memory_mib: kib / 1024,
+            kernel: read("/proc/sys/kernel/osrelease").trim().into(),
+            dpdk: dpdk.trim_start_matches("DPDK ").into(),
+        })
+    }
+}
+
+/// The value of the first line `name: value`
+fn field(text: &str, name: &str) -> Option<String> {
+    let value = |line: &str| {
+        let (key, value) = line.split_once(':')?;
+        (key.trim() == name).then(|| value.trim().to_owned())
+    };
+    text.lines().find_map(value)
+}
+
+/// What git calls the work tree that a program lies in, as `target/release` does
+fn git(own: &Path) -> Option<String> {
+    let folder = own.parent()?;
+    let told = Command::new("git")
+        .arg("-C")
+        .arg(folder)
+        .args(["describe", "--always", "--dirty", "--abbrev=12"])
+        .output()
+        .ok()?;
+    let name = String::from_utf8(told.stdout).ok()?;
+    (told.status.success() && !name.trim().is_empty()).then(|| name.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields() {
+        let text = "processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\nmodel name\t: another\n";
+        assert_eq!(field(text, "model name").as_deref(), Some("Some CPU @ 2 GHz"));
+        assert_eq!(field(text, "nothing"), None);
+    }
+
+    #[test]
+    fn programs_are_told_apart_by_their_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let of = |bytes: &[u8]| {
+            let path = folder.path().join("program");
+            std::fs::write(&path, bytes).unwrap();
+            Machine::look(&path, "DPDK 22.11.1", Some("abc")).unwrap()
+        };
+        let (one, other) = (of(b"one"), of(b"other"));
+        assert_ne!(one.program, other.program);
+        assert_eq!((one.program, one.dpdk.as_str()), (of(b"one").program, "22.11.1"));
+        assert_eq!(one.commit.as_deref(), Some("abc"));
+    }
+}

@@ -1,0 +1,211 @@
+//! `understudy bench paper`: the figures and tables of the four papers, as far as software can show them, and one report.
+//!
+//! What a paper says of a figure, how it is measured here and what is checked stand beside one another: a file for each paper.
+//! All of it is measured in virtual time, so it is the same on any machine.
+
+pub mod figure;
+mod machine;
+mod onepipe;
+mod p4ce;
+mod rdmc;
+mod report;
+pub mod results;
+pub mod shape;
+mod swordbox;
+#[cfg(test)]
+mod tests;
+
+use clap::{Args, ValueEnum};
+use figure::{Figure, Paper, Settings, Shown};
+use machine::Machine;
+use miette::{IntoDiagnostic as _, Report, miette};
+use results::{Record, Store};
+use rustix::time::{ClockId, clock_gettime};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Repeat the papers' figures and tables, as far as software can show them, and write a report (simulated; some minutes)
+#[derive(Args)]
+pub struct PaperArgs {
+    /// Papers
+    #[arg(value_enum, default_value = "all")]
+    papers: Vec<Which>,
+    /// Only these figures, such as fig5 (see --list)
+    #[arg(long, value_delimiter = ',', value_name = "FIGURE")]
+    only: Vec<String>,
+    /// Shorter, and with fewer points
+    #[arg(long)]
+    quick: bool,
+    /// Where results and the report are kept: what is there is not measured again
+    #[arg(long, value_name = "FOLDER", default_value = "results")]
+    results: PathBuf,
+    /// Measure what is there, too
+    #[arg(long)]
+    fresh: bool,
+    /// For everything that is drawn
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Experiments at the same time [default: as many as there are CPUs]
+    #[arg(long, value_name = "N")]
+    jobs: Option<usize>,
+    /// Only list the figures, and why some cannot be shown
+    #[arg(long)]
+    list: bool,
+    /// The commit that the report names [default: that of the work tree that the program lies in]
+    #[arg(long)]
+    commit: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Which {
+    #[value(name = "1pipe")]
+    OnePipe,
+    P4ce,
+    Swordbox,
+    Rdmc,
+    All,
+}
+
+impl Which {
+    const fn has(self, paper: Paper) -> bool {
+        matches!(
+            (self, paper),
+            (Self::All, _)
+                | (Self::OnePipe, Paper::OnePipe)
+                | (Self::P4ce, Paper::P4ce)
+                | (Self::Swordbox, Paper::Swordbox)
+                | (Self::Rdmc, Paper::Rdmc)
+        )
+    }
+}
+
+/// The figures of all papers, in their order
+pub fn figures() -> impl Iterator<Item = &'static Figure> {
+    [onepipe::FIGURES, p4ce::FIGURES, swordbox::FIGURES, rdmc::FIGURES].into_iter().flatten()
+}
+
+/// Which figures are meant.
+fn chosen(papers: &[Which], only: &[String]) -> Result<Vec<&'static Figure>, Report> {
+    let of_papers = || figures().filter(|figure| papers.iter().any(|which| which.has(figure.paper)));
+    if let Some(unknown) = only.iter().find(|only| !of_papers().any(|figure| figure.id == **only)) {
+        let known: Vec<_> = of_papers().map(|figure| figure.id).collect();
+        return Err(miette!(
+            help = format!("there are {}", known.join(", ")),
+            "there is no figure {unknown}"
+        ));
+    }
+    Ok(of_papers().filter(|figure| only.is_empty() || only.iter().any(|only| only == figure.id)).collect())
+}
+
+/// Runs what is asked for, and writes the report. `own` is the program itself; `dpdk` is the version of DPDK that it has.
+///
+/// # Errors
+/// An experiment failed, or something cannot be written.
+pub fn run(args: &PaperArgs, own: &Path, dpdk: &str) -> Result<(), Report> {
+    let figures = chosen(&args.papers, &args.only)?;
+    if args.list {
+        return list(&figures);
+    }
+    let settings = Settings { quick: args.quick, seed: args.seed };
+    let machine = Machine::look(own, dpdk, args.commit.as_deref())?;
+    let store = Store::open(&args.results, &machine.program)?;
+    let jobs = args.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+    let failed = measure(&figures, &settings, &store, &machine, args.fresh, jobs)?;
+    let written = report::write(&store, &settings, &machine, &failed)?;
+    writeln!(std::io::stdout(), "{written}").into_diagnostic()?;
+    match failed.first() {
+        None => Ok(()),
+        Some((figure, why)) => {
+            Err(miette!("{} of {} experiments failed, {figure} first: {why}", failed.len(), figures.len()))
+        }
+    }
+}
+
+fn list(figures: &[&Figure]) -> Result<(), Report> {
+    let mut out = std::io::stdout().lock();
+    for figure in figures {
+        let why = match figure.shown {
+            Shown::Measured { .. } => String::new(),
+            Shown::Not(why) => format!(" [not shown: {why}]"),
+        };
+        writeln!(out, "{:<9} {:<16} {}{why}", figure.paper.key(), figure.id, figure.title)
+            .into_diagnostic()?;
+    }
+    Ok(())
+}
+
+/// An experiment that failed, and why
+type Failed = (&'static Figure, String);
+
+/// Measures what is not known yet, several figures at a time. Those that failed.
+fn measure(
+    figures: &[&'static Figure],
+    settings: &Settings,
+    store: &Store,
+    machine: &Machine,
+    fresh: bool,
+    jobs: usize,
+) -> Result<Vec<Failed>, Report> {
+    let mut left = Vec::new();
+    for figure in figures.iter().filter(|figure| matches!(figure.shown, Shown::Measured { .. })) {
+        if fresh {
+            store.forget(figure, settings)?;
+        }
+        if store.find(figure, settings).is_none() {
+            left.push(*figure);
+        }
+    }
+    let all = figures.iter().filter(|figure| matches!(figure.shown, Shown::Measured { .. })).count();
+    if left.len() < all {
+        eprintln!("{} of {all} experiments are there already", all - left.len());
+    }
+    let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..jobs.clamp(1, left.len().max(1)) {
+            scope.spawn(|| {
+                while let Some(figure) = left.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let place =
+                        left.iter().position(|other| core::ptr::eq(*other, *figure)).map_or(0, |n| n + 1);
+                    let place = format!("[{place}/{}]", left.len());
+                    eprintln!("{place} {figure}: {} ...", figure.title);
+                    match one(figure, settings, store, machine) {
+                        Ok(told) => eprintln!("{place} {figure}: {told}"),
+                        Err(error) => {
+                            eprintln!("{place} {figure}: failed: {error}");
+                            let mut failed = failed.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                            failed.push((*figure, error.to_string()));
+                        }
+                    }
+                }
+            });
+        }
+    });
+    Ok(failed.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner))
+}
+
+/// Runs an experiment and keeps what it finds. What is told of it.
+fn one(figure: &Figure, settings: &Settings, store: &Store, machine: &Machine) -> Result<String, Report> {
+    let Shown::Measured { run, .. } = figure.shown else { return Ok(String::new()) };
+    let began = cpu_s();
+    let outcome = run(settings)?;
+    let seconds = cpu_s() - began;
+    let verdict = outcome.verdict().name();
+    let record = Record {
+        program: machine.program.clone(),
+        commit: machine.commit.clone(),
+        settings: *settings,
+        command: figure.command(settings),
+        cpu_seconds: (seconds * 10.0).round() / 10.0,
+        outcome,
+    };
+    store.keep(figure, &record)?;
+    Ok(format!("{verdict} ({seconds:.1} s of CPU)"))
+}
+
+/// The CPU time of this thread so far, in seconds: others may use the machine as well
+fn cpu_s() -> f64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}

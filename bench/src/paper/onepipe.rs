@@ -1,0 +1,327 @@
+//! 1Pipe: the figures of its section 7.
+
+use super::figure::{Axis, Distribution, Figure, Outcome, Paper, Series, Settings};
+use super::shape;
+use crate::onepipe::demo::failures;
+use crate::onepipe::simulated::{IN_RACK, LOSSES, RATE_BPS, lossy, name, scale};
+use hdrhistogram::Histogram;
+use miette::{Report, miette};
+use representative::Incarnation;
+use sim::OVERHEAD;
+use sim::onepipe::{BEACON_INTERVAL, FatTree, Span};
+use switch::Nanos;
+
+const DRAWING: &str = "a drawing of the design, not a measurement";
+const APPLICATION: &str = "the application and the systems that it is compared with (FaRM, locks, OCC) are not built here, and its \
+                           throughput is that of 32 servers' CPUs";
+
+pub(super) const FIGURES: &[Figure] = &[
+    Figure::not((Paper::OnePipe, "fig1", "1Pipe abstraction"), "", DRAWING),
+    Figure::not(
+        (Paper::OnePipe, "table1", "Programming API"),
+        "",
+        "an interface, not a measurement (crate `onepipe`)",
+    ),
+    Figure::not((Paper::OnePipe, "fig2", "Ordering hazards"), "", DRAWING),
+    Figure::not((Paper::OnePipe, "fig3", "Routing topology of a data center"), "", DRAWING),
+    Figure::not((Paper::OnePipe, "fig4", "Architecture of a switch"), "", DRAWING),
+    Figure::not((Paper::OnePipe, "fig5", "Hierarchical aggregation of barriers"), "", DRAWING),
+    Figure::not((Paper::OnePipe, "fig6", "Two-phase commit in reliable 1Pipe"), "", DRAWING),
+    Figure::not((Paper::OnePipe, "fig7", "Failure recovery in reliable 1Pipe"), "", DRAWING),
+    Figure::not(
+        (Paper::OnePipe, "fig8a", "Throughput of total order broadcast"),
+        "5 million messages a second and process, linear to 512 processes; reliable 25 % less; sequencers and tokens saturate.",
+        "the throughput of 32 servers' CPUs and NICs; `understudy bench onepipe` measures one process on a quiet machine with DPDK. \
+         The other systems are not built here",
+    ),
+    Figure::not(
+        (Paper::OnePipe, "fig8b", "Latency of total order broadcast"),
+        "Sequencers' latency soars when they saturate.",
+        "the sequencers, the token and Lamport's timestamps that 1Pipe is compared with are not built here",
+    ),
+    Figure::measured(
+        (Paper::OnePipe, "fig9a", "Latency of delivery on an idle testbed"),
+        "Order costs 1.7 to 2.3 us on average, half a beacon interval (3 us) plus clock skew (0.3 us), whatever the number of processes \
+         and layers; representatives on hosts add about 2 us a hop. Reliable 1Pipe adds a round trip.",
+        "Best effort in virtual time on the paper's fat tree (links of 100 Gb/s and 500 ns, clocks off by up to 0.3 us), almost idle; \
+         a process is a host here, and software takes no time. What order costs is counted from when something could be there from \
+         the farthest host. Reliable 1Pipe is not measured.",
+        idle,
+    ),
+    Figure::measured(
+        (Paper::OnePipe, "fig9b", "Latency by packet loss"),
+        "Flat up to a loss of 1e-5, then it grows: best effort with barriers on hosts 15.97 us without loss, 16.46 at 1e-5, 19.71 at \
+         1e-3, 27.19 at 1e-1. Reliable 1Pipe is more sensitive.",
+        "Best effort in virtual time on the fat tree with 512 hosts (--quick: 32), each packet lost on each link by this chance (the \
+         authors drop at hosts).",
+        loss,
+    ),
+    Figure::measured(
+        (Paper::OnePipe, "fig10", "Recovery from failures"),
+        "Of reliable 1Pipe with 32 hosts: 124 us after a host's failure, 458 after a ToR switch's; 30 us of it, 10 beacon intervals, is \
+         detection.",
+        "How long barriers stand still at the hosts that go on when a host, its link or a ToR switch dies, in virtual time. Best \
+         effort: detection, without the controller's part of recovery.",
+        detection,
+    ),
+    Figure::not(
+        (Paper::OnePipe, "fig11", "Reorder overhead on a host"),
+        "Messages a second fall from 6.1 to 4.3 million as messages wait up to 125 us; memory is rate times delay.",
+        "the throughput of a host's CPU, which needs a quiet machine; `understudy bench onepipe` measures it without a delay",
+    ),
+    Figure::not(
+        (Paper::OnePipe, "fig12", "Queuing delay by background flows"),
+        "10 background flows a host add 30 us (best effort) and 50 us (reliable).",
+        "needs TCP flows and PFC on 32 servers; the simulator has neither",
+    ),
+    Figure::not(
+        (Paper::OnePipe, "fig13a", "CPU cores for a switch's beacons"),
+        "One host core sustains an interval of 3 us for 32 ports (by the authors' data 5 cores at 1 us, 0.5 at 10 us).",
+        "a rate of one core, which needs a quiet machine and DPDK: `understudy bench onepipe` measures it for 8 to 1,024 links",
+    ),
+    Figure::measured(
+        (Paper::OnePipe, "fig13b", "Bandwidth that beacons take"),
+        "0.3 % of 100 Gb/s at 3 us, whatever the size of the network.",
+        "Beacons that switches send in fat trees, counted in virtual time, with an interval of 3 us and links of 10 to 100 Gb/s.",
+        bandwidth,
+    ),
+    Figure::measured(
+        (Paper::OnePipe, "scale", "Larger networks (section 7.2)"),
+        "Delays grow with the layers of the network, the logarithm of its hosts; beacons take the same share at any size. With 32,768 \
+         hosts 0 to 3 us more than without loss.",
+        "Best effort in fat trees of up to 8,192 hosts (--quick: 256) with barriers in the switches, in virtual time.",
+        larger,
+    ),
+    Figure::not(
+        (Paper::OnePipe, "fig14", "Transactional key-value store"),
+        "90 % of the store without transactions.",
+        APPLICATION,
+    ),
+    Figure::not(
+        (Paper::OnePipe, "fig15", "TPC-C"),
+        "71 % of the system without transactions, 10 times locks, 17 times OCC.",
+        APPLICATION,
+    ),
+    Figure::not(
+        (Paper::OnePipe, "fig16", "Replicated remote hash table"),
+        "Insertions 1.9 times (3.4 times with 3 replicas), lookups 10 % fewer.",
+        APPLICATION,
+    ),
+];
+
+const BOTH: [Incarnation; 2] = [Incarnation::Chip, Incarnation::Host];
+
+fn idle(settings: &Settings) -> Result<Outcome, Report> {
+    // Processes, and the hops between two of them
+    let sizes: &[(usize, u32)] = &[(8, 1), (16, 3), (32, 5), (512, 5)];
+    let mut outcome = Outcome::default();
+    let mut arrival = Series::ours("unordered", []);
+    let mut curves = Vec::new();
+    for incarnation in BOTH {
+        let (mut mean, mut tail) =
+            (Series::ours(name(incarnation), []), Series::ours(format!("{}, 99 %", name(incarnation)), []));
+        for &(hosts, hops) in sizes {
+            let mut tree = FatTree::of_hops(incarnation, hops);
+            tree.skew_ns = 300;
+            if hosts == 512 {
+                tree.hosts = hosts / 4;
+                tree.habits.friends = 32;
+            }
+            // Few hosts send few messages.
+            let lasts = settings.choose(500, 2_000) * if hosts == 512 { 1 } else { 4 };
+            let span = Span::new(Nanos::from_micros(lasts));
+            let measured = tree.losing(0.0).latency(span, settings.seed);
+            let (latency, made) =
+                measured.map_err(|what| miette!("{hosts} hosts, {}: {what}", name(incarnation)))?;
+            mean.points.push((hosts as f64, latency.mean_ns / 1e3));
+            tail.points.push((hosts as f64, latency.p99.0 as f64 / 1e3));
+            if incarnation == Incarnation::Chip {
+                arrival.points.push((hosts as f64, latency.arrival_ns / 1e3));
+            }
+            outcome.histograms.push(Distribution {
+                name: format!("{}-{hosts}-hosts", name(incarnation)),
+                counts: counts(&made.took(span.warm_up, span.warm_up + span.lasts)),
+            });
+        }
+        curves.extend([mean, tail]);
+    }
+    let half = BEACON_INTERVAL.0 as f64 / 2e3;
+    let base = |hosts: f64| {
+        sizes.iter().find(|size| size.0 == hosts as usize).map_or(0.0, |size| farthest_us(size.1))
+    };
+    let overhead = Series::ours("", curves[0].points.iter().map(|(hosts, us)| (*hosts, us - base(*hosts))));
+    for ((hosts, us), paper) in overhead.points.iter().zip(["2.30", "1.69", "1.78", "2.02"]) {
+        outcome.value(format!("us that order costs, chip, {hosts} processes"), Some(paper), *us);
+        outcome.checks.push(shape::within(
+            format!("{hosts} processes: order costs half an interval and the skew (us)"),
+            *us,
+            half..=half + 0.8,
+        ));
+    }
+    outcome.checks.push(shape::flat(
+        "what order costs hardly depends on processes and layers",
+        &overhead,
+        1.5,
+    ));
+    let (chip, host) = (&curves[0], &curves[2]);
+    outcome.checks.push(shape::above("barriers on hosts take longer than in the chip", chip, host, 1.0));
+    let detour = |hosts: f64| Some(host.at(hosts)? - chip.at(hosts)?);
+    if let (Some(near), Some(far)) = (detour(8.0), detour(32.0)) {
+        outcome.value("times the host's delay with 5 hops as with 1", Some("about 5"), far / near);
+        outcome.checks.push(shape::within(
+            "representatives' delay grows with hops (1 to 5)",
+            far / near,
+            4.0..=6.0,
+        ));
+    }
+    let paper = |name: &str, us: [f64; 4]| Series::paper(name, [8.0, 16.0, 32.0, 512.0].into_iter().zip(us));
+    curves.push(arrival);
+    curves.extend([
+        paper("paper, unordered", [2.2, 3.98, 5.25, 5.35]),
+        paper("paper, chip", [4.5, 5.67, 7.03, 7.37]),
+        paper("paper, host", [5.84, 10.23, 14.58, 15.97]),
+    ]);
+    outcome.plot("Latency, best effort", Axis::log("processes"), Axis::linear("us"), curves);
+    Ok(outcome)
+}
+
+/// What a beacon takes from the farthest host over so many switches, in microseconds: barriers can come no earlier
+fn farthest_us(hops: u32) -> f64 {
+    let bytes = (90 + OVERHEAD) as f64;
+    let link_ns =
+        FatTree::testbed(Incarnation::Chip).link.delay.0 as f64 + bytes * 8.0 * 1e9 / RATE_BPS as f64;
+    f64::from(hops + 1) * link_ns / 1e3
+}
+
+/// How often each time is there, to three digits
+fn counts(took: &[u64]) -> Vec<(u64, u64)> {
+    let mut histogram = Histogram::<u64>::new(3).expect("a number of digits that there can be");
+    for &ns in took {
+        histogram.record(ns).expect("a histogram that grows takes any time");
+    }
+    histogram.iter_recorded().map(|step| (step.value_iterated_to(), step.count_at_value())).collect()
+}
+
+/// Where no loss is on a logarithmic axis
+const NO_LOSS: f64 = 1e-9;
+
+fn loss(settings: &Settings) -> Result<Outcome, Report> {
+    let in_rack = settings.choose(8, IN_RACK);
+    let mut outcome = Outcome::default();
+    let mut curves = Vec::new();
+    for incarnation in BOTH {
+        let mut curve = Series::ours(name(incarnation), []);
+        for (loss, _) in LOSSES {
+            let latency = lossy(incarnation, loss, in_rack, settings.seed)?;
+            curve.points.push((loss.max(NO_LOSS), latency.mean_ns / 1e3));
+        }
+        let whole = curve.points[0].1;
+        let part = |keep: fn(f64) -> bool| {
+            Series::ours("", curve.points.iter().copied().filter(move |point| keep(point.0)))
+        };
+        outcome.checks.push(shape::flat(
+            format!("{}: flat up to a loss of 1e-5", name(incarnation)),
+            &part(|loss| loss <= 1.1e-5),
+            1.05,
+        ));
+        outcome.checks.push(shape::rises(
+            format!("{}: it grows from 1e-3 on", name(incarnation)),
+            &part(|loss| loss >= 0.9e-3),
+            0.0,
+        ));
+        let grown = curve.last() / whole;
+        let paper = (incarnation == Incarnation::Host).then_some("1.70");
+        outcome.value(format!("times the latency without loss at 1e-1, {}", name(incarnation)), paper, grown);
+        outcome.checks.push(shape::within(
+            format!("{}: times the latency at 1e-1", name(incarnation)),
+            grown,
+            1.3..=4.0,
+        ));
+        curves.push(curve);
+    }
+    let paper = LOSSES.iter().filter_map(|(loss, us)| Some((loss.max(NO_LOSS), (*us)?)));
+    curves.push(Series::paper("paper, host", paper));
+    outcome.plot("Latency, best effort", Axis::log("loss (leftmost: none)"), Axis::linear("us"), curves);
+    Ok(outcome)
+}
+
+fn detection(_settings: &Settings) -> Result<Outcome, Report> {
+    let mut outcome = Outcome::default();
+    for incarnation in BOTH {
+        for failed in failures(incarnation)? {
+            let us = failed.stall.0 as f64 / 1e3;
+            let what = format!("{}, {} fails", name(incarnation), failed.what);
+            let paper = match failed.what {
+                "nothing" => None,
+                _ => Some("30 (detection; without skew and delays)"),
+            };
+            outcome.value(format!("us that barriers stand still, {what}"), paper, us);
+            let intervals = us * 1e3 / BEACON_INTERVAL.0 as f64;
+            let bounds = if failed.what == "nothing" { 0.5..=4.0 } else { 8.0..=18.0 };
+            outcome.checks.push(shape::within(format!("{what}: in intervals"), intervals, bounds));
+            let delivered = failed.delivered as f64;
+            outcome.checks.push(shape::within(
+                format!("{what}: the others go on (messages)"),
+                delivered,
+                1_000.0..=f64::INFINITY,
+            ));
+        }
+    }
+    Ok(outcome)
+}
+
+fn bandwidth(settings: &Settings) -> Result<Outcome, Report> {
+    let mut outcome = Outcome::default();
+    let mut sizes = Series::ours("by hosts", []);
+    for &hosts in settings.choose(&[8, 32, 256][..], &[8, 32, 256, 2048][..]) {
+        sizes.points.push((hosts as f64, scale(hosts, RATE_BPS, settings.seed)?.beacons_percent));
+    }
+    let mut rates = Series::ours("ours", []);
+    for gbps in [10, 25, 40, 100] {
+        let share = scale(32, gbps * 1_000_000_000, settings.seed)?.beacons_percent;
+        rates.points.push((gbps as f64, share));
+    }
+    outcome.value("% of 100 Gb/s at 3 us", Some("0.3"), rates.last());
+    outcome.checks = vec![
+        shape::within("0.3 % of 100 Gb/s at 3 us, or less", rates.last(), 0.1..=0.35),
+        shape::flat("the same share at any size", &sizes, 1.15),
+        shape::falls("the faster the link, the smaller the share", &rates, 0.0),
+        shape::within(
+            "ten times the share at a tenth of the rate",
+            rates.points[0].1 / rates.last(),
+            9.0..=11.0,
+        ),
+    ];
+    outcome.plot(
+        "Share of a link",
+        Axis::log("Gb/s of the link"),
+        Axis::log("%"),
+        vec![rates, Series::paper("paper", [(100.0, 0.3)])],
+    );
+    outcome.plot("Share of a link of 100 Gb/s", Axis::log("hosts"), Axis::linear("%"), vec![sizes]);
+    Ok(outcome)
+}
+
+fn larger(settings: &Settings) -> Result<Outcome, Report> {
+    let sizes: &[usize] = settings.choose(&[32, 256], &[32, 256, 2048, 8192]);
+    let (mut mean, mut overhead) = (Series::ours("delivery", []), Series::ours("of it, order", []));
+    for &hosts in sizes {
+        let latency = scale(hosts, RATE_BPS, settings.seed)?.latency;
+        mean.points.push((hosts as f64, latency.mean_ns / 1e3));
+        overhead.points.push((hosts as f64, latency.mean_ns / 1e3 - farthest_us(5)));
+    }
+    let mut outcome = Outcome::default();
+    let more = mean.last() - mean.points[0].1;
+    outcome.value(
+        format!("us more with {} hosts than with 32", sizes[sizes.len() - 1]),
+        Some("0 to 3 (32,768 hosts)"),
+        more,
+    );
+    outcome.checks = vec![
+        shape::flat("delivery takes as long in trees of as many layers", &mean, 1.3),
+        shape::flat("order costs the same at any size", &overhead, 1.25),
+        shape::within("at most 3 us more", more, -1.0..=3.0),
+    ];
+    outcome.plot("Latency, best effort", Axis::log("hosts"), Axis::linear("us"), vec![mean, overhead]);
+    Ok(outcome)
+}

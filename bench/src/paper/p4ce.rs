@@ -1,0 +1,270 @@
+//! P4CE: the figures of its section V.
+
+use super::figure::{Axis, Figure, Outcome, Paper, Series, Settings};
+use super::shape;
+use crate::consensus::{Paces, Pauses, RATE, wrong};
+use miette::Report;
+use sim::consensus::costs::{Failure, Load};
+
+const DRAWING: &str = "a drawing of the design, not a measurement";
+const REPLICAS: [u8; 2] = [2, 4];
+
+pub(super) const FIGURES: &[Figure] = &[
+    Figure::not(
+        (Paper::P4ce, "table1", "Metadata contained in an RDMA packet"),
+        "A list of header fields.",
+        DRAWING,
+    ),
+    Figure::not((Paper::P4ce, "fig1", "Portable switch architecture pipeline"), "", DRAWING),
+    Figure::not((Paper::P4ce, "fig2", "Communications in Mu and in P4CE"), "", DRAWING),
+    Figure::not((Paper::P4ce, "fig3", "Communication pattern used for consensus"), "", DRAWING),
+    Figure::not((Paper::P4ce, "table2", "Multicast metadata"), "A list of the switch's fields.", DRAWING),
+    Figure::not((Paper::P4ce, "table3", "Connection structure"), "A list of the switch's fields.", DRAWING),
+    Figure::not((Paper::P4ce, "fig4", "Principle of packet duplication"), "", DRAWING),
+    Figure::measured(
+        (Paper::P4ce, "fig5", "Goodput by the size of values"),
+        "Goodput is that of Mu times 2 with 2 replicas, and times 4 with 4. At link speed from 500 B on: 11 GB/s of goodput, \
+         12.5 GB/s in total, on links of 100 Gb/s.",
+        "A leader proposes values as fast as its link takes them, in virtual time on links of 10 Gb/s; goodput is given as a share \
+         of the link.",
+        goodput,
+    ),
+    Figure::measured(
+        (Paper::P4ce, "consensus-rate", "Consensus a second with values of 64 B (section V-C)"),
+        "2.3 million a second, 1.9 times as many as Mu with 2 replicas and about 3.8 times with 4: the leader's CPU makes fewer \
+         packets (half, a quarter) and gathers no ACKs.",
+        "The leader's packets for each decision are counted in virtual time, heartbeats included: what its CPU has to do, without \
+         what that takes.",
+        packets,
+    ),
+    Figure::measured(
+        (Paper::P4ce, "fig6", "Latency by throughput with values of 64 B"),
+        "Below 700,000 decisions a second (2 replicas; 400,000 with 4) latency is 10 % lower than Mu's. Mu ends at 1.2 million \
+         (600,000), P4CE at 2.3 million with either number of replicas.",
+        "Closed loop in virtual time: so many values are under way at once, from 1 up, and latency is their number over the rate. \
+         The leader's limit here is its link of 10 Gb/s, not its CPU.",
+        latency,
+    ),
+    Figure::measured(
+        (Paper::P4ce, "fig7", "Latency of bursts of values of 64 B"),
+        "Mu is limited by its CPU with more than 10 values at once; with bursts of 100, P4CE's latency is half of Mu's.",
+        "Values are proposed at once to an idle cluster of 3 in virtual time; from then until the leader knows that all are decided. \
+         The leader's limit is its link of 10 Gb/s.",
+        bursts,
+    ),
+    Figure::measured(
+        (Paper::P4ce, "table4", "Average fail-over times"),
+        "Replica: 0.1 ms with Mu, 40.1 ms with P4CE. Leader: 0.9 and 40.9 ms. Switch: 60 ms both. The 40 ms are the switch's \
+         reconfiguration; were it asynchronous, the authors expect the times of Mu.",
+        "By how much longer than usual nothing is decided when a replica, the leader or the switch crashes, in virtual time with \
+         heartbeats of 100 us; the median over moments of the crash. Reconfiguration is asynchronous here. The switch is down for \
+         5 ms, and there is no other route.",
+        fail_over,
+    ),
+];
+
+/// Without the switch, and with it
+fn names(replicas: u8) -> (String, String) {
+    (format!("{replicas} replicas, direct"), format!("{replicas} replicas, switch"))
+}
+
+fn goodput(settings: &Settings) -> Result<Outcome, Report> {
+    let sizes: &[usize] =
+        settings.choose(&[64, 512, 2048, 8192], &[64, 128, 256, 512, 1024, 2048, 4096, 8192]);
+    let mut outcome = Outcome::default();
+    let mut all = Vec::new();
+    for replicas in REPLICAS {
+        let (direct, switch) = names(replicas);
+        let mut series = [Series::ours(direct, []), Series::ours(switch, [])];
+        for &size in sizes {
+            let paces = Paces::measure(replicas, size)?;
+            let share = |pace: sim::consensus::costs::Pace| 100.0 * pace.goodput_bps / RATE as f64;
+            series[0].points.push((size as f64, share(paces.directly)));
+            series[1].points.push((size as f64, share(paces.through)));
+        }
+        let [direct, switch] = series;
+        let times = f64::from(replicas);
+        outcome.checks.push(shape::ratio(
+            format!("{replicas} replicas: with the switch {replicas} times the goodput, at every size"),
+            &direct,
+            &switch,
+            0.9 * times..=1.1 * times,
+        ));
+        outcome.checks.push(shape::rises(
+            format!("{replicas} replicas: it rises with the size"),
+            &switch,
+            0.0,
+        ));
+        let long = shape::ratios(&direct, &switch).last().map_or(f64::NAN, |last| last.1);
+        outcome.value(
+            format!("times the goodput of direct replication, {replicas} replicas, 8 KiB"),
+            Some(&replicas.to_string()),
+            long,
+        );
+        if let Some(share) = switch.at(512.0) {
+            outcome.value(format!("% of the link, {replicas} replicas, 512 B"), Some("88"), share);
+            outcome.checks.push(shape::within(
+                format!("{replicas} replicas: 512 B fill the link (%)"),
+                share,
+                75.0..=100.0,
+            ));
+        }
+        all.extend([direct, switch]);
+    }
+    all.push(Series::paper("paper, switch, from 500 B on", [(512.0, 88.0), (8192.0, 88.0)]));
+    outcome.plot("Goodput", Axis::log("bytes of a value"), Axis::linear("% of the link"), all);
+    Ok(outcome)
+}
+
+fn packets(_settings: &Settings) -> Result<Outcome, Report> {
+    let mut outcome = Outcome::default();
+    let (mut out, mut into) = (Series::ours("direct, out", []), Series::ours("switch, out", []));
+    for (replicas, paper) in [(2, Some("1.9")), (4, Some("3.8")), (8, None)] {
+        let paces = Paces::measure(replicas, 64)?;
+        let n = f64::from(replicas);
+        let times = paces.directly.packets_out / paces.through.packets_out;
+        out.points.push((n, paces.directly.packets_out));
+        into.points.push((n, paces.through.packets_out));
+        outcome.value(format!("times the packets without the switch, {replicas} replicas"), paper, times);
+        outcome.value(
+            format!("packets out for a value with the switch, {replicas} replicas"),
+            Some("1"),
+            paces.through.packets_out,
+        );
+        outcome.value(
+            format!("packets in for a value with the switch, {replicas} replicas"),
+            Some("1"),
+            paces.through.packets_in,
+        );
+        outcome.checks.push(shape::within(
+            format!("{replicas} replicas: {replicas} times the packets without the switch"),
+            times,
+            0.95 * n..=1.05 * n,
+        ));
+        outcome.checks.push(shape::within(
+            format!("{replicas} replicas: one packet in with the switch"),
+            paces.through.packets_in,
+            1.0..=1.05,
+        ));
+    }
+    let series = vec![out, into];
+    outcome.plot(
+        "Packets that the leader sends for a value",
+        Axis::linear("replicas"),
+        Axis::linear("packets"),
+        series,
+    );
+    Ok(outcome)
+}
+
+fn latency(settings: &Settings) -> Result<Outcome, Report> {
+    let windows: &[u64] =
+        settings.choose(&[1, 4, 16, 64, 256], &[1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 128, 256]);
+    let mut outcome = Outcome::default();
+    for replicas in REPLICAS {
+        let (direct, switch) = names(replicas);
+        let mut series = [Series::ours(direct, []), Series::ours(switch, [])];
+        for (series, through) in series.iter_mut().zip([false, true]) {
+            for &window in windows {
+                let load = Load { replicas, size: 64, through, rate_bps: RATE, window: Some(window) };
+                let rate = load.pace().map_err(wrong)?.entries_per_s;
+                series.points.push((rate / 1e6, window as f64 / rate * 1e6));
+            }
+        }
+        let [direct, switch] = series;
+        let most = |series: &Series| series.points.iter().map(|point| point.0).fold(0.0, f64::max);
+        let (end, end_switch) = (most(&direct), most(&switch));
+        let paper = if replicas == 2 { "1.9" } else { "3.8" };
+        outcome.value(
+            format!("times the highest rate without the switch, {replicas} replicas"),
+            Some(paper),
+            end_switch / end,
+        );
+        outcome.checks.push(shape::within(
+            format!("{replicas} replicas: the switch's curve ends at so many times the rate"),
+            end_switch / end,
+            0.9 * f64::from(replicas)..=1.1 * f64::from(replicas),
+        ));
+        let idle = switch.points[0].1 / direct.points[0].1;
+        outcome.value(
+            format!("latency with the switch / without, one value at a time, {replicas} replicas"),
+            Some("0.9"),
+            idle,
+        );
+        outcome.checks.push(shape::within(
+            format!("{replicas} replicas: one value at a time takes no longer with the switch"),
+            idle,
+            0.5..=1.02,
+        ));
+        outcome.checks.push(shape::rises(
+            format!("{replicas} replicas: latency without the switch soars"),
+            &Series::ours("", direct.points.iter().copied()),
+            0.05,
+        ));
+        outcome.plot(
+            &format!("Latency, {replicas} replicas"),
+            Axis::linear("million decisions a second"),
+            Axis::log("us"),
+            vec![direct, switch],
+        );
+    }
+    Ok(outcome)
+}
+
+fn bursts(settings: &Settings) -> Result<Outcome, Report> {
+    let sizes: &[u64] = settings.choose(&[1, 10, 100], &[1, 2, 5, 10, 20, 50, 100, 200]);
+    let mut series = [Series::ours("direct", []), Series::ours("switch", [])];
+    for (series, through) in series.iter_mut().zip([false, true]) {
+        for &size in sizes {
+            let load = Load { replicas: 2, size: 64, through, rate_bps: RATE, window: None };
+            let took = load.burst(size).map_err(wrong)?;
+            series.points.push((size as f64, took.0 as f64 / 1000.0));
+        }
+    }
+    let [direct, switch] = series;
+    let mut outcome = Outcome::default();
+    let saved = Series::ours("", shape::ratios(&direct, &switch));
+    let at = |values: f64| saved.at(values).unwrap_or(f64::NAN);
+    outcome.value("latency with the switch / without, bursts of 100", Some("0.5"), at(100.0));
+    outcome.value("latency with the switch / without, one value", Some("0.9"), at(1.0));
+    outcome.checks.push(shape::within("about half the latency with bursts of 100", at(100.0), 0.4..=0.65));
+    outcome.checks.push(shape::falls("the longer the burst, the more the switch is worth", &saved, 0.02));
+    outcome.checks.push(shape::rises("longer bursts take longer", &direct, 0.0));
+    outcome.plot(
+        "Latency of a burst",
+        Axis::log("values proposed at once"),
+        Axis::log("us"),
+        vec![direct, switch],
+    );
+    Ok(outcome)
+}
+
+fn fail_over(settings: &Settings) -> Result<Outcome, Report> {
+    let moments = settings.choose(3, 9);
+    let mut outcome = Outcome::default();
+    let mut all = Vec::new();
+    for (failure, mu, p4ce) in [
+        (Failure::Replica, "0.1", "40.1; 0.1 expected if asynchronous"),
+        (Failure::Leader, "0.9", "40.9; 0.9 expected if asynchronous"),
+        (Failure::Switch, "60", "60"),
+    ] {
+        let pauses = Pauses::measure(2, failure, moments)?;
+        let ms = |span: switch::Nanos| span.0 as f64 / 1e6;
+        let (direct, switch) = (ms(pauses.directly), ms(pauses.through));
+        outcome.value(format!("ms, the {} crashes, direct", failure.name()), Some(mu), direct);
+        outcome.value(format!("ms, the {} crashes, switch", failure.name()), Some(p4ce), switch);
+        // A packet more or less is no failure.
+        outcome.checks.push(shape::within(
+            format!("{}: with the switch no longer than without (ms)", failure.name()),
+            switch,
+            0.0..=1.1 * direct + 0.001,
+        ));
+        all.push((failure as u8 as f64, direct));
+    }
+    outcome.checks.push(shape::rises(
+        "a replica costs least, then the leader, then the switch (ms)",
+        &Series::ours("", all),
+        0.0,
+    ));
+    Ok(outcome)
+}

@@ -1,0 +1,174 @@
+//! The report of the papers' figures: the same as one page of HTML, as Markdown and as JSON; and histograms.
+
+mod html;
+mod markdown;
+mod plot;
+mod style;
+
+use super::Failed;
+use super::figure::{Figure, Paper, Settings, Shown};
+use super::machine::Machine;
+use super::results::{self, Record, Store};
+use super::{figures, shape};
+use hdrhistogram::Histogram;
+use miette::{IntoDiagnostic as _, Report, WrapErr as _};
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+
+/// What there is of a figure.
+#[derive(Debug)]
+pub(super) enum State {
+    /// What was found
+    Done(Box<Record>),
+    /// It was not measured yet
+    Open,
+    /// It could not be measured
+    Failed(String),
+    /// It cannot be shown
+    Not(&'static str),
+}
+
+/// A report's content: every figure, in the papers' order.
+pub(super) struct Content<'a> {
+    pub(super) settings: &'a Settings,
+    pub(super) machine: &'a Machine,
+    pub(super) figures: Vec<(&'static Figure, State)>,
+}
+
+impl<'a> Content<'a> {
+    pub(super) fn new(
+        store: &Store,
+        settings: &'a Settings,
+        machine: &'a Machine,
+        failed: &[Failed],
+    ) -> Self {
+        let state = |figure: &'static Figure| match figure.shown {
+            Shown::Not(why) => State::Not(why),
+            Shown::Measured { .. } => {
+                let why = failed
+                    .iter()
+                    .find(|(other, _)| core::ptr::eq(*other, figure))
+                    .map(|failed| failed.1.clone());
+                why.map_or_else(
+                    || {
+                        store
+                            .find(figure, settings)
+                            .map_or(State::Open, |record| State::Done(Box::new(record)))
+                    },
+                    State::Failed,
+                )
+            }
+        };
+        Self { settings, machine, figures: figures().map(|figure| (figure, state(figure))).collect() }
+    }
+
+    pub(super) fn of(&self, paper: Paper) -> impl Iterator<Item = &(&'static Figure, State)> {
+        self.figures.iter().filter(move |(figure, _)| figure.paper == paper)
+    }
+
+    /// What stands above everything, by name
+    pub(super) fn facts(&self) -> Vec<(&'static str, String)> {
+        let Machine { program, commit, cpu, cpus, memory_mib, kernel, dpdk } = self.machine;
+        let run = if self.settings.quick { "quick: shorter, with fewer points" } else { "full" };
+        vec![
+            ("Program", format!("understudy {program} (version, digest of the file)")),
+            ("Commit", commit.clone().unwrap_or_else(|| "unknown".into())),
+            ("Run", run.into()),
+            ("Seed", self.settings.seed.to_string()),
+            ("CPU", format!("{cpu}, {cpus} in use")),
+            ("Memory", format!("{memory_mib} MiB")),
+            ("Linux", kernel.clone()),
+            ("DPDK", dpdk.clone()),
+        ]
+    }
+}
+
+/// What a report says of itself first
+pub(super) const PREFACE: &str = "What the four papers' figures and tables show, and what this program shows in software. All of it is \
+    measured in virtual time, where software takes no time and links and the server's NIC take as long as they are said \
+    to: numbers are the same on any machine, and it is the shape of a figure that compares, not its absolute values. Whether the \
+    shape holds is computed from our numbers by the checks that stand below each figure.";
+
+/// The report's files
+const HTML: &str = "report.html";
+const MARKDOWN: &str = "report.md";
+const JSON: &str = "report.json";
+
+/// Writes the report beside the results. What is told of it.
+pub(super) fn write(
+    store: &Store,
+    settings: &Settings,
+    machine: &Machine,
+    failed: &[Failed],
+) -> Result<String, Report> {
+    let content = Content::new(store, settings, machine, failed);
+    let folder = store.folder();
+    results::write(&folder.join(HTML), &html::page(&content)?)?;
+    results::write(&folder.join(MARKDOWN), &markdown::text(&content))?;
+    results::write(&folder.join(JSON), &serde_json::to_string_pretty(&json(&content)).into_diagnostic()?)?;
+    let mut told = markdown::summary(&content);
+    let histograms = histograms(store, &content)?;
+    _ = write!(told, "\n{}", folder.join(HTML).display());
+    _ = write!(told, ", {MARKDOWN}, {JSON} and {histograms} histograms (.hgrm) beside it");
+    Ok(told)
+}
+
+fn histograms(store: &Store, content: &Content<'_>) -> Result<usize, Report> {
+    let folder = store.folder().join("histograms");
+    let mut written = 0;
+    for (figure, state) in &content.figures {
+        let State::Done(record) = state else { continue };
+        for distribution in &record.outcome.histograms {
+            std::fs::create_dir_all(&folder).into_diagnostic().wrap_err("histograms cannot be written")?;
+            // Three digits, as the generator's have
+            let mut histogram = Histogram::<u64>::new(3).into_diagnostic()?;
+            for &(ns, count) in &distribution.counts {
+                histogram.record_n(ns, count).into_diagnostic()?;
+            }
+            let name = format!("{}-{}.hgrm", figure.file_name(content.settings), distribution.name);
+            results::write(&folder.join(name), &crate::hgrm::text(&histogram))?;
+            written += 1;
+        }
+    }
+    Ok(written)
+}
+
+fn json(content: &Content<'_>) -> Value {
+    let figure = |(figure, state): &(&'static Figure, State)| {
+        let mut value = json!({
+            "paper": figure.paper.key(),
+            "figure": figure.id,
+            "title": figure.title,
+            "paper_says": figure.says,
+        });
+        match state {
+            State::Done(record) => {
+                if let Shown::Measured { how, .. } = figure.shown {
+                    value["how"] = json!(how);
+                }
+                value["verdict"] = json!(record.outcome.verdict());
+                value["command"] = json!(record.command);
+                value["cpu_seconds"] = json!(record.cpu_seconds);
+                value["outcome"] = json!({
+                    "plots": record.outcome.plots,
+                    "values": record.outcome.values,
+                    "checks": record.outcome.checks,
+                });
+            }
+            State::Open => value["not_measured_yet"] = json!(figure.command(content.settings)),
+            State::Failed(why) => value["failed"] = json!(why),
+            State::Not(why) => value["not_shown"] = json!(why),
+        }
+        value
+    };
+    json!({
+        "machine": content.machine,
+        "settings": content.settings,
+        "figures": content.figures.iter().map(figure).collect::<Vec<_>>(),
+    })
+}
+
+/// A number of ours, as people read it
+pub(super) fn number(value: f64) -> String {
+    shape::text(value)
+}

@@ -1,0 +1,223 @@
+//! Plots as SVG for a page of its own colours: what is drawn in a colour here is a CSS variable there.
+
+use super::super::figure::{Axis, Plot, Series, Whose};
+use miette::{Report, miette};
+use plotters::coord::ranged1d::{AsRangedCoord, Ranged, ValueFormatter};
+use plotters::prelude::*;
+use plotters::style::ShapeStyle;
+
+/// The page shows plots at about this size, so that text stays readable on a phone.
+const SIZE: (u32, u32) = (480, 300);
+/// Colours of curves that the page's style has
+pub(super) const COLOURS: usize = 6;
+
+/// A colour that stands for a variable of the page
+const fn stands_for(n: u8) -> RGBColor {
+    RGBColor(1, 2, n)
+}
+
+const TEXT: RGBColor = stands_for(200);
+const GRID: RGBColor = stands_for(201);
+const BACK: RGBColor = stands_for(202);
+
+/// The variable that a curve's colour is. The paper's curve, `paper, NAME`, has that of ours of this name, so that what is compared
+/// looks alike.
+pub(super) fn colour(plot: &Plot, series: usize) -> usize {
+    let one = &plot.series[series];
+    let place = |end: usize, whose| plot.series[..end].iter().filter(|other| other.whose == whose).count();
+    let name = one.name.strip_prefix("paper, ").filter(|_| one.whose == Whose::Paper);
+    let same = name.and_then(|name| plot.series.iter().position(|other| other.name == name));
+    same.map_or_else(|| place(series, one.whose), |same| place(same, Whose::Ours)) % COLOURS
+}
+
+/// Draws it.
+pub(super) fn svg(plot: &Plot) -> Result<String, Report> {
+    let failed = |error: String| miette!("\"{}\" cannot be drawn: {error}", plot.title);
+    let (x, y) = (range(plot, |point| point.0, &plot.x), range(plot, |point| point.1, &plot.y));
+    let mut text = String::new();
+    {
+        let area = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();
+        let drawn = match (plot.x.log, plot.y.log) {
+            (false, false) => draw(&area, plot, x.0..x.1, y.0..y.1),
+            (true, false) => draw(&area, plot, (x.0..x.1).log_scale(), y.0..y.1),
+            (false, true) => draw(&area, plot, x.0..x.1, (y.0..y.1).log_scale()),
+            (true, true) => draw(&area, plot, (x.0..x.1).log_scale(), (y.0..y.1).log_scale()),
+        };
+        drawn.map_err(failed)?;
+        area.present().map_err(|error| failed(error.to_string()))?;
+    }
+    Ok(themed(&text))
+}
+
+/// From the least to the greatest, and a little around it
+fn range(plot: &Plot, of: fn(&(f64, f64)) -> f64, axis: &Axis) -> (f64, f64) {
+    let values = plot.series.iter().flat_map(|series| series.points.iter().map(of));
+    let values = values.filter(|value| value.is_finite() && (!axis.log || *value > 0.0));
+    let (least, most) = values
+        .fold((f64::INFINITY, f64::NEG_INFINITY), |(least, most), value| (least.min(value), most.max(value)));
+    if least > most {
+        return if axis.log { (0.1, 10.0) } else { (0.0, 1.0) };
+    }
+    if axis.log {
+        let around = (most / least).powf(0.05).max(1.1);
+        (least / around, most * around)
+    } else {
+        // Bars and shares are read from 0.
+        let low = if least >= 0.0 && least < 0.6 * most { 0.0 } else { least - 0.1 * least.abs() };
+        (low, if most > low { most + 0.06 * (most - low) } else { low + 1.0 })
+    }
+}
+
+fn draw<X, Y>(
+    area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>,
+    plot: &Plot,
+    x: X,
+    y: Y,
+) -> Result<(), String>
+where
+    X: AsRangedCoord<Value = f64>,
+    Y: AsRangedCoord<Value = f64>,
+    X::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
+    Y::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
+{
+    let told = |error: DrawingAreaErrorKind<_>| format!("{error}");
+    let mut chart = ChartBuilder::on(area)
+        .margin(6)
+        .margin_right(16)
+        .x_label_area_size(50)
+        .y_label_area_size(66)
+        .build_cartesian_2d(x, y)
+        .map_err(told)?;
+    let font = ("sans-serif", 16).into_font().color(&TEXT);
+    chart
+        .configure_mesh()
+        .x_labels(6)
+        .y_labels(6)
+        .max_light_lines(0)
+        .bold_line_style(GRID)
+        .light_line_style(GRID)
+        .axis_style(GRID)
+        .label_style(font.clone())
+        .axis_desc_style(font)
+        .x_label_formatter(&|value| tick(*value))
+        .y_label_formatter(&|value| tick(*value))
+        .x_desc(&plot.x.label)
+        .y_desc(&plot.y.label)
+        .draw()
+        .map_err(told)?;
+    for (n, series) in plot.series.iter().enumerate() {
+        let colour = stands_for(colour(plot, n) as u8);
+        let points = points(series, plot);
+        if series.whose == Whose::Ours {
+            chart
+                .draw_series(LineSeries::new(points.clone(), ShapeStyle::from(colour).stroke_width(2)))
+                .map_err(told)?;
+            chart
+                .draw_series(points.into_iter().map(|at| Circle::new(at, 3, colour.filled())))
+                .map_err(told)?;
+        } else {
+            chart
+                .draw_series(DashedLineSeries::new(
+                    points.clone(),
+                    5,
+                    4,
+                    ShapeStyle::from(colour).stroke_width(1),
+                ))
+                .map_err(told)?;
+            let hollow = |at| {
+                EmptyElement::at(at)
+                    + Circle::new((0, 0), 4, BACK.filled())
+                    + Circle::new((0, 0), 4, colour.stroke_width(2))
+            };
+            chart.draw_series(points.into_iter().map(hollow)).map_err(told)?;
+        }
+    }
+    Ok(())
+}
+
+/// Those that can be shown on these axes
+fn points(series: &Series, plot: &Plot) -> Vec<(f64, f64)> {
+    let shown = |value: f64, axis: &Axis| value.is_finite() && (!axis.log || value > 0.0);
+    series.points.iter().copied().filter(|point| shown(point.0, &plot.x) && shown(point.1, &plot.y)).collect()
+}
+
+fn tick(value: f64) -> String {
+    match value.abs() {
+        0.0 => "0".into(),
+        size if !(1e-3..1e6).contains(&size) => format!("{value:.0e}"),
+        _ => super::number(value),
+    }
+}
+
+/// The page's colours and its width in place of those that were drawn.
+fn themed(svg: &str) -> String {
+    let mut text = svg.to_owned();
+    for n in 0..COLOURS {
+        text = text.replace(&format!("\"#0102{n:02X}\""), &format!("\"var(--c{n})\""));
+    }
+    for (colour, variable) in [(TEXT, "text"), (GRID, "grid"), (BACK, "back")] {
+        text = text.replace(&format!("\"#0102{:02X}\"", colour.2), &format!("\"var(--{variable})\""));
+    }
+    let (width, height) = SIZE;
+    // It is part of a page of HTML, which needs no name space, and it is as wide as it may be.
+    text.replace(&format!("width=\"{width}\" height=\"{height}\" viewBox"), "viewBox")
+        .replace(" xmlns=\"http://www.w3.org/2000/svg\"", "")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plot(log: bool) -> Plot {
+        let axis = |label: &str| Axis { label: label.into(), log };
+        let points = [(1.0, 2.0), (10.0, 20.0), (100.0, f64::NAN), (0.0, 5.0)];
+        let series =
+            vec![Series::ours("a", points), Series::paper("b", points), Series::ours("c", [(5.0, 7.0)])];
+        Plot { title: "t".into(), x: axis("right"), y: axis("up"), series }
+    }
+
+    #[test]
+    fn colours_are_the_pages() {
+        for log in [false, true] {
+            let svg = svg(&plot(log)).unwrap();
+            assert!(svg.starts_with("<svg viewBox=\"0 0 480 300\""), "{}", &svg[..80]);
+            assert!(!svg.contains("\"#"), "a colour that no theme changes: {svg}");
+            for variable in ["--c0", "--c1", "--text", "--grid", "--back"] {
+                assert!(svg.contains(&format!("var({variable})")), "{variable}");
+            }
+            assert!(svg.contains("right") && svg.contains("up") && !svg.contains("NaN"));
+        }
+    }
+
+    #[test]
+    fn what_is_compared_looks_alike() {
+        let mut plot = plot(false);
+        assert_eq!([0, 1, 2].map(|n| colour(&plot, n)), [0, 0, 1]);
+        plot.series[1].name = "paper, c".into();
+        assert_eq!([0, 1, 2].map(|n| colour(&plot, n)), [0, 1, 1]);
+    }
+
+    #[test]
+    fn nothing_can_be_drawn_too() {
+        let mut empty = plot(true);
+        empty.series.clear();
+        assert!(svg(&empty).unwrap().contains("right"));
+    }
+
+    #[test]
+    fn ranges() {
+        let of = |values: &[f64], log| {
+            let series = vec![Series::ours("", values.iter().map(|value| (1.0, *value)))];
+            let axis = Axis { label: String::new(), log };
+            range(
+                &Plot { title: String::new(), x: axis.clone(), y: axis.clone(), series },
+                |point| point.1,
+                &axis,
+            )
+        };
+        assert!(of(&[1.0, 10.0], false).0.abs() < 1e-9);
+        assert!(of(&[95.0, 100.0], false).0 > 80.0);
+        assert!(of(&[1.0, 100.0], true).0 > 0.5 && of(&[3.0, 3.0], true).1 > 3.0);
+        assert!(of(&[0.0, 0.0], false).1 > 0.0);
+    }
+}

@@ -1,0 +1,38 @@
+//! How the page looks: inline, without anything from elsewhere, in both themes, on a phone and on paper.
+
+pub(super) const STYLE: &str = "
+:root{--back:#fff;--text:#1c2024;--soft:#5b6670;--grid:#d5dadf;--card:#f6f8fa;--good:#1a7f37;--part:#9a6700;--bad:#cf222e;
+--c0:#0550ae;--c1:#bc4c00;--c2:#1a7f37;--c3:#8250df;--c4:#a40e26;--c5:#57606a}
+@media(prefers-color-scheme:dark){:root{--back:#0f1419;--text:#e3e8ec;--soft:#98a4ae;--grid:#333d46;--card:#181f26;--good:#3fb950;
+--part:#d29922;--bad:#ff7b72;--c0:#6cb6ff;--c1:#f69d50;--c2:#57d16e;--c3:#c297ff;--c4:#ff8182;--c5:#a8b3bd}}
+*{box-sizing:border-box}
+html{color-scheme:light dark;background:var(--back);color:var(--text);font:16px/1.5 system-ui,sans-serif;-webkit-text-size-adjust:100%}
+body{max-width:72rem;margin:0 auto;padding:1rem}
+h1{font-size:1.6rem;line-height:1.2;margin:.5rem 0}
+h2{font-size:1.3rem;margin:2.5rem 0 .5rem;padding-top:.5rem;border-top:2px solid var(--grid)}
+h3{font-size:1.05rem;margin:0 0 .5rem}
+a{color:var(--c0)}
+p{margin:.4rem 0}
+article{background:var(--card);border:1px solid var(--grid);border-radius:8px;padding:1rem;margin:1rem 0}
+.verdict{display:inline-block;font-size:.85rem;font-weight:600;border:1px solid;border-radius:1rem;padding:0 .6rem;margin-left:.4rem;white-space:nowrap}
+.holds{color:var(--good)}.partly{color:var(--part)}.no,.failed{color:var(--bad)}.open{color:var(--soft)}
+.term{color:var(--soft);font-size:.85rem;text-transform:uppercase;letter-spacing:.03em;margin-right:.4rem}
+.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,26rem),1fr));gap:1rem;margin:.8rem 0}
+figure{margin:0;max-width:32rem;background:var(--back);border:1px solid var(--grid);border-radius:6px;padding:.5rem}
+figure svg{width:100%;height:auto;display:block}
+figcaption{font-size:.85rem;font-weight:600}
+.legend{display:flex;flex-wrap:wrap;gap:.1rem .9rem;font-size:.85rem;margin:.2rem 0 0;padding:0;list-style:none}
+.legend i{display:inline-block;width:1.4rem;vertical-align:middle;margin-right:.35rem;border-top:3px solid}
+.legend i.paper{border-top:2px dashed}
+.wide{overflow-x:auto}
+table{border-collapse:collapse;width:100%;font-size:.9rem;margin:.5rem 0}
+th,td{text-align:left;vertical-align:top;padding:.25rem .6rem .25rem 0;border-bottom:1px solid var(--grid)}
+th{color:var(--soft);font-weight:600}
+td.n{font-variant-numeric:tabular-nums;white-space:nowrap}
+code{font:.85em ui-monospace,monospace;background:var(--back);border:1px solid var(--grid);border-radius:4px;padding:.05rem .3rem;overflow-wrap:anywhere}
+ul.checks{list-style:none;padding:0;margin:.5rem 0;font-size:.9rem}
+ul.checks li{padding-left:1.4rem;text-indent:-1.4rem}
+.seen{color:var(--soft)}
+details summary{cursor:pointer;color:var(--soft);font-size:.9rem}
+@media print{article{break-inside:avoid}}
+";

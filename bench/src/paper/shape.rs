@@ -1,0 +1,198 @@
+//! Whether curves have the shape that a paper says: each check looks at our numbers, and says what it saw.
+
+use super::figure::Series;
+use core::ops::RangeInclusive;
+use serde::{Deserialize, Serialize};
+
+/// Something that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Check {
+    /// What must be so
+    pub what: String,
+    /// What was found
+    pub seen: String,
+    /// Whether it is
+    pub holds: bool,
+}
+
+impl Check {
+    fn new(what: impl Into<String>, seen: String, holds: bool) -> Self {
+        Self { what: what.into(), seen, holds }
+    }
+}
+
+/// A number as people read it
+pub fn text(value: f64) -> String {
+    let size = value.abs();
+    if !value.is_finite() {
+        return "-".into();
+    }
+    let digits = match size {
+        0.0 => 0,
+        size if size >= 1000.0 => 0,
+        size if size >= 100.0 => 1,
+        size if size >= 10.0 => 2,
+        size if size >= 0.1 => 3,
+        size if size >= 0.001 => 5,
+        _ => return format!("{value:.2e}"),
+    };
+    let text = format!("{value:.digits$}");
+    let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
+    text.to_owned()
+}
+
+fn curve(points: &[(f64, f64)]) -> String {
+    let some =
+        |points: &[(f64, f64)]| points.iter().map(|point| text(point.1)).collect::<Vec<_>>().join(", ");
+    match points {
+        [first, .., last] if points.len() > 8 => format!("{} to {}", text(first.1), text(last.1)),
+        points => some(points),
+    }
+}
+
+/// From each point to the next it grows, or shrinks by this share at most.
+pub fn rises(what: impl Into<String>, series: &Series, slack: f64) -> Check {
+    let pairs = series.points.windows(2);
+    let holds =
+        series.points.len() > 1 && pairs.into_iter().all(|pair| pair[1].1 >= pair[0].1 * (1.0 - slack));
+    let all = series.points.first().zip(series.points.last()).is_some_and(|(first, last)| last.1 > first.1);
+    Check::new(what, curve(&series.points), holds && all)
+}
+
+/// From each point to the next it shrinks, or grows by this share at most.
+pub fn falls(what: impl Into<String>, series: &Series, slack: f64) -> Check {
+    let pairs = series.points.windows(2);
+    let holds =
+        series.points.len() > 1 && pairs.into_iter().all(|pair| pair[1].1 <= pair[0].1 * (1.0 + slack));
+    let all = series.points.first().zip(series.points.last()).is_some_and(|(first, last)| last.1 < first.1);
+    Check::new(what, curve(&series.points), holds && all)
+}
+
+/// The greatest is no more than so many times the least.
+pub fn flat(what: impl Into<String>, series: &Series, times: f64) -> Check {
+    let values = || series.points.iter().map(|point| point.1);
+    let (least, most) = (values().fold(f64::INFINITY, f64::min), values().fold(f64::NEG_INFINITY, f64::max));
+    let seen = format!("from {} to {}", text(least), text(most));
+    Check::new(what, seen, least > 0.0 && least.is_finite() && most <= least * times)
+}
+
+/// A number is within bounds.
+pub fn within(what: impl Into<String>, value: f64, bounds: RangeInclusive<f64>) -> Check {
+    let to = if bounds.end().is_finite() {
+        format!("{} to {}", text(*bounds.start()), text(*bounds.end()))
+    } else {
+        format!("at least {}", text(*bounds.start()))
+    };
+    Check::new(what, format!("{} (expected: {to})", text(value)), bounds.contains(&value))
+}
+
+/// Wherever both have a value, the second is at least so many times the first.
+pub fn above(what: impl Into<String>, lower: &Series, upper: &Series, times: f64) -> Check {
+    let ratios = ratios(lower, upper);
+    let least = ratios.iter().map(|ratio| ratio.1).fold(f64::INFINITY, f64::min);
+    let seen = format!("at least {} times (expected: {})", text(least), text(times));
+    Check::new(what, seen, !ratios.is_empty() && least >= times)
+}
+
+/// Wherever both have a value, the second over the first is within bounds.
+pub fn ratio(what: impl Into<String>, of: &Series, to: &Series, bounds: RangeInclusive<f64>) -> Check {
+    let ratios = ratios(of, to);
+    let values = || ratios.iter().map(|ratio| ratio.1);
+    let (least, most) = (values().fold(f64::INFINITY, f64::min), values().fold(f64::NEG_INFINITY, f64::max));
+    let seen = format!(
+        "{} to {} (expected: {} to {})",
+        text(least),
+        text(most),
+        text(*bounds.start()),
+        text(*bounds.end())
+    );
+    Check::new(what, seen, !ratios.is_empty() && bounds.contains(&least) && bounds.contains(&most))
+}
+
+/// What the second is over the first, wherever both have a value
+pub fn ratios(of: &Series, to: &Series) -> Vec<(f64, f64)> {
+    let pairs = of.points.iter().filter_map(|&(x, y)| Some((x, to.at(x)? / y)));
+    pairs.filter(|pair| pair.1.is_finite()).collect()
+}
+
+/// The greatest value is at neither end.
+pub fn peaks_inside(what: impl Into<String>, series: &Series) -> Check {
+    let best = best(series);
+    let ends = [0, series.points.len().saturating_sub(1)];
+    let seen = best.map_or_else(String::new, |n| format!("the greatest at {}", text(series.points[n].0)));
+    Check::new(what, seen, best.is_some_and(|n| !ends.contains(&n)))
+}
+
+/// The number of the point with the greatest value
+pub fn best(series: &Series) -> Option<usize> {
+    (0..series.points.len()).max_by(|a, b| series.points[*a].1.total_cmp(&series.points[*b].1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn series(values: &[f64]) -> Series {
+        Series::ours("x", values.iter().enumerate().map(|(n, value)| ((n + 1) as f64, *value)))
+    }
+
+    #[test]
+    fn what_rises_and_what_does_not() {
+        assert!(rises("", &series(&[1.0, 2.0, 3.0]), 0.0).holds);
+        assert!(rises("", &series(&[1.0, 2.0, 1.99, 3.0]), 0.01).holds);
+        assert!(!rises("", &series(&[1.0, 2.0, 1.9, 3.0]), 0.01).holds);
+        // However little from point to point: it must have risen in the end.
+        assert!(!rises("", &series(&[1.0, 0.999, 0.998]), 0.01).holds);
+        assert!(!rises("", &series(&[1.0]), 0.0).holds && !rises("", &series(&[]), 0.0).holds);
+        assert!(!rises("", &series(&[1.0, f64::NAN, 3.0]), 0.1).holds);
+        assert!(falls("", &series(&[3.0, 2.0, 1.0]), 0.0).holds);
+        assert!(!falls("", &series(&[3.0, 1.0, 2.0]), 0.1).holds);
+        assert!(!falls("", &series(&[1.0, 1.0]), 0.1).holds);
+    }
+
+    #[test]
+    fn what_is_flat_and_what_is_not() {
+        assert!(flat("", &series(&[1.0, 1.05, 0.98]), 1.1).holds);
+        assert!(!flat("", &series(&[1.0, 1.2]), 1.1).holds);
+        assert!(!flat("", &series(&[]), 1.1).holds && !flat("", &series(&[0.0, 0.0]), 1.1).holds);
+    }
+
+    #[test]
+    fn ratios_are_told_where_both_have_a_value() {
+        let (low, high) = (series(&[1.0, 2.0, 4.0]), series(&[2.0, 4.0, 8.0]));
+        assert_eq!(ratios(&low, &high), [(1.0, 2.0), (2.0, 2.0), (3.0, 2.0)]);
+        assert!(above("", &low, &high, 2.0).holds && !above("", &low, &high, 2.1).holds);
+        assert!(!above("", &high, &low, 1.0).holds);
+        assert!(ratio("", &low, &high, 1.9..=2.1).holds && !ratio("", &low, &high, 0.9..=1.1).holds);
+        let elsewhere = Series::ours("", [(7.0, 1.0)]);
+        assert!(!above("", &low, &elsewhere, 0.0).holds && !ratio("", &low, &elsewhere, 0.0..=9.0).holds);
+        // One point that is out of order is enough.
+        assert!(!above("", &low, &series(&[2.0, 1.9, 8.0]), 1.0).holds);
+    }
+
+    #[test]
+    fn bounds_and_peaks() {
+        assert!(within("", 2.0, 1.0..=2.0).holds && !within("", 2.01, 1.0..=2.0).holds);
+        assert!(!within("", f64::NAN, 0.0..=1.0).holds);
+        assert!(within("", 9.0, 1.0..=f64::INFINITY).seen.contains("at least 1"));
+        assert!(peaks_inside("", &series(&[1.0, 3.0, 2.0])).holds);
+        for wrong in [&[1.0, 2.0, 3.0][..], &[3.0, 2.0], &[]] {
+            assert!(!peaks_inside("", &series(wrong)).holds);
+        }
+    }
+
+    #[test]
+    fn numbers_are_read_by_people() {
+        for (value, expected) in [
+            (0.0, "0"),
+            (12_345.6, "12346"),
+            (2.0, "2"),
+            (0.25, "0.25"),
+            (123.45, "123.5"),
+            (1e-8, "1.00e-8"),
+        ] {
+            assert_eq!(text(value), expected);
+        }
+        assert_eq!(text(f64::NAN), "-");
+    }
+}

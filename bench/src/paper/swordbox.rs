@@ -1,0 +1,447 @@
+//! Swordbox: the figures of the draft, and those of the authors' artefact that it names or lacks.
+//!
+//! The server's NIC takes as long for requests as the authors measured (`sim::Costs::connect_x5`), and one number of the
+//! clients is fitted to the success without Swordbox. So what compares is two switches under the same clients.
+
+use super::figure::{Axis, Figure, Outcome, Paper, Series, Settings};
+use super::shape;
+use crate::consensus::wrong;
+use crate::swordbox::simulated::{Between, Contention};
+use miette::Report;
+use sim::rack::costs::{Run, clover};
+use sim::rack::steering::{lists, steer};
+use sim::rack::{Outcome as Rack, forward};
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use switch::Nanos;
+use swordbox::Layers;
+use swordbox::clients::Kind;
+use swordbox::clients::clover::{Layout, Options};
+use swordbox::clients::ycsb::Mix;
+
+const DRAWING: &str = "a drawing of the design, not a measurement";
+const LISTS: &str = "Threads on 8 machines read and update 1,024 keys of a store of lists like Clover, over a switch that forwards and over a \
+                     Swordbox that steers, in virtual time; the server's NIC takes as long as the authors measured.";
+const KEYS: u64 = 1024;
+/// Nodes that any thread may still take for the last one
+const REMEMBERED: usize = 1 << 18;
+
+pub(super) const FIGURES: &[Figure] = &[
+    Figure::not(
+        (Paper::Swordbox, "fig1", "Reordering of requests in the NIC"),
+        "97 % of requests keep their order; others are overtaken by up to 15.",
+        "needs a ConnectX and its PCIe bus; the simulated NIC takes the authors' measurement as an input",
+    ),
+    Figure::not(
+        (Paper::Swordbox, "fig2", "Verbs on independent addresses"),
+        "With 360 requests under way: 103.6 M WRITEs, 84.5 M READs and 50.6 M CAS a second; 2.7 M CAS a queue pair.",
+        "needs a ConnectX-5; the simulated NIC takes the authors' measurement as an input",
+    ),
+    Figure::measured(
+        (Paper::Swordbox, "fig3", "CAS and WRITE on one address"),
+        "On one address WRITEs are 6.2 times as fast as CAS in the host's memory (18.26 and 2.93 M a second), and 2.5 times in the \
+         NIC's (22.14 and 8.97 M): what a switch could gain that resolves CAS and sends WRITEs.",
+        "240 clients take and release one lock in virtual time, without Swordbox and with each of its layers (--quick: with all of them); the NIC's rates are \
+         inputs, what Swordbox makes of them is measured.",
+        cas_and_write,
+    ),
+    Figure::measured(
+        (Paper::Swordbox, "fig4", "Operations that succeed, by the number of threads"),
+        "Half reads, half updates, Zipf 0.99: 32.3 % with 6 threads, less than 4 % with 240.",
+        "Threads on 8 machines read and update 1,024 keys of a store of lists like Clover, in virtual time. For how long clients \
+         remember where a list ends is fitted to the authors' curve, its fall is not; with steering nothing is fitted.",
+        success,
+    ),
+    Figure::not((Paper::Swordbox, "fig5", "RoCEv2 headers"), "", DRAWING),
+    Figure::not((Paper::Swordbox, "fig6", "Queue pair mapping data structure"), "", DRAWING),
+    Figure::measured(
+        (Paper::Swordbox, "throughput", "Throughput by the number of threads (artefact)"),
+        "Half updates at 280 threads: 0.87 to 28.1 M operations a second; 5 % updates at 392: 12.4 to 35.3 M; updates only at 392: \
+         0.55 to 17.6 M; reads only reach about 40 M.",
+        LISTS,
+        throughput,
+    ),
+    Figure::measured(
+        (Paper::Swordbox, "bandwidth", "Bytes of an operation (bandwidth_reduction)"),
+        "With 5, 50 and 100 % updates: 284, 1,888 and 1,860 bytes an operation, and 113, 117 and 129 with Swordbox: 2.5 to 16 times \
+         fewer.",
+        LISTS,
+        bandwidth,
+    ),
+    Figure::measured(
+        (Paper::Swordbox, "tail-latency", "Latency of the slowest percent (tail_latency)"),
+        "READs 70 us with 5 % updates and 2,559 us with 50 %, 8.9 and 8.5 us with Swordbox (301 times less); updates 0.37, 8.4 and \
+         10.5 ms, and 21, 44 and 42 us with it.",
+        LISTS,
+        tails,
+    ),
+    Figure::measured(
+        (Paper::Swordbox, "partial-steering", "Some keys steered (artefact)"),
+        "Zipf 1.5: 126,000 operations a second without, 1.20 M with 8 keys (9.5 times), 3.43 M with 64 (27 times), 3.99 M with 128.",
+        LISTS,
+        partial,
+    ),
+    Figure::measured(
+        (Paper::Swordbox, "contention", "Throughput by Zipf's parameter (artefact)"),
+        "From Zipf 0 to 1.5: 28.4 to 20.0 M operations a second with Swordbox, 3.64 to 0.41 M without.",
+        LISTS,
+        contention,
+    ),
+    Figure::measured(
+        (Paper::Swordbox, "payload", "Throughput by the size of values (artefact)"),
+        "128, 256, 512, 1,024 bytes: 27.0, 26.3, 18.9, 11.5 M operations a second with Swordbox; 1.16, 1.08, 0.92, 0.66 M without.",
+        LISTS,
+        payload,
+    ),
+    Figure::not(
+        (Paper::Swordbox, "cas-to-write", "CAS to WRITE in the DPDK prototype (artefact)"),
+        "At most 2.8 M CAS a second on one core (2.46 M without Swordbox).",
+        "a packet rate of one core, which needs a quiet machine and DPDK: `understudy bench swordbox` measures it against testpmd",
+    ),
+    Figure::not(
+        (Paper::Swordbox, "resources", "Resources of the Tofino (artefact)"),
+        "8 stages; read steering takes 18.6 % of SRAM.",
+        "needs a Tofino and its compiler",
+    ),
+];
+
+fn cas_and_write(settings: &Settings) -> Result<Outcome, Report> {
+    let mut outcome = Outcome::default();
+    for (device, memory, paper, bounds) in
+        [(false, "host", "6.2", 4.5..=6.8), (true, "NIC", "2.5", 2.0..=2.8)]
+    {
+        let span = Nanos::from_millis(settings.choose(2, 5));
+        let contention = Contention { span, ..Contention::new(240, device) };
+        let mut rates = Series::ours("", []);
+        let ends = [Between::ALL[0], Between::ALL[3]];
+        let layers = settings.choose(&ends[..], &Between::ALL[..]);
+        for (n, &between) in layers.iter().enumerate() {
+            let rack = contention.over(between)?;
+            let rate = contention.requests_per_s(&rack) / 1e6;
+            outcome.value(
+                format!("M operations on the lock a second, {memory}'s memory, {}", between.name()),
+                None,
+                rate,
+            );
+            rates.points.push((n as f64, rate));
+        }
+        let gain = rates.last() / rates.points[0].1;
+        outcome.value(format!("times as many as without, {memory}'s memory"), Some(paper), gain);
+        outcome.checks.push(shape::within(
+            format!("{memory}'s memory: CAS as WRITEs gain what the authors see in the NIC"),
+            gain,
+            bounds,
+        ));
+    }
+    let gain = |what: &str| {
+        outcome.values.iter().find(|value| value.what.contains(what)).map_or(f64::NAN, |value| value.ours)
+    };
+    let more = gain("as without, host") / gain("as without, NIC");
+    outcome.checks.push(shape::within("the host's memory gains more than the NIC's", more, 1.5..=4.0));
+    Ok(outcome)
+}
+
+/// What is run on the lists
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Lists {
+    threads: usize,
+    /// Updates of a hundred operations
+    updates: u8,
+    /// Zipf's parameter, in hundredths
+    theta: u32,
+    node_len: usize,
+    /// Keys that a Swordbox steers; there is none, if none are
+    tracked: usize,
+    settings: (bool, u64),
+}
+
+/// Several figures show the same runs.
+static DONE: Mutex<Option<HashMap<Lists, Rack>>> = Mutex::new(None);
+
+impl Lists {
+    fn new(settings: &Settings) -> Self {
+        let settings = (settings.quick, settings.seed);
+        Self { threads: 240, updates: 50, theta: 99, node_len: 128, tracked: 0, settings }
+    }
+
+    fn steered(self) -> Self {
+        Self { tracked: KEYS as usize, ..self }
+    }
+
+    fn run(self) -> Result<Rack, Report> {
+        let done = || DONE.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(rack) = done().as_ref().and_then(|done| done.get(&self).copied()) {
+            return Ok(rack);
+        }
+        let (quick, seed) = self.settings;
+        let theta = f64::from(self.theta) / 100.0;
+        // Long enough that each key has been appended to, or each that counts
+        let warm_up = Nanos::from_millis(if theta > 1.0 { 2 } else { 5 });
+        let span = Nanos::from_millis(if quick { 1 } else { 10 });
+        let run = Run { seed, warm_up, span, ..Run::new(self.threads) };
+        let layout = Layout { keys: KEYS, node_len: self.node_len };
+        let (mix, options) = (Mix::Reads(100 - self.updates), Options::default());
+        let rack = if self.tracked > 0 {
+            let switch = steer(&run, lists(layout, self.tracked, REMEMBERED), Layers::STEER);
+            clover(&run, mix, layout, theta, options, switch)
+        } else {
+            clover(&run, mix, layout, theta, options, forward(run.machines))
+        };
+        let rack = rack.map_err(wrong)?;
+        done().get_or_insert_default().insert(self, rack);
+        Ok(rack)
+    }
+}
+
+fn success(settings: &Settings) -> Result<Outcome, Report> {
+    let paper =
+        [(6, 32.3), (12, 25.8), (24, 18.0), (48, 11.3), (96, 7.6), (144, 5.4), (192, 4.3), (240, 3.7)];
+    let shown = |threads: usize| !settings.quick || [6, 24, 96, 240].contains(&threads);
+    let (mut without, mut with) = (Series::ours("without", []), Series::ours("Swordbox", []));
+    for &(threads, _) in paper.iter().filter(|(threads, _)| shown(*threads)) {
+        let lists = Lists { threads, ..Lists::new(settings) };
+        let share = |rack: Rack| 100.0 * rack.tally.hit_share();
+        without.points.push((threads as f64, share(lists.run()?)));
+        with.points.push((threads as f64, share(lists.steered().run()?)));
+    }
+    let paper = Series::paper("paper, without", paper.map(|(threads, share)| (threads as f64, share)));
+    let mut outcome = Outcome::default();
+    for (threads, share) in &without.points {
+        let said = paper.at(*threads).map(shape::text);
+        outcome.value(format!("% succeed, {threads} threads, without"), said.as_deref(), *share);
+    }
+    outcome.value("% succeed, 240 threads, Swordbox", Some("100"), with.last());
+    outcome.checks = vec![
+        shape::falls("without, it falls with the number of threads", &without, 0.0),
+        shape::within("without, 240 threads: less than 5 %", without.last(), 0.1..=5.0),
+        shape::ratio("without, within a factor of 1.5 of the paper's", &paper, &without, 1.0 / 1.5..=1.5),
+        shape::within("with Swordbox, nearly all succeed (%)", with.last(), 99.9..=100.0),
+    ];
+    outcome.plot(
+        "Operations that succeed",
+        Axis::linear("threads"),
+        Axis::log("%"),
+        vec![without, with, paper],
+    );
+    Ok(outcome)
+}
+
+fn throughput(settings: &Settings) -> Result<Outcome, Report> {
+    let threads: &[usize] = settings.choose(&[8, 48, 240], &[8, 24, 48, 96, 144, 240, 280, 392]);
+    let mut outcome = Outcome::default();
+    for (updates, title, paper) in [
+        (50, "half updates", "32 to 35 (280 threads)"),
+        (5, "5 % updates", "2.8 (392 threads)"),
+        (100, "updates only", "31 to 32 (392 threads)"),
+        (0, "reads only", "1"),
+    ] {
+        let (mut without, mut with) = (Series::ours("without", []), Series::ours("Swordbox", []));
+        for &threads in threads {
+            let lists = Lists { threads, updates, ..Lists::new(settings) };
+            without.points.push((threads as f64, lists.run()?.operations_per_s / 1e6));
+            with.points.push((threads as f64, lists.steered().run()?.operations_per_s / 1e6));
+        }
+        let gain = with.last() / without.last();
+        outcome.value(
+            format!("times the throughput, {title}, {} threads", threads[threads.len() - 1]),
+            Some(paper),
+            gain,
+        );
+        outcome.checks.push(shape::rises(
+            format!("{title}: with Swordbox it grows with threads"),
+            &with,
+            0.1,
+        ));
+        if updates == 0 {
+            outcome.checks.push(shape::ratio("reads only: it costs nothing", &without, &with, 0.9..=1.1));
+        } else {
+            let least = if updates == 5 { 1.5 } else { 10.0 };
+            outcome.checks.push(shape::within(
+                format!("{title}: times the throughput"),
+                gain,
+                least..=f64::INFINITY,
+            ));
+        }
+        let mut series = vec![without, with];
+        let (x, y) = match updates {
+            50 => (280.0, [0.87, 28.1]),
+            5 => (392.0, [12.4, 35.3]),
+            100 => (392.0, [0.55, 17.6]),
+            _ => (392.0, [f64::NAN; 2]),
+        };
+        if y[0].is_finite() {
+            series.push(Series::paper("paper, without", [(x, y[0])]));
+            series.push(Series::paper("paper, Swordbox", [(x, y[1])]));
+        }
+        outcome.plot(title, Axis::linear("threads"), Axis::log("million operations a second"), series);
+    }
+    Ok(outcome)
+}
+
+/// Updates of a hundred operations
+const UPDATES: [u8; 3] = [5, 50, 100];
+
+fn bandwidth(settings: &Settings) -> Result<Outcome, Report> {
+    let (mut without, mut with) = (Series::ours("without", []), Series::ours("Swordbox", []));
+    for updates in UPDATES {
+        let lists = Lists { updates, ..Lists::new(settings) };
+        without.points.push((f64::from(updates), lists.run()?.bytes_per_operation));
+        with.points.push((f64::from(updates), lists.steered().run()?.bytes_per_operation));
+    }
+    let mut outcome = Outcome::default();
+    for ((updates, times), paper) in shape::ratios(&with, &without).into_iter().zip(["2.5", "16", "14"]) {
+        outcome.value(format!("times as many bytes without, {updates} % updates"), Some(paper), times);
+        let least = if updates < 10.0 { 1.5 } else { 5.0 };
+        outcome.checks.push(shape::within(
+            format!("{updates} % updates: times as many bytes"),
+            times,
+            least..=40.0,
+        ));
+    }
+    let paper = [[284.0, 1888.0, 1860.0], [113.0, 117.0, 129.0]];
+    let [before, after] = paper.map(|bytes| UPDATES.map(f64::from).into_iter().zip(bytes));
+    // Updates have a WRITE and a CAS where reads have a READ.
+    outcome.checks.push(shape::flat("with Swordbox, updates matter little", &with, 3.0));
+    outcome.plot(
+        "Bytes of an operation",
+        Axis::linear("% updates"),
+        Axis::log("bytes"),
+        vec![without, with, Series::paper("paper, without", before), Series::paper("paper, Swordbox", after)],
+    );
+    Ok(outcome)
+}
+
+fn tails(settings: &Settings) -> Result<Outcome, Report> {
+    let mut outcome = Outcome::default();
+    let p99 = |rack: &Rack, kind: Kind| rack.latency(kind).p99.0 as f64 / 1e3;
+    for (kind, name, paper, which) in [
+        (Kind::Read, "READ", [[70.343, 2558.888, f64::NAN], [8.887, 8.499, f64::NAN]], &UPDATES[..2]),
+        (Kind::Write, "update", [[373.384, 8439.914, 10_522.757], [21.361, 44.432, 41.735]], &UPDATES[..]),
+    ] {
+        let (mut without, mut with) = (Series::ours("without", []), Series::ours("Swordbox", []));
+        for (n, &updates) in which.iter().enumerate() {
+            let lists = Lists { updates, ..Lists::new(settings) };
+            let (plain, steered) = (p99(&lists.run()?, kind), p99(&lists.steered().run()?, kind));
+            without.points.push((f64::from(updates), plain));
+            with.points.push((f64::from(updates), steered));
+            let times = shape::text((paper[0][n] / paper[1][n]).round());
+            outcome.value(
+                format!("times as long without, {name}, {updates} % updates"),
+                Some(&times),
+                plain / steered,
+            );
+            let least = if updates == 5 { 2.0 } else { 10.0 };
+            outcome.checks.push(shape::within(
+                format!("{name}, {updates} % updates: times as long without"),
+                plain / steered,
+                least..=f64::INFINITY,
+            ));
+        }
+        let [before, after] = paper.map(|us| which.iter().map(|n| f64::from(*n)).zip(us).collect::<Vec<_>>());
+        outcome.plot(
+            &format!("The slowest percent of {name}s"),
+            Axis::linear("% updates"),
+            Axis::log("us"),
+            vec![
+                without,
+                with,
+                Series::paper("paper, without", before),
+                Series::paper("paper, Swordbox", after),
+            ],
+        );
+    }
+    Ok(outcome)
+}
+
+fn partial(settings: &Settings) -> Result<Outcome, Report> {
+    let lists = Lists { theta: 150, ..Lists::new(settings) };
+    let mut rates = Series::ours("ours", [(0.0, lists.run()?.operations_per_s / 1e6)]);
+    for tracked in [8, 64, 128, KEYS as usize] {
+        rates.points.push((tracked as f64, Lists { tracked, ..lists }.run()?.operations_per_s / 1e6));
+    }
+    let without = rates.points[0].1;
+    let mut outcome = Outcome::default();
+    for ((keys, rate), paper) in rates.points[1..].iter().zip([Some("9.5"), Some("27"), Some("32"), None]) {
+        outcome.value(format!("times the throughput without, {keys} keys steered"), paper, rate / without);
+    }
+    outcome.checks = vec![
+        shape::rises("the more keys, the better", &rates, 0.02),
+        shape::within("8 of 1,024 keys: times the throughput", rates.points[1].1 / without, 5.0..=40.0),
+        shape::within("64 keys over 8", rates.points[2].1 / rates.points[1].1, 1.8..=6.0),
+        shape::within("from 128 to all keys: little more", rates.points[4].1 / rates.points[3].1, 0.95..=2.0),
+    ];
+    let paper = [(0.0, 0.126), (8.0, 1.20), (64.0, 3.43), (128.0, 3.99)];
+    outcome.plot(
+        "Throughput, Zipf 1.5",
+        Axis::linear("keys steered"),
+        Axis::log("million operations a second"),
+        vec![rates, Series::paper("paper", paper)],
+    );
+    Ok(outcome)
+}
+
+fn contention(settings: &Settings) -> Result<Outcome, Report> {
+    let thetas: &[u32] = settings.choose(&[0, 99, 150], &[0, 50, 75, 99, 125, 150]);
+    let (mut without, mut with) = (Series::ours("without", []), Series::ours("Swordbox", []));
+    for &theta in thetas {
+        let lists = Lists { theta, ..Lists::new(settings) };
+        let x = f64::from(theta) / 100.0;
+        without.points.push((x, lists.run()?.operations_per_s / 1e6));
+        with.points.push((x, lists.steered().run()?.operations_per_s / 1e6));
+    }
+    let mut outcome = Outcome::default();
+    let kept = |series: &Series| series.last() / series.points[0].1;
+    outcome.value("of the throughput is left at Zipf 1.5, without", Some("0.11"), kept(&without));
+    outcome.value("of the throughput is left at Zipf 1.5, Swordbox", Some("0.70"), kept(&with));
+    outcome.checks = vec![
+        shape::falls("without, skew costs throughput", &without, 0.05),
+        shape::above("Swordbox is faster at every skew", &without, &with, 1.0),
+        shape::within(
+            "skew costs less with Swordbox, times",
+            kept(&with) / kept(&without),
+            2.0..=f64::INFINITY,
+        ),
+    ];
+    let paper = |name: &str, ends: [f64; 2]| Series::paper(name, [0.0, 1.5].into_iter().zip(ends));
+    outcome.plot(
+        "Throughput, half updates",
+        Axis::linear("Zipf's parameter"),
+        Axis::log("million operations a second"),
+        vec![without, with, paper("paper, without", [3.64, 0.41]), paper("paper, Swordbox", [28.4, 20.0])],
+    );
+    Ok(outcome)
+}
+
+fn payload(settings: &Settings) -> Result<Outcome, Report> {
+    let lens: &[usize] = settings.choose(&[128, 1024], &[128, 256, 512, 1024]);
+    let (mut without, mut with) = (Series::ours("without", []), Series::ours("Swordbox", []));
+    for &node_len in lens {
+        let lists = Lists { node_len, ..Lists::new(settings) };
+        without.points.push((node_len as f64, lists.run()?.operations_per_s / 1e6));
+        with.points.push((node_len as f64, lists.steered().run()?.operations_per_s / 1e6));
+    }
+    let mut outcome = Outcome::default();
+    for (len, times) in shape::ratios(&without, &with) {
+        let paper = [(128, "23"), (256, "24"), (512, "21"), (1024, "17")];
+        let paper = paper.iter().find(|(at, _)| *at == len as usize).map(|(_, times)| *times);
+        outcome.value(format!("times the throughput, nodes of {len} bytes"), paper, times);
+    }
+    outcome.checks = vec![
+        shape::falls("with Swordbox, larger values are fewer", &with, 0.05),
+        shape::above("Swordbox is faster at every size, 5 times at least", &without, &with, 5.0),
+    ];
+    let sizes = [128.0, 256.0, 512.0, 1024.0];
+    let paper = |name: &str, values: [f64; 4]| Series::paper(name, sizes.into_iter().zip(values));
+    outcome.plot(
+        "Throughput, half updates",
+        Axis::log("bytes of a node"),
+        Axis::log("million operations a second"),
+        vec![
+            without,
+            with,
+            paper("paper, without", [1.16, 1.08, 0.92, 0.66]),
+            paper("paper, Swordbox", [27.0, 26.3, 18.9, 11.5]),
+        ],
+    );
+    Ok(outcome)
+}

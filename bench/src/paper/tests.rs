@@ -1,0 +1,228 @@
+use super::figure::{Axis, Distribution, Outcome, Series, Verdict};
+use super::report::{self, Content};
+use super::*;
+use std::collections::BTreeSet;
+
+const SETTINGS: Settings = Settings { quick: true, seed: 1 };
+
+fn machine(program: &str) -> Machine {
+    Machine {
+        program: program.into(),
+        commit: Some("abc".into()),
+        cpu: "a CPU <of its own> & more".into(),
+        cpus: 2,
+        memory_mib: 1,
+        kernel: "6.1".into(),
+        dpdk: "22.11".into(),
+    }
+}
+
+/// What could be found, with all that is special in HTML and Markdown
+fn outcome(holds: bool) -> Outcome {
+    let mut outcome = Outcome::default();
+    let series = Series::ours("a < b & \"c\" | d", [(1.0, 1.0), (2.0, 1.0 / 3.0)]);
+    outcome.checks = vec![
+        shape::within("x > 1", if holds { 2.0 } else { 0.5 }, 1.0..=3.0),
+        shape::falls("y", &series, 0.0),
+    ];
+    outcome.value("a | b <i>", Some("<1>"), 1e-9);
+    outcome.plot(
+        "P < Q",
+        Axis::log("x & y"),
+        Axis::linear("<y>"),
+        vec![series, Series::paper("p", [(1.0, 2.0)])],
+    );
+    outcome.histograms = vec![Distribution { name: "h".into(), counts: vec![(1_000, 3), (2_000, 1)] }];
+    outcome
+}
+
+fn record(program: &str, figure: &Figure) -> Record {
+    Record {
+        program: program.into(),
+        commit: None,
+        settings: SETTINGS,
+        command: figure.command(&SETTINGS),
+        cpu_seconds: 0.3,
+        outcome: outcome(true),
+    }
+}
+
+#[test]
+fn every_figure_can_be_asked_for_and_says_what_it_is() {
+    let mut seen = BTreeSet::new();
+    for figure in figures() {
+        assert!(seen.insert((figure.paper, figure.id)), "{figure} is there twice");
+        assert!(!figure.title.is_empty(), "{figure}");
+        let which = Which::from_str(figure.paper.key(), false).unwrap();
+        let found = chosen(&[which], &[figure.id.to_owned()]).unwrap();
+        assert!(found.len() == 1 && core::ptr::eq(found[0], figure), "{figure}");
+        match figure.shown {
+            Shown::Not(why) => assert!(!why.is_empty(), "{figure}"),
+            Shown::Measured { how, .. } => assert!(!how.is_empty() && !figure.says.is_empty(), "{figure}"),
+        }
+        let command = figure.command(&SETTINGS);
+        assert_eq!(
+            command,
+            format!("understudy bench paper {} --only {} --quick", figure.paper.key(), figure.id)
+        );
+    }
+    for paper in Paper::ALL {
+        let measured = figures()
+            .filter(|figure| figure.paper == paper && matches!(figure.shown, Shown::Measured { .. }));
+        assert!(measured.count() >= 5, "{paper:?}");
+    }
+    assert_eq!(chosen(&[Which::All], &[]).unwrap().len(), seen.len());
+    let error = chosen(&[Which::P4ce], &["fig99".to_owned()]).unwrap_err();
+    assert!(format!("{error:?}").contains("fig5"), "{error:?}");
+}
+
+#[test]
+fn verdicts_follow_from_checks() {
+    assert_eq!(outcome(true).verdict(), Verdict::Holds);
+    assert_eq!(outcome(false).verdict(), Verdict::Partly);
+    let mut none = outcome(false);
+    none.checks.truncate(1);
+    assert_eq!(none.verdict(), Verdict::No);
+    assert_eq!(Outcome::default().verdict(), Verdict::No, "what is not checked does not hold");
+}
+
+static RUNS: AtomicUsize = AtomicUsize::new(0);
+const COUNTED: Figure = Figure::measured((Paper::P4ce, "counted", "t"), "s", "h", |_| {
+    RUNS.fetch_add(1, Ordering::Relaxed);
+    Ok(outcome(true))
+});
+const FAILING: Figure =
+    Figure::measured((Paper::P4ce, "failing", "t"), "s", "h", |_| Err(miette!("it is broken")));
+
+#[test]
+fn what_is_done_is_not_done_again() {
+    static FIGURE: Figure = COUNTED;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("p4ce-counted.quick.json");
+    let go = |program: &str, settings: Settings, fresh| {
+        let store = Store::open(folder.path(), program).unwrap();
+        let failed = measure(&[&FIGURE], &settings, &store, &machine(program), fresh, 2).unwrap();
+        assert!(failed.is_empty() && store.find(&FIGURE, &settings).is_some());
+        RUNS.load(Ordering::Relaxed)
+    };
+    assert_eq!(go("one", SETTINGS, false), 1);
+    assert_eq!(go("one", SETTINGS, false), 1);
+    assert_eq!(go("one", Settings { seed: 2, ..SETTINGS }, false), 2);
+    assert_eq!(go("one", Settings { quick: false, seed: 2 }, false), 3);
+    assert_eq!(
+        go("one", Settings { seed: 2, ..SETTINGS }, false),
+        3,
+        "quick and full are kept beside one another"
+    );
+    assert_eq!(go("another", Settings { seed: 2, ..SETTINGS }, false), 4);
+    assert_eq!(go("another", Settings { seed: 2, ..SETTINGS }, true), 5);
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, &text[..text.len() / 2]).unwrap();
+    assert_eq!(go("another", Settings { seed: 2, ..SETTINGS }, false), 6, "half a file is none");
+}
+
+#[test]
+fn what_fails_is_told_and_not_kept() {
+    static FIGURE: Figure = FAILING;
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(folder.path(), "one").unwrap();
+    let failed = measure(&[&FIGURE], &SETTINGS, &store, &machine("one"), false, 1).unwrap();
+    assert_eq!((failed.len(), failed[0].0.id, failed[0].1.as_str()), (1, "failing", "it is broken"));
+    assert!(store.find(&FIGURE, &SETTINGS).is_none());
+}
+
+#[test]
+fn records_come_back_as_they_were() {
+    let figure = figures().next().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(folder.path(), "one").unwrap();
+    let record = record("one", figure);
+    store.keep(figure, &record).unwrap();
+    assert_eq!(store.find(figure, &SETTINGS), Some(record));
+    store.forget(figure, &SETTINGS).unwrap();
+    store.forget(figure, &SETTINGS).unwrap();
+    assert_eq!(store.find(figure, &SETTINGS), None);
+}
+
+/// A report in which there is everything: figures that are done, not yet, failed, and that cannot be shown
+fn written() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, machine) = (Store::open(folder.path(), "one").unwrap(), machine("one"));
+    let measured: Vec<_> =
+        figures().filter(|figure| matches!(figure.shown, Shown::Measured { .. })).collect();
+    for figure in &measured[2..] {
+        store.keep(figure, &record("one", figure)).unwrap();
+    }
+    let failed = [(measured[0], "it <fell> & broke".to_owned())];
+    let told = report::write(&store, &SETTINGS, &machine, &failed).unwrap();
+    assert!(told.contains("failed") && told.contains("holds") && told.contains("report.html"), "{told}");
+    let content = Content::new(&store, &SETTINGS, &machine, &failed);
+    assert_eq!(content.figures.len(), figures().count());
+    folder
+}
+
+#[test]
+fn the_page_is_well_formed_and_asks_nobody() {
+    let folder = written();
+    let page = std::fs::read_to_string(folder.path().join("report.html")).unwrap();
+    let options = roxmltree::ParsingOptions { allow_dtd: true, ..Default::default() };
+    let document = roxmltree::Document::parse_with_options(&page, options).unwrap();
+    let mut ids = BTreeSet::new();
+    for node in document.descendants() {
+        for attribute in node.attributes() {
+            match attribute.name() {
+                "src" | "srcset" | "data" | "action" => panic!("{attribute:?}"),
+                "href" => assert!(attribute.value().starts_with('#'), "{attribute:?}"),
+                "id" => assert!(ids.insert(attribute.value().to_owned()), "{attribute:?} is there twice"),
+                _ => {}
+            }
+        }
+        assert!(!["script", "link", "iframe", "img"].contains(&node.tag_name().name()), "{node:?}");
+    }
+    for outside in ["http://", "https://", "@import", "url("] {
+        assert!(!page.contains(outside), "{outside}");
+    }
+    let links = document.descendants().filter_map(|node| node.attribute("href"));
+    assert!(links.into_iter().all(|link| ids.contains(&link[1..])));
+    assert!(document.descendants().filter(|node| node.has_tag_name("svg")).count() > 10);
+    let texts: String = document.descendants().filter_map(|node| node.text()).collect();
+    for figure in figures() {
+        assert!(texts.contains(figure.title), "{figure}");
+        if let Shown::Not(why) = figure.shown {
+            assert!(texts.contains(why), "{figure}");
+        }
+    }
+    assert!(texts.contains("it <fell> & broke") && texts.contains("a CPU <of its own> & more"));
+    assert!(page.contains("prefers-color-scheme:dark") && page.contains("width=device-width"));
+}
+
+#[test]
+fn markdown_and_json_have_every_figure() {
+    let folder = written();
+    let markdown = std::fs::read_to_string(folder.path().join("report.md")).unwrap();
+    let json: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(folder.path().join("report.json")).unwrap()).unwrap();
+    let all = json["figures"].as_array().unwrap();
+    assert_eq!(all.len(), figures().count());
+    for (figure, value) in figures().zip(all) {
+        assert!(markdown.contains(&format!("{}: {}", figure.id, figure.title)), "{figure}");
+        assert_eq!((&value["paper"], &value["figure"]), (&figure.paper.key().into(), &figure.id.into()));
+        let states = ["verdict", "not_measured_yet", "failed", "not_shown"];
+        assert_eq!(states.iter().filter(|state| !value[**state].is_null()).count(), 1, "{value}");
+    }
+    assert!(all.iter().any(|value| value["outcome"]["plots"][0]["series"][0]["points"][0][0] == 1.0));
+    assert!(markdown.contains("a \\| b <i>"), "tables hold");
+    let histograms: Vec<_> = std::fs::read_dir(folder.path().join("histograms")).unwrap().collect();
+    let text = std::fs::read_to_string(histograms[0].as_ref().unwrap().path()).unwrap();
+    assert!(text.contains("Total count    =            4]"), "{text}");
+}
+
+/// One that takes no time, all the way from schedules to the verdict
+#[test]
+fn a_figure_is_measured() {
+    let figure = figures().find(|figure| (figure.paper, figure.id) == (Paper::Rdmc, "fig4b")).unwrap();
+    let Shown::Measured { run, .. } = figure.shown else { panic!("it can be shown") };
+    let outcome = run(&SETTINGS).unwrap();
+    assert_eq!(outcome.verdict(), Verdict::Holds, "{:?}", outcome.checks);
+    assert!(outcome.plots[0].series.iter().all(|series| series.points.len() == 8));
+}
