@@ -113,7 +113,7 @@ fn table(
 ) -> Table<'static> {
     let rows: Vec<Vec<_>> = rows.iter().map(|row| row.iter().map(|cell| cut(cell)).collect()).collect();
     let width = |at: usize| {
-        let cells = rows.iter().filter(|row| row.len() > 1).filter_map(|row| row.get(at));
+        let cells = rows.iter().filter_map(|row| row.get(at));
         cells.chain(heads.get(at)).map(|cell| cell.chars().count()).max().unwrap_or(0)
     };
     let widths: Vec<_> = (0..heads.len()).map(width).collect();

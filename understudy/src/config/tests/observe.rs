@@ -33,7 +33,7 @@ fn understood() {
 
 #[test]
 fn slips() {
-    wrong(&observe("port = 9464 #!"), "there is no key `port` in [observe]", KEYS);
+    wrong(&observe("metrics = 9464 #!"), "there is no key `metrics` in [observe]", KEYS);
     wrong(
         &observe("sockets = \"a.sock\" #!"),
         "there is no key `sockets` in [observe]",
