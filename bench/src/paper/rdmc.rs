@@ -187,7 +187,8 @@ fn delayed(settings: &Settings) -> Result<Outcome, Report> {
     const LASTS: Nanos = Nanos::from_micros(100);
     let blocks = settings.choose(16, 64);
     let (block, link) = (MB as u32, wide(FRACTUS.0 as u64));
-    let time = |pause| disturbed(Algorithm::Pipeline, 4, blocks * block, block, link, &[], pause).map_err(wrong);
+    let time =
+        |pause| disturbed(Algorithm::Pipeline, 4, blocks * block, block, link, &[], pause).map_err(wrong);
     let usual = time(None)?.time;
     let mut added = Series::ours("added", []);
     for after in settings.choose(&[100, 600][..], &[100, 900, 1_700, 2_500, 3_300, 4_100, 4_900][..]) {
@@ -210,8 +211,8 @@ fn delayed(settings: &Settings) -> Result<Outcome, Report> {
 
 fn breakdown(settings: &Settings) -> Result<Outcome, Report> {
     let blocks: u32 = settings.choose(32, 256);
-    let took =
-        transfer(Algorithm::Pipeline, 4, blocks * MB as u32, MB as u32, wide(STAMPEDE_BPS), &[]).map_err(wrong)?;
+    let took = transfer(Algorithm::Pipeline, 4, blocks * MB as u32, MB as u32, wide(STAMPEDE_BPS), &[])
+        .map_err(wrong)?;
     // Steps of l + k - 1, in each of which a block is on the wire
     let step = MB as f64 * 8.0 / (STAMPEDE_BPS as f64 * PAYLOAD);
     let transfers = f64::from(2 + blocks - 1) * step;

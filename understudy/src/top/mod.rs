@@ -72,10 +72,9 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         return failed("`top` needs a terminal; --once prints what there is now, --json as JSON");
     }
     let ended = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
-        if let Err(error) = signal_hook::flag::register(signal, Arc::clone(&ended)) {
-            return failed(&format!("signals cannot be caught: {error}"));
-        }
+    // Not SIGHUP: where the terminal is gone, reading from it may never return, and there is nothing to restore.
+    if let Err(error) = signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(&ended)) {
+        return failed(&format!("signals cannot be caught: {error}"));
     }
     let shown = ratatui::try_init().and_then(|mut terminal| {
         let shown = show(&mut terminal, target, args.every.max(FASTEST), &ended);
