@@ -302,6 +302,26 @@ fn metrics_parse_and_only_grow() {
     );
     assert!(http(&address, "GET /").0.starts_with("HTTP/1.1 404"));
     assert!(http(&address, "POST /metrics").0.starts_with("HTTP/1.1 405"));
+    // Nothing that is sent there does harm.
+    let said = |request: &str| {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        // It may have answered, and gone, before all of it is sent.
+        _ = stream.write_all(request.as_bytes());
+        let mut answer = String::new();
+        _ = stream.read_to_string(&mut answer);
+        answer.split(' ').nth(1).unwrap_or_default().to_owned()
+    };
+    for length in ["100000000000000", "18446744073709551615", "-1"] {
+        assert_eq!(said(&format!("GET /metrics HTTP/1.1\r\nContent-Length: {length}\r\n\r\n")), "200");
+    }
+    assert_eq!(said(&format!("GET /{}", "a".repeat(4096 - 4))), "400", "a head that is too long");
+    let silent: Vec<_> = (0..16).map(|_| TcpStream::connect(&address).unwrap()).collect();
+    assert_eq!(said("GET /metrics HTTP/1.1\r\n\r\n"), "503", "as many as there may be");
+    drop(silent);
+    let began = Instant::now();
+    while said("GET /metrics HTTP/1.1\r\n\r\n") != "200" {
+        assert!(began.elapsed() < DEADLINE);
+    }
     // Every metric of the dashboard is one that is there, or one of a function that is not here.
     dashboard(&second);
     instance.end();

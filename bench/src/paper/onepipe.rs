@@ -7,7 +7,6 @@ use crate::onepipe::simulated::{IN_RACK, LOSSES, RATE_BPS, lossy, name, scale};
 use hdrhistogram::Histogram;
 use miette::{Report, miette};
 use representative::Incarnation;
-use sim::OVERHEAD;
 use sim::onepipe::{BEACON_INTERVAL, FatTree, Span};
 use switch::Nanos;
 
@@ -44,8 +43,8 @@ pub(super) const FIGURES: &[Figure] = &[
         "Order costs 1.7 to 2.3 us on average, half a beacon interval (3 us) plus clock skew (0.3 us), whatever the number of processes \
          and layers; representatives on hosts add about 2 us a hop. Reliable 1Pipe adds a round trip.",
         "Best effort in virtual time on the paper's fat tree (links of 100 Gb/s and 500 ns, clocks off by up to 0.3 us), almost idle; \
-         a process is a host here, and software takes no time. What order costs is counted from when something could be there from \
-         the farthest host. Reliable 1Pipe is not measured.",
+         a process is a host here, and software takes no time. What order costs is the mean delivery less the mean arrival. Reliable \
+         1Pipe is not measured.",
         idle,
     ),
     Figure::measured(
@@ -53,7 +52,7 @@ pub(super) const FIGURES: &[Figure] = &[
         "Flat up to a loss of 1e-5, then it grows: best effort with barriers on hosts 15.97 us without loss, 16.46 at 1e-5, 19.71 at \
          1e-3, 27.19 at 1e-1. Reliable 1Pipe is more sensitive.",
         "Best effort in virtual time on the fat tree with 512 hosts (--quick: 32), each packet lost on each link by this chance (the \
-         authors drop at hosts).",
+         authors drop at hosts). What is measured lasts 200 us: below 1e-4 hardly anything is lost in it.",
         loss,
     ),
     Figure::measured(
@@ -61,7 +60,8 @@ pub(super) const FIGURES: &[Figure] = &[
         "Of reliable 1Pipe with 32 hosts: 124 us after a host's failure, 458 after a ToR switch's; 30 us of it, 10 beacon intervals, is \
          detection.",
         "How long barriers stand still at the hosts that go on when a host, its link or a ToR switch dies, in virtual time. Best \
-         effort: detection, without the controller's part of recovery.",
+         effort: detection alone. Reliable 1Pipe, and with it the controller's part, which makes up most of the paper's times, is \
+         not built.",
         detection,
     ),
     Figure::not(
@@ -82,14 +82,16 @@ pub(super) const FIGURES: &[Figure] = &[
     Figure::measured(
         (Paper::OnePipe, "fig13b", "Bandwidth that beacons take"),
         "0.3 % of 100 Gb/s at 3 us, whatever the size of the network.",
-        "Beacons that switches send in fat trees, counted in virtual time, with an interval of 3 us and links of 10 to 100 Gb/s.",
+        "Beacons that switches send in fat trees, counted in virtual time, with an interval of 3 us and links of 10 to 100 Gb/s (the \
+         paper varies the interval).",
         bandwidth,
     ),
     Figure::measured(
         (Paper::OnePipe, "scale", "Larger networks (section 7.2)"),
         "Delays grow with the layers of the network, the logarithm of its hosts; beacons take the same share at any size. With 32,768 \
-         hosts 0 to 3 us more than without loss.",
-        "Best effort in fat trees of up to 8,192 hosts (--quick: 256) with barriers in the switches, in virtual time.",
+         hosts and a loss of 1e-8, reliable 1Pipe takes 0 to 3 us more than without loss.",
+        "Best effort without loss in fat trees of three layers and up to 8,192 hosts (--quick: 256) with barriers in the switches, in \
+         virtual time.",
         larger,
     ),
     Figure::not(
@@ -146,10 +148,10 @@ fn idle(settings: &Settings) -> Result<Outcome, Report> {
         curves.extend([mean, tail]);
     }
     let half = BEACON_INTERVAL.0 as f64 / 2e3;
-    let base = |hosts: f64| {
-        sizes.iter().find(|size| size.0 == hosts as usize).map_or(0.0, |size| farthest_us(size.1))
-    };
-    let overhead = Series::ours("", curves[0].points.iter().map(|(hosts, us)| (*hosts, us - base(*hosts))));
+    // As the authors count it: 2.30 is 4.5 less 2.2.
+    let unordered = |hosts: f64| arrival.at(hosts).unwrap_or(f64::NAN);
+    let overhead =
+        Series::ours("", curves[0].points.iter().map(|(hosts, us)| (*hosts, us - unordered(*hosts))));
     for ((hosts, us), paper) in overhead.points.iter().zip(["2.30", "1.69", "1.78", "2.02"]) {
         outcome.value(format!("us that order costs, chip, {hosts} processes"), Some(paper), *us);
         outcome.checks.push(shape::within(
@@ -183,14 +185,6 @@ fn idle(settings: &Settings) -> Result<Outcome, Report> {
     ]);
     outcome.plot("Latency, best effort", Axis::log("processes"), Axis::linear("us"), curves);
     Ok(outcome)
-}
-
-/// What a beacon takes from the farthest host over so many switches, in microseconds: barriers can come no earlier
-fn farthest_us(hops: u32) -> f64 {
-    let bytes = (90 + OVERHEAD) as f64;
-    let link_ns =
-        FatTree::testbed(Incarnation::Chip).link.delay.0 as f64 + bytes * 8.0 * 1e9 / RATE_BPS as f64;
-    f64::from(hops + 1) * link_ns / 1e3
 }
 
 /// How often each time is there, to three digits
@@ -232,11 +226,21 @@ fn loss(settings: &Settings) -> Result<Outcome, Report> {
         let grown = curve.last() / whole;
         let paper = (incarnation == Incarnation::Host).then_some("1.70");
         outcome.value(format!("times the latency without loss at 1e-1, {}", name(incarnation)), paper, grown);
-        outcome.checks.push(shape::within(
-            format!("{}: times the latency at 1e-1", name(incarnation)),
-            grown,
-            1.3..=4.0,
-        ));
+        if incarnation == Incarnation::Host {
+            let at = |loss: f64| curve.points.iter().find(|point| (point.0 / loss - 1.0).abs() < 0.1);
+            let at_1e3 = at(1e-3).map_or(f64::NAN, |point| point.1 / whole);
+            outcome.value("times the latency without loss at 1e-3, host", Some("1.23"), at_1e3);
+            outcome.checks.push(shape::within(
+                "host: times the latency at 1e-3, as in the paper",
+                at_1e3,
+                1.1..=1.4,
+            ));
+            outcome.checks.push(shape::within(
+                "host: times the latency at 1e-1, as in the paper",
+                grown,
+                1.4..=2.1,
+            ));
+        }
         curves.push(curve);
     }
     let paper = LOSSES.iter().filter_map(|(loss, us)| Some((loss.max(NO_LOSS), (*us)?)));
@@ -248,7 +252,17 @@ fn loss(settings: &Settings) -> Result<Outcome, Report> {
 fn detection(_settings: &Settings) -> Result<Outcome, Report> {
     let mut outcome = Outcome::default();
     for incarnation in BOTH {
-        for failed in failures(incarnation)? {
+        let all = failures(incarnation)?;
+        let stall =
+            |what: &str| all.iter().find(|failed| failed.what == what).map(|failed| failed.stall.0 as f64);
+        if let (Some(host), Some(switch)) = (stall("host"), stall("ToR switch")) {
+            outcome.checks.push(shape::near(
+                format!("{}, a ToR switch fails: times as long as for a host", name(incarnation)),
+                switch / host,
+                458.0 / 124.0,
+            ));
+        }
+        for failed in all {
             let us = failed.stall.0 as f64 / 1e3;
             let what = format!("{}, {} fails", name(incarnation), failed.what);
             let paper = match failed.what {
@@ -257,7 +271,7 @@ fn detection(_settings: &Settings) -> Result<Outcome, Report> {
             };
             outcome.value(format!("us that barriers stand still, {what}"), paper, us);
             let intervals = us * 1e3 / BEACON_INTERVAL.0 as f64;
-            let bounds = if failed.what == "nothing" { 0.5..=4.0 } else { 8.0..=18.0 };
+            let bounds = if failed.what == "nothing" { 0.5..=4.0 } else { 9.0..=12.0 };
             outcome.checks.push(shape::within(format!("{what}: in intervals"), intervals, bounds));
             let delivered = failed.delivered as f64;
             outcome.checks.push(shape::within(
@@ -308,19 +322,14 @@ fn larger(settings: &Settings) -> Result<Outcome, Report> {
     for &hosts in sizes {
         let latency = scale(hosts, RATE_BPS, settings.seed)?.latency;
         mean.points.push((hosts as f64, latency.mean_ns / 1e3));
-        overhead.points.push((hosts as f64, latency.mean_ns / 1e3 - farthest_us(5)));
+        overhead.points.push((hosts as f64, (latency.mean_ns - latency.arrival_ns) / 1e3));
     }
     let mut outcome = Outcome::default();
     let more = mean.last() - mean.points[0].1;
-    outcome.value(
-        format!("us more with {} hosts than with 32", sizes[sizes.len() - 1]),
-        Some("0 to 3 (32,768 hosts)"),
-        more,
-    );
+    outcome.value(format!("us more with {} hosts than with 32", sizes[sizes.len() - 1]), None, more);
     outcome.checks = vec![
         shape::flat("delivery takes as long in trees of as many layers", &mean, 1.3),
         shape::flat("order costs the same at any size", &overhead, 1.25),
-        shape::within("at most 3 us more", more, -1.0..=3.0),
     ];
     outcome.plot("Latency, best effort", Axis::log("hosts"), Axis::linear("us"), vec![mean, overhead]);
     Ok(outcome)

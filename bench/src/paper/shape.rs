@@ -86,6 +86,11 @@ pub fn within(what: impl Into<String>, value: f64, bounds: RangeInclusive<f64>) 
     Check::new(what, format!("{} (expected: {to})", text(value)), bounds.contains(&value))
 }
 
+/// A number is the paper's within a factor of two: links and NICs here are models, not the authors' testbed.
+pub fn near(what: impl Into<String>, value: f64, paper: f64) -> Check {
+    within(format!("{}, within twice of the paper's", what.into()), value, paper / 2.0..=paper * 2.0)
+}
+
 /// Wherever both have a value, the second is at least so many times the first.
 pub fn above(what: impl Into<String>, lower: &Series, upper: &Series, times: f64) -> Check {
     let ratios = ratios(lower, upper);
@@ -174,6 +179,7 @@ mod tests {
     fn bounds_and_peaks() {
         assert!(within("", 2.0, 1.0..=2.0).holds && !within("", 2.01, 1.0..=2.0).holds);
         assert!(!within("", f64::NAN, 0.0..=1.0).holds);
+        assert!(near("", 2.0, 1.0).holds && near("", 0.5, 1.0).holds && !near("", 2.1, 1.0).holds);
         assert!(within("", 9.0, 1.0..=f64::INFINITY).seen.contains("at least 1"));
         assert!(peaks_inside("", &series(&[1.0, 3.0, 2.0])).holds);
         for wrong in [&[1.0, 2.0, 3.0][..], &[3.0, 2.0], &[]] {

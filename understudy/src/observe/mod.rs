@@ -5,6 +5,7 @@
 //! that workers keep anyway; a worker notices nothing.
 
 mod client;
+mod guests;
 mod metrics;
 mod snapshot;
 mod socket;
@@ -99,7 +100,12 @@ impl Observer {
             match question {
                 // Who does not wait any more needs no answer.
                 Question::Snapshot(answer) => drop(answer.send(Arc::clone(&snapshot))),
-                Question::Trace(asked, answer) => drop(answer.send(self.traces.begin(&asked, &snapshot))),
+                Question::Trace(asked, answer) => {
+                    let begun = self.traces.begin(&asked, &snapshot);
+                    // Workers are told first: what comes when the answer is known is seen.
+                    self.traces.attend(out);
+                    drop(answer.send(begun));
+                }
             }
         }
     }

@@ -1,5 +1,6 @@
 //! The Unix socket: a line of JSON asks, lines of JSON answer.
 
+use super::guests::{GUESTS, PATIENCE, receive};
 use super::{Asking, trace};
 use miette::{IntoDiagnostic as _, MietteDiagnostic, Report, WrapErr as _};
 use serde::{Deserialize, Serialize};
@@ -8,17 +9,13 @@ use std::io::{self, BufRead as _, BufReader, BufWriter, ErrorKind, Read as _};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// Who may look on at once
-const GUESTS: usize = 16;
 /// Bytes of a question at most
 const LONGEST: u64 = 4096;
-/// How long a guest may leave an answer unread
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a guest may ask nothing
+const SILENCE: Duration = Duration::from_secs(600);
 
 /// What is asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,13 +54,18 @@ impl Socket {
                     "name another path, or move what is there away",
                 ));
             }
-            Ok(_) if UnixStream::connect(path).is_ok() => {
-                return Err(refused(
-                    "another process listens there",
-                    "end that one first, or give each instance a `socket` of its own",
-                ));
-            }
-            _ => {}
+            Ok(_) => match UnixStream::connect(path) {
+                Ok(_) => {
+                    return Err(refused(
+                        "another process listens there",
+                        "end that one first, or give each instance a `socket` of its own",
+                    ));
+                }
+                // Nobody listens there any more.
+                Err(error) if error.kind() == ErrorKind::ConnectionRefused => {}
+                Err(error) => return Err(refused(&error.to_string(), "whose is it? name another path")),
+            },
+            Err(_) => {}
         }
         // Made beside its place and moved there, so that nobody else can connect before it is this user's alone.
         let mut beside = path.as_os_str().to_owned();
@@ -88,7 +90,10 @@ impl Socket {
         let asking = asking.clone();
         thread::Builder::new()
             .name("observe".into())
-            .spawn(move || listen(&listener, &asking))
+            .spawn(move || {
+                let turn_away = |stream: &UnixStream| refuse(stream, format!("{GUESTS} look on already"));
+                receive(listener.incoming(), move |stream| serve(stream, &asking), turn_away);
+            })
             .into_diagnostic()
             .wrap_err("no thread for the socket of [observe]")?;
         Ok(Self { path: path.to_owned(), is })
@@ -100,46 +105,6 @@ impl Drop for Socket {
         if fs::symlink_metadata(&self.path).is_ok_and(|there| (there.dev(), there.ino()) == self.is) {
             _ = fs::remove_file(&self.path);
         }
-    }
-}
-
-/// Lasts as long as the process.
-fn listen(listener: &UnixListener, asking: &Asking) {
-    let guests = Arc::new(AtomicUsize::new(0));
-    for stream in listener.incoming() {
-        let Ok(stream) = stream else {
-            // No descriptor is free: not for long.
-            thread::sleep(Duration::from_millis(100));
-            continue;
-        };
-        let guest = Guest::new(&guests);
-        if guests.load(Ordering::Relaxed) > GUESTS {
-            _ = refuse(&stream, format!("{GUESTS} look on already"));
-            continue;
-        }
-        let asking = asking.clone();
-        let serve = move || {
-            let _guest = guest;
-            // Who goes away, goes away.
-            _ = serve(&stream, &asking);
-        };
-        _ = thread::Builder::new().name("observe-guest".into()).spawn(serve);
-    }
-}
-
-/// Somebody who looks on.
-struct Guest(Arc<AtomicUsize>);
-
-impl Guest {
-    fn new(guests: &Arc<AtomicUsize>) -> Self {
-        guests.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::clone(guests))
-    }
-}
-
-impl Drop for Guest {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -157,6 +122,7 @@ fn answer(to: &mut impl io::Write, what: &impl Serialize) -> io::Result<()> {
 /// Answers one question after the other.
 fn serve(stream: &UnixStream, asking: &Asking) -> io::Result<()> {
     stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(SILENCE))?;
     let mut lines = BufReader::new(stream);
     let mut to = BufWriter::new(stream);
     loop {

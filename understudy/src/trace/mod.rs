@@ -50,6 +50,9 @@ fn parse_qpn(text: &str) -> Result<u32, String> {
     number.ok().filter(|number| *number < 1 << 24).ok_or_else(|| "a QPN is a number below 2^24".into())
 }
 
+/// Moments that an instance may take to begin, and to end
+const PATIENCE: u32 = 50;
+
 /// Why it ended early.
 enum Failure {
     Lost(Lost),
@@ -96,14 +99,23 @@ fn trace(args: &Args, target: &Target) -> Result<(), Failure> {
     client.trace(TraceAsked { qp: args.qp, host: args.host, group: args.group, count: args.count })?;
     let mut printer = Printer { args, ports: Vec::new(), capture: None, first_ns: None };
     let mut ending = false;
+    // Moments in which nothing came that had to
+    let mut silent = 0;
     loop {
         if stop.flag().load(Ordering::Relaxed) && !ending {
             ending = true;
             client.end()?;
         }
         match client.next_line()? {
+            None if ending || printer.ports.is_empty() => {
+                silent += 1;
+                if silent > PATIENCE {
+                    return Err(Lost::Gone(ErrorKind::TimedOut.into()).into());
+                }
+            }
             None => {}
             Some(TraceLine::Begin { ports }) => {
+                silent = 0;
                 let capture = args.pcapng.as_deref().map(|path| Capture::create(path, &ports)).transpose();
                 printer.capture = capture.map_err(Failure::File)?;
                 eprintln!("Watching. Ctrl-C ends it.");

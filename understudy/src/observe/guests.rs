@@ -1,0 +1,55 @@
+//! Who looks on: each in a thread of its own, and no more at once than can do harm.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+/// Who may look on at once
+pub(super) const GUESTS: usize = 16;
+/// How long a guest may leave an answer unread
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Receives whoever comes, as long as the process lasts; who is one too many is turned away.
+pub(super) fn receive<S: Send + 'static>(
+    incoming: impl Iterator<Item = io::Result<S>>,
+    serve: impl Fn(&S) -> io::Result<()> + Clone + Send + 'static,
+    turn_away: impl Fn(&S) -> io::Result<()>,
+) {
+    let guests = Arc::new(AtomicUsize::new(0));
+    for stream in incoming {
+        let Ok(stream) = stream else {
+            // No descriptor is free: not for long.
+            thread::sleep(Duration::from_millis(100));
+            continue;
+        };
+        let guest = Guest::new(&guests);
+        if guests.load(Ordering::Relaxed) > GUESTS {
+            _ = turn_away(&stream);
+            continue;
+        }
+        let serve = serve.clone();
+        let serve = move || {
+            let _guest = guest;
+            // Who goes away, goes away.
+            _ = serve(&stream);
+        };
+        _ = thread::Builder::new().name("observe-guest".into()).spawn(serve);
+    }
+}
+
+struct Guest(Arc<AtomicUsize>);
+
+impl Guest {
+    fn new(guests: &Arc<AtomicUsize>) -> Self {
+        guests.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(guests))
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
