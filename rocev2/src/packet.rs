@@ -131,6 +131,28 @@ impl Layout {
         Self(ends | (headers as u64) << 9 | (v6 as u64) << 8 | opcode.0 as u64)
     }
 
+    /// That of a packet of IPv4 with neither tags nor options, of this opcode, which has so many bytes of extended headers and no
+    /// payload. To compare with: whoever finds that it is this one need not look at it again, and a check of an offset that is
+    /// known when it is compiled takes no instruction.
+    pub const fn plain(opcode: Opcode, headers: usize) -> Self {
+        const BTH: usize = Ethernet::LEN + Ipv4::LEN + Udp::LEN;
+        let icrc = BTH + Bth::LEN + headers;
+        Self::new(opcode, false, headers as u8, Ethernet::LEN as u16, BTH as u16, icrc as u16)
+    }
+
+    /// This one with a payload as long as that in `frame`, if `layout`, which is that of `frame`, is so.
+    #[inline]
+    pub fn with_payload_of(self, frame: &[u8], layout: Self) -> Option<Self> {
+        const ICRC: u64 = 0xffff << 48;
+        if (self.0 ^ layout.0) & !ICRC != 0 {
+            return None;
+        }
+        // Read once more: of the other's own bits a compiler finds that they make the same word, and forgets what is known of it.
+        let len = u16::from_be_bytes(*frame.get(Ethernet::LEN + 2..)?.first_chunk()?);
+        let icrc = len.wrapping_add((Ethernet::LEN - ICRC_LEN) as u16);
+        Some(Self(self.0 & !ICRC | u64::from(icrc) << 48))
+    }
+
     /// The operation
     pub const fn opcode(&self) -> Opcode {
         Opcode(self.0 as u8)
@@ -522,6 +544,29 @@ impl<'a> Packet<'a> {
     #[inline]
     pub fn verify_icrc(&self) -> bool {
         self.icrc() == icrc::compute(self.bytes, &self.layout)
+    }
+
+    /// The same for callers that know the layout when they are compiled, but for the length of a payload.
+    #[expect(clippy::inline_always, reason = "a length that is known needs no loop")]
+    #[inline(always)]
+    pub fn verify_icrc_inline(&self) -> bool {
+        let packet = &self.bytes[self.layout.l3()..self.layout.icrc()];
+        let udp = self.layout.udp() - self.layout.l3();
+        self.icrc() == icrc::compute_inline(packet, self.layout.is_ipv6(), udp)
+    }
+
+    /// The same for a packet of IPv4 without options of which `N` bytes, a multiple of four, are behind the BTH; any other has
+    /// no right one.
+    #[expect(clippy::inline_always, reason = "a length that is known needs no loop")]
+    #[inline(always)]
+    pub fn verify_icrc_behind<const N: usize>(&self) -> bool {
+        let packet = &self.bytes[self.layout.l3()..self.layout.icrc()];
+        let (words, _) = packet.as_chunks();
+        let head = words.first_chunk().map(|words| words.map(u32::from_le_bytes));
+        match (head, packet.get(4 * icrc::HEAD..).and_then(|behind| <&[u8; N]>::try_from(behind).ok())) {
+            (Some(head), Some(behind)) => self.icrc() == icrc::of_parts::<N>(head, behind),
+            _ => false,
+        }
     }
 
     /// Whether the UDP checksum is right or absent. IPv6 allows it to be absent for tunnels (RFC 6935), and

@@ -29,6 +29,8 @@ impl End {
 
 impl Swordbox {
     /// Makes `frame` the answer to the request of flow `id` with this PSN; the port that it leaves through.
+    #[expect(clippy::inline_always, reason = "its caller has in registers what the packet is made of")]
+    #[inline(always)]
     pub(crate) fn build_answer<F: Frame>(
         &self,
         id: Id,

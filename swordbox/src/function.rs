@@ -14,12 +14,15 @@ use crate::sketch::Sketch;
 use crate::steering::Steering;
 use crate::{Id, NONE};
 use core::net::IpAddr;
+use rocev2::aeth::Aeth;
+use rocev2::atomic::AtomicEth;
 use rocev2::checksum::Sum;
 use rocev2::ethernet::{Ethernet, VlanTag, ethertype};
 use rocev2::ipv6::Ipv6;
 use rocev2::packet::ICRC_LEN;
+use rocev2::reth::Reth;
 use rocev2::udp::{PROTOCOL as UDP, Udp};
-use rocev2::{Bth, Class, Fault, Layout, Msn, Packet, Psn, Qpn};
+use rocev2::{Bth, Class, Fault, Layout, Msn, Opcode, Packet, Psn, Qpn};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use switch::forward::counters::HostQp;
@@ -84,7 +87,8 @@ pub(crate) const UNTOLD: PortId = PortId(u16::MAX);
 
 impl End {
     /// Whether a packet to this end, that came on `port`, is like those before it, in all that is kept of them.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "a few comparisons")]
+    #[inline(always)]
     pub(crate) fn knows(&self, packet: &Packet<'_>, port: PortId) -> bool {
         self.came_on == port && self.headers.leads_like(packet)
     }
@@ -343,6 +347,32 @@ impl Swordbox {
     }
 
     fn on_roce<O: Output>(
+        &mut self,
+        frame: &mut O::Frame,
+        layout: Layout,
+        port: PortId,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
+        // Nearly all packets where much is shared: what is known of them when this is compiled needs no look at them.
+        const ACK: Layout = Layout::plain(Opcode::RC_ACKNOWLEDGE, Aeth::LEN);
+        const CAS: Layout = Layout::plain(Opcode::RC_COMPARE_SWAP, AtomicEth::LEN);
+        const WRITE: Layout = Layout::plain(Opcode::RC_WRITE_ONLY, Reth::LEN);
+        if layout == ACK {
+            return self.on_response(frame, ACK, port, now, out);
+        }
+        if layout == CAS {
+            return self.on_request(frame, CAS, Op { kind: Kind::Atomic, ends: true }, port, now, out);
+        }
+        if let Some(layout) = WRITE.with_payload_of(frame.bytes(), layout) {
+            return self.on_request(frame, layout, Op { kind: Kind::Write, ends: true }, port, now, out);
+        }
+        self.on_any(frame, layout, port, now, out)
+    }
+
+    /// A packet of any kind.
+    #[inline(never)]
+    fn on_any<O: Output>(
         &mut self,
         frame: &mut O::Frame,
         layout: Layout,

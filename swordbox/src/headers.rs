@@ -6,7 +6,7 @@ use rocev2::ipv4::Ipv4;
 use rocev2::ipv6::Ipv6;
 use rocev2::packet::{ICRC_LEN, MAX_TAGS};
 use rocev2::udp::Udp;
-use rocev2::{Bth, Class, Opcode, Packet, Psn, Qpn, classify, icrc};
+use rocev2::{Bth, Opcode, Packet, Psn, Qpn, icrc};
 use switch::{Frame, NoRoom};
 
 /// Bytes of a UDP source port: all that is kept of the UDP header
@@ -61,12 +61,12 @@ impl Base {
 pub(crate) enum Payload<'a> {
     /// These bytes, and what pads them
     Copied(&'a [u8]),
-    /// So many bytes that lie there already, without padding
+    /// So many bytes that lie there already, without padding, behind the same extended headers, in a packet whose ICRC is right
     There(usize),
 }
 
 impl Payload<'_> {
-    pub(crate) const NONE: Self = Self::There(0);
+    pub(crate) const NONE: Self = Self::Copied(&[]);
 
     const fn len(self) -> usize {
         match self {
@@ -82,6 +82,8 @@ pub(crate) struct Class8(pub(crate) u8);
 
 impl Class8 {
     /// That of a packet.
+    #[expect(clippy::inline_always, reason = "one load")]
+    #[inline(always)]
     pub(crate) fn of(packet: &Packet<'_>) -> Self {
         let at = &packet.bytes()[packet.layout().l3()..];
         Self(if packet.layout().is_ipv6() { at[0] << 4 | at[1] >> 4 } else { at[1] })
@@ -163,7 +165,8 @@ impl Headers {
 
     /// Makes `frame` one with these headers, a BTH and what comes behind it, with this traffic class if one is given, and with
     /// right checksums and ICRC (no UDP checksum).
-    #[inline]
+    #[expect(clippy::inline_always, reason = "its caller has in registers what the packet is made of")]
+    #[inline(always)]
     pub(crate) fn build<F: Frame, const N: usize>(
         &self,
         frame: &mut F,
@@ -175,7 +178,8 @@ impl Headers {
     }
 
     /// The same with a payload.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "its caller has in registers what the packet is made of")]
+    #[inline(always)]
     pub(crate) fn build_with<F: Frame, const N: usize>(
         &self,
         frame: &mut F,
@@ -186,30 +190,125 @@ impl Headers {
     ) -> Result<(), NoRoom> {
         const { assert!(N.is_multiple_of(4)) }
         frame.resize(self.frame_len(N + payload.len().next_multiple_of(4)))?;
-        let at = (usize::from(self.l3), usize::from(self.bth_at));
-        // With constants for most packets
-        if !self.v6 && at.1 == PLAIN.1 {
-            self.write(frame.bytes_mut(), PLAIN, false, class, base, behind, payload);
-        } else {
-            self.write(frame.bytes_mut(), at, self.v6, class, base, behind, payload);
+        let bytes = frame.bytes_mut();
+        // Most packets' heads are made, and their ICRCs, without a look at what was just written.
+        match payload {
+            Payload::There(len) if self.is_plain() => self.replace(bytes, class, base, N + len),
+            Payload::Copied([]) if self.is_plain() => self.write_plain(bytes, class, base, behind),
+            _ => self.write_any(bytes, class, base, behind, payload),
         }
-        debug_assert!(matches!(classify(frame.bytes()), Class::Roce(_)), "a packet");
+        debug_assert!(Packet::parse(frame.bytes()).is_some_and(|packet| packet.verify_icrc()), "a packet");
         Ok(())
     }
 
-    #[expect(clippy::inline_always, reason = "its callers know the shape")]
-    #[expect(clippy::too_many_arguments, reason = "a shape, and what is to be in it")]
+    /// Whether they are IPv4 without tags.
+    const fn is_plain(&self) -> bool {
+        !self.v6 && self.bth_at as usize == PLAIN.1
+    }
+
+    /// IP, UDP and BTH of a packet without tags that has so many bytes behind its BTH, the ICRC not counted: words as they lie
+    /// there, read in little-endian order.
+    #[expect(clippy::inline_always, reason = "what it makes stays in registers")]
     #[inline(always)]
-    fn write<const N: usize>(
+    fn head(&self, class: Option<Class8>, base: Base, behind: usize) -> [u32; icrc::HEAD] {
+        let own = |at: usize| {
+            let at = PLAIN.0 + at;
+            u32::from_le_bytes([self.bytes[at], self.bytes[at + 1], self.bytes[at + 2], self.bytes[at + 3]])
+        };
+        let class = class.map_or(self.bytes[PLAIN.0 + 1], |Class8(class)| class);
+        let udp_len = (Udp::LEN + Bth::LEN + behind + ICRC_LEN) as u16;
+        let len = udp_len + Ipv4::LEN as u16;
+        let sum = u32::from(self.sum) + u32::from(len) + u32::from(class);
+        let checksum = Sum::default().add_word(sum).checksum();
+        let big = |half: u16| u32::from(half.swap_bytes());
+        let [operation, queue_pair, psn] = self.bth_words(base, 0);
+        [
+            own(0) & 0xff | u32::from(class) << 8 | big(len) << 16,
+            own(4),
+            own(8) & 0xffff | big(checksum) << 16,
+            own(12),
+            own(16),
+            own(20) & 0xffff | big(rocev2::UDP_PORT) << 16,
+            // There is no UDP checksum.
+            big(udp_len),
+            operation,
+            queue_pair,
+            psn,
+        ]
+    }
+
+    /// The words of a BTH, read in little-endian order
+    #[expect(clippy::inline_always, reason = "what it makes stays in registers")]
+    #[inline(always)]
+    const fn bth_words(&self, base: Base, padding: usize) -> [u32; Bth::LEN / 4] {
+        let [flags, high, low] = self.bth;
+        let flags = flags | (padding as u8) << 4 | if base.solicited { SOLICITED } else { 0 };
+        [
+            u32::from_le_bytes([base.opcode.0, flags, high, low]),
+            ((base.becn as u32) << 30 | base.qpn.get()).swap_bytes(),
+            ((base.ack_req as u32) << 31 | base.psn.get()).swap_bytes(),
+        ]
+    }
+
+    /// Writes the Ethernet header and the head of a packet without tags.
+    #[expect(clippy::inline_always, reason = "what it writes is in registers")]
+    #[inline(always)]
+    fn put_head(&self, bytes: &mut [u8], head: [u32; icrc::HEAD]) {
+        let (ethernet, rest) = bytes.split_at_mut(PLAIN.0);
+        ethernet.copy_from_slice(&self.bytes[..PLAIN.0]);
+        for (place, word) in rest.as_chunks_mut().0.iter_mut().zip(head) {
+            *place = word.to_le_bytes();
+        }
+    }
+
+    /// A packet without tags and payload.
+    #[expect(clippy::inline_always, reason = "its caller has what is behind the BTH in registers")]
+    #[inline(always)]
+    fn write_plain<const N: usize>(
         &self,
         bytes: &mut [u8],
-        (l3, head): (usize, usize),
-        v6: bool,
+        class: Option<Class8>,
+        base: Base,
+        behind: &[u8; N],
+    ) {
+        let at = PLAIN.1 + Bth::LEN;
+        let bytes = &mut bytes[..at + N + ICRC_LEN];
+        let head = self.head(class, base, N);
+        self.put_head(bytes, head);
+        bytes[at..at + N].copy_from_slice(behind);
+        bytes[at + N..].copy_from_slice(&icrc::of_parts(head, behind).to_le_bytes());
+    }
+
+    /// A packet without tags gets another Ethernet header and head; what is behind it, so many bytes, stays. Its ICRC changes
+    /// by what these change it by.
+    #[expect(clippy::inline_always, reason = "it is the last thing that its caller does")]
+    #[inline(always)]
+    fn replace(&self, bytes: &mut [u8], class: Option<Class8>, base: Base, behind: usize) {
+        let at = PLAIN.1 + Bth::LEN;
+        let bytes = &mut bytes[..at + behind + ICRC_LEN];
+        let mut xor = self.head(class, base, behind);
+        let head = xor;
+        for (word, old) in xor.iter_mut().zip(bytes[PLAIN.0..at].as_chunks().0) {
+            *word ^= u32::from_le_bytes(*old);
+        }
+        self.put_head(bytes, head);
+        if let Some(place) = bytes.last_chunk_mut() {
+            let icrc = u32::from_le_bytes(*place) ^ icrc::change_of_head(xor, behind);
+            *place = icrc.to_le_bytes();
+        }
+    }
+
+    /// Any packet.
+    #[inline(never)]
+    fn write_any<const N: usize>(
+        &self,
+        bytes: &mut [u8],
         class: Option<Class8>,
         base: Base,
         behind: &[u8; N],
         payload: Payload<'_>,
     ) {
+        let (l3, head, v6) = (usize::from(self.l3), usize::from(self.bth_at), self.v6);
         let padding = payload.len().wrapping_neg() % 4;
         let len = head + Bth::LEN + N + payload.len() + padding + ICRC_LEN;
         let bytes = &mut bytes[..len];
@@ -234,16 +333,10 @@ impl Headers {
             bytes[l3 + 2..l3 + 4].copy_from_slice(&ip_len.to_be_bytes());
             bytes[l3 + 10..l3 + 12].copy_from_slice(&Sum::default().add_word(words).checksum().to_be_bytes());
         }
-        let [flags, high, low] = self.bth;
-        let flags = flags | (padding as u8) << 4 | if base.solicited { SOLICITED } else { 0 };
-        let words = [
-            u32::from_be_bytes([base.opcode.0, flags, high, low]),
-            u32::from(base.becn) << 30 | base.qpn.get(),
-            u32::from(base.ack_req) << 31 | base.psn.get(),
-        ];
         let at = head + Bth::LEN;
+        let words = self.bth_words(base, padding);
         for (place, word) in bytes[head..at].as_chunks_mut().0.iter_mut().zip(words) {
-            *place = word.to_be_bytes();
+            *place = word.to_le_bytes();
         }
         bytes[at..at + N].copy_from_slice(behind);
         let end = at + N + payload.len();

@@ -14,6 +14,7 @@ use crate::way::Way;
 use crate::{Id, NONE};
 use core::num::NonZero;
 use rocev2::aeth::{NakCode, Syndrome};
+use rocev2::atomic::AtomicEth;
 use rocev2::rewrite::Rewriter;
 use rocev2::{Class, Fault, Layout, Packet, Psn, Qpn, classify};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
@@ -33,6 +34,8 @@ pub(crate) enum Done {
 }
 
 impl Swordbox {
+    #[expect(clippy::inline_always, reason = "callers know what kind of packet it is, and of what shape")]
+    #[inline(always)]
     pub(crate) fn on_request<O: Output>(
         &mut self,
         frame: &mut O::Frame,
@@ -43,31 +46,55 @@ impl Swordbox {
         out: &mut O,
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
-        let Some(mut id) = self.end_of(&packet) else {
+        let Some(id) = self.end_of(&packet) else {
             return self.on_stranger(frame, layout, port, now, out);
         };
-        let is_strict = self.flows[id as usize].stage == Stage::Strict;
         if self.flows[id as usize].server == NO_SERVER {
             // Nothing is done for it but to tell how many there are.
             self.ends[id as usize].seen = now;
             return self.forward.route(frame, port, now, out);
         }
+        let is_strict = self.flows[id as usize].stage == Stage::Strict;
         let end = &mut self.ends[id as usize];
         // A connection's sides differ only after requests of it: then it is known where those come from.
-        if is_strict && end.knows(&packet, port) {
-            end.seen = now;
-            if let Some(passage) = self.straight_way_of(id, &packet, op)
-                && packet.verify_icrc()
-            {
-                debug_assert_eq!(self.way_of(id, &packet, op, now), Way::Lane(passage), "the long way");
-                let flow = &mut self.flows[id as usize];
-                flow.nak_due = false;
-                flow.nak_sent = false;
-                return match self.share(id, passage, frame, layout, now) {
-                    Done::Sent(port) | Done::Answered(port) => Verdict::Forward(port),
-                    _ => Verdict::Consume,
-                };
+        let is_known = is_strict && end.knows(&packet, port);
+        if is_known
+            && let Some(passage) = self.straight_way_of(id, &packet, op)
+            && match op.kind {
+                Kind::Atomic if !layout.is_ipv6() => packet.verify_icrc_behind::<{ AtomicEth::LEN }>(),
+                _ => packet.verify_icrc_inline(),
             }
+        {
+            debug_assert_eq!(self.way_of(id, &packet, op, now), Way::Lane(passage), "the long way");
+            self.ends[id as usize].seen = now;
+            let flow = &mut self.flows[id as usize];
+            flow.nak_due = false;
+            flow.nak_sent = false;
+            return match self.share_inline(id, passage, frame, layout, now) {
+                Done::Sent(port) | Done::Answered(port) => Verdict::Forward(port),
+                _ => Verdict::Consume,
+            };
+        }
+        self.on_request_of(id, is_known, frame, layout, op, port, now, out)
+    }
+
+    /// A request of a client to which `id` belongs; whether it is known to be.
+    #[allow(clippy::too_many_arguments, reason = "a frame and what is known of it")]
+    #[inline(never)]
+    fn on_request_of<O: Output>(
+        &mut self,
+        mut id: Id,
+        is_known: bool,
+        frame: &mut O::Frame,
+        layout: Layout,
+        op: Op,
+        port: PortId,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
+        let packet = Packet::new(frame.bytes(), layout);
+        if is_known {
+            self.ends[id as usize].seen = now;
         } else {
             if self.is_reborn(id, &packet, now) {
                 self.remember_if_elsewhere(id, &packet);

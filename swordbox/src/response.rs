@@ -15,6 +15,8 @@ use rocev2::{Fault, Layout, Msn, Opcode, Packet, Psn};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
 
 impl Swordbox {
+    #[expect(clippy::inline_always, reason = "callers know what kind of packet it is, and of what shape")]
+    #[inline(always)]
     pub(crate) fn on_response<O: Output>(
         &mut self,
         frame: &mut O::Frame,
@@ -34,15 +36,37 @@ impl Swordbox {
             return Verdict::Drop(DropReason::NoQueuePair);
         }
         // To the client's end
-        let Some(mut to) = self.end_of(&packet) else {
+        let Some(to) = self.end_of(&packet) else {
             return self.pass_unknown(frame, layout, port, now, out);
         };
         if let Some(lane) = self.straight_answer_to(to, &packet, server, port)
-            && packet.verify_icrc()
+            && if layout.is_ipv6() {
+                packet.verify_icrc()
+            } else {
+                packet.verify_icrc_behind::<{ Aeth::LEN }>()
+            }
         {
             self.ends[to as usize].seen = now;
             return self.answer_straight(lane, frame, now, out);
         }
+        self.on_response_to(to, server, frame, layout, port, now, out)
+    }
+
+    /// A response of a server to a client's end.
+    #[allow(clippy::too_many_arguments, reason = "a frame and what is known of it")]
+    #[inline(never)]
+    fn on_response_to<O: Output>(
+        &mut self,
+        mut to: Id,
+        server: u8,
+        frame: &mut O::Frame,
+        layout: Layout,
+        port: PortId,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
+        let packet = Packet::new(frame.bytes(), layout);
+        let from = source_of(&packet);
         if self.ends[to as usize].headers.is_of_another(&packet) && packet.verify_icrc() {
             self.part(to);
             let Some(new) = self.end_of(&packet) else {

@@ -57,6 +57,20 @@ impl Swordbox {
     pub(crate) fn share<F: Frame>(
         &mut self,
         id: Id,
+        passage: Passage,
+        frame: &mut F,
+        layout: Layout,
+        now: Nanos,
+    ) -> Done {
+        self.share_inline(id, passage, frame, layout, now)
+    }
+
+    /// The same for a caller that knows much of the request when it is compiled.
+    #[expect(clippy::inline_always, reason = "what its caller knows needs no look")]
+    #[inline(always)]
+    pub(crate) fn share_inline<F: Frame>(
+        &mut self,
+        id: Id,
         Passage { lane, line, known, wish }: Passage,
         frame: &mut F,
         layout: Layout,
@@ -201,6 +215,12 @@ impl Swordbox {
     /// The first operation under way on a lane is done, and found this if it was an atomic or a READ. What its client is to
     /// be told, if it is.
     pub(crate) fn complete(&mut self, lane: Id, found: Option<u64>) -> Option<(Id, Psn, Answer)> {
+        self.complete_inline(lane, found)
+    }
+
+    #[expect(clippy::inline_always, reason = "its caller uses at once what it finds")]
+    #[inline(always)]
+    pub(crate) fn complete_inline(&mut self, lane: Id, found: Option<u64>) -> Option<(Id, Psn, Answer)> {
         let there = &mut self.lanes[lane as usize];
         let psn = there.acked;
         there.acked = psn.add(1);

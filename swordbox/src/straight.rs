@@ -14,7 +14,11 @@ use switch::{Nanos, Output, PortId, Verdict};
 
 impl Swordbox {
     /// The way on its lane of a request that is the next of a client for which nothing waits.
-    #[inline]
+    #[expect(
+        clippy::inline_always,
+        reason = "its caller knows what kind of request it is, and of what shape"
+    )]
+    #[inline(always)]
     pub(crate) fn straight_way_of(&self, id: Id, packet: &Packet<'_>, op: Op) -> Option<Passage> {
         let flow = &self.flows[id as usize];
         if flow.stage != Stage::Strict
@@ -54,7 +58,8 @@ impl Swordbox {
 
     /// The lane whose oldest operation, and nothing else, `packet` acknowledges, which went to the client's end `to`; if it is
     /// no atomic, and nobody waits.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "its caller knows what shape the packet has")]
+    #[inline(always)]
     pub(crate) fn straight_answer_to(
         &self,
         to: Id,
@@ -80,7 +85,8 @@ impl Swordbox {
     }
 
     /// The oldest operation on a lane is done; its client's answer takes the frame.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "its caller knows what shape the packet has")]
+    #[inline(always)]
     pub(crate) fn answer_straight<O: Output>(
         &mut self,
         lane: Id,
@@ -90,7 +96,7 @@ impl Swordbox {
     ) -> Verdict {
         let there = &mut self.lanes[lane as usize];
         there.hear(there.acked, now);
-        let verdict = match self.complete(lane, None) {
+        let verdict = match self.complete_inline(lane, None) {
             Some((id, psn, answer)) => {
                 self.counters.acks.add(1);
                 self.answer_in(frame, id, psn, answer)

@@ -5,7 +5,7 @@
 //! Instruction", Intel, 2009, in its bit-reflected form.
 #![allow(unsafe_code)]
 
-use super::{MASKED, Masks, POWER};
+use super::{HEAD, MASKED, Masks, POWER};
 use core::arch::x86_64::{
     __m128i, _mm_and_si128, _mm_blendv_epi8, _mm_clmulepi64_si128, _mm_cvtsi32_si128, _mm_cvtsi64_si128,
     _mm_cvtsi128_si64, _mm_extract_epi32, _mm_loadu_si128, _mm_or_si128, _mm_set_epi32, _mm_set_epi64x,
@@ -176,15 +176,104 @@ pub(super) fn end(word: u32, follow: usize, end: &[u8; 24]) -> Option<u32> {
 #[inline]
 #[target_feature(enable = "pclmulqdq,sse2,ssse3,sse4.1")]
 fn fold_end(word: u32, follow: usize, end: &[u8; 24]) -> u32 {
-    // 64 bits that `bytes` follow are as much of the last block, which counts as it is, if multiplied by this.
-    let moved = |bits: u64, bytes: usize| {
-        let power = i64::from(POWER[bytes - 4]) << 1;
-        _mm_clmulepi64_si128::<0>(_mm_cvtsi64_si128(bits as i64), _mm_cvtsi64_si128(power))
-    };
     let (first, last) = end.split_first_chunk::<8>().expect("more than 8 bytes");
-    let x = moved(u64::from_le_bytes(*first), 16);
-    let x = _mm_xor_si128(x, moved(u64::from(word) << 32, follow));
-    reduce_block(_mm_xor_si128(x, load(last.first_chunk().expect("16 bytes"))))
+    let x = load(last.first_chunk().expect("16 bytes"));
+    let x = add(x, u64::from_le_bytes(*first), POWER[16 - 4]);
+    reduce_block(add(x, pair(0, word), POWER[follow - 4]))
+}
+
+/// Runs a packet that begins with `head` and ends with `tail` through the CRC register; `None` if the CPU cannot.
+///
+/// Each pair of words by itself: none waits for another, as blocks that are folded into one another would. And here, not in a
+/// function that gets the words in memory: written as single words, they could not be read as pairs without a stall.
+#[expect(clippy::inline_always, reason = "its caller has the words in registers")]
+#[inline(always)]
+pub(super) fn of_words<const N: usize>(crc: u32, mut head: [u32; HEAD], tail: &[u8; N]) -> Option<u32> {
+    const { assert!(N.is_multiple_of(4)) }
+    if !available() {
+        return None;
+    }
+    head[0] ^= crc;
+    if N.is_multiple_of(8) {
+        let pairs: [u64; HEAD / 2] = core::array::from_fn(|n| pair(head[2 * n], head[2 * n + 1]));
+        return Some(sum_pairs(pairs, tail));
+    }
+    // A zero in front of a packet is nothing.
+    let (next, tail) = tail.split_first_chunk()?;
+    let next = u32::from_le_bytes(*next);
+    let pairs: [u64; HEAD / 2 + 1] = core::array::from_fn(|n| {
+        pair(if n == 0 { 0 } else { head[2 * n - 1] }, if 2 * n == HEAD { next } else { head[2 * n] })
+    });
+    Some(sum_pairs(pairs, tail))
+}
+
+/// A packet's CRC, by pairs of words and the bytes behind them, a multiple of eight; the CPU is known to be able.
+#[expect(clippy::inline_always, reason = "as above")]
+#[inline(always)]
+fn sum_pairs<const N: usize>(pairs: [u64; N], tail: &[u8]) -> u32 {
+    let tail = tail.as_chunks().0;
+    let (first, last) = match tail {
+        [.., before, last] => (u64::from_le_bytes(*before), u64::from_le_bytes(*last)),
+        [last] => (pairs[N - 1], u64::from_le_bytes(*last)),
+        [] => (pairs[N - 2], pairs[N - 1]),
+    };
+    // SAFETY: the CPU features that the functions are compiled for are there.
+    let mut sum = unsafe { last_block(first, last) };
+    let all = N + tail.len();
+    for (n, bits) in pairs.into_iter().enumerate() {
+        if n + 2 < all {
+            // SAFETY: as above.
+            sum = unsafe { add(sum, bits, POWER[8 * (all - 1 - n) - 4]) };
+        }
+    }
+    for (n, bits) in tail.iter().enumerate() {
+        if N + n + 2 < all {
+            // SAFETY: as above.
+            sum = unsafe { add(sum, u64::from_le_bytes(*bits), POWER[8 * (tail.len() - 1 - n) - 4]) };
+        }
+    }
+    // SAFETY: as above.
+    unsafe { reduce_block(sum) }
+}
+
+/// What a change of a packet's head changes the CRC by, `follow` bytes before the packet's end, of which there are four or
+/// more; `None` if the CPU cannot, or there are too many.
+#[expect(clippy::inline_always, reason = "as above")]
+#[inline(always)]
+pub(super) fn change_of_words(xor: [u32; HEAD], follow: usize) -> Option<u32> {
+    let powers: &[u32; 4 * HEAD - 7] = POWER.get(follow.checked_sub(4)?..)?.first_chunk()?;
+    if !available() {
+        return None;
+    }
+    // SAFETY: the CPU features that the functions are compiled for are there.
+    let mut sum = unsafe { last_block(0, 0) };
+    for n in (0..HEAD).step_by(2) {
+        // SAFETY: as above.
+        sum = unsafe { add(sum, pair(xor[n], xor[n + 1]), powers[4 * (HEAD - 2 - n)]) };
+    }
+    // SAFETY: as above.
+    Some(unsafe { reduce_block(sum) })
+}
+
+/// Two words, the first of which comes first.
+#[inline]
+const fn pair(first: u32, second: u32) -> u64 {
+    (second as u64) << 32 | first as u64
+}
+
+/// The last 128 bits of a packet
+#[inline]
+#[target_feature(enable = "pclmulqdq,sse2,ssse3,sse4.1")]
+fn last_block(first: u64, second: u64) -> __m128i {
+    _mm_set_epi64x(second as i64, first as i64)
+}
+
+/// Adds 64 bits to the last block, as much of it: `power` is that of the bytes that follow them, less four.
+#[inline]
+#[target_feature(enable = "pclmulqdq,sse2,ssse3,sse4.1")]
+fn add(sum: __m128i, bits: u64, power: u32) -> __m128i {
+    let power = _mm_cvtsi64_si128(i64::from(power) << 1);
+    _mm_xor_si128(sum, _mm_clmulepi64_si128::<0>(_mm_cvtsi64_si128(bits as i64), power))
 }
 
 /// Reduces the last block of a packet: 128 bits to 96, to 64, to 32.

@@ -47,7 +47,10 @@ const fn masks(ip: &[(usize, u8)], ip_len: usize) -> Masks {
 const IPV4_FIELDS: [(usize, u8); 4] = [(1, 0xff), (8, 0xff), (10, 0xff), (11, 0xff)];
 /// Traffic class and flow label, hop limit
 const IPV6_FIELDS: [(usize, u8); 5] = [(0, 0x0f), (1, 0xff), (2, 0xff), (3, 0xff), (7, 0xff)];
-static IPV4_MASKS: Masks = masks(&IPV4_FIELDS, Ipv4::LEN);
+const fn masks_v4() -> Masks {
+    masks(&IPV4_FIELDS, Ipv4::LEN)
+}
+static IPV4_MASKS: Masks = masks_v4();
 static IPV6_MASKS: Masks = masks(&IPV6_FIELDS, Ipv6::LEN);
 
 /// The ICRC that the packet's bytes call for.
@@ -61,6 +64,12 @@ pub fn compute(frame: &[u8], layout: &Layout) -> u32 {
 /// IP header to the ICRC, and its UDP header begins `udp` bytes on.
 #[inline]
 pub fn compute_for(packet: &[u8], v6: bool, udp: usize) -> u32 {
+    compute_inline(packet, v6, udp)
+}
+
+#[expect(clippy::inline_always, reason = "some callers know all but the bytes")]
+#[inline(always)]
+pub(crate) fn compute_inline(packet: &[u8], v6: bool, udp: usize) -> u32 {
     let (masks, ip_len) = if v6 { (&IPV6_MASKS, Ipv6::LEN) } else { (&IPV4_MASKS, Ipv4::LEN) };
     if udp != ip_len || packet.len() < 16 {
         return compute_with_options(packet, v6, udp);
@@ -189,6 +198,60 @@ fn end_by_words(word: u32, follow: usize, end: &[u8; 24]) -> u32 {
     changes.word(word, follow);
     for (n, &word) in end.as_chunks::<4>().0.iter().enumerate() {
         changes.word(u32::from_le_bytes(word), end.len() - 4 * (n + 1));
+    }
+    changes.effect()
+}
+
+/// Words of a packet of IPv4 without options from its first byte to the end of its BTH
+pub const HEAD: usize = (Ipv4::LEN + Udp::LEN + crate::Bth::LEN) / 4;
+
+/// The bits of these that the ICRC reads as ones, the words read in little-endian order
+const HEAD_MASKS: [u32; HEAD] = {
+    let mut masks = [0; HEAD];
+    let mut n = 0;
+    while n < HEAD {
+        let bytes = masks_v4();
+        masks[n] = u32::from_le_bytes([bytes[4 * n], bytes[4 * n + 1], bytes[4 * n + 2], bytes[4 * n + 3]]);
+        n += 1;
+    }
+    masks
+};
+
+/// The ICRC of a packet of IPv4 without options, for those who have it in registers: the words from its first byte to the end
+/// of its BTH, each read in little-endian order, and the bytes behind, a multiple of four.
+#[expect(
+    clippy::inline_always,
+    reason = "words that its caller has in registers would go through memory, in other sizes"
+)]
+#[inline(always)]
+pub fn of_parts<const N: usize>(mut head: [u32; HEAD], behind: &[u8; N]) -> u32 {
+    for (word, mask) in head.iter_mut().zip(HEAD_MASKS) {
+        *word |= mask;
+    }
+    #[cfg(target_arch = "x86_64")]
+    if let Some(crc) = clmul::of_words(AFTER_LINK_HEADER, head, behind) {
+        return !crc;
+    }
+    let crc = head.iter().fold(AFTER_LINK_HEADER, |crc, word| table::update(crc, &word.to_le_bytes()));
+    !table::update(crc, behind)
+}
+
+/// What the ICRC of a packet of IPv4 without options changes by, if the words from its first byte to the end of its BTH change
+/// by these (old XOR new, each read in little-endian order), and nothing in the `follow` bytes between them and the ICRC, of
+/// which there are at least four.
+#[expect(clippy::inline_always, reason = "as above")]
+#[inline(always)]
+pub fn change_of_head(mut xor: [u32; HEAD], follow: usize) -> u32 {
+    for (word, mask) in xor.iter_mut().zip(HEAD_MASKS) {
+        *word &= !mask;
+    }
+    #[cfg(target_arch = "x86_64")]
+    if let Some(change) = clmul::change_of_words(xor, follow) {
+        return change;
+    }
+    let mut changes = Changes::new();
+    for (n, word) in xor.into_iter().enumerate() {
+        changes.word(word, follow + 4 * (HEAD - 1 - n));
     }
     changes.effect()
 }

@@ -175,6 +175,33 @@ proptest! {
     }
 
     #[test]
+    fn words_make_the_icrc(head: [u32; HEAD], behind: [u8; 40]) {
+        fn right<const N: usize>(head: [u32; HEAD], behind: &[u8; 40]) -> (u32, u32) {
+            let behind = behind.first_chunk::<N>().unwrap();
+            let packet: Vec<u8> = head.iter().flat_map(|w| w.to_le_bytes()).chain(*behind).collect();
+            (of_parts(head, behind), compute_for(&packet, false, Ipv4::LEN))
+        }
+        let made = [right::<0>, right::<4>, right::<8>, right::<12>, right::<16>, right::<24>, right::<28>, right::<40>];
+        for (found, expected) in made.map(|made| made(head, &behind)) {
+            prop_assert_eq!(found, expected);
+        }
+    }
+
+    #[test]
+    fn a_changed_head_changes_the_icrc(
+        old: [u32; HEAD],
+        new: [u32; HEAD],
+        behind in proptest::collection::vec(any::<u32>(), 1..1100),
+    ) {
+        let icrc = |head: [u32; HEAD]| {
+            let packet: Vec<u8> = head.iter().chain(&behind).flat_map(|word| word.to_le_bytes()).collect();
+            compute_for(&packet, false, Ipv4::LEN)
+        };
+        let xor = core::array::from_fn(|n| old[n] ^ new[n]);
+        prop_assert_eq!(icrc(old) ^ icrc(new), change_of_head(xor, 4 * behind.len()));
+    }
+
+    #[test]
     fn changed_words_correct_the_icrc(
         v6: bool,
         words in proptest::collection::vec(any::<u32>(), 0..1100),
