@@ -2,6 +2,7 @@
 
 use crate::ring::{Reader, Writer};
 use crate::submit;
+use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use representative::process::{Event, Failure, Message, Refusal, SendError};
 use representative::{Process, ProcessId};
@@ -52,7 +53,8 @@ impl Shared {
 }
 
 /// What the control thread tells a process.
-pub(crate) enum Command {
+#[derive(Debug)]
+pub enum Command {
     /// What the machine's clock shows
     Clock(Timestamp),
     /// Whether a peer is there
@@ -62,7 +64,8 @@ pub(crate) enum Command {
 }
 
 /// It has left.
-pub(crate) struct Gone;
+#[derive(Clone, Copy, Debug)]
+pub struct Gone;
 
 /// How far a process that leaves is
 #[derive(Clone, Copy, Debug)]
@@ -77,8 +80,11 @@ enum Leaving {
     Told,
 }
 
-/// A process on a port.
-pub(crate) struct Host {
+/// The polling thread's ends of the rings: what is to be sent, what was delivered, events
+pub(crate) type Rings = (Reader, Writer, Producer<Event>);
+
+/// A process on a port, between the rings of its application.
+pub struct Host {
     process: Process,
     sends: Reader,
     deliveries: Writer,
@@ -103,7 +109,7 @@ impl Host {
     pub(crate) fn new(
         process: Process,
         tell_settled: bool,
-        (sends, deliveries, events): (Reader, Writer, Producer<Event>),
+        (sends, deliveries, events): Rings,
         shared: Arc<Shared>,
     ) -> Self {
         Self {
@@ -298,6 +304,12 @@ impl Function for Host {
             self.leaving = Some(Leaving::Told);
             Gone
         })
+    }
+}
+
+impl fmt::Debug for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Host").field("process", &self.process).finish_non_exhaustive()
     }
 }
 
