@@ -3,7 +3,7 @@
 mod control;
 
 use crate::config::Config;
-use crate::function::{Host, Rings, Shared};
+use crate::function::{Host, ORIGIN, Rings, Shared, origin};
 use crate::ring::{INLINE, Reader, Writer, ring};
 use crate::submit::{self, Limits};
 use control::Ask;
@@ -168,11 +168,12 @@ impl fmt::Debug for Handle {
 
 /// The half of an endpoint that sends.
 pub struct Sender {
-    ring: Writer,
+    ring: Writer<0>,
     limits: Limits,
     /// Scatterings that were taken
     given: u64,
-    record: Vec<u8>,
+    /// Memory for a record that is passed on as a vector
+    long: Vec<u8>,
     handle: Handle,
 }
 
@@ -190,13 +191,16 @@ impl Sender {
             return Err(SendError::Left);
         }
         self.limits.check(messages, |place| shared.dead[place].load(Ordering::Relaxed))?;
-        submit::write(messages, &mut self.record);
-        let written = if self.record.len() <= INLINE {
-            self.ring.write(&[], &[&self.record]).is_ok()
+        let len = submit::len(messages);
+        let written = if len <= INLINE {
+            self.ring.begin([], len).map(|record| submit::write(messages, record)).is_ok()
         } else {
-            let record = core::mem::take(&mut self.record);
-            self.ring.write_owned(&[], record).map_err(|record| self.record = record).is_ok()
+            let mut record = core::mem::take(&mut self.long);
+            record.clear();
+            submit::write(messages, &mut record);
+            self.ring.write_owned([], record).map_err(|record| self.long = record).is_ok()
         };
+        self.ring.publish();
         if !written {
             return Err(SendError::Full);
         }
@@ -215,7 +219,7 @@ type FailCallback = Box<dyn FnMut(Failed) + Send>;
 
 /// The half of an endpoint that receives messages and events.
 pub struct Receiver {
-    ring: Reader,
+    ring: Reader<ORIGIN>,
     events: Consumer<Event>,
     callback: Option<FailCallback>,
     handle: Handle,
@@ -310,14 +314,6 @@ impl Receiver {
     }
 }
 
-/// The timestamp and the sender of a record
-fn origin(head: &[u8]) -> (Timestamp, ProcessId) {
-    let (timestamp, src) = head.split_at(8);
-    let timestamp = u64::from_ne_bytes(timestamp.try_into().expect("eight bytes are eight bytes"));
-    let src = u32::from_ne_bytes(src.try_into().expect("the polling thread writes four bytes behind"));
-    (Timestamp::new(timestamp), ProcessId(src))
-}
-
 #[allow(
     clippy::disallowed_methods,
     reason = "the application's thread waits, and nothing of the protocol depends on it"
@@ -329,8 +325,8 @@ fn now() -> Instant {
 /// The application's ends of its rings, and what it reads of the process
 struct Near {
     shared: Arc<Shared>,
-    sends: Writer,
-    deliveries: Reader,
+    sends: Writer<0>,
+    deliveries: Reader<ORIGIN>,
     events: Consumer<Event>,
 }
 
@@ -388,7 +384,7 @@ impl Endpoint {
         let thread = Mutex::new(thread);
         let handle = Handle(Arc::new(Running { shared, counters, own: config.own.id, peers, asks, thread }));
         let limits = Limits::of(config);
-        let sender = Sender { ring: sends, limits, given: 0, record: Vec::new(), handle: handle.clone() };
+        let sender = Sender { ring: sends, limits, given: 0, long: Vec::new(), handle: handle.clone() };
         let receiver = Receiver { ring: deliveries, events, callback: None, handle };
         Self { sender, receiver }
     }

@@ -1,6 +1,6 @@
 //! The polling thread's part: a process on a port, between the rings of its application.
 
-use crate::ring::{Reader, Writer};
+use crate::ring::{Reader, Taken, Writer};
 use crate::submit;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -81,13 +81,32 @@ enum Leaving {
 }
 
 /// The polling thread's ends of the rings: what is to be sent, what was delivered, events
-pub(crate) type Rings = (Reader, Writer, Producer<Event>);
+pub(crate) type Rings = (Reader<0>, Writer<ORIGIN>, Producer<Event>);
+
+/// Bytes of the head of a delivery: timestamp and sender
+pub(crate) const ORIGIN: usize = 12;
+
+/// The head of a delivery
+#[inline]
+fn head(timestamp: Timestamp, src: ProcessId) -> [u8; ORIGIN] {
+    let mut head = [0; ORIGIN];
+    head[..8].copy_from_slice(&timestamp.nanos().to_ne_bytes());
+    head[8..].copy_from_slice(&src.0.to_ne_bytes());
+    head
+}
+
+/// The timestamp and the sender in it
+#[inline]
+pub(crate) fn origin(head: &[u8; ORIGIN]) -> (Timestamp, ProcessId) {
+    let [a, b, c, d, e, f, g, h, src @ ..] = *head;
+    (Timestamp::new(u64::from_ne_bytes([a, b, c, d, e, f, g, h])), ProcessId(u32::from_ne_bytes(src)))
+}
 
 /// A process on a port, between the rings of its application.
 pub struct Host {
     process: Process,
-    sends: Reader,
-    deliveries: Writer,
+    sends: Reader<0>,
+    deliveries: Writer<ORIGIN>,
     events: Producer<Event>,
     tell_settled: bool,
     shared: Arc<Shared>,
@@ -131,29 +150,26 @@ impl Host {
 
     /// Takes what the application wants sent, as long as the process has room.
     fn take_sends(&mut self, now: Nanos) {
-        for _ in 0..TAKEN_A_TURN {
+        let Self { sends, process, refused, list, .. } = self;
+        let mut left = TAKEN_A_TURN;
+        sends.each(|[], record| {
             // A scattering that is refused has as many events as messages: one at a time.
-            if !self.refused.is_empty() {
-                return;
+            if left == 0 || !refused.is_empty() {
+                return Taken::Not;
             }
-            let Self { sends, process, refused, list, .. } = self;
-            let taken = sends.next(|_, record| {
-                let messages = submit::read(record.bytes(), core::mem::take(list));
-                let taken = match process.unreliable_send(now, &messages) {
-                    Ok(_) => true,
-                    Err(SendError::Full) => false,
-                    Err(why) => {
-                        refuse(process, &messages, why, refused);
-                        true
-                    }
-                };
-                *list = submit::forget(messages);
-                taken
-            });
-            if taken != Some(true) {
-                return;
-            }
-        }
+            left -= 1;
+            let messages = submit::read(record.bytes(), core::mem::take(list));
+            let taken = match process.unreliable_send(now, &messages) {
+                Ok(_) => Taken::Yes,
+                Err(SendError::Full) => Taken::Not,
+                Err(why) => {
+                    refuse(process, &messages, why, refused);
+                    Taken::Yes
+                }
+            };
+            *list = submit::forget(messages);
+            taken
+        });
     }
 
     /// Tells the application what there is, as far as it has room.
@@ -167,8 +183,7 @@ impl Host {
         shared.commit.store(number(commit), Ordering::Relaxed);
         while let Some(message) = self.message.take().or_else(|| self.process.unreliable_recv()) {
             let Message { timestamp, src, payload } = message;
-            let head: [&[u8]; 2] = [&timestamp.nanos().to_ne_bytes(), &src.0.to_ne_bytes()];
-            match self.deliveries.write_owned(&head, payload) {
+            match self.deliveries.write_owned(head(timestamp, src), payload) {
                 Ok(memory) => memory.into_iter().for_each(|memory| self.process.reuse(memory)),
                 Err(_) if self.deliveries.is_abandoned() => {}
                 Err(payload) => {
@@ -177,6 +192,7 @@ impl Host {
                 }
             }
         }
+        self.deliveries.publish();
         while let Some(event) =
             self.event.take().or_else(|| self.refused.pop_front()).or_else(|| self.process.poll_event())
         {

@@ -16,8 +16,8 @@ const PORT: PortId = PortId(0);
 /// A process with what its application has
 struct Bench {
     host: Host,
-    sends: Writer,
-    deliveries: Reader,
+    sends: Writer<0>,
+    deliveries: Reader<ORIGIN>,
     events: Consumer<Event>,
     now: Nanos,
 }
@@ -42,7 +42,8 @@ impl Bench {
     fn send(&mut self, messages: &[(ProcessId, &[u8])]) {
         let mut record = Vec::new();
         submit::write(messages, &mut record);
-        assert_eq!(self.sends.write(&[], &[&record]), Ok(()));
+        assert_eq!(self.sends.write([], &record), Ok(()));
+        self.sends.publish();
     }
 
     /// A turn of the worker, a microsecond later, in which the port takes so many frames; they come back in it. How many it took
