@@ -4,7 +4,7 @@ use crate::ring::{Reader, Taken, Writer};
 use crate::submit;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use representative::process::{Event, Failure, Message, Refusal, SendError};
+use representative::process::{Event, Failure, Refusal, SendError};
 use representative::{Process, ProcessId};
 use rnic::Outbox;
 use rocev2::ethernet::{Ethernet, ethertype};
@@ -16,6 +16,8 @@ use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
 
 /// Scatterings that are taken in one turn at most, between which frames are received
 const TAKEN_A_TURN: usize = 64;
+/// A process has one port
+const PORT: PortId = PortId(0);
 /// Beacons by which a process that leaves says so: the switch may miss one
 const FAREWELLS: u64 = 3;
 /// Time-outs of messages that a process that leaves waits for what is not settled
@@ -113,8 +115,6 @@ pub struct Host {
     outbox: Outbox,
     /// Something came that may have to be told or answered.
     has_come: bool,
-    /// A message for which there was no room
-    message: Option<Message>,
     /// An event for which there was no room
     event: Option<Event>,
     /// Events of a scattering that was refused here
@@ -140,7 +140,6 @@ impl Host {
             shared,
             outbox: Outbox::default(),
             has_come: false,
-            message: None,
             event: None,
             refused: VecDeque::new(),
             leaving: None,
@@ -148,16 +147,21 @@ impl Host {
         }
     }
 
-    /// Takes what the application wants sent, as long as the process has room.
-    fn take_sends(&mut self, now: Nanos) {
-        let Self { sends, process, refused, list, .. } = self;
+    /// Takes what the application wants sent, as long as the wire and the process have room. What can leave at once, does.
+    fn take_sends<O: Output>(&mut self, now: Nanos, out: &mut O) {
+        let Self { sends, process, refused, list, outbox, .. } = self;
         let mut left = TAKEN_A_TURN;
         sends.each(|[], record| {
             // A scattering that is refused has as many events as messages: one at a time.
-            if left == 0 || !refused.is_empty() {
+            if left == 0 || !refused.is_empty() || outbox.is_waiting() || out.room(PORT) == 0 {
                 return Taken::Not;
             }
             left -= 1;
+            if let Some((dst, message)) = submit::read_one(record.bytes())
+                && outbox.send_one(out, |frame| process.send_at_once(now, dst, message, frame).is_some())
+            {
+                return Taken::Yes;
+            }
             let messages = submit::read(record.bytes(), core::mem::take(list));
             let taken = match process.unreliable_send(now, &messages) {
                 Ok(_) => Taken::Yes,
@@ -172,6 +176,12 @@ impl Host {
         });
     }
 
+    /// Sends what the process has to send.
+    fn transmit<O: Output>(&mut self, now: Nanos, out: &mut O) {
+        let Self { outbox, process, .. } = self;
+        outbox.send(out, |frame| process.poll_transmit(now, frame));
+    }
+
     /// Tells the application what there is, as far as it has room.
     fn tell(&mut self, now: Nanos) {
         let shared = &self.shared;
@@ -181,17 +191,13 @@ impl Host {
         let number = |barrier: Option<Timestamp>| barrier.map_or(Shared::NONE, Timestamp::nanos);
         shared.barrier.store(number(barrier), Ordering::Relaxed);
         shared.commit.store(number(commit), Ordering::Relaxed);
-        while let Some(message) = self.message.take().or_else(|| self.process.unreliable_recv()) {
-            let Message { timestamp, src, payload } = message;
-            match self.deliveries.write_owned(head(timestamp, src), payload) {
-                Ok(memory) => memory.into_iter().for_each(|memory| self.process.reuse(memory)),
-                Err(_) if self.deliveries.is_abandoned() => {}
-                Err(payload) => {
-                    self.message = Some(Message { timestamp, src, payload });
-                    break;
-                }
+        let Self { process, deliveries, .. } = self;
+        process.unreliable_recv_each(|timestamp, src, payload| {
+            match deliveries.write_owned(head(timestamp, src), payload) {
+                Err(_) if deliveries.is_abandoned() => Ok(None),
+                written => written,
             }
-        }
+        });
         self.deliveries.publish();
         while let Some(event) =
             self.event.take().or_else(|| self.refused.pop_front()).or_else(|| self.process.poll_event())
@@ -230,7 +236,7 @@ impl Host {
     fn is_waiting(&self) -> bool {
         self.has_come
             || self.outbox.is_waiting()
-            || self.message.is_some()
+            || self.process.has_message()
             || self.event.is_some()
             || !self.refused.is_empty()
             || !self.sends.is_empty()
@@ -292,9 +298,10 @@ impl Function for Host {
         if self.process.next_timer().is_some_and(|at| at <= now) {
             self.process.on_timer(now);
         }
-        self.take_sends(now);
-        let Self { outbox, process, .. } = self;
-        outbox.send(out, |frame| process.poll_transmit(now, frame));
+        // What is before the messages that the application has sent since; and what of them could not leave at once.
+        self.transmit(now, out);
+        self.take_sends(now, out);
+        self.transmit(now, out);
         self.tell(now);
         self.go_on_leaving(now);
     }

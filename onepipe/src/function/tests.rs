@@ -11,7 +11,6 @@ use switch::memory::{MemoryFrame, Sent};
 
 const TWIN: ProcessId = ProcessId(2);
 const NOBODY: ProcessId = ProcessId(3);
-const PORT: PortId = PortId(0);
 
 /// A process with what its application has
 struct Bench {

@@ -421,18 +421,55 @@ impl Process {
     /// The next message (Table 1, `onepipe_unreliable_recv`). Until it is taken, it takes of its sender's window.
     pub fn unreliable_recv(&mut self) -> Option<Message> {
         let (message, peer, cost) = self.inbox.pop_front()?;
+        self.give_free(peer, cost);
+        Some(message)
+    }
+
+    /// Shows messages, one after the other, to one who takes each of them and gives back its memory, if that is of no more use, or
+    /// gives back the message, which then stays the next. Whether all were taken.
+    pub fn unreliable_recv_each(
+        &mut self,
+        mut take: impl FnMut(Timestamp, ProcessId, Vec<u8>) -> Result<Option<Vec<u8>>, Vec<u8>>,
+    ) -> bool {
+        while let Some((message, peer, cost)) = self.inbox.front_mut() {
+            let (peer, cost) = (*peer, *cost);
+            match take(message.timestamp, message.src, core::mem::take(&mut message.payload)) {
+                Ok(memory) => {
+                    self.inbox.pop_front();
+                    self.give_free(peer, cost);
+                    if let Some(memory) = memory {
+                        self.reuse(memory);
+                    }
+                }
+                Err(payload) => {
+                    message.payload = payload;
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// Whether there is a message.
+    pub fn has_message(&self) -> bool {
+        !self.inbox.is_empty()
+    }
+
+    #[inline]
+    fn give_free(&mut self, peer: u32, cost: usize) {
         self.held -= cost;
         if let Some(Some(inbound)) = self.inbound.get_mut(peer as usize) {
             inbound.held -= cost;
+            if inbound.told_window >= self.config.receive_window / 4 {
+                return;
+            }
             let free = (self.config.receive_window as usize).saturating_sub(inbound.held) as u32;
-            if inbound.told_window < self.config.receive_window / 4 && free >= self.config.receive_window / 2
-            {
+            if free >= self.config.receive_window / 2 {
                 // It waits for this to be said.
                 inbound.told_window = u32::MAX;
                 self.owe_ack(peer);
             }
         }
-        Some(message)
     }
 
     /// Takes back the memory of a message that the application is done with, for another one. Nobody has to give it.

@@ -10,7 +10,7 @@ use zerocopy::IntoBytes;
 use super::config::PACKET_COST;
 use super::counters::Refusal;
 use super::inbound::{self, Inbound, Part, cost};
-use super::reorder::Turn;
+use super::reorder::{Turn, Waiting};
 use super::{ABANDONED_AFTER, ANSWERS, Message, Process, Source, write};
 
 /// "Congestion experienced" (RFC 3168)
@@ -119,7 +119,46 @@ impl Process {
         result.and(barriers)
     }
 
+    #[inline]
     fn take_packet(&mut self, peer: u32, packet: &inbound::Packet<'_>, now: Nanos) -> Result<(), Refusal> {
+        let cost = cost(packet.payload.len());
+        let has_room = |held: usize| {
+            held + cost <= self.config.receive_window as usize
+                && self.held + cost <= self.config.receive_buffer
+                && self.reorder.len() < self.config.receive_buffer / PACKET_COST
+        };
+        if packet.time >= self.barrier
+            && let Some(inbound) = &mut self.inbound[peer as usize]
+            && has_room(inbound.held)
+            && let Some(position) = inbound.take_in_turn(packet)
+        {
+            inbound.heard = now;
+            self.held += cost;
+            let mut data = self.outcome.spare.pop().unwrap_or_default();
+            data.clear();
+            data.extend_from_slice(packet.payload);
+            let run = inbound::Run { time: packet.time, position, data, ends: Vec::new(), cost };
+            self.reorder.push(
+                Turn::new(packet.time, self.peers[peer as usize].id, position),
+                peer,
+                Some(run),
+            );
+            self.has_come(peer, now);
+            self.counters.packets_taken.add(1);
+            self.counters.marked.add(packet.marked.into());
+            return Ok(());
+        }
+        self.take_any_packet(peer, packet, now)
+    }
+
+    /// The same for a packet that is anything but a message by itself that comes in its turn.
+    #[inline(never)]
+    fn take_any_packet(
+        &mut self,
+        peer: u32,
+        packet: &inbound::Packet<'_>,
+        now: Nanos,
+    ) -> Result<(), Refusal> {
         let cost = cost(packet.payload.len());
         let window = self.config.receive_window as usize;
         let inbound = self.inbound[peer as usize].get_or_insert_with(|| Box::new(Inbound::new(packet.psn)));
@@ -141,6 +180,21 @@ impl Process {
         };
         let result = inbound.take(packet, fit, &mut self.outcome);
         self.held = self.held + inbound.held - before;
+        self.has_come(peer, now);
+        self.counters.packets_taken.add(result.is_ok().into());
+        self.counters.marked.add(packet.marked.into());
+        self.take_outcome(peer);
+        if let Some(position) = result? {
+            let id = self.peers[peer as usize].id;
+            self.reorder.push(Turn::new(packet.time, id, position), peer, None);
+        }
+        Ok(())
+    }
+
+    /// Something has come of a sender, which is to be told, now or later.
+    #[inline]
+    fn has_come(&mut self, peer: u32, now: Nanos) {
+        let Some(Some(inbound)) = self.inbound.get_mut(peer as usize) else { return };
         inbound.untold += 1;
         if inbound.untold >= REPORTED_AFTER && self.reports.len() < ANSWERS {
             // The wire was busy, or nobody asked: an ACK would soon have forgotten this.
@@ -154,14 +208,6 @@ impl Process {
             inbound.tell_at = Some(at);
             self.arm(2 * peer + 1, at);
         }
-        self.counters.packets_taken.add(result.is_ok().into());
-        self.counters.marked.add(packet.marked.into());
-        self.take_outcome(peer);
-        if let Some(position) = result? {
-            let id = self.peers[peer as usize].id;
-            self.reorder.push(Turn::new(packet.time, id, position), peer, None);
-        }
-        Ok(())
     }
 
     /// Deals with what came of a call to a sender's state.
@@ -192,8 +238,15 @@ impl Process {
 
     /// Delivers what lies below the barrier, and below this process's own clock: whatever it sends afterwards is later than what
     /// it has seen (causality, section 4.1). The barrier is below the clock, unless this link is not part of it.
+    #[inline]
     pub(super) fn deliver(&mut self, now: Nanos) {
         self.wake = None;
+        if self.reorder.has_before(self.barrier) {
+            self.deliver_all(now);
+        }
+    }
+
+    fn deliver_all(&mut self, now: Nanos) {
         while let Some(turn) = self.reorder.first()
             && turn.time < self.barrier
         {
@@ -202,13 +255,12 @@ impl Process {
                 return;
             }
             self.clock.tell(now);
-            let Some((_, peer, run)) = self.reorder.pop() else { return };
+            let Some(Waiting { peer, run, .. }) = self.reorder.pop() else { return };
             if let Some(Some(inbound)) = self.inbound.get_mut(peer as usize) {
                 let before = inbound.held;
-                let decided = inbound.settle(turn.position, &mut self.outcome);
-                self.held = self.held + inbound.held - before;
-                self.take_outcome(peer);
-                if decided {
+                if inbound.settle(turn.position, &mut self.outcome) {
+                    self.held = self.held + inbound.held - before;
+                    self.take_outcome(peer);
                     self.owe_ack(peer);
                 }
             }
@@ -221,15 +273,20 @@ impl Process {
     fn deliver_run(&mut self, peer: u32, turn: Turn, run: inbound::Run) {
         let timestamp = Timestamp::new(run.time);
         self.counters.delivered.add(run.ends.len() as u64 + 1);
-        let mut start = 0;
-        // The run's last message gives free what all of them take.
-        for &end in &run.ends {
-            let payload = run.data[start..end as usize].to_vec();
-            self.inbox.push_back((Message { timestamp, src: turn.sender, payload }, peer, 0));
-            start = end as usize;
+        let inbound::Run { mut data, ends, cost, .. } = run;
+        if !ends.is_empty() {
+            let mut start = 0;
+            // The run's last message gives free what all of them take.
+            for end in ends {
+                let mut payload = self.outcome.spare.pop().unwrap_or_default();
+                payload.clear();
+                payload.extend_from_slice(&data[start..end as usize]);
+                self.inbox.push_back((Message { timestamp, src: turn.sender, payload }, peer, 0));
+                start = end as usize;
+            }
+            data.drain(..start);
         }
-        let payload = if start == 0 { run.data } else { run.data[start..].to_vec() };
-        self.inbox.push_back((Message { timestamp, src: turn.sender, payload }, peer, run.cost));
+        self.inbox.push_back((Message { timestamp, src: turn.sender, payload: data }, peer, cost));
     }
 
     /// Looks at one peer whether it has broken off in the middle of a run.
@@ -253,6 +310,12 @@ impl Process {
             inbound.queued = true;
             self.acks.push_back(peer);
         }
+    }
+
+    /// Whether there is any
+    #[inline]
+    pub(super) fn has_answers(&self) -> bool {
+        !(self.naks.is_empty() && self.reports.is_empty() && self.acks.is_empty())
     }
 
     /// The next ACK or NAK.

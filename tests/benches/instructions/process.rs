@@ -65,14 +65,21 @@ fn transmit(process: &mut Process, now: Nanos, frames: &mut Vec<Vec<u8>>, spare:
     }
 }
 
-/// A turn of one who sends: a burst of messages, what they become, and events.
+/// A turn of one who sends: what waits, a burst of messages, which leave at once where they can, and events.
 fn send(process: &mut Process, now: Nanos, frames: &mut Vec<Vec<u8>>, spare: &mut Vec<Vec<u8>>) -> usize {
     if process.next_timer().is_some_and(|at| at <= now) {
         process.on_timer(now);
     }
+    transmit(process, now, frames, spare);
     let dst = process.config().peers[0].id;
     for _ in 0..BURST {
-        process.unreliable_send(now, &[(dst, &PAYLOAD)]).expect("room");
+        let mut frame = spare.pop().expect("enough of them");
+        if process.send_at_once(now, dst, &PAYLOAD, &mut frame).is_some() {
+            frames.push(frame);
+        } else {
+            spare.push(frame);
+            process.unreliable_send(now, &[(dst, &PAYLOAD)]).expect("room");
+        }
     }
     transmit(process, now, frames, spare);
     let settled = |event: &Event| matches!(event, Event::Settled { failed: 0, .. });
