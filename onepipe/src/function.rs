@@ -199,6 +199,20 @@ impl Host {
             }
         });
         self.deliveries.publish();
+        self.tell_events();
+    }
+
+    /// The same of events
+    fn tell_events(&mut self) {
+        // Some at once, as nearly always there are no others
+        while self.tell_settled && self.event.is_none() && self.refused.is_empty() {
+            let next = self.process.next_events();
+            let told = self.events.push_partial_slice(next).0.len();
+            if told == 0 {
+                break;
+            }
+            self.process.take_events(told);
+        }
         while let Some(event) =
             self.event.take().or_else(|| self.refused.pop_front()).or_else(|| self.process.poll_event())
         {

@@ -116,14 +116,16 @@ impl Reorder {
         }
     }
 
-    /// Takes that out.
+    /// Takes that out, if it is earlier than `time`.
     #[inline]
-    pub(super) fn pop(&mut self) -> Option<Waiting> {
-        let from_heap = match (self.heap.peek(), self.line.front()) {
-            (Some(Reverse((other, ..))), Some(first)) => *other < first.turn,
-            (other, _) => other.is_some(),
-        };
-        if from_heap { self.pop_out_of_turn() } else { self.line.pop_front() }
+    pub(super) fn pop_before(&mut self, time: u64) -> Option<Waiting> {
+        let in_line = self.line.front().map(|first| first.turn);
+        if let Some(Reverse((turn, ..))) = self.heap.peek()
+            && in_line.is_none_or(|other| *turn < other)
+        {
+            return if turn.time < time { self.pop_out_of_turn() } else { None };
+        }
+        if in_line?.time < time { self.line.pop_front() } else { None }
     }
 
     fn pop_out_of_turn(&mut self) -> Option<Waiting> {
@@ -149,7 +151,7 @@ mod tests {
             reorder.push(Turn::new(time, ProcessId(sender), position), n.into(), run);
         }
         assert_eq!(reorder.first().map(|turn| turn.time), Some(5));
-        let order: Vec<_> = core::iter::from_fn(|| reorder.pop())
+        let order: Vec<_> = core::iter::from_fn(|| reorder.pop_before(8))
             .map(|next| (next.peer, next.run.map(|run| run.data)))
             .collect();
         let run = |n: u8| (u32::from(n), Some(vec![n]));
@@ -177,7 +179,8 @@ mod tests {
                 assert_eq!(reorder.first(), least);
                 let time = least.map_or(0, |turn| turn.time);
                 assert!(!reorder.has_before(time) && reorder.has_before(time + 1));
-                assert_eq!(reorder.pop().map(|next| next.turn), least);
+                assert!(reorder.pop_before(time).is_none());
+                assert_eq!(reorder.pop_before(time + 1).map(|next| next.turn), least);
             }
             assert_eq!(reorder.len(), waiting.len());
         }

@@ -1,9 +1,8 @@
 //! Sending: scatterings are taken in, wait for windows, are cut into packets, get a timestamp, and are settled (1Pipe, section
 //! 6.1; FACTS OP-50 to OP-55).
 
-use rocev2::deth::Deth;
+use rocev2::Psn;
 use rocev2::onepipe::{Arrivals, OnePipe, OnePipeOpcode, Refused, Timestamp};
-use rocev2::{Packet, Psn};
 use switch::Nanos;
 use zerocopy::FromBytes;
 
@@ -13,7 +12,7 @@ use super::inbound::{self, cost};
 use super::outbound::{InFlight, Outbound, PartOf, RunId};
 use super::reorder::Turn;
 use super::scattering::{Piece, State, cost_of};
-use super::{Event, Failure, Pending, Process, ProcessId, Scattering, SendError, write};
+use super::{Event, Failure, Pending, Process, ProcessId, Scattering, SendError};
 
 impl Process {
     /// Sends messages to any processes, itself included, all at one time (Table 1, `onepipe_unreliable_send`). Several may go
@@ -95,8 +94,7 @@ impl Process {
         let mut header = OnePipe::new(OnePipeOpcode::DATA, Timestamp::new(time), psn);
         header.set_first(true);
         header.set_end_of_message(true);
-        let deth = Deth::new(self.config.qkey, self.config.own.qpn);
-        write(frame, &mut known.route, known.qpn, deth, &header, message);
+        known.route.emit(frame, &header, message);
         self.counters.sent.add(1);
         self.counters.packets_sent.add(1);
         self.arm(2 * peer, now + self.config.timeout);
@@ -311,8 +309,7 @@ impl Process {
         header.set_end_of_message(piece.end);
         header.set_timestamp_follows(entry.runs[run as usize].left > 1);
         let known = &mut self.peers[peer as usize];
-        let deth = Deth::new(self.config.qkey, self.config.own.qpn);
-        write(frame, &mut known.route, known.qpn, deth, &header, &entry.bytes[piece.range.clone()]);
+        known.route.emit(frame, &header, &entry.bytes[piece.range.clone()]);
         entry.sent(run, piece, psn);
         self.counters.packets_sent.add(1);
     }
@@ -410,12 +407,11 @@ impl Process {
     pub(super) fn on_ack(
         &mut self,
         peer: u32,
-        header: OnePipe,
-        packet: &Packet<'_>,
+        header: &OnePipe,
+        payload: &[u8],
         now: Nanos,
     ) -> Result<(), Refusal> {
-        let (arrivals, _) =
-            Arrivals::read_from_prefix(&packet.payload()[OnePipe::LEN..]).map_err(|_| Refusal::NoHeader)?;
+        let (arrivals, _) = Arrivals::read_from_prefix(payload).map_err(|_| Refusal::NoHeader)?;
         let outbound = self.outbound[peer as usize].as_mut().ok_or(Refusal::Answer)?;
         let (highest, taken) = (header.psn(), arrivals.taken.get());
         let begun_anew = outbound.answer(highest, &arrivals, now)?;
@@ -451,12 +447,11 @@ impl Process {
     pub(super) fn on_nak(
         &mut self,
         peer: u32,
-        header: OnePipe,
-        packet: &Packet<'_>,
+        header: &OnePipe,
+        payload: &[u8],
         now: Nanos,
     ) -> Result<(), Refusal> {
-        let (refused, _) =
-            Refused::read_from_prefix(&packet.payload()[OnePipe::LEN..]).map_err(|_| Refusal::NoHeader)?;
+        let (refused, _) = Refused::read_from_prefix(payload).map_err(|_| Refusal::NoHeader)?;
         let psn = header.psn();
         let outbound = self.outbound[peer as usize].as_mut().ok_or(Refusal::Answer)?;
         let run = |&(place, run): &RunId| &self.scatterings.get(place).runs[run as usize];
