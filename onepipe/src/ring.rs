@@ -222,12 +222,11 @@ impl<const HEAD: usize> Reader<HEAD> {
             at += LENGTH + HEAD;
             let inline = if length == VECTOR { 0 } else { length as usize };
             let body = if length == VECTOR {
-                let vector = vector.get_or_insert_with(|| {
+                Body::Vector(vector.get_or_insert_with(|| {
                     let vector = vectors.pop().expect("it was pushed before its record");
                     outside.fetch_sub(vector.len(), Ordering::Relaxed);
                     vector
-                });
-                Body::Vector(vector)
+                }))
             } else {
                 Body::Inline(piece(first, second, at, inline, whole))
             };
@@ -258,11 +257,23 @@ pub(crate) enum Taken {
 }
 
 /// `len` bytes from `at` on, of what goes round the end of a ring put together in `whole`.
-#[inline]
+#[expect(clippy::inline_always, reason = "nearly always a slice of the first part")]
+#[inline(always)]
 fn piece<'a>(first: &'a [u8], second: &'a [u8], at: usize, len: usize, whole: &'a mut Vec<u8>) -> &'a [u8] {
-    if let Some(piece) = first.get(at..at + len) {
-        return piece;
+    match first.get(at..at + len) {
+        Some(piece) => piece,
+        None => piece_behind(first, second, at, len, whole),
     }
+}
+
+#[cold]
+fn piece_behind<'a>(
+    first: &'a [u8],
+    second: &'a [u8],
+    at: usize,
+    len: usize,
+    whole: &'a mut Vec<u8>,
+) -> &'a [u8] {
     match at.checked_sub(first.len()) {
         Some(at) => &second[at..at + len],
         None => {

@@ -77,8 +77,10 @@ impl Limits {
         Ok(())
     }
 
+    #[inline]
     fn cost(&self, message: &[u8]) -> usize {
-        message.len() + message.len().div_ceil(self.fragment).max(1) * PACKET_COST
+        let packets = if message.len() <= self.fragment { 1 } else { message.len().div_ceil(self.fragment) };
+        message.len() + packets * PACKET_COST
     }
 
     #[cold]
@@ -100,6 +102,7 @@ impl Limits {
 }
 
 /// How long the record of a scattering is.
+#[inline]
 pub(crate) fn len(messages: &[(ProcessId, &[u8])]) -> usize {
     NUMBER + messages.iter().map(|(_, message)| ENTRY + message.len()).sum::<usize>()
 }

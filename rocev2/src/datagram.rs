@@ -113,9 +113,15 @@ impl Template {
             head[Ethernet::LEN + 4..Ethernet::LEN + 6].copy_from_slice(&self.id.to_be_bytes());
             head[Ethernet::LEN + 10..Ethernet::LEN + 12].copy_from_slice(&(!(sum as u16)).to_be_bytes());
         }
-        let icrc = icrc::compute_for(&frame[Ethernet::LEN..end], IS_V6, udp - Ethernet::LEN);
+        let icrc = icrc_of::<IS_V6>(&frame[Ethernet::LEN..end]);
         frame[end..].copy_from_slice(&icrc.to_le_bytes());
     }
+}
+
+/// The ICRC of a packet without IPv4 options and IPv6 extension headers
+#[inline]
+fn icrc_of<const IS_V6: bool>(packet: &[u8]) -> u32 {
+    icrc::compute_inline(packet, IS_V6, const { udp(IS_V6) - Ethernet::LEN })
 }
 
 /// A datagram that is whole: its ICRC is right.
@@ -229,7 +235,7 @@ impl Expected {
         }
         let packet = frame.get(Ethernet::LEN..icrc)?;
         let carried = frame.get(icrc..)?.first_chunk::<ICRC_LEN>()?;
-        if icrc::compute_for(packet, IS_V6, udp - Ethernet::LEN) != u32::from_le_bytes(*carried) {
+        if icrc_of::<IS_V6>(packet) != u32::from_le_bytes(*carried) {
             return None;
         }
         let from = |at: usize| &head[Ethernet::LEN + at..];

@@ -215,5 +215,5 @@ fn what_nobody_receives_is_dropped() {
     let counters = bench.host.process.counters();
     assert_eq!((counters.delivered.get(), counters.failed.get()), (200, 0));
     assert_eq!(bench.host.process.buffered(), (0, 0));
-    assert!(bench.host.message.is_none() && bench.host.event.is_none() && bench.host.refused.is_empty());
+    assert!(!bench.host.process.has_message() && bench.host.event.is_none() && bench.host.refused.is_empty());
 }

@@ -556,11 +556,17 @@ impl Process {
     }
 
     /// Has `slot` looked at by `at`. An entry that is earlier stays, and finds out.
+    #[inline]
     fn arm(&mut self, slot: u32, at: Nanos) {
         if self.timers.key(slot).is_none_or(|(entry, _)| entry > at.0) {
-            self.timers.remove(slot);
-            self.timers.insert(slot, (at.0, slot.into()));
+            self.arm_anew(slot, at);
         }
+    }
+
+    #[inline(never)]
+    fn arm_anew(&mut self, slot: u32, at: Nanos) {
+        self.timers.remove(slot);
+        self.timers.insert(slot, (at.0, slot.into()));
     }
 
     /// The wire has room: writes the next frame for it, or says that there is none.

@@ -108,6 +108,7 @@ impl Outbound {
     }
 
     /// Whether a packet that takes so much fits into both windows. One alone always fits into that of congestion.
+    #[inline]
     pub(super) fn has_room(&mut self, cost: usize) -> bool {
         let before = self.under_way + self.reserved;
         let congested = before > 0 && before + cost > self.congestion.window() as usize;
@@ -127,6 +128,7 @@ impl Outbound {
     }
 
     /// A packet is sent that takes so much: its PSN.
+    #[inline]
     pub(super) fn send(&mut self, cost: usize, now: Nanos) -> Psn {
         self.costs.push_back(cost as u32);
         self.undecided += cost;

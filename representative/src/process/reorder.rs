@@ -61,7 +61,8 @@ pub(super) struct Reorder {
 
 impl Reorder {
     /// Adds a run of the sender at place `peer`, or if there is none, a mark.
-    #[inline]
+    #[expect(clippy::inline_always, reason = "a run is many words, to be written once")]
+    #[inline(always)]
     pub(super) fn push(&mut self, turn: Turn, peer: u32, run: Option<Run>) {
         #[cfg(feature = "canary")]
         let turn = match &mut self.by_arrival {
@@ -78,6 +79,7 @@ impl Reorder {
         }
     }
 
+    #[inline(never)]
     fn push_out_of_turn(&mut self, turn: Turn, peer: u32, run: Option<Run>) {
         let place = match run {
             None => MARK,
@@ -128,6 +130,7 @@ impl Reorder {
         if in_line?.time < time { self.line.pop_front() } else { None }
     }
 
+    #[inline(never)]
     fn pop_out_of_turn(&mut self) -> Option<Waiting> {
         let Reverse((turn, place, peer)) = self.heap.pop()?;
         let run = self.runs.get_mut(place as usize).and_then(Option::take);

@@ -337,6 +337,7 @@ impl Process {
     }
 
     /// It is known what became of a run that was sent, or of one that will not be.
+    #[inline(never)]
     fn settle_sent(&mut self, peer: u32, part_of: PartOf, result: Result<(), Failure>) {
         let (number, time) = match part_of {
             PartOf::Scattering(id) => return self.settle(id, result),
@@ -416,7 +417,7 @@ impl Process {
         let (highest, taken) = (header.psn(), arrivals.taken.get());
         let begun_anew = outbound.answer(highest, &arrivals, now)?;
         self.counters.acks_taken.add(1);
-        let mut at = 0;
+        let (mut at, mut acknowledged) = (0, 0);
         while let Some(outbound) = &mut self.outbound[peer as usize]
             && let Some(&InFlight { last, part_of, .. }) = outbound.in_flight.get(at)
         {
@@ -437,8 +438,16 @@ impl Process {
             } else {
                 outbound.in_flight.remove(at);
             }
+            if let (Ok(()), PartOf::Alone { number, time }) = (result, part_of) {
+                let (scattering, timestamp) = (Scattering(number), Some(Timestamp::new(time)));
+                self.events.push_back(Event::Settled { scattering, timestamp, failed: 0 });
+                acknowledged += 1;
+                continue;
+            }
             self.settle_sent(peer, part_of, result);
         }
+        self.unsettled -= acknowledged;
+        self.counters.acknowledged.add(acknowledged as u64);
         self.go_on(peer, now);
         Ok(())
     }
