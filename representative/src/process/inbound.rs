@@ -133,6 +133,8 @@ pub(super) struct Inbound {
     pub(super) queued: bool,
     /// The window that it was last told of
     pub(super) told_window: u32,
+    /// What all senders have left kept that small: it is to be told when there is more.
+    pub(super) is_short: bool,
 }
 
 impl Inbound {
@@ -155,6 +157,7 @@ impl Inbound {
             tell_at: None,
             queued: false,
             told_window: u32::MAX,
+            is_short: false,
         }
     }
 

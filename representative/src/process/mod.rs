@@ -286,6 +286,8 @@ pub struct Process {
     wake: Option<Nanos>,
     /// Peers that are owed an ACK
     acks: VecDeque<u32>,
+    /// Peers whose windows are small because of what is kept of others
+    short: Vec<u32>,
     /// ACKs that say what could not be said later
     reports: VecDeque<(u32, Report)>,
     naks: VecDeque<(u32, Psn, u8)>,
@@ -374,6 +376,7 @@ impl Process {
             beacon_psn: Psn::ZERO,
             wake: None,
             acks: VecDeque::new(),
+            short: Vec::new(),
             reports: VecDeque::new(),
             naks: VecDeque::new(),
             sweep: 0,
@@ -460,6 +463,9 @@ impl Process {
     #[inline]
     fn give_free(&mut self, peer: u32, cost: usize) {
         self.held -= cost;
+        if !self.short.is_empty() {
+            self.tell_short();
+        }
         if let Some(Some(inbound)) = self.inbound.get_mut(peer as usize) {
             inbound.held -= cost;
             if inbound.told_window >= self.config.receive_window / 4 {

@@ -327,6 +327,21 @@ impl Process {
         }
     }
 
+    /// Tells those whose windows are small because of what was kept of others, once there is room again.
+    #[cold]
+    pub(super) fn tell_short(&mut self) {
+        let free = self.config.receive_buffer.saturating_sub(self.held);
+        if free < self.config.receive_buffer.min(self.config.receive_window as usize) / 2 {
+            return;
+        }
+        for peer in core::mem::take(&mut self.short) {
+            if let Some(Some(inbound)) = self.inbound.get_mut(peer as usize) {
+                inbound.is_short = false;
+                self.owe_ack(peer);
+            }
+        }
+    }
+
     /// Whether there is any
     #[inline]
     pub(super) fn has_answers(&self) -> bool {
@@ -354,8 +369,13 @@ impl Process {
         };
         let Some(Some(inbound)) = self.inbound.get_mut(peer as usize) else { return false };
         let of_sender = (self.config.receive_window as usize).saturating_sub(inbound.held);
-        let window = of_sender.min(self.config.receive_buffer.saturating_sub(self.held)) as u32;
+        let of_all = self.config.receive_buffer.saturating_sub(self.held);
+        let window = of_sender.min(of_all) as u32;
         inbound.told_window = window;
+        if of_all < of_sender && window < self.config.receive_window / 4 && !inbound.is_short {
+            inbound.is_short = true;
+            self.short.push(peer);
+        }
         let (latest, highest, mut arrivals) = report;
         arrivals.window = window.into();
         arrivals.life = self.life;
