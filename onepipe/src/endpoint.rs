@@ -362,14 +362,17 @@ impl Endpoint {
 
     /// An endpoint without threads: whoever has the other half runs it, as a switch function on port 0. For programs that are
     /// measured or simulated; what is asked of its handle beyond what is shared, nobody hears.
-    pub fn without_threads(config: process::Config, tell_settled: bool) -> Result<(Self, Host), ConfigError> {
-        let (near, far) = ends(&config);
+    pub fn without_threads(
+        config: &process::Config,
+        tell_settled: bool,
+    ) -> Result<(Self, Host), ConfigError> {
+        let (near, far) = ends(config);
         let shared = Arc::clone(&near.shared);
         let process = Process::new(config.clone())?;
         let counters = process.counters();
         let host = Host::new(process, tell_settled, far, shared);
         let (asks, _) = crossbeam_channel::bounded(0);
-        Ok((Self::new(near, &config, counters, asks, None), host))
+        Ok((Self::new(near, config, counters, asks, None), host))
     }
 
     fn new(

@@ -274,15 +274,13 @@ fn piece_behind<'a>(
     len: usize,
     whole: &'a mut Vec<u8>,
 ) -> &'a [u8] {
-    match at.checked_sub(first.len()) {
-        Some(at) => &second[at..at + len],
-        None => {
-            whole.clear();
-            whole.extend_from_slice(&first[at..]);
-            whole.extend_from_slice(&second[..at + len - first.len()]);
-            whole
-        }
+    if let Some(at) = at.checked_sub(first.len()) {
+        return &second[at..at + len];
     }
+    whole.clear();
+    whole.extend_from_slice(&first[at..]);
+    whole.extend_from_slice(&second[..at + len - first.len()]);
+    whole
 }
 
 #[cfg(test)]

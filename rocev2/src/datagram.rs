@@ -71,9 +71,9 @@ impl Template {
     #[inline]
     pub fn emit(&mut self, frame: &mut Vec<u8>, header: &OnePipe, payload: &[u8]) {
         if self.v6 {
-            self.write::<true, V6>(frame, header, payload)
+            self.write::<true, V6>(frame, header, payload);
         } else {
-            self.write::<false, V4>(frame, header, payload)
+            self.write::<false, V4>(frame, header, payload);
         }
     }
 

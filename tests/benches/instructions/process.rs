@@ -174,7 +174,7 @@ pub(crate) fn come() -> Prepared {
 /// The host library's function on a port that gives back what is sent: its peer is itself by another number, and so is its switch.
 fn looped() -> (Endpoint, Host) {
     let own = peer(1, 1);
-    Endpoint::without_threads(config(own, peer(2, 1), own), true).expect("a process")
+    Endpoint::without_threads(&config(own, peer(2, 1), own), true).expect("a process")
 }
 
 fn give(endpoint: &mut Endpoint, messages: usize) {
