@@ -3,15 +3,16 @@
 mod control;
 
 use crate::config::Config;
-use crate::function::Shared;
+use crate::function::{Host, ORIGIN, Rings, Shared, origin};
 use crate::ring::{INLINE, Reader, Writer, ring};
 use crate::submit::{self, Limits};
 use control::Ask;
 use core::fmt;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
+use representative::Process;
 use representative::process::{
-    ConfigError, Counters, Event, Failure, Message, ProcessId, Scattering, SendError,
+    self, ConfigError, Counters, Event, Failure, Message, ProcessId, Scattering, SendError,
 };
 use rocev2::onepipe::Timestamp;
 use rtrb::{Consumer, RingBuffer};
@@ -167,11 +168,12 @@ impl fmt::Debug for Handle {
 
 /// The half of an endpoint that sends.
 pub struct Sender {
-    ring: Writer,
+    ring: Writer<0>,
     limits: Limits,
     /// Scatterings that were taken
     given: u64,
-    record: Vec<u8>,
+    /// Memory for a record that is passed on as a vector
+    long: Vec<u8>,
     handle: Handle,
 }
 
@@ -189,13 +191,16 @@ impl Sender {
             return Err(SendError::Left);
         }
         self.limits.check(messages, |place| shared.dead[place].load(Ordering::Relaxed))?;
-        submit::write(messages, &mut self.record);
-        let written = if self.record.len() <= INLINE {
-            self.ring.write(&[], &[&self.record]).is_ok()
+        let len = submit::len(messages);
+        let written = if len <= INLINE {
+            self.ring.begin([], len).map(|record| submit::write(messages, record)).is_ok()
         } else {
-            let record = core::mem::take(&mut self.record);
-            self.ring.write_owned(&[], record).map_err(|record| self.record = record).is_ok()
+            let mut record = core::mem::take(&mut self.long);
+            record.clear();
+            submit::write(messages, &mut record);
+            self.ring.write_owned([], record).map_err(|record| self.long = record).is_ok()
         };
+        self.ring.publish();
         if !written {
             return Err(SendError::Full);
         }
@@ -214,7 +219,7 @@ type FailCallback = Box<dyn FnMut(Failed) + Send>;
 
 /// The half of an endpoint that receives messages and events.
 pub struct Receiver {
-    ring: Reader,
+    ring: Reader<ORIGIN>,
     events: Consumer<Event>,
     callback: Option<FailCallback>,
     handle: Handle,
@@ -309,20 +314,29 @@ impl Receiver {
     }
 }
 
-/// The timestamp and the sender of a record
-fn origin(head: &[u8]) -> (Timestamp, ProcessId) {
-    let (timestamp, src) = head.split_at(8);
-    let timestamp = u64::from_ne_bytes(timestamp.try_into().expect("eight bytes are eight bytes"));
-    let src = u32::from_ne_bytes(src.try_into().expect("the polling thread writes four bytes behind"));
-    (Timestamp::new(timestamp), ProcessId(src))
-}
-
 #[allow(
     clippy::disallowed_methods,
     reason = "the application's thread waits, and nothing of the protocol depends on it"
 )]
 fn now() -> Instant {
     Instant::now()
+}
+
+/// The application's ends of its rings, and what it reads of the process
+struct Near {
+    shared: Arc<Shared>,
+    sends: Writer<0>,
+    deliveries: Reader<ORIGIN>,
+    events: Consumer<Event>,
+}
+
+/// Both ends of an endpoint's rings.
+fn ends(config: &process::Config) -> (Near, Rings) {
+    let (sends, to_process) = ring();
+    let (from_process, deliveries) = ring();
+    let (to_events, events) = RingBuffer::new(EVENTS);
+    let shared = Arc::new(Shared::new(config.peers.len()));
+    (Near { shared, sends, deliveries, events }, (to_process, from_process, to_events))
 }
 
 /// A process of 1Pipe: both halves. See the [crate's page](crate).
@@ -339,21 +353,43 @@ impl Endpoint {
             return Err(InitError::Shape { ports, workers });
         }
         let settings = config.process.clone();
-        let peers: Vec<_> = settings.process.peers.iter().map(|peer| peer.id).collect();
-        let (send, sends) = ring();
-        let (deliveries, receive) = ring();
-        let (to_events, events) = RingBuffer::new(EVENTS);
         let (asks, asked) = crossbeam_channel::bounded(ASKS);
-        let shared = Arc::new(Shared::new(peers.len()));
-        let rings = (sends, deliveries, to_events);
-        let (thread, counters) = control::start(config, rings, Arc::clone(&shared), asked)?;
-        let own = settings.process.own.id;
-        let thread = Mutex::new(Some(thread));
-        let handle = Handle(Arc::new(Running { shared, counters, own, peers, asks, thread }));
-        let limits = Limits::of(&settings.process);
-        let sender = Sender { ring: send, limits, given: 0, record: Vec::new(), handle: handle.clone() };
-        let receiver = Receiver { ring: receive, events, callback: None, handle };
-        Ok(Self { sender, receiver })
+        let (near, far) = ends(&settings.process);
+        let shared = Arc::clone(&near.shared);
+        let (thread, counters) = control::start(config, far, shared, asked)?;
+        Ok(Self::new(near, &settings.process, counters, asks, Some(thread)))
+    }
+
+    /// An endpoint without threads: whoever has the other half runs it, as a switch function on port 0. For programs that are
+    /// measured or simulated; what is asked of its handle beyond what is shared, nobody hears.
+    pub fn without_threads(
+        config: &process::Config,
+        tell_settled: bool,
+    ) -> Result<(Self, Host), ConfigError> {
+        let (near, far) = ends(config);
+        let shared = Arc::clone(&near.shared);
+        let process = Process::new(config.clone())?;
+        let counters = process.counters();
+        let host = Host::new(process, tell_settled, far, shared);
+        let (asks, _) = crossbeam_channel::bounded(0);
+        Ok((Self::new(near, config, counters, asks, None), host))
+    }
+
+    fn new(
+        near: Near,
+        config: &process::Config,
+        counters: Arc<Counters>,
+        asks: crossbeam_channel::Sender<Ask>,
+        thread: Option<JoinHandle<()>>,
+    ) -> Self {
+        let peers = config.peers.iter().map(|peer| peer.id).collect();
+        let Near { shared, sends, deliveries, events } = near;
+        let thread = Mutex::new(thread);
+        let handle = Handle(Arc::new(Running { shared, counters, own: config.own.id, peers, asks, thread }));
+        let limits = Limits::of(config);
+        let sender = Sender { ring: sends, limits, given: 0, long: Vec::new(), handle: handle.clone() };
+        let receiver = Receiver { ring: deliveries, events, callback: None, handle };
+        Self { sender, receiver }
     }
 
     /// Both halves, for two threads.

@@ -1,9 +1,10 @@
 //! The polling thread's part: a process on a port, between the rings of its application.
 
-use crate::ring::{Reader, Writer};
+use crate::ring::{Reader, Taken, Writer};
 use crate::submit;
+use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use representative::process::{Event, Failure, Message, Refusal, SendError};
+use representative::process::{Event, Failure, Refusal, SendError};
 use representative::{Process, ProcessId};
 use rnic::Outbox;
 use rocev2::ethernet::{Ethernet, ethertype};
@@ -15,6 +16,8 @@ use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
 
 /// Scatterings that are taken in one turn at most, between which frames are received
 const TAKEN_A_TURN: usize = 64;
+/// A process has one port
+const PORT: PortId = PortId(0);
 /// Beacons by which a process that leaves says so: the switch may miss one
 const FAREWELLS: u64 = 3;
 /// Time-outs of messages that a process that leaves waits for what is not settled
@@ -52,7 +55,8 @@ impl Shared {
 }
 
 /// What the control thread tells a process.
-pub(crate) enum Command {
+#[derive(Debug)]
+pub enum Command {
     /// What the machine's clock shows
     Clock(Timestamp),
     /// Whether a peer is there
@@ -62,7 +66,8 @@ pub(crate) enum Command {
 }
 
 /// It has left.
-pub(crate) struct Gone;
+#[derive(Clone, Copy, Debug)]
+pub struct Gone;
 
 /// How far a process that leaves is
 #[derive(Clone, Copy, Debug)]
@@ -77,19 +82,39 @@ enum Leaving {
     Told,
 }
 
-/// A process on a port.
-pub(crate) struct Host {
+/// The polling thread's ends of the rings: what is to be sent, what was delivered, events
+pub(crate) type Rings = (Reader<0>, Writer<ORIGIN>, Producer<Event>);
+
+/// Bytes of the head of a delivery: timestamp and sender
+pub(crate) const ORIGIN: usize = 12;
+
+/// The head of a delivery
+#[inline]
+fn head(timestamp: Timestamp, src: ProcessId) -> [u8; ORIGIN] {
+    let mut head = [0; ORIGIN];
+    head[..8].copy_from_slice(&timestamp.nanos().to_ne_bytes());
+    head[8..].copy_from_slice(&src.0.to_ne_bytes());
+    head
+}
+
+/// The timestamp and the sender in it
+#[inline]
+pub(crate) fn origin(head: &[u8; ORIGIN]) -> (Timestamp, ProcessId) {
+    let [a, b, c, d, e, f, g, h, src @ ..] = *head;
+    (Timestamp::new(u64::from_ne_bytes([a, b, c, d, e, f, g, h])), ProcessId(u32::from_ne_bytes(src)))
+}
+
+/// A process on a port, between the rings of its application.
+pub struct Host {
     process: Process,
-    sends: Reader,
-    deliveries: Writer,
+    sends: Reader<0>,
+    deliveries: Writer<ORIGIN>,
     events: Producer<Event>,
     tell_settled: bool,
     shared: Arc<Shared>,
     outbox: Outbox,
     /// Something came that may have to be told or answered.
     has_come: bool,
-    /// A message for which there was no room
-    message: Option<Message>,
     /// An event for which there was no room
     event: Option<Event>,
     /// Events of a scattering that was refused here
@@ -103,7 +128,7 @@ impl Host {
     pub(crate) fn new(
         process: Process,
         tell_settled: bool,
-        (sends, deliveries, events): (Reader, Writer, Producer<Event>),
+        (sends, deliveries, events): Rings,
         shared: Arc<Shared>,
     ) -> Self {
         Self {
@@ -115,7 +140,6 @@ impl Host {
             shared,
             outbox: Outbox::default(),
             has_come: false,
-            message: None,
             event: None,
             refused: VecDeque::new(),
             leaving: None,
@@ -123,31 +147,39 @@ impl Host {
         }
     }
 
-    /// Takes what the application wants sent, as long as the process has room.
-    fn take_sends(&mut self, now: Nanos) {
-        for _ in 0..TAKEN_A_TURN {
+    /// Takes what the application wants sent, as long as the wire and the process have room. What can leave at once, does.
+    fn take_sends<O: Output>(&mut self, now: Nanos, out: &mut O) {
+        let Self { sends, process, refused, list, outbox, .. } = self;
+        let mut left = TAKEN_A_TURN;
+        sends.each(|[], record| {
             // A scattering that is refused has as many events as messages: one at a time.
-            if !self.refused.is_empty() {
-                return;
+            if left == 0 || !refused.is_empty() || outbox.is_waiting() || out.room(PORT) == 0 {
+                return Taken::Not;
             }
-            let Self { sends, process, refused, list, .. } = self;
-            let taken = sends.next(|_, record| {
-                let messages = submit::read(record.bytes(), core::mem::take(list));
-                let taken = match process.unreliable_send(now, &messages) {
-                    Ok(_) => true,
-                    Err(SendError::Full) => false,
-                    Err(why) => {
-                        refuse(process, &messages, why, refused);
-                        true
-                    }
-                };
-                *list = submit::forget(messages);
-                taken
-            });
-            if taken != Some(true) {
-                return;
+            left -= 1;
+            if let Some((dst, message)) = submit::read_one(record.bytes())
+                && outbox.send_one(out, |frame| process.send_at_once(now, dst, message, frame).is_some())
+            {
+                return Taken::Yes;
             }
-        }
+            let messages = submit::read(record.bytes(), core::mem::take(list));
+            let taken = match process.unreliable_send(now, &messages) {
+                Ok(_) => Taken::Yes,
+                Err(SendError::Full) => Taken::Not,
+                Err(why) => {
+                    refuse(process, &messages, why, refused);
+                    Taken::Yes
+                }
+            };
+            *list = submit::forget(messages);
+            taken
+        });
+    }
+
+    /// Sends what the process has to send.
+    fn transmit<O: Output>(&mut self, now: Nanos, out: &mut O) {
+        let Self { outbox, process, .. } = self;
+        outbox.send(out, |frame| process.poll_transmit(now, frame));
     }
 
     /// Tells the application what there is, as far as it has room.
@@ -159,17 +191,27 @@ impl Host {
         let number = |barrier: Option<Timestamp>| barrier.map_or(Shared::NONE, Timestamp::nanos);
         shared.barrier.store(number(barrier), Ordering::Relaxed);
         shared.commit.store(number(commit), Ordering::Relaxed);
-        while let Some(message) = self.message.take().or_else(|| self.process.unreliable_recv()) {
-            let Message { timestamp, src, payload } = message;
-            let head: [&[u8]; 2] = [&timestamp.nanos().to_ne_bytes(), &src.0.to_ne_bytes()];
-            match self.deliveries.write_owned(&head, payload) {
-                Ok(memory) => memory.into_iter().for_each(|memory| self.process.reuse(memory)),
-                Err(_) if self.deliveries.is_abandoned() => {}
-                Err(payload) => {
-                    self.message = Some(Message { timestamp, src, payload });
-                    break;
-                }
+        let Self { process, deliveries, .. } = self;
+        process.unreliable_recv_each(|timestamp, src, payload| {
+            match deliveries.write_owned(head(timestamp, src), payload) {
+                Err(_) if deliveries.is_abandoned() => Ok(None),
+                written => written,
             }
+        });
+        self.deliveries.publish();
+        self.tell_events();
+    }
+
+    /// The same of events
+    fn tell_events(&mut self) {
+        // Some at once, as nearly always there are no others
+        while self.tell_settled && self.event.is_none() && self.refused.is_empty() {
+            let next = self.process.next_events();
+            let told = self.events.push_partial_slice(next).0.len();
+            if told == 0 {
+                break;
+            }
+            self.process.take_events(told);
         }
         while let Some(event) =
             self.event.take().or_else(|| self.refused.pop_front()).or_else(|| self.process.poll_event())
@@ -208,7 +250,7 @@ impl Host {
     fn is_waiting(&self) -> bool {
         self.has_come
             || self.outbox.is_waiting()
-            || self.message.is_some()
+            || self.process.has_message()
             || self.event.is_some()
             || !self.refused.is_empty()
             || !self.sends.is_empty()
@@ -270,9 +312,10 @@ impl Function for Host {
         if self.process.next_timer().is_some_and(|at| at <= now) {
             self.process.on_timer(now);
         }
-        self.take_sends(now);
-        let Self { outbox, process, .. } = self;
-        outbox.send(out, |frame| process.poll_transmit(now, frame));
+        // What is before the messages that the application has sent since; and what of them could not leave at once.
+        self.transmit(now, out);
+        self.take_sends(now, out);
+        self.transmit(now, out);
         self.tell(now);
         self.go_on_leaving(now);
     }
@@ -298,6 +341,12 @@ impl Function for Host {
             self.leaving = Some(Leaving::Told);
             Gone
         })
+    }
+}
+
+impl fmt::Debug for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Host").field("process", &self.process).finish_non_exhaustive()
     }
 }
 

@@ -77,8 +77,10 @@ impl Limits {
         Ok(())
     }
 
+    #[inline]
     fn cost(&self, message: &[u8]) -> usize {
-        message.len() + message.len().div_ceil(self.fragment).max(1) * PACKET_COST
+        let packets = if message.len() <= self.fragment { 1 } else { message.len().div_ceil(self.fragment) };
+        message.len() + packets * PACKET_COST
     }
 
     #[cold]
@@ -99,17 +101,37 @@ impl Limits {
     }
 }
 
-/// Writes a scattering into `record`.
+/// How long the record of a scattering is.
+#[inline]
+pub(crate) fn len(messages: &[(ProcessId, &[u8])]) -> usize {
+    NUMBER + messages.iter().map(|(_, message)| ENTRY + message.len()).sum::<usize>()
+}
+
+/// Appends a scattering to `record`.
+#[inline]
 pub(crate) fn write(messages: &[(ProcessId, &[u8])], record: &mut Vec<u8>) {
-    record.clear();
     record.extend_from_slice(&(messages.len() as u32).to_ne_bytes());
     for (ProcessId(dst), message) in messages {
-        record.extend_from_slice(&dst.to_ne_bytes());
-        record.extend_from_slice(&(message.len() as u32).to_ne_bytes());
+        let entry = u64::from(*dst) | (message.len() as u64) << 32;
+        record.extend_from_slice(&entry.to_le_bytes());
     }
     for (_, message) in messages {
         record.extend_from_slice(message);
     }
+}
+
+/// The receiver and the length of a message
+fn entry(entry: [u8; ENTRY]) -> (ProcessId, usize) {
+    let entry = u64::from_le_bytes(entry);
+    (ProcessId(entry as u32), (entry >> 32) as usize)
+}
+
+/// The message of a scattering that has one only.
+#[inline]
+pub(crate) fn read_one(record: &[u8]) -> Option<(ProcessId, &[u8])> {
+    let (number, rest) = record.split_first_chunk::<NUMBER>()?;
+    let (first, message) = rest.split_first_chunk::<ENTRY>()?;
+    (u32::from_ne_bytes(*number) == 1).then(|| (entry(*first).0, message))
 }
 
 /// Reads a record that [`write`] has made: its messages, put into the memory that `list` has.
@@ -118,14 +140,13 @@ pub(crate) fn read<'a>(
     list: Vec<(ProcessId, &'static [u8])>,
 ) -> Vec<(ProcessId, &'a [u8])> {
     let mut list: Vec<(ProcessId, &'a [u8])> = list;
-    let number =
-        |at: usize| u32::from_ne_bytes(record[at..at + 4].try_into().expect("four bytes are four bytes"));
-    let count = number(0) as usize;
-    let mut start = NUMBER + count * ENTRY;
-    for entry in (NUMBER..start).step_by(ENTRY) {
-        let end = start + number(entry + 4) as usize;
-        list.push((ProcessId(number(entry)), &record[start..end]));
-        start = end;
+    let (number, rest) = record.split_first_chunk::<NUMBER>().expect("a record has a number");
+    let (entries, mut bytes) = rest.split_at(u32::from_ne_bytes(*number) as usize * ENTRY);
+    for &of in entries.as_chunks::<ENTRY>().0 {
+        let (dst, len) = entry(of);
+        let (message, others) = bytes.split_at(len);
+        list.push((dst, message));
+        bytes = others;
     }
     list
 }
@@ -153,11 +174,23 @@ mod tests {
         let mut list = Vec::with_capacity(8);
         let before = list.as_ptr();
         for _ in 0..3 {
+            record.clear();
             write(&messages, &mut record);
+            assert_eq!(record.len(), len(&messages));
+            assert_eq!(read_one(&record), None);
             let read = read(&record, list);
             assert_eq!(read, messages);
             list = forget(read);
             assert!(list.is_empty() && list.capacity() == 8 && list.as_ptr().cast::<u8>() == before.cast());
+        }
+    }
+
+    #[test]
+    fn one_message_is_read_without_a_list() {
+        for message in [&b"abc"[..], b""] {
+            let mut record = Vec::new();
+            write(&[(ProcessId(7), message)], &mut record);
+            assert_eq!(read_one(&record), Some((ProcessId(7), message)));
         }
     }
 

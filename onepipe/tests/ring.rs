@@ -144,6 +144,10 @@ fn who_does_not_receive_stops_the_sender() {
     let mut config = config();
     config.process.tell_settled = false;
     config.process.process.max_unsettled = 512;
+    // Less than is sent has room in all that is between the two, however fast the polling thread is; and however late they are, no
+    // time-out tries whether there is more.
+    config.process.process.receive_window = 1 << 20;
+    config.process.process.timeout = switch::Nanos::from_millis(60_000);
     let (mut sender, mut receiver) = Endpoint::init(config).unwrap().split();
     let fulls = AtomicU32::new(0);
     std::thread::scope(|scope| {

@@ -2,7 +2,7 @@
 
 use crate::Rnic;
 use core::fmt;
-use switch::{Frame, Full, Function, Nanos, Output, PortId, Verdict};
+use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
 
 /// An application. All times are what its host's clock shows.
 pub trait App: Send + 'static {
@@ -38,23 +38,36 @@ impl Outbox {
     }
 
     /// Sends what `next` writes, until it has no more or the port takes no more.
+    #[inline]
     pub fn send<O: Output>(&mut self, out: &mut O, mut next: impl FnMut(&mut Vec<u8>) -> bool) {
-        let port = PortId(0);
-        while out.room(port) > 0 {
-            if !self.waiting && !next(&mut self.frame) {
-                return;
-            }
-            let Ok(mut frame) = out.make(self.frame.len()) else {
-                self.waiting = true;
-                return;
-            };
-            frame.bytes_mut().copy_from_slice(&self.frame);
-            self.waiting = false;
-            // Refused in spite of the room, it counts as dropped: it will be sent again like any lost packet.
-            if out.send(frame, port) == Err(Full) {
+        while out.room(PortId(0)) > 0 {
+            if !self.waiting && !next(&mut self.frame) || !self.put(out) {
                 return;
             }
         }
+    }
+
+    /// Sends the one frame that `next` writes, behind all others. Whether it was written: `next` is asked only if there is room and
+    /// nothing waits.
+    #[inline]
+    pub fn send_one<O: Output>(&mut self, out: &mut O, next: impl FnOnce(&mut Vec<u8>) -> bool) -> bool {
+        let written = !self.waiting && out.room(PortId(0)) > 0 && next(&mut self.frame);
+        if written {
+            self.put(out);
+        }
+        written
+    }
+
+    /// Whether the port took the frame. Otherwise it waits, unless there is no room in spite of what the port said: then it counts as
+    /// dropped, and will be sent again like any lost packet.
+    #[inline]
+    fn put<O: Output>(&mut self, out: &mut O) -> bool {
+        let Ok(frame) = out.make_from(&self.frame) else {
+            self.waiting = true;
+            return false;
+        };
+        self.waiting = false;
+        out.send(frame, PortId(0)).is_ok()
     }
 }
 

@@ -26,6 +26,7 @@ pub mod beacon;
 pub mod bth;
 pub mod checksum;
 pub mod cm;
+pub mod datagram;
 pub mod deth;
 pub mod ethernet;
 pub mod icrc;

@@ -103,8 +103,8 @@ impl Route {
         let (l3, headers) = (usize::from(self.l3), usize::from(self.len));
         let further: usize = extended.iter().map(|header| header.len()).sum();
         let end = headers + Bth::LEN + further + payload.len() + pad;
-        // As long as it has to be at once: what is written piece by piece asks each time whether there is room.
-        frame.clear();
+        // As long as it has to be at once: what is written piece by piece asks each time whether there is room. All of it is
+        // written, whatever it held.
         frame.resize(end + ICRC_LEN, 0);
         frame[..headers].copy_from_slice(&self.headers[..headers]);
         let (here, mut rest) = frame[headers..end].split_at_mut(Bth::LEN);
@@ -114,7 +114,9 @@ impl Route {
             here.copy_from_slice(header);
             rest = behind;
         }
-        rest[..payload.len()].copy_from_slice(payload);
+        let (here, padding) = rest.split_at_mut(payload.len());
+        here.copy_from_slice(payload);
+        padding.fill(0);
         let udp = headers - Udp::LEN;
         let udp_len = (end + ICRC_LEN - udp) as u16;
         frame[udp + 4..udp + 6].copy_from_slice(&udp_len.to_be_bytes());
@@ -155,13 +157,15 @@ mod tests {
                 src_port: 0xc123,
             };
             let mut route = Route::new(&ends).unwrap();
-            let mut frame = vec![0xa5; 3];
+            let mut frame = vec![0xa5; 150];
             for len in 0..40u8 {
                 let payload: Vec<u8> = (0..len).collect();
                 let bth = Bth::new(Opcode::RC_SEND_ONLY, Qpn::new(0x1234), Psn::new(7));
                 route.emit(&mut frame, bth, &[], &payload);
                 let packet = Packet::parse(&frame).expect("a packet");
                 assert!(packet.verify_icrc());
+                let padding = frame.len() - 4 - usize::from(packet.bth().pad_count())..frame.len() - 4;
+                assert!(frame[padding].iter().all(|&byte| byte == 0));
                 assert_eq!(
                     (packet.payload(), packet.src(), packet.dst()),
                     (&payload[..], ends.src, ends.dst)

@@ -3,15 +3,13 @@
 
 use super::InitError;
 use crate::config::{Clock, Config};
-use crate::function::{Command, Gone, Host, Shared};
-use crate::ring::{Reader, Writer};
+use crate::function::{Command, Gone, Host, Rings, Shared};
 use core::sync::atomic::Ordering;
 use crossbeam_channel::Receiver;
 use dataplane::{Control, ControlOutput, Live, Mbuf, PortInfo, Runtime, Stop};
-use representative::process::{Counters, Event, Process, ProcessId};
+use representative::process::{Counters, Process, ProcessId};
 use rnic::{Interface, cm};
 use rocev2::ethernet::MacAddr;
-use rtrb::Producer;
 use std::collections::VecDeque;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher as _, Hasher as _};
@@ -109,7 +107,7 @@ impl Control<Host> for Plane {
 /// Starts the control thread, and with it everything; returns when the polling thread is about to.
 pub(super) fn start(
     config: Config,
-    rings: (Reader, Writer, Producer<Event>),
+    rings: Rings,
     shared: Arc<Shared>,
     asked: Receiver<Ask>,
 ) -> Result<(JoinHandle<()>, Arc<Counters>), InitError> {
@@ -154,7 +152,7 @@ type Begun = (Runtime, Host, Plane, Arc<Counters>);
 
 fn begin(
     config: Config,
-    rings: (Reader, Writer, Producer<Event>),
+    rings: Rings,
     shared: Arc<Shared>,
     asked: Receiver<Ask>,
 ) -> Result<Begun, InitError> {

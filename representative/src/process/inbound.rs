@@ -133,6 +133,8 @@ pub(super) struct Inbound {
     pub(super) queued: bool,
     /// The window that it was last told of
     pub(super) told_window: u32,
+    /// What all senders have left kept that small: it is to be told when there is more.
+    pub(super) is_short: bool,
 }
 
 impl Inbound {
@@ -155,7 +157,29 @@ impl Inbound {
             tell_at: None,
             queued: false,
             told_window: u32::MAX,
+            is_short: false,
         }
+    }
+
+    /// Takes a packet, for which there is room, if it is a run by itself and comes in its turn, nothing being put together or
+    /// missing before it: what nearly all are. Its position; `None` if it is anything else, and then nothing has happened.
+    #[inline]
+    pub(super) fn take_in_turn(&mut self, packet: &Packet<'_>) -> Option<u64> {
+        let in_turn = packet.psn == self.next
+            && packet.psn == self.highest.add(1)
+            && packet.part.first
+            && packet.part.last
+            && self.ahead.is_empty()
+            && !self.assembly.open;
+        if !in_turn {
+            return None;
+        }
+        self.see(packet);
+        self.taken |= 1;
+        self.held += cost(packet.payload.len());
+        let position = self.line;
+        (self.next, self.line) = (packet.psn.add(1), position + 1);
+        Some(position)
     }
 
     /// A packet came, which is to be taken if `fit` says so. Whether it is, and if it waits behind a gap, its position: when the
@@ -239,6 +263,7 @@ impl Inbound {
         }
     }
 
+    #[inline]
     fn see(&mut self, packet: &Packet<'_>) {
         let by = packet.psn.distance(self.highest);
         if by == 1 {
@@ -365,8 +390,13 @@ impl Inbound {
 
     /// The barrier has passed the timestamp of the packet at this position: what is missing before it will not come. Whether
     /// that decides anything, which the sender waits to hear.
+    #[inline]
     pub(super) fn settle(&mut self, position: u64, out: &mut Outcome) -> bool {
-        let Some(by @ 1..) = position.checked_sub(self.line) else { return false };
+        position > self.line && self.give_up_before(position, out)
+    }
+
+    fn give_up_before(&mut self, position: u64, out: &mut Outcome) -> bool {
+        let by = position - self.line;
         let missing = self.next;
         if self.give_up() {
             out.naks.push((missing, Refused::INCOMPLETE));

@@ -50,19 +50,18 @@ use core::net::IpAddr;
 use inbound::{Inbound, Outcome, Report};
 use outbound::Outbound;
 use reorder::Reorder;
+use rocev2::Psn;
 use rocev2::Qpn;
-use rocev2::deth::Deth;
+use rocev2::datagram::{Expected, Template};
 use rocev2::ethernet::{Ethernet, MacAddr, ethertype};
 use rocev2::onepipe::{OnePipe, OnePipeOpcode, Timestamp};
 use rocev2::route::{Ends, Route};
-use rocev2::{Bth, Opcode, Psn};
 use scattering::Scatterings;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use switch::heap::Heap;
 use switch::table::{Index, Key, mix};
 use switch::{Chance, Nanos, tunnel};
-use zerocopy::IntoBytes;
 
 /// The number of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -211,9 +210,8 @@ impl Key for ProcessId {
 #[derive(Debug)]
 struct Known {
     id: ProcessId,
-    qpn: Qpn,
-    route: Route,
     dead: bool,
+    route: Template,
 }
 
 /// Whether a beacon is to be sent
@@ -249,7 +247,9 @@ pub struct Process {
     peers: Box<[Known]>,
     by_id: Index<ProcessId>,
     by_source: Index<Source>,
-    tor: Route,
+    /// What datagrams for it look like
+    expected: Expected,
+    tor: Template,
     /// The headers of its beacons' detour, if there is one
     detour: Box<[u8]>,
     /// By peer, from the first message on; the last one is this process itself
@@ -286,6 +286,8 @@ pub struct Process {
     wake: Option<Nanos>,
     /// Peers that are owed an ACK
     acks: VecDeque<u32>,
+    /// Peers whose windows are small because of what is kept of others
+    short: Vec<u32>,
     /// ACKs that say what could not be said later
     reports: VecDeque<(u32, Report)>,
     naks: VecDeque<(u32, Psn, u8)>,
@@ -319,6 +321,7 @@ impl Process {
                 hop_limit: config.hop_limit,
                 src_port: 0xc000 | (mixed as u16 & 0x3fff),
             })
+            .map(|route| Template::new(route, qpn, config.qkey, own.qpn))
             .ok_or(ConfigError::Family(address))
         };
         let tor = route(config.tor.mac, config.tor.address, config.tor.qpn)?;
@@ -334,7 +337,7 @@ impl Process {
                 return Err(ConfigError::Twice(peer.id));
             }
             let route = route(peer.mac, peer.address, peer.qpn)?;
-            peers.push(Known { id: peer.id, qpn: peer.qpn, route, dead: false });
+            peers.push(Known { id: peer.id, dead: false, route });
         }
         #[cfg_attr(not(feature = "canary"), expect(unused_mut, reason = "a bug may be planted"))]
         let mut reorder = Reorder::default();
@@ -348,6 +351,7 @@ impl Process {
             peers: peers.into(),
             by_id,
             by_source,
+            expected: Expected::new(own.mac, own.address, own.qpn, config.qkey),
             tor,
             detour,
             outbound: (0..=count).map(|_| None).collect(),
@@ -372,6 +376,7 @@ impl Process {
             beacon_psn: Psn::ZERO,
             wake: None,
             acks: VecDeque::new(),
+            short: Vec::new(),
             reports: VecDeque::new(),
             naks: VecDeque::new(),
             sweep: 0,
@@ -421,18 +426,58 @@ impl Process {
     /// The next message (Table 1, `onepipe_unreliable_recv`). Until it is taken, it takes of its sender's window.
     pub fn unreliable_recv(&mut self) -> Option<Message> {
         let (message, peer, cost) = self.inbox.pop_front()?;
+        self.give_free(peer, cost);
+        Some(message)
+    }
+
+    /// Shows messages, one after the other, to one who takes each of them and gives back its memory, if that is of no more use, or
+    /// gives back the message, which then stays the next. Whether all were taken.
+    pub fn unreliable_recv_each(
+        &mut self,
+        mut take: impl FnMut(Timestamp, ProcessId, Vec<u8>) -> Result<Option<Vec<u8>>, Vec<u8>>,
+    ) -> bool {
+        while let Some((message, peer, cost)) = self.inbox.front_mut() {
+            let (peer, cost) = (*peer, *cost);
+            match take(message.timestamp, message.src, core::mem::take(&mut message.payload)) {
+                Ok(memory) => {
+                    self.inbox.pop_front();
+                    self.give_free(peer, cost);
+                    if let Some(memory) = memory {
+                        self.reuse(memory);
+                    }
+                }
+                Err(payload) => {
+                    message.payload = payload;
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// Whether there is a message.
+    pub fn has_message(&self) -> bool {
+        !self.inbox.is_empty()
+    }
+
+    #[inline]
+    fn give_free(&mut self, peer: u32, cost: usize) {
         self.held -= cost;
+        if !self.short.is_empty() {
+            self.tell_short();
+        }
         if let Some(Some(inbound)) = self.inbound.get_mut(peer as usize) {
             inbound.held -= cost;
+            if inbound.told_window >= self.config.receive_window / 4 {
+                return;
+            }
             let free = (self.config.receive_window as usize).saturating_sub(inbound.held) as u32;
-            if inbound.told_window < self.config.receive_window / 4 && free >= self.config.receive_window / 2
-            {
+            if free >= self.config.receive_window / 2 {
                 // It waits for this to be said.
                 inbound.told_window = u32::MAX;
                 self.owe_ack(peer);
             }
         }
-        Some(message)
     }
 
     /// Takes back the memory of a message that the application is done with, for another one. Nobody has to give it.
@@ -445,6 +490,16 @@ impl Process {
     /// The next thing to tell the application.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
+    }
+
+    /// The next events, one or more if there are any, to be [taken](Self::take_events).
+    pub fn next_events(&self) -> &[Event] {
+        self.events.as_slices().0
+    }
+
+    /// Takes the next events, no more than there are.
+    pub fn take_events(&mut self, count: usize) {
+        self.events.drain(..count);
     }
 
     /// Bytes that may be under way to a process (its congestion window), if anything was sent there
@@ -507,11 +562,17 @@ impl Process {
     }
 
     /// Has `slot` looked at by `at`. An entry that is earlier stays, and finds out.
+    #[inline]
     fn arm(&mut self, slot: u32, at: Nanos) {
         if self.timers.key(slot).is_none_or(|(entry, _)| entry > at.0) {
-            self.timers.remove(slot);
-            self.timers.insert(slot, (at.0, slot.into()));
+            self.arm_anew(slot, at);
         }
+    }
+
+    #[inline(never)]
+    fn arm_anew(&mut self, slot: u32, at: Nanos) {
+        self.timers.remove(slot);
+        self.timers.insert(slot, (at.0, slot.into()));
     }
 
     /// The wire has room: writes the next frame for it, or says that there is none.
@@ -555,18 +616,17 @@ impl Process {
             header.set_barrier(None);
             header.set_nothing_follows(true);
         }
-        let (qpn, qkey) = (self.config.own.qpn, self.config.qkey);
-        write(frame, &mut self.tor, self.config.tor.qpn, Deth::new(qkey, qpn), &header, &[]);
+        self.tor.emit(frame, &header, &[]);
         lead_around(frame, &self.detour);
         self.counters.beacons_sent.add(1);
     }
 }
 
 /// The headers that lead beacons around. All beacons are of one length, and no header says more of what follows it.
-fn detour(config: &Config, mut tor: Route) -> Result<Box<[u8]>, ConfigError> {
+fn detour(config: &Config, mut tor: Template) -> Result<Box<[u8]>, ConfigError> {
     let mut beacon = Vec::new();
     let header = OnePipe::new(OnePipeOpcode::BEACON, Timestamp::default(), Psn::ZERO);
-    write(&mut beacon, &mut tor, config.tor.qpn, Deth::new(config.qkey, config.own.qpn), &header, &[]);
+    tor.emit(&mut beacon, &header, &[]);
     let headers = tunnel::headers(&config.tunnels(), &beacon[Ethernet::LEN..]);
     headers.map(Vec::into_boxed_slice).map_err(ConfigError::Detour)
 }
@@ -577,10 +637,4 @@ fn lead_around(frame: &mut Vec<u8>, detour: &[u8]) {
     let kind = if first >> 4 == 4 { ethertype::IPV4 } else { ethertype::IPV6 };
     frame.splice(Ethernet::LEN..Ethernet::LEN, detour.iter().copied());
     frame[Ethernet::LEN - 2..Ethernet::LEN].copy_from_slice(&kind.to_be_bytes());
-}
-
-/// Writes a datagram.
-fn write(frame: &mut Vec<u8>, route: &mut Route, to: Qpn, deth: Deth, header: &OnePipe, payload: &[u8]) {
-    let bth = Bth::new(Opcode::UD_SEND_ONLY, to, header.psn());
-    route.emit(frame, bth, &[deth.as_bytes(), header.as_bytes()], payload);
 }

@@ -12,6 +12,34 @@ use super::inbound::cost;
 
 /// A run: the place of its scattering, and its number there
 pub(super) type RunId = (u32, u32);
+
+/// A run that was sent to its end and is not settled.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct InFlight {
+    /// Its packets
+    pub(super) first: Psn,
+    pub(super) last: Psn,
+    /// When the last one was sent
+    pub(super) sent_at: Nanos,
+    pub(super) part_of: PartOf,
+}
+
+/// What a run that was sent is part of.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum PartOf {
+    /// A scattering that is kept until all of it is settled
+    Scattering(RunId),
+    /// It is all of its scattering, and one message: all that has to be known is its number and its timestamp
+    Alone { number: u64, time: u64 },
+}
+
+impl InFlight {
+    /// Whether this is one of its packets
+    pub(super) fn has(&self, psn: Psn) -> bool {
+        psn.distance(self.first) >= 0 && self.last.distance(psn) >= 0
+    }
+}
+
 /// So far behind what is presumed is what a receiver has said, at most
 const TOLD_WITHIN: i32 = 1 << 22;
 
@@ -22,7 +50,7 @@ pub(super) struct Outbound {
     /// while it waits for other parts of its scattering.
     pub(super) queue: VecDeque<RunId>,
     /// Runs that were, and are not settled
-    pub(super) in_flight: VecDeque<RunId>,
+    pub(super) in_flight: VecDeque<InFlight>,
     next: Psn,
     /// Everything before this has left the network
     arrived: Psn,
@@ -80,6 +108,7 @@ impl Outbound {
     }
 
     /// Whether a packet that takes so much fits into both windows. One alone always fits into that of congestion.
+    #[inline]
     pub(super) fn has_room(&mut self, cost: usize) -> bool {
         let before = self.under_way + self.reserved;
         let congested = before > 0 && before + cost > self.congestion.window() as usize;
@@ -99,6 +128,7 @@ impl Outbound {
     }
 
     /// A packet is sent that takes so much: its PSN.
+    #[inline]
     pub(super) fn send(&mut self, cost: usize, now: Nanos) -> Psn {
         self.costs.push_back(cost as u32);
         self.undecided += cost;

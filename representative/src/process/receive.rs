@@ -1,7 +1,7 @@
 //! Receiving: packets are checked, put together, kept until the barrier has passed them, delivered, and answered (1Pipe, sections
 //! 4.1 and 6.1; FACTS OP-20 to OP-24).
 
-use rocev2::deth::Deth;
+use rocev2::datagram::Datagram;
 use rocev2::onepipe::{Arrivals, OnePipe, OnePipeOpcode, Refused, Timestamp};
 use rocev2::{Opcode, Packet, Psn};
 use switch::Nanos;
@@ -10,8 +10,8 @@ use zerocopy::IntoBytes;
 use super::config::PACKET_COST;
 use super::counters::Refusal;
 use super::inbound::{self, Inbound, Part, cost};
-use super::reorder::Turn;
-use super::{ABANDONED_AFTER, ANSWERS, Message, Process, Source, write};
+use super::reorder::{Turn, Waiting};
+use super::{ABANDONED_AFTER, ANSWERS, Message, Process, Source};
 
 /// "Congestion experienced" (RFC 3168)
 const MARKED: u8 = 3;
@@ -29,7 +29,32 @@ impl Process {
         result
     }
 
+    #[inline]
     fn take(&mut self, frame: &[u8], now: Nanos) -> Result<(), Refusal> {
+        let datagram = match self.expected.read(frame) {
+            Some(datagram) => datagram,
+            None => self.look_closely(frame)?,
+        };
+        let Datagram { src, src_qp, ecn, header, payload } = datagram;
+        if header.version != OnePipe::VERSION {
+            return Err(Refusal::OtherVersion);
+        }
+        if header.opcode() == OnePipeOpcode::BEACON {
+            return self.on_beacon(&datagram, now);
+        }
+        let peer = self.by_source.get(&Source(src, src_qp)).ok_or(Refusal::UnknownSource)?;
+        match header.opcode() {
+            OnePipeOpcode::DATA => self.on_data(peer, header, ecn == MARKED, payload, now),
+            OnePipeOpcode::ACK => self.on_ack(peer, header, payload, now),
+            OnePipeOpcode::NAK => self.on_nak(peer, header, payload, now),
+            // The reliable service's, and what nobody has defined
+            _ => Err(Refusal::Opcode),
+        }
+    }
+
+    /// A datagram with options, extension headers or tags; or what is wrong with it.
+    #[cold]
+    fn look_closely<'a>(&self, frame: &'a [u8]) -> Result<Datagram<'a>, Refusal> {
         let packet = Packet::parse(frame).ok_or(Refusal::NotOurs)?;
         let own = &self.config.own;
         if packet.layout().opcode() != Opcode::UD_SEND_ONLY
@@ -46,31 +71,23 @@ impl Process {
         if !packet.verify_icrc() {
             return Err(Refusal::Damaged);
         }
-        let header = *packet.onepipe().ok_or(Refusal::NoHeader)?;
-        if header.version != OnePipe::VERSION {
-            return Err(Refusal::OtherVersion);
+        let header = packet.onepipe().ok_or(Refusal::NoHeader)?;
+        let payload = &packet.payload()[OnePipe::LEN..];
+        Ok(Datagram { src: packet.src(), src_qp: deth.src_qp(), ecn: packet.ecn(), header, payload })
+    }
+
+    fn on_beacon(&mut self, beacon: &Datagram<'_>, now: Nanos) -> Result<(), Refusal> {
+        let tor = &self.config.tor;
+        if (beacon.src, beacon.src_qp) != (tor.address, tor.qpn) {
+            return Err(Refusal::WrongSource);
         }
-        if header.opcode() == OnePipeOpcode::BEACON {
-            let tor = &self.config.tor;
-            if (packet.src(), deth.src_qp()) != (tor.address, tor.qpn) {
-                return Err(Refusal::WrongSource);
-            }
-            let result = self.take_barriers(header, now);
-            if header.nothing_follows() && result.is_ok() {
-                // Nobody is left for whom anything has to wait. Who comes back is later, or refused.
-                self.barrier = self.barrier.max(self.clock.read(now));
-            }
-            self.deliver(now);
-            return result.inspect(|()| self.counters.beacons_taken.add(1));
+        let result = self.take_barriers(beacon.header, now);
+        if beacon.header.nothing_follows() && result.is_ok() {
+            // Nobody is left for whom anything has to wait. Who comes back is later, or refused.
+            self.barrier = self.barrier.max(self.clock.read(now));
         }
-        let peer = self.by_source.get(&Source(packet.src(), deth.src_qp())).ok_or(Refusal::UnknownSource)?;
-        match header.opcode() {
-            OnePipeOpcode::DATA => self.on_data(peer, header, &packet, now),
-            OnePipeOpcode::ACK => self.on_ack(peer, header, &packet, now),
-            OnePipeOpcode::NAK => self.on_nak(peer, header, &packet, now),
-            // The reliable service's, and what nobody has defined
-            _ => Err(Refusal::Opcode),
-        }
+        self.deliver(now);
+        result.inspect(|()| self.counters.beacons_taken.add(1))
     }
 
     fn is_ahead(&self, time: u64, now: Nanos) -> bool {
@@ -78,7 +95,7 @@ impl Process {
     }
 
     /// The link's other end promises something.
-    fn take_barriers(&mut self, header: OnePipe, now: Nanos) -> Result<(), Refusal> {
+    fn take_barriers(&mut self, header: &OnePipe, now: Nanos) -> Result<(), Refusal> {
         let place = |told: Option<Timestamp>| told.map_or(0, |told| self.clock.place(told, now));
         let (barrier, commit) = (place(header.barrier()), place(header.commit()));
         if self.is_ahead(barrier, now) || self.is_ahead(commit, now) {
@@ -92,11 +109,13 @@ impl Process {
         Ok(())
     }
 
+    #[inline]
     fn on_data(
         &mut self,
         peer: u32,
-        header: OnePipe,
-        packet: &Packet<'_>,
+        header: &OnePipe,
+        marked: bool,
+        payload: &[u8],
         now: Nanos,
     ) -> Result<(), Refusal> {
         let time = self.clock.place(header.timestamp(), now);
@@ -104,14 +123,9 @@ impl Process {
             return Err(Refusal::Ahead);
         }
         let last = !header.timestamp_follows();
-        let packet = inbound::Packet {
-            psn: header.psn(),
-            time,
-            part: Part { first: header.first(), end: header.end_of_message() || last, last },
-            marked: packet.ecn() == MARKED,
-            payload: &packet.payload()[OnePipe::LEN..],
-        };
-        let result = self.take_packet(peer, &packet, now);
+        let part = Part { first: header.first(), end: header.end_of_message() || last, last };
+        let packet = inbound::Packet { psn: header.psn(), time, part, marked, payload };
+        let result = self.take_packet(peer, packet, now);
         // Its own barrier speaks of what follows it.
         let barriers =
             if self.config.barriers_in_messages { self.take_barriers(header, now) } else { Ok(()) };
@@ -119,7 +133,47 @@ impl Process {
         result.and(barriers)
     }
 
-    fn take_packet(&mut self, peer: u32, packet: &inbound::Packet<'_>, now: Nanos) -> Result<(), Refusal> {
+    #[inline]
+    fn take_packet(&mut self, peer: u32, packet: inbound::Packet<'_>, now: Nanos) -> Result<(), Refusal> {
+        let cost = cost(packet.payload.len());
+        let has_room = |held: usize| {
+            held + cost <= self.config.receive_window as usize
+                && self.held + cost <= self.config.receive_buffer
+                && self.reorder.len() < self.config.receive_buffer / PACKET_COST
+        };
+        if packet.time >= self.barrier
+            && let Some(inbound) = &mut self.inbound[peer as usize]
+            && has_room(inbound.held)
+            && let Some(position) = inbound.take_in_turn(&packet)
+        {
+            inbound.heard = now;
+            self.held += cost;
+            let mut data = self.outcome.spare.pop().unwrap_or_default();
+            data.clear();
+            data.extend_from_slice(packet.payload);
+            let run = inbound::Run { time: packet.time, position, data, ends: Vec::new(), cost };
+            self.reorder.push(
+                Turn::new(packet.time, self.peers[peer as usize].id, position),
+                peer,
+                Some(run),
+            );
+            self.has_come(peer, now);
+            self.counters.packets_taken.add(1);
+            self.counters.marked.add(packet.marked.into());
+            return Ok(());
+        }
+        // A copy: the fields of that above need not lie in memory.
+        self.take_any_packet(peer, &{ packet }, now)
+    }
+
+    /// The same for a packet that is anything but a message by itself that comes in its turn.
+    #[inline(never)]
+    fn take_any_packet(
+        &mut self,
+        peer: u32,
+        packet: &inbound::Packet<'_>,
+        now: Nanos,
+    ) -> Result<(), Refusal> {
         let cost = cost(packet.payload.len());
         let window = self.config.receive_window as usize;
         let inbound = self.inbound[peer as usize].get_or_insert_with(|| Box::new(Inbound::new(packet.psn)));
@@ -141,6 +195,21 @@ impl Process {
         };
         let result = inbound.take(packet, fit, &mut self.outcome);
         self.held = self.held + inbound.held - before;
+        self.has_come(peer, now);
+        self.counters.packets_taken.add(result.is_ok().into());
+        self.counters.marked.add(packet.marked.into());
+        self.take_outcome(peer);
+        if let Some(position) = result? {
+            let id = self.peers[peer as usize].id;
+            self.reorder.push(Turn::new(packet.time, id, position), peer, None);
+        }
+        Ok(())
+    }
+
+    /// Something has come of a sender, which is to be told, now or later.
+    #[inline]
+    fn has_come(&mut self, peer: u32, now: Nanos) {
+        let Some(Some(inbound)) = self.inbound.get_mut(peer as usize) else { return };
         inbound.untold += 1;
         if inbound.untold >= REPORTED_AFTER && self.reports.len() < ANSWERS {
             // The wire was busy, or nobody asked: an ACK would soon have forgotten this.
@@ -154,14 +223,6 @@ impl Process {
             inbound.tell_at = Some(at);
             self.arm(2 * peer + 1, at);
         }
-        self.counters.packets_taken.add(result.is_ok().into());
-        self.counters.marked.add(packet.marked.into());
-        self.take_outcome(peer);
-        if let Some(position) = result? {
-            let id = self.peers[peer as usize].id;
-            self.reorder.push(Turn::new(packet.time, id, position), peer, None);
-        }
-        Ok(())
     }
 
     /// Deals with what came of a call to a sender's state.
@@ -192,23 +253,23 @@ impl Process {
 
     /// Delivers what lies below the barrier, and below this process's own clock: whatever it sends afterwards is later than what
     /// it has seen (causality, section 4.1). The barrier is below the clock, unless this link is not part of it.
+    #[inline]
     pub(super) fn deliver(&mut self, now: Nanos) {
         self.wake = None;
-        while let Some(turn) = self.reorder.first()
-            && turn.time < self.barrier
-        {
-            if turn.time >= self.clock.read(now) {
-                self.wake = Some(self.clock.when_past(turn.time, now));
-                return;
-            }
+        if self.reorder.has_before(self.barrier) {
+            self.deliver_all(now);
+        }
+    }
+
+    fn deliver_all(&mut self, now: Nanos) {
+        let due = self.barrier.min(self.clock.read(now));
+        while let Some(Waiting { turn, peer, run }) = self.reorder.pop_before(due) {
             self.clock.tell(now);
-            let Some((_, peer, run)) = self.reorder.pop() else { return };
             if let Some(Some(inbound)) = self.inbound.get_mut(peer as usize) {
                 let before = inbound.held;
-                let decided = inbound.settle(turn.position, &mut self.outcome);
-                self.held = self.held + inbound.held - before;
-                self.take_outcome(peer);
-                if decided {
+                if inbound.settle(turn.position, &mut self.outcome) {
+                    self.held = self.held + inbound.held - before;
+                    self.take_outcome(peer);
                     self.owe_ack(peer);
                 }
             }
@@ -216,20 +277,31 @@ impl Process {
                 self.deliver_run(peer, turn, run);
             }
         }
+        if let Some(turn) = self.reorder.first()
+            && turn.time < self.barrier
+        {
+            self.wake = Some(self.clock.when_past(turn.time, now));
+        }
     }
 
+    #[inline]
     fn deliver_run(&mut self, peer: u32, turn: Turn, run: inbound::Run) {
         let timestamp = Timestamp::new(run.time);
         self.counters.delivered.add(run.ends.len() as u64 + 1);
-        let mut start = 0;
-        // The run's last message gives free what all of them take.
-        for &end in &run.ends {
-            let payload = run.data[start..end as usize].to_vec();
-            self.inbox.push_back((Message { timestamp, src: turn.sender, payload }, peer, 0));
-            start = end as usize;
+        let inbound::Run { mut data, ends, cost, .. } = run;
+        if !ends.is_empty() {
+            let mut start = 0;
+            // The run's last message gives free what all of them take.
+            for end in ends {
+                let mut payload = self.outcome.spare.pop().unwrap_or_default();
+                payload.clear();
+                payload.extend_from_slice(&data[start..end as usize]);
+                self.inbox.push_back((Message { timestamp, src: turn.sender, payload }, peer, 0));
+                start = end as usize;
+            }
+            data.drain(..start);
         }
-        let payload = if start == 0 { run.data } else { run.data[start..].to_vec() };
-        self.inbox.push_back((Message { timestamp, src: turn.sender, payload }, peer, run.cost));
+        self.inbox.push_back((Message { timestamp, src: turn.sender, payload: data }, peer, cost));
     }
 
     /// Looks at one peer whether it has broken off in the middle of a run.
@@ -255,14 +327,34 @@ impl Process {
         }
     }
 
+    /// Tells those whose windows are small because of what was kept of others, once there is room again.
+    #[cold]
+    pub(super) fn tell_short(&mut self) {
+        let free = self.config.receive_buffer.saturating_sub(self.held);
+        if free < self.config.receive_buffer.min(self.config.receive_window as usize) / 2 {
+            return;
+        }
+        for peer in core::mem::take(&mut self.short) {
+            if let Some(Some(inbound)) = self.inbound.get_mut(peer as usize) {
+                inbound.is_short = false;
+                self.owe_ack(peer);
+            }
+        }
+    }
+
+    /// Whether there is any
+    #[inline]
+    pub(super) fn has_answers(&self) -> bool {
+        !(self.naks.is_empty() && self.reports.is_empty() && self.acks.is_empty())
+    }
+
     /// The next ACK or NAK.
     pub(super) fn send_answer(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
-        let deth = Deth::new(self.config.qkey, self.config.own.qpn);
         if let Some((peer, psn, reason)) = self.naks.pop_front() {
             let clock = Timestamp::new(self.clock.read(now));
             let header = answer(OnePipeOpcode::NAK, clock, psn);
             let known = &mut self.peers[peer as usize];
-            write(frame, &mut known.route, known.qpn, deth, &header, Refused::new(reason).as_bytes());
+            known.route.emit(frame, &header, Refused::new(reason).as_bytes());
             self.counters.naks_sent.add(1);
             return true;
         }
@@ -277,14 +369,19 @@ impl Process {
         };
         let Some(Some(inbound)) = self.inbound.get_mut(peer as usize) else { return false };
         let of_sender = (self.config.receive_window as usize).saturating_sub(inbound.held);
-        let window = of_sender.min(self.config.receive_buffer.saturating_sub(self.held)) as u32;
+        let of_all = self.config.receive_buffer.saturating_sub(self.held);
+        let window = of_sender.min(of_all) as u32;
         inbound.told_window = window;
+        if of_all < of_sender && window < self.config.receive_window / 4 && !inbound.is_short {
+            inbound.is_short = true;
+            self.short.push(peer);
+        }
         let (latest, highest, mut arrivals) = report;
         arrivals.window = window.into();
         arrivals.life = self.life;
         let header = answer(OnePipeOpcode::ACK, Timestamp::new(latest), highest);
         let known = &mut self.peers[peer as usize];
-        write(frame, &mut known.route, known.qpn, deth, &header, arrivals.as_bytes());
+        known.route.emit(frame, &header, arrivals.as_bytes());
         self.counters.acks_sent.add(1);
         true
     }

@@ -34,8 +34,14 @@ impl Turn {
 /// Where no run is
 const MARK: u32 = u32::MAX;
 
-/// A turn, the place of its run, and the sender's place among the peers
-type Waiting = (Turn, u32, u32);
+/// A run, or if there is none, a mark where packets of a sender wait behind a gap.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    pub(super) turn: Turn,
+    /// The sender's place among the peers
+    pub(super) peer: u32,
+    pub(super) run: Option<Run>,
+}
 
 /// A priority queue of runs, and of marks where packets wait behind a gap.
 #[derive(Debug, Default)]
@@ -43,8 +49,9 @@ pub(super) struct Reorder {
     /// What came in its turn: later than everything that came so before. Where messages of many senders arrive as they were sent,
     /// that is nearly all, and costs nothing to keep in order
     line: VecDeque<Waiting>,
-    /// What did not
-    heap: BinaryHeap<Reverse<Waiting>>,
+    /// What did not: turns, the places of runs, and those of senders
+    heap: BinaryHeap<Reverse<(Turn, u32, u32)>>,
+    /// Runs of the heap, which does not have to move them
     runs: Vec<Option<Run>>,
     free: Vec<u32>,
     /// Ties are broken by arrival (a planted bug)
@@ -54,6 +61,8 @@ pub(super) struct Reorder {
 
 impl Reorder {
     /// Adds a run of the sender at place `peer`, or if there is none, a mark.
+    #[expect(clippy::inline_always, reason = "a run is many words, to be written once")]
+    #[inline(always)]
     pub(super) fn push(&mut self, turn: Turn, peer: u32, run: Option<Run>) {
         #[cfg(feature = "canary")]
         let turn = match &mut self.by_arrival {
@@ -63,6 +72,15 @@ impl Reorder {
             }
             None => turn,
         };
+        if self.line.back().is_none_or(|last| last.turn <= turn) {
+            self.line.push_back(Waiting { turn, peer, run });
+        } else {
+            self.push_out_of_turn(turn, peer, run);
+        }
+    }
+
+    #[inline(never)]
+    fn push_out_of_turn(&mut self, turn: Turn, peer: u32, run: Option<Run>) {
         let place = match run {
             None => MARK,
             Some(run) => {
@@ -74,41 +92,52 @@ impl Reorder {
                 place
             }
         };
-        let waiting = (turn, place, peer);
-        if self.line.back().is_none_or(|last| *last <= waiting) {
-            self.line.push_back(waiting);
-        } else {
-            self.heap.push(Reverse(waiting));
-        }
+        self.heap.push(Reverse((turn, place, peer)));
     }
 
     /// How many wait
+    #[inline]
     pub(super) fn len(&self) -> usize {
         self.line.len() + self.heap.len()
     }
 
+    /// Whether any is earlier than this
+    #[inline]
+    pub(super) fn has_before(&self, time: u64) -> bool {
+        self.line.front().is_some_and(|first| first.turn.time < time)
+            || self.heap.peek().is_some_and(|Reverse((turn, ..))| turn.time < time)
+    }
+
     /// Whose turn is next
+    #[inline]
     pub(super) fn first(&self) -> Option<Turn> {
-        let in_line = self.line.front().map(|(turn, ..)| *turn);
+        let in_line = self.line.front().map(|first| first.turn);
         match self.heap.peek() {
             None => in_line,
             Some(Reverse((turn, ..))) => Some(in_line.map_or(*turn, |other| other.min(*turn))),
         }
     }
 
-    /// Takes that out.
-    pub(super) fn pop(&mut self) -> Option<(Turn, u32, Option<Run>)> {
-        let from_heap = match (self.heap.peek(), self.line.front()) {
-            (Some(Reverse(other)), Some(first)) => other < first,
-            (other, _) => other.is_some(),
-        };
-        let next = if from_heap { self.heap.pop().map(|Reverse(next)| next) } else { self.line.pop_front() };
-        let (turn, place, peer) = next?;
+    /// Takes that out, if it is earlier than `time`.
+    #[inline]
+    pub(super) fn pop_before(&mut self, time: u64) -> Option<Waiting> {
+        let in_line = self.line.front().map(|first| first.turn);
+        if let Some(Reverse((turn, ..))) = self.heap.peek()
+            && in_line.is_none_or(|other| *turn < other)
+        {
+            return if turn.time < time { self.pop_out_of_turn() } else { None };
+        }
+        if in_line?.time < time { self.line.pop_front() } else { None }
+    }
+
+    #[inline(never)]
+    fn pop_out_of_turn(&mut self) -> Option<Waiting> {
+        let Reverse((turn, place, peer)) = self.heap.pop()?;
         let run = self.runs.get_mut(place as usize).and_then(Option::take);
         if run.is_some() {
             self.free.push(place);
         }
-        Some((turn, peer, run))
+        Some(Waiting { turn, peer, run })
     }
 }
 
@@ -125,8 +154,8 @@ mod tests {
             reorder.push(Turn::new(time, ProcessId(sender), position), n.into(), run);
         }
         assert_eq!(reorder.first().map(|turn| turn.time), Some(5));
-        let order: Vec<_> = core::iter::from_fn(|| reorder.pop())
-            .map(|(_, peer, run)| (peer, run.map(|run| run.data)))
+        let order: Vec<_> = core::iter::from_fn(|| reorder.pop_before(8))
+            .map(|next| (next.peer, next.run.map(|run| run.data)))
             .collect();
         let run = |n: u8| (u32::from(n), Some(vec![n]));
         assert_eq!(order, [run(4), run(2), (1, None), (3, None), run(0)]);
@@ -151,7 +180,10 @@ mod tests {
             } else {
                 let least = waiting.pop_first();
                 assert_eq!(reorder.first(), least);
-                assert_eq!(reorder.pop().map(|(turn, ..)| turn), least);
+                let time = least.map_or(0, |turn| turn.time);
+                assert!(!reorder.has_before(time) && reorder.has_before(time + 1));
+                assert!(reorder.pop_before(time).is_none());
+                assert_eq!(reorder.pop_before(time + 1).map(|next| next.turn), least);
             }
             assert_eq!(reorder.len(), waiting.len());
         }

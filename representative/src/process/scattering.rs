@@ -2,7 +2,6 @@
 
 use core::ops::Range;
 use rocev2::Psn;
-use switch::Nanos;
 
 use super::inbound::cost;
 use super::{ProcessId, Scattering};
@@ -24,8 +23,6 @@ pub(super) struct Run {
     /// Its packets that were sent
     pub(super) first: Psn,
     pub(super) last: Psn,
-    /// When the latest was
-    pub(super) sent_at: Nanos,
 }
 
 impl Run {
@@ -126,7 +123,6 @@ impl Entry {
                     offset: 0,
                     first: Psn::ZERO,
                     last: Psn::ZERO,
-                    sent_at: Nanos::ZERO,
                 });
             }
             let run = self.runs.last_mut().expect("one was pushed");
@@ -162,12 +158,12 @@ impl Entry {
     }
 
     /// That packet was sent.
-    pub(super) fn sent(&mut self, run: u32, piece: &Piece, psn: Psn, now: Nanos) {
+    pub(super) fn sent(&mut self, run: u32, piece: &Piece, psn: Psn) {
         let run = &mut self.runs[run as usize];
         if piece.first {
             run.first = psn;
         }
-        (run.last, run.sent_at) = (psn, now);
+        run.last = psn;
         run.sent += 1;
         run.left -= 1;
         if piece.end {
@@ -227,7 +223,7 @@ mod tests {
             while entry.runs[run as usize].left > 0 {
                 let piece = entry.piece(run, 10);
                 cut.push((run, piece.range.len(), piece.first, piece.end));
-                entry.sent(run, &piece, psn, Nanos(1));
+                entry.sent(run, &piece, psn);
                 psn = psn.add(1);
             }
         }

@@ -1,19 +1,18 @@
 //! Sending: scatterings are taken in, wait for windows, are cut into packets, get a timestamp, and are settled (1Pipe, section
 //! 6.1; FACTS OP-50 to OP-55).
 
-use rocev2::deth::Deth;
+use rocev2::Psn;
 use rocev2::onepipe::{Arrivals, OnePipe, OnePipeOpcode, Refused, Timestamp};
-use rocev2::{Packet, Psn};
 use switch::Nanos;
 use zerocopy::FromBytes;
 
 use super::config::MAX_MESSAGE;
 use super::counters::Refusal;
 use super::inbound::{self, cost};
-use super::outbound::{Outbound, RunId};
+use super::outbound::{InFlight, Outbound, PartOf, RunId};
 use super::reorder::Turn;
 use super::scattering::{Piece, State, cost_of};
-use super::{Event, Failure, Pending, Process, ProcessId, Scattering, SendError, write};
+use super::{Event, Failure, Pending, Process, ProcessId, Scattering, SendError};
 
 impl Process {
     /// Sends messages to any processes, itself included, all at one time (Table 1, `onepipe_unreliable_send`). Several may go
@@ -51,6 +50,55 @@ impl Process {
             }
         }
         Ok(scattering)
+    }
+
+    /// Sends one message to another process at once, if nothing is before it: writes its frame, which has to leave behind all that
+    /// [`poll_transmit`](Self::poll_transmit) has written. It does what [`unreliable_send`](Self::unreliable_send) and
+    /// `poll_transmit` would have done, and keeps nothing in between.
+    ///
+    /// `None` if something waits that would go first, if the windows have no room, if it is more than a packet, or if it cannot
+    /// be sent. Then nothing has happened, and `unreliable_send` takes it or says why not.
+    pub fn send_at_once(
+        &mut self,
+        now: Nanos,
+        dst: ProcessId,
+        message: &[u8],
+        frame: &mut Vec<u8>,
+    ) -> Option<Scattering> {
+        let is_first = self.finishing.is_none()
+            && self.ready.is_empty()
+            && self.round.is_empty()
+            && self.beacon == Pending::None
+            && !self.has_answers();
+        let has_room = message.len() <= self.config.fragment()
+            && self.unsent + message.len() <= self.config.send_buffer
+            && self.unsettled + self.events.len() < self.config.max_unsettled;
+        if !is_first || !has_room || self.has_left {
+            return None;
+        }
+        let peer = self.by_id.get(&dst)?;
+        let known = &mut self.peers[peer as usize];
+        let outbound = self.outbound[peer as usize].as_deref_mut()?;
+        let cost = cost(message.len());
+        if known.dead || !outbound.queue.is_empty() || !outbound.has_room(cost) {
+            return None;
+        }
+        let number = self.scatterings_given;
+        self.scatterings_given += 1;
+        self.unsettled += 1;
+        self.is_rounds_turn = true;
+        let time = self.clock.stamp(now);
+        let psn = outbound.send(cost, now);
+        let part_of = PartOf::Alone { number, time };
+        outbound.in_flight.push_back(InFlight { first: psn, last: psn, sent_at: now, part_of });
+        let mut header = OnePipe::new(OnePipeOpcode::DATA, Timestamp::new(time), psn);
+        header.set_first(true);
+        header.set_end_of_message(true);
+        known.route.emit(frame, &header, message);
+        self.counters.sent.add(1);
+        self.counters.packets_sent.add(1);
+        self.arm(2 * peer, now + self.config.timeout);
+        Some(Scattering(number))
     }
 
     /// Checks a scattering, and sorts the numbers of its messages by receiver. How many bytes it has
@@ -230,10 +278,15 @@ impl Process {
         let outbound = self.outbound[peer as usize].as_mut().expect("it has a queue");
         outbound.queue.pop_front();
         outbound.release();
-        outbound.in_flight.push_back((place, run));
         let piece = self.scatterings.get(place).piece(run, self.config.fragment());
         self.send_piece(peer, (place, run), &piece, time, now, frame);
-        self.scatterings.get_mut(place).runs[run as usize].state = State::Sent;
+        let of = &mut self.scatterings.get_mut(place).runs[run as usize];
+        of.state = State::Sent;
+        let part_of = PartOf::Scattering((place, run));
+        let sent = InFlight { first: of.first, last: of.last, sent_at: now, part_of };
+        if let Some(outbound) = &mut self.outbound[peer as usize] {
+            outbound.in_flight.push_back(sent);
+        }
         self.arm(2 * peer, now + self.config.timeout);
         self.go_on(peer, now);
         true
@@ -256,9 +309,8 @@ impl Process {
         header.set_end_of_message(piece.end);
         header.set_timestamp_follows(entry.runs[run as usize].left > 1);
         let known = &mut self.peers[peer as usize];
-        let deth = Deth::new(self.config.qkey, self.config.own.qpn);
-        write(frame, &mut known.route, known.qpn, deth, &header, &entry.bytes[piece.range.clone()]);
-        entry.sent(run, piece, psn, now);
+        known.route.emit(frame, &header, &entry.bytes[piece.range.clone()]);
+        entry.sent(run, piece, psn);
         self.counters.packets_sent.add(1);
     }
 
@@ -282,6 +334,26 @@ impl Process {
         self.reorder.push(Turn::new(time, self.config.own.id, 0), own, Some(run_of_own));
         self.settle((place, run), Ok(()));
         self.deliver(now);
+    }
+
+    /// It is known what became of a run that was sent, or of one that will not be.
+    #[inline(never)]
+    fn settle_sent(&mut self, peer: u32, part_of: PartOf, result: Result<(), Failure>) {
+        let (number, time) = match part_of {
+            PartOf::Scattering(id) => return self.settle(id, result),
+            PartOf::Alone { number, time } => (number, time),
+        };
+        let (scattering, timestamp) = (Scattering(number), Some(Timestamp::new(time)));
+        match result {
+            Ok(()) => self.counters.acknowledged.add(1),
+            Err(why) => {
+                self.counters.failed.add(1);
+                let dst = self.peers[peer as usize].id;
+                self.events.push_back(Event::SendFailed { scattering, timestamp, dst, part: 0, why });
+            }
+        }
+        self.unsettled -= 1;
+        self.events.push_back(Event::Settled { scattering, timestamp, failed: result.is_err().into() });
     }
 
     /// It is known what became of a run, or it will not be sent.
@@ -336,21 +408,19 @@ impl Process {
     pub(super) fn on_ack(
         &mut self,
         peer: u32,
-        header: OnePipe,
-        packet: &Packet<'_>,
+        header: &OnePipe,
+        payload: &[u8],
         now: Nanos,
     ) -> Result<(), Refusal> {
-        let (arrivals, _) =
-            Arrivals::read_from_prefix(&packet.payload()[OnePipe::LEN..]).map_err(|_| Refusal::NoHeader)?;
+        let (arrivals, _) = Arrivals::read_from_prefix(payload).map_err(|_| Refusal::NoHeader)?;
         let outbound = self.outbound[peer as usize].as_mut().ok_or(Refusal::Answer)?;
         let (highest, taken) = (header.psn(), arrivals.taken.get());
         let begun_anew = outbound.answer(highest, &arrivals, now)?;
         self.counters.acks_taken.add(1);
-        let mut at = 0;
+        let (mut at, mut acknowledged) = (0, 0);
         while let Some(outbound) = &mut self.outbound[peer as usize]
-            && let Some(&(place, run)) = outbound.in_flight.get(at)
+            && let Some(&InFlight { last, part_of, .. }) = outbound.in_flight.get(at)
         {
-            let last = self.scatterings.get(place).runs[run as usize].last;
             let Ok(before) = u32::try_from(highest.distance(last)) else { break };
             let result = if taken.checked_shr(before).unwrap_or(0) & 1 == 1 {
                 Ok(())
@@ -368,8 +438,16 @@ impl Process {
             } else {
                 outbound.in_flight.remove(at);
             }
-            self.settle((place, run), result);
+            if let (Ok(()), PartOf::Alone { number, time }) = (result, part_of) {
+                let (scattering, timestamp) = (Scattering(number), Some(Timestamp::new(time)));
+                self.events.push_back(Event::Settled { scattering, timestamp, failed: 0 });
+                acknowledged += 1;
+                continue;
+            }
+            self.settle_sent(peer, part_of, result);
         }
+        self.unsettled -= acknowledged;
+        self.counters.acknowledged.add(acknowledged as u64);
         self.go_on(peer, now);
         Ok(())
     }
@@ -378,28 +456,30 @@ impl Process {
     pub(super) fn on_nak(
         &mut self,
         peer: u32,
-        header: OnePipe,
-        packet: &Packet<'_>,
+        header: &OnePipe,
+        payload: &[u8],
         now: Nanos,
     ) -> Result<(), Refusal> {
-        let (refused, _) =
-            Refused::read_from_prefix(&packet.payload()[OnePipe::LEN..]).map_err(|_| Refusal::NoHeader)?;
+        let (refused, _) = Refused::read_from_prefix(payload).map_err(|_| Refusal::NoHeader)?;
         let psn = header.psn();
         let outbound = self.outbound[peer as usize].as_mut().ok_or(Refusal::Answer)?;
         let run = |&(place, run): &RunId| &self.scatterings.get(place).runs[run as usize];
         // They lie in the order of their PSNs.
-        let at = outbound.in_flight.partition_point(|id| run(id).last.precedes(psn));
+        let at = outbound.in_flight.partition_point(|sent| sent.last.precedes(psn));
         let why = match refused.reason {
             Refused::LATE => Failure::Late,
             Refused::NO_ROOM => Failure::NoRoom,
             _ => Failure::Lost,
         };
-        let run = if outbound.in_flight.get(at).is_some_and(|id| run(id).has(psn)) {
-            outbound.in_flight.remove(at)
-        } else if outbound.queue.front().is_some_and(|id| run(id).has(psn)) {
+        let part_of = if outbound.in_flight.get(at).is_some_and(|sent| sent.has(psn)) {
+            outbound.in_flight.remove(at).expect("it is there").part_of
+        } else if let Some(&id) = outbound.queue.front()
+            && run(&id).has(psn)
+        {
             // What is left of it would be of no use.
             outbound.release();
-            outbound.queue.pop_front()
+            outbound.queue.pop_front();
+            PartOf::Scattering(id)
         } else {
             return Err(Refusal::Answer);
         };
@@ -407,7 +487,7 @@ impl Process {
             outbound.lost();
         }
         self.counters.naks_taken.add(1);
-        self.settle(run.expect("it was found"), Err(why));
+        self.settle_sent(peer, part_of, Err(why));
         self.go_on(peer, now);
         Ok(())
     }
@@ -418,15 +498,14 @@ impl Process {
         let mut silent = false;
         while let Some(outbound) = &mut self.outbound[peer as usize] {
             let due = |at: Nanos| at + timeout <= now;
-            if let Some(&(place, run)) = outbound.in_flight.front() {
-                let of = &self.scatterings.get(place).runs[run as usize];
-                if !due(of.sent_at) {
-                    self.arm(2 * peer, of.sent_at + timeout);
+            if let Some(&InFlight { last, sent_at, part_of, .. }) = outbound.in_flight.front() {
+                if !due(sent_at) {
+                    self.arm(2 * peer, sent_at + timeout);
                     break;
                 }
-                outbound.presume_gone(of.last);
+                outbound.presume_gone(last);
                 outbound.in_flight.pop_front();
-                self.settle((place, run), Err(Failure::NoAnswer));
+                self.settle_sent(peer, part_of, Err(Failure::NoAnswer));
                 silent = true;
                 continue;
             }
@@ -490,12 +569,12 @@ impl Process {
     fn fail_all(&mut self, peer: u32, why: Failure) {
         while let Some(outbound) = &mut self.outbound[peer as usize] {
             outbound.release();
-            let next = outbound.in_flight.pop_front().or_else(|| outbound.queue.pop_front());
-            let Some(run) = next else {
+            let sent = outbound.in_flight.pop_front().map(|sent| sent.part_of);
+            let Some(next) = sent.or_else(|| outbound.queue.pop_front().map(PartOf::Scattering)) else {
                 outbound.presume_all_gone();
                 return;
             };
-            self.settle(run, Err(why));
+            self.settle_sent(peer, next, Err(why));
         }
     }
 }

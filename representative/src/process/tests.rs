@@ -6,6 +6,7 @@ use rocev2::Packet;
 use rocev2::onepipe::{Arrivals, Refused};
 
 mod answers;
+mod at_once;
 mod bad_input;
 mod detour;
 mod large;
@@ -149,7 +150,7 @@ impl Group {
 
 /// A frame for process `to`
 fn frame(from: Peer, to: Peer, header: &OnePipe, payload: &[u8]) -> Vec<u8> {
-    let mut route = Route::new(&Ends {
+    let route = Route::new(&Ends {
         src_mac: from.mac,
         dst_mac: to.mac,
         vlan: None,
@@ -161,7 +162,7 @@ fn frame(from: Peer, to: Peer, header: &OnePipe, payload: &[u8]) -> Vec<u8> {
     })
     .unwrap();
     let mut frame = Vec::new();
-    write(&mut frame, &mut route, to.qpn, Deth::new(OnePipe::QKEY, from.qpn), header, payload);
+    Template::new(route, to.qpn, OnePipe::QKEY, from.qpn).emit(&mut frame, header, payload);
     frame
 }
 

@@ -5,6 +5,7 @@
 //! computed by PCLMULQDQ, 16 bytes at a time, at all lengths. (A CPU that has more does payloads from 256 bytes on by 64.)
 
 mod paths;
+mod process;
 
 use std::error::Error;
 use std::path::PathBuf;

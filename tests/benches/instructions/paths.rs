@@ -1,6 +1,7 @@
 //! The hot paths. Each is prepared, which is not counted, and then run some hundreds or thousands of times, on as many frames that
 //! were made beforehand.
 
+use crate::process;
 use bench::onepipe::load::{self as onepipe, Kind};
 use bench::swordbox::load::{Load, Verb};
 use p4ce::{Command, Group, P4ce};
@@ -62,6 +63,10 @@ pub(crate) const ALL: &[Path] = &[
     Path { name: "swordbox: CAS that becomes a WRITE, and its answer", prepare: || swordbox(Verb::Cas) },
     Path { name: "1Pipe: message through a chip", prepare: || pipe(Kind::Messages, 1) },
     Path { name: "1Pipe: beacon of one of 64 links at a host", prepare: || pipe(Kind::Beacons, 64) },
+    Path { name: "1Pipe: message of 64 B out of a process, and its share of an ACK", prepare: process::out },
+    Path { name: "1Pipe: message of 64 B into a process, and its share of an ACK", prepare: process::come },
+    Path { name: "1Pipe: message of 64 B through the host library's polling thread", prepare: process::poll },
+    Path { name: "1Pipe: message of 64 B for the application's thread", prepare: process::application },
     Path { name: "pktgen: making a WRITE of 64 B, 1 queue pair", prepare: || make(1) },
     Path { name: "pktgen: making a WRITE of 64 B, 1,000 queue pairs", prepare: || make(1_000) },
     Path { name: "pktgen: checking a WRITE of 64 B, 1 queue pair", prepare: || check(1) },
@@ -76,14 +81,14 @@ const A: PortId = PortId(0);
 const B: PortId = PortId(1);
 
 /// Where frames come from and go to, without allocating anything once it has been filled.
-struct Pool {
-    free: Vec<MemoryFrame>,
-    sent: Vec<MemoryFrame>,
+pub(crate) struct Pool {
+    pub(crate) free: Vec<MemoryFrame>,
+    pub(crate) sent: Vec<MemoryFrame>,
 }
 
 impl Pool {
     /// With so many buffers.
-    fn new(buffers: usize) -> Self {
+    pub(crate) fn new(buffers: usize) -> Self {
         let buffer = || MemoryFrame::new(vec![0; 2048]);
         Self { free: (0..buffers).map(|_| buffer()).collect(), sent: Vec::with_capacity(buffers) }
     }

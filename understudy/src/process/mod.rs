@@ -4,9 +4,7 @@ mod report;
 
 use crate::config::{self, FunctionConfig};
 use crate::run::{catch_signals, now, parse_seconds};
-use ::onepipe::{
-    Config, Endpoint, Event, Failure, InitError, Message, ProcessId, Scattering, SendError, Timestamp,
-};
+use ::onepipe::{Config, Endpoint, Event, Failure, InitError, ProcessId, Scattering, SendError, Timestamp};
 use miette::MietteDiagnostic;
 use report::Seen;
 use std::collections::BTreeMap;
@@ -141,8 +139,13 @@ impl Work<'_> {
         };
         while self.sent < most.min(due) {
             self.payload[..NUMBER].copy_from_slice(&self.sent.to_be_bytes());
-            let messages: Vec<_> = self.to.iter().map(|&dst| (dst, &self.payload[..])).collect();
-            match endpoint.unreliable_send(&messages) {
+            let taken = if let &[dst] = self.to {
+                endpoint.unreliable_send(&[(dst, &self.payload)])
+            } else {
+                let messages: Vec<_> = self.to.iter().map(|&dst| (dst, &self.payload[..])).collect();
+                endpoint.unreliable_send(&messages)
+            };
+            match taken {
                 Ok(_) => self.sent += 1,
                 Err(SendError::Full) => break,
                 Err(error) => return Err(error),
@@ -190,14 +193,19 @@ fn work(args: &Args, mut config: Config, to: &[ProcessId]) -> Result<ExitCode, m
                 Event::Settled { .. } => work.settled += 1,
             }
         }
-        let first = if sent { endpoint.unreliable_recv() } else { endpoint.recv_timeout(LULL) };
-        let more = core::iter::from_fn(|| endpoint.unreliable_recv());
-        // Some at a time: it has to send as well.
-        for message in first.into_iter().chain(more).take(1024) {
-            seen.take(&message);
+        let mut take = |timestamp, src, payload: &[u8]| {
+            seen.take(timestamp, src, payload.len());
             if args.print {
-                print(&mut out, &message);
+                print(&mut out, timestamp, src, payload);
             }
+        };
+        // Some at a time: it has to send as well.
+        let taken = (0..1024).take_while(|_| endpoint.unreliable_recv_with(&mut take).is_some()).count();
+        if taken == 0
+            && !sent
+            && let Some(message) = endpoint.recv_timeout(LULL)
+        {
+            take(message.timestamp, message.src, &message.payload);
         }
         if let (Some(at), Some(every)) = (next_line, args.live)
             && at <= time
@@ -234,9 +242,9 @@ fn work(args: &Args, mut config: Config, to: &[ProcessId]) -> Result<ExitCode, m
 }
 
 /// A line for a message that was received
-fn print(out: &mut impl std::io::Write, message: &Message) {
-    let number = message.payload.first_chunk().map_or(0, |number| u64::from_be_bytes(*number));
-    _ = writeln!(out, "{} {} {number} {}", message.timestamp.nanos(), message.src, message.payload.len());
+fn print(out: &mut impl std::io::Write, timestamp: Timestamp, src: ProcessId, payload: &[u8]) {
+    let number = payload.first_chunk().map_or(0, |number| u64::from_be_bytes(*number));
+    _ = writeln!(out, "{} {src} {number} {}", timestamp.nanos(), payload.len());
 }
 
 /// A line for a message that failed. Scatterings are numbered as this program numbers its messages: by the calls, from 0

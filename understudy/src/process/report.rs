@@ -1,7 +1,7 @@
 //! What a process has seen.
 
 use super::{FAILURES, Named, Turn};
-use ::onepipe::{Endpoint, Failure, Message, Refusal, Timestamp};
+use ::onepipe::{Endpoint, Failure, ProcessId, Refusal, Timestamp};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -19,11 +19,11 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    pub(super) fn take(&mut self, message: &Message) {
+    pub(super) fn take(&mut self, timestamp: Timestamp, src: ProcessId, len: usize) {
         self.received += 1;
-        self.bytes += message.payload.len() as u64;
-        *self.by_sender.entry(message.src.0).or_default() += 1;
-        let turn = (message.timestamp, message.src);
+        self.bytes += len as u64;
+        *self.by_sender.entry(src.0).or_default() += 1;
+        let turn = (timestamp, src);
         let in_order =
             self.last.is_none_or(|(time, src)| time.precedes(turn.0) || time == turn.0 && src <= turn.1);
         self.out_of_order += u64::from(!in_order);

@@ -170,3 +170,30 @@ fn when_nothing_follows_what_is_there_is_delivered() {
     group.processes[1].on_frame(&header(true), now).unwrap();
     assert_eq!(group.received(1), [(0, b"last".to_vec())]);
 }
+
+/// What one sender has left in the receiver's buffer keeps another waiting, who goes on as soon as it is taken, and not a time-out
+/// later.
+#[test]
+fn who_waits_for_what_others_have_left_is_told_when_it_is_taken() {
+    let mut group = Group::new(3, |config| {
+        (config.receive_window, config.receive_buffer, config.initial_window) = (2000, 2400, 1500);
+        config.timeout = Nanos::from_millis(10);
+    });
+    group.run(4);
+    for _ in 0..7 {
+        group.scatter(1, &[(2, &[1; 200])]).unwrap();
+        group.run(8);
+    }
+    for text in [[2; 200].as_slice(), &[3; 230]] {
+        group.scatter(0, &[(2, text)]).unwrap();
+        group.run(20);
+    }
+    assert_eq!(group.processes[0].unsettled(), 1, "the second has no room");
+    for _ in 0..7 {
+        assert_eq!(group.processes[2].unreliable_recv().map(|message| message.src), Some(ProcessId(1)));
+    }
+    group.run(20);
+    assert_eq!(group.processes[0].unsettled(), 0);
+    assert_eq!(group.received(2), [(0, vec![2; 200]), (0, vec![3; 230])]);
+    assert!(failed(&mut group).is_empty());
+}

@@ -29,7 +29,7 @@ fn each_refusal_by_its_reason() {
     let mut early = message(5, clock);
     early.set_barrier(Some(ahead));
     let key = {
-        let mut route = Route::new(&Ends {
+        let route = Route::new(&Ends {
             src_mac: zero.mac,
             dst_mac: one.mac,
             vlan: None,
@@ -40,8 +40,7 @@ fn each_refusal_by_its_reason() {
             src_port: 0xc000,
         });
         let mut bytes = Vec::new();
-        let deth = Deth::new(7, zero.qpn);
-        write(&mut bytes, route.as_mut().unwrap(), one.qpn, deth, &message(5, clock), &[]);
+        Template::new(route.unwrap(), one.qpn, 7, zero.qpn).emit(&mut bytes, &message(5, clock), &[]);
         bytes
     };
     let cases = [

@@ -1,6 +1,7 @@
 //! Large messages, windows, and who waits for whom.
 
 use super::*;
+use zerocopy::IntoBytes as _;
 
 #[test]
 fn sixteen_megabytes_arrive_whole() {

@@ -1,0 +1,259 @@
+//! 1Pipe's datagrams of plain layout, to and from one queue pair: nearly everything that a process sends and receives (1Pipe,
+//! section 6.1).
+//!
+//! Without tags, IPv4 options and IPv6 extension headers, the place of every header is known beforehand. So they are copied in one
+//! piece ([`Template`]), and one comparison says of a frame that comes whether they are what they should be ([`Expected`]).
+
+use crate::checksum;
+use crate::deth::Deth;
+use crate::ethernet::{Ethernet, MacAddr, ethertype};
+use crate::ipv4::Ipv4;
+use crate::ipv6::Ipv6;
+use crate::onepipe::OnePipe;
+use crate::packet::{ICRC_LEN, Packet};
+use crate::route::Route;
+use crate::udp::{self, Udp};
+use crate::{Bth, MAX_PAYLOAD, Opcode, Qpn, UDP_PORT, icrc};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Where the UDP header begins
+const fn udp(v6: bool) -> usize {
+    Ethernet::LEN + if v6 { Ipv6::LEN } else { Ipv4::LEN }
+}
+
+/// Bytes in front of the payload
+const fn headers(v6: bool) -> usize {
+    udp(v6) + Udp::LEN + Bth::LEN + Deth::LEN
+}
+
+const V4: usize = headers(false);
+const V6: usize = headers(true);
+/// The UDP length, in the UDP header
+const UDP_LEN: usize = 4;
+/// The pad count, in the BTH, and its bits
+const PAD: usize = 1;
+const PAD_BITS: u8 = 0x30;
+/// The three bytes of the PSN, in the BTH
+const PSN: usize = 9;
+
+/// What is known of the datagrams to one receiver before there are any.
+#[derive(Clone, Copy, Debug)]
+pub struct Template {
+    headers: [u8; V6],
+    v6: bool,
+    /// Of the IPv4 header with neither length nor id
+    sum: u32,
+    id: u16,
+}
+
+impl Template {
+    /// Of datagrams from `src_qp` to `dest_qp`.
+    ///
+    /// # Panics
+    /// If the route has a VLAN tag.
+    pub fn new(mut route: Route, dest_qp: Qpn, qkey: u32, src_qp: Qpn) -> Self {
+        let bth = Bth::new(Opcode::UD_SEND_ONLY, dest_qp, crate::Psn::ZERO);
+        let mut frame = Vec::new();
+        route.emit(&mut frame, bth, &[Deth::new(qkey, src_qp).as_bytes()], &[]);
+        let packet = Packet::parse(&frame).expect("routes make packets");
+        let v6 = packet.layout().is_ipv6();
+        assert_eq!(packet.layout().payload(), headers(v6), "no tag");
+        let mut ip = packet.ipv4().copied().unwrap_or_default();
+        (ip.total_len, ip.id, ip.checksum) = Default::default();
+        let sum = ip.as_bytes().chunks_exact(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])));
+        let mut template = Self { headers: [0; V6], v6, sum: sum.sum(), id: 0 };
+        template.headers[..headers(v6)].copy_from_slice(&frame[..headers(v6)]);
+        template
+    }
+
+    /// Writes a datagram. `frame` may be any, and is quicker if it is as long already.
+    #[inline]
+    pub fn emit(&mut self, frame: &mut Vec<u8>, header: &OnePipe, payload: &[u8]) {
+        if self.v6 {
+            self.write::<true, V6>(frame, header, payload);
+        } else {
+            self.write::<false, V4>(frame, header, payload);
+        }
+    }
+
+    #[inline]
+    fn write<const IS_V6: bool, const LEN: usize>(
+        &mut self,
+        frame: &mut Vec<u8>,
+        header: &OnePipe,
+        payload: &[u8],
+    ) {
+        let pad = payload.len().wrapping_neg() % 4;
+        let end = LEN + OnePipe::LEN + payload.len() + pad;
+        if frame.len() != end + ICRC_LEN {
+            frame.resize(end + ICRC_LEN, 0);
+        }
+        let (head, rest) = frame.split_first_chunk_mut::<LEN>().expect("it is longer");
+        head.copy_from_slice(&self.headers[..LEN]);
+        let (place, rest) = rest.split_first_chunk_mut::<{ OnePipe::LEN }>().expect("it is longer");
+        place.copy_from_slice(header.as_bytes());
+        let (place, rest) = rest.split_at_mut(payload.len());
+        place.copy_from_slice(payload);
+        rest[..pad].fill(0);
+        let (udp, bth) = (const { udp(IS_V6) }, const { udp(IS_V6) + Udp::LEN });
+        head[bth + PAD] |= (pad as u8) << PAD_BITS.trailing_zeros();
+        head[bth + PSN..bth + PSN + 3].copy_from_slice(&header.psn().to_wire());
+        let udp_len = (end + ICRC_LEN - udp) as u16;
+        head[udp + UDP_LEN..udp + UDP_LEN + 2].copy_from_slice(&udp_len.to_be_bytes());
+        if IS_V6 {
+            head[Ethernet::LEN + 4..Ethernet::LEN + 6].copy_from_slice(&udp_len.to_be_bytes());
+        } else {
+            let total = udp_len + Ipv4::LEN as u16;
+            self.id = self.id.wrapping_add(1);
+            let sum = self.sum + u32::from(total) + u32::from(self.id);
+            let sum = (sum & 0xffff) + (sum >> 16);
+            let sum = (sum & 0xffff) + (sum >> 16);
+            head[Ethernet::LEN + 2..Ethernet::LEN + 4].copy_from_slice(&total.to_be_bytes());
+            head[Ethernet::LEN + 4..Ethernet::LEN + 6].copy_from_slice(&self.id.to_be_bytes());
+            head[Ethernet::LEN + 10..Ethernet::LEN + 12].copy_from_slice(&(!(sum as u16)).to_be_bytes());
+        }
+        let icrc = icrc_of::<IS_V6>(&frame[Ethernet::LEN..end]);
+        frame[end..].copy_from_slice(&icrc.to_le_bytes());
+    }
+}
+
+/// The ICRC of a packet without IPv4 options and IPv6 extension headers
+#[inline]
+fn icrc_of<const IS_V6: bool>(packet: &[u8]) -> u32 {
+    icrc::compute_inline(packet, IS_V6, const { udp(IS_V6) - Ethernet::LEN })
+}
+
+/// A datagram that is whole: its ICRC is right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Datagram<'a> {
+    /// Who sent it
+    pub src: IpAddr,
+    /// Its queue pair
+    pub src_qp: Qpn,
+    /// ECN field (RFC 3168)
+    pub ecn: u8,
+    /// What its payload begins with
+    pub header: &'a OnePipe,
+    /// and what follows
+    pub payload: &'a [u8],
+}
+
+/// Words of 64 bits that are compared: up to the `Q_Key`
+const WORDS: usize = (V6 - 4).div_ceil(8);
+const WORDS_V4: usize = (V4 - 4).div_ceil(8);
+type Words = [u64; WORDS];
+
+/// What the headers of datagrams for one queue pair have in common.
+#[derive(Clone, Copy, Debug)]
+pub struct Expected {
+    words: Words,
+    mask: Words,
+    v6: bool,
+}
+
+impl Expected {
+    /// Datagrams to this queue pair, with this key.
+    pub fn new(mac: MacAddr, address: IpAddr, qpn: Qpn, qkey: u32) -> Self {
+        let v6 = address.is_ipv6();
+        let (mut bytes, mut mask) = ([0; WORDS * 8], [0; WORDS * 8]);
+        let mut expect = |at: usize, expected: &[u8], ones: &[u8]| {
+            bytes[at..at + expected.len()].copy_from_slice(expected);
+            mask[at..at + ones.len()].copy_from_slice(ones);
+        };
+        let kind = if v6 { ethertype::IPV6 } else { ethertype::IPV4 };
+        let ip = Ethernet::LEN;
+        expect(0, &mac.0, &[0xff; 6]);
+        expect(ip - 2, &kind.to_be_bytes(), &[0xff; 2]);
+        match address {
+            IpAddr::V4(address) => {
+                expect(ip, &[0x45], &[0xff]);
+                // No fragment
+                expect(ip + 6, &[0, 0], &[0x3f, 0xff]);
+                expect(ip + 9, &[udp::PROTOCOL], &[0xff]);
+                expect(ip + 16, &address.octets(), &[0xff; 4]);
+            }
+            IpAddr::V6(address) => {
+                expect(ip, &[0x60], &[0xf0]);
+                expect(ip + 6, &[udp::PROTOCOL], &[0xff]);
+                expect(ip + 24, &address.octets(), &[0xff; 16]);
+            }
+        }
+        let bth = udp(v6) + Udp::LEN;
+        expect(udp(v6) + 2, &UDP_PORT.to_be_bytes(), &[0xff; 2]);
+        expect(bth, &[Opcode::UD_SEND_ONLY.0], &[0xff]);
+        // The transport header's version
+        expect(bth + PAD, &[0], &[0x0f]);
+        expect(bth + 5, &qpn.to_wire(), &[0xff; 3]);
+        expect(bth + Bth::LEN, &qkey.to_be_bytes(), &[0xff; 4]);
+        let words = |bytes: [u8; WORDS * 8]| {
+            core::array::from_fn(|n| {
+                u64::from_ne_bytes(*bytes[8 * n..].first_chunk().expect("as many words"))
+            })
+        };
+        Self { words: words(bytes), mask: words(mask), v6 }
+    }
+
+    /// Reads a datagram that is what is expected and whole. `None` says nothing of a frame but that it has to be looked at more closely.
+    #[inline]
+    pub fn read<'a>(&self, frame: &'a [u8]) -> Option<Datagram<'a>> {
+        if self.v6 {
+            self.read_as::<true, V6, WORDS>(frame)
+        } else {
+            self.read_as::<false, V4, WORDS_V4>(frame)
+        }
+    }
+
+    #[inline]
+    fn read_as<'a, const IS_V6: bool, const LEN: usize, const COMPARED: usize>(
+        &self,
+        frame: &'a [u8],
+    ) -> Option<Datagram<'a>> {
+        let (head, behind) = frame.split_first_chunk::<LEN>()?;
+        let (header, _) = OnePipe::ref_from_prefix(behind).ok()?;
+        let words = frame.as_chunks::<8>().0.first_chunk::<COMPARED>()?;
+        let mut differs = 0;
+        for (n, &word) in words.iter().enumerate() {
+            differs |= (u64::from_ne_bytes(word) ^ self.words[n]) & self.mask[n];
+        }
+        let at = |n: usize| u16::from_be_bytes([head[n], head[n + 1]]);
+        let (udp, bth) = (const { udp(IS_V6) }, const { udp(IS_V6) + Udp::LEN });
+        let udp_len = at(udp + UDP_LEN);
+        let lengths_fit = if IS_V6 {
+            udp_len == at(Ethernet::LEN + 4)
+        } else {
+            let ip: &[u8; Ipv4::LEN] = head[Ethernet::LEN..].first_chunk()?;
+            at(Ethernet::LEN + 2) == udp_len.wrapping_add(Ipv4::LEN as u16) && checksum::is_right(ip)
+        };
+        let pad = usize::from((head[bth + PAD] & PAD_BITS) >> PAD_BITS.trailing_zeros());
+        // What is behind the DETH, and the 1Pipe header in it
+        let icrc = (udp + usize::from(udp_len)).checked_sub(ICRC_LEN)?;
+        let payload = icrc.checked_sub(LEN)?;
+        let message = payload.checked_sub(OnePipe::LEN + pad)?;
+        if differs != 0 || !lengths_fit || !payload.is_multiple_of(4) || payload > MAX_PAYLOAD {
+            return None;
+        }
+        let packet = frame.get(Ethernet::LEN..icrc)?;
+        let carried = frame.get(icrc..)?.first_chunk::<ICRC_LEN>()?;
+        if icrc_of::<IS_V6>(packet) != u32::from_le_bytes(*carried) {
+            return None;
+        }
+        let from = |at: usize| &head[Ethernet::LEN + at..];
+        let (src, ecn) = if IS_V6 {
+            (Ipv6Addr::from(*from(8).first_chunk::<16>()?).into(), from(1)[0] >> 4)
+        } else {
+            (Ipv4Addr::from(*from(12).first_chunk::<4>()?).into(), from(1)[0])
+        };
+        let src_qp = Qpn::from_wire(*head[LEN - 3..].first_chunk()?);
+        Some(Datagram {
+            src,
+            src_qp,
+            ecn: ecn & 3,
+            header,
+            payload: behind.get(OnePipe::LEN..)?.get(..message)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

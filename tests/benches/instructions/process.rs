@@ -1,0 +1,248 @@
+//! Messages through a process of 1Pipe and through the host library, in bursts.
+
+use crate::paths::{Pool, Prepared};
+use core::net::IpAddr;
+use onepipe::{Endpoint, Event, Host};
+use representative::Process;
+use representative::process::{Beacons, Config, Peer, ProcessId};
+use rocev2::Qpn;
+use rocev2::ethernet::MacAddr;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use switch::{Function as _, Nanos, PortId};
+
+/// Messages of a turn, turns that are counted, and turns before them, in which memory is allocated
+const BURST: usize = 32;
+const TURNS: usize = 128;
+const BEFORE: usize = 64;
+/// From one turn to the next: five million messages a second
+const TURN: u64 = 6_400;
+const PAYLOAD: [u8; 64] = [0x5a; 64];
+/// As `bench onepipe` has it
+const ACK_EVERY: u32 = 64;
+
+fn peer(id: u32, host: u8) -> Peer {
+    Peer {
+        id: ProcessId(id),
+        mac: MacAddr([2, 0, 0, 0, 0, host]),
+        address: IpAddr::from([10, 0, 0, host]),
+        qpn: Qpn::new(0x11),
+    }
+}
+
+/// A process with one other, whose switch is at `tor`.
+fn config(own: Peer, other: Peer, tor: Peer) -> Config {
+    let Peer { mac, address, qpn, .. } = tor;
+    let mut config = Config::new(own, Beacons { mac, address, qpn, detour: Vec::new() });
+    config.peers = vec![other];
+    config.barriers_in_messages = false;
+    config.ack_every = ACK_EVERY;
+    config.ack_delay = Nanos::from_micros(100);
+    config.timeout = Nanos::from_millis(1000);
+    config.initial_window = 1 << 20;
+    config
+}
+
+fn at(turn: usize) -> Nanos {
+    Nanos(1 + turn as u64 * TURN)
+}
+
+/// Two processes, each of which is the other's switch.
+fn two() -> [Process; 2] {
+    let [a, b] = [peer(1, 1), peer(2, 2)];
+    [config(a, b, b), config(b, a, a)].map(|config| Process::new(config).expect("a process"))
+}
+
+/// What a process has to send, in vectors that were there before.
+fn transmit(process: &mut Process, now: Nanos, frames: &mut Vec<Vec<u8>>, spare: &mut Vec<Vec<u8>>) {
+    loop {
+        let mut frame = spare.pop().expect("enough of them");
+        if !process.poll_transmit(now, &mut frame) {
+            spare.push(frame);
+            return;
+        }
+        frames.push(frame);
+    }
+}
+
+/// A turn of one who sends: what waits, a burst of messages, which leave at once where they can, and events.
+fn send(process: &mut Process, now: Nanos, frames: &mut Vec<Vec<u8>>, spare: &mut Vec<Vec<u8>>) -> usize {
+    if process.next_timer().is_some_and(|at| at <= now) {
+        process.on_timer(now);
+    }
+    transmit(process, now, frames, spare);
+    let dst = process.config().peers[0].id;
+    for _ in 0..BURST {
+        let mut frame = spare.pop().expect("enough of them");
+        if process.send_at_once(now, dst, &PAYLOAD, &mut frame).is_some() {
+            frames.push(frame);
+        } else {
+            spare.push(frame);
+            process.unreliable_send(now, &[(dst, &PAYLOAD)]).expect("room");
+        }
+    }
+    transmit(process, now, frames, spare);
+    let settled = |event: &Event| matches!(event, Event::Settled { failed: 0, .. });
+    core::iter::from_fn(|| process.poll_event()).filter(settled).count()
+}
+
+/// A turn of one who receives.
+fn receive(process: &mut Process, now: Nanos, frames: &[Vec<u8>]) -> usize {
+    for frame in frames {
+        process.on_frame(frame, now).expect("it is taken");
+    }
+    if process.next_timer().is_some_and(|at| at <= now) {
+        process.on_timer(now);
+    }
+    let mut received = 0;
+    while let Some(message) = process.unreliable_recv() {
+        received += usize::from(message.payload == PAYLOAD);
+        process.reuse(message.payload);
+    }
+    received
+}
+
+/// Runs both for so many turns; what each of them gets in each, and what it has settled or received.
+fn record(turns: usize) -> ([Vec<Vec<Vec<u8>>>; 2], usize) {
+    let [mut a, mut b] = two();
+    let mut spare: Vec<_> = (0..turns * (BURST + 8)).map(|_| Vec::with_capacity(256)).collect();
+    let mut to_a: Vec<Vec<Vec<u8>>> = vec![Vec::new()];
+    let mut to_b = Vec::new();
+    let mut received = 0;
+    for turn in 0..turns {
+        for frame in to_a.last().expect("one was pushed") {
+            a.on_frame(frame, at(turn)).expect("it is taken");
+        }
+        let mut frames = Vec::new();
+        send(&mut a, at(turn), &mut frames, &mut spare);
+        received += receive(&mut b, at(turn), &frames);
+        to_b.push(frames);
+        let mut frames = Vec::new();
+        transmit(&mut b, at(turn), &mut frames, &mut spare);
+        to_a.push(frames);
+    }
+    ([to_a, to_b], received)
+}
+
+fn enough(done: usize, wanted: usize, what: &str) -> Result<(), String> {
+    if done >= wanted { Ok(()) } else { Err(format!("{done} of {wanted} messages were {what}")) }
+}
+
+/// Messages that are sent, with the ACKs for those before.
+pub(crate) fn out() -> Prepared {
+    let turns = BEFORE + TURNS;
+    let ([to_a, _], _) = record(turns);
+    let [mut a, _] = two();
+    let mut spare: Vec<_> = (0..turns * (BURST + 8)).map(|_| Vec::with_capacity(256)).collect();
+    let mut frames = Vec::with_capacity(spare.len());
+    let mut turn = move |n: usize| {
+        for frame in &to_a[n] {
+            a.on_frame(frame, at(n)).expect("it is taken");
+        }
+        send(&mut a, at(n), &mut frames, &mut spare)
+    };
+    (0..BEFORE).for_each(|n| _ = turn(n));
+    let settled = Rc::new(Cell::new(0));
+    let sum = Rc::clone(&settled);
+    let work = move |n: usize| sum.set(sum.get() + turn(BEFORE + n));
+    let wanted = (TURNS - 4) * BURST;
+    let check = move || enough(settled.get(), wanted, "settled");
+    Prepared { work: Box::new(work), times: TURNS, units: TURNS * BURST, check: Box::new(check) }
+}
+
+/// Messages that come, with the beacons that make them due and the ACKs for them.
+pub(crate) fn come() -> Prepared {
+    let turns = BEFORE + TURNS;
+    let ([_, to_b], received) = record(turns);
+    assert!(received + 4 * BURST > turns * BURST, "{received} were received");
+    let [_, mut b] = two();
+    let mut spare: Vec<_> = (0..turns * 8).map(|_| Vec::with_capacity(256)).collect();
+    let mut frames = Vec::with_capacity(spare.len());
+    let mut turn = move |n: usize| {
+        let received = receive(&mut b, at(n), &to_b[n]);
+        transmit(&mut b, at(n), &mut frames, &mut spare);
+        received
+    };
+    (0..BEFORE).for_each(|n| _ = turn(n));
+    let received = Rc::new(Cell::new(0));
+    let sum = Rc::clone(&received);
+    let work = move |n: usize| sum.set(sum.get() + turn(BEFORE + n));
+    let check = move || enough(received.get(), (TURNS - 4) * BURST, "received");
+    Prepared { work: Box::new(work), times: TURNS, units: TURNS * BURST, check: Box::new(check) }
+}
+
+/// The host library's function on a port that gives back what is sent: its peer is itself by another number, and so is its switch.
+fn looped() -> (Endpoint, Host) {
+    let own = peer(1, 1);
+    Endpoint::without_threads(&config(own, peer(2, 1), own), true).expect("a process")
+}
+
+fn give(endpoint: &mut Endpoint, messages: usize) {
+    for _ in 0..messages {
+        endpoint.unreliable_send(&[(ProcessId(2), &PAYLOAD)]).expect("room");
+    }
+}
+
+/// A turn of the polling thread: what has been sent comes back, and a burst is sent.
+fn turn(host: &mut Host, n: usize, pool: &mut Pool, came: &mut Vec<switch::memory::MemoryFrame>) {
+    core::mem::swap(&mut pool.sent, came);
+    for frame in &mut *came {
+        host.on_frame(frame, PortId(0), at(n), pool);
+    }
+    if host.next_timer().is_some_and(|due| due <= at(n)) {
+        host.on_timer(at(n), pool);
+    }
+    pool.free.append(came);
+}
+
+/// The polling thread's turns: out and in.
+pub(crate) fn poll() -> Prepared {
+    let (mut endpoint, mut host) = looped();
+    // What was sent and what comes back: with these, a burst and some more leave in a turn.
+    let mut pool = Pool::new(2 * BURST);
+    let mut came = Vec::with_capacity(2 * BURST);
+    give(&mut endpoint, 2 * BURST * BEFORE);
+    for n in 0..2 * BEFORE {
+        turn(&mut host, n, &mut pool, &mut came);
+        while endpoint.unreliable_recv().is_some() {}
+        while endpoint.poll_event().is_some() {}
+    }
+    give(&mut endpoint, TURNS * BURST);
+    let before = endpoint.counters().delivered.get();
+    let endpoint = Rc::new(endpoint);
+    let counted = Rc::clone(&endpoint);
+    let work = move |n: usize| turn(&mut host, 2 * BEFORE + n, &mut pool, &mut came);
+    let check = move || {
+        let delivered = counted.counters().delivered.get() - before;
+        enough(delivered as usize, TURNS * BURST, "delivered")
+    };
+    // Some beacons and ACKs leave as well, so it takes some more turns.
+    Prepared { work: Box::new(work), times: TURNS * 5 / 4, units: TURNS * BURST, check: Box::new(check) }
+}
+
+/// What the application's thread does: it sends, receives and takes events.
+pub(crate) fn application() -> Prepared {
+    let (mut endpoint, mut host) = looped();
+    let mut pool = Pool::new(8 * TURNS * BURST);
+    let mut came = Vec::with_capacity(8 * TURNS * BURST);
+    give(&mut endpoint, TURNS * BURST);
+    for n in 0..4 * TURNS {
+        turn(&mut host, n, &mut pool, &mut came);
+    }
+    let received = Rc::new(RefCell::new((0, 0)));
+    let counted = Rc::clone(&received);
+    let work = move |_: usize| {
+        let mut counted = counted.borrow_mut();
+        give(&mut endpoint, BURST);
+        for _ in 0..BURST {
+            counted.0 += usize::from(endpoint.unreliable_recv().is_some());
+            counted.1 += usize::from(endpoint.poll_event().is_some());
+        }
+    };
+    let check = move || {
+        let (messages, events) = *received.borrow();
+        // Events beyond what their ring has room for wait.
+        enough(messages, TURNS * BURST, "received").and_then(|()| enough(events, 4096, "settled"))
+    };
+    Prepared { work: Box::new(work), times: TURNS, units: TURNS * BURST, check: Box::new(check) }
+}
