@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 mod alias;
+mod alike;
 pub mod counters;
 mod emitter;
 mod function;

@@ -2,7 +2,6 @@
 
 use crate::profile::{STAMP_LEN, Stream, Verb};
 use crate::template::{Patch, Template, acknowledging};
-use rocev2::Opcode;
 use rocev2::atomic::AtomicEth;
 use rocev2::deth::Deth;
 use rocev2::icrc::Weight;
@@ -10,6 +9,7 @@ use rocev2::onepipe::OnePipe;
 use rocev2::opcode::Headers;
 use rocev2::repr::Extended;
 use rocev2::reth::Reth;
+use rocev2::{Opcode, Qpn};
 use switch::Nanos;
 
 /// A time at which nothing is sent
@@ -134,7 +134,7 @@ pub(crate) fn messages(stream: &Stream) -> Box<[Message]> {
         },
         ..Extended::default()
     };
-    let datagram = Extended { deth: Deth::new(OnePipe::QKEY, stream.first_qpn), ..Extended::default() };
+    let datagram = Extended { deth: Deth::new(OnePipe::QKEY, Qpn::default()), ..Extended::default() };
     let sizes = stream.sizes.iter();
     match stream.verb {
         Verb::Write => sizes.map(|&size| cut(size, writes, reth(size))).collect(),

@@ -7,7 +7,7 @@ use crate::responder::Responder;
 use crate::template::Shape;
 use crate::window::{Seen, Windows};
 use core::net::IpAddr;
-use rocev2::{Class, Fault, Opcode, Packet, classify};
+use rocev2::{Class, Fault, Opcode, Packet, Psn, classify};
 use switch::{Frame, Nanos, Output, PortId};
 
 /// What is known of a stream where its packets arrive.
@@ -42,7 +42,7 @@ pub(crate) struct Receiver {
 impl Expected {
     fn new(profile: &Profile, index: usize, shape: Option<Shape>) -> Self {
         let stream: &Stream = &profile.streams[index];
-        let first = |qp| first_psn(profile.seed, index as u64, qp, stream.first_psn);
+        let first = |qp| first_psn(profile.seed, index as u64, qp, stream.first_psn).get();
         let answers = profile.respond && stream.verb.is_request();
         Self {
             src: stream.src.ip,
@@ -156,8 +156,21 @@ impl Receiver {
                 }
                 expected.on_request(&packet, frame.bytes().len(), qp, port, now, emitter, out, own);
             }
-            Way::Response => emitters[stream].on_response(&packet, qp, now, own),
+            Way::Response => {
+                // What our own responder acknowledges has come, or is told here as lost: it answers what comes, gaps or not.
+                let came = |first: u32, psns| {
+                    let mut all = (0..psns).map(|n| first.wrapping_add(n));
+                    expected.responder.is_none() || all.all(|position| expected.windows.came(qp, position))
+                };
+                emitters[stream].on_response(&packet, qp, now, came, own);
+            }
         }
+    }
+
+    /// Packets of a stream behind which none of their queue pair has come.
+    pub(crate) fn behind(&self, stream: usize, emitter: &Emitter) -> u64 {
+        let behind = |qp| u64::from(self.streams[stream].windows.behind(qp, emitter.next_position(qp)));
+        (0..emitter.queue_pairs()).map(behind).sum()
     }
 
     /// Where what is known of the frame's queue pair lies in memory, if that can be said at a glance.
@@ -200,12 +213,13 @@ impl Expected {
         out: &mut O,
         counters: &StreamCounters,
     ) {
-        let psn = packet.bth().psn();
+        let next = emitter.next_position(qp);
         // What was never sent is no packet of the stream's, whoever sent it.
-        if !psn.precedes(emitter.next_psn(qp)) {
+        let ahead = packet.bth().psn().distance(Psn::new(next));
+        if ahead >= 0 {
             return counters.unexpected.add(1);
         }
-        match self.windows.see(qp, psn) {
+        match self.windows.see(qp, next.wrapping_sub(ahead.unsigned_abs())) {
             Seen::New { skipped: 0 } => {}
             Seen::New { skipped } => counters.skipped.add(skipped.into()),
             Seen::Late => counters.late.add(1),

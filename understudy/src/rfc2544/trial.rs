@@ -111,7 +111,7 @@ fn profile(traffic: &Traffic, trial: &Trial, number: u64) -> Profile {
         memory: Memory { va: 0x7f00_0000_0000, rkey: 0x1000, slots: 1, choice: Choice::Turn },
         first_psn: None,
         rate,
-        burst,
+        burst: Some(burst),
         packets,
         ack_every: 0,
         outstanding: None,
