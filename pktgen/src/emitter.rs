@@ -3,13 +3,14 @@
 use crate::alias::{Chooser, turn};
 use crate::alike::{Alike, Qp, asks};
 use crate::counters::{Counters, StreamCounters};
+use crate::known::Known;
 use crate::malformed;
 use crate::message::{Message, messages};
 use crate::pace::{Pace, Rate, Unit, WIRE_OVERHEAD};
 use crate::profile::{Profile, Stream, Verb};
 use crate::requester::{Ended, Request, Requester};
-use crate::template::{Address, Shape};
-use rocev2::aeth::Syndrome;
+use crate::template::Address;
+use rocev2::aeth::{Aeth, Syndrome};
 use rocev2::onepipe::{OnePipe, OnePipeOpcode, Timestamp};
 use rocev2::{Fault, Opcode, Packet, Psn};
 use switch::{Chance, Frame as _, Full, Nanos, Output, PortId, Share};
@@ -83,7 +84,9 @@ pub(crate) struct Emitter {
     requester: Option<Requester>,
     /// Compare and swap: by queue pair
     locks: Box<[Lock]>,
-    /// Whether all packets are alike, and nothing is waited for
+    /// Whether all packets are alike but for what each queue pair, time and place changes
+    alike: bool,
+    /// And nothing is waited for
     plain: bool,
     /// 1Pipe's time at 0
     epoch: Timestamp,
@@ -148,6 +151,7 @@ impl Emitter {
             index: index as u64,
             first_psn: stream.first_psn,
             queue_pairs,
+            alike,
             plain,
             broken: if stream.malformed.is_never() {
                 Box::default()
@@ -188,8 +192,8 @@ impl Emitter {
     #[inline]
     fn burst(&self, now: Nanos) -> u64 {
         let burst =
-            |stream: &Box<Stream>| stream.burst_at(stream.rate.at(self.pace.time(now)) / self.packet_units);
-        self.climbs.as_ref().map_or(self.burst, burst)
+            |stream: &Stream| stream.burst_at(stream.rate.at(self.pace.time(now)) / self.packet_units);
+        self.climbs.as_deref().map_or(self.burst, burst)
     }
 
     /// It sends no more: it was to send until then.
@@ -216,12 +220,15 @@ impl Emitter {
         self.requester.is_some()
     }
 
-    /// What its packets look like, if all of them begin alike.
-    pub(crate) fn shape(&self) -> Option<Shape> {
-        match &*self.messages {
-            [message] if message.packets == 1 => Shape::of(&message.first.template),
-            _ => None,
-        }
+    /// What its packets have in common, if they are all alike.
+    pub(crate) fn known(&self) -> Option<Known> {
+        self.alike.then(|| Known::of(&self.messages[0].first))?
+    }
+
+    /// A queue pair, as what comes to it is checked.
+    #[inline]
+    pub(crate) fn queue_pair(&self, qp: u32) -> &Qp {
+        &self.queue_pairs[qp as usize]
     }
 
     /// The position that the next packet of a queue pair will have.
@@ -242,7 +249,6 @@ impl Emitter {
 
     /// Sends what is due at `at`, which may be earlier than now, but no more than its `share` of what the port has room for; how
     /// many packets left. At the end of its time, what is due need not be a whole burst.
-    #[expect(clippy::too_many_arguments, reason = "the time, the port, and where it is counted")]
     pub(crate) fn emit<O: Output>(
         &mut self,
         (now, at, ends): (Nanos, Nanos, bool),
@@ -486,7 +492,7 @@ impl Emitter {
         counters: &StreamCounters,
     ) {
         let (psn, opcode) = (packet.bth().psn(), packet.layout().opcode());
-        let syndrome = packet.aeth().map(|aeth| aeth.kind());
+        let syndrome = packet.aeth().map(Aeth::kind);
         counters.responses.add(1);
         if opcode == Opcode::CNP {
             return counters.cnps.add(1);

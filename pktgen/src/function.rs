@@ -236,4 +236,4 @@ impl Function for Pktgen {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

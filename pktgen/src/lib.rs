@@ -23,6 +23,7 @@ pub mod counters;
 mod emitter;
 mod function;
 mod histogram;
+mod known;
 mod malformed;
 mod message;
 pub mod pace;

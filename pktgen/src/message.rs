@@ -19,7 +19,7 @@ const NEVER: Nanos = Nanos(u64::MAX);
 pub(crate) struct Part {
     pub(crate) template: Template,
     /// Where the time stands in the frame
-    stamp: Option<usize>,
+    pub(crate) stamp: Option<usize>,
     /// The last time, and what it changes the ICRC by: a burst has one time
     stamped: (Nanos, u32),
     pub(crate) va: Va,

@@ -23,7 +23,7 @@ fn host(n: u8, v6: bool) -> Host {
     Host { mac: MacAddr([2, 0, 0, 0, 0, n]), ip }
 }
 
-fn stream(verb: Verb, first_qpn: u32, qps: u32) -> Stream {
+pub(crate) fn stream(verb: Verb, first_qpn: u32, qps: u32) -> Stream {
     Stream {
         name: format!("{} {first_qpn:#x}", verb.name()),
         verb,

@@ -262,7 +262,7 @@ fn a_rate_that_is_not_reached_is_seen_however_much_was_to_be_sent() {
     {
         let slow = part(packets, duration, 2_000_000, None);
         assert!((0.45..0.6).contains(&slow), "{packets:?}, {duration:?}: {slow}");
-        assert_eq!(part(packets, duration, 900_000, None), 1.0, "{packets:?}, {duration:?}");
+        assert!(part(packets, duration, 900_000, None) >= 1.0, "{packets:?}, {duration:?}");
     }
     // Nobody answers, and requests are given up after 100 us.
     let waits = part(Some(1_000), None, 100_000, Some(1));

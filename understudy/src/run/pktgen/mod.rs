@@ -1,7 +1,7 @@
 //! The packet generator's control plane, which begins it when its ports are up and ends it when it is done, and its report.
 
 mod hgrm;
-mod spoil;
+pub(crate) mod spoil;
 mod told;
 
 use super::{now, run_until_done};

@@ -14,9 +14,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Why a run's numbers are not to be believed.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-pub(in crate::run) struct Spoil {
+pub(crate) struct Spoil {
     /// A word for it
-    pub(super) reason: &'static str,
+    pub(crate) reason: &'static str,
     /// What happened, in a sentence
     pub(super) what: String,
 }
@@ -131,7 +131,7 @@ pub(super) fn by_drops(outcome: &Outcome) -> impl Iterator<Item = Spoil> {
 }
 
 /// What the ports' devices say: what they lost, and whether they counted what we did.
-pub(super) fn by_devices(ports: &[Port], outcome: &Outcome, others: &[Spoil]) -> Vec<Spoil> {
+pub(crate) fn by_devices(ports: &[Port], outcome: &Outcome, others: &[Spoil]) -> Vec<Spoil> {
     let mut spoils = Vec::new();
     for (index, port) in ports.iter().enumerate() {
         let (before, after) = (outcome.devices_before[index], outcome.devices[index]);
@@ -191,7 +191,7 @@ mod tests {
     fn a_link_that_goes_is_seen_once() {
         let names = [(2, "b".to_owned()), (2, "b".to_owned()), (0, "a".to_owned())];
         let mut links = Links::new(names.into_iter());
-        let (mut now, began) = (Instant::now(), Duration::from_millis(1_500));
+        let (mut now, began) = (crate::run::now(), Duration::from_millis(1_500));
         let mut look = |links: &mut Links, up: [bool; 3], running| {
             now += LOOK_EVERY;
             let lost = links.look(|| up.to_vec(), now, running, began);
@@ -214,7 +214,15 @@ mod tests {
 
     #[test]
     fn a_device_that_counts_otherwise_is_named() {
-        let port = |device| Port { name: "x".into(), ..Port::new("x", device) };
+        let port = |device| Port {
+            name: "x".into(),
+            device,
+            mtu: 1500,
+            rx_queues: 1,
+            descriptors: 1024,
+            buffers: 4096,
+            share_from: None,
+        };
         let counters =
             |rx_frames, tx_frames| DeviceCounters { rx_frames, tx_frames, ..DeviceCounters::default() };
         let file = || Device::Pcap { rx: Vec::new(), tx: Some(PathBuf::from("x")), infinite: false };
