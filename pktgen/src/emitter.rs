@@ -1,7 +1,7 @@
 //! A stream at work: chooses queue pairs, sizes and places, makes packets from templates, and sends them when they are due.
 
 use crate::alias::{Chooser, turn};
-use crate::alike::{Alike, Qp, asks};
+use crate::alike::{Alike, Place, Qp, asks};
 use crate::counters::{Counters, StreamCounters};
 use crate::known::Known;
 use crate::malformed;
@@ -11,8 +11,12 @@ use crate::profile::{Profile, Stream, Verb};
 use crate::requester::{Ended, Request, Requester};
 use crate::template::Address;
 use rocev2::aeth::{Aeth, Syndrome};
+use rocev2::ethernet::Ethernet;
+use rocev2::ipv4::Ipv4;
+use rocev2::ipv6::Ipv6;
 use rocev2::onepipe::{OnePipe, OnePipeOpcode, Timestamp};
-use rocev2::{Fault, Opcode, Packet, Psn};
+use rocev2::udp::Udp;
+use rocev2::{Bth, Fault, Opcode, Packet, Psn};
 use switch::{Chance, Frame as _, Full, Nanos, Output, PortId, Share};
 use zerocopy::IntoBytes as _;
 
@@ -20,6 +24,11 @@ use zerocopy::IntoBytes as _;
 const TURN: u64 = 256;
 /// Queue pairs that are looked at for one that need not wait
 const LOOKS: u32 = 16;
+/// Where UDP headers begin, and where the first half of a RETH's address ends
+const UDP_V4: usize = Ethernet::LEN + Ipv4::LEN;
+const HEAD_V4: usize = UDP_V4 + Udp::LEN + Bth::LEN + 8;
+const UDP_V6: usize = Ethernet::LEN + Ipv6::LEN;
+const HEAD_V6: usize = UDP_V6 + Udp::LEN + Bth::LEN + 8;
 /// No time at which anything is due
 pub(crate) const NEVER: Nanos = Nanos(u64::MAX);
 
@@ -86,8 +95,8 @@ pub(crate) struct Emitter {
     locks: Box<[Lock]>,
     /// Whether all packets are alike but for what each queue pair, time and place changes
     alike: bool,
-    /// And nothing is waited for
-    plain: bool,
+    /// And nothing is waited for: how places in memory differ
+    place: Option<Place>,
     /// 1Pipe's time at 0
     epoch: Timestamp,
     pub(crate) due: Nanos,
@@ -136,7 +145,8 @@ impl Emitter {
         let mut queue_pairs: Box<[Qp]> = (0..stream.qps).map(queue_pair).collect();
         let alike = matches!(stream.verb, Verb::Write | Verb::Send | Verb::Read | Verb::FetchAdd)
             && matches!(&*messages, [message] if message.packets == 1);
-        let plain = alike && stream.outstanding.is_none() && stream.malformed.is_never();
+        let place = Place::of(&messages[0].first, stream.memory.va, stream.slot_len());
+        let place = place.filter(|_| alike && stream.outstanding.is_none() && stream.malformed.is_never());
         if alike {
             for qp in &mut queue_pairs {
                 qp.effect = messages[0].first.template.effect_of_address(qp.address);
@@ -152,7 +162,7 @@ impl Emitter {
             first_psn: stream.first_psn,
             queue_pairs,
             alike,
-            plain,
+            place,
             broken: if stream.malformed.is_never() {
                 Box::default()
             } else {
@@ -277,12 +287,12 @@ impl Emitter {
             all.port_busy.add(1);
         }
         let (mut units, mut good, mut bytes) = (0, 0, 0);
-        if self.plain && !by_bits {
+        if self.place.is_some() && !by_bits {
             good = self.alike(most, now, port, out, all, counters);
             bytes = good * self.messages[0].first.template.bytes.len() as u64;
             units = good;
         }
-        let (one_by_one, mut taken) = (!self.plain || by_bits, good);
+        let (one_by_one, mut taken) = (self.place.is_none() || by_bits, good);
         while one_by_one && taken < most && (!by_bits || units < allowance) {
             match self.packet(now, port, out, counters) {
                 Ok((len, counts)) => {
@@ -330,16 +340,17 @@ impl Emitter {
         all: &Counters,
         counters: &StreamCounters,
     ) -> u64 {
+        let Some(place) = self.place else { return 0 };
         let piece = &mut self.messages[0].first;
         piece.stamp(now);
+        let v6 = piece.template.extended() == HEAD_V6 - 8;
         let mut alike = Alike {
-            piece,
+            template: &piece.template,
             queue_pairs: &mut self.queue_pairs,
             unasked: &mut self.unasked,
             ack_every: self.ack_every,
             step: self.step,
-            va: self.va,
-            slot_len: self.slot_len,
+            place,
         };
         let chance = &mut self.chance;
         // How they are chosen is asked once a burst.
@@ -347,17 +358,22 @@ impl Emitter {
             (
                 &mut Chooser::Turn { ref mut next, of },
                 &mut Chooser::Turn { next: ref mut next_slot, of: slots },
-            ) => {
+            ) if !v6 => {
                 let (mut qp, mut slot) = (*next, *next_slot);
-                let sent = alike.send(most, port, out, |names_slot| {
-                    (turn(&mut qp, of), if names_slot { turn(&mut slot, slots) } else { 0 })
+                let sent = alike.send::<UDP_V4, HEAD_V4, O>(most, port, out, || {
+                    (turn(&mut qp, of), turn(&mut slot, slots))
                 });
                 (*next, *next_slot) = (qp, slot);
                 sent
             }
-            (qp, slot) => alike.send(most, port, out, |names_slot| {
-                (qp.choose(chance), if names_slot { slot.choose(chance) } else { 0 })
-            }),
+            (qp, slot) => {
+                let choose = || (qp.choose(chance), if place.differs() { slot.choose(chance) } else { 0 });
+                if v6 {
+                    alike.send::<UDP_V6, HEAD_V6, O>(most, port, out, choose)
+                } else {
+                    alike.send::<UDP_V4, HEAD_V4, O>(most, port, out, choose)
+                }
+            }
         };
         if sent < most {
             all.no_buffer.add(1);
@@ -437,7 +453,6 @@ impl Emitter {
                 patch.low_24(template.extended() + 4, self.first_qpn + n);
             }
         }
-        piece.write_stamp(&mut patch);
         patch.finish();
         let len = template.bytes.len();
         // What is not taken is counted by the runner, and is lost like what others lose.

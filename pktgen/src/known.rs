@@ -15,8 +15,13 @@ const UDP: usize = Ethernet::LEN + Ipv4::LEN;
 const BTH: usize = UDP + Udp::LEN;
 const QPN_WORD: usize = BTH + Bth::DEST_QP_WORD;
 const PSN_WORD: usize = QPN_WORD + 4;
-/// Bytes of the headers that all packets have
-const HEAD: usize = BTH + Bth::LEN;
+/// Where the lower half of an address in memory stands, in requests that have one
+const VA_WORD: usize = BTH + Bth::LEN + 4;
+/// Bytes up to there
+const HEAD: usize = VA_WORD + 4;
+/// Where payloads begin, and with them times of sending
+const PAYLOAD: usize = BTH + Bth::LEN;
+const PAYLOAD_OF_WRITE: usize = PAYLOAD + 16;
 /// Bytes that are compared at once
 const BLOCK: usize = 32;
 
@@ -25,6 +30,13 @@ const BLOCK: usize = 32;
 struct Block {
     bytes: [u8; BLOCK],
     mask: [u8; BLOCK],
+}
+
+/// Where the time of sending stands.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stamp {
+    Payload,
+    PayloadOfWrite,
 }
 
 /// What the packets of a stream have in common.
@@ -36,14 +48,11 @@ pub(crate) struct Known {
     /// The ICRC of the template, in which all that changes is 0
     icrc: u32,
     psn_weight: Weight,
-    /// Where the lower half of an address in memory stands, and what it counts for
-    va: Option<(usize, Weight)>,
-    /// Where the time of sending stands
-    stamp: Option<usize>,
-    /// The last one, and what it changed the ICRC by: a burst has one time
+    /// Nothing, if all packets have the same address in memory, or none
+    va_weight: Weight,
+    stamp: Option<Stamp>,
+    /// The last time of sending, and what it changed the ICRC by: a burst has one time
     stamped: (u64, u32),
-    /// A copy of the template's last part, to know what other times change
-    part_icrc_at: usize,
     /// Where headers lie
     pub(crate) layout: Layout,
 }
@@ -76,20 +85,25 @@ impl Known {
     pub(crate) fn of(part: &Part) -> Option<Self> {
         let template = &part.template;
         let bytes = &template.bytes;
-        let va = match part.va {
-            Va::Fixed => None,
-            Va::Low(at, weight) => Some((at, weight)),
-            Va::Whole(_) => return None,
+        let (va_weight, va_word) = match part.va {
+            Va::Fixed => (Weight::NONE, None),
+            Va::Low(VA_WORD, weight) => (weight, Some((VA_WORD, 4))),
+            Va::Low(..) | Va::Whole(_) => return None,
+        };
+        let stamp = match part.stamp {
+            None => None,
+            Some(PAYLOAD) => Some(Stamp::Payload),
+            Some(PAYLOAD_OF_WRITE) => Some(Stamp::PayloadOfWrite),
+            Some(_) => return None,
         };
         let layout = layout(bytes);
-        if layout.is_ipv6() || layout.bth() != BTH || bytes.len() < HEAD + 4 {
+        if layout.is_ipv6() || layout.bth() != BTH || bytes.len() < HEAD + 4 || layout.end() != bytes.len() {
             return None;
         }
         let mut mask = vec![0xff; bytes.len()];
         // Addresses of stations are the network's. The source port, the queue pair (in front of it the byte that the ICRC leaves
         // out), the PSN, and what else changes is judged by the ICRC, which stands at the end.
         let changing = [(0, 12), (UDP, 2), (QPN_WORD, 8), (layout.icrc(), 4)];
-        let va_word = va.map(|(at, _)| (at, 4));
         for (at, len) in changing.into_iter().chain(va_word).chain(part.stamp.map(|at| (at, 8))) {
             mask[at..at + len].fill(0);
         }
@@ -102,10 +116,9 @@ impl Known {
             tail: block(bytes.last_chunk()?, mask.last_chunk()?),
             icrc: template.icrc(),
             psn_weight: template.weight(PSN_WORD),
-            va,
-            stamp: part.stamp,
+            va_weight,
+            stamp,
             stamped: (0, 0),
-            part_icrc_at: layout.icrc(),
             layout,
         })
     }
@@ -117,24 +130,30 @@ impl Known {
         if frame.len() != self.len || !self.is_same(frame) {
             return None;
         }
-        let word = |at: usize| Some(u32::from_be_bytes(*frame.get(at..)?.first_chunk()?));
-        let fixed = |at: usize| u32::from_be_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
-        let (qpn, psn) = (fixed(QPN_WORD) & 0xff_ffff, fixed(PSN_WORD));
+        let word = |at: usize| u32::from_be_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+        let (qpn, psn) = (word(QPN_WORD) & 0xff_ffff, word(PSN_WORD));
         let mut changes = Changes::new();
         changes.weighted(psn.swap_bytes(), self.psn_weight);
-        if let Some((at, weight)) = self.va {
-            changes.weighted(word(at)?.swap_bytes(), weight);
-        }
-        let mut rest = self.icrc ^ word(self.part_icrc_at)?.swap_bytes();
-        let mut stamp = None;
-        if let Some(at) = self.stamp {
-            let value = u64::from_be_bytes(*frame.get(at..)?.first_chunk()?);
-            if value != self.stamped.0 {
-                self.restamp(at, value);
+        changes.weighted(word(VA_WORD).swap_bytes(), self.va_weight);
+        let mut rest = self.icrc ^ u32::from_le_bytes(*frame.last_chunk()?);
+        let stamp = match self.stamp {
+            None => None,
+            Some(Stamp::Payload) => Some((PAYLOAD, frame.get(PAYLOAD..PAYLOAD + 8)?)),
+            Some(Stamp::PayloadOfWrite) => {
+                Some((PAYLOAD_OF_WRITE, frame.get(PAYLOAD_OF_WRITE..PAYLOAD_OF_WRITE + 8)?))
             }
-            rest ^= self.stamped.1;
-            stamp = Some(value);
-        }
+        };
+        let stamp = match stamp {
+            None => None,
+            Some((at, bytes)) => {
+                let value = u64::from_be_bytes(*bytes.first_chunk()?);
+                if value != self.stamped.0 {
+                    self.restamp(at, value);
+                }
+                rest ^= self.stamped.1;
+                Some(value)
+            }
+        };
         let src_port = u16::from_be_bytes([head[UDP], head[UDP + 1]]);
         Some(Changing { qpn, psn, stamp, src_port, rest: rest ^ changes.effect() })
     }
@@ -159,8 +178,9 @@ impl Known {
     #[inline]
     fn restamp(&mut self, at: usize, value: u64) {
         let mut changes = Changes::new();
-        changes.word(((value >> 32) as u32).swap_bytes(), self.part_icrc_at - at - 4);
-        changes.word((value as u32).swap_bytes(), self.part_icrc_at - at - 8);
+        let follow = self.len - 4 - at;
+        changes.word(((value >> 32) as u32).swap_bytes(), follow - 4);
+        changes.word((value as u32).swap_bytes(), follow - 8);
         self.stamped = (value, changes.effect());
     }
 }
@@ -200,7 +220,6 @@ mod tests {
             let to = Address::new(qpn);
             let mut patch = part.template.begin(&mut frame, to, psn, ack);
             part.write_va(&mut patch, stream.memory.va + u64::from(slots - 1) * stream.slot_len());
-            part.write_stamp(&mut patch);
             patch.finish();
             let sees = |known: &mut Known, frame: &[u8]| {
                 known.changing(frame).filter(|changing| {

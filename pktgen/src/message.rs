@@ -12,16 +12,13 @@ use rocev2::reth::Reth;
 use rocev2::{Opcode, Qpn};
 use switch::Nanos;
 
-/// A time at which nothing is sent
-const NEVER: Nanos = Nanos(u64::MAX);
-
 /// A packet of a message.
 pub(crate) struct Part {
     pub(crate) template: Template,
     /// Where the time stands in the frame
     pub(crate) stamp: Option<usize>,
-    /// The last time, and what it changes the ICRC by: a burst has one time
-    stamped: (Nanos, u32),
+    /// The last time
+    stamped: u64,
     pub(crate) va: Va,
 }
 
@@ -49,16 +46,10 @@ impl Part {
     #[inline]
     pub(crate) fn stamp(&mut self, now: Nanos) {
         if let Some(at) = self.stamp
-            && self.stamped.0 != now
+            && self.stamped != now.0
         {
-            self.stamped = (now, self.template.effect_of_long(at, now.0));
-        }
-    }
-
-    #[inline]
-    pub(crate) fn write_stamp(&self, patch: &mut Patch<'_>) {
-        if let Some(at) = self.stamp {
-            patch.known_long(at, self.stamped.0.0, self.stamped.1);
+            self.template.change_long(at, self.stamped, now.0);
+            self.stamped = now.0;
         }
     }
 
@@ -93,9 +84,7 @@ pub(crate) fn messages(stream: &Stream) -> Box<[Message]> {
         } else {
             Va::Whole(at)
         };
-        // No packet was sent at this time.
-        let stamped = (NEVER, 0);
-        Part { template, stamp, stamped, va }
+        Part { template, stamp, stamped: 0, va }
     };
     // What all packets' addresses have in common
     let common = if stream.memory.slots == 1 { first } else { upper.unwrap_or(0) };

@@ -210,7 +210,6 @@ impl Receiver {
 
 impl Expected {
     /// A packet came of a kind that the stream sends.
-    #[inline]
     #[expect(clippy::too_many_arguments, reason = "all that is known of a packet")]
     fn on_request<O: Output>(
         &mut self,
@@ -234,7 +233,11 @@ impl Expected {
 
     /// A packet of this PSN, length and time of sending came to a queue pair whose `next` position is to be sent; whether it came
     /// for the first time.
-    #[inline]
+    #[expect(
+        clippy::inline_always,
+        reason = "asked once a packet, it costs less than a call with all that is known of one"
+    )]
+    #[inline(always)]
     fn arrive(
         &mut self,
         (qp, psn, len, stamp): (u32, Psn, usize, Option<u64>),
