@@ -195,7 +195,7 @@ fn a_rate_that_no_port_reaches_is_said() {
 #[test]
 fn answers_that_cannot_be_given_spoil_the_run() {
     let (_folder, config) = file(&format!(
-        "[[port]]\nname = \"loop\"\nring = {{}}\nbuffers = 256\n[pktgen]\nsend = \"loop\"\nreceive = \"loop\"\nrespond = true\n\
+        "[[port]]\nname = \"loop\"\nring = {{}}\n[pktgen]\nsend = \"loop\"\nreceive = \"loop\"\nrespond = true\n\
          [[pktgen.stream]]\nname = \"reads\"\nverb = \"read\"\nsize = 262_144\n{HOSTS}packets = 100\n"
     ));
     let run = understudy(&["pktgen", &config, "--json"]);
