@@ -245,6 +245,19 @@ impl Expected {
         now: Nanos,
         counters: &StreamCounters,
     ) -> bool {
+        if !self.windows.see_next(qp, psn, next) && !self.arrive_out_of_order(qp, psn, next, counters) {
+            return false;
+        }
+        counters.received.count(len);
+        if let Some(stamp) = stamp {
+            counters.latency.record(now.since(Nanos(stamp)));
+        }
+        true
+    }
+
+    /// What such a packet is, if it is not the very next one; whether it came for the first time.
+    #[inline(never)]
+    fn arrive_out_of_order(&mut self, qp: u32, psn: Psn, next: u32, counters: &StreamCounters) -> bool {
         // What was never sent is no packet of the stream's, whoever sent it.
         let ahead = psn.distance(Psn::new(next));
         let seen =
@@ -265,10 +278,6 @@ impl Expected {
                 counters.unexpected.add(1);
                 return false;
             }
-        }
-        counters.received.count(len);
-        if let Some(stamp) = stamp {
-            counters.latency.record(now.since(Nanos(stamp)));
         }
         true
     }

@@ -1,6 +1,8 @@
 //! Which packets of a queue pair have come: the highest, and a bit for each of some behind it. Packets are known by their
 //! positions: PSNs that do not wrap with 24 bits, because the sender, which is in the same process, knows how often they have.
 
+use rocev2::Psn;
+
 /// What a packet is to those that came before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Seen {
@@ -56,6 +58,11 @@ impl Windows {
         sent.wrapping_sub(next) / self.step
     }
 
+    #[cfg(test)]
+    fn next(&self, qp: u32) -> u32 {
+        (self.words[self.stride * qp as usize] >> 32) as u32
+    }
+
     /// Whether the packet at this position has come, as far back as that is known.
     pub(crate) fn came(&self, qp: u32, position: u32) -> bool {
         let [head, bits @ ..] = &self.words[self.stride * qp as usize..][..self.stride] else {
@@ -70,8 +77,25 @@ impl Windows {
         bits[at as usize / 64] & 1 << (at % 64) != 0
     }
 
+    /// A packet of this PSN has come that is the very next one, of a queue pair of which all before `sent` has been sent: as
+    /// [`see`](Self::see) does, for what most packets are. False, and nothing is done, if it is another.
+    #[expect(clippy::inline_always, reason = "asked once a packet")]
+    #[inline(always)]
+    pub(crate) fn see_next(&mut self, qp: u32, psn: Psn, sent: u32) -> bool {
+        let at = self.stride * qp as usize;
+        let Some([head, bits @ ..]) = self.words.get_mut(at..at + self.stride) else { return false };
+        let (next, count) = ((*head >> 32) as u32, *head as u32);
+        // Further behind, a PSN might be one of another round.
+        if Psn::new(next) != psn || sent.wrapping_sub(next).wrapping_sub(1) >= 1 << 23 {
+            return false;
+        }
+        let Some(word) = bits.get_mut((count & (self.reach - 1)) as usize / 64) else { return false };
+        *word |= 1 << (count % 64);
+        *head = u64::from(next.wrapping_add(self.step)) << 32 | u64::from(count.wrapping_add(1));
+        true
+    }
+
     /// The packet at this position has come.
-    #[inline]
     pub(crate) fn see(&mut self, qp: u32, position: u32) -> Seen {
         let [head, bits @ ..] = &mut self.words[self.stride * qp as usize..][..self.stride] else {
             unreachable!("a window has a head")
@@ -188,7 +212,16 @@ mod tests {
                 } else {
                     Seen::Duplicate
                 };
-                prop_assert_eq!(windows.see(0, position), expected);
+                // Most packets are asked for by their PSN first.
+                let sent = position.wrapping_add(step * (1 + at as u32 % 3));
+                if at % 2 == 0 && windows.see_next(0, Psn::new(position), sent) {
+                    prop_assert_eq!(expected, Seen::New { skipped: 0 });
+                } else {
+                    let in_order = expected == Seen::New { skipped: 0 };
+                    prop_assert!(at % 2 != 0 || !in_order, "it was the very next one");
+                    prop_assert_eq!(windows.see(0, position), expected);
+                }
+                prop_assert!(!windows.see_next(0, Psn::new(windows.next(0)), windows.next(0)), "it was not sent yet");
                 at += 1;
             }
         }
