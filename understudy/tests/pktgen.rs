@@ -178,7 +178,7 @@ fn a_rate_that_no_port_reaches_is_said() {
     // Also where so many are to be sent, and where requests wait for answers that are slow to come.
     for (lines, advice) in [
         ("packets = 100_000", "a faster port"),
-        ("outstanding = 1\npackets = 300\ntimeout_us = 1_000", "waited for answers"),
+        ("outstanding = 1\npackets = 300\ntimeout_us = 1_000", "times its requests waited for answers"),
     ] {
         let (_folder, config) = file(&format!(
             "[[port]]\nname = \"out\"\nnull = {{}}\n[pktgen]\nsend = \"out\"\n[[pktgen.stream]]\nverb = \"write\"\n{HOSTS}\

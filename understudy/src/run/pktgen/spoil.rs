@@ -91,10 +91,14 @@ pub(super) fn by_streams(profile: &Profile, counters: &Counters) -> Vec<Spoil> {
         if let Some(part) = counters.part_of_rate(stream).filter(off) {
             let given_up = counters.forfeited.get();
             let unit = if stream.rate.unit() == Some(Unit::Bits) { "bits" } else { "packets" };
-            let advice = if counters.waited.get() > 0 {
-                "its requests waited for answers: ask for less, or allow more `outstanding` or `qps`"
+            let waited = counters.waited.get();
+            let advice = if waited > 0 {
+                format!(
+                    "{waited} times its requests waited for answers: allow more `outstanding` or `qps`, ask for less, or give it a \
+                     CPU of its own"
+                )
             } else {
-                "ask for less, or give it a faster port or a CPU of its own"
+                "ask for less, or give it a faster port or a CPU of its own".into()
             };
             spoils.push(Spoil {
                 reason: "rate_not_reached",
