@@ -209,6 +209,8 @@ pub(crate) struct Port {
     pub(crate) tx_queues: u16,
     pub(crate) share_from: usize,
     pub(crate) info: PortInfo,
+    /// The kernel's interface that frames go through
+    interface: Option<String>,
     // Freed after `drop` has closed the port.
     pub(crate) pool: Pool,
 }
@@ -294,11 +296,23 @@ impl Port {
         }
         let segments = dev.tx_offload_capa & dpdk_sys::UNDERSTUDY_TX_OFFLOAD_MULTI_SEGS != 0;
         let share_from = port.share_from.unwrap_or(if segments { SHARE_FROM } else { usize::MAX });
-        let port = Self { id, rx_queues, tx_queues, share_from, info, pool };
+        let interface = match &port.device {
+            Device::AfPacket { interface } | Device::AfXdp { interface, .. } => Some(interface.clone()),
+            _ => None,
+        };
+        let port = Self { id, rx_queues, tx_queues, share_from, info, interface, pool };
         // A wire lets everything through. Devices that cannot be told so (rings, files) do anyway.
         // SAFETY: the port is started.
         unsafe { dpdk_sys::rte_eth_promiscuous_enable(id) };
         Ok(port)
+    }
+
+    /// Whether frames can come and go. The drivers of kernel interfaces do not look after the start: those are asked themselves.
+    pub(crate) fn link_is_up(&self) -> bool {
+        let Some(interface) = &self.interface else { return link_is_up(self.id) };
+        // It cannot be read while the interface is down, and there is none when it has gone.
+        let carrier = Path::new("/sys/class/net").join(interface).join("carrier");
+        std::fs::read_to_string(carrier).is_ok_and(|text| text.trim() == "1")
     }
 
     /// What the device itself has counted.

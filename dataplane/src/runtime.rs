@@ -81,6 +81,11 @@ impl Live<'_> {
         time::hz()
     }
 
+    /// Whether each port has a link, as its device says now. That of a memif port has one as long as it has a peer.
+    pub fn links(&self) -> Vec<bool> {
+        self.runtime.ports.iter().map(Port::link_is_up).collect()
+    }
+
     /// What each port's device has counted: frames lost before we saw them, and errors
     pub fn device_counters(&self) -> Vec<DeviceCounters> {
         self.runtime.device_counters()
@@ -98,6 +103,17 @@ pub struct DeviceCounters {
     pub no_buffer: u64,
     /// Frames that could not be sent
     pub tx_errors: u64,
+    /// Frames that it says it gave us
+    pub rx_frames: u64,
+    /// Frames that it says it sent
+    pub tx_frames: u64,
+}
+
+impl DeviceCounters {
+    /// Frames that were lost on this side, in one way or another.
+    pub const fn lost(&self) -> u64 {
+        self.missed + self.rx_errors + self.no_buffer + self.tx_errors
+    }
 }
 
 /// What a run came to.
@@ -105,8 +121,10 @@ pub struct DeviceCounters {
 pub struct Outcome {
     /// What each worker counted
     pub workers: Vec<Arc<WorkerCounters>>,
-    /// What each port's device counted
+    /// What each port's device counted, since it was started
     pub devices: Vec<DeviceCounters>,
+    /// What it had counted when this run began
+    pub devices_before: Vec<DeviceCounters>,
     /// Time stamp counter cycles a second
     pub tsc_hz: u64,
 }
@@ -143,6 +161,8 @@ impl Runtime {
                 rx_errors: stats.ierrors,
                 no_buffer: stats.rx_nombuf,
                 tx_errors: stats.oerrors,
+                rx_frames: stats.ipackets,
+                tx_frames: stats.opackets,
             }
         };
         self.ports.iter().map(counters).collect()
@@ -203,6 +223,7 @@ impl Runtime {
         drop(up);
 
         let live = Live { runtime: self, workers: &counters };
+        let devices_before = self.device_counters();
         let devices: Vec<_> = self.ports.iter().map(|port| port.id).collect();
         let mut channels = self.channels.borrow_mut();
         channels.begin(count);
@@ -253,7 +274,7 @@ impl Runtime {
         for message in from_workers.try_iter() {
             deliver(control, message, &mut out);
         }
-        Outcome { devices: self.device_counters(), workers: counters, tsc_hz: time::hz() }
+        Outcome { devices: self.device_counters(), devices_before, workers: counters, tsc_hz: time::hz() }
     }
 
     /// Receive queues go round the workers.

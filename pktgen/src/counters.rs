@@ -1,7 +1,10 @@
 //! What a generator counts: written by its worker, read by anyone.
 
 use crate::histogram::Histogram;
+use crate::pace::{Unit, WIRE_OVERHEAD};
+use crate::profile::Stream;
 use rocev2::Fault;
+use switch::Nanos;
 use switch::counters::{Counter, FrameCounter};
 
 /// Counters of a generator.
@@ -19,7 +22,14 @@ pub struct Counters {
     pub no_buffer: Counter,
     /// Times that a stream had to wait because its port took no more, though its rate had come due
     pub port_busy: Counter,
+    /// Frames that came when everything had been waited for: of no stream any more
+    pub too_late: Counter,
+    /// The longest time, in nanoseconds, that passed from when something was due until the worker looked: it was busy, or away
+    pub longest_away_ns: Counter,
 }
+
+/// A worker's turn: who is so late is not slow
+const LATE: Nanos = Nanos::from_micros(200);
 
 /// Counters of a stream.
 #[derive(Debug, Default)]
@@ -32,11 +42,15 @@ pub struct StreamCounters {
     pub messages: Counter,
     /// Packets, or bits, that the rate was due and that were never sent
     pub forfeited: Counter,
+    /// Times that sending stopped because requests waited for answers
+    pub waited: Counter,
     /// For how long it has sent, in nanoseconds
     pub sending_ns: Counter,
 
     /// Packets that came for the first time
     pub received: FrameCounter,
+    /// Packets behind which none of their queue pair has come, counted by queue pair when the run ends
+    pub behind: Counter,
     /// Packets that were skipped by a later one of their queue pair, whether they came then or not
     pub skipped: Counter,
     /// Those of them that came: they are received, too, and were reordered
@@ -50,10 +64,14 @@ pub struct StreamCounters {
 
     /// Answers that the responder sent, in packets
     pub replies: Counter,
-    /// Requests that the responder could not answer: no room, no buffer, or no such place in its memory
+    /// Answers that the responder could not give: no room, no buffer, or no such place in its memory
     pub unable: Counter,
     /// Answers that came back, in packets
     pub responses: Counter,
+    /// Those of them that refuse a request: NAKs, and those for receivers that are not ready
+    pub naks: Counter,
+    /// Those of them that tell of congestion (RoCEv2's CNPs), and answer nothing
+    pub cnps: Counter,
     /// Requests that were answered, with [`outstanding`](crate::Stream::outstanding)
     pub answered: Counter,
     /// Requests that were given up: none came in time, or a later one came before
@@ -85,6 +103,27 @@ impl StreamCounters {
         self.sent.frames.get().saturating_sub(seen)
     }
 
+    /// Packets, and bits on the wire, that it sent, malformed ones included: its rate counts them all.
+    pub fn units(&self) -> (u64, u64) {
+        let ((good, good_bytes), (bad, bad_bytes)) = (self.sent.get(), self.malformed.get());
+        let packets = good + bad;
+        (packets, (good_bytes + bad_bytes + packets * WIRE_OVERHEAD as u64) * 8)
+    }
+
+    /// The part of what came due while it sent that was sent; none, if as much as possible was asked for. What is off by less
+    /// than a burst, or came a worker's turn late (0.2 ms), is not off.
+    pub fn part_of_rate(&self, stream: &Stream) -> Option<f64> {
+        let (packets, bits) = self.units();
+        let sent = u128::from(if stream.rate.unit()? == Unit::Bits { bits } else { packets });
+        let time = Nanos(self.sending_ns.get());
+        let due = stream.rate.earned(time);
+        let per_packet = sent / u128::from(packets.max(1));
+        let burst = per_packet * u128::from(stream.burst.unwrap_or(1));
+        let least = stream.rate.earned(Nanos(time.0.saturating_sub(LATE.0)));
+        let kept = sent + burst >= least && sent <= due + burst;
+        Some(if kept { 1.0 } else { sent as f64 / due as f64 })
+    }
+
     /// Requests that are under way.
     pub fn under_way(&self) -> u64 {
         let over = self.answered.get() + self.unanswered.get();
@@ -101,6 +140,8 @@ impl Counters {
             other: Counter::default(),
             no_buffer: Counter::default(),
             port_busy: Counter::default(),
+            too_late: Counter::default(),
+            longest_away_ns: Counter::default(),
         }
     }
 }

@@ -1,15 +1,22 @@
 //! A stream at work: chooses queue pairs, sizes and places, makes packets from templates, and sends them when they are due.
 
 use crate::alias::{Chooser, turn};
+use crate::alike::{Alike, Place, Qp, asks};
 use crate::counters::{Counters, StreamCounters};
+use crate::known::Known;
 use crate::malformed;
-use crate::message::{Message, Part, Va, messages};
+use crate::message::{Message, messages};
 use crate::pace::{Pace, Rate, Unit, WIRE_OVERHEAD};
-use crate::profile::{Profile, Verb};
-use crate::requester::{Request, Requester};
-use crate::template::{Address, Shape};
+use crate::profile::{Profile, Stream, Verb};
+use crate::requester::{Ended, Request, Requester};
+use crate::template::Address;
+use rocev2::aeth::{Aeth, Syndrome};
+use rocev2::ethernet::Ethernet;
+use rocev2::ipv4::Ipv4;
+use rocev2::ipv6::Ipv6;
 use rocev2::onepipe::{OnePipe, OnePipeOpcode, Timestamp};
-use rocev2::{Fault, Opcode, Packet, Psn};
+use rocev2::udp::Udp;
+use rocev2::{Bth, Fault, Opcode, Packet, Psn};
 use switch::{Chance, Frame as _, Full, Nanos, Output, PortId, Share};
 use zerocopy::IntoBytes as _;
 
@@ -17,18 +24,13 @@ use zerocopy::IntoBytes as _;
 const TURN: u64 = 256;
 /// Queue pairs that are looked at for one that need not wait
 const LOOKS: u32 = 16;
+/// Where UDP headers begin, and where the first half of a RETH's address ends
+const UDP_V4: usize = Ethernet::LEN + Ipv4::LEN;
+const HEAD_V4: usize = UDP_V4 + Udp::LEN + Bth::LEN + 8;
+const UDP_V6: usize = Ethernet::LEN + Ipv6::LEN;
+const HEAD_V6: usize = UDP_V6 + Udp::LEN + Bth::LEN + 8;
 /// No time at which anything is due
 pub(crate) const NEVER: Nanos = Nanos(u64::MAX);
-
-/// A queue pair.
-#[derive(Clone, Copy)]
-struct Qp {
-    /// The next
-    psn: u32,
-    address: Address,
-    /// If all packets are alike: what its address changes the one template by
-    effect: u32,
-}
 
 /// A message of which some packets have been sent, or none.
 #[derive(Clone, Copy)]
@@ -74,9 +76,13 @@ pub(crate) struct Emitter {
     chance: Chance,
     rate: Rate,
     pace: Pace,
+    /// Packets that leave together, and a packet's length in the rate's units
     burst: u64,
-    /// A burst in the rate's units
-    burst_units: u64,
+    packet_units: u64,
+    /// On a ramp without a burst of its own: what says how long one is
+    climbs: Option<Box<Stream>>,
+    /// The last burst did not leave whole: what is due does not wait for a whole one
+    cut: bool,
     /// Packets to send
     left: u64,
     ack_every: u32,
@@ -87,8 +93,10 @@ pub(crate) struct Emitter {
     requester: Option<Requester>,
     /// Compare and swap: by queue pair
     locks: Box<[Lock]>,
-    /// Whether all packets are alike, and nothing is waited for
-    plain: bool,
+    /// Whether all packets are alike but for what each queue pair, time and place changes
+    alike: bool,
+    /// And nothing is waited for: how places in memory differ
+    place: Option<Place>,
     /// 1Pipe's time at 0
     epoch: Timestamp,
     pub(crate) due: Nanos,
@@ -123,25 +131,23 @@ impl Emitter {
             }
             bytes / packets.max(1)
         };
-        let burst = u64::from(stream.burst);
-        let burst_units = match unit {
-            Some(Unit::Bits) => burst * (mean + WIRE_OVERHEAD as u64) * 8,
-            _ => burst,
-        };
+        let packet_units = if unit == Some(Unit::Bits) { (mean + WIRE_OVERHEAD as u64) * 8 } else { 1 };
+        let burst = stream.burst_at(stream.rate.at(Nanos::ZERO) / packet_units);
+        let climbs = matches!(stream.rate, Rate::Ramp { .. }) && stream.burst.is_none();
         let asks = matches!(stream.verb, Verb::Write | Verb::Send);
         let counted = if asks && stream.ack_every > 1 { stream.qps } else { 0 };
         let locks = if stream.verb == Verb::CompareSwap { stream.qps } else { 0 };
         let queue_pair = |qp| Qp {
-            psn: first_psn(profile.seed, index as u64, qp, stream.first_psn).get(),
+            position: first_psn(profile.seed, index as u64, qp, stream.first_psn).get(),
             address: Address::new(stream.first_qpn.get() + qp),
             effect: 0,
         };
         let mut queue_pairs: Box<[Qp]> = (0..stream.qps).map(queue_pair).collect();
-        let plain = stream.outstanding.is_none()
-            && stream.malformed.is_never()
-            && matches!(stream.verb, Verb::Write | Verb::Send | Verb::Read | Verb::FetchAdd)
+        let alike = matches!(stream.verb, Verb::Write | Verb::Send | Verb::Read | Verb::FetchAdd)
             && matches!(&*messages, [message] if message.packets == 1);
-        if plain {
+        let place = Place::of(&messages[0].first, stream.memory.va, stream.slot_len());
+        let place = place.filter(|_| alike && stream.outstanding.is_none() && stream.malformed.is_never());
+        if alike {
             for qp in &mut queue_pairs {
                 qp.effect = messages[0].first.template.effect_of_address(qp.address);
             }
@@ -155,7 +161,8 @@ impl Emitter {
             index: index as u64,
             first_psn: stream.first_psn,
             queue_pairs,
-            plain,
+            alike,
+            place,
             broken: if stream.malformed.is_never() {
                 Box::default()
             } else {
@@ -171,12 +178,14 @@ impl Emitter {
             rate: stream.rate,
             pace: Pace::new(stream.rate, Nanos::ZERO, profile.catch_up),
             burst,
-            burst_units,
+            packet_units,
+            climbs: climbs.then(|| stream.clone().into()),
+            cut: false,
             left: stream.packets.unwrap_or(u64::MAX),
             ack_every: if asks { stream.ack_every } else { 0 },
             unasked: vec![0; counted as usize].into(),
             malformed: stream.malformed,
-            requester: stream.outstanding.map(|most| Requester::new(stream.qps, most, stream.timeout, asks)),
+            requester: stream.outstanding.map(|most| Requester::new(stream.qps, most, stream.timeout)),
             locks: vec![Lock::default(); locks as usize].into(),
             epoch: profile.epoch,
             due: NEVER,
@@ -186,14 +195,22 @@ impl Emitter {
     /// Its rate begins.
     pub(crate) fn begin(&mut self, now: Nanos, catch_up: Nanos) {
         self.pace = Pace::new(self.rate, now, catch_up);
-        self.due = self.pace.next(now, self.burst_units);
+        self.due = self.pace.next(now, self.burst(now) * self.packet_units);
     }
 
-    /// It sends no more.
-    pub(crate) fn end(&mut self, now: Nanos, counters: &StreamCounters) {
+    /// Packets that leave together now.
+    #[inline]
+    fn burst(&self, now: Nanos) -> u64 {
+        let burst =
+            |stream: &Stream| stream.burst_at(stream.rate.at(self.pace.time(now)) / self.packet_units);
+        self.climbs.as_deref().map_or(self.burst, burst)
+    }
+
+    /// It sends no more: it was to send until then.
+    pub(crate) fn end(&mut self, until: Nanos, counters: &StreamCounters) {
         // One that never began is due never.
         if self.left > 0 && self.due != NEVER {
-            self.note_time(now, counters);
+            self.note_time(until, counters);
         }
         self.due = NEVER;
         self.left = 0;
@@ -201,7 +218,7 @@ impl Emitter {
 
     /// How long it has sent for.
     fn note_time(&self, now: Nanos, counters: &StreamCounters) {
-        counters.sending_ns.add(self.pace.time(now).0 - counters.sending_ns.get());
+        counters.sending_ns.add(self.pace.time(now).0.saturating_sub(counters.sending_ns.get()));
     }
 
     pub(crate) const fn is_over(&self) -> bool {
@@ -213,18 +230,26 @@ impl Emitter {
         self.requester.is_some()
     }
 
-    /// What its packets look like, if all of them begin alike.
-    pub(crate) fn shape(&self) -> Option<Shape> {
-        match &*self.messages {
-            [message] if message.packets == 1 => Shape::of(&message.first.template),
-            _ => None,
-        }
+    /// What its packets have in common, if they are all alike.
+    pub(crate) fn known(&self) -> Option<Known> {
+        self.alike.then(|| Known::of(&self.messages[0].first))?
     }
 
-    /// The PSN that the next packet of a queue pair will have.
+    /// A queue pair, as what comes to it is checked.
     #[inline]
-    pub(crate) fn next_psn(&self, qp: u32) -> Psn {
-        Psn::new(self.queue_pairs[qp as usize].psn)
+    pub(crate) fn queue_pair(&self, qp: u32) -> &Qp {
+        &self.queue_pairs[qp as usize]
+    }
+
+    /// The position that the next packet of a queue pair will have.
+    #[inline]
+    pub(crate) fn next_position(&self, qp: u32) -> u32 {
+        self.queue_pairs[qp as usize].position
+    }
+
+    /// How many queue pairs it has.
+    pub(crate) const fn queue_pairs(&self) -> u32 {
+        self.qps
     }
 
     /// Whether it has a rate other than the most.
@@ -232,42 +257,43 @@ impl Emitter {
         self.rate != Rate::Max
     }
 
-    /// Sends what is due at `at`, which may be earlier than now.
+    /// Sends what is due at `at`, which may be earlier than now, but no more than its `share` of what the port has room for; how
+    /// many packets left. At the end of its time, what is due need not be a whole burst.
     pub(crate) fn emit<O: Output>(
         &mut self,
-        now: Nanos,
-        at: Nanos,
+        (now, at, ends): (Nanos, Nanos, bool),
+        share: u64,
         port: PortId,
         out: &mut O,
         all: &Counters,
         counters: &StreamCounters,
-    ) {
+    ) -> u64 {
         let by_bits = self.rate.unit() == Some(Unit::Bits);
         let left = if by_bits { u64::MAX } else { self.left };
-        let allowance = self.pace.allowance(at, self.burst_units, left);
+        let burst = self.burst(at);
+        let allowance = self.pace.allowance(at, burst * self.packet_units, left);
+        let whole = if ends || self.cut { 1 } else { burst };
         let due = match self.rate {
-            Rate::Max => self.burst,
-            _ if by_bits && allowance < self.burst_units => 0,
+            Rate::Max => burst,
+            _ if by_bits && allowance < whole * self.packet_units => 0,
             _ if by_bits => TURN,
             // Whole bursts, or what is left to send
             _ if allowance >= self.left => self.left,
-            _ => allowance / self.burst * self.burst,
+            _ => allowance / whole * whole,
         };
-        let most = due.min(TURN).min(self.left);
-        let most = if most > 0 && out.room(port) < most as usize {
+        let wanted = due.min(TURN).min(self.left);
+        let most = wanted.min(share);
+        if most < wanted {
             all.port_busy.add(1);
-            out.room(port) as u64
-        } else {
-            most
-        };
+        }
         let (mut units, mut good, mut bytes) = (0, 0, 0);
-        if self.plain && !by_bits {
+        if self.place.is_some() && !by_bits {
             good = self.alike(most, now, port, out, all, counters);
             bytes = good * self.messages[0].first.template.bytes.len() as u64;
             units = good;
         }
-        let mut taken = if self.plain && !by_bits { most } else { 0 };
-        while taken < most && (!by_bits || units < allowance) {
+        let (one_by_one, mut taken) = (self.place.is_none() || by_bits, good);
+        while one_by_one && taken < most && (!by_bits || units < allowance) {
             match self.packet(now, port, out, counters) {
                 Ok((len, counts)) => {
                     taken += 1;
@@ -277,10 +303,12 @@ impl Emitter {
                         bytes += len as u64;
                     }
                 }
-                Err(wait) => {
-                    if matches!(wait, Wait::NoBuffer) {
-                        all.no_buffer.add(1);
-                    }
+                Err(Wait::NoBuffer) => {
+                    all.no_buffer.add(1);
+                    break;
+                }
+                Err(Wait::Answers) => {
+                    counters.waited.add(1);
                     break;
                 }
             }
@@ -291,9 +319,13 @@ impl Emitter {
         }
         self.pace.spend(units);
         counters.forfeited.add(self.pace.forfeited() - counters.forfeited.get());
-        self.note_time(now, counters);
-        let burst = if by_bits { self.burst_units } else { self.burst.min(self.left) };
-        self.due = if self.left == 0 { NEVER } else { self.pace.next(at, burst) };
+        self.note_time(if taken > 0 { now } else { at }, counters);
+        let over = if by_bits { units >= allowance } else { taken == due };
+        self.cut = due > 0 && !over;
+        let next = if self.cut { 1 } else { burst };
+        let next = if by_bits { next * self.packet_units } else { next.min(self.left) };
+        self.due = if self.left == 0 { NEVER } else { self.pace.next(at, next) };
+        taken
     }
 
     /// Sends packets of a stream of which all are alike: as [`packet`](Self::packet) does, without asking what cannot be. How many
@@ -308,16 +340,17 @@ impl Emitter {
         all: &Counters,
         counters: &StreamCounters,
     ) -> u64 {
+        let Some(place) = self.place else { return 0 };
         let piece = &mut self.messages[0].first;
         piece.stamp(now);
+        let v6 = piece.template.extended() == HEAD_V6 - 8;
         let mut alike = Alike {
-            piece,
+            template: &piece.template,
             queue_pairs: &mut self.queue_pairs,
             unasked: &mut self.unasked,
             ack_every: self.ack_every,
             step: self.step,
-            va: self.va,
-            slot_len: self.slot_len,
+            place,
         };
         let chance = &mut self.chance;
         // How they are chosen is asked once a burst.
@@ -325,17 +358,22 @@ impl Emitter {
             (
                 &mut Chooser::Turn { ref mut next, of },
                 &mut Chooser::Turn { next: ref mut next_slot, of: slots },
-            ) => {
+            ) if !v6 => {
                 let (mut qp, mut slot) = (*next, *next_slot);
-                let sent = alike.send(most, port, out, |names_slot| {
-                    (turn(&mut qp, of), if names_slot { turn(&mut slot, slots) } else { 0 })
+                let sent = alike.send::<UDP_V4, HEAD_V4, O>(most, port, out, || {
+                    (turn(&mut qp, of), turn(&mut slot, slots))
                 });
                 (*next, *next_slot) = (qp, slot);
                 sent
             }
-            (qp, slot) => alike.send(most, port, out, |names_slot| {
-                (qp.choose(chance), if names_slot { slot.choose(chance) } else { 0 })
-            }),
+            (qp, slot) => {
+                let choose = || (qp.choose(chance), if place.differs() { slot.choose(chance) } else { 0 });
+                if v6 {
+                    alike.send::<UDP_V6, HEAD_V6, O>(most, port, out, choose)
+                } else {
+                    alike.send::<UDP_V4, HEAD_V4, O>(most, port, out, choose)
+                }
+            }
         };
         if sent < most {
             all.no_buffer.add(1);
@@ -379,10 +417,10 @@ impl Emitter {
         let template = &piece.template;
         let mut frame = out.make_from(&template.bytes).map_err(|Full| Wait::NoBuffer)?;
         let qp = &mut self.queue_pairs[n as usize];
-        let psn = Psn::new(qp.psn);
+        let (position, psn) = (qp.position, qp.psn());
         let asks = is_last && self.ack_every > 0 && asks(&mut self.unasked, n, self.ack_every);
-        let mut patch = template.begin(frame.bytes_mut(), qp.address, qp.psn, asks);
-        qp.psn = psn.add(self.step).get();
+        let mut patch = template.begin(frame.bytes_mut(), qp.address, psn.get(), asks);
+        qp.position = position.wrapping_add(self.step);
         let va = |slot: u32| self.va.wrapping_add(u64::from(slot) * self.slot_len);
         match self.verb {
             Verb::Write | Verb::Read | Verb::FetchAdd => piece.write_va(&mut patch, va(slot)),
@@ -411,9 +449,10 @@ impl Emitter {
                 header.set_first(!beacon);
                 header.set_end_of_message(!beacon);
                 patch.words(template.payload, header.as_bytes());
+                // Behind its key, a datagram's header names who sent it.
+                patch.low_24(template.extended() + 4, self.first_qpn + n);
             }
         }
-        piece.write_stamp(&mut patch);
         patch.finish();
         let len = template.bytes.len();
         // What is not taken is counted by the runner, and is lost like what others lose.
@@ -421,9 +460,9 @@ impl Emitter {
         if is_last {
             counters.messages.add(1);
             if let Some(requester) = &mut self.requester {
-                // The last packet of a response answers a READ.
-                let answer = if self.verb == Verb::Read { psn.add(self.step - 1) } else { psn };
-                requester.push(n, Request { sent_at: now, psn: answer });
+                // A READ takes as many PSNs as its response has packets.
+                let psns = if self.verb == Verb::Read { self.step } else { message.packets };
+                requester.push(n, Request { sent_at: now, first: position.wrapping_sub(at), psns });
             }
             self.current = None;
         } else {
@@ -456,22 +495,50 @@ impl Emitter {
         Some(Current { message, qp, at: 0, slot: self.slot.choose(&mut self.chance) })
     }
 
-    /// An answer came to a queue pair.
+    /// A packet came back to a queue pair. `came` says whether all packets of a request, by the position of the first and their
+    /// number, are known to have arrived; whoever cannot know says yes.
     #[inline]
     pub(crate) fn on_response(
         &mut self,
         packet: &Packet<'_>,
         qp: u32,
         now: Nanos,
+        came: impl Fn(u32, u32) -> bool,
         counters: &StreamCounters,
     ) {
+        let (psn, opcode) = (packet.bth().psn(), packet.layout().opcode());
+        let syndrome = packet.aeth().map(Aeth::kind);
         counters.responses.add(1);
-        let Some(requester) = &mut self.requester else { return };
-        let (bth, opcode) = (packet.bth(), packet.layout().opcode());
-        if matches!(opcode, Opcode::RC_READ_RESPONSE_FIRST | Opcode::RC_READ_RESPONSE_MIDDLE) {
-            return;
+        if opcode == Opcode::CNP {
+            return counters.cnps.add(1);
         }
-        let ended = requester.answer(qp, bth.psn());
+        let refuses = matches!(syndrome, Some(Syndrome::Nak(_) | Syndrome::RnrNak(_)));
+        if refuses {
+            counters.naks.add(1);
+        }
+        let Some(requester) = &mut self.requester else { return };
+        let acknowledged = matches!(self.verb, Verb::Write | Verb::Send);
+        let ended = match opcode {
+            // Who reads, or asks for a word, has no answer without it.
+            Opcode::RC_ACKNOWLEDGE if refuses => {
+                requester.refuse(qp, psn, |request| acknowledged && came(request.first, request.psns))
+            }
+            Opcode::RC_ACKNOWLEDGE if acknowledged => {
+                requester.acknowledge(qp, psn, |request| came(request.first, request.psns))
+            }
+            Opcode::RC_READ_RESPONSE_FIRST
+            | Opcode::RC_READ_RESPONSE_MIDDLE
+            | Opcode::RC_READ_RESPONSE_LAST
+            | Opcode::RC_READ_RESPONSE_ONLY
+                if self.verb == Verb::Read =>
+            {
+                requester.respond(qp, psn)
+            }
+            Opcode::RC_ATOMIC_ACKNOWLEDGE if matches!(self.verb, Verb::CompareSwap | Verb::FetchAdd) => {
+                requester.respond(qp, psn)
+            }
+            _ => Ended::default(),
+        };
         counters.answered.add(ended.answered.into());
         counters.unanswered.add(ended.unanswered.into());
         if let Some(sent_at) = ended.sent_at {
@@ -482,53 +549,15 @@ impl Emitter {
                 let owner = u64::from(self.first_qpn + qp);
                 self.locks[qp as usize].on_answer(answer.original.get(), owner, counters);
             }
-        } else if ended.answered == 0 {
+        } else if ended == Ended::default() && is_whole(opcode) {
             counters.stale_responses.add(1);
         }
     }
 }
 
-/// What packets of one kind are made of.
-struct Alike<'a> {
-    piece: &'a Part,
-    queue_pairs: &'a mut [Qp],
-    unasked: &'a mut [u32],
-    ack_every: u32,
-    step: u32,
-    va: u64,
-    slot_len: u64,
-}
-
-impl Alike<'_> {
-    /// Sends so many, unless buffers run out; how many it were. `choose` says the next queue pair and, if it is asked for, place.
-    #[inline]
-    fn send<O: Output>(
-        &mut self,
-        most: u64,
-        port: PortId,
-        out: &mut O,
-        mut choose: impl FnMut(bool) -> (u32, u32),
-    ) -> u64 {
-        let piece = self.piece;
-        let names_slot = !matches!(piece.va, Va::Fixed);
-        for sent in 0..most {
-            let Ok(mut frame) = out.make_from(&piece.template.bytes) else { return sent };
-            let (n, slot) = choose(names_slot);
-            let qp = &mut self.queue_pairs[n as usize];
-            let asks = self.ack_every > 0 && asks(self.unasked, n, self.ack_every);
-            let to = (qp.address, qp.effect);
-            let mut patch = piece.template.begin_known(frame.bytes_mut(), to, qp.psn, asks);
-            qp.psn = Psn::new(qp.psn).add(self.step).get();
-            if names_slot {
-                piece.write_va(&mut patch, self.va.wrapping_add(u64::from(slot) * self.slot_len));
-            }
-            piece.write_stamp(&mut patch);
-            patch.finish();
-            // What is not taken is counted by the runner, and is lost like what others lose.
-            _ = out.send(frame, port);
-        }
-        most
-    }
+/// Whether an answer of this kind could end a request.
+const fn is_whole(opcode: Opcode) -> bool {
+    !matches!(opcode, Opcode::RC_READ_RESPONSE_FIRST | Opcode::RC_READ_RESPONSE_MIDDLE)
 }
 
 impl Lock {
@@ -540,16 +569,4 @@ impl Lock {
         // It may have been taken before, and the answer to that was lost.
         self.held = !self.held && (swapped || original == owner);
     }
-}
-
-/// Whether this message of a queue pair is to be acknowledged.
-#[inline]
-fn asks(unasked: &mut [u32], qp: u32, every: u32) -> bool {
-    let Some(unasked) = unasked.get_mut(qp as usize) else { return true };
-    *unasked += 1;
-    if *unasked < every {
-        return false;
-    }
-    *unasked = 0;
-    true
 }

@@ -53,6 +53,10 @@ pub struct Pktgen {
     catch_up: Nanos,
     state: State,
     next: Nanos,
+    /// When it was looked last whether something is due
+    looked: Nanos,
+    /// Whose turn it is to be the first that a port has room for
+    turn: usize,
     counters: Arc<Counters>,
 }
 
@@ -74,6 +78,8 @@ impl Pktgen {
             catch_up: profile.catch_up,
             state: State::Ready,
             next: Nanos::ZERO,
+            looked: Nanos::ZERO,
+            turn: 0,
             counters: Arc::new(Counters::new(profile.streams.len())),
         })
     }
@@ -83,22 +89,70 @@ impl Pktgen {
         Arc::clone(&self.counters)
     }
 
-    /// Whether nothing is to be waited for any more.
+    /// Whether nothing is to be waited for any more. What was overtaken may still come.
     fn all_came(&self) -> bool {
         let came = |counters: &crate::counters::StreamCounters, emitter: &Emitter| {
-            (self.receive.is_none() || counters.unseen() == 0)
+            (self.receive.is_none() || counters.received.frames.get() == counters.sent.frames.get())
                 && (!emitter.waits() || counters.under_way() == 0)
         };
         self.counters.streams.iter().zip(&self.emitters).all(|(counters, emitter)| came(counters, emitter))
     }
 
-    /// Nothing is sent any more.
-    fn end(&mut self, now: Nanos) {
+    /// Nothing is sent any more: what was to be sent was to be sent until then.
+    fn end(&mut self, now: Nanos, until: Nanos) {
         for (emitter, counters) in self.emitters.iter_mut().zip(&self.counters.streams) {
-            emitter.end(now, counters);
+            emitter.end(until, counters);
         }
         self.state = State::Draining(now + self.drain);
         self.next = now;
+    }
+
+    /// Sends what is due. Streams take turns: each has its part of the room that its port has left, and who was first is last the
+    /// next time, so that a port that is full starves none.
+    fn send_due<O: Output>(&mut self, began: Nanos, now: Nanos, out: &mut O) {
+        let limit = self.duration.map_or(NEVER, |duration| began + duration);
+        // What came due in time is sent, though the worker may look at the clock late.
+        let (at, late, ends) = (now.min(limit), now.since(limit), now >= limit);
+        // At the end, a part of a burst may be due.
+        let due = |emitter: &Emitter| {
+            if ends { emitter.is_paced() && !emitter.is_over() } else { emitter.due <= at }
+        };
+        let mut waiting = self.emitters.iter().filter(|emitter| due(emitter)).count();
+        let (mut next, mut over, mut owes, mut first) = (limit, true, false, None);
+        for n in 0..self.emitters.len() {
+            let index = self.turn + n;
+            let index = if index < self.emitters.len() { index } else { index - self.emitters.len() };
+            let (emitter, counters) = (&mut self.emitters[index], &self.counters.streams[index]);
+            if due(emitter) {
+                let share = out.room(self.send).div_ceil(waiting) as u64;
+                let sent = emitter.emit((now, at, ends), share, self.send, out, &self.counters, counters);
+                waiting -= 1;
+                if sent > 0 {
+                    first = first.or(Some(index));
+                }
+            }
+            next = next.min(emitter.due);
+            over &= emitter.is_over();
+            owes |= emitter.is_paced() && emitter.due <= limit;
+        }
+        if let Some(first) = first {
+            self.turn = if first + 1 < self.emitters.len() { first + 1 } else { 0 };
+        }
+        self.next = next;
+        if over || (ends && (!owes || late >= self.catch_up)) {
+            self.end(now, at);
+        }
+    }
+
+    /// How long it took until somebody looked at what was due.
+    #[inline]
+    fn note_absence(&mut self, now: Nanos) {
+        let away = now.since(self.next.max(self.looked)).0;
+        let longest = self.counters.longest_away_ns.get();
+        if away > longest {
+            self.counters.longest_away_ns.add(away - longest);
+        }
+        self.looked = now;
     }
 }
 
@@ -114,7 +168,12 @@ impl Function for Pktgen {
         now: Nanos,
         out: &mut O,
     ) -> Verdict {
-        self.receiver.on_frame(frame, port, now, &mut self.emitters, out, &self.counters);
+        // What has been told is not changed any more.
+        if matches!(self.state, State::Ended | State::Done) {
+            self.counters.too_late.add(1);
+        } else {
+            self.receiver.on_frame(frame, port, now, &mut self.emitters, out, &self.counters);
+        }
         Verdict::Consume
     }
 
@@ -126,26 +185,16 @@ impl Function for Pktgen {
     fn on_timer<O: Output>(&mut self, now: Nanos, out: &mut O) {
         match self.state {
             State::Sending(began) => {
-                let limit = self.duration.map_or(NEVER, |duration| began + duration);
-                // What came due in time is sent, though the worker may look at the clock late.
-                let (at, late) = (now.min(limit), now.since(limit));
-                let (mut next, mut over, mut owes) = (limit, true, false);
-                for (emitter, counters) in self.emitters.iter_mut().zip(&self.counters.streams) {
-                    if emitter.due <= at && (now < limit || emitter.is_paced()) {
-                        emitter.emit(now, at, self.send, out, &self.counters, counters);
-                    }
-                    next = next.min(emitter.due);
-                    over &= emitter.is_over();
-                    owes |= emitter.is_paced() && emitter.due <= limit;
-                }
-                self.next = next;
-                if over || (now >= limit && (!owes || late >= self.catch_up)) {
-                    self.end(now);
-                }
+                self.note_absence(now);
+                self.send_due(began, now, out);
             }
             State::Draining(until) => {
+                self.note_absence(now);
                 if now >= until || self.all_came() {
                     self.state = State::Ended;
+                    for (index, counters) in self.counters.streams.iter().enumerate() {
+                        counters.behind.add(self.receiver.behind(index, &self.emitters[index]));
+                    }
                 }
                 self.next = (now + LOOK).min(until);
             }
@@ -165,9 +214,9 @@ impl Function for Pktgen {
                     emitter.begin(now, self.catch_up);
                 }
                 self.state = State::Sending(now);
-                self.next = now;
+                (self.next, self.looked) = (now, now);
             }
-            (Command::End, State::Ready | State::Sending(_)) => self.end(now),
+            (Command::End, State::Ready | State::Sending(_)) => self.end(now, now),
             _ => {}
         }
     }
@@ -187,4 +236,4 @@ impl Function for Pktgen {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -18,10 +18,12 @@
 #![forbid(unsafe_code)]
 
 mod alias;
+mod alike;
 pub mod counters;
 mod emitter;
 mod function;
 mod histogram;
+mod known;
 mod malformed;
 mod message;
 pub mod pace;

@@ -2,7 +2,6 @@
 
 use crate::profile::{STAMP_LEN, Stream, Verb};
 use crate::template::{Patch, Template, acknowledging};
-use rocev2::Opcode;
 use rocev2::atomic::AtomicEth;
 use rocev2::deth::Deth;
 use rocev2::icrc::Weight;
@@ -10,18 +9,16 @@ use rocev2::onepipe::OnePipe;
 use rocev2::opcode::Headers;
 use rocev2::repr::Extended;
 use rocev2::reth::Reth;
+use rocev2::{Opcode, Qpn};
 use switch::Nanos;
-
-/// A time at which nothing is sent
-const NEVER: Nanos = Nanos(u64::MAX);
 
 /// A packet of a message.
 pub(crate) struct Part {
     pub(crate) template: Template,
     /// Where the time stands in the frame
-    stamp: Option<usize>,
-    /// The last time, and what it changes the ICRC by: a burst has one time
-    stamped: (Nanos, u32),
+    pub(crate) stamp: Option<usize>,
+    /// The last time
+    stamped: u64,
     pub(crate) va: Va,
 }
 
@@ -49,16 +46,10 @@ impl Part {
     #[inline]
     pub(crate) fn stamp(&mut self, now: Nanos) {
         if let Some(at) = self.stamp
-            && self.stamped.0 != now
+            && self.stamped != now.0
         {
-            self.stamped = (now, self.template.effect_of_long(at, now.0));
-        }
-    }
-
-    #[inline]
-    pub(crate) fn write_stamp(&self, patch: &mut Patch<'_>) {
-        if let Some(at) = self.stamp {
-            patch.known_long(at, self.stamped.0.0, self.stamped.1);
+            self.template.change_long(at, self.stamped, now.0);
+            self.stamped = now.0;
         }
     }
 
@@ -93,9 +84,7 @@ pub(crate) fn messages(stream: &Stream) -> Box<[Message]> {
         } else {
             Va::Whole(at)
         };
-        // No packet was sent at this time.
-        let stamped = (NEVER, 0);
-        Part { template, stamp, stamped, va }
+        Part { template, stamp, stamped: 0, va }
     };
     // What all packets' addresses have in common
     let common = if stream.memory.slots == 1 { first } else { upper.unwrap_or(0) };
@@ -134,7 +123,7 @@ pub(crate) fn messages(stream: &Stream) -> Box<[Message]> {
         },
         ..Extended::default()
     };
-    let datagram = Extended { deth: Deth::new(OnePipe::QKEY, stream.first_qpn), ..Extended::default() };
+    let datagram = Extended { deth: Deth::new(OnePipe::QKEY, Qpn::default()), ..Extended::default() };
     let sizes = stream.sizes.iter();
     match stream.verb {
         Verb::Write => sizes.map(|&size| cut(size, writes, reth(size))).collect(),

@@ -76,7 +76,7 @@ impl Rate {
     }
 
     /// Units a second at a time
-    fn at(self, time: Nanos) -> u64 {
+    pub(crate) fn at(self, time: Nanos) -> u64 {
         match self {
             Self::Max => u64::MAX,
             Self::Steady { per_second, .. } => per_second,

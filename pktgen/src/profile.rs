@@ -45,6 +45,12 @@ pub const MAX_OUTSTANDING: u16 = 256;
 pub const MAX_RESPONSE_PACKETS: u32 = 256;
 /// Bytes of the time in a payload
 pub const STAMP_LEN: usize = 8;
+/// Half of all PSNs: who is further behind could as well be ahead
+const HALF_THE_CIRCLE: u64 = 1 << 23;
+/// The most packets that leave together if nobody says how many
+const MOST_BURST: u64 = 32;
+/// Bursts a second, where a rate makes them shorter than that
+const BURSTS_A_SECOND: u64 = 100_000;
 /// The largest window
 pub const MAX_WINDOW: u32 = 1 << 16;
 
@@ -76,8 +82,8 @@ pub struct Stream {
     pub first_psn: Option<Psn>,
     /// How fast
     pub rate: Rate,
-    /// Packets that leave together
-    pub burst: u16,
+    /// Packets that leave together; without it as many as the rate earns in 10 us, from 1 to 32
+    pub burst: Option<u16>,
     /// How many packets, if not for as long as there is time
     pub packets: Option<u64>,
     /// Every so many messages of a queue pair ask for an acknowledgement; 0 for none
@@ -273,6 +279,28 @@ pub enum ProfileError {
         /// As it is
         outstanding: u16,
     },
+    /// Malformed packets do not count
+    #[error(
+        "all packets are malformed, and of those that are not {packets} are to be sent: that would never end"
+    )]
+    NeverEnds {
+        /// Which stream
+        stream: usize,
+        /// As it is
+        packets: u64,
+    },
+    /// Nobody could tell early from late
+    #[error(
+        "{packets} packets of a queue pair, of {step} PSNs each, take half of all PSNs: which came first would not be known"
+    )]
+    HalfTheCircle {
+        /// Which stream
+        stream: usize,
+        /// The window, or what is outstanding
+        packets: u32,
+        /// PSNs from one to the next
+        step: u32,
+    },
     /// What a lock's holder does next depends on the answer
     #[error("compare and swap waits for each answer: one outstanding at most")]
     CasOutstanding {
@@ -289,6 +317,11 @@ impl Stream {
             Verb::Ack { coalesce } => coalesce,
             _ => 1,
         }
+    }
+
+    /// Packets that leave together at so many packets a second.
+    pub(crate) fn burst_at(&self, packets_per_s: u64) -> u64 {
+        self.burst.map_or_else(|| (packets_per_s / BURSTS_A_SECOND).clamp(1, MOST_BURST), u64::from)
     }
 
     /// Packets of a message.
@@ -324,7 +357,7 @@ impl Stream {
         if self.src.ip.is_ipv4() != self.dst.ip.is_ipv4() {
             return Err(ProfileError::Versions { stream });
         }
-        range("burst", self.burst.into(), 1, 256)?;
+        range("burst", self.burst.unwrap_or(1).into(), 1, 256)?;
         range("slots", self.memory.slots.into(), 1, MAX_SLOTS.into())?;
         range("mtu", self.mtu.into(), 64, MAX_PAYLOAD as u64)?;
         if !self.mtu.is_multiple_of(4) {
@@ -332,6 +365,9 @@ impl Stream {
         }
         if let Some(packets) = self.packets {
             range("packets", packets, 1, u64::MAX)?;
+            if self.malformed == Share::ALWAYS {
+                return Err(ProfileError::NeverEnds { stream, packets });
+            }
         }
         if self.verb.has_sizes() {
             range("the number of sizes", self.sizes.len() as u64, 1, 64)?;
@@ -359,6 +395,11 @@ impl Stream {
             Verb::Read => range("packets of a response", self.psn_step().into(), 1, 1 << 22)?,
             Verb::Ack { coalesce } => range("coalesce", coalesce.into(), 1, 1 << 16)?,
             _ => {}
+        }
+        let packets = profile.window.max(self.outstanding.unwrap_or(0).into());
+        let step = self.psn_step();
+        if u64::from(packets) * u64::from(step) >= HALF_THE_CIRCLE {
+            return Err(ProfileError::HalfTheCircle { stream, packets, step });
         }
         self.check_rate(stream)?;
         self.check_answers(stream)

@@ -2,12 +2,12 @@
 
 use crate::counters::{Counters, StreamCounters};
 use crate::emitter::{Emitter, first_psn};
+use crate::known::Known;
 use crate::profile::{Profile, STAMP_LEN, Stream, Verb};
 use crate::responder::Responder;
-use crate::template::Shape;
 use crate::window::{Seen, Windows};
 use core::net::IpAddr;
-use rocev2::{Class, Fault, Opcode, Packet, classify};
+use rocev2::{Class, Fault, Opcode, Packet, Psn, classify};
 use switch::{Frame, Nanos, Output, PortId};
 
 /// What is known of a stream where its packets arrive.
@@ -17,8 +17,8 @@ struct Expected {
     first_qpn: u32,
     qps: u32,
     verb: Verb,
-    /// What all packets of the stream look like that come as they were sent, if they look alike
-    shape: Option<Shape>,
+    /// What packets of the stream have in common that come as they were sent, if they are alike
+    known: Option<Known>,
     windows: Windows,
     /// Bytes from the payload's beginning to the end of the stamp, if there is one
     stamp_end: Option<usize>,
@@ -40,9 +40,9 @@ pub(crate) struct Receiver {
 }
 
 impl Expected {
-    fn new(profile: &Profile, index: usize, shape: Option<Shape>) -> Self {
+    fn new(profile: &Profile, index: usize, known: Option<Known>) -> Self {
         let stream: &Stream = &profile.streams[index];
-        let first = |qp| first_psn(profile.seed, index as u64, qp, stream.first_psn);
+        let first = |qp| first_psn(profile.seed, index as u64, qp, stream.first_psn).get();
         let answers = profile.respond && stream.verb.is_request();
         Self {
             src: stream.src.ip,
@@ -50,7 +50,7 @@ impl Expected {
             first_qpn: stream.first_qpn.get(),
             qps: stream.qps,
             verb: stream.verb,
-            shape,
+            known,
             windows: Windows::new(stream.qps, profile.window, stream.psn_step(), first),
             stamp_end: stream.stamp.then(|| stream.stamp_end()),
             responder: answers.then(|| Responder::new(stream)),
@@ -107,7 +107,7 @@ fn is(packet: &Packet<'_>, ip: IpAddr) -> bool {
 impl Receiver {
     pub(crate) fn new(profile: &Profile, emitters: &[Emitter]) -> Self {
         let streams = emitters.iter().enumerate();
-        let streams = streams.map(|(index, emitter)| Expected::new(profile, index, emitter.shape()));
+        let streams = streams.map(|(index, emitter)| Expected::new(profile, index, emitter.known()));
         Self { streams: streams.collect(), last: 0 }
     }
 
@@ -122,18 +122,28 @@ impl Receiver {
         out: &mut O,
         counters: &Counters,
     ) {
-        // Most packets look like those of the stream that the last one was of: no header of it is to be searched for.
+        // Most packets are like those of the stream that the last one was of: no header of it is to be searched for.
         let (stream, bytes) = (self.last, frame.bytes());
         let expected = &mut self.streams[stream];
-        if let Some(layout) = expected.shape.as_ref().and_then(|shape| shape.layout(bytes)) {
-            let packet = Packet::new(bytes, layout);
-            let qp = packet.bth().dest_qp().get().wrapping_sub(expected.first_qpn);
+        if let Some(known) = &mut expected.known
+            && let Some(changing) = known.changing(bytes)
+        {
+            let qp = changing.qpn.wrapping_sub(expected.first_qpn);
             if qp < expected.qps {
-                if !packet.verify_icrc() {
-                    return counters.faults[Fault::Icrc as usize].add(1);
+                let to = emitters[stream].queue_pair(qp);
+                // A packet that is not right is parsed, to say what is wrong.
+                if changing.is_right(to.address, to.effect) {
+                    let (psn, layout, own) =
+                        (Psn::new(changing.psn), known.layout, &counters.streams[stream]);
+                    let came = (qp, psn, bytes.len(), changing.stamp);
+                    if expected.arrive(came, to.position, now, own)
+                        && let Some(responder) = &mut expected.responder
+                    {
+                        let packet = Packet::new(bytes, layout);
+                        responder.on_request(&packet, qp, port, out, own);
+                    }
+                    return;
                 }
-                let (emitter, own) = (&emitters[stream], &counters.streams[stream]);
-                return expected.on_request(&packet, bytes.len(), qp, port, now, emitter, out, own);
             }
         }
         // A frame longer than a buffer shows its beginning only, and is malformed by that.
@@ -156,8 +166,21 @@ impl Receiver {
                 }
                 expected.on_request(&packet, frame.bytes().len(), qp, port, now, emitter, out, own);
             }
-            Way::Response => emitters[stream].on_response(&packet, qp, now, own),
+            Way::Response => {
+                // What our own responder acknowledges has come, or is told here as lost: it answers what comes, gaps or not.
+                let came = |first: u32, psns| {
+                    let mut all = (0..psns).map(|n| first.wrapping_add(n));
+                    expected.responder.is_none() || all.all(|position| expected.windows.came(qp, position))
+                };
+                emitters[stream].on_response(&packet, qp, now, came, own);
+            }
         }
+    }
+
+    /// Packets of a stream behind which none of their queue pair has come.
+    pub(crate) fn behind(&self, stream: usize, emitter: &Emitter) -> u64 {
+        let behind = |qp| u64::from(self.streams[stream].windows.behind(qp, emitter.next_position(qp)));
+        (0..emitter.queue_pairs()).map(behind).sum()
     }
 
     /// Where what is known of the frame's queue pair lies in memory, if that can be said at a glance.
@@ -187,7 +210,6 @@ impl Receiver {
 
 impl Expected {
     /// A packet came of a kind that the stream sends.
-    #[inline]
     #[expect(clippy::too_many_arguments, reason = "all that is known of a packet")]
     fn on_request<O: Output>(
         &mut self,
@@ -200,28 +222,63 @@ impl Expected {
         out: &mut O,
         counters: &StreamCounters,
     ) {
-        let psn = packet.bth().psn();
-        // What was never sent is no packet of the stream's, whoever sent it.
-        if !psn.precedes(emitter.next_psn(qp)) {
-            return counters.unexpected.add(1);
+        let stamp = self.stamp_end.and_then(|end| packet.payload().get(end - STAMP_LEN..end)?.first_chunk());
+        let came = (qp, packet.bth().psn(), len, stamp.map(|stamp| u64::from_be_bytes(*stamp)));
+        if self.arrive(came, emitter.next_position(qp), now, counters)
+            && let Some(responder) = &mut self.responder
+        {
+            responder.on_request(packet, qp, port, out, counters);
         }
-        match self.windows.see(qp, psn) {
+    }
+
+    /// A packet of this PSN, length and time of sending came to a queue pair whose `next` position is to be sent; whether it came
+    /// for the first time.
+    #[expect(
+        clippy::inline_always,
+        reason = "asked once a packet, it costs less than a call with all that is known of one"
+    )]
+    #[inline(always)]
+    fn arrive(
+        &mut self,
+        (qp, psn, len, stamp): (u32, Psn, usize, Option<u64>),
+        next: u32,
+        now: Nanos,
+        counters: &StreamCounters,
+    ) -> bool {
+        if !self.windows.see_next(qp, psn, next) && !self.arrive_out_of_order(qp, psn, next, counters) {
+            return false;
+        }
+        counters.received.count(len);
+        if let Some(stamp) = stamp {
+            counters.latency.record(now.since(Nanos(stamp)));
+        }
+        true
+    }
+
+    /// What such a packet is, if it is not the very next one; whether it came for the first time.
+    #[inline(never)]
+    fn arrive_out_of_order(&mut self, qp: u32, psn: Psn, next: u32, counters: &StreamCounters) -> bool {
+        // What was never sent is no packet of the stream's, whoever sent it.
+        let ahead = psn.distance(Psn::new(next));
+        let seen =
+            if ahead < 0 { self.windows.see(qp, next.wrapping_sub(ahead.unsigned_abs())) } else { Seen::Off };
+        match seen {
             Seen::New { skipped: 0 } => {}
             Seen::New { skipped } => counters.skipped.add(skipped.into()),
             Seen::Late => counters.late.add(1),
-            Seen::Duplicate => return counters.duplicates.add(1),
-            Seen::Stale => return counters.stale.add(1),
-            Seen::Off => return counters.unexpected.add(1),
+            Seen::Duplicate => {
+                counters.duplicates.add(1);
+                return false;
+            }
+            Seen::Stale => {
+                counters.stale.add(1);
+                return false;
+            }
+            Seen::Off => {
+                counters.unexpected.add(1);
+                return false;
+            }
         }
-        counters.received.count(len);
-        if let Some(end) = self.stamp_end
-            && let Some(stamp) = packet.payload().get(end - STAMP_LEN..end)
-            && let Some(stamp) = stamp.first_chunk()
-        {
-            counters.latency.record(now.since(Nanos(u64::from_be_bytes(*stamp))));
-        }
-        if let Some(responder) = &mut self.responder {
-            responder.on_request(packet, qp, port, out, counters);
-        }
+        true
     }
 }

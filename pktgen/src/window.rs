@@ -1,4 +1,5 @@
-//! Which packets of a queue pair have come: the highest, and a bit for each of some behind it.
+//! Which packets of a queue pair have come: the highest, and a bit for each of some behind it. Packets are known by their
+//! positions: PSNs that do not wrap with 24 bits, because the sender, which is in the same process, knows how often they have.
 
 use rocev2::Psn;
 
@@ -23,7 +24,8 @@ pub(crate) enum Seen {
 /// A window for each queue pair, one behind the other in memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Windows {
-    /// By queue pair: the PSN after the highest (upper half) and the number of packets up to there (lower half), then the bits
+    /// By queue pair: the position after the highest (upper half) and the number of packets up to there (lower half), then the
+    /// bits
     words: Box<[u64]>,
     stride: usize,
     /// Packets that a window reaches back
@@ -33,13 +35,13 @@ pub(crate) struct Windows {
 }
 
 impl Windows {
-    /// `first` says where the PSNs of each queue pair begin.
-    pub(crate) fn new(qps: u32, reach: u32, step: u32, first: impl Fn(u32) -> Psn) -> Self {
+    /// `first` says where the positions of each queue pair begin.
+    pub(crate) fn new(qps: u32, reach: u32, step: u32, first: impl Fn(u32) -> u32) -> Self {
         let stride = 1 + reach as usize / 64;
         // What comes before the first counts as if it had come.
         let mut words = vec![u64::MAX; stride * qps as usize];
         for qp in 0..qps {
-            words[stride * qp as usize] = u64::from(first(qp).get()) << 32;
+            words[stride * qp as usize] = u64::from(first(qp)) << 32;
         }
         Self { words: words.into(), stride, reach, step }
     }
@@ -50,14 +52,56 @@ impl Windows {
         self.words[self.stride * qp as usize..].as_ptr().cast()
     }
 
-    /// A packet of this PSN has come.
-    #[inline]
-    pub(crate) fn see(&mut self, qp: u32, psn: Psn) -> Seen {
+    /// Packets up to `sent`, the position that is next to be sent, that come behind the highest that has come.
+    pub(crate) fn behind(&self, qp: u32, sent: u32) -> u32 {
+        let next = (self.words[self.stride * qp as usize] >> 32) as u32;
+        sent.wrapping_sub(next) / self.step
+    }
+
+    #[cfg(test)]
+    fn next(&self, qp: u32) -> u32 {
+        (self.words[self.stride * qp as usize] >> 32) as u32
+    }
+
+    /// Whether the packet at this position has come, as far back as that is known.
+    pub(crate) fn came(&self, qp: u32, position: u32) -> bool {
+        let [head, bits @ ..] = &self.words[self.stride * qp as usize..][..self.stride] else {
+            unreachable!("a window has a head")
+        };
+        let (next, count) = ((*head >> 32) as u32, *head as u32);
+        let back = (next.wrapping_sub(position) as i32) / self.step as i32;
+        if back <= 0 || back.unsigned_abs() > self.reach {
+            return false;
+        }
+        let at = count.wrapping_sub(back.unsigned_abs()) & (self.reach - 1);
+        bits[at as usize / 64] & 1 << (at % 64) != 0
+    }
+
+    /// A packet of this PSN has come that is the very next one, of a queue pair of which all before `sent` has been sent: as
+    /// [`see`](Self::see) does, for what most packets are. False, and nothing is done, if it is another.
+    #[expect(clippy::inline_always, reason = "asked once a packet")]
+    #[inline(always)]
+    pub(crate) fn see_next(&mut self, qp: u32, psn: Psn, sent: u32) -> bool {
+        let at = self.stride * qp as usize;
+        let Some([head, bits @ ..]) = self.words.get_mut(at..at + self.stride) else { return false };
+        let (next, count) = ((*head >> 32) as u32, *head as u32);
+        // Further behind, a PSN might be one of another round.
+        if Psn::new(next) != psn || sent.wrapping_sub(next).wrapping_sub(1) >= 1 << 23 {
+            return false;
+        }
+        let Some(word) = bits.get_mut((count & (self.reach - 1)) as usize / 64) else { return false };
+        *word |= 1 << (count % 64);
+        *head = u64::from(next.wrapping_add(self.step)) << 32 | u64::from(count.wrapping_add(1));
+        true
+    }
+
+    /// The packet at this position has come.
+    pub(crate) fn see(&mut self, qp: u32, position: u32) -> Seen {
         let [head, bits @ ..] = &mut self.words[self.stride * qp as usize..][..self.stride] else {
             unreachable!("a window has a head")
         };
-        let (next, count) = (Psn::new((*head >> 32) as u32), *head as u32);
-        let mut distance = psn.distance(next);
+        let (next, count) = ((*head >> 32) as u32, *head as u32);
+        let mut distance = position.wrapping_sub(next) as i32;
         if self.step != 1 {
             if distance % self.step as i32 != 0 {
                 return Seen::Off;
@@ -83,8 +127,8 @@ impl Windows {
         }
         let (word, bit) = place(count.wrapping_add(skipped));
         bits[word] |= bit;
-        let next = psn.add(self.step);
-        *head = u64::from(next.get()) << 32 | u64::from(count.wrapping_add(skipped + 1));
+        let next = position.wrapping_add(self.step);
+        *head = u64::from(next) << 32 | u64::from(count.wrapping_add(skipped + 1));
         Seen::New { skipped }
     }
 }
@@ -109,48 +153,53 @@ mod tests {
     use std::collections::HashSet;
 
     fn see(windows: &mut Windows, psns: &[u32]) -> Vec<Seen> {
-        psns.iter().map(|psn| windows.see(0, Psn::new(*psn))).collect()
+        psns.iter().map(|psn| windows.see(0, *psn)).collect()
     }
 
     #[test]
     fn each_kind() {
-        let mut windows = Windows::new(2, 64, 1, |_| Psn::new(0xff_fffe));
+        let mut windows = Windows::new(2, 64, 1, |_| u32::MAX - 1);
         let new = |skipped| Seen::New { skipped };
         assert_eq!(
-            see(&mut windows, &[0xff_fffe, 0, 0xff_ffff, 0xff_ffff, 1, 0xff_fffd]),
+            see(&mut windows, &[u32::MAX - 1, 0, u32::MAX, u32::MAX, 1, u32::MAX - 2]),
             [new(0), new(1), Seen::Late, Seen::Duplicate, new(0), Seen::Duplicate]
         );
         assert_eq!(
             see(&mut windows, &[101, 37, 38, 38, 2]),
             [new(99), Seen::Stale, Seen::Late, Seen::Duplicate, Seen::Stale]
         );
-        assert_eq!(windows.see(1, Psn::new(0xff_fffe)), new(0), "queue pairs have their own");
+        assert_eq!(windows.see(1, u32::MAX - 1), new(0), "queue pairs have their own");
     }
 
     #[test]
     fn steps() {
-        let mut windows = Windows::new(1, 64, 4, |_| Psn::new(0xff_fffe));
+        let mut windows = Windows::new(1, 64, 4, |_| u32::MAX - 1);
         let new = |skipped| Seen::New { skipped };
         assert_eq!(
-            see(&mut windows, &[0xff_fffe, 2, 3, 10, 6, 6]),
+            see(&mut windows, &[u32::MAX - 1, 2, 3, 10, 6, 6]),
             [new(0), new(0), Seen::Off, new(1), Seen::Late, Seen::Duplicate]
         );
+        assert!(windows.came(0, u32::MAX - 1) && windows.came(0, 6) && !windows.came(0, 14));
+        assert_eq!((windows.behind(0, 14), windows.behind(0, 26)), (0, 3));
+        // More of them in a row than half of the PSNs of 24 bits
+        assert_eq!(see(&mut windows, &[14 + 4 * 3_000_000, 14]), [new(3_000_000), Seen::Stale]);
+        assert!(!windows.came(0, 14) && windows.came(0, 14 + 4 * 3_000_000));
     }
 
     proptest! {
         /// Against a set of all that ever came.
         #[test]
         fn agrees_with_a_memory_of_everything(
-            first in 0u32..1 << 24,
+            first: u32,
             reach in prop::sample::select(vec![64u32, 256]),
             step in prop::sample::select(vec![1u32, 3, 1024]),
             jumps in proptest::collection::vec(-300i64..300, 1..400),
         ) {
-            let mut windows = Windows::new(1, reach, step, |_| Psn::new(first));
+            let mut windows = Windows::new(1, reach, step, |_| first);
             let (mut came, mut next, mut at) = (HashSet::new(), 0i64, 0i64);
             for jump in jumps {
                 at = (at + jump / 4).max(0);
-                let psn = Psn::new(first.wrapping_add((at as u32).wrapping_mul(step)));
+                let position = first.wrapping_add((at as u32).wrapping_mul(step));
                 let expected = if at >= next {
                     let skipped = (at - next) as u32;
                     next = at + 1;
@@ -163,7 +212,16 @@ mod tests {
                 } else {
                     Seen::Duplicate
                 };
-                prop_assert_eq!(windows.see(0, psn), expected);
+                // Most packets are asked for by their PSN first.
+                let sent = position.wrapping_add(step * (1 + at as u32 % 3));
+                if at % 2 == 0 && windows.see_next(0, Psn::new(position), sent) {
+                    prop_assert_eq!(expected, Seen::New { skipped: 0 });
+                } else {
+                    let in_order = expected == Seen::New { skipped: 0 };
+                    prop_assert!(at % 2 != 0 || !in_order, "it was the very next one");
+                    prop_assert_eq!(windows.see(0, position), expected);
+                }
+                prop_assert!(!windows.see_next(0, Psn::new(windows.next(0)), windows.next(0)), "it was not sent yet");
                 at += 1;
             }
         }

@@ -64,7 +64,8 @@ fn what_is_sent_decodes_cleanly() {
         capture.display(),
         every_verb(40)
     );
-    std::fs::write(&config, content).unwrap();
+    // How fast is not what is asked here.
+    std::fs::write(&config, content.replace("rate = { packets_per_s = 100_000 }\n", "")).unwrap();
     let run = understudy(&["pktgen", config.to_str().unwrap(), "--json"]);
     let sent = report(&run);
     assert!(run.status.success(), "{sent}");
@@ -173,6 +174,36 @@ fn a_rate_that_no_port_reaches_is_said() {
     assert!(part > 0.0 && part < 0.9, "{report}");
     let shown = text(&understudy(&["pktgen", &config]).stdout);
     assert!(shown.contains("SPOILED (rate_not_reached): stream too fast sent"), "{shown}");
+
+    // Also where so many are to be sent, and where requests wait for answers that are slow to come.
+    for (lines, advice) in [
+        ("packets = 100_000", "a faster port"),
+        ("outstanding = 1\npackets = 300\ntimeout_us = 1_000", "times its requests waited for answers"),
+    ] {
+        let (_folder, config) = file(&format!(
+            "[[port]]\nname = \"out\"\nnull = {{}}\n[pktgen]\nsend = \"out\"\n[[pktgen.stream]]\nverb = \"write\"\n{HOSTS}\
+             rate = {{ packets_per_s = 1_000_000_000 }}\n{lines}\n"
+        ));
+        let run = understudy(&["pktgen", &config]);
+        let shown = text(&run.stdout);
+        assert_eq!(run.status.code(), Some(1), "{shown}");
+        assert!(shown.contains("SPOILED (rate_not_reached)") && shown.contains(advice), "{shown}");
+    }
+}
+
+/// A READ's response has to find room in the port's queue all at once.
+#[test]
+fn answers_that_cannot_be_given_spoil_the_run() {
+    let (_folder, config) = file(&format!(
+        "[[port]]\nname = \"loop\"\nring = {{}}\n[pktgen]\nsend = \"loop\"\nreceive = \"loop\"\nrespond = true\n\
+         [[pktgen.stream]]\nname = \"reads\"\nverb = \"read\"\nsize = 262_144\n{HOSTS}packets = 100\n"
+    ));
+    let run = understudy(&["pktgen", &config, "--json"]);
+    let report = report(&run);
+    assert_eq!(run.status.code(), Some(1), "{report}");
+    let spoiled = report["spoiled"].as_array().unwrap();
+    assert!(spoiled.iter().any(|spoil| spoil["reason"] == "unable_to_answer"), "{report}");
+    assert_eq!(report["adds_up"], true, "{report}");
 }
 
 #[test]
@@ -219,6 +250,21 @@ fn what_is_wrong_is_said_at_its_place() {
             "of one version",
         ),
         (one.replace("\"write\"", "\"wrote\""), "`verb` cannot be `wrote`", "did you mean `write`?"),
+        (
+            one.replace("\"write\"", "\"ack\"") + "coalesce = 10_000",
+            "1024 packets of a queue pair, of 10000 PSNs each, take half of all PSNs",
+            "a smaller `coalesce`",
+        ),
+        (
+            one.replace("\"write\"", "\"read\"") + "size = 16_777_216",
+            "of 16384 PSNs each, take half of all PSNs",
+            "a smaller READ",
+        ),
+        (
+            format!("{one}malformed = 1.0\npackets = 7"),
+            "of those that are not 7 are to be sent: that would never end",
+            "leave `packets` out",
+        ),
         (String::new(), "[pktgen] has no stream", "[[pktgen.stream]]"),
     ];
     for (streams, message, help) in cases {

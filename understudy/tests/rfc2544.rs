@@ -25,7 +25,7 @@ fn write(folder: &TempDir, name: &str, content: &str) -> String {
 }
 
 /// Short trials, of which each counts: other tests take CPUs, too.
-const SHORT: &str = "src = \"10.0.0.1\"\ndst = \"10.0.0.2\"\nframe_sizes = [64, 512]\nresolution = 0.25\nloss_step = 0.5\n\
+const SHORT: &str = "src = \"10.0.0.1\"\ndst = \"10.0.0.2\"\nframe_sizes = [64, 512]\nresolution = 0.25\nloss_step = 0.1\n\
     trial_s = 0.01\nlatency_trial_s = 0.01\nburst_s = 0.005\nrepeats = 2\nsettle_ms = 5\nmin_core = 0\npackets_per_s = 20_000\n";
 
 /// What has to hold on any machine.
@@ -45,7 +45,7 @@ fn adds_up(report: &Value, frames: &[u64]) {
         let (least, median) = (number(&throughput["least"]), number(&throughput["median"]));
         let most = number(&throughput["most"]);
         assert!(least <= median && median <= most && most <= number(&row["most"]), "{row}");
-        assert_eq!((&throughput["repeats"], &throughput["lost_core"]), (&2.into(), &0.into()), "{row}");
+        assert_eq!((&throughput["repeats"], &throughput["thrown"]), (&2.into(), &0.into()), "{row}");
         // A rate that was found is one at which, in some trial, nothing was lost.
         let passed = trials.iter().any(|trial| {
             let clean = trial["received"] == trial["sent"] && trial["offered"] == true;
@@ -63,7 +63,8 @@ fn adds_up(report: &Value, frames: &[u64]) {
         }
         let parts: Vec<_> =
             row["loss"].as_array().unwrap().iter().map(|loss| number(&loss["part_of_most"])).collect();
-        assert_eq!(parts, [1.0, 0.5], "{row}");
+        assert!(parts.len() >= 2 && parts[0] >= 1.0, "{row}");
+        assert!(parts.windows(2).all(|two| (two[0] - two[1] - 0.1).abs() < 1e-9), "{row}");
         let burst = &row["back_to_back"];
         assert!(number(&burst["frames"]["median"]) <= number(&burst["longest"]), "{row}");
     }
@@ -142,7 +143,10 @@ fn a_device_that_loses() {
     assert_eq!(report["adds_up"], true);
     for row in report["frames"].as_array().unwrap() {
         assert!(row["throughput"]["median"].as_f64().unwrap() < 5_000.0, "{row}");
-        assert_eq!(row["limit"], "loss", "{row}");
+        // Unless this machine had other things to do than to offer it
+        let trials = report["trials"].as_array().unwrap();
+        let late = trials.iter().any(|trial| trial["test"] == "throughput" && trial["offered"] == false);
+        assert!(row["limit"] == "loss" || (late && row["limit"] == "generator"), "{row}");
         let lost = row["loss"][0]["loss"]["median"].as_f64().unwrap();
         assert!((0.2..0.8).contains(&lost), "{row}");
     }
@@ -199,4 +203,40 @@ fn what_is_wrong_is_said_at_its_place() {
         assert!(found && output.status.code() == Some(2), "{message:?} and {help:?} in {report}");
         assert_eq!(understudy(&["bench", "rfc2544", &path]).status.code(), Some(2));
     }
+}
+
+/// What was measured until somebody ended it is printed all the same.
+#[test]
+fn an_interruption_prints_what_there_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let long = SHORT.replace("latency_trial_s = 0.01", "latency_trial_s = 60");
+    let config = write(
+        &folder,
+        "my.toml",
+        &format!(
+            "[[port]]\nname = \"loop\"\nring = {{}}\n[rfc2544]\nsend = \"loop\"\nreceive = \"loop\"\n{long}start_ms = 60_000\n"
+        ),
+    );
+    let mut command = Command::new(env!("CARGO_BIN_EXE_understudy"));
+    command.args(["bench", "rfc2544", &config, "--json"]);
+    let run =
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+    // Each trial has a thread of its own. After three of them there is something to print, and the first one of latency takes a
+    // minute.
+    let mut trials = std::collections::BTreeSet::new();
+    while trials.len() < 3 {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", run.id())).into_iter().flatten().flatten();
+        trials.extend(tasks.map(|task| task.path()).filter(|task| {
+            std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == "worker-0")
+        }));
+        std::thread::yield_now();
+    }
+    assert!(Command::new("kill").args(["-INT", &run.id().to_string()]).status().unwrap().success());
+    let run = run.wait_with_output().unwrap();
+    let said = text(&run.stderr);
+    assert_eq!(run.status.code(), Some(1), "{said}");
+    assert!(said.contains("it was ended before all tests were done"), "{said}");
+    let report = report(&run);
+    assert_eq!((&report["complete"], &report["adds_up"]), (&false.into(), &true.into()), "{report}");
+    assert!(!report["trials"].as_array().unwrap().is_empty(), "{report}");
 }

@@ -8,6 +8,7 @@
 mod report;
 mod search;
 
+use report::Values;
 pub use report::{BackToBack, Figure, FrameReport, Latency, Limit, Loss, Report};
 pub use search::Search;
 
@@ -116,9 +117,15 @@ pub struct Outcome {
     pub lost: u64,
     /// Those behind which none came
     pub unseen: u64,
+    /// Those that came back more than once: that often more
+    pub duplicates: u64,
+    /// Those that came back behind a later one of their queue pair
+    pub reordered: u64,
+    /// Frames that were lost on this side of the wire: by our ports, or before them
+    pub lost_here: u64,
     /// Frames a second that left
     pub sent_per_s: f64,
-    /// Whether all that was to be offered was
+    /// Whether all that was to be offered was, at the rate that was asked for
     pub offered: bool,
     /// Whether what was counted adds up
     pub adds_up: bool,
@@ -126,6 +133,12 @@ pub struct Outcome {
     pub on_cpu: f64,
     /// Part of the time that it did not have to wait for one
     pub core: f64,
+    /// The longest time, in nanoseconds, in which it did not look after its ports
+    pub away_ns: u64,
+    /// Frames that come in such a time at this rate
+    pub away_frames: u64,
+    /// Frames that a port's queue holds until somebody looks
+    pub held: u64,
     /// From sending to receiving
     pub latency: Option<Times>,
 }
@@ -136,9 +149,42 @@ impl Outcome {
         self.sent.saturating_sub(self.received) as f64 / self.sent.max(1) as f64
     }
 
-    fn all_came(&self) -> bool {
-        self.sent > 0 && self.received == self.sent
+    /// Why a trial of it did not pass; the generator's part first, because what it lost itself is no fault of the device's.
+    fn limit(&self) -> Option<Limit> {
+        if !self.offered || self.lost_here > 0 || self.sent == 0 {
+            Some(Limit::Generator)
+        } else if self.received < self.sent {
+            Some(Limit::Loss)
+        } else {
+            (self.duplicates > 0).then_some(Limit::Duplicates)
+        }
     }
+
+    /// Why it says nothing of the device, if it does not.
+    fn thrown(&self, test: Test, min_core: f64) -> Option<Thrown> {
+        let lost = self.received < self.sent;
+        if self.core < min_core {
+            Some(Thrown::LostCore)
+        } else if test != Test::Most && lost && self.away_frames > self.held {
+            Some(Thrown::Away)
+        } else if matches!(test, Test::Loss | Test::Latency) && lost && self.lost_here > 0 {
+            Some(Thrown::LostHere)
+        } else {
+            None
+        }
+    }
+}
+
+/// Why a trial says nothing of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Thrown {
+    /// The polling thread had to wait for its CPU for too much of the time
+    LostCore,
+    /// It was away once for so long that the ports' queues could not hold what came meanwhile, and frames were lost
+    Away,
+    /// Frames were lost on this side
+    LostHere,
 }
 
 /// Latency in nanoseconds.
@@ -163,8 +209,10 @@ pub struct Done {
     /// What was
     #[serde(flatten)]
     pub outcome: Outcome,
-    /// Whether it counts: its polling thread kept its core
+    /// Whether it counts
     pub counts: bool,
+    /// Why not
+    pub thrown: Option<Thrown>,
 }
 
 /// Runs trials.
@@ -186,17 +234,17 @@ struct Bench<'a, T> {
     done: Vec<Done>,
 }
 
-/// What came of trials that belong to one figure; none, if one of them lost its core.
+/// What came of trials that belong to one figure; none, if one of them said nothing of the device.
 type Kept<V> = Option<V>;
 
 impl<T: Tester> Bench<'_, T> {
-    /// Runs a trial until it keeps its core.
+    /// Runs a trial until it says something of the device.
     fn run(&mut self, trial: Trial) -> Result<Kept<Outcome>, T::Error> {
         for _ in 0..ATTEMPTS {
             let outcome = self.tester.run(&trial)?;
-            let counts = outcome.core >= self.settings.min_core;
-            self.done.push(Done { trial, outcome, counts });
-            if counts {
+            let thrown = outcome.thrown(trial.test, self.settings.min_core);
+            self.done.push(Done { trial, outcome, counts: thrown.is_none(), thrown });
+            if thrown.is_none() {
                 return Ok(Some(outcome));
             }
         }
@@ -208,12 +256,11 @@ impl<T: Tester> Bench<'_, T> {
         &mut self,
         mut one: impl FnMut(&mut Self) -> Result<Kept<f64>, T::Error>,
     ) -> Result<Figure, T::Error> {
-        let from = self.done.len();
-        let mut values = Vec::new();
+        let mut values = Values::after(self.done.len());
         for _ in 0..self.settings.repeats {
             values.push(one(self)?);
         }
-        Ok(Figure::new(&values, &self.done[from..]))
+        Ok(values.figure(&self.done))
     }
 
     fn resolution(&self, most: u64) -> u64 {
@@ -247,19 +294,16 @@ impl<T: Tester> Bench<'_, T> {
         while let Some(rate) = search.next() {
             let trial = self.trial(Test::Throughput, frame, most, Load::PacketsPerS(rate));
             let Some(outcome) = self.run(trial)? else { return Ok(None) };
-            let passed = outcome.offered && outcome.all_came();
-            if !passed {
-                limit = if outcome.all_came() { Limit::Generator } else { Limit::Loss };
-            }
-            search.tell(rate, passed);
+            let failed = outcome.limit();
+            limit = failed.unwrap_or(limit);
+            search.tell(rate, failed.is_none());
         }
         limits.push(limit);
         Ok(Some(search.found() as f64))
     }
 
     /// Loss from the most downwards, until nothing is lost at two rates in turn.
-    fn loss_curve(&mut self, frame: u32, most: u64) -> Result<Vec<Loss>, T::Error> {
-        let mut curve: Vec<Loss> = Vec::new();
+    fn loss_curve(&mut self, frame: u32, most: u64, curve: &mut Vec<Loss>) -> Result<(), T::Error> {
         for step in 0.. {
             let part = 1.0 - self.settings.loss_step * f64::from(step);
             let clean = curve.iter().rev().take(2).filter(|loss| loss.loss.median == Some(0.0)).count();
@@ -276,85 +320,110 @@ impl<T: Tester> Bench<'_, T> {
             })?;
             curve.push(Loss { part_of_most: part, packets_per_s: rate, offered, loss });
         }
-        Ok(curve)
+        Ok(())
     }
 
-    fn latency(&mut self, frame: u32, most: u64, throughput: f64) -> Result<Vec<Latency>, T::Error> {
-        let mut all = Vec::new();
+    /// What frames that came took, and how many did not.
+    fn latency(
+        &mut self,
+        frame: u32,
+        most: u64,
+        throughput: f64,
+        all: &mut Vec<Latency>,
+    ) -> Result<(), T::Error> {
         for part in LATENCY_AT {
             let rate = ((throughput * part) as u64).max(1);
             let from = self.done.len();
-            let mut times = Vec::new();
+            let mut outcomes = Vec::new();
             for _ in 0..self.settings.repeats {
                 let trial = self.trial(Test::Latency, frame, most, Load::PacketsPerS(rate));
-                times.push(self.run(trial)?.and_then(|outcome| outcome.latency));
+                outcomes.push(self.run(trial)?);
             }
-            let done = &self.done[from..];
+            let of_each = |value: &dyn Fn(&Outcome) -> Option<f64>| {
+                let mut values = Values::after(from);
+                for outcome in &outcomes {
+                    values.push(outcome.as_ref().and_then(value));
+                }
+                values.figure(&self.done)
+            };
             let figure = |of: fn(&Times) -> u64| {
-                let values: Vec<_> = times.iter().map(|times| Some(of(times.as_ref()?) as f64)).collect();
-                Figure::new(&values, done)
+                of_each(&|outcome| outcome.latency.as_ref().map(|times| of(times) as f64))
             };
             all.push(Latency {
                 part_of_throughput: part,
                 packets_per_s: rate,
+                offered: outcomes.iter().flatten().all(|outcome| outcome.offered),
+                loss: of_each(&|outcome| Some(outcome.loss())),
                 p50_ns: figure(|times| times.p50_ns),
                 p99_ns: figure(|times| times.p99_ns),
                 p999_ns: figure(|times| times.p999_ns),
                 max_ns: figure(|times| times.max_ns),
             });
         }
-        Ok(all)
+        Ok(())
     }
 
     /// The longest burst of which every frame came back.
     fn back_to_back(&mut self, frame: u32, most: u64) -> Result<BackToBack, T::Error> {
         let longest = ((most as f64 * self.settings.burst_s) as u64).max(1);
+        let mut limits = Vec::new();
         let frames = self.figure(|bench| {
             let mut search = Search::new(longest, bench.resolution(longest));
+            let mut limit = Limit::Most;
             while let Some(length) = search.next() {
                 let trial = bench.trial(Test::BackToBack, frame, most, Load::Burst(length));
                 let Some(outcome) = bench.run(trial)? else { return Ok(None) };
-                search.tell(length, outcome.sent == length && outcome.all_came());
+                let failed = outcome.limit().or((outcome.sent != length).then_some(Limit::Generator));
+                limit = failed.unwrap_or(limit);
+                search.tell(length, failed.is_none());
             }
+            limits.push(limit);
             Ok(Some(search.found() as f64))
         })?;
-        Ok(BackToBack { longest, frames })
+        Ok(BackToBack { longest, limit: first(limits).filter(|_| frames.median.is_some()), frames })
     }
 
-    fn frame(&mut self, frame: u32) -> Result<FrameReport, T::Error> {
-        let Some(most) = self.most(frame)? else { return Ok(FrameReport::lost(frame)) };
+    /// Fills the report of a length, as far as it comes.
+    fn frame(&mut self, report: &mut FrameReport) -> Result<(), T::Error> {
+        let frame = report.frame;
+        report.most = self.most(frame)?;
+        let Some(most) = report.most else {
+            // Nothing was measured, because of this.
+            report.throughput = Values::after(0).figure(&self.done[self.done.len() - ATTEMPTS..]);
+            return Ok(());
+        };
         let mut limits = Vec::new();
         let throughput = self.figure(|bench| bench.throughput(frame, most, &mut limits))?;
-        let loss = self.loss_curve(frame, most)?;
-        let latency = match throughput.median {
-            Some(median) if median > 0.0 => self.latency(frame, most, median)?,
-            _ => Vec::new(),
-        };
-        let back_to_back = self.back_to_back(frame, most)?;
-        limits.sort();
-        Ok(FrameReport {
-            frame,
-            most: Some(most),
-            limit: limits.first().copied().filter(|_| throughput.median.is_some()),
-            throughput,
-            loss,
-            latency,
-            back_to_back: Some(back_to_back),
-        })
+        report.limit = first(limits).filter(|_| throughput.median.is_some());
+        report.throughput = throughput;
+        self.loss_curve(frame, most, &mut report.loss)?;
+        if let Some(median) = throughput.median.filter(|median| *median > 0.0) {
+            self.latency(frame, most, median, &mut report.latency)?;
+        }
+        report.back_to_back = Some(self.back_to_back(frame, most)?);
+        Ok(())
     }
 }
 
-/// Runs all tests.
-///
-/// # Errors
-/// Those of the tester.
-pub fn measure<T: Tester>(settings: &Settings, tester: &mut T) -> Result<Report, T::Error> {
+/// What held the repeats of a figure back: what says most against the generator.
+fn first(mut limits: Vec<Limit>) -> Option<Limit> {
+    limits.sort();
+    limits.first().copied()
+}
+
+/// Runs all tests: what was measured, and why that is not all, if the tester could not go on.
+pub fn measure<T: Tester>(settings: &Settings, tester: &mut T) -> (Report, Option<T::Error>) {
     let mut bench = Bench { settings, tester, done: Vec::new() };
-    let mut frames = Vec::new();
+    let (mut frames, mut wrong) = (Vec::new(), None);
     for &frame in &settings.frames {
-        frames.push(bench.frame(frame)?);
+        let mut report = FrameReport::new(frame);
+        wrong = bench.frame(&mut report).err();
+        frames.push(report);
+        if wrong.is_some() {
+            break;
+        }
     }
-    Ok(Report::new(settings.clone(), frames, bench.done))
+    (Report::new(settings.clone(), frames, bench.done, wrong.is_none()), wrong)
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use switch::impair::{Action, Config, Field, Impair, Match, Rule};
 use switch::memory::{MemoryFrame, Sent};
 
 mod answers;
+mod review;
 
 const A: PortId = PortId(0);
 const B: PortId = PortId(1);
@@ -22,7 +23,7 @@ fn host(n: u8, v6: bool) -> Host {
     Host { mac: MacAddr([2, 0, 0, 0, 0, n]), ip }
 }
 
-fn stream(verb: Verb, first_qpn: u32, qps: u32) -> Stream {
+pub(crate) fn stream(verb: Verb, first_qpn: u32, qps: u32) -> Stream {
     Stream {
         name: format!("{} {first_qpn:#x}", verb.name()),
         verb,
@@ -41,7 +42,7 @@ fn stream(verb: Verb, first_qpn: u32, qps: u32) -> Stream {
         },
         first_psn: None,
         rate: Rate::Steady { unit: Unit::Packets, per_second: 5_000_000 },
-        burst: 8,
+        burst: Some(8),
         packets: Some(2_000),
         ack_every: 1,
         outstanding: None,
@@ -256,6 +257,8 @@ fn adds_up(world: &World, profile: &Profile) {
     for (stream, c) in profile.streams.iter().zip(&counters.streams) {
         let sent = c.sent.frames.get();
         assert_eq!(sent, c.received.frames.get() + c.lost() + c.unseen(), "{}", stream.name);
+        // Counted by queue pair, from their windows
+        assert_eq!(c.behind.get(), c.unseen(), "{}", stream.name);
         if stream.outstanding.is_some() {
             assert_eq!(
                 c.messages.get(),
@@ -367,6 +370,8 @@ fn strangers_are_told_apart() {
     let profile = profile(1, vec![stream(Verb::Write, 0x11, 4)]);
     let mut world = World::new(&profile, Vec::new());
     world.run();
+    // As long as it waits for packets
+    world.pktgen.state = State::Draining(NEVER);
     let frame = world.came.last().unwrap().clone();
     let mut see = |change: &dyn Fn(&mut rocev2::repr::Repr<'_>)| {
         let mut repr = rocev2::repr::Repr::parse(&frame).unwrap();
@@ -421,7 +426,7 @@ fn rates_are_kept() {
         stream.sizes = vec![64, 700, 3000];
         stream.rate = Rate::Steady { unit, per_second };
         stream.packets = None;
-        stream.burst = 4;
+        stream.burst = Some(4);
         let mut profile = profile(1, vec![stream.clone()]);
         profile.receive = None;
         profile.duration = Some(Nanos::from_millis(ms));

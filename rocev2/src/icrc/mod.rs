@@ -110,6 +110,9 @@ fn compute_with_options(packet: &[u8], v6: bool, udp: usize) -> u32 {
 pub struct Weight(u32);
 
 impl Weight {
+    /// Of what never changes: whatever stands there, it counts for nothing
+    pub const NONE: Self = Self(0);
+
     /// Of four bytes between whose end and the ICRC `follow` bytes stand.
     pub fn of(follow: usize) -> Self {
         Self(power(follow + 4))

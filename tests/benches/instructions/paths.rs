@@ -330,7 +330,7 @@ fn generator(qps: u32) -> Pktgen {
         memory: Memory { va: 0x7f00_0000_0000, rkey: 0x1234, slots: 1024, choice: Choice::Turn },
         first_psn: None,
         rate: Rate::Max,
-        burst: 32,
+        burst: None,
         packets: None,
         ack_every: 1,
         outstanding: None,

@@ -88,7 +88,7 @@ pub(super) fn read(root: &Table<'_>, ports: &Ports) -> Option<(Settings, Traffic
         table.get(key, example).map_or(Some(default), |value| value.fraction(range))
     };
     let resolution = fraction("resolution", "0.01", 0.000_1..=0.5, 0.01);
-    let loss_step = fraction("loss_step", "0.1", 0.01..=0.5, 0.1);
+    let loss_step = fraction("loss_step", "0.1", 0.01..=0.1, 0.1);
     let trial = fraction("trial_s", "60", 0.001..=3600.0, 1.0);
     let latency_trial = fraction("latency_trial_s", "120", 0.001..=3600.0, trial.unwrap_or(1.0));
     let burst = fraction("burst_s", "2", 0.000_1..=60.0, trial.unwrap_or(1.0));
@@ -133,8 +133,12 @@ pub(super) fn read(root: &Table<'_>, ports: &Ports) -> Option<(Settings, Traffic
         })
     })();
     let frames = traffic.zip(asked).map(|(traffic, asked)| {
-        let mut frames: Vec<_> = asked.into_iter().map(|size| traffic.fitting(size)).collect();
-        frames.dedup();
+        let mut frames: Vec<u32> = Vec::new();
+        for frame in asked.into_iter().map(|size| traffic.fitting(size)) {
+            if !frames.contains(&frame) {
+                frames.push(frame);
+            }
+        }
         frames
     });
     if let (Some(traffic), Some(frames)) = (traffic, &frames) {

@@ -17,7 +17,7 @@ use trial::Runner;
 
 /// Test a device between two ports as RFC 2544 says: throughput without loss, latency, loss by rate, back-to-back frames
 ///
-/// Ends with 1 if the device went away, or counters do not add up.
+/// Ends with 1 if the device went away, it was ended early (what was measured is printed all the same), or counters do not add up.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Configuration with [rfc2544], such as configs/pktgen/rfc2544.toml
@@ -52,7 +52,7 @@ fn tested(args: &Args, config: &Rfc2544Config) -> Result<ExitCode, miette::Repor
     let device = config.command.as_deref().map(|command| Device::start(command, folder)).transpose()?;
     let mut runner = Runner::new(runtime, config, device, stop);
     runner.wait_for_the_way(config.settings.frames[0])?;
-    let report = measure(&config.settings, &mut runner)?;
+    let (report, wrong) = measure(&config.settings, &mut runner);
     drop(runner);
     let text = if args.json {
         serde_json::to_string(&report).expect("numbers and text always serialise")
@@ -61,6 +61,9 @@ fn tested(args: &Args, config: &Rfc2544Config) -> Result<ExitCode, miette::Repor
     };
     // A reader that has gone away does not make the run a failure.
     _ = writeln!(std::io::stdout(), "{text}");
+    if let Some(wrong) = wrong {
+        return Err(wrong);
+    }
     Ok(if report.adds_up { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -3,10 +3,11 @@
 use super::device::Device;
 use crate::config::{Rfc2544Config, Traffic};
 use crate::run::now;
+use crate::run::pktgen::spoil;
 use bench::rfc2544::{Load, Outcome, Test, Tester, Times, Trial};
 use dataplane::config::Device as PortDevice;
 use dataplane::counters::WorkerCounters;
-use dataplane::{Control, ControlOutput, Live, Mbuf, PortInfo, Runtime, Stop};
+use dataplane::{Control, ControlOutput, DeviceCounters, Live, Mbuf, PortInfo, Runtime, Stop};
 use hdrhistogram::Histogram as Hdr;
 use miette::{Report, miette};
 use pktgen::profile::Memory;
@@ -37,8 +38,6 @@ pub(super) struct Runner<'a> {
     /// Ports that have no peer yet, by name
     away: Vec<String>,
     trials: u64,
-    /// Frames that the receiving port's device lost so far
-    missed: u64,
     shows: bool,
 }
 
@@ -60,7 +59,6 @@ impl<'a> Runner<'a> {
             device,
             stop,
             trials: 0,
-            missed: 0,
         }
     }
 
@@ -111,7 +109,7 @@ fn profile(traffic: &Traffic, trial: &Trial, number: u64) -> Profile {
         memory: Memory { va: 0x7f00_0000_0000, rkey: 0x1000, slots: 1, choice: Choice::Turn },
         first_psn: None,
         rate,
-        burst,
+        burst: Some(burst),
         packets,
         ack_every: 0,
         outstanding: None,
@@ -171,12 +169,31 @@ impl Tester for Runner<'_> {
         let (Some(began), Some(ended)) = (began, ended) else {
             return Err(miette!("a trial's worker ended before its time"));
         };
-        let missed = run.devices.iter().map(|device| device.missed).sum();
-        let lost_here = missed > core::mem::replace(&mut self.missed, missed);
+        let ports = &self.config.runtime.ports;
+        let used_ports = [profile.send, self.config.traffic.receive].map(|port| &ports[port.index()]);
+        let lost = |all: &[DeviceCounters]| all.iter().map(DeviceCounters::lost).sum::<u64>();
         let dropped: u64 = run.workers.iter().flat_map(|worker| &worker.drops).map(Counter::get).sum();
-        let used = ended.since(&began);
-        Ok(outcome(&profile, trial, &counters, &run.workers[0], used, lost_here || dropped > 0))
+        let here = Here {
+            lost: lost(&run.devices).saturating_sub(lost(&run.devices_before)) + dropped,
+            dropped,
+            held: used_ports.iter().map(|port| u64::from(port.descriptors)).min().unwrap_or(0),
+            agrees: spoil::by_devices(ports, &run, &[]).iter().all(|spoil| spoil.reason != "port_disagrees"),
+        };
+        Ok(outcome(&profile, trial, &counters, &run.workers[0], ended.since(&began), here))
     }
+}
+
+/// What became of frames on this side of the wire.
+#[derive(Clone, Copy)]
+struct Here {
+    /// By our ports, or before them
+    lost: u64,
+    /// Of these, before them
+    dropped: u64,
+    /// Frames that a port's queue holds
+    held: u64,
+    /// Whether the ports say that they sent and received what we did
+    agrees: bool,
 }
 
 /// What counters say of a trial.
@@ -186,24 +203,27 @@ fn outcome(
     counters: &Counters,
     worker: &WorkerCounters,
     used: Used,
-    lost_here: bool,
+    here: Here,
 ) -> Outcome {
     let stream = &counters.streams[0];
     let (sent, received) = (stream.sent.frames.get(), stream.received.frames.get());
     let sending_s = stream.sending_ns.get() as f64 / 1e9;
     let came = received + stream.duplicates.get() + stream.stale.get() + stream.unexpected.get();
     let came = came + stream.responses.get() + counters.foreign.get() + counters.other.get();
+    let came = came + counters.too_late.get();
     let broken: u64 = counters.faults.iter().map(Counter::get).sum();
     let forfeited = stream.forfeited.get() > 0;
-    let offered = match trial.load {
-        Load::Fastest => true,
-        Load::Burst(frames) => sent == frames && !forfeited,
-        Load::PacketsPerS(rate) => {
-            let due = rate as f64 * trial.seconds;
-            let off = (sent as f64 - due).abs();
-            !forfeited && (off <= due * RATE_TOLERANCE || off <= f64::from(profile.streams[0].burst))
-        }
-    };
+    let at_rate = stream.part_of_rate(&profile.streams[0]).is_none_or(|part| part >= 1.0 - RATE_TOLERANCE);
+    let offered = !forfeited
+        && match trial.load {
+            Load::Fastest => true,
+            Load::Burst(frames) => sent == frames && at_rate,
+            Load::PacketsPerS(_) => at_rate,
+        };
+    let sent_per_s = if sending_s > 0.0 { sent as f64 / sending_s } else { 0.0 };
+    let away_ns = counters.longest_away_ns.get();
+    let left = worker.ports.iter().map(|port| port.tx.frames.get()).sum::<u64>();
+    let adds_up = came + broken == worker.received() && sent == left + here.dropped && here.agrees;
     // What it could not make up for is the fault of whoever took its CPU; and without any time on it, nothing is known.
     let robbed = (forfeited && used.waited >= CATCH_UP) || used.on_cpu == Nanos::ZERO;
     Outcome {
@@ -211,11 +231,18 @@ fn outcome(
         received,
         lost: stream.lost(),
         unseen: stream.unseen(),
-        sent_per_s: if sending_s > 0.0 { sent as f64 / sending_s } else { 0.0 },
-        offered: offered && !lost_here,
-        adds_up: came + broken == worker.received() && received + stream.lost() <= sent,
+        duplicates: stream.duplicates.get(),
+        reordered: stream.late.get(),
+        lost_here: here.lost,
+        sent_per_s,
+        offered,
+        // None of a queue pair came behind what is unseen, as the queue pairs say themselves.
+        adds_up: adds_up && stream.behind.get() == stream.unseen(),
         on_cpu: used.part(used.on_cpu),
         core: if robbed { 0.0 } else { 1.0 - used.part(used.waited) },
+        away_ns,
+        away_frames: (sent_per_s * away_ns as f64 / 1e9) as u64,
+        held: here.held,
         latency: times(&stream.latency),
     }
 }

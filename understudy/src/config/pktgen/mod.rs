@@ -154,6 +154,15 @@ fn explain(error: &ProfileError, profile: &Profile, places: &[stream::Places], t
         ProfileError::CasOutstanding { stream } => Problem::at(at(stream).outstanding(), text)
             .label("too many")
             .help("write `outstanding = 1`: what is asked next depends on the answer; more queue pairs ask at once"),
+        ProfileError::NeverEnds { stream, .. } => Problem::at(at(stream).malformed(), text)
+            .label("all of them")
+            .help("write `malformed = 0.99` or less, or leave `packets` out and say `duration_s`"),
+        ProfileError::HalfTheCircle { stream, step, .. } => Problem::at(at(stream).step(), text)
+            .label(format!("{step} PSNs each"))
+            .help(
+                "write a smaller `window` or `outstanding`, or take fewer PSNs: a smaller `coalesce`, or a smaller READ; a circle \
+                 has 2^24 PSNs",
+            ),
         ProfileError::NotAnswered { stream, .. } => Problem::at(at(stream).outstanding(), text)
             .label("waits for ever")
             .help("leave `outstanding` out"),

@@ -36,6 +36,8 @@ pub(super) struct Places {
     qpn: Option<Range<usize>>,
     size: Option<Range<usize>>,
     outstanding: Option<Range<usize>>,
+    coalesce: Option<Range<usize>>,
+    malformed: Option<Range<usize>>,
 }
 
 impl Places {
@@ -45,6 +47,15 @@ impl Places {
 
     pub(super) fn size(&self) -> Range<usize> {
         self.size.clone().unwrap_or_else(|| self.header.clone())
+    }
+
+    /// What makes steps of PSNs long
+    pub(super) fn step(&self) -> Range<usize> {
+        self.coalesce.clone().unwrap_or_else(|| self.size())
+    }
+
+    pub(super) fn malformed(&self) -> Range<usize> {
+        self.malformed.clone().unwrap_or_else(|| self.header.clone())
     }
 
     pub(super) fn outstanding(&self) -> Range<usize> {
@@ -71,6 +82,8 @@ pub(super) fn read(
         size: place("size", "64"),
         latency: place("latency", "true"),
         outstanding: place("outstanding", "16"),
+        coalesce: place("coalesce", "8"),
+        malformed: place("malformed", "0.01"),
         header,
     };
     let default_qpn = 0x100 + 0x1000 * index as u64;
@@ -83,7 +96,7 @@ pub(super) fn read(
     let first_psn = table.spanned_number("first_psn", 0..=0xff_ffff, 0);
     let rate =
         table.get("rate", "{ packets_per_s = 1_000_000 }").map_or(Some(Rate::Max), |value| rate(&value));
-    let burst = table.number("burst", 1..=256, 32) as u16;
+    let burst = table.spanned_number("burst", 1..=256, 32);
     let packets = table.spanned_number("packets", 1..=1 << 48, 1_000_000);
     let ack_every = table.number("ack_every", 0..=u32::MAX.into(), 1) as u32;
     let outstanding = table.spanned_number("outstanding", 1..=MAX_OUTSTANDING.into(), 16);
@@ -111,7 +124,7 @@ pub(super) fn read(
         memory: memory?,
         first_psn: first_psn.map(|psn| Psn::new(psn.into_inner() as u32)),
         rate: rate?,
-        burst,
+        burst: burst.map(|n| n.into_inner() as u16),
         packets: packets.map(toml::Spanned::into_inner),
         ack_every,
         outstanding: outstanding.map(|n| n.into_inner() as u16),

@@ -24,12 +24,10 @@ pub(super) fn hdr(histogram: &Histogram) -> Hdr<u64> {
 pub(super) fn write(folder: &Path, profile: &Profile, counters: &Counters) -> Result<(), miette::Report> {
     let failed = || format!("histograms cannot be written to {}", folder.display());
     fs::create_dir_all(folder).into_diagnostic().wrap_err_with(failed)?;
-    for (stream, counters) in profile.streams.iter().zip(&counters.streams) {
+    let names = names(profile.streams.iter().map(|stream| &*stream.name));
+    for (name, counters) in names.iter().zip(&counters.streams) {
         for (kind, histogram) in [("latency", &counters.latency), ("round-trip", &counters.round_trip)] {
             if histogram.count() > 0 {
-                let plain =
-                    |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.') { c } else { '-' };
-                let name: String = stream.name.chars().map(plain).collect();
                 let path = folder.join(format!("{name}.{kind}.hgrm"));
                 fs::write(path, text(&hdr(histogram))).into_diagnostic().wrap_err_with(failed)?;
             }
@@ -38,10 +36,31 @@ pub(super) fn write(folder: &Path, profile: &Profile, counters: &Counters) -> Re
     Ok(())
 }
 
+/// A name for a stream's files: its own, as far as file systems have such letters, and with a number if another stream has that.
+fn names<'a>(streams: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.') { c } else { '-' };
+    let mut names: Vec<String> = Vec::new();
+    for stream in streams {
+        let own: String = stream.chars().map(plain).collect();
+        // Some file systems do not tell A from a.
+        let is_free = |name: &String| !names.iter().any(|other| other.eq_ignore_ascii_case(name));
+        let numbered = (2..).map(|n| format!("{own}-{n}"));
+        let free = core::iter::once(own.clone()).chain(numbered).find(is_free);
+        names.push(free.expect("there are more numbers than streams"));
+    }
+    names
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use switch::Nanos;
+
+    #[test]
+    fn each_stream_has_files_of_its_own() {
+        let streams = ["a b", "a/b", "a-b-2", "A-B", "reads", "löcks"];
+        assert_eq!(names(streams.into_iter()), ["a-b", "a-b-2", "a-b-2-2", "A-B-3", "reads", "l-cks"]);
+    }
 
     #[test]
     fn the_format_of_plotters() {

@@ -1,6 +1,7 @@
 //! The packet generator's control plane, which begins it when its ports are up and ends it when it is done, and its report.
 
 mod hgrm;
+pub(crate) mod spoil;
 mod told;
 
 use super::{now, run_until_done};
@@ -17,22 +18,14 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use switch::PortId;
 
+use spoil::{Links, Spoil};
 pub(super) use told::PktgenReport;
 pub(crate) use told::rate;
 
 /// How often a line is shown to people
 const SHOW_EVERY: Duration = Duration::from_secs(1);
-/// Part of what was asked for that a rate may be off
-const RATE_TOLERANCE: f64 = 0.005;
-
-/// Why a run's numbers are not to be believed.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-pub(super) struct Spoil {
-    /// A word for it
-    reason: &'static str,
-    /// What happened, in a sentence
-    what: String,
-}
+/// How long a link may take to come up, before it begins without
+const LINKS_MAY_TAKE: Duration = Duration::from_secs(5);
 
 /// The control plane.
 struct Plane<'a> {
@@ -40,6 +33,9 @@ struct Plane<'a> {
     counters: Arc<Counters>,
     /// The names of ports that have no peer yet
     waits_for: Vec<String>,
+    /// Of the other ports that are used
+    links: Links,
+    start: Instant,
     /// Set by signals
     asked: &'a Stop,
     ending: bool,
@@ -74,10 +70,17 @@ impl Control<Pktgen> for Plane<'_> {
         if let Some(observer) = &mut self.observer {
             observer.attend(live, out, || told::observed(self.profile, &self.counters));
         }
-        if self.began.is_none() && self.waits_for.is_empty() && out.command(0, Command::Begin).is_ok() {
+        let time = self.began.map_or(Duration::ZERO, |began| began.elapsed());
+        if !self.done {
+            self.spoils.extend(self.links.look(|| live.links(), now(), self.began.is_some(), time));
+        }
+        let ready =
+            self.waits_for.is_empty() && (self.links.all_up() || self.start.elapsed() > LINKS_MAY_TAKE);
+        if self.began.is_none() && ready && out.command(0, Command::Begin).is_ok() {
             let now = now();
             self.began = Some(now);
             (self.lines.next, self.lines.before) = (now + self.lines.every(), (0, 0, now));
+            self.spoils.extend(self.links.down_at_the_start());
         }
         // The first signal ends sending; the next, or one before it began, ends the run.
         if self.asked.flag().swap(false, Ordering::Relaxed) {
@@ -97,14 +100,7 @@ impl Control<Pktgen> for Plane<'_> {
         if up {
             self.waits_for.retain(|name| *name != port.name);
         } else if let Some(began) = self.began.filter(|_| !self.done) {
-            self.spoils.push(Spoil {
-                reason: "port_down",
-                what: format!(
-                    "port {} lost its peer after {:.3} s",
-                    port.name,
-                    began.elapsed().as_secs_f64()
-                ),
-            });
+            self.spoils.push(spoil::port_down(&port.name, "peer", began.elapsed()));
         }
     }
 }
@@ -180,11 +176,16 @@ pub(super) fn run(
     let used = [Some(profile.send), profile.receive];
     let waits_for = used.into_iter().flatten().map(|port| &ports[port.index()]);
     let waits_for = waits_for.filter(|port| matches!(port.device, Device::Memif { .. }));
+    let links = used.into_iter().flatten().map(|port| (port.index(), &ports[port.index()]));
+    let links = links.filter(|(_, port)| !matches!(port.device, Device::Memif { .. }));
+    let links = links.map(|(index, port)| (index, port.name.clone()));
     let start = now();
     let mut plane = Plane {
         profile: &profile,
         counters: Arc::clone(&counters),
         waits_for: waits_for.map(|port| port.name.clone()).collect(),
+        links: Links::new(links),
+        start,
         asked: stop,
         ending: false,
         done: false,
@@ -200,7 +201,9 @@ pub(super) fn run(
     };
     let (outcome, seconds) = run_until_done(runtime, vec![function], &mut plane);
     let mut spoils = core::mem::take(&mut plane.spoils);
-    spoils.extend(spoiled(&profile, &counters, runtime, &outcome));
+    spoils.extend(spoil::by_streams(&profile, &counters));
+    spoils.extend(spoil::by_drops(&outcome));
+    spoils.extend(spoil::by_devices(ports, &outcome, &spoils));
     if !plane.done {
         spoils.push(Spoil {
             reason: "cut_short",
@@ -210,59 +213,5 @@ pub(super) fn run(
     if let Some(folder) = asked.hgrm {
         hgrm::write(folder, plane.profile, &counters)?;
     }
-    Ok(PktgenReport::new(&profile, &counters, runtime, &outcome, spoils, seconds))
-}
-
-/// What went wrong on this side of the wire.
-fn spoiled(
-    profile: &Profile,
-    counters: &Counters,
-    runtime: &Runtime,
-    outcome: &dataplane::Outcome,
-) -> Vec<Spoil> {
-    let mut spoils = Vec::new();
-    for (stream, counters) in profile.streams.iter().zip(&counters.streams) {
-        let part = told::part_of_rate(profile, stream, counters);
-        // Who waits for answers sends as fast as they come.
-        if let Some(part) =
-            part.filter(|part| (part - 1.0).abs() > RATE_TOLERANCE && stream.outstanding.is_none())
-        {
-            let given_up = counters.forfeited.get();
-            let unit = if stream.rate.unit() == Some(pktgen::Unit::Bits) { "bits" } else { "packets" };
-            spoils.push(Spoil {
-                reason: "rate_not_reached",
-                what: format!(
-                    "stream {} sent {:.2} % of what its rate was due, and gave up {given_up} {unit} that came too late; ask for \
-                     less, or give it a faster port or a CPU of its own",
-                    stream.name,
-                    part * 100.0
-                ),
-            });
-        }
-    }
-    let drops = switch::DropReason::all().filter_map(|reason| {
-        let frames: u64 = outcome.workers.iter().map(|worker| worker.drops[reason.index()].get()).sum();
-        (frames > 0).then(|| Spoil {
-            reason: reason.name(),
-            what: format!("{frames} frames were dropped here: {}", reason.explanation()),
-        })
-    });
-    spoils.extend(drops);
-    for (info, device) in runtime.ports().zip(&outcome.devices) {
-        for (count, reason, what) in [
-            (device.missed, "missed", "frames were lost before they were fetched"),
-            (device.rx_errors, "rx_errors", "frames were received with an error"),
-            (
-                device.no_buffer,
-                "no_buffer",
-                "times no packet buffer was free for a frame that came: raise `buffers`",
-            ),
-            (device.tx_errors, "tx_errors", "frames could not be sent by the device"),
-        ] {
-            if count > 0 {
-                spoils.push(Spoil { reason, what: format!("port {}: {count} {what}", info.name) });
-            }
-        }
-    }
-    spoils
+    Ok(PktgenReport::new(&profile, &counters, runtime, &outcome, spoils, (seconds, plane.done)))
 }

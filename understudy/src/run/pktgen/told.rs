@@ -5,13 +5,11 @@ use crate::observe::{Latency, Row, Table, Told};
 use crate::run::report::{row, section};
 use dataplane::{Outcome, Runtime};
 use pktgen::counters::StreamCounters;
-use pktgen::pace::WIRE_OVERHEAD;
 use pktgen::{Counters, Histogram, Profile, Rate, Stream, Unit};
 use rocev2::Fault;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::process::ExitCode;
-use switch::Nanos;
 
 /// The closing report. Its serialised form is the program's interface: fields are added, not renamed.
 #[derive(Serialize)]
@@ -28,11 +26,16 @@ pub(in crate::run) struct PktgenReport {
     foreign: u64,
     /// Frames that came in and are no RoCEv2 packets
     other: u64,
+    /// Frames that came when everything had been waited for
+    too_late: u64,
+    /// The longest time that passed from when something was due until the worker looked
+    longest_away_ns: u64,
     /// Times that sending had to wait: for a packet buffer, and for room in the port's queue
     no_buffer: u64,
     port_busy: u64,
     ports: Vec<PortRow>,
-    /// Whether what was counted adds up, by stream and in all
+    /// Whether what was counted adds up: by stream, with what each queue pair's window says; what came with what was received; and
+    /// what streams sent with what left through ports, or was dropped on the way there
     adds_up: bool,
     /// Why the numbers are not to be believed; empty if they are
     spoiled: Vec<Spoil>,
@@ -141,8 +144,10 @@ struct Answers {
     /// Packets sent by our own responder, and requests that it could not answer
     replies: u64,
     unable: u64,
-    /// Packets that came back
+    /// Packets that came back; of them those that refused a request, and those that told of congestion and answered nothing
     responses: u64,
+    naks: u64,
+    cnps: u64,
     /// Requests; null if they are not waited for
     requests: Option<Requests>,
 }
@@ -153,6 +158,8 @@ struct Requests {
     unanswered: u64,
     under_way: u64,
     stale_responses: u64,
+    /// Times that a request that was due had to wait for answers to others
+    waited: u64,
     /// Compare and swap
     swapped: u64,
     not_swapped: u64,
@@ -187,34 +194,12 @@ impl Times {
     }
 }
 
-/// Packets and bits on the wire that a stream sent, malformed ones included: its rate counts them all.
-fn units(counters: &StreamCounters) -> (u64, u64) {
-    let ((good, good_bytes), (bad, bad_bytes)) = (counters.sent.get(), counters.malformed.get());
-    let packets = good + bad;
-    (packets, (good_bytes + bad_bytes + packets * WIRE_OVERHEAD as u64) * 8)
-}
-
-/// The part of what came due that a stream sent.
-pub(super) fn part_of_rate(profile: &Profile, stream: &Stream, counters: &StreamCounters) -> Option<f64> {
-    let (packets, bits) = units(counters);
-    let sent = if stream.rate.unit()? == Unit::Bits { bits } else { packets };
-    // Who is late may send for longer than was asked for.
-    let time = Nanos(counters.sending_ns.get());
-    let due = stream.rate.earned(profile.duration.map_or(time, |duration| time.min(duration)));
-    // Whoever has sent all that was asked for owes what was given up on the way.
-    let finished = stream.packets.is_some_and(|packets| counters.sent.frames.get() >= packets);
-    let due = if finished { u128::from(sent + counters.forfeited.get()) } else { due };
-    let burst = u128::from(sent) * u128::from(stream.burst) / u128::from(packets.max(1));
-    // Less than a burst off is not off.
-    Some(if due.abs_diff(sent.into()) <= burst { 1.0 } else { sent as f64 / due as f64 })
-}
-
 impl StreamRow {
     fn new(profile: &Profile, stream: &Stream, counters: &StreamCounters) -> Self {
         let (sent, sent_bytes) = counters.sent.get();
         let sending_s = counters.sending_ns.get() as f64 / 1e9;
         let per_s = |count: u64| if sending_s > 0.0 { count as f64 / sending_s } else { 0.0 };
-        let (packets, bits) = units(counters);
+        let (packets, bits) = counters.units();
         let waits = stream.outstanding.is_some();
         Self {
             name: stream.name.clone(),
@@ -225,7 +210,7 @@ impl StreamRow {
             messages: counters.messages.get(),
             sent_per_s: per_s(packets),
             wire_bits_per_s: per_s(bits),
-            part_of_rate: part_of_rate(profile, stream, counters),
+            part_of_rate: counters.part_of_rate(stream),
             forfeited: counters.forfeited.get(),
             malformed_sent: counters.malformed.frames.get(),
             arrived: profile.receive.is_some().then(|| Arrived {
@@ -243,11 +228,14 @@ impl StreamRow {
                 replies: counters.replies.get(),
                 unable: counters.unable.get(),
                 responses: counters.responses.get(),
+                naks: counters.naks.get(),
+                cnps: counters.cnps.get(),
                 requests: waits.then(|| Requests {
                     answered: counters.answered.get(),
                     unanswered: counters.unanswered.get(),
                     under_way: counters.under_way(),
                     stale_responses: counters.stale_responses.get(),
+                    waited: counters.waited.get(),
                     swapped: counters.swapped.get(),
                     not_swapped: counters.not_swapped.get(),
                     round_trip: Times::of(&counters.round_trip),
@@ -256,9 +244,11 @@ impl StreamRow {
         }
     }
 
-    /// Whether what was sent is what became of it.
-    fn adds_up(&self) -> bool {
-        let arrived = self.arrived.as_ref().is_none_or(|a| self.sent == a.received + a.lost + a.unseen);
+    /// Whether what was sent is what became of it. `behind` is what queue pairs say that none came behind, once they were asked.
+    fn adds_up(&self, behind: Option<u64>) -> bool {
+        let as_said = |arrived: &Arrived| behind.is_none_or(|behind| behind == arrived.unseen);
+        let whole = |a: &Arrived| self.sent == a.received + a.lost + a.unseen && as_said(a);
+        let arrived = self.arrived.as_ref().is_none_or(whole);
         let requests = self.answers.as_ref().and_then(|answers| answers.requests.as_ref());
         arrived && requests.is_none_or(|r| self.messages == r.answered + r.unanswered + r.under_way)
     }
@@ -271,7 +261,7 @@ impl PktgenReport {
         runtime: &Runtime,
         outcome: &Outcome,
         spoiled: Vec<Spoil>,
-        seconds: f64,
+        (seconds, done): (f64, bool),
     ) -> Self {
         let streams: Vec<_> = profile
             .streams
@@ -283,7 +273,8 @@ impl PktgenReport {
             .into_iter()
             .map(|fault| FaultRow { fault: fault.name(), packets: counters.faults[fault as usize].get() });
         let malformed: Vec<_> = faults.filter(|row| row.packets > 0).collect();
-        let (foreign, other) = (counters.foreign.get(), counters.other.get());
+        let (foreign, other, too_late) =
+            (counters.foreign.get(), counters.other.get(), counters.too_late.get());
         let sum = |count: &dyn Fn(&dataplane::counters::WorkerCounters) -> u64| {
             outcome.workers.iter().map(|worker| count(worker)).sum::<u64>()
         };
@@ -296,7 +287,19 @@ impl PktgenReport {
             })
             .sum();
         let broken: u64 = malformed.iter().map(|row| row.packets).sum();
-        let all_frames = known + broken + foreign + other == sum(&|worker| worker.received());
+        let all_came = known + broken + foreign + other + too_late == sum(&|worker| worker.received());
+        let made: u64 = counters
+            .streams
+            .iter()
+            .map(|c| c.sent.frames.get() + c.malformed.frames.get() + c.replies.get())
+            .sum();
+        let left = sum(&|w| w.ports.iter().map(|port| port.tx.frames.get()).sum());
+        // What comes is taken in: what is dropped was to leave.
+        let dropped = sum(&|w| w.drops.iter().map(switch::counters::Counter::get).sum());
+        let all_left = made == left + dropped;
+        let rows = || streams.iter().zip(&counters.streams);
+        let streams_add_up = rows().all(|(row, counters)| row.adds_up(done.then(|| counters.behind.get())));
+        let adds_up = all_came && all_left && streams_add_up;
         let ports = runtime.ports().enumerate().map(|(index, info)| PortRow {
             name: info.name.clone(),
             driver: info.driver.clone(),
@@ -309,11 +312,13 @@ impl PktgenReport {
             seconds,
             tsc_hz: outcome.tsc_hz,
             seed: profile.seed,
-            adds_up: all_frames && streams.iter().all(StreamRow::adds_up),
+            adds_up,
             streams,
             malformed,
             foreign,
             other,
+            too_late,
+            longest_away_ns: counters.longest_away_ns.get(),
             no_buffer: counters.no_buffer.get(),
             port_busy: counters.port_busy.get(),
             ports: ports.collect(),
@@ -350,8 +355,11 @@ impl PktgenReport {
             ["stream", "sent", "received", "lost", "unseen", "reordered", "twice", "stale", "unexpected"];
         section(&mut text, "What became of it: sent = received + lost + unseen", &columns, 1, rows);
         let answers = self.streams.iter().filter_map(|s| Some((s, s.answers.as_ref()?)));
-        let rows = answers.clone().map(|(s, a)| row(&[&s.name], &[a.replies, a.unable, a.responses]));
-        section(&mut text, "Answers, in packets", &["stream", "sent", "unable", "came back"], 1, rows);
+        let rows = answers
+            .clone()
+            .map(|(s, a)| row(&[&s.name], &[a.replies, a.unable, a.responses, a.naks, a.cnps]));
+        let columns = ["stream", "sent", "unable", "came back", "of them NAKs", "CNPs"];
+        section(&mut text, "Answers, in packets", &columns, 1, rows);
         let requests = answers.filter_map(|(s, a)| Some((s, a.requests.as_ref()?)));
         let rows = requests.clone().map(|(s, r)| {
             let numbers = [
@@ -394,6 +402,7 @@ impl PktgenReport {
         for (count, what) in [
             (self.foreign, "packets came that are of no stream"),
             (self.other, "frames came that are no RoCEv2 packets"),
+            (self.too_late, "frames came when everything had been waited for: raise `drain_ms`"),
             (self.no_buffer, "times sending waited for a packet buffer"),
             (self.port_busy, "times sending waited for room in the port's queue"),
         ] {
