@@ -149,11 +149,14 @@ impl Host {
 
     /// Takes what the application wants sent, as long as the wire and the process have room. What can leave at once, does.
     fn take_sends<O: Output>(&mut self, now: Nanos, out: &mut O) {
+        // Whoever has left sends nothing: all fails, for which no room is needed.
+        let fails = matches!(self.leaving, Some(Leaving::Saying(_) | Leaving::Left | Leaving::Told));
         let Self { sends, process, refused, list, outbox, .. } = self;
         let mut left = TAKEN_A_TURN;
         sends.each(|[], record| {
             // A scattering that is refused has as many events as messages: one at a time.
-            if left == 0 || !refused.is_empty() || outbox.is_waiting() || out.room(PORT) == 0 {
+            let has_room = fails || !(outbox.is_waiting() || out.room(PORT) == 0);
+            if left == 0 || !refused.is_empty() || !has_room {
                 return Taken::Not;
             }
             left -= 1;
@@ -254,6 +257,8 @@ impl Host {
             || self.event.is_some()
             || !self.refused.is_empty()
             || !self.sends.is_empty()
+            // Of what the application has just taken, too
+            || self.process.has_answers()
     }
 }
 

@@ -20,7 +20,7 @@ const BYTES: usize = 1 << 20;
 const VECTORS: usize = 1024;
 /// Bytes of those at most, beside one that is longer by itself
 const VECTOR_BYTES: usize = 64 << 20;
-/// Bytes of records that are written before the reader is shown any, at most: they are copied while they are in the nearest cache
+/// Bytes of records that are written before the reader is shown any, and one more record at most: they are copied while they are in the nearest cache
 const STAGED: usize = 8 << 10;
 /// In front of each record: how long its body is
 const LENGTH: usize = 4;

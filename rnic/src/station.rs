@@ -59,7 +59,7 @@ impl Outbox {
     }
 
     /// Whether the port took the frame. Otherwise it waits, unless there is no room in spite of what the port said: then it counts as
-    /// dropped, and will be sent again like any lost packet.
+    /// dropped, as any packet may be lost.
     #[inline]
     fn put<O: Output>(&mut self, out: &mut O) -> bool {
         let Ok(frame) = out.make_from(&self.frame) else {

@@ -145,6 +145,43 @@ fn a_port_without_room_is_waited_for() {
     assert!(turns > 1);
 }
 
+/// What the application takes makes room, which is told at once, however long it is until the next beacon.
+#[test]
+fn who_is_told_that_there_is_room_does_not_wait_for_a_beacon() {
+    let mut bench = bench(|config| {
+        config.beacon_interval = Nanos::from_millis(1);
+        (config.receive_window, config.receive_buffer, config.initial_window) = (2_000, 2_000, 1_900);
+    });
+    let mut told = 0;
+    for n in 0..40u8 {
+        bench.send(&[(TWIN, &[n; 200])]);
+        let before = bench.host.process.counters().acks_sent.get();
+        while bench.received().is_none() {
+            bench.turn(32);
+        }
+        // Whatever it owes leaves in the next turn.
+        bench.turn(32);
+        assert!(!bench.host.process.has_answers(), "{n}");
+        told += bench.host.process.counters().acks_sent.get() - before;
+    }
+    assert!(told > 0);
+}
+
+#[test]
+fn who_has_left_fails_what_is_still_to_be_sent_though_the_port_takes_nothing() {
+    let mut bench = bench(|config| config.timeout = Nanos::from_micros(100));
+    bench.host.on_command(Command::Leave, bench.now);
+    while !matches!(bench.host.leaving, Some(Leaving::Saying(_))) {
+        bench.turn(32);
+    }
+    bench.send(&[(TWIN, b"late")]);
+    for _ in 0..10 {
+        bench.turn(0);
+    }
+    let failed = bench.events.pop().unwrap();
+    assert!(matches!(failed, Event::SendFailed { dst: TWIN, why: Failure::Left, .. }), "{failed:?}");
+}
+
 #[test]
 fn who_asks_for_the_address_is_for_the_control_thread() {
     let mut bench = bench(|_| ());

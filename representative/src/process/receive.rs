@@ -299,7 +299,10 @@ impl Process {
                 self.inbox.push_back((Message { timestamp, src: turn.sender, payload }, peer, 0));
                 start = end as usize;
             }
-            data.drain(..start);
+            // Whoever keeps it does not keep what the others took.
+            if start > 0 {
+                data = data.split_off(start);
+            }
         }
         self.inbox.push_back((Message { timestamp, src: turn.sender, payload: data }, peer, cost));
     }
@@ -331,7 +334,7 @@ impl Process {
     #[cold]
     pub(super) fn tell_short(&mut self) {
         let free = self.config.receive_buffer.saturating_sub(self.held);
-        if free < self.config.receive_buffer.min(self.config.receive_window as usize) / 2 {
+        if free < self.most() / 2 {
             return;
         }
         for peer in core::mem::take(&mut self.short) {
@@ -342,9 +345,15 @@ impl Process {
         }
     }
 
-    /// Whether there is any
+    /// The most that a sender can be told that there is room for
+    fn most(&self) -> usize {
+        self.config.receive_buffer.min(self.config.receive_window as usize)
+    }
+
+    /// Whether somebody is to be told what has come from it, or why not: with the next frames of
+    /// [`poll_transmit`](Self::poll_transmit), which nothing else may ask for.
     #[inline]
-    pub(super) fn has_answers(&self) -> bool {
+    pub fn has_answers(&self) -> bool {
         !(self.naks.is_empty() && self.reports.is_empty() && self.acks.is_empty())
     }
 
@@ -367,12 +376,13 @@ impl Process {
             self.timers.remove(2 * peer + 1);
             (peer, inbound.report())
         };
+        let most = self.most();
         let Some(Some(inbound)) = self.inbound.get_mut(peer as usize) else { return false };
         let of_sender = (self.config.receive_window as usize).saturating_sub(inbound.held);
         let of_all = self.config.receive_buffer.saturating_sub(self.held);
         let window = of_sender.min(of_all) as u32;
         inbound.told_window = window;
-        if of_all < of_sender && window < self.config.receive_window / 4 && !inbound.is_short {
+        if of_all < of_sender && of_all < most / 4 && !inbound.is_short {
             inbound.is_short = true;
             self.short.push(peer);
         }

@@ -56,8 +56,8 @@ impl Process {
     /// [`poll_transmit`](Self::poll_transmit) has written. It does what [`unreliable_send`](Self::unreliable_send) and
     /// `poll_transmit` would have done, and keeps nothing in between.
     ///
-    /// `None` if something waits that would go first, if the windows have no room, if it is more than a packet, or if it cannot
-    /// be sent. Then nothing has happened, and `unreliable_send` takes it or says why not.
+    /// `None` if something waits that would go first, if the windows have no room, if it is more than a packet, if it is the
+    /// first to its receiver, or if it cannot be sent. Then it is for `unreliable_send`, which takes it or says why not.
     pub fn send_at_once(
         &mut self,
         now: Nanos,

@@ -197,3 +197,27 @@ fn who_waits_for_what_others_have_left_is_told_when_it_is_taken() {
     assert_eq!(group.received(2), [(0, vec![2; 200]), (0, vec![3; 230])]);
     assert!(failed(&mut group).is_empty());
 }
+
+/// A buffer that is smaller than the window of each sender is not taken for one that others have filled.
+#[test]
+fn a_small_buffer_does_not_keep_those_busy_who_send_nothing() {
+    let answers = |others: &[usize]| {
+        let mut group = Group::new(3, |config| {
+            (config.receive_window, config.receive_buffer, config.initial_window) = (12_000, 2_400, 1_500);
+        });
+        group.run(4);
+        for &other in others {
+            group.scatter(other, &[(2, &[1; 200])]).unwrap();
+            group.run(8);
+            assert_eq!(group.received(2).len(), 1);
+        }
+        let before = group.processes[2].counters().acks_sent.get();
+        for _ in 0..20 {
+            group.scatter(0, &[(2, &[2; 200])]).unwrap();
+            group.run(8);
+            assert_eq!(group.received(2).len(), 1);
+        }
+        group.processes[2].counters().acks_sent.get() - before
+    };
+    assert!(answers(&[0, 1]) <= answers(&[0]) + 1);
+}
