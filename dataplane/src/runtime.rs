@@ -114,6 +114,12 @@ impl DeviceCounters {
     pub const fn lost(&self) -> u64 {
         self.missed + self.rx_errors + self.no_buffer + self.tx_errors
     }
+
+    /// Of these, what has to do with sending: all that there is to say of a port that nobody fetches frames from.
+    #[must_use]
+    pub fn sending(self) -> Self {
+        Self { tx_errors: self.tx_errors, tx_frames: self.tx_frames, ..Self::default() }
+    }
 }
 
 /// What a run came to.

@@ -301,6 +301,18 @@ pub enum ProfileError {
         /// PSNs from one to the next
         step: u32,
     },
+    /// Whoever answers has to know of all that came
+    #[error(
+        "{packets} packets of a queue pair wait for answers at once, and it is known of {window} only whether they came"
+    )]
+    Window {
+        /// Which stream
+        stream: usize,
+        /// What is outstanding
+        packets: u32,
+        /// As it is
+        window: u32,
+    },
     /// What a lock's holder does next depends on the answer
     #[error("compare and swap waits for each answer: one outstanding at most")]
     CasOutstanding {
@@ -396,7 +408,16 @@ impl Stream {
             Verb::Ack { coalesce } => range("coalesce", coalesce.into(), 1, 1 << 16)?,
             _ => {}
         }
-        let packets = profile.window.max(self.outstanding.unwrap_or(0).into());
+        // What is under way at once, as far as it is packets of our own
+        let longest = match self.verb {
+            Verb::Write | Verb::Send => self.packets_of(self.sizes.iter().copied().max().unwrap_or(0)),
+            _ => 1,
+        };
+        let under_way = u32::from(self.outstanding.unwrap_or(0)).saturating_mul(longest);
+        if profile.respond && under_way > profile.window {
+            return Err(ProfileError::Window { stream, packets: under_way, window: profile.window });
+        }
+        let packets = profile.window.max(under_way);
         let step = self.psn_step();
         if u64::from(packets) * u64::from(step) >= HALF_THE_CIRCLE {
             return Err(ProfileError::HalfTheCircle { stream, packets, step });

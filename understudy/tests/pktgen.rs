@@ -261,6 +261,11 @@ fn what_is_wrong_is_said_at_its_place() {
             "a smaller READ",
         ),
         (
+            format!("respond = true\nreceive = \"out\"\n{one}size = 8192\nmtu = 1024\noutstanding = 256"),
+            "2048 packets of a queue pair wait for answers at once, and it is known of 1024 only",
+            "write `window = 2048`",
+        ),
+        (
             format!("{one}malformed = 1.0\npackets = 7"),
             "of those that are not 7 are to be sent: that would never end",
             "leave `packets` out",

@@ -26,7 +26,7 @@ fn write(folder: &TempDir, name: &str, content: &str) -> String {
 
 /// Short trials, of which each counts: other tests take CPUs, too.
 const SHORT: &str = "src = \"10.0.0.1\"\ndst = \"10.0.0.2\"\nframe_sizes = [64, 512]\nresolution = 0.25\nloss_step = 0.1\n\
-    trial_s = 0.01\nlatency_trial_s = 0.01\nburst_s = 0.005\nrepeats = 2\nsettle_ms = 5\nmin_core = 0\npackets_per_s = 20_000\n";
+    trial_s = 0.01\nlatency_trial_s = 0.01\nburst_s = 0.005\nrepeats = 2\nsettle_ms = 1000\nmin_core = 0\npackets_per_s = 20_000\n";
 
 /// What has to hold on any machine.
 fn adds_up(report: &Value, frames: &[u64]) {
@@ -137,6 +137,9 @@ fn a_device_that_loses() {
     let folder = tempfile::tempdir().unwrap();
     let lossy = "[impair]\npairs = [[\"a\", \"b\"]]\n[[impair.rule]]\naction = \"drop\"\nshare = 0.5\n";
     let config = across(&folder, lossy, "understudy run device.toml", "start_ms = 60_000\n");
+    // Each trial loses something, and waits for it.
+    let content = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(&config, content.replace("settle_ms = 1000", "settle_ms = 20")).unwrap();
     let run = understudy(&["bench", "rfc2544", &config, "--json"]);
     let report = report(&run);
     assert!(run.status.success(), "{report}");

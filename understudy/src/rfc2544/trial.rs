@@ -3,7 +3,7 @@
 use super::device::Device;
 use crate::config::{Rfc2544Config, Traffic};
 use crate::run::now;
-use crate::run::pktgen::spoil;
+use crate::run::pktgen::spoil::{self, Links};
 use bench::rfc2544::{Load, Outcome, Test, Tester, Times, Trial};
 use dataplane::config::Device as PortDevice;
 use dataplane::counters::WorkerCounters;
@@ -18,7 +18,7 @@ use std::io::{IsTerminal as _, Write as _};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use switch::counters::Counter;
-use switch::{Nanos, Share};
+use switch::{Nanos, PortId, Share};
 
 /// Part of what was asked for that a rate may be off
 const RATE_TOLERANCE: f64 = 0.005;
@@ -26,6 +26,8 @@ const RATE_TOLERANCE: f64 = 0.005;
 const CATCH_UP: Nanos = Nanos::from_millis(10);
 /// How long ports may take to find their peers
 const PEERS_MAY_TAKE: Duration = Duration::from_secs(10);
+/// By how much a trial may be late that is to end by itself
+const MAY_BE_LATE: Duration = Duration::from_secs(10);
 /// Frames that look whether there is a way through
 const PROBES: u64 = 32;
 
@@ -69,7 +71,7 @@ impl<'a> Runner<'a> {
         let probe = Trial { test: Test::Most, frame, load: Load::Burst(PROBES), seconds: 0.0, most: None };
         while self.run(&probe)?.received == 0 {
             if began.elapsed() > traffic.start {
-                let port = |port: switch::PortId| &self.config.runtime.ports[port.index()].name;
+                let port = |port: PortId| &self.config.runtime.ports[port.index()].name;
                 let said = self.device.as_ref().map_or_else(String::new, Device::said);
                 return Err(miette!(
                     help = format!("does the device forward? does it know {}? {said}", traffic.dst.mac),
@@ -147,7 +149,16 @@ impl Tester for Runner<'_> {
         let profile = profile(&self.config.traffic, trial, self.trials);
         let function = Pktgen::new(&profile).map_err(|error| miette!("a trial cannot be: {error}"))?;
         let counters = function.counters();
+        let ports = &self.config.runtime.ports;
+        let fetched = spoil::fetched(ports, &function);
+        let used_ports = [profile.send, self.config.traffic.receive].map(PortId::index);
+        let links = used_ports.map(|index| (index, &ports[index]));
+        let links = links.into_iter().filter(|(_, port)| !matches!(port.device, PortDevice::Memif { .. }));
         let mut plane = Plane {
+            links: Links::new(links.map(|(index, port)| (index, port.name.clone()))),
+            ends_within: Duration::from_secs_f64(2.0 * trial.seconds)
+                + Duration::from_nanos(self.config.traffic.settle.0)
+                + MAY_BE_LATE,
             away: &mut self.away,
             device: self.device.as_mut(),
             asked: &self.stop,
@@ -169,15 +180,20 @@ impl Tester for Runner<'_> {
         let (Some(began), Some(ended)) = (began, ended) else {
             return Err(miette!("a trial's worker ended before its time"));
         };
-        let ports = &self.config.runtime.ports;
-        let used_ports = [profile.send, self.config.traffic.receive].map(|port| &ports[port.index()]);
-        let lost = |all: &[DeviceCounters]| all.iter().map(DeviceCounters::lost).sum::<u64>();
+        let lost = |all: &[DeviceCounters]| {
+            let of = |(device, fetched): (&DeviceCounters, &bool)| {
+                if *fetched { device.lost() } else { device.sending().lost() }
+            };
+            all.iter().zip(&fetched).map(of).sum::<u64>()
+        };
         let dropped: u64 = run.workers.iter().flat_map(|worker| &worker.drops).map(Counter::get).sum();
         let here = Here {
             lost: lost(&run.devices).saturating_sub(lost(&run.devices_before)) + dropped,
             dropped,
-            held: used_ports.iter().map(|port| u64::from(port.descriptors)).min().unwrap_or(0),
-            agrees: spoil::by_devices(ports, &run, &[]).iter().all(|spoil| spoil.reason != "port_disagrees"),
+            held: used_ports.iter().map(|at| u64::from(ports[*at].descriptors)).min().unwrap_or(0),
+            agrees: spoil::by_devices(ports, &fetched, &run, &[])
+                .iter()
+                .all(|spoil| spoil.reason != "port_disagrees"),
         };
         Ok(outcome(&profile, trial, &counters, &run.workers[0], ended.since(&began), here))
     }
@@ -215,6 +231,7 @@ fn outcome(
     let forfeited = stream.forfeited.get() > 0;
     let at_rate = stream.part_of_rate(&profile.streams[0]).is_none_or(|part| part >= 1.0 - RATE_TOLERANCE);
     let offered = !forfeited
+        && sent > 0
         && match trial.load {
             Load::Fastest => true,
             Load::Burst(frames) => sent == frames && at_rate,
@@ -224,8 +241,11 @@ fn outcome(
     let away_ns = counters.longest_away_ns.get();
     let left = worker.ports.iter().map(|port| port.tx.frames.get()).sum::<u64>();
     let adds_up = came + broken == worker.received() && sent == left + here.dropped && here.agrees;
-    // What it could not make up for is the fault of whoever took its CPU; and without any time on it, nothing is known.
-    let robbed = (forfeited && used.waited >= CATCH_UP) || used.on_cpu == Nanos::ZERO;
+    let late = match stream.part_of_rate(&profile.streams[0]) {
+        Some(part) if !at_rate => Nanos((sending_s * 1e9 * (1.0 - part)) as u64),
+        _ => Nanos::ZERO,
+    };
+    let robbed = is_robbed(forfeited, late, Nanos(away_ns), &used);
     Outcome {
         sent,
         received,
@@ -247,6 +267,14 @@ fn outcome(
     }
 }
 
+/// Whether a trial's thread was kept from its CPU so that its frames are late, or were given up, and not because it is slow: then
+/// it was away for as long at once. Without any time on a CPU, nothing is known.
+fn is_robbed(forfeited: bool, late: Nanos, away: Nanos, used: &Used) -> bool {
+    let excused =
+        if forfeited { used.waited.min(away) >= CATCH_UP } else { late > Nanos::ZERO && away >= late };
+    excused || used.on_cpu == Nanos::ZERO
+}
+
 fn times(histogram: &Histogram) -> Option<Times> {
     let mut hdr = Hdr::<u64>::new(3).expect("a number of digits that there can be");
     for (time, count) in histogram.buckets() {
@@ -263,6 +291,9 @@ fn times(histogram: &Histogram) -> Option<Times> {
 
 /// The control plane of a trial.
 struct Plane<'a> {
+    links: Links,
+    /// When it has to have ended, after it began
+    ends_within: Duration,
     away: &'a mut Vec<String>,
     device: Option<&'a mut Device>,
     asked: &'a Stop,
@@ -277,16 +308,10 @@ impl Control<Pktgen> for Plane<'_> {
         self.ended = self.began.as_ref().map(|began| Moment::of(began.thread.clone()));
     }
 
-    fn on_punt(
-        &mut self,
-        _worker: usize,
-        _frame: Mbuf,
-        _port: switch::PortId,
-        _out: &mut ControlOutput<'_, Pktgen>,
-    ) {
+    fn on_punt(&mut self, _worker: usize, _frame: Mbuf, _port: PortId, _out: &mut ControlOutput<'_, Pktgen>) {
     }
 
-    fn on_tick(&mut self, _live: &Live<'_>, out: &mut ControlOutput<'_, Pktgen>) -> bool {
+    fn on_tick(&mut self, live: &Live<'_>, out: &mut ControlOutput<'_, Pktgen>) -> bool {
         if self.asked.flag().load(std::sync::atomic::Ordering::Relaxed) {
             self.wrong = Some(miette!("it was ended before all tests were done"));
         }
@@ -305,6 +330,20 @@ impl Control<Pktgen> for Plane<'_> {
             }
         } else if self.began.is_none() && self.start.elapsed() > PEERS_MAY_TAKE {
             self.wrong = Some(miette!("ports without a peer: {}", self.away.join(", ")));
+        }
+        let running = self.began.as_ref().map(|began| began.at.elapsed());
+        let since = running.unwrap_or_default();
+        if let Some(lost) =
+            self.links.look(|| live.links(), now(), running.is_some(), since).into_iter().next()
+        {
+            self.wrong = Some(miette!("{}", lost.what));
+        }
+        if since > self.ends_within {
+            self.wrong = Some(miette!(
+                help = "a port takes no more frames: does the device under test still run?",
+                "a trial did not end: after {} s, some of its frames have not left",
+                since.as_secs()
+            ));
         }
         self.ended.is_none() && self.wrong.is_none()
     }
@@ -364,4 +403,23 @@ fn polling_thread() -> Option<PathBuf> {
     let name = |thread: &PathBuf| std::fs::read_to_string(thread.join("comm")).unwrap_or_default();
     let mut threads = threads;
     threads.find(|thread| name(thread).trim() == "worker-0")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_slow_is_not_robbed() {
+        let ms = Nanos::from_millis;
+        let used = |waited| Used { wall: ms(60_000), on_cpu: ms(59_000), waited };
+        // Late at the end of a trial by no more than it was away for at once
+        assert!(is_robbed(false, ms(1), ms(2), &used(ms(2))));
+        assert!(!is_robbed(false, ms(3), ms(2), &used(ms(2))), "it is slow besides");
+        assert!(!is_robbed(false, Nanos::ZERO, ms(2), &used(ms(2))), "it has made up for that");
+        // What is given up
+        assert!(is_robbed(true, Nanos::ZERO, ms(12), &used(ms(12))));
+        assert!(!is_robbed(true, Nanos::ZERO, ms(1), &used(ms(12))), "a little now and then, in a minute");
+        assert!(is_robbed(false, Nanos::ZERO, Nanos::ZERO, &Used { on_cpu: Nanos::ZERO, ..used(ms(0)) }));
+    }
 }

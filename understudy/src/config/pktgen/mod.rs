@@ -163,6 +163,12 @@ fn explain(error: &ProfileError, profile: &Profile, places: &[stream::Places], t
                 "write a smaller `window` or `outstanding`, or take fewer PSNs: a smaller `coalesce`, or a smaller READ; a circle \
                  has 2^24 PSNs",
             ),
+        ProfileError::Window { stream, packets, .. } => Problem::at(at(stream).outstanding(), text)
+            .label(format!("{packets} packets"))
+            .help(format!(
+                "write `window = {}` for `[pktgen]`, a smaller `outstanding`, or shorter messages",
+                packets.next_power_of_two()
+            )),
         ProfileError::NotAnswered { stream, .. } => Problem::at(at(stream).outstanding(), text)
             .label("waits for ever")
             .help("leave `outstanding` out"),

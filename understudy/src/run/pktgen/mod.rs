@@ -173,6 +173,7 @@ pub(super) fn run(
     let profile = Profile { epoch: epoch(), duration: duration.or(profile.duration), ..profile.clone() };
     let function = Pktgen::new(&profile).map_err(|error| miette::miette!("[pktgen] cannot be: {error}"))?;
     let counters = function.counters();
+    let fetched = spoil::fetched(ports, &function);
     let used = [Some(profile.send), profile.receive];
     let waits_for = used.into_iter().flatten().map(|port| &ports[port.index()]);
     let waits_for = waits_for.filter(|port| matches!(port.device, Device::Memif { .. }));
@@ -203,7 +204,7 @@ pub(super) fn run(
     let mut spoils = core::mem::take(&mut plane.spoils);
     spoils.extend(spoil::by_streams(&profile, &counters));
     spoils.extend(spoil::by_drops(&outcome));
-    spoils.extend(spoil::by_devices(ports, &outcome, &spoils));
+    spoils.extend(spoil::by_devices(ports, &fetched, &outcome, &spoils));
     if !plane.done {
         spoils.push(Spoil {
             reason: "cut_short",

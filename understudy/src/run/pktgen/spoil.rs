@@ -2,10 +2,10 @@
 
 use dataplane::config::{Device, Port};
 use dataplane::{DeviceCounters, Outcome};
-use pktgen::{Counters, Profile, Unit};
+use pktgen::{Counters, Pktgen, Profile, Unit};
 use std::time::{Duration, Instant};
-use switch::DropReason;
 use switch::counters::FrameCounter;
+use switch::{DropReason, Function as _, PortId};
 
 /// Part of what was asked for that a rate may be off
 const RATE_TOLERANCE: f64 = 0.005;
@@ -18,7 +18,7 @@ pub(crate) struct Spoil {
     /// A word for it
     pub(crate) reason: &'static str,
     /// What happened, in a sentence
-    pub(super) what: String,
+    pub(crate) what: String,
 }
 
 /// A port lost its peer, or its link.
@@ -30,7 +30,7 @@ pub(super) fn port_down(name: &str, what: &str, time: Duration) -> Spoil {
 }
 
 /// The links of ports whose drivers tell of nothing, looked at now and then.
-pub(super) struct Links {
+pub(crate) struct Links {
     /// By port: its number, its name, and whether it has one
     ports: Vec<(usize, String, bool)>,
     next: Option<Instant>,
@@ -38,7 +38,7 @@ pub(super) struct Links {
 
 impl Links {
     /// Of these ports, by number and name.
-    pub(super) fn new(ports: impl Iterator<Item = (usize, String)>) -> Self {
+    pub(crate) fn new(ports: impl Iterator<Item = (usize, String)>) -> Self {
         let mut ports: Vec<_> = ports.map(|(index, name)| (index, name, false)).collect();
         // One port may both send and receive.
         ports.dedup_by_key(|port| port.0);
@@ -46,7 +46,7 @@ impl Links {
     }
 
     /// Looks, if it is time: which were lost, once the run has begun.
-    pub(super) fn look(
+    pub(crate) fn look(
         &mut self,
         links: impl FnOnce() -> Vec<bool>,
         now: Instant,
@@ -134,11 +134,24 @@ pub(super) fn by_drops(outcome: &Outcome) -> impl Iterator<Item = Spoil> {
     })
 }
 
-/// What the ports' devices say: what they lost, and whether they counted what we did.
-pub(crate) fn by_devices(ports: &[Port], outcome: &Outcome, others: &[Spoil]) -> Vec<Spoil> {
+/// Which ports the generator fetches frames from. What comes to the others, and is lost there, is nobody's.
+pub(crate) fn fetched(ports: &[Port], function: &Pktgen) -> Vec<bool> {
+    (0..ports.len() as u16).map(|port| function.receives_from(PortId(port))).collect()
+}
+
+/// What the devices of ports say, of which some are `fetched` from: what they lost, and whether they counted what we did.
+pub(crate) fn by_devices(
+    ports: &[Port],
+    fetched: &[bool],
+    outcome: &Outcome,
+    others: &[Spoil],
+) -> Vec<Spoil> {
     let mut spoils = Vec::new();
     for (index, port) in ports.iter().enumerate() {
-        let (before, after) = (outcome.devices_before[index], outcome.devices[index]);
+        let (mut before, mut after) = (outcome.devices_before[index], outcome.devices[index]);
+        if !fetched[index] {
+            (before, after) = (before.sending(), after.sending());
+        }
         for (count, reason, what) in [
             (after.missed, "missed", "frames were lost before they were fetched"),
             (after.rx_errors, "rx_errors", "frames were received with an error"),
