@@ -379,6 +379,18 @@ fn transport(frame: &[u8], l3: usize, l4: usize, end: usize, v6: bool) -> Class 
     Class::Roce(Layout::new(opcode, v6, headers_len as u8, l3 as u16, bth, icrc))
 }
 
+/// The ICRC of a packet of IPv4 without options that has `N` bytes behind its BTH.
+#[expect(clippy::inline_always, reason = "it is part of its caller")]
+#[inline(always)]
+fn of_parts<const N: usize>(packet: &[u8]) -> u32 {
+    let (words, _) = packet.as_chunks();
+    let head = words.first_chunk().map(|words| words.map(u32::from_le_bytes));
+    match (head, packet.last_chunk()) {
+        (Some(head), Some(behind)) => icrc::of_parts::<N>(head, behind),
+        _ => unreachable!("its layout was checked"),
+    }
+}
+
 /// A RoCEv2 frame together with its layout.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
@@ -552,21 +564,15 @@ impl<'a> Packet<'a> {
     pub fn verify_icrc_inline(&self) -> bool {
         let packet = &self.bytes[self.layout.l3()..self.layout.icrc()];
         let udp = self.layout.udp() - self.layout.l3();
-        self.icrc() == icrc::compute_inline(packet, self.layout.is_ipv6(), udp)
-    }
-
-    /// The same for a packet of IPv4 without options of which `N` bytes, a multiple of four, are behind the BTH; any other has
-    /// no right one.
-    #[expect(clippy::inline_always, reason = "a length that is known needs no loop")]
-    #[inline(always)]
-    pub fn verify_icrc_behind<const N: usize>(&self) -> bool {
-        let packet = &self.bytes[self.layout.l3()..self.layout.icrc()];
-        let (words, _) = packet.as_chunks();
-        let head = words.first_chunk().map(|words| words.map(u32::from_le_bytes));
-        match (head, packet.get(4 * icrc::HEAD..).and_then(|behind| <&[u8; N]>::try_from(behind).ok())) {
-            (Some(head), Some(behind)) => self.icrc() == icrc::of_parts::<N>(head, behind),
-            _ => false,
-        }
+        let icrc = match self.layout.opcode() {
+            _ if self.layout.is_ipv6() || udp != Ipv4::LEN => {
+                icrc::compute_for(packet, self.layout.is_ipv6(), udp)
+            }
+            Opcode::RC_ACKNOWLEDGE => of_parts::<{ Aeth::LEN }>(packet),
+            Opcode::RC_COMPARE_SWAP | Opcode::RC_FETCH_ADD => of_parts::<{ AtomicEth::LEN }>(packet),
+            _ => icrc::compute_inline(packet, false, udp),
+        };
+        self.icrc() == icrc
     }
 
     /// Whether the UDP checksum is right or absent. IPv6 allows it to be absent for tunnels (RFC 6935), and

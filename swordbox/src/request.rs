@@ -14,7 +14,6 @@ use crate::way::Way;
 use crate::{Id, NONE};
 use core::num::NonZero;
 use rocev2::aeth::{NakCode, Syndrome};
-use rocev2::atomic::AtomicEth;
 use rocev2::rewrite::Rewriter;
 use rocev2::{Class, Fault, Layout, Packet, Psn, Qpn, classify};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
@@ -60,10 +59,7 @@ impl Swordbox {
         let is_known = is_strict && end.knows(&packet, port);
         if is_known
             && let Some(passage) = self.straight_way_of(id, &packet, op)
-            && match op.kind {
-                Kind::Atomic if !layout.is_ipv6() => packet.verify_icrc_behind::<{ AtomicEth::LEN }>(),
-                _ => packet.verify_icrc_inline(),
-            }
+            && packet.verify_icrc_inline()
         {
             debug_assert_eq!(self.way_of(id, &packet, op, now), Way::Lane(passage), "the long way");
             self.ends[id as usize].seen = now;

@@ -40,11 +40,7 @@ impl Swordbox {
             return self.pass_unknown(frame, layout, port, now, out);
         };
         if let Some(lane) = self.straight_answer_to(to, &packet, server, port)
-            && if layout.is_ipv6() {
-                packet.verify_icrc()
-            } else {
-                packet.verify_icrc_behind::<{ Aeth::LEN }>()
-            }
+            && packet.verify_icrc_inline()
         {
             self.ends[to as usize].seen = now;
             return self.answer_straight(lane, frame, now, out);

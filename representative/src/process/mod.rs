@@ -27,6 +27,7 @@
 //! small ones, and delay nobody. (Stamped at its beginning, a message would hold back every receiver's barrier for as long
 //! as its windows take: section 7.2 has 80 us for 1 MB.)
 
+mod beacon;
 mod clock;
 mod config;
 mod congestion;
@@ -53,15 +54,15 @@ use reorder::Reorder;
 use rocev2::Psn;
 use rocev2::Qpn;
 use rocev2::datagram::{Expected, Template};
-use rocev2::ethernet::{Ethernet, MacAddr, ethertype};
-use rocev2::onepipe::{OnePipe, OnePipeOpcode, Timestamp};
+use rocev2::ethernet::MacAddr;
+use rocev2::onepipe::Timestamp;
 use rocev2::route::{Ends, Route};
 use scattering::Scatterings;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use switch::heap::Heap;
 use switch::table::{Index, Key, mix};
-use switch::{Chance, Nanos, tunnel};
+use switch::{Chance, Nanos};
 
 /// The number of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -325,7 +326,7 @@ impl Process {
             .ok_or(ConfigError::Family(address))
         };
         let tor = route(config.tor.mac, config.tor.address, config.tor.qpn)?;
-        let detour = detour(&config, tor)?;
+        let detour = beacon::detour(&config, tor)?;
         let count = config.peers.len();
         let (mut by_id, mut by_source) = (Index::with_capacity(count), Index::with_capacity(count));
         let mut peers = Vec::with_capacity(count);
@@ -526,14 +527,6 @@ impl Process {
         (self.unsent, self.held)
     }
 
-    /// The next instant after `now` by this process's clock, at which all processes send beacons (section 4.2).
-    fn next_instant(&self, now: Nanos) -> Nanos {
-        let clock = Timestamp::new(self.clock.shows(now)).nanos();
-        let interval = self.config.beacon_interval.0;
-        let rest = interval - clock % interval;
-        now + Nanos(rest.min((1 << 48) - clock))
-    }
-
     /// The time that [`next_timer`](Self::next_timer) asked for has come.
     pub fn on_timer(&mut self, now: Nanos) {
         if self.next_beacon <= now {
@@ -591,50 +584,4 @@ impl Process {
         }
         due
     }
-
-    /// Tells the link's other end that nothing before the clock follows. While last packets of a scattering wait, that is not
-    /// true: nothing before *their* timestamp does (FACTS C-44). As that may lie before the instant for which everybody waits, the
-    /// clock follows once they have left, and not an interval later.
-    fn send_beacon(&mut self, now: Nanos, frame: &mut Vec<u8>) {
-        self.beacon = Pending::None;
-        let time = match self.finishing {
-            #[cfg(feature = "canary")]
-            _ if self.config.bug == Some(crate::Bug::OvertakingBeacon) => self.clock.tell(now),
-            Some((_, _, time)) => {
-                let clock = self.clock.read(now);
-                let instant = clock - Timestamp::new(clock).nanos() % self.config.beacon_interval.0;
-                if time < instant {
-                    self.beacon = Pending::AfterScattering;
-                }
-                time
-            }
-            None => self.clock.tell(now),
-        };
-        let mut header = OnePipe::new(OnePipeOpcode::BEACON, Timestamp::new(time), self.beacon_psn);
-        self.beacon_psn = self.beacon_psn.add(1);
-        if self.has_left {
-            header.set_barrier(None);
-            header.set_nothing_follows(true);
-        }
-        self.tor.emit(frame, &header, &[]);
-        lead_around(frame, &self.detour);
-        self.counters.beacons_sent.add(1);
-    }
-}
-
-/// The headers that lead beacons around. All beacons are of one length, and no header says more of what follows it.
-fn detour(config: &Config, mut tor: Template) -> Result<Box<[u8]>, ConfigError> {
-    let mut beacon = Vec::new();
-    let header = OnePipe::new(OnePipeOpcode::BEACON, Timestamp::default(), Psn::ZERO);
-    tor.emit(&mut beacon, &header, &[]);
-    let headers = tunnel::headers(&config.tunnels(), &beacon[Ethernet::LEN..]);
-    headers.map(Vec::into_boxed_slice).map_err(ConfigError::Detour)
-}
-
-/// Puts the headers of a detour between a frame's first header and its packet.
-fn lead_around(frame: &mut Vec<u8>, detour: &[u8]) {
-    let Some(first) = detour.first() else { return };
-    let kind = if first >> 4 == 4 { ethertype::IPV4 } else { ethertype::IPV6 };
-    frame.splice(Ethernet::LEN..Ethernet::LEN, detour.iter().copied());
-    frame[Ethernet::LEN - 2..Ethernet::LEN].copy_from_slice(&kind.to_be_bytes());
 }

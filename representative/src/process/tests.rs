@@ -3,7 +3,7 @@
 use super::*;
 use core::net::{Ipv4Addr, Ipv6Addr};
 use rocev2::Packet;
-use rocev2::onepipe::{Arrivals, Refused};
+use rocev2::onepipe::{Arrivals, OnePipe, OnePipeOpcode, Refused};
 
 mod answers;
 mod at_once;

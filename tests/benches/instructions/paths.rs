@@ -277,7 +277,13 @@ fn swordbox(verb: Verb) -> Prepared {
     let mut out = Pool::new(16);
     let copies = |times: usize| -> Vec<_> {
         let all = frames.iter().cycle().take(times * frames.len());
-        all.map(|frame| MemoryFrame::new(frame.clone())).collect()
+        // With room, as packet buffers have: an answer may be longer than what it is made in.
+        let copy = |frame: &Vec<u8>| {
+            let mut bytes = Vec::with_capacity(2048);
+            bytes.extend_from_slice(frame);
+            MemoryFrame::new(bytes)
+        };
+        all.map(copy).collect()
     };
     for frame in &mut copies(1) {
         replay.on_frame(frame, A, Nanos::ZERO, &mut out);

@@ -1,6 +1,7 @@
 //! Beacons of a process whose own host stands for its switch.
 
 use super::*;
+use rocev2::ethernet::Ethernet;
 use switch::tunnel;
 
 /// The first beacon of a process whose beacons go around by `detour`

@@ -1,0 +1,176 @@
+//! Prometheus: metrics parse, only grow, and have every name in the dashboard.
+
+use super::*;
+
+/// Metrics by name and labels. Asserts that the text keeps the format's rules: a HELP and a TYPE line before the values of each
+/// metric, all of which stand together, and no series twice.
+fn parse(text: &str) -> BTreeMap<String, f64> {
+    let mut series = BTreeMap::new();
+    let mut heads = BTreeSet::new();
+    let mut name = "";
+    let plain = |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+    let mut lines = text.lines().peekable();
+    while let Some(line) = lines.next() {
+        if let Some(help) = line.strip_prefix("# HELP ") {
+            name = help.split(' ').next().unwrap();
+            assert!(heads.insert(name) && plain(name), "{line}");
+            let kind = lines.next().and_then(|line| line.strip_prefix("# TYPE ")).unwrap();
+            let kind = kind.strip_prefix(name).unwrap().trim();
+            assert!(["counter", "gauge", "summary"].contains(&kind), "{line}");
+            assert_eq!(kind == "counter", name.ends_with("_total"), "{name}");
+            continue;
+        }
+        let (key, value) = line.rsplit_once(' ').unwrap();
+        let base = key.split('{').next().unwrap();
+        assert!(base == name || base.strip_suffix("_count") == Some(name), "{line} below {name}");
+        if let Some(labels) = key.strip_prefix(base).filter(|labels| !labels.is_empty()) {
+            let labels = labels.strip_prefix('{').and_then(|labels| labels.strip_suffix('}')).unwrap();
+            for label in labels.split("\",") {
+                let (label, value) = label.split_once("=\"").unwrap();
+                assert!(plain(label) && !value.contains('\n'), "{line}");
+            }
+        }
+        assert!(series.insert(key.to_owned(), value.parse().unwrap()).is_none(), "{line} twice");
+    }
+    series
+}
+
+fn http(address: &str, request: &str) -> (String, String) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "{request} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    assert!(!head.to_ascii_lowercase().contains("transfer-encoding"), "{head}");
+    (head.to_owned(), body.to_owned())
+}
+
+/// Where an instance says that its metrics are
+fn address(instance: &Instance) -> String {
+    let at = instance.said.split("http://").nth(1).unwrap_or_else(|| panic!("{}", instance.said));
+    at.split('/').next().unwrap().to_owned()
+}
+
+#[test]
+fn metrics_parse_and_only_grow() {
+    let place = Place::new();
+    let config = place.config(true, &format!("prometheus = \"127.0.0.1:0\"\n{WIRE}"));
+    let instance = Instance::start("run", &config);
+    let address = address(&instance);
+    assert!(!instance.said.contains("WARNING"), "{}", instance.said);
+    let scrape = || {
+        let (head, body) = http(&address, "GET /metrics");
+        assert!(head.starts_with("HTTP/1.1 200") && head.contains("text/plain; version=0.0.4"), "{head}");
+        parse(&body)
+    };
+    let received = "understudy_port_received_frames_total{port=\"left\"}";
+    let first = scrape();
+    let began = Instant::now();
+    let second = loop {
+        let second = scrape();
+        if second[received] > first[received] {
+            break second;
+        }
+        assert!(began.elapsed() < DEADLINE);
+    };
+    for (key, before) in first.iter().filter(|(key, _)| key.contains("_total")) {
+        assert!(second[key] >= *before, "{key}: {before}, then {}", second[key]);
+    }
+    for key in [
+        "understudy_dropped_frames_total{reason=\"port_full\"}",
+        "understudy_worker_busy_seconds_total{worker=\"0\"}",
+        "understudy_forward_roce_frames_total",
+        "understudy_opcode_frames_total{opcode=\"RC CmpSwap\"}",
+        "understudy_uptime_seconds",
+    ] {
+        assert!(second.contains_key(key), "{key} in {second:?}");
+    }
+    assert!(
+        second
+            .keys()
+            .any(|key| key.starts_with("understudy_queue_pair_frames_total{host=\"10.0.0.1\",qpn=\"0x"))
+    );
+    assert!(http(&address, "GET /").0.starts_with("HTTP/1.1 404"));
+    assert!(http(&address, "POST /metrics").0.starts_with("HTTP/1.1 405"));
+    // Nothing that is sent there does harm.
+    let said = |request: &str| {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        // It may have answered, and gone, before all of it is sent.
+        _ = stream.write_all(request.as_bytes());
+        let mut answer = String::new();
+        _ = stream.read_to_string(&mut answer);
+        answer.split(' ').nth(1).unwrap_or_default().to_owned()
+    };
+    for length in ["100000000000000", "18446744073709551615", "-1"] {
+        assert_eq!(said(&format!("GET /metrics HTTP/1.1\r\nContent-Length: {length}\r\n\r\n")), "200");
+    }
+    assert_eq!(said(&format!("GET /{}", "a".repeat(4096 - 4))), "400", "a head that is too long");
+    let silent: Vec<_> = (0..16).map(|_| TcpStream::connect(&address).unwrap()).collect();
+    assert_eq!(said("GET /metrics HTTP/1.1\r\n\r\n"), "503", "as many as there may be");
+    drop(silent);
+    let began = Instant::now();
+    while said("GET /metrics HTTP/1.1\r\n\r\n") != "200" {
+        assert!(began.elapsed() < DEADLINE);
+    }
+    // Every metric of the dashboard is one that is there, or one of a function that is not here.
+    dashboard(&second);
+    instance.end();
+}
+
+/// The names in expressions of the dashboard.
+fn dashboard(series: &BTreeMap<String, f64>) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/grafana/understudy.json");
+    let text = fs::read_to_string(path).unwrap();
+    let dashboard: Value = serde_json::from_str(&text).unwrap();
+    let there: BTreeSet<_> = series.keys().map(|key| key.split('{').next().unwrap()).collect();
+    let mut named = 0;
+    for panel in dashboard["panels"].as_array().unwrap() {
+        for target in panel["targets"].as_array().into_iter().flatten() {
+            let expression = target["expr"].as_str().unwrap();
+            let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+            for name in words.filter(|word| word.starts_with("understudy_")) {
+                // Those of functions that `forward` is not are tested where these are.
+                let elsewhere = [
+                    "understudy_group_requests_total",
+                    "understudy_group_responses_total",
+                    "understudy_latency_seconds",
+                ];
+                assert!(there.contains(name) || elsewhere.contains(&name), "{name} of {}", panel["title"]);
+                named += 1;
+            }
+        }
+    }
+    assert!(named >= 10, "{named}");
+}
+
+#[test]
+fn an_address_beyond_this_machine_is_said_aloud() {
+    let place = Place::new();
+    let config = place.config(false, &format!("prometheus = \"0.0.0.0:0\"\n{WIRE}"));
+    let instance = Instance::start("run", &config);
+    assert!(instance.said.contains("WARNING: anybody who reaches 0.0.0.0:"), "{}", instance.said);
+    instance.end();
+}
+
+#[test]
+fn latencies_of_a_generator_are_metrics_too() {
+    let place = Place::new();
+    let config = place.write(
+        "pktgen.toml",
+        "[[port]]\nname = \"loop\"\nring = {}\n[observe]\nsocket = \"top.sock\"\nprometheus = \"127.0.0.1:0\"\n\
+         [pktgen]\nsend = \"loop\"\nreceive = \"loop\"\n[[pktgen.stream]]\nname = \"writes\"\nverb = \"write\"\nsize = 64\n\
+         src = \"10.0.0.1\"\ndst = \"10.0.0.2\"\nrate = { packets_per_s = 10_000 }\nlatency = true\n",
+    );
+    let instance = Instance::start("pktgen", &config);
+    let seen = top_until(&config, |seen| {
+        seen["latencies"].as_array().unwrap().iter().any(|latency| latency["count"].as_u64() > Some(100))
+    });
+    assert_eq!(seen["latencies"][0]["name"], "writes latency");
+    let streams = table(&seen, "stream")["rows"][0]["counts"].as_array().unwrap().clone();
+    assert!(streams[0].as_u64() > Some(100) && streams[2].as_u64() > Some(100), "{streams:?}");
+    let (_, body) = http(&address(&instance), "GET /metrics");
+    let series = parse(&body);
+    assert!(series["understudy_latency_seconds{of=\"writes latency\",quantile=\"0.5\"}"] > 0.0, "{series:?}");
+    assert!(series["understudy_latency_seconds_count{of=\"writes latency\"}"] > 100.0, "{series:?}");
+    assert!(series["understudy_stream_sent_total{stream=\"writes\"}"] > 100.0, "{series:?}");
+}

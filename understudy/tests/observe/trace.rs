@@ -1,0 +1,238 @@
+//! `understudy trace`: packets as they come and as they leave.
+
+use super::*;
+
+const HOP: &str = "02:00:00:00:00:01";
+
+/// A router between two ports, and a capture whose CAS are for it.
+fn router(place: &Place) -> (PathBuf, u32) {
+    let frames = captures::frames(&captures::path(CAPTURE));
+    // Behind Ethernet and IPv4 there is the destination, behind UDP the BTH.
+    let request = frames.iter().find(|frame| frame[42] == 0x13).unwrap();
+    let mac: Vec<_> = request[..6].iter().map(|byte| format!("{byte:02x}")).collect();
+    let qpn = u32::from_be_bytes([0, request[47], request[48], request[49]]);
+    let rest = format!(
+        "[forward.routes]\nmac = \"{}\"\n[[forward.routes.to]]\nprefix = \"10.0.0.0/24\"\n\
+         via = [{{ port = \"right\", mac = \"{HOP}\" }}]\n",
+        mac.join(":")
+    );
+    (place.config(true, &rest), qpn)
+}
+
+fn bytes(part: &Value) -> Vec<u8> {
+    let text = part["bytes"].as_str().unwrap();
+    (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
+}
+
+#[test]
+fn packets_are_seen_as_they_come_and_as_they_leave() {
+    let place = Place::new();
+    let (config, qpn) = router(&place);
+    let instance = Instance::start("run", &config);
+    let (config, file) = (config.to_str().unwrap(), place.path("trace.pcapng"));
+    let qp = format!("{qpn:#x}");
+    let trace = |more: &[&str]| {
+        let output = understudy(&[&["trace", config, "--count", "20"], more].concat());
+        let error = String::from_utf8(output.stderr).unwrap();
+        // The first ones all find room.
+        assert!(output.status.success() && error == "Watching. Ctrl-C ends it.\n20 packets\n", "{error}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let lines = trace(&["--qp", &qp, "--host", "10.0.0.1", "--json", "--pcapng", file.to_str().unwrap()]);
+    let hop = [2, 0, 0, 0, 0, 1];
+    let mut times = Vec::new();
+    for (at, line) in lines.lines().enumerate() {
+        let packet: Value = serde_json::from_str(line).unwrap();
+        assert_eq!(packet["number"], at as u64 + 1);
+        times.push(packet["time_ns"].as_u64().unwrap());
+        let parts = packet["parts"].as_array().unwrap();
+        let whats: Vec<_> = parts.iter().map(|part| part["what"].as_str().unwrap()).collect();
+        assert_eq!(whats, ["in", "out"], "{packet}");
+        assert_eq!((&parts[0]["port"], &parts[1]["port"]), (&0.into(), &1.into()));
+        let (before, after) = (bytes(&parts[0]), bytes(&parts[1]));
+        // It was to the router; it is from it, to the next hop, and has come a hop nearer to its end.
+        assert!(after[..6] == hop && after[6..12] == before[..6], "{packet}");
+        assert_eq!(after[22], before[22] - 1);
+        assert_eq!(u32::from_be_bytes([0, before[47], before[48], before[49]]), qpn);
+        assert_eq!(after[42..], before[42..], "what RDMA says, its ICRC included");
+    }
+    assert!(times.len() == 20 && times.is_sorted(), "{times:?}");
+
+    let text = trace(&["--qp", &qp, "--host", "10.0.0.1"]);
+    let first: Vec<_> = text.lines().take(2).collect();
+    assert!(
+        first[0].starts_with("     1     0.000000  left   in   10.0.0.2 > 10.0.0.1  RC CmpSwap"),
+        "{text}"
+    );
+    assert!(first[1].trim_start().starts_with("right  out  10.0.0.2 > 10.0.0.1  RC CmpSwap"), "{text}");
+
+    // What is for others is dropped, and said to be.
+    let answer =
+        captures::frames(&captures::path(CAPTURE)).into_iter().find(|frame| frame[42] == 0x12).unwrap();
+    let other = u32::from_be_bytes([0, answer[47], answer[48], answer[49]]).to_string();
+    let text = trace(&["--qp", &other, "--host", "10.0.0.2"]);
+    assert!(text.lines().nth(1).unwrap().ends_with("dropped: other station"), "{text}");
+
+    // One that is too many is refused; the counts did not suffer.
+    let refused = understudy(&["trace", config, "--group", "3"]);
+    let error = String::from_utf8(refused.stderr).unwrap();
+    assert!(
+        !refused.status.success() && error.contains("there is no group 3: this instance has none"),
+        "{error}"
+    );
+    let report = instance.end();
+    let port = |port: usize, count: &str| report["ports"][port][count].as_u64().unwrap();
+    let drops: u64 =
+        report["drops"].as_array().unwrap().iter().map(|drop| drop["frames"].as_u64().unwrap()).sum();
+    assert_eq!(port(0, "rx_frames"), port(1, "tx_frames") + drops);
+
+    let decoded = understudy(&["decode", "--json", file.to_str().unwrap()]);
+    assert!(decoded.status.success());
+    let decoded = String::from_utf8(decoded.stdout).unwrap();
+    assert_eq!(decoded.lines().count(), 40, "{decoded}");
+    for line in decoded.lines() {
+        let packet: Value = serde_json::from_str(line).unwrap();
+        assert_eq!((&packet["icrc"], &packet["dest_qp"]), (&"ok".into(), &qpn.into()));
+        let time = packet["time"].as_f64().unwrap() * 1e9;
+        assert!(time > times[0] as f64 - 1e3 && time < times[19] as f64 + 1e3, "{time} is not in {times:?}");
+    }
+    let names = fs::read(&file).unwrap();
+    for name in ["left-in", "left-out", "right-in", "right-out"] {
+        assert!(names.windows(name.len()).any(|window| window == name.as_bytes()), "{name}");
+    }
+}
+
+#[test]
+fn there_is_one_trace_at_a_time_and_the_next_when_it_is_over() {
+    let place = Place::new();
+    let (config, qpn) = router(&place);
+    let instance = Instance::start("run", &config);
+    let qp = qpn.to_string();
+    let config = config.to_str().unwrap();
+    // Of a queue pair that nobody sends to; it begins, and waits.
+    let mut waiting = Command::new(env!("CARGO_BIN_EXE_understudy"))
+        .args(["trace", config, "--qp", "0xabcdef"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stderr = BufReader::new(waiting.stderr.take().unwrap());
+    let mut said = String::new();
+    stderr.read_line(&mut said).unwrap();
+    assert!(said.starts_with("Watching."), "{said}");
+    let second = understudy(&["trace", config, "--qp", &qp, "--count", "1"]);
+    let error = String::from_utf8(second.stderr).unwrap();
+    assert!(!second.status.success());
+    assert!(error.contains("another trace is running"), "{error}");
+    // Told to end, it says what it saw.
+    assert!(Command::new("kill").args(["-INT", &waiting.id().to_string()]).status().unwrap().success());
+    let mut said = String::new();
+    stderr.read_to_string(&mut said).unwrap();
+    assert!(waiting.wait().unwrap().success() && said == "0 packets\n", "{said}");
+    // The place is free again, also after one that was killed.
+    let began = Instant::now();
+    while !understudy(&["trace", config, "--qp", &qp, "--count", "1"]).status.success() {
+        assert!(began.elapsed() < DEADLINE);
+    }
+    // One that runs when its instance ends, ends.
+    let mut left = Command::new(env!("CARGO_BIN_EXE_understudy"))
+        .args(["trace", config, "--qp", &qp])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stderr = BufReader::new(left.stderr.take().unwrap());
+    let mut said = String::new();
+    stderr.read_line(&mut said).unwrap();
+    assert!(said.starts_with("Watching."), "{said}");
+    instance.end();
+    stderr.read_to_string(&mut said).unwrap();
+    left.wait().unwrap();
+    assert!(said.contains(" packets") || said.contains("does not answer any more"), "{said}");
+}
+
+/// Three servers, a bridge and a P4CE switch, each a process.
+fn consensus(place: &Place) -> Vec<Instance> {
+    let runtime = "[runtime]\nidle = \"sleep\"\n";
+    let port = |name: &str, id: u32, role: &str| {
+        format!(
+            "[[port]]\nname = \"{name}\"\nmemif = {{ socket = \"rack.sock\", id = {id}, role = \"{role}\" }}\n"
+        )
+    };
+    let ports: String = (0..4).map(|n| port(&format!("p{n}"), n, "server")).collect();
+    let bridge = place.write("bridge.toml", &format!("{runtime}{ports}[forward]\nmac_table = {{}}\n"));
+    let switch = port("rack", 3, "client")
+        + "[p4ce]\nmac = \"02:00:00:00:00:fe\"\naddresses = [\"10.0.0.254/24\"]\n[observe]\nsocket = \"switch.sock\"\n";
+    let switch = place.write("switch.toml", &format!("{runtime}{switch}"));
+    let server = |n: u32| {
+        let text = port("eth", n, "client");
+        let text = format!(
+            "{runtime}{text}[nic]\naddresses = [\"10.0.0.{}/24\"]\nmac = \"02:00:00:00:00:0{}\"\n[consensus]\nid = {n}\n\
+             servers = [\"10.0.0.1\", \"10.0.0.2\", \"10.0.0.3\"]\nswitch = \"10.0.0.254\"\nheartbeat_us = 20000\n\
+             propose = {{ size = 64 }}\n[observe]\nsocket = \"server-{n}.sock\"\n",
+            n + 1,
+            n + 1
+        );
+        place.write(&format!("server-{n}.toml"), &text)
+    };
+    let mut all = vec![Instance::start("run", &bridge), Instance::start("run", &switch)];
+    all.extend((0..3).map(|n| Instance::start("host", &server(n))));
+    all
+}
+
+#[test]
+fn a_groups_packets_are_seen_to_be_scattered() {
+    let place = Place::new();
+    let _all = consensus(&place);
+    let switch = place.path("switch.toml");
+    let began = Instant::now();
+    let (group, packet) = loop {
+        assert!(began.elapsed() < DEADLINE, "{}", top(&switch));
+        let seen = top(&switch);
+        let tables = seen["tables"].as_array().unwrap();
+        let Some(groups) = tables.iter().find(|table| table["name"] == "group") else { continue };
+        let row = &groups["rows"][0];
+        if row["counts"][0].as_u64() < Some(100) || row["counts"][2].as_u64() < Some(100) {
+            continue;
+        }
+        // It may end at any time, and another begin.
+        let id = row["cells"][0].as_str().unwrap();
+        let trace = ["trace", switch.to_str().unwrap(), "--json", "--count", "50", "--group", id];
+        let output = understudy(&trace);
+        let lines = String::from_utf8(output.stdout).unwrap();
+        let packets = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let whats = |packet: &Value| -> Vec<String> {
+            packet["parts"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|part| part["what"].as_str().unwrap().into())
+                .collect()
+        };
+        let scattered =
+            |packet: &Value| whats(packet) == ["in", "out", "out"] && bytes(&packet["parts"][0])[42] == 0x0a;
+        if let Some(packet) = packets.into_iter().find(scattered) {
+            break (row.clone(), packet);
+        }
+    };
+    let parts: Vec<_> = packet["parts"].as_array().unwrap().iter().map(bytes).collect();
+    let to =
+        |frame: &[u8]| (frame[30..34].to_vec(), u32::from_be_bytes([0, frame[47], frame[48], frame[49]]));
+    let (leaders, one, other) = (to(&parts[0]), to(&parts[1]), to(&parts[2]));
+    assert_eq!(leaders.0, [10, 0, 0, 254]);
+    // To each replica, at its own queue pair
+    let pairs: Vec<_> = group["queue_pairs"].as_array().unwrap().iter().collect();
+    for (host, qpn) in [&leaders, &one, &other] {
+        let host = format!("{}.{}.{}.{}", host[0], host[1], host[2], host[3]);
+        assert!(pairs.iter().any(|pair| pair[0] == host && pair[1] == *qpn), "{host} {qpn} in {group}");
+    }
+    assert!(one.0 != other.0 && one.0 != leaders.0, "{packet}");
+    // What a server says of itself
+    let server = top_until(&place.path("server-0.toml"), |seen| {
+        seen["counters"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|counter| counter["name"] == "decided" && counter["value"].as_u64() > Some(0))
+    });
+    assert_eq!(server["instance"]["function"], "consensus");
+}
