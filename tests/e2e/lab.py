@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -35,6 +36,8 @@ from guest import DIE_WITH_PARENT, Guest, LabError
 
 # Names the namespaces of this program; what follows is the pid of the one that made it.
 NAMESPACE_PREFIX = "understudy-e2e-"
+# What tcpdump says when it is told to count
+CAPTURED = re.compile(r"(\d+) packets captured")
 
 
 @dataclass
@@ -177,7 +180,7 @@ class Lab:
                     raise LabError(f"tcpdump: {log.read_text().rstrip()}")
                 time.sleep(0.02)
             yield
-            time.sleep(0.1)
+            _drain(process, log)
         finally:
             process.send_signal(signal.SIGINT)
             process.wait()
@@ -198,6 +201,23 @@ class Lab:
 
     def _inside(self, *command: str) -> None:
         _check_call([*self._prefix, *command])
+
+
+def _drain(process: subprocess.Popen[Any], log: Path) -> None:
+    """Waits until tcpdump has written what was sent before: told to count twice, it has found nothing in between.
+
+    On a busy machine it may be far behind, and what it has not read when it ends is lost without a word.
+    """
+    counted: list[str] = []
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and process.poll() is None:
+        process.send_signal(signal.SIGUSR1)
+        asked = len(counted)
+        while len(counted) <= asked and time.monotonic() < deadline:
+            time.sleep(0.1)
+            counted = CAPTURED.findall(log.read_text())
+        if len(counted) > 1 and counted[-1] == counted[-2]:
+            return
 
 
 def _ip(*arguments: str) -> None:
