@@ -58,7 +58,18 @@ def seeds(target: str, frame: bytes) -> list[bytes]:
         step = lambda *bytes4: bytes(bytes4) + b"\xff" * 12
         life = step(0xC5, 15, 9, 0) + step(0x40, 1, 0, 1) + step(0x60, 1, 0, 2) + step(0x48, 1, 0, 3)
         life += step(0x02, 0, 0, 1) + step(0x46, 0, 200, 3) + step(0x44, 0, 1, 0) + step(0xC5, 7, 100, 0)
+        # And two at once, when nothing is before them
+        life += step(0xC2, 0, 0, 1) + step(0x05, 0x61, 8, 0) + step(0x05, 0x61, 20, 1)
         return [bytes([how]) + 6 * life + bytes([7, min(len(frame), 254) | 2, 0, 0]) + frame[:255] for how in (0, 1)]
+    if target == "rdmc":
+        # Both others create the group and join; blocks come from the one and words from the other; the root closes
+        def made(*steps):
+            return b"".join(bytes(step) for step in steps)
+
+        life = made((13, 0, 0, 0), (2, 0, 0, 1), (2, 1, 0, 1), (4, 0, 0, 0), (4, 1, 0, 0))
+        sent = made((11, 1, 0, 9), (11, 0, 0, 9), (13, 0, 1, 60), (8, 0, 200, 5), (8, 0, 200, 5), (8, 1, 200, 5))
+        more = made((8, 0, 200, 5), (24, 0, 200, 8), (12, 0, 10, 9), (13, 0, 2, 0), (5, 0, 1, 1), (5, 1, 1, 1), (5, 0, 2, 0))
+        return [bytes([how]) + life + 2 * sent + more + bytes([0, 0, 0, 0]) + frame[:48] for how in range(16)]
     if target == "rnic":
         bth = frame[42:-4][:510]
         return [bytes([how]) + bytes([0, to, len(bth) // 2]) + bth for how in (1, 12) for to in (3, 9)]

@@ -1,6 +1,7 @@
 //! Any packets, and any frames, at a process of 1Pipe that sends, while its clock is set and time passes: it does not panic,
-//! delivers in order and never ahead of its clock, keeps what it promises on its link, and no more than it may; each
-//! scattering is settled once.
+//! delivers in order and never ahead of its clock, keeps what it promises on its link, and no more than it may; what it sends to
+//! each peer leaves once, in the order of the calls, whether it was kept first or sent at once, and has PSNs without a gap; each
+//! scattering has a timestamp of its own, and is settled once.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -29,6 +30,12 @@ struct Host {
     now: Nanos,
     /// The next PSN of each peer, and the latest that went there
     psns: [(Psn, Psn); PEERS as usize + 1],
+    /// Peers that something went to, and the last scattering of which a packet was a message's first
+    went: [Option<Option<u64>>; PEERS as usize + 1],
+    /// The last timestamp of a scattering that left, as far as its packets say which it is
+    stamped: Option<(Timestamp, u64)>,
+    /// Scatterings that were taken
+    taken: u64,
     promised: Option<Timestamp>,
     delivered: Option<(Timestamp, ProcessId)>,
     open: BTreeSet<Scattering>,
@@ -46,7 +53,33 @@ impl Host {
         (config.initial_window, config.send_buffer, config.max_unsettled) = (1000, BUFFER, 40);
         let process = Process::new(config).unwrap();
         let psns = [(Psn::new(0xff_fff8), Psn::ZERO); PEERS as usize + 1];
-        Self { process, now: Nanos::ZERO, psns, promised: None, delivered: None, open: BTreeSet::new() }
+        Self {
+            process,
+            now: Nanos::ZERO,
+            psns,
+            went: [None; PEERS as usize + 1],
+            stamped: None,
+            taken: 0,
+            promised: None,
+            delivered: None,
+            open: BTreeSet::new(),
+        }
+    }
+
+    /// A scattering was taken: they are counted.
+    fn take(&mut self, scattering: Scattering) {
+        assert_eq!(scattering.0, self.taken);
+        self.taken += 1;
+        assert!(self.open.insert(scattering));
+    }
+
+    /// What a message of the next scattering says: which it is, if there is room for that
+    fn text(&self, len: usize, fill: u8) -> Vec<u8> {
+        let mut text = vec![fill; len];
+        if let Some(number) = text.first_chunk_mut() {
+            *number = self.taken.to_be_bytes();
+        }
+        text
     }
 
     fn hear(&mut self, from: u8, header: &OnePipe, payload: &[u8]) {
@@ -103,12 +136,29 @@ impl Host {
                 let header = OnePipe::new(OnePipeOpcode::BEACON, near(b, 100), Psn::ZERO);
                 self.hear(TOR, &header, &[]);
             }
+            5 if a & 32 != 0 => {
+                // To itself, to one that is known or not
+                let (dst, text) = (ProcessId((a & 7).into()), self.text(usize::from(b) * 2, c));
+                let mut frame = vec![c; usize::from(a)];
+                match self.process.send_at_once(self.now, dst, &text, &mut frame) {
+                    Some(scattering) => {
+                        self.take(scattering);
+                        assert_eq!(self.look_at(&frame), Some(OnePipeOpcode::DATA));
+                    }
+                    None if a & 64 != 0 => {
+                        if let Ok(scattering) = self.process.unreliable_send(self.now, &[(dst, &text)]) {
+                            self.take(scattering);
+                        }
+                    }
+                    None => {}
+                }
+            }
             5 => {
-                let text = vec![c; usize::from(b) * 4];
+                let text = self.text(usize::from(b) * 4, c);
                 let all = (0..=PEERS).filter(|n| a >> n & 1 != 0).chain((a & 16 != 0).then_some(a & 3));
                 let messages: Vec<_> = all.map(|n| (ProcessId(n.into()), &text[..])).collect();
                 if let Ok(scattering) = self.process.unreliable_send(self.now, &messages) {
-                    self.open.insert(scattering);
+                    self.take(scattering);
                 }
             }
             6 => self.now = self.now + Nanos(u64::from(b) << (c % 16)),
@@ -118,6 +168,37 @@ impl Host {
         }
     }
 
+    /// A frame leaves: what it is, if not a beacon.
+    fn look_at(&mut self, frame: &[u8]) -> Option<OnePipeOpcode> {
+        let packet = Packet::parse(frame).unwrap();
+        assert!(packet.verify_icrc());
+        let header = packet.onepipe().unwrap();
+        if header.opcode() == OnePipeOpcode::DATA {
+            assert!(self.promised.is_none_or(|promised| !header.timestamp().precedes(promised)));
+            let to = usize::from(packet.ethernet().dst.0[5]);
+            let went = &mut self.went[to];
+            assert!(went.is_none() || header.psn() == self.psns[to].1.add(1), "no PSN is left out or taken twice");
+            self.psns[to].1 = header.psn();
+            let before = went.get_or_insert(None);
+            let payload = &packet.payload()[OnePipe::LEN..];
+            if let (true, Some(number)) = (header.first(), payload.first_chunk()) {
+                let number = u64::from_be_bytes(*number);
+                assert!(number < self.taken && before.replace(number).is_none_or(|before| before < number));
+                let (time, of) = (header.timestamp(), (header.timestamp(), number));
+                if !header.timestamp_follows()
+                    && let Some((before, scattering)) = self.stamped.replace(of)
+                {
+                    assert!(before.precedes(time) || before == time && scattering == number);
+                }
+            }
+        }
+        if let Some(barrier) = header.barrier() {
+            assert!(self.promised.is_none_or(|promised| !barrier.precedes(promised)));
+            self.promised = Some(barrier);
+        }
+        (header.opcode() != OnePipeOpcode::BEACON).then(|| header.opcode())
+    }
+
     fn check(&mut self, mut sends: u8) {
         if self.process.next_timer().is_some_and(|at| at <= self.now) {
             self.process.on_timer(self.now);
@@ -125,17 +206,7 @@ impl Host {
         let mut frame = Vec::new();
         while sends > 0 && self.process.poll_transmit(self.now, &mut frame) {
             sends -= 1;
-            let packet = Packet::parse(&frame).unwrap();
-            assert!(packet.verify_icrc());
-            let header = packet.onepipe().unwrap();
-            if header.opcode() == OnePipeOpcode::DATA {
-                assert!(self.promised.is_none_or(|promised| !header.timestamp().precedes(promised)));
-                self.psns[usize::from(packet.ethernet().dst.0[5])].1 = header.psn();
-            }
-            if let Some(barrier) = header.barrier() {
-                assert!(self.promised.is_none_or(|promised| !barrier.precedes(promised)));
-                self.promised = Some(barrier);
-            }
+            self.look_at(&frame);
         }
         let (unsent, kept) = self.process.buffered();
         assert!(unsent <= BUFFER && kept <= BUFFER);

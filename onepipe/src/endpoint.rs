@@ -95,6 +95,8 @@ impl Running {
             // A panic there was printed, and cannot be made good here.
             drop(thread.join());
         }
+        // One that never had a thread ends with this.
+        self.shared.gone.store(true, Ordering::Release);
     }
 }
 
@@ -149,6 +151,12 @@ impl Handle {
     /// Whether its threads run, and it has not been told to leave.
     pub fn is_running(&self) -> bool {
         !self.0.shared.ended.load(Ordering::Relaxed)
+    }
+
+    /// Whether it has left, or its threads have ended: what was delivered until then is there, and nothing more will come. While it
+    /// leaves, something may.
+    pub fn has_ended(&self) -> bool {
+        self.0.shared.gone.load(Ordering::Acquire)
     }
 
     /// Leaves (Table 1, `onepipe_exit`): what was sent is given some time-outs to be acknowledged, then beacons say that nobody has
@@ -254,17 +262,17 @@ impl Receiver {
         result
     }
 
-    /// The next message, which is waited for, if none is there, for so long, and no longer than the endpoint runs. Calls back of what
-    /// fails meanwhile.
+    /// The next message, which is waited for, if none is there, for so long, and no longer than until the endpoint [has
+    /// ended](Handle::has_ended). Calls back of what fails meanwhile.
     pub fn recv_timeout(&mut self, timeout: Duration) -> Option<Message> {
         let mut began = None;
         for looks in 0u32.. {
             // Asked before: what was delivered until it ended is still taken.
-            let running = self.handle.is_running();
+            let has_ended = self.handle.has_ended();
             if let Some(message) = self.unreliable_recv() {
                 return Some(message);
             }
-            if !running {
+            if has_ended {
                 return None;
             }
             match looks {

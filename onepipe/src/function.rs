@@ -35,8 +35,10 @@ pub(crate) struct Shared {
     pub(crate) commit: AtomicU64,
     /// Peers that are known to have failed, by place
     pub(crate) dead: Box<[AtomicBool]>,
-    /// The polling thread has ended, or takes nothing more.
+    /// The polling thread has ended, or is to leave: it takes nothing more.
     pub(crate) ended: AtomicBool,
+    /// It has ended: nothing more is delivered, and nothing is told.
+    pub(crate) gone: AtomicBool,
 }
 
 impl Shared {
@@ -50,6 +52,7 @@ impl Shared {
             commit: AtomicU64::new(Self::NONE),
             dead: (0..peers).map(|_| AtomicBool::new(false)).collect(),
             ended: AtomicBool::new(false),
+            gone: AtomicBool::new(false),
         }
     }
 }

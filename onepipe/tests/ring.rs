@@ -197,6 +197,156 @@ fn it_leaves_when_it_is_dropped() {
     assert!(matches!(again, Err(InitError::Dataplane { .. })), "once a program");
 }
 
+/// The names of this program's threads
+fn threads() -> Vec<String> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    // One may end while it is looked at.
+    tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).ok()).collect()
+}
+
+/// Nobody says that it is to leave: the last of its parts takes it along.
+#[test]
+fn who_is_dropped_leaves() {
+    let runs = || threads().iter().any(|name| name.trim() == "onepipe");
+    let mut endpoint = Endpoint::init(config()).unwrap();
+    assert!(runs());
+    let (told, heard) = std::sync::mpsc::channel();
+    endpoint.send_fail_callback(move |failed| told.send(failed).unwrap());
+    endpoint.unreliable_send(&[(NOBODY, b"x")]).unwrap();
+    let (sender, receiver) = endpoint.split();
+    let handle = sender.handle().clone();
+    drop(sender);
+    drop(receiver);
+    assert!(runs() && handle.is_running() && !handle.has_ended(), "whoever has the handle has it");
+    drop(handle);
+    assert!(!runs(), "its threads have ended when the last one returns");
+    assert!(heard.recv().is_err(), "and nobody is left who could be called back");
+}
+
+/// Who receives while it leaves gets all that is delivered until it has left, and then hears at once that nothing follows.
+#[test]
+fn who_receives_while_it_leaves_gets_everything() {
+    let mut config = config();
+    config.process.tell_settled = false;
+    let (mut sender, mut receiver) = Endpoint::init(config).unwrap().split();
+    let handle = receiver.handle().clone();
+    let (sent, received) = std::thread::scope(|scope| {
+        // It goes on sending until it is told that this is over.
+        let sending = scope.spawn(|| {
+            let mut sent = 0u32;
+            loop {
+                match sender.unreliable_send(&[(TWIN, &sent.to_be_bytes())]) {
+                    Ok(_) => sent += 1,
+                    Err(SendError::Full) => std::thread::yield_now(),
+                    Err(SendError::Left) => return sent,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        });
+        let receiving = scope.spawn(|| {
+            let mut received = 0u32;
+            while let Some(message) = receiver.recv_timeout(LONG) {
+                assert_eq!(message.payload, received.to_be_bytes());
+                received += 1;
+            }
+            received
+        });
+        wait_for("deliveries", || (handle.counters().delivered.get() > 1000).then_some(()));
+        // Two want it to end, and each returns when it has.
+        let exits = [0; 2].map(|_| {
+            let handle = handle.clone();
+            scope.spawn(move || {
+                handle.exit();
+                assert!(handle.has_ended() && !handle.is_running());
+            })
+        });
+        exits.into_iter().for_each(|exit| exit.join().unwrap());
+        let (sent, received) = (sending.join().unwrap(), receiving.join().unwrap());
+        assert_eq!(u64::from(received), handle.counters().delivered.get());
+        (sent, received)
+    });
+    assert!(received > 1000 && received <= sent, "{received} of {sent}");
+    // What may be asked afterwards
+    assert!(receiver.unreliable_recv().is_none() && receiver.poll_event().is_none());
+    assert!(!handle.set_alive(TWIN, false), "nobody hears it any more");
+    assert_eq!(sender.unreliable_send(&[(TWIN, b"")]), Err(SendError::Left));
+    assert_eq!(handle.timestamp(), handle.timestamp());
+    handle.exit();
+}
+
+/// What is under way to nobody fails when its time is over, and that is told before the endpoint is gone.
+#[test]
+fn who_exits_is_called_back_of_what_has_failed_by_then() {
+    let mut endpoint = Endpoint::init(config()).unwrap();
+    let failed = Arc::new(Mutex::new(Vec::new()));
+    let told = Arc::clone(&failed);
+    endpoint.send_fail_callback(move |message| told.lock().unwrap().push((message.part, message.why)));
+    for _ in 0..3 {
+        endpoint.unreliable_send(&[(TWIN, b"a"), (NOBODY, b"b")]).unwrap();
+    }
+    endpoint.exit();
+    assert_eq!(*failed.lock().unwrap(), [(1, Failure::NoAnswer); 3]);
+}
+
+/// More than there is room for between the two, of which nothing is ever received
+#[test]
+fn who_exits_does_not_wait_for_one_who_never_receives() {
+    let mut config = config();
+    config.process.tell_settled = false;
+    config.process.process.timeout = switch::Nanos::from_millis(20);
+    config.process.process.receive_window = 1 << 16;
+    let (mut sender, mut receiver) = Endpoint::init(config).unwrap().split();
+    let text = [7; 600];
+    let mut sent = 0u64;
+    while sender.unreliable_send(&[(TWIN, &text)]).is_ok() {
+        sent += 1;
+    }
+    let handle = receiver.handle().clone();
+    handle.exit();
+    let counters = handle.counters();
+    let mut received = 0;
+    while let Some(message) = receiver.unreliable_recv() {
+        assert_eq!(message.payload, text);
+        received += 1;
+    }
+    assert!((1..=sent).contains(&received) && received <= counters.delivered.get(), "{received} of {sent}");
+    assert!(!handle.is_running());
+}
+
+/// One half of an endpoint is dropped: the other goes on.
+#[test]
+fn who_drops_its_receiver_goes_on_sending() {
+    let mut config = config();
+    config.process.process.receive_window = 1 << 16;
+    config.process.process.max_unsettled = 512;
+    let (mut sender, receiver) = Endpoint::init(config).unwrap().split();
+    let handle = receiver.handle().clone();
+    drop(receiver);
+    // Many times what windows and rings have room for
+    for _ in 0..10_000 {
+        wait_for("room", || match sender.unreliable_send(&[(TWIN, &[1; 300])]) {
+            Ok(_) => Some(()),
+            Err(SendError::Full) => None,
+            Err(error) => panic!("{error}"),
+        });
+    }
+    handle.exit();
+    assert_eq!((handle.counters().acknowledged.get(), handle.counters().failed.get()), (10_000, 0));
+}
+
+#[test]
+fn who_drops_its_sender_goes_on_receiving() {
+    let (mut sender, mut receiver) = Endpoint::init(config()).unwrap().split();
+    for n in 0..100u8 {
+        sender.unreliable_send(&[(TWIN, &[n])]).unwrap();
+    }
+    drop(sender);
+    for n in 0..100u8 {
+        assert_eq!(receiver.recv_timeout(LONG).unwrap().payload, [n]);
+    }
+    assert!(receiver.handle().is_running());
+}
+
 #[test]
 fn what_cannot_be_is_refused_before_anything_is_started() {
     let mut wrong = config();

@@ -59,8 +59,12 @@ pub struct StreamCounters {
     pub duplicates: Counter,
     /// Packets that came later than the window reaches: they were counted as lost, unless they came before, too
     pub stale: Counter,
-    /// Packets to a queue pair of the stream that are not what was sent there: another opcode, or a PSN not sent yet
+    /// Packets to a queue pair of the stream that are not what was sent there: another opcode, or a PSN not sent yet; and answers
+    /// to what nobody answers
     pub unexpected: Counter,
+    /// Packets of the stream that came to a port at which none is received: the network sent them back. They are counted nowhere
+    /// else
+    pub reflected: Counter,
 
     /// Answers that the responder sent, in packets
     pub replies: Counter,
@@ -78,6 +82,8 @@ pub struct StreamCounters {
     pub unanswered: Counter,
     /// Answers that say nothing new
     pub stale_responses: Counter,
+    /// Answers to what was never asked, a PSN not sent yet: they answer nothing, and are not among the responses
+    pub unexpected_responses: Counter,
     /// Compare and swap: those whose answer says that they swapped, and that they did not
     pub swapped: Counter,
     /// See [`swapped`](Self::swapped)

@@ -508,10 +508,18 @@ impl Emitter {
     ) {
         let (psn, opcode) = (packet.bth().psn(), packet.layout().opcode());
         let syndrome = packet.aeth().map(Aeth::kind);
-        counters.responses.add(1);
         if opcode == Opcode::CNP {
+            counters.responses.add(1);
             return counters.cnps.add(1);
         }
+        if !self.verb.is_request() {
+            return counters.unexpected.add(1);
+        }
+        // Who believed an answer to what was never asked would take all that is under way for answered.
+        if psn.distance(Psn::new(self.next_position(qp))) >= 0 {
+            return counters.unexpected_responses.add(1);
+        }
+        counters.responses.add(1);
         let refuses = matches!(syndrome, Some(Syndrome::Nak(_) | Syndrome::RnrNak(_)));
         if refuses {
             counters.naks.add(1);

@@ -47,6 +47,9 @@ pub const MAX_RESPONSE_PACKETS: u32 = 256;
 pub const STAMP_LEN: usize = 8;
 /// Half of all PSNs: who is further behind could as well be ahead
 const HALF_THE_CIRCLE: u64 = 1 << 23;
+/// Packets of a queue pair that may be under way at once if none waits for an answer: what our own queues hold on their way out,
+/// before the first could have come back
+const UNDER_WAY: u32 = 1024;
 /// The most packets that leave together if nobody says how many
 const MOST_BURST: u64 = 32;
 /// Bursts a second, where a rate makes them shorter than that
@@ -296,7 +299,7 @@ pub enum ProfileError {
     HalfTheCircle {
         /// Which stream
         stream: usize,
-        /// The window, or what is outstanding
+        /// The window, or what may be under way at once
         packets: u32,
         /// PSNs from one to the next
         step: u32,
@@ -417,7 +420,7 @@ impl Stream {
         if profile.respond && under_way > profile.window {
             return Err(ProfileError::Window { stream, packets: under_way, window: profile.window });
         }
-        let packets = profile.window.max(under_way);
+        let packets = profile.window.max(if self.outstanding.is_some() { under_way } else { UNDER_WAY });
         let step = self.psn_step();
         if u64::from(packets) * u64::from(step) >= HALF_THE_CIRCLE {
             return Err(ProfileError::HalfTheCircle { stream, packets, step });

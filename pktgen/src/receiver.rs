@@ -35,6 +35,8 @@ enum Way {
 /// The receiving side of a generator.
 pub(crate) struct Receiver {
     streams: Box<[Expected]>,
+    /// Where requests arrive
+    port: Option<PortId>,
     /// Where the last packet belonged: most of the time the next one does, too
     last: usize,
 }
@@ -108,7 +110,7 @@ impl Receiver {
     pub(crate) fn new(profile: &Profile, emitters: &[Emitter]) -> Self {
         let streams = emitters.iter().enumerate();
         let streams = streams.map(|(index, emitter)| Expected::new(profile, index, emitter.known()));
-        Self { streams: streams.collect(), last: 0 }
+        Self { streams: streams.collect(), port: profile.receive, last: 0 }
     }
 
     /// A frame came in.
@@ -123,9 +125,10 @@ impl Receiver {
         counters: &Counters,
     ) {
         // Most packets are like those of the stream that the last one was of: no header of it is to be searched for.
-        let (stream, bytes) = (self.last, frame.bytes());
+        let (stream, bytes, arrives) = (self.last, frame.bytes(), self.port == Some(port));
         let expected = &mut self.streams[stream];
-        if let Some(known) = &mut expected.known
+        if arrives
+            && let Some(known) = &mut expected.known
             && let Some(changing) = known.changing(bytes)
         {
             let qp = changing.qpn.wrapping_sub(expected.first_qpn);
@@ -163,6 +166,9 @@ impl Receiver {
                 let emitter = &emitters[stream];
                 if !expected.sends(packet.layout().opcode()) {
                     return own.unexpected.add(1);
+                }
+                if !arrives {
+                    return own.reflected.add(1);
                 }
                 expected.on_request(&packet, frame.bytes().len(), qp, port, now, emitter, out, own);
             }

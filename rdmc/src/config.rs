@@ -1,5 +1,7 @@
 //! What a node and a group are made with, and what they refuse.
 
+use crate::group::Depth;
+use crate::mesh;
 use crate::schedule::{Algorithm, ScheduleError};
 use core::net::IpAddr;
 use p4ce::consensus::Through;
@@ -61,6 +63,18 @@ impl Config {
             bug: None,
         }
     }
+
+    /// Completions that may wait for the node at once, for which its queue has room. All that is posted to its queue pairs may end at
+    /// one moment, as when a switch dies on which all others depend; and a queue that runs over takes all of its queue pairs along
+    /// (IB 11.6.3.2). A link has a connection, and another one while it is made anew; beside each connection for blocks there may be
+    /// one with a switch.
+    pub const fn completions(&self) -> usize {
+        let links = self.links.saturating_mul(2 * mesh::QUEUES.completions());
+        let ahead = GroupConfig::MAX_AHEAD as usize;
+        let (lane, feed) = (Depth::lane(ahead).completions(), Depth::feed(ahead).completions());
+        let each = Depth::blocks(ahead).completions() + if lane > feed { lane } else { feed };
+        links.saturating_add(self.connections.saturating_mul(each))
+    }
 }
 
 /// What a group is made with. All members say the same.
@@ -82,6 +96,9 @@ pub struct GroupConfig {
 impl GroupConfig {
     /// The longest block: half of what a message of RDMA may have
     pub const MAX_BLOCK: u32 = 1 << 30;
+
+    /// Blocks that may be under way at once between the same two members, at most
+    pub const MAX_AHEAD: u32 = 64;
 
     /// Blocks of a message at most: each member keeps a few bytes for each of them
     pub const MAX_BLOCKS: u32 = 1 << 20;
@@ -145,8 +162,8 @@ pub enum CallError {
     /// A block has one byte at least, and [`GroupConfig::MAX_BLOCK`] at most
     #[error("a block of {0} bytes: it has 1 to {max} bytes", max = GroupConfig::MAX_BLOCK)]
     Block(u32),
-    /// At least one block is under way, 64 at most
-    #[error("{0} blocks at once: 1 to 64 are possible")]
+    /// At least one block is under way, [`GroupConfig::MAX_AHEAD`] at most
+    #[error("{0} blocks at once: 1 to {max} are possible", max = GroupConfig::MAX_AHEAD)]
     Ahead(u32),
     /// There is no switch that copies
     #[error("blocks are to be copied by a switch, and no switch was named")]

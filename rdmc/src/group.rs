@@ -15,7 +15,7 @@ mod resources;
 pub(crate) mod transfer;
 
 pub(crate) use plan::check;
-pub(crate) use resources::{READY_VA, Resources, Use, WORD};
+pub(crate) use resources::{Depth, READY_VA, Resources, Use, WORD};
 
 use crate::config::{CallError, Failure, GroupConfig, Memory};
 use crate::schedule::{Algorithm, Schedule};
@@ -205,12 +205,9 @@ impl Group {
             let len = first.len() * self.config.block_bytes as usize;
             self.side = Some(nic.register_new(resources.pd, len, 0, Access::LOCAL_WRITE)?);
         }
-        let depth = self.config.ahead as usize;
+        let ahead = self.config.ahead as usize;
         for member in members {
-            // Blocks, and words that say that we are ready: two for each block at most.
-            let words = 3 * depth + 7;
-            let init = resources.queue_pair(words + depth + 1, depth + 2);
-            let qpn = nic.create_qp(init)?;
+            let qpn = nic.create_qp(resources.queue_pair(Depth::blocks(ahead)))?;
             let Some(word) = resources.free_words.pop() else {
                 _ = nic.destroy_qp(qpn);
                 return Err(CallError::Connections(1));
@@ -235,7 +232,7 @@ impl Group {
                 side,
                 spare: None,
                 doubtful: side.is_some() && first.len() > 1,
-                words,
+                words: Depth::words(ahead),
                 untold: false,
             });
             nic.modify_qp(qpn, Modify::Init { access: Access::REMOTE_WRITE, qkey: 0 })?;
@@ -260,6 +257,8 @@ impl Group {
             let lanes = through.lanes.into_iter().map(|lane| (lane.qpn, lane.conn));
             for (qpn, conn) in lanes.chain(feed) {
                 resources.uses.remove(&qpn.get());
+                // Otherwise all that is posted would complete.
+                _ = nic.modify_qp(qpn, Modify::Reset);
                 _ = nic.disconnect(conn, &[], now);
                 _ = nic.destroy_qp(qpn);
             }

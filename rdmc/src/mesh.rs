@@ -5,11 +5,12 @@
 //! The node with the higher address asks for the connection, so that there is one.
 
 use crate::config::Config;
+use crate::group::Depth;
 use crate::wire::{HELLO, LEN, Message, is_hello};
 use core::net::IpAddr;
 use rnic::cm::{Conn, Event as CmEvent, PortSpace, service_id_of};
 use rnic::{
-    Access, Buffer, Completed, Completion, ConnParam, Cq, Data, Mr, Operation, Pd, QpInit, RecvRequest, Rnic,
+    Access, Buffer, Completed, Completion, ConnParam, Cq, Data, Modify, Mr, Operation, Pd, QpInit, RecvRequest, Rnic,
     SendRequest, Sge, Status, Transport,
 };
 use rocev2::Qpn;
@@ -19,6 +20,8 @@ use switch::Nanos;
 
 /// Messages that a node has room for, from each other one; and that it sends before the first is acknowledged
 const DEPTH: usize = 32;
+/// What its queue pairs have room for
+pub(crate) const QUEUES: Depth = Depth { send: DEPTH, recv: DEPTH };
 
 /// What came about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,6 +145,17 @@ impl Mesh {
         self.links.values().all(Link::is_heard)
     }
 
+    /// The numbers of its queue pairs
+    #[cfg(test)]
+    pub(crate) fn queue_pairs(&self) -> impl Iterator<Item = &u32> {
+        self.by_qpn.keys()
+    }
+
+    /// Messages for others that wait until those before are heard
+    pub(crate) fn unsaid(&self) -> usize {
+        self.links.values().map(|link| link.outbox.len()).sum()
+    }
+
     /// A group needs the link to a node.
     pub(crate) fn want(&mut self, nic: &mut Rnic, queues: Queues, peer: IpAddr, now: Nanos) {
         let link = self.links.entry(peer).or_default();
@@ -238,8 +252,8 @@ impl Mesh {
             send_cq: queues.cq,
             recv_cq: queues.cq,
             srq: None,
-            max_send: DEPTH,
-            max_recv: DEPTH,
+            max_send: QUEUES.send,
+            max_recv: QUEUES.recv,
         };
         let (buffer, mr) = nic.register_new(queues.pd, DEPTH * LEN, 0, Access::LOCAL_WRITE).ok()?;
         let Ok(qpn) = nic.create_qp(init) else {
@@ -277,6 +291,8 @@ impl Mesh {
 
     fn drop_lane(&mut self, nic: &mut Rnic, lane: Option<Lane>, now: Nanos) {
         let Some(lane) = lane else { return };
+        // Otherwise all that is posted would complete: of all links together, more than is polled at once.
+        _ = nic.modify_qp(lane.qpn, Modify::Reset);
         if let Some(conn) = lane.conn {
             self.by_conn.remove(&conn);
             // It may have ended by itself.
@@ -389,7 +405,10 @@ impl Mesh {
             let message = Message::from_bytes(bytes);
             lane.post(nic, done.id);
             match message {
-                Some((_, Message::Ping)) => self.send(nic, peer, 0, Message::Pong),
+                // What waits already says as much, as soon as there is room for it; and one that asks without hearing must not
+                // make it grow.
+                Some((_, Message::Ping)) if link.outbox.is_empty() => self.send(nic, peer, 0, Message::Pong),
+                Some((_, Message::Ping)) => {}
                 Some((_, Message::Pong)) => {}
                 Some((group, message)) => self.news.push_back(News::Message(peer, group, message)),
                 None => self.malformed += 1,

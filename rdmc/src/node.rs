@@ -15,7 +15,6 @@ use rnic::{Access, Held, Pd, Rnic};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use switch::{Chance, Nanos};
 
-const COMPLETIONS: usize = 1 << 16;
 /// Groups that another node has created and this one has not (yet)
 const MAX_AHEAD: usize = 4096;
 
@@ -121,7 +120,7 @@ impl Node {
     /// If the NIC has no room, or somebody listens at the port.
     pub fn start(&mut self, nic: &mut Rnic) -> Result<(), StartError> {
         let pd = nic.alloc_pd();
-        let cq = nic.create_cq(COMPLETIONS)?;
+        let cq = nic.create_cq(self.config.completions())?;
         let words = self.config.connections as u32;
         let ready = nic.register_new(pd, words as usize * WORD, READY_VA, Access::REMOTE_WRITE)?;
         nic.listen(PortSpace::Tcp, self.config.port)?;
@@ -288,6 +287,12 @@ impl Node {
         self.mesh.is_heard()
     }
 
+    /// Messages for other nodes that wait until those before are heard. What others say makes no more of them than groups and calls
+    /// of its own have a use for.
+    pub fn unsaid(&self) -> usize {
+        self.mesh.unsaid()
+    }
+
     /// Bytes of a note
     pub const NOTE: usize = NOTE;
 
@@ -344,6 +349,27 @@ impl Node {
         let Some(resources) = &self.resources else { return };
         let queues = Queues { pd: resources.pd, cq: resources.cq };
         loop {
+            self.take_in(nic, queues, now);
+            // What they tell is told by completions and connections as well.
+            while nic.poll_event().is_some() {}
+            self.mesh.on_timer(nic, queues, now);
+            self.hear(nic, now);
+            self.on_deadline(nic, now);
+            self.wake(nic);
+            while let Some(number) = self.due.pop_first() {
+                self.progress(nic, number, now);
+            }
+            // What fails as soon as it is posted: nothing stays in the queue, which has room for all that may come before the next
+            // time.
+            if !nic.cq_has_some(queues.cq) {
+                break;
+            }
+        }
+    }
+
+    /// All that has come.
+    fn take_in(&mut self, nic: &mut Rnic, queues: Queues, now: Nanos) {
+        loop {
             // Connections first: what has come on one belongs to it.
             if let Some(event) = nic.poll_cm_event() {
                 if !self.mesh.on_cm(nic, queues, &event, now) {
@@ -358,14 +384,8 @@ impl Node {
             }
             self.hear(nic, now);
         }
-        // What they tell is told by completions and connections as well.
-        while nic.poll_event().is_some() {}
-        self.mesh.on_timer(nic, queues, now);
-        self.hear(nic, now);
-        self.on_deadline(nic, now);
-        self.wake(nic);
-        while let Some(number) = self.due.pop_first() {
-            self.progress(nic, number, now);
-        }
     }
 }
+
+#[cfg(test)]
+mod tests;

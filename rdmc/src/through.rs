@@ -6,7 +6,7 @@
 //! to each.
 
 use crate::config::Failure;
-use crate::group::{Group, Lane, Resources, Use};
+use crate::group::{Depth, Group, Lane, Resources, Use};
 use core::net::IpAddr;
 use p4ce::consensus::Through as Switch;
 use p4ce::wire::{GroupRequest, MemberRequest, Region, Replicas};
@@ -44,9 +44,8 @@ pub(crate) fn open(
             outvote: false,
         };
         let private_data = request.to_bytes().map_err(|_| failed)?;
-        let depth = group.config.ahead as usize + 1;
-        let qpn =
-            nic.create_qp(resources.queue_pair(depth, 1)).map_err(|_| Failure::NoRoom(resources.own))?;
+        let depth = Depth::lane(group.config.ahead as usize);
+        let qpn = nic.create_qp(resources.queue_pair(depth)).map_err(|_| Failure::NoRoom(resources.own))?;
         let param = ConnParam {
             access: Access::LOCAL_READ,
             ack_timeout: resources.ack_timeout,
@@ -80,14 +79,14 @@ pub(crate) fn join(
     now: Nanos,
 ) -> Option<()> {
     let number = group.config.number;
-    let depth = group.config.ahead as usize + 2;
+    let depth = Depth::feed(group.config.ahead as usize);
     let through = group.through.as_mut().filter(|through| group.own != 0 && through.feed.is_none())?;
     let (buffer, mr) = nic.register_new(resources.pd, NOMINAL, 0, Access::LOCAL_READ).ok()?;
     let free = |nic: &mut Rnic| {
         _ = nic.deregister(mr);
         _ = nic.free(buffer);
     };
-    let Ok(qpn) = nic.create_qp(resources.queue_pair(1, depth)) else {
+    let Ok(qpn) = nic.create_qp(resources.queue_pair(depth)) else {
         free(nic);
         return None;
     };

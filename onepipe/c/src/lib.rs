@@ -261,8 +261,6 @@ pub unsafe extern "C" fn onepipe_unreliable_recv(
         Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
         Err(TryLockError::WouldBlock) => return Error::Busy.number(),
     };
-    // Asked before: what was delivered until it ended is still taken.
-    let running = endpoint.handle.is_running();
     let target = Target { timestamp, src, buffer, capacity, len };
     let Receiving { receiver, waiting } = &mut *receiving;
     if waiting.is_none() {
@@ -281,8 +279,13 @@ pub unsafe extern "C" fn onepipe_unreliable_recv(
             None => {}
         }
     }
+    // What was delivered until it ended is still taken.
+    let has_ended = endpoint.handle.has_ended();
+    if waiting.is_none() && has_ended {
+        *waiting = receiver.unreliable_recv();
+    }
     let Some(message) = waiting.take() else {
-        return if running { 0 } else { Error::Left.number() };
+        return if has_ended { Error::Left.number() } else { 0 };
     };
     match target.put(message.timestamp, message.src, &message.payload) {
         Ok(()) => 1,

@@ -144,6 +144,7 @@ struct Ended(Arc<Shared>);
 impl Drop for Ended {
     fn drop(&mut self) {
         self.0.ended.store(true, Ordering::Relaxed);
+        self.0.gone.store(true, Ordering::Release);
     }
 }
 

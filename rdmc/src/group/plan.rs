@@ -46,7 +46,7 @@ pub(crate) fn check(config: &GroupConfig, own: IpAddr, has_switch: bool) -> Resu
     if !(1..=GroupConfig::MAX_BLOCK).contains(&config.block_bytes) {
         return Err(CallError::Block(config.block_bytes));
     }
-    if !(1..=64).contains(&config.ahead) {
+    if !(1..=GroupConfig::MAX_AHEAD).contains(&config.ahead) {
         return Err(CallError::Ahead(config.ahead));
     }
     if config.algorithm == Algorithm::InNetwork {

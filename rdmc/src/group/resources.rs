@@ -39,6 +39,40 @@ pub(crate) const READY_VA: u64 = 0x5244_0000_0000;
 /// Bytes of a word
 pub(crate) const WORD: usize = 8;
 
+/// Requests that may wait at a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Depth {
+    pub(crate) send: usize,
+    pub(crate) recv: usize,
+}
+
+impl Depth {
+    /// Words that say that we are ready: two for each block at most
+    pub(crate) const fn words(ahead: usize) -> usize {
+        3 * ahead + 7
+    }
+
+    /// Between two members that exchange blocks
+    pub(crate) const fn blocks(ahead: usize) -> Self {
+        Self { send: Self::words(ahead) + ahead + 1, recv: ahead + 2 }
+    }
+
+    /// From the root to a switch that copies
+    pub(crate) const fn lane(ahead: usize) -> Self {
+        Self { send: ahead + 1, recv: 1 }
+    }
+
+    /// From there to a member
+    pub(crate) const fn feed(ahead: usize) -> Self {
+        Self { send: 1, recv: ahead + 2 }
+    }
+
+    /// Completions that can come of them all
+    pub(crate) const fn completions(self) -> usize {
+        self.send + self.recv
+    }
+}
+
 impl Resources {
     pub(crate) fn word(&self, nic: &Rnic, word: u32) -> u64 {
         let at = word as usize * WORD;
@@ -46,15 +80,15 @@ impl Resources {
         bytes.map_or(0, u64::from_be_bytes)
     }
 
-    pub(crate) fn queue_pair(&self, max_send: usize, max_recv: usize) -> QpInit {
+    pub(crate) fn queue_pair(&self, depth: Depth) -> QpInit {
         QpInit {
             transport: Transport::Rc,
             pd: self.pd,
             send_cq: self.cq,
             recv_cq: self.cq,
             srq: None,
-            max_send,
-            max_recv,
+            max_send: depth.send,
+            max_recv: depth.recv,
         }
     }
 }

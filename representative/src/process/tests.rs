@@ -10,6 +10,7 @@ mod at_once;
 mod bad_input;
 mod detour;
 mod large;
+mod leaving;
 
 const TOR: u8 = 0xff;
 

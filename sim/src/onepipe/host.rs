@@ -10,7 +10,7 @@ use rocev2::Packet;
 use rocev2::onepipe::{OnePipeOpcode, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 use switch::memory::MemoryFrame;
-use switch::{Chance, Frame, Nanos, PortId};
+use switch::{Chance, Frame, Nanos, PortId, Share};
 
 /// A message at its receiver: its timestamp on a line that does not wrap, its sender, and its sender's number for it. The
 /// order of delivery
@@ -39,6 +39,12 @@ pub struct Host {
     chance: Chance,
     /// The process
     pub process: Process,
+    /// Whether it sends at once what can be sent so
+    at_once: bool,
+    /// The frame of such a message, which leaves before any other
+    frame: Option<Vec<u8>>,
+    /// Messages that were sent at once
+    pub sent_at_once: u64,
     next_message: Nanos,
     next_read: Nanos,
     /// When its clock is set, and by how much it is then off
@@ -111,6 +117,8 @@ pub struct Habits {
     pub step_ns: u64,
     /// Each scattering goes to everybody that it knows, itself as well: a broadcast
     pub broadcasts: bool,
+    /// The part of all hosts that send a message at once where nothing is before it, as the host library does
+    pub at_once: Share,
     /// With so many others it exchanges messages, wherever they are; with all, if 0. Of a power of two of hosts
     pub friends: usize,
     /// A planted bug, to see whether it is found
@@ -131,6 +139,7 @@ impl Default for Habits {
             timeout: Nanos::from_micros(100),
             step_ns: 0,
             broadcasts: false,
+            at_once: Share::NEVER,
             friends: 0,
             #[cfg(feature = "canary")]
             bug: None,
@@ -198,6 +207,9 @@ impl Host {
             circle,
             chance,
             process: Process::new(config).expect("a configuration that can be"),
+            at_once: Chance::stream(seed, 1 << 35 | own as u64).happens(habits.at_once),
+            frame: None,
+            sent_at_once: 0,
             next_message: Nanos::ZERO,
             next_read: Nanos::ZERO,
             step: (by != 0).then_some((at, by)),
@@ -263,6 +275,18 @@ impl Host {
             self.sent.push(Sent { to, scattering: first as u64, fate: None, timestamp: None });
         }
         let parts: Vec<_> = messages.iter().map(|(to, text)| (*to, &text[..])).collect();
+        if let [(to, text)] = parts[..]
+            && self.at_once
+            && self.frame.is_none()
+        {
+            let mut frame = Vec::new();
+            if let Some(scattering) = self.process.send_at_once(now, to, text, &mut frame) {
+                self.open.insert(scattering, (first, 1));
+                self.frame = Some(frame);
+                self.sent_at_once += 1;
+                return;
+            }
+        }
         match self.process.unreliable_send(now, &parts) {
             Ok(scattering) => {
                 self.open.insert(scattering, (first, parts.len()));
@@ -427,7 +451,13 @@ impl Node for Host {
     }
 
     fn poll_transmit(&mut self, _port: PortId, now: Nanos, frame: &mut Vec<u8>) -> bool {
-        let more = self.process.poll_transmit(now, frame);
+        let more = match self.frame.take() {
+            Some(before) => {
+                *frame = before;
+                true
+            }
+            None => self.process.poll_transmit(now, frame),
+        };
         if more {
             self.look_back_at(frame);
         }

@@ -225,8 +225,8 @@ fn outcome(
     let (sent, received) = (stream.sent.frames.get(), stream.received.frames.get());
     let sending_s = stream.sending_ns.get() as f64 / 1e9;
     let came = received + stream.duplicates.get() + stream.stale.get() + stream.unexpected.get();
-    let came = came + stream.responses.get() + counters.foreign.get() + counters.other.get();
-    let came = came + counters.too_late.get();
+    let came = came + stream.responses.get() + stream.unexpected_responses.get() + stream.reflected.get();
+    let came = came + counters.foreign.get() + counters.other.get() + counters.too_late.get();
     let broken: u64 = counters.faults.iter().map(Counter::get).sum();
     let forfeited = stream.forfeited.get() > 0;
     let at_rate = stream.part_of_rate(&profile.streams[0]).is_none_or(|part| part >= 1.0 - RATE_TOLERANCE);

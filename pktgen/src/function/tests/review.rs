@@ -163,22 +163,23 @@ fn a_read_whose_response_has_a_hole_is_not_answered() {
 
 #[test]
 fn long_steps_do_not_reach_the_other_half_of_the_circle() {
-    // 300 acknowledgements in a row are lost, of 40,000 PSNs each: more than half of all PSNs
-    let mut acks = stream(Verb::Ack { coalesce: 40_000 }, 0x10, 1);
-    acks.packets = Some(1_000);
+    // 1,100 acknowledgements in a row are lost, of 8,000 PSNs each: more than half of all PSNs
+    let mut acks = stream(Verb::Ack { coalesce: 8_000 }, 0x10, 1);
+    acks.packets = Some(2_000);
     let mut profile = profile(1, vec![acks]);
     profile.window = 64;
-    let lose = Rule { skip: 100, times: 300, ..rule("lose", 1.0, Action::Drop) };
+    let lose = Rule { skip: 100, times: 1_100, ..rule("lose", 1.0, Action::Drop) };
     let mut world = World::new(&profile, vec![lose]);
     world.run();
     adds_up(&world, &profile);
     let c = &world.pktgen.counters.streams[0];
-    assert_eq!((c.received.frames.get(), c.lost(), c.unseen(), c.stale.get()), (700, 300, 0, 0));
+    assert_eq!((c.received.frames.get(), c.lost(), c.unseen(), c.stale.get()), (900, 1_100, 0, 0));
 
     // What a window has to tell apart may not be half of all.
-    profile.window = 1024;
+    profile.window = 2048;
     let error = profile.check().unwrap_err().to_string();
-    assert!(error.contains("40000 PSNs each") && error.contains("half"), "{error}");
+    assert!(error.contains("2048 packets of a queue pair, of 8000 PSNs each"), "{error}");
+    assert!(error.contains("half"), "{error}");
 }
 
 #[test]
@@ -311,5 +312,163 @@ fn how_long_nobody_looked_is_known() {
         }
         let away = pktgen.counters.longest_away_ns.get();
         assert!((3_000_000..3_001_000).contains(&away), "{per_second} a second: {away} ns");
+    }
+}
+
+/// However small the window: what our own queues hold is not to be half of all PSNs, or what comes would be taken for what is still to
+/// come.
+#[test]
+fn what_is_under_way_is_never_half_of_all() {
+    let with = |verb, size: u32, outstanding: Option<u16>| {
+        let mut long = stream(verb, 0x10, 1);
+        (long.packets, long.outstanding) = (Some(1_500), outstanding);
+        if verb == Verb::Read {
+            long.sizes = vec![size];
+        }
+        Profile { window: 64, ..profile(1, vec![long]) }
+    };
+    let acks = |coalesce| with(Verb::Ack { coalesce }, 0, None);
+    let half = |profile: &Profile| {
+        let error = profile.check().unwrap_err();
+        assert!(matches!(error, ProfileError::HalfTheCircle { .. }), "{error}");
+    };
+    assert_eq!(acks(8_191).check(), Ok(()));
+    half(&acks(8_192));
+    assert_eq!(with(Verb::Read, 8_191 * 1024, None).check(), Ok(()));
+    half(&with(Verb::Read, 8_192 * 1024, None));
+    // Who waits for answers has no more under way than that.
+    assert_eq!(with(Verb::Read, 131_071 * 1024, Some(64)).check(), Ok(()));
+    half(&with(Verb::Read, 131_072 * 1024, Some(64)));
+    half(&with(Verb::Read, 131_071 * 1024, Some(65)));
+
+    // As much as the queues hold leaves before anything comes.
+    let profile = acks(8_191);
+    let mut pktgen = begun(&profile, Nanos::ZERO);
+    let mut out = Sent::with_room(1_024);
+    for turn in 1.. {
+        pktgen.on_timer(Nanos(turn * 1_000_000), &mut out);
+        if out.frames.len() == 1_024 {
+            break;
+        }
+    }
+    for (mut frame, _) in out.frames {
+        pktgen.on_frame(&mut frame, B, Nanos(5_000_000), &mut Sent::with_room(0));
+    }
+    let c = &pktgen.counters.streams[0];
+    assert_eq!((c.received.frames.get(), c.unexpected.get()), (1_024, 0));
+}
+
+#[test]
+fn an_answer_to_what_was_never_asked_is_not_believed() {
+    let ack = Syndrome::Ack(rocev2::aeth::Credit::UNLIMITED);
+    let sequence = Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR);
+    let first = Psn::new(0xff_fffc);
+    for (verb, size, answers) in [
+        (Verb::Write, 3000, Opcode::RC_ACKNOWLEDGE),
+        (Verb::Read, 3000, Opcode::RC_READ_RESPONSE_ONLY),
+        (Verb::FetchAdd, 8, Opcode::RC_ATOMIC_ACKNOWLEDGE),
+    ] {
+        let mut asked = stream(verb, 0x10, 1);
+        let is_sized = verb != Verb::FetchAdd;
+        (asked.outstanding, asked.packets) = (Some(4), Some(12));
+        (asked.first_psn, asked.sizes) = (Some(first), if is_sized { vec![size] } else { Vec::new() });
+        let profile = profile(1, vec![asked]);
+        let mut pktgen = begun(&profile, Nanos::ZERO);
+        let mut out = Sent::with_room(512);
+        pktgen.on_timer(Nanos(10_000), &mut out);
+        let counters = pktgen.counters();
+        let c = &counters.streams[0];
+        let under_way = c.under_way();
+        assert_eq!(under_way, 4);
+        // Four messages or responses of three packets each, or four words
+        let next = first.add(if is_sized { 12 } else { 4 });
+        let mut see = |opcode, syndrome, psn| {
+            let mut frame = answer(opcode, syndrome, 0x10, psn);
+            pktgen.on_frame(&mut frame, A, Nanos(20_000), &mut Sent::with_room(9));
+        };
+        let mut unexpected = 0;
+        for psn in [next, next.add(1), next.add(1 << 20), next.add((1 << 23) - 1)] {
+            for (opcode, syndrome) in [(answers, ack), (Opcode::RC_ACKNOWLEDGE, sequence)] {
+                see(opcode, syndrome, psn);
+                unexpected += 1;
+                assert_eq!(c.unexpected_responses.get(), unexpected, "{verb:?} {opcode:?} {psn:?}");
+                assert_eq!(c.under_way(), under_way, "{verb:?} {opcode:?} {psn:?}");
+            }
+        }
+        assert_eq!((c.responses.get(), c.naks.get(), c.round_trip.count()), (0, 0, 0));
+        // The last that was sent, in order where a response has several packets
+        if verb == Verb::Write {
+            see(answers, ack, next.sub(1));
+            assert_eq!((c.under_way(), c.answered.get()), (0, if is_sized { 4 } else { 1 }));
+        } else {
+            see(answers, ack, next.sub(1));
+            assert_eq!(c.under_way(), 0);
+        }
+        assert_eq!((c.responses.get(), c.unexpected_responses.get()), (1, unexpected));
+        // A notification of congestion has no PSN of anybody's.
+        see(Opcode::CNP, ack, next.add(7));
+        assert_eq!((c.cnps.get(), c.responses.get(), c.unexpected_responses.get()), (1, 2, unexpected));
+    }
+    // To what nobody answers
+    let profile = profile(1, vec![stream(Verb::Ack { coalesce: 1 }, 0x10, 1), {
+        let mut asked = stream(Verb::Write, 0x20, 1);
+        asked.outstanding = Some(1);
+        asked
+    }]);
+    let mut pktgen = begun(&profile, Nanos::ZERO);
+    pktgen.on_timer(Nanos(10_000), &mut Sent::with_room(512));
+    let mut frame = answer(Opcode::RC_ACKNOWLEDGE, ack, 0x10, Psn::ZERO);
+    pktgen.on_frame(&mut frame, A, Nanos(20_000), &mut Sent::with_room(9));
+    let c = &pktgen.counters.streams[0];
+    assert_eq!((c.unexpected.get(), c.responses.get()), (1, 0));
+}
+
+/// A device that floods sends requests back to where they came from.
+#[test]
+fn what_comes_back_to_the_port_that_sends_is_not_received() {
+    let verbs = [Verb::Write, Verb::Read, Verb::CompareSwap];
+    for receive in [Some(B), None] {
+        let mut streams: Vec<_> =
+            verbs.into_iter().zip([0x10, 0x20, 0x30]).map(|(verb, qpn)| stream(verb, qpn, 2)).collect();
+        for stream in &mut streams {
+            // One that is known at a glance, and others
+            (stream.outstanding, stream.packets) = (Some(1), Some(40));
+        }
+        streams.push(Stream { packets: Some(40), ..stream(Verb::Send, 0x40, 2) });
+        let mut profile = profile(1, streams);
+        (profile.receive, profile.respond) = (receive, receive.is_some());
+        let mut pktgen = begun(&profile, Nanos::ZERO);
+        let (mut sent, mut now) = (0, Nanos::ZERO);
+        for _ in 0..400 {
+            now = now + Nanos::from_micros(20);
+            let mut out = Sent::with_room(512);
+            pktgen.on_timer(now, &mut out);
+            let mut answers = Sent::with_room(512);
+            for (mut frame, port) in out.frames {
+                assert_eq!(port, A);
+                sent += 1;
+                let mut again = frame.clone();
+                if receive.is_some() {
+                    pktgen.on_frame(&mut frame, B, now, &mut answers);
+                }
+                let before = answers.frames.len();
+                pktgen.on_frame(&mut again, A, now, &mut answers);
+                assert_eq!(answers.frames.len(), before, "it is not answered");
+            }
+            for (mut frame, _) in answers.frames {
+                pktgen.on_frame(&mut frame, A, now, &mut Sent::with_room(9));
+            }
+        }
+        let counters = pktgen.counters();
+        let all = |count: fn(&crate::counters::StreamCounters) -> u64| -> Vec<u64> {
+            counters.streams.iter().map(count).collect()
+        };
+        assert_eq!((sent, all(|c| c.reflected.get())), (160, vec![40; 4]));
+        assert_eq!(all(|c| c.received.frames.get()), vec![if receive.is_some() { 40 } else { 0 }; 4]);
+        let wrong = |c: &crate::counters::StreamCounters| {
+            c.duplicates.get() + c.stale.get() + c.unexpected.get() + c.unexpected_responses.get()
+        };
+        assert_eq!(counters.streams.iter().map(wrong).sum::<u64>(), 0);
+        assert_eq!(all(|c| c.latency.count())[0], if receive.is_some() { 40 } else { 0 });
     }
 }

@@ -114,6 +114,8 @@ struct StreamRow {
     /// Packets or bits that came due and were never sent
     forfeited: u64,
     malformed_sent: u64,
+    /// Its packets that came back to the port that sends, where none is received
+    reflected: u64,
     /// What became of its packets; null if nobody looked
     arrived: Option<Arrived>,
     /// Answers; null for what nobody answers
@@ -148,6 +150,8 @@ struct Answers {
     responses: u64,
     naks: u64,
     cnps: u64,
+    /// Packets that would answer what was never asked: they are not among those that came back
+    unexpected: u64,
     /// Requests; null if they are not waited for
     requests: Option<Requests>,
 }
@@ -213,6 +217,7 @@ impl StreamRow {
             part_of_rate: counters.part_of_rate(stream),
             forfeited: counters.forfeited.get(),
             malformed_sent: counters.malformed.frames.get(),
+            reflected: counters.reflected.get(),
             arrived: profile.receive.is_some().then(|| Arrived {
                 received: counters.received.frames.get(),
                 received_bytes: counters.received.bytes.get(),
@@ -230,6 +235,7 @@ impl StreamRow {
                 responses: counters.responses.get(),
                 naks: counters.naks.get(),
                 cnps: counters.cnps.get(),
+                unexpected: counters.unexpected_responses.get(),
                 requests: waits.then(|| Requests {
                     answered: counters.answered.get(),
                     unanswered: counters.unanswered.get(),
@@ -283,7 +289,8 @@ impl PktgenReport {
             .iter()
             .map(|c| {
                 let arrived = c.received.frames.get() + c.duplicates.get() + c.stale.get();
-                arrived + c.unexpected.get() + c.responses.get()
+                let answers = c.responses.get() + c.unexpected_responses.get();
+                arrived + c.unexpected.get() + answers + c.reflected.get()
             })
             .sum();
         let broken: u64 = malformed.iter().map(|row| row.packets).sum();
@@ -354,11 +361,13 @@ impl PktgenReport {
         let columns =
             ["stream", "sent", "received", "lost", "unseen", "reordered", "twice", "stale", "unexpected"];
         section(&mut text, "What became of it: sent = received + lost + unseen", &columns, 1, rows);
+        let rows = self.streams.iter().filter(|s| s.reflected > 0).map(|s| row(&[&s.name], &[s.reflected]));
+        section(&mut text, "Came back to the port that sends", &["stream", "packets"], 1, rows);
         let answers = self.streams.iter().filter_map(|s| Some((s, s.answers.as_ref()?)));
         let rows = answers
             .clone()
-            .map(|(s, a)| row(&[&s.name], &[a.replies, a.unable, a.responses, a.naks, a.cnps]));
-        let columns = ["stream", "sent", "unable", "came back", "of them NAKs", "CNPs"];
+            .map(|(s, a)| row(&[&s.name], &[a.replies, a.unable, a.responses, a.naks, a.cnps, a.unexpected]));
+        let columns = ["stream", "sent", "unable", "came back", "of them NAKs", "CNPs", "unexpected"];
         section(&mut text, "Answers, in packets", &columns, 1, rows);
         let requests = answers.filter_map(|(s, a)| Some((s, a.requests.as_ref()?)));
         let rows = requests.clone().map(|(s, r)| {

@@ -1,0 +1,118 @@
+//! What a node takes of its NIC is enough, whatever ends at once.
+
+use super::*;
+use crate::schedule::Algorithm;
+use core::net::Ipv4Addr;
+use rnic::{
+    Data, Interface, Modify, Operation, Path, PathMtu, ReadyToReceive, ReadyToSend, RecvRequest, SendRequest,
+};
+use rocev2::aeth::RnrTimer;
+use rocev2::ethernet::MacAddr;
+use rocev2::{Psn, Qpn};
+
+fn ip(n: u16) -> IpAddr {
+    let [high, low] = n.to_be_bytes();
+    Ipv4Addr::new(10, 0, high, low).into()
+}
+
+/// A node that has started, with the highest address of all: it asks others for connections
+fn started(links: usize, connections: usize) -> (Node, Rnic) {
+    let own = ip(u16::MAX - 1);
+    let nic = rnic::Config {
+        max_qps: links + connections + 16,
+        max_regions: links + connections + 16,
+        ..rnic::Config::new(Interface::new(MacAddr([2; 6]), own, 16))
+    };
+    let mut nic = Rnic::new(nic);
+    let mut node = Node::new(Config { links, connections, ..Config::new(own) });
+    node.start(&mut nic).unwrap();
+    (node, nic)
+}
+
+/// Every queue pair fails at once; how many completions that makes
+fn fail_all(node: &Node, nic: &mut Rnic) -> u64 {
+    let before = nic.counters().completions;
+    let resources = node.resources.as_ref().unwrap();
+    for qpn in resources.uses.keys().chain(node.mesh.queue_pairs()) {
+        nic.modify_qp(Qpn::new(*qpn), Modify::Error).unwrap();
+    }
+    assert!(!nic.cq_overrun(resources.cq));
+    nic.counters().completions - before
+}
+
+/// More links than a queue of 65,536 would have room for: a switch dies, and all of them with it.
+#[test]
+fn all_links_may_fail_at_once() {
+    let links = 2_100;
+    let (mut node, mut nic) = started(links, 1);
+    for peer in 0..links as u16 {
+        node.call(&mut nic, ip(peer), Nanos::ZERO).unwrap();
+    }
+    assert_eq!(node.held().queue_pairs, links);
+    let completions = fail_all(&node, &mut nic);
+    assert!(completions > 1 << 16, "{completions}");
+    node.run(&mut nic, Nanos(1));
+    assert!(!nic.cq_has_some(node.resources.as_ref().unwrap().cq));
+}
+
+/// Attempts that are given up leave nothing in the queue that nobody waits for.
+#[test]
+fn attempts_that_are_given_up_complete_nothing() {
+    let (mut node, mut nic) = started(100, 1);
+    for peer in 0..100 {
+        node.call(&mut nic, ip(peer), Nanos::ZERO).unwrap();
+    }
+    for ms in 1..3_000 {
+        node.run(&mut nic, Nanos::from_millis(ms));
+    }
+    assert_eq!((node.held().queue_pairs, nic.counters().completions), (100, 0));
+}
+
+/// Whatever can be posted to the queue pairs of groups is posted.
+#[test]
+fn all_blocks_may_fail_at_once() {
+    let own = ip(u16::MAX - 1);
+    let (groups, receivers) = (5, 20);
+    let (mut node, mut nic) = started(receivers.into(), usize::from(groups * receivers));
+    for number in 0..groups.into() {
+        let config = GroupConfig {
+            algorithm: Algorithm::Sequential,
+            ahead: GroupConfig::MAX_AHEAD,
+            block_bytes: 1,
+            ..GroupConfig::new(number, [own].into_iter().chain((0..receivers).map(ip)).collect())
+        };
+        let (incoming, complete) = (Box::new(|_: &mut Rnic, _| None), Box::new(|_: &mut Rnic, _, _| ()));
+        node.create_group(&mut nic, config, incoming, complete, Nanos::ZERO).unwrap();
+    }
+    let uses = node.resources.as_ref().unwrap().uses.keys().copied().collect::<Vec<_>>();
+    assert_eq!((uses.len(), node.words()), (100, 100), "as many as there is room for");
+    let mut posted = 0;
+    for qpn in uses.iter().copied().chain(node.mesh.queue_pairs().copied().collect::<Vec<_>>()).map(Qpn::new) {
+        while nic.post_recv(qpn, RecvRequest { id: 0, data: None }).is_ok() {
+            posted += 1;
+        }
+        let ready = ReadyToReceive {
+            path: Path::new(own, ip(0)),
+            dest_qp: Qpn::new(0x99),
+            mtu: PathMtu::B1024,
+            rq_psn: Psn::ZERO,
+            max_dest_rd_atomic: 0,
+            min_rnr_timer: RnrTimer(1),
+        };
+        let send = ReadyToSend {
+            sq_psn: Psn::ZERO,
+            max_rd_atomic: 0,
+            timeout: 14,
+            retry_count: 7,
+            rnr_retry: 7,
+            flow_control: false,
+        };
+        nic.modify_qp(qpn, Modify::Rtr(ready)).unwrap();
+        nic.modify_qp(qpn, Modify::Rts(send)).unwrap();
+        while nic.post_send(qpn, SendRequest::new(0, Operation::Send, Data::Inline(vec![0]))).is_ok() {
+            posted += 1;
+        }
+    }
+    assert_eq!(fail_all(&node, &mut nic), posted + 32 * u64::from(receivers), "receives of links were there");
+    assert!(posted > 30_000 && posted < node.config.completions() as u64, "{posted}");
+}

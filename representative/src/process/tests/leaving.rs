@@ -1,0 +1,206 @@
+//! What a process that leaves has begun, what it still does, and what becomes of what somebody else has begun and never ends.
+
+use super::super::ABANDONED_AFTER;
+use super::*;
+
+/// What a frame of process 0 says, if it is one for somebody of these
+fn opcodes(group: &Group, from: usize) -> Vec<OnePipeOpcode> {
+    let opcode = |frame: &Vec<u8>| Packet::parse(frame).unwrap().onepipe().unwrap().opcode();
+    group.frames[from..].iter().map(opcode).collect()
+}
+
+/// Everything up to now is told to be past: the one who has left keeps nobody waiting.
+fn pass(group: &mut Group, n: u8) {
+    let now = group.now;
+    let barrier = group.processes[usize::from(n)].timestamp(now);
+    let result = group.processes[usize::from(n)].on_frame(&beacon(false, n, Some(barrier), now), now);
+    assert!(matches!(result, Ok(()) | Err(Refusal::Stale)), "{result:?}");
+}
+
+#[test]
+fn who_leaves_amid_a_scattering_sends_nothing_more_of_it() {
+    let mut group = Group::new(3, |_| {});
+    group.run(4);
+    let scattering = group.scatter(0, &[(1, b"first"), (2, b"second"), (0, b"self")]).unwrap();
+    assert_eq!(group.send(0, 1), 1, "stamped, and not all of it has left");
+    let time = Packet::parse(&group.frames[0]).unwrap().onepipe().unwrap().timestamp();
+    let sent = group.frames.len();
+    group.processes[0].leave();
+    let failed = |dst, part, timestamp| {
+        let why = Failure::Left;
+        Event::SendFailed { scattering, timestamp, dst: ProcessId(dst), part, why }
+    };
+    let events = [
+        failed(1, 0, Some(time)),
+        failed(2, 1, None),
+        Event::Settled { scattering, timestamp: Some(time), failed: 2 },
+    ];
+    assert_eq!(group.events(0), events, "one may have it, one cannot, and it has its own itself");
+    let kept = group.processes[0].buffered();
+    assert!(kept.0 == 0 && kept.1 > 0, "what it has sent itself is still to be delivered");
+    group.now = group.now + Nanos(100);
+    group.settle();
+    assert_eq!(opcodes(&group, sent), [], "no frame but beacons");
+    for n in 0..3 {
+        group.now = group.now + Nanos(100);
+        pass(&mut group, n);
+    }
+    group.run(8);
+    assert_eq!(group.received(1), [(0, b"first".to_vec())]);
+    assert_eq!((group.received(2), group.received(0)), (vec![], vec![(0, b"self".to_vec())]));
+    // The answer to what was sent comes when nobody waits for it any more.
+    assert!(group.processes[1].counters().acks_sent.get() > 0);
+    assert_eq!(group.events(0), []);
+    assert_eq!((group.processes[0].unsettled(), group.processes[0].buffered()), (0, (0, 0)));
+}
+
+#[test]
+fn who_leaves_amid_a_large_message_leaves_nothing_behind() {
+    let mut group = Group::new(2, |config| config.initial_window = 2000);
+    group.run(4);
+    let scatterings = [&[1; 1500][..], &[2; 900], b"behind it"].map(|text| {
+        let taken = group.scatter(0, &[(1, text)]);
+        taken.unwrap()
+    });
+    // Of the first some packets have left, the others wait for it and for the window.
+    assert_eq!(group.send(0, 3), 3);
+    let sent = group.frames.len();
+    for _ in 0..2 {
+        // A second time changes nothing.
+        group.processes[0].leave();
+    }
+    let failed = scatterings.map(|scattering| {
+        let (timestamp, dst) = (None, ProcessId(1));
+        [
+            Event::SendFailed { scattering, timestamp, dst, part: 0, why: Failure::Left },
+            Event::Settled { scattering, timestamp, failed: 1 },
+        ]
+    });
+    assert_eq!(group.events(0), failed.concat());
+    assert_eq!((group.processes[0].unsettled(), group.processes[0].buffered()), (0, (0, 0)));
+    group.run(1100);
+    assert_eq!((opcodes(&group, sent).contains(&OnePipeOpcode::DATA), group.events(0)), (false, vec![]));
+    pass(&mut group, 1);
+    assert_eq!(group.received(1), [], "it was not whole");
+}
+
+#[test]
+fn who_has_left_still_receives_and_answers() {
+    let mut group = Group::new(2, |_| {});
+    group.run(4);
+    group.scatter(0, &[(1, b"before")]).unwrap();
+    group.run(9);
+    assert_eq!((group.received(1).len(), group.events(0).len()), (1, 1));
+    group.processes[0].leave();
+    let (now, before, mut frame) = (group.now, group.frames.len(), vec![7; 3]);
+    // To one that it has sent to, with nothing before it
+    assert!(group.processes[0].poll_transmit(now, &mut frame) && !group.processes[0].poll_transmit(now, &mut frame));
+    let kept = frame.clone();
+    assert_eq!(group.processes[0].send_at_once(now, ProcessId(1), b"x", &mut frame), None);
+    assert!(frame == kept, "nothing was written");
+    for n in 0..40u8 {
+        assert_eq!(group.scatter(0, &[(1, b"x"), (0, b"x")]), Err(SendError::Left));
+        group.scatter(1, &[(0, &[n])]).unwrap();
+        group.run(3);
+        pass(&mut group, 0);
+    }
+    group.run(9);
+    let all: Vec<_> = (0..40).map(|n| (1, vec![n])).collect();
+    assert_eq!(group.received(0), all);
+    let settled = group.events(1);
+    let well = |event: &Event| matches!(event, Event::Settled { failed: 0, .. });
+    assert!(settled.len() == 40 && settled.iter().all(well), "{settled:?}");
+    // Every beacon from then on says the same, and nothing else leaves but answers.
+    let mut beacons = 0;
+    for _ in 0..10 {
+        group.now = group.now + Nanos::from_micros(3);
+        let now = group.now;
+        group.processes[0].on_timer(now);
+        while group.processes[0].poll_transmit(now, &mut frame) {
+            let header = *Packet::parse(&frame).unwrap().onepipe().unwrap();
+            if header.opcode() == OnePipeOpcode::BEACON {
+                assert!(header.nothing_follows() && header.barrier().is_none(), "{header}");
+                beacons += 1;
+            }
+        }
+    }
+    assert_eq!(beacons, 10);
+    let own = |frame: &&Vec<u8>| Packet::parse(frame).unwrap().ethernet().src.0[5] == 0;
+    let sent: Vec<_> = group.frames[before..].iter().filter(own).cloned().collect();
+    group.frames = sent;
+    let opcodes = opcodes(&group, 0);
+    assert!(!opcodes.is_empty() && opcodes.iter().all(|opcode| *opcode == OnePipeOpcode::ACK), "{opcodes:?}");
+}
+
+/// Its beginning does not take of this process's room for ever, and what it says when it comes back is heard.
+#[test]
+fn what_a_sender_breaks_off_is_thrown_away_after_a_while() {
+    let patience = Nanos::from_millis(200);
+    let mut group = Group::new(2, |config| config.timeout = Nanos::from_secs(1));
+    let mut receiver = config(1, 2, false);
+    receiver.timeout = Nanos(patience.0 / ABANDONED_AFTER);
+    group.processes[1] = Process::new(receiver).unwrap();
+    group.run(4);
+    group.scatter(0, &[(1, b"whole")]).unwrap();
+    group.scatter(0, &[(1, &[1; 700])]).unwrap();
+    assert_eq!(group.send(0, 3), 3, "one message, and two packets of three or more");
+    let text = |group: &mut Group| group.received(1);
+    group.run(1);
+    let begun = group.now;
+    // Its last packets are on a path that takes long.
+    let mut late = Vec::new();
+    let mut frame = Vec::new();
+    while group.processes[0].poll_transmit(begun, &mut frame) {
+        late.push(frame.clone());
+    }
+    pass(&mut group, 1);
+    let sweeps = |group: &mut Group| {
+        for _ in 0..4 {
+            group.now = group.now + Nanos::from_micros(3);
+            let now = group.now;
+            group.processes[1].on_timer(now);
+        }
+    };
+    group.now = begun + Nanos(patience.0 - 50_000);
+    sweeps(&mut group);
+    let (incomplete, kept) = (Refusal::Incomplete, group.processes[1].buffered().1);
+    assert!(kept >= 2 * PACKET_COST, "still {kept} bytes");
+    assert_eq!(group.processes[1].counters().refused(incomplete), 0);
+    group.now = begun + Nanos(patience.0 + 50_000);
+    sweeps(&mut group);
+    assert_eq!(group.processes[1].counters().refused(incomplete), 1);
+    let whole = text(&mut group);
+    assert!(whole.iter().all(|(_, text)| text == b"whole"), "{whole:?}");
+    assert_eq!(group.processes[1].buffered().1, 0, "all of it was given back");
+    sweeps(&mut group);
+    assert_eq!(group.processes[1].counters().refused(incomplete), 1, "once");
+    // It goes on after all: that one is lost, and its sender is told; the next one is not.
+    let now = group.now;
+    for frame in &late {
+        _ = group.processes[1].on_frame(frame, now);
+    }
+    group.scatter(0, &[(1, b"next")]).unwrap();
+    group.run(12);
+    pass(&mut group, 1);
+    group.run(12);
+    assert_eq!(text(&mut group), [(0, b"next".to_vec())]);
+    assert_eq!(group.failures(0).len(), 1);
+    assert_eq!((group.processes[0].unsettled(), group.processes[1].buffered().1), (0, 0));
+}
+
+/// Of a large message and a small one that come together, the small one does not keep the large one's memory.
+#[test]
+fn each_message_has_memory_of_its_own() {
+    let mut group = Group::new(2, |_| {});
+    group.run(4);
+    let large = vec![5; 20_000];
+    group.scatter(0, &[(1, &large), (1, b"a little"), (1, b"end")]).unwrap();
+    group.run(12);
+    let first = group.processes[1].unreliable_recv().unwrap();
+    assert_eq!(first.payload, large);
+    for text in [&b"a little"[..], b"end"] {
+        let payload = group.processes[1].unreliable_recv().unwrap().payload;
+        assert_eq!(payload, text);
+        assert!(payload.capacity() < 1000, "{} bytes are kept for {}", payload.capacity(), text.len());
+    }
+}
