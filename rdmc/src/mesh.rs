@@ -236,7 +236,10 @@ impl Mesh {
                 self.lose(nic, peer, now);
             } else if link.probed.max(link.heard) + self.probe_every <= now {
                 link.probed = now;
-                self.send(nic, peer, 0, Message::Ping);
+                // What waits to be heard shows as well whether it is there.
+                if link.outbox.is_empty() {
+                    self.send(nic, peer, 0, Message::Ping);
+                }
             }
         } else if link.coming.is_none() && self.own > peer && link.retry_at <= now {
             link.retry_at = now + self.attempt;

@@ -8,16 +8,16 @@ fn here() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Builds the example, and returns it.
-fn build(folder: &Path) -> PathBuf {
+/// Builds a program, and returns it.
+fn build(source: &str, folder: &Path) -> PathBuf {
     // Tests lie beside the library.
     let own = std::env::current_exe().unwrap();
     let libraries = own.parent().unwrap();
     assert!(libraries.join("libonepipe_c.so").exists(), "it is built with the tests");
-    let program = folder.join("scatter");
+    let program = folder.join("program");
     let out = Command::new("gcc")
-        .args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O1"])
-        .arg(here().join("examples/scatter.c"))
+        .args(["-std=c11", "-pthread", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O1"])
+        .arg(here().join(source))
         .arg("-I")
         .arg(here().join("include"))
         .arg("-L")
@@ -73,7 +73,7 @@ fn run(program: &Path, config: &Path, arguments: &[&str]) -> Output {
 #[test]
 fn an_example_in_c_sends_and_receives() {
     let folder = tempfile::tempdir().unwrap();
-    let program = build(folder.path());
+    let program = build("examples/scatter.c", folder.path());
     let config = folder.path().join("own.process.toml");
     std::fs::write(&config, CONFIG).unwrap();
 
@@ -102,4 +102,22 @@ fn an_example_in_c_sends_and_receives() {
     let stderr = String::from_utf8(out.stderr).unwrap();
     assert_eq!(out.status.code(), Some(2));
     assert!(stderr.contains("there are two processes 2"), "{stderr}");
+}
+
+#[test]
+fn who_waits_hears_that_it_has_left_and_who_exits_is_called_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = build("tests/leave.c", folder.path());
+    let config = folder.path().join("own.process.toml");
+    std::fs::write(&config, CONFIG).unwrap();
+    let said = |what: &str| {
+        let out = Command::new(&program).arg(what).arg(&config).output().unwrap();
+        let stderr = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(0), "{what}: {stderr}");
+        String::from_utf8(out.stdout).unwrap()
+    };
+    // ONEPIPE_LEFT, and of a process that nobody knows ONEPIPE_UNKNOWN
+    let after = "receive: -10, send: -10, alive: -10, unknown: -4";
+    assert_eq!(said("leave"), format!("who waits: -10\n{after}\ntime: 1\n"));
+    assert_eq!(said("exit"), "to 3: no answer\ncalled back 1 times\n");
 }

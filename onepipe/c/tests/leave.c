@@ -1,0 +1,73 @@
+/*
+ * Ends of an endpoint. "leave CONFIG": one thread waits for a message while another one leaves, and what may still be called is called.
+ * "exit CONFIG": what is under way to nobody is called back before the last function returns. Prints what was seen.
+ */
+#include <onepipe.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+static const uint64_t MINUTE_US = 60000000;
+
+static int send_to(onepipe_t *endpoint, uint32_t dst) {
+    onepipe_message_t message = {dst, "x", 1};
+    return onepipe_unreliable_send(endpoint, &message, 1, NULL);
+}
+
+static int receive(onepipe_t *endpoint) {
+    char buffer[8];
+    size_t len;
+    return onepipe_unreliable_recv(endpoint, MINUTE_US, NULL, NULL, buffer, sizeof buffer, &len);
+}
+
+static void *wait_in_vain(void *endpoint) {
+    static int result;
+    result = receive(endpoint);
+    return &result;
+}
+
+static void on_failure(const onepipe_failed_t *failed, void *arg) {
+    int *called = arg;
+    ++*called;
+    printf("to %u: %s\n", failed->dst, onepipe_strfailure(failed->why));
+}
+
+int main(int argc, char **argv) {
+    onepipe_t *endpoint;
+    pthread_t waits;
+    void *waited;
+    int called = 0;
+    /* Nobody left, nothing happens. */
+    onepipe_leave(NULL);
+    onepipe_exit(NULL);
+    if (argc != 3 || onepipe_init(argv[2], &endpoint) != ONEPIPE_OK) {
+        fprintf(stderr, "%s", onepipe_last_error());
+        return 2;
+    }
+    if (strcmp(argv[1], "exit") == 0) {
+        if (onepipe_send_fail_callback(endpoint, on_failure, &called) != ONEPIPE_OK || send_to(endpoint, 3) != ONEPIPE_OK) {
+            return 1;
+        }
+        onepipe_exit(endpoint);
+        printf("called back %d times\n", called);
+        return 0;
+    }
+    if (send_to(endpoint, 2) != ONEPIPE_OK || receive(endpoint) != 1) {
+        return 1;
+    }
+    if (pthread_create(&waits, NULL, wait_in_vain, endpoint) != 0) {
+        return 1;
+    }
+    onepipe_leave(endpoint);
+    if (pthread_join(waits, &waited) != 0) {
+        return 1;
+    }
+    printf("who waits: %d\n", *(int *)waited);
+    /* A second time it has been done. */
+    onepipe_leave(endpoint);
+    printf("receive: %d, send: %d, alive: %d, unknown: %d\n", receive(endpoint), send_to(endpoint, 2),
+           onepipe_set_alive(endpoint, 2, 0), onepipe_set_alive(endpoint, 9, 0));
+    printf("time: %d\n", onepipe_get_timestamp(endpoint) != ONEPIPE_NO_TIMESTAMP);
+    onepipe_exit(endpoint);
+    return 0;
+}
