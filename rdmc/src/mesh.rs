@@ -10,8 +10,8 @@ use crate::wire::{HELLO, LEN, Message, is_hello};
 use core::net::IpAddr;
 use rnic::cm::{Conn, Event as CmEvent, PortSpace, service_id_of};
 use rnic::{
-    Access, Buffer, Completed, Completion, ConnParam, Cq, Data, Modify, Mr, Operation, Pd, QpInit, RecvRequest, Rnic,
-    SendRequest, Sge, Status, Transport,
+    Access, Buffer, Completed, Completion, ConnParam, Cq, Data, Modify, Mr, Operation, Pd, QpInit,
+    RecvRequest, Rnic, SendRequest, Sge, Status, Transport,
 };
 use rocev2::Qpn;
 use rocev2::cm::RejReason;

@@ -157,7 +157,9 @@ fn a_file_crosses_between_racks_once() {
     let rack = Rack::new(5);
     let mut network = String::from("[topology]\n");
     for (n, switch) in (1..).zip(["left", "right", "above"]) {
-        network += &format!("[[switch]]\nname = \"{switch}\"\ntunnel = \"10.255.0.{n}\"\nmac = \"02:00:00:00:01:0{n}\"\n");
+        network += &format!(
+            "[[switch]]\nname = \"{switch}\"\ntunnel = \"10.255.0.{n}\"\nmac = \"02:00:00:00:01:0{n}\"\n"
+        );
     }
     for id in 1..=5 {
         let switch = if id < 4 { "left" } else { "right" };

@@ -87,7 +87,8 @@ fn all_blocks_may_fail_at_once() {
     let uses = node.resources.as_ref().unwrap().uses.keys().copied().collect::<Vec<_>>();
     assert_eq!((uses.len(), node.words()), (100, 100), "as many as there is room for");
     let mut posted = 0;
-    for qpn in uses.iter().copied().chain(node.mesh.queue_pairs().copied().collect::<Vec<_>>()).map(Qpn::new) {
+    for qpn in uses.iter().copied().chain(node.mesh.queue_pairs().copied().collect::<Vec<_>>()).map(Qpn::new)
+    {
         while nic.post_recv(qpn, RecvRequest { id: 0, data: None }).is_ok() {
             posted += 1;
         }

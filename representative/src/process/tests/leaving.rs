@@ -94,7 +94,10 @@ fn who_has_left_still_receives_and_answers() {
     group.processes[0].leave();
     let (now, before, mut frame) = (group.now, group.frames.len(), vec![7; 3]);
     // To one that it has sent to, with nothing before it
-    assert!(group.processes[0].poll_transmit(now, &mut frame) && !group.processes[0].poll_transmit(now, &mut frame));
+    assert!(
+        group.processes[0].poll_transmit(now, &mut frame)
+            && !group.processes[0].poll_transmit(now, &mut frame)
+    );
     let kept = frame.clone();
     assert_eq!(group.processes[0].send_at_once(now, ProcessId(1), b"x", &mut frame), None);
     assert!(frame == kept, "nothing was written");
