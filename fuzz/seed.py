@@ -69,6 +69,8 @@ def seeds(target: str, frame: bytes) -> list[bytes]:
         life = made((13, 0, 0, 0), (2, 0, 0, 1), (2, 1, 0, 1), (4, 0, 0, 0), (4, 1, 0, 0))
         sent = made((11, 1, 0, 9), (11, 0, 0, 9), (13, 0, 1, 60), (8, 0, 200, 5), (8, 0, 200, 5), (8, 1, 200, 5))
         more = made((8, 0, 200, 5), (24, 0, 200, 8), (12, 0, 10, 9), (13, 0, 2, 0), (5, 0, 1, 1), (5, 1, 1, 1), (5, 0, 2, 0))
+        # Then the one asks without end, and does not listen
+        more += made((13, 0, 4, 0), (15, 0, 1, 0), (7, 0, 255, 0), (7, 0, 255, 0))
         return [bytes([len(frame) // 4 % 16]) + life + 2 * sent + more + bytes([0, 0, 0, 0]) + frame[:48]]
     if target == "rnic":
         bth = frame[42:-4][:510]

@@ -79,7 +79,7 @@ impl Peer {
     fn queue_pair(&mut self) -> Option<Qpn> {
         let Self { pd, cq, .. } = *self;
         let (transport, srq) = (Transport::Rc, None);
-        let init = QpInit { transport, pd, send_cq: cq, recv_cq: cq, srq, max_send: 64, max_recv: 32 };
+        let init = QpInit { transport, pd, send_cq: cq, recv_cq: cq, srq, max_send: 1024, max_recv: 32 };
         self.nic.create_qp(init).ok()
     }
 
@@ -345,12 +345,13 @@ impl Host {
                     peer.nic.on_frame(&frame, self.now);
                 }
             }
-            for peer in &mut self.peers {
-                peer.run(self.now);
-                while peer.nic.poll_transmit(self.now, &mut frame) {
+            for n in 0..self.peers.len() {
+                self.peers[n].run(self.now);
+                while self.peers[n].nic.poll_transmit(self.now, &mut frame) {
                     moved = true;
-                    if frame[5] == OWN && !peer.dumb {
+                    if frame[5] == OWN && !self.peers[n].dumb {
                         self.nic.on_frame(&frame, self.now);
+                        self.run();
                     }
                 }
             }

@@ -411,8 +411,7 @@ impl Mesh {
                 // What waits already says as much, as soon as there is room for it; and one that asks without hearing must not
                 // make it grow.
                 Some((_, Message::Ping)) if link.outbox.is_empty() => self.send(nic, peer, 0, Message::Pong),
-                Some((_, Message::Ping)) => {}
-                Some((_, Message::Pong)) => {}
+                Some((_, Message::Ping | Message::Pong)) => {}
                 Some((group, message)) => self.news.push_back(News::Message(peer, group, message)),
                 None => self.malformed += 1,
             }
