@@ -230,7 +230,7 @@ fn who_receives_while_it_leaves_gets_everything() {
     config.process.tell_settled = false;
     let (mut sender, mut receiver) = Endpoint::init(config).unwrap().split();
     let handle = receiver.handle().clone();
-    let (sent, received) = std::thread::scope(|scope| {
+    let (sent, taken) = std::thread::scope(|scope| {
         // It goes on sending until it is told that this is over.
         let sending = scope.spawn(|| {
             let mut sent = 0u32;
@@ -244,12 +244,12 @@ fn who_receives_while_it_leaves_gets_everything() {
             }
         });
         let receiving = scope.spawn(|| {
-            let mut received = 0u32;
+            let mut taken = 0u32;
             while let Some(message) = receiver.recv_timeout(LONG) {
-                assert_eq!(message.payload, received.to_be_bytes());
-                received += 1;
+                assert_eq!(message.payload, taken.to_be_bytes());
+                taken += 1;
             }
-            received
+            taken
         });
         wait_for("deliveries", || (handle.counters().delivered.get() > 1000).then_some(()));
         // Two want it to end, and each returns when it has.
@@ -260,12 +260,14 @@ fn who_receives_while_it_leaves_gets_everything() {
                 assert!(handle.has_ended() && !handle.is_running());
             })
         });
-        exits.into_iter().for_each(|exit| exit.join().unwrap());
-        let (sent, received) = (sending.join().unwrap(), receiving.join().unwrap());
-        assert_eq!(u64::from(received), handle.counters().delivered.get());
-        (sent, received)
+        for exit in exits {
+            exit.join().unwrap();
+        }
+        let (sent, taken) = (sending.join().unwrap(), receiving.join().unwrap());
+        assert_eq!(u64::from(taken), handle.counters().delivered.get());
+        (sent, taken)
     });
-    assert!(received > 1000 && received <= sent, "{received} of {sent}");
+    assert!(taken > 1000 && taken <= sent, "{taken} of {sent}");
     // What may be asked afterwards
     assert!(receiver.unreliable_recv().is_none() && receiver.poll_event().is_none());
     assert!(!handle.set_alive(TWIN, false), "nobody hears it any more");
@@ -288,7 +290,7 @@ fn who_exits_is_called_back_of_what_has_failed_by_then() {
     assert_eq!(*failed.lock().unwrap(), [(1, Failure::NoAnswer); 3]);
 }
 
-/// More than there is room for between the two, of which nothing is ever received
+/// More than there is room for between the two, of which nothing is ever taken
 #[test]
 fn who_exits_does_not_wait_for_one_who_never_receives() {
     let mut config = config();
@@ -304,12 +306,12 @@ fn who_exits_does_not_wait_for_one_who_never_receives() {
     let handle = receiver.handle().clone();
     handle.exit();
     let counters = handle.counters();
-    let mut received = 0;
+    let mut taken = 0;
     while let Some(message) = receiver.unreliable_recv() {
         assert_eq!(message.payload, text);
-        received += 1;
+        taken += 1;
     }
-    assert!((1..=sent).contains(&received) && received <= counters.delivered.get(), "{received} of {sent}");
+    assert!((1..=sent).contains(&taken) && taken <= counters.delivered.get(), "{taken} of {sent}");
     assert!(!handle.is_running());
 }
 

@@ -155,21 +155,22 @@ fn a_file_comes_to_all() {
 #[test]
 fn a_file_crosses_between_racks_once() {
     let rack = Rack::new(5);
-    let mut network = String::from("[topology]\n");
-    for (n, switch) in (1..).zip(["left", "right", "above"]) {
-        network += &format!(
-            "[[switch]]\nname = \"{switch}\"\ntunnel = \"10.255.0.{n}\"\nmac = \"02:00:00:00:01:0{n}\"\n"
-        );
-    }
-    for id in 1..=5 {
+    let switch = |(n, name): (u32, &str)| {
+        format!("[[switch]]\nname = \"{name}\"\ntunnel = \"10.255.0.{n}\"\nmac = \"02:00:00:00:01:0{n}\"\n")
+    };
+    let host = |id: u32| {
         let switch = if id < 4 { "left" } else { "right" };
-        network += &format!(
+        format!(
             "[[host]]\nname = \"h{id}\"\naddress = \"10.0.0.{id}/24\"\nmac = \"02:00:00:00:00:0{id}\"\nswitch = \"{switch}\"\n"
-        );
-    }
-    for switch in ["left", "right"] {
-        network += &format!("[[link]]\nends = [\"{switch}\", \"above\"]\n");
-    }
+        )
+    };
+    let link = |name: &str| format!("[[link]]\nends = [\"{name}\", \"above\"]\n");
+    let network: String = [String::from("[topology]\n")]
+        .into_iter()
+        .chain((1..).zip(["left", "right", "above"]).map(switch))
+        .chain((1..=5).map(host))
+        .chain(["left", "right"].map(link))
+        .collect();
     let path = rack.path("network.toml");
     std::fs::write(&path, network).unwrap();
     let (file, bytes) = rack.file(6_000_001);
