@@ -49,7 +49,7 @@ fn every_way_is_taken() {
     }
 }
 
-fn delay(tree: FatTree) -> f64 {
+fn delay(tree: &FatTree) -> f64 {
     let mut made = tree.build(5);
     made.world.run_until(tree.lasts + Nanos::from_micros(100));
     assert_eq!(made.check(None), Ok(()));
@@ -66,12 +66,12 @@ fn barriers_cost_half_an_interval_and_hosts_their_forwarding() {
         // A barrier comes from the farthest host: a link more than hops.
         let link = tree.link.delay.0 as f64 + ((90 + OVERHEAD) * 8) as f64 / 100.0;
         let expected = f64::from(hops + 1) * link + BEACON_INTERVAL.0 as f64 / 2.0;
-        let chip = delay(tree);
+        let chip = delay(&tree);
         assert!((chip - expected).abs() < 0.1 * expected, "{hops} hops: {chip:.0} ns, not {expected:.0}");
         // A representative is a link away: there and back at each switch that a barrier passes.
         tree.incarnation = Incarnation::Host;
         let expected = expected + f64::from(hops) * 2.0 * link;
-        let host = delay(tree);
+        let host = delay(&tree);
         assert!((host - expected).abs() < 0.1 * expected, "{hops} hops: {host:.0} ns, not {expected:.0}");
     }
 }

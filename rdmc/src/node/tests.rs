@@ -24,7 +24,7 @@ fn started(links: usize, connections: usize) -> (Node, Rnic) {
         ..rnic::Config::new(Interface::new(MacAddr([2; 6]), own, 16))
     };
     let mut nic = Rnic::new(nic);
-    let mut node = Node::new(Config { links, connections, ..Config::new(own) });
+    let mut node = Node::new(Config { connections, links, ..Config::new(own) });
     node.start(&mut nic).unwrap();
     (node, nic)
 }
