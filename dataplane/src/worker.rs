@@ -216,16 +216,12 @@ impl<F: Function> Worker<F> {
     /// Sends it up to the control plane; why not, if there is no room.
     #[cold]
     fn punt(&mut self, frame: Mbuf, port: PortId) -> Option<DropReason> {
-        match self.up.try_send(Up::Punt { worker: self.index, frame, port }) {
-            Ok(()) => {
-                self.tx.counters.punted.add(1);
-                None
-            }
-            Err(_) => {
-                self.tx.counters.count_drop(DropReason::ControlFull);
-                Some(DropReason::ControlFull)
-            }
+        if self.up.try_send(Up::Punt { worker: self.index, frame, port }).is_ok() {
+            self.tx.counters.punted.add(1);
+            return None;
         }
+        self.tx.counters.count_drop(DropReason::ControlFull);
+        Some(DropReason::ControlFull)
     }
 
     /// Frames from other workers, commands and frames from the control plane; whether there was something.

@@ -372,10 +372,8 @@ impl Report {
             text.push('\n');
         }
         let dropped: u64 = self.drops.iter().map(|r| r.frames).sum();
-        let (received, sent): (u64, u64) = self
-            .ports
-            .iter()
-            .fold((0, 0), |(rx, tx), PortRow { port, .. }| (rx + port.rx_frames, tx + port.tx_frames));
+        let sum = |count: fn(&Port) -> u64| self.ports.iter().map(|row| count(&row.port)).sum::<u64>();
+        let (received, sent) = (sum(|port| port.rx_frames), sum(|port| port.tx_frames));
         _ = write!(text, "{received} frames in, {sent} out, {dropped} dropped, in {:.2} s", self.seconds);
         text
     }

@@ -236,8 +236,10 @@ fn a_groups_packets_are_seen_to_be_scattered() {
         }
         // It may end at any time, and another begin.
         let id = row["cells"][0].as_str().unwrap();
+        // The trace of one that ends then waits until it is ended, too.
         let trace = ["trace", switch.to_str().unwrap(), "--json", "--count", "50", "--group", id];
-        let output = understudy(&trace);
+        let program = env!("CARGO_BIN_EXE_understudy");
+        let output = Command::new("timeout").args(["-s", "INT", "5", program]).args(trace).output().unwrap();
         let lines = String::from_utf8(output.stdout).unwrap();
         let packets = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
         let whats = |packet: &Value| -> Vec<String> {
