@@ -120,12 +120,13 @@ fn scrape(metrics: SocketAddr) -> io::Result<()> {
 
 /// The question that `understudy top` asks, over a connection that it keeps.
 fn ask(socket: &Path, top: &mut Option<BufReader<UnixStream>>) -> io::Result<()> {
-    if top.is_none() {
+    let stream = if let Some(stream) = top {
+        stream
+    } else {
         let stream = UnixStream::connect(socket)?;
         stream.set_read_timeout(Some(PATIENCE))?;
-        *top = Some(BufReader::new(stream));
-    }
-    let Some(stream) = top else { unreachable!("it is connected") };
+        top.insert(BufReader::new(stream))
+    };
     stream.get_mut().write_all(b"{\"ask\":\"snapshot\"}\n")?;
     let mut answer = String::new();
     stream.read_line(&mut answer)?;
