@@ -316,18 +316,24 @@ impl Table {
 }
 
 /// The first [`ROWS`] in this order, and how many more there are. There may be ten thousands, of which few are to be shown: never
-/// more than twice as many are held, and only those that are kept are sorted.
+/// more than twice as many are held, and what comes behind those that are kept costs a comparison.
 pub(crate) fn busiest<T>(
     all: impl IntoIterator<Item = T>,
     order: impl Fn(&T, &T) -> Ordering,
 ) -> (Vec<T>, usize) {
-    let mut kept = Vec::new();
+    let mut kept = Vec::<T>::new();
+    // Whether nothing of the first `ROWS` comes behind the last of them
+    let mut chosen = false;
     let mut seen = 0;
     for thing in all {
         seen += 1;
+        if chosen && order(&thing, &kept[ROWS - 1]) == Ordering::Greater {
+            continue;
+        }
         if kept.len() == 2 * ROWS {
-            kept.select_nth_unstable_by(ROWS, &order);
+            kept.select_nth_unstable_by(ROWS - 1, &order);
             kept.truncate(ROWS);
+            chosen = true;
         }
         kept.push(thing);
     }
