@@ -62,6 +62,7 @@ bench: build ## forwarding and replicating against dpdk-testpmd; the costs of pa
 	@scripts/deps.sh bench
 	$(PROGRAM) bench peers
 	$(PROGRAM) bench pktgen
+	$(PROGRAM) bench observe
 	$(PROGRAM) bench p4ce
 	$(PROGRAM) bench consensus
 	$(PROGRAM) bench swordbox

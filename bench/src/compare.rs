@@ -3,7 +3,7 @@
 //! Each plays a capture over and over (`net_pcap` with `infinite_rx`). Rates count by the polling thread's time on the CPU,
 //! which other load hardly moves; a sample whose thread had less than nine tenths of a core is thrown away all the same.
 
-use crate::process::{Counts, Program, Sample, measure};
+use crate::process::{Company, Counts, Program, Sample, measure};
 use clap::Args;
 use miette::{IntoDiagnostic as _, Report, miette};
 use serde::Serialize;
@@ -17,16 +17,18 @@ use tempfile::TempDir;
 const MIN_ON_CPU: f64 = 0.9;
 /// Attempts at a sample that keeps its core
 const ATTEMPTS: usize = 4;
+/// Length of a sample in seconds, unless it is said
+const SECONDS: f64 = 1.5;
 
 /// How a comparison is made
-#[derive(Args)]
+#[derive(Clone, Args)]
 pub struct CompareArgs {
     /// Samples of each program; the median counts
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=99))]
     pub(crate) rounds: u32,
-    /// Length of a sample in seconds
-    #[arg(long, default_value_t = 1.5)]
-    pub(crate) seconds: f64,
+    /// Length of a sample in seconds [default: 1.5; 5 for `observe`]
+    #[arg(long)]
+    pub(crate) seconds: Option<f64>,
     /// CPU of the polling thread; the last one unless said
     #[arg(long)]
     pub(crate) cpu: Option<usize>,
@@ -49,6 +51,8 @@ pub(crate) struct Entry {
     pub(crate) help: &'static str,
     /// What is counted
     pub(crate) counts: Counts,
+    /// Who is there meanwhile
+    pub(crate) company: Option<Company>,
 }
 
 /// One program on one traffic.
@@ -152,7 +156,7 @@ impl Bench {
         entries: &[Entry],
         ratios: impl FnOnce(&Figures) -> Vec<Ratio>,
     ) -> Result<(), Report> {
-        let length = Duration::try_from_secs_f64(args.seconds).into_diagnostic()?;
+        let length = Duration::try_from_secs_f64(args.seconds.unwrap_or(SECONDS)).into_diagnostic()?;
         let mut samples = vec![(Vec::<Sample>::new(), 0); entries.len()];
         for round in 0..args.rounds {
             for n in 0..entries.len() {
@@ -184,8 +188,14 @@ impl Bench {
     fn sample(&self, entry: &Entry, length: Duration) -> Result<Sample, Report> {
         let file_prefix = format!("understudy-bench-{}", std::process::id());
         let program = (entry.launch)(self, &entry.capture, file_prefix)?;
-        measure(program, entry.counts, length, &self.dir.path().join("log"))
+        let invite = || entry.company.as_ref().map(|company| company(self)).transpose();
+        measure(program, entry.counts, length, &self.log(), invite)
             .map_err(|error| miette!(help = entry.help, "{error}"))
+    }
+
+    /// What the program that is measured says
+    pub(crate) fn log(&self) -> PathBuf {
+        self.dir.path().join("log")
     }
 
     /// `dpdk-testpmd` on a capture.
@@ -283,11 +293,14 @@ impl Comparison {
         }
         text.push('\n');
         for ratio in &self.ratios {
+            // What is to cost a percent at most is told to a tenth of one.
+            let digits = if (ratio.value.unwrap_or(0.0) - 1.0).abs() < 0.02 { 3 } else { 2 };
             _ = match ratio.value {
-                Some(value) if ratio.at_least == 0.0 => writeln!(text, "{value:.2}  {}", ratio.what),
+                Some(value) if ratio.at_least == 0.0 => writeln!(text, "{value:.digits$}  {}", ratio.what),
                 Some(value) => {
                     let verdict = if value >= ratio.at_least { "reached" } else { "missed" };
-                    writeln!(text, "{value:.2}  {} (goal {:.2}: {verdict})", ratio.what, ratio.at_least)
+                    let goal = ratio.at_least;
+                    writeln!(text, "{value:.digits$}  {} (goal {goal:.2}: {verdict})", ratio.what)
                 }
                 None => writeln!(
                     text,
@@ -322,6 +335,7 @@ mod tests {
             launch: Box::new(|_, _, _| Err(miette!("it is not started"))),
             help: "",
             counts: Counts::Sent,
+            company: None,
         };
         let few = Figures(vec![figure(&entry, &[sample; 4], 6, 5)]);
         assert_eq!((few.rate("one", "some"), few.own_ns("one", "some")), (None, None));

@@ -5,12 +5,14 @@ use clap::Args;
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use miette::{IntoDiagnostic as _, Report, miette};
 use serde_json::{Value, json};
-use sim::consensus::costs::{self, Failure, Pace, pace, pause};
+use sim::consensus::costs::{self, Failure, Load, Pace, pause};
 use std::io::Write as _;
 use switch::Nanos;
 
 /// Bits a second of every link: the leader's is the limit
 pub(crate) const RATE: u64 = 10_000_000_000;
+/// Of every run
+const SEED: u64 = 1;
 const SIZES: [usize; 5] = [64, 512, 1024, 4096, 8192];
 
 /// Compare consensus with and without the switch: packets, goodput, fail-over (simulated; about a minute)
@@ -76,9 +78,10 @@ impl Paces {
     ///
     /// # Errors
     /// What was wrong with a run.
-    pub fn measure(replicas: u8, size: usize) -> Result<Self, Report> {
-        let directly = pace(replicas, size, false, RATE).map_err(wrong)?;
-        let through = pace(replicas, size, true, RATE).map_err(wrong)?;
+    pub fn measure(replicas: u8, size: usize, seed: u64) -> Result<Self, Report> {
+        let load = |through| Load { replicas, size, through, rate_bps: RATE, window: None, seed };
+        let directly = load(false).pace().map_err(wrong)?;
+        let through = load(true).pace().map_err(wrong)?;
         Ok(Self { replicas, size, directly, through })
     }
 }
@@ -101,16 +104,16 @@ impl Pauses {
     ///
     /// # Errors
     /// What was wrong with a run.
-    pub fn measure(replicas: u8, failure: Failure, moments: u64) -> Result<Self, Report> {
-        let (directly, _) = pause(failure, false, replicas, moments).map_err(wrong)?;
-        let (through, _) = pause(failure, true, replicas, moments).map_err(wrong)?;
+    pub fn measure(replicas: u8, failure: Failure, moments: u64, seed: u64) -> Result<Self, Report> {
+        let (directly, _) = pause(failure, false, replicas, moments, seed).map_err(wrong)?;
+        let (through, _) = pause(failure, true, replicas, moments, seed).map_err(wrong)?;
         Ok(Self { replicas, failure, directly, through })
     }
 }
 
 fn packets() -> Result<Vec<Value>, Report> {
     let row = |replicas: u8| {
-        let Paces { directly, through, .. } = Paces::measure(replicas, 64)?;
+        let Paces { directly, through, .. } = Paces::measure(replicas, 64, SEED)?;
         Ok(json!({
             "replicas": replicas,
             "out": rounded(directly.packets_out, 2),
@@ -126,7 +129,7 @@ fn goodput() -> Result<Vec<Value>, Report> {
     let mut rows = Vec::new();
     for replicas in [2, 4] {
         for size in SIZES {
-            let Paces { directly, through, .. } = Paces::measure(replicas, size)?;
+            let Paces { directly, through, .. } = Paces::measure(replicas, size, SEED)?;
             rows.push(json!({
                 "replicas": replicas,
                 "value_bytes": size,
@@ -143,7 +146,7 @@ fn failures(moments: u64) -> Result<Vec<Value>, Report> {
     let mut rows = Vec::new();
     for replicas in [2, 4] {
         for failure in Failure::ALL {
-            let Pauses { directly, through, .. } = Pauses::measure(replicas, failure, moments)?;
+            let Pauses { directly, through, .. } = Pauses::measure(replicas, failure, moments, SEED)?;
             let us = |span: Nanos| rounded(span.0 as f64 / 1000.0, 1);
             rows.push(json!({
                 "replicas": replicas,

@@ -5,6 +5,7 @@
 pub mod compare;
 pub mod consensus;
 pub mod hgrm;
+pub mod observe;
 pub mod onepipe;
 pub mod p4ce;
 pub mod paper;

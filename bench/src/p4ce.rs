@@ -159,6 +159,7 @@ fn entry(program: &str, traffic: &str, capture: &Path, launch: Launch) -> Entry 
         launch,
         help: "`understudy doctor` says what is missing; dpdk-testpmd is in Debian's package dpdk-dev",
         counts: Counts::Sent,
+        company: None,
     }
 }
 

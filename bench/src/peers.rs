@@ -58,6 +58,7 @@ pub fn run(args: &PeersArgs, understudy: &Path) -> Result<(), Report> {
             launch,
             help,
             counts: Counts::Sent,
+            company: None,
         };
         for mode in ["io", "macswap"] {
             entries.push(entry(

@@ -41,6 +41,7 @@ pub fn run(args: &PktgenArgs, understudy: &Path) -> Result<(), Report> {
         launch,
         help: "`understudy doctor` says what is missing; dpdk-testpmd is in Debian's package dpdk-dev",
         counts: Counts::Sent,
+        company: None,
     };
     let mut entries = vec![entry(TXONLY, "datagrams of this length", txonly())];
     for (qps, traffic, _) in STREAMS {

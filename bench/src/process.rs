@@ -1,5 +1,6 @@
 //! A program under measurement: started, watched, stopped.
 
+use crate::compare::Bench;
 use crate::telemetry::Telemetry;
 use std::fs;
 use std::io;
@@ -27,6 +28,15 @@ pub(crate) struct Program {
     /// Beginnings of the names that its polling thread may have
     pub(crate) thread_names: &'static [&'static str],
 }
+
+/// Who is there while a program is measured.
+pub(crate) trait Guest {
+    /// Ends what it does. Says what went wrong with it, if something did: the measurement is none then.
+    fn leave(self: Box<Self>) -> io::Result<()>;
+}
+
+/// Invites one, to a program that is running.
+pub(crate) type Company = Box<dyn Fn(&Bench) -> io::Result<Box<dyn Guest>>>;
 
 /// Which frames count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,12 +86,13 @@ impl Drop for Running {
     }
 }
 
-/// Starts the program, lets it warm up, and measures it for this long.
+/// Starts the program, lets it warm up, and measures it for this long. A guest is there from before the warm-up on.
 pub(crate) fn measure(
     mut program: Program,
     counts: Counts,
     length: Duration,
     log: &std::path::Path,
+    invite: impl FnOnce() -> io::Result<Option<Box<dyn Guest>>>,
 ) -> io::Result<Sample> {
     let name = program.command.get_program().to_string_lossy().into_owned();
     let failed = |what: String| {
@@ -112,11 +123,15 @@ pub(crate) fn measure(
             break (telemetry, thread);
         }
     };
+    let guest = invite().map_err(|error| failed(format!("nobody can look at it: {error}")))?;
     sleep(WARM_UP);
     let (frames, on_cpu, at) = (telemetry.frames(counts)?, on_cpu_nanos(&thread)?, now());
     sleep(length);
     let (frames, on_cpu, wall) =
         (telemetry.frames(counts)? - frames, on_cpu_nanos(&thread)? - on_cpu, now().duration_since(at));
+    if let Some(guest) = guest {
+        guest.leave().map_err(|error| failed(format!("looking at it failed: {error}")))?;
+    }
     // It may have found that it did not do what was to be measured.
     if let Some(code @ 1..) = running.stop() {
         return Err(failed(format!("ended with code {code}")));

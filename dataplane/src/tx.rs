@@ -221,6 +221,17 @@ impl Tx {
         }
     }
 
+    /// Why a frame that was pushed is lost, by what [`push`](Self::push) said of it; `None` if it is under way.
+    #[cold]
+    pub(crate) fn lost(&self, port: PortId, taken: Result<(), Full>) -> Option<DropReason> {
+        match (&self.exits[port.index()], taken) {
+            (Exit::Away(_), _) => Some(DropReason::LinkDown),
+            (_, Ok(())) => None,
+            (Exit::Queue(_), Err(Full)) => Some(DropReason::PortFull),
+            (Exit::Worker(_), Err(Full)) => Some(DropReason::HandoffFull),
+        }
+    }
+
     /// The port has a peer, and can be used.
     #[cold]
     pub(crate) fn adopt(&mut self, port: PortId) {

@@ -12,7 +12,7 @@ use switch::{DropReason, Frame as _, Full, Nanos, Output, PortId, Verdict};
 
 /// Bytes that are kept of a frame: all headers, with something of what they carry
 pub const KEPT: usize = 256;
-/// Frames that are kept of those that leave for one that came
+/// Frames that are kept of those that leave for one that came, beside what came and what became of it
 const LEAVING: usize = 32;
 
 /// A frame that was seen.
@@ -24,6 +24,8 @@ pub struct Sight {
     pub at: Nanos,
     /// Wanted frames before it that could not be told of, since the watch was made
     pub missed: u64,
+    /// Frames that left for what came before this one did, and of which there is no sighting: there were too many
+    pub left_out: u64,
     /// What became of it
     pub what: What,
     /// Bytes of the frame
@@ -39,6 +41,8 @@ pub enum What {
     In(PortId),
     /// It left: what came in, rewritten, or something made for it. Without one that came, a timer or the control plane sent it.
     Out(PortId),
+    /// It was to leave there, and was dropped on its way: the queue was full, or the port has no peer.
+    Lost(PortId, DropReason),
     /// What came in goes no further.
     Dropped(DropReason),
     /// What came in went up to the control plane.
@@ -65,8 +69,9 @@ pub struct Watch {
     clock: Clock,
     at: Nanos,
     occasion: u64,
-    /// Of the frame that is under way
+    /// Of the frame that is under way: what came, some of what left for it, and what became of it
     seen: Vec<Sight>,
+    left_out: u64,
     any_wanted: bool,
     /// Whether frames are for one that came in
     came: bool,
@@ -76,30 +81,48 @@ pub struct Watch {
 pub struct Watcher {
     ring: Consumer<Sight>,
     missed: Arc<Counter>,
+    clock: Clock,
 }
 
-/// A watch on one worker, which holds up to `room` sightings that nobody has fetched yet. The EAL has to be up.
-pub fn watch(wanted: Wanted, room: usize) -> (Box<Watch>, Watcher) {
+/// Watches on so many workers, each of which holds up to `room` sightings that nobody has fetched yet; all count their time
+/// from now. The EAL has to be up.
+pub fn watches(workers: usize, wanted: &Wanted, room: usize) -> (Vec<Box<Watch>>, Vec<Watcher>) {
+    let clock = Clock::start();
+    (0..workers).map(|_| watch(Arc::clone(wanted), room, clock)).unzip()
+}
+
+fn watch(wanted: Wanted, room: usize, clock: Clock) -> (Box<Watch>, Watcher) {
     let (producer, consumer) = RingBuffer::new(room);
     let missed = Arc::<Counter>::default();
     let watch = Watch {
         wanted,
         ring: producer,
         missed: Arc::clone(&missed),
-        clock: Clock::start(),
+        clock,
         at: Nanos::ZERO,
         occasion: 0,
         seen: Vec::with_capacity(LEAVING + 2),
+        left_out: 0,
         any_wanted: false,
         came: false,
     };
-    (Box::new(watch), Watcher { ring: consumer, missed })
+    (Box::new(watch), Watcher { ring: consumer, missed, clock })
 }
 
 impl Watcher {
     /// The next sighting, in the order of the worker. If one of an occasion is there, all are.
     pub fn pop(&mut self) -> Option<Sight> {
         self.ring.pop().ok()
+    }
+
+    /// When the next one was seen, if there is one.
+    pub fn next_at(&self) -> Option<Nanos> {
+        self.ring.peek().ok().map(|sight| sight.at)
+    }
+
+    /// Since the watches were made
+    pub fn now(&self) -> Nanos {
+        self.clock.nanos(cycles())
     }
 
     /// The next one of this occasion.
@@ -130,49 +153,69 @@ impl Watch {
         self.at = self.clock.nanos(cycles());
     }
 
-    fn keep(&mut self, frame: Option<&Mbuf>, what: What) {
+    /// Keeps a sighting, if `within` says that there is a place for it.
+    fn keep(&mut self, frame: Option<&Mbuf>, what: What, within: usize) {
+        let bytes = frame.map_or(&[][..], |frame| frame.bytes());
+        self.any_wanted |= frame.is_some() && (self.wanted)(bytes);
+        if self.seen.len() >= within {
+            self.left_out += 1;
+            return;
+        }
         let mut sight = Sight {
             occasion: self.occasion,
             at: self.at,
             missed: self.missed.get(),
+            left_out: self.left_out,
             what,
-            len: 0,
-            kept: 0,
+            len: frame.map_or(0, |frame| frame.frame_len() as u32),
+            kept: bytes.len().min(KEPT) as u16,
             bytes: [0; KEPT],
         };
-        if let Some(frame) = frame {
-            let bytes = frame.bytes();
-            let kept = bytes.len().min(KEPT);
-            sight.bytes[..kept].copy_from_slice(&bytes[..kept]);
-            (sight.kept, sight.len) = (kept as u16, frame.frame_len() as u32);
-            self.any_wanted |= (self.wanted)(bytes);
-        }
-        if self.seen.len() < self.seen.capacity() {
-            self.seen.push(sight);
-        }
+        sight.bytes[..usize::from(sight.kept)].copy_from_slice(&bytes[..usize::from(sight.kept)]);
+        self.seen.push(sight);
     }
 
     /// A frame has come in, and the function will see it next.
     pub(crate) fn comes(&mut self, frame: &Mbuf, port: PortId) {
         self.came = true;
-        self.keep(Some(frame), What::In(port));
+        self.keep(Some(frame), What::In(port), 1);
     }
 
-    /// The function has seen it.
+    /// The function has seen it, and this is about to be done with it. What became of it always has a place.
     pub(crate) fn ends(&mut self, frame: &Mbuf, verdict: Verdict) {
-        match verdict {
-            Verdict::Forward(port) => self.keep(Some(frame), What::Out(port)),
-            Verdict::Drop(reason) => self.keep(None, What::Dropped(reason)),
-            Verdict::Punt => self.keep(None, What::Punted),
-            Verdict::Consume => self.keep(None, What::Consumed),
+        let (frame, what) = match verdict {
+            Verdict::Forward(port) => (Some(frame), What::Out(port)),
+            Verdict::Drop(reason) => (None, What::Dropped(reason)),
+            Verdict::Punt => (None, What::Punted),
+            Verdict::Consume => (None, What::Consumed),
+        };
+        self.keep(frame, what, LEAVING + 2);
+    }
+
+    /// It has been done; `lost` is why not.
+    pub(crate) fn ended(&mut self, lost: Option<DropReason>) {
+        if let (Some(reason), Some(sight)) = (lost, self.seen.last_mut()) {
+            sight.what = match sight.what {
+                What::Out(port) => What::Lost(port, reason),
+                _ => What::Dropped(reason),
+            };
         }
         self.came = false;
         self.tell();
     }
 
-    /// A frame leaves: with what came in, or alone.
+    /// A frame is about to leave: with what came in, or alone.
     pub(crate) fn leaves(&mut self, frame: &Mbuf, port: PortId) {
-        self.keep(Some(frame), What::Out(port));
+        self.keep(Some(frame), What::Out(port), LEAVING + 1);
+    }
+
+    /// It has left; `lost` is why not.
+    pub(crate) fn left(&mut self, lost: Option<DropReason>) {
+        if let (Some(reason), Some(sight), 0) = (lost, self.seen.last_mut(), self.left_out)
+            && let What::Out(port) = sight.what
+        {
+            sight.what = What::Lost(port, reason);
+        }
         if !self.came {
             self.tell();
         }
@@ -187,7 +230,7 @@ impl Watch {
             }
             self.occasion += 1;
         }
-        self.any_wanted = false;
+        (self.any_wanted, self.left_out) = (false, 0);
         self.seen.clear();
     }
 }
@@ -227,6 +270,8 @@ impl Output for Watched<'_> {
 
     fn send(&mut self, frame: Mbuf, port: PortId) -> Result<(), Full> {
         self.watch.leaves(&frame, port);
-        self.tx.send(frame, port)
+        let taken = self.tx.send(frame, port);
+        self.watch.left(self.tx.lost(port, taken));
+        taken
     }
 }

@@ -14,7 +14,7 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crossbeam_channel::{Receiver, Sender};
 use dpdk_sys::rte_mbuf;
 use rtrb::Consumer;
-use switch::{Function, Nanos, PortId, Verdict};
+use switch::{DropReason, Function, Nanos, PortId, Verdict};
 
 /// Frames received at once at most
 const BURST: usize = 32;
@@ -163,7 +163,7 @@ impl<F: Function> Worker<F> {
                 self.tx.counters.count_drop(reason);
                 ended.push(frame);
             }
-            Verdict::Punt => self.punt(frame, port),
+            Verdict::Punt => _ = self.punt(frame, port),
             Verdict::Consume => {
                 self.tx.counters.consumed.add(1);
                 ended.push(frame);
@@ -186,7 +186,18 @@ impl<F: Function> Worker<F> {
             let mut out = Watched { tx: &mut self.tx, watch: &mut watch };
             let verdict = self.function.on_frame(&mut frame, port, now, &mut out);
             watch.ends(&frame, verdict);
-            self.carry_out(verdict, frame, port, &mut ended);
+            let lost = match verdict {
+                Verdict::Forward(to) => {
+                    let taken = self.tx.push(frame, to);
+                    self.tx.lost(to, taken)
+                }
+                Verdict::Punt => self.punt(frame, port),
+                verdict => {
+                    self.carry_out(verdict, frame, port, &mut ended);
+                    None
+                }
+            };
+            watch.ended(lost);
         }
         drop(ended);
         self.tx.counters.ports[port.index()].rx.count_many(burst.len() as u64, bytes);
@@ -202,12 +213,15 @@ impl<F: Function> Worker<F> {
         }
     }
 
+    /// Sends it up to the control plane; why not, if there is no room.
     #[cold]
-    fn punt(&mut self, frame: Mbuf, port: PortId) {
-        match self.up.try_send(Up::Punt { worker: self.index, frame, port }) {
-            Ok(()) => self.tx.counters.punted.add(1),
-            Err(_) => self.tx.counters.count_drop(switch::DropReason::ControlFull),
+    fn punt(&mut self, frame: Mbuf, port: PortId) -> Option<DropReason> {
+        if self.up.try_send(Up::Punt { worker: self.index, frame, port }).is_ok() {
+            self.tx.counters.punted.add(1);
+            return None;
         }
+        self.tx.counters.count_drop(DropReason::ControlFull);
+        Some(DropReason::ControlFull)
     }
 
     /// Frames from other workers, commands and frames from the control plane; whether there was something.
@@ -230,7 +244,10 @@ impl<F: Function> Worker<F> {
                         watch.look_at_the_clock();
                         watch.leaves(&frame, port);
                     }
-                    _ = self.tx.push(frame, port);
+                    let taken = self.tx.push(frame, port);
+                    if let Some(watch) = &mut self.watch {
+                        watch.left(self.tx.lost(port, taken));
+                    }
                 }
                 Ok(Down::Watch(watch)) => self.on_watch(watch),
                 Ok(Down::Port(signal)) => self.on_signal(signal),

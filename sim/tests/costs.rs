@@ -30,8 +30,8 @@ fn a_leader_decides_as_many_times_more_as_it_has_replicas() {
 #[test]
 fn a_failure_takes_no_longer_with_the_switch() {
     for failure in Failure::ALL {
-        let (directly, _) = pause(failure, false, 2, 1).unwrap();
-        let (through, _) = pause(failure, true, 2, 1).unwrap();
+        let (directly, _) = pause(failure, false, 2, 1, 1).unwrap();
+        let (through, _) = pause(failure, true, 2, 1, 1).unwrap();
         // A packet more or less is no failure.
         let most = directly.0 * 11 / 10 + Nanos::from_micros(1).0;
         assert!(through.0 <= most, "{failure:?}: {through:?} after {directly:?}");

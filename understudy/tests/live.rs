@@ -1,73 +1,14 @@
 //! Machines as processes, joined by memif: any of them is killed, as nobody can prepare for, and started again. The others
 //! live on, and are there for it.
 
+mod common;
+
+use common::machine::Machine;
 use serde_json::Value;
-use std::io::{BufRead as _, BufReader, Read as _};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Condvar, Mutex};
+use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 use tempfile::TempDir;
-
-/// For machines that have something else to do; nothing is expected to take so long.
-const DEADLINE: Duration = Duration::from_secs(40);
-
-/// A process; killed when dropped.
-struct Machine {
-    child: Child,
-    /// What it has said on standard error
-    said: Arc<(Mutex<String>, Condvar)>,
-}
-
-impl Machine {
-    fn start(command: &str, config: &Path) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_understudy"))
-            .args([command, "--json", config.to_str().unwrap()])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let said = Arc::<(Mutex<String>, Condvar)>::default();
-        let (hears, stderr) = (said.clone(), child.stderr.take().unwrap());
-        thread::spawn(move || {
-            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-                *hears.0.lock().unwrap() += &(line + "\n");
-                hears.1.notify_all();
-            }
-        });
-        Self { child, said }
-    }
-
-    /// Waits until it has said `words` so many times.
-    fn wait_for(&self, words: &str, times: usize) {
-        let (text, told) = &*self.said;
-        let missing = |text: &mut String| text.matches(words).count() < times;
-        let (text, result) = told.wait_timeout_while(text.lock().unwrap(), DEADLINE, missing).unwrap();
-        assert!(!result.timed_out(), "not {times} times {words:?} in\n{text}");
-    }
-
-    /// SIGKILL, of which it hears nothing.
-    fn kill(mut self) {
-        assert!(self.child.try_wait().unwrap().is_none(), "it has ended: {}", self.said.0.lock().unwrap());
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-
-    /// Waits for its end: whether all went well, and its report.
-    fn end(mut self) -> (bool, String) {
-        let mut report = String::new();
-        self.child.stdout.take().unwrap().read_to_string(&mut report).unwrap();
-        (self.child.wait().unwrap().success(), report)
-    }
-}
-
-impl Drop for Machine {
-    fn drop(&mut self) {
-        _ = self.child.kill();
-        _ = self.child.wait();
-    }
-}
 
 /// A bridge of two ports, and what is at them.
 struct Rack {

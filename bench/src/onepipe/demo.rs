@@ -91,13 +91,13 @@ struct Run {
 }
 
 impl Run {
-    fn new(incarnation: Incarnation) -> Self {
+    fn new(incarnation: Incarnation, seed: u64) -> Self {
         let mut tree = FatTree::testbed(incarnation);
         tree.every = Nanos::from_micros(15);
         tree.skew_ns = 300;
         tree.lasts = Nanos::from_secs(1);
         tree.habits = Habits { broadcasts: true, ..Habits::default() };
-        let made = tree.build(1);
+        let made = tree.build(seed);
         Self { alive: (0..made.hosts.len()).collect(), made, at: Nanos::ZERO, before: (0, 0, 0) }
     }
 
@@ -163,8 +163,8 @@ pub struct Failed {
 ///
 /// # Errors
 /// Order was violated.
-pub fn failures(incarnation: Incarnation) -> Result<Vec<Failed>, Report> {
-    let mut run = Run::new(incarnation);
+pub fn failures(incarnation: Incarnation, seed: u64) -> Result<Vec<Failed>, Report> {
+    let mut run = Run::new(incarnation, seed);
     // Barriers come down for the first time.
     run.pass(Nanos::from_micros(60));
     let happenings = [
@@ -187,6 +187,9 @@ const fn name(incarnation: Incarnation) -> &'static str {
         Incarnation::Host => "host",
     }
 }
+
+/// What the demonstration is drawn from
+const SEED: u64 = 1;
 
 /// What is shown so far
 struct Shown {
@@ -257,7 +260,7 @@ pub fn demo(args: &DemoArgs) -> Result<(), Report> {
     let all = [Incarnation::Chip, Incarnation::SwitchCpu, Incarnation::Host];
     let happenings = [Happens::Nothing, Happens::HostDies, Happens::LinkDies, Happens::SwitchDies];
     for incarnation in all {
-        let mut run = Run::new(incarnation);
+        let mut run = Run::new(incarnation, SEED);
         // Barriers come down for the first time.
         run.pass(Nanos::from_micros(60));
         for happens in happenings {
@@ -298,7 +301,7 @@ mod tests {
     #[test]
     fn who_dies_stalls_the_others_for_ten_intervals_and_no_longer() {
         for incarnation in [Incarnation::Chip, Incarnation::Host] {
-            let mut run = Run::new(incarnation);
+            let mut run = Run::new(incarnation, SEED);
             run.pass(Nanos::from_micros(60));
             let lasts = Nanos::from_micros(120);
             let well = run.row(Happens::Nothing, lasts).unwrap();

@@ -85,6 +85,8 @@ pub enum Shown {
     Measured {
         /// How, in a sentence
         how: &'static str,
+        /// Whether something is drawn at random for it, from [`Settings::seed`]; what is computed is the same with any
+        drawn: bool,
         /// Does it.
         run: fn(&Settings) -> Result<Outcome, Report>,
     },
@@ -106,7 +108,17 @@ impl Figure {
         how: &'static str,
         run: fn(&Settings) -> Result<Outcome, Report>,
     ) -> Self {
-        Self { paper, id, title, says, shown: Shown::Measured { how, run } }
+        Self { paper, id, title, says, shown: Shown::Measured { how, drawn: true, run } }
+    }
+
+    /// A figure that is computed, of which nothing is drawn at random
+    pub(super) const fn computed(
+        (paper, id, title): (Paper, &'static str, &'static str),
+        says: &'static str,
+        how: &'static str,
+        run: fn(&Settings) -> Result<Outcome, Report>,
+    ) -> Self {
+        Self { paper, id, title, says, shown: Shown::Measured { how, drawn: false, run } }
     }
 
     /// A figure that is not

@@ -44,7 +44,7 @@ pub struct PaperArgs {
     /// Measure what is there, too
     #[arg(long)]
     fresh: bool,
-    /// For everything that is drawn
+    /// For everything that is drawn at random; --list names the figures of which nothing is
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Experiments at the same time [default: as many as there are CPUs]
@@ -125,15 +125,17 @@ pub fn run(args: &PaperArgs, own: &Path, dpdk: &str) -> Result<(), Report> {
 
 fn list(figures: &[&Figure]) -> Result<(), Report> {
     let mut out = std::io::stdout().lock();
-    for figure in figures {
-        let why = match figure.shown {
-            Shown::Measured { .. } => String::new(),
-            Shown::Not(why) => format!(" [not shown: {why}]"),
-        };
-        writeln!(out, "{:<9} {:<16} {}{why}", figure.paper.key(), figure.id, figure.title)
-            .into_diagnostic()?;
-    }
-    Ok(())
+    figures.iter().try_for_each(|figure| writeln!(out, "{}", row(figure))).into_diagnostic()
+}
+
+/// A figure in the list
+fn row(figure: &Figure) -> String {
+    let note = match figure.shown {
+        Shown::Measured { drawn: true, .. } => String::new(),
+        Shown::Measured { drawn: false, .. } => " [computed: the same with any seed]".into(),
+        Shown::Not(why) => format!(" [not shown: {why}]"),
+    };
+    format!("{:<9} {:<16} {}{note}", figure.paper.key(), figure.id, figure.title)
 }
 
 /// An experiment that failed, and why

@@ -249,10 +249,10 @@ fn loss(settings: &Settings) -> Result<Outcome, Report> {
     Ok(outcome)
 }
 
-fn detection(_settings: &Settings) -> Result<Outcome, Report> {
+fn detection(settings: &Settings) -> Result<Outcome, Report> {
     let mut outcome = Outcome::default();
     for incarnation in BOTH {
-        let all = failures(incarnation)?;
+        let all = failures(incarnation, settings.seed)?;
         let stall =
             |what: &str| all.iter().find(|failed| failed.what == what).map(|failed| failed.stall.0 as f64);
         if let (Some(host), Some(switch)) = (stall("host"), stall("ToR switch")) {

@@ -77,7 +77,7 @@ fn goodput(settings: &Settings) -> Result<Outcome, Report> {
         let (direct, switch) = names(replicas);
         let mut series = [Series::ours(direct, []), Series::ours(switch, [])];
         for &size in sizes {
-            let paces = Paces::measure(replicas, size)?;
+            let paces = Paces::measure(replicas, size, settings.seed)?;
             let share = |pace: sim::consensus::costs::Pace| 100.0 * pace.goodput_bps / RATE as f64;
             series[0].points.push((size as f64, share(paces.directly)));
             series[1].points.push((size as f64, share(paces.through)));
@@ -116,11 +116,11 @@ fn goodput(settings: &Settings) -> Result<Outcome, Report> {
     Ok(outcome)
 }
 
-fn packets(_settings: &Settings) -> Result<Outcome, Report> {
+fn packets(settings: &Settings) -> Result<Outcome, Report> {
     let mut outcome = Outcome::default();
     let (mut out, mut into) = (Series::ours("direct, out", []), Series::ours("switch, out", []));
     for (replicas, paper) in [(2, Some("2")), (4, Some("4")), (8, None)] {
-        let paces = Paces::measure(replicas, 64)?;
+        let paces = Paces::measure(replicas, 64, settings.seed)?;
         let n = f64::from(replicas);
         let times = paces.directly.packets_out / paces.through.packets_out;
         out.points.push((n, paces.directly.packets_out));
@@ -166,7 +166,8 @@ fn latency(settings: &Settings) -> Result<Outcome, Report> {
         let mut series = [Series::ours(direct, []), Series::ours(switch, [])];
         for (series, through) in series.iter_mut().zip([false, true]) {
             for &window in windows {
-                let load = Load { replicas, size: 64, through, rate_bps: RATE, window: Some(window) };
+                let (rate_bps, seed) = (RATE, settings.seed);
+                let load = Load { replicas, size: 64, through, rate_bps, window: Some(window), seed };
                 let rate = load.pace().map_err(wrong)?.entries_per_s;
                 series.points.push((rate / 1e6, window as f64 / rate * 1e6));
             }
@@ -216,7 +217,8 @@ fn bursts(settings: &Settings) -> Result<Outcome, Report> {
     let mut series = [Series::ours("direct", []), Series::ours("switch", [])];
     for (series, through) in series.iter_mut().zip([false, true]) {
         for &size in sizes {
-            let load = Load { replicas: 2, size: 64, through, rate_bps: RATE, window: None };
+            let (rate_bps, seed) = (RATE, settings.seed);
+            let load = Load { replicas: 2, size: 64, through, rate_bps, window: None, seed };
             let took = load.burst(size).map_err(wrong)?;
             series.points.push((size as f64, took.0 as f64 / 1000.0));
         }
@@ -248,7 +250,7 @@ fn fail_over(settings: &Settings) -> Result<Outcome, Report> {
         (Failure::Leader, "0.9", "40.9; 0.9 expected if asynchronous"),
         (Failure::Switch, "60", "60"),
     ] {
-        let pauses = Pauses::measure(2, failure, moments)?;
+        let pauses = Pauses::measure(2, failure, moments, settings.seed)?;
         let ms = |span: switch::Nanos| span.0 as f64 / 1e6;
         let (direct, switch) = (ms(pauses.directly), ms(pauses.through));
         outcome.value(format!("ms, the {} crashes, direct", failure.name()), Some(mu), direct);

@@ -7,7 +7,7 @@ use crate::consensus::wrong;
 use miette::Report;
 use rdmc::model::{Network, Object, Sent, run};
 use rdmc::{Algorithm, Schedule, cosmos};
-use sim::rdmc::costs::{Pause, disturbed, transfer, wide};
+use sim::rdmc::costs::{Pause, Transfer, wide};
 use switch::Nanos;
 
 const KB: u64 = 1 << 10;
@@ -36,7 +36,7 @@ pub(super) const FIGURES: &[Figure] = &[
         "",
         "a drawing of schedules, not a measurement; `understudy rdmc schedule` draws them for any group",
     ),
-    Figure::measured(
+    Figure::computed(
         (Paper::Rdmc, "fig4a", "256 MB to groups of 3 to 16"),
         "Sequential send and binomial tree do poorly as groups grow; chain send is competitive with the binomial pipeline; MVAPICH \
          takes 1.03 to 3 times as long as the pipeline.",
@@ -44,7 +44,7 @@ pub(super) const FIGURES: &[Figure] = &[
          100 Gb/s. MVAPICH is not measured.",
         large_groups,
     ),
-    Figure::measured(
+    Figure::computed(
         (Paper::Rdmc, "fig4b", "8 MB to groups of 3 to 16"),
         "As figure 4a, but the pipeline is ahead of the chain for small transfers to many nodes.",
         "As figure 4a, with 8 blocks.",
@@ -66,7 +66,7 @@ pub(super) const FIGURES: &[Figure] = &[
          the link. Software takes no time here, so copying and setting up are not measured.",
         breakdown,
     ),
-    Figure::measured(
+    Figure::computed(
         (Paper::Rdmc, "fig6", "Bandwidth by block size, groups of 4"),
         "Bandwidth first improves with the block size, then a peak is reached: each block has latency, and the pipeline's start and end \
          take as long as blocks do. Messages of 16 KB to 128 MB.",
@@ -80,7 +80,7 @@ pub(super) const FIGURES: &[Figure] = &[
          the number of steps that is seen.",
         tiny_messages,
     ),
-    Figure::measured(
+    Figure::computed(
         (Paper::Rdmc, "fig8", "256 MB to hundreds of hosts"),
         "Sequential send scales linearly in the number of receivers, the pipeline sub-linearly: 127, 255 or 511 copies take almost \
          the same time.",
@@ -95,7 +95,7 @@ pub(super) const FIGURES: &[Figure] = &[
          Gb/s, by `rdmc::model`. The trace itself is not public.",
         like_cosmos,
     ),
-    Figure::measured(
+    Figure::computed(
         (Paper::Rdmc, "fig10a", "Concurrent multicasts in overlapping groups (Fractus)"),
         "With all, half or one of the members sending 100 MB, 1 MB or 10 KB, aggregate bandwidth nearly reaches the network's \
          (values only in the picture).",
@@ -183,12 +183,25 @@ fn groups(_settings: &Settings, bytes: u64) -> Outcome {
     outcome
 }
 
+/// An object of so many bytes in blocks of a megabyte, packet by packet
+fn pipeline(hosts: u16, bytes: u32, rate_bps: u64, settings: &Settings) -> Transfer {
+    Transfer {
+        algorithm: Algorithm::Pipeline,
+        hosts,
+        bytes,
+        block_bytes: MB as u32,
+        link: wide(rate_bps),
+        others: Vec::new(),
+        pause: None,
+        seed: settings.seed,
+    }
+}
+
 fn delayed(settings: &Settings) -> Result<Outcome, Report> {
     const LASTS: Nanos = Nanos::from_micros(100);
     let blocks = settings.choose(16, 64);
-    let (block, link) = (MB as u32, wide(FRACTUS.0 as u64));
-    let time =
-        |pause| disturbed(Algorithm::Pipeline, 4, blocks * block, block, link, &[], pause).map_err(wrong);
+    let (block, link) = (MB as u32, FRACTUS.0 as u64);
+    let time = |pause| Transfer { pause, ..pipeline(4, blocks * block, link, settings) }.run().map_err(wrong);
     let usual = time(None)?.time;
     let mut added = Series::ours("added", []);
     for after in settings.choose(&[100, 600][..], &[100, 900, 1_700, 2_500, 3_300, 4_100, 4_900][..]) {
@@ -211,8 +224,7 @@ fn delayed(settings: &Settings) -> Result<Outcome, Report> {
 
 fn breakdown(settings: &Settings) -> Result<Outcome, Report> {
     let blocks: u32 = settings.choose(32, 256);
-    let took = transfer(Algorithm::Pipeline, 4, blocks * MB as u32, MB as u32, wide(STAMPEDE_BPS), &[])
-        .map_err(wrong)?;
+    let took = pipeline(4, blocks * MB as u32, STAMPEDE_BPS, settings).run().map_err(wrong)?;
     // Steps of l + k - 1, in each of which a block is on the wire
     let step = MB as f64 * 8.0 / (STAMPEDE_BPS as f64 * PAYLOAD);
     let transfers = f64::from(2 + blocks - 1) * step;
@@ -268,8 +280,7 @@ fn block_sizes(settings: &Settings) -> Result<Outcome, Report> {
 fn tiny_messages(settings: &Settings) -> Result<Outcome, Report> {
     let mut rates = Series::ours("pipeline", []);
     for &hosts in settings.choose(&[2, 4, 16][..], &[2, 3, 4, 6, 8, 12, 16][..]) {
-        let took =
-            transfer(Algorithm::Pipeline, hosts, 1, MB as u32, wide(FRACTUS.0 as u64), &[]).map_err(wrong)?;
+        let took = pipeline(hosts, 1, FRACTUS.0 as u64, settings).run().map_err(wrong)?;
         rates.points.push((f64::from(hosts), 1.0 / took.time));
     }
     let mut outcome = Outcome::default();

@@ -111,7 +111,7 @@ fn cas_and_write(settings: &Settings) -> Result<Outcome, Report> {
         [(false, "host", "6.2", 4.5..=6.8), (true, "NIC", "2.5", 2.0..=2.8)]
     {
         let span = Nanos::from_millis(settings.choose(2, 5));
-        let contention = Contention { span, ..Contention::new(240, device) };
+        let contention = Contention { span, seed: settings.seed, ..Contention::new(240, device) };
         let mut rates = Series::ours("", []);
         let ends = [Between::ALL[0], Between::ALL[3]];
         let layers = settings.choose(&ends[..], &Between::ALL[..]);

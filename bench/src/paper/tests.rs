@@ -226,3 +226,26 @@ fn a_figure_is_measured() {
     assert_eq!(outcome.verdict(), Verdict::Holds, "{:?}", outcome.checks);
     assert!(outcome.plots[0].series.iter().all(|series| series.points.len() == 8));
 }
+
+#[test]
+fn what_is_computed_is_the_same_with_any_seed_and_says_so() {
+    let computed: Vec<_> =
+        figures().filter(|figure| matches!(figure.shown, Shown::Measured { drawn: false, .. })).collect();
+    let ids: Vec<_> = computed.iter().map(|figure| figure.id).collect();
+    assert_eq!(ids, ["fig4a", "fig4b", "fig6", "fig8", "fig10a"]);
+    let figure = computed[1];
+    let Shown::Measured { run, .. } = figure.shown else { panic!("it can be shown") };
+    assert_eq!(run(&SETTINGS).unwrap(), run(&Settings { seed: 2, ..SETTINGS }).unwrap());
+    assert!(row(figure).ends_with("[computed: the same with any seed]"), "{}", row(figure));
+}
+
+/// What is drawn for experiments whose networks lose nothing: who speaks when, whom, and by which clock
+#[test]
+fn another_seed_is_another_run() {
+    let stalls = |seed| {
+        let failures = crate::onepipe::demo::failures(representative::Incarnation::Chip, seed).unwrap();
+        failures.iter().map(|failed| (failed.delivered, failed.stall)).collect::<Vec<_>>()
+    };
+    assert_eq!(stalls(1), stalls(1));
+    assert_ne!(stalls(1), stalls(2));
+}

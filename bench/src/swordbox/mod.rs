@@ -113,6 +113,7 @@ fn entry(program: &str, load: Load, capture: &Path, launch: Launch) -> Entry {
         launch,
         help: "`understudy doctor` says what is missing; dpdk-testpmd is in Debian's package dpdk-dev",
         counts: Counts::Received,
+        company: None,
     }
 }
 

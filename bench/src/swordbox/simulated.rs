@@ -84,12 +84,14 @@ pub struct Contention {
     pub device: bool,
     /// For so long it is measured
     pub span: Nanos,
+    /// For everything that is drawn
+    pub seed: u64,
 }
 
 impl Contention {
     /// All want one lock, for 5 ms.
     pub const fn new(clients: usize, device: bool) -> Self {
-        Self { clients, locks: 1, device, span: Nanos::from_millis(5) }
+        Self { clients, locks: 1, device, span: Nanos::from_millis(5), seed: 1 }
     }
 
     /// What is done over a switch.
@@ -100,7 +102,8 @@ impl Contention {
         // A Swordbox decides nothing before it is known that nothing is on its way past it (`settle`). And each client
         // takes the lock once on its own connection, past it, to show that it may write.
         let warm_up = SETTLE + SETTLE + Nanos::from_micros(200 * self.clients as u64);
-        let run = Run { device: self.device, warm_up, span: self.span, ..Run::new(self.clients) };
+        let Self { device, span, seed, .. } = *self;
+        let run = Run { seed, device, warm_up, span, ..Run::new(self.clients) };
         let outcome = match between {
             Between::Forward => locks(&run, self.locks, 0.0, Unlock::Write, rack::forward(run.machines)),
             Between::Swordbox(layers) => {

@@ -38,6 +38,8 @@ pub struct Load {
     pub rate_bps: u64,
     /// Values that are proposed and not decided at once; as many as keep the link busy, if it is not said
     pub window: Option<u64>,
+    /// For everything that is drawn
+    pub seed: u64,
 }
 
 impl Load {
@@ -48,6 +50,7 @@ impl Load {
 
     fn config(&self) -> ClusterConfig {
         ClusterConfig {
+            seed: self.seed,
             servers: self.replicas + 1,
             through: self.through,
             // A leader learns by heartbeats what others have taken out of their logs.
@@ -123,7 +126,7 @@ impl Load {
 /// # Errors
 /// What was wrong with the run.
 pub fn pace(replicas: u8, size: usize, through: bool, rate_bps: u64) -> Result<Pace, String> {
-    Load { replicas, size, through, rate_bps, window: None }.pace()
+    Load { replicas, size, through, rate_bps, window: None, seed: 1 }.pace()
 }
 
 /// What goes wrong.
@@ -152,22 +155,29 @@ impl Failure {
 }
 
 /// By how much longer than before nothing is decided at most when something fails (heartbeats of 100 us): the median over
-/// so many moments at which it happens, and the longest.
+/// so many moments at which it happens, and the longest. Each moment has a run of its own, drawn from the seed and its number.
 ///
 /// # Errors
 /// What was wrong with a run.
-pub fn pause(failure: Failure, through: bool, replicas: u8, moments: u64) -> Result<(Nanos, Nanos), String> {
+pub fn pause(
+    failure: Failure,
+    through: bool,
+    replicas: u8,
+    moments: u64,
+    seed: u64,
+) -> Result<(Nanos, Nanos), String> {
     let mut pauses = Vec::new();
     for moment in 0..moments {
-        pauses.push(pause_at(failure, through, replicas, moment)?);
+        pauses.push(pause_at(failure, through, replicas, moment, seed)?);
     }
     pauses.sort_unstable();
     Ok((pauses[pauses.len() / 2], pauses[pauses.len() - 1]))
 }
 
-fn pause_at(failure: Failure, through: bool, replicas: u8, moment: u64) -> Result<Nanos, String> {
+fn pause_at(failure: Failure, through: bool, replicas: u8, moment: u64, seed: u64) -> Result<Nanos, String> {
     let config = ClusterConfig {
-        seed: moment,
+        // The first seed's are the moments' numbers alone.
+        seed: seed.wrapping_sub(1) << 32 ^ moment,
         servers: replicas + 1,
         through,
         // More than are written before a crashed replica is noticed

@@ -128,7 +128,7 @@ impl Client {
         }
         let line = core::mem::take(&mut self.line);
         serde_json::from_str(&line).map_err(|error| match serde_json::from_str(&line) {
-            Ok(Refusal { error }) => Lost::Refused(error),
+            Ok(Refusal { error, .. }) => Lost::Refused(error),
             Err(_) => Lost::Strange(error),
         })
     }

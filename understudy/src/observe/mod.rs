@@ -12,12 +12,11 @@ mod socket;
 mod trace;
 
 pub(crate) use client::{Client, Lost, Target};
-#[cfg(test)]
-pub(crate) use snapshot::Port;
-pub(crate) use snapshot::{Instance, Latency, Row, Snapshot, Table, Told};
-pub(crate) use trace::{Asked as TraceAsked, Line as TraceLine, Occasion, Part};
+pub(crate) use snapshot::{Instance, Latency, Port, Row, Snapshot, Table, Told, busiest};
+pub(crate) use trace::{Asked as TraceAsked, Line as TraceLine, NoTrace, Occasion, Part};
 
 use crate::config::Config;
+use core::net::IpAddr;
 use crossbeam_channel::{Receiver, Sender};
 use dataplane::{ControlOutput, Live};
 use miette::Report;
@@ -29,10 +28,13 @@ use trace::{Traces, Tracing};
 /// Questions that wait for the control thread at most
 const QUESTIONS: usize = 64;
 
+/// A queue pair: its host, if it is known, and its number
+pub(crate) type QueuePair = (Option<IpAddr>, u32);
+
 /// What is asked of the control thread, and where the answer goes.
 enum Question {
     Snapshot(Sender<Arc<Snapshot>>),
-    Trace(trace::Asked, Sender<Result<Tracing, String>>),
+    Trace(trace::Asked, Sender<Result<Tracing, NoTrace>>),
 }
 
 /// How threads of sockets ask.
@@ -47,12 +49,11 @@ impl Asking {
         answered.recv().ok()
     }
 
-    /// A watch on what was asked for; why not, in words.
-    fn trace(&self, asked: trace::Asked) -> Result<Tracing, String> {
-        let ending = |()| "the instance is ending".to_owned();
+    /// A watch on what was asked for.
+    fn trace(&self, asked: trace::Asked) -> Result<Tracing, NoTrace> {
         let (answer, answered) = crossbeam_channel::bounded(1);
-        self.0.send(Question::Trace(asked, answer)).map_err(|_| ending(()))?;
-        answered.recv().map_err(|_| ending(()))?
+        self.0.send(Question::Trace(asked, answer)).map_err(|_| NoTrace::Ending)?;
+        answered.recv().map_err(|_| NoTrace::Ending)?
     }
 }
 
@@ -83,25 +84,29 @@ impl Observer {
         Ok(Some(Self { instance, began, questions, traces: Traces::default(), _socket: socket }))
     }
 
-    /// Answers what was asked since the last time. `told` is what the function says of itself.
+    /// Answers what was asked since the last time. `told` is what the function says of itself, `group` the queue pairs of one of
+    /// its groups.
     pub(crate) fn attend<F: Function>(
         &mut self,
         live: &Live<'_>,
         out: &mut ControlOutput<'_, F>,
-        told: impl FnOnce() -> Told,
+        told: impl Fn() -> Told,
+        group: impl Fn(u32) -> Result<Vec<QueuePair>, NoTrace>,
     ) {
         self.traces.attend(out);
-        if self.questions.is_empty() {
-            return;
-        }
-        let uptime_s = self.began.elapsed().as_secs_f64();
-        let snapshot = Arc::new(Snapshot::of(live, &self.instance, uptime_s, told()));
+        let mut snapshot = None;
         for question in self.questions.try_iter().take(QUESTIONS) {
             match question {
                 // Who does not wait any more needs no answer.
-                Question::Snapshot(answer) => drop(answer.send(Arc::clone(&snapshot))),
+                Question::Snapshot(answer) => {
+                    let snapshot = snapshot.get_or_insert_with(|| {
+                        let uptime_s = self.began.elapsed().as_secs_f64();
+                        Arc::new(Snapshot::of(live, &self.instance, uptime_s, told()))
+                    });
+                    drop(answer.send(Arc::clone(snapshot)));
+                }
                 Question::Trace(asked, answer) => {
-                    let begun = self.traces.begin(&asked, &snapshot);
+                    let begun = self.traces.begin(&asked, live, &group);
                     // Workers are told first: what comes when the answer is known is seen.
                     self.traces.attend(out);
                     drop(answer.send(begun));
@@ -109,4 +114,9 @@ impl Observer {
             }
         }
     }
+}
+
+/// For functions that have no groups
+pub(crate) fn no_groups(asked: u32) -> Result<Vec<QueuePair>, NoTrace> {
+    Err(NoTrace::NoSuchGroup { asked, there: Vec::new() })
 }

@@ -1,8 +1,12 @@
 //! What can be seen of a running instance at one moment: a tree of plain numbers, the same for `top`, scripts and Prometheus.
 //! It is made by the control thread from counters that workers add to anyway, and only when somebody asks.
 
+use super::QueuePair;
+use core::cmp::{Ordering, Reverse};
 use core::net::IpAddr;
-use dataplane::{Live, Runtime};
+use dataplane::counters::{PortCounters, WorkerCounters};
+use dataplane::{DeviceCounters, Live, PortInfo, Runtime};
+use rocev2::Qpn;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use switch::DropReason;
@@ -119,7 +123,7 @@ pub(crate) struct Row {
     pub(crate) counts: Vec<u64>,
     /// Queue pairs that belong to it: the host, if it is known, and the QPN
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) queue_pairs: Vec<(Option<IpAddr>, u32)>,
+    pub(crate) queue_pairs: Vec<QueuePair>,
 }
 
 /// Times in nanoseconds, from a histogram.
@@ -137,28 +141,14 @@ pub(crate) struct Latency {
 impl Snapshot {
     /// An instance as it is now.
     pub(crate) fn of(live: &Live<'_>, instance: &Instance, uptime_s: f64, told: Told) -> Self {
-        let all = |count: &dyn Fn(&dataplane::counters::WorkerCounters) -> u64| {
+        let all = |count: &dyn Fn(&WorkerCounters) -> u64| {
             live.workers().iter().map(|worker| count(worker)).sum::<u64>()
         };
-        let ports = live.ports().zip(live.device_counters()).enumerate();
         Self {
             instance: instance.clone(),
             uptime_s,
             tsc_hz: live.tsc_hz(),
-            ports: ports
-                .map(|(index, (info, device))| Port {
-                    name: info.name.clone(),
-                    driver: info.driver.clone(),
-                    rx_frames: all(&|w| w.ports[index].rx.frames.get()),
-                    rx_bytes: all(&|w| w.ports[index].rx.bytes.get()),
-                    tx_frames: all(&|w| w.ports[index].tx.frames.get()),
-                    tx_bytes: all(&|w| w.ports[index].tx.bytes.get()),
-                    missed: device.missed,
-                    rx_errors: device.rx_errors,
-                    no_buffer: device.no_buffer,
-                    tx_errors: device.tx_errors,
-                })
-                .collect(),
+            ports: Port::all(live.ports(), &live.device_counters(), live.workers()).collect(),
             drops: DropReason::all()
                 .map(|reason| Dropped {
                     reason: reason.name().into(),
@@ -182,6 +172,33 @@ impl Snapshot {
                 .collect(),
             told,
         }
+    }
+}
+
+impl Port {
+    /// Ports with what their devices and all workers counted.
+    pub(crate) fn all<'a>(
+        ports: impl Iterator<Item = &'a PortInfo>,
+        devices: &[DeviceCounters],
+        workers: &[Arc<WorkerCounters>],
+    ) -> impl Iterator<Item = Self> {
+        ports.zip(devices).enumerate().map(move |(index, (info, device))| {
+            let all = |count: &dyn Fn(&PortCounters) -> u64| {
+                workers.iter().map(|worker| count(&worker.ports[index])).sum::<u64>()
+            };
+            Self {
+                name: info.name.clone(),
+                driver: info.driver.clone(),
+                rx_frames: all(&|port| port.rx.frames.get()),
+                rx_bytes: all(&|port| port.rx.bytes.get()),
+                tx_frames: all(&|port| port.tx.frames.get()),
+                tx_bytes: all(&|port| port.tx.bytes.get()),
+                missed: device.missed,
+                rx_errors: device.rx_errors,
+                no_buffer: device.no_buffer,
+                tx_errors: device.tx_errors,
+            }
+        })
     }
 }
 
@@ -266,23 +283,64 @@ impl Table {
         counts: &[&str],
         rows: impl IntoIterator<Item = Row>,
     ) -> Self {
+        let order = |a: &Row, b: &Row| b.counts.cmp(&a.counts).then_with(|| a.cells.cmp(&b.cells));
+        Self::of_busiest(name, columns, keys, counts, busiest(rows, order), |row| row)
+    }
+
+    /// These things, of which there were [`more`](busiest): rows are made of those alone that are shown.
+    pub(crate) fn of_busiest<T>(
+        name: &str,
+        columns: &[&str],
+        keys: usize,
+        counts: &[&str],
+        (things, more): (Vec<T>, usize),
+        row: impl Fn(T) -> Row,
+    ) -> Self {
         let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect();
-        let mut rows: Vec<_> = rows.into_iter().collect();
-        rows.sort_by(|a, b| b.counts.cmp(&a.counts).then_with(|| a.cells.cmp(&b.cells)));
-        let more = rows.len().saturating_sub(ROWS);
-        rows.truncate(ROWS);
+        let rows = things.into_iter().map(row).collect();
         Self { name: name.into(), columns: words(columns), keys, counts: words(counts), rows, more }
     }
 
     /// Packets by the queue pair that they are for.
     fn queue_pairs(counters: &[Arc<Forwarded>]) -> Self {
-        let rows = crate::run::queue_pairs(counters).into_iter().map(|qp| {
-            let host = qp.dst.parse().ok();
-            let row = Row::new([qp.dst, format!("{:#x}", qp.qpn)], [qp.frames, qp.bytes]);
-            Row { queue_pairs: vec![(host, qp.qpn)], ..row }
-        });
-        Self::new("queue_pair", &["host", "qpn"], 2, &["frames", "bytes"], rows)
+        type Counted = (IpAddr, Qpn, u64, u64);
+        let order = |&(host, qpn, frames, bytes): &Counted| (Reverse((frames, bytes)), host, qpn.get());
+        let all = crate::run::queue_pairs(counters);
+        let row = |(host, qpn, frames, bytes): Counted| Row {
+            queue_pairs: vec![(Some(host), qpn.get())],
+            ..Row::new([host.to_string(), format!("{:#x}", qpn.get())], [frames, bytes])
+        };
+        let busiest = busiest(all, |a, b| order(a).cmp(&order(b)));
+        Self::of_busiest("queue_pair", &["host", "qpn"], 2, &["frames", "bytes"], busiest, row)
     }
+}
+
+/// The first [`ROWS`] in this order, and how many more there are. There may be ten thousands, of which few are to be shown: never
+/// more than twice as many are held, and what comes behind those that are kept costs a comparison.
+pub(crate) fn busiest<T>(
+    all: impl IntoIterator<Item = T>,
+    order: impl Fn(&T, &T) -> Ordering,
+) -> (Vec<T>, usize) {
+    let mut kept = Vec::<T>::new();
+    // Whether nothing of the first `ROWS` comes behind the last of them
+    let mut chosen = false;
+    let mut seen = 0;
+    for thing in all {
+        seen += 1;
+        if chosen && order(&thing, &kept[ROWS - 1]) == Ordering::Greater {
+            continue;
+        }
+        if kept.len() == 2 * ROWS {
+            kept.select_nth_unstable_by(ROWS - 1, &order);
+            kept.truncate(ROWS);
+            chosen = true;
+        }
+        kept.push(thing);
+    }
+    kept.sort_unstable_by(&order);
+    kept.truncate(ROWS);
+    let more = seen - kept.len();
+    (kept, more)
 }
 
 impl Row {
@@ -311,5 +369,40 @@ impl Latency {
             p999_ns: at(0.999),
             max_ns: times.max(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::cell::Cell;
+
+    #[test]
+    fn of_many_only_the_busiest_become_rows() {
+        for all in [0, 1, ROWS, ROWS + 1, 2 * ROWS, 2 * ROWS + 1, 65_536] {
+            // Each count three times, in no order
+            let count = |n: usize| (n * 40_503 % 65_536) as u64 / 3;
+            let made = Cell::new(0);
+            let order = |a: &usize, b: &usize| count(*b).cmp(&count(*a)).then_with(|| a.cmp(b));
+            let table = Table::of_busiest("t", &["n"], 1, &["c"], busiest(0..all, order), |n| {
+                made.set(made.get() + 1);
+                Row::new([n.to_string()], [count(n)])
+            });
+            let mut expected: Vec<_> = (0..all).collect();
+            expected.sort_by(order);
+            expected.truncate(ROWS);
+            let expected: Vec<_> = expected.iter().map(|&n| Row::new([n.to_string()], [count(n)])).collect();
+            assert_eq!((&table.rows, table.more), (&expected, all - expected.len()), "{all}");
+            assert_eq!(made.get(), all.min(ROWS));
+        }
+    }
+
+    #[test]
+    fn rows_are_the_busiest_and_say_how_many_more_there_are() {
+        let rows = (0..1_000_u64).map(|n| Row::new([format!("{n:04}")], [n / 2]));
+        let table = Table::new("t", &["n"], 1, &["c"], rows);
+        assert_eq!((table.rows.len(), table.more), (ROWS, 1_000 - ROWS));
+        let first: Vec<_> = table.rows.iter().take(3).map(|row| (&*row.cells[0], row.counts[0])).collect();
+        assert_eq!(first, [("0998", 499), ("0999", 499), ("0996", 498)]);
     }
 }

@@ -3,10 +3,12 @@
 use super::guests::{GUESTS, PATIENCE, receive};
 use super::{Asking, trace};
 use miette::{IntoDiagnostic as _, MietteDiagnostic, Report, WrapErr as _};
+use rustix::fs::Mode;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, Permissions};
+use socket2::{Domain, SockAddr, Socket as Socket2, Type};
+use std::fs::{self, File};
 use std::io::{self, BufRead as _, BufReader, BufWriter, ErrorKind, Read as _};
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -14,6 +16,8 @@ use std::time::Duration;
 
 /// Bytes of a question at most
 const LONGEST: u64 = 4096;
+/// Who may wait to be received
+const WAITING: i32 = 128;
 /// How long a guest may ask nothing
 const SILENCE: Duration = Duration::from_secs(600);
 
@@ -31,6 +35,9 @@ pub(super) enum Ask {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Refusal {
     pub(super) error: String,
+    /// The same in a word, for programs
+    #[serde(default)]
+    pub(super) reason: String,
 }
 
 /// The socket in the file system; removed when dropped, unless somebody else's is there by then.
@@ -40,6 +47,9 @@ pub(super) struct Socket {
     is: (u64, u64),
 }
 
+/// What to look at when there can be no socket
+const WRITABLE: &str = "does its folder exist, and may you write there?";
+
 impl Socket {
     /// Listens there, for this user alone. A socket that nobody listens on is replaced.
     pub(super) fn open(path: &Path, asking: &Asking) -> Result<Self, Report> {
@@ -47,7 +57,12 @@ impl Socket {
             let what = format!("[observe] cannot have the socket {}: {what}", path.display());
             MietteDiagnostic::new(what).with_help(help.to_owned()).into()
         };
-        match fs::symlink_metadata(path) {
+        // Two that start at once must not each take the other's new socket for an old one. The folder is what they have in
+        // common, and its lock ends with the process.
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let locked = File::open(folder).and_then(|folder| folder.lock().map(|()| folder));
+        let folder = locked.map_err(|error| refused(&format!("its folder: {error}"), WRITABLE))?;
+        let stale = match fs::symlink_metadata(path) {
             Ok(there) if !there.file_type().is_socket() => {
                 return Err(refused(
                     "something else is there",
@@ -62,42 +77,44 @@ impl Socket {
                     ));
                 }
                 // Nobody listens there any more.
-                Err(error) if error.kind() == ErrorKind::ConnectionRefused => {}
+                Err(error) if error.kind() == ErrorKind::ConnectionRefused => true,
                 Err(error) => return Err(refused(&error.to_string(), "whose is it? name another path")),
             },
-            Err(_) => {}
-        }
-        // Made beside its place and moved there, so that nobody else can connect before it is this user's alone.
-        let mut beside = path.as_os_str().to_owned();
-        beside.push(format!(".{}", std::process::id()));
-        let beside = PathBuf::from(beside);
+            Err(_) => false,
+        };
         let made = || -> io::Result<_> {
-            // A process of this number that is no more may have left one.
-            match fs::remove_file(&beside) {
-                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-                _ => {}
+            if stale {
+                fs::remove_file(path)?;
             }
-            let listener = UnixListener::bind(&beside)?;
-            fs::set_permissions(&beside, Permissions::from_mode(0o600))?;
-            let there = fs::symlink_metadata(&beside)?;
-            fs::rename(&beside, path)?;
+            let listener = listen(path)?;
+            let there = fs::symlink_metadata(path)?;
             Ok((listener, (there.dev(), there.ino())))
         };
-        let (listener, is) = made().map_err(|error| {
-            _ = fs::remove_file(&beside);
-            refused(&error.to_string(), "does its folder exist, and may you write there?")
-        })?;
+        let (listener, is) = made().map_err(|error| refused(&error.to_string(), WRITABLE))?;
+        drop(folder);
         let asking = asking.clone();
         thread::Builder::new()
             .name("observe".into())
             .spawn(move || {
-                let turn_away = |stream: &UnixStream| refuse(stream, format!("{GUESTS} look on already"));
+                let turn_away =
+                    |stream: &UnixStream| refuse(stream, "too_many", format!("{GUESTS} look on already"));
                 receive(listener.incoming(), move |stream| serve(stream, &asking), turn_away);
             })
             .into_diagnostic()
             .wrap_err("no thread for the socket of [observe]")?;
         Ok(Self { path: path.to_owned(), is })
     }
+}
+
+/// A socket there, for this user alone from the first moment on: the kernel takes the mode of the new entry from the
+/// socket's own, which can be set while it has no name yet. So nothing has to be made elsewhere and moved, and the path may
+/// have all the bytes that an address has.
+fn listen(path: &Path) -> io::Result<UnixListener> {
+    let socket = Socket2::new(Domain::UNIX, Type::STREAM, None)?;
+    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    socket.bind(&SockAddr::unix(path)?)?;
+    socket.listen(WAITING)?;
+    Ok(socket.into())
 }
 
 impl Drop for Socket {
@@ -108,8 +125,8 @@ impl Drop for Socket {
     }
 }
 
-fn refuse(stream: &UnixStream, error: String) -> io::Result<()> {
-    answer(&mut BufWriter::new(stream), &Refusal { error })
+fn refuse(stream: &UnixStream, reason: &str, error: String) -> io::Result<()> {
+    answer(&mut BufWriter::new(stream), &Refusal { error, reason: reason.into() })
 }
 
 /// A line of JSON.
@@ -137,9 +154,9 @@ fn serve(stream: &UnixStream, asking: &Asking) -> io::Result<()> {
             },
             Ok(Ask::Trace(asked)) => match asking.trace(asked) {
                 Ok(tracing) => return tracing.tell(stream, |line| answer(&mut to, line)),
-                Err(error) => return refuse(stream, error),
+                Err(why) => return refuse(stream, why.name(), why.to_string()),
             },
-            Err(error) => return refuse(stream, format!("that is no question: {error}")),
+            Err(error) => return refuse(stream, "no_question", format!("that is no question: {error}")),
         }
     }
 }

@@ -3,9 +3,10 @@
 use super::Until;
 use super::report::{OpcodeRow, PortRow, QpRow, ReasonRow, Report, WorkerRow};
 use super::tunnel::Front;
-use crate::observe::Told;
+use crate::observe::{Port, Told};
+use core::net::IpAddr;
 use dataplane::{Control, ControlOutput, Live, Mbuf, Outcome, Runtime, Stop};
-use rocev2::{Fault, Opcode};
+use rocev2::{Fault, Opcode, Qpn};
 use std::collections::HashMap;
 use std::sync::Arc;
 use switch::forward::{Command, Config, Counters, Event, Forward};
@@ -57,20 +58,12 @@ pub(super) fn report(
     let all_workers = |count: &dyn Fn(&dataplane::counters::WorkerCounters) -> u64| {
         outcome.workers.iter().map(|worker| count(worker)).sum::<u64>()
     };
-    let ports = runtime.ports().zip(&outcome.devices).enumerate().map(|(index, (info, device))| PortRow {
-        name: info.name.clone(),
-        driver: info.driver.clone(),
-        rx_frames: all_workers(&|w| w.ports[index].rx.frames.get()),
-        rx_bytes: all_workers(&|w| w.ports[index].rx.bytes.get()),
-        tx_frames: all_workers(&|w| w.ports[index].tx.frames.get()),
-        tx_bytes: all_workers(&|w| w.ports[index].tx.bytes.get()),
+    let ports = Port::all(runtime.ports(), &outcome.devices, &outcome.workers).enumerate();
+    let ports = ports.map(|(index, port)| PortRow {
+        port,
         roce_frames: sum(&|c| c.ports[index].roce.frames.get()),
         other_frames: sum(&|c| c.ports[index].other.frames.get()),
         malformed_frames: sum(&|c| c.ports[index].malformed.frames.get()),
-        missed: device.missed,
-        rx_errors: device.rx_errors,
-        no_buffer: device.no_buffer,
-        tx_errors: device.tx_errors,
     });
     let opcodes = (0..=255).filter_map(|value| {
         let frames = sum(&|c| c.opcodes[usize::from(value)].frames.get());
@@ -92,7 +85,7 @@ pub(super) fn report(
         opcodes: opcodes.collect(),
         malformed: malformed.collect(),
         drops: drops.collect(),
-        qps: queue_pairs(counters),
+        qps: reported(counters),
         qps_beyond: (counted_qps > 0).then(|| sum(&|c| c.qps.others.frames.get())),
         workers: outcome
             .workers
@@ -108,18 +101,35 @@ pub(super) fn report(
     }
 }
 
-/// Queue pairs of all workers, those with the most packets first.
-pub(crate) fn queue_pairs(counters: &[Arc<Counters>]) -> Vec<QpRow> {
+/// Queue pairs of all workers: host, number, packets, bytes. Nothing is sorted.
+pub(crate) fn queue_pairs(counters: &[Arc<Counters>]) -> impl Iterator<Item = (IpAddr, Qpn, u64, u64)> {
+    let (one, several) = match counters {
+        [one] => (Some(one), HashMap::new()),
+        several => (None, sums(several)),
+    };
+    let several = several.into_iter().map(|((host, qpn), (frames, bytes))| (host, qpn, frames, bytes));
+    one.into_iter().flat_map(|one| one.qps.iter()).chain(several)
+}
+
+fn sums(counters: &[Arc<Counters>]) -> HashMap<(IpAddr, Qpn), (u64, u64)> {
     let mut sums = HashMap::new();
     for (host, qpn, frames, bytes) in counters.iter().flat_map(|counters| counters.qps.iter()) {
         let (f, b) = sums.entry((host, qpn)).or_insert((0, 0));
         *f += frames;
         *b += bytes;
     }
-    let mut rows: Vec<_> = sums
-        .into_iter()
-        .map(|((host, qpn), (frames, bytes))| QpRow { dst: host.to_string(), qpn: qpn.get(), frames, bytes })
-        .collect();
+    sums
+}
+
+/// The same for the report, those with the most packets first.
+fn reported(counters: &[Arc<Counters>]) -> Vec<QpRow> {
+    let row = |(host, qpn, frames, bytes): (IpAddr, Qpn, _, _)| QpRow {
+        dst: host.to_string(),
+        qpn: qpn.get(),
+        frames,
+        bytes,
+    };
+    let mut rows: Vec<_> = queue_pairs(counters).map(row).collect();
     rows.sort_by(|a, b| b.frames.cmp(&a.frames).then_with(|| (&a.dst, a.qpn).cmp(&(&b.dst, b.qpn))));
     rows
 }

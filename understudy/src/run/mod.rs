@@ -16,7 +16,7 @@ pub(crate) use forward::queue_pairs;
 pub(crate) use report::{row, section};
 
 use crate::config::{self, Config, FunctionConfig};
-use crate::observe::{Observer, Told};
+use crate::observe::{NoTrace, Observer, QueuePair, Told, no_groups};
 use clap::Args;
 use dataplane::{Control, ControlOutput, Live, Mbuf, Outcome, Passive, PortInfo, Runtime, Stop, Stopwatch};
 use miette::{MietteDiagnostic, Report};
@@ -339,8 +339,21 @@ fn run_until<F: Function + Send, C: Control<F>>(
     until: Until,
     stop: &Stop,
 ) -> (Outcome, f64) {
+    run_groups_until(runtime, functions, control, tell, |_, asked| no_groups(asked), until, stop)
+}
+
+/// As [`run_until`], for functions that have groups: `group` knows their queue pairs.
+fn run_groups_until<F: Function + Send, C: Control<F>>(
+    runtime: &mut Runtime,
+    functions: Vec<F>,
+    control: &mut C,
+    tell: impl Fn(&C) -> Told,
+    group: impl Fn(&C, u32) -> Result<Vec<QueuePair>, NoTrace>,
+    until: Until,
+    stop: &Stop,
+) -> (Outcome, f64) {
     let began = now();
-    let outcome = runtime.run(functions, &mut Timed { control, tell, until }, stop);
+    let outcome = runtime.run(functions, &mut Timed { control, tell, group, until }, stop);
     (outcome, began.elapsed().as_secs_f64())
 }
 
@@ -356,13 +369,20 @@ fn run_until_done<F: Function + Send, C: Control<F>>(
 }
 
 /// A control plane that ends when it is time.
-struct Timed<'a, C, T> {
+struct Timed<'a, C, T, G> {
     control: &'a mut C,
     tell: T,
+    group: G,
     until: Until,
 }
 
-impl<F: Function, C: Control<F>, T: Fn(&C) -> Told> Control<F> for Timed<'_, C, T> {
+impl<F, C, T, G> Control<F> for Timed<'_, C, T, G>
+where
+    F: Function,
+    C: Control<F>,
+    T: Fn(&C) -> Told,
+    G: Fn(&C, u32) -> Result<Vec<QueuePair>, NoTrace>,
+{
     fn on_event(&mut self, worker: usize, event: F::Event, out: &mut ControlOutput<'_, F>) {
         self.control.on_event(worker, event, out);
     }
@@ -373,7 +393,8 @@ impl<F: Function, C: Control<F>, T: Fn(&C) -> Told> Control<F> for Timed<'_, C, 
 
     fn on_tick(&mut self, live: &Live<'_>, out: &mut ControlOutput<'_, F>) -> bool {
         if let Some(observer) = &mut self.until.observer {
-            observer.attend(live, out, || (self.tell)(self.control));
+            let (tell, group) = (|| (self.tell)(self.control), |asked| (self.group)(self.control, asked));
+            observer.attend(live, out, tell, group);
         }
         self.until.goes_on(live) && self.control.on_tick(live, out)
     }

@@ -1,11 +1,11 @@
 //! P4CE's switch: its data plane on a worker, its control plane on this thread, and its part of the report.
 
 use super::report::{GroupRow, P4ceReport, Report};
-use super::{Until, by_chance, forward, run_until};
+use super::{Until, by_chance, forward, run_groups_until};
 use crate::config::P4ceConfig;
-use crate::observe::{Row, Table, Told};
+use crate::observe::{NoTrace, QueuePair, Row, Table, Told, busiest};
 use dataplane::{Passive, Plane, Runtime, Stop};
-use p4ce::{Command, Control, ControlConfig, Event, Group, P4ce};
+use p4ce::{Command, Control, ControlConfig, Event, Group, GroupStatus, P4ce};
 use rnic::Interface;
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
@@ -71,15 +71,25 @@ pub(super) fn run(runtime: &mut Runtime, config: &P4ceConfig, until: Until, stop
     let mut plane = Plane::new(control);
     let tell = |plane: &Plane<Control>| {
         let of_bridge = Told::forwarded(core::slice::from_ref(&bridged));
-        observed(&told(&plane.control, &counters), groups(&plane.control, config, &bridged), of_bridge)
+        let open = plane.control.groups().filter(|group| group.open).count() as u64;
+        let groups = groups(&plane.control, config, &bridged);
+        observed(&told(&plane.control, &counters), open, groups, of_bridge)
     };
-    let (outcome, seconds) = run_until(runtime, vec![function], &mut plane, tell, until, stop);
+    let group = |plane: &Plane<Control>, asked| {
+        let found = plane.control.groups().find(|group| group.id.0 == asked);
+        found.map(|group| queue_pairs_of(&group, config)).ok_or_else(|| NoTrace::NoSuchGroup {
+            asked,
+            there: plane.control.groups().map(|group| group.id.0).collect(),
+        })
+    };
+    let (outcome, seconds) = run_groups_until(runtime, vec![function], &mut plane, tell, group, until, stop);
     let report = forward::report(runtime, &outcome, &[bridged], config.counted_qps, seconds);
-    Report { p4ce: Some(told(&plane.control, &counters)), ..report }
+    let p4ce = P4ceReport { groups: rows(&plane.control), ..told(&plane.control, &counters) };
+    Report { p4ce: Some(p4ce), ..report }
 }
 
 /// For those that look on
-fn observed(report: &P4ceReport, groups: Table, of_bridge: Told) -> Told {
+fn observed(report: &P4ceReport, open: u64, groups: Table, of_bridge: Told) -> Told {
     of_bridge
         .counters([
             ("groups_requested", report.requested),
@@ -97,7 +107,7 @@ fn observed(report: &P4ceReport, groups: Table, of_bridge: Told) -> Told {
             ("repeated", report.repeated),
             ("cnps", report.cnps),
         ])
-        .gauges([("groups", report.groups.iter().filter(|group| group.open).count() as u64)])
+        .gauges([("groups", open)])
         .first(groups)
 }
 
@@ -109,10 +119,16 @@ fn groups(control: &Control, config: &P4ceConfig, bridged: &Counters) -> Table {
         .filter(|(host, ..)| config.addresses.iter().any(|(ip, _)| ip == host))
         .map(|(_, qpn, frames, bytes)| (qpn, (frames, bytes)))
         .collect();
-    let rows = control.groups().map(|group| {
+    let counted = |group: GroupStatus| {
         let came = |qpn: &Qpn| own.get(qpn).copied().unwrap_or((0, 0));
         let (requests, bytes) = group.own.first().map_or((0, 0), came);
-        let responses = group.own.iter().skip(1).map(|qpn| came(qpn).0).sum();
+        let responses: u64 = group.own.iter().skip(1).map(|qpn| came(qpn).0).sum();
+        ([requests, bytes, responses], group)
+    };
+    let groups = busiest(control.groups().map(counted), |(a, one), (b, other)| {
+        b.cmp(a).then_with(|| one.id.0.cmp(&other.id.0))
+    });
+    let row = |(counts, group): ([u64; 3], GroupStatus)| {
         let replicas: Vec<_> = group
             .replicas
             .iter()
@@ -120,16 +136,19 @@ fn groups(control: &Control, config: &P4ceConfig, bridged: &Counters) -> Table {
             .collect();
         let state = if group.open { "open" } else { "not open" };
         let cells = [&group.id.0.to_string(), &group.leader.to_string(), &replicas.join(" "), state];
-        let own =
-            group.own.iter().flat_map(|qpn| config.addresses.iter().map(|(ip, _)| (Some(*ip), qpn.get())));
-        let peers = group.peers.iter().map(|(ip, qpn)| (Some(*ip), qpn.get()));
-        let queue_pairs = own.chain(peers).collect();
-        Row { queue_pairs, ..Row::new(cells, [requests, bytes, responses]) }
-    });
+        Row { queue_pairs: queue_pairs_of(&group, config), ..Row::new(cells, counts) }
+    };
     let counts = ["requests", "request_bytes", "responses"];
-    Table::new("group", &["group", "leader", "replicas", "state"], 2, &counts, rows)
+    Table::of_busiest("group", &["group", "leader", "replicas", "state"], 2, &counts, groups, row)
 }
 
+/// The switch's queue pairs of a group, at each of its addresses, the leader's and the replicas'.
+fn queue_pairs_of(group: &GroupStatus, config: &P4ceConfig) -> Vec<QueuePair> {
+    let own = group.own.iter().flat_map(|qpn| config.addresses.iter().map(|(ip, _)| (Some(*ip), qpn.get())));
+    own.chain(group.peers.iter().map(|(ip, qpn)| (Some(*ip), qpn.get()))).collect()
+}
+
+/// What was counted, without the groups one by one.
 fn told(control: &Control, counters: &Arc<p4ce::Counters>) -> P4ceReport {
     let asked = control.counters();
     P4ceReport {
@@ -147,23 +166,21 @@ fn told(control: &Control, counters: &Arc<p4ce::Counters>) -> P4ceReport {
         fatal_naks: counters.fatal_naks.get(),
         repeated: counters.repeated.get(),
         cnps: counters.cnps.get(),
-        groups: control
-            .groups()
-            .map(|group| GroupRow {
-                group: group.id.0,
-                leader: group.leader.to_string(),
-                replicas: group.replicas.iter().map(|(ip, _)| ip.to_string()).collect(),
-                excluded: group
-                    .replicas
-                    .iter()
-                    .filter(|(_, there)| !there)
-                    .map(|(ip, _)| ip.to_string())
-                    .collect(),
-                quorum: group.quorum,
-                open: group.open,
-            })
-            .collect(),
+        groups: Vec::new(),
     }
+}
+
+/// Each of the groups, for the report.
+fn rows(control: &Control) -> Vec<GroupRow> {
+    let row = |group: GroupStatus| GroupRow {
+        group: group.id.0,
+        leader: group.leader.to_string(),
+        replicas: group.replicas.iter().map(|(ip, _)| ip.to_string()).collect(),
+        excluded: group.replicas.iter().filter(|(_, there)| !there).map(|(ip, _)| ip.to_string()).collect(),
+        quorum: group.quorum,
+        open: group.open,
+    };
+    control.groups().map(row).collect()
 }
 
 /// The data plane with groups that are there from the start, until it is told to end: what `bench p4ce` measures.

@@ -2,7 +2,7 @@
 
 use super::onepipe::OnePipeReport;
 use super::tunnel::TunnelReport;
-use crate::observe::{Row as ObservedRow, Table as ObservedTable, Told};
+use crate::observe::{Port, Row as ObservedRow, Table as ObservedTable, Told};
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -211,21 +211,12 @@ impl ImpairReport {
 
 #[derive(Serialize)]
 pub(super) struct PortRow {
-    pub(super) name: String,
-    pub(super) driver: String,
-    pub(super) rx_frames: u64,
-    pub(super) rx_bytes: u64,
-    pub(super) tx_frames: u64,
-    pub(super) tx_bytes: u64,
+    #[serde(flatten)]
+    pub(super) port: Port,
     /// What was received, by kind
     pub(super) roce_frames: u64,
     pub(super) other_frames: u64,
     pub(super) malformed_frames: u64,
-    /// The device's own counters
-    pub(super) missed: u64,
-    pub(super) rx_errors: u64,
-    pub(super) no_buffer: u64,
-    pub(super) tx_errors: u64,
 }
 
 #[derive(Serialize)]
@@ -287,8 +278,8 @@ impl Report {
     pub(super) fn text(&self) -> String {
         let mut text = String::new();
         let ports = self.ports.iter().map(|port| {
-            let PortRow { name, rx_frames, rx_bytes, tx_frames, tx_bytes, .. } = port;
-            let PortRow { roce_frames, other_frames, malformed_frames, .. } = port;
+            let PortRow { port, roce_frames, other_frames, malformed_frames } = port;
+            let Port { name, rx_frames, rx_bytes, tx_frames, tx_bytes, .. } = port;
             let numbers =
                 [rx_frames, rx_bytes, roce_frames, other_frames, malformed_frames, tx_frames, tx_bytes];
             row(&[name], &numbers.map(|&n| n))
@@ -358,7 +349,7 @@ impl Report {
         for note in notes {
             _ = writeln!(text, "{note}");
         }
-        for port in &self.ports {
+        for PortRow { port, .. } in &self.ports {
             for (count, what) in [
                 (port.missed, "frames were lost before they were fetched"),
                 (port.rx_errors, "frames were received with an error"),
@@ -381,8 +372,8 @@ impl Report {
             text.push('\n');
         }
         let dropped: u64 = self.drops.iter().map(|r| r.frames).sum();
-        let (received, sent): (u64, u64) =
-            self.ports.iter().fold((0, 0), |(rx, tx), port| (rx + port.rx_frames, tx + port.tx_frames));
+        let sum = |count: fn(&Port) -> u64| self.ports.iter().map(|row| count(&row.port)).sum::<u64>();
+        let (received, sent) = (sum(|port| port.rx_frames), sum(|port| port.tx_frames));
         _ = write!(text, "{received} frames in, {sent} out, {dropped} dropped, in {:.2} s", self.seconds);
         text
     }

@@ -168,13 +168,25 @@ fn text(occasion: &Occasion, first_ns: u64, ports: &[String]) -> String {
     let seconds = occasion.time_ns.saturating_sub(first_ns) as f64 / 1e9;
     let mut head = format!("{:>6} {seconds:>12.6}", occasion.number);
     let mut text = String::new();
-    for part in &occasion.parts {
+    let last = occasion.parts.len().saturating_sub(1);
+    for (at, part) in occasion.parts.iter().enumerate() {
+        if at == last && occasion.left_out > 0 {
+            _ = writeln!(
+                text,
+                "{:>19}  {:<widest$}  and {} more that are not shown",
+                "", "", occasion.left_out
+            );
+        }
         let told = match part {
             Part::In { port, len, bytes } => {
                 format!("{:<widest$}  in   {}", name(*port), describe(&bytes.0, *len as usize))
             }
             Part::Out { port, len, bytes } => {
                 format!("{:<widest$}  out  {}", name(*port), describe(&bytes.0, *len as usize))
+            }
+            Part::Lost { port, len, bytes, reason } => {
+                let (reason, frame) = (reason.replace('_', " "), describe(&bytes.0, *len as usize));
+                format!("{:<widest$}  lost ({reason})  {frame}", name(*port))
             }
             Part::Dropped { reason } => format!("{:<widest$}  dropped: {}", "", reason.replace('_', " ")),
             Part::Punted => format!("{:<widest$}  to the control plane", ""),

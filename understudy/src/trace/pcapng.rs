@@ -51,7 +51,7 @@ impl Capture {
             let (interface_id, len, bytes) = match part {
                 Part::In { port, len, bytes } => (u32::from(*port) * 2, *len, &bytes.0),
                 Part::Out { port, len, bytes } => (u32::from(*port) * 2 + 1, *len, &bytes.0),
-                Part::Dropped { .. } | Part::Punted | Part::Consumed => continue,
+                Part::Lost { .. } | Part::Dropped { .. } | Part::Punted | Part::Consumed => continue,
             };
             let packet = EnhancedPacketBlock {
                 interface_id,

@@ -9,64 +9,23 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Output, Stdio};
+use std::time::Instant;
 use tempfile::TempDir;
 use understudy_tests::captures;
 
+#[path = "../common/mod.rs"]
+mod common;
 mod metrics;
 mod trace;
 
-/// Nothing is expected to take so long.
-const DEADLINE: Duration = Duration::from_secs(40);
+use common::machine::{DEADLINE, Machine};
+
 /// fifty CAS of 10.0.0.2, and their answers
 const CAPTURE: &str = "rc_compare_swap.pcap";
 
 fn understudy(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_understudy")).args(arguments).output().unwrap()
-}
-
-/// An instance that runs until it is told to end; killed when dropped.
-struct Instance {
-    child: Child,
-    said: String,
-    stderr: BufReader<std::process::ChildStderr>,
-}
-
-impl Instance {
-    /// Returns when it is ready.
-    fn start(command: &str, config: &Path) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_understudy"))
-            .args([command, "--json", config.to_str().unwrap()])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let stderr = BufReader::new(child.stderr.take().unwrap());
-        let mut instance = Self { child, said: String::new(), stderr };
-        while !instance.said.contains("is ready") {
-            let read = instance.stderr.read_line(&mut instance.said).unwrap();
-            assert!(read > 0, "it ended: {}", instance.said);
-        }
-        instance
-    }
-
-    /// Ctrl-C; its report.
-    fn end(mut self) -> Value {
-        let pid = self.child.id().to_string();
-        assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
-        let mut report = String::new();
-        self.child.stdout.take().unwrap().read_to_string(&mut report).unwrap();
-        assert!(self.child.wait().unwrap().success(), "{}", self.said);
-        serde_json::from_str(&report).unwrap()
-    }
-}
-
-impl Drop for Instance {
-    fn drop(&mut self) {
-        _ = self.child.kill();
-        _ = self.child.wait();
-    }
 }
 
 struct Place(TempDir);
@@ -128,7 +87,7 @@ fn what_is_seen_is_what_is_reported_at_the_end() {
     let place = Place::new();
     let config = place.config(false, WIRE);
     let frames = captures::frames(&captures::path(CAPTURE)).len() as u64;
-    let instance = Instance::start("run", &config);
+    let instance = Machine::ready("run", &config);
     let socket = fs::symlink_metadata(place.path("top.sock")).unwrap();
     assert!(socket.file_type().is_socket() && socket.permissions().mode() & 0o777 == 0o600);
 
@@ -141,7 +100,7 @@ fn what_is_seen_is_what_is_reported_at_the_end() {
         assert!(text.contains(words), "{words:?} in\n{text}");
     }
 
-    let report = instance.end();
+    let report = instance.interrupt();
     assert!(!socket.exists(), "it takes its socket with it");
     for port in 0..2 {
         let (seen, told) = (seen["ports"][port].as_object().unwrap(), &report["ports"][port]);
@@ -173,16 +132,16 @@ fn what_is_seen_is_what_is_reported_at_the_end() {
 fn a_socket_is_one_instances_own() {
     let place = Place::new();
     let config = place.config(false, WIRE);
-    let first = Instance::start("run", &config);
+    let first = Machine::ready("run", &config);
     let second = understudy(&["run", config.to_str().unwrap()]);
     let error = String::from_utf8(second.stderr).unwrap();
     assert!(!second.status.success() && error.contains("another process"), "{error}");
-    assert_eq!(top(&config)["instance"]["pid"], first.child.id());
+    assert_eq!(top(&config)["instance"]["pid"], first.id());
     // Killed, it leaves a socket on which nobody listens: in nobody's way.
     drop(first);
     assert!(place.path("top.sock").exists());
-    let third = Instance::start("run", &config);
-    assert_eq!(top(&config)["instance"]["pid"], third.child.id());
+    let third = Machine::ready("run", &config);
+    assert_eq!(top(&config)["instance"]["pid"], third.id());
     drop(third);
     fs::remove_file(place.path("top.sock")).unwrap();
     place.write("top.sock", "a file");
@@ -192,11 +151,43 @@ fn a_socket_is_one_instances_own() {
     assert_eq!(fs::read_to_string(place.path("top.sock")).unwrap(), "a file");
 }
 
+/// What is checked can be opened: an address holds 107 bytes.
+#[test]
+fn a_socket_may_have_as_long_a_path_as_there_is() {
+    let place = Place::new();
+    let folder = place.0.path().as_os_str().len();
+    let longest = "s".repeat(107 - folder - 1);
+    let config = |socket: &str| {
+        place.write(
+            "long.toml",
+            &format!("[[port]]\nname = \"a\"\nring = {{}}\n[forward]\npairs = [[\"a\", \"a\"]]\n[observe]\nsocket = \"{socket}\"\n"),
+        )
+    };
+    let fits = config(&longest);
+    let instance = Machine::ready("run", &fits);
+    assert_eq!(top(&fits)["instance"]["pid"], instance.id());
+    let mode = fs::symlink_metadata(place.path(&longest)).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    instance.interrupt();
+    assert!(!place.path(&longest).exists());
+
+    let too_long = config(&(longest + "s"));
+    for command in ["check", "run"] {
+        let refused = understudy(&[command, too_long.to_str().unwrap()]);
+        let error = String::from_utf8(refused.stderr).unwrap();
+        assert!(refused.status.code() == Some(2), "{command}: {error}");
+        assert!(
+            error.contains("a socket has a path of 107 bytes at most, and this has 108"),
+            "{command}: {error}"
+        );
+    }
+}
+
 #[test]
 fn what_is_no_question_is_refused() {
     let place = Place::new();
     let config = place.config(false, WIRE);
-    let _instance = Instance::start("run", &config);
+    let _instance = Machine::ready("run", &config);
     for question in
         ["hello\n".to_owned(), "{\"ask\":\"money\"}\n".into(), "x".repeat(100_000), "[".repeat(5000)]
     {

@@ -46,8 +46,9 @@ fn http(address: &str, request: &str) -> (String, String) {
 }
 
 /// Where an instance says that its metrics are
-fn address(instance: &Instance) -> String {
-    let at = instance.said.split("http://").nth(1).unwrap_or_else(|| panic!("{}", instance.said));
+fn address(instance: &Machine) -> String {
+    let said = instance.said();
+    let at = said.split("http://").nth(1).unwrap_or_else(|| panic!("{said}"));
     at.split('/').next().unwrap().to_owned()
 }
 
@@ -55,9 +56,9 @@ fn address(instance: &Instance) -> String {
 fn metrics_parse_and_only_grow() {
     let place = Place::new();
     let config = place.config(true, &format!("prometheus = \"127.0.0.1:0\"\n{WIRE}"));
-    let instance = Instance::start("run", &config);
+    let instance = Machine::ready("run", &config);
     let address = address(&instance);
-    assert!(!instance.said.contains("WARNING"), "{}", instance.said);
+    assert!(!instance.said().contains("WARNING"), "{}", instance.said());
     let scrape = || {
         let (head, body) = http(&address, "GET /metrics");
         assert!(head.starts_with("HTTP/1.1 200") && head.contains("text/plain; version=0.0.4"), "{head}");
@@ -114,7 +115,7 @@ fn metrics_parse_and_only_grow() {
     }
     // Every metric of the dashboard is one that is there, or one of a function that is not here.
     dashboard(&second);
-    instance.end();
+    instance.interrupt();
 }
 
 /// The names in expressions of the dashboard.
@@ -147,9 +148,9 @@ fn dashboard(series: &BTreeMap<String, f64>) {
 fn an_address_beyond_this_machine_is_said_aloud() {
     let place = Place::new();
     let config = place.config(false, &format!("prometheus = \"0.0.0.0:0\"\n{WIRE}"));
-    let instance = Instance::start("run", &config);
-    assert!(instance.said.contains("WARNING: anybody who reaches 0.0.0.0:"), "{}", instance.said);
-    instance.end();
+    let instance = Machine::ready("run", &config);
+    assert!(instance.said().contains("WARNING: anybody who reaches 0.0.0.0:"), "{}", instance.said());
+    instance.interrupt();
 }
 
 #[test]
@@ -161,7 +162,7 @@ fn latencies_of_a_generator_are_metrics_too() {
          [pktgen]\nsend = \"loop\"\nreceive = \"loop\"\n[[pktgen.stream]]\nname = \"writes\"\nverb = \"write\"\nsize = 64\n\
          src = \"10.0.0.1\"\ndst = \"10.0.0.2\"\nrate = { packets_per_s = 10_000 }\nlatency = true\n",
     );
-    let instance = Instance::start("pktgen", &config);
+    let instance = Machine::ready("pktgen", &config);
     let seen = top_until(&config, |seen| {
         seen["latencies"].as_array().unwrap().iter().any(|latency| latency["count"].as_u64() > Some(100))
     });

@@ -28,7 +28,7 @@ fn bytes(part: &Value) -> Vec<u8> {
 fn packets_are_seen_as_they_come_and_as_they_leave() {
     let place = Place::new();
     let (config, qpn) = router(&place);
-    let instance = Instance::start("run", &config);
+    let instance = Machine::ready("run", &config);
     let (config, file) = (config.to_str().unwrap(), place.path("trace.pcapng"));
     let qp = format!("{qpn:#x}");
     let trace = |more: &[&str]| {
@@ -80,7 +80,7 @@ fn packets_are_seen_as_they_come_and_as_they_leave() {
         !refused.status.success() && error.contains("there is no group 3: this instance has none"),
         "{error}"
     );
-    let report = instance.end();
+    let report = instance.interrupt();
     let port = |port: usize, count: &str| report["ports"][port][count].as_u64().unwrap();
     let drops: u64 =
         report["drops"].as_array().unwrap().iter().map(|drop| drop["frames"].as_u64().unwrap()).sum();
@@ -102,11 +102,51 @@ fn packets_are_seen_as_they_come_and_as_they_leave() {
     }
 }
 
+/// Two ports that play for ever, a worker for each.
+#[test]
+fn packets_of_several_workers_are_told_together() {
+    let place = Place::new();
+    let (_, qpn) = router(&place);
+    let port = |name: &str| {
+        let capture = captures::path(CAPTURE);
+        format!(
+            "[[port]]\nname = \"{name}\"\nmtu = 9000\npcap = {{ rx = \"{}\", infinite = true }}\n",
+            capture.display()
+        )
+    };
+    let text = format!(
+        "[runtime]\nworkers = [\"any\", \"any\"]\n{}{}[observe]\nsocket = \"top.sock\"\n{WIRE}",
+        port("left"),
+        port("right")
+    );
+    let config = place.write("two.toml", &text);
+    let instance = Machine::ready("run", &config);
+    let began = Instant::now();
+    let mut workers = BTreeSet::new();
+    // However the kernel shares its CPUs between them
+    while workers.len() < 2 {
+        assert!(began.elapsed() < DEADLINE, "{workers:?}");
+        let qp = qpn.to_string();
+        let trace = understudy(&["trace", config.to_str().unwrap(), "--json", "--count", "500", "--qp", &qp]);
+        let mut last = BTreeMap::new();
+        for (at, line) in String::from_utf8(trace.stdout).unwrap().lines().enumerate() {
+            let packet: Value = serde_json::from_str(line).unwrap();
+            assert_eq!((&packet["number"], &packet["left_out"]), (&(at as u64 + 1).into(), &0.into()));
+            let (worker, time) = (packet["worker"].as_u64().unwrap(), packet["time_ns"].as_u64().unwrap());
+            let before = last.insert(worker, time).unwrap_or(0);
+            assert!(before <= time, "worker {worker}: {time} after {before}");
+        }
+        assert!(!last.is_empty(), "{}", String::from_utf8_lossy(&trace.stderr));
+        workers.extend(last.into_keys());
+    }
+    instance.interrupt();
+}
+
 #[test]
 fn there_is_one_trace_at_a_time_and_the_next_when_it_is_over() {
     let place = Place::new();
     let (config, qpn) = router(&place);
-    let instance = Instance::start("run", &config);
+    let instance = Machine::ready("run", &config);
     let qp = qpn.to_string();
     let config = config.to_str().unwrap();
     // Of a queue pair that nobody sends to; it begins, and waits.
@@ -144,14 +184,14 @@ fn there_is_one_trace_at_a_time_and_the_next_when_it_is_over() {
     let mut said = String::new();
     stderr.read_line(&mut said).unwrap();
     assert!(said.starts_with("Watching."), "{said}");
-    instance.end();
+    instance.interrupt();
     stderr.read_to_string(&mut said).unwrap();
     left.wait().unwrap();
     assert!(said.contains(" packets") || said.contains("does not answer any more"), "{said}");
 }
 
 /// Three servers, a bridge and a P4CE switch, each a process.
-fn consensus(place: &Place) -> Vec<Instance> {
+fn consensus(place: &Place) -> Vec<Machine> {
     let runtime = "[runtime]\nidle = \"sleep\"\n";
     let port = |name: &str, id: u32, role: &str| {
         format!(
@@ -174,8 +214,8 @@ fn consensus(place: &Place) -> Vec<Instance> {
         );
         place.write(&format!("server-{n}.toml"), &text)
     };
-    let mut all = vec![Instance::start("run", &bridge), Instance::start("run", &switch)];
-    all.extend((0..3).map(|n| Instance::start("host", &server(n))));
+    let mut all = vec![Machine::ready("run", &bridge), Machine::ready("run", &switch)];
+    all.extend((0..3).map(|n| Machine::ready("host", &server(n))));
     all
 }
 
@@ -196,8 +236,10 @@ fn a_groups_packets_are_seen_to_be_scattered() {
         }
         // It may end at any time, and another begin.
         let id = row["cells"][0].as_str().unwrap();
+        // The trace of one that ends then waits until it is ended, too.
         let trace = ["trace", switch.to_str().unwrap(), "--json", "--count", "50", "--group", id];
-        let output = understudy(&trace);
+        let program = env!("CARGO_BIN_EXE_understudy");
+        let output = Command::new("timeout").args(["-s", "INT", "5", program]).args(trace).output().unwrap();
         let lines = String::from_utf8(output.stdout).unwrap();
         let packets = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
         let whats = |packet: &Value| -> Vec<String> {

@@ -5,7 +5,7 @@ pub(crate) mod spoil;
 mod told;
 
 use super::{now, run_until_done};
-use crate::observe::Observer;
+use crate::observe::{Observer, no_groups};
 use dataplane::config::Device;
 use dataplane::{Control, ControlOutput, Live, Mbuf, PortInfo, Runtime, Stop};
 use pktgen::{Command, Counters, Event, Pktgen, Profile};
@@ -68,7 +68,7 @@ impl Control<Pktgen> for Plane<'_> {
 
     fn on_tick(&mut self, live: &Live<'_>, out: &mut ControlOutput<'_, Pktgen>) -> bool {
         if let Some(observer) = &mut self.observer {
-            observer.attend(live, out, || told::observed(self.profile, &self.counters));
+            observer.attend(live, out, || told::observed(self.profile, &self.counters), no_groups);
         }
         let time = self.began.map_or(Duration::ZERO, |began| began.elapsed());
         if !self.done {
