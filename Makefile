@@ -68,7 +68,7 @@ bench: build ## forwarding and replicating against dpdk-testpmd; the costs of pa
 	$(PROGRAM) bench swordbox
 	$(CARGO) bench --locked -p understudy-tests
 
-report: build ## the four papers' figures and tables (simulated) and one page about them, results/report.html; up to half an hour (QUICK=1: 3 minutes)
+report: build ## the four papers' figures and tables (simulated) and one page about them, results/report.html; some minutes (QUICK=1: half of that)
 	$(PROGRAM) bench paper $(if $(QUICK),--quick)
 
 instructions: ## count the instructions of the hot paths and compare them with the baseline; RENEW=1 writes it

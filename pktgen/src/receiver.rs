@@ -32,11 +32,14 @@ enum Way {
     Response,
 }
 
+/// Where no port is
+const NO_PORT: u32 = u32::MAX;
+
 /// The receiving side of a generator.
 pub(crate) struct Receiver {
     streams: Box<[Expected]>,
-    /// Where requests arrive
-    port: Option<PortId>,
+    /// The number of the port where requests arrive, or [`NO_PORT`]
+    port: u32,
     /// Where the last packet belonged: most of the time the next one does, too
     last: usize,
 }
@@ -110,7 +113,11 @@ impl Receiver {
     pub(crate) fn new(profile: &Profile, emitters: &[Emitter]) -> Self {
         let streams = emitters.iter().enumerate();
         let streams = streams.map(|(index, emitter)| Expected::new(profile, index, emitter.known()));
-        Self { streams: streams.collect(), port: profile.receive, last: 0 }
+        Self {
+            streams: streams.collect(),
+            port: profile.receive.map_or(NO_PORT, |port| port.0.into()),
+            last: 0,
+        }
     }
 
     /// A frame came in.
@@ -125,7 +132,8 @@ impl Receiver {
         counters: &Counters,
     ) {
         // Most packets are like those of the stream that the last one was of: no header of it is to be searched for.
-        let (stream, bytes, arrives) = (self.last, frame.bytes(), self.port == Some(port));
+        let (stream, bytes) = (self.last, frame.bytes());
+        let arrives = u32::from(port.0) == self.port;
         let expected = &mut self.streams[stream];
         if arrives
             && let Some(known) = &mut expected.known
