@@ -29,3 +29,4 @@ pub use plane::Plane;
 pub use port::PortInfo;
 pub use runtime::{DeviceCounters, Live, Outcome, Runtime, Stop};
 pub use stopwatch::{Laps, Stopwatch};
+pub use tx::QUEUE as TX_QUEUE;

@@ -9,7 +9,7 @@ use switch::{DropReason, Full, Output, PortId};
 
 /// Frames that wait for a port at most. What a port does not take at once is offered again, in order, until there are
 /// more than this: a burst of a lossless network should survive a short stall.
-const QUEUE: usize = 512;
+pub const QUEUE: usize = 512;
 /// Waiting frames at which they are offered to the port in the middle of a burst
 const BURST: usize = 32;
 

@@ -154,7 +154,7 @@ impl Handle {
     }
 
     /// Whether it has left, or its threads have ended: what was delivered until then is there, and nothing more will come. While it
-    /// leaves, something may.
+    /// leaves, something may. (Of one [without threads](Endpoint::without_threads) it says that this end is gone.)
     pub fn has_ended(&self) -> bool {
         self.0.shared.gone.load(Ordering::Acquire)
     }

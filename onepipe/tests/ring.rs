@@ -287,7 +287,9 @@ fn who_exits_is_called_back_of_what_has_failed_by_then() {
         endpoint.unreliable_send(&[(TWIN, b"a"), (NOBODY, b"b")]).unwrap();
     }
     endpoint.exit();
-    assert_eq!(*failed.lock().unwrap(), [(1, Failure::NoAnswer); 3]);
+    // If the machine is busy enough, even the twin's may fail.
+    let to_nobody: Vec<_> = failed.lock().unwrap().iter().copied().filter(|(part, _)| *part == 1).collect();
+    assert_eq!(to_nobody, [(1, Failure::NoAnswer); 3]);
 }
 
 /// More than there is room for between the two, of which nothing is ever taken
@@ -319,6 +321,7 @@ fn who_exits_does_not_wait_for_one_who_never_receives() {
 #[test]
 fn who_drops_its_receiver_goes_on_sending() {
     let mut config = config();
+    config.process.process.timeout = switch::Nanos::from_millis(30_000);
     config.process.process.receive_window = 1 << 16;
     config.process.process.max_unsettled = 512;
     let (mut sender, receiver) = Endpoint::init(config).unwrap().split();

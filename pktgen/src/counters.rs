@@ -62,8 +62,8 @@ pub struct StreamCounters {
     /// Packets to a queue pair of the stream that are not what was sent there: another opcode, or a PSN not sent yet; and answers
     /// to what nobody answers
     pub unexpected: Counter,
-    /// Packets of the stream that came to a port at which none is received: the network sent them back. They are counted nowhere
-    /// else
+    /// Packets of the stream that came to the port that sends, at which none is received, and answers that came to that of the
+    /// responder: the network sent them back. They are counted nowhere else
     pub reflected: Counter,
 
     /// Answers that the responder sent, in packets

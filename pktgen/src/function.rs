@@ -64,7 +64,6 @@ impl Pktgen {
     /// A generator of this profile.
     pub fn new(profile: &Profile) -> Result<Self, ProfileError> {
         profile.check()?;
-        let waits = profile.streams.iter().any(|stream| stream.outstanding.is_some());
         let emitters: Box<[_]> =
             (0..profile.streams.len()).map(|index| Emitter::new(profile, index)).collect();
         Ok(Self {
@@ -72,7 +71,7 @@ impl Pktgen {
             emitters,
             send: profile.send,
             receive: profile.receive,
-            listens: waits || profile.respond,
+            listens: profile.listens(),
             duration: profile.duration,
             drain: profile.drain,
             catch_up: profile.catch_up,

@@ -12,8 +12,8 @@
 //!   those behind which none came yet: in flight, or lost at the end. Duplicates are no part of it.
 //! * requests = answered + unanswered + outstanding, with [`profile::Stream::outstanding`].
 //!
-//! And for all frames that came in: frames = received + duplicates + stale + unexpected + responses of all streams, and those that
-//! are malformed, have a wrong ICRC, are not of any stream, or no RoCEv2 packets.
+//! And for all frames that came in: frames = received + duplicates + stale + unexpected + reflected + responses + unexpected
+//! responses of all streams, and those that are malformed, have a wrong ICRC, are not of any stream, or no RoCEv2 packets.
 
 #![forbid(unsafe_code)]
 

@@ -27,6 +27,9 @@ pub struct Profile {
     pub catch_up: Nanos,
     /// By how many packets of its queue pair a packet may be overtaken and still count as received: a power of two from 64 on
     pub window: u32,
+    /// Frames that this machine's own queues hold at most, from here out and back in: as many packets of a queue pair may be under
+    /// way if none waits for an answer
+    pub queued: u32,
     /// 1Pipe's time when the run's is 0
     pub epoch: Timestamp,
     /// Not empty
@@ -47,9 +50,6 @@ pub const MAX_RESPONSE_PACKETS: u32 = 256;
 pub const STAMP_LEN: usize = 8;
 /// Half of all PSNs: who is further behind could as well be ahead
 const HALF_THE_CIRCLE: u64 = 1 << 23;
-/// Packets of a queue pair that may be under way at once if none waits for an answer: what our own queues hold on their way out,
-/// before the first could have come back
-const UNDER_WAY: u32 = 1024;
 /// The most packets that leave together if nobody says how many
 const MOST_BURST: u64 = 32;
 /// Bursts a second, where a rate makes them shorter than that
@@ -420,7 +420,7 @@ impl Stream {
         if profile.respond && under_way > profile.window {
             return Err(ProfileError::Window { stream, packets: under_way, window: profile.window });
         }
-        let packets = profile.window.max(if self.outstanding.is_some() { under_way } else { UNDER_WAY });
+        let packets = profile.window.max(if self.outstanding.is_some() { under_way } else { profile.queued });
         let step = self.psn_step();
         if u64::from(packets) * u64::from(step) >= HALF_THE_CIRCLE {
             return Err(ProfileError::HalfTheCircle { stream, packets, step });
@@ -476,6 +476,11 @@ impl Stream {
 }
 
 impl Profile {
+    /// Whether anything is fetched from the port that sends, if that is not the one that receives.
+    pub fn listens(&self) -> bool {
+        self.respond || self.streams.iter().any(|stream| stream.outstanding.is_some())
+    }
+
     /// Whether it can be run.
     pub fn check(&self) -> Result<(), ProfileError> {
         if self.streams.is_empty() || self.streams.len() > MAX_STREAMS {

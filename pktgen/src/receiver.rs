@@ -38,6 +38,8 @@ const NO_PORT: u32 = u32::MAX;
 /// The receiving side of a generator.
 pub(crate) struct Receiver {
     streams: Box<[Expected]>,
+    /// Where answers arrive
+    send: PortId,
     /// The number of the port where requests arrive, or [`NO_PORT`]
     port: u32,
     /// Where the last packet belonged: most of the time the next one does, too
@@ -115,6 +117,7 @@ impl Receiver {
         let streams = streams.map(|(index, emitter)| Expected::new(profile, index, emitter.known()));
         Self {
             streams: streams.collect(),
+            send: profile.send,
             port: profile.receive.map_or(NO_PORT, |port| port.0.into()),
             last: 0,
         }
@@ -180,6 +183,8 @@ impl Receiver {
                 }
                 expected.on_request(&packet, frame.bytes().len(), qp, port, now, emitter, out, own);
             }
+            // What our own responder has sent has not been anywhere.
+            Way::Response if port != self.send && expected.responder.is_some() => own.reflected.add(1),
             Way::Response => {
                 // What our own responder acknowledges has come, or is told here as lost: it answers what comes, gaps or not.
                 let came = |first: u32, psns| {

@@ -56,6 +56,8 @@ struct Link {
     outbox: VecDeque<[u8; LEN]>,
     heard: Nanos,
     probed: Nanos,
+    /// It was to be asked then, and something waited that would have shown it as well
+    unasked: bool,
     /// Not asked for before
     retry_at: Nanos,
 }
@@ -237,7 +239,8 @@ impl Mesh {
             } else if link.probed.max(link.heard) + self.probe_every <= now {
                 link.probed = now;
                 // What waits to be heard shows as well whether it is there.
-                if link.outbox.is_empty() {
+                link.unasked = !link.outbox.is_empty();
+                if !link.unasked {
                     self.send(nic, peer, 0, Message::Ping);
                 }
             }
@@ -349,7 +352,7 @@ impl Mesh {
         self.lose(nic, peer, now);
         let Some(link) = self.links.get_mut(&peer) else { return };
         link.up = link.coming.take();
-        (link.heard, link.probed) = (now, now);
+        (link.heard, link.probed, link.unasked) = (now, now, false);
         self.news.push_back(News::Up(peer));
         self.arm(peer);
     }
@@ -418,6 +421,11 @@ impl Mesh {
         } else {
             lane.under_way -= 1;
             link.flush(nic);
+            // While something waited, nobody was asked; and who took it may have nothing to say.
+            if link.outbox.is_empty() && link.unasked {
+                link.unasked = false;
+                self.send(nic, peer, 0, Message::Ping);
+            }
         }
         true
     }

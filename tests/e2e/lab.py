@@ -37,7 +37,7 @@ from guest import DIE_WITH_PARENT, Guest, LabError
 # Names the namespaces of this program; what follows is the pid of the one that made it.
 NAMESPACE_PREFIX = "understudy-e2e-"
 # What tcpdump says when it is told to count
-CAPTURED = re.compile(r"(\d+) packets captured")
+CAPTURED = re.compile(r"(\d+) packets? captured")
 
 
 @dataclass

@@ -62,6 +62,7 @@ fn profile(seed: u64, streams: Vec<Stream>) -> Profile {
         drain: Nanos::from_millis(5),
         catch_up: Nanos::from_millis(10),
         window: 1024,
+        queued: 1024,
         epoch: Timestamp::new(1 << 40),
         streams,
     }

@@ -353,6 +353,7 @@ fn generator(qps: u32) -> Pktgen {
         drain: Nanos::from_millis(1),
         catch_up: Nanos::from_millis(1),
         window: 1024,
+        queued: 1536,
         epoch: Timestamp::new(1),
         streams: vec![stream],
     };

@@ -47,6 +47,9 @@ pub(super) struct Socket {
     is: (u64, u64),
 }
 
+/// How long another process may take to make a socket in the same folder, and how often it is looked whether it has
+const PATIENCE_MS: u64 = 2_000;
+const LOOK_MS: u64 = 10;
 /// What to look at when there can be no socket
 const WRITABLE: &str = "does its folder exist, and may you write there?";
 
@@ -60,8 +63,7 @@ impl Socket {
         // Two that start at once must not each take the other's new socket for an old one. The folder is what they have in
         // common, and its lock ends with the process.
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let locked = File::open(folder).and_then(|folder| folder.lock().map(|()| folder));
-        let folder = locked.map_err(|error| refused(&format!("its folder: {error}"), WRITABLE))?;
+        let folder = lock(folder).map_err(|error| refused(&format!("its folder: {error}"), WRITABLE))?;
         let stale = match fs::symlink_metadata(path) {
             Ok(there) if !there.file_type().is_socket() => {
                 return Err(refused(
@@ -104,6 +106,23 @@ impl Socket {
             .wrap_err("no thread for the socket of [observe]")?;
         Ok(Self { path: path.to_owned(), is })
     }
+}
+
+/// Locks a folder, for as long as what this returns is there. Anybody who may read it may hold its lock, so it is not waited for
+/// without end; where there are no locks, there is none.
+#[allow(clippy::disallowed_methods, reason = "another instance, which starts as well, is waited for")]
+fn lock(folder: &Path) -> io::Result<File> {
+    let folder = File::open(folder)?;
+    for _ in 0..PATIENCE_MS / LOOK_MS {
+        match folder.try_lock() {
+            Err(fs::TryLockError::WouldBlock) => thread::sleep(Duration::from_millis(LOOK_MS)),
+            Err(fs::TryLockError::Error(error)) if error.kind() != ErrorKind::Unsupported => {
+                return Err(error);
+            }
+            Ok(()) | Err(fs::TryLockError::Error(_)) => return Ok(folder),
+        }
+    }
+    Err(io::Error::other("another process has it locked"))
 }
 
 /// A socket there, for this user alone from the first moment on: the kernel takes the mode of the new entry from the

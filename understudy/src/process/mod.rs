@@ -220,6 +220,14 @@ fn work(args: &Args, mut config: Config, to: &[ProcessId]) -> Result<ExitCode, m
     let ended = !endpoint.handle().is_running();
     let seconds = now().duration_since(began).as_secs_f64();
     endpoint.handle().exit();
+    // What was delivered while it left
+    let mut take = |timestamp, src, payload: &[u8]| {
+        seen.take(timestamp, src, payload.len());
+        if args.print {
+            print(&mut out, timestamp, src, payload);
+        }
+    };
+    while endpoint.unreliable_recv_with(&mut take).is_some() {}
     while let Some(event) = endpoint.poll_event() {
         if let Event::SendFailed { scattering, dst, why, .. } = event {
             let why = seen.failed(why);

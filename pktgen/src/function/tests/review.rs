@@ -433,7 +433,7 @@ fn what_comes_back_to_the_port_that_sends_is_not_received() {
         let mut profile = profile(1, streams);
         (profile.receive, profile.respond) = (receive, receive.is_some());
         let mut pktgen = begun(&profile, Nanos::ZERO);
-        let (mut sent, mut now) = (0, Nanos::ZERO);
+        let (mut sent, mut replies, mut now) = (0, 0, Nanos::ZERO);
         for _ in 0..400 {
             now = now + Nanos::from_micros(20);
             let mut out = Sent::with_room(512);
@@ -451,6 +451,10 @@ fn what_comes_back_to_the_port_that_sends_is_not_received() {
                 assert_eq!(answers.frames.len(), before, "it is not answered");
             }
             for (mut frame, _) in answers.frames {
+                // First to where it came from
+                replies += 1;
+                let mut again = frame.clone();
+                pktgen.on_frame(&mut again, B, now, &mut Sent::with_room(9));
                 pktgen.on_frame(&mut frame, A, now, &mut Sent::with_room(9));
             }
         }
@@ -458,7 +462,9 @@ fn what_comes_back_to_the_port_that_sends_is_not_received() {
         let all = |count: fn(&crate::counters::StreamCounters) -> u64| -> Vec<u64> {
             counters.streams.iter().map(count).collect()
         };
-        assert_eq!((sent, all(|c| c.reflected.get())), (160, vec![40; 4]));
+        let answered = if receive.is_some() { 40 } else { 0 };
+        assert_eq!((sent, all(|c| c.reflected.get())), (160, vec![40 + answered; 4]));
+        assert_eq!((replies, all(|c| c.stale_responses.get())), (4 * answered, vec![0; 4]));
         assert_eq!(all(|c| c.received.frames.get()), vec![if receive.is_some() { 40 } else { 0 }; 4]);
         let wrong = |c: &crate::counters::StreamCounters| {
             c.duplicates.get() + c.stale.get() + c.unexpected.get() + c.unexpected_responses.get()

@@ -12,10 +12,12 @@ use core::ops::Range;
 use dataplane::config::Device;
 use rocev2::onepipe::Timestamp;
 use stream::ReadStream;
-use switch::Nanos;
+use switch::{Nanos, PortId};
 
 /// The line that begins a stream
 const STREAM: &str = "[[pktgen.stream]]";
+/// What a ring holds between its two ends, however many descriptors are asked for
+const RING: u32 = 1024;
 /// A day
 const MAX_S: f64 = 86_400.0;
 
@@ -44,6 +46,10 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
             one_queue(value, &ports.list[port.index()]);
         }
     }
+    // The worker's, and the devices' own
+    let descriptors =
+        |port: Option<PortId>| port.map_or(0, |port| u32::from(ports.list[port.index()].descriptors));
+    let queued = dataplane::TX_QUEUE as u32 + (descriptors(send_port) + descriptors(receive_port)).max(RING);
     let mtu = send_port.map(|port| ports.list[port.index()].mtu);
     let streams = streams(table, receive.is_some(), mtu);
     let (spans, streams): (Vec<_>, Vec<_>) =
@@ -57,6 +63,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
         drain,
         catch_up,
         window,
+        queued,
         epoch: Timestamp::default(),
         streams,
     };

@@ -114,8 +114,9 @@ struct StreamRow {
     /// Packets or bits that came due and were never sent
     forfeited: u64,
     malformed_sent: u64,
-    /// Its packets that came back to the port that sends, where none is received
-    reflected: u64,
+    /// What came back to the port that sent it: its packets, of which none is received there, and answers to them; null if nothing
+    /// is fetched from there
+    reflected: Option<u64>,
     /// What became of its packets; null if nobody looked
     arrived: Option<Arrived>,
     /// Answers; null for what nobody answers
@@ -217,7 +218,7 @@ impl StreamRow {
             part_of_rate: counters.part_of_rate(stream),
             forfeited: counters.forfeited.get(),
             malformed_sent: counters.malformed.frames.get(),
-            reflected: counters.reflected.get(),
+            reflected: profile.listens().then(|| counters.reflected.get()),
             arrived: profile.receive.is_some().then(|| Arrived {
                 received: counters.received.frames.get(),
                 received_bytes: counters.received.bytes.get(),
@@ -361,8 +362,9 @@ impl PktgenReport {
         let columns =
             ["stream", "sent", "received", "lost", "unseen", "reordered", "twice", "stale", "unexpected"];
         section(&mut text, "What became of it: sent = received + lost + unseen", &columns, 1, rows);
-        let rows = self.streams.iter().filter(|s| s.reflected > 0).map(|s| row(&[&s.name], &[s.reflected]));
-        section(&mut text, "Came back to the port that sends", &["stream", "packets"], 1, rows);
+        let reflected = |s: &StreamRow| s.reflected.filter(|packets| *packets > 0);
+        let rows = self.streams.iter().filter_map(|s| Some(row(&[&s.name], &[reflected(s)?])));
+        section(&mut text, "Came back to the port that sent it", &["stream", "packets"], 1, rows);
         let answers = self.streams.iter().filter_map(|s| Some((s, s.answers.as_ref()?)));
         let rows = answers
             .clone()
