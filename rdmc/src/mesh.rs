@@ -404,6 +404,10 @@ impl Mesh {
         let Some(lane) = link.up.as_mut().filter(|lane| lane.qpn == done.qpn) else { return true };
         if done.status != Status::Success {
             self.lose(nic, peer, now);
+        } else if done.of == Completed::RecvWriteImm {
+            // An empty WRITE, which needs no right to write anywhere
+            lane.post(nic, done.id);
+            self.malformed += 1;
         } else if done.of == Completed::Recv {
             link.heard = now;
             let at = done.id as usize * LEN;

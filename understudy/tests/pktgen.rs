@@ -252,7 +252,7 @@ fn what_is_wrong_is_said_at_its_place() {
         (one.replace("\"write\"", "\"wrote\""), "`verb` cannot be `wrote`", "did you mean `write`?"),
         (
             one.replace("\"write\"", "\"ack\"") + "coalesce = 10_000",
-            "1024 packets of a queue pair, of 10000 PSNs each, take half of all PSNs",
+            "1536 packets of a queue pair, of 10000 PSNs each, take half of all PSNs",
             "a smaller `coalesce`",
         ),
         (

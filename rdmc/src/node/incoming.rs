@@ -207,13 +207,23 @@ impl Node {
                 }
                 Use::Lane(_) | Use::Feed => Failure::Switch(group.ip(0)),
             })
-        } else if done.of == Completed::Recv {
-            self.counters.blocks_received += 1;
-            group.on_block(nic, resources, place, done.immediate, done.len)
         } else {
-            self.counters.blocks_sent += 1;
-            group.on_sent(of);
-            Ok(())
+            match done.of {
+                Completed::Recv => {
+                    self.counters.blocks_received += 1;
+                    group.on_block(nic, resources, place, done.immediate, done.len)
+                }
+                Completed::Send => {
+                    self.counters.blocks_sent += 1;
+                    group.on_sent(of);
+                    Ok(())
+                }
+                // A WRITE with an immediate value has taken the receive of a block.
+                _ => Err(Failure::Violation(match of {
+                    Use::Neighbour(place) => group.ip(group.neighbours[place].member),
+                    Use::Lane(_) | Use::Feed => group.ip(0),
+                })),
+            }
         };
         self.settle(nic, number, result, now);
     }

@@ -1,10 +1,12 @@
 //! What a node takes of its NIC is enough, whatever ends at once.
 
 use super::*;
+use crate::config::Failure;
 use crate::schedule::Algorithm;
 use core::net::Ipv4Addr;
 use rnic::{
-    Data, Interface, Modify, Operation, Path, PathMtu, ReadyToReceive, ReadyToSend, RecvRequest, SendRequest,
+    Completed, Completion, Data, Interface, Modify, Operation, Path, PathMtu, ReadyToReceive, ReadyToSend,
+    RecvRequest, SendRequest, Status,
 };
 use rocev2::aeth::RnrTimer;
 use rocev2::ethernet::MacAddr;
@@ -116,4 +118,34 @@ fn all_blocks_may_fail_at_once() {
     }
     assert_eq!(fail_all(&node, &mut nic), posted + 32 * u64::from(receivers), "receives of links were there");
     assert!(posted > 30_000 && posted < node.config.completions() as u64, "{posted}");
+}
+
+/// A WRITE with an immediate value takes the receive of a block as well, and was never acknowledged by anybody.
+#[test]
+fn a_write_in_the_place_of_a_block_is_a_violation() {
+    let (mut node, mut nic) = started(1, 1);
+    let config = GroupConfig {
+        algorithm: Algorithm::Chain,
+        ..GroupConfig::new(1, [ip(u16::MAX - 1), ip(7)].into_iter().collect())
+    };
+    let (incoming, complete) = (Box::new(|_: &mut Rnic, _| None), Box::new(|_: &mut Rnic, _, _| ()));
+    node.create_group(&mut nic, config, incoming, complete, Nanos::ZERO).unwrap();
+    let qpn = *node.resources.as_ref().unwrap().uses.keys().next().unwrap();
+    let done = Completion {
+        id: 0,
+        qpn: Qpn::new(qpn),
+        status: Status::Success,
+        of: Completed::RecvWriteImm,
+        len: 0,
+        immediate: Some(5),
+        invalidated: None,
+        from: None,
+        solicited: false,
+    };
+    node.on_completion(&mut nic, &done, Nanos(1));
+    let event = node.poll_event();
+    let is_violation =
+        matches!(event, Some(Event::Failed { failure: Failure::Violation(who), .. }) if who == ip(7));
+    assert!(is_violation, "{event:?}");
+    assert_eq!(node.counters().blocks_sent, 0);
 }
