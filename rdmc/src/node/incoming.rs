@@ -189,25 +189,7 @@ impl Node {
         let Some((number, of)) = resources.uses.get(&done.qpn.get()).copied() else { return };
         let Some(group) = self.groups.get_mut(&number) else { return };
         let place = if let Use::Neighbour(place) = of { place } else { 0 };
-        let result = if done.status != Status::Success {
-            if group.is_through() {
-                return;
-            }
-            Err(match of {
-                Use::Neighbour(place) => {
-                    let ip = group.ip(group.neighbours[place].member);
-                    match done.status {
-                        Status::RetryExceeded | Status::RnrRetryExceeded | Status::Flushed => {
-                            Failure::Gone(ip)
-                        }
-                        Status::LocalProtection => Failure::NoMemory(self.config.address),
-                        // A block that is longer than it can be, a word where none is, ...
-                        _ => Failure::Violation(ip),
-                    }
-                }
-                Use::Lane(_) | Use::Feed => Failure::Switch(group.ip(0)),
-            })
-        } else {
+        let result = if done.status == Status::Success {
             match done.of {
                 Completed::Recv => {
                     self.counters.blocks_received += 1;
@@ -224,6 +206,23 @@ impl Node {
                     Use::Lane(_) | Use::Feed => group.ip(0),
                 })),
             }
+        } else if group.is_through() {
+            return;
+        } else {
+            Err(match of {
+                Use::Neighbour(place) => {
+                    let ip = group.ip(group.neighbours[place].member);
+                    match done.status {
+                        Status::RetryExceeded | Status::RnrRetryExceeded | Status::Flushed => {
+                            Failure::Gone(ip)
+                        }
+                        Status::LocalProtection => Failure::NoMemory(self.config.address),
+                        // A block that is longer than it can be, a word where none is, ...
+                        _ => Failure::Violation(ip),
+                    }
+                }
+                Use::Lane(_) | Use::Feed => Failure::Switch(group.ip(0)),
+            })
         };
         self.settle(nic, number, result, now);
     }
