@@ -104,7 +104,7 @@ fn packets_are_seen_as_they_come_and_as_they_leave() {
 
 /// Two ports that play for ever, a worker for each.
 #[test]
-fn packets_of_several_workers_are_told_together() {
+fn each_workers_packets_are_told_in_order() {
     let place = Place::new();
     let (_, qpn) = router(&place);
     let port = |name: &str| {
