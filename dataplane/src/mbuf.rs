@@ -41,6 +41,31 @@ impl Mbuf {
         NonNull::new(raw).map(Self).ok_or(Full)
     }
 
+    /// A frame of these bytes, in a buffer as it lies in its pool.
+    ///
+    /// # Safety
+    /// `raw` was taken from a pool of packet buffers, is the caller's alone, and is owned no longer.
+    #[inline]
+    pub(crate) unsafe fn fill(raw: NonNull<rte_mbuf>, bytes: &[u8]) -> Result<Self, Full> {
+        // SAFETY: the buffer is valid, and nobody else refers to it. One that lies in its pool has one owner and one segment
+        // (rte_mbuf_raw_free); `next` is null, and what describes offloads means nothing without flags that ask for them.
+        let mbuf = unsafe { &mut *raw.as_ptr() };
+        (mbuf.data_off, mbuf.refcnt, mbuf.nb_segs, mbuf.port) =
+            (dpdk_sys::RTE_PKTMBUF_HEADROOM as u16, 1, 1, u16::MAX);
+        (mbuf.ol_flags, mbuf.__bindgen_anon_1.packet_type) = (0, 0);
+        (mbuf.pkt_len, mbuf.data_len) = (bytes.len() as u32, bytes.len() as u16);
+        (mbuf.vlan_tci, mbuf.vlan_tci_outer) = (0, 0);
+        let headroom = dpdk_sys::RTE_PKTMBUF_HEADROOM as usize;
+        if headroom + bytes.len() > usize::from(mbuf.buf_len) {
+            mbuf.data_len = 0;
+            drop(Self(raw));
+            return Err(Full);
+        }
+        // SAFETY: it was just checked that there is room for them.
+        unsafe { copy_short(bytes, mbuf.buf_addr.cast::<u8>().add(headroom)) };
+        Ok(Self(raw))
+    }
+
     /// A copy of the whole frame in a buffer of `pool`.
     ///
     /// # Safety
@@ -103,23 +128,6 @@ impl Mbuf {
     fn mbuf_mut(&mut self) -> &mut rte_mbuf {
         // SAFETY: as above.
         unsafe { self.0.as_mut() }
-    }
-
-    /// Makes an empty frame one of these bytes.
-    #[inline]
-    pub(crate) fn fill(&mut self, bytes: &[u8]) -> Result<(), NoRoom> {
-        if bytes.len() > self.tailroom() {
-            return Err(NoRoom);
-        }
-        let mbuf = self.mbuf_mut();
-        // SAFETY: the tail room was checked, which is this frame's alone.
-        unsafe {
-            let start = mbuf.buf_addr.cast::<u8>().add(usize::from(mbuf.data_off));
-            core::ptr::copy_nonoverlapping(bytes.as_ptr(), start, bytes.len());
-        }
-        mbuf.data_len = bytes.len() as u16;
-        mbuf.pkt_len = bytes.len() as u32;
-        Ok(())
     }
 
     /// Bytes of the whole frame, further segments included.
@@ -204,6 +212,34 @@ impl Frame for Mbuf {
         mbuf.data_len -= len as u16;
         mbuf.pkt_len -= len as u32;
     }
+}
+
+/// Copies bytes without a call: frames that are made by the million are short.
+///
+/// # Safety
+/// There is room for them at `to`, where nothing of them lies.
+#[inline]
+unsafe fn copy_short(bytes: &[u8], to: *mut u8) {
+    /// What a register holds
+    type Chunk = [u8; 32];
+    const LEN: usize = size_of::<Chunk>();
+    let (from, len) = (bytes.as_ptr(), bytes.len());
+    if !(LEN..=8 * LEN).contains(&len) {
+        // SAFETY: as the caller promises.
+        unsafe { core::ptr::copy_nonoverlapping(from, to, len) };
+        return;
+    }
+    let copy = |at: usize| {
+        // SAFETY: `at` is at most `len - LEN`; nothing has to be aligned.
+        unsafe { to.add(at).cast::<Chunk>().write_unaligned(from.add(at).cast::<Chunk>().read_unaligned()) };
+    };
+    let mut at = 0;
+    while at + LEN < len {
+        copy(at);
+        at += LEN;
+    }
+    // The last overlaps the one before.
+    copy(len - LEN);
 }
 
 impl Drop for Mbuf {

@@ -5,7 +5,7 @@ use crate::mbuf::Mbuf;
 use core::ptr::NonNull;
 use dpdk_sys::{rte_eth_fp_ops, rte_mbuf, rte_mempool};
 use rtrb::Producer;
-use switch::{DropReason, Full, Output, PortId};
+use switch::{DropReason, Frame as _, Full, Output, PortId};
 
 /// Frames that wait for a port at most. What a port does not take at once is offered again, in order, until there are
 /// more than this: a burst of a lossless network should survive a short stall.
@@ -60,6 +60,50 @@ impl Queue {
         *place = frame.into_raw().as_ptr();
         self.len += 1;
         Ok(())
+    }
+
+    /// Makes frames of these bytes where they wait for the port, up to the end of a burst, and has `finish` write over each. How
+    /// many: none if the queue is full or the pool nearly empty.
+    ///
+    /// # Safety
+    /// `pool` is a pool of packet buffers that outlives what comes from it.
+    #[inline]
+    unsafe fn append_copies(
+        &mut self,
+        pool: NonNull<rte_mempool>,
+        bytes: &[u8],
+        many: usize,
+        finish: &mut impl FnMut(&mut [u8]),
+    ) -> usize {
+        let (begin, room) = (self.len, BURST - self.len % BURST);
+        let Some(places) = self.waiting.get_mut(begin..begin + many.min(room)) else { return 0 };
+        // SAFETY: as the caller promises; there is room for so many pointers.
+        let failed = unsafe {
+            dpdk_sys::rte_mempool_get_bulk(pool.as_ptr(), places.as_mut_ptr().cast(), places.len() as u32)
+        };
+        if failed != 0 {
+            return 0;
+        }
+        for at in begin..begin + places.len() {
+            // SAFETY: pools give valid buffers, which are owned by nobody else from now on.
+            let frame = unsafe { Mbuf::fill(NonNull::new_unchecked(self.waiting[at]), bytes) };
+            // One that is too short for these bytes has gone back.
+            let Ok(mut frame) = frame else { continue };
+            finish(frame.bytes_mut());
+            self.waiting[self.len] = frame.into_raw().as_ptr();
+            self.len += 1;
+        }
+        let made = self.len - begin;
+        self.bytes += (made * bytes.len()) as u64;
+        made
+    }
+
+    /// Offers what waits to the port, if that is one whole burst or several.
+    #[inline]
+    fn flush_bursts(&mut self, sent: &switch::counters::FrameCounter) {
+        if self.len >= BURST && self.len.is_multiple_of(BURST) {
+            self.flush(sent);
+        }
     }
 
     /// Offers what waits to the port.
@@ -132,7 +176,7 @@ pub(crate) unsafe fn rx_burst(port: u16, queue: u16, frames: *mut *mut rte_mbuf,
     }
 }
 
-/// Empty buffers that were taken from a pool all at once, by one call.
+/// Buffers that were taken from a pool all at once, by one call, as they lie there.
 pub(crate) struct Stock {
     buffers: [*mut rte_mbuf; BURST],
     len: usize,
@@ -147,33 +191,44 @@ impl Stock {
         Self { buffers: [core::ptr::null_mut(); BURST], len: 0 }
     }
 
-    /// An empty buffer.
+    /// A buffer as it lies in its pool.
     ///
     /// # Safety
     /// `pool` is a pool of packet buffers that outlives what comes from it.
     #[inline]
-    unsafe fn take(&mut self, pool: NonNull<rte_mempool>) -> Result<Mbuf, Full> {
+    unsafe fn take(&mut self, pool: NonNull<rte_mempool>) -> Result<NonNull<rte_mbuf>, Full> {
         if self.len == 0 {
             // SAFETY: as the caller promises; there is room for so many pointers.
-            let failed = unsafe {
-                dpdk_sys::rte_pktmbuf_alloc_bulk(pool.as_ptr(), self.buffers.as_mut_ptr(), BURST as u32)
-            };
-            if failed != 0 {
-                // A pool that is nearly empty
-                // SAFETY: as the caller promises.
-                return unsafe { Mbuf::allocate(pool) };
+            self.len = unsafe { take_from(pool, &mut self.buffers) };
+            if self.len == 0 {
+                return Err(Full);
             }
-            self.len = BURST;
         }
         self.len -= 1;
         // SAFETY: pools give valid buffers, and this one is owned by nobody else from now on.
-        Ok(unsafe { Mbuf::from_raw(NonNull::new_unchecked(self.buffers[self.len])) })
+        Ok(unsafe { NonNull::new_unchecked(self.buffers[self.len]) })
     }
+}
+
+/// Fills `buffers` with some of a pool, as they lie there, or, of a pool that is nearly empty, takes one, if there is one: how
+/// many it were.
+///
+/// # Safety
+/// `pool` is a pool of packet buffers.
+#[inline]
+unsafe fn take_from(pool: NonNull<rte_mempool>, buffers: &mut [*mut rte_mbuf]) -> usize {
+    for many in [buffers.len(), 1] {
+        // SAFETY: as the caller promises; there is room for so many pointers.
+        if unsafe { dpdk_sys::rte_mempool_get_bulk(pool.as_ptr(), buffers.as_mut_ptr().cast(), many as u32) } == 0 {
+            return many;
+        }
+    }
+    0
 }
 
 impl Drop for Stock {
     fn drop(&mut self) {
-        // SAFETY: the first `len` are owned here.
+        // SAFETY: the first `len` are owned here. As they lay in their pool, they have one owner and one segment.
         unsafe { dpdk_sys::rte_pktmbuf_free_bulk(self.buffers.as_mut_ptr(), self.len as u32) };
     }
 }
@@ -202,9 +257,7 @@ impl Tx {
     pub(crate) fn push(&mut self, frame: Mbuf, port: PortId) -> Result<(), Full> {
         match &mut self.exits[port.index()] {
             Exit::Queue(queue) => {
-                if queue.len >= BURST && queue.len.is_multiple_of(BURST) {
-                    queue.flush(&self.counters.ports[port.index()].tx);
-                }
+                queue.flush_bursts(&self.counters.ports[port.index()].tx);
                 queue.push(frame).map_err(|frame| {
                     drop(frame);
                     self.counters.count_drop(DropReason::PortFull);
@@ -306,19 +359,15 @@ impl Output for Tx {
     type Frame = Mbuf;
 
     fn make(&mut self, len: usize) -> Result<Mbuf, Full> {
-        use switch::Frame as _;
-        // SAFETY: the pool outlives the workers and, through `Runtime`, all frames.
-        let mut frame = unsafe { self.stock.take(self.pool) }?;
+        let mut frame = self.make_from(&[])?;
         frame.resize(len).map_err(|switch::NoRoom| Full)?;
         Ok(frame)
     }
 
     #[inline]
     fn make_from(&mut self, bytes: &[u8]) -> Result<Mbuf, Full> {
-        // SAFETY: as above.
-        let mut frame = unsafe { self.stock.take(self.pool) }?;
-        frame.fill(bytes).map_err(|switch::NoRoom| Full)?;
-        Ok(frame)
+        // SAFETY: the pool outlives the workers and, through `Runtime`, all frames. What is taken is owned here.
+        unsafe { Mbuf::fill(self.stock.take(self.pool)?, bytes) }
     }
 
     #[inline]
@@ -349,5 +398,36 @@ impl Output for Tx {
     fn send(&mut self, frame: Mbuf, port: PortId) -> Result<(), Full> {
         self.counters.made.add(1);
         self.push(frame, port)
+    }
+
+    #[inline]
+    fn send_copies(
+        &mut self,
+        bytes: &[u8],
+        many: usize,
+        port: PortId,
+        mut finish: impl FnMut(&mut [u8]),
+    ) -> usize {
+        let mut made = 0;
+        while made < many {
+            let appended = match &mut self.exits[port.index()] {
+                Exit::Queue(queue) => {
+                    queue.flush_bursts(&self.counters.ports[port.index()].tx);
+                    // SAFETY: the pool outlives the workers and, through `Runtime`, all frames.
+                    unsafe { queue.append_copies(self.pool, bytes, many - made, &mut finish) }
+                }
+                Exit::Worker(_) | Exit::Away(_) => 0,
+            };
+            self.counters.made.add(appended as u64);
+            made += appended;
+            if appended == 0 {
+                // It goes elsewhere, or the queue is full, or the pool nearly empty.
+                let Ok(mut frame) = self.make_from(bytes) else { return made };
+                finish(frame.bytes_mut());
+                _ = self.send(frame, port);
+                made += 1;
+            }
+        }
+        many
     }
 }

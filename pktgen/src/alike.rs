@@ -4,7 +4,7 @@ use crate::message::{Part, Va};
 use crate::template::{Address, Template};
 use rocev2::Psn;
 use rocev2::icrc::{Changes, Weight};
-use switch::{Frame as _, Output, PortId};
+use switch::{Output, PortId};
 
 /// In the word with the PSN: an acknowledgement is asked for
 const ACK_REQ: u32 = 1 << 31;
@@ -89,12 +89,12 @@ impl Alike<'_> {
         let first = if len == 0 { u32::from_be_bytes(*as_it_is) } else { first };
         let always = if self.ack_every > 0 { ACK_REQ } else { 0 };
         let step = self.step;
-        for sent in 0..most {
-            let Ok(mut frame) = out.make_from(bytes) else { return sent };
+        let (queue_pairs, unasked, ack_every) = (&mut *self.queue_pairs, &mut *self.unasked, self.ack_every);
+        let all_alike = unasked.is_empty();
+        out.send_copies(bytes, most as usize, port, |copy| {
             let (n, slot) = choose();
-            let qp = &mut self.queue_pairs[n as usize];
-            let ack_req =
-                if self.unasked.is_empty() || asks(self.unasked, n, self.ack_every) { always } else { 0 };
+            let qp = &mut queue_pairs[n as usize];
+            let ack_req = if all_alike || asks(unasked, n, ack_every) { always } else { 0 };
             let psn = qp.psn().get() | ack_req;
             let va = first.wrapping_add(slot.wrapping_mul(len));
             qp.position = qp.position.wrapping_add(step);
@@ -102,7 +102,7 @@ impl Alike<'_> {
             changes.weighted(psn.swap_bytes(), psn_weight);
             changes.weighted(va.swap_bytes(), weight);
             let icrc = icrc ^ qp.effect ^ changes.effect();
-            let (to, copy) = (qp.address, frame.bytes_mut());
+            let to = qp.address;
             let head = copy.first_chunk_mut::<HEAD>().expect("a copy is as long as the template");
             // In the word with the queue pair, the first byte is one that the ICRC leaves out, and stays 0.
             let words = u64::from(to.qpn()) << 32 | u64::from(psn);
@@ -110,10 +110,7 @@ impl Alike<'_> {
             head[HEAD - 16..HEAD - 8].copy_from_slice(&words.to_be_bytes());
             head[HEAD - 4..].copy_from_slice(&va.to_be_bytes());
             *copy.last_chunk_mut().expect("a copy is as long as the template") = icrc.to_le_bytes();
-            // What is not taken is counted by the runner, and is lost like what others lose.
-            _ = out.send(frame, port);
-        }
-        most
+        }) as u64
     }
 }
 

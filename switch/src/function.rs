@@ -144,6 +144,25 @@ pub trait Output {
     /// Sends `frame` through `port`, in the order of the calls and before the frame whose verdict is still due. A frame
     /// for which there is no room is dropped and counted by the runner.
     fn send(&mut self, frame: Self::Frame, port: PortId) -> Result<(), Full>;
+
+    /// Makes so many frames of the same bytes, has `finish` write over each, which stays as long as it is, and sends them through
+    /// `port`. How many were made: fewer if buffers ran out. `finish` is called once for each.
+    #[inline]
+    fn send_copies(
+        &mut self,
+        bytes: &[u8],
+        many: usize,
+        port: PortId,
+        mut finish: impl FnMut(&mut [u8]),
+    ) -> usize {
+        for made in 0..many {
+            let Ok(mut frame) = self.make_from(bytes) else { return made };
+            finish(frame.bytes_mut());
+            // What is not taken is counted by the runner.
+            _ = self.send(frame, port);
+        }
+        many
+    }
 }
 
 /// A state machine over frames: the one idea of this project.
