@@ -44,7 +44,12 @@ pub(crate) struct Receiver {
     port: u32,
     /// Where the last packet belonged: most of the time the next one does, too
     last: usize,
+    /// Whether there is more of windows than the nearest cache holds
+    many: bool,
 }
+
+/// Bytes of windows that stay in the nearest cache, beside packets
+const NEAR: usize = 16 << 10;
 
 impl Expected {
     fn new(profile: &Profile, index: usize, known: Option<Known>) -> Self {
@@ -115,8 +120,10 @@ impl Receiver {
     pub(crate) fn new(profile: &Profile, emitters: &[Emitter]) -> Self {
         let streams = emitters.iter().enumerate();
         let streams = streams.map(|(index, emitter)| Expected::new(profile, index, emitter.known()));
+        let streams: Box<[_]> = streams.collect();
         Self {
-            streams: streams.collect(),
+            many: streams.iter().map(|stream| stream.windows.bytes()).sum::<usize>() > NEAR,
+            streams,
             send: profile.send,
             port: profile.receive.map_or(NO_PORT, |port| port.0.into()),
             last: 0,
@@ -206,6 +213,9 @@ impl Receiver {
     #[inline]
     pub(crate) fn foresee(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
         const QPN: usize = 14 + 20 + 8 + 5;
+        if !self.many {
+            return;
+        }
         let Some(qpn) = frame.bytes().get(QPN..QPN + 3) else { return };
         let qpn = u32::from_be_bytes([0, qpn[0], qpn[1], qpn[2]]);
         let expected = &self.streams[self.last];

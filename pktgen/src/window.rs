@@ -46,6 +46,11 @@ impl Windows {
         Self { words: words.into(), stride, reach, step }
     }
 
+    /// What all of them take in memory.
+    pub(crate) fn bytes(&self) -> usize {
+        size_of_val(&*self.words)
+    }
+
     /// Where what is known of a queue pair lies in memory.
     #[inline]
     pub(crate) fn place(&self, qp: u32) -> *const u8 {
