@@ -63,7 +63,7 @@ impl Socket {
         // Two that start at once must not each take the other's new socket for an old one. The folder is what they have in
         // common, and its lock ends with the process.
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let folder = lock(folder).map_err(|error| refused(&format!("its folder: {error}"), WRITABLE))?;
+        let folder = lock(folder, PATIENCE_MS).map_err(|error| refused(&format!("its folder: {error}"), WRITABLE))?;
         let stale = match fs::symlink_metadata(path) {
             Ok(there) if !there.file_type().is_socket() => {
                 return Err(refused(
@@ -111,9 +111,9 @@ impl Socket {
 /// Locks a folder, for as long as what this returns is there. Anybody who may read it may hold its lock, so it is not waited for
 /// without end; where there are no locks, there is none.
 #[allow(clippy::disallowed_methods, reason = "another instance, which starts as well, is waited for")]
-fn lock(folder: &Path) -> io::Result<File> {
+fn lock(folder: &Path, patience_ms: u64) -> io::Result<File> {
     let folder = File::open(folder)?;
-    for _ in 0..PATIENCE_MS / LOOK_MS {
+    for _ in 0..patience_ms / LOOK_MS {
         match folder.try_lock() {
             Err(fs::TryLockError::WouldBlock) => thread::sleep(Duration::from_millis(LOOK_MS)),
             Err(fs::TryLockError::Error(error)) if error.kind() != ErrorKind::Unsupported => {
@@ -177,5 +177,21 @@ fn serve(stream: &UnixStream, asking: &Asking) -> io::Result<()> {
             },
             Err(error) => return refuse(stream, "no_question", format!("that is no question: {error}")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_stays_locked_is_not_waited_for_without_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let patience_ms = 3 * LOOK_MS;
+        let first = lock(dir.path(), patience_ms).unwrap();
+        let error = lock(dir.path(), patience_ms).unwrap_err();
+        assert_eq!(error.to_string(), "another process has it locked");
+        drop(first);
+        lock(dir.path(), patience_ms).unwrap();
     }
 }
