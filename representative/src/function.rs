@@ -73,6 +73,9 @@ struct LinkEnds {
     told_at: u64,
     /// Why it takes no part, if it does not
     gone: Option<LinkState>,
+    /// What its neighbour's clock showed when it sent the last beacon, and a nanosecond more if that was to say that nothing
+    /// follows
+    said_at: Option<Timestamp>,
     beacon: Template,
 }
 
@@ -132,6 +135,7 @@ impl Representative {
                 told: 0,
                 told_at: 0,
                 gone: None,
+                said_at: None,
                 beacon,
             });
         }

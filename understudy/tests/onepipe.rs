@@ -51,10 +51,12 @@ fn packet(from: u8, opcode: OnePipeOpcode, timestamp: Timestamp) -> Vec<u8> {
     } else {
         MacAddr([2, 0, 0, 0, 0, 3])
     };
+    // Its link's queue pair, or host 3's
+    let qpn = if opcode == OnePipeOpcode::BEACON { 0xff + u32::from(from) } else { 0x11 };
     let ethernet = Ethernet { dst, src: MacAddr([2, 0, 0, 0, 0, from]), ethertype: ethertype::IPV4.into() };
     let ip = Ipv4 { src: [10, 0, 0, from], dst: [10, 0, 0, 3], ..Ipv4::default() };
     let mut repr =
-        Repr::new(ethernet, Ip::V4(ip, &[]), Bth::new(Opcode::UD_SEND_ONLY, Qpn::new(0x11), Psn::ZERO));
+        Repr::new(ethernet, Ip::V4(ip, &[]), Bth::new(Opcode::UD_SEND_ONLY, Qpn::new(qpn), Psn::ZERO));
     repr.extended.deth = Deth::new(OnePipe::QKEY, Qpn::new(0x11));
     let header = OnePipe::new(opcode, timestamp, Psn::ZERO);
     repr.payload = header.as_bytes();

@@ -102,21 +102,21 @@ impl Representative {
             Some(_) => return self.refuse(Refusal::OtherVersion, DropReason::Unexpected),
             None => return self.refuse(Refusal::NoHeader, DropReason::Unexpected),
         };
-        if header.opcode() == OnePipeOpcode::BEACON && (own || incarnation != Incarnation::Host) {
-            let link = match incarnation {
-                Incarnation::Host => self.link_of(packet.bth().dest_qp()),
-                Incarnation::Chip | Incarnation::SwitchCpu => self.link_at(port),
-            };
+        // Somebody else's says nothing of the link that it passes.
+        if header.opcode() == OnePipeOpcode::BEACON && (own || self.is_own(frame.bytes())) {
+            let link = self.link_of(packet.bth().dest_qp());
             return self.on_beacon(&packet, link, port, header, now);
         }
         match incarnation {
-            Incarnation::Chip => self.on_message(frame, layout, port, header, now, out),
+            Incarnation::Chip | Incarnation::SwitchCpu => {
+                self.on_message(frame, layout, port, header, now, out)
+            }
             Incarnation::Host if own => self.refuse(Refusal::NoHeader, DropReason::Unexpected),
-            Incarnation::SwitchCpu | Incarnation::Host => self.forward.route(frame, port, now, out),
+            Incarnation::Host => self.forward.route(frame, port, now, out),
         }
     }
 
-    /// A message, or part of one, in the switch (section 6.2.1)
+    /// A message, or part of one, in the switch (sections 6.2.1 and 6.2.2)
     #[expect(clippy::inline_always, reason = "as above")]
     #[inline(always)]
     fn on_message<O: Output>(
@@ -128,11 +128,14 @@ impl Representative {
         now: Nanos,
         out: &mut O,
     ) -> Verdict {
-        let Some(from) = self.link_at(port) else {
-            return self.refuse(Refusal::UnknownLink, DropReason::WrongSource);
+        let chip = self.config.incarnation == Incarnation::Chip;
+        let from = match self.link_at(port) {
+            Some(from) => from,
+            None if chip => return self.refuse(Refusal::UnknownLink, DropReason::WrongSource),
+            None => return self.forward.route(frame, port, now, out),
         };
         // What other opcodes say of barriers nobody heeds: a reliable message may be an old one that is sent again.
-        let heeded = header.opcode() == OnePipeOpcode::DATA;
+        let heeded = chip && header.opcode() == OnePipeOpcode::DATA;
         if heeded && self.links[from].barriers_in_messages {
             if !Packet::new(frame.bytes(), layout).verify_icrc() {
                 return self.refuse(Refusal::Damaged, DropReason::Malformed(Fault::Icrc));
@@ -150,7 +153,13 @@ impl Representative {
                 self.counters.flooded.add(1);
                 stamp(frame.bytes_mut(), layout, None, None);
             }
-            return self.forward.flood(frame, port, out);
+            let (links, by_port) = (&self.links, &self.by_port);
+            let goes_up = |port: PortId| {
+                let link = by_port.get(port.index()).and_then(|&link| links.get(usize::from(link)));
+                link.is_some_and(|link| link.output == UP)
+            };
+            let from_above = links[from].output == UP;
+            return self.forward.flood_to(frame, port, |to| !(from_above && goes_up(to)), out);
         };
         let Verdict::Forward(to) = verdict else { return verdict };
         let Some(to) = self.link_at(to) else {
@@ -244,6 +253,13 @@ impl Representative {
             Opcode::UC_WRITE_ONLY => self.counters.writes.add(1),
             _ => self.counters.datagrams.add(1),
         }
+        let time = header.timestamp();
+        if header.nothing_follows()
+            && let Err(why) = self.may_leave(link, time, now)
+        {
+            let reason = if why == Refusal::Ahead { DropReason::Refused } else { DropReason::Stale };
+            return self.refuse(why, reason);
+        }
         match self.take(link, header.barrier(), header.commit(), now) {
             Ok(()) => {}
             Err(why @ (Refusal::Stale | Refusal::TooFarBehind)) => {
@@ -251,10 +267,31 @@ impl Representative {
             }
             Err(why) => return self.refuse(why, DropReason::Refused),
         }
+        // What comes again is earlier than what was said last.
+        let said_last = if header.nothing_follows() { time.add(1) } else { time };
+        let said_at = &mut self.links[link].said_at;
+        if said_at.is_none_or(|before| before.precedes(said_last)) {
+            *said_at = Some(said_last);
+        }
         if header.nothing_follows() {
             self.leave(link, now);
         }
         Verdict::Consume
+    }
+
+    /// Whether a link's neighbour that says at this time of its clock that nothing follows has said nothing since. A beacon that is
+    /// late, or comes again, may be of an earlier life of the link, and has no barrier by which that would show.
+    #[cold]
+    fn may_leave(&self, link: usize, time: Timestamp, now: Nanos) -> Result<(), Refusal> {
+        let ahead = time.distance(self.epoch_max.add(now.0));
+        if ahead > self.ahead_max {
+            return Err(Refusal::Ahead);
+        }
+        let old = ahead < -i64::try_from(self.config.join_window.0).unwrap_or(i64::MAX);
+        if old || self.links[link].said_at.is_some_and(|last| time.precedes(last)) {
+            return Err(Refusal::Stale);
+        }
+        Ok(())
     }
 
     /// A link's neighbour has promised something. What that changes is told to the links when the burst is over.

@@ -139,8 +139,17 @@ fn data(from: u8, to: u8, ns: u64) -> Vec<u8> {
 }
 
 fn beacon(from: u8, barrier: Option<Timestamp>) -> Vec<u8> {
-    let mut header = header(OnePipeOpcode::BEACON, barrier.unwrap_or_default(), barrier);
-    header.set_nothing_follows(barrier.is_none());
+    said(from, header(OnePipeOpcode::BEACON, barrier.unwrap_or_default(), barrier))
+}
+
+/// A beacon that says at this time that nothing follows.
+fn farewell(from: u8, ns: u64) -> Vec<u8> {
+    let mut header = header(OnePipeOpcode::BEACON, at(ns), None);
+    header.set_nothing_follows(true);
+    said(from, header)
+}
+
+fn said(from: u8, header: OnePipe) -> Vec<u8> {
     let qpn = Qpn::new(FIRST_QP.get() + u32::from(from));
     packet((false, from, OWN), Opcode::UD_SEND_ONLY, qpn, header.as_bytes(), |_| ())
 }
@@ -263,8 +272,7 @@ fn commit_barriers_travel_alongside() {
     for n in 0..4 {
         let mut header = header(OnePipeOpcode::BEACON, at(50), Some(at(50)));
         header.set_commit(Some(at(10 + u64::from(n))));
-        let frame = packet((false, n, OWN), Opcode::UD_SEND_ONLY, FIRST_QP, header.as_bytes(), |_| ());
-        assert_eq!(verdict(&mut function, &frame, n.into(), 50), Verdict::Consume);
+        assert_eq!(verdict(&mut function, &said(n, header), n.into(), 50), Verdict::Consume);
     }
     assert_eq!(function.barriers(Side::Above), (Some(at(50)), Some(at(10))));
     let (frame, _) = passed(&mut function, &data(0, 2, 60), 0, 60);
@@ -378,6 +386,45 @@ fn what_is_forged_damaged_or_from_elsewhere_moves_nothing() {
 
 fn beacon_bytes(barrier: Timestamp) -> OnePipe {
     header(OnePipeOpcode::BEACON, barrier, Some(barrier))
+}
+
+/// A host that stands for another switch sends beacons through this one, too.
+#[test]
+fn a_beacon_for_somebody_else_goes_its_way() {
+    for incarnation in [Incarnation::Chip, Incarnation::SwitchCpu] {
+        let mut function = representative(incarnation);
+        all_say(&mut function, 1000);
+        let header = beacon_bytes(at(2000));
+        let qpn = Qpn::new(FIRST_QP.get());
+        let frame = packet((false, 0, mac(2)), Opcode::UD_SEND_ONLY, qpn, header.as_bytes(), |_| ());
+        assert_eq!(passed(&mut function, &frame, 0, 2000), (frame, PortId(2)), "untouched");
+        // One to us, but for another link, which is at another port
+        let frame = said(1, beacon_bytes(at(2000)));
+        assert_eq!(verdict(&mut function, &frame, 0, 2000), Verdict::Drop(DropReason::WrongSource));
+        verdict(&mut function, &beacon(1, Some(at(2000))), 1, 2000);
+        assert_eq!(function.barriers(Side::Above).0, Some(at(1000)), "link 0 has said nothing");
+        assert_eq!(refused(&function), [("wrong_source", 1)]);
+    }
+}
+
+#[test]
+fn what_comes_from_above_is_flooded_downwards_alone() {
+    let nobody = MacAddr([2, 0, 0, 0, 9, 9]);
+    for incarnation in [Incarnation::Chip, Incarnation::SwitchCpu] {
+        let ports = |from: u8| {
+            let mut function = representative(incarnation);
+            all_say(&mut function, 1000);
+            let frame = message(from, nobody, header(OnePipeOpcode::DATA, at(2000), Some(at(2000))));
+            let (verdict, frames) = run_frame(&mut function, &frame, PortId(from.into()), Nanos(2000));
+            assert!(matches!(verdict, Verdict::Forward(_)));
+            frames.into_iter().map(|(_, port)| port.0).collect::<Vec<_>>()
+        };
+        assert_eq!(ports(2), [0, 1, 4], "not to 3, whose barrier says nothing of what comes from above");
+        assert_eq!(ports(0), [1, 2, 3, 4]);
+        let mut function = representative(incarnation);
+        assert_eq!(verdict(&mut function, &data(2, 3, 2000), 2, 2000), Verdict::Drop(DropReason::Unexpected));
+        assert_eq!(refused(&function), [("valley", 1)]);
+    }
 }
 
 #[test]

@@ -283,6 +283,9 @@ pub struct Process {
     next_beacon: Nanos,
     beacon: Pending,
     beacon_psn: Psn,
+    /// What the switch's clock showed when it sent the last beacon that came, and a nanosecond more if that was to say that nothing
+    /// follows
+    tor_said_at: u64,
     /// What is first to be delivered waits for this process's own clock until then.
     wake: Option<Nanos>,
     /// Peers that are owed an ACK
@@ -375,6 +378,7 @@ impl Process {
             next_beacon: Nanos::ZERO,
             beacon: Pending::None,
             beacon_psn: Psn::ZERO,
+            tor_said_at: 0,
             wake: None,
             acks: VecDeque::new(),
             short: Vec::new(),

@@ -81,8 +81,21 @@ impl Process {
         if (beacon.src, beacon.src_qp) != (tor.address, tor.qpn) {
             return Err(Refusal::WrongSource);
         }
+        let leaves = beacon.header.nothing_follows();
+        let time = self.clock.place(beacon.header.timestamp(), now);
+        if leaves && self.is_ahead(time, now) {
+            return Err(Refusal::Ahead);
+        }
+        // Late or repeated, it has no barrier by which that would show, and lifts ours over all that is to come.
+        let old = time.saturating_add(self.config.ahead_max.0) < self.clock.unbroken(now);
+        if leaves && (old || time < self.tor_said_at) {
+            return Err(Refusal::Stale);
+        }
         let result = self.take_barriers(beacon.header, now);
-        if beacon.header.nothing_follows() && result.is_ok() {
+        if result.is_ok() {
+            self.tor_said_at = self.tor_said_at.max(time + u64::from(leaves));
+        }
+        if leaves && result.is_ok() {
             // Nobody is left for whom anything has to wait. Who comes back is later, or refused.
             self.barrier = self.barrier.max(self.clock.read(now));
         }

@@ -202,7 +202,27 @@ impl Forward {
 
     /// Sends a frame everywhere but where it came from; the verdict is for the last copy.
     pub fn flood<O: Output>(&self, frame: &O::Frame, port: PortId, out: &mut O) -> Verdict {
-        flood(frame, port, self.ports, out)
+        self.flood_to(frame, port, |_| true, out)
+    }
+
+    /// The same, to those ports alone that it may go to.
+    pub fn flood_to<O: Output>(
+        &self,
+        frame: &O::Frame,
+        port: PortId,
+        may: impl Fn(PortId) -> bool,
+        out: &mut O,
+    ) -> Verdict {
+        let mut others = (0..self.ports).map(PortId).filter(|&other| other != port && may(other));
+        let Some(last) = others.next_back() else { return Verdict::Drop(DropReason::SamePort) };
+        for other in others {
+            match out.copy(frame) {
+                // The runner counts what does not fit.
+                Ok(copy) => _ = out.send(copy, other),
+                Err(crate::Full) => return Verdict::Drop(DropReason::NoBuffer),
+            }
+        }
+        Verdict::Forward(last)
     }
 }
 
@@ -251,20 +271,6 @@ impl Function for Forward {
             Route::Mac(stations) => stations.poll_event(),
         }
     }
-}
-
-/// Sends the frame out of every port but the one that it came from; the verdict sends the last copy.
-fn flood<O: Output>(frame: &O::Frame, port: PortId, ports: u16, out: &mut O) -> Verdict {
-    let mut others = (0..ports).map(PortId).filter(|&other| other != port);
-    let Some(last) = others.next_back() else { return Verdict::Drop(DropReason::SamePort) };
-    for other in others {
-        match out.copy(frame) {
-            // The runner counts what does not fit.
-            Ok(copy) => _ = out.send(copy, other),
-            Err(crate::Full) => return Verdict::Drop(DropReason::NoBuffer),
-        }
-    }
-    Verdict::Forward(last)
 }
 
 /// Source and destination address of a frame, if it is long enough to have them.

@@ -141,14 +141,14 @@ fn one_who_leaves_is_not_waited_for() {
     let mut function = representative(Incarnation::Chip);
     all_say(&mut function, 100);
     timer(&mut function, 100);
-    assert_eq!(verdict(&mut function, &beacon(0, None), 0, 200), Verdict::Consume);
+    assert_eq!(verdict(&mut function, &farewell(0, 200), 0, 200), Verdict::Consume);
     assert_eq!(function.poll_event(), Some(Event::Left(LinkId(0), None)));
     for n in 1..4 {
         verdict(&mut function, &beacon(n, Some(at(300))), n.into(), 300);
     }
     assert_eq!(function.barriers(Side::Below).0, Some(at(300)));
     // Nobody is left below: those above are told, and what comes from them goes on.
-    verdict(&mut function, &beacon(1, None), 1, 400);
+    verdict(&mut function, &farewell(1, 400), 1, 400);
     for n in 2..4 {
         verdict(&mut function, &beacon(n, Some(at(T + 1))), n.into(), T);
     }
@@ -157,6 +157,36 @@ fn one_who_leaves_is_not_waited_for() {
     assert_eq!(sent, [(0, Some(at(T + 1))), (1, Some(at(T + 1))), (2, None), (3, None)]);
     assert_eq!(verdict(&mut function, &beacon(0, Some(at(T + 50))), 0, T + 50), Verdict::Consume);
     assert_eq!((function.barriers(Side::Above).0, function.counters().left.get()), (Some(at(T + 50)), 2));
+}
+
+/// Late, repeated or overtaken, from a link that has said something since: it would lift the barrier over what is to come.
+#[test]
+fn one_who_left_long_ago_has_not_left_now() {
+    for incarnation in [Incarnation::Chip, Incarnation::SwitchCpu, Incarnation::Host] {
+        let mut function = representative(incarnation);
+        let stale = Verdict::Drop(DropReason::Stale);
+        // Older than anybody waits for
+        assert_eq!(verdict(&mut function, &farewell(0, 0), 0, 10 * T + 1), stale);
+        all_say(&mut function, 11 * T);
+        assert_eq!(verdict(&mut function, &farewell(0, 11 * T - 1), 0, 11 * T), stale);
+        assert!(function.is_live(LinkId(0)));
+        // It leaves, and comes back with a barrier from before: what held it back was behind it.
+        assert_eq!(verdict(&mut function, &farewell(0, 11 * T + 50), 0, 11 * T + 50), Verdict::Consume);
+        assert!(!function.is_live(LinkId(0)));
+        verdict(&mut function, &beacon(0, Some(at(11 * T + 40))), 0, 11 * T + 60);
+        assert!(function.is_live(LinkId(0)));
+        assert_eq!(verdict(&mut function, &farewell(0, 11 * T + 50), 0, 11 * T + 60), stale, "again");
+        assert!(function.is_live(LinkId(0)));
+        for n in 1..4 {
+            verdict(&mut function, &beacon(n, Some(at(11 * T + 90))), n.into(), 11 * T + 90);
+        }
+        assert_eq!(function.barriers(Side::Above).0, Some(at(11 * T + 40)));
+        assert_eq!(verdict(&mut function, &farewell(0, 11 * T + 70), 0, 11 * T + 90), Verdict::Consume);
+        assert_eq!(function.barriers(Side::Above).0, Some(at(11 * T + 90)));
+        let far = farewell(1, 11 * T + 90 + 1_000_001);
+        assert_eq!(verdict(&mut function, &far, 1, 11 * T + 90), Verdict::Drop(DropReason::Refused));
+        assert_eq!(refused(&function), [("ahead", 1), ("stale", 3)]);
+    }
 }
 
 #[test]

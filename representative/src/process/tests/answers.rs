@@ -159,16 +159,23 @@ fn when_nothing_follows_what_is_there_is_delivered() {
     group.send(0, usize::MAX);
     let now = group.now + Nanos::from_micros(1);
     assert_eq!(group.received(1), []);
-    let header = |nothing_follows| {
-        let mut header = OnePipe::new(OnePipeOpcode::BEACON, config(0, 1, false).clock.add(now.0), Psn::ZERO);
+    let ahead_max = group.processes[1].config.ahead_max.0;
+    let beacon = |nothing_follows, ago: u64| {
+        let time = config(0, 1, false).clock.add(now.0).add(0u64.wrapping_sub(ago));
+        let mut header = OnePipe::new(OnePipeOpcode::BEACON, time, Psn::ZERO);
         header.set_barrier(None);
         header.set_nothing_follows(nothing_follows);
         frame(peer(false, TOR), peer(false, 1), &header, &[])
     };
-    group.processes[1].on_frame(&header(false), now).unwrap();
+    let process = &mut group.processes[1];
+    // One of long ago, when it was so
+    assert_eq!(process.on_frame(&beacon(true, ahead_max + 1), now), Err(Refusal::Stale));
+    process.on_frame(&beacon(false, 10), now).unwrap();
+    assert_eq!(process.on_frame(&beacon(true, 11), now), Err(Refusal::Stale), "overtaken");
     assert_eq!(group.received(1), [], "no barrier yet");
-    group.processes[1].on_frame(&header(true), now).unwrap();
+    group.processes[1].on_frame(&beacon(true, 10), now).unwrap();
     assert_eq!(group.received(1), [(0, b"last".to_vec())]);
+    assert_eq!(group.processes[1].on_frame(&beacon(true, 10), now), Err(Refusal::Stale), "repeated");
 }
 
 /// What one sender has left in the receiver's buffer keeps another waiting, who goes on as soon as it is taken, and not a time-out
