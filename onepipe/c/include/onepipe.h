@@ -106,8 +106,8 @@ int onepipe_unreliable_recv(onepipe_t *endpoint, uint64_t timeout_us, uint64_t *
                             size_t capacity, size_t *len);
 
 /*
- * Has `callback` called of each message that fails, with `arg`, in the thread that receives, while it does. It may send; it must not
- * receive or exit. Null: nobody is called.
+ * Has `callback` called of each message that fails, with `arg`, in the thread that receives or exits, while it does. It may send, and
+ * must not exit; receiving and another callback are ONEPIPE_BUSY. Null: nobody is called.
  */
 int onepipe_send_fail_callback(onepipe_t *endpoint, onepipe_send_fail_fn callback, void *arg);
 

@@ -127,14 +127,16 @@ pub unsafe extern "C" fn onepipe_init(config: *const c_char, endpoint: *mut *mut
 /// See `onepipe.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onepipe_exit(endpoint: *mut OnePipe) {
-    if !endpoint.is_null() {
-        // SAFETY: it came from `onepipe_init`, and is not used any more.
-        let endpoint = unsafe { Box::from_raw(endpoint) };
-        endpoint.handle.exit();
-        let receiving = endpoint.receiver.into_inner();
-        let mut receiver = receiving.unwrap_or_else(std::sync::PoisonError::into_inner).receiver;
+    // SAFETY: null, or from `onepipe_init`.
+    if let Some(there) = unsafe { endpoint.as_ref() } {
+        there.handle.exit();
+        // Who is called back may call other functions: it is all there, and its receiver locked.
+        let mut receiving = there.receiver.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         // There are none, but while there are failures they are called back.
-        while receiver.poll_event().is_some() {}
+        while receiving.receiver.poll_event().is_some() {}
+        drop(receiving);
+        // SAFETY: it came from `onepipe_init`, which made a box of it, and is not used any more.
+        drop(unsafe { Box::from_raw(endpoint) });
     }
 }
 

@@ -26,17 +26,25 @@ static void *wait_in_vain(void *endpoint) {
     return &result;
 }
 
+struct called {
+    onepipe_t *endpoint;
+    int times;
+};
+
 static void on_failure(const onepipe_failed_t *failed, void *arg) {
-    int *called = arg;
-    ++*called;
+    struct called *called = arg;
+    ++called->times;
     printf("to %u: %s\n", failed->dst, onepipe_strfailure(failed->why));
+    /* While it is called back, all of the endpoint is there. */
+    printf("callback: %d, receive: %d, send: %d\n", onepipe_send_fail_callback(called->endpoint, NULL, NULL),
+           receive(called->endpoint), send_to(called->endpoint, 3));
 }
 
 int main(int argc, char **argv) {
     onepipe_t *endpoint;
     pthread_t waits;
     void *waited;
-    int called = 0;
+    struct called called = {NULL, 0};
     /* Nobody left, nothing happens. */
     onepipe_leave(NULL);
     onepipe_exit(NULL);
@@ -44,12 +52,13 @@ int main(int argc, char **argv) {
         fprintf(stderr, "%s", onepipe_last_error());
         return 2;
     }
+    called.endpoint = endpoint;
     if (strcmp(argv[1], "exit") == 0) {
         if (onepipe_send_fail_callback(endpoint, on_failure, &called) != ONEPIPE_OK || send_to(endpoint, 3) != ONEPIPE_OK) {
             return 1;
         }
         onepipe_exit(endpoint);
-        printf("called back %d times\n", called);
+        printf("called back %d times\n", called.times);
         return 0;
     }
     if (send_to(endpoint, 2) != ONEPIPE_OK || receive(endpoint) != 1) {

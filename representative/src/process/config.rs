@@ -98,13 +98,13 @@ pub struct Beacons {
 }
 
 impl Config {
-    /// As the paper has it where it says so: beacons every 3 us, best effort. No peers yet.
+    /// As the paper has it where it says so: beacons every 3 us, best effort. No peers yet, and no chip at the other end of the link.
     pub fn new(own: Peer, tor: Beacons) -> Self {
         Self {
             own,
             peers: Vec::new(),
             tor,
-            barriers_in_messages: true,
+            barriers_in_messages: false,
             qkey: OnePipe::QKEY,
             mtu: 1024,
             traffic_class: 0,
