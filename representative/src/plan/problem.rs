@@ -17,8 +17,8 @@ pub enum Problem {
     Parallel(usize, usize),
     /// Two have the same address
     SameAddress(Node, Node, IpAddr),
-    /// Two hosts have the same MAC address
-    SameMac(usize, usize),
+    /// A host has the MAC address of another host, or of a switch
+    SameMac(Node, Node),
     /// One has an address of another version of IP than the first host
     Version(Node),
     /// No way leads to a switch from hosts that send messages
@@ -109,12 +109,15 @@ pub(super) fn check(topology: &Topology) -> Result<(), Vec<Problem>> {
             addresses.insert(address, node);
         }
     }
-    let mut macs = BTreeMap::new();
+    // Switches may share one, as those do that are each the gateway of their hosts.
+    let switches = topology.switches.iter().enumerate();
+    let mut macs: BTreeMap<_, _> =
+        switches.filter_map(|(number, switch)| Some((switch.mac?.0, Node::Switch(number)))).collect();
     for (number, host) in topology.hosts.iter().enumerate() {
         if let Some(&first) = macs.get(&host.mac.0) {
-            problems.push(Problem::SameMac(first, number));
+            problems.push(Problem::SameMac(first, Node::Host(number)));
         } else {
-            macs.insert(host.mac.0, number);
+            macs.insert(host.mac.0, Node::Host(number));
         }
     }
     if problems.is_empty() { Ok(()) } else { Err(problems) }
@@ -141,9 +144,7 @@ impl Problem {
             Self::ToItself(link) | Self::Level { link, .. } => (About::Link(link), None),
             Self::Parallel(first, link) => (About::Link(link), Some(About::Link(first))),
             Self::SameAddress(first, second, _) => (About::Node(second), Some(About::Node(first))),
-            Self::SameMac(first, second) => {
-                (About::Node(Node::Host(second)), Some(About::Node(Node::Host(first))))
-            }
+            Self::SameMac(first, second) => (About::Node(second), Some(About::Node(first))),
             Self::Version(of) => node(of),
             Self::Unreached(switch)
             | Self::NoRepresentative(switch)
@@ -187,7 +188,7 @@ impl Problem {
                 "give each its own".into(),
             ),
             Self::SameMac(first, second) => (
-                format!("{} and {} have the same MAC address", host(*first), host(*second)),
+                format!("{} and {} have the same MAC address", name(*first), name(*second)),
                 "give each its own".into(),
             ),
             Self::Version(node) => (

@@ -324,7 +324,10 @@ fn what_is_there_twice() {
     twice.switches[2].tunnel = Some(ip(255, 1));
     let [first, second] = [Node::Host(0), Node::Host(1)];
     let tunnels = Problem::SameAddress(Node::Switch(1), Node::Switch(2), ip(255, 1));
-    wrong(&twice, &[Problem::SameAddress(first, second, ip(0, 0)), tunnels, Problem::SameMac(0, 1)]);
+    wrong(&twice, &[Problem::SameAddress(first, second, ip(0, 0)), tunnels, Problem::SameMac(first, second)]);
+    let mut gateway = topology(&["a", "b", "spine"], &[&[0], &[1]], &[(0, 2), (1, 2)]);
+    gateway.switches[0].mac = Some(gateway.hosts[1].mac);
+    wrong(&gateway, &[Problem::SameMac(Node::Switch(0), second)]);
     let mut hosts = topology(&["a"], &[&[0], &[0, 0]], &[]);
     wrong(&hosts, &[Problem::NotAtOneSwitch(1)]);
     hosts.hosts[1] = Host { switches: Vec::new(), ..host(1, &[0]) };

@@ -416,6 +416,8 @@ impl Process {
         let outbound = self.outbound[peer as usize].as_mut().ok_or(Refusal::Answer)?;
         let (highest, taken) = (header.psn(), arrivals.taken.get());
         let begun_anew = outbound.answer(highest, &arrivals, now)?;
+        // So far back at least it has lived: what came before it began, it may have delivered in an earlier life.
+        let known = arrivals.packets.get().min(Arrivals::HISTORY);
         self.counters.acks_taken.add(1);
         let (mut at, mut acknowledged) = (0, 0);
         while let Some(outbound) = &mut self.outbound[peer as usize]
@@ -427,7 +429,7 @@ impl Process {
             } else if !last.precedes(arrivals.next()) {
                 at += 1;
                 continue;
-            } else if before < Arrivals::HISTORY && !begun_anew {
+            } else if before < known && !begun_anew {
                 outbound.lost();
                 Err(Failure::Lost)
             } else {

@@ -246,14 +246,41 @@ fn unicast(value: &Value<'_>) -> Option<IpAddr> {
     Some(ip)
 }
 
+/// An address that one host can have, and the length of its subnet's prefix
+fn of_a_host(value: &Value<'_>) -> Option<(IpAddr, u8)> {
+    let (ip, prefix) = address(value)?;
+    let subnet = match ip {
+        // Of its subnet, the first address is the subnet's, and the last everybody's.
+        IpAddr::V4(ip) if prefix < 31 => {
+            let host = u32::MAX >> prefix;
+            ip.to_bits() & host == 0 || ip.to_bits() & host == host
+        }
+        _ => false,
+    };
+    if subnet || ip.is_multicast() || ip.is_unspecified() || ip.is_loopback() {
+        let problem = value.problem(format!("no host has the address {ip}")).label("not one host's");
+        value.add(problem.help("write the host's address and its subnet's length, such as `10.0.0.1/24`"));
+        return None;
+    }
+    Some((ip, prefix))
+}
+
 fn host(table: Table<'_>, number: usize, places: &Places) -> Option<(Host, String)> {
-    let address = table.require("address", "\"10.0.0.1/24\"").and_then(|value| address(&value));
+    let address = table.require("address", "\"10.0.0.1/24\"").and_then(|value| of_a_host(&value));
     let mac = table.require("mac", "\"02:00:00:00:00:01\"").and_then(|value| station(&value));
     let switches = table.require("switch", "\"tor1\"").and_then(|value| {
         let values = value.one_or_list();
         values.iter().map(|value| Places::find(&places.switches, value, "switch")).collect::<Option<Vec<_>>>()
     });
     let messages = table.boolean("messages", true);
+    if let (true, Some(several @ [_, _, ..]), Some(value)) =
+        (messages, switches.as_deref(), table.get("switch", "\"tor1\""))
+    {
+        let problem = value.problem(format!("a host that sends messages is at {} switches", several.len()));
+        value.add(problem.label("each would wait for its beacons").help(
+            "name one: a process knows one link; or write `messages = false`, if the host only stands for switches",
+        ));
+    }
     let represents = table.boolean("represents", true);
     let interface = table.get("interface", "\"eth0\"").map_or(Some("eth0"), |value| value.text());
     table.finish();

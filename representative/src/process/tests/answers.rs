@@ -130,6 +130,32 @@ fn a_receiver_that_begins_anew_may_have_delivered_what_it_does_not_know() {
     assert_eq!(failed(&mut group), [(3, Failure::NoAnswer), (4, Failure::NoAnswer)]);
 }
 
+/// Also if its sender had never heard it before, or both have drawn the same number.
+#[test]
+fn a_receiver_of_which_nothing_was_known_may_have_delivered_too() {
+    let mut group = Group::new(2, |_| {});
+    group.run(4);
+    group.loses = Box::new(|_, _, header| header.opcode() == OnePipeOpcode::ACK);
+    for _ in 0..3 {
+        group.scatter(0, &[(1, b"delivered")]).unwrap();
+    }
+    group.run(9);
+    assert_eq!((group.received(1).len(), failed(&mut group)), (3, vec![]));
+    group.processes[1] = Process::new(config(1, 2, false)).unwrap();
+    let mut nth = 0;
+    group.loses = Box::new(move |_, _, header| {
+        nth += u32::from(is_data(&header));
+        is_data(&header) && nth == 3
+    });
+    for _ in 0..6 {
+        group.scatter(0, &[(1, b"anew")]).unwrap();
+    }
+    group.run(12);
+    assert_eq!(group.received(1).len(), 5);
+    let no_answer = |n| (n, Failure::NoAnswer);
+    assert_eq!(failed(&mut group), [no_answer(0), no_answer(1), no_answer(2), (5, Failure::Lost)]);
+}
+
 /// It is asked with one packet whether it has room again, not with all that would fit if it had.
 #[test]
 fn who_does_not_read_costs_a_packet_each_time() {

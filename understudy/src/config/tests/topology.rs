@@ -129,6 +129,17 @@ fn each_slip_at_its_place() {
         "it can be `a`, `b`, `r1`, `r2` or `r3`",
     );
     wrong("\"10.255.0.1\"", "\"224.0.0.1\" #!", "no packet can be sent to 224.0.0.1 alone", "routes to");
+    for address in ["224.0.0.1/24", "10.0.1.255/24", "10.0.1.0/24", "127.0.0.1/8"] {
+        let ip = address.split('/').next().unwrap();
+        let said = format!("no host has the address {ip}");
+        wrong("\"10.0.1.1/24\"", &format!("\"{address}\" #!"), &said, "such as `10.0.0.1/24`");
+    }
+    wrong(
+        "switch = \"tor1\"\n",
+        "switch = [\"tor1\", \"tor2\"] #!\n",
+        "a host that sends messages is at 2 switches",
+        "a process knows one link",
+    );
     wrong("\"tor1\", \"spine\"]", "\"tor1\"] #!", "a link has two ends", "hosts say with `switch`");
     wrong(
         "[topology]",
