@@ -219,7 +219,9 @@ impl Stock {
 unsafe fn take_from(pool: NonNull<rte_mempool>, buffers: &mut [*mut rte_mbuf]) -> usize {
     for many in [buffers.len(), 1] {
         // SAFETY: as the caller promises; there is room for so many pointers.
-        if unsafe { dpdk_sys::rte_mempool_get_bulk(pool.as_ptr(), buffers.as_mut_ptr().cast(), many as u32) } == 0 {
+        if unsafe { dpdk_sys::rte_mempool_get_bulk(pool.as_ptr(), buffers.as_mut_ptr().cast(), many as u32) }
+            == 0
+        {
             return many;
         }
     }

@@ -143,8 +143,9 @@ impl Problem {
             Self::NotAtOneSwitch(host) | Self::Valley { from: host, .. } => node(Node::Host(host)),
             Self::ToItself(link) | Self::Level { link, .. } => (About::Link(link), None),
             Self::Parallel(first, link) => (About::Link(link), Some(About::Link(first))),
-            Self::SameAddress(first, second, _) => (About::Node(second), Some(About::Node(first))),
-            Self::SameMac(first, second) => (About::Node(second), Some(About::Node(first))),
+            Self::SameAddress(first, second, _) | Self::SameMac(first, second) => {
+                (About::Node(second), Some(About::Node(first)))
+            }
             Self::Version(of) => node(of),
             Self::Unreached(switch)
             | Self::NoRepresentative(switch)

@@ -63,7 +63,8 @@ impl Socket {
         // Two that start at once must not each take the other's new socket for an old one. The folder is what they have in
         // common, and its lock ends with the process.
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let folder = lock(folder, PATIENCE_MS).map_err(|error| refused(&format!("its folder: {error}"), WRITABLE))?;
+        let folder =
+            lock(folder, PATIENCE_MS).map_err(|error| refused(&format!("its folder: {error}"), WRITABLE))?;
         let stale = match fs::symlink_metadata(path) {
             Ok(there) if !there.file_type().is_socket() => {
                 return Err(refused(

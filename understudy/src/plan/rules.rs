@@ -66,6 +66,8 @@ fn linux(end: IpAddr, sources: &BTreeSet<IpAddr>) -> String {
     let (length, kind) = if end.is_ipv4() { (32, "ipip") } else { (128, "ip6tnl mode ip6ip6") };
     _ = writeln!(text, "ip address replace {end}/{length} dev lo");
     for (number, source) in sources.iter().enumerate() {
+        // Once more is as good as once.
+        _ = writeln!(text, "ip link del dev onepipe{number} 2>/dev/null || true");
         _ = writeln!(text, "ip link add name onepipe{number} type {kind} local {end} remote {source}");
         _ = writeln!(text, "ip link set dev onepipe{number} up");
         if end.is_ipv4() {
