@@ -230,6 +230,13 @@ impl Emitter {
         self.requester.is_some()
     }
 
+    /// Its worker has lived through so much: requests are given up by that.
+    pub(crate) const fn live(&mut self, lived: Nanos) {
+        if let Some(requester) = &mut self.requester {
+            requester.live(lived);
+        }
+    }
+
     /// What its packets have in common, if they are all alike.
     pub(crate) fn known(&self) -> Option<Known> {
         self.alike.then(|| Known::of(&self.messages[0].first))?
@@ -401,7 +408,7 @@ impl Emitter {
         }
         let current = match self.current {
             Some(current) => current,
-            None => self.next_message(now, counters).ok_or(Wait::Answers)?,
+            None => self.next_message(counters).ok_or(Wait::Answers)?,
         };
         self.current = Some(current);
         let Current { message, qp: n, at, slot } = current;
@@ -462,7 +469,8 @@ impl Emitter {
             if let Some(requester) = &mut self.requester {
                 // A READ takes as many PSNs as its response has packets.
                 let psns = if self.verb == Verb::Read { self.step } else { message.packets };
-                requester.push(n, Request { sent_at: now, first: position.wrapping_sub(at), psns });
+                let asks = asks || !matches!(self.verb, Verb::Write | Verb::Send);
+                requester.push(n, Request::new(now, position.wrapping_sub(at), psns, asks));
             }
             self.current = None;
         } else {
@@ -473,11 +481,11 @@ impl Emitter {
 
     /// Chooses what is next; nothing, if all that was looked at waits for answers.
     #[inline]
-    fn next_message(&mut self, now: Nanos, counters: &StreamCounters) -> Option<Current> {
+    fn next_message(&mut self, counters: &StreamCounters) -> Option<Current> {
         let mut qp = self.qp.choose(&mut self.chance);
         if let Some(requester) = &mut self.requester {
             for look in 1.. {
-                let (room, given_up) = requester.make_room(qp, now);
+                let (room, given_up) = requester.make_room(qp);
                 counters.unanswered.add(given_up.into());
                 if room {
                     break;

@@ -9,6 +9,8 @@ use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
 
 /// How often it is looked whether the last packets have come
 const LOOK: Nanos = Nanos::from_micros(100);
+/// What a worker's turn may take. Who is not looked after for longer was not there
+const TURN: Nanos = Nanos::from_micros(20);
 
 /// What the control plane can tell a generator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +57,10 @@ pub struct Pktgen {
     next: Nanos,
     /// When it was looked last whether something is due
     looked: Nanos,
+    /// For how long nobody looked though something was due, but for what turns may take
+    absent: Nanos,
+    /// Whether a stream waits for answers
+    waits: bool,
     /// Whose turn it is to be the first that a port has room for
     turn: usize,
     counters: Arc<Counters>,
@@ -68,6 +74,7 @@ impl Pktgen {
             (0..profile.streams.len()).map(|index| Emitter::new(profile, index)).collect();
         Ok(Self {
             receiver: Receiver::new(profile, &emitters),
+            waits: emitters.iter().any(Emitter::waits),
             emitters,
             send: profile.send,
             receive: profile.receive,
@@ -78,6 +85,7 @@ impl Pktgen {
             state: State::Ready,
             next: Nanos::ZERO,
             looked: Nanos::ZERO,
+            absent: Nanos::ZERO,
             turn: 0,
             counters: Arc::new(Counters::new(profile.streams.len())),
         })
@@ -124,6 +132,7 @@ impl Pktgen {
             let (emitter, counters) = (&mut self.emitters[index], &self.counters.streams[index]);
             if due(emitter) {
                 let share = out.room(self.send).div_ceil(waiting) as u64;
+                emitter.live(now.since(self.absent));
                 let sent = emitter.emit((now, at, ends), share, self.send, out, &self.counters, counters);
                 waiting -= 1;
                 if sent > 0 {
@@ -137,7 +146,8 @@ impl Pktgen {
         if let Some(first) = first {
             self.turn = if first + 1 < self.emitters.len() { first + 1 } else { 0 };
         }
-        self.next = next;
+        // Who waits for answers has to know when it was away.
+        self.next = if self.waits { next.min(now + TURN) } else { next };
         if over || (ends && (!owes || late >= self.catch_up)) {
             self.end(now, at);
         }
@@ -151,6 +161,7 @@ impl Pktgen {
         if away > longest {
             self.counters.longest_away_ns.add(away - longest);
         }
+        self.absent = self.absent + Nanos(away.saturating_sub(TURN.0));
         self.looked = now;
     }
 }

@@ -9,13 +9,25 @@ use switch::Nanos;
 pub(crate) struct Request {
     /// When its last packet was sent
     pub(crate) sent_at: Nanos,
+    /// How much its worker had lived through by then, in microseconds; it wraps
+    lived_us: u32,
     /// The position of its first packet: a PSN that does not wrap with 24 bits
     pub(crate) first: u32,
     /// PSNs that it takes, its response's included
     pub(crate) psns: u32,
+    /// Whether it asks for an answer; one that does not is answered with the next one that does
+    asks: bool,
 }
 
+// There may be 256 of them for each of a million queue pairs.
+const _: () = assert!(size_of::<Request>() == 24);
+
 impl Request {
+    /// A request that is sent now.
+    pub(crate) const fn new(sent_at: Nanos, first: u32, psns: u32, asks: bool) -> Self {
+        Self { sent_at, lived_us: 0, first, psns, asks }
+    }
+
     /// The PSN that answers it
     fn last(&self) -> Psn {
         Psn::new(self.first.wrapping_add(self.psns - 1))
@@ -50,7 +62,9 @@ pub(crate) struct Requester {
     rings: Box<[Ring]>,
     /// Of each queue pair
     most: u16,
-    timeout: Nanos,
+    timeout_us: u32,
+    /// What the worker has lived through, in microseconds: who is kept from looking does not see that an answer came. It wraps
+    lived_us: u32,
 }
 
 impl Requester {
@@ -59,8 +73,14 @@ impl Requester {
             requests: vec![Request::default(); qps as usize * usize::from(most)].into(),
             rings: vec![Ring::default(); qps as usize].into(),
             most,
-            timeout,
+            timeout_us: u32::try_from(timeout.0.div_ceil(1_000)).unwrap_or(u32::MAX),
+            lived_us: 0,
         }
+    }
+
+    /// So much was lived through so far.
+    pub(crate) const fn live(&mut self, lived: Nanos) {
+        self.lived_us = (lived.0 / 1_000) as u32;
     }
 
     fn at(&self, qp: u32, n: u16) -> usize {
@@ -79,11 +99,10 @@ impl Requester {
 
     /// Whether there is room for another request; how many were given up to make it.
     #[inline]
-    pub(crate) fn make_room(&mut self, qp: u32, now: Nanos) -> (bool, u32) {
+    pub(crate) fn make_room(&mut self, qp: u32) -> (bool, u32) {
         let mut given_up = 0;
         while self.rings[qp as usize].len == self.most {
-            let oldest = self.requests[self.at(qp, 0)];
-            if now.since(oldest.sent_at) < self.timeout {
+            if !self.is_overdue(qp) {
                 return (false, given_up);
             }
             self.pop(qp);
@@ -92,11 +111,20 @@ impl Requester {
         (true, given_up)
     }
 
+    /// Whether the oldest of a full ring should have been answered: it, or the first behind it that asks, was sent longer ago than
+    /// the timeout.
+    fn is_overdue(&self, qp: u32) -> bool {
+        let mut requests = (0..self.most).map(|n| &self.requests[self.at(qp, n)]);
+        let is_old = |request: &Request| self.lived_us.wrapping_sub(request.lived_us) > self.timeout_us;
+        // Those behind the oldest are younger.
+        is_old(&self.requests[self.at(qp, 0)]) && requests.find(|request| request.asks).is_none_or(is_old)
+    }
+
     /// A request was sent; there was room for it.
     #[inline]
     pub(crate) fn push(&mut self, qp: u32, request: Request) {
         let at = self.at(qp, self.rings[qp as usize].len);
-        self.requests[at] = request;
+        self.requests[at] = Request { lived_us: self.lived_us, ..request };
         self.rings[qp as usize].len += 1;
     }
 
@@ -171,7 +199,7 @@ mod tests {
     use super::*;
 
     fn request(at: u64, first: u32, psns: u32) -> Request {
-        Request { sent_at: Nanos(at), first, psns }
+        Request::new(Nanos(at), first, psns, true)
     }
 
     fn ended(answered: u32, unanswered: u32, sent_at: Option<u64>) -> Ended {
@@ -180,13 +208,13 @@ mod tests {
 
     /// Of one, four and two PSNs, over the end of their circle.
     fn three() -> Requester {
-        let mut requester = Requester::new(2, 3, Nanos(100));
+        let mut requester = Requester::new(2, 3, Nanos::from_micros(100));
         for (n, (first, psns)) in [(0xff_fffe, 1), (0xff_ffff, 4), (0x100_0003, 2)].into_iter().enumerate() {
-            assert_eq!(requester.make_room(1, Nanos(n as u64)), (true, 0));
+            assert_eq!(requester.make_room(1), (true, 0));
             requester.push(1, request(n as u64, first, psns));
         }
-        assert_eq!(requester.make_room(1, Nanos(50)), (false, 0));
-        assert_eq!(requester.make_room(0, Nanos(50)), (true, 0), "queue pairs have their own");
+        assert_eq!(requester.make_room(1), (false, 0));
+        assert_eq!(requester.make_room(0), (true, 0), "queue pairs have their own");
         requester
     }
 
@@ -240,13 +268,40 @@ mod tests {
 
     #[test]
     fn what_is_not_answered_is_given_up() {
-        let mut requester = Requester::new(1, 2, Nanos(100));
+        let mut requester = Requester::new(1, 2, Nanos::from_micros(100));
+        // Over the end of the microseconds that are counted
+        let end = 1_000 << 32;
+        let room = |requester: &mut Requester, us: u64| {
+            requester.live(Nanos(end - 70_000 + us * 1_000));
+            requester.make_room(0)
+        };
+        assert_eq!(room(&mut requester, 10), (true, 0));
         requester.push(0, request(10, 0, 1));
+        assert_eq!(room(&mut requester, 60), (true, 0));
         requester.push(0, request(60, 1, 1));
-        assert_eq!(requester.make_room(0, Nanos(109)), (false, 0));
-        assert_eq!(requester.make_room(0, Nanos(110)), (true, 1));
-        requester.push(0, request(110, 2, 1));
-        assert_eq!(requester.make_room(0, Nanos(500)), (true, 1), "one at a time, as room is needed");
+        assert_eq!(room(&mut requester, 110), (false, 0), "no longer than the timeout");
+        assert_eq!(room(&mut requester, 111), (true, 1));
+        requester.push(0, request(111, 2, 1));
+        assert_eq!(room(&mut requester, 500), (true, 1), "one at a time, as room is needed");
         assert_eq!(requester.acknowledge(0, Psn::new(2), |_| true).answered, 1);
+    }
+
+    #[test]
+    fn who_did_not_ask_waits_for_who_did() {
+        let mut requester = Requester::new(1, 3, Nanos::from_micros(100));
+        let mut send = |us: u64, first, asks| {
+            requester.live(Nanos::from_micros(us));
+            let room = requester.make_room(0);
+            if room.0 {
+                requester.push(0, Request::new(Nanos::from_micros(us), first, 1, asks));
+            }
+            room
+        };
+        assert_eq!([send(0, 0, false), send(500, 1, true), send(510, 2, false)], [(true, 0); 3]);
+        assert_eq!(send(600, 3, true), (false, 0), "nobody asked for so long");
+        assert_eq!(send(601, 3, true), (true, 1));
+        assert_eq!(send(601, 4, false), (true, 1), "the one that asked");
+        assert_eq!(send(701, 5, false), (false, 0), "the next that asked is the one sent at 601");
+        assert_eq!(send(702, 5, false), (true, 1));
     }
 }

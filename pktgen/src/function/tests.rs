@@ -12,6 +12,7 @@ use switch::Share;
 use switch::impair::{Action, Config, Field, Impair, Match, Rule};
 use switch::memory::{MemoryFrame, Sent};
 
+mod absence;
 mod answers;
 mod review;
 
