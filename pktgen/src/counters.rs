@@ -24,6 +24,8 @@ pub struct Counters {
     pub port_busy: Counter,
     /// Frames that came when everything had been waited for: of no stream any more
     pub too_late: Counter,
+    /// Times that the last packets or answers had not come when they were waited for no longer
+    pub drain_expired: Counter,
     /// The longest time, in nanoseconds, that passed from when something was due until the worker looked: it was busy, or away
     pub longest_away_ns: Counter,
 }
@@ -147,6 +149,7 @@ impl Counters {
             no_buffer: Counter::default(),
             port_busy: Counter::default(),
             too_late: Counter::default(),
+            drain_expired: Counter::default(),
             longest_away_ns: Counter::default(),
         }
     }

@@ -230,6 +230,11 @@ impl Emitter {
         self.requester.is_some()
     }
 
+    /// Whether an answer to one of its requests is still to come.
+    pub(crate) fn awaits(&self) -> bool {
+        self.requester.as_ref().is_some_and(Requester::awaits)
+    }
+
     /// Its worker has lived through so much: requests are given up by that.
     pub(crate) const fn live(&mut self, lived: Nanos) {
         if let Some(requester) = &mut self.requester {

@@ -1,6 +1,6 @@
 //! The generator as a function: what it sends when time has come, and what it makes of what comes in.
 
-use crate::counters::Counters;
+use crate::counters::{Counters, StreamCounters};
 use crate::emitter::{Emitter, NEVER};
 use crate::profile::{Profile, ProfileError};
 use crate::receiver::Receiver;
@@ -48,6 +48,7 @@ pub struct Pktgen {
     receiver: Receiver,
     send: PortId,
     receive: Option<PortId>,
+    responds: bool,
     /// Whether what comes to the port that sends is looked at
     listens: bool,
     duration: Option<Nanos>,
@@ -78,6 +79,7 @@ impl Pktgen {
             emitters,
             send: profile.send,
             receive: profile.receive,
+            responds: profile.respond,
             listens: profile.listens(),
             duration: profile.duration,
             drain: profile.drain,
@@ -98,9 +100,12 @@ impl Pktgen {
 
     /// Whether nothing is to be waited for any more. What was overtaken may still come.
     fn all_came(&self) -> bool {
-        let came = |counters: &crate::counters::StreamCounters, emitter: &Emitter| {
+        let came = |counters: &StreamCounters, emitter: &Emitter| {
+            // Of our own responder, it is known how many answers are to come.
+            let answers = counters.responses.get() - counters.cnps.get();
             (self.receive.is_none() || counters.received.frames.get() == counters.sent.frames.get())
-                && (!emitter.waits() || counters.under_way() == 0)
+                && (!self.responds || answers >= counters.replies.get())
+                && !emitter.awaits()
         };
         self.counters.streams.iter().zip(&self.emitters).all(|(counters, emitter)| came(counters, emitter))
     }
@@ -200,8 +205,10 @@ impl Function for Pktgen {
             }
             State::Draining(until) => {
                 self.note_absence(now);
-                if now >= until || self.all_came() {
+                let all_came = self.all_came();
+                if now >= until || all_came {
                     self.state = State::Ended;
+                    self.counters.drain_expired.add(u64::from(!all_came));
                     for (index, counters) in self.counters.streams.iter().enumerate() {
                         counters.behind.add(self.receiver.behind(index, &self.emitters[index]));
                     }

@@ -63,6 +63,8 @@ pub(crate) struct Requester {
     /// Of each queue pair
     most: u16,
     timeout_us: u32,
+    /// Requests under way that ask for an answer
+    asking: u32,
     /// What the worker has lived through, in microseconds: who is kept from looking does not see that an answer came. It wraps
     lived_us: u32,
 }
@@ -74,6 +76,7 @@ impl Requester {
             rings: vec![Ring::default(); qps as usize].into(),
             most,
             timeout_us: u32::try_from(timeout.0.div_ceil(1_000)).unwrap_or(u32::MAX),
+            asking: 0,
             lived_us: 0,
         }
     }
@@ -92,7 +95,13 @@ impl Requester {
         (self.rings[qp as usize].len > 0).then(|| self.requests[self.at(qp, 0)])
     }
 
+    /// Whether an answer is still to come: those behind the last that asks wait for nothing.
+    pub(crate) const fn awaits(&self) -> bool {
+        self.asking > 0
+    }
+
     fn pop(&mut self, qp: u32) {
+        self.asking -= u32::from(self.requests[self.at(qp, 0)].asks);
         let ring = &mut self.rings[qp as usize];
         *ring = Ring { oldest: (ring.oldest + 1) % self.most, len: ring.len - 1, came: 0 };
     }
@@ -125,6 +134,7 @@ impl Requester {
     pub(crate) fn push(&mut self, qp: u32, request: Request) {
         let at = self.at(qp, self.rings[qp as usize].len);
         self.requests[at] = Request { lived_us: self.lived_us, ..request };
+        self.asking += u32::from(request.asks);
         self.rings[qp as usize].len += 1;
     }
 

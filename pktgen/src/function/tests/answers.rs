@@ -72,6 +72,52 @@ fn atomics_are_done_one_after_the_other() {
     assert!(found.into_iter().eq(0..100));
 }
 
+/// Also where nobody waits for them before the next request, and where the last requests ask for none.
+#[test]
+fn the_last_answers_are_waited_for() {
+    for (verb, outstanding, ack_every) in [
+        (Verb::Write, None, 1),
+        (Verb::Read, None, 1),
+        (Verb::FetchAdd, None, 1),
+        (Verb::Write, Some(8), 3),
+        (Verb::Ack { coalesce: 1 }, None, 1),
+    ] {
+        let mut asks = stream(verb, 0x10, 2);
+        (asks.outstanding, asks.ack_every, asks.packets) = (outstanding, ack_every, Some(400));
+        asks.timeout = Nanos::from_millis(1);
+        let mut profile = profile(1, vec![asks]);
+        (profile.respond, profile.drain) = (true, Nanos::from_millis(50));
+        let drain = |profile: &Profile, rules| {
+            let mut world = World::new(profile, rules);
+            world.run();
+            adds_up(&world, profile);
+            let State::Done = world.pktgen.state else { panic!("it is done") };
+            let all = &world.pktgen.counters;
+            (
+                all.streams[0].replies.get() - all.streams[0].responses.get(),
+                all.drain_expired.get(),
+                world.now,
+            )
+        };
+        let answers = |action| Rule {
+            matching: Match { port: Some(B), ..Match::default() },
+            ..rule("answers", 1.0, action)
+        };
+        let late = answers(Action::Delay { by: Nanos::from_micros(300), jitter: Nanos::ZERO });
+        let (missing, expired, ended) = drain(&profile, vec![late]);
+        assert_eq!((missing, expired), (0, 0), "{}", verb.name());
+        let most = if outstanding.is_some() { 12 } else { 2 };
+        assert!(ended < Nanos::from_millis(most), "and for no more than that: {ended:?}");
+        if verb == Verb::Read {
+            // The last one is lost, which nobody knows until the drain ends.
+            let last = Rule { skip: 399, ..answers(Action::Drop) };
+            let (missing, expired, ended) = drain(&profile, vec![last]);
+            assert_eq!((missing, expired), (1, 1));
+            assert!(ended > profile.drain, "{ended:?}");
+        }
+    }
+}
+
 #[test]
 fn requests_whose_answers_are_lost_are_given_up() {
     let mut streams =

@@ -28,6 +28,8 @@ pub(in crate::run) struct PktgenReport {
     other: u64,
     /// Frames that came when everything had been waited for
     too_late: u64,
+    /// Whether packets or answers were missing when they were waited for no longer
+    drain_expired: bool,
     /// The longest time that passed from when something was due until the worker looked
     longest_away_ns: u64,
     /// Times that sending had to wait: for a packet buffer, and for room in the port's queue
@@ -326,6 +328,7 @@ impl PktgenReport {
             foreign,
             other,
             too_late,
+            drain_expired: counters.drain_expired.get() > 0,
             longest_away_ns: counters.longest_away_ns.get(),
             no_buffer: counters.no_buffer.get(),
             port_busy: counters.port_busy.get(),
@@ -410,10 +413,15 @@ impl PktgenReport {
             2,
             rows,
         );
+        let too_late = if self.drain_expired {
+            "frames came when nothing was waited for any more: raise `drain_ms`"
+        } else {
+            "frames came when everything had come"
+        };
         for (count, what) in [
             (self.foreign, "packets came that are of no stream"),
             (self.other, "frames came that are no RoCEv2 packets"),
-            (self.too_late, "frames came when everything had been waited for: raise `drain_ms`"),
+            (self.too_late, too_late),
             (self.no_buffer, "times sending waited for a packet buffer"),
             (self.port_busy, "times sending waited for room in the port's queue"),
         ] {
