@@ -82,6 +82,8 @@ pub struct StreamCounters {
     pub answered: Counter,
     /// Requests that were given up: none came in time, or a later one came before
     pub unanswered: Counter,
+    /// Requests that wait for answers, counted by queue pair when the run ends
+    pub waiting: Counter,
     /// Answers that say nothing new
     pub stale_responses: Counter,
     /// Answers to what was never asked, a PSN not sent yet: they answer nothing, and are not among the responses
@@ -132,7 +134,7 @@ impl StreamCounters {
         Some(if kept { 1.0 } else { sent as f64 / due as f64 })
     }
 
-    /// Requests that are under way.
+    /// Requests that are under way, by what became of the others.
     pub fn under_way(&self) -> u64 {
         let over = self.answered.get() + self.unanswered.get();
         self.messages.get().saturating_sub(over)

@@ -83,6 +83,8 @@ pub(crate) struct Emitter {
     climbs: Option<Box<Stream>>,
     /// The last burst did not leave whole: what is due does not wait for a whole one
     cut: bool,
+    /// Nor had it before the end came
+    behind: bool,
     /// Packets to send
     left: u64,
     ack_every: u32,
@@ -181,6 +183,7 @@ impl Emitter {
             packet_units,
             climbs: climbs.then(|| stream.clone().into()),
             cut: false,
+            behind: false,
             left: stream.packets.unwrap_or(u64::MAX),
             ack_every: if asks { stream.ack_every } else { 0 },
             unasked: vec![0; counted as usize].into(),
@@ -233,6 +236,11 @@ impl Emitter {
     /// Whether an answer to one of its requests is still to come.
     pub(crate) fn awaits(&self) -> bool {
         self.requester.as_ref().is_some_and(Requester::awaits)
+    }
+
+    /// Requests that are under way, counted where they wait.
+    pub(crate) fn under_way(&self) -> u64 {
+        self.requester.iter().flat_map(Requester::under_way).sum()
     }
 
     /// Its worker has lived through so much: requests are given up by that.
@@ -331,9 +339,13 @@ impl Emitter {
         }
         self.pace.spend(units);
         counters.forfeited.add(self.pace.forfeited() - counters.forfeited.get());
-        self.note_time(if taken > 0 { now } else { at }, counters);
+        // Who had kept up until a worker came late to the end has sent for as long as it was to, and not until then.
+        self.note_time(if taken > 0 && (self.behind || !ends) { now } else { at }, counters);
         let over = if by_bits { units >= allowance } else { taken == due };
         self.cut = due > 0 && !over;
+        if !ends {
+            self.behind = self.cut;
+        }
         let next = if self.cut { 1 } else { burst };
         let next = if by_bits { next * self.packet_units } else { next.min(self.left) };
         self.due = if self.left == 0 { NEVER } else { self.pace.next(at, next) };

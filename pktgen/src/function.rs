@@ -211,6 +211,7 @@ impl Function for Pktgen {
                     self.counters.drain_expired.add(u64::from(!all_came));
                     for (index, counters) in self.counters.streams.iter().enumerate() {
                         counters.behind.add(self.receiver.behind(index, &self.emitters[index]));
+                        counters.waiting.add(self.emitters[index].under_way());
                     }
                 }
                 self.next = (now + LOOK).min(until);

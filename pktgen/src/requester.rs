@@ -100,6 +100,11 @@ impl Requester {
         self.asking > 0
     }
 
+    /// Requests that are under way, by queue pair.
+    pub(crate) fn under_way(&self) -> impl Iterator<Item = u64> {
+        self.rings.iter().map(|ring| ring.len.into())
+    }
+
     fn pop(&mut self, qp: u32) {
         self.asking -= u32::from(self.requests[self.at(qp, 0)].asks);
         let ring = &mut self.rings[qp as usize];

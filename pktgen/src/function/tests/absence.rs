@@ -50,6 +50,30 @@ fn who_was_away_gives_up_nothing() {
     }
 }
 
+/// What came due in time is sent, and was sent in time: a rate that was met was met, however late the worker sees the end.
+#[test]
+fn who_comes_late_to_the_end_has_met_its_rate() {
+    for (unit, per_second, burst) in [
+        (Unit::Packets, 1_000_000, None),
+        (Unit::Packets, 1_000_000, Some(1)),
+        (Unit::Bits, 1_000_000_000, None),
+    ] {
+        let mut steady = stream(Verb::Write, 0x10, 1);
+        (steady.packets, steady.burst, steady.rate) = (None, burst, Rate::Steady { unit, per_second });
+        let mut profile = profile(1, vec![steady]);
+        (profile.receive, profile.drain) = (None, Nanos::ZERO);
+        profile.duration = Some(Nanos::from_millis(300));
+        // Away from 5 ms before the end until 4 ms behind it
+        let pktgen = looped(&profile, 80_000, |turn, _| Nanos(if turn == 59_000 { 9_000_000 } else { 0 }));
+        let c = &pktgen.counters.streams[0];
+        assert_eq!(c.part_of_rate(&profile.streams[0]), Some(1.0), "{unit:?}, {burst:?}");
+        assert_eq!((c.sending_ns.get(), c.forfeited.get()), (300_000_000, 0), "{unit:?}, {burst:?}");
+        let (packets, bits) = c.units();
+        let sent = if unit == Unit::Bits { bits } else { packets };
+        assert!(sent.abs_diff(per_second * 3 / 10) < 2_000, "{sent}");
+    }
+}
+
 /// Nobody is to wait for ever because turns are long.
 #[test]
 fn who_is_slow_gives_up_later() {

@@ -253,13 +253,16 @@ impl StreamRow {
         }
     }
 
-    /// Whether what was sent is what became of it. `behind` is what queue pairs say that none came behind, once they were asked.
-    fn adds_up(&self, behind: Option<u64>) -> bool {
-        let as_said = |arrived: &Arrived| behind.is_none_or(|behind| behind == arrived.unseen);
+    /// Whether what was sent is what became of it. `said` is what queue pairs say, once they were asked: how many packets none came
+    /// behind, and how many requests wait.
+    fn adds_up(&self, said: Option<(u64, u64)>) -> bool {
+        let as_said = |arrived: &Arrived| said.is_none_or(|(behind, _)| behind == arrived.unseen);
         let whole = |a: &Arrived| self.sent == a.received + a.lost + a.unseen && as_said(a);
         let arrived = self.arrived.as_ref().is_none_or(whole);
         let requests = self.answers.as_ref().and_then(|answers| answers.requests.as_ref());
-        arrived && requests.is_none_or(|r| self.messages == r.answered + r.unanswered + r.under_way)
+        let all = |r: &Requests| self.messages == r.answered + r.unanswered + r.under_way;
+        let as_said = |r: &Requests| said.is_none_or(|(_, waiting)| waiting == r.under_way);
+        arrived && requests.is_none_or(|r| all(r) && as_said(r))
     }
 }
 
@@ -308,7 +311,8 @@ impl PktgenReport {
         let dropped = sum(&|w| w.drops.iter().map(switch::counters::Counter::get).sum());
         let all_left = made == left + dropped;
         let rows = || streams.iter().zip(&counters.streams);
-        let streams_add_up = rows().all(|(row, counters)| row.adds_up(done.then(|| counters.behind.get())));
+        let said = |c: &StreamCounters| done.then(|| (c.behind.get(), c.waiting.get()));
+        let streams_add_up = rows().all(|(row, counters)| row.adds_up(said(counters)));
         let adds_up = all_came && all_left && streams_add_up;
         let ports = runtime.ports().enumerate().map(|(index, info)| PortRow {
             name: info.name.clone(),
@@ -449,6 +453,58 @@ pub(crate) fn rate(rate: Rate) -> String {
         Rate::Steady { unit: u, per_second } => format!("{per_second} {} a second", unit(u)),
         Rate::Ramp { unit: u, from, to, over } => {
             format!("{from} to {to} {} a second in {} s", unit(u), over.0 as f64 / 1e9)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A stream of which everything adds up: of ten requests, six were answered and one was given up.
+    fn counted() -> StreamCounters {
+        let c = StreamCounters::default();
+        c.sent.count_many(10, 1_000);
+        c.received.count_many(7, 700);
+        for (counter, count) in [
+            (&c.messages, 10),
+            (&c.skipped, 2),
+            (&c.late, 1),
+            (&c.behind, 2),
+            (&c.answered, 6),
+            (&c.unanswered, 1),
+            (&c.waiting, 3),
+        ] {
+            counter.add(count);
+        }
+        c
+    }
+
+    fn adds_up(c: &StreamCounters, done: bool) -> bool {
+        let lines = "[[port]]\nname = \"loop\"\nring = {}\n[pktgen]\nsend = \"loop\"\nreceive = \"loop\"\nrespond = true\n\
+                     [[pktgen.stream]]\nverb = \"write\"\nsrc = \"10.0.0.1\"\ndst = \"10.0.0.2\"\noutstanding = 4\n";
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("my.toml");
+        std::fs::write(&path, lines).unwrap();
+        let config = crate::config::load(&path).map_err(|report| report.render()).unwrap();
+        let crate::config::FunctionConfig::Pktgen(profile) = config.function else { panic!("a generator") };
+        StreamRow::new(&profile, &profile.streams[0], c)
+            .adds_up(done.then(|| (c.behind.get(), c.waiting.get())))
+    }
+
+    #[test]
+    fn what_queue_pairs_say_is_compared() {
+        assert!(adds_up(&counted(), true));
+        for (counter, what) in [
+            (&(|c: &StreamCounters| c.waiting.add(1)) as &dyn Fn(&StreamCounters), "one waits too many"),
+            (&|c| c.answered.add(1), "one was answered twice"),
+            (&|c| c.behind.add(1), "nothing came behind one that came"),
+            (&|c| c.skipped.add(1), "one is lost too many"),
+        ] {
+            let c = counted();
+            counter(&c);
+            assert!(!adds_up(&c, true), "{what}");
+            assert!(adds_up(&c, false), "{what}: nobody was asked");
         }
     }
 }
