@@ -237,6 +237,22 @@ pub enum ProfileError {
         /// What is needed
         needed: usize,
     },
+    /// Nothing to put the time into
+    #[error("{verb} has no payload that could carry the time of sending")]
+    NothingToStamp {
+        /// Which stream
+        stream: usize,
+        /// Its verb
+        verb: &'static str,
+    },
+    /// A host does not send to itself
+    #[error("source and destination are both {host}")]
+    OneHost {
+        /// Which stream
+        stream: usize,
+        /// Both of its ends
+        host: IpAddr,
+    },
     /// One address is IPv4, the other IPv6
     #[error("source and destination are of different versions of IP")]
     Versions {
@@ -372,6 +388,10 @@ impl Stream {
         if self.src.ip.is_ipv4() != self.dst.ip.is_ipv4() {
             return Err(ProfileError::Versions { stream });
         }
+        // Who is who would not be known where packets arrive.
+        if self.src.ip == self.dst.ip {
+            return Err(ProfileError::OneHost { stream, host: self.src.ip });
+        }
         range("burst", self.burst.unwrap_or(1).into(), 1, 256)?;
         range("slots", self.memory.slots.into(), 1, MAX_SLOTS.into())?;
         range("mtu", self.mtu.into(), 64, MAX_PAYLOAD as u64)?;
@@ -397,7 +417,10 @@ impl Stream {
             range("the number of sizes", self.sizes.len() as u64, 0, 0)?;
         }
         let smallest = self.sizes.iter().copied().min().unwrap_or(0);
-        if self.stamp && (!self.verb.has_payload() || smallest < STAMP_LEN as u32) {
+        if self.stamp && !self.verb.has_payload() {
+            return Err(ProfileError::NothingToStamp { stream, verb: self.verb.name() });
+        }
+        if self.stamp && smallest < STAMP_LEN as u32 {
             return Err(ProfileError::StampDoesNotFit { stream, size: smallest, needed: STAMP_LEN });
         }
         match self.verb {

@@ -222,6 +222,21 @@ fn what_is_wrong_is_said_at_its_place() {
             "write `size = 8` or more for `stream 1`",
         ),
         (
+            one.replace("\"write\"", "\"read\"") + "latency = true",
+            "read has no payload that could carry the time",
+            "with `outstanding` the round trip is measured",
+        ),
+        (
+            one.replace("\"write\"", "\"ack\"") + "latency = true",
+            "ack has no payload that could carry the time",
+            "leave `latency` out",
+        ),
+        (
+            one.replace("dst = \"10.0.0.2\"", "dst = \"10.0.0.1\""),
+            "source and destination are both 10.0.0.1",
+            "an address of its own",
+        ),
+        (
             format!("{one}size = 4000\nmtu = 4096"),
             "do not fit the port's MTU of 1500",
             "write `mtu = 4060` for the port",

@@ -519,7 +519,7 @@ fn it_ends_when_it_is_told_to() {
 #[test]
 fn profiles_that_cannot_be_say_why() {
     type Change = fn(&mut Profile);
-    let cases: [(Change, &str); 16] = [
+    let cases: [(Change, &str); 18] = [
         (|p| p.streams.clear(), "there are 0 streams"),
         (
             |p| p.streams[3].first_qpn = Qpn::new(0x102),
@@ -533,7 +533,9 @@ fn profiles_that_cannot_be_say_why() {
             "collide",
         ),
         (|p| p.streams[0].sizes = vec![64, 7], "a payload of 7 bytes has no room for a stamp of 8"),
-        (|p| p.streams[2].stamp = true, "no room for a stamp"),
+        (|p| p.streams[2].stamp = true, "read has no payload that could carry the time"),
+        (|p| p.streams[8].stamp = true, "onepipe_beacon has no payload"),
+        (|p| p.streams[4].dst.ip = p.streams[4].src.ip, "source and destination are both 10.0.0.1"),
         (|p| p.streams[0].first_qpn = Qpn::new(1), "queue pairs 0x1 to 7"),
         (|p| p.streams[0].qps = 2_000_000, "qps cannot be 2000000"),
         (|p| p.streams[0].dst = host(2, true), "different versions"),

@@ -152,6 +152,19 @@ fn explain(error: &ProfileError, profile: &Profile, places: &[stream::Places], t
         )
         .label("no room")
         .help(format!("write `size = {needed}` or more for `{}`, or `latency = false`", name(stream))),
+        ProfileError::NothingToStamp { stream, .. } => {
+            let answered = profile.streams[stream].verb.is_request();
+            let help = if answered {
+                "leave `latency` out: these are answered, and with `outstanding` the round trip is measured"
+            } else {
+                "leave `latency` out"
+            };
+            let at = at(stream).latency.clone().unwrap_or_else(|| at(stream).header.clone());
+            Problem::at(at, text).label("in what?").help(help)
+        }
+        ProfileError::OneHost { stream, .. } => Problem::at(at(stream).dst(), text)
+            .label("the source's own")
+            .help("give `dst` an address of its own, such as `dst = \"10.0.0.2\"`: requests are told from answers by it"),
         ProfileError::ReadSizes { stream } => Problem::at(at(stream).size(), text)
             .label("several")
             .help("keep one, and write a stream for each of the others: a READ takes as many PSNs as its response has packets"),

@@ -33,6 +33,7 @@ pub(super) struct ReadStream {
 pub(super) struct Places {
     pub(super) header: Range<usize>,
     pub(super) latency: Option<Range<usize>>,
+    dst: Option<Range<usize>>,
     qpn: Option<Range<usize>>,
     size: Option<Range<usize>>,
     outstanding: Option<Range<usize>>,
@@ -43,6 +44,10 @@ pub(super) struct Places {
 impl Places {
     pub(super) fn qpn(&self) -> Range<usize> {
         self.qpn.clone().unwrap_or_else(|| self.header.clone())
+    }
+
+    pub(super) fn dst(&self) -> Range<usize> {
+        self.dst.clone().unwrap_or_else(|| self.header.clone())
     }
 
     pub(super) fn size(&self) -> Range<usize> {
@@ -81,6 +86,7 @@ pub(super) fn read(
         qpn: place("first_qpn", "0x100"),
         size: place("size", "64"),
         latency: place("latency", "true"),
+        dst: place("dst", "\"10.0.0.2\""),
         outstanding: place("outstanding", "16"),
         coalesce: place("coalesce", "8"),
         malformed: place("malformed", "0.01"),
