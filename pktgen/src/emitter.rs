@@ -7,7 +7,7 @@ use crate::known::Known;
 use crate::malformed;
 use crate::message::{Message, messages};
 use crate::pace::{Pace, Rate, Unit, WIRE_OVERHEAD};
-use crate::profile::{Profile, Stream, Verb};
+use crate::profile::{Profile, ProfileError, Stream, Verb};
 use crate::requester::{Ended, Request, Requester};
 use crate::template::Address;
 use rocev2::aeth::{Aeth, Syndrome};
@@ -117,8 +117,11 @@ pub(crate) fn first_psn(seed: u64, stream: u64, qp: u32, fixed: Option<Psn>) -> 
 }
 
 impl Emitter {
-    pub(crate) fn new(profile: &Profile, index: usize) -> Self {
+    pub(crate) fn new(profile: &Profile, index: usize) -> Result<Self, ProfileError> {
         let stream = &profile.streams[index];
+        let requester = stream.outstanding.map(|most| Requester::new(stream.qps, most, stream.timeout));
+        let no_memory = |mb| ProfileError::Memory { stream: index, mb, what: "requests", key: "outstanding" };
+        let requester = requester.transpose().map_err(no_memory)?;
         let messages = messages(stream);
         let unit = stream.rate.unit();
         let mean = {
@@ -154,7 +157,7 @@ impl Emitter {
                 qp.effect = messages[0].first.template.effect_of_address(qp.address);
             }
         }
-        Self {
+        Ok(Self {
             verb: stream.verb,
             first_qpn: stream.first_qpn.get(),
             qps: stream.qps,
@@ -188,11 +191,11 @@ impl Emitter {
             ack_every: if asks { stream.ack_every } else { 0 },
             unasked: vec![0; counted as usize].into(),
             malformed: stream.malformed,
-            requester: stream.outstanding.map(|most| Requester::new(stream.qps, most, stream.timeout)),
+            requester,
             locks: vec![Lock::default(); locks as usize].into(),
             epoch: profile.epoch,
             due: NEVER,
-        }
+        })
     }
 
     /// Its rate begins.

@@ -72,9 +72,9 @@ impl Pktgen {
     pub fn new(profile: &Profile) -> Result<Self, ProfileError> {
         profile.check()?;
         let emitters: Box<[_]> =
-            (0..profile.streams.len()).map(|index| Emitter::new(profile, index)).collect();
+            (0..profile.streams.len()).map(|index| Emitter::new(profile, index)).collect::<Result<_, _>>()?;
         Ok(Self {
-            receiver: Receiver::new(profile, &emitters),
+            receiver: Receiver::new(profile, &emitters)?,
             waits: emitters.iter().any(Emitter::waits),
             emitters,
             send: profile.send,

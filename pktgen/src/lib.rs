@@ -25,6 +25,7 @@ mod function;
 mod histogram;
 mod known;
 mod malformed;
+mod memory;
 mod message;
 pub mod pace;
 pub mod profile;

@@ -1,6 +1,9 @@
 //! What is sent: streams, each of one verb between two hosts, on its own queue pairs, at its own rate.
 
+use crate::alike::Qp;
 use crate::pace::Rate;
+use crate::requester::Requester;
+use crate::window::Windows;
 use core::net::IpAddr;
 use rocev2::ethernet::MacAddr;
 use rocev2::onepipe::{OnePipe, Timestamp};
@@ -153,6 +156,10 @@ impl Verb {
     /// Whether it is 1Pipe's.
     pub const fn is_onepipe(self) -> bool {
         matches!(self, Self::OnePipeMessage | Self::OnePipeBeacon)
+    }
+
+    const fn is_atomic(self) -> bool {
+        matches!(self, Self::CompareSwap | Self::FetchAdd)
     }
 
     const fn has_sizes(self) -> bool {
@@ -332,6 +339,18 @@ pub enum ProfileError {
         /// As it is
         window: u32,
     },
+    /// The machine has not got it
+    #[error("there are no {mb} MB of memory for the {what} of stream {}: lower `{key}` or `qps`", stream + 1)]
+    Memory {
+        /// Which stream
+        stream: usize,
+        /// What is missing
+        mb: u64,
+        /// What for
+        what: &'static str,
+        /// What makes them large
+        key: &'static str,
+    },
     /// What a lock's holder does next depends on the answer
     #[error("compare and swap waits for each answer: one outstanding at most")]
     CasOutstanding {
@@ -502,6 +521,23 @@ impl Profile {
     /// Whether anything is fetched from the port that sends, if that is not the one that receives.
     pub fn listens(&self) -> bool {
         self.respond || self.streams.iter().any(|stream| stream.outstanding.is_some())
+    }
+
+    /// How far windows reach: nowhere, if nobody receives.
+    pub(crate) fn reach(&self) -> u32 {
+        self.receive.map_or(0, |_| self.window)
+    }
+
+    /// Bytes of memory that it takes to know of each queue pair what was sent, what has come, and what waits for an answer.
+    pub fn state_bytes(&self) -> u64 {
+        let of = |stream: &Stream| {
+            let words =
+                if self.respond && stream.verb.is_atomic() { u64::from(stream.memory.slots) * 8 } else { 0 };
+            let requests = stream.outstanding.map_or(0, |most| Requester::bytes_of(stream.qps, most));
+            let sent = u64::from(stream.qps) * size_of::<Qp>() as u64;
+            sent + Windows::bytes_of(stream.qps, self.reach()) + requests + words
+        };
+        self.streams.iter().map(of).sum()
     }
 
     /// Whether it can be run.

@@ -3,7 +3,7 @@
 use crate::counters::{Counters, StreamCounters};
 use crate::emitter::{Emitter, first_psn};
 use crate::known::Known;
-use crate::profile::{Profile, STAMP_LEN, Stream, Verb};
+use crate::profile::{Profile, ProfileError, STAMP_LEN, Stream, Verb};
 use crate::responder::Responder;
 use crate::window::{Seen, Windows};
 use core::net::IpAddr;
@@ -52,21 +52,23 @@ pub(crate) struct Receiver {
 const NEAR: usize = 16 << 10;
 
 impl Expected {
-    fn new(profile: &Profile, index: usize, known: Option<Known>) -> Self {
+    fn new(profile: &Profile, index: usize, known: Option<Known>) -> Result<Self, ProfileError> {
         let stream: &Stream = &profile.streams[index];
         let first = |qp| first_psn(profile.seed, index as u64, qp, stream.first_psn).get();
         let answers = profile.respond && stream.verb.is_request();
-        Self {
+        let windows = Windows::new(stream.qps, profile.reach(), stream.psn_step(), first);
+        let no_memory = |mb| ProfileError::Memory { stream: index, mb, what: "windows", key: "window" };
+        Ok(Self {
             src: stream.src.ip,
             dst: stream.dst.ip,
             first_qpn: stream.first_qpn.get(),
             qps: stream.qps,
             verb: stream.verb,
             known,
-            windows: Windows::new(stream.qps, profile.window, stream.psn_step(), first),
+            windows: windows.map_err(no_memory)?,
             stamp_end: stream.stamp.then(|| stream.stamp_end()),
             responder: answers.then(|| Responder::new(stream)),
-        }
+        })
     }
 
     /// The queue pair of the stream that the packet is for, and on which way it is.
@@ -117,17 +119,17 @@ fn is(packet: &Packet<'_>, ip: IpAddr) -> bool {
 }
 
 impl Receiver {
-    pub(crate) fn new(profile: &Profile, emitters: &[Emitter]) -> Self {
+    pub(crate) fn new(profile: &Profile, emitters: &[Emitter]) -> Result<Self, ProfileError> {
         let streams = emitters.iter().enumerate();
         let streams = streams.map(|(index, emitter)| Expected::new(profile, index, emitter.known()));
-        let streams: Box<[_]> = streams.collect();
-        Self {
+        let streams: Box<[_]> = streams.collect::<Result<_, _>>()?;
+        Ok(Self {
             many: streams.iter().map(|stream| stream.windows.bytes()).sum::<usize>() > NEAR,
             streams,
             send: profile.send,
             port: profile.receive.map_or(NO_PORT, |port| port.0.into()),
             last: 0,
-        }
+        })
     }
 
     /// A frame came in.

@@ -1,6 +1,7 @@
 //! Requests that wait for answers: a ring of them for each queue pair. What an answer covers is IB 9.7.5: an acknowledgement
 //! covers all up to its PSN, a NAK all before its PSN, and a response of a READ or an atomic nothing but its own request.
 
+use crate::memory::filled;
 use rocev2::Psn;
 use switch::Nanos;
 
@@ -70,15 +71,22 @@ pub(crate) struct Requester {
 }
 
 impl Requester {
-    pub(crate) fn new(qps: u32, most: u16, timeout: Nanos) -> Self {
-        Self {
-            requests: vec![Request::default(); qps as usize * usize::from(most)].into(),
-            rings: vec![Ring::default(); qps as usize].into(),
+    /// An error is how many MB there are not.
+    pub(crate) fn new(qps: u32, most: u16, timeout: Nanos) -> Result<Self, u64> {
+        Ok(Self {
+            requests: filled(qps as usize * usize::from(most), Request::default())?.into(),
+            rings: filled(qps as usize, Ring::default())?.into(),
             most,
             timeout_us: u32::try_from(timeout.0.div_ceil(1_000)).unwrap_or(u32::MAX),
             asking: 0,
             lived_us: 0,
-        }
+        })
+    }
+
+    /// What those of so many queue pairs take in memory.
+    pub(crate) fn bytes_of(qps: u32, most: u16) -> u64 {
+        let ring = size_of::<Ring>() as u64 + u64::from(most) * size_of::<Request>() as u64;
+        u64::from(qps) * ring
     }
 
     /// So much was lived through so far.
@@ -223,7 +231,7 @@ mod tests {
 
     /// Of one, four and two PSNs, over the end of their circle.
     fn three() -> Requester {
-        let mut requester = Requester::new(2, 3, Nanos::from_micros(100));
+        let mut requester = Requester::new(2, 3, Nanos::from_micros(100)).unwrap();
         for (n, (first, psns)) in [(0xff_fffe, 1), (0xff_ffff, 4), (0x100_0003, 2)].into_iter().enumerate() {
             assert_eq!(requester.make_room(1), (true, 0));
             requester.push(1, request(n as u64, first, psns));
@@ -283,7 +291,8 @@ mod tests {
 
     #[test]
     fn what_is_not_answered_is_given_up() {
-        let mut requester = Requester::new(1, 2, Nanos::from_micros(100));
+        let mut requester = Requester::new(1, 2, Nanos::from_micros(100)).unwrap();
+        assert!(Requester::new(u32::MAX, u16::MAX, Nanos::ZERO).is_err(), "nobody has got so much");
         // Over the end of the microseconds that are counted
         let end = 1_000 << 32;
         let room = |requester: &mut Requester, us: u64| {
@@ -303,7 +312,7 @@ mod tests {
 
     #[test]
     fn who_did_not_ask_waits_for_who_did() {
-        let mut requester = Requester::new(1, 3, Nanos::from_micros(100));
+        let mut requester = Requester::new(1, 3, Nanos::from_micros(100)).unwrap();
         let mut send = |us: u64, first, asks| {
             requester.live(Nanos::from_micros(us));
             let room = requester.make_room(0);

@@ -1,6 +1,7 @@
 //! Which packets of a queue pair have come: the highest, and a bit for each of some behind it. Packets are known by their
 //! positions: PSNs that do not wrap with 24 bits, because the sender, which is in the same process, knows how often they have.
 
+use crate::memory::filled;
 use rocev2::Psn;
 
 /// What a packet is to those that came before it.
@@ -35,15 +36,21 @@ pub(crate) struct Windows {
 }
 
 impl Windows {
-    /// `first` says where the positions of each queue pair begin.
-    pub(crate) fn new(qps: u32, reach: u32, step: u32, first: impl Fn(u32) -> u32) -> Self {
-        let stride = 1 + reach as usize / 64;
+    /// `first` says where the positions of each queue pair begin. Windows that reach nowhere are for who receives nothing. An error
+    /// is how many MB there are not.
+    pub(crate) fn new(qps: u32, reach: u32, step: u32, first: impl Fn(u32) -> u32) -> Result<Self, u64> {
+        let stride = stride(reach);
         // What comes before the first counts as if it had come.
-        let mut words = vec![u64::MAX; stride * qps as usize];
+        let mut words = filled(stride.saturating_mul(qps as usize), u64::MAX)?;
         for qp in 0..qps {
             words[stride * qp as usize] = u64::from(first(qp)) << 32;
         }
-        Self { words: words.into(), stride, reach, step }
+        Ok(Self { words: words.into(), stride, reach, step })
+    }
+
+    /// What so many of them take in memory.
+    pub(crate) fn bytes_of(qps: u32, reach: u32) -> u64 {
+        u64::from(qps) * stride(reach) as u64 * 8
     }
 
     /// What all of them take in memory.
@@ -138,6 +145,11 @@ impl Windows {
     }
 }
 
+/// Words of a window.
+const fn stride(reach: u32) -> usize {
+    1 + reach as usize / 64
+}
+
 /// None of these has come.
 #[cold]
 fn skip(bits: &mut [u64], reach: u32, count: u32, skipped: u32) {
@@ -163,7 +175,7 @@ mod tests {
 
     #[test]
     fn each_kind() {
-        let mut windows = Windows::new(2, 64, 1, |_| u32::MAX - 1);
+        let mut windows = Windows::new(2, 64, 1, |_| u32::MAX - 1).unwrap();
         let new = |skipped| Seen::New { skipped };
         assert_eq!(
             see(&mut windows, &[u32::MAX - 1, 0, u32::MAX, u32::MAX, 1, u32::MAX - 2]),
@@ -178,7 +190,7 @@ mod tests {
 
     #[test]
     fn steps() {
-        let mut windows = Windows::new(1, 64, 4, |_| u32::MAX - 1);
+        let mut windows = Windows::new(1, 64, 4, |_| u32::MAX - 1).unwrap();
         let new = |skipped| Seen::New { skipped };
         assert_eq!(
             see(&mut windows, &[u32::MAX - 1, 2, 3, 10, 6, 6]),
@@ -191,6 +203,15 @@ mod tests {
         assert!(!windows.came(0, 14) && windows.came(0, 14 + 4 * 3_000_000));
     }
 
+    #[test]
+    fn who_receives_nothing_needs_none() {
+        let windows = Windows::new(5, 0, 1, |qp| qp).unwrap();
+        assert_eq!((windows.bytes(), windows.behind(3, 7)), (5 * 8, 4));
+        let windows = Windows::new(5, 128, 1, |qp| qp).unwrap();
+        assert_eq!((windows.bytes() as u64, Windows::bytes_of(5, 128)), (5 * 24, 5 * 24));
+        assert!(Windows::new(u32::MAX, 1 << 31, 1, |qp| qp).is_err(), "nobody has got so much");
+    }
+
     proptest! {
         /// Against a set of all that ever came.
         #[test]
@@ -200,7 +221,7 @@ mod tests {
             step in prop::sample::select(vec![1u32, 3, 1024]),
             jumps in proptest::collection::vec(-300i64..300, 1..400),
         ) {
-            let mut windows = Windows::new(1, reach, step, |_| first);
+            let mut windows = Windows::new(1, reach, step, |_| first).unwrap();
             let (mut came, mut next, mut at) = (HashSet::new(), 0i64, 0i64);
             for jump in jumps {
                 at = (at + jump / 4).max(0);

@@ -517,6 +517,23 @@ fn it_ends_when_it_is_told_to() {
 }
 
 #[test]
+fn what_a_profile_needs_is_known() {
+    let mut asks = stream(Verb::FetchAdd, 0x100, 1_000);
+    (asks.outstanding, asks.memory.slots) = (Some(16), 500);
+    let mut profile = profile(1, vec![asks]);
+    (profile.respond, profile.window) = (true, 65_536);
+    let qp = size_of::<crate::alike::Qp>() as u64;
+    assert_eq!(profile.state_bytes(), 1_000 * (qp + 8 + 65_536 / 8 + 8 + 16 * 24) + 500 * 8);
+    (profile.respond, profile.receive) = (false, None);
+    assert_eq!(profile.state_bytes(), 1_000 * (qp + 8 + 8 + 16 * 24), "nobody receives: no window is needed");
+    profile.streams[0].outstanding = None;
+    assert_eq!(profile.state_bytes(), 1_000 * (qp + 8));
+    let error = ProfileError::Memory { stream: 0, mb: 6_600, what: "requests", key: "outstanding" };
+    let words = "there are no 6600 MB of memory for the requests of stream 1: lower `outstanding` or `qps`";
+    assert_eq!(error.to_string(), words);
+}
+
+#[test]
 fn profiles_that_cannot_be_say_why() {
     type Change = fn(&mut Profile);
     let cases: [(Change, &str); 18] = [

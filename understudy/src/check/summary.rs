@@ -43,6 +43,9 @@ pub(super) fn of(path: &Path, config: &Config, machine: &Machine) -> String {
             match runtime.eal.memory {
                 Memory::Ordinary { mb } => format!("{mb} MB in ordinary pages"),
                 Memory::HugePages { mb } => format!("{mb} MB in huge pages"),
+            } + &match &config.function {
+                FunctionConfig::Pktgen(profile) => pktgen::state(profile),
+                _ => String::new(),
             },
         ),
         (

@@ -20,6 +20,11 @@ pub(super) fn lines(profile: &Profile, ports: &[Port]) -> Vec<(&'static str, Str
     core::iter::once(first).chain(profile.streams.iter().map(|stream| ("", line(stream)))).collect()
 }
 
+/// What is kept of queue pairs, beside packets
+pub(super) fn state(profile: &Profile) -> String {
+    format!(", and {:.1} MB for the state of queue pairs", profile.state_bytes() as f64 / 1e6)
+}
+
 fn line(stream: &Stream) -> String {
     let sizes: Vec<_> = stream.sizes.iter().map(u32::to_string).collect();
     let sizes = if sizes.is_empty() { String::new() } else { format!(" of {} B", sizes.join(", ")) };

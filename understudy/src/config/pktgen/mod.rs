@@ -203,6 +203,7 @@ fn explain(error: &ProfileError, profile: &Profile, places: &[stream::Places], t
             stamped.label("out of range").help("configs/pktgen/mix.toml says what each key takes")
         }
         ProfileError::Qps(_)
+        | ProfileError::Memory { .. }
         | ProfileError::Streams(_)
         | ProfileError::NobodyReceives
         | ProfileError::Value { stream: None, .. } => {
