@@ -222,21 +222,6 @@ fn what_is_wrong_is_said_at_its_place() {
             "write `size = 8` or more for `stream 1`",
         ),
         (
-            one.replace("\"write\"", "\"read\"") + "latency = true",
-            "read has no payload that could carry the time",
-            "with `outstanding` the round trip is measured",
-        ),
-        (
-            one.replace("\"write\"", "\"ack\"") + "latency = true",
-            "ack has no payload that could carry the time",
-            "leave `latency` out",
-        ),
-        (
-            one.replace("dst = \"10.0.0.2\"", "dst = \"10.0.0.1\""),
-            "source and destination are both 10.0.0.1",
-            "an address of its own",
-        ),
-        (
             format!("{one}size = 4000\nmtu = 4096"),
             "do not fit the port's MTU of 1500",
             "write `mtu = 4060` for the port",
@@ -306,6 +291,72 @@ fn what_is_wrong_is_said_at_its_place() {
     let (_folder, path) = file(&format!("{ports}respond = true\n{one}"));
     let shown = text(&understudy(&["check", &path]).stderr);
     assert!(shown.contains("nobody receives them"), "{shown}");
+}
+
+const RING: &str = "[[port]]\nname = \"out\"\nring = {}\n[pktgen]\nsend = \"out\"\n";
+
+#[test]
+fn what_a_verb_cannot_have_is_said() {
+    let one = format!("[[pktgen.stream]]\nverb = \"write\"\n{HOSTS}");
+    let cases = [
+        (
+            one.replace("\"write\"", "\"read\"") + "latency = true",
+            "read has no payload that could carry the time",
+            "with `outstanding` the round trip is measured",
+        ),
+        (
+            one.replace("\"write\"", "\"ack\"") + "latency = true",
+            "ack has no payload that could carry the time",
+            "leave `latency` out",
+        ),
+        (
+            one.replace("dst = \"10.0.0.2\"", "dst = \"10.0.0.1\""),
+            "source and destination are both 10.0.0.1",
+            "an address of its own",
+        ),
+        (format!("{one}timeout_us = 9"), "`timeout_us` is nothing without `outstanding`", "outstanding = 16"),
+    ];
+    for (stream, message, help) in cases {
+        let (_folder, path) = file(&format!("{RING}{stream}\n"));
+        let report = report(&understudy(&["check", &path, "--json"]));
+        let errors = report["errors"].as_array().unwrap();
+        let has = |key: &str, words| errors[0][key].as_str().unwrap().contains(words);
+        assert!(errors.len() == 1 && has("message", message) && has("help", help), "{message:?} in {report}");
+    }
+}
+
+/// Each key that is not for all verbs, with each verb.
+#[test]
+fn keys_that_are_nothing_to_a_verb_are_refused() {
+    const PLACED: &[&str] = &["write", "read", "compare_swap", "fetch_add"];
+    let keys: [(&str, &[&str]); 7] = [
+        ("coalesce = 2\n", &["ack"]),
+        ("ack_every = 2\n", &["write", "send"]),
+        ("va = 4096\n", PLACED),
+        ("rkey = 1\n", PLACED),
+        ("slots = 2\n", PLACED),
+        ("slot = \"uniform\"\n", PLACED),
+        ("mtu = 512\n", &["write", "send", "read", "onepipe_message"]),
+    ];
+    let mut right = RING.to_owned();
+    for verb in
+        ["write", "send", "read", "compare_swap", "fetch_add", "ack", "onepipe_message", "onepipe_beacon"]
+    {
+        let stream = format!("[[pktgen.stream]]\nverb = \"{verb}\"\n{HOSTS}");
+        let lines = |fit: bool| keys.iter().filter(move |key| key.1.contains(&verb) == fit).map(|key| key.0);
+        right.push_str(&stream);
+        right.extend(lines(true));
+        let (_folder, path) = file(&(format!("{RING}{stream}") + &lines(false).collect::<String>()));
+        let report = report(&understudy(&["check", &path, "--json"]));
+        let errors = report["errors"].as_array().unwrap();
+        let said = format!("is nothing to `verb = \"{verb}\"`");
+        assert_eq!(errors.len(), lines(false).count(), "{report}");
+        assert!(errors.iter().all(|error| error["message"].as_str().unwrap().ends_with(&said)), "{report}");
+    }
+    let (_folder, path) = file(&right);
+    let shown = understudy(&["check", &path]);
+    assert!(shown.status.success(), "{}", text(&shown.stderr));
+    assert!(text(&shown.stdout).contains("MB for the state of queue pairs"), "{}", text(&shown.stdout));
 }
 
 /// The peer of a memif port goes in mid-run.

@@ -23,6 +23,19 @@ const MAX_SIZE: u64 = 1 << 30;
 const VERBS: [&str; 8] =
     ["write", "send", "read", "compare_swap", "fetch_add", "ack", "onepipe_message", "onepipe_beacon"];
 
+/// Verbs that name a place in memory
+const PLACED: &[&str] = &["write", "read", "compare_swap", "fetch_add"];
+/// Keys that say something to some verbs only: an example, and which
+const OF_VERBS: [(&str, &str, &[&str]); 7] = [
+    ("coalesce", "8", &["ack"]),
+    ("ack_every", "1", &["write", "send"]),
+    ("va", "0x7f0000000000", PLACED),
+    ("rkey", "0x1000", PLACED),
+    ("slots", "4096", PLACED),
+    ("slot", "\"uniform\"", PLACED),
+    ("mtu", "1024", &["write", "send", "read", "onepipe_message"]),
+];
+
 /// A stream, and where what it says stands in the file.
 pub(super) struct ReadStream {
     pub(super) places: Places,
@@ -179,11 +192,7 @@ fn verb(table: &Table<'_>) -> Option<Verb> {
     let given = table.require("verb", "\"write\"")?;
     let coalesce = table.spanned_number("coalesce", 1..=1 << 16, 8);
     let word = given.word(&VERBS)?;
-    if let (Some(coalesce), true) = (&coalesce, word != "ack") {
-        let problem = Problem::at(coalesce.span(), format!("`coalesce` is nothing to `verb = \"{word}\"`"));
-        let problem = problem.label("for `ack`").also(given.span(), "the verb");
-        table.problems().add(problem.help("remove it, or write `verb = \"ack\"`"));
-    }
+    of_this_verb(table, word, &given);
     Some(match word {
         "write" => Verb::Write,
         "send" => Verb::Send,
@@ -194,6 +203,33 @@ fn verb(table: &Table<'_>) -> Option<Verb> {
         "onepipe_message" => Verb::OnePipeMessage,
         _ => Verb::OnePipeBeacon,
     })
+}
+
+/// Refuses keys that say nothing to the verb.
+fn of_this_verb(table: &Table<'_>, verb: &str, given: &Value<'_>) {
+    for (key, example, verbs) in OF_VERBS.into_iter().filter(|(.., verbs)| !verbs.contains(&verb)) {
+        let Some(value) = table.get(key, example) else { continue };
+        let message = format!("`{key}` is nothing to `verb = \"{verb}\"`");
+        let problem = Problem::at(value.key_span(), message).label(format!("for {}", words(verbs)));
+        let problem = problem.also(given.span(), "the verb");
+        let instead =
+            if let [only] = verbs { format!(", or write `verb = \"{only}\"`") } else { String::new() };
+        table.problems().add(problem.help(format!("remove it{instead}")));
+    }
+    if let (Some(value), None) = (table.get("timeout_us", "10_000"), table.get("outstanding", "16")) {
+        let problem = Problem::at(value.key_span(), "`timeout_us` is nothing without `outstanding`");
+        let problem = problem.label("nobody waits");
+        table.problems().add(problem.help("remove it, or say how many requests wait: `outstanding = 16`"));
+    }
+}
+
+/// Words as they stand in a sentence
+fn words(all: &[&str]) -> String {
+    let quoted: Vec<_> = all.iter().map(|word| format!("`{word}`")).collect();
+    match quoted.as_slice() {
+        [most @ .., last] if !most.is_empty() => format!("{} and {last}", most.join(", ")),
+        _ => quoted.concat(),
+    }
 }
 
 fn host(table: &Table<'_>, key: &'static str, example: &'static str) -> Option<IpAddr> {
