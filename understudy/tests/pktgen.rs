@@ -159,6 +159,34 @@ fn a_ring_gives_everything_back() {
 }
 
 #[test]
+fn histograms_that_cannot_be_written_are_said() {
+    let looped = |verb: &str| {
+        format!(
+            "[[port]]\nname = \"loop\"\nring = {{}}\n[pktgen]\nsend = \"loop\"\nreceive = \"loop\"\n\
+             [[pktgen.stream]]\nname = \"x\"\nverb = \"{verb}\"\n{HOSTS}packets = 100\n"
+        )
+    };
+    let (folder, config) = file(&looped("write"));
+    // Where a file is, there is no folder: nothing is sent.
+    let run = understudy(&["pktgen", &config, "--json", "--hgrm", &format!("{config}/x")]);
+    let said = text(&run.stderr);
+    assert_eq!((run.status.code(), run.stdout.len()), (Some(1), 0), "{said}");
+    assert!(said.contains("histograms cannot be written to") && !said.contains("is ready"), "{said}");
+    // Where a folder is, there is no file: the report is there before that is said.
+    let histograms = folder.path().join("histograms");
+    std::fs::create_dir_all(histograms.join("x.latency.hgrm")).unwrap();
+    let histograms = histograms.to_str().unwrap();
+    let run = understudy(&["pktgen", &config, "--json", "--hgrm", histograms]);
+    assert_eq!((run.status.code(), &report(&run)["streams"][0]["sent"]), (Some(1), &100.into()));
+    assert!(text(&run.stderr).contains("histograms cannot be written to"), "{}", text(&run.stderr));
+    // What has no latency
+    let (_folder, config) = file(&looped("ack"));
+    let run = understudy(&["pktgen", &config, "--hgrm", histograms]);
+    assert!(run.status.success(), "{}", text(&run.stdout));
+    assert!(text(&run.stderr).contains("No latency was measured"), "{}", text(&run.stderr));
+}
+
+#[test]
 fn a_rate_that_no_port_reaches_is_said() {
     let (_folder, config) = file(&format!(
         "[[port]]\nname = \"out\"\nnull = {{}}\n[pktgen]\nsend = \"out\"\nduration_s = 0.3\n[[pktgen.stream]]\nname = \"too fast\"\n\

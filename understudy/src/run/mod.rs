@@ -216,6 +216,7 @@ fn start(args: RunArgs, mut config: Config) -> Result<ExitCode, Report> {
     let stop = catch_signals()?;
     let swordbox = swordbox::Beginning::of(&config)?;
     config.runtime.eal.extra.extend(args.eal);
+    pktgen::prepare(args.hgrm.as_deref())?;
     let workers = config.runtime.workers.cpus.len();
     let mut runtime = Runtime::start(config.runtime.clone()).map_err(|error| explain(&error))?;
 
@@ -235,6 +236,8 @@ fn start(args: RunArgs, mut config: Config) -> Result<ExitCode, Report> {
         last: now(),
         observer,
     };
+    // What failed when all was told
+    let mut afterwards = Ok(());
     let (text, code) = match &config.function {
         FunctionConfig::Forward(function) => {
             let front = tunnel::Front::of(&config, &runtime);
@@ -266,8 +269,9 @@ fn start(args: RunArgs, mut config: Config) -> Result<ExitCode, Report> {
         FunctionConfig::Pktgen(profile) => {
             let asked =
                 pktgen::Asked { duration: args.duration, live: args.live, hgrm: args.hgrm.as_deref() };
-            let report =
+            let (report, written) =
                 pktgen::run(&mut runtime, &config.runtime.ports, profile, &asked, until.observer, &stop)?;
+            afterwards = written;
             (if args.json { report.json() } else { report.text() }, report.code())
         }
         FunctionConfig::Swordbox(config) => {
@@ -279,7 +283,7 @@ fn start(args: RunArgs, mut config: Config) -> Result<ExitCode, Report> {
     drop(runtime);
     // A reader that has gone away does not make the run a failure.
     _ = writeln!(std::io::stdout(), "{text}");
-    Ok(code)
+    afterwards.map(|()| code)
 }
 
 /// A number that nobody knows.

@@ -20,20 +20,30 @@ pub(super) fn hdr(histogram: &Histogram) -> Hdr<u64> {
     hdr
 }
 
-/// Writes a file for each histogram that has something in it.
-pub(super) fn write(folder: &Path, profile: &Profile, counters: &Counters) -> Result<(), miette::Report> {
-    let failed = || format!("histograms cannot be written to {}", folder.display());
-    fs::create_dir_all(folder).into_diagnostic().wrap_err_with(failed)?;
+fn failed(folder: &Path) -> String {
+    format!("histograms cannot be written to {}", folder.display())
+}
+
+/// Makes the folder: who cannot is told before anything is sent.
+pub(super) fn make(folder: &Path) -> Result<(), miette::Report> {
+    fs::create_dir_all(folder).into_diagnostic().wrap_err_with(|| failed(folder))
+}
+
+/// Writes a file for each histogram that has something in it. How many there are.
+pub(super) fn write(folder: &Path, profile: &Profile, counters: &Counters) -> Result<usize, miette::Report> {
+    let mut files = 0;
     let names = names(profile.streams.iter().map(|stream| &*stream.name));
     for (name, counters) in names.iter().zip(&counters.streams) {
         for (kind, histogram) in [("latency", &counters.latency), ("round-trip", &counters.round_trip)] {
             if histogram.count() > 0 {
                 let path = folder.join(format!("{name}.{kind}.hgrm"));
-                fs::write(path, text(&hdr(histogram))).into_diagnostic().wrap_err_with(failed)?;
+                let written = fs::write(path, text(&hdr(histogram)));
+                written.into_diagnostic().wrap_err_with(|| failed(folder))?;
+                files += 1;
             }
         }
     }
-    Ok(())
+    Ok(files)
 }
 
 /// A name for a stream's files: its own, as far as file systems have such letters, and with a number if another stream has that.

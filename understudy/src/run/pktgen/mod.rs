@@ -161,6 +161,12 @@ pub(super) struct Asked<'a> {
     pub(super) hgrm: Option<&'a Path>,
 }
 
+/// What is known to be impossible before the ports are there.
+pub(super) fn prepare(hgrm: Option<&Path>) -> Result<(), miette::Report> {
+    hgrm.map_or(Ok(()), hgrm::make)
+}
+
+/// The report, and whether histograms were written, if any were asked for.
 pub(super) fn run(
     runtime: &mut Runtime,
     ports: &[dataplane::config::Port],
@@ -168,7 +174,7 @@ pub(super) fn run(
     asked: &Asked<'_>,
     observer: Option<Observer>,
     stop: &Stop,
-) -> Result<PktgenReport, miette::Report> {
+) -> Result<(PktgenReport, Result<(), miette::Report>), miette::Report> {
     let duration = asked.duration.map(|time| switch::Nanos(time.as_nanos() as u64));
     let profile = Profile { epoch: epoch(), duration: duration.or(profile.duration), ..profile.clone() };
     let function = Pktgen::new(&profile).map_err(|error| miette::miette!("[pktgen] cannot be: {error}"))?;
@@ -211,8 +217,16 @@ pub(super) fn run(
             what: "it was ended before the last packets were waited for".into(),
         });
     }
-    if let Some(folder) = asked.hgrm {
-        hgrm::write(folder, plane.profile, &counters)?;
-    }
-    Ok(PktgenReport::new(&profile, &counters, runtime, &outcome, spoils, (seconds, plane.done)))
+    let written = asked.hgrm.map_or(Ok(()), |folder| {
+        if hgrm::write(folder, plane.profile, &counters)? == 0 {
+            eprintln!(
+                "No latency was measured, so there is no histogram in {}: payloads of 8 bytes or more with a port that receives \
+                 them have one way's, and requests with `outstanding` the round trip's.",
+                folder.display()
+            );
+        }
+        Ok(())
+    });
+    let report = PktgenReport::new(&profile, &counters, runtime, &outcome, spoils, (seconds, plane.done));
+    Ok((report, written))
 }
