@@ -206,7 +206,7 @@ fn a_rate_that_no_port_reaches_is_said() {
     // Also where so many are to be sent, and where requests wait for answers that are slow to come.
     for (lines, advice) in [
         ("packets = 100_000", "a faster port"),
-        ("outstanding = 1\npackets = 300\ntimeout_us = 1_000", "times its requests waited for answers"),
+        ("outstanding = 1\npackets = 300\ntimeout_us = 1_000", "no answer came: is there a responder"),
     ] {
         let (_folder, config) = file(&format!(
             "[[port]]\nname = \"out\"\nnull = {{}}\n[pktgen]\nsend = \"out\"\n[[pktgen.stream]]\nverb = \"write\"\n{HOSTS}\
@@ -217,6 +217,24 @@ fn a_rate_that_no_port_reaches_is_said() {
         assert_eq!(run.status.code(), Some(1), "{shown}");
         assert!(shown.contains("SPOILED (rate_not_reached)") && shown.contains(advice), "{shown}");
     }
+}
+
+#[test]
+fn malformed_packets_alone_are_frames_that_were_sent() {
+    let (_folder, config) = file(&format!(
+        "[[port]]\nname = \"out\"\nnull = {{}}\n[pktgen]\nsend = \"out\"\nduration_s = 0.05\n\
+         [[pktgen.stream]]\nverb = \"write\"\n{HOSTS}malformed = 1.0\n"
+    ));
+    let shown = text(&understudy(&["pktgen", &config]).stdout);
+    let last = shown.lines().last().unwrap();
+    assert!(!last.starts_with('0') && last.contains(" of them malformed, sent by 1 stream, in"), "{shown}");
+    // As fast as possible, and nobody answers.
+    let (_folder, config) = file(&format!(
+        "[[port]]\nname = \"out\"\nnull = {{}}\n[pktgen]\nsend = \"out\"\nduration_s = 0.05\ndrain_ms = 1\n\
+         [[pktgen.stream]]\nverb = \"write\"\n{HOSTS}outstanding = 1\n"
+    ));
+    let shown = text(&understudy(&["pktgen", &config]).stdout);
+    assert!(shown.contains("\nstream 1: no answer came: is there a responder"), "{shown}");
 }
 
 /// A READ's response has to find room in the port's queue all at once.

@@ -199,7 +199,7 @@ fn explain(error: &ProfileError, profile: &Profile, places: &[stream::Places], t
             .label("out of range")
             .help("begin lower, or ask for fewer `qps`: numbers have 24 bits, and the first two and the last are taken"),
         ProfileError::Value { stream: Some(stream), .. } => {
-            let stamped = Problem::at(at(stream).size(), format!("stream `{}`: {text}", name(stream)));
+            let stamped = Problem::at(at(stream).size(), format!("`{}`: {text}", name(stream)));
             stamped.label("out of range").help("configs/pktgen/mix.toml says what each key takes")
         }
         ProfileError::Qps(_)

@@ -230,3 +230,20 @@ pub(super) fn run(
     let report = PktgenReport::new(&profile, &counters, runtime, &outcome, spoils, (seconds, plane.done));
     Ok((report, written))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{FunctionConfig, load};
+
+    /// What a generator is told with these lines behind the port that it sends to and receives from.
+    pub(super) fn profile(lines: &str) -> Profile {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("my.toml");
+        let port = "[[port]]\nname = \"loop\"\nring = {}\n[pktgen]\nsend = \"loop\"\nreceive = \"loop\"\n";
+        std::fs::write(&path, format!("{port}{lines}")).unwrap();
+        let config = load(&path).map_err(|report| report.render()).unwrap();
+        let FunctionConfig::Pktgen(profile) = config.function else { panic!("no generator") };
+        profile
+    }
+}

@@ -82,17 +82,28 @@ impl Links {
     }
 }
 
+/// What is wrong where nothing is answered
+pub(super) const NO_ANSWER: &str =
+    "no answer came: is there a responder (`respond = true`), or a host at the other end?";
+
+/// A stream in a sentence: who is called `stream 1` is that already.
+pub(super) fn called(name: &str) -> String {
+    if name.starts_with("stream ") { name.into() } else { format!("stream {name}") }
+}
+
 /// Streams that did not keep their rates, or did not answer.
 pub(super) fn by_streams(profile: &Profile, counters: &Counters) -> Vec<Spoil> {
     let mut spoils = Vec::new();
     for (stream, counters) in profile.streams.iter().zip(&counters.streams) {
-        let name = &stream.name;
+        let who = called(&stream.name);
         let off = |part: &f64| (part - 1.0).abs() > RATE_TOLERANCE;
         if let Some(part) = counters.part_of_rate(stream).filter(off) {
             let given_up = counters.forfeited.get();
             let unit = if stream.rate.unit() == Some(Unit::Bits) { "bits" } else { "packets" };
             let waited = counters.waited.get();
-            let advice = if waited > 0 {
+            let advice = if waited > 0 && counters.answered.get() == 0 {
+                NO_ANSWER.into()
+            } else if waited > 0 {
                 format!(
                     "{waited} times its requests waited for answers: allow more `outstanding` or `qps`, ask for less, or give it a \
                      CPU of its own"
@@ -103,7 +114,7 @@ pub(super) fn by_streams(profile: &Profile, counters: &Counters) -> Vec<Spoil> {
             spoils.push(Spoil {
                 reason: "rate_not_reached",
                 what: format!(
-                    "stream {name} sent {:.2} % of what its rate was due while it sent, and gave up {given_up} {unit} that came too \
+                    "{who} sent {:.2} % of what its rate was due while it sent, and gave up {given_up} {unit} that came too \
                      late; {advice}",
                     part * 100.0
                 ),
@@ -114,7 +125,7 @@ pub(super) fn by_streams(profile: &Profile, counters: &Counters) -> Vec<Spoil> {
             spoils.push(Spoil {
                 reason: "unable_to_answer",
                 what: format!(
-                    "stream {name}: {unable} answers could not be given here: the port had no room, no packet buffer was free, or a \
+                    "{who}: {unable} answers could not be given here: the port had no room, no packet buffer was free, or a \
                      request named memory that is not there"
                 ),
             });
@@ -227,6 +238,24 @@ mod tests {
         assert!(look(&mut links, [true, false, false], true).is_empty());
         assert!(look(&mut links, [true, true, true], true).is_empty());
         assert_eq!(look(&mut links, [false, true, true], true), ["port a lost its link after 1.500 s"]);
+    }
+
+    #[test]
+    fn who_gets_no_answer_is_told_so() {
+        let profile = super::super::tests::profile(
+            "[[pktgen.stream]]\nverb = \"write\"\nsrc = \"10.0.0.1\"\ndst = \"10.0.0.2\"\noutstanding = 4\n\
+             rate = { packets_per_s = 1_000 }\n",
+        );
+        let counters = Pktgen::new(&profile).unwrap().counters();
+        let c = &counters.streams[0];
+        c.sent.count_many(10, 1_000);
+        c.sending_ns.add(1_000_000_000);
+        c.waited.add(7);
+        let said = || by_streams(&profile, &counters).into_iter().map(|spoil| spoil.what).collect::<String>();
+        assert!(said().starts_with("stream 1 sent 1.00 %") && said().ends_with(NO_ANSWER), "{}", said());
+        c.answered.add(1);
+        assert!(said().contains("7 times its requests waited for answers: allow more"), "{}", said());
+        assert_eq!(called("reads"), "stream reads");
     }
 
     #[test]

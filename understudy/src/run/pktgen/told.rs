@@ -1,5 +1,6 @@
 //! What a generator's run came to: as tables for people, as JSON for programs.
 
+use super::spoil::{NO_ANSWER, called};
 use super::{Spoil, hgrm};
 use crate::observe::{Latency, Row, Table, Told};
 use crate::run::report::{row, section};
@@ -433,6 +434,15 @@ impl PktgenReport {
                 _ = writeln!(text, "{count} {what}");
             }
         }
+        // Who has a rate is told why it was not reached.
+        let unanswered =
+            self.streams.iter().filter(|s| s.messages > 0 && s.part_of_rate.is_none()).filter(|s| {
+                let requests = s.answers.as_ref().and_then(|answers| answers.requests.as_ref());
+                requests.is_some_and(|requests| requests.answered == 0)
+            });
+        for stream in unanswered {
+            _ = writeln!(text, "{}: {NO_ANSWER}", called(&stream.name));
+        }
         if !self.adds_up {
             text += "THE COUNTERS DO NOT ADD UP: this is a bug, or the run was cut short.\n";
         }
@@ -440,7 +450,14 @@ impl PktgenReport {
             _ = writeln!(text, "SPOILED ({}): {}", spoil.reason, spoil.what);
         }
         let sent: u64 = self.streams.iter().map(|s| s.sent).sum();
-        _ = write!(text, "{sent} packets sent by {} streams, in {:.2} s", self.streams.len(), self.seconds);
+        let malformed: u64 = self.streams.iter().map(|s| s.malformed_sent).sum();
+        let frames = match malformed {
+            0 => format!("{sent} packets"),
+            _ => format!("{} frames, {malformed} of them malformed,", sent + malformed),
+        };
+        let streams = self.streams.len();
+        let s = if streams == 1 { "" } else { "s" };
+        _ = write!(text, "{frames} sent by {streams} stream{s}, in {:.2} s", self.seconds);
         text
     }
 }
@@ -481,13 +498,10 @@ mod tests {
     }
 
     fn adds_up(c: &StreamCounters, done: bool) -> bool {
-        let lines = "[[port]]\nname = \"loop\"\nring = {}\n[pktgen]\nsend = \"loop\"\nreceive = \"loop\"\nrespond = true\n\
-                     [[pktgen.stream]]\nverb = \"write\"\nsrc = \"10.0.0.1\"\ndst = \"10.0.0.2\"\noutstanding = 4\n";
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("my.toml");
-        std::fs::write(&path, lines).unwrap();
-        let config = crate::config::load(&path).map_err(|report| report.render()).unwrap();
-        let crate::config::FunctionConfig::Pktgen(profile) = config.function else { panic!("a generator") };
+        let profile = super::super::tests::profile(
+            "respond = true\n[[pktgen.stream]]\nverb = \"write\"\nsrc = \"10.0.0.1\"\ndst = \"10.0.0.2\"\n\
+             outstanding = 4\n",
+        );
         StreamRow::new(&profile, &profile.streams[0], c)
             .adds_up(done.then(|| (c.behind.get(), c.waiting.get())))
     }
