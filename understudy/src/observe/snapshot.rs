@@ -109,6 +109,9 @@ pub(crate) struct Table {
     pub(crate) columns: Vec<String>,
     /// How many columns tell one from another
     pub(crate) keys: usize,
+    /// How many of the last columns are numbers, which may fall
+    #[serde(default)]
+    pub(crate) gauges: usize,
     /// What is counted of each; these only grow
     pub(crate) counts: Vec<String>,
     /// Those with the highest first count, [`ROWS`] at most
@@ -298,7 +301,21 @@ impl Table {
     ) -> Self {
         let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect();
         let rows = things.into_iter().map(row).collect();
-        Self { name: name.into(), columns: words(columns), keys, counts: words(counts), rows, more }
+        Self {
+            name: name.into(),
+            columns: words(columns),
+            keys,
+            gauges: 0,
+            counts: words(counts),
+            rows,
+            more,
+        }
+    }
+
+    /// So many of the last columns are numbers, which may fall.
+    pub(crate) const fn with_gauges(mut self, gauges: usize) -> Self {
+        self.gauges = gauges;
+        self
     }
 
     /// Packets by the queue pair that they are for.

@@ -135,6 +135,9 @@ fn dashboard(series: &BTreeMap<String, f64>) {
                     "understudy_group_requests_total",
                     "understudy_group_responses_total",
                     "understudy_latency_seconds",
+                    "understudy_stream_sent_total",
+                    "understudy_stream_received_total",
+                    "understudy_stream_lost",
                 ];
                 assert!(there.contains(name) || elsewhere.contains(&name), "{name} of {}", panel["title"]);
                 named += 1;
@@ -174,4 +177,14 @@ fn latencies_of_a_generator_are_metrics_too() {
     assert!(series["understudy_latency_seconds{of=\"writes latency\",quantile=\"0.5\"}"] > 0.0, "{series:?}");
     assert!(series["understudy_latency_seconds_count{of=\"writes latency\"}"] > 100.0, "{series:?}");
     assert!(series["understudy_stream_sent_total{stream=\"writes\"}"] > 100.0, "{series:?}");
+    assert!(series["understudy_stream_received_total{stream=\"writes\"}"] > 100.0, "{series:?}");
+    assert_eq!(series["understudy_stream_lost{stream=\"writes\"}"], 0.0, "{series:?}");
+    assert!(series.contains_key("understudy_stream_unseen{stream=\"writes\"}"), "{series:?}");
+    assert!(body.contains("# TYPE understudy_stream_lost gauge"), "{body}");
+    for count in ["stale", "unexpected", "reflected", "responses", "naks", "forfeited"] {
+        assert!(
+            series.contains_key(&format!("understudy_stream_{count}_total{{stream=\"writes\"}}")),
+            "{series:?}"
+        );
+    }
 }

@@ -100,6 +100,17 @@ fn workers(text: &mut Text, snapshot: &Snapshot) {
 }
 
 fn rows(text: &mut Text, table: &Table) {
+    for at in table.columns.len() - table.gauges..table.columns.len() {
+        let column = &table.columns[at];
+        let name = format!("understudy_{}_{column}", table.name);
+        let help = format!("{} by {}", column.replace('_', " "), table.columns[..table.keys].join(", "));
+        text.head(&name, "gauge", &help);
+        for row in &table.rows {
+            let columns = table.columns.iter().map(String::as_str);
+            let labels: Vec<_> = columns.zip(row.cells.iter().map(String::as_str)).take(table.keys).collect();
+            text.value(&name, &labels, &row.cells[at]);
+        }
+    }
     for (at, count) in table.counts.iter().enumerate() {
         let name = format!("understudy_{}_{count}_total", table.name);
         let help = format!("{} by {}", count.replace('_', " "), table.columns[..table.keys].join(", "));

@@ -57,11 +57,33 @@ pub(super) fn observed(profile: &Profile, counters: &Counters) -> Told {
             counters.answered.get(),
             counters.unanswered.get(),
             counters.malformed.frames.get(),
+            counters.stale.get(),
+            counters.unexpected.get(),
+            counters.reflected.get(),
+            counters.responses.get(),
+            counters.naks.get(),
+            counters.forfeited.get(),
         ];
-        Row::new([&*stream.name], counts)
+        // What came late was lost before.
+        let (lost, unseen) = (counters.lost(), counters.unseen());
+        Row::new([stream.name.clone(), lost.to_string(), unseen.to_string()], counts)
     });
-    let counts =
-        ["sent", "sent_bytes", "received", "duplicates", "late", "answered", "unanswered", "malformed_sent"];
+    let counts = [
+        "sent",
+        "sent_bytes",
+        "received",
+        "duplicates",
+        "late",
+        "answered",
+        "unanswered",
+        "malformed_sent",
+        "stale",
+        "unexpected",
+        "reflected",
+        "responses",
+        "naks",
+        "forfeited",
+    ];
     let lost = streams().map(|(_, counters)| counters.lost()).sum();
     let unseen = streams().map(|(_, counters)| counters.unseen()).sum();
     let malformed = counters.faults.iter().map(switch::counters::Counter::get).sum();
@@ -73,9 +95,8 @@ pub(super) fn observed(profile: &Profile, counters: &Counters) -> Told {
             ("no_buffer", counters.no_buffer.get()),
             ("port_busy", counters.port_busy.get()),
         ])
-        // What came late was lost before.
         .gauges([("lost", lost), ("unseen", unseen)])
-        .table(Table::new("stream", &["stream"], 1, &counts, rows));
+        .table(Table::new("stream", &["stream", "lost", "unseen"], 1, &counts, rows).with_gauges(2));
     let latencies = streams().flat_map(|(stream, counters)| {
         [("latency", &counters.latency), ("round trip", &counters.round_trip)]
             .map(|(kind, times)| Latency::of(format!("{} {kind}", stream.name), &hgrm::hdr(times)))
