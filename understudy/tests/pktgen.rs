@@ -430,7 +430,16 @@ fn a_port_that_goes_down_spoils_the_run() {
     // When the first packets have come back, the mirror goes.
     let mut lines = std::io::BufRead::lines(std::io::BufReader::new(generator.stdout.take().unwrap()));
     let mut last = || lines.next().map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
-    while last().expect("a line")["received"].as_u64().unwrap() == 0 {}
+    loop {
+        let line = last().expect("a line");
+        let [sent, received, lost, unseen] =
+            ["sent", "received", "lost", "unseen"].map(|key| line[key].as_u64().unwrap());
+        // They are read while they grow.
+        assert!(line["seconds"].is_number() && lost == 0 && received <= sent + unseen, "{line}");
+        if received > 0 {
+            break;
+        }
+    }
     mirror.kill().unwrap();
     mirror.wait().unwrap();
     let lost_its_peer = std::io::BufRead::lines(std::io::BufReader::new(generator.stderr.take().unwrap()))

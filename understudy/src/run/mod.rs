@@ -39,8 +39,8 @@ pub(crate) struct RunArgs {
     /// Print the closing report as JSON
     #[arg(long)]
     json: bool,
-    /// Print a line of JSON this often: what [onepipe], [pktgen] and a server of [consensus] do (docs/onepipe.md and
-    /// docs/p4ce.md have the fields)
+    /// Print a line of JSON this often: what [onepipe], [pktgen] and a server of [consensus] do (docs/onepipe.md,
+    /// docs/pktgen.md and docs/p4ce.md have the fields)
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     live: Option<Duration>,
     /// Further arguments for DPDK's EAL

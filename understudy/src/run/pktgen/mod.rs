@@ -121,6 +121,7 @@ impl Lines {
         };
         let (sent, received) = (sum(|c| c.sent.frames.get()), sum(|c| c.received.frames.get()));
         let (lost, duplicates) = (sum(pktgen::counters::StreamCounters::lost), sum(|c| c.duplicates.get()));
+        let unseen = sum(pktgen::counters::StreamCounters::unseen);
         let (sent_before, received_before, at) = self.before;
         let span = now.duration_since(at).as_secs_f64().max(1e-9);
         let rate = |now: u64, before: u64| (now - before) as f64 / span;
@@ -129,8 +130,8 @@ impl Lines {
         let seconds = now.duration_since(began).as_secs_f64();
         if self.json.is_some() {
             let line = serde_json::json!({
-                "seconds": seconds, "sent": sent, "received": received, "lost": lost, "duplicates": duplicates,
-                "sent_per_s": tx, "received_per_s": rx,
+                "seconds": seconds, "sent": sent, "received": received, "lost": lost, "unseen": unseen,
+                "duplicates": duplicates, "sent_per_s": tx, "received_per_s": rx,
             });
             // A reader that has gone away does not end the run.
             _ = writeln!(std::io::stdout(), "{line}");
