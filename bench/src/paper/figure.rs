@@ -142,6 +142,11 @@ impl Figure {
         command
     }
 
+    /// What measures it anew, though it is there.
+    pub fn again(&self, settings: &Settings) -> String {
+        self.command(settings) + " --fresh"
+    }
+
     /// A name for files
     pub fn file_name(&self, settings: &Settings) -> String {
         format!("{}-{}{}", self.paper.key(), self.id, settings.choose(".quick", ""))

@@ -108,6 +108,12 @@ pub fn run(args: &PaperArgs, own: &Path, dpdk: &str) -> Result<(), Report> {
     if args.list {
         return list(&figures);
     }
+    // Who names none is content with what there is.
+    if !args.only.is_empty() {
+        for why in unshown(&figures)? {
+            eprintln!("{why}");
+        }
+    }
     let settings = Settings { quick: args.quick, seed: args.seed };
     let machine = Machine::look(own, dpdk, args.commit.as_deref())?;
     let store = Store::open(&args.results, &machine.program)?;
@@ -121,6 +127,23 @@ pub fn run(args: &PaperArgs, own: &Path, dpdk: &str) -> Result<(), Report> {
             Err(miette!("{} of {} experiments failed, {figure} first: {why}", failed.len(), figures.len()))
         }
     }
+}
+
+/// Why some of these figures are not shown; an error, if none of them is.
+fn unshown(figures: &[&Figure]) -> Result<Vec<String>, Report> {
+    let why = |figure: &&Figure| match figure.shown {
+        Shown::Not(why) => Some(format!("{figure} is not shown: {why}")),
+        Shown::Measured { .. } => None,
+    };
+    let not: Vec<_> = figures.iter().filter_map(why).collect();
+    if not.len() < figures.len() {
+        return Ok(not);
+    }
+    Err(miette!(
+        help = "`--list` says what can be measured",
+        "nothing of what was named can be measured: {}",
+        not.join("; ")
+    ))
 }
 
 fn list(figures: &[&Figure]) -> Result<(), Report> {
@@ -198,7 +221,7 @@ fn one(figure: &Figure, settings: &Settings, store: &Store, machine: &Machine) -
         program: machine.program.clone(),
         commit: machine.commit.clone(),
         settings: *settings,
-        command: figure.command(settings),
+        command: figure.again(settings),
         cpu_seconds: (seconds * 10.0).round() / 10.0,
         outcome,
     };

@@ -41,7 +41,7 @@ fn record(program: &str, figure: &Figure) -> Record {
         program: program.into(),
         commit: None,
         settings: SETTINGS,
-        command: figure.command(&SETTINGS),
+        command: figure.again(&SETTINGS),
         cpu_seconds: 0.3,
         outcome: outcome(true),
     }
@@ -77,6 +77,31 @@ fn every_figure_can_be_asked_for_and_says_what_it_is() {
 }
 
 #[test]
+fn who_names_what_cannot_be_shown_is_told_why() {
+    let is_shown = |figure: &&&Figure| matches!(figure.shown, Shown::Measured { .. });
+    let all: Vec<_> = figures().collect();
+    let (shown, not): (Vec<_>, Vec<_>) = all.iter().partition(is_shown);
+    let (shown, not): (&Figure, &Figure) = (shown[0], not[0]);
+    let Shown::Not(why) = not.shown else { panic!("it is not shown") };
+    assert_eq!(unshown(&[shown]).unwrap(), Vec::<String>::new());
+    assert_eq!(unshown(&[shown, not]).unwrap(), [format!("{not} is not shown: {why}")]);
+    let error = unshown(&[not, not]).unwrap_err().to_string();
+    assert!(error.starts_with("nothing of what was named can be measured") && error.contains(why), "{error}");
+    // The command as a whole: nothing is measured, and no report is written.
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: PaperArgs,
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let results = folder.path().join("results");
+    let words = ["paper", not.paper.key(), "--only", not.id, "--results", results.to_str().unwrap()];
+    let line = <Line as clap::Parser>::parse_from(words);
+    assert!(run(&line.args, Path::new("/proc/self/exe"), "22.11").is_err());
+    assert!(!results.exists());
+}
+
+#[test]
 fn verdicts_follow_from_checks() {
     assert_eq!(outcome(true).verdict(), Verdict::Holds);
     assert_eq!(outcome(false).verdict(), Verdict::Partly);
@@ -102,7 +127,9 @@ fn what_is_done_is_not_done_again() {
     let go = |program: &str, settings: Settings, fresh| {
         let store = Store::open(folder.path(), program).unwrap();
         let failed = measure(&[&FIGURE], &settings, &store, &machine(program), fresh, 2).unwrap();
-        assert!(failed.is_empty() && store.find(&FIGURE, &settings).is_some());
+        let record = store.find(&FIGURE, &settings).unwrap();
+        // What is there is not measured again, unless it is asked for.
+        assert!(failed.is_empty() && record.command.ends_with(" --fresh"), "{}", record.command);
         RUNS.load(Ordering::Relaxed)
     };
     assert_eq!(go("one", SETTINGS, false), 1);
