@@ -429,9 +429,9 @@ fn a_port_that_goes_down_spoils_the_run() {
     let mut generator = start(&["pktgen", &config, "--live", "0.05", "--json"]);
     // When the first packets have come back, the mirror goes.
     let mut lines = std::io::BufRead::lines(std::io::BufReader::new(generator.stdout.take().unwrap()));
-    let mut last = || lines.next().map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
+    let mut next = || lines.next().map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
     loop {
-        let line = last().expect("a line");
+        let line = next().expect("a line");
         let [sent, received, lost, unseen] =
             ["sent", "received", "lost", "unseen"].map(|key| line[key].as_u64().unwrap());
         // They are read while they grow.
@@ -448,7 +448,7 @@ fn a_port_that_goes_down_spoils_the_run() {
     assert!(lost_its_peer.is_some());
     assert!(Command::new("kill").args(["-INT", &generator.id().to_string()]).status().unwrap().success());
     let mut report = Value::Null;
-    while let Some(line) = last() {
+    while let Some(line) = next() {
         report = line;
     }
     assert_eq!(generator.wait().unwrap().code(), Some(1));

@@ -76,6 +76,13 @@ fn every_figure_can_be_asked_for_and_says_what_it_is() {
     assert!(format!("{error:?}").contains("fig5"), "{error:?}");
 }
 
+/// A command line of it.
+#[derive(clap::Parser)]
+struct Line {
+    #[command(flatten)]
+    args: PaperArgs,
+}
+
 #[test]
 fn who_names_what_cannot_be_shown_is_told_why() {
     let is_shown = |figure: &&&Figure| matches!(figure.shown, Shown::Measured { .. });
@@ -88,11 +95,6 @@ fn who_names_what_cannot_be_shown_is_told_why() {
     let error = unshown(&[not, not]).unwrap_err().to_string();
     assert!(error.starts_with("nothing of what was named can be measured") && error.contains(why), "{error}");
     // The command as a whole: nothing is measured, and no report is written.
-    #[derive(clap::Parser)]
-    struct Line {
-        #[command(flatten)]
-        args: PaperArgs,
-    }
     let folder = tempfile::tempdir().unwrap();
     let results = folder.path().join("results");
     let words = ["paper", not.paper.key(), "--only", not.id, "--results", results.to_str().unwrap()];

@@ -178,7 +178,7 @@ fn latencies_of_a_generator_are_metrics_too() {
     assert!(series["understudy_latency_seconds_count{of=\"writes latency\"}"] > 100.0, "{series:?}");
     assert!(series["understudy_stream_sent_total{stream=\"writes\"}"] > 100.0, "{series:?}");
     assert!(series["understudy_stream_received_total{stream=\"writes\"}"] > 100.0, "{series:?}");
-    assert_eq!(series["understudy_stream_lost{stream=\"writes\"}"], 0.0, "{series:?}");
+    assert!(series["understudy_stream_lost{stream=\"writes\"}"] < 1.0, "{series:?}");
     assert!(series.contains_key("understudy_stream_unseen{stream=\"writes\"}"), "{series:?}");
     assert!(body.contains("# TYPE understudy_stream_lost gauge"), "{body}");
     for count in ["stale", "unexpected", "reflected", "responses", "naks", "forfeited"] {

@@ -455,13 +455,7 @@ impl PktgenReport {
                 _ = writeln!(text, "{count} {what}");
             }
         }
-        // Who has a rate is told why it was not reached.
-        let unanswered =
-            self.streams.iter().filter(|s| s.messages > 0 && s.part_of_rate.is_none()).filter(|s| {
-                let requests = s.answers.as_ref().and_then(|answers| answers.requests.as_ref());
-                requests.is_some_and(|requests| requests.answered == 0)
-            });
-        for stream in unanswered {
+        for stream in self.unanswered() {
             _ = writeln!(text, "{}: {NO_ANSWER}", called(&stream.name));
         }
         if !self.adds_up {
@@ -470,6 +464,19 @@ impl PktgenReport {
         for spoil in &self.spoiled {
             _ = writeln!(text, "SPOILED ({}): {}", spoil.reason, spoil.what);
         }
+        text + &self.last_line()
+    }
+
+    /// Streams of which no request was answered. Those that have a rate are told so where it was not reached.
+    fn unanswered(&self) -> impl Iterator<Item = &StreamRow> {
+        self.streams.iter().filter(|s| s.messages > 0 && s.part_of_rate.is_none()).filter(|s| {
+            let requests = s.answers.as_ref().and_then(|answers| answers.requests.as_ref());
+            requests.is_some_and(|requests| requests.answered == 0)
+        })
+    }
+
+    /// What it was, in a line.
+    fn last_line(&self) -> String {
         let sent: u64 = self.streams.iter().map(|s| s.sent).sum();
         let malformed: u64 = self.streams.iter().map(|s| s.malformed_sent).sum();
         let frames = match malformed {
@@ -478,8 +485,7 @@ impl PktgenReport {
         };
         let streams = self.streams.len();
         let s = if streams == 1 { "" } else { "s" };
-        _ = write!(text, "{frames} sent by {streams} stream{s}, in {:.2} s", self.seconds);
-        text
+        format!("{frames} sent by {streams} stream{s}, in {:.2} s", self.seconds)
     }
 }
 
