@@ -58,6 +58,31 @@ const EVENTS: usize = 256;
 /// The input of the way down that is the way up of the same switch
 const LOOPBACK: usize = 0;
 
+/// The latest of some times: 0 if there was none, and else in the upper bits, so that differences wrap as they do, and with the
+/// lowest bit set.
+#[derive(Clone, Copy, Debug, Default)]
+struct Latest(u64);
+
+impl Latest {
+    #[inline]
+    const fn place(time: Timestamp) -> u64 {
+        time.nanos() << 16 | 1
+    }
+
+    #[inline]
+    const fn note(&mut self, time: Timestamp) {
+        let place = Self::place(time);
+        if self.0 == 0 || place.wrapping_sub(self.0).cast_signed() > 0 {
+            self.0 = place;
+        }
+    }
+
+    /// Whether one was later than this.
+    const fn is_after(self, time: Timestamp) -> bool {
+        self.0 != 0 && self.0.wrapping_sub(Self::place(time)).cast_signed() > 0
+    }
+}
+
 /// What is known of a link.
 #[derive(Debug)]
 struct LinkEnds {
@@ -75,7 +100,7 @@ struct LinkEnds {
     gone: Option<LinkState>,
     /// What its neighbour's clock showed when it sent the last beacon, and a nanosecond more if that was to say that nothing
     /// follows
-    said_at: Option<Timestamp>,
+    said_at: Latest,
     beacon: Template,
 }
 
@@ -135,7 +160,7 @@ impl Representative {
                 told: 0,
                 told_at: 0,
                 gone: None,
-                said_at: None,
+                said_at: Latest::default(),
                 beacon,
             });
         }

@@ -253,9 +253,8 @@ impl Representative {
             Opcode::UC_WRITE_ONLY => self.counters.writes.add(1),
             _ => self.counters.datagrams.add(1),
         }
-        let time = header.timestamp();
         if header.nothing_follows()
-            && let Err(why) = self.may_leave(link, time, now)
+            && let Err(why) = self.may_leave(link, header.timestamp(), now)
         {
             let reason = if why == Refusal::Ahead { DropReason::Refused } else { DropReason::Stale };
             return self.refuse(why, reason);
@@ -267,13 +266,11 @@ impl Representative {
             }
             Err(why) => return self.refuse(why, DropReason::Refused),
         }
-        // What comes again is earlier than what was said last.
-        let said_last = if header.nothing_follows() { time.add(1) } else { time };
         let said_at = &mut self.links[link].said_at;
-        if said_at.is_none_or(|before| before.precedes(said_last)) {
-            *said_at = Some(said_last);
-        }
+        said_at.note(header.timestamp());
         if header.nothing_follows() {
+            // What comes again is earlier than what was said last.
+            said_at.note(header.timestamp().add(1));
             self.leave(link, now);
         }
         Verdict::Consume
@@ -288,10 +285,7 @@ impl Representative {
             return Err(Refusal::Ahead);
         }
         let old = ahead < -i64::try_from(self.config.join_window.0).unwrap_or(i64::MAX);
-        if old || self.links[link].said_at.is_some_and(|last| time.precedes(last)) {
-            return Err(Refusal::Stale);
-        }
-        Ok(())
+        if old || self.links[link].said_at.is_after(time) { Err(Refusal::Stale) } else { Ok(()) }
     }
 
     /// A link's neighbour has promised something. What that changes is told to the links when the burst is over.
