@@ -68,15 +68,14 @@ struct Numbered {
 
 impl Job for Vec<Numbered> {
     fn send<O: Output>(self, out: &mut O) {
-        let mut number = 0;
+        let mut numbers = 0..;
         for Numbered { len, many } in self {
-            let single = out.make_from(&numbered(len, number)).expect("a buffer");
+            let mut next = || numbered(len, numbers.next().expect("there are more"));
+            let single = out.make_from(&next()).expect("a buffer");
             out.send(single, OUT).expect("room");
-            number += 1;
             let finish = |copy: &mut [u8]| {
                 assert_eq!(copy[4..len - 1], numbered(len, 0)[4..len - 1]);
-                copy.copy_from_slice(&numbered(len, number));
-                number += 1;
+                copy.copy_from_slice(&next());
             };
             assert_eq!(out.send_copies(&numbered(len, 7), many, OUT, finish), many);
         }
