@@ -2,17 +2,42 @@
 
 mod common;
 
-use common::{Looks, config, port};
+use common::{config, port};
 use dataplane::config::{Device, Port};
-use dataplane::{Runtime, Stop};
+use dataplane::{Control, ControlOutput, Live, Mbuf, Outcome, Runtime, Stop};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use switch::{Function, Nanos, Output, PortId, Verdict};
 use understudy_tests::captures::frames;
 
 const OUT: PortId = PortId(0);
 
-/// Sends, once.
-struct Sends<S>(Option<S>);
+/// Sends, once, and says when it has.
+struct Sends<S> {
+    job: Option<S>,
+    done: Arc<AtomicBool>,
+}
+
+/// Ends the run when all was sent: what waits is offered to the ports once more.
+struct UntilDone(Arc<AtomicBool>);
+
+impl<S: Job> Control<Sends<S>> for UntilDone {
+    fn on_event(&mut self, _: usize, (): (), _: &mut ControlOutput<'_, Sends<S>>) {}
+
+    fn on_punt(&mut self, _: usize, _: Mbuf, _: PortId, _: &mut ControlOutput<'_, Sends<S>>) {}
+
+    fn on_tick(&mut self, _: &Live<'_>, _: &mut ControlOutput<'_, Sends<S>>) -> bool {
+        !self.0.load(Ordering::SeqCst)
+    }
+}
+
+/// Sends through one port.
+fn run<S: Job>(out: Port, job: S) -> Outcome {
+    let done = Arc::<AtomicBool>::default();
+    let sends = Sends { job: Some(job), done: Arc::clone(&done) };
+    let mut runtime = Runtime::start(config(vec![out], 1)).unwrap();
+    runtime.run(vec![sends], &mut UntilDone(done), &Stop::new())
+}
 
 /// What is sent, through whatever there is
 trait Job: Send {
@@ -32,13 +57,14 @@ impl<S: Job> Function for Sends<S> {
     }
 
     fn on_timer<O: Output>(&mut self, _now: Nanos, out: &mut O) {
-        if let Some(sends) = self.0.take() {
-            sends.send(out);
+        if let Some(job) = self.job.take() {
+            job.send(out);
+            self.done.store(true, Ordering::SeqCst);
         }
     }
 
     fn next_timer(&self) -> Option<Nanos> {
-        self.0.is_some().then_some(Nanos::ZERO)
+        self.job.is_some().then_some(Nanos::ZERO)
     }
 
     fn on_command(&mut self, (): (), _now: Nanos) {}
@@ -88,9 +114,7 @@ fn copies_leave_in_order_as_they_were_finished() {
     let output = dir.path().join("out.pcap");
     let record = Device::Pcap { rx: vec![], tx: Some(output.clone()), infinite: false };
     let all = || LENS.into_iter().flat_map(|len| MANY.map(|many| Numbered { len, many }));
-    let mut runtime = Runtime::start(config(vec![port("out", record)], 1)).unwrap();
-    let outcome = runtime.run(vec![Sends(Some(all().collect::<Vec<_>>()))], &mut Looks(20), &Stop::new());
-    drop(runtime);
+    let outcome = run(port("out", record), all().collect::<Vec<_>>());
     let lens = all().flat_map(|Numbered { len, many }| core::iter::repeat_n(len, many + 1));
     let expected: Vec<_> = lens.zip(0..).map(|(len, number)| numbered(len, number)).collect();
     assert_eq!(frames(&output), expected);
@@ -120,9 +144,7 @@ impl Job for TooMuch {
 fn too_much(buffers: u32) -> (Vec<usize>, u64, u64) {
     let ring = Port { buffers, ..port("out", Device::Ring) };
     let said = Arc::default();
-    let sends = Sends(Some(TooMuch(Arc::clone(&said))));
-    let mut runtime = Runtime::start(config(vec![ring], 1)).unwrap();
-    let outcome = runtime.run(vec![sends], &mut Looks(20), &Stop::new());
+    let outcome = run(ring, TooMuch(Arc::clone(&said)));
     let worker = &outcome.workers[0];
     let dropped = worker.drops.iter().map(switch::counters::Counter::get).sum::<u64>();
     let (made, sent) = (worker.made.get(), worker.ports[0].tx.frames.get());

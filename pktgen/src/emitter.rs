@@ -83,7 +83,7 @@ pub(crate) struct Emitter {
     climbs: Option<Box<Stream>>,
     /// The last burst did not leave whole: what is due does not wait for a whole one
     cut: bool,
-    /// Nor had it before the end came
+    /// The same of the last burst before its time was over: it has not kept up
     behind: bool,
     /// Packets to send
     left: u64,

@@ -102,8 +102,9 @@ impl Representative {
             Some(_) => return self.refuse(Refusal::OtherVersion, DropReason::Unexpected),
             None => return self.refuse(Refusal::NoHeader, DropReason::Unexpected),
         };
-        // Somebody else's says nothing of the link that it passes.
-        if header.opcode() == OnePipeOpcode::BEACON && (own || self.is_own(frame.bytes())) {
+        // Somebody else's says nothing of the link that it passes. (Beacons are few: the chip asks of them alone.)
+        let to_us = || own || incarnation == Incarnation::Chip && self.is_own(frame.bytes());
+        if header.opcode() == OnePipeOpcode::BEACON && to_us() {
             let link = self.link_of(packet.bth().dest_qp());
             return self.on_beacon(&packet, link, port, header, now);
         }

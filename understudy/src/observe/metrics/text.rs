@@ -1,6 +1,6 @@
 //! A snapshot in Prometheus' text format, version 0.0.4.
 
-use crate::observe::snapshot::{Latency, Snapshot, Table};
+use crate::observe::snapshot::{Latency, Row, Snapshot, Table};
 use core::fmt::{Display, Write as _};
 
 /// Every metric of a snapshot.
@@ -99,26 +99,27 @@ fn workers(text: &mut Text, snapshot: &Snapshot) {
     }
 }
 
+/// The keys of a row, with their names.
+fn labels<'a>(keys: &'a [String], row: &'a Row) -> Vec<(&'a str, &'a str)> {
+    keys.iter().zip(&row.cells).map(|(key, cell)| (key.as_str(), cell.as_str())).collect()
+}
+
 fn rows(text: &mut Text, table: &Table) {
+    let keys = &table.columns[..table.keys];
+    let help = |what: &str| format!("{} by {}", what.replace('_', " "), keys.join(", "));
     for at in table.columns.len() - table.gauges..table.columns.len() {
         let column = &table.columns[at];
         let name = format!("understudy_{}_{column}", table.name);
-        let help = format!("{} by {}", column.replace('_', " "), table.columns[..table.keys].join(", "));
-        text.head(&name, "gauge", &help);
+        text.head(&name, "gauge", &help(column));
         for row in &table.rows {
-            let columns = table.columns.iter().map(String::as_str);
-            let labels: Vec<_> = columns.zip(row.cells.iter().map(String::as_str)).take(table.keys).collect();
-            text.value(&name, &labels, &row.cells[at]);
+            text.value(&name, &labels(keys, row), &row.cells[at]);
         }
     }
     for (at, count) in table.counts.iter().enumerate() {
         let name = format!("understudy_{}_{count}_total", table.name);
-        let help = format!("{} by {}", count.replace('_', " "), table.columns[..table.keys].join(", "));
-        text.head(&name, "counter", &help);
+        text.head(&name, "counter", &help(count));
         for row in &table.rows {
-            let columns = table.columns.iter().map(String::as_str);
-            let labels: Vec<_> = columns.zip(row.cells.iter().map(String::as_str)).take(table.keys).collect();
-            text.value(&name, &labels, row.counts[at]);
+            text.value(&name, &labels(keys, row), row.counts[at]);
         }
     }
 }
