@@ -17,6 +17,8 @@ pub struct Counters {
     pub no_qp: u64,
     /// Requests that came again
     pub duplicates: u64,
+    /// Duplicates of READs and atomics that were dropped because they are forgotten
+    pub forgotten: u64,
     /// Requests that came too early
     pub out_of_sequence: u64,
     /// NAKs sent, RNR NAKs among them

@@ -34,6 +34,10 @@ pub struct Config {
     pub ack: AckPolicy,
     /// Whether responders announce credits; soft-RoCE does not
     pub credits: bool,
+    /// Whether a responder repeats only the last `max_dest_rd_atomic` READs and atomics of a connection, counted
+    /// together, and drops an older duplicate without an answer, as soft-RoCE does. Otherwise it executes a duplicate
+    /// READ again however old it is, and keeps the last `max_dest_rd_atomic` atomics.
+    pub forgetful: bool,
     /// DCQCN; without it packets are not marked as ECN-capable
     pub congestion: Option<Dcqcn>,
     /// For keys, first PSNs and the like
@@ -54,6 +58,7 @@ impl Config {
             window: 256,
             ack: AckPolicy::OnRequest,
             credits: false,
+            forgetful: false,
             congestion: None,
             seed: 0,
             #[cfg(feature = "canary")]

@@ -150,7 +150,7 @@ impl Parts<'_> {
     }
 
     /// A request that was executed before: SENDs and WRITEs are acknowledged again, READs executed again, atomics
-    /// answered from what was kept (IB 9.7.5.1.4).
+    /// answered from what was kept (IB 9.7.5.1.4). A READ or atomic that is forgotten is dropped.
     fn on_duplicate(&mut self, packet: &Packet<'_>, psn: Psn) {
         #[cfg(feature = "canary")]
         if self.has_bug(crate::Bug::NoDuplicateCheck) && packet.layout().opcode() == Opcode::RC_SEND_ONLY {
@@ -165,6 +165,10 @@ impl Parts<'_> {
                 if !known {
                     return;
                 }
+                if self.config.forgetful && !self.qp.resp.recalls_read(psn, from, len) {
+                    self.counters.forgotten += 1;
+                    return;
+                }
                 // Whether it may be read is asked when it is.
                 let (msn, end) = (self.qp.resp.msn, psn.add(psns));
                 let read = Response::Read { psn, from, len, sent: 0, msn, again: true };
@@ -176,9 +180,12 @@ impl Parts<'_> {
                     _ = self.execute(packet);
                     return;
                 }
-                let kept = self.qp.resp.executed.iter().rev().find(|executed| executed.psn == psn).copied();
+                let Some((original, msn)) = self.qp.resp.recall_atomic(psn) else {
+                    self.counters.forgotten += 1;
+                    return;
+                };
                 let owed = self.qp.resp.responses.iter().any(|response| response.psn() == psn);
-                if let (true, false, Some(Executed { psn, original, msn })) = (room, owed, kept) {
+                if room && !owed {
                     self.qp.resp.owe_again(Response::Atomic { psn, original, msn, again: true });
                 }
             }
@@ -330,7 +337,11 @@ impl Parts<'_> {
         let (psn, msn) = (packet.bth().psn(), self.qp.resp.msn);
         self.qp.resp.responses.push_back(Response::Read { psn, from, len, sent: 0, msn, again: false });
         self.hold_no_ack();
-        Ok(packets_of(len as usize, self.qp.mtu.bytes()))
+        let psns = packets_of(len as usize, self.qp.mtu.bytes());
+        if self.config.forgetful {
+            self.qp.resp.remember(Executed::Read { psn, end: psn.add(psns), from, len });
+        }
+        Ok(psns)
     }
 
     fn execute_atomic(&mut self, step: Step, packet: &Packet<'_>) -> Result<(), Refusal> {
@@ -355,7 +366,7 @@ impl Parts<'_> {
         self.memory.write(span, &word.to_le_bytes());
         self.qp.resp.msn = self.qp.resp.msn.add(1);
         let (psn, msn) = (packet.bth().psn(), self.qp.resp.msn);
-        self.qp.resp.remember(Executed { psn, original, msn });
+        self.qp.resp.remember(Executed::Atomic { psn, original, msn });
         self.qp.resp.responses.push_back(Response::Atomic { psn, original, msn, again: false });
         self.hold_no_ack();
         Ok(())

@@ -64,12 +64,23 @@ pub(crate) enum Reply {
     Other(Syndrome),
 }
 
-/// An executed atomic, kept in case it is asked for again.
+/// An executed READ or atomic, kept for its repetition: a responder resource (IB 9.7.5.1.4, 12.7.30).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Executed {
-    pub(crate) psn: Psn,
-    pub(crate) original: u64,
-    pub(crate) msn: Msn,
+pub(crate) enum Executed {
+    /// The memory that a READ may be repeated from, and the PSN behind its last. Kept by forgetful responders only:
+    /// others take all that they need from the repetition.
+    Read { psn: Psn, end: Psn, from: Remote, len: u32 },
+    /// What an atomic fetched
+    Atomic { psn: Psn, original: u64, msn: Msn },
+}
+
+impl Executed {
+    /// Its first PSN
+    const fn psn(&self) -> Psn {
+        match *self {
+            Self::Read { psn, .. } | Self::Atomic { psn, .. } => psn,
+        }
+    }
 }
 
 /// Responses owed at once beyond READs and atomics: duplicates of READs can pile up no higher.
@@ -89,7 +100,7 @@ pub(crate) struct Responder {
     /// A NAK said what is expected; no further one until that comes (IB 9.7.5.1.2)
     pub(crate) nak_sent: bool,
     pub(crate) responses: VecDeque<Response>,
-    /// The latest atomics, newest last; as many as may be outstanding
+    /// The latest atomics, of a forgetful responder READs too, newest last; as many as may be outstanding
     pub(crate) executed: VecDeque<Executed>,
     /// Acknowledgements owed and held back, and when to wait no longer
     pub(crate) held: u32,
@@ -210,15 +221,42 @@ impl Responder {
         }
     }
 
-    /// Moves on to `psn`. Atomics so long ago that their PSNs come again are forgotten.
+    /// Whether a forgetful responder still has the READ that is repeated, whole or from a later packet on: the same
+    /// memory or the rest of it. As in soft-RoCE what lies before the repeated part is forgotten then.
+    pub(crate) fn recalls_read(&mut self, again: Psn, part: Remote, part_len: u32) -> bool {
+        self.executed.iter_mut().rev().any(|executed| match executed {
+            Executed::Read { psn, end, from, len } => {
+                let skipped = part.va.wrapping_sub(from.va);
+                let same = again.distance(*psn) >= 0
+                    && again.distance(*end) < 0
+                    && part.rkey == from.rkey
+                    && skipped.checked_add(part_len.into()).is_some_and(|to| to <= u64::from(*len));
+                if same {
+                    (*from, *len) = (part, *len - skipped as u32);
+                }
+                same
+            }
+            Executed::Atomic { .. } => false,
+        })
+    }
+
+    /// What the atomic of this PSN fetched, and its MSN
+    pub(crate) fn recall_atomic(&self, again: Psn) -> Option<(u64, Msn)> {
+        self.executed.iter().rev().find_map(|executed| match *executed {
+            Executed::Atomic { psn, original, msn } if psn == again => Some((original, msn)),
+            _ => None,
+        })
+    }
+
+    /// Moves on to `psn`. READs and atomics so long ago that their PSNs come again are forgotten.
     pub(crate) fn expect(&mut self, psn: Psn) {
         self.epsn = psn;
-        while self.executed.front().is_some_and(|executed| executed.psn.distance(psn) >= 0) {
+        while self.executed.front().is_some_and(|executed| executed.psn().distance(psn) >= 0) {
             self.executed.pop_front();
         }
     }
 
-    /// Remembers an atomic.
+    /// Remembers a READ or an atomic, in place of the oldest.
     pub(crate) fn remember(&mut self, executed: Executed) {
         if self.executed.len() >= self.max_rd_atomic.max(1) {
             self.executed.pop_front();

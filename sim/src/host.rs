@@ -4,7 +4,12 @@ use crate::node::{Node, Ports};
 use crate::responder::{Costs, Executed, Responder};
 use rnic::{App, Rnic};
 use switch::memory::MemoryFrame;
-use switch::{Nanos, PortId};
+use switch::{Chance, Nanos, PortId, Share};
+
+/// Draws whether the NIC of a host is forgetful ([`rnic::Config::forgetful`]), which this share of the hosts is.
+pub(crate) fn draws_forgetful(seed: u64, host: u64, share: Share) -> bool {
+    Chance::stream(seed ^ host << 32, 0x666f_7267).happens(share)
+}
 
 /// A NIC with an application. Its port is port 0.
 pub struct Host<A> {

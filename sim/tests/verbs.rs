@@ -7,6 +7,7 @@ fn scenario() -> Scenario {
     let host = |name: &str, last: u8| HostSpec {
         window: Between { low: 4, high: 64 },
         ack: AckSpec::Any,
+        forgetful: Between { low: 0, high: 1 },
         ..HostSpec::new(name, [10, 0, 0, last].into(), 24)
     };
     Scenario {

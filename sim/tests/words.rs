@@ -5,7 +5,7 @@ use sim::words::{Cluster, Config, Sides, Totals, Verb};
 use sim::{Clock, Link, Switch};
 use switch::Nanos;
 use switch::forward::{Config as ForwardConfig, Forward};
-use switch::{Chance, Frame, Function, Output, PortId, Verdict};
+use switch::{Chance, Frame, Function, Output, PortId, Share, Verdict};
 
 mod drawn;
 mod environment;
@@ -16,6 +16,9 @@ const LIMIT: Nanos = Nanos::from_secs(100);
 fn forward(config: &Config) -> Forward {
     Forward::new(&ForwardConfig::bridge(config.ports(), 1024))
 }
+
+/// The share of NICs that forget old READs and atomics, as soft-RoCE does
+const FORGETFUL: Share = Share::percent(50);
 
 /// Hosts around a plain bridge
 fn bridge(config: &Config) -> Cluster {
@@ -35,7 +38,7 @@ fn run(config: &Config, prepare: impl FnOnce(&mut Cluster)) -> Totals {
 #[test]
 fn a_seed_is_a_run() {
     let digest = |seed| {
-        let (config, mut chance) = drawn(seed);
+        let (config, mut chance) = drawn(seed, FORGETFUL);
         let mut net = bridge(&Config { may_fail: true, retry_count: 7, timeout: 6, ..config });
         disturb(&mut net, &mut chance);
         net.run(LIMIT).unwrap();
@@ -75,7 +78,7 @@ fn a_switch_of_their_own_for_each_side() {
 fn bad_wires(part: u64) {
     let mut all = Totals::default();
     for seed in seeds(part, 3, 600) {
-        let (config, _) = drawn(seed);
+        let (config, _) = drawn(seed, FORGETFUL);
         let totals = run(&config, |_| {});
         assert_eq!((totals.broken, totals.unknown), (0, 0), "seed {seed}");
         all.add(&totals);
@@ -103,7 +106,7 @@ fn bad_wires_in_the_last_third_of_the_seeds() {
 fn crashes(part: u64) {
     let mut all = Totals::default();
     for seed in seeds(part, 2, 400) {
-        let (config, mut chance) = drawn(seed);
+        let (config, mut chance) = drawn(seed, FORGETFUL);
         let config = may_fail(&config, &mut chance);
         all.add(&run(&config, |net| disturb(net, &mut chance)));
     }
@@ -247,7 +250,7 @@ fn lies_are_found() {
 fn planted_bugs_are_found() {
     for bug in rnic::Bug::ALL {
         let found = (1..=1000).find_map(|seed| {
-            let mut net = bridge(&Config { bug: Some(bug), ..drawn(seed).0 });
+            let mut net = bridge(&Config { bug: Some(bug), ..drawn(seed, FORGETFUL).0 });
             net.run(LIMIT).err().map(|wrong| (seed, wrong))
         });
         let (seed, wrong) = found.unwrap_or_else(|| panic!("{bug:?} was not found"));

@@ -3,6 +3,7 @@
 use super::pair::*;
 use crate::*;
 use rocev2::atomic::AtomicEth;
+use rocev2::reth::Reth;
 use rocev2::{Bth, Opcode, Packet, Psn};
 use switch::Nanos;
 use zerocopy::IntoBytes;
@@ -51,6 +52,62 @@ fn an_atomic_of_long_ago_is_forgotten() {
     expect(&mut pair, &b, psn.add((1 << 23) + 1));
     expect(&mut pair, &b, psn.add(2));
     assert_eq!(fetch_add(&mut pair, &b, psn), None, "another one's PSN by now");
+}
+
+/// Whether a READ of so many bytes behind the first word of `end` is answered
+fn read(pair: &mut Pair, end: &End, psn: Psn, skipped: u64, len: u32) -> bool {
+    let reth = Reth { va: (VA + 8 + skipped).into(), rkey: end.mr.0.into(), len: len.into() };
+    let mut frame = Vec::new();
+    pair.route(1).emit(&mut frame, Bth::new(Opcode::RC_READ_REQUEST, end.qpn, psn), &[reth.as_bytes()], &[]);
+    pair.deliver(1, &[frame]);
+    let answer = pair.frames(1);
+    answer.first().is_some_and(|frame| Packet::parse(frame).is_some_and(|packet| packet.bth().psn() == psn))
+}
+
+/// Two fetches may be outstanding.
+fn forgetful(forgetful: bool) -> (Pair, End, Psn) {
+    let mut pair = Pair::new(1, [config(0), config(1)].map(|config| Config { forgetful, ..config }));
+    let ends = pair.connect(Setup { max_rd_atomic: 2, ..Setup::default() });
+    pair.acquaint(&ends);
+    (pair, ends[1], Setup::default().psn.add(1))
+}
+
+#[test]
+fn a_forgetful_responder_answers_its_last_reads_and_atomics_only() {
+    let (mut pair, b, psn) = forgetful(true);
+    assert_eq!(fetch_add(&mut pair, &b, psn), Some(0));
+    assert!(read(&mut pair, &b, psn.add(1), 0, 3000));
+    assert_eq!(fetch_add(&mut pair, &b, psn), Some(0), "one of the last two");
+    assert!(read(&mut pair, &b, psn.add(4), 0, 1));
+    assert_eq!(fetch_add(&mut pair, &b, psn), None, "before the last two");
+    assert!(read(&mut pair, &b, psn.add(1), 0, 3000));
+    assert_eq!(fetch_add(&mut pair, &b, psn.add(5)), Some(1));
+    assert!(!read(&mut pair, &b, psn.add(1), 0, 3000), "before the last two");
+    assert!(read(&mut pair, &b, psn.add(4), 0, 1));
+    assert_eq!(pair.nics[1].counters().forgotten, 2);
+    // Nothing of this is an error: the connection goes on.
+    assert_eq!(fetch_add(&mut pair, &b, psn.add(6)), Some(2));
+}
+
+#[test]
+fn a_forgetful_responder_repeats_what_it_read_or_the_rest_of_it() {
+    let (mut pair, b, psn) = forgetful(true);
+    assert!(read(&mut pair, &b, psn, 0, 3000));
+    assert!(!read(&mut pair, &b, psn.add(1), 2048, 953), "one byte more");
+    assert!(read(&mut pair, &b, psn.add(1), 1024, 1976));
+    assert!(!read(&mut pair, &b, psn, 0, 3000), "what lies before a repeated part is forgotten");
+    assert!(read(&mut pair, &b, psn.add(2), 2048, 952));
+    assert_eq!(pair.nics[1].counters().forgotten, 2);
+}
+
+#[test]
+fn a_responder_that_forgets_nothing_reads_again_however_old_the_read_is() {
+    let (mut pair, b, psn) = forgetful(false);
+    for n in 0..10 {
+        assert!(read(&mut pair, &b, psn.add(n), 0, 8));
+    }
+    assert!(read(&mut pair, &b, psn, 0, 8));
+    assert_eq!(pair.nics[1].counters().forgotten, 0);
 }
 
 #[test]

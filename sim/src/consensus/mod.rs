@@ -11,6 +11,7 @@ mod truth;
 
 pub use proposer::Proposer;
 
+use crate::host::draws_forgetful;
 use crate::{Clock, Controlled, Host, Link, NicCounters, NodeId, World};
 use core::net::IpAddr;
 use p4ce::consensus::{Config, Layout, Through};
@@ -18,8 +19,8 @@ use p4ce::{Control, ControlConfig, P4ce};
 use rnic::{Interface, Rnic};
 use rocev2::ethernet::MacAddr;
 use std::sync::{Arc, Mutex, PoisonError};
-use switch::Nanos;
 use switch::forward::Config as ForwardConfig;
+use switch::{Nanos, Share};
 use truth::Truth;
 
 const PORT: u16 = 18_515;
@@ -122,10 +123,12 @@ impl Cluster {
         let server = |n: u8| {
             let seed = config.seed ^ u64::from(n) << 8;
             let mut lives = 0;
+            let forgetful = draws_forgetful(config.seed, n.into(), Share::percent(50));
             let nic = move || {
                 lives += 1;
                 let interface = Interface::new(MacAddr([2, 0, 0, 0, 1, n]), ip(n), 24);
-                Rnic::new(rnic::Config { seed: seed ^ lives << 32, ..rnic::Config::new(interface) })
+                let seed = seed ^ lives << 32;
+                Rnic::new(rnic::Config { seed, forgetful, ..rnic::Config::new(interface) })
             };
             let server = Config {
                 id: n,

@@ -11,6 +11,7 @@
 pub mod costs;
 pub mod steering;
 
+use crate::host::draws_forgetful;
 use crate::{Clock, Costs, Host, Link, LinkId, Node, NodeId, OVERHEAD, Switch, World};
 use core::fmt;
 use core::net::IpAddr;
@@ -19,7 +20,7 @@ use rocev2::aeth::RnrTimer;
 use rocev2::ethernet::MacAddr;
 use rocev2::{Psn, Qpn};
 use switch::forward::{Config as ForwardConfig, Forward};
-use switch::{Chance, Nanos};
+use switch::{Chance, Nanos, Share};
 use swordbox::clients::{
     Account, Connect, Kind, Memory, Program, Server, SharedAccount, Tally, Threads, ThreadsConfig,
 };
@@ -46,6 +47,8 @@ pub struct RackConfig {
     pub mtu: PathMtu,
     /// Whether the communication manager connects; if not, QPNs and PSNs are exchanged by other means
     pub cm: bool,
+    /// The share of hosts whose NICs forget old READs and atomics, as soft-RoCE does
+    pub forgetful: Share,
     /// How long client NICs wait for an acknowledgement: 4.096 us times two to this
     pub ack_timeout: u8,
     /// How often they try again; [`ReadyToSend::NO_LIMIT`] for no limit
@@ -65,6 +68,7 @@ impl Default for RackConfig {
             link: Link::default(),
             mtu: PathMtu::B1024,
             cm: true,
+            forgetful: Share::NEVER,
             ack_timeout: 14,
             retry_count: 7,
             reconnect_after: None,
@@ -124,12 +128,15 @@ impl<P: Program> Rack<P> {
         let nic = |machine: Option<usize>| {
             let interface = Interface::new(mac(machine), ip(machine), 16);
             let seed = config.seed ^ (machine.map_or(0, |machine| machine as u64 + 1)) << 16;
+            let host = machine.map_or(0, |machine| machine as u64 + 1);
+            let forgetful = draws_forgetful(config.seed, host, config.forgetful);
             let (mtu, mut lives) = (config.mtu, 0);
             move || {
                 lives += 1;
                 let seed = seed ^ lives << 48;
                 // Room for every thread of a rack, and those that are just leaving
-                Rnic::new(rnic::Config { seed, mtu, max_qps: 4096, ..rnic::Config::new(interface.clone()) })
+                let plain = rnic::Config::new(interface.clone());
+                Rnic::new(rnic::Config { seed, mtu, forgetful, max_qps: 4096, ..plain })
             }
         };
         let switch = world.add("switch", switch, Clock::default());

@@ -83,6 +83,8 @@ pub struct HostSpec {
     pub credits: Between,
     /// Whether it slows down by DCQCN
     pub dcqcn: Between,
+    /// Whether it forgets old READs and atomics, as soft-RoCE does
+    pub forgetful: Between,
 }
 
 /// When a host acknowledges.
@@ -238,6 +240,7 @@ impl HostSpec {
             ack: AckSpec::OnRequest,
             credits: Between::just(0),
             dcqcn: Between::just(0),
+            forgetful: Between::just(0),
         }
     }
 
@@ -255,6 +258,7 @@ impl HostSpec {
             let every = AckSpec::Every { packets: 4, time: 20_000 };
             self.ack = *chance.pick(&[AckSpec::EveryPacket, AckSpec::OnRequest, every]);
         }
+        self.forgetful.draw(chance);
     }
 }
 

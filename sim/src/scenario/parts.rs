@@ -120,6 +120,7 @@ pub(super) fn nic_of(
             AckSpec::Every { packets, time } => AckPolicy::Every { packets, time: Nanos(time) },
         },
         credits: host.credits.is_true(),
+        forgetful: host.forgetful.is_true(),
         congestion: host.dcqcn.is_true().then(|| Dcqcn::of_paper(rate)),
         seed: switch::table::mix(seed ^ (number as u64 + 1) << 32),
         ..Config::new(Interface::new(mac, host.address.0, host.address.1))

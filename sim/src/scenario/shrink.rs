@@ -74,6 +74,7 @@ fn smaller(scenario: &Scenario) -> Vec<Scenario> {
         put(&|s| s.hosts[number].ack = AckSpec::OnRequest);
         put(&|s| s.hosts[number].credits = Between::just(0));
         put(&|s| s.hosts[number].dcqcn = Between::just(0));
+        put(&|s| s.hosts[number].forgetful = Between::just(0));
         put(&|s| {
             s.hosts[number].clock_offset = Between::just(0);
             s.hosts[number].clock_drift = Between::just(0);

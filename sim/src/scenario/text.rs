@@ -26,6 +26,7 @@ pub fn to_toml(scenario: &Scenario) -> String {
         }
         text.flag("credits", host.credits);
         text.flag("dcqcn", host.dcqcn);
+        text.flag("forgetful", host.forgetful);
     }
     for switch in &scenario.switches {
         text.line("\n[[switch]]");

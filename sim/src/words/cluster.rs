@@ -4,6 +4,7 @@ use super::connect::Joined;
 use super::linear::Rules;
 use super::truth::Shared;
 use super::{ClientApp, Config, ServerApp, Verb};
+use crate::host::draws_forgetful;
 use crate::{Clock, Fault, Host, NicCounters, NodeId, World};
 use core::net::IpAddr;
 use rnic::{Interface, Rnic};
@@ -129,6 +130,7 @@ fn nic_of(config: &Config, host: u16, max_qps: usize) -> impl FnMut() -> Rnic + 
         mtu: config.mtu,
         window: config.window,
         ack: config.ack,
+        forgetful: draws_forgetful(config.seed, host.into(), config.forgetful),
         #[cfg(feature = "canary")]
         bug: config.bug,
         ..rnic::Config::new(interface)

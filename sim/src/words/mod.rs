@@ -32,7 +32,7 @@ pub use server::ServerApp;
 
 use crate::Link;
 use rnic::{AckPolicy, PathMtu, ReadyToSend};
-use switch::Nanos;
+use switch::{Nanos, Share};
 
 /// The virtual address of a server's words, with the locks of its pages behind them
 pub const TABLE_VA: u64 = 0x1000_0000_0000;
@@ -93,6 +93,8 @@ pub struct Config {
     pub window: u32,
     /// When servers acknowledge
     pub ack: AckPolicy,
+    /// The share of hosts whose NICs forget old READs and atomics, as soft-RoCE does
+    pub forgetful: Share,
     /// Receive requests that a server has posted for each connection
     pub receives: u32,
     /// The time after which a receive request that was used is posted again, at most (microseconds)
@@ -141,6 +143,7 @@ impl Default for Config {
             retry_count: ReadyToSend::NO_LIMIT,
             window: 64,
             ack: AckPolicy::OnRequest,
+            forgetful: Share::NEVER,
             receives: 8,
             repost_us: 0,
             may_fail: false,

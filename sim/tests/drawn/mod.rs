@@ -19,8 +19,8 @@ fn bad(chance: &mut Chance, most: f64) -> Link {
     Link { loss: share(), duplicate: share(), reorder: share(), corrupt: share(), ..Link::default() }
 }
 
-/// What a seed runs. Some have many clients that do little.
-pub(crate) fn drawn(seed: u64) -> (Config, Chance) {
+/// What a seed runs. Some have many clients that do little. This share of the NICs is forgetful.
+pub(crate) fn drawn(seed: u64, forgetful: Share) -> (Config, Chance) {
     let mut chance = Chance::new(seed);
     let many = chance.below(40) == 0;
     let clients = if many { chance.between(64, 256) } else { chance.between(2, 16) } as u16;
@@ -60,6 +60,7 @@ pub(crate) fn drawn(seed: u64) -> (Config, Chance) {
                 time: Nanos::from_micros(chance.between(1, 20)),
             },
         },
+        forgetful,
         receives: chance.between(1, 16) as u32,
         repost_us: if chance.below(4) == 0 { 20 } else { 0 },
         client_link: if chance.below(4) == 0 { Link::default() } else { bad(&mut chance, 0.05) },

@@ -111,7 +111,7 @@ impl Report {
 }
 
 /// The NIC's counters that are of interest, with their names
-pub(super) fn counters(c: &rnic::Counters) -> [(&'static str, u64); 16] {
+pub(super) fn counters(c: &rnic::Counters) -> [(&'static str, u64); 17] {
     [
         ("received", c.received),
         ("sent", c.sent),
@@ -120,6 +120,7 @@ pub(super) fn counters(c: &rnic::Counters) -> [(&'static str, u64); 16] {
         ("not_for_us", c.not_for_us),
         ("no_qp", c.no_qp),
         ("duplicates", c.duplicates),
+        ("forgotten", c.forgotten),
         ("out_of_sequence", c.out_of_sequence),
         ("naks_sent", c.naks_sent),
         ("naks_received", c.naks_received),

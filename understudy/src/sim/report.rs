@@ -27,12 +27,13 @@ fn link_counters(counters: &LinkCounters) -> [(&'static str, u64); 13] {
     ]
 }
 
-fn nic_counters(counters: &NicCounters) -> [(&'static str, u64); 14] {
+fn nic_counters(counters: &NicCounters) -> [(&'static str, u64); 15] {
     [
         ("received", counters.received),
         ("sent", counters.sent),
         ("icrc_errors", counters.icrc_errors),
         ("duplicates", counters.duplicates),
+        ("forgotten", counters.forgotten),
         ("out_of_sequence", counters.out_of_sequence),
         ("naks_sent", counters.naks_sent),
         ("rnr_naks_sent", counters.rnr_naks_sent),

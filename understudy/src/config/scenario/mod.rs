@@ -135,6 +135,7 @@ fn host(table: Table<'_>, names: &mut Names) -> Option<HostSpec> {
         ack: table.get("ack", "\"every-packet\"").and_then(|value| ack_of(&value)).unwrap_or(plain.ack),
         credits: flag(&table, "credits"),
         dcqcn: flag(&table, "dcqcn"),
+        forgetful: flag(&table, "forgetful"),
         ..plain
     };
     table.finish();
