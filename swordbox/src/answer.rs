@@ -16,6 +16,8 @@ pub(crate) enum Answer {
     Syndrome(Syndrome),
     /// An atomic is done, and found this.
     Atomic(u64),
+    /// An ATOMIC WRITE or FLUSH is done: a READ response without payload
+    Nothing,
 }
 
 impl End {
@@ -47,6 +49,9 @@ impl Swordbox {
         let (opcode, syndrome, value) = match answer {
             Answer::Ack => (Opcode::RC_ACKNOWLEDGE, Syndrome::Ack(Credit(flow.credit)), None),
             Answer::Syndrome(syndrome) => (Opcode::RC_ACKNOWLEDGE, syndrome, None),
+            Answer::Nothing => {
+                (Opcode::RC_READ_RESPONSE_ONLY, Syndrome::Ack(Credit(flow.credit)), None)
+            }
             Answer::Atomic(value) => {
                 (Opcode::RC_ATOMIC_ACKNOWLEDGE, Syndrome::Ack(Credit(flow.credit)), Some(value.to_be_bytes()))
             }

@@ -67,6 +67,9 @@ pub struct Server {
     /// READs and atomics that the server takes at once on a connection (its queue pairs' `max_dest_rd_atomic`), unless the
     /// connection manager told
     pub rd_atomic: u8,
+    /// Whether connections are shared. Regions with `IBV_ACCESS_RELAXED_ORDERING` do not keep the order of WRITEs on which
+    /// that relies
+    pub share: bool,
 }
 
 /// Words of a server's memory, one every `stride` bytes.
@@ -171,6 +174,7 @@ impl Server {
             detect: 0,
             lanes: 4,
             rd_atomic: 1,
+            share: true,
         }
     }
 

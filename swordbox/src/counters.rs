@@ -65,6 +65,8 @@ counters! {
     repeated,
     /// Repeated requests answered from here
     replayed,
+    /// Repeated READs that went to the server as new requests
+    reread,
     /// Operations sent again from here
     resent,
     /// Requests out of order

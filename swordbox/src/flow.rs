@@ -1,5 +1,6 @@
 //! The requests of one side of a connection, and what has become of them.
 
+use crate::reread::Rereads;
 use crate::{Id, NONE};
 use core::num::NonZero;
 use rocev2::{Msn, Psn};
@@ -60,8 +61,8 @@ pub(crate) struct Flow {
     pub stage: Stage,
     /// Which of the servers they go to, if any
     pub server: u8,
-    /// A request has been seen, or a handshake told where they begin
-    pub begun: bool,
+    /// Repeated READs wait, or are under way
+    pub rereading: bool,
     /// A message has begun that has not ended yet, on the own connection
     pub in_message: bool,
     /// Its connection is about to end: nobody else begins anything on it
@@ -112,6 +113,12 @@ pub(crate) struct Flow {
     pub first: Psn,
     /// Both of its ends know that it is over
     pub over: bool,
+    /// A request has been seen, or a handshake told where they begin
+    pub begun: bool,
+    /// Atomics of other clients have passed on this connection, and its client may not have the responses to READs before them
+    pub forgotten: bool,
+    /// Its client was asked for a message again, to learn whether it repeats a READ instead
+    pub asking: bool,
     /// Up to here the server has done everything on the own connection, though answers before it may be missing
     pub heard: Psn,
     /// Server's PSN less client's, for what is under way on the own connection
@@ -129,6 +136,8 @@ pub(crate) struct Flow {
     pub message: Option<(Psn, u64)>,
     /// The last packet to the own connection that wrote to memory of which values are cached
     pub touched: Option<Psn>,
+    /// READs that are done and that its client repeats
+    pub rereads: Rereads,
 }
 
 /// No place
@@ -140,6 +149,10 @@ impl Flow {
             stage: Stage::Unpaired,
             server,
             begun: false,
+            rereading: false,
+            forgotten: false,
+            asking: false,
+            rereads: Rereads::NONE,
             acked: Psn::ZERO,
             heard: Psn::ZERO,
             sent: Psn::ZERO,
@@ -215,7 +228,7 @@ impl Flow {
 
     /// Whether a request is under way on the own connection.
     pub(crate) fn is_private(&self) -> bool {
-        self.via == NONE && (!self.is_quiet() || self.in_message)
+        self.rereading || (self.via == NONE && (!self.is_quiet() || self.in_message))
     }
 
     pub(crate) fn holds(&self) -> bool {

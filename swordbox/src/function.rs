@@ -133,6 +133,8 @@ pub struct Swordbox {
     pub(crate) events: VecDeque<Event>,
     /// Flows whose own requests are all done, and that have frames waiting
     pub(crate) ready: VecDeque<Id>,
+    /// Flows with repeated READs
+    pub(crate) rereading: Vec<Id>,
     pub(crate) layers: Layers,
     pub(crate) tick: Nanos,
     pub(crate) aged: Id,
@@ -271,6 +273,7 @@ impl Swordbox {
             counters: Arc::default(),
             events: VecDeque::with_capacity(64),
             ready: VecDeque::with_capacity(64),
+            rereading: Vec::with_capacity(64),
             layers: config.layers,
             tick: Nanos::ZERO,
             aged: 0,
@@ -481,6 +484,7 @@ impl Function for Swordbox {
         if now >= self.tick + self.interval() {
             self.tick = now;
             self.tend_lanes(now, out);
+            self.tend_rereads(now, out);
             self.tend_steering(now, out);
             self.age(now);
             self.counters.set_usage(self.usage());

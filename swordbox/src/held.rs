@@ -74,6 +74,14 @@ impl Held {
         }
     }
 
+    /// Takes all but the first away.
+    pub(crate) fn clear_behind_first(&mut self, queue: &mut [u32; 2]) {
+        let Some(first) = self.slots.get_mut(queue[0] as usize) else { return };
+        let mut rest = [core::mem::replace(&mut first.next, NONE), queue[1]];
+        queue[1] = queue[0];
+        self.clear(&mut rest);
+    }
+
     /// Takes all away.
     pub(crate) fn clear(&mut self, queue: &mut [u32; 2]) {
         while queue[0] != NONE {

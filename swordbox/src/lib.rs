@@ -28,6 +28,7 @@ mod pair;
 mod records;
 mod repeated;
 mod request;
+mod reread;
 mod response;
 mod share;
 mod sketch;

@@ -355,6 +355,7 @@ impl Swordbox {
         }
         self.ready.retain(|other| *other != id);
         self.held.clear(&mut self.flows[id as usize].held);
+        self.end_rereads(id);
     }
 
     /// An end gets answers from another queue pair than before: what was known of its connection is over.

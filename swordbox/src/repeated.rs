@@ -75,17 +75,25 @@ impl Swordbox {
             return self.decide_anew(id, frame, layout, now);
         }
         match record {
-            Some(record) if matches!(record.what, What::Read | What::Unseen) && is_read => {
-                // The server reads again.
+            Some(record)
+                if matches!(record.what, What::Read | What::Unseen)
+                    && op.kind == Kind::Read
+                    && self.flows[id as usize].in_message =>
+            {
+                // Nothing new can go in between a message; but it has not begun before the server was sure to know this one
+                // (`is_forgotten`).
                 self.flows[id as usize].reading = Some((record.psn.add(record.count), None));
-                rewrite_request(
-                    frame,
-                    layout,
-                    record.own.add(psn.get().wrapping_sub(record.psn.get())),
-                    true,
-                    record.steered,
-                );
+                let own = record.own.add(psn.get().wrapping_sub(record.psn.get()));
+                rewrite_request(frame, layout, own, true, record.steered);
                 self.forward.route(frame, port, now, out)
+            }
+            Some(record) if matches!(record.what, What::Read | What::Unseen) && op.kind == Kind::Read => {
+                // The server reads again.
+                self.reread(id, frame, (psn, record), port, now, out)
+            }
+            // An ATOMIC WRITE must not be done again, and what was flushed stays so.
+            Some(record) if matches!(record.what, What::Read | What::Unseen) && op.kind == Kind::Other => {
+                self.answer_again(id, frame, psn, Answer::Nothing)
             }
             Some(record) if record.what == What::Atomic && op.kind == Kind::Atomic => {
                 self.answer_again(id, frame, psn, Answer::Atomic(record.value))

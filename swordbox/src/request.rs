@@ -30,6 +30,8 @@ pub(crate) enum Done {
     Taken,
     /// Not yet. The shared connection to wait for, if it is one
     Wait(Id),
+    /// Not before its client has been asked for it again
+    Ask,
 }
 
 impl Swordbox {
@@ -405,6 +407,10 @@ impl Swordbox {
         }
         // Its client goes on from there, asked or not.
         let flow = &mut self.flows[id as usize];
+        if flow.asking && flow.nak_sent {
+            // Told that this one is missing, it has repeated nothing before it: it has all responses.
+            (flow.asking, flow.forgotten) = (false, false);
+        }
         flow.nak_due = false;
         flow.nak_sent = false;
         if !flow.holds() {
@@ -413,6 +419,10 @@ impl Swordbox {
                 Done::Sent(port) | Done::Answered(port) => return Verdict::Forward(port),
                 Done::Taken => return Verdict::Consume,
                 Done::Wait(lane) => self.wait(id, lane),
+                Done::Ask => {
+                    self.ask_for_message(id, out);
+                    return Verdict::Drop(DropReason::Delayed);
+                }
             }
         }
         self.hold(id, frame, layout, op, port)
@@ -453,7 +463,7 @@ impl Swordbox {
     fn take_own<F: Frame>(&mut self, id: Id, frame: &mut F, layout: Layout, op: Op, now: Nanos) -> Done {
         let packet = Packet::new(frame.bytes(), layout);
         let flow = &self.flows[id as usize];
-        if flow.shared > 0 {
+        if flow.shared > 0 || flow.rereading {
             return Done::Wait(NONE);
         }
         if flow.lane != NONE {
@@ -470,6 +480,9 @@ impl Swordbox {
             && flow.open as usize >= self.config.rd_atomic
         {
             return Done::Wait(NONE);
+        }
+        if !op.ends && self.is_forgotten(id) {
+            return Done::Ask;
         }
         let server = flow.server;
         if let Err(lane) = self.detour_of(id, server, &packet, now) {
@@ -518,7 +531,7 @@ impl Swordbox {
     /// Tells a client to send again from `next` on, if it is time.
     pub(crate) fn tell_if_quiet<O: Output>(&mut self, id: Id, out: &mut O) {
         let flow = &mut self.flows[id as usize];
-        let busy = flow.holds() || !flow.is_quiet() || flow.unsure.is_some();
+        let busy = flow.holds() || !flow.is_quiet() || flow.unsure.is_some() || flow.rereading;
         if !flow.nak_due || busy || flow.stage != Stage::Strict {
             return;
         }
@@ -532,6 +545,9 @@ impl Swordbox {
 
     /// Requests that wait have their turn, as far as it goes.
     pub(crate) fn pump<O: Output>(&mut self, id: Id, now: Nanos, out: &mut O) {
+        if !self.send_reread(id, now, out) {
+            return;
+        }
         loop {
             let queue = self.flows[id as usize].held;
             let Some((bytes, port)) = self.held.first(queue) else { break };
@@ -555,6 +571,13 @@ impl Swordbox {
                 Done::Taken => None,
                 Done::Wait(lane) => {
                     self.wait(id, lane);
+                    return;
+                }
+                Done::Ask => {
+                    let flow = &mut self.flows[id as usize];
+                    flow.next = Packet::new(frame.bytes(), layout).bth().psn();
+                    self.held.clear(&mut flow.held);
+                    self.ask_for_message(id, out);
                     return;
                 }
             };

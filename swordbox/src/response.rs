@@ -138,7 +138,8 @@ impl Swordbox {
     fn is_awaited(&self, id: Id) -> bool {
         let flow = &self.flows[id as usize];
         let waiting = flow.lane != NONE && self.lanes[flow.lane as usize].waiting[0] != NONE;
-        flow.is_quiet() && (waiting || flow.holds() || flow.nak_due)
+        let rereads = flow.rereading && !flow.rereads.is_sent();
+        flow.is_quiet() && (waiting || flow.holds() || flow.nak_due || rereads)
     }
 
     /// A response on a client's own connection went on: what waited for it follows.
@@ -199,6 +200,11 @@ impl Swordbox {
         now: Nanos,
         out: &mut O,
     ) -> Verdict {
+        if self.flows[id as usize].rereading
+            && let Some(verdict) = self.on_reread(id, frame, layout, port, now, out)
+        {
+            return verdict;
+        }
         let packet = Packet::new(frame.bytes(), layout);
         let own = packet.bth().psn();
         let flow = &self.flows[id as usize];
@@ -218,7 +224,7 @@ impl Swordbox {
             rewrite_response(frame, layout, psn, msn);
             return self.forward.route(frame, port, now, out);
         }
-        // A READ that its client repeats, from a time when the two sides differed otherwise
+        // Of a READ whose last response overtook others, or that was repeated in the middle of a message
         if is_read {
             let records = self.records(id).iter().filter(|record| {
                 matches!(record.what, What::Unseen | What::Read)
@@ -555,7 +561,7 @@ pub(crate) fn send_first<O: Output>(verdict: Verdict, frame: &O::Frame, out: &mu
 }
 
 /// Gives a response the PSN and the MSN that the client expects.
-fn rewrite_response<F: Frame>(frame: &mut F, layout: Layout, psn: Psn, msn: Option<Msn>) {
+pub(crate) fn rewrite_response<F: Frame>(frame: &mut F, layout: Layout, psn: Psn, msn: Option<Msn>) {
     let packet = Packet::new(frame.bytes(), layout);
     let (psn_is_right, aeth) = (packet.bth().psn() == psn, packet.aeth().copied());
     let wrong = aeth.zip(msn).filter(|(aeth, msn)| aeth.msn() != *msn);

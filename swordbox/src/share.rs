@@ -140,7 +140,10 @@ impl Swordbox {
             Under::Atomic(..) => own.forget(word),
         }
         self.counters.remapped.add(1);
-        self.flows[owner as usize].own_next = server_psn.add(1);
+        let others = owner != id && what.is_atomic();
+        let owner_flow = &mut self.flows[owner as usize];
+        owner_flow.own_next = server_psn.add(1);
+        owner_flow.forgotten |= others;
         let flow = &mut self.flows[id as usize];
         flow.via = lane;
         flow.shared += 1;
@@ -249,7 +252,7 @@ impl Swordbox {
         flow.acked = known_as.add(1);
         flow.shared -= 1;
         flow.msn = flow.msn.add(1);
-        if flow.shared == 0 && flow.is_quiet() && (flow.holds() || flow.nak_due) {
+        if flow.shared == 0 && flow.is_quiet() && (flow.holds() || flow.nak_due || flow.rereading) {
             self.ready.push_back(id);
         }
         let (what, value, answer) = match what {

@@ -26,6 +26,7 @@ impl Swordbox {
             || flow.in_message
             || flow.holds()
             || flow.unsure.is_some()
+            || flow.rereading
             || !self.layers.remap
         {
             return None;

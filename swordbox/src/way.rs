@@ -68,6 +68,13 @@ impl Swordbox {
         Some(Wish { va, rkey, len: len as u8, rights, atomic })
     }
 
+    /// Whether requests of a flow may leave on shared connections at all.
+    #[inline]
+    fn may_share(&self, id: Id) -> bool {
+        let server = usize::from(self.flows[id as usize].server);
+        self.layers.remap && self.config.servers.get(server).is_some_and(|server| server.share)
+    }
+
     /// Counts an atomic on no word at all.
     fn count_misplaced(&self, packet: &Packet<'_>, op: Op) {
         if op.kind == Kind::Atomic && memory_of(packet).is_some_and(|(va, ..)| !va.is_multiple_of(8)) {
@@ -77,7 +84,7 @@ impl Swordbox {
 
     /// Whether a request would take a lane if its connection could: then it is worth that the two sides differ.
     pub(crate) fn wants_lane(&mut self, id: Id, packet: &Packet<'_>, op: Op) -> bool {
-        if !self.layers.remap {
+        if !self.may_share(id) {
             return false;
         }
         let peer = self.ends[id as usize].peer;
@@ -159,7 +166,7 @@ impl Swordbox {
     /// Which way a request goes whose turn it is.
     #[inline]
     pub(crate) fn way_of(&mut self, id: Id, packet: &Packet<'_>, op: Op, now: Nanos) -> Way {
-        if !self.layers.remap || self.flows[id as usize].in_message {
+        if !self.may_share(id) || self.flows[id as usize].in_message {
             return Way::Own;
         }
         let server = self.flows[id as usize].server;
@@ -215,7 +222,7 @@ impl Swordbox {
         let known = known.filter(|_| wish.atomic && self.layers.cas_to_write && writes);
         let flow = &self.flows[id as usize];
         let busy = if flow.shared > 0 { flow.via != lane } else { !flow.is_quiet() };
-        if busy {
+        if busy || flow.rereading {
             return Way::Wait(NONE);
         }
         let there = &self.lanes[lane as usize];

@@ -581,3 +581,18 @@ fn late_answers_do_not_reach_clients_whose_connections_ended_with_an_earlier_lif
     let other = end(2);
     assert_eq!(net.down(&other.ack(other.psn)).len(), 1);
 }
+
+/// `IBV_ACCESS_RELAXED_ORDERING` lets WRITEs of one connection take effect in another order.
+#[test]
+fn server_with_share_false_keeps_every_connection_as_it_is() {
+    let mut net = Net::new(|config| config.servers[0].share = false);
+    let mut a = end(1);
+    for n in 0..12 {
+        let request = if n % 2 == 0 { a.write(a.psn, TABLE, &[0; 8]) } else { a.cas(a.psn, TABLE, 0, 0) };
+        assert!(net.up(&request) == [(request, SERVERS)], "it goes as it is");
+        let found = (n % 2 == 1).then_some(0);
+        assert_eq!(net.down(&a.answer(a.psn, Syndrome::Ack(Credit(0x1f)), found)).len(), 1);
+        a.psn += 1;
+    }
+    assert!(net.events.is_empty() && net.count("paired") == 1);
+}

@@ -3,6 +3,7 @@
 use super::net::*;
 use rocev2::reth::Reth;
 use rocev2::{Bth, Opcode, Psn, Qpn};
+use switch::Nanos;
 
 /// A response on a client's own connection
 fn response(end: &End, opcode: Opcode, psn: u32, len: usize) -> Vec<u8> {
@@ -85,4 +86,120 @@ fn responses_that_changed_places_end_a_read_as_well() {
             assert_eq!(locked(&mut net, &mut a, &owner, 0, 5).len(), 1, "stage {stage}: {lengths:?}");
         }
     }
+}
+
+fn read(end: &End, psn: u32, va: u64, len: u32) -> Vec<u8> {
+    let reth = Reth { va: va.into(), rkey: KEY.into(), len: len.into() };
+    end.request(Opcode::RC_READ_REQUEST, psn, |repr| repr.extended.reth = reth, &[])
+}
+
+/// A response to a READ of one packet, and to ATOMIC WRITE if it has no payload
+fn only(end: &End, psn: u32, len: usize) -> Vec<u8> {
+    response(end, Opcode::RC_READ_RESPONSE_ONLY, psn, len)
+}
+
+/// The owner `a` of the lane has read, its client did not get the response, and `b` has used the lane since.
+fn read_and_passed() -> (Net, End, End, Vec<u8>) {
+    let (mut net, mut a, mut b) = two(|_| {});
+    let owner = a;
+    let asked = read(&a, a.psn, 0x8000_0000, 64);
+    let sent = net.up(&asked);
+    assert_eq!(sent.len(), 1);
+    let answered = net.down(&only(&a, psn(&sent[0].0), 64));
+    assert_eq!((answered.len(), psn(&answered[0].0)), (1, a.psn));
+    a.psn += 1;
+    for n in 0..5 {
+        assert_eq!(locked(&mut net, &mut b, &owner, n, n + 1).len(), 1);
+    }
+    (net, a, b, asked)
+}
+
+/// A responder need not keep a READ behind which others' atomics have passed.
+#[test]
+fn repeated_read_is_a_new_request_of_the_connection() {
+    let (mut net, mut a, _, asked) = read_and_passed();
+    let owner = a;
+    let sent = net.up(&asked);
+    assert_eq!((sent.len(), opcode(&sent[0].0), dest(&sent[0].0)), (1, Opcode::RC_READ_REQUEST, a.server_qpn));
+    let again = psn(&sent[0].0);
+    assert_eq!(again, a.psn + 5, "behind all that was sent on the lane");
+    // The same once more has no other PSN, and is sent again from here.
+    assert_eq!(net.up(&asked).len(), 0, "it is under way");
+    let resent = net.pass(Nanos::from_millis(1));
+    assert!(!resent.is_empty() && resent.iter().all(|(frame, _)| psn(frame) == again), "{}", resent.len());
+    let answered = net.down(&only(&a, again, 64));
+    assert_eq!((answered.len(), psn(&answered[0].0), dest(&answered[0].0)), (1, a.psn - 1, a.qpn));
+    assert_eq!(net.pass(Nanos::from_millis(1)).len(), 0, "it is done");
+    // The next operation on the lane takes the PSN behind it.
+    let sent = net.up(&a.cas(a.psn, TABLE, 5, 6));
+    assert_eq!((opcode(&sent[0].0), psn(&sent[0].0)), (Opcode::RC_WRITE_ONLY, again + 1));
+    a.psn += 1;
+    let answered = net.down(&owner.ack(again + 1));
+    assert_eq!((answered.len(), psn(&answered[0].0)), (1, a.psn - 1));
+    assert_eq!(net.count("reread"), 1);
+}
+
+#[test]
+fn repeated_read_waits_until_the_lane_is_empty_and_others_wait_for_it() {
+    let (mut net, a, mut b, asked) = read_and_passed();
+    let sent = net.up(&b.cas(b.psn, TABLE, 5, 6));
+    let under_way = psn(&sent[0].0);
+    b.psn += 1;
+    assert_eq!(net.up(&asked).len(), 0, "another's operation is under way there");
+    assert_eq!(net.up(&b.cas(b.psn, TABLE, 6, 7)).len(), 0, "it is the owner's turn");
+    let sent = net.down(&a.ack(under_way));
+    let read = sent.iter().find(|(frame, _)| opcode(frame) == Opcode::RC_READ_REQUEST).unwrap();
+    assert_eq!(psn(&read.0), under_way + 1);
+    let sent = net.down(&only(&a, under_way + 1, 64));
+    assert!(sent.iter().any(|(frame, _)| dest(frame) == a.qpn && psn(frame) == a.psn - 1));
+    let cas = sent.iter().find(|(frame, _)| dest(frame) == a.server_qpn).expect("the other's operation");
+    assert_eq!(psn(&cas.0), under_way + 2);
+}
+
+/// READs of several packets are repeated from the packet on that is missing.
+#[test]
+fn repeated_reads_are_done_one_after_the_other() {
+    let (mut net, mut a, _) = two(|_| {});
+    let first = a.psn;
+    let reads = [(first, 2048), (first + 2, 64)];
+    for (at, len) in reads {
+        assert_eq!(net.up(&read(&a, at, 0x8000_0000, len)).len(), 1);
+        let responses = match len {
+            64 => vec![(Opcode::RC_READ_RESPONSE_ONLY, 64)],
+            _ => vec![(Opcode::RC_READ_RESPONSE_FIRST, 1024), (Opcode::RC_READ_RESPONSE_LAST, 1024)],
+        };
+        for (n, (opcode, len)) in (0..).zip(responses) {
+            assert_eq!(net.down(&response(&a, opcode, at + n, len)).len(), 1);
+        }
+    }
+    a.psn += 3;
+    // The second packet of the first, and then the second
+    let sent = net.up(&read(&a, first + 1, 0x8000_0400, 1024));
+    assert_eq!(sent.len(), 1);
+    let again = psn(&sent[0].0);
+    assert_eq!(again, a.psn);
+    assert_eq!(net.up(&read(&a, first + 2, 0x8000_0000, 64)).len(), 0);
+    let sent = net.down(&only(&a, again, 1024));
+    let answer = sent.iter().find(|(frame, _)| dest(frame) == a.qpn).unwrap();
+    assert_eq!(psn(&answer.0), first + 1);
+    let next = sent.iter().find(|(frame, _)| dest(frame) == a.server_qpn).expect("the next READ");
+    assert_eq!(psn(&next.0), again + 1);
+    let sent = net.down(&only(&a, again + 1, 64));
+    assert_eq!((sent.len(), psn(&sent[0].0)), (1, first + 2));
+}
+
+/// Done twice, it would undo what others wrote since.
+#[test]
+fn repeated_atomic_write_is_answered_and_not_done_again() {
+    let (mut net, mut a, _) = two(|_| {});
+    let reth = Reth { va: 0x8000_0000.into(), rkey: KEY.into(), len: 8.into() };
+    let asked = a.request(Opcode::RC_ATOMIC_WRITE, a.psn, |repr| repr.extended.reth = reth, &[1; 8]);
+    assert_eq!(net.up(&asked).len(), 1);
+    assert_eq!(net.down(&only(&a, a.psn, 0)).len(), 1);
+    a.psn += 1;
+    let sent = net.up(&asked);
+    assert_eq!(sent.len(), 1);
+    let (answer, port) = &sent[0];
+    assert_eq!((opcode(answer), dest(answer), *port), (Opcode::RC_READ_RESPONSE_ONLY, a.qpn, CLIENTS));
+    assert_eq!(psn(answer), a.psn - 1);
 }

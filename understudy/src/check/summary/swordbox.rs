@@ -43,7 +43,7 @@ fn memory(switch: &Config) -> String {
 }
 
 fn server(server: &Server) -> String {
-    let Server { host, tables, structures, never, detect, lanes, rd_atomic } = server;
+    let Server { host, tables, structures, never, detect, lanes, rd_atomic, share } = server;
     let lists = structures.iter().filter(|structure| matches!(structure, Structure::Lists(_))).count();
     let locks = structures.len() - lists;
     let steered = match lists {
@@ -56,6 +56,9 @@ fn server(server: &Server) -> String {
         (0, detect) => format!("words after {detect} atomics"),
         (tables, detect) => format!("words of {tables} tables, and others after {detect} atomics"),
     };
+    if !share {
+        return format!("{host}: its connections are not shared (`share` is false){steered}");
+    }
     let never = match never.len() {
         0 => String::new(),
         count => format!(", but for {count} ranges"),
@@ -72,7 +75,7 @@ pub(super) fn notes(config: &SwordboxConfig) -> Vec<String> {
     if switch.layers.remap {
         let bare = switch.servers.iter().filter(|server| {
             let words = |structure: &Structure| matches!(structure, Structure::Locks(_));
-            server.tables.is_empty() && !server.structures.iter().any(words) && server.detect == 0
+            server.share && server.tables.is_empty() && !server.structures.iter().any(words) && server.detect == 0
         });
         notes.extend(bare.map(|server| {
             format!(

@@ -171,6 +171,7 @@ fn server(table: &Table<'_>, host: Option<core::net::IpAddr>) -> Option<Server> 
     let detect = table.number("detect", 0..=u32::MAX.into(), default.detect.into()) as u32;
     let lanes = table.number("lanes", 1..=64, default.lanes as u64) as usize;
     let rd_atomic = table.number("rd_atomic", 1..=MAX_RD_ATOMIC, default.rd_atomic.into()) as u8;
+    let share = table.boolean("share", true);
     let never = table.get("never", "[{ va = 0x10000, bytes = 4096 }]").map_or(Some(Vec::new()), |value| {
         let never = |element: Value<'_>| {
             let table = element.like("{ va = 0x10000, bytes = 4096 }").table("`never`")?;
@@ -185,7 +186,7 @@ fn server(table: &Table<'_>, host: Option<core::net::IpAddr>) -> Option<Server> 
     let tables: Option<Vec<_>> = tables.into_iter().map(lock_table).collect();
     let structures = structures::read(table);
     let (host, tables, structures, never) = (host?, tables?, structures?, never?);
-    Some(Server { host, tables, structures, never, detect, lanes, rd_atomic })
+    Some(Server { host, tables, structures, never, detect, lanes, rd_atomic, share })
 }
 
 /// Words of a server's memory
