@@ -132,8 +132,7 @@ fn drawn(seed: u64, may_fail: bool) -> (Drawn, Chance) {
         cm: may_fail || chance.below(2) == 0,
         ack_timeout: chance.between(5, 7) as u8,
         retry_count: if may_fail { chance.between(4, 7) as u8 } else { rnic::ReadyToSend::NO_LIMIT },
-        // None, until Swordbox makes a READ that the owner of a shared connection repeats a new request.
-        forgetful: Share::NEVER,
+        forgetful: Share::percent(50),
         reconnect_after: may_fail.then(|| Nanos::from_micros(chance.between(100, 500))),
     };
     let work = Work {

@@ -66,10 +66,8 @@ mod drawn;
 mod environment;
 use drawn::{disturb, drawn, may_fail, seeds};
 
-/// The share of NICs that forget old READs and atomics, as soft-RoCE does. None, until Swordbox makes a READ that the owner
-/// of a shared connection repeats a new request: it goes to the server under its old PSN, and a forgetful server drops it
-/// (docs/swordbox.md, Limits).
-const FORGETFUL: Share = Share::NEVER;
+/// The share of NICs that forget old READs and atomics, as soft-RoCE does
+const FORGETFUL: Share = Share::percent(50);
 
 struct Rack {
     world: World,
