@@ -49,9 +49,7 @@ impl Swordbox {
         let (opcode, syndrome, value) = match answer {
             Answer::Ack => (Opcode::RC_ACKNOWLEDGE, Syndrome::Ack(Credit(flow.credit)), None),
             Answer::Syndrome(syndrome) => (Opcode::RC_ACKNOWLEDGE, syndrome, None),
-            Answer::Nothing => {
-                (Opcode::RC_READ_RESPONSE_ONLY, Syndrome::Ack(Credit(flow.credit)), None)
-            }
+            Answer::Nothing => (Opcode::RC_READ_RESPONSE_ONLY, Syndrome::Ack(Credit(flow.credit)), None),
             Answer::Atomic(value) => {
                 (Opcode::RC_ATOMIC_ACKNOWLEDGE, Syndrome::Ack(Credit(flow.credit)), Some(value.to_be_bytes()))
             }

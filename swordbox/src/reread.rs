@@ -129,7 +129,11 @@ impl Swordbox {
             if !flow.rereading {
                 return true;
             }
-            if flow.rereads.sent.is_some() || !flow.is_quiet() || flow.in_message || flow.stage != Stage::Strict {
+            if flow.rereads.sent.is_some()
+                || !flow.is_quiet()
+                || flow.in_message
+                || flow.stage != Stage::Strict
+            {
                 return false;
             }
             if flow.lane != NONE && self.lanes[flow.lane as usize].under_way > 0 {
@@ -178,7 +182,9 @@ impl Swordbox {
     /// Sends the READ that is under way. Without room it is lost, as on a wire.
     fn transmit_reread<O: Output>(&mut self, id: Id, now: Nanos, out: &mut O) {
         let rereads = self.flows[id as usize].rereads;
-        let (Some(sent), Some((bytes, port))) = (rereads.sent, self.held.first(rereads.queue)) else { return };
+        let (Some(sent), Some((bytes, port))) = (rereads.sent, self.held.first(rereads.queue)) else {
+            return;
+        };
         let Ok(mut frame) = out.make_from(bytes) else { return };
         let Class::Roce(layout) = classify(frame.bytes()) else { return };
         let by = self.read_at(id, sent.psn).map_or(0, |record| record.steered);

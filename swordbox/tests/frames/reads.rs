@@ -120,7 +120,10 @@ fn repeated_read_is_a_new_request_of_the_connection() {
     let (mut net, mut a, _, asked) = read_and_passed();
     let owner = a;
     let sent = net.up(&asked);
-    assert_eq!((sent.len(), opcode(&sent[0].0), dest(&sent[0].0)), (1, Opcode::RC_READ_REQUEST, a.server_qpn));
+    assert_eq!(
+        (sent.len(), opcode(&sent[0].0), dest(&sent[0].0)),
+        (1, Opcode::RC_READ_REQUEST, a.server_qpn)
+    );
     let again = psn(&sent[0].0);
     assert_eq!(again, a.psn + 5, "behind all that was sent on the lane");
     // The same once more has no other PSN, and is sent again from here.
@@ -182,8 +185,8 @@ fn repeated_reads_are_done_one_after_the_other() {
     let sent = net.down(&only(&a, again, 1024));
     let answer = sent.iter().find(|(frame, _)| dest(frame) == a.qpn).unwrap();
     assert_eq!(psn(&answer.0), first + 1);
-    let next = sent.iter().find(|(frame, _)| dest(frame) == a.server_qpn).expect("the next READ");
-    assert_eq!(psn(&next.0), again + 1);
+    let second = sent.iter().find(|(frame, _)| dest(frame) == a.server_qpn).expect("the next READ");
+    assert_eq!(psn(&second.0), again + 1);
     let sent = net.down(&only(&a, again + 1, 64));
     assert_eq!((sent.len(), psn(&sent[0].0)), (1, first + 2));
 }

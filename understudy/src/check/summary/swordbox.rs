@@ -75,7 +75,10 @@ pub(super) fn notes(config: &SwordboxConfig) -> Vec<String> {
     if switch.layers.remap {
         let bare = switch.servers.iter().filter(|server| {
             let words = |structure: &Structure| matches!(structure, Structure::Locks(_));
-            server.share && server.tables.is_empty() && !server.structures.iter().any(words) && server.detect == 0
+            server.share
+                && server.tables.is_empty()
+                && !server.structures.iter().any(words)
+                && server.detect == 0
         });
         notes.extend(bare.map(|server| {
             format!(
