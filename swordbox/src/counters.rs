@@ -35,6 +35,8 @@ counters! {
     damaged,
     /// Packets of connections that ended while their sides differed, or with an earlier life
     ended,
+    /// Packets whose PSNs are none of the connection that they name
+    strays,
     /// Connections shared
     lanes,
     /// Shared connections given up

@@ -48,6 +48,27 @@ const PROOFS: usize = 4;
 /// PSNs behind the newest request that are taken to be answered; less than half of all PSNs
 const LONG_AGO: i32 = 1 << 22;
 
+/// PSNs behind what is acknowledged of which a client may want to hear again, and PSNs ahead that it may use while those
+/// between are lost. The end of a message that is longer is among them
+pub(crate) const BEHIND: i32 = 1 << 16;
+
+/// PSNs with which a connection's requests may come.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Window {
+    acked: Psn,
+    next: Psn,
+    ahead: i32,
+}
+
+impl Window {
+    /// Whether a packet with this PSN may be of the connection.
+    #[inline]
+    pub(crate) fn fits(&self, psn: Psn) -> bool {
+        let ahead = psn.distance(self.next);
+        if ahead >= 0 { ahead <= self.ahead } else { self.acked.distance(psn) <= BEHIND }
+    }
+}
+
 /// The requests that go to one queue pair. PSNs of the client are as its packets have them; those of the server as it
 /// expects them on the client's own connection, which others may share.
 ///
@@ -119,6 +140,8 @@ pub(crate) struct Flow {
     pub forgotten: bool,
     /// Its client was asked for a message again, to learn whether it repeats a READ instead
     pub asking: bool,
+    /// Its number was that of a connection whose sides differed, and which may still be there
+    pub haunted: bool,
     /// Up to here the server has done everything on the own connection, though answers before it may be missing
     pub heard: Psn,
     /// Server's PSN less client's, for what is under way on the own connection
@@ -176,6 +199,7 @@ impl Flow {
             newest_at: NOWHERE,
             open: 0,
             over: false,
+            haunted: false,
             leaving: false,
             held: [NONE; 2],
             waits: NONE,
@@ -219,6 +243,26 @@ impl Flow {
         if psn.precedes(self.first) {
             self.first = psn;
         }
+    }
+
+    /// PSNs with which its client's requests may come.
+    pub(crate) fn window(&self) -> Window {
+        // A READ of unknown length may take many.
+        let ahead = if self.unsure.is_some() { LONG_AGO } else { BEHIND };
+        Window { acked: self.acked, next: self.next, ahead }
+    }
+
+    /// PSNs with which the server's answers may come, on the own connection.
+    pub(crate) fn own_window(&self) -> Window {
+        let span = self.next.distance(self.acked).max(0) as u32;
+        let ahead = if self.unsure.is_some() { LONG_AGO } else { BEHIND };
+        Window { acked: self.own_next.sub(span), next: self.own_next, ahead }
+    }
+
+    /// Whether an answer with this PSN may belong to the connection: to what the server has got, or what its client sent.
+    #[inline]
+    pub(crate) fn may_answer(&self, psn: Psn) -> bool {
+        !self.begun || self.own_window().fits(psn) || self.window().fits(psn)
     }
 
     /// Nothing is under way.

@@ -8,10 +8,11 @@ use crate::held::Held;
 use crate::lane::Lane;
 use crate::lines::Lines;
 use crate::op::{Kind, Op};
-use crate::pair::{Handshakes, Strangers};
+use crate::pair::{Gone, Handshakes, Strangers};
 use crate::records::{NO_RECORD, Record, What};
 use crate::sketch::Sketch;
 use crate::steering::Steering;
+use crate::successor::Successors;
 use crate::{Id, NONE};
 use core::net::IpAddr;
 use rocev2::aeth::Aeth;
@@ -23,7 +24,7 @@ use rocev2::packet::ICRC_LEN;
 use rocev2::reth::Reth;
 use rocev2::udp::{PROTOCOL as UDP, Udp};
 use rocev2::{Bth, Class, Fault, Layout, Msn, Opcode, Packet, Psn, Qpn};
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use switch::forward::counters::HostQp;
 use switch::forward::{self, Forward};
@@ -124,9 +125,10 @@ pub struct Swordbox {
     pub(crate) steering: Steering,
     pub(crate) handshakes: Handshakes,
     pub(crate) strangers: Strangers,
+    pub(crate) successors: Successors,
     /// Connections whose sides differ in a way that is not known any more, by what their requests tell of them: all but the
-    /// client's queue pair. With the UDP source port of those, 0 if it is not known
-    pub(crate) ended: HashMap<Connection, (Connection, u16)>,
+    /// client's queue pair
+    pub(crate) ended: HashMap<Connection, Gone>,
     /// When a packet found no place in the table, the last time: as long as its connection may go on, answers may be its
     pub(crate) overflowed: Option<Nanos>,
     pub(crate) counters: Arc<Counters>,
@@ -138,8 +140,8 @@ pub struct Swordbox {
     pub(crate) layers: Layers,
     pub(crate) tick: Nanos,
     pub(crate) aged: Id,
-    /// The clients' ends of connections of an earlier life
-    pub(crate) bereft: HashSet<(IpAddr, Qpn)>,
+    /// The clients' ends of connections of an earlier life, and those connections without them
+    pub(crate) bereft: HashMap<(IpAddr, Qpn), Connection>,
     /// When the first frame came
     pub(crate) begun: Option<Nanos>,
     /// Operations under way on all lanes
@@ -264,9 +266,12 @@ impl Swordbox {
             steering: Steering::new(&config),
             handshakes: Handshakes::new(),
             strangers: Strangers::with_capacity(ends),
+            successors: Successors::new(),
             ended: {
                 let mut ended = HashMap::with_capacity(config.connections.max(config.ended.len()));
-                ended.extend(config.ended.iter().map(|gone| (gone.without_client_qpn(), (*gone, 0))));
+                ended.extend(config.ended.iter().map(|connection| {
+                    (connection.without_client_qpn(), Gone { connection: *connection, psns: None })
+                }));
                 ended
             },
             overflowed: None,
@@ -277,7 +282,7 @@ impl Swordbox {
             layers: config.layers,
             tick: Nanos::ZERO,
             aged: 0,
-            bereft: config.ended.iter().map(|gone| gone.client).collect(),
+            bereft: config.ended.iter().map(|gone| (gone.client, gone.without_client_qpn())).collect(),
             begun: None,
             under_way: 0,
             hosts: config.servers.iter().map(|server| bits_of(server.host)).collect(),

@@ -37,6 +37,8 @@ pub(crate) struct Headers {
 /// What belongs to the connection in a BTH's second byte: all but solicited event and padding
 const KEPT: u8 = 0x4f;
 const SOLICITED: u8 = 0x80;
+/// ECN field of the IPv4 TOS byte and of the IPv6 traffic class
+const ECN: u8 = 0x03;
 
 /// What a BTH says of its packet; the rest belongs to the connection. By value, to be put together in registers.
 #[derive(Clone, Copy, Debug)]
@@ -107,6 +109,8 @@ impl Headers {
         let [flags, high, low]: [u8; 3] = *packet.bytes()[bth + 1..].first_chunk()?;
         headers.bth = [flags & KEPT, high, low];
         headers.bytes[..kept].copy_from_slice(&packet.bytes()[..kept]);
+        // A mark says something about the path of this packet only (RFC 3168, section 5).
+        headers.bytes[l3 + 1] &= if v6 { !(ECN << 4) } else { !ECN };
         if !v6 {
             let mut ip = [0; Ipv4::LEN];
             ip.copy_from_slice(&headers.bytes[l3..l3 + Ipv4::LEN]);
@@ -144,18 +148,6 @@ impl Headers {
                 same::<4>(bytes, own, layout.l3() + 12)
             }
             && same::<SRC_PORT>(bytes, own, layout.udp())
-    }
-
-    /// Whether `packet` comes from another queue pair: a queue pair keeps its UDP source port (IB A17.4.5.2).
-    #[inline]
-    pub(crate) fn is_of_another(&self, packet: &Packet<'_>) -> bool {
-        !self.is_none() && self.src_port() != packet.udp().src_port.get()
-    }
-
-    /// The UDP source port; 0 if nothing has been seen yet
-    pub(crate) fn src_port(&self) -> u16 {
-        let at = usize::from(self.bth_at).saturating_sub(Udp::LEN);
-        u16::from_be_bytes([self.bytes[at], self.bytes[at + 1]])
     }
 
     /// Bytes of a frame with them, a BTH, and so many bytes behind it (without the ICRC).

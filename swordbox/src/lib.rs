@@ -34,6 +34,7 @@ mod share;
 mod sketch;
 pub mod steering;
 mod straight;
+mod successor;
 mod tend;
 mod way;
 

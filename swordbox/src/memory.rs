@@ -9,6 +9,7 @@ use crate::lines::Lines;
 use crate::pair::{Handshakes, Strangers};
 use crate::records::Record;
 use crate::steering::Steering;
+use crate::successor::Successors;
 use core::mem::size_of;
 use switch::forward::counters::HostQp;
 use switch::table::Index;
@@ -38,7 +39,8 @@ impl Config {
             connections: Index::<HostQp>::bytes(ends)
                 + ends * end
                 + Strangers::bytes(ends)
-                + Handshakes::BYTES,
+                + Handshakes::BYTES
+                + Successors::BYTES,
             in_flight: lanes * Lane::bytes(self.in_flight),
             lines: Lines::bytes(self.lines),
             held: Held::bytes(self.held),

@@ -1,8 +1,10 @@
 //! Which two ends belong to one connection: told by the connection manager, or found out from what is answered.
 
-use crate::flow::{Flow, Stage};
+use crate::config::Connection;
+use crate::flow::{BEHIND, Flow, Stage, Window};
 use crate::function::{Event, NO_SERVER, Swordbox, UNTOLD, bits_of};
 use crate::records::{Record, What};
+use crate::successor::Successor;
 use crate::{Id, NONE};
 use core::net::IpAddr;
 use rocev2::aeth::Syndrome;
@@ -18,6 +20,22 @@ const HANDSHAKES: usize = 4096;
 const CONFIRMATIONS: u8 = 3;
 /// Connections between the same two hosts that are looked at to find the right one
 const CANDIDATES: usize = 1024;
+
+/// A connection whose two sides differ by what is not known any more.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Gone {
+    pub connection: Connection,
+    /// PSNs that its client would go on with, and the one that the server expects next; unless it is from before a restart
+    pub psns: Option<(Window, Psn)>,
+}
+
+impl Gone {
+    /// Whether a request with this PSN cannot be the old client's, and would be refused as too early by the old queue pair
+    /// of the server: if that acknowledges it, it is another one.
+    pub(crate) fn is_new(&self, psn: Psn) -> bool {
+        self.psns.is_some_and(|(window, own_next)| !window.fits(psn) && psn.distance(own_next) > BEHIND)
+    }
+}
 
 /// Two hosts: who asks, and who is asked
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,13 +187,14 @@ impl Swordbox {
                 true
             }
             Body::Dreq(dreq) => {
-                self.disconnect(HostQp::new(packet.dst(), dreq.remote_qpn()), bits_of(packet.src()))
+                self.disconnect(HostQp::new(packet.dst(), dreq.remote_qpn()), bits_of(packet.src()), port)
             }
             _ => true,
         }
     }
 
-    /// The connection manager made a connection.
+    /// The connection manager made a connection. What is known of connections that pass as they are is forgotten for it; a
+    /// translated one stays until packets of both ends show that it is gone.
     fn connect(
         &mut self,
         request: &Request,
@@ -185,12 +204,36 @@ impl Swordbox {
         port: PortId,
         now: Nanos,
     ) {
-        let keys = [HostQp::new(server.0, server.1), HostQp::new(request.client, request.qpn)];
+        let successor = Successor {
+            server,
+            client: (request.client, request.qpn),
+            psn,
+            server_psn: request.psn,
+            mtu: request.mtu,
+            max_reads: responder_resources,
+            client_port: request.port,
+            server_port: port,
+            at: now,
+            asked: false,
+        };
+        let keys = successor.keys();
         if keys.iter().all(|key| self.server_of(bits_of(key.host())) == NO_SERVER) {
             return;
         }
-        // Both queue pairs are new, whoever had their numbers before.
-        self.ended.retain(|gone, _| gone.server != server);
+        let gone = Connection { server, client: (request.client, Qpn::new(0)) };
+        if keys.iter().any(|key| self.is_translated(key)) || self.ended.contains_key(&gone) {
+            self.await_successor(successor);
+        } else {
+            self.succeed(&successor, true, now);
+        }
+    }
+
+    /// A connection takes the place of whatever its queue pairs were known to belong to; `begins` if nothing of it has been
+    /// sent yet.
+    pub(crate) fn succeed(&mut self, successor: &Successor, begins: bool, now: Nanos) {
+        let (server, client) = (successor.server, successor.client);
+        let keys = successor.keys();
+        self.declare_over(&Connection { server, client: (client.0, Qpn::new(0)) });
         for key in keys {
             if let Some(id) = self.index.get(&key) {
                 self.forget(id);
@@ -203,19 +246,31 @@ impl Swordbox {
             }
             return;
         };
-        self.pair(to_server, to_client, Stage::Clear);
-        self.ends[to_server as usize].port = port;
-        self.ends[to_client as usize].port = request.port;
-        for (id, from, psn) in [(to_server, request.client, psn), (to_client, server.0, request.psn)] {
+        // A REQ and a REP may be forged: only when an answer to that client fits the requests, everything is known.
+        self.pair(to_server, to_client, Stage::Paired);
+        self.ends[to_server as usize].port = successor.server_port;
+        self.ends[to_client as usize].port = successor.client_port;
+        for (id, from, psn) in
+            [(to_server, client.0, successor.psn), (to_client, server.0, successor.server_psn)]
+        {
             let flow = &mut self.flows[id as usize];
-            flow.begin(psn);
-            flow.mtu = request.mtu;
-            flow.max_reads = if id == to_server { responder_resources } else { 0 };
+            if begins {
+                flow.begin(psn);
+            }
+            flow.mtu = successor.mtu;
+            flow.max_reads = if id == to_server { successor.max_reads } else { 0 };
             let end = &mut self.ends[id as usize];
             end.from = bits_of(from);
             end.seen = now;
         }
         self.counters.paired_by_cm.add(1);
+    }
+
+    /// A connection that ended is known to be gone at its server: its queue pair has another one.
+    fn declare_over(&mut self, key: &Connection) {
+        if let Some(gone) = self.ended.remove(key) {
+            self.events.push_back(Event::Over(gone.connection));
+        }
     }
 
     /// It is known who sends to an end, but not which end its answers go to.
@@ -270,11 +325,17 @@ impl Swordbox {
     }
 
     /// A connection is asked to end. Not while others have operations under way on it: the manager will ask again.
-    fn disconnect(&mut self, key: HostQp, from: u128) -> bool {
+    fn disconnect(&mut self, key: HostQp, from: u128, port: PortId) -> bool {
         let Some(id) = self.index.get(&key) else { return true };
         let peer = self.ends[id as usize].peer;
         if self.index.key(peer).is_some_and(|other| bits_of(other.host()) != from) {
             // The manager there will not know what it is about.
+            self.counters.spoofed.add(1);
+            return true;
+        }
+        // Where its sender's packets come from, as far as that was seen: frames to the sender leave there.
+        let leads = peer != NONE && self.ends[id as usize].came_on != UNTOLD;
+        if leads && self.ends[peer as usize].port != port && self.is_translated(&key) {
             self.counters.spoofed.add(1);
             return true;
         }
@@ -358,16 +419,31 @@ impl Swordbox {
         self.end_rereads(id);
     }
 
-    /// An end gets answers from another queue pair than before: what was known of its connection is over.
-    pub(crate) fn part(&mut self, to: Id) {
+    /// A client's queue pair gets answers to requests of another connection than the one that is known: its number was given
+    /// again. The server may keep the other end of the old connection, so that goes on to be known as ended. Whether there is
+    /// room for that.
+    fn bury(&mut self, to: Id) -> bool {
         let id = self.ends[to as usize].peer;
-        let end = &mut self.ends[to as usize];
-        end.guess = NONE;
-        end.latest = None;
-        end.headers = crate::headers::Headers::NONE;
-        if id != NONE {
-            self.forget(id);
+        if id == NONE {
+            return true;
         }
+        if self.flows[id as usize].stage >= Stage::Strict && !self.flows[id as usize].over {
+            if self.ended.len() + 1 >= self.config.connections {
+                return false;
+            }
+            self.remember(id);
+        } else if self.flows[id as usize].stage >= Stage::Asked
+            && let Some(connection) = self.connection_of(id)
+        {
+            self.events.push_back(Event::Over(connection));
+        }
+        if self.flows[to as usize].stage >= Stage::Asked
+            && let Some(connection) = self.connection_of(to)
+        {
+            self.events.push_back(Event::Over(connection));
+        }
+        self.forget_quietly(to);
+        true
     }
 
     /// An end is forgotten, and the other end of its connection with it: that is over.
@@ -415,9 +491,10 @@ impl Swordbox {
 
     /// A connection's two sides differ, and by how much will not be known any more.
     pub(crate) fn remember(&mut self, id: Id) {
-        if let Some(gone) = self.connection_of(id) {
-            let port = self.ends[id as usize].headers.src_port();
-            self.ended.insert(gone.without_client_qpn(), (gone, port));
+        if let Some(connection) = self.connection_of(id) {
+            let flow = &self.flows[id as usize];
+            let psns = Some((flow.window(), flow.own_next));
+            self.ended.insert(connection.without_client_qpn(), Gone { connection, psns });
         }
     }
 
@@ -507,6 +584,18 @@ impl Swordbox {
         let ageing = self.config.ageing;
         let complete = self.overflowed.is_none_or(|at| self.tick.since(at) > ageing);
         if end.confirmed.0 >= CONFIRMATIONS && complete {
+            if self.ends[to as usize].peer != NONE {
+                // Its end is made anew, and asked for as if nothing had been known of it.
+                _ = self.bury(to);
+                return;
+            }
+            if core::mem::take(&mut self.flows[found as usize].haunted)
+                && let Some(connection) = self.index.key(found).copied()
+            {
+                // The server has acknowledged what the queue pair of the old connection would have refused.
+                let client = (packet.dst(), Qpn::new(0));
+                self.declare_over(&Connection { server: (connection.host(), connection.qpn()), client });
+            }
             self.pair(found, to, Stage::Paired);
             self.ends[found as usize].port = port;
             // What was remembered of requests whose answers went unseen

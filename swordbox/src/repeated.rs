@@ -14,10 +14,6 @@ use crate::way::Way;
 use rocev2::{Layout, Packet, Psn};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
 
-/// PSNs behind what is acknowledged of which a client may want to hear again. The end of a message that is longer is among
-/// them
-const REPEATED: i32 = 1 << 16;
-
 impl Swordbox {
     /// A request that was seen before.
     #[allow(clippy::too_many_arguments, reason = "a frame and what is known of it")]
@@ -99,8 +95,7 @@ impl Swordbox {
                 self.answer_again(id, frame, psn, Answer::Atomic(record.value))
             }
             _ if matches!(op.kind, Kind::Write | Kind::Body) => {
-                // A new queue pair with old numbers begins anywhere: nothing of it may be acknowledged that was not done.
-                if !ack_req || self.flows[id as usize].acked.distance(psn) > REPEATED {
+                if !ack_req {
                     return Verdict::Drop(DropReason::Repeated);
                 }
                 self.answer_again(id, frame, psn, Answer::Ack)

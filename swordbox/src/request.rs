@@ -48,6 +48,9 @@ impl Swordbox {
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
         let Some(id) = self.end_of(&packet) else {
+            if self.has_ended(&packet) {
+                return self.refuse_ended(frame, layout, port, now, out);
+            }
             return self.on_stranger(frame, layout, port, now, out);
         };
         if self.flows[id as usize].server == NO_SERVER {
@@ -91,24 +94,44 @@ impl Swordbox {
         out: &mut O,
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
+        let psn = packet.bth().psn();
+        if !is_known && self.is_taken_over(id, &packet, now) {
+            self.forget(id);
+            let Some(new) = self.end_of(&packet) else {
+                return self.on_stranger(frame, layout, port, now, out);
+            };
+            id = new;
+        }
+        if !is_known && !self.is_from(id, source_of(&packet), &packet) {
+            self.counters.spoofed.add(1);
+            if self.flows[id as usize].stage >= Stage::Strict || self.has_ended(&packet) {
+                return Verdict::Drop(DropReason::WrongSource);
+            }
+            return self.on_stranger(frame, layout, port, now, out);
+        }
+        let flow = &self.flows[id as usize];
+        if flow.haunted && self.has_ended(&packet) {
+            return self.refuse_ended(frame, layout, port, now, out);
+        }
+        if flow.begun && !flow.window().fits(psn) {
+            // Its queue pair has another connection than before, or somebody lies. The UDP source port says nothing about that:
+            // a network that changes its paths may change it.
+            if !packet.verify_icrc() {
+                return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
+            }
+            if flow.stage >= Stage::Strict {
+                return self.refuse_stray(frame, layout, port, now, out);
+            }
+            self.forget(id);
+            let Some(new) = self.end_of(&packet) else {
+                return self.on_stranger(frame, layout, port, now, out);
+            };
+            id = new;
+            _ = self.is_from(id, source_of(&packet), &packet);
+        }
         if is_known {
             self.ends[id as usize].seen = now;
         } else {
-            if self.is_reborn(id, &packet, now) {
-                self.remember_if_elsewhere(id, &packet);
-                self.forget(id);
-                let Some(new) = self.end_of(&packet) else {
-                    return self.on_stranger(frame, layout, port, now, out);
-                };
-                id = new;
-            }
-            if !self.is_from(id, source_of(&packet), &packet) {
-                self.counters.spoofed.add(1);
-                if self.flows[id as usize].stage >= Stage::Strict || self.has_ended(&packet) {
-                    return Verdict::Drop(DropReason::WrongSource);
-                }
-                return self.on_stranger(frame, layout, port, now, out);
-            }
             self.note(id, &packet, port, now);
         }
         match self.flows[id as usize].stage {
@@ -121,40 +144,60 @@ impl Swordbox {
         }
     }
 
-    /// Whether a packet to `id` is of another connection than those before: its queue pair has been made anew.
+    /// A packet to a translated connection that is none of it goes nowhere: to the server it may be one that it has executed.
     #[cold]
-    pub(crate) fn is_reborn(&self, id: Id, packet: &Packet<'_>, now: Nanos) -> bool {
-        let end = &self.ends[id as usize];
-        let other = end.headers.is_of_another(packet);
-        // Another host may as well be lying, as long as the one that is known is there.
-        let elsewhere = end.from != 0 && end.from != source_of(packet);
-        (if elsewhere { now.since(end.seen) > self.config.dead_after } else { other }) && packet.verify_icrc()
+    fn refuse_stray<O: Output>(
+        &mut self,
+        frame: &mut O::Frame,
+        layout: Layout,
+        port: PortId,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
+        let packet = Packet::new(frame.bytes(), layout);
+        if self.is_of_successor(&packet, now) {
+            return self.on_stranger(frame, layout, port, now, out);
+        }
+        self.counters.strays.add(1);
+        Verdict::Drop(DropReason::NoQueuePair)
     }
 
-    /// Whoever took over a queue pair's number may be lying: then the requests of its client must not pass as if nothing had
-    /// happened.
-    fn remember_if_elsewhere(&mut self, id: Id, packet: &Packet<'_>) {
-        if self.flows[id as usize].stage >= Stage::Strict
-            && !self.flows[id as usize].over
-            && self.ends[id as usize].from != source_of(packet)
-            && self.ended.len() < self.config.connections
-        {
-            self.remember(id);
+    /// The same for one of which it is not known any more by how much its sides differ.
+    #[cold]
+    fn refuse_ended<O: Output>(
+        &mut self,
+        frame: &mut O::Frame,
+        layout: Layout,
+        port: PortId,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
+        let packet = Packet::new(frame.bytes(), layout);
+        if self.is_of_successor(&packet, now) {
+            return self.on_stranger(frame, layout, port, now, out);
         }
+        self.counters.ended.add(1);
+        Verdict::Drop(DropReason::NoQueuePair)
+    }
+
+    /// Whether a packet to `id` comes from another host than those before, which has been silent since: the queue pair has
+    /// another connection. Not if the old one is translated: another host may as well be lying.
+    #[cold]
+    fn is_taken_over(&self, id: Id, packet: &Packet<'_>, now: Nanos) -> bool {
+        let end = &self.ends[id as usize];
+        end.from != 0
+            && end.from != source_of(packet)
+            && self.flows[id as usize].stage < Stage::Strict
+            && now.since(end.seen) > self.config.dead_after
+            && packet.verify_icrc()
     }
 
     /// Whether a request belongs to a connection of which it is not known any more by how much its sides differ.
-    fn has_ended(&mut self, packet: &Packet<'_>) -> bool {
+    fn has_ended(&self, packet: &Packet<'_>) -> bool {
         let (server, client) = ((packet.dst(), packet.bth().dest_qp()), (packet.src(), Qpn::new(0)));
-        let key = Connection { server, client };
-        let Some(&(gone, port)) = self.ended.get(&key) else { return false };
-        if port == 0 || port == packet.udp().src_port.get() || !packet.verify_icrc() {
-            return true;
-        }
-        // A queue pair keeps its port: this is another one with its number.
-        self.ended.remove(&key);
-        self.events.push_back(Event::Over(gone));
-        false
+        self.ended
+            .get(&Connection { server, client })
+            .is_some_and(|gone| !gone.is_new(packet.bth().psn()) || !packet.verify_icrc())
     }
 
     /// Whether a request to `id` comes from where they came from so far.
@@ -165,9 +208,9 @@ impl Swordbox {
                 return false;
             }
             end.from = from;
-            if self.has_ended(packet) {
-                self.flows[id as usize].stage = Stage::Ended;
-            } else if self.ends[id as usize].peer == NONE {
+            let (server, client) = ((packet.dst(), packet.bth().dest_qp()), (packet.src(), Qpn::new(0)));
+            self.flows[id as usize].haunted = self.ended.contains_key(&Connection { server, client });
+            if self.ends[id as usize].peer == NONE {
                 self.await_peer(id);
             }
         }

@@ -4,7 +4,7 @@
 use crate::answer::Answer;
 use crate::flow::Stage;
 use crate::function::{NO_SERVER, Swordbox, source_of};
-use crate::headers::Base;
+use crate::headers::{Base, Class8};
 use crate::lane::Under;
 use crate::records::{Record, What};
 use crate::{Id, NONE};
@@ -32,6 +32,9 @@ impl Swordbox {
             return self.forward.route(frame, port, now, out);
         }
         if !self.bereft.is_empty() && self.is_from_before(&packet, now) {
+            if self.is_succeeded(&packet, port, now) {
+                return self.forward.route(frame, port, now, out);
+            }
             self.counters.ended.add(1);
             return Verdict::Drop(DropReason::NoQueuePair);
         }
@@ -53,7 +56,7 @@ impl Swordbox {
     #[inline(never)]
     fn on_response_to<O: Output>(
         &mut self,
-        mut to: Id,
+        to: Id,
         server: u8,
         frame: &mut O::Frame,
         layout: Layout,
@@ -63,17 +66,20 @@ impl Swordbox {
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
         let from = source_of(&packet);
-        if self.ends[to as usize].headers.is_of_another(&packet) && packet.verify_icrc() {
-            self.part(to);
-            let Some(new) = self.end_of(&packet) else {
-                return self.pass_unknown(frame, layout, port, now, out);
-            };
-            to = new;
-        }
         let id = self.ends[to as usize].peer;
         if self.flows.get(id as usize).is_some_and(|flow| flow.server != server) {
             self.counters.spoofed.add(1);
             return Verdict::Drop(DropReason::WrongSource);
+        }
+        if self.flows.get(id as usize).is_none_or(|flow| !flow.may_answer(packet.bth().psn()))
+            && self.is_succeeded(&packet, port, now)
+        {
+            return self.forward.route(frame, port, now, out);
+        }
+        if let Some(flow) = self.flows.get(id as usize)
+            && !flow.may_answer(packet.bth().psn())
+        {
+            return self.on_stray_answer(to, frame, layout, port, now, out);
         }
         let end = &mut self.ends[to as usize];
         end.seen = now;
@@ -134,6 +140,31 @@ impl Swordbox {
         verdict
     }
 
+    /// An answer to a client's queue pair that does not answer any request of the connection that is known of it. Its client
+    /// does not wait for it, unless its number was given again: then there is another connection whose requests it fits.
+    #[cold]
+    fn on_stray_answer<O: Output>(
+        &mut self,
+        to: Id,
+        frame: &mut O::Frame,
+        layout: Layout,
+        port: PortId,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
+        let packet = Packet::new(frame.bytes(), layout);
+        if !packet.verify_icrc() {
+            return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
+        }
+        self.counters.strays.add(1);
+        let id = self.ends[to as usize].peer;
+        // Answers of the server come from where the known ones came from.
+        if self.ends[id as usize].port == port {
+            self.guess(to, &packet, source_of(&packet), port);
+        }
+        self.forward.route(frame, port, now, out)
+    }
+
     /// Whether something waits for a flow's own requests, which are all done.
     fn is_awaited(&self, id: Id) -> bool {
         let flow = &self.flows[id as usize];
@@ -164,7 +195,8 @@ impl Swordbox {
             return false;
         }
         let client = (packet.dst(), packet.bth().dest_qp());
-        self.bereft.contains(&client) && self.ended.values().any(|(gone, _)| gone.client == client)
+        let Some(key) = self.bereft.get(&client) else { return false };
+        self.ended.get(key).is_some_and(|gone| gone.connection.client == client)
     }
 
     /// A response on a client's own connection: it may have to wait.
@@ -541,7 +573,7 @@ impl Swordbox {
             };
             let Ok(mut copy) = out.make(0) else { return };
             let base = Base { becn: true, ..Base::new(Opcode::CNP, key.qpn(), packet.bth().psn()) };
-            if end.headers.build(&mut copy, None, base, &[0; 16]).is_ok() {
+            if end.headers.build(&mut copy, Some(Class8::of(&packet)), base, &[0; 16]).is_ok() {
                 self.counters.cnps.add(1);
                 _ = out.send(copy, end.port);
             }

@@ -1,0 +1,150 @@
+//! Connections that the connection manager made with the number of a queue pair of a connection that is translated. They
+//! replace it only when packets of both ends show that it is gone: a REQ and a REP can be forged.
+
+use crate::function::Swordbox;
+use crate::{Id, NONE};
+use core::net::IpAddr;
+use rocev2::{Opcode, Packet, Psn, Qpn};
+use switch::forward::counters::HostQp;
+use switch::table::{Key, mix};
+use switch::{Nanos, PortId};
+
+/// Successors that are kept. One takes the place of an older one
+const PLACES: usize = 1024;
+/// Requests from the starting PSN on that pass before the server has answered one
+const FIRST: i32 = 256;
+
+/// A connection that the connection manager made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Successor {
+    pub server: (IpAddr, Qpn),
+    pub client: (IpAddr, Qpn),
+    /// With which the client begins
+    pub psn: Psn,
+    /// With which the server begins
+    pub server_psn: Psn,
+    /// Path MTU in bytes, 0 if it was not told
+    pub mtu: u16,
+    /// READs and atomics that the server takes at once
+    pub max_reads: u8,
+    /// Ports on which the REQ and the REP came
+    pub client_port: PortId,
+    pub server_port: PortId,
+    pub at: Nanos,
+    /// A request with its starting PSN has passed
+    pub asked: bool,
+}
+
+impl Successor {
+    /// Its queue pairs: the server's, and the client's
+    pub(crate) fn keys(&self) -> [HostQp; 2] {
+        [self.server, self.client].map(|(host, qpn)| HostQp::new(host, qpn))
+    }
+}
+
+/// Successors, by server's and by client's queue pair.
+#[derive(Debug)]
+pub(crate) struct Successors {
+    places: Box<[Option<Successor>]>,
+    /// Where that of a client is
+    by_client: Box<[u16]>,
+}
+
+fn place_of((host, qpn): (IpAddr, Qpn)) -> usize {
+    mix(HostQp::new(host, qpn).hash()) as usize % PLACES
+}
+
+impl Successors {
+    pub(crate) const BYTES: usize = PLACES * (size_of::<Option<Successor>>() + size_of::<u16>());
+
+    pub(crate) fn new() -> Self {
+        Self { places: vec![None; PLACES].into(), by_client: vec![0; PLACES].into() }
+    }
+
+    fn keep(&mut self, successor: Successor) {
+        let place = place_of(successor.server);
+        self.places[place] = Some(successor);
+        self.by_client[place_of(successor.client)] = place as u16;
+    }
+
+    fn of_server(&mut self, server: (IpAddr, Qpn)) -> Option<&mut Successor> {
+        self.places[place_of(server)].as_mut().filter(|successor| successor.server == server)
+    }
+
+    fn of_client(&self, client: (IpAddr, Qpn)) -> Option<Successor> {
+        let place = usize::from(self.by_client[place_of(client)]);
+        self.places[place].filter(|successor| successor.client == client)
+    }
+}
+
+impl Swordbox {
+    /// Keeps a connection that is to replace a translated one. Not if the REP came another way than the server's packets do.
+    pub(crate) fn await_successor(&mut self, successor: Successor) {
+        let known = self.index.get(&HostQp::new(successor.server.0, successor.server.1));
+        let peer = known.map_or(NONE, |id| self.ends[id as usize].peer);
+        let leads =
+            peer != NONE && known.is_some_and(|id| self.ends[id as usize].port != successor.server_port);
+        if leads {
+            self.counters.spoofed.add(1);
+            return;
+        }
+        self.successors.keep(successor);
+    }
+
+    /// Whether a request that does not belong to the translated connection to its queue pair is one of the first of a
+    /// connection that is to replace it. A server's queue pair of the old connection takes it for a repeated one or for one
+    /// that is too early, and executes it in neither case.
+    #[cold]
+    pub(crate) fn is_of_successor(&mut self, packet: &Packet<'_>, now: Nanos) -> bool {
+        let server = (packet.dst(), packet.bth().dest_qp());
+        let (client, psn, ageing) = (packet.src(), packet.bth().psn(), self.config.ageing);
+        let Some(successor) = self.successors.of_server(server) else { return false };
+        let fits = (0..FIRST).contains(&psn.distance(successor.psn));
+        if successor.client.0 != client || !fits || now.since(successor.at) > ageing || !packet.verify_icrc()
+        {
+            return false;
+        }
+        successor.asked = true;
+        true
+    }
+
+    /// An answer that does not belong to the connection that is known of its client's queue pair, or to none: if it is the
+    /// server's answer to the first requests of a successor, that replaces what was there. Whether it does.
+    #[cold]
+    pub(crate) fn is_succeeded(&mut self, packet: &Packet<'_>, port: PortId, now: Nanos) -> bool {
+        let client = (packet.dst(), packet.bth().dest_qp());
+        let psn = packet.bth().psn();
+        let acknowledges =
+            matches!(
+                packet.layout().opcode(),
+                Opcode::RC_ACKNOWLEDGE | Opcode::RC_ATOMIC_ACKNOWLEDGE | Opcode::RC_READ_RESPONSE_ONLY
+            ) && packet.aeth().is_some_and(|aeth| matches!(aeth.kind(), rocev2::aeth::Syndrome::Ack(_)));
+        let Some(successor) = self.successors.of_client(client) else { return false };
+        if !successor.asked
+            || !acknowledges
+            || successor.server.0 != packet.src()
+            || successor.server_port != port
+            || now.since(successor.at) > self.config.ageing
+            || !(0..FIRST).contains(&psn.distance(successor.psn))
+            || !packet.verify_icrc()
+        {
+            return false;
+        }
+        let place = place_of(successor.server);
+        self.successors.places[place] = None;
+        // Requests behind the one that is answered are under way: those that come from now on are followed.
+        self.succeed(&successor, false, now);
+        true
+    }
+
+    /// Whether a queue pair belongs to a connection whose two sides may differ.
+    pub(crate) fn is_translated(&self, key: &HostQp) -> bool {
+        let Some(id) = self.index.get(key) else { return false };
+        let differs = |end: Id| {
+            self.flows
+                .get(end as usize)
+                .is_some_and(|flow| flow.stage >= crate::flow::Stage::Strict && !flow.over)
+        };
+        differs(id) || differs(self.ends[id as usize].peer)
+    }
+}

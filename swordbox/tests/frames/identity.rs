@@ -1,0 +1,207 @@
+//! Which packets belong to a connection: judged by queue pair and PSN, whatever the UDP source port is.
+
+use super::net::*;
+use rocev2::aeth::{Credit, Syndrome};
+use rocev2::cm::{self, Kind, MAD_LEN, MadHeader, Rep, Req};
+use rocev2::deth::Deth;
+use rocev2::repr::Repr;
+use rocev2::{Bth, Opcode, Psn, Qpn};
+use switch::{Nanos, PortId, Verdict};
+use swordbox::Event;
+use zerocopy::FromZeros;
+
+/// The owner of a lane that another client has used: the server expects another PSN than the owner will send.
+fn translated() -> (Net, End, End, u32) {
+    let (mut net, a, mut b) = two(|_| {});
+    for n in 0..5 {
+        locked(&mut net, &mut b, &a, n, n + 1);
+    }
+    let expected = a.psn + 5;
+    (net, a, b, expected)
+}
+
+/// A network may send a connection's packets over another path at any time, and a NIC may have its ports changed for that.
+#[test]
+fn a_translated_connection_survives_another_source_port() {
+    let (mut net, a, _, expected) = translated();
+    let moved = End { port: a.port + 1, ..a };
+    let sent = net.up(&moved.write(a.psn, 0x8000_0000, &[1; 8]));
+    assert_eq!((sent.len(), psn(&sent[0].0)), (1, expected));
+    let sent = net.down(&a.ack(expected));
+    assert_eq!((psn(&sent[0].0), dest(&sent[0].0)), (a.psn, a.qpn));
+    let sent = net.up(&a.write(a.psn + 1, 0x8000_0000, &[1; 8]));
+    assert_eq!(psn(&sent[0].0), expected + 1);
+}
+
+/// So may the server's answers.
+#[test]
+fn a_translated_connection_survives_another_source_port_of_the_server() {
+    let (mut net, a, mut b, _) = translated();
+    for n in 5..10 {
+        let sent = net.up(&b.cas(b.psn, TABLE, n, n + 1));
+        b.psn += 1;
+        let mut ack = a.ack(psn(&sent[0].0));
+        ack[35] ^= n as u8;
+        let end = ack.len() - 4;
+        let icrc = rocev2::icrc::compute_for(&ack[14..end], false, 20);
+        ack[end..].copy_from_slice(&icrc.to_le_bytes());
+        let sent = net.down(&ack);
+        assert_eq!((opcode(&sent[0].0), dest(&sent[0].0)), (Opcode::RC_ATOMIC_ACKNOWLEDGE, b.qpn));
+    }
+}
+
+/// Somebody has the client's address, and guesses nothing else.
+#[test]
+fn a_forged_packet_does_not_change_a_translated_connection() {
+    let (mut net, a, _, expected) = translated();
+    for psn in [77, 0x80_0000, 0xff_ffff] {
+        let bth = Bth::new(Opcode::RC_SEND_ONLY, Qpn::new(a.server_qpn), Psn::new(psn));
+        let lie = frame(a.ip, SERVER, 0xbeef, bth, |_| {}, &[0; 8]);
+        assert_eq!(net.up(&lie).len(), 0);
+    }
+    assert_eq!(net.count("strays"), 3);
+    let sent = net.up(&a.write(a.psn, 0x8000_0000, &[7; 8]));
+    assert_eq!(psn(&sent[0].0), expected);
+    // After a silence, too
+    net.down(&a.ack(expected));
+    net.pass(Nanos::from_secs(5));
+    let bth = Bth::new(Opcode::RC_SEND_ONLY, Qpn::new(a.server_qpn), Psn::new(77));
+    assert_eq!(net.up(&frame(a.ip, SERVER, 0xbeef, bth, |_| {}, &[0; 8])).len(), 0);
+    assert_eq!(net.up(&frame([10, 0, 1, 99], SERVER, 0xbeef, bth, |_| {}, &[0; 8])).len(), 0);
+    let sent = net.up(&a.write(a.psn + 1, 0x8000_0000, &[7; 8]));
+    assert_eq!(psn(&sent[0].0), expected + 1);
+}
+
+/// The client's queue pair has been made anew with its old number, at a queue pair of the server that is new, too.
+#[test]
+fn a_client_that_gives_its_number_again_is_answered() {
+    let (mut net, a, mut b, _) = translated();
+    let mut new = End { server_qpn: 0x777, psn: 0x80_0000, ..a };
+    for _ in 0..12 {
+        assert_eq!(net.up(&new.write(new.psn, 0x8000_0000, &[0; 8])).len(), 1);
+        assert_eq!(net.down(&new.ack(new.psn)).len(), 1, "at PSN {:#x}", new.psn);
+        new.psn += 1;
+    }
+    let cas = new.cas(new.psn, TABLE + 2048, 1, 0);
+    net.up(&cas);
+    let diverging = |event: &Event| matches!(event, Event::Diverging(new) if new.server.1 == Qpn::new(0x777));
+    assert!(net.events.iter().any(diverging), "it takes part");
+    // What the old one had is over, and its old packets go nowhere.
+    assert_eq!(net.up(&a.write(a.psn, 0x8000_0000, &[0; 8])).len(), 0);
+    // Others find another lane.
+    let sent = net.up(&b.cas(b.psn, TABLE, 5, 6));
+    assert_ne!(dest(&sent[0].0), a.server_qpn);
+    b.psn += 1;
+}
+
+fn datagram(from: [u8; 4], to: [u8; 4], mad: &[u8]) -> Vec<u8> {
+    let bth = Bth::new(Opcode::UD_SEND_ONLY, Qpn::GSI, Psn::ZERO);
+    let change = |repr: &mut Repr<'_>| repr.extended.deth = Deth::new(Deth::GSI_QKEY, Qpn::GSI);
+    frame(from, to, 0xc123, bth, change, mad)
+}
+
+/// The REQ and the REP of a connection.
+fn handshake(end: &End) -> [Vec<u8>; 2] {
+    let mut req = Req::new_zeroed();
+    req.local_comm_id = 5.into();
+    req.set_qpn(Qpn::new(end.qpn));
+    req.set_starting_psn(Psn::new(0x1234));
+    let mut rep = Rep::new_zeroed();
+    rep.remote_comm_id = 5.into();
+    rep.set_qpn(Qpn::new(end.server_qpn));
+    rep.set_starting_psn(Psn::new(end.psn));
+    let mut mads = [[0; MAD_LEN]; 2];
+    cm::emit(&MadHeader::new(Kind::Req, 1), &req, &mut mads[0]);
+    cm::emit(&MadHeader::new(Kind::Rep, 1), &rep, &mut mads[1]);
+    [datagram(end.ip, SERVER, &mads[0]), datagram(SERVER, end.ip, &mads[1])]
+}
+
+/// A REQ and a REP that somebody has made up, as from both ends.
+#[test]
+fn a_forged_handshake_does_not_change_a_translated_connection() {
+    for port in [CLIENTS, SERVERS] {
+        let (mut net, a, mut b, expected) = translated();
+        let [req, rep] = handshake(&End { psn: 0x50_0000, ..a });
+        net.up(&req);
+        net.run(&rep, port);
+        let sent = net.up(&a.write(a.psn, 0x8000_0000, &[7; 8]));
+        assert_eq!((sent.len(), psn(&sent[0].0)), (1, expected), "{port:?}");
+        net.down(&a.ack(expected));
+        assert_eq!(locked(&mut net, &mut b, &a, 5, 6).len(), 1);
+    }
+}
+
+/// Both ends have made their queue pairs anew, with the numbers of before.
+#[test]
+fn a_handshake_replaces_a_translated_connection_when_both_ends_have_sent_packets() {
+    let (mut net, a, _, _) = translated();
+    let mut new = End { psn: 0x50_0000, ..a };
+    let [req, rep] = handshake(&new);
+    net.up(&req);
+    net.down(&rep);
+    assert_eq!(net.up(&new.write(new.psn, 0x8000_0000, &[7; 8])).len(), 1, "as it is");
+    let over = |net: &Net| net.events.iter().any(|event| matches!(event, Event::Over(_)));
+    assert!(!over(&net));
+    let sent = net.down(&new.ack(new.psn));
+    assert_eq!((sent.len(), psn(&sent[0].0)), (1, new.psn));
+    assert!(over(&net));
+    new.psn += 1;
+    net.events.clear();
+    net.connect(&mut new);
+}
+
+/// Of a connection that ended, only the connection manager tells of a new one where nothing else does.
+#[test]
+fn a_handshake_replaces_a_connection_that_ended_before_a_restart() {
+    let a = End { psn: 0x50_0000, ..end(1) };
+    let connection = swordbox::Connection {
+        server: (std::net::IpAddr::from(SERVER), Qpn::new(a.server_qpn)),
+        client: (std::net::IpAddr::from(a.ip), Qpn::new(a.qpn)),
+    };
+    let mut net = Net::new(|config| config.ended = vec![connection]);
+    net.pass(Nanos::from_secs(3));
+    assert_eq!(net.up(&a.write(a.psn, 0x8000_0000, &[7; 8])).len(), 0);
+    let [req, rep] = handshake(&a);
+    net.up(&req);
+    net.down(&rep);
+    assert_eq!(net.up(&a.write(a.psn, 0x8000_0000, &[7; 8])).len(), 1);
+    assert_eq!(net.down(&a.ack(a.psn)).len(), 1);
+    assert_eq!(net.up(&a.write(a.psn + 1, 0x8000_0000, &[7; 8])).len(), 1);
+    assert_eq!(net.events, [Event::Over(connection)]);
+}
+
+/// A DREQ that does not come from where the client is
+#[test]
+fn a_forged_disconnection_ends_nothing() {
+    let (mut net, a, mut b, _) = translated();
+    let (verdict, sent) = net.run(&dreq(b.ip, SERVER, b.server_qpn), SERVERS);
+    assert_eq!(sent.len(), usize::from(matches!(verdict, Verdict::Forward(PortId(_)))));
+    assert_eq!(locked(&mut net, &mut b, &a, 5, 6).len(), 1);
+}
+
+/// When the table is full, packets of connections that ended go nowhere, either.
+#[test]
+fn a_connection_that_ended_does_not_pass_through_a_full_table() {
+    let a = end(1);
+    let connection = swordbox::Connection {
+        server: (std::net::IpAddr::from(SERVER), Qpn::new(a.server_qpn)),
+        client: (std::net::IpAddr::from(a.ip), Qpn::new(a.qpn)),
+    };
+    let mut net = Net::new(|config| {
+        config.ended = vec![connection];
+        config.connections = 2;
+    });
+    (10..20).for_each(|n| drop(net.up(&end(n).write(0, 0x8000_0000, &[0; 8]))));
+    assert_eq!(net.up(&a.write(a.psn, 0x8000_0000, &[7; 8])).len(), 0);
+}
+
+/// The server answers what nobody has asked for on this connection: its client ignores it, and here nothing changes.
+#[test]
+fn a_stray_answer_does_not_change_a_translated_connection() {
+    let (mut net, a, mut b, _) = translated();
+    for n in 0..5 {
+        net.down(&a.answer(0x80_0000 + n, Syndrome::Ack(Credit(0x1f)), None));
+    }
+    assert_eq!(net.count("strays"), 5);
+    assert_eq!(locked(&mut net, &mut b, &a, 5, 6).len(), 1);
+}
