@@ -64,6 +64,8 @@ pub struct Server {
     pub detect: u32,
     /// Connections that are shared at once, at most
     pub lanes: usize,
+    /// Path MTU, in bytes, of connections that the connection manager does not make; 0 to learn it from packets
+    pub path_mtu: u16,
     /// READs and atomics that the server takes at once on a connection (its queue pairs' `max_dest_rd_atomic`), unless the
     /// connection manager told
     pub rd_atomic: u8,
@@ -173,6 +175,7 @@ impl Server {
             never: Vec::new(),
             detect: 0,
             lanes: 4,
+            path_mtu: 0,
             rd_atomic: 1,
             share: true,
         }

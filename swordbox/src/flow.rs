@@ -130,6 +130,8 @@ pub(crate) struct Flow {
     pub max_reads: u8,
     /// Path MTU in bytes; 0 as long as it is not known
     pub mtu: u16,
+    /// The longest payload that was seen in one packet, if that is all that is known of the path MTU
+    pub longest: u16,
     /// The oldest request that was seen, unless that is very long ago: what is older was not sent through here
     pub first: Psn,
     /// Both of its ends know that it is over
@@ -193,6 +195,7 @@ impl Flow {
             unsure: None,
             first: Psn::ZERO,
             mtu: 0,
+            longest: 0,
             most_reads: 0,
             max_reads: 0,
             newest: Psn::ZERO,
@@ -318,10 +321,16 @@ impl Flow {
         self.unsure.is_some_and(|len| len.get() <= 4096) && psn == self.next
     }
 
+    /// A packet of this connection had a payload of so many bytes.
+    #[inline]
+    pub(crate) fn saw_payload(&mut self, len: usize) {
+        self.longest = self.longest.max(len as u16);
+    }
+
     /// How many PSNs a READ of `len` bytes takes, if that is known.
     pub(crate) fn count_of(&self, len: u32) -> Option<u32> {
         match self.mtu {
-            _ if len <= 256 => Some(1),
+            _ if len <= 256.max(self.longest.into()) => Some(1),
             0 => None,
             mtu => Some(len.div_ceil(u32::from(mtu))),
         }

@@ -148,6 +148,8 @@ pub struct Swordbox {
     pub(crate) under_way: usize,
     /// The servers' addresses, as 128 bits
     pub(crate) hosts: Box<[u128]>,
+    /// When each server last made a connection by the connection manager
+    pub(crate) connected: Box<[Nanos]>,
 }
 
 /// The address of the host that sent a packet, IPv4 mapped into ::ffff:0:0/96
@@ -285,6 +287,7 @@ impl Swordbox {
             bereft: config.ended.iter().map(|gone| (gone.client, gone.without_client_qpn())).collect(),
             begun: None,
             under_way: 0,
+            connected: vec![Nanos::ZERO; config.servers.len()].into(),
             hosts: config.servers.iter().map(|server| bits_of(server.host)).collect(),
             config,
         }
@@ -338,7 +341,9 @@ impl Swordbox {
         let Ok(id) = self.index.get_or_insert(key) else { return None };
         let server = self.server_of(bits_of(key.host()));
         crate::lines::put(&mut self.ends, id, End { qpn: key.qpn(), ..End::NEW }, End::NEW);
-        crate::lines::put(&mut self.flows, id, Flow::new(server), Flow::new(server));
+        let mtu = self.config.servers.get(usize::from(server)).map_or(0, |server| server.path_mtu);
+        let flow = Flow { mtu, ..Flow::new(server) };
+        crate::lines::put(&mut self.flows, id, flow, Flow::new(server));
         let records = (id as usize + 1) * self.config.rd_atomic;
         if self.records.len() < records {
             self.records.resize(records, NO_RECORD);

@@ -75,6 +75,10 @@ pub(crate) struct Lane {
     pub max_atomics: u32,
     /// Flows that wait for it
     pub waiting: [Id; 2],
+    /// Which of the connections that were this lane, one after another, it is now
+    pub incarnation: u32,
+    /// When something was last acknowledged; zero if nothing was
+    pub heard: Nanos,
     /// When something was last acknowledged, or sent to an empty lane
     pub moved: Nanos,
     /// When it was last sent again
@@ -122,6 +126,8 @@ impl Lane {
             atomics: 0,
             max_atomics: 1,
             waiting: [NONE; 2],
+            incarnation: 0,
+            heard: Nanos::ZERO,
             moved: Nanos::ZERO,
             resent: Nanos::ZERO,
             tries: 0,
@@ -144,6 +150,8 @@ impl Lane {
     /// A connection becomes this lane.
     pub(crate) fn open(&mut self, owner: Id, acked: Psn, max_atomics: u32, now: Nanos) {
         self.owner = owner;
+        self.incarnation = self.incarnation.wrapping_add(1);
+        self.heard = Nanos::ZERO;
         self.acked = acked;
         self.max_atomics = max_atomics;
         self.moved = now;
@@ -214,6 +222,7 @@ impl Lane {
     /// Something up to `psn` was acknowledged.
     pub(crate) fn hear(&mut self, psn: Psn, now: Nanos) {
         self.moved = now;
+        self.heard = now;
         self.tries = 0;
         self.stuck = Nanos::ZERO;
         if let Some((timed, sent)) = self.timed

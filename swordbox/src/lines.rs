@@ -34,6 +34,8 @@ pub(crate) struct Line {
     pub rkey: u32,
     /// The shared connection that all operations on it take
     pub lane: Id,
+    /// Which connection that was when the line was given to it: all that is known of the words was learnt there
+    pub incarnation: u32,
     /// Operations on it that are under way there
     pub under_way: u32,
     /// Those among them that were decided here
@@ -238,6 +240,7 @@ impl Lines {
         let line = Line {
             rkey,
             lane: NONE,
+            incarnation: 0,
             under_way: 0,
             decided: 0,
             detours: 0,

@@ -220,6 +220,7 @@ impl Swordbox {
         if keys.iter().all(|key| self.server_of(bits_of(key.host())) == NO_SERVER) {
             return;
         }
+        self.on_connected(self.server_of(bits_of(server.0)), now);
         let gone = Connection { server, client: (request.client, Qpn::new(0)) };
         if keys.iter().any(|key| self.is_translated(key)) || self.ended.contains_key(&gone) {
             self.await_successor(successor);

@@ -338,6 +338,7 @@ impl Swordbox {
                 None => flow.unsure = NonZero::new(len),
             }
         }
+        flow.saw_payload(packet.payload().len());
         if op.kind == Kind::Write && !op.ends {
             flow.mtu = packet.payload().len() as u16;
             flow.message = memory.map(|(va, ..)| (psn, va));

@@ -399,21 +399,25 @@ impl Swordbox {
         }
     }
 
-    /// The first packet of a READ response tells the path MTU, and with it how many there will be.
+    /// The first packet of a READ response, and those behind it but for the last, tell the path MTU, and with it how many there
+    /// will be. One that is the only one tells that its READ takes one PSN, and with it those that are not longer.
     /// What a response says of how many PSNs the last request takes, a READ of which that is not known. Responses may have changed
     /// places on the way: the last one tells it, too, if that leaves one path MTU for those before it.
     fn learn_count(&mut self, id: Id, packet: &Packet<'_>, psn: Psn) {
         let opcode = packet.layout().opcode();
         let bytes = packet.payload().len() as u32;
         let flow = &mut self.flows[id as usize];
-        if opcode == Opcode::RC_READ_RESPONSE_FIRST && flow.mtu == 0 {
+        flow.saw_payload(bytes as usize);
+        let is_full = matches!(opcode, Opcode::RC_READ_RESPONSE_FIRST | Opcode::RC_READ_RESPONSE_MIDDLE)
+            && bytes.is_power_of_two()
+            && (256..=4096).contains(&bytes);
+        if is_full && flow.mtu == 0 {
             flow.mtu = bytes as u16;
         }
         let Some(len) = flow.unsure.map(NonZero::get) else { return };
         let before = psn.distance(flow.next.sub(1));
         let count = match opcode {
             Opcode::RC_READ_RESPONSE_ONLY if before == 0 => Some(1),
-            Opcode::RC_READ_RESPONSE_FIRST if before == 0 => flow.count_of(len),
             Opcode::RC_READ_RESPONSE_LAST if before > 0 => {
                 let mtu = len.saturating_sub(bytes) / before as u32;
                 let is_mtu = mtu.is_power_of_two() && (256..=4096).contains(&mtu);
@@ -422,7 +426,7 @@ impl Swordbox {
                 flow.mtu = if fits { mtu as u16 } else { flow.mtu };
                 fits.then_some(before as u32 + 1)
             }
-            _ => None,
+            _ => flow.count_of(len),
         };
         if let Some(count) = count {
             self.counted(id, count);

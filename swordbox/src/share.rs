@@ -92,7 +92,7 @@ impl Swordbox {
         };
         if let Under::Decided { found, left } = what
             && found == left
-            && self.can_answer(id, line)
+            && self.can_answer(id, line, lane, now)
         {
             self.counters.answered.add(1);
             return self.answer_at_once(id, frame, psn, found);
@@ -168,9 +168,13 @@ impl Swordbox {
         }
     }
 
-    /// Whether an atomic that changes nothing can be answered without the server: nothing that it depends on is under way.
-    fn can_answer(&self, id: Id, line: Id) -> bool {
+    /// Whether an atomic that changes nothing can be answered without the server: nothing that it depends on is under way,
+    /// and the server has shown lately that it is still the one that the word's value was learnt from.
+    fn can_answer(&self, id: Id, line: Id, lane: Id, now: Nanos) -> bool {
+        let heard = self.lanes[lane as usize].heard;
         self.config.failed_cas == FailedCas::Answer
+            && heard != Nanos::ZERO
+            && now.since(heard) <= self.config.settle
             && self.lines.get(line).under_way == 0
             && self.flows[id as usize].is_quiet()
     }

@@ -42,9 +42,11 @@ impl Swordbox {
         let taken = there.owner != id
             && (owner.is_private() || owner.waits == lane || owner.leaving || owner.nak_sent);
         if own.rkey != wish.rkey
+            || own.incarnation != there.incarnation
             || busy
             || taken
             || there.is_full()
+            || there.tries >= 2
             || (wish.atomic && known.is_none())
             || !flow.has_proven(wish.rkey, wish.rights)
             || !own.has_reached(wish.va, wish.len)

@@ -6,7 +6,29 @@ use crate::lane::Under;
 use crate::{Id, NONE};
 use switch::{Nanos, Output};
 
+/// How often everything on a lane is sent again in vain before it is given up, if the server makes new connections meanwhile
+const TRIES: u32 = 6;
+
 impl Swordbox {
+    /// A server makes a new connection: it may have restarted. Lanes that it was not heard of on for a while are given up, if
+    /// nothing is under way there; the others soon, if it does not answer.
+    pub(crate) fn on_connected(&mut self, server: u8, now: Nanos) {
+        let Some(connected) = self.connected.get_mut(usize::from(server)) else { return };
+        *connected = now;
+        for lane in 0..self.lanes.len() {
+            let there = &self.lanes[lane];
+            let owner = there.owner;
+            if there.server == server
+                && owner != NONE
+                && there.under_way == 0
+                && now.since(there.moved) > self.config.settle
+                && !self.flows[owner as usize].is_private()
+            {
+                self.leave(owner);
+            }
+        }
+    }
+
     /// A flow waits for a lane; for nothing in particular, until its own requests are done.
     pub(crate) fn wait(&mut self, id: Id, lane: Id) {
         let flow = &mut self.flows[id as usize];
@@ -88,10 +110,13 @@ impl Swordbox {
             }
             let owner = there.owner;
             if there.under_way > 0 {
-                if now.since(there.moved) > self.config.dead_after {
+                let there = &self.lanes[lane as usize];
+                let restarted = there.tries >= TRIES && self.is_doubtful(there);
+                if restarted || now.since(there.moved) > self.config.dead_after {
                     self.fail(lane);
                     continue;
                 }
+                let there = &mut self.lanes[lane as usize];
                 if now.since(there.moved.max(there.resent)) > there.patience(self.config.replay_after) {
                     there.tries += 1;
                     let from = there.acked;

@@ -2,7 +2,7 @@
 
 use crate::flow::{Memory, right};
 use crate::function::Swordbox;
-use crate::lane::LONGEST_WRITE;
+use crate::lane::{LONGEST_WRITE, Lane};
 use crate::lines::{in_one_line, offset_of, word_of, words_of};
 use crate::op::{Kind, Op, memory_of};
 use crate::{Id, NONE};
@@ -212,7 +212,7 @@ impl Swordbox {
             self.counters.unproven.add(1);
             return Way::Own;
         }
-        let Some(lane) = self.lane_of(id, line, wish.va, now) else { return Way::Own };
+        let Some(lane) = self.lane_of(id, line, &wish, now) else { return Way::Own };
         let own = &self.lines.get(line);
         let writes = self.may_write(lane, wish.va, wish.rkey);
         if wish.rights == right::WRITE && !writes {
@@ -229,6 +229,7 @@ impl Swordbox {
         let owner = &self.flows[there.owner as usize];
         let undecided = wish.atomic && known.is_none();
         if there.is_full()
+            || self.is_doubtful(there)
             || (there.owner != id
                 && (owner.is_private()
                     || owner.waits == lane
@@ -252,13 +253,23 @@ impl Swordbox {
 
     /// The lane that all operations on a line take; chosen now if it has none.
     #[inline]
-    fn lane_of(&mut self, id: Id, line: Id, va: u64, now: Nanos) -> Option<Id> {
+    fn lane_of(&mut self, id: Id, line: Id, wish: &Wish, now: Nanos) -> Option<Id> {
         let own = self.lines.get(line);
         let server = self.flows[id as usize].server;
-        if own.lane != NONE && (own.under_way > 0 || self.is_usable(own.lane as usize, server, own.rkey)) {
+        if own.lane != NONE
+            && own.incarnation == self.lanes[own.lane as usize].incarnation
+            && (own.under_way > 0 || self.is_usable(own.lane as usize, server, own.rkey))
+        {
             return Some(own.lane);
         }
-        self.choose_lane(id, line, va, now)
+        self.choose_lane(id, line, wish, now)
+    }
+
+    /// Whether a lane's server may have restarted: it makes new connections, and has not answered here since, though asked
+    /// again. What waits finds another lane if this one is given up.
+    #[inline]
+    pub(crate) fn is_doubtful(&self, lane: &Lane) -> bool {
+        lane.tries >= 2 && self.connected[usize::from(lane.server)] > lane.moved
     }
 
     /// Whether operations with this key can go on a lane.
@@ -271,17 +282,25 @@ impl Swordbox {
     }
 
     #[cold]
-    fn choose_lane(&mut self, id: Id, line: Id, va: u64, now: Nanos) -> Option<Id> {
+    fn choose_lane(&mut self, id: Id, line: Id, wish: &Wish, now: Nanos) -> Option<Id> {
         let rkey = self.lines.get(line).rkey;
         let server = self.flows[id as usize].server;
         self.make_lane(id, server, now);
         let usable = |at: &usize| self.is_usable(*at, server, rkey);
         let count = (0..self.lanes.len()).filter(usable).count();
-        let nth = (switch::table::mix(va >> 6) as usize).checked_rem(count)?;
+        let nth = (switch::table::mix(wish.va >> 6) as usize).checked_rem(count)?;
         let chosen = (0..self.lanes.len()).filter(usable).nth(nth)? as Id;
+        let incarnation = self.lanes[chosen as usize].incarnation;
+        let declared = self.declared_words(server, wish.va, rkey);
         let own = self.lines.get_mut(line);
-        own.lane = chosen;
-        Some(chosen)
+        let moves = own.lane != NONE && (own.lane, own.incarnation) != (chosen, incarnation);
+        if moves {
+            // The server's memory may not be what it was when the other connection could still write to it.
+            own.forget_all();
+            own.reached = declared;
+        }
+        (own.lane, own.incarnation) = (chosen, incarnation);
+        (!moves || own.has_reached(wish.va, wish.len)).then_some(chosen)
     }
 
     /// A connection becomes a lane, if there is to be another one.

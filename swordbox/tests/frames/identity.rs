@@ -101,7 +101,7 @@ fn datagram(from: [u8; 4], to: [u8; 4], mad: &[u8]) -> Vec<u8> {
 }
 
 /// The REQ and the REP of a connection.
-fn handshake(end: &End) -> [Vec<u8>; 2] {
+pub(crate) fn handshake(end: &End) -> [Vec<u8>; 2] {
     let mut req = Req::new_zeroed();
     req.local_comm_id = 5.into();
     req.set_qpn(Qpn::new(end.qpn));

@@ -4,6 +4,7 @@ mod any;
 mod identity;
 mod net;
 mod reads;
+mod restart;
 
 use net::*;
 use rocev2::aeth::{Credit, NakCode, Syndrome};
