@@ -14,6 +14,8 @@ pub struct Config {
     pub forward: forward::Config,
     /// Connections that are tracked at once. The packets of others pass untouched
     pub connections: usize,
+    /// Of those, connections of one host at most
+    pub per_host: usize,
     /// Operations outstanding at once on a shared connection. A power of two
     pub in_flight: usize,
     /// READs and atomics of a connection that are remembered, to answer those that its client repeats: as many as a client
@@ -29,6 +31,9 @@ pub struct Config {
     pub withheld: usize,
     /// A connection of which nothing was heard for so long is forgotten
     pub ageing: Nanos,
+    /// For how long a client's right to an operation with a key counts as proven after it was used with success on the client's
+    /// own connection
+    pub proof: Nanos,
     /// For how long a request may be on its way to memory at most. After one that did not take a shared connection, the words
     /// that it touched are not decided here for that long
     pub settle: Nanos,
@@ -145,6 +150,7 @@ impl Config {
         Self {
             forward,
             connections: 65_536,
+            per_host: 16_384,
             in_flight: 1_024,
             rd_atomic: 16,
             lines: 16_384,
@@ -152,6 +158,7 @@ impl Config {
             appends: 4_096,
             withheld: 1_024,
             ageing: Nanos::from_secs(600),
+            proof: Nanos::from_secs(10),
             settle: Nanos::from_millis(20),
             replay_after: Nanos::from_micros(100),
             dead_after: Nanos::from_secs(2),

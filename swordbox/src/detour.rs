@@ -2,6 +2,7 @@
 
 use crate::Id;
 use crate::function::{NO_SERVER, Swordbox};
+use crate::lines::in_one_line;
 use crate::op::{Kind, Op, memory_of};
 use rocev2::{Opcode, Packet};
 use switch::Nanos;
@@ -63,8 +64,56 @@ impl Swordbox {
         packet: &Packet<'_>,
         now: Nanos,
     ) -> Result<(), Id> {
+        self.detour_of_for(id, server, packet, now, self.config.settle)
+    }
+
+    /// The same for a request of a connection whose sides may differ. One that touches one line is over as soon as it is done:
+    /// what comes twice on that connection is done once.
+    pub(crate) fn detour_until_done(
+        &mut self,
+        id: Id,
+        server: u8,
+        packet: &Packet<'_>,
+        op: Op,
+        now: Nanos,
+    ) -> Result<(), Id> {
+        let is_whole = op.ends && matches!(op.kind, Kind::Write | Kind::Atomic);
+        let memory = memory_of(packet).filter(|(va, _, len)| {
+            is_whole && in_one_line(*va, *len as usize) && self.flows[id as usize].detouring.is_none()
+        });
+        let line = memory.and_then(|(va, ..)| self.lines.find(server, va));
+        let Some(line) = line else { return self.detour_of(id, server, packet, now) };
+        self.detour_of_for(id, server, packet, now, Nanos::ZERO)?;
+        let until = now + self.config.settle;
+        let own = self.lines.get_mut(line);
+        own.detouring += 1;
+        own.detoured_until = own.detoured_until.max(until);
+        self.flows[id as usize].detouring = Some((packet.bth().psn(), line));
+        Ok(())
+    }
+
+    /// The detour of a flow, if it has one, is over; or, if its connection is, it may still be on its way.
+    pub(crate) fn end_detour(&mut self, id: Id, is_done: bool) {
+        let Some((_, line)) = self.flows[id as usize].detouring.take() else { return };
+        // It is not known what time it is, but when there will be a tick.
+        let (now, settle) = (self.tick + self.interval(), self.config.settle);
+        let line = self.lines.get_mut(line);
+        line.detouring -= 1;
+        if !is_done {
+            line.detour(now, settle);
+        }
+    }
+
+    fn detour_of_for(
+        &mut self,
+        id: Id,
+        server: u8,
+        packet: &Packet<'_>,
+        now: Nanos,
+        quiet: Nanos,
+    ) -> Result<(), Id> {
         let mut before = self.lines_touched(server, packet);
-        self.detour(server, packet, now)?;
+        self.detour_for(server, packet, now, quiet)?;
         if let Some((va, len)) = self.goes_on_at(id, packet) {
             before = self.lines.has_any(server, va, len);
             self.lines.detour(server, va, len, now, self.config.settle)?;

@@ -1,6 +1,7 @@
 //! The requests of one side of a connection, and what has become of them.
 
 use crate::reread::Rereads;
+use crate::proof::Proof;
 use crate::{Id, NONE};
 use core::num::NonZero;
 use rocev2::{Msn, Psn};
@@ -22,13 +23,6 @@ pub(crate) enum Stage {
     Ended,
 }
 
-/// A key with which a client has done something on its own connection, and what.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub(crate) struct Proof {
-    pub rkey: u32,
-    pub rights: u8,
-}
-
 /// Bytes of one line, and the key with which they are reached
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Memory {
@@ -40,7 +34,6 @@ pub(crate) struct Memory {
 /// Rights that are proven.
 pub(crate) mod right {
     pub(crate) const WRITE: u8 = 1;
-    pub(crate) const READ: u8 = 2;
     pub(crate) const ATOMIC: u8 = 4;
 }
 
@@ -159,6 +152,10 @@ pub(crate) struct Flow {
     pub reaching: Option<(Psn, Memory)>,
     /// The latest WRITE of several packets: the PSN of the first, and where it begins
     pub message: Option<(Psn, u64)>,
+    /// The last request on the own connection that used a right which was not proven, or memory that may not be there
+    pub trial: Option<Psn>,
+    /// An operation under way on the own connection is a detour that is over when it is done: its PSN, and its line
+    pub detouring: Option<(Psn, Id)>,
     /// The last packet to the own connection that wrote to memory of which values are cached
     pub touched: Option<Psn>,
     /// READs that are done and that its client repeats
@@ -210,11 +207,13 @@ impl Flow {
             nak_due: false,
             nak_sent: false,
             reading: None,
-            proofs: [Proof { rkey: 0, rights: 0 }; PROOFS],
+            proofs: [Proof::NONE; PROOFS],
             proving: None,
             reaching: None,
             message: None,
             touched: None,
+            trial: None,
+            detouring: None,
         }
     }
 
@@ -280,34 +279,6 @@ impl Flow {
 
     pub(crate) fn holds(&self) -> bool {
         self.held[0] != NONE
-    }
-
-    /// Whether this key has been used for all of this on the client's own connection.
-    #[inline]
-    pub(crate) fn has_proven(&self, rkey: u32, rights: u8) -> bool {
-        self.proofs.iter().any(|proof| proof.rkey == rkey && proof.rights & rights == rights)
-    }
-
-    /// A request that uses `proof` is the last one sent.
-    pub(crate) fn prove(&mut self, proof: Proof) {
-        if self.proving.is_none() && !self.has_proven(proof.rkey, proof.rights) {
-            self.proving = Some((self.sent, proof));
-        }
-    }
-
-    /// Everything before `acked` is done.
-    pub(crate) fn proved(&mut self) {
-        let Some((psn, proof)) = self.proving else { return };
-        if self.acked.precedes(psn) {
-            return;
-        }
-        self.proving = None;
-        if let Some(own) = self.proofs.iter_mut().find(|own| own.rkey == proof.rkey && own.rights != 0) {
-            own.rights |= proof.rights;
-        } else {
-            self.proofs.rotate_right(1);
-            self.proofs[0] = proof;
-        }
     }
 
     /// Memory that is there, now that everything before `acked` is done.

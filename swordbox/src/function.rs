@@ -9,8 +9,10 @@ use crate::lane::Lane;
 use crate::lines::Lines;
 use crate::op::{Kind, Op};
 use crate::pair::{Gone, Handshakes, Strangers};
+use crate::proof::Period;
 use crate::records::{NO_RECORD, Record, What};
 use crate::sketch::Sketch;
+use crate::source::Sources;
 use crate::steering::Steering;
 use crate::successor::Successors;
 use crate::{Id, NONE};
@@ -79,8 +81,9 @@ pub(crate) struct End {
     pub confirmed: (u8, Psn),
     /// The newest PSN that an answer to it said is done, and messages done, as long as it is not known whose they are
     pub latest: Option<(Psn, Msn)>,
-    /// The next end between the same two hosts whose other end is not known
+    /// The next end between the same two hosts whose other end is not known, and the one before
     pub next: Id,
+    pub before: Id,
 }
 
 /// No port
@@ -106,6 +109,7 @@ impl End {
         confirmed: (0, Psn::ZERO),
         latest: None,
         next: NONE,
+        before: NONE,
     };
 }
 
@@ -125,6 +129,7 @@ pub struct Swordbox {
     pub(crate) steering: Steering,
     pub(crate) handshakes: Handshakes,
     pub(crate) strangers: Strangers,
+    pub(crate) sources: Sources,
     pub(crate) successors: Successors,
     /// Connections whose sides differ in a way that is not known any more, by what their requests tell of them: all but the
     /// client's queue pair
@@ -139,6 +144,9 @@ pub struct Swordbox {
     pub(crate) rereading: Vec<Id>,
     pub(crate) layers: Layers,
     pub(crate) tick: Nanos,
+    /// Quarters of the time for which a right counts as proven that have passed, and those that were skipped when a right had
+    /// been revoked
+    pub(crate) period: Period,
     pub(crate) aged: Id,
     /// The clients' ends of connections of an earlier life, and those connections without them
     pub(crate) bereft: HashMap<(IpAddr, Qpn), Connection>,
@@ -268,6 +276,7 @@ impl Swordbox {
             steering: Steering::new(&config),
             handshakes: Handshakes::new(),
             strangers: Strangers::with_capacity(ends),
+            sources: Sources::new(ends, config.per_host),
             successors: Successors::new(),
             ended: {
                 let mut ended = HashMap::with_capacity(config.connections.max(config.ended.len()));
@@ -283,6 +292,7 @@ impl Swordbox {
             rereading: Vec::with_capacity(64),
             layers: config.layers,
             tick: Nanos::ZERO,
+            period: Period::default(),
             aged: 0,
             bereft: config.ended.iter().map(|gone| (gone.client, gone.without_client_qpn())).collect(),
             begun: None,
@@ -323,10 +333,29 @@ impl Swordbox {
         self.index.get(&key).or_else(|| self.new_end(packet, key))
     }
 
+    /// The same for a request: of one that does not go to a server, nothing is kept.
+    #[expect(clippy::inline_always, reason = "every packet is looked up")]
+    #[inline(always)]
+    pub(crate) fn end_of_request(&mut self, packet: &Packet<'_>) -> Option<Id> {
+        let key = HostQp::destination_of(packet);
+        self.index.get(&key).or_else(|| self.new_end_of_request(packet, key))
+    }
+
+    #[cold]
+    fn new_end_of_request(&mut self, packet: &Packet<'_>, key: HostQp) -> Option<Id> {
+        if self.server_of(bits_of(key.host())) == NO_SERVER { None } else { self.new_end(packet, key) }
+    }
+
     #[cold]
     fn new_end(&mut self, packet: &Packet<'_>, key: HostQp) -> Option<Id> {
         if !packet.verify_icrc() {
             // It may name a queue pair that there is not.
+            return None;
+        }
+        if self.server_of(bits_of(key.host())) != NO_SERVER
+            && !self.sources.may_add(source_of(packet), self.tick)
+        {
+            self.counters.untracked.add(1);
             return None;
         }
         let id = self.add_end(key);
@@ -493,6 +522,7 @@ impl Function for Swordbox {
         }
         if now >= self.tick + self.interval() {
             self.tick = now;
+            self.period.advance(now, self.config.proof);
             self.tend_lanes(now, out);
             self.tend_rereads(now, out);
             self.tend_steering(now, out);
@@ -586,7 +616,7 @@ impl Swordbox {
     }
 
     /// When there is something to look after again
-    fn interval(&self) -> Nanos {
+    pub(crate) fn interval(&self) -> Nanos {
         let busy = self.held.len() > 0 || self.under_way > 0 || !self.steering.is_quiet();
         if busy { Nanos((self.config.replay_after.0 / 2).max(1)) } else { IDLE }
     }

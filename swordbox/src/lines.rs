@@ -42,6 +42,10 @@ pub(crate) struct Line {
     pub decided: u32,
     /// Detours so far
     pub detours: u32,
+    /// Those among them that are under way, and of which it will be known when they are done
+    pub detouring: u32,
+    /// When those will be done at the latest
+    pub detoured_until: Nanos,
     /// No value is learnt from what is sent before this
     pub quiet_until: Nanos,
     /// Words whose value is known, by bit
@@ -71,6 +75,12 @@ impl Line {
     #[inline]
     pub(crate) fn has_reached(&self, va: u64, len: u8) -> bool {
         words_of(va, len) & !self.reached == 0
+    }
+
+    /// Whether values may be learnt from what is sent to it now.
+    #[inline]
+    pub(crate) fn teaches(&self, now: Nanos) -> bool {
+        now >= self.quiet_until && (self.detouring == 0 || now >= self.detoured_until)
     }
 
     pub(crate) fn forget(&mut self, word: usize) {
@@ -244,6 +254,8 @@ impl Lines {
             under_way: 0,
             decided: 0,
             detours: 0,
+            detouring: 0,
+            detoured_until: Nanos::ZERO,
             quiet_until,
             known: 0,
             reached,
@@ -266,7 +278,7 @@ impl Lines {
             self.hand = (self.hand + 1) % self.index.ids().max(1);
             let Some(place) = self.index.key(id).copied() else { continue };
             let line = &mut self.all[id as usize];
-            if line.used || line.under_way > 0 {
+            if line.used || line.under_way > 0 || line.detouring > 0 {
                 line.used = false;
                 continue;
             }

@@ -8,6 +8,7 @@ use crate::lane::Lane;
 use crate::lines::Lines;
 use crate::pair::{Handshakes, Strangers};
 use crate::records::Record;
+use crate::source::Sources;
 use crate::steering::Steering;
 use crate::successor::Successors;
 use core::mem::size_of;
@@ -39,6 +40,7 @@ impl Config {
             connections: Index::<HostQp>::bytes(ends)
                 + ends * end
                 + Strangers::bytes(ends)
+                + Sources::bytes(ends)
                 + Handshakes::BYTES
                 + Successors::BYTES,
             in_flight: lanes * Lane::bytes(self.in_flight),

@@ -18,6 +18,9 @@ use switch::{Nanos, PortId};
 const HANDSHAKES: usize = 4096;
 /// Answers with different PSNs that have to fit one connection, and no other, before it is taken for the right one
 const CONFIRMATIONS: u8 = 3;
+/// Ends that are looked at for answers between the same two hosts from one tick to the next: an answer that fits none of very
+/// many must not cost more than others for long
+const LOOKS: u32 = 1 << 16;
 /// Connections between the same two hosts that are looked at to find the right one
 const CANDIDATES: usize = 1024;
 
@@ -47,11 +50,21 @@ impl Key for Hosts {
     }
 }
 
+/// Two hosts that have ends between them whose other end is not known.
+#[derive(Clone, Copy, Debug)]
+struct Pair {
+    /// The first of them
+    first: Id,
+    /// Ends that were looked at since this time, to find whose an answer is
+    looked: u32,
+    since: Nanos,
+}
+
 /// Ends whose other end is not known, by the two hosts.
 #[derive(Debug)]
 pub(crate) struct Strangers {
     index: Index<Hosts>,
-    first: Vec<Id>,
+    all: Vec<Pair>,
     /// What atomics were answered lately, by whom that went to
     answers: Box<[Found]>,
 }
@@ -72,7 +85,7 @@ impl Strangers {
         let nothing = Found { to: NONE, psn: Psn::ZERO, value: 0 };
         Self {
             index: Index::with_capacity(capacity),
-            first: Vec::with_capacity(capacity),
+            all: Vec::with_capacity(capacity),
             answers: vec![nothing; ANSWERS].into(),
         }
     }
@@ -83,11 +96,22 @@ impl Strangers {
 
     /// What so many ends take.
     pub(crate) fn bytes(capacity: usize) -> usize {
-        Index::<Hosts>::bytes(capacity) + capacity * size_of::<Id>()
+        Index::<Hosts>::bytes(capacity) + capacity * size_of::<Pair>()
     }
 
     fn first(&self, client: u128, server: u128) -> Id {
-        self.index.get(&Hosts(client, server)).map_or(NONE, |at| self.first[at as usize])
+        self.index.get(&Hosts(client, server)).map_or(NONE, |at| self.all[at as usize].first)
+    }
+
+    /// `looked` ends between two hosts were looked at. Whether so many may be looked at before the next tick.
+    fn look(&mut self, client: u128, server: u128, looked: u32, tick: Nanos) -> bool {
+        let Some(at) = self.index.get(&Hosts(client, server)) else { return true };
+        let pair = &mut self.all[at as usize];
+        if pair.since != tick {
+            (pair.since, pair.looked) = (tick, 0);
+        }
+        pair.looked = pair.looked.saturating_add(looked);
+        pair.looked <= LOOKS
     }
 }
 
@@ -263,6 +287,9 @@ impl Swordbox {
             let end = &mut self.ends[id as usize];
             end.from = bits_of(from);
             end.seen = now;
+            if self.flows[id as usize].server != NO_SERVER {
+                self.sources.add(bits_of(from));
+            }
         }
         self.counters.paired_by_cm.add(1);
     }
@@ -278,10 +305,18 @@ impl Swordbox {
     pub(crate) fn await_peer(&mut self, id: Id) {
         let Some(key) = self.index.key(id) else { return };
         let hosts = Hosts(self.ends[id as usize].from, bits_of(key.host()));
+        let is_new = self.strangers.index.get(&hosts).is_none();
         let Ok(at) = self.strangers.index.get_or_insert(hosts) else { return };
-        let known = self.strangers.first.get(at as usize).copied();
-        self.ends[id as usize].next = known.unwrap_or(NONE);
-        crate::lines::put(&mut self.strangers.first, at, id, NONE);
+        let nobody = Pair { first: NONE, looked: 0, since: Nanos::ZERO };
+        if is_new {
+            crate::lines::put(&mut self.strangers.all, at, nobody, nobody);
+        }
+        let next = core::mem::replace(&mut self.strangers.all[at as usize].first, id);
+        self.ends[id as usize].next = next;
+        self.ends[id as usize].before = NONE;
+        if let Some(next) = self.ends.get_mut(next as usize) {
+            next.before = id;
+        }
     }
 
     /// An end waits for its other end no longer.
@@ -289,20 +324,20 @@ impl Swordbox {
         let Some(key) = self.index.key(id) else { return };
         let hosts = Hosts(self.ends[id as usize].from, bits_of(key.host()));
         let Some(at) = self.strangers.index.get(&hosts) else { return };
-        let next = self.ends[id as usize].next;
-        let mut place = self.strangers.first[at as usize];
-        if place == id {
-            self.strangers.first[at as usize] = next;
+        let end = &mut self.ends[id as usize];
+        let (next, before) =
+            (core::mem::replace(&mut end.next, NONE), core::mem::replace(&mut end.before, NONE));
+        let first = &mut self.strangers.all[at as usize].first;
+        match self.ends.get_mut(before as usize) {
+            Some(before) => before.next = next,
+            None if *first == id => *first = next,
+            // It does not wait.
+            None => return,
         }
-        while place != NONE && place != id {
-            let following = self.ends[place as usize].next;
-            if following == id {
-                self.ends[place as usize].next = next;
-            }
-            place = following;
+        if let Some(next) = self.ends.get_mut(next as usize) {
+            next.before = before;
         }
-        self.ends[id as usize].next = NONE;
-        if self.strangers.first[at as usize] == NONE {
+        if self.strangers.all[at as usize].first == NONE {
             self.strangers.index.remove(&hosts);
         }
     }
@@ -394,6 +429,7 @@ impl Swordbox {
 
     /// Nobody is to be told of what a flow has under way on lanes.
     pub(crate) fn orphan(&mut self, id: Id) {
+        self.end_detour(id, false);
         let via = self.flows[id as usize].via;
         if self.flows[id as usize].shared > 0 && via != NONE {
             let lane = &mut self.lanes[via as usize];
@@ -483,6 +519,9 @@ impl Swordbox {
         }
         self.introduce(id);
         let server = self.flows[id as usize].server;
+        if server != NO_SERVER && self.ends[id as usize].from != 0 {
+            self.sources.remove(self.ends[id as usize].from);
+        }
         self.flows[id as usize] = Flow::new(server);
         if let Some(key) = self.index.key(id).copied() {
             self.index.remove(&key);
@@ -509,6 +548,8 @@ impl Swordbox {
             if self.index.key(id).is_none() {
                 continue;
             }
+            let period = self.period;
+            self.flows[id as usize].expire(period);
             // Answers made here come from nowhere, and operations of others leave for a lane's owner: a connection is
             // silent only if both of its ends are.
             let peer = self.ends[id as usize].peer;
@@ -549,6 +590,9 @@ impl Swordbox {
             Some(latest) => (latest.0.later(done), latest.1.later(msn)),
         });
         let client = bits_of(packet.dst());
+        if !self.strangers.look(client, from, 0, self.tick) {
+            return;
+        }
         let mut found = NONE;
         let mut looked = 0;
         let mut next = self.strangers.first(client, from);
@@ -572,6 +616,7 @@ impl Swordbox {
                 break;
             }
         }
+        self.strangers.look(client, from, looked as u32, self.tick);
         let end = &mut self.ends[to as usize];
         if found == NONE || end.guess != found {
             end.guess = found;
@@ -583,7 +628,8 @@ impl Swordbox {
         }
         end.confirmed = (end.confirmed.0.saturating_add(1), psn);
         let ageing = self.config.ageing;
-        let complete = self.overflowed.is_none_or(|at| self.tick.since(at) > ageing);
+        let is_past = |at: Option<Nanos>| at.is_none_or(|at| self.tick.since(at) > ageing);
+        let complete = is_past(self.overflowed) && is_past(self.sources.refused(packet.dst()));
         if end.confirmed.0 >= CONFIRMATIONS && complete {
             if self.ends[to as usize].peer != NONE {
                 // Its end is made anew, and asked for as if nothing had been known of it.

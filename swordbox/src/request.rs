@@ -6,9 +6,11 @@
 
 use crate::answer::Answer;
 use crate::config::Connection;
-use crate::flow::{Proof, Stage, right};
+use crate::flow::{Stage, right};
 use crate::function::{Event, NO_SERVER, Swordbox, source_of};
+use crate::lines::in_one_line;
 use crate::op::{Kind, Op, memory_of};
+use crate::proof::Proof;
 use crate::records::{NO_RECORD, Record, What};
 use crate::way::Way;
 use crate::{Id, NONE};
@@ -47,7 +49,7 @@ impl Swordbox {
         out: &mut O,
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
-        let Some(id) = self.end_of(&packet) else {
+        let Some(id) = self.end_of_request(&packet) else {
             if self.has_ended(&packet) {
                 return self.refuse_ended(frame, layout, port, now, out);
             }
@@ -208,6 +210,7 @@ impl Swordbox {
                 return false;
             }
             end.from = from;
+            self.sources.add(from);
             let (server, client) = ((packet.dst(), packet.bth().dest_qp()), (packet.src(), Qpn::new(0)));
             self.flows[id as usize].haunted = self.ended.contains_key(&Connection { server, client });
             if self.ends[id as usize].peer == NONE {
@@ -353,12 +356,19 @@ impl Swordbox {
         {
             let rights = match op.kind {
                 Kind::Write => right::WRITE,
-                Kind::Read => right::READ,
                 Kind::Atomic => right::ATOMIC,
                 _ => 0,
             };
             if rights != 0 {
-                flow.prove(Proof { rkey, rights });
+                let line = self.lines.find(flow.server, va).map(|line| self.lines.get(line));
+                let is_there =
+                    line.is_none_or(|line| !in_one_line(va, len as usize) || line.has_reached(va, len as u8));
+                if !is_there || !flow.has_proven(rkey, rights, self.period) {
+                    flow.trial = Some(psn);
+                }
+                flow.prove(Proof::new(rkey, rights, self.period));
+            }
+            if rights != 0 || op.kind == Kind::Read {
                 self.reach(id, va, rkey, len);
             }
         }
@@ -529,7 +539,7 @@ impl Swordbox {
             return Done::Ask;
         }
         let server = flow.server;
-        if let Err(lane) = self.detour_of(id, server, &packet, now) {
+        if let Err(lane) = self.detour_until_done(id, server, &packet, op, now) {
             return Done::Wait(lane);
         }
         let psn = packet.bth().psn();

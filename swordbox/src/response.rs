@@ -308,11 +308,13 @@ impl Swordbox {
                     Syndrome::RnrNak(_) | Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR) => {
                         self.done(id, psn);
                     }
-                    Syndrome::Nak(_) => {
+                    Syndrome::Nak(code) => {
                         // The server's queue pair is in error. What comes before was done.
                         self.done(id, psn);
                         let flow = &mut self.flows[id as usize];
                         (flow.proving, flow.reaching) = (None, None);
+                        self.end_detour(id, true);
+                        self.note_refusal(id, psn, code);
                     }
                     Syndrome::Reserved(_) => return,
                 }
@@ -363,6 +365,16 @@ impl Swordbox {
         }
     }
 
+    /// The server refuses a request of a client that had the right to it: that has been revoked, and those of others may have
+    /// been, too.
+    fn note_refusal(&mut self, id: Id, psn: Psn, code: NakCode) {
+        let flow = &self.flows[id as usize];
+        let had = flow.trial != Some(psn) && flow.has_rights(self.period);
+        if code == NakCode::REMOTE_ACCESS_ERROR && had {
+            self.period.skip();
+        }
+    }
+
     fn hear_msn(&mut self, id: Id, aeth: Aeth) {
         let flow = &mut self.flows[id as usize];
         let own = aeth.msn();
@@ -388,8 +400,13 @@ impl Swordbox {
         if flow.acked.precedes(psn) {
             flow.acked = psn;
             flow.proved();
-            if flow.reaching.is_some() {
+            let reaches = flow.reaching.is_some();
+            let ends = flow.detouring.is_some_and(|(psn, _)| psn.precedes(flow.acked));
+            if reaches {
                 self.reached(id);
+            }
+            if ends {
+                self.end_detour(id, true);
             }
             let flow = &mut self.flows[id as usize];
             if flow.stage == Stage::Paired {
@@ -464,6 +481,7 @@ impl Swordbox {
                         let there = &self.lanes[lane as usize];
                         let refused = (there.acked == psn).then(|| *there.entry(psn));
                         if let Some(entry) = refused.filter(|entry| entry.flow != NONE) {
+                            self.note_refusal(entry.flow, entry.psn, code);
                             self.send_answer(
                                 entry.flow,
                                 entry.psn,

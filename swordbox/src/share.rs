@@ -112,7 +112,7 @@ impl Swordbox {
         there.atomics += u32::from(what.is_atomic());
         let own = self.lines.get_mut(line);
         own.under_way += 1;
-        let teaches = now >= own.quiet_until;
+        let teaches = own.teaches(now);
         let asked = Asked { what, va, rkey, class: Class8::of(&packet), solicited: bth.solicited() };
         // In place, and not read again: it takes a while to get there.
         let entry = there.entry_mut(server_psn);

@@ -48,11 +48,11 @@ impl Swordbox {
             || there.is_full()
             || there.tries >= 2
             || (wish.atomic && known.is_none())
-            || !flow.has_proven(wish.rkey, wish.rights)
+            || !flow.has_proven(wish.rkey, wish.rights, self.period)
             || !own.has_reached(wish.va, wish.len)
-            || !owner.has_proven(wish.rkey, right::WRITE)
+            || !owner.has_ever_proven(wish.rkey, right::WRITE)
             || (own.under_way == 0
-                && (there.server != flow.server || !owner.has_proven(wish.rkey, right::ATOMIC)))
+                && (there.server != flow.server || !owner.has_ever_proven(wish.rkey, right::ATOMIC)))
         {
             return None;
         }

@@ -180,7 +180,7 @@ impl Swordbox {
             None if self.steering.is_word(server, wish.va, wish.rkey)
                 || (wish.atomic && self.is_tracked(server, &wish)) =>
             {
-                if !self.flows[id as usize].has_proven(wish.rkey, wish.rights) {
+                if !self.flows[id as usize].has_proven(wish.rkey, wish.rights, self.period) {
                     self.counters.unproven.add(1);
                     return Way::Own;
                 }
@@ -196,7 +196,7 @@ impl Swordbox {
         let flow = &self.flows[id as usize];
         let own = self.lines.get(line);
         if own.rkey != wish.rkey {
-            if !wish.atomic || own.under_way > 0 || !flow.has_proven(wish.rkey, wish.rights) {
+            if !wish.atomic || own.under_way > 0 || !flow.has_proven(wish.rkey, wish.rights, self.period) {
                 return Way::Own;
             }
             // The server has given another key, or there are two: the word is not known by this one yet.
@@ -206,7 +206,7 @@ impl Swordbox {
             own.detour(now, settle);
             (own.rkey, own.lane, own.reached) = (wish.rkey, NONE, declared);
         }
-        let proven = self.flows[id as usize].has_proven(wish.rkey, wish.rights);
+        let proven = self.flows[id as usize].has_proven(wish.rkey, wish.rights, self.period);
         // What may lie behind the end of its region would end the lane, and all who use it.
         if !proven || !self.lines.get(line).has_reached(wish.va, wish.len) {
             self.counters.unproven.add(1);
@@ -247,7 +247,7 @@ impl Swordbox {
     fn may_write(&self, lane: Id, va: u64, rkey: u32) -> bool {
         let lane = &self.lanes[lane as usize];
         let server = &self.config.servers[usize::from(lane.server)];
-        self.flows[lane.owner as usize].has_proven(rkey, right::WRITE)
+        self.flows[lane.owner as usize].has_ever_proven(rkey, right::WRITE)
             || server.table_of(va, rkey).is_some_and(|table| table.writable)
     }
 
@@ -278,7 +278,7 @@ impl Swordbox {
         let lane = &self.lanes[lane];
         lane.server == server
             && lane.owner != NONE
-            && self.flows[lane.owner as usize].has_proven(rkey, right::ATOMIC)
+            && self.flows[lane.owner as usize].has_ever_proven(rkey, right::ATOMIC)
     }
 
     #[cold]

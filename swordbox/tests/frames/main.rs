@@ -1,10 +1,12 @@
 //! A Swordbox driven frame by frame: what no simulated host would send, or would send only after ten minutes.
 
 mod any;
+mod crowd;
 mod identity;
 mod net;
 mod reads;
 mod restart;
+mod rights;
 
 use net::*;
 use rocev2::aeth::{Credit, NakCode, Syndrome};

@@ -71,6 +71,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
     let us = |key, default: Nanos| Nanos::from_micros(table.number(key, 1..=MAX_US, default.0 / 1000));
     let config = Config {
         connections: count("connections", 1 << 20, default.connections),
+        per_host: count("connections_per_host", 1 << 20, default.per_host),
         in_flight,
         rd_atomic: count("rd_atomic", MAX_RD_ATOMIC, default.rd_atomic),
         lines: count("lines", 1 << 24, default.lines),
@@ -78,6 +79,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
         appends: count("appends", 1 << 20, default.appends),
         withheld: count("withheld", 1 << 20, default.withheld),
         ageing: Nanos::from_secs(table.number("ageing_s", 1..=1_000_000, default.ageing.0 / 1_000_000_000)),
+        proof: Nanos::from_secs(table.number("proof_s", 1..=1_000_000, default.proof.0 / 1_000_000_000)),
         settle: us("settle_us", default.settle),
         replay_after: us("replay_after_us", default.replay_after),
         dead_after: Nanos::from_millis(table.number(
@@ -172,6 +174,7 @@ fn server(table: &Table<'_>, host: Option<core::net::IpAddr>) -> Option<Server> 
     let lanes = table.number("lanes", 1..=64, default.lanes as u64) as usize;
     let rd_atomic = table.number("rd_atomic", 1..=MAX_RD_ATOMIC, default.rd_atomic.into()) as u8;
     let share = table.boolean("share", true);
+    let path_mtu = table.number("path_mtu", 0..=4096, default.path_mtu.into()) as u16;
     let never = table.get("never", "[{ va = 0x10000, bytes = 4096 }]").map_or(Some(Vec::new()), |value| {
         let never = |element: Value<'_>| {
             let table = element.like("{ va = 0x10000, bytes = 4096 }").table("`never`")?;
@@ -187,6 +190,7 @@ fn server(table: &Table<'_>, host: Option<core::net::IpAddr>) -> Option<Server> 
     let structures = structures::read(table);
     let (host, tables, structures, never) = (host?, tables?, structures?, never?);
     Some(Server { host, tables, structures, never, detect, lanes, rd_atomic, share })
+    Some(Server { host, tables, structures, never, detect, lanes, path_mtu, rd_atomic })
 }
 
 /// Words of a server's memory

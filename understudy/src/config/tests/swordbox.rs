@@ -59,11 +59,12 @@ fn what_is_not_said() {
 fn what_is_said() {
     let all = [
         "layers = [\"remap\", \"cas_to_write\", \"steer_writes\", \"steer_reads\"]\njournal = \"j/x\"",
-        "failed_cas = \"answer\"\nconnections = 3\nin_flight = 4\nrd_atomic = 5\nlines = 6\nheld = 7\nageing_s = 8",
+        "failed_cas = \"answer\"\nconnections = 3\nin_flight = 4\nrd_atomic = 5\nlines = 6\nheld = 7\nageing_s = 8\nproof_s = 23\nconnections_per_host = 24",
         "settle_us = 9\nreplay_after_us = 10\ndead_after_ms = 11\ncounted_qps = 0\nverify = [\"icrc\"]\nappends = 15\nwithheld = 16",
     ];
     let second = [
         "[[swordbox.server]]\nhost = \"fd00::9\"\ndetect = 12\nlanes = 13\nrd_atomic = 14\nshare = false",
+        "[[swordbox.server]]\nhost = \"fd00::9\"\ndetect = 12\nlanes = 13\nrd_atomic = 14\npath_mtu = 1024",
         "never = [{ va = 0xffff, bytes = 1 }, { va = 0, bytes = 8 }]",
         "[[swordbox.server.table]]\nrkey = 0x1234\nwritable = true",
         "[[swordbox.server.table]]\nva = 0x7fff00000000\nbytes = 0x1000\nstride = 64",
@@ -93,6 +94,7 @@ fn what_is_said() {
     let expected = Config {
         forward: switch::forward::Config { verify_icrc: true, counted_qps: 0, ..forward() },
         connections: 3,
+        per_host: 24,
         in_flight: 4,
         rd_atomic: 5,
         lines: 6,
@@ -100,12 +102,14 @@ fn what_is_said() {
         appends: 15,
         withheld: 16,
         ageing: Nanos::from_secs(8),
+        proof: Nanos::from_secs(23),
         settle: Nanos::from_micros(9),
         replay_after: Nanos::from_micros(10),
         dead_after: Nanos::from_millis(11),
         servers: vec![
             Server::new([10, 0, 0, 9].into()),
             Server { host, tables, structures, never, detect: 12, lanes: 13, rd_atomic: 14, share: false },
+            Server { host, tables, structures, never, detect: 12, lanes: 13, path_mtu: 1024, rd_atomic: 14 },
         ],
         layers: Layers { remap: true, cas_to_write: true, steer_writes: true, steer_reads: true },
         failed_cas: FailedCas::Answer,

@@ -1,0 +1,196 @@
+//! Rights that clients have proven, each for a while only: what a server revokes is not seen here.
+
+use crate::flow::{Flow, right};
+use switch::Nanos;
+
+/// Periods for which a right counts as proven
+const VALID: u16 = 4;
+/// A right that was never proven, and one that was long ago
+const NEVER: u16 = 0;
+const LONG_AGO: u16 = 1;
+
+/// A quarter of the time for which a right counts as proven, by number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Period {
+    now: u16,
+    /// Periods that were skipped, and the one in which that was done last
+    skipped: u16,
+    skipped_in: Option<u64>,
+    number: u64,
+}
+
+impl Period {
+    pub(crate) fn advance(&mut self, now: Nanos, proof: Nanos) {
+        self.number = now.0 / (proof.0 / u64::from(VALID)).max(1);
+        self.now = (self.number as u16).wrapping_add(self.skipped);
+    }
+
+    /// A right was revoked: none counts as proven any more. At most once a period, so that who has rights, and is refused
+    /// again and again, does not keep others from sharing.
+    pub(crate) fn skip(&mut self) {
+        if self.skipped_in != Some(self.number) {
+            self.skipped_in = Some(self.number);
+            self.skipped = self.skipped.wrapping_add(VALID);
+            self.now = self.now.wrapping_add(VALID);
+        }
+    }
+
+    /// What is written down of this period. Numbers that stand for something else are those of the one before.
+    const fn stamp(self) -> u16 {
+        if self.now <= LONG_AGO { u16::MAX } else { self.now }
+    }
+
+    const fn is_valid(self, stamp: u16) -> bool {
+        stamp > LONG_AGO && self.now.wrapping_sub(stamp) < VALID
+    }
+}
+
+/// A key with which a client has done something on its own connection, and when it began to, for each right that it needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) struct Proof {
+    pub rkey: u32,
+    write: u16,
+    atomic: u16,
+}
+
+impl Proof {
+    /// Of nothing
+    pub(crate) const NONE: Self = Self { rkey: 0, write: NEVER, atomic: NEVER };
+
+    /// Of these rights, as they are used in a request that leaves now.
+    pub(crate) const fn new(rkey: u32, rights: u8, period: Period) -> Self {
+        let stamp = period.stamp();
+        Self {
+            rkey,
+            write: if rights & right::WRITE == 0 { NEVER } else { stamp },
+            atomic: if rights & right::ATOMIC == 0 { NEVER } else { stamp },
+        }
+    }
+
+    #[inline]
+    const fn stamp_of(&self, rights: u8) -> u16 {
+        if rights == right::WRITE { self.write } else { self.atomic }
+    }
+}
+
+impl Flow {
+    /// Whether this key has been used for this on the client's own connection not too long ago.
+    #[inline]
+    pub(crate) fn has_proven(&self, rkey: u32, rights: u8, period: Period) -> bool {
+        self.proofs.iter().any(|proof| proof.rkey == rkey && period.is_valid(proof.stamp_of(rights)))
+    }
+
+    /// Whether it ever has been. That the server takes it on a shared connection shows with every acknowledgement there.
+    #[inline]
+    pub(crate) fn has_ever_proven(&self, rkey: u32, rights: u8) -> bool {
+        self.proofs.iter().any(|proof| proof.rkey == rkey && proof.stamp_of(rights) != NEVER)
+    }
+
+    /// Whether any right counts as proven.
+    pub(crate) fn has_rights(&self, period: Period) -> bool {
+        self.proofs.iter().any(|proof| period.is_valid(proof.write) || period.is_valid(proof.atomic))
+    }
+
+    /// A request that uses `proof` is the last one sent.
+    pub(crate) fn prove(&mut self, proof: Proof) {
+        let is_known = |own: &Proof| {
+            own.rkey == proof.rkey
+                && (proof.write == NEVER || own.write == proof.write)
+                && (proof.atomic == NEVER || own.atomic == proof.atomic)
+        };
+        if self.proving.is_none() && !self.proofs.iter().any(is_known) {
+            self.proving = Some((self.sent, proof));
+        }
+    }
+
+    /// Everything before `acked` is done.
+    pub(crate) fn proved(&mut self) {
+        let Some((psn, proof)) = self.proving else { return };
+        if self.acked.precedes(psn) {
+            return;
+        }
+        self.proving = None;
+        let known = self.proofs.iter_mut().find(|own| own.rkey == proof.rkey && **own != Proof::NONE);
+        if let Some(own) = known {
+            for (own, new) in [(&mut own.write, proof.write), (&mut own.atomic, proof.atomic)] {
+                if new != NEVER {
+                    *own = new;
+                }
+            }
+        } else {
+            self.proofs.rotate_right(1);
+            self.proofs[0] = proof;
+        }
+    }
+
+    /// Rights that do not count as proven any more are marked, before numbers of periods come again.
+    pub(crate) fn expire(&mut self, period: Period) {
+        for proof in &mut self.proofs {
+            for stamp in [&mut proof.write, &mut proof.atomic] {
+                if *stamp > LONG_AGO && !period.is_valid(*stamp) {
+                    *stamp = LONG_AGO;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PROOF: Nanos = Nanos::from_secs(4);
+
+    fn at(seconds: u64) -> Period {
+        let mut period = Period::default();
+        period.advance(Nanos::from_secs(seconds), PROOF);
+        period
+    }
+
+    /// A flow whose request with this proof is done.
+    fn proven(flow: &mut Flow, proof: Proof) {
+        flow.prove(proof);
+        flow.proved();
+    }
+
+    #[test]
+    fn a_right_counts_for_its_time_at_most_and_for_three_quarters_at_least() {
+        for begin in [0, 1, 2, 3, 1000, 65_534, 65_535, 65_536, 65_537, 70_000] {
+            let mut flow = Flow::new(0);
+            proven(&mut flow, Proof::new(7, right::WRITE, at(begin)));
+            for later in 0..200_000 {
+                flow.expire(at(begin + later));
+                let counts = flow.has_proven(7, right::WRITE, at(begin + later));
+                assert!(!counts || later < 4, "from {begin}: after {later} s");
+                assert!(counts || later > 1, "from {begin}: after {later} s");
+            }
+            assert!(flow.has_ever_proven(7, right::WRITE) && !flow.has_ever_proven(7, right::ATOMIC));
+        }
+    }
+
+    #[test]
+    fn a_right_that_is_used_again_counts_again() {
+        let mut flow = Flow::new(0);
+        for second in 10..100 {
+            proven(&mut flow, Proof::new(7, right::ATOMIC, at(second)));
+            assert!(flow.has_proven(7, right::ATOMIC, at(second + 3)));
+            assert!(!flow.has_proven(7, right::WRITE, at(second)));
+        }
+    }
+
+    #[test]
+    fn a_revocation_ends_all_proofs_once_a_period() {
+        let mut flow = Flow::new(0);
+        let mut period = at(10);
+        proven(&mut flow, Proof::new(7, right::WRITE, period));
+        period.skip();
+        assert!(!flow.has_proven(7, right::WRITE, period));
+        proven(&mut flow, Proof::new(7, right::WRITE, period));
+        period.skip();
+        assert!(flow.has_proven(7, right::WRITE, period));
+        period.advance(Nanos::from_secs(11), PROOF);
+        assert!(flow.has_proven(7, right::WRITE, period));
+        period.skip();
+        assert!(!flow.has_proven(7, right::WRITE, period));
+    }
+}

@@ -1,0 +1,85 @@
+//! Who sends to the servers: how many connections each host has, so that none takes the place of all others.
+
+use crate::Id;
+use core::net::IpAddr;
+use switch::Nanos;
+use switch::table::{Index, Key, mix};
+
+/// The address of a host, as 128 bits
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Host(u128);
+
+impl Key for Host {
+    fn hash(&self) -> u64 {
+        mix(self.0 as u64 ^ (self.0 >> 64) as u64)
+    }
+}
+
+/// What is known of a host.
+#[derive(Clone, Copy, Debug, Default)]
+struct Source {
+    /// Its connections in the table
+    connections: u32,
+    /// When one of its connections found no place in the table, the last time: answers to it may be of one that is not there
+    refused: Option<Nanos>,
+}
+
+/// Hosts that send to servers, as long as they have connections in the table.
+#[derive(Debug)]
+pub(crate) struct Sources {
+    index: Index<Host>,
+    all: Vec<Source>,
+    most: u32,
+}
+
+impl Sources {
+    /// Room for hosts that have `capacity` connections together, and `most` each.
+    pub(crate) fn new(capacity: usize, most: usize) -> Self {
+        Self { index: Index::with_capacity(capacity), all: Vec::with_capacity(capacity), most: most as u32 }
+    }
+
+    /// What so many take.
+    pub(crate) fn bytes(capacity: usize) -> usize {
+        Index::<Host>::bytes(capacity) + capacity * size_of::<Source>()
+    }
+
+    fn get(&mut self, host: u128) -> Option<&mut Source> {
+        self.index.get(&Host(host)).map(|at| &mut self.all[at as usize])
+    }
+
+    /// Whether a host may have one more connection. If not, that is remembered.
+    pub(crate) fn may_add(&mut self, host: u128, now: Nanos) -> bool {
+        let most = self.most;
+        let Some(source) = self.get(host) else { return true };
+        let may = source.connections < most;
+        if !may {
+            source.refused = Some(now);
+        }
+        may
+    }
+
+    /// A connection of a host is in the table.
+    pub(crate) fn add(&mut self, host: u128) {
+        let Ok(at) = self.index.get_or_insert(Host(host)) else { return };
+        let is_new = self.all.get(at as usize).is_none_or(|source| source.connections == 0);
+        if is_new {
+            crate::lines::put(&mut self.all, at as Id, Source::default(), Source::default());
+        }
+        self.all[at as usize].connections += 1;
+    }
+
+    /// One is not any more.
+    pub(crate) fn remove(&mut self, host: u128) {
+        let Some(source) = self.get(host) else { return };
+        source.connections = source.connections.saturating_sub(1);
+        if source.connections == 0 {
+            self.index.remove(&Host(host));
+        }
+    }
+
+    /// When a connection of a host found no place in the table, the last time
+    pub(crate) fn refused(&self, host: IpAddr) -> Option<Nanos> {
+        let at = self.index.get(&Host(crate::function::bits_of(host)))?;
+        self.all[at as usize].refused
+    }
+}

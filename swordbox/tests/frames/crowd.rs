@@ -1,0 +1,62 @@
+//! Very many connections, or what looks like them.
+
+use super::net::*;
+use rocev2::{Bth, Opcode, Psn, Qpn};
+use switch::Nanos;
+
+const STRANGER: [u8; 4] = [10, 0, 1, 99];
+
+/// A packet of a host that nobody knows, to a queue pair that there need not be
+fn stranger(from: [u8; 4], qpn: u32, psn: u32) -> Vec<u8> {
+    let bth = Bth::new(Opcode::RC_SEND_ONLY, Qpn::new(qpn), Psn::new(psn));
+    frame(from, SERVER, 0xc001, bth, |_| {}, &[0; 8])
+}
+
+/// The oldest of very many ends whose other end is not known is forgotten, again and again; and all of them in the end.
+#[test]
+fn the_oldest_of_very_many_is_forgotten_as_soon_as_the_newest() {
+    let mut net = Net::new(|config| {
+        config.connections = 65_536;
+        config.per_host = 65_536;
+        config.ageing = Nanos::from_secs(1);
+    });
+    for qpn in 0..40_000 {
+        net.up(&stranger(STRANGER, 0x1000 + qpn, 1));
+    }
+    // With a look at all of those that wait, these would be 1,600 million steps.
+    for qpn in 0..40_000 {
+        net.up(&stranger(STRANGER, 0x1000 + qpn, 0x80_0000));
+    }
+    assert_eq!(net.count("forgotten"), 40_000);
+    net.pass(Nanos::from_secs(30));
+    assert_eq!(net.count("forgotten"), 80_000);
+    assert_eq!(net.swordbox.usage()[0], 0);
+}
+
+/// A host that sends to very many queue pairs has a part of the table, and others are paired.
+#[test]
+fn a_host_does_not_take_the_place_of_others() {
+    let mut net = Net::new(|config| config.per_host = 16);
+    (0..500).for_each(|qpn| drop(net.up(&stranger(STRANGER, 0x1000 + qpn, 1))));
+    assert_eq!(net.swordbox.usage()[0], 8);
+    assert_eq!(net.count("untracked"), 484);
+    let mut a = end(1);
+    net.connect(&mut a);
+    // Those that are gone make room.
+    net.pass(Nanos::from_secs(1300));
+    assert_eq!(net.swordbox.usage()[0], 0);
+    (500..508).for_each(|qpn| drop(net.up(&stranger(STRANGER, 0x1000 + qpn, 1))));
+    assert_eq!(net.count("untracked"), 484);
+}
+
+/// What does not go to a server takes no place.
+#[test]
+fn only_connections_of_servers_are_in_the_table() {
+    let mut net = Net::new(|_| {});
+    for qpn in 0..500 {
+        let bth = Bth::new(Opcode::RC_SEND_ONLY, Qpn::new(qpn), Psn::new(1));
+        let sent = net.up(&frame(STRANGER, [10, 0, 1, 98], 0xc001, bth, |_| {}, &[0; 8]));
+        assert_eq!(sent.len(), 1);
+    }
+    assert_eq!((net.swordbox.usage()[0], net.count("untracked")), (0, 0));
+}
