@@ -68,7 +68,7 @@ impl Proof {
     }
 
     #[inline]
-    const fn stamp_of(&self, rights: u8) -> u16 {
+    const fn stamp_of(self, rights: u8) -> u16 {
         if rights == right::WRITE { self.write } else { self.atomic }
     }
 }
