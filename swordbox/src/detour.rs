@@ -41,7 +41,7 @@ impl Swordbox {
     }
 
     /// Where a packet writes that goes on with a message: its first packet may have passed long ago.
-    fn goes_on_at(&self, id: Id, packet: &Packet<'_>) -> Option<(u64, u64)> {
+    pub(crate) fn goes_on_at(&self, id: Id, packet: &Packet<'_>) -> Option<(u64, u64)> {
         #[cfg(feature = "canary")]
         if self.config.bug == Some(crate::Bug::StaleWord) {
             return None;

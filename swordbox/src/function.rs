@@ -2,7 +2,9 @@
 
 use crate::config::{Config, Connection, Layers};
 use crate::counters::Counters;
+use crate::doubt::Doubts;
 use crate::flow::{Flow, Stage};
+use crate::guard::Guard;
 use crate::headers::Headers;
 use crate::held::Held;
 use crate::lane::Lane;
@@ -156,6 +158,8 @@ pub struct Swordbox {
     pub(crate) under_way: usize,
     /// The servers' addresses, as 128 bits
     pub(crate) hosts: Box<[u128]>,
+    /// How much hosts that are not trusted may keep from being decided, by server
+    pub(crate) guards: Box<[Guard]>,
     /// When each server last made a connection by the connection manager
     pub(crate) connected: Box<[Nanos]>,
 }
@@ -216,22 +220,25 @@ fn has_wrong_icrc(bytes: &[u8]) -> bool {
     rocev2::icrc::compute_for(packet, kind == ethertype::IPV6, udp) != u32::from_le_bytes(*icrc)
 }
 
-/// Where a packet goes that is not understood, as far as that can be told.
-fn destination_of(bytes: &[u8]) -> Option<(IpAddr, Qpn)> {
+/// Where a packet comes from, and where it goes, that is not understood, as far as that can be told.
+fn addresses_of(bytes: &[u8]) -> Option<(IpAddr, IpAddr, Qpn)> {
+    fn address<const N: usize>(bytes: &[u8], at: usize) -> Option<IpAddr>
+    where
+        [u8; N]: Into<IpAddr>,
+    {
+        Some((*bytes.get(at..)?.first_chunk::<N>()?).into())
+    }
     let (l3, kind) = network_of(bytes)?;
-    let (host, l4): (IpAddr, usize) = match kind {
+    let (from, host, l4) = match kind {
         ethertype::IPV4 => {
-            let dst: [u8; 4] = *bytes.get(l3 + 16..)?.first_chunk()?;
-            (dst.into(), l3 + usize::from(bytes[l3] & 0x0f) * 4)
+            let l4 = l3 + usize::from(bytes.get(l3)? & 0x0f) * 4;
+            (address::<4>(bytes, l3 + 12)?, address::<4>(bytes, l3 + 16)?, l4)
         }
-        ethertype::IPV6 => {
-            let dst: [u8; 16] = *bytes.get(l3 + 24..)?.first_chunk()?;
-            (dst.into(), l3 + Ipv6::LEN)
-        }
+        ethertype::IPV6 => (address::<16>(bytes, l3 + 8)?, address::<16>(bytes, l3 + 24)?, l3 + Ipv6::LEN),
         _ => return None,
     };
     let bth: &[u8; Bth::LEN] = bytes.get(l4 + Udp::LEN..)?.first_chunk()?;
-    Some((host, Bth::ref_from_bytes(bth).ok()?.dest_qp()))
+    Some((from, host, Bth::ref_from_bytes(bth).ok()?.dest_qp()))
 }
 
 impl core::fmt::Debug for Swordbox {
@@ -271,7 +278,7 @@ impl Swordbox {
             records: Vec::with_capacity(ends * config.rd_atomic),
             lanes: lanes.collect(),
             sketch: Sketch::new(),
-            lines: Lines::with_capacity(config.lines),
+            lines: Lines::with_capacity(config.lines, config.servers.len()),
             held: Held::with_capacity(config.held),
             steering: Steering::new(&config),
             handshakes: Handshakes::new(),
@@ -297,6 +304,7 @@ impl Swordbox {
             bereft: config.ended.iter().map(|gone| (gone.client, gone.without_client_qpn())).collect(),
             begun: None,
             under_way: 0,
+            guards: vec![Guard::default(); config.servers.len()].into(),
             connected: vec![Nanos::ZERO; config.servers.len()].into(),
             hosts: config.servers.iter().map(|server| bits_of(server.host)).collect(),
             config,
@@ -477,9 +485,19 @@ impl Swordbox {
         }
         let host = bits_of(packet.dst());
         let server = self.server_of(host);
-        if server != NO_SERVER && self.detour(server, &packet, now).is_err() {
-            // It is sent again, or not: until then nothing more is decided that it could have to wait for.
-            _ = self.detour_for(server, &packet, now, self.config.dead_after);
+        if server == NO_SERVER || self.lines.len() == 0 {
+            return self.forward.route(frame, port, now, out);
+        }
+        let trusted = self.is_trusted(NONE, source_of(&packet));
+        if !trusted && !self.may_disturb(NONE, server, &packet, now) {
+            self.counters.delayed.add(1);
+            return Verdict::Drop(DropReason::Delayed);
+        }
+        if self.detour(server, &packet, now).is_err() {
+            if trusted {
+                // It is sent again, or not: until then nothing more is decided that it could have to wait for.
+                _ = self.detour_for(server, &packet, now, self.config.dead_after);
+            }
             self.counters.delayed.add(1);
             return Verdict::Drop(DropReason::Delayed);
         }
@@ -523,6 +541,7 @@ impl Function for Swordbox {
         if now >= self.tick + self.interval() {
             self.tick = now;
             self.period.advance(now, self.config.proof);
+            self.lines.doubts.iter_mut().for_each(Doubts::turn);
             self.tend_lanes(now, out);
             self.tend_rereads(now, out);
             self.tend_steering(now, out);
@@ -597,7 +616,7 @@ impl Swordbox {
             return self.refuse(fault);
         }
         if let Some(fault) = fault
-            && let Some((host, qpn)) = destination_of(frame.bytes())
+            && let Some((from, host, qpn)) = addresses_of(frame.bytes())
             && let server = self.server_of(bits_of(host))
             && server != NO_SERVER
         {
@@ -605,8 +624,11 @@ impl Swordbox {
             if end.is_some_and(|id| self.flows[id as usize].stage >= Stage::Strict) {
                 return Verdict::Drop(DropReason::Malformed(fault));
             }
+            let trusted = self.is_trusted(end.unwrap_or(NONE), bits_of(from));
             if fault == Fault::UnknownOpcode
-                && self.lines.detour_everywhere(server, now, self.config.settle).is_err()
+                && self.lines.len() > 0
+                && ((!trusted && !self.may_disturb_range(server, 0, u64::MAX, now))
+                    || self.lines.detour_everywhere(server, now, self.config.settle).is_err())
             {
                 self.counters.delayed.add(1);
                 return Verdict::Drop(DropReason::Delayed);

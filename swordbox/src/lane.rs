@@ -28,7 +28,11 @@ pub(crate) struct Entry {
     pub teaches: bool,
     /// The client wants to hear of it
     pub ack_req: bool,
+    /// What it is counted by if it was decided
+    pub tag: u8,
 }
+
+const _: () = assert!(size_of::<Entry>() == 64);
 
 /// What is asked of the server, but for a payload.
 #[derive(Clone, Copy, Debug)]
@@ -114,6 +118,7 @@ const NOTHING: Entry = Entry {
     detours: 0,
     teaches: false,
     ack_req: false,
+    tag: 0,
 };
 
 impl Lane {

@@ -4,6 +4,7 @@
 //! decides the next one. It is known only as long as nothing goes to the line on any other way; what does is a *detour*,
 //! after which the line keeps quiet for a while.
 
+use crate::doubt::Doubts;
 use crate::{Id, NONE};
 use switch::table::{Index, Key, mix};
 use switch::{Full, Nanos};
@@ -12,6 +13,8 @@ use switch::{Full, Nanos};
 const LINE: u32 = 6;
 /// Bytes of a block, as a shift: lines are counted by block, so that long ranges can be searched for them
 const BLOCK: u32 = 12;
+/// Blocks in which lines are looked for, at most: a message that is longer has as many packets
+const BLOCKS: u64 = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
@@ -54,6 +57,8 @@ pub(crate) struct Line {
     pub reached: u8,
     /// Looked at since the search for a line to forget came by
     used: bool,
+    /// Doubts about the server's memory that were applied to it
+    checked: u32,
     values: [u64; 8],
     place: Place,
 }
@@ -149,6 +154,8 @@ pub(crate) struct Lines {
     counts: Vec<u32>,
     capacity: usize,
     hand: u32,
+    /// By server
+    pub doubts: Box<[Doubts]>,
 }
 
 /// The word at `va` within its line
@@ -174,8 +181,10 @@ pub(crate) const fn in_one_line(va: u64, len: usize) -> bool {
 }
 
 impl Lines {
-    pub(crate) fn with_capacity(capacity: usize) -> Self {
+    /// Room for so many lines of so many servers.
+    pub(crate) fn with_capacity(capacity: usize, servers: usize) -> Self {
         Self {
+            doubts: (0..servers).map(|_| Doubts::new()).collect(),
             index: Index::with_capacity(capacity),
             all: Vec::with_capacity(capacity),
             blocks: Index::with_capacity(capacity),
@@ -217,6 +226,49 @@ impl Lines {
         self.all.get(id as usize).map_or(NONE, |line| line.lane)
     }
 
+    /// An operation on a line that was decided leaves on a lane; what it is counted by.
+    #[inline]
+    pub(crate) fn begin_decided(&mut self, id: Id, lane: Id) -> u8 {
+        let line = &mut self.all[id as usize];
+        line.decided += 1;
+        self.doubts[usize::from(line.place.server)].begin(lane)
+    }
+
+    /// It is done.
+    #[inline]
+    pub(crate) fn end_decided(&mut self, id: Id, tag: u8) {
+        let line = &mut self.all[id as usize];
+        line.decided -= 1;
+        self.doubts[usize::from(line.place.server)].end(tag);
+    }
+
+    /// Whether all doubts have been applied to a line.
+    #[inline]
+    pub(crate) fn is_checked(&self, id: Id) -> bool {
+        let line = &self.all[id as usize];
+        line.checked == self.doubts[usize::from(line.place.server)].count
+    }
+
+    /// Applies to a line what came since it was last looked at.
+    #[inline]
+    pub(crate) fn check(&mut self, id: Id) {
+        if !self.is_checked(id) {
+            self.check_anew(id);
+        }
+    }
+
+    #[cold]
+    fn check_anew(&mut self, id: Id) {
+        let line = &mut self.all[id as usize];
+        let doubts = &self.doubts[usize::from(line.place.server)];
+        if let Some(until) = doubts.since(line.checked, line.place.number) {
+            line.forget_all();
+            line.detours = line.detours.wrapping_add(1);
+            line.quiet_until = line.quiet_until.max(until);
+        }
+        line.checked = doubts.count;
+    }
+
     pub(crate) fn get(&self, id: Id) -> &Line {
         &self.all[id as usize]
     }
@@ -247,6 +299,9 @@ impl Lines {
             self.index.remove(&place);
             return Err(Full);
         };
+        let doubts = &mut self.doubts[usize::from(server)];
+        doubts.reach(place.number);
+        let checked = doubts.count;
         let line = Line {
             rkey,
             lane: NONE,
@@ -260,6 +315,7 @@ impl Lines {
             known: 0,
             reached,
             used: true,
+            checked,
             values: [0; 8],
             place,
         };
@@ -310,9 +366,9 @@ impl Lines {
         }
         let mut wait = Ok(());
         let last = va.saturating_add(len - 1);
-        if (last >> BLOCK) - (va >> BLOCK) > self.all.len() as u64 {
-            let lines = va >> LINE..=last >> LINE;
-            return self.detour_where(server, |place| lines.contains(&place.number), now, settle);
+        if (last >> BLOCK) - (va >> BLOCK) > BLOCKS {
+            let doubts = &mut self.doubts[usize::from(server)];
+            return doubts.add(va >> LINE, last >> LINE, now + settle, now);
         }
         for block in va >> BLOCK..=last >> BLOCK {
             if self.blocks.get(&Place { server, number: block }).is_none() {
@@ -338,36 +394,30 @@ impl Lines {
             return false;
         }
         let last = va.saturating_add(len - 1);
-        if (last >> BLOCK) - (va >> BLOCK) > self.all.len() as u64 {
+        if (last >> BLOCK) - (va >> BLOCK) > BLOCKS {
             // Too many to look for each.
-            return true;
+            return self.doubts[usize::from(server)].may_have(va >> LINE, last >> LINE);
         }
         (va >> BLOCK..=last >> BLOCK).any(|number| self.blocks.get(&Place { server, number }).is_some())
     }
 
     /// Something unknown may go anywhere in a server's memory.
     pub(crate) fn detour_everywhere(&mut self, server: u8, now: Nanos, settle: Nanos) -> Result<(), Id> {
-        self.detour_where(server, |_| true, now, settle)
+        self.doubts[usize::from(server)].add(0, u64::MAX, now + settle, now)
     }
 
-    fn detour_where(
-        &mut self,
-        server: u8,
-        there: impl Fn(&Place) -> bool,
-        now: Nanos,
-        settle: Nanos,
-    ) -> Result<(), Id> {
-        let mut wait = Ok(());
-        for (id, line) in self.all.iter_mut().enumerate() {
-            if line.place.server == server
-                && there(&line.place)
-                && self.index.key(id as Id) == Some(&line.place)
-                && !line.detour(now, settle)
-            {
-                wait = Err(line.lane);
-            }
+    /// Whether operations that were decided may be under way to `len` bytes from `va`.
+    pub(crate) fn is_decided(&self, server: u8, va: u64, len: u64) -> bool {
+        if self.doubts[usize::from(server)].is_quiet() || len == 0 {
+            return false;
         }
-        wait
+        let last = va.saturating_add(len - 1);
+        if last - va >= 1 << BLOCK {
+            return true;
+        }
+        (va >> LINE..=last >> LINE).any(|number| {
+            self.index.get(&Place { server, number }).is_some_and(|id| self.all[id as usize].decided > 0)
+        })
     }
 
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Line> {

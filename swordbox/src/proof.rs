@@ -103,11 +103,11 @@ impl Flow {
         }
     }
 
-    /// Everything before `acked` is done.
-    pub(crate) fn proved(&mut self) {
-        let Some((psn, proof)) = self.proving else { return };
+    /// Everything before `acked` is done. Whether that proves a right.
+    pub(crate) fn proved(&mut self) -> bool {
+        let Some((psn, proof)) = self.proving else { return false };
         if self.acked.precedes(psn) {
-            return;
+            return false;
         }
         self.proving = None;
         let known = self.proofs.iter_mut().find(|own| own.rkey == proof.rkey && **own != Proof::NONE);
@@ -121,6 +121,7 @@ impl Flow {
             self.proofs.rotate_right(1);
             self.proofs[0] = proof;
         }
+        true
     }
 
     /// Rights that do not count as proven any more are marked, before numbers of periods come again.

@@ -260,6 +260,13 @@ impl Swordbox {
             return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
         }
         let server = flow.server;
+        if self.lines.len() > 0
+            && !self.is_trusted(id, source_of(&packet))
+            && !self.may_disturb(id, server, &packet, now)
+        {
+            self.counters.delayed.add(1);
+            return Verdict::Drop(DropReason::Delayed);
+        }
         if !new {
             self.flows[id as usize].saw(psn);
         }

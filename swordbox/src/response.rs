@@ -399,7 +399,10 @@ impl Swordbox {
         let flow = &mut self.flows[id as usize];
         if flow.acked.precedes(psn) {
             flow.acked = psn;
-            flow.proved();
+            if flow.proved() {
+                self.sources.prove(self.ends[id as usize].from);
+            }
+            let flow = &self.flows[id as usize];
             let reaches = flow.reaching.is_some();
             let ends = flow.detouring.is_some_and(|(psn, _)| psn.precedes(flow.acked));
             if reaches {

@@ -127,7 +127,8 @@ impl Swordbox {
         let word = word_of(va);
         match what {
             Under::Decided { left, .. } => {
-                own.decided += 1;
+                entry.tag = self.lines.begin_decided(line, lane);
+                let own = self.lines.get_mut(line);
                 own.set(word, left);
                 self.counters.decided.add(1);
             }
@@ -233,7 +234,7 @@ impl Swordbox {
         there.acked = psn.add(1);
         there.under_way -= 1;
         self.under_way -= 1;
-        let &Entry { asked: Asked { what, .. }, flow: id, psn: known_as, line, ack_req, .. } =
+        let &Entry { asked: Asked { what, .. }, flow: id, psn: known_as, line, ack_req, tag, .. } =
             there.entry(psn);
         there.atomics -= u32::from(what.is_atomic());
         let owner = there.owner;
@@ -242,7 +243,7 @@ impl Swordbox {
         let own = self.lines.get_mut(line);
         own.under_way -= 1;
         if let Under::Decided { .. } = what {
-            own.decided -= 1;
+            self.lines.end_decided(line, tag);
         }
         if let (Under::Atomic(opcode, swap, compare), Some(found)) = (what, found) {
             let left = outcome(opcode, swap, compare, found);
@@ -272,6 +273,7 @@ impl Swordbox {
 
     /// An atomic left `value` in its word: what all that follows it on the lane will leave is known from that.
     fn learn(&mut self, lane: Id, entry: &Entry, value: u64) {
+        self.lines.check(entry.line);
         let line = self.lines.get(entry.line);
         if !entry.teaches || line.detours != entry.detours {
             return;

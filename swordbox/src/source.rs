@@ -22,6 +22,8 @@ struct Source {
     connections: u32,
     /// When one of its connections found no place in the table, the last time: answers to it may be of one that is not there
     refused: Option<Nanos>,
+    /// It has used a right to a server's memory on one of them
+    proven: bool,
 }
 
 /// Hosts that send to servers, as long as they have connections in the table.
@@ -75,6 +77,18 @@ impl Sources {
         if source.connections == 0 {
             self.index.remove(&Host(host));
         }
+    }
+
+    /// A host has used a right to a server's memory.
+    pub(crate) fn prove(&mut self, host: u128) {
+        if let Some(source) = self.get(host) {
+            source.proven = true;
+        }
+    }
+
+    /// Whether it has, as long as any of its connections is in the table.
+    pub(crate) fn has_proven(&self, host: u128) -> bool {
+        self.index.get(&Host(host)).is_some_and(|at| self.all[at as usize].proven)
     }
 
     /// When a connection of a host found no place in the table, the last time

@@ -43,6 +43,7 @@ impl Swordbox {
             && (owner.is_private() || owner.waits == lane || owner.leaving || owner.nak_sent);
         if own.rkey != wish.rkey
             || own.incarnation != there.incarnation
+            || !self.lines.is_checked(line)
             || busy
             || taken
             || there.is_full()

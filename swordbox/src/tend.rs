@@ -35,6 +35,11 @@ impl Swordbox {
         if lane == NONE || flow.waits != NONE {
             return;
         }
+        if self.lanes[lane as usize].owner == NONE {
+            // It is not there any more: it has another try soon.
+            self.ready.push_back(id);
+            return;
+        }
         flow.waits = lane;
         flow.next_waiting = NONE;
         let [first, last] = self.lanes[lane as usize].waiting;
@@ -155,13 +160,15 @@ impl Swordbox {
             let entry = *self.lanes[lane as usize].entry(first.add(n));
             let line = self.lines.get_mut(entry.line);
             line.under_way -= 1;
-            line.decided -= u32::from(matches!(entry.asked.what, Under::Decided { .. }));
             line.forget_all();
             // Perhaps this is why: that the memory is not there any more.
             line.reached = 0;
             // What is on its way may still arrive.
             line.detours = line.detours.wrapping_add(1);
             line.quiet_until = line.quiet_until.max(self.tick + self.config.settle);
+            if let Under::Decided { .. } = entry.asked.what {
+                self.lines.end_decided(entry.line, entry.tag);
+            }
             if entry.flow == NONE {
                 continue;
             }

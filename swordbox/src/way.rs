@@ -193,6 +193,7 @@ impl Swordbox {
             }
             None => return Way::Own,
         };
+        self.lines.check(line);
         let flow = &self.flows[id as usize];
         let own = self.lines.get(line);
         if own.rkey != wish.rkey {

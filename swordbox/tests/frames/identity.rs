@@ -75,7 +75,7 @@ fn a_forged_packet_does_not_change_a_translated_connection() {
 /// The client's queue pair has been made anew with its old number, at a queue pair of the server that is new, too.
 #[test]
 fn a_client_that_gives_its_number_again_is_answered() {
-    let (mut net, a, mut b, _) = translated();
+    let (mut net, a, b, _) = translated();
     let mut new = End { server_qpn: 0x777, psn: 0x80_0000, ..a };
     for _ in 0..12 {
         assert_eq!(net.up(&new.write(new.psn, 0x8000_0000, &[0; 8])).len(), 1);
@@ -91,7 +91,6 @@ fn a_client_that_gives_its_number_again_is_answered() {
     // Others find another lane.
     let sent = net.up(&b.cas(b.psn, TABLE, 5, 6));
     assert_ne!(dest(&sent[0].0), a.server_qpn);
-    b.psn += 1;
 }
 
 fn datagram(from: [u8; 4], to: [u8; 4], mad: &[u8]) -> Vec<u8> {

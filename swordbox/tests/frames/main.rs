@@ -2,6 +2,7 @@
 
 mod any;
 mod crowd;
+mod doubts;
 mod identity;
 mod net;
 mod reads;

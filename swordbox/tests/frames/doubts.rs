@@ -1,0 +1,151 @@
+//! Packets that may write to very much memory, or that nobody knows the right of.
+
+use super::net::*;
+use rocev2::aeth::{Credit, Syndrome};
+use rocev2::reth::Reth;
+use rocev2::{Bth, Opcode, Psn, Qpn};
+use switch::Nanos;
+use swordbox::Table;
+
+const ACK: Syndrome = Syndrome::Ack(Credit(0x1f));
+const STRANGER: [u8; 4] = [10, 0, 1, 99];
+
+/// A long WRITE with a key that the server never gave
+fn long_write(qpn: u32, psn: u32) -> Vec<u8> {
+    let reth = Reth { va: 0.into(), rkey: 0xdead.into(), len: 0x7fff_ffffu32.into() };
+    let bth = Bth::new(Opcode::RC_WRITE_FIRST, Qpn::new(qpn), Psn::new(psn));
+    frame(STRANGER, SERVER, 0xc123, bth, |repr| repr.extended.reth = reth, &[9; 1024])
+}
+
+/// A packet of an opcode that nobody knows
+fn unknown(from: [u8; 4]) -> Vec<u8> {
+    let bth = Bth::new(Opcode::RC_SEND_ONLY, Qpn::new(0x999), Psn::new(1));
+    let mut bytes = frame(from, SERVER, 0xc123, bth, |_| {}, &[9; 16]);
+    bytes[14 + 20 + 8] = 0xc4;
+    let at = bytes.len() - 4;
+    let icrc = rocev2::icrc::compute_for(&bytes[14..at], false, 20);
+    bytes[at..].copy_from_slice(&icrc.to_le_bytes());
+    bytes
+}
+
+/// How many of 1,000 CAS, ten milliseconds apart, are decided while `lie` comes before each.
+fn decided_beside(lie: impl Fn(u32) -> Vec<u8>) -> usize {
+    let (mut net, mut a, _) = two(|config| config.proof = Nanos::from_secs(1_000_000));
+    let owner = a;
+    // Those that come at first have more than their share.
+    let mut decided = 0;
+    for n in 0..4_000u32 {
+        let sent = net.up(&a.cas(a.psn, TABLE, 9, 9));
+        a.psn += 1;
+        net.up(&lie(n));
+        let at = psn(&sent[0].0);
+        if opcode(&sent[0].0) == Opcode::RC_COMPARE_SWAP {
+            net.down(&owner.answer(at, ACK, Some(0)));
+        } else {
+            decided += usize::from(n >= 3_000);
+            net.down(&owner.ack(at));
+        }
+        net.pass(Nanos::from_millis(10));
+    }
+    decided
+}
+
+/// A host without any right, or connection, sends what the server will refuse.
+#[test]
+fn packets_of_a_host_without_rights_keep_words_from_being_decided_for_a_part_of_the_time() {
+    assert_eq!(decided_beside(|_| end(9).write(0, 0x8000_0000, &[0; 8])), 1000);
+    for decided in [
+        decided_beside(|_| long_write(0xabc, 1)),
+        decided_beside(|n| long_write(0x1000 + n, n)),
+        decided_beside(|_| unknown(STRANGER)),
+        decided_beside(|n| End { ip: STRANGER, ..end(9) }.write(n, TABLE, &[1; 8])),
+        decided_beside(|n| End { ip: STRANGER, server_qpn: 0x1000 + n, ..end(9) }.cas(n, TABLE, 0, 1)),
+    ] {
+        assert!(decided >= 500, "{decided} of 1000");
+    }
+}
+
+/// Whatever passes that is not known: what is decided then is true if it writes.
+#[test]
+fn a_packet_of_a_host_without_rights_passes_only_when_nothing_is_decided() {
+    for lie in
+        [long_write(0xabc, 1), unknown(STRANGER), End { ip: STRANGER, ..end(9) }.write(1, TABLE, &[1; 8])]
+    {
+        let (mut net, mut a, _) = two(|_| {});
+        let owner = a;
+        let sent = net.up(&a.cas(a.psn, TABLE, 0, 5));
+        a.psn += 1;
+        assert_eq!(opcode(&sent[0].0), Opcode::RC_WRITE_ONLY);
+        assert_eq!(net.up(&lie).len(), 0);
+        net.down(&owner.ack(psn(&sent[0].0)));
+        // Now it does, and nothing more is decided for a while.
+        let sent = net.up(&a.cas(a.psn, TABLE, 5, 6));
+        a.psn += 1;
+        assert_eq!(opcode(&sent[0].0), Opcode::RC_COMPARE_SWAP);
+        assert_eq!(net.up(&lie).len(), 1);
+        net.down(&owner.answer(psn(&sent[0].0), ACK, Some(5)));
+        let sent = net.up(&a.cas(a.psn, TABLE, 6, 7));
+        assert_eq!(opcode(&sent[0].0), Opcode::RC_COMPARE_SWAP);
+    }
+}
+
+/// Very many lines: with a walk over them for each packet, these would be more than a thousand million steps.
+#[test]
+fn packets_that_may_write_anywhere_take_no_time() {
+    let (mut net, mut a, b) = two(|config| {
+        let all = TABLE..TABLE + 64 * 16_384;
+        config.servers[0].tables = vec![Table { rkey: None, range: all, stride: 8, writable: true }];
+        config.proof = Nanos::from_secs(1_000_000);
+    });
+    let owner = a;
+    for n in 64..16_000 {
+        let sent = net.up(&a.cas(a.psn, TABLE + 64 * n, 1, 1));
+        net.down(&owner.answer(psn(&sent[0].0), ACK, Some(0)));
+        a.psn += 1;
+    }
+    assert!(net.swordbox.usage()[2] > 15_000);
+    let reth = Reth { va: 0.into(), rkey: KEY.into(), len: u32::MAX.into() };
+    let long = b.request(Opcode::RC_WRITE_FIRST, b.psn, |repr| repr.extended.reth = reth, &[9; 1024]);
+    for _ in 0..50_000 {
+        assert_eq!(net.up(&unknown(b.ip)).len(), 1);
+        assert_eq!(net.up(&long).len(), 1);
+    }
+}
+
+/// A client's long WRITE over one word, while others decide other words all the time.
+#[test]
+fn a_long_write_does_not_wait_for_other_words() {
+    let (mut net, mut a, mut b) = two(|config| {
+        config.servers[0].tables[0].range = TABLE..TABLE + (64 << 20);
+        config.in_flight = 64;
+    });
+    let mut owner = a;
+    let (inside, outside) = (TABLE + 64, TABLE + (32 << 20));
+    for va in [inside, outside] {
+        for _ in 0..2 {
+            net.teach(&mut a, &mut owner, va);
+        }
+    }
+    let sent = net.up(&a.cas(a.psn, inside, 0, 1));
+    assert_eq!(opcode(&sent[0].0), Opcode::RC_WRITE_ONLY);
+    a.psn += 1;
+    let mut under_way: std::collections::VecDeque<u32> = [psn(&sent[0].0)].into();
+    let reth = Reth { va: TABLE.into(), rkey: KEY.into(), len: (1 << 20).into() };
+    let long = b.request(Opcode::RC_WRITE_FIRST, b.psn, |repr| repr.extended.reth = reth, &[9; 1024]);
+    b.psn += 1;
+    let mut passed = net.up(&long).iter().any(|(sent, _)| dest(sent) == b.server_qpn);
+    assert!(!passed, "what is decided is under way");
+    for n in 0..20 {
+        let sent = net.up(&a.cas(a.psn, outside, n, n + 1));
+        assert_eq!(opcode(&sent[0].0), Opcode::RC_WRITE_ONLY, "round {n}");
+        a.psn += 1;
+        under_way.push_back(psn(&sent[0].0));
+        let mut sent = net.down(&owner.ack(under_way.pop_front().unwrap()));
+        sent.extend(net.up(&long));
+        sent.extend(net.pass(Nanos::from_micros(200)));
+        passed |= sent.iter().any(|(sent, _)| dest(sent) == b.server_qpn);
+    }
+    assert!(passed);
+    let sent = net.up(&a.cas(a.psn, inside, 1, 2));
+    assert_eq!(opcode(&sent[0].0), Opcode::RC_COMPARE_SWAP);
+}
