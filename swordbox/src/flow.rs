@@ -1,7 +1,7 @@
 //! The requests of one side of a connection, and what has become of them.
 
-use crate::reread::Rereads;
 use crate::proof::Proof;
+use crate::reread::Rereads;
 use crate::{Id, NONE};
 use core::num::NonZero;
 use rocev2::{Msn, Psn};

@@ -205,20 +205,16 @@ fn repeated_atomic_write_is_answered_and_not_done_again() {
     let (answer, port) = &sent[0];
     assert_eq!((opcode(answer), dest(answer), *port), (Opcode::RC_READ_RESPONSE_ONLY, a.qpn, CLIENTS));
     assert_eq!(psn(answer), a.psn - 1);
-/// A READ of so many bytes
-fn read(end: &End, psn: u32, len: u32) -> Vec<u8> {
-    let reth = Reth { va: 0x9000_0000.into(), rkey: KEY.into(), len: len.into() };
-    end.request(Opcode::RC_READ_REQUEST, psn, |repr| repr.extended.reth = reth, &[])
 }
 
 /// READs one behind the other, each of one packet, on a connection that was made without the connection manager.
 #[test]
 fn a_response_of_one_packet_tells_how_long_reads_of_one_packet_may_be() {
     let (mut net, mut a, _) = two(|_| {});
-    assert_eq!(net.up(&read(&a, a.psn, 1024)).len(), 1);
+    assert_eq!(net.up(&read(&a, a.psn, 0x9000_0000, 1024)).len(), 1);
     assert_eq!(net.down(&response(&a, Opcode::RC_READ_RESPONSE_ONLY, a.psn, 1024)).len(), 1);
     a.psn += 1;
-    let passed: Vec<_> = (0..4).map(|n| net.up(&read(&a, a.psn + n, 1024)).len()).collect();
+    let passed: Vec<_> = (0..4).map(|n| net.up(&read(&a, a.psn + n, 0x9000_0000, 1024)).len()).collect();
     assert_eq!(passed, [1; 4]);
     for n in 0..4 {
         let back = net.down(&response(&a, Opcode::RC_READ_RESPONSE_ONLY, a.psn + n, 1024));
@@ -231,11 +227,12 @@ fn a_response_of_one_packet_tells_how_long_reads_of_one_packet_may_be() {
 fn any_full_packet_of_a_response_tells_the_path_mtu() {
     for first in [Opcode::RC_READ_RESPONSE_FIRST, Opcode::RC_READ_RESPONSE_MIDDLE] {
         let (mut net, mut a, _) = two(|_| {});
-        assert_eq!(net.up(&read(&a, a.psn, 3072)).len(), 1);
+        assert_eq!(net.up(&read(&a, a.psn, 0x9000_0000, 3072)).len(), 1);
         let at = u32::from(first == Opcode::RC_READ_RESPONSE_MIDDLE);
         net.down(&response(&a, first, a.psn + at, 1024));
         a.psn += 3;
-        let passed: Vec<_> = (0..3).map(|n| net.up(&read(&a, a.psn + 2 * n, 2048)).len()).collect();
+        let passed: Vec<_> =
+            (0..3).map(|n| net.up(&read(&a, a.psn + 2 * n, 0x9000_0000, 2048)).len()).collect();
         assert_eq!(passed, [1; 3], "{first:?}");
     }
 }
@@ -244,6 +241,6 @@ fn any_full_packet_of_a_response_tells_the_path_mtu() {
 #[test]
 fn reads_pass_one_behind_the_other_where_the_path_mtu_is_configured() {
     let (mut net, a, _) = two(|config| config.servers[0].path_mtu = 1024);
-    let passed: Vec<_> = (0..4).map(|n| net.up(&read(&a, a.psn + 4 * n, 4096)).len()).collect();
+    let passed: Vec<_> = (0..4).map(|n| net.up(&read(&a, a.psn + 4 * n, 0x9000_0000, 4096)).len()).collect();
     assert_eq!(passed, [1; 4]);
 }

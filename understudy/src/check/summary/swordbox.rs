@@ -43,8 +43,7 @@ fn memory(switch: &Config) -> String {
 }
 
 fn server(server: &Server) -> String {
-    let Server { host, tables, structures, never, detect, lanes, rd_atomic, share } = server;
-    let Server { host, tables, structures, never, detect, lanes, path_mtu: _, rd_atomic } = server;
+    let Server { host, tables, structures, never, detect, lanes, path_mtu: _, rd_atomic, share } = server;
     let lists = structures.iter().filter(|structure| matches!(structure, Structure::Lists(_))).count();
     let locks = structures.len() - lists;
     let steered = match lists {

@@ -189,8 +189,7 @@ fn server(table: &Table<'_>, host: Option<core::net::IpAddr>) -> Option<Server> 
     let tables: Option<Vec<_>> = tables.into_iter().map(lock_table).collect();
     let structures = structures::read(table);
     let (host, tables, structures, never) = (host?, tables?, structures?, never?);
-    Some(Server { host, tables, structures, never, detect, lanes, rd_atomic, share })
-    Some(Server { host, tables, structures, never, detect, lanes, path_mtu, rd_atomic })
+    Some(Server { host, tables, structures, never, detect, lanes, path_mtu, rd_atomic, share })
 }
 
 /// Words of a server's memory

@@ -63,8 +63,7 @@ fn what_is_said() {
         "settle_us = 9\nreplay_after_us = 10\ndead_after_ms = 11\ncounted_qps = 0\nverify = [\"icrc\"]\nappends = 15\nwithheld = 16",
     ];
     let second = [
-        "[[swordbox.server]]\nhost = \"fd00::9\"\ndetect = 12\nlanes = 13\nrd_atomic = 14\nshare = false",
-        "[[swordbox.server]]\nhost = \"fd00::9\"\ndetect = 12\nlanes = 13\nrd_atomic = 14\npath_mtu = 1024",
+        "[[swordbox.server]]\nhost = \"fd00::9\"\ndetect = 12\nlanes = 13\nrd_atomic = 14\nshare = false\npath_mtu = 1024",
         "never = [{ va = 0xffff, bytes = 1 }, { va = 0, bytes = 8 }]",
         "[[swordbox.server.table]]\nrkey = 0x1234\nwritable = true",
         "[[swordbox.server.table]]\nva = 0x7fff00000000\nbytes = 0x1000\nstride = 64",
@@ -108,8 +107,17 @@ fn what_is_said() {
         dead_after: Nanos::from_millis(11),
         servers: vec![
             Server::new([10, 0, 0, 9].into()),
-            Server { host, tables, structures, never, detect: 12, lanes: 13, rd_atomic: 14, share: false },
-            Server { host, tables, structures, never, detect: 12, lanes: 13, path_mtu: 1024, rd_atomic: 14 },
+            Server {
+                host,
+                tables,
+                structures,
+                never,
+                detect: 12,
+                lanes: 13,
+                path_mtu: 1024,
+                rd_atomic: 14,
+                share: false,
+            },
         ],
         layers: Layers { remap: true, cas_to_write: true, steer_writes: true, steer_reads: true },
         failed_cas: FailedCas::Answer,
