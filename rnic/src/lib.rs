@@ -71,13 +71,24 @@ pub enum Bug {
     WrongWrap,
     /// A READ returns what the READ of the same place before returned
     StaleRead,
+    /// Requests leave only where no response is owed
+    ResponsesFirst,
+    /// A missing acknowledgement is not noticed while anything waits for the pace
+    PaceExcuses,
 }
 
 #[cfg(feature = "canary")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 5] =
-        [Self::AckTooFar, Self::AtomicTwice, Self::NoDuplicateCheck, Self::WrongWrap, Self::StaleRead];
+    pub const ALL: [Self; 7] = [
+        Self::AckTooFar,
+        Self::AtomicTwice,
+        Self::NoDuplicateCheck,
+        Self::WrongWrap,
+        Self::StaleRead,
+        Self::ResponsesFirst,
+        Self::PaceExcuses,
+    ];
 }
 
 #[cfg(test)]

@@ -268,6 +268,8 @@ pub(crate) struct Qp {
     pub(crate) recv: ReceiveQueue,
     pub(crate) req: Requester,
     pub(crate) resp: Responder,
+    /// Whether a request has its turn before a response
+    pub(crate) request_next: bool,
     /// Whether it stands in the round of those that may have something to send
     pub(crate) scheduled: bool,
     /// Whether it waits for its neighbour's MAC address
@@ -291,6 +293,7 @@ impl Qp {
             recv: ReceiveQueue { capacity: init.max_recv, ..ReceiveQueue::default() },
             req: Requester::default(),
             resp: Responder::default(),
+            request_next: false,
             scheduled: false,
             unresolved: false,
             told: false,

@@ -61,6 +61,10 @@ pub(crate) struct Requester {
     pub(crate) fetching: u32,
     /// Packets since an acknowledgement was asked for
     pub(crate) unasked: u32,
+    /// The newest PSN whose acknowledgement or response was asked for, since the cursor last went back
+    pub(crate) asked: Option<Psn>,
+    /// The next packet could leave, but for the pace
+    pub(crate) paced_out: bool,
     /// Messages up to this number may be sent (LSN, IB 9.7.7.2); none is no limit
     pub(crate) limit: Option<Msn>,
     /// When to give up waiting for an acknowledgement
@@ -93,6 +97,8 @@ impl Default for Requester {
             packet: 0,
             fetching: 0,
             unasked: 0,
+            asked: None,
+            paced_out: false,
             limit: None,
             deadline: None,
             rnr_until: None,
@@ -126,6 +132,11 @@ impl Requester {
     #[inline]
     pub(crate) fn is_waiting(&self) -> bool {
         self.una != self.top
+    }
+
+    /// Whether the other side owes an answer to what was sent: an acknowledgement that was asked for, or a response
+    pub(crate) fn is_answer_due(&self) -> bool {
+        self.asked.is_some_and(|psn| psn.distance(self.una) >= 0)
     }
 
     /// Whether requests are half sent or wait for their acknowledgement.
@@ -202,7 +213,7 @@ impl Requester {
         self.cursor = self.gone + at as u64;
         self.fetching =
             self.queue.iter().take(at).filter(|sending| sending.request.operation.fetches()).count() as u32;
-        self.unasked = 0;
+        (self.unasked, self.asked) = (0, None);
     }
 }
 

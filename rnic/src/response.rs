@@ -242,7 +242,7 @@ impl Parts<'_> {
             self.qp.req.restart_timer(now);
         }
         let mut silent = self.qp.req.deadline.is_some_and(|at| at <= now);
-        if silent && let Some(wake) = self.qp.req.pace.wake_at() {
+        if silent && let Some(wake) = self.excuse() {
             // It is this side that was silent: the packet that asks for an acknowledgement has not left.
             self.qp.req.deadline = self.qp.req.timeout().map(|span| wake.max(now) + span);
             silent = false;
@@ -260,6 +260,16 @@ impl Parts<'_> {
             }
         }
         silent
+    }
+
+    /// When the pace lets the packet leave that will ask for an acknowledgement, if none was asked for yet
+    fn excuse(&self) -> Option<Nanos> {
+        let req = &self.qp.req;
+        #[cfg(feature = "canary")]
+        if self.has_bug(crate::Bug::PaceExcuses) {
+            return req.pace.wake_at();
+        }
+        req.pace.wake_at().filter(|_| req.paced_out && !req.is_answer_due())
     }
 
     /// The request at the front ends with an error, and so does the queue pair.

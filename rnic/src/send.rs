@@ -1,5 +1,5 @@
-//! What goes out: control frames first, then a packet of each queue pair in turn; of a queue pair first what it owes
-//! as a responder.
+//! What goes out: control frames first, then a packet of each queue pair in turn; of a queue pair responses and requests
+//! in turn.
 
 use crate::memory::Access;
 use crate::nic::{Config, Event, Parts, Rnic};
@@ -292,7 +292,8 @@ impl Parts<'_> {
         }
     }
 
-    /// The next packet of a connected queue pair.
+    /// Writes the next packet of a connected queue pair. Responses and requests take turns: the other side can keep READs
+    /// under way without end, and requests must not wait for their end.
     fn transmit(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
         if core::mem::take(&mut self.qp.resp.cnp_due) {
             self.counters.cnps_sent += 1;
@@ -301,7 +302,25 @@ impl Parts<'_> {
             self.emit(frame, bth, &[&[0; 16]], &[]);
             return true;
         }
-        self.transmit_response(now, frame) || self.transmit_request(now, frame)
+        if self.qp.request_next {
+            // One that has to wait keeps its turn.
+            let sent = self.transmit_request(now, frame);
+            self.qp.request_next = !sent;
+            return sent || self.transmit_response(now, frame);
+        }
+        let sent = self.transmit_response(now, frame);
+        self.qp.request_next = sent && self.takes_turns();
+        sent || self.transmit_request(now, frame)
+    }
+
+    /// Whether a request has the turn after a response
+    #[allow(clippy::unused_self, reason = "only a planted bug asks")]
+    fn takes_turns(&self) -> bool {
+        #[cfg(feature = "canary")]
+        if self.has_bug(crate::Bug::ResponsesFirst) {
+            return false;
+        }
+        true
     }
 
     pub(crate) fn emit(&mut self, frame: &mut Vec<u8>, bth: Bth, extended: &[&[u8]], payload: &[u8]) {
@@ -334,7 +353,8 @@ impl Parts<'_> {
         if self.lacks_credit() && psn != req.una {
             return true;
         }
-        !self.qp.req.pace.may_send(now)
+        self.qp.req.paced_out = !self.qp.req.pace.may_send(now);
+        self.qp.req.paced_out
     }
 
     /// Whether the message at the cursor has no credit. One packet of it at a time may go, to ask (IB 9.7.7.2.5): the
@@ -349,6 +369,7 @@ impl Parts<'_> {
     }
 
     fn transmit_request(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
+        self.qp.req.paced_out = false;
         if !self.qp.state.sends() || self.qp.req.rnr_until.is_some() {
             return false;
         }
@@ -449,7 +470,7 @@ impl Parts<'_> {
         }
         let Some((route, _)) = &mut self.qp.route else { return false };
         route.emit(frame, bth, &extended, payload);
-        self.request_left(psn, packets, asked, frame.len(), now);
+        self.request_left(psn, packets, asked || operation.fetches(), frame.len(), now);
         true
     }
 
@@ -480,8 +501,14 @@ impl Parts<'_> {
             {
                 self.complete_send(sending, Status::Success);
             }
-        } else if req.deadline.is_none() {
-            req.restart_timer(now);
+        } else {
+            // An answer is due from when it was first asked for.
+            if req.deadline.is_none() || (asked && !req.is_answer_due()) {
+                req.restart_timer(now);
+            }
+            if asked {
+                req.asked = Some(psn.add(taken - 1));
+            }
         }
     }
 

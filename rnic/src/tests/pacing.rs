@@ -7,10 +7,14 @@ use switch::Nanos;
 
 /// Two NICs that stay slow once they are, and a connection between them
 fn connected() -> (Pair, [End; 2]) {
+    connected_with(Setup::default())
+}
+
+fn connected_with(setup: Setup) -> (Pair, [End; 2]) {
     let congestion = Dcqcn { increase_timer: Nanos::from_secs(100), ..Dcqcn::of_paper(1_000_000_000) };
     let mut pair =
         Pair::new(1, [config(0), config(1)].map(|config| Config { congestion: Some(congestion), ..config }));
-    let ends = pair.connect(Setup { mtu: PathMtu::B4096, ..Setup::default() });
+    let ends = pair.connect(Setup { mtu: PathMtu::B4096, ..setup });
     pair.acquaint(&ends);
     (pair, ends)
 }
@@ -50,6 +54,44 @@ fn waiting_for_the_pace_is_not_silence() {
     assert_eq!(pair.statuses(0, &a), [(1, Status::Success)]);
     let counters = pair.nics[0].counters();
     assert_eq!((counters.timeouts, counters.retransmitted), (0, 0));
+}
+
+/// What becomes of a WRITE of 8 bytes by a slow NIC from which the other side always has four READs of 40,000 bytes to
+/// come. Its first packet is lost, or not.
+fn write_beside_reads(is_lost: bool) -> Vec<(u64, Status)> {
+    // 67 ms until an acknowledgement is missed
+    let (mut pair, [a, b]) = connected_with(Setup { timeout: 14, ..Setup::default() });
+    slow_down(&mut pair, 0, a.qpn);
+    if is_lost {
+        pair.post(0, a.qpn, 99, Operation::Write(b.remote(50_000)), Data::Memory(a.sge(0, 8)));
+        assert_eq!(pair.frames(0).len(), 1, "never delivered");
+    }
+    let read = |pair: &mut Pair, id| {
+        pair.post(1, b.qpn, id, Operation::Read(a.remote(0)), Data::Memory(b.sge(0, 40_000)));
+    };
+    (0..4).for_each(|id| read(&mut pair, id));
+    pair.run_for(Nanos::from_millis(5));
+    if !is_lost {
+        pair.post(0, a.qpn, 99, Operation::Write(b.remote(50_000)), Data::Memory(a.sge(0, 8)));
+    }
+    for _ in 0..1_000 {
+        pair.run_for(Nanos::from_millis(1));
+        for done in pair.completions(1, &b) {
+            assert_eq!(done.status, Status::Success);
+            read(&mut pair, done.id);
+        }
+    }
+    pair.statuses(0, &a)
+}
+
+#[test]
+fn a_request_has_its_turn_beside_paced_responses() {
+    assert_eq!(write_beside_reads(false), [(99, Status::Success)]);
+}
+
+#[test]
+fn a_lost_request_is_repeated_while_responses_wait_for_the_pace() {
+    assert_eq!(write_beside_reads(true), [(99, Status::Success)]);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use super::pair::*;
 use crate::*;
+use rocev2::Packet;
 
 #[test]
 fn queues_in_use_stay() {
@@ -21,6 +22,23 @@ fn queues_in_use_stay() {
     assert_eq!(pair.statuses(0, &a), [(1, Status::Success)]);
     pair.nics[0].destroy_qp(a.qpn).unwrap();
     pair.nics[0].destroy_cq(a.cq).unwrap();
+}
+
+#[test]
+fn requests_and_responses_take_turns() {
+    let (mut pair, ends) = Pair::connected(Setup { mtu: PathMtu::B256, ..Setup::default() });
+    pair.acquaint(&ends);
+    let [a, b] = ends;
+    pair.post(1, b.qpn, 1, Operation::Read(a.remote(0)), Data::Memory(b.sge(0, 2560)));
+    let request = pair.frames(1);
+    pair.deliver(0, &request);
+    pair.post(0, a.qpn, 2, Operation::Write(b.remote(0)), Data::Inline(vec![1; 2560]));
+    let is_response = |frame: &Vec<u8>| {
+        Packet::parse(frame).is_some_and(|packet| (0x0d..=0x10).contains(&packet.layout().opcode().0))
+    };
+    let sent: Vec<bool> = pair.frames(0).iter().map(is_response).collect();
+    assert_eq!(sent.len(), 20);
+    assert!(sent.windows(2).all(|two| two[0] != two[1]), "{sent:?}");
 }
 
 /// A queue pair of this service on NIC 0, which completes into a queue of one
