@@ -1,6 +1,11 @@
 //! Two NICs, all verbs, a bad wire.
 
-use sim::scenario::{AckSpec, Between, HostSpec, LinkSpec, Planted, Scenario, VerbsSpec, Work, run};
+use sim::scenario::{
+    AckSpec, Between, EcnSpec, HostSpec, LinkSpec, Planted, Scenario, SwitchKind, SwitchSpec, VerbsSpec,
+    Work, run,
+};
+
+mod environment;
 
 fn scenario() -> Scenario {
     let percent = Between { low: 0, high: 100_000_000 };
@@ -29,17 +34,83 @@ fn scenario() -> Scenario {
             operations: Between { low: 5, high: 30 },
             mtu_log2: Between { low: 8, high: 12 },
             timeout: Between { low: 5, high: 9 },
+            background_reads: Between { low: 0, high: 1 },
             ..VerbsSpec::default()
         }),
         faults: Vec::new(),
     }
 }
 
+/// The same through a switch whose link to the second host is slow, and marks: DCQCN has something to do.
+fn congested() -> Scenario {
+    let plain = scenario();
+    let hosts = plain.hosts.iter().map(|host| HostSpec {
+        dcqcn: Between::just(1),
+        window: Between::just(64),
+        ..host.clone()
+    });
+    let marks =
+        EcnSpec { min: Between::just(5_000), max: Between::just(50_000), share: Between::just(100_000_000) };
+    let link = |host: &str| LinkSpec { ends: [host.into(), "s".into()], ..plain.links[0].clone() };
+    let slow = LinkSpec {
+        rate: Between { low: 1_000_000_000, high: 10_000_000_000 },
+        ecn: Some(marks),
+        loss: Between { low: 0, high: 20_000_000 },
+        ..link("b")
+    };
+    Scenario {
+        hosts: hosts.collect(),
+        switches: vec![SwitchSpec { name: "s".into(), kind: SwitchKind::Bridge }],
+        links: vec![LinkSpec { reorder: Between::just(0), ..link("a") }, slow],
+        ..plain
+    }
+}
+
 #[test]
 fn verbs_do_what_they_are_for() {
     let scenario = scenario();
-    for seed in 0..100 {
+    for seed in environment::seeds(100) {
         let outcome = run(&scenario, seed, Planted::default(), Vec::new());
         assert_eq!(outcome.violation, None, "seed {seed}");
     }
+}
+
+#[test]
+fn verbs_do_what_they_are_for_where_the_network_is_congested() {
+    let scenario = congested();
+    let mut cnps = 0;
+    for seed in environment::seeds(100) {
+        let outcome = run(&scenario, seed, Planted::default(), Vec::new());
+        assert_eq!(outcome.violation, None, "seed {seed}");
+        cnps += outcome.hosts.iter().map(|host| host.counters.cnps_received).sum::<u64>();
+    }
+    // A single seed, run again, need not have any.
+    assert!(std::env::var("SEEDS").is_ok() || cnps > 1000, "{cnps} notifications");
+}
+
+/// Whether one of a thousand seeds shows a planted bug, by a run that does not come to its end, and nothing without it.
+#[cfg(feature = "canary")]
+#[track_caller]
+fn stalls(scenario: &Scenario, bug: rnic::Bug) {
+    // 100 ms: some seeds that slow down need longer without a bug, too.
+    let scenario = Scenario { limit: Between::just(100_000_000), ..scenario.clone() };
+    let violation = |seed, bug| run(&scenario, seed, Planted { bug }, Vec::new()).violation;
+    let found = (0..1000).find_map(|seed| {
+        let wrong = violation(seed, Some(bug)).filter(|wrong| wrong.contains("not done"))?;
+        violation(seed, None).is_none().then_some((seed, wrong))
+    });
+    let (seed, wrong) = found.unwrap_or_else(|| panic!("{bug:?} was not found"));
+    println!("{bug:?}: seed {seed}: {wrong}");
+}
+
+#[cfg(feature = "canary")]
+#[test]
+fn requests_that_starve_beside_responses_are_found() {
+    stalls(&scenario(), rnic::Bug::ResponsesFirst);
+}
+
+#[cfg(feature = "canary")]
+#[test]
+fn a_deadline_that_is_never_due_is_found() {
+    stalls(&congested(), rnic::Bug::PaceExcuses);
 }

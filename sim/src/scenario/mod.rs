@@ -221,9 +221,10 @@ impl Scenario {
         drawn
     }
 
-    /// Whether operations may fail: a host forgets what it knew, or tries come to an end.
+    /// Whether operations may fail: a host forgets what it knew, rights are taken away, or tries come to an end.
     pub fn may_fail(&self) -> bool {
         !self.work.never_gives_up()
+            || self.work.revokes()
             || self.faults.iter().any(|fault| matches!(fault.kind, FaultKind::Crash(_)))
     }
 }

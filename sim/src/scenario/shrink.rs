@@ -103,7 +103,7 @@ fn less_verbs(verbs: &VerbsSpec) -> Vec<VerbsSpec> {
         less.verbs.remove(number);
         less
     });
-    let changes: [fn(&mut VerbsSpec); 10] = [
+    let changes: [fn(&mut VerbsSpec); 12] = [
         |s| set(&mut s.connections, 1),
         |s| set(&mut s.unreliable, 0),
         |s| half(&mut s.operations, 1),
@@ -114,6 +114,8 @@ fn less_verbs(verbs: &VerbsSpec) -> Vec<VerbsSpec> {
         |s| set(&mut s.repost_us, 0),
         |s| set(&mut s.srq, 0),
         |s| set(&mut s.flow_control, 0),
+        |s| set(&mut s.background_reads, 0),
+        |s| set(&mut s.revoke_us, 0),
     ];
     without.chain(changed(verbs, &changes)).collect()
 }

@@ -50,6 +50,10 @@ pub struct VerbsSpec {
     pub srq: Between,
     /// Credits
     pub flow_control: Between,
+    /// Whether one end of each connection reads until the other end has done everything
+    pub background_reads: Between,
+    /// Microseconds within which each host takes the rights of a connection away; 0 for never
+    pub revoke_us: Between,
 }
 
 impl Default for VerbsSpec {
@@ -73,6 +77,8 @@ impl Default for VerbsSpec {
             words: Between::just(plain.words.into()),
             srq: Between::just(plain.srq.into()),
             flow_control: Between::just(plain.flow_control.into()),
+            background_reads: Between::just(plain.background_reads.into()),
+            revoke_us: Between::just(plain.revoke_us.into()),
         }
     }
 }
@@ -96,6 +102,8 @@ impl VerbsSpec {
             &mut self.srq,
             &mut self.flow_control,
             &mut self.unreliable,
+            &mut self.background_reads,
+            &mut self.revoke_us,
         ]
     }
 
@@ -118,6 +126,8 @@ impl VerbsSpec {
             words: self.words.value() as u32,
             srq: self.srq.is_true(),
             flow_control: self.flow_control.is_true(),
+            background_reads: self.background_reads.is_true(),
+            revoke_us: self.revoke_us.value() as u32,
         }
     }
 }
@@ -160,6 +170,11 @@ impl Work {
         for number in numbers {
             number.draw(chance);
         }
+    }
+
+    /// Whether rights are taken away.
+    pub(super) fn revokes(&self) -> bool {
+        matches!(self, Self::Verbs(verbs) if verbs.revoke_us.high > 0)
     }
 
     /// Whether ends try for ever.

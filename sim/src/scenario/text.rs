@@ -133,6 +133,8 @@ impl Text {
         self.scaled("words", verbs.words, 1.0);
         self.flag("srq", verbs.srq);
         self.flag("flow_control", verbs.flow_control);
+        self.flag("background_reads", verbs.background_reads);
+        self.scaled("revoke_us", verbs.revoke_us, 1.0);
     }
 
     fn groups(&mut self, groups: &GroupsSpec) {

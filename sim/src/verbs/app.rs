@@ -78,6 +78,19 @@ pub struct VerbsApp {
     chance: Chance,
     wrong: Option<String>,
     unposted: VecDeque<usize>,
+    /// When rights are taken away
+    revoke_at: Option<Nanos>,
+    revoked: Option<Revoked>,
+}
+
+/// Memory to which the other end has lost its rights.
+#[derive(Debug)]
+struct Revoked {
+    target: Buffer,
+    /// What it held then
+    held: Vec<u8>,
+    /// Memory registered in its place, which no end knows of
+    successor: Option<Buffer>,
 }
 
 impl VerbsApp {
@@ -105,6 +118,8 @@ impl VerbsApp {
             chance: Chance::stream(seed, 0x7265_7600 + host as u64),
             wrong: None,
             unposted: VecDeque::new(),
+            revoke_at: None,
+            revoked: None,
         }
     }
 
@@ -177,7 +192,7 @@ impl VerbsApp {
         let (target, target_mr) = memory(nic, pd, vec![0; verbs.max_size as usize], TARGET_VA);
         let landing = vec![0; verbs.depth as usize * verbs.max_size.max(8) as usize];
         let landing = memory(nic, pd, landing, LANDING_VA);
-        let own = Memory { pattern, target, landing };
+        let own = Memory { pattern, target: (target, target_mr), landing };
         self.receives.push(if srq.is_none() { Some(Receives::new(nic, pd, verbs)) } else { None });
         self.by_qpn.insert(qpn.get(), self.ends.len());
         self.ends.push(End::new(verbs, qpn, own, connection));
@@ -229,7 +244,40 @@ impl VerbsApp {
                 nic.post_recv(end.qpn, receives.request(slot)).expect("a new queue pair has room");
             }
         }
+        if self.verbs.revoke_us > 0 {
+            self.revoke_at = Some(now + Nanos(self.chance.below(u64::from(self.verbs.revoke_us) * 1000)));
+        }
         self.run(nic, now);
+    }
+
+    /// Takes the rights of the other end of a connection away: the region is gone and another one has its place, or the
+    /// queue pair allows nothing any more.
+    fn revoke(&mut self, nic: &mut Rnic) {
+        let (Some(resources), false) = (&self.resources, self.ends.is_empty()) else { return };
+        let end = &self.ends[self.chance.below(self.ends.len() as u64) as usize];
+        let (target, mr) = (end.target(), end.target_mr());
+        let held = nic.bytes(target).to_vec();
+        let successor = if self.chance.below(2) == 0 {
+            nic.deregister(mr).expect("a region of its own");
+            Some(memory(nic, resources.pd, vec![0; held.len()], TARGET_VA).0)
+        } else {
+            // One that has failed allows nothing anyway.
+            _ = nic.modify_qp(end.qpn, Modify::Access(Access::LOCAL_READ));
+            None
+        };
+        self.revoked = Some(Revoked { target, held, successor });
+    }
+
+    /// What was changed without a right
+    pub(super) fn check_revoked(&self, nic: &Rnic) -> Option<String> {
+        let revoked = self.revoked.as_ref()?;
+        let untouched =
+            revoked.successor.is_none_or(|buffer| nic.bytes(buffer).iter().all(|byte| *byte == 0));
+        if !untouched {
+            return Some("memory that took the place of a region was written to".to_owned());
+        }
+        (nic.bytes(revoked.target) != revoked.held)
+            .then(|| "memory was written to after the right to it was taken away".to_owned())
     }
 
     fn receives(&self, end: usize) -> Option<Receives> {
@@ -351,6 +399,7 @@ impl App for VerbsApp {
         self.by_qpn.clear();
         self.unreliable.clear();
         self.resources = None;
+        (self.revoke_at, self.revoked) = (None, None);
         self.reposts.clear();
         self.unposted.extend(0..self.ends.len());
     }
@@ -373,6 +422,10 @@ impl App for VerbsApp {
             let (end, slot) = due.remove();
             self.repost(nic, end, slot);
         }
+        if self.revoke_at.is_some_and(|at| at <= now) {
+            self.revoke_at = None;
+            self.revoke(nic);
+        }
         if let Some(cq) = self.resources.as_ref().map(|resources| resources.cq) {
             while let Some(completion) = nic.poll_cq(cq) {
                 self.on_completion(nic, &completion, now);
@@ -391,7 +444,7 @@ impl App for VerbsApp {
             };
             let result = end.post(&mut context);
             if end.is_done() && !end.counted {
-                end.counted = true;
+                end.finish_all();
                 self.shared.done.fetch_add(1, Relaxed);
             }
             if let Err(wrong) = result {
@@ -401,7 +454,8 @@ impl App for VerbsApp {
     }
 
     fn next_timer(&self) -> Option<Nanos> {
-        self.reposts.first_key_value().map(|((at, _), _)| *at)
+        let repost = self.reposts.first_key_value().map(|((at, _), _)| *at);
+        [repost, self.revoke_at].into_iter().flatten().min()
     }
 }
 

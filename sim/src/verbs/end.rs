@@ -34,6 +34,10 @@ pub(super) struct Connection {
     pub(super) seeds: [u64; 2],
     /// One of both ends has failed
     pub(super) broken: Arc<AtomicBool>,
+    /// This end has done everything
+    pub(super) finished: Arc<AtomicBool>,
+    /// When its own operations are posted it reads until this is true
+    pub(super) reads_until: Option<Arc<AtomicBool>>,
 }
 
 /// A request that has not completed.
@@ -54,7 +58,7 @@ struct Pending {
 pub(super) struct Memory {
     pub(super) pattern: Mr,
     /// What the other side writes to
-    pub(super) target: Buffer,
+    pub(super) target: (Buffer, Mr),
     pub(super) landing: (Buffer, Mr),
 }
 
@@ -84,6 +88,9 @@ pub(super) struct End {
     seen: Vec<u64>,
     /// One end has failed: what comes is not what was agreed any more
     broken: Arc<AtomicBool>,
+    finished: Arc<AtomicBool>,
+    reads_until: Option<Arc<AtomicBool>>,
+    max_size: u32,
     pub(super) counted: bool,
     pub(super) totals: [u64; Verb::ALL.len()],
 }
@@ -124,6 +131,9 @@ impl End {
             depth: verbs.depth as usize,
             seen: vec![0; verbs.words as usize],
             broken: connection.broken,
+            finished: connection.finished,
+            reads_until: connection.reads_until,
+            max_size: verbs.max_size,
             counted: false,
             totals: [0; Verb::ALL.len()],
         }
@@ -144,13 +154,26 @@ impl End {
 
     /// Whether nothing is left to do or to come.
     pub(super) fn is_done(&self) -> bool {
-        self.is_broken() || (self.next.is_none() && self.pending.is_empty() && self.expected.is_none())
+        let is_idle = self.next.is_none() && self.pending.is_empty() && self.expected.is_none();
+        self.is_broken() || (is_idle && !self.reads_on())
+    }
+
+    /// Tells the other end that nothing is left to do or to come here.
+    pub(super) fn finish_all(&mut self) {
+        self.counted = true;
+        self.finished.store(true, Relaxed);
+    }
+
+    /// Whether it reads in the background.
+    fn reads_on(&self) -> bool {
+        self.reads_until.as_ref().is_some_and(|finished| !finished.load(Relaxed))
     }
 
     /// Posts as much as may be outstanding.
     pub(super) fn post(&mut self, context: &mut Context<'_>) -> Result<(), String> {
         while self.pending.len() < self.depth && !self.is_broken() {
-            let (Some(op), Some(peer)) = (self.next, self.peer) else { return Ok(()) };
+            let background = self.reads_on().then(|| Op::read_all(self.max_size));
+            let (Some(op), Some(peer)) = (self.next.or(background), self.peer) else { return Ok(()) };
             match self.post_one(op, peer, context) {
                 Ok(()) => self.next = self.own.next(),
                 // It went into the error state, and its completions are about to say so.
@@ -315,7 +338,7 @@ impl End {
         }
         let is = match op.verb {
             // The target holds it at this moment: what follows it has not been looked at.
-            Verb::WriteImm => &context.nic.bytes(self.memory.target)[op.at as usize..][..op.len as usize],
+            Verb::WriteImm => &context.nic.bytes(self.memory.target.0)[op.at as usize..][..op.len as usize],
             _ => &bytes[..op.len as usize],
         };
         if is != sent {
@@ -331,6 +354,10 @@ impl End {
     }
 
     pub(super) fn target(&self) -> Buffer {
-        self.memory.target
+        self.memory.target.0
+    }
+
+    pub(super) fn target_mr(&self) -> Mr {
+        self.memory.target.1
     }
 }

@@ -60,6 +60,10 @@ pub struct Verbs {
     pub srq: bool,
     /// Credits
     pub flow_control: bool,
+    /// Whether one end of each connection keeps READs under way until the other end has done everything
+    pub background_reads: bool,
+    /// Each host takes the rights of one of its connections away within so long (microseconds); 0 for never
+    pub revoke_us: u32,
 }
 
 impl Default for Verbs {
@@ -81,6 +85,8 @@ impl Default for Verbs {
             words: 2,
             srq: false,
             flow_control: false,
+            background_reads: false,
+            revoke_us: 0,
         }
     }
 }
@@ -225,13 +231,21 @@ fn connect_two(
 ) {
     let psns = [first_psn(chance), first_psn(chance)];
     let broken = Arc::new(AtomicBool::new(false));
+    let finished = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
     let made: [(Qpn, PeerMemory); 2] = [0, 1].map(|side| {
         let from_seed = switch::table::mix(seed ^ switch::table::mix(number * 2 + side as u64 + 1));
         let to_seed = switch::table::mix(seed ^ switch::table::mix(number * 2 + (1 - side) as u64 + 1));
         let (seeds, broken, peer_host) = ([from_seed, to_seed], broken.clone(), pair[1 - side]);
         world.with(hosts[pair[side]].0, |host: &mut Host<VerbsApp>, _| match transport {
             Transport::Uc => host.app.add_unreliable(&mut host.nic, seeds),
-            _ => host.app.add_end(&mut host.nic, Connection { number, peer_host, seeds, broken }),
+            _ => {
+                let [finished, peer_finished] = [side, 1 - side].map(|side| finished[side].clone());
+                let reads_on = verbs.background_reads && side == 1;
+                let (until, own) = (reads_on.then_some(peer_finished), finished);
+                let connection =
+                    Connection { number, peer_host, seeds, broken, finished: own, reads_until: until };
+                host.app.add_end(&mut host.nic, connection)
+            }
         })
     });
     for side in [0, 1] {
@@ -281,7 +295,7 @@ pub fn check(world: &World, hosts: &[(NodeId, IpAddr)]) -> Option<String> {
             // What its memory held is forgotten.
             continue;
         }
-        if let Some(wrong) = host.app.check_left_over(&host.nic) {
+        if let Some(wrong) = host.app.check_left_over(&host.nic).or(host.app.check_revoked(&host.nic)) {
             return Some(wrong);
         }
         for end in host.app.ends() {

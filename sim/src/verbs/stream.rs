@@ -32,6 +32,26 @@ pub(super) struct Op {
     pub(super) hopeful: bool,
 }
 
+impl Op {
+    /// A READ of the whole target
+    pub(super) fn read_all(len: u32) -> Self {
+        Self {
+            verb: Verb::Read,
+            len,
+            source: 0,
+            at: 0,
+            immediate: 0,
+            inline: false,
+            signaled: true,
+            solicited: false,
+            fence: false,
+            word: 0,
+            add: 0,
+            hopeful: false,
+        }
+    }
+}
+
 /// The operations of an end.
 #[derive(Clone, Debug)]
 pub(super) struct Stream {

@@ -40,8 +40,9 @@ impl Workload for Work {
     fn add_host(&mut self, world: &mut World, host: &HostSpec, nic: Config) -> NodeId {
         let nic = Config {
             max_qps: self.connections,
-            // Target, landing zone and receives of each connection, pattern, words, shared receives
-            max_regions: self.connections * 3 + 3,
+            // Target, landing zone and receives of each connection, pattern, words, shared receives, and one that takes
+            // another's place
+            max_regions: self.connections * 3 + 4,
             ..nic
         };
         let app = self.apps.next().expect("an application for each host");

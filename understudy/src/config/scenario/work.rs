@@ -119,6 +119,8 @@ pub(super) fn verbs(table: Table<'_>, links: &[LinkSpec]) -> Option<VerbsSpec> {
         words: number("words", 1..=4096, plain.words),
         srq: flag(&table, "srq"),
         flow_control: flag(&table, "flow_control"),
+        background_reads: flag(&table, "background_reads"),
+        revoke_us: number("revoke_us", 0..=1_000_000_000, plain.revoke_us),
         verbs: verbs?,
         retry_count: retry_count?,
     };
