@@ -33,7 +33,7 @@ test: ## every test that needs no privileges, and a short run of the fuzz target
 	@scripts/deps.sh build test
 	$(CARGO) nextest run --locked --workspace
 	$(CARGO) nextest run --locked -p understudy --features canary --test canary
-	$(CARGO) nextest run --locked -p sim --features canary --test groups --test words --test swordbox --test onepipe --test rdmc planted
+	$(CARGO) nextest run --locked -p sim --features canary --test groups --test words --test swordbox --test onepipe --test rdmc --test verbs planted
 	fuzz/run.sh all -runs=20000
 
 lint: ## formatting and clippy, warnings denied

@@ -33,6 +33,8 @@ pub struct Counters {
     pub timeouts: u64,
     /// Responses that were lost, as what followed told
     pub lost_responses: u64,
+    /// Acknowledgements and responses with a syndrome that is reserved, dropped
+    pub reserved_syndromes: u64,
     /// Acknowledgements and responses that nobody waits for
     pub stale_responses: u64,
     /// Datagrams and unreliable messages dropped: no receive posted, too long, a wrong `Q_Key`, a gap, nobody at the

@@ -28,6 +28,8 @@ pub struct Endpoint {
     mads: VecDeque<(Peer, [u8; MAD_LEN])>,
     /// MADs that wait for their neighbour
     waiting: VecDeque<(Peer, [u8; MAD_LEN])>,
+    /// MADs dropped, as too many waited for their neighbour
+    dropped: u64,
 }
 
 impl Endpoint {
@@ -41,12 +43,19 @@ impl Endpoint {
             psn: Psn::ZERO,
             mads: VecDeque::new(),
             waiting: VecDeque::new(),
+            dropped: 0,
         }
     }
 
     /// Its addresses
     pub fn interface(&self) -> &Interface {
         self.neighbours.interface()
+    }
+
+    /// Frames and messages of its own that were dropped, as too many waited: for a port that takes none, or for a
+    /// neighbour
+    pub fn dropped(&self) -> u64 {
+        self.neighbours.dropped() + self.cm.dropped() + self.dropped
     }
 
     /// Its communication manager
@@ -111,6 +120,7 @@ impl Endpoint {
             let Some(mut route) = self.route(&path, src_port(Qpn::GSI, Qpn::GSI), now) else {
                 if self.waiting.len() >= MAX_WAITING {
                     self.waiting.pop_front();
+                    self.dropped += 1;
                 }
                 self.waiting.push_back((peer, mad));
                 continue;
@@ -124,7 +134,10 @@ impl Endpoint {
     }
 
     fn take_mads(&mut self) {
-        while let Some(mad) = self.cm.poll_transmit() {
+        // What does not fit waits with the manager, which has a bound of its own.
+        while self.mads.len() < MAX_WAITING
+            && let Some(mad) = self.cm.poll_transmit()
+        {
             self.mads.push_back(mad);
         }
     }

@@ -6,7 +6,7 @@ use rocev2::checksum::Sum;
 use rocev2::ethernet::{Ethernet, MacAddr, VlanTag, ethertype};
 use rocev2::ipv4::Ipv4;
 use rocev2::ipv6::Ipv6;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use switch::Nanos;
 use zerocopy::byteorder::network_endian::U16;
 use zerocopy::{FromBytes, IntoBytes};
@@ -121,12 +121,19 @@ struct Neighbour {
 pub(crate) struct Neighbours {
     interface: Interface,
     known: BTreeMap<IpAddr, Neighbour>,
+    /// Those of `known` that are being asked, and those that are not, by `ask_at`: so that none is searched for
+    asked: BTreeSet<(Nanos, IpAddr)>,
+    rested: BTreeSet<(Nanos, IpAddr)>,
     frames: VecDeque<Vec<u8>>,
+    /// Frames of its own that were dropped, as too many wait
+    dropped: u64,
     /// Grows with every change of an address
     age: u64,
-    timer: Option<Nanos>,
+    /// Neighbours that were looked at to find one
+    #[cfg(test)]
+    pub(crate) examined: usize,
     /// Queue pairs that wait for an answer, by slot
-    pub(crate) waiting: Vec<u32>,
+    pub(crate) waiting: BTreeSet<u32>,
 }
 
 impl Neighbours {
@@ -134,10 +141,14 @@ impl Neighbours {
         Self {
             interface,
             known: BTreeMap::new(),
+            asked: BTreeSet::new(),
+            rested: BTreeSet::new(),
             frames: VecDeque::new(),
+            dropped: 0,
             age: 0,
-            timer: None,
-            waiting: Vec::new(),
+            #[cfg(test)]
+            examined: 0,
+            waiting: BTreeSet::new(),
         }
     }
 
@@ -166,8 +177,32 @@ impl Neighbours {
         true
     }
 
+    /// Frames of its own that were dropped, as too many waited
+    pub(crate) fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
     pub(crate) fn next_timer(&self) -> Option<Nanos> {
-        self.timer
+        self.asked.first().map(|(at, _)| *at)
+    }
+
+    /// The set in which a neighbour stands
+    fn queue_of(&mut self, neighbour: &Neighbour) -> &mut BTreeSet<(Nanos, IpAddr)> {
+        if neighbour.asked > 0 { &mut self.asked } else { &mut self.rested }
+    }
+
+    /// Notes what is known of `ip`; what was known before.
+    fn note(&mut self, ip: IpAddr, neighbour: Neighbour) -> Option<Neighbour> {
+        let before = self.forget(ip);
+        self.known.insert(ip, neighbour);
+        self.queue_of(&neighbour).insert((neighbour.ask_at, ip));
+        before
+    }
+
+    fn forget(&mut self, ip: IpAddr) -> Option<Neighbour> {
+        let before = self.known.remove(&ip)?;
+        self.queue_of(&before).remove(&(before.ask_at, ip));
+        Some(before)
     }
 
     /// The MAC address of the next hop to `ip`; asks for it if it is not known.
@@ -208,46 +243,44 @@ impl Neighbours {
             return;
         }
         let ask_at = now + ASK_EVERY;
-        let neighbour = self.known.entry(ip).or_insert(Neighbour { mac: None, ask_at, asked: 0 });
-        neighbour.ask_at = ask_at;
-        neighbour.asked += 1;
-        self.timer = Some(self.timer.map_or(ask_at, |timer| timer.min(ask_at)));
+        let (mac, asked) = self.known.get(&ip).map_or((None, 0), |known| (known.mac, known.asked));
+        self.note(ip, Neighbour { mac, ask_at, asked: asked + 1 });
         self.question(ip);
     }
 
     /// Asks again. Those whom it gave up.
     pub(crate) fn on_timer(&mut self, now: Nanos) -> Vec<IpAddr> {
         let mut given_up = Vec::new();
-        if self.timer.is_none_or(|at| at > now) {
-            return given_up;
-        }
-        self.timer = None;
-        let due: Vec<IpAddr> =
-            self.known.iter().filter(|(_, n)| n.asked > 0 && n.ask_at <= now).map(|(ip, _)| *ip).collect();
-        for ip in due {
+        while let Some(&(_, ip)) = self.asked.first().filter(|(at, _)| *at <= now) {
+            #[cfg(test)]
+            {
+                self.examined += 1;
+            }
             if self.known.get(&ip).is_some_and(|neighbour| neighbour.asked >= QUESTIONS) {
-                self.known.remove(&ip);
+                self.forget(ip);
                 self.age += 1;
                 given_up.push(ip);
             } else {
                 self.ask(ip, now);
             }
         }
-        let asked = self.known.values().filter(|neighbour| neighbour.asked > 0);
-        self.timer = asked.map(|neighbour| neighbour.ask_at).min();
         given_up
     }
 
-    /// Room for one more. If there is none, the oldest makes it that is not being asked, and that `may_go`.
+    /// Makes room for one more. If there is none, the oldest that is not being asked goes, if it `may_go`.
     fn make_room(&mut self, may_go: impl Fn(&Neighbour) -> bool) -> bool {
         if self.known.len() < MAX_NEIGHBOURS {
             return true;
         }
-        let old = self.known.iter().filter(|(_, neighbour)| neighbour.asked == 0 && may_go(neighbour));
-        let Some(oldest) = old.min_by_key(|(_, neighbour)| neighbour.ask_at).map(|(ip, _)| *ip) else {
+        #[cfg(test)]
+        {
+            self.examined += 1;
+        }
+        let Some((_, oldest)) = self.rested.first().copied() else { return false };
+        if !self.known.get(&oldest).is_some_and(may_go) {
             return false;
-        };
-        self.known.remove(&oldest);
+        }
+        self.forget(oldest);
         // A route by way of it would not hear of a change.
         self.age += 1;
         true
@@ -266,7 +299,7 @@ impl Neighbours {
             }
         }
         let fresh = Neighbour { mac: Some(mac), ask_at: now + LIFETIME, asked: 0 };
-        let before = self.known.insert(ip, fresh);
+        let before = self.note(ip, fresh);
         if before.is_some_and(|before| before.mac.is_some_and(|before| before != mac)) {
             self.age += 1;
         }
@@ -428,6 +461,7 @@ impl Neighbours {
 
     fn send(&mut self, dst: MacAddr, kind: u16, parts: &[&[u8]]) {
         if self.frames.len() >= MAX_FRAMES {
+            self.dropped += 1;
             return;
         }
         let first = if self.interface.vlan.is_some() { ethertype::VLAN } else { kind };

@@ -96,6 +96,9 @@ pub(crate) const FIRST_QPN: u32 = 16;
 #[derive(Debug)]
 struct Slot {
     qpn: u32,
+    /// Whether it stands in the round of those that may have something to send: as long as it does, whatever queue pair
+    /// is in it
+    scheduled: bool,
     qp: Option<Box<Qp>>,
 }
 
@@ -151,6 +154,11 @@ impl Rnic {
     /// What it has counted
     pub fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// Frames and messages of the communication manager and of neighbour discovery that were dropped, as too many waited
+    pub fn control_dropped(&self) -> u64 {
+        self.endpoint.dropped()
     }
 
     /// What is taken of it right now
@@ -306,7 +314,11 @@ impl Rnic {
         let slot = match self.free.pop_front() {
             Some(slot) => slot,
             None if self.slots.len() < self.config.max_qps => {
-                self.slots.push(Slot { qpn: FIRST_QPN + self.slots.len() as u32, qp: None });
+                self.slots.push(Slot {
+                    qpn: FIRST_QPN + self.slots.len() as u32,
+                    scheduled: false,
+                    qp: None,
+                });
                 self.slots.len() as u32 - 1
             }
             None => return Err(QpError::Full),
@@ -387,6 +399,24 @@ impl Rnic {
             overrun: &mut self.overrun,
             config: &self.config,
         })
+    }
+
+    /// Puts a queue pair into the round, if it is not there and does not wait for its neighbour.
+    pub(crate) fn schedule(&mut self, slot: u32) {
+        let Some(place) = self.slots.get_mut(slot as usize) else { return };
+        if !place.scheduled && place.qp.as_ref().is_some_and(|qp| !qp.unresolved) {
+            place.scheduled = true;
+            self.round.push_back(slot);
+        }
+    }
+
+    /// Takes the next place out of the round. There may be no queue pair in it any more.
+    pub(crate) fn next_in_round(&mut self) -> Option<u32> {
+        let slot = self.round.pop_front()?;
+        if let Some(place) = self.slots.get_mut(slot as usize) {
+            place.scheduled = false;
+        }
+        Some(slot)
     }
 
     /// How many places there are
@@ -478,8 +508,7 @@ impl Rnic {
             Modify::Error => parts.enter_error(),
             Modify::Reset => {
                 // The round and the timers may still name it: what they find then is checked anew.
-                let fresh = Qp::new(qpn, qp.init);
-                *qp = Qp { scheduled: qp.scheduled, ..fresh };
+                *qp = Qp::new(qpn, qp.init);
             }
         }
         self.settle(slot);

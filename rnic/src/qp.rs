@@ -270,8 +270,6 @@ pub(crate) struct Qp {
     pub(crate) resp: Responder,
     /// Whether a request has its turn before a response
     pub(crate) request_next: bool,
-    /// Whether it stands in the round of those that may have something to send
-    pub(crate) scheduled: bool,
     /// Whether it waits for its neighbour's MAC address
     pub(crate) unresolved: bool,
     /// What its state has to tell has been told: in RTR that the connection stands, in SQD that nothing is under way
@@ -294,7 +292,6 @@ impl Qp {
             req: Requester::default(),
             resp: Responder::default(),
             request_next: false,
-            scheduled: false,
             unresolved: false,
             told: false,
         }

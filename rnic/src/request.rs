@@ -10,6 +10,10 @@ use rocev2::aeth::{NakCode, Syndrome};
 use rocev2::{Opcode, Packet, Psn};
 use switch::Nanos;
 
+/// By how many packets one of an unreliable connection is late at most. More than a network reorders; and a connection
+/// whose packets were lost for so long that the next one seems late loses no more than so many others.
+const LATE: i32 = 4096;
+
 /// Why a request is not executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Refusal {
@@ -378,11 +382,12 @@ impl Parts<'_> {
     }
 
     /// A packet on an unreliable connection: what does not fit is dropped, with the message that it is of
-    /// (IB 9.8.2.2). What is late or comes again is dropped alone.
+    /// (IB 9.8.2.2). What is late or comes again is dropped alone: what is behind by [`LATE`] at most, as a gap may be
+    /// of any length.
     pub(crate) fn on_unreliable(&mut self, packet: &Packet<'_>) {
         let step = Step::of(packet.bth().opcode());
         let psn = packet.bth().psn();
-        if self.ahead(psn) < 0 {
+        if (-LATE..0).contains(&self.ahead(psn)) {
             self.counters.duplicates += 1;
             return;
         }

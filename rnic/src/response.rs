@@ -8,12 +8,31 @@ use rocev2::aeth::{Aeth, NakCode, Syndrome};
 use rocev2::{Msn, Opcode, Packet, Psn};
 use switch::Nanos;
 
+/// Whether a syndrome says nothing to a reliable connection (IB tables 44 and 45): it acknowledges nothing, either.
+fn is_reserved(aeth: Aeth) -> bool {
+    match aeth.kind() {
+        Syndrome::Ack(_) | Syndrome::RnrNak(_) => false,
+        Syndrome::Nak(code) => !matches!(
+            code,
+            NakCode::PSN_SEQUENCE_ERROR
+                | NakCode::INVALID_REQUEST
+                | NakCode::REMOTE_ACCESS_ERROR
+                | NakCode::REMOTE_OPERATIONAL_ERROR
+        ),
+        Syndrome::Reserved(_) => true,
+    }
+}
+
 impl Parts<'_> {
     /// An acknowledgement, a NAK, or a response with data.
     pub(crate) fn on_response(&mut self, packet: &Packet<'_>, now: Nanos) {
         let psn = packet.bth().psn();
         if !self.qp.state.sends() {
             self.counters.stale_responses += 1;
+            return;
+        }
+        if packet.aeth().is_some_and(|aeth| is_reserved(*aeth)) {
+            self.counters.reserved_syndromes += 1;
             return;
         }
         match (packet.bth().opcode(), packet.aeth()) {
@@ -38,6 +57,7 @@ impl Parts<'_> {
             return;
         }
         match aeth.kind() {
+            // What is reserved was dropped.
             Syndrome::Ack(_) | Syndrome::Reserved(_) => {}
             Syndrome::RnrNak(timer) => {
                 self.counters.naks_received += 1;

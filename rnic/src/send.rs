@@ -106,10 +106,7 @@ impl Rnic {
     }
 
     fn poll_round(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
-        while let Some(slot) = self.round.pop_front() {
-            if let Some(qp) = self.at(slot) {
-                qp.scheduled = false;
-            }
+        while let Some(slot) = self.next_in_round() {
             if self.transmit_of(slot, now, frame) {
                 self.settle(slot);
                 return true;
@@ -176,17 +173,6 @@ impl Rnic {
         }
     }
 
-    /// Puts a queue pair into the round.
-    pub(crate) fn schedule(&mut self, slot: u32) {
-        if let Some(qp) = self.at(slot)
-            && !qp.scheduled
-            && !qp.unresolved
-        {
-            qp.scheduled = true;
-            self.round.push_back(slot);
-        }
-    }
-
     /// Neighbours have answered: queue pairs that waited for them try again.
     pub(crate) fn wake_unresolved(&mut self) {
         self.endpoint.wake();
@@ -200,15 +186,13 @@ impl Rnic {
 
     /// Neighbours have not answered: what waits for them, and would wait for ever, ends.
     fn fail_unresolved(&mut self, given_up: &[IpAddr]) {
-        for at in 0..self.endpoint.neighbours.waiting.len() {
-            let slot = self.endpoint.neighbours.waiting[at];
+        for slot in self.endpoint.neighbours.waiting.clone() {
             let Some(dst) = self.at(slot).filter(|qp| qp.unresolved).and_then(|qp| qp.destination()) else {
                 continue;
             };
             if given_up.contains(&self.config.interface.next_hop(dst))
                 && let Some(mut parts) = self.parts(slot)
             {
-                // In the list it may stand twice.
                 parts.qp.unresolved = false;
                 parts.unreachable();
             }
@@ -224,7 +208,7 @@ impl Rnic {
         // A neighbour that moved makes every route old.
         if qp.route.is_none_or(|(_, age)| age != self.endpoint.neighbours.age()) {
             let Some(route) = self.route(&path, src_port(qpn, dest), now) else {
-                self.endpoint.neighbours.waiting.push(slot);
+                self.endpoint.neighbours.waiting.insert(slot);
                 if let Some(qp) = self.at(slot) {
                     qp.unresolved = true;
                     // A host that is not there does not acknowledge either.
@@ -259,7 +243,7 @@ impl Rnic {
         let qpn = qp.qpn;
         let Some(to) = qp.req.queue.front().and_then(|front| front.request.to) else { return false };
         let Some(mut route) = self.route(&to.path, src_port(qpn, to.qpn), now) else {
-            self.endpoint.neighbours.waiting.push(slot);
+            self.endpoint.neighbours.waiting.insert(slot);
             if let Some(qp) = self.at(slot) {
                 qp.unresolved = true;
             }

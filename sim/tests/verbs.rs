@@ -105,12 +105,12 @@ fn stalls(scenario: &Scenario, bug: rnic::Bug) {
 
 #[cfg(feature = "canary")]
 #[test]
-fn requests_that_starve_beside_responses_are_found() {
+fn planted_starvation_of_requests_is_found() {
     stalls(&scenario(), rnic::Bug::ResponsesFirst);
 }
 
 #[cfg(feature = "canary")]
 #[test]
-fn a_deadline_that_is_never_due_is_found() {
+fn planted_deadlines_that_are_never_due_are_found() {
     stalls(&congested(), rnic::Bug::PaceExcuses);
 }

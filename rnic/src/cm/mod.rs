@@ -39,6 +39,9 @@ use switch::random::Chance;
 /// The shortest time to wait for an answer, whatever the other side announces. Linux rounds to it, too.
 const SHORTEST_WAIT: Nanos = Nanos::from_millis(1);
 
+/// Messages that wait to be sent at most
+pub const MAX_MESSAGES: usize = 4096;
+
 /// A communication manager.
 #[derive(Debug)]
 pub struct Cm {
@@ -48,6 +51,7 @@ pub struct Cm {
     listeners: BTreeSet<u64>,
     table: Table,
     out: VecDeque<(Peer, [u8; MAD_LEN])>,
+    dropped: u64,
     events: VecDeque<Event>,
 }
 
@@ -68,6 +72,7 @@ impl Cm {
             config,
             listeners: BTreeSet::new(),
             out: VecDeque::new(),
+            dropped: 0,
             events: VecDeque::new(),
         }
     }
@@ -106,7 +111,7 @@ impl Cm {
         self.len() == 0
     }
 
-    /// The next message to send as a UD SEND Only to QP 1. To be emptied after each call: the queue has no bound.
+    /// The next message to send as a UD SEND Only to QP 1. Of those that wait, so many are kept: [`MAX_MESSAGES`].
     pub fn poll_transmit(&mut self) -> Option<(Peer, [u8; MAD_LEN])> {
         self.out.pop_front()
     }
@@ -157,11 +162,27 @@ impl Cm {
         self.end(conn, Some(Event::Unreachable { conn }), now);
     }
 
+    /// Queues a message. Where too many wait, as nothing can be sent, it is dropped and counted: what matters is sent
+    /// again by one side or the other.
+    fn put(&mut self, peer: Peer, mad: [u8; MAD_LEN]) {
+        if self.out.len() < MAX_MESSAGES {
+            self.out.push_back((peer, mad));
+        } else {
+            self.dropped += 1;
+        }
+    }
+
+    /// Messages dropped because too many waited to be sent
+    pub fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
     /// Sends a connection's message and keeps it, to be sent again.
     fn send(&mut self, conn: Conn, kind: Kind, mad: [u8; MAD_LEN]) {
         let Some(connection) = self.table.get_mut(conn) else { return };
         connection.last = Some((kind, mad));
-        self.out.push_back((connection.peer, mad));
+        let peer = connection.peer;
+        self.put(peer, mad);
     }
 
     /// Sends a connection's last message again.
@@ -169,7 +190,8 @@ impl Cm {
         if let Some(connection) = self.table.get(conn)
             && let Some((_, mad)) = connection.last
         {
-            self.out.push_back((connection.peer, mad));
+            let peer = connection.peer;
+            self.put(peer, mad);
         }
     }
 

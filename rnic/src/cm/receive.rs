@@ -52,7 +52,7 @@ impl Cm {
             return;
         }
         if let Err(reason) = self.request(peer, transaction, req, named, now) {
-            self.out.push_back((peer, wire::rej_of(Of::Req, transaction, remote_id, 0, reason)));
+            self.put(peer, wire::rej_of(Of::Req, transaction, remote_id, 0, reason));
         }
     }
 
@@ -121,7 +121,7 @@ impl Cm {
             State::TimeWait if answer == Some(Kind::Rej) => self.repeat(conn),
             State::TimeWait => {
                 let rej = wire::rej_of(Of::Req, transaction, remote_id, 0, RejReason::STALE_CONNECTION);
-                self.out.push_back((peer, rej));
+                self.put(peer, rej);
             }
             // The owner has not decided, or the other side has answered what came after.
             _ => {}
@@ -143,7 +143,7 @@ impl Cm {
             State::ReqSent | State::MraReqReceived => {
                 if let Err(reason) = self.reply(conn, peer, remote_id, rep, now) {
                     let rej = wire::rej_of(Of::Rep, transaction, remote_id, conn.comm_id(), reason);
-                    self.out.push_back((peer, rej));
+                    self.put(peer, rej);
                     self.end(conn, Some(Event::Rejected { conn, reason, private_data: Vec::new() }), now);
                 }
             }
@@ -152,7 +152,7 @@ impl Cm {
             State::TimeWait => {
                 let reason = RejReason::INVALID_COMM_ID;
                 let rej = wire::rej_of(Of::Rep, transaction, remote_id, rep.remote_comm_id.get(), reason);
-                self.out.push_back((peer, rej));
+                self.put(peer, rej);
             }
             _ => {}
         }
@@ -262,7 +262,7 @@ impl Cm {
             }
         }
         // Also for a connection that we have forgotten: they ask until they are answered.
-        self.out.push_back((peer, wire::drep(transaction, dreq)));
+        self.put(peer, wire::drep(transaction, dreq));
     }
 
     fn on_drep(&mut self, peer: Peer, drep: &Drep, now: Nanos) {

@@ -186,6 +186,22 @@ fn data_stands_for_an_rtu_that_was_lost() {
 }
 
 #[test]
+fn answers_that_cannot_leave_do_not_pile_up() {
+    let mut pair = Pair::new(1, [config(0), config(1)]);
+    let (_, conns) = established(&mut pair);
+    let now = pair.now;
+    pair.nics[0].disconnect(conns[0], b"", now).unwrap();
+    let dreq = vec![pair.frames(0).pop().unwrap()];
+    for _ in 0..20_000 {
+        pair.deliver(1, &dreq);
+        pair.nics[1].on_timer(now);
+    }
+    let (answers, dropped) = (pair.frames(1).len(), pair.nics[1].control_dropped());
+    assert!((1..=10_000).contains(&answers), "{answers} answers");
+    assert_eq!(answers as u64 + dropped, 20_000);
+}
+
+#[test]
 fn a_bad_wire_only_takes_longer() {
     for seed in 0..50 {
         let mut pair = Pair::new(seed, [0, 1].map(|nic| Config { seed, ..config(nic) }));

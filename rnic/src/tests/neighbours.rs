@@ -76,6 +76,41 @@ fn old_entries_make_room_for_new_ones() {
 }
 
 #[test]
+fn a_frame_costs_as_much_at_a_full_table() {
+    let mut nic = asked(config(0), Ipv4Addr::new(10, 0, 0, 0), 8);
+    let examined = nic.endpoint.neighbours.examined;
+    for n in 0..100 {
+        // All others are fresh: refused. Then all are old: each newcomer takes the place of one.
+        nic.on_frame(&question(Ipv4Addr::from_bits(0x0a09_0000 + n)), Nanos::from_secs(1));
+        nic.on_frame(&question(Ipv4Addr::from_bits(0x0a09_0000 + n)), Nanos::from_secs(90));
+    }
+    let each = (nic.endpoint.neighbours.examined - examined) / 200;
+    assert!(each <= 2, "{each} neighbours looked at for each frame");
+}
+
+#[test]
+fn hosts_that_are_asked_for_cost_no_search_each() {
+    let mut nic = Rnic::new(Config {
+        interface: Interface { addresses: vec![(address(0), 8)], ..config(0).interface },
+        ..config(0)
+    });
+    let mut frame = Vec::new();
+    for n in 0..4000 {
+        let now = Nanos::from_micros(n);
+        assert_eq!(nic.resolve(Ipv4Addr::from_bits(0x0a09_0000 + n as u32).into(), now), None);
+        while nic.poll_transmit(now, &mut frame) {}
+    }
+    let (mut timers, before) = (0, nic.endpoint.neighbours.examined);
+    while let Some(at) = nic.next_timer().filter(|at| *at < Nanos::from_secs(1)) {
+        nic.on_timer(at);
+        while nic.poll_transmit(at, &mut frame) {}
+        timers += 1;
+    }
+    let each = (nic.endpoint.neighbours.examined - before) / timers;
+    assert!(timers >= 4000 && each <= 2, "{each} neighbours looked at in each of {timers} timers");
+}
+
+#[test]
 fn a_gateway_of_another_network_is_heard() {
     let gateway = Ipv4Addr::new(192, 168, 0, 1);
     let mut config = config(0);

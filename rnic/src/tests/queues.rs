@@ -2,7 +2,9 @@
 
 use super::pair::*;
 use crate::*;
-use rocev2::Packet;
+use rocev2::aeth::{Aeth, Credit, Syndrome};
+use rocev2::{Bth, Msn, Opcode, Packet};
+use zerocopy::IntoBytes;
 
 #[test]
 fn queues_in_use_stay() {
@@ -22,6 +24,35 @@ fn queues_in_use_stay() {
     assert_eq!(pair.statuses(0, &a), [(1, Status::Success)]);
     pair.nics[0].destroy_qp(a.qpn).unwrap();
     pair.nics[0].destroy_cq(a.cq).unwrap();
+}
+
+#[test]
+fn a_reserved_syndrome_completes_nothing() {
+    let (mut pair, ends) = Pair::connected(Setup::default());
+    pair.acquaint(&ends);
+    let [a, b] = ends;
+    let psn = Setup::default().psn.add(1);
+    pair.post(0, a.qpn, 1, Operation::Write(b.remote(0)), Data::None);
+    pair.post(0, a.qpn, 2, Operation::Read(b.remote(0)), Data::Memory(a.sge(0, 8)));
+    assert_eq!(pair.frames(0).len(), 2);
+    let mut dropped = 0;
+    // All kinds but ACK, RNR NAK and NAK; all codes of a NAK that are not for reliable connections (IB table 45)
+    for syndrome in (0x40..0x60).chain(0x64..=0xff) {
+        for (opcode, psn) in [(Opcode::RC_ACKNOWLEDGE, psn), (Opcode::RC_READ_RESPONSE_ONLY, psn.add(1))] {
+            let mut aeth = Aeth::new(Syndrome::Ack(Credit::UNLIMITED), Msn::ZERO);
+            aeth.syndrome = syndrome;
+            let mut frame = Vec::new();
+            let data: &[u8] = if opcode == Opcode::RC_ACKNOWLEDGE { &[] } else { &[0; 8] };
+            pair.route(0).emit(&mut frame, Bth::new(opcode, a.qpn, psn), &[aeth.as_bytes()], data);
+            pair.deliver(0, &[frame]);
+            dropped += 1;
+        }
+    }
+    assert_eq!(pair.statuses(0, &a), []);
+    assert_eq!(pair.nics[0].counters().reserved_syndromes, dropped);
+    // It is as if they had not come.
+    pair.run();
+    assert_eq!(pair.statuses(0, &a), [(1, Status::Success), (2, Status::Success)]);
 }
 
 #[test]

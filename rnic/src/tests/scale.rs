@@ -85,6 +85,21 @@ fn a_queue_pair_has_one_entry_among_the_timers() {
 }
 
 #[test]
+fn queue_pairs_that_come_and_go_leave_nothing_in_the_round() {
+    let (mut pair, [a, b]) = Pair::connected(Setup::default());
+    let init = pair.nics[0].qp_init(a.qpn).unwrap();
+    for _ in 0..1000 {
+        // Nothing is sent meanwhile: the wire is busy.
+        let nic = &mut pair.nics[0];
+        let qpn = nic.create_qp(init).unwrap();
+        Setup::default().make_ready(nic, qpn, b.qpn, Path::new(address(0), address(1)));
+        nic.post_send(qpn, SendRequest::new(0, Operation::Send, Data::None)).unwrap();
+        nic.destroy_qp(qpn).unwrap();
+    }
+    assert!(pair.nics[0].round.len() <= 2, "{} for two places", pair.nics[0].round.len());
+}
+
+#[test]
 fn queue_pairs_that_rest_cost_nothing() {
     // The work of a packet is counted, not timed: what stands in the round and in the queue of timers.
     for count in [1, 1000, MANY] {

@@ -2,6 +2,7 @@
 
 use super::pair::*;
 use crate::*;
+use rocev2::{Bth, Opcode};
 use switch::Nanos;
 
 /// An address that nobody has
@@ -72,6 +73,26 @@ fn messages_of_one_packet_come_once_and_in_order() {
     let got: Vec<_> = pair.completions(1, &b).iter().map(|receipt| receipt.immediate.unwrap()).collect();
     assert_eq!(got, [0, 2, 3, 5]);
     assert_eq!(pair.nics[1].counters().duplicates, 5);
+}
+
+#[test]
+fn a_gap_of_half_of_all_psns_is_a_gap() {
+    let (mut pair, ends) = Pair::connected(Setup { transport: Transport::Uc, ..Setup::default() });
+    pair.acquaint(&ends);
+    let b = ends[1];
+    let send = |pair: &mut Pair, psn| {
+        let (mut frame, bth) = (Vec::new(), Bth::new(Opcode::UC_SEND_ONLY, b.qpn, psn));
+        pair.route(1).emit(&mut frame, bth, &[], &[]);
+        pair.nics[1].post_recv(b.qpn, RecvRequest { id: 0, data: None }).unwrap();
+        pair.deliver(1, &[frame]);
+        pair.completions(1, &b).len()
+    };
+    let next = Setup::default().psn.add(1);
+    assert_eq!(send(&mut pair, next.sub(4096)), 0, "late or twice");
+    assert_eq!(send(&mut pair, next.sub(4097)), 1, "what comes after a gap of all PSNs but some");
+    assert_eq!(send(&mut pair, next.add(1 << 23)), 1);
+    assert_eq!(send(&mut pair, next.add((1 << 23) - 1)), 0, "late");
+    assert_eq!(send(&mut pair, next.add((1 << 23) + 2)), 1);
 }
 
 #[test]

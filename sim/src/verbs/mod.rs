@@ -236,16 +236,12 @@ fn connect_two(
         let from_seed = switch::table::mix(seed ^ switch::table::mix(number * 2 + side as u64 + 1));
         let to_seed = switch::table::mix(seed ^ switch::table::mix(number * 2 + (1 - side) as u64 + 1));
         let (seeds, broken, peer_host) = ([from_seed, to_seed], broken.clone(), pair[1 - side]);
+        let [own, other] = [side, 1 - side].map(|side| finished[side].clone());
+        let reads_until = (verbs.background_reads && side == 1).then_some(other);
+        let connection = Connection { number, peer_host, seeds, broken, finished: own, reads_until };
         world.with(hosts[pair[side]].0, |host: &mut Host<VerbsApp>, _| match transport {
             Transport::Uc => host.app.add_unreliable(&mut host.nic, seeds),
-            _ => {
-                let [finished, peer_finished] = [side, 1 - side].map(|side| finished[side].clone());
-                let reads_on = verbs.background_reads && side == 1;
-                let (until, own) = (reads_on.then_some(peer_finished), finished);
-                let connection =
-                    Connection { number, peer_host, seeds, broken, finished: own, reads_until: until };
-                host.app.add_end(&mut host.nic, connection)
-            }
+            _ => host.app.add_end(&mut host.nic, connection),
         })
     });
     for side in [0, 1] {
