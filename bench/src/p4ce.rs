@@ -75,6 +75,7 @@ pub fn groups(count: u32, replicas: u32) -> impl Iterator<Item = GroupConfig> {
             // All of them: one replica's acknowledgements alone are none.
             quorum: replicas as usize,
             outvote: false,
+            max_lag: p4ce::gather::MAX_LAG,
         }
     })
 }

@@ -57,6 +57,7 @@ fn switch(how: u8) -> (P4ce, Control) {
         replicas: (1..=REPLICAS).map(replica).collect(),
         quorum: QUORUM,
         outvote: how & 4 != 0,
+        max_lag: p4ce::gather::MAX_LAG,
     });
     function.on_command(Command::Open(group.unwrap()), Nanos::ZERO);
     assert!(matches!(function.poll_event(), Some(Event::Opened(_, true))));
@@ -67,7 +68,9 @@ fn switch(how: u8) -> (P4ce, Control) {
         queue_pairs: 4,
         max_replicas: 3,
         lists: [].into(),
+        limits: p4ce::Limits::default(),
         setup_timeout: Nanos::from_secs(1),
+        max_lag: p4ce::gather::MAX_LAG,
         seed: 1,
         first_psn: None,
     });

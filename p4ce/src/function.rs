@@ -90,6 +90,8 @@ pub struct Counters {
     pub closed: Counter,
     /// Replicas excluded by the data plane
     pub excluded: Counter,
+    /// Leaders and replicas that were found at another port than before
+    pub moved: Counter,
 }
 
 /// Whose queue pair one of the switch's is.
@@ -190,7 +192,7 @@ impl P4ce {
 
     /// A frame to the switch's own MAC address
     #[inline]
-    fn on_own<O: Output>(&mut self, frame: &mut O::Frame, port: PortId, out: &mut O) -> Verdict {
+    fn on_own<O: Output>(&mut self, frame: &mut O::Frame, port: PortId, now: Nanos, out: &mut O) -> Verdict {
         let layout = match self.forward.admit(frame, port) {
             Ok(Some(layout)) => layout,
             // ARP, neighbour discovery, echo requests; malformed ones, which the control plane does not understand either
@@ -206,9 +208,9 @@ impl P4ce {
             return Verdict::Drop(DropReason::NoQueuePair);
         }
         if slot.member == LEADER {
-            self.scatter(slot.group as usize, frame, layout, out)
+            self.scatter(slot.group as usize, frame, layout, (port, now), out)
         } else {
-            self.gather(slot.group as usize, slot.member as usize, frame, layout, port)
+            self.gather(slot.group as usize, slot.member as usize, frame, layout, (port, now))
         }
     }
 
@@ -219,6 +221,7 @@ impl P4ce {
         group: usize,
         frame: &mut O::Frame,
         layout: Layout,
+        (port, now): (PortId, Nanos),
         out: &mut O,
     ) -> Verdict {
         let Some(group) = &mut self.groups[group] else { return Verdict::Drop(DropReason::NoQueuePair) };
@@ -226,6 +229,9 @@ impl P4ce {
         let packet = Packet::new(frame.bytes(), layout);
         if !group.leader.is_of(&packet) {
             return Verdict::Drop(DropReason::WrongSource);
+        }
+        if group.leader.port != port {
+            Self::follow_leader(&mut self.forward, &self.counters, &self.config, group, &packet, (port, now));
         }
         let (psn, ack_req) = (packet.bth().psn(), packet.bth().ack_req());
         let kind = KINDS[usize::from(layout.opcode().0)];
@@ -247,9 +253,15 @@ impl P4ce {
             }
             return Verdict::Drop(DropReason::Refused);
         }
-        // What a packet from the future says is remembered: it has to be true.
-        if group.gather.next().precedes(psn) && !packet.verify_icrc() {
-            return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
+        let next = group.gather.next();
+        if psn != next {
+            if !next.precedes(psn) {
+                // A replica may not have got it as it has moved: the bridge may have heard it since.
+                Self::find_replicas(&self.forward, &self.counters, &self.config, group);
+            } else if !packet.verify_icrc() {
+                // What a packet from the future says is remembered: it has to be true.
+                return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
+            }
         }
         let request = Request { psn, va: reth.map(|reth| reth.va.get()) };
         if let Some(answer) = group.gather.on_request(psn, ack_req) {
@@ -294,12 +306,12 @@ impl P4ce {
         member: usize,
         frame: &mut F,
         layout: Layout,
-        port: PortId,
+        (port, now): (PortId, Nanos),
     ) -> Verdict {
         let Some(group) = &mut self.groups[number] else { return Verdict::Drop(DropReason::NoQueuePair) };
         let own = self.config.mac;
         let packet = Packet::new(frame.bytes(), layout);
-        let replica = &mut group.members[member];
+        let replica = &group.members[member];
         if !replica.is_of(&packet) {
             return Verdict::Drop(DropReason::WrongSource);
         }
@@ -318,10 +330,28 @@ impl P4ce {
             group.leader.pass(frame.bytes_mut(), layout, own, Psn::ZERO);
             return Verdict::Forward(group.leader.port);
         };
-        // It has moved.
-        replica.port = port;
+        if replica.port != port {
+            Self::follow_replica(
+                &mut self.forward,
+                &self.counters,
+                &self.config,
+                group,
+                (member, &packet),
+                (port, now),
+            );
+        }
         self.counters.responses.add(1);
-        match group.gather.on_response(member, psn, aeth) {
+        let gathered = group.gather.on_response(member, psn, aeth);
+        while let Some(dropped) = group.gather.take_dropped() {
+            #[cfg(feature = "canary")]
+            if self.config.bug == Some(crate::Bug::DroppedSilently) {
+                break;
+            }
+            group.exclude(dropped);
+            self.counters.excluded.add(1);
+            self.events.push_back(Event::Excluded(GroupId(number as u32), dropped));
+        }
+        match gathered {
             Gathered::Tell(answer) => {
                 match answer.aeth.kind() {
                     Syndrome::Ack(_) => self.counters.acks.add(1),
@@ -343,7 +373,58 @@ impl P4ce {
         }
     }
 
-    fn open(&mut self, group: Box<Group>) {
+    /// A packet of a leader's came from another port than before.
+    #[cold]
+    fn follow_leader(
+        forward: &mut Forward,
+        counters: &Counters,
+        config: &Config,
+        group: &mut Group,
+        packet: &Packet<'_>,
+        (port, now): (PortId, Nanos),
+    ) {
+        if !Self::stays_put(config) && group.move_leader(packet, port) {
+            counters.moved.add(1);
+            forward.on_command(forward::Command::Learn(packet.ethernet().src, port), now);
+        }
+    }
+
+    /// A response of a replica's came from another port than before.
+    #[cold]
+    fn follow_replica(
+        forward: &mut Forward,
+        counters: &Counters,
+        config: &Config,
+        group: &mut Group,
+        (member, packet): (usize, &Packet<'_>),
+        (port, now): (PortId, Nanos),
+    ) {
+        if !Self::stays_put(config) && group.move_member(member, packet, port) {
+            counters.moved.add(1);
+            // What the bridge has heard is never older than what the group knows.
+            forward.on_command(forward::Command::Learn(packet.ethernet().src, port), now);
+        }
+    }
+
+    /// A leader repeats a packet: a replica that has moved and only answers says so to nobody but the bridge.
+    #[cold]
+    fn find_replicas(forward: &Forward, counters: &Counters, config: &Config, group: &mut Group) {
+        if !Self::stays_put(config) {
+            counters.moved.add(group.find_members(|mac| forward.find_station(mac)));
+        }
+    }
+
+    #[cfg(not(feature = "canary"))]
+    const fn stays_put(_: &Config) -> bool {
+        false
+    }
+
+    #[cfg(feature = "canary")]
+    fn stays_put(config: &Config) -> bool {
+        config.bug == Some(crate::Bug::StaysPut)
+    }
+
+    fn open(&mut self, group: Box<Group>, now: Nanos) {
         let config = group.config();
         let id = config.id;
         let qpns = config.replicas.iter().map(|replica| replica.peer.local_qp).zip(0..);
@@ -354,6 +435,11 @@ impl P4ce {
             for (qpn, member) in qpns {
                 let at = self.slot_of(qpn);
                 self.slots[at] = Slot { qpn: qpn.get(), group: id.0, member };
+            }
+            // The control plane has heard them since the bridge has.
+            let replicas = config.replicas.iter().map(|replica| &replica.peer);
+            for peer in replicas.chain([&config.leader]) {
+                self.forward.on_command(forward::Command::Learn(peer.mac, peer.port), now);
             }
             self.counters.opened.add(1);
             #[cfg(feature = "canary")]
@@ -452,7 +538,7 @@ impl Function for P4ce {
     ) -> Verdict {
         let bytes = frame.bytes();
         match bytes.first_chunk::<6>() {
-            Some(dst) if *dst == self.config.mac.0 => self.on_own(frame, port, out),
+            Some(dst) if *dst == self.config.mac.0 => self.on_own(frame, port, now, out),
             Some(dst) if dst[0] & 1 != 0 && self.asks_for_us(bytes) => Verdict::Punt,
             _ => self.forward.on_frame(frame, port, now, out),
         }
@@ -485,9 +571,9 @@ impl Function for P4ce {
         [self.forward.next_timer(), look].into_iter().flatten().min()
     }
 
-    fn on_command(&mut self, command: Command, _now: Nanos) {
+    fn on_command(&mut self, command: Command, now: Nanos) {
         match command {
-            Command::Open(group) => self.open(group),
+            Command::Open(group) => self.open(group, now),
             Command::Close(id) => self.close(id),
             Command::Exclude(id, member) => {
                 if let Some(group) = self.group_mut(id) {

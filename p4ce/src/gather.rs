@@ -13,8 +13,8 @@ use switch::Nanos;
 
 /// Replicas of a group at most
 pub const MAX_MEMBERS: usize = 16;
-/// A replica this many packets behind the frontier has failed: beyond twice as many, before and after look the same.
-const MAX_LAG: i32 = 1 << 22;
+/// Packets that a replica may be behind the frontier at most: beyond twice as many, before and after look the same.
+pub const MAX_LAG: u32 = 1 << 22;
 
 /// What a replica has told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +71,10 @@ pub struct Gather {
     /// The credits that it was told last
     credit: Credit,
     outvote: bool,
+    /// Replicas dropped as too far behind and not reported yet, a bit each
+    dropped: u16,
+    /// Packets that a replica may be behind the frontier
+    max_lag: i32,
     quorum: usize,
     members: [Progress; MAX_MEMBERS],
     count: usize,
@@ -91,6 +95,8 @@ impl Gather {
         Self {
             quorum,
             outvote,
+            dropped: 0,
+            max_lag: MAX_LAG as i32,
             next: first,
             frontier: acked,
             msn: Msn::ZERO,
@@ -102,6 +108,13 @@ impl Gather {
             #[cfg(feature = "canary")]
             bug: None,
         }
+    }
+
+    /// Drops replicas that are more than `packets` behind the frontier, instead of [`MAX_LAG`], which is the most.
+    #[must_use]
+    pub fn with_max_lag(mut self, packets: u32) -> Self {
+        self.max_lag = packets.min(MAX_LAG) as i32;
+        self
     }
 
     /// Plants a bug.
@@ -152,6 +165,15 @@ impl Gather {
         if let Some(progress) = self.members.get_mut(member) {
             progress.member = false;
         }
+    }
+
+    /// Returns a replica that was dropped as too far behind, each once: no packet may be sent to it any more.
+    #[inline]
+    pub fn take_dropped(&mut self) -> Option<usize> {
+        let member = self.dropped.trailing_zeros();
+        // Clears the lowest bit.
+        self.dropped &= self.dropped.wrapping_sub(1);
+        (member < u16::BITS).then_some(member as usize)
     }
 
     /// Another quorum counts from now on: the leader is told if it holds more.
@@ -294,10 +316,26 @@ impl Gather {
         let (ahead, msn) = self.reached().filter(|(ahead, _)| *ahead > 0)?;
         self.frontier = self.frontier.add(ahead as u32);
         self.msn = msn;
-        for progress in &mut self.members[..self.count] {
-            progress.member &= self.frontier.distance(progress.acked) <= MAX_LAG;
+        for (member, progress) in self.members[..self.count].iter_mut().enumerate() {
+            let drops = progress.member && self.frontier.distance(progress.acked) > self.max_lag;
+            progress.member &= !drops;
+            self.dropped |= u16::from(drops) << member;
         }
+        self.forget_asked();
         Some(self.acknowledge())
+    }
+
+    /// Forgets NAKs for packets that a quorum holds by now: a leader that hears so does not go back to them, and a NAK that
+    /// it is still expected to follow withholds all later ones.
+    #[inline]
+    fn forget_asked(&mut self) {
+        #[cfg(feature = "canary")]
+        if self.has_bug(crate::Bug::AskedForever) {
+            return;
+        }
+        let frontier = self.frontier;
+        self.asked.take_if(|asked| !frontier.precedes(*asked));
+        self.asked_later.take_if(|(asked, _)| !frontier.precedes(*asked));
     }
 
     /// The newest that may be told to be expected: what is before it counts as acknowledged (IB 9.7.5.2.8).

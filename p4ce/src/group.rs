@@ -1,7 +1,7 @@
 //! A communication group as the data plane sees it (paper tables II and III): its leader, its replicas, and how packets
 //! are readdressed between them.
 
-use crate::gather::{Answer, Gather, MAX_MEMBERS};
+use crate::gather::{Answer, Gather, MAX_LAG, MAX_MEMBERS};
 use core::net::IpAddr;
 use rocev2::ethernet::{Ethernet, MacAddr};
 use rocev2::ipv4::Ipv4;
@@ -66,6 +66,8 @@ pub struct GroupConfig {
     pub quorum: usize,
     /// See [`GroupRequest::outvote`](crate::wire::GroupRequest::outvote)
     pub outvote: bool,
+    /// Packets that a replica may be behind a quorum before it is excluded: [`MAX_LAG`] at most
+    pub max_lag: u32,
 }
 
 /// Both addresses of a packet.
@@ -275,7 +277,8 @@ impl Group {
             leader: Way::new(&config.leader)?,
             rkey: config.rkey,
             size: config.size,
-            gather: Gather::new(count, config.quorum, config.outvote, config.leader.first),
+            gather: Gather::new(count, config.quorum, config.outvote, config.leader.first)
+                .with_max_lag(config.max_lag.min(MAX_LAG)),
             members,
             targets: core::array::from_fn(|number| number as u8),
             target_count: count as u8,
@@ -324,6 +327,41 @@ impl Group {
             self.targets.copy_within(at + 1..count, at);
             self.target_count -= 1;
         }
+    }
+
+    /// Moves the leader to the port that a packet of its own came from, if the leader itself has sent that packet there: a
+    /// packet that was routed here says nothing of where the way back leads. A damaged packet moves nothing.
+    #[cold]
+    pub(crate) fn move_leader(&mut self, packet: &Packet<'_>, port: PortId) -> bool {
+        let moves = packet.ethernet().src == self.config.leader.mac && packet.verify_icrc();
+        if moves {
+            self.leader.port = port;
+        }
+        moves
+    }
+
+    /// Moves a replica to the port that a response of its own came from, as [`move_leader`](Self::move_leader). The
+    /// response's ICRC has been verified.
+    #[cold]
+    pub(crate) fn move_member(&mut self, member: usize, packet: &Packet<'_>, port: PortId) -> bool {
+        let moves = packet.ethernet().src == self.config.replicas[member].peer.mac;
+        if moves {
+            self.members[member].port = port;
+        }
+        moves
+    }
+
+    /// Moves replicas to the ports at which a bridge has heard them last, if it has. Returns how many have moved.
+    #[cold]
+    pub(crate) fn find_members(&mut self, find: impl Fn(MacAddr) -> Option<PortId>) -> u64 {
+        let mut moved = 0;
+        for (member, replica) in self.members.iter_mut().zip(&self.config.replicas) {
+            if let Some(port) = find(replica.peer.mac).filter(|port| *port != member.port) {
+                member.port = port;
+                moved += 1;
+            }
+        }
+        moved
     }
 
     /// Whether a WRITE lies within the memory.

@@ -15,7 +15,7 @@ pub mod gather;
 pub mod group;
 pub mod wire;
 
-pub use control::{Control, ControlConfig, ControlCounters, GroupStatus};
+pub use control::{Control, ControlConfig, ControlCounters, GroupStatus, Limits};
 pub use function::{Command, Config, Counters, Event, P4ce};
 pub use group::{Group, GroupConfig, GroupId, Peer, Replica};
 
@@ -29,10 +29,23 @@ pub enum Bug {
     WrongWrap,
     /// The first acknowledgement is passed on
     FirstAck,
+    /// A NAK that the leader did not come back to withholds all later ones
+    AskedForever,
+    /// A replica that was dropped as too far behind is written to all the same
+    DroppedSilently,
+    /// Leaders and replicas are looked for where they were when their group was opened
+    StaysPut,
 }
 
 #[cfg(feature = "canary")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 3] = [Self::Minority, Self::WrongWrap, Self::FirstAck];
+    pub const ALL: [Self; 6] = [
+        Self::Minority,
+        Self::WrongWrap,
+        Self::FirstAck,
+        Self::AskedForever,
+        Self::DroppedSilently,
+        Self::StaysPut,
+    ];
 }

@@ -272,6 +272,12 @@ pub enum Refusal {
     /// A replica is connected to the leader through the switch already, or is the leader
     #[error("{0} cannot be a replica of this leader")]
     NotAReplica(IpAddr),
+    /// The switch makes as many groups as it may, for this leader or for all: to be asked again after a second
+    #[error("the switch makes as many groups as it may; ask again after a second")]
+    Busy,
+    /// The switch's configuration does not name the leader
+    #[error("the switch makes no groups for this leader")]
+    NotALeader,
 }
 
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -302,6 +308,8 @@ impl Refusal {
             Self::NoMemory(replica) => (9, none, replica),
             Self::Size(replica) => (10, none, replica),
             Self::NotAReplica(replica) => (11, none, replica),
+            Self::Busy => (12, none, NOBODY),
+            Self::NotALeader => (13, none, NOBODY),
         }
     }
 
@@ -343,6 +351,8 @@ impl Refusal {
             9 => Self::NoMemory(replica),
             10 => Self::Size(replica),
             11 => Self::NotAReplica(replica),
+            12 => Self::Busy,
+            13 => Self::NotALeader,
             _ => return None,
         })
     }
@@ -430,6 +440,8 @@ mod tests {
                 Refusal::NoMemory(leader),
                 Refusal::Size(leader),
                 Refusal::NotAReplica(leader),
+                Refusal::Busy,
+                Refusal::NotALeader,
             ] {
                 assert_eq!(Refusal::from_bytes(&refusal.to_bytes()), Some(refusal));
             }

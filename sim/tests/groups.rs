@@ -98,7 +98,9 @@ impl Net {
                 queue_pairs: setup.queue_pairs,
                 max_replicas: setup.max_replicas,
                 lists: [(sim::groups::LIST, list.clone())].into(),
+                limits: p4ce::Limits::default(),
                 setup_timeout: setup.patience,
+                max_lag: p4ce::gather::MAX_LAG,
                 seed: seed ^ life << 32,
                 first_psn: setup.first_psn,
             })

@@ -69,6 +69,8 @@ impl Control {
         };
         let stage = core::mem::replace(&mut group.stage, Stage::Closing);
         let leader = group.leader;
+        self.answered(id);
+        let Some(group) = self.groups.get(&id) else { return };
         let conns: Vec<_> = group.members.iter().map(|member| member.conn).collect();
         if let (Stage::Connecting | Stage::Opening, Some(refusal)) = (stage, refusal) {
             self.counters.refused += 1;
@@ -98,6 +100,15 @@ impl Control {
         }
     }
 
+    /// Replicas have answered a request, or are no longer waited for.
+    pub(super) fn answered(&mut self, id: GroupId) {
+        let Self { groups, admission, config, .. } = self;
+        let Some(group) = groups.get_mut(&id) else { return };
+        if !core::mem::replace(&mut group.answered, true) {
+            admission.answer(group.request.peer.remote, group.since, &config.limits);
+        }
+    }
+
     /// Nothing knows a group any more: its numbers can be given again.
     pub(super) fn forget(&mut self, id: GroupId) {
         let Some(group) = self.groups.remove(&id) else { return };
@@ -105,6 +116,7 @@ impl Control {
             self.qpns.give_back(qpn.get());
         }
         self.ids.give_back(id.0);
+        self.admission.end(group.request.peer.remote);
         self.counters.closed += 1;
     }
 }

@@ -16,16 +16,19 @@
 //! What comes from outside is sorted here; `setup` makes groups, `end` ends them.
 
 mod end;
+mod limits;
 mod places;
 mod setup;
 mod status;
 
+pub use limits::Limits;
 pub use status::{ControlCounters, GroupStatus};
 
 use crate::function::{Command, Event, P4ce};
 use crate::group::GroupId;
 use crate::wire::Region;
 use core::net::IpAddr;
+use limits::Admission;
 use places::{Places, Stations};
 use rnic::cm::{self, Conn, Event as CmEvent, PortSpace, RemoteReply, RemoteRequest, service_id_of};
 use rnic::{Endpoint, Interface};
@@ -48,8 +51,12 @@ pub struct ControlConfig {
     pub max_replicas: usize,
     /// Lists that requests can name by a number
     pub lists: BTreeMap<u32, Vec<IpAddr>>,
+    /// What a host may ask for
+    pub limits: Limits,
     /// How long replicas may take to answer
     pub setup_timeout: Nanos,
+    /// Packets that a replica may be behind a quorum before it is excluded: [`MAX_LAG`](crate::gather::MAX_LAG) at most
+    pub max_lag: u32,
     /// For keys, first PSNs and the like
     pub seed: u64,
     /// The first PSN of leaders, for tests of what happens at the end of all PSNs; otherwise by chance
@@ -101,6 +108,8 @@ struct Pending {
     outvote: bool,
     members: Vec<Member>,
     since: Nanos,
+    /// Replicas have answered, or are no longer waited for: it counts as a request that was answered.
+    answered: bool,
     /// The leader was asked to wait.
     delayed: bool,
 }
@@ -116,6 +125,7 @@ pub struct Control {
     ids: Places,
     groups: BTreeMap<GroupId, Pending>,
     roles: BTreeMap<Conn, (GroupId, Role)>,
+    admission: Admission,
     commands: VecDeque<Command>,
     look_at: Option<Nanos>,
     counters: ControlCounters,
@@ -136,6 +146,7 @@ impl Control {
             ids: Places::new(config.groups, config.groups),
             groups: BTreeMap::new(),
             roles: BTreeMap::new(),
+            admission: Admission::default(),
             commands: VecDeque::new(),
             look_at: None,
             counters: ControlCounters::default(),

@@ -27,6 +27,7 @@ impl Control {
         self.counters.requested += 1;
         if let Err(refusal) = self.begin(conn, request, now) {
             self.counters.refused += 1;
+            self.counters.limited += u64::from(matches!(refusal, Refusal::Busy | Refusal::NotALeader));
             // It asked just now, and is told.
             _ = self.endpoint.cm_mut().reject(conn, RejReason::CONSUMER, &refusal.to_bytes(), now);
         }
@@ -42,7 +43,12 @@ impl Control {
             Replicas::Configured(id) => self.config.lists.get(&id).ok_or(Refusal::NoSuchList)?.clone(),
         };
         let quorum = self.check(&replicas, asked.quorum, &request)?;
-        let (id, local_qp, qpns) = self.places_for(replicas.len()).ok_or(Refusal::Full)?;
+        self.admission.begin(request.peer.remote, &self.config.limits, now)?;
+        let Some((id, local_qp, qpns)) = self.places_for(replicas.len()) else {
+            // No replica was asked.
+            self.admission.withdraw(request.peer.remote);
+            return Err(Refusal::Full);
+        };
         self.roles.insert(leader, (id, Role::Leader));
         let mut members = Vec::with_capacity(replicas.len());
         for (ip, local_qp) in replicas.into_iter().zip(qpns.iter().copied()) {
@@ -67,6 +73,7 @@ impl Control {
             outvote: asked.outvote,
             members,
             since: now,
+            answered: false,
             delayed: false,
         };
         self.groups.insert(id, group);
@@ -105,7 +112,8 @@ impl Control {
             if ip.is_ipv6() != leader.is_ipv6() {
                 return Err(Refusal::Family);
             }
-            if *ip == leader || self.config.interface.has(*ip) || ip.is_unspecified() || ip.is_multicast() {
+            let is_none = *ip == leader || ip.is_unspecified() || ip.is_multicast();
+            if is_none || self.config.interface.has(*ip) || !self.config.may_be_replica(*ip) {
                 return Err(Refusal::NotAReplica(*ip));
             }
         }
@@ -197,6 +205,7 @@ impl Control {
             replicas,
             quorum: group.quorum,
             outvote: group.outvote,
+            max_lag: config.max_lag,
         });
         match opened {
             Some(opened) => {
@@ -217,6 +226,8 @@ impl Control {
             return;
         }
         group.stage = Stage::Open;
+        self.answered(id);
+        let Some(group) = self.groups.get_mut(&id) else { return };
         let cm = self.endpoint.cm_mut();
         let mut flow_control = group.request.flow_control;
         let mut rnr_retry_count = 7;

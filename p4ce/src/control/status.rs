@@ -14,6 +14,8 @@ pub struct ControlCounters {
     pub opened: u64,
     /// Groups that were refused
     pub refused: u64,
+    /// Of these, those of leaders that may not ask, or not for so many
+    pub limited: u64,
     /// Groups that have ended
     pub closed: u64,
     /// Replicas excluded from a group that went on

@@ -1,4 +1,5 @@
 use super::*;
+use crate::gather::MAX_LAG;
 use crate::group::{GroupConfig, Peer, Replica};
 use core::net::{Ipv4Addr, Ipv6Addr};
 use rocev2::aeth::{Aeth, Credit};
@@ -58,6 +59,7 @@ fn group(v6: bool, replicas: u8, quorum: usize, outvote: bool) -> Box<Group> {
         replicas: (1..=replicas).map(replica).collect(),
         quorum,
         outvote,
+        max_lag: MAX_LAG,
     })
     .expect("a group that can be")
 }
@@ -501,4 +503,59 @@ fn the_control_plane_gets_what_is_for_it() {
     let others = [&solicitation[..], &[0xfd; 16]].concat();
     assert_eq!(run(&mut function, &others, 0).1.len(), 5);
     assert_eq!(run(&mut function, &ours[..40], 0).1.len(), 5, "cut short: for nobody here");
+}
+
+#[test]
+fn a_leader_and_a_replica_are_followed_to_other_ports() {
+    let mut function = p4ce(false, 2, 1);
+    run(&mut function, &write(false, FIRST, 0, RKEY, b"a"), 0);
+    // The leader is at port 4 now, replica 2 at port 5.
+    run(&mut function, &write(false, FIRST.add(1), 0, RKEY, b"b"), 4);
+    let (verdict, _) = run(&mut function, &ack(false, 2, 0, ACK, 1), 5);
+    assert_eq!(verdict, Verdict::Forward(PortId(4)));
+    let (_, copies) = run(&mut function, &write(false, FIRST.add(2), 0, RKEY, b"c"), 4);
+    assert_eq!(copies.iter().map(|(_, port)| port.0).collect::<Vec<_>>(), [1, 5]);
+    // A packet that a router passes on, or a damaged one, says nothing of where the leader is.
+    let mut routed = write(false, FIRST.add(3), 0, RKEY, b"d");
+    routed[6..12].copy_from_slice(&mac(9).0);
+    run(&mut function, &routed, 3);
+    let mut damaged = write(false, FIRST.add(4), 0, RKEY, b"e");
+    *damaged.last_mut().unwrap() ^= 1;
+    run(&mut function, &damaged, 3);
+    assert_eq!(run(&mut function, &ack(false, 2, 1, ACK, 2), 5).0, Verdict::Forward(PortId(4)));
+    assert_eq!(function.counters().moved.get(), 2);
+}
+
+/// A replica answers and says nothing else to the switch: that it has moved is heard by the bridge.
+#[test]
+fn a_replica_that_has_moved_is_found_when_the_leader_repeats() {
+    let mut function = p4ce(false, 2, 2);
+    let request = write(false, FIRST, 0, RKEY, b"a");
+    run(&mut function, &request, 0);
+    let mut announcement = [MacAddr::BROADCAST.0, mac(2).0].concat();
+    announcement.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
+    announcement.extend([&mac(2).0[..], &[10, 0, 0, 2], &[0; 6], &[10, 0, 0, 2]].concat());
+    run(&mut function, &announcement, 5);
+    let (_, copies) = run(&mut function, &request, 0);
+    assert_eq!(copies.iter().map(|(_, port)| port.0).collect::<Vec<_>>(), [1, 5]);
+    // What the bridge heard before the replica answered from elsewhere is out of date.
+    run(&mut function, &ack(false, 2, 0, ACK, 1), 2);
+    let (_, copies) = run(&mut function, &request, 0);
+    assert_eq!(copies.iter().map(|(_, port)| port.0).collect::<Vec<_>>(), [1, 2]);
+}
+
+#[test]
+fn a_replica_dropped_as_too_far_behind_is_written_to_no_more_and_reported() {
+    let mut function = empty();
+    let config = GroupConfig { max_lag: 4, ..group(false, 2, 1, false).config().clone() };
+    function.on_command(Command::Open(Group::new(config).unwrap()), Nanos::ZERO);
+    function.poll_event();
+    for n in 0..6 {
+        run(&mut function, &write(false, FIRST.add(n), 0, RKEY, b"a"), 0);
+        run(&mut function, &ack(false, 1, n, ACK, n + 1), 1);
+    }
+    assert!(matches!(function.poll_event(), Some(Event::Excluded(GroupId(3), 1))));
+    let (_, copies) = run(&mut function, &write(false, FIRST.add(6), 0, RKEY, b"a"), 0);
+    assert_eq!(copies.iter().map(|(_, port)| port.0).collect::<Vec<_>>(), [1]);
+    assert_eq!(function.counters().excluded.get(), 1);
 }

@@ -72,8 +72,10 @@ fn a_nak_acknowledges_nothing_that_no_quorum_holds() {
     gather.on_response(0, FIRST.add(2), ack(31, 3));
     // It holds all before 7; the other one has told of nothing.
     assert_eq!(gather.on_response(0, FIRST.add(7), missing(7)), told(0, missing(0)));
-    // What follows says nothing more, until the leader has come back.
-    assert_eq!(gather.on_response(1, FIRST.add(4), missing(4)), told(3, ack(31, 4)));
+    // A quorum holds what the leader was told to go back to: it may not come back to that, and is told of the next one,
+    assert_eq!(gather.on_response(1, FIRST.add(4), missing(4)), told(4, missing(4)));
+    // which it has to come back to before it is told of another one.
+    assert_eq!(gather.on_response(1, FIRST.add(4), missing(4)), Gathered::Absorbed);
     assert_eq!(gather.on_request(FIRST, true), Some(Answer { psn: FIRST.add(3), aeth: ack(31, 4) }));
     assert_eq!(gather.on_response(1, FIRST.add(6), missing(6)), told(6, missing(6)));
     assert_eq!(gather.on_response(0, FIRST.add(8), missing(8)), Gathered::Absorbed);
@@ -123,8 +125,8 @@ fn the_longest_time_to_wait_is_told() {
     assert_eq!(gather.on_response(0, FIRST.add(1), rnr(2, 1)), told(0, rnr(2, 0)));
     assert_eq!(
         gather.on_response(1, FIRST.add(1), rnr(1, 1)),
-        told(0, ack(31, 1)),
-        "shorter; but it holds one"
+        told(1, rnr(2, 1)),
+        "shorter; but a quorum holds one, so the leader has to wait before the next one"
     );
     assert_eq!(gather.on_response(2, FIRST.add(1), rnr(9, 1)), told(1, rnr(9, 1)));
     // Code 0 is the longest of all.
@@ -276,4 +278,38 @@ proptest! {
             }
         }
     }
+}
+
+/// A leader that hears that a quorum holds a packet does not go back to it, so a NAK of that packet withholds no later one.
+#[test]
+fn a_nak_is_passed_on_after_one_that_the_leader_did_not_come_back_to() {
+    let missing = |msn| nak(NakCode::PSN_SEQUENCE_ERROR, msn);
+    for (first, later) in [(missing(0), missing(501)), (rnr(3, 0), rnr(3, 501))] {
+        let mut gather = gather(3, 2);
+        assert_eq!(gather.on_response(0, FIRST, first), told(0, first));
+        // The others hold it, and the leader hears that before it has gone back, or has never heard of the NAK.
+        gather.on_response(1, FIRST.add(5), ack(31, 6));
+        assert_eq!(gather.on_response(2, FIRST.add(5), ack(31, 6)), told(5, ack(31, 6)));
+        for n in 10..1000 {
+            gather.on_request(FIRST.add(n), true);
+        }
+        for member in [1, 2] {
+            gather.on_response(member, FIRST.add(500), ack(31, 501));
+        }
+        assert_eq!(gather.on_response(1, FIRST.add(501), later), told(501, later));
+        assert_eq!(gather.on_response(2, FIRST.add(501), later), Gathered::Absorbed, "told once");
+    }
+}
+
+#[test]
+fn a_replica_too_far_behind_is_dropped_and_reported_once() {
+    let mut gather = gather(3, 1).with_max_lag(4);
+    assert_eq!(gather.on_response(0, FIRST.add(3), ack(31, 4)), told(3, ack(31, 4)));
+    assert_eq!(gather.take_dropped(), None, "4 packets behind");
+    gather.on_response(1, FIRST, ack(31, 1));
+    gather.on_response(0, FIRST.add(4), ack(31, 5));
+    assert_eq!((gather.take_dropped(), gather.take_dropped()), (Some(2), None));
+    assert_eq!((gather.members(), gather.acked(2)), (2, None));
+    gather.on_response(0, FIRST.add(9), ack(31, 10));
+    assert_eq!((gather.take_dropped(), gather.take_dropped()), (Some(1), None));
 }

@@ -106,7 +106,9 @@ fn switch(seed: u64, servers: u8) -> Controlled<Control> {
             queue_pairs: 64,
             max_replicas: 16,
             lists: [].into(),
+            limits: p4ce::Limits::default(),
             setup_timeout: Nanos::from_millis(20),
+            max_lag: p4ce::gather::MAX_LAG,
             seed: seed ^ 0x7377 ^ life << 32,
             first_psn: None,
         })

@@ -82,7 +82,9 @@ pub(super) fn add_switch(
         queue_pairs,
         max_replicas: replicas.len(),
         lists: [(groups::LIST, replicas)].into(),
+        limits: p4ce::Limits::default(),
         setup_timeout: SETUP,
+        max_lag: p4ce::gather::MAX_LAG,
         seed: chance.bits(),
         first_psn: (chance.below(2) == 0).then_some(near),
     };

@@ -181,6 +181,14 @@ impl Forward {
         }
     }
 
+    /// Returns the port at which a bridge heard a station last; `None` if it has not, or is no bridge.
+    pub fn find_station(&self, mac: MacAddr) -> Option<PortId> {
+        match &self.route {
+            Route::Mac(stations) => stations.find(mac),
+            Route::Pairs(_) | Route::Ip(_) => None,
+        }
+    }
+
     /// Whether a frame to the switch's own MAC address is for the switch itself, which has these IP addresses: a router's is that
     /// of the next hop of everything.
     pub fn ends_here(&self, frame: &[u8], addresses: &[IpAddr]) -> bool {

@@ -100,6 +100,11 @@ impl Stations {
         }
     }
 
+    /// Returns the port at which a station was heard last.
+    pub(super) fn find(&self, mac: MacAddr) -> Option<PortId> {
+        self.index.get(&mac).map(|id| self.places[id as usize].port)
+    }
+
     /// Another worker heard this station.
     pub(super) fn learn(&mut self, mac: MacAddr, port: PortId, now: Nanos) {
         self.put(mac, port, now);

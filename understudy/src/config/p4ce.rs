@@ -6,11 +6,12 @@ use super::port::Ports;
 use super::scenario::address;
 use super::tree::{Table, Value, subsections};
 use core::net::IpAddr;
+use p4ce::Limits;
 use p4ce::gather::MAX_MEMBERS;
 use rocev2::ethernet::MacAddr;
 use std::collections::BTreeMap;
 use switch::Nanos;
-use switch::forward::config::MacTable;
+use switch::forward::config::{MacTable, Prefix};
 
 /// perftest's, which nobody else has
 const PORT: u64 = 18_515;
@@ -31,6 +32,8 @@ pub(crate) struct P4ceConfig {
     pub(crate) max_replicas: usize,
     pub(crate) silent_after: Nanos,
     pub(crate) setup_timeout: Nanos,
+    /// What a host may ask for
+    pub(crate) limits: Limits,
     pub(crate) lists: BTreeMap<u32, Vec<IpAddr>>,
     pub(crate) stations: MacTable,
     pub(crate) ports: u16,
@@ -63,6 +66,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
     let ageing = Nanos::from_secs(table.number("ageing_s", 1..=1_000_000, 300));
     let counted_qps = table.number("counted_qps", 0..=1 << 20, super::forward::COUNTED_QPS) as usize;
     let seed = table.spanned_number("seed", 0..=i64::MAX as u64, 1).map(toml::Spanned::into_inner);
+    let limits = limits(table, groups);
     let lists = lists(table, max_replicas);
     Some(FunctionConfig::P4ce(P4ceConfig {
         mac,
@@ -74,12 +78,37 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
         max_replicas,
         silent_after,
         setup_timeout,
+        limits: limits?,
         lists: lists?,
         stations: MacTable { capacity: stations, ageing, fixed: Vec::new() },
         ports: ports.list.len() as u16,
         counted_qps,
         seed,
     }))
+}
+
+/// What a host may ask of the switch
+fn limits(table: &Table<'_>, groups: usize) -> Option<Limits> {
+    let default = Limits::default();
+    let prefixes = |key| -> Option<Vec<Prefix>> {
+        let Some(value) = table.get(key, "[\"10.0.0.0/24\"]") else { return Some(Vec::new()) };
+        let list = value.list()?;
+        if list.is_empty() {
+            let problem = value.problem(format!("`{key}` is empty")).label("no host");
+            value.add(problem.help("list the subnets of hosts that may, or remove the key for all hosts"));
+            return None;
+        }
+        list.iter().map(super::routes::prefix).collect()
+    };
+    let (leaders, replicas) = (prefixes("leaders"), prefixes("replicas"));
+    let number = |key, default: usize| table.number(key, 1..=MAX_GROUPS, default as u64) as usize;
+    let limits = Limits {
+        groups_per_leader: number("groups_per_leader", groups),
+        requests_per_leader: number("leader_requests_per_s", default.requests_per_leader),
+        requests: number("requests_per_s", default.requests),
+        ..default
+    };
+    Some(Limits { leaders: leaders?, replicas: replicas?, ..limits })
 }
 
 /// Lists of replicas that requests name by a number

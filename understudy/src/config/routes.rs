@@ -63,7 +63,7 @@ fn routes(table: &Table<'_>, name: &str, ports: &Ports, has_mac: bool) -> Option
     routes.into_iter().collect()
 }
 
-fn prefix(value: &Value<'_>) -> Option<Prefix> {
+pub(super) fn prefix(value: &Value<'_>) -> Option<Prefix> {
     let text = value.text()?;
     let prefix = text.parse().ok();
     if prefix.is_none() {

@@ -56,7 +56,9 @@ pub(crate) fn control_plane(config: &P4ceConfig, mac: MacAddr, seed: u64) -> Con
         queue_pairs: queue_pairs(config),
         max_replicas: config.max_replicas,
         lists: config.lists.clone(),
+        limits: config.limits.clone(),
         setup_timeout: config.setup_timeout,
+        max_lag: p4ce::gather::MAX_LAG,
         seed,
         first_psn: None,
     }
@@ -95,8 +97,10 @@ fn observed(report: &P4ceReport, open: u64, groups: Table, of_bridge: Told) -> T
             ("groups_requested", report.requested),
             ("groups_opened", report.opened),
             ("groups_refused", report.refused),
+            ("groups_limited", report.limited),
             ("groups_closed", report.closed),
             ("replicas_excluded", report.excluded),
+            ("hosts_moved", report.moved),
             ("requests", report.requests),
             ("copies", report.copies),
             ("responses", report.responses),
@@ -155,6 +159,7 @@ fn told(control: &Control, counters: &Arc<p4ce::Counters>) -> P4ceReport {
         requested: asked.requested,
         opened: asked.opened,
         refused: asked.refused,
+        limited: asked.limited,
         closed: asked.closed,
         excluded: asked.excluded,
         requests: counters.requests.get(),
@@ -166,6 +171,7 @@ fn told(control: &Control, counters: &Arc<p4ce::Counters>) -> P4ceReport {
         fatal_naks: counters.fatal_naks.get(),
         repeated: counters.repeated.get(),
         cnps: counters.cnps.get(),
+        moved: counters.moved.get(),
         groups: Vec::new(),
     }
 }

@@ -88,6 +88,8 @@ pub(super) struct P4ceReport {
     pub(super) requested: u64,
     pub(super) opened: u64,
     pub(super) refused: u64,
+    /// Of the refused, those of leaders that may not ask, or not for so many
+    pub(super) limited: u64,
     pub(super) closed: u64,
     /// Replicas excluded from groups that went on
     pub(super) excluded: u64,
@@ -103,6 +105,8 @@ pub(super) struct P4ceReport {
     pub(super) fatal_naks: u64,
     pub(super) repeated: u64,
     pub(super) cnps: u64,
+    /// Leaders and replicas found at another port than before
+    pub(super) moved: u64,
     /// Groups that stood when the run ended
     pub(super) groups: Vec<GroupRow>,
 }

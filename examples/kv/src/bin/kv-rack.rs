@@ -58,7 +58,9 @@ fn main() {
         queue_pairs: 64,
         max_replicas: 8,
         lists: [].into(),
+        limits: p4ce::Limits::default(),
         setup_timeout: Nanos::from_millis(3000),
+        max_lag: p4ce::gather::MAX_LAG,
         seed: std::process::id().into(),
         first_psn: None,
     });

@@ -2,6 +2,7 @@
 
 use super::{PORTS, read, wrong};
 use crate::config::{FunctionConfig, P4ceConfig};
+use p4ce::Limits;
 use rocev2::ethernet::MacAddr;
 use switch::Nanos;
 use switch::forward::config::MacTable;
@@ -32,6 +33,7 @@ fn what_is_said_and_what_is_not() {
         max_replicas: 16,
         silent_after: Nanos::from_millis(200),
         setup_timeout: Nanos::from_millis(3000),
+        limits: Limits { groups_per_leader: 1024, ..Limits::default() },
         lists: [].into(),
         stations: MacTable { capacity: 4096, ageing: Nanos::from_secs(300), fixed: Vec::new() },
         ports: 2,
@@ -42,6 +44,8 @@ fn what_is_said_and_what_is_not() {
     let all = [
         "addresses = [\"10.0.0.254/24\", \"fd00::fe/64\"]\nmac = \"02:00:00:00:00:fe\"\ngateways = [\"10.0.0.1\"]",
         "vlan = 7\nport = 9\ngroups = 3\nmax_replicas = 4\nsilent_after_ms = 0\nsetup_timeout_ms = 50\nstations = 9",
+        "leaders = [\"10.0.0.0/24\"]\nreplicas = [\"10.1.0.0/16\", \"fd00::/64\"]\ngroups_per_leader = 2",
+        "leader_requests_per_s = 5\nrequests_per_s = 6",
         "ageing_s = 8\ncounted_qps = 0\nseed = 5\n[[p4ce.list]]\nnumber = 2\nreplicas = [\"10.0.0.1\", \"10.0.0.2\"]",
     ];
     let expected = P4ceConfig {
@@ -54,6 +58,14 @@ fn what_is_said_and_what_is_not() {
         max_replicas: 4,
         silent_after: Nanos::ZERO,
         setup_timeout: Nanos::from_millis(50),
+        limits: Limits {
+            leaders: vec!["10.0.0.0/24".parse().unwrap()],
+            replicas: vec!["10.1.0.0/16".parse().unwrap(), "fd00::/64".parse().unwrap()],
+            groups_per_leader: 2,
+            requests_per_leader: 5,
+            requests: 6,
+            ..Limits::default()
+        },
         lists: [(2, vec![[10, 0, 0, 1].into(), [10, 0, 0, 2].into()])].into(),
         stations: MacTable { capacity: 9, ageing: Nanos::from_secs(8), fixed: Vec::new() },
         ports: 2,
@@ -75,6 +87,20 @@ fn addresses_and_workers() {
         &["[runtime]\nworkers = [0, 1] #!\n", &p4ce(ADDRESS)].concat(),
         "[p4ce] has one worker",
         "write `workers = [1]`, or leave the key out",
+    );
+}
+
+#[test]
+fn hosts_that_may_ask_are_named_by_subnet() {
+    wrong(
+        &p4ce(&[ADDRESS, "\nleaders = [] #!"].concat()),
+        "`leaders` is empty",
+        "list the subnets of hosts that may, or remove the key for all hosts",
+    );
+    wrong(
+        &p4ce(&[ADDRESS, "\nreplicas = [\"10.0.0.1/24\"] #!"].concat()),
+        "`10.0.0.1/24` is no prefix",
+        "write an address whose bits behind the length are zero, such as `\"10.0.0.0/8\"` or `\"fd00::/16\"`",
     );
 }
 
