@@ -31,8 +31,6 @@ pub struct Config {
     pub dead_after: Nanos,
     /// How long a connection that was asked for may take, and the time between two attempts
     pub attempt: Nanos,
-    /// The P4CE switch, for groups whose blocks it copies
-    pub through: Option<Through>,
     /// For first PSNs and names of groups' lives
     pub seed: u64,
     /// A planted bug, to see whether it is found
@@ -57,7 +55,6 @@ impl Config {
             probe_every: Nanos::from_millis(200),
             dead_after: Nanos::from_secs(2),
             attempt: Nanos::from_millis(500),
-            through: None,
             seed: 0,
             #[cfg(feature = "canary")]
             bug: None,
@@ -91,6 +88,8 @@ pub struct GroupConfig {
     /// Blocks that follow one another between the same two members and may be under way at once: two hide the time that
     /// an acknowledgement takes.
     pub ahead: u32,
+    /// The P4CE switch that copies blocks, for [`Algorithm::InNetwork`]
+    pub through: Option<Through>,
 }
 
 impl GroupConfig {
@@ -105,7 +104,14 @@ impl GroupConfig {
 
     /// A group with blocks of 1 MB by the binomial pipeline
     pub const fn new(number: u32, members: Vec<IpAddr>) -> Self {
-        Self { number, members, algorithm: Algorithm::Pipeline, block_bytes: 1 << 20, ahead: 2 }
+        Self {
+            number,
+            members,
+            algorithm: Algorithm::Pipeline,
+            block_bytes: 1 << 20,
+            ahead: 2,
+            through: None,
+        }
     }
 }
 

@@ -42,11 +42,19 @@ pub enum Bug {
     WrongFirst,
     /// A relay is not waited for: a message is complete when its blocks are there
     NotPassedOn,
+    /// A receiver that has accepted an offer does not look at the names of later ones
+    HalfName,
+    /// Receivers are not told of the switch that copies
+    SwitchUntold,
+    /// A root does not wait until segments are written
+    Heedless,
 }
 
 #[cfg(feature = "canary")]
 impl Bug {
-    /// Every bug.
+    /// Every bug of groups.
     pub const ALL: [Self; 5] =
         [Self::Unready, Self::NoRelay, Self::EarlyClose, Self::WrongFirst, Self::NotPassedOn];
+    /// Every bug of deliveries.
+    pub const DELIVERY: [Self; 3] = [Self::HalfName, Self::SwitchUntold, Self::Heedless];
 }

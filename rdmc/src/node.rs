@@ -187,7 +187,7 @@ impl Node {
         if self.groups.contains_key(&number) {
             return Err(CallError::Exists(number));
         }
-        let own = group::check(&config, self.config.address, self.config.through.is_some())?;
+        let own = group::check(&config, self.config.address)?;
         let others = config.members.iter().copied().filter(|ip| *ip != self.config.address);
         let peers: Vec<IpAddr> = others.collect();
         let lacking = self.mesh.make_room(nic, &peers, now);
@@ -291,6 +291,12 @@ impl Node {
     /// of its own have a use for.
     pub fn unsaid(&self) -> usize {
         self.mesh.unsaid()
+    }
+
+    /// Whether this bug was planted.
+    #[cfg(feature = "canary")]
+    pub(crate) fn has_bug(&self, bug: crate::Bug) -> bool {
+        self.config.bug == Some(bug)
     }
 
     /// Bytes of a note

@@ -2,6 +2,8 @@
 
 #[path = "rdmc/costs.rs"]
 mod costs;
+#[path = "rdmc/deliveries.rs"]
+mod deliveries;
 #[path = "rdmc/delivery.rs"]
 mod delivery;
 mod environment;

@@ -10,6 +10,7 @@ use crate::config::{CallError, Config, Failure, GroupConfig, Memory};
 use crate::node::{Event, Node};
 use crate::schedule::{Algorithm, Racks, Schedule};
 use core::net::IpAddr;
+use p4ce::consensus::Through;
 use rnic::{Access, Rnic};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -96,6 +97,9 @@ impl Give {
         if !(1..=GroupConfig::MAX_BLOCKS).contains(&blocks) || config.window == 0 {
             return Err(GiveError::Segment);
         }
+        if config.algorithm == Algorithm::InNetwork && config.through.is_none() {
+            return Err(GiveError::NoSwitch);
+        }
         Schedule::new(config.algorithm.clone(), config.receivers.len() as u32 + 1, 1)?;
         let all = core::iter::once(&own).chain(&config.receivers).copied().zip(0..);
         let racks = match &config.algorithm {
@@ -167,6 +171,8 @@ impl Give {
     /// The segment that is wanted next: [`give`](Self::give) it. After a failure it may be one that was given before.
     pub fn wants(&self) -> Option<u64> {
         let room = self.written() + u64::from(self.config.window);
+        #[cfg(feature = "canary")]
+        let room = if self.node.has_bug(crate::Bug::Heedless) { u64::MAX } else { room };
         (self.stage == Stage::Sending && self.open && self.next < self.segments().min(room))
             .then_some(self.next)
     }
@@ -437,6 +443,11 @@ impl Give {
         }
     }
 
+    /// The switch that copies this round's blocks
+    fn through(&self) -> Option<Through> {
+        self.config.through.filter(|_| self.config.algorithm == Algorithm::InNetwork)
+    }
+
     fn rack(&self, ip: IpAddr) -> u32 {
         self.racks.get(&ip).copied().unwrap_or_default()
     }
@@ -465,18 +476,23 @@ impl Give {
             len: self.config.len,
             segment: self.config.segment_bytes,
             block: self.config.block_bytes,
+            window: self.config.window,
             algorithm: number(&self.config.algorithm),
             name_len: name.len() as u8,
         };
-        let parts = (0..).step_by(PART).zip(name.chunks(PART)).map(|(at, bytes)| {
+        // A name has 255 bytes at most, so its parts begin below 256.
+        let parts = name.chunks(PART).enumerate().map(|(n, bytes)| {
             let mut part = [0; PART];
             part[..bytes.len()].copy_from_slice(bytes);
-            Note::Name { at, len: bytes.len() as u8, part }
+            Note::Name { at: (n * PART) as u8, len: bytes.len() as u8, part }
         });
         let places = (0..).zip(members.iter().zip(racks));
         let places =
             places.map(|(place, (ip, rack))| Note::Member { round: terms.round, place, rack, ip: *ip });
-        let notes: Vec<_> = parts.chain([Note::Offer(terms)]).chain(places).collect();
+        let switch = self.through().map(|switch| Note::Switch { round: terms.round, switch });
+        #[cfg(feature = "canary")]
+        let switch = switch.filter(|_| !self.node.has_bug(crate::Bug::SwitchUntold));
+        let notes: Vec<_> = parts.chain([Note::Offer(terms)]).chain(switch).chain(places).collect();
         for (ip, receiver) in self.receivers.iter_mut().filter(|(_, receiver)| !receiver.stored) {
             receiver.have = None;
             for note in &notes {
@@ -540,6 +556,7 @@ impl Give {
         let group = GroupConfig {
             algorithm: self.config.algorithm.clone(),
             block_bytes: self.config.block_bytes,
+            through: self.through(),
             ..GroupConfig::new(self.round, self.members())
         };
         let complete = Arc::clone(&self.complete);

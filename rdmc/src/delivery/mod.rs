@@ -7,7 +7,8 @@
 //! it has written before it says that it is done.
 //!
 //! ```text
-//! root       Name..., Offer, Members... -->   receiver: Lacks(whom it has not reached)..., Have(segments)
+//! root       Name..., Offer, (Switch), Members... -->
+//!                                             receiver: Lacks(whom it has not reached)..., Have(segments)
 //!            Start(first) -->                 both create the group of this round
 //!            segments, digest ==>             Written(segments)
 //!            group closed                     Stored, or Damaged
@@ -51,10 +52,14 @@ pub enum Refusal {
     /// It was stopped
     #[error("it was stopped")]
     Stopped,
+    /// Segments are longer than it has memory for
+    #[error("it has no memory for segments of this size")]
+    Memory,
 }
 
 impl Refusal {
-    const ALL: [Self; 6] = [Self::NoSpace, Self::Exists, Self::Name, Self::Write, Self::Group, Self::Stopped];
+    const ALL: [Self; 7] =
+        [Self::NoSpace, Self::Exists, Self::Name, Self::Write, Self::Group, Self::Stopped, Self::Memory];
 }
 
 /// Why a receiver has not got the object.
@@ -93,6 +98,10 @@ const VA: u64 = 0x1000_0000;
 struct Buffers(BTreeMap<u32, Buffer>);
 
 impl Buffers {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// Registers bytes.
     fn give(
         &mut self,

@@ -4,6 +4,7 @@ use super::Refusal;
 use crate::node::Node;
 use crate::schedule::{Algorithm, Racks};
 use core::net::{IpAddr, Ipv6Addr};
+use p4ce::consensus::Through;
 
 type Bytes = [u8; Node::NOTE];
 
@@ -19,6 +20,8 @@ pub(super) enum Note {
     Name { at: u8, len: u8, part: [u8; PART] },
     /// The root: an object is offered, and a group of so many members will bring it.
     Offer(Terms),
+    /// The root: the switch that copies that group's blocks. Behind the offer, if its algorithm needs one
+    Switch { round: u32, switch: Through },
     /// The root: a member of that group
     Member { round: u32, place: u32, rack: u32, ip: IpAddr },
     /// A receiver: it has so many segments.
@@ -48,6 +51,8 @@ pub(super) struct Terms {
     pub(super) len: u64,
     pub(super) segment: u32,
     pub(super) block: u32,
+    /// Segments that the root keeps ahead of the slowest receiver at most
+    pub(super) window: u32,
     /// How blocks get around, by its number
     pub(super) algorithm: u8,
     pub(super) name_len: u8,
@@ -88,7 +93,14 @@ impl Note {
                 put(8, &terms.members.to_be_bytes());
                 put(12, &terms.segment.to_be_bytes());
                 put(16, &terms.block.to_be_bytes());
+                put(20, &terms.window.to_be_bytes());
                 put(24, &terms.len.to_be_bytes());
+            }
+            Self::Switch { round, switch } => {
+                put(0, &[12]);
+                put(4, &round.to_be_bytes());
+                put(8, &switch.port.to_be_bytes());
+                put(16, &octets(switch.address));
             }
             Self::Member { round, place, rack, ip } => {
                 put(0, &[3]);
@@ -139,6 +151,7 @@ impl Note {
                 members: u32_at(bytes, 8),
                 segment: u32_at(bytes, 12),
                 block: u32_at(bytes, 16),
+                window: u32_at(bytes, 20),
                 len: u64_at(bytes, 24),
                 algorithm: bytes[1],
                 name_len: bytes[2],
@@ -152,6 +165,10 @@ impl Note {
             9 => Self::Damaged,
             11 => Self::Stop,
             10 => Self::Lacks { ip: ip_at(bytes)? },
+            12 => {
+                let port = u16::from_be_bytes(*bytes[8..].first_chunk()?);
+                Self::Switch { round, switch: Through { address: ip_at(bytes)?, port } }
+            }
             _ => return None,
         })
     }
@@ -187,6 +204,7 @@ mod tests {
             len: 1 << 40,
             segment: 1 << 24,
             block: 1 << 20,
+            window: 4,
             algorithm: 3,
             name_len: 255,
         };
@@ -202,6 +220,8 @@ mod tests {
             Note::Damaged,
             Note::Stop,
             Note::Lacks { ip: "fd00::7".parse().unwrap() },
+            Note::Switch { round: 3, switch: Through { address: [10, 0, 0, 254].into(), port: 18_515 } },
+            Note::Switch { round: 3, switch: Through { address: "fd00::fe".parse().unwrap(), port: 1 } },
         ];
         for note in all.into_iter().chain(Refusal::ALL.map(Note::Refuse)) {
             assert_eq!(Note::from_bytes(&note.to_bytes()), Some(note));
@@ -210,7 +230,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn anything_may_come(bytes: [u8; 32], kind in 0_u8..13) {
+        fn anything_may_come(bytes: [u8; 32], kind in 0_u8..14) {
             let mut note = [0; Node::NOTE];
             note[1..33].copy_from_slice(&bytes);
             note[0] = kind;

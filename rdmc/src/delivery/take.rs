@@ -4,7 +4,9 @@ use super::note::{Note, Terms, algorithm};
 use super::{Buffers, DIGEST, Refusal, is_fatal};
 use crate::config::{CallError, Config, GroupConfig, Memory, StartError};
 use crate::node::{Event, Node};
+use crate::schedule::Algorithm;
 use core::net::IpAddr;
+use p4ce::consensus::Through;
 use rnic::{Access, Rnic};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,6 +20,20 @@ pub struct TakeConfig {
     /// How long it has to come, and to come back after a failure; twice as long it may send nothing while it is there, as it
     /// waits for other receivers so long
     pub patience: Nanos,
+    /// Bytes of memory for segments at most. What the root offers needs room for
+    /// [so many](Self::segments_held) of its segments
+    pub max_memory: u64,
+}
+
+impl TakeConfig {
+    /// Bytes of memory if nothing else is said: 1 GiB
+    pub const MEMORY: u64 = 1 << 30;
+
+    /// Segments that a receiver holds at most, if the root keeps `window` segments ahead of the slowest receiver: those that
+    /// it has not written; as many that come again after a failure; and the one that comes in.
+    const fn segments_held(window: u32) -> u64 {
+        2 * window as u64 + 1
+    }
 }
 
 /// Why nothing is taken (any more).
@@ -83,6 +99,55 @@ struct Shared {
     buffers: Buffers,
     /// Messages that are complete
     arrived: VecDeque<Vec<u8>>,
+    /// Segments that have come and are not written
+    unwritten: u64,
+}
+
+impl Shared {
+    /// Segments in memory
+    fn held(&self) -> u64 {
+        (self.buffers.len() + self.arrived.len()) as u64 + self.unwritten
+    }
+}
+
+/// An offer while its notes come in. What was offered before stays as it is until this one is complete.
+#[derive(Debug, Default)]
+struct Partial {
+    name: Vec<u8>,
+    terms: Option<Terms>,
+    switch: Option<Through>,
+    /// With their racks
+    members: Vec<Option<(IpAddr, u32)>>,
+}
+
+impl Partial {
+    /// Whether these are the notes of this round's offer.
+    fn is_of(&self, round: u32) -> bool {
+        self.terms.is_some_and(|terms| terms.round == round)
+    }
+
+    /// The offer, if all of its notes have come.
+    fn complete(&self) -> Option<Complete> {
+        let terms = self.terms?;
+        let needs_switch = algorithm(terms.algorithm, &[0, 0]) == Some(Algorithm::InNetwork);
+        let members = self.members.iter().copied().collect::<Option<Vec<_>>>()?;
+        (!needs_switch || self.switch.is_some()).then(|| Complete {
+            name: self.name.clone(),
+            terms,
+            switch: self.switch,
+            members,
+        })
+    }
+}
+
+/// What the root offered last
+#[derive(Debug)]
+struct Complete {
+    name: Vec<u8>,
+    terms: Terms,
+    switch: Option<Through>,
+    /// With their racks
+    members: Vec<(IpAddr, u32)>,
 }
 
 /// A delivery at a receiver.
@@ -91,10 +156,8 @@ pub struct Take {
     config: TakeConfig,
     node: Node,
     stage: Stage,
-    name: Vec<u8>,
-    terms: Option<Terms>,
-    /// With their racks
-    members: Vec<Option<(IpAddr, u32)>>,
+    partial: Option<Partial>,
+    offer: Option<Complete>,
     accepted: bool,
     /// Segments that have come, in order, and what the next message of this round's group is
     received: u64,
@@ -122,9 +185,8 @@ impl Take {
             config,
             node: Node::new(node),
             stage: Stage::Over,
-            name: Vec::new(),
-            terms: None,
-            members: Vec::new(),
+            partial: None,
+            offer: None,
             accepted: false,
             received: 0,
             message: 0,
@@ -152,15 +214,15 @@ impl Take {
 
     /// What is offered, if it has not been decided about: [`accept`](Self::accept) it or [`refuse`](Self::refuse).
     pub fn offered(&self) -> Option<Offer> {
-        let terms = self.terms.filter(|_| self.stage == Stage::Offered)?;
-        let name = String::from_utf8_lossy(&self.name).into_owned();
+        let Complete { name, terms, .. } = self.offer.as_ref().filter(|_| self.stage == Stage::Offered)?;
+        let name = String::from_utf8_lossy(name).into_owned();
         Some(Offer { name, len: terms.len, segment_bytes: terms.segment })
     }
 
     /// Takes it.
     pub fn accept(&mut self, nic: &mut Rnic, now: Nanos) {
         self.accepted = true;
-        // If it is being offered anew just now, it is taken when that is through.
+        // If it is being offered anew just now, the answer to that follows when all of its notes have come.
         if self.stage == Stage::Offered {
             self.tell_have(nic, now);
         }
@@ -170,7 +232,7 @@ impl Take {
     pub fn refuse(&mut self, nic: &mut Rnic, refusal: Refusal, now: Nanos) {
         if self.stage != Stage::Over {
             self.tell(nic, Note::Refuse(refusal));
-            if let Some(terms) = self.terms {
+            if let Some(terms) = self.terms() {
                 // There may be no group at the time.
                 _ = self.node.abandon_group(nic, terms.round, now);
             }
@@ -183,9 +245,15 @@ impl Take {
         self.queue.pop_front()
     }
 
+    /// Segments that have come and are not written
+    pub fn unwritten(&self) -> u64 {
+        self.received - self.written
+    }
+
     /// The next segment has been written.
     pub fn written(&mut self, nic: &mut Rnic) {
         self.written += 1;
+        self.count_unwritten();
         self.tell(nic, Note::Written { segments: self.written });
     }
 
@@ -234,20 +302,20 @@ impl Take {
             (self.signs, self.moved) = (signs, now);
         }
         if self.stage == Stage::Receiving && self.waits_for_root() && self.given_up_at() <= now {
-            _ = self.terms.map(|terms| self.node.abandon_group(nic, terms.round, now));
+            _ = self.terms().map(|terms| self.node.abandon_group(nic, terms.round, now));
             self.end(Err(TakeError::Stuck(self.config.from)));
         }
         if let Stage::Waiting(at) | Stage::Ready(at) = self.stage
             && at <= now
         {
             let from = self.config.from;
-            let error = if self.terms.is_some() { TakeError::Gone(from) } else { TakeError::Silent(from) };
+            let error = if self.offer.is_some() { TakeError::Gone(from) } else { TakeError::Silent(from) };
             self.end(Err(error));
         }
     }
 
     fn is_all_here(&self) -> bool {
-        self.terms.is_some_and(|terms| Self::segments(&terms) == self.received) && self.digest.is_some()
+        self.terms().is_some_and(|terms| Self::segments(&terms) == self.received) && self.digest.is_some()
     }
 
     /// Whether everything that has come is written, so that it is the root's turn.
@@ -274,6 +342,14 @@ impl Take {
         self.node.tell(nic, self.config.from, note.to_bytes());
     }
 
+    fn terms(&self) -> Option<Terms> {
+        self.offer.as_ref().map(|offer| offer.terms)
+    }
+
+    fn count_unwritten(&self) {
+        lock(&self.shared).unwritten = self.unwritten();
+    }
+
     fn segments(terms: &Terms) -> u64 {
         terms.len.div_ceil(terms.segment.into())
     }
@@ -282,7 +358,7 @@ impl Take {
     fn on_arrived(&mut self) {
         let arrived = core::mem::take(&mut lock(&self.shared).arrived);
         for bytes in arrived {
-            let Some(terms) = self.terms else { return };
+            let Some(terms) = self.terms() else { return };
             let number = self.message;
             self.message += 1;
             let begins = number.saturating_mul(terms.segment.into());
@@ -295,6 +371,7 @@ impl Take {
                 return self.violation();
             } else if number == self.received {
                 self.received += 1;
+                self.count_unwritten();
                 self.queue.push_back(bytes);
             }
             // Any other came in an earlier round; others had not got it.
@@ -308,12 +385,14 @@ impl Take {
                 None => self.violation(),
             },
             // With everything here, it is only to be compared.
-            Event::Lost(_) if self.terms.is_some() && self.stage != Stage::Comparing => {
+            Event::Lost(_) if self.offer.is_some() && self.stage != Stage::Comparing => {
                 self.end(Err(TakeError::Gone(self.config.from)));
             }
-            Event::Reached(_) | Event::Lost(_) | Event::Open(_) => {}
+            // What it had begun to offer is offered from the beginning, if it comes back.
+            Event::Lost(_) => self.partial = None,
+            Event::Reached(_) | Event::Open(_) => {}
             Event::Closed(group) => {
-                let round = self.terms.map(|terms| terms.round);
+                let round = self.terms().map(|terms| terms.round);
                 if round == Some(group) && self.stage == Stage::Receiving && self.is_all_here() {
                     self.stage = Stage::Comparing;
                 } else {
@@ -342,65 +421,94 @@ impl Take {
             return;
         }
         match note {
-            Note::Name { at, len, part } if !self.accepted => {
-                let (at, len) = (usize::from(at), usize::from(len));
-                // What was offered is offered anew, and has half a name until then.
-                if self.stage == Stage::Offered {
-                    self.stage = Stage::Waiting(now + self.config.patience);
+            Note::Name { at, len, part } => self.on_name(usize::from(at), &part[..usize::from(len)]),
+            Note::Offer(terms) => self.on_terms(terms),
+            Note::Switch { round, switch } => {
+                match self.partial.as_mut().filter(|partial| partial.is_of(round)) {
+                    Some(partial) => partial.switch = Some(switch),
+                    None => self.violation(),
                 }
-                self.name.truncate(at);
-                if self.name.len() != at {
-                    return self.violation();
-                }
-                self.name.extend_from_slice(&part[..len]);
+                self.on_offer(nic, now);
             }
-            Note::Name { .. } => {}
-            Note::Offer(terms) => self.on_offer(nic, terms, now),
-            Note::Member { round, place, rack, ip } => self.on_member(nic, (round, place), (ip, rack), now),
+            Note::Member { round, place, rack, ip } => {
+                let partial = self.partial.as_mut().filter(|partial| partial.is_of(round));
+                match partial.and_then(|partial| partial.members.get_mut(place as usize)) {
+                    Some(member) => *member = Some((ip, rack)),
+                    None => self.violation(),
+                }
+                self.on_offer(nic, now);
+            }
             Note::Stop => self.end(Err(TakeError::Left(self.config.from))),
             Note::Start { round, first } => self.on_start(nic, round, first, now),
             _ => self.violation(),
         }
     }
 
-    fn on_offer(&mut self, nic: &mut Rnic, terms: Terms, now: Nanos) {
-        let same = self.terms.is_none_or(|before| {
-            (before.len, before.segment) == (terms.len, terms.segment) && before.round < terms.round
-        });
-        let right = terms.len > 0
-            && (1..=terms.segment).contains(&terms.block)
-            && usize::from(terms.name_len) == self.name.len()
-            && (2..=crate::Schedule::MAX_NODES).contains(&terms.members)
-            && algorithm(terms.algorithm, &[0, 0]).is_some();
-        if !same || !right {
-            return self.violation();
+    /// Part of a name: the first one begins another offer.
+    fn on_name(&mut self, at: usize, part: &[u8]) {
+        #[cfg(feature = "canary")]
+        if self.accepted && self.node.has_bug(crate::Bug::HalfName) {
+            return;
         }
-        // The group of the round before is over, whether or not this node has heard of it.
-        if let Some(before) = self.terms.replace(terms) {
-            _ = self.node.abandon_group(nic, before.round, now);
+        if at == 0 {
+            self.partial = Some(Partial::default());
         }
-        self.members = vec![None; terms.members as usize];
+        match self.partial.as_mut().filter(|partial| partial.terms.is_none() && partial.name.len() == at) {
+            Some(partial) => partial.name.extend_from_slice(part),
+            None => self.violation(),
+        }
     }
 
-    fn on_member(&mut self, nic: &mut Rnic, (round, place): (u32, u32), who: (IpAddr, u32), now: Nanos) {
-        let known = self.terms.is_some_and(|terms| terms.round == round);
-        let Some(member) = self.members.get_mut(place as usize).filter(|_| known) else {
-            return self.violation();
+    fn on_terms(&mut self, terms: Terms) {
+        let right = terms.len > 0
+            && terms.window > 0
+            && (1..=terms.segment).contains(&terms.block)
+            && (2..=crate::Schedule::MAX_NODES).contains(&terms.members)
+            && algorithm(terms.algorithm, &[0, 0]).is_some();
+        let named = |partial: &&mut Partial| {
+            partial.terms.is_none() && partial.name.len() == usize::from(terms.name_len)
         };
-        *member = Some(who);
-        if self.members.iter().all(Option::is_some) && self.stage != Stage::Over {
-            if core::str::from_utf8(&self.name).is_err() {
-                self.refuse(nic, Refusal::Name, now);
-            } else if self.accepted {
-                self.tell_have(nic, now);
-            } else {
-                self.stage = Stage::Offered;
+        match self.partial.as_mut().filter(named).filter(|_| right) {
+            Some(partial) => {
+                partial.terms = Some(terms);
+                partial.members = vec![None; terms.members as usize];
             }
+            None => self.violation(),
+        }
+    }
+
+    /// Takes an offer over when all of its notes have come. One of another round is of the same object.
+    fn on_offer(&mut self, nic: &mut Rnic, now: Nanos) {
+        let Some(offer) = self.partial.as_ref().and_then(Partial::complete) else { return };
+        self.partial = None;
+        if self.stage == Stage::Over {
+            return;
+        }
+        let terms = offer.terms;
+        if let Some(before) = &self.offer {
+            let object = |offer: &Complete| (offer.terms.len, offer.terms.segment, offer.name.clone());
+            if object(before) != object(&offer) || before.terms.round >= terms.round {
+                return self.violation();
+            }
+            // The group of the round before is over, whether or not this node has heard of it.
+            _ = self.node.abandon_group(nic, before.terms.round, now);
+        }
+        let is_name = core::str::from_utf8(&offer.name).is_ok();
+        self.offer = Some(offer);
+        let held = u64::from(terms.segment).saturating_mul(TakeConfig::segments_held(terms.window));
+        if !is_name {
+            self.refuse(nic, Refusal::Name, now);
+        } else if held > self.config.max_memory {
+            self.refuse(nic, Refusal::Memory, now);
+        } else if self.accepted {
+            self.tell_have(nic, now);
+        } else {
+            self.stage = Stage::Offered;
         }
     }
 
     fn tell_have(&mut self, nic: &mut Rnic, now: Nanos) {
-        let Some(terms) = self.terms else { return };
+        let Some(terms) = self.terms() else { return };
         self.stage = Stage::Ready(now + self.config.patience);
         for ip in core::mem::take(&mut self.lacks) {
             self.tell(nic, Note::Lacks { ip });
@@ -409,19 +517,24 @@ impl Take {
     }
 
     fn on_start(&mut self, nic: &mut Rnic, round: u32, first: u64, now: Nanos) {
-        let Some(terms) = self.terms.filter(|terms| terms.round == round && first <= self.received) else {
+        let offer = self.offer.as_ref().filter(|offer| offer.terms.round == round && first <= self.received);
+        let (Some(offer), Stage::Ready(_), Some(pd)) = (offer, self.stage, self.node.pd()) else {
             return self.violation();
         };
-        let (Stage::Ready(_), Some(pd)) = (self.stage, self.node.pd()) else { return self.violation() };
-        (self.stage, self.message, self.digest, self.moved) = (Stage::Receiving, first, None, now);
-        let (members, racks): (Vec<_>, Vec<_>) = self.members.iter().flatten().copied().unzip();
+        let (terms, through) = (offer.terms, offer.switch);
+        let (members, racks): (Vec<_>, Vec<_>) = offer.members.iter().copied().unzip();
         let Some(algorithm) = algorithm(terms.algorithm, &racks) else { return self.violation() };
-        let group = GroupConfig { algorithm, block_bytes: terms.block, ..GroupConfig::new(round, members) };
+        (self.stage, self.message, self.digest, self.moved) = (Stage::Receiving, first, None, now);
+        let group =
+            GroupConfig { algorithm, block_bytes: terms.block, through, ..GroupConfig::new(round, members) };
         let most = terms.segment.max(DIGEST as u32);
+        let room = TakeConfig::segments_held(terms.window);
         let shared = Arc::clone(&self.shared);
         let incoming = move |nic: &mut Rnic, len: u32| {
-            let bytes = (len <= most).then(|| vec![0; len as usize])?;
-            lock(&shared).buffers.give(nic, pd, bytes, Access::LOCAL_WRITE).ok()
+            let mut shared = lock(&shared);
+            // A root that waits for what is written, as it has to, does not come this far.
+            let bytes = (len <= most && shared.held() < room).then(|| vec![0; len as usize])?;
+            shared.buffers.give(nic, pd, bytes, Access::LOCAL_WRITE).ok()
         };
         let shared = Arc::clone(&self.shared);
         let complete = move |nic: &mut Rnic, memory: Memory, _: u32| {
@@ -438,3 +551,6 @@ impl Take {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -16,11 +16,16 @@ pub(super) fn agreement(config: &GroupConfig) -> u64 {
     add(&config.block_bytes.to_be_bytes());
     add(&config.ahead.to_be_bytes());
     add(&(config.members.len() as u32).to_be_bytes());
+    let octets = |ip: &IpAddr| match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) => ip.octets(),
+    };
     for member in &config.members {
-        match member {
-            IpAddr::V4(ip) => add(&ip.to_ipv6_mapped().octets()),
-            IpAddr::V6(ip) => add(&ip.octets()),
-        }
+        add(&octets(member));
+    }
+    if let Some(switch) = config.through.filter(|_| config.algorithm == Algorithm::InNetwork) {
+        add(&octets(&switch.address));
+        add(&switch.port.to_be_bytes());
     }
     if let Algorithm::Hybrid(racks) = &config.algorithm {
         for node in 0..racks.nodes() as u32 {
@@ -31,7 +36,7 @@ pub(super) fn agreement(config: &GroupConfig) -> u64 {
 }
 
 /// Looks at what a group is to be. This member's place in it
-pub(crate) fn check(config: &GroupConfig, own: IpAddr, has_switch: bool) -> Result<u32, CallError> {
+pub(crate) fn check(config: &GroupConfig, own: IpAddr) -> Result<u32, CallError> {
     let members = &config.members;
     Schedule::new(config.algorithm.clone(), members.len() as u32, 1)?;
     let mut seen = std::collections::BTreeSet::new();
@@ -50,7 +55,7 @@ pub(crate) fn check(config: &GroupConfig, own: IpAddr, has_switch: bool) -> Resu
         return Err(CallError::Ahead(config.ahead));
     }
     if config.algorithm == Algorithm::InNetwork {
-        if !has_switch {
+        if config.through.is_none() {
             return Err(CallError::NoSwitch);
         }
         if !(1..=0xffff).contains(&config.number) {

@@ -160,10 +160,12 @@ impl Node {
     pub(super) fn on_cm(&mut self, nic: &mut Rnic, event: &CmEvent, now: Nanos) {
         let conn = event.conn();
         if let CmEvent::Requested { request, .. } = event {
-            let asks = |switch: &crate::Through| switch.address == request.peer.remote;
-            let asked = self.config.through.filter(asks).and(through::asked_for(&request.private_data));
-            let joined = asked.and_then(|(root, number)| {
-                let group = self.groups.get_mut(&number).filter(|group| group.ip(0) == root)?;
+            let joined = through::asked_for(&request.private_data).and_then(|(root, number)| {
+                let of = |group: &&mut Group| {
+                    let switch = group.config.through.map(|switch| switch.address);
+                    group.ip(0) == root && switch == Some(request.peer.remote)
+                };
+                let group = self.groups.get_mut(&number).filter(of)?;
                 let resources = self.resources.as_mut()?;
                 through::join(group, nic, resources, &mut self.conns, conn, now)?;
                 self.due.insert(number);
@@ -250,7 +252,7 @@ impl Node {
         let (Some(resources), Some(group)) = (&mut self.resources, self.groups.get_mut(&number)) else {
             return;
         };
-        if let (Some(switch), Some(through)) = (self.config.through, &group.through)
+        if let (Some(switch), Some(through)) = (group.config.through, &group.through)
             && group.is_root()
             && through.lanes.is_empty()
             && group.is_created_by_all()

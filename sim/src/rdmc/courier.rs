@@ -41,6 +41,10 @@ pub enum Habit {
     Disk(Nanos),
     /// It writes so many segments, and then none.
     Stuck(u64),
+    /// Its disk takes so long to begin.
+    Begins(Nanos),
+    /// It has memory for so many bytes.
+    Small(u64),
     /// It is not there.
     Absent,
 }
@@ -65,12 +69,28 @@ pub struct Receiver {
     asked: u32,
     /// For [`Habit::Disk`]: a segment is being written until then
     busy: Option<Nanos>,
+    /// It begins until then, if something was offered
+    begins: Option<Nanos>,
+    begun: bool,
+    /// Segments that had come and were not written, at most
+    most_unwritten: u64,
 }
 
 impl Receiver {
     fn new(made_with: (Config, TakeConfig), habit: Habit) -> Self {
         let take = Box::new(Take::new(made_with.0.clone(), made_with.1.clone()));
-        Self { take, made_with, habit, written: Vec::new(), segments: 0, asked: 0, busy: None }
+        Self {
+            take,
+            made_with,
+            habit,
+            written: Vec::new(),
+            segments: 0,
+            asked: 0,
+            busy: None,
+            begins: None,
+            begun: false,
+            most_unwritten: 0,
+        }
     }
 
     /// Whether it writes a segment now.
@@ -85,13 +105,19 @@ impl Receiver {
 
     fn run(&mut self, nic: &mut Rnic, now: Nanos) {
         self.take.run(nic, now);
-        if self.take.offered().is_some() {
+        if self.take.offered().is_some() && self.begins.is_none() {
+            let takes = if let Habit::Begins(takes) = self.habit { takes } else { Nanos::ZERO };
+            self.begins = Some(now + takes);
+        }
+        if self.begins.is_some_and(|at| at <= now) && !self.begun {
+            self.begun = true;
             if self.habit == Habit::Full {
                 self.take.refuse(nic, Refusal::NoSpace, now);
             } else {
                 self.take.accept(nic, now);
             }
         }
+        self.most_unwritten = self.most_unwritten.max(self.take.unwritten());
         self.asked += 1;
         // What the disk had to do is done.
         if self.busy.take_if(|until| *until <= now).is_some() {
@@ -168,8 +194,8 @@ impl App for Courier {
         match self {
             Self::Root(root) => root.give.next_timer(),
             Self::Receiver(Receiver { habit: Habit::Absent, .. }) => None,
-            Self::Receiver(Receiver { take, busy, .. }) => {
-                [take.next_timer(), *busy].into_iter().flatten().min()
+            Self::Receiver(Receiver { take, busy, begins, begun, .. }) => {
+                [take.next_timer(), *busy, begins.filter(|_| !begun)].into_iter().flatten().min()
             }
         }
     }
@@ -205,6 +231,7 @@ impl Delivery {
             segment_bytes: 40_000,
             block_bytes: 3000,
             patience: Nanos::from_millis(300),
+            through: Some(setup.through()),
             ..GiveConfig::new(others, "an object".into(), len)
         };
         change(&mut give);
@@ -213,7 +240,8 @@ impl Delivery {
         let give = Box::new(Give::new(node_config(setup, 0), give)?);
         let root = Courier::Root(Root { give, read: 0, most: u64::MAX });
         let receiver = |(host, habit): (u16, &Habit)| {
-            let made_with = (node_config(setup, host), TakeConfig { from: ip(0), patience });
+            let max_memory = if let Habit::Small(bytes) = habit { *bytes } else { TakeConfig::MEMORY };
+            let made_with = (node_config(setup, host), TakeConfig { from: ip(0), patience, max_memory });
             Courier::Receiver(Receiver::new(made_with, *habit))
         };
         let all = core::iter::once(root).chain((1..).zip(receivers).map(receiver));
@@ -277,6 +305,14 @@ impl Delivery {
         match self.courier(host) {
             Courier::Receiver(receiver) => receiver.take.outcome(),
             Courier::Root(_) => None,
+        }
+    }
+
+    /// Segments that a receiver had and had not written, at most
+    pub fn most_unwritten(&self, host: u16) -> u64 {
+        match self.courier(host) {
+            Courier::Receiver(receiver) => receiver.most_unwritten,
+            Courier::Root(_) => 0,
         }
     }
 

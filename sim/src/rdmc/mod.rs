@@ -39,7 +39,7 @@ pub struct Setup {
     pub groups: usize,
     /// How long members have to come together
     pub create_timeout: Nanos,
-    /// Where hosts look for the switch that copies
+    /// Where roots look for the switch that copies
     pub copies_at: IpAddr,
     /// Hosts whose links are others than the rest's
     pub links: Vec<(u16, Link)>,
@@ -74,6 +74,11 @@ impl Default for Setup {
 }
 
 impl Setup {
+    /// The switch that copies
+    pub fn through(&self) -> Through {
+        Through { address: self.copies_at, port: SWITCH_PORT }
+    }
+
     /// The link of a host
     pub fn link(&self, host: u16) -> Link {
         self.links.iter().find(|(other, _)| *other == host).map_or(self.link, |(_, link)| *link)
@@ -100,7 +105,6 @@ pub fn node_config(setup: &Setup, host: u16) -> Config {
         probe_every: Nanos::from_millis(5),
         dead_after: Nanos::from_millis(30),
         attempt: Nanos::from_millis(2),
-        through: Some(Through { address: setup.copies_at, port: SWITCH_PORT }),
         seed: setup.seed ^ u64::from(host) << 20,
         #[cfg(feature = "canary")]
         bug: setup.bug,
@@ -152,7 +156,9 @@ fn switch(setup: &Setup) -> Controlled<Control> {
             queue_pairs: 256,
             max_replicas: 16,
             lists: [].into(),
+            limits: p4ce::Limits::default(),
             setup_timeout,
+            max_lag: p4ce::gather::MAX_LAG,
             seed: seed ^ 0x7377 ^ life << 32,
             first_psn: None,
         })
@@ -169,6 +175,7 @@ pub struct Cluster {
     pub hosts: Vec<NodeId>,
     /// The switch
     pub switch: NodeId,
+    through: Through,
 }
 
 impl Cluster {
@@ -184,7 +191,7 @@ impl Cluster {
         for (host, node) in (0..).zip(&hosts) {
             world.connect(*node, switch, setup.link(host));
         }
-        Self { world, hosts, switch }
+        Self { world, hosts, switch, through: setup.through() }
     }
 
     /// The application of a host
@@ -208,7 +215,8 @@ impl Cluster {
     /// # Errors
     /// What a member says to it.
     pub fn create(&mut self, config: &GroupConfig, hosts: &[u16]) -> Result<(), CallError> {
-        let config = GroupConfig { members: hosts.iter().map(|host| ip(*host)).collect(), ..config.clone() };
+        let members = hosts.iter().map(|host| ip(*host)).collect();
+        let config = GroupConfig { members, through: Some(self.through), ..config.clone() };
         for host in hosts {
             self.with(*host, |member, nic, now| member.create(nic, config.clone(), now))?;
         }

@@ -31,6 +31,9 @@ pub(crate) struct Args {
     /// The folder that it is put into
     #[arg(long, value_name = "DIR", default_value = ".")]
     into: PathBuf,
+    /// Memory for segments at most: about nine of the sender's, which has 16 MB in each if it is not told otherwise
+    #[arg(long, value_name = "MB", default_value_t = TakeConfig::MEMORY >> 20, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    memory_mb: u64,
     #[command(flatten)]
     on: On,
 }
@@ -279,7 +282,10 @@ impl Args {
         if own == self.from {
             return Err(Ended::Wrong(format!("{own} is this host's own address")));
         }
-        let take = Take::new(node(own, patience), TakeConfig { from: self.from, patience });
+        let take = Take::new(
+            node(own, patience),
+            TakeConfig { from: self.from, patience, max_memory: self.memory_mb << 20 },
+        );
         let shown = Shown::new();
         let ((disk, todo), (says, done)) = (unbounded(), unbounded());
         let into = self.into.clone();

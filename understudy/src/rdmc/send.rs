@@ -222,7 +222,8 @@ impl Args {
             eprintln!("{}", several(times, self.to.iter().all(IpAddr::is_ipv4)));
         }
         let through = self.switch.map(|at| Through { address: at.ip(), port: at.port() });
-        let node = ::rdmc::Config { through, ..node(own, config.patience) };
+        let config = GiveConfig { through, ..config };
+        let node = node(own, config.patience);
         let segment_bytes = config.segment_bytes.into();
         let give = Give::new(node, config).map_err(|error| Ended::Wrong(error.to_string()))?;
         let shown = Shown::new();
@@ -274,6 +275,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
             "stored": given.stored,
             "lost": lost.collect::<Vec<_>>(),
             "rounds": given.rounds,
+            "algorithm": given.algorithm.name(),
         });
         return print(&format!("{value}\n"), code);
     }
@@ -286,6 +288,9 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     );
     for (ip, why) in given.lost {
         _ = writeln!(text, "{ip} {why}");
+    }
+    if args.algorithm == Kind::InNetwork && given.algorithm != Algorithm::InNetwork {
+        _ = writeln!(text, "The switch did not copy: blocks went by the {}", given.algorithm.name());
     }
     print(&text, code)
 }

@@ -4,6 +4,7 @@ use crate::config::{CallError, GroupConfig, StartError};
 use crate::delivery::Lost;
 use crate::schedule::{Algorithm, ScheduleError};
 use core::net::IpAddr;
+use p4ce::consensus::Through;
 use switch::Nanos;
 
 /// What is to be delivered, and how.
@@ -22,6 +23,8 @@ pub struct GiveConfig {
     /// How blocks get around; with a switch that fails twice although no receiver does, the binomial pipeline takes its place. For the
     /// hybrid, this node is node 0, and receivers follow in their order
     pub algorithm: Algorithm,
+    /// The P4CE switch that copies, for [`Algorithm::InNetwork`]: receivers are told of it
+    pub through: Option<Through>,
     /// Segments that the slowest receiver has not written, at most
     pub window: u32,
     /// How long receivers have to answer, and to write what they have been given
@@ -39,6 +42,7 @@ impl GiveConfig {
             segment_bytes: block_bytes * 16,
             block_bytes,
             algorithm: Algorithm::Pipeline,
+            through: None,
             window: 4,
             patience: Nanos::from_secs(10),
         }
@@ -71,6 +75,9 @@ pub enum GiveError {
     /// A segment that has no block or too many, or a window without a segment
     #[error("a segment has 1 to {max} blocks, and one segment at least is under way", max = GroupConfig::MAX_BLOCKS)]
     Segment,
+    /// There is no switch that copies
+    #[error("blocks are to be copied by a switch, and no switch was named")]
+    NoSwitch,
     /// The racks are of other nodes
     #[error(transparent)]
     Racks(#[from] ScheduleError),
