@@ -10,24 +10,8 @@ fuzz_target!(|frame: &[u8]| {
     let Class::Roce(layout) = classify(frame) else { return };
     assert!(layout.end() <= frame.len() && layout.payload() <= layout.icrc());
     let packet = Packet::new(frame, layout);
-    _ = (
-        packet.ethernet(),
-        packet.tags(),
-        packet.src(),
-        packet.dst(),
-        packet.udp(),
-        packet.bth(),
-        packet.payload(),
-    );
-    _ = (
-        packet.reth(),
-        packet.aeth(),
-        packet.atomic(),
-        packet.atomic_ack(),
-        packet.deth(),
-        packet.immediate(),
-        packet.ieth(),
-    );
+    _ = (packet.ethernet(), packet.tags(), packet.src(), packet.dst(), packet.udp(), packet.bth(), packet.payload());
+    _ = (packet.reth(), packet.aeth(), packet.atomic(), packet.atomic_ack(), packet.deth(), packet.immediate(), packet.ieth());
     let (icrc, udp) = (packet.verify_icrc(), packet.verify_udp_checksum());
 
     let repr = Repr::parse(frame).expect("a packet has a value");
@@ -46,8 +30,5 @@ fuzz_target!(|frame: &[u8]| {
     _ = rewriter.set_remote_memory(0x1234_5678_9abc_def0, 0x4321);
     rewriter.finish();
     let rewritten = Packet::parse(&out).expect("still a packet, its IPv4 header checksum right");
-    assert_eq!(
-        (rewritten.layout(), rewritten.verify_icrc(), rewritten.verify_udp_checksum()),
-        (layout, icrc, udp)
-    );
+    assert_eq!((rewritten.layout(), rewritten.verify_icrc(), rewritten.verify_udp_checksum()), (layout, icrc, udp));
 });

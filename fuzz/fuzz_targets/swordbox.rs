@@ -147,18 +147,10 @@ struct Net {
 impl Net {
     fn new(how: u8) -> Self {
         let table = Table { rkey: None, range: WORDS..WORDS + 64, stride: 8, writable: how & 1 != 0 };
-        let server = Server {
-            tables: vec![table],
-            rd_atomic: 1 + (how >> 1 & 3),
-            ..Server::new([10, 0, 0, SERVER].into())
-        };
+        let server = Server { tables: vec![table], rd_atomic: 1 + (how >> 1 & 3), ..Server::new([10, 0, 0, SERVER].into()) };
         let function = Swordbox::new(Config {
             servers: vec![server],
-            layers: if how & 8 == 0 {
-                Layers::CAS_TO_WRITE
-            } else {
-                Layers { cas_to_write: false, ..Layers::CAS_TO_WRITE }
-            },
+            layers: if how & 8 == 0 { Layers::CAS_TO_WRITE } else { Layers { cas_to_write: false, ..Layers::CAS_TO_WRITE } },
             connections: 4,
             in_flight: 16,
             lines: 8,
@@ -210,10 +202,7 @@ impl Net {
             {
                 let (va, found) = (atomic.va.get(), found.original.get());
                 let held = self.memory.held.get(&va);
-                assert!(
-                    found == 0 || held.is_some_and(|held| held.contains(&found)),
-                    "{va:#x} never held {found}"
-                );
+                assert!(found == 0 || held.is_some_and(|held| held.contains(&found)), "{va:#x} never held {found}");
             }
         }
     }
@@ -235,10 +224,7 @@ impl Net {
         }
         let unique = u64::from(from) << 32 | u64::from(sent) + 1;
         let (opcode, behind) = match kind & 7 {
-            0..3 => (
-                Opcode::RC_COMPARE_SWAP,
-                atomic(word, unique, self.memory.words.get(&(WORDS + word * 8)).copied().unwrap_or(0)),
-            ),
+            0..3 => (Opcode::RC_COMPARE_SWAP, atomic(word, unique, self.memory.words.get(&(WORDS + word * 8)).copied().unwrap_or(0))),
             3 => (Opcode::RC_FETCH_ADD, atomic(word, 1, 0)),
             4 => (Opcode::RC_WRITE_ONLY, [reth(word, 8), unique.to_le_bytes().to_vec()].concat()),
             5 => (Opcode::RC_READ_REQUEST, reth(word, 8)),
@@ -287,10 +273,9 @@ fuzz_target!(|input: &[u8]| {
                 let syndrome = (more & 3) << 5;
                 let (frame, port) = match more >> 6 {
                     0 => (packet(3, 1, QPN + 1, Opcode::RC_ACKNOWLEDGE, psn, &[syndrome, 0, 0, 1]), 2),
-                    1 => (
-                        packet(SERVER, 1, QPN + 1, Opcode::RC_ACKNOWLEDGE, psn.add(5000), &[0x60, 0, 0, 1]),
-                        0,
-                    ),
+                    1 => {
+                        (packet(SERVER, 1, QPN + 1, Opcode::RC_ACKNOWLEDGE, psn.add(5000), &[0x60, 0, 0, 1]), 0)
+                    }
                     _ => (packet(3, SERVER, QPN + 1, Opcode::RC_COMPARE_SWAP, psn, &atomic(1, 0, 0)), 2),
                 };
                 net.put(&frame, port);
