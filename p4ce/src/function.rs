@@ -196,12 +196,12 @@ impl P4ce {
         let layout = match self.forward.admit(frame, port) {
             Ok(Some(layout)) => layout,
             // ARP, neighbour discovery, echo requests; malformed ones, which the control plane does not understand either
-            Ok(None) => return Verdict::Punt,
+            Ok(None) => return self.punt(frame.bytes(), port, now),
             Err(verdict) => return verdict,
         };
         let qpn = Packet::new(frame.bytes(), layout).bth().dest_qp();
         if qpn == Qpn::GSI {
-            return Verdict::Punt;
+            return self.punt(frame.bytes(), port, now);
         }
         let slot = self.slots[self.slot_of(qpn)];
         if slot.qpn != qpn.get() {
@@ -373,6 +373,18 @@ impl P4ce {
         }
     }
 
+    /// A frame is for the control plane. The bridge hears its sender too, so it knows of every station what the control plane
+    /// knows, or what is newer.
+    #[cold]
+    fn punt(&mut self, frame: &[u8], port: PortId, now: Nanos) -> Verdict {
+        if let Ok((ethernet, _)) = Ethernet::ref_from_prefix(frame)
+            && !ethernet.src.is_group()
+        {
+            self.forward.on_command(forward::Command::Learn(ethernet.src, port), now);
+        }
+        Verdict::Punt
+    }
+
     /// A packet of a leader's came from another port than before.
     #[cold]
     fn follow_leader(
@@ -406,7 +418,7 @@ impl P4ce {
         }
     }
 
-    /// A leader repeats a packet: a replica that has moved and only answers says so to nobody but the bridge.
+    /// A group was opened, or its leader repeats a packet: a replica that has moved may have been heard by the bridge alone.
     #[cold]
     fn find_replicas(forward: &Forward, counters: &Counters, config: &Config, group: &mut Group) {
         if !Self::stays_put(config) {
@@ -424,7 +436,7 @@ impl P4ce {
         config.bug == Some(crate::Bug::StaysPut)
     }
 
-    fn open(&mut self, group: Box<Group>, now: Nanos) {
+    fn open(&mut self, group: Box<Group>) {
         let config = group.config();
         let id = config.id;
         let qpns = config.replicas.iter().map(|replica| replica.peer.local_qp).zip(0..);
@@ -436,12 +448,10 @@ impl P4ce {
                 let at = self.slot_of(qpn);
                 self.slots[at] = Slot { qpn: qpn.get(), group: id.0, member };
             }
-            // The control plane has heard them since the bridge has.
-            let replicas = config.replicas.iter().map(|replica| &replica.peer);
-            for peer in replicas.chain([&config.leader]) {
-                self.forward.on_command(forward::Command::Learn(peer.mac, peer.port), now);
-            }
             self.counters.opened.add(1);
+            // One may have moved since the control plane has heard it.
+            let mut group = group;
+            Self::find_replicas(&self.forward, &self.counters, &self.config, &mut group);
             #[cfg(feature = "canary")]
             let group = {
                 let mut group = group;
@@ -539,7 +549,7 @@ impl Function for P4ce {
         let bytes = frame.bytes();
         match bytes.first_chunk::<6>() {
             Some(dst) if *dst == self.config.mac.0 => self.on_own(frame, port, now, out),
-            Some(dst) if dst[0] & 1 != 0 && self.asks_for_us(bytes) => Verdict::Punt,
+            Some(dst) if dst[0] & 1 != 0 && self.asks_for_us(bytes) => self.punt(bytes, port, now),
             _ => self.forward.on_frame(frame, port, now, out),
         }
     }
@@ -571,9 +581,9 @@ impl Function for P4ce {
         [self.forward.next_timer(), look].into_iter().flatten().min()
     }
 
-    fn on_command(&mut self, command: Command, now: Nanos) {
+    fn on_command(&mut self, command: Command, _now: Nanos) {
         match command {
-            Command::Open(group) => self.open(group, now),
+            Command::Open(group) => self.open(group),
             Command::Close(id) => self.close(id),
             Command::Exclude(id, member) => {
                 if let Some(group) = self.group_mut(id) {

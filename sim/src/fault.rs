@@ -18,6 +18,10 @@ pub enum Fault {
     Cut(Vec<LinkId>),
     /// They work again.
     Heal(Vec<LinkId>),
+    /// Two links of a switch change their places at its ports: the hosts behind them have moved.
+    Swap(LinkId, LinkId),
+    /// A host puts this frame on its first link.
+    Send(NodeId, Vec<u8>),
     /// A clock jumps by so many nanoseconds.
     ClockStep(NodeId, i64),
     /// A clock runs too fast by so many billionths from now on.

@@ -101,6 +101,16 @@ impl Net {
         }
     }
 
+    /// Swaps two links' places at the node at the second end of both. Frames on their way arrive at the new place.
+    pub(crate) fn swap(&mut self, [a, from_a]: [usize; 2], [b, from_b]: [usize; 2]) {
+        let (at_a, at_b) = (self.lanes[a].to, self.lanes[b].to);
+        for (lane, back, at) in [(a, from_a, at_b), (b, from_b, at_a)] {
+            self.lanes[lane].to = at;
+            self.lanes[back].from = at;
+            self.ports[at.0][at.1.index()] = back;
+        }
+    }
+
     pub(crate) fn add_node(&mut self) -> usize {
         self.ports.push(Vec::new());
         self.ports.len() - 1

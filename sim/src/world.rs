@@ -332,6 +332,13 @@ impl World {
             Fault::Resume(NodeId(node)) => self.resume(node),
             Fault::Cut(links) => self.count_cuts(&links, |cuts| cuts + 1),
             Fault::Heal(links) => self.count_cuts(&links, |cuts| cuts.saturating_sub(1)),
+            Fault::Swap(LinkId(a), LinkId(b)) => self.net.swap(self.links[a], self.links[b]),
+            Fault::Send(NodeId(node), frame) => {
+                if self.nodes[node].is == Is::Up {
+                    // A full queue loses it, as a link may.
+                    _ = self.net.send(node, PortId(0), frame);
+                }
+            }
             Fault::ClockStep(NodeId(node), by) => {
                 self.nodes[node].clock.step(now, by);
                 self.nodes[node].armed = None;

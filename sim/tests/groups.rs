@@ -4,17 +4,18 @@ mod environment;
 
 use core::net::IpAddr;
 use p4ce::wire::Refusal;
-use p4ce::{Control, ControlConfig, P4ce};
+use p4ce::{Control, ControlConfig, Limits, P4ce};
 use rnic::{Config, Interface, Rnic};
 use rocev2::Psn;
 use rocev2::ethernet::MacAddr;
+use sim::groups::audit::{AuditedControl, AuditedSwitch, SharedSeen};
 use sim::groups::{Answers, Groups, LeaderApp, Outcome, ReplicaApp, SharedGroups};
 use sim::{Clock, Controlled, Fault, Host, Link, NodeId, World};
 use std::sync::Arc;
 use switch::forward::Config as ForwardConfig;
 use switch::{Chance, Nanos, Share};
 
-const LIMIT: Nanos = Nanos::from_secs(300);
+const LIMIT: Nanos = Nanos::from_secs(100);
 
 /// How the switch is made
 #[derive(Clone, Copy)]
@@ -25,6 +26,11 @@ struct Setup {
     silent_after: Nanos,
     patience: Nanos,
     first_psn: Option<Psn>,
+    /// NAKs to leaders that are lost
+    lose_naks: Share,
+    max_lag: u32,
+    /// Groups that a host asks for which takes no heed of limits; 0 if there is no such host
+    hostile: u32,
     #[cfg(feature = "canary")]
     bug: Option<p4ce::Bug>,
 }
@@ -36,9 +42,15 @@ const SETUP: Setup = Setup {
     silent_after: Nanos::ZERO,
     patience: Nanos::from_secs(60),
     first_psn: None,
+    lose_naks: Share::NEVER,
+    max_lag: p4ce::gather::MAX_LAG,
+    hostile: 0,
     #[cfg(feature = "canary")]
     bug: None,
 };
+
+/// Requests that a leader may make in a second, and groups that it may have
+const PER_LEADER: usize = 4;
 
 struct Net {
     world: World,
@@ -46,6 +58,9 @@ struct Net {
     replicas: Vec<NodeId>,
     switch: NodeId,
     shared: Arc<SharedGroups>,
+    seen: SharedSeen,
+    /// Groups of leaders, without those of the hostile host
+    sound: usize,
 }
 
 fn ip(v6: bool, n: u8) -> IpAddr {
@@ -77,6 +92,10 @@ impl Net {
         let mut world = World::new(seed);
         let shared = Arc::new(SharedGroups::default());
         let own = ip(v6, 254);
+        let seen = SharedSeen::default();
+        // The hostile host is the last leader.
+        let sound = usize::from(leaders) * groups.groups as usize;
+        let leaders = leaders + u8::from(setup.hostile > 0);
         let forward = ForwardConfig::bridge(u16::from(leaders + replicas), 64);
         let config = p4ce::Config {
             forward,
@@ -90,26 +109,29 @@ impl Net {
         };
         let addresses: Vec<IpAddr> = (1..=replicas).map(|n| ip(v6, n)).collect();
         let list = addresses.clone();
+        let (watched, told) = (Arc::clone(&seen), Arc::clone(&seen));
+        let limited =
+            Limits { requests_per_leader: PER_LEADER, groups_per_leader: PER_LEADER, ..Limits::default() };
+        let limits = if setup.hostile > 0 { limited } else { Limits::default() };
         let control = move |life| {
-            Control::new(ControlConfig {
+            let control = Control::new(ControlConfig {
                 interface: Interface::new(mac(254), own, prefix(v6)),
                 port: sim::groups::SWITCH_PORT,
                 groups: setup.groups,
                 queue_pairs: setup.queue_pairs,
                 max_replicas: setup.max_replicas,
                 lists: [(sim::groups::LIST, list.clone())].into(),
-                limits: p4ce::Limits::default(),
+                limits: limits.clone(),
                 setup_timeout: setup.patience,
-                max_lag: p4ce::gather::MAX_LAG,
+                max_lag: setup.max_lag,
                 seed: seed ^ life << 32,
                 first_psn: setup.first_psn,
-            })
+            });
+            AuditedControl::new(control, Arc::clone(&watched))
         };
-        let switch = world.add(
-            "switch",
-            Controlled::new(move || P4ce::new(config.clone()), control),
-            Clock::default(),
-        );
+        let function =
+            move || AuditedSwitch::new(P4ce::new(config.clone()), seed, setup.lose_naks, Arc::clone(&told));
+        let switch = world.add("switch", Controlled::new(function, control), Clock::default());
         let nic = |n: u8| {
             let mut config = Config::new(Interface::new(mac(n), ip(v6, n), prefix(v6)));
             config.seed = seed ^ u64::from(n);
@@ -124,14 +146,17 @@ impl Net {
             .collect();
         let leaders: Vec<_> = (101..101 + leaders)
             .map(|n| {
-                let app = sim::groups::leader(groups, seed, ip(v6, n), own, &addresses, &shared);
+                let is_hostile = setup.hostile > 0 && n == 100 + leaders;
+                let count = if is_hostile { setup.hostile } else { groups.groups };
+                let groups = Groups { groups: count, ..groups.clone() };
+                let app = sim::groups::leader(&groups, seed, ip(v6, n), own, &addresses, &shared);
                 world.add(&format!("leader {n}"), Host::new(nic(n), app), Clock::default())
             })
             .collect();
         for node in leaders.iter().chain(&replicas) {
             world.connect(*node, switch, link);
         }
-        Self { world, leaders, replicas, switch, shared }
+        Self { world, leaders, replicas, switch, shared, seen, sound }
     }
 
     /// Runs to the end; what is wrong.
@@ -160,6 +185,9 @@ impl Net {
     }
 
     fn check(&mut self) -> Result<(), String> {
+        if let Some(wrong) = self.seen.lock().unwrap().wrong.clone() {
+            return Err(wrong);
+        }
         for replica in &self.replicas {
             if let Some(wrong) = self.world.node::<Host<ReplicaApp>>(*replica).app.wrong() {
                 return Err(wrong.to_owned());
@@ -184,7 +212,51 @@ impl Net {
     }
 
     fn control(&self) -> &Control {
-        &self.world.node::<Controlled<Control>>(self.switch).control
+        &self.world.node::<Controlled<AuditedControl>>(self.switch).control.control
+    }
+
+    fn counted(&self) -> Arc<p4ce::Counters> {
+        self.world.node::<Controlled<AuditedControl>>(self.switch).switch.function.function().counters()
+    }
+
+    /// Says which sound leader's group is not done, and whether the hostile host had replicas asked more often than it may.
+    fn check_outcomes(&self) -> Result<(), String> {
+        let outcomes = self.outcomes();
+        let (sound, hostile) = outcomes.split_at(self.sound);
+        if let Some(outcome) = sound.iter().find(|outcome| **outcome != Outcome::Done) {
+            return Err(format!("{outcome:?}"));
+        }
+        let may =
+            |outcome: &&Outcome| !matches!(outcome, Outcome::Done | Outcome::Refused(Some(Refusal::Busy)));
+        if let Some(outcome) = hostile.iter().find(may) {
+            return Err(format!("of the hostile host: {outcome:?}"));
+        }
+        let seconds = self.world.now().0 as usize / 1_000_000_000 + 1;
+        let most = self.replicas.len() * (self.sound + PER_LEADER * seconds);
+        let asked = self.seen.lock().unwrap().asked.len();
+        if !hostile.is_empty() && asked > most {
+            return Err(format!("replicas were asked {asked} times, {most} are allowed"));
+        }
+        Ok(())
+    }
+
+    /// Two hosts change their places at the switch, and say so.
+    fn swap(&mut self, at: Nanos, a: usize, b: usize) {
+        let links: Vec<_> = self.world.links().collect();
+        self.world.schedule(at, Fault::Swap(links[a], links[b]));
+        for host in [a, b] {
+            let node = self.world.ends(links[host])[0];
+            let n = if host < self.leaders.len() { 101 + host } else { 1 + host - self.leaders.len() };
+            // A gratuitous ARP, several times, as it may be lost
+            let mut frame = [MacAddr::BROADCAST.0, mac(n as u8).0].concat();
+            frame.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
+            frame.extend([&mac(n as u8).0[..], &[10, 0, 0, n as u8], &[0; 6], &[10, 0, 0, n as u8]].concat());
+            frame.resize(60, 0);
+            for later in 1..=8 {
+                let at = at + Nanos::from_micros(100 * later);
+                self.world.schedule(at, Fault::Send(node, frame.clone()));
+            }
+        }
     }
 
     fn counters(&self) -> p4ce::ControlCounters {
@@ -198,7 +270,7 @@ fn a_leader_writes_once_and_all_replicas_have_it() {
         let mut net = Net::new(1, v6, &Groups::default(), 1, 3, Link::default());
         net.run().unwrap();
         assert_eq!(net.outcomes(), [Outcome::Done]);
-        let counters = net.world.node::<Controlled<Control>>(net.switch).switch.function.counters();
+        let counters = net.counted();
         let requests = counters.requests.get();
         assert_eq!(counters.copies.get(), 3 * requests);
         assert!(counters.acks.get() <= requests, "one for each that asks, at most");
@@ -240,11 +312,57 @@ fn on_a_bad_wire(setup: Setup, seed: u64) -> Result<(), String> {
     // Often just before the end of all PSNs, where things break
     let near = Psn::new(0u32.wrapping_sub(chance.between(1, 64) as u32));
     let setup = Setup { first_psn: (chance.below(2) == 0).then_some(near), ..setup };
-    let mut net = Net::with(setup, seed, chance.below(2) == 0, &groups, leaders, replicas, link);
+    let v6 = chance.below(2) == 0;
+    let setup = Setup {
+        // NAKs that leaders do not hear, and so do not come back for
+        lose_naks: if chance.below(3) == 0 { Share::new(0.5).unwrap() } else { Share::NEVER },
+        hostile: if chance.below(4) == 0 { chance.between(10, 30) as u32 } else { 0 },
+        queue_pairs: 128,
+        ..setup
+    };
+    let mut net = Net::with(setup, seed, v6, &groups, leaders, replicas, link);
+    if chance.below(3) == 0 {
+        let hosts = net.leaders.len() + net.replicas.len();
+        for _ in 0..chance.between(1, 3) {
+            let (a, b) = (chance.below(hosts as u64) as usize, chance.below(hosts as u64) as usize);
+            if a != b {
+                net.swap(Nanos::from_micros(chance.between(1, 3000)), a, b);
+            }
+        }
+    }
     net.run()?;
-    match net.outcomes().into_iter().find(|outcome| *outcome != Outcome::Done) {
-        None => Ok(()),
-        Some(outcome) => Err(format!("{outcome:?}")),
+    net.check_outcomes()
+}
+
+/// Replicas that fall behind a quorum are dropped: they are written to no more, and the control plane hears of it.
+fn far_behind(setup: Setup, seed: u64) -> Result<(), String> {
+    let mut chance = Chance::stream(seed, 0x6c61_6721);
+    let link = bad(&mut chance, 0.05);
+    let replicas = chance.between(2, 5) as u8;
+    let groups = Groups {
+        operations: chance.between(50, 150) as u32,
+        quorum: chance.between(1, u64::from(replicas) - 1) as u8,
+        outvote: true,
+        messages: 0,
+        retry_count: 5,
+        ..Groups::default()
+    };
+    let setup = Setup { max_lag: chance.between(1, 40) as u32, ..setup };
+    let mut net = Net::with(setup, seed, false, &groups, 1, replicas, link);
+    net.run()?;
+    net.world.run_until(net.world.now() + Nanos::from_millis(1));
+    net.check()?;
+    let dropped = net.counted().excluded.get();
+    if net.counters().excluded < dropped {
+        return Err(format!("{dropped} replicas were dropped, and {} reported", net.counters().excluded));
+    }
+    Ok(())
+}
+
+#[test]
+fn replicas_far_behind_are_dropped_and_reported() {
+    for seed in environment::seeds(300) {
+        far_behind(SETUP, seed).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
     }
 }
 
@@ -261,7 +379,8 @@ fn planted_bugs_are_found() {
     for bug in p4ce::Bug::ALL {
         let found = (1..=1000).find_map(|seed| {
             let setup = Setup { bug: Some(bug), ..SETUP };
-            on_a_bad_wire(setup, seed).err().map(|wrong| (seed, wrong))
+            let wrong = on_a_bad_wire(setup, seed).and_then(|()| far_behind(setup, seed)).err()?;
+            Some((seed, wrong))
         });
         let (seed, wrong) = found.unwrap_or_else(|| panic!("{bug:?} was not found"));
         println!("{bug:?}: seed {seed}: {wrong}");

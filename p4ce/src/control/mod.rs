@@ -199,7 +199,7 @@ impl switch::Control for Control {
     type Function = P4ce;
 
     fn on_punt(&mut self, frame: &[u8], port: PortId, now: Nanos) {
-        self.stations.hear(frame, port);
+        self.stations.hear(frame, port, now);
         self.endpoint.on_frame(frame, now);
         self.follow(now);
     }
@@ -232,6 +232,6 @@ impl switch::Control for Control {
     }
 
     fn poll_transmit(&mut self, now: Nanos, frame: &mut Vec<u8>) -> Option<Egress> {
-        self.endpoint.poll_transmit(now, frame).then(|| self.stations.egress(frame))
+        self.endpoint.poll_transmit(now, frame).then(|| self.stations.egress(frame, now))
     }
 }

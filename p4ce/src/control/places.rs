@@ -2,11 +2,14 @@
 
 use rocev2::ethernet::{Ethernet, MacAddr};
 use std::collections::{BTreeMap, VecDeque};
-use switch::{Egress, PortId};
+use switch::{Egress, Nanos, PortId};
 use zerocopy::FromBytes;
 
 /// Stations that are remembered at most
 const MAX_STATIONS: usize = 65_536;
+/// How long a station is known to be at the port where it was heard: a frame for one not heard since goes to all ports, in case
+/// it has moved. Shorter than the communication manager waits before it repeats a message.
+const KNOWN_FOR: Nanos = Nanos::from_secs(2);
 /// Queue pair numbers below this are not given: 0 and 1 have a meaning, and the rest of the first ones is kept.
 const FIRST: u32 = 16;
 
@@ -50,27 +53,28 @@ impl Places {
 /// Where stations were heard last.
 #[derive(Debug, Default)]
 pub(super) struct Stations {
-    ports: BTreeMap<[u8; 6], PortId>,
+    ports: BTreeMap<[u8; 6], (PortId, Nanos)>,
 }
 
 impl Stations {
     /// A frame came in.
-    pub(super) fn hear(&mut self, frame: &[u8], port: PortId) {
+    pub(super) fn hear(&mut self, frame: &[u8], port: PortId, now: Nanos) {
         let Ok((ethernet, _)) = Ethernet::ref_from_prefix(frame) else { return };
         let known = self.ports.contains_key(&ethernet.src.0);
         if !ethernet.src.is_group() && (known || self.ports.len() < MAX_STATIONS) {
-            self.ports.insert(ethernet.src.0, port);
+            self.ports.insert(ethernet.src.0, (port, now));
         }
     }
 
     pub(super) fn port_of(&self, mac: MacAddr) -> Option<PortId> {
-        self.ports.get(&mac.0).copied()
+        self.ports.get(&mac.0).map(|(port, _)| *port)
     }
 
     /// Where a frame has to go.
-    pub(super) fn egress(&self, frame: &[u8]) -> Egress {
-        let port = frame.first_chunk().and_then(|dst| self.port_of(MacAddr(*dst)));
-        port.map_or(Egress::All, Egress::Port)
+    pub(super) fn egress(&self, frame: &[u8], now: Nanos) -> Egress {
+        let known = frame.first_chunk().and_then(|dst| self.ports.get::<[u8; 6]>(dst));
+        let lately = known.filter(|(_, heard)| now.since(*heard) < KNOWN_FOR);
+        lately.map_or(Egress::All, |(port, _)| Egress::Port(*port))
     }
 }
 

@@ -5,6 +5,7 @@
 //! * no byte of a replica's memory is ever anything but what its leader wrote there, or nothing;
 //! * messages come to each replica in order, each at most once.
 
+pub mod audit;
 mod leader;
 mod replica;
 
