@@ -44,6 +44,16 @@ const IDLE: &str = "[runtime]\nidle = \"sleep\"\n";
 
 impl Rack {
     fn new(hosts: u32) -> Self {
+        Self::at(hosts, "[forward]\nmac_table = {}\n")
+    }
+
+    /// Hosts at a P4CE switch, with these lines in its table
+    fn at_switch(hosts: u32, lines: &str) -> Self {
+        let switch = "[p4ce]\nmac = \"02:00:00:00:00:fe\"\naddresses = [\"10.0.0.254/24\"]\n";
+        Self::at(hosts, &[switch, lines, "\n"].concat())
+    }
+
+    fn at(hosts: u32, function: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let port = |id: u32| {
             format!(
@@ -52,16 +62,21 @@ impl Rack {
         };
         let ports: String = (1..=hosts).map(port).collect();
         let path = folder.path().join("bridge.toml");
-        std::fs::write(&path, format!("{IDLE}{ports}[forward]\nmac_table = {{}}\n")).unwrap();
+        std::fs::write(&path, format!("{IDLE}{ports}{function}")).unwrap();
         let bridge = Machine::start(&["run", path.to_str().unwrap(), "--json"]);
         Self { folder, bridge }
     }
 
-    /// Ends the bridge: bytes that each host has sent, by its number
-    fn sent(self) -> Vec<u64> {
+    /// Ends the bridge, which reports
+    fn interrupt(self) -> (bool, String, String) {
         let pid = self.bridge.0.id().to_string();
         assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
-        let (_, report, said) = self.bridge.end();
+        self.bridge.end()
+    }
+
+    /// Ends the bridge: bytes that each host has sent, by its number
+    fn sent(self) -> Vec<u64> {
+        let (_, report, said) = self.interrupt();
         let report: Value = serde_json::from_str(&report).unwrap_or_else(|_| panic!("{report}\n{said}"));
         let ports = report["ports"].as_array().unwrap().iter();
         core::iter::once(0).chain(ports.map(|port| port["rx_bytes"].as_u64().unwrap())).collect()
@@ -191,6 +206,109 @@ fn a_file_crosses_between_racks_once() {
     assert!(sent[1] > 2 * whole, "to the other rack, and in its own: {sent:?}");
 }
 
+/// Hosts 1 to 4 at a P4CE switch, which copies what host 1 sends: the object leaves it once, and receivers send acknowledgements alone.
+#[test]
+fn a_switch_copies_a_file_to_all() {
+    let rack = Rack::at_switch(4, "");
+    let (file, bytes) = rack.file(3_000_001);
+    let receivers: Vec<Machine> = (2..=4).map(|id| rack.receive(id)).collect();
+    let how = ["--algorithm", "in-network", "--switch", "10.0.0.254:18515"];
+    let (well, report, said) = rack.send_by(&file, &[2, 3, 4], &how).end();
+    assert!(well, "{report}\n{said}");
+    let report: Value = serde_json::from_str(&report).unwrap();
+    assert_eq!(report["stored"].as_array().unwrap().len(), 3, "{report}");
+    assert_eq!((&report["algorithm"], &report["rounds"]), (&"in-network".into(), &1.into()), "{report}");
+    for (id, receiver) in (2..).zip(receivers) {
+        let (well, text, said) = receiver.end();
+        assert!(well && text.contains(report["sha256"].as_str().unwrap()), "{text}\n{said}");
+        assert!(std::fs::read(rack.inbox(id).join("the object")).unwrap() == bytes, "host {id}");
+    }
+    let (sent, whole) = (rack.sent(), bytes.len() as u64);
+    assert!(sent[1] > whole && sent[2..].iter().all(|sent| *sent < whole / 10), "{sent:?}");
+}
+
+/// The switch makes no groups for this sender: it goes on by the pipeline, with all receivers.
+#[test]
+fn a_switch_that_does_not_copy_is_done_without() {
+    let rack = Rack::at_switch(3, "leaders = [\"10.0.0.9/32\"]");
+    let (file, bytes) = rack.file(300_001);
+    let receivers: Vec<Machine> = (2..=3).map(|id| rack.receive(id)).collect();
+    let how = ["--algorithm", "in-network", "--switch", "10.0.0.254:18515"];
+    let (well, report, said) = rack.send_by(&file, &[2, 3], &how).end();
+    assert!(well, "{report}\n{said}");
+    let report: Value = serde_json::from_str(&report).unwrap();
+    assert_eq!(report["algorithm"], "pipeline", "{report}");
+    for (id, receiver) in (2..).zip(receivers) {
+        let (well, text, said) = receiver.end();
+        assert!(well, "{text}\n{said}");
+        assert!(std::fs::read(rack.inbox(id).join("the object")).unwrap() == bytes, "host {id}");
+    }
+    let (_, report, _) = rack.interrupt();
+    let report: Value = serde_json::from_str(&report).unwrap();
+    assert_eq!((&report["p4ce"]["opened"], &report["p4ce"]["limited"]), (&0.into(), &2.into()), "{report}");
+}
+
+/// A file that grows while it is sent is a mixture: the sender says so, and no receiver keeps it.
+#[test]
+fn a_file_that_changes_while_it_is_sent_is_not_kept() {
+    let rack = Rack::new(2);
+    let (file, _) = rack.file(100_000_000);
+    let receiver = rack.receive(2);
+    let sender = rack.send(&file, &[2]);
+    let into = rack.inbox(2);
+    assert!(has_begun(&into), "nothing comes");
+    {
+        use std::os::unix::fs::FileExt as _;
+        let file = std::fs::File::options().write(true).open(&file).unwrap();
+        file.write_all_at(b"another beginning", 0).unwrap();
+    }
+    let (well, report, said) = sender.end();
+    assert!(!well && said.replace("\n", " ").contains("was changed or replaced"), "{report}\n{said}");
+    let (well, text, said) = receiver.end();
+    assert!(!well, "{text}\n{said}");
+    assert!(entries(&into).is_empty(), "{:?}", entries(&into));
+}
+
+/// The sender's segments need more memory than the receiver has for them.
+#[test]
+fn a_receiver_without_memory_for_segments_says_so() {
+    let rack = Rack::new(2);
+    let (file, _) = rack.file(3_000_001);
+    let (into, host) = (rack.inbox(2), rack.host(2));
+    let into = into.to_str().unwrap();
+    let receiver = Machine::start(&[
+        "rdmc",
+        "receive",
+        "--from",
+        "10.0.0.1",
+        "--into",
+        into,
+        "--on",
+        &host,
+        "--memory-mb",
+        "1",
+    ]);
+    let (well, _, said) = rack.send(&file, &[2]).end();
+    assert!(!well && said.contains("it has no memory for segments of this size"), "{said}");
+    let (well, _, said) = receiver.end();
+    assert!(!well && said.contains("it has no memory for segments of this size"), "{said}");
+    assert!(entries(&rack.inbox(2)).is_empty());
+}
+
+/// Whether part of a file comes into a folder.
+fn has_begun(into: &Path) -> bool {
+    let part = |entry: std::io::Result<std::fs::DirEntry>| {
+        entry.unwrap().metadata().is_ok_and(|about| about.len() > 0)
+    };
+    (0..4000).any(|_| {
+        let begun = std::fs::read_dir(into).unwrap().any(part);
+        if !begun {
+            sleep(Duration::from_millis(10));
+        }
+        begun
+    })
+}
+
 #[test]
 fn the_others_get_it_when_one_is_killed() {
     let rack = Rack::new(4);
@@ -198,19 +316,7 @@ fn the_others_get_it_when_one_is_killed() {
     let mut receivers: Vec<Machine> = (2..=4).map(|id| rack.receive(id)).collect();
     let sender = rack.send(&file, &[2, 3, 4]);
     let into = rack.inbox(3);
-    let has_begun = || {
-        let part = |entry: std::io::Result<std::fs::DirEntry>| {
-            entry.unwrap().metadata().is_ok_and(|about| about.len() > 0)
-        };
-        std::fs::read_dir(&into).unwrap().any(part)
-    };
-    for _ in 0..4000 {
-        if has_begun() {
-            break;
-        }
-        sleep(Duration::from_millis(10));
-    }
-    assert!(has_begun(), "nothing comes");
+    assert!(has_begun(&into), "nothing comes");
     drop(receivers.remove(1));
     let (well, report, said) = sender.end();
     let report: Value = serde_json::from_str(&report).unwrap_or_else(|_| panic!("{report}\n{said}"));
@@ -222,6 +328,13 @@ fn the_others_get_it_when_one_is_killed() {
         assert!(std::fs::read(rack.inbox(id).join("the object")).unwrap() == bytes, "host {id}");
     }
     assert!(!into.join("the object").exists(), "half of it would have the name of the whole");
+    // What it has left is removed by the next receiver.
+    assert_eq!(entries(&into).len(), 1, "{:?}", entries(&into));
+    let receiver = rack.receive(3);
+    let (well, report, said) = rack.send(&file, &[3]).end();
+    assert!(well, "{report}\n{said}");
+    assert!(receiver.end().0);
+    assert_eq!(entries(&into), ["the object"]);
 }
 
 /// One is stopped by its user: it tells the sender, and nobody waits for it.

@@ -1,6 +1,7 @@
 //! `understudy rdmc`: objects to many hosts.
 
 mod carry;
+mod part;
 mod receive;
 mod schedule;
 mod send;

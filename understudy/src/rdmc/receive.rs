@@ -1,6 +1,7 @@
 //! `understudy rdmc receive`: a file from `understudy rdmc send`.
 
 use super::carry::{Ended, On, Pace, Shown, carry, failed, node};
+use super::part::Part;
 use super::send::hex;
 use crate::output::print;
 use ::rdmc::delivery::{DIGEST, Offer, Refusal, Take, TakeConfig, TakeError};
@@ -9,15 +10,13 @@ use core::sync::atomic::Ordering;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use rnic::{App, Rnic};
 use sha2::{Digest as _, Sha256};
-use std::fs::{File, Permissions};
-use std::io::{Error, ErrorKind, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
+use std::fs::File;
+use std::io::{Error, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread;
 use switch::Nanos;
-use tempfile::NamedTempFile;
 
 /// Receive a file from a host that runs `understudy rdmc send`
 ///
@@ -176,8 +175,8 @@ fn name_of(offer: &Offer) -> Option<&str> {
 const SYNC: u64 = 16 << 20;
 
 /// The file while it is written.
-struct Part {
-    file: NamedTempFile,
+struct Incomplete {
+    part: Part,
     path: PathBuf,
     hash: Sha256,
     len: u64,
@@ -185,21 +184,21 @@ struct Part {
     unsynced: u64,
 }
 
-impl Part {
+impl Incomplete {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<()> {
-        self.file.write_all(bytes)?;
+        self.part.write_all(bytes)?;
         self.hash.update(bytes);
         self.len += bytes.len() as u64;
         self.unsynced += bytes.len() as u64;
         if self.unsynced >= SYNC {
-            self.file.as_file().sync_data()?;
+            self.part.file()?.sync_data()?;
             self.unsynced = 0;
         }
         Ok(())
     }
 }
 
-fn begin(into: &Path, offer: &Offer) -> Result<Part, (Refusal, String)> {
+fn begin(into: &Path, offer: &Offer) -> Result<Incomplete, (Refusal, String)> {
     let Some(name) = name_of(offer) else {
         return Err((Refusal::Name, format!("{:?} is no name of a file", offer.name)));
     };
@@ -209,22 +208,20 @@ fn begin(into: &Path, offer: &Offer) -> Result<Part, (Refusal, String)> {
         return Err((Refusal::Exists, format!("{shown} exists already")));
     }
     let cannot = |error: std::io::Error| (Refusal::Write, format!("{}: {error}", into.display()));
-    // As any other new file: the umask takes its part.
-    let mode = Permissions::from_mode(0o666);
-    let file = tempfile::Builder::new().prefix(".").suffix(".part").permissions(mode).tempfile_in(into);
-    let file = file.map_err(cannot)?;
-    let space = rustix::fs::fstatvfs(&file).map_err(|error| cannot(error.into()))?;
+    let part = Part::create(into).map_err(cannot)?;
+    let file = part.file().map_err(cannot)?;
+    let space = rustix::fs::fstatvfs(file).map_err(|error| cannot(error.into()))?;
     let free = space.f_bavail.saturating_mul(space.f_frsize);
     if free < offer.len {
         let what = format!("{} has {free} bytes left, the file has {}", into.display(), offer.len);
         return Err((Refusal::NoSpace, what));
     }
-    Ok(Part { file, path, hash: Sha256::new(), len: 0, unsynced: 0 })
+    Ok(Incomplete { part, path, hash: Sha256::new(), len: 0, unsynced: 0 })
 }
 
 /// Writes what has come. What is left of a file that is not complete goes with this.
 fn writer(into: &Path, todo: &Receiver<ToDisk>, done: &Sender<Done>) {
-    let mut part: Option<Part> = None;
+    let mut part: Option<Incomplete> = None;
     for one in todo {
         let answer = match (one, &mut part) {
             (ToDisk::Begin(offer), _) => match begin(into, &offer) {
@@ -250,17 +247,17 @@ fn writer(into: &Path, todo: &Receiver<ToDisk>, done: &Sender<Done>) {
 }
 
 /// Gives the file its name if it is what was sent.
-fn store(part: Part, digest: [u8; DIGEST]) -> Done {
-    let Part { file, path, hash, len, .. } = part;
+fn store(incomplete: Incomplete, digest: [u8; DIGEST]) -> Done {
+    let Incomplete { part, path, hash, len, .. } = incomplete;
     if <[u8; DIGEST]>::from(hash.finalize()) != digest {
         return Done::Differs;
     }
-    let synced = file.as_file().sync_all();
+    let synced = part.file().and_then(File::sync_all);
     // Nothing is pushed aside that has come there meanwhile.
-    let named = synced.and_then(|()| file.persist_noclobber(&path).map_err(|error| error.error));
+    let named = synced.and_then(|()| part.name(&path));
     // The name is in the folder.
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    match named.and_then(|_| File::open(folder)?.sync_all()) {
+    match named.and_then(|()| File::open(folder)?.sync_all()) {
         Ok(()) => Done::Stored(path, len),
         Err(error) => not_written(&path, &error),
     }
@@ -328,6 +325,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt as _;
 
     fn offer(name: &str, len: u64) -> Offer {
         Offer { name: name.into(), len, segment_bytes: 4 }

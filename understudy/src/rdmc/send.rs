@@ -11,14 +11,16 @@ use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::Ordering;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use rnic::{App, Rnic};
+use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
-use std::fs::File;
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::fs::{File, Metadata};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 use switch::Nanos;
 
 /// Send a file to many hosts at once, which run `understudy rdmc receive`
@@ -141,12 +143,78 @@ impl App for Giver {
     }
 }
 
+/// A state of a file: where its bytes lie, how many there are, and when it was last changed. Equal as long as nobody writes to it,
+/// but for what is written through a mapping and has not reached the file's times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Version {
+    inode: (u64, u64),
+    len: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Version {
+    fn of(about: &Metadata) -> Self {
+        Self {
+            inode: (about.dev(), about.ino()),
+            len: about.len(),
+            modified: (about.mtime(), about.mtime_nsec()),
+            changed: (about.ctime(), about.ctime_nsec()),
+        }
+    }
+
+    /// Returns the state of a file from which any later change differs. The kernel's clock for times of files stands still for
+    /// up to 10 ms, so a file that was changed just now is waited for until the clock has moved on; not for longer than a tenth
+    /// of a second, as times of a file server are another clock's.
+    fn settled(file: &File) -> std::io::Result<Self> {
+        let mut attempts = 100;
+        loop {
+            let clock = clock_gettime(ClockId::RealtimeCoarse);
+            let version = Self::of(&file.metadata()?);
+            attempts -= 1;
+            if version.changed < (clock.tv_sec, clock.tv_nsec) || attempts == 0 {
+                return Ok(version);
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// The file that is sent
+struct Source {
+    file: File,
+    path: PathBuf,
+    version: Version,
+}
+
+impl Source {
+    /// Says what is wrong if what has been read is not one state of the file.
+    fn check(&self) -> Result<(), String> {
+        let path = self.path.display();
+        let now = std::fs::metadata(&self.path).map_err(|error| format!("{path}: {error}"))?;
+        if Version::of(&now) == self.version {
+            Ok(())
+        } else {
+            Err(format!("{path} was changed or replaced while it was sent; send it again"))
+        }
+    }
+}
+
 /// Reads what is wanted, and reckons the digest of what is read for the first time.
-fn reader(file: &File, segment_bytes: u64, wanted: &Receiver<Wanted>, read: &Sender<Read>) -> [u8; DIGEST] {
+fn reader(
+    source: &Source,
+    segment_bytes: u64,
+    wanted: &Receiver<Wanted>,
+    read: &Sender<Read>,
+) -> [u8; DIGEST] {
     let (mut hash, mut hashed) = (Sha256::new(), 0);
+    let file = &source.file;
     for one in wanted {
         let answer = match one {
-            Wanted::Digest => Read::Digest(hash.clone().finalize().into()),
+            Wanted::Digest => match source.check() {
+                Ok(()) => Read::Digest(hash.clone().finalize().into()),
+                Err(what) => Read::Failed(what),
+            },
             Wanted::Segment(number, len) => {
                 let mut bytes = vec![0; len as usize];
                 match file.read_exact_at(&mut bytes, number * segment_bytes) {
@@ -213,7 +281,8 @@ impl Args {
         if !about.is_file() {
             return Err(Ended::Wrong(format!("{} is no file", self.file.display())));
         }
-        let len = about.len();
+        let version = Version::settled(&file).map_err(unreadable)?;
+        let len = version.len;
         let first = self.to.first().copied().ok_or_else(|| Ended::Wrong("there are no receivers".into()))?;
         let (runtime, host, own) = self.on.host(first)?;
         let config = self.config(len, own)?;
@@ -229,7 +298,8 @@ impl Args {
         let shown = Shown::new();
         shown.of.store(len, Ordering::Relaxed);
         let ((wanted, hears), (says, read)) = (unbounded(), unbounded());
-        let reads = thread::spawn(move || reader(&file, segment_bytes, &hears, &says));
+        let source = Source { file, path: self.file.clone(), version };
+        let reads = thread::spawn(move || reader(&source, segment_bytes, &hears, &says));
         let giver = Giver {
             give,
             wanted,
@@ -301,4 +371,97 @@ pub(super) fn hex(digest: &[u8]) -> String {
         _ = write!(text, "{byte:02x}");
         text
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::io::{Seek as _, SeekFrom, Write as _};
+    use std::path::Path;
+
+    /// What another process does to the file while it is read
+    #[derive(Clone, Copy, Debug)]
+    enum Change {
+        /// Writes other bytes, or the same ones, at this place
+        Overwrite(u64, u8),
+        Append,
+        Truncate(u64),
+        /// Puts another file with the same bytes in its place
+        Replace,
+        Remove,
+    }
+
+    fn make(path: &Path, change: Change, bytes: &[u8]) {
+        let open = || File::options().write(true).open(path).unwrap();
+        match change {
+            Change::Overwrite(at, byte) => {
+                let mut file = open();
+                file.seek(SeekFrom::Start(at % bytes.len() as u64)).unwrap();
+                file.write_all(&[byte]).unwrap();
+            }
+            Change::Append => File::options().append(true).open(path).unwrap().write_all(b"x").unwrap(),
+            Change::Truncate(len) => open().set_len(len % bytes.len() as u64).unwrap(),
+            Change::Replace => {
+                let other = path.with_extension("new");
+                std::fs::write(&other, bytes).unwrap();
+                std::fs::rename(other, path).unwrap();
+            }
+            Change::Remove => std::fs::remove_file(path).unwrap(),
+        }
+    }
+
+    fn change() -> impl Strategy<Value = Option<Change>> {
+        prop_oneof![
+            Just(None),
+            (any::<u64>(), any::<u8>()).prop_map(|(at, byte)| Some(Change::Overwrite(at, byte))),
+            Just(Some(Change::Append)),
+            any::<u64>().prop_map(|len| Some(Change::Truncate(len))),
+            Just(Some(Change::Replace)),
+            Just(Some(Change::Remove)),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        /// Whatever is done to the file between any two reads, even right after it was made: there is no digest for it.
+        #[test]
+        fn a_file_that_is_changed_while_it_is_sent_gets_no_digest(
+            bytes in prop::collection::vec(any::<u8>(), 1..40),
+            change in change(),
+            moment in 0_usize..12,
+        ) {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("object");
+            std::fs::write(&path, &bytes).unwrap();
+            let file = File::open(&path).unwrap();
+            let version = Version::settled(&file).unwrap();
+            let source = Source { file, path: path.clone(), version };
+            let ((wanted, hears), (says, read)) =
+                (crossbeam_channel::bounded(0), crossbeam_channel::bounded(0));
+            let reads = thread::spawn(move || reader(&source, 4, &hears, &says));
+            let lens = bytes.chunks(4).map(<[u8]>::len);
+            let segments = (0..).zip(lens).map(|(n, len)| Wanted::Segment(n, len as u32));
+            let all: Vec<Wanted> = segments.chain([Wanted::Digest]).collect();
+            let moment = moment % all.len();
+            let mut last = None;
+            for (step, wants) in all.into_iter().enumerate() {
+                if let Some(change) = change.filter(|_| step == moment) {
+                    make(&path, change, &bytes);
+                }
+                wanted.send(wants).unwrap();
+                last = Some(read.recv().unwrap());
+            }
+            drop(wanted);
+            reads.join().unwrap();
+            match last {
+                Some(Read::Digest(digest)) => {
+                    prop_assert!(change.is_none(), "{change:?} before read {moment} of {} bytes", bytes.len());
+                    prop_assert_eq!(digest, <[u8; DIGEST]>::from(Sha256::digest(&bytes)));
+                }
+                Some(Read::Failed(_)) => prop_assert!(change.is_some()),
+                _ => prop_assert!(false, "neither a digest nor a failure"),
+            }
+        }
+    }
 }

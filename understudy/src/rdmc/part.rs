@@ -1,0 +1,180 @@
+//! A file that is not complete: hidden, locked by the process that writes it, and removed with it. One that was left by a
+//! process that was killed is recognised by its lock, which ended with the process, and removed by the next one.
+
+use rustix::fs::{FlockOperation, Mode, OFlags, flock};
+use std::fs::{self, File, Metadata, Permissions};
+use std::io::{Error, ErrorKind, Result, Write as _};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::Path;
+use tempfile::NamedTempFile;
+
+const PREFIX: &str = ".rdmc-";
+const SUFFIX: &str = ".part";
+/// Attempts to make a file that is not taken for an abandoned one before it is locked
+const ATTEMPTS: u32 = 16;
+
+/// A file without its name
+#[derive(Debug)]
+pub(super) struct Part {
+    /// `None` once it has its name
+    file: Option<NamedTempFile>,
+}
+
+impl Part {
+    /// Makes a file in a folder, and removes those that killed processes have left there. It gets the mode of any new file: the
+    /// umask takes its part.
+    pub(super) fn create(folder: &Path) -> Result<Self> {
+        remove_abandoned(folder);
+        for _ in 0..ATTEMPTS {
+            let mode = Permissions::from_mode(0o666);
+            let made = tempfile::Builder::new()
+                .prefix(PREFIX)
+                .suffix(SUFFIX)
+                .permissions(mode)
+                .tempfile_in(folder)?;
+            let part = Self { file: Some(made) };
+            match flock(part.file()?, FlockOperation::NonBlockingLockExclusive) {
+                // Another process may have removed it before it was locked.
+                Ok(()) if part.is_there() => return Ok(part),
+                // There are no locks on this file system: then nothing is ever taken for abandoned.
+                Err(rustix::io::Errno::NOTSUP | rustix::io::Errno::NOLCK | rustix::io::Errno::NOSYS) => {
+                    return Ok(part);
+                }
+                Ok(()) | Err(rustix::io::Errno::WOULDBLOCK) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(Error::other("new files are locked or removed by another process"))
+    }
+
+    pub(super) fn file(&self) -> Result<&File> {
+        self.file.as_ref().map(NamedTempFile::as_file).ok_or_else(|| Error::from(ErrorKind::NotFound))
+    }
+
+    pub(super) fn write_all(&mut self, bytes: &[u8]) -> Result<()> {
+        self.file()?.write_all(bytes)
+    }
+
+    /// Gives the file its name, unless there is something of that name.
+    pub(super) fn name(mut self, path: &Path) -> Result<()> {
+        if !self.is_there() {
+            return Err(Error::other("the file was removed or replaced before it was complete"));
+        }
+        match self.file.take() {
+            Some(file) => file.persist_noclobber(path).map(drop).map_err(|error| error.error),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether the path that it was made at is still that of this file
+    fn is_there(&self) -> bool {
+        let Some(file) = &self.file else { return false };
+        let there = file.path().symlink_metadata();
+        there.and_then(|there| Ok(is_same(&there, &file.as_file().metadata()?))).unwrap_or(false)
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        // What another process has put in its place is not removed.
+        if !self.is_there()
+            && let Some(file) = self.file.take()
+        {
+            _ = file.keep();
+        }
+    }
+}
+
+fn is_same(one: &Metadata, other: &Metadata) -> bool {
+    (one.dev(), one.ino()) == (other.dev(), other.ino())
+}
+
+/// Removes files of this kind in a folder that no process has locked.
+fn remove_abandoned(folder: &Path) {
+    // A folder that cannot be read cannot be written to either, which is found next.
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let is_part = name.to_str().is_some_and(|name| name.starts_with(PREFIX) && name.ends_with(SUFFIX));
+        if is_part {
+            // One that cannot be removed stays, and harms nothing.
+            _ = remove_if_abandoned(&entry.path());
+        }
+    }
+}
+
+fn remove_if_abandoned(path: &Path) -> Result<()> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    let about = file.metadata()?;
+    if !about.is_file() {
+        return Ok(());
+    }
+    // A process that writes it has it locked.
+    flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+    if is_same(&path.symlink_metadata()?, &about) {
+        fs::remove_file(path)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    fn entries(folder: &Path) -> Vec<String> {
+        let mut names: Vec<_> = fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    /// A process that is killed unlocks its files and removes nothing.
+    fn abandon(folder: &Path) -> String {
+        let mut part = Part::create(folder).unwrap();
+        part.write_all(b"half of it").unwrap();
+        let (_, path) = part.file.take().unwrap().keep().unwrap();
+        path.file_name().unwrap().to_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn what_a_killed_process_left_is_removed_by_the_next_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        let left = abandon(folder);
+        let other = format!("{PREFIX}other{SUFFIX}");
+        fs::write(folder.join("theirs"), "").unwrap();
+        symlink("theirs", folder.join(&other)).unwrap();
+        assert_eq!(entries(folder).len(), 3);
+        let part = Part::create(folder).unwrap();
+        let names = entries(folder);
+        assert!(!names.contains(&left) && names.contains(&other), "a link is not followed: {names:?}");
+        // One that is being written is not taken for abandoned.
+        let second = Part::create(folder).unwrap();
+        assert!(part.is_there() && second.is_there());
+        drop((part, second));
+        assert_eq!(entries(folder), [other.as_str(), "theirs"]);
+    }
+
+    #[test]
+    fn a_file_in_place_of_the_part_is_not_removed_and_gets_no_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        for named in [false, true] {
+            let part = Part::create(folder).unwrap();
+            let path = part.file.as_ref().unwrap().path().to_owned();
+            fs::rename(&path, folder.join("elsewhere")).unwrap();
+            fs::write(&path, "another process's").unwrap();
+            if named {
+                assert!(part.name(&folder.join("it")).is_err());
+            } else {
+                drop(part);
+            }
+            assert_eq!(fs::read(&path).unwrap(), b"another process's");
+            assert!(!folder.join("it").exists());
+            fs::remove_file(path).unwrap();
+        }
+    }
+}
