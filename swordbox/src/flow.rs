@@ -129,6 +129,10 @@ pub(crate) struct Flow {
     pub first: Psn,
     /// Both of its ends know that it is over
     pub over: bool,
+    /// It is the switch's own: the owner of a lane, and no client's
+    pub is_own: bool,
+    /// It has begun something that did not end while others waited for its lane: it is not shared again
+    pub is_unfit: bool,
     /// A request has been seen, or a handshake told where they begin
     pub begun: bool,
     /// Atomics of other clients have passed on this connection, and its client may not have the responses to READs before them
@@ -173,6 +177,8 @@ impl Flow {
             begun: false,
             rereading: false,
             forgotten: false,
+            is_own: false,
+            is_unfit: false,
             asking: false,
             rereads: Rereads::NONE,
             acked: Psn::ZERO,
@@ -265,6 +271,11 @@ impl Flow {
     #[inline]
     pub(crate) fn may_answer(&self, psn: Psn) -> bool {
         !self.begun || self.own_window().fits(psn) || self.window().fits(psn)
+    }
+
+    /// How far it has come: what has been sent, and what is done
+    pub(crate) fn came(&self) -> (Psn, Psn) {
+        (self.sent, self.acked)
     }
 
     /// Nothing is under way.

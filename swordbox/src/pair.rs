@@ -364,6 +364,10 @@ impl Swordbox {
     fn disconnect(&mut self, key: HostQp, from: u128, port: PortId) -> bool {
         let Some(id) = self.index.get(&key) else { return true };
         let peer = self.ends[id as usize].peer;
+        if self.flows[id as usize].is_own {
+            // The switch's own are ended by its control plane.
+            return true;
+        }
         if self.index.key(peer).is_some_and(|other| bits_of(other.host()) != from) {
             // The manager there will not know what it is about.
             self.counters.spoofed.add(1);
@@ -545,7 +549,7 @@ impl Swordbox {
         for _ in 0..64.min(ids) {
             self.aged = (self.aged + 1) % ids;
             let id = self.aged;
-            if self.index.key(id).is_none() {
+            if self.index.key(id).is_none() || self.is_own_end(id) || self.flows[id as usize].is_own {
                 continue;
             }
             let period = self.period;

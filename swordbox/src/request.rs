@@ -60,6 +60,11 @@ impl Swordbox {
             self.ends[id as usize].seen = now;
             return self.forward.route(frame, port, now, out);
         }
+        if self.flows[id as usize].is_own {
+            // Nobody but the switch itself asks for something there.
+            self.counters.spoofed.add(1);
+            return Verdict::Drop(DropReason::WrongSource);
+        }
         let is_strict = self.flows[id as usize].stage == Stage::Strict;
         let end = &mut self.ends[id as usize];
         // A connection's sides differ only after requests of it: then it is known where those come from.

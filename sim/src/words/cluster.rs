@@ -63,6 +63,8 @@ pub struct Totals {
     pub unknown: u64,
     /// Frames that arrived somewhere
     pub packets: u64,
+    /// The longest time that an operation took, but for those of a starved connection, and the first ones of each
+    pub longest_wait: Nanos,
 }
 
 impl Totals {
@@ -76,6 +78,7 @@ impl Totals {
         self.recorded += other.recorded;
         self.unknown += other.unknown;
         self.packets += other.packets;
+        self.longest_wait = self.longest_wait.max(other.longest_wait);
     }
 }
 
@@ -161,7 +164,7 @@ impl Cluster {
         let servers: Vec<_> = (0..config.servers)
             .map(|n| {
                 let app = ServerApp::new(config, n.into(), truth.clone());
-                let host = Host::new(nic_of(config, n, all * spare + 1), app);
+                let host = Host::new(nic_of(config, n, (all + config.lanes) * spare + 1), app);
                 world.add(&format!("server {n}"), host, Clock::default())
             })
             .collect();
@@ -239,6 +242,7 @@ impl Cluster {
             recorded,
             unknown,
             packets: self.world.events().1,
+            longest_wait: counts.longest_wait,
         }
     }
 
@@ -249,7 +253,7 @@ impl Cluster {
     pub fn run(&mut self, limit: Nanos) -> Result<(), String> {
         for client in 0..self.clients.len() {
             for work in 0..self.client(client).app.works() {
-                self.enter(Nanos::ZERO, Due::Connect { client, work });
+                self.enter(self.config.begin_at, Due::Connect { client, work });
             }
         }
         self.run_until_done(limit)?;

@@ -3,6 +3,7 @@
 use super::linear::{self, Action, Done, Op, Rules};
 use super::{Config, Verb};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use switch::Nanos;
 
 /// Bits of a value in which additions add up
 const ADDS: u32 = 45;
@@ -61,6 +62,7 @@ pub(super) struct Counts {
     pub(super) sections: u64,
     pub(super) tries: u64,
     pub(super) broken: u64,
+    pub(super) longest_wait: Nanos,
 }
 
 /// What clients asked for and saw.
