@@ -168,7 +168,7 @@ const DEAD_AFTER: Nanos = Nanos::from_millis(100);
 
 /// Draws whether the switch has lanes of its own, and what servers give it when it asks for one; and a connection whose SENDs
 /// wait for their receives for longer than anything else may take.
-fn with_lanes(config: words::Config) -> (words::Config, Option<words::Lane>) {
+fn with_lanes(config: &words::Config) -> (words::Config, Option<words::Lane>) {
     let mut chance = Chance::stream(config.seed, 0x6c61_6e65);
     let lane = match chance.below(8) {
         0..4 => Some(words::Lane::Good),
@@ -178,7 +178,7 @@ fn with_lanes(config: words::Config) -> (words::Config, Option<words::Lane>) {
     };
     let begin_at = if lane.is_some() && chance.below(2) == 0 { Nanos::from_millis(1) } else { Nanos::ZERO };
     let starve = (chance.below(8) == 0).then(|| DEAD_AFTER + DEAD_AFTER);
-    (words::Config { begin_at, starve, lanes: OWN_LANES, ..config }, lane)
+    (words::Config { begin_at, starve, lanes: OWN_LANES, ..config.clone() }, lane)
 }
 
 /// What the switch is told of lanes of its own.
@@ -227,7 +227,7 @@ fn bad_wires(part: u64) {
     let mut all = words::Totals::default();
     let (mut decisions, mut opened, mut refused, mut left) = (0, 0, 0, 0);
     for seed in seeds(part, 3, 600) {
-        let (config, lane) = with_lanes(drawn(seed, FORGETFUL).0);
+        let (config, lane) = with_lanes(&drawn(seed, FORGETFUL).0);
         let mut net = words(&config, lane);
         capture(&mut net.world);
         if let Err(wrong) = net.run(Nanos::from_secs(100)) {
@@ -268,7 +268,7 @@ fn crashes(part: u64) {
     let mut all = words::Totals::default();
     for seed in seeds(part, 2, 400) {
         let (config, mut chance) = drawn(seed, FORGETFUL);
-        let (config, lane) = with_lanes(may_fail(&config, &mut chance));
+        let (config, lane) = with_lanes(&may_fail(&config, &mut chance));
         let mut net = words(&config, lane);
         capture(&mut net.world);
         disturb(&mut net, &mut chance);
@@ -319,7 +319,7 @@ fn outcome(
 #[cfg(feature = "canary")]
 fn is_found(bug: swordbox::Bug) -> bool {
     (1..=1000).any(|seed| {
-        let (config, lane) = with_lanes(drawn(seed, FORGETFUL).0);
+        let (config, lane) = with_lanes(&drawn(seed, FORGETFUL).0);
         let (wrong, repeated) = outcome(&config, lane, Some(bug));
         // An answer that is lost is asked for again: that nobody has to on good wires is what is wrong then.
         let shows = match &wrong {
