@@ -50,8 +50,8 @@ enum Stage {
     Waiting(Nanos),
     /// The server has been asked.
     Asked { conn: Conn, qpn: Qpn },
-    /// The server has replied; its neighbour is looked for, until then at most.
-    Replied { conn: Conn, qpn: Qpn, reply: Box<RemoteReply>, until: Nanos },
+    /// The server has replied; the way to it is looked for, next at `look`, until `until` at most.
+    Replied { conn: Conn, qpn: Qpn, reply: Box<RemoteReply>, look: Nanos, until: Nanos },
     /// The data plane opens it.
     Opening { conn: Conn, qpn: Qpn },
     /// In use
@@ -203,8 +203,7 @@ impl Connector {
     pub(crate) fn next_timer(&self) -> Option<Nanos> {
         let due = self.lanes.iter().filter_map(|lane| match lane.stage {
             Stage::Waiting(at) => Some(at),
-            // Looked at with the next frame, or then
-            Stage::Replied { until, .. } => Some(Nanos(until.0.saturating_sub(self.timeout.0)) + LOOK_EVERY),
+            Stage::Replied { look, .. } => Some(look),
             _ => None,
         });
         due.chain(self.endpoint.next_timer()).min()
@@ -242,7 +241,7 @@ impl Connector {
         match event {
             CmEvent::Replied { conn, reply } => {
                 if let Stage::Asked { qpn, .. } = lane.stage {
-                    lane.stage = Stage::Replied { conn, qpn, reply, until: now + self.timeout };
+                    lane.stage = Stage::Replied { conn, qpn, reply, look: now, until: now + self.timeout };
                 }
                 return;
             }
@@ -292,7 +291,7 @@ impl Connector {
     /// Has the data plane open a lane whose server has replied, if the way there is known.
     fn open(&mut self, at: usize, now: Nanos) {
         let lane = &mut self.lanes[at];
-        let Stage::Replied { conn, qpn, reply, until } = &lane.stage else { return };
+        let Stage::Replied { conn, qpn, reply, look, until } = &mut lane.stage else { return };
         let (conn, qpn) = (*conn, *qpn);
         // A lane needs at least the READ that shows whether a key is good there.
         let usable = reply.responder_resources > 0;
@@ -300,6 +299,7 @@ impl Connector {
         let mac = self.endpoint.resolve(lane.host, now);
         let port = mac.and_then(|mac| self.ports.get(&mac.0).copied());
         let (Some(local), Some(mac), Some(port), true) = (local, mac, port, usable) else {
+            *look = now + LOOK_EVERY;
             if !usable || *until <= now {
                 self.counters.refused += u64::from(!usable);
                 self.give_up(at, now);

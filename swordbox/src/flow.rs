@@ -5,6 +5,7 @@ use crate::reread::Rereads;
 use crate::{Id, NONE};
 use core::num::NonZero;
 use rocev2::{Msn, Psn};
+use switch::Nanos;
 
 /// How far a Swordbox takes part in a connection's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -131,8 +132,8 @@ pub(crate) struct Flow {
     pub over: bool,
     /// It is the switch's own: the owner of a lane, and no client's
     pub is_own: bool,
-    /// It has begun something that did not end while others waited for its lane: it is not shared again
-    pub is_unfit: bool,
+    /// Until then it is not shared: it has begun something that did not end while others waited for its lane
+    pub unfit_until: Nanos,
     /// A request has been seen, or a handshake told where they begin
     pub begun: bool,
     /// Atomics of other clients have passed on this connection, and its client may not have the responses to READs before them
@@ -178,7 +179,7 @@ impl Flow {
             rereading: false,
             forgotten: false,
             is_own: false,
-            is_unfit: false,
+            unfit_until: Nanos::ZERO,
             asking: false,
             rereads: Rereads::NONE,
             acked: Psn::ZERO,

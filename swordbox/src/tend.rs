@@ -150,7 +150,7 @@ impl Swordbox {
                 // Its owner has begun something that does not end, as a SEND that waits for a receive, and others wait for it.
                 // Nothing of theirs is under way here: they take another lane.
                 self.leave(owner);
-                self.flows[owner as usize].is_unfit = true;
+                self.flows[owner as usize].unfit_until = now + self.config.dead_after;
                 self.counters.lanes_left.add(1);
                 continue;
             }

@@ -346,7 +346,7 @@ impl Swordbox {
     /// A connection becomes a lane, if there is to be another one.
     fn make_lane(&mut self, id: Id, server: u8, now: Nanos) {
         let flow = &self.flows[id as usize];
-        if flow.lane != NONE || flow.is_unfit || flow.is_private() {
+        if flow.lane != NONE || now < flow.unfit_until || flow.is_private() {
             return;
         }
         let fits = |lane: &Lane| lane.server == server && lane.owner == NONE && !lane.is_own;
