@@ -51,11 +51,9 @@ impl Swordbox {
             || (wish.atomic && known.is_none())
             || !flow.has_proven(wish.rkey, wish.rights, self.period)
             || !own.has_reached(wish.va, wish.len)
-            || !there.accepts(owner, wish.rkey, right::WRITE)
+            || !owner.has_ever_proven(wish.rkey, right::WRITE)
             || (own.under_way == 0
-                && (there.server != flow.server
-                    || owner.leaving
-                    || !there.accepts(owner, wish.rkey, right::ATOMIC)))
+                && (there.server != flow.server || !owner.has_ever_proven(wish.rkey, right::ATOMIC)))
         {
             return None;
         }

@@ -1,10 +1,10 @@
 //! A client: its connections, and what they have left to do.
 
-use super::connect::{Joined, Memory, SECTION_REQUESTS, join, queue_pair};
+use super::Config;
+use super::connect::{Joined, Memory, PORT, SECTION_REQUESTS, join, queue_pair};
 use super::end::{Context, End, LANDING_VA};
 use super::plan::Plan;
 use super::truth::Shared;
-use super::{Config, PORT};
 use crate::App;
 use core::net::IpAddr;
 use rnic::cm::{Event as CmEvent, PortSpace, service_id_of};
@@ -51,7 +51,6 @@ pub struct ClientApp {
     ready: VecDeque<usize>,
     lives: u64,
     up: bool,
-    now: Nanos,
 }
 
 impl ClientApp {
@@ -74,7 +73,6 @@ impl ClientApp {
             ready: VecDeque::new(),
             lives: 0,
             up: false,
-            now: Nanos::ZERO,
         }
     }
 
@@ -136,6 +134,7 @@ impl ClientApp {
     fn stands(&mut self, work: usize, memory: Memory) {
         if let Some(end) = &mut self.works[work].end {
             end.memory = Some(memory);
+            end.store = self.truth.get().memory_of(end.server);
         }
         self.ready.push_back(work);
     }
@@ -195,7 +194,7 @@ impl ClientApp {
         let truth = self.truth.clone();
         let mut truth = truth.get();
         if let Some(end) = self.works[work].end.as_mut().filter(|end| !end.broken) {
-            end.fail(why, &mut Context { nic, truth: &mut truth, config: &self.config, now: self.now });
+            end.fail(why, &mut Context { nic, truth: &mut truth, config: &self.config });
             truth.broken.push((self.number, work));
         }
     }
@@ -210,10 +209,7 @@ impl ClientApp {
                 continue;
             };
             let was_broken = end.broken;
-            end.on_completion(
-                &completion,
-                &mut Context { nic, truth: &mut truth, config: &self.config, now: self.now },
-            );
+            end.on_completion(&completion, &mut Context { nic, truth: &mut truth, config: &self.config });
             if end.broken && !was_broken {
                 truth.broken.push((self.number, work));
                 match end.conn {
@@ -235,7 +231,7 @@ impl ClientApp {
             let Some(end) = work.end.as_mut().filter(|end| !end.broken && end.memory.is_some()) else {
                 continue;
             };
-            let mut context = Context { nic, truth: &mut truth, config: &self.config, now: self.now };
+            let mut context = Context { nic, truth: &mut truth, config: &self.config };
             if work.sections > 0 && end.section.is_none() && end.chance.below(2) == 0 {
                 work.sections -= 1;
                 end.begin_section(&mut context);
@@ -283,7 +279,7 @@ impl App for ClientApp {
     }
 
     fn run(&mut self, nic: &mut Rnic, now: Nanos) {
-        self.now = now;
+        self.truth.get().now = now;
         while let Some(event) = nic.poll_cm_event() {
             self.on_cm(nic, &event);
         }

@@ -5,7 +5,6 @@ mod crowd;
 mod doubts;
 mod identity;
 mod net;
-mod own;
 mod reads;
 mod restart;
 mod rights;
