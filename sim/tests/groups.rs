@@ -92,7 +92,7 @@ impl Net {
         let mut world = World::new(seed);
         let shared = Arc::new(SharedGroups::default());
         let own = ip(v6, 254);
-        let seen = SharedSeen::default();
+        let audit = SharedSeen::default();
         // The hostile host is the last leader.
         let sound = usize::from(leaders) * groups.groups as usize;
         let leaders = leaders + u8::from(setup.hostile > 0);
@@ -109,7 +109,7 @@ impl Net {
         };
         let addresses: Vec<IpAddr> = (1..=replicas).map(|n| ip(v6, n)).collect();
         let list = addresses.clone();
-        let (watched, told) = (Arc::clone(&seen), Arc::clone(&seen));
+        let (watched, told) = (Arc::clone(&audit), Arc::clone(&audit));
         let limited =
             Limits { requests_per_leader: PER_LEADER, groups_per_leader: PER_LEADER, ..Limits::default() };
         let limits = if setup.hostile > 0 { limited } else { Limits::default() };
@@ -129,8 +129,14 @@ impl Net {
             });
             AuditedControl::new(control, Arc::clone(&watched))
         };
-        let function =
-            move || AuditedSwitch::new(P4ce::new(config.clone()), seed, setup.lose_naks, Arc::clone(&told));
+        let function = move || {
+            AuditedSwitch::new(
+                P4ce::new(config.clone()),
+                Chance::stream(seed, 0x6e61_6b73),
+                setup.lose_naks,
+                Arc::clone(&told),
+            )
+        };
         let switch = world.add("switch", Controlled::new(function, control), Clock::default());
         let nic = |n: u8| {
             let mut config = Config::new(Interface::new(mac(n), ip(v6, n), prefix(v6)));
@@ -156,7 +162,7 @@ impl Net {
         for node in leaders.iter().chain(&replicas) {
             world.connect(*node, switch, link);
         }
-        Self { world, leaders, replicas, switch, shared, seen, sound }
+        Self { world, leaders, replicas, switch, shared, seen: audit, sound }
     }
 
     /// Runs to the end; what is wrong.

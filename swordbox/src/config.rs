@@ -1,8 +1,10 @@
 //! What a Swordbox is told beforehand.
 
+use crate::Id;
 use crate::steering::Structure;
 use core::net::IpAddr;
 use core::ops::Range;
+use rnic::Interface;
 use rocev2::Qpn;
 use switch::Nanos;
 use switch::forward;
@@ -43,6 +45,14 @@ pub struct Config {
     pub dead_after: Nanos,
     /// The memory servers
     pub servers: Vec<Server>,
+    /// The switch's own addresses, for lanes of its own
+    pub interface: Option<Interface>,
+    /// For how long the other side of a CM message may take to answer
+    pub connect_timeout: Nanos,
+    /// The shortest time after which a lane of the switch's own that is lost or refused is tried again. It doubles each time
+    pub reconnect_after: Nanos,
+    /// A lane of the switch's own that was silent for so long is tried by a WRITE of nothing
+    pub probe_after: Nanos,
     /// What is done; can be changed at run time
     pub layers: Layers,
     /// What becomes of a CAS of which it is known that it fails
@@ -77,6 +87,19 @@ pub struct Server {
     /// Whether connections are shared. Regions with `IBV_ACCESS_RELAXED_ORDERING` do not keep the order of WRITEs on which
     /// that relies
     pub share: bool,
+    /// The service at which the switch connects lanes of its own, if the server has one
+    pub connect: Option<Connect>,
+}
+
+/// Lanes of the switch's own at a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Connect {
+    /// What the REQ asks for (IB 12.6.5): [`service_id_of`](rnic::cm::service_id_of) of a port
+    pub service: u64,
+    /// The REQ's private data, behind `rdma_cm`'s header
+    pub private_data: Vec<u8>,
+    /// How many lanes
+    pub lanes: usize,
 }
 
 /// Words of a server's memory, one every `stride` bytes.
@@ -163,12 +186,36 @@ impl Config {
             replay_after: Nanos::from_micros(100),
             dead_after: Nanos::from_secs(2),
             servers: Vec::new(),
+            interface: None,
+            connect_timeout: Nanos::from_millis(500),
+            reconnect_after: Nanos::from_millis(100),
+            probe_after: Nanos::from_millis(500),
             layers: Layers::PASS,
             failed_cas: FailedCas::Write,
             ended: Vec::new(),
             #[cfg(feature = "canary")]
             bug: None,
         }
+    }
+}
+
+impl Config {
+    /// Lanes of the switch's own, by their number among all: each server's own lanes come before those that it may borrow.
+    pub(crate) fn own_lanes(&self) -> impl Iterator<Item = (Id, (IpAddr, &Connect))> {
+        let mut next = 0;
+        self.servers.iter().flat_map(move |server| {
+            let first = next;
+            let own = if self.interface.is_some() { server.connect.as_ref() } else { None };
+            let count = own.map_or(0, |own| own.lanes);
+            next = first + count + server.lanes;
+            own.into_iter()
+                .flat_map(move |own| (first..first + count).map(move |lane| (lane as Id, (server.host, own))))
+        })
+    }
+
+    /// All lanes, own and borrowed
+    pub fn lanes(&self) -> usize {
+        self.own_lanes().count() + self.servers.iter().map(|server| server.lanes).sum::<usize>()
     }
 }
 
@@ -185,6 +232,7 @@ impl Server {
             path_mtu: 0,
             rd_atomic: 1,
             share: true,
+            connect: None,
         }
     }
 

@@ -1,7 +1,8 @@
 //! The control plane: it writes down which connections' sides differ before they do, so that after a restart, with empty
 //! tables, nothing of them passes that the server would take for something else.
 
-use crate::config::Connection;
+use crate::config::{Config, Connection};
+use crate::connect::{ConnectCounters, Connector};
 use crate::function::{Command, Event, Swordbox};
 use std::collections::VecDeque;
 use switch::{Egress, Nanos, PortId};
@@ -23,12 +24,26 @@ pub struct Control {
     journal: Box<dyn Journal + Send>,
     commands: VecDeque<Command>,
     failed: u64,
+    /// For lanes of the switch's own
+    connector: Option<Connector>,
 }
 
 impl Control {
     /// One that writes to `journal`.
     pub fn new(journal: Box<dyn Journal + Send>) -> Self {
-        Self { journal, commands: VecDeque::new(), failed: 0 }
+        Self { journal, commands: VecDeque::new(), failed: 0, connector: None }
+    }
+
+    /// One that connects lanes of the switch's own as well, wherever `config` has them. `seed` is another one after each start.
+    #[must_use]
+    pub fn with_lanes(mut self, config: &Config, seed: u64) -> Self {
+        self.connector = Connector::of(config, seed);
+        self
+    }
+
+    /// What became of attempts to connect lanes of the switch's own
+    pub fn lanes(&self) -> ConnectCounters {
+        self.connector.as_ref().map_or_else(ConnectCounters::default, Connector::counters)
     }
 
     /// Wants other layers.
@@ -45,9 +60,13 @@ impl Control {
 impl switch::Control for Control {
     type Function = Swordbox;
 
-    fn on_punt(&mut self, _frame: &[u8], _port: PortId, _now: Nanos) {}
+    fn on_punt(&mut self, frame: &[u8], port: PortId, now: Nanos) {
+        if let Some(connector) = &mut self.connector {
+            connector.on_punt(frame, port, now);
+        }
+    }
 
-    fn on_event(&mut self, event: Event, _now: Nanos) {
+    fn on_event(&mut self, event: Event, now: Nanos) {
         match event {
             Event::Diverging(connection) => match self.journal.add(connection) {
                 Ok(()) => self.commands.push_back(Command::Permit(connection)),
@@ -55,21 +74,30 @@ impl switch::Control for Control {
                 Err(_) => self.failed += 1,
             },
             Event::Over(connection) => self.journal.remove(connection),
+            Event::LaneOpened { .. } | Event::LaneLost { .. } => {
+                if let Some(connector) = &mut self.connector {
+                    connector.on_event(event, now);
+                }
+            }
         }
     }
 
-    fn on_timer(&mut self, _now: Nanos) {}
+    fn on_timer(&mut self, now: Nanos) {
+        if let Some(connector) = &mut self.connector {
+            connector.on_timer(now);
+        }
+    }
 
     fn next_timer(&self) -> Option<Nanos> {
-        None
+        self.connector.as_ref()?.next_timer()
     }
 
     fn poll_command(&mut self) -> Option<Command> {
-        self.commands.pop_front()
+        self.commands.pop_front().or_else(|| self.connector.as_mut()?.poll_command())
     }
 
-    fn poll_transmit(&mut self, _now: Nanos, _frame: &mut Vec<u8>) -> Option<Egress> {
-        None
+    fn poll_transmit(&mut self, now: Nanos, frame: &mut Vec<u8>) -> Option<Egress> {
+        self.connector.as_mut()?.poll_transmit(now, frame)
     }
 }
 

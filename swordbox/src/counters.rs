@@ -37,10 +37,18 @@ counters! {
     ended,
     /// Packets whose PSNs are none of the connection that they name
     strays,
-    /// Connections shared
+    /// Connections of clients that were shared
     lanes,
     /// Shared connections given up
     lanes_lost,
+    /// Shared connections that were left because their owners had begun something that did not end
+    lanes_left,
+    /// Lanes of the switch's own that were opened
+    own_lanes,
+    /// Of those, closed or lost
+    own_lanes_lost,
+    /// Keys that were not good on a lane of the switch's own
+    keys_refused,
     /// Operations that left on a shared connection
     remapped,
     /// Atomics that left as WRITEs

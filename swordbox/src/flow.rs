@@ -5,6 +5,7 @@ use crate::reread::Rereads;
 use crate::{Id, NONE};
 use core::num::NonZero;
 use rocev2::{Msn, Psn};
+use switch::Nanos;
 
 /// How far a Swordbox takes part in a connection's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -129,6 +130,10 @@ pub(crate) struct Flow {
     pub first: Psn,
     /// Both of its ends know that it is over
     pub over: bool,
+    /// It is the switch's own: the owner of a lane, and no client's
+    pub is_own: bool,
+    /// Until then it is not shared: it has begun something that did not end while others waited for its lane
+    pub unfit_until: Nanos,
     /// A request has been seen, or a handshake told where they begin
     pub begun: bool,
     /// Atomics of other clients have passed on this connection, and its client may not have the responses to READs before them
@@ -173,6 +178,8 @@ impl Flow {
             begun: false,
             rereading: false,
             forgotten: false,
+            is_own: false,
+            unfit_until: Nanos::ZERO,
             asking: false,
             rereads: Rereads::NONE,
             acked: Psn::ZERO,
@@ -265,6 +272,11 @@ impl Flow {
     #[inline]
     pub(crate) fn may_answer(&self, psn: Psn) -> bool {
         !self.begun || self.own_window().fits(psn) || self.window().fits(psn)
+    }
+
+    /// How far it has come: what has been sent, and what is done
+    pub(crate) fn came(&self) -> (Psn, Psn) {
+        (self.sent, self.acked)
     }
 
     /// Nothing is under way.

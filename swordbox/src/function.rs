@@ -10,6 +10,7 @@ use crate::held::Held;
 use crate::lane::Lane;
 use crate::lines::Lines;
 use crate::op::{Kind, Op};
+use crate::own::{OpenLane, Refused};
 use crate::pair::{Gone, Handshakes, Strangers};
 use crate::proof::Period;
 use crate::records::{NO_RECORD, Record, What};
@@ -28,7 +29,7 @@ use rocev2::packet::ICRC_LEN;
 use rocev2::reth::Reth;
 use rocev2::udp::{PROTOCOL as UDP, Udp};
 use rocev2::{Bth, Class, Fault, Layout, Msn, Opcode, Packet, Psn, Qpn};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use switch::forward::counters::HostQp;
 use switch::forward::{self, Forward};
@@ -37,12 +38,21 @@ use switch::{DropReason, Frame, Function, Nanos, Output, PortId, Verdict};
 use zerocopy::FromBytes;
 
 /// What the control plane tells the function.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// The two sides of the connection may differ from now on.
     Permit(Connection),
     /// Other layers are wanted.
     Layers(Layers),
+    /// A lane of the switch's own is connected. Answered by [`Event::LaneOpened`].
+    OpenLane(Box<OpenLane>),
+    /// A lane of the switch's own is no more.
+    CloseLane {
+        /// Its number
+        lane: u32,
+        /// The switch's queue pair: another one each time
+        qpn: Qpn,
+    },
 }
 
 /// What the function tells the control plane.
@@ -52,6 +62,22 @@ pub enum Event {
     Diverging(Connection),
     /// The connection is over: it need not be remembered any longer.
     Over(Connection),
+    /// A lane of the switch's own can be used, or there was no place for it.
+    LaneOpened {
+        /// Its number
+        lane: u32,
+        /// The switch's queue pair
+        qpn: Qpn,
+        /// Whether it can be used
+        opened: bool,
+    },
+    /// A lane of the switch's own does not work any more.
+    LaneLost {
+        /// Its number
+        lane: u32,
+        /// The switch's queue pair
+        qpn: Qpn,
+    },
 }
 
 /// How often the table of connections is looked through
@@ -156,6 +182,10 @@ pub struct Swordbox {
     pub(crate) begun: Option<Nanos>,
     /// Operations under way on all lanes
     pub(crate) under_way: usize,
+    /// Lanes of the switch's own on which a probe waits for its answer, or to be sent
+    pub(crate) probing: usize,
+    /// Of each server, the keys that are not good on lanes of the switch's own
+    pub(crate) refused: Box<[Refused]>,
     /// The servers' addresses, as 128 bits
     pub(crate) hosts: Box<[u128]>,
     /// How much hosts that are not trusted may keep from being decided, by server
@@ -266,16 +296,22 @@ impl Swordbox {
         assert!(config.in_flight.is_power_of_two(), "{} in flight", config.in_flight);
         assert!(config.servers.len() < usize::from(NO_SERVER), "{} servers", config.servers.len());
         let ends = config.connections * 2;
-        let lanes = config.servers.iter().zip(0u8..).flat_map(|(server, number)| {
-            let in_flight = config.in_flight;
-            (0..server.lanes).map(move |_| Lane::new(number, in_flight))
+        let own: HashSet<Id> = config.own_lanes().map(|(lane, _)| lane).collect();
+        let counts = config.servers.iter().map(|server| {
+            let own = server.connect.as_ref().filter(|_| config.interface.is_some());
+            own.map_or(0, |own| own.lanes) + server.lanes
         });
+        let lanes = counts.zip(0u8..).flat_map(|(count, server)| core::iter::repeat_n(server, count));
+        let lanes =
+            lanes.zip(0..).map(|(server, number)| Lane::new(server, own.contains(&number), config.in_flight));
         Self {
             forward: Forward::alone(&config.forward),
             index: Index::with_capacity(ends),
             ends: Vec::with_capacity(ends),
             flows: Vec::with_capacity(ends),
             records: Vec::with_capacity(ends * config.rd_atomic),
+            refused: (0..config.servers.len()).map(|_| Refused::default()).collect(),
+            probing: 0,
             lanes: lanes.collect(),
             sketch: Sketch::new(),
             lines: Lines::with_capacity(config.lines, config.servers.len()),
@@ -517,6 +553,9 @@ impl Function for Swordbox {
         now: Nanos,
         out: &mut O,
     ) -> Verdict {
+        if self.is_to_us(frame.bytes()) {
+            return self.on_own_frame(frame, port, now, out);
+        }
         match self.forward.admit(frame, port) {
             Ok(Some(layout)) => self.on_roce(frame, layout, port, now, out),
             Ok(None) => self.on_other(frame, port, now, out),
@@ -540,18 +579,12 @@ impl Function for Swordbox {
         }
         if now >= self.tick + self.interval() {
             self.tick = now;
-            #[cfg(feature = "canary")]
-            let now_of_rights =
-                if self.config.bug == Some(crate::Bug::KeptRight) { Nanos::ZERO } else { now };
-            #[cfg(not(feature = "canary"))]
-            let now_of_rights = now;
-            self.period.advance(now_of_rights, self.config.proof);
+            self.period.advance(now, self.config.proof);
             self.lines.doubts.iter_mut().for_each(Doubts::turn);
             self.tend_lanes(now, out);
             self.tend_rereads(now, out);
             self.tend_steering(now, out);
             self.age(now);
-            self.sources.sweep(now, self.config.dead_after);
             self.counters.set_usage(self.usage());
         }
     }
@@ -560,8 +593,10 @@ impl Function for Swordbox {
         [self.forward.next_timer(), Some(self.tick + self.interval())].into_iter().flatten().min()
     }
 
-    fn on_command(&mut self, command: Command, _now: Nanos) {
+    fn on_command(&mut self, command: Command, now: Nanos) {
         match command {
+            Command::OpenLane(lane) => self.open_lane(&lane, now),
+            Command::CloseLane { lane, qpn } => self.close_lane(lane, qpn),
             Command::Permit(connection) => {
                 let key = HostQp::new(connection.server.0, connection.server.1);
                 let Some(id) = self.index.get(&key) else { return };
@@ -645,9 +680,7 @@ impl Swordbox {
 
     /// When there is something to look after again
     pub(crate) fn interval(&self) -> Nanos {
-        let busy = self.held.len() > 0 || self.under_way > 0 || !self.steering.is_quiet();
-        // Rights are to run out in time.
-        let idle = Nanos((self.config.proof.0 / 4).clamp(1, IDLE.0));
-        if busy { Nanos((self.config.replay_after.0 / 2).max(1)).min(idle) } else { idle }
+        let busy = self.held.len() > 0 || self.under_way > 0 || self.probing > 0 || !self.steering.is_quiet();
+        if busy { Nanos((self.config.replay_after.0 / 2).max(1)) } else { IDLE }
     }
 }

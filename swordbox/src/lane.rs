@@ -1,7 +1,9 @@
 //! A lane: a server's connection that many clients share. Everything under way on it is kept here until the server has
 //! acknowledged it, so that what is lost is sent again from here, in the order in which it was promised.
 
+use crate::flow::Flow;
 use crate::headers::Class8;
+use crate::own::{Keys, Probe};
 use crate::{Id, NONE};
 use rocev2::{Opcode, Psn};
 use switch::Nanos;
@@ -69,6 +71,14 @@ pub(crate) struct Lane {
     /// Whose connection it is; `NONE` for nobody's
     pub owner: Id,
     pub server: u8,
+    /// It is the switch's own, and its owner no client
+    pub is_own: bool,
+    /// Its owner gets it back as soon as nothing is under way, as the switch has lanes of its own now
+    pub is_given_back: bool,
+    /// Keys that are good on a lane of the switch's own
+    pub keys: Keys,
+    /// What tries a lane of the switch's own, or a key there. Nothing else is under way meanwhile
+    pub probe: Option<Probe>,
     /// The first PSN that is not acknowledged; the next is its owner's `own_next`
     pub acked: Psn,
     /// Operations under way
@@ -91,7 +101,7 @@ pub(crate) struct Lane {
     pub tries: u32,
     /// Since when some wait for it in vain; zero if none does. And how far its owner had come then
     pub stuck: Nanos,
-    pub stuck_at: Psn,
+    pub stuck_at: (Psn, Psn),
     /// Until then nobody but its owner begins anything: it has been asked to send again what could not wait here
     pub reserved: Nanos,
     /// From sending to acknowledgement, smoothed
@@ -122,10 +132,14 @@ const NOTHING: Entry = Entry {
 };
 
 impl Lane {
-    pub(crate) fn new(server: u8, in_flight: usize) -> Self {
+    pub(crate) fn new(server: u8, is_own: bool, in_flight: usize) -> Self {
         Self {
             owner: NONE,
             server,
+            is_own,
+            is_given_back: false,
+            keys: Keys::new(),
+            probe: None,
             acked: Psn::ZERO,
             under_way: 0,
             atomics: 0,
@@ -137,7 +151,7 @@ impl Lane {
             resent: Nanos::ZERO,
             tries: 0,
             stuck: Nanos::ZERO,
-            stuck_at: Psn::ZERO,
+            stuck_at: (Psn::ZERO, Psn::ZERO),
             reserved: Nanos::ZERO,
             round_trip: Nanos::ZERO,
             timed: None,
@@ -157,6 +171,7 @@ impl Lane {
         self.owner = owner;
         self.incarnation = self.incarnation.wrapping_add(1);
         self.heard = Nanos::ZERO;
+        self.is_given_back = false;
         self.acked = acked;
         self.max_atomics = max_atomics;
         self.moved = now;
@@ -165,6 +180,12 @@ impl Lane {
         self.reserved = Nanos::ZERO;
         self.round_trip = Nanos::ZERO;
         self.timed = None;
+    }
+
+    /// Whether this key is known to be good for this kind of operation here.
+    #[inline]
+    pub(crate) fn accepts(&self, owner: &Flow, rkey: u32, rights: u8) -> bool {
+        if self.is_own { self.keys.has(rkey, rights) } else { owner.has_ever_proven(rkey, rights) }
     }
 
     pub(crate) fn is_full(&self) -> bool {
@@ -247,7 +268,7 @@ mod tests {
 
     #[test]
     fn operations_keep_their_places_apart_while_there_are_more_and_more() {
-        let mut lane = Lane::new(0, 1024);
+        let mut lane = Lane::new(0, false, 1024);
         let first = Psn::new(0xff_ff00);
         lane.open(0, first, 1, Nanos::ZERO);
         let bytes = |n: u32| [n as u8; LONGEST_WRITE];

@@ -12,6 +12,7 @@
 mod answer;
 pub mod clients;
 pub mod config;
+mod connect;
 pub mod control;
 mod counters;
 mod detour;
@@ -26,6 +27,7 @@ mod lane;
 mod lines;
 mod memory;
 mod op;
+mod own;
 mod pair;
 mod proof;
 mod records;
@@ -42,11 +44,13 @@ mod successor;
 mod tend;
 mod way;
 
-pub use config::{Config, Connection, FailedCas, Layers, Server, Table};
+pub use config::{Config, Connect, Connection, FailedCas, Layers, Server, Table};
+pub use connect::ConnectCounters;
 pub use control::{Control, Journal};
 pub use counters::Counters;
 pub use function::{Command, Event, Swordbox};
 pub use memory::Memory;
+pub use own::OpenLane;
 
 /// A small number for what stands in a table
 type Id = u32;
@@ -63,17 +67,15 @@ pub enum Bug {
     LostAck,
     /// An atomic that its client repeats is decided anew
     DecidedAnew,
-    /// What was known of a word is kept when its shared connection is given up
-    KeptWord,
-    /// A packet from another UDP source port is taken for one of a new connection
-    NewPort,
-    /// A right that was proven once counts for ever
-    KeptRight,
+    /// A READ that its client repeats goes to the server under its old PSN
+    OldRead,
+    /// A shared connection whose owner has begun something that does not end is not left: others wait for it
+    StuckLane,
 }
 
 #[cfg(feature = "canary")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 6] =
-        [Self::StaleWord, Self::LostAck, Self::DecidedAnew, Self::KeptWord, Self::NewPort, Self::KeptRight];
+    pub const ALL: [Self; 5] =
+        [Self::StaleWord, Self::LostAck, Self::DecidedAnew, Self::OldRead, Self::StuckLane];
 }

@@ -35,7 +35,7 @@ impl Config {
     pub fn memory(&self) -> Memory {
         let ends = self.connections * 2;
         let end = size_of::<End>() + size_of::<Flow>() + self.rd_atomic * size_of::<Record>();
-        let lanes: usize = self.servers.iter().map(|server| server.lanes).sum();
+        let lanes = self.lanes();
         Memory {
             connections: Index::<HostQp>::bytes(ends)
                 + ends * end

@@ -246,9 +246,7 @@ impl Swordbox {
         }
         self.on_connected(self.server_of(bits_of(server.0)), now);
         let gone = Connection { server, client: (request.client, Qpn::new(0)) };
-        let in_use = |key| self.index.get(key).is_some_and(|id| self.is_in_use(id, now));
-        let known = keys.iter().any(|key| self.is_translated(key) || in_use(key));
-        if known || self.ended.contains_key(&gone) {
+        if keys.iter().any(|key| self.is_translated(key)) || self.ended.contains_key(&gone) {
             self.await_successor(successor);
         } else {
             self.succeed(&successor, true, now);
@@ -366,6 +364,10 @@ impl Swordbox {
     fn disconnect(&mut self, key: HostQp, from: u128, port: PortId) -> bool {
         let Some(id) = self.index.get(&key) else { return true };
         let peer = self.ends[id as usize].peer;
+        if self.flows[id as usize].is_own {
+            // The switch's own are ended by its control plane.
+            return true;
+        }
         if self.index.key(peer).is_some_and(|other| bits_of(other.host()) != from) {
             // The manager there will not know what it is about.
             self.counters.spoofed.add(1);
@@ -396,10 +398,7 @@ impl Swordbox {
         let ends = [id, peer];
         let differs = |end: &Id| *end != NONE && self.flows[*end as usize].stage >= Stage::Strict;
         if !ends.iter().any(differs) {
-            // A DREQ may be forged, and answers may still come: it is forgotten when it is not used any more.
-            for end in ends.into_iter().filter(|end| *end != NONE) {
-                self.flows[end as usize].over = true;
-            }
+            self.forget(id);
             return true;
         }
         for end in ends.into_iter().filter(|end| *end != NONE) {
@@ -550,7 +549,7 @@ impl Swordbox {
         for _ in 0..64.min(ids) {
             self.aged = (self.aged + 1) % ids;
             let id = self.aged;
-            if self.index.key(id).is_none() {
+            if self.index.key(id).is_none() || self.is_own_end(id) || self.flows[id as usize].is_own {
                 continue;
             }
             let period = self.period;
@@ -560,9 +559,7 @@ impl Swordbox {
             let peer = self.ends[id as usize].peer;
             let seen = self.ends[id as usize].seen;
             let seen = self.ends.get(peer as usize).map_or(seen, |peer| seen.max(peer.seen));
-            let over = self.flows[id as usize].over && self.flows[id as usize].stage < Stage::Strict;
-            let ageing = if over { self.config.dead_after } else { self.config.ageing };
-            if now.since(seen) <= ageing {
+            if now.since(seen) <= self.config.ageing {
                 continue;
             }
             let differs = |end: Id| {
@@ -636,10 +633,7 @@ impl Swordbox {
         end.confirmed = (end.confirmed.0.saturating_add(1), psn);
         let ageing = self.config.ageing;
         let is_past = |at: Option<Nanos>| at.is_none_or(|at| self.tick.since(at) > ageing);
-        let strayed = self.sources.strayed(packet.dst());
-        let complete = is_past(self.overflowed)
-            && is_past(self.sources.refused(packet.dst()))
-            && strayed.is_none_or(|at| self.tick.since(at) > self.config.dead_after);
+        let complete = is_past(self.overflowed) && is_past(self.sources.refused(packet.dst()));
         if end.confirmed.0 >= CONFIRMATIONS && complete {
             if self.ends[to as usize].peer != NONE {
                 // Its end is made anew, and asked for as if nothing had been known of it.

@@ -74,7 +74,7 @@ impl Swordbox {
             Some(record)
                 if matches!(record.what, What::Read | What::Unseen)
                     && op.kind == Kind::Read
-                    && self.flows[id as usize].in_message =>
+                    && (self.flows[id as usize].in_message || self.repeats_old_reads()) =>
             {
                 // Nothing new can go in between a message; but it has not begun before the server was sure to know this one
                 // (`is_forgotten`).
@@ -103,6 +103,18 @@ impl Swordbox {
             // So old that its client cannot be waiting for it.
             _ => Verdict::Drop(DropReason::Repeated),
         }
+    }
+
+    /// Whether a bug is planted by which repeated READs keep their PSNs.
+    #[cfg(feature = "canary")]
+    fn repeats_old_reads(&self) -> bool {
+        self.config.bug == Some(crate::Bug::OldRead)
+    }
+
+    #[cfg(not(feature = "canary"))]
+    #[expect(clippy::unused_self, reason = "it has a planted bug in other builds")]
+    const fn repeats_old_reads(&self) -> bool {
+        false
     }
 
     /// Decides again what was decided: what must never happen.

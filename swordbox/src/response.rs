@@ -42,6 +42,24 @@ impl Swordbox {
         let Some(to) = self.end_of(&packet) else {
             return self.pass_unknown(frame, layout, port, now, out);
         };
+        self.on_response_at(to, server, frame, layout, port, now, out)
+    }
+
+    /// A response of a server to an end that is known.
+    #[allow(clippy::too_many_arguments, reason = "a frame and what is known of it")]
+    #[expect(clippy::inline_always, reason = "callers know what kind of packet it is, and of what shape")]
+    #[inline(always)]
+    pub(crate) fn on_response_at<O: Output>(
+        &mut self,
+        to: Id,
+        server: u8,
+        frame: &mut O::Frame,
+        layout: Layout,
+        port: PortId,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
+        let packet = Packet::new(frame.bytes(), layout);
         if let Some(lane) = self.straight_answer_to(to, &packet, server, port)
             && packet.verify_icrc_inline()
         {
@@ -120,14 +138,17 @@ impl Swordbox {
             return self.forward.route(frame, port, now, out);
         }
         let flow = &self.flows[id as usize];
-        let lane = flow.lane;
+        let (lane, is_own) = (flow.lane, flow.is_own);
+        if is_own && self.on_probe(lane, &packet, now, out) {
+            return Verdict::Consume;
+        }
         if lane != NONE
             && self.lanes[lane as usize].under_way > 0
             && !psn.precedes(self.lanes[lane as usize].acked)
         {
             return self.on_lane(lane, frame, layout, now, out);
         }
-        if flow.stage == Stage::Ended {
+        if self.flows[id as usize].stage == Stage::Ended {
             self.counters.ended.add(1);
             return Verdict::Drop(DropReason::NoQueuePair);
         }
@@ -491,6 +512,9 @@ impl Swordbox {
                                 Answer::Syndrome(Syndrome::Nak(code)),
                                 out,
                             );
+                        }
+                        if let Some(entry) = refused {
+                            self.refuse_key(lane, entry.asked.rkey, now);
                         }
                         self.fail(lane);
                         self.pump_ready(now, out);

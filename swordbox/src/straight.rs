@@ -51,9 +51,11 @@ impl Swordbox {
             || (wish.atomic && known.is_none())
             || !flow.has_proven(wish.rkey, wish.rights, self.period)
             || !own.has_reached(wish.va, wish.len)
-            || !owner.has_ever_proven(wish.rkey, right::WRITE)
+            || !there.accepts(owner, wish.rkey, right::WRITE)
             || (own.under_way == 0
-                && (there.server != flow.server || !owner.has_ever_proven(wish.rkey, right::ATOMIC)))
+                && (there.server != flow.server
+                    || owner.leaving
+                    || !there.accepts(owner, wish.rkey, right::ATOMIC)))
         {
             return None;
         }

@@ -24,7 +24,11 @@ impl Swordbox {
                 && now.since(there.moved) > self.config.settle
                 && !self.flows[owner as usize].is_private()
             {
-                self.leave(owner);
+                if there.is_own {
+                    self.begin_probe(lane as Id, None, now);
+                } else {
+                    self.leave(owner);
+                }
             }
         }
     }
@@ -114,6 +118,10 @@ impl Swordbox {
                 continue;
             }
             let owner = there.owner;
+            if there.is_own && there.under_way == 0 {
+                self.tend_own(lane, now, out);
+                continue;
+            }
             if there.under_way > 0 {
                 let there = &self.lanes[lane as usize];
                 let restarted = there.tries >= TRIES && self.is_doubtful(there);
@@ -128,22 +136,39 @@ impl Swordbox {
                     self.resend(lane, from, now, out);
                 }
             } else if self.flows[owner as usize].leaving {
+                self.flows[owner as usize].leaving = !there.is_given_back;
                 self.leave(owner);
                 continue;
             } else if there.waiting[0] == NONE || !self.flows[owner as usize].is_private() {
                 there.stuck = Nanos::ZERO;
-            } else if there.stuck == Nanos::ZERO || there.stuck_at != self.flows[owner as usize].sent {
+            } else if there.stuck == Nanos::ZERO || there.stuck_at != self.flows[owner as usize].came() {
                 // What it has begun goes on.
-                there.stuck_at = self.flows[owner as usize].sent;
+                there.stuck_at = self.flows[owner as usize].came();
                 there.stuck = now;
-            } else if now.since(there.stuck) > self.config.dead_after {
-                // Its owner has begun something that does not end, and others wait for it.
-                self.fail(lane);
+            } else if now.since(there.stuck) > there.patience(self.config.replay_after) && !self.stays_stuck()
+            {
+                // Its owner has begun something that does not end, as a SEND that waits for a receive, and others wait for it.
+                // Nothing of theirs is under way here: they take another lane.
+                self.leave(owner);
+                self.flows[owner as usize].unfit_until = now + self.config.dead_after;
+                self.counters.lanes_left.add(1);
                 continue;
             }
             self.pump_lane(lane, now, out);
         }
         self.pump_ready(now, out);
+    }
+
+    /// Whether a bug is planted by which no lane is left.
+    #[cfg(feature = "canary")]
+    fn stays_stuck(&self) -> bool {
+        self.config.bug == Some(crate::Bug::StuckLane)
+    }
+
+    #[cfg(not(feature = "canary"))]
+    #[expect(clippy::unused_self, reason = "it has a planted bug in other builds")]
+    const fn stays_stuck(&self) -> bool {
+        false
     }
 
     /// A lane does not work any more. What was under way there is over: some of it may have been done, in order, and the rest
@@ -174,8 +199,14 @@ impl Swordbox {
             }
             self.end(entry.flow);
         }
+        let probe = self.lanes[lane as usize].probe.take();
+        self.probing -= usize::from(probe.is_some());
         self.flows[owner as usize].lane = NONE;
-        self.end(owner);
+        if self.flows[owner as usize].is_own {
+            self.retire(lane, owner);
+        } else {
+            self.end(owner);
+        }
         // Those that wait find another lane.
         let waiting = core::mem::replace(&mut self.lanes[lane as usize].waiting, [NONE; 2]);
         let mut id = waiting[0];

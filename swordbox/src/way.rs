@@ -213,9 +213,13 @@ impl Swordbox {
             self.counters.unproven.add(1);
             return Way::Own;
         }
-        let Some(lane) = self.lane_of(id, line, &wish, now) else { return Way::Own };
+        let lane = match self.lane_of(id, line, &wish, now) {
+            Choice::Lane(lane) => lane,
+            Choice::Probed(lane) => return Way::Wait(lane),
+            Choice::None => return Way::Own,
+        };
+        let writes = self.may_write(id, lane, wish.va, wish.rkey);
         let own = &self.lines.get(line);
-        let writes = self.may_write(lane, wish.va, wish.rkey);
         if wish.rights == right::WRITE && !writes {
             return Way::Own;
         }
@@ -245,23 +249,32 @@ impl Swordbox {
 
     /// Whether what is decided may be written there on a lane.
     #[inline]
-    fn may_write(&self, lane: Id, va: u64, rkey: u32) -> bool {
-        let lane = &self.lanes[lane as usize];
-        let server = &self.config.servers[usize::from(lane.server)];
-        self.flows[lane.owner as usize].has_ever_proven(rkey, right::WRITE)
+    fn may_write(&mut self, id: Id, lane: Id, va: u64, rkey: u32) -> bool {
+        let there = &self.lanes[lane as usize];
+        let server = &self.config.servers[usize::from(there.server)];
+        if there.accepts(&self.flows[there.owner as usize], rkey, right::WRITE)
             || server.table_of(va, rkey).is_some_and(|table| table.writable)
+        {
+            return true;
+        }
+        // Regions are writable or not, whichever connection they are written on.
+        let proven = there.is_own && self.flows[id as usize].has_proven(rkey, right::WRITE, self.period);
+        if proven {
+            self.lanes[lane as usize].keys.add(rkey, right::WRITE);
+        }
+        proven
     }
 
     /// The lane that all operations on a line take; chosen now if it has none.
     #[inline]
-    fn lane_of(&mut self, id: Id, line: Id, wish: &Wish, now: Nanos) -> Option<Id> {
+    fn lane_of(&mut self, id: Id, line: Id, wish: &Wish, now: Nanos) -> Choice {
         let own = self.lines.get(line);
         let server = self.flows[id as usize].server;
         if own.lane != NONE
             && own.incarnation == self.lanes[own.lane as usize].incarnation
             && (own.under_way > 0 || self.is_usable(own.lane as usize, server, own.rkey))
         {
-            return Some(own.lane);
+            return Choice::Lane(own.lane);
         }
         self.choose_lane(id, line, wish, now)
     }
@@ -277,44 +290,67 @@ impl Swordbox {
     #[inline]
     fn is_usable(&self, lane: usize, server: u8, rkey: u32) -> bool {
         let lane = &self.lanes[lane];
-        lane.server == server
-            && lane.owner != NONE
-            && self.flows[lane.owner as usize].has_ever_proven(rkey, right::ATOMIC)
+        lane.server == server && lane.owner != NONE && {
+            let owner = &self.flows[lane.owner as usize];
+            !owner.leaving && lane.accepts(owner, rkey, right::ATOMIC)
+        }
     }
 
     #[cold]
-    fn choose_lane(&mut self, id: Id, line: Id, wish: &Wish, now: Nanos) -> Option<Id> {
+    fn choose_lane(&mut self, id: Id, line: Id, wish: &Wish, now: Nanos) -> Choice {
         let rkey = self.lines.get(line).rkey;
         let server = self.flows[id as usize].server;
+        if !self.refused[usize::from(server)].has(rkey, now) {
+            let open = |lane: &Lane| lane.server == server && lane.is_own && lane.owner != NONE;
+            if let Some(lane) = self.nth_lane(wish.va, open) {
+                if !self.is_usable(lane as usize, server, rkey) {
+                    self.want_probe(lane, wish.va, rkey, now);
+                    return Choice::Probed(lane);
+                }
+                return self.move_line(line, lane, server, wish);
+            }
+        }
         self.make_lane(id, server, now);
-        let usable = |at: &usize| self.is_usable(*at, server, rkey);
-        let count = (0..self.lanes.len()).filter(usable).count();
-        let nth = (switch::table::mix(wish.va >> 6) as usize).checked_rem(count)?;
-        let chosen = (0..self.lanes.len()).filter(usable).nth(nth)? as Id;
+        let lanes = &self.lanes;
+        let usable = |at: usize| !lanes[at].is_own && self.is_usable(at, server, rkey);
+        let count = (0..lanes.len()).filter(|at| usable(*at)).count();
+        let Some(nth) = (switch::table::mix(wish.va >> 6) as usize).checked_rem(count) else {
+            return Choice::None;
+        };
+        let Some(chosen) = (0..lanes.len()).filter(|at| usable(*at)).nth(nth) else { return Choice::None };
+        self.move_line(line, chosen as Id, server, wish)
+    }
+
+    /// A line takes another lane, or a new incarnation of its lane.
+    fn move_line(&mut self, line: Id, chosen: Id, server: u8, wish: &Wish) -> Choice {
         let incarnation = self.lanes[chosen as usize].incarnation;
-        let declared = self.declared_words(server, wish.va, rkey);
+        let declared = self.declared_words(server, wish.va, wish.rkey);
         let own = self.lines.get_mut(line);
         let moves = own.lane != NONE && (own.lane, own.incarnation) != (chosen, incarnation);
-        #[cfg(feature = "canary")]
-        let moves = moves && self.config.bug != Some(crate::Bug::KeptWord);
         if moves {
             // The server's memory may not be what it was when the other connection could still write to it.
             own.forget_all();
             own.reached = declared;
         }
         (own.lane, own.incarnation) = (chosen, incarnation);
-        (!moves || own.has_reached(wish.va, wish.len)).then_some(chosen)
+        if !moves || own.has_reached(wish.va, wish.len) { Choice::Lane(chosen) } else { Choice::None }
+    }
+
+    /// One of the lanes that fit, by the line.
+    fn nth_lane(&self, va: u64, fits: impl Fn(&Lane) -> bool) -> Option<Id> {
+        let all = || self.lanes.iter().zip(0..).filter(|(lane, _)| fits(lane));
+        let nth = (switch::table::mix(va >> 6) as usize).checked_rem(all().count())?;
+        all().nth(nth).map(|(_, number)| number)
     }
 
     /// A connection becomes a lane, if there is to be another one.
     fn make_lane(&mut self, id: Id, server: u8, now: Nanos) {
-        if self.flows[id as usize].lane != NONE {
+        let flow = &self.flows[id as usize];
+        if flow.lane != NONE || now < flow.unfit_until || flow.is_private() {
             return;
         }
-        let Some(free) = self.lanes.iter().position(|lane| lane.server == server && lane.owner == NONE)
-        else {
-            return;
-        };
+        let fits = |lane: &Lane| lane.server == server && lane.owner == NONE && !lane.is_own;
+        let Some(free) = self.lanes.iter().position(fits) else { return };
         let declared = u32::from(self.config.servers[usize::from(server)].rd_atomic);
         let flow = &mut self.flows[id as usize];
         flow.lane = free as Id;
@@ -322,4 +358,14 @@ impl Swordbox {
         self.lanes[free].open(id, flow.own_next, max_atomics, now);
         self.counters.lanes.add(1);
     }
+}
+
+/// The lane for a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Choice {
+    Lane(Id),
+    /// Whether the key is good there is being tried.
+    Probed(Id),
+    /// There is none.
+    None,
 }

@@ -263,7 +263,7 @@ fn a_file_that_changes_while_it_is_sent_is_not_kept() {
         file.write_all_at(b"another beginning", 0).unwrap();
     }
     let (well, report, said) = sender.end();
-    assert!(!well && said.replace("\n", " ").contains("was changed or replaced"), "{report}\n{said}");
+    assert!(!well && said.replace('\n', " ").contains("was changed or replaced"), "{report}\n{said}");
     let (well, text, said) = receiver.end();
     assert!(!well, "{text}\n{said}");
     assert!(entries(&into).is_empty(), "{:?}", entries(&into));

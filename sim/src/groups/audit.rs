@@ -99,8 +99,7 @@ impl<O: Output> Output for Watched<'_, O> {
 
 impl AuditedSwitch {
     /// Watches a data plane that loses this share of the NAKs to leaders.
-    pub fn new(function: P4ce, seed: u64, lose_naks: Share, seen: SharedSeen) -> Self {
-        let chance = Chance::stream(seed, 0x6e61_6b73);
+    pub fn new(function: P4ce, chance: Chance, lose_naks: Share, seen: SharedSeen) -> Self {
         Self { function, seen, chance, lose_naks, groups: BTreeMap::new() }
     }
 

@@ -1,10 +1,10 @@
 //! A client: its connections, and what they have left to do.
 
-use super::Config;
-use super::connect::{Joined, Memory, PORT, SECTION_REQUESTS, join, queue_pair};
+use super::connect::{Joined, Memory, SECTION_REQUESTS, join, queue_pair};
 use super::end::{Context, End, LANDING_VA};
 use super::plan::Plan;
 use super::truth::Shared;
+use super::{Config, PORT};
 use crate::App;
 use core::net::IpAddr;
 use rnic::cm::{Event as CmEvent, PortSpace, service_id_of};
@@ -51,6 +51,7 @@ pub struct ClientApp {
     ready: VecDeque<usize>,
     lives: u64,
     up: bool,
+    now: Nanos,
 }
 
 impl ClientApp {
@@ -73,6 +74,7 @@ impl ClientApp {
             ready: VecDeque::new(),
             lives: 0,
             up: false,
+            now: Nanos::ZERO,
         }
     }
 
@@ -134,7 +136,6 @@ impl ClientApp {
     fn stands(&mut self, work: usize, memory: Memory) {
         if let Some(end) = &mut self.works[work].end {
             end.memory = Some(memory);
-            end.store = self.truth.get().memory_of(end.server);
         }
         self.ready.push_back(work);
     }
@@ -194,7 +195,7 @@ impl ClientApp {
         let truth = self.truth.clone();
         let mut truth = truth.get();
         if let Some(end) = self.works[work].end.as_mut().filter(|end| !end.broken) {
-            end.fail(why, &mut Context { nic, truth: &mut truth, config: &self.config });
+            end.fail(why, &mut Context { nic, truth: &mut truth, config: &self.config, now: self.now });
             truth.broken.push((self.number, work));
         }
     }
@@ -209,7 +210,10 @@ impl ClientApp {
                 continue;
             };
             let was_broken = end.broken;
-            end.on_completion(&completion, &mut Context { nic, truth: &mut truth, config: &self.config });
+            end.on_completion(
+                &completion,
+                &mut Context { nic, truth: &mut truth, config: &self.config, now: self.now },
+            );
             if end.broken && !was_broken {
                 truth.broken.push((self.number, work));
                 match end.conn {
@@ -231,7 +235,7 @@ impl ClientApp {
             let Some(end) = work.end.as_mut().filter(|end| !end.broken && end.memory.is_some()) else {
                 continue;
             };
-            let mut context = Context { nic, truth: &mut truth, config: &self.config };
+            let mut context = Context { nic, truth: &mut truth, config: &self.config, now: self.now };
             if work.sections > 0 && end.section.is_none() && end.chance.below(2) == 0 {
                 work.sections -= 1;
                 end.begin_section(&mut context);
@@ -279,7 +283,7 @@ impl App for ClientApp {
     }
 
     fn run(&mut self, nic: &mut Rnic, now: Nanos) {
-        self.truth.get().now = now;
+        self.now = now;
         while let Some(event) = nic.poll_cm_event() {
             self.on_cm(nic, &event);
         }

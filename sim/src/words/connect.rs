@@ -7,8 +7,6 @@ use rocev2::aeth::RnrTimer;
 use rocev2::{Psn, Qpn};
 use switch::table::mix;
 
-/// The service that servers offer to those who connect by the communication manager
-pub(super) const PORT: u16 = 9000;
 /// How long a sender waits for a receiver that is not ready: 10 us (IB table 45)
 pub(super) const RNR_TIMER: RnrTimer = RnrTimer(1);
 /// Requests of a section that are outstanding at once

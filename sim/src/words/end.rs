@@ -5,12 +5,12 @@ use super::linear::Action;
 use super::plan::{Guess, Want};
 use super::section::Section;
 use super::truth::{Recorded, Truth};
-use super::{Config, Verb, fill, unique};
+use super::{Config, STARVED, Verb, fill, unique};
 use rnic::cm::Conn;
 use rnic::{Buffer, Completed, Completion, Data, Mr, Operation, Remote, Rnic, SendRequest, Sge, Status};
 use rocev2::Qpn;
 use std::collections::VecDeque;
-use switch::Chance;
+use switch::{Chance, Nanos};
 
 /// Where what is fetched lands
 pub(super) const LANDING_VA: u64 = 0x3000_0000_0000;
@@ -20,6 +20,7 @@ pub(super) struct Context<'a> {
     pub(super) nic: &'a mut Rnic,
     pub(super) truth: &'a mut Truth,
     pub(super) config: &'a Config,
+    pub(super) now: Nanos,
 }
 
 /// What a request is for.
@@ -89,6 +90,7 @@ pub(super) struct Request {
 #[derive(Debug)]
 struct Pending {
     id: u64,
+    posted: Nanos,
     what: What,
     slot: Option<u32>,
     fetch: usize,
@@ -101,8 +103,6 @@ pub(super) struct End {
     /// A number for this connection, and no other one ever
     pub(super) line: u32,
     pub(super) server: usize,
-    /// That server's memory when the connection stood, by number
-    pub(super) store: usize,
     pub(super) qpn: Qpn,
     /// The server's memory, when it is connected
     pub(super) memory: Option<Memory>,
@@ -114,6 +114,8 @@ pub(super) struct End {
     free: Vec<u32>,
     pending: VecDeque<Pending>,
     posted: u64,
+    /// The first request whose time is measured: the first that was posted after one was done
+    measured: u64,
     /// Requests posted since one that tells when it is done
     silent: u32,
     /// Its own memory when all is executed that was posted, and as far as it has completed
@@ -134,7 +136,6 @@ impl End {
         Self {
             line,
             server,
-            store: server,
             qpn,
             memory: None,
             conn: None,
@@ -144,6 +145,7 @@ impl End {
             free: (0..Self::slots(config)).rev().collect(),
             pending: VecDeque::new(),
             posted: 0,
+            measured: u64::MAX,
             silent: 0,
             model: own.clone(),
             confirmed: own,
@@ -237,7 +239,7 @@ impl End {
         let (first, len) = (want.at as usize, want.len as usize);
         let mut at = self.word_at(first);
         let (mut lead, mut fetch) = (0, len * 8);
-        let (line, server, fence) = (self.line, self.store, want.fence);
+        let (line, server, fence) = (self.line, self.server, want.fence);
         let (mut data, mut expected) = (Vec::new(), None);
         let (operation, recorded) = match want.verb {
             Verb::CompareSwap => {
@@ -305,7 +307,7 @@ impl End {
         }
         self.posted += 1;
         self.silent = if signaled { 0 } else { self.silent + 1 };
-        self.pending.push_back(Pending { id, what, slot, fetch, signaled });
+        self.pending.push_back(Pending { id, posted: context.now, what, slot, fetch, signaled });
     }
 
     /// A request has completed.
@@ -347,6 +349,14 @@ impl End {
     }
 
     fn finish(&mut self, pending: Pending, context: &mut Context<'_>) {
+        if self.measured == u64::MAX {
+            self.measured = self.posted;
+        }
+        // The first of a connection may wait for the neighbour's address.
+        if pending.id >= self.measured && (self.line != STARVED || context.config.starve.is_none()) {
+            let longest = &mut context.truth.counts.longest_wait;
+            *longest = (*longest).max(context.now.since(pending.posted));
+        }
         let fetched = pending.slot.map(|slot| {
             self.free.push(slot);
             context.nic.bytes(self.landing.0)[slot as usize * self.slot_size..][..pending.fetch].to_vec()
@@ -365,7 +375,7 @@ impl End {
                 for (number, recorded) in recorded.into_iter().enumerate() {
                     truth.complete(recorded, word(lead + number * 8));
                     if let Some(seen) = self.seen.get_mut(recorded.word).filter(|_| !bytes.is_empty()) {
-                        *seen = truth.newest(recorded.memory, recorded.word);
+                        *seen = truth.newest(recorded.server, recorded.word);
                     }
                 }
             }
@@ -400,7 +410,8 @@ impl End {
             What::Unlock(recorded, expected) => {
                 truth.complete(recorded, word(0));
                 let line = self.line;
-                if let Some(id) = expected.filter(|id| *id != word(0)) {
+                if let Some(id) = expected.filter(|id| *id != word(0) && !truth.is_forgotten(recorded.server))
+                {
                     let found = word(0);
                     truth.fail(|| format!("line {line}: the lock that {id:#x} has held {found:#x}"));
                 }

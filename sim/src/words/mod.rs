@@ -19,7 +19,6 @@ mod client;
 mod cluster;
 mod connect;
 mod end;
-mod liar;
 pub mod linear;
 mod plan;
 mod section;
@@ -100,20 +99,18 @@ pub struct Config {
     pub receives: u32,
     /// The time after which a receive request that was used is posted again, at most (microseconds)
     pub repost_us: u32,
+    /// For how long the server posts no receive request again on the first connection, which has one to begin with
+    pub starve: Option<Nanos>,
+    /// When clients begin
+    pub begin_at: Nanos,
+    /// Connections that a switch has at each server at once
+    pub lanes: usize,
     /// Whether connections may break: something crashes, or retries are limited
     pub may_fail: bool,
     /// How long it takes until a connection that broke is made anew
     pub reconnect_after: Nanos,
     /// Whether a server keeps its end of a connection that broke, if the client is still there
     pub linger: bool,
-    /// How often a host's UDP source ports change, as a network's paths may
-    pub rehashes: u32,
-    /// How many connections lose their right to words; needs `may_fail`
-    pub revocations: u32,
-    /// For how long they may go on after that at most
-    pub revoked_within: Nanos,
-    /// Packets of a host that has neither rights nor scruples
-    pub lies: u32,
     /// Each client's link to the switch
     pub client_link: Link,
     /// Each server's
@@ -155,13 +152,12 @@ impl Default for Config {
             forgetful: Share::NEVER,
             receives: 8,
             repost_us: 0,
+            starve: None,
+            begin_at: Nanos::ZERO,
+            lanes: 0,
             may_fail: false,
             reconnect_after: Nanos::from_micros(300),
             linger: false,
-            rehashes: 0,
-            revocations: 0,
-            revoked_within: Nanos::ZERO,
-            lies: 0,
             client_link: Link::default(),
             server_link: Link::default(),
             #[cfg(feature = "canary")]
@@ -169,6 +165,40 @@ impl Default for Config {
         }
     }
 }
+
+/// What a switch that asks a server for a connection of its own is to get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lane {
+    /// A queue pair as clients have it
+    Good,
+    /// A queue pair of another protection domain: no key is good there
+    OtherDomain,
+    /// A refusal
+    Refused,
+}
+
+impl Lane {
+    const ALL: [Self; 3] = [Self::Good, Self::OtherDomain, Self::Refused];
+
+    /// What it writes into its REQ's private data
+    pub const fn private_data(self) -> &'static [u8] {
+        match self {
+            Self::Good => b"lane: good",
+            Self::OtherDomain => b"lane: other domain",
+            Self::Refused => b"lane: refused",
+        }
+    }
+
+    /// What a REQ with this private data asks for, if it is a switch's.
+    fn asked_by(private_data: &[u8]) -> Option<Self> {
+        Self::ALL.into_iter().find(|lane| private_data.starts_with(lane.private_data()))
+    }
+}
+
+/// The port of `rdma_cm` at which servers accept connections
+pub const PORT: u16 = 9000;
+/// The connection that is starved
+const STARVED: u32 = 1;
 
 impl Config {
     /// Bytes of a server's words and locks
@@ -183,7 +213,7 @@ impl Config {
 
     /// Ports that a switch needs for all hosts
     pub fn ports(&self) -> u16 {
-        self.clients + self.servers + u16::from(self.lies > 0)
+        self.clients + self.servers
     }
 
     /// Whether the wires keep the order of frames.

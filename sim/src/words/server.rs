@@ -1,13 +1,13 @@
 //! A memory server: words and pages that all connections share, memory of each connection's own, and receives.
 
-use super::connect::{Joined, Kind, Memory, PORT, RNR_TIMER, join, kind, message, queue_pair};
+use super::connect::{Joined, Kind, Memory, RNR_TIMER, join, kind, message, queue_pair};
 use super::truth::Shared;
-use super::{Config, PAGES_VA, TABLE_VA};
+use super::{Config, Lane, PAGES_VA, PORT, STARVED, TABLE_VA};
 use crate::App;
 use rnic::cm::{Conn, Event as CmEvent, PortSpace, RemoteRequest};
 use rnic::{
-    Access, Buffer, Completed, Completion, ConnParam, Cq, Modify, Mr, Pd, RecvRequest, Remote, Rnic, Sge,
-    State, Status,
+    Access, Buffer, Completed, Completion, ConnParam, Cq, Mr, Pd, RecvRequest, Remote, Rnic, Sge, State,
+    Status,
 };
 use rocev2::Qpn;
 use rocev2::cm::RejReason;
@@ -50,6 +50,8 @@ pub struct ServerApp {
     resources: Option<Resources>,
     /// By the number of the queue pair in this life
     served: BTreeMap<u32, Served>,
+    /// Queue pairs of a switch's own connections
+    lanes: BTreeMap<Conn, Qpn>,
     by_line: BTreeMap<u32, u32>,
     reposts: BTreeMap<(Nanos, u64), (u32, u64)>,
     reposted: u64,
@@ -66,6 +68,7 @@ impl ServerApp {
             truth,
             resources: None,
             served: BTreeMap::new(),
+            lanes: BTreeMap::new(),
             by_line: BTreeMap::new(),
             reposts: BTreeMap::new(),
             reposted: 0,
@@ -115,7 +118,8 @@ impl ServerApp {
         let served = Served { line, conn: None, own, receives, messages: 0 };
         self.by_line.insert(line, qpn.get());
         self.served.insert(qpn.get(), served);
-        for slot in 0..self.config.receives {
+        let receives = if self.is_starved(line) { 1 } else { self.config.receives };
+        for slot in 0..receives {
             self.repost(nic, qpn.get(), slot.into());
         }
         let behind = TABLE_VA + self.config.table_size() as u64;
@@ -141,11 +145,8 @@ impl ServerApp {
         }
     }
 
-    /// Takes the right to write to words away from a connection; its line, if it has one so far.
-    pub(super) fn revoke(&mut self, nic: &mut Rnic, nth: u64) -> Option<u32> {
-        let (qpn, served) = self.served.iter().nth((nth % self.served.len().max(1) as u64) as usize)?;
-        nic.modify_qp(Qpn::new(*qpn), Modify::Access(Access::REMOTE_READ)).ok()?;
-        Some(served.line)
+    fn is_starved(&self, line: u32) -> bool {
+        line == STARVED && self.config.starve.is_some()
     }
 
     fn repost(&mut self, nic: &mut Rnic, qpn: u32, slot: u64) {
@@ -187,6 +188,7 @@ impl ServerApp {
                 .fail(|| format!("line {line}: message {number} came as something else: {completion:?}"));
         }
         let after = Nanos(self.chance.below(u64::from(self.config.repost_us) * 1000 + 1));
+        let after = self.config.starve.filter(|_| line == STARVED).unwrap_or(after);
         if after == Nanos::ZERO {
             self.repost(nic, qpn, completion.id);
         } else {
@@ -203,6 +205,11 @@ impl ServerApp {
                 // There is no room, or it is nobody's request.
                 _ = accepted.ok_or(()).or_else(|()| nic.reject(conn, RejReason::CONSUMER, &[], now));
             }
+            _ if event.is_last() && self.lanes.contains_key(&conn) => {
+                if let Some(qpn) = self.lanes.remove(&conn) {
+                    _ = nic.destroy_qp(qpn);
+                }
+            }
             _ if event.is_last() => {
                 let line =
                     self.served.values().find(|served| served.conn == Some(conn)).map(|served| served.line);
@@ -215,6 +222,9 @@ impl ServerApp {
     }
 
     fn accept(&mut self, nic: &mut Rnic, conn: Conn, request: &RemoteRequest, now: Nanos) -> Option<()> {
+        if let Some(lane) = Lane::asked_by(&request.private_data) {
+            return self.accept_lane(nic, conn, lane, now);
+        }
         let line = u32::from_be_bytes(*request.private_data.first_chunk()?);
         let (qpn, memory) = self.serve(nic, line)?;
         let param = ConnParam {
@@ -226,6 +236,26 @@ impl ServerApp {
             ..ConnParam::default()
         };
         self.served.get_mut(&qpn.get())?.conn = Some(conn);
+        nic.accept(conn, qpn, param, now).ok()
+    }
+
+    /// Accepts a connection of a switch's own.
+    fn accept_lane(&mut self, nic: &mut Rnic, conn: Conn, lane: Lane, now: Nanos) -> Option<()> {
+        let Resources { pd, cq, .. } = self.resources?;
+        let pd = match lane {
+            Lane::Good => pd,
+            Lane::OtherDomain => nic.alloc_pd(),
+            Lane::Refused => return None,
+        };
+        let qpn = queue_pair(nic, pd, cq, 1, 1);
+        let param = ConnParam {
+            responder_resources: self.config.max_rd_atomic,
+            initiator_depth: 0,
+            rnr_retry_count: 7,
+            min_rnr_timer: RNR_TIMER,
+            ..ConnParam::default()
+        };
+        self.lanes.insert(conn, qpn);
         nic.accept(conn, qpn, param, now).ok()
     }
 
@@ -251,6 +281,7 @@ impl App for ServerApp {
     fn crash(&mut self) {
         self.up = false;
         self.served.clear();
+        self.lanes.clear();
         self.by_line.clear();
         self.reposts.clear();
         self.resources = None;

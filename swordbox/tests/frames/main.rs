@@ -5,6 +5,7 @@ mod crowd;
 mod doubts;
 mod identity;
 mod net;
+mod own;
 mod reads;
 mod restart;
 mod rights;

@@ -26,11 +26,11 @@ impl Part {
     pub(super) fn create(folder: &Path) -> Result<Self> {
         remove_abandoned(folder);
         for _ in 0..ATTEMPTS {
-            let mode = Permissions::from_mode(0o666);
+            let all = Permissions::from_mode(0o666);
             let made = tempfile::Builder::new()
                 .prefix(PREFIX)
                 .suffix(SUFFIX)
-                .permissions(mode)
+                .permissions(all)
                 .tempfile_in(folder)?;
             let part = Self { file: Some(made) };
             match flock(part.file()?, FlockOperation::NonBlockingLockExclusive) {

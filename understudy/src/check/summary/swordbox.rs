@@ -43,7 +43,8 @@ fn memory(switch: &Config) -> String {
 }
 
 fn server(server: &Server) -> String {
-    let Server { host, tables, structures, never, detect, lanes, path_mtu: _, rd_atomic, share } = server;
+    let Server { host, tables, structures, never, detect, lanes, path_mtu: _, rd_atomic, share, connect } =
+        server;
     let lists = structures.iter().filter(|structure| matches!(structure, Structure::Lists(_))).count();
     let locks = structures.len() - lists;
     let steered = match lists {
@@ -63,8 +64,12 @@ fn server(server: &Server) -> String {
         0 => String::new(),
         count => format!(", but for {count} ranges"),
     };
+    let own = match connect {
+        Some(own) => format!("{} lanes of the switch's own, or ", own.lanes),
+        None => String::new(),
+    };
     format!(
-        "{host}: {words}{never}, on up to {lanes} shared connections, {rd_atomic} READs and atomics at once on each{steered}"
+        "{host}: {words}{never}, on {own}up to {lanes} shared connections, {rd_atomic} READs and atomics at once on each{steered}"
     )
 }
 

@@ -4,14 +4,19 @@
 mod structures;
 
 use super::FunctionConfig;
+use super::forward::station;
 use super::port::Ports;
 use super::report::Problem;
+use super::scenario::address;
 use super::tree::{Table, Value, subsections};
 use core::ops::Range;
+use rnic::Interface;
+use rnic::cm::{PortSpace, service_id_of};
+use rocev2::ethernet::MacAddr;
 use std::path::PathBuf;
 use switch::Nanos;
 use switch::forward::config::Topology;
-use swordbox::{Config, FailedCas, Layers, Server};
+use swordbox::{Config, Connect, FailedCas, Layers, Server};
 
 const SERVER: &str = "[[swordbox.server]]";
 const TABLE: &str = "[[swordbox.server.table]]";
@@ -23,6 +28,8 @@ const LAYERS: [&str; 4] = ["remap", "cas_to_write", "steer_writes", "steer_reads
 const MAX_RD_ATOMIC: u64 = 255;
 /// A minute: longer waits are a slip
 const MAX_US: u64 = 60_000_000;
+/// Lanes of the switch's own at a server, if not said
+const LANES: u64 = 4;
 /// A word, in bytes
 const WORD: u64 = 8;
 
@@ -33,6 +40,8 @@ pub(crate) struct SwordboxConfig {
     pub(crate) switch: Config,
     /// Where connections are written down
     pub(crate) journal: Option<PathBuf>,
+    /// The switch's MAC address is the first port's own, and not yet in `switch`
+    pub(crate) mac_of_port: bool,
 }
 
 /// What is sent from here has the headers with which packets came, MAC addresses as well.
@@ -91,9 +100,54 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
         failed_cas: if failed_cas == Some("answer") { FailedCas::Answer } else { FailedCas::Write },
         ..default
     };
-    let servers = servers(table);
-    let switch = Config { forward: forward?, servers: servers?, ..config };
-    Some(FunctionConfig::Swordbox(SwordboxConfig { switch, journal }))
+    let mac = table.get("mac", "\"02:00:00:00:00:fe\"").and_then(|value| station(&value));
+    let interface = interface(table, mac);
+    let servers = servers(table, interface.is_some());
+    let mac_of_port = interface.is_some() && mac.is_none();
+    let switch = Config { forward: forward?, servers: servers?, interface, ..config };
+    Some(FunctionConfig::Swordbox(SwordboxConfig { switch, journal, mac_of_port }))
+}
+
+/// The switch's own addresses, for lanes of its own
+fn interface(table: &Table<'_>, mac: Option<MacAddr>) -> Option<Interface> {
+    let addresses = table.get("addresses", "[\"10.0.0.254/24\"]");
+    let gateways = table.get("gateways", "[\"10.0.0.1\"]");
+    let vlan = table.spanned_number("vlan", 1..=4094, 10).map(|id| id.into_inner() as u16);
+    let addresses: Vec<_> = addresses?.list()?.iter().map(address).collect::<Option<_>>()?;
+    let gateways =
+        gateways.map_or(Some(Vec::new()), |value| value.list()?.iter().map(super::nic::ip).collect());
+    (!addresses.is_empty()).then(|| Interface {
+        mac: mac.unwrap_or(MacAddr([0; 6])),
+        addresses,
+        gateways: gateways.unwrap_or_default(),
+        vlan,
+        neighbours: Vec::new(),
+    })
+}
+
+/// The service at which the switch connects lanes of its own
+fn connect_of(value: Value<'_>, has_address: bool) -> Option<Connect> {
+    if !has_address {
+        let problem = value.problem("lanes of the switch's own need an address");
+        value.add(problem.label("from where?").help(
+            "add `addresses = [\"10.0.0.254/24\"]` to [swordbox], an address of the server's network that no host has",
+        ));
+    }
+    let table = value.like("{ port = 7471 }").table("`connect`")?;
+    let port = table.require("port", "7471").and_then(|port| port.number(1..=65_535, 7471));
+    let lanes = table.number("lanes", 1..=64, LANES) as usize;
+    let private_data = table.get("private_data", "\"a word\"").map_or(Some(Vec::new()), |value| {
+        let bytes = value.text()?.as_bytes().to_vec();
+        if bytes.len() > rnic::cm::private_data::REQ_CMA {
+            let most = rnic::cm::private_data::REQ_CMA;
+            let problem = value.problem(format!("`private_data` has {} bytes", bytes.len()));
+            value.add(problem.label("too long").help(format!("a REQ has room for {most}")));
+        }
+        Some(bytes)
+    });
+    table.finish();
+    let service = service_id_of(PortSpace::Tcp, port? as u16);
+    Some(Connect { service, private_data: private_data?, lanes })
 }
 
 /// Two sides of a connection may only differ if that outlives this program.
@@ -134,7 +188,7 @@ fn layers_of(value: &Value<'_>) -> Layers {
     layers
 }
 
-fn servers(table: &Table<'_>) -> Option<Vec<Server>> {
+fn servers(table: &Table<'_>, has_address: bool) -> Option<Vec<Server>> {
     let tables = subsections(table, "server", SERVER)?;
     if tables.is_empty() {
         let problem = table.problem("[swordbox] has no server").label("for whose clients?");
@@ -161,20 +215,22 @@ fn servers(table: &Table<'_>) -> Option<Vec<Server>> {
             }
             places.push((ip, place));
         }
-        let server = server(&table, ip);
+        let server = server(&table, ip, has_address);
         table.finish();
         servers.push(server);
     }
     servers.into_iter().collect()
 }
 
-fn server(table: &Table<'_>, host: Option<core::net::IpAddr>) -> Option<Server> {
+fn server(table: &Table<'_>, host: Option<core::net::IpAddr>, has_address: bool) -> Option<Server> {
     let default = Server::new(core::net::Ipv4Addr::UNSPECIFIED.into());
     let detect = table.number("detect", 0..=u32::MAX.into(), default.detect.into()) as u32;
     let lanes = table.number("lanes", 1..=64, default.lanes as u64) as usize;
     let rd_atomic = table.number("rd_atomic", 1..=MAX_RD_ATOMIC, default.rd_atomic.into()) as u8;
     let share = table.boolean("share", true);
     let path_mtu = table.number("path_mtu", 0..=4096, default.path_mtu.into()) as u16;
+    let connect = table.get("connect", "{ port = 7471 }");
+    let connect = connect.map_or(Some(None), |value| connect_of(value, has_address).map(Some));
     let never = table.get("never", "[{ va = 0x10000, bytes = 4096 }]").map_or(Some(Vec::new()), |value| {
         let never = |element: Value<'_>| {
             let table = element.like("{ va = 0x10000, bytes = 4096 }").table("`never`")?;
@@ -189,7 +245,18 @@ fn server(table: &Table<'_>, host: Option<core::net::IpAddr>) -> Option<Server> 
     let tables: Option<Vec<_>> = tables.into_iter().map(lock_table).collect();
     let structures = structures::read(table);
     let (host, tables, structures, never) = (host?, tables?, structures?, never?);
-    Some(Server { host, tables, structures, never, detect, lanes, path_mtu, rd_atomic, share })
+    Some(Server {
+        host,
+        tables,
+        structures,
+        never,
+        detect,
+        lanes,
+        path_mtu,
+        rd_atomic,
+        share,
+        connect: connect?,
+    })
 }
 
 /// Words of a server's memory

@@ -2,12 +2,14 @@
 
 use super::{PORTS, folder, read, read_in, wrong};
 use crate::config::{FunctionConfig, SwordboxConfig};
+use rnic::Interface;
+use rocev2::ethernet::MacAddr;
 use switch::Nanos;
 use switch::drop::FaultSet;
 use switch::forward::config::{MacTable, Topology};
 use swordbox::clients::clover::Layout;
 use swordbox::steering::{ListsConfig, LocksConfig, Structure};
-use swordbox::{Config, FailedCas, Layers, Server, Table};
+use swordbox::{Config, Connect, FailedCas, Layers, Server, Table};
 
 const SERVER: &str = "[[swordbox.server]]\nhost = \"10.0.0.9\"\n";
 const BRIDGE: &str = "mac_table = {}\n";
@@ -52,7 +54,7 @@ fn forward() -> switch::forward::Config {
 fn what_is_not_said() {
     let servers = vec![Server::new([10, 0, 0, 9].into())];
     let expected = Config { servers, ..Config::new(forward()) };
-    assert_eq!(switch(&swordbox("")), SwordboxConfig { switch: expected, journal: None });
+    assert_eq!(switch(&swordbox("")), SwordboxConfig { switch: expected, journal: None, mac_of_port: false });
 }
 
 #[test]
@@ -61,9 +63,10 @@ fn what_is_said() {
         "layers = [\"remap\", \"cas_to_write\", \"steer_writes\", \"steer_reads\"]\njournal = \"j/x\"",
         "failed_cas = \"answer\"\nconnections = 3\nin_flight = 4\nrd_atomic = 5\nlines = 6\nheld = 7\nageing_s = 8\nproof_s = 23\nconnections_per_host = 24",
         "settle_us = 9\nreplay_after_us = 10\ndead_after_ms = 11\ncounted_qps = 0\nverify = [\"icrc\"]\nappends = 15\nwithheld = 16",
+        "mac = \"02:00:00:00:00:fe\"\naddresses = [\"10.0.0.254/24\"]\ngateways = [\"10.0.0.1\"]\nvlan = 10",
     ];
     let second = [
-        "[[swordbox.server]]\nhost = \"fd00::9\"\ndetect = 12\nlanes = 13\nrd_atomic = 14\nshare = false\npath_mtu = 1024",
+        "[[swordbox.server]]\nhost = \"fd00::9\"\ndetect = 12\nlanes = 13\nrd_atomic = 14\nshare = false\npath_mtu = 1024\nconnect = { port = 7471, lanes = 3, private_data = \"lane\" }",
         "never = [{ va = 0xffff, bytes = 1 }, { va = 0, bytes = 8 }]",
         "[[swordbox.server.table]]\nrkey = 0x1234\nwritable = true",
         "[[swordbox.server.table]]\nva = 0x7fff00000000\nbytes = 0x1000\nstride = 64",
@@ -90,6 +93,13 @@ fn what_is_said() {
     ];
     let never = vec![0xffff..0x1_0000, 0..8];
     let host = [0xfd00, 0, 0, 0, 0, 0, 0, 9].into();
+    let service = rnic::cm::service_id_of(rnic::cm::PortSpace::Tcp, 7471);
+    let connect = Some(Connect { service, private_data: b"lane".to_vec(), lanes: 3 });
+    let interface = Interface {
+        gateways: vec![[10, 0, 0, 1].into()],
+        vlan: Some(10),
+        ..Interface::new(MacAddr([2, 0, 0, 0, 0, 0xfe]), [10, 0, 0, 254].into(), 24)
+    };
     let expected = Config {
         forward: switch::forward::Config { verify_icrc: true, counted_qps: 0, ..forward() },
         connections: 3,
@@ -117,10 +127,12 @@ fn what_is_said() {
                 path_mtu: 1024,
                 rd_atomic: 14,
                 share: false,
+                connect,
             },
         ],
         layers: Layers { remap: true, cas_to_write: true, steer_writes: true, steer_reads: true },
         failed_cas: FailedCas::Answer,
+        interface: Some(interface),
         ..Config::new(forward())
     };
     let text = swordbox(&all.join("\n")) + &second.join("\n");
@@ -128,7 +140,7 @@ fn what_is_said() {
     let found = read_in(folder.path(), &text).unwrap_or_else(|report| panic!("{}", report.render()));
     // It lies where the file does.
     let journal = Some(folder.path().join("j/x"));
-    assert_eq!(switch_of(found.function), SwordboxConfig { switch: expected, journal });
+    assert_eq!(switch_of(found.function), SwordboxConfig { switch: expected, journal, mac_of_port: false });
 }
 
 #[test]
@@ -177,6 +189,11 @@ fn servers() {
         &server("[[swordbox.server]]\nhost = \"10.0.0.9\" #!"),
         "two servers have the address 10.0.0.9",
         "write what is said of it into one table",
+    );
+    wrong(
+        &server("connect = { port = 7471 } #!"),
+        "lanes of the switch's own need an address",
+        "add `addresses = [\"10.0.0.254/24\"]` to [swordbox], an address of the server's network that no host has",
     );
     wrong(
         &server("[[swordbox.server]] #!\nlanes = 1"),

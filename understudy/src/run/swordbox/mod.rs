@@ -6,17 +6,18 @@ pub(super) mod journal;
 mod tests;
 
 use super::report::{Report, SwordboxReport};
-use super::{Until, forward, run_until};
+use super::{Until, by_chance, forward, run_until};
 use crate::config::{self, Config, FunctionConfig, SwordboxConfig};
 use crate::observe::Told;
 use core::fmt::Write as _;
 use core::sync::atomic::{AtomicBool, Ordering};
 use dataplane::{ControlOutput, Live, Mbuf, Plane, PortInfo, Runtime, Stop};
 use journal::Journal;
+use rocev2::ethernet::MacAddr;
 use std::io;
 use std::sync::Arc;
 use switch::PortId;
-use swordbox::{Connection, Control, Counters, Event, Layers, Memory, Swordbox};
+use swordbox::{ConnectCounters, Connection, Control, Counters, Event, Layers, Memory, Swordbox};
 
 /// What has to be there before anything is started.
 pub(super) struct Beginning {
@@ -53,7 +54,7 @@ impl Beginning {
 /// What is kept, and in how many bytes.
 fn memory_text(config: &swordbox::Config, memory: Memory) -> String {
     let Memory { connections, in_flight, lines, held, structures } = memory;
-    let lanes: usize = config.servers.iter().map(|server| server.lanes).sum();
+    let lanes = config.lanes();
     format!(
         "Swordbox keeps up to {} connections in {connections} bytes, {} operations under way on each of {lanes} shared \
          connections in {in_flight}, the words of {} lines in {lines}, {} frames that wait in {held}, and what is known of data structures \
@@ -145,7 +146,10 @@ pub(super) fn run(
 ) -> Report {
     let Beginning { asked, journal, again } = beginning;
     let ended = journal.iter().flat_map(Journal::live).collect();
-    let switch = swordbox::Config { ended, ..config.switch.clone() };
+    let mut switch = swordbox::Config { ended, ..config.switch.clone() };
+    if let Some(interface) = switch.interface.as_mut().filter(|_| config.mac_of_port) {
+        interface.mac = MacAddr(runtime.ports().next().map_or([0; 6], |port| port.mac));
+    }
     let memory = switch.memory();
     let mut said = memory_text(&switch, memory);
     if !switch.ended.is_empty() {
@@ -155,33 +159,50 @@ pub(super) fn run(
     eprintln!("{said}");
     let counted_qps = switch.forward.counted_qps;
     let layers = switch.layers;
+    let told_to_control = switch.clone();
     let function = Swordbox::new(switch);
     let (counters, bridged) = (function.counters(), function.forward_counters());
     let journal: Box<dyn swordbox::Journal + Send> = match journal {
         Some(journal) => Box::new(journal),
         None => Box::new(Nowhere),
     };
-    let mut control = Reloading { plane: Plane::new(Control::new(journal)), asked, again, layers };
+    let mut control = Reloading {
+        plane: Plane::new(Control::new(journal).with_lanes(&told_to_control, by_chance())),
+        asked,
+        again,
+        layers,
+    };
     let tell = |control: &Reloading| {
         let [connections, shared, lines, held] = counters.usage();
         Told::forwarded(core::slice::from_ref(&bridged))
             .counters(counters.all())
             .counters([("unwritten", control.plane.control.failed())])
+            .counters(own_lanes(&control.plane.control))
             .gauges([("connections", connections), ("lanes_now", shared), ("lines", lines), ("held", held)])
     };
     let (outcome, seconds) = run_until(runtime, vec![function], &mut control, tell, until, stop);
     let report = forward::report(runtime, &outcome, &[bridged], counted_qps, seconds);
-    let told = told(&counters, control.plane.control.failed(), control.layers, memory);
+    let told = told(&counters, &control.plane.control, control.layers, memory);
     Report { swordbox: Some(told), ..report }
 }
 
-fn told(counters: &Counters, unwritten: u64, layers: Layers, memory: Memory) -> SwordboxReport {
+/// What became of attempts to connect lanes of the switch's own
+fn own_lanes(control: &Control) -> [(&'static str, u64); 3] {
+    let ConnectCounters { asked, refused, unanswered, .. } = control.lanes();
+    [("own_lanes_asked", asked), ("own_lanes_refused", refused), ("own_lanes_unanswered", unanswered)]
+}
+
+fn told(counters: &Counters, control: &Control, layers: Layers, memory: Memory) -> SwordboxReport {
     let [connections, shared, lines, held] = counters.usage();
     let Memory { connections: tracking, in_flight, lines: words, held: waiting, structures } = memory;
     SwordboxReport {
         layers: layers_text(layers),
-        counters: counters.all().map(|(name, count)| (name.to_owned(), count.into())).collect(),
-        unwritten,
+        counters: counters
+            .all()
+            .chain(own_lanes(control))
+            .map(|(name, count)| (name.to_owned(), count.into()))
+            .collect(),
+        unwritten: control.failed(),
         usage: [("connections", connections), ("lanes", shared), ("lines", lines), ("held", held)].into(),
         memory_bytes: [
             ("connections", tracking),

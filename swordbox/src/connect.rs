@@ -1,0 +1,388 @@
+//! The control plane's part of lanes of the switch's own: connects them at each server that has a service for it, and
+//! connects them again when they are lost.
+//!
+//! ```text
+//! control plane          data plane              server
+//!   | ------------------------- REQ ------------> |
+//!   | <------------------------ REP ------------- |   queue pair, first PSN
+//!   | -- OpenLane -------> |                       |
+//!   | <- LaneOpened ------ |                       |
+//!   | ------------------------- RTU ------------> |
+//! ```
+
+use crate::Id;
+use crate::config::{Config, Connect};
+use crate::function::{Command, Event};
+use crate::own::OpenLane;
+use core::net::IpAddr;
+use rnic::cm::{self, Conn, ConnectRequest, Event as CmEvent, Peer, RemoteReply};
+use rnic::{Endpoint, Interface};
+use rocev2::ethernet::{Ethernet, MacAddr, VlanTag, ethertype};
+use rocev2::ipv4::Ipv4;
+use rocev2::ipv6::Ipv6;
+use rocev2::repr::{Ip, Repr};
+use rocev2::udp::PROTOCOL as UDP;
+use rocev2::{Bth, Opcode, Psn, Qpn};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use switch::{Chance, Egress, Nanos, PortId};
+use zerocopy::FromBytes;
+
+/// READs and atomics outstanding at once on a lane, at most
+const INITIATOR_DEPTH: u8 = 16;
+/// Path MTU in bytes: requests on lanes have payloads of up to 64
+const PATH_MTU: u16 = 256;
+/// How often a CM message is sent again
+const CM_RETRIES: u8 = 5;
+/// Queue pair numbers below this have a meaning, or look as if they had
+const FIRST_QPN: u64 = 16;
+/// The back-off doubles, up to this often.
+const MOST_DOUBLED: u32 = 8;
+/// The time between two looks for a neighbour that is not known
+const LOOK_EVERY: Nanos = Nanos::from_millis(20);
+/// Neighbours whose port is remembered at most
+const MAX_NEIGHBOURS: usize = 4096;
+const HOP_LIMIT: u8 = 64;
+
+/// How far a lane is.
+#[derive(Debug)]
+enum Stage {
+    /// It is connected at this time.
+    Waiting(Nanos),
+    /// The server has been asked.
+    Asked { conn: Conn, qpn: Qpn },
+    /// The server has replied; the way to it is looked for, next at `look`, until `until` at most.
+    Replied { conn: Conn, qpn: Qpn, reply: Box<RemoteReply>, look: Nanos, until: Nanos },
+    /// The data plane opens it.
+    Opening { conn: Conn, qpn: Qpn },
+    /// In use
+    Open { conn: Conn, qpn: Qpn },
+}
+
+impl Stage {
+    fn conn(&self) -> Option<(Conn, Qpn)> {
+        match *self {
+            Self::Waiting(_) => None,
+            Self::Asked { conn, qpn }
+            | Self::Replied { conn, qpn, .. }
+            | Self::Opening { conn, qpn }
+            | Self::Open { conn, qpn } => Some((conn, qpn)),
+        }
+    }
+}
+
+/// A lane of the switch's own.
+#[derive(Debug)]
+struct OwnLane {
+    /// Its number in the data plane
+    number: Id,
+    host: IpAddr,
+    connect: Connect,
+    stage: Stage,
+    /// Attempts in vain since it was open
+    failures: u32,
+}
+
+/// What became of attempts to connect lanes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ConnectCounters {
+    /// Lanes that servers were asked for
+    pub asked: u64,
+    /// Of those, opened
+    pub opened: u64,
+    /// Refused by the server
+    pub refused: u64,
+    /// Not answered by the server
+    pub unanswered: u64,
+    /// Lost after they were open
+    pub lost: u64,
+}
+
+/// Connects lanes of the switch's own.
+#[derive(Debug)]
+pub(crate) struct Connector {
+    interface: Interface,
+    endpoint: Endpoint,
+    chance: Chance,
+    /// The port behind which each neighbour was heard last
+    ports: BTreeMap<[u8; 6], PortId>,
+    lanes: Vec<OwnLane>,
+    qpns: BTreeSet<Qpn>,
+    timeout: Nanos,
+    reconnect_after: Nanos,
+    commands: VecDeque<Command>,
+    counters: ConnectCounters,
+}
+
+/// The exponent of the CM's times: 4.096 us times two to this
+fn exponent(time: Nanos) -> u8 {
+    (time.0 / 4096).max(1).ilog2() as u8
+}
+
+impl Connector {
+    /// One for the servers of a configuration, if there is one with a service, and the switch has an address. What is random
+    /// is drawn from `seed`: another one after each start, so that nothing of before is taken for something new.
+    pub(crate) fn of(config: &Config, seed: u64) -> Option<Self> {
+        let interface = config.interface.clone()?;
+        let own = config.own_lanes();
+        let lanes: Vec<_> = own
+            .map(|(number, server)| OwnLane {
+                number,
+                host: server.0,
+                connect: server.1.clone(),
+                stage: Stage::Waiting(Nanos::ZERO),
+                failures: 0,
+            })
+            .collect();
+        let cm = cm::Config {
+            capacity: 4 * lanes.len().max(1),
+            response_timeout: exponent(config.connect_timeout),
+            max_retries: CM_RETRIES,
+            ..cm::Config::default()
+        };
+        (!lanes.is_empty()).then(|| Self {
+            endpoint: Endpoint::new(interface.clone(), cm, seed),
+            interface,
+            chance: Chance::stream(seed, 0x6c61_6e65),
+            ports: BTreeMap::new(),
+            lanes,
+            qpns: BTreeSet::new(),
+            timeout: config.connect_timeout,
+            reconnect_after: config.reconnect_after,
+            commands: VecDeque::new(),
+            counters: ConnectCounters::default(),
+        })
+    }
+
+    pub(crate) fn counters(&self) -> ConnectCounters {
+        self.counters
+    }
+
+    /// A frame came for the switch itself.
+    pub(crate) fn on_punt(&mut self, frame: &[u8], port: PortId, now: Nanos) {
+        if let Ok((ethernet, _)) = Ethernet::ref_from_prefix(frame)
+            && !ethernet.src.is_group()
+            && (self.ports.len() < MAX_NEIGHBOURS || self.ports.contains_key(&ethernet.src.0))
+        {
+            self.ports.insert(ethernet.src.0, port);
+        }
+        self.endpoint.on_frame(frame, now);
+        self.go_on(now);
+    }
+
+    /// The data plane has something to say of a lane.
+    pub(crate) fn on_event(&mut self, event: Event, now: Nanos) {
+        let (Event::LaneOpened { lane: number, qpn: of, .. } | Event::LaneLost { lane: number, qpn: of }) =
+            event
+        else {
+            return;
+        };
+        let Some(at) = self.lanes.iter().position(|lane| lane.number == number) else { return };
+        let Some((conn, qpn)) = self.lanes[at].stage.conn().filter(|(_, qpn)| *qpn == of) else { return };
+        match event {
+            Event::LaneOpened { opened: true, .. } if self.endpoint.cm_mut().confirm(conn, &[]).is_ok() => {
+                self.counters.opened += 1;
+                self.lanes[at].failures = 0;
+                self.lanes[at].stage = Stage::Open { conn, qpn };
+            }
+            Event::LaneOpened { opened: true, .. } => {
+                self.commands.push_back(Command::CloseLane { lane: number, qpn });
+                self.give_up(at, now);
+            }
+            _ => self.give_up(at, now),
+        }
+        self.go_on(now);
+    }
+
+    pub(crate) fn on_timer(&mut self, now: Nanos) {
+        if self.endpoint.next_timer().is_some_and(|at| at <= now) {
+            self.endpoint.on_timer(now);
+        }
+        self.go_on(now);
+    }
+
+    pub(crate) fn next_timer(&self) -> Option<Nanos> {
+        let due = self.lanes.iter().filter_map(|lane| match lane.stage {
+            Stage::Waiting(at) => Some(at),
+            Stage::Replied { look, .. } => Some(look),
+            _ => None,
+        });
+        due.chain(self.endpoint.next_timer()).min()
+    }
+
+    pub(crate) fn poll_command(&mut self) -> Option<Command> {
+        self.commands.pop_front()
+    }
+
+    pub(crate) fn poll_transmit(&mut self, now: Nanos, frame: &mut Vec<u8>) -> Option<Egress> {
+        self.endpoint.poll_transmit(now, frame).then(|| {
+            let port = frame.first_chunk().and_then(|dst| self.ports.get(dst));
+            port.map_or(Egress::All, |port| Egress::Port(*port))
+        })
+    }
+
+    /// Does everything that can be done now.
+    fn go_on(&mut self, now: Nanos) {
+        while let Some(event) = self.endpoint.cm_mut().poll_event() {
+            self.on_cm(event, now);
+        }
+        for at in 0..self.lanes.len() {
+            match self.lanes[at].stage {
+                Stage::Waiting(time) if time <= now => self.ask(at, now),
+                Stage::Replied { .. } => self.open(at, now),
+                _ => {}
+            }
+        }
+    }
+
+    fn on_cm(&mut self, event: CmEvent, now: Nanos) {
+        let of = |lane: &OwnLane| lane.stage.conn().is_some_and(|(conn, _)| conn == event.conn());
+        let Some(at) = self.lanes.iter().position(of) else { return };
+        let lane = &mut self.lanes[at];
+        match event {
+            CmEvent::Replied { conn, reply } => {
+                if let Stage::Asked { qpn, .. } = lane.stage {
+                    lane.stage = Stage::Replied { conn, qpn, reply, look: now, until: now + self.timeout };
+                }
+                return;
+            }
+            CmEvent::Rejected { .. } => self.counters.refused += 1,
+            CmEvent::Unreachable { .. } => self.counters.unanswered += 1,
+            CmEvent::Disconnecting { .. } | CmEvent::Disconnected { .. } => {}
+            CmEvent::Requested { .. } | CmEvent::Established { .. } => return,
+        }
+        if let Stage::Opening { qpn, .. } | Stage::Open { qpn, .. } = lane.stage {
+            self.commands.push_back(Command::CloseLane { lane: lane.number, qpn });
+        }
+        self.give_up(at, now);
+    }
+
+    /// Asks a server for a lane.
+    fn ask(&mut self, at: usize, now: Nanos) {
+        let lane = &mut self.lanes[at];
+        let peer = self.interface.source_for(lane.host).map(|local| Peer { local, remote: lane.host });
+        let qpn = loop {
+            let qpn = Qpn::new(self.chance.between(FIRST_QPN, (1 << 24) - 2) as u32);
+            if self.qpns.insert(qpn) {
+                break qpn;
+            }
+        };
+        let psn = Psn::new(self.chance.bits() as u32);
+        let asked = peer.and_then(|peer| {
+            let request = ConnectRequest {
+                cma_src_port: Some(self.chance.between(1 << 15, (1 << 16) - 1) as u16),
+                private_data: lane.connect.private_data.clone(),
+                path_mtu: PATH_MTU,
+                responder_resources: 0,
+                initiator_depth: INITIATOR_DEPTH,
+                ack_timeout: exponent(self.timeout),
+                ..ConnectRequest::new(peer, lane.connect.service, qpn, psn)
+            };
+            self.endpoint.cm_mut().connect(&request, now).ok()
+        });
+        self.counters.asked += 1;
+        if let Some(conn) = asked {
+            lane.stage = Stage::Asked { conn, qpn };
+        } else {
+            self.qpns.remove(&qpn);
+            self.give_up(at, now);
+        }
+    }
+
+    /// Has the data plane open a lane whose server has replied, if the way there is known.
+    fn open(&mut self, at: usize, now: Nanos) {
+        let lane = &mut self.lanes[at];
+        let Stage::Replied { conn, qpn, reply, look, until } = &mut lane.stage else { return };
+        let (conn, qpn) = (*conn, *qpn);
+        // A lane needs at least the READ that shows whether a key is good there.
+        let usable = reply.responder_resources > 0;
+        let local = self.interface.source_for(lane.host);
+        let mac = self.endpoint.resolve(lane.host, now);
+        let port = mac.and_then(|mac| self.ports.get(&mac.0).copied());
+        let (Some(local), Some(mac), Some(port), true) = (local, mac, port, usable) else {
+            *look = now + LOOK_EVERY;
+            if !usable || *until <= now {
+                self.counters.refused += u64::from(!usable);
+                self.give_up(at, now);
+            }
+            return;
+        };
+        let template = template(&self.interface, (local, qpn), mac, (lane.host, reply.qpn));
+        self.commands.push_back(Command::OpenLane(Box::new(OpenLane {
+            lane: lane.number,
+            qpn,
+            template,
+            port,
+            psn: reply.starting_psn,
+            rd_atomic: reply.responder_resources.min(INITIATOR_DEPTH),
+        })));
+        lane.stage = Stage::Opening { conn, qpn };
+    }
+
+    /// A lane is lost, or was never there: it is tried again later, and later each time.
+    fn give_up(&mut self, at: usize, now: Nanos) {
+        let lane = &mut self.lanes[at];
+        self.counters.lost += u64::from(matches!(lane.stage, Stage::Open { .. }));
+        if let Some((conn, qpn)) = lane.stage.conn() {
+            let cm = self.endpoint.cm_mut();
+            if cm.disconnect(conn, &[], now).is_err() {
+                // It does not stand yet, or stands no more.
+                _ = cm.reject(conn, rocev2::cm::RejReason::CONSUMER, &[], now);
+            }
+            self.qpns.remove(&qpn);
+        }
+        let wait = self.reconnect_after.0 << lane.failures.min(MOST_DOUBLED);
+        lane.failures += 1;
+        lane.stage = Stage::Waiting(now + Nanos(wait + self.chance.below(wait.max(1))));
+    }
+}
+
+/// A frame as those on a lane are: a WRITE of nothing.
+fn template(interface: &Interface, own: (IpAddr, Qpn), mac: MacAddr, server: (IpAddr, Qpn)) -> Vec<u8> {
+    let ip = match (own.0, server.0) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => {
+            let ip = Ipv4 {
+                version_ihl: 0x45,
+                tos: 0,
+                total_len: 0.into(),
+                id: 0.into(),
+                flags_fragment: 0x4000.into(),
+                ttl: HOP_LIMIT,
+                protocol: UDP,
+                checksum: 0.into(),
+                src: src.octets(),
+                dst: dst.octets(),
+            };
+            Ip::V4(ip, &[])
+        }
+        (src, dst) => {
+            let octets = |ip: IpAddr| match ip {
+                IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+                IpAddr::V6(ip) => ip.octets(),
+            };
+            Ip::V6(
+                Ipv6 {
+                    version_class_flow: 0x6000_0000.into(),
+                    payload_len: 0.into(),
+                    next_header: UDP,
+                    hop_limit: HOP_LIMIT,
+                    src: octets(src),
+                    dst: octets(dst),
+                },
+                &[],
+            )
+        }
+    };
+    let kind = if server.0.is_ipv4() { ethertype::IPV4 } else { ethertype::IPV6 };
+    let tagged = interface.vlan.is_some();
+    let first = if tagged { ethertype::VLAN } else { kind };
+    let ethernet = Ethernet { dst: mac, src: interface.mac, ethertype: first.into() };
+    let mut repr = Repr::new(ethernet, ip, Bth::new(Opcode::RC_WRITE_ONLY, server.1, Psn::ZERO));
+    repr.tag_count = usize::from(tagged);
+    repr.tags[0] = VlanTag { tci: interface.vlan.unwrap_or(0).into(), ethertype: kind.into() };
+    // The same for all packets of a queue pair (IB A17.4.5.2)
+    repr.udp.src_port = (0xc000 | own.1.get() as u16 & 0x3fff).into();
+    let mut bytes = vec![0; 256];
+    let len = repr.build(&mut bytes).unwrap_or(0);
+    bytes.truncate(len);
+    bytes
+}

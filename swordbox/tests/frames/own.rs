@@ -1,0 +1,178 @@
+//! Lanes of the switch's own, and what becomes of lent ones whose owners are of no use.
+
+use super::net::*;
+use rnic::Interface;
+use rocev2::aeth::{Credit, NakCode, RnrTimer, Syndrome};
+use rocev2::ethernet::MacAddr;
+use rocev2::{Bth, Opcode, Psn, Qpn};
+use switch::{Function, Nanos, Verdict};
+use swordbox::{Command, Config, Connect, Event, OpenLane};
+
+/// The switch's own queue pair
+const OWN: End = End { ip: [10, 0, 9, 9], qpn: 0x900, server_qpn: 0x950, port: 0xc900, psn: 0x77_0000 };
+
+fn own(config: &mut Config) {
+    let mac = MacAddr([2, 0, OWN.ip[0], OWN.ip[1], OWN.ip[2], OWN.ip[3]]);
+    config.interface = Some(Interface::new(mac, OWN.ip.into(), 16));
+    config.servers[0].lanes = 1;
+    config.servers[0].connect = Some(Connect { service: 1, private_data: Vec::new(), lanes: 1 });
+}
+
+fn open(net: &mut Net) {
+    let template = OWN.request(Opcode::RC_WRITE_ONLY, 0, |_| {}, &[]);
+    let lane = OpenLane {
+        lane: 0,
+        qpn: Qpn::new(OWN.qpn),
+        template,
+        port: SERVERS,
+        psn: Psn::new(OWN.psn),
+        rd_atomic: 4,
+    };
+    net.swordbox.on_command(Command::OpenLane(Box::new(lane)), net.now);
+    net.permit();
+    assert_eq!(net.events.last(), Some(&Event::LaneOpened { lane: 0, qpn: Qpn::new(OWN.qpn), opened: true }));
+}
+
+fn read_response(end: &End, psn: u32) -> Vec<u8> {
+    let bth = Bth::new(Opcode::RC_READ_RESPONSE_ONLY, Qpn::new(end.qpn), Psn::new(psn));
+    frame(SERVER, end.ip, 0xd000 + end.port % 100, bth, |_| {}, &[0; 8])
+}
+
+/// Two connections whose words take the switch's own lane: the key has been tried, and the word at `TABLE` holds 0.
+fn ready() -> (Net, End, End) {
+    let mut net = Net::new(own);
+    open(&mut net);
+    let (mut a, mut b) = (end(1), end(2));
+    net.connect(&mut a);
+    net.connect(&mut b);
+    assert!(net.up(&a.cas(a.psn, TABLE, 1, 1)).is_empty(), "it waits until the key has been tried");
+    let tried = net.pass(Nanos::from_micros(60));
+    assert_eq!(tried.len(), 1);
+    assert_eq!((opcode(&tried[0].0), dest(&tried[0].0)), (Opcode::RC_READ_REQUEST, OWN.server_qpn));
+    assert_eq!(psn(&tried[0].0), OWN.psn);
+    let sent = net.down(&read_response(&OWN, OWN.psn));
+    assert_eq!(sent.len(), 1);
+    assert_eq!((opcode(&sent[0].0), dest(&sent[0].0)), (Opcode::RC_COMPARE_SWAP, OWN.server_qpn));
+    let answers = net.down(&OWN.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
+    assert_eq!((answers.len(), dest(&answers[0].0), psn(&answers[0].0)), (1, a.qpn, a.psn));
+    a.psn += 1;
+    let mut owner = OWN;
+    net.teach(&mut a, &mut owner, TABLE);
+    assert_eq!(net.count("learnt"), 1);
+    (net, a, b)
+}
+
+#[test]
+fn lane_of_the_switch_outlives_every_client() {
+    let (mut net, mut a, mut b) = ready();
+    assert_eq!(locked(&mut net, &mut b, &OWN, 0, 5).len(), 1);
+    assert_eq!(locked(&mut net, &mut a, &OWN, 5, 6).len(), 1);
+    // The first client goes in the middle: others' operations are under way, and nothing is held back for that.
+    let sent = net.up(&b.cas(b.psn, TABLE, 6, 7));
+    assert_eq!(net.up(&dreq(a.ip, SERVER, a.server_qpn)).len(), 1, "it is no lane's owner");
+    b.psn += 1;
+    assert_eq!(net.down(&OWN.ack(psn(&sent[0].0))).len(), 1);
+    assert_eq!(locked(&mut net, &mut b, &OWN, 7, 8).len(), 1);
+    assert_eq!((net.count("lanes"), net.count("own_lanes"), net.count("own_lanes_lost")), (0, 1, 0));
+}
+
+/// Its key is of another protection domain than the lane: nothing else is under way when that is found out.
+#[test]
+fn key_that_is_refused_on_the_switchs_lane_takes_a_clients() {
+    let mut net = Net::new(own);
+    open(&mut net);
+    let (mut a, mut b) = (end(1), end(2));
+    net.connect(&mut a);
+    net.connect(&mut b);
+    assert!(net.up(&a.cas(a.psn, TABLE, 1, 1)).is_empty());
+    let tried = net.pass(Nanos::from_micros(60));
+    let refused = Syndrome::Nak(NakCode::REMOTE_ACCESS_ERROR);
+    let sent = net.down(&OWN.answer(psn(&tried[0].0), refused, None));
+    assert_eq!((sent.len(), dest(&sent[0].0)), (1, a.server_qpn), "it goes on its client's connection");
+    assert_eq!(net.events.last(), Some(&Event::LaneLost { lane: 0, qpn: Qpn::new(OWN.qpn) }));
+    net.down(&a.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
+    a.psn += 1;
+    // The lane is there again: the key is not tried again so soon.
+    open(&mut net);
+    let mut owner = a;
+    net.teach(&mut a, &mut owner, TABLE);
+    let owner = a;
+    assert_eq!(locked(&mut net, &mut b, &owner, 0, 5).len(), 1);
+    assert_eq!((net.count("keys_refused"), net.count("ended"), net.count("lanes_lost")), (1, 0, 1));
+}
+
+#[test]
+fn idle_lane_of_the_switch_is_tried_and_given_up_without_an_answer() {
+    let (mut net, a, mut b) = ready();
+    let tried = net.pass(Nanos::from_millis(520));
+    assert_eq!((opcode(&tried[0].0), dest(&tried[0].0)), (Opcode::RC_WRITE_ONLY, OWN.server_qpn));
+    assert!(net.down(&OWN.ack(psn(&tried[0].0))).is_empty());
+    assert_eq!(locked(&mut net, &mut b, &OWN, 0, 5).len(), 1, "it works as before");
+    let tried = net.pass(Nanos::from_millis(1200));
+    assert!(tried.len() > 3, "it is tried several times: {}", tried.len());
+    assert_eq!(net.events.last(), Some(&Event::LaneLost { lane: 0, qpn: Qpn::new(OWN.qpn) }));
+    // The next operation takes a client's connection.
+    let sent = net.up(&a.cas(a.psn, TABLE, 5, 6));
+    assert_eq!((sent.len(), dest(&sent[0].0), net.count("lanes")), (1, a.server_qpn, 1));
+}
+
+#[test]
+fn lanes_that_clients_have_lent_are_given_back_when_the_switch_has_its_own() {
+    let mut net = Net::new(own);
+    let mut a = end(1);
+    net.connect(&mut a);
+    let sent = net.up(&a.cas(a.psn, TABLE, 1, 1));
+    assert_eq!(dest(&sent[0].0), a.server_qpn);
+    open(&mut net);
+    net.down(&a.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
+    a.psn += 1;
+    assert!(net.up(&a.cas(a.psn, TABLE, 1, 1)).is_empty(), "the key is tried on the new lane");
+    let tried = net.pass(Nanos::from_micros(60));
+    assert_eq!(dest(&tried[0].0), OWN.server_qpn);
+    let sent = net.down(&read_response(&OWN, psn(&tried[0].0)));
+    assert_eq!(dest(&sent[0].0), OWN.server_qpn);
+}
+
+#[test]
+fn frames_to_the_switch_go_to_its_control_plane_or_nowhere() {
+    let (mut net, a, _) = ready();
+    let bth = |opcode, qpn| Bth::new(opcode, Qpn::new(qpn), Psn::ZERO);
+    let to_us = |bth| frame(SERVER, OWN.ip, 0xd000, bth, |_| {}, &[]);
+    let mad = frame(SERVER, OWN.ip, 0xd000, bth(Opcode::UD_SEND_ONLY, 1), |_| {}, &[0; 256]);
+    assert_eq!(net.run(&mad, SERVERS).0, Verdict::Punt);
+    for frame in [
+        to_us(bth(Opcode::RC_ACKNOWLEDGE, 0x999)),
+        to_us(bth(Opcode::RC_SEND_ONLY, OWN.qpn)),
+        // As if another host had connected there
+        frame(a.ip, SERVER, a.port, bth(Opcode::RC_SEND_ONLY, OWN.server_qpn), |_| {}, &[]),
+    ] {
+        let (verdict, sent) = net.run(&frame, SERVERS);
+        assert!(matches!(verdict, Verdict::Drop(_)) && sent.is_empty(), "{verdict:?}");
+    }
+}
+
+/// A SEND that waits for a receive stays under way for as long as the server's program likes.
+#[test]
+fn owner_whose_send_waits_for_a_receive_stalls_nobody_and_keeps_its_connection() {
+    let (mut net, mut a, b) = two(|config| config.servers[0].lanes = 2);
+    let owner = a;
+    let message = a.request(Opcode::RC_SEND_ONLY, a.psn, |_| {}, &[0; 8]);
+    let sent = net.up(&message);
+    assert_eq!(sent.len(), 1);
+    let own = psn(&sent[0].0);
+    assert_eq!(net.down(&owner.answer(own, Syndrome::RnrNak(RnrTimer(1)), None)).len(), 1);
+    assert!(net.up(&b.cas(b.psn, TABLE, 0, 5)).is_empty(), "the lane is its owner's");
+    let sent = net.pass(Nanos::from_millis(2));
+    let cas = sent.iter().find(|(frame, _)| dest(frame) == b.server_qpn).expect("another lane");
+    assert_eq!(opcode(&cas.0), Opcode::RC_COMPARE_SWAP, "what the word holds is learnt anew");
+    let lent = b;
+    let answers = net.down(&lent.answer(psn(&cas.0), Syndrome::Ack(Credit(0x1f)), Some(0)));
+    assert_eq!((answers.len(), dest(&answers[0].0)), (1, b.qpn));
+    // The receive is there in the end.
+    assert_eq!(net.up(&message).len(), 1);
+    let answers = net.down(&owner.ack(own));
+    assert_eq!((answers.len(), dest(&answers[0].0), psn(&answers[0].0)), (1, a.qpn, a.psn));
+    a.psn += 1;
+    assert_eq!(locked(&mut net, &mut a, &lent, 5, 6).len(), 1);
+    assert_eq!((net.count("lanes_left"), net.count("lanes_lost"), net.count("ended")), (1, 0, 0));
+}
