@@ -75,7 +75,8 @@ class Process:
         self.name = config.stem
         self.log = open(config.with_suffix(".log"), "ab")
         stdout = subprocess.PIPE if on_line else subprocess.DEVNULL
-        command = [str(program), verb, str(config), "--json", *arguments]
+        # A process ends with this one, however this one ends.
+        command = ["setpriv", "--pdeathsig", "KILL", "--", str(program), verb, str(config), "--json", *arguments]
         # In a group of its own: Ctrl-C is for us to pass on.
         self.child = subprocess.Popen(command, stdout=stdout, stderr=self.log, start_new_session=True)
         self.reader = self.lines = None

@@ -2,6 +2,7 @@
 
 use crate::compare::Bench;
 use crate::telemetry::Telemetry;
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::io;
 use std::process::{Child, Command, Stdio};
@@ -64,7 +65,7 @@ impl Running {
     /// Ends it; the code with which it ended, unless a signal did.
     fn stop(&mut self) -> Option<i32> {
         // Asks first: DPDK removes its files when it is asked.
-        _ = Command::new("kill").args(["-INT", &self.0.id().to_string()]).status();
+        _ = kill_process(Pid::from_child(&self.0), Signal::INT);
         let began = now();
         while now().duration_since(began) < STOP_LIMIT {
             if let Ok(Some(status)) = self.0.try_wait() {

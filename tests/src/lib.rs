@@ -6,3 +6,4 @@ pub mod captures;
 pub mod instructions;
 pub mod nics;
 pub mod packets;
+pub mod processes;

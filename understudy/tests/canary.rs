@@ -4,11 +4,11 @@
 
 use serde_json::Value;
 use std::path::Path;
-use std::process::Command;
+use understudy_tests::processes;
 
 /// Runs a thousand seeds with a bug.
 fn run(scenario: &Path, arguments: &[&str]) -> Value {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_understudy"));
+    let mut command = processes::command(env!("CARGO_BIN_EXE_understudy"));
     let output = command.arg("sim").arg(scenario).args(arguments).arg("--json").output().unwrap();
     serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)))

@@ -2,10 +2,11 @@
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
+use understudy_tests::processes;
 
 fn understudy(arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_understudy"));
+    let mut command = processes::command(env!("CARGO_BIN_EXE_understudy"));
     command.args(arguments).env("NO_COLOR", "1").output().unwrap()
 }
 

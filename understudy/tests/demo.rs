@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 use std::path::Path;
-use std::process::Command;
+use understudy_tests::processes;
 
 /// Packets of the leader's, in either direction, in a heartbeat of three servers at most: READs of the other two and
 /// their answers, the same for theirs, what is decided, and whether they still follow
@@ -36,7 +36,7 @@ fn servers_agree_and_the_switch_saves_packets() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let found = folder.path().join("found.json");
-    let output = Command::new(root.join("scripts/demo-p4ce.py"))
+    let output = processes::command(root.join("scripts/demo-p4ce.py"))
         .args(["--quick", "--understudy", env!("CARGO_BIN_EXE_understudy"), "--json"])
         .arg(&found)
         .output()

@@ -1,12 +1,12 @@
 //! `understudy demo swordbox`: contended locks with Swordbox and without.
 
 use serde_json::Value;
-use std::process::Command;
+use understudy_tests::processes;
 
 #[test]
 fn contended_locks_are_taken_faster_with_swordbox() {
     let demo = |options: &[&str]| {
-        let output = Command::new(env!("CARGO_BIN_EXE_understudy"))
+        let output = processes::command(env!("CARGO_BIN_EXE_understudy"))
             .args(["demo", "swordbox", "--quick"])
             .args(options)
             .output()

@@ -9,13 +9,14 @@ use rocev2::{Bth, Opcode, Psn, Qpn};
 use serde_json::Value;
 use std::fmt::Write as _;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 use std::time::{SystemTime, UNIX_EPOCH};
 use understudy_tests::captures;
+use understudy_tests::processes;
 use zerocopy::IntoBytes;
 
 fn run(config: &Path, options: &[&str]) -> Output {
-    let run = Command::new(env!("CARGO_BIN_EXE_understudy"));
+    let run = processes::command(env!("CARGO_BIN_EXE_understudy"));
     let output = { run }.args(["run", config.to_str().unwrap()]).args(options).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     output
@@ -142,7 +143,7 @@ fn the_link_that_holds_the_barrier_is_named() {
 #[test]
 fn live_is_for_those_who_tell() {
     let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/demo.toml");
-    let output = Command::new(env!("CARGO_BIN_EXE_understudy"))
+    let output = processes::command(env!("CARGO_BIN_EXE_understudy"))
         .arg("run")
         .arg(config)
         .args(["--live", "1"])

@@ -3,11 +3,12 @@
 
 use serde_json::Value;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 use tempfile::TempDir;
+use understudy_tests::processes::{self, Process, Signal, command};
 
 fn understudy(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_understudy"))
+    processes::command(env!("CARGO_BIN_EXE_understudy"))
         .args(arguments)
         .env("NO_COLOR", "1")
         .output()
@@ -100,7 +101,7 @@ fn tshark_agrees(capture: &Path, packets: usize) {
         "frame.len",
     ];
     // It takes payloads of SENDs for whatever their first bytes look like.
-    let mut command = Command::new("tshark");
+    let mut command = processes::command("tshark");
     command.args(["--disable-protocol", "rpcordma", "-T", "fields", "-r"]).arg(capture);
     for field in fields {
         command.args(["-e", field]);
@@ -421,9 +422,9 @@ fn a_port_that_goes_down_spoils_the_run() {
     let config =
         write("my.toml", "client", &format!("[pktgen]\nsend = \"wire\"\nreceive = \"wire\"\n{stream}"));
     let start = |arguments: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_understudy"));
-        command.args(arguments).stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
-        command.spawn().unwrap()
+        let mut program = command(env!("CARGO_BIN_EXE_understudy"));
+        program.args(arguments).stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        Process::start(program)
     };
     let mut mirror = start(&["run", &mirror]);
     let mut generator = start(&["pktgen", &config, "--live", "0.05", "--json"]);
@@ -445,7 +446,7 @@ fn a_port_that_goes_down_spoils_the_run() {
         .map(Result::unwrap)
         .find(|line| line.contains("has lost its peer"));
     assert!(lost_its_peer.is_some());
-    assert!(Command::new("kill").args(["-INT", &generator.id().to_string()]).status().unwrap().success());
+    generator.signal(Signal::INT);
     let mut report = Value::Null;
     while let Some(line) = next() {
         report = line;

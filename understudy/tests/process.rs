@@ -4,15 +4,16 @@ use serde_json::Value;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
+use understudy_tests::processes::{Process, command};
 
 const PROCESSES: u32 = 3;
 const SCATTERINGS: u32 = 200;
 
 fn understudy(arguments: &[&str], config: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_understudy"));
-    command.args(arguments).arg(config).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command
+    let mut program = command(env!("CARGO_BIN_EXE_understudy"));
+    program.args(arguments).arg(config).stdout(Stdio::piped()).stderr(Stdio::piped());
+    program
 }
 
 /// The switch: a port and a link a process
@@ -55,16 +56,6 @@ fn process(own: u32) -> String {
     text
 }
 
-/// Ends it when the test does, however it does.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        _ = self.0.kill();
-        _ = self.0.wait();
-    }
-}
-
 #[test]
 fn everybody_receives_everything_in_one_order() {
     let folder = tempfile::tempdir().unwrap();
@@ -73,14 +64,14 @@ fn everybody_receives_everything_in_one_order() {
         fs::write(&path, text).unwrap();
         path
     };
-    let switch = Running(understudy(&["run"], &path("switch.toml", &switch())).spawn().unwrap());
+    let switch = Process::start(understudy(&["run"], &path("switch.toml", &switch())));
     let (scatterings, expected) = (SCATTERINGS.to_string(), (PROCESSES * SCATTERINGS).to_string());
     let options =
         ["process", "--print", "--json", "--send", &scatterings, "--expect", &expected, "--for", "40"];
     let processes: Vec<_> = (1..=PROCESSES)
-        .map(|n| understudy(&options, &path(&format!("{n}.toml"), &process(n))).spawn().unwrap())
+        .map(|n| Process::start(understudy(&options, &path(&format!("{n}.toml"), &process(n)))))
         .collect();
-    let outputs: Vec<Output> = processes.into_iter().map(|child| child.wait_with_output().unwrap()).collect();
+    let outputs: Vec<Output> = processes.into_iter().map(Process::finish).collect();
     drop(switch);
     let mut first: Option<Vec<String>> = None;
     for (n, output) in (1..).zip(&outputs) {

@@ -2,11 +2,12 @@
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 use understudy_tests::captures::{self, frames};
+use understudy_tests::processes::{self, Process, Signal, command};
 
 fn understudy(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_understudy")).args(arguments).output().expect("it runs")
+    processes::command(env!("CARGO_BIN_EXE_understudy")).args(arguments).output().expect("it runs")
 }
 
 fn repository() -> PathBuf {
@@ -95,8 +96,11 @@ fn impaired_replays_repeat_to_the_bit() {
 #[test]
 fn the_demonstration_needs_nothing() {
     let dir = tempfile::tempdir().unwrap();
-    let run =
-        Command::new(env!("CARGO_BIN_EXE_understudy")).arg("run").current_dir(dir.path()).output().unwrap();
+    let run = processes::command(env!("CARGO_BIN_EXE_understudy"))
+        .arg("run")
+        .current_dir(dir.path())
+        .output()
+        .unwrap();
     let (text, errors) = (String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
     assert!(run.status.success() && errors.contains("ready"), "{errors}");
     for word in ["RC RDMA WRITE First", "RC CmpSwap", "Malformed frames", "fd00::1", "cycles a frame"] {
@@ -112,28 +116,20 @@ fn a_run_ends_after_the_time_asked_for_or_at_a_signal() {
         .unwrap();
     let config = config.to_str().unwrap();
     assert!(understudy(&["run", config, "--for", "0.1"]).status.success());
-    for signal in ["INT", "TERM"] {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_understudy"))
-            .args(["run", config, "--json"])
-            .stdout(std::process::Stdio::piped())
-            .stderr(std::process::Stdio::piped())
-            .spawn()
-            .unwrap();
+    for signal in [Signal::INT, Signal::TERM] {
+        let mut child = command(env!("CARGO_BIN_EXE_understudy"));
+        child.args(["run", config, "--json"]);
+        child.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        let mut child = Process::start(child);
         // The line that says it is ready is printed before the first frame.
         let mut line = String::new();
         let mut stderr = std::io::BufReader::new(child.stderr.take().unwrap());
         std::io::BufRead::read_line(&mut stderr, &mut line).unwrap();
         assert!(line.contains("ready"), "{line}");
-        assert!(
-            Command::new("kill")
-                .args([&format!("-{signal}"), &child.id().to_string()])
-                .status()
-                .unwrap()
-                .success()
-        );
-        let output = child.wait_with_output().unwrap();
-        assert!(output.status.success(), "{signal}");
-        assert!(serde_json::from_slice::<Value>(&output.stdout).is_ok(), "{signal}");
+        child.signal(signal);
+        let output = child.finish();
+        assert!(output.status.success(), "{signal:?}");
+        assert!(serde_json::from_slice::<Value>(&output.stdout).is_ok(), "{signal:?}");
     }
 }
 

@@ -2,26 +2,20 @@
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Output, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 use tempfile::TempDir;
+use understudy_tests::processes::{Process, Signal, command};
 
 /// A process; killed when dropped.
-struct Machine(Child);
-
-impl Drop for Machine {
-    fn drop(&mut self) {
-        _ = self.0.kill();
-        _ = self.0.wait();
-    }
-}
+struct Machine(Process);
 
 impl Machine {
     fn start(arguments: &[&str]) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_understudy"));
-        command.args(arguments).env("NO_COLOR", "1").stdout(Stdio::piped()).stderr(Stdio::piped());
-        Self(command.spawn().unwrap())
+        let mut program = command(env!("CARGO_BIN_EXE_understudy"));
+        program.args(arguments).env("NO_COLOR", "1").stdout(Stdio::piped()).stderr(Stdio::piped());
+        Self(Process::start(program))
     }
 
     /// Waits for its end: whether all went well, and what it said.
@@ -69,8 +63,7 @@ impl Rack {
 
     /// Ends the bridge, which reports
     fn interrupt(self) -> (bool, String, String) {
-        let pid = self.bridge.0.id().to_string();
-        assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+        self.bridge.0.signal(Signal::INT);
         self.bridge.end()
     }
 
@@ -351,8 +344,7 @@ fn who_is_stopped_says_so() {
         }
         sleep(Duration::from_millis(10));
     }
-    let pid = stopped.0.id().to_string();
-    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    stopped.0.signal(Signal::INT);
     let (well, _, said) = stopped.end();
     assert!(!well && said.contains("it was stopped before the file had come"), "{said}");
     assert!(entries(&rack.inbox(2)).is_empty(), "half a file is left");
@@ -366,7 +358,7 @@ fn who_is_stopped_says_so() {
 }
 
 fn understudy(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_understudy")).args(arguments).env("NO_COLOR", "1").output().unwrap()
+    command(env!("CARGO_BIN_EXE_understudy")).args(arguments).env("NO_COLOR", "1").output().unwrap()
 }
 
 #[test]
@@ -385,7 +377,7 @@ fn what_cannot_be_is_refused_before_anything_begins() {
     let gone = folder.path().join("gone").to_str().unwrap().to_owned();
     let dir = folder.path().to_str().unwrap().to_owned();
     let pipe = folder.path().join("pipe");
-    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    assert!(command("mkfifo").arg(&pipe).status().unwrap().success());
     let pipe = pipe.to_str().unwrap().to_owned();
     let topology = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/onepipe/testbed.toml");
     let cases: [(&[&str], &str); 13] = [

@@ -3,11 +3,12 @@
 
 use serde_json::Value;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 use tempfile::TempDir;
+use understudy_tests::processes::{self, Process, Signal, command};
 
 fn understudy(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_understudy"))
+    processes::command(env!("CARGO_BIN_EXE_understudy"))
         .args(arguments)
         .env("NO_COLOR", "1")
         .output()
@@ -220,10 +221,10 @@ fn an_interruption_prints_what_there_is() {
             "[[port]]\nname = \"loop\"\nring = {{}}\n[rfc2544]\nsend = \"loop\"\nreceive = \"loop\"\n{long}start_ms = 60_000\n"
         ),
     );
-    let mut command = Command::new(env!("CARGO_BIN_EXE_understudy"));
-    command.args(["bench", "rfc2544", &config, "--json"]);
-    let run =
-        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let mut run = command(env!("CARGO_BIN_EXE_understudy"));
+    run.args(["bench", "rfc2544", &config, "--json"]);
+    run.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    let run = Process::start(run);
     // Each trial has a thread of its own. After three of them there is something to print, and the first one of latency takes a
     // minute.
     let mut trials = std::collections::BTreeSet::new();
@@ -234,8 +235,8 @@ fn an_interruption_prints_what_there_is() {
         }));
         std::thread::yield_now();
     }
-    assert!(Command::new("kill").args(["-INT", &run.id().to_string()]).status().unwrap().success());
-    let run = run.wait_with_output().unwrap();
+    run.signal(Signal::INT);
+    let run = run.finish();
     let said = text(&run.stderr);
     assert_eq!(run.status.code(), Some(1), "{said}");
     assert!(said.contains("it was ended before all tests were done"), "{said}");

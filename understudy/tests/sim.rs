@@ -2,12 +2,13 @@
 
 use serde_json::Value;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 use understudy_tests::captures::frames;
+use understudy_tests::processes;
 
 fn sim(scenario: &str, arguments: &[&str]) -> Output {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/sim").join(scenario);
-    let mut command = Command::new(env!("CARGO_BIN_EXE_understudy"));
+    let mut command = processes::command(env!("CARGO_BIN_EXE_understudy"));
     command.arg("sim").arg(path).args(arguments).env("NO_COLOR", "1").output().unwrap()
 }
 
@@ -80,7 +81,7 @@ fn a_seed_replays_to_the_byte() {
         report["links"].as_array().unwrap().iter().map(|link| link["sent"].as_u64().unwrap()).sum();
     assert_eq!(frames(&folder.path().join("first.pcap")).len() as u64, sent);
     let path = folder.path().join("first.pcap");
-    let decode = Command::new(env!("CARGO_BIN_EXE_understudy"))
+    let decode = processes::command(env!("CARGO_BIN_EXE_understudy"))
         .args(["decode", "--json", path.to_str().unwrap()])
         .output()
         .unwrap();
@@ -112,7 +113,12 @@ fn what_is_wrong_is_told_with_its_seed_and_made_smaller() {
                 [[link]]\nends = [\"a\", \"b\"]\ndelay_us = 300\nloss = 0.1\n[verbs]\noperations = 50\n";
     std::fs::write(&path, text).unwrap();
     let run = |arguments: &[&str]| {
-        Command::new(env!("CARGO_BIN_EXE_understudy")).arg("sim").arg(&path).args(arguments).output().unwrap()
+        processes::command(env!("CARGO_BIN_EXE_understudy"))
+            .arg("sim")
+            .arg(&path)
+            .args(arguments)
+            .output()
+            .unwrap()
     };
     let output = run(&["--seeds", "10", "--from", "5"]);
     assert_eq!(output.status.code(), Some(1));
@@ -137,7 +143,8 @@ fn a_wrong_scenario_is_shown_at_its_line() {
     let path = folder.path().join("my.toml");
     std::fs::write(&path, "[[host]]\nname = \"a\"\nadress = \"10.0.0.1/24\"\n").unwrap();
     for command in ["sim", "check"] {
-        let output = Command::new(env!("CARGO_BIN_EXE_understudy")).arg(command).arg(&path).output().unwrap();
+        let output =
+            processes::command(env!("CARGO_BIN_EXE_understudy")).arg(command).arg(&path).output().unwrap();
         assert_eq!(output.status.code(), Some(2));
         let told = String::from_utf8(output.stderr).unwrap();
         assert!(told.contains("my.toml:3:1") && told.contains("did you mean `address`?"), "{told}");

@@ -4,9 +4,10 @@ use serde_json::Value;
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 use tempfile::TempDir;
 use understudy_tests::captures;
+use understudy_tests::processes::{self, Process, Signal, command};
 
 /// A real client: fifty CAS, and their answers
 const CAPTURE: &str = "rc_compare_swap.pcap";
@@ -19,7 +20,7 @@ struct Place {
 }
 
 fn run(config: &Path) -> Output {
-    let run = Command::new(env!("CARGO_BIN_EXE_understudy"));
+    let run = processes::command(env!("CARGO_BIN_EXE_understudy"));
     let output = { run }.args(["run", "--json", config.to_str().unwrap()]).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     output
@@ -104,7 +105,7 @@ fn what_is_in_the_journal_is_refused_after_a_restart() {
     let third = run(&place.config(""));
     assert_eq!(report(&third)["swordbox"]["ended"], 0);
     assert!(place.lines().is_empty());
-    let text = Command::new(env!("CARGO_BIN_EXE_understudy")).arg("run").arg(&config).output().unwrap();
+    let text = processes::command(env!("CARGO_BIN_EXE_understudy")).arg("run").arg(&config).output().unwrap();
     let text = String::from_utf8(text.stdout).unwrap();
     for words in ["Swordbox\n", " paired ", "Layers: none. In the end 1 connections"] {
         assert!(text.contains(words), "{words:?} in\n{text}");
@@ -116,7 +117,8 @@ fn a_file_that_is_no_journal_is_not_touched() {
     let place = Place::new();
     let config = place.config("layers = [\"remap\"]");
     fs::write(place.journal(), "dear diary\n").unwrap();
-    let output = Command::new(env!("CARGO_BIN_EXE_understudy")).arg("run").arg(&config).output().unwrap();
+    let output =
+        processes::command(env!("CARGO_BIN_EXE_understudy")).arg("run").arg(&config).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let words = String::from_utf8_lossy(&output.stderr).replace(['\n', '│'], " ");
     assert!(words.contains("is not a journal") && !words.contains("ready"), "{words}");
@@ -135,29 +137,24 @@ fn layers_change_while_it_runs() {
         fs::write(&config, text).unwrap();
     };
     write("layers = []");
-    let mut child = Command::new(env!("CARGO_BIN_EXE_understudy"))
-        .args(["run", "--json", config.to_str().unwrap()])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = command(env!("CARGO_BIN_EXE_understudy"));
+    child.args(["run", "--json", config.to_str().unwrap()]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = Process::start(child);
     let mut said = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
     let mut wait_for = |words: &str| assert!(said.any(|line| line.contains(words)), "{words}");
-    let pid = child.id().to_string();
-    let signal = |name: &str| assert!(Command::new("kill").args([name, &pid]).status().unwrap().success());
     wait_for("Swordbox keeps up to");
     write("layers = [\"remap\", \"cas_to_write\"]");
-    signal("-HUP");
+    child.signal(Signal::HUP);
     wait_for("is read again: layers remap, cas_to_write.");
     write("layers = [\"remap\"]\nheld = 7");
-    signal("-HUP");
+    child.signal(Signal::HUP);
     wait_for("nothing changed: more than its `layers` has changed");
     write("layers = [\"remap\", \"cas_to_wriet\"]");
-    signal("-HUP");
+    child.signal(Signal::HUP);
     wait_for("nothing changed");
     wait_for("cas_to_wriet");
-    signal("-INT");
-    let output = child.wait_with_output().unwrap();
+    child.signal(Signal::INT);
+    let output = child.finish();
     assert!(output.status.success());
     assert_eq!(report(&output)["swordbox"]["layers"], "remap, cas_to_write");
 }

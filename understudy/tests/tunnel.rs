@@ -7,8 +7,8 @@ use rocev2::repr::{Ip, Repr};
 use rocev2::{Bth, Opcode, Packet, Psn, Qpn};
 use serde_json::Value;
 use std::path::Path;
-use std::process::Command;
 use understudy_tests::captures;
+use understudy_tests::processes;
 
 const OWN: MacAddr = MacAddr([2, 0, 0, 0, 0, 0xfe]);
 const END: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 255, 0, 1));
@@ -56,7 +56,7 @@ fn run(tunnel: &str, function: &str) -> (Vec<Vec<u8>>, Value, String) {
     let config = folder.path().join("my.toml");
     std::fs::write(&config, text).unwrap();
     let run = |options: &[&str]| {
-        let program = Command::new(env!("CARGO_BIN_EXE_understudy"));
+        let program = processes::command(env!("CARGO_BIN_EXE_understudy"));
         let output = { program }.arg("run").arg(&config).args(options).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         output.stdout
@@ -111,7 +111,7 @@ fn in_front_of_onepipes_switch() {
 #[test]
 fn the_example_runs() {
     let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/tunnel.toml");
-    let program = Command::new(env!("CARGO_BIN_EXE_understudy"));
+    let program = processes::command(env!("CARGO_BIN_EXE_understudy"));
     let output = { program }.arg("run").arg(config).args(["--for", "0.1", "--json"]).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();

@@ -3,11 +3,12 @@
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 use tempfile::TempDir;
+use understudy_tests::processes::{Process as Child, Signal, command};
 
 /// For machines that have something else to do; nothing is expected to take so long.
 const DEADLINE: Duration = Duration::from_secs(25);
@@ -17,7 +18,7 @@ const SOCKET: &str = "rack.sock";
 /// Where the rack's switch is asked for groups
 const SWITCH: &str = "10.0.0.254:18515";
 
-/// A process; killed when dropped.
+/// A process, killed when dropped, and what it says.
 struct Process {
     child: Child,
     /// What it has said on standard error
@@ -25,8 +26,9 @@ struct Process {
 }
 
 impl Process {
-    fn start(command: &mut Command) -> Self {
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    fn start(mut command: Command) -> Self {
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = Child::start(command);
         let said = Arc::<(Mutex<String>, Condvar)>::default();
         let (hears, stderr) = (Arc::clone(&said), child.stderr.take().unwrap());
         let pid = child.id();
@@ -57,18 +59,10 @@ impl Process {
 
     /// Has it end by itself: whether all went well, and what it has printed.
     fn end(mut self) -> (bool, String) {
-        let pid = self.child.id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        self.child.signal(Signal::TERM);
         let mut printed = String::new();
         self.child.stdout.take().unwrap().read_to_string(&mut printed).unwrap();
         (self.child.wait().unwrap().success(), printed)
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        _ = self.child.kill();
-        _ = self.child.wait();
     }
 }
 
@@ -88,8 +82,9 @@ impl Cluster {
     }
 
     fn rack(&self) -> Process {
-        let rack =
-            Process::start(Command::new(env!("CARGO_BIN_EXE_kv-rack")).arg(self.folder.path().join(SOCKET)));
+        let mut rack = command(env!("CARGO_BIN_EXE_kv-rack"));
+        rack.arg(self.folder.path().join(SOCKET));
+        let rack = Process::start(rack);
         rack.wait_for("The rack is ready");
         rack
     }
@@ -100,20 +95,20 @@ impl Cluster {
 
     fn server(&self, id: usize) -> Process {
         let socket = self.folder.path().join(SOCKET);
-        let mut command = Command::new(env!("CARGO_BIN_EXE_kv"));
-        command.args(["server", "--id", &id.to_string(), "--tcp", &self.tcp()]);
-        command.args(["--rdma", "10.0.0.1,10.0.0.2,10.0.0.3", "--heartbeat-ms", "10"]);
-        command.args(["--memif", &format!("{}:{id}", socket.display())]);
+        let mut server = command(env!("CARGO_BIN_EXE_kv"));
+        server.args(["server", "--id", &id.to_string(), "--tcp", &self.tcp()]);
+        server.args(["--rdma", "10.0.0.1,10.0.0.2,10.0.0.3", "--heartbeat-ms", "10"]);
+        server.args(["--memif", &format!("{}:{id}", socket.display())]);
         if self.through {
-            command.args(["--through", SWITCH]);
+            server.args(["--through", SWITCH]);
         }
-        Process::start(&mut command)
+        Process::start(server)
     }
 
     fn client(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_kv"));
-        command.arg(arguments[0]).args(["--tcp", &self.tcp()]).args(&arguments[1..]);
-        command
+        let mut client = command(env!("CARGO_BIN_EXE_kv"));
+        client.arg(arguments[0]).args(["--tcp", &self.tcp()]).args(&arguments[1..]);
+        client
     }
 
     /// What `kv get` and the like print
@@ -185,7 +180,7 @@ fn any_process_is_killed_and_nothing_is_lost() {
     let cluster = Cluster::new(false);
     let rack = cluster.rack();
     let servers = [0, 1, 2].map(|id| cluster.server(id));
-    let check = Process::start(&mut cluster.client(&["check", "--keys", "60", "--pause-ms", "30"]));
+    let check = Process::start(cluster.client(&["check", "--keys", "60", "--pause-ms", "30"]));
     check.wait_for("Writing");
     for server in 0..3 {
         cluster.wait_for(server, "standing", "member");
@@ -240,7 +235,7 @@ fn through_the_switch_and_without_it() {
     let cluster = Cluster::new(true);
     let rack = cluster.rack();
     let [leader, _first, _second] = [0, 1, 2].map(|id| cluster.server(id));
-    let check = Process::start(&mut cluster.client(&["check", "--keys", "60", "--pause-ms", "30"]));
+    let check = Process::start(cluster.client(&["check", "--keys", "60", "--pause-ms", "30"]));
     check.wait_for("Writing");
     cluster.wait_for(0, "through_switch", "yes");
     cluster.goes_on_at(&[0, 1, 2]);

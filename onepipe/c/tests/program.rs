@@ -1,7 +1,8 @@
 //! A C program with the header, linked to the library, on a ring device: what it sends comes back to it.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
+use understudy_tests::processes;
 
 /// The folder of this package
 fn here() -> &'static Path {
@@ -15,7 +16,7 @@ fn build(source: &str, folder: &Path) -> PathBuf {
     let libraries = own.parent().unwrap();
     assert!(libraries.join("libonepipe_c.so").exists(), "it is built with the tests");
     let program = folder.join("program");
-    let out = Command::new("gcc")
+    let out = processes::command("gcc")
         .args(["-std=c11", "-pthread", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O1"])
         .arg(here().join(source))
         .arg("-I")
@@ -67,7 +68,7 @@ address = "10.0.0.3"
 "#;
 
 fn run(program: &Path, config: &Path, arguments: &[&str]) -> Output {
-    Command::new(program).arg(config).args(arguments).output().unwrap()
+    processes::command(program).arg(config).args(arguments).output().unwrap()
 }
 
 #[test]
@@ -111,7 +112,7 @@ fn who_waits_hears_that_it_has_left_and_who_exits_is_called_back() {
     let config = folder.path().join("own.process.toml");
     std::fs::write(&config, CONFIG).unwrap();
     let said = |what: &str| {
-        let out = Command::new(&program).arg(what).arg(&config).output().unwrap();
+        let out = processes::command(&program).arg(what).arg(&config).output().unwrap();
         let stderr = String::from_utf8_lossy(&out.stderr).into_owned();
         assert_eq!(out.status.code(), Some(0), "{what}: {stderr}");
         String::from_utf8(out.stdout).unwrap()

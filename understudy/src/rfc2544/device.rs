@@ -1,6 +1,8 @@
 //! The device under test, if it is a program that is started here.
 
+use crate::output::printable;
 use miette::{IntoDiagnostic as _, miette};
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -26,10 +28,13 @@ impl Device {
         let logs = tempfile::tempdir().into_diagnostic()?;
         let log = File::create(logs.path().join("log")).into_diagnostic()?;
         let own = std::env::current_exe().into_diagnostic()?;
-        let script = match command.strip_prefix("understudy ") {
-            Some(rest) => format!("exec \"$0\" {rest}"),
-            None => format!("exec {command}"),
+        let program = match command.strip_prefix("understudy ") {
+            Some(rest) => format!("\"$0\" {rest}"),
+            None => command.to_owned(),
         };
+        // The kernel kills the device when this program ends without asking it to end.
+        let leash = "setpriv --pdeathsig KILL --";
+        let script = format!("command -v setpriv >/dev/null || exec {program}\nexec {leash} {program}");
         let mut shell = Command::new("sh");
         shell.arg("-c").arg(script).arg(own);
         if !folder.as_os_str().is_empty() {
@@ -51,14 +56,14 @@ impl Device {
     pub(super) fn said(&self) -> String {
         let log = std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default();
         let lines: Vec<_> = log.lines().collect();
-        format!("it said:\n{}", lines[lines.len().saturating_sub(8)..].join("\n"))
+        format!("it said:\n{}", printable(&lines[lines.len().saturating_sub(8)..].join("\n")))
     }
 }
 
 impl Drop for Device {
     fn drop(&mut self) {
         // Asked first, a DPDK program removes its files.
-        _ = Command::new("kill").args(["-INT", &self.child.id().to_string()]).status();
+        _ = kill_process(Pid::from_child(&self.child), Signal::INT);
         for _ in 0..LOOKS {
             if !matches!(self.child.try_wait(), Ok(None)) {
                 return;

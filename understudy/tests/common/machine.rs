@@ -3,10 +3,11 @@
 use serde_json::Value;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Stdio;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
+use understudy_tests::processes::{Process, Signal, command as program};
 
 /// For machines that have something else to do; nothing is expected to take so long.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(40);
@@ -18,21 +19,19 @@ struct Said {
     over: bool,
 }
 
-/// A process; killed when dropped.
+/// A process, killed when dropped, and what it says.
 pub(crate) struct Machine {
-    child: Child,
+    child: Process,
     said: Arc<(Mutex<Said>, Condvar)>,
 }
 
 impl Machine {
     /// Returns at once.
     pub(crate) fn start(command: &str, config: &Path) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_understudy"))
-            .args([command, "--json", config.to_str().unwrap()])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut child = program(env!("CARGO_BIN_EXE_understudy"));
+        child.args([command, "--json", config.to_str().unwrap()]);
+        child.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = Process::start(child);
         let said = Arc::<(Mutex<Said>, Condvar)>::default();
         let (hears, stderr) = (Arc::clone(&said), child.stderr.take().unwrap());
         thread::spawn(move || {
@@ -87,18 +86,10 @@ impl Machine {
 
     /// Ctrl-C; its report.
     pub(crate) fn interrupt(self) -> Value {
-        let pid = self.id().to_string();
-        assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+        self.child.signal(Signal::INT);
         let said = Arc::clone(&self.said);
         let (well, report) = self.end();
         assert!(well, "{}", said.0.lock().unwrap().text);
         serde_json::from_str(&report).unwrap()
-    }
-}
-
-impl Drop for Machine {
-    fn drop(&mut self) {
-        _ = self.child.kill();
-        _ = self.child.wait();
     }
 }

@@ -9,10 +9,11 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 use std::time::Instant;
 use tempfile::TempDir;
 use understudy_tests::captures;
+use understudy_tests::processes;
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -25,7 +26,7 @@ use common::machine::{DEADLINE, Machine};
 const CAPTURE: &str = "rc_compare_swap.pcap";
 
 fn understudy(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_understudy")).args(arguments).output().unwrap()
+    processes::command(env!("CARGO_BIN_EXE_understudy")).args(arguments).output().unwrap()
 }
 
 struct Place(TempDir);

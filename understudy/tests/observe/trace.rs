@@ -1,6 +1,7 @@
 //! `understudy trace`: packets as they come and as they leave.
 
 use super::*;
+use understudy_tests::processes::{self, Process, Signal, command};
 
 const HOP: &str = "02:00:00:00:00:01";
 
@@ -150,11 +151,9 @@ fn there_is_one_trace_at_a_time_and_the_next_when_it_is_over() {
     let qp = qpn.to_string();
     let config = config.to_str().unwrap();
     // Of a queue pair that nobody sends to; it begins, and waits.
-    let mut waiting = Command::new(env!("CARGO_BIN_EXE_understudy"))
-        .args(["trace", config, "--qp", "0xabcdef"])
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut waiting = command(env!("CARGO_BIN_EXE_understudy"));
+    waiting.args(["trace", config, "--qp", "0xabcdef"]).stderr(Stdio::piped());
+    let mut waiting = Process::start(waiting);
     let mut stderr = BufReader::new(waiting.stderr.take().unwrap());
     let mut said = String::new();
     stderr.read_line(&mut said).unwrap();
@@ -164,7 +163,7 @@ fn there_is_one_trace_at_a_time_and_the_next_when_it_is_over() {
     assert!(!second.status.success());
     assert!(error.contains("another trace is running"), "{error}");
     // Told to end, it says what it saw.
-    assert!(Command::new("kill").args(["-INT", &waiting.id().to_string()]).status().unwrap().success());
+    waiting.signal(Signal::INT);
     let mut said = String::new();
     stderr.read_to_string(&mut said).unwrap();
     assert!(waiting.wait().unwrap().success() && said == "0 packets\n", "{said}");
@@ -174,12 +173,9 @@ fn there_is_one_trace_at_a_time_and_the_next_when_it_is_over() {
         assert!(began.elapsed() < DEADLINE);
     }
     // One that runs when its instance ends, ends.
-    let mut left = Command::new(env!("CARGO_BIN_EXE_understudy"))
-        .args(["trace", config, "--qp", &qp])
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut left = command(env!("CARGO_BIN_EXE_understudy"));
+    left.args(["trace", config, "--qp", &qp]).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut left = Process::start(left);
     let mut stderr = BufReader::new(left.stderr.take().unwrap());
     let mut said = String::new();
     stderr.read_line(&mut said).unwrap();
@@ -239,7 +235,11 @@ fn a_groups_packets_are_seen_to_be_scattered() {
         // The trace of one that ends then waits until it is ended, too.
         let trace = ["trace", switch.to_str().unwrap(), "--json", "--count", "50", "--group", id];
         let program = env!("CARGO_BIN_EXE_understudy");
-        let output = Command::new("timeout").args(["-s", "INT", "5", program]).args(trace).output().unwrap();
+        let output = processes::command("timeout")
+            .args(["-s", "INT", "5", "setpriv", "--pdeathsig", "KILL", "--", program])
+            .args(trace)
+            .output()
+            .unwrap();
         let lines = String::from_utf8(output.stdout).unwrap();
         let packets = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
         let whats = |packet: &Value| -> Vec<String> {

@@ -1,0 +1,68 @@
+//! Processes that tests start end with the test.
+
+use rustix::fs::{CWD, Mode, OFlags, mkfifoat};
+use std::fs::OpenOptions;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::process::Stdio;
+use understudy_tests::processes::{Process, Signal, command};
+
+/// Names the queue (FIFO) that the child of the killed test process waits at
+const QUEUE: &str = "PROCESSES_QUEUE";
+
+/// Plays a test that never ends. Its child answers, then waits for a line from the queue, after which it prints that it has
+/// survived.
+#[test]
+#[ignore = "is run by the test below, which kills it"]
+fn test_that_is_killed() {
+    let queue = std::env::var(QUEUE).unwrap();
+    let start = move || {
+        let mut child = command("sh");
+        child.args(["-c", r#"read word; echo "$word"; read line < "$0"; echo survived"#]).arg(queue);
+        Process::start({
+            child.stdin(Stdio::piped());
+            child
+        })
+    };
+    // The thread that asked for the process ends before the process does.
+    let mut child = std::thread::spawn(start).join().unwrap();
+    child.stdin.take().unwrap().write_all(b"ready\n").unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn child_of_a_killed_test_process_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let queue = folder.path().join("queue");
+    mkfifoat(CWD, &queue, Mode::RUSR | Mode::WUSR).unwrap();
+    let mut test = command(std::env::current_exe().unwrap());
+    test.args(["--exact", "test_that_is_killed", "--ignored", "--nocapture"]).env(QUEUE, &queue);
+    test.stdout(Stdio::piped());
+    let mut test = Process::start(test);
+    let mut said = BufReader::new(test.stdout.take().unwrap());
+    let mut line = String::new();
+    while !line.ends_with("ready\n") {
+        line.clear();
+        assert!(said.read_line(&mut line).unwrap() > 0, "it ended before its child answered");
+    }
+    test.signal(Signal::KILL);
+    test.wait().unwrap();
+    // A child that has no signal pending gets this line. One that is about to die may be there to open the queue, too.
+    let queue = OpenOptions::new().write(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(&queue);
+    drop(queue.and_then(|mut queue| queue.write_all(b"go on\n")));
+    let mut rest = String::new();
+    // Ends when the last process that has standard output has ended.
+    said.read_to_string(&mut rest).unwrap();
+    assert!(!rest.contains("survived"), "{rest}");
+}
+
+#[test]
+fn process_is_killed_when_dropped() {
+    let mut child = command("cat");
+    child.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = Process::start(child);
+    let (input, mut output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+    drop(child);
+    assert_eq!(output.read(&mut [0]).unwrap(), 0);
+    drop(input);
+}
