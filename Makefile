@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run build demo-p4ce demo-swordbox demo-onepipe test lint e2e soak bench report instructions fuzz doctor clean
+.PHONY: help run build demo-p4ce demo-swordbox demo-onepipe test lint fresh e2e soak bench report instructions fuzz doctor clean
 
 CARGO ?= cargo
 PROGRAM := target/release/understudy
@@ -36,10 +36,15 @@ test: ## every test that needs no privileges, and a short run of the fuzz target
 	$(CARGO) nextest run --locked -p sim --features canary --test groups --test words --test swordbox --test onepipe --test rdmc --test verbs planted
 	fuzz/run.sh all -runs=20000
 
-lint: ## formatting and clippy, warnings denied
-	@scripts/deps.sh build
+lint: ## formatting and clippy, warnings denied; licences and sources of dependencies (deny.toml)
+	@scripts/deps.sh build lint
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	$(CARGO) deny --locked check licenses bans sources
+	$(CARGO) deny --locked --manifest-path fuzz/Cargo.toml --config $(CURDIR)/deny.toml check licenses bans sources
+
+fresh: ## what a new machine sees: `make run` and `make test` in a minimal Debian 12 (root); 25 minutes (COMMANDS="'make run'": others)
+	$(AS_ROOT) scripts/fresh.sh $(COMMANDS)
 
 e2e: build ## real RDMA programs in virtual machines, joined by understudy, and against `understudy host`; 1Pipe's hosts at routers of Linux, and its detours through them (root)
 	@scripts/deps.sh e2e

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what is missing, by the names of Debian's packages: deps.sh [build] [test] [demo] [e2e] [bench] [instructions]
+# Installs what is missing, by the names of Debian's packages: deps.sh [build] [test] [demo] [e2e] [bench] [instructions] [fresh] [lint]
 # Says nothing when nothing is missing. Uses sudo when not root.
 set -euo pipefail
 
@@ -10,6 +10,8 @@ declare -A packages=(
     [e2e]="python3 build-essential qemu-system-x86 iproute2 tcpdump cpio busybox-static xz-utils"
     [bench]="dpdk-dev"
     [instructions]="valgrind"
+    [fresh]="mmdebstrap"
+    [lint]=""
 )
 
 missing=()
@@ -37,4 +39,10 @@ fi
 if [[ " $* " == *" test "* ]] && ! cargo nextest --version >/dev/null 2>&1; then
     echo "installing: cargo-nextest (this takes a few minutes, once)"
     cargo install --locked cargo-nextest
+fi
+
+# Only what reads manifests and licences: nothing that looks for advisories over the network.
+if [[ " $* " == *" lint "* ]] && ! cargo deny --version >/dev/null 2>&1; then
+    echo "installing: cargo-deny (this takes a few minutes, once)"
+    cargo install --locked --no-default-features cargo-deny
 fi
