@@ -4,6 +4,7 @@
 //! only ever added; what was added is on the disk before it is used. When half of the lines and more say nothing any more,
 //! and at every start, the file is written anew beside itself and put in its place.
 
+use super::writer::Order;
 use core::fmt;
 use core::net::IpAddr;
 use core::str::FromStr as _;
@@ -11,7 +12,7 @@ use rocev2::Qpn;
 use std::collections::BTreeSet;
 use std::fs::{File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Read as _, Write as _};
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use swordbox::Connection;
 
@@ -19,6 +20,9 @@ const HEADING: &str =
     "# Connections of understudy's Swordbox whose two sides differ. Leave it to the program.\n";
 /// A file of fewer lines is not worth to be written anew
 const WORTH: usize = 1024;
+
+/// Permissions of a new journal: this user's alone
+const MODE: u32 = 0o600;
 
 /// Connections that are written down.
 pub(crate) struct Journal {
@@ -87,7 +91,8 @@ impl Journal {
     pub(crate) fn open(path: &Path) -> Result<Self, String> {
         let shown = path.display();
         let failed = |error: io::Error| format!("the journal {shown} cannot be used: {error}");
-        let mut file = OpenOptions::new().read(true).append(true).create(true).open(path).map_err(failed)?;
+        let mut options = OpenOptions::new();
+        let mut file = options.read(true).append(true).create(true).mode(MODE).open(path).map_err(failed)?;
         lock(&file, path).map_err(failed)?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).map_err(failed)?;
@@ -109,9 +114,13 @@ impl Journal {
     fn rewrite(&mut self) -> io::Result<()> {
         let mut beside = self.path.clone().into_os_string();
         beside.push(".new");
-        let mut file = OpenOptions::new().append(true).create(true).open(&beside)?;
+        // What a crash has left there, or somebody has put there: it is not followed, and never written to.
+        match std::fs::remove_file(&beside) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut file = OpenOptions::new().append(true).create_new(true).mode(MODE).open(&beside)?;
         lock(&file, Path::new(&beside))?;
-        file.set_len(0)?;
         let lines: String = self.live.iter().map(|connection| Line('+', connection).to_string()).collect();
         file.write_all((HEADING.to_owned() + &lines).as_bytes())?;
         file.sync_all()?;
@@ -136,13 +145,47 @@ impl Journal {
         Ok(())
     }
 
-    fn try_add(&mut self, connection: &Connection) -> io::Result<()> {
+    /// Writes orders down, and syncs once if some add connections.
+    ///
+    /// # Errors
+    /// If one could not be written for sure: then no connection counts as added by these orders.
+    pub(crate) fn write(&mut self, orders: &[Order]) -> io::Result<()> {
+        let mut fresh = Vec::new();
+        let result = self.try_write(orders, &mut fresh);
+        if result.is_err() {
+            for connection in fresh {
+                self.live.remove(&connection);
+            }
+        }
+        self.tell(&result);
+        result
+    }
+
+    /// Also says which connections are new.
+    fn try_write(&mut self, orders: &[Order], fresh: &mut Vec<Connection>) -> io::Result<()> {
+        let adds = orders.iter().any(|order| matches!(order, Order::Add(_)));
         // Somebody may have removed the file: what is written into it then is not there after a restart.
-        self.torn |= !is_at(&self.file, &self.path);
-        self.append('+', connection)?;
-        self.torn = true;
-        self.file.sync_data()?;
-        self.torn = false;
+        self.torn |= adds && !is_at(&self.file, &self.path);
+        let mut written = Ok(());
+        for order in orders {
+            let result = match order {
+                Order::Add(connection) => {
+                    if self.live.insert(*connection) {
+                        fresh.push(*connection);
+                    }
+                    self.append('+', connection)
+                }
+                Order::Remove(connection) if self.live.remove(connection) => self.append('-', connection),
+                Order::Remove(_) => Ok(()),
+            };
+            written = written.and(result);
+        }
+        written?;
+        if adds {
+            self.torn = true;
+            self.file.sync_data()?;
+            self.torn = false;
+        }
         Ok(())
     }
 
@@ -181,24 +224,4 @@ fn lock(file: &File, path: &Path) -> io::Result<()> {
         return Err(io::Error::new(ErrorKind::ResourceBusy, "another process has just written it anew"));
     }
     Ok(())
-}
-
-impl swordbox::Journal for Journal {
-    fn add(&mut self, connection: Connection) -> io::Result<()> {
-        let known = !self.live.insert(connection);
-        let result = self.try_add(&connection);
-        if result.is_err() && !known {
-            self.live.remove(&connection);
-        }
-        self.tell(&result);
-        result
-    }
-
-    fn remove(&mut self, connection: Connection) {
-        if self.live.remove(&connection) {
-            // It does no harm if this is lost, so nobody waits for the disk.
-            let result = self.append('-', &connection);
-            self.tell(&result);
-        }
-    }
 }

@@ -4,6 +4,7 @@
 pub(super) mod journal;
 #[cfg(test)]
 mod tests;
+mod writer;
 
 use super::report::{Report, SwordboxReport};
 use super::{Until, by_chance, forward, run_until};
@@ -18,12 +19,15 @@ use std::io;
 use std::sync::Arc;
 use switch::PortId;
 use swordbox::{ConnectCounters, Connection, Control, Counters, Event, Layers, Memory, Swordbox};
+use writer::Writer;
 
 /// What has to be there before anything is started.
 pub(super) struct Beginning {
     /// What the file asks for, to tell what has changed when it is read again
     asked: Config,
-    journal: Option<Journal>,
+    /// Connections of an earlier run, which are refused until they are made anew
+    ended: Vec<Connection>,
+    writer: Option<Writer>,
     again: Arc<AtomicBool>,
 }
 
@@ -38,16 +42,31 @@ impl swordbox::Journal for Nowhere {
     fn remove(&mut self, _connection: Connection) {}
 }
 
+/// For connections that are on the disk when the control plane hears of them
+struct Written;
+
+impl swordbox::Journal for Written {
+    fn add(&mut self, _connection: Connection) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn remove(&mut self, _connection: Connection) {}
+}
+
 impl Beginning {
     /// Opens the journal, and listens for SIGHUP. `None` if the configuration is another function's.
     pub(super) fn of(asked: &Config) -> Result<Option<Self>, miette::Report> {
         let FunctionConfig::Swordbox(config) = &asked.function else { return Ok(None) };
         let journal = config.journal.as_deref().map(Journal::open).transpose();
         let journal = journal.map_err(|error| miette::miette!("{error}"))?;
+        let ended = journal.iter().flat_map(Journal::live).collect();
+        let writer = journal.map(|mut journal| Writer::start(move |orders| journal.write(orders).is_ok()));
+        let writer =
+            writer.transpose().map_err(|error| miette::miette!("the journal has no thread: {error}"))?;
         let again = Arc::new(AtomicBool::new(false));
         signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::clone(&again))
             .map_err(|error| miette::miette!("signals cannot be caught: {error}"))?;
-        Ok(Some(Self { asked: asked.clone(), journal, again }))
+        Ok(Some(Self { asked: asked.clone(), ended, writer, again }))
     }
 }
 
@@ -93,15 +112,24 @@ fn layers_of(asked: &Config, again: Config) -> Result<Layers, String> {
     }
 }
 
-/// The control plane, which also looks whether the file is to be read again.
+/// The control plane, which hears of connections when the journal has them, and looks whether the file is to be read again.
 struct Reloading {
     plane: Plane<Control>,
+    /// The journal's thread, if there is a journal
+    writer: Option<Writer>,
+    /// Connections that it could not write down
+    unwritten: u64,
     asked: Config,
     again: Arc<AtomicBool>,
     layers: Layers,
 }
 
 impl Reloading {
+    /// Connections that could not be written down
+    fn unwritten(&self) -> u64 {
+        self.unwritten + self.plane.control.failed()
+    }
+
     fn reload(&mut self) {
         let path = self.asked.path.display();
         let wanted = config::load(&self.asked.path).map_err(|report| report.render());
@@ -118,7 +146,15 @@ impl Reloading {
 
 impl dataplane::Control<Swordbox> for Reloading {
     fn on_event(&mut self, worker: usize, event: Event, out: &mut ControlOutput<'_, Swordbox>) {
-        self.plane.on_event(worker, event, out);
+        let Some(writer) = &mut self.writer else { return self.plane.on_event(worker, event, out) };
+        match event {
+            Event::Diverging(connection) => self.unwritten += u64::from(!writer.add(connection)),
+            Event::Over(connection) => {
+                writer.remove(connection);
+                self.plane.on_event(worker, event, out);
+            }
+            Event::LaneOpened { .. } | Event::LaneLost { .. } => self.plane.on_event(worker, event, out),
+        }
     }
 
     fn on_punt(&mut self, worker: usize, frame: Mbuf, port: PortId, out: &mut ControlOutput<'_, Swordbox>) {
@@ -128,6 +164,15 @@ impl dataplane::Control<Swordbox> for Reloading {
     fn on_tick(&mut self, live: &Live<'_>, out: &mut ControlOutput<'_, Swordbox>) -> bool {
         if self.again.swap(false, Ordering::Relaxed) {
             self.reload();
+        }
+        while let Some((connection, written)) = self.writer.as_mut().and_then(Writer::poll) {
+            if written {
+                // Swordbox has one worker.
+                self.plane.on_event(0, Event::Diverging(connection), out);
+            } else {
+                // It goes on as it is: its packets pass.
+                self.unwritten += 1;
+            }
         }
         self.plane.on_tick(live, out)
     }
@@ -144,8 +189,7 @@ pub(super) fn run(
     until: Until,
     stop: &Stop,
 ) -> Report {
-    let Beginning { asked, journal, again } = beginning;
-    let ended = journal.iter().flat_map(Journal::live).collect();
+    let Beginning { asked, ended, writer, again } = beginning;
     let mut switch = swordbox::Config { ended, ..config.switch.clone() };
     if let Some(interface) = switch.interface.as_mut().filter(|_| config.mac_of_port) {
         interface.mac = MacAddr(runtime.ports().next().map_or([0; 6], |port| port.mac));
@@ -162,27 +206,23 @@ pub(super) fn run(
     let told_to_control = switch.clone();
     let function = Swordbox::new(switch);
     let (counters, bridged) = (function.counters(), function.forward_counters());
-    let journal: Box<dyn swordbox::Journal + Send> = match journal {
-        Some(journal) => Box::new(journal),
+    let journal: Box<dyn swordbox::Journal + Send> = match writer {
+        Some(_) => Box::new(Written),
         None => Box::new(Nowhere),
     };
-    let mut control = Reloading {
-        plane: Plane::new(Control::new(journal).with_lanes(&told_to_control, by_chance())),
-        asked,
-        again,
-        layers,
-    };
+    let plane = Plane::new(Control::new(journal).with_lanes(&told_to_control, by_chance()));
+    let mut control = Reloading { plane, writer, unwritten: 0, asked, again, layers };
     let tell = |control: &Reloading| {
         let [connections, shared, lines, held] = counters.usage();
         Told::forwarded(core::slice::from_ref(&bridged))
             .counters(counters.all())
-            .counters([("unwritten", control.plane.control.failed())])
+            .counters([("unwritten", control.unwritten())])
             .counters(own_lanes(&control.plane.control))
             .gauges([("connections", connections), ("lanes_now", shared), ("lines", lines), ("held", held)])
     };
     let (outcome, seconds) = run_until(runtime, vec![function], &mut control, tell, until, stop);
     let report = forward::report(runtime, &outcome, &[bridged], counted_qps, seconds);
-    let told = told(&counters, &control.plane.control, control.layers, memory);
+    let told = told(&counters, &control, memory);
     Report { swordbox: Some(told), ..report }
 }
 
@@ -192,17 +232,17 @@ fn own_lanes(control: &Control) -> [(&'static str, u64); 3] {
     [("own_lanes_asked", asked), ("own_lanes_refused", refused), ("own_lanes_unanswered", unanswered)]
 }
 
-fn told(counters: &Counters, control: &Control, layers: Layers, memory: Memory) -> SwordboxReport {
+fn told(counters: &Counters, control: &Reloading, memory: Memory) -> SwordboxReport {
     let [connections, shared, lines, held] = counters.usage();
     let Memory { connections: tracking, in_flight, lines: words, held: waiting, structures } = memory;
     SwordboxReport {
-        layers: layers_text(layers),
+        layers: layers_text(control.layers),
         counters: counters
             .all()
-            .chain(own_lanes(control))
+            .chain(own_lanes(&control.plane.control))
             .map(|(name, count)| (name.to_owned(), count.into()))
             .collect(),
-        unwritten: control.failed(),
+        unwritten: control.unwritten(),
         usage: [("connections", connections), ("lanes", shared), ("lines", lines), ("held", held)].into(),
         memory_bytes: [
             ("connections", tracking),

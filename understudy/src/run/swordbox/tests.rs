@@ -1,18 +1,29 @@
 //! The journal: what was added and is not over is there again, whatever became of the file's end.
 
 use super::journal::Journal;
+use super::writer::Order;
 use super::{layers_of, layers_text};
 use crate::config::{Config, FunctionConfig, parse};
 use rocev2::Qpn;
 use std::fs;
 use std::path::{Path, PathBuf};
-use swordbox::{Connection, Journal as _, Layers};
+use swordbox::{Connection, Layers};
 use tempfile::TempDir;
 
 fn connection(n: u32) -> Connection {
     let client =
         if n.is_multiple_of(2) { [10, 0, 0, 1].into() } else { [0xfd00, 0, 0, 0, 0, 0, 0, 1].into() };
     Connection { server: ([10, 0, 0, 9].into(), Qpn::new(0x11)), client: (client, Qpn::new(n)) }
+}
+
+impl Journal {
+    fn add(&mut self, connection: Connection) -> std::io::Result<()> {
+        self.write(&[Order::Add(connection)])
+    }
+
+    fn remove(&mut self, connection: Connection) {
+        _ = self.write(&[Order::Remove(connection)]);
+    }
 }
 
 fn place() -> (TempDir, PathBuf) {
@@ -102,6 +113,19 @@ fn a_journal_has_one_process() {
     journal.add(connection(1)).unwrap();
     drop(journal);
     assert_eq!(live(&path), [connection(1)]);
+}
+
+#[test]
+fn link_beside_the_journal_is_not_followed() {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    let (folder, path) = place();
+    let precious = folder.path().join("precious");
+    fs::write(&precious, "precious").unwrap();
+    symlink(&precious, folder.path().join("swordbox.journal.new")).unwrap();
+    opened(&path).add(connection(1)).unwrap();
+    assert_eq!(fs::read_to_string(&precious).unwrap(), "precious");
+    assert_eq!(live(&path), [connection(1)]);
+    assert_eq!(path.symlink_metadata().unwrap().permissions().mode() & 0o777, 0o600);
 }
 
 #[test]

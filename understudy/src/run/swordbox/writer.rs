@@ -1,0 +1,206 @@
+//! The journal's own thread: the control thread never waits for a disk.
+//!
+//! What is to be added and removed goes to the thread in order. It takes all that has come meanwhile at once, and syncs once
+//! for all of it. A connection may be used when the thread says that it is on the disk.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, TryRecvError, channel, sync_channel};
+use std::thread::{self, JoinHandle};
+use swordbox::Connection;
+
+/// Orders that may wait for the disk
+const WAITING: usize = 65_536;
+/// Orders that are written together at most
+const BATCH: usize = 4_096;
+
+/// A change of the journal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// The two sides of a connection are about to differ
+    Add(Connection),
+    /// It is over
+    Remove(Connection),
+}
+
+/// The way to the thread, and back.
+pub(super) struct Writer {
+    /// `None` once it is to end
+    orders: Option<SyncSender<Order>>,
+    written: Receiver<(Connection, bool)>,
+    thread: Option<JoinHandle<()>>,
+    /// Number of the last addition of each connection that is not over and not on the disk
+    latest: BTreeMap<Connection, u64>,
+    /// Additions that were ordered, and that came back
+    ordered: u64,
+    answered: u64,
+}
+
+impl Writer {
+    /// Starts the thread. `write` puts orders on the disk; whether it could.
+    ///
+    /// # Errors
+    /// If the system has no thread left.
+    pub(super) fn start(write: impl FnMut(&[Order]) -> bool + Send + 'static) -> io::Result<Self> {
+        let (orders, received) = sync_channel(WAITING);
+        let (back, written) = channel();
+        let thread =
+            thread::Builder::new().name("journal".into()).spawn(move || run(&received, &back, write))?;
+        Ok(Self {
+            orders: Some(orders),
+            written,
+            thread: Some(thread),
+            latest: BTreeMap::new(),
+            ordered: 0,
+            answered: 0,
+        })
+    }
+
+    /// Orders that a connection is written down. `false` if too many wait for the disk already: then it is not.
+    pub(super) fn add(&mut self, connection: Connection) -> bool {
+        let ordered = self.send(Order::Add(connection));
+        if ordered {
+            self.ordered += 1;
+            self.latest.insert(connection, self.ordered);
+        }
+        ordered
+    }
+
+    /// Orders that a connection is removed. It does no harm if this is lost.
+    pub(super) fn remove(&mut self, connection: Connection) {
+        self.latest.remove(&connection);
+        self.send(Order::Remove(connection));
+    }
+
+    fn send(&self, order: Order) -> bool {
+        self.orders.as_ref().is_some_and(|orders| orders.try_send(order).is_ok())
+    }
+
+    /// Returns the next connection that is on the disk, or that could not be written (`false`). One that was over
+    /// meanwhile is passed by, and so is an addition after which the same connection was over and added anew.
+    pub(super) fn poll(&mut self) -> Option<(Connection, bool)> {
+        loop {
+            let (connection, well) = self.written.try_recv().ok()?;
+            self.answered += 1;
+            if self.latest.get(&connection) == Some(&self.answered) {
+                self.latest.remove(&connection);
+                return Some((connection, well));
+            }
+        }
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        // What was ordered is still written.
+        self.orders = None;
+        if let Some(thread) = self.thread.take() {
+            // A panic there was printed.
+            _ = thread.join();
+        }
+    }
+}
+
+fn run(orders: &Receiver<Order>, back: &Sender<(Connection, bool)>, mut write: impl FnMut(&[Order]) -> bool) {
+    let mut batch = Vec::new();
+    while let Ok(first) = orders.recv() {
+        batch.clear();
+        batch.push(first);
+        while batch.len() < BATCH {
+            match orders.try_recv() {
+                Ok(order) => batch.push(order),
+                Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
+            }
+        }
+        let well = write(&batch);
+        for order in &batch {
+            if let Order::Add(connection) = order {
+                // If nobody listens, the instance ends.
+                _ = back.send((*connection, well));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rocev2::Qpn;
+
+    fn connection(n: u32) -> Connection {
+        Connection {
+            server: ([10, 0, 0, 9].into(), Qpn::new(1)),
+            client: ([10, 0, 0, 1].into(), Qpn::new(n)),
+        }
+    }
+
+    /// A writer whose disk takes each batch when told to, and whether that goes well
+    fn stuck() -> (Writer, Receiver<Vec<Order>>, SyncSender<bool>) {
+        let (took, taken) = channel();
+        let (go, told) = sync_channel(0);
+        let writer = Writer::start(move |orders: &[Order]| {
+            took.send(orders.to_vec()).unwrap();
+            told.recv().unwrap_or(true)
+        });
+        (writer.unwrap(), taken, go)
+    }
+
+    fn wait(writer: &mut Writer) -> (Connection, bool) {
+        loop {
+            if let Some(answer) = writer.poll() {
+                return answer;
+            }
+            thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn many_additions_share_one_write_and_nothing_is_permitted_before_it() {
+        let (mut writer, taken, go) = stuck();
+        assert!(writer.add(connection(1)));
+        assert_eq!(taken.recv().unwrap(), [Order::Add(connection(1))]);
+        // The disk is busy: nobody waits for it.
+        for n in 2..=100 {
+            assert!(writer.add(connection(n)));
+        }
+        assert_eq!(writer.poll(), None);
+        go.send(true).unwrap();
+        assert_eq!(wait(&mut writer), (connection(1), true));
+        assert_eq!(taken.recv().unwrap().len(), 99);
+        assert_eq!(writer.poll(), None);
+        go.send(false).unwrap();
+        for n in 2..=100 {
+            assert_eq!(wait(&mut writer), (connection(n), false));
+        }
+    }
+
+    #[test]
+    fn connection_that_is_over_meanwhile_is_not_permitted() {
+        let (mut writer, taken, go) = stuck();
+        writer.add(connection(1));
+        taken.recv().unwrap();
+        writer.remove(connection(1));
+        writer.add(connection(2));
+        // Made anew: only its second addition counts, which comes after the removal.
+        writer.add(connection(1));
+        go.send(true).unwrap();
+        let rest = [Order::Remove(connection(1)), Order::Add(connection(2)), Order::Add(connection(1))];
+        assert_eq!(taken.recv().unwrap(), rest);
+        assert_eq!(writer.poll(), None);
+        go.send(true).unwrap();
+        assert_eq!([wait(&mut writer), wait(&mut writer)], [(connection(2), true), (connection(1), true)]);
+        drop(go);
+    }
+
+    #[test]
+    fn what_waits_is_bounded_and_written_at_the_end() {
+        let (mut writer, taken, go) = stuck();
+        writer.add(connection(0));
+        taken.recv().unwrap();
+        let accepted = (1..).take_while(|n| writer.add(connection(*n))).count();
+        assert_eq!(accepted, WAITING);
+        drop(go);
+        drop(writer);
+        assert_eq!(taken.iter().map(|batch| batch.len()).sum::<usize>(), WAITING);
+    }
+}
