@@ -11,3 +11,59 @@ pub(crate) fn print(text: &str, code: ExitCode) -> ExitCode {
         _ => code,
     }
 }
+
+/// Whether a character steers a terminal, rather than being shown on it. Line ends and tabs do no harm.
+fn steers(c: char) -> bool {
+    c.is_control() && !matches!(c, '\n' | '\t')
+}
+
+/// Returns a text of another program's with what would steer a terminal written out, such as `\u{1b}`.
+pub(crate) fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        if steers(c) {
+            shown.extend(c.escape_unicode());
+        } else {
+            shown.push(c);
+        }
+    }
+    shown
+}
+
+/// Returns a text of JSON in whose strings nothing steers a terminal any more.
+pub(crate) fn printable_json(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    let mut rest = text.chars();
+    while let Some(c) = rest.next() {
+        let escape = (c == '\\').then(|| rest.clone().next()).flatten();
+        let code = || u32::from_str_radix(rest.as_str().get(1..5)?, 16).ok().and_then(char::from_u32);
+        match escape {
+            // Becomes the text of the escape
+            Some('u') if code().is_some_and(steers) => shown.push_str("\\\\"),
+            Some('b' | 'f' | 'r') => shown.push_str("\\\\"),
+            Some(other) => {
+                rest.next();
+                shown.extend([c, other]);
+            }
+            None if steers(c) => shown.extend(c.escape_unicode().filter(|c| *c != '\\')),
+            None => shown.push(c),
+        }
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_of_another_program_steers_the_terminal() {
+        assert_eq!(printable("a\u{1b}[2Jb\u{9b}c\td\ne é"), "a\\u{1b}[2Jb\\u{9b}c\td\ne é");
+        for text in ["a\u{1b}[2Jb", "\u{9b}31m", "\r\u{8}\u{7f}", "plain \"é\" \\ \\u001b \n\t"] {
+            let json = serde_json::to_string(&[text]).unwrap();
+            let [shown] = serde_json::from_str::<[String; 1]>(&printable_json(&json)).unwrap();
+            assert!(!shown.contains(steers), "{shown:?}");
+            assert!(text.contains(steers) || shown == text, "{shown:?}");
+        }
+    }
+}

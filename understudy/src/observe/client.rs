@@ -3,6 +3,7 @@
 use super::socket::{Ask, Refusal};
 use super::{Snapshot, TraceAsked, TraceLine};
 use crate::config;
+use crate::output::printable_json;
 use serde::de::DeserializeOwned;
 use std::io::{self, BufRead as _, BufReader, ErrorKind, Write as _};
 use std::os::unix::net::UnixStream;
@@ -126,7 +127,7 @@ impl Client {
         if !self.line.ends_with('\n') {
             return Err(Lost::Gone(ErrorKind::UnexpectedEof.into()));
         }
-        let line = core::mem::take(&mut self.line);
+        let line = printable_json(&core::mem::take(&mut self.line));
         serde_json::from_str(&line).map_err(|error| match serde_json::from_str(&line) {
             Ok(Refusal { error, .. }) => Lost::Refused(error),
             Err(_) => Lost::Strange(error),

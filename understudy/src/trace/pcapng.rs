@@ -11,6 +11,7 @@ use pcap_file::{DataLink, PcapError};
 use std::borrow::Cow;
 use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 /// `if_tsresol` of nanoseconds
@@ -26,10 +27,15 @@ fn io(error: PcapError) -> io::Error {
     }
 }
 
+/// Creates a file that only this user may read: it has what others send.
+fn private(path: &Path) -> io::Result<File> {
+    File::options().write(true).create(true).truncate(true).mode(0o600).open(path)
+}
+
 impl Capture {
     /// A file with the interfaces of these ports: PORT-in, PORT-out, and so on.
     pub(super) fn create(path: &Path, ports: &[String]) -> io::Result<Self> {
-        let mut writer = PcapNgWriter::new(BufWriter::new(File::create(path)?)).map_err(io)?;
+        let mut writer = PcapNgWriter::new(BufWriter::new(private(path)?)).map_err(io)?;
         for port in ports {
             for way in ["in", "out"] {
                 let interface = InterfaceDescriptionBlock {
