@@ -124,6 +124,8 @@ pub enum Device {
         id: u32,
         /// Whether this side owns the socket
         server: bool,
+        /// A user whose processes may be the peer, besides this user's and root's
+        peer_uid: Option<u32>,
     },
     /// A virtual machine's virtio-net
     Vhost {

@@ -50,6 +50,10 @@ pub trait Control<F: Function> {
     /// The peer of a memif port has come or gone. Frames for a port without one are dropped and counted
     /// ([`DropReason::LinkDown`](switch::DropReason::LinkDown)).
     fn on_link(&mut self, _port: &PortInfo, _up: bool) {}
+
+    /// A process that wanted to be the peer of a memif port was refused, for this reason. A reason is reported once
+    /// until a peer has come or another reason follows.
+    fn on_refused(&mut self, _port: &PortInfo, _why: &str) {}
 }
 
 /// How the control plane acts on the workers.

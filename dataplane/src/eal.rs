@@ -64,8 +64,9 @@ impl Drop for Eal {
         if self.memif {
             // The EAL would wait for its interrupt thread for ever. The end of the process frees what is left.
             park_interrupts();
-        } else {
-            // SAFETY: the EAL is up; ports and pools were closed and freed before, by the order of fields in `Runtime`.
+        } else if port::is_all_back() {
+            // SAFETY: the EAL is up; ports and pools were closed and freed before, by the order of fields in `Runtime`, and
+            // no packet buffer is left.
             unsafe { dpdk_sys::rte_eal_cleanup() };
         }
         remove_runtime_folder(self.shared);

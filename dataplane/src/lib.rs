@@ -12,6 +12,7 @@ mod error;
 mod idle;
 mod mbuf;
 mod memif;
+pub mod place;
 mod plane;
 mod port;
 mod runtime;

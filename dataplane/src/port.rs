@@ -5,6 +5,7 @@ use crate::eal::{errno, error_text};
 use crate::error::Error;
 use crate::memif::Channels;
 use core::ptr::NonNull;
+use core::sync::atomic::{AtomicBool, Ordering};
 use dpdk_sys::{rte_eth_conf, rte_eth_dev_info, rte_eth_stats, rte_mempool};
 use std::ffi::CString;
 use std::fmt::Write as _;
@@ -40,7 +41,7 @@ fn device_name(index: usize, device: &Device) -> String {
 }
 
 /// Receive queues of a port: as many as asked for, or what suits its device.
-fn rx_queues(port: &PortConfig, workers: usize) -> u16 {
+pub(crate) fn rx_queues(port: &PortConfig, workers: usize) -> u16 {
     match (&port.device, port.rx_queues) {
         (Device::Pcap { rx, .. }, _) => rx.len().max(1) as u16,
         (Device::Pci { .. }, 0) => workers as u16,
@@ -162,7 +163,8 @@ pub(crate) fn missing(port: &PortConfig, log: &str) -> Error {
     }
 }
 
-/// A pool of packet buffers; freed when dropped.
+/// A pool of packet buffers. Dropping it frees it, unless a buffer is still out: then its memory stays until the process
+/// ends, and so does the EAL ([`is_all_back`]).
 #[derive(Debug)]
 pub(crate) struct Pool(NonNull<rte_mempool>);
 
@@ -194,10 +196,59 @@ impl Pool {
     }
 }
 
+/// A pool was not freed, because a buffer of it was still out.
+static LEFT: AtomicBool = AtomicBool::new(false);
+
+/// Whether every buffer was back when its pool was dropped. If not, the memory must stay: a control plane may hold the
+/// buffer, or a driver may have kept it when it was closed, as that of `ring` does.
+pub(crate) fn is_all_back() -> bool {
+    !LEFT.load(Ordering::SeqCst)
+}
+
 impl Drop for Pool {
     fn drop(&mut self) {
-        // SAFETY: the port that used the pool was closed before, and no buffer of it is left in a worker.
-        unsafe { dpdk_sys::rte_mempool_free(self.0.as_ptr()) }
+        // SAFETY: the pool is there until this frees it. All ports were closed before: their drivers have given back what
+        // they give back, of this pool and of others.
+        unsafe {
+            let pool = self.0.as_ptr();
+            if dpdk_sys::rte_mempool_avail_count(pool) == (*pool).size {
+                dpdk_sys::rte_mempool_free(pool);
+            } else {
+                LEFT.store(true, Ordering::SeqCst);
+            }
+        }
+    }
+}
+
+/// All ports of the process. A port's send ring may hold buffers of another port's pool, so all are closed before the
+/// first pool is freed.
+#[derive(Debug)]
+pub(crate) struct Ports(Vec<Port>);
+
+impl Ports {
+    /// Sets up and starts the ports of `config`, whose devices the EAL has made.
+    pub(crate) fn start(config: &Config) -> Result<Self, Error> {
+        let mut ports = Self(Vec::with_capacity(config.ports.len()));
+        for index in 0..config.ports.len() {
+            ports.0.push(Port::start(index, config)?);
+        }
+        Ok(ports)
+    }
+}
+
+impl core::ops::Deref for Ports {
+    type Target = [Port];
+
+    fn deref(&self) -> &[Port] {
+        &self.0
+    }
+}
+
+impl Drop for Ports {
+    fn drop(&mut self) {
+        for port in &mut self.0 {
+            port.close();
+        }
     }
 }
 
@@ -211,6 +262,7 @@ pub(crate) struct Port {
     pub(crate) info: PortInfo,
     /// The kernel's interface that frames go through
     interface: Option<String>,
+    is_open: bool,
     // Freed after `drop` has closed the port.
     pub(crate) pool: Pool,
 }
@@ -264,7 +316,19 @@ impl Port {
         })?;
         // SAFETY: the port exists.
         let socket = unsafe { dpdk_sys::rte_eth_dev_socket_id(id) };
+        let mut mac = dpdk_sys::rte_ether_addr::default();
+        // SAFETY: the port exists, and `mac` can be written to. Failure leaves zeros.
+        unsafe { dpdk_sys::rte_eth_macaddr_get(id, &raw mut mac) };
+        let info = PortInfo { name: port.name.clone(), driver: driver_name(&dev), mac: mac.addr_bytes };
+        let segments = dev.tx_offload_capa & dpdk_sys::UNDERSTUDY_TX_OFFLOAD_MULTI_SEGS != 0;
+        let share_from = port.share_from.unwrap_or(if segments { SHARE_FROM } else { usize::MAX });
+        let interface = match &port.device {
+            Device::AfPacket { interface } | Device::AfXdp { interface, .. } => Some(interface.clone()),
+            _ => None,
+        };
         let pool = Pool::new(index, port, socket)?;
+        // From here on the driver may hold buffers: a failure closes the port before the pool goes.
+        let started = Self { id, rx_queues, tx_queues, share_from, info, interface, is_open: true, pool };
         for queue in 0..rx_queues {
             // SAFETY: the port is configured and not started; no configuration means the driver's default.
             check("a receive queue could not be set up", unsafe {
@@ -275,7 +339,7 @@ impl Port {
                     rx_descriptors,
                     socket,
                     std::ptr::null(),
-                    pool.0.as_ptr(),
+                    started.pool.0.as_ptr(),
                 )
             })?;
         }
@@ -285,26 +349,15 @@ impl Port {
                 dpdk_sys::rte_eth_tx_queue_setup(id, queue, tx_descriptors, socket as u32, std::ptr::null())
             })?;
         }
-        let mut mac = dpdk_sys::rte_ether_addr::default();
-        // SAFETY: the port exists, and `mac` can be written to. Failure leaves zeros.
-        unsafe { dpdk_sys::rte_eth_macaddr_get(id, &raw mut mac) };
-        let info = PortInfo { name: port.name.clone(), driver: driver_name(&dev), mac: mac.addr_bytes };
         // A memif client's server may not be there yet: it is started when it is.
         if !matches!(port.device, Device::Memif { server: false, .. }) {
             // SAFETY: the port is configured.
             check("it could not be started", unsafe { dpdk_sys::rte_eth_dev_start(id) })?;
         }
-        let segments = dev.tx_offload_capa & dpdk_sys::UNDERSTUDY_TX_OFFLOAD_MULTI_SEGS != 0;
-        let share_from = port.share_from.unwrap_or(if segments { SHARE_FROM } else { usize::MAX });
-        let interface = match &port.device {
-            Device::AfPacket { interface } | Device::AfXdp { interface, .. } => Some(interface.clone()),
-            _ => None,
-        };
-        let port = Self { id, rx_queues, tx_queues, share_from, info, interface, pool };
         // A wire lets everything through. Devices that cannot be told so (rings, files) do anyway.
         // SAFETY: the port is started.
         unsafe { dpdk_sys::rte_eth_promiscuous_enable(id) };
-        Ok(port)
+        Ok(started)
     }
 
     /// Whether frames can come and go. The drivers of kernel interfaces do not look after the start: those are asked themselves.
@@ -324,13 +377,22 @@ impl Port {
     }
 }
 
+impl Port {
+    /// Stops and closes the port, once. Its pool stays.
+    fn close(&mut self) {
+        if core::mem::take(&mut self.is_open) {
+            // SAFETY: the port is configured, and no worker uses it any more.
+            unsafe {
+                dpdk_sys::rte_eth_dev_stop(self.id);
+                dpdk_sys::rte_eth_dev_close(self.id);
+            }
+        }
+    }
+}
+
 impl Drop for Port {
     fn drop(&mut self) {
-        // SAFETY: the port is started, and no worker uses it any more.
-        unsafe {
-            dpdk_sys::rte_eth_dev_stop(self.id);
-            dpdk_sys::rte_eth_dev_close(self.id);
-        }
+        self.close();
     }
 }
 

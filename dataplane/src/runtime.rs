@@ -8,7 +8,7 @@ use crate::eal::{self, Eal, Log};
 use crate::error::Error;
 use crate::idle::{self, Idler};
 use crate::memif::{Channels, Runs, Signal, park_interrupts};
-use crate::port::{Port, PortInfo};
+use crate::port::{Port, PortInfo, Ports};
 use crate::time::{self, Clock};
 use crate::tx::{Exit, Handoff, Queue, Stock, Tx};
 use crate::worker::{RxQueue, Worker};
@@ -32,7 +32,7 @@ const SERVERS_MAY_TAKE: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct Runtime {
     // In the order in which they go down.
-    ports: Vec<Port>,
+    ports: Ports,
     channels: RefCell<Channels>,
     config: Config,
     _eal: Eal,
@@ -141,8 +141,7 @@ impl Runtime {
         let channels = Channels::open(&config)?;
         let eal = Eal::start(&config, &channels)?;
         let log = Log::capture();
-        let ports: Result<Vec<_>, _> =
-            (0..config.ports.len()).map(|index| Port::start(index, &config)).collect();
+        let ports = Ports::start(&config);
         let log = log.finish();
         // On failure the ports are gone before the EAL, which is declared earlier.
         let ports = ports.map_err(|error| error.with_log(log))?;
@@ -327,6 +326,10 @@ impl<F: Function, C: Control<F>> Runs for Peers<'_, F, C> {
 
     fn link(&mut self, port: usize, up: bool) {
         self.control.on_link(&self.ports[port].info, up);
+    }
+
+    fn refused(&mut self, port: usize, why: &str) {
+        self.control.on_refused(&self.ports[port].info, why);
     }
 }
 

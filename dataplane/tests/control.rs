@@ -69,6 +69,39 @@ impl Function for Punting {
     }
 }
 
+/// Keeps punted frames.
+#[derive(Default)]
+struct Keeper(Vec<(Mbuf, Vec<u8>)>);
+
+impl Control<Punting> for &mut Keeper {
+    fn on_event(&mut self, _: usize, _: (u64, u64, u64), _: &mut ControlOutput<'_, Punting>) {}
+
+    fn on_punt(&mut self, _: usize, frame: Mbuf, _: PortId, _: &mut ControlOutput<'_, Punting>) {
+        let bytes = frame.bytes().to_vec();
+        self.0.push((frame, bytes));
+    }
+
+    fn on_tick(&mut self, _: &Live<'_>, _: &mut ControlOutput<'_, Punting>) -> bool {
+        true
+    }
+}
+
+#[test]
+fn punted_frame_outlives_the_runtime() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = capture("rc_send_64.pcap");
+    let out = Device::Pcap { rx: vec![], tx: Some(dir.path().join("out.pcap")), infinite: false };
+    let mut runtime =
+        Runtime::start(config(vec![port("in", play(&file, None)), port("out", out)], 1)).unwrap();
+    let mut keeper = Keeper::default();
+    runtime.run(vec![Punting::default()], &mut UntilIdle::new(&mut keeper), &Stop::new());
+    drop(runtime);
+    assert!(!keeper.0.is_empty());
+    for (frame, bytes) in &keeper.0 {
+        assert_eq!(frame.bytes(), bytes);
+    }
+}
+
 /// Sends each punted frame on, and answers each event with a command.
 #[derive(Default)]
 struct Relay {

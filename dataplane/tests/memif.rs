@@ -5,6 +5,11 @@ mod common;
 use common::{config, port};
 use dataplane::config::{Config, Device, Idle};
 use dataplane::{Control, ControlOutput, Live, Mbuf, PortInfo, Runtime, Stop};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use socket2::{Domain, SockAddr, Socket, Type};
+use std::io::Read as _;
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use switch::drop::FaultSet;
 use switch::forward::config::Topology;
@@ -16,6 +21,7 @@ struct Until<'a> {
     frames: u64,
     port: usize,
     seen: &'a mut Vec<(String, bool)>,
+    refused: &'a mut Vec<String>,
 }
 
 impl<F: Function> Control<F> for Until<'_> {
@@ -30,10 +36,14 @@ impl<F: Function> Control<F> for Until<'_> {
     fn on_link(&mut self, port: &PortInfo, up: bool) {
         self.seen.push((port.name.clone(), up));
     }
+
+    fn on_refused(&mut self, _: &PortInfo, why: &str) {
+        self.refused.push(why.to_owned());
+    }
 }
 
 fn memif(folder: &Path, server: bool) -> Device {
-    Device::Memif { socket: folder.join("m.sock"), id: 9, server }
+    Device::Memif { socket: folder.join("m.sock"), id: 9, server, peer_uid: None }
 }
 
 fn wires(ports: u16, pairs: &[(u16, u16)]) -> ForwardConfig {
@@ -58,10 +68,10 @@ fn both_ends_in_one_process() {
     ];
     let mut runtime = Runtime::start(config(ports, 2)).unwrap();
     let function = wires(4, &[(0, 1), (2, 3)]);
-    let mut seen = Vec::new();
+    let (mut seen, mut refused) = (Vec::new(), Vec::new());
     for run in 1..=2 {
         let functions = vec![Forward::new(&function), Forward::new(&function)];
-        let mut until = Until { frames: 10_000, port: 1, seen: &mut seen };
+        let mut until = Until { frames: 10_000, port: 1, seen: &mut seen, refused: &mut refused };
         let outcome = runtime.run(functions, &mut until, &Stop::new());
         // In its first turn no worker can know that there is a peer.
         let down: u64 = outcome.workers.iter().map(|w| w.drops[DropReason::LinkDown.index()].get()).sum();
@@ -76,6 +86,89 @@ fn both_ends_in_one_process() {
     assert_eq!(seen, [("client".to_owned(), true), ("server".to_owned(), true)]);
     drop(runtime);
     assert!(!folder.path().join("m.sock").exists());
+}
+
+/// Returns the abstract Unix sockets of understudy's that this network namespace has.
+fn abstract_sockets() -> Vec<String> {
+    let all = std::fs::read_to_string("/proc/net/unix").unwrap();
+    let pid = std::process::id().to_string();
+    let own = all.lines().filter(|line| line.contains("@understudy") && line.contains(&pid));
+    own.map(str::to_owned).collect()
+}
+
+#[test]
+fn no_other_user_can_reach_the_sockets_of_a_driver() {
+    let folder = tempfile::tempdir().unwrap();
+    let ports = vec![port("server", memif(folder.path(), true)), port("client", memif(folder.path(), false))];
+    let runtime = Runtime::start(config(ports, 1)).unwrap();
+    // Any user may connect to an abstract socket.
+    assert_eq!(abstract_sockets(), Vec::<String>::new());
+    let mode = folder.path().join("m.sock").metadata().unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    drop(runtime);
+}
+
+#[test]
+fn socket_in_a_folder_that_is_locked_is_given_up() {
+    let folder = tempfile::tempdir().unwrap();
+    // As any user can who may read the folder
+    let held = std::fs::File::open(folder.path()).unwrap();
+    held.lock().unwrap();
+    let error = Runtime::start(config(vec![port("server", memif(folder.path(), true))], 1)).unwrap_err();
+    assert!(error.what.ends_with("another process has it locked"), "{error}");
+}
+
+/// A client of memif that announces what it likes: what its server says to an unsealed region
+fn misbehaves(socket: &Path) -> String {
+    let peer = Socket::new(Domain::UNIX, Type::SEQPACKET, None).unwrap();
+    peer.connect(&SockAddr::unix(socket).unwrap()).unwrap();
+    let mut message = [0; 128];
+    assert_eq!((&peer).read(&mut message).unwrap(), 128, "it greets");
+    let say = |kind: u16, fields: &[(usize, &[u8])], file: Option<BorrowedFd<'_>>| {
+        let mut message = [0; 128];
+        message[..2].copy_from_slice(&kind.to_ne_bytes());
+        for (at, field) in fields {
+            message[*at..at + field.len()].copy_from_slice(field);
+        }
+        let mut space = [core::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut rights = SendAncillaryBuffer::new(&mut space);
+        let files: Vec<_> = file.into_iter().collect();
+        if !files.is_empty() {
+            assert!(rights.push(SendAncillaryMessage::ScmRights(&files)));
+        }
+        let parts = [std::io::IoSlice::new(&message)];
+        sendmsg(&peer, &parts, &mut rights, SendFlags::empty()).unwrap();
+    };
+    say(3, &[(2, &0x0200_u16.to_ne_bytes()), (4, &9_u32.to_ne_bytes())], None);
+    let region = tempfile::tempfile().unwrap();
+    region.set_len(4096).unwrap();
+    say(4, &[(4, &4096_u64.to_ne_bytes())], Some(region.as_fd()));
+    // It accepts the first, and goes for the second.
+    let mut reason = String::new();
+    while (&peer).read(&mut message).is_ok_and(|len| len == 128) {
+        let text = message[6..].split(|byte| *byte == 0).next().unwrap();
+        reason = String::from_utf8_lossy(text).into_owned();
+    }
+    reason
+}
+
+#[test]
+fn peer_whose_memory_could_vanish_is_refused_and_told_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut runtime = Runtime::start(config(vec![port("server", memif(folder.path(), true))], 1)).unwrap();
+    let (stop, socket) = (Stop::new(), folder.path().join("m.sock"));
+    let stops = stop.clone();
+    let peer = std::thread::spawn(move || {
+        let said = misbehaves(&socket);
+        stops.stop();
+        said
+    });
+    let (mut seen, mut refused) = (Vec::new(), Vec::new());
+    let mut until = Until { frames: 1, port: 0, seen: &mut seen, refused: &mut refused };
+    runtime.run(vec![Forward::new(&wires(1, &[(0, 0)]))], &mut until, &stop);
+    let why = "region 0 is not sealed against shrinking (F_SEAL_SHRINK)";
+    assert_eq!((peer.join().unwrap().as_str(), refused), (why, vec![why.to_owned()]));
+    assert!(seen.is_empty(), "no peer has come: {seen:?}");
 }
 
 #[test]
@@ -112,8 +205,8 @@ fn a_worker_that_yields_does_its_work() {
         config(vec![port("in", Device::Null { size: 64, copy: false }), port("out", Device::Ring)], 1);
     config.workers.idle = Idle::Yield;
     let mut runtime = Runtime::start(config).unwrap();
-    let mut seen = Vec::new();
-    let mut until = Until { frames: 10_000, port: 0, seen: &mut seen };
+    let (mut seen, mut refused) = (Vec::new(), Vec::new());
+    let mut until = Until { frames: 10_000, port: 0, seen: &mut seen, refused: &mut refused };
     let outcome = runtime.run(vec![Forward::new(&wires(2, &[(0, 1)]))], &mut until, &Stop::new());
     assert!(outcome.workers[0].ports[1].tx.frames.get() > 0);
 }

@@ -36,10 +36,11 @@ fn shared(a: &Device, b: &Device) -> Option<String> {
         }
         // Each may have queues of its own.
         (Device::AfXdp { start_queue: a, .. }, Device::AfXdp { start_queue: b, .. }) if a != b => None,
-        (Device::Memif { socket: a, id, server }, Device::Memif { socket: b, id: other, server: role }) => {
-            (canonical(a) == canonical(b) && id == other && server == role)
-                .then(|| format!("the interface {id} of the socket {}", a.display()))
-        }
+        (
+            Device::Memif { socket: a, id, server, .. },
+            Device::Memif { socket: b, id: other, server: role, .. },
+        ) => (canonical(a) == canonical(b) && id == other && server == role)
+            .then(|| format!("the interface {id} of the socket {}", a.display())),
         (
             Device::Memif { socket: a, .. } | Device::Vhost { socket: a, .. },
             Device::Memif { socket: b, .. } | Device::Vhost { socket: b, .. },

@@ -248,7 +248,14 @@ fn memif(table: &Table<'_>, folder: &Path) -> Option<Device> {
     let socket = socket(table, "\"/run/understudy/memif.sock\"", folder);
     let id = table.number("id", 0..=u32::MAX.into(), 0) as u32;
     let role = table.require("role", "\"server\"").and_then(|value| value.word(&["server", "client"]));
-    Some(Device::Memif { socket: socket?, id, server: role? == "server" })
+    let peer_uid =
+        table.get("peer_uid", "1000").and_then(|value| value.number(0..=u64::from(u32::MAX) - 1, 1000));
+    Some(Device::Memif {
+        socket: socket?,
+        id,
+        server: role? == "server",
+        peer_uid: peer_uid.map(|uid| uid as u32),
+    })
 }
 
 fn vhost(table: &Table<'_>, folder: &Path) -> Option<Device> {

@@ -3,8 +3,8 @@
 //! DPDK's driver notices that a peer has gone in the EAL's interrupt thread, and there and then unmaps the memory that it
 //! shared with it: a worker that is in the middle of a burst dies of it, and peers that are killed are what memif is
 //! here for. Nor does a client's driver ever connect a second time. So no driver gets hold of a peer's socket. Each talks to
-//! a socket of ours; messages and the descriptors that come with them are passed on, and the end of a peer is not.
-//! Frames do not come this way: drivers share their memory as ever.
+//! a socket of ours, in a folder that no other user can enter; messages and the descriptors that come with them are
+//! checked and passed on, and the end of a peer is not. Frames do not come this way: drivers share their memory as ever.
 //!
 //! ```text
 //!            peer's messages come, or the peer answers           link is up
@@ -19,20 +19,23 @@
 //! All of it is done by the control thread, between two looks at the workers. A port is stopped in the interrupt thread,
 //! where none of the driver's own callbacks can be under way.
 
+mod audit;
+mod folder;
 mod socket;
 
 use crate::config::{Config, Device};
 use crate::error::Error;
+use crate::place::{Place, PlaceError};
 use crate::port;
 use crate::time::{Clock, cycles};
+use audit::Audit;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use socket::{Message, abstract_address, receive};
+use folder::Folder;
+use socket::{Message, receive};
 use socket2::{SockAddr, Socket};
-use std::collections::hash_map::RandomState;
 use std::ffi::c_void;
-use std::hash::{BuildHasher as _, Hasher as _};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use switch::{Nanos, PortId};
 
@@ -59,13 +62,14 @@ pub(crate) trait Runs {
     fn tell(&mut self, worker: usize, signal: Signal) -> bool;
     /// The port's peer has come or gone.
     fn link(&mut self, port: usize, up: bool);
+    /// Reports that a process that wanted to be the port's peer is refused.
+    fn refused(&mut self, port: usize, why: &str);
 }
 
 /// The control channels of all memif ports.
 pub(crate) struct Channels {
-    /// What inner sockets are called, and what their callers have to know: abstract sockets have no owner
-    name: String,
-    secret: String,
+    /// Folder of the inner sockets, if there are memif ports
+    folder: Option<Folder>,
     servers: Vec<Server>,
     callers: Vec<Caller>,
     ports: Vec<Port>,
@@ -76,8 +80,9 @@ pub(crate) struct Channels {
 struct Server {
     path: PathBuf,
     outer: Socket,
+    _place: Place,
     /// Where the driver listens
-    inner: SockAddr,
+    inner: PathBuf,
     /// A peer for which the driver has had no ear yet
     waiting: Option<Socket>,
 }
@@ -103,95 +108,109 @@ struct Line {
 /// A memif port.
 struct Port {
     index: usize,
+    /// Queues in each direction
+    queues: u16,
+    /// A user whose processes may be the peer, besides this user's and root's
+    peer_uid: Option<u32>,
     role: Role,
     state: State,
+    /// Reason that was reported last, since a peer came
+    refused: Option<String>,
 }
 
 enum Role {
     Server { server: usize, id: u32 },
-    Client { path: SockAddr, id: u32, inner: Socket, again: Nanos },
+    Client { path: SockAddr, id: u32, inner: Socket, inner_path: PathBuf, again: Nanos },
 }
 
 enum State {
     Apart,
-    Joining { line: Line, since: Nanos },
+    Joining { line: Line, audit: Audit, since: Nanos },
     Joined { line: Line, told: usize },
     Leaving { line: Line, told: usize, left: Arc<AtomicUsize> },
 }
 
 impl core::fmt::Debug for Channels {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Channels").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("Channels").field("folder", &self.folder).finish_non_exhaustive()
     }
 }
 
-fn by_chance() -> u64 {
-    RandomState::new().build_hasher().finish()
+/// Reports a refusal, unless it is the one reported last: a refused client tries again every few milliseconds.
+fn refuse(port: &mut Port, why: String, runs: &mut impl Runs) {
+    if port.refused.as_ref() != Some(&why) {
+        runs.refused(port.index, &why);
+        port.refused = Some(why);
+    }
 }
 
 impl Channels {
     /// Opens the sockets of the memif ports of `config`, before the EAL makes the ports.
     pub(crate) fn open(config: &Config) -> Result<Self, Error> {
-        let mut channels = Self {
-            name: format!("understudy-{}-{:016x}", std::process::id(), by_chance()),
-            secret: format!("{:016x}", by_chance()),
-            servers: Vec::new(),
-            callers: Vec::new(),
-            ports: Vec::new(),
-            clock: None,
-        };
+        let mut channels =
+            Self { folder: None, servers: Vec::new(), callers: Vec::new(), ports: Vec::new(), clock: None };
         for (index, port) in config.ports.iter().enumerate() {
-            let Device::Memif { socket, id, server } = &port.device else { continue };
-            let failed = |error: io::Error| {
-                Error::new(
-                    format!("port `{}`: {} cannot be used: {error}", port.name, socket.display()),
-                    "choose another path for the socket",
-                )
-            };
+            let Device::Memif { socket, id, server, peer_uid } = &port.device else { continue };
+            if channels.folder.is_none() {
+                channels.folder = Some(Folder::make()?);
+            }
             let role = if *server {
-                let known = channels.servers.iter().position(|server| server.path == *socket);
-                let number = if let Some(number) = known {
-                    number
-                } else {
-                    let inner = channels.server_name(channels.servers.len());
-                    let inner = abstract_address(&inner).map_err(failed)?;
-                    let outer = socket::listen_at(socket)?;
-                    channels.servers.push(Server { path: socket.clone(), outer, inner, waiting: None });
-                    channels.servers.len() - 1
-                };
-                Role::Server { server: number, id: *id }
+                Role::Server { server: channels.server(socket, config)?, id: *id }
             } else {
-                let inner =
-                    abstract_address(&channels.client_name(index)).and_then(|name| socket::listen(&name));
+                let failed = |error: io::Error| {
+                    Error::new(
+                        format!("port `{}`: {} cannot be used: {error}", port.name, socket.display()),
+                        "choose another path for the socket",
+                    )
+                };
+                let inner_path = channels.inner(&format!("client-{index}"));
+                let inner = SockAddr::unix(&inner_path).and_then(|address| socket::listen(&address));
                 let path = SockAddr::unix(socket).map_err(failed)?;
-                Role::Client { path, id: *id, inner: inner.map_err(failed)?, again: Nanos::ZERO }
+                Role::Client { path, id: *id, inner: inner.map_err(failed)?, inner_path, again: Nanos::ZERO }
             };
-            channels.ports.push(Port { index, role, state: State::Apart });
+            let queues = port::rx_queues(port, config.workers.cpus.len());
+            channels.ports.push(Port {
+                index,
+                queues,
+                peer_uid: *peer_uid,
+                role,
+                state: State::Apart,
+                refused: None,
+            });
         }
         Ok(channels)
     }
 
-    fn server_name(&self, server: usize) -> String {
-        format!("{}-server-{server}", self.name)
+    /// Returns the number of the server at this path, which listens from then on.
+    fn server(&mut self, path: &Path, config: &Config) -> Result<usize, Error> {
+        if let Some(known) = self.servers.iter().position(|server| server.path == *path) {
+            return Ok(known);
+        }
+        // A port at this path that another user's process may join
+        let open = config.ports.iter().any(|port| {
+            matches!(&port.device, Device::Memif { socket, server: true, peer_uid: Some(_), .. } if socket == path)
+        });
+        let made = socket::socket().map_err(PlaceError::Other);
+        let made = made.and_then(|outer| Place::listen(&outer, path, open).map(|place| (outer, place)));
+        let (outer, place) = made.map_err(|error| unusable(path, &error))?;
+        let inner = self.inner(&format!("server-{}", self.servers.len()));
+        self.servers.push(Server { path: path.to_owned(), outer, _place: place, inner, waiting: None });
+        Ok(self.servers.len() - 1)
     }
 
-    fn client_name(&self, port: usize) -> String {
-        format!("{}-client-{port}", self.name)
+    /// Returns the path of an inner socket.
+    fn inner(&self, name: &str) -> PathBuf {
+        self.folder.as_ref().expect("it is made for the first port").path(name)
     }
 
     /// What the driver of a memif port is told of its socket.
     pub(crate) fn arguments(&self, index: usize) -> Option<String> {
         let port = self.ports.iter().find(|port| port.index == index)?;
-        Some(match port.role {
-            Role::Server { server, id } => {
-                let (name, secret) = (self.server_name(server), &self.secret);
-                format!("role=server,id={id},socket={name},socket-abstract=yes,secret={secret}")
-            }
-            Role::Client { id, .. } => {
-                let name = self.client_name(index);
-                format!("role=client,id={id},socket={name},socket-abstract=yes")
-            }
-        })
+        let (role, id, socket) = match &port.role {
+            Role::Server { server, id } => ("server", id, &self.servers[*server].inner),
+            Role::Client { id, inner_path, .. } => ("client", id, inner_path),
+        };
+        Some(format!("role={role},id={id},socket={},socket-abstract=no", socket.display()))
     }
 
     /// Whether there is nothing to do, ever
@@ -242,7 +261,7 @@ impl Channels {
     /// Does what there is to do; whether there was something. `devices` are DPDK's numbers of all ports.
     pub(crate) fn tick(&mut self, devices: &[u16], runs: &mut impl Runs) -> bool {
         let now = self.clock.get_or_insert_with(Clock::start).nanos(cycles());
-        let mut moved = self.answer(now);
+        let mut moved = self.answer(now, runs);
         for port in &mut self.ports {
             moved |= port.tick(devices[port.index], now, runs);
         }
@@ -250,14 +269,22 @@ impl Channels {
     }
 
     /// Hears who calls, and what they want.
-    fn answer(&mut self, now: Nanos) -> bool {
+    fn answer(&mut self, now: Nanos, runs: &mut impl Runs) -> bool {
         let mut moved = false;
         for (number, server) in self.servers.iter_mut().enumerate() {
             while self.callers.len() < CALLERS {
                 let Some(outer) = server.waiting.take().or_else(|| socket::accept(&server.outer)) else {
                     break;
                 };
-                match socket::connect(&server.inner) {
+                let mut ports = self.ports.iter_mut().filter(|port| port.serves(number));
+                let first = ports.next().expect("a server is there for its ports");
+                if let Some(why) = first.stranger(&outer)
+                    && ports.all(|port| port.stranger(&outer).is_some())
+                {
+                    refuse(first, why, runs);
+                    continue;
+                }
+                match SockAddr::unix(&server.inner).and_then(|inner| socket::connect(&inner)) {
                     Ok(inner) => {
                         moved = true;
                         let line = Line { outer, inner };
@@ -278,13 +305,17 @@ impl Channels {
             match self.callers[at].listen(now, &mut self.ports) {
                 Heard::Nothing => at += 1,
                 Heard::Gone => drop(self.callers.swap_remove(at)),
-                Heard::Wants(mut asks, port) => {
+                Heard::Refused(port, why) => {
+                    drop(self.callers.swap_remove(at));
+                    refuse(&mut self.ports[port], why, runs);
+                }
+                Heard::Wants(asks, port) => {
                     moved = true;
                     let line = self.callers.swap_remove(at).line;
-                    asks.tell(&self.secret);
                     // A driver that does not hear this says nothing, and has until patience ends.
                     drop(asks.send(&line.inner));
-                    self.ports[port].state = State::Joining { line, since: now };
+                    let port = &mut self.ports[port];
+                    port.state = State::Joining { line, audit: Audit::of_client(port.queues), since: now };
                 }
             }
         }
@@ -292,12 +323,22 @@ impl Channels {
     }
 }
 
-impl Drop for Channels {
-    fn drop(&mut self) {
-        for server in &self.servers {
-            // Before it is closed, so that it cannot be another's yet.
-            drop(std::fs::remove_file(&server.path));
-        }
+/// Explains why a server cannot have its socket.
+fn unusable(path: &Path, error: &PlaceError) -> Error {
+    let shown = path.display();
+    match error {
+        PlaceError::InUse => Error::new(
+            format!("another process listens on the socket {shown}"),
+            "end it, or choose another path",
+        ),
+        PlaceError::Folder(error) => Error::new(
+            format!("the folder of the socket {shown} cannot be used: {error}"),
+            "make it, or choose another place for the socket",
+        ),
+        PlaceError::Taken | PlaceError::Other(_) => Error::new(
+            format!("the socket {shown} could not be made: {error}"),
+            "its folder has to be writable, and no other file may have its name",
+        ),
     }
 }
 
@@ -307,6 +348,8 @@ enum Heard {
     Gone,
     /// This, which the port of this number can give
     Wants(Message, usize),
+    /// The port of this number refuses the caller, for this reason
+    Refused(usize, String),
 }
 
 impl Caller {
@@ -329,7 +372,12 @@ impl Caller {
         };
         let wanted = asked.asks_for();
         let serves = |port: &Port| matches!(port.role, Role::Server { server, id } if server == self.server && Some(id) == wanted);
-        match ports.iter().position(serves) {
+        let port = ports.iter().position(serves);
+        if let Some((port, why)) = port.and_then(|port| Some((port, ports[port].stranger(&self.line.outer)?)))
+        {
+            return Heard::Refused(port, why);
+        }
+        match port {
             None => Heard::Gone,
             Some(port) if matches!(ports[port].state, State::Apart) => Heard::Wants(asked, port),
             // Who had it may be gone already.
@@ -347,14 +395,36 @@ impl Line {
         pass(&self.inner, &self.outer)
     }
 
-    /// Passes on what the peer says; whether it said something.
-    fn pass_in(&self) -> io::Result<bool> {
-        pass(&self.outer, &self.inner)
+    /// Checks what the peer says, and passes it on; whether it said something.
+    fn pass_in(&self, audit: &mut Audit) -> Result<bool, Ended> {
+        let mut passed = false;
+        while let Some(message) = receive(&self.outer)? {
+            if let Err(why) = audit.check(&message) {
+                // It may have gone already.
+                drop(Message::disconnect(&why).send(&self.outer));
+                return Err(Ended::Refused(why));
+            }
+            message.send(&self.inner)?;
+            passed = true;
+        }
+        Ok(passed)
     }
 
     /// Whether the peer has gone. Once joined, it says one thing at most: that it goes.
     fn is_over(&self) -> bool {
         !matches!(receive(&self.outer), Ok(None))
+    }
+}
+
+/// Why a peer does not join.
+enum Ended {
+    Gone,
+    Refused(String),
+}
+
+impl From<io::Error> for Ended {
+    fn from(_: io::Error) -> Self {
+        Self::Gone
     }
 }
 
@@ -367,21 +437,53 @@ fn pass(from: &Socket, to: &Socket) -> io::Result<bool> {
     Ok(passed)
 }
 
+/// Whether a process of `user` may be the peer of a port of `own`.
+fn is_trusted(user: u32, own: u32, peer_uid: Option<u32>) -> bool {
+    user == own || user == 0 || Some(user) == peer_uid
+}
+
 impl Port {
+    fn serves(&self, number: usize) -> bool {
+        matches!(self.role, Role::Server { server, .. } if server == number)
+    }
+
+    /// Returns why the process at the other end may not be this port's peer; `None` if it may.
+    fn stranger(&self, socket: &Socket) -> Option<String> {
+        let own = rustix::process::geteuid().as_raw();
+        match socket::user(socket) {
+            Ok(user) if is_trusted(user, own, self.peer_uid) => None,
+            Ok(user) => Some(format!(
+                "it runs as user {user}, and this as {own}; set `peer_uid = {user}` if you trust it"
+            )),
+            Err(error) => Some(format!("its user is not known: {error}")),
+        }
+    }
+
     fn tick(&mut self, device: u16, now: Nanos, runs: &mut impl Runs) -> bool {
         match core::mem::replace(&mut self.state, State::Apart) {
-            State::Apart => self.call(device, now),
-            State::Joining { line, since } => {
-                let passed = line.pass_out().and_then(|out| Ok(line.pass_in()? | out));
-                if port::link_is_up(device) {
+            State::Apart => self.call(device, now, runs),
+            State::Joining { line, mut audit, since } => {
+                let out = line.pass_out().map_err(Ended::from);
+                let passed = out.and_then(|out| Ok(line.pass_in(&mut audit)? | out));
+                if passed.is_ok() && port::link_is_up(device) {
+                    self.refused = None;
                     runs.link(self.index, true);
                     self.state = State::Joined { line, told: 0 };
                 } else if passed.is_err() || now.since(since) > PATIENCE {
+                    // No worker has adopted the port yet.
                     self.part(device);
                 } else {
-                    self.state = State::Joining { line, since };
+                    self.state = State::Joining { line, audit, since };
                 }
-                passed.unwrap_or(true)
+                match passed {
+                    Ok(passed) => passed,
+                    Err(ended) => {
+                        if let Ended::Refused(why) = ended {
+                            refuse(self, why, runs);
+                        }
+                        true
+                    }
+                }
             }
             State::Joined { line, mut told } => {
                 while told < runs.workers() && runs.tell(told, Signal::Adopt(PortId(self.index as u16))) {
@@ -414,25 +516,29 @@ impl Port {
     }
 
     /// A client looks whether its server is there.
-    fn call(&mut self, device: u16, now: Nanos) -> bool {
-        let Role::Client { path, inner, again, .. } = &mut self.role else { return false };
+    fn call(&mut self, device: u16, now: Nanos, runs: &mut impl Runs) -> bool {
+        let Role::Client { path, again, .. } = &mut self.role else { return false };
         if now < *again {
             return false;
         }
         *again = now + RETRY;
         let Ok(outer) = socket::connect(path) else { return false };
+        if let Some(why) = self.stranger(&outer) {
+            refuse(self, why, runs);
+            return false;
+        }
         if !port::start(device) {
             return false;
         }
-        // The driver has connected; so may have others, whom nobody asked.
-        while let Some(inner) = socket::accept(inner) {
-            if socket::is_our_own(&inner) {
-                self.state = State::Joining { line: Line { outer, inner }, since: now };
-                return true;
-            }
-        }
-        self.part(device);
-        false
+        let Role::Client { inner, .. } = &self.role else { unreachable!("it was one above") };
+        // The driver has connected.
+        let Some(inner) = socket::accept(inner) else {
+            self.part(device);
+            return false;
+        };
+        self.state =
+            State::Joining { line: Line { outer, inner }, audit: Audit::of_server(self.queues), since: now };
+        true
     }
 
     /// Ends the driver's side, which no worker uses. A server's can be joined again at once.
@@ -496,4 +602,16 @@ fn set_alarm(work: impl FnOnce() + Send + 'static) -> Result<(), Work> {
     let result = unsafe { dpdk_sys::rte_eal_alarm_set(1, Some(run), work.cast()) };
     // SAFETY: if it failed, nobody else has it.
     if result < 0 { Err(*unsafe { Box::from_raw(work) }) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn peers_are_this_users_processes_roots_and_those_asked_in() {
+        assert!(is_trusted(1000, 1000, None) && is_trusted(0, 1000, None));
+        assert!(!is_trusted(1001, 1000, None) && !is_trusted(1000, 0, None));
+        assert!(is_trusted(1001, 1000, Some(1001)) && !is_trusted(1002, 1000, Some(1001)));
+    }
 }

@@ -3,22 +3,19 @@
 //! A message has 128 bytes, the first two of which are its type, and brings one file descriptor at most: a memory to
 //! share, or an event of a ring.
 
-use crate::error::Error;
+use super::audit::{DISCONNECT, INIT};
 use core::mem::MaybeUninit;
+use core::ops::Range;
 use socket2::{Domain, MaybeUninitSlice, MsgHdr, MsgHdrMut, SockAddr, Socket, Type};
-use std::fs::File;
 use std::io::{self, ErrorKind, IoSlice};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
-use std::os::unix::fs::FileTypeExt as _;
-use std::path::Path;
 
 /// Bytes of a message
 const MESSAGE: usize = 128;
-/// The message with which a client says what interface it wants
-const INIT: u16 = 3;
-/// Where that message has the interface's number, and what its sender knows
-const ID: core::ops::Range<usize> = 4..8;
-const SECRET: core::ops::Range<usize> = 9..33;
+/// Where an `INIT` has the number of the interface that a client asks for
+const ID: usize = 4;
+/// Where a `DISCONNECT` has its reason, with a zero at the end
+const REASON: Range<usize> = 6..102;
 
 /// A control message with a descriptor, as it lies in memory: nothing has to be filled up between the two.
 #[repr(C)]
@@ -67,18 +64,56 @@ pub(super) struct Message {
 }
 
 impl Message {
-    /// The interface that a client asks for; `None` if it asks for nothing
-    pub(super) fn asks_for(&self) -> Option<u32> {
-        let bytes = &self.bytes;
-        let id = bytes[ID].first_chunk().map(|id| u32::from_ne_bytes(*id));
-        id.filter(|_| u16::from_ne_bytes([bytes[0], bytes[1]]) == INIT)
+    /// Returns the message with which a side says why it goes.
+    pub(super) fn disconnect(reason: &str) -> Self {
+        let mut bytes = [0; MESSAGE];
+        bytes[..2].copy_from_slice(&DISCONNECT.to_ne_bytes());
+        let reason = &reason.as_bytes()[..reason.len().min(REASON.len() - 1)];
+        bytes[REASON][..reason.len()].copy_from_slice(reason);
+        Self { bytes, descriptor: None }
     }
 
-    /// Has the sender know a secret.
-    pub(super) fn tell(&mut self, secret: &str) {
-        let field = &mut self.bytes[SECRET];
-        field.fill(0);
-        field[..secret.len()].copy_from_slice(secret.as_bytes());
+    #[cfg(test)]
+    pub(super) fn new(kind: u16, body: &[u8], descriptor: Option<OwnedFd>) -> Self {
+        let mut bytes = [0; MESSAGE];
+        bytes[..2].copy_from_slice(&kind.to_ne_bytes());
+        bytes[2..2 + body.len()].copy_from_slice(body);
+        Self { bytes, descriptor }
+    }
+
+    /// The interface that a client asks for; `None` if it asks for nothing
+    pub(super) fn asks_for(&self) -> Option<u32> {
+        (self.kind() == INIT && self.descriptor.is_none()).then(|| self.u32(ID))
+    }
+
+    /// The type of the message
+    pub(super) fn kind(&self) -> u16 {
+        self.u16(0)
+    }
+
+    /// What came with it
+    pub(super) fn descriptor(&self) -> Option<&OwnedFd> {
+        self.descriptor.as_ref()
+    }
+
+    fn number<const N: usize>(&self, at: usize) -> [u8; N] {
+        *self.bytes[at..].first_chunk().expect("fields lie within the message")
+    }
+
+    pub(super) fn u8(&self, at: usize) -> u8 {
+        self.bytes[at]
+    }
+
+    pub(super) fn u16(&self, at: usize) -> u16 {
+        u16::from_ne_bytes(self.number(at))
+    }
+
+    pub(super) fn u32(&self, at: usize) -> u32 {
+        u32::from_ne_bytes(self.number(at))
+    }
+
+    pub(super) fn u64(&self, at: usize) -> u64 {
+        u64::from_ne_bytes(self.number(at))
     }
 
     /// Sends it, and what came with it.
@@ -118,12 +153,8 @@ pub(super) fn receive(from: &Socket) -> io::Result<Option<Message>> {
     }
 }
 
-/// A name that is in no file system: it is gone with the process, whatever ends it.
-pub(super) fn abstract_address(name: &str) -> io::Result<SockAddr> {
-    SockAddr::unix(format!("\0{name}"))
-}
-
-fn socket() -> io::Result<Socket> {
+/// Returns a new socket of memif's control channel.
+pub(super) fn socket() -> io::Result<Socket> {
     let socket = Socket::new(Domain::UNIX, Type::SEQPACKET, None)?;
     socket.set_nonblocking(true)?;
     Ok(socket)
@@ -137,74 +168,29 @@ pub(super) fn listen(address: &SockAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Somebody who has connected. Is not there yet: `None`.
+/// Returns the next connection; `None` if none waits.
 pub(super) fn accept(listener: &Socket) -> Option<Socket> {
     let (socket, _) = listener.accept().ok()?;
     socket.set_nonblocking(true).ok().map(|()| socket)
 }
 
-/// Connects to an address, if somebody listens there and has room.
+/// Connects to an address, if a process listens there and has room.
 pub(super) fn connect(address: &SockAddr) -> io::Result<Socket> {
     let socket = socket()?;
     socket.connect(address)?;
     Ok(socket)
 }
 
-/// Whether this process is at the other end.
-pub(super) fn is_our_own(socket: &Socket) -> bool {
-    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+/// Returns the user of the process that connected, or that listened when this side connected.
+pub(super) fn user(socket: &Socket) -> io::Result<u32> {
+    let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: the descriptor is open, and `peer` has room for as many bytes as `len` says.
     let result = unsafe {
         let at = (&raw mut peer).cast();
         libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, at, &raw mut len)
     };
-    result == 0 && u32::try_from(peer.pid) == Ok(std::process::id())
-}
-
-/// Listens at a path. The socket of a process that was killed is still there, though nobody listens on it: it is
-/// replaced.
-pub(super) fn listen_at(path: &Path) -> Result<Socket, Error> {
-    let failed = |what: String, remedy: &str| Err(Error::new(what, remedy));
-    let shown = path.display();
-    let address = match SockAddr::unix(path) {
-        Ok(address) => address,
-        Err(error) => return failed(format!("{shown} cannot be a socket: {error}"), "choose a shorter path"),
-    };
-    // Two that start at once must not each take the other's new socket for an old one. The folder is what they have in
-    // common, and its lock ends with the process.
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let _lock = match File::open(folder).and_then(|folder| folder.lock().map(|()| folder)) {
-        Ok(lock) => lock,
-        Err(error) => {
-            return failed(
-                format!("the folder of the socket {shown} cannot be used: {error}"),
-                "make it, or choose another place for the socket",
-            );
-        }
-    };
-    let is_socket = |path: &Path| path.symlink_metadata().is_ok_and(|file| file.file_type().is_socket());
-    let in_use = |error: &io::Error| error.kind() == ErrorKind::AddrInUse;
-    let listening = match listen(&address) {
-        Err(error) if in_use(&error) && is_socket(path) => match connect(&address) {
-            Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
-                std::fs::remove_file(path).and_then(|()| listen(&address))
-            }
-            _ => {
-                return failed(
-                    format!("another process listens on the socket {shown}"),
-                    "end it, or choose another path",
-                );
-            }
-        },
-        other => other,
-    };
-    listening.or_else(|error| {
-        failed(
-            format!("the socket {shown} could not be made: {error}"),
-            "its folder has to be writable, and no other file may have its name",
-        )
-    })
+    if result == 0 { Ok(peer.uid) } else { Err(io::Error::last_os_error()) }
 }
 
 #[cfg(test)]
@@ -248,37 +234,24 @@ mod tests {
         drop(a);
         assert_eq!(receive(&b).err().unwrap().kind(), ErrorKind::UnexpectedEof);
         assert!(message(1).send(&b).is_err(), "and no signal");
-        assert!(is_our_own(&b));
+        assert_eq!(user(&b).unwrap(), rustix::process::getuid().as_raw());
     }
 
     #[test]
     fn what_a_client_asks_for() {
         let mut init = message(INIT);
-        init.bytes[ID].copy_from_slice(&7u32.to_ne_bytes());
+        init.bytes[ID..ID + 4].copy_from_slice(&7u32.to_ne_bytes());
         assert_eq!((init.asks_for(), message(1).asks_for()), (Some(7), None));
-        init.tell("0123");
-        assert_eq!(init.bytes[SECRET][..6], *b"0123\0\0");
-        assert_eq!((init.bytes[SECRET.start - 1], init.bytes[SECRET.end]), (0xa5, 0xa5));
     }
 
     #[test]
-    fn a_socket_that_nobody_listens_on_is_replaced() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("m.sock");
-        let first = listen_at(&path).unwrap();
-        let error = listen_at(&path).unwrap_err();
-        assert!(error.what.starts_with("another process listens"), "{error}");
-        drop(first);
-        assert!(path.exists(), "as a process that is killed leaves it");
-        let second = listen_at(&path).unwrap();
-        let client = connect(&SockAddr::unix(&path).unwrap()).unwrap();
-        message(1).send(&client).unwrap();
-        assert!(receive(&accept(&second).unwrap()).unwrap().is_some());
-        // What is no socket is somebody's.
-        let file = folder.path().join("file");
-        std::fs::write(&file, "precious").unwrap();
-        assert!(listen_at(&file).is_err());
-        assert_eq!(std::fs::read_to_string(&file).unwrap(), "precious");
-        assert!(listen_at(&folder.path().join("none/m.sock")).unwrap_err().what.contains("folder"));
+    fn reason_of_a_disconnect_ends_with_a_zero() {
+        for reason in ["no", &"x".repeat(200)] {
+            let message = Message::disconnect(reason);
+            let shown: Vec<u8> =
+                message.bytes[REASON].iter().copied().take_while(|byte| *byte != 0).collect();
+            assert_eq!(shown, reason.as_bytes()[..reason.len().min(95)]);
+            assert_eq!(message.kind(), DISCONNECT);
+        }
     }
 }

@@ -100,4 +100,8 @@ impl Control<Station<Replica>> for Desk {
     fn on_link(&mut self, port: &PortInfo, up: bool) {
         eprintln!("Port {} {} its peer.", port.name, if up { "has" } else { "has lost" });
     }
+
+    fn on_refused(&mut self, port: &PortInfo, why: &str) {
+        eprintln!("Port {} refuses a peer: {why}.", port.name);
+    }
 }

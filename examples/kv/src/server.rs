@@ -76,7 +76,7 @@ struct DeviceArgs {
 fn memif(text: &str) -> Result<Device, String> {
     let (socket, id) = text.rsplit_once(':').ok_or("no number behind a colon")?;
     let id = id.parse().map_err(|_| format!("{id:?} is no number"))?;
-    Ok(Device::Memif { socket: PathBuf::from(socket), id, server: false })
+    Ok(Device::Memif { socket: PathBuf::from(socket), id, server: false, peer_uid: None })
 }
 
 impl ServerArgs {

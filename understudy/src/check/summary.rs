@@ -134,7 +134,7 @@ fn device(device: &Device) -> String {
             format!("interface {interface} (AF_XDP from queue {start_queue})")
         }
         Device::Tap { interface } => format!("new interface {interface} (TAP)"),
-        Device::Memif { socket, id, server } => {
+        Device::Memif { socket, id, server, .. } => {
             format!("memif {id} of {} ({})", socket.display(), side(*server))
         }
         Device::Vhost { socket, client } => format!("vhost-user {} ({})", socket.display(), side(!client)),

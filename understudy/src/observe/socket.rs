@@ -2,22 +2,18 @@
 
 use super::guests::{GUESTS, PATIENCE, receive};
 use super::{Asking, trace};
+use dataplane::place::{Place, PlaceError};
 use miette::{IntoDiagnostic as _, MietteDiagnostic, Report, WrapErr as _};
-use rustix::fs::Mode;
 use serde::{Deserialize, Serialize};
-use socket2::{Domain, SockAddr, Socket as Socket2, Type};
-use std::fs::{self, File};
-use std::io::{self, BufRead as _, BufReader, BufWriter, ErrorKind, Read as _};
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use socket2::{Domain, Socket as Socket2, Type};
+use std::io::{self, BufRead as _, BufReader, BufWriter, Read as _};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
 /// Bytes of a question at most
 const LONGEST: u64 = 4096;
-/// Who may wait to be received
-const WAITING: i32 = 128;
 /// How long a guest may ask nothing
 const SILENCE: Duration = Duration::from_secs(600);
 
@@ -40,16 +36,11 @@ pub(super) struct Refusal {
     pub(super) reason: String,
 }
 
-/// The socket in the file system; removed when dropped, unless somebody else's is there by then.
+/// The socket in the file system, of which only the name is left to remove.
 pub(super) struct Socket {
-    path: PathBuf,
-    /// Device and inode
-    is: (u64, u64),
+    _place: Place,
 }
 
-/// How long another process may take to make a socket in the same folder, and how often it is looked whether it has
-const PATIENCE_MS: u64 = 2_000;
-const LOOK_MS: u64 = 10;
 /// What to look at when there can be no socket
 const WRITABLE: &str = "does its folder exist, and may you write there?";
 
@@ -60,41 +51,17 @@ impl Socket {
             let what = format!("[observe] cannot have the socket {}: {what}", path.display());
             MietteDiagnostic::new(what).with_help(help.to_owned()).into()
         };
-        // Two that start at once must not each take the other's new socket for an old one. The folder is what they have in
-        // common, and its lock ends with the process.
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let folder =
-            lock(folder, PATIENCE_MS).map_err(|error| refused(&format!("its folder: {error}"), WRITABLE))?;
-        let stale = match fs::symlink_metadata(path) {
-            Ok(there) if !there.file_type().is_socket() => {
-                return Err(refused(
-                    "something else is there",
-                    "name another path, or move what is there away",
-                ));
-            }
-            Ok(_) => match UnixStream::connect(path) {
-                Ok(_) => {
-                    return Err(refused(
-                        "another process listens there",
-                        "end that one first, or give each instance a `socket` of its own",
-                    ));
-                }
-                // Nobody listens there any more.
-                Err(error) if error.kind() == ErrorKind::ConnectionRefused => true,
-                Err(error) => return Err(refused(&error.to_string(), "whose is it? name another path")),
-            },
-            Err(_) => false,
-        };
-        let made = || -> io::Result<_> {
-            if stale {
-                fs::remove_file(path)?;
-            }
-            let listener = listen(path)?;
-            let there = fs::symlink_metadata(path)?;
-            Ok((listener, (there.dev(), there.ino())))
-        };
-        let (listener, is) = made().map_err(|error| refused(&error.to_string(), WRITABLE))?;
-        drop(folder);
+        let made = Socket2::new(Domain::UNIX, Type::STREAM, None).map_err(PlaceError::Other);
+        let made = made.and_then(|socket| Place::listen(&socket, path, false).map(|place| (socket, place)));
+        let (socket, place) = made.map_err(|error| {
+            let help = match error {
+                PlaceError::Taken => "name another path, or move what is there away",
+                PlaceError::InUse => "end that one first, or give each instance a `socket` of its own",
+                PlaceError::Folder(_) | PlaceError::Other(_) => WRITABLE,
+            };
+            refused(&error.to_string(), help)
+        })?;
+        let listener = UnixListener::from(socket);
         let asking = asking.clone();
         thread::Builder::new()
             .name("observe".into())
@@ -105,43 +72,7 @@ impl Socket {
             })
             .into_diagnostic()
             .wrap_err("no thread for the socket of [observe]")?;
-        Ok(Self { path: path.to_owned(), is })
-    }
-}
-
-/// Locks a folder, for as long as what this returns is there. Anybody who may read it may hold its lock, so it is not waited for
-/// without end; where there are no locks, there is none.
-#[allow(clippy::disallowed_methods, reason = "another instance, which starts as well, is waited for")]
-fn lock(folder: &Path, patience_ms: u64) -> io::Result<File> {
-    let folder = File::open(folder)?;
-    for _ in 0..patience_ms / LOOK_MS {
-        match folder.try_lock() {
-            Err(fs::TryLockError::WouldBlock) => thread::sleep(Duration::from_millis(LOOK_MS)),
-            Err(fs::TryLockError::Error(error)) if error.kind() != ErrorKind::Unsupported => {
-                return Err(error);
-            }
-            Ok(()) | Err(fs::TryLockError::Error(_)) => return Ok(folder),
-        }
-    }
-    Err(io::Error::other("another process has it locked"))
-}
-
-/// A socket there, for this user alone from the first moment on: the kernel takes the mode of the new entry from the
-/// socket's own, which can be set while it has no name yet. So nothing has to be made elsewhere and moved, and the path may
-/// have all the bytes that an address has.
-fn listen(path: &Path) -> io::Result<UnixListener> {
-    let socket = Socket2::new(Domain::UNIX, Type::STREAM, None)?;
-    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
-    socket.bind(&SockAddr::unix(path)?)?;
-    socket.listen(WAITING)?;
-    Ok(socket.into())
-}
-
-impl Drop for Socket {
-    fn drop(&mut self) {
-        if fs::symlink_metadata(&self.path).is_ok_and(|there| (there.dev(), there.ino()) == self.is) {
-            _ = fs::remove_file(&self.path);
-        }
+        Ok(Self { _place: place })
     }
 }
 
@@ -178,21 +109,5 @@ fn serve(stream: &UnixStream, asking: &Asking) -> io::Result<()> {
             },
             Err(error) => return refuse(stream, "no_question", format!("that is no question: {error}")),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_folder_that_stays_locked_is_not_waited_for_without_end() {
-        let dir = tempfile::tempdir().unwrap();
-        let patience_ms = 3 * LOOK_MS;
-        let first = lock(dir.path(), patience_ms).unwrap();
-        let error = lock(dir.path(), patience_ms).unwrap_err();
-        assert_eq!(error.to_string(), "another process has it locked");
-        drop(first);
-        lock(dir.path(), patience_ms).unwrap();
     }
 }

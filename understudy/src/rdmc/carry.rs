@@ -157,6 +157,10 @@ impl<A: App, T: Send> Control<Station<A>> for Watch<T> {
         self.bar
             .suspend(|| eprintln!("Port {} {} its peer.", port.name, if up { "has" } else { "has lost" }));
     }
+
+    fn on_refused(&mut self, port: &PortInfo, why: &str) {
+        self.bar.suspend(|| eprintln!("Port {} refuses a peer: {why}.", port.name));
+    }
 }
 
 impl On {

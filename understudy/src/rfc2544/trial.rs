@@ -357,6 +357,10 @@ impl Control<Pktgen> for Plane<'_> {
             self.wrong = Some(miette!("port {} lost its peer: the device under test has gone", port.name));
         }
     }
+
+    fn on_refused(&mut self, port: &PortInfo, why: &str) {
+        eprintln!("Port {} refuses a peer: {why}.", port.name);
+    }
 }
 
 /// What the polling thread has had of its CPU at a moment.

@@ -407,4 +407,8 @@ where
         eprintln!("Port {} {} its peer.", port.name, if up { "has" } else { "has lost" });
         self.control.on_link(port, up);
     }
+
+    fn on_refused(&mut self, port: &PortInfo, why: &str) {
+        eprintln!("Port {} refuses a peer: {why}.", port.name);
+    }
 }

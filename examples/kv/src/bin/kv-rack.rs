@@ -22,7 +22,7 @@ fn main() {
     let socket = PathBuf::from(socket);
     let port = |id| Port {
         name: format!("server-{id}"),
-        device: Device::Memif { socket: socket.clone(), id, server: true },
+        device: Device::Memif { socket: socket.clone(), id, server: true, peer_uid: None },
         mtu: 1500,
         rx_queues: 1,
         descriptors: 1024,

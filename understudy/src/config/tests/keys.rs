@@ -63,7 +63,7 @@ fn unknown_in_a_device() {
     wrong(
         &device(r#"memif = { socket = "s", role = "server", server = true } #!"#),
         "there is no key `server` in `memif`",
-        "`memif` takes `socket`, `id` and `role`",
+        "`memif` takes `socket`, `id`, `role` and `peer_uid`",
     );
 }
 

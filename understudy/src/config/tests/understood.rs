@@ -113,7 +113,7 @@ fn devices() {
     assert_eq!(device_of(r#"tap = { interface = "eth1" }"#), Device::Tap { interface: interface() });
     assert_eq!(
         device_of(r#"memif = { socket = "/s", id = 7, role = "client" }"#),
-        Device::Memif { socket: "/s".into(), id: 7, server: false }
+        Device::Memif { socket: "/s".into(), id: 7, server: false, peer_uid: None }
     );
     assert_eq!(
         device_of(r#"vhost = { socket = "/s", client = true }"#),

@@ -103,6 +103,10 @@ impl Control<Pktgen> for Plane<'_> {
             self.spoils.push(spoil::port_down(&port.name, "peer", began.elapsed()));
         }
     }
+
+    fn on_refused(&mut self, port: &PortInfo, why: &str) {
+        eprintln!("Port {} refuses a peer: {why}.", port.name);
+    }
 }
 
 impl Lines {

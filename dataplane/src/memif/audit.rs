@@ -1,0 +1,161 @@
+//! Checks what a memif peer tells the driver on its control channel.
+//!
+//! DPDK 22.11's driver uses a peer's numbers as they come: the region of a ring is an index into an array, and the offset
+//! of a ring is added to the region's address. It maps a region without asking whether the file can shrink, after which a
+//! worker dies of SIGBUS. So each message is checked here before the driver gets it. What a peer writes into the shared
+//! rings later passes no control channel, and is used unchecked: peers are trusted.
+//!
+//! Offsets and limits are those of the memif protocol, version 2.0, as in DPDK's `drivers/net/memif/memif.h`.
+
+use super::socket::Message;
+use rustix::fs::{OFlags, SealFlags, fcntl_get_seals, fcntl_getfl, fcntl_setfl, fstat};
+use std::os::fd::OwnedFd;
+
+/// Types of messages
+pub(super) const ACK: u16 = 1;
+pub(super) const HELLO: u16 = 2;
+pub(super) const INIT: u16 = 3;
+pub(super) const ADD_REGION: u16 = 4;
+pub(super) const ADD_RING: u16 = 5;
+pub(super) const CONNECT: u16 = 6;
+pub(super) const CONNECTED: u16 = 7;
+pub(super) const DISCONNECT: u16 = 8;
+
+/// Regions that the driver has room for
+const MAX_REGIONS: usize = 256;
+/// Largest ring, as a power of two
+const MAX_LOG2_RING: u8 = 14;
+/// Bytes of a ring's header, and of one of its descriptors
+const RING_HEADER: u64 = 128;
+const DESCRIPTOR: u64 = 16;
+/// Flag of a ring in the direction from client to server
+const FROM_CLIENT: u16 = 1;
+
+/// Why a message is not passed on.
+pub(super) type Refusal = String;
+
+/// What a peer has said so far.
+#[derive(Debug)]
+pub(super) struct Audit {
+    /// Queues of our port in each direction: so many rings it needs
+    queues: u16,
+    stage: Stage,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// A client announces regions, by their sizes in bytes, and rings: those to the client, then those from it
+    Announces { regions: Vec<u64>, rings: [u16; 2] },
+    /// A server is to greet our client
+    Greets,
+    /// A server answers our client
+    Answers,
+    /// It has agreed, and can only go
+    Joined,
+}
+
+impl Audit {
+    /// Checks a client whose `INIT` was accepted.
+    pub(super) fn of_client(queues: u16) -> Self {
+        Self { queues, stage: Stage::Announces { regions: Vec::new(), rings: [0; 2] } }
+    }
+
+    /// Checks a server that our client has connected to.
+    pub(super) fn of_server(queues: u16) -> Self {
+        Self { queues, stage: Stage::Greets }
+    }
+
+    /// Checks the peer's next message. A message that is refused must not reach the driver.
+    pub(super) fn check(&mut self, message: &Message) -> Result<(), Refusal> {
+        let kind = message.kind();
+        let descriptor = message.descriptor();
+        if descriptor.is_some() != matches!(kind, ADD_REGION | ADD_RING) {
+            return Err(format!(
+                "message {kind} comes with {} descriptor",
+                if descriptor.is_some() { "a" } else { "no" }
+            ));
+        }
+        match (&mut self.stage, kind) {
+            (_, DISCONNECT) | (Stage::Announces { .. } | Stage::Answers, ACK) => {}
+            (Stage::Announces { regions, rings }, ADD_REGION | ADD_RING) => {
+                let descriptor = descriptor.expect("it was just asked for");
+                if kind == ADD_REGION {
+                    regions.push(region(message, descriptor, regions.len())?);
+                } else {
+                    ring(message, descriptor, regions, rings)?;
+                }
+            }
+            (Stage::Announces { rings, .. }, CONNECT) => {
+                if *rings != [self.queues; 2] {
+                    let [to, from] = rings;
+                    return Err(format!(
+                        "{from} rings from it and {to} to it are not the {0} and {0} of this port",
+                        self.queues
+                    ));
+                }
+                self.stage = Stage::Joined;
+            }
+            (Stage::Greets, HELLO) => {
+                // Highest numbers of rings, which begin with 0
+                for (name, at) in [("to", 40), ("from", 42)] {
+                    let rings = u32::from(message.u16(at)) + 1;
+                    if rings < self.queues.into() {
+                        return Err(format!(
+                            "it takes {rings} rings {name} it, and this port has {}",
+                            self.queues
+                        ));
+                    }
+                }
+                self.stage = Stage::Answers;
+            }
+            (Stage::Answers, CONNECTED) => self.stage = Stage::Joined,
+            _ => return Err(format!("message {kind} is not expected now")),
+        }
+        Ok(())
+    }
+}
+
+/// Returns the size of an announced region in bytes.
+fn region(message: &Message, file: &OwnedFd, known: usize) -> Result<u64, Refusal> {
+    let (index, size) = (usize::from(message.u16(2)), message.u64(4));
+    if index != known || index >= MAX_REGIONS {
+        return Err(format!("region {index} is not the next one ({known}), or one too many"));
+    }
+    let stat = fstat(file).map_err(|error| format!("region {index} is no file: {error}"))?;
+    let has = u64::try_from(stat.st_size).unwrap_or(0);
+    if size == 0 || size > has {
+        return Err(format!("region {index} is announced with {size} bytes, and its file has {has}"));
+    }
+    if !fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK)) {
+        return Err(format!("region {index} is not sealed against shrinking (F_SEAL_SHRINK)"));
+    }
+    Ok(size)
+}
+
+fn ring(message: &Message, event: &OwnedFd, regions: &[u64], rings: &mut [u16; 2]) -> Result<(), Refusal> {
+    let [flags, index, region] = [2, 4, 6].map(|at| message.u16(at));
+    let (offset, log2) = (u64::from(message.u32(8)), message.u8(12));
+    let count = &mut rings[usize::from(flags & FROM_CLIENT)];
+    if index != *count {
+        return Err(format!("ring {index} is not the next one of its direction ({count})"));
+    }
+    let Some(size) = regions.get(usize::from(region)) else {
+        return Err(format!("ring {index} lies in region {region}, which was not announced"));
+    };
+    if log2 > MAX_LOG2_RING {
+        return Err(format!("ring {index} has 2^{log2} entries, above 2^{MAX_LOG2_RING}"));
+    }
+    if offset % DESCRIPTOR != 0 || offset + RING_HEADER + (DESCRIPTOR << log2) > *size {
+        return Err(format!(
+            "ring {index} of 2^{log2} entries at {offset} does not fit into the {size} bytes of region {region}"
+        ));
+    }
+    // The driver reads and writes it in a worker.
+    let set = fcntl_getfl(event).and_then(|flags| fcntl_setfl(event, flags | OFlags::NONBLOCK));
+    set.map_err(|error| format!("the event of ring {index} is no event: {error}"))?;
+    *count += 1;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,283 @@
+use super::*;
+use proptest::prelude::*;
+use rustix::fs::{MemfdFlags, fcntl_add_seals, ftruncate, memfd_create};
+
+const QUEUES: u16 = 2;
+const REGION: u64 = 1 << 20;
+
+fn memory(bytes: u64, seals: SealFlags) -> OwnedFd {
+    let file = memfd_create("region", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, bytes).unwrap();
+    fcntl_add_seals(&file, seals).unwrap();
+    file
+}
+
+fn event() -> OwnedFd {
+    std::io::pipe().unwrap().0.into()
+}
+
+fn add_region(index: u16, size: u64, file: OwnedFd) -> Message {
+    let body = [&index.to_ne_bytes()[..], &size.to_ne_bytes()].concat();
+    Message::new(ADD_REGION, &body, Some(file))
+}
+
+fn add_ring([flags, index, region]: [u16; 3], offset: u32, log2: u8) -> Message {
+    let mut body: Vec<u8> = [flags, index, region].iter().flat_map(|field| field.to_ne_bytes()).collect();
+    body.extend(offset.to_ne_bytes());
+    body.push(log2);
+    Message::new(ADD_RING, &body, Some(event()))
+}
+
+fn plain(kind: u16) -> Message {
+    Message::new(kind, &[], None)
+}
+
+fn hello(rings: u16) -> Message {
+    let mut body = [0; 126];
+    body[38..40].copy_from_slice(&(rings - 1).to_ne_bytes());
+    body[40..42].copy_from_slice(&(rings - 1).to_ne_bytes());
+    Message::new(HELLO, &body, None)
+}
+
+/// What a sound client says after its `INIT`
+fn sound_client() -> Vec<Message> {
+    let mut said = vec![add_region(0, REGION, memory(REGION, SealFlags::SHRINK))];
+    for flags in [FROM_CLIENT, 0] {
+        said.extend((0..QUEUES).map(|n| {
+            let place = u32::from(n + flags * QUEUES);
+            add_ring([flags, n, 0], place * (128 + 16 * 1024), 10)
+        }));
+    }
+    said.push(plain(CONNECT));
+    said
+}
+
+fn accepted(mut audit: Audit, said: &[Message]) -> Result<(), String> {
+    said.iter().try_for_each(|message| audit.check(message))
+}
+
+fn refusal(said: Vec<Message>) -> String {
+    accepted(Audit::of_client(QUEUES), &said).unwrap_err()
+}
+
+#[test]
+fn sound_peers_are_accepted() {
+    accepted(Audit::of_client(QUEUES), &sound_client()).unwrap();
+    let server = [hello(256), plain(ACK), plain(ACK), plain(CONNECTED), plain(DISCONNECT)];
+    accepted(Audit::of_server(QUEUES), &server).unwrap();
+}
+
+#[test]
+fn region_that_can_shrink_or_is_too_short_is_refused() {
+    let sealed = SealFlags::SHRINK;
+    let cases = [
+        (add_region(0, REGION, memory(REGION, SealFlags::GROW)), "is not sealed"),
+        (add_region(0, REGION + 1, memory(REGION, sealed)), "is announced with"),
+        (add_region(0, 0, memory(REGION, sealed)), "is announced with 0 bytes"),
+        (add_region(0, u64::MAX, memory(REGION, sealed)), "is announced with"),
+        (add_region(1, REGION, memory(REGION, sealed)), "is not the next one"),
+        (add_region(0, REGION, tempfile::tempfile().unwrap().into()), "is announced with"),
+        (Message::new(ADD_REGION, &[0; 10], None), "comes with no descriptor"),
+    ];
+    for (message, words) in cases {
+        let why = refusal(vec![message]);
+        assert!(why.contains(words), "{why}");
+    }
+}
+
+#[test]
+fn ring_outside_its_region_is_refused() {
+    let most = (REGION - 128 - 16 * 1024) as u32;
+    let cases = [
+        ([FROM_CLIENT, 0, 1], 0, 10, "was not announced"),
+        ([FROM_CLIENT, 0, u16::MAX], 0, 10, "was not announced"),
+        ([FROM_CLIENT, 0, 0], most + 16, 10, "does not fit"),
+        ([FROM_CLIENT, 0, 0], u32::MAX - 15, 10, "does not fit"),
+        ([FROM_CLIENT, 0, 0], 8, 10, "does not fit"),
+        ([FROM_CLIENT, 0, 0], 0, 15, "above 2^14"),
+        ([FROM_CLIENT, 0, 0], 0, 255, "above 2^14"),
+        ([0, 1, 0], 0, 10, "is not the next one"),
+    ];
+    for (fields, offset, log2, words) in cases {
+        let region = add_region(0, REGION, memory(REGION, SealFlags::SHRINK));
+        let why = refusal(vec![region, add_ring(fields, offset, log2)]);
+        assert!(why.contains(words), "{why}");
+    }
+    let region = add_region(0, REGION, memory(REGION, SealFlags::SHRINK));
+    accepted(Audit::of_client(1), &[region, add_ring([FROM_CLIENT, 0, 0], most, 10)]).unwrap();
+}
+
+#[test]
+fn peer_with_fewer_rings_than_queues_is_refused() {
+    // The driver would use what an earlier peer has left in its queue.
+    let region = add_region(0, REGION, memory(REGION, SealFlags::SHRINK));
+    let why = refusal(vec![region, add_ring([FROM_CLIENT, 0, 0], 0, 10), plain(CONNECT)]);
+    assert_eq!(why, "1 rings from it and 0 to it are not the 2 and 2 of this port");
+    let why = accepted(Audit::of_server(QUEUES), &[hello(1)]).unwrap_err();
+    assert_eq!(why, "it takes 1 rings to it, and this port has 2");
+}
+
+#[test]
+fn messages_out_of_their_order_are_refused() {
+    let mut late = sound_client();
+    late.push(add_ring([0, QUEUES, 0], 0, 10));
+    assert_eq!(refusal(late), "message 5 is not expected now");
+    for kind in [HELLO, CONNECTED, INIT, 0, 9, u16::MAX] {
+        assert!(refusal(vec![plain(kind)]).contains("is not expected now"));
+    }
+    let server = |said: &[Message]| accepted(Audit::of_server(QUEUES), said).unwrap_err();
+    assert_eq!(server(&[plain(CONNECTED)]), "message 7 is not expected now");
+    assert_eq!(server(&[hello(9), hello(9)]), "message 2 is not expected now");
+    let region = || add_region(0, REGION, memory(REGION, SealFlags::SHRINK));
+    assert_eq!(server(&[hello(9), region()]), "message 4 is not expected now");
+    let extra = Message::new(DISCONNECT, &[], Some(event()));
+    assert_eq!(server(&[extra]), "message 8 comes with a descriptor");
+}
+
+#[test]
+fn event_of_a_ring_cannot_block_a_worker() {
+    let region = add_region(0, REGION, memory(REGION, SealFlags::SHRINK));
+    let ring = add_ring([FROM_CLIENT, 0, 0], 0, 10);
+    accepted(Audit::of_client(1), &[region]).unwrap();
+    let mut rings = [0; 2];
+    super::ring(&ring, ring.descriptor().unwrap(), &[REGION], &mut rings).unwrap();
+    assert!(fcntl_getfl(ring.descriptor().unwrap()).unwrap().contains(OFlags::NONBLOCK));
+}
+
+/// What DPDK's driver would do with messages that it gets: it looks at nothing that is not looked at here.
+#[derive(Default)]
+struct Driver {
+    regions: Vec<(u64, OwnedFd)>,
+    rings: [Vec<(u16, u32, u8)>; 2],
+    connected: bool,
+}
+
+impl Driver {
+    fn gets(&mut self, message: Message) {
+        match message.kind() {
+            ADD_REGION => {
+                let file = message.descriptor().expect("the driver maps it").try_clone().unwrap();
+                self.regions.push((message.u64(4), file));
+            }
+            ADD_RING => {
+                let direction = usize::from(message.u16(2) & FROM_CLIENT);
+                let (index, ring) = (message.u16(4), (message.u16(6), message.u32(8), message.u8(12)));
+                assert_eq!(
+                    usize::from(index),
+                    self.rings[direction].len(),
+                    "a ring that is set anew, or skipped"
+                );
+                self.rings[direction].push(ring);
+            }
+            CONNECT => self.connected = true,
+            _ => {}
+        }
+        if self.connected {
+            self.touches();
+        }
+    }
+
+    /// Every byte of each ring lies in the file that its region maps, for good.
+    fn touches(&self) {
+        for rings in &self.rings {
+            assert_eq!(rings.len(), usize::from(QUEUES), "a queue without a ring");
+            for &(region, offset, log2) in rings {
+                let (size, file) = &self.regions[usize::from(region)];
+                let end = u64::from(offset) + 128 + (16u64 << log2);
+                assert!(end <= *size && *size <= fstat(file).unwrap().st_size as u64);
+                assert!(ftruncate(file, end - 1).is_err(), "the file can shrink below the ring");
+            }
+        }
+    }
+}
+
+/// What a client says, before it is made into a message
+#[derive(Clone, Debug)]
+enum Said {
+    Region { index: u16, size: u64, file: u64, sealed: bool },
+    Ring { fields: [u16; 3], offset: u32, log2: u8 },
+    Plain(u16),
+}
+
+impl Said {
+    fn message(&self) -> Message {
+        match *self {
+            Self::Region { index, size, file, sealed } => {
+                let seals = if sealed { SealFlags::SHRINK } else { SealFlags::GROW };
+                add_region(index, size, memory(file, seals))
+            }
+            Self::Ring { fields, offset, log2 } => add_ring(fields, offset, log2),
+            Self::Plain(kind) => plain(kind),
+        }
+    }
+
+    /// Changes one field.
+    fn spoil(&mut self, what: u8, value: u64) {
+        // Mostly near a limit, where mistakes are
+        let number = match value % 4 {
+            0 => value >> 2,
+            1 => (value >> 2) % 4,
+            2 => (value >> 2) % 32,
+            _ => REGION - RING_HEADER - (DESCRIPTOR << 10) + 16 * ((value >> 2) % 5) - 32,
+        };
+        match self {
+            Self::Region { index, size, file, sealed } => match what % 4 {
+                0 => *index = number as u16,
+                1 => *size = number,
+                2 => *file = number % (2 * REGION),
+                _ => *sealed = !*sealed,
+            },
+            Self::Ring { fields, offset, log2 } => match what % 5 {
+                3 => *offset = number as u32,
+                4 => *log2 = number as u8,
+                field => fields[usize::from(field)] = number as u16,
+            },
+            Self::Plain(kind) => *kind = number as u16,
+        }
+    }
+}
+
+/// What a sound client says, in which messages are spoiled, left out, said twice or exchanged
+fn client() -> impl Strategy<Value = Vec<Said>> {
+    let mut sound = vec![Said::Region { index: 0, size: REGION, file: REGION, sealed: true }];
+    for flags in [FROM_CLIENT, 0] {
+        sound.extend((0..QUEUES).map(|n| {
+            let place = u32::from(n + flags * QUEUES);
+            Said::Ring { fields: [flags, n, 0], offset: place * (128 + 16 * 1024), log2: 10 }
+        }));
+    }
+    sound.push(Said::Plain(CONNECT));
+    let faults =
+        proptest::collection::vec((0..8_u8, any::<prop::sample::Index>(), any::<u8>(), any::<u64>()), 0..3);
+    faults.prop_map(move |faults| {
+        let mut said = sound.clone();
+        for (how, at, what, value) in faults {
+            let at = at.index(said.len());
+            match how {
+                0 if said.len() > 1 => drop(said.remove(at)),
+                1 => said.insert(at, said[at].clone()),
+                2 => {
+                    let other = value as usize % said.len();
+                    said.swap(at, other);
+                }
+                _ => said[at].spoil(what, value),
+            }
+        }
+        said
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 4_000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_client_makes_the_driver_touch_what_it_must_not(said in client()) {
+        let (mut audit, mut driver) = (Audit::of_client(QUEUES), Driver::default());
+        for message in said.iter().map(Said::message) {
+            if audit.check(&message).is_err() {
+                break;
+            }
+            driver.gets(message);
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Unix sockets in the file system: made for one user, replaced when stale, removed only by their maker.
+
+use socket2::{SockAddr, Socket};
+use std::fs::{self, File, Metadata, TryLockError};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+/// Time that another process may take to make a socket in the same folder, in ms, and time between two attempts
+const PATIENCE_MS: u64 = 2_000;
+const RETRY_MS: u64 = 10;
+/// Connections that may wait to be accepted
+const BACKLOG: i32 = 128;
+
+/// A socket that this process listens on. Dropping it removes its name, unless the name is another socket's by then.
+#[derive(Debug)]
+pub struct Place {
+    path: PathBuf,
+    /// Device and inode
+    identity: (u64, u64),
+}
+
+/// Why a socket could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum PlaceError {
+    /// The folder cannot be opened, or stays locked
+    #[error("its folder: {0}")]
+    Folder(io::Error),
+    /// The name is that of another kind of file
+    #[error("something else is there")]
+    Taken,
+    /// A process listens on it
+    #[error("another process listens there")]
+    InUse,
+    /// Anything else
+    #[error(transparent)]
+    Other(#[from] io::Error),
+}
+
+impl Place {
+    /// Binds `socket` to `path` and listens. Only this user can connect; if `open`, any user can. A socket that no process
+    /// listens on is replaced.
+    ///
+    /// The kernel takes the mode of the new name from the socket's own, which can be set while it has no name yet.
+    pub fn listen(socket: &Socket, path: &Path, open: bool) -> Result<Self, PlaceError> {
+        let address = SockAddr::unix(path)?;
+        // Two processes that start at once must not each take the other's new socket for a stale one. The folder is what
+        // they have in common, and its lock ends with the process.
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let _lock = lock(folder, PATIENCE_MS).map_err(PlaceError::Folder)?;
+        match path.symlink_metadata() {
+            Ok(file) if !file.file_type().is_socket() => return Err(PlaceError::Taken),
+            Ok(_) => match Socket::new(socket.domain()?, socket.r#type()?, None)?.connect(&address) {
+                Err(error) if error.kind() == ErrorKind::ConnectionRefused => fs::remove_file(path)?,
+                Ok(()) => return Err(PlaceError::InUse),
+                Err(error) => return Err(error.into()),
+            },
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(error.into()),
+        }
+        rustix::fs::fchmod(socket, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)
+            .map_err(io::Error::from)?;
+        socket.bind(&address)?;
+        let place = Self { path: path.to_owned(), identity: identity(&path.symlink_metadata()?) };
+        if open {
+            fs::set_permissions(path, fs::Permissions::from_mode(0o666))?;
+        }
+        socket.listen(BACKLOG)?;
+        Ok(place)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.path.symlink_metadata().is_ok_and(|file| identity(&file) == self.identity) {
+            _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Returns what tells a file from every other one: its device and inode.
+pub(crate) fn identity(file: &Metadata) -> (u64, u64) {
+    (file.dev(), file.ino())
+}
+
+/// Locks a folder until the returned file is closed. Any process that may read a folder may hold its lock, so the wait has an
+/// end. A file system without locks has none to wait for.
+#[allow(clippy::disallowed_methods, reason = "another instance that starts at the same time is waited for")]
+fn lock(folder: &Path, patience_ms: u64) -> io::Result<File> {
+    let folder = File::open(folder)?;
+    for _ in 0..patience_ms / RETRY_MS {
+        match folder.try_lock() {
+            Err(TryLockError::WouldBlock) => thread::sleep(Duration::from_millis(RETRY_MS)),
+            Err(TryLockError::Error(error)) if error.kind() != ErrorKind::Unsupported => return Err(error),
+            Ok(()) | Err(TryLockError::Error(_)) => return Ok(folder),
+        }
+    }
+    Err(io::Error::other("another process has it locked"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use socket2::{Domain, Type};
+
+    fn socket() -> Socket {
+        Socket::new(Domain::UNIX, Type::SEQPACKET, None).unwrap()
+    }
+
+    #[test]
+    fn stale_socket_is_replaced_and_one_in_use_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.sock");
+        let (first, second) = (socket(), socket());
+        let place = Place::listen(&first, &path, false).unwrap();
+        assert!(matches!(Place::listen(&second, &path, false), Err(PlaceError::InUse)));
+        // As a process that is killed leaves it
+        core::mem::forget(place);
+        drop(first);
+        assert!(path.exists());
+        let _place = Place::listen(&second, &path, false).unwrap();
+        socket().connect(&SockAddr::unix(&path).unwrap()).unwrap();
+    }
+
+    #[test]
+    fn other_files_are_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        fs::write(&file, "precious").unwrap();
+        assert!(matches!(Place::listen(&socket(), &file, false), Err(PlaceError::Taken)));
+        assert_eq!(fs::read_to_string(&file).unwrap(), "precious");
+        let nowhere = folder.path().join("none/m.sock");
+        assert!(matches!(Place::listen(&socket(), &nowhere, false), Err(PlaceError::Folder(_))));
+    }
+
+    #[test]
+    fn only_the_user_may_connect_unless_others_are_asked_in() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, open, mode) in [("own", false, 0o600), ("open", true, 0o666)] {
+            let (socket, path) = (socket(), folder.path().join(name));
+            let _place = Place::listen(&socket, &path, open).unwrap();
+            assert_eq!(path.symlink_metadata().unwrap().mode() & 0o777, mode);
+        }
+    }
+
+    #[test]
+    fn name_that_another_socket_has_by_now_is_not_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.sock");
+        let (first, second) = (socket(), socket());
+        let place = Place::listen(&first, &path, false).unwrap();
+        fs::rename(&path, folder.path().join("moved")).unwrap();
+        let other = Place::listen(&second, &path, false).unwrap();
+        drop(place);
+        assert!(path.exists());
+        drop(other);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn folder_that_stays_locked_is_not_waited_for_without_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let patience_ms = 3 * RETRY_MS;
+        let first = lock(dir.path(), patience_ms).unwrap();
+        let error = lock(dir.path(), patience_ms).unwrap_err();
+        assert_eq!(error.to_string(), "another process has it locked");
+        drop(first);
+        lock(dir.path(), patience_ms).unwrap();
+    }
+}
