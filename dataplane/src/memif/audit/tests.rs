@@ -56,8 +56,8 @@ fn accepted(mut audit: Audit, said: &[Message]) -> Result<(), String> {
     said.iter().try_for_each(|message| audit.check(message))
 }
 
-fn refusal(said: Vec<Message>) -> String {
-    accepted(Audit::of_client(QUEUES), &said).unwrap_err()
+fn refusal(said: &[Message]) -> String {
+    accepted(Audit::of_client(QUEUES), said).unwrap_err()
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn region_that_can_shrink_or_is_too_short_is_refused() {
         (Message::new(ADD_REGION, &[0; 10], None), "comes with no descriptor"),
     ];
     for (message, words) in cases {
-        let why = refusal(vec![message]);
+        let why = refusal(&[message]);
         assert!(why.contains(words), "{why}");
     }
 }
@@ -100,7 +100,7 @@ fn ring_outside_its_region_is_refused() {
     ];
     for (fields, offset, log2, words) in cases {
         let region = add_region(0, REGION, memory(REGION, SealFlags::SHRINK));
-        let why = refusal(vec![region, add_ring(fields, offset, log2)]);
+        let why = refusal(&[region, add_ring(fields, offset, log2)]);
         assert!(why.contains(words), "{why}");
     }
     let region = add_region(0, REGION, memory(REGION, SealFlags::SHRINK));
@@ -111,7 +111,7 @@ fn ring_outside_its_region_is_refused() {
 fn peer_with_fewer_rings_than_queues_is_refused() {
     // The driver would use what an earlier peer has left in its queue.
     let region = add_region(0, REGION, memory(REGION, SealFlags::SHRINK));
-    let why = refusal(vec![region, add_ring([FROM_CLIENT, 0, 0], 0, 10), plain(CONNECT)]);
+    let why = refusal(&[region, add_ring([FROM_CLIENT, 0, 0], 0, 10), plain(CONNECT)]);
     assert_eq!(why, "1 rings from it and 0 to it are not the 2 and 2 of this port");
     let why = accepted(Audit::of_server(QUEUES), &[hello(1)]).unwrap_err();
     assert_eq!(why, "it takes 1 rings to it, and this port has 2");
@@ -121,9 +121,9 @@ fn peer_with_fewer_rings_than_queues_is_refused() {
 fn messages_out_of_their_order_are_refused() {
     let mut late = sound_client();
     late.push(add_ring([0, QUEUES, 0], 0, 10));
-    assert_eq!(refusal(late), "message 5 is not expected now");
+    assert_eq!(refusal(&late), "message 5 is not expected now");
     for kind in [HELLO, CONNECTED, INIT, 0, 9, u16::MAX] {
-        assert!(refusal(vec![plain(kind)]).contains("is not expected now"));
+        assert!(refusal(&[plain(kind)]).contains("is not expected now"));
     }
     let server = |said: &[Message]| accepted(Audit::of_server(QUEUES), said).unwrap_err();
     assert_eq!(server(&[plain(CONNECTED)]), "message 7 is not expected now");
@@ -153,7 +153,7 @@ struct Driver {
 }
 
 impl Driver {
-    fn gets(&mut self, message: Message) {
+    fn gets(&mut self, message: &Message) {
         match message.kind() {
             ADD_REGION => {
                 let file = message.descriptor().expect("the driver maps it").try_clone().unwrap();
@@ -277,7 +277,7 @@ proptest! {
             if audit.check(&message).is_err() {
                 break;
             }
-            driver.gets(message);
+            driver.gets(&message);
         }
     }
 }
