@@ -30,6 +30,8 @@ pub struct Endpoint {
     waiting: VecDeque<(Peer, [u8; MAD_LEN])>,
     /// MADs dropped, as too many waited for their neighbour
     dropped: u64,
+    /// Changes UDP source ports, so that packets take other paths
+    pub(crate) path_salt: u16,
 }
 
 impl Endpoint {
@@ -44,6 +46,7 @@ impl Endpoint {
             mads: VecDeque::new(),
             waiting: VecDeque::new(),
             dropped: 0,
+            path_salt: 0,
         }
     }
 
@@ -156,7 +159,7 @@ impl Endpoint {
             dst: path.dst,
             traffic_class: path.traffic_class,
             hop_limit: path.hop_limit,
-            src_port,
+            src_port: src_port ^ (self.path_salt & 0x3fff),
         })
     }
 

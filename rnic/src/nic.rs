@@ -151,6 +151,11 @@ impl Rnic {
         &self.config
     }
 
+    /// Changes the UDP source ports of all its packets from now on, so that they take other paths.
+    pub fn set_path_salt(&mut self, salt: u16) {
+        self.endpoint.path_salt = salt;
+    }
+
     /// What it has counted
     pub fn counters(&self) -> &Counters {
         &self.counters

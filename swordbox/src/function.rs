@@ -579,12 +579,18 @@ impl Function for Swordbox {
         }
         if now >= self.tick + self.interval() {
             self.tick = now;
-            self.period.advance(now, self.config.proof);
+            #[cfg(feature = "canary")]
+            let now_of_rights =
+                if self.config.bug == Some(crate::Bug::KeptRight) { Nanos::ZERO } else { now };
+            #[cfg(not(feature = "canary"))]
+            let now_of_rights = now;
+            self.period.advance(now_of_rights, self.config.proof);
             self.lines.doubts.iter_mut().for_each(Doubts::turn);
             self.tend_lanes(now, out);
             self.tend_rereads(now, out);
             self.tend_steering(now, out);
             self.age(now);
+            self.sources.sweep(now, self.config.dead_after);
             self.counters.set_usage(self.usage());
         }
     }
@@ -681,6 +687,8 @@ impl Swordbox {
     /// When there is something to look after again
     pub(crate) fn interval(&self) -> Nanos {
         let busy = self.held.len() > 0 || self.under_way > 0 || self.probing > 0 || !self.steering.is_quiet();
-        if busy { Nanos((self.config.replay_after.0 / 2).max(1)) } else { IDLE }
+        // Rights are to run out in time.
+        let idle = Nanos((self.config.proof.0 / 4).clamp(1, IDLE.0));
+        if busy { Nanos((self.config.replay_after.0 / 2).max(1)).min(idle) } else { idle }
     }
 }

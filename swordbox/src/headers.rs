@@ -150,6 +150,13 @@ impl Headers {
             && same::<SRC_PORT>(bytes, own, layout.udp())
     }
 
+    /// Whether `packet` comes from another UDP source port.
+    #[cfg(feature = "canary")]
+    pub(crate) fn has_other_port(&self, packet: &Packet<'_>) -> bool {
+        let at = usize::from(self.bth_at).saturating_sub(Udp::LEN);
+        !self.is_none() && self.bytes[at..at + SRC_PORT] != packet.udp().src_port.get().to_be_bytes()
+    }
+
     /// Bytes of a frame with them, a BTH, and so many bytes behind it (without the ICRC).
     pub(crate) const fn frame_len(&self, behind: usize) -> usize {
         self.bth_at as usize + Bth::LEN + behind + ICRC_LEN

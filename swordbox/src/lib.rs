@@ -71,11 +71,25 @@ pub enum Bug {
     OldRead,
     /// A shared connection whose owner has begun something that does not end is not left: others wait for it
     StuckLane,
+    /// What was known of a word is kept when its shared connection is given up
+    KeptWord,
+    /// A packet from another UDP source port is taken for one of a new connection
+    NewPort,
+    /// A right that was proven once counts for ever
+    KeptRight,
 }
 
 #[cfg(feature = "canary")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 5] =
-        [Self::StaleWord, Self::LostAck, Self::DecidedAnew, Self::OldRead, Self::StuckLane];
+    pub const ALL: [Self; 8] = [
+        Self::StaleWord,
+        Self::LostAck,
+        Self::DecidedAnew,
+        Self::OldRead,
+        Self::StuckLane,
+        Self::KeptWord,
+        Self::NewPort,
+        Self::KeptRight,
+    ];
 }

@@ -246,7 +246,9 @@ impl Swordbox {
         }
         self.on_connected(self.server_of(bits_of(server.0)), now);
         let gone = Connection { server, client: (request.client, Qpn::new(0)) };
-        if keys.iter().any(|key| self.is_translated(key)) || self.ended.contains_key(&gone) {
+        let in_use = |key| self.index.get(key).is_some_and(|id| self.is_in_use(id, now));
+        let known = keys.iter().any(|key| self.is_translated(key) || in_use(key));
+        if known || self.ended.contains_key(&gone) {
             self.await_successor(successor);
         } else {
             self.succeed(&successor, true, now);
@@ -398,7 +400,10 @@ impl Swordbox {
         let ends = [id, peer];
         let differs = |end: &Id| *end != NONE && self.flows[*end as usize].stage >= Stage::Strict;
         if !ends.iter().any(differs) {
-            self.forget(id);
+            // A DREQ may be forged, and answers may still come: it is forgotten when it is not used any more.
+            for end in ends.into_iter().filter(|end| *end != NONE) {
+                self.flows[end as usize].over = true;
+            }
             return true;
         }
         for end in ends.into_iter().filter(|end| *end != NONE) {
@@ -559,7 +564,9 @@ impl Swordbox {
             let peer = self.ends[id as usize].peer;
             let seen = self.ends[id as usize].seen;
             let seen = self.ends.get(peer as usize).map_or(seen, |peer| seen.max(peer.seen));
-            if now.since(seen) <= self.config.ageing {
+            let over = self.flows[id as usize].over && self.flows[id as usize].stage < Stage::Strict;
+            let ageing = if over { self.config.dead_after } else { self.config.ageing };
+            if now.since(seen) <= ageing {
                 continue;
             }
             let differs = |end: Id| {
@@ -633,7 +640,10 @@ impl Swordbox {
         end.confirmed = (end.confirmed.0.saturating_add(1), psn);
         let ageing = self.config.ageing;
         let is_past = |at: Option<Nanos>| at.is_none_or(|at| self.tick.since(at) > ageing);
-        let complete = is_past(self.overflowed) && is_past(self.sources.refused(packet.dst()));
+        let strayed = self.sources.strayed(packet.dst());
+        let complete = is_past(self.overflowed)
+            && is_past(self.sources.refused(packet.dst()))
+            && strayed.is_none_or(|at| self.tick.since(at) > self.config.dead_after);
         if end.confirmed.0 >= CONFIRMATIONS && complete {
             if self.ends[to as usize].peer != NONE {
                 // Its end is made anew, and asked for as if nothing had been known of it.

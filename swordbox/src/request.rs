@@ -102,6 +102,15 @@ impl Swordbox {
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
         let psn = packet.bth().psn();
+        #[cfg(feature = "canary")]
+        if self.config.bug == Some(crate::Bug::NewPort)
+            && self.ends[id as usize].headers.has_other_port(&packet)
+            && let from = self.ends[id as usize].from
+            && (from == 0 || from == source_of(&packet))
+        {
+            self.forget(id);
+            id = self.end_of(&packet).unwrap_or(id);
+        }
         if !is_known && self.is_taken_over(id, &packet, now) {
             self.forget(id);
             let Some(new) = self.end_of(&packet) else {
@@ -114,6 +123,7 @@ impl Swordbox {
             if self.flows[id as usize].stage >= Stage::Strict || self.has_ended(&packet) {
                 return Verdict::Drop(DropReason::WrongSource);
             }
+            self.note_stray(source_of(&packet), now);
             return self.on_stranger(frame, layout, port, now, out);
         }
         let flow = &self.flows[id as usize];
@@ -129,6 +139,12 @@ impl Swordbox {
             if flow.stage >= Stage::Strict {
                 return self.refuse_stray(frame, layout, port, now, out);
             }
+            if self.is_of_successor(&packet, now) || self.is_in_use(id, now) {
+                // Were the connection forgotten, answers to it would be taken for another's.
+                self.counters.strays.add(1);
+                self.note_stray(source_of(&packet), now);
+                return self.on_stranger(frame, layout, port, now, out);
+            }
             self.forget(id);
             let Some(new) = self.end_of(&packet) else {
                 return self.on_stranger(frame, layout, port, now, out);
@@ -140,6 +156,10 @@ impl Swordbox {
             self.ends[id as usize].seen = now;
         } else {
             self.note(id, &packet, port, now);
+        }
+        if self.flows[id as usize].over && self.flows[id as usize].stage < Stage::Strict {
+            // It goes on after all.
+            self.flows[id as usize].over = false;
         }
         match self.flows[id as usize].stage {
             Stage::Ended => {
@@ -185,6 +205,19 @@ impl Swordbox {
         }
         self.counters.ended.add(1);
         Verdict::Drop(DropReason::NoQueuePair)
+    }
+
+    /// A packet passes that belongs to no connection in the table: an answer to it must not be taken for another's.
+    #[cold]
+    fn note_stray(&mut self, from: u128, now: Nanos) {
+        if !self.sources.stray(from, now) {
+            self.overflowed = Some(self.tick);
+        }
+    }
+
+    /// Whether a connection's own requests have been seen not long ago: answers to them may still come.
+    pub(crate) fn is_in_use(&self, id: Id, now: Nanos) -> bool {
+        now.since(self.ends[id as usize].seen) <= self.config.settle
     }
 
     /// Whether a packet to `id` comes from another host than those before, which has been silent since: the queue pair has

@@ -22,6 +22,8 @@ struct Source {
     connections: u32,
     /// When one of its connections found no place in the table, the last time: answers to it may be of one that is not there
     refused: Option<Nanos>,
+    /// When a packet of it passed that belongs to no connection in the table, the last time: so may answers
+    strayed: Option<Nanos>,
     /// It has used a right to a server's memory on one of them
     proven: bool,
 }
@@ -32,12 +34,18 @@ pub(crate) struct Sources {
     index: Index<Host>,
     all: Vec<Source>,
     most: u32,
+    hand: Id,
 }
 
 impl Sources {
     /// Room for hosts that have `capacity` connections together, and `most` each.
     pub(crate) fn new(capacity: usize, most: usize) -> Self {
-        Self { index: Index::with_capacity(capacity), all: Vec::with_capacity(capacity), most: most as u32 }
+        Self {
+            index: Index::with_capacity(capacity),
+            all: Vec::with_capacity(capacity),
+            most: most as u32,
+            hand: 0,
+        }
     }
 
     /// What so many take.
@@ -62,21 +70,15 @@ impl Sources {
 
     /// A connection of a host is in the table.
     pub(crate) fn add(&mut self, host: u128) {
-        let Ok(at) = self.index.get_or_insert(Host(host)) else { return };
-        let is_new = self.all.get(at as usize).is_none_or(|source| source.connections == 0);
-        if is_new {
-            crate::lines::put(&mut self.all, at as Id, Source::default(), Source::default());
+        if let Some(at) = self.entry(host) {
+            self.all[at as usize].connections += 1;
         }
-        self.all[at as usize].connections += 1;
     }
 
     /// One is not any more.
     pub(crate) fn remove(&mut self, host: u128) {
         let Some(source) = self.get(host) else { return };
         source.connections = source.connections.saturating_sub(1);
-        if source.connections == 0 {
-            self.index.remove(&Host(host));
-        }
     }
 
     /// A host has used a right to a server's memory.
@@ -89,6 +91,42 @@ impl Sources {
     /// Whether it has, as long as any of its connections is in the table.
     pub(crate) fn has_proven(&self, host: u128) -> bool {
         self.index.get(&Host(host)).is_some_and(|at| self.all[at as usize].proven)
+    }
+
+    /// A packet of a host passes that belongs to no connection in the table. Whether there is room to remember that.
+    pub(crate) fn stray(&mut self, host: u128, now: Nanos) -> bool {
+        let Some(at) = self.entry(host) else { return false };
+        self.all[at as usize].strayed = Some(now);
+        true
+    }
+
+    /// Looks at a few hosts: of those without connections nothing is kept for longer than `after`.
+    pub(crate) fn sweep(&mut self, now: Nanos, after: Nanos) {
+        let ids = self.index.ids();
+        for _ in 0..64.min(ids) {
+            self.hand = (self.hand + 1) % ids;
+            let Some(host) = self.index.key(self.hand).copied() else { continue };
+            let source = &self.all[self.hand as usize];
+            if source.connections == 0 && source.strayed.is_none_or(|at| now.since(at) > after) {
+                self.index.remove(&host);
+            }
+        }
+    }
+
+    /// The place of a host, a new one if it has none
+    fn entry(&mut self, host: u128) -> Option<Id> {
+        if let Some(at) = self.index.get(&Host(host)) {
+            return Some(at);
+        }
+        let at = self.index.get_or_insert(Host(host)).ok()?;
+        crate::lines::put(&mut self.all, at, Source::default(), Source::default());
+        Some(at)
+    }
+
+    /// When the last one did
+    pub(crate) fn strayed(&self, host: IpAddr) -> Option<Nanos> {
+        let at = self.index.get(&Host(crate::function::bits_of(host)))?;
+        self.all[at as usize].strayed
     }
 
     /// When a connection of a host found no place in the table, the last time

@@ -136,6 +136,7 @@ impl ClientApp {
     fn stands(&mut self, work: usize, memory: Memory) {
         if let Some(end) = &mut self.works[work].end {
             end.memory = Some(memory);
+            end.store = self.truth.get().memory_of(end.server);
         }
         self.ready.push_back(work);
     }
@@ -284,6 +285,7 @@ impl App for ClientApp {
 
     fn run(&mut self, nic: &mut Rnic, now: Nanos) {
         self.now = now;
+        self.truth.get().now = now;
         while let Some(event) = nic.poll_cm_event() {
             self.on_cm(nic, &event);
         }

@@ -1,6 +1,7 @@
 //! Clients and memory servers around a switch that the caller brings.
 
 use super::connect::Joined;
+use super::liar::Liar;
 use super::linear::Rules;
 use super::truth::Shared;
 use super::{ClientApp, Config, ServerApp, Verb};
@@ -89,6 +90,10 @@ enum Due {
     Connect { client: usize, work: usize },
     /// It is looked whether all is over.
     Look,
+    /// A host's packets come from other UDP source ports.
+    Rehash,
+    /// A server revokes the rights of a connection.
+    Revoke,
 }
 
 /// Clients and memory servers.
@@ -114,7 +119,7 @@ pub struct Cluster {
     faults_until: Nanos,
 }
 
-fn address(config: &Config, host: u16) -> (IpAddr, u8) {
+pub(super) fn address(config: &Config, host: u16) -> (IpAddr, u8) {
     let [high, low] = (host + 1).to_be_bytes();
     if config.v6 {
         ([0xfd00, 0, 0, 0, 0, 0, 0, host + 1].into(), 64)
@@ -154,7 +159,7 @@ impl Cluster {
         let wiring = Wiring {
             ports: config.ports(),
             servers: addresses(0..config.servers),
-            clients: addresses(config.servers..config.ports()),
+            clients: addresses(config.servers..config.servers + config.clients),
         };
         let sides = switch(&mut world, &wiring).into();
         let truth = Shared::new(config);
@@ -181,6 +186,10 @@ impl Cluster {
         }
         for client in &clients {
             world.connect(*client, sides.clients, config.client_link);
+        }
+        if config.lies > 0 {
+            let liar = world.add("liar", Liar::new(config, &wiring), Clock::default());
+            world.connect(liar, sides.clients, config.client_link);
         }
         let mut chance = Chance::stream(config.seed, 0x636c_7573);
         let first_psn = first_psn(&mut chance);
@@ -256,6 +265,12 @@ impl Cluster {
                 self.enter(self.config.begin_at, Due::Connect { client, work });
             }
         }
+        let mut chance = Chance::stream(self.config.seed, 0x0070_6174_6873);
+        for (due, count) in [(Due::Rehash, self.config.rehashes), (Due::Revoke, self.config.revocations)] {
+            for _ in 0..count {
+                self.enter(Nanos::from_micros(chance.between(20, 400)), due);
+            }
+        }
         self.run_until_done(limit)?;
         if self.config.by_cm {
             for node in self.clients.clone() {
@@ -276,8 +291,11 @@ impl Cluster {
                 && self.world.next_at().is_none_or(|next| next >= at)
             {
                 self.world.run_until(at);
-                if let Some((_, Due::Connect { client, work })) = self.agenda.pop_first() {
-                    self.connect(client, work);
+                match self.agenda.pop_first() {
+                    Some((_, Due::Connect { client, work })) => self.connect(client, work),
+                    Some((_, Due::Rehash)) => self.rehash(),
+                    Some((_, Due::Revoke)) => self.revoke(),
+                    Some((_, Due::Look)) | None => {}
                 }
                 self.truth.get().news = true;
             } else if !self.world.step(limit) {
@@ -391,6 +409,32 @@ impl Cluster {
         }
     }
 
+    /// Some host's packets come from other UDP source ports from now on.
+    fn rehash(&mut self) {
+        let salt = self.chance.bits() as u16;
+        let hosts = self.clients.len() + self.servers.len();
+        match self.chance.below(hosts as u64) as usize {
+            n if n < self.clients.len() => {
+                self.world.with(self.clients[n], |host: &mut Host<ClientApp>, _| host.nic.set_path_salt(salt))
+            }
+            n => self.world.with(self.servers[n - self.clients.len()], |host: &mut Host<ServerApp>, _| {
+                host.nic.set_path_salt(salt)
+            }),
+        }
+    }
+
+    /// A server takes its rights away from some connection.
+    fn revoke(&mut self) {
+        let server = self.servers[self.chance.below(self.servers.len() as u64) as usize];
+        let nth = self.chance.bits();
+        let line =
+            self.world.with(server, |host: &mut Host<ServerApp>, _| host.app.revoke(&mut host.nic, nth));
+        if let Some(line) = line {
+            let now = self.world.clock(server);
+            self.truth.get().revoke(line, now + self.config.revoked_within);
+        }
+    }
+
     /// What must hold in the end.
     fn check(&self) -> Result<(), String> {
         let truth = self.truth.get();
@@ -398,7 +442,8 @@ impl Cluster {
             return Err(wrong.clone());
         }
         let rules = Rules { reads_in_order: self.config.keeps_order() };
-        for number in (0..self.servers.len()).filter(|number| !truth.is_forgotten(*number)) {
+        truth.check_lost(rules)?;
+        for number in 0..self.servers.len() {
             let host = self.server(number);
             truth.check(number, host.app.table(&host.nic), rules)?;
             let failed = host.app.failed(&host.nic);

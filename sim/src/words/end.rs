@@ -103,6 +103,8 @@ pub(super) struct End {
     /// A number for this connection, and no other one ever
     pub(super) line: u32,
     pub(super) server: usize,
+    /// That server's memory when the connection stood, by number
+    pub(super) store: usize,
     pub(super) qpn: Qpn,
     /// The server's memory, when it is connected
     pub(super) memory: Option<Memory>,
@@ -136,6 +138,7 @@ impl End {
         Self {
             line,
             server,
+            store: server,
             qpn,
             memory: None,
             conn: None,
@@ -239,7 +242,7 @@ impl End {
         let (first, len) = (want.at as usize, want.len as usize);
         let mut at = self.word_at(first);
         let (mut lead, mut fetch) = (0, len * 8);
-        let (line, server, fence) = (self.line, self.server, want.fence);
+        let (line, server, fence) = (self.line, self.store, want.fence);
         let (mut data, mut expected) = (Vec::new(), None);
         let (operation, recorded) = match want.verb {
             Verb::CompareSwap => {
@@ -375,7 +378,7 @@ impl End {
                 for (number, recorded) in recorded.into_iter().enumerate() {
                     truth.complete(recorded, word(lead + number * 8));
                     if let Some(seen) = self.seen.get_mut(recorded.word).filter(|_| !bytes.is_empty()) {
-                        *seen = truth.newest(recorded.server, recorded.word);
+                        *seen = truth.newest(recorded.memory, recorded.word);
                     }
                 }
             }
@@ -410,8 +413,7 @@ impl End {
             What::Unlock(recorded, expected) => {
                 truth.complete(recorded, word(0));
                 let line = self.line;
-                if let Some(id) = expected.filter(|id| *id != word(0) && !truth.is_forgotten(recorded.server))
-                {
+                if let Some(id) = expected.filter(|id| *id != word(0)) {
                     let found = word(0);
                     truth.fail(|| format!("line {line}: the lock that {id:#x} has held {found:#x}"));
                 }

@@ -19,6 +19,7 @@ mod client;
 mod cluster;
 mod connect;
 mod end;
+mod liar;
 pub mod linear;
 mod plan;
 mod section;
@@ -111,6 +112,14 @@ pub struct Config {
     pub reconnect_after: Nanos,
     /// Whether a server keeps its end of a connection that broke, if the client is still there
     pub linger: bool,
+    /// How often a host's UDP source ports change, as a network's paths may
+    pub rehashes: u32,
+    /// How many connections lose their right to words; needs `may_fail`
+    pub revocations: u32,
+    /// For how long they may go on after that at most
+    pub revoked_within: Nanos,
+    /// Packets of a host that has neither rights nor scruples
+    pub lies: u32,
     /// Each client's link to the switch
     pub client_link: Link,
     /// Each server's
@@ -158,6 +167,10 @@ impl Default for Config {
             may_fail: false,
             reconnect_after: Nanos::from_micros(300),
             linger: false,
+            rehashes: 0,
+            revocations: 0,
+            revoked_within: Nanos::ZERO,
+            lies: 0,
             client_link: Link::default(),
             server_link: Link::default(),
             #[cfg(feature = "canary")]
@@ -213,7 +226,7 @@ impl Config {
 
     /// Ports that a switch needs for all hosts
     pub fn ports(&self) -> u16 {
-        self.clients + self.servers
+        self.clients + self.servers + u16::from(self.lies > 0)
     }
 
     /// Whether the wires keep the order of frames.

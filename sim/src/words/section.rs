@@ -29,7 +29,7 @@ impl End {
         context.truth.counts.tries += 1;
         let (line, word) = (self.line, context.config.words as usize + section.page);
         let action = Action::CompareSwap { compare: 0, swap: section.id };
-        let recorded = context.truth.post(self.server, word, line, false, action);
+        let recorded = context.truth.post(self.store, word, line, false, action);
         let at = self.word_at(word);
         let request = Request {
             operation: Operation::CompareSwap { at, compare: 0, swap: section.id },
@@ -54,7 +54,7 @@ impl End {
             }
             return;
         }
-        context.truth.lock(self.server, section.page, section.id);
+        context.truth.lock(self.store, section.page, section.id);
         let operation = Operation::Read(self.page_at(section.page, context.config));
         let fetch = context.config.page_size as usize;
         let what = What::Page;
@@ -68,13 +68,12 @@ impl End {
     pub(super) fn on_page(&mut self, found: &[u8], context: &mut Context<'_>) {
         let Some(section) = self.section.take() else { return };
         let (line, page, id) = (self.line, section.page, section.id);
-        if let Some(newest) = context.truth.page(self.server, page) {
-            let expected = fill(newest, found.len());
-            if let Some(byte) = found.iter().zip(&expected).position(|(is, was)| is != was) {
-                context.truth.fail(|| {
-                    format!("line {line}: {id:#x} has the lock of page {page}, which differs from what {newest:#x} wrote from byte {byte} on")
-                });
-            }
+        let newest = context.truth.page(self.store, page);
+        let expected = fill(newest, found.len());
+        if let Some(byte) = found.iter().zip(&expected).position(|(is, was)| is != was) {
+            context.truth.fail(|| {
+                format!("line {line}: {id:#x} has the lock of page {page}, which differs from what {newest:#x} wrote from byte {byte} on")
+            });
         }
         let operation = Operation::Write(self.page_at(page, context.config));
         let data = fill(id, context.config.page_size as usize);
@@ -82,7 +81,7 @@ impl End {
         let what = What::WritePage;
         self.submit(Request { operation, data, fetch: 0, signaled, fence: false, what }, context);
         self.unlock(section, context);
-        context.truth.unlock(self.server, page, id);
+        context.truth.unlock(self.store, page, id);
     }
 
     fn unlock(&mut self, section: Section, context: &mut Context<'_>) {
@@ -91,7 +90,7 @@ impl End {
         let by_swap = self.chance.below(3) == 0;
         let action =
             if by_swap { Action::CompareSwap { compare: section.id, swap: 0 } } else { Action::Write(0) };
-        let recorded = context.truth.post(self.server, word, line, false, action);
+        let recorded = context.truth.post(self.store, word, line, false, action);
         let request = if by_swap {
             Request {
                 operation: Operation::CompareSwap { at, compare: section.id, swap: 0 },

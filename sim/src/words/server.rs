@@ -6,8 +6,8 @@ use super::{Config, Lane, PAGES_VA, PORT, STARVED, TABLE_VA};
 use crate::App;
 use rnic::cm::{Conn, Event as CmEvent, PortSpace, RemoteRequest};
 use rnic::{
-    Access, Buffer, Completed, Completion, ConnParam, Cq, Mr, Pd, RecvRequest, Remote, Rnic, Sge, State,
-    Status,
+    Access, Buffer, Completed, Completion, ConnParam, Cq, Modify, Mr, Pd, RecvRequest, Remote, Rnic, Sge,
+    State, Status,
 };
 use rocev2::Qpn;
 use rocev2::cm::RejReason;
@@ -147,6 +147,13 @@ impl ServerApp {
 
     fn is_starved(&self, line: u32) -> bool {
         line == STARVED && self.config.starve.is_some()
+    }
+
+    /// Takes the right to write to words away from a connection; its line, if it has one so far.
+    pub(super) fn revoke(&mut self, nic: &mut Rnic, nth: u64) -> Option<u32> {
+        let (qpn, served) = self.served.iter().nth((nth % self.served.len().max(1) as u64) as usize)?;
+        nic.modify_qp(Qpn::new(*qpn), Modify::Access(Access::REMOTE_READ)).ok()?;
+        Some(served.line)
     }
 
     fn repost(&mut self, nic: &mut Rnic, qpn: u32, slot: u64) {

@@ -2,6 +2,7 @@
 
 use super::linear::{self, Action, Done, Op, Rules};
 use super::{Config, Verb};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use switch::Nanos;
 
@@ -27,9 +28,12 @@ impl Shared {
 /// An operation on a word: which one of its history
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Recorded {
-    pub(super) server: usize,
+    /// The memory, by number
+    pub(super) memory: usize,
     pub(super) word: usize,
     number: usize,
+    /// When it was posted
+    at: Nanos,
 }
 
 /// A page of a server.
@@ -50,8 +54,6 @@ struct Served {
     /// Additions of each bit that have not completed, by word
     adds: Vec<[u32; ADD_BITS as usize]>,
     pages: Vec<Page>,
-    /// It has crashed, and its memory is not what it was
-    forgotten: bool,
 }
 
 /// What is counted.
@@ -71,7 +73,15 @@ pub(super) struct Truth {
     clock: u64,
     /// Values that were given out
     values: u64,
-    servers: Vec<Served>,
+    /// A server that restarts has another memory, which is empty
+    memories: Vec<Served>,
+    empty: Served,
+    /// The memory that each server has now
+    current: Vec<usize>,
+    /// Lines whose rights to words were revoked, and when nothing that they ask for may be done any more
+    revoked: BTreeMap<u32, Nanos>,
+    /// The time of the world, as far as the host has been told whose turn it is
+    pub(super) now: Nanos,
     /// The first thing that must not be
     pub(super) wrong: Option<String>,
     /// Connections to be made anew: of which client, and which of its
@@ -89,12 +99,15 @@ impl Truth {
             newest: vec![0; table],
             adds: vec![[0; ADD_BITS as usize]; table],
             pages: vec![Page::default(); config.pages as usize],
-            forgotten: false,
         };
         Self {
             clock: 0,
             values: 0,
-            servers: vec![memory; config.servers.into()],
+            memories: vec![memory.clone(); config.servers.into()],
+            empty: memory,
+            current: (0..config.servers.into()).collect(),
+            revoked: BTreeMap::new(),
+            now: Nanos::ZERO,
             wrong: None,
             broken: Vec::new(),
             news: false,
@@ -123,7 +136,7 @@ impl Truth {
     /// What is added to a word next: a power of two that as few as can be add of those that have not completed. So a sum
     /// tells what it is made of. Where some may never complete, nothing, if others add all of them.
     pub(super) fn add(&mut self, server: usize, word: usize, may_fail: bool) -> u64 {
-        let memory = &self.servers[server];
+        let memory = &self.memories[server];
         let (adds, turn) = (&memory.adds[word], memory.words[word].len() as u32);
         let bits = (0..ADD_BITS).map(|n| (turn + n) % ADD_BITS);
         let bit = bits.min_by_key(|bit| adds[*bit as usize]).unwrap_or(0);
@@ -141,70 +154,87 @@ impl Truth {
     ) -> Recorded {
         let invoked = self.tick();
         self.count_add(server, word, action, |count| *count += 1);
-        let history = &mut self.servers[server].words[word];
+        let history = &mut self.memories[server].words[word];
         history.push(Op { connection: line, invoked, done: None, fence, action });
-        Recorded { server, word, number: history.len() - 1 }
+        Recorded { memory: server, word, number: history.len() - 1, at: self.now }
     }
 
     /// It has completed. Of a WRITE, nothing is fetched.
     pub(super) fn complete(&mut self, recorded: Recorded, fetched: u64) {
         let at = self.tick();
-        let memory = &mut self.servers[recorded.server];
+        let memory = &mut self.memories[recorded.memory];
         let op = &mut memory.words[recorded.word][recorded.number];
+        let late = self.revoked.get(&op.connection).is_some_and(|after| recorded.at > *after);
+        if late && op.action != Action::Read {
+            let (line, posted) = (op.connection, recorded.at);
+            self.fail(|| {
+                format!(
+                    "line {line}: what was posted at {posted:?} is done, long after its rights were revoked"
+                )
+            });
+            return;
+        }
         op.done = Some(Done { at, fetched });
         let (after, action) = (op.after(fetched), op.action);
         memory.newest[recorded.word] = after;
-        self.count_add(recorded.server, recorded.word, action, |count| *count -= 1);
+        self.count_add(recorded.memory, recorded.word, action, |count| *count -= 1);
     }
 
     fn count_add(&mut self, server: usize, word: usize, action: Action, count: impl Fn(&mut u32)) {
         if let Action::FetchAdd(add) = action
             && add != 0
         {
-            count(&mut self.servers[server].adds[word][add.trailing_zeros() as usize]);
+            count(&mut self.memories[server].adds[word][add.trailing_zeros() as usize]);
         }
     }
 
     /// What anybody has seen last
     pub(super) fn newest(&self, server: usize, word: usize) -> u64 {
-        self.servers[server].newest[word]
+        self.memories[server].newest[word]
     }
 
     /// A section has got the lock of a page.
     pub(super) fn lock(&mut self, server: usize, page: usize, section: u64) {
-        let memory = &mut self.servers[server];
+        let memory = &mut self.memories[server];
         let before = memory.pages[page].holder.replace(section);
-        if let Some(holder) = before.filter(|_| !memory.forgotten) {
+        if let Some(holder) = before {
             self.fail(|| {
                 format!("page {page} of server {server}: {section:#x} got the lock that {holder:#x} has")
             });
         }
     }
 
-    /// What the holder of the lock has to find: which section wrote it. None if nobody can know.
-    pub(super) fn page(&self, server: usize, page: usize) -> Option<u64> {
-        let memory = &self.servers[server];
-        (!memory.forgotten).then_some(memory.pages[page].newest)
+    /// What the holder of the lock has to find: which section wrote it.
+    pub(super) fn page(&self, server: usize, page: usize) -> u64 {
+        self.memories[server].pages[page].newest
     }
 
     /// A section has posted what it writes and, behind it, that the lock is free.
     pub(super) fn unlock(&mut self, server: usize, page: usize, section: u64) {
-        self.servers[server].pages[page] = Page { holder: None, newest: section };
+        self.memories[server].pages[page] = Page { holder: None, newest: section };
         self.counts.sections += 1;
     }
 
-    /// A server has forgotten everything: nothing more is said of its words and pages.
+    /// A server has lost its memory, and will have another one.
     pub(super) fn forget(&mut self, server: usize) {
-        self.servers[server].forgotten = true;
+        self.current[server] = self.memories.len();
+        self.memories.push(self.empty.clone());
     }
 
-    pub(super) fn is_forgotten(&self, server: usize) -> bool {
-        self.servers[server].forgotten
+    /// The memory that a server has now, by number
+    pub(super) fn memory_of(&self, server: usize) -> usize {
+        self.current[server]
+    }
+
+    /// A line's rights to words are revoked: what is posted after this time is not to be done.
+    pub(super) fn revoke(&mut self, line: u32, after: Nanos) {
+        self.revoked.insert(line, after);
     }
 
     /// Says what cannot be of the words of a server that hold this in the end.
     pub(super) fn check(&self, server: usize, table: &[u8], rules: Rules) -> Result<(), String> {
-        for (word, (ops, last)) in self.servers[server].words.iter().zip(table.chunks_exact(8)).enumerate() {
+        let words = &self.memories[self.current[server]].words;
+        for (word, (ops, last)) in words.iter().zip(table.chunks_exact(8)).enumerate() {
             let last = last.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
             linear::check(ops, 0, last, rules)
                 .map_err(|wrong| format!("word {word} of server {server}: {wrong}"))?;
@@ -212,9 +242,21 @@ impl Truth {
         Ok(())
     }
 
+    /// Says what cannot be of words of memory that was lost.
+    pub(super) fn check_lost(&self, rules: Rules) -> Result<(), String> {
+        let lost = (0..self.memories.len()).filter(|memory| !self.current.contains(memory));
+        for memory in lost {
+            for (word, ops) in self.memories[memory].words.iter().enumerate() {
+                linear::check(ops, 0, None, rules)
+                    .map_err(|wrong| format!("word {word} of memory {memory}, which is lost: {wrong}"))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Operations on words: all, and those of which nobody knows whether they took effect
     pub(super) fn recorded(&self) -> (u64, u64) {
-        let ops = self.servers.iter().flat_map(|memory| memory.words.iter().flatten());
+        let ops = self.memories.iter().flat_map(|memory| memory.words.iter().flatten());
         ops.fold((0, 0), |(all, unknown), op| (all + 1, unknown + u64::from(op.done.is_none())))
     }
 }

@@ -5,6 +5,9 @@ use sim::words::{Cluster, Config};
 use sim::{Fault, Link};
 use switch::{Chance, Nanos, Share};
 
+/// For how long a right counts as proven where some are revoked
+pub(crate) const PROOF: Nanos = Nanos::from_micros(100);
+
 /// The n-th of the parts of so many seeds, or of those that the environment says.
 pub(crate) fn seeds(part: u64, parts: u64, count: u64) -> impl Iterator<Item = u64> {
     crate::environment::seeds(count).filter(move |seed| seed % parts == part)
@@ -25,7 +28,7 @@ pub(crate) fn drawn(seed: u64, forgetful: Share) -> (Config, Chance) {
     let many = chance.below(40) == 0;
     let clients = if many { chance.between(64, 256) } else { chance.between(2, 16) } as u16;
     let depth = if many { chance.between(1, 4) } else { 1 << chance.below(7) } as u32;
-    let config = Config {
+    let mut config = Config {
         seed,
         clients,
         servers: if chance.below(5) == 0 { chance.between(2, 3) as u16 } else { 1 },
@@ -67,13 +70,21 @@ pub(crate) fn drawn(seed: u64, forgetful: Share) -> (Config, Chance) {
         server_link: if chance.below(4) == 0 { Link::default() } else { bad(&mut chance, 0.05) },
         ..Config::default()
     };
+    // Of their own: what else a seed draws does not depend on them.
+    let mut paths = Chance::stream(seed, 0x7061_7468);
+    config.rehashes = paths.below(5) as u32;
+    config.lies = if paths.below(3) == 0 { paths.between(1, 40) } else { 0 } as u32;
     (config, chance)
 }
 
 /// The same where things crash, and connections may break.
 pub(crate) fn may_fail(config: &Config, chance: &mut Chance) -> Config {
+    let mut rights = Chance::stream(config.seed, 0x7269_6768);
+    let revocations = if rights.below(3) == 0 { rights.between(1, 3) } else { 0 } as u32;
     Config {
         may_fail: true,
+        revocations,
+        revoked_within: PROOF + Nanos(PROOF.0 / 2),
         retry_count: chance.between(3, 7) as u8,
         timeout: chance.between(3, 6) as u8,
         linger: chance.below(2) == 0,
@@ -94,7 +105,10 @@ pub(crate) fn disturb(net: &mut Cluster, chance: &mut Chance) {
             0..3 => (Fault::Crash(client), None),
             3..8 => (Fault::Crash(client), Some(Fault::Restart(client))),
             8..12 => (Fault::Crash(net.sides.servers), Some(Fault::Restart(net.sides.servers))),
-            12 => (Fault::Crash(net.servers[0]), Some(Fault::Restart(net.servers[0]))),
+            12 => {
+                let server = net.servers[chance.below(net.servers.len() as u64) as usize];
+                (Fault::Crash(server), Some(Fault::Restart(server)))
+            }
             13 => (Fault::Pause(client), Some(Fault::Resume(client))),
             _ => (Fault::Cut(link.clone()), Some(Fault::Heal(link))),
         };

@@ -87,8 +87,8 @@ struct Posted {
     fenced: Vec<u32>,
 }
 
-/// The items of a history, by the moment at which they were posted; the last one is the memory in the end.
-pub(super) fn prepare(ops: &[Op], last: u64, rules: Rules) -> Vec<Item> {
+/// The items of a history, by the moment at which they were posted; the last one is the memory in the end, if that is known.
+pub(super) fn prepare(ops: &[Op], last: Option<u64>, rules: Rules) -> Vec<Item> {
     let mut order: Vec<usize> = (0..ops.len()).collect();
     order.sort_by_key(|op| ops[*op].invoked);
     let mut items: Vec<Item> = Vec::with_capacity(order.len() + 1);
@@ -133,13 +133,13 @@ pub(super) fn prepare(ops: &[Op], last: u64, rules: Rules) -> Vec<Item> {
             after: Vec::new(),
         });
     }
-    items.push(Item {
+    items.extend(last.map(|last| Item {
         op: None,
         invoked: u64::MAX - 1,
         returned: u64::MAX - 1,
         must: true,
         effect: Effect::Read(last),
         after: Vec::new(),
-    });
+    }));
     items
 }

@@ -92,11 +92,13 @@ pub struct Rules {
     pub reads_in_order: bool,
 }
 
-/// Checks the operations on a word that held `first` before all of them and holds `last` after all that completed.
+/// Checks the operations on a word that held `first` before all of them and holds `last` after all that completed; `None` if the
+/// memory is lost.
 ///
 /// # Errors
 /// How far it can be explained, and what cannot.
-pub fn check(ops: &[Op], first: u64, last: u64, rules: Rules) -> Result<(), String> {
+pub fn check(ops: &[Op], first: u64, last: impl Into<Option<u64>>, rules: Rules) -> Result<(), String> {
+    let last = last.into();
     let items = items::prepare(ops, last, rules);
     // What was seen of operations with an unknown outcome tells nearly always which of them happened. Who finds an
     // explanation with these has found one.
