@@ -174,7 +174,18 @@ struct Live {
     stands: bool,
     /// Its end was asked for, or has come.
     ending: bool,
-    done: bool,
+    outcome: Outcome,
+}
+
+/// What is known of how a connection ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    /// Nothing yet: its session says whether it may end
+    Open,
+    /// All is done.
+    Done,
+    /// Something went wrong, whatever the session says.
+    Failed,
 }
 
 /// A service and its connections.
@@ -263,17 +274,23 @@ impl Service {
             self.to_open -= 1;
             let (place, session) = match self.make(nic) {
                 Ok(made) => made,
+                Err(_) if !self.live.is_empty() => {
+                    // One that ends makes room, and asks again.
+                    self.to_open += 1;
+                    return;
+                }
                 Err(error) => {
                     self.row.failed += 1;
                     self.fail(format!("no room for a connection: {error}"));
-                    return;
+                    continue;
                 }
             };
             let service = service_id_of(PortSpace::Tcp, self.config.port);
             let param = ConnParam { src_port: place.qpn.get() as u16 | 0x8000, ..ConnParam::default() };
             match nic.connect(place.qpn, client.server, service, param, now) {
                 Ok(conn) => {
-                    let live = Live { conn, place, session, stands: false, ending: false, done: false };
+                    let live =
+                        Live { conn, place, session, stands: false, ending: false, outcome: Outcome::Open };
                     self.insert(live);
                 }
                 Err(error) => {
@@ -293,7 +310,8 @@ impl Service {
                     Kind::Memory { size } => memory::advertisement(place.mr, size),
                     _ => Vec::new(),
                 };
-                let live = Live { conn, place, session, stands: false, ending: false, done: false };
+                let live =
+                    Live { conn, place, session, stands: false, ending: false, outcome: Outcome::Open };
                 let param = ConnParam { private_data, ..ConnParam::default() };
                 match nic.accept(conn, place.qpn, param, now) {
                     Ok(()) => {
@@ -340,7 +358,10 @@ impl Service {
                 self.close(nic, qpn, Some("the connection was not answered".into()), now);
             }
             CmEvent::Disconnected { .. } | CmEvent::Rejected { .. } | CmEvent::Unreachable { .. } => {
-                let fine = live.done || live.session.may_end();
+                let fine = match live.outcome {
+                    Outcome::Open => live.session.may_end(),
+                    outcome => outcome == Outcome::Done,
+                };
                 if fine {
                     self.row.finished += 1;
                 } else {
@@ -367,7 +388,7 @@ impl Service {
         let Some(live) = self.live.get_mut(&completion.qpn.get()) else { return };
         if completion.status != rnic::Status::Success {
             // What is flushed when a connection ends tells nothing.
-            if !live.ending && !live.done && completion.status != rnic::Status::Flushed {
+            if !live.ending && live.outcome != Outcome::Done && completion.status != rnic::Status::Flushed {
                 let what = format!("{:?} failed: {:?}", completion.of, completion.status);
                 self.follow(nic, completion.qpn, Step::Failed(what), now);
             }
@@ -385,10 +406,11 @@ impl Service {
         let end = match step {
             Step::Wait => false,
             Step::Done => {
-                live.done = true;
+                live.outcome = Outcome::Done;
                 live.session.disconnects()
             }
             Step::Failed(what) => {
+                live.outcome = Outcome::Failed;
                 self.fail(what);
                 true
             }

@@ -27,6 +27,10 @@ const KEEP_ALIVE: Duration = Duration::from_secs(10);
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Link headers that are remembered: more than there are peers at once
 const MAX_PEERS: usize = 1024;
+/// Connections to a port that were begun and do not stand yet, at most
+const BACKLOG: usize = 64;
+/// Packets that wait at most, each way
+const MAX_PACKETS: usize = 1024;
 const TCP: u8 = 6;
 
 /// The host's end of TCP.
@@ -37,12 +41,32 @@ pub(super) struct Tcp {
     interface: Interface,
     sockets: SocketSet<'static>,
     link: Link,
-    /// Link headers, by where they lead
-    peers: BTreeMap<IpAddr, Vec<u8>>,
+    /// By their addresses
+    peers: BTreeMap<IpAddr, PeerLink>,
+    /// Connections that were accepted, and whose they are
+    accepted: Vec<(SocketHandle, IpAddr)>,
+    /// Packets dropped, as too many wait or too many peers have connections
+    dropped: u64,
     /// Connections that were closed from here and have not come to their end
     closing: Vec<SocketHandle>,
     /// When smoltcp wants to be asked again
     poll_at: Option<Nanos>,
+}
+
+/// How packets get to a peer.
+struct PeerLink {
+    /// Link header
+    head: Vec<u8>,
+    /// Connections that stand: as long as there is one, no frame changes the header. A single forged one would send
+    /// aside what belongs to the peer.
+    connections: u32,
+}
+
+/// A port that is listened at.
+pub(super) struct Listener {
+    port: u16,
+    /// Sockets that listen or whose connection does not stand yet, oldest first
+    sockets: VecDeque<SocketHandle>,
 }
 
 fn instant(now: Nanos) -> Instant {
@@ -82,13 +106,20 @@ impl Tcp {
             sockets: SocketSet::new(Vec::new()),
             link,
             peers: BTreeMap::new(),
+            accepted: Vec::new(),
+            dropped: 0,
             closing: Vec::new(),
             poll_at: None,
         })
     }
 
+    /// Listens at a port.
+    pub(super) fn listen(&mut self, port: u16) -> Listener {
+        Listener { port, sockets: [self.socket(port)].into() }
+    }
+
     /// A socket that waits for a connection to this port.
-    pub(super) fn listen(&mut self, port: u16) -> SocketHandle {
+    fn socket(&mut self, port: u16) -> SocketHandle {
         let buffer = || SocketBuffer::new(vec![0; BUFFER]);
         let mut socket = Socket::new(buffer(), buffer());
         socket.set_timeout(Some(TIMEOUT));
@@ -102,14 +133,15 @@ impl Tcp {
     /// A connection to a neighbour of this MAC address.
     #[cfg(test)]
     pub(super) fn connect(&mut self, to: (IpAddr, u16), mac: MacAddr) -> SocketHandle {
-        let socket = self.listen(1);
+        let socket = self.socket(1);
         let head = Ethernet {
             dst: mac,
             src: self.mac,
             ethertype: if to.0.is_ipv4() { ethertype::IPV4 } else { ethertype::IPV6 }.into(),
         };
         self.poll_at = Some(Nanos::ZERO);
-        self.peers.insert(to.0, zerocopy::IntoBytes::as_bytes(&head).to_vec());
+        let head = zerocopy::IntoBytes::as_bytes(&head).to_vec();
+        self.peers.insert(to.0, PeerLink { head, connections: 0 });
         let socket_ref = self.sockets.get_mut::<Socket<'_>>(socket);
         socket_ref.abort();
         socket_ref
@@ -118,15 +150,45 @@ impl Tcp {
         socket
     }
 
-    /// The connection that came to a listening socket; another socket listens in its place.
-    pub(super) fn accept(&mut self, listening: &mut SocketHandle) -> Option<SocketHandle> {
-        let socket = self.sockets.get::<Socket<'_>>(*listening);
-        if matches!(socket.state(), State::Listen | State::SynReceived) {
-            return None;
+    /// A connection that has come to stand, and whose it is.
+    pub(super) fn accept(&mut self, listener: &mut Listener) -> Option<(SocketHandle, IpAddr)> {
+        let stands = |handle: &SocketHandle| {
+            let socket = self.sockets.get::<Socket<'_>>(*handle);
+            let peer = socket.remote_endpoint().map(|endpoint| IpAddr::from(endpoint.addr));
+            peer.filter(|_| !matches!(socket.state(), State::Listen | State::SynReceived))
+        };
+        let (at, peer) =
+            (listener.sockets.iter().enumerate()).find_map(|(at, handle)| Some((at, stands(handle)?)))?;
+        let socket = listener.sockets.remove(at)?;
+        self.accepted.push((socket, peer));
+        if let Some(link) = self.peers.get_mut(&peer) {
+            link.connections += 1;
         }
-        let port = socket.listen_endpoint().port;
-        let next = self.listen(port);
-        Some(core::mem::replace(listening, next))
+        Some((socket, peer))
+    }
+
+    /// Has a socket listen for the next connection. Where too many were begun and do not stand, the oldest is given up: a
+    /// peer that answers does so in a round trip, and one that does not must not keep others out.
+    pub(super) fn keep_listening(&mut self, listener: &mut Listener) {
+        let state = |tcp: &Self, handle: &SocketHandle| tcp.sockets.get::<Socket<'_>>(*handle).state();
+        if listener.sockets.iter().any(|handle| state(self, handle) == State::Listen) {
+            return;
+        }
+        let is_over = |handle: &SocketHandle| state(self, handle) == State::Closed;
+        let oldest = (listener.sockets.len() >= BACKLOG).then_some(0);
+        if let Some(at) = listener.sockets.iter().position(is_over).or(oldest)
+            && let Some(handle) = listener.sockets.remove(at)
+        {
+            self.sockets.remove(handle);
+        }
+        let next = self.socket(listener.port);
+        listener.sockets.push_back(next);
+    }
+
+    /// Packets dropped, as too many wait or too many peers have connections
+    #[cfg(test)]
+    pub(super) fn dropped(&self) -> u64 {
+        self.dropped
     }
 
     /// Appends what has come to `bytes`.
@@ -171,15 +233,35 @@ impl Tcp {
     /// Takes a frame if it is TCP and for one of our addresses; says whether it is.
     pub(super) fn on_frame(&mut self, frame: &[u8]) -> bool {
         let Some((at, src)) = self.find(frame) else { return false };
-        if self.peers.len() >= MAX_PEERS && !self.peers.contains_key(&src) {
-            // Those that still speak are known again with their next frame.
-            self.peers.clear();
-        }
         let (head, packet) = frame.split_at(at);
         let back = [&head[6..12], &head[..6], &head[12..]].concat();
-        self.peers.insert(src, back);
+        if !self.note(src, back) || self.link.incoming.len() >= MAX_PACKETS {
+            self.dropped += 1;
+            return true;
+        }
         self.link.incoming.push_back(packet.to_vec());
         true
+    }
+
+    /// Notes how to answer a peer; false if there is no room.
+    fn note(&mut self, src: IpAddr, head: Vec<u8>) -> bool {
+        match self.peers.get_mut(&src) {
+            Some(peer) if peer.connections > 0 => return true,
+            Some(peer) => {
+                peer.head = head;
+                return true;
+            }
+            None => {}
+        }
+        if self.peers.len() >= MAX_PEERS {
+            // Those that still speak are known again with their next frame.
+            self.peers.retain(|_, peer| peer.connections > 0);
+        }
+        let has_room = self.peers.len() < MAX_PEERS;
+        if has_room {
+            self.peers.insert(src, PeerLink { head, connections: 0 });
+        }
+        has_room
     }
 
     /// Where the IP packet begins, and who sent it, if the frame is TCP for us.
@@ -222,6 +304,12 @@ impl Tcp {
             );
             if gone {
                 self.sockets.remove(socket);
+                if let Some(at) = self.accepted.iter().position(|(accepted, _)| *accepted == socket) {
+                    let (_, peer) = self.accepted.swap_remove(at);
+                    if let Some(link) = self.peers.get_mut(&peer) {
+                        link.connections -= 1;
+                    }
+                }
             }
             !gone
         });
@@ -233,9 +321,9 @@ impl Tcp {
     /// The next frame, if there is one.
     pub(super) fn poll_transmit(&mut self, frame: &mut Vec<u8>) -> bool {
         while let Some(packet) = self.link.outgoing.pop_front() {
-            let Some(head) = destination(&packet).and_then(|dst| self.peers.get(&dst)) else { continue };
+            let Some(peer) = destination(&packet).and_then(|dst| self.peers.get(&dst)) else { continue };
             frame.clear();
-            frame.extend_from_slice(head);
+            frame.extend_from_slice(&peer.head);
             frame.extend_from_slice(&packet);
             return true;
         }
@@ -267,6 +355,12 @@ struct Link {
     outgoing: VecDeque<Vec<u8>>,
 }
 
+impl Link {
+    fn has_room(&self) -> bool {
+        self.outgoing.len() < MAX_PACKETS
+    }
+}
+
 struct Incoming(Vec<u8>);
 
 struct Outgoing<'a>(&'a mut VecDeque<Vec<u8>>);
@@ -291,12 +385,13 @@ impl Device for Link {
     type TxToken<'a> = Outgoing<'a>;
 
     fn receive(&mut self, _now: Instant) -> Option<(Incoming, Outgoing<'_>)> {
-        let packet = self.incoming.pop_front()?;
+        // What cannot be answered waits.
+        let packet = if self.has_room() { self.incoming.pop_front()? } else { return None };
         Some((Incoming(packet), Outgoing(&mut self.outgoing)))
     }
 
     fn transmit(&mut self, _now: Instant) -> Option<Outgoing<'_>> {
-        Some(Outgoing(&mut self.outgoing))
+        self.has_room().then_some(Outgoing(&mut self.outgoing))
     }
 
     fn capabilities(&self) -> DeviceCapabilities {

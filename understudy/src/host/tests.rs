@@ -109,4 +109,34 @@ fn what_goes_wrong_is_told() {
     let (client_row, server_row) = pair(1, Link::default(), server(rping(64), 1), client(rping(65), 1, 1));
     assert_eq!((client_row.connections, client_row.failed), (1, 1));
     assert_eq!(server_row.error.as_deref(), Some("a ping of 65 bytes; at most 64"));
+    assert_eq!((server_row.connections, server_row.finished, server_row.failed), (1, 0, 1));
+}
+
+/// What a client with room for so many queue pairs reports that wants ten connections, four at once
+fn with_room(max_qps: usize) -> ServiceRow {
+    let mut world = World::new(1);
+    let rping = Kind::Rping { count: 3, size: 64 };
+    let a = add(&mut world, 1, vec![server(rping, 7174)]);
+    let ten = ServiceConfig {
+        client: Some(Client { server: [10, 0, 0, 1].into(), connections: 10, at_once: 4 }),
+        ..client(rping, 7174, 10)
+    };
+    let config = HostConfig { max_qps, ..config(2, vec![ten]) };
+    let make = move || Host::new(&config, [2, 0, 0, 0, 0, 2]).unwrap();
+    let b = world.add("2", Switch::new(make), Clock::default());
+    world.connect(a, b, Link::default());
+    run(&mut world, b)[0].clone()
+}
+
+#[test]
+fn a_client_without_room_for_all_connections_makes_them_one_after_the_other() {
+    let row = with_room(2);
+    assert_eq!((row.connections, row.finished, row.failed, row.error), (10, 10, 0, None));
+}
+
+#[test]
+fn a_client_without_room_for_any_connection_ends() {
+    let row = with_room(0);
+    assert_eq!((row.connections, row.finished, row.failed), (0, 0, 10), "{row:?}");
+    assert!(row.error.unwrap().starts_with("no room for a connection"));
 }

@@ -111,7 +111,7 @@ impl Report {
 }
 
 /// The NIC's counters that are of interest, with their names
-pub(super) fn counters(c: &rnic::Counters) -> [(&'static str, u64); 17] {
+pub(super) fn counters(c: &rnic::Counters) -> [(&'static str, u64); 18] {
     [
         ("received", c.received),
         ("sent", c.sent),
@@ -128,6 +128,7 @@ pub(super) fn counters(c: &rnic::Counters) -> [(&'static str, u64); 17] {
         ("retransmitted", c.retransmitted),
         ("timeouts", c.timeouts),
         ("lost_responses", c.lost_responses),
+        ("reserved_syndromes", c.reserved_syndromes),
         ("stale_responses", c.stale_responses),
         ("unreliable_dropped", c.unreliable_dropped),
     ]

@@ -5,7 +5,8 @@ mod exchange;
 mod tests;
 
 use super::service::{Place, ServiceRow, VA};
-use super::tcp::{SocketHandle, Tcp};
+use super::tcp::{Listener, SocketHandle, Tcp};
+use core::net::IpAddr;
 use exchange::{DONE, Exchange, Keys, Said, mtu_answer};
 use rnic::{
     Completed, Completion, Cq, Data, Modify, Operation, Path, PathMtu, Pd, ReadyToReceive, ReadyToSend,
@@ -104,8 +105,12 @@ impl Servers {
             return Ok(None);
         }
         let mut tcp = Tcp::new(&nic.config().interface, nic.config().seed)?;
+        // One peer gets half of what the NIC has, whichever of its servers it speaks to.
+        let quota = (nic.config().max_qps / 2 / configs.len()).max(1);
         let server = |config: &PerftestConfig| Server {
             config: *config,
+            quota,
+            held: BTreeMap::new(),
             pd,
             cq,
             listening: tcp.listen(config.port),
@@ -172,6 +177,7 @@ struct Pair {
 /// A client: a connection, and the queue pairs that it was told of.
 struct Client {
     socket: SocketHandle,
+    peer: IpAddr,
     exchange: Exchange,
     mtu: PathMtu,
     /// By the client's numbers
@@ -192,12 +198,23 @@ enum Next {
     Gone,
 }
 
+/// What a peer has of a server.
+#[derive(Clone, Copy, Default)]
+struct Held {
+    clients: usize,
+    pairs: usize,
+}
+
 /// One server.
 struct Server {
     config: PerftestConfig,
     pd: Pd,
     cq: Cq,
-    listening: SocketHandle,
+    listening: Listener,
+    /// Clients and queue pairs that a peer may have
+    quota: usize,
+    /// and has, by its address
+    held: BTreeMap<IpAddr, Held>,
     clients: Vec<Client>,
     /// By our numbers
     pairs: BTreeMap<u32, Pair>,
@@ -208,10 +225,20 @@ struct Server {
 impl Server {
     fn serve(&mut self, nic: &mut Rnic, tcp: &mut Tcp) {
         while self.clients.len() < nic.config().max_qps
-            && let Some(socket) = tcp.accept(&mut self.listening)
+            && let Some((socket, peer)) = tcp.accept(&mut self.listening)
         {
+            let held = self.held.entry(peer).or_default();
+            if held.clients >= self.quota {
+                tcp.abort(socket);
+                self.row.refused += 1;
+                let most = self.quota;
+                self.row.error.get_or_insert_with(|| format!("more than {most} connections of {peer}"));
+                continue;
+            }
+            held.clients += 1;
             self.clients.push(Client {
                 socket,
+                peer,
                 exchange: Exchange::new(),
                 mtu: nic.config().mtu,
                 qps: BTreeMap::new(),
@@ -219,6 +246,7 @@ impl Server {
                 told: 0,
             });
         }
+        tcp.keep_listening(&mut self.listening);
         let mut clients = core::mem::take(&mut self.clients);
         clients.retain_mut(|client| {
             let next = self.attend(client, nic, tcp);
@@ -301,6 +329,13 @@ impl Server {
                 self.row.error.get_or_insert(what);
             }
         }
+        if let Some(held) = self.held.get_mut(&client.peer) {
+            held.clients -= 1;
+            held.pairs -= client.qps.len();
+            if held.clients == 0 {
+                self.held.remove(&client.peer);
+            }
+        }
         for qpn in client.qps.values() {
             if let Some(pair) = self.pairs.remove(&qpn.get()) {
                 pair.place.destroy(nic);
@@ -313,6 +348,9 @@ impl Server {
     fn pair(&mut self, client: &mut Client, theirs: Keys, nic: &mut Rnic) -> Result<Keys, String> {
         if let Some(pair) = client.qps.get(&theirs.qpn).and_then(|qpn| self.pairs.get(&qpn.get())) {
             return Ok(pair.ours);
+        }
+        if self.held.get(&client.peer).is_some_and(|held| held.pairs >= self.quota) {
+            return Err(format!("more than {} queue pairs of {}; raise max_qps", self.quota, client.peer));
         }
         let src = nic.config().interface.source_for(theirs.address);
         let src = src.ok_or_else(|| format!("no address of the family of {}", theirs.address))?;
@@ -343,6 +381,7 @@ impl Server {
         }
         self.row.connections += 1;
         client.qps.insert(theirs.qpn, place.qpn);
+        self.held.entry(client.peer).or_default().pairs += 1;
         self.pairs.insert(place.qpn.get(), Pair { place, ours, theirs, writes: 0 });
         Ok(ours)
     }

@@ -1,6 +1,6 @@
 //! Servers in the simulator. The client is made after perftest's: it says the same, in the same order.
 
-use super::super::{Test, connect};
+use super::super::{Servers, Test, connect};
 use super::*;
 use crate::host::service::{Place, ServiceRow, VA};
 use crate::host::tcp::{SocketHandle, Tcp};
@@ -420,4 +420,114 @@ fn whoever_leaves_in_the_middle() {
     let row = row(&world, server);
     assert_eq!((row.connections, row.finished, row.failed), (1, 0, 1));
     assert_eq!(row.error.as_deref(), Some("the client left in the middle"));
+}
+
+/// A NIC's end of TCP with a server behind it, and a frame of TCP from a peer
+struct Door {
+    nic: Rnic,
+    servers: Servers,
+    now: Nanos,
+}
+
+impl Door {
+    fn new() -> Self {
+        let interface = Interface::new(SERVER, [10, 0, 0, 9].into(), 24);
+        let mut nic = Rnic::new(rnic::Config { max_qps: 8, ..rnic::Config::new(interface) });
+        let (pd, cq) = (nic.alloc_pd(), nic.create_cq(64).unwrap());
+        let config = Case::new(Test::WriteBw).server().perftests;
+        let servers = Servers::new(&config, &nic, pd, cq).unwrap().unwrap();
+        Self { nic, servers, now: Nanos(1) }
+    }
+
+    fn frame(&mut self, frame: &[u8]) {
+        self.now = self.now + Nanos(1000);
+        assert!(self.servers.on_frame(frame));
+        self.servers.serve(&mut self.nic, self.now);
+    }
+
+    fn answers(&mut self) -> Vec<Vec<u8>> {
+        let (mut frame, mut frames) = (Vec::new(), Vec::new());
+        while self.servers.poll_transmit(&mut frame) {
+            frames.push(frame.clone());
+        }
+        frames
+    }
+}
+
+const SYN: u8 = 2;
+const ACK: u8 = 16;
+
+/// A segment without data from a port of 10.0.0.`host`, whose MAC address ends in `mac`
+fn segment(host: u8, mac: u8, port: u16, flags: u8, seq: u32, ack: u32) -> Vec<u8> {
+    let (src, dst) = ([10, 0, 0, host], [10, 0, 0, 9]);
+    let mut tcp =
+        [&port.to_be_bytes()[..], &PORT.to_be_bytes(), &seq.to_be_bytes(), &ack.to_be_bytes()].concat();
+    tcp.extend([0x50, flags, 0xff, 0xff, 0, 0, 0, 0]);
+    let sum = rocev2::checksum::Sum::default().add(&src).add(&dst).add_word(6).add_word(tcp.len() as u32);
+    let checksum = sum.add(&tcp).checksum();
+    tcp[16..18].copy_from_slice(&checksum.to_be_bytes());
+    let mut ip =
+        rocev2::ipv4::Ipv4 { protocol: 6, total_len: 40.into(), src, dst, ..rocev2::ipv4::Ipv4::default() };
+    ip.fill_checksum(&[]);
+    [&SERVER.0[..], &[2, 0, 0, 0, 0, mac], &[8, 0], zerocopy::IntoBytes::as_bytes(&ip), &tcp].concat()
+}
+
+/// Connects from a port of a host; whether the server took it up.
+fn connects(door: &mut Door, host: u8, port: u16) -> bool {
+    door.answers();
+    door.frame(&segment(host, host, port, SYN, 1, 0));
+    let Some(answer) = door.answers().pop().filter(|answer| answer[47] == SYN | ACK) else { return false };
+    let theirs = u32::from_be_bytes(*answer[38..].first_chunk().unwrap());
+    door.frame(&segment(host, host, port, ACK, 2, theirs.wrapping_add(1)));
+    true
+}
+
+#[test]
+fn connections_that_never_stand_keep_nobody_out() {
+    let mut door = Door::new();
+    for n in 0..1000 {
+        door.frame(&segment(7, 7, 1000 + n, SYN, 1, 0));
+    }
+    assert!(connects(&mut door, 1, 40_000));
+    assert_eq!(door.servers.servers[0].clients.len(), 1);
+}
+
+#[test]
+fn one_peer_leaves_room_for_others() {
+    let mut door = Door::new();
+    for port in 0..20 {
+        connects(&mut door, 7, 40_000 + port);
+    }
+    assert_eq!(door.servers.servers[0].clients.len(), 4, "half of eight");
+    assert_eq!(door.servers.servers[0].row.refused, 16);
+    assert!(connects(&mut door, 1, 40_000));
+    assert_eq!(door.servers.servers[0].clients.len(), 5);
+}
+
+#[test]
+fn a_forged_frame_does_not_turn_answers_aside() {
+    let mut door = Door::new();
+    assert!(connects(&mut door, 1, 40_000));
+    // The right address, another host's MAC address, and no connection of its own.
+    door.frame(&segment(1, 66, 1, ACK, 1, 1));
+    let sent_to = |frames: Vec<Vec<u8>>| frames.iter().map(|frame| frame[5]).collect::<Vec<_>>();
+    assert!(sent_to(door.answers()).iter().all(|mac| *mac == 1));
+    // Keep-alives of the connection
+    door.now = door.now + Nanos::from_secs(11);
+    door.servers.serve(&mut door.nic, door.now);
+    assert_eq!(sent_to(door.answers()), [1]);
+}
+
+#[test]
+fn packets_that_cannot_leave_do_not_pile_up() {
+    let mut door = Door::new();
+    for n in 0..10_000 {
+        // A port that nobody listens at: each is answered by a reset.
+        let mut syn = segment(7, 7, n, ACK, 1, 1);
+        syn.truncate(54);
+        door.frame(&syn);
+    }
+    let (answers, dropped) = (door.answers().len(), door.servers.tcp.dropped());
+    assert!((1..=1024).contains(&answers), "{answers}");
+    assert!(dropped >= 7000, "{dropped}");
 }
