@@ -413,14 +413,13 @@ impl Cluster {
     fn rehash(&mut self) {
         let salt = self.chance.bits() as u16;
         let hosts = self.clients.len() + self.servers.len();
-        match self.chance.below(hosts as u64) as usize {
-            n if n < self.clients.len() => {
-                self.world.with(self.clients[n], |host: &mut Host<ClientApp>, _| host.nic.set_path_salt(salt))
-            }
-            n => self.world.with(self.servers[n - self.clients.len()], |host: &mut Host<ServerApp>, _| {
-                host.nic.set_path_salt(salt)
-            }),
+        let host = self.chance.below(hosts as u64) as usize;
+        if let Some(client) = self.clients.get(host) {
+            self.world.with(*client, |host: &mut Host<ClientApp>, _| host.nic.set_path_salt(salt));
+            return;
         }
+        let server = self.servers[host - self.clients.len()];
+        self.world.with(server, |host: &mut Host<ServerApp>, _| host.nic.set_path_salt(salt));
     }
 
     /// A server takes its rights away from some connection.
