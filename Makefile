@@ -33,7 +33,7 @@ test: ## every test that needs no privileges, and a short run of the fuzz target
 	@scripts/deps.sh build test
 	$(CARGO) nextest run --locked --workspace
 	$(CARGO) nextest run --locked -p understudy --features canary --test canary
-	$(CARGO) nextest run --locked -p sim --features canary --test groups --test words --test swordbox --test onepipe --test rdmc --test verbs planted
+	$(CARGO) nextest run --locked -p sim --features canary --test groups --test consensus --test words --test swordbox --test onepipe --test rdmc --test verbs planted
 	fuzz/run.sh all -runs=20000
 
 lint: ## formatting and clippy, warnings denied; licences and sources of dependencies (deny.toml)
@@ -56,7 +56,8 @@ e2e: build ## real RDMA programs in virtual machines, joined by understudy, and 
 	$(AS_ROOT) tests/e2e/detour.py --understudy $(PROGRAM)
 	$(AS_ROOT) tests/e2e/onepipe.py --understudy $(PROGRAM)
 
-soak: build ## seeds of the simulator, new ones every time: make soak SECONDS=600 (a scenario), or SEEDS=100000 FROM=1
+soak: build ## consensus after every packet of three changes of leader (some minutes), then seeds of the simulator, new ones every time: make soak SECONDS=600 (a scenario), or SEEDS=100000 FROM=1
+	DEPTH=3 $(CARGO) nextest run --release --locked -p sim --test consensus a_leader_is_gone_after_every_packet
 	@from=$(or $(FROM),$$(date +%s)000000); \
 	for scenario in configs/sim/*.toml; do \
 		echo "$$scenario"; \

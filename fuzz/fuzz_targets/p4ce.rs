@@ -69,6 +69,7 @@ fn switch(how: u8) -> (P4ce, Control) {
         max_replicas: 3,
         lists: [].into(),
         limits: p4ce::Limits::default(),
+        secret: None,
         setup_timeout: Nanos::from_secs(1),
         max_lag: p4ce::gather::MAX_LAG,
         seed: 1,

@@ -13,11 +13,13 @@ pub mod control;
 pub mod function;
 pub mod gather;
 pub mod group;
+mod secret;
 pub mod wire;
 
 pub use control::{Control, ControlConfig, ControlCounters, GroupStatus, Limits};
 pub use function::{Command, Config, Counters, Event, P4ce};
 pub use group::{Group, GroupConfig, GroupId, Peer, Replica};
+pub use secret::Secret;
 
 /// Bugs that can be planted, to see whether tests find them.
 #[cfg(feature = "canary")]

@@ -278,6 +278,9 @@ pub enum Refusal {
     /// The switch's configuration does not name the leader
     #[error("the switch makes no groups for this leader")]
     NotALeader,
+    /// The request does not carry a tag of the switch's secret
+    #[error("the request is not from a host that knows the switch's secret")]
+    Secret,
 }
 
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -310,6 +313,7 @@ impl Refusal {
             Self::NotAReplica(replica) => (11, none, replica),
             Self::Busy => (12, none, NOBODY),
             Self::NotALeader => (13, none, NOBODY),
+            Self::Secret => (14, none, NOBODY),
         }
     }
 
@@ -353,6 +357,7 @@ impl Refusal {
             11 => Self::NotAReplica(replica),
             12 => Self::Busy,
             13 => Self::NotALeader,
+            14 => Self::Secret,
             _ => return None,
         })
     }
@@ -442,6 +447,7 @@ mod tests {
                 Refusal::NotAReplica(leader),
                 Refusal::Busy,
                 Refusal::NotALeader,
+                Refusal::Secret,
             ] {
                 assert_eq!(Refusal::from_bytes(&refusal.to_bytes()), Some(refusal));
             }

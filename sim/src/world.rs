@@ -144,6 +144,11 @@ impl World {
         (0..self.links.len()).map(LinkId)
     }
 
+    /// Returns whether a node has crashed and not come back.
+    pub fn is_down(&self, node: NodeId) -> bool {
+        self.nodes[node.0].is == Is::Down
+    }
+
     /// A node.
     ///
     /// # Panics

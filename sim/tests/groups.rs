@@ -122,6 +122,7 @@ impl Net {
                 max_replicas: setup.max_replicas,
                 lists: [(sim::groups::LIST, list.clone())].into(),
                 limits: limits.clone(),
+                secret: None,
                 setup_timeout: setup.patience,
                 max_lag: setup.max_lag,
                 seed: seed ^ life << 32,

@@ -7,8 +7,7 @@ use rnic::{Data, Rnic, Sge};
 
 /// What is sent of an entry of the own log
 pub(super) fn own_entry(nic: &Rnic, resources: &Resources, layout: &Layout, index: u64) -> Option<Data> {
-    let entry = layout.entry(index, nic.bytes(resources.log.0))?;
-    let len = Layout::written_len(entry.value.len()) as u32;
+    let len = layout.stored_len(index, nic.bytes(resources.log.0))? as u32;
     Some(Data::Memory(Sge { mr: resources.log.1, va: LOG_VA + layout.at(index) as u64, len }))
 }
 
@@ -41,7 +40,7 @@ pub(super) fn settle(
     term: Term,
 ) -> Option<(u64, u64)> {
     let layout = config.layout;
-    let mut chosen: Vec<(u64, Term, u64, Vec<u8>)> = Vec::new();
+    let mut chosen: Vec<(u64, u64, Vec<u8>)> = Vec::new();
     let (own, scratch) = (nic.bytes(resources.log.0), nic.bytes(resources.scratch.0));
     let others: Vec<_> = read.iter().map(|log| (log, log_scratch(config, scratch, log.server))).collect();
     let most = read.iter().map(|log| log.applied).fold(applied, u64::max);
@@ -49,20 +48,21 @@ pub(super) fn settle(
         // Who has applied it without a snapshot held what was decided, and may hold it still.
         let mut who = others.iter().filter(|(log, _)| (log.vouched..log.applied).contains(&index));
         let entry = who.find_map(|(_, bytes)| layout.entry(index, bytes))?;
-        chosen.push((index, entry.term, entry.decided, entry.value.to_vec()));
+        chosen.push((index, entry.decided, entry.value.to_vec()));
     }
     let mut next = most;
     loop {
         let logs = others.iter().map(|(_, bytes)| *bytes).chain([own]);
         let entries = logs.filter_map(|log| layout.entry(next, log));
         let Some(latest) = entries.max_by_key(|entry| entry.term) else { break };
-        chosen.push((next, term, latest.decided, latest.value.to_vec()));
+        chosen.push((next, latest.decided, latest.value.to_vec()));
         next += 1;
     }
     if next - applied > layout.slots() {
         return None;
     }
-    for (index, term, decided, value) in chosen {
+    // All of it is proposed again, in this term.
+    for (index, decided, value) in chosen {
         put(nic, resources, &layout, &Entry { index, term, decided, value: &value });
     }
     nic.bytes_mut(resources.log.0)[DECIDED..][..8].copy_from_slice(&most.to_le_bytes());

@@ -2,6 +2,7 @@
 
 use super::log::Layout;
 use super::through::Through;
+use crate::secret::{Envelope, Secret};
 use core::net::IpAddr;
 use rnic::{MemoryError, QpError};
 use switch::Nanos;
@@ -29,12 +30,82 @@ pub struct Config {
     pub through: Option<Through>,
     /// Names this life of the server: another number whenever it begins anew with empty memory (a random one will do)
     pub incarnation: u64,
+    /// What a requester of a connection has to know, and the switch, if there is one. The same at all servers
+    pub secret: Option<Secret>,
+    /// A planted bug
+    #[cfg(feature = "canary")]
+    pub bug: Option<Bug>,
+}
+
+/// Bugs of consensus that the simulator has to find.
+#[cfg(feature = "canary")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bug {
+    /// The hash of an entry is not looked at: a torn one is taken for whole.
+    TornEntry,
+    /// A server gives permission in a term that is not later than the one it has promised.
+    ForgottenPromise,
+    /// A server that sees all others without memory begins without the operator's word.
+    BeginsByItself,
+    /// The address that a request comes from is not looked at.
+    AnySource,
+}
+
+#[cfg(feature = "canary")]
+impl Bug {
+    /// All of them
+    pub const ALL: [Self; 4] =
+        [Self::TornEntry, Self::ForgottenPromise, Self::BeginsByItself, Self::AnySource];
 }
 
 impl Config {
     /// Servers that have to hold an entry beside the leader: f of 2f + 1
     pub fn quorum(&self) -> usize {
         self.servers.len() / 2
+    }
+
+    /// Returns what all servers of a group have in common, hashed for a purpose: addresses and port, the sizes of the
+    /// log, and the secret.
+    fn derive(&self, purpose: &str) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new_derive_key(purpose);
+        let sizes = [self.layout.slots(), self.layout.max_value() as u64, self.layout.max_snapshot() as u64];
+        for word in [self.port.into(), self.servers.len() as u64].iter().chain(&sizes) {
+            hasher.update(&word.to_le_bytes());
+        }
+        for server in &self.servers {
+            let ip = match server {
+                IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+                IpAddr::V6(ip) => *ip,
+            };
+            hasher.update(&ip.octets());
+        }
+        hasher.update(self.secret.as_ref().map_or(&[], |secret| &secret.bytes()[..]));
+        *hasher.finalize().as_bytes()
+    }
+
+    /// Returns the key of the hashes in the logs of this group.
+    pub(super) fn log_key(&self) -> [u8; 32] {
+        self.derive("understudy p4ce 2026-11 consensus log")
+    }
+
+    /// Returns a number that servers have in common if they share their configuration.
+    pub fn group(&self) -> u64 {
+        super::log::word(&self.derive("understudy p4ce 2026-11 consensus group"), 0)
+    }
+
+    /// Returns this server's address.
+    pub(super) fn own(&self) -> Option<IpAddr> {
+        self.servers.get(usize::from(self.id)).copied()
+    }
+
+    /// Returns what a request from this server to another host has to carry.
+    pub(super) fn to(&self, to: IpAddr) -> Option<Envelope<'_>> {
+        Some(Envelope { secret: self.secret.as_ref(), from: self.own()?, to })
+    }
+
+    /// Returns what a request from another host to this server has to carry.
+    pub(super) fn from(&self, from: IpAddr) -> Option<Envelope<'_>> {
+        Some(Envelope { secret: self.secret.as_ref(), from, to: self.own()? })
     }
 }
 
@@ -69,6 +140,49 @@ pub enum ProposeError {
     /// Longer than an entry can be
     #[error("the value is too long")]
     TooLong,
+}
+
+/// Why a group is not begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BootstrapError {
+    /// This server has memory that counts
+    #[error("this server is a member already")]
+    Member,
+    /// Another one has: its leader will make this server a member
+    #[error("server {0} is a member already: this one waits for the leader to make it a member, too")]
+    Begun(u8),
+    /// A server is not there, or was not seen for long enough
+    #[error("server {0} has not been seen: all servers have to run when the group begins")]
+    Unseen(u8),
+}
+
+/// Why a server counts for nothing yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waiting {
+    /// All servers run without memory that counts: the operator has to say that the group begins, empty
+    /// ([`Server::bootstrap`](super::Server::bootstrap)).
+    Bootstrap,
+    /// This server is a member: when it leads, or another one does, this one becomes a member again.
+    Admission(u8),
+    /// This server was not seen.
+    Server(u8),
+    /// This server refuses requests: it has other `servers`, sizes or another secret.
+    Refused(u8),
+}
+
+impl core::fmt::Display for Waiting {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Bootstrap => f.write_str("all servers run, and none has begun: bootstrap the group"),
+            Self::Admission(server) => {
+                write!(f, "server {server} is a member; a leader has to admit this one")
+            }
+            Self::Server(server) => write!(f, "server {server} has not been seen"),
+            Self::Refused(server) => {
+                write!(f, "server {server} refuses requests: compare servers, sizes and secret with its own")
+            }
+        }
+    }
 }
 
 /// Why a server does not start.

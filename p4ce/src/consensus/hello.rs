@@ -6,7 +6,7 @@ use zerocopy::byteorder::network_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 const MAGIC: [u8; 2] = *b"C4";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 const WATCH: u8 = 1;
 const WRITE: u8 = 2;
 
@@ -26,6 +26,8 @@ pub(super) struct Hello {
     pub(super) server: u8,
     /// What for
     pub(super) purpose: Purpose,
+    /// Names the configuration that all servers of a group have to share
+    pub(super) group: u64,
 }
 
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -37,9 +39,13 @@ struct HelloLayout {
     server: u8,
     zero: [u8; 3],
     term: U64,
+    group: U64,
 }
 
 impl Hello {
+    /// Bytes on the wire, without a tag
+    pub(super) const LEN: usize = size_of::<HelloLayout>();
+
     /// As private data.
     pub(super) fn to_bytes(self) -> Vec<u8> {
         let (purpose, term) = match self.purpose {
@@ -53,6 +59,7 @@ impl Hello {
             server: self.server,
             zero: [0; 3],
             term: term.into(),
+            group: self.group.into(),
         };
         layout.as_bytes().to_vec()
     }
@@ -68,7 +75,7 @@ impl Hello {
             WRITE => Purpose::Write(Term(layout.term.get())),
             _ => return None,
         };
-        Some(Self { server: layout.server, purpose })
+        Some(Self { server: layout.server, purpose, group: layout.group.get() })
     }
 }
 
@@ -131,7 +138,8 @@ mod tests {
     #[test]
     fn greetings_survive() {
         for purpose in [Purpose::Watch, Purpose::Write(Term(0x1_0203))] {
-            let hello = Hello { server: 7, purpose };
+            let hello = Hello { server: 7, purpose, group: u64::MAX - 3 };
+            assert_eq!(hello.to_bytes().len(), Hello::LEN);
             assert_eq!(Hello::from_bytes(&hello.to_bytes()), Some(hello));
         }
         let region = Region::new(0x2000, 7, 4096);
@@ -140,7 +148,7 @@ mod tests {
             assert_eq!(Grant::from_bytes(&grant.to_bytes()), Some(grant));
         }
         assert_eq!(Grant::from_bytes(&region.to_bytes()), None);
-        let other = [b"P4", &Hello { server: 1, purpose: Purpose::Watch }.to_bytes()[2..]].concat();
+        let other = [b"P4", &Hello { server: 1, purpose: Purpose::Watch, group: 0 }.to_bytes()[2..]].concat();
         assert_eq!(Hello::from_bytes(&other), None);
         assert_eq!(Hello::from_bytes(b"C4"), None);
     }

@@ -6,15 +6,16 @@
 //!    force at one moment, and none is from a server that has lost its memory since. What is decided is taken over. Of
 //!    what may be decided, the value of the latest term is: if one was decided, every later leader has seen it, and has
 //!    written no other.
-//! 3. Each log is brought to the same. What is there already is not written again, but for its term.
+//! 3. Each log is brought to the same. What is there already is not written again, but for its term and hash, which one
+//!    packet carries: a copy of what may be decided is never torn.
 //! 4. New values are written behind that, and are decided when f others hold them.
 
 use super::agreement::{Log, own_entry, put, settle};
 use super::config::ProposeError;
 use super::follower::{Follower, Request, Stage};
 use super::hello::{Grant, Purpose};
-use super::log::{DECIDED, Entry, Layout, Term};
-use super::server::{LOG_VA, Outgoing, Server, log_scratch, log_scratch_va};
+use super::log::{DECIDED, Entry, Term};
+use super::server::{Outgoing, Server, log_scratch, log_scratch_va};
 use super::through::Group;
 use super::watch::Standing;
 use rnic::{Completed, Completion, Data, Operation, Remote, Rnic, SendRequest, Sge};
@@ -79,7 +80,8 @@ impl Server {
     pub(super) fn run_for_office(&mut self, nic: &mut Rnic, now: Nanos) {
         // What has arrived is taken in before it is anything else.
         self.learn(nic);
-        let term = self.latest_term().next_of(self.config.id, self.config.incarnation);
+        // Behind the last term there is no other; no server accepts one that is near.
+        let Some(term) = self.latest_term().next_of(self.config.id, self.config.incarnation) else { return };
         // Nobody writes here either from now on.
         self.fence(nic, now);
         self.promised = term;
@@ -296,7 +298,7 @@ impl Server {
     pub(super) fn bring_up_to_date(&mut self, nic: &mut Rnic, server: u8, now: Nanos) {
         let (Some(resources), Some(leadership)) = (&self.resources, &self.leadership) else { return };
         let Some(next) = leadership.next else { return };
-        let (layout, mr) = (self.config.layout, resources.log.1);
+        let layout = self.config.layout;
         let theirs = log_scratch(&self.config, nic.bytes(resources.scratch.0), server);
         let own = nic.bytes(resources.log.0);
         let vouched = self.vouched;
@@ -313,16 +315,21 @@ impl Server {
                 return;
             }
         };
+        let term = leadership.term;
         let mut writes = Vec::new();
         for index in from..next {
             let Some(mine) = layout.entry(index, own) else { continue };
-            let same = layout.entry(index, theirs).is_some_and(|entry| entry.value == mine.value);
-            let (at, len) = if same {
-                (layout.term_at(index), 8)
-            } else {
-                (layout.at(index), Layout::written_len(mine.value.len()))
+            let known = layout.entry(index, theirs).filter(|entry| entry.value == mine.value);
+            let write = match known {
+                Some(entry) if entry.term == term => continue,
+                Some(_) => {
+                    layout.resealed(index, theirs, term).map(|(at, seal)| (at, Data::Inline(seal.to_vec())))
+                }
+                None => own_entry(nic, resources, &layout, index).map(|data| (layout.at(index), data)),
             };
-            writes.push((Request::Entries(index + 1), at, len));
+            if let Some((at, data)) = write {
+                writes.push((Request::Entries(index + 1), at, data));
+            }
         }
         let decided = self.decided;
         self.follower(server, |follower| {
@@ -332,8 +339,7 @@ impl Server {
         if let Some((from, len)) = snapshot {
             self.send_snapshot(nic, server, from, len);
         }
-        for (request, at, len) in writes {
-            let data = Data::Memory(Sge { mr, va: LOG_VA + at as u64, len: len as u32 });
+        for (request, at, data) in writes {
             self.write(nic, server, request, at, data);
         }
         // Also what says that all that was there is.

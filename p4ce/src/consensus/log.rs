@@ -1,10 +1,19 @@
 //! The log, as it lies in registered memory: a ring of slots that a leader writes to from afar, and that its owner and
 //! later leaders read.
 //!
-//! Entry `i` lies in slot `i mod n`. A write is one contiguous range, and RDMA writes in order; so the last word, which
-//! depends on the index and the length, is there only if all before it is. It does not depend on the term: a later
-//! leader that settles an entry which a server holds already writes the one word of the term, and never tears what may
-//! have been decided.
+//! Entry `i` lies in slot `i mod n`:
+//!
+//! ```text
+//! index + 1 | decided | length | value, filled up with zeros to 8 bytes | term | hash
+//! ```
+//!
+//! all words of 8 bytes, little-endian. The hash covers everything before it, the term included. A WRITE of several
+//! packets that ends early, because its requester crashed or lost its permission, leaves a prefix of the new entry on top
+//! of what the slot held before. Such a slot holds no entry, unless the old entry is still there, byte for byte: 64 bits
+//! of a keyed BLAKE3 hash match a mixture with a probability of 2^-64.
+//!
+//! Term and hash stand together at the end, so that a leader which proposes again what a server holds already writes
+//! these 16 bytes alone, in one packet: the old entry is replaced by the new one at once, or not at all.
 
 use core::fmt;
 
@@ -18,11 +27,10 @@ pub const ADMITTED: usize = 8;
 pub const SNAPSHOT: usize = 16;
 /// What is written to see whether it still can be; nobody reads it.
 pub const CHECK: usize = 40;
-/// Index, term, how many were decided when it was written, length
-const HEADER: usize = 32;
-const TAIL: usize = 8;
-/// Where in an entry the term stands
-const TERM: usize = 8;
+/// Index, how many were decided when it was written, length
+const HEADER: usize = 24;
+/// Term and hash
+pub const SEAL: usize = 16;
 
 /// A leader's time of office: later ones are greater, and no two leaders have the same. Not even a server and the one
 /// that it was before it forgot everything have, but for one time in 65,536.
@@ -31,16 +39,29 @@ pub struct Term(pub u64);
 
 impl Term {
     const ROUND: u32 = 24;
+    /// Rounds from here on are refused. There are as many behind it, so that arithmetic on a term never overflows; at a
+    /// million elections a second, they are reached after six days, at one a second after 17,000 years.
+    const LAST_ROUND: u64 = 1 << 39;
 
-    /// The first term of this incarnation of a server that is later than this one.
+    /// Returns the first term of this incarnation of a server that is later than this one; `None` behind the last round.
     #[must_use]
-    pub const fn next_of(self, server: u8, incarnation: u64) -> Self {
-        Self(((self.0 >> Self::ROUND) + 1) << Self::ROUND | (incarnation & 0xffff) << 8 | server as u64)
+    pub const fn next_of(self, server: u8, incarnation: u64) -> Option<Self> {
+        let round = (self.0 >> Self::ROUND) + 1;
+        if round >= Self::LAST_ROUND {
+            return None;
+        }
+        Some(Self(round << Self::ROUND | (incarnation & 0xffff) << 8 | server as u64))
     }
 
-    /// Whose it is
+    /// Returns the server whose term it is.
     pub const fn server(self) -> u8 {
         self.0.to_le_bytes()[0]
+    }
+
+    /// Returns whether a candidate of so many servers can have this term.
+    pub const fn is_possible(self, servers: usize) -> bool {
+        let round = self.0 >> Self::ROUND;
+        round > 0 && round < Self::LAST_ROUND && (self.server() as usize) < servers
     }
 }
 
@@ -50,12 +71,26 @@ impl fmt::Display for Term {
     }
 }
 
+/// Key of the hashes of a log. It is not printed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Key([u8; 32]);
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key")
+    }
+}
+
 /// How a log lies in memory. The same at all servers of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     slots: u64,
     slot_len: usize,
     snapshot: usize,
+    key: Key,
+    /// Planted bug: the hash of an entry is not looked at.
+    #[cfg(feature = "canary")]
+    pub(super) trusts_torn: bool,
 }
 
 /// An entry.
@@ -78,7 +113,20 @@ impl Layout {
     /// If there are no slots.
     pub const fn new(slots: u64, max_value: usize, max_snapshot: usize) -> Self {
         assert!(slots > 0, "a log without slots");
-        Self { slots, slot_len: HEADER + max_value.next_multiple_of(8) + TAIL, snapshot: max_snapshot }
+        Self {
+            slots,
+            slot_len: HEADER + max_value.next_multiple_of(8) + SEAL,
+            snapshot: max_snapshot,
+            key: Key([0; 32]),
+            #[cfg(feature = "canary")]
+            trusts_torn: false,
+        }
+    }
+
+    /// Returns this layout with hashes under this key.
+    #[must_use]
+    pub(super) const fn keyed(self, key: [u8; 32]) -> Self {
+        Self { key: Key(key), ..self }
     }
 
     /// Entries that it holds at once
@@ -88,7 +136,7 @@ impl Layout {
 
     /// The longest value (bytes)
     pub const fn max_value(&self) -> usize {
-        self.slot_len - HEADER - TAIL
+        self.slot_len - HEADER - SEAL
     }
 
     /// The longest snapshot (bytes)
@@ -108,7 +156,7 @@ impl Layout {
 
     /// Bytes that are written for a value of so many
     pub const fn written_len(value: usize) -> usize {
-        HEADER + value.next_multiple_of(8) + TAIL
+        HEADER + value.next_multiple_of(8) + SEAL
     }
 
     /// Where entry `index` begins
@@ -116,12 +164,7 @@ impl Layout {
         HEAD + (index % self.slots) as usize * self.slot_len
     }
 
-    /// Where the term of entry `index` stands: 8 bytes, little-endian
-    pub const fn term_at(&self, index: u64) -> usize {
-        self.at(index) + TERM
-    }
-
-    /// What is written at [`at`](Self::at) for an entry; `None` if the value is too long.
+    /// Writes into `out` what is written at [`at`](Self::at) for an entry; `None` if the value is too long.
     pub fn encode(&self, entry: &Entry<'_>, out: &mut Vec<u8>) -> Option<()> {
         if entry.value.len() > self.max_value() {
             return None;
@@ -129,37 +172,91 @@ impl Layout {
         out.clear();
         // Index 0 is written as 1: memory that nobody wrote to holds no entry.
         out.extend((entry.index + 1).to_le_bytes());
-        out.extend(entry.term.0.to_le_bytes());
         out.extend(entry.decided.to_le_bytes());
         out.extend((entry.value.len() as u64).to_le_bytes());
         out.extend(entry.value);
         out.resize(out.len().next_multiple_of(8), 0);
-        out.extend(tail(entry.index, entry.value.len()).to_le_bytes());
+        let seal = self.seal(out, entry.term);
+        out.extend(seal);
         Some(())
     }
 
-    /// Entry `index`, if it is there, whole. `slot` is the memory from [`at`](Self::at) on.
-    pub fn decode<'a>(&self, index: u64, slot: &'a [u8]) -> Option<Entry<'a>> {
+    /// Returns term and hash of an entry whose header and value are `body`.
+    fn seal(&self, body: &[u8], term: Term) -> [u8; SEAL] {
+        let mut hasher = blake3::Hasher::new_keyed(&self.key.0);
+        hasher.update(body).update(&term.0.to_le_bytes());
+        let mut seal = [0; SEAL];
+        seal[..8].copy_from_slice(&term.0.to_le_bytes());
+        seal[8..].copy_from_slice(&hasher.finalize().as_bytes()[..8]);
+        seal
+    }
+
+    /// Returns the length of the value of entry `index` if `slot` has its header, whole or not.
+    fn value_len(&self, index: u64, slot: &[u8]) -> Option<usize> {
         let (words, _) = slot.get(..HEADER)?.as_chunks::<8>();
-        let [stored, term, decided, len] = words else { return None };
-        let [stored, term, decided, len] = [stored, term, decided, len].map(|word| u64::from_le_bytes(*word));
-        if stored != index + 1 || len > self.max_value() as u64 {
-            return None;
-        }
-        let len = len as usize;
-        let end = HEADER + len.next_multiple_of(8);
-        let last = slot.get(end..end + TAIL)?.first_chunk()?;
-        (u64::from_le_bytes(*last) == tail(index, len)).then(|| Entry {
+        let [stored, _, len] = words else { return None };
+        let [stored, len] = [stored, len].map(|word| u64::from_le_bytes(*word));
+        (stored == index + 1 && len <= self.max_value() as u64).then_some(len as usize)
+    }
+
+    /// Splits a slot that has the header of entry `index`: the length of the value, header and value, and the seal.
+    fn parts<'a>(&self, index: u64, slot: &'a [u8]) -> Option<(usize, &'a [u8], &'a [u8; SEAL])> {
+        let len = self.value_len(index, slot)?;
+        let (body, rest) = slot.split_at_checked(HEADER + len.next_multiple_of(8))?;
+        Some((len, body, rest.first_chunk()?))
+    }
+
+    /// Returns entry `index`, if it is there, whole. `slot` is the memory from [`at`](Self::at) on.
+    pub fn decode<'a>(&self, index: u64, slot: &'a [u8]) -> Option<Entry<'a>> {
+        let (len, body, seal) = self.parts(index, slot)?;
+        let term = Term(word(seal, 0));
+        (self.is_whole(body, term, seal)).then(|| Entry {
             index,
-            term: Term(term),
-            decided,
-            value: &slot[HEADER..HEADER + len],
+            term,
+            decided: word(body, 8),
+            value: &body[HEADER..HEADER + len],
         })
     }
 
-    /// Entry `index` of a whole log.
+    #[cfg(not(feature = "canary"))]
+    fn is_whole(&self, body: &[u8], term: Term, seal: &[u8; SEAL]) -> bool {
+        self.seal(body, term) == *seal
+    }
+
+    #[cfg(feature = "canary")]
+    fn is_whole(&self, body: &[u8], term: Term, seal: &[u8; SEAL]) -> bool {
+        self.seal(body, term) == *seal || self.trusts_torn && term != Term::default()
+    }
+
+    /// Returns entry `index` of a whole log.
     pub fn entry<'a>(&self, index: u64, log: &'a [u8]) -> Option<Entry<'a>> {
-        self.decode(index, log.get(self.at(index)..self.at(index) + self.slot_len)?)
+        self.decode(index, self.slot(index, log)?)
+    }
+
+    fn slot<'a>(&self, index: u64, log: &'a [u8]) -> Option<&'a [u8]> {
+        log.get(self.at(index)..self.at(index) + self.slot_len)
+    }
+
+    /// Returns how many bytes entry `index` takes in a log that has its header. Its hash is not looked at: this is for
+    /// entries that the caller itself has put there.
+    pub fn stored_len(&self, index: u64, log: &[u8]) -> Option<usize> {
+        self.value_len(index, self.slot(index, log)?).map(Self::written_len)
+    }
+
+    /// Returns what stands in a log where entry `index` of this length ends: what makes it whole. It is the last thing
+    /// that is written of an entry, so as long as it stays the same, an entry that was not whole is none.
+    pub fn stored_seal(&self, index: u64, log: &[u8]) -> Option<(usize, [u8; SEAL])> {
+        let (len, _, seal) = self.parts(index, self.slot(index, log)?)?;
+        Some((len, *seal))
+    }
+
+    /// Returns where the seal of entry `index` of a log stands, and what is to be written there so that the same value
+    /// stands in this term. `None` if the entry is not there.
+    pub fn resealed(&self, index: u64, log: &[u8], term: Term) -> Option<(usize, [u8; SEAL])> {
+        let slot = self.slot(index, log)?;
+        self.decode(index, slot)?;
+        let (_, body, _) = self.parts(index, slot)?;
+        Some((self.at(index) + body.len(), self.seal(body, term)))
     }
 }
 
@@ -198,9 +295,9 @@ pub fn word(log: &[u8], at: usize) -> u64 {
     log.get(at..).and_then(|bytes| bytes.first_chunk()).map_or(0, |word| u64::from_le_bytes(*word))
 }
 
-/// The last word of an entry.
-fn tail(index: u64, len: usize) -> u64 {
-    switch::table::mix(index << 24 ^ len as u64) | 1
+/// Check word of a snapshot's head, which is written at once.
+fn tail(next: u64, len: usize) -> u64 {
+    switch::table::mix(next << 24 ^ len as u64) | 1
 }
 
 #[cfg(test)]
@@ -222,13 +319,28 @@ mod tests {
 
     #[test]
     fn terms_grow_and_have_one_owner() {
-        let first = Term::default().next_of(3, u64::MAX);
+        let first = Term::default().next_of(3, u64::MAX).unwrap();
         assert!(first > Term::default() && first.server() == 3);
-        let second = first.next_of(1, 0);
+        let second = first.next_of(1, 0).unwrap();
         assert!(second > first && second.server() == 1);
         assert_eq!(second.to_string(), "term 2 of server 1");
         assert_ne!(first.next_of(4, 1), first.next_of(5, 1));
         assert_ne!(first.next_of(4, 1), first.next_of(4, 2));
+    }
+
+    #[test]
+    fn terms_near_the_end_are_impossible_and_have_no_successor() {
+        let first = Term::default().next_of(2, 7).unwrap();
+        assert!(first.is_possible(3) && !first.is_possible(2), "server 2 of 3, not of 2");
+        assert!(!Term::default().is_possible(3));
+        for term in [u64::MAX, u64::MAX << 8 | 1, 1 << 63, (1 << 39) << 24] {
+            assert_eq!((Term(term).is_possible(255), Term(term).next_of(0, 0)), (false, None), "{term:x}");
+        }
+        // The last one that is followed, and every one before it
+        let last = Term(((1 << 39) - 1) << 24);
+        assert!(last.is_possible(1));
+        assert_eq!(last.next_of(0, 0), None);
+        assert_eq!(Term(last.0 - (1 << 24)).next_of(0, 0), Some(last));
     }
 
     #[test]
@@ -254,9 +366,30 @@ mod tests {
             assert_eq!(LAYOUT.entry(5, &log).is_some(), whole, "{arrived} bytes");
             assert_eq!(LAYOUT.entry(1, &log), None);
         }
-        // A later leader settles it by the term alone.
-        log[LAYOUT.term_at(5)..][..8].copy_from_slice(&Term(999).0.to_le_bytes());
-        assert_eq!(LAYOUT.entry(5, &log), Some(entry(5, 999, b"what comes in its place")));
+    }
+
+    #[test]
+    fn the_term_of_an_entry_changes_by_one_write_of_its_end() {
+        let value = b"what a server holds";
+        let old = written(&entry(5, 256, value));
+        let mut log = vec![0; LAYOUT.memory_len()];
+        assert_eq!(LAYOUT.resealed(5, &log, Term(999)), None, "nothing was written");
+        log[LAYOUT.at(5)..][..old.len()].copy_from_slice(&old);
+        assert_eq!(LAYOUT.stored_len(5, &log), Some(old.len()));
+        let (at, seal) = LAYOUT.resealed(5, &log, Term(999)).unwrap();
+        assert_eq!((at, seal.len()), (LAYOUT.at(5) + old.len() - SEAL, SEAL));
+        log[at..at + SEAL].copy_from_slice(&seal);
+        assert_eq!(LAYOUT.entry(5, &log), Some(entry(5, 999, value)));
+        // A term without its hash is no entry.
+        log[at] ^= 1;
+        assert_eq!((LAYOUT.entry(5, &log), LAYOUT.resealed(5, &log, Term(1000))), (None, None));
+    }
+
+    #[test]
+    fn hashes_of_another_key_are_no_entries() {
+        let bytes = written(&entry(5, 256, b"a value"));
+        assert_eq!(LAYOUT.decode(5, &bytes), Some(entry(5, 256, b"a value")));
+        assert_eq!(LAYOUT.keyed([1; 32]).decode(5, &bytes), None);
     }
 
     #[test]
@@ -280,6 +413,36 @@ mod tests {
             log[LAYOUT.at(index)..][..bytes.len()].copy_from_slice(&bytes);
             prop_assert_eq!(LAYOUT.entry(index, &log), Some(entry(index, term, &value)));
             prop_assert_eq!(LAYOUT.entry(index + 4, &log), None);
+        }
+
+        /// Whatever the prefix of a WRITE that arrives over whatever entry: the slot holds one of the two, or nothing.
+        #[test]
+        fn a_torn_write_leaves_the_old_entry_the_new_one_or_none(
+            (index, old_index) in (0u64..8, prop_oneof![Just(0u64), Just(4)]).prop_map(|(at, wrap)| (at + 4, at + wrap)),
+            terms in (256u64..260, 256u64..260),
+            old in prop::collection::vec(0u8..2, 0..=24),
+            new in prop::collection::vec(0u8..2, 0..=24),
+            same_length: bool,
+        ) {
+            let mut new = new;
+            if same_length {
+                new.resize(old.len(), 1);
+            }
+            let (before, after) = (entry(old_index, terms.0, &old), entry(index, terms.1, &new));
+            let (old_bytes, new_bytes) = (written(&before), written(&after));
+            let mut slot = vec![0; LAYOUT.slot_len];
+            slot[..old_bytes.len()].copy_from_slice(&old_bytes);
+            for arrived in 0..=new_bytes.len() {
+                slot[..arrived].copy_from_slice(&new_bytes[..arrived]);
+                for place in [old_index, index] {
+                    let found = LAYOUT.decode(place, &slot);
+                    prop_assert!(
+                        found.is_none_or(|found| found == before || found == after),
+                        "{arrived} bytes: {found:?}"
+                    );
+                }
+            }
+            prop_assert_eq!(LAYOUT.decode(index, &slot), Some(after));
         }
 
         #[test]

@@ -17,7 +17,9 @@ mod through;
 mod watch;
 
 pub use admit::SnapshotError;
-pub use config::{Config, Decided, ProposeError, StartError};
+#[cfg(feature = "canary")]
+pub use config::Bug;
+pub use config::{BootstrapError, Config, Decided, ProposeError, StartError, Waiting};
 pub use detector::Detector;
 pub use log::{Entry, Layout, Term};
 pub use server::Server;

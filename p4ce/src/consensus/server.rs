@@ -3,12 +3,12 @@
 use super::config::{Config, Decided, StartError};
 use super::hello::{Grant, Hello, Purpose};
 use super::leader::Leadership;
-use super::log::{ADMITTED, DECIDED, SnapshotHead, Term, word};
+use super::log::{ADMITTED, DECIDED, HEAD, SEAL, SnapshotHead, Term, word};
 use super::through::Group;
 use super::watch::{CONTROL_VA, PATIENCE, SCRATCH_VA, Standing, Watch, control_len};
 use crate::wire::{MemberRequest, Region};
 use core::net::IpAddr;
-use rnic::cm::{Conn, Event as CmEvent, PortSpace, service_id_of};
+use rnic::cm::{Conn, Event as CmEvent, PortSpace, RemoteRequest, service_id_of};
 use rnic::{Access, Buffer, Completion, ConnParam, Cq, Mr, Pd, QpInit, Rnic, Status, Transport};
 use rocev2::Qpn;
 use rocev2::cm::RejReason;
@@ -89,6 +89,9 @@ pub struct Server {
     pub(super) decided: u64,
     /// Entries below were looked at for what they say of others
     scanned: u64,
+    /// Index, length and seal of an entry that was looked at and is not whole: it is not looked at again before that seal
+    /// is written over, so that a long entry is not hashed with each of its packets.
+    torn: Option<(u64, usize, [u8; SEAL])>,
     /// Entries below were taken out of the log
     pub(super) applied: u64,
     /// Entries below are in a snapshot that was installed: what lies in the log there is from before, and may be anything.
@@ -96,6 +99,10 @@ pub struct Server {
     /// Entries below were given to the application
     pub(super) taken: u64,
     out: VecDeque<Decided>,
+    /// Names the configuration that servers have to share
+    group: u64,
+    /// Requests that were refused because their source, secret or configuration is not a server's
+    refused: u64,
 }
 
 impl Server {
@@ -103,7 +110,16 @@ impl Server {
     pub fn new(mut config: Config) -> Self {
         // 0 is what stands in memory that nobody wrote to.
         config.incarnation = config.incarnation.max(1);
+        let group = config.group();
+        config.layout = config.layout.keyed(config.log_key());
+        #[cfg(feature = "canary")]
+        {
+            config.layout.trusts_torn = config.bug == Some(super::config::Bug::TornEntry);
+        }
         Self {
+            group,
+            refused: 0,
+            torn: None,
             standing: Standing::Blank,
             watch: Watch::new(&config),
             resources: None,
@@ -168,6 +184,11 @@ impl Server {
         self.uses.len()
     }
 
+    /// Requests for connections that were refused because their source, secret or configuration is not a server's
+    pub fn refused(&self) -> u64 {
+        self.refused
+    }
+
     /// Where it stands with the others
     pub fn standing(&self) -> Standing {
         self.standing
@@ -186,6 +207,18 @@ impl Server {
     /// Entries that are decided, as far as it knows
     pub fn decided(&self) -> u64 {
         self.decided
+    }
+
+    /// Returns the bytes of all entries in this server's log, whole or torn.
+    pub fn slots<'a>(&self, nic: &'a Rnic) -> &'a [u8] {
+        let memory = self.resources.as_ref().map_or(&[][..], |resources| nic.bytes(resources.log.0));
+        memory.get(HEAD..self.config.layout.log_len()).unwrap_or_default()
+    }
+
+    /// Returns the value of an entry that stands in this server's log, whole.
+    pub fn holds<'a>(&self, nic: &'a Rnic, index: u64) -> Option<&'a [u8]> {
+        let memory = nic.bytes(self.resources.as_ref()?.log.0);
+        Some(self.config.layout.entry(index, memory)?.value)
     }
 
     /// What the application is told next: every decided entry once, in the order of their indices, but for those that
@@ -230,7 +263,7 @@ impl Server {
         self.beat_at = now + self.config.heartbeat;
         self.beats += 1;
         if self.standing == Standing::Blank {
-            self.begin_together();
+            self.join_beginning();
         }
         self.show(nic);
         for server in self.others() {
@@ -253,7 +286,8 @@ impl Server {
         now: Nanos,
     ) -> Option<Outgoing> {
         let address = self.config.servers[usize::from(server)];
-        let hello = Hello { server: self.config.id, purpose }.to_bytes();
+        let hello = Hello { server: self.config.id, purpose, group: self.group }.to_bytes();
+        let hello = self.config.to(address)?.close(hello);
         let what = if purpose == Purpose::Watch { Use::Watch(server) } else { Use::Write(server) };
         let (qpn, _) = self.connect(nic, (address, self.config.port), hello, what, now)?;
         Some(Outgoing { qpn, remote: None, since: now })
@@ -323,17 +357,7 @@ impl Server {
     fn on_cm(&mut self, nic: &mut Rnic, event: &CmEvent, now: Nanos) {
         let conn = event.conn();
         if let CmEvent::Requested { request, .. } = event {
-            let hello = Hello::from_bytes(&request.private_data);
-            let member = MemberRequest::from_bytes(&request.private_data);
-            let welcome = match (hello, member) {
-                (Some(hello), _) => self.welcome(nic, conn, hello, now),
-                (None, Some(member)) => self.join(nic, conn, member, now),
-                (None, None) => None,
-            };
-            if welcome.is_none() {
-                let promised = self.promised.0.to_be_bytes();
-                _ = nic.reject(conn, RejReason::CONSUMER, &promised, now);
-            }
+            self.on_requested(nic, conn, request, now);
             return;
         }
         let Some(qpn) = self.conns.get(&conn).copied() else { return };
@@ -345,6 +369,7 @@ impl Server {
                     let link = self.watch.others[usize::from(server)].link.as_mut();
                     if let Some(link) = link.filter(|link| link.qpn == qpn) {
                         link.remote = region;
+                        self.watch.others[usize::from(server)].refuses = false;
                     }
                 }
                 Some(Use::Write(server)) => {
@@ -355,12 +380,17 @@ impl Server {
             }
             return;
         }
-        if let CmEvent::Rejected { private_data, .. } = event
-            && what != Some(Use::Group)
-            && let Some(term) = private_data.first_chunk()
+        if let (
+            CmEvent::Rejected { private_data, reason, .. },
+            Some(Use::Watch(server) | Use::Write(server)),
+        ) = (event, what)
         {
-            // Somebody leads, or did, in a later term than we asked for.
-            self.heard = self.heard.max(Term(u64::from_be_bytes(*term)));
+            let term = Term(private_data.first_chunk().map_or(0, |term| u64::from_be_bytes(*term)));
+            if term.is_possible(self.config.servers.len()) {
+                // A server leads, or did, in a later term than we asked for.
+                self.heard = self.heard.max(term);
+            }
+            self.watch.others[usize::from(server)].refuses = *reason == RejReason::CONSUMER && term.0 == 0;
         }
         if event.is_last() || matches!(event, CmEvent::Disconnecting { .. }) {
             self.conns.remove(&conn);
@@ -377,6 +407,44 @@ impl Server {
             Some(Use::Watched | Use::Written | Use::Joined) | None => {}
         }
         self.drop_qp(nic, qpn);
+    }
+
+    /// A host asks for a connection. Only a server, from its own address, may have one, and the switch; every other
+    /// request is refused without a word.
+    fn on_requested(&mut self, nic: &mut Rnic, conn: Conn, request: &RemoteRequest, now: Nanos) {
+        let (from, data) = (request.peer.remote, &request.private_data);
+        let known = |len| self.config.from(from).is_some_and(|envelope| envelope.admits(data, len));
+        let hello = Hello::from_bytes(data).filter(|hello| {
+            let address = self.config.servers.get(usize::from(hello.server));
+            hello.group == self.group && self.is_at(from, address.copied()) && known(Hello::LEN)
+        });
+        let member = MemberRequest::from_bytes(data).filter(|member| {
+            let address = self.config.through.map(|through| through.address);
+            self.is_at(from, address) && known(member.to_bytes().len())
+        });
+        let (refusal, welcome) = match (hello, member) {
+            (Some(hello), _) => {
+                let welcome = self.welcome(nic, conn, hello, now);
+                (self.promised.0.to_be_bytes().to_vec(), welcome)
+            }
+            (None, Some(member)) => (Vec::new(), self.join(nic, conn, member, now)),
+            (None, None) => {
+                self.refused += 1;
+                (Vec::new(), None)
+            }
+        };
+        if welcome.is_none() {
+            _ = nic.reject(conn, RejReason::CONSUMER, &refusal, now);
+        }
+    }
+
+    /// Whether a request comes from the address that its requester has to have.
+    fn is_at(&self, from: IpAddr, address: Option<IpAddr>) -> bool {
+        #[cfg(feature = "canary")]
+        if self.config.bug == Some(super::config::Bug::AnySource) {
+            return address.is_some();
+        }
+        address == Some(from)
     }
 
     /// Another server asks for a connection.
@@ -397,7 +465,8 @@ impl Server {
             return Some(());
         };
         let again = term == self.promised && term.server() == hello.server;
-        if term.server() != hello.server || (term <= self.promised && !again) {
+        let possible = term.server() == hello.server && term.is_possible(self.config.servers.len());
+        if !possible || (term <= self.promised && !again && !self.forgets_promises()) {
             return None;
         }
         let access = Access::REMOTE_READ.and(Access::REMOTE_WRITE);
@@ -425,6 +494,17 @@ impl Server {
         self.scanned = self.applied;
         self.show(nic);
         Some(())
+    }
+
+    #[cfg(not(feature = "canary"))]
+    #[allow(clippy::unused_self, reason = "the other one looks at it")]
+    const fn forgets_promises(&self) -> bool {
+        false
+    }
+
+    #[cfg(feature = "canary")]
+    fn forgets_promises(&self) -> bool {
+        self.config.bug == Some(super::config::Bug::ForgottenPromise)
     }
 
     /// A key to the log.
@@ -456,8 +536,9 @@ impl Server {
 
     /// The latest term that anybody is known to have promised
     pub(super) fn latest_term(&self) -> Term {
+        let servers = self.config.servers.len();
         let promised = self.watch.others.iter().map(|watched| watched.promised);
-        promised.fold(self.promised.max(self.heard), Term::max)
+        promised.filter(|term| term.is_possible(servers)).fold(self.promised.max(self.heard), Term::max)
     }
 
     /// Gives up the office, if it has it or runs for it.
@@ -488,7 +569,15 @@ impl Server {
                 (self.applied, self.vouched) = (next, next);
                 self.scanned = self.scanned.max(next);
             }
-            while let Some(entry) = layout.entry(self.scanned, memory) {
+            while let Some((len, seal)) = layout.stored_seal(self.scanned, memory) {
+                let seen = Some((self.scanned, len, seal));
+                if seen == self.torn {
+                    break;
+                }
+                let Some(entry) = layout.entry(self.scanned, memory) else {
+                    self.torn = seen;
+                    break;
+                };
                 decided = decided.max(entry.decided);
                 self.scanned += 1;
             }

@@ -155,9 +155,9 @@ impl Server {
             outvote: false,
         };
         let at = (through.address, through.port);
-        let asked = request
-            .to_bytes()
-            .ok()
+        let private_data = request.to_bytes().ok().zip(self.config.to(through.address));
+        let asked = private_data
+            .map(|(request, envelope)| envelope.close(request))
             .and_then(|private_data| self.connect(nic, at, private_data, Use::Group, now));
         let again = now + self.spans(ASK_AGAIN);
         let Some(leadership) = &mut self.leadership else { return };
@@ -287,7 +287,8 @@ impl Server {
         }
     }
 
-    /// The switch asks for permission in the name of a leader: it has what that leader has.
+    /// The switch asks for permission in the name of a leader: it gets what that leader has. The request came from the
+    /// switch's address.
     pub(super) fn join(
         &mut self,
         nic: &mut Rnic,

@@ -1,11 +1,13 @@
 //! What servers see of each other, by RDMA READ: heartbeats, how far they are, and whether they are members.
 //!
 //! A server's memory is all that it has: one that restarts has forgotten what it promised and what it held, and counts for
-//! nothing until a leader has admitted it again ([`super::admit`]). At the very beginning there is nobody to admit
-//! anybody. So a server that has nothing ("blank") and sees that at one moment all others had nothing either, begins: it
-//! shows which lives of all servers it saw, and who finds its own among them, and is still blank, begins with it.
+//! nothing until a leader has admitted it again ([`super::admit`]). At the very beginning there is no leader. So the
+//! operator has one server that has nothing ("blank") begin ([`Server::bootstrap`]). It does so only if it has seen that
+//! at one moment all others had nothing either: it shows which incarnations of all servers it saw, and a server that finds
+//! its own among them, and is still blank, begins with it. Servers that have all lost their memory look the same as
+//! servers that never had any. Only the operator can know that nothing of worth is lost by beginning empty.
 
-use super::config::Config;
+use super::config::{BootstrapError, Config, Waiting};
 use super::detector::Detector;
 use super::hello::Purpose;
 use super::log::{Term, word};
@@ -81,6 +83,10 @@ pub(super) struct Watched {
     standing: Standing,
     /// Whose beginning it has seen
     genesis: Vec<u64>,
+    /// It was read since this server began
+    seen: bool,
+    /// It refused the last request without a reason: it does not take this server for one of its group.
+    pub(super) refuses: bool,
 }
 
 impl Watched {
@@ -95,6 +101,8 @@ impl Watched {
             incarnation: 0,
             standing: Standing::Member,
             genesis: Vec::new(),
+            seen: false,
+            refuses: false,
         }
     }
 }
@@ -210,32 +218,80 @@ impl Server {
         let blank = Blank { incarnation: watched.incarnation, first, last: posted };
         watched.blank = (watched.standing == Standing::Blank).then_some(blank);
         watch.detector.on_read(server, Some(word(0)));
+        watched.seen = true;
         if self.standing == Standing::Blank {
-            self.begin_together();
+            self.join_beginning();
         }
     }
 
-    /// Becomes a member if nobody can have forgotten anything yet.
-    pub(super) fn begin_together(&mut self) {
+    /// Becomes a member if another server has begun together with this incarnation of this one.
+    pub(super) fn join_beginning(&mut self) {
         let own = usize::from(self.config.id);
         let incarnation = self.config.incarnation;
-        let others = || self.others().map(|server| &self.watch.others[usize::from(server)]);
-        let begun = others().find(|other| other.genesis.get(own) == Some(&incarnation));
-        let genesis = if let Some(other) = begun {
-            other.genesis.clone()
-        } else {
-            let blank: Option<Vec<Blank>> = others().map(|other| other.blank).collect();
-            let Some(blank) = blank else { return };
-            // At this moment all had been seen; those that were blank after it were so then, too.
-            let moment = blank.iter().map(|blank| blank.first).max().unwrap_or(0);
-            if blank.iter().any(|blank| blank.last < moment) {
-                return;
-            }
-            let mut genesis: Vec<u64> = self.watch.others.iter().map(|other| other.incarnation).collect();
-            genesis[own] = incarnation;
-            genesis
-        };
+        let mut others = self.others().map(|server| &self.watch.others[usize::from(server)]);
+        if let Some(begun) = others.find(|other| other.genesis.get(own) == Some(&incarnation)) {
+            self.watch.genesis = begun.genesis.clone();
+            self.standing = Standing::Member;
+        }
+        #[cfg(feature = "canary")]
+        if self.config.bug == Some(super::config::Bug::BeginsByItself) {
+            _ = self.bootstrap();
+        }
+    }
+
+    /// Begins a group, empty: for the operator to say, once, to one server. It succeeds only while all servers run and
+    /// none has memory that counts, and is not kept for later if it does not: whatever happens then, no server begins
+    /// without being told again.
+    ///
+    /// # Errors
+    /// If a server is a member, or not there.
+    pub fn bootstrap(&mut self) -> Result<(), BootstrapError> {
+        if self.standing != Standing::Blank {
+            return Err(BootstrapError::Member);
+        }
+        let own = usize::from(self.config.id);
+        let others = || self.others().map(|server| (server, &self.watch.others[usize::from(server)]));
+        if let Some((server, _)) = others().find(|(_, other)| other.seen && other.standing != Standing::Blank)
+        {
+            return Err(BootstrapError::Begun(server));
+        }
+        // At this moment all had been seen; those that were blank after it were so then, too.
+        let moment =
+            others().filter_map(|(_, other)| other.blank).map(|blank| blank.first).max().unwrap_or(0);
+        let unseen = |other: &Watched| other.blank.is_none_or(|blank| blank.last < moment);
+        if let Some((server, _)) = others().find(|(_, other)| unseen(other)) {
+            return Err(BootstrapError::Unseen(server));
+        }
+        let mut genesis: Vec<u64> = self.watch.others.iter().map(|other| other.incarnation).collect();
+        genesis[own] = self.config.incarnation;
         self.watch.genesis = genesis;
         self.standing = Standing::Member;
+        Ok(())
+    }
+
+    /// Returns the incarnations of all servers that the group began with; zeros at a server that has not begun with it,
+    /// but was made a member later.
+    pub fn beginning(&self) -> &[u64] {
+        &self.watch.genesis
+    }
+
+    /// Returns what this server waits for while it counts for nothing.
+    pub fn waits_for(&self) -> Option<Waiting> {
+        if self.standing != Standing::Blank {
+            return None;
+        }
+        let others = || self.others().map(|server| (server, &self.watch.others[usize::from(server)]));
+        let member = others().find(|(_, other)| other.seen && other.standing != Standing::Blank);
+        let refuses = others().find(|(_, other)| other.refuses);
+        let unseen = others().find(|(server, other)| !other.seen || !self.watch.is_alive(*server));
+        Some(if let Some((server, _)) = member {
+            Waiting::Admission(server)
+        } else if let Some((server, _)) = refuses {
+            Waiting::Refused(server)
+        } else if let Some((server, _)) = unseen {
+            Waiting::Server(server)
+        } else {
+            Waiting::Bootstrap
+        })
     }
 }

@@ -26,6 +26,7 @@ pub use status::{ControlCounters, GroupStatus};
 
 use crate::function::{Command, Event, P4ce};
 use crate::group::GroupId;
+use crate::secret::Secret;
 use crate::wire::Region;
 use core::net::IpAddr;
 use limits::Admission;
@@ -53,6 +54,8 @@ pub struct ControlConfig {
     pub lists: BTreeMap<u32, Vec<IpAddr>>,
     /// What a host may ask for
     pub limits: Limits,
+    /// What a leader has to know, and replicas are shown, if there is a secret
+    pub secret: Option<Secret>,
     /// How long replicas may take to answer
     pub setup_timeout: Nanos,
     /// Packets that a replica may be behind a quorum before it is excluded: [`MAX_LAG`](crate::gather::MAX_LAG) at most

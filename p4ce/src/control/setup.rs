@@ -5,6 +5,7 @@ use super::{Control, Member, Pending, Role, Stage};
 use crate::function::Command;
 use crate::gather::MAX_MEMBERS;
 use crate::group::{Group, GroupConfig, GroupId, Peer, Replica};
+use crate::secret::Envelope;
 use crate::wire::{GroupRequest, MemberRequest, Refusal, Region, Replicas};
 use core::net::IpAddr;
 use rnic::cm::{
@@ -37,6 +38,11 @@ impl Control {
         let asked = GroupRequest::from_bytes(&request.private_data).map_err(|_| Refusal::Request)?;
         if request.transport != Transport::Rc {
             return Err(Refusal::Request);
+        }
+        let len = asked.to_bytes().map_err(|_| Refusal::Request)?.len();
+        let cm::Peer { local: to, remote: from } = request.peer;
+        if !(Envelope { secret: self.config.secret.as_ref(), from, to }).admits(&request.private_data, len) {
+            return Err(Refusal::Secret);
         }
         let replicas = match asked.replicas {
             Replicas::Listed(list) => list,
@@ -135,10 +141,11 @@ impl Control {
         let peer = cm::Peer { local, remote: ip };
         let leader_port = request.cma.map_or(0, |cma| cma.src_port.get());
         let member = MemberRequest { leader: request.peer.remote, port: leader_port };
+        let envelope = Envelope { secret: self.config.secret.as_ref(), from: local, to: ip };
         let unused = Psn::new(self.chance.bits() as u32);
         let connect = ConnectRequest {
             cma_src_port: Some(self.config.port),
-            private_data: member.to_bytes(),
+            private_data: envelope.close(member.to_bytes()),
             path_mtu: request.path_mtu,
             responder_resources: 0,
             initiator_depth: 0,

@@ -3,29 +3,39 @@
 //! * all servers decide the same at each place, in order;
 //! * nothing that was decided is lost or changed, whoever restarts;
 //! * what is decided was proposed, and once;
-//! * a snapshot is what the values before it come to.
+//! * a snapshot is what the values before it come to, byte for byte;
+//! * what is decided is held by a majority, not counting servers that are down or have just lost their memory;
+//! * no server begins anew without the operator's word;
+//! * no connection is given to a host that is no server.
 
 pub mod costs;
 mod proposer;
+mod stranger;
 mod truth;
 
 pub use proposer::Proposer;
+pub use stranger::Stranger;
 
 use crate::host::draws_forgetful;
 use crate::{Clock, Controlled, Host, Link, NicCounters, NodeId, World};
 use core::net::IpAddr;
-use p4ce::consensus::{Config, Layout, Through};
-use p4ce::{Control, ControlConfig, P4ce};
+use p4ce::consensus::{Config, Layout, Standing, Through};
+use p4ce::{Control, ControlConfig, P4ce, Secret};
+use proposer::{Load, lock};
 use rnic::{Interface, Rnic};
 use rocev2::ethernet::MacAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use switch::forward::Config as ForwardConfig;
 use switch::{Nanos, Share};
 use truth::Truth;
 
 const PORT: u16 = 18_515;
+/// Where servers listen
+const SERVERS_PORT: u16 = 7000;
 /// The switch's own
 const SWITCH: u8 = 253;
+/// A host that is no server
+const STRANGER: u8 = 98;
 
 /// A cluster to be made.
 #[derive(Clone, Copy, Debug)]
@@ -42,6 +52,16 @@ pub struct ClusterConfig {
     pub window: u64,
     /// Bytes of a value, from and to
     pub sizes: (usize, usize),
+    /// Bytes of a snapshot
+    pub snapshot: usize,
+    /// Whether server 0 is told to begin the group, in its first life
+    pub begins: bool,
+    /// Whether servers and switch share a secret
+    pub secret: bool,
+    /// This server has another secret.
+    pub odd: Option<u8>,
+    /// A host that is no server asks for connections, one each time
+    pub stranger: Option<Nanos>,
     /// Values that each server proposes at most
     pub wanted: u64,
     /// The time between two heartbeats
@@ -50,6 +70,9 @@ pub struct ClusterConfig {
     pub ack_timeout: u8,
     /// Each server's to the switch
     pub link: Link,
+    /// A planted bug
+    #[cfg(feature = "canary")]
+    pub bug: Option<p4ce::consensus::Bug>,
 }
 
 impl Default for ClusterConfig {
@@ -62,10 +85,17 @@ impl Default for ClusterConfig {
             slots: 64,
             window: 8,
             sizes: (9, 48),
+            snapshot: 1000,
+            begins: true,
+            secret: false,
+            odd: None,
+            stranger: None,
             wanted: u64::MAX,
             heartbeat: Nanos::from_micros(100),
             ack_timeout: 5,
             link: Link::default(),
+            #[cfg(feature = "canary")]
+            bug: None,
         }
     }
 }
@@ -79,17 +109,23 @@ pub struct Cluster {
     pub servers: Vec<NodeId>,
     /// The switch
     pub switch: NodeId,
+    /// The host that is no server, if there is one
+    pub stranger: Option<NodeId>,
     truth: Arc<Mutex<Truth>>,
+    /// Entries below were seen to be held by a majority when they were decided.
+    witnessed: u64,
+    beginnings: u64,
+    wrong: Option<String>,
 }
 
 fn ip(n: u8) -> IpAddr {
     [10, 0, 0, n + 1].into()
 }
 
-fn switch(seed: u64, servers: u8) -> Controlled<Control> {
+fn switch(seed: u64, servers: u8, secret: Option<Secret>) -> Controlled<Control> {
     let mac = MacAddr([2, 0, 0, 0, 1, 254]);
     let config = p4ce::Config {
-        forward: ForwardConfig::bridge(servers.into(), 64),
+        forward: ForwardConfig::bridge(u16::from(servers) + 1, 64),
         mac,
         addresses: vec![ip(SWITCH)],
         groups: 16,
@@ -107,6 +143,7 @@ fn switch(seed: u64, servers: u8) -> Controlled<Control> {
             max_replicas: 16,
             lists: [].into(),
             limits: p4ce::Limits::default(),
+            secret: secret.clone(),
             setup_timeout: Nanos::from_millis(20),
             max_lag: p4ce::gather::MAX_LAG,
             seed: seed ^ 0x7377 ^ life << 32,
@@ -121,8 +158,11 @@ impl Cluster {
     pub fn new(config: &ClusterConfig) -> Self {
         let mut world = World::new(config.seed);
         let truth = Arc::<Mutex<Truth>>::default();
-        let switch = world.add("switch", switch(config.seed, config.servers), Clock::default());
-        let server = |n: u8| {
+        let secret = config.secret.then(|| Secret::new("a secret of the simulator's"));
+        let switch = switch(config.seed, config.servers, secret.clone());
+        let switch = world.add("switch", switch, Clock::default());
+        let mut group = 0;
+        let mut server = |n: u8| {
             let seed = config.seed ^ u64::from(n) << 8;
             let mut lives = 0;
             let forgetful = draws_forgetful(config.seed, n.into(), Share::percent(50));
@@ -135,24 +175,104 @@ impl Cluster {
             let server = Config {
                 id: n,
                 servers: (0..config.servers).map(ip).collect(),
-                port: 7000,
-                layout: Layout::new(config.slots, config.sizes.1, proposer::SNAPSHOT),
+                port: SERVERS_PORT,
+                layout: Layout::new(config.slots, config.sizes.1, config.snapshot),
                 heartbeat: config.heartbeat,
                 window: config.window,
                 ack_timeout: config.ack_timeout,
                 retry_count: 6,
                 through: config.through.then_some(Through { address: ip(SWITCH), port: PORT }),
                 incarnation: 0,
+                secret: match config.odd {
+                    Some(odd) if odd == n => Some(Secret::new("another one")),
+                    _ => secret.clone(),
+                },
+                #[cfg(feature = "canary")]
+                bug: config.bug,
             };
-            let app = Proposer::new(server, config.seed, config.sizes, config.wanted, Arc::clone(&truth));
+            // Of the last server, which is like all others but for one with a secret of its own.
+            group = server.group();
+            let load = Load {
+                seed: config.seed,
+                sizes: config.sizes,
+                snapshot: config.snapshot,
+                wanted: config.wanted,
+                begins: config.begins && n == 0,
+            };
+            let app = Proposer::new(server, load, Arc::clone(&truth));
             let host = Host::new(nic, app);
             world.add(&format!("server {n}"), host, Clock::default())
         };
-        let servers: Vec<_> = (0..config.servers).map(server).collect();
+        let servers: Vec<_> = (0..config.servers).map(&mut server).collect();
         for node in &servers {
             world.connect(*node, switch, config.link);
         }
-        Self { world, servers, switch, truth }
+        let stranger = config.stranger.map(|every| {
+            let seed = config.seed;
+            let nic = move || {
+                let interface = Interface::new(MacAddr([2, 0, 0, 0, 9, 9]), ip(STRANGER), 24);
+                Rnic::new(rnic::Config { seed: seed ^ 0x7374, ..rnic::Config::new(interface) })
+            };
+            let addresses = (0..config.servers).map(ip).collect();
+            let app = Stranger::new(seed, addresses, (ip(SWITCH), PORT), group, every);
+            world.add("stranger", Host::new(nic, app), Clock::default())
+        });
+        if let Some(stranger) = stranger {
+            world.connect(stranger, switch, Link::default());
+        }
+        Self { world, servers, switch, stranger, truth, witnessed: 0, beginnings: 0, wrong: None }
+    }
+
+    /// Runs, and looks at all servers' memory whenever an entry is decided.
+    pub fn run_until(&mut self, until: Nanos) {
+        while self.step(until) {}
+        self.world.run_until(until);
+    }
+
+    /// Lets one event happen, if there is one before `until`; the world's time is `until` if not. Returns whether there
+    /// was one.
+    pub fn step(&mut self, until: Nanos) -> bool {
+        let happened = self.world.step(until);
+        self.witness();
+        happened
+    }
+
+    /// Counts who holds what has just been decided.
+    fn witness(&mut self) {
+        let truth = Arc::clone(&self.truth);
+        let truth = lock(&truth);
+        if truth.beginnings() != self.beginnings {
+            (self.beginnings, self.witnessed) = (truth.beginnings(), 0);
+        }
+        for index in self.witnessed..truth.entries() {
+            let value = truth.value(index);
+            let (mut holders, mut excused) = (0, 0);
+            for node in &self.servers {
+                let host = self.world.node::<Host<Proposer>>(*node);
+                let server = &host.app.server;
+                if self.world.is_down(*node) || server.standing() == Standing::Blank {
+                    excused += 1;
+                } else if host.app.next() > index || server.holds(&host.nic, index) == value.as_deref() {
+                    holders += 1;
+                }
+            }
+            let majority = self.servers.len() / 2 + 1;
+            if holders + excused < majority {
+                let wrong = format!("entry {index} is decided, and {holders} servers hold it");
+                self.wrong.get_or_insert(wrong);
+            }
+        }
+        self.witnessed = truth.entries();
+    }
+
+    /// The operator has a server begin the group, as soon as it sees all others.
+    pub fn bootstrap(&mut self, server: usize) {
+        self.world.with::<Host<Proposer>, _>(self.servers[server], |host, _| host.app.bootstrap());
+    }
+
+    /// How often the group has begun
+    pub fn beginnings(&self) -> u64 {
+        lock(&self.truth).beginnings()
     }
 
     /// The application of a server
@@ -184,7 +304,7 @@ impl Cluster {
 
     /// Entries that anybody has seen decided
     pub fn entries(&self) -> u64 {
-        self.truth.lock().unwrap_or_else(PoisonError::into_inner).entries()
+        lock(&self.truth).entries()
     }
 
     /// Says what is wrong, if anything ever was.
@@ -192,7 +312,24 @@ impl Cluster {
     /// # Errors
     /// The first thing that a server saw and that must not be.
     pub fn check(&self) -> Result<(), String> {
-        let wrong = self.apps().enumerate().find_map(|(n, app)| Some((n, app.wrong.as_ref()?)));
-        wrong.map_or(Ok(()), |(n, wrong)| Err(format!("server {n}: {wrong}")))
+        let truth = lock(&self.truth);
+        for (n, app) in self.apps().enumerate() {
+            if let Some(wrong) = &app.wrong {
+                return Err(format!("server {n}: {wrong}"));
+            }
+            let (next, sum) = (app.next(), app.sum());
+            // One that is down has the state of a life that is over, perhaps of a group that is.
+            if !self.world.is_down(self.servers[n]) && truth.sum(next) != Some(sum) {
+                return Err(format!("server {n}: its state after {next} entries is another"));
+            }
+        }
+        if let Some(wrong) = &self.wrong {
+            return Err(wrong.clone());
+        }
+        let granted = self.stranger.map_or(0, |node| self.world.node::<Host<Stranger>>(node).app.granted);
+        if granted > 0 {
+            return Err(format!("a host that is no server was given {granted} connections"));
+        }
+        Ok(())
     }
 }

@@ -1,17 +1,17 @@
 //! A server that proposes as long as it leads, and forgets all when it restarts.
 
-use super::truth::{Truth, chain};
+use super::truth::{Truth, chain, fill};
 use crate::App;
-use p4ce::consensus::{Config, Decided, Server};
+use p4ce::consensus::{BootstrapError, Config, Decided, Server};
 use rnic::Rnic;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use switch::table::mix;
 use switch::{Chance, Nanos};
 
-/// Bytes of a snapshot: what matters, and something to carry
-pub(super) const SNAPSHOT: usize = 1000;
-/// What makes a value another than all others: its server, and how many that one has proposed
-const NAME: usize = 9;
+/// Bytes of a value that name it: its server, and how many that one has proposed
+pub(super) const NAME: usize = 9;
+/// Bytes of a snapshot that are its state
+pub(super) const STATE: usize = 8;
 
 /// The application.
 #[derive(Debug)]
@@ -21,6 +21,8 @@ pub struct Proposer {
     chance: Chance,
     /// Bytes of a value, from and to
     sizes: (usize, usize),
+    /// Bytes of a snapshot
+    snapshot: usize,
     /// Values that it proposes in all its lives, and has proposed
     wanted: u64,
     proposed: u64,
@@ -30,29 +32,37 @@ pub struct Proposer {
     next: u64,
     /// What all values below [`next`](Self::next) come to: its state
     sum: u64,
+    /// The operator has told it to begin the group.
+    begins: bool,
     pub(super) wrong: Option<String>,
 }
 
+/// What a server is to propose.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Load {
+    pub(super) seed: u64,
+    pub(super) sizes: (usize, usize),
+    pub(super) snapshot: usize,
+    pub(super) wanted: u64,
+    pub(super) begins: bool,
+}
+
 impl Proposer {
-    pub(super) fn new(
-        config: Config,
-        seed: u64,
-        sizes: (usize, usize),
-        wanted: u64,
-        truth: Arc<Mutex<Truth>>,
-    ) -> Self {
+    pub(super) fn new(config: Config, load: Load, truth: Arc<Mutex<Truth>>) -> Self {
         Self {
             server: Server::new(config.clone()),
-            chance: Chance::stream(seed, config.id.into()),
+            chance: Chance::stream(load.seed, config.id.into()),
             config,
-            sizes,
-            wanted,
+            sizes: load.sizes,
+            snapshot: load.snapshot,
+            wanted: load.wanted,
             proposed: 0,
             lives: 0,
             truth,
             installed: 0,
             next: 0,
             sum: 0,
+            begins: load.begins,
             wrong: None,
         }
     }
@@ -66,6 +76,11 @@ impl Proposer {
         self.wanted = self.wanted.saturating_add(more);
     }
 
+    /// Tells it to begin the group as soon as all servers are there, in this life.
+    pub(super) fn bootstrap(&mut self) {
+        self.begins = true;
+    }
+
     /// The place of the next entry that it will see
     pub fn next(&self) -> u64 {
         self.next
@@ -76,19 +91,31 @@ impl Proposer {
         self.installed
     }
 
+    /// What all values that it has seen come to
+    pub(super) fn sum(&self) -> u64 {
+        self.sum
+    }
+
+    /// Does what the operator has told it, once.
+    fn begin(&mut self) {
+        match self.server.bootstrap() {
+            Ok(()) => lock(&self.truth).begin(self.server.beginning()),
+            Err(BootstrapError::Unseen(_)) => return,
+            Err(BootstrapError::Member | BootstrapError::Begun(_)) => {}
+        }
+        self.begins = false;
+    }
+
     fn propose(&mut self, nic: &mut Rnic) {
         while self.server.leads() && self.proposed < self.wanted {
             let (least, most) = self.sizes;
             let len = self.chance.between(least.max(NAME) as u64, most.max(NAME) as u64) as usize;
-            let mut value = Vec::with_capacity(len);
-            value.push(self.config.id);
-            value.extend(self.proposed.to_le_bytes());
-            value.resize(len, 0x77);
+            let value = fill(self.config.id, self.proposed, len);
             if self.server.propose(nic, &value).is_err() {
                 return;
             }
+            lock(&self.truth).propose(self.config.id, self.proposed, len);
             self.proposed += 1;
-            lock(&self.truth).propose(&value);
         }
     }
 
@@ -110,19 +137,32 @@ impl Proposer {
                 let sum = state.first_chunk().map_or(0, |sum| u64::from_le_bytes(*sum));
                 (self.next, self.sum) = (next, sum);
                 self.installed += 1;
+                if state != snapshot(next, sum, state.len()) {
+                    return Err(format!("the snapshot of {next} was torn"));
+                }
                 truth.install(next, sum)
             }
         }
     }
 }
 
-fn lock(truth: &Mutex<Truth>) -> MutexGuard<'_, Truth> {
+/// The state after `next` values, and bytes that no other snapshot has in these places.
+fn snapshot(next: u64, sum: u64, len: usize) -> Vec<u8> {
+    let mut state = sum.to_le_bytes().to_vec();
+    let words = (1..).flat_map(|place: u64| mix(mix(next ^ sum) ^ place).to_le_bytes());
+    state.extend(words.take(len.saturating_sub(STATE)));
+    state
+}
+
+pub(super) fn lock(truth: &Mutex<Truth>) -> MutexGuard<'_, Truth> {
     truth.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl App for Proposer {
     fn start(&mut self, nic: &mut Rnic, now: Nanos) {
         self.lives += 1;
+        // What the operator said was said to the process that has ended.
+        self.begins &= self.lives == 1;
         self.config.incarnation = mix(u64::from(self.config.id) << 32 | self.lives);
         self.server = Server::new(self.config.clone());
         (self.next, self.sum) = (0, 0);
@@ -133,6 +173,9 @@ impl App for Proposer {
 
     fn run(&mut self, nic: &mut Rnic, now: Nanos) {
         self.server.run(nic, now);
+        if self.begins {
+            self.begin();
+        }
         self.propose(nic);
         let truth = Arc::clone(&self.truth);
         while let Some(decided) = self.server.poll_decided() {
@@ -141,8 +184,7 @@ impl App for Proposer {
             }
         }
         if self.server.wants_snapshot() {
-            let mut state = self.sum.to_le_bytes().to_vec();
-            state.resize(SNAPSHOT, 0x55);
+            let state = snapshot(self.next, self.sum, self.snapshot);
             if let Err(error) = self.server.give_snapshot(nic, &state, now) {
                 self.wrong = Some(error.to_string());
             }

@@ -155,6 +155,7 @@ fn switch(setup: &Setup) -> Controlled<Control> {
             groups: 16,
             queue_pairs: 256,
             max_replicas: 16,
+            secret: None,
             lists: [].into(),
             limits: p4ce::Limits::default(),
             setup_timeout,

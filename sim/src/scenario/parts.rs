@@ -83,6 +83,7 @@ pub(super) fn add_switch(
         max_replicas: replicas.len(),
         lists: [(groups::LIST, replicas)].into(),
         limits: p4ce::Limits::default(),
+        secret: None,
         setup_timeout: SETUP,
         max_lag: p4ce::gather::MAX_LAG,
         seed: chance.bits(),

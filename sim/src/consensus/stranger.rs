@@ -1,0 +1,131 @@
+//! A host that is no server and asks for everything: connections as a watching server, as a candidate in any term, as the
+//! switch on behalf of any server, and groups of the switch. Its requests are well-formed, and come from its own address.
+
+use crate::App;
+use core::net::IpAddr;
+use p4ce::wire::{GroupRequest, MemberRequest, Replicas};
+use rnic::cm::{Event as CmEvent, PortSpace, service_id_of};
+use rnic::{ConnParam, QpInit, Rnic, Transport};
+use rnic::{Cq, Pd};
+use switch::{Chance, Nanos};
+
+/// The host.
+#[derive(Debug)]
+pub struct Stranger {
+    chance: Chance,
+    servers: Vec<IpAddr>,
+    /// Where servers listen
+    port: u16,
+    /// The switch and its port
+    switch: (IpAddr, u16),
+    /// What the servers' configuration is named by: it is no secret.
+    group: u64,
+    /// The time between two requests
+    every: Nanos,
+    at: Nanos,
+    resources: Option<(Pd, Cq)>,
+    /// Requests that it has sent
+    pub asked: u64,
+    /// Connections that servers have accepted
+    pub granted: u64,
+}
+
+impl Stranger {
+    pub(super) fn new(
+        seed: u64,
+        servers: Vec<IpAddr>,
+        switch: (IpAddr, u16),
+        group: u64,
+        every: Nanos,
+    ) -> Self {
+        Self {
+            chance: Chance::stream(seed, 0x7374),
+            servers,
+            port: super::SERVERS_PORT,
+            switch,
+            group,
+            every,
+            at: Nanos::ZERO,
+            resources: None,
+            asked: 0,
+            granted: 0,
+        }
+    }
+
+    /// A server's greeting, as it stands on the wire, of a server that it is not.
+    fn hello(&mut self, victim: u64) -> Vec<u8> {
+        let others: Vec<u64> = (0..self.servers.len() as u64).filter(|server| *server != victim).collect();
+        let server = others[self.chance.below(others.len() as u64) as usize];
+        let write = self.chance.below(4) > 0;
+        let round = match self.chance.below(4) {
+            0 => u64::MAX >> 24,
+            1 => (1 << 39) - 1,
+            2 => self.chance.below(1 << 20),
+            _ => self.chance.below(50),
+        };
+        let term = round << 24 | self.chance.below(1 << 16) << 8 | server;
+        let mut hello = b"C4".to_vec();
+        hello.extend([2, if write { 2 } else { 1 }, server as u8, 0, 0, 0]);
+        hello.extend(term.to_be_bytes());
+        hello.extend(self.group.to_be_bytes());
+        hello
+    }
+
+    fn ask(&mut self, nic: &mut Rnic, now: Nanos) {
+        let Some((pd, cq)) = self.resources else { return };
+        let victim = self.chance.below(self.servers.len() as u64);
+        let mut to = (self.servers[victim as usize], self.port);
+        let private_data = match self.chance.below(8) {
+            0 => {
+                let leader = self.servers[self.chance.below(self.servers.len() as u64) as usize];
+                MemberRequest { leader, port: 1 }.to_bytes()
+            }
+            1 => {
+                to = self.switch;
+                let request = GroupRequest {
+                    replicas: Replicas::Listed(self.servers.clone()),
+                    quorum: 1,
+                    port: self.port,
+                    outvote: false,
+                };
+                request.to_bytes().unwrap_or_default()
+            }
+            _ => self.hello(victim),
+        };
+        let init = QpInit {
+            transport: Transport::Rc,
+            pd,
+            send_cq: cq,
+            recv_cq: cq,
+            srq: None,
+            max_send: 1,
+            max_recv: 1,
+        };
+        let Ok(qp) = nic.create_qp(init) else { return };
+        let param = ConnParam { private_data, ..ConnParam::default() };
+        if nic.connect(qp, to.0, service_id_of(PortSpace::Tcp, to.1), param, now).is_ok() {
+            self.asked += 1;
+        }
+    }
+}
+
+impl App for Stranger {
+    fn start(&mut self, nic: &mut Rnic, now: Nanos) {
+        self.resources = nic.create_cq(1024).ok().map(|cq| (nic.alloc_pd(), cq));
+        self.at = now + self.every;
+    }
+
+    fn run(&mut self, nic: &mut Rnic, now: Nanos) {
+        while let Some(event) = nic.poll_cm_event() {
+            self.granted += u64::from(matches!(event, CmEvent::Replied { .. }));
+        }
+        if now >= self.at {
+            self.at = now + self.every;
+            self.ask(nic, now);
+        }
+    }
+
+    fn next_timer(&self) -> Option<Nanos> {
+        Some(self.at)
+    }
+}

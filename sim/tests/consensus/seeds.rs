@@ -1,0 +1,238 @@
+//! Seeds: everything that can happen, drawn at random.
+
+use super::{candidate, environment, links_of, run_for_frames};
+use p4ce::consensus::Waiting;
+use sim::consensus::{Cluster, ClusterConfig, Proposer};
+use sim::{Fault, Link};
+use std::collections::BTreeSet;
+use switch::{Chance, Nanos, Share};
+
+/// The n-th of the parts of all seeds: 300, or as the environment has it.
+fn seeds(part: u64) -> impl Iterator<Item = u64> {
+    environment::seeds(300).filter(move |seed| seed % PARTS == part)
+}
+
+const PARTS: u64 = 4;
+
+/// A cluster of a seed: how many servers, what they propose, how lossy their links are, and who else asks for what.
+fn drawn(seed: u64, chance: &mut Chance, least_len: u64) -> ClusterConfig {
+    let worst = [0, 0, 20, 200][chance.below(4) as usize];
+    let mut share = || Share::new(chance.between(0, worst) as f64 / 10_000.0).unwrap();
+    let link =
+        Link { loss: share(), duplicate: share(), reorder: share(), corrupt: share(), ..Link::default() };
+    let window = chance.between(1, 16);
+    // Short values, or such as take several packets, of one length or of many.
+    let most = [48, 3000, 8192][chance.below(3) as usize].max(least_len);
+    let least = if chance.below(2) == 0 { most } else { least_len };
+    ClusterConfig {
+        seed,
+        servers: [3, 5][chance.below(2) as usize],
+        window,
+        link,
+        through: chance.below(2) == 0,
+        slots: chance.between(window.max(8), 64),
+        sizes: (least as usize, most as usize),
+        snapshot: [8, 1000, 20_000, 65_536][chance.below(4) as usize],
+        secret: chance.below(4) == 0,
+        stranger: (chance.below(4) == 0).then(|| Nanos::from_micros(chance.between(50, 2000))),
+        wanted: 2_000_000 / (most + 1000),
+        ..ClusterConfig::default()
+    }
+}
+
+/// Has all of it go on when all is well again. A NIC that did not hear of a neighbour while the link was cut asks again
+/// after half a second.
+fn goes_on(net: &mut Cluster) -> bool {
+    let before = net.entries();
+    net.want(20);
+    let end = net.world.now() + Nanos::from_millis(2000);
+    let mut at = net.world.now() + Nanos::from_millis(20);
+    net.run_until(at);
+    while net.entries() <= before && at < end {
+        at = at + Nanos::from_millis(50);
+        net.run_until(at);
+    }
+    net.entries() > before
+}
+
+/// Whether all servers wait for the operator; if so, one of them is told.
+fn is_begun_anew(net: &mut Cluster, seed: u64) -> bool {
+    let waits = net.apps().all(|app| app.server().waits_for() == Some(Waiting::Bootstrap));
+    if waits {
+        net.bootstrap(seed as usize % net.servers.len());
+        let at = net.world.now() + Nanos::from_millis(20);
+        net.run_until(at);
+    }
+    waits
+}
+
+/// Lossy wires, crashes, restarts, pauses and cuts, of any number of servers. When they are over, it goes on, unless more
+/// servers than may be have crashed; and if all have, the operator has it begin anew.
+fn run(seed: u64, tune: impl FnOnce(&mut ClusterConfig)) -> Result<Cluster, String> {
+    let mut chance = Chance::new(seed);
+    let mut config = drawn(seed, &mut chance, 9);
+    tune(&mut config);
+    let servers = config.servers;
+    let mut net = Cluster::new(&config);
+    let links: Vec<_> = net.world.links().collect();
+    let mut crashed = BTreeSet::new();
+    for n in 0..chance.between(1, 5) {
+        let at = Nanos::from_micros(chance.between(1000, 15_000));
+        let until = at + Nanos::from_micros(chance.between(10, 8000));
+        let server = net.servers[chance.below(net.servers.len() as u64) as usize];
+        let link = vec![links[chance.below(links.len() as u64) as usize]];
+        match chance.below(12) {
+            0..=2 => {
+                net.world.schedule(at, Fault::Crash(net.switch));
+                net.world.schedule(until, Fault::Restart(net.switch));
+            }
+            3..=5 => {
+                net.world.schedule(at, Fault::Crash(server));
+                crashed.insert(server);
+                // As many as may, for good
+                if n >= u64::from(servers / 2) || chance.below(2) == 0 {
+                    net.world.schedule(until, Fault::Restart(server));
+                }
+            }
+            6..=8 => {
+                net.world.schedule(at, Fault::Pause(server));
+                net.world.schedule(until, Fault::Resume(server));
+            }
+            // Power fails in the whole rack.
+            9 => {
+                for server in net.servers.clone() {
+                    net.world.schedule(at, Fault::Crash(server));
+                    let back = until + Nanos::from_micros(chance.between(0, 3000));
+                    net.world.schedule(back, Fault::Restart(server));
+                    crashed.insert(server);
+                }
+            }
+            _ => {
+                net.world.schedule(at, Fault::Cut(link.clone()));
+                net.world.schedule(until, Fault::Heal(link));
+            }
+        }
+    }
+    net.run_until(Nanos::from_millis(35));
+    net.check()?;
+    is_begun_anew(&mut net, seed);
+    let well = goes_on(&mut net);
+    net.check()?;
+    if crashed.len() <= usize::from(servers / 2) && !well {
+        return Err("nothing goes on".into());
+    }
+    Ok(net)
+}
+
+/// Change after change of leader, each in the middle of what the one before was writing: cut off, stopped or crashed after
+/// some frames. Values have few lengths, so that they take each other's place.
+fn changes(seed: u64, tune: impl FnOnce(&mut ClusterConfig)) -> Result<Cluster, String> {
+    let mut chance = Chance::new(seed ^ 0x6368_616e);
+    let mut config = drawn(seed, &mut chance, 1500);
+    config.window = config.window.min(4);
+    config.wanted = 200;
+    tune(&mut config);
+    let mut net = Cluster::new(&config);
+    let few = net.servers.len() / 2;
+    let mut end = Nanos::from_millis(10) + Nanos::from_micros(chance.between(0, 300));
+    net.run_until(end);
+    let mut crashes = 0;
+    let mut away: Vec<(usize, bool)> = Vec::new();
+    for _ in 0..chance.between(2, 6) {
+        let now = net.world.now();
+        // Some do not hear what comes now, ...
+        let deaf: Vec<usize> = (0..net.servers.len()).filter(|_| chance.below(3) == 0).collect();
+        let links = links_of(&net, &deaf);
+        net.world.schedule(now, Fault::Cut(links.clone()));
+        let leader = candidate(&net).unwrap_or(0);
+        let (frames, end_of_wait) = (chance.below(60), now + Nanos::from_micros(chance.between(20, 400)));
+        run_for_frames(&mut net, leader, frames, end_of_wait);
+        let now = net.world.now();
+        net.world.schedule(now, Fault::Heal(links));
+        // ... and then the leader is gone, for a while or for good, and those that were gone come back.
+        for (server, is_cut) in away.drain(..) {
+            let links = links_of(&net, &[server]);
+            let fault = if is_cut { Fault::Heal(links) } else { Fault::Resume(net.servers[server]) };
+            net.world.schedule(now + Nanos::from_micros(chance.below(300)), fault);
+        }
+        match chance.below(5) {
+            0 if crashes < few => {
+                crashes += 1;
+                net.world.schedule(now, Fault::Crash(net.servers[leader]));
+                if chance.below(2) == 0 {
+                    let back = now + Nanos::from_micros(chance.between(100, 20_000));
+                    net.world.schedule(back, Fault::Restart(net.servers[leader]));
+                }
+            }
+            1 => {
+                net.world.schedule(now, Fault::Pause(net.servers[leader]));
+                away.push((leader, false));
+            }
+            _ => {
+                let links = links_of(&net, &[leader]);
+                net.world.schedule(now, Fault::Cut(links));
+                away.push((leader, true));
+            }
+        }
+        // Until another one asks for permission
+        end = now + Nanos::from_millis(8);
+        while candidate(&net).is_none_or(|next| next == leader) && net.step(end) {}
+    }
+    let now = net.world.now();
+    for (server, is_cut) in away {
+        let links = links_of(&net, &[server]);
+        let fault = if is_cut { Fault::Heal(links) } else { Fault::Resume(net.servers[server]) };
+        net.world.schedule(now, fault);
+    }
+    net.run_until(now + Nanos::from_millis(25));
+    net.check()?;
+    let well = goes_on(&mut net);
+    net.check()?;
+    if well { Ok(net) } else { Err("nothing goes on".into()) }
+}
+
+fn logs_agree(part: u64) {
+    let (mut entries, mut installed) = (0, 0);
+    for seed in seeds(part) {
+        for net in [run(seed, |_| {}), changes(seed, |_| {})] {
+            let net = net.unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+            entries += net.entries();
+            installed += net.apps().map(Proposer::installed).sum::<u64>();
+        }
+    }
+    assert!(entries > 100 && installed > 10, "{entries} entries, {installed} snapshots");
+}
+
+#[cfg(feature = "canary")]
+#[test]
+fn planted_bugs_are_found() {
+    for bug in p4ce::consensus::Bug::ALL {
+        let found = (1..=1000).find_map(|seed| {
+            let plant = |config: &mut ClusterConfig| config.bug = Some(bug);
+            let wrong = run(seed, plant).err().or_else(|| changes(seed, plant).err());
+            wrong.map(|wrong| (seed, wrong))
+        });
+        let (seed, wrong) = found.unwrap_or_else(|| panic!("{bug:?} was not found"));
+        println!("{bug:?}: seed {seed}: {wrong}");
+    }
+}
+
+#[test]
+fn logs_agree_whatever_happens_in_the_first_quarter_of_the_seeds() {
+    logs_agree(0);
+}
+
+#[test]
+fn logs_agree_whatever_happens_in_the_second_quarter_of_the_seeds() {
+    logs_agree(1);
+}
+
+#[test]
+fn logs_agree_whatever_happens_in_the_third_quarter_of_the_seeds() {
+    logs_agree(2);
+}
+
+#[test]
+fn logs_agree_whatever_happens_in_the_last_quarter_of_the_seeds() {
+    logs_agree(3);
+}
