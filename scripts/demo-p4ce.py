@@ -143,7 +143,8 @@ class Cluster:
         self.switch = self.start("run", "switch") if through else None
         self.servers = {}
         for n in range(self.count):
-            self.start_server(n)
+            # One server begins the group when all run; one that is started again is not told to.
+            self.start_server(n, ["--bootstrap"] if n == 0 else [])
         demo.cluster = self
 
     def start(self, verb, name, arguments=(), on_line=None):
@@ -151,8 +152,9 @@ class Cluster:
         self.demo.processes.append(process)
         return process
 
-    def start_server(self, n):
-        self.servers[n] = self.start("host", f"server-{n}", ["--live", str(LIVE_S)], lambda line: self.hear(n, line))
+    def start_server(self, n, arguments=()):
+        live = ["--live", str(LIVE_S), *arguments]
+        self.servers[n] = self.start("host", f"server-{n}", live, lambda line: self.hear(n, line))
 
     def start_switch(self):
         self.switch = self.start("run", "switch")

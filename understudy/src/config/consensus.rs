@@ -18,6 +18,8 @@ const SWITCH_PORT: u64 = 18_515;
 const MAX_SERVERS: usize = 1 + p4ce::gather::MAX_MEMBERS;
 /// Addresses of others that a request to the switch has room for (docs/p4ce.md), with IPv4 and with IPv6
 const NAMED: [usize; 2] = [12, 3];
+/// The same beside the 16 bytes of a secret's tag
+const NAMED_WITH_SECRET: [usize; 2] = [8, 2];
 /// A log is read by one READ (IB 9.4.1)
 const MAX_LOG: usize = 1 << 30;
 const SERVERS: &str = "[\"10.0.0.1\", \"10.0.0.2\", \"10.0.0.3\"]";
@@ -72,7 +74,9 @@ fn read(table: &Table<'_>, host: Option<HostConfig>) -> Option<ConsensusConfig> 
         table.problems().add(problem.help("add `switch`, or remove `switch_port`"));
     }
     let switch_port = switch_port.map_or(SWITCH_PORT, toml::Spanned::into_inner) as u16;
-    let address = switch.map(|value| switch_of(&value, servers.as_ref(), addresses.as_deref()));
+    let secret = super::p4ce::secret(table);
+    let named = if secret.is_some() { NAMED_WITH_SECRET } else { NAMED };
+    let address = switch.map(|value| switch_of(&value, servers.as_ref(), addresses.as_deref(), named));
     let switch = address.map(|address| Some(Through { address: address?, port: switch_port }));
     let heartbeat = Nanos::from_micros(table.number("heartbeat_us", 10..=10_000_000, 1000));
     let log_entries = table.number("log_entries", 8..=1 << 20, 4096);
@@ -102,6 +106,7 @@ fn read(table: &Table<'_>, host: Option<HostConfig>) -> Option<ConsensusConfig> 
         servers: addresses?,
         port,
         switch: switch.map_or(Some(None), |switch| switch.map(Some))?,
+        secret,
         heartbeat,
         layout,
         window: window.map_or(32, toml::Spanned::into_inner),
@@ -160,14 +165,19 @@ fn id_of(
 }
 
 /// The switch's address, which is nobody else's
-fn switch_of(value: &Value<'_>, servers: Option<&Value<'_>>, addresses: Option<&[IpAddr]>) -> Option<IpAddr> {
+fn switch_of(
+    value: &Value<'_>,
+    servers: Option<&Value<'_>>,
+    addresses: Option<&[IpAddr]>,
+    named: [usize; 2],
+) -> Option<IpAddr> {
     let address = ip(value)?;
     let addresses = addresses.unwrap_or(&[]);
     if let Some(server) = addresses.iter().position(|server| *server == address) {
         let problem = value.problem(format!("the switch has the address of server {server}")).label("here");
         value.add(problem.help("the switch has an address of its own: `addresses` of its [p4ce]"));
     }
-    let most = NAMED[usize::from(address.is_ipv6())];
+    let most = named[usize::from(address.is_ipv6())];
     if let Some(servers) = servers
         && addresses.len() > most + 1
     {

@@ -7,6 +7,7 @@ use super::scenario::address;
 use super::tree::{Table, Value, subsections};
 use core::net::IpAddr;
 use p4ce::Limits;
+use p4ce::Secret;
 use p4ce::gather::MAX_MEMBERS;
 use rocev2::ethernet::MacAddr;
 use std::collections::BTreeMap;
@@ -15,6 +16,8 @@ use switch::forward::config::{MacTable, Prefix};
 
 /// perftest's, which nobody else has
 const PORT: u64 = 18_515;
+/// Bytes of a secret, at least: half of the hexadecimal digits of 128 bits would be too few
+const SHORTEST_SECRET: usize = 16;
 /// A switch that knows nothing of hosts has no use for more
 const MAX_GROUPS: u64 = 1 << 16;
 
@@ -34,6 +37,8 @@ pub(crate) struct P4ceConfig {
     pub(crate) setup_timeout: Nanos,
     /// What a host may ask for
     pub(crate) limits: Limits,
+    /// What leaders have to know
+    pub(crate) secret: Option<Secret>,
     pub(crate) lists: BTreeMap<u32, Vec<IpAddr>>,
     pub(crate) stations: MacTable,
     pub(crate) ports: u16,
@@ -67,6 +72,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
     let counted_qps = table.number("counted_qps", 0..=1 << 20, super::forward::COUNTED_QPS) as usize;
     let seed = table.spanned_number("seed", 0..=i64::MAX as u64, 1).map(toml::Spanned::into_inner);
     let limits = limits(table, groups);
+    let secret = secret(table);
     let lists = lists(table, max_replicas);
     Some(FunctionConfig::P4ce(P4ceConfig {
         mac,
@@ -79,6 +85,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
         silent_after,
         setup_timeout,
         limits: limits?,
+        secret,
         lists: lists?,
         stations: MacTable { capacity: stations, ageing, fixed: Vec::new() },
         ports: ports.list.len() as u16,
@@ -109,6 +116,21 @@ fn limits(table: &Table<'_>, groups: usize) -> Option<Limits> {
         ..default
     };
     Some(Limits { leaders: leaders?, replicas: replicas?, ..limits })
+}
+
+/// What leaders, replicas and the switch share
+pub(super) fn secret(table: &Table<'_>) -> Option<Secret> {
+    let value = table.get("secret", "\"6f2c...\"")?;
+    let text = value.text()?;
+    if text.len() < SHORTEST_SECRET {
+        let problem = value.problem(format!("a secret of {} bytes", text.len())).label("can be guessed");
+        value.add(problem.help(format!(
+            "write {SHORTEST_SECRET} bytes or more that nobody can guess, such as what `openssl rand -hex 32` prints, at all servers \
+             and the switch"
+        )));
+        return None;
+    }
+    Some(Secret::new(text))
 }
 
 /// Lists of replicas that requests name by a number

@@ -11,6 +11,7 @@ pub(crate) use replica::{Replica, Seen, State};
 
 use crate::host::HostConfig;
 use core::net::IpAddr;
+use p4ce::Secret;
 use p4ce::consensus::{Config, Layout, Through};
 use switch::Nanos;
 
@@ -28,6 +29,8 @@ pub(crate) struct ConsensusConfig {
     pub(crate) servers: Vec<IpAddr>,
     pub(crate) port: u16,
     pub(crate) switch: Option<Through>,
+    /// What servers and switch share
+    pub(crate) secret: Option<Secret>,
     pub(crate) heartbeat: Nanos,
     pub(crate) layout: Layout,
     pub(crate) window: u64,
@@ -60,6 +63,9 @@ impl ConsensusConfig {
             retry_count: RETRIES,
             through: self.switch,
             incarnation,
+            secret: self.secret.clone(),
+            #[cfg(feature = "canary")]
+            bug: None,
         }
     }
 }

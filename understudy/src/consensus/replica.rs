@@ -1,7 +1,7 @@
 //! The application: it proposes, applies what is decided, and can be looked at from another thread.
 
 use super::{Account, ConsensusConfig, Load, Way};
-use p4ce::consensus::{Decided, Server, Standing};
+use p4ce::consensus::{BootstrapError, Decided, Server, Standing, Waiting};
 use rnic::{App, Counters, Rnic};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -56,6 +56,10 @@ impl State {
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
     pub(crate) standing: Standing,
+    /// What it waits for while it counts for nothing
+    pub(crate) waits_for: Option<Waiting>,
+    /// Requests of hosts that it does not take for servers
+    pub(crate) refused: u64,
     pub(crate) leader: Option<u8>,
     /// How its values go, while it leads
     pub(crate) way: Option<Way>,
@@ -77,6 +81,8 @@ impl Seen {
     fn new() -> Self {
         Self {
             standing: Standing::Blank,
+            waits_for: None,
+            refused: 0,
             leader: None,
             way: None,
             state: State::default(),
@@ -104,6 +110,8 @@ pub(crate) struct Replica {
     server: Server,
     load: Option<Load>,
     incarnation: u64,
+    /// The operator has told it to begin the group.
+    begins: bool,
     value: Vec<u8>,
     /// Values proposed
     proposed: u64,
@@ -122,12 +130,14 @@ pub(crate) struct Replica {
 }
 
 impl Replica {
-    /// A server whose life has this name.
-    pub(crate) fn new(config: &ConsensusConfig, incarnation: u64) -> Self {
+    /// A server whose life has this name. `begins` has it begin the group, empty, when it sees that all servers run and
+    /// none is a member.
+    pub(crate) fn new(config: &ConsensusConfig, incarnation: u64, begins: bool) -> Self {
         Self {
             server: Server::new(config.server(incarnation)),
             load: config.load,
             incarnation,
+            begins,
             value: vec![0; config.load.map_or(0, |load| load.size)],
             proposed: 0,
             due: Nanos::ZERO,
@@ -223,6 +233,14 @@ impl Replica {
         }
     }
 
+    /// Does what the operator has said, once: the word is void when the group has begun without it.
+    fn begin(&mut self) {
+        match self.server.bootstrap() {
+            Err(BootstrapError::Unseen(_)) => {}
+            Ok(()) | Err(BootstrapError::Member | BootstrapError::Begun(_)) => self.begins = false,
+        }
+    }
+
     fn fail(&mut self, error: String) {
         self.now.error.get_or_insert(error);
     }
@@ -234,12 +252,15 @@ impl Replica {
             self.now.pause = self.now.pause.max(now.since(last));
         }
         self.now.standing = self.server.standing();
+        self.now.waits_for = self.server.waits_for();
+        self.now.refused = self.server.refused();
         self.now.leader = self.server.leader();
         // A worker waits for no one: a reader who looks right now sees what was there before.
         let Ok(mut seen) = self.seen.try_lock() else { return };
         let Seen { standing, leader, way, state, applied, checkpoints, pause, direct, switch, error, .. } =
             &mut self.now;
         (seen.standing, seen.leader, seen.way) = (*standing, *leader, *way);
+        (seen.waits_for, seen.refused) = (self.now.waits_for, self.now.refused);
         (seen.state, seen.applied) = (*state, *applied);
         seen.checkpoints.clone_from(checkpoints);
         seen.pause = seen.pause.max(*pause);
@@ -263,6 +284,9 @@ impl App for Replica {
     fn run(&mut self, nic: &mut Rnic, now: Nanos) {
         self.ran = now;
         self.server.run(nic, now);
+        if self.begins {
+            self.begin();
+        }
         self.apply(now);
         let way = if self.server.replicates_through() { Way::Switch } else { Way::Direct };
         let way = self.server.leads().then_some(way);

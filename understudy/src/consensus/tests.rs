@@ -32,6 +32,7 @@ fn config(id: u8, load: Load) -> ConsensusConfig {
         servers: (0..3).map(address).collect(),
         port: 7000,
         switch: None,
+        secret: None,
         heartbeat: Nanos::from_micros(100),
         layout: Layout::new(1024, 64, 16),
         window: 8,
@@ -57,12 +58,13 @@ impl Net {
         let (mut servers, mut seen) = (Vec::new(), Vec::new());
         for id in 0..3 {
             let config = config(id, load);
-            let newest = Arc::new(Mutex::new(Replica::new(&config, 1).seen()));
+            let newest = Arc::new(Mutex::new(Replica::new(&config, 1, false).seen()));
             let tells = newest.clone();
             let mut life = u64::from(id) << 32;
             let make = move || {
                 life += 1;
-                let replica = Replica::new(&config, life);
+                // Told once: a server that comes back was not told.
+                let replica = Replica::new(&config, life, id == 0 && life == 1);
                 *tells.lock().unwrap() = replica.seen();
                 Station::new(Rnic::new(config.host.nic([0; 6])), replica)
             };

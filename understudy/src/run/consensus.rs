@@ -7,7 +7,7 @@ use crate::observe::{Latency as Observed, Told};
 use core::fmt::Write as _;
 use core::time::Duration;
 use dataplane::{Control, ControlOutput, Live, Mbuf, Runtime, Stop};
-use p4ce::consensus::Standing;
+use p4ce::consensus::{Standing, Waiting};
 use rnic::{Rnic, Station};
 use serde::Serialize;
 use std::io::Write as _;
@@ -30,6 +30,10 @@ struct Line {
     id: u8,
     /// `blank`: it has begun anew and counts for nothing yet; `member`; `behind`: it lacks too much to lead
     standing: &'static str,
+    /// Why it counts for nothing, while it is blank
+    waits_for: Option<String>,
+    /// Requests of hosts that are no servers, or have another configuration or secret
+    refused: u64,
     /// Who leads, as far as it knows
     leader: Option<u8>,
     leads: bool,
@@ -135,6 +139,8 @@ impl Line {
             time_s: time.as_secs_f64(),
             id,
             standing: standing(seen.standing),
+            waits_for: seen.waits_for.map(|waiting| waiting.to_string()),
+            refused: seen.refused,
             leader: seen.leader,
             leads: seen.way.is_some(),
             through_switch: seen.way == Some(Way::Switch),
@@ -167,6 +173,8 @@ struct Watcher {
     told: Seen,
     told_at: Duration,
     pause: Nanos,
+    /// What the operator was told last that it waits for
+    waits_for: Option<Waiting>,
 }
 
 impl Watcher {
@@ -200,7 +208,22 @@ impl Control<Host> for Watcher {
             self.tell(time);
         }
         // The worker waits for nobody, and looks again soon.
-        self.seen.try_lock().map_or(true, |seen| seen.error.is_none())
+        let Ok(seen) = self.seen.try_lock() else { return true };
+        let (waits_for, goes_on) = (seen.waits_for, seen.error.is_none());
+        drop(seen);
+        if waits_for != self.waits_for {
+            self.waits_for = waits_for;
+            match waits_for {
+                Some(Waiting::Bootstrap) => eprintln!(
+                    "Server {} waits: all servers run, and none has anything. If this is a new group, or all that it held \
+                     is to be given up, start one server with --bootstrap.",
+                    self.id
+                ),
+                Some(waiting) => eprintln!("Server {} waits: {waiting}.", self.id),
+                None => eprintln!("Server {} is a member.", self.id),
+            }
+        }
+        goes_on
     }
 }
 
@@ -214,12 +237,13 @@ pub(super) struct Report {
 pub(super) fn run(
     runtime: &mut Runtime,
     config: &ConsensusConfig,
+    begins: bool,
     live: Option<Duration>,
     until: Until,
     stop: &Stop,
 ) -> Report {
     let mac = runtime.ports().next().map_or([0; 6], |port| port.mac);
-    let replica = Replica::new(config, by_chance());
+    let replica = Replica::new(config, by_chance(), begins);
     let seen = replica.seen();
     let first = seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let mut watcher = Watcher {
@@ -230,6 +254,7 @@ pub(super) fn run(
         told: first.clone(),
         told_at: Duration::ZERO,
         pause: Nanos::ZERO,
+        waits_for: None,
     };
     let host = Station::new(Rnic::new(config.host.nic(mac)), replica);
     let tell = |watcher: &Watcher| observed(&watcher.seen.lock().unwrap_or_else(PoisonError::into_inner));
@@ -249,6 +274,7 @@ fn observed(seen: &Seen) -> Told {
         .counters([
             ("decided", seen.state.count),
             ("applied", seen.applied),
+            ("requests_refused", seen.refused),
             ("proposed_direct", seen.direct.decided),
             ("proposed_through_switch", seen.switch.decided),
         ])

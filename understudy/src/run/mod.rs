@@ -49,6 +49,9 @@ pub(crate) struct RunArgs {
     /// Where histograms of [pktgen] go
     #[arg(skip)]
     hgrm: Option<PathBuf>,
+    /// Whether a server of [consensus] begins its group
+    #[arg(skip)]
+    bootstrap: bool,
 }
 
 /// Send RoCEv2 traffic as a configuration with [pktgen] says, and check what becomes of it
@@ -86,10 +89,16 @@ pub(crate) fn pktgen(mut args: PktgenArgs) -> ExitCode {
 pub(crate) struct HostArgs {
     #[command(flatten)]
     run: RunArgs,
+    /// Begin the group of [consensus], empty, when all of its servers run and none is a member
+    ///
+    /// For one server of a new group, and for one of a group whose servers have all lost their memory, if what they held is
+    /// to be given up. Not for a service's unit: there it would be said after every power failure.
+    #[arg(long)]
+    bootstrap: bool,
 }
 
 /// As [`run`], for a configuration that has a host.
-pub(crate) fn host(args: HostArgs) -> ExitCode {
+pub(crate) fn host(mut args: HostArgs) -> ExitCode {
     let wrong = |words: String| {
         eprintln!("{words}");
         ExitCode::from(config::EXIT_CODE)
@@ -98,7 +107,13 @@ pub(crate) fn host(args: HostArgs) -> ExitCode {
         return wrong("Name a configuration that has [nic], such as configs/host.toml".into());
     };
     match config::load(path).map(|config| config.function) {
-        Ok(FunctionConfig::Nic(_) | FunctionConfig::Consensus(_)) | Err(_) => run(args.run),
+        Ok(FunctionConfig::Nic(_)) if args.bootstrap => {
+            wrong(format!("{} has no [consensus]: remove --bootstrap", path.display()))
+        }
+        Ok(FunctionConfig::Nic(_) | FunctionConfig::Consensus(_)) | Err(_) => {
+            args.run.bootstrap = args.bootstrap;
+            run(args.run)
+        }
         Ok(_) => wrong(format!("{} has no [nic]: `understudy run` is for it", path.display())),
     }
 }
@@ -253,7 +268,7 @@ fn start(args: RunArgs, mut config: Config) -> Result<ExitCode, Report> {
             (if args.json { report.json() } else { report.text() }, report.code())
         }
         FunctionConfig::Consensus(config) => {
-            let report = consensus::run(&mut runtime, config, args.live, until, &stop);
+            let report = consensus::run(&mut runtime, config, args.bootstrap, args.live, until, &stop);
             (if args.json { report.json() } else { report.text() }, report.code())
         }
         FunctionConfig::P4ce(config) => {

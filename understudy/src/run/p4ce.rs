@@ -57,6 +57,7 @@ pub(crate) fn control_plane(config: &P4ceConfig, mac: MacAddr, seed: u64) -> Con
         max_replicas: config.max_replicas,
         lists: config.lists.clone(),
         limits: config.limits.clone(),
+        secret: config.secret.clone(),
         setup_timeout: config.setup_timeout,
         max_lag: p4ce::gather::MAX_LAG,
         seed,

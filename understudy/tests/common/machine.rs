@@ -26,10 +26,10 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Returns at once.
+    /// Starts a command of the program, perhaps with options behind it. Returns at once.
     pub(crate) fn start(command: &str, config: &Path) -> Self {
         let mut child = program(env!("CARGO_BIN_EXE_understudy"));
-        child.args([command, "--json", config.to_str().unwrap()]);
+        child.args(command.split(' ')).args(["--json", config.to_str().unwrap()]);
         child.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = Process::start(child);
         let said = Arc::<(Mutex<Said>, Condvar)>::default();

@@ -211,7 +211,8 @@ fn consensus(place: &Place) -> Vec<Machine> {
         place.write(&format!("server-{n}.toml"), &text)
     };
     let mut all = vec![Machine::ready("run", &bridge), Machine::ready("run", &switch)];
-    all.extend((0..3).map(|n| Machine::ready("host", &server(n))));
+    let command = |n| if n == 0 { "host --bootstrap" } else { "host" };
+    all.extend((0..3).map(|n| Machine::ready(command(n), &server(n))));
     all
 }
 

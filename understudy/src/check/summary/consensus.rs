@@ -26,6 +26,9 @@ pub(super) fn lines(config: &ConsensusConfig) -> Vec<(&'static str, String)> {
             ),
         ),
     ]);
+    if config.secret.is_some() {
+        lines.push(("secret", "other servers and the switch have to know it".into()));
+    }
     let load = match config.load {
         None => "nothing".into(),
         Some(load) => {

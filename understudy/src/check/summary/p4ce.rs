@@ -20,6 +20,9 @@ pub(super) fn lines(config: &P4ceConfig) -> Vec<(&'static str, String)> {
             ),
         ),
     ];
+    if config.secret.is_some() {
+        lines.push(("secret", "leaders have to know it".into()));
+    }
     for (number, list) in &config.lists {
         let names: Vec<_> = list.iter().map(ToString::to_string).collect();
         lines.push(("list", format!("{number}: {}", names.join(", "))));

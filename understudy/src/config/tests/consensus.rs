@@ -4,6 +4,7 @@ use super::{PORTS, read, wrong};
 use crate::config::FunctionConfig;
 use crate::consensus::{ConsensusConfig, Load};
 use core::net::IpAddr;
+use p4ce::Secret;
 use p4ce::consensus::{Layout, Through};
 use switch::Nanos;
 
@@ -39,6 +40,7 @@ fn what_is_said_and_what_is_not() {
         servers: addresses,
         port: 7000,
         switch: None,
+        secret: None,
         heartbeat: Nanos::from_millis(1),
         layout: Layout::new(4096, 256, 4096),
         window: 32,
@@ -47,11 +49,12 @@ fn what_is_said_and_what_is_not() {
     assert_eq!(plain, defaults);
     let all = server(&with(
         "port = 7\nswitch = \"10.0.0.254\"\nswitch_port = 8\nheartbeat_us = 2500\nlog_entries = 100\nmax_value = 64\n\
-         max_snapshot = 16\nwindow = 100\npropose = { size = 64, rate = 9 }",
+         max_snapshot = 16\nwindow = 100\nsecret = \"0123456789abcdef\"\npropose = { size = 64, rate = 9 }",
     ));
     let expected = ConsensusConfig {
         port: 7,
         switch: Some(Through { address: [10, 0, 0, 254].into(), port: 8 }),
+        secret: Some(Secret::new("0123456789abcdef")),
         heartbeat: Nanos::from_micros(2500),
         layout: Layout::new(100, 64, 16),
         window: 100,
@@ -141,6 +144,24 @@ fn switches_that_cannot_be() {
         &consensus(&format!("id = 1\nswitch = \"10.0.0.254\"\nservers = [{}] #!", many.join(", "))),
         "14 servers, and a switch",
         "a leader can name 12 others to the switch; leave `switch` out, or servers",
+    );
+    let ten = many[..10].join(", ");
+    wrong(
+        &consensus(&format!(
+            "id = 1\nsecret = \"0123456789abcdef\"\nswitch = \"10.0.0.254\"\nservers = [{ten}] #!"
+        )),
+        "10 servers, and a switch",
+        "a leader can name 8 others to the switch; leave `switch` out, or servers",
+    );
+}
+
+#[test]
+fn a_secret_that_can_be_guessed_is_refused() {
+    wrong(
+        &with("secret = \"0123456789abcde\" #!"),
+        "a secret of 15 bytes",
+        "write 16 bytes or more that nobody can guess, such as what `openssl rand -hex 32` prints, at all servers and the \
+         switch",
     );
 }
 

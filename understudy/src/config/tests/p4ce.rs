@@ -34,6 +34,7 @@ fn what_is_said_and_what_is_not() {
         silent_after: Nanos::from_millis(200),
         setup_timeout: Nanos::from_millis(3000),
         limits: Limits { groups_per_leader: 1024, ..Limits::default() },
+        secret: None,
         lists: [].into(),
         stations: MacTable { capacity: 4096, ageing: Nanos::from_secs(300), fixed: Vec::new() },
         ports: 2,
@@ -46,7 +47,7 @@ fn what_is_said_and_what_is_not() {
         "vlan = 7\nport = 9\ngroups = 3\nmax_replicas = 4\nsilent_after_ms = 0\nsetup_timeout_ms = 50\nstations = 9",
         "leaders = [\"10.0.0.0/24\"]\nreplicas = [\"10.1.0.0/16\", \"fd00::/64\"]\ngroups_per_leader = 2",
         "leader_requests_per_s = 5\nrequests_per_s = 6",
-        "ageing_s = 8\ncounted_qps = 0\nseed = 5\n[[p4ce.list]]\nnumber = 2\nreplicas = [\"10.0.0.1\", \"10.0.0.2\"]",
+        "secret = \"a secret that nobody guesses\"\nageing_s = 8\ncounted_qps = 0\nseed = 5\n[[p4ce.list]]\nnumber = 2\nreplicas = [\"10.0.0.1\", \"10.0.0.2\"]",
     ];
     let expected = P4ceConfig {
         mac: Some(MacAddr([2, 0, 0, 0, 0, 0xfe])),
@@ -66,6 +67,7 @@ fn what_is_said_and_what_is_not() {
             requests: 6,
             ..Limits::default()
         },
+        secret: Some(p4ce::Secret::new("a secret that nobody guesses")),
         lists: [(2, vec![[10, 0, 0, 1].into(), [10, 0, 0, 2].into()])].into(),
         stations: MacTable { capacity: 9, ageing: Nanos::from_secs(8), fixed: Vec::new() },
         ports: 2,
