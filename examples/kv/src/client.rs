@@ -105,6 +105,11 @@ fn ask(mut stream: &TcpStream, command: &[u8]) -> io::Result<Value> {
     }
 }
 
+/// Has a server begin the group: what it answers.
+pub(crate) fn bootstrap(server: SocketAddr) -> io::Result<Value> {
+    ask(&connect(server)?, b"BOOTSTRAP\r\n")
+}
+
 /// Asks one server how it is.
 pub(crate) fn info(server: SocketAddr) -> io::Result<String> {
     match ask(&connect(server)?, b"INFO\r\n")? {

@@ -32,13 +32,15 @@ pub(crate) struct Once {
 pub(crate) enum Request {
     Ping,
     Info,
+    /// Begin the group, empty
+    Bootstrap,
     Command(Command),
 }
 
 /// Why a client's words are no request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NoRequest {
-    #[error("unknown command '{0}'; there are PING, INFO, GET, SET, DEL, INCR and ONCE")]
+    #[error("unknown command '{0}'; there are PING, INFO, GET, SET, DEL, INCR, ONCE and BOOTSTRAP")]
     Unknown(String),
     #[error("wrong number of arguments for '{0}'")]
     Arguments(String),
@@ -56,6 +58,7 @@ impl Request {
         match (name.as_str(), arguments) {
             ("PING", []) => Ok(Self::Ping),
             ("INFO", _) => Ok(Self::Info),
+            ("BOOTSTRAP", []) => Ok(Self::Bootstrap),
             ("GET", [key]) => command(Operation::Get, key),
             ("SET", [key, value]) => command(Operation::Set(value.clone()), key),
             ("DEL", [key]) => command(Operation::Del, key),
@@ -69,7 +72,7 @@ impl Request {
                     _ => Err(NoRequest::Once),
                 }
             }
-            ("PING" | "GET" | "SET" | "DEL" | "INCR", _) => Err(NoRequest::Arguments(name)),
+            ("PING" | "BOOTSTRAP" | "GET" | "SET" | "DEL" | "INCR", _) => Err(NoRequest::Arguments(name)),
             ("ONCE", _) => Err(NoRequest::Once),
             _ => Err(NoRequest::Unknown(name)),
         }
@@ -139,6 +142,8 @@ mod tests {
     fn commands_are_read_and_survive_in_the_log() {
         assert_eq!(request("ping"), Ok(Request::Ping));
         assert_eq!(request("INFO server"), Ok(Request::Info));
+        assert_eq!(request("bootstrap"), Ok(Request::Bootstrap));
+        assert_eq!(request("bootstrap now"), Err(NoRequest::Arguments("BOOTSTRAP".into())));
         let once = Some(Once { client: 7, number: u64::MAX });
         for (line, operation, once) in [
             ("get k", Operation::Get, None),

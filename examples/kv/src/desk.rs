@@ -18,6 +18,7 @@ const UNDER_WAY: usize = 4096;
 pub(crate) enum Ask {
     Command(Command),
     Info,
+    Bootstrap,
 }
 
 /// Where requests are handed in.
@@ -65,6 +66,7 @@ impl Desk {
         Some(match ask {
             Ask::Command(command) => Box::new(move |replica, _, _| replica.ask(ticket, command)),
             Ask::Info => Box::new(move |replica, _, _| replica.ask_info(ticket)),
+            Ask::Bootstrap => Box::new(move |replica, _, _| replica.bootstrap(ticket)),
         })
     }
 }

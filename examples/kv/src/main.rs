@@ -44,6 +44,17 @@ enum Command {
     Del(KeyArgs),
     /// Count up a number
     Incr(KeyArgs),
+    /// Begin the group, empty: once, when all servers run for the first time
+    ///
+    /// Again only when all of them have lost their memory, and what they held is to be given up. It is refused while any
+    /// server is a member.
+    Bootstrap {
+        #[command(flatten)]
+        servers: Servers,
+        /// How long to try
+        #[arg(long, value_name = "S", default_value_t = 10)]
+        patience: u64,
+    },
     /// Print how each server is
     Info {
         #[command(flatten)]
@@ -76,6 +87,9 @@ fn main() -> miette::Result<ExitCode> {
         Command::Set { key, value } => Ok(call(key, "SET", Some(&value))),
         Command::Del(key) => Ok(call(key, "DEL", None)),
         Command::Incr(key) => Ok(call(key, "INCR", None)),
+        Command::Bootstrap { servers, patience } => {
+            Ok(bootstrap(&servers.tcp, Duration::from_secs(patience)))
+        }
         Command::Info { servers } => Ok(info(&servers.tcp)),
         Command::Check(args) => check::run(&args),
     }
@@ -102,6 +116,33 @@ fn call(args: KeyArgs, name: &str, value: Option<&str>) -> ExitCode {
     // A reader that has gone away does not make it a failure.
     _ = std::io::stdout().write_all(&[text, b"\n".to_vec()].concat());
     ExitCode::SUCCESS
+}
+
+/// Has one of the servers begin the group, as soon as it sees all others; failure if it has begun already.
+fn bootstrap(servers: &[SocketAddr], patience: Duration) -> ExitCode {
+    let began = client::now();
+    let mut why = String::from("no server answers");
+    for server in servers.iter().cycle() {
+        match client::bootstrap(*server) {
+            Ok(Value::Simple(_)) => {
+                println!("The group has begun.");
+                return ExitCode::SUCCESS;
+            }
+            Ok(Value::Error(error)) if error.starts_with("BEGUN ") => {
+                eprintln!("{error}");
+                return ExitCode::FAILURE;
+            }
+            Ok(Value::Error(error)) => why = format!("{server}: {error}"),
+            Ok(_) => why = format!("{server} does not answer as a server of kv does"),
+            Err(error) => why = format!("{server}: {error}"),
+        }
+        if began.elapsed() >= patience {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    eprintln!("The group has not begun: {why}");
+    ExitCode::FAILURE
 }
 
 /// Prints how each server is; failure if one of them does not answer.

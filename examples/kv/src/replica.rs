@@ -6,7 +6,7 @@
 use crate::command::{Command, Entry};
 use crate::store::{Outcome, Store};
 use crossbeam_channel::Sender;
-use p4ce::consensus::{Config, Decided, ProposeError, Server, Standing, Term};
+use p4ce::consensus::{BootstrapError, Config, Decided, ProposeError, Server, Standing, Term, Waiting};
 use rnic::{App, Rnic};
 use std::collections::{BTreeMap, VecDeque};
 use switch::Nanos;
@@ -28,6 +28,8 @@ pub(crate) enum Answer {
     TooLong(usize),
     /// What was asked for
     Info(Info),
+    /// Whether the group has begun now
+    Begun(Result<(), BootstrapError>),
 }
 
 /// What a server says of itself.
@@ -37,6 +39,10 @@ pub(crate) struct Info {
     pub(crate) leads: bool,
     pub(crate) leader: Option<u8>,
     pub(crate) standing: Standing,
+    /// What it waits for while it counts for nothing
+    pub(crate) waits_for: Option<Waiting>,
+    /// Requests of hosts that it does not take for servers
+    pub(crate) refused: u64,
     pub(crate) term: Term,
     pub(crate) through_switch: bool,
     pub(crate) applied: u64,
@@ -85,6 +91,8 @@ impl Replica {
             leads: self.server.leads(),
             leader: self.server.leader(),
             standing: self.server.standing(),
+            waits_for: self.server.waits_for(),
+            refused: self.server.refused(),
             term: self.server.term(),
             through_switch: self.server.replicates_through(),
             applied: self.applied,
@@ -92,6 +100,12 @@ impl Replica {
             used: self.store.used(),
         };
         self.answer(ticket, Answer::Info(info));
+    }
+
+    /// Begins the group, empty, if all servers are there and none has anything. It is not kept for later.
+    pub(crate) fn bootstrap(&mut self, ticket: Ticket) {
+        let begun = self.server.bootstrap();
+        self.answer(ticket, Answer::Begun(begun));
     }
 
     fn answer(&self, ticket: Ticket, answer: Answer) {

@@ -15,30 +15,90 @@ pub(crate) struct Garbage(&'static str);
 /// What was read, and how many bytes of the input it took; `None` if more has to come.
 type Parsed<T> = Result<Option<(T, usize)>, Garbage>;
 
-/// Reads a command: an array of bulk strings, or words in a line as one types them into `nc`. A line without words is an
-/// empty command.
-pub(crate) fn command(input: &[u8]) -> Parsed<Vec<Vec<u8>>> {
-    let Some((line, mut at)) = line(input)? else { return Ok(None) };
-    let Some(count) = line.strip_prefix(b"*") else {
-        let words = line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
-        return Ok(Some((words.map(<[u8]>::to_vec).collect(), at)));
-    };
-    let count = length(count, MAX_WORDS)?.unwrap_or(0);
-    let mut words = Vec::with_capacity(count);
-    for _ in 0..count {
-        let Some((head, len)) = self::line(&input[at..])? else { return Ok(None) };
-        let Some(head) = head.strip_prefix(b"$") else { return Err(Garbage("expected '$'")) };
-        at += len;
-        match bulk(head, &input[at..])? {
-            None => return Ok(None),
-            Some((None, _)) => return Err(Garbage("a word that is nothing")),
-            Some((Some(word), len)) => {
-                words.push(word);
-                at += len;
+/// Parses the commands of a connection as their bytes come in. Every byte is looked at once, however many pieces it comes
+/// in: what has been parsed of a command that is not complete is kept.
+#[derive(Debug, Default)]
+pub(crate) struct Parser {
+    input: Vec<u8>,
+    /// Bytes of it that have been parsed
+    at: usize,
+    /// Bytes behind those that have no end of a line
+    searched: usize,
+    /// Words of the command that have come, and how many are to come; `None` between two commands
+    words: Vec<Vec<u8>>,
+    to_come: Option<usize>,
+    /// Length of the next word (bytes), once it is known
+    word: Option<usize>,
+    /// Bytes that were compared with an end of a line
+    #[cfg(test)]
+    compared: usize,
+}
+
+impl Parser {
+    /// Takes bytes as they come.
+    pub(crate) fn feed(&mut self, bytes: &[u8]) {
+        // What is left is part of one line or word.
+        self.input.drain(..self.at);
+        self.at = 0;
+        self.input.extend(bytes);
+    }
+
+    /// Returns the next command, if it is complete: an array of bulk strings, or words in a line as one types them into
+    /// `nc`. A line without words is an empty command.
+    ///
+    /// # Errors
+    /// If it is no command. Nothing behind it can be parsed.
+    pub(crate) fn next(&mut self) -> Result<Option<Vec<Vec<u8>>>, Garbage> {
+        loop {
+            let Some(to_come) = self.to_come else {
+                let Some(line) = self.line()? else { return Ok(None) };
+                let line = &self.input[line];
+                let Some(count) = line.strip_prefix(b"*") else {
+                    let words = line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
+                    return Ok(Some(words.map(<[u8]>::to_vec).collect()));
+                };
+                self.to_come = Some(length(count, MAX_WORDS)?.unwrap_or(0));
+                continue;
+            };
+            if to_come == 0 {
+                self.to_come = None;
+                return Ok(Some(core::mem::take(&mut self.words)));
+            }
+            if let Some(len) = self.word {
+                let Some(word) = bulk(len, &self.input[self.at..])? else { return Ok(None) };
+                self.words.push(word);
+                self.at += len + 2;
+                (self.word, self.to_come) = (None, Some(to_come - 1));
+            } else {
+                let Some(line) = self.line()? else { return Ok(None) };
+                let head = self.input[line].strip_prefix(b"$").ok_or(Garbage("expected '$'"))?;
+                let len = length(head, MAX_WORD)?;
+                self.word = Some(len.ok_or(Garbage("a word that is nothing"))?);
             }
         }
     }
-    Ok(Some((words, at)))
+
+    /// Parses a line: where it is, without its end.
+    fn line(&mut self) -> Result<Option<core::ops::Range<usize>>, Garbage> {
+        let from = self.at + self.searched;
+        let end = self.input[from..].iter().position(|byte| *byte == b'\n');
+        #[cfg(test)]
+        {
+            self.compared += end.map_or(self.input.len() - from, |end| end + 1);
+        }
+        let len = self.searched + end.unwrap_or(self.input.len() - from);
+        if len >= MAX_LINE {
+            return Err(Garbage("the line is too long"));
+        }
+        if end.is_none() {
+            self.searched = len;
+            return Ok(None);
+        }
+        let (begin, end) = (self.at, self.at + len);
+        (self.at, self.searched) = (end + 1, 0);
+        let without = usize::from(self.input[begin..end].ends_with(b"\r"));
+        Ok(Some(begin..end - without))
+    }
 }
 
 /// An answer.
@@ -79,7 +139,8 @@ impl Value {
             b'-' => Self::Error(text()),
             b':' => Self::Number(text().parse().map_err(|_| Garbage("no number"))?),
             b'$' => {
-                return Ok(bulk(rest, &input[at..])?.map(|(bytes, len)| (Self::Bulk(bytes), at + len)));
+                let Some(len) = length(rest, MAX_WORD)? else { return Ok(Some((Self::Bulk(None), at))) };
+                return Ok(bulk(len, &input[at..])?.map(|bytes| (Self::Bulk(Some(bytes)), at + len + 2)));
             }
             _ => return Err(Garbage("an answer of unknown kind")),
         };
@@ -120,21 +181,43 @@ fn length(digits: &[u8], most: usize) -> Result<Option<usize>, Garbage> {
     }
 }
 
-/// The bytes that a length announces, and the end of line behind them
-fn bulk(len: &[u8], input: &[u8]) -> Parsed<Option<Vec<u8>>> {
-    let Some(len) = length(len, MAX_WORD)? else { return Ok(Some((None, 0))) };
+/// The bytes that a length announces, if they and the end of line behind them are there
+fn bulk(len: usize, input: &[u8]) -> Result<Option<Vec<u8>>, Garbage> {
     let Some((bytes, end)) = input.get(..len + 2).map(|bytes| bytes.split_at(len)) else { return Ok(None) };
-    if end == b"\r\n" {
-        Ok(Some((Some(bytes.to_vec()), len + 2)))
-    } else {
-        Err(Garbage("expected a line's end"))
-    }
+    if end == b"\r\n" { Ok(Some(bytes.to_vec())) } else { Err(Garbage("expected a line's end")) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    /// The first command of these bytes, and how many of them it took
+    fn command(input: &[u8]) -> Parsed<Vec<Vec<u8>>> {
+        let mut parser = Parser::default();
+        parser.feed(input);
+        Ok(parser.next()?.map(|words| (words, parser.at)))
+    }
+
+    #[test]
+    fn every_byte_is_looked_at_once_however_it_comes() {
+        let word = vec![b'x'; 10_000];
+        let mut bytes = Vec::new();
+        encode_command(&[b"SET", &word, &word], &mut bytes);
+        bytes.extend(vec![b'y'; MAX_LINE - 2]);
+        bytes.extend(b"\n");
+        for piece in [1, 7, 1460, bytes.len()] {
+            let mut parser = Parser::default();
+            let mut commands = Vec::new();
+            for piece in bytes.chunks(piece) {
+                parser.feed(piece);
+                commands.extend(core::iter::from_fn(|| parser.next().unwrap()));
+            }
+            assert_eq!(commands.len(), 2, "in pieces of {piece}");
+            assert_eq!(commands[0], [b"SET".to_vec(), word.clone(), word.clone()]);
+            assert!(parser.compared < MAX_LINE + 100, "{} comparisons", parser.compared);
+        }
+    }
 
     fn words(words: &[&str]) -> Vec<Vec<u8>> {
         words.iter().map(|word| word.as_bytes().to_vec()).collect()
@@ -197,6 +280,28 @@ mod tests {
             let len = bytes.len();
             bytes.extend(b"*2\r\n$");
             prop_assert_eq!(command(&bytes), Ok(Some((words, len))));
+        }
+
+        #[test]
+        fn commands_are_the_same_in_whatever_pieces(
+            bytes in prop::collection::vec(prop::sample::select(b"*$1230\r\nx ".to_vec()), 0..60),
+            piece in 1usize..8,
+        ) {
+            let read = |piece: usize| {
+                let (mut parser, mut commands) = (Parser::default(), Vec::new());
+                for piece in bytes.chunks(piece) {
+                    parser.feed(piece);
+                    loop {
+                        match parser.next() {
+                            Ok(Some(words)) => commands.push(words),
+                            Ok(None) => break,
+                            Err(garbage) => return (commands, Some(garbage)),
+                        }
+                    }
+                }
+                (commands, None)
+            };
+            prop_assert_eq!(read(piece), read(bytes.len().max(1)));
         }
 
         #[test]

@@ -8,6 +8,7 @@ use core::net::{IpAddr, SocketAddr};
 use dataplane::config::{Config, Device, Eal, Idle, Memory, Port, Workers};
 use dataplane::{Runtime, Stop};
 use miette::{IntoDiagnostic as _, WrapErr as _, miette};
+use p4ce::Secret;
 use p4ce::consensus::{Config as ServerConfig, Layout, Through};
 use rnic::{Config as NicConfig, Interface, Rnic, Station};
 use rocev2::ethernet::MacAddr;
@@ -25,6 +26,8 @@ const WINDOW: u64 = 64;
 const ENTRY_OVERHEAD: usize = 48;
 /// How often a NIC sends again before it gives up
 const RETRIES: u8 = 6;
+/// Bytes of a secret, at least
+const SHORTEST_SECRET: usize = 16;
 /// Where servers listen for each other, in `rdma_cm`'s TCP port space
 const PORT: u16 = 7000;
 
@@ -48,6 +51,10 @@ pub(crate) struct ServerArgs {
     /// The switch that replicates, if there is one ([p4ce] of understudy)
     #[arg(long, value_name = "IP:PORT")]
     through: Option<SocketAddr>,
+    /// File with a secret that all servers and the switch share: a host that does not know it is none of them. Its first
+    /// line counts, 16 bytes or more
+    #[arg(long, value_name = "FILE")]
+    secret_file: Option<PathBuf>,
     /// Time between two heartbeats: a leader that shows none for 14 of them is replaced
     #[arg(long, value_name = "MS", default_value_t = 5.0)]
     heartbeat_ms: f64,
@@ -96,12 +103,30 @@ impl ServerArgs {
         Ok(())
     }
 
+    /// Reads the secret, if there is one.
+    fn secret(&self) -> miette::Result<Option<Secret>> {
+        let Some(path) = &self.secret_file else { return Ok(None) };
+        let text = std::fs::read_to_string(path)
+            .into_diagnostic()
+            .wrap_err(format!("cannot read --secret-file {}", path.display()))?;
+        let line = text.lines().next().unwrap_or_default().trim();
+        if line.len() < SHORTEST_SECRET {
+            return Err(miette!(
+                help = "write what `openssl rand -hex 32` prints, the same at all servers and the switch",
+                "the first line of {} has {} bytes, and has to have {SHORTEST_SECRET}",
+                path.display(),
+                line.len()
+            ));
+        }
+        Ok(Some(Secret::new(line)))
+    }
+
     fn own(&self) -> IpAddr {
         self.rdma[usize::from(self.id)]
     }
 
     /// What the replica is told.
-    fn consensus(&self) -> ServerConfig {
+    fn consensus(&self, secret: Option<Secret>) -> ServerConfig {
         let heartbeat = Nanos((self.heartbeat_ms * 1e6) as u64);
         // An acknowledgement may take as long as a heartbeat.
         let ack_timeout = (1..31).find(|n| 4096 << n >= heartbeat.0).unwrap_or(31);
@@ -116,6 +141,7 @@ impl ServerArgs {
             retry_count: RETRIES,
             through: self.through.map(|at| Through { address: at.ip(), port: at.port() }),
             incarnation: by_chance(),
+            secret,
         }
     }
 
@@ -166,6 +192,7 @@ pub(crate) fn by_chance() -> u64 {
 /// Serves until it is told to end.
 pub(crate) fn run(args: &ServerArgs) -> miette::Result<()> {
     args.check()?;
+    let secret = args.secret()?;
     let stop = Stop::new();
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         signal_hook::flag::register(signal, stop.flag()).into_diagnostic()?;
@@ -179,9 +206,12 @@ pub(crate) fn run(args: &ServerArgs) -> miette::Result<()> {
     })?;
     let mac = runtime.ports().next().map_or([0; 6], |port| port.mac);
     let (mut desk, counter, answers) = Desk::new();
-    let replica = Replica::new(args.consensus(), answers);
+    let replica = Replica::new(args.consensus(secret), answers);
     tcp::serve(listener, counter, args.tcp.clone());
     eprintln!("Server {} of {} is ready at {at}. Ctrl-C ends it.", args.id, args.rdma.len());
+    eprintln!(
+        "It holds nothing, and waits for a leader. A new group begins with `kv bootstrap`; `kv info` says what it waits for."
+    );
     runtime.run(vec![Station::new(args.nic(mac), replica)], &mut desk, &stop);
     Ok(())
 }

@@ -3,9 +3,10 @@
 use crate::command::Request;
 use crate::desk::{Ask, Counter};
 use crate::replica::{Answer, Info};
-use crate::resp::{self, Value};
+use crate::resp::{Parser, Value};
 use crate::store::Outcome;
 use crossbeam_channel::Receiver;
+use p4ce::consensus::BootstrapError;
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -41,15 +42,14 @@ enum Reply {
 /// Speaks with a client until it goes, or says what nobody understands.
 fn talk(mut stream: TcpStream, counter: &Counter, servers: &[SocketAddr]) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    let (mut input, mut read) = (Vec::new(), 0);
+    let mut parser = Parser::default();
     let mut chunk = vec![0; 1 << 16];
     loop {
         let mut replies = Vec::new();
         let mut garbage = None;
         while replies.len() < PIPELINE {
-            match resp::command(&input[read..]) {
-                Ok(Some((words, len))) => {
-                    read += len;
+            match parser.next() {
+                Ok(Some(words)) => {
                     if !words.is_empty() {
                         replies.push(reply(&words, counter));
                     }
@@ -79,11 +79,9 @@ fn talk(mut stream: TcpStream, counter: &Counter, servers: &[SocketAddr]) -> io:
         }
         stream.write_all(&output)?;
         if all {
-            input.drain(..read);
-            read = 0;
             match stream.read(&mut chunk)? {
                 0 => return Ok(()),
-                len => input.extend(&chunk[..len]),
+                len => parser.feed(&chunk[..len]),
             }
         }
     }
@@ -93,6 +91,7 @@ fn reply(words: &[Vec<u8>], counter: &Counter) -> Reply {
     match Request::from_words(words) {
         Ok(Request::Ping) => Reply::Ready(Value::Simple("PONG")),
         Ok(Request::Info) => Reply::Asked(counter.ask(Ask::Info)),
+        Ok(Request::Bootstrap) => Reply::Asked(counter.ask(Ask::Bootstrap)),
         Ok(Request::Command(command)) => Reply::Asked(counter.ask(Ask::Command(command))),
         Err(error) => Reply::Ready(Value::error(error)),
     }
@@ -113,6 +112,9 @@ fn to_value(answer: Answer, servers: &[SocketAddr]) -> Value {
         Answer::Unknown => {
             Value::Error("UNKNOWN this server lost its office meanwhile; it may have been done or not".into())
         }
+        Answer::Begun(Ok(())) => Value::Simple("OK"),
+        Answer::Begun(Err(why @ BootstrapError::Unseen(_))) => Value::Error(format!("WAIT {why}")),
+        Answer::Begun(Err(why)) => Value::Error(format!("BEGUN {why}")),
         Answer::Info(info) => Value::Bulk(Some(describe(&info, servers).into_bytes())),
     }
 }
@@ -122,11 +124,13 @@ fn describe(info: &Info, servers: &[SocketAddr]) -> String {
         format!("{leader}\r\nleader_address:{}", servers[usize::from(leader)])
     });
     format!(
-        "id:{}\r\nrole:{}\r\nleader:{leader}\r\nstanding:{}\r\nterm:{}\r\nthrough_switch:{}\r\napplied:{}\r\nkeys:{}\r\n\
+        "id:{}\r\nrole:{}\r\nleader:{leader}\r\nstanding:{}\r\nwaits_for:{}\r\nrefused:{}\r\nterm:{}\r\nthrough_switch:{}\r\napplied:{}\r\nkeys:{}\r\n\
          used_bytes:{}\r\n",
         info.id,
         if info.leads { "leader" } else { "follower" },
         format!("{:?}", info.standing).to_lowercase(),
+        info.waits_for.map_or("nothing".into(), |waiting| waiting.to_string()),
+        info.refused,
         info.term,
         if info.through_switch { "yes" } else { "no" },
         info.applied,

@@ -180,6 +180,7 @@ fn any_process_is_killed_and_nothing_is_lost() {
     let cluster = Cluster::new(false);
     let rack = cluster.rack();
     let servers = [0, 1, 2].map(|id| cluster.server(id));
+    cluster.call(&["bootstrap"]);
     let check = Process::start(cluster.client(&["check", "--keys", "60", "--pause-ms", "30"]));
     check.wait_for("Writing");
     for server in 0..3 {
@@ -235,6 +236,7 @@ fn through_the_switch_and_without_it() {
     let cluster = Cluster::new(true);
     let rack = cluster.rack();
     let [leader, _first, _second] = [0, 1, 2].map(|id| cluster.server(id));
+    cluster.call(&["bootstrap"]);
     let check = Process::start(cluster.client(&["check", "--keys", "60", "--pause-ms", "30"]));
     check.wait_for("Writing");
     cluster.wait_for(0, "through_switch", "yes");
@@ -262,6 +264,7 @@ fn clients_of_redis_are_understood() {
     let cluster = Cluster::new(false);
     let _rack = cluster.rack();
     let _servers = [0, 1, 2].map(|id| cluster.server(id));
+    cluster.call(&["bootstrap"]);
     assert_eq!(cluster.call(&["set", "key", "value"]), "OK");
     let moved = format!("-MOVED 0 {}\r\n", cluster.tcp[0]);
     cluster.wait_until("server 1 knows who leads", || cluster.say(1, "GET key").unwrap() == moved);
@@ -294,4 +297,31 @@ fn is_understood(cluster: &Cluster, attempt: u32) -> Option<()> {
     let answers = say(&["INCR m@"; 500].join("\r\n"))?;
     assert!(answers.ends_with(":499\r\n:500\r\n") && answers.lines().count() == 500);
     Some(())
+}
+
+#[test]
+fn servers_that_are_all_killed_wait_for_a_bootstrap() {
+    let cluster = Cluster::new(false);
+    let _rack = cluster.rack();
+    let servers = [0, 1, 2].map(|id| cluster.server(id));
+    cluster.wait_for(0, "waits_for", "all servers run, and none has begun: bootstrap the group");
+    assert_eq!(cluster.call(&["bootstrap"]), "The group has begun.");
+    assert_eq!(cluster.call(&["set", "key", "value"]), "OK");
+    let again = cluster.client(&["bootstrap"]).output().unwrap();
+    assert!(
+        !again.status.success() && String::from_utf8_lossy(&again.stderr).contains("is a member already")
+    );
+    for server in servers {
+        server.kill();
+    }
+    let _servers = [0, 1, 2].map(|id| cluster.server(id));
+    for server in 0..3 {
+        cluster.wait_for(server, "waits_for", "all servers run, and none has begun: bootstrap the group");
+        assert_eq!(cluster.say(server, "GET key").unwrap(), "-NOLEADER nobody leads now; try again\r\n");
+    }
+    assert_eq!(cluster.call(&["bootstrap", "--patience", "20"]), "The group has begun.");
+    assert!(
+        !cluster.client(&["get", "key"]).output().unwrap().status.success(),
+        "it began empty, as it was told"
+    );
 }

@@ -59,6 +59,7 @@ fn main() {
         max_replicas: 8,
         lists: [].into(),
         limits: p4ce::Limits::default(),
+        secret: None,
         setup_timeout: Nanos::from_millis(3000),
         max_lag: p4ce::gather::MAX_LAG,
         seed: std::process::id().into(),

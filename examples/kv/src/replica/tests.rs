@@ -45,6 +45,7 @@ impl Net {
                 retry_count: 6,
                 through: None,
                 incarnation: seed << 8 | u64::from(n),
+                secret: None,
             };
             let (sender, receiver) = unbounded();
             let host = Host::new(move || Rnic::new(nic.clone()), Replica::new(config, sender));
@@ -54,7 +55,17 @@ impl Net {
         for server in &servers {
             world.connect(*server, bridge, Link::default());
         }
-        Self { world, servers, answers, next: 0 }
+        let mut net = Self { world, servers, answers, next: 0 };
+        net.run_for(Nanos::from_millis(2));
+        assert_eq!(net.bootstrap(0), Some(Answer::Begun(Ok(()))));
+        net
+    }
+
+    fn bootstrap(&mut self, server: usize) -> Option<Answer> {
+        self.next += 1;
+        let ticket = self.next;
+        self.world.with(self.servers[server], |host: &mut Host<Replica>, _| host.app.bootstrap(ticket));
+        self.answer(server, ticket, Nanos::from_millis(1))
     }
 
     fn run_for(&mut self, time: Nanos) {
@@ -215,4 +226,24 @@ fn what_is_asked_again_is_done_once_whoever_dies() {
         }
         assert!(done > 300, "seed {seed}: {done}");
     }
+}
+
+#[test]
+fn servers_that_all_restart_wait_for_the_operator() {
+    let mut net = Net::new(1);
+    net.run_for(Nanos::from_millis(10));
+    assert_eq!(net.have_done(0, &incr(1)), Outcome::Number(1));
+    assert_eq!(net.bootstrap(1), Some(Answer::Begun(Err(BootstrapError::Member))));
+    let (now, later) = (net.world.now(), net.now_and(Nanos::from_millis(1)));
+    for server in net.servers.clone() {
+        net.world.schedule(now, Fault::Crash(server));
+        net.world.schedule(later, Fault::Restart(server));
+    }
+    net.run_for(Nanos::from_millis(100));
+    for server in 0..3 {
+        assert_eq!(net.replica(server).server.waits_for(), Some(Waiting::Bootstrap));
+        assert_eq!(net.call(server, incr(2)), Some(Answer::NotLeader(None)), "nothing is done");
+    }
+    assert_eq!(net.bootstrap(2), Some(Answer::Begun(Ok(()))));
+    assert_eq!(net.have_done(0, &incr(1)), Outcome::Number(1), "it began empty, as it was told");
 }
