@@ -63,7 +63,7 @@ impl Play {
         self.net.run_until(now);
     }
 
-    /// Whoever is gone comes back.
+    /// The server that is gone comes back.
     fn back(&mut self) {
         if let Some((server, crashed)) = self.gone.take() {
             let links = links_of(&self.net, &[server]);
@@ -109,7 +109,7 @@ impl Play {
         changed(&self.net)
     }
 
-    /// What all servers hold, have promised and have applied
+    /// Hashes what all servers hold, have promised and have applied.
     fn state(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         for node in &self.net.servers {

@@ -257,10 +257,10 @@ impl Replica {
         self.now.leader = self.server.leader();
         // A worker waits for no one: a reader who looks right now sees what was there before.
         let Ok(mut seen) = self.seen.try_lock() else { return };
+        (seen.waits_for, seen.refused) = (self.now.waits_for, self.now.refused);
         let Seen { standing, leader, way, state, applied, checkpoints, pause, direct, switch, error, .. } =
             &mut self.now;
         (seen.standing, seen.leader, seen.way) = (*standing, *leader, *way);
-        (seen.waits_for, seen.refused) = (self.now.waits_for, self.now.refused);
         (seen.state, seen.applied) = (*state, *applied);
         seen.checkpoints.clone_from(checkpoints);
         seen.pause = seen.pause.max(*pause);

@@ -191,6 +191,6 @@ fn logs_and_loads_that_cannot_be() {
     wrong(
         &with("heartbeat = 5 #!"),
         "there is no key `heartbeat` in [consensus]",
-        "did you mean `heartbeat_us`? [consensus] takes `servers`, `id`, `port`, `switch`, `switch_port`, `heartbeat_us`, `log_entries`, `max_value`, `max_snapshot`, `window` and `propose`",
+        "did you mean `heartbeat_us`? [consensus] takes `servers`, `id`, `port`, `switch`, `switch_port`, `secret`, `heartbeat_us`, `log_entries`, `max_value`, `max_snapshot`, `window` and `propose`",
     );
 }
