@@ -99,7 +99,7 @@ fn reply(words: &[Vec<u8>], counter: &Counter) -> Reply {
 
 fn to_value(answer: Answer, servers: &[SocketAddr]) -> Value {
     match answer {
-        Answer::Applied(Outcome::Done) => Value::Simple("OK"),
+        Answer::Applied(Outcome::Done) | Answer::Begun(Ok(())) => Value::Simple("OK"),
         Answer::Applied(Outcome::Number(number)) => Value::Number(number),
         Answer::Applied(Outcome::Found(value)) => Value::Bulk(value),
         Answer::Applied(Outcome::NotANumber) => Value::error("value is not an integer or out of range"),
@@ -112,7 +112,6 @@ fn to_value(answer: Answer, servers: &[SocketAddr]) -> Value {
         Answer::Unknown => {
             Value::Error("UNKNOWN this server lost its office meanwhile; it may have been done or not".into())
         }
-        Answer::Begun(Ok(())) => Value::Simple("OK"),
         Answer::Begun(Err(why @ BootstrapError::Unseen(_))) => Value::Error(format!("WAIT {why}")),
         Answer::Begun(Err(why)) => Value::Error(format!("BEGUN {why}")),
         Answer::Info(info) => Value::Bulk(Some(describe(&info, servers).into_bytes())),
