@@ -2,11 +2,12 @@
  * Locks in a server's memory, as users of disaggregated memory write them, in plain ibverbs.
  *
  *     lock_peer server HOW CLIENTS LOCKS
- *     lock_peer client HOW ADDRESS ID CLIENTS ROUNDS
+ *     lock_peer client HOW ADDRESS ID CLIENTS ROUNDS [leaves]
  *
  * A client is a thread with a queue pair; a command has as many as it says, numbered from ID on. HOW is the index of the GID
  * to use: then queue pairs are made known over TCP, so nobody on the way hears of them. Or it is `cm`: then they are connected
- * by rdma_cm. In a round a client takes a lock with CAS (0 -> its
+ * by rdma_cm; then the server accepts whatever else wants to be connected, too. Clients that leave exit after their rounds without a
+ * word to the server, while others go on. In a round a client takes a lock with CAS (0 -> its
  * number), READs what the lock guards, looks whether the lock is still its own, WRITEs one more, and at once, without waiting
  * for that, WRITEs 0 into the lock; then it draws a ticket with FETCH_ADD. What the first half of the locks guard lies beside
  * them, what the others guard on a page of its own.
@@ -19,6 +20,7 @@
 #include <infiniband/verbs.h>
 #include <pthread.h>
 #include <rdma/rdma_cma.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -58,6 +60,7 @@ static struct ibv_context *device;
 static struct ibv_pd *pd;
 static int gid_index;
 static bool by_cm;
+static bool leaves;
 
 static void die(const char *what)
 {
@@ -194,38 +197,47 @@ static struct rdma_cm_id *cm_connect(const char *server, struct ibv_cq **cq)
 
 static struct rdma_event_channel *channel;
 
+/* Accepts connections for as long as the server runs: clients', which have all the same rights, and a switch's own. */
+static void *cm_accept(void *unused)
+{
+    struct rdma_conn_param param = cm_param();
+
+    for (;;) {
+        struct rdma_cm_event *event;
+
+        if (rdma_get_cm_event(channel, &event))
+            die("rdma_get_cm_event");
+        struct rdma_cm_id *id = event->id;
+        enum rdma_cm_event_type type = event->event;
+        rdma_ack_cm_event(event);
+        if (type == RDMA_CM_EVENT_CONNECT_REQUEST) {
+            struct ibv_qp_init_attr attr = qp_attr(ibv_create_cq(id->verbs, 16, NULL, NULL, 0));
+
+            if (rdma_create_qp(id, pd, &attr) || rdma_accept(id, &param))
+                die("rdma_accept");
+        } else if (type == RDMA_CM_EVENT_DISCONNECTED) {
+            rdma_disconnect(id);
+        }
+    }
+    return unused;
+}
+
 static void cm_listen(void)
 {
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons(TCP_PORT)};
     struct rdma_cm_id *id;
 
+    struct ibv_context **devices = rdma_get_devices(NULL);
+    pthread_t thread;
+
+    if (!devices || !devices[0] || !(pd = ibv_alloc_pd(devices[0])))
+        die("ibv_alloc_pd");
     channel = rdma_create_event_channel();
     if (!channel || rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) ||
         rdma_bind_addr(id, (struct sockaddr *)&at) || rdma_listen(id, MAX_CLIENTS))
         die("rdma_listen");
-}
-
-/* The next one that wants to be connected, whoever it is: it has all the others' rights. */
-static void cm_accept(void)
-{
-    struct rdma_conn_param param = cm_param();
-    struct rdma_cm_event *event;
-    struct rdma_cm_id *id;
-    bool asked;
-
-    do {
-        if (rdma_get_cm_event(channel, &event))
-            die("rdma_get_cm_event");
-        asked = event->event == RDMA_CM_EVENT_CONNECT_REQUEST;
-        check(asked || event->event == RDMA_CM_EVENT_ESTABLISHED, rdma_event_str(event->event));
-        id = event->id;
-        rdma_ack_cm_event(event);
-    } while (!asked);
-    if (!pd && !(pd = ibv_alloc_pd(id->verbs)))
-        die("ibv_alloc_pd");
-    struct ibv_qp_init_attr attr = qp_attr(ibv_create_cq(id->verbs, 16, NULL, NULL, 0));
-    if (rdma_create_qp(id, pd, &attr) || rdma_accept(id, &param))
-        die("rdma_accept");
+    if (pthread_create(&thread, NULL, cm_accept, NULL))
+        die("pthread_create");
 }
 
 /* --- where things lie ------------------------------------------------------------------------- */
@@ -366,6 +378,8 @@ static void *client(void *of)
         me->account.rounds++;
     }
     send_all(me->tcp, &me->account, sizeof me->account);
+    if (leaves)
+        return NULL;
     receive_all(me->tcp, &go, 1);
     if (id)
         rdma_disconnect(id);
@@ -413,9 +427,6 @@ static int server(int count, uint32_t locks)
     setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
     if (bind(listener, (struct sockaddr *)&at, sizeof at) || listen(listener, MAX_CLIENTS))
         die("listen");
-    /* By rdma_cm they come in an order of their own. */
-    for (int n = 0; by_cm && n < count; n++)
-        cm_accept();
     mr = ibv_reg_mr(pd, memory, BYTES,
                     IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
                         IBV_ACCESS_REMOTE_ATOMIC);
@@ -458,8 +469,10 @@ static int server(int count, uint32_t locks)
         taken += value != 0;
     }
     memcpy(&tickets, memory + ticket_at(locks), 8);
+    /* Those that have left do not hear it. */
+    signal(SIGPIPE, SIG_IGN);
     for (int n = 0; n < count; n++)
-        send_all(tcp[n], "e", 1);
+        (void)!write(tcp[n], "e", 1);
     printf("rounds %llu counted %llu attempts %llu tickets %llu taken %llu\n", (unsigned long long)sum.rounds,
            (unsigned long long)counted, (unsigned long long)sum.attempts, (unsigned long long)tickets,
            (unsigned long long)taken);
@@ -472,7 +485,8 @@ static int server(int count, uint32_t locks)
 int main(int argc, char **argv)
 {
     setvbuf(stdout, NULL, _IOLBF, 0);
-    check(argc == 5 || argc == 7, "server HOW CLIENTS LOCKS, or client HOW ADDRESS ID CLIENTS ROUNDS");
+    leaves = argc == 8 && !strcmp(argv[7], "leaves");
+    check(argc == 5 || argc == 7 || leaves, "server HOW CLIENTS LOCKS, or client HOW ADDRESS ID CLIENTS ROUNDS [leaves]");
     by_cm = !strcmp(argv[2], "cm");
     if (!by_cm)
         open_device(argv[2]);

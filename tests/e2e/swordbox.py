@@ -95,6 +95,10 @@ stride = 64
 writable = true
 """
 
+# Lanes of the switch's own
+ADDRESS = 'addresses = ["10.0.0.254/24"]\nmac = "02:00:00:00:00:fe"'
+CONNECT = "connect = { port = 18600, lanes = 2 }"
+
 ON = '["remap", "cas_to_write"]'
 TIMEOUT_S = 120
 LISTENS = "grep -q ':{port:04X} .* 0A ' /proc/net/tcp /proc/net/tcp6"
@@ -138,6 +142,10 @@ class Case:
     restarts: bool = False
     # Those who take locks are connected by rdma_cm.
     by_cm: bool = False
+    # The clients of guest a do half of the rounds, and exit without a word while the others go on.
+    leaves: bool = False
+    # The switch connects lanes of its own: so many.
+    own_lanes: int = 0
 
     @property
     def command(self) -> str:
@@ -179,6 +187,9 @@ def cases() -> list[Case]:
         Case("locks_bad_client", locks=1, **locks, bad="a", decided=0.1),
         Case("locks_restarted", locks=1, **locks, detect=0, server=TABLE, restarts=True),
         Case("locks_connected", locks=1, **locks, by_cm=True, decided=0.3),
+        Case("locks_left", locks=1, **locks, by_cm=True, leaves=True, decided=0.2),
+        Case("locks_own_lanes", locks=1, **locks, by_cm=True, leaves=True, own_lanes=2, decided=0.2,
+             options=ADDRESS, server=CONNECT),
         Case("rping", tuple(
             Pair(f"rping -s -a {{server}} -p {port} -C 10 -V", f"rping -c -a {{server}} -p {port} -C 10 -V",
                  CM_LISTENS.format(port=port))
@@ -300,10 +311,14 @@ def start_locks(case: Case, lab: Lab) -> tuple[list[tuple[Guest, Job]], Job]:
     how = "cm" if case.by_cm else "{gid}"
     job = server.start(filled(f"lock_peer server {how} {count} {case.locks}", server, server))
     server.wait_for(LISTENS.format(port=18600))
+    if case.own_lanes:
+        server.wait_for(f"test $(rdma resource show qp | grep -c 'state RTS') -ge {case.own_lanes}")
     jobs = []
     for number, guest in enumerate(clients):
         first = 1 + number * case.clients
-        command = f"lock_peer client {how} {{server}} {first} {case.clients} {case.rounds}"
+        leaves = case.leaves and number == 0
+        rounds = f"{case.rounds // 2} leaves" if leaves else str(case.rounds)
+        command = f"lock_peer client {how} {{server}} {first} {case.clients} {rounds}"
         jobs.append((guest, guest.start(filled(command, guest, server))))
     return jobs, job
 
@@ -323,6 +338,8 @@ def locks(case: Case, lab: Lab, change: Callable[[], None]) -> tuple[list[str], 
     problems += failed
     told = {name: int(value) for name, value in re.findall(r"(\w+) (\d+)", output)}
     rounds = case.clients * len(jobs) * case.rounds
+    if case.leaves:
+        rounds -= case.clients * (case.rounds - case.rounds // 2)
     if not problems and (told["rounds"], told["counted"]) != (rounds, rounds):
         problems.append(f"{rounds} rounds were wanted: {output.rstrip()}")
     # Behind the page's WRITE and the unlock's, and two READs
@@ -371,7 +388,9 @@ def check(
         problems.append("nothing of the time before the restart was refused")
     if case.by_cm and told["paired_by_cm"] != told["paired"]:
         problems.append("connections were not learnt from the connection manager")
-    wrong = ("spoofed", "unwritten", "lanes_lost", "untracked")
+    if told["own_lanes"] < case.own_lanes or (case.own_lanes and told["lanes"]):
+        problems.append(f"of {case.own_lanes} lanes {told['own_lanes']} are the switch's, and {told['lanes']} were lent")
+    wrong = ("spoofed", "unwritten", "lanes_lost", "untracked", "keys_refused")
     problems += [f"{name}: {told[name]}" for name in wrong if told[name]]
     if problems:
         problems.append(f"the switch: {told}, drops {report['drops']}")
