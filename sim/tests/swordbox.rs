@@ -401,9 +401,3 @@ fn planted_rights_that_never_end_are_found() {
 fn planted_old_reads_are_found() {
     assert!(is_found(swordbox::Bug::OldRead, Runs::Whole, 1000));
 }
-
-#[cfg(feature = "canary")]
-#[test]
-fn planted_stuck_lanes_are_found() {
-    assert!(is_found(swordbox::Bug::StuckLane, Runs::Whole, 1000));
-}
