@@ -10,6 +10,7 @@ mod environment;
 #[path = "rdmc/seeds.rs"]
 mod seeds;
 
+use p4ce::consensus::Through;
 use rdmc::{Algorithm, CallError, Failure, GroupConfig, Racks};
 use sim::Link;
 use sim::rdmc::{Cluster, Now, Setup, ip};
@@ -83,7 +84,10 @@ fn what_cannot_be_is_refused() {
     let huge = GroupConfig::MAX_BLOCK + 1;
     assert_eq!(refused(GroupConfig { block_bytes: huge, ..base.clone() }), CallError::Block(huge));
     assert_eq!(refused(GroupConfig { ahead: 0, ..base.clone() }), CallError::Ahead(0));
-    let number = GroupConfig { algorithm: Algorithm::InNetwork, number: 0x1_0000, ..base.clone() };
+    let copied = GroupConfig { algorithm: Algorithm::InNetwork, ..base.clone() };
+    assert_eq!(refused(copied.clone()), CallError::NoSwitch);
+    let number =
+        GroupConfig { number: 0x1_0000, through: Some(Through { address: ip(2), port: 18_515 }), ..copied };
     assert_eq!(refused(number), CallError::Number(0x1_0000));
     let racks = Racks::new(&[1, 2, 3]).unwrap();
     assert!(matches!(

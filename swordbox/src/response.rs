@@ -85,9 +85,15 @@ impl Swordbox {
         let packet = Packet::new(frame.bytes(), layout);
         let from = source_of(&packet);
         let id = self.ends[to as usize].peer;
-        if self.flows.get(id as usize).is_some_and(|flow| flow.server != server) {
-            self.counters.spoofed.add(1);
-            return Verdict::Drop(DropReason::WrongSource);
+        if let Some(flow) = self.flows.get(id as usize)
+            && flow.server != server
+        {
+            if flow.stage >= Stage::Strict {
+                self.counters.spoofed.add(1);
+                return Verdict::Drop(DropReason::WrongSource);
+            }
+            // A forged REQ and REP may have named the wrong server: dropping its answers would end a client's connection.
+            return self.on_stray_answer(to, frame, layout, port, now, out);
         }
         if self.flows.get(id as usize).is_none_or(|flow| !flow.may_answer(packet.bth().psn()))
             && self.is_succeeded(&packet, port, now)
@@ -178,10 +184,10 @@ impl Swordbox {
             return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
         }
         self.counters.strays.add(1);
-        let id = self.ends[to as usize].peer;
-        // Answers of the server come from where the known ones came from.
-        if self.ends[id as usize].port == port {
-            self.guess(to, &packet, source_of(&packet), port);
+        let (id, from) = (self.ends[to as usize].peer, source_of(&packet));
+        // Answers of the server come from where the known ones came from; of another one, nothing is known.
+        if self.ends[id as usize].port == port || self.flows[id as usize].server != self.server_of(from) {
+            self.guess(to, &packet, from, port);
         }
         self.forward.route(frame, port, now, out)
     }

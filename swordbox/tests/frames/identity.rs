@@ -204,3 +204,34 @@ fn a_stray_answer_does_not_change_a_translated_connection() {
     assert_eq!(net.count("strays"), 5);
     assert_eq!(locked(&mut net, &mut b, &a, 5, 6).len(), 1);
 }
+
+/// A REQ and a REP that a host has made up name a client's queue pair before its first packet, and another server.
+#[test]
+fn answers_reach_a_client_whose_queue_pair_was_named_in_a_forged_handshake_with_another_server() {
+    let other: [u8; 4] = [10, 0, 0, 2];
+    let mut net = Net::new(|config| config.servers.push(swordbox::Server::new(other.into())));
+    let mut a = end(1);
+    for mut lie in handshake(&a) {
+        // The same datagrams, to and from the other server
+        for at in [26, 30] {
+            if lie[at..at + 4] == SERVER {
+                lie[at..at + 4].copy_from_slice(&other);
+            }
+        }
+        lie[24..26].fill(0);
+        let sum = rocev2::checksum::Sum::default().add(&lie[14..34]).checksum();
+        lie[24..26].copy_from_slice(&sum.to_be_bytes());
+        let end = lie.len() - 4;
+        let icrc = rocev2::icrc::compute_for(&lie[14..end], false, 20);
+        lie[end..].copy_from_slice(&icrc.to_le_bytes());
+        net.up(&lie);
+    }
+    assert_eq!(net.count("paired_by_cm"), 1);
+    for _ in 0..12 {
+        assert_eq!(net.up(&a.write(a.psn, 0x8000_0000, &[0; 8])).len(), 1);
+        assert_eq!(net.down(&a.ack(a.psn)).len(), 1, "at PSN {:#x}", a.psn);
+        a.psn += 1;
+    }
+    net.up(&a.cas(a.psn, TABLE + 2048, 1, 0));
+    assert!(net.events.iter().any(|event| matches!(event, Event::Diverging(_))), "it takes part");
+}
