@@ -215,6 +215,11 @@ impl Cluster {
         &self.config
     }
 
+    /// Returns the seed that everything here was drawn from.
+    pub fn seed(&self) -> u64 {
+        self.config.seed
+    }
+
     /// Lets something happen at a time of the world; the run is not over before.
     pub fn schedule(&mut self, at: Nanos, fault: Fault) {
         self.world.schedule(at, fault);

@@ -117,4 +117,20 @@ pub(crate) fn disturb(net: &mut Cluster, chance: &mut Chance) {
             net.schedule(until, then);
         }
     }
+    restart_servers(net, &mut Chance::stream(net.seed(), 0x7265_7374));
+}
+
+/// In a third of the seeds, servers restart with empty memory again and again, some of them before any client notices.
+fn restart_servers(net: &mut Cluster, chance: &mut Chance) {
+    if chance.below(3) > 0 {
+        return;
+    }
+    let mut at = Nanos::from_micros(chance.between(20, 400));
+    for _ in 0..chance.between(1, 4) {
+        let server = net.servers[chance.below(net.servers.len() as u64) as usize];
+        net.schedule(at, Fault::Crash(server));
+        at = at + Nanos::from_micros(1 << chance.between(0, 8));
+        net.schedule(at, Fault::Restart(server));
+        at = at + Nanos::from_micros(chance.between(300, 3000));
+    }
 }
