@@ -145,8 +145,9 @@ fn nic_of(config: &Config, host: u16, max_qps: usize) -> impl FnMut() -> Rnic + 
     };
     let seed = config.seed ^ u64::from(host) << 16;
     let mut lives = 0;
+    let restarts_alike = config.keys_again && host < config.servers;
     move || {
-        lives += 1;
+        lives += u64::from(lives == 0 || !restarts_alike);
         Rnic::new(rnic::Config { seed: seed ^ lives << 40, ..nic.clone() })
     }
 }

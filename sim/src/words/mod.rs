@@ -120,6 +120,8 @@ pub struct Config {
     pub revoked_within: Nanos,
     /// Packets of a host that has neither rights nor scruples
     pub lies: u32,
+    /// Servers that restart give their regions the keys that they had before
+    pub keys_again: bool,
     /// Each client's link to the switch
     pub client_link: Link,
     /// Each server's
@@ -171,6 +173,7 @@ impl Default for Config {
             revocations: 0,
             revoked_within: Nanos::ZERO,
             lies: 0,
+            keys_again: false,
             client_link: Link::default(),
             server_link: Link::default(),
             #[cfg(feature = "canary")]

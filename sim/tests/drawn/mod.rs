@@ -81,6 +81,14 @@ pub(crate) fn drawn(seed: u64, forgetful: Share) -> (Config, Chance) {
 pub(crate) fn may_fail(config: &Config, chance: &mut Chance) -> Config {
     let mut rights = Chance::stream(config.seed, 0x7269_6768);
     let revocations = if rights.below(3) == 0 { rights.between(1, 3) } else { 0 } as u32;
+    let mut config = config.clone();
+    if restarts(config.seed).is_some() {
+        // Many lines, so that some are left as they were when the first operations after a restart go their own way.
+        let mut chance = Chance::stream(config.seed, 0x776f_7264);
+        config.words = chance.between(16, 80) as u32;
+        // The communication manager's numbers would come again with the keys.
+        config.keys_again = !config.by_cm && chance.below(2) == 0;
+    }
     Config {
         may_fail: true,
         revocations,
@@ -89,7 +97,7 @@ pub(crate) fn may_fail(config: &Config, chance: &mut Chance) -> Config {
         timeout: chance.between(3, 6) as u8,
         linger: chance.below(2) == 0,
         reconnect_after: Nanos::from_micros(chance.between(200, 500)),
-        ..config.clone()
+        ..config
     }
 }
 
@@ -117,14 +125,18 @@ pub(crate) fn disturb(net: &mut Cluster, chance: &mut Chance) {
             net.schedule(until, then);
         }
     }
-    restart_servers(net, &mut Chance::stream(net.seed(), 0x7265_7374));
+    restart_servers(net);
 }
 
-/// In a third of the seeds, servers restart with empty memory again and again, some of them before any client notices.
-fn restart_servers(net: &mut Cluster, chance: &mut Chance) {
-    if chance.below(3) > 0 {
-        return;
-    }
+/// Returns what restarts of servers are drawn from, in a third of the seeds.
+fn restarts(seed: u64) -> Option<Chance> {
+    let mut chance = Chance::stream(seed, 0x7265_7374);
+    (chance.below(3) == 0).then_some(chance)
+}
+
+/// Restarts servers with empty memory again and again, some of them before any client notices.
+fn restart_servers(net: &mut Cluster) {
+    let Some(mut chance) = restarts(net.seed()) else { return };
     let mut at = Nanos::from_micros(chance.between(20, 400));
     for _ in 0..chance.between(1, 4) {
         let server = net.servers[chance.below(net.servers.len() as u64) as usize];
