@@ -78,12 +78,6 @@ pub enum Bug {
 #[cfg(feature = "canary")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 6] = [
-        Self::StaleWord,
-        Self::LostAck,
-        Self::DecidedAnew,
-        Self::OldRead,
-        Self::NewPort,
-        Self::KeptRight,
-    ];
+    pub const ALL: [Self; 6] =
+        [Self::StaleWord, Self::LostAck, Self::DecidedAnew, Self::OldRead, Self::NewPort, Self::KeptRight];
 }

@@ -7,15 +7,12 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::process::Stdio;
 use understudy_tests::processes::{Process, Signal, command};
 
-/// Names the queue (FIFO) that the child of the killed test process waits at
+/// Names the queue (FIFO) that the child of the killed test process waits at. Set in that process alone
 const QUEUE: &str = "PROCESSES_QUEUE";
 
 /// Plays a test that never ends. Its child answers, then waits for a line from the queue, after which it prints that it has
 /// survived.
-#[test]
-#[ignore = "is run by the test below, which kills it"]
-fn test_that_is_killed() {
-    let queue = std::env::var(QUEUE).unwrap();
+fn wait_to_be_killed(queue: String) {
     let start = move || {
         let mut child = command("sh");
         child.args(["-c", r#"read word; echo "$word"; read line < "$0"; echo survived"#]).arg(queue);
@@ -32,11 +29,14 @@ fn test_that_is_killed() {
 
 #[test]
 fn child_of_a_killed_test_process_ends() {
+    if let Ok(queue) = std::env::var(QUEUE) {
+        return wait_to_be_killed(queue);
+    }
     let folder = tempfile::tempdir().unwrap();
     let queue = folder.path().join("queue");
     mkfifoat(CWD, &queue, Mode::RUSR | Mode::WUSR).unwrap();
     let mut test = command(std::env::current_exe().unwrap());
-    test.args(["--exact", "test_that_is_killed", "--ignored", "--nocapture"]).env(QUEUE, &queue);
+    test.args(["--exact", "child_of_a_killed_test_process_ends", "--nocapture"]).env(QUEUE, &queue);
     test.stdout(Stdio::piped());
     let mut test = Process::start(test);
     let mut said = BufReader::new(test.stdout.take().unwrap());
