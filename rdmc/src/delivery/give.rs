@@ -50,6 +50,8 @@ pub struct Give {
     lost: Vec<(IpAddr, Lost)>,
     /// Receivers that cannot reach each other, as they have said: (one, another)
     apart: BTreeSet<(IpAddr, IpAddr)>,
+    /// Whether the round before ended because receivers did not come together. After any other end they had no time to
+    waited: bool,
     /// How many receivers were lost when the switch failed the last time
     switch_failed: Option<usize>,
     open: bool,
@@ -115,6 +117,7 @@ impl Give {
             racks,
             lost: Vec::new(),
             apart: BTreeSet::new(),
+            waited: false,
             switch_failed: None,
             open: false,
             next: 0,
@@ -349,6 +352,7 @@ impl Give {
 
     fn on_failed(&mut self, nic: &mut Rnic, failure: Failure, lacking: &[IpAddr], now: Nanos) {
         let ip = failure.member();
+        self.waited = matches!(failure, Failure::Silent(_) | Failure::Unjoined(_));
         // A switch ends the group when a receiver does not acknowledge. So it is asked once more, when those who are gone are
         // known to be.
         if matches!(failure, Failure::Switch(_))
@@ -511,7 +515,8 @@ impl Give {
                     self.begin(nic, now);
                 }
             }
-            Note::Lacks { ip: other } => _ = self.apart.insert((ip.min(other), ip.max(other))),
+            Note::Lacks { ip: other } if self.waited => _ = self.apart.insert((ip.min(other), ip.max(other))),
+            Note::Lacks { .. } => {}
             // Of an earlier round
             Note::Have { round, .. } if round < self.round => {}
             // It may be started anew.
