@@ -48,10 +48,9 @@ pub struct Give {
     /// For the hybrid: everybody's rack
     racks: BTreeMap<IpAddr, u32>,
     lost: Vec<(IpAddr, Lost)>,
-    /// Receivers that cannot reach each other, as they have said: (one, another)
-    apart: BTreeSet<(IpAddr, IpAddr)>,
-    /// Whether the round before ended because receivers did not come together. After any other end they had no time to
-    waited: bool,
+    /// Receivers that cannot reach each other, as they have said: (one, another).
+    /// `None` unless the round before ended because receivers did not come together: after any other end they had no time to
+    apart: Option<BTreeSet<(IpAddr, IpAddr)>>,
     /// How many receivers were lost when the switch failed the last time
     switch_failed: Option<usize>,
     open: bool,
@@ -116,8 +115,7 @@ impl Give {
             receivers,
             racks,
             lost: Vec::new(),
-            apart: BTreeSet::new(),
-            waited: false,
+            apart: None,
             switch_failed: None,
             open: false,
             next: 0,
@@ -330,7 +328,7 @@ impl Give {
             },
             Event::Open(group) if group == self.round => {
                 self.open = true;
-                self.apart.clear();
+                self.apart = None;
             }
             Event::Closed(group) if group == self.round && self.stage == Stage::Sending => {
                 (self.stage, self.moved) = (Stage::Storing, now);
@@ -352,7 +350,8 @@ impl Give {
 
     fn on_failed(&mut self, nic: &mut Rnic, failure: Failure, lacking: &[IpAddr], now: Nanos) {
         let ip = failure.member();
-        self.waited = matches!(failure, Failure::Silent(_) | Failure::Unjoined(_));
+        let waited = matches!(failure, Failure::Silent(_) | Failure::Unjoined(_));
+        self.apart = waited.then(|| self.apart.take().unwrap_or_default());
         // A switch ends the group when a receiver does not acknowledge. So it is asked once more, when those who are gone are
         // known to be.
         if matches!(failure, Failure::Switch(_))
@@ -403,7 +402,7 @@ impl Give {
     /// are apart from
     fn apart(&self) -> Vec<(IpAddr, Lost)> {
         let is_left = |ip: &IpAddr| self.receivers.contains_key(ip);
-        let mut apart = self.apart.clone();
+        let mut apart = self.apart.clone().unwrap_or_default();
         apart.retain(|(one, other)| is_left(one) && is_left(other));
         let mut lost = Vec::new();
         while let Some((one, other)) = apart.first().copied() {
@@ -515,8 +514,11 @@ impl Give {
                     self.begin(nic, now);
                 }
             }
-            Note::Lacks { ip: other } if self.waited => _ = self.apart.insert((ip.min(other), ip.max(other))),
-            Note::Lacks { .. } => {}
+            Note::Lacks { ip: other } => {
+                if let Some(apart) = &mut self.apart {
+                    apart.insert((ip.min(other), ip.max(other)));
+                }
+            }
             // Of an earlier round
             Note::Have { round, .. } if round < self.round => {}
             // It may be started anew.
