@@ -304,7 +304,7 @@ impl Flow {
         self.unsure.is_some_and(|len| len.get() <= 4096) && psn == self.next
     }
 
-    /// A packet of this connection had a payload of so many bytes.
+    /// Learns the path MTU from the length of a packet's payload, in bytes.
     #[inline]
     pub(crate) fn saw_payload(&mut self, len: usize) {
         self.longest = self.longest.max(len as u16);

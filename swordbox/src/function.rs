@@ -176,7 +176,7 @@ pub struct Swordbox {
     /// been revoked
     pub(crate) period: Period,
     pub(crate) aged: Id,
-    /// The clients' ends of connections of an earlier life, and those connections without them
+    /// Clients' queue pairs of connections from before a restart, with the server's end of each
     pub(crate) bereft: HashMap<(IpAddr, Qpn), Connection>,
     /// When the first frame came
     pub(crate) begun: Option<Nanos>,

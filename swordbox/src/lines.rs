@@ -181,7 +181,7 @@ pub(crate) const fn in_one_line(va: u64, len: usize) -> bool {
 }
 
 impl Lines {
-    /// Room for so many lines of so many servers.
+    /// Returns an empty table with room for `capacity` lines, for `servers` servers.
     pub(crate) fn with_capacity(capacity: usize, servers: usize) -> Self {
         Self {
             doubts: (0..servers).map(|_| Doubts::new()).collect(),

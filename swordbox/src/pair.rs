@@ -309,9 +309,9 @@ impl Swordbox {
         let hosts = Hosts(self.ends[id as usize].from, bits_of(key.host()));
         let is_new = self.strangers.index.get(&hosts).is_none();
         let Ok(at) = self.strangers.index.get_or_insert(hosts) else { return };
-        let nobody = Pair { first: NONE, looked: 0, since: Nanos::ZERO };
+        let none = Pair { first: NONE, looked: 0, since: Nanos::ZERO };
         if is_new {
-            crate::lines::put(&mut self.strangers.all, at, nobody, nobody);
+            crate::lines::put(&mut self.strangers.all, at, none, none);
         }
         let next = core::mem::replace(&mut self.strangers.all[at as usize].first, id);
         self.ends[id as usize].next = next;

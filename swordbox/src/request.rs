@@ -61,7 +61,7 @@ impl Swordbox {
             return self.forward.route(frame, port, now, out);
         }
         if self.flows[id as usize].is_own {
-            // Nobody but the switch itself asks for something there.
+            // The switch is the only requester on its own lanes.
             self.counters.spoofed.add(1);
             return Verdict::Drop(DropReason::WrongSource);
         }
@@ -131,7 +131,7 @@ impl Swordbox {
             return self.refuse_ended(frame, layout, port, now, out);
         }
         if flow.begun && !flow.window().fits(psn) {
-            // Its queue pair has another connection than before, or somebody lies. The UDP source port says nothing about that:
+            // Either the queue pair has a new connection, or the packet is forged. The UDP source port does not tell them apart:
             // a network that changes its paths may change it.
             if !packet.verify_icrc() {
                 return Verdict::Drop(DropReason::Malformed(Fault::Icrc));

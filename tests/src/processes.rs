@@ -62,7 +62,7 @@ impl Process {
         kill_process(Pid::from_child(self), signal).expect("the process has not been waited for");
     }
 
-    /// Waits for the end of the process. Returns what it printed to the pipes that nobody took.
+    /// Waits for the end of the process. Returns what it printed to the pipes that are still its own.
     pub fn finish(mut self) -> Output {
         self.0.take().expect("it is taken here alone").wait_with_output().expect("it can be waited for")
     }

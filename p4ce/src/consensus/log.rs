@@ -58,7 +58,7 @@ impl Term {
         self.0.to_le_bytes()[0]
     }
 
-    /// Returns whether a candidate of so many servers can have this term.
+    /// Returns whether a candidate in a group of `servers` can have this term.
     pub const fn is_possible(self, servers: usize) -> bool {
         let round = self.0 >> Self::ROUND;
         round > 0 && round < Self::LAST_ROUND && (self.server() as usize) < servers

@@ -43,7 +43,7 @@ pub enum Habit {
     Stuck(u64),
     /// Its disk takes so long to begin.
     Begins(Nanos),
-    /// It has memory for so many bytes.
+    /// The receiver's memory for segments, in bytes.
     Small(u64),
     /// It is not there.
     Absent,

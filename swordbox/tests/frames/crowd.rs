@@ -6,7 +6,7 @@ use switch::Nanos;
 
 const STRANGER: [u8; 4] = [10, 0, 1, 99];
 
-/// A packet of a host that nobody knows, to a queue pair that there need not be
+/// A packet of an unknown host, to a queue pair that may not exist
 fn stranger(from: [u8; 4], qpn: u32, psn: u32) -> Vec<u8> {
     let bth = Bth::new(Opcode::RC_SEND_ONLY, Qpn::new(qpn), Psn::new(psn));
     frame(from, SERVER, 0xc001, bth, |_| {}, &[0; 8])

@@ -1,4 +1,4 @@
-//! Packets that may write to very much memory, or that nobody knows the right of.
+//! Packets that may write to long ranges, or whose rights are not known.
 
 use super::net::*;
 use rocev2::aeth::{Credit, Syndrome};
@@ -17,7 +17,7 @@ fn long_write(qpn: u32, psn: u32) -> Vec<u8> {
     frame(STRANGER, SERVER, 0xc123, bth, |repr| repr.extended.reth = reth, &[9; 1024])
 }
 
-/// A packet of an opcode that nobody knows
+/// A packet with an unknown opcode
 fn unknown(from: [u8; 4]) -> Vec<u8> {
     let bth = Bth::new(Opcode::RC_SEND_ONLY, Qpn::new(0x999), Psn::new(1));
     let mut bytes = frame(from, SERVER, 0xc123, bth, |_| {}, &[9; 16]);

@@ -50,7 +50,7 @@ fn a_translated_connection_survives_another_source_port_of_the_server() {
     }
 }
 
-/// Somebody has the client's address, and guesses nothing else.
+/// A packet with a client's spoofed address and a guessed PSN.
 #[test]
 fn a_forged_packet_does_not_change_a_translated_connection() {
     let (mut net, a, _, expected) = translated();
@@ -115,7 +115,7 @@ pub(crate) fn handshake(end: &End) -> [Vec<u8>; 2] {
     [datagram(end.ip, SERVER, &mads[0]), datagram(SERVER, end.ip, &mads[1])]
 }
 
-/// A REQ and a REP that somebody has made up, as from both ends.
+/// A forged REQ and REP, with the addresses of both ends.
 #[test]
 fn a_forged_handshake_does_not_change_a_translated_connection() {
     for port in [CLIENTS, SERVERS] {
@@ -194,7 +194,7 @@ fn a_connection_that_ended_does_not_pass_through_a_full_table() {
     assert_eq!(net.up(&a.write(a.psn, 0x8000_0000, &[7; 8])).len(), 0);
 }
 
-/// The server answers what nobody has asked for on this connection: its client ignores it, and here nothing changes.
+/// A response to no request of the connection: the client ignores it, and the tables here do not change.
 #[test]
 fn a_stray_answer_does_not_change_a_translated_connection() {
     let (mut net, a, mut b, _) = translated();

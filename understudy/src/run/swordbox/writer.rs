@@ -159,7 +159,7 @@ mod tests {
         let (mut writer, taken, go) = stuck();
         assert!(writer.add(connection(1)));
         assert_eq!(taken.recv().unwrap(), [Order::Add(connection(1))]);
-        // The disk is busy: nobody waits for it.
+        // The disk is busy: the control thread does not wait for it.
         for n in 2..=100 {
             assert!(writer.add(connection(n)));
         }
