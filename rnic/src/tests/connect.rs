@@ -4,7 +4,7 @@ use super::pair::*;
 use crate::cm::{Conn, Event as CmEvent, PortSpace, service_id_of};
 use crate::*;
 use rocev2::cm::RejReason;
-use rocev2::{Opcode, Packet, Qpn};
+use rocev2::{Opcode, Packet, Psn, Qpn};
 use switch::{Nanos, Share};
 
 const PORT: u16 = 7174;
@@ -182,6 +182,31 @@ fn data_stands_for_an_rtu_that_was_lost() {
     pair.run();
     assert_eq!(pair.statuses(0, &ends[0]), [(1, Status::Success)]);
     assert_eq!(event(&mut pair, 1), CmEvent::Established { conn: conns[1], private_data: Vec::new() });
+    use_it(&mut pair, &ends);
+}
+
+/// Its PSN is not the one that the REP told.
+#[test]
+fn forged_request_does_not_end_a_handshake_whose_rep_is_lost() {
+    let mut pair = Pair::new(1, [config(0), config(1)]);
+    let ends = [end(&mut pair, 0), end(&mut pair, 1)];
+    pair.nics[1].listen(PortSpace::Tcp, PORT).unwrap();
+    pair.take = Some(|packet, _| {
+        let mad = rocev2::cm::mad_of(packet).and_then(|mad| rocev2::cm::Message::parse(mad).ok());
+        mad.is_some_and(|mad| mad.kind() == rocev2::cm::Kind::Rep)
+    });
+    connect(&mut pair, ends[0].qpn, b"");
+    accept(&mut pair, ends[1].qpn);
+    assert_eq!(state(&pair, 1, &ends[1]), State::Rtr);
+    let liar = end(&mut pair, 0);
+    let setup = Setup { psn: Psn::new(0x99_9999), ..Setup::default() };
+    setup.make_ready(&mut pair.nics[0], liar.qpn, ends[1].qpn, Path::new(address(0), address(1)));
+    pair.post(0, liar.qpn, 1, Operation::Send, Data::None);
+    pair.run_for(Nanos::from_millis(1));
+    pair.take = None;
+    pair.run_for(Nanos::from_secs(20));
+    assert!(matches!(event(&mut pair, 0), CmEvent::Replied { .. }), "the REP is sent again");
+    assert!(matches!(event(&mut pair, 1), CmEvent::Established { .. }));
     use_it(&mut pair, &ends);
 }
 
