@@ -14,6 +14,9 @@ pub(crate) struct Record {
     pub count: u32,
     /// What the server knows it by, on the client's own connection
     pub own: Psn,
+    /// PSNs at its beginning that the server knows by another number than `own` says, or has forgotten: the server read again
+    /// from behind them
+    pub skipped: u32,
     pub what: What,
     /// The response has been seen
     pub done: bool,
@@ -39,10 +42,25 @@ pub(crate) enum What {
     Unknown,
 }
 
+impl Record {
+    /// Returns the PSN by which the server knows the request with the client's `psn`, if it still does.
+    pub(crate) fn own_psn(&self, psn: Psn) -> Option<Psn> {
+        let at = psn.distance(self.psn);
+        (self.skipped as i32..self.count as i32).contains(&at).then(|| self.own.add(at as u32))
+    }
+
+    /// Returns the client's PSN of what the server knows by `own`.
+    pub(crate) fn client_psn(&self, own: Psn) -> Option<Psn> {
+        let at = own.distance(self.own);
+        (self.skipped as i32..self.count as i32).contains(&at).then(|| self.psn.add(at as u32))
+    }
+}
+
 pub(crate) const NO_RECORD: Record = Record {
     psn: Psn::ZERO,
     count: 0,
     own: Psn::ZERO,
+    skipped: 0,
     what: What::Read,
     done: true,
     value: 0,

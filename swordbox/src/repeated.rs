@@ -78,8 +78,11 @@ impl Swordbox {
             {
                 // Nothing new can go in between a message; but it has not begun before the server was sure to know this one
                 // (`is_forgotten`).
+                let Some(own) = record.own_psn(psn) else {
+                    // Its client has asked for what comes behind it since, and so has got it.
+                    return Verdict::Drop(DropReason::Repeated);
+                };
                 self.flows[id as usize].reading = Some((record.psn.add(record.count), None));
-                let own = record.own.add(psn.get().wrapping_sub(record.psn.get()));
                 rewrite_request(frame, layout, own, true, record.steered);
                 self.forward.route(frame, port, now, out)
             }

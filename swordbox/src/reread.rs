@@ -159,9 +159,10 @@ impl Swordbox {
             flow.rereads.sent = Some(Sent { psn, own: flow.own_next, span, since: now, at: now, tries: 0 });
             flow.reading = Some((record.psn.add(record.count), None));
             // From now on the server knows it by that.
-            let own = flow.own_next.sub(psn.get().wrapping_sub(record.psn.get()));
+            let skipped = psn.distance(record.psn) as u32;
+            let own = flow.own_next.sub(skipped);
             for known in self.records_mut(id).iter_mut().filter(|known| known.psn == record.psn) {
-                known.own = own;
+                (known.own, known.skipped) = (own, skipped);
             }
             self.counters.reread.add(1);
             self.transmit_reread(id, now, out);

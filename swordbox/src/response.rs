@@ -285,13 +285,12 @@ impl Swordbox {
         }
         // Of a READ whose last response overtook others, or that was repeated in the middle of a message
         if is_read {
-            let records = self.records(id).iter().filter(|record| {
-                matches!(record.what, What::Unseen | What::Read)
-                    && (0..record.count as i32).contains(&own.distance(record.own))
-            });
-            let record = records.min_by_key(|record| (own.distance(record.own), record.what == What::Unseen));
-            if let Some(record) = record {
-                let psn = record.psn.add(own.get().wrapping_sub(record.own.get()));
+            let reads =
+                self.records(id).iter().filter(|record| matches!(record.what, What::Unseen | What::Read));
+            let fitting = reads.filter_map(|record| Some((record, record.client_psn(own)?)));
+            let nearest =
+                fitting.min_by_key(|(record, _)| (own.distance(record.own), record.what == What::Unseen));
+            if let Some((record, psn)) = nearest {
                 let end = record.psn.add(record.count);
                 let flow = &mut self.flows[id as usize];
                 if psn.add(1) == end && flow.reading.is_some_and(|(until, _)| until == end) {
@@ -426,6 +425,7 @@ impl Swordbox {
         let flow = &mut self.flows[id as usize];
         if flow.acked.precedes(psn) {
             flow.acked = psn;
+            flow.show_alive();
             if flow.proved() {
                 self.sources.prove(self.ends[id as usize].from);
             }

@@ -191,6 +191,45 @@ fn repeated_reads_are_done_one_after_the_other() {
     assert_eq!((sent.len(), psn(&sent[0].0)), (1, first + 2));
 }
 
+/// A READ that is repeated from its middle has no PSN at the server for what comes before: those numbers are other READs'.
+#[test]
+fn read_repeated_from_its_middle_keeps_its_hands_off_the_answers_to_the_next() {
+    let (mut net, mut a, _) = two(|_| {});
+    let (first, second) = (a.psn, a.psn + 3);
+    assert_eq!(net.up(&read(&a, first, 0x8000_0000, 3072)).len(), 1);
+    let [begin, middle, end] =
+        [Opcode::RC_READ_RESPONSE_FIRST, Opcode::RC_READ_RESPONSE_MIDDLE, Opcode::RC_READ_RESPONSE_LAST];
+    for (n, opcode) in (0..).zip([begin, middle, end]) {
+        assert_eq!(net.down(&response(&a, opcode, first + n, 1024)).len(), 1);
+    }
+    assert_eq!(net.up(&read(&a, second, 0x8000_1000, 64)).len(), 1);
+    assert_eq!(net.down(&only(&a, second, 64)).len(), 1);
+    a.psn += 4;
+    let sent = net.up(&read(&a, first + 1, 0x8000_0400, 2048));
+    let again = psn(&sent[0].0);
+    assert_eq!(again, a.psn);
+    // The server answers the second once more: a duplicate on the wire.
+    let sent = net.down(&only(&a, second, 64));
+    assert_eq!((sent.len(), psn(&sent[0].0)), (1, second), "it is not the first one's");
+    for (n, opcode) in (0..).zip([begin, end]) {
+        let sent = net.down(&response(&a, opcode, again + n, 1024));
+        assert_eq!((sent.len(), psn(&sent[0].0)), (1, first + 1 + n));
+    }
+    // Within a message, a READ is repeated with the PSN that it had; of the first one's beginning there is none.
+    let message =
+        a.request(Opcode::RC_WRITE_FIRST, a.psn, |repr| repr.extended.reth = reth(2048), &[0; 1024]);
+    assert_eq!(net.up(&message).len(), 1);
+    assert_eq!(net.up(&read(&a, first, 0x8000_0000, 3072)).len(), 0);
+    let sent = net.up(&read(&a, first + 1, 0x8000_0400, 2048));
+    assert_eq!((sent.len(), psn(&sent[0].0)), (1, again));
+    let sent = net.up(&read(&a, second, 0x8000_1000, 64));
+    assert_eq!((sent.len(), psn(&sent[0].0)), (1, second));
+}
+
+fn reth(len: u32) -> Reth {
+    Reth { va: 0x8000_2000.into(), rkey: KEY.into(), len: len.into() }
+}
+
 /// Done twice, it would undo what others wrote since.
 #[test]
 fn repeated_atomic_write_is_answered_and_not_done_again() {
