@@ -165,12 +165,13 @@ impl Cluster {
         let sides = switch(&mut world, &wiring).into();
         let truth = Shared::new(config);
         let all = usize::from(config.clients) * config.connections as usize;
-        // Ends of connections that broke may stay.
+        // Ends of connections that broke may stay, and those of lanes that the switch gave up.
         let spare = if config.may_fail { MADE as usize } else { 1 };
+        let room = all * spare + config.lanes * MADE as usize + 1;
         let servers: Vec<_> = (0..config.servers)
             .map(|n| {
                 let app = ServerApp::new(config, n.into(), truth.clone());
-                let host = Host::new(nic_of(config, n, (all + config.lanes) * spare + 1), app);
+                let host = Host::new(nic_of(config, n, room), app);
                 world.add(&format!("server {n}"), host, Clock::default())
             })
             .collect();

@@ -117,6 +117,7 @@ impl ServerApp {
         let receives = nic.register_new(pd, size, RECEIVE_VA, Access::ALL).ok()?;
         let served = Served { line, conn: None, own, receives, messages: 0 };
         self.by_line.insert(line, qpn.get());
+        self.truth.get().grant(line);
         self.served.insert(qpn.get(), served);
         let receives = if self.is_starved(line) { 1 } else { self.config.receives };
         for slot in 0..receives {

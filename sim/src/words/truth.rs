@@ -231,6 +231,11 @@ impl Truth {
         self.revoked.insert(line, after);
     }
 
+    /// Notes that a line has a new queue pair, with all rights: its REQ came again after its server had restarted.
+    pub(super) fn grant(&mut self, line: u32) {
+        self.revoked.remove(&line);
+    }
+
     /// Says what cannot be of the words of a server that hold this in the end.
     pub(super) fn check(&self, server: usize, table: &[u8], rules: Rules) -> Result<(), String> {
         let words = &self.memories[self.current[server]].words;
