@@ -399,3 +399,9 @@ fn planted_rights_that_never_end_are_found() {
 fn planted_old_reads_are_found() {
     assert!(is_found(swordbox::Bug::OldRead, Runs::Whole, 1000));
 }
+
+#[cfg(feature = "canary")]
+#[test]
+fn planted_clients_of_a_previous_incarnation_are_found() {
+    assert!(is_found(swordbox::Bug::DeadClient, Runs::Broken, 2000));
+}

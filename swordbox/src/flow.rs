@@ -108,6 +108,9 @@ pub(crate) struct Flow {
     /// Records whose response has not been seen
     pub open: u16,
     pub proofs: [Proof; PROOFS],
+    /// When the latest request left of which the server acknowledged on this connection that it is done; zero if none is. So at
+    /// that time the server's queue pair existed
+    pub alive_at: Nanos,
     /// The next PSN that the server expects on this connection
     pub own_next: Psn,
     /// Messages done, as the server counts them on this connection
@@ -151,6 +154,11 @@ pub(crate) struct Flow {
     /// The server reads again what the client asked for again: requests from this PSN on are not answered before that is
     /// answered. And the last of them that was not, to notice when the client begins once more
     pub reading: Option<(Psn, Option<Psn>)>,
+    /// When the first such request left; zero if none is done
+    pub existed_at: Nanos,
+    /// A request on the own connection that will show, when everything before this PSN is done, that the server's queue pair
+    /// existed when it left
+    pub showing: Option<(Psn, Nanos)>,
     /// A right that is proven as soon as everything before this PSN is done
     pub proving: Option<(Psn, Proof)>,
     /// Memory that is there as soon as everything before this PSN is done
@@ -215,6 +223,9 @@ impl Flow {
             nak_sent: false,
             reading: None,
             proofs: [Proof::NONE; PROOFS],
+            alive_at: Nanos::ZERO,
+            existed_at: Nanos::ZERO,
+            showing: None,
             proving: None,
             reaching: None,
             message: None,
@@ -291,6 +302,19 @@ impl Flow {
 
     pub(crate) fn holds(&self) -> bool {
         self.held[0] != NONE
+    }
+
+    /// Notes that everything before `acked` is done on the own connection: the server's queue pair existed when the request left
+    /// that is among it.
+    pub(crate) fn show_alive(&mut self) {
+        let Some((psn, left)) = self.showing else { return };
+        if !self.acked.precedes(psn) {
+            self.showing = None;
+            self.alive_at = left;
+            if self.existed_at == Nanos::ZERO {
+                self.existed_at = left;
+            }
+        }
     }
 
     /// Memory that is there, now that everything before `acked` is done.

@@ -91,6 +91,9 @@ pub(crate) struct Lane {
     pub waiting: [Id; 2],
     /// Which of the connections that were this lane, one after another, it is now
     pub incarnation: u32,
+    /// When its queue pair at the server is known to have existed first. A client's connection whose queue pair at the server
+    /// existed later, too, is not of a previous incarnation of the server
+    pub existed_at: Nanos,
     /// When something was last acknowledged; zero if nothing was
     pub heard: Nanos,
     /// When something was last acknowledged, or sent to an empty lane
@@ -146,6 +149,7 @@ impl Lane {
             max_atomics: 1,
             waiting: [NONE; 2],
             incarnation: 0,
+            existed_at: Nanos::ZERO,
             heard: Nanos::ZERO,
             moved: Nanos::ZERO,
             resent: Nanos::ZERO,
@@ -166,9 +170,10 @@ impl Lane {
         size_of::<Self>() + in_flight * (size_of::<Entry>() + LONGEST_WRITE)
     }
 
-    /// A connection becomes this lane.
-    pub(crate) fn open(&mut self, owner: Id, acked: Psn, max_atomics: u32, now: Nanos) {
+    /// A connection becomes this lane, whose queue pair at the server existed at `existed_at`.
+    pub(crate) fn open(&mut self, owner: Id, acked: Psn, max_atomics: u32, existed_at: Nanos, now: Nanos) {
         self.owner = owner;
+        self.existed_at = existed_at;
         self.incarnation = self.incarnation.wrapping_add(1);
         self.heard = Nanos::ZERO;
         self.is_given_back = false;
@@ -270,7 +275,7 @@ mod tests {
     fn operations_keep_their_places_apart_while_there_are_more_and_more() {
         let mut lane = Lane::new(0, false, 1024);
         let first = Psn::new(0xff_ff00);
-        lane.open(0, first, 1, Nanos::ZERO);
+        lane.open(0, first, 1, Nanos::ZERO, Nanos::ZERO);
         let bytes = |n: u32| [n as u8; LONGEST_WRITE];
         for n in 0..1024 {
             assert!(!lane.is_full());

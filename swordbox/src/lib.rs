@@ -73,11 +73,20 @@ pub enum Bug {
     NewPort,
     /// A right that was proven once counts for ever
     KeptRight,
+    /// A client whose queue pair at the server is gone since a restart shares a lane to the restarted server
+    DeadClient,
 }
 
 #[cfg(feature = "canary")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 6] =
-        [Self::StaleWord, Self::LostAck, Self::DecidedAnew, Self::OldRead, Self::NewPort, Self::KeptRight];
+    pub const ALL: [Self; 7] = [
+        Self::StaleWord,
+        Self::LostAck,
+        Self::DecidedAnew,
+        Self::OldRead,
+        Self::NewPort,
+        Self::KeptRight,
+        Self::DeadClient,
+    ];
 }

@@ -204,7 +204,7 @@ impl Swordbox {
         flow.begin(asked.psn);
         (flow.stage, flow.is_own, flow.lane) = (Stage::Strict, true, asked.lane);
         let there = &mut self.lanes[asked.lane as usize];
-        there.open(to_server, asked.psn, asked.rd_atomic.max(1).into(), now);
+        there.open(to_server, asked.psn, asked.rd_atomic.max(1).into(), now, now);
         there.keys.clear();
         // What clients have lent is given back when nothing is under way there.
         for lent in self.lanes.iter_mut().filter(|lane| lane.server == number && !lane.is_own) {

@@ -323,7 +323,7 @@ impl Swordbox {
                 // What is missing may yet overtake it on the way to the server.
                 self.restart_at(id, psn);
             }
-            self.follow(id, &packet, op);
+            self.follow(id, &packet, op, now);
             if self.flows[id as usize].stage == Stage::Clear
                 && (self.wants_lane(id, &packet, op) || self.wants_steering(id, &packet))
             {
@@ -365,7 +365,7 @@ impl Swordbox {
     }
 
     /// A request in order leaves on the connection that it came on.
-    fn follow(&mut self, id: Id, packet: &Packet<'_>, op: Op) {
+    fn follow(&mut self, id: Id, packet: &Packet<'_>, op: Op, now: Nanos) {
         let psn = packet.bth().psn();
         let flow = &mut self.flows[id as usize];
         if !flow.begun {
@@ -396,6 +396,9 @@ impl Swordbox {
         flow.sent = flow.next;
         flow.own_next = own.add(count);
         flow.in_message = !op.ends;
+        if flow.showing.is_none() {
+            flow.showing = Some((flow.sent, now));
+        }
         if let Some((va, rkey, len)) = memory
             && len > 0
         {
@@ -604,7 +607,7 @@ impl Swordbox {
         let packet = Packet::new(frame.bytes(), layout);
         let next = self.flows[id as usize].next;
         let quiet = self.flows[id as usize].is_quiet();
-        self.follow(id, &packet, op);
+        self.follow(id, &packet, op, now);
         let by = self.steer(id, &packet, op, quiet, now);
         let flow = &mut self.flows[id as usize];
         // Requests that wait behind it are in order already.

@@ -50,6 +50,7 @@ impl Swordbox {
             || there.tries >= 2
             || (wish.atomic && known.is_none())
             || !flow.has_proven(wish.rkey, wish.rights, self.period)
+            || !self.is_of_incarnation(id, there)
             || !own.has_reached(wish.va, wish.len)
             || !there.accepts(owner, wish.rkey, right::WRITE)
             || (own.under_way == 0

@@ -218,6 +218,10 @@ impl Swordbox {
             Choice::Probed(lane) => return Way::Wait(lane),
             Choice::None => return Way::Own,
         };
+        if !self.is_of_incarnation(id, &self.lanes[lane as usize]) {
+            self.counters.unproven.add(1);
+            return Way::Own;
+        }
         let writes = self.may_write(id, lane, wish.va, wish.rkey);
         let own = &self.lines.get(line);
         if wish.rights == right::WRITE && !writes {
@@ -245,6 +249,17 @@ impl Swordbox {
             return Way::Wait(lane);
         }
         Way::Lane(Passage { lane, line, known, wish })
+    }
+
+    /// Whether a flow's queue pair at the server existed after the lane's did. Otherwise the server may have restarted in between:
+    /// what it refuses on the flow's own connection, as its queue pair is gone, must not be done on a lane.
+    #[inline]
+    pub(crate) fn is_of_incarnation(&self, id: Id, lane: &Lane) -> bool {
+        #[cfg(feature = "canary")]
+        if self.config.bug == Some(crate::Bug::DeadClient) {
+            return true;
+        }
+        lane.owner == id || self.flows[id as usize].alive_at > lane.existed_at
     }
 
     /// Whether what is decided may be written there on a lane.
@@ -303,6 +318,10 @@ impl Swordbox {
         if !self.refused[usize::from(server)].has(rkey, now) {
             let open = |lane: &Lane| lane.server == server && lane.is_own && lane.owner != NONE;
             if let Some(lane) = self.nth_lane(wish.va, open) {
+                if !self.is_of_incarnation(id, &self.lanes[lane as usize]) {
+                    self.counters.unproven.add(1);
+                    return Choice::None;
+                }
                 if !self.is_usable(lane as usize, server, rkey) {
                     self.want_probe(lane, wish.va, rkey, now);
                     return Choice::Probed(lane);
@@ -355,7 +374,7 @@ impl Swordbox {
         let flow = &mut self.flows[id as usize];
         flow.lane = free as Id;
         let max_atomics = declared.max(flow.most_reads.into()).max(flow.max_reads.into()).max(1);
-        self.lanes[free].open(id, flow.own_next, max_atomics, now);
+        self.lanes[free].open(id, flow.own_next, max_atomics, flow.existed_at, now);
         self.counters.lanes.add(1);
     }
 }

@@ -126,6 +126,10 @@ fn lanes_that_clients_have_lent_are_given_back_when_the_switch_has_its_own() {
     open(&mut net);
     net.down(&a.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
     a.psn += 1;
+    let sent = net.up(&a.cas(a.psn, TABLE, 1, 1));
+    assert_eq!(dest(&sent[0].0), a.server_qpn, "its server may have restarted before the lane was connected");
+    net.down(&a.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
+    a.psn += 1;
     assert!(net.up(&a.cas(a.psn, TABLE, 1, 1)).is_empty(), "the key is tried on the new lane");
     let tried = net.pass(Nanos::from_micros(60));
     assert_eq!(dest(&tried[0].0), OWN.server_qpn);

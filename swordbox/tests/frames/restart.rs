@@ -145,3 +145,31 @@ fn idle_lanes_of_a_server_that_makes_new_connections_are_left() {
         assert_eq!((sent.len(), dest(&sent[0].0)), (1, end.server_qpn));
     }
 }
+
+/// Its own queue pair is gone: what the restarted server would refuse there must not be done on another connection.
+#[test]
+fn client_from_before_a_restart_shares_no_lane_to_the_restarted_server() {
+    let (mut net, a, mut b) = known();
+    // The lane goes with its owner, and a new client lends its connection to the restarted server.
+    net.up(&dreq(a.ip, SERVER, a.server_qpn));
+    let mut c = end(3);
+    net.connect(&mut c);
+    net.pass(Nanos::from_millis(50));
+    let sent = net.up(&c.cas(c.psn, VA, 0, 7));
+    assert_eq!((opcode(&sent[0].0), dest(&sent[0].0)), (Opcode::RC_COMPARE_SWAP, c.server_qpn));
+    net.down(&c.answer(psn(&sent[0].0), ACK, Some(0)));
+    c.psn += 1;
+    let mut asked = 0;
+    for _ in 0..3 {
+        let sent = net.up(&b.cas(b.psn, VA, 7, 8));
+        assert_eq!((sent.len(), dest(&sent[0].0)), (1, b.server_qpn), "only its own queue pair may answer");
+        asked = psn(&sent[0].0);
+        net.pass(Nanos::from_millis(1));
+    }
+    // It is there after all, and answers: the client shares again.
+    net.down(&b.answer(asked, ACK, Some(7)));
+    b.psn += 1;
+    net.pass(Nanos::from_millis(50));
+    let sent = net.up(&b.cas(b.psn, VA, 8, 9));
+    assert_eq!(dest(&sent[0].0), c.server_qpn);
+}
