@@ -75,12 +75,14 @@ pub enum Bug {
     KeptRight,
     /// A client whose queue pair at the server is gone since a restart shares a lane to the restarted server
     DeadClient,
+    /// A word's value is kept when its lane ends, and when it moves to another lane: the server may have restarted
+    KeptWord,
 }
 
 #[cfg(feature = "canary")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::StaleWord,
         Self::LostAck,
         Self::DecidedAnew,
@@ -88,5 +90,6 @@ impl Bug {
         Self::NewPort,
         Self::KeptRight,
         Self::DeadClient,
+        Self::KeptWord,
     ];
 }

@@ -172,9 +172,15 @@ impl Swordbox {
             let entry = *self.lanes[lane as usize].entry(first.add(n));
             let line = self.lines.get_mut(entry.line);
             line.under_way -= 1;
-            line.forget_all();
-            // Perhaps this is why: that the memory is not there any more.
-            line.reached = 0;
+            #[cfg(feature = "canary")]
+            let keeps = self.config.bug == Some(crate::Bug::KeptWord);
+            #[cfg(not(feature = "canary"))]
+            let keeps = false;
+            if !keeps {
+                line.forget_all();
+                // Perhaps this is why: that the memory is not there any more.
+                line.reached = 0;
+            }
             // What is on its way may still arrive.
             line.detours = line.detours.wrapping_add(1);
             line.quiet_until = line.quiet_until.max(self.tick + self.config.settle);

@@ -346,6 +346,8 @@ impl Swordbox {
         let declared = self.declared_words(server, wish.va, wish.rkey);
         let own = self.lines.get_mut(line);
         let moves = own.lane != NONE && (own.lane, own.incarnation) != (chosen, incarnation);
+        #[cfg(feature = "canary")]
+        let moves = moves && self.config.bug != Some(crate::Bug::KeptWord);
         if moves {
             // The server's memory may not be what it was when the other connection could still write to it.
             own.forget_all();
