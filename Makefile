@@ -56,8 +56,9 @@ e2e: build ## real RDMA programs in virtual machines, joined by understudy, and 
 	$(AS_ROOT) tests/e2e/detour.py --understudy $(PROGRAM)
 	$(AS_ROOT) tests/e2e/onepipe.py --understudy $(PROGRAM)
 
-soak: build ## consensus after every packet of three changes of leader (some minutes), then seeds of the simulator, new ones every time: make soak SECONDS=600 (a scenario), or SEEDS=100000 FROM=1
+soak: build ## consensus after every packet of three changes of leader, and every order of deliveries through Swordbox around a restart (some minutes each), then seeds of the simulator, new ones every time: make soak SECONDS=600 (a scenario), or SEEDS=100000 FROM=1
 	DEPTH=3 $(CARGO) nextest run --release --locked -p sim --test consensus a_leader_is_gone_after_every_packet
+	DEPTH=8 $(CARGO) nextest run --release --locked -p sim --test swordbox every_order
 	@from=$(or $(FROM),$$(date +%s)000000); \
 	for scenario in configs/sim/*.toml; do \
 		echo "$$scenario"; \

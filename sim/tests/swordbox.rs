@@ -73,6 +73,8 @@ fn controlled(config: Config) -> Controlled<Control> {
 
 mod drawn;
 mod environment;
+#[path = "swordbox/exhaustive.rs"]
+mod exhaustive;
 use drawn::{disturb, drawn, may_fail, seeds};
 
 /// The share of NICs that forget old READs and atomics, as soft-RoCE does

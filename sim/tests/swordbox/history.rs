@@ -1,0 +1,90 @@
+//! What clients asked for and saw, and what must hold of it.
+
+use sim::words::linear::{self, Action, Done, Op, Rules};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Bits of a value that name the incarnation of the memory for which it was written, as a shift
+const INCARNATION: u32 = 48;
+/// Bits of a value that number it, as a shift; below are additions
+pub(super) const NUMBER: u32 = 16;
+
+/// What the clients asked for and saw, by incarnation of the memory and word.
+#[derive(Debug, Default)]
+pub(super) struct History {
+    clock: u64,
+    values: u64,
+    /// Operations on each word, in the order in which they were posted
+    pub(super) ops: BTreeMap<(u64, usize), Vec<Op>>,
+    /// The value of each word that was seen or written last
+    newest: BTreeMap<(u64, usize), u64>,
+}
+
+impl History {
+    /// Returns the value of a word that was seen or written last.
+    pub(super) fn newest(&self, at: (u64, usize)) -> u64 {
+        self.newest.get(&at).copied().unwrap_or(0)
+    }
+
+    fn tick(&mut self) -> u64 {
+        self.clock += 1;
+        self.clock
+    }
+
+    /// Returns a value that was never written before.
+    pub(super) fn fresh(&mut self, incarnation: u64) -> u64 {
+        self.values += 1;
+        (incarnation + 1) << INCARNATION | self.values << NUMBER
+    }
+
+    /// Notes that an operation on a word is posted. Returns its number in the word's history.
+    pub(super) fn post(&mut self, at: (u64, usize), connection: u32, action: Action) -> usize {
+        let invoked = self.tick();
+        let ops = self.ops.entry(at).or_default();
+        ops.push(Op { connection, invoked, done: None, fence: false, action });
+        ops.len() - 1
+    }
+
+    /// Notes that an operation has completed; of a WRITE, `fetched` means nothing.
+    pub(super) fn complete(&mut self, at: (u64, usize), number: usize, fetched: u64) {
+        let now = self.tick();
+        if let Some(op) = self.ops.get_mut(&at).and_then(|ops| ops.get_mut(number)) {
+            op.done = Some(Done { at: now, fetched });
+            let after = op.after(fetched);
+            self.newest.insert(at, after);
+        }
+    }
+
+    /// Checks all words of all incarnations; `words` is the memory of the current one.
+    pub(super) fn check(&self, current: u64, words: &[u64], rules: Rules) -> Result<(), String> {
+        for (&(incarnation, word), ops) in &self.ops {
+            let last = (incarnation == current).then(|| words[word]);
+            check_locks(ops).map_err(|wrong| format!("word {word} of incarnation {incarnation}: {wrong}"))?;
+            linear::check(ops, 0, last, rules)
+                .map_err(|wrong| format!("word {word} of incarnation {incarnation}: {wrong}"))?;
+        }
+        for (word, value) in words.iter().enumerate() {
+            let written_for = value >> INCARNATION;
+            if written_for != 0 && written_for != current + 1 {
+                return Err(format!("word {word} holds {value:#x}, a value of an earlier incarnation"));
+            }
+            if *value != 0 && !self.ops.contains_key(&(current, word)) {
+                return Err(format!("word {word} holds {value:#x}, which no operation has written"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Checks that no value was swapped for another twice: none is written twice.
+fn check_locks(ops: &[Op]) -> Result<(), String> {
+    let mut taken = BTreeSet::new();
+    for op in ops {
+        if let (Action::CompareSwap { compare, .. }, Some(done)) = (op.action, op.done)
+            && done.fetched == compare
+            && !taken.insert(compare)
+        {
+            return Err(format!("two clients have swapped {compare:#x}"));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,377 @@
+//! The hosts: a memory server and its clients, which do one operation after another.
+
+use super::history::{History, NUMBER};
+use rnic::cm::{Conn, Event as CmEvent, PortSpace, service_id_of};
+use rnic::{
+    Access, Buffer, ConnParam, Cq, Data, Interface, Mr, Operation, Pd, QpInit, Remote, Rnic, SendRequest,
+    Sge, Status, Transport,
+};
+use rocev2::Qpn;
+use rocev2::cm::RejReason;
+use rocev2::ethernet::MacAddr;
+use sim::words::linear::Action;
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use switch::Nanos;
+
+/// Port of `rdma_cm` at which the server listens
+const PORT: u16 = 9000;
+/// Virtual address of the server's words
+pub(super) const VA: u64 = 0x1000_0000_0000;
+/// Bytes from a word to the next: each lies in a cache line of its own
+pub(super) const STRIDE: u64 = 64;
+/// The word that both clients use; behind it lies a word of each client's own
+const SHARED: usize = 0;
+/// Words of the server
+pub(super) const WORDS: usize = 3;
+/// Virtual address at which a client's results land
+const LANDING_VA: u64 = 0x3000_0000_0000;
+/// Operations that a client has outstanding at once
+const OUTSTANDING: usize = 2;
+/// ACK time-out of clients: 262 us (4.096 us times two to this)
+const TIMEOUT: u8 = 6;
+/// Retries of clients
+const RETRIES: u8 = 7;
+/// Pause of a client: longer than `SETTLE`, so that the switch learns values again
+pub(super) const PAUSE: Nanos = Nanos::from_millis(2);
+/// A client that has no connection for so long asks for another one
+const CONNECT_WITHIN: Nanos = Nanos::from_millis(10);
+/// Connections that a client makes in one run at most: its first one, and those that the restart may cost it
+const MOST_CONNECTIONS: u32 = 5;
+
+/// Step of a client's plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// `FetchAdd` of the client's own word
+    Own,
+    /// `CmpSwap` of the shared word, from the newest value that either client has seen
+    Swap,
+    /// `FetchAdd` of the shared word
+    Add,
+    /// RDMA WRITE of the shared word
+    Write,
+    /// RDMA READ of the shared word
+    Read,
+    /// Nothing for [`PAUSE`], when all operations before have completed
+    Pause,
+}
+
+/// What each client does on each of its connections. The first proves its rights with its own word, so that its first
+/// operation on the shared word takes a lane; the second begins with the shared word, on its own connection.
+const PLANS: [&[Step]; 2] = [
+    &[
+        Step::Own,
+        Step::Own,
+        Step::Own,
+        Step::Pause,
+        Step::Swap,
+        Step::Write,
+        Step::Pause,
+        Step::Swap,
+        Step::Add,
+        Step::Swap,
+    ],
+    &[
+        Step::Swap,
+        Step::Own,
+        Step::Own,
+        Step::Pause,
+        Step::Add,
+        Step::Swap,
+        Step::Pause,
+        Step::Swap,
+        Step::Write,
+        Step::Swap,
+        Step::Read,
+    ],
+];
+
+/// Memory that a server told of in its REP.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Memory {
+    pub(super) incarnation: u64,
+    rkey: u32,
+}
+
+impl Memory {
+    fn to_bytes(self) -> Vec<u8> {
+        [&self.incarnation.to_be_bytes()[..], &self.rkey.to_be_bytes()].concat()
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (incarnation, rest) = bytes.split_first_chunk()?;
+        let rkey = u32::from_be_bytes(*rest.first_chunk()?);
+        Some(Self { incarnation: u64::from_be_bytes(*incarnation), rkey })
+    }
+}
+
+pub(super) const fn address(host: u8) -> IpAddr {
+    IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, host + 1))
+}
+
+/// The server is host 0, the clients are 1 and 2.
+fn nic(host: u8) -> Rnic {
+    let mac = |host: u8| MacAddr([2, 0, 0, 0, 1, host]);
+    let neighbours =
+        (0..3).filter(|other| *other != host).map(|other| (address(other), mac(other))).collect();
+    let interface = Interface { neighbours, ..Interface::new(mac(host), address(host), 24) };
+    Rnic::new(rnic::Config {
+        max_qps: 32,
+        max_regions: 8,
+        seed: 1 + u64::from(host),
+        ..rnic::Config::new(interface)
+    })
+}
+
+fn queue_pair(nic: &mut Rnic, pd: Pd, cq: Cq) -> Qpn {
+    let init = QpInit {
+        transport: Transport::Rc,
+        pd,
+        send_cq: cq,
+        recv_cq: cq,
+        srq: None,
+        max_send: OUTSTANDING + 1,
+        max_recv: 1,
+    };
+    nic.create_qp(init).expect("room for a queue pair")
+}
+
+/// Memory server. A restart makes another one.
+#[derive(Debug)]
+pub(super) struct MemoryServer {
+    pub(super) nic: Rnic,
+    pd: Pd,
+    cq: Cq,
+    buffer: Buffer,
+    pub(super) memory: Memory,
+}
+
+impl MemoryServer {
+    /// Returns a server whose memory is empty, of this incarnation. Its keys are those of the one before.
+    pub(super) fn new(incarnation: u64, same_numbers: bool) -> Self {
+        let mut nic = nic(0);
+        let (pd, cq) = (nic.alloc_pd(), nic.create_cq(64).expect("room for a completion queue"));
+        let size = WORDS * STRIDE as usize;
+        let (buffer, mr) = nic.register_new(pd, size, VA, Access::ALL).expect("room for a region");
+        if !same_numbers {
+            for _ in 0..incarnation * 8 {
+                queue_pair(&mut nic, pd, cq);
+            }
+        }
+        nic.listen(PortSpace::Tcp, PORT).expect("a free port");
+        Self { nic, pd, cq, buffer, memory: Memory { incarnation, rkey: mr.0 } }
+    }
+
+    /// Does what is to be done after a frame or a timer.
+    pub(super) fn run(&mut self, now: Nanos) {
+        while let Some(event) = self.nic.poll_cm_event() {
+            if let CmEvent::Requested { conn, .. } = event {
+                let qpn = queue_pair(&mut self.nic, self.pd, self.cq);
+                let param = ConnParam { private_data: self.memory.to_bytes(), ..ConnParam::default() };
+                if self.nic.accept(conn, qpn, param, now).is_err() {
+                    _ = self.nic.reject(conn, RejReason::CONSUMER, &[], now);
+                }
+            }
+        }
+        while self.nic.poll_cq(self.cq).is_some() {}
+        while self.nic.poll_event().is_some() {}
+    }
+
+    /// Returns what its words hold.
+    pub(super) fn words(&self) -> Vec<u64> {
+        let bytes = self.nic.bytes(self.buffer);
+        let word =
+            |at: usize| u64::from_le_bytes(*bytes[at * STRIDE as usize..].first_chunk().expect("8 bytes"));
+        (0..WORDS).map(word).collect()
+    }
+}
+
+/// Operation that has not completed.
+#[derive(Debug)]
+struct Outstanding {
+    id: u64,
+    /// Its memory's incarnation, its word, and its number in the word's history
+    at: (u64, usize),
+    number: usize,
+    fetches: bool,
+}
+
+/// Client with one connection at a time.
+#[derive(Debug)]
+pub(super) struct Client {
+    number: usize,
+    pub(super) nic: Rnic,
+    pd: Pd,
+    cq: Cq,
+    landing: (Buffer, Mr),
+    qpn: Qpn,
+    conn: Option<Conn>,
+    /// What the server told of its memory when the connection was made
+    pub(super) memory: Option<Memory>,
+    connections: u32,
+    plan: VecDeque<Step>,
+    /// When it goes on: with its plan if it is connected, with another connection otherwise
+    pub(super) resume_at: Option<Nanos>,
+    outstanding: VecDeque<Outstanding>,
+    posted: u64,
+    pub(super) completed: u64,
+    /// Operations whose connection broke
+    pub(super) unknown: u64,
+    /// Why connections broke, but for those that were told of a restart
+    pub(super) errors: Vec<String>,
+    pub(super) wrong: Option<String>,
+}
+
+impl Client {
+    /// Returns a client without a connection.
+    pub(super) fn new(number: usize) -> Self {
+        let mut nic = nic(number as u8 + 1);
+        let (pd, cq) = (nic.alloc_pd(), nic.create_cq(64).expect("room for a completion queue"));
+        let landing = nic.register_new(pd, 64, LANDING_VA, Access::ALL).expect("room for a region");
+        Self {
+            number,
+            nic,
+            pd,
+            cq,
+            landing,
+            qpn: Qpn::new(0),
+            conn: None,
+            memory: None,
+            connections: 0,
+            plan: VecDeque::new(),
+            resume_at: None,
+            outstanding: VecDeque::new(),
+            posted: 0,
+            completed: 0,
+            unknown: 0,
+            errors: Vec::new(),
+            wrong: None,
+        }
+    }
+
+    /// Leaves its connection, if it has one, and makes another.
+    pub(super) fn connect(&mut self, now: Nanos) {
+        if self.connections > 0 {
+            // The other end is not told.
+            _ = self.nic.destroy_qp(self.qpn);
+        }
+        self.connections += 1;
+        if self.connections > MOST_CONNECTIONS {
+            self.wrong = Some(format!("client {} connects again and again: {:?}", self.number, self.errors));
+            return;
+        }
+        self.unknown += self.outstanding.drain(..).count() as u64;
+        self.memory = None;
+        self.resume_at = Some(now + CONNECT_WITHIN);
+        self.plan = PLANS[self.number].iter().copied().collect();
+        self.qpn = queue_pair(&mut self.nic, self.pd, self.cq);
+        let param = ConnParam { retry_count: RETRIES, ack_timeout: TIMEOUT, ..ConnParam::default() };
+        let service = service_id_of(PortSpace::Tcp, PORT);
+        self.conn = self.nic.connect(self.qpn, address(0), service, param, now).ok();
+    }
+
+    /// Returns whether all of its plan is done.
+    pub(super) fn is_done(&self) -> bool {
+        self.memory.is_some() && self.plan.is_empty() && self.outstanding.is_empty()
+    }
+
+    /// Has it read the shared word once more.
+    pub(super) fn look(&mut self) {
+        self.plan.push_back(Step::Read);
+    }
+
+    /// Does what is to be done after a frame or a timer.
+    pub(super) fn run(&mut self, history: &mut History, now: Nanos) {
+        while let Some(event) = self.nic.poll_cm_event() {
+            if Some(event.conn()) != self.conn {
+                continue;
+            }
+            if let CmEvent::Replied { reply, .. } = &event {
+                self.memory = Memory::from_bytes(&reply.private_data);
+                self.resume_at = None;
+            } else if event.is_last() {
+                self.errors.push(format!("{event:?}"));
+                self.connect(now);
+            }
+        }
+        while let Some(completion) = self.nic.poll_cq(self.cq) {
+            if completion.qpn != self.qpn {
+                continue;
+            }
+            if completion.status != Status::Success {
+                self.errors.push(format!("{completion:?}"));
+                self.connect(now);
+                continue;
+            }
+            match self.outstanding.pop_front() {
+                Some(op) if op.id == completion.id => {
+                    let landed = &self.nic.bytes(self.landing.0)[Self::slot(op.id)..];
+                    let fetched = u64::from_le_bytes(*landed.first_chunk().expect("8 bytes"));
+                    history.complete(op.at, op.number, if op.fetches { fetched } else { 0 });
+                    self.completed += 1;
+                }
+                other => self.wrong = Some(format!("client {}: {completion:?} for {other:?}", self.number)),
+            }
+        }
+        while self.nic.poll_event().is_some() {}
+        if self.memory.is_none() && self.resume_at.is_some_and(|at| at <= now) {
+            self.connect(now);
+        }
+        self.post_all(history, now);
+    }
+
+    /// Returns where in its landing zone an operation's result is written to, in bytes.
+    const fn slot(id: u64) -> usize {
+        (id % 8) as usize * 8
+    }
+
+    fn post_all(&mut self, history: &mut History, now: Nanos) {
+        let Some(memory) = self.memory else { return };
+        while self.outstanding.len() < OUTSTANDING
+            && self.resume_at.is_none_or(|at| at <= now)
+            && let Some(step) = self.plan.front().copied()
+        {
+            if step == Step::Pause && !self.outstanding.is_empty() {
+                return;
+            }
+            self.plan.pop_front();
+            // No timer is due any more.
+            self.resume_at = (step == Step::Pause).then(|| now + PAUSE);
+            if step != Step::Pause {
+                self.post(step, memory, history);
+            }
+        }
+    }
+
+    fn post(&mut self, step: Step, memory: Memory, history: &mut History) {
+        let word = if step == Step::Own { 1 + self.number } else { SHARED };
+        let at = (memory.incarnation, word);
+        let remote = Remote { va: VA + word as u64 * STRIDE, rkey: memory.rkey };
+        let newest = history.newest(at);
+        let id = self.posted;
+        let add = 1 << (id % u64::from(NUMBER));
+        let (action, operation, data) = match step {
+            Step::Own | Step::Add => (Action::FetchAdd(add), Operation::FetchAdd { at: remote, add }, None),
+            Step::Swap => {
+                let (compare, swap) = (newest, history.fresh(memory.incarnation));
+                let operation = Operation::CompareSwap { at: remote, compare, swap };
+                (Action::CompareSwap { compare, swap }, operation, None)
+            }
+            Step::Write => {
+                let value = history.fresh(memory.incarnation);
+                (Action::Write(value), Operation::Write(remote), Some(value.to_le_bytes().to_vec()))
+            }
+            Step::Read | Step::Pause => (Action::Read, Operation::Read(remote), None),
+        };
+        let landing = Sge { mr: self.landing.1, va: LANDING_VA + Self::slot(id) as u64, len: 8 };
+        let fetches = data.is_none();
+        let data = data.map_or(Data::Memory(landing), Data::Inline);
+        let connection = self.number as u32 * 16 + self.connections;
+        let number = history.post(at, connection, action);
+        self.posted += 1;
+        if let Err(error) = self.nic.post_send(self.qpn, SendRequest::new(id, operation, data)) {
+            self.wrong = Some(format!("client {}: {step:?} cannot be posted: {error}", self.number));
+        }
+        self.outstanding.push_back(Outstanding { id, at, number, fetches });
+    }
+}
