@@ -180,7 +180,12 @@ fn with_lanes(config: &words::Config) -> (words::Config, Option<words::Lane>) {
     };
     let begin_at = if lane.is_some() && chance.below(2) == 0 { Nanos::from_millis(1) } else { Nanos::ZERO };
     let starve = (chance.below(8) == 0).then(|| DEAD_AFTER + DEAD_AFTER);
-    (words::Config { begin_at, starve, lanes: OWN_LANES, ..config.clone() }, lane)
+    let config = words::Config { begin_at, starve, lanes: OWN_LANES, ..config.clone() };
+    if starve.is_some() && lane.is_none() && chance.below(2) == 0 {
+        // The owner of a lane that all need waits for a receive.
+        return (words::Config { words: 1, sections: 0, mix: [8, 0, 0, 0, 0, 0, 0, 0, 1], ..config }, lane);
+    }
+    (config, lane)
 }
 
 /// What the switch is told of lanes of its own.
@@ -404,6 +409,6 @@ fn planted_old_reads_are_found() {
 
 #[cfg(feature = "canary")]
 #[test]
-fn planted_clients_of_a_previous_incarnation_are_found() {
-    assert!(is_found(swordbox::Bug::DeadClient, Runs::Broken, 2000));
+fn planted_stuck_lanes_are_found() {
+    assert!(is_found(swordbox::Bug::StuckLane, Runs::Whole, 1000));
 }

@@ -77,12 +77,14 @@ pub enum Bug {
     DeadClient,
     /// A word's value is kept when its lane ends, and when it moves to another lane: the server may have restarted
     KeptWord,
+    /// A lane stays with its owner while that has begun something that does not end, and others wait
+    StuckLane,
 }
 
 #[cfg(feature = "canary")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::StaleWord,
         Self::LostAck,
         Self::DecidedAnew,
@@ -91,5 +93,6 @@ impl Bug {
         Self::KeptRight,
         Self::DeadClient,
         Self::KeptWord,
+        Self::StuckLane,
     ];
 }

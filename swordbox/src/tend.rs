@@ -145,7 +145,9 @@ impl Swordbox {
                 // What it has begun goes on.
                 there.stuck_at = self.flows[owner as usize].came();
                 there.stuck = now;
-            } else if now.since(there.stuck) > there.patience(self.config.replay_after) {
+            } else if now.since(there.stuck) > there.patience(self.config.replay_after)
+                && !self.keeps_stuck_lanes()
+            {
                 // Its owner has begun something that does not end, as a SEND that waits for a receive, and others wait for it.
                 // Nothing of theirs is under way here: they take another lane.
                 self.leave(owner);
@@ -156,6 +158,18 @@ impl Swordbox {
             self.pump_lane(lane, now, out);
         }
         self.pump_ready(now, out);
+    }
+
+    /// Returns whether a bug is planted by which a lane stays with an owner that does not go on.
+    #[cfg(feature = "canary")]
+    fn keeps_stuck_lanes(&self) -> bool {
+        self.config.bug == Some(crate::Bug::StuckLane)
+    }
+
+    #[cfg(not(feature = "canary"))]
+    #[expect(clippy::unused_self, reason = "it has a planted bug in other builds")]
+    const fn keeps_stuck_lanes(&self) -> bool {
+        false
     }
 
     /// A lane does not work any more. What was under way there is over: some of it may have been done, in order, and the rest
