@@ -139,7 +139,8 @@ pub(crate) struct Flow {
     pub unfit_until: Nanos,
     /// A request has been seen, or a handshake told where they begin
     pub begun: bool,
-    /// Atomics of other clients have passed on this connection, and its client may not have the responses to READs before them
+    /// Atomics of other clients or repeated READs have passed on this connection, and its client may not have the responses to
+    /// READs before them
     pub forgotten: bool,
     /// Its client was asked for a message again, to learn whether it repeats a READ instead
     pub asking: bool,

@@ -157,6 +157,8 @@ impl Swordbox {
             let flow = &mut self.flows[id as usize];
             let span = len.div_ceil(LEAST_MTU).max(1) as i32;
             flow.rereads.sent = Some(Sent { psn, own: flow.own_next, span, since: now, at: now, tries: 0 });
+            // It takes a place of those that the server keeps for READs and atomics.
+            flow.forgotten = true;
             flow.reading = Some((record.psn.add(record.count), None));
             // From now on the server knows it by that.
             let skipped = psn.distance(record.psn) as u32;

@@ -218,12 +218,38 @@ fn read_repeated_from_its_middle_keeps_its_hands_off_the_answers_to_the_next() {
     // Within a message, a READ is repeated with the PSN that it had; of the first one's beginning there is none.
     let message =
         a.request(Opcode::RC_WRITE_FIRST, a.psn, |repr| repr.extended.reth = reth(2048), &[0; 1024]);
-    assert_eq!(net.up(&message).len(), 1);
+    assert_eq!(
+        opcode(&net.up(&message)[0].0),
+        Opcode::RC_ACKNOWLEDGE,
+        "the client is asked for it once more"
+    );
+    assert_eq!(dest(&net.up(&message)[0].0), a.server_qpn);
     assert_eq!(net.up(&read(&a, first, 0x8000_0000, 3072)).len(), 0);
     let sent = net.up(&read(&a, first + 1, 0x8000_0400, 2048));
     assert_eq!((sent.len(), psn(&sent[0].0)), (1, again));
     let sent = net.up(&read(&a, second, 0x8000_1000, 64));
     assert_eq!((sent.len(), psn(&sent[0].0)), (1, second));
+}
+
+/// The server reads again, and keeps that READ instead of an older one, to which the client may not have the response.
+#[test]
+fn message_behind_a_repeated_read_is_asked_for_first() {
+    let (mut net, mut a, _) = two(|_| {});
+    let (first, second) = (a.psn, a.psn + 1);
+    for psn in [first, second] {
+        assert_eq!(net.up(&read(&a, psn, 0x8000_0000, 64)).len(), 1);
+        assert_eq!(net.down(&only(&a, psn, 64)).len(), 1);
+    }
+    a.psn += 2;
+    let again = psn(&net.up(&read(&a, first, 0x8000_0000, 64))[0].0);
+    assert_eq!(net.down(&only(&a, again, 64)).len(), 1);
+    let message =
+        a.request(Opcode::RC_WRITE_FIRST, a.psn, |repr| repr.extended.reth = reth(2048), &[0; 1024]);
+    let sent = net.up(&message);
+    assert_eq!((sent.len(), dest(&sent[0].0), psn(&sent[0].0)), (1, a.qpn, a.psn), "a NAK for the message");
+    // The client has no response to the second one: no message has begun, and the READ is a new request.
+    let sent = net.up(&read(&a, second, 0x8000_0000, 64));
+    assert_eq!((sent.len(), psn(&sent[0].0)), (1, again + 1));
 }
 
 fn reth(len: u32) -> Reth {
