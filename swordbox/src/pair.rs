@@ -595,10 +595,10 @@ impl Swordbox {
         let refused = packet.aeth().is_some_and(|aeth| !matches!(aeth.kind(), Syndrome::Ack(_)));
         let end = &mut self.ends[to as usize];
         let done = if refused { psn.sub(1) } else { psn };
-        let msn = packet.aeth().map_or(Msn::ZERO, rocev2::aeth::Aeth::msn);
+        let msn = packet.aeth().map(rocev2::aeth::Aeth::msn);
         end.latest = Some(match end.latest {
-            None => (done, msn),
-            Some(latest) => (latest.0.later(done), latest.1.later(msn)),
+            Some(latest) if !latest.0.precedes(done) => latest,
+            latest => (done, msn.or(latest.map(|(_, msn)| msn)).unwrap_or(Msn::ZERO)),
         });
         let client = bits_of(packet.dst());
         if !self.strangers.look(client, from, 0, self.tick) {
@@ -629,6 +629,12 @@ impl Swordbox {
         }
         self.strangers.look(client, from, looked as u32, self.tick);
         let end = &mut self.ends[to as usize];
+        if let Some(flow) = self.flows.get_mut(found as usize)
+            && end.latest.is_some_and(|(psn, _)| !flow.may_have_asked(psn))
+        {
+            // What is kept is of an earlier connection that had the client's queue pair number.
+            end.latest = Some((done, msn.unwrap_or(Msn::ZERO)));
+        }
         if found == NONE || end.guess != found {
             end.guess = found;
             end.confirmed = (u8::from(found != NONE), psn);

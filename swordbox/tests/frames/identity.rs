@@ -5,7 +5,7 @@ use rocev2::aeth::{Credit, Syndrome};
 use rocev2::cm::{self, Kind, MAD_LEN, MadHeader, Rep, Req};
 use rocev2::deth::Deth;
 use rocev2::repr::Repr;
-use rocev2::{Bth, Opcode, Psn, Qpn};
+use rocev2::{Bth, Opcode, Packet, Psn, Qpn};
 use switch::{Nanos, PortId, Verdict};
 use swordbox::Event;
 use zerocopy::FromZeros;
@@ -234,4 +234,27 @@ fn answers_reach_a_client_whose_queue_pair_was_named_in_a_forged_handshake_with_
     }
     net.up(&a.cas(a.psn, TABLE + 2048, 1, 0));
     assert!(net.events.iter().any(|event| matches!(event, Event::Diverging(_))), "it takes part");
+}
+
+/// The server's end of a connection from before a restart of both others still answers to a number that is given again.
+#[test]
+fn late_answers_of_an_earlier_connection_say_nothing_about_the_next() {
+    let mut net = Net::new(|_| {});
+    let mut a = end(1);
+    for late in 0..3 {
+        assert_eq!(net.down(&a.ack(a.psn + 40_000 + late)).len(), 1);
+    }
+    net.connect(&mut a);
+    for found in 0..3 {
+        let sent = net.up(&a.cas(a.psn, 0x8000_0000, 1, 1));
+        assert_eq!(sent.len(), 1);
+        let answer = a.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(found));
+        let told = net.down(&answer);
+        assert_eq!((told.len(), psn(&told[0].0)), (1, a.psn), "it is no stale answer");
+        // Repeated, it gets the same answer.
+        let told = net.up(&a.cas(a.psn, 0x8000_0000, 1, 1));
+        let value = Packet::parse(&told[0].0).unwrap().atomic_ack().map(|ack| ack.original.get());
+        assert_eq!((told.len(), value), (1, Some(found)));
+        a.psn += 1;
+    }
 }
