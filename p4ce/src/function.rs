@@ -171,6 +171,13 @@ impl P4ce {
         }
     }
 
+    /// Salts the bridge's table of stations, as [`Forward::salted`] does.
+    #[must_use]
+    pub fn salted(mut self, seed: u64) -> Self {
+        self.forward = self.forward.salted(seed);
+        self
+    }
+
     /// What it has counted so far, and goes on to count
     pub fn counters(&self) -> Arc<Counters> {
         Arc::clone(&self.counters)

@@ -74,15 +74,59 @@ impl<T> DenseTable<T> {
 
 /// A key of an [`Index`].
 pub trait Key: Copy + Eq {
-    /// A hash whose bits are all good. It need not keep out an attacker: an [`Index`] bounds the search.
+    /// Returns the key's bits, or a hash of them, without a salt.
     fn hash(&self) -> u64;
+
+    /// Returns the hash by which an [`Index`] places the key. A key of more than 64 bits overrides it with a call of
+    /// [`Salt::hash`] on all of them: keys whose unsalted hashes are equal collide under each salt.
+    #[inline]
+    fn salted(&self, salt: Salt) -> u64 {
+        salt.hash(self.hash().into(), 0)
+    }
 }
+
+/// Secret that an [`Index`] hashes its keys with: without it, a host cannot choose keys that collide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Salt {
+    xor: u64,
+    /// Odd
+    by: u64,
+}
+
+impl Salt {
+    /// Salt of tables whose keys come from the configuration, and of tests and simulations
+    pub const FIXED: Self = Self::new(0);
+
+    /// Returns the salt of a seed. The seed of a table whose keys come from packets has to be random (from the operating
+    /// system), and known to this process alone.
+    pub const fn new(seed: u64) -> Self {
+        let xor = mix(mix(seed ^ 0x3c6e_f372_fe94_f82a).wrapping_add(seed));
+        Self { xor, by: mix(mix(xor ^ 0xdaa6_6d2c_7ddf_743f).wrapping_add(seed)) | 1 }
+    }
+
+    /// Hashes `bits` and `number` together.
+    ///
+    /// The product of two halves, each combined with a secret word, is folded as wyhash does. One such product is not
+    /// enough for numbers in a row: with 1 salt in 10, some of 65,536 found no place in an index for as many. A
+    /// multiplication by a constant and a rotation, which takes the product's middle, remove that.
+    #[inline]
+    pub const fn hash(self, bits: u128, number: u64) -> u64 {
+        let low = bits as u64 ^ self.xor;
+        let high = ((bits >> 64) as u64).wrapping_add((number << 1 | 1).wrapping_mul(self.by));
+        let product = low as u128 * high as u128;
+        let folded = product as u64 ^ (product >> 64) as u64;
+        folded.wrapping_mul(GOLDEN).rotate_right(32)
+    }
+}
+
+/// 2^64 / golden ratio
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Spreads `value` over 64 bits.
 #[inline]
 pub const fn mix(value: u64) -> u64 {
-    // The multiplier is 2^64 / golden ratio; folding the high half in makes the low bits good too.
-    let product = value as u128 * 0x9e37_79b9_7f4a_7c15;
+    // Folding the high half in makes the low bits good too.
+    let product = value as u128 * GOLDEN as u128;
     (product as u64) ^ (product >> 64) as u64
 }
 
@@ -94,6 +138,7 @@ pub struct Index<K> {
     slots: Vec<Slot>,
     keys: DenseTable<K>,
     mask: usize,
+    salt: Salt,
 }
 
 /// A part of the hash, to spare most comparisons with a key, and the id of the key.
@@ -109,10 +154,30 @@ impl<K: Key> Index<K> {
     /// Slots that a search looks at
     pub const MAX_PROBES: usize = 64;
 
-    /// A map for up to `capacity` keys.
+    /// A map for up to `capacity` keys that do not come from packets: its salt is [`Salt::FIXED`].
     pub fn with_capacity(capacity: usize) -> Self {
+        Self::salted(capacity, Salt::FIXED)
+    }
+
+    /// A map for up to `capacity` keys, hashed with `salt`.
+    pub fn salted(capacity: usize, salt: Salt) -> Self {
         let slots = (capacity * 2).next_power_of_two().max(Self::MAX_PROBES);
-        Self { slots: vec![EMPTY; slots], keys: DenseTable::with_capacity(capacity), mask: slots - 1 }
+        Self { slots: vec![EMPTY; slots], keys: DenseTable::with_capacity(capacity), mask: slots - 1, salt }
+    }
+
+    /// Hashes with `salt` from now on. Keys keep their ids; one that finds no place under the new salt is removed. Takes
+    /// time in proportion to the capacity: it is for a map that is not in use yet.
+    pub fn set_salt(&mut self, salt: Salt) {
+        self.salt = salt;
+        self.slots.fill(EMPTY);
+        for id in 0..self.keys.ids() {
+            let Some(key) = self.keys.get(id) else { continue };
+            let hash = key.salted(salt);
+            match self.vacancy(hash) {
+                Some(at) => self.slots[at] = Slot { tag: Self::tag(hash), id },
+                None => _ = self.keys.remove(id),
+            }
+        }
     }
 
     /// What a map for up to `capacity` keys takes, at most.
@@ -136,7 +201,7 @@ impl<K: Key> Index<K> {
     #[inline(always)]
     pub fn get(&self, key: &K) -> Option<u32> {
         // Most stand where the search begins.
-        let hash = key.hash();
+        let hash = key.salted(self.salt);
         let slot = self.slots[self.home(hash)];
         if slot.tag == Self::tag(hash) && self.keys.get(slot.id) == Some(key) {
             return Some(slot.id);
@@ -147,14 +212,14 @@ impl<K: Key> Index<K> {
     /// Where the search for `key` begins
     #[inline]
     pub fn home_of(&self, key: &K) -> *const u8 {
-        self.slots.as_ptr().wrapping_add(self.home(key.hash())).cast()
+        self.slots.as_ptr().wrapping_add(self.home(key.salted(self.salt))).cast()
     }
 
     /// The id that stands where the search for `key` begins: most often its own, if it has one. To fetch what belongs to it
     /// before it is needed.
     #[inline]
     pub fn likely(&self, key: &K) -> u32 {
-        self.slots[self.home(key.hash())].id
+        self.slots[self.home(key.salted(self.salt))].id
     }
 
     /// Where the key that has `id` lies, if one has.
@@ -180,17 +245,19 @@ impl<K: Key> Index<K> {
         None
     }
 
+    /// Returns the first empty slot that a search for `hash` looks at.
+    fn vacancy(&self, hash: u64) -> Option<usize> {
+        let home = self.home(hash);
+        (0..Self::MAX_PROBES).map(|probe| (home + probe) & self.mask).find(|&at| self.slots[at] == EMPTY)
+    }
+
     /// The id of `key`, given to it now if it had none.
     pub fn get_or_insert(&mut self, key: K) -> Result<u32, Full> {
-        let hash = key.hash();
+        let hash = key.salted(self.salt);
         if let Some((id, _)) = self.find(&key, hash) {
             return Ok(id);
         }
-        let home = self.home(hash);
-        let at = (0..Self::MAX_PROBES)
-            .map(|probe| (home + probe) & self.mask)
-            .find(|&at| self.slots[at] == EMPTY)
-            .ok_or(Full)?;
+        let at = self.vacancy(hash).ok_or(Full)?;
         let id = self.keys.insert(key)?;
         self.slots[at] = Slot { tag: Self::tag(hash), id };
         Ok(id)
@@ -198,7 +265,7 @@ impl<K: Key> Index<K> {
 
     /// Forgets `key`; gives the id that it had.
     pub fn remove(&mut self, key: &K) -> Option<u32> {
-        let (id, mut hole) = self.find(key, key.hash())?;
+        let (id, mut hole) = self.find(key, key.salted(self.salt))?;
         self.keys.remove(id);
         // Closes the gap: what was pushed on from a slot at or before the hole moves back into it, so that searches
         // may go on stopping at the first empty slot.
@@ -210,7 +277,7 @@ impl<K: Key> Index<K> {
                 break;
             }
             let Some(pushed) = self.keys.get(slot.id) else { break };
-            let wanted = self.home(pushed.hash());
+            let wanted = self.home(pushed.salted(self.salt));
             if (at.wrapping_sub(wanted) & self.mask) >= (at.wrapping_sub(hole) & self.mask) {
                 self.slots[hole] = slot;
                 hole = at;
@@ -251,9 +318,13 @@ mod tests {
     struct Clumsy(u16);
 
     impl Key for Clumsy {
-        /// Collides often, in the slot and in the tag.
         fn hash(&self) -> u64 {
             u64::from(self.0 % 7) << 32 | u64::from(self.0 % 11)
+        }
+
+        /// Collides often, in the slot and in the tag.
+        fn salted(&self, _: Salt) -> u64 {
+            self.hash()
         }
     }
 
@@ -298,6 +369,60 @@ mod tests {
         let taken = (0..1000).filter(|&n| index.get_or_insert(Same(n)).is_ok()).count();
         assert_eq!(taken, Index::<Same>::MAX_PROBES);
         assert_eq!(index.get(&Same(999)), None);
+    }
+
+    impl Key for u64 {
+        fn hash(&self) -> u64 {
+            *self
+        }
+    }
+
+    /// Returns the slots at which a search for each of `keys` begins, each slot once, under `salt`.
+    fn homes(keys: &[u64], salt: Salt) -> std::collections::HashSet<usize> {
+        let index = Index::<u64>::salted(1000, salt);
+        keys.iter().map(|key| index.home_of(key) as usize - index.slots.as_ptr() as usize).collect()
+    }
+
+    #[test]
+    fn keys_that_collide_under_one_salt_do_not_under_another() {
+        let known = Salt::new(1);
+        let mut index = Index::salted(1000, known);
+        let first = index.home_of(&0);
+        let crafted: Vec<u64> = (0..).filter(|key| index.home_of(key) == first).take(500).collect();
+        let taken = crafted.iter().filter(|key| index.get_or_insert(**key).is_ok()).count();
+        assert_eq!((taken, homes(&crafted, known).len()), (Index::<u64>::MAX_PROBES, 1));
+        for seed in 2..100 {
+            let salt = Salt::new(seed);
+            let mut index = Index::salted(1000, salt);
+            let taken = crafted.iter().filter(|key| index.get_or_insert(**key).is_ok()).count();
+            assert_eq!(taken, crafted.len(), "salt {seed}");
+            // 500 balls in 2048 bins occupy 444 on average.
+            assert!(homes(&crafted, salt).len() > 400, "salt {seed}");
+        }
+    }
+
+    #[test]
+    fn keys_in_a_row_find_places_under_every_salt() {
+        for seed in 0..50 {
+            for step in [1, 8, 256] {
+                let mut index = Index::salted(65_536, Salt::new(seed));
+                for key in (0..65_536).map(|n| n * step) {
+                    assert!(index.get_or_insert(key).is_ok(), "salt {seed}, key {key}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn keys_keep_their_ids_under_a_new_salt() {
+        let mut index = Index::with_capacity(1000);
+        let ids: Vec<_> = (0..1000_u64).map(|key| index.get_or_insert(key).unwrap()).collect();
+        assert_eq!(index.remove(&7), Some(ids[7]));
+        index.set_salt(Salt::new(1));
+        for (key, id) in (0..).zip(ids) {
+            assert_eq!(index.get(&key), (key != 7).then_some(id));
+        }
+        assert_eq!((index.len(), index.get_or_insert(1000)), (999, Ok(7)));
     }
 
     #[test]

@@ -35,6 +35,7 @@ mod repeated;
 mod request;
 mod reread;
 mod response;
+mod salt;
 mod share;
 mod sketch;
 mod source;

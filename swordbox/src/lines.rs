@@ -6,7 +6,7 @@
 
 use crate::doubt::Doubts;
 use crate::{Id, NONE};
-use switch::table::{Index, Key, mix};
+use switch::table::{Index, Key, Salt, mix};
 use switch::{Full, Nanos};
 
 /// Bytes of a line, as a shift
@@ -26,6 +26,11 @@ impl Key for Place {
     #[inline]
     fn hash(&self) -> u64 {
         mix(self.number ^ u64::from(self.server) << 56)
+    }
+
+    #[inline]
+    fn salted(&self, salt: Salt) -> u64 {
+        salt.hash(u128::from(self.server) << 64 | u128::from(self.number), 0)
     }
 }
 
@@ -192,6 +197,12 @@ impl Lines {
             capacity,
             hand: 0,
         }
+    }
+
+    /// Salts the hashes of lines' addresses.
+    pub(crate) fn set_salt(&mut self, salt: Salt) {
+        self.index.set_salt(salt);
+        self.blocks.set_salt(salt);
     }
 
     /// What so many lines take.

@@ -3,7 +3,7 @@
 use crate::Id;
 use core::net::IpAddr;
 use switch::Nanos;
-use switch::table::{Index, Key, mix};
+use switch::table::{Index, Key, Salt, mix};
 
 /// The address of a host, as 128 bits
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,6 +12,10 @@ struct Host(u128);
 impl Key for Host {
     fn hash(&self) -> u64 {
         mix(self.0 as u64 ^ (self.0 >> 64) as u64)
+    }
+
+    fn salted(&self, salt: Salt) -> u64 {
+        salt.hash(self.0, 0)
     }
 }
 
@@ -46,6 +50,11 @@ impl Sources {
             most: most as u32,
             hand: 0,
         }
+    }
+
+    /// Salts the hashes of hosts' addresses.
+    pub(crate) fn set_salt(&mut self, salt: Salt) {
+        self.index.set_salt(salt);
     }
 
     /// What so many take.

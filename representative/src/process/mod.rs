@@ -61,7 +61,7 @@ use scattering::Scatterings;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use switch::heap::Heap;
-use switch::table::{Index, Key, mix};
+use switch::table::{Index, Key, Salt, mix};
 use switch::{Chance, Nanos};
 
 /// The number of a process.
@@ -199,11 +199,19 @@ impl Key for Source {
         };
         mix(ip as u64 ^ mix((ip >> 64) as u64 ^ u64::from(self.1.get())))
     }
+
+    fn salted(&self, salt: Salt) -> u64 {
+        let ip = match self.0 {
+            IpAddr::V4(ip) => u128::from(ip.to_bits()),
+            IpAddr::V6(ip) => ip.to_bits(),
+        };
+        salt.hash(ip, self.1.get().into())
+    }
 }
 
 impl Key for ProcessId {
     fn hash(&self) -> u64 {
-        mix(self.0.into())
+        self.0.into()
     }
 }
 

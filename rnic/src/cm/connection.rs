@@ -7,7 +7,7 @@ use rocev2::cm::{Kind, MAD_LEN};
 use rocev2::{Psn, Qpn};
 use std::collections::{BinaryHeap, VecDeque};
 use switch::random::Chance;
-use switch::table::{Index, Key};
+use switch::table::{Index, Key, Salt, mix};
 use switch::{Full, Nanos};
 
 /// Where a connection stands (IB 12.9.7, figures 138 and 139).
@@ -130,57 +130,51 @@ struct Slot {
     connection: Option<Box<Connection>>,
 }
 
-/// A number that another host chose. The salt keeps hosts from choosing numbers that collide.
+/// A number that another host chose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct RemoteKey {
-    salt: u64,
     host: IpAddr,
     number: u32,
 }
 
-/// Spreads `value` over 64 bits (the last step of splitmix64). One multiplication is not enough here: queue pair numbers
-/// come in a row, and 90,000 of them found no place in an index for 100,000 after `switch::table::mix`.
-const fn spread(value: u64) -> u64 {
-    let value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ value >> 31
+impl RemoteKey {
+    const fn host(&self) -> u128 {
+        match self.host {
+            IpAddr::V4(address) => address.to_bits() as u128,
+            IpAddr::V6(address) => address.to_bits(),
+        }
+    }
 }
 
 impl Key for RemoteKey {
     fn hash(&self) -> u64 {
-        let host = match self.host {
-            IpAddr::V4(address) => u128::from(address.to_bits()),
-            IpAddr::V6(address) => address.to_bits(),
-        };
-        let low = spread(self.salt ^ host as u64);
-        spread(spread(low ^ (host >> 64) as u64) ^ u64::from(self.number))
+        mix(self.host() as u64 ^ mix((self.host() >> 64) as u64 ^ u64::from(self.number)))
+    }
+
+    fn salted(&self, salt: Salt) -> u64 {
+        salt.hash(self.host(), self.number.into())
     }
 }
 
 /// Connections by a number of the other side's.
 #[derive(Debug)]
 pub(super) struct Names {
-    salt: u64,
     index: Index<RemoteKey>,
     conns: Vec<Conn>,
 }
 
 impl Names {
-    fn new(capacity: usize, salt: u64) -> Self {
-        Self { salt, index: Index::with_capacity(capacity), conns: Vec::new() }
-    }
-
-    const fn key(&self, host: IpAddr, number: u32) -> RemoteKey {
-        RemoteKey { salt: self.salt, host, number }
+    fn new(capacity: usize, salt: Salt) -> Self {
+        Self { index: Index::salted(capacity, salt), conns: Vec::new() }
     }
 
     pub(super) fn get(&self, host: IpAddr, number: u32) -> Option<Conn> {
-        self.index.get(&self.key(host, number)).map(|id| self.conns[id as usize])
+        self.index.get(&RemoteKey { host, number }).map(|id| self.conns[id as usize])
     }
 
     /// The name belongs to `conn` from now on, whoever had it.
     fn bind(&mut self, host: IpAddr, number: u32, conn: Conn) -> Result<(), Full> {
-        let id = self.index.get_or_insert(self.key(host, number))? as usize;
+        let id = self.index.get_or_insert(RemoteKey { host, number })? as usize;
         if id == self.conns.len() {
             self.conns.push(conn);
         } else {
@@ -192,7 +186,7 @@ impl Names {
     /// Forgets the name, if it is `conn`'s.
     fn unbind(&mut self, host: IpAddr, number: u32, conn: Conn) {
         if self.get(host, number) == Some(conn) {
-            self.index.remove(&self.key(host, number));
+            self.index.remove(&RemoteKey { host, number });
         }
     }
 }
@@ -217,7 +211,7 @@ pub(super) struct Table {
 impl Table {
     pub(super) fn new(capacity: usize, mut chance: Chance) -> Self {
         let capacity = capacity.min(1 << 24);
-        let salt = chance.bits();
+        let seed = chance.bits();
         Self {
             slots: Vec::new(),
             free: VecDeque::new(),
@@ -225,8 +219,8 @@ impl Table {
             slot_bits: capacity.max(2).next_power_of_two().trailing_zeros(),
             scramble: chance.bits() as u32,
             chance,
-            by_remote_id: Names::new(capacity, salt),
-            by_remote_qpn: Names::new(capacity, !salt),
+            by_remote_id: Names::new(capacity, Salt::new(seed)),
+            by_remote_qpn: Names::new(capacity, Salt::new(!seed)),
             timers: BinaryHeap::new(),
         }
     }

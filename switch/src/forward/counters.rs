@@ -2,7 +2,7 @@
 
 use crate::Full;
 use crate::counters::{Counter, FrameCounter};
-use crate::table::{Index, Key, mix};
+use crate::table::{Index, Key, Salt, mix};
 use core::net::IpAddr;
 use rocev2::{Fault, Packet, Qpn};
 use std::sync::OnceLock;
@@ -153,5 +153,11 @@ impl Key for HostQp {
         // The upper half of an address is the same for the hosts of a network; it must not cancel the lower out.
         let [high, low] = self.address;
         mix(low ^ high.rotate_left(17) ^ u64::from(self.qpn) << 40)
+    }
+
+    #[inline]
+    fn salted(&self, salt: Salt) -> u64 {
+        let [high, low] = self.address;
+        salt.hash(u128::from(high) << 64 | u128::from(low), self.qpn.into())
     }
 }

@@ -10,7 +10,7 @@ pub use config::Config;
 pub use counters::Counters;
 
 use crate::drop::FaultSet;
-use crate::table::Index;
+use crate::table::{Index, Salt};
 use crate::{DropReason, Frame, Function, Nanos, Output, PortId, Verdict};
 use config::Topology;
 use core::net::IpAddr;
@@ -102,6 +102,20 @@ impl Forward {
             qps: (config.counted_qps > 0).then(|| Index::with_capacity(config.counted_qps)),
             counters: Arc::new(Counters::new(config.ports, config.counted_qps)),
         }
+    }
+
+    /// Salts the tables of what packets name, stations and queue pairs. The seed has to be random where hosts are not
+    /// trusted (see [`Salt::new`]).
+    #[must_use]
+    pub fn salted(mut self, seed: u64) -> Self {
+        let salt = Salt::new(seed);
+        if let Route::Mac(stations) = &mut self.route {
+            stations.set_salt(salt);
+        }
+        if let Some(qps) = &mut self.qps {
+            qps.set_salt(salt);
+        }
+        self
     }
 
     /// What this instance has counted so far, and goes on to count.

@@ -10,7 +10,7 @@
 //! hop that has a MAC address, both MAC addresses. The ICRC covers none of them.
 
 use super::config::{NextHop, RouteTable, Ttl};
-use crate::table::{Index, Key, mix};
+use crate::table::{Index, Key, Salt, mix};
 use crate::{DropReason, PortId, Verdict};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::ops::Range;
@@ -42,6 +42,11 @@ impl Key for Network {
     fn hash(&self) -> u64 {
         let Self { bits, len, v6 } = *self;
         mix(bits as u64 ^ mix((bits >> 64) as u64 ^ u64::from(len) << 1 ^ u64::from(v6)))
+    }
+
+    #[inline]
+    fn salted(&self, salt: Salt) -> u64 {
+        salt.hash(self.bits, u64::from(self.len) << 1 | u64::from(self.v6))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::config::MacTable;
 use super::{Event, addresses};
-use crate::table::{Index, Key, mix};
+use crate::table::{Index, Key, Salt};
 use crate::{DropReason, Nanos, PortId, Verdict};
 use rocev2::ethernet::MacAddr;
 use std::collections::VecDeque;
@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 impl Key for MacAddr {
     #[inline]
     fn hash(&self) -> u64 {
-        mix(self.to_u64())
+        self.to_u64()
     }
 }
 
@@ -60,6 +60,11 @@ impl Stations {
             }
         }
         stations
+    }
+
+    /// Salts the hashes of stations' addresses, those that are known already included.
+    pub(super) fn set_salt(&mut self, salt: Salt) {
+        self.index.set_salt(salt);
     }
 
     /// Learns the sender and says where the frame goes; `None` is everywhere.

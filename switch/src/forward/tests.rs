@@ -228,6 +228,35 @@ fn more_events_than_fit_wait_for_the_next_frame() {
 }
 
 #[test]
+fn queue_pairs_chosen_to_collide_find_places_under_every_salt() {
+    // What is added to the address is what the number takes away.
+    let chosen = |n: u32| HostQp::new(IpAddr::V6((u128::from(n) << 40 | 0xfd << 120).into()), Qpn::new(n));
+    assert!((1..1000).all(|n| chosen(n).hash() == chosen(0).hash()), "they collide without a salt");
+    for seed in 0..100 {
+        let mut index = Index::salted(1000, Salt::new(seed));
+        assert!((0..1000).all(|n| index.get_or_insert(chosen(n)).is_ok()), "seed {seed}");
+        assert!((0..1000).all(|n| index.get(&chosen(n)).is_some()), "seed {seed}");
+    }
+}
+
+#[test]
+fn fixed_stations_are_known_to_a_salted_bridge() {
+    let config = Config {
+        topology: Topology::Mac(MacTable {
+            capacity: 4,
+            ageing: Nanos::from_secs(300),
+            fixed: (0..100).map(|n| (mac(n), RIGHT)).collect(),
+        }),
+        ..Config::bridge(3, 4)
+    };
+    let mut forward = Forward::new(&config).salted(7);
+    for n in 0..100 {
+        let (verdict, _) = run_frame(&mut forward, &frame(mac(n), mac(1000)), LEFT, Nanos::ZERO);
+        assert_eq!(verdict, Verdict::Forward(RIGHT), "station {n}");
+    }
+}
+
+#[test]
 fn queue_pairs_of_many_hosts_hash_apart() {
     let mut index = Index::with_capacity(65_536);
     let packet = acknowledgement();

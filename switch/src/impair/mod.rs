@@ -22,7 +22,7 @@ use crate::drop::FaultSet;
 use crate::forward::config::Topology;
 use crate::forward::counters::HostQp;
 use crate::forward::{self, Forward};
-use crate::table::{Index, mix};
+use crate::table::{Index, Salt, mix};
 use crate::{Chance, DropReason, Frame, Full, Function, Nanos, Output, PortId, Verdict};
 use counters::RuleCounters;
 use held::{Held, Until};
@@ -102,6 +102,16 @@ impl Impair {
             flows: offsets.then(|| Flows::new(config.flows)),
             counters: Arc::new(counters),
         }
+    }
+
+    /// Salts the tables of queue pairs, as [`Forward::salted`] does.
+    #[must_use]
+    pub fn salted(mut self, seed: u64) -> Self {
+        self.wire = self.wire.salted(seed);
+        if let Some(flows) = &mut self.flows {
+            flows.index.set_salt(Salt::new(seed));
+        }
+        self
     }
 
     /// What this instance has counted so far, and goes on to count.

@@ -12,7 +12,7 @@
 use super::Append;
 use crate::{Id, NONE};
 use rocev2::Psn;
-use switch::table::{Index, Key, mix};
+use switch::table::{Index, Key, Salt, mix};
 use switch::{Full, Nanos};
 
 /// A node that was on its way into a structure when the ticket was made: it is part of it as soon as the ticket is of no
@@ -38,6 +38,11 @@ impl Key for Place {
     #[inline]
     fn hash(&self) -> u64 {
         mix(self.node ^ u64::from(self.server) << 56)
+    }
+
+    #[inline]
+    fn salted(&self, salt: Salt) -> u64 {
+        salt.hash(u128::from(self.server) << 64 | u128::from(self.node), 0)
     }
 }
 
@@ -102,6 +107,11 @@ impl Links {
             capacity,
             walk: Vec::with_capacity(capacity),
         }
+    }
+
+    /// Salts the hashes of nodes' addresses.
+    pub(super) fn set_salt(&mut self, salt: Salt) {
+        self.index.set_salt(salt);
     }
 
     /// What so many take.

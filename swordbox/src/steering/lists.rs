@@ -10,7 +10,7 @@ use super::{Append, Cas, Knowledge};
 use crate::clients::clover::{HEADER, KEY, Layout, NEXT};
 use crate::sketch::Sketch;
 use core::ops::Range;
-use switch::table::{Index, Key, mix};
+use switch::table::{Index, Key, Salt, mix};
 
 /// Where a store of lists lies, and how much of it is kept here.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ struct Number(u64);
 impl Key for Number {
     #[inline]
     fn hash(&self) -> u64 {
-        mix(self.0)
+        self.0
     }
 }
 
@@ -105,6 +105,11 @@ impl Lists {
             hand: 0,
             config,
         }
+    }
+
+    /// Salts the hashes of keys.
+    pub(super) fn set_salt(&mut self, salt: Salt) {
+        self.keys.set_salt(salt);
     }
 
     /// What such a store takes at most.

@@ -18,6 +18,7 @@ pub use locks::{Locks, LocksConfig};
 use crate::config::Config;
 use links::Links;
 pub(crate) use links::Ticket;
+use switch::table::Salt;
 use withheld::Withheld;
 
 /// A CAS.
@@ -186,6 +187,16 @@ impl Steering {
             links: Links::with_capacity(appends),
             withheld: Withheld::with_capacity(withheld),
             published: false,
+        }
+    }
+
+    /// Salts the tables of nodes and of structures' keys.
+    pub(crate) fn set_salt(&mut self, salt: Salt) {
+        self.links.set_salt(salt);
+        for known in self.known.iter_mut().flatten() {
+            if let Known::Lists(lists) = known {
+                lists.set_salt(salt);
+            }
         }
     }
 

@@ -1,8 +1,8 @@
 //! The forwarding function's control plane, and its part of the report.
 
-use super::Until;
 use super::report::{OpcodeRow, PortRow, QpRow, ReasonRow, Report, WorkerRow};
 use super::tunnel::Front;
+use super::{Until, by_chance};
 use crate::observe::{Port, Told};
 use core::net::IpAddr;
 use dataplane::{Control, ControlOutput, Live, Mbuf, Outcome, Runtime, Stop};
@@ -39,7 +39,7 @@ pub(super) fn run(
     until: Until,
     stop: &Stop,
 ) -> Report {
-    let functions: Vec<_> = (0..workers).map(|_| Forward::new(config)).collect();
+    let functions: Vec<_> = (0..workers).map(|_| Forward::new(config).salted(by_chance())).collect();
     let counters: Vec<_> = functions.iter().map(Forward::counters).collect();
     let tell = |_: &Bridge| Told::forwarded(&counters);
     let (outcome, seconds, tunnel) = front.run_until(runtime, functions, &mut Bridge, tell, until, stop);

@@ -1,7 +1,7 @@
 //! The impairing function, which needs no control plane, and its part of the report.
 
 use super::report::{ImpairReport, Report, RuleRow};
-use super::{Until, forward, run_until};
+use super::{Until, by_chance, forward, run_until};
 use crate::observe::Told;
 use dataplane::{Passive, Runtime, Stop};
 use std::sync::Arc;
@@ -15,7 +15,8 @@ pub(super) fn run(
     until: Until,
     stop: &Stop,
 ) -> Report {
-    let functions: Vec<_> = (0..workers).map(|worker| Impair::new(config, worker)).collect();
+    let function = |worker| Impair::new(config, worker).salted(by_chance());
+    let functions: Vec<_> = (0..workers).map(function).collect();
     let counters: Vec<_> = functions.iter().map(Impair::counters).collect();
     let seen: Vec<_> = counters.iter().map(|counters| Arc::clone(&counters.seen)).collect();
     let tell = |_: &Passive| impaired(config, &counters).observed(Told::forwarded(&seen));

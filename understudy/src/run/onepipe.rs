@@ -185,8 +185,9 @@ pub(super) fn run(
         neighbours: Vec::new(),
     };
     let counted_qps = switch.forward.counted_qps;
-    let function =
-        Representative::new(switch).map_err(|error| miette::miette!("[onepipe] cannot be: {error}"))?;
+    let function = Representative::new(switch)
+        .map_err(|error| miette::miette!("[onepipe] cannot be: {error}"))?
+        .salted(by_chance());
     let (counters, bridged) = (function.counters(), function.forward_counters());
     let began = now();
     let mut plane = Plane {

@@ -68,7 +68,7 @@ pub(crate) fn control_plane(config: &P4ceConfig, mac: MacAddr, seed: u64) -> Con
 pub(super) fn run(runtime: &mut Runtime, config: &P4ceConfig, until: Until, stop: &Stop) -> Report {
     let port_mac = runtime.ports().next().map_or([0; 6], |port| port.mac);
     let mac = config.mac.unwrap_or(MacAddr(port_mac));
-    let function = P4ce::new(data_plane(config, mac));
+    let function = P4ce::new(data_plane(config, mac)).salted(by_chance());
     let (counters, bridged) = (function.counters(), function.forward_counters());
     let control = Control::new(control_plane(config, mac, config.seed.unwrap_or_else(by_chance)));
     let mut plane = Plane::new(control);

@@ -8,6 +8,7 @@ use dataplane::{Plane, Runtime, Stop};
 use p4ce::{Control, ControlConfig, P4ce};
 use rnic::Interface;
 use rocev2::ethernet::MacAddr;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::PathBuf;
 use switch::Nanos;
 use switch::forward::Config as ForwardConfig;
@@ -50,7 +51,8 @@ fn main() {
         groups: 16,
         queue_pairs: 64,
         silent_after: Nanos::from_millis(500),
-    });
+    })
+    .salted(RandomState::new().build_hasher().finish());
     let control = Control::new(ControlConfig {
         interface: Interface::new(mac, address, 24),
         port: 18515,

@@ -204,7 +204,7 @@ pub(super) fn run(
     let counted_qps = switch.forward.counted_qps;
     let layers = switch.layers;
     let told_to_control = switch.clone();
-    let function = Swordbox::new(switch);
+    let function = Swordbox::new(switch).salted(by_chance());
     let (counters, bridged) = (function.counters(), function.forward_counters());
     let journal: Box<dyn swordbox::Journal + Send> = match writer {
         Some(_) => Box::new(Written),

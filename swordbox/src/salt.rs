@@ -1,0 +1,49 @@
+//! The salt of all tables whose keys come from packets.
+
+use crate::function::Swordbox;
+use switch::table::Salt;
+
+impl Swordbox {
+    /// Salts the tables of what packets name: connections, hosts, lines of memory, nodes and keys of structures, stations.
+    /// The seed has to be random where hosts are not trusted (see [`Salt::new`]); a simulation leaves it out.
+    #[must_use]
+    pub fn salted(mut self, seed: u64) -> Self {
+        let salt = Salt::new(seed);
+        self.forward = self.forward.salted(seed);
+        self.index.set_salt(salt);
+        self.lines.set_salt(salt);
+        self.sources.set_salt(salt);
+        self.steering.set_salt(salt);
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::steering::{ListsConfig, Structure};
+    use crate::{Config, Server, clients};
+    use switch::forward;
+
+    #[test]
+    fn a_salted_swordbox_has_no_table_with_the_fixed_salt() {
+        let layout = clients::clover::Layout { keys: 16, node_len: 64 };
+        let lists = Structure::Lists(ListsConfig::new(layout, 0..4096));
+        let server = Server { structures: vec![lists], ..Server::new([10, 0, 0, 1].into()) };
+        let config = Config {
+            connections: 4,
+            lines: 4,
+            appends: 4,
+            servers: vec![server],
+            ..Config::new(forward::Config::bridge(2, 4))
+        };
+        let unsalted = |swordbox: &Swordbox| {
+            let Swordbox { index, lines, sources, steering, .. } = swordbox;
+            let tables = format!("{index:?} {lines:?} {sources:?} {steering:?}");
+            tables.matches(&format!("{:?}", Salt::FIXED)).count()
+        };
+        let swordbox = Swordbox::new(config);
+        assert_eq!(unsalted(&swordbox), 6);
+        assert_eq!(unsalted(&swordbox.salted(7)), 0);
+    }
+}
