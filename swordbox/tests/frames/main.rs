@@ -1,6 +1,7 @@
 //! A Swordbox driven frame by frame: what no simulated host would send, or would send only after ten minutes.
 
 mod any;
+mod congestion;
 mod crowd;
 mod doubts;
 mod identity;

@@ -31,6 +31,8 @@ pub(crate) struct End {
     pub(crate) server_qpn: u32,
     pub(crate) port: u16,
     pub(crate) psn: u32,
+    /// TOS byte of the server's answers
+    pub(crate) tos: u8,
 }
 
 pub(crate) fn end(n: u8) -> End {
@@ -41,6 +43,13 @@ pub(crate) fn end(n: u8) -> End {
         server_qpn: 0x200 + number,
         port: 0xc000 + u16::from(n),
         psn: 0x10_0000 * number,
+        tos: 0,
+    }
+}
+
+pub(crate) fn set_tos(repr: &mut Repr<'_>, tos: u8) {
+    if let Ip::V4(ip, _) = &mut repr.ip {
+        ip.tos = tos;
     }
 }
 
@@ -107,6 +116,7 @@ impl End {
         let change = |repr: &mut Repr<'_>| {
             repr.extended.aeth.copy_from_slice(Aeth::new(syndrome, Msn::new(psn)).as_bytes());
             repr.extended.atomic_ack = AtomicAckEth { original: found.unwrap_or(0).into() };
+            set_tos(repr, self.tos);
         };
         frame(SERVER, self.ip, 0xd000 + self.port % 100, bth, change, &[])
     }

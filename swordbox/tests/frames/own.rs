@@ -9,7 +9,8 @@ use switch::{Function, Nanos, Verdict};
 use swordbox::{Command, Config, Connect, Event, OpenLane};
 
 /// The switch's own queue pair
-const OWN: End = End { ip: [10, 0, 9, 9], qpn: 0x900, server_qpn: 0x950, port: 0xc900, psn: 0x77_0000 };
+const OWN: End =
+    End { ip: [10, 0, 9, 9], qpn: 0x900, server_qpn: 0x950, port: 0xc900, psn: 0x77_0000, tos: 0 };
 
 fn own(config: &mut Config) {
     let mac = MacAddr([2, 0, OWN.ip[0], OWN.ip[1], OWN.ip[2], OWN.ip[3]]);
