@@ -38,7 +38,10 @@ def seeds(target: str, frame: bytes) -> list[bytes]:
     if target == "swordbox":
         # Both clients contend: requests, their way to the server, and the answers' way back
         step = bytes([0, 0, 0x80, 3, 5, 0, 5, 0, 8, 0, 8, 0])
-        return [bytes([how]) + 20 * step + bytes([15, 40]) + frame[:40] + step for how in (1, 3)]
+        # Strangers to the server, and answers to strangers: 256 queue pairs each time
+        crowd = bytes([14, 0x80, 14, 0x81, 13, 255, 13, 255])
+        small = [bytes([how]) + 20 * step + bytes([15, 40]) + frame[:40] + step for how in (1, 3)]
+        return small + [bytes([33]) + 4 * (step + crowd) + step]
     if target == "tunnel":
         # Into one tunnel that ends there, and into another behind it; checksums are right
         def inside(packet: bytes, src: int, dst: int) -> bytes:

@@ -18,6 +18,10 @@ const SERVER: u8 = 9;
 /// Queue pair number of client 0 and, at the server, of its other end
 const QPN: u32 = 0x10;
 const FIRST: Psn = Psn::new(0xff_fff0);
+/// Connections, and lines, of a large table
+const LARGE: usize = 1024;
+/// Queue pairs to which one step of the input sends a packet, from a host that has no connection
+const CROWD: u32 = 256;
 
 /// A packet of one host's to another's queue pair, with right checksums: an opcode and what follows the BTH.
 fn packet(from: u8, to: u8, qpn: u32, opcode: Opcode, psn: Psn, behind: &[u8]) -> Vec<u8> {
@@ -142,20 +146,34 @@ struct Net {
     to_server: VecDeque<Vec<u8>>,
     to_clients: VecDeque<Vec<u8>>,
     now: Nanos,
+    /// Queue pairs that the crowd has sent to
+    crowd: u32,
+    connections: usize,
 }
 
 impl Net {
     fn new(how: u8) -> Self {
         let table = Table { rkey: None, range: WORDS..WORDS + 64, stride: 8, writable: how & 1 != 0 };
-        let server = Server { tables: vec![table], rd_atomic: 1 + (how >> 1 & 3), ..Server::new([10, 0, 0, SERVER].into()) };
+        let server = Server {
+            tables: vec![table],
+            rd_atomic: 1 + (how >> 1 & 3),
+            ..Server::new([10, 0, 0, SERVER].into())
+        };
         let function = Swordbox::new(Config {
             servers: vec![server],
-            layers: if how & 8 == 0 { Layers::CAS_TO_WRITE } else { Layers { cas_to_write: false, ..Layers::CAS_TO_WRITE } },
-            connections: 4,
+            layers: if how & 8 == 0 {
+                Layers::CAS_TO_WRITE
+            } else {
+                Layers { cas_to_write: false, ..Layers::CAS_TO_WRITE }
+            },
+            // Small tables are full at once; large ones fill by the crowd below.
+            connections: if how & 32 == 0 { 4 } else { LARGE },
+            per_host: if how & 32 == 0 { 16_384 } else { LARGE },
             in_flight: 16,
-            lines: 8,
+            lines: if how & 32 == 0 { 8 } else { LARGE },
             held: 8,
             settle: Nanos::from_micros(5),
+            ageing: if how & 32 == 0 { Nanos::from_secs(600) } else { Nanos::from_millis(2) },
             failed_cas: if how & 16 == 0 { swordbox::FailedCas::Write } else { swordbox::FailedCas::Answer },
             ..Config::new(switch::forward::Config::bridge(3, 8))
         });
@@ -166,6 +184,20 @@ impl Net {
             to_server: VecDeque::new(),
             to_clients: VecDeque::new(),
             now: Nanos::ZERO,
+            crowd: 0,
+            connections: if how & 32 == 0 { 4 } else { LARGE },
+        }
+    }
+
+    /// A host sends to queue pairs that nothing is known of, of the server or, with `answers`, of a client in its name.
+    fn crowd(&mut self, answers: bool) {
+        let behind = if answers { &[0, 0, 0, 1][..] } else { &[0; 8] };
+        let (from, to, port) = if answers { (SERVER, 1, 0) } else { (3, SERVER, 2) };
+        let opcode = if answers { Opcode::RC_ACKNOWLEDGE } else { Opcode::RC_SEND_ONLY };
+        for _ in 0..CROWD {
+            self.crowd += 1;
+            let frame = packet(from, to, 0x1000 + self.crowd % 0x1000, opcode, Psn::new(self.crowd), behind);
+            self.put(&frame, port);
         }
     }
 
@@ -202,7 +234,10 @@ impl Net {
             {
                 let (va, found) = (atomic.va.get(), found.original.get());
                 let held = self.memory.held.get(&va);
-                assert!(found == 0 || held.is_some_and(|held| held.contains(&found)), "{va:#x} never held {found}");
+                assert!(
+                    found == 0 || held.is_some_and(|held| held.contains(&found)),
+                    "{va:#x} never held {found}"
+                );
             }
         }
     }
@@ -224,7 +259,10 @@ impl Net {
         }
         let unique = u64::from(from) << 32 | u64::from(sent) + 1;
         let (opcode, behind) = match kind & 7 {
-            0..3 => (Opcode::RC_COMPARE_SWAP, atomic(word, unique, self.memory.words.get(&(WORDS + word * 8)).copied().unwrap_or(0))),
+            0..3 => (
+                Opcode::RC_COMPARE_SWAP,
+                atomic(word, unique, self.memory.words.get(&(WORDS + word * 8)).copied().unwrap_or(0)),
+            ),
             3 => (Opcode::RC_FETCH_ADD, atomic(word, 1, 0)),
             4 => (Opcode::RC_WRITE_ONLY, [reth(word, 8), unique.to_le_bytes().to_vec()].concat()),
             5 => (Opcode::RC_READ_REQUEST, reth(word, 8)),
@@ -263,7 +301,12 @@ fuzz_target!(|input: &[u8]| {
             13 => {
                 net.now = net.now + Nanos(u64::from(more) << 12);
                 let mut out = Sent::with_room(64);
+                let counters = net.function.counters();
+                let before = counters.forgotten.get();
                 net.function.on_timer(net.now, &mut out);
+                // 64 ends are looked at, and with each the other end of its connection
+                let forgotten = counters.forgotten.get() - before;
+                assert!(forgotten <= 128, "{forgotten} ends in one tick");
                 net.take(out.frames.into_iter().map(|(frame, _)| frame.bytes().to_vec()));
             }
             14 => {
@@ -273,8 +316,13 @@ fuzz_target!(|input: &[u8]| {
                 let syndrome = (more & 3) << 5;
                 let (frame, port) = match more >> 6 {
                     0 => (packet(3, 1, QPN + 1, Opcode::RC_ACKNOWLEDGE, psn, &[syndrome, 0, 0, 1]), 2),
-                    1 => {
-                        (packet(SERVER, 1, QPN + 1, Opcode::RC_ACKNOWLEDGE, psn.add(5000), &[0x60, 0, 0, 1]), 0)
+                    1 => (
+                        packet(SERVER, 1, QPN + 1, Opcode::RC_ACKNOWLEDGE, psn.add(5000), &[0x60, 0, 0, 1]),
+                        0,
+                    ),
+                    2 => {
+                        net.crowd(more & 1 != 0);
+                        continue;
                     }
                     _ => (packet(3, SERVER, QPN + 1, Opcode::RC_COMPARE_SWAP, psn, &atomic(1, 0, 0)), 2),
                 };
@@ -292,6 +340,8 @@ fuzz_target!(|input: &[u8]| {
                 net.function.on_command(Command::Permit(connection), net.now);
             }
         }
+        let [used, ..] = net.function.usage();
+        assert!(used <= net.connections, "{used} of {} connections", net.connections);
         net.now = net.now + Nanos(100);
     }
 });

@@ -10,6 +10,8 @@
 #![allow(clippy::similar_names, reason = "lanes and lines are what this is about")]
 
 mod answer;
+#[cfg(test)]
+mod bounds;
 pub mod clients;
 pub mod config;
 mod connect;

@@ -144,3 +144,24 @@ impl Sources {
         self.all[at as usize].refused
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sweep_looks_at_64_hosts_of_a_table_of_any_size() {
+        for count in [100, 10_000] {
+            let mut sources = Sources::new(count, 1);
+            assert!((0..count as u128).all(|host| sources.stray(host, Nanos::ZERO)));
+            for sweep in 1..=3 {
+                sources.sweep(Nanos::from_secs(2), Nanos::from_secs(1));
+                assert_eq!(
+                    count - sources.index.len(),
+                    (sweep * 64).min(count),
+                    "{count} hosts, sweep {sweep}"
+                );
+            }
+        }
+    }
+}

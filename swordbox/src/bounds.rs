@@ -1,0 +1,67 @@
+//! Tests of what a full table costs: they count the ends that a step reads, and measure no time.
+
+use crate::config::{Config, Server};
+use crate::function::Swordbox;
+use crate::{Id, NONE};
+use switch::forward;
+use switch::forward::counters::HostQp;
+use switch::memory::Sent;
+use switch::{Function, Nanos};
+
+const SERVER: [u8; 4] = [10, 0, 0, 1];
+/// A link to no end: reading the end that it names panics, or ends a walk
+const BROKEN: Id = Id::MAX - 1;
+
+/// Returns a Swordbox with so many ends between one client and the server whose other ends are not known, and their ids,
+/// oldest first.
+fn with_unpaired(count: u32) -> (Swordbox, Vec<Id>) {
+    let mut swordbox = Swordbox::new(Config {
+        connections: count as usize,
+        per_host: count as usize * 2,
+        ageing: Nanos::from_secs(1),
+        servers: vec![Server::new(SERVER.into())],
+        ..Config::new(forward::Config::bridge(2, 4))
+    });
+    let ids = (0..count).map(|qpn| {
+        let id = swordbox.add_end(HostQp::new(SERVER.into(), rocev2::Qpn::new(qpn))).expect("there is room");
+        swordbox.ends[id as usize].from = 0xffff_0a00_0002;
+        swordbox.await_peer(id);
+        id
+    });
+    let ids = ids.collect();
+    (swordbox, ids)
+}
+
+#[test]
+fn forgetting_an_unpaired_end_reads_its_two_neighbours_alone() {
+    for at in [1, 500, 998, 0] {
+        let (mut swordbox, ids) = with_unpaired(1000);
+        // The newest stands first in the list.
+        let (before, next) = (ids[at + 1], at.checked_sub(1).map_or(NONE, |older| ids[older]));
+        for &id in ids.iter().filter(|id| ![ids[at], before, next].contains(id)) {
+            swordbox.ends[id as usize].next = BROKEN;
+            swordbox.ends[id as usize].before = BROKEN;
+        }
+        swordbox.forget(ids[at]);
+        assert_eq!(swordbox.ends[before as usize].next, next, "end {at}");
+        if next != NONE {
+            assert_eq!(swordbox.ends[next as usize].before, before, "end {at}");
+        }
+        assert_eq!(swordbox.counters().forgotten.get(), 1);
+    }
+}
+
+#[test]
+fn a_tick_ages_64_ends_of_a_table_of_any_size() {
+    for count in [100, 1000, 50_000] {
+        let (mut swordbox, _) = with_unpaired(count);
+        let forgotten = swordbox.counters();
+        let mut now = Nanos::from_secs(2);
+        for tick in 1..=3 {
+            swordbox.on_timer(now, &mut Sent::with_room(64));
+            let expected = (tick * 64).min(u64::from(count));
+            assert_eq!(forgotten.forgotten.get(), expected, "{count} ends, tick {tick}");
+            now = swordbox.next_timer().expect("the next tick");
+        }
+    }
+}
