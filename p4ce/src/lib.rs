@@ -37,17 +37,20 @@ pub enum Bug {
     DroppedSilently,
     /// Leaders and replicas are looked for where they were when their group was opened
     StaysPut,
+    /// Requests for groups are not limited
+    AnyRequest,
 }
 
 #[cfg(feature = "canary")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Minority,
         Self::WrongWrap,
         Self::FirstAck,
         Self::AskedForever,
         Self::DroppedSilently,
         Self::StaysPut,
+        Self::AnyRequest,
     ];
 }

@@ -75,12 +75,14 @@ pub enum Bug {
     ResponsesFirst,
     /// A missing acknowledgement is not noticed while anything waits for the pace
     PaceExcuses,
+    /// A queue pair's access rights are not checked
+    AnyAccess,
 }
 
 #[cfg(feature = "canary")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::AckTooFar,
         Self::AtomicTwice,
         Self::NoDuplicateCheck,
@@ -88,6 +90,7 @@ impl Bug {
         Self::StaleRead,
         Self::ResponsesFirst,
         Self::PaceExcuses,
+        Self::AnyAccess,
     ];
 }
 

@@ -318,10 +318,19 @@ impl Parts<'_> {
         Ok(())
     }
 
+    /// Returns whether the queue pair allows the other side this access.
+    fn allows(&self, access: Access) -> bool {
+        #[cfg(feature = "canary")]
+        if self.has_bug(crate::Bug::AnyAccess) {
+            return true;
+        }
+        self.qp.access.has(access)
+    }
+
     /// Memory that the other side names, if it may have it so. None for nothing at all, which needs no key
     /// (IB 9.7.4.1.5).
     pub(crate) fn remote(&self, from: Remote, len: u64, access: Access) -> Result<Option<Span>, NakCode> {
-        if !self.qp.access.has(access) {
+        if !self.allows(access) {
             return Err(NakCode::INVALID_REQUEST);
         }
         if len == 0 {
@@ -351,7 +360,7 @@ impl Parts<'_> {
     fn execute_atomic(&mut self, step: Step, packet: &Packet<'_>) -> Result<(), Refusal> {
         let atomic = packet.atomic().ok_or(INVALID)?;
         let va = atomic.va.get();
-        if !self.qp.access.has(Access::REMOTE_ATOMIC)
+        if !self.allows(Access::REMOTE_ATOMIC)
             || va % 8 != 0
             || self.qp.resp.fetches_owed() >= self.qp.resp.max_rd_atomic
         {

@@ -113,6 +113,8 @@ impl Net {
         let limited =
             Limits { requests_per_leader: PER_LEADER, groups_per_leader: PER_LEADER, ..Limits::default() };
         let limits = if setup.hostile > 0 { limited } else { Limits::default() };
+        #[cfg(feature = "canary")]
+        let limits = Limits { bug: setup.bug, ..limits };
         let control = move |life| {
             let control = Control::new(ControlConfig {
                 interface: Interface::new(mac(254), own, prefix(v6)),
@@ -392,6 +394,23 @@ fn planted_bugs_are_found() {
         let (seed, wrong) = found.unwrap_or_else(|| panic!("{bug:?} was not found"));
         println!("{bug:?}: seed {seed}: {wrong}");
     }
+}
+
+/// A host asks for 30 groups at once, and the tables have room for all of them.
+#[cfg(feature = "canary")]
+fn without_a_full_table(bug: Option<p4ce::Bug>, seed: u64) -> Result<(), String> {
+    let setup = Setup { groups: 64, queue_pairs: 1024, hostile: 30, bug, ..SETUP };
+    let mut net = Net::with(setup, seed, false, &Groups::default(), 1, 3, Link::default());
+    net.run()?;
+    net.check_outcomes()
+}
+
+#[cfg(feature = "canary")]
+#[test]
+fn planted_lack_of_limits_has_replicas_asked_too_often() {
+    assert_eq!(without_a_full_table(None, 1), Ok(()));
+    let wrong = without_a_full_table(Some(p4ce::Bug::AnyRequest), 1).unwrap_err();
+    assert_eq!(wrong, "replicas were asked 93 times, 15 are allowed");
 }
 
 #[test]

@@ -88,6 +88,38 @@ fn verbs_do_what_they_are_for_where_the_network_is_congested() {
     assert!(std::env::var("SEEDS").is_ok() || cnps > 1000, "{cnps} notifications");
 }
 
+/// The plain scenario, in which each host takes the rights of one of its connections away.
+fn revoking() -> Scenario {
+    let mut scenario = scenario();
+    if let Work::Verbs(verbs) = &mut scenario.work {
+        verbs.revoke_us = Between { low: 1, high: 3000 };
+    }
+    scenario
+}
+
+#[test]
+fn memory_is_not_written_to_without_a_right() {
+    let scenario = revoking();
+    for seed in environment::seeds(100) {
+        let outcome = run(&scenario, seed, Planted::default(), Vec::new());
+        assert_eq!(outcome.violation, None, "seed {seed}");
+    }
+}
+
+#[cfg(feature = "canary")]
+#[test]
+fn planted_neglect_of_access_rights_is_found() {
+    let scenario = revoking();
+    let violation = |seed, bug| run(&scenario, seed, Planted { bug }, Vec::new()).violation;
+    let found = (0..100).find_map(|seed| {
+        let wrong = violation(seed, Some(rnic::Bug::AnyAccess))
+            .filter(|wrong| wrong.contains("after the right to it was taken away"))?;
+        violation(seed, None).is_none().then_some((seed, wrong))
+    });
+    let (seed, wrong) = found.expect("the bug is found within 100 seeds");
+    println!("AnyAccess: seed {seed}: {wrong}");
+}
+
 /// Whether one of a thousand seeds shows a planted bug, by a run that does not come to its end, and nothing without it.
 #[cfg(feature = "canary")]
 #[track_caller]

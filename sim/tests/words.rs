@@ -248,9 +248,9 @@ fn lies_are_found() {
 #[cfg(feature = "canary")]
 #[test]
 fn planted_bugs_are_found() {
-    // Servers have no requests of their own that could starve.
-    let starving = [rnic::Bug::ResponsesFirst, rnic::Bug::PaceExcuses];
-    for bug in rnic::Bug::ALL.into_iter().filter(|bug| !starving.contains(bug)) {
+    // Servers have no requests of their own that could starve, and take no right away. `tests/verbs.rs` finds these bugs.
+    let elsewhere = [rnic::Bug::ResponsesFirst, rnic::Bug::PaceExcuses, rnic::Bug::AnyAccess];
+    for bug in rnic::Bug::ALL.into_iter().filter(|bug| !elsewhere.contains(bug)) {
         let found = (1..=1000).find_map(|seed| {
             let mut net = bridge(&Config { bug: Some(bug), ..drawn(seed, FORGETFUL).0 });
             net.run(LIMIT).err().map(|wrong| (seed, wrong))

@@ -24,6 +24,9 @@ pub struct Limits {
     pub requests: usize,
     /// For how long a request counts at least
     pub window: Nanos,
+    /// A planted bug, to see whether it is found
+    #[cfg(feature = "canary")]
+    pub bug: Option<crate::Bug>,
 }
 
 impl Default for Limits {
@@ -36,6 +39,8 @@ impl Default for Limits {
             requests_per_leader: 16,
             requests: 64,
             window: Nanos::from_secs(1),
+            #[cfg(feature = "canary")]
+            bug: None,
         }
     }
 }
@@ -86,10 +91,12 @@ impl Admission {
             self.requests -= 1;
         }
         let count = self.leaders.get(&leader).copied().unwrap_or_default();
-        if count.groups >= limits.groups_per_leader
+        let is_beyond = count.groups >= limits.groups_per_leader
             || count.requests >= limits.requests_per_leader
-            || self.requests >= limits.requests
-        {
+            || self.requests >= limits.requests;
+        #[cfg(feature = "canary")]
+        let is_beyond = is_beyond && limits.bug != Some(crate::Bug::AnyRequest);
+        if is_beyond {
             return Err(Refusal::Busy);
         }
         self.change(leader, |count| (count.groups, count.requests) = (count.groups + 1, count.requests + 1));

@@ -50,7 +50,7 @@ pub(crate) struct Args {
     #[arg(long)]
     no_shrink: bool,
     /// Plant a bug in every NIC, to see whether it is found: ack-too-far, atomic-twice, no-duplicate-check,
-    /// wrong-wrap, stale-read, responses-first or pace-excuses
+    /// wrong-wrap, stale-read, responses-first, pace-excuses or any-access
     #[cfg(feature = "canary")]
     #[arg(long, value_parser = bug)]
     bug: Option<rnic::Bug>,
@@ -66,6 +66,7 @@ fn bug(name: &str) -> Result<rnic::Bug, String> {
         "stale-read",
         "responses-first",
         "pace-excuses",
+        "any-access",
     ];
     let found = names.iter().zip(rnic::Bug::ALL).find(|(known, _)| **known == name);
     found.map(|(_, bug)| bug).ok_or_else(|| format!("it can be {}", names.join(", ")))
