@@ -24,6 +24,10 @@ pub(crate) enum Event {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) counters: rnic::Counters,
+    /// Frames and messages of the communication manager and of neighbour discovery that were dropped, as too many waited
+    pub(crate) control_dropped: u64,
+    /// TCP segments that were dropped, as too many waited or too many peers had connections
+    pub(crate) tcp_dropped: u64,
     pub(crate) services: Vec<ServiceRow>,
 }
 
@@ -138,6 +142,8 @@ impl Host {
         // A worker waits for no one: a reader who looks right now sees what was there before.
         let Ok(mut seen) = self.seen.try_lock() else { return };
         seen.counters = *self.nic.counters();
+        seen.control_dropped = self.nic.control_dropped();
+        seen.tcp_dropped = self.perftest.as_ref().map_or(0, Servers::tcp_dropped);
         let perftest = self.perftest.iter().flat_map(Servers::rows);
         seen.services = self.services.iter().map(Service::row).chain(perftest).cloned().collect();
     }

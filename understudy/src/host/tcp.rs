@@ -186,7 +186,6 @@ impl Tcp {
     }
 
     /// Packets dropped, as too many wait or too many peers have connections
-    #[cfg(test)]
     pub(super) fn dropped(&self) -> u64 {
         self.dropped
     }

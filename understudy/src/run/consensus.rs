@@ -326,6 +326,6 @@ impl Report {
             // Writing to a string does not fail.
             _ = writeln!(text, "It cannot go on: {error}");
         }
-        text + &super::host::counted(&self.seen.counters, *time_s)
+        text + &super::host::counted(counters(&self.seen.counters), *time_s)
     }
 }

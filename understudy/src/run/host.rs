@@ -56,7 +56,7 @@ fn observed(seen: &Seen) -> Told {
         Row::new([row.service, &row.port.to_string()], counts)
     });
     let counts = ["connections", "finished", "failed", "refused", "operations", "bytes"];
-    Told::default().counters(counters(&seen.counters)).table(Table::new(
+    Told::default().counters(counters_of(seen)).table(Table::new(
         "service",
         &["service", "port"],
         2,
@@ -73,10 +73,8 @@ impl Report {
     }
 
     pub(super) fn json(&self) -> String {
-        let counters: serde_json::Map<_, _> = counters(&self.seen.counters)
-            .into_iter()
-            .map(|(name, value)| (name.to_owned(), json!(value)))
-            .collect();
+        let counters: serde_json::Map<_, _> =
+            counters_of(&self.seen).map(|(name, value)| (name.to_owned(), json!(value))).collect();
         json!({ "seconds": self.seconds, "nic": counters, "services": self.seen.services }).to_string()
     }
 
@@ -106,8 +104,14 @@ impl Report {
                 _ = writeln!(text, "{} at port {}: {error}", row.service, row.port);
             }
         }
-        text + "\n" + &counted(&self.seen.counters, self.seconds)
+        text + "\n" + &counted(counters_of(&self.seen), self.seconds)
     }
+}
+
+/// Returns the counters of a host with their names: the NIC's, and what was dropped because the port took nothing.
+fn counters_of(seen: &Seen) -> impl Iterator<Item = (&'static str, u64)> {
+    let dropped = [("control_dropped", seen.control_dropped), ("tcp_dropped", seen.tcp_dropped)];
+    counters(&seen.counters).into_iter().chain(dropped)
 }
 
 /// The NIC's counters that are of interest, with their names
@@ -135,11 +139,25 @@ pub(super) fn counters(c: &rnic::Counters) -> [(&'static str, u64); 18] {
 }
 
 /// The counters that are not zero, in a line.
-pub(super) fn counted(all: &rnic::Counters, seconds: f64) -> String {
-    let counters: Vec<_> = counters(all)
+pub(super) fn counted(all: impl IntoIterator<Item = (&'static str, u64)>, seconds: f64) -> String {
+    let counters: Vec<_> = all
         .into_iter()
         .filter(|(_, value)| *value > 0)
         .map(|(name, value)| format!("{value} {}", name.replace('_', " ")))
         .collect();
     format!("NIC: {}, in {seconds:.2} s", counters.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_host_dropped_is_in_its_report() {
+        let seen = Seen { control_dropped: 5, tcp_dropped: 7, ..Seen::default() };
+        let report = Report { seconds: 1.0, seen };
+        let json: serde_json::Value = serde_json::from_str(&report.json()).unwrap();
+        assert_eq!((&json["nic"]["control_dropped"], &json["nic"]["tcp_dropped"]), (&json!(5), &json!(7)));
+        assert_eq!(report.text(), "\nNIC: 5 control dropped, 7 tcp dropped, in 1.00 s");
+    }
 }

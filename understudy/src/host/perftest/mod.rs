@@ -127,6 +127,11 @@ impl Servers {
         self.servers.iter().map(|server| &server.row)
     }
 
+    /// TCP segments dropped
+    pub(super) fn tcp_dropped(&self) -> u64 {
+        self.tcp.dropped()
+    }
+
     /// Takes a frame if it is TCP; says whether it is.
     pub(super) fn on_frame(&mut self, frame: &[u8]) -> bool {
         self.tcp.on_frame(frame)

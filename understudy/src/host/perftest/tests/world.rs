@@ -11,8 +11,8 @@ use rnic::{
 use rocev2::ethernet::MacAddr;
 use sim::{Clock, Link, Node, NodeId, Ports, Switch, World};
 use std::collections::VecDeque;
-use switch::memory::MemoryFrame;
-use switch::{Frame, Nanos, PortId, Share};
+use switch::memory::{MemoryFrame, Sent};
+use switch::{Frame, Function as _, Nanos, PortId, Share};
 
 const SERVER: MacAddr = MacAddr([2, 0, 0, 0, 0, 9]);
 const PORT: u16 = 18515;
@@ -530,4 +530,36 @@ fn packets_that_cannot_leave_do_not_pile_up() {
     let (answers, dropped) = (door.answers().len(), door.servers.tcp.dropped());
     assert!((1..=1024).contains(&answers), "{answers}");
     assert!(dropped >= 7000, "{dropped}");
+}
+
+/// An ARP request for the host's address from one of many neighbours
+fn arp_request(n: u16) -> Vec<u8> {
+    let (mac, [high, low]) = ([2, 0, 1, 0, (n >> 8) as u8, n as u8], n.to_be_bytes());
+    let mut frame =
+        [&[0xff; 6][..], &mac, &[8, 6, 0, 1, 8, 0, 6, 4, 0, 1], &mac, &[10, 0, high, low]].concat();
+    frame.extend([0, 0, 0, 0, 0, 0, 10, 0, 0, 9]);
+    frame.resize(60, 0);
+    frame
+}
+
+#[test]
+fn a_host_shows_what_it_dropped_while_its_port_took_nothing() {
+    let mut host = Host::new(&Case::new(Test::WriteBw).server(), SERVER.0).unwrap();
+    let seen = host.seen();
+    let mut port = Sent::with_room(0);
+    for n in 0..5000 {
+        // A port that no process listens at: each segment is answered by a reset.
+        let now = Nanos(u64::from(n) * 1000);
+        for frame in [segment(7, 7, n, ACK, 1, 1), arp_request(n)] {
+            host.on_frame(&mut MemoryFrame::new(frame), PortId(0), now, &mut port);
+        }
+    }
+    host.on_timer(Nanos::from_secs(1), &mut port);
+    let seen = seen.lock().unwrap();
+    assert!(
+        seen.tcp_dropped > 0 && seen.control_dropped > 0,
+        "{} and {}",
+        seen.tcp_dropped,
+        seen.control_dropped
+    );
 }
