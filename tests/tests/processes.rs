@@ -1,9 +1,8 @@
 //! Processes that tests start end with the test.
 
-use rustix::fs::{CWD, Mode, OFlags, mkfifoat};
+use rustix::fs::{CWD, Mode, mkfifoat};
 use std::fs::OpenOptions;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::process::Stdio;
 use understudy_tests::processes::{Process, Signal, command};
 
@@ -47,11 +46,12 @@ fn child_of_a_killed_test_process_ends() {
     }
     test.signal(Signal::KILL);
     test.wait().unwrap();
-    // A child that has no signal pending gets this line. One that is about to die may be there to open the queue, too.
-    let queue = OpenOptions::new().write(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(&queue);
-    drop(queue.and_then(|mut queue| queue.write_all(b"go on\n")));
+    // A child that has no signal pending gets this line, whenever it opens the queue: a queue that is open for reading and
+    // writing keeps the line (fifo(7)).
+    let mut queue = OpenOptions::new().read(true).write(true).open(&queue).unwrap();
+    queue.write_all(b"go on\n").unwrap();
     let mut rest = String::new();
-    // Ends when the last process that has standard output has ended.
+    // Ends when the last process that has standard output has ended, killed or with the line.
     said.read_to_string(&mut rest).unwrap();
     assert!(!rest.contains("survived"), "{rest}");
 }
