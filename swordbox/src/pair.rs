@@ -11,7 +11,7 @@ use rocev2::aeth::Syndrome;
 use rocev2::cm::{Body, Message, mad_of};
 use rocev2::{Msn, Packet, Psn, Qpn};
 use switch::forward::counters::HostQp;
-use switch::table::{Index, Key, mix};
+use switch::table::{Index, Key, Salt, mix};
 use switch::{Nanos, PortId};
 
 /// Requests for connections that wait for their reply
@@ -47,6 +47,10 @@ struct Hosts(u128, u128);
 impl Key for Hosts {
     fn hash(&self) -> u64 {
         mix((self.0 as u64).rotate_left(32) ^ self.1 as u64 ^ (self.0 >> 64) as u64 ^ (self.1 >> 64) as u64)
+    }
+
+    fn salted(&self, salt: Salt) -> u64 {
+        salt.hash(self.0, salt.hash(self.1, 0))
     }
 }
 
@@ -88,6 +92,11 @@ impl Strangers {
             all: Vec::with_capacity(capacity),
             answers: vec![nothing; ANSWERS].into(),
         }
+    }
+
+    /// Salts the hashes of the table by hosts.
+    pub(crate) fn set_salt(&mut self, salt: Salt) {
+        self.index.set_salt(salt);
     }
 
     fn place(to: Id, psn: Psn) -> usize {

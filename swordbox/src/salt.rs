@@ -13,6 +13,7 @@ impl Swordbox {
         self.index.set_salt(salt);
         self.lines.set_salt(salt);
         self.sources.set_salt(salt);
+        self.strangers.set_salt(salt);
         self.steering.set_salt(salt);
         self
     }
@@ -38,12 +39,12 @@ mod tests {
             ..Config::new(forward::Config::bridge(2, 4))
         };
         let unsalted = |swordbox: &Swordbox| {
-            let Swordbox { index, lines, sources, steering, .. } = swordbox;
-            let tables = format!("{index:?} {lines:?} {sources:?} {steering:?}");
+            let Swordbox { index, lines, sources, strangers, steering, .. } = swordbox;
+            let tables = format!("{index:?} {lines:?} {sources:?} {strangers:?} {steering:?}");
             tables.matches(&format!("{:?}", Salt::FIXED)).count()
         };
         let swordbox = Swordbox::new(config);
-        assert_eq!(unsalted(&swordbox), 6);
+        assert_eq!(unsalted(&swordbox), 7);
         assert_eq!(unsalted(&swordbox.salted(7)), 0);
     }
 }
