@@ -185,7 +185,8 @@ impl Rack {
             owners: Vec::new(),
             lines: vec![Vec::new(); LANES],
         };
-        for n in 0..all {
+        // Each shares connections of those before it: a later one may be to a server that has restarted since.
+        for n in (clients..all).rev().chain(0..clients) {
             for frame in handshake(n, first[n as usize]) {
                 rack.pass(&frame);
             }
