@@ -193,7 +193,7 @@ fn repeated_reads_are_done_one_after_the_other() {
 
 /// A READ that is repeated from its middle has no PSN at the server for what comes before: those numbers are other READs'.
 #[test]
-fn read_repeated_from_its_middle_keeps_its_hands_off_the_answers_to_the_next() {
+fn read_repeated_from_its_middle_takes_no_answers_of_the_next() {
     let (mut net, mut a, _) = two(|_| {});
     let (first, second) = (a.psn, a.psn + 3);
     assert_eq!(net.up(&read(&a, first, 0x8000_0000, 3072)).len(), 1);
