@@ -97,7 +97,7 @@ impl Rnic {
             parts.counters.ce_marked += 1;
             parts.owe_cnp(now);
         }
-        // A forged request has no PSN that fits: it must not end the handshake, after which the REP is not repeated.
+        // A forged request, whose PSN does not fit, must not complete the handshake: after that the REP is not repeated.
         let in_order = parts.qp.init.transport != Transport::Rc || bth.psn() == parts.qp.resp.epsn;
         if parts.qp.state == State::Rtr && !parts.qp.told && in_order {
             self.establish(slot, now);

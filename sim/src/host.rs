@@ -11,6 +11,17 @@ pub(crate) fn draws_forgetful(seed: u64, host: u64, share: Share) -> bool {
     Chance::stream(seed ^ host << 32, 0x666f_7267).happens(share)
 }
 
+/// Returns what makes the NIC of a host for [`Host::new`]. After a crash it has another seed: a NIC that draws its PSNs and keys
+/// again takes packets of connections that it has forgotten for those of new ones with the same number, and no switch can tell.
+pub fn nic(config: rnic::Config) -> impl FnMut() -> Rnic + Send + 'static {
+    let mut lives = 0;
+    move || {
+        let seed = config.seed ^ lives << 48;
+        lives += 1;
+        Rnic::new(rnic::Config { seed, ..config.clone() })
+    }
+}
+
 /// A NIC with an application. Its port is port 0.
 pub struct Host<A> {
     /// The NIC; another one after a crash

@@ -34,7 +34,7 @@ mod world;
 pub use clock::{Clock, EPOCH};
 pub use controlled::{CONTROL_LATENCY, Controlled};
 pub use fault::Fault;
-pub use host::Host;
+pub use host::{Host, nic};
 pub use link::{Counters as LinkCounters, Ecn, Link, OVERHEAD};
 pub use node::{Node, Ports};
 pub use responder::{Costs, Executed, MemoryCosts};

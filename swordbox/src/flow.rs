@@ -108,8 +108,8 @@ pub(crate) struct Flow {
     /// Records whose response has not been seen
     pub open: u16,
     pub proofs: [Proof; PROOFS],
-    /// When the latest request left of which the server acknowledged on this connection that it is done; zero if none is. So at
-    /// that time the server's queue pair existed
+    /// When the latest request left that the server has acknowledged on this connection; zero if none. The server's queue pair
+    /// existed at that time
     pub alive_at: Nanos,
     /// The next PSN that the server expects on this connection
     pub own_next: Psn,
@@ -155,10 +155,9 @@ pub(crate) struct Flow {
     /// The server reads again what the client asked for again: requests from this PSN on are not answered before that is
     /// answered. And the last of them that was not, to notice when the client begins once more
     pub reading: Option<(Psn, Option<Psn>)>,
-    /// When the first such request left; zero if none is done
+    /// When the first such request left; zero if none
     pub existed_at: Nanos,
-    /// A request on the own connection that will show, when everything before this PSN is done, that the server's queue pair
-    /// existed when it left
+    /// Request that updates `alive_at` when everything before this PSN is acknowledged on the own connection, and when it left
     pub showing: Option<(Psn, Nanos)>,
     /// A right that is proven as soon as everything before this PSN is done
     pub proving: Option<(Psn, Proof)>,
@@ -305,8 +304,7 @@ impl Flow {
         self.held[0] != NONE
     }
 
-    /// Notes that everything before `acked` is done on the own connection: the server's queue pair existed when the request left
-    /// that is among it.
+    /// Updates `alive_at` from `showing`, now that everything before `acked` is done on the own connection.
     pub(crate) fn show_alive(&mut self) {
         let Some((psn, left)) = self.showing else { return };
         if !self.acked.precedes(psn) {

@@ -91,8 +91,8 @@ pub(crate) struct Lane {
     pub waiting: [Id; 2],
     /// Which of the connections that were this lane, one after another, it is now
     pub incarnation: u32,
-    /// When its queue pair at the server is known to have existed first. A client's connection whose queue pair at the server
-    /// existed later, too, is not of a previous incarnation of the server
+    /// Earliest time at which its queue pair at the server is known to exist. A connection that was alive later is not of a
+    /// previous incarnation of the server
     pub existed_at: Nanos,
     /// When something was last acknowledged; zero if nothing was
     pub heard: Nanos,

@@ -76,11 +76,11 @@ pub enum Bug {
     NewPort,
     /// A right that was proven once counts for ever
     KeptRight,
-    /// A client whose queue pair at the server is gone since a restart shares a lane to the restarted server
+    /// A client whose queue pair was lost in the server's restart shares a lane to the restarted server
     DeadClient,
     /// A word's value is kept when its lane ends, and when it moves to another lane: the server may have restarted
     KeptWord,
-    /// A lane stays with its owner while that has begun something that does not end, and others wait
+    /// A lane stays with an owner whose request does not end while other clients wait for the lane
     StuckLane,
 }
 

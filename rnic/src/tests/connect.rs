@@ -185,7 +185,7 @@ fn data_stands_for_an_rtu_that_was_lost() {
     use_it(&mut pair, &ends);
 }
 
-/// Its PSN is not the one that the REP told.
+/// The forged request has another PSN than the responder expects.
 #[test]
 fn forged_request_does_not_end_a_handshake_whose_rep_is_lost() {
     let mut pair = Pair::new(1, [config(0), config(1)]);

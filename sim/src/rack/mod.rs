@@ -130,14 +130,9 @@ impl<P: Program> Rack<P> {
             let seed = config.seed ^ (machine.map_or(0, |machine| machine as u64 + 1)) << 16;
             let host = machine.map_or(0, |machine| machine as u64 + 1);
             let forgetful = draws_forgetful(config.seed, host, config.forgetful);
-            let (mtu, mut lives) = (config.mtu, 0);
-            move || {
-                lives += 1;
-                let seed = seed ^ lives << 48;
-                // Room for every thread of a rack, and those that are just leaving
-                let plain = rnic::Config::new(interface.clone());
-                Rnic::new(rnic::Config { seed, mtu, forgetful, max_qps: 4096, ..plain })
-            }
+            let mtu = config.mtu;
+            // Room for every thread of a rack, and those that are just leaving
+            crate::nic(rnic::Config { seed, mtu, forgetful, max_qps: 4096, ..rnic::Config::new(interface) })
         };
         let switch = world.add("switch", switch, Clock::default());
         let mut host = Host::new(nic(None), Server::new(PORT, memory));

@@ -62,9 +62,11 @@ pub struct Root {
 #[derive(Debug)]
 pub struct Receiver {
     take: Box<Take>,
-    made_with: (Config, TakeConfig),
+    made_with: Box<(Config, TakeConfig)>,
     habit: Habit,
     written: Vec<u8>,
+    /// Object whose digest was right: it stays on the disk when the receiver crashes
+    stored: Vec<u8>,
     segments: u64,
     asked: u32,
     /// For [`Habit::Disk`]: a segment is being written until then
@@ -77,13 +79,14 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    fn new(made_with: (Config, TakeConfig), habit: Habit) -> Self {
+    fn new(made_with: Box<(Config, TakeConfig)>, habit: Habit) -> Self {
         let take = Box::new(Take::new(made_with.0.clone(), made_with.1.clone()));
         Self {
             take,
             made_with,
             habit,
             written: Vec::new(),
+            stored: Vec::new(),
             segments: 0,
             asked: 0,
             busy: None,
@@ -137,7 +140,11 @@ impl Receiver {
             }
         }
         if let Some(expected) = self.take.wants_comparison() {
-            self.take.compared(nic, digest(&self.written) == expected);
+            let is_whole = digest(&self.written) == expected;
+            if is_whole {
+                self.stored.clone_from(&self.written);
+            }
+            self.take.compared(nic, is_whole);
         }
     }
 }
@@ -186,7 +193,8 @@ impl App for Courier {
     fn crash(&mut self) {
         // Its operator starts it anew.
         if let Self::Receiver(receiver) = self {
-            *receiver = Receiver::new(receiver.made_with.clone(), receiver.habit);
+            let stored = core::mem::take(&mut receiver.stored);
+            *receiver = Receiver { stored, ..Receiver::new(receiver.made_with.clone(), receiver.habit) };
         }
     }
 
@@ -242,7 +250,7 @@ impl Delivery {
         let receiver = |(host, habit): (u16, &Habit)| {
             let max_memory = if let Habit::Small(bytes) = habit { *bytes } else { TakeConfig::MEMORY };
             let made_with = (node_config(setup, host), TakeConfig { from: ip(0), patience, max_memory });
-            Courier::Receiver(Receiver::new(made_with, *habit))
+            Courier::Receiver(Receiver::new(Box::new(made_with), *habit))
         };
         let all = core::iter::once(root).chain((1..).zip(receivers).map(receiver));
         let hosts: Vec<_> = (0..)
@@ -316,12 +324,12 @@ impl Delivery {
         }
     }
 
-    /// Whether what a receiver has written is the object.
+    /// Whether what a receiver has stored is the object.
     pub fn is_right(&self, host: u16) -> bool {
-        let Courier::Receiver(Receiver { written, .. }) = self.courier(host) else { return false };
+        let Courier::Receiver(Receiver { stored, .. }) = self.courier(host) else { return false };
         let Courier::Root(Root { give, .. }) = self.courier(0) else { return false };
         let object = (0..give.segments()).flat_map(|n| segment(n, give.segment_len(n) as usize));
-        written.len() as u64 == self.len && object.eq(written.iter().copied())
+        stored.len() as u64 == self.len && object.eq(stored.iter().copied())
     }
 
     /// Lets the world go on until the root and these receivers know how it ended. False if one does not by then.

@@ -114,25 +114,19 @@ pub fn node_config(setup: &Setup, host: u16) -> Config {
 
 /// What makes a host's NIC, another one in each life
 fn nic(setup: &Setup, host: u16) -> impl FnMut() -> Rnic + Send + use<> {
-    let (seed, mtu) = (setup.seed ^ u64::from(host) << 8, setup.mtu);
-    let groups = setup.groups;
     let both = setup.apart.iter().flat_map(|(a, b)| [(*a, *b), (*b, *a)]);
-    let apart: Vec<u16> = both.filter(|(own, _)| *own == host).map(|(_, other)| other).collect();
-    let mut lives = 0;
-    move || {
-        lives += 1;
-        let [high, low] = host.to_be_bytes();
-        let mut interface = Interface::new(MacAddr([2, 0, 0, 2, high, low]), ip(host), 16);
-        let nobody = MacAddr([2, 0, 0, 3, 0, 0]);
-        interface.neighbours.extend(apart.iter().map(|other| (ip(*other), nobody)));
-        Rnic::new(rnic::Config {
-            seed: seed ^ lives << 32,
-            mtu,
-            max_qps: groups * 32 + 128,
-            max_regions: groups * 32 + 512,
-            ..rnic::Config::new(interface)
-        })
-    }
+    let apart = both.filter(|(own, _)| *own == host).map(|(_, other)| other);
+    let [high, low] = host.to_be_bytes();
+    let mut interface = Interface::new(MacAddr([2, 0, 0, 2, high, low]), ip(host), 16);
+    let nobody = MacAddr([2, 0, 0, 3, 0, 0]);
+    interface.neighbours.extend(apart.map(|other| (ip(other), nobody)));
+    crate::nic(rnic::Config {
+        seed: setup.seed ^ u64::from(host) << 8,
+        mtu: setup.mtu,
+        max_qps: setup.groups * 32 + 128,
+        max_regions: setup.groups * 32 + 512,
+        ..rnic::Config::new(interface)
+    })
 }
 
 fn switch(setup: &Setup) -> Controlled<Control> {

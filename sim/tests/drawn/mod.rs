@@ -86,7 +86,7 @@ pub(crate) fn may_fail(config: &Config, chance: &mut Chance) -> Config {
         // Many lines, so that some are left as they were when the first operations after a restart go their own way.
         let mut chance = Chance::stream(config.seed, 0x776f_7264);
         config.words = chance.between(16, 80) as u32;
-        // The communication manager's numbers would come again with the keys.
+        // The NIC's whole seed is repeated: the communication manager would draw its ids and PSNs again, too.
         config.keys_again = !config.by_cm && chance.below(2) == 0;
     }
     Config {

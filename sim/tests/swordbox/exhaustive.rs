@@ -1,9 +1,9 @@
 //! Every order of deliveries of two clients, one word and a server that restarts.
 //!
-//! An order differs from the usual one in a stretch of so many successive choices ("depth"), wherever that stretch begins: in
-//! it, any frame that is first on its link may be delivered next, the server may restart, and a client that hears of that may
-//! connect again. The usual order is that of equally long links. Of orders that differ only in which of two independent
-//! choices comes first, one is played (sleep sets; Godefroid, "Partial-Order Methods", LNCS 1032, chapter 5).
+//! An order differs from the usual one in a stretch of DEPTH successive choices, wherever that stretch begins: in it, any frame
+//! that is first on its link may be delivered next, the server may restart, and a client that notices that may connect again.
+//! The usual order is that of equally long links. Of orders that differ only in which of two independent choices comes first,
+//! one is played (sleep sets; Godefroid, "Partial-Order Methods", LNCS 1032, chapter 5).
 
 mod history;
 mod hosts;
@@ -68,7 +68,7 @@ impl Explorer {
         Ok(self)
     }
 
-    /// Plays so many steps as usual, or until the run is over.
+    /// Plays the first `from` steps in the usual order, or until the run is over.
     fn begin(&self, from: usize) -> Play {
         let mut play = Play::new(self.options);
         while play.steps() < from && !play.is_over() {
@@ -129,7 +129,7 @@ impl Explorer {
     }
 }
 
-/// Returns the depth with choices of which there are so many that it has to be `less` deep.
+/// Returns `DEPTH` from the environment, or the default, less `less`: further choices multiply the orders.
 fn depth(less: usize) -> usize {
     let depth = std::env::var("DEPTH").ok().and_then(|value| value.parse().ok()).unwrap_or(DEPTH);
     depth.saturating_sub(less).max(1)

@@ -86,7 +86,7 @@ const PLANS: [&[Step]; 2] = [
     ],
 ];
 
-/// Memory that a server told of in its REP.
+/// Memory of a server, as its REP announces it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Memory {
     pub(super) incarnation: u64,
@@ -206,7 +206,7 @@ pub(super) struct Client {
     landing: (Buffer, Mr),
     qpn: Qpn,
     conn: Option<Conn>,
-    /// What the server told of its memory when the connection was made
+    /// Memory that the REP of this connection announced
     pub(super) memory: Option<Memory>,
     connections: u32,
     plan: VecDeque<Step>,

@@ -16,8 +16,8 @@ use switch::memory::{MemoryFrame, Sent};
 use switch::{Function as _, Nanos, PortId, Verdict};
 use swordbox::{Command, Config, Event, Layers, Server, Swordbox, Table};
 
-/// The longest time for which a request is on its way from the switch to the server. A client pauses for longer, so that the switch learns
-/// values again, and [`Choice::Wait`] is shorter.
+/// The longest time for which a request is on its way from the switch to the server. A client pauses for longer, so that the
+/// switch learns values again, and [`Choice::Wait`] is shorter.
 const SETTLE: Nanos = Nanos::from_millis(1);
 /// What [`Choice::Wait`] takes: longer than the switch and a client wait for an acknowledgement
 const LATE: Nanos = Nanos::from_micros(300);
@@ -60,7 +60,7 @@ pub(super) enum Choice {
     Wait,
     /// The server restarts with empty memory.
     Restart,
-    /// A client hears of the restart, and connects again.
+    /// A client notices the restart, and connects again.
     Reconnect(usize),
     /// The first frame of a link is lost.
     Lose(Link),
@@ -72,8 +72,8 @@ pub(super) enum Choice {
     Overtake(Link),
 }
 
-/// What a choice changes: the server, or the switch and the clients. One of the two takes frames from the links between them, and
-/// the other adds frames behind those that are there.
+/// What a choice changes: the server, or the switch and the clients. One of the two takes frames from the links between them,
+/// and the other adds frames behind those that are there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Actor {
     Server,
@@ -107,14 +107,14 @@ impl Choice {
     pub(super) fn is_independent_of(self, other: Self) -> bool {
         let actors = [self.actor(), other.actor()];
         let one_of_few = self.is_fault() && other.is_fault();
-        let hears = |a, b| matches!((a, b), (Self::Restart, Self::Reconnect(_)));
+        let enables = |a, b| matches!((a, b), (Self::Restart, Self::Reconnect(_)));
         // What sends the second frame of a link makes overtaking possible.
         let overtakes = |a: Self, b: Self| matches!(a, Self::Overtake(_)) && a.actor() != b.actor();
         !actors.contains(&Actor::Both)
             && actors[0] != actors[1]
             && !one_of_few
-            && !hears(self, other)
-            && !hears(other, self)
+            && !enables(self, other)
+            && !enables(other, self)
             && !overtakes(self, other)
             && !overtakes(other, self)
     }
@@ -189,8 +189,8 @@ pub(super) struct Play {
     hops: u64,
     steps: usize,
     restarted: bool,
-    /// Clients that have heard of the restart
-    told: [bool; 2],
+    /// Clients that have reconnected because of the restart
+    reconnected: [bool; 2],
     faults: u32,
     waits: u32,
     /// What the switch sends to clients is lost
@@ -232,7 +232,7 @@ impl Play {
             hops: 0,
             steps: 0,
             restarted: false,
-            told: [false; 2],
+            reconnected: [false; 2],
             faults: 0,
             waits: 0,
             loses_answers: false,
@@ -281,7 +281,7 @@ impl Play {
         }
         let current = self.server.memory.incarnation;
         let is_old = |client: &usize| {
-            !self.told[*client]
+            !self.reconnected[*client]
                 && self.clients[*client].memory.is_some_and(|memory| memory.incarnation < current)
         };
         choices.extend((0..2).filter(is_old).map(Choice::Reconnect));
@@ -339,7 +339,7 @@ impl Play {
                 self.server = MemoryServer::new(incarnation, self.options.same_numbers);
             }
             Choice::Reconnect(client) => {
-                self.told[client] = true;
+                self.reconnected[client] = true;
                 self.clients[client].connect(self.now);
                 let hops = self.hops;
                 self.run_client(client, hops);

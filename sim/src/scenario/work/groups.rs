@@ -78,7 +78,7 @@ impl Work {
 impl Workload for Work {
     fn add_host(&mut self, world: &mut World, host: &HostSpec, nic: Config) -> NodeId {
         let nic = Config { mtu: self.groups.mtu, ..nic };
-        let make = move || Rnic::new(nic.clone());
+        let make = crate::nic(nic);
         if self.leader_names.contains(&host.name) {
             let replicas = &self.replica_addresses;
             let own = host.address.0;

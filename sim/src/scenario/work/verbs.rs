@@ -46,7 +46,7 @@ impl Workload for Work {
             ..nic
         };
         let app = self.apps.next().expect("an application for each host");
-        let node = world.add(&host.name, Host::new(move || Rnic::new(nic.clone()), app), clock_of(host));
+        let node = world.add(&host.name, Host::new(crate::nic(nic), app), clock_of(host));
         self.hosts.push((node, host.address.0));
         node
     }
