@@ -149,7 +149,11 @@ impl AuditedSwitch {
                 };
                 let others =
                     |qpn: Qpn| config.replicas.iter().filter(|replica| replica.peer.remote_qp == qpn).count();
-                if let Some((qpn, _)) = sent.iter().find(|(qpn, _)| is_excluded(*qpn) && others(*qpn) == 1) {
+                // What acknowledges goes to the leader, whose queue pair may have the same number.
+                let is_wrong = |(qpn, said): &&(Qpn, Option<_>)| {
+                    said.is_none() && is_excluded(*qpn) && others(*qpn) == 1
+                };
+                if let Some((qpn, _)) = sent.iter().find(is_wrong) {
                     wrong(&self.seen, || format!("{id:?}: {qpn} is excluded, and is written to"));
                 }
             }
