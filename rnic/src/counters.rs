@@ -31,6 +31,8 @@ pub struct Counters {
     pub retransmitted: u64,
     /// Times an acknowledgement did not come in time
     pub timeouts: u64,
+    /// Queue pairs that failed because a request's retries were used up
+    pub retries_exceeded: u64,
     /// Responses that were lost, as what followed told
     pub lost_responses: u64,
     /// Acknowledgements and responses with a syndrome that is reserved, dropped

@@ -246,6 +246,7 @@ impl Parts<'_> {
     /// Takes a retry, or ends the queue pair if there is none left.
     fn spend_retry(&mut self) -> bool {
         if self.qp.req.retries_left == 0 {
+            self.counters.retries_exceeded += 1;
             self.fail(Status::RetryExceeded);
             return false;
         }

@@ -115,7 +115,7 @@ fn counters_of(seen: &Seen) -> impl Iterator<Item = (&'static str, u64)> {
 }
 
 /// The NIC's counters that are of interest, with their names
-pub(super) fn counters(c: &rnic::Counters) -> [(&'static str, u64); 18] {
+pub(super) fn counters(c: &rnic::Counters) -> [(&'static str, u64); 19] {
     [
         ("received", c.received),
         ("sent", c.sent),
@@ -131,6 +131,7 @@ pub(super) fn counters(c: &rnic::Counters) -> [(&'static str, u64); 18] {
         ("rnr_naks_sent", c.rnr_naks_sent),
         ("retransmitted", c.retransmitted),
         ("timeouts", c.timeouts),
+        ("retries_exceeded", c.retries_exceeded),
         ("lost_responses", c.lost_responses),
         ("reserved_syndromes", c.reserved_syndromes),
         ("stale_responses", c.stale_responses),

@@ -27,7 +27,7 @@ fn link_counters(counters: &LinkCounters) -> [(&'static str, u64); 13] {
     ]
 }
 
-fn nic_counters(counters: &NicCounters) -> [(&'static str, u64); 15] {
+fn nic_counters(counters: &NicCounters) -> [(&'static str, u64); 16] {
     [
         ("received", counters.received),
         ("sent", counters.sent),
@@ -39,6 +39,7 @@ fn nic_counters(counters: &NicCounters) -> [(&'static str, u64); 15] {
         ("rnr_naks_sent", counters.rnr_naks_sent),
         ("retransmitted", counters.retransmitted),
         ("timeouts", counters.timeouts),
+        ("retries_exceeded", counters.retries_exceeded),
         ("lost_responses", counters.lost_responses),
         ("stale_responses", counters.stale_responses),
         ("cnps_sent", counters.cnps_sent),
