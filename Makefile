@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run build demo-p4ce demo-swordbox demo-onepipe test lint fresh e2e soak bench report instructions fuzz doctor clean
+.PHONY: help run build demo-p4ce demo-swordbox demo-onepipe test lint fresh e2e soak mutants bench report instructions fuzz doctor clean
 
 CARGO ?= cargo
 PROGRAM := target/release/understudy
@@ -56,14 +56,10 @@ e2e: build ## real RDMA programs in virtual machines, joined by understudy, and 
 	$(AS_ROOT) tests/e2e/detour.py --understudy $(PROGRAM)
 	$(AS_ROOT) tests/e2e/onepipe.py --understudy $(PROGRAM)
 
-soak: build ## consensus after every packet of three changes of leader, and every order of deliveries through Swordbox around a restart (some minutes each), then seeds of the simulator, new ones every time: make soak SECONDS=600 (a scenario), or SEEDS=100000 FROM=1
+soak: build ## new seeds for every suite of the simulator, every scenario and fuzz target, for SECONDS=60 each or SEEDS=100000 FROM=1; what fails becomes a test. First consensus after every packet of three changes of leader, and every order of deliveries through Swordbox around a restart (some minutes each)
 	DEPTH=3 $(CARGO) nextest run --release --locked -p sim --test consensus a_leader_is_gone_after_every_packet
 	DEPTH=8 $(CARGO) nextest run --release --locked -p sim --test swordbox every_order
-	@from=$(or $(FROM),$$(date +%s)000000); \
-	for scenario in configs/sim/*.toml; do \
-		echo "$$scenario"; \
-		$(PROGRAM) sim $$scenario --from $$from $(if $(SEEDS),--seeds $(SEEDS),--for $(or $(SECONDS),60)); \
-	done
+	scripts/soak.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(FROM),--from $(FROM))
 
 bench: build ## forwarding and replicating against dpdk-testpmd; the costs of parsing, the ICRC, the NIC, the simulator
 	@scripts/deps.sh bench
@@ -77,6 +73,10 @@ bench: build ## forwarding and replicating against dpdk-testpmd; the costs of pa
 
 report: build ## the four papers' figures and tables (simulated) and one page about them, results/report.html; some minutes (QUICK=1: half of that)
 	$(PROGRAM) bench paper $(if $(QUICK),--quick)
+
+mutants: ## change the code in ways that tests have to notice (tests/mutants.toml), one at a time; half an hour (ONLY=rnic: some)
+	@scripts/deps.sh build test
+	scripts/mutants.py $(ONLY)
 
 instructions: ## count the instructions of the hot paths and compare them with the baseline; RENEW=1 writes it
 	@scripts/deps.sh build instructions

@@ -21,7 +21,7 @@ export RUSTFLAGS="-C target-cpu=x86-64-v3 -C target-feature=+pclmulqdq --cfg fuz
 cargo build --quiet --locked --release --target "$triple"
 
 for name in "${targets[@]}"; do
-    corpus=target/corpus/$name
+    corpus=corpus/$name
     if [ ! -d "$corpus" ]; then
         python3 seed.py "$name" "$corpus"
     fi

@@ -129,6 +129,13 @@ pub(crate) fn missing(port: &PortConfig, log: &str) -> Error {
             "run as root, or give the program the capabilities CAP_NET_RAW and CAP_NET_ADMIN",
         );
     }
+    // The driver numbers its fanout group by process id XOR interface index, and groups belong to a network namespace.
+    if log.contains("could not set PACKET_FANOUT") {
+        return Error::new(
+            format!("port `{name}`: another DPDK process has AF_PACKET sockets with the same group number"),
+            "start this one again: the number follows from its process id",
+        );
+    }
     match &port.device {
         Device::Pci { address, .. } => Error::new(
             format!("port `{name}`: no DPDK driver took the PCI device {address}"),
@@ -448,4 +455,25 @@ fn eth_conf(port: &PortConfig, dev: &rte_eth_dev_info, rx_queues: u16) -> Result
         conf.rx_adv_conf.rss_conf.rss_hf = dev.flow_type_rss_offloads & dpdk_sys::UNDERSTUDY_RSS_IP_UDP;
     }
     Ok(conf)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn number_of_a_fanout_group_that_is_taken_is_named() {
+        let port = PortConfig {
+            name: "a".into(),
+            device: Device::AfPacket { interface: "lo".into() },
+            mtu: 1500,
+            rx_queues: 1,
+            descriptors: 512,
+            buffers: 4096,
+            share_from: None,
+        };
+        let log = "net_af_packet0: could not set PACKET_FANOUT on AF_PACKET socket for lo:Invalid argument";
+        let error = missing(&port, log);
+        assert!(error.what.contains("the same group number") && error.remedy.contains("again"), "{error}");
+    }
 }

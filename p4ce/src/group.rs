@@ -1,7 +1,7 @@
 //! A communication group as the data plane sees it (paper tables II and III): its leader, its replicas, and how packets
 //! are readdressed between them.
 
-use crate::gather::{Answer, Gather, MAX_LAG, MAX_MEMBERS};
+use crate::gather::{Answer, Gather, MAX_MEMBERS};
 use core::net::IpAddr;
 use rocev2::ethernet::{Ethernet, MacAddr};
 use rocev2::ipv4::Ipv4;
@@ -66,7 +66,7 @@ pub struct GroupConfig {
     pub quorum: usize,
     /// See [`GroupRequest::outvote`](crate::wire::GroupRequest::outvote)
     pub outvote: bool,
-    /// Packets that a replica may be behind a quorum before it is excluded: [`MAX_LAG`] at most
+    /// Packets that a replica may be behind a quorum before it is excluded: [`MAX_LAG`](crate::gather::MAX_LAG) at most
     pub max_lag: u32,
 }
 
@@ -278,7 +278,7 @@ impl Group {
             rkey: config.rkey,
             size: config.size,
             gather: Gather::new(count, config.quorum, config.outvote, config.leader.first)
-                .with_max_lag(config.max_lag.min(MAX_LAG)),
+                .with_max_lag(config.max_lag),
             members,
             targets: core::array::from_fn(|number| number as u8),
             target_count: count as u8,

@@ -1,6 +1,7 @@
 //! What happens to hosts, switches and links.
 
 use crate::{LinkId, NodeId};
+use rocev2::ethernet::MacAddr;
 
 /// Something that happens at a time of the world. Faults may overlap: what was brought about several times ends when all
 /// of it has ended.
@@ -18,6 +19,16 @@ pub enum Fault {
     Cut(Vec<LinkId>),
     /// They work again.
     Heal(Vec<LinkId>),
+    /// What a node sends on links is lost; what is sent to it arrives.
+    Mute(NodeId, Vec<LinkId>),
+    /// What the node sends on them arrives again.
+    Unmute(NodeId, Vec<LinkId>),
+    /// Frames from either interface to the other are lost on every link, and no others: a partition that is not transitive.
+    Part(MacAddr, MacAddr),
+    /// The two interfaces reach each other again.
+    Join(MacAddr, MacAddr),
+    /// A link carries IP packets of up to this many bytes from now on; longer ones are lost.
+    Mtu(LinkId, usize),
     /// Two links of a switch change their places at its ports: the hosts behind them have moved.
     Swap(LinkId, LinkId),
     /// A host puts this frame on its first link.

@@ -16,6 +16,12 @@ fn l3(frame: &[u8]) -> Option<(usize, u16)> {
     }
 }
 
+/// Returns whether a frame goes from one of two interfaces to the other.
+pub(crate) fn is_between(frame: &[u8], [a, b]: [MacAddr; 2]) -> bool {
+    let ends = (frame.get(..6), frame.get(6..12));
+    ends == (Some(&a.0), Some(&b.0)) || ends == (Some(&b.0), Some(&a.0))
+}
+
 /// Whether a host could tell from the frame itself that this byte is damaged: not in ARP, which has no checksum, nor in
 /// the MAC addresses, which no checksum covers and bridges learn from.
 pub(crate) fn is_checked(frame: &[u8], at: usize) -> bool {

@@ -1,9 +1,10 @@
 //! The wires between nodes: queues, the fate of frames, and the agenda of what happens when.
 
-use crate::frame::{Digest, bit_to_flip, fits, is_checked, mark};
+use crate::frame::{Digest, bit_to_flip, fits, is_between, is_checked, mark};
 use crate::link::{Counters, Link};
 use crate::pcap::Capture;
 use core::cmp::Reverse;
+use rocev2::ethernet::MacAddr;
 use std::collections::{BinaryHeap, VecDeque};
 use switch::{Chance, Full, Nanos, PortId};
 
@@ -77,6 +78,8 @@ pub(crate) struct Net {
     store: Vec<Vec<u8>>,
     vacant: Vec<u32>,
     spares: Vec<Vec<u8>>,
+    /// Pairs of interfaces that do not reach each other
+    pub(crate) parted: Vec<[MacAddr; 2]>,
     pub(crate) digest: Digest,
     pub(crate) captures: Vec<Option<Capture>>,
     /// Packet events: frames that arrived
@@ -95,6 +98,7 @@ impl Net {
             store: Vec::new(),
             vacant: Vec::new(),
             spares: Vec::new(),
+            parted: Vec::new(),
             digest: Digest::new(),
             captures: Vec::new(),
             arrivals: 0,
@@ -272,6 +276,7 @@ impl Net {
         self.digest.number(now.0);
         self.digest.number(number as u64);
         self.digest.bytes(&frame);
+        let is_parted = self.parted.iter().any(|pair| is_between(&frame, *pair));
         let lane = &mut self.lanes[number];
         let link = &lane.link;
         lane.counters.sent += 1;
@@ -293,7 +298,7 @@ impl Net {
         let span = fate.reorder.between(1, link.reorder_by.0.max(1));
         let jitter = fate.jitter.below(link.jitter.0.saturating_add(1));
         let mut arrival = now + occupied + link.delay + Nanos(jitter);
-        let is_cut = lane.cuts > 0;
+        let is_cut = lane.cuts > 0 || is_parted;
         let bit = damaged.then(|| bit_to_flip(&frame, damage, self.seed.is_multiple_of(2))).flatten();
         // Ethernet's own check, which is not part of frames here, would show it where nothing else does.
         let lost = lost || bit.is_some_and(|bit| !is_checked(&frame, bit / 8));

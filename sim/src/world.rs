@@ -337,6 +337,20 @@ impl World {
             Fault::Resume(NodeId(node)) => self.resume(node),
             Fault::Cut(links) => self.count_cuts(&links, |cuts| cuts + 1),
             Fault::Heal(links) => self.count_cuts(&links, |cuts| cuts.saturating_sub(1)),
+            Fault::Mute(NodeId(node), links) => self.count_cuts_from(node, &links, |cuts| cuts + 1),
+            Fault::Unmute(NodeId(node), links) => {
+                self.count_cuts_from(node, &links, |cuts| cuts.saturating_sub(1));
+            }
+            Fault::Part(a, b) => self.net.parted.push([a, b]),
+            Fault::Join(a, b) => {
+                let at = self.net.parted.iter().position(|pair| *pair == [a, b] || *pair == [b, a]);
+                at.map(|at| self.net.parted.swap_remove(at));
+            }
+            Fault::Mtu(LinkId(link), mtu) => {
+                for lane in self.links[link] {
+                    self.net.lanes[lane].link.mtu = mtu;
+                }
+            }
             Fault::Swap(LinkId(a), LinkId(b)) => self.net.swap(self.links[a], self.links[b]),
             Fault::Send(NodeId(node), frame) => {
                 if self.nodes[node].is == Is::Up {
@@ -397,6 +411,17 @@ impl World {
             for lane in self.links[*link] {
                 let cuts = &mut self.net.lanes[lane].cuts;
                 *cuts = count(*cuts);
+            }
+        }
+    }
+
+    fn count_cuts_from(&mut self, node: usize, links: &[LinkId], count: impl Fn(u32) -> u32) {
+        for LinkId(link) in links {
+            for lane in self.links[*link] {
+                let lane = &mut self.net.lanes[lane];
+                if lane.from.0 == node {
+                    lane.cuts = count(lane.cuts);
+                }
             }
         }
     }

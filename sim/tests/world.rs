@@ -1,5 +1,6 @@
 //! The network itself: what links, faults and clocks do, and that a run repeats.
 
+use rocev2::ethernet::MacAddr;
 use sim::{Clock, EPOCH, Ecn, Fault, Link, LinkId, Node, NodeId, OVERHEAD, Ports, Switch, World};
 use std::sync::{Arc, Mutex};
 use switch::drop::FaultSet;
@@ -254,6 +255,44 @@ fn a_cut_link_carries_nothing_not_even_what_is_on_its_way() {
     // Sent at 0 to 2 ms, those of 1 and 2 ms were still flying; those of 3 to 5 ms were not sent; of 3 ms on none arrived.
     assert_eq!(heard(&world, b), [0, 6, 7, 8, 9]);
     assert_eq!((world.counters(link)[0].cut, world.counters(link)[0].under_way()), (5, 0));
+}
+
+#[test]
+fn muted_node_is_not_heard_and_hears() {
+    for muted in [0, 1] {
+        let (mut world, a, b, link) = pair(1, Talker::new(100, 10, 1_000_000), Link::default());
+        let node = [a, b][muted];
+        world.schedule(Nanos::from_micros(1500), Fault::Mute(node, vec![link]));
+        world.schedule(Nanos::from_micros(3500), Fault::Unmute(node, vec![link]));
+        world.run_until(LATER);
+        let expected: &[u64] =
+            if muted == 0 { &[0, 1, 4, 5, 6, 7, 8, 9] } else { &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9] };
+        assert_eq!(heard(&world, b), expected);
+    }
+}
+
+#[test]
+fn parted_interfaces_do_not_reach_each_other_and_others_do() {
+    let interface = |last| MacAddr([2, 0, 0, 0, 0, last]);
+    for other in [1, 3] {
+        let (mut world, _, b, _) = pair(1, Talker::new(100, 10, 1_000_000), Link::default());
+        world.schedule(Nanos::from_micros(1500), Fault::Part(interface(other), interface(2)));
+        world.schedule(Nanos::from_micros(3500), Fault::Join(interface(2), interface(other)));
+        world.run_until(LATER);
+        let expected: &[u64] =
+            if other == 1 { &[0, 1, 4, 5, 6, 7, 8, 9] } else { &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9] };
+        assert_eq!(heard(&world, b), expected);
+    }
+}
+
+#[test]
+fn link_whose_mtu_shrinks_loses_what_is_too_long() {
+    let (mut world, _, b, link) = pair(1, Talker::new(100, 10, 1_000_000), Link::default());
+    world.schedule(Nanos::from_micros(1500), Fault::Mtu(link, 85));
+    world.schedule(Nanos::from_micros(3500), Fault::Mtu(link, 86));
+    world.run_until(LATER);
+    assert_eq!(heard(&world, b), [0, 1, 4, 5, 6, 7, 8, 9]);
+    assert_eq!(world.counters(link)[0].too_long, 2);
 }
 
 #[test]

@@ -128,9 +128,7 @@ class Lab:
 
     def add_cable(self, one_end: str, other_end: str) -> None:
         """Two interfaces, of which each receives what the other sends."""
-        # DPDK's af_packet makes the number of its fanout group from the process id and the interface's: those of two
-        # processes beside each other should not be the same.
-        self._inside("ip", "link", "add", other_end, "index", "21845", "type", "veth", "peer", "name", one_end)
+        self._inside("ip", "link", "add", other_end, "type", "veth", "peer", "name", one_end)
         for end in (one_end, other_end):
             self._inside("ip", "link", "set", end, "mtu", str(self.mtu), "up")
 
@@ -146,9 +144,7 @@ class Lab:
     def wire(self, command: list[str], name: str = "wire") -> Iterator[Wire]:
         """Runs a forwarder in the namespace; at the end of the block it is stopped and has its report."""
         log = self.log_dir / f"{name}.log"
-        with log.open("w") as stderr:
-            process = self.spawn(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
-        wire = Wire(process, log)
+        wire = self._start_wire(command, log)
         try:
             wire.wait_ready()
             self._wire = wire
@@ -158,6 +154,21 @@ class Lab:
         finally:
             self._wire = None
             wire.kill()
+
+    def _start_wire(self, command: list[str], log: Path) -> Wire:
+        """Starts a forwarder; once more, with another process id, if DPDK's af_packet has made the number of a fanout group
+        from it (process id XOR interface index) that another forwarder of this namespace has."""
+        for _ in range(4):
+            with log.open("w") as stderr:
+                wire = Wire(self.spawn(command, stdout=subprocess.PIPE, stderr=stderr, text=True), log)
+            try:
+                wire.wait_ready()
+                break
+            except LabError:
+                wire.kill()
+                if "could not set PACKET_FANOUT" not in log.read_text():
+                    raise
+        return wire
 
     @contextmanager
     def recorded(self, tap: str, file: Path, only: str = "") -> Iterator[None]:

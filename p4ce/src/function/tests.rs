@@ -100,7 +100,8 @@ fn packet(
             Ip::V4(Ipv4 { tos: 0x6a, src: src.octets(), dst: dst.octets(), ..Ipv4::default() }, &[])
         }
         (IpAddr::V6(src), IpAddr::V6(dst)) => {
-            Ip::V6(Ipv6 { src: src.octets(), dst: dst.octets(), ..Ipv6::default() }, &[])
+            let version_class_flow = (6 << 28 | 0x6a << 20).into();
+            Ip::V6(Ipv6 { version_class_flow, src: src.octets(), dst: dst.octets(), ..Ipv6::default() }, &[])
         }
         _ => unreachable!("one family"),
     };
@@ -327,6 +328,9 @@ fn a_leader_that_asks_again_is_told_again() {
             (FIRST, peer(v6, 0).remote_qp, ip(v6, 0))
         );
         assert_eq!(packet.aeth(), Some(&Aeth::new(ACK, Msn::new(1))));
+        // The request is ECN-capable, and the answer, for which no queue pair slows down, is not.
+        let class = packet.ipv4().map_or_else(|| packet.ipv6().unwrap().traffic_class(), |ip| ip.tos);
+        assert_eq!(class, 0x68);
     }
 }
 

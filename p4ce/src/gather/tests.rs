@@ -301,6 +301,19 @@ fn a_nak_is_passed_on_after_one_that_the_leader_did_not_come_back_to() {
     }
 }
 
+/// Beyond it, an acknowledgement could be one of the packets to come: PSNs have 24 bits.
+#[test]
+fn lag_has_a_bound_whatever_is_configured() {
+    let mut gather = gather(3, 1).with_max_lag(u32::MAX);
+    for n in 10..=MAX_LAG {
+        gather.on_request(FIRST.add(n), false);
+    }
+    gather.on_response(0, FIRST.add(MAX_LAG - 1), ack(31, 1));
+    assert_eq!(gather.take_dropped(), None);
+    gather.on_response(0, FIRST.add(MAX_LAG), ack(31, 2));
+    assert!(gather.take_dropped().is_some());
+}
+
 #[test]
 fn a_replica_too_far_behind_is_dropped_and_reported_once() {
     let mut gather = gather(3, 1).with_max_lag(4);

@@ -1,8 +1,24 @@
 //! Which seeds a test runs.
 
-/// So many from the first on, or as the environment has it: `FROM=1000000 SEEDS=50000`.
-pub(crate) fn seeds(count: u64) -> core::ops::Range<u64> {
-    let read = |name: &str| std::env::var(name).ok().and_then(|value| value.parse().ok());
-    let from = read("FROM").unwrap_or(1);
-    from..from + read("SEEDS").unwrap_or(count)
+/// Seeds that have failed: a test binary and a seed a line, which `make soak` adds
+const FAILED: &str = include_str!("../seeds.txt");
+
+fn read(name: &str) -> Option<u64> {
+    std::env::var(name).ok().and_then(|value| value.parse().ok())
+}
+
+/// Returns the seeds of a test: those with which a test of this binary has failed, and `count` from 1 on. Or those that the
+/// environment names: `FROM=1000000 SEEDS=50000`.
+pub(crate) fn seeds(count: u64) -> impl Iterator<Item = u64> {
+    let from = read("FROM");
+    let range = from.unwrap_or(1)..from.unwrap_or(1) + read("SEEDS").unwrap_or(count);
+    let of_this = |line: &str| line.strip_prefix(env!("CARGO_CRATE_NAME"))?.strip_prefix(' ')?.parse().ok();
+    let failed = FAILED.lines().filter_map(of_this).filter(move |_| from.is_none());
+    failed.chain(range)
+}
+
+/// Returns whether a test runs all of its own seeds: then it asserts how often each thing that it is for has happened.
+#[allow(dead_code, reason = "not every test binary counts")]
+pub(crate) fn are_default() -> bool {
+    read("FROM").is_none() && read("SEEDS").is_none()
 }

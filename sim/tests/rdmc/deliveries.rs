@@ -177,12 +177,11 @@ fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(),
 #[test]
 fn all_who_are_sound_and_left_get_the_object() {
     let mut totals = Totals::default();
-    let all = crate::environment::seeds(300);
-    for seed in all.clone() {
+    for seed in crate::environment::seeds(300) {
         run(seed, |_| {}, &mut totals).unwrap_or_else(|what| panic!("seed {seed}: {what}"));
     }
     println!("{totals:?}");
-    if all.end - all.start >= 300 {
+    if crate::environment::are_default() {
         assert!(
             totals.whole > 60 && totals.copied > 20 && totals.without > 5 && totals.again > 50,
             "{totals:?}"

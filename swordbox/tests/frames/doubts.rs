@@ -149,3 +149,31 @@ fn a_long_write_does_not_wait_for_other_words() {
     let sent = net.up(&a.cas(a.psn, inside, 1, 2));
     assert_eq!(opcode(&sent[0].0), Opcode::RC_COMPARE_SWAP);
 }
+
+/// Of four CAS of `va` by the second client, how many are decided, or leave on the lane of the first
+fn shared(net: &mut Net, client: &mut End, va: u64) -> usize {
+    let shared = |_| {
+        let sent = net.up(&client.cas(client.psn, va, 9, 9));
+        let (at, is_shared) = (psn(&sent[0].0), dest(&sent[0].0) != client.server_qpn);
+        if !is_shared {
+            net.down(&client.answer(at, ACK, Some(0)));
+        } else if opcode(&sent[0].0) == Opcode::RC_WRITE_ONLY {
+            net.down(&end(1).ack(at));
+        } else {
+            net.down(&end(1).answer(at, ACK, Some(0)));
+        }
+        client.psn += 1;
+        net.pass(Nanos::from_millis(10));
+        is_shared
+    };
+    (0..4).map(shared).filter(|is_shared| *is_shared).count()
+}
+
+/// The server's own programs write it.
+#[test]
+fn word_that_must_not_be_cached_stays_on_its_own_connection() {
+    let never = TABLE + 64..TABLE + 72;
+    let (mut net, _, mut b) = two(|config| config.servers[0].never = vec![never.clone()]);
+    assert_eq!(shared(&mut net, &mut b, never.start), 0);
+    assert!(shared(&mut net, &mut b, never.end) > 0, "its neighbour is shared");
+}

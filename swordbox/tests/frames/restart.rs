@@ -108,6 +108,24 @@ fn failed_cas_are_answered_only_while_the_server_is_heard_of() {
     assert_eq!((opcode(&sent[0].0), dest(&sent[0].0)), (Opcode::RC_WRITE_ONLY, a.server_qpn));
 }
 
+/// An answer acknowledges what its connection has under way before it, too.
+#[test]
+fn failed_cas_behind_another_request_is_not_answered() {
+    let (mut net, a, mut b) = two(|config| config.failed_cas = FailedCas::Answer);
+    let (mut owner, other) = (a, TABLE + 64);
+    for _ in 0..2 {
+        net.teach(&mut b, &mut owner, other);
+    }
+    locked(&mut net, &mut b, &a, 0, 5);
+    let first = net.up(&b.cas(b.psn, other, 0, 1));
+    assert_eq!(opcode(&first[0].0), Opcode::RC_WRITE_ONLY);
+    b.psn += 1;
+    let sent = net.up(&b.cas(b.psn, TABLE, 7, 8));
+    assert!(sent.iter().all(|(frame, _)| dest(frame) != b.qpn), "{} frames", sent.len());
+    let answers = net.down(&a.ack(psn(&first[0].0)));
+    assert_eq!(psn(&answers[0].0), b.psn - 1);
+}
+
 /// A server that makes new connections, and answers nothing on a lane, has restarted.
 #[test]
 fn lanes_of_a_server_that_restarted_are_given_up_soon() {

@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+"""Runs every suite of the simulator with seeds that have not run before, then every scenario and every fuzz target.
+
+    scripts/soak.py [--seconds N] [--from SEED] [--seeds N] [--only NAME]...
+
+A seed that fails is added to sim/tests/seeds.txt: from then on `make test` runs it. Exits with 0 if nothing failed, with 1 if
+something did.
+"""
+
+import argparse
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SEEDS = ROOT / "sim/tests/seeds.txt"
+# By test binary: the tests that take seeds, and how many seeds take some ten seconds on two CPUs
+SUITES = {
+    "verbs": (["verbs_do", "memory_is_not"], 200),
+    "words": (["bad_wires", "crashes"], 500),
+    "swordbox": (["bad_wires", "crashes", "every_verb"], 250),
+    "steering": (["bad_wires", "crashes"], 100),
+    "groups": (["bad_wires", "crashes_and"], 3000),
+    "consensus": (["seeds::"], 50),
+    "rdmc": (["seeds::", "deliveries::"], 2000),
+    "onepipe": (["seeds::"], 5000),
+}
+
+
+def run(command, **environment):
+    """Runs a command in the repository; its exit code and what it printed."""
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    return done.returncode, done.stdout
+
+
+class Soak:
+    def __init__(self, options):
+        self.options = options
+        self.failed = []
+
+    def chunks(self, size):
+        """Yields the first seed of each chunk and its size, until the seeds or the time are used up."""
+        end = time.monotonic() + self.options.seconds
+        first, last = self.options.first, self.options.first + (self.options.seeds or sys.maxsize)
+        while first < last and (self.options.seeds or time.monotonic() < end):
+            yield first, min(size, last - first)
+            first += size
+
+    def keep(self, name, seed, output):
+        """Adds a seed that failed to the file of seeds that `make test` runs."""
+        line = f"{name} {seed}\n"
+        kept = SEEDS.read_text()
+        if line not in kept:
+            SEEDS.write_text(kept + line)
+        self.failed.append(f"{name} {seed}")
+        found = re.search(rf"^.*seed {seed}.*$", output, re.M)
+        print(f"  FAILED: {found.group() if found else output[-2000:]}", flush=True)
+
+    def suite(self, name):
+        filters, size = SUITES[name]
+        test = ["cargo", "test", "--quiet", "--release", "--locked", "-p", "sim", "--test", name]
+        code, output = run([*test, "--no-run"])
+        if code != 0:
+            sys.exit(output)
+        began, count = time.monotonic(), 0
+        for first, chunk in self.chunks(size):
+            end = first + chunk
+            # What follows a seed that fails is run, too.
+            while first < end:
+                code, output = run([*test, "--", *filters], FROM=str(first), SEEDS=str(end - first))
+                seeds = sorted({int(seed) for seed in re.findall(r"seed (\d+)", output) if first <= int(seed) < end})
+                if code != 0 and not seeds:
+                    self.failed.append(f"{name} from {first}")
+                    print(f"  FAILED from {first}:\n{output[-4000:]}", flush=True)
+                for seed in seeds:
+                    self.keep(name, seed, output)
+                first = seeds[0] + 1 if seeds else end
+            count += chunk
+        self.told(name, count, began)
+
+    def scenario(self, path):
+        name = path.name
+        program = [ROOT / "target/release/understudy", "sim", path, "--from", str(self.options.first)]
+        limit = ["--seeds", str(self.options.seeds)] if self.options.seeds else ["--for", str(self.options.seconds)]
+        began = time.monotonic()
+        code, output = run([*program, *limit])
+        found = re.search(r"wrong with seed (\d+)", output)
+        if code != 0:
+            print(output)
+        if found:
+            self.keep(name, int(found.group(1)), output)
+        elif code != 0:
+            self.failed.append(name)
+        count = re.search(r"^(\d+) seeds", output, re.M)
+        self.told(name, int(count.group(1)) if count else 0, began)
+
+    def fuzz(self):
+        """Fuzzes each target; corpora stay in fuzz/corpus, and an input that crashes in fuzz/target."""
+        began = time.monotonic()
+        code, output = run(["fuzz/run.sh", "all", f"-max_total_time={self.options.seconds}"])
+        print(output if code == 0 else output[-4000:])
+        if code != 0:
+            self.failed.append("fuzz")
+        self.told("fuzz", 0, began)
+
+    @staticmethod
+    def told(name, count, began):
+        seeds = f"{count:>9,} seeds" if count else " " * 15
+        print(f"{name:<12}{seeds} {time.monotonic() - began:6.0f} s", flush=True)
+
+
+def main():
+    scenarios = {path.name: path for path in sorted((ROOT / "configs/sim").glob("*.toml"))}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=int, default=60, help="for each suite, scenario and fuzz target (default: 60)")
+    parser.add_argument("--from", dest="first", type=int, default=int(time.time()) * 1_000_000, help="the first seed")
+    parser.add_argument("--seeds", type=int, help="so many seeds each, however long that takes; no fuzzing")
+    parser.add_argument("--only", action="append", choices=[*SUITES, *scenarios, "fuzz"], help="a suite, scenario or `fuzz`")
+    soak = Soak(parser.parse_args())
+    only = soak.options.only or [*SUITES, *scenarios, *([] if soak.options.seeds else ["fuzz"])]
+    print(f"from seed {soak.options.first}", flush=True)
+    for name in only:
+        if name in SUITES:
+            soak.suite(name)
+        elif name in scenarios:
+            soak.scenario(scenarios[name])
+        else:
+            soak.fuzz()
+    if soak.failed:
+        sys.exit(f"failed: {', '.join(soak.failed)}; their seeds are in {SEEDS.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
