@@ -197,6 +197,33 @@ mod tests {
         }
     }
 
+    /// Gains of ten rounds, of the counter of bytes alone and of both, at a target that cuts have brought far down
+    fn gains(dcqcn: &Dcqcn, round: Nanos) -> u64 {
+        let (mut pace, mut now) = (Pace::default(), Nanos::ZERO);
+        for _ in 0..20 {
+            pace.cut(now, dcqcn);
+        }
+        let mut rounds = |pace: &mut Pace, count| {
+            for _ in 0..count {
+                now = now + round;
+                pace.sent(dcqcn.increase_bytes as usize, now, dcqcn);
+            }
+            pace.bps().unwrap()
+        };
+        // Fast recovery is over, and what is left of its last halves is less than one step.
+        let before = rounds(&mut pace, 40);
+        rounds(&mut pace, 10) - before
+    }
+
+    #[test]
+    fn rate_grows_faster_when_time_and_bytes_call_for_it() {
+        let dcqcn = Dcqcn::of_paper(1_000_000_000_000);
+        assert!(dcqcn.hyper_bps > 2 * dcqcn.additive_bps);
+        let [additive, hyper] = [Nanos::ZERO, dcqcn.increase_timer].map(|round| gains(&dcqcn, round));
+        assert!(additive.abs_diff(10 * dcqcn.additive_bps) < dcqcn.additive_bps, "{additive}");
+        assert!(hyper.abs_diff(20 * dcqcn.hyper_bps) < dcqcn.hyper_bps, "{hyper}");
+    }
+
     #[test]
     fn many_cnps_go_down_to_the_lowest_rate() {
         let dcqcn = Dcqcn::of_paper(10_000_000_000);

@@ -2,7 +2,8 @@
 
 use super::pair::*;
 use crate::*;
-use rocev2::{Bth, Opcode, Psn, Qpn};
+use rocev2::rewrite::Rewriter;
+use rocev2::{Bth, Class, Opcode, Psn, Qpn, classify};
 use switch::Nanos;
 
 /// Two NICs that stay slow once they are, and a connection between them
@@ -27,6 +28,30 @@ fn slow_down(pair: &mut Pair, nic: usize, qpn: Qpn) {
     pair.route(nic).emit(&mut cnp, bth, &[&[0; 16]], &[]);
     pair.deliver(nic, &vec![cnp; 50]);
     assert_eq!(pair.nics[nic].qp_rate_bps(qpn), Some(10_000_000));
+}
+
+/// Requests of one connection; each waits for so long after the one before.
+#[test]
+fn marked_packets_cause_one_cnp_an_interval() {
+    let (mut pair, [a, b]) = connected();
+    let interval = Dcqcn::of_paper(1).cnp_interval.0;
+    for (id, wait, cnps) in
+        [(1, 0, 1), (2, interval / 2, 1), (3, interval, 2), (4, interval - 1, 2), (5, 1, 3)]
+    {
+        pair.now = pair.now + Nanos(wait);
+        pair.post(0, a.qpn, id, Operation::Write(b.remote(0)), Data::Memory(a.sge(0, 8)));
+        let mut frames = pair.frames(0);
+        for frame in &mut frames {
+            let Class::Roce(layout) = classify(frame) else { panic!("a request") };
+            let mut rewriter = Rewriter::new(frame, layout);
+            rewriter.set_ecn(3);
+            rewriter.finish();
+        }
+        pair.deliver(1, &frames);
+        pair.frames(1);
+        let counters = pair.nics[1].counters();
+        assert_eq!((counters.ce_marked, counters.cnps_sent), (id, cnps), "after {id}");
+    }
 }
 
 #[test]

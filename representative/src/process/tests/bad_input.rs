@@ -28,6 +28,8 @@ fn each_refusal_by_its_reason() {
     other_version.version = 1;
     let mut early = message(5, clock);
     early.set_barrier(Some(ahead));
+    let mut commits = OnePipe::new(OnePipeOpcode::BEACON, clock, Psn::ZERO);
+    commits.set_commit(Some(ahead));
     let key = {
         let route = Route::new(&Ends {
             src_mac: zero.mac,
@@ -59,6 +61,7 @@ fn each_refusal_by_its_reason() {
         (frame(zero, one, &with(OnePipeOpcode::BEACON), b""), Refusal::WrongSource),
         (frame(zero, one, &message(5, ahead), b"x"), Refusal::Ahead),
         (frame(tor, one, &OnePipe::new(OnePipeOpcode::BEACON, ahead, Psn::ZERO), b""), Refusal::Ahead),
+        (frame(tor, one, &commits, b""), Refusal::Ahead),
         (frame(zero, one, &with(OnePipeOpcode::ACK), &[0; Arrivals::LEN - 1]), Refusal::NoHeader),
         (frame(zero, one, &with(OnePipeOpcode::NAK), &[0; Refused::LEN - 1]), Refusal::NoHeader),
         (frame(zero, one, &with(OnePipeOpcode::ACK), &[0; Arrivals::LEN]), Refusal::Answer),
