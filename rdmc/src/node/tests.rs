@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::config::Failure;
+use crate::group::transfer::Posted;
 use crate::schedule::Algorithm;
+use crate::wire::{Create, Message};
 use core::net::Ipv4Addr;
 use rnic::{
     Completed, Completion, Data, Interface, Modify, Operation, Path, PathMtu, ReadyToReceive, ReadyToSend,
@@ -11,6 +13,8 @@ use rnic::{
 use rocev2::aeth::RnrTimer;
 use rocev2::ethernet::MacAddr;
 use rocev2::{Psn, Qpn};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 fn ip(n: u16) -> IpAddr {
     let [high, low] = n.to_be_bytes();
@@ -148,4 +152,59 @@ fn a_write_in_the_place_of_a_block_is_a_violation() {
         matches!(event, Some(Event::Failed { failure: Failure::Violation(who), .. }) if who == ip(7));
     assert!(is_violation, "{event:?}");
     assert_eq!(node.counters().blocks_sent, 0);
+}
+
+#[test]
+fn peer_may_create_a_bounded_number_of_groups_first() {
+    let (mut node, mut nic) = started(1, 1);
+    for number in 0..=MAX_AHEAD as u32 {
+        let create = Message::Create(Create { life: 1, agreement: 1, end: None });
+        node.on_message(&mut nic, ip(7), number, create, Nanos::ZERO);
+    }
+    assert_eq!((node.ahead[&ip(7)].len(), node.counters().forgotten), (MAX_AHEAD, 1));
+}
+
+/// The application is not asked for memory for a message that is too long.
+#[test]
+fn message_of_too_many_blocks_is_a_violation() {
+    for blocks in [GroupConfig::MAX_BLOCKS, GroupConfig::MAX_BLOCKS + 1] {
+        let (mut node, mut nic) = started(1, 1);
+        let config = GroupConfig {
+            algorithm: Algorithm::Chain,
+            block_bytes: 2,
+            ..GroupConfig::new(1, [ip(7), ip(u16::MAX - 1)].into())
+        };
+        let asked = Arc::new(AtomicU32::new(0));
+        let told = Arc::clone(&asked);
+        let incoming = move |_: &mut Rnic, len| {
+            told.store(len, Ordering::Relaxed);
+            None
+        };
+        let complete = Box::new(|_: &mut Rnic, _, _| ());
+        node.create_group(&mut nic, config, Box::new(incoming), complete, Nanos::ZERO).unwrap();
+        let qpn = *node.resources.as_ref().unwrap().uses.keys().next().unwrap();
+        let group = node.groups.get_mut(&1).unwrap();
+        group.neighbours[0].posted.push_back(Posted::Aside);
+        // The last block is half a block.
+        let len = 2 * blocks - 1;
+        let done = Completion {
+            id: 0,
+            qpn: Qpn::new(qpn),
+            status: Status::Success,
+            of: Completed::Recv,
+            len: 2,
+            immediate: Some(len),
+            invalidated: None,
+            from: None,
+            solicited: false,
+        };
+        node.on_completion(&mut nic, &done, Nanos(1));
+        let Some(Event::Failed { failure, .. }) = node.poll_event() else { panic!("{blocks} blocks") };
+        let (expected, memory) = if blocks > GroupConfig::MAX_BLOCKS {
+            (Failure::Violation(ip(7)), 0)
+        } else {
+            (Failure::NoMemory(ip(u16::MAX - 1)), len)
+        };
+        assert_eq!((failure, asked.load(Ordering::Relaxed)), (expected, memory));
+    }
 }
