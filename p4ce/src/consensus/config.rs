@@ -49,13 +49,15 @@ pub enum Bug {
     BeginsByItself,
     /// The address that a request comes from is not looked at.
     AnySource,
+    /// A leader does not ask a server again that it has lost.
+    LosesFollower,
 }
 
 #[cfg(feature = "canary")]
 impl Bug {
     /// All of them
-    pub const ALL: [Self; 4] =
-        [Self::TornEntry, Self::ForgottenPromise, Self::BeginsByItself, Self::AnySource];
+    pub const ALL: [Self; 5] =
+        [Self::TornEntry, Self::ForgottenPromise, Self::BeginsByItself, Self::AnySource, Self::LosesFollower];
 }
 
 impl Config {

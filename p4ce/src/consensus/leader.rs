@@ -207,6 +207,9 @@ impl Server {
 
     pub(super) fn follower_lost(&mut self, nic: &mut Rnic, server: u8, qpn: Qpn, now: Nanos) {
         let again = now + self.spans(ASK_AGAIN);
+        #[cfg(feature = "canary")]
+        let again =
+            if self.config.bug == Some(super::config::Bug::LosesFollower) { Nanos(u64::MAX) } else { again };
         let stage = self.follower(server, |follower| {
             let stage = follower.stage;
             follower.link.is_some_and(|link| link.qpn == qpn).then(|| {

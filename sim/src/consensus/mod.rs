@@ -100,6 +100,15 @@ impl Default for ClusterConfig {
     }
 }
 
+/// What had been decided and proposed at a moment.
+#[derive(Clone, Debug)]
+pub struct Mark {
+    beginnings: u64,
+    entries: u64,
+    /// Values proposed by each server
+    proposed: Vec<u64>,
+}
+
 /// Servers around a switch that bridges, and replicates for those who ask it to.
 #[derive(Debug)]
 pub struct Cluster {
@@ -305,6 +314,34 @@ impl Cluster {
     /// Entries that anybody has seen decided
     pub fn entries(&self) -> u64 {
         lock(&self.truth).entries()
+    }
+
+    /// Returns what has been decided and proposed by now.
+    pub fn mark(&self) -> Mark {
+        let (beginnings, entries) = (self.beginnings(), self.entries());
+        Mark { beginnings, entries, proposed: self.apps().map(|app| app.proposed).collect() }
+    }
+
+    /// Servers that are not down
+    pub fn live(&self) -> impl Iterator<Item = usize> {
+        (0..self.servers.len()).filter(|server| !self.world.is_down(self.servers[*server]))
+    }
+
+    /// Live servers that have not applied any value that was proposed after `mark`
+    pub fn lagging(&self, mark: &Mark) -> Vec<usize> {
+        let first = lock(&self.truth).first_since(mark);
+        self.live().filter(|server| first.is_none_or(|first| self.app(*server).next() <= first)).collect()
+    }
+
+    /// Live servers that count for a majority, or will when they have read of the beginning that they are part of
+    pub fn members(&self) -> Vec<usize> {
+        let begun: Vec<u64> =
+            self.live().flat_map(|server| self.app(server).server.beginning()).copied().collect();
+        let counts = |server: &usize| {
+            let app = self.app(*server);
+            app.server.standing() != Standing::Blank || begun.contains(&app.incarnation())
+        };
+        self.live().filter(counts).collect()
     }
 
     /// Says what is wrong, if anything ever was.

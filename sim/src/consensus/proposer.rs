@@ -25,7 +25,7 @@ pub struct Proposer {
     snapshot: usize,
     /// Values that it proposes in all its lives, and has proposed
     wanted: u64,
-    proposed: u64,
+    pub(super) proposed: u64,
     lives: u64,
     truth: Arc<Mutex<Truth>>,
     installed: u64,
@@ -79,6 +79,11 @@ impl Proposer {
     /// Tells it to begin the group as soon as all servers are there, in this life.
     pub(super) fn bootstrap(&mut self) {
         self.begins = true;
+    }
+
+    /// Names this life of the server.
+    pub(super) fn incarnation(&self) -> u64 {
+        self.config.incarnation
     }
 
     /// The place of the next entry that it will see

@@ -1,5 +1,6 @@
 //! What was proposed and decided, as far as any server has said so. It outlives all servers.
 
+use super::Mark;
 use super::proposer::NAME;
 use std::collections::{HashMap, HashSet};
 use switch::table::mix;
@@ -51,6 +52,15 @@ impl Truth {
     /// Entries that any server has seen decided
     pub(super) fn entries(&self) -> u64 {
         self.values.len() as u64
+    }
+
+    /// Returns the place of the first decided value that was proposed after `mark`.
+    pub(super) fn first_since(&self, mark: &Mark) -> Option<u64> {
+        let is_new = |known: &Known| mark.proposed[usize::from(known.name.0)] <= known.name.1;
+        // A group that has begun since has no entry of before.
+        let from = if mark.beginnings == self.beginnings { mark.entries } else { 0 };
+        let later = self.values.get(from as usize..)?;
+        later.iter().position(is_new).map(|at| from + at as u64)
     }
 
     /// How often the operator has had the group begin

@@ -126,21 +126,21 @@ impl Play {
         hasher.finish()
     }
 
-    /// All are back: what is decided stays, and it goes on.
+    /// All are back: what is decided stays, and every server catches up.
     fn finish(mut self) -> Result<(), String> {
         self.back();
-        let before = self.net.entries();
+        let mark = self.net.mark();
         self.net.want(4);
         // A NIC that did not hear of a neighbour while its link was cut asks again after half a second.
         let end = self.net.world.now() + Nanos::from_millis(1500);
         let mut at = self.net.world.now();
-        while self.net.entries() <= before && at < end {
-            at = at + Nanos::from_millis(2);
+        while !self.net.lagging(&mark).is_empty() && at < end {
+            at = at + Nanos::from_micros(100);
             self.net.run_until(at);
         }
-        self.net.run_until(at + Nanos::from_millis(1));
         self.net.check()?;
-        if self.net.entries() <= before { Err("nothing goes on".into()) } else { Ok(()) }
+        let lagging = self.net.lagging(&mark);
+        if lagging.is_empty() { Ok(()) } else { Err(format!("servers {lagging:?} have not caught up")) }
     }
 }
 
