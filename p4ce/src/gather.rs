@@ -320,6 +320,10 @@ impl Gather {
             let drops = progress.member && self.frontier.distance(progress.acked) > self.max_lag;
             progress.member &= !drops;
             self.dropped |= u16::from(drops) << member;
+            #[cfg(feature = "canary")]
+            if self.bug == Some(crate::Bug::LeftBehind) && progress.acked.precedes(self.frontier) {
+                progress.acked = self.frontier;
+            }
         }
         self.forget_asked();
         Some(self.acknowledge())

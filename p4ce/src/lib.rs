@@ -39,12 +39,14 @@ pub enum Bug {
     StaysPut,
     /// Requests for groups are not limited
     AnyRequest,
+    /// A replica counts as if it held what a quorum holds
+    LeftBehind,
 }
 
 #[cfg(feature = "canary")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Minority,
         Self::WrongWrap,
         Self::FirstAck,
@@ -52,5 +54,6 @@ impl Bug {
         Self::DroppedSilently,
         Self::StaysPut,
         Self::AnyRequest,
+        Self::LeftBehind,
     ];
 }

@@ -9,7 +9,7 @@ use rnic::{Config, Interface};
 use rocev2::Psn;
 use rocev2::ethernet::MacAddr;
 use sim::groups::audit::{AuditedControl, AuditedSwitch, SharedSeen};
-use sim::groups::{Answers, Groups, LeaderApp, Outcome, ReplicaApp, SharedGroups};
+use sim::groups::{Answers, Groups, LeaderApp, Outcome, ReplicaApp, SharedGroups, check_open};
 use sim::{Clock, Controlled, Fault, Host, Link, NodeId, World};
 use std::sync::Arc;
 use switch::forward::Config as ForwardConfig;
@@ -184,31 +184,25 @@ impl Net {
             }
         }
         self.check()?;
-        for replica in &self.replicas {
-            let replica: &Host<ReplicaApp> = self.world.node(*replica);
-            if let Some(wrong) = replica.app.check_memory(&replica.nic) {
-                return Err(wrong);
-            }
-        }
-        Ok(())
+        let (leaders, replicas) = self.hosts();
+        let wrong = replicas.iter().find_map(|replica| replica.app.check_memory(&replica.nic));
+        let function = self.node().switch.function.function();
+        let wrong = wrong.or_else(|| check_open(self.control(), function, &leaders, &replicas));
+        wrong.map_or(Ok(()), Err)
     }
 
-    fn check(&mut self) -> Result<(), String> {
-        if let Some(wrong) = self.seen.lock().unwrap().wrong.clone() {
-            return Err(wrong);
-        }
-        for replica in &self.replicas {
-            if let Some(wrong) = self.world.node::<Host<ReplicaApp>>(*replica).app.wrong() {
-                return Err(wrong.to_owned());
-            }
-        }
-        for leader in self.leaders.clone() {
-            let replicas: Vec<_> = self.replicas.iter().map(|replica| self.world.node(*replica)).collect();
-            if let Some(wrong) = self.world.node::<Host<LeaderApp>>(leader).app.check(&replicas) {
-                return Err(wrong);
-            }
-        }
-        Ok(())
+    /// All leaders and replicas
+    fn hosts(&self) -> (Vec<&Host<LeaderApp>>, Vec<&Host<ReplicaApp>>) {
+        let leaders = self.leaders.iter().map(|leader| self.world.node(*leader));
+        (leaders.collect(), self.replicas.iter().map(|replica| self.world.node(*replica)).collect())
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let (leaders, replicas) = self.hosts();
+        let wrong = self.seen.lock().unwrap().wrong.clone();
+        let wrong = wrong.or_else(|| self.shared.wrong().map(str::to_owned));
+        let held = || leaders.iter().find_map(|leader| leader.app.check(&replicas));
+        wrong.or_else(held).map_or(Ok(()), Err)
     }
 
     fn outcomes(&self) -> Vec<Outcome> {
@@ -220,12 +214,16 @@ impl Net {
             .collect()
     }
 
+    fn node(&self) -> &Controlled<AuditedControl> {
+        self.world.node(self.switch)
+    }
+
     fn control(&self) -> &Control {
-        &self.world.node::<Controlled<AuditedControl>>(self.switch).control.control
+        &self.node().control.control
     }
 
     fn counted(&self) -> Arc<p4ce::Counters> {
-        self.world.node::<Controlled<AuditedControl>>(self.switch).switch.function.function().counters()
+        self.node().switch.function.function().counters()
     }
 
     /// Says which sound leader's group is not done, and whether the hostile host had replicas asked more often than it may.
@@ -411,6 +409,48 @@ fn planted_lack_of_limits_has_replicas_asked_too_often() {
     assert_eq!(without_a_full_table(None, 1), Ok(()));
     let wrong = without_a_full_table(Some(p4ce::Bug::AnyRequest), 1).unwrap_err();
     assert!(wrong.ends_with("15 are allowed"), "{wrong}");
+}
+
+/// What a replica held when it crashed counts, and nothing else: it restarts before the leader has written anything.
+#[cfg(feature = "canary")]
+#[test]
+fn planted_minority_is_found_though_a_replica_restarted() {
+    let run = |bug| {
+        let setup = Setup { bug, ..SETUP };
+        let groups = Groups { quorum: 2, retry_count: 5, ..Groups::default() };
+        let mut net = Net::with(setup, 1, false, &groups, 1, 2, Link::default());
+        while net.node().switch.function.function().group(p4ce::GroupId(0)).is_none() {
+            assert!(net.world.step(LIMIT));
+        }
+        let now = net.world.now();
+        net.world.schedule(now, Fault::Crash(net.replicas[1]));
+        net.world.schedule(now, Fault::Restart(net.replicas[1]));
+        net.run()
+    };
+    assert_eq!(run(None), Ok(()));
+    let wrong = run(Some(p4ce::Bug::Minority)).unwrap_err();
+    assert!(wrong.ends_with("held by 1 of 2"), "{wrong}");
+}
+
+/// A quorum holds everything, and one more replica misses what came while its link was cut.
+#[cfg(feature = "canary")]
+#[test]
+fn planted_wrong_progress_is_found_beyond_the_quorum() {
+    let run = |bug| {
+        let setup = Setup { bug, ..SETUP };
+        let groups = Groups { quorum: 1, outvote: true, messages: 0, ..Groups::default() };
+        let mut net = Net::with(setup, 1, false, &groups, 1, 2, Link::default());
+        while net.world.node::<Host<LeaderApp>>(net.leaders[0]).app.done() < 10 {
+            assert!(net.world.step(LIMIT));
+        }
+        let (now, link) = (net.world.now(), net.world.links().skip(2).collect::<Vec<_>>());
+        net.world.schedule(now, Fault::Cut(link.clone()));
+        net.world.schedule(now + Nanos::from_micros(20), Fault::Heal(link));
+        net.run()
+    };
+    assert_eq!(run(None), Ok(()));
+    let wrong = run(Some(p4ce::Bug::LeftBehind)).unwrap_err();
+    assert!(wrong.starts_with("replica 1 is taken to hold"), "{wrong}");
 }
 
 #[test]

@@ -97,15 +97,13 @@ impl LeaderApp {
         }
     }
 
-    /// Looks at what it has taken for done since: the first thing that no quorum of these replicas holds. A replica that
-    /// has crashed may have held it.
+    /// Looks at what it has taken for done since: the first thing that no quorum of these replicas holds, or held when it
+    /// crashed.
     pub fn check(&self, replicas: &[&Host<ReplicaApp>]) -> Option<String> {
         let quorum = self.quorum();
         for session in &self.sessions {
             for op in &session.script[session.checked.get()..session.done] {
-                let holds = |replica: &&&Host<ReplicaApp>| {
-                    replica.lives != 1 || replica.app.holds(&replica.nic, session.seed, op)
-                };
+                let holds = |replica: &&&Host<ReplicaApp>| replica.app.holds(session.seed, None, op);
                 let holders = replicas.iter().filter(holds).count();
                 if holders < quorum {
                     return Some(format!("{op:?} is acknowledged, and held by {holders} of {quorum}"));
@@ -114,6 +112,29 @@ impl LeaderApp {
             session.checked.set(session.done);
         }
         None
+    }
+
+    /// Looks at all replicas that are still in a group: the first thing that one of them does not hold, of what the switch
+    /// takes it to hold. `replicas` are all that the leader names, in their order.
+    pub fn check_group(&self, group: &p4ce::Group, replicas: &[&Host<ReplicaApp>]) -> Option<String> {
+        let (config, leader) = (group.config(), group.config().leader);
+        let session = &self.sessions[*self.by_qpn.get(&leader.remote_qp.get())?];
+        (0..).zip(&config.replicas).find_map(|(member, replica)| {
+            let mut packets = group.gather().acked(member)?.distance(leader.first) + 1;
+            let whole = session.script.iter().take_while(|op| {
+                packets -= op.len.div_ceil(self.groups.mtu.bytes() as u32).max(1) as i32;
+                packets >= 0
+            });
+            let at = self.replicas.iter().position(|ip| *ip == replica.peer.remote)?;
+            let app = &replicas[at].app;
+            let mut lacks = whole.filter(|op| !app.holds(session.seed, Some(replica.peer.remote_qp), op));
+            lacks.next().map(|op| format!("replica {at} is taken to hold {op:?}, and does not"))
+        })
+    }
+
+    /// Whether this is the leader of a group.
+    pub fn leads(&self, group: &p4ce::Group) -> bool {
+        group.config().leader.remote == self.own
     }
 
     fn open(&mut self, nic: &mut Rnic, number: usize, now: Nanos) -> Option<()> {
@@ -235,8 +256,7 @@ impl LeaderApp {
             self.post(nic, number);
         } else {
             let wrong = format!("{} completed after {}", done.id, session.done);
-            self.finish(number, Outcome::Failed(wrong));
-            self.shared.wrong.store(true, Relaxed);
+            self.shared.note(wrong);
         }
     }
 
@@ -276,5 +296,43 @@ impl App for LeaderApp {
             }
         }
         while nic.poll_event().is_some() {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rnic::{Completed, Interface};
+
+    #[test]
+    fn an_operation_that_completes_before_another_is_wrong() {
+        let (own, switch) = ([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+        let mut nic =
+            Rnic::new(rnic::Config::new(Interface::new(rocev2::ethernet::MacAddr([2; 6]), own, 24)));
+        let shared = Arc::new(SharedGroups::default());
+        let mut leader =
+            LeaderApp::new(Groups::default(), 1, own, switch, vec![[10, 0, 0, 3].into()], shared.clone());
+        leader.start(&mut nic, Nanos::ZERO);
+        let mut complete = |id| {
+            let qpn = leader.sessions[0].qpn;
+            let of = Completed::Write;
+            let (status, len) = (Status::Success, 0);
+            let done = Completion {
+                id,
+                qpn,
+                status,
+                of,
+                len,
+                immediate: None,
+                invalidated: None,
+                from: None,
+                solicited: false,
+            };
+            leader.on_completion(&mut nic, &done);
+        };
+        complete(0);
+        assert_eq!(shared.wrong(), None);
+        complete(2);
+        assert_eq!(shared.wrong(), Some("2 completed after 1"));
     }
 }

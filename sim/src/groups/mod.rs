@@ -1,8 +1,10 @@
 //! A workload for P4CE's groups: leaders open groups through the switch and write; whenever one is acknowledged, the
 //! memory of the replicas is looked at. What it checks:
 //!
-//! * what a leader takes for done is held by a quorum, at that moment;
-//! * no byte of a replica's memory is ever anything but what its leader wrote there, or nothing;
+//! * operations of a leader complete in their order;
+//! * what a leader takes for done is held by a quorum, at that moment; a replica that crashed held what it had then;
+//! * a replica's memory is what its leader wrote, up to some byte, and nothing behind it;
+//! * in the end each replica that is still in a group holds what the switch takes it to hold;
 //! * messages come to each replica in order, each at most once.
 
 pub mod audit;
@@ -12,10 +14,12 @@ mod replica;
 pub use leader::{LeaderApp, Outcome};
 pub use replica::{Answers, ReplicaApp};
 
+use crate::Host;
 use core::net::IpAddr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use p4ce::{Control, P4ce};
 use rnic::PathMtu;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use switch::Chance;
 
 /// The port at which the switch is asked for groups
@@ -134,16 +138,16 @@ pub(crate) fn seed_of(seed: u64, leader: IpAddr, port: u16) -> u64 {
 /// What all hosts of a workload share.
 #[derive(Debug, Default)]
 pub struct SharedGroups {
-    /// A leader has taken something for done since this was looked at
+    /// A leader has taken something for done, or something is wrong, since this was looked at
     news: AtomicBool,
-    wrong: AtomicBool,
+    wrong: OnceLock<String>,
     /// Groups that have nothing left to do, and groups
     done: AtomicU64,
     pub(crate) groups: AtomicU64,
 }
 
 impl SharedGroups {
-    /// Whether a leader has taken something for done since this was asked last.
+    /// Whether a leader has taken something for done, or something is wrong, since this was asked last.
     pub fn take_news(&self) -> bool {
         self.news.swap(false, Relaxed)
     }
@@ -153,10 +157,30 @@ impl SharedGroups {
         self.done.load(Relaxed) == self.groups.load(Relaxed)
     }
 
-    /// Something is wrong.
-    pub fn is_wrong(&self) -> bool {
-        self.wrong.load(Relaxed)
+    /// Notes what a host saw and must not be, if it is the first thing.
+    pub(crate) fn note(&self, wrong: String) {
+        _ = self.wrong.set(wrong);
+        self.news.store(true, Relaxed);
     }
+
+    /// The first thing that a host saw and that must not be
+    pub fn wrong(&self) -> Option<&str> {
+        self.wrong.get().map(String::as_str)
+    }
+}
+
+/// Says what a replica does not hold of what the switch takes it to hold, in any group that is open. `replicas` are all that
+/// the leaders name, in their order.
+pub fn check_open(
+    control: &Control,
+    function: &P4ce,
+    leaders: &[&Host<LeaderApp>],
+    replicas: &[&Host<ReplicaApp>],
+) -> Option<String> {
+    control.groups().filter_map(|status| function.group(status.id)).find_map(|group| {
+        let leader = leaders.iter().find(|leader| leader.app.leads(group))?;
+        leader.app.check_group(group, replicas)
+    })
 }
 
 /// Makes a leader of groups of these replicas.

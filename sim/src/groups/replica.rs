@@ -2,7 +2,6 @@
 
 use super::{Groups, Kind, Op, REPLICA_PORT, SharedGroups, pattern, seed_of};
 use crate::App;
-use core::sync::atomic::Ordering::Relaxed;
 use p4ce::wire::{MemberRequest, Region};
 use rnic::cm::{Conn, Event as CmEvent, PortSpace};
 use rnic::{
@@ -42,6 +41,8 @@ struct Joined {
     script: Vec<Op>,
     /// Messages that came
     messages: u32,
+    /// Bytes of the memory that were written, from its beginning on
+    written: u64,
     /// The connection stands, or is to
     open: bool,
 }
@@ -54,7 +55,8 @@ pub struct ReplicaApp {
     shared: Arc<SharedGroups>,
     resources: Option<(Pd, Cq)>,
     joined: BTreeMap<Conn, Joined>,
-    wrong: Option<String>,
+    /// What it was part of, and held, when it crashed
+    former: Vec<Joined>,
     /// How it answers
     pub answers: Answers,
 }
@@ -68,14 +70,9 @@ impl ReplicaApp {
             shared,
             resources: None,
             joined: BTreeMap::new(),
-            wrong: None,
+            former: Vec::new(),
             answers: Answers::Joins,
         }
-    }
-
-    /// What is wrong, if anything
-    pub fn wrong(&self) -> Option<&str> {
-        self.wrong.as_deref()
     }
 
     /// Groups that it is in
@@ -121,8 +118,8 @@ impl ReplicaApp {
             max_recv: count.max(1) as usize,
         };
         let qpn = nic.create_qp(init).ok()?;
-        let joined =
-            Joined { qpn, seed, memory, receives, script: self.groups.script(seed), messages: 0, open: true };
+        let script = self.groups.script(seed);
+        let joined = Joined { qpn, seed, memory, receives, script, messages: 0, written: 0, open: true };
         let told = if self.answers == Answers::Nothing { 0 } else { size };
         let param = ConnParam {
             private_data: Region::new(MEMORY_VA, mr.0, told).to_bytes(),
@@ -164,8 +161,7 @@ impl ReplicaApp {
         });
         if !right {
             let wrong = format!("message {} is {op:?}, and came as {done:?}", joined.messages - 1);
-            self.wrong.get_or_insert(wrong);
-            self.shared.wrong.store(true, Relaxed);
+            self.shared.note(wrong);
             return;
         }
         let qpn = done.qpn;
@@ -174,36 +170,40 @@ impl ReplicaApp {
         }
     }
 
-    /// Whether it holds an operation of a group: if it is a message, with all messages before it.
-    pub(super) fn holds(&self, nic: &Rnic, seed: u64, op: &Op) -> bool {
-        // It may have joined more than once, if the switch forgot that it had.
-        self.joined.values().filter(|joined| joined.seed == seed).any(|joined| {
-            let memory = &nic.bytes(joined.memory)[op.at as usize..];
-            let written = || memory[..op.len as usize] == pattern(seed, op.at, op.len as usize);
+    /// Whether it holds an operation of a group, or held it when it crashed: if it is a message, with all messages before it.
+    /// `qpn` says at which end, if that matters: it may have joined more than once, if the switch forgot that it had.
+    pub(super) fn holds(&self, seed: u64, qpn: Option<Qpn>, op: &Op) -> bool {
+        let all = self.joined.values().chain(&self.former);
+        all.filter(|joined| joined.seed == seed && qpn.is_none_or(|qpn| joined.qpn == qpn)).any(|joined| {
+            let written = joined.written >= op.at + u64::from(op.len);
             match op.kind {
-                Kind::Write => written(),
-                Kind::WriteImm => written() && joined.messages > op.messages,
+                Kind::Write => written,
+                Kind::WriteImm => written && joined.messages > op.messages,
                 Kind::Send => joined.messages > op.messages,
             }
         })
     }
 
-    /// Bytes of its memory that nobody wrote.
+    /// Says which byte of its memory is not what it has to be.
     pub fn check_memory(&self, nic: &Rnic) -> Option<String> {
         self.joined.values().find_map(|joined| {
-            let memory = nic.bytes(joined.memory);
-            let whole = pattern(joined.seed, 0, memory.len());
-            let at = memory.iter().zip(&whole).position(|(is, right)| *is != 0 && is != right)?;
-            Some(format!("queue pair {}: byte {at} of the memory is nothing that was written", joined.qpn))
+            let at = differs(nic.bytes(joined.memory), joined.seed, joined.written as usize)?;
+            Some(format!("queue pair {}: byte {at} of the memory is not what was written", joined.qpn))
         })
     }
+}
+
+/// Returns the first byte of a group's memory that is wrong: the first so many are what was written, all behind are zero.
+fn differs(memory: &[u8], seed: u64, written: usize) -> Option<usize> {
+    let right = pattern(seed, 0, written).into_iter().chain(core::iter::repeat(0));
+    memory.iter().zip(right).position(|(is, right)| *is != right)
 }
 
 impl App for ReplicaApp {
     fn start(&mut self, nic: &mut Rnic, _now: Nanos) {
         let pd = nic.alloc_pd();
         self.resources = nic.create_cq(1 << 12).ok().map(|cq| (pd, cq));
-        self.joined.clear();
+        self.former.extend(core::mem::take(&mut self.joined).into_values());
         // Nobody listens yet.
         _ = nic.listen(PortSpace::Tcp, REPLICA_PORT);
     }
@@ -218,5 +218,30 @@ impl App for ReplicaApp {
             }
         }
         while nic.poll_event().is_some() {}
+        for joined in self.joined.values_mut() {
+            let rest = &nic.bytes(joined.memory)[joined.written as usize..];
+            joined.written += rest.iter().take_while(|byte| **byte != 0).count() as u64;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_with_a_hole_or_another_byte_is_wrong() {
+        let whole = pattern(7, 0, 100);
+        let with = |at: usize, byte: u8| {
+            let mut memory = whole.clone();
+            memory.resize(120, 0);
+            memory[at] = byte;
+            memory
+        };
+        assert_eq!(differs(&with(110, 0), 7, 100), None);
+        assert_eq!(differs(&with(50, 0), 7, 50), Some(51), "bytes behind a hole");
+        assert_eq!(differs(&with(50, whole[50] ^ 1), 7, 100), Some(50), "another byte");
+        assert_eq!(differs(&with(99, 0), 7, 100), Some(99), "a byte that was there");
+        assert_eq!(differs(&with(110, 1), 7, 100), Some(110), "a byte too many");
     }
 }

@@ -101,7 +101,7 @@ pub fn run(scenario: &Scenario, seed: u64, planted: Planted, captures: Vec<Captu
     run.work.begin(&mut run.world);
     let mut violation = run.until_done(Nanos(scenario.limit.value().max(0) as u64));
     if violation.is_none() {
-        violation = run.work.check(&run.world);
+        violation = run.work.check(&run.world, &run.switches);
     }
     if let Err(error) = run.world.finish_captures() {
         violation.get_or_insert(format!("a capture cannot be written: {error}"));

@@ -1,11 +1,13 @@
 //! Leaders and replicas of P4CE's groups.
 
 use super::{Workload, clock_of};
+use crate::Controlled;
 use crate::groups::{self, Groups, LeaderApp, Outcome, ReplicaApp, SharedGroups};
 use crate::host::Host;
 use crate::scenario::{GroupsSpec, HostSpec, Scenario, SwitchKind};
 use crate::world::{NodeId, World};
 use core::net::IpAddr;
+use p4ce::Control;
 use rnic::{Config, Rnic};
 use std::sync::Arc;
 
@@ -65,13 +67,19 @@ impl Work {
         })
     }
 
-    /// What was acknowledged is held by a quorum.
+    /// What was acknowledged is held by a quorum, and no host saw anything wrong.
     fn held(&self, world: &World) -> Option<String> {
         let replicas: Vec<_> = self.replicas(world).collect();
-        if let Some(wrong) = replicas.iter().find_map(|replica| replica.app.wrong()) {
-            return Some(wrong.to_owned());
-        }
-        self.leaders(world).find_map(|leader| leader.app.check(&replicas))
+        let wrong = self.shared.wrong().map(str::to_owned);
+        wrong.or_else(|| self.leaders(world).find_map(|leader| leader.app.check(&replicas)))
+    }
+
+    /// What each replica in an open group of this switch is taken to hold, it holds.
+    fn holds(&self, world: &World, switch: NodeId) -> Option<String> {
+        let node = world.node::<Controlled<Control>>(switch);
+        let leaders: Vec<_> = self.leaders(world).collect();
+        let replicas: Vec<_> = self.replicas(world).collect();
+        groups::check_open(&node.control, &node.switch.function, &leaders, &replicas)
     }
 }
 
@@ -107,14 +115,15 @@ impl Workload for Work {
         if self.wrong.is_none() && self.shared.take_news() {
             self.wrong = self.held(world);
         }
-        self.wrong.is_some() || self.shared.is_wrong()
+        self.wrong.is_some()
     }
 
     fn spread(&mut self, _world: &mut World) {
         // The switch tells leaders of replicas that fail, and they do not care for one another.
     }
 
-    fn check(&mut self, world: &World) -> Option<String> {
+    fn check(&mut self, world: &World, switches: &[(NodeId, SwitchKind)]) -> Option<String> {
+        let mut p4ce = switches.iter().filter(|(_, kind)| matches!(kind, SwitchKind::P4ce { .. }));
         let unread = |replica: &Host<ReplicaApp>| replica.app.check_memory(&replica.nic);
         let failed = |leader: &Host<LeaderApp>| {
             let outcome = leader.app.outcomes().find(|outcome| **outcome != Outcome::Done)?;
@@ -124,6 +133,7 @@ impl Workload for Work {
             .clone()
             .or_else(|| self.held(world))
             .or_else(|| self.replicas(world).find_map(unread))
+            .or_else(|| p4ce.find_map(|(switch, _)| self.holds(world, *switch)))
             .or_else(|| self.leaders(world).find_map(failed))
     }
 

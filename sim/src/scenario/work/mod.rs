@@ -3,7 +3,7 @@
 mod groups;
 mod verbs;
 
-use super::{HostSpec, Scenario, Work};
+use super::{HostSpec, Scenario, SwitchKind, Work};
 use crate::clock::Clock;
 use crate::world::{NodeId, World};
 use rnic::{Config, Rnic};
@@ -25,8 +25,8 @@ pub(super) trait Workload {
     /// Happens now and then: ends of connections hear that the other end has failed.
     fn spread(&mut self, world: &mut World);
 
-    /// At the end: what is wrong, if anything
-    fn check(&mut self, world: &World) -> Option<String>;
+    /// At the end: what is wrong, if anything. All switches are given.
+    fn check(&mut self, world: &World, switches: &[(NodeId, SwitchKind)]) -> Option<String>;
 
     /// The NIC of a host, by its number
     fn nic<'a>(&self, world: &'a World, number: usize) -> &'a Rnic;

@@ -2,7 +2,7 @@
 
 use super::{Workload, clock_of};
 use crate::host::Host;
-use crate::scenario::{HostSpec, Scenario, VerbsSpec};
+use crate::scenario::{HostSpec, Scenario, SwitchKind, VerbsSpec};
 use crate::verbs::{self, Shared, Verb, Verbs, VerbsApp};
 use crate::world::{NodeId, World};
 use core::net::IpAddr;
@@ -72,7 +72,7 @@ impl Workload for Work {
         }
     }
 
-    fn check(&mut self, world: &World) -> Option<String> {
+    fn check(&mut self, world: &World, _switches: &[(NodeId, SwitchKind)]) -> Option<String> {
         verbs::check(world, &self.hosts)
     }
 
