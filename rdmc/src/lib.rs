@@ -42,6 +42,8 @@ pub enum Bug {
     WrongFirst,
     /// A relay is not waited for: a message is complete when its blocks are there
     NotPassedOn,
+    /// A node that loses another one names itself
+    WrongMember,
     /// A receiver that has accepted an offer does not look at the names of later ones
     HalfName,
     /// Receivers are not told of the switch that copies
@@ -53,8 +55,14 @@ pub enum Bug {
 #[cfg(feature = "canary")]
 impl Bug {
     /// Every bug of groups.
-    pub const ALL: [Self; 5] =
-        [Self::Unready, Self::NoRelay, Self::EarlyClose, Self::WrongFirst, Self::NotPassedOn];
+    pub const ALL: [Self; 6] = [
+        Self::Unready,
+        Self::NoRelay,
+        Self::EarlyClose,
+        Self::WrongFirst,
+        Self::NotPassedOn,
+        Self::WrongMember,
+    ];
     /// Every bug of deliveries.
     pub const DELIVERY: [Self; 3] = [Self::HalfName, Self::SwitchUntold, Self::Heedless];
 }

@@ -71,11 +71,15 @@ impl Node {
     /// A node is gone: with it all groups in which it has said something, and what it has said of others.
     fn on_lost(&mut self, nic: &mut Rnic, peer: IpAddr, now: Nanos) {
         self.ahead.remove(&peer);
+        #[cfg(feature = "canary")]
+        let named = if self.config.bug == Some(crate::Bug::WrongMember) { self.config.address } else { peer };
+        #[cfg(not(feature = "canary"))]
+        let named = peer;
         let shared = self.groups.iter().filter(|(_, group)| {
             group.member(peer).is_some_and(|member| group.others[member as usize].create.is_some())
         });
         for number in shared.map(|(number, _)| *number).collect::<Vec<_>>() {
-            self.fail(nic, number, Failure::Gone(peer), now);
+            self.fail(nic, number, Failure::Gone(named), now);
         }
     }
 

@@ -31,6 +31,8 @@ pub enum Now {
 pub struct Seen {
     /// By group: what it is
     groups: BTreeMap<u32, Now>,
+    /// By group: since when it is that
+    since: BTreeMap<u32, Nanos>,
     /// By group: lengths of the messages that are complete
     pub complete: BTreeMap<u32, Vec<u32>>,
     /// When the last one was
@@ -109,6 +111,15 @@ impl Member {
     /// What a group is
     pub fn now(&self, group: u32) -> Now {
         self.seen().groups.get(&group).copied().unwrap_or(Now::Unknown)
+    }
+
+    /// Why a group failed, and when
+    pub fn failure(&self, group: u32) -> Option<(Failure, Nanos)> {
+        let seen = self.seen();
+        match (seen.groups.get(&group), seen.since.get(&group)) {
+            (Some(Now::Failed(failure)), Some(since)) => Some((*failure, *since)),
+            _ => None,
+        }
     }
 
     /// How many messages of a group are complete
@@ -214,6 +225,8 @@ impl Member {
             // It calls nobody.
             Event::Reached(_) | Event::Lost(_) | Event::Note(..) => return,
         };
+        let now = seen.now;
+        seen.since.insert(group, now);
         let before = seen.groups.insert(group, next);
         let follows = match next {
             Now::Open => before == Some(Now::Forming),

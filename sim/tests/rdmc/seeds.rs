@@ -2,8 +2,8 @@
 //!
 //! FROM and SEEDS say other seeds: `SEEDS=100000 FROM=5000 cargo test -p sim --release --test rdmc seeds`
 
-use rdmc::{Algorithm, GroupConfig, Racks};
-use sim::rdmc::{Cluster, Now, Setup, len_of};
+use rdmc::{Algorithm, Failure, GroupConfig, Racks};
+use sim::rdmc::{Cluster, Now, Setup, ip, len_of};
 use sim::{Fault, Link};
 use switch::{Chance, Nanos, Share};
 
@@ -33,7 +33,32 @@ struct Totals {
     retransmitted: u64,
     /// Groups in which some had a message that others never got
     uneven: usize,
+    /// Groups that failed without a fault, because a NIC had used up its retries
+    excused: u64,
 }
+
+/// A host is cut off or goes down.
+#[derive(Clone, Copy, Debug)]
+struct Outage {
+    host: u16,
+    from: Nanos,
+}
+
+impl Outage {
+    /// Whether it may be heard of at a time: at once or when a member is missed; or, by a member that was cut off when the
+    /// others heard of it, when the time for coming together is over.
+    fn explains(&self, failure: Failure, at: Nanos) -> bool {
+        let late = if let Failure::Gone(_) = failure { Nanos::ZERO } else { CREATE_TIMEOUT };
+        (self.from..=self.from + NOTICED + late).contains(&at)
+    }
+}
+
+/// The time that members have to come together where some fail. A question for a MAC address that is lost is asked again
+/// after half a second: five of them.
+const CREATE_TIMEOUT: Nanos = Nanos::from_millis(2500);
+/// The time from a crash or cut until all others have missed the host and have told each other: 60 ms until a link works
+/// again, 30 ms without a sign of life, and repetitions
+const NOTICED: Nanos = Nanos::from_millis(200);
 
 fn percent(chance: &mut Chance, most: u64) -> Share {
     Share::new(chance.below(most * 100 + 1) as f64 / 10_000.0).unwrap_or(Share::NEVER)
@@ -70,9 +95,9 @@ fn setup(seed: u64, kind: Kind, chance: &mut Chance) -> Setup {
         Kind::Crashing | Kind::Cut => link.loss = percent(chance, 1),
     }
     // A question for a MAC address that is lost is asked again after half a second, and a message of the switch's
-    // communication manager after four. Where members fail it is not waited for that long.
+    // communication manager after four.
     let works = matches!(kind, Kind::Lossy | Kind::Slow);
-    let create_timeout = Nanos::from_millis(if works { 40_000 } else { 700 });
+    let create_timeout = if works { Nanos::from_secs(40) } else { CREATE_TIMEOUT };
     let hosts = chance.between(2, 9) as u16;
     let mut setup = Setup { seed, hosts, link, create_timeout, ..Setup::default() };
     if kind == Kind::Slow {
@@ -87,10 +112,12 @@ fn setup(seed: u64, kind: Kind, chance: &mut Chance) -> Setup {
     setup
 }
 
-/// Crashes, pauses and cuts; the hosts that crash, and until when anything happens
-fn fail(cluster: &mut Cluster, kind: Kind, chance: &mut Chance) -> (Vec<u16>, Nanos) {
+/// Crashes, pauses and cuts; crashes and cuts, and until when anything happens
+fn fail(cluster: &mut Cluster, kind: Kind, chance: &mut Chance) -> (Vec<Outage>, Nanos) {
     let hosts = cluster.hosts.len() as u64;
-    let (mut crashed, mut last) = (Vec::new(), Nanos::ZERO);
+    // What the hosts' clocks show now
+    let begun = cluster.with(0, |_, _, now| now);
+    let (mut outages, mut last) = (Vec::<Outage>::new(), Nanos::ZERO);
     let links: Vec<_> = cluster.world.links().collect();
     for _ in 0..chance.between(1, 3) {
         let host = chance.below(hosts) as u16;
@@ -108,8 +135,8 @@ fn fail(cluster: &mut Cluster, kind: Kind, chance: &mut Chance) -> (Vec<u16>, Na
                 last = last.max(until);
             }
             Kind::Crashing => {
-                if !crashed.contains(&host) {
-                    crashed.push(host);
+                if !outages.iter().any(|outage| outage.host == host) {
+                    outages.push(Outage { host, from: begun + at });
                     cluster.world.schedule(at, Fault::Crash(node));
                     if chance.below(2) == 0 {
                         cluster.world.schedule(at + Nanos(chance.below(5_000_000)), Fault::Restart(node));
@@ -124,11 +151,43 @@ fn fail(cluster: &mut Cluster, kind: Kind, chance: &mut Chance) -> (Vec<u16>, Na
                     cluster.world.schedule(until, Fault::Heal(link));
                     last = last.max(until);
                 }
+                outages.push(Outage { host, from: begun + at });
             }
         }
         last = last.max(at);
     }
-    (crashed, last)
+    (outages, last)
+}
+
+/// Says which member of a group names a failure that no outage explains. The member that it lies with was cut off or down; or
+/// a member that was said so before, as it reached nobody; or the switch gave up a group of which a member was. A member
+/// whose part failed before it could say that it has created the group counts as one that has not.
+fn check_blame(cluster: &Cluster, outages: &[Outage], number: u32, hosts: &[u16]) -> Result<(), String> {
+    let failed = |host: u16| cluster.member(host).failure(number);
+    for host in hosts {
+        let Some((failure, at)) = failed(*host) else { continue };
+        let (is_loss, is_late) = match failure {
+            Failure::Gone(_) | Failure::Switch(_) => (true, false),
+            Failure::Silent(_) | Failure::Unjoined(_) => (true, true),
+            _ => (false, false),
+        };
+        let member = hosts.iter().find(|host| ip(**host) == failure.member());
+        let had_failed = |member: &u16| failed(*member).is_some_and(|(_, when)| when < at);
+        let is_cause = |outage: &Outage| {
+            let said = |(other, when)| other == failure && when <= at;
+            failure == Failure::Switch(ip(hosts[0]))
+                || member == Some(&outage.host)
+                || failed(outage.host).is_some_and(said)
+                || is_late && member.is_some_and(had_failed)
+        };
+        let mut of_group = outages.iter().filter(|outage| hosts.contains(&outage.host));
+        if !is_loss || !of_group.any(|outage| outage.explains(failure, at) && is_cause(outage)) {
+            return Err(format!(
+                "host {host} says at {at:?} of group {number}: {failure}; that is not so: {outages:?}"
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Runs a seed, and checks it. `plant` changes what the hosts are made with.
@@ -165,7 +224,9 @@ fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(),
         cluster.destroy(number, &hosts);
         groups.push((number, hosts, messages, config));
     }
-    let (crashed, last) = fail(&mut cluster, kind, &mut chance);
+    let (outages, last) = fail(&mut cluster, kind, &mut chance);
+    let down = outages.iter().filter(|_| kind == Kind::Crashing);
+    let crashed: Vec<u16> = down.map(|outage| outage.host).collect();
     let context = |what: String| {
         format!(
             "{kind:?} {:?}: {what}",
@@ -194,9 +255,20 @@ fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(),
         }
         totals.messages += counts().sum::<usize>();
         totals.uneven += usize::from(counts().max() != counts().min());
+        let now = |host: &u16| cluster.now(*host, *number);
+        let is_lost =
+            |host| matches!(now(host), Now::Closed | Now::Failed(Failure::Gone(_) | Failure::Switch(_)));
+        let gave_up = hosts.iter().any(|host| cluster.nic(*host).retries_exceeded > 0);
+        let open = hosts.iter().find(|host| now(host) != Now::Closed);
         let works = matches!(kind, Kind::Lossy | Kind::Slow);
-        if works && let Some(host) = hosts.iter().find(|host| cluster.now(**host, *number) != Now::Closed) {
-            return Err(context(format!("group {number} is {:?} at {host}", cluster.now(*host, *number))));
+        if let Some(host) = open.filter(|_| works) {
+            // Eight losses in a row of the same packet or of its answer
+            if !gave_up || !hosts.iter().all(is_lost) {
+                return Err(context(format!("group {number} is {:?} at {host}", now(host))));
+            }
+            totals.excused += 1;
+        } else {
+            check_blame(&cluster, &outages, *number, hosts).map_err(&context)?;
         }
     }
     let survivors: Vec<u16> = all.iter().copied().filter(|host| !crashed.contains(host)).collect();
@@ -208,7 +280,9 @@ fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(),
 
 fn seeds(kind: Kind, happened: impl Fn(&Totals) -> bool) {
     let mut totals = Totals::default();
+    let mut seeds = 0;
     for seed in crate::environment::seeds(1000) {
+        seeds += 1;
         if Kind::ALL[seed as usize % Kind::ALL.len()] == kind
             && let Err(what) = run(seed, |_| {}, &mut totals)
         {
@@ -216,6 +290,7 @@ fn seeds(kind: Kind, happened: impl Fn(&Totals) -> bool) {
         }
     }
     println!("{kind:?}: {totals:?}");
+    assert!(totals.excused <= 1 + seeds / 10_000, "{totals:?}");
     if crate::environment::are_default() {
         assert!(totals.messages > 1000 && happened(&totals), "{totals:?}");
     }
@@ -223,12 +298,20 @@ fn seeds(kind: Kind, happened: impl Fn(&Totals) -> bool) {
 
 #[test]
 fn what_is_lost_comes_all_the_same() {
-    seeds(Kind::Lossy, |totals| totals.failed == 0 && totals.closed > 1000 && totals.retransmitted > 1000);
+    seeds(Kind::Lossy, |totals| totals.closed > 1000 && totals.retransmitted > 1000);
+}
+
+/// With a loss of 3.6 % and damage to 1.6 % a NIC tries one packet eight times in vain.
+#[test]
+fn a_group_whose_nic_has_used_up_its_retries_is_excused() {
+    let mut totals = Totals::default();
+    run(2_021_852, |_| {}, &mut totals).unwrap();
+    assert_eq!(totals.excused, 1);
 }
 
 #[test]
 fn what_is_late_comes_all_the_same() {
-    seeds(Kind::Slow, |totals| totals.failed == 0 && totals.closed > 1000);
+    seeds(Kind::Slow, |totals| totals.closed > 1000);
 }
 
 #[test]
