@@ -475,14 +475,14 @@ fn crashes_and_partitions() {
             let until = at + Nanos::from_micros(chance.between(10, 20_000));
             let replica = net.replicas[chance.below(net.replicas.len() as u64) as usize];
             let leader = net.leaders[chance.below(net.leaders.len() as u64) as usize];
-            let link = vec![links[chance.below(links.len() as u64) as usize]];
+            let link = links[chance.below(links.len() as u64) as usize];
             let (first, then) = match chance.below(6) {
                 0 => (Fault::Crash(replica), Fault::Restart(replica)),
                 1 => (Fault::Crash(leader), Fault::Restart(leader)),
                 2 => (Fault::Crash(net.switch), Fault::Restart(net.switch)),
                 3 => (Fault::Pause(replica), Fault::Resume(replica)),
                 4 => (Fault::Pause(net.switch), Fault::Resume(net.switch)),
-                _ => (Fault::Cut(link.clone()), Fault::Heal(link)),
+                _ => environment::cut(&net.world, link, at),
             };
             net.world.schedule(at, first);
             net.world.schedule(until, then);

@@ -131,6 +131,11 @@ fn ip(n: u8) -> IpAddr {
     [10, 0, 0, n + 1].into()
 }
 
+/// Returns the MAC address of a server.
+pub const fn mac(n: u8) -> MacAddr {
+    MacAddr([2, 0, 0, 0, 1, n])
+}
+
 fn switch(seed: u64, servers: u8, secret: Option<Secret>) -> Controlled<Control> {
     let mac = MacAddr([2, 0, 0, 0, 1, 254]);
     let config = p4ce::Config {
@@ -177,7 +182,7 @@ impl Cluster {
             let forgetful = draws_forgetful(config.seed, n.into(), Share::percent(50));
             let nic = move || {
                 lives += 1;
-                let interface = Interface::new(MacAddr([2, 0, 0, 0, 1, n]), ip(n), 24);
+                let interface = Interface::new(mac(n), ip(n), 24);
                 let seed = seed ^ lives << 32;
                 Rnic::new(rnic::Config { seed, forgetful, ..rnic::Config::new(interface) })
             };

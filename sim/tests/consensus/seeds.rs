@@ -41,9 +41,9 @@ fn drawn(seed: u64, chance: &mut Chance, least_len: u64) -> ClusterConfig {
 }
 
 /// The time after the last fault by which every live server has applied a value that was proposed since, if a majority of
-/// members lives: half of all seeds need 0.6 ms, nine in ten 12 ms. An election takes some 10 ms (heartbeats of 100 us: 14 until the leader is missed, 60 of candidacy), a
-/// snapshot of 64 packets at a path MTU of 1,024 and its repetitions as long. But a NIC asks for a neighbour's MAC address
-/// every half second, and two of its questions or answers may be lost.
+/// members lives: half of all seeds need 0.6 ms, nine in ten 12 ms. An election takes some 10 ms (heartbeats of 100 us: 14 until
+/// the leader is missed, 60 of candidacy), a snapshot of 64 packets at a path MTU of 1,024 and its repetitions as long. But a
+/// NIC asks for a neighbour's MAC address every half second, and two of its questions or answers may be lost.
 const CATCH_UP: Nanos = Nanos::from_millis(1500);
 /// The time after the last fault by which what was under way has arrived: seven tries of 131 us on both sides of the switch
 const SETTLED: Nanos = Nanos::from_millis(5);
@@ -95,6 +95,13 @@ fn stands_still(net: &mut Cluster) -> Result<(), String> {
     net.live().find(waits).map_or(Ok(()), |server| Err(format!("server {server} asks for the operator")))
 }
 
+/// Draws whether two servers that others reach do not reach each other from a time on, and what ends that.
+fn parted(net: &Cluster, at: Nanos) -> Option<(Fault, Fault)> {
+    let mut chance = Chance::stream(at.0, 0x7061_7274);
+    let [a, b] = [(); 2].map(|()| sim::consensus::mac(chance.below(net.servers.len() as u64) as u8));
+    (chance.below(3) == 0).then_some((Fault::Part(a, b), Fault::Join(a, b)))
+}
+
 /// Lossy wires, crashes, restarts, pauses and cuts, of any number of servers. When they are over, all live servers catch up,
 /// unless more servers than may be have crashed; and if all have, the operator has them begin anew.
 fn run(seed: u64, tune: impl FnOnce(&mut ClusterConfig)) -> Result<Cluster, String> {
@@ -110,7 +117,7 @@ fn run(seed: u64, tune: impl FnOnce(&mut ClusterConfig)) -> Result<Cluster, Stri
         let until = at + Nanos::from_micros(chance.between(10, 8000));
         last = last.max(until);
         let server = net.servers[chance.below(net.servers.len() as u64) as usize];
-        let link = vec![links[chance.below(links.len() as u64) as usize]];
+        let link = links[chance.below(links.len() as u64) as usize];
         match chance.below(12) {
             0..=2 => {
                 net.world.schedule(at, Fault::Crash(net.switch));
@@ -139,8 +146,9 @@ fn run(seed: u64, tune: impl FnOnce(&mut ClusterConfig)) -> Result<Cluster, Stri
                 }
             }
             _ => {
-                net.world.schedule(at, Fault::Cut(link.clone()));
-                net.world.schedule(until, Fault::Heal(link));
+                let (cut, heal) = parted(&net, at).unwrap_or_else(|| environment::cut(&net.world, link, at));
+                net.world.schedule(at, cut);
+                net.world.schedule(until, heal);
             }
         }
     }

@@ -1,4 +1,7 @@
-//! Which seeds a test runs.
+//! Which seeds a test runs, and faults that several suites draw.
+
+use sim::{Fault, LinkId, World};
+use switch::{Chance, Nanos};
 
 /// Seeds that have failed: a test binary and a seed a line, which `make soak` adds
 const FAILED: &str = include_str!("../seeds.txt");
@@ -15,6 +18,18 @@ pub(crate) fn seeds(count: u64) -> impl Iterator<Item = u64> {
     let of_this = |line: &str| line.strip_prefix(env!("CARGO_CRATE_NAME"))?.strip_prefix(' ')?.parse().ok();
     let failed = FAILED.lines().filter_map(of_this).filter(move |_| from.is_none());
     failed.chain(range)
+}
+
+/// Draws how a link fails at a time, and what ends that: in both directions, or in one of them.
+#[allow(dead_code, reason = "not every test binary cuts links")]
+pub(crate) fn cut(world: &World, link: LinkId, at: Nanos) -> (Fault, Fault) {
+    // A stream of its own, so that what else is drawn stays what it was.
+    let mut chance = Chance::stream(at.0, 0x6375_7473);
+    let links = vec![link];
+    match world.ends(link).get(chance.below(4) as usize) {
+        Some(end) => (Fault::Mute(*end, links.clone()), Fault::Unmute(*end, links)),
+        None => (Fault::Cut(links.clone()), Fault::Heal(links)),
+    }
 }
 
 /// Returns whether a test runs all of its own seeds: then it asserts how often each thing that it is for has happened.

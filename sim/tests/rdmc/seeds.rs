@@ -144,11 +144,11 @@ fn fail(cluster: &mut Cluster, kind: Kind, chance: &mut Chance) -> (Vec<Outage>,
                 }
             }
             Kind::Cut => {
-                let link = vec![links[usize::from(host)]];
-                cluster.world.schedule(at, Fault::Cut(link.clone()));
+                let (cut, heal) = crate::environment::cut(&cluster.world, links[usize::from(host)], at);
+                cluster.world.schedule(at, cut);
                 if chance.below(3) > 0 {
                     let until = at + Nanos(chance.below(60_000_000));
-                    cluster.world.schedule(until, Fault::Heal(link));
+                    cluster.world.schedule(until, heal);
                     last = last.max(until);
                 }
                 outages.push(Outage { host, from: begun + at });
