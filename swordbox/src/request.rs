@@ -497,7 +497,7 @@ impl Swordbox {
             self.counters.repeated.add(1);
             return self.on_repeated(id, frame, layout, op, port, now, out);
         }
-        if flow.unsure.is_some() {
+        if flow.unsure.is_some() || self.holds_unsure(id) {
             // Where the one before ends is not known yet.
             self.ask_again(id, out);
             return Verdict::Drop(DropReason::OutOfOrder);
@@ -538,17 +538,25 @@ impl Swordbox {
             (Kind::Read, Some((_, _, len))) => flow.count_of(len),
             _ => Some(1),
         };
-        // A READ of unknown count has nothing behind it that could be held.
-        if let Some(count) = count
-            && self.held.push(&mut flow.held, frame.bytes(), port)
-        {
-            flow.next = flow.next.add(count);
+        if self.held.push(&mut flow.held, frame.bytes(), port) {
+            // Nothing is held behind a READ of unknown count.
+            flow.next = flow.next.add(count.unwrap_or(1));
             self.counters.waited.add(1);
             return Verdict::Consume;
         }
         flow.nak_due = true;
         self.counters.overflowed.add(1);
         Verdict::Drop(DropReason::Delayed)
+    }
+
+    /// Returns whether the last request that waits is a READ of unknown count.
+    fn holds_unsure(&self, id: Id) -> bool {
+        let flow = &self.flows[id as usize];
+        let Some((bytes, _)) = self.held.first([flow.held[1], NONE]) else { return false };
+        let Class::Roce(layout) = classify(bytes) else { return false };
+        let memory = memory_of(&Packet::new(bytes, layout));
+        Op::of(layout.opcode()).kind == Kind::Read
+            && memory.is_some_and(|(.., len)| flow.count_of(len).is_none())
     }
 
     /// The next request of a client, in order: it leaves, or waits.

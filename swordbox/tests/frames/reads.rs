@@ -159,6 +159,36 @@ fn repeated_read_waits_until_the_lane_is_empty_and_others_wait_for_it() {
     assert_eq!(psn(&cas.0), under_way + 2);
 }
 
+/// A client that is asked for a READ again and again has no retries left.
+#[test]
+fn read_of_unknown_count_waits_for_the_lane_and_nothing_waits_behind_it() {
+    let (mut net, a, b) = two(|_| {});
+    let sent = net.up(&b.cas(b.psn, TABLE, 0, 1));
+    let under_way = psn(&sent[0].0);
+    assert_eq!(
+        net.up(&read(&a, a.psn, 0x8000_0000, 2048)).len(),
+        0,
+        "another's operation is under way there"
+    );
+    let behind = |number: u32| a.write(a.psn + number, 0x8000_0000, &[0; 8]);
+    assert_eq!(
+        (net.up(&behind(1)).len(), net.up(&behind(2)).len()),
+        (0, 0),
+        "nobody knows which is the next"
+    );
+    let sent = net.down(&a.ack(under_way));
+    let own = sent.iter().find(|(frame, _)| dest(frame) == a.server_qpn).expect("the READ leaves");
+    assert_eq!((opcode(&own.0), psn(&own.0)), (Opcode::RC_READ_REQUEST, under_way + 1));
+    assert_eq!((net.count("naks"), net.count("overflowed")), (0, 0));
+    for (number, code) in
+        [Opcode::RC_READ_RESPONSE_FIRST, Opcode::RC_READ_RESPONSE_LAST].into_iter().enumerate()
+    {
+        net.down(&response(&a, code, under_way + 1 + number as u32, 1024));
+    }
+    assert_eq!(net.count("naks"), 1, "what was behind it is asked for");
+    assert_eq!(net.up(&behind(2)).len(), 1);
+}
+
 /// READs of several packets are repeated from the packet on that is missing.
 #[test]
 fn repeated_reads_are_done_one_after_the_other() {
