@@ -1,8 +1,8 @@
 //! Two NICs, all verbs, a bad wire.
 
 use sim::scenario::{
-    AckSpec, Between, EcnSpec, HostSpec, LinkSpec, Planted, Scenario, SwitchKind, SwitchSpec, VerbsSpec,
-    Work, run,
+    AckSpec, Between, EcnSpec, FaultKind, FaultSpec, HostSpec, LinkSpec, Planted, Scenario, SwitchKind,
+    SwitchSpec, VerbsSpec, Work, run,
 };
 
 mod environment;
@@ -106,6 +106,29 @@ fn memory_is_not_written_to_without_a_right() {
     }
 }
 
+/// The same with few retries; one host restarts.
+fn failing() -> Scenario {
+    let mut scenario = revoking();
+    if let Work::Verbs(verbs) = &mut scenario.work {
+        verbs.retry_count = Between { low: 3, high: 7 };
+    }
+    let [at, lasts] = [Between { low: 0, high: 2_000_000 }, Between { low: 0, high: 1_000_000 }];
+    scenario.faults = vec![FaultSpec { at, kind: FaultKind::Crash("a".into()), lasts: Some(lasts) }];
+    scenario
+}
+
+#[test]
+fn connections_fail_for_a_reason() {
+    let scenario = failing();
+    let mut broken = 0;
+    for seed in environment::seeds(100) {
+        let outcome = run(&scenario, seed, Planted::default(), Vec::new());
+        assert_eq!(outcome.violation, None, "seed {seed}");
+        broken += outcome.broken;
+    }
+    assert!(std::env::var("SEEDS").is_ok() || broken > 100, "{broken} ends of connections failed");
+}
+
 #[cfg(feature = "canary")]
 #[test]
 fn planted_neglect_of_access_rights_is_found() {
@@ -118,6 +141,20 @@ fn planted_neglect_of_access_rights_is_found() {
     });
     let (seed, wrong) = found.expect("the bug is found within 100 seeds");
     println!("AnyAccess: seed {seed}: {wrong}");
+}
+
+/// A bug in atomics is found where connections fail, too: an operation with an unknown outcome excuses nothing else.
+#[cfg(feature = "canary")]
+#[test]
+fn planted_second_executions_are_found_where_connections_fail() {
+    let scenario = revoking();
+    let found = (0..100).find_map(|seed| {
+        let outcome = run(&scenario, seed, Planted { bug: Some(rnic::Bug::AtomicTwice) }, Vec::new());
+        let wrong = outcome.violation.filter(|wrong| outcome.broken > 0 && wrong.starts_with("word "))?;
+        wrong.contains("never completed").then_some((seed, wrong))
+    });
+    let (seed, wrong) = found.expect("the bug is found within 100 seeds");
+    println!("AtomicTwice: seed {seed}: {wrong}");
 }
 
 /// Whether one of a thousand seeds shows a planted bug, by a run that does not come to its end, and nothing without it.

@@ -2,7 +2,7 @@
 
 use rocev2::{Class, Opcode, Packet, classify};
 use sim::words::{Cluster, Config, Sides, Totals, Verb};
-use sim::{Clock, Link, Switch};
+use sim::{Clock, Fault, Link, Switch};
 use switch::Nanos;
 use switch::forward::{Config as ForwardConfig, Forward};
 use switch::{Chance, Frame, Function, Output, PortId, Share, Verdict};
@@ -139,6 +139,10 @@ enum Lie {
     FalseSuccess,
     /// A page keeps what it held: bytes of a long WRITE are lost.
     LostPage,
+    /// The answer to an atomic goes to a queue pair that is not there.
+    Silence,
+    /// An acknowledgement becomes a NAK: remote access error.
+    Refusal,
 }
 
 /// A bridge that lies.
@@ -152,6 +156,11 @@ struct Liar {
 }
 
 impl Liar {
+    fn new(config: &Config, lie: Lie) -> Self {
+        let chance = Chance::new(config.seed);
+        Self { bridge: forward(config), lie, chance, before: [0; 8], compared: [0; 8] }
+    }
+
     /// Bytes of a packet that the lie is about, and what they become
     fn lie(&mut self, packet: &Packet<'_>) -> Option<(usize, [u8; 8])> {
         let (opcode, at) = (packet.bth().opcode(), packet.layout().payload());
@@ -163,6 +172,8 @@ impl Liar {
             Lie::OldWrite if opcode == Opcode::RC_WRITE_ONLY && is_word => at,
             Lie::AddTwice if opcode == Opcode::RC_FETCH_ADD => at - 16,
             Lie::LostPage if opcode == Opcode::RC_WRITE_FIRST => at,
+            Lie::Silence if opcode == Opcode::RC_ATOMIC_ACKNOWLEDGE => at - 20,
+            Lie::Refusal if opcode == Opcode::RC_ACKNOWLEDGE => at - 4,
             Lie::FalseSuccess if opcode == Opcode::RC_COMPARE_SWAP => {
                 self.compared = bytes(at - 8);
                 return None;
@@ -174,6 +185,11 @@ impl Liar {
             Lie::AddTwice => (u64::from_be_bytes(now) * 2).to_be_bytes(),
             Lie::FalseSuccess => self.compared,
             Lie::LostPage => [0; 8],
+            // Reserved bits and the number of the queue pair, behind which the PSN stands; and a syndrome
+            Lie::Silence => {
+                [[0, 0xff, 0xff, 0xff], [now[4], now[5], now[6], now[7]]].concat().try_into().unwrap()
+            }
+            Lie::Refusal => [0x62, now[1], now[2], now[3], now[4], now[5], now[6], now[7]],
             _ => self.before,
         };
         self.before = now;
@@ -230,19 +246,37 @@ fn lies_are_found() {
             let config = Config { seed, sections: 10, ..Config::default() };
             let mut net = Cluster::new(&config, |world, _| {
                 let config = config.clone();
-                let liar = move || Liar {
-                    bridge: forward(&config),
-                    lie,
-                    chance: Chance::new(seed),
-                    before: [0; 8],
-                    compared: [0; 8],
-                };
+                let liar = move || Liar::new(&config, lie);
                 world.add("switch", Switch::new(liar), Clock::default())
             });
             found += u32::from(net.run(LIMIT).is_err());
         }
         assert!(found >= 18, "{lie:?} was found {found} times of 20");
     }
+}
+
+/// Returns what is wrong where a switch lies and connections may break. The one fault is that a client is stopped for a moment.
+fn broken_by(lie: Lie, shares_fate: bool) -> String {
+    let plain = Config { operations: 400, sections: 0, ..Config::default() };
+    let config = Config { may_fail: true, retry_count: 0, timeout: 5, shares_fate, ..plain };
+    let mut net = Cluster::new(&config, |world, _| {
+        let config = config.clone();
+        world.add("switch", Switch::new(move || Liar::new(&config, lie)), Clock::default())
+    });
+    net.schedule(Nanos(1), Fault::Pause(net.clients[0]));
+    net.schedule(Nanos(2), Fault::Resume(net.clients[0]));
+    net.run(LIMIT).unwrap_err()
+}
+
+#[test]
+fn breaks_that_no_fault_explains_are_found() {
+    let wrong = broken_by(Lie::Silence, false);
+    assert!(wrong.contains("RetryExceeded") && wrong.contains("nothing that happened"), "{wrong}");
+    let wrong = broken_by(Lie::Refusal, true);
+    assert!(wrong.contains("RemoteAccess") && wrong.contains("nothing that happened"), "{wrong}");
+    // One fault explains one break of a connection.
+    let wrong = broken_by(Lie::Silence, true);
+    assert!(wrong.contains("broke 2 times in use") && wrong.contains("1 faults"), "{wrong}");
 }
 
 #[cfg(feature = "canary")]

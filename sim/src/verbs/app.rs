@@ -1,16 +1,16 @@
 //! The application of a host: its ends, and the memory that they share.
 
-use super::atomics::Atomic;
 use super::end::{
-    Connection, Context, End, LANDING_VA, Memory, PATTERN_VA, PeerMemory, RECEIVE_VA, TARGET_VA, WORDS_VA,
+    Atomic, Connection, Context, End, LANDING_VA, Memory, PATTERN_VA, PeerMemory, RECEIVE_VA, TARGET_VA,
+    WORDS_VA,
 };
 use super::unreliable::Unreliable;
 use super::{Shared, Verb, Verbs, memory};
 use crate::{App, Host};
 use core::sync::atomic::Ordering::Relaxed;
 use rnic::{
-    Access, Buffer, Completed, Completion, Cq, Modify, Mr, Pd, QpInit, RecvRequest, Rnic, Sge, Srq, Status,
-    Transport,
+    Access, Buffer, Completed, Completion, Cq, Modify, Mr, Pd, QpInit, ReadyToSend, RecvRequest, Rnic, Sge,
+    Srq, Status, Transport,
 };
 use rocev2::Qpn;
 use std::collections::{BTreeMap, VecDeque};
@@ -81,6 +81,8 @@ pub struct VerbsApp {
     /// When rights are taken away
     revoke_at: Option<Nanos>,
     revoked: Option<Revoked>,
+    /// The connection whose rights were taken away, by its number
+    refused: Option<u64>,
 }
 
 /// Memory to which the other end has lost its rights.
@@ -120,6 +122,7 @@ impl VerbsApp {
             unposted: VecDeque::new(),
             revoke_at: None,
             revoked: None,
+            refused: None,
         }
     }
 
@@ -265,6 +268,7 @@ impl VerbsApp {
             _ = nic.modify_qp(end.qpn, Modify::Access(Access::LOCAL_READ));
             None
         };
+        self.refused = Some(end.connection);
         self.revoked = Some(Revoked { target, held, successor });
     }
 
@@ -278,6 +282,17 @@ impl VerbsApp {
         }
         (nic.bytes(revoked.target) != revoked.held)
             .then(|| "memory was written to after the right to it was taken away".to_owned())
+    }
+
+    /// Returns how a connection failed without a reason: rights that were taken away, or an end of retries.
+    pub(super) fn check_failures(&self, apps: &[&Host<Self>]) -> Option<String> {
+        let limited = self.verbs.retry_count != ReadyToSend::NO_LIMIT;
+        let is_explained = |end: &End| {
+            let refused = [self, &apps[end.peer_host].app].map(|app| app.refused == Some(end.connection));
+            end.failed.is_none_or(|status| explains(status, limited, refused))
+        };
+        let end = self.ends.iter().find(|end| !is_explained(end))?;
+        Some(format!("queue pair {}: {:?}: nothing that happened explains this", end.qpn, end.failed))
     }
 
     fn receives(&self, end: usize) -> Option<Receives> {
@@ -374,6 +389,18 @@ impl VerbsApp {
             }
         }
         self.unposted.push_back(number);
+    }
+}
+
+/// Returns whether a queue pair may fail with this status where retries are limited, or where this end or the other one has
+/// taken rights away.
+const fn explains(status: Status, limited: bool, [own, other]: [bool; 2]) -> bool {
+    match status {
+        Status::RetryExceeded => limited,
+        // The other end asked for what it had no right to.
+        Status::Flushed => own,
+        Status::RemoteAccess | Status::RemoteInvalidRequest => other,
+        _ => false,
     }
 }
 
@@ -477,5 +504,27 @@ impl Host<VerbsApp> {
             }
         }
         self.app.run(&mut self.nic, now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_that_nothing_explains_are_refused() {
+        assert!(explains(Status::RetryExceeded, true, [false; 2]));
+        assert!(!explains(Status::RetryExceeded, false, [true; 2]));
+        for refusal in [Status::RemoteAccess, Status::RemoteInvalidRequest] {
+            assert!(explains(refusal, false, [false, true]));
+            assert!(!explains(refusal, true, [true, false]));
+        }
+        assert!(explains(Status::Flushed, false, [true, false]));
+        assert!(!explains(Status::Flushed, true, [false, true]));
+        for status in
+            [Status::BadResponse, Status::RemoteOperation, Status::LocalProtection, Status::LocalLength]
+        {
+            assert!(!explains(status, true, [true; 2]));
+        }
     }
 }

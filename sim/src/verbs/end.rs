@@ -1,8 +1,8 @@
 //! One end of a connection: what it has asked for, and what it expects.
 
-use super::atomics::Atomic;
 use super::stream::{Op, Stream};
 use super::{Shared, Verb, Verbs};
+use crate::words::linear::{self, Action, Done};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use rnic::{
     Buffer, Completed, Completion, Data, Mr, Operation, QpError, Remote, Rnic, SendRequest, Sge, Status,
@@ -38,6 +38,13 @@ pub(super) struct Connection {
     pub(super) finished: Arc<AtomicBool>,
     /// When its own operations are posted it reads until this is true
     pub(super) reads_until: Option<Arc<AtomicBool>>,
+}
+
+/// Atomic operation on a word of the other side's host.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Atomic {
+    pub(super) word: u32,
+    pub(super) op: linear::Op,
 }
 
 /// A request that has not completed.
@@ -91,6 +98,8 @@ pub(super) struct End {
     finished: Arc<AtomicBool>,
     reads_until: Option<Arc<AtomicBool>>,
     max_size: u32,
+    /// How its queue pair failed, if it did: its first error
+    pub(super) failed: Option<Status>,
     pub(super) counted: bool,
     pub(super) totals: [u64; Verb::ALL.len()],
 }
@@ -134,6 +143,7 @@ impl End {
             finished: connection.finished,
             reads_until: connection.reads_until,
             max_size: verbs.max_size,
+            failed: None,
             counted: false,
             totals: [0; Verb::ALL.len()],
         }
@@ -189,15 +199,14 @@ impl End {
         let remote = Remote { va: TARGET_VA + u64::from(op.at), rkey: peer.target.0 };
         let word = Remote { va: WORDS_VA + u64::from(op.word) * 8, rkey: peer.words.0 };
         let compare = if op.hopeful { self.seen[op.word as usize] } else { op.add };
+        let swap = compare.wrapping_add(op.add);
         let operation = match op.verb {
             Verb::Write => Operation::Write(remote),
             Verb::WriteImm => Operation::WriteImm(remote, op.immediate),
             Verb::Send => Operation::Send,
             Verb::SendImm => Operation::SendImm(op.immediate),
             Verb::Read => Operation::Read(remote),
-            Verb::CompareSwap => {
-                Operation::CompareSwap { at: word, compare, swap: compare.wrapping_add(op.add) }
-            }
+            Verb::CompareSwap => Operation::CompareSwap { at: word, compare, swap },
             Verb::FetchAdd => Operation::FetchAdd { at: word, add: op.add },
         };
         let fetches = matches!(op.verb, Verb::Read | Verb::CompareSwap | Verb::FetchAdd);
@@ -229,13 +238,13 @@ impl End {
             Verb::Read => pending.expected = self.model[range].to_vec(),
             Verb::CompareSwap | Verb::FetchAdd => {
                 pending.atomic = Some(context.atomics.len());
-                context.atomics.push(Atomic {
-                    word: op.word,
-                    requested: context.shared.tick(),
-                    done: None,
-                    compare: (op.verb == Verb::CompareSwap).then_some(compare),
-                    add: op.add,
-                });
+                let (connection, invoked) = (self.connection as u32, context.shared.tick());
+                let is_swap = op.verb == Verb::CompareSwap;
+                let action =
+                    if is_swap { Action::CompareSwap { compare, swap } } else { Action::FetchAdd(op.add) };
+                let (done, until, fence) = (None, u64::MAX, op.fence);
+                let atomic = linear::Op { connection, invoked, done, until, fence, action };
+                context.atomics.push(Atomic { word: op.word, op: atomic });
             }
             Verb::Send | Verb::SendImm => {}
         }
@@ -254,6 +263,7 @@ impl End {
             if !context.may_fail {
                 return Err(format!("{completion:?}: nothing may fail here"));
             }
+            self.failed.get_or_insert(completion.status);
             self.set_broken();
             return Ok(());
         }
@@ -298,10 +308,9 @@ impl End {
         let fetched = &context.nic.bytes(self.memory.landing.0)[at..at + len as usize];
         if let Some(atomic) = pending.atomic {
             let value = fetched.first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
-            let record = &mut context.atomics[atomic];
-            record.done = Some((context.shared.tick(), value));
-            let took = record.compare.is_none_or(|compare| compare == value);
-            self.seen[op.word as usize] = value + if took { op.add } else { 0 };
+            let record = &mut context.atomics[atomic].op;
+            record.done = Some(Done { at: context.shared.tick(), fetched: value });
+            self.seen[op.word as usize] = record.after(value);
         } else if fetched != pending.expected {
             let at = fetched.iter().zip(&pending.expected).position(|(is, was)| is != was);
             return Err(format!("{op:?} read something else than was there, from byte {at:?} on"));
@@ -321,6 +330,7 @@ impl End {
             if !context.may_fail {
                 return Err(format!("{completion:?}: nothing may fail here"));
             }
+            self.failed.get_or_insert(completion.status);
             self.set_broken();
             return Ok(());
         }

@@ -7,7 +7,6 @@
 //! shared by all connections to a host.
 
 mod app;
-mod atomics;
 mod end;
 mod stream;
 mod unreliable;
@@ -15,6 +14,7 @@ mod unreliable;
 pub use app::VerbsApp;
 
 use crate::host::Host;
+use crate::words::linear::{self, Rules};
 use crate::world::{NodeId, World};
 use core::net::IpAddr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -287,31 +287,36 @@ pub fn check(world: &World, hosts: &[(NodeId, IpAddr)]) -> Option<String> {
         return Some(wrong.to_owned());
     }
     for (number, host) in apps.iter().enumerate() {
-        if host.lives > 1 {
-            // What its memory held is forgotten.
-            continue;
-        }
-        if let Some(wrong) = host.app.check_left_over(&host.nic).or(host.app.check_revoked(&host.nic)) {
+        // What the memory of a host that restarted held is forgotten. What was seen of it is not.
+        let remembers = host.lives == 1;
+        if let Some(wrong) = host.app.check_failures(&apps) {
             return Some(wrong);
         }
-        for end in host.app.ends() {
-            let other = apps[end.peer_host];
-            if !end.is_broken()
-                && other.lives == 1
-                && let Some(wrong) = end.check_memory(&other.nic, &other.app, number)
-            {
-                return Some(wrong);
-            }
+        if remembers && let Some(wrong) = check_host(&apps, number) {
+            return Some(wrong);
         }
-        let ops: Vec<_> = apps.iter().flat_map(|other| other.app.atomics_of(number)).copied().collect();
         for word in 0..host.app.words() {
-            let of_word: Vec<_> = ops.iter().filter(|op| op.word == word).copied().collect();
-            if let Err(wrong) = atomics::check(&of_word, host.app.word(&host.nic, word)) {
+            let atomics = apps.iter().flat_map(|other| other.app.atomics_of(number));
+            let ops: Vec<_> = atomics.filter(|atomic| atomic.word == word).map(|atomic| atomic.op).collect();
+            let last = remembers.then(|| host.app.word(&host.nic, word));
+            if let Err(wrong) = linear::check(&ops, 0, last, Rules::default()) {
                 return Some(format!("word {word} of host {number}: {wrong}"));
             }
         }
     }
     None
+}
+
+/// Returns what is wrong with what a host received, and with what it wrote to others.
+fn check_host(apps: &[&Host<VerbsApp>], number: usize) -> Option<String> {
+    let host = apps[number];
+    let wrong = host.app.check_left_over(&host.nic).or(host.app.check_revoked(&host.nic));
+    let wrong_memory = |end: &end::End| {
+        let other = apps[end.peer_host];
+        let intact = !end.is_broken() && other.lives == 1;
+        intact.then(|| end.check_memory(&other.nic, &other.app, number)).flatten()
+    };
+    wrong.or_else(|| host.app.ends().iter().find_map(wrong_memory))
 }
 
 /// A buffer and a region on all of it.

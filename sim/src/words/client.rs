@@ -25,9 +25,21 @@ struct Work {
     end: Option<End>,
     /// How often it was connected
     made: u32,
+    /// Connections that broke when something had been done on them
+    interrupted: u32,
+    /// Connections that broke since then, on which nothing was done
+    useless: u32,
 }
 
 impl Work {
+    /// Notes that its connection has broken.
+    fn note_break(&mut self) {
+        match &self.end {
+            Some(end) if end.was_of_use() => (self.interrupted, self.useless) = (self.interrupted + 1, 0),
+            _ => self.useless += 1,
+        }
+    }
+
     fn is_done(&self) -> bool {
         let end = self.end.as_ref().filter(|end| !end.broken);
         self.plan.is_over()
@@ -59,7 +71,15 @@ impl ClientApp {
         let work = |server: usize, connection: u32| {
             let name = (number as u64) << 32 | (server as u64) << 24 | u64::from(connection);
             let seed = config.seed ^ switch::table::mix(name + 1);
-            Work { server, plan: Plan::new(config, seed), sections: config.sections, end: None, made: 0 }
+            Work {
+                server,
+                plan: Plan::new(config, seed),
+                sections: config.sections,
+                end: None,
+                made: 0,
+                interrupted: 0,
+                useless: 0,
+            }
         };
         let servers = 0..usize::from(config.servers);
         let works = servers.flat_map(|server| (0..config.connections).map(move |n| (server, n)));
@@ -88,14 +108,19 @@ impl ClientApp {
         self.works[work].server
     }
 
-    /// The line of one of its connections
-    pub(super) fn line_of(&self, work: usize) -> Option<u32> {
-        self.works[work].end.as_ref().map(|end| end.line)
+    /// One of its connections, which may have broken
+    pub(super) fn end(&self, work: usize) -> Option<&End> {
+        self.works[work].end.as_ref()
     }
 
     /// How often one of its connections was made
     pub(super) fn made(&self, work: usize) -> u32 {
         self.works[work].made
+    }
+
+    /// Connections that broke: those on which something had been done, and those without since the last of these
+    pub(super) fn breaks(&self, work: usize) -> [u32; 2] {
+        [self.works[work].interrupted, self.works[work].useless]
     }
 
     /// Whether it has nothing left to do. Who is down does nothing.
@@ -187,17 +212,19 @@ impl ClientApp {
                     self.stands(work, memory);
                 }
             }
-            _ if event.is_last() => self.fail(nic, work, &format!("{event:?}")),
+            _ if event.is_last() => self.fail(nic, work, event),
             _ => {}
         }
     }
 
-    fn fail(&mut self, nic: &mut Rnic, work: usize, why: &str) {
+    fn fail(&mut self, nic: &mut Rnic, work: usize, why: &CmEvent) {
         let truth = self.truth.clone();
         let mut truth = truth.get();
         if let Some(end) = self.works[work].end.as_mut().filter(|end| !end.broken) {
-            end.fail(why, &mut Context { nic, truth: &mut truth, config: &self.config, now: self.now });
+            let (client, config, now) = (self.number, &self.config, self.now);
+            end.fail(why, None, &mut Context { nic, truth: &mut truth, config, client, now });
             truth.broken.push((self.number, work));
+            self.works[work].note_break();
         }
     }
 
@@ -211,10 +238,9 @@ impl ClientApp {
                 continue;
             };
             let was_broken = end.broken;
-            end.on_completion(
-                &completion,
-                &mut Context { nic, truth: &mut truth, config: &self.config, now: self.now },
-            );
+            let (client, config) = (self.number, &self.config);
+            let mut context = Context { nic, truth: &mut truth, config, client, now: self.now };
+            end.on_completion(&completion, &mut context);
             if end.broken && !was_broken {
                 truth.broken.push((self.number, work));
                 match end.conn {
@@ -222,6 +248,7 @@ impl ClientApp {
                     Some(conn) => _ = nic.disconnect(conn, &[], now),
                     None => _ = nic.destroy_qp(completion.qpn),
                 }
+                self.works[work].note_break();
             }
             self.ready.push_back(work);
         }
@@ -236,7 +263,8 @@ impl ClientApp {
             let Some(end) = work.end.as_mut().filter(|end| !end.broken && end.memory.is_some()) else {
                 continue;
             };
-            let mut context = Context { nic, truth: &mut truth, config: &self.config, now: self.now };
+            let (client, config) = (self.number, &self.config);
+            let mut context = Context { nic, truth: &mut truth, config, client, now: self.now };
             if work.sections > 0 && end.section.is_none() && end.chance.below(2) == 0 {
                 work.sections -= 1;
                 end.begin_section(&mut context);
@@ -277,9 +305,11 @@ impl App for ClientApp {
         self.ready.clear();
         let mut truth = self.truth.get();
         truth.news = true;
-        for end in self.works.iter_mut().filter_map(|work| work.end.as_mut()) {
-            truth.counts.broken += u64::from(!end.broken);
+        for work in &mut self.works {
+            let Some(end) = work.end.as_mut().filter(|end| !end.broken) else { continue };
+            truth.counts.broken += 1;
             end.broken = true;
+            work.note_break();
         }
     }
 

@@ -3,8 +3,9 @@
 use super::connect::Joined;
 use super::liar::Liar;
 use super::linear::Rules;
-use super::truth::Shared;
+use super::truth::{Shared, Touched};
 use super::{ClientApp, Config, ServerApp, Verb};
+use crate::clock::EPOCH;
 use crate::host::draws_forgetful;
 use crate::{Clock, Fault, Host, NicCounters, NodeId, World};
 use core::net::IpAddr;
@@ -14,8 +15,14 @@ use rocev2::ethernet::MacAddr;
 use std::collections::BTreeMap;
 use switch::{Chance, Nanos};
 
-/// How often a connection is made anew at most
+/// How often a connection is made anew at most: what hosts have room for
 const MADE: u32 = 50;
+/// Connections on which nothing is done that follow one another at most. From one to the next a client waits twice as long,
+/// up to a second. A question for an address that is lost is asked again half a second later: ten or eleven, and some more
+/// where several are lost.
+const USELESS: u32 = 16;
+/// How often a connection breaks at most as lost packets exhaust three or more retries, by chance
+const BY_CHANCE: u32 = 10;
 /// What comes after everything is done: late duplicates, last timers
 const AFTERWARDS: Nanos = Nanos::from_millis(5);
 
@@ -224,9 +231,26 @@ impl Cluster {
 
     /// Lets something happen at a time of the world; the run is not over before.
     pub fn schedule(&mut self, at: Nanos, fault: Fault) {
+        self.truth.get().faults.extend(self.touched(&fault).map(|touched| (at + EPOCH, touched)));
         self.world.schedule(at, fault);
         self.faults_until = self.faults_until.max(at);
         self.enter(at + Nanos(1), Due::Look);
+    }
+
+    /// What a fault happens to: a host, or the switch and so all; nothing if it only ends another one.
+    fn touched(&self, fault: &Fault) -> Option<Touched> {
+        let at = |nodes: &[NodeId]| {
+            let client = self.clients.iter().position(|client| nodes.contains(client)).map(Touched::Client);
+            let server =
+                || self.servers.iter().position(|server| nodes.contains(server)).map(Touched::Server);
+            let own = client.or_else(server).filter(|_| !self.config.shares_fate);
+            own.unwrap_or(Touched::All)
+        };
+        match fault {
+            Fault::Crash(node) | Fault::Pause(node) => Some(at(&[*node])),
+            Fault::Cut(links) => links.first().map(|link| at(&self.world.ends(*link))),
+            _ => None,
+        }
     }
 
     /// A client
@@ -325,7 +349,9 @@ impl Cluster {
         };
         for (client, work) in broken {
             self.tell_server(client, work);
-            self.enter(self.world.now() + self.config.reconnect_after, Due::Connect { client, work });
+            let [_, useless] = self.client(client).app.breaks(work);
+            let after = Nanos(self.config.reconnect_after.0 << useless.min(12));
+            self.enter(self.world.now() + after, Due::Connect { client, work });
         }
         let connects = self.agenda.values().any(|due| matches!(due, Due::Connect { .. }));
         let over = !connects && self.world.now() > self.faults_until;
@@ -349,15 +375,32 @@ impl Cluster {
         let server = host.app.server_of(work);
         // A client that begins anew uses the numbers of its queue pairs again: what its server's old ones say would be
         // taken for the new ones' words.
-        let stays = if self.config.linger && host.lives == 1 { host.app.line_of(work) } else { None };
+        let stays =
+            if self.config.linger && host.lives == 1 { host.app.end(work).map(|end| end.line) } else { None };
         let over =
             host.app.ends().filter(|end| end.broken && end.server == server && Some(end.line) != stays);
         let lines: Vec<u32> = over.map(|end| end.line).collect();
         for line in lines {
-            self.world.with(self.servers[server], |host: &mut Host<ServerApp>, _| {
-                host.app.drop_line(&mut host.nic, line);
+            self.world.with(self.servers[server], |host: &mut Host<ServerApp>, now| {
+                host.app.drop_line(&mut host.nic, line, now);
             });
         }
+    }
+
+    /// Returns why no fault explains how often a connection broke.
+    fn breaks_too_often(&self, client: usize, work: usize) -> Option<String> {
+        let app = &self.client(client).app;
+        let server = app.server_of(work);
+        let [interrupted, useless] = app.breaks(work);
+        let faults = self.truth.get().touches(client, server, self.world.now() + EPOCH) as u32;
+        let chance = if self.config.harms() { BY_CHANCE } else { 0 };
+        let most = faults + self.config.revocations + chance;
+        let too_often = interrupted > most || useless > USELESS || app.made(work) >= MADE;
+        too_often.then(|| {
+            format!(
+                "a connection of client {client} with server {server} broke {interrupted} times in use, and {useless} times since then: {faults} faults do not explain this"
+            )
+        })
     }
 
     /// Makes a connection, unless one end is down.
@@ -367,11 +410,8 @@ impl Cluster {
             return;
         }
         let (lives, server) = (host.lives, host.app.server_of(work));
-        if host.app.made(work) >= MADE {
-            let line = host.app.line_of(work);
-            self.truth
-                .get()
-                .fail(|| format!("a connection breaks again and again, line {line:?} the last time"));
+        if let Some(why) = self.breaks_too_often(client, work) {
+            self.truth.get().fail(|| why);
             return;
         }
         if !self.server(server).app.is_up() {
@@ -437,7 +477,9 @@ impl Cluster {
             self.world.with(server, |host: &mut Host<ServerApp>, _| host.app.revoke(&mut host.nic, nth));
         if let Some(line) = line {
             let now = self.world.clock(server);
-            self.truth.get().revoke(line, now + self.config.revoked_within);
+            let mut truth = self.truth.get();
+            truth.revoke(line, now + self.config.revoked_within);
+            truth.faults.extend(self.config.shares_fate.then_some((now, Touched::All)));
         }
     }
 
@@ -448,10 +490,10 @@ impl Cluster {
             return Err(wrong.clone());
         }
         let rules = Rules { reads_in_order: self.config.keeps_order() };
-        truth.check_lost(rules)?;
+        truth.lost().try_for_each(|memory| truth.check(memory, None, rules))?;
         for number in 0..self.servers.len() {
             let host = self.server(number);
-            truth.check(number, host.app.table(&host.nic), rules)?;
+            truth.check(truth.memory_of(number), Some(host.app.table(&host.nic)), rules)?;
             let failed = host.app.failed(&host.nic);
             if !self.config.may_fail && !self.config.by_cm && failed > 0 {
                 return Err(format!("{failed} connections have failed at server {number}"));

@@ -6,6 +6,7 @@ use super::plan::{Guess, Want};
 use super::section::Section;
 use super::truth::{Recorded, Truth};
 use super::{Config, STARVED, Verb, fill, unique};
+use core::fmt::Debug;
 use rnic::cm::Conn;
 use rnic::{Buffer, Completed, Completion, Data, Mr, Operation, Remote, Rnic, SendRequest, Sge, Status};
 use rocev2::Qpn;
@@ -20,6 +21,8 @@ pub(super) struct Context<'a> {
     pub(super) nic: &'a mut Rnic,
     pub(super) truth: &'a mut Truth,
     pub(super) config: &'a Config,
+    /// The client, by number
+    pub(super) client: usize,
     pub(super) now: Nanos,
 }
 
@@ -319,7 +322,7 @@ impl End {
             return;
         }
         if completion.status != Status::Success {
-            self.fail(&format!("{completion:?}"), context);
+            self.fail(completion, Some(completion.status), context);
             return;
         }
         // What asked for no completion is done when what follows it is.
@@ -341,14 +344,34 @@ impl End {
         }
     }
 
-    /// The connection is broken.
-    pub(super) fn fail(&mut self, why: &str, context: &mut Context<'_>) {
+    /// The connection is broken, as a completion with this status or, without one, the communication manager says.
+    pub(super) fn fail(&mut self, why: &dyn Debug, status: Option<Status>, context: &mut Context<'_>) {
         self.broken = true;
         context.truth.news = true;
         context.truth.counts.broken += 1;
-        if !context.config.may_fail {
-            context.truth.fail(|| format!("line {}: {why}: nothing may fail here", self.line));
+        let explained = context.config.may_fail && self.is_explained(status, context);
+        if !explained {
+            context
+                .truth
+                .fail(|| format!("line {}: {why:?}: nothing that happened explains this", self.line));
         }
+    }
+
+    /// Whether something that happened explains how the connection broke.
+    fn is_explained(&self, status: Option<Status>, context: &Context<'_>) -> bool {
+        match status {
+            None | Some(Status::RetryExceeded) => {
+                let touches = context.truth.touches(context.client, self.server, context.now);
+                context.config.harms() || touches > 0
+            }
+            Some(Status::RemoteInvalidRequest) => context.truth.is_revoked(self.line, context.config),
+            Some(_) => false,
+        }
+    }
+
+    /// Whether something was done on it
+    pub(super) fn was_of_use(&self) -> bool {
+        self.measured != u64::MAX
     }
 
     fn finish(&mut self, pending: Pending, context: &mut Context<'_>) {

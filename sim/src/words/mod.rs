@@ -118,6 +118,11 @@ pub struct Config {
     pub revocations: u32,
     /// For how long they may go on after that at most
     pub revoked_within: Nanos,
+    /// Whether connections share what the switch has, so that what happens to one may end another
+    pub shares_fate: bool,
+    /// For how long a connection's operations may still be done when its server's queue pair is gone: what a switch has of
+    /// them it may pass on
+    pub outlives: Nanos,
     /// Packets of a host that has neither rights nor scruples
     pub lies: u32,
     /// Servers that restart give their regions the keys that they had before
@@ -172,6 +177,8 @@ impl Default for Config {
             rehashes: 0,
             revocations: 0,
             revoked_within: Nanos::ZERO,
+            shares_fate: false,
+            outlives: Nanos::ZERO,
             lies: 0,
             keys_again: false,
             client_link: Link::default(),
@@ -230,6 +237,13 @@ impl Config {
     /// Ports that a switch needs for all hosts
     pub fn ports(&self) -> u16 {
         self.clients + self.servers + u16::from(self.lies > 0)
+    }
+
+    /// Whether the wires lose frames, damage them or change their order: all of this costs retries.
+    fn harms(&self) -> bool {
+        let harms =
+            |link: &Link| [link.loss, link.corrupt, link.reorder].iter().any(|share| !share.is_never());
+        harms(&self.client_link) || harms(&self.server_link)
     }
 
     /// Whether the wires keep the order of frames.

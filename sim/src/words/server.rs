@@ -39,6 +39,8 @@ struct Served {
     receives: (Buffer, Mr),
     /// Messages that came
     messages: u64,
+    /// The server was told that it is no more.
+    over: bool,
 }
 
 /// A memory server.
@@ -115,7 +117,7 @@ impl ServerApp {
         let (own, own_key) = nic.register_new(pd, config.max_size as usize, OWN_VA, Access::ALL).ok()?;
         let size = (config.receives * config.max_size) as usize;
         let receives = nic.register_new(pd, size, RECEIVE_VA, Access::ALL).ok()?;
-        let served = Served { line, conn: None, own, receives, messages: 0 };
+        let served = Served { line, conn: None, own, receives, messages: 0, over: false };
         self.by_line.insert(line, qpn.get());
         self.truth.get().grant(line);
         self.served.insert(qpn.get(), served);
@@ -139,10 +141,14 @@ impl ServerApp {
     }
 
     /// It is told that a connection is no more.
-    pub(super) fn drop_line(&mut self, nic: &mut Rnic, line: u32) {
+    pub(super) fn drop_line(&mut self, nic: &mut Rnic, line: u32, now: Nanos) {
         if let Some(qpn) = self.by_line.get(&line) {
             // It may be gone.
             _ = nic.destroy_qp(Qpn::new(*qpn));
+            self.truth.get().end(line, now);
+            if let Some(served) = self.served.get_mut(qpn) {
+                served.over = true;
+            }
         }
     }
 
@@ -170,8 +176,9 @@ impl ServerApp {
         let Some(served) = self.served.get_mut(&qpn) else { return };
         let (line, number) = (served.line, served.messages);
         if completion.status != Status::Success {
-            // The client has gone, or has said so.
-            if !self.config.may_fail && completion.status != Status::Flushed {
+            // The client has gone, or has said so, or has asked for what it had no right to.
+            let ended = served.over || self.truth.get().is_revoked(line, &self.config);
+            if completion.status != Status::Flushed || !ended {
                 self.truth.get().fail(|| format!("line {line}, at the server: {completion:?}"));
             }
             return;
@@ -222,7 +229,7 @@ impl ServerApp {
                 let line =
                     self.served.values().find(|served| served.conn == Some(conn)).map(|served| served.line);
                 if let Some(line) = line {
-                    self.drop_line(nic, line);
+                    self.drop_line(nic, line, now);
                 }
             }
             _ => {}

@@ -2,7 +2,7 @@
 
 use super::linear::{self, Action, Done, Op, Rules};
 use super::{Config, Verb};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use switch::Nanos;
 
@@ -36,6 +36,14 @@ pub(super) struct Recorded {
     at: Nanos,
 }
 
+/// What a fault happens to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Touched {
+    Client(usize),
+    Server(usize),
+    All,
+}
+
 /// A page of a server.
 #[derive(Clone, Copy, Debug, Default)]
 struct Page {
@@ -48,6 +56,8 @@ struct Page {
 /// What a server's memory is used for.
 #[derive(Clone, Debug)]
 struct Served {
+    /// The moment at which it was lost; `u64::MAX` if it was not
+    lost: u64,
     words: Vec<Vec<Op>>,
     /// What was seen last
     newest: Vec<u64>,
@@ -78,6 +88,14 @@ pub(super) struct Truth {
     empty: Served,
     /// The memory that each server has now
     current: Vec<usize>,
+    /// When faults begin, and what they happen to
+    pub(super) faults: Vec<(Nanos, Touched)>,
+    /// Lines whose queue pairs at their servers are gone, and the moment from which on nothing of theirs may be done
+    ended: BTreeMap<u32, u64>,
+    /// Those of which that is yet to come, and when
+    ending: VecDeque<(Nanos, u32)>,
+    /// For how long what a switch has of a line may be done when its queue pair at the server is gone
+    outlives: Nanos,
     /// Lines whose rights to words were revoked, and when nothing that they ask for may be done any more
     revoked: BTreeMap<u32, Nanos>,
     /// The time of the world, as far as the host has been told whose turn it is
@@ -95,6 +113,7 @@ impl Truth {
     fn new(config: &Config) -> Self {
         let table = (config.words + config.pages) as usize;
         let memory = Served {
+            lost: u64::MAX,
             words: vec![Vec::new(); table],
             newest: vec![0; table],
             adds: vec![[0; ADD_BITS as usize]; table],
@@ -106,6 +125,10 @@ impl Truth {
             memories: vec![memory.clone(); config.servers.into()],
             empty: memory,
             current: (0..config.servers.into()).collect(),
+            faults: Vec::new(),
+            ended: BTreeMap::new(),
+            ending: VecDeque::new(),
+            outlives: config.outlives,
             revoked: BTreeMap::new(),
             now: Nanos::ZERO,
             wrong: None,
@@ -116,8 +139,17 @@ impl Truth {
     }
 
     fn tick(&mut self) -> u64 {
+        while let Some((_, line)) = self.ending.front().copied().filter(|(at, _)| *at < self.now) {
+            self.ending.pop_front();
+            self.ended.entry(line).or_insert(self.clock);
+        }
         self.clock += 1;
         self.clock
+    }
+
+    /// Notes that a server's queue pair of a line is gone.
+    pub(super) fn end(&mut self, line: u32, now: Nanos) {
+        self.ending.push_back((now + self.outlives, line));
     }
 
     pub(super) fn fail(&mut self, wrong: impl FnOnce() -> String) {
@@ -155,7 +187,7 @@ impl Truth {
         let invoked = self.tick();
         self.count_add(server, word, action, |count| *count += 1);
         let history = &mut self.memories[server].words[word];
-        history.push(Op { connection: line, invoked, done: None, fence, action });
+        history.push(Op { connection: line, invoked, done: None, until: u64::MAX, fence, action });
         Recorded { memory: server, word, number: history.len() - 1, at: self.now }
     }
 
@@ -164,6 +196,11 @@ impl Truth {
         let at = self.tick();
         let memory = &mut self.memories[recorded.memory];
         let op = &mut memory.words[recorded.word][recorded.number];
+        if op.invoked > memory.lost {
+            let line = op.connection;
+            self.fail(|| format!("line {line}: what was posted when its server had lost its memory is done"));
+            return;
+        }
         let late = self.revoked.get(&op.connection).is_some_and(|after| recorded.at > *after);
         if late && op.action != Action::Read {
             let (line, posted) = (op.connection, recorded.at);
@@ -217,6 +254,7 @@ impl Truth {
 
     /// A server has lost its memory, and will have another one.
     pub(super) fn forget(&mut self, server: usize) {
+        self.memories[self.current[server]].lost = self.clock;
         self.current[server] = self.memories.len();
         self.memories.push(self.empty.clone());
     }
@@ -231,37 +269,99 @@ impl Truth {
         self.revoked.insert(line, after);
     }
 
+    /// Whether a line has no right to words any more, or shares the fate of one that has none
+    pub(super) fn is_revoked(&self, line: u32, config: &Config) -> bool {
+        self.revoked.contains_key(&line) || (config.shares_fate && !self.revoked.is_empty())
+    }
+
+    /// How many faults have happened so far to what the connections of a client to a server need
+    pub(super) fn touches(&self, client: usize, server: usize, now: Nanos) -> usize {
+        let needed = [Touched::All, Touched::Client(client), Touched::Server(server)];
+        self.faults.iter().filter(|(at, of)| *at <= now && needed.contains(of)).count()
+    }
+
     /// Notes that a line has a new queue pair, with all rights: its REQ came again after its server had restarted.
     pub(super) fn grant(&mut self, line: u32) {
         self.revoked.remove(&line);
     }
 
-    /// Says what cannot be of the words of a server that hold this in the end.
-    pub(super) fn check(&self, server: usize, table: &[u8], rules: Rules) -> Result<(), String> {
-        let words = &self.memories[self.current[server]].words;
-        for (word, (ops, last)) in words.iter().zip(table.chunks_exact(8)).enumerate() {
-            let last = last.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
-            linear::check(ops, 0, last, rules)
-                .map_err(|wrong| format!("word {word} of server {server}: {wrong}"))?;
+    /// Says what cannot be of the words of a memory that holds this in the end, unless it is lost.
+    pub(super) fn check(&self, memory: usize, table: Option<&[u8]>, rules: Rules) -> Result<(), String> {
+        let Served { words, lost, .. } = &self.memories[memory];
+        for (word, ops) in words.iter().enumerate() {
+            let over = |op: &Op| self.ended.get(&op.connection).map_or(*lost, |ended| *ended.min(lost));
+            let ops: Vec<Op> = ops.iter().map(|op| Op { until: over(op), ..*op }).collect();
+            let last = table.map(|table| {
+                let bytes = table.get(word * 8..).and_then(|bytes| bytes.first_chunk());
+                bytes.map_or(0, |bytes| u64::from_le_bytes(*bytes))
+            });
+            linear::check(&ops, 0, last, rules)
+                .map_err(|wrong| format!("word {word} of memory {memory}: {wrong}"))?;
         }
         Ok(())
     }
 
-    /// Says what cannot be of words of memory that was lost.
-    pub(super) fn check_lost(&self, rules: Rules) -> Result<(), String> {
-        let lost = (0..self.memories.len()).filter(|memory| !self.current.contains(memory));
-        for memory in lost {
-            for (word, ops) in self.memories[memory].words.iter().enumerate() {
-                linear::check(ops, 0, None, rules)
-                    .map_err(|wrong| format!("word {word} of memory {memory}, which is lost: {wrong}"))?;
-            }
-        }
-        Ok(())
+    /// Memories that were lost, by number
+    pub(super) fn lost(&self) -> impl Iterator<Item = usize> {
+        (0..self.memories.len()).filter(|memory| !self.current.contains(memory))
     }
 
     /// Operations on words: all, and those of which nobody knows whether they took effect
     pub(super) fn recorded(&self) -> (u64, u64) {
         let ops = self.memories.iter().flat_map(|memory| memory.words.iter().flatten());
         ops.fold((0, 0), |(all, unknown), op| (all + 1, unknown + u64::from(op.done.is_none())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RULES: Rules = Rules { reads_in_order: true };
+
+    fn truth() -> Truth {
+        Truth::new(&Config { words: 1, pages: 0, ..Config::default() })
+    }
+
+    #[test]
+    fn what_preceded_the_loss_of_a_memory_is_checked() {
+        let mut truth = truth();
+        let write = truth.post(0, 0, 1, false, Action::Write(5));
+        truth.complete(write, 0);
+        let read = truth.post(0, 0, 2, false, Action::Read);
+        truth.complete(read, 0);
+        truth.forget(0);
+        let wrong = truth.lost().try_for_each(|memory| truth.check(memory, None, RULES)).unwrap_err();
+        assert!(wrong.contains("word 0 of memory 0"), "{wrong}");
+    }
+
+    #[test]
+    fn nothing_is_done_in_a_memory_that_is_lost() {
+        let mut truth = truth();
+        let before = truth.post(0, 0, 1, false, Action::Write(5));
+        truth.forget(0);
+        let after = truth.post(0, 0, 1, false, Action::Write(6));
+        truth.complete(before, 0);
+        assert_eq!(truth.wrong, None, "its acknowledgement was on its way");
+        truth.complete(after, 0);
+        assert!(truth.wrong.is_some());
+    }
+
+    #[test]
+    fn nothing_is_done_for_a_queue_pair_that_is_gone() {
+        let seen = |at: u64| {
+            let mut truth = truth();
+            truth.outlives = Nanos(10);
+            truth.post(0, 0, 1, false, Action::Write(5));
+            truth.end(1, Nanos(100));
+            for (now, found) in [(Nanos(at), 0), (Nanos(at + 1), 5)] {
+                truth.now = now;
+                let read = truth.post(0, 0, 2, false, Action::Read);
+                truth.complete(read, found);
+            }
+            truth.check(0, Some(&5u64.to_le_bytes()), RULES)
+        };
+        assert_eq!(seen(109), Ok(()));
+        assert!(seen(111).is_err());
     }
 }

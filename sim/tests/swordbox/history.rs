@@ -40,7 +40,7 @@ impl History {
     pub(super) fn post(&mut self, at: (u64, usize), connection: u32, action: Action) -> usize {
         let invoked = self.tick();
         let ops = self.ops.entry(at).or_default();
-        ops.push(Op { connection, invoked, done: None, fence: false, action });
+        ops.push(Op { connection, invoked, done: None, until: u64::MAX, fence: false, action });
         ops.len() - 1
     }
 

@@ -26,7 +26,7 @@ pub(super) struct Item {
     /// Its place in the history; none for the memory in the end
     pub(super) op: Option<usize>,
     pub(super) invoked: u64,
-    /// `u64::MAX` if it never completed
+    /// When it was over at the latest; `u64::MAX` if nobody knows
     pub(super) returned: u64,
     /// It has to be in the order
     pub(super) must: bool,
@@ -127,7 +127,7 @@ pub(super) fn prepare(ops: &[Op], last: Option<u64>, rules: Rules) -> Vec<Item> 
         items.push(Item {
             op: Some(place),
             invoked: op.invoked,
-            returned: op.done.map_or(u64::MAX, |done| done.at),
+            returned: op.done.map_or(op.until, |done| done.at),
             must: op.done.is_some(),
             effect: effect(op),
             after: Vec::new(),

@@ -32,6 +32,8 @@ struct Choice {
     first_return: u64,
     item: u32,
     value: u64,
+    /// It never happened.
+    dropped: bool,
 }
 
 /// A place to which the search can come back.
@@ -86,7 +88,7 @@ pub(super) struct Search<'a> {
     items: &'a [Item],
     /// What is not done, by the moment at which it was posted
     posted: List,
-    /// What is not done and completed, by the moment at which it did
+    /// What is not done and was over at some moment, by that moment
     returned: List,
     /// Items that have to come before each, and are not done
     waits: Vec<u32>,
@@ -105,8 +107,8 @@ pub(super) struct Search<'a> {
     left: usize,
     value: u64,
     number: u32,
-    /// What is done, and what the word held before it
-    trail: Vec<(u32, u64, u32)>,
+    /// What is done, what the word held before it, and whether it was dropped instead
+    trail: Vec<(u32, u64, u32, bool)>,
     /// A sum over all that is done
     sum: [u64; 2],
     seen: HashSet<([u64; 2], u64)>,
@@ -221,7 +223,7 @@ impl<'a> Search<'a> {
             if patience == 0 {
                 return Found::Undecided(self.stuck);
             }
-            self.take(choice.item, choice.value);
+            self.take(choice.item, choice.value, choice.dropped);
         }
     }
 
@@ -238,8 +240,8 @@ impl<'a> Search<'a> {
             let next = self.posted.next[at as usize];
             if self.waits[at as usize] == 0 {
                 match item.effect {
-                    Effect::Read(found) if found == self.value => self.take(at, self.value),
-                    Effect::Unseen(compare) if compare != self.value => self.take(at, self.value),
+                    Effect::Read(found) if found == self.value => self.take(at, self.value, false),
+                    Effect::Unseen(compare) if compare != self.value => self.take(at, self.value, false),
                     Effect::Read(_) => {}
                     Effect::Swap(found, _) if found != self.value => {}
                     _ => changes.push(at),
@@ -252,12 +254,24 @@ impl<'a> Search<'a> {
             .drain(..)
             .filter_map(|item| self.choice(item))
             .filter(|choice| self.may_leave(choice))
+            .chain(self.drop_next())
             .collect();
         self.changes = changes;
         if self.decided {
             self.decide(&mut choices);
         }
         choices
+    }
+
+    /// What is over next need not have happened, unless something behind it did.
+    fn drop_next(&self) -> Option<Choice> {
+        let item = self.items.get(self.returned.first() as usize).filter(|item| !item.must)?;
+        let wanted = |leaves: u32| leaves != OTHER && self.wanted[leaves as usize] > 0;
+        let rank = if wanted(self.leaves[self.returned.first() as usize]) { 5 } else { 3 };
+        let forced = item.after.iter().any(|after| self.items[*after as usize].must);
+        let choice =
+            Choice { rank, first_return: 0, item: self.returned.first(), value: self.value, dropped: true };
+        (!forced).then_some(choice)
     }
 
     fn choice(&self, number: u32) -> Option<Choice> {
@@ -290,7 +304,7 @@ impl<'a> Search<'a> {
             }
         };
         let first_return = self.clusters.first_return[cluster as usize];
-        Some(Choice { rank, first_return, item: number, value })
+        Some(Choice { rank, first_return, item: number, value, dropped: false })
     }
 
     /// Whether the word may hold something else from now on, as nobody has to find what it holds, or it will again.
@@ -313,33 +327,37 @@ impl<'a> Search<'a> {
         *choices = next.map(|next| choices[next]).into_iter().collect();
     }
 
-    fn take(&mut self, number: u32, value: u64) {
+    fn take(&mut self, number: u32, value: u64, dropped: bool) {
         let item = &self.items[number as usize];
         self.posted.take(number);
         if item.returned != u64::MAX {
             self.returned.take(number);
         }
         self.left -= usize::from(item.must);
-        item.after.iter().for_each(|after| self.waits[*after as usize] -= 1);
+        if !dropped {
+            item.after.iter().for_each(|after| self.waits[*after as usize] -= 1);
+        }
         self.clusters.take(number, item);
         self.count(number, |count| *count -= 1);
-        self.trail.push((number, self.value, self.number));
+        self.trail.push((number, self.value, self.number, dropped));
         if value != self.value {
             self.value = value;
             self.number = self.values.get(&value).copied().unwrap_or(OTHER);
         }
-        self.add_up(number);
+        self.add_up(number, dropped);
     }
 
     fn back_to(&mut self, done: usize) {
         while self.trail.len() > done {
-            let Some((number, value, value_number)) = self.trail.pop() else { return };
+            let Some((number, value, value_number, dropped)) = self.trail.pop() else { return };
             let item = &self.items[number as usize];
-            self.add_up(number);
+            self.add_up(number, dropped);
             (self.value, self.number) = (value, value_number);
             self.count(number, |count| *count += 1);
             self.clusters.put_back(number, item);
-            item.after.iter().for_each(|after| self.waits[*after as usize] += 1);
+            if !dropped {
+                item.after.iter().for_each(|after| self.waits[*after as usize] += 1);
+            }
             self.left += usize::from(item.must);
             if item.returned != u64::MAX {
                 self.returned.put_back(number);
@@ -362,8 +380,8 @@ impl<'a> Search<'a> {
     }
 
     /// Sums of what is done stand for it: 128 bits, in which no two sets will ever meet.
-    fn add_up(&mut self, number: u32) {
-        let number = u64::from(number) + 1;
+    fn add_up(&mut self, number: u32, dropped: bool) {
+        let number = (u64::from(number) + 1) * 2 + u64::from(dropped);
         self.sum[0] ^= mix(mix(number));
         self.sum[1] ^= mix(mix(number ^ 0x5eed << 40));
     }

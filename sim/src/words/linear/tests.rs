@@ -8,7 +8,7 @@ const NO_RULES: Rules = Rules { reads_in_order: false };
 
 fn op(connection: u32, invoked: u64, done: Option<(u64, u64)>, action: Action) -> Op {
     let done = done.map(|(at, fetched)| Done { at, fetched });
-    Op { connection, invoked, done, fence: false, action }
+    Op { connection, invoked, done, until: u64::MAX, fence: false, action }
 }
 
 fn read(connection: u32, invoked: u64, at: u64, fetched: u64) -> Op {
@@ -49,10 +49,11 @@ fn oracle(ops: &[Op], first: u64, last: u64, rules: Rules) -> bool {
         }
         for next in 0..ops.len() {
             let waits = |other: usize| !taken[other] && precedes(ops, other, next, rules);
-            if taken[next] || (0..ops.len()).any(waits) {
+            let op = &ops[next];
+            let late = |other: usize| taken[other] && op.done.is_none() && op.until < ops[other].invoked;
+            if taken[next] || (0..ops.len()).any(|other| waits(other) || late(other)) {
                 continue;
             }
-            let op = &ops[next];
             let fits =
                 matches!(op.action, Action::Write(_)) || op.done.is_none_or(|done| done.fetched == value);
             if !fits {
@@ -117,8 +118,10 @@ fn history(chance: &mut Chance, count: u64, connections: u64, unique: bool, unkn
     for connection in 0..connections as u32 {
         if chance.below(100) < unknown {
             let of: Vec<usize> = (0..ops.len()).filter(|op| ops[*op].connection == connection).collect();
+            let ends = chance.below(2) == 0;
             for op in of.iter().rev().take(chance.below(4) as usize) {
-                ops[*op].done = None;
+                let done = ops[*op].done.take().filter(|_| ends);
+                ops[*op].until = done.map_or(u64::MAX, |done| done.at + chance.below(4));
             }
         }
     }
@@ -252,13 +255,21 @@ fn nobody_knows() {
     assert!(check(&[maybe(1, 0, Action::FetchAdd(5))], 0, 10, NO_RULES).is_err(), "twice");
     // Not before it was posted
     assert!(check(&[read(2, 0, 1, 5), maybe(1, 2, swap)], 0, 5, NO_RULES).is_err());
-    // Long after
-    assert_eq!(check(&[maybe(1, 0, swap), read(2, 1, 2, 0), read(2, 3, 4, 5)], 0, 5, NO_RULES), Ok(()));
+    // Long after, unless its connection was gone by then
+    let late = [maybe(1, 0, swap), read(2, 1, 3, 0), read(2, 4, 5, 5)];
+    assert_eq!(check(&late, 0, 5, NO_RULES), Ok(()));
+    let over_at = |until| [Op { until, ..late[0] }, late[1], late[2]];
+    assert_eq!(check(&over_at(2), 0, 5, NO_RULES), Ok(()));
+    let late = [maybe(1, 0, swap), read(2, 3, 4, 0), read(2, 5, 6, 5)];
+    assert!(check(&[Op { until: 2, ..late[0] }, late[1], late[2]], 0, 5, NO_RULES).is_err());
     // The second took effect, so the first did.
     let both = [maybe(1, 0, Action::FetchAdd(1)), maybe(1, 1, Action::FetchAdd(10))];
     assert_eq!(check(&both, 0, 11, NO_RULES), Ok(()));
     assert_eq!(check(&both, 0, 1, NO_RULES), Ok(()));
     assert!(check(&both, 0, 10, NO_RULES).is_err());
+    // An unknown operation excuses itself only.
+    assert!(check(&[maybe(1, 0, Action::FetchAdd(5)), add(2, 1, 2, 3, 1)], 0, 4, NO_RULES).is_err());
+    assert!(check(&[maybe(1, 0, Action::FetchAdd(5)), add(2, 1, 2, 0, 1)], 0, 9, NO_RULES).is_err());
     // Sums of several
     let adds: Vec<Op> = (0..12).map(|n| maybe(n, n.into(), Action::FetchAdd(1 << n))).collect();
     for last in [0, 1, 0b101, 0b1010_0101, 0xfff] {
