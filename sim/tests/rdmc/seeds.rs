@@ -54,8 +54,8 @@ impl Outage {
 }
 
 /// The time that members have to come together where some fail. A question for a MAC address that is lost is asked again
-/// after half a second: five of them.
-const CREATE_TIMEOUT: Nanos = Nanos::from_millis(2500);
+/// after half a second, and a message of the switch's communication manager after four: three of these.
+const CREATE_TIMEOUT: Nanos = Nanos::from_secs(10);
 /// The time from a crash or cut until all others have missed the host and have told each other: 60 ms until a link works
 /// again, 30 ms without a sign of life, and repetitions
 const NOTICED: Nanos = Nanos::from_millis(200);
