@@ -126,7 +126,7 @@ fn connections_fail_for_a_reason() {
         assert_eq!(outcome.violation, None, "seed {seed}");
         broken += outcome.broken;
     }
-    assert!(std::env::var("SEEDS").is_ok() || broken > 100, "{broken} ends of connections failed");
+    assert!(!environment::are_default() || broken > 100, "{broken} ends of connections failed");
 }
 
 #[cfg(feature = "canary")]

@@ -248,7 +248,9 @@ impl Cluster {
         };
         match fault {
             Fault::Crash(node) | Fault::Pause(node) => Some(at(&[*node])),
-            Fault::Cut(links) => links.first().map(|link| at(&self.world.ends(*link))),
+            Fault::Cut(links) | Fault::Mute(_, links) => {
+                links.first().map(|link| at(&self.world.ends(*link)))
+            }
             _ => None,
         }
     }

@@ -108,7 +108,7 @@ pub(crate) fn disturb(net: &mut Cluster, chance: &mut Chance) {
         let until = at + Nanos::from_micros(chance.between(1, 2000));
         let client = net.clients[chance.below(net.clients.len() as u64) as usize];
         let links: Vec<_> = net.world.links().collect();
-        let link = vec![links[chance.below(links.len() as u64) as usize]];
+        let link = links[chance.below(links.len() as u64) as usize];
         let (first, then) = match chance.below(16) {
             0..3 => (Fault::Crash(client), None),
             3..8 => (Fault::Crash(client), Some(Fault::Restart(client))),
@@ -118,7 +118,10 @@ pub(crate) fn disturb(net: &mut Cluster, chance: &mut Chance) {
                 (Fault::Crash(server), Some(Fault::Restart(server)))
             }
             13 => (Fault::Pause(client), Some(Fault::Resume(client))),
-            _ => (Fault::Cut(link.clone()), Some(Fault::Heal(link))),
+            _ => {
+                let (cut, heal) = crate::environment::cut(&net.world, link, at);
+                (cut, Some(heal))
+            }
         };
         net.schedule(at, first);
         if let Some(then) = then {
