@@ -11,8 +11,8 @@ pub(crate) fn draws_forgetful(seed: u64, host: u64, share: Share) -> bool {
     Chance::stream(seed ^ host << 32, 0x666f_7267).happens(share)
 }
 
-/// Returns what makes the NIC of a host for [`Host::new`]. After a crash it has another seed: a NIC that draws its PSNs and keys
-/// again takes packets of connections that it has forgotten for those of new ones with the same number, and no switch can tell.
+/// Returns a factory of a host's NIC for [`Host::new`]. Each incarnation has another seed: a NIC that repeats its PSNs and keys
+/// accepts packets of connections from before its crash, which no switch can tell from those of new ones.
 pub fn nic(config: rnic::Config) -> impl FnMut() -> Rnic + Send + 'static {
     let mut lives = 0;
     move || {

@@ -274,9 +274,9 @@ fn breaks_that_no_fault_explains_are_found() {
     assert!(wrong.contains("RetryExceeded") && wrong.contains("nothing that happened"), "{wrong}");
     let wrong = broken_by(Lie::Refusal, true);
     assert!(wrong.contains("RemoteAccess") && wrong.contains("nothing that happened"), "{wrong}");
-    // Where fate is shared, one fault explains four breaks of a connection.
+    // One fault explains one break of a connection.
     let wrong = broken_by(Lie::Silence, true);
-    assert!(wrong.contains("broke 5 times in use") && wrong.contains("1 faults"), "{wrong}");
+    assert!(wrong.contains("broke 2 times in use") && wrong.contains("1 faults"), "{wrong}");
 }
 
 #[cfg(feature = "canary")]

@@ -175,9 +175,9 @@ fn message_of_too_many_blocks_is_a_violation() {
             ..GroupConfig::new(1, [ip(7), ip(u16::MAX - 1)].into())
         };
         let asked = Arc::new(AtomicU32::new(0));
-        let told = Arc::clone(&asked);
+        let requested = Arc::clone(&asked);
         let incoming = move |_: &mut Rnic, len| {
-            told.store(len, Ordering::Relaxed);
+            requested.store(len, Ordering::Relaxed);
             None
         };
         let complete = Box::new(|_: &mut Rnic, _, _| ());

@@ -397,10 +397,7 @@ impl Cluster {
         let faults = self.truth.get().touches(client, server, self.world.now() + EPOCH) as u32;
         let counters = self.client(client).nic.counters();
         let chance = if self.config.costs_retries(counters) { BY_CHANCE } else { 0 };
-        // Behind a switch that keeps state a fault of up to 2 ms may end several connections, one after the other: a client of
-        // short time-outs gives each up within 260 us.
-        let each = if self.config.shares_fate { 4 } else { 1 };
-        let most = each * faults + self.config.revocations + chance;
+        let most = faults + self.config.revocations + chance;
         let too_often = interrupted > most || useless > USELESS || app.made(work) >= MADE;
         too_often.then(|| {
             format!(
