@@ -86,6 +86,9 @@ pub(crate) struct Flow {
     pub nak_due: bool,
     /// It has been told
     pub nak_sent: bool,
+    /// The request at `next` came and found no room here: the client is told when that request's turn has come, and not before,
+    /// as each NAK costs the client a retry
+    pub turned_away: bool,
     /// The credits that the server last told
     pub credit: u8,
     pub acked: Psn,
@@ -121,6 +124,8 @@ pub(crate) struct Flow {
     pub waits: Id,
     /// The next one that waits for the same shared connection
     pub next_waiting: Id,
+    /// The PSN that the shared connection was to use next when this flow began to wait for it
+    pub waits_until: Psn,
     /// READs and atomics outstanding on the own connection at once, the most so far
     pub most_reads: u8,
     /// READs and atomics that the server takes on this connection at once, as the connection manager told; 0 if it did not
@@ -221,6 +226,8 @@ impl Flow {
             next_waiting: NONE,
             nak_due: false,
             nak_sent: false,
+            turned_away: false,
+            waits_until: Psn::ZERO,
             reading: None,
             proofs: [Proof::NONE; PROOFS],
             alive_at: Nanos::ZERO,

@@ -193,6 +193,12 @@ impl Lane {
         if self.is_own { self.keys.has(rkey, rights) } else { owner.has_ever_proven(rkey, rights) }
     }
 
+    /// Returns whether the server has not answered a probe in time.
+    #[inline]
+    pub(crate) fn is_overdue(&self) -> bool {
+        self.probe.is_some_and(|probe| probe.tries > 0)
+    }
+
     pub(crate) fn is_full(&self) -> bool {
         self.under_way as usize == self.entries.len()
     }

@@ -108,7 +108,8 @@ pub(crate) struct Probe {
     /// When it was wanted, and sent last
     since: Nanos,
     at: Nanos,
-    tries: u8,
+    /// How often it was sent again
+    pub tries: u8,
 }
 
 impl Swordbox {
@@ -275,6 +276,7 @@ impl Swordbox {
             self.fail(lane);
         } else if now.since(probe.at) > Nanos(patience.0 << probe.tries) {
             self.send_probe(lane, now, out);
+            self.pump_lane(lane, now, out);
         }
     }
 

@@ -78,6 +78,7 @@ impl Swordbox {
             let flow = &mut self.flows[id as usize];
             flow.nak_due = false;
             flow.nak_sent = false;
+            flow.turned_away = false;
             return match self.share_inline(id, passage, frame, layout, now) {
                 Done::Sent(port) | Done::Answered(port) => Verdict::Forward(port),
                 _ => Verdict::Consume,
@@ -499,12 +500,12 @@ impl Swordbox {
         }
         if flow.unsure.is_some() || self.holds_unsure(id) {
             // Where the one before ends is not known yet.
-            self.ask_again(id, out);
+            self.ask_again(id, now, out);
             return Verdict::Drop(DropReason::OutOfOrder);
         }
         if psn != flow.next {
             self.counters.out_of_order.add(1);
-            self.ask_again(id, out);
+            self.ask_again(id, now, out);
             return Verdict::Drop(DropReason::OutOfOrder);
         }
         // Its client goes on from there, asked or not.
@@ -515,6 +516,7 @@ impl Swordbox {
         }
         flow.nak_due = false;
         flow.nak_sent = false;
+        flow.turned_away = false;
         if !flow.holds() {
             match self.take(id, frame, layout, op, now) {
                 Done::Route => return self.forward.route(frame, port, now, out),
@@ -522,7 +524,7 @@ impl Swordbox {
                 Done::Taken => return Verdict::Consume,
                 Done::Wait(lane) => self.wait(id, lane),
                 Done::Ask => {
-                    self.ask_for_message(id, out);
+                    self.ask_for_message(id, now, out);
                     return Verdict::Drop(DropReason::Delayed);
                 }
             }
@@ -545,6 +547,7 @@ impl Swordbox {
             return Verdict::Consume;
         }
         flow.nak_due = true;
+        flow.turned_away = true;
         self.counters.overflowed.add(1);
         Verdict::Drop(DropReason::Delayed)
     }
@@ -629,22 +632,34 @@ impl Swordbox {
 
     /// Something came before its turn: its client is told what is expected, as soon as that says nothing wrong about what is
     /// still under way.
-    fn ask_again<O: Output>(&mut self, id: Id, out: &mut O) {
+    fn ask_again<O: Output>(&mut self, id: Id, now: Nanos, out: &mut O) {
         let flow = &mut self.flows[id as usize];
         if flow.nak_due || flow.nak_sent {
             return;
         }
         flow.nak_due = true;
-        self.tell_if_quiet(id, out);
+        self.tell_if_quiet(id, now, out);
     }
 
     /// Tells a client to send again from `next` on, if it is time.
-    pub(crate) fn tell_if_quiet<O: Output>(&mut self, id: Id, out: &mut O) {
+    pub(crate) fn tell_if_quiet<O: Output>(&mut self, id: Id, now: Nanos, out: &mut O) {
         let flow = &mut self.flows[id as usize];
         let busy = flow.holds() || !flow.is_quiet() || flow.unsure.is_some() || flow.rereading;
         if !flow.nak_due || busy || flow.stage != Stage::Strict {
             return;
         }
+        let lane = flow.lane;
+        if core::mem::take(&mut flow.turned_away) && lane != NONE {
+            let there = &mut self.lanes[lane as usize];
+            if there.under_way > 0 {
+                flow.turned_away = true;
+                self.wait(id, lane);
+                return;
+            }
+            // It has the next turn, if it comes soon: others would take the lane again and again before it is there.
+            there.reserved = now + there.patience(self.config.replay_after);
+        }
+        let flow = &mut self.flows[id as usize];
         flow.nak_due = false;
         flow.nak_sent = true;
         let next = flow.next;
@@ -687,7 +702,7 @@ impl Swordbox {
                     let flow = &mut self.flows[id as usize];
                     flow.next = Packet::new(frame.bytes(), layout).bth().psn();
                     self.held.clear(&mut flow.held);
-                    self.ask_for_message(id, out);
+                    self.ask_for_message(id, now, out);
                     return;
                 }
             };
@@ -696,7 +711,7 @@ impl Swordbox {
                 _ = out.send(frame, port);
             }
         }
-        self.tell_if_quiet(id, out);
+        self.tell_if_quiet(id, now, out);
     }
 }
 

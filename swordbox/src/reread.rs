@@ -71,11 +71,11 @@ impl Swordbox {
 
     /// Asks a client for the message again that it was about to begin. A NAK says that all before is done: a client that still
     /// waits for the response to a READ repeats that instead.
-    pub(crate) fn ask_for_message<O: Output>(&mut self, id: Id, out: &mut O) {
+    pub(crate) fn ask_for_message<O: Output>(&mut self, id: Id, now: Nanos, out: &mut O) {
         let flow = &mut self.flows[id as usize];
         flow.asking = true;
         flow.nak_due = true;
-        self.tell_if_quiet(id, out);
+        self.tell_if_quiet(id, now, out);
     }
 
     /// Takes a READ that is done and that its client repeats. It is dropped if it waits here already.

@@ -4,6 +4,7 @@ use crate::flow::Stage;
 use crate::function::{NO_SERVER, Swordbox};
 use crate::lane::Under;
 use crate::{Id, NONE};
+use rocev2::Psn;
 use switch::{Nanos, Output};
 
 /// How often everything on a lane is sent again in vain before it is given up, if the server makes new connections meanwhile
@@ -35,16 +36,24 @@ impl Swordbox {
 
     /// A flow waits for a lane; for nothing in particular, until its own requests are done.
     pub(crate) fn wait(&mut self, id: Id, lane: Id) {
-        let flow = &mut self.flows[id as usize];
-        if lane == NONE || flow.waits != NONE {
+        if lane == NONE || self.flows[id as usize].waits != NONE {
             return;
         }
-        if self.lanes[lane as usize].owner == NONE {
+        let owner = self.lanes[lane as usize].owner;
+        if owner == NONE {
             // It is not there any more: it has another try soon.
             self.ready.push_back(id);
             return;
         }
+        let until = self.flows[owner as usize].own_next;
+        self.wait_until(id, lane, until);
+    }
+
+    /// Puts a flow at the end of those that wait for a lane.
+    fn wait_until(&mut self, id: Id, lane: Id, until: Psn) {
+        let flow = &mut self.flows[id as usize];
         flow.waits = lane;
+        flow.waits_until = until;
         flow.next_waiting = NONE;
         let [first, last] = self.lanes[lane as usize].waiting;
         if first == NONE {
@@ -63,22 +72,32 @@ impl Swordbox {
         if owner != NONE && self.flows[owner as usize].waits == lane && there.under_way == 0 {
             // Its owner can go on only when the lane is empty.
             self.unwait(owner, lane, &mut id);
-            let asked = self.flows[owner as usize].nak_sent;
             self.pump(owner, now, out);
-            if self.flows[owner as usize].nak_sent && !asked {
-                // It has the next turn, if it comes soon: others would take the lane again and again before it is there.
-                let there = &mut self.lanes[lane as usize];
-                there.reserved = now + there.patience(self.config.replay_after);
-            }
         }
         while id != NONE {
             let flow = &mut self.flows[id as usize];
             let next = flow.next_waiting;
             flow.waits = NONE;
             flow.next_waiting = NONE;
-            self.pump(id, now, out);
+            if self.goes_on_waiting(id, lane) {
+                let until = self.flows[id as usize].waits_until;
+                self.wait_until(id, lane, until);
+            } else {
+                self.pump(id, now, out);
+            }
             id = next;
         }
+    }
+
+    /// Returns whether a request that was turned away would be turned away again: its connection is the lane, where others
+    /// still have operations under way, or what it waited for on the lane is not done.
+    fn goes_on_waiting(&self, id: Id, lane: Id) -> bool {
+        let (flow, there) = (&self.flows[id as usize], &self.lanes[lane as usize]);
+        flow.turned_away
+            && flow.nak_due
+            && !flow.holds()
+            && there.under_way > 0
+            && (there.owner == id || there.acked.precedes(flow.waits_until))
     }
 
     /// Takes one out of a list of those that wait.

@@ -287,7 +287,9 @@ impl Swordbox {
         let server = self.flows[id as usize].server;
         if own.lane != NONE
             && own.incarnation == self.lanes[own.lane as usize].incarnation
-            && (own.under_way > 0 || self.is_usable(own.lane as usize, server, own.rkey))
+            && (own.under_way > 0
+                || (self.is_usable(own.lane as usize, server, own.rkey)
+                    && !self.lanes[own.lane as usize].is_overdue()))
         {
             return Choice::Lane(own.lane);
         }
@@ -316,7 +318,10 @@ impl Swordbox {
         let rkey = self.lines.get(line).rkey;
         let server = self.flows[id as usize].server;
         if !self.refused[usize::from(server)].has(rkey, now) {
-            let open = |lane: &Lane| lane.server == server && lane.is_own && lane.owner != NONE;
+            // What waits for an answer that does not come takes another lane, or none.
+            let open = |lane: &Lane| {
+                lane.server == server && lane.is_own && lane.owner != NONE && !lane.is_overdue()
+            };
             if let Some(lane) = self.nth_lane(wish.va, open) {
                 if !self.is_of_incarnation(id, &self.lanes[lane as usize]) {
                     self.counters.unproven.add(1);

@@ -395,8 +395,7 @@ impl Cluster {
         let server = app.server_of(work);
         let [interrupted, useless] = app.breaks(work);
         let faults = self.truth.get().touches(client, server, self.world.now() + EPOCH) as u32;
-        let counters = self.client(client).nic.counters();
-        let chance = if self.config.costs_retries(counters) { BY_CHANCE } else { 0 };
+        let chance = if self.config.harms() { BY_CHANCE } else { 0 };
         let most = faults + self.config.revocations + chance;
         let too_often = interrupted > most || useless > USELESS || app.made(work) >= MADE;
         too_often.then(|| {

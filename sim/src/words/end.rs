@@ -362,7 +362,7 @@ impl End {
         match status {
             None | Some(Status::RetryExceeded) => {
                 let touches = context.truth.touches(context.client, self.server, context.now);
-                context.config.costs_retries(context.nic.counters()) || touches > 0
+                context.config.harms() || touches > 0
             }
             Some(Status::RemoteInvalidRequest) => context.truth.is_revoked(self.line, context.config),
             Some(_) => false,

@@ -246,12 +246,6 @@ impl Config {
         harms(&self.client_link) || harms(&self.server_link)
     }
 
-    /// Returns whether a client of these counters may have used up its retries though nothing failed: the wires do harm, or a
-    /// Swordbox has asked it for long messages again and again (docs/swordbox.md, Limits).
-    fn costs_retries(&self, counters: &rnic::Counters) -> bool {
-        self.harms() || self.shares_fate && counters.naks_received > self.retry_count.into()
-    }
-
     /// Whether the wires keep the order of frames.
     fn keeps_order(&self) -> bool {
         [&self.client_link, &self.server_link]

@@ -279,6 +279,61 @@ fn an_owner_has_its_turn() {
     panic!("{} NAKs and no turn", net.count("naks"));
 }
 
+/// Each NAK costs the client a retry. The owner of a lane gets one when others have nothing under way there any more.
+#[test]
+fn a_long_message_of_a_lanes_owner_costs_one_retry() {
+    let (mut net, mut a, mut b) = two(|_| {});
+    let owner = a;
+    let mut under_way = Vec::new();
+    for value in 0..8 {
+        under_way.extend(net.up(&b.cas(b.psn, TABLE, value, value + 1)));
+        b.psn += 1;
+    }
+    assert_eq!(under_way.len(), 8);
+    // An operation of its own on the lane, and behind it a page
+    under_way.extend(net.up(&a.cas(a.psn, TABLE, 8, 9)));
+    a.psn += 1;
+    let page = a.write(a.psn, 0x9000_0000, &[7; 1024]);
+    assert!(net.up(&page).is_empty());
+    for (n, (sent, _)) in under_way.iter().enumerate() {
+        assert_eq!(net.count("naks"), 0, "{n} of 9 are done");
+        net.down(&owner.ack(psn(sent)));
+        net.pass(Nanos::from_micros(60));
+    }
+    assert_eq!(net.count("naks"), 1);
+    assert!(net.up(&b.cas(b.psn, TABLE, 9, 10)).is_empty(), "the lane waits for the page");
+    assert_eq!(net.up(&page).len(), 1);
+    assert_eq!((net.count("naks"), net.count("overflowed")), (1, 1));
+}
+
+/// So does a client whose message covers words that others use, when what was decided for those is done.
+#[test]
+fn a_long_message_over_words_that_are_decided_costs_one_retry() {
+    let (mut net, a, b) = two(|_| {});
+    let owner = a;
+    let mut under_way: Vec<_> =
+        (0..8).flat_map(|n| net.up(&a.cas(a.psn + n, TABLE, n.into(), 1 + u64::from(n)))).collect();
+    assert_eq!(under_way.len(), 8);
+    let page = b.write(b.psn, TABLE, &[7; 1024]);
+    assert!(net.up(&page).is_empty());
+    // The lane is never empty: others operate on words elsewhere.
+    let mut c = end(3);
+    net.connect(&mut c);
+    for n in 0..8 {
+        assert_eq!(net.count("naks"), 0, "{n} of 8 are done");
+        under_way.extend(net.up(&c.cas(c.psn, TABLE + 2048, 1, 1)));
+        c.psn += 1;
+        let done = under_way.remove(0).0;
+        let found = (opcode(&done) == Opcode::RC_COMPARE_SWAP).then_some(0);
+        net.down(&owner.answer(psn(&done), Syndrome::Ack(Credit(0x1f)), found));
+        net.pass(Nanos::from_micros(60));
+    }
+    assert!(!under_way.is_empty());
+    assert_eq!(net.count("naks"), 1);
+    assert_eq!(net.up(&page).len(), 1);
+    assert_eq!((net.count("naks"), net.count("overflowed")), (1, 1));
+}
+
 /// What went on its own connection gets lost, and comes again while others use the word all the time: it has its turn.
 #[test]
 fn what_is_repeated_has_its_turn() {

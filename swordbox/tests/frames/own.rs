@@ -117,6 +117,34 @@ fn idle_lane_of_the_switch_is_tried_and_given_up_without_an_answer() {
     assert_eq!((sent.len(), dest(&sent[0].0), net.count("lanes")), (1, a.server_qpn, 1));
 }
 
+/// The server has restarted, and nobody has told: a key is tried on a lane that is not there any more. Meanwhile operations
+/// with it go on: clients with short time-outs would lose their connections again and again.
+#[test]
+fn operations_do_not_wait_for_a_probe_that_is_not_answered() {
+    let mut net = Net::new(own);
+    open(&mut net);
+    let (mut a, mut b) = (end(1), end(2));
+    net.connect(&mut a);
+    net.connect(&mut b);
+    assert!(net.up(&a.cas(a.psn, TABLE, 1, 1)).is_empty(), "it waits until the key has been tried");
+    let tried = net.pass(Nanos::from_micros(60));
+    assert_eq!((tried.len(), opcode(&tried[0].0)), (1, Opcode::RC_READ_REQUEST));
+    let sent = net.pass(Nanos::from_micros(150));
+    let cas = sent.iter().find(|(sent, _)| opcode(sent) == Opcode::RC_COMPARE_SWAP).expect("another way");
+    assert_eq!(dest(&cas.0), a.server_qpn);
+    let sent = net.up(&b.cas(b.psn, TABLE + 8, 1, 1));
+    assert!(
+        sent.is_empty() || dest(&sent[0].0) != OWN.server_qpn,
+        "nothing else waits for the probe, either"
+    );
+    assert_eq!(net.down(&a.answer(psn(&cas.0), Syndrome::Ack(Credit(0x1f)), Some(0))).len(), 1);
+    // It was only late: operations take the lane again.
+    net.down(&read_response(&OWN, OWN.psn));
+    a.psn += 1;
+    let sent = net.up(&a.cas(a.psn, TABLE + 512, 1, 1));
+    assert_eq!(dest(&sent[0].0), OWN.server_qpn);
+}
+
 #[test]
 fn lanes_that_clients_have_lent_are_given_back_when_the_switch_has_its_own() {
     let mut net = Net::new(own);
