@@ -51,9 +51,9 @@ impl Swordbox {
             Opcode::RC_WRITE_MIDDLE | Opcode::RC_WRITE_LAST | Opcode::RC_WRITE_LAST_IMM
         );
         let flow = &self.flows[id as usize];
-        let (first, va) = flow.message.filter(|_| goes_on)?;
+        let (first, va, len) = flow.message.filter(|_| goes_on)?;
         let before = u64::try_from(packet.bth().psn().distance(first)).ok().filter(|before| *before > 0)?;
-        Some((va.saturating_add(before * u64::from(flow.mtu)), packet.payload().len() as u64))
+        Some((va.saturating_add(before * u64::from(len)), packet.payload().len() as u64))
     }
 
     /// The same for a request of a connection that is followed: that it did is remembered for when it is repeated.

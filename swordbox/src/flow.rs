@@ -168,8 +168,8 @@ pub(crate) struct Flow {
     pub proving: Option<(Psn, Proof)>,
     /// Memory that is there as soon as everything before this PSN is done
     pub reaching: Option<(Psn, Memory)>,
-    /// The latest WRITE of several packets: the PSN of the first, and where it begins
-    pub message: Option<(Psn, u64)>,
+    /// The latest WRITE of several packets: the PSN of the first, where it begins, and the payload of each packet but the last
+    pub message: Option<(Psn, u64, u16)>,
     /// The last request on the own connection that used a right which was not proven, or memory that may not be there
     pub trial: Option<Psn>,
     /// An operation under way on the own connection is a detour that is over when it is done: its PSN, and its line
@@ -342,10 +342,9 @@ impl Flow {
 
     /// How many PSNs a READ of `len` bytes takes, if that is known.
     pub(crate) fn count_of(&self, len: u32) -> Option<u32> {
-        match self.mtu {
-            _ if len <= 256.max(self.longest.into()) => Some(1),
-            0 => None,
-            mtu => Some(len.div_ceil(u32::from(mtu))),
+        match u32::from(self.mtu) {
+            0 => (len <= 256.max(self.longest.into())).then_some(1),
+            mtu => Some(len.div_ceil(mtu).max(1)),
         }
     }
 }

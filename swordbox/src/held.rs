@@ -35,6 +35,11 @@ impl Held {
         slots * (LONGEST + size_of::<Slot>() + size_of::<u32>())
     }
 
+    /// Returns whether no place is left.
+    pub(crate) fn is_full(&self) -> bool {
+        self.free.is_empty()
+    }
+
     /// Frames that wait
     pub(crate) fn len(&self) -> usize {
         self.slots.len() - self.free.len()

@@ -387,10 +387,17 @@ impl Swordbox {
                 None => flow.unsure = NonZero::new(len),
             }
         }
-        flow.saw_payload(packet.payload().len());
+        // Any host may send in a client's name as long as the PSN need not be the next.
+        let is_trusted = flow.stage == Stage::Strict;
+        let len = packet.payload().len() as u16;
+        if is_trusted {
+            flow.saw_payload(len.into());
+        }
         if op.kind == Kind::Write && !op.ends {
-            flow.mtu = packet.payload().len() as u16;
-            flow.message = memory.map(|(va, ..)| (psn, va));
+            if is_trusted {
+                flow.mtu = len;
+            }
+            flow.message = memory.map(|(va, ..)| (psn, va, len));
         }
         let own = psn.add(flow.delta);
         flow.next = psn.add(count);
@@ -522,7 +529,14 @@ impl Swordbox {
                 Done::Route => return self.forward.route(frame, port, now, out),
                 Done::Sent(port) | Done::Answered(port) => return Verdict::Forward(port),
                 Done::Taken => return Verdict::Consume,
-                Done::Wait(lane) => self.wait(id, lane),
+                Done::Wait(lane) => {
+                    self.wait(id, lane);
+                    // Each NAK costs the client a retry: what finds no place here rather goes as if nobody shared anything.
+                    if self.held.is_full() && matches!(self.take_own(id, frame, layout, op, now), Done::Route)
+                    {
+                        return self.forward.route(frame, port, now, out);
+                    }
+                }
                 Done::Ask => {
                     self.ask_for_message(id, now, out);
                     return Verdict::Drop(DropReason::Delayed);

@@ -458,7 +458,7 @@ impl Swordbox {
         let is_full = matches!(opcode, Opcode::RC_READ_RESPONSE_FIRST | Opcode::RC_READ_RESPONSE_MIDDLE)
             && bytes.is_power_of_two()
             && (256..=4096).contains(&bytes);
-        if is_full && flow.mtu == 0 {
+        if is_full {
             flow.mtu = bytes as u16;
         }
         let Some(len) = flow.unsure.map(NonZero::get) else { return };

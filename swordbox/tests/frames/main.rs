@@ -334,6 +334,28 @@ fn a_long_message_over_words_that_are_decided_costs_one_retry() {
     assert_eq!((net.count("naks"), net.count("overflowed")), (1, 1));
 }
 
+/// No place is left for a request that has to wait: it goes on its client's own connection. A NAK each time would cost the
+/// client its retries.
+#[test]
+fn what_finds_no_place_to_wait_goes_as_it_would_without_a_lane() {
+    let (mut net, a, b) = two(|config| {
+        config.held = 1;
+        config.servers[0].rd_atomic = 1;
+    });
+    let owner = a;
+    // Not decided, as nothing is known of the word: one at a time
+    let first = net.up(&a.cas(a.psn, TABLE + 512, 1, 1));
+    assert_eq!((first.len(), dest(&first[0].0)), (1, owner.server_qpn));
+    assert!(net.up(&b.cas(b.psn, TABLE + 512, 1, 1)).is_empty(), "it waits");
+    let mut c = end(3);
+    net.connect(&mut c);
+    let sent = net.up(&c.cas(c.psn, TABLE + 512, 1, 1));
+    assert_eq!((sent.len(), dest(&sent[0].0)), (1, c.server_qpn));
+    assert_eq!((net.count("naks"), net.count("overflowed")), (0, 0));
+    let answers = net.down(&c.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
+    assert_eq!((answers.len(), dest(&answers[0].0), psn(&answers[0].0)), (1, c.qpn, c.psn));
+}
+
 /// What went on its own connection gets lost, and comes again while others use the word all the time: it has its turn.
 #[test]
 fn what_is_repeated_has_its_turn() {

@@ -317,6 +317,26 @@ fn a_response_of_one_packet_tells_how_long_reads_of_one_packet_may_be() {
     }
 }
 
+/// A host that lies sends the first packet of a long message in a client's name, before that client has sent anything: what it
+/// says of the path MTU would have the client's READs take too few PSNs, and a READ that is repeated be refused for ever.
+#[test]
+fn forged_request_does_not_tell_the_path_mtu() {
+    let mut net = Net::new(|_| {});
+    let (mut a, mut b) = (end(1), end(2));
+    let reth = Reth { va: 0x9000_0000.into(), rkey: 0xbad.into(), len: u32::MAX.into() };
+    net.up(&a.request(Opcode::RC_WRITE_FIRST, a.psn - 10_000, |repr| repr.extended.reth = reth, &[7; 1024]));
+    net.connect(&mut a);
+    net.connect(&mut b);
+    assert_eq!(net.up(&read(&a, a.psn, 0x9000_0000, 769)).len(), 1);
+    for (n, opcode, len) in
+        [(0, Opcode::RC_READ_RESPONSE_FIRST, 512), (1, Opcode::RC_READ_RESPONSE_LAST, 257)]
+    {
+        let back = net.down(&response(&a, opcode, a.psn + n, len));
+        assert_eq!((back.len(), psn(&back[0].0)), (1, a.psn + n));
+    }
+    assert_eq!(net.up(&a.write(a.psn + 2, 0x9000_0000, &[1; 8])).len(), 1, "the READ took two PSNs");
+}
+
 /// So does any other full packet of a response, whichever comes first.
 #[test]
 fn any_full_packet_of_a_response_tells_the_path_mtu() {
