@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use switch::forward::Config as ForwardConfig;
 use switch::{Chance, Nanos, Share};
-use swordbox::{Config, Connect, Connection, Control, Journal, Layers, Server, Swordbox, Table};
+use swordbox::{Config, Connect, Connection, Control, FailedCas, Journal, Layers, Server, Swordbox, Table};
 
 /// What a Swordbox has written down, which outlives it
 #[derive(Clone, Debug, Default)]
@@ -33,6 +33,8 @@ fn ip(n: u8) -> IpAddr {
     [10, 0, 0, n + 1].into()
 }
 
+/// Connections that a Swordbox has room for
+const CONNECTIONS: usize = 2048;
 /// Where the workload has its words
 const WORDS: u64 = 0x3_0000_0000;
 
@@ -46,7 +48,12 @@ fn switch(hosts: u8, layers: Layers) -> Controlled<Control> {
 }
 
 fn swordbox(ports: u16, servers: Vec<Server>, layers: Layers) -> Controlled<Control> {
-    controlled(Config { servers, layers, ..Config::new(ForwardConfig::bridge(ports, 1024)) })
+    controlled(Config {
+        servers,
+        layers,
+        connections: CONNECTIONS,
+        ..Config::new(ForwardConfig::bridge(ports, 1024))
+    })
 }
 
 /// With a journal that outlives it.
@@ -54,7 +61,6 @@ fn controlled(config: Config) -> Controlled<Control> {
     let written = Written::default();
     let journal = written.clone();
     let config = Config {
-        connections: 2048,
         settle: Nanos::from_micros(500),
         connect_timeout: Nanos::from_micros(200),
         reconnect_after: Nanos::from_micros(300),
@@ -229,8 +235,13 @@ fn words_with(config: &words::Config, change: impl FnOnce(Config) -> Config) -> 
         };
         let servers = wiring.servers.iter().map(server).collect();
         let bridge = ForwardConfig::bridge(wiring.ports, 1024);
-        let mut swordbox =
-            Config { servers, layers: Layers::CAS_TO_WRITE, dead_after: DEAD_AFTER, ..Config::new(bridge) };
+        let mut swordbox = Config {
+            servers,
+            layers: Layers::CAS_TO_WRITE,
+            dead_after: DEAD_AFTER,
+            connections: CONNECTIONS,
+            ..Config::new(bridge)
+        };
         if config.revocations > 0 {
             swordbox.proof = drawn::PROOF;
         }
@@ -238,8 +249,56 @@ fn words_with(config: &words::Config, change: impl FnOnce(Config) -> Config) -> 
             // Before all lines have been asked for on a lane that is dead
             swordbox.dead_after = Nanos::from_millis(Chance::stream(config.seed, 0x6465_6164).between(2, 20));
         }
-        world.add("swordbox", controlled(change(swordbox)), Clock::default())
+        let swordbox = change(small(swordbox, config));
+        world.add("swordbox", controlled(swordbox), Clock::default())
     })
+}
+
+/// Draws how a Swordbox is configured in every second seed: with few places everywhere, with other layers, and without the
+/// tables that it is told of otherwise.
+fn small(swordbox: Config, config: &words::Config) -> Config {
+    let mut chance = Chance::stream(config.seed, 0x736d_616c_6c00);
+    if chance.below(2) == 0 {
+        return swordbox;
+    }
+    let mut one_in = |n| chance.below(n) == 0;
+    // An answer from the switch may come for `settle` after the server has lost its memory.
+    let answers = one_in(2) && !config.may_fail;
+    let failed_cas = if answers { FailedCas::Answer } else { FailedCas::Write };
+    let layers = match () {
+        () if one_in(16) => Layers::PASS,
+        () if one_in(8) => Layers { cas_to_write: false, ..Layers::CAS_TO_WRITE },
+        () => Layers::CAS_TO_WRITE,
+    };
+    let [detects, readonly, keeps_apart] = [one_in(4), one_in(4), one_in(16)];
+    let servers = swordbox.servers.into_iter().map(|server| Server {
+        tables: match server.tables {
+            _ if detects => Vec::new(),
+            tables => tables.into_iter().map(|table| Table { writable: !readonly, ..table }).collect(),
+        },
+        detect: if detects { chance.between(1, 4) as u32 } else { 0 },
+        lanes: chance.between(1, 4) as usize,
+        rd_atomic: chance.between(1, config.max_rd_atomic.into()) as u8,
+        share: !keeps_apart,
+        ..server
+    });
+    let servers = servers.collect();
+    let mut some = |few, many| if chance.below(2) == 0 { few } else { many };
+    let (lines, held) = (some(8, 16_384), some(32, 4_096));
+    let (in_flight, connections) = (some(16, 1_024), some(24, CONNECTIONS as u64));
+    Config {
+        failed_cas,
+        layers,
+        servers,
+        lines: chance.between(1, lines) as usize,
+        held: chance.between(1, held) as usize,
+        in_flight: (chance.between(1, in_flight) as usize).next_power_of_two(),
+        connections: chance.between(2, connections) as usize,
+        per_host: chance.between(2, connections) as usize,
+        rd_atomic: chance.between(config.max_rd_atomic.into(), 16) as usize,
+        replay_after: Nanos::from_micros(chance.between(20, 200)),
+        ..swordbox
+    }
 }
 
 fn counters(net: &words::Cluster) -> Arc<swordbox::Counters> {
@@ -248,16 +307,16 @@ fn counters(net: &words::Cluster) -> Arc<swordbox::Counters> {
 
 /// What the Swordbox counts at least in 200 seeds: half of what it does, or less
 const LEAST: [(&str, u64); 11] = [
-    ("decided", 1250),
-    ("coalesced", 250),
-    ("remapped", 18_000),
-    ("learnt", 75),
-    ("lanes", 180),
-    ("own_lanes", 190),
+    ("decided", 550),
+    ("coalesced", 110),
+    ("remapped", 13_000),
+    ("learnt", 40),
+    ("lanes", 150),
+    ("own_lanes", 160),
     ("keys_refused", 15),
-    ("resent", 2500),
-    ("reread", 400),
-    ("replayed", 1400),
+    ("resent", 2400),
+    ("reread", 350),
+    ("replayed", 1050),
     ("unproven", 850),
 ];
 
@@ -298,7 +357,7 @@ fn bad_wires(part: u64) {
     }
     println!("{all:?}");
     // Lanes are left where their owners wait for receives.
-    acted.check(&[&LEAST[..], &[("lanes_left", 6)]].concat());
+    acted.check(&[&LEAST[..], &[("lanes_left", 2), ("answered", 110)]].concat());
 }
 
 #[test]

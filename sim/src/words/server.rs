@@ -11,7 +11,7 @@ use rnic::{
 };
 use rocev2::Qpn;
 use rocev2::cm::RejReason;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use switch::{Chance, Nanos};
 
 const OWN_VA: u64 = 0x4000_0000_0000;
@@ -55,6 +55,8 @@ pub struct ServerApp {
     /// Queue pairs of a switch's own connections
     lanes: BTreeMap<Conn, Qpn>,
     by_line: BTreeMap<u32, u32>,
+    /// Lines that an earlier incarnation served: of those whose REQ came once more, it lacks what the client has been told
+    lost: BTreeSet<u32>,
     reposts: BTreeMap<(Nanos, u64), (u32, u64)>,
     reposted: u64,
     chance: Chance,
@@ -72,6 +74,7 @@ impl ServerApp {
             served: BTreeMap::new(),
             lanes: BTreeMap::new(),
             by_line: BTreeMap::new(),
+            lost: BTreeSet::new(),
             reposts: BTreeMap::new(),
             reposted: 0,
             chance: Chance::stream(config.seed, 0x7365_7276_0000 + number as u64),
@@ -92,7 +95,7 @@ impl ServerApp {
 
     /// What stands in the memory of a connection's own, and how many messages came by it
     pub(super) fn of_line<'a>(&self, nic: &'a Rnic, line: u32) -> Option<(&'a [u8], u64)> {
-        let served = self.served.get(self.by_line.get(&line)?)?;
+        let served = self.served.get(self.by_line.get(&line)?).filter(|_| !self.lost.contains(&line))?;
         Some((nic.bytes(served.own), served.messages))
     }
 
@@ -297,7 +300,7 @@ impl App for ServerApp {
         self.up = false;
         self.served.clear();
         self.lanes.clear();
-        self.by_line.clear();
+        self.lost.extend(core::mem::take(&mut self.by_line).into_keys());
         self.reposts.clear();
         self.resources = None;
         self.truth.get().forget(self.number);
