@@ -4,10 +4,42 @@ use crate::node::{Node, Ports};
 use crate::switch_node::Switch;
 use std::collections::VecDeque;
 use switch::memory::MemoryFrame;
-use switch::{Control, Egress, Frame, Function, Nanos, Output, PortId};
+use switch::{Chance, Control, Egress, Frame, Function, Nanos, Output, PortId};
 
 /// How long it takes until the control plane hears of something: it is a thread that looks every now and then.
 pub const CONTROL_LATENCY: Nanos = Nanos::from_micros(50);
+
+/// The queues between a function and its control plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Queues {
+    /// Time until the control plane hears of something
+    pub up: Nanos,
+    /// Time until a command reaches the function
+    pub down: Nanos,
+    /// Events and punted frames on their way up at once. A frame that finds no room is lost; an event waits at the function
+    pub room: usize,
+}
+
+impl Default for Queues {
+    fn default() -> Self {
+        Self::USUAL
+    }
+}
+
+impl Queues {
+    /// Those of a machine with little to do
+    pub const USUAL: Self = Self { up: CONTROL_LATENCY, down: Nanos::ZERO, room: usize::MAX };
+
+    /// Draws them: slow ones in half of the seeds, and short ones in some.
+    pub fn drawn(seed: u64) -> Self {
+        let mut chance = Chance::stream(seed, 0x7175_6575_6573);
+        let mut below =
+            |most: u64| if chance.below(2) == 0 { Nanos(chance.below(most)) } else { Nanos::ZERO };
+        let (up, down) = (below(150_000), below(100_000));
+        let room = if chance.below(4) == 0 { chance.between(32, 256) as usize } else { usize::MAX };
+        Self { up: CONTROL_LATENCY + up, down, room }
+    }
+}
 
 /// What is on its way up.
 enum Up<E> {
@@ -23,7 +55,9 @@ pub struct Controlled<C: Control> {
     pub control: C,
     make: Box<dyn FnMut(u64) -> C + Send>,
     lives: u64,
+    queues: Queues,
     up: VecDeque<(Nanos, Up<<C::Function as Function>::Event>)>,
+    down: VecDeque<(Nanos, <C::Function as Function>::Command)>,
     frame: Vec<u8>,
 }
 
@@ -39,17 +73,29 @@ impl<C: Control> Controlled<C> {
             control: control(0),
             make: Box::new(control),
             lives: 0,
+            queues: Queues::default(),
             up: VecDeque::new(),
+            down: VecDeque::new(),
             frame: Vec::new(),
         }
     }
 
+    /// Sets the queues between the two.
+    #[must_use]
+    pub fn with_queues(self, queues: Queues) -> Self {
+        Self { queues, ..self }
+    }
+
     /// What the function has for the control plane is on its way.
     fn lift(&mut self, now: Nanos) {
-        let at = now + CONTROL_LATENCY;
-        let events = self.switch.events.drain(..).map(|event| (at, Up::Event(event)));
-        let punts = self.switch.punted.drain(..).map(|(frame, port)| (at, Up::Punt(frame, port)));
-        self.up.extend(events.chain(punts));
+        let at = now + self.queues.up;
+        let room = self.queues.room - self.up.len();
+        let events = self.switch.events.len().min(room);
+        let events = self.switch.events.drain(..events).map(|event| (at, Up::Event(event)));
+        self.up.extend(events);
+        let room = self.queues.room - self.up.len();
+        let punts = self.switch.punted.drain(..).take(room);
+        self.up.extend(punts.map(|(frame, port)| (at, Up::Punt(frame, port))));
     }
 
     /// The control plane does what is due.
@@ -70,6 +116,9 @@ impl<C: Control> Controlled<C> {
     /// What the control plane wants is done.
     fn carry(&mut self, now: Nanos, out: &mut Ports<'_>) {
         while let Some(command) = self.control.poll_command() {
+            self.down.push_back((now + self.queues.down, command));
+        }
+        while let Some((_, command)) = self.down.pop_front_if(|(at, _)| *at <= now) {
             self.switch.command(command);
         }
         let mut frame = core::mem::take(&mut self.frame);
@@ -106,7 +155,8 @@ where
 
     fn next_timer(&self) -> Option<Nanos> {
         let up = self.up.front().map(|(at, _)| *at);
-        [up, self.control.next_timer(), self.switch.next_timer()].into_iter().flatten().min()
+        let down = self.down.front().map(|(at, _)| *at);
+        [up, down, self.control.next_timer(), self.switch.next_timer()].into_iter().flatten().min()
     }
 
     fn start(&mut self, now: Nanos, out: &mut Ports<'_>) {
@@ -118,6 +168,7 @@ where
         self.lives += 1;
         self.control = (self.make)(self.lives);
         self.up.clear();
+        self.down.clear();
     }
 }
 

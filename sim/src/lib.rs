@@ -32,7 +32,7 @@ pub mod words;
 mod world;
 
 pub use clock::{Clock, EPOCH};
-pub use controlled::{CONTROL_LATENCY, Controlled};
+pub use controlled::{CONTROL_LATENCY, Controlled, Queues};
 pub use fault::Fault;
 pub use host::{Host, nic};
 pub use link::{Counters as LinkCounters, Ecn, Link, OVERHEAD};

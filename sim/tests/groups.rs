@@ -10,7 +10,7 @@ use rocev2::Psn;
 use rocev2::ethernet::MacAddr;
 use sim::groups::audit::{AuditedControl, AuditedSwitch, SharedSeen};
 use sim::groups::{Answers, Groups, LeaderApp, Outcome, ReplicaApp, SharedGroups, check_open};
-use sim::{Clock, Controlled, Fault, Host, Link, NodeId, World};
+use sim::{Clock, Controlled, Fault, Host, Link, NodeId, Queues, World};
 use std::sync::Arc;
 use switch::forward::Config as ForwardConfig;
 use switch::{Chance, Nanos, Share};
@@ -31,6 +31,7 @@ struct Setup {
     max_lag: u32,
     /// Groups that a host asks for which takes no heed of limits; 0 if there is no such host
     hostile: u32,
+    queues: Queues,
     #[cfg(feature = "canary")]
     bug: Option<p4ce::Bug>,
 }
@@ -45,6 +46,7 @@ const SETUP: Setup = Setup {
     lose_naks: Share::NEVER,
     max_lag: p4ce::gather::MAX_LAG,
     hostile: 0,
+    queues: Queues::USUAL,
     #[cfg(feature = "canary")]
     bug: None,
 };
@@ -140,7 +142,11 @@ impl Net {
                 Arc::clone(&told),
             )
         };
-        let switch = world.add("switch", Controlled::new(function, control), Clock::default());
+        let switch = world.add(
+            "switch",
+            Controlled::new(function, control).with_queues(setup.queues),
+            Clock::default(),
+        );
         let nic = |n: u8| {
             let mut config = Config::new(Interface::new(mac(n), ip(v6, n), prefix(v6)));
             config.seed = seed ^ u64::from(n);
@@ -325,6 +331,7 @@ fn on_a_bad_wire(setup: Setup, seed: u64) -> Result<(), String> {
         lose_naks: if chance.below(3) == 0 { Share::new(0.5).unwrap() } else { Share::NEVER },
         hostile: if chance.below(4) == 0 { chance.between(10, 30) as u32 } else { 0 },
         queue_pairs: 128,
+        queues: Queues::drawn(seed),
         ..setup
     };
     let mut net = Net::with(setup, seed, v6, &groups, leaders, replicas, link);

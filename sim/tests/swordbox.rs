@@ -5,7 +5,7 @@ use rnic::{Interface, Rnic};
 use rocev2::ethernet::MacAddr;
 use sim::verbs::{self, Verbs};
 use sim::words;
-use sim::{Clock, Controlled, Host, Link, NodeId, World};
+use sim::{Clock, Controlled, Host, Link, NodeId, Queues, World};
 use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
@@ -38,26 +38,27 @@ const CONNECTIONS: usize = 2048;
 /// Where the workload has its words
 const WORDS: u64 = 0x3_0000_0000;
 
-fn switch(hosts: u8, layers: Layers) -> Controlled<Control> {
+fn switch(hosts: u8, layers: Layers, queues: Queues) -> Controlled<Control> {
     let server = |n| Server {
         tables: vec![Table { rkey: None, range: WORDS..WORDS + 4096, stride: 8, writable: true }],
         rd_atomic: 4,
         ..Server::new(ip(n))
     };
-    swordbox(hosts.into(), (0..hosts).map(server).collect(), layers)
+    swordbox(hosts.into(), (0..hosts).map(server).collect(), layers, queues)
 }
 
-fn swordbox(ports: u16, servers: Vec<Server>, layers: Layers) -> Controlled<Control> {
-    controlled(Config {
+fn swordbox(ports: u16, servers: Vec<Server>, layers: Layers, queues: Queues) -> Controlled<Control> {
+    let config = Config {
         servers,
         layers,
         connections: CONNECTIONS,
         ..Config::new(ForwardConfig::bridge(ports, 1024))
-    })
+    };
+    controlled(config, queues)
 }
 
 /// With a journal that outlives it.
-fn controlled(config: Config) -> Controlled<Control> {
+fn controlled(config: Config, queues: Queues) -> Controlled<Control> {
     let written = Written::default();
     let journal = written.clone();
     let config = Config {
@@ -75,6 +76,7 @@ fn controlled(config: Config) -> Controlled<Control> {
         },
         move |life| Control::new(Box::new(journal.clone())).with_lanes(&lanes, life),
     )
+    .with_queues(queues)
 }
 
 mod acted;
@@ -112,7 +114,7 @@ fn rack(seed: u64, chance: &mut Chance, layers: Layers) -> Rack {
         ..Verbs::default()
     };
     let mut world = World::new(seed);
-    let switch = world.add("swordbox", switch(count, layers), Clock::default());
+    let switch = world.add("swordbox", switch(count, layers, Queues::drawn(seed)), Clock::default());
     let (apps, shared) = verbs::apps(&work, seed, count.into(), false);
     let mut hosts = Vec::new();
     for (n, app) in (0..count).zip(apps) {
@@ -250,7 +252,7 @@ fn words_with(config: &words::Config, change: impl FnOnce(Config) -> Config) -> 
             swordbox.dead_after = Nanos::from_millis(Chance::stream(config.seed, 0x6465_6164).between(2, 20));
         }
         let swordbox = change(small(swordbox, config));
-        world.add("swordbox", controlled(swordbox), Clock::default())
+        world.add("swordbox", controlled(swordbox, Queues::drawn(config.seed)), Clock::default())
     })
 }
 

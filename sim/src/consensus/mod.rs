@@ -17,7 +17,7 @@ pub use proposer::Proposer;
 pub use stranger::Stranger;
 
 use crate::host::draws_forgetful;
-use crate::{Clock, Controlled, Host, Link, NicCounters, NodeId, World};
+use crate::{Clock, Controlled, Host, Link, NicCounters, NodeId, Queues, World};
 use core::net::IpAddr;
 use p4ce::consensus::{Config, Layout, Standing, Through};
 use p4ce::{Control, ControlConfig, P4ce, Secret};
@@ -70,6 +70,8 @@ pub struct ClusterConfig {
     pub ack_timeout: u8,
     /// Each server's to the switch
     pub link: Link,
+    /// Between the switch's function and its control plane
+    pub queues: Queues,
     /// A planted bug
     #[cfg(feature = "canary")]
     pub bug: Option<p4ce::consensus::Bug>,
@@ -94,6 +96,7 @@ impl Default for ClusterConfig {
             heartbeat: Nanos::from_micros(100),
             ack_timeout: 5,
             link: Link::default(),
+            queues: Queues::USUAL,
             #[cfg(feature = "canary")]
             bug: None,
         }
@@ -136,7 +139,8 @@ pub const fn mac(n: u8) -> MacAddr {
     MacAddr([2, 0, 0, 0, 1, n])
 }
 
-fn switch(seed: u64, servers: u8, secret: Option<Secret>) -> Controlled<Control> {
+fn switch(config: &ClusterConfig, secret: Option<Secret>) -> Controlled<Control> {
+    let ClusterConfig { seed, servers, queues, .. } = *config;
     let mac = MacAddr([2, 0, 0, 0, 1, 254]);
     let config = p4ce::Config {
         forward: ForwardConfig::bridge(u16::from(servers) + 1, 64),
@@ -164,7 +168,7 @@ fn switch(seed: u64, servers: u8, secret: Option<Secret>) -> Controlled<Control>
             first_psn: None,
         })
     };
-    Controlled::new(move || P4ce::new(config.clone()), control)
+    Controlled::new(move || P4ce::new(config.clone()), control).with_queues(queues)
 }
 
 impl Cluster {
@@ -173,7 +177,7 @@ impl Cluster {
         let mut world = World::new(config.seed);
         let truth = Arc::<Mutex<Truth>>::default();
         let secret = config.secret.then(|| Secret::new("a secret of the simulator's"));
-        let switch = switch(config.seed, config.servers, secret.clone());
+        let switch = switch(config, secret.clone());
         let switch = world.add("switch", switch, Clock::default());
         let mut group = 0;
         let mut server = |n: u8| {

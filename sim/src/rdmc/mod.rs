@@ -11,7 +11,7 @@ mod member;
 
 pub use member::{Member, Now, Seen, len_of};
 
-use crate::{Clock, Controlled, Host, Link, NicCounters, NodeId, World};
+use crate::{Clock, Controlled, Host, Link, NicCounters, NodeId, Queues, World};
 use ::rdmc::{CallError, Config, GroupConfig, Through};
 use core::net::IpAddr;
 use p4ce::{Control, ControlConfig, P4ce};
@@ -35,6 +35,8 @@ pub struct Setup {
     pub mtu: PathMtu,
     /// How long NICs wait for an acknowledgement: 4.096 us times two to this
     pub ack_timeout: u8,
+    /// Between the switch's function and its control plane
+    pub queues: Queues,
     /// Groups that a host may be in, about: how much it has room for
     pub groups: usize,
     /// How long members have to come together
@@ -61,6 +63,7 @@ impl Default for Setup {
             link: Link::default(),
             mtu: PathMtu::B1024,
             ack_timeout: 8,
+            queues: Queues::USUAL,
             groups: 4,
             create_timeout: Nanos::from_millis(200),
             copies_at: switch_ip(),
@@ -158,7 +161,7 @@ fn switch(setup: &Setup) -> Controlled<Control> {
             first_psn: None,
         })
     };
-    Controlled::new(move || P4ce::new(config.clone()), control)
+    Controlled::new(move || P4ce::new(config.clone()), control).with_queues(setup.queues)
 }
 
 /// Hosts around a switch.

@@ -3,7 +3,7 @@
 use super::{candidate, environment, links_of, run_for_frames};
 use p4ce::consensus::Waiting;
 use sim::consensus::{Cluster, ClusterConfig, Proposer};
-use sim::{Fault, Link};
+use sim::{Fault, Link, Queues};
 use std::collections::BTreeSet;
 use switch::{Chance, Nanos, Share};
 
@@ -25,6 +25,7 @@ fn drawn(seed: u64, chance: &mut Chance, least_len: u64) -> ClusterConfig {
     let most = [48, 3000, 8192][chance.below(3) as usize].max(least_len);
     let least = if chance.below(2) == 0 { most } else { least_len };
     ClusterConfig {
+        queues: Queues::drawn(seed),
         seed,
         servers: [3, 5][chance.below(2) as usize],
         window,

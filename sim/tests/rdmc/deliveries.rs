@@ -7,7 +7,7 @@ use rdmc::Algorithm;
 use rdmc::delivery::{GiveError, Lost, Refusal, TakeError};
 use sim::rdmc::courier::{Delivery, Habit};
 use sim::rdmc::{Setup, ip};
-use sim::{Fault, Link};
+use sim::{Fault, Link, Queues};
 use switch::{Chance, Nanos, Share};
 
 /// Segments that a root keeps ahead of the slowest receiver
@@ -77,7 +77,14 @@ fn draw(seed: u64, chance: &mut Chance) -> Drawn {
     let algorithm = if chance.below(3) == 0 { Algorithm::InNetwork } else { chance.pick(&all).clone() };
     let has_switch = chance.below(4) > 0;
     let create_timeout = if calm { Nanos::from_millis(200) } else { Nanos::from_secs(2) };
-    let mut setup = Setup { seed, hosts: habits.len() as u16 + 1, link, create_timeout, ..Setup::default() };
+    let mut setup = Setup {
+        seed,
+        hosts: habits.len() as u16 + 1,
+        link,
+        create_timeout,
+        queues: Queues::drawn(seed),
+        ..Setup::default()
+    };
     if !has_switch {
         setup.copies_at = ip(99);
     }

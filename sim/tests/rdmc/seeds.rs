@@ -4,7 +4,7 @@
 
 use rdmc::{Algorithm, Failure, GroupConfig, Racks};
 use sim::rdmc::{Cluster, Now, Setup, ip, len_of};
-use sim::{Fault, Link};
+use sim::{Fault, Link, Queues};
 use switch::{Chance, Nanos, Share};
 
 /// What goes wrong.
@@ -99,7 +99,9 @@ fn setup(seed: u64, kind: Kind, chance: &mut Chance) -> Setup {
     let works = matches!(kind, Kind::Lossy | Kind::Slow);
     let create_timeout = if works { Nanos::from_secs(40) } else { CREATE_TIMEOUT };
     let hosts = chance.between(2, 9) as u16;
-    let mut setup = Setup { seed, hosts, link, create_timeout, ..Setup::default() };
+    // Lossy links have seeds of their own that are known for what they do.
+    let queues = if kind == Kind::Lossy { Queues::USUAL } else { Queues::drawn(seed) };
+    let mut setup = Setup { seed, hosts, link, create_timeout, queues, ..Setup::default() };
     if kind == Kind::Slow {
         // A block takes longer than NICs wait by default.
         setup.ack_timeout = 11;
