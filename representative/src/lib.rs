@@ -36,11 +36,21 @@ pub enum Bug {
     TieByArrival,
     /// A process's beacon leaves ahead of messages that have their timestamps already, and says that none follow
     OvertakingBeacon,
+    /// A switch drops some of what comes on its first link, and counts nothing
+    SilentDrop,
+    /// A process that gives up what is missing of one sender refuses the next packet of another
+    SharedGap,
 }
 
 #[cfg(feature = "canary")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 4] =
-        [Self::ReturningLink, Self::LastLink, Self::TieByArrival, Self::OvertakingBeacon];
+    pub const ALL: [Self; 6] = [
+        Self::ReturningLink,
+        Self::LastLink,
+        Self::TieByArrival,
+        Self::OvertakingBeacon,
+        Self::SilentDrop,
+        Self::SharedGap,
+    ];
 }

@@ -84,6 +84,8 @@ pub(crate) struct Net {
     pub(crate) captures: Vec<Option<Capture>>,
     /// Packet events: frames that arrived
     pub(crate) arrivals: u64,
+    /// Frames that were lost or damaged, if the world records them
+    pub(crate) losses: Option<Vec<Vec<u8>>>,
 }
 
 impl Net {
@@ -102,6 +104,7 @@ impl Net {
             digest: Digest::new(),
             captures: Vec::new(),
             arrivals: 0,
+            losses: None,
         }
     }
 
@@ -204,6 +207,14 @@ impl Net {
         }
     }
 
+    /// Records a frame that is lost, if the world does, and frees its memory.
+    pub(crate) fn lose(&mut self, frame: Vec<u8>) {
+        match &mut self.losses {
+            Some(losses) => losses.push(frame),
+            None => self.recycle(frame),
+        }
+    }
+
     /// Whether a node could send at once.
     #[inline]
     pub(crate) fn is_idle(&self, lane: usize) -> bool {
@@ -229,12 +240,12 @@ impl Net {
         lane.counters.offered += 1;
         if !fits(&frame, lane.link.mtu) {
             lane.counters.too_long += 1;
-            self.recycle(frame);
+            self.lose(frame);
             return Ok(());
         }
         if lane.queued + frame.len() > lane.link.queue {
             lane.counters.queue_full += 1;
-            self.recycle(frame);
+            self.lose(frame);
             return Err(Full);
         }
         if let Some(ecn) = &lane.link.ecn
@@ -257,7 +268,7 @@ impl Net {
             self.put(number, frame);
         } else {
             lane.counters.too_long += 1;
-            self.recycle(frame);
+            self.lose(frame);
         }
     }
 
@@ -310,6 +321,7 @@ impl Net {
         } else {
             if let Some(bit) = bit {
                 lane.counters.corrupted += 1;
+                self.losses.iter_mut().for_each(|losses| losses.push(frame.clone()));
                 frame[bit / 8] ^= 1 << (bit % 8);
             }
             if overtaken {
@@ -325,7 +337,7 @@ impl Net {
             self.schedule(now + occupied, What::Free { lane: number as u32 });
         }
         if gone {
-            self.recycle(frame);
+            self.lose(frame);
             return;
         }
         if twice {
@@ -343,7 +355,7 @@ impl Net {
         for number in self.ports[node].clone() {
             while let Some(frame) = self.lanes[number].queue.pop_front() {
                 self.lanes[number].counters.cut += 1;
-                self.recycle(frame);
+                self.lose(frame);
             }
             self.lanes[number].queued = 0;
         }

@@ -103,6 +103,16 @@ impl World {
         result
     }
 
+    /// Records every frame that is lost or damaged from now on, on any link and at nodes that are down.
+    pub fn record_losses(&mut self) {
+        self.net.losses.get_or_insert_default();
+    }
+
+    /// Returns the frames that were lost, and those that were damaged, as they were before.
+    pub fn losses(&self) -> &[Vec<u8>] {
+        self.net.losses.as_deref().unwrap_or_default()
+    }
+
     /// The time
     pub fn now(&self) -> Nanos {
         self.net.now
@@ -244,7 +254,7 @@ impl World {
         let slot = &mut nodes[node];
         if lane.cuts > 0 {
             lane.counters.cut += 1;
-            net.recycle(frame);
+            net.lose(frame);
             return;
         }
         match &mut slot.is {
@@ -263,7 +273,7 @@ impl World {
             }
             Is::Paused(_) | Is::Down => {
                 lane.counters.unheard += 1;
-                net.recycle(frame);
+                net.lose(frame);
             }
         }
     }

@@ -3,6 +3,8 @@
 mod environment;
 #[path = "consensus/exhaustive.rs"]
 mod exhaustive;
+#[path = "consensus/majorities.rs"]
+mod majorities;
 #[path = "consensus/seeds.rs"]
 mod seeds;
 

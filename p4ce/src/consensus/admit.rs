@@ -78,6 +78,13 @@ impl Server {
         while done < len {
             let part = (len - done).min(1 << 30);
             let data = Data::Memory(Sge { mr, va: LOG_VA + (at + done) as u64, len: part as u32 });
+            #[cfg(feature = "canary")]
+            let data = match data {
+                Data::Memory(part) if self.config.bug == Some(super::config::Bug::SnapshotHole) => {
+                    Data::Memory(Sge { len: part.len / 2, ..part })
+                }
+                data => data,
+            };
             self.write(nic, server, Request::Commit, at + done, data);
             done += part;
         }

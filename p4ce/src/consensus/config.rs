@@ -51,13 +51,30 @@ pub enum Bug {
     AnySource,
     /// A leader does not ask a server again that it has lost.
     LosesFollower,
+    /// A leader counts a server that has lost its memory towards a majority at once.
+    CountsBlank,
+    /// A leader counts an entry of an earlier term as held, and does not write its own term there.
+    OldTermByCount,
+    /// A leader does not write the entry behind a snapshot.
+    SnapshotGap,
+    /// A leader leaves out a part of a snapshot.
+    SnapshotHole,
 }
 
 #[cfg(feature = "canary")]
 impl Bug {
     /// All of them
-    pub const ALL: [Self; 5] =
-        [Self::TornEntry, Self::ForgottenPromise, Self::BeginsByItself, Self::AnySource, Self::LosesFollower];
+    pub const ALL: [Self; 9] = [
+        Self::TornEntry,
+        Self::ForgottenPromise,
+        Self::BeginsByItself,
+        Self::AnySource,
+        Self::LosesFollower,
+        Self::CountsBlank,
+        Self::OldTermByCount,
+        Self::SnapshotGap,
+        Self::SnapshotHole,
+    ];
 }
 
 impl Config {

@@ -11,6 +11,8 @@
 //! 4. New values are written behind that, and are decided when f others hold them.
 
 use super::agreement::{Log, own_entry, put, settle};
+#[cfg(feature = "canary")]
+use super::config::Bug;
 use super::config::ProposeError;
 use super::follower::{Follower, Request, Stage};
 use super::hello::{Grant, Purpose};
@@ -149,6 +151,9 @@ impl Server {
     pub(super) fn granted(&mut self, nic: &mut Rnic, server: u8, qpn: Qpn, grant: Option<Grant>) {
         let len = self.config.layout.memory_len() as u64;
         let Some(grant) = grant.filter(|grant| grant.region.size() == len) else { return };
+        #[cfg(feature = "canary")]
+        let grant =
+            Grant { is_member: grant.is_member || self.config.bug == Some(Bug::CountsBlank), ..grant };
         self.follower(server, |follower| {
             if let Some(link) = follower.link.as_mut().filter(|link| link.qpn == qpn) {
                 link.remote = Some(grant.region);
@@ -320,11 +325,19 @@ impl Server {
         };
         let term = leadership.term;
         let mut writes = Vec::new();
+        #[cfg(feature = "canary")]
+        let skips = |index| snapshot.is_some() && index == from && self.config.bug == Some(Bug::SnapshotGap);
         for index in from..next {
+            #[cfg(feature = "canary")]
+            if skips(index) {
+                continue;
+            }
             let Some(mine) = layout.entry(index, own) else { continue };
             let known = layout.entry(index, theirs).filter(|entry| entry.value == mine.value);
             let write = match known {
                 Some(entry) if entry.term == term => continue,
+                #[cfg(feature = "canary")]
+                Some(_) if self.config.bug == Some(Bug::OldTermByCount) => continue,
                 Some(_) => {
                     layout.resealed(index, theirs, term).map(|(at, seal)| (at, Data::Inline(seal.to_vec())))
                 }

@@ -135,6 +135,14 @@ impl Representative {
             None if chip => return self.refuse(Refusal::UnknownLink, DropReason::WrongSource),
             None => return self.forward.route(frame, port, now, out),
         };
+        #[cfg(feature = "canary")]
+        if self.config.bug == Some(crate::Bug::SilentDrop)
+            && from == 0
+            && header.opcode() == OnePipeOpcode::DATA
+            && header.psn().get().is_multiple_of(16)
+        {
+            return Verdict::Drop(DropReason::Unexpected);
+        }
         // What other opcodes say of barriers nobody heeds: a reliable message may be an old one that is sent again.
         let heeded = chip && header.opcode() == OnePipeOpcode::DATA;
         if heeded && self.links[from].barriers_in_messages {

@@ -313,6 +313,9 @@ pub struct Process {
     /// For sorting a scattering's messages by receiver
     order: Vec<(u32, u32)>,
     outcome: Outcome,
+    /// The sender of which something was given up last (a planted bug)
+    #[cfg(feature = "canary")]
+    gave_up: Option<u32>,
 }
 
 impl Process {
@@ -399,6 +402,8 @@ impl Process {
             chance,
             order: Vec::new(),
             outcome: Outcome::default(),
+            #[cfg(feature = "canary")]
+            gave_up: None,
             config,
         })
     }

@@ -1,9 +1,9 @@
 //! A host of 1Pipe: a process ([`representative::Process`]), an application that scatters messages at random, and a record of what
 //! it saw. Frames are looked at before the process has them, by nobody's rules but this file's.
 
-use super::{At, BEACON_INTERVAL, CLOCK, host_at};
+use super::losses::Traffic;
+use super::{At, BEACON_INTERVAL, CLOCK, host_at, losses};
 use crate::node::{Node, Ports};
-use core::net::IpAddr;
 use representative::process::{self, Event, Failure, Peer, Scattering};
 use representative::{Process, ProcessId};
 use rocev2::Packet;
@@ -79,6 +79,8 @@ pub struct Host {
     promised: Option<Timestamp>,
     /// How often
     pub broken: u64,
+    /// Packets on its link, if it records them
+    pub(super) traffic: Option<Traffic>,
 }
 
 /// Where a host is, and what it does.
@@ -121,6 +123,8 @@ pub struct Habits {
     pub at_once: Share,
     /// With so many others it exchanges messages, wherever they are; with all, if 0. Of a power of two of hosts
     pub friends: usize,
+    /// Hosts record every packet, for [`Made::check_losses`](super::Made::check_losses).
+    pub records: bool,
     /// A planted bug, to see whether it is found
     #[cfg(feature = "canary")]
     pub bug: Option<representative::Bug>,
@@ -141,6 +145,7 @@ impl Default for Habits {
             broadcasts: false,
             at_once: Share::NEVER,
             friends: 0,
+            records: false,
             #[cfg(feature = "canary")]
             bug: None,
         }
@@ -228,7 +233,13 @@ impl Host {
             ahead: 0,
             promised: None,
             broken: 0,
+            traffic: habits.records.then(Traffic::default),
         }
+    }
+
+    /// Time after which a message of which nothing is heard has failed
+    pub(super) const fn timeout(&self) -> Nanos {
+        self.habits.timeout
     }
 
     /// Which host it is
@@ -372,10 +383,16 @@ impl Host {
             let ns = unwrap(header.timestamp(), now);
             self.arrived.push((ns, true_time(now).saturating_sub(ns)));
         }
-        if message && self.barrier.is_some_and(|barrier| header.timestamp().precedes(barrier)) {
-            let IpAddr::V4(ip) = packet.src() else { return };
-            let [.., high, low] = ip.octets();
-            *self.late.entry(u16::from_be_bytes([high, low]).into()).or_default() += 1;
+        let late = message && self.barrier.is_some_and(|barrier| header.timestamp().precedes(barrier));
+        if late {
+            let Some(from) = losses::host_of(packet.src()) else { return };
+            *self.late.entry(from).or_default() += 1;
+        }
+        if let Some(traffic) = &mut self.traffic {
+            if header.opcode() == OnePipeOpcode::BEACON && header.nothing_follows() {
+                traffic.hears_the_end(self.process.timestamp(now));
+            }
+            traffic.hears(&packet, &header, self.barrier, now);
         }
         let told = message && self.place.barriers_in_messages || header.opcode() == OnePipeOpcode::BEACON;
         let Some(barrier) = header.barrier().filter(|_| told) else { return };
@@ -390,8 +407,12 @@ impl Host {
     }
 
     /// What it promises on its own link has to be kept.
-    fn look_back_at(&mut self, frame: &[u8]) {
-        let Some(&header) = Packet::parse(frame).as_ref().and_then(Packet::onepipe) else { return };
+    fn look_back_at(&mut self, frame: &[u8], now: Nanos) {
+        let Some(packet) = Packet::parse(frame) else { return };
+        let Some(&header) = packet.onepipe() else { return };
+        if let Some(traffic) = &mut self.traffic {
+            traffic.sends(&packet, &header, now);
+        }
         if header.opcode() == OnePipeOpcode::DATA {
             let kept = self.promised.is_none_or(|promised| !header.timestamp().precedes(promised));
             self.broken += u64::from(!kept);
@@ -459,7 +480,7 @@ impl Node for Host {
             None => self.process.poll_transmit(now, frame),
         };
         if more {
-            self.look_back_at(frame);
+            self.look_back_at(frame, now);
         }
         // What is sent to oneself may be delivered by that.
         self.after(now);

@@ -4,11 +4,13 @@
 mod fat_tree;
 mod host;
 mod latency;
+mod losses;
 mod triangle;
 
 pub use fat_tree::FatTree;
 pub use host::{Habits, Host, Message, Sent};
 pub use latency::{Latency, Span};
+pub use losses::{Drawn, Explained};
 pub use triangle::Triangle;
 
 use crate::{Clock, EPOCH, Link as Wire, LinkId, NodeId, Switch, World};
@@ -288,6 +290,12 @@ impl Made {
     /// The hosts
     pub fn each_host(&self) -> impl Iterator<Item = &Host> {
         self.hosts.iter().map(|&host| self.world.node::<Host>(host))
+    }
+
+    /// Returns the MAC addresses of the hosts, and of those who keep barriers.
+    pub fn interfaces(&self) -> Vec<MacAddr> {
+        let keepers = (0..self.keepers.len()).map(|n| switch_at(n, 0).mac);
+        (0..self.hosts.len()).map(|n| host_at(n).mac).chain(keepers).collect()
     }
 
     /// From sending to delivery, on average over all messages, in nanoseconds

@@ -242,7 +242,10 @@ fn logs_agree(part: u64) {
 #[cfg(feature = "canary")]
 #[test]
 fn planted_bugs_are_found() {
-    for bug in p4ce::consensus::Bug::ALL {
+    use p4ce::consensus::Bug;
+    // Plays of the module `majorities` find these two sooner.
+    let is_elsewhere = |bug: &Bug| matches!(bug, Bug::CountsBlank | Bug::OldTermByCount);
+    for bug in Bug::ALL.into_iter().filter(|bug| !is_elsewhere(bug)) {
         let found = (1..=1000).find_map(|seed| {
             let plant = |config: &mut ClusterConfig| config.bug = Some(bug);
             let wrong = run(seed, plant).err().or_else(|| changes(seed, plant).err());

@@ -1,9 +1,10 @@
-//! Processes on networks that seeds draw: whatever happens there, all see one order, nothing comes twice, and every sender knows
-//! what became of what it sent.
+//! Processes on networks that seeds draw: whatever happens there, all see one order, nothing comes twice, every sender knows what
+//! became of what it sent, and nothing fails without a cause that was drawn.
 
+use super::environment;
 use representative::config::{Incarnation, Pace};
 use representative::process;
-use sim::onepipe::{Made, Tree};
+use sim::onepipe::{Drawn, Explained, Made, Tree};
 use sim::{Ecn, Fault};
 use switch::{Chance, Nanos, Share};
 
@@ -18,7 +19,7 @@ enum Kind {
     Crowded,
     /// Links duplicate, damage and reorder.
     Disorderly,
-    /// Links are cut, switches crash, and hosts sleep.
+    /// Links are cut, flap and carry short packets only, interfaces do not reach each other, switches crash, and hosts are paused.
     Failing,
 }
 
@@ -42,6 +43,7 @@ struct Totals {
     clamped: u64,
     /// Deliveries with the timestamp of the one before, from another sender
     ties: usize,
+    explained: Explained,
 }
 
 fn percent(chance: &mut Chance, most: u64) -> Share {
@@ -58,6 +60,7 @@ fn drawn(seed: u64, kind: Kind, chance: &mut Chance) -> Tree {
     tree.pace = if seed.is_multiple_of(4) { Pace::Instants } else { Pace::Passing };
     tree.every = Nanos(chance.between(1000, 6000));
     tree.lasts = Nanos::from_micros(chance.between(30, 120));
+    tree.habits.records = true;
     tree.habits.timeout = Nanos::from_micros(chance.between(40, 100));
     tree.link.jitter = Nanos(chance.below(2000));
     tree.link.loss = percent(chance, 4);
@@ -93,37 +96,87 @@ fn drawn(seed: u64, kind: Kind, chance: &mut Chance) -> Tree {
     tree
 }
 
-/// Links that are cut, switches that crash, hosts that sleep, and clocks of switches that are set. Whether any switch crashes
-fn fail(made: &mut Made, lasts: Nanos, chance: &mut Chance) -> bool {
-    let mut crashes = false;
+/// Faults of a run
+#[derive(Clone, Copy, Debug, Default)]
+struct Faults {
+    /// When the first one begins
+    first: Option<Nanos>,
+    /// A switch crashes
+    crash: bool,
+    /// A host is paused
+    pause: bool,
+}
+
+/// Schedules links that are cut in both directions or in one, switches that crash, hosts that are paused, and clocks of switches
+/// that are set.
+fn fail(made: &mut Made, lasts: Nanos, chance: &mut Chance) -> Faults {
+    let mut faults = Faults::default();
     for _ in 0..chance.between(1, 3) {
         let at = Nanos(chance.below(lasts.0));
         let until = at + Nanos(chance.between(1000, 80_000));
         let links: Vec<_> = made.world.links().collect();
-        let link = vec![links[chance.below(links.len() as u64) as usize]];
+        let link = links[chance.below(links.len() as u64) as usize];
         let keeper = made.keepers[chance.below(made.keepers.len() as u64) as usize];
-        match chance.below(5) {
-            0 | 1 => {
-                made.world.schedule(at, Fault::Cut(link.clone()));
-                made.world.schedule(until, Fault::Heal(link));
-            }
+        let (fault, end) = match chance.below(5) {
+            0 | 1 => environment::cut(&made.world, link, at),
             2 => {
-                crashes = true;
-                made.world.schedule(at, Fault::Crash(keeper));
-                made.world.schedule(until, Fault::Restart(keeper));
+                faults.crash = true;
+                (Fault::Crash(keeper), Fault::Restart(keeper))
             }
             3 => {
+                faults.pause = true;
                 let host = made.hosts[chance.below(made.hosts.len() as u64) as usize];
-                made.world.schedule(at, Fault::Pause(host));
-                made.world.schedule(until, Fault::Resume(host));
+                (Fault::Pause(host), Fault::Resume(host))
             }
             _ => {
                 let by = chance.below(20_000) as i64 - 10_000;
                 made.world.schedule(at, Fault::ClockStep(keeper, by));
+                continue;
+            }
+        };
+        faults.begin(made, (at, fault), (until, end));
+    }
+    faults
+}
+
+/// Schedules interfaces that do not reach each other, links whose MTU is short for a while, and ports that flap.
+fn disturb(made: &mut Made, seed: u64, lasts: Nanos, faults: &mut Faults) {
+    // A stream of its own, so that what else is drawn stays what it was.
+    let mut chance = Chance::stream(seed, 0x6469_7374);
+    let interfaces = made.interfaces();
+    let links: Vec<_> = made.world.links().collect();
+    for _ in 0..chance.below(3) {
+        let at = Nanos(chance.below(lasts.0));
+        let until = at + Nanos(chance.between(1000, 80_000));
+        let link = links[chance.below(links.len() as u64) as usize];
+        match chance.below(3) {
+            0 => {
+                let [a, b] = [(); 2].map(|()| interfaces[chance.below(interfaces.len() as u64) as usize]);
+                faults.begin(made, (at, Fault::Part(a, b)), (until, Fault::Join(a, b)));
+            }
+            1 => {
+                // Beacons take 88 bytes.
+                let mtu = chance.between(60, 1000) as usize;
+                faults.begin(made, (at, Fault::Mtu(link, mtu)), (until, Fault::Mtu(link, 1500)));
+            }
+            _ => {
+                let mut at = at;
+                for _ in 0..chance.between(2, 5) {
+                    let up = at + Nanos(chance.between(200, 6000));
+                    faults.begin(made, (at, Fault::Cut(vec![link])), (up, Fault::Heal(vec![link])));
+                    at = up + Nanos(chance.between(200, 6000));
+                }
             }
         }
     }
-    crashes
+}
+
+impl Faults {
+    fn begin(&mut self, made: &mut Made, (at, fault): (Nanos, Fault), (until, end): (Nanos, Fault)) {
+        made.world.schedule(at, fault);
+        made.world.schedule(until, end);
+        self.first = Some(self.first.map_or(at, |first| first.min(at)));
+    }
 }
 
 /// Runs a seed, and checks it. `plant` changes the network before it is built.
@@ -133,7 +186,12 @@ fn run(seed: u64, plant: impl Fn(&mut Tree), totals: &mut Totals) -> Result<(), 
     let mut tree = drawn(seed, kind, &mut chance);
     plant(&mut tree);
     let mut made = tree.build(seed);
-    let crashes = kind == Kind::Failing && fail(&mut made, tree.lasts, &mut chance);
+    made.world.record_losses();
+    let mut faults = Faults::default();
+    if kind == Kind::Failing {
+        faults = fail(&mut made, tree.lasts, &mut chance);
+        disturb(&mut made, seed, tree.lasts, &mut faults);
+    }
     let mut until = tree.lasts + Nanos::from_micros(100);
     made.world.run_until(until);
     while made.each_host().any(|host| !host.is_settled()) && until < Nanos::from_millis(20) {
@@ -145,11 +203,19 @@ fn run(seed: u64, plant: impl Fn(&mut Tree), totals: &mut Totals) -> Result<(), 
     let context = |what: String| format!("{kind:?} {:?}: {what}", tree.incarnation);
     match kind {
         Kind::Orderly | Kind::Ties | Kind::Crowded => made.check(None),
-        Kind::Failing if !crashes => made.check_rising().and_then(|()| made.check_order()),
+        Kind::Failing if !faults.crash => made.check_rising().and_then(|()| made.check_order()),
         Kind::Disorderly | Kind::Failing => made.check_order(),
     }
     .map_err(context)?;
     totals.ambiguous += made.check_fates().map_err(context)?;
+    // A copy arrives later than its original, which may be lost behind the link that copied it.
+    let keeps_order = tree.link.reorder == Share::NEVER && tree.link.duplicate == Share::NEVER;
+    let drawn = Drawn {
+        late_from: if keeps_order { faults.first } else { Some(Nanos::ZERO) },
+        small: kind == Kind::Crowded,
+        pauses: faults.pause,
+    };
+    totals.explained.add(&made.check_losses(&drawn).map_err(context)?);
     for host in made.each_host() {
         let counters = host.process.counters();
         totals.delivered += host.delivered.len();
@@ -170,7 +236,7 @@ fn run(seed: u64, plant: impl Fn(&mut Tree), totals: &mut Totals) -> Result<(), 
 /// was tested
 fn seeds(kind: Kind, happened: impl Fn(&Totals) -> bool) {
     let mut totals = Totals::default();
-    for seed in crate::environment::seeds(1000) {
+    for seed in environment::seeds(1000) {
         if Kind::ALL[seed as usize % Kind::ALL.len()] == kind
             && let Err(what) = run(seed, |_| {}, &mut totals)
         {
@@ -178,7 +244,7 @@ fn seeds(kind: Kind, happened: impl Fn(&Totals) -> bool) {
         }
     }
     println!("{kind:?}: {totals:?}");
-    if crate::environment::are_default() {
+    if environment::are_default() {
         let enough = totals.delivered > 10_000 && totals.at_once > 1000 && totals.failed > 0;
         assert!(enough && happened(&totals), "{totals:?}");
     }

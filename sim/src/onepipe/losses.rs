@@ -1,0 +1,395 @@
+//! Explains each message that failed: by a frame that the network dropped, by a packet that came late, or by an answer that did
+//! not arrive in time. Looks at frames on the hosts' links and at what the world records, not at processes.
+
+use super::{Host, Made};
+use core::net::IpAddr;
+use representative::process::Failure;
+use rocev2::onepipe::{Arrivals, OnePipe, OnePipeOpcode, Refused, Timestamp};
+use rocev2::{Packet, Psn};
+use std::collections::{BTreeMap, BTreeSet};
+use switch::Nanos;
+use zerocopy::FromBytes as _;
+
+/// The time in which a receiver answers a packet: its `ack_delay` of 3 us, and full frames that wait for a wire of 10 Gb/s
+const ANSWERED_WITHIN: Nanos = Nanos::from_micros(15);
+
+/// The time for which a message that is sent at once waits for the wire at most: a full frame of 10 Gb/s
+const WIRE: Nanos = Nanos::from_micros(2);
+
+/// What a network and its hosts may do to messages: what was drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Drawn {
+    /// Age of the world from which on packets may arrive below the barrier
+    pub late_from: Option<Nanos>,
+    /// Receivers have little room
+    pub small: bool,
+    /// Hosts are paused
+    pub pauses: bool,
+}
+
+/// Failed runs by what explains them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Explained {
+    /// A packet was dropped or damaged
+    pub dropped: u64,
+    /// A packet arrived below the barrier, or was overtaken by a later one before the receiver knew its sender
+    pub late: u64,
+    /// The receiver had no room
+    pub no_room: u64,
+    /// Every answer in time was dropped or damaged
+    pub unanswered: u64,
+    /// The answer arrived after the timeout
+    pub slow: u64,
+}
+
+/// What an answer says.
+#[derive(Clone, Copy, Debug)]
+enum Says {
+    /// The receiver has taken runs that end so far before the answer's PSN.
+    Taken(u128),
+    /// The receiver has refused the packet, for this reason.
+    Refused(u8),
+}
+
+/// An ACK or a NAK
+#[derive(Clone, Copy, Debug)]
+struct Answer {
+    psn: Psn,
+    says: Says,
+    at: Nanos,
+}
+
+impl Answer {
+    fn read(header: &OnePipe, payload: &[u8], at: Nanos) -> Option<Self> {
+        let says = match header.opcode() {
+            OnePipeOpcode::ACK => Says::Taken(Arrivals::read_from_prefix(payload).ok()?.0.taken.get()),
+            OnePipeOpcode::NAK => Says::Refused(Refused::read_from_prefix(payload).ok()?.0.reason),
+            _ => return None,
+        };
+        Some(Self { psn: header.psn(), says, at })
+    }
+
+    /// Returns whether this is an ACK of a run of which the receiver has taken all, or has the packets that were sent.
+    fn acknowledges(&self, run: &Run) -> bool {
+        let (Says::Taken(taken), Ok(before)) = (self.says, u32::try_from(self.psn.distance(run.last())))
+        else {
+            return false;
+        };
+        !run.complete || taken.checked_shr(before).unwrap_or(0) & 1 == 1
+    }
+
+    /// Returns whether this says that there was no room for one of the packets.
+    fn has_no_room(&self, packets: &[Psn]) -> bool {
+        matches!(self.says, Says::Refused(Refused::NO_ROOM)) && packets.contains(&self.psn)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct DataSent {
+    to: usize,
+    psn: Psn,
+    at: Nanos,
+    /// Number of the first message of a run
+    message: Option<u64>,
+    last: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct DataCame {
+    at: Nanos,
+    time: Timestamp,
+    /// The barrier of the host's link before it arrived
+    barrier: Option<Timestamp>,
+    late: bool,
+    /// A later packet of this sender was the first of all to arrive: the receiver begins there.
+    overtaken: bool,
+}
+
+/// Packets on a host's link.
+#[derive(Debug, Default)]
+pub(super) struct Traffic {
+    sent: Vec<DataSent>,
+    /// First arrivals by sender and PSN
+    came: BTreeMap<(usize, u32), DataCame>,
+    /// The first PSN that has arrived from each sender
+    first: BTreeMap<usize, Psn>,
+    /// The host's time when a beacon last said that nothing follows: this lifts the barrier over all that is to come.
+    lifted: Option<Timestamp>,
+    answers_sent: Vec<(usize, Answer)>,
+    answers_came: Vec<(usize, Answer)>,
+}
+
+/// Returns the number of the host with an address.
+pub(super) fn host_of(ip: IpAddr) -> Option<usize> {
+    let IpAddr::V4(ip) = ip else { return None };
+    let [10, 0, high, low] = ip.octets() else { return None };
+    Some(u16::from_be_bytes([high, low]).into())
+}
+
+impl Traffic {
+    /// Records a packet that the host sends.
+    pub(super) fn sends(&mut self, packet: &Packet<'_>, header: &OnePipe, at: Nanos) {
+        let (Some(to), payload) = (host_of(packet.dst()), &packet.payload()[OnePipe::LEN..]) else { return };
+        if header.opcode() == OnePipeOpcode::DATA {
+            let number = payload.first_chunk().map(|bytes| u32::from_be_bytes(*bytes).into());
+            let message = number.filter(|_| header.first());
+            let last = !header.timestamp_follows();
+            self.sent.push(DataSent { to, psn: header.psn(), at, message, last });
+        } else if let Some(answer) = Answer::read(header, payload, at) {
+            self.answers_sent.push((to, answer));
+        }
+    }
+
+    /// Records that the switch has said that nothing follows.
+    pub(super) fn hears_the_end(&mut self, time: Timestamp) {
+        self.lifted = Some(time);
+    }
+
+    /// Records a packet that arrives intact.
+    pub(super) fn hears(
+        &mut self,
+        packet: &Packet<'_>,
+        header: &OnePipe,
+        barrier: Option<Timestamp>,
+        at: Nanos,
+    ) {
+        let (Some(from), payload) = (host_of(packet.src()), &packet.payload()[OnePipe::LEN..]) else {
+            return;
+        };
+        if header.opcode() == OnePipeOpcode::DATA {
+            let overtaken = header.psn().precedes(*self.first.entry(from).or_insert(header.psn()));
+            let below = |barrier: Option<Timestamp>| {
+                barrier.is_some_and(|barrier| header.timestamp().precedes(barrier))
+            };
+            let late = below(barrier) || below(self.lifted);
+            let came = DataCame { at, time: header.timestamp(), barrier, late, overtaken };
+            self.came.entry((from, header.psn().get())).or_insert(came);
+        } else if let Some(answer) = Answer::read(header, payload, at) {
+            self.answers_came.push((from, answer));
+        }
+    }
+
+    /// Returns the packets of each run by receiver and scattering.
+    fn runs(&self, of: &Host) -> BTreeMap<(usize, u64), Run> {
+        let (mut runs, mut open) = (BTreeMap::new(), BTreeMap::new());
+        for packet in &self.sent {
+            if let Some(message) = packet.message {
+                open.insert(packet.to, of.scattering_of(message));
+            }
+            let Some(&scattering) = open.get(&packet.to) else { continue };
+            let run: &mut Run = runs.entry((packet.to, scattering)).or_default();
+            run.packets.push((packet.psn, packet.at));
+            run.complete |= packet.last;
+        }
+        runs
+    }
+}
+
+/// Packets of a run that were sent: the messages of one scattering for one receiver
+#[derive(Clone, Debug, Default)]
+struct Run {
+    packets: Vec<(Psn, Nanos)>,
+    complete: bool,
+}
+
+impl Run {
+    fn last(&self) -> Psn {
+        self.packets.last().map_or(Psn::ZERO, |(psn, _)| *psn)
+    }
+}
+
+/// Packets that the world records as dropped or damaged
+#[derive(Default)]
+struct Dropped {
+    data: BTreeSet<(usize, usize, u32)>,
+    answers: BTreeMap<(usize, usize), Vec<Answer>>,
+}
+
+impl Dropped {
+    fn read(frames: &[Vec<u8>]) -> Self {
+        let mut dropped = Self::default();
+        for packet in frames.iter().filter_map(|frame| Packet::parse(frame)) {
+            let Some(header) = packet.onepipe() else { continue };
+            let (Some(from), Some(to)) = (host_of(packet.src()), host_of(packet.dst())) else { continue };
+            if header.opcode() == OnePipeOpcode::DATA {
+                dropped.data.insert((from, to, header.psn().get()));
+            } else if let Some(answer) = Answer::read(header, &packet.payload()[OnePipe::LEN..], Nanos::ZERO)
+            {
+                dropped.answers.entry((from, to)).or_default().push(answer);
+            }
+        }
+        dropped
+    }
+}
+
+impl Made {
+    /// Checks that each packet arrived or was dropped by a link or a node that was down, and that each failure has a cause that
+    /// was drawn. Hosts [record](super::Habits::records) packets, and the world [records losses](crate::World::record_losses).
+    pub fn check_losses(&self, drawn: &Drawn) -> Result<Explained, String> {
+        let check = Check { made: self, dropped: Dropped::read(self.world.losses()), drawn };
+        let mut explained = Explained::default();
+        for sender in self.each_host() {
+            let Some(traffic) = sender.traffic.as_ref() else { continue };
+            check.arrivals(sender.number(), traffic)?;
+            let runs = traffic.runs(sender);
+            let failed =
+                sender.sent.iter().filter_map(|sent| Some(((sent.to, sent.scattering), sent.fate?.err()?)));
+            for ((to, scattering), why) in failed.collect::<BTreeMap<_, _>>() {
+                let run = runs.get(&(to, scattering)).cloned().unwrap_or_default();
+                let cause = check.explain(sender.number(), to, &run, why).map_err(|wrong| {
+                    let from = sender.number();
+                    format!("scattering {scattering} of host {from} to {to} has failed ({why}): {wrong}")
+                })?;
+                *explained.count(cause) += 1;
+            }
+        }
+        Ok(explained)
+    }
+}
+
+/// What explains a failure
+#[derive(Clone, Copy, Debug)]
+enum Cause {
+    Dropped,
+    Late,
+    NoRoom,
+    Unanswered,
+    Slow,
+}
+
+impl Explained {
+    fn count(&mut self, cause: Cause) -> &mut u64 {
+        match cause {
+            Cause::Dropped => &mut self.dropped,
+            Cause::Late => &mut self.late,
+            Cause::NoRoom => &mut self.no_room,
+            Cause::Unanswered => &mut self.unanswered,
+            Cause::Slow => &mut self.slow,
+        }
+    }
+
+    /// Adds the counts of another run.
+    pub fn add(&mut self, other: &Self) {
+        for cause in [Cause::Dropped, Cause::Late, Cause::NoRoom, Cause::Unanswered, Cause::Slow] {
+            *self.count(cause) += *other.clone().count(cause);
+        }
+    }
+}
+
+struct Check<'a> {
+    made: &'a Made,
+    dropped: Dropped,
+    drawn: &'a Drawn,
+}
+
+impl Check<'_> {
+    fn host(&self, number: usize) -> &Host {
+        self.made.world.node(self.made.hosts[number])
+    }
+
+    fn came(&self, from: usize, to: usize, psn: Psn) -> Option<&DataCame> {
+        self.host(to).traffic.as_ref()?.came.get(&(from, psn.get()))
+    }
+
+    /// Checks that what a host sent has arrived or was dropped.
+    fn arrivals(&self, from: usize, traffic: &Traffic) -> Result<(), String> {
+        let vanished = |packet: &&DataSent| {
+            self.came(from, packet.to, packet.psn).is_none()
+                && !self.dropped.data.contains(&(from, packet.to, packet.psn.get()))
+        };
+        match traffic.sent.iter().find(vanished) {
+            Some(DataSent { to, psn, .. }) => {
+                Err(format!("packet {psn:?} of host {from} to {to} did not arrive, and no link dropped it"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Returns what explains the failure of a run.
+    fn explain(&self, from: usize, to: usize, run: &Run, why: Failure) -> Result<Cause, String> {
+        let packets: Vec<_> = run.packets.iter().map(|(psn, _)| *psn).collect();
+        if self.drawn.small && (why == Failure::NoRoom && from == to || self.has_no_room(from, to, &packets))
+        {
+            return Ok(Cause::NoRoom);
+        }
+        let came: Vec<_> = packets.iter().map(|psn| self.came(from, to, *psn)).collect();
+        if came.iter().any(Option::is_none) {
+            return Ok(Cause::Dropped);
+        }
+        let may_be_late = |came: &&DataCame| {
+            // Hosts' clocks are off by some microseconds.
+            let age = (came.at + Nanos::from_micros(5)).since(crate::EPOCH);
+            self.drawn.late_from.is_some_and(|from| age >= from) && (came.late || came.overtaken)
+        };
+        if came.iter().flatten().any(may_be_late) {
+            return Ok(Cause::Late);
+        }
+        match (why, came.last().copied().flatten(), run.packets.last()) {
+            (Failure::NoAnswer, Some(came), Some(&(_, sent_at))) => {
+                self.explain_silence(from, to, run, came, sent_at)
+            }
+            _ => Err("each of its packets arrived in time".into()),
+        }
+    }
+
+    /// Returns whether the receiver has said that there was no room for one of a sender's packets.
+    fn has_no_room(&self, from: usize, to: usize, packets: &[Psn]) -> bool {
+        let answers = self.host(to).traffic.iter().flat_map(|traffic| &traffic.answers_sent);
+        answers.filter(|(peer, _)| *peer == from).any(|(_, answer)| answer.has_no_room(packets))
+    }
+
+    /// Returns whether a run of several packets waits for the barrier, as one of the packets before it was dropped or is late:
+    /// until then, its receiver does not know whether it will take it.
+    fn was_behind_a_gap(&self, from: usize, to: usize, run: &Run, barrier: Option<Timestamp>) -> bool {
+        let [(first, _), _, ..] = run.packets[..] else { return false };
+        let Some(traffic) = self.host(from).traffic.as_ref() else { return false };
+        let (before, mut decided) = (traffic.sent.iter().rev().filter(|packet| packet.to == to), false);
+        for packet in before.skip_while(|packet| packet.psn != first) {
+            match self.came(from, to, packet.psn) {
+                // A packet behind it is below the barrier: the gap was given up.
+                _ if decided => return false,
+                None | Some(DataCame { late: true, .. }) => return true,
+                // A packet that is refused leaves the gap as it was.
+                Some(_) if self.has_no_room(from, to, &[packet.psn]) => {}
+                Some(came) => decided = barrier.is_some_and(|barrier| came.time.precedes(barrier)),
+            }
+        }
+        false
+    }
+
+    /// Returns why a sender did not hear of a run that arrived in time.
+    fn explain_silence(
+        &self,
+        from: usize,
+        to: usize,
+        run: &Run,
+        came: &DataCame,
+        sent_at: Nanos,
+    ) -> Result<Cause, String> {
+        let (sender, receiver) = (self.host(from), self.host(to));
+        let of = |answers: &[(usize, Answer)], peer: usize| {
+            let answers = answers.iter().filter(|(with, answer)| *with == peer && answer.acknowledges(run));
+            answers.map(|(_, answer)| answer.at).min()
+        };
+        let heard_at = sender.traffic.as_ref().and_then(|traffic| of(&traffic.answers_came, to));
+        if let Some(at) = heard_at.filter(|&at| at + WIRE < sent_at + sender.timeout()) {
+            return Err(format!("its ACK arrived {} ns after it was sent", at.since(sent_at).0));
+        }
+        let dropped = self.dropped.answers.get(&(to, from));
+        if dropped.is_some_and(|answers| answers.iter().any(|answer| answer.acknowledges(run))) {
+            return Ok(Cause::Unanswered);
+        }
+        let answered_at = receiver.traffic.as_ref().and_then(|traffic| of(&traffic.answers_sent, from));
+        if self.was_behind_a_gap(from, to, run, came.barrier) {
+            return Ok(Cause::Unanswered);
+        }
+        match answered_at {
+            None => Err("its receiver sent no ACK".into()),
+            Some(at) if at > came.at + ANSWERED_WITHIN && !self.drawn.pauses => {
+                Err(format!("its receiver sent no ACK for {} ns", at.since(came.at).0))
+            }
+            Some(_) if heard_at.is_none() => Err("its ACK did not arrive, and no link dropped it".into()),
+            Some(_) => Ok(Cause::Slow),
+        }
+    }
+}
