@@ -205,7 +205,7 @@ impl Writer {
             number: number as u64,
             name: name.to_owned(),
             keys: args.shared_keys.max(1),
-            is_numbered: number % 2 == 0,
+            is_numbered: number.is_multiple_of(2),
             writes: 0,
             began,
             registers: BTreeMap::new(),

@@ -70,7 +70,7 @@ impl State {
             }
             Wrong::Repeats if errs && command.once.is_none() => _ = self.store.apply(command.clone()),
             Wrong::Breaks if errs && shared => {
-                if self.commands % 2 == 0 {
+                if self.commands.is_multiple_of(2) {
                     self.store.apply(command);
                 }
                 return None;
