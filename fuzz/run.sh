@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Fuzzes with libFuzzer: run.sh TARGET|all [libFuzzer's arguments, such as -runs=20000 or -max_total_time=60]
 # Builds on the stable toolchain by asking LLVM for coverage directly. Ends with an error at a crash, and says where the
-# input lies.
+# input lies. FEATURES=canary BUG=StaleWord plants a bug of Swordbox, to see whether it is found.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -18,7 +18,7 @@ export CARGO_TARGET_DIR=$PWD/target
 export RUSTFLAGS="-C target-cpu=x86-64-v3 -C target-feature=+pclmulqdq --cfg fuzzing -C passes=sancov-module \
 -C llvm-args=-sanitizer-coverage-level=4 -C llvm-args=-sanitizer-coverage-inline-8bit-counters \
 -C llvm-args=-sanitizer-coverage-pc-table -C llvm-args=-sanitizer-coverage-trace-compares"
-cargo build --quiet --locked --release --target "$triple"
+cargo build --quiet --locked --release --target "$triple" ${FEATURES:+--features "$FEATURES"}
 
 for name in "${targets[@]}"; do
     corpus=corpus/$name

@@ -107,6 +107,10 @@ pub struct DeviceCounters {
     pub rx_frames: u64,
     /// Frames that it says it sent
     pub tx_frames: u64,
+    /// Bytes of the frames that it says it gave us; 0 from drivers that count only frames (null, ring)
+    pub rx_bytes: u64,
+    /// Bytes of the frames that it says it sent; 0 from drivers that count only frames (null, ring)
+    pub tx_bytes: u64,
 }
 
 impl DeviceCounters {
@@ -118,7 +122,12 @@ impl DeviceCounters {
     /// Of these, what has to do with sending: all that there is to say of a port that nobody fetches frames from.
     #[must_use]
     pub fn sending(self) -> Self {
-        Self { tx_errors: self.tx_errors, tx_frames: self.tx_frames, ..Self::default() }
+        Self {
+            tx_errors: self.tx_errors,
+            tx_frames: self.tx_frames,
+            tx_bytes: self.tx_bytes,
+            ..Self::default()
+        }
     }
 }
 
@@ -168,6 +177,8 @@ impl Runtime {
                 tx_errors: stats.oerrors,
                 rx_frames: stats.ipackets,
                 tx_frames: stats.opackets,
+                rx_bytes: stats.ibytes,
+                tx_bytes: stats.obytes,
             }
         };
         self.ports.iter().map(counters).collect()

@@ -31,6 +31,41 @@ fn sum(outcome: &Outcome, count: impl Fn(&dataplane::counters::WorkerCounters) -
     outcome.workers.iter().map(|worker| count(worker)).sum()
 }
 
+/// What a port's driver counts by itself, and with it the bytes that can be compared.
+#[derive(Clone, Copy)]
+enum Driver {
+    /// Frames and bytes (pcap)
+    CountsBytes,
+    /// Only frames (null, ring): all received frames have this length, and all sent ones, unless `sent_bytes` says
+    /// how many bytes these have together
+    CountsFrames { len: u64, sent_bytes: Option<u64> },
+}
+use Driver::{CountsBytes, CountsFrames};
+
+/// Driver that counts only frames, all of them of 64 bytes.
+const FRAMES_OF_64: Driver = CountsFrames { len: 64, sent_bytes: None };
+
+/// Compares the workers' counters of each port with those of its device (`rte_eth_stats`), frames and bytes.
+fn assert_devices_agree(outcome: &Outcome, drivers: &[Driver]) {
+    assert_eq!(outcome.devices.len(), drivers.len());
+    for (port, driver) in drivers.iter().enumerate() {
+        let (device, before) = (outcome.devices[port], outcome.devices_before[port]);
+        let rx = sum(outcome, |w| w.ports[port].rx.frames.get());
+        let tx = sum(outcome, |w| w.ports[port].tx.frames.get());
+        let rx_bytes = sum(outcome, |w| w.ports[port].rx.bytes.get());
+        let tx_bytes = sum(outcome, |w| w.ports[port].tx.bytes.get());
+        assert_eq!(rx, device.rx_frames - before.rx_frames, "received at port {port}");
+        assert_eq!(tx, device.tx_frames - before.tx_frames, "sent at port {port}");
+        let bytes = match *driver {
+            CountsBytes => (device.rx_bytes - before.rx_bytes, device.tx_bytes - before.tx_bytes),
+            CountsFrames { len, sent_bytes } => {
+                (device.rx_frames * len, sent_bytes.unwrap_or(device.tx_frames * len))
+            }
+        };
+        assert_eq!((rx_bytes, tx_bytes), bytes, "bytes received and sent at port {port}");
+    }
+}
+
 #[test]
 fn a_replay_is_identical_to_the_bit() {
     let dir = tempfile::tempdir().unwrap();
@@ -48,6 +83,9 @@ fn a_replay_is_identical_to_the_bit() {
     let worker = &outcome.workers[0];
     assert_eq!(worker.ports[0].rx.get(), (sent.len() as u64, bytes as u64));
     assert_eq!(worker.ports[1].tx.get(), (sent.len() as u64, bytes as u64));
+    assert_devices_agree(&outcome, &[CountsBytes; 2]);
+    let device = outcome.devices[1];
+    assert_eq!((device.tx_frames, device.tx_bytes), (sent.len() as u64, bytes as u64));
     assert!(worker.drops.iter().all(|count| count.get() == 0));
     assert!(worker.busy_cycles.get() > 0 && worker.busy_turns.get() <= worker.turns.get());
 }
@@ -69,6 +107,13 @@ fn workers_hand_frames_to_the_owner_of_the_port() {
     assert_eq!(came.len(), expected);
     assert!(sum(&outcome, |w| w.handed_off.get()) > 0);
     assert_eq!(sum(&outcome, |w| w.ports[3].tx.frames.get()), expected as u64);
+    assert_devices_agree(&outcome, &[CountsBytes; 4]);
+    // Each frame comes out as often as it went in, bit by bit.
+    let mut sent: Vec<_> = inputs.iter().flat_map(|file| frames(file)).collect();
+    let mut sorted = came.clone();
+    sent.sort();
+    sorted.sort();
+    assert!(sorted == sent, "frames were changed on the way");
     // Order within each input is kept.
     for file in &inputs {
         let sent = frames(file);
@@ -83,13 +128,21 @@ fn frames_longer_than_a_buffer_are_oversized() {
     let mut input = port("in", play(&capture("damaged.pcap"), None));
     input.mtu = 1500;
     let dir = tempfile::tempdir().unwrap();
-    let output = Device::Pcap { rx: vec![], tx: Some(dir.path().join("out.pcap")), infinite: false };
+    let file = dir.path().join("out.pcap");
+    let output = Device::Pcap { rx: vec![], tx: Some(file.clone()), infinite: false };
     let mut runtime = Runtime::start(config(vec![input, port("out", output)], 1)).unwrap();
     let mut function = pairs(2, &[(0, 1)]);
     function.drop = FaultSet::ALL;
     let outcome = run(&mut runtime, &function, 1);
-    let long = frames(&capture("damaged.pcap")).iter().filter(|frame| frame.len() > 2100).count() as u64;
-    assert!(long > 0);
+    drop(runtime);
+    assert_devices_agree(&outcome, &[CountsBytes; 2]);
+    let (sent, came) = (frames(&capture("damaged.pcap")), frames(&file));
+    let dropped = sum(&outcome, |w| w.drops.iter().map(switch::counters::Counter::get).sum());
+    assert_eq!(came.len() as u64 + dropped, sent.len() as u64, "sent on or dropped");
+    let mut rest = sent.iter();
+    assert!(came.iter().all(|frame| rest.any(|sent| sent == frame)), "frames were changed or reordered");
+    let long = sent.iter().filter(|frame| frame.len() > 2100).count() as u64;
+    assert!(long > 0 && came.iter().all(|frame| frame.len() <= 2100));
     let oversized = outcome.workers[0].drops[DropReason::Malformed(rocev2::Fault::Oversized).index()].get();
     assert!(oversized >= long, "{oversized} of {long}");
 }
@@ -105,9 +158,11 @@ fn a_signal_to_stop_ends_an_endless_run() {
     let (received, sent) = (worker.received(), worker.ports.iter().map(|p| p.tx.frames.get()).sum::<u64>());
     let dropped: u64 = worker.drops.iter().map(switch::counters::Counter::get).sum();
     assert_eq!(received, sent + dropped, "every frame is accounted for");
+    assert_devices_agree(&outcome, &[FRAMES_OF_64; 2]);
 }
 
-/// Every frame received was sent, dropped with a reason, or still lay in a ring that the port itself holds.
+/// Returns whether every frame received was sent or dropped with a reason, by the workers' own counters. Those are
+/// compared with the devices' in [`assert_devices_agree`].
 fn all_accounted_for(outcome: &Outcome) -> bool {
     let dropped = sum(outcome, |w| w.drops.iter().map(switch::counters::Counter::get).sum());
     let received: u64 = outcome.workers.iter().map(|w| w.received()).sum();
@@ -125,13 +180,20 @@ fn a_port_that_takes_no_more_drops_and_counts() {
     let outcome = runtime.run(vec![Forward::new(&function)], &mut Looks(50), &Stop::new());
     assert!(outcome.workers[0].drops[DropReason::PortFull.index()].get() > 0);
     assert!(all_accounted_for(&outcome));
+    assert_devices_agree(&outcome, &[FRAMES_OF_64; 2]);
+    // A ring gives back what was put into it, and holds no more than its descriptors.
+    let ring = outcome.devices[1];
+    assert!(ring.rx_frames <= ring.tx_frames && ring.tx_frames - ring.rx_frames <= 1024, "{ring:?}");
 }
 
 #[test]
 fn a_full_hand_off_ring_drops_and_counts() {
-    let source = || port("source", Device::Null { size: 64, copy: false });
+    // The driver copies 64 zero bytes into each frame.
+    let source = || port("source", Device::Null { size: 64, copy: true });
+    let dir = tempfile::tempdir().unwrap();
+    let output = dir.path().join("out.pcap");
     // One send queue, which the first worker owns; the second hands over what it receives.
-    let sink = port("sink", play(&capture("rc_send_64.pcap"), None));
+    let sink = port("sink", play(&capture("rc_send_64.pcap"), Some(&output)));
     let mut config = config(vec![source(), source(), sink], 2);
     config.workers.handoff_ring = 1;
     let mut runtime = Runtime::start(config).unwrap();
@@ -140,4 +202,12 @@ fn a_full_hand_off_ring_drops_and_counts() {
     let outcome = runtime.run(functions, &mut Looks(50), &Stop::new());
     assert!(sum(&outcome, |w| w.drops[DropReason::HandoffFull.index()].get()) > 0);
     assert!(all_accounted_for(&outcome));
+    drop(runtime);
+    let came = frames(&output);
+    assert_eq!(came.len() as u64, sum(&outcome, |w| w.ports[2].tx.frames.get()));
+    assert!(came.iter().all(|frame| *frame == [0; 64]), "frames were changed on the way");
+    // The second null device also sends what the sink port receives.
+    let played: usize = frames(&capture("rc_send_64.pcap")).iter().map(Vec::len).sum();
+    let second = CountsFrames { len: 64, sent_bytes: Some(played as u64) };
+    assert_devices_agree(&outcome, &[FRAMES_OF_64, second, CountsBytes]);
 }

@@ -1,13 +1,16 @@
 //! Two clients and a memory server around a Swordbox, that say whatever the input wants: requests in order, again and ahead
 //! of their turn, answers that are lost, late or invented, and bytes that are no packets. It does not panic, what it sends
-//! has right checksums, no client is told that something is done that it has not asked for, and no answer of the server's
-//! is invented: what an atomic found had been in the word.
+//! has right checksums, no client is told that something is done that it has not asked for, and no answer is invented or
+//! stale, by the history of the server's memory: an atomic or READ found what the word held at a moment between its request
+//! and its answer, an atomic that changed the word did so then, once, and a WRITE that is acknowledged was done.
+//!
+//! With the feature `canary`, the variable BUG names a bug that is planted (`swordbox::Bug`).
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use rocev2::aeth::Syndrome;
 use rocev2::{Bth, Opcode, Packet, Psn, Qpn, icrc};
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use switch::memory::{Sent, run_frame};
 use switch::{Frame as _, Function as _, Nanos, PortId};
 use swordbox::{Command, Config, Event, Layers, Server, Swordbox, Table};
@@ -20,6 +23,8 @@ const QPN: u32 = 0x10;
 const FIRST: Psn = Psn::new(0xff_fff0);
 /// Connections, and lines, of a large table
 const LARGE: usize = 1024;
+/// Time that a request takes to the server at most
+const SETTLE: Nanos = Nanos::from_micros(5);
 /// Queue pairs to which one step of the input sends a packet, from a host that has no connection
 const CROWD: u32 = 256;
 
@@ -62,12 +67,22 @@ fn reth(word: u64, len: u32) -> Vec<u8> {
     [&(WORDS + word * 8).to_be_bytes()[..], &RKEY.to_be_bytes(), &len.to_be_bytes()].concat()
 }
 
+/// What was done to a word: at which moment, and what it held before and after
+#[derive(Clone, Copy, Debug)]
+struct Change {
+    at: u64,
+    old: u64,
+    new: u64,
+}
+
 /// A memory server: an RC responder that keeps everything.
 #[derive(Default)]
 struct Memory {
     words: HashMap<u64, u64>,
-    /// Everything that each word has held
-    held: HashMap<u64, HashSet<u64>>,
+    /// Everything that was done to each word, in order
+    changes: HashMap<u64, Vec<Change>>,
+    /// Moments: requests of clients, and those that the server has executed
+    clock: u64,
     expected: HashMap<u32, Psn>,
     msn: HashMap<u32, u32>,
     answers: HashMap<(u32, u32), u64>,
@@ -75,8 +90,26 @@ struct Memory {
 
 impl Memory {
     fn put(&mut self, va: u64, value: u64) {
-        self.words.insert(va, value);
-        self.held.entry(va).or_insert_with(|| [0].into()).insert(value);
+        let old = self.words.insert(va, value).unwrap_or(0);
+        self.changes.entry(va).or_default().push(Change { at: self.clock, old, new: value });
+    }
+
+    fn changes(&self, va: u64) -> &[Change] {
+        self.changes.get(&va).map_or(&[], Vec::as_slice)
+    }
+
+    /// Returns whether a word has held a value at any moment since this one.
+    fn has_held(&self, va: u64, value: u64, since: u64) -> bool {
+        let changes = self.changes(va);
+        let later = changes.partition_point(|change| change.at < since);
+        let before = later.checked_sub(1).map_or(0, |last| changes[last].new);
+        before == value || changes[later..].iter().any(|change| change.new == value)
+    }
+
+    /// Returns whether a word was changed from one value to another at any moment since this one.
+    fn was_changed(&self, va: u64, old: Option<u64>, new: u64, since: u64) -> bool {
+        let is_it = |change: &&Change| old.is_none_or(|old| old == change.old) && change.new == new;
+        self.changes(va).iter().rev().take_while(|change| change.at >= since).any(|change| is_it(&change))
     }
 
     /// What it answers to a request to its queue pair `qpn`, which belongs to the client of the same number.
@@ -89,6 +122,11 @@ impl Memory {
         let expected = *self.expected.entry(qpn).or_insert(FIRST);
         let ahead = psn.distance(expected);
         let client = (qpn - QPN) as u8;
+        // A connected queue pair takes requests only from its peer's address (IB 9.6.1.2).
+        if packet.src() != core::net::IpAddr::from([10, 0, 0, client]) {
+            return None;
+        }
+        self.clock += 1;
         let respond = |opcode, psn, syndrome: u8, msn: u32, more: &[u8]| {
             let behind = [&[syndrome][..], &msn.to_be_bytes()[1..], more].concat();
             Some(self::packet(SERVER, client, qpn, opcode, psn, &behind))
@@ -137,13 +175,24 @@ impl Memory {
     }
 }
 
+/// Returns the bug that the variable BUG names.
+#[cfg(feature = "canary")]
+fn planted() -> Option<swordbox::Bug> {
+    let name = std::env::var("BUG").ok()?;
+    let bug = swordbox::Bug::ALL.into_iter().find(|bug| format!("{bug:?}") == name);
+    Some(bug.expect("BUG names a bug of swordbox::Bug"))
+}
+
 struct Net {
     function: Swordbox,
     memory: Memory,
     /// What each client has sent, by PSN
     sent: [Vec<Vec<u8>>; 2],
-    /// What is on its way to the server, and from it
-    to_server: VecDeque<Vec<u8>>,
+    /// The moment of each of these, and how many of them were acknowledged
+    asked: [Vec<u64>; 2],
+    acknowledged: [usize; 2],
+    /// What is on its way to the server since when, and from it
+    to_server: VecDeque<(Nanos, Vec<u8>)>,
     to_clients: VecDeque<Vec<u8>>,
     now: Nanos,
     /// Queue pairs that the crowd has sent to
@@ -172,7 +221,9 @@ impl Net {
             in_flight: 16,
             lines: if how & 32 == 0 { 8 } else { LARGE },
             held: 8,
-            settle: Nanos::from_micros(5),
+            settle: SETTLE,
+            #[cfg(feature = "canary")]
+            bug: planted(),
             ageing: if how & 32 == 0 { Nanos::from_secs(600) } else { Nanos::from_millis(2) },
             failed_cas: if how & 16 == 0 { swordbox::FailedCas::Write } else { swordbox::FailedCas::Answer },
             ..Config::new(switch::forward::Config::bridge(3, 8))
@@ -181,6 +232,8 @@ impl Net {
             function,
             memory: Memory::default(),
             sent: [Vec::new(), Vec::new()],
+            asked: [Vec::new(), Vec::new()],
+            acknowledged: [0; 2],
             to_server: VecDeque::new(),
             to_clients: VecDeque::new(),
             now: Nanos::ZERO,
@@ -213,7 +266,7 @@ impl Net {
             let Some(packet) = Packet::parse(&frame) else { continue };
             if packet.dst() == core::net::IpAddr::from([10, 0, 0, SERVER]) {
                 if packet.verify_icrc() && self.to_server.len() < 64 {
-                    self.to_server.push_back(frame);
+                    self.to_server.push_back((self.now, frame));
                 }
                 continue;
             }
@@ -228,22 +281,63 @@ impl Net {
             let number = packet.bth().psn().distance(FIRST);
             let acknowledges = packet.aeth().is_some_and(|aeth| matches!(aeth.kind(), Syndrome::Ack(_)));
             assert!(!acknowledges || number < sent.len() as i32, "client {client} did not ask for {number}");
-            if let Some(found) = packet.atomic_ack()
-                && let Some(request) = usize::try_from(number).ok().and_then(|number| sent.get(number))
-                && let Some(atomic) = Packet::parse(request).and_then(|request| request.atomic().copied())
-            {
-                let (va, found) = (atomic.va.get(), found.original.get());
-                let held = self.memory.held.get(&va);
-                assert!(
-                    found == 0 || held.is_some_and(|held| held.contains(&found)),
-                    "{va:#x} never held {found}"
-                );
+            let Ok(number) = usize::try_from(number) else { continue };
+            if number < sent.len() && acknowledges {
+                self.check(client, number, &packet);
             }
         }
     }
 
+    /// Checks an answer against the history of the memory: also the WRITEs before it, which it acknowledges.
+    fn check(&mut self, client: u32, number: usize, answer: &Packet<'_>) {
+        let side = (client - QPN) as usize - 1;
+        let (memory, asked) = (&self.memory, &self.asked[side]);
+        let request = |number: usize| Packet::parse(&self.sent[side][number]).expect("clients send packets");
+        for number in self.acknowledged[side]..=number {
+            let request = request(number);
+            if request.bth().opcode() == Opcode::RC_WRITE_ONLY
+                && let (Some(reth), Some(word)) = (request.reth(), request.payload().first_chunk())
+            {
+                let (va, value) = (reth.va.get(), u64::from_le_bytes(*word));
+                let is_done = memory.was_changed(va, None, value, asked[number]);
+                assert!(is_done, "client {client} was told of a WRITE of {value:#x} to {va:#x}: not done");
+            }
+        }
+        self.acknowledged[side] = self.acknowledged[side].max(number + 1);
+        let (request, asked) = (request(number), asked[number]);
+        if let (Some(found), Some(atomic)) = (answer.atomic_ack(), request.atomic()) {
+            let (va, old) = (atomic.va.get(), found.original.get());
+            let new = match request.bth().opcode() {
+                Opcode::RC_FETCH_ADD => old.wrapping_add(atomic.swap_or_add.get()),
+                _ if old == atomic.compare.get() => atomic.swap_or_add.get(),
+                _ => old,
+            };
+            let is_right = if new == old {
+                memory.has_held(va, old, asked)
+            } else {
+                memory.was_changed(va, Some(old), new, asked)
+            };
+            let changes = memory.changes(va);
+            assert!(is_right, "client {client}: {va:#x} was not {old:#x}, then {new:#x}: {changes:x?}");
+        }
+        if answer.bth().opcode() == Opcode::RC_READ_RESPONSE_ONLY
+            && request.bth().opcode() == Opcode::RC_READ_REQUEST
+            && let (Some(reth), Some(word)) = (request.reth(), answer.payload().first_chunk())
+        {
+            let (va, value) = (reth.va.get(), u64::from_le_bytes(*word));
+            assert!(memory.has_held(va, value, asked), "client {client} read {value:#x} at {va:#x}: stale");
+        }
+    }
+
+    /// Drops what would take longer to the server than it may.
+    fn drop_late(&mut self) {
+        while self.to_server.front().is_some_and(|(since, _)| *since + SETTLE <= self.now) {
+            self.to_server.pop_front();
+        }
+    }
+
     fn serve(&mut self) {
-        let Some(frame) = self.to_server.pop_front() else { return };
+        let Some((_, frame)) = self.to_server.pop_front() else { return };
         if let Some(packet) = Packet::parse(&frame)
             && let Some(answer) = self.memory.answer(&packet)
             && self.to_clients.len() < 64
@@ -270,7 +364,9 @@ impl Net {
             _ => (Opcode::RC_WRITE_ONLY, [reth(100 + word, 8), unique.to_le_bytes().to_vec()].concat()),
         };
         let frame = packet(from, SERVER, QPN + u32::from(from), opcode, FIRST.add(sent), &behind);
+        self.memory.clock += 1;
         self.sent[client].push(frame.clone());
+        self.asked[client].push(self.memory.clock);
         self.put(&frame, from.into());
     }
 }
@@ -307,6 +403,11 @@ fuzz_target!(|input: &[u8]| {
                 // 64 ends are looked at, and with each the other end of its connection
                 let forgotten = counters.forgotten.get() - before;
                 assert!(forgotten <= 128, "{forgotten} ends in one tick");
+                // No packet is under way for as long as ageing takes.
+                if forgotten > 0 {
+                    net.to_server.clear();
+                    net.to_clients.clear();
+                }
                 net.take(out.frames.into_iter().map(|(frame, _)| frame.bytes().to_vec()));
             }
             14 => {
@@ -343,5 +444,6 @@ fuzz_target!(|input: &[u8]| {
         let [used, ..] = net.function.usage();
         assert!(used <= net.connections, "{used} of {} connections", net.connections);
         net.now = net.now + Nanos(100);
+        net.drop_late();
     }
 });

@@ -107,11 +107,16 @@ fn a_bridge_has_a_host_back_that_was_killed() {
     server = rack.server();
     bridge.wait_for("Port one has its peer", 2);
     rack.ping();
-    // At any moment: while it connects, in the middle of its pings.
-    for moment_ms in [0, 50, 200] {
+    // At any moment: before it has its peer, while it connects, in the middle of its pings.
+    for moment in ["is ready", UP, "in its pings"] {
         let client = rack.client(0);
-        client.wait_for("is ready", 1);
-        thread::sleep(Duration::from_millis(moment_ms));
+        if moment == "in its pings" {
+            client.wait_for(UP, 1);
+            // It says nothing of its pings. Wherever they are by then, what follows has to hold.
+            thread::sleep(Duration::from_millis(100));
+        } else {
+            client.wait_for(moment, 1);
+        }
         // Or it has ended by itself, refused for the sake of the one before.
         drop(client);
     }

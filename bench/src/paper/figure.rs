@@ -85,13 +85,34 @@ pub enum Shown {
     Measured {
         /// How, in a sentence
         how: &'static str,
-        /// Whether something is drawn at random for it, from [`Settings::seed`]; what is computed is the same with any
+        /// Whether something is drawn at random for it, from [`Settings::seed`]
         drawn: bool,
+        /// Where its numbers come from
+        by: By,
         /// Does it.
         run: fn(&Settings) -> Result<Outcome, Report>,
     },
     /// It is not, for this reason
     Not(&'static str),
+}
+
+/// Where the numbers of a figure come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// Packets that are simulated in virtual time
+    Packets,
+    /// The formulas of a model, without packets: what the model assumes holds by construction
+    Model,
+}
+
+impl By {
+    /// Heading of what a report says of our numbers
+    pub(super) const fn heading(self) -> &'static str {
+        match self {
+            Self::Packets => "Ours",
+            Self::Model => "Ours (computed by a model, not measured)",
+        }
+    }
 }
 
 impl fmt::Display for Figure {
@@ -101,14 +122,14 @@ impl fmt::Display for Figure {
 }
 
 impl Figure {
-    /// A figure that is measured
+    /// A figure that is measured in packets
     pub(super) const fn measured(
         (paper, id, title): (Paper, &'static str, &'static str),
         says: &'static str,
         how: &'static str,
         run: fn(&Settings) -> Result<Outcome, Report>,
     ) -> Self {
-        Self { paper, id, title, says, shown: Shown::Measured { how, drawn: true, run } }
+        Self { paper, id, title, says, shown: Shown::Measured { how, drawn: true, by: By::Packets, run } }
     }
 
     /// A figure that is computed, of which nothing is drawn at random
@@ -118,7 +139,17 @@ impl Figure {
         how: &'static str,
         run: fn(&Settings) -> Result<Outcome, Report>,
     ) -> Self {
-        Self { paper, id, title, says, shown: Shown::Measured { how, drawn: false, run } }
+        Self { paper, id, title, says, shown: Shown::Measured { how, drawn: false, by: By::Model, run } }
+    }
+
+    /// A figure that is computed by a model, of objects that are drawn at random
+    pub(super) const fn computed_of_drawn(
+        (paper, id, title): (Paper, &'static str, &'static str),
+        says: &'static str,
+        how: &'static str,
+        run: fn(&Settings) -> Result<Outcome, Report>,
+    ) -> Self {
+        Self { paper, id, title, says, shown: Shown::Measured { how, drawn: true, by: By::Model, run } }
     }
 
     /// A figure that is not

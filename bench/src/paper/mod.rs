@@ -16,7 +16,7 @@ mod swordbox;
 mod tests;
 
 use clap::{Args, ValueEnum};
-use figure::{Figure, Paper, Settings, Shown};
+use figure::{By, Figure, Paper, Settings, Shown};
 use machine::Machine;
 use miette::{IntoDiagnostic as _, Report, miette};
 use results::{Record, Store};
@@ -154,8 +154,9 @@ fn list(figures: &[&Figure]) -> Result<(), Report> {
 /// A figure in the list
 fn row(figure: &Figure) -> String {
     let note = match figure.shown {
-        Shown::Measured { drawn: true, .. } => String::new(),
+        Shown::Measured { by: By::Packets, .. } => String::new(),
         Shown::Measured { drawn: false, .. } => " [computed: the same with any seed]".into(),
+        Shown::Measured { by: By::Model, .. } => " [computed]".into(),
         Shown::Not(why) => format!(" [not shown: {why}]"),
     };
     format!("{:<9} {:<16} {}{note}", figure.paper.key(), figure.id, figure.title)

@@ -43,8 +43,8 @@ pub(super) const FIGURES: &[Figure] = &[
         "Order costs 1.7 to 2.3 us on average, half a beacon interval (3 us) plus clock skew (0.3 us), whatever the number of processes \
          and layers; representatives on hosts add about 2 us a hop. Reliable 1Pipe adds a round trip.",
         "Best effort in virtual time on the paper's fat tree (links of 100 Gb/s and 500 ns, clocks off by up to 0.3 us), almost idle; \
-         a process is a host here, and software takes no time. What order costs is the mean delivery less the mean arrival. Reliable \
-         1Pipe is not measured.",
+         a process is a host here, and software takes no time. What order costs is the mean delivery less the mean arrival, both measured; \
+         the beacon interval, skew and delays of links that it follows from are inputs. Reliable 1Pipe is not measured.",
         idle,
     ),
     Figure::measured(
@@ -83,7 +83,7 @@ pub(super) const FIGURES: &[Figure] = &[
         (Paper::OnePipe, "fig13b", "Bandwidth that beacons take"),
         "0.3 % of 100 Gb/s at 3 us, whatever the size of the network.",
         "Beacons that switches send in fat trees, counted in virtual time, with an interval of 3 us and links of 10 to 100 Gb/s (the \
-         paper varies the interval).",
+         paper varies the interval). The interval and the length of a beacon are inputs: their share of a link follows from them.",
         bandwidth,
     ),
     Figure::measured(

@@ -258,6 +258,8 @@ fn a_figure_is_measured() {
 
 #[test]
 fn what_is_computed_is_the_same_with_any_seed_and_says_so() {
+    let cosmos = figures().find(|figure| (figure.paper, figure.id) == (Paper::Rdmc, "fig9")).unwrap();
+    assert!(row(cosmos).ends_with(" [computed]"), "{}", row(cosmos));
     let computed: Vec<_> =
         figures().filter(|figure| matches!(figure.shown, Shown::Measured { drawn: false, .. })).collect();
     let ids: Vec<_> = computed.iter().map(|figure| figure.id).collect();
@@ -266,6 +268,31 @@ fn what_is_computed_is_the_same_with_any_seed_and_says_so() {
     let Shown::Measured { run, .. } = figure.shown else { panic!("it can be shown") };
     assert_eq!(run(&SETTINGS).unwrap(), run(&Settings { seed: 2, ..SETTINGS }).unwrap());
     assert!(row(figure).ends_with("[computed: the same with any seed]"), "{}", row(figure));
+}
+
+/// Figures whose checks take a few seconds together; `understudy bench paper` runs all of them
+const QUICK: [(Paper, &str); 7] = [
+    (Paper::P4ce, "fig7"),
+    (Paper::Rdmc, "fig4a"),
+    (Paper::Rdmc, "fig6"),
+    (Paper::Rdmc, "fig7"),
+    (Paper::Rdmc, "fig8"),
+    (Paper::Rdmc, "fig9"),
+    (Paper::Rdmc, "fig10a"),
+];
+
+#[test]
+fn checks_of_quick_figures_hold() {
+    std::thread::scope(|scope| {
+        for (paper, id) in QUICK {
+            scope.spawn(move || {
+                let figure = figures().find(|figure| (figure.paper, figure.id) == (paper, id)).unwrap();
+                let Shown::Measured { run, .. } = figure.shown else { panic!("it can be shown") };
+                let outcome = run(&SETTINGS).unwrap();
+                assert_eq!(outcome.verdict(), Verdict::Holds, "{figure}: {:?}", outcome.checks);
+            });
+        }
+    });
 }
 
 /// What is drawn for experiments whose networks lose nothing: who speaks when, whom, and by which clock

@@ -1,7 +1,9 @@
-//! `kv check`: writes for as long as it is wanted, through whatever happens to the servers, and then looks whether all is
-//! there that was acknowledged, and nothing was done twice.
+//! `kv check`: reads and writes from several clients at once, through whatever happens to the servers. Checks in the end
+//! that everything acknowledged is there, that nothing was done twice, and that what the clients saw of the keys that they
+//! share is linearizable.
 
 use crate::client::{Client, now};
+use crate::history::{History, Operation, Span};
 use crate::resp::Value;
 use crate::server::by_chance;
 use clap::Args;
@@ -9,12 +11,17 @@ use core::net::SocketAddr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use core::time::Duration;
 use miette::IntoDiagnostic as _;
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
-/// Write numbered keys from several connections, and verify that nothing acknowledged is lost or done twice
+/// Read and write from several connections; verify that nothing acknowledged is lost or done twice, and that shared keys
+/// are linearizable
+///
+/// Every second connection sends its commands on shared keys without a number, so that their outcome is unknown when a
+/// server fails. All operations on shared keys are kept in memory until the end, 48 bytes each.
 #[derive(Args)]
 pub(crate) struct CheckArgs {
     /// Where all servers serve clients
@@ -29,6 +36,9 @@ pub(crate) struct CheckArgs {
     /// Keys of each, which are written one after the other, again and again
     #[arg(long, value_name = "COUNT", default_value_t = 1000)]
     keys: u64,
+    /// Registers, and as many counters, that all connections read and write
+    #[arg(long, value_name = "COUNT", default_value_t = 4)]
+    shared_keys: u64,
     /// Say so when nothing was acknowledged for so long
     #[arg(long, value_name = "MS", default_value_t = 50)]
     pause_ms: u64,
@@ -62,29 +72,159 @@ impl Pulse {
     }
 }
 
-/// One of the clients that write.
+/// One of the clients that read and write.
 struct Writer {
     client: Client,
     name: String,
     keys: u64,
     /// Rounds that were acknowledged: the n-th put n into key n modulo `keys`, and counted up a counter.
     acknowledged: u64,
+    shared: Shared,
 }
 
-/// What has become of it
-#[derive(Debug, Default)]
+/// What a client does on the keys that all clients share.
+struct Shared {
+    /// Number of the client, from 0
+    number: u64,
+    /// What the names of all shared keys begin with
+    name: String,
+    /// Registers, and as many counters
+    keys: u64,
+    /// Whether its commands are numbered and so repeated, or sent at most once
+    is_numbered: bool,
+    /// SETs sent
+    writes: u64,
+    began: Instant,
+    registers: BTreeMap<u64, History>,
+    counters: BTreeMap<u64, History>,
+}
+
+/// Results of a check
+#[derive(Debug, Default, PartialEq, Eq)]
 struct Findings {
     acknowledged: u64,
     lost: u64,
     twice: u64,
 }
 
+/// Values of one client are apart from those of the others by this, and easy to tell apart in decimal digits.
+const VALUES: u64 = 1_000_000_000_000;
+
+impl Shared {
+    /// Does one operation on one of the keys, drawn by chance.
+    fn step(&mut self, client: &mut Client) -> Result<(), String> {
+        let chance = by_chance();
+        let key = (chance >> 8) % self.keys;
+        match chance % 8 {
+            0..=1 => self.write(client, key),
+            2..=4 => self.read(client, key),
+            5..=6 => self.increment(client, key),
+            _ => self.count(client, key),
+        }
+    }
+
+    fn register(&self, key: u64) -> String {
+        format!("{}:register:{key}", self.name)
+    }
+
+    fn counter(&self, key: u64) -> String {
+        format!("{}:counter:{key}", self.name)
+    }
+
+    fn now(&self) -> u64 {
+        self.began.elapsed().as_nanos() as u64
+    }
+
+    /// Sends a command. Returns the answer, if there was one, and when the command was under way.
+    fn call(&self, client: &mut Client, words: &[&[u8]]) -> (Option<Value>, Span) {
+        let began = self.now();
+        let value = if self.is_numbered { client.call(words) } else { client.call_at_most_once(words) };
+        let ended = value.is_some().then(|| self.now());
+        (value, Span { began, ended })
+    }
+
+    fn write(&mut self, client: &mut Client, key: u64) -> Result<(), String> {
+        self.writes += 1;
+        let value = (self.number + 1) * VALUES + self.writes;
+        let (register, text) = (self.register(key), value.to_string());
+        match self.call(client, &[b"SET", register.as_bytes(), text.as_bytes()]) {
+            (Some(Value::Simple("OK")) | None, span) => {
+                self.registers.entry(key).or_default().add(Operation::Write(value), span);
+                Ok(())
+            }
+            (other, _) => Err(format!("SET {register}: {other:?}")),
+        }
+    }
+
+    fn increment(&mut self, client: &mut Client, key: u64) -> Result<(), String> {
+        let counter = self.counter(key);
+        let (made, span) = match self.call(client, &[b"INCR", counter.as_bytes()]) {
+            (Some(Value::Number(number)), span) => (Some(number.unsigned_abs()), span),
+            (None, span) => (None, span),
+            (other, _) => return Err(format!("INCR {counter}: {other:?}")),
+        };
+        self.counters.entry(key).or_default().add(Operation::Increment(made), span);
+        Ok(())
+    }
+
+    fn read(&mut self, client: &mut Client, key: u64) -> Result<(), String> {
+        if let Some((value, span)) = self.get(client, &self.register(key))? {
+            self.registers.entry(key).or_default().add(Operation::Read(value), span);
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, client: &mut Client, key: u64) -> Result<(), String> {
+        if let Some((value, span)) = self.get(client, &self.counter(key))? {
+            self.counters.entry(key).or_default().add(Operation::Count(value), span);
+        }
+        Ok(())
+    }
+
+    /// Gets a number, 0 if there is no such key. Returns `None` if there was no answer: nothing was seen then.
+    fn get(&self, client: &mut Client, key: &str) -> Result<Option<(u64, Span)>, String> {
+        let (value, span) = self.call(client, &[b"GET", key.as_bytes()]);
+        let value = match value {
+            None => return Ok(None),
+            Some(Value::Bulk(None)) => Some(0),
+            Some(Value::Bulk(Some(ref text))) => {
+                // Only missing keys stand for 0.
+                str::from_utf8(text).ok().and_then(|text| text.parse().ok()).filter(|value| *value > 0)
+            }
+            Some(_) => None,
+        };
+        value
+            .map(|number| Some((number, span)))
+            .ok_or_else(|| format!("GET {key}: an answer that was never written"))
+    }
+}
+
 impl Writer {
+    fn new(args: &CheckArgs, name: &str, number: usize, began: Instant) -> Self {
+        let shared = Shared {
+            number: number as u64,
+            name: name.to_owned(),
+            keys: args.shared_keys.max(1),
+            is_numbered: number.is_multiple_of(2),
+            writes: 0,
+            began,
+            registers: BTreeMap::new(),
+            counters: BTreeMap::new(),
+        };
+        Self {
+            client: Client::new(args.tcp.clone(), PATIENCE),
+            name: format!("{name}:{number}"),
+            keys: args.keys.max(1),
+            acknowledged: 0,
+            shared,
+        }
+    }
+
     fn key(&self, number: u64) -> String {
         format!("{}:{}", self.name, number % self.keys)
     }
 
-    /// Writes until it is over, or until a write comes to nothing: how then.
+    /// Reads and writes until `over`, or until a command fails. Returns its error.
     fn write(&mut self, over: &AtomicBool, pulse: &Pulse) -> Result<(), String> {
         let counter = self.name.clone();
         while !over.load(Ordering::SeqCst) {
@@ -101,6 +241,7 @@ impl Writer {
             }
             self.acknowledged = number;
             pulse.beat();
+            self.shared.step(&mut self.client)?;
         }
         Ok(())
     }
@@ -122,28 +263,91 @@ impl Writer {
         };
         findings.lost += self.acknowledged.saturating_sub(found);
         findings.twice += found.saturating_sub(self.acknowledged);
+        for key in 0..self.shared.keys {
+            self.shared.read(&mut self.client, key)?;
+            self.shared.count(&mut self.client, key)?;
+        }
         Ok(findings)
     }
 }
 
-pub(crate) fn run(args: &CheckArgs) -> miette::Result<ExitCode> {
-    let over = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register(signal, Arc::clone(&over)).into_diagnostic()?;
+/// Report of a check
+#[derive(Debug, Default)]
+struct Report {
+    seconds: f64,
+    longest_pause_ms: f64,
+    findings: Findings,
+    /// Operations on shared keys
+    shared: usize,
+    /// Of these, the ones whose outcome is unknown
+    unknown: usize,
+    /// Why shared keys are not linearizable: a line for each such key
+    not_linearizable: Vec<String>,
+    /// Commands that failed
+    failed: Vec<String>,
+}
+
+impl Report {
+    fn is_good(&self) -> bool {
+        let Findings { acknowledged, lost, twice } = self.findings;
+        self.failed.is_empty()
+            && self.not_linearizable.is_empty()
+            && lost == 0
+            && twice == 0
+            && acknowledged > 0
     }
+
+    fn print(&self) {
+        let Findings { acknowledged, lost, twice } = self.findings;
+        println!("acknowledged writes: {} in {:.1} s", 2 * acknowledged, self.seconds);
+        println!("longest pause: {:.0} ms\nlost: {lost}\ndone twice: {twice}", self.longest_pause_ms);
+        println!("operations on shared keys: {}, {} of unknown outcome", self.shared, self.unknown);
+        println!("shared keys that are not linearizable: {}", self.not_linearizable.len());
+        for wrong in &self.not_linearizable {
+            eprintln!("Not linearizable: {wrong}");
+        }
+        for wrong in &self.failed {
+            eprintln!("A command failed: {wrong}");
+        }
+    }
+
+    /// Checks what all clients saw of the shared keys.
+    fn check_shared(&mut self, writers: Vec<Writer>) {
+        let mut histories = BTreeMap::<String, History>::new();
+        for Writer { shared, .. } in writers {
+            let names: BTreeMap<_, _> =
+                (0..shared.keys).map(|key| (key, (shared.register(key), shared.counter(key)))).collect();
+            for (key, history) in shared.registers {
+                histories.entry(names[&key].0.clone()).or_default().extend(history);
+            }
+            for (key, history) in shared.counters {
+                histories.entry(names[&key].1.clone()).or_default().extend(history);
+            }
+        }
+        for (name, history) in histories {
+            self.shared += history.len();
+            self.unknown += history.unknown();
+            self.not_linearizable.extend(history.check().err().map(|wrong| format!("{name}: {wrong}")));
+        }
+    }
+}
+
+/// Runs a function for each writer, each on a thread of its own. Returns the results.
+fn on_all<T: Send>(writers: &mut [Writer], each: impl Fn(&mut Writer) -> T + Sync) -> Vec<T> {
+    thread::scope(|scope| {
+        let threads: Vec<_> = writers.iter_mut().map(|writer| scope.spawn(|| each(writer))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("writers do not panic")).collect()
+    })
+}
+
+/// Reads and writes until `over` or for as long as the arguments say, and checks what was seen.
+fn check(args: &CheckArgs, over: &AtomicBool) -> miette::Result<Report> {
     let name = format!("check-{:08x}", by_chance() as u32);
-    let mut writers: Vec<_> = (0..args.connections)
-        .map(|n| Writer {
-            client: Client::new(args.tcp.clone(), PATIENCE),
-            name: format!("{name}:{n}"),
-            keys: args.keys.max(1),
-            acknowledged: 0,
-        })
-        .collect();
-    // Until somebody leads is not a pause.
+    // Until there is a leader is not a pause.
     let leads = Client::new(args.tcp.clone(), PATIENCE).call(&[b"GET", name.as_bytes()]);
-    leads.ok_or_else(|| miette::miette!("nobody leads"))?;
+    leads.ok_or_else(|| miette::miette!("there is no leader"))?;
     let began = now();
+    let mut writers: Vec<_> = (0..args.connections).map(|n| Writer::new(args, &name, n, began)).collect();
     let pulse = Pulse {
         began,
         last_us: AtomicU64::new(0),
@@ -151,51 +355,50 @@ pub(crate) fn run(args: &CheckArgs) -> miette::Result<ExitCode> {
         report_us: args.pause_ms * 1000,
     };
     eprintln!("Writing to {name}:*.");
-    let wrong: Vec<String> = thread::scope(|scope| {
-        let threads: Vec<_> = writers
-            .iter_mut()
-            .map(|writer| {
-                scope.spawn(|| {
-                    let result = writer.write(&over, &pulse);
-                    over.fetch_or(result.is_err(), Ordering::SeqCst);
-                    result
-                })
+    let results = thread::scope(|scope| {
+        let (pulse, writers) = (&pulse, &mut writers);
+        let all = scope.spawn(move || {
+            on_all(writers, |writer| {
+                let result = writer.write(over, pulse);
+                over.fetch_or(result.is_err(), Ordering::SeqCst);
+                result
             })
-            .collect();
-        while !over.load(Ordering::SeqCst)
-            && args.seconds.is_none_or(|limit| began.elapsed().as_secs_f64() < limit)
-        {
+        });
+        let limit = args.seconds.unwrap_or(f64::INFINITY);
+        while !over.load(Ordering::SeqCst) && began.elapsed().as_secs_f64() < limit {
             thread::sleep(Duration::from_millis(10));
         }
         over.store(true, Ordering::SeqCst);
-        let results = threads.into_iter().map(|thread| thread.join().expect("writers do not panic"));
-        results.filter_map(Result::err).collect()
+        all.join().expect("writers do not panic")
     });
-    let seconds = began.elapsed().as_secs_f64();
-    let mut sum = Findings::default();
-    if wrong.is_empty() {
-        let all = thread::scope(|scope| {
-            let threads: Vec<_> =
-                writers.iter_mut().map(|writer| scope.spawn(move || writer.verify())).collect();
-            let all = threads.into_iter().map(|thread| thread.join().expect("writers do not panic"));
-            all.collect::<Result<Vec<_>, _>>()
-        });
-        for Findings { acknowledged, lost, twice } in all.map_err(|wrong| miette::miette!("{wrong}"))? {
-            sum.acknowledged += acknowledged;
-            sum.lost += lost;
-            sum.twice += twice;
+    let mut report = Report {
+        seconds: began.elapsed().as_secs_f64(),
+        longest_pause_ms: pulse.longest_us.load(Ordering::SeqCst) as f64 / 1e3,
+        failed: results.into_iter().filter_map(Result::err).collect(),
+        ..Report::default()
+    };
+    if report.failed.is_empty() {
+        for result in on_all(&mut writers, Writer::verify) {
+            let Findings { acknowledged, lost, twice } =
+                result.map_err(|wrong| miette::miette!("{wrong}"))?;
+            report.findings.acknowledged += acknowledged;
+            report.findings.lost += lost;
+            report.findings.twice += twice;
         }
     }
-    println!(
-        "acknowledged writes: {} in {seconds:.1} s\nlongest pause: {:.0} ms\nlost: {}\ndone twice: {}",
-        2 * sum.acknowledged,
-        pulse.longest_us.load(Ordering::SeqCst) as f64 / 1e3,
-        sum.lost,
-        sum.twice
-    );
-    for wrong in &wrong {
-        eprintln!("A write came to nothing: {wrong}");
-    }
-    let well = wrong.is_empty() && sum.lost == 0 && sum.twice == 0 && sum.acknowledged > 0;
-    Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    report.check_shared(writers);
+    Ok(report)
 }
+
+pub(crate) fn run(args: &CheckArgs) -> miette::Result<ExitCode> {
+    let over = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&over)).into_diagnostic()?;
+    }
+    let report = check(args, &over)?;
+    report.print();
+    Ok(if report.is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+#[cfg(test)]
+mod tests;

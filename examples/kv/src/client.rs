@@ -1,7 +1,7 @@
 //! A client: finds the leader, follows it when it changes, and asks again until there is an answer.
 //!
-//! Each command has a number. A server that has applied it already answers the same again, so asking again is harmless
-//! whatever became of the first time.
+//! Each command of [`Client::call`] has a number. A server that has applied it already answers the same again, so asking
+//! again is harmless whatever became of the first time.
 
 use crate::resp::{self, Value};
 use crate::server::by_chance;
@@ -34,15 +34,31 @@ impl Client {
         Self { servers, at: 0, stream: None, id: by_chance() | 1, number: 0, patience }
     }
 
-    /// Has a command applied once: what the leader answers, which may be an error. `None` if none did in time: then it may
-    /// have been applied or not, or may be yet.
+    /// Has a command applied exactly once. Returns the leader's answer, which may be an error; `None` if there was none in
+    /// time: then the command may have been applied or not, or may be later.
     pub(crate) fn call(&mut self, words: &[&[u8]]) -> Option<Value> {
         self.number += 1;
         let (id, number) = (self.id.to_string(), self.number.to_string());
+        self.try_until(&[&[b"ONCE", id.as_bytes(), number.as_bytes()], words].concat(), true)
+    }
+
+    /// Has a command without a number applied at most once: sends it again only if a server said that it did nothing.
+    /// Returns the leader's answer; `None` if the command may have been applied or not, or may be later.
+    pub(crate) fn call_at_most_once(&mut self, words: &[&[u8]]) -> Option<Value> {
+        self.try_until(words, false)
+    }
+
+    /// Asks one server after the other. `again`: also after an attempt whose outcome is unknown.
+    fn try_until(&mut self, words: &[&[u8]], again: bool) -> Option<Value> {
         let mut command = Vec::new();
-        resp::encode_command(&[&[b"ONCE", id.as_bytes(), number.as_bytes()], words].concat(), &mut command);
+        resp::encode_command(words, &mut command);
         let began = now();
         while began.elapsed() < self.patience {
+            if self.connect().is_err() {
+                thread::sleep(PAUSE);
+                self.ask_another();
+                continue;
+            }
             match self.ask(&command) {
                 Ok(Value::Error(error)) if error.starts_with("MOVED ") => {
                     let leader = error.rsplit(' ').next().and_then(|address| address.parse().ok());
@@ -52,7 +68,11 @@ impl Client {
                     (self.stream, self.at) = (None, place % self.servers.len());
                     thread::sleep(PAUSE / 10);
                 }
-                Ok(Value::Error(error)) if error.starts_with("UNKNOWN ") => {}
+                Ok(Value::Error(error)) if error.starts_with("UNKNOWN ") => {
+                    if !again {
+                        return None;
+                    }
+                }
                 Ok(Value::Error(error)) if error.starts_with("NOLEADER ") => {
                     thread::sleep(PAUSE);
                     self.ask_another();
@@ -61,6 +81,9 @@ impl Client {
                 Err(_) => {
                     thread::sleep(PAUSE);
                     self.ask_another();
+                    if !again {
+                        return None;
+                    }
                 }
             }
         }
@@ -71,11 +94,17 @@ impl Client {
         (self.stream, self.at) = (None, (self.at + 1) % self.servers.len());
     }
 
+    /// Connects to the server whose turn it is, unless there is a connection.
+    fn connect(&mut self) -> io::Result<()> {
+        if self.stream.is_none() {
+            self.stream = Some(connect(self.servers[self.at])?);
+        }
+        Ok(())
+    }
+
+    /// Sends a command on the connection. An error ends the connection.
     fn ask(&mut self, command: &[u8]) -> io::Result<Value> {
-        let stream = match self.stream.take() {
-            Some(stream) => stream,
-            None => connect(self.servers[self.at])?,
-        };
+        let stream = self.stream.take().ok_or(io::ErrorKind::NotConnected)?;
         let value = ask(&stream, command)?;
         self.stream = Some(stream);
         Ok(value)

@@ -7,6 +7,7 @@ mod client;
 mod codec;
 mod command;
 mod desk;
+mod history;
 mod replica;
 mod resp;
 mod server;

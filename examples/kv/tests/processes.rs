@@ -168,11 +168,13 @@ impl Cluster {
     }
 }
 
-/// All is there, and nothing was done twice.
+/// Asserts that all is there, nothing was done twice, and what was seen of shared keys is linearizable.
 fn all_is_well(check: Process) {
     let (well, printed) = check.end();
     println!("{printed}");
     assert!(well && printed.contains("lost: 0\ndone twice: 0"), "{printed}");
+    assert!(printed.contains("shared keys that are not linearizable: 0"), "{printed}");
+    assert!(!printed.contains("operations on shared keys: 0,"), "{printed}");
 }
 
 #[test]
@@ -269,24 +271,41 @@ fn clients_of_redis_are_understood() {
     let moved = format!("-MOVED 0 {}\r\n", cluster.tcp[0]);
     cluster.wait_until("server 1 knows who leads", || cluster.say(1, "GET key").unwrap() == moved);
     // On a machine that is busy a leader may lose its office for a moment, and says so: then all is tried again.
-    let understood = (0..20).any(|attempt| {
-        cluster.wait_for(0, "role", "leader");
-        is_understood(&cluster, attempt).is_some()
+    let mut attempts = 0..;
+    cluster.wait_until("server 0 leads for as long as the commands take", || {
+        is_understood(&cluster, attempts.next().unwrap()).is_some()
     });
-    assert!(understood, "the leader lost its office each time");
+    let long = format!("SET k {}", "x".repeat(2000));
+    cluster.wait_until("server 0 leads and refuses what is too long", || {
+        let answer = say_to_leader(&cluster, &long);
+        answer.is_some_and(|answer| {
+            assert_eq!(answer, "-ERR the command does not fit into 1072 bytes\r\n");
+            true
+        })
+    });
     // What cannot be
     assert!(cluster.say(0, "*nonsense\r\nPING").unwrap().starts_with("-ERR Protocol error"));
-    let long = format!("SET k {}", "x".repeat(2000));
-    assert_eq!(cluster.say(0, &long).unwrap(), "-ERR the command does not fit into 1072 bytes\r\n");
-    assert!(!cluster.client(&["get", "nothing"]).output().unwrap().status.success(), "there is no such key");
+    assert_is_missing(&cluster, "nothing");
+}
+
+/// Asserts that there is no such key: `kv get` fails and says nothing. It says so if there is no answer in time.
+fn assert_is_missing(cluster: &Cluster, key: &str) {
+    let output = cluster.client(&["get", key]).output().unwrap();
+    assert!(!output.status.success() && output.stderr.is_empty(), "{output:?}");
+}
+
+/// Says something to server 0. Returns all that it answers; `None` if it did not lead all the while.
+fn say_to_leader(cluster: &Cluster, text: &str) -> Option<String> {
+    let answers = cluster.say(0, text).unwrap();
+    let leads = !["-UNKNOWN ", "-MOVED ", "-NOLEADER "].iter().any(|error| answers.contains(error));
+    leads.then_some(answers)
 }
 
 /// Commands on keys of this attempt; `None` if the leader lost its office meanwhile.
 fn is_understood(cluster: &Cluster, attempt: u32) -> Option<()> {
     let say = |text: &str| {
         let text = text.replace('@', &attempt.to_string());
-        let answers = cluster.say(0, &text).unwrap();
-        (!answers.contains("-UNKNOWN ") && !answers.contains("-MOVED ")).then_some(answers)
+        say_to_leader(cluster, &text)
     };
     assert_eq!(cluster.call(&["set", &format!("key{attempt}"), "one two"]), "OK");
     assert_eq!(say("GET key@")?, "$7\r\none two\r\n");
@@ -320,8 +339,6 @@ fn servers_that_are_all_killed_wait_for_a_bootstrap() {
         assert_eq!(cluster.say(server, "GET key").unwrap(), "-NOLEADER nobody leads now; try again\r\n");
     }
     assert_eq!(cluster.call(&["bootstrap", "--patience", "20"]), "The group has begun.");
-    assert!(
-        !cluster.client(&["get", "key"]).output().unwrap().status.success(),
-        "it began empty, as it was told"
-    );
+    // It began empty, as it was told.
+    assert_is_missing(&cluster, "key");
 }

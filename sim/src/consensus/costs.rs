@@ -23,6 +23,8 @@ pub struct Pace {
     pub entries_per_s: f64,
     /// Values decided (bits a second)
     pub goodput_bps: f64,
+    /// Mean time from a value's proposal until the leader knows that it is decided (seconds)
+    pub latency_s: f64,
 }
 
 /// What a leader has to do.
@@ -84,7 +86,8 @@ impl Load {
         let mut cluster = self.begun(&self.config())?;
         let look = |cluster: &Cluster| {
             let counters = cluster.nic_counters(0);
-            (cluster.app(0).server().decided(), counters.sent, counters.received)
+            let app = cluster.app(0);
+            (app.server().decided(), counters.sent, counters.received, app.latencies())
         };
         let before = look(&cluster);
         let span = Nanos::from_millis(4);
@@ -98,6 +101,7 @@ impl Load {
             packets_in: (after.2 - before.2) as f64 / entries,
             entries_per_s,
             goodput_bps: entries_per_s * self.size as f64 * 8.0,
+            latency_s: after.3.mean_since(before.3),
         })
     }
 

@@ -4,6 +4,7 @@ use super::truth::{Truth, chain, fill};
 use crate::App;
 use p4ce::consensus::{BootstrapError, Config, Decided, Server};
 use rnic::Rnic;
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use switch::table::mix;
 use switch::{Chance, Nanos};
@@ -34,7 +35,24 @@ pub struct Proposer {
     sum: u64,
     /// The operator has told it to begin the group.
     begins: bool,
+    /// Values that it has proposed and not seen decided: their numbers, and when they were proposed
+    under_way: VecDeque<(u64, Nanos)>,
+    latencies: Latencies,
     pub(super) wrong: Option<String>,
+}
+
+/// Latencies of the values that a server has proposed and seen decided.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Latencies {
+    values: u64,
+    sum_ns: u64,
+}
+
+impl Latencies {
+    /// Returns the mean latency, in seconds, of the values that were decided since `before`.
+    pub(super) fn mean_since(self, before: Self) -> f64 {
+        (self.sum_ns - before.sum_ns) as f64 / (self.values - before.values) as f64 / 1e9
+    }
 }
 
 /// What a server is to propose.
@@ -63,6 +81,8 @@ impl Proposer {
             next: 0,
             sum: 0,
             begins: load.begins,
+            under_way: VecDeque::new(),
+            latencies: Latencies::default(),
             wrong: None,
         }
     }
@@ -70,6 +90,11 @@ impl Proposer {
     /// The server
     pub fn server(&self) -> &Server {
         &self.server
+    }
+
+    /// Returns the latencies of its values in all its lives.
+    pub(super) fn latencies(&self) -> Latencies {
+        self.latencies
     }
 
     pub(super) fn want(&mut self, more: u64) {
@@ -111,7 +136,7 @@ impl Proposer {
         self.begins = false;
     }
 
-    fn propose(&mut self, nic: &mut Rnic) {
+    fn propose(&mut self, nic: &mut Rnic, now: Nanos) {
         while self.server.leads() && self.proposed < self.wanted {
             let (least, most) = self.sizes;
             let len = self.chance.between(least.max(NAME) as u64, most.max(NAME) as u64) as usize;
@@ -120,7 +145,24 @@ impl Proposer {
                 return;
             }
             lock(&self.truth).propose(self.config.id, self.proposed, len);
+            self.under_way.push_back((self.proposed, now));
             self.proposed += 1;
+        }
+    }
+
+    /// Counts the latency of a value that is decided, if this server has proposed it in this life.
+    fn count_latency(&mut self, value: &[u8], now: Nanos) {
+        let name = value.split_first().filter(|(server, _)| **server == self.config.id);
+        let Some(number) = name.and_then(|(_, rest)| rest.first_chunk()) else { return };
+        let number = u64::from_le_bytes(*number);
+        // Those before it were lost with an office.
+        while let Some((first, since)) = self.under_way.front().copied().filter(|(first, _)| *first <= number)
+        {
+            self.under_way.pop_front();
+            if first == number {
+                self.latencies.values += 1;
+                self.latencies.sum_ns += now.since(since).0;
+            }
         }
     }
 
@@ -171,6 +213,7 @@ impl App for Proposer {
         self.config.incarnation = mix(u64::from(self.config.id) << 32 | self.lives);
         self.server = Server::new(self.config.clone());
         (self.next, self.sum) = (0, 0);
+        self.under_way.clear();
         if let Err(error) = self.server.start(nic, now) {
             self.wrong = Some(error.to_string());
         }
@@ -181,9 +224,12 @@ impl App for Proposer {
         if self.begins {
             self.begin();
         }
-        self.propose(nic);
+        self.propose(nic, now);
         let truth = Arc::clone(&self.truth);
         while let Some(decided) = self.server.poll_decided() {
+            if let Decided::Entry { value, .. } = &decided {
+                self.count_latency(value, now);
+            }
             if let Err(wrong) = self.take(decided, &mut lock(&truth)) {
                 self.wrong.get_or_insert(wrong);
             }

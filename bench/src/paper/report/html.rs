@@ -93,8 +93,8 @@ fn article(page: &mut String, figure: &Figure, state: &State, content: &Content<
         _ = writeln!(page, "<p><span class=\"term\">{name}</span>{text}</p>");
     };
     term(page, "Paper", &escaped(figure.says));
-    if let Shown::Measured { how, .. } = figure.shown {
-        term(page, "Ours", &escaped(how));
+    if let Shown::Measured { how, by, .. } = figure.shown {
+        term(page, by.heading(), &escaped(how));
     }
     match state {
         State::Done(record) => {

@@ -66,8 +66,8 @@ pub(super) fn text(content: &Content<'_>) -> String {
 fn section(text: &mut String, figure: &Figure, state: &State, content: &Content<'_>) {
     _ = write!(text, "\n### {}: {}\n\nShape: **{}**\n\n", figure.id, figure.title, word(state));
     _ = writeln!(text, "- Paper: {}", figure.says);
-    if let Shown::Measured { how, .. } = figure.shown {
-        _ = writeln!(text, "- Ours: {how}");
+    if let Shown::Measured { how, by, .. } = figure.shown {
+        _ = writeln!(text, "- {}: {how}", by.heading());
     }
     let State::Done(record) = state else {
         _ = match state {

@@ -6,7 +6,7 @@ mod plot;
 mod style;
 
 use super::Failed;
-use super::figure::{Figure, Paper, Settings, Shown};
+use super::figure::{By, Figure, Paper, Settings, Shown};
 use super::machine::Machine;
 use super::results::{self, Record, Store};
 use super::{figures, shape};
@@ -84,10 +84,10 @@ impl<'a> Content<'a> {
 }
 
 /// What a report says of itself first
-pub(super) const PREFACE: &str = "What the four papers' figures and tables show, and what this program shows in software. All of it is \
-    measured in virtual time, where software takes no time and links and the server's NIC take as long as they are said \
-    to: numbers are the same on any machine, and it is the shape of a figure that compares, not its absolute values. Whether the \
-    shape holds is computed from our numbers by the checks that stand below each figure.";
+pub(super) const PREFACE: &str = "What the four papers' figures and tables show, and what this program shows in software. It is \
+    measured in virtual time, or computed by a model where a figure says so. Software takes no time, and links and the server's \
+    NIC take as long as they are said to: numbers are the same on any machine, and it is the shape of a figure that compares, not \
+    its absolute values. Whether the shape holds is computed from our numbers by the checks that stand below each figure.";
 
 /// The report's files
 const HTML: &str = "report.html";
@@ -143,8 +143,9 @@ fn json(content: &Content<'_>) -> Value {
         });
         match state {
             State::Done(record) => {
-                if let Shown::Measured { how, .. } = figure.shown {
+                if let Shown::Measured { how, by, .. } = figure.shown {
                     value["how"] = json!(how);
+                    value["computed"] = json!(by == By::Model);
                 }
                 value["verdict"] = json!(record.outcome.verdict());
                 value["command"] = json!(record.command);
