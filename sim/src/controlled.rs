@@ -118,7 +118,8 @@ impl<C: Control> Controlled<C> {
         while let Some(command) = self.control.poll_command() {
             self.down.push_back((now + self.queues.down, command));
         }
-        while let Some((_, command)) = self.down.pop_front_if(|(at, _)| *at <= now) {
+        let due = self.down.iter().take_while(|(at, _)| *at <= now).count();
+        for (_, command) in self.down.drain(..due) {
             self.switch.command(command);
         }
         let mut frame = core::mem::take(&mut self.frame);
