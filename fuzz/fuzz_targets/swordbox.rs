@@ -403,12 +403,12 @@ fuzz_target!(|input: &[u8]| {
                 // 64 ends are looked at, and with each the other end of its connection
                 let forgotten = counters.forgotten.get() - before;
                 assert!(forgotten <= 128, "{forgotten} ends in one tick");
-                // No packet is under way for as long as ageing takes.
+                net.take(out.frames.into_iter().map(|(frame, _)| frame.bytes().to_vec()));
+                // Ageing takes longer than any packet is under way, and longer than Swordbox sends again.
                 if forgotten > 0 {
                     net.to_server.clear();
                     net.to_clients.clear();
                 }
-                net.take(out.frames.into_iter().map(|(frame, _)| frame.bytes().to_vec()));
             }
             14 => {
                 // Somebody lies, as well as can be noticed: an answer from elsewhere, or to what nobody asked; a request
