@@ -299,6 +299,8 @@ fn small(swordbox: Config, config: &words::Config) -> Config {
         per_host: chance.between(2, connections) as usize,
         rd_atomic: chance.between(config.max_rd_atomic.into(), 16) as usize,
         replay_after: Nanos::from_micros(chance.between(20, 200)),
+        // Longer than a client waits until it sends something again
+        ageing: Nanos::from_millis(chance.between(20, 200)),
         ..swordbox
     }
 }

@@ -575,7 +575,7 @@ impl Swordbox {
             let seen = self.ends.get(peer as usize).map_or(seen, |peer| seen.max(peer.seen));
             let over = self.flows[id as usize].over && self.flows[id as usize].stage < Stage::Strict;
             let ageing = if over { self.config.dead_after } else { self.config.ageing };
-            if now.since(seen) <= ageing {
+            if now.since(seen) <= ageing || [id, peer].iter().any(|end| self.carries(*end)) {
                 continue;
             }
             let differs = |end: Id| {
@@ -592,6 +592,14 @@ impl Swordbox {
                 self.forget_quietly(id);
             }
         }
+    }
+
+    /// Returns whether something is under way on a lane that is this end's connection, or of this end on a lane: when its answer
+    /// comes, both have to be known. It comes within `dead_after`, or the lane fails.
+    fn carries(&self, id: Id) -> bool {
+        self.flows.get(id as usize).is_some_and(|flow| {
+            flow.shared > 0 || self.lanes.get(flow.lane as usize).is_some_and(|lane| lane.under_way > 0)
+        })
     }
 
     /// An answer to an end of which it is not known whose requests it answers: those that fit, if only one connection's do.

@@ -62,6 +62,18 @@ fn an_owner_that_is_silent_does_not_take_others_with_it() {
     }
 }
 
+/// The server answers only after the owner of the lane has been silent for long enough to be forgotten.
+#[test]
+fn an_owner_is_not_forgotten_while_others_wait_for_answers_there() {
+    let (mut net, a, b) = two(|config| config.ageing = Nanos::from_secs(1));
+    let owner = a;
+    let sent = net.up(&b.cas(b.psn, TABLE, 0, 1));
+    net.pass(Nanos::from_millis(1900));
+    let answers = net.down(&owner.ack(psn(&sent[0].0)));
+    assert_eq!((answers.len(), dest(&answers[0].0), psn(&answers[0].0)), (1, b.qpn, b.psn));
+    assert_eq!(net.count("lanes_lost"), 0);
+}
+
 /// A request to a client's queue pair, as from another queue pair of the server
 #[test]
 fn a_stray_request_to_a_client_does_not_take_its_end_away() {
