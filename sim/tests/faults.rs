@@ -75,3 +75,16 @@ fn table_of_faults_in_the_docs_is_that_of_the_suites() {
     }
     assert_eq!(written, table, "write it anew: UPDATE=1 cargo test -p sim --test faults");
 }
+
+/// A line that is misspelt would never be run.
+#[test]
+fn seeds_that_are_kept_are_of_a_test_that_runs_them() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for line in include_str!("seeds.txt").lines() {
+        let (test, seed) = line.split_once(' ').unwrap_or_else(|| panic!("no seed: {line:?}"));
+        assert!(seed.parse::<u64>().is_ok(), "no seed: {line:?}");
+        let places =
+            [root.join("tests").join(test).with_extension("rs"), root.join("../configs/sim").join(test)];
+        assert!(places.iter().any(|place| place.exists()), "no such test: {line:?}");
+    }
+}

@@ -7,7 +7,8 @@ use switch::{Chance, Nanos};
 const FAILED: &str = include_str!("../seeds.txt");
 
 fn read(name: &str) -> Option<u64> {
-    std::env::var(name).ok().and_then(|value| value.parse().ok())
+    let value = std::env::var(name).ok()?;
+    Some(value.parse().unwrap_or_else(|_| panic!("{name} has to be a number, not {value:?}")))
 }
 
 /// Returns the seeds of a test: those with which a test of this binary has failed, and `count` from 1 on. Or those that the

@@ -55,7 +55,7 @@ pub(in crate::config) fn read(root: &DeTable<'_>, problems: &Problems) -> Option
         work::verbs(table("verbs"), &links).map(Work::Verbs)
     };
     let faults: Vec<_> =
-        sections(&root, "fault")?.into_iter().filter_map(|table| fault(table, &names)).collect();
+        sections(&root, "fault")?.into_iter().filter_map(|table| fault(table, &names, &links)).collect();
     root.finish();
     for switch in &switches {
         if let (SwitchKind::P4ce { address, .. }, Some(host)) = (switch.kind, hosts.first())
@@ -241,34 +241,45 @@ fn ecn(value: &Value<'_>) -> Option<EcnSpec> {
     Some(EcnSpec { min, max, share: share? })
 }
 
-fn fault(table: Table<'_>, names: &Names) -> Option<FaultSpec> {
+fn fault(table: Table<'_>, names: &Names, links: &[LinkSpec]) -> Option<FaultSpec> {
     let at = table.require("at_us", "100").and_then(|value| scaled(&value, MICRO, LONG_US));
     let lasts = between(&table, "for_us", MICRO, LONG_US);
-    let node = |key| table.get(key, "\"a\"").and_then(|value| names.known(&value));
-    let (crash, pause, clock) = (node("crash"), node("pause"), node("clock"));
-    let partition = table
-        .get("partition", "[\"a\"]")
-        .and_then(|value| value.list()?.iter().map(|name| names.known(name)).collect::<Option<Vec<_>>>());
-    let step = between(&table, "step_us", MICRO, -1e8..=1e8);
-    let drift = between(&table, "drift_ppm", MICRO, -1e5..=1e5);
-    let kinds: Vec<FaultKind> = [
-        crash.map(FaultKind::Crash),
-        pause.map(FaultKind::Pause),
-        partition.map(FaultKind::Partition),
-        clock.clone().zip(step).map(|(node, by)| FaultKind::ClockStep(node, by)),
-        clock.zip(drift).map(|(node, by)| FaultKind::ClockDrift(node, by)),
-    ]
-    .into_iter()
-    .flatten()
-    .collect();
-    if kinds.len() != 1 {
+    let nodes = ["crash", "pause", "clock"].map(|key| table.get(key, "\"a\""));
+    let side = table.get("partition", "[\"a\"]");
+    let moves = ["step_us", "drift_ppm"].map(|key| table.get(key, "5"));
+    let count = nodes.iter().flatten().count() + usize::from(side.is_some());
+    if count != 1 || moves.iter().flatten().count() != usize::from(nodes[2].is_some()) {
         let problem = table.problem("a fault is one thing that happens").label("none, or several");
         table.problems().add(problem.help(
             "write one of `crash = \"a\"`, `pause = \"a\"`, `partition = [\"a\"]`, or `clock = \"a\"` with `step_us` or \
              `drift_ppm`; `for_us` says for how long",
         ));
+        table.finish();
+        return None;
     }
+    let [crash, pause, clock] = nodes.map(|value| names.known(&value?));
+    let [step, drift] = moves;
+    let step = step.and_then(|value| scaled(&value, MICRO, -1e8..=1e8));
+    let drift = drift.and_then(|value| scaled(&value, MICRO, -1e5..=1e5));
+    let kind = crash
+        .map(FaultKind::Crash)
+        .or_else(|| pause.map(FaultKind::Pause))
+        .or_else(|| partition(&side?, names, links).map(FaultKind::Partition))
+        .or_else(|| Some(FaultKind::ClockStep(clock.clone()?, step?)))
+        .or_else(|| Some(FaultKind::ClockDrift(clock?, drift?)));
     table.finish();
-    let [kind] = <[_; 1]>::try_from(kinds).ok()?;
-    Some(FaultSpec { at: at?, kind, lasts })
+    Some(FaultSpec { at: at?, kind: kind?, lasts })
+}
+
+/// Returns the nodes of one side of a partition, if a link leads from them to others.
+fn partition(side: &Value<'_>, names: &Names, links: &[LinkSpec]) -> Option<Vec<String>> {
+    let nodes = side.list()?.iter().map(|name| names.known(name)).collect::<Option<Vec<_>>>()?;
+    let is_cut = |link: &LinkSpec| nodes.contains(&link.ends[0]) != nodes.contains(&link.ends[1]);
+    // A link that was not understood may be one of them.
+    if !links.iter().any(is_cut) && !links.is_empty() {
+        let problem = side.problem("no link leads from these nodes to others").label("nothing to cut");
+        side.add(problem.help("name the hosts and switches of one side only, such as `partition = [\"a\"]`"));
+        return None;
+    }
+    Some(nodes)
 }

@@ -166,6 +166,18 @@ fn faults() {
         "a fault is one thing that happens",
         "write one of `crash = \"a\"`, `pause = \"a\"`, `partition = [\"a\"]`, or `clock = \"a\"` with `step_us` or `drift_ppm`; `for_us` says for how long",
     );
+    wrong(
+        &link("[[fault]]\nat_us = 1\ncrash = \"c\" #!"),
+        "there is no host or switch `c`",
+        "it can be `a` or `b`",
+    );
+    for nodes in ["[]", "[\"a\", \"b\"]"] {
+        wrong(
+            &link(&format!("[[fault]]\nat_us = 1\npartition = {nodes} #!")),
+            "no link leads from these nodes to others",
+            "name the hosts and switches of one side only, such as `partition = [\"a\"]`",
+        );
+    }
 }
 
 /// Three hosts at a switch, which is like this, and these lines
