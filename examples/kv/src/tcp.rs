@@ -112,7 +112,9 @@ fn to_value(answer: Answer, servers: &[SocketAddr]) -> Value {
         Answer::Unknown => {
             Value::Error("UNKNOWN this server lost its office meanwhile; it may have been done or not".into())
         }
-        Answer::Begun(Err(why @ BootstrapError::Unseen(_))) => Value::Error(format!("WAIT {why}")),
+        Answer::Begun(Err(why @ (BootstrapError::Unseen(_) | BootstrapError::Written(_)))) => {
+            Value::Error(format!("WAIT {why}"))
+        }
         Answer::Begun(Err(why)) => Value::Error(format!("BEGUN {why}")),
         Answer::Info(info) => Value::Bulk(Some(describe(&info, servers).into_bytes())),
     }

@@ -59,12 +59,14 @@ pub enum Bug {
     SnapshotGap,
     /// A leader leaves out a part of a snapshot.
     SnapshotHole,
+    /// A group begins over what an earlier one has written.
+    BeginsOverEntries,
 }
 
 #[cfg(feature = "canary")]
 impl Bug {
     /// All of them
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::TornEntry,
         Self::ForgottenPromise,
         Self::BeginsByItself,
@@ -74,6 +76,7 @@ impl Bug {
         Self::OldTermByCount,
         Self::SnapshotGap,
         Self::SnapshotHole,
+        Self::BeginsOverEntries,
     ];
 }
 
@@ -173,14 +176,20 @@ pub enum BootstrapError {
     /// A server is not there, or was not seen for long enough
     #[error("server {0} has not been seen: all servers have to run when the group begins")]
     Unseen(u8),
+    /// A server has given a leader that is gone permission to write, and may hold what that one wrote.
+    #[error("server {0} may hold entries of a group that is lost: restart it before the group begins")]
+    Written(u8),
 }
 
 /// Why a server counts for nothing yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiting {
-    /// All servers run without memory that counts: the operator has to say that the group begins, empty
+    /// All servers run with empty memory: the operator has to say that the group begins, empty
     /// ([`Server::bootstrap`](super::Server::bootstrap)).
     Bootstrap,
+    /// No server is a member, and this one has given a leader that is gone permission to write: it has to restart before the
+    /// group begins.
+    Restart(u8),
     /// This server is a member: when it leads, or another one does, this one becomes a member again.
     Admission(u8),
     /// This server was not seen.
@@ -193,6 +202,12 @@ impl core::fmt::Display for Waiting {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             Self::Bootstrap => f.write_str("all servers run, and none has begun: bootstrap the group"),
+            Self::Restart(server) => {
+                write!(
+                    f,
+                    "server {server} may hold entries of a group that is lost: restart it, then bootstrap the group"
+                )
+            }
             Self::Admission(server) => {
                 write!(f, "server {server} is a member; a leader has to admit this one")
             }

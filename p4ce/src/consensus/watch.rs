@@ -4,7 +4,8 @@
 //! nothing until a leader has admitted it again ([`super::admit`]). At the very beginning there is no leader. So the
 //! operator has one server that has nothing ("blank") begin ([`Server::bootstrap`]). It does so only if it has seen that
 //! at one moment all others had nothing either: it shows which incarnations of all servers it saw, and a server that finds
-//! its own among them, and is still blank, begins with it. Servers that have all lost their memory look the same as
+//! its own among them, and is still blank, begins with it. A blank server that a leader has written to, which is gone since,
+//! is not empty: it has to restart before. Servers that have all lost their memory look the same as
 //! servers that never had any. Only the operator can know that nothing of worth is lost by beginning empty.
 
 use super::config::{BootstrapError, Config, Waiting};
@@ -244,7 +245,7 @@ impl Server {
     /// without being told again.
     ///
     /// # Errors
-    /// If a server is a member, or not there.
+    /// If a server is a member, not there, or not empty.
     pub fn bootstrap(&mut self) -> Result<(), BootstrapError> {
         if self.standing != Standing::Blank {
             return Err(BootstrapError::Member);
@@ -254,6 +255,9 @@ impl Server {
         if let Some((server, _)) = others().find(|(_, other)| other.seen && other.standing != Standing::Blank)
         {
             return Err(BootstrapError::Begun(server));
+        }
+        if let Some(server) = self.written() {
+            return Err(BootstrapError::Written(server));
         }
         // At this moment all had been seen; those that were blank after it were so then, too.
         let moment =
@@ -267,6 +271,20 @@ impl Server {
         self.watch.genesis = genesis;
         self.standing = Standing::Member;
         Ok(())
+    }
+
+    /// Returns a server, itself first, that has given permission to write: its log may hold entries of a group that is lost, and
+    /// its application their values. For when all are blank.
+    fn written(&self) -> Option<u8> {
+        #[cfg(feature = "canary")]
+        if self.config.bug == Some(super::config::Bug::BeginsOverEntries) {
+            return None;
+        }
+        let promised = |server: u8| match server == self.config.id {
+            true => self.promised,
+            false => self.watch.others[usize::from(server)].promised,
+        };
+        [self.config.id].into_iter().chain(self.others()).find(|server| promised(*server) != Term::default())
     }
 
     /// Returns the incarnations of all servers that the group began with; zeros at a server that has not begun with it,
@@ -290,6 +308,8 @@ impl Server {
             Waiting::Refused(server)
         } else if let Some((server, _)) = unseen {
             Waiting::Server(server)
+        } else if let Some(server) = self.written() {
+            Waiting::Restart(server)
         } else {
             Waiting::Bootstrap
         })

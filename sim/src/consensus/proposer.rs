@@ -130,7 +130,7 @@ impl Proposer {
     fn begin(&mut self) {
         match self.server.bootstrap() {
             Ok(()) => lock(&self.truth).begin(self.server.beginning()),
-            Err(BootstrapError::Unseen(_)) => return,
+            Err(BootstrapError::Unseen(_) | BootstrapError::Written(_)) => return,
             Err(BootstrapError::Member | BootstrapError::Begun(_)) => {}
         }
         self.begins = false;

@@ -4,6 +4,7 @@
 //! of a term between the two may have another value in its place (Raft, section 5.4.2).
 
 use super::links_of;
+use p4ce::consensus::{Standing, Waiting};
 use sim::Fault;
 use sim::consensus::{Cluster, ClusterConfig};
 use switch::Nanos;
@@ -112,6 +113,55 @@ fn play_blank(tune: impl FnOnce(&mut ClusterConfig)) -> Result<(), String> {
     play.net.run_until(play.net.world.now() + Nanos::from_millis(5));
     play.net.check()?;
     if leader.is_some() { Err(format!("server {leader:?} leads without a majority")) } else { Ok(()) }
+}
+
+/// A leader brings a server up to date that has restarted with empty memory, and all others restart before it is admitted: all are
+/// blank, and this one is not empty. The operator begins the group; `restarts` says whether that server is restarted before.
+fn play_lost_group(tune: impl FnOnce(&mut ClusterConfig), restarts: bool) -> Result<u64, String> {
+    let mut play = Play::new(|config| {
+        config.servers = 3;
+        tune(config);
+    });
+    let crash = |net: &mut Cluster, servers: &[usize]| {
+        let now = net.world.now();
+        for node in servers.iter().map(|server| net.servers[*server]) {
+            net.world.schedule(now, Fault::Crash(node));
+            net.world.schedule(now + Nanos::from_micros(100), Fault::Restart(node));
+        }
+        net.run_until(now + Nanos::from_micros(100));
+    };
+    let net = &mut play.net;
+    crash(net, &[2]);
+    let end = net.world.now() + Nanos::from_millis(60);
+    while net.app(2).next() < 3 && net.step(end) {}
+    assert_eq!((net.app(2).next(), net.app(2).server().standing()), (3, Standing::Blank));
+    crash(net, &[0, 1]);
+    net.run_until(net.world.now() + Nanos::from_millis(20));
+    if restarts {
+        assert!(net.apps().all(|app| app.server().waits_for() == Some(Waiting::Restart(2))));
+        crash(net, &[2]);
+    }
+    net.bootstrap(0);
+    net.want(5);
+    net.run_until(net.world.now() + Nanos::from_millis(30));
+    net.check()?;
+    Ok(net.beginnings())
+}
+
+#[test]
+fn a_group_begins_when_no_server_holds_entries_of_another() {
+    assert_eq!(play_lost_group(|_| {}, false), Ok(1), "the word is not obeyed");
+    assert_eq!(play_lost_group(|_| {}, true), Ok(2));
+}
+
+#[cfg(feature = "canary")]
+#[test]
+fn a_planted_beginning_over_entries_is_found() {
+    let plant = |config: &mut ClusterConfig| config.bug = Some(p4ce::consensus::Bug::BeginsOverEntries);
+    let wrong = play_lost_group(plant, false);
+    let wrong = wrong.expect_err("a beginning over entries was not found");
+    println!("{wrong}");
+    assert!(wrong.contains("is another"), "{wrong}");
 }
 
 #[test]

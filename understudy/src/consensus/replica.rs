@@ -236,7 +236,7 @@ impl Replica {
     /// Does what the operator has said, once: the word is void when the group has begun without it.
     fn begin(&mut self) {
         match self.server.bootstrap() {
-            Err(BootstrapError::Unseen(_)) => {}
+            Err(BootstrapError::Unseen(_) | BootstrapError::Written(_)) => {}
             Ok(()) | Err(BootstrapError::Member | BootstrapError::Begun(_)) => self.begins = false,
         }
     }
