@@ -280,11 +280,9 @@ impl Server {
         if self.config.bug == Some(super::config::Bug::BeginsOverEntries) {
             return None;
         }
-        let promised = |server: u8| match server == self.config.id {
-            true => self.promised,
-            false => self.watch.others[usize::from(server)].promised,
-        };
-        [self.config.id].into_iter().chain(self.others()).find(|server| promised(*server) != Term::default())
+        let others = self.others().map(|server| (server, self.watch.others[usize::from(server)].promised));
+        let mut all = [(self.config.id, self.promised)].into_iter().chain(others);
+        all.find(|(_, promised)| *promised != Term::default()).map(|(server, _)| server)
     }
 
     /// Returns the incarnations of all servers that the group began with; zeros at a server that has not begun with it,
