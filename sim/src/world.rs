@@ -149,6 +149,11 @@ impl World {
         [NodeId(lane.from.0), NodeId(lane.to.0)]
     }
 
+    /// Returns the longest IP packet that a link carries (bytes).
+    pub fn mtu(&self, link: LinkId) -> usize {
+        self.net.lanes[self.links[link.0][0]].link.mtu
+    }
+
     /// All links
     pub fn links(&self) -> impl Iterator<Item = LinkId> + use<> {
         (0..self.links.len()).map(LinkId)

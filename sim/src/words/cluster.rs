@@ -251,6 +251,8 @@ impl Cluster {
             Fault::Cut(links) | Fault::Mute(_, links) => {
                 links.first().map(|link| at(&self.world.ends(*link)))
             }
+            Fault::Mtu(link, mtu) => (*mtu < self.world.mtu(*link)).then(|| at(&self.world.ends(*link))),
+            Fault::Swap(..) => Some(Touched::All),
             _ => None,
         }
     }

@@ -21,12 +21,30 @@ pub(crate) fn seeds(count: u64) -> impl Iterator<Item = u64> {
     failed.chain(range)
 }
 
-/// Draws how a link fails at a time, and what ends that: in both directions, or in one of them.
+/// Draws how a link fails at a time, and what ends that: in both directions, in one of them, for long packets only, or in that
+/// it changes places with another link of its switch.
 #[allow(dead_code, reason = "not every test binary cuts links")]
 pub(crate) fn cut(world: &World, link: LinkId, at: Nanos) -> (Fault, Fault) {
     // A stream of its own, so that what else is drawn stays what it was.
     let mut chance = Chance::stream(at.0, 0x6375_7473);
     let links = vec![link];
+    match chance.below(6) {
+        0 => {
+            let mtu = *chance.pick(&[128, 300, 700, 1100]);
+            return (Fault::Mtu(link, mtu), Fault::Mtu(link, world.mtu(link)));
+        }
+        1 => {
+            let beside: Vec<_> = world
+                .links()
+                .filter(|other| *other != link && world.ends(*other)[1] == world.ends(link)[1])
+                .collect();
+            if !beside.is_empty() {
+                let other = *chance.pick(&beside);
+                return (Fault::Swap(link, other), Fault::Swap(link, other));
+            }
+        }
+        _ => {}
+    }
     match world.ends(link).get(chance.below(4) as usize) {
         Some(end) => (Fault::Mute(*end, links.clone()), Fault::Unmute(*end, links)),
         None => (Fault::Cut(links.clone()), Fault::Heal(links)),

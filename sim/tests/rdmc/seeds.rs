@@ -147,6 +147,10 @@ fn fail(cluster: &mut Cluster, kind: Kind, chance: &mut Chance) -> (Vec<Outage>,
             }
             Kind::Cut => {
                 let (cut, heal) = crate::environment::cut(&cluster.world, links[usize::from(host)], at);
+                if let Fault::Swap(_, other) = cut {
+                    let host = links.iter().position(|link| *link == other);
+                    outages.extend(host.map(|host| Outage { host: host as u16, from: begun + at }));
+                }
                 cluster.world.schedule(at, cut);
                 if chance.below(3) > 0 {
                     let until = at + Nanos(chance.below(60_000_000));
@@ -174,9 +178,13 @@ fn check_blame(cluster: &Cluster, outages: &[Outage], number: u32, hosts: &[u16]
             _ => (false, false),
         };
         let member = hosts.iter().find(|host| ip(**host) == failure.member());
-        let had_failed = |member: &u16| failed(*member).is_some_and(|(_, when)| when < at);
         let is_cause = |outage: &Outage| {
             let said = |(other, when)| other == failure && when <= at;
+            // Whoever waits for the same time limit names the member that it could not reach itself.
+            let had_failed = |member: &u16| {
+                failed(*member)
+                    .is_some_and(|(why, when)| when < at || when == at && why.member() == ip(outage.host))
+            };
             failure == Failure::Switch(ip(hosts[0]))
                 || member == Some(&outage.host)
                 || failed(outage.host).is_some_and(said)
