@@ -172,9 +172,24 @@ fn what_is_wrong_is_told_with_its_seed_and_made_smaller() {
     let output = run(&["--seeds", "10", "--from", "5"]);
     assert_eq!(output.status.code(), Some(1));
     let told = String::from_utf8(output.stdout).unwrap();
-    for words in ["with seed 5: not done after 1 ms", "slow.toml --seed 5", "The smallest scenario"] {
+    for words in ["with seed 5: not done after 1 ms", "slow.toml --seed 5 --digest ", "The smallest scenario"]
+    {
         assert!(told.contains(words), "{words:?} in\n{told}");
     }
+    // The words that are printed replay it. Where the run is another one, they say so.
+    let (_, digest) = told.split_once("slow.toml --seed 5 --digest ").unwrap();
+    let digest = digest.lines().next().unwrap();
+    let replay = |scenario: &str| {
+        std::fs::write(&path, scenario).unwrap();
+        run(&["--seed", "5", "--digest", digest, "--no-shrink"])
+    };
+    let same = replay(text);
+    assert_eq!((same.status.code(), &*same.stderr), (Some(1), &b""[..]));
+    let other = replay(&text.replace("loss = 0.1", "loss = 0.2"));
+    let other_told = String::from_utf8(other.stderr).unwrap();
+    assert!(other_told.contains("not the run that was to be replayed"), "{other_told}");
+    assert_eq!(other.status.code(), Some(2));
+    std::fs::write(&path, text).unwrap();
     // The smaller scenario fails too, with the same seed, and what is not needed is gone.
     let report = json(&run(&["--seed", "5", "--json"]));
     let smaller = report["failure"]["shrunk"]["scenario"].as_str().unwrap().to_owned();

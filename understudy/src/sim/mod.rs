@@ -28,6 +28,9 @@ pub(crate) struct Args {
     /// The seed, which decides everything that is left to chance
     #[arg(long, default_value_t = 1, conflicts_with = "seeds")]
     seed: u64,
+    /// The digest of the run that is replayed: if this run has another one, say so and end with 2
+    #[arg(long, value_name = "HEX", value_parser = digest, conflicts_with_all = ["seeds", "duration"])]
+    digest: Option<u64>,
     /// Run so many seeds, beginning with --from
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     seeds: Option<u64>,
@@ -54,6 +57,11 @@ pub(crate) struct Args {
     #[cfg(feature = "canary")]
     #[arg(long, value_parser = bug)]
     bug: Option<rnic::Bug>,
+}
+
+fn digest(text: &str) -> Result<u64, String> {
+    let is_one = text.len() == 16;
+    u64::from_str_radix(text, 16).ok().filter(|_| is_one).ok_or_else(|| "it has 16 hexadecimal digits".into())
 }
 
 #[cfg(feature = "canary")]
@@ -121,7 +129,18 @@ fn one(args: &Args, scenario: &Scenario, captures: Vec<CaptureTo>) -> ExitCode {
     } else {
         report::one_text(&outcome) + &tell(&args.scenario, &outcome, failure.as_ref())
     };
-    print(&text, code(failure.is_none()))
+    let other = args.digest.filter(|digest| *digest != outcome.digest);
+    let code = if let Some(digest) = other {
+        eprintln!(
+            "This is not the run that was to be replayed: its digest is {:016x}, not {digest:016x}. The scenario is another one, or \
+             the version of understudy is.",
+            outcome.digest
+        );
+        ExitCode::from(config::EXIT_CODE)
+    } else {
+        code(failure.is_none())
+    };
+    print(&text, code)
 }
 
 fn many(args: &Args, scenario: &Scenario, seeds: Seeds) -> ExitCode {
@@ -158,19 +177,23 @@ fn failure(args: &Args, scenario: &Scenario, outcome: &Outcome) -> Option<Failur
 fn tell(path: &Path, outcome: &Outcome, failure: Option<&Failure>) -> String {
     let Some(failure) = failure else { return String::new() };
     let mut text = format!(
-        "\nSomething is wrong with seed {}: {}\nReplay it: understudy sim {} --seed {}\n",
+        "\nSomething is wrong with seed {}: {}\nReplay it: understudy sim {} --seed {} --digest {:016x}\n",
         outcome.seed,
         failure.violation,
         path.display(),
-        outcome.seed
+        outcome.seed,
+        outcome.digest
     );
     if let Some(shrunk) = &failure.shrunk {
         let what = shrunk.outcome.violation.as_deref().unwrap_or_default();
         _ = write!(
             text,
-            "\nThe smallest scenario found that fails with this seed, after {} tries ({} packets; {what}):\n\n{}",
+            "\nThe smallest scenario found that fails with this seed, after {} tries ({} packets; {what}):\n\n\
+             # understudy sim FILE --seed {} --digest {:016x}\n{}",
             shrunk.tried,
             shrunk.outcome.packets,
+            outcome.seed,
+            shrunk.outcome.digest,
             sim::scenario::to_toml(&shrunk.scenario)
         );
     }
