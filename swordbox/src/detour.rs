@@ -1,22 +1,138 @@
 //! Detours: what goes to a line on another way than its lane, and makes doubtful what is known of it.
 
-use crate::Id;
+use crate::flow::{Flow, Stage, rights_of};
 use crate::function::{NO_SERVER, Swordbox};
 use crate::lines::in_one_line;
 use crate::op::{Kind, Op, memory_of};
-use rocev2::{Opcode, Packet};
+use crate::{Id, NONE};
+use rocev2::{Opcode, Packet, Psn};
 use switch::Nanos;
 
-impl Swordbox {
-    /// What a packet writes to on another way than a shared connection is not known any more; an error if it has to wait for
-    /// what was decided.
-    pub(crate) fn detour(&mut self, server: u8, packet: &Packet<'_>, now: Nanos) -> Result<(), Id> {
-        self.detour_for(server, packet, now, self.config.settle)
+/// PSNs of the longest message: 2 GiB at the least path MTU
+const MOST_PSNS: u32 = 1 << 23;
+
+/// Memory of a server that a packet may write to.
+pub(crate) enum Target {
+    Nothing,
+    /// Where it begins, and bytes
+    Range(u64, u64),
+    /// Its headers do not tell, nor does what was seen before it
+    Anywhere,
+}
+
+/// A WRITE of several packets, in PSNs of its client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Message {
+    first: Psn,
+    /// PSNs that it takes
+    count: u32,
+    /// Where it begins; `None` if packets that contradict each other told
+    va: Option<u64>,
+    /// Payload of each packet but the last, in bytes
+    packet: u16,
+}
+
+impl Message {
+    /// Reads the first packet of a WRITE.
+    pub(crate) fn of(packet: &Packet<'_>) -> Option<Self> {
+        let (va, _, len) = memory_of(packet)?;
+        let payload = packet.payload().len() as u16;
+        let count = if payload == 0 { 1 } else { len.div_ceil(payload.into()).clamp(1, MOST_PSNS) };
+        Some(Self { first: packet.bth().psn(), count, va: Some(va), packet: payload })
     }
 
-    /// The same; what it touches is not decided here for so long.
+    /// Packets of it before `psn`, if that is one of those behind its first
+    fn before(&self, psn: Psn) -> Option<u32> {
+        u32::try_from(psn.distance(self.first)).ok().filter(|before| (1..self.count).contains(before))
+    }
+
+    /// Whether both have a PSN in common.
+    fn meets(&self, other: &Self) -> bool {
+        let ahead = other.first.distance(self.first);
+        let count = if ahead < 0 { other.count } else { self.count };
+        ahead.unsigned_abs() < count
+    }
+
+    /// Both of them, which contradict each other
+    fn join(&self, other: &Self) -> Self {
+        let (one, two) = if other.first.precedes(self.first) { (other, self) } else { (self, other) };
+        let ahead = two.first.distance(one.first) as u32;
+        let count = one.count.max(ahead + two.count).min(MOST_PSNS);
+        Self { first: one.first, count, va: None, packet: 0 }
+    }
+}
+
+impl Flow {
+    /// The first packet of a WRITE passes: those behind it are known by it. If it contradicts an earlier one, one of the two is
+    /// forged, and where the packets of both write is not known.
+    pub(crate) fn begin_message(&mut self, message: Message, is_new: bool) {
+        self.message = Some(match self.message {
+            Some(known) if known == message => known,
+            Some(known) if known.meets(&message) => known.join(&message),
+            Some(known) if !is_new && message.first.precedes(known.first) => known,
+            _ => message,
+        });
+    }
+}
+
+/// Whether a packet belongs to a WRITE that an earlier one has begun.
+fn goes_on(packet: &Packet<'_>) -> bool {
+    matches!(
+        packet.layout().opcode(),
+        Opcode::RC_WRITE_MIDDLE
+            | Opcode::RC_WRITE_LAST
+            | Opcode::RC_WRITE_LAST_IMM
+            | Opcode::UC_WRITE_MIDDLE
+            | Opcode::UC_WRITE_LAST
+            | Opcode::UC_WRITE_LAST_IMM
+    )
+}
+
+impl Swordbox {
+    /// What a packet may write to; `NONE` if it belongs to no connection that is tracked.
+    pub(crate) fn target_of(&self, id: Id, packet: &Packet<'_>) -> Target {
+        #[cfg(feature = "canary")]
+        if self.config.bug == Some(crate::Bug::StaleWord) {
+            return Target::Nothing;
+        }
+        if goes_on(packet) {
+            return self.rest_of(id, packet);
+        }
+        match Op::of(packet.layout().opcode()).kind {
+            Kind::Read | Kind::Response | Kind::Datagram | Kind::Cnp | Kind::Body => Target::Nothing,
+            Kind::Unknown => Target::Anywhere,
+            Kind::Write | Kind::Other | Kind::Atomic | Kind::Unreliable => {
+                memory_of(packet).map_or(Target::Nothing, |(va, _, len)| Target::Range(va, len.into()))
+            }
+        }
+    }
+
+    /// Where a packet writes that goes on with a message.
+    fn rest_of(&self, id: Id, packet: &Packet<'_>) -> Target {
+        let Some(flow) = self.flows.get(id as usize) else { return Target::Anywhere };
+        let psn = packet.bth().psn();
+        if let Some(message) = flow.message
+            && let Some(before) = message.before(psn)
+        {
+            let Some(va) = message.va else { return Target::Anywhere };
+            let va = va.saturating_add(u64::from(before) * u64::from(message.packet));
+            return Target::Range(va, packet.payload().len() as u64);
+        }
+        // The server refuses it until what is missing has passed here, the beginning of the message with it.
+        let is_early = flow.missing.is_some_and(|missing| missing.precedes(psn));
+        if is_early { Target::Nothing } else { Target::Anywhere }
+    }
+
+    /// What a packet without a tracked connection writes to is not known any more; an error if it has to wait for what was
+    /// decided.
+    pub(crate) fn detour(&mut self, server: u8, packet: &Packet<'_>, now: Nanos) -> Result<(), Id> {
+        self.detour_for(NONE, server, packet, now, self.config.settle)
+    }
+
+    /// What a packet writes to on another way than a shared connection is not known any more, and not decided here for so long.
     pub(crate) fn detour_for(
         &mut self,
+        id: Id,
         server: u8,
         packet: &Packet<'_>,
         now: Nanos,
@@ -25,35 +141,11 @@ impl Swordbox {
         if server == NO_SERVER || self.lines.len() == 0 {
             return Ok(());
         }
-        #[cfg(feature = "canary")]
-        if self.config.bug == Some(crate::Bug::StaleWord) {
-            return Ok(());
+        match self.target_of(id, packet) {
+            Target::Nothing => Ok(()),
+            Target::Range(va, len) => self.lines.detour(server, va, len, now, quiet),
+            Target::Anywhere => self.lines.detour_everywhere(server, now, quiet),
         }
-        let op = Op::of(packet.layout().opcode());
-        match op.kind {
-            Kind::Read | Kind::Response | Kind::Datagram | Kind::Cnp | Kind::Body => Ok(()),
-            Kind::Unknown => self.lines.detour_everywhere(server, now, quiet),
-            Kind::Write | Kind::Other | Kind::Atomic | Kind::Unreliable => match memory_of(packet) {
-                Some((va, _, len)) => self.lines.detour(server, va, len.into(), now, quiet),
-                None => Ok(()),
-            },
-        }
-    }
-
-    /// Where a packet writes that goes on with a message: its first packet may have passed long ago.
-    pub(crate) fn goes_on_at(&self, id: Id, packet: &Packet<'_>) -> Option<(u64, u64)> {
-        #[cfg(feature = "canary")]
-        if self.config.bug == Some(crate::Bug::StaleWord) {
-            return None;
-        }
-        let goes_on = matches!(
-            packet.layout().opcode(),
-            Opcode::RC_WRITE_MIDDLE | Opcode::RC_WRITE_LAST | Opcode::RC_WRITE_LAST_IMM
-        );
-        let flow = &self.flows[id as usize];
-        let (first, va, len) = flow.message.filter(|_| goes_on)?;
-        let before = u64::try_from(packet.bth().psn().distance(first)).ok().filter(|before| *before > 0)?;
-        Some((va.saturating_add(before * u64::from(len)), packet.payload().len() as u64))
     }
 
     /// The same for a request of a connection that is followed: that it did is remembered for when it is repeated.
@@ -112,32 +204,18 @@ impl Swordbox {
         now: Nanos,
         quiet: Nanos,
     ) -> Result<(), Id> {
-        let mut before = self.lines_touched(server, packet);
-        self.detour_for(server, packet, now, quiet)?;
-        if let Some((va, len)) = self.goes_on_at(id, packet) {
-            before = self.lines.has_any(server, va, len);
-            self.lines.detour(server, va, len, now, self.config.settle)?;
-        }
-        if before {
-            self.counters.detours.add(1);
-            self.flows[id as usize].touched = Some(packet.bth().psn());
-        } else if Op::of(packet.layout().opcode()).kind == Kind::Body
-            && let Some(touched) = self.flows[id as usize].touched
-            && touched == packet.bth().psn().sub(1)
-        {
-            // The message goes on.
-            self.flows[id as usize].touched = Some(packet.bth().psn());
-        }
+        let touches = self.lines.len() > 0
+            && match self.target_of(id, packet) {
+                Target::Nothing => false,
+                Target::Range(va, len) => self.lines.has_any(server, va, len),
+                Target::Anywhere => true,
+            };
+        self.detour_for(id, server, packet, now, quiet)?;
+        self.counters.detours.add(u64::from(touches));
         Ok(())
     }
 
-    fn lines_touched(&self, server: u8, packet: &Packet<'_>) -> bool {
-        let op = Op::of(packet.layout().opcode());
-        matches!(op.kind, Kind::Write | Kind::Atomic | Kind::Other)
-            && memory_of(packet).is_some_and(|(va, _, len)| self.lines.has_any(server, va, len.into()))
-    }
-
-    /// The same for one that is repeated: what the rest of a message writes to is not told by it.
+    /// The same for one that is repeated, or that others overtook.
     pub(crate) fn detour_again(
         &mut self,
         id: Id,
@@ -146,32 +224,42 @@ impl Swordbox {
         op: Op,
         now: Nanos,
     ) -> Result<(), Id> {
-        self.detour_again_for(id, server, packet, op, now, self.config.settle)
+        self.doubt_proof(id, packet, op);
+        self.detour_for(id, server, packet, now, self.config.settle)?;
+        let flow = &mut self.flows[id as usize];
+        flow.missing.take_if(|missing| *missing == packet.bth().psn());
+        if packet.layout().opcode() == Opcode::RC_WRITE_FIRST
+            && let Some(message) = Message::of(packet)
+            && (flow.stage == Stage::Strict || packet.verify_icrc())
+        {
+            flow.begin_message(message, false);
+        }
+        Ok(())
     }
 
-    #[allow(clippy::too_many_arguments, reason = "a packet and what is known of it")]
-    fn detour_again_for(
-        &mut self,
-        id: Id,
-        server: u8,
-        packet: &Packet<'_>,
-        op: Op,
-        now: Nanos,
-        quiet: Nanos,
-    ) -> Result<(), Id> {
-        if let Some((va, len)) = self.goes_on_at(id, packet) {
-            return self.lines.detour(server, va, len, now, quiet);
-        }
-        let touched = self.flows[id as usize].touched;
-        if op.kind == Kind::Body && touched.is_some_and(|psn| !psn.precedes(packet.bth().psn())) {
-            return self.lines.detour_everywhere(server, now, quiet);
-        }
-        self.detour_for(server, packet, now, quiet)
+    /// Something else comes with a PSN of which the acknowledgement was to prove a right: it proves none.
+    fn doubt_proof(&mut self, id: Id, packet: &Packet<'_>, op: Op) {
+        let memory = memory_of(packet);
+        let psn = packet.bth().psn();
+        let count = match (op.kind, memory) {
+            // The path MTU may not be known.
+            (Kind::Read, Some((_, _, len))) => len.div_ceil(256).max(1),
+            _ => 1,
+        };
+        let takes = |behind: &Psn| (0..count as i32).contains(&behind.sub(1).distance(psn));
+        let rights = rights_of(op.kind);
+        let flow = &mut self.flows[id as usize];
+        flow.proving.take_if(|(behind, proof)| {
+            takes(behind)
+                && !memory.is_some_and(|(_, rkey, len)| count == 1 && len > 0 && proof.is_of(rkey, rights))
+        });
+        flow.reaching
+            .take_if(|(behind, own)| takes(behind) && memory != Some((own.va, own.rkey, own.len.into())));
     }
 
     /// A packet was dropped because of what was decided for the words that it touches. Its client sends it again; until then
     /// nothing more is decided for them: otherwise, of words that are always in use, it would be dropped every time.
-    pub(crate) fn await_again(&mut self, id: Id, server: u8, packet: &Packet<'_>, op: Op, now: Nanos) {
-        _ = self.detour_again_for(id, server, packet, op, now, self.config.dead_after);
+    pub(crate) fn await_again(&mut self, id: Id, server: u8, packet: &Packet<'_>, now: Nanos) {
+        _ = self.detour_for(id, server, packet, now, self.config.dead_after);
     }
 }

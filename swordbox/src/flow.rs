@@ -1,5 +1,7 @@
 //! The requests of one side of a connection, and what has become of them.
 
+use crate::detour::Message;
+use crate::op::Kind;
 use crate::proof::Proof;
 use crate::reread::Rereads;
 use crate::{Id, NONE};
@@ -38,6 +40,15 @@ pub(crate) mod right {
     pub(crate) const ATOMIC: u8 = 4;
 }
 
+/// Rights that a request needs for the memory that it names; 0 for none that count here.
+pub(crate) const fn rights_of(kind: Kind) -> u8 {
+    match kind {
+        Kind::Write => right::WRITE,
+        Kind::Atomic => right::ATOMIC,
+        _ => 0,
+    }
+}
+
 const PROOFS: usize = 4;
 /// PSNs behind the newest request that are taken to be answered; less than half of all PSNs
 const LONG_AGO: i32 = 1 << 22;
@@ -45,6 +56,10 @@ const LONG_AGO: i32 = 1 << 22;
 /// PSNs behind what is acknowledged of which a client may want to hear again, and PSNs ahead that it may use while those
 /// between are lost. The end of a message that is longer is among them
 pub(crate) const BEHIND: i32 = 1 << 16;
+
+/// PSNs behind what is acknowledged of which a client that has moved may want to hear again: more than those of the READs that
+/// it has under way
+const NEAR: i32 = 1 << 12;
 
 /// PSNs with which a connection's requests may come.
 #[derive(Clone, Copy, Debug)]
@@ -130,12 +145,17 @@ pub(crate) struct Flow {
     pub most_reads: u8,
     /// READs and atomics that the server takes on this connection at once, as the connection manager told; 0 if it did not
     pub max_reads: u8,
+    /// What the connection manager told of the path MTU and of `max_reads`, until the first request and the first response show
+    /// that it told of this connection
+    pub told: Option<(u16, u8)>,
     /// Path MTU in bytes; 0 as long as it is not known
     pub mtu: u16,
     /// The longest payload that was seen in one packet, if that is all that is known of the path MTU
     pub longest: u16,
     /// The oldest request that was seen, unless that is very long ago: what is older was not sent through here
     pub first: Psn,
+    /// It stands in the journal, or is to
+    pub written: bool,
     /// Both of its ends know that it is over
     pub over: bool,
     /// It is the switch's own: the owner of a lane, and no client's
@@ -168,14 +188,14 @@ pub(crate) struct Flow {
     pub proving: Option<(Psn, Proof)>,
     /// Memory that is there as soon as everything before this PSN is done
     pub reaching: Option<(Psn, Memory)>,
-    /// The latest WRITE of several packets: the PSN of the first, where it begins, and the payload of each packet but the last
-    pub message: Option<(Psn, u64, u16)>,
+    /// The latest WRITE of several packets
+    pub message: Option<Message>,
+    /// The first PSN that has not passed here though later ones have: the server refuses those
+    pub missing: Option<Psn>,
     /// The last request on the own connection that used a right which was not proven, or memory that may not be there
     pub trial: Option<Psn>,
     /// An operation under way on the own connection is a detour that is over when it is done: its PSN, and its line
     pub detouring: Option<(Psn, Id)>,
-    /// The last packet to the own connection that wrote to memory of which values are cached
-    pub touched: Option<Psn>,
     /// READs that are done and that its client repeats
     pub rereads: Rereads,
 }
@@ -215,10 +235,12 @@ impl Flow {
             longest: 0,
             most_reads: 0,
             max_reads: 0,
+            told: None,
             newest: Psn::ZERO,
             newest_at: NOWHERE,
             open: 0,
             over: false,
+            written: false,
             haunted: false,
             leaving: false,
             held: [NONE; 2],
@@ -236,7 +258,7 @@ impl Flow {
             proving: None,
             reaching: None,
             message: None,
-            touched: None,
+            missing: None,
             trial: None,
             detouring: None,
         }
@@ -277,6 +299,14 @@ impl Flow {
         // A READ of unknown length may take many.
         let ahead = if self.unsure.is_some() { LONG_AGO } else { BEHIND };
         Window { acked: self.acked, next: self.next, ahead }
+    }
+
+    /// Whether a request tells where its client is. Any host may send in a client's name: to have answers, or what others send
+    /// on its connection, led astray, it has to guess a PSN nearly as well as one that is to be executed.
+    pub(crate) fn is_believed(&self, psn: Psn) -> bool {
+        self.stage < Stage::Strict
+            || psn == self.next
+            || (psn.precedes(self.next) && self.acked.distance(psn) <= NEAR)
     }
 
     /// PSNs with which the server's answers may come, on the own connection.

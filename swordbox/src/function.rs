@@ -532,7 +532,7 @@ impl Swordbox {
         if self.detour(server, &packet, now).is_err() {
             if trusted {
                 // It is sent again, or not: until then nothing more is decided that it could have to wait for.
-                _ = self.detour_for(server, &packet, now, self.config.dead_after);
+                _ = self.detour_for(NONE, server, &packet, now, self.config.dead_after);
             }
             self.counters.delayed.add(1);
             return Verdict::Drop(DropReason::Delayed);

@@ -1,8 +1,8 @@
 //! Hosts of which it is not known that they may write to a server's memory at all: what they send may be refused there, and
 //! whether it is cannot be told here. So it may keep operations from being decided for a share of the time only.
 
+use crate::detour::Target;
 use crate::function::Swordbox;
-use crate::op::{Kind, Op, memory_of};
 use crate::{Id, NONE};
 use rocev2::Packet;
 use switch::Nanos;
@@ -51,17 +51,13 @@ impl Swordbox {
             || self.sources.has_proven(from)
     }
 
-    /// Whether a packet may pass that makes doubtful what is known of the memory that it names, of a client that is not trusted.
+    /// Whether a packet may pass that makes doubtful what is known of the memory that it writes to, of a client that is not trusted.
     pub(crate) fn may_disturb(&mut self, id: Id, server: u8, packet: &Packet<'_>, now: Nanos) -> bool {
-        let range = match Op::of(packet.layout().opcode()).kind {
-            Kind::Unknown => Some((0, u64::MAX)),
-            Kind::Write | Kind::Other | Kind::Atomic | Kind::Unreliable => {
-                memory_of(packet).map(|(va, _, len)| (va, len.into()))
-            }
-            Kind::Body if id != NONE => self.goes_on_at(id, packet),
-            _ => None,
-        };
-        range.is_none_or(|(va, len)| self.may_disturb_range(server, va, len, now))
+        match self.target_of(id, packet) {
+            Target::Nothing => true,
+            Target::Range(va, len) => self.may_disturb_range(server, va, len, now),
+            Target::Anywhere => self.may_disturb_range(server, 0, u64::MAX, now),
+        }
     }
 
     /// The same for a range.

@@ -5,6 +5,9 @@ use switch::PortId;
 
 /// Bytes of the longest frame that waits here; of longer ones, the client is asked for again
 pub(crate) const LONGEST: usize = 512;
+/// One queue takes one part in so many of all places at most, but these few at least
+const SHARE: usize = 8;
+const FEWEST: usize = 16;
 
 /// Places for frames, in queues.
 #[derive(Debug)]
@@ -19,13 +22,15 @@ struct Slot {
     len: u16,
     port: u16,
     next: u32,
+    /// How many wait in its queue, if it is the first there
+    count: u32,
 }
 
 impl Held {
     pub(crate) fn with_capacity(slots: usize) -> Self {
         Self {
             bytes: vec![0; slots * LONGEST].into(),
-            slots: vec![Slot { len: 0, port: 0, next: NONE }; slots].into(),
+            slots: vec![Slot { len: 0, port: 0, next: NONE, count: 0 }; slots].into(),
             free: (0..slots as u32).rev().collect(),
         }
     }
@@ -45,20 +50,22 @@ impl Held {
         self.slots.len() - self.free.len()
     }
 
-    /// Puts a frame at the end of a queue, if there is a place for it.
+    /// Puts a frame at the end of a queue, if there is a place for it. No client takes all places.
     pub(crate) fn push(&mut self, queue: &mut [u32; 2], frame: &[u8], port: PortId) -> bool {
-        if frame.len() > LONGEST {
+        let count = self.slots.get(queue[0] as usize).map_or(0, |first| first.count);
+        if frame.len() > LONGEST || count as usize >= (self.slots.len() / SHARE).max(FEWEST) {
             return false;
         }
         let Some(slot) = self.free.pop() else { return false };
         let at = slot as usize * LONGEST;
         self.bytes[at..at + frame.len()].copy_from_slice(frame);
-        self.slots[slot as usize] = Slot { len: frame.len() as u16, port: port.0, next: NONE };
+        self.slots[slot as usize] = Slot { len: frame.len() as u16, port: port.0, next: NONE, count: 0 };
         match queue {
             [NONE, _] => queue[0] = slot,
             [_, last] => self.slots[*last as usize].next = slot,
         }
         queue[1] = slot;
+        self.slots[queue[0] as usize].count = count + 1;
         true
     }
 
@@ -71,11 +78,12 @@ impl Held {
 
     /// Takes the first of a queue away.
     pub(crate) fn pop(&mut self, queue: &mut [u32; 2]) {
-        let Some(slot) = self.slots.get(queue[0] as usize) else { return };
+        let Some(&Slot { next, count, .. }) = self.slots.get(queue[0] as usize) else { return };
         self.free.push(queue[0]);
-        queue[0] = slot.next;
-        if queue[0] == NONE {
-            queue[1] = NONE;
+        queue[0] = next;
+        match self.slots.get_mut(next as usize) {
+            Some(first) => first.count = count - 1,
+            None => queue[1] = NONE,
         }
     }
 
@@ -83,7 +91,11 @@ impl Held {
     pub(crate) fn clear_behind_first(&mut self, queue: &mut [u32; 2]) {
         let Some(first) = self.slots.get_mut(queue[0] as usize) else { return };
         let mut rest = [core::mem::replace(&mut first.next, NONE), queue[1]];
+        let count = core::mem::replace(&mut first.count, 1) - 1;
         queue[1] = queue[0];
+        if let Some(first) = self.slots.get_mut(rest[0] as usize) {
+            first.count = count;
+        }
         self.clear(&mut rest);
     }
 

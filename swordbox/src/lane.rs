@@ -105,6 +105,8 @@ pub(crate) struct Lane {
     /// Since when some wait for it in vain; zero if none does. And how far its owner had come then
     pub stuck: Nanos,
     pub stuck_at: (Psn, Psn),
+    /// Since when its owner has kept others waiting, though it goes on; zero if it does not
+    pub kept_since: Nanos,
     /// Until then nobody but its owner begins anything: it has been asked to send again what could not wait here
     pub reserved: Nanos,
     /// From sending to acknowledgement, smoothed
@@ -156,6 +158,7 @@ impl Lane {
             tries: 0,
             stuck: Nanos::ZERO,
             stuck_at: (Psn::ZERO, Psn::ZERO),
+            kept_since: Nanos::ZERO,
             reserved: Nanos::ZERO,
             round_trip: Nanos::ZERO,
             timed: None,
@@ -183,6 +186,7 @@ impl Lane {
         self.resent = now;
         self.tries = 0;
         self.reserved = Nanos::ZERO;
+        self.kept_since = Nanos::ZERO;
         self.round_trip = Nanos::ZERO;
         self.timed = None;
     }

@@ -9,6 +9,7 @@
 use crate::flow::{Flow, Stage, right};
 use crate::function::{NO_SERVER, Swordbox, bits_of};
 use crate::headers::{Base, Headers};
+use crate::tend::TRIES;
 use crate::{Id, NONE};
 use rocev2::aeth::{NakCode, Syndrome};
 use rocev2::neighbour;
@@ -207,14 +208,18 @@ impl Swordbox {
         let there = &mut self.lanes[asked.lane as usize];
         there.open(to_server, asked.psn, asked.rd_atomic.max(1).into(), now, now);
         there.keys.clear();
-        // What clients have lent is given back when nothing is under way there.
-        for lent in self.lanes.iter_mut().filter(|lane| lane.server == number && !lane.is_own) {
+        self.give_back(number);
+        Some(())
+    }
+
+    /// What clients have lent is given back when nothing is under way there.
+    fn give_back(&mut self, server: u8) {
+        for lent in self.lanes.iter_mut().filter(|lane| lane.server == server && !lane.is_own) {
             if lent.owner != NONE && !self.flows[lent.owner as usize].leaving {
                 lent.is_given_back = true;
                 self.flows[lent.owner as usize].leaving = true;
             }
         }
-        Some(())
     }
 
     /// The control plane has lost a lane's connection.
@@ -272,7 +277,9 @@ impl Swordbox {
         };
         if probe.psn.is_none() {
             self.send_probe(lane, now, out);
-        } else if now.since(probe.since) > Nanos(self.config.dead_after.0 / PATIENCE) {
+        } else if now.since(probe.since) > Nanos(self.config.dead_after.0 / PATIENCE)
+            || (u32::from(probe.tries) >= TRIES && self.is_replaced(there))
+        {
             self.fail(lane);
         } else if now.since(probe.at) > Nanos(patience.0 << probe.tries) {
             self.send_probe(lane, now, out);
@@ -359,6 +366,11 @@ impl Swordbox {
         owner.in_message = false;
         owner.own_msn = owner.own_msn.add(1);
         self.probing -= 1;
+        if probe.tries > 0 {
+            // Others may have taken what clients lent meanwhile.
+            let server = self.lanes[lane as usize].server;
+            self.give_back(server);
+        }
         self.pump_lane(lane, now, out);
         true
     }

@@ -293,8 +293,12 @@ impl Swordbox {
             if begins {
                 flow.begin(psn);
             }
-            flow.mtu = successor.mtu;
-            flow.max_reads = if id == to_server { successor.max_reads } else { 0 };
+            let told = (successor.mtu, if id == to_server { successor.max_reads } else { 0 });
+            if begins {
+                flow.told = Some(told);
+            } else {
+                (flow.mtu, flow.max_reads) = told;
+            }
             let end = &mut self.ends[id as usize];
             end.from = bits_of(from);
             end.seen = now;
@@ -487,12 +491,12 @@ impl Swordbox {
                 return false;
             }
             self.remember(id);
-        } else if self.flows[id as usize].stage >= Stage::Asked
+        } else if self.flows[id as usize].written
             && let Some(connection) = self.connection_of(id)
         {
             self.events.push_back(Event::Over(connection));
         }
-        if self.flows[to as usize].stage >= Stage::Asked
+        if self.flows[to as usize].written
             && let Some(connection) = self.connection_of(to)
         {
             self.events.push_back(Event::Over(connection));
@@ -505,7 +509,7 @@ impl Swordbox {
     pub(crate) fn forget(&mut self, id: Id) {
         for end in [id, self.ends[id as usize].peer] {
             if end != NONE
-                && self.flows[end as usize].stage >= Stage::Asked
+                && self.flows[end as usize].written
                 && let Some(connection) = self.connection_of(end)
             {
                 self.events.push_back(Event::Over(connection));

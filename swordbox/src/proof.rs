@@ -67,6 +67,12 @@ impl Proof {
         }
     }
 
+    /// Whether it is proven by a request that uses this key, and these rights.
+    pub(crate) fn is_of(self, rkey: u32, rights: u8) -> bool {
+        let needed = |stamp, right| stamp == NEVER || rights & right != 0;
+        self.rkey == rkey && needed(self.write, right::WRITE) && needed(self.atomic, right::ATOMIC)
+    }
+
     #[inline]
     const fn stamp_of(self, rights: u8) -> u16 {
         if rights == right::WRITE { self.write } else { self.atomic }

@@ -54,7 +54,7 @@ impl Swordbox {
                 return Verdict::Drop(DropReason::Repeated);
             }
             if self.detour_again(id, server, &packet, op, now).is_err() {
-                self.await_again(id, server, &packet, op, now);
+                self.await_again(id, server, &packet, now);
                 self.counters.delayed.add(1);
                 return Verdict::Drop(DropReason::Delayed);
             }

@@ -6,7 +6,8 @@
 
 use crate::answer::Answer;
 use crate::config::Connection;
-use crate::flow::{Stage, right};
+use crate::detour::Message;
+use crate::flow::{Stage, rights_of};
 use crate::function::{Event, NO_SERVER, Swordbox, source_of};
 use crate::lines::in_one_line;
 use crate::op::{Kind, Op, memory_of};
@@ -153,7 +154,7 @@ impl Swordbox {
             id = new;
             _ = self.is_from(id, source_of(&packet), &packet);
         }
-        if is_known {
+        if is_known || !self.flows[id as usize].is_believed(psn) {
             self.ends[id as usize].seen = now;
         } else {
             self.note(id, &packet, port, now);
@@ -315,12 +316,16 @@ impl Swordbox {
             self.detour_again(id, server, &packet, op, now)
         };
         if now_or_later.is_err() {
-            self.await_again(id, server, &packet, op, now);
+            self.await_again(id, server, &packet, now);
             self.counters.delayed.add(1);
             return Verdict::Drop(DropReason::Delayed);
         }
         if new {
             if lost {
+                let flow = &mut self.flows[id as usize];
+                if flow.unsure.is_none() {
+                    flow.missing.get_or_insert(flow.next);
+                }
                 // What is missing may yet overtake it on the way to the server.
                 self.restart_at(id, psn);
             }
@@ -360,7 +365,8 @@ impl Swordbox {
     /// Asks whether the two sides of a connection may come to differ.
     fn ask(&mut self, id: Id) {
         if let Some(connection) = self.connection_of(id) {
-            self.flows[id as usize].stage = Stage::Asked;
+            let flow = &mut self.flows[id as usize];
+            (flow.stage, flow.written) = (Stage::Asked, true);
             self.events.push_back(Event::Diverging(connection));
         }
     }
@@ -397,7 +403,9 @@ impl Swordbox {
             if is_trusted {
                 flow.mtu = len;
             }
-            flow.message = memory.map(|(va, ..)| (psn, va, len));
+            if let Some(message) = Message::of(packet) {
+                flow.begin_message(message, true);
+            }
         }
         let own = psn.add(flow.delta);
         flow.next = psn.add(count);
@@ -410,11 +418,7 @@ impl Swordbox {
         if let Some((va, rkey, len)) = memory
             && len > 0
         {
-            let rights = match op.kind {
-                Kind::Write => right::WRITE,
-                Kind::Atomic => right::ATOMIC,
-                _ => 0,
-            };
+            let rights = rights_of(op.kind);
             if rights != 0 {
                 let line = self.lines.find(flow.server, va).map(|line| self.lines.get(line));
                 let is_there =
@@ -461,6 +465,7 @@ impl Swordbox {
         let flow = &mut self.flows[id as usize];
         flow.open = 0;
         flow.unsure = None;
+        flow.told = None;
         flow.stage = flow.stage.min(Stage::Paired);
         flow.begin(psn);
     }
@@ -613,10 +618,14 @@ impl Swordbox {
         }
         let server = flow.server;
         if let Err(lane) = self.detour_until_done(id, server, &packet, op, now) {
-            return Done::Wait(lane);
+            return Done::Wait(self.slowest_lane(server).unwrap_or(lane));
         }
         let psn = packet.bth().psn();
         let flow = &mut self.flows[id as usize];
+        if let Some(lane) = self.lanes.get_mut(flow.lane as usize) {
+            // It has come in time.
+            lane.reserved = Nanos::ZERO;
+        }
         if flow.is_quiet() && !flow.in_message {
             flow.via = NONE;
             flow.heard = flow.acked;
@@ -670,8 +679,15 @@ impl Swordbox {
                 self.wait(id, lane);
                 return;
             }
-            // It has the next turn, if it comes soon: others would take the lane again and again before it is there.
-            there.reserved = now + there.patience(self.config.replay_after);
+            if there.reserved == Nanos::ZERO || there.is_own {
+                // It has the next turn, if it comes soon: others would take the lane again and again before it is there.
+                there.reserved = now + there.patience(self.config.replay_after);
+            } else {
+                // It had a turn, and is too far away to use it: others take another lane.
+                self.leave(id);
+                self.flows[id as usize].unfit_until = now + self.config.dead_after;
+                self.counters.lanes_left.add(1);
+            }
         }
         let flow = &mut self.flows[id as usize];
         flow.nak_due = false;

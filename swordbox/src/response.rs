@@ -14,6 +14,9 @@ use rocev2::rewrite::Rewriter;
 use rocev2::{Fault, Layout, Msn, Opcode, Packet, Psn};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
 
+/// Packets that answer the longest READ: 2 GiB at the least path MTU
+const MOST_RESPONSES: u32 = 1 << 23;
+
 impl Swordbox {
     #[expect(clippy::inline_always, reason = "callers know what kind of packet it is, and of what shape")]
     #[inline(always)]
@@ -425,6 +428,13 @@ impl Swordbox {
         let flow = &mut self.flows[id as usize];
         if flow.acked.precedes(psn) {
             flow.acked = psn;
+            // The server has got what was taken to be missing, if anything was.
+            flow.missing = None;
+            if let Some(told) = flow.told.take()
+                && psn == flow.first.add(1)
+            {
+                (flow.mtu, flow.max_reads) = told;
+            }
             flow.show_alive();
             if flow.proved() {
                 self.sources.prove(self.ends[id as usize].from);
@@ -448,19 +458,23 @@ impl Swordbox {
 
     /// The first packet of a READ response, and those behind it but for the last, tell the path MTU, and with it how many there
     /// will be. One that is the only one tells that its READ takes one PSN, and with it those that are not longer.
+    ///
     /// What a response says of how many PSNs the last request takes, a READ of which that is not known. Responses may have changed
     /// places on the way: the last one tells it, too, if that leaves one path MTU for those before it.
     fn learn_count(&mut self, id: Id, packet: &Packet<'_>, psn: Psn) {
         let opcode = packet.layout().opcode();
         let bytes = packet.payload().len() as u32;
-        let flow = &mut self.flows[id as usize];
-        flow.saw_payload(bytes as usize);
+        let flow = &self.flows[id as usize];
         let is_full = matches!(opcode, Opcode::RC_READ_RESPONSE_FIRST | Opcode::RC_READ_RESPONSE_MIDDLE)
             && bytes.is_power_of_two()
             && (256..=4096).contains(&bytes);
-        if is_full {
-            flow.mtu = bytes as u16;
+        let is_news = bytes > flow.longest.into() || (is_full && bytes != flow.mtu.into());
+        if is_news && self.is_read(id, psn) {
+            let flow = &mut self.flows[id as usize];
+            flow.saw_payload(bytes as usize);
+            flow.mtu = if is_full { bytes as u16 } else { flow.mtu };
         }
+        let flow = &mut self.flows[id as usize];
         let Some(len) = flow.unsure.map(NonZero::get) else { return };
         let before = psn.distance(flow.next.sub(1));
         let count = match opcode {
@@ -478,6 +492,21 @@ impl Swordbox {
         if let Some(count) = count {
             self.counted(id, count);
         }
+    }
+
+    /// Whether a READ is under way that this PSN may answer. Any host may answer in a server's name as long as the PSN need not
+    /// be one of those.
+    #[cold]
+    fn is_read(&self, id: Id, psn: Psn) -> bool {
+        let flow = &self.flows[id as usize];
+        let unsure = flow.unsure.map(|_| flow.next.sub(1));
+        self.records(id).iter().any(|record| {
+            let most = if Some(record.psn) == unsure { MOST_RESPONSES } else { record.count };
+            record.count > 0
+                && !record.done
+                && record.what == What::Read
+                && (0..most as i32).contains(&psn.distance(record.psn))
+        })
     }
 
     /// A response on a lane.

@@ -8,7 +8,7 @@ use rocev2::Psn;
 use switch::{Nanos, Output};
 
 /// How often everything on a lane is sent again in vain before it is given up, if the server makes new connections meanwhile
-const TRIES: u32 = 6;
+pub(crate) const TRIES: u32 = 6;
 
 impl Swordbox {
     /// A server makes a new connection: it may have restarted. Lanes that it was not heard of on for a while are given up, if
@@ -159,20 +159,26 @@ impl Swordbox {
                 self.leave(owner);
                 continue;
             } else if there.waiting[0] == NONE || !self.flows[owner as usize].is_private() {
-                there.stuck = Nanos::ZERO;
-            } else if there.stuck == Nanos::ZERO || there.stuck_at != self.flows[owner as usize].came() {
-                // What it has begun goes on.
-                there.stuck_at = self.flows[owner as usize].came();
-                there.stuck = now;
-            } else if now.since(there.stuck) > there.patience(self.config.replay_after)
-                && !self.keeps_stuck_lanes()
-            {
-                // Its owner has begun something that does not end, as a SEND that waits for a receive, and others wait for it.
-                // Nothing of theirs is under way here: they take another lane.
-                self.leave(owner);
-                self.flows[owner as usize].unfit_until = now + self.config.dead_after;
-                self.counters.lanes_left.add(1);
-                continue;
+                (there.stuck, there.kept_since) = (Nanos::ZERO, Nanos::ZERO);
+            } else {
+                if there.kept_since == Nanos::ZERO {
+                    there.kept_since = now;
+                }
+                let came = self.flows[owner as usize].came();
+                if there.stuck == Nanos::ZERO || there.stuck_at != came {
+                    // What it has begun goes on.
+                    (there.stuck_at, there.stuck) = (came, now);
+                }
+                let is_stuck = now.since(there.stuck) > there.patience(self.config.replay_after);
+                let is_long = now.since(there.kept_since) > self.config.settle;
+                if (is_stuck || is_long) && !self.keeps_stuck_lanes() {
+                    // Its owner has begun something that does not end, as a SEND that waits for a receive, or not soon, as a very
+                    // long WRITE, and others wait for it. Nothing of theirs is under way here: they take another lane.
+                    self.leave(owner);
+                    self.flows[owner as usize].unfit_until = now + self.config.dead_after;
+                    self.counters.lanes_left.add(1);
+                    continue;
+                }
             }
             self.pump_lane(lane, now, out);
         }

@@ -300,7 +300,13 @@ impl Swordbox {
     /// again. What waits finds another lane if this one is given up.
     #[inline]
     pub(crate) fn is_doubtful(&self, lane: &Lane) -> bool {
-        lane.tries >= 2 && self.connected[usize::from(lane.server)] > lane.moved
+        lane.tries >= 2 && self.is_replaced(lane)
+    }
+
+    /// Whether a lane's server has made connections since it was last heard of there.
+    #[inline]
+    pub(crate) fn is_replaced(&self, lane: &Lane) -> bool {
+        self.connected[usize::from(lane.server)] > lane.moved
     }
 
     /// Whether operations with this key can go on a lane.
@@ -367,6 +373,14 @@ impl Swordbox {
         let all = || self.lanes.iter().zip(0..).filter(|(lane, _)| fits(lane));
         let nth = (switch::table::mix(va >> 6) as usize).checked_rem(all().count())?;
         all().nth(nth).map(|(_, number)| number)
+    }
+
+    /// The lane of a server on which something is under way and nothing has come back for longest: what waits for all that was
+    /// decided waits for that.
+    pub(crate) fn slowest_lane(&self, server: u8) -> Option<Id> {
+        let lanes = self.lanes.iter().zip(0..);
+        let busy = lanes.filter(|(lane, _)| lane.server == server && lane.under_way > 0);
+        busy.min_by_key(|(lane, _)| lane.moved).map(|(_, number)| number)
     }
 
     /// A connection becomes a lane, if there is to be another one.

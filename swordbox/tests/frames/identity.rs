@@ -101,14 +101,28 @@ fn datagram(from: [u8; 4], to: [u8; 4], mad: &[u8]) -> Vec<u8> {
 
 /// The REQ and the REP of a connection.
 pub(crate) fn handshake(end: &End) -> [Vec<u8>; 2] {
+    handshake_of(end, |_| {})
+}
+
+pub(crate) fn handshake_of(end: &End, change: impl FnOnce(&mut Req)) -> [Vec<u8>; 2] {
+    handshake_of_both(end, change, |_| {})
+}
+
+pub(crate) fn handshake_of_both(
+    end: &End,
+    change: impl FnOnce(&mut Req),
+    change_rep: impl FnOnce(&mut Rep),
+) -> [Vec<u8>; 2] {
     let mut req = Req::new_zeroed();
     req.local_comm_id = 5.into();
     req.set_qpn(Qpn::new(end.qpn));
     req.set_starting_psn(Psn::new(0x1234));
+    change(&mut req);
     let mut rep = Rep::new_zeroed();
     rep.remote_comm_id = 5.into();
     rep.set_qpn(Qpn::new(end.server_qpn));
     rep.set_starting_psn(Psn::new(end.psn));
+    change_rep(&mut rep);
     let mut mads = [[0; MAD_LEN]; 2];
     cm::emit(&MadHeader::new(Kind::Req, 1), &req, &mut mads[0]);
     cm::emit(&MadHeader::new(Kind::Rep, 1), &rep, &mut mads[1]);

@@ -4,6 +4,7 @@ mod any;
 mod congestion;
 mod crowd;
 mod doubts;
+mod hardship;
 mod identity;
 mod net;
 mod own;

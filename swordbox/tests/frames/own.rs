@@ -209,3 +209,67 @@ fn owner_whose_send_waits_for_a_receive_stalls_nobody_and_keeps_its_connection()
     assert_eq!(locked(&mut net, &mut a, &lent, 5, 6).len(), 1);
     assert_eq!((net.count("lanes_left"), net.count("lanes_lost"), net.count("ended")), (1, 0, 0));
 }
+
+/// One packet is lost: words go back to the switch's own lane when its probe is answered after all.
+#[test]
+fn words_go_back_to_the_switchs_lane_when_a_probe_was_only_late() {
+    let mut net = Net::new(own);
+    open(&mut net);
+    let (mut a, mut b) = (end(1), end(2));
+    net.connect(&mut a);
+    net.connect(&mut b);
+    assert!(net.up(&a.cas(a.psn, TABLE, 1, 1)).is_empty());
+    let tried = net.pass(Nanos::from_micros(60));
+    assert_eq!((tried.len(), opcode(&tried[0].0)), (1, Opcode::RC_READ_REQUEST));
+    // That is lost.
+    let sent = net.pass(Nanos::from_micros(150));
+    let cas = sent.iter().find(|(sent, _)| opcode(sent) == Opcode::RC_COMPARE_SWAP).expect("another way");
+    assert_eq!(dest(&cas.0), a.server_qpn);
+    net.down(&a.answer(psn(&cas.0), Syndrome::Ack(Credit(0x1f)), Some(0)));
+    a.psn += 1;
+    net.down(&read_response(&OWN, OWN.psn));
+    for _ in 0..20 {
+        net.pass(Nanos::from_millis(100));
+        // Its probes are answered.
+        let sent = net.up(&b.cas(b.psn, TABLE, 1, 1));
+        assert!(!sent.is_empty(), "the CAS waits");
+        if dest(&sent[0].0) == OWN.server_qpn {
+            return;
+        }
+        net.down(&a.answer(
+            psn(&sent[0].0),
+            Syndrome::Ack(Credit(0x1f)),
+            (opcode(&sent[0].0) == Opcode::RC_COMPARE_SWAP).then_some(0),
+        ));
+        b.psn += 1;
+        for (frame, _) in net.pass(Nanos::from_millis(1)) {
+            if dest(&frame) == OWN.server_qpn {
+                net.down(&OWN.ack(psn(&frame)));
+            }
+        }
+    }
+    panic!("still on a client's connection; lanes lent: {}", net.count("lanes"));
+}
+
+/// The server has restarted, and gives a client the number of its end of the switch's lane.
+#[test]
+fn a_client_that_gets_the_number_of_a_lane_that_is_gone_is_not_kept_out() {
+    let (mut net, _, _) = ready();
+    net.pass(Nanos::from_millis(100));
+    let c = End { server_qpn: OWN.server_qpn, ..end(3) };
+    let [req, rep] = super::identity::handshake(&c);
+    net.up(&req);
+    net.down(&rep);
+    let begun = net.now;
+    let mut tries = 0;
+    while net.up(&c.write(c.psn, 0x8000_0000, &[0; 8])).is_empty() {
+        tries += 1;
+        net.pass(Nanos::from_millis(10));
+    }
+    assert!(
+        tries < 8,
+        "{tries} transmissions were dropped in {:?}, {} as spoofed",
+        net.now.since(begun),
+        net.count("spoofed")
+    );
+}
