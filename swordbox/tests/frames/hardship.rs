@@ -458,3 +458,33 @@ fn a_forged_packet_does_not_lead_answers_astray() {
     assert_eq!(opcode(&answers[0].0), Opcode::RC_ATOMIC_ACKNOWLEDGE);
     assert_eq!(answers[0].1, CLIENTS, "to the client");
 }
+
+/// Two forged disconnections: one before it is written down that a connection's sides may differ, and one after.
+#[test]
+fn two_forged_disconnections_end_nothing() {
+    let (mut net, ..) = two(|_| {});
+    let mut c = end(3);
+    for _ in 0..6 {
+        net.up(&c.write(c.psn, 0x9000_0000, &[0; 8]));
+        net.down(&c.ack(c.psn));
+        c.psn += 1;
+    }
+    net.now = net.now + Nanos(1000);
+    let lie = dreq(c.ip, SERVER, c.server_qpn);
+    // What the control plane is asked is not answered yet.
+    let cas = c.cas(c.psn, TABLE + 2048, 1, 0);
+    switch::memory::run_frame(&mut net.swordbox, &cas, CLIENTS, net.now);
+    net.run(&lie, SERVERS);
+    net.permit();
+    net.down(&c.answer(c.psn, Syndrome::Ack(Credit(0x1f)), Some(0)));
+    net.run(&lie, SERVERS);
+    c.psn += 1;
+    for n in 0..10 {
+        let sent = net.up(&c.write(c.psn, 0x9000_0000, &[0; 8]));
+        assert_eq!(sent.len(), 1, "{n}: {} ended", net.count("ended"));
+        net.down(&c.ack(psn(&sent[0].0)));
+        net.run(&lie, SERVERS);
+        c.psn += 1;
+    }
+    assert_eq!(net.count("ended"), 0);
+}
