@@ -49,9 +49,10 @@ const CATCH_UP: Nanos = Nanos::from_millis(1500);
 /// The time after the last fault by which what was under way has arrived: seven tries of 131 us on both sides of the switch
 const SETTLED: Nanos = Nanos::from_millis(5);
 
-/// Runs until all live servers have caught up, now that faults are over. If all servers wait for the operator, those that a lost
-/// leader has written to are restarted, and one server is told to begin. If fewer members live than a majority, and servers are down or hold memory, nothing goes on: returns whether
-/// it does.
+/// Runs until all live servers have caught up, now that faults are over. If all servers wait for the operator, those
+/// that a lost leader has written to are restarted, and one server is told to begin. If fewer members live than a
+/// majority, and servers are down or hold memory, nothing goes on: returns whether it does. But if no live server is a
+/// member, and nothing was ever decided, the group has yet to begin: servers that are down are started, and it goes on.
 fn catch_up(net: &mut Cluster, seed: u64) -> Result<bool, String> {
     let begun = net.world.now();
     let (mark, mut end, mut told) = (net.mark(), begun + CATCH_UP, false);
@@ -77,7 +78,14 @@ fn catch_up(net: &mut Cluster, seed: u64) -> Result<bool, String> {
             net.bootstrap(seed as usize % all);
             (end, told) = (now + CATCH_UP, true);
         } else if now >= begun + SETTLED && members < majority && (members > 0 || live < all) {
-            return stands_still(net).map(|()| false);
+            stands_still(net)?;
+            if members > 0 || net.entries() > 0 {
+                return Ok(false);
+            }
+            // A group begins only while all servers run. No server has begun it, or one that did went down before a live
+            // server read of it: until all run, a majority that never crashed can do nothing.
+            start_all(net);
+            end = net.world.now() + CATCH_UP;
         } else if now >= end {
             let standing = |server| {
                 let app = net.app(server);
@@ -86,9 +94,20 @@ fn catch_up(net: &mut Cluster, seed: u64) -> Result<bool, String> {
             let lagging: Vec<_> = lagging.into_iter().map(standing).collect();
             return Err(format!("{lagging:?} have not caught up, {} entries are decided", net.entries()));
         }
-        net.run_until(now + Nanos::from_micros(100));
+        net.run_until(net.world.now() + Nanos::from_micros(100));
     }
     net.check().map(|()| true)
+}
+
+/// Ends one crash of each server that is down. A server with overlapping crashes stays down until all have ended.
+fn start_all(net: &mut Cluster) {
+    let now = net.world.now();
+    for node in net.servers.clone() {
+        if net.world.is_down(node) {
+            net.world.schedule(now, Fault::Restart(node));
+        }
+    }
+    net.run_until(now);
 }
 
 /// Without a majority of members nothing is decided, no server becomes a member, and none asks for the operator: blank servers
@@ -113,7 +132,7 @@ fn parted(net: &Cluster, at: Nanos) -> Option<(Fault, Fault)> {
 }
 
 /// Lossy wires, crashes, restarts, pauses and cuts, of any number of servers. When they are over, all live servers catch up,
-/// unless more servers than may be have crashed; and if all have, the operator has them begin anew.
+/// unless more servers than may be have crashed. If all have, or the group has not begun, the operator has it begin.
 fn run(seed: u64, tune: impl FnOnce(&mut ClusterConfig)) -> Result<Cluster, String> {
     let mut chance = Chance::new(seed);
     let mut config = drawn(seed, &mut chance, 9);
@@ -239,6 +258,28 @@ fn changes(seed: u64, tune: impl FnOnce(&mut ClusterConfig)) -> Result<Cluster, 
     net.run_until(last.max(now + Nanos::from_micros(300)));
     net.check()?;
     if catch_up(&mut net, seed)? { Ok(net) } else { Err("nothing goes on".into()) }
+}
+
+/// Server 0 crashes before the group begins or, if `begun`, when it has begun it and no other server has read of it. The
+/// others, a majority that never crashes, wait until it is started. Returns what catching up returns, and how often the
+/// group has begun by then.
+fn catch_up_after_an_early_crash(begun: bool) -> (Result<bool, String>, u64) {
+    let mut net = Cluster::new(&ClusterConfig { begins: begun, ..ClusterConfig::default() });
+    while begun && net.beginnings() == 0 && net.step(Nanos::from_millis(5)) {}
+    let now = net.world.now();
+    // Two crashes that overlap
+    for _ in 0..2 {
+        net.world.schedule(now, Fault::Crash(net.servers[0]));
+    }
+    net.run_until(now + Nanos::from_millis(10));
+    assert_eq!((net.beginnings(), net.entries(), net.members()), (u64::from(begun), 0, vec![]));
+    (catch_up(&mut net, 1), net.beginnings())
+}
+
+#[test]
+fn a_group_that_faults_kept_from_beginning_begins_when_all_servers_run() {
+    assert_eq!(catch_up_after_an_early_crash(false), (Ok(true), 1));
+    assert_eq!(catch_up_after_an_early_crash(true), (Ok(true), 2));
 }
 
 fn logs_agree(part: u64) {
