@@ -360,16 +360,24 @@ impl Group {
         self.others_of().all(|member| self.others[member as usize].create.is_some())
     }
 
-    /// Why it is not open when its time is over: a member that has not created it; or the switch, which joins this node to
-    /// others; or else a member that has not joined.
+    /// Returns why the group is not open when its time is over: a member that has not created it; or the switch that copies,
+    /// if it has not connected every member; or else a member that has not joined.
     pub(crate) fn late(&self) -> Failure {
         let first = |waits: fn(&Other) -> bool| {
             let other = self.others_of().find(|member| waits(&self.others[*member as usize]));
             other.map(|member| self.ip(member))
         };
         let silent = first(|other| other.create.is_none()).map(Failure::Silent);
-        let unjoined = || first(|other| !other.joined).filter(|_| self.is_through_switch());
+        let unjoined = || first(|other| !other.joined).filter(|_| self.is_switch_ready());
         silent.or_else(|| unjoined().map(Failure::Unjoined)).unwrap_or(Failure::Switch(self.ip(0)))
+    }
+
+    /// Returns whether the switch that copies, if there is one, has connected every member, as far as this node knows.
+    fn is_switch_ready(&self) -> bool {
+        // The root asks the switch when all members have created the group, and the switch answers when it has connected all
+        // of them. So a member that is connected and has not heard the root join knows what the root waits for.
+        let has_answered = self.through.is_none() || self.is_root() || self.others[0].joined;
+        has_answered && self.is_through_switch()
     }
 
     /// Members that have not created it, as far as this node knows

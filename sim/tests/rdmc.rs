@@ -12,8 +12,9 @@ mod seeds;
 
 use p4ce::consensus::Through;
 use rdmc::{Algorithm, CallError, Failure, GroupConfig, Racks};
-use sim::Link;
+use rocev2::ethernet::MacAddr;
 use sim::rdmc::{Cluster, Now, Setup, ip};
+use sim::{Fault, Link};
 use switch::Nanos;
 
 /// By then everything is over.
@@ -307,6 +308,25 @@ fn a_switch_that_is_not_there_is_named() {
         assert_eq!(cluster.now(host, 1), Now::Failed(Failure::Switch(ip(0))), "host {host}");
     }
     cluster.check().unwrap();
+}
+
+/// The switch connects all members but one. The root and that member wait for the switch, so neither of them is blamed.
+#[test]
+fn a_switch_that_cannot_reach_a_member_is_named() {
+    let switch = MacAddr([2, 0, 0, 1, 0, 254]);
+    let hosts = [0, 1, 2, 3];
+    for apart in hosts {
+        let mut cluster = Cluster::new(&Setup::default());
+        let member = MacAddr([2, 0, 0, 2, 0, apart as u8]);
+        cluster.world.schedule(Nanos::ZERO, Fault::Part(switch, member));
+        cluster.create(&group(1, Algorithm::InNetwork, 1000), &hosts).unwrap();
+        assert!(cluster.settle(END, 1, &hosts));
+        for host in hosts {
+            let now = cluster.now(host, 1);
+            assert_eq!(now, Now::Failed(Failure::Switch(ip(0))), "{apart} is apart; host {host}");
+        }
+        cluster.check().unwrap();
+    }
 }
 
 /// Two members that cannot reach each other accuse each other; nobody accuses a third.
