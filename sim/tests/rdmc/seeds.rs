@@ -42,13 +42,18 @@ struct Totals {
 struct Outage {
     host: u16,
     from: Nanos,
+    /// The link loses long packets from then on: the members come together by short ones, and the first block is lost
+    stops_blocks: bool,
 }
 
 impl Outage {
     /// Whether it may be heard of at a time: at once or when a member is missed; or, by a member that was cut off when the
-    /// others heard of it, when the time for coming together is over.
+    /// others heard of it, when the time for coming together is over. A link that loses blocks is noticed when the group is
+    /// open and the first block is sent. That may be as late, if packets that connect two members were lost before (seeds
+    /// 13020751 and 13024271).
     fn explains(&self, failure: Failure, at: Nanos) -> bool {
-        let late = if let Failure::Gone(_) = failure { Nanos::ZERO } else { CREATE_TIMEOUT };
+        let is_at_once = matches!(failure, Failure::Gone(_)) && !self.stops_blocks;
+        let late = if is_at_once { Nanos::ZERO } else { CREATE_TIMEOUT };
         (self.from..=self.from + NOTICED + late).contains(&at)
     }
 }
@@ -138,7 +143,7 @@ fn fail(cluster: &mut Cluster, kind: Kind, chance: &mut Chance) -> (Vec<Outage>,
             }
             Kind::Crashing => {
                 if !outages.iter().any(|outage| outage.host == host) {
-                    outages.push(Outage { host, from: begun + at });
+                    outages.push(Outage { host, from: begun + at, stops_blocks: false });
                     cluster.world.schedule(at, Fault::Crash(node));
                     if chance.below(2) == 0 {
                         cluster.world.schedule(at + Nanos(chance.below(5_000_000)), Fault::Restart(node));
@@ -147,17 +152,20 @@ fn fail(cluster: &mut Cluster, kind: Kind, chance: &mut Chance) -> (Vec<Outage>,
             }
             Kind::Cut => {
                 let (cut, heal) = crate::environment::cut(&cluster.world, links[usize::from(host)], at);
+                let mut outage =
+                    Outage { host, from: begun + at, stops_blocks: matches!(cut, Fault::Mtu(..)) };
                 if let Fault::Swap(_, other) = cut {
                     let host = links.iter().position(|link| *link == other);
-                    outages.extend(host.map(|host| Outage { host: host as u16, from: begun + at }));
+                    outages.extend(host.map(|host| Outage { host: host as u16, ..outage }));
                 }
                 cluster.world.schedule(at, cut);
                 if chance.below(3) > 0 {
                     let until = at + Nanos(chance.below(60_000_000));
                     cluster.world.schedule(until, heal);
                     last = last.max(until);
+                    outage.stops_blocks = false;
                 }
-                outages.push(Outage { host, from: begun + at });
+                outages.push(outage);
             }
         }
         last = last.max(at);
