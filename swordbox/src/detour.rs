@@ -118,6 +118,10 @@ impl Swordbox {
             let va = va.saturating_add(u64::from(before) * u64::from(message.packet));
             return Target::Range(va, packet.payload().len() as u64);
         }
+        #[cfg(feature = "canary")]
+        if self.config.bug == Some(crate::Bug::EarlierMessage) {
+            return Target::Nothing;
+        }
         // The server refuses it until what is missing has passed here, the beginning of the message with it.
         let is_early = flow.missing.is_some_and(|missing| missing.precedes(psn));
         if is_early { Target::Nothing } else { Target::Anywhere }

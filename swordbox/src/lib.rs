@@ -82,12 +82,14 @@ pub enum Bug {
     KeptWord,
     /// A lane stays with an owner whose request does not end while other clients wait for the lane
     StuckLane,
+    /// Only the rest of the newest WRITE is taken to write to words, not that of an earlier one that comes again
+    EarlierMessage,
 }
 
 #[cfg(feature = "canary")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::StaleWord,
         Self::LostAck,
         Self::DecidedAnew,
@@ -97,5 +99,6 @@ impl Bug {
         Self::DeadClient,
         Self::KeptWord,
         Self::StuckLane,
+        Self::EarlierMessage,
     ];
 }

@@ -163,6 +163,12 @@ fn every_order_with_a_lost_duplicated_or_overtaken_frame_is_linearizable() {
     play(Options { faults: 1, ..Options::default() }, depth(3), 500);
 }
 
+/// Of long WRITEs that follow one another, packets in the middle come again when others have used the word.
+#[test]
+fn every_order_of_long_writes_with_lost_frames_is_linearizable() {
+    play(Options { faults: 1, long: true, ..Options::default() }, depth(3), 500);
+}
+
 /// The restart comes at any step, and the stretch anywhere behind it.
 #[test]
 fn every_order_after_every_restart_is_linearizable() {
@@ -231,4 +237,11 @@ fn a_planted_dead_client_is_found_by_playing_every_order() {
 fn a_planted_second_decision_is_found_by_playing_every_order() {
     let tune = |config| swordbox::Config { bug: Some(swordbox::Bug::DecidedAnew), ..config };
     find(tune, Options { faults: 1, ..Options::default() });
+}
+
+#[cfg(feature = "canary")]
+#[test]
+fn a_planted_earlier_message_is_found_by_playing_every_order() {
+    let tune = |config| swordbox::Config { bug: Some(swordbox::Bug::EarlierMessage), ..config };
+    find(tune, Options { faults: 1, long: true, ..Options::default() });
 }

@@ -3,8 +3,8 @@
 use super::history::{History, NUMBER};
 use rnic::cm::{Conn, Event as CmEvent, PortSpace, service_id_of};
 use rnic::{
-    Access, Buffer, ConnParam, Cq, Data, Interface, Mr, Operation, Pd, QpInit, Remote, Rnic, SendRequest,
-    Sge, Status, Transport,
+    Access, AckPolicy, Buffer, ConnParam, Cq, Data, Interface, Mr, Operation, Pd, QpInit, Remote, Rnic,
+    SendRequest, Sge, Status, Transport,
 };
 use rocev2::Qpn;
 use rocev2::cm::RejReason;
@@ -24,12 +24,16 @@ pub(super) const STRIDE: u64 = 64;
 const SHARED: usize = 0;
 /// Words of the server
 pub(super) const WORDS: usize = 3;
+/// Bytes before the words, and behind them: those before fill all packets of a long WRITE but the last
+const AROUND: u64 = 1024;
 /// Virtual address at which a client's results land
 const LANDING_VA: u64 = 0x3000_0000_0000;
 /// Operations that a client has outstanding at once
 const OUTSTANDING: usize = 2;
 /// ACK time-out of clients: 262 us (4.096 us times two to this)
 const TIMEOUT: u8 = 6;
+/// The same where WRITEs are long: 2.1 ms, longer than [`PAUSE`], after which the other client uses the word
+const LONG_TIMEOUT: u8 = 9;
 /// Retries of clients
 const RETRIES: u8 = 7;
 /// Pause of a client: longer than `SETTLE`, so that the switch learns values again
@@ -50,6 +54,10 @@ enum Step {
     Add,
     /// RDMA WRITE of the shared word
     Write,
+    /// RDMA WRITE of what is before the words, and of the shared word with its second packet
+    Long,
+    /// RDMA WRITE of the client's own word, and of what is behind the words with its second packet
+    LongOwn,
     /// RDMA READ of the shared word
     Read,
     /// Nothing for [`PAUSE`], when all operations before have completed
@@ -86,6 +94,35 @@ const PLANS: [&[Step]; 2] = [
     ],
 ];
 
+/// The same where WRITEs are long: those of the second client come while the first one pauses.
+const LONG_PLANS: [&[Step]; 2] = [
+    &[
+        Step::Own,
+        Step::Own,
+        Step::Own,
+        Step::Pause,
+        Step::Add,
+        Step::Pause,
+        Step::Pause,
+        Step::Add,
+        Step::Swap,
+        Step::Pause,
+        Step::Swap,
+        Step::Read,
+    ],
+    &[
+        Step::Own,
+        Step::Own,
+        Step::Own,
+        Step::Pause,
+        Step::Pause,
+        Step::Long,
+        Step::LongOwn,
+        Step::Pause,
+        Step::Read,
+    ],
+];
+
 /// Memory of a server, as its REP announces it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Memory {
@@ -109,7 +146,7 @@ pub(super) const fn address(host: u8) -> IpAddr {
     IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, host + 1))
 }
 
-/// The server is host 0, the clients are 1 and 2.
+/// The server is host 0, the clients are 1 and 2. The server acknowledges every packet, the first of a long WRITE, too.
 fn nic(host: u8) -> Rnic {
     let mac = |host: u8| MacAddr([2, 0, 0, 0, 1, host]);
     let neighbours =
@@ -119,6 +156,7 @@ fn nic(host: u8) -> Rnic {
         max_qps: 32,
         max_regions: 8,
         seed: 1 + u64::from(host),
+        ack: AckPolicy::EveryPacket,
         ..rnic::Config::new(interface)
     })
 }
@@ -151,8 +189,8 @@ impl MemoryServer {
     pub(super) fn new(incarnation: u64, same_numbers: bool) -> Self {
         let mut nic = nic(0);
         let (pd, cq) = (nic.alloc_pd(), nic.create_cq(64).expect("room for a completion queue"));
-        let size = WORDS * STRIDE as usize;
-        let (buffer, mr) = nic.register_new(pd, size, VA, Access::ALL).expect("room for a region");
+        let size = WORDS * STRIDE as usize + 2 * AROUND as usize;
+        let (buffer, mr) = nic.register_new(pd, size, VA - AROUND, Access::ALL).expect("room for a region");
         if !same_numbers {
             for _ in 0..incarnation * 8 {
                 queue_pair(&mut nic, pd, cq);
@@ -179,7 +217,7 @@ impl MemoryServer {
 
     /// Returns what its words hold.
     pub(super) fn words(&self) -> Vec<u64> {
-        let bytes = self.nic.bytes(self.buffer);
+        let bytes = &self.nic.bytes(self.buffer)[AROUND as usize..];
         let word =
             |at: usize| u64::from_le_bytes(*bytes[at * STRIDE as usize..].first_chunk().expect("8 bytes"));
         (0..WORDS).map(word).collect()
@@ -200,6 +238,8 @@ struct Outstanding {
 #[derive(Debug)]
 pub(super) struct Client {
     number: usize,
+    /// Whether WRITEs are long
+    long: bool,
     pub(super) nic: Rnic,
     pd: Pd,
     cq: Cq,
@@ -224,12 +264,13 @@ pub(super) struct Client {
 
 impl Client {
     /// Returns a client without a connection.
-    pub(super) fn new(number: usize) -> Self {
+    pub(super) fn new(number: usize, long: bool) -> Self {
         let mut nic = nic(number as u8 + 1);
         let (pd, cq) = (nic.alloc_pd(), nic.create_cq(64).expect("room for a completion queue"));
         let landing = nic.register_new(pd, 64, LANDING_VA, Access::ALL).expect("room for a region");
         Self {
             number,
+            long,
             nic,
             pd,
             cq,
@@ -263,9 +304,10 @@ impl Client {
         self.unknown += self.outstanding.drain(..).count() as u64;
         self.memory = None;
         self.resume_at = Some(now + CONNECT_WITHIN);
-        self.plan = PLANS[self.number].iter().copied().collect();
+        let (plans, ack_timeout) = if self.long { (LONG_PLANS, LONG_TIMEOUT) } else { (PLANS, TIMEOUT) };
+        self.plan = plans[self.number].iter().copied().collect();
         self.qpn = queue_pair(&mut self.nic, self.pd, self.cq);
-        let param = ConnParam { retry_count: RETRIES, ack_timeout: TIMEOUT, ..ConnParam::default() };
+        let param = ConnParam { retry_count: RETRIES, ack_timeout, ..ConnParam::default() };
         let service = service_id_of(PortSpace::Tcp, PORT);
         self.conn = self.nic.connect(self.qpn, address(0), service, param, now).ok();
     }
@@ -344,7 +386,8 @@ impl Client {
     }
 
     fn post(&mut self, step: Step, memory: Memory, history: &mut History) {
-        let word = if step == Step::Own { 1 + self.number } else { SHARED };
+        let is_own = matches!(step, Step::Own | Step::LongOwn);
+        let word = if is_own { 1 + self.number } else { SHARED };
         let at = (memory.incarnation, word);
         let remote = Remote { va: VA + word as u64 * STRIDE, rkey: memory.rkey };
         let newest = history.newest(at);
@@ -360,6 +403,14 @@ impl Client {
             Step::Write => {
                 let value = history.fresh(memory.incarnation);
                 (Action::Write(value), Operation::Write(remote), Some(value.to_le_bytes().to_vec()))
+            }
+            Step::Long | Step::LongOwn => {
+                let value = history.fresh(memory.incarnation);
+                let mut data = vec![0; AROUND as usize + 8];
+                let (at, from) = if is_own { (remote.va, 0) } else { (remote.va - AROUND, AROUND as usize) };
+                data[from..from + 8].copy_from_slice(&value.to_le_bytes());
+                let operation = Operation::Write(Remote { va: at, ..remote });
+                (Action::Write(value), operation, Some(data))
             }
             Step::Read | Step::Pause => (Action::Read, Operation::Read(remote), None),
         };

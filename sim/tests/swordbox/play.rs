@@ -64,6 +64,8 @@ pub(super) enum Choice {
     Reconnect(usize),
     /// The first frame of a link is lost.
     Lose(Link),
+    /// All frames of a link are lost.
+    LoseAll(Link),
     /// The first frame of a link is delivered to the switch, and what the switch sends to clients for it is lost.
     LoseAnswers(Link),
     /// The first frame of a link is delivered, and stays in flight.
@@ -86,6 +88,7 @@ impl Choice {
         match self {
             Self::Deliver(link)
             | Self::Lose(link)
+            | Self::LoseAll(link)
             | Self::LoseAnswers(link)
             | Self::Duplicate(link)
             | Self::Overtake(link) => match link {
@@ -108,8 +111,9 @@ impl Choice {
         let actors = [self.actor(), other.actor()];
         let one_of_few = self.is_fault() && other.is_fault();
         let enables = |a, b| matches!((a, b), (Self::Restart, Self::Reconnect(_)));
-        // What sends the second frame of a link makes overtaking possible.
-        let overtakes = |a: Self, b: Self| matches!(a, Self::Overtake(_)) && a.actor() != b.actor();
+        // What sends the second frame of a link makes overtaking possible, and what sends another is lost with the others or not.
+        let overtakes =
+            |a: Self, b: Self| matches!(a, Self::Overtake(_) | Self::LoseAll(_)) && a.actor() != b.actor();
         !actors.contains(&Actor::Both)
             && actors[0] != actors[1]
             && !one_of_few
@@ -125,12 +129,14 @@ impl Choice {
 pub(super) struct Options {
     /// Step before which the server restarts; without one, the restart is a choice
     pub(super) restart_at: Option<usize>,
-    /// Frames that are lost, duplicated or overtaken at most, or whose answers are lost
+    /// Frames that are lost, with all behind them or without, duplicated or overtaken at most, or whose answers are lost
     pub(super) faults: u32,
     /// How often time passes at most while frames are in flight
     pub(super) waits: u32,
     /// The server's queue pairs have the same numbers after the restart.
     pub(super) same_numbers: bool,
+    /// Clients write more than a packet takes, and wait longer for acknowledgements.
+    pub(super) long: bool,
     /// Changes the configuration of the switch
     pub(super) tune: fn(Config) -> Config,
 }
@@ -138,7 +144,14 @@ pub(super) struct Options {
 impl Default for Options {
     /// One restart at any time, and nothing else that is unusual
     fn default() -> Self {
-        Self { restart_at: None, faults: 0, waits: 0, same_numbers: false, tune: |config| config }
+        Self {
+            restart_at: None,
+            faults: 0,
+            waits: 0,
+            same_numbers: false,
+            long: false,
+            tune: |config| config,
+        }
     }
 }
 
@@ -226,7 +239,7 @@ impl Play {
             now: Nanos::ZERO,
             switch: switch(&options),
             server: MemoryServer::new(0, options.same_numbers),
-            clients: [Client::new(0), Client::new(1)],
+            clients: [0, 1].map(|number| Client::new(number, options.long)),
             links: Default::default(),
             history: History::default(),
             hops: 0,
@@ -288,7 +301,8 @@ impl Play {
         if self.faults < self.options.faults {
             choices
                 .extend(busy.iter().copied().flat_map(|link| [Choice::Lose(link), Choice::Duplicate(link)]));
-            choices.extend(busy.iter().copied().filter(|link| len(link) > 1).map(Choice::Overtake));
+            let several = || busy.iter().copied().filter(|link| len(link) > 1);
+            choices.extend(several().flat_map(|link| [Choice::Overtake(link), Choice::LoseAll(link)]));
             let to_switch = busy.iter().copied().filter(|link| *link != Link::ToServer);
             choices.extend(to_switch.map(Choice::LoseAnswers));
         }
@@ -310,6 +324,7 @@ impl Play {
                 self.deliver(link, frame);
             }
             Choice::Lose(link) => _ = self.links[link.index()].pop_front(),
+            Choice::LoseAll(link) => self.links[link.index()].clear(),
             Choice::LoseAnswers(link) => {
                 let frame = self.links[link.index()].pop_front();
                 self.loses_answers = true;
