@@ -85,7 +85,7 @@ mod environment;
 #[path = "swordbox/exhaustive.rs"]
 mod exhaustive;
 use acted::Acted;
-use drawn::{disturb, drawn, may_fail, seeds};
+use drawn::{disturb, drawn, may_fail};
 
 /// The share of NICs that forget old READs and atomics, as soft-RoCE does
 const FORGETFUL: Share = Share::percent(50);
@@ -338,6 +338,11 @@ fn a_swordbox_that_decides_nothing_is_found() {
         acted.add(&counters(&net));
     }
     assert_eq!(acted.idle(&[("decided", 1), ("remapped", 1)]), ["decided"]);
+}
+
+/// The n-th of the parts of so many seeds, or of those that the environment says.
+fn seeds(part: u64, parts: u64, count: u64) -> impl Iterator<Item = u64> {
+    environment::seeds(count).filter(move |seed| seed % parts == part)
 }
 
 fn bad_wires(part: u64) {

@@ -8,11 +8,6 @@ use switch::{Chance, Nanos, Share};
 /// For how long a right counts as proven where some are revoked
 pub(crate) const PROOF: Nanos = Nanos::from_micros(100);
 
-/// The n-th of the parts of so many seeds, or of those that the environment says.
-pub(crate) fn seeds(part: u64, parts: u64, count: u64) -> impl Iterator<Item = u64> {
-    crate::environment::seeds(count).filter(move |seed| seed % parts == part)
-}
-
 /// A wire that harms each frame with a share of up to `most` in each way that is drawn.
 fn bad(chance: &mut Chance, most: f64) -> Link {
     let mut share = || {
