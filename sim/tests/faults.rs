@@ -26,7 +26,7 @@ const FAULTS: [(&str, &[&str]); 20] = [
     ("a process is stopped for a while", &["Fault::Pause"]),
     ("a link is cut", &["Fault::Cut", "environment::cut"]),
     ("a link is cut in one direction", &["Fault::Mute", "environment::cut"]),
-    ("two hosts cannot hear each other", &["Fault::Part"]),
+    ("two hosts cannot hear each other", &["Fault::Part", ".part("]),
     ("the MTU of a link changes", &["Fault::Mtu", "environment::cut"]),
     ("hosts change ports", &["Fault::Swap", ".swap(", "environment::cut"]),
     ("clocks jump or drift", &["Fault::ClockStep", "Fault::ClockDrift", "ppb", "skew"]),

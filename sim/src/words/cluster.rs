@@ -135,10 +135,15 @@ pub(super) fn address(config: &Config, host: u16) -> (IpAddr, u8) {
     }
 }
 
-fn nic_of(config: &Config, host: u16, max_qps: usize) -> impl FnMut() -> Rnic + Send + 'static {
+/// Returns the MAC address of a host: servers come first, then clients.
+pub(super) const fn mac(host: u16) -> MacAddr {
     let [high, low] = host.to_be_bytes();
+    MacAddr([2, 0, 0, 1, high, low])
+}
+
+fn nic_of(config: &Config, host: u16, max_qps: usize) -> impl FnMut() -> Rnic + Send + 'static {
     let (address, prefix) = address(config, host);
-    let interface = Interface::new(MacAddr([2, 0, 0, 1, high, low]), address, prefix);
+    let interface = Interface::new(mac(host), address, prefix);
     let nic = rnic::Config {
         max_qps,
         max_regions: max_qps * 4 + 64,
@@ -237,6 +242,13 @@ impl Cluster {
         self.enter(at + Nanos(1), Due::Look);
     }
 
+    /// Lets a client and a server, which others reach, not reach each other for a while.
+    pub fn part(&mut self, client: u16, server: u16, at: Nanos, until: Nanos) {
+        let (client, server) = (mac(self.config.servers + client), mac(server));
+        self.schedule(at, Fault::Part(client, server));
+        self.schedule(until, Fault::Join(client, server));
+    }
+
     /// What a fault happens to: a host, or the switch and so all; nothing if it only ends another one.
     fn touched(&self, fault: &Fault) -> Option<Touched> {
         let at = |nodes: &[NodeId]| {
@@ -252,6 +264,10 @@ impl Cluster {
                 links.first().map(|link| at(&self.world.ends(*link)))
             }
             Fault::Mtu(link, mtu) => (*mtu < self.world.mtu(*link)).then(|| at(&self.world.ends(*link))),
+            Fault::Part(a, b) => {
+                let of = |n: usize| mac(self.config.servers + n as u16);
+                (0..self.clients.len()).find(|n| [*a, *b].contains(&of(*n))).map(|n| at(&[self.clients[n]]))
+            }
             Fault::Swap(..) => Some(Touched::All),
             _ => None,
         }

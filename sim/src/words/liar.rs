@@ -1,7 +1,7 @@
 //! A host that has no connection to any server, and sends what it likes: as itself, and as any client or server. It guesses
 //! queue pairs, which are small numbers, and neither PSNs nor keys.
 
-use super::cluster::{Wiring, address};
+use super::cluster::{Wiring, address, mac};
 use super::{Config, TABLE_VA};
 use crate::{Node, Ports};
 use core::net::IpAddr;
@@ -40,7 +40,7 @@ impl Liar {
         Self {
             servers: wiring.servers.clone(),
             clients: wiring.clients.clone(),
-            own: (address(config, number).0, mac(number.into())),
+            own: (address(config, number).0, mac(number)),
             table: config.table_size() as u64,
             chance: Chance::stream(config.seed, 0x6c69_6172),
             kinds: if config.by_cm { 6 } else { 8 },
@@ -64,7 +64,7 @@ impl Liar {
         let ends = Ends {
             // Otherwise a bridge would send to it what is the other's.
             src_mac: self.own.1,
-            dst_mac: mac(number as u64),
+            dst_mac: mac(number as u16),
             vlan: None,
             src: from,
             dst: to,
@@ -151,11 +151,6 @@ impl Liar {
             }
         }
     }
-}
-
-fn mac(number: u64) -> MacAddr {
-    let [high, low] = (number as u16).to_be_bytes();
-    MacAddr([2, 0, 0, 1, high, low])
 }
 
 impl Node for Liar {
