@@ -12,8 +12,7 @@ mod seeds;
 
 use p4ce::consensus::Through;
 use rdmc::{Algorithm, CallError, Failure, GroupConfig, Racks};
-use rocev2::ethernet::MacAddr;
-use sim::rdmc::{Cluster, Now, Setup, ip};
+use sim::rdmc::{Cluster, Now, SWITCH_MAC, Setup, ip, mac};
 use sim::{Fault, Link};
 use switch::Nanos;
 
@@ -313,12 +312,10 @@ fn a_switch_that_is_not_there_is_named() {
 /// The switch connects all members but one. The root and that member wait for the switch, so neither of them is blamed.
 #[test]
 fn a_switch_that_cannot_reach_a_member_is_named() {
-    let switch = MacAddr([2, 0, 0, 1, 0, 254]);
     let hosts = [0, 1, 2, 3];
     for apart in hosts {
         let mut cluster = Cluster::new(&Setup::default());
-        let member = MacAddr([2, 0, 0, 2, 0, apart as u8]);
-        cluster.world.schedule(Nanos::ZERO, Fault::Part(switch, member));
+        cluster.world.schedule(Nanos::ZERO, Fault::Part(SWITCH_MAC, mac(apart)));
         cluster.create(&group(1, Algorithm::InNetwork, 1000), &hosts).unwrap();
         assert!(cluster.settle(END, 1, &hosts));
         for host in hosts {

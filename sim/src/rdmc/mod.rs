@@ -115,12 +115,20 @@ pub fn node_config(setup: &Setup, host: u16) -> Config {
     }
 }
 
+/// A host's MAC address
+pub const fn mac(host: u16) -> MacAddr {
+    let [high, low] = host.to_be_bytes();
+    MacAddr([2, 0, 0, 2, high, low])
+}
+
+/// The switch's MAC address
+pub const SWITCH_MAC: MacAddr = MacAddr([2, 0, 0, 1, 0, 254]);
+
 /// What makes a host's NIC, another one in each life
 fn nic(setup: &Setup, host: u16) -> impl FnMut() -> Rnic + Send + use<> {
     let both = setup.apart.iter().flat_map(|(a, b)| [(*a, *b), (*b, *a)]);
     let apart = both.filter(|(own, _)| *own == host).map(|(_, other)| other);
-    let [high, low] = host.to_be_bytes();
-    let mut interface = Interface::new(MacAddr([2, 0, 0, 2, high, low]), ip(host), 16);
+    let mut interface = Interface::new(mac(host), ip(host), 16);
     let nobody = MacAddr([2, 0, 0, 3, 0, 0]);
     interface.neighbours.extend(apart.map(|other| (ip(other), nobody)));
     crate::nic(rnic::Config {
@@ -133,10 +141,9 @@ fn nic(setup: &Setup, host: u16) -> impl FnMut() -> Rnic + Send + use<> {
 }
 
 fn switch(setup: &Setup) -> Controlled<Control> {
-    let mac = MacAddr([2, 0, 0, 1, 0, 254]);
     let config = p4ce::Config {
         forward: ForwardConfig::bridge(setup.hosts, 4 * usize::from(setup.hosts) + 16),
-        mac,
+        mac: SWITCH_MAC,
         addresses: vec![switch_ip()],
         groups: 16,
         queue_pairs: 256,
@@ -147,7 +154,7 @@ fn switch(setup: &Setup) -> Controlled<Control> {
     let (seed, setup_timeout) = (setup.seed, setup.create_timeout);
     let control = move |life| {
         Control::new(ControlConfig {
-            interface: Interface::new(mac, switch_ip(), 16),
+            interface: Interface::new(SWITCH_MAC, switch_ip(), 16),
             port: SWITCH_PORT,
             groups: 16,
             queue_pairs: 256,

@@ -3,7 +3,7 @@
 //! FROM and SEEDS say other seeds: `SEEDS=100000 FROM=5000 cargo test -p sim --release --test rdmc seeds`
 
 use rdmc::{Algorithm, Failure, GroupConfig, Racks};
-use sim::rdmc::{Cluster, Now, Setup, ip, len_of};
+use sim::rdmc::{Cluster, Now, SWITCH_MAC, Setup, ip, len_of, mac};
 use sim::{Fault, Link, Queues};
 use switch::{Chance, Nanos, Share};
 
@@ -120,7 +120,7 @@ fn setup(seed: u64, kind: Kind, chance: &mut Chance) -> Setup {
 }
 
 /// Crashes, pauses and cuts; crashes and cuts, and until when anything happens
-fn fail(cluster: &mut Cluster, kind: Kind, chance: &mut Chance) -> (Vec<Outage>, Nanos) {
+fn fail(cluster: &mut Cluster, seed: u64, kind: Kind, chance: &mut Chance) -> (Vec<Outage>, Nanos) {
     let hosts = cluster.hosts.len() as u64;
     // What the hosts' clocks show now
     let begun = cluster.with(0, |_, _, now| now);
@@ -170,7 +170,34 @@ fn fail(cluster: &mut Cluster, kind: Kind, chance: &mut Chance) -> (Vec<Outage>,
         }
         last = last.max(at);
     }
+    if kind == Kind::Cut {
+        part(cluster, seed, begun, &mut outages, &mut last);
+    }
     (outages, last)
+}
+
+/// In a quarter of the seeds, two members that others reach, or a member and the switch, do not reach each other from a time on.
+fn part(cluster: &mut Cluster, seed: u64, begun: Nanos, outages: &mut Vec<Outage>, last: &mut Nanos) {
+    // A stream of its own, so that what else is drawn stays what it was.
+    let mut chance = Chance::stream(seed, 0x7061_7274);
+    if chance.below(4) > 0 {
+        return;
+    }
+    let hosts = cluster.hosts.len() as u64;
+    let within = *chance.pick(&[100_000, 400_000, 2_000_000]);
+    let at = Nanos(chance.below(within));
+    let a = chance.below(hosts) as u16;
+    let b = chance.below(hosts + 1) as u16;
+    let other = if u64::from(b) < hosts { mac(b) } else { SWITCH_MAC };
+    cluster.world.schedule(at, Fault::Part(mac(a), other));
+    if chance.below(3) > 0 {
+        let until = at + Nanos(chance.below(60_000_000));
+        cluster.world.schedule(until, Fault::Join(mac(a), other));
+        *last = (*last).max(until);
+    }
+    *last = (*last).max(at);
+    let outage = |host| Outage { host, from: begun + at, stops_blocks: false };
+    outages.extend([a, b].map(outage));
 }
 
 /// Says which member of a group names a failure that no outage explains. The member that it lies with was cut off or down; or
@@ -242,7 +269,7 @@ fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(),
         cluster.destroy(number, &hosts);
         groups.push((number, hosts, messages, config));
     }
-    let (outages, last) = fail(&mut cluster, kind, &mut chance);
+    let (outages, last) = fail(&mut cluster, seed, kind, &mut chance);
     let down = outages.iter().filter(|_| kind == Kind::Crashing);
     let crashed: Vec<u16> = down.map(|outage| outage.host).collect();
     let context = |what: String| {
