@@ -1,15 +1,14 @@
 //! Detours: what goes to a line on another way than its lane, and makes doubtful what is known of it.
 
-use crate::flow::{Flow, Stage, rights_of};
+use crate::flow::{Stage, rights_of};
 use crate::function::{NO_SERVER, Swordbox};
 use crate::lines::in_one_line;
+use crate::message::Message;
 use crate::op::{Kind, Op, memory_of};
 use crate::{Id, NONE};
 use rocev2::{Opcode, Packet, Psn};
 use switch::Nanos;
-
-/// PSNs of the longest message: 2 GiB at the least path MTU
-const MOST_PSNS: u32 = 1 << 23;
+use switch::forward::counters::HostQp;
 
 /// Memory of a server that a packet may write to.
 pub(crate) enum Target {
@@ -18,61 +17,6 @@ pub(crate) enum Target {
     Range(u64, u64),
     /// Its headers do not tell, nor does what was seen before it
     Anywhere,
-}
-
-/// A WRITE of several packets, in PSNs of its client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Message {
-    first: Psn,
-    /// PSNs that it takes
-    count: u32,
-    /// Where it begins; `None` if packets that contradict each other told
-    va: Option<u64>,
-    /// Payload of each packet but the last, in bytes
-    packet: u16,
-}
-
-impl Message {
-    /// Reads the first packet of a WRITE.
-    pub(crate) fn of(packet: &Packet<'_>) -> Option<Self> {
-        let (va, _, len) = memory_of(packet)?;
-        let payload = packet.payload().len() as u16;
-        let count = if payload == 0 { 1 } else { len.div_ceil(payload.into()).clamp(1, MOST_PSNS) };
-        Some(Self { first: packet.bth().psn(), count, va: Some(va), packet: payload })
-    }
-
-    /// Packets of it before `psn`, if that is one of those behind its first
-    fn before(&self, psn: Psn) -> Option<u32> {
-        u32::try_from(psn.distance(self.first)).ok().filter(|before| (1..self.count).contains(before))
-    }
-
-    /// Whether both have a PSN in common.
-    fn meets(&self, other: &Self) -> bool {
-        let ahead = other.first.distance(self.first);
-        let count = if ahead < 0 { other.count } else { self.count };
-        ahead.unsigned_abs() < count
-    }
-
-    /// Both of them, which contradict each other
-    fn join(&self, other: &Self) -> Self {
-        let (one, two) = if other.first.precedes(self.first) { (other, self) } else { (self, other) };
-        let ahead = two.first.distance(one.first) as u32;
-        let count = one.count.max(ahead + two.count).min(MOST_PSNS);
-        Self { first: one.first, count, va: None, packet: 0 }
-    }
-}
-
-impl Flow {
-    /// The first packet of a WRITE passes: those behind it are known by it. If it contradicts an earlier one, one of the two is
-    /// forged, and where the packets of both write is not known.
-    pub(crate) fn begin_message(&mut self, message: Message, is_new: bool) {
-        self.message = Some(match self.message {
-            Some(known) if known == message => known,
-            Some(known) if known.meets(&message) => known.join(&message),
-            Some(known) if !is_new && message.first.precedes(known.first) => known,
-            _ => message,
-        });
-    }
 }
 
 /// Whether a packet belongs to a WRITE that an earlier one has begun.
@@ -107,24 +51,32 @@ impl Swordbox {
         }
     }
 
-    /// Where a packet writes that goes on with a message.
+    /// Returns what a packet behind the first of a WRITE may write to.
     fn rest_of(&self, id: Id, packet: &Packet<'_>) -> Target {
-        let Some(flow) = self.flows.get(id as usize) else { return Target::Anywhere };
+        let flow = self.flows.get(id as usize);
+        let writes = flow.map_or_else(|| self.untracked.of(packet), |flow| Some(&flow.long_writes));
         let psn = packet.bth().psn();
-        if let Some(message) = flow.message
-            && let Some(before) = message.before(psn)
-        {
-            let Some(va) = message.va else { return Target::Anywhere };
-            let va = va.saturating_add(u64::from(before) * u64::from(message.packet));
-            return Target::Range(va, packet.payload().len() as u64);
-        }
         #[cfg(feature = "canary")]
         if self.config.bug == Some(crate::Bug::EarlierMessage) {
-            return Target::Nothing;
+            let newest =
+                writes.and_then(|writes| writes.newest_only().memory_of(psn, packet.payload().len()));
+            return newest.map_or(Target::Nothing, |(va, len)| Target::Range(va, len));
         }
-        // The server refuses it until what is missing has passed here, the beginning of the message with it.
-        let is_early = flow.missing.is_some_and(|missing| missing.precedes(psn));
-        if is_early { Target::Nothing } else { Target::Anywhere }
+        let memory = writes.and_then(|writes| writes.memory_of(psn, packet.payload().len()));
+        memory.map_or(Target::Anywhere, |(va, len)| Target::Range(va, len))
+    }
+
+    /// Notes down a long WRITE whose first packet passes, and belongs to no connection that is tracked, or does not fit its own.
+    pub(crate) fn note_long_write(&mut self, packet: &Packet<'_>) {
+        if !matches!(packet.layout().opcode(), Opcode::RC_WRITE_FIRST | Opcode::UC_WRITE_FIRST) {
+            return;
+        }
+        let Some(message) = Message::of(packet) else { return };
+        self.untracked.begin(packet, message);
+        if let Some(id) = self.index.get(&HostQp::new(packet.dst(), packet.bth().dest_qp())) {
+            let flow = &mut self.flows[id as usize];
+            flow.long_writes.begin(message, flow.acked);
+        }
     }
 
     /// What a packet without a tracked connection writes to is not known any more; an error if it has to wait for what was
@@ -231,12 +183,11 @@ impl Swordbox {
         self.doubt_proof(id, packet, op);
         self.detour_for(id, server, packet, now, self.config.settle)?;
         let flow = &mut self.flows[id as usize];
-        flow.missing.take_if(|missing| *missing == packet.bth().psn());
         if packet.layout().opcode() == Opcode::RC_WRITE_FIRST
             && let Some(message) = Message::of(packet)
             && (flow.stage == Stage::Strict || packet.verify_icrc())
         {
-            flow.begin_message(message, false);
+            flow.long_writes.begin(message, flow.acked);
         }
         Ok(())
     }
@@ -253,6 +204,9 @@ impl Swordbox {
         let takes = |behind: &Psn| (0..count as i32).contains(&behind.sub(1).distance(psn));
         let rights = rights_of(op.kind);
         let flow = &mut self.flows[id as usize];
+        if count > 1 {
+            flow.take_psns(psn, count.saturating_mul(256));
+        }
         flow.proving.take_if(|(behind, proof)| {
             takes(behind)
                 && !memory.is_some_and(|(_, rkey, len)| count == 1 && len > 0 && proof.is_of(rkey, rights))

@@ -1,7 +1,6 @@
 //! What may have been written to anywhere in a long range of a server's memory: noted down at once, however many lines lie there,
 //! and applied to a line when that is looked at.
 
-use crate::{Id, NONE};
 use switch::Nanos;
 
 /// Doubts that are kept. What is older is taken to concern all lines
@@ -34,8 +33,6 @@ pub(crate) struct Doubts {
     /// So what was under way at any time is over two epochs later.
     epoch: u64,
     under_way: [u32; 2],
-    /// The lane of the latest one
-    lane: Id,
 }
 
 impl Doubts {
@@ -47,7 +44,6 @@ impl Doubts {
             hull: (u64::MAX, 0),
             epoch: 2,
             under_way: [0; 2],
-            lane: NONE,
         }
     }
 
@@ -61,12 +57,11 @@ impl Doubts {
         first <= self.hull.1 && last >= self.hull.0
     }
 
-    /// An operation that was decided leaves on a lane; what it is counted by.
+    /// Counts an operation that was decided; returns what it is counted by.
     #[inline]
-    pub(crate) fn begin(&mut self, lane: Id) -> u8 {
+    pub(crate) fn begin(&mut self) -> u8 {
         let tag = (self.epoch & 1) as u8;
         self.under_way[usize::from(tag)] += 1;
-        self.lane = lane;
         tag
     }
 
@@ -88,11 +83,11 @@ impl Doubts {
         }
     }
 
-    /// Something that may write to these lines wants to pass: nothing is learnt of them from now on. The lane to wait for if it
-    /// may not pass now, because operations that were decided there are under way.
-    pub(crate) fn add(&mut self, first: u64, last: u64, until: Nanos, now: Nanos) -> Result<(), Id> {
+    /// Notes down that something may write to these lines: nothing is learnt of them from now on. Returns whether it may pass now,
+    /// and no operations that were decided there are under way.
+    pub(crate) fn add(&mut self, first: u64, last: u64, until: Nanos, now: Nanos) -> bool {
         if !self.may_have(first, last) {
-            return Ok(());
+            return true;
         }
         self.turn();
         self.turn();
@@ -108,7 +103,7 @@ impl Doubts {
             *place = Doubt { first, last, until, epoch: self.epoch };
             self.count = self.count.wrapping_add(1);
         }
-        if passes { Ok(()) } else { Err(self.lane) }
+        passes
     }
 
     /// Until when nothing is learnt of a line because of what came since there were `checked` doubts; none if none concerns it.
@@ -140,10 +135,10 @@ mod tests {
         let mut doubts = Doubts::new();
         (0..100).for_each(|number| doubts.reach(number));
         let before = doubts.count;
-        assert_eq!(doubts.add(10, 20, UNTIL, NOW), Ok(()));
+        assert!(doubts.add(10, 20, UNTIL, NOW));
         let concerned: Vec<_> = (0..100).filter(|number| doubts.since(before, *number).is_some()).collect();
         assert_eq!(concerned, (10..=20).collect::<Vec<_>>());
-        assert_eq!(doubts.add(200, 300, UNTIL, NOW), Ok(()));
+        assert!(doubts.add(200, 300, UNTIL, NOW));
         assert_eq!(doubts.count, before + 1, "there are no lines");
     }
 
@@ -154,7 +149,7 @@ mod tests {
         let before = doubts.count;
         for n in 0..=KEPT as u64 {
             assert_eq!(doubts.since(before, 99), None, "{n}");
-            assert_eq!(doubts.add(n, n, Nanos(2000 + n), Nanos(n)), Ok(()));
+            assert!(doubts.add(n, n, Nanos(2000 + n), Nanos(n)));
         }
         assert_eq!(doubts.since(before, 99), Some(Nanos(2000)));
         assert_eq!(doubts.since(doubts.count, 99), None);
@@ -164,15 +159,15 @@ mod tests {
     fn a_doubt_waits_for_what_was_decided_before_it_and_for_nothing_after() {
         let mut doubts = Doubts::new();
         doubts.reach(5);
-        let first = doubts.begin(7);
-        assert_eq!(doubts.add(0, 9, UNTIL, NOW), Err(7));
+        let first = doubts.begin();
+        assert!(!doubts.add(0, 9, UNTIL, NOW));
         // Others go on all the time.
         let mut under_way = vec![first];
         for n in 0..20 {
-            under_way.push(doubts.begin(7));
+            under_way.push(doubts.begin());
             let done = under_way.remove(0);
             doubts.end(done);
-            if doubts.add(0, 9, UNTIL, NOW).is_ok() {
+            if doubts.add(0, 9, UNTIL, NOW) {
                 assert!(n > 0, "the first is under way");
                 return;
             }
@@ -184,14 +179,14 @@ mod tests {
     fn a_doubt_does_not_pass_before_what_was_decided_is_done() {
         let mut doubts = Doubts::new();
         doubts.reach(5);
-        let first = doubts.begin(7);
+        let first = doubts.begin();
         for _ in 0..20 {
-            let other = doubts.begin(7);
+            let other = doubts.begin();
             doubts.end(other);
             doubts.turn();
-            assert_eq!(doubts.add(0, 9, UNTIL, NOW), Err(7));
+            assert!(!doubts.add(0, 9, UNTIL, NOW));
         }
         doubts.end(first);
-        assert_eq!(doubts.add(0, 9, UNTIL, NOW), Ok(()));
+        assert!(doubts.add(0, 9, UNTIL, NOW));
     }
 }

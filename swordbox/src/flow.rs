@@ -1,6 +1,6 @@
 //! The requests of one side of a connection, and what has become of them.
 
-use crate::detour::Message;
+use crate::message::LongWrites;
 use crate::op::Kind;
 use crate::proof::Proof;
 use crate::reread::Rereads;
@@ -186,12 +186,12 @@ pub(crate) struct Flow {
     pub showing: Option<(Psn, Nanos)>,
     /// A right that is proven as soon as everything before this PSN is done
     pub proving: Option<(Psn, Proof)>,
+    /// READs may have taken PSNs up to here, without it; what their acknowledgement shows is not known
+    pub taken: Option<Psn>,
     /// Memory that is there as soon as everything before this PSN is done
     pub reaching: Option<(Psn, Memory)>,
-    /// The latest WRITE of several packets
-    pub message: Option<Message>,
-    /// The first PSN that has not passed here though later ones have: the server refuses those
-    pub missing: Option<Psn>,
+    /// WRITEs of several packets
+    pub long_writes: LongWrites,
     /// The last request on the own connection that used a right which was not proven, or memory that may not be there
     pub trial: Option<Psn>,
     /// An operation under way on the own connection is a detour that is over when it is done: its PSN, and its line
@@ -256,9 +256,9 @@ impl Flow {
             existed_at: Nanos::ZERO,
             showing: None,
             proving: None,
+            taken: None,
             reaching: None,
-            message: None,
-            missing: None,
+            long_writes: LongWrites::NONE,
             trial: None,
             detouring: None,
         }
@@ -291,6 +291,7 @@ impl Flow {
     pub(crate) fn saw(&mut self, psn: Psn) {
         if psn.precedes(self.first) {
             self.first = psn;
+            self.told = None;
         }
     }
 
@@ -351,6 +352,18 @@ impl Flow {
                 self.existed_at = left;
             }
         }
+    }
+
+    /// Notes down a READ of which it is not known how many PSNs it takes, or that comes again or late: the server may have answered
+    /// it with PSNs of later requests, which it then takes for repeated ones.
+    pub(crate) fn take_psns(&mut self, psn: Psn, len: u32) {
+        let end = psn.add(len.div_ceil(256).clamp(1, LONG_AGO as u32));
+        self.taken = Some(self.taken.map_or(end, |taken| taken.later(end)));
+    }
+
+    /// Returns whether the last request that was sent has a PSN that no READ may have taken.
+    pub(crate) fn is_unique(&self) -> bool {
+        self.unsure.is_none() && self.taken.is_none_or(|taken| !self.sent.sub(1).precedes(taken))
     }
 
     /// Memory that is there, now that everything before `acked` is done.

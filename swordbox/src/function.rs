@@ -9,6 +9,7 @@ use crate::headers::Headers;
 use crate::held::Held;
 use crate::lane::Lane;
 use crate::lines::Lines;
+use crate::message::Untracked;
 use crate::op::{Kind, Op};
 use crate::own::{OpenLane, Refused};
 use crate::pair::{Gone, Handshakes, Strangers};
@@ -159,6 +160,7 @@ pub struct Swordbox {
     pub(crate) strangers: Strangers,
     pub(crate) sources: Sources,
     pub(crate) successors: Successors,
+    pub(crate) untracked: Untracked,
     /// Connections whose sides differ in a way that is not known any more, by what their requests tell of them: all but the
     /// client's queue pair
     pub(crate) ended: HashMap<Connection, Gone>,
@@ -321,6 +323,7 @@ impl Swordbox {
             strangers: Strangers::with_capacity(ends),
             sources: Sources::new(ends, config.per_host),
             successors: Successors::new(),
+            untracked: Untracked::new(),
             ended: {
                 let mut ended = HashMap::with_capacity(config.connections.max(config.ended.len()));
                 ended.extend(config.ended.iter().map(|connection| {
@@ -537,6 +540,7 @@ impl Swordbox {
             self.counters.delayed.add(1);
             return Verdict::Drop(DropReason::Delayed);
         }
+        self.note_long_write(&packet);
         self.forward.route(frame, port, now, out)
     }
 }

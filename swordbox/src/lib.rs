@@ -28,6 +28,7 @@ mod held;
 mod lane;
 mod lines;
 mod memory;
+mod message;
 mod op;
 mod own;
 mod pair;

@@ -239,10 +239,10 @@ impl Lines {
 
     /// An operation on a line that was decided leaves on a lane; what it is counted by.
     #[inline]
-    pub(crate) fn begin_decided(&mut self, id: Id, lane: Id) -> u8 {
+    pub(crate) fn begin_decided(&mut self, id: Id) -> u8 {
         let line = &mut self.all[id as usize];
         line.decided += 1;
-        self.doubts[usize::from(line.place.server)].begin(lane)
+        self.doubts[usize::from(line.place.server)].begin()
     }
 
     /// It is done.
@@ -362,8 +362,8 @@ impl Lines {
         Err(Full)
     }
 
-    /// Something goes to `len` bytes from `va` on another way than a shared connection. The lane to wait for if it may not go
-    /// now.
+    /// Something goes to `len` bytes from `va` on another way than a shared connection. An error if it may not go now: the
+    /// lane to wait for, or `NONE` for all lanes on which something was decided.
     pub(crate) fn detour(
         &mut self,
         server: u8,
@@ -379,7 +379,7 @@ impl Lines {
         let last = va.saturating_add(len - 1);
         if (last >> BLOCK) - (va >> BLOCK) > BLOCKS {
             let doubts = &mut self.doubts[usize::from(server)];
-            return doubts.add(va >> LINE, last >> LINE, now + settle, now);
+            return doubts.add(va >> LINE, last >> LINE, now + settle, now).then_some(()).ok_or(NONE);
         }
         for block in va >> BLOCK..=last >> BLOCK {
             if self.blocks.get(&Place { server, number: block }).is_none() {
@@ -414,7 +414,8 @@ impl Lines {
 
     /// Something unknown may go anywhere in a server's memory.
     pub(crate) fn detour_everywhere(&mut self, server: u8, now: Nanos, settle: Nanos) -> Result<(), Id> {
-        self.doubts[usize::from(server)].add(0, u64::MAX, now + settle, now)
+        let passes = self.doubts[usize::from(server)].add(0, u64::MAX, now + settle, now);
+        passes.then_some(()).ok_or(NONE)
     }
 
     /// Whether operations that were decided may be under way to `len` bytes from `va`.

@@ -104,7 +104,7 @@ impl Flow {
                 && (proof.write == NEVER || own.write == proof.write)
                 && (proof.atomic == NEVER || own.atomic == proof.atomic)
         };
-        if self.proving.is_none() && !self.proofs.iter().any(is_known) {
+        if self.proving.is_none() && self.is_unique() && !self.proofs.iter().any(is_known) {
             self.proving = Some((self.sent, proof));
         }
     }

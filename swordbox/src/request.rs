@@ -6,10 +6,10 @@
 
 use crate::answer::Answer;
 use crate::config::Connection;
-use crate::detour::Message;
 use crate::flow::{Stage, rights_of};
 use crate::function::{Event, NO_SERVER, Swordbox, source_of};
 use crate::lines::in_one_line;
+use crate::message::Message;
 use crate::op::{Kind, Op, memory_of};
 use crate::proof::Proof;
 use crate::records::{NO_RECORD, Record, What};
@@ -78,7 +78,6 @@ impl Swordbox {
             self.ends[id as usize].seen = now;
             let flow = &mut self.flows[id as usize];
             flow.nak_due = false;
-            flow.nak_sent = false;
             flow.turned_away = false;
             return match self.share_inline(id, passage, frame, layout, now) {
                 Done::Sent(port) | Done::Answered(port) => Verdict::Forward(port),
@@ -322,10 +321,6 @@ impl Swordbox {
         }
         if new {
             if lost {
-                let flow = &mut self.flows[id as usize];
-                if flow.unsure.is_none() {
-                    flow.missing.get_or_insert(flow.next);
-                }
                 // What is missing may yet overtake it on the way to the server.
                 self.restart_at(id, psn);
             }
@@ -404,7 +399,11 @@ impl Swordbox {
                 flow.mtu = len;
             }
             if let Some(message) = Message::of(packet) {
-                flow.begin_message(message, true);
+                // In the middle of another one, one of the two is forged.
+                if is_trusted && !flow.in_message {
+                    flow.long_writes.end_at(psn);
+                }
+                flow.long_writes.begin(message, flow.acked);
             }
         }
         let own = psn.add(flow.delta);
@@ -443,7 +442,12 @@ impl Swordbox {
     /// The request behind a READ of unknown count tells the count.
     #[inline]
     fn resolve(&mut self, id: Id, psn: Psn) {
-        if self.flows[id as usize].took_one(psn) {
+        let flow = &mut self.flows[id as usize];
+        if flow.took_one(psn) {
+            if let Some(len) = flow.unsure {
+                // Only its client says so.
+                flow.take_psns(flow.next, len.get());
+            }
             self.counted(id, 1);
         }
     }
@@ -464,8 +468,11 @@ impl Swordbox {
         }
         let flow = &mut self.flows[id as usize];
         flow.open = 0;
-        flow.unsure = None;
+        if let Some(len) = flow.unsure.take() {
+            flow.take_psns(flow.next, len.get());
+        }
         flow.told = None;
+        (flow.proving, flow.reaching) = (None, None);
         flow.stage = flow.stage.min(Stage::Paired);
         flow.begin(psn);
     }
@@ -527,9 +534,15 @@ impl Swordbox {
             (flow.asking, flow.forgotten) = (false, false);
         }
         flow.nak_due = false;
-        flow.nak_sent = false;
         flow.turned_away = false;
-        if !flow.holds() {
+        if core::mem::take(&mut flow.nak_sent)
+            && let Some(lane) = self.lanes.get_mut(flow.lane as usize)
+            && now < lane.reserved
+        {
+            // Its owner has come in time.
+            lane.reserved = Nanos::ZERO;
+        }
+        if !self.flows[id as usize].holds() {
             match self.take(id, frame, layout, op, now) {
                 Done::Route => return self.forward.route(frame, port, now, out),
                 Done::Sent(port) | Done::Answered(port) => return Verdict::Forward(port),
@@ -618,12 +631,13 @@ impl Swordbox {
         }
         let server = flow.server;
         if let Err(lane) = self.detour_until_done(id, server, &packet, op, now) {
-            return Done::Wait(self.slowest_lane(server).unwrap_or(lane));
+            let lane = if lane == NONE { self.slowest_lane(server).unwrap_or(NONE) } else { lane };
+            return Done::Wait(lane);
         }
         let psn = packet.bth().psn();
         let flow = &mut self.flows[id as usize];
         if let Some(lane) = self.lanes.get_mut(flow.lane as usize) {
-            // It has come in time.
+            // Its owner has had its turn.
             lane.reserved = Nanos::ZERO;
         }
         if flow.is_quiet() && !flow.in_message {
@@ -679,11 +693,12 @@ impl Swordbox {
                 self.wait(id, lane);
                 return;
             }
-            if there.reserved == Nanos::ZERO || there.is_own {
+            if there.reserved == Nanos::ZERO {
                 // It has the next turn, if it comes soon: others would take the lane again and again before it is there.
                 there.reserved = now + there.patience(self.config.replay_after);
             } else {
-                // It had a turn, and is too far away to use it: others take another lane.
+                // Its owner had a turn, and is too far away to use it: others take another lane.
+                flow.leaving &= !there.is_given_back;
                 self.leave(id);
                 self.flows[id as usize].unfit_until = now + self.config.dead_after;
                 self.counters.lanes_left.add(1);

@@ -6,6 +6,7 @@ use crate::flow::Stage;
 use crate::function::{NO_SERVER, Swordbox, source_of};
 use crate::headers::{Base, Class8};
 use crate::lane::Under;
+use crate::message::LONGEST;
 use crate::records::{Record, What};
 use crate::{Id, NONE};
 use core::num::NonZero;
@@ -13,9 +14,6 @@ use rocev2::aeth::{Aeth, NakCode, Syndrome};
 use rocev2::rewrite::Rewriter;
 use rocev2::{Fault, Layout, Msn, Opcode, Packet, Psn};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
-
-/// Packets that answer the longest READ: 2 GiB at the least path MTU
-const MOST_RESPONSES: u32 = 1 << 23;
 
 impl Swordbox {
     #[expect(clippy::inline_always, reason = "callers know what kind of packet it is, and of what shape")]
@@ -428,11 +426,7 @@ impl Swordbox {
         let flow = &mut self.flows[id as usize];
         if flow.acked.precedes(psn) {
             flow.acked = psn;
-            // The server has got what was taken to be missing, if anything was.
-            flow.missing = None;
-            if let Some(told) = flow.told.take()
-                && psn == flow.first.add(1)
-            {
+            if let Some(told) = flow.told.take() {
                 (flow.mtu, flow.max_reads) = told;
             }
             flow.show_alive();
@@ -501,7 +495,7 @@ impl Swordbox {
         let flow = &self.flows[id as usize];
         let unsure = flow.unsure.map(|_| flow.next.sub(1));
         self.records(id).iter().any(|record| {
-            let most = if Some(record.psn) == unsure { MOST_RESPONSES } else { record.count };
+            let most = if Some(record.psn) == unsure { LONGEST } else { record.count };
             record.count > 0
                 && !record.done
                 && record.what == What::Read

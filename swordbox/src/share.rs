@@ -127,7 +127,7 @@ impl Swordbox {
         let word = word_of(va);
         match what {
             Under::Decided { left, .. } => {
-                entry.tag = self.lines.begin_decided(line, lane);
+                entry.tag = self.lines.begin_decided(line);
                 let own = self.lines.get_mut(line);
                 own.set(word, left);
                 self.counters.decided.add(1);

@@ -27,6 +27,7 @@ impl Swordbox {
             || flow.holds()
             || flow.unsure.is_some()
             || flow.rereading
+            || flow.nak_sent
             || !self.layers.remap
         {
             return None;

@@ -149,6 +149,7 @@ impl Swordbox {
                     continue;
                 }
                 let there = &mut self.lanes[lane as usize];
+                there.kept_since = Nanos::ZERO;
                 if now.since(there.moved.max(there.resent)) > there.patience(self.config.replay_after) {
                     there.tries += 1;
                     let from = there.acked;

@@ -50,16 +50,6 @@ fn the_rest_of_an_earlier_message_is_a_detour_too() {
     assert_eq!(opcode(&sent[0].0), Opcode::RC_COMPARE_SWAP, "the word holds something else now");
 }
 
-/// Whether a CAS of `b`, which is owner to the only lane, is decided.
-fn is_decided(net: &mut Net, b: &mut End, owner: &End) -> bool {
-    let sent = net.up(&b.cas(b.psn, TABLE, 9, 9));
-    b.psn += 1;
-    let decided = opcode(&sent[0].0) == Opcode::RC_WRITE_ONLY;
-    let syndrome = Syndrome::Ack(Credit(0x1f));
-    net.down(&owner.answer(psn(&sent[0].0), syndrome, (!decided).then_some(0)));
-    decided
-}
-
 /// Packets of a message whose beginning passed before the switch was there, or passed as nobody's, or has not passed yet.
 #[test]
 fn the_rest_of_a_message_that_was_not_seen_to_begin_is_a_detour_unless_it_is_too_early() {
@@ -395,46 +385,6 @@ fn one_client_does_not_take_all_places_for_frames_that_wait() {
     assert_eq!(naks, 0, "NAKs to B");
 }
 
-/// A client has no right to a key. It sends a WRITE with it too early, which the server drops, and then something
-/// harmless with that PSN, which the server acknowledges.
-#[test]
-fn a_right_is_not_proven_by_what_the_server_dropped() {
-    const OTHER: u32 = 9;
-    let (mut net, a, _) = two(|_| {});
-    let mut c = end(3);
-    let whose = c;
-    let write = |psn, va: u64, rkey: u32| {
-        let reth = Reth { va: va.into(), rkey: rkey.into(), len: 8.into() };
-        whose.request(Opcode::RC_WRITE_ONLY, psn, |repr| repr.extended.reth = reth, &[6; 8])
-    };
-    for _ in 0..6 {
-        assert_eq!(net.up(&write(c.psn, 0x8000_0000, OTHER)).len(), 1);
-        assert_eq!(net.down(&c.ack(c.psn)).len(), 1);
-        c.psn += 1;
-    }
-    // One PSN too early: to the server it is out of sequence, and it looks no further.
-    assert_eq!(net.up(&write(c.psn + 1, TABLE, KEY)).len(), 1);
-    assert_eq!(net.down(&c.answer(c.psn, Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR), None)).len(), 1);
-    for n in 0..2 {
-        assert_eq!(net.up(&write(c.psn + n, 0x8000_0000, OTHER)).len(), 1);
-        assert_eq!(net.down(&c.ack(c.psn + n)).len(), 1);
-    }
-    // It shares a word of its own.
-    let atomic = rocev2::atomic::AtomicEth {
-        va: (TABLE + 2048).into(),
-        rkey: OTHER.into(),
-        swap_or_add: 1.into(),
-        compare: 1.into(),
-    };
-    let cas = c.request(Opcode::RC_COMPARE_SWAP, c.psn + 2, |repr| repr.extended.atomic = atomic, &[]);
-    assert_eq!(net.up(&cas).len(), 1);
-    net.down(&c.answer(c.psn + 2, Syndrome::Ack(Credit(0x1f)), Some(0)));
-    // It has never used the key with success.
-    let sent = net.up(&write(c.psn + 3, TABLE, KEY));
-    assert_eq!(sent.len(), 1);
-    assert_ne!(dest(&sent[0].0), a.server_qpn, "it writes with another's right");
-}
-
 /// A packet in the name of a lane's owner, whose PSN is only near enough, and whose headers lead nowhere.
 #[test]
 fn a_forged_packet_does_not_lead_others_operations_astray() {
@@ -487,4 +437,132 @@ fn two_forged_disconnections_end_nothing() {
         c.psn += 1;
     }
     assert_eq!(net.count("ended"), 0);
+}
+
+/// Owner and others take turns, as they should, and ticks find each at work.
+#[test]
+fn an_owner_that_takes_short_turns_keeps_its_lane() {
+    let (mut net, mut a, mut b) = two(|_| {});
+    let owner = a;
+    for n in 0..400 {
+        // The owner's turn: 60 us
+        let sent = net.up(&a.write(a.psn, 0x9000_0000, &[7; 8]));
+        a.psn += 1;
+        assert_eq!(sent.len(), 1);
+        assert!(net.up(&b.cas(b.psn, TABLE, n, n + 1)).is_empty(), "{n}");
+        b.psn += 1;
+        net.pass(Nanos::from_micros(60));
+        // The others' turn: 60 us
+        let told = net.down(&owner.ack(psn(&sent[0].0)));
+        let cas = told.iter().find(|(frame, _)| opcode(frame) == Opcode::RC_WRITE_ONLY);
+        let own = psn(&cas.expect("B's turn").0);
+        net.pass(Nanos::from_micros(60));
+        net.down(&owner.ack(own));
+        assert_eq!(net.count("lanes_left"), 0, "turn {n}, at {:?}", net.now);
+    }
+}
+
+/// A short WRITE waits for what was decided on its line; another lane is slow.
+#[test]
+fn a_short_write_waits_for_its_own_lines_lane() {
+    let mut net = Net::new(|config| config.servers[0].lanes = 2);
+    let mut ends = [end(1), end(2), end(3)];
+    for end in &mut ends {
+        net.connect(end);
+    }
+    let [mut a, mut b, c] = ends;
+    let mut lanes = [None; 2];
+    for word in 0..64 {
+        let va = TABLE + 64 * (word % 32);
+        let who = if word % 2 == 0 { &mut a } else { &mut b };
+        let sent = net.up(&who.cas(who.psn, va, 1, 1));
+        who.psn += 1;
+        let (psn, qpn) = (psn(&sent[0].0), dest(&sent[0].0));
+        let owner = [a, b].into_iter().find(|end| end.server_qpn == qpn).unwrap();
+        net.down(&owner.answer(psn, Syndrome::Ack(Credit(0x1f)), Some(0)));
+        lanes[usize::from(owner.qpn == b.qpn)] = Some(va);
+    }
+    let [on_a, on_b] = lanes.map(Option::unwrap);
+    net.pass(Nanos::from_millis(50));
+    for va in [on_a, on_b] {
+        let sent = net.up(&a.cas(a.psn, va, 1, 1));
+        assert_eq!(opcode(&sent[0].0), Opcode::RC_COMPARE_SWAP);
+        let qpn = dest(&sent[0].0);
+        let owner = [a, b].into_iter().find(|end| end.server_qpn == qpn).unwrap();
+        net.down(&owner.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
+        a.psn += 1;
+    }
+    // Under way on B's lane, and slow
+    let slow = net.up(&b.cas(b.psn, on_b, 0, 5));
+    assert_eq!((opcode(&slow[0].0), dest(&slow[0].0)), (Opcode::RC_WRITE_ONLY, b.server_qpn));
+    let sent = net.up(&a.cas(a.psn, on_a, 0, 5));
+    assert_eq!((opcode(&sent[0].0), dest(&sent[0].0)), (Opcode::RC_WRITE_ONLY, a.server_qpn));
+    assert!(net.up(&c.write(c.psn, on_a + 32, &[1; 40])).is_empty(), "it waits for A's CAS");
+    let told = net.down(&a.ack(psn(&sent[0].0)));
+    assert!(told.iter().any(|(frame, _)| dest(frame) == c.server_qpn), "nothing keeps it any more");
+}
+
+/// An owner is turned away twice, as too much waits, and comes in time both times: it keeps its lane.
+#[test]
+fn an_owner_that_comes_in_time_keeps_its_lane() {
+    let mut net = Net::new(|config| {
+        config.held = 64;
+        config.servers[0].lanes = 1;
+        config.servers[0].rd_atomic = 1;
+        config.layers.cas_to_write = false;
+    });
+    let mut a = end(1);
+    net.connect(&mut a);
+    let found = |psn| a.answer(psn, Syndrome::Ack(Credit(0x1f)), Some(0));
+    let mut psn_of_a = a.psn;
+    for round in 0..3 {
+        // Two atomics, of which the second waits for the first, and WRITEs to shared words behind it: 16 find room in all.
+        let first = net.up(&a.cas(psn_of_a, TABLE, 1, 1));
+        assert_eq!(first.len(), 1);
+        assert!(net.up(&a.cas(psn_of_a + 1, TABLE, 1, 1)).is_empty());
+        let behind: Vec<_> = (2..=17).map(|n| a.write(psn_of_a + n, TABLE, &[7; 8])).collect();
+        assert!(behind.iter().all(|frame| net.up(frame).is_empty()));
+        let second = net.down(&found(psn(&first[0].0)));
+        let second = second.iter().find(|(frame, _)| opcode(frame) == Opcode::RC_COMPARE_SWAP).unwrap();
+        let own = psn(&second.0);
+        net.down(&found(own));
+        let told = net.down(&a.ack(own + 15));
+        assert!(told.iter().any(|(frame, _)| dest(frame) == a.qpn));
+        let sent = net.up(&behind[15]);
+        assert_eq!(sent.len(), 1, "it comes at once");
+        net.down(&a.ack(psn(&sent[0].0)));
+        psn_of_a += 18;
+        assert_eq!(net.count("lanes_left"), 0, "round {round}");
+    }
+}
+
+/// The first two requests of a connection are acknowledged at once: what the handshake told counts.
+#[test]
+fn a_first_acknowledgement_of_two_confirms_a_handshake() {
+    let atomics = |together: bool| {
+        let mut net = Net::new(|config| {
+            config.servers[0].lanes = 1;
+            config.servers[0].rd_atomic = 1;
+        });
+        let (mut a, mut b) = (end(1), end(2));
+        let [req, rep] = super::identity::handshake_of_both(&a, |_| {}, |rep| rep.responder_resources = 16);
+        net.up(&req);
+        net.down(&rep);
+        for n in 0..2 {
+            assert_eq!(net.up(&a.write(a.psn + n, 0x8000_0000, &[0; 8])).len(), 1);
+            if !together || n == 1 {
+                net.down(&a.ack(a.psn + n));
+            }
+        }
+        a.psn += 2;
+        net.connect(&mut a);
+        net.connect(&mut b);
+        let mut count = net.up(&a.cas(a.psn, TABLE, 1, 1)).len();
+        for n in 0..32 {
+            let sent = net.up(&b.cas(b.psn + n, TABLE + 8, 1, 1));
+            count += sent.iter().filter(|(frame, _)| dest(frame) == a.server_qpn).count();
+        }
+        count
+    };
+    assert_eq!(atomics(true), atomics(false), "atomics at once on the lane");
 }

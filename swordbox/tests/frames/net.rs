@@ -276,3 +276,13 @@ pub(crate) fn dreq(src: [u8; 4], dst: [u8; 4], remote: u32) -> Vec<u8> {
     let change = |repr: &mut Repr<'_>| repr.extended.deth = Deth::new(Deth::GSI_QKEY, Qpn::GSI);
     frame(src, dst, 0xc123, bth, change, &mad)
 }
+
+/// Sends a CAS of `b`, and its answer on the lane of `owner`. Returns whether it was decided.
+pub(crate) fn is_decided(net: &mut Net, b: &mut End, owner: &End) -> bool {
+    let sent = net.up(&b.cas(b.psn, TABLE, 9, 9));
+    b.psn += 1;
+    let decided = opcode(&sent[0].0) == Opcode::RC_WRITE_ONLY;
+    let syndrome = Syndrome::Ack(Credit(0x1f));
+    net.down(&owner.answer(psn(&sent[0].0), syndrome, (!decided).then_some(0)));
+    decided
+}

@@ -1,8 +1,10 @@
 //! Rights of clients, which a server may revoke: that is not seen here.
 
 use super::net::*;
-use rocev2::Opcode;
 use rocev2::aeth::{Credit, NakCode, Syndrome};
+use rocev2::atomic::AtomicEth;
+use rocev2::reth::Reth;
+use rocev2::{Bth, Opcode, Psn, Qpn};
 use switch::Nanos;
 
 const ACK: Syndrome = Syndrome::Ack(Credit(0x1f));
@@ -100,4 +102,110 @@ fn a_refusal_of_what_was_never_allowed_changes_nothing() {
     net.up(&c.write(c.psn, 0x8000_0000, &[0; 8]));
     net.down(&c.answer(c.psn, Syndrome::Nak(NakCode::REMOTE_ACCESS_ERROR), None));
     assert_eq!(locked(&mut net, &mut b, &a, 0, 1).len(), 1);
+}
+
+/// A key to which the client below has no right, but for which it has another
+const OTHER: u32 = 9;
+
+fn write_with(c: &End, psn: u32, va: u64, rkey: u32) -> Vec<u8> {
+    let reth = Reth { va: va.into(), rkey: rkey.into(), len: 8.into() };
+    c.request(Opcode::RC_WRITE_ONLY, psn, |repr| repr.extended.reth = reth, &[6; 8])
+}
+
+/// Writes with the other key, and hears that it is done.
+fn write_elsewhere(net: &mut Net, c: &mut End, times: u32) {
+    for _ in 0..times {
+        assert_eq!(net.up(&write_with(c, c.psn, 0x8000_0000, OTHER)).len(), 1);
+        assert_eq!(net.down(&c.ack(c.psn)).len(), 1);
+        c.psn += 1;
+    }
+}
+
+/// The client reads `len` bytes with the other key.
+fn read_elsewhere(net: &mut Net, c: &End, len: u32) {
+    let reth = Reth { va: 0x8000_0000.into(), rkey: OTHER.into(), len: len.into() };
+    let read = c.request(Opcode::RC_READ_REQUEST, c.psn, |repr| repr.extended.reth = reth, &[]);
+    assert_eq!(net.up(&read).len(), 1);
+}
+
+/// The client shares a word of its own, and then writes to one to whose key it has no right: not with the right of `owner`.
+fn check_right(net: &mut Net, c: &mut End, owner: &End) {
+    write_elsewhere(net, c, 2);
+    let atomic =
+        AtomicEth { va: (TABLE + 2048).into(), rkey: OTHER.into(), swap_or_add: 1.into(), compare: 1.into() };
+    let cas = c.request(Opcode::RC_COMPARE_SWAP, c.psn, |repr| repr.extended.atomic = atomic, &[]);
+    assert_eq!(net.up(&cas).len(), 1);
+    net.down(&c.answer(c.psn, Syndrome::Ack(Credit(0x1f)), Some(0)));
+    let sent = net.up(&write_with(c, c.psn + 1, TABLE, KEY));
+    assert_eq!(sent.len(), 1);
+    assert_ne!(dest(&sent[0].0), owner.server_qpn, "it writes with another's right");
+}
+
+/// A WRITE comes too early, and the server drops it; then something harmless has its PSN, and is acknowledged.
+#[test]
+fn a_right_is_not_proven_by_what_the_server_dropped() {
+    let (mut net, a, _) = two(|_| {});
+    let mut c = end(3);
+    write_elsewhere(&mut net, &mut c, 6);
+    assert_eq!(net.up(&write_with(&c, c.psn + 1, TABLE, KEY)).len(), 1);
+    assert_eq!(net.down(&c.answer(c.psn, Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR), None)).len(), 1);
+    check_right(&mut net, &mut c, &a);
+}
+
+/// A READ takes more PSNs than is known; a WRITE with one of them is a duplicate to the server, which looks at no key.
+#[test]
+fn a_right_is_not_proven_by_a_psn_that_a_read_has_taken() {
+    // The client goes on with the PSN behind the READ's first, or with the one behind its last.
+    for (behind, on) in [(1, 2), (3, 16)] {
+        let (mut net, a, _) = two(|_| {});
+        let mut c = end(3);
+        write_elsewhere(&mut net, &mut c, 6);
+        // Path MTU 256: it takes 16.
+        read_elsewhere(&mut net, &c, 4096);
+        assert_eq!(net.up(&write_with(&c, c.psn + behind, TABLE, KEY)).len(), 1);
+        for n in 0..16 {
+            let opcode = match n {
+                0 => Opcode::RC_READ_RESPONSE_FIRST,
+                15 => Opcode::RC_READ_RESPONSE_LAST,
+                _ => Opcode::RC_READ_RESPONSE_MIDDLE,
+            };
+            let bth = Bth::new(opcode, Qpn::new(c.qpn), Psn::new(c.psn + n));
+            net.down(&frame(SERVER, c.ip, 0xd000 + c.port % 100, bth, |_| {}, &[3; 256]));
+        }
+        // A duplicate WRITE is acknowledged, as far as the server has come.
+        net.down(&c.ack(c.psn + on - 1));
+        c.psn += on;
+        check_right(&mut net, &mut c, &a);
+    }
+}
+
+/// The READ comes late, behind a request that is too early, and takes PSNs that have not come yet.
+#[test]
+fn a_right_is_not_proven_by_a_psn_that_a_late_read_has_taken() {
+    let (mut net, a, _) = two(|_| {});
+    let mut c = end(3);
+    write_elsewhere(&mut net, &mut c, 6);
+    assert_eq!(net.up(&write_with(&c, c.psn + 1, 0x8000_0000, OTHER)).len(), 1);
+    // 16 PSNs
+    read_elsewhere(&mut net, &c, 4096);
+    // A duplicate
+    assert_eq!(net.up(&write_with(&c, c.psn + 2, TABLE, KEY)).len(), 1);
+    net.down(&c.ack(c.psn + 15));
+    c.psn += 16;
+    check_right(&mut net, &mut c, &a);
+}
+
+/// The harmless request with the same PSN passes as nobody's, behind the window.
+#[test]
+fn a_right_is_not_proven_by_what_passed_as_a_stray() {
+    let (mut net, a, _) = two(|_| {});
+    let mut c = end(3);
+    write_elsewhere(&mut net, &mut c, 6);
+    // Both are too early for the server.
+    assert_eq!(net.up(&write_with(&c, c.psn + 1, TABLE, KEY)).len(), 1);
+    assert_eq!(net.up(&write_with(&c, c.psn + 65537, 0x8000_0000, OTHER)).len(), 1);
+    // A READ of 65,537 packets, behind the window: the server executes it.
+    read_elsewhere(&mut net, &c, 65537 * 256);
+    c.psn += 65537;
+    check_right(&mut net, &mut c, &a);
 }
