@@ -361,7 +361,10 @@ fn bad_wires(part: u64) {
         acted.add(&counters(&net));
         let totals = net.totals();
         assert_eq!((totals.broken, totals.unknown), (0, 0), "seed {seed}");
-        assert!(totals.longest_wait <= LONGEST_WAIT, "seed {seed}: {:?}, {config:?}", totals.longest_wait);
+        if totals.longest_wait > LONGEST_WAIT {
+            let counted: Vec<_> = counters(&net).all().filter(|(_, count)| *count > 0).collect();
+            panic!("seed {seed}: {:?}, {config:?}\n{counted:?}", totals.longest_wait);
+        }
         all.add(&totals);
     }
     println!("{all:?}");

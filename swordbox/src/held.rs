@@ -5,7 +5,7 @@ use switch::PortId;
 
 /// Bytes of the longest frame that waits here; of longer ones, the client is asked for again
 pub(crate) const LONGEST: usize = 512;
-/// One queue takes one part in so many of all places at most, but these few at least
+/// One queue takes one part in so many of all places at most, but these few at least, and never more than half
 const SHARE: usize = 8;
 const FEWEST: usize = 16;
 
@@ -53,7 +53,8 @@ impl Held {
     /// Puts a frame at the end of a queue, if there is a place for it. No client takes all places.
     pub(crate) fn push(&mut self, queue: &mut [u32; 2], frame: &[u8], port: PortId) -> bool {
         let count = self.slots.get(queue[0] as usize).map_or(0, |first| first.count);
-        if frame.len() > LONGEST || count as usize >= (self.slots.len() / SHARE).max(FEWEST) {
+        let all = self.slots.len();
+        if frame.len() > LONGEST || count as usize >= (all / SHARE).max(FEWEST).min(all.div_ceil(2)) {
             return false;
         }
         let Some(slot) = self.free.pop() else { return false };
