@@ -293,7 +293,7 @@ fn small(swordbox: Config, config: &words::Config) -> Config {
         layers,
         servers,
         lines: chance.between(1, lines) as usize,
-        held: chance.between(1, held) as usize,
+        held: (chance.between(1, held) as usize).max(2),
         in_flight: (chance.between(1, in_flight) as usize).next_power_of_two(),
         connections: chance.between(2, connections) as usize,
         per_host: chance.between(2, connections) as usize,

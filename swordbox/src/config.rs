@@ -25,7 +25,7 @@ pub struct Config {
     pub rd_atomic: usize,
     /// Lines of 64 bytes of the servers' memory in whose words' values are cached
     pub lines: usize,
-    /// Frames that wait for their turn at once
+    /// Frames that wait for their turn at once: two or more, as one client takes half of them at most
     pub held: usize,
     /// Nodes at once that are on their way into a data structure; those that come then are not steered
     pub appends: usize,

@@ -84,7 +84,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
         in_flight,
         rd_atomic: count("rd_atomic", MAX_RD_ATOMIC, default.rd_atomic),
         lines: count("lines", 1 << 24, default.lines),
-        held: count("held", 1 << 20, default.held),
+        held: table.number("held", 2..=1 << 20, default.held as u64) as usize,
         appends: count("appends", 1 << 20, default.appends),
         withheld: count("withheld", 1 << 20, default.withheld),
         ageing: Nanos::from_secs(table.number("ageing_s", 1..=1_000_000, default.ageing.0 / 1_000_000_000)),
