@@ -325,7 +325,7 @@ fn disturb(net: &mut Net, chance: &mut Chance) -> Vec<(Nanos, Layers)> {
         let client = net.rack.machines[machine];
         let mut links = net.rack.links.0.clone();
         links.push(net.rack.links.1);
-        let link = vec![links[chance.below(links.len() as u64) as usize]];
+        let link = links[chance.below(links.len() as u64) as usize];
         let layers = [Layers::PASS, Layers::STEER, Layers { steer_reads: false, ..Layers::STEER }]
             [chance.below(3) as usize];
         let (first, then) = match chance.below(14) {
@@ -340,7 +340,10 @@ fn disturb(net: &mut Net, chance: &mut Chance) -> Vec<(Nanos, Layers)> {
                 changes.extend([(at, layers), (until, Layers::STEER)]);
                 continue;
             }
-            _ => (Fault::Cut(link.clone()), Some(Fault::Heal(link))),
+            _ => {
+                let (cut, heal) = environment::cut(&net.rack.world, link, at);
+                (cut, Some(heal))
+            }
         };
         net.rack.world.schedule(at, first);
         if let Some(then) = then {
