@@ -67,15 +67,17 @@ impl Swordbox {
     }
 
     /// Notes down a long WRITE whose first packet passes, and belongs to no connection that is tracked, or does not fit its own.
-    pub(crate) fn note_long_write(&mut self, packet: &Packet<'_>) {
-        if !matches!(packet.layout().opcode(), Opcode::RC_WRITE_FIRST | Opcode::UC_WRITE_FIRST) {
+    pub(crate) fn note_long_write(&mut self, packet: &Packet<'_>, now: Nanos) {
+        let opcode = packet.layout().opcode();
+        if !matches!(opcode, Opcode::RC_WRITE_FIRST | Opcode::UC_WRITE_FIRST) {
             return;
         }
         let Some(message) = Message::of(packet) else { return };
-        self.untracked.begin(packet, message);
-        if let Some(id) = self.index.get(&HostQp::new(packet.dst(), packet.bth().dest_qp())) {
-            let flow = &mut self.flows[id as usize];
-            flow.long_writes.begin(message, flow.acked);
+        self.untracked.begin(packet, message, now, self.config.dead_after);
+        if opcode == Opcode::RC_WRITE_FIRST
+            && let Some(id) = self.index.get(&HostQp::new(packet.dst(), packet.bth().dest_qp()))
+        {
+            self.flows[id as usize].long_writes.begin(message);
         }
     }
 
@@ -187,7 +189,7 @@ impl Swordbox {
             && let Some(message) = Message::of(packet)
             && (flow.stage == Stage::Strict || packet.verify_icrc())
         {
-            flow.long_writes.begin(message, flow.acked);
+            flow.long_writes.begin(message);
         }
         Ok(())
     }

@@ -362,8 +362,11 @@ impl Flow {
     }
 
     /// Returns whether the last request that was sent has a PSN that no READ may have taken.
-    pub(crate) fn is_unique(&self) -> bool {
-        self.unsure.is_none() && self.taken.is_none_or(|taken| !self.sent.sub(1).precedes(taken))
+    pub(crate) fn is_unique(&mut self) -> bool {
+        let last = self.sent.sub(1);
+        // Not for ever: PSNs wrap.
+        self.taken.take_if(|taken| !last.precedes(*taken));
+        self.unsure.is_none() && self.taken.is_none()
     }
 
     /// Memory that is there, now that everything before `acked` is done.

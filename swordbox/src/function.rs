@@ -540,7 +540,7 @@ impl Swordbox {
             self.counters.delayed.add(1);
             return Verdict::Drop(DropReason::Delayed);
         }
-        self.note_long_write(&packet);
+        self.note_long_write(&packet, now);
         self.forward.route(frame, port, now, out)
     }
 }

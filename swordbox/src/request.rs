@@ -400,10 +400,10 @@ impl Swordbox {
             }
             if let Some(message) = Message::of(packet) {
                 // In the middle of another one, one of the two is forged.
-                if is_trusted && !flow.in_message {
+                if is_trusted && !flow.in_message && flow.is_quiet() {
                     flow.long_writes.end_at(psn);
                 }
-                flow.long_writes.begin(message, flow.acked);
+                flow.long_writes.begin(message);
             }
         }
         let own = psn.add(flow.delta);

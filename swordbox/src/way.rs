@@ -137,7 +137,7 @@ impl Swordbox {
 
     /// The last request that left on its own connection touches this memory: when it is done, that is known to be there.
     pub(crate) fn reach(&mut self, id: Id, va: u64, rkey: u32, len: u32) {
-        let flow = &self.flows[id as usize];
+        let flow = &mut self.flows[id as usize];
         if flow.reaching.is_some()
             || !flow.is_unique()
             || len as usize > LONGEST_WRITE

@@ -209,3 +209,44 @@ fn a_right_is_not_proven_by_what_passed_as_a_stray() {
     c.psn += 65537;
     check_right(&mut net, &mut c, &a);
 }
+
+/// Returns whether a client shares words after half of all PSNs, with a READ that came twice before or without.
+fn shares_after_half_of_all_psns(repeated: bool) -> bool {
+    let (mut net, owner, _) = two(|_| {});
+    let mut c = end(3);
+    let write = |net: &mut Net, c: &mut End| {
+        assert_eq!(net.up(&c.write(c.psn, 0x8000_0000, &[0; 8])).len(), 1);
+        assert_eq!(net.down(&c.ack(c.psn)).len(), 1);
+        c.psn += 1;
+    };
+    (0..6).for_each(|_| write(&mut net, &mut c));
+    if repeated {
+        // A READ in the past that comes again
+        let reth = Reth { va: 0x9000_0000.into(), rkey: KEY.into(), len: 4096.into() };
+        let read = c.request(Opcode::RC_READ_REQUEST, c.psn - 1, |repr| repr.extended.reth = reth, &[]);
+        net.up(&read);
+    }
+    for _ in 0..140 {
+        c.psn = (c.psn + 60_000) & 0xff_ffff;
+        write(&mut net, &mut c);
+        write(&mut net, &mut c);
+    }
+    net.connect(&mut c);
+    let mut shared = false;
+    for _ in 0..20 {
+        net.pass(Nanos::from_millis(50));
+        let sent = net.up(&c.cas(c.psn, TABLE, 1, 1));
+        shared |= dest(&sent[0].0) == owner.server_qpn;
+        let from = if dest(&sent[0].0) == owner.server_qpn { owner } else { c };
+        let found = (opcode(&sent[0].0) == Opcode::RC_COMPARE_SWAP).then_some(0);
+        net.down(&from.answer(psn(&sent[0].0), ACK, found));
+        c.psn += 1;
+    }
+    shared
+}
+
+#[test]
+fn a_repeated_read_keeps_no_right_from_being_proven_for_ever() {
+    assert!(shares_after_half_of_all_psns(false));
+    assert!(shares_after_half_of_all_psns(true));
+}
