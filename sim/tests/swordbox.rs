@@ -340,7 +340,7 @@ fn a_swordbox_that_decides_nothing_is_found() {
     assert_eq!(acted.idle(&[("decided", 1), ("remapped", 1)]), ["decided"]);
 }
 
-/// The n-th of the parts of so many seeds, or of those that the environment says.
+/// Returns the seeds of one of `parts` tests: 1 to `count`, or those that FROM and SEEDS name.
 fn seeds(part: u64, parts: u64, count: u64) -> impl Iterator<Item = u64> {
     environment::seeds(count).filter(move |seed| seed % parts == part)
 }

@@ -25,7 +25,7 @@ pub struct Config {
     pub rd_atomic: usize,
     /// Lines of 64 bytes of the servers' memory in whose words' values are cached
     pub lines: usize,
-    /// Frames that wait for their turn at once: two or more, as one client takes half of them at most
+    /// Slots for frames that wait for their turn; at least 2, since one client uses at most half
     pub held: usize,
     /// Nodes at once that are on their way into a data structure; those that come then are not steered
     pub appends: usize,

@@ -10,17 +10,17 @@ use rocev2::{Opcode, Packet, Psn};
 use switch::Nanos;
 use switch::forward::counters::HostQp;
 
-/// Memory of a server that a packet may write to.
+/// Memory of a server that a packet may write to
 pub(crate) enum Target {
     Nothing,
-    /// Where it begins, and bytes
+    /// Virtual address and length in bytes
     Range(u64, u64),
-    /// Its headers do not tell, nor does what was seen before it
+    /// Neither its headers nor a tracked First packet give an address
     Anywhere,
 }
 
-/// Whether a packet belongs to a WRITE that an earlier one has begun.
-fn goes_on(packet: &Packet<'_>) -> bool {
+/// Returns whether a packet is a Middle or Last packet of a WRITE.
+fn is_middle_or_last(packet: &Packet<'_>) -> bool {
     matches!(
         packet.layout().opcode(),
         Opcode::RC_WRITE_MIDDLE
@@ -33,14 +33,14 @@ fn goes_on(packet: &Packet<'_>) -> bool {
 }
 
 impl Swordbox {
-    /// What a packet may write to; `NONE` if it belongs to no connection that is tracked.
+    /// Returns what a packet may write to. `id` is `NONE` without a tracked connection.
     pub(crate) fn target_of(&self, id: Id, packet: &Packet<'_>) -> Target {
         #[cfg(feature = "canary")]
         if self.config.bug == Some(crate::Bug::StaleWord) {
             return Target::Nothing;
         }
-        if goes_on(packet) {
-            return self.rest_of(id, packet);
+        if is_middle_or_last(packet) {
+            return self.target_of_rest(id, packet);
         }
         match Op::of(packet.layout().opcode()).kind {
             Kind::Read | Kind::Response | Kind::Datagram | Kind::Cnp | Kind::Body => Target::Nothing,
@@ -51,8 +51,8 @@ impl Swordbox {
         }
     }
 
-    /// Returns what a packet behind the first of a WRITE may write to.
-    fn rest_of(&self, id: Id, packet: &Packet<'_>) -> Target {
+    /// Returns what a Middle or Last packet of a WRITE may write to.
+    fn target_of_rest(&self, id: Id, packet: &Packet<'_>) -> Target {
         let flow = self.flows.get(id as usize);
         let writes = flow.map_or_else(|| self.untracked.of(packet), |flow| Some(&flow.long_writes));
         let psn = packet.bth().psn();
@@ -66,7 +66,7 @@ impl Swordbox {
         memory.map_or(Target::Anywhere, |(va, len)| Target::Range(va, len))
     }
 
-    /// Notes down a long WRITE whose first packet passes, and belongs to no connection that is tracked, or does not fit its own.
+    /// Tracks a WRITE of several packets whose First packet is forwarded without a tracked connection, or outside its PSN window.
     pub(crate) fn note_long_write(&mut self, packet: &Packet<'_>, now: Nanos) {
         let opcode = packet.layout().opcode();
         if !matches!(opcode, Opcode::RC_WRITE_FIRST | Opcode::UC_WRITE_FIRST) {
@@ -194,7 +194,7 @@ impl Swordbox {
         Ok(())
     }
 
-    /// Something else comes with a PSN of which the acknowledgement was to prove a right: it proves none.
+    /// Discards a pending proof if this packet has the same PSN: the acknowledgement may be for either of the two.
     fn doubt_proof(&mut self, id: Id, packet: &Packet<'_>, op: Op) {
         let memory = memory_of(packet);
         let psn = packet.bth().psn();

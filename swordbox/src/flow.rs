@@ -57,8 +57,8 @@ const LONG_AGO: i32 = 1 << 22;
 /// between are lost. The end of a message that is longer is among them
 pub(crate) const BEHIND: i32 = 1 << 16;
 
-/// PSNs behind what is acknowledged of which a client that has moved may want to hear again: more than those of the READs that
-/// it has under way
+/// Oldest PSN, as a distance behind the last acknowledged one, whose request may update a client's address and port: more than
+/// the READs under way take
 const NEAR: i32 = 1 << 12;
 
 /// PSNs with which a connection's requests may come.
@@ -145,16 +145,16 @@ pub(crate) struct Flow {
     pub most_reads: u8,
     /// READs and atomics that the server takes on this connection at once, as the connection manager told; 0 if it did not
     pub max_reads: u8,
-    /// What the connection manager told of the path MTU and of `max_reads`, until the first request and the first response show
-    /// that it told of this connection
-    pub told: Option<(u16, u8)>,
+    /// Path MTU in bytes and `max_reads` from the REQ and the REP, which may be forged: unused until the server acknowledges a
+    /// request with their starting PSN
+    pub cm_params: Option<(u16, u8)>,
     /// Path MTU in bytes; 0 as long as it is not known
     pub mtu: u16,
     /// The longest payload that was seen in one packet, if that is all that is known of the path MTU
     pub longest: u16,
     /// The oldest request that was seen, unless that is very long ago: what is older was not sent through here
     pub first: Psn,
-    /// It stands in the journal, or is to
+    /// Whether the journal has this connection, or was asked to
     pub written: bool,
     /// Both of its ends know that it is over
     pub over: bool,
@@ -186,11 +186,11 @@ pub(crate) struct Flow {
     pub showing: Option<(Psn, Nanos)>,
     /// A right that is proven as soon as everything before this PSN is done
     pub proving: Option<(Psn, Proof)>,
-    /// READs may have taken PSNs up to here, without it; what their acknowledgement shows is not known
+    /// End of the PSNs that the server may have counted as responses of READs: an acknowledgement of one before proves no right
     pub taken: Option<Psn>,
     /// Memory that is there as soon as everything before this PSN is done
     pub reaching: Option<(Psn, Memory)>,
-    /// WRITEs of several packets
+    /// Latest WRITEs of several packets
     pub long_writes: LongWrites,
     /// The last request on the own connection that used a right which was not proven, or memory that may not be there
     pub trial: Option<Psn>,
@@ -235,7 +235,7 @@ impl Flow {
             longest: 0,
             most_reads: 0,
             max_reads: 0,
-            told: None,
+            cm_params: None,
             newest: Psn::ZERO,
             newest_at: NOWHERE,
             open: 0,
@@ -291,7 +291,7 @@ impl Flow {
     pub(crate) fn saw(&mut self, psn: Psn) {
         if psn.precedes(self.first) {
             self.first = psn;
-            self.told = None;
+            self.cm_params = None;
         }
     }
 
@@ -302,8 +302,8 @@ impl Flow {
         Window { acked: self.acked, next: self.next, ahead }
     }
 
-    /// Whether a request tells where its client is. Any host may send in a client's name: to have answers, or what others send
-    /// on its connection, led astray, it has to guess a PSN nearly as well as one that is to be executed.
+    /// Returns whether a request may update its client's headers and port. A forged request that does so diverts responses, so its
+    /// PSN has to be nearly as exact as that of a request that the server executes.
     pub(crate) fn is_believed(&self, psn: Psn) -> bool {
         self.stage < Stage::Strict
             || psn == self.next
@@ -354,17 +354,17 @@ impl Flow {
         }
     }
 
-    /// Notes down a READ of which it is not known how many PSNs it takes, or that comes again or late: the server may have answered
-    /// it with PSNs of later requests, which it then takes for repeated ones.
+    /// Extends `taken` by a READ of `len` bytes that is repeated, late, or of unknown PSN count. The server takes requests with
+    /// PSNs of its responses for duplicates, and acknowledges those without looking at the R_key.
     pub(crate) fn take_psns(&mut self, psn: Psn, len: u32) {
         let end = psn.add(len.div_ceil(256).clamp(1, LONG_AGO as u32));
         self.taken = Some(self.taken.map_or(end, |taken| taken.later(end)));
     }
 
-    /// Returns whether the last request that was sent has a PSN that no READ may have taken.
+    /// Returns whether the PSN of the last request is behind those that READs may have taken.
     pub(crate) fn is_unique(&mut self) -> bool {
         let last = self.sent.sub(1);
-        // Not for ever: PSNs wrap.
+        // Cleared as soon as it is passed, as PSNs wrap.
         self.taken.take_if(|taken| !last.precedes(*taken));
         self.unsure.is_none() && self.taken.is_none()
     }

@@ -617,7 +617,7 @@ impl Function for Swordbox {
                     let open = |record: &Record| record.count > 0 && record.what == What::Unknown;
                     let known = !self.records(id).iter().any(open);
                     let flow = &mut self.flows[id as usize];
-                    // Nor do the sides come to differ of one that is over: if it goes on after all, it asks again.
+                    // A forged DREQ may have marked it as over: its next request asks again.
                     let known = known && flow.unsure.is_none() && !flow.over;
                     flow.stage = if known { Stage::Strict } else { Stage::Clear };
                     self.counters.diverged.add(u64::from(known));

@@ -5,8 +5,9 @@ use switch::PortId;
 
 /// Bytes of the longest frame that waits here; of longer ones, the client is asked for again
 pub(crate) const LONGEST: usize = 512;
-/// One queue takes one part in so many of all places at most, but these few at least, and never more than half
+/// Divisor of the slot count that gives the limit of one queue
 const SHARE: usize = 8;
+/// Least limit of one queue, in frames; half of all slots if those are fewer
 const FEWEST: usize = 16;
 
 /// Places for frames, in queues.
@@ -22,7 +23,7 @@ struct Slot {
     len: u16,
     port: u16,
     next: u32,
-    /// How many wait in its queue, if it is the first there
+    /// Frames in its queue; valid in the queue's first slot
     count: u32,
 }
 
@@ -50,7 +51,7 @@ impl Held {
         self.slots.len() - self.free.len()
     }
 
-    /// Puts a frame at the end of a queue, if there is a place for it. No client takes all places.
+    /// Appends a frame to a queue. Returns false if no slot is free, or the queue is at its limit.
     pub(crate) fn push(&mut self, queue: &mut [u32; 2], frame: &[u8], port: PortId) -> bool {
         let count = self.slots.get(queue[0] as usize).map_or(0, |first| first.count);
         let all = self.slots.len();

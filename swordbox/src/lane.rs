@@ -105,7 +105,7 @@ pub(crate) struct Lane {
     /// Since when some wait for it in vain; zero if none does. And how far its owner had come then
     pub stuck: Nanos,
     pub stuck_at: (Psn, Psn),
-    /// Since when its owner has kept others waiting, though it goes on; zero if it does not
+    /// Start of the time for which clients have waited without a break for the owner's requests; zero if none waits
     pub kept_since: Nanos,
     /// Until then nobody but its owner begins anything: it has been asked to send again what could not wait here
     pub reserved: Nanos,

@@ -83,7 +83,7 @@ pub enum Bug {
     KeptWord,
     /// A lane stays with an owner whose request does not end while other clients wait for the lane
     StuckLane,
-    /// Only the rest of the newest WRITE is taken to write to words, not that of an earlier one that comes again
+    /// Middle and Last packets invalidate cached words only if they belong to the newest WRITE of their queue pair
     EarlierMessage,
 }
 

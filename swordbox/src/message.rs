@@ -1,4 +1,4 @@
-//! Where packets behind the first of a WRITE write: they name no address.
+//! Address of each Middle and Last packet of a WRITE, which carry no RETH: tracked from the First packet of the message.
 
 use crate::function::bits_of;
 use crate::op::memory_of;
@@ -7,30 +7,28 @@ use rocev2::{Packet, Psn, Qpn};
 use switch::Nanos;
 use switch::table::mix;
 
-/// PSNs of the longest message: 2 GiB at the least path MTU
+/// Length of the longest message in PSNs: 2 GiB at a path MTU of 256 bytes
 pub(crate) const LONGEST: u32 = 1 << 23;
-/// WRITEs of one queue pair that are known at once
+/// WRITEs that are tracked for each queue pair
 const KNOWN: usize = 8;
-/// What is farther behind the newest WRITE, in PSNs, does not come again
-const LONG_AGO: i32 = 1 << 22;
-/// Places for queue pairs without a tracked connection
-const PLACES: usize = 1 << 10;
+/// Slots for queue pairs without a tracked connection
+const SLOTS: usize = 1 << 10;
 
-/// A WRITE of several packets
+/// RDMA WRITE of several packets
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
     first: Psn,
-    /// PSNs that it takes; 0 in a place that is free
+    /// Length in PSNs; 0 in a free slot
     count: u32,
     va: u64,
-    /// Payload of each packet but the last, in bytes
+    /// Payload of each packet but the Last, in bytes
     packet: u16,
 }
 
 const FREE: Message = Message { first: Psn::ZERO, count: 0, va: 0, packet: 0 };
 
 impl Message {
-    /// Reads the first packet of a WRITE.
+    /// Parses the First packet of a WRITE. Returns `None` without a RETH.
     pub(crate) fn of(packet: &Packet<'_>) -> Option<Self> {
         let (va, _, len) = memory_of(packet)?;
         let payload = packet.payload().len() as u16;
@@ -38,47 +36,46 @@ impl Message {
         Some(Self { first: packet.bth().psn(), count, va, packet: payload })
     }
 
-    /// Returns where its packet with this PSN writes, if that is one of those behind the first.
-    fn place_of(&self, psn: Psn) -> Option<u64> {
+    /// Returns the address that the Middle or Last packet with this PSN writes to, if it belongs to this message.
+    fn va_of(&self, psn: Psn) -> Option<u64> {
         let before = u32::try_from(psn.distance(self.first)).ok().filter(|n| (1..self.count).contains(n))?;
         Some(self.va.saturating_add(u64::from(before) * u64::from(self.packet)))
     }
 }
 
-/// The latest WRITEs of several packets to one queue pair. Forged first packets add memory to what a packet may write to; they take
-/// none away, since a packet of a WRITE that is forgotten may write anywhere.
+/// Latest WRITEs of several packets to one queue pair. A forged First packet can only enlarge the range that a packet may write to:
+/// packets before the end of an evicted message may write anywhere.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LongWrites {
     known: [Message; KNOWN],
-    /// The place of the next one
+    /// Slot of the next message
     next: u8,
-    /// Those that are forgotten end before this
-    forgotten: Option<Psn>,
+    /// Latest end of an evicted message
+    evicted_end: Option<Psn>,
 }
 
 impl LongWrites {
-    pub(crate) const NONE: Self = Self { known: [FREE; KNOWN], next: 0, forgotten: None };
+    pub(crate) const NONE: Self = Self { known: [FREE; KNOWN], next: 0, evicted_end: None };
 
-    /// Notes down a WRITE whose first packet passes.
+    /// Tracks a WRITE whose First packet is forwarded.
     pub(crate) fn begin(&mut self, message: Message) {
         if self.known.contains(&message) {
             return;
         }
-        self.forgotten.take_if(|end| message.first.distance(*end) > LONG_AGO);
         let oldest = core::mem::replace(&mut self.known[usize::from(self.next)], message);
         if oldest.count > 0 {
             let end = oldest.first.add(oldest.count);
-            self.forgotten = Some(self.forgotten.map_or(end, |forgotten| forgotten.later(end)));
+            self.evicted_end = Some(self.evicted_end.map_or(end, |evicted| evicted.later(end)));
         }
         self.next = (self.next + 1) % KNOWN as u8;
     }
 
-    /// Ends all WRITEs: the server has everything before this PSN, which is that of the next request.
+    /// Truncates all messages at the PSN of the next request. The server must have executed everything before it.
     pub(crate) fn end_at(&mut self, psn: Psn) {
         for message in &mut self.known {
             message.count = message.count.min(u32::try_from(psn.distance(message.first)).unwrap_or(0));
         }
-        self.forgotten = self.forgotten.map(|end| if psn.precedes(end) { psn } else { end });
+        self.evicted_end = self.evicted_end.map(|end| if psn.precedes(end) { psn } else { end });
     }
 
     #[cfg(feature = "canary")]
@@ -89,66 +86,66 @@ impl LongWrites {
         only
     }
 
-    /// Returns what a packet behind the first of a WRITE may write to: where it begins, and bytes. Nothing if it may be anywhere.
+    /// Returns the address and the length, in bytes, of what a Middle or Last packet may write to; `None` if that is not known.
     pub(crate) fn memory_of(&self, psn: Psn, len: usize) -> Option<(u64, u64)> {
-        if self.forgotten.is_some_and(|end| psn.precedes(end)) {
+        if self.evicted_end.is_some_and(|end| psn.precedes(end)) {
             return None;
         }
-        let places = self.known.iter().filter_map(|message| message.place_of(psn));
+        let places = self.known.iter().filter_map(|message| message.va_of(psn));
         let (from, to) = places.fold((u64::MAX, 0), |(from, to), va| (from.min(va), to.max(va)));
         (from <= to).then(|| (from, (to - from).saturating_add(len as u64)))
     }
 }
 
-/// The WRITEs of queue pairs without a tracked connection, as far as there is room for them
+/// Long WRITEs to queue pairs without a tracked connection: a direct-mapped table
 #[derive(Debug)]
 pub(crate) struct Untracked {
-    places: Box<[Option<Place>]>,
+    slots: Box<[Option<Slot>]>,
 }
 
-/// A host, and the queue pair to which it sends
+/// Source address, destination address and destination queue pair
 type Requester = (IpAddr, IpAddr, Qpn);
 
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct Slot {
     requester: Requester,
     writes: LongWrites,
-    /// When the latest one began
+    /// When the latest WRITE began
     at: Nanos,
 }
 
 impl Untracked {
     pub(crate) fn new() -> Self {
-        Self { places: vec![None; PLACES].into() }
+        Self { slots: vec![None; SLOTS].into() }
     }
 
     fn find(packet: &Packet<'_>) -> (Requester, usize) {
         let requester = (packet.src(), packet.dst(), packet.bth().dest_qp());
         let hosts = bits_of(requester.0) ^ bits_of(requester.1).rotate_left(32);
-        let place = mix((hosts >> 64) as u64 ^ hosts as u64 ^ u64::from(requester.2.get()));
-        (requester, place as usize % PLACES)
+        let slot = mix((hosts >> 64) as u64 ^ hosts as u64 ^ u64::from(requester.2.get()));
+        (requester, slot as usize % SLOTS)
     }
 
-    /// Notes down a WRITE whose first packet passes. A place belongs to one requester until that has begun none for so long: others
-    /// could otherwise have it forgotten, and forge first packets in its name.
+    /// Tracks a WRITE whose First packet is forwarded. A slot stays with its requester until that has begun no WRITE for `idle`:
+    /// otherwise another host could evict it, and then forge First packets in its name.
     pub(crate) fn begin(&mut self, packet: &Packet<'_>, message: Message, now: Nanos, idle: Nanos) {
-        let (requester, place) = Self::find(packet);
-        let place = &mut self.places[place];
-        if place.is_some_and(|place| place.requester != requester && now.since(place.at) <= idle) {
+        let (requester, slot) = Self::find(packet);
+        let slot = &mut self.slots[slot];
+        if slot.is_some_and(|slot| slot.requester != requester && now.since(slot.at) <= idle) {
             return;
         }
-        let place = match place {
-            Some(place) if place.requester == requester => place,
-            _ => place.insert(Place { requester, writes: LongWrites::NONE, at: now }),
+        let slot = match slot {
+            Some(slot) if slot.requester == requester => slot,
+            _ => slot.insert(Slot { requester, writes: LongWrites::NONE, at: now }),
         };
-        place.writes.begin(message);
-        place.at = now;
+        slot.writes.begin(message);
+        slot.at = now;
     }
 
-    /// Returns the WRITEs of a packet's sender to its queue pair.
+    /// Returns the tracked WRITEs of a packet's requester.
     pub(crate) fn of(&self, packet: &Packet<'_>) -> Option<&LongWrites> {
-        let (requester, place) = Self::find(packet);
-        self.places[place].as_ref().filter(|place| place.requester == requester).map(|place| &place.writes)
+        let (requester, slot) = Self::find(packet);
+        self.slots[slot].as_ref().filter(|slot| slot.requester == requester).map(|slot| &slot.writes)
     }
 }
 
@@ -165,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_behind_the_first_are_placed() {
+    fn middle_and_last_packets_have_addresses() {
         let mut writes = LongWrites::NONE;
         assert_eq!(writes.memory_of(psn(1), 256), None);
         writes.begin(message(0, 0x1000, 1024));
@@ -179,20 +176,25 @@ mod tests {
     }
 
     #[test]
-    fn packets_of_what_is_forgotten_may_write_anywhere() {
+    fn packets_of_an_evicted_write_may_write_anywhere() {
         let mut writes = LongWrites::NONE;
         for n in 0..=KNOWN as u32 {
             writes.begin(message(4 * n, 0x1000, 1024));
         }
         assert_eq!(writes.memory_of(psn(1), 256), None);
-        // It comes again: another one is forgotten for it.
+        // Its First packet is repeated, and evicts another message.
         writes.begin(message(0, 0x1000, 1024));
         assert_eq!(writes.memory_of(psn(1), 256), None);
         assert_eq!(writes.memory_of(psn(4 * KNOWN as u32 + 1), 256), Some((0x1100, 256)));
+        // A forged first packet, far ahead, and one that covers the evicted WRITE
+        for (first, va) in [(0x60_0000, 0x9000), (0, 0x8000)] {
+            writes.begin(message(first, va, 4096));
+        }
+        assert_eq!(writes.memory_of(psn(1), 256), None);
     }
 
     #[test]
-    fn forged_first_packets_only_add_memory() {
+    fn forged_first_packets_only_enlarge_the_range() {
         let forged = [(103, 0x9_0000), (110, 0x8_0000), (0x80_0063, 0x7_0000), (0, 0), (101, 0x6_0000)];
         for most in 1..=10 {
             let mut writes = LongWrites::NONE;

@@ -290,14 +290,12 @@ impl Swordbox {
             [(to_server, client.0, successor.psn), (to_client, server.0, successor.server_psn)]
         {
             let flow = &mut self.flows[id as usize];
+            let params = (successor.mtu, if id == to_server { successor.max_reads } else { 0 });
             if begins {
                 flow.begin(psn);
-            }
-            let told = (successor.mtu, if id == to_server { successor.max_reads } else { 0 });
-            if begins {
-                flow.told = Some(told);
+                flow.cm_params = Some(params);
             } else {
-                (flow.mtu, flow.max_reads) = told;
+                (flow.mtu, flow.max_reads) = params;
             }
             let end = &mut self.ends[id as usize];
             end.from = bits_of(from);

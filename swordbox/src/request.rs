@@ -471,7 +471,7 @@ impl Swordbox {
         if let Some(len) = flow.unsure.take() {
             flow.take_psns(flow.next, len.get());
         }
-        flow.told = None;
+        flow.cm_params = None;
         (flow.proving, flow.reaching) = (None, None);
         flow.stage = flow.stage.min(Stage::Paired);
         flow.begin(psn);

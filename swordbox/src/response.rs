@@ -426,8 +426,12 @@ impl Swordbox {
         let flow = &mut self.flows[id as usize];
         if flow.acked.precedes(psn) {
             flow.acked = psn;
-            if let Some(told) = flow.told.take() {
-                (flow.mtu, flow.max_reads) = told;
+            // An acknowledgement may fit by chance: requests from the starting PSN on have to be among those that it covers.
+            if let Some(params) = flow.cm_params.take()
+                && flow.first.precedes(flow.next)
+                && !flow.next.precedes(psn)
+            {
+                (flow.mtu, flow.max_reads) = params;
             }
             flow.show_alive();
             if flow.proved() {

@@ -49,10 +49,9 @@ const CATCH_UP: Nanos = Nanos::from_millis(1500);
 /// The time after the last fault by which what was under way has arrived: seven tries of 131 us on both sides of the switch
 const SETTLED: Nanos = Nanos::from_millis(5);
 
-/// Runs until all live servers have caught up, now that faults are over. If all servers wait for the operator, those
-/// that a lost leader has written to are restarted, and one server is told to begin. If fewer members live than a
-/// majority, and servers are down or hold memory, nothing goes on: returns whether it does. But if no live server is a
-/// member, and nothing was ever decided, the group has yet to begin: servers that are down are started, and it goes on.
+/// Runs until all live servers have caught up, after the last fault. Plays the operator: if all servers wait for a bootstrap,
+/// restarts those that a lost leader has written to, and bootstraps one server; if no group has ever begun, starts the servers
+/// that are down. Returns false if fewer members live than a majority and the group therefore stands still.
 fn catch_up(net: &mut Cluster, seed: u64) -> Result<bool, String> {
     let begun = net.world.now();
     let (mark, mut end, mut told) = (net.mark(), begun + CATCH_UP, false);
