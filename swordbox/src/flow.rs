@@ -154,6 +154,8 @@ pub(crate) struct Flow {
     pub longest: u16,
     /// The oldest request that was seen, unless that is very long ago: what is older was not sent through here
     pub first: Psn,
+    /// Number of the end that the table has under this id, among all that it has had
+    pub incarnation: u32,
     /// Whether the journal has this connection, or was asked to
     pub written: bool,
     /// Both of its ends know that it is over
@@ -241,6 +243,7 @@ impl Flow {
             open: 0,
             over: false,
             written: false,
+            incarnation: 0,
             haunted: false,
             leaving: false,
             held: [NONE; 2],

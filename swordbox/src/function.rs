@@ -161,6 +161,8 @@ pub struct Swordbox {
     pub(crate) sources: Sources,
     pub(crate) successors: Successors,
     pub(crate) untracked: Untracked,
+    /// Ends added so far, modulo 2^32: the incarnation of the latest
+    incarnations: u32,
     /// Connections whose sides differ in a way that is not known any more, by what their requests tell of them: all but the
     /// client's queue pair
     pub(crate) ended: HashMap<Connection, Gone>,
@@ -324,6 +326,7 @@ impl Swordbox {
             sources: Sources::new(ends, config.per_host),
             successors: Successors::new(),
             untracked: Untracked::new(),
+            incarnations: 0,
             ended: {
                 let mut ended = HashMap::with_capacity(config.connections.max(config.ended.len()));
                 ended.extend(config.ended.iter().map(|connection| {
@@ -418,7 +421,8 @@ impl Swordbox {
         let server = self.server_of(bits_of(key.host()));
         crate::lines::put(&mut self.ends, id, End { qpn: key.qpn(), ..End::NEW }, End::NEW);
         let mtu = self.config.servers.get(usize::from(server)).map_or(0, |server| server.path_mtu);
-        let flow = Flow { mtu, ..Flow::new(server) };
+        self.incarnations = self.incarnations.wrapping_add(1);
+        let flow = Flow { mtu, incarnation: self.incarnations, ..Flow::new(server) };
         crate::lines::put(&mut self.flows, id, flow, Flow::new(server));
         let records = (id as usize + 1) * self.config.rd_atomic;
         if self.records.len() < records {

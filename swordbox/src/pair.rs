@@ -77,6 +77,8 @@ pub(crate) struct Strangers {
 #[derive(Clone, Copy, Debug)]
 struct Found {
     to: Id,
+    /// Incarnation of that end, since its id is used again
+    incarnation: u32,
     psn: Psn,
     value: u64,
 }
@@ -86,7 +88,7 @@ const ANSWERS: usize = 1 << 14;
 
 impl Strangers {
     pub(crate) fn with_capacity(capacity: usize) -> Self {
-        let nothing = Found { to: NONE, psn: Psn::ZERO, value: 0 };
+        let nothing = Found { to: NONE, incarnation: 0, psn: Psn::ZERO, value: 0 };
         Self {
             index: Index::with_capacity(capacity),
             all: Vec::with_capacity(capacity),
@@ -608,7 +610,8 @@ impl Swordbox {
     pub(crate) fn guess(&mut self, to: Id, packet: &Packet<'_>, from: u128, port: PortId) {
         let psn = packet.bth().psn();
         if let Some(found) = packet.atomic_ack() {
-            let answer = Found { to, psn, value: found.original.get() };
+            let incarnation = self.flows[to as usize].incarnation;
+            let answer = Found { to, incarnation, psn, value: found.original.get() };
             self.strangers.answers[Strangers::place(to, psn)] = answer;
         }
         let refused = packet.aeth().is_some_and(|aeth| !matches!(aeth.kind(), Syndrome::Ack(_)));
@@ -694,7 +697,8 @@ impl Swordbox {
     pub(crate) fn look_up(&self, id: Id, record: &mut Record) {
         let peer = self.ends[id as usize].peer;
         let kept = &self.strangers.answers[Strangers::place(peer, record.psn)];
-        if peer != NONE && (kept.to, kept.psn) == (peer, record.psn) {
+        let incarnation = self.flows.get(peer as usize).map(|flow| flow.incarnation);
+        if (kept.to, kept.psn) == (peer, record.psn) && Some(kept.incarnation) == incarnation {
             record.what = What::Atomic;
             record.value = kept.value;
         } else {

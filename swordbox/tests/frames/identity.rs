@@ -272,3 +272,31 @@ fn late_answers_of_an_earlier_connection_say_nothing_about_the_next() {
         a.psn += 1;
     }
 }
+
+/// The table gives a client the id of a forgotten one, which began with the same PSN. Before anything is known of the second
+/// client's connection, the answer to its CAS is lost behind the switch.
+#[test]
+fn a_client_does_not_get_the_answer_of_a_forgotten_one() {
+    let mut net = Net::new(|_| {});
+    let a = end(1);
+    net.up(&a.cas(a.psn, TABLE + 2048, 0, 1));
+    net.down(&a.answer(a.psn, Syndrome::Ack(Credit(0x1f)), Some(77)));
+    for _ in 0..100 {
+        net.pass(Nanos::from_secs(20));
+    }
+    assert_eq!(net.swordbox.usage()[0], 0);
+    let mut b = End { psn: a.psn, ..end(2) };
+    let cas = b.cas(b.psn, TABLE + 2048, 0, 1);
+    net.up(&cas);
+    for _ in 0..8 {
+        b.psn += 1;
+        net.up(&b.write(b.psn, 0x8000_0000, &[0; 8]));
+        net.down(&b.ack(b.psn));
+    }
+    // Its sides may differ from here on.
+    b.psn += 1;
+    net.up(&b.cas(b.psn, TABLE + 2048, 1, 1));
+    net.down(&b.answer(b.psn, Syndrome::Ack(Credit(0x1f)), Some(1)));
+    let sent = net.up(&cas);
+    assert!(sent.iter().all(|(frame, _)| dest(frame) == b.server_qpn), "the server answers it");
+}
