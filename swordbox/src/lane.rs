@@ -102,7 +102,8 @@ pub(crate) struct Lane {
     pub resent: Nanos,
     /// Since `moved`
     pub tries: u32,
-    /// Since when some wait for it in vain; zero if none does. And how far its owner had come then
+    /// Start of the time for which its owner's own requests have made no progress; zero if none is under way. And how far they
+    /// had come then
     pub stuck: Nanos,
     pub stuck_at: (Psn, Psn),
     /// Start of the time for which clients have waited without a break for the owner's requests; zero if none waits

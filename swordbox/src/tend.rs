@@ -159,20 +159,25 @@ impl Swordbox {
                 self.flows[owner as usize].leaving = !there.is_given_back;
                 self.leave(owner);
                 continue;
-            } else if there.waiting[0] == NONE || !self.flows[owner as usize].is_private() {
+            } else if !self.flows[owner as usize].is_private() {
                 (there.stuck, there.kept_since) = (Nanos::ZERO, Nanos::ZERO);
             } else {
-                if there.kept_since == Nanos::ZERO {
-                    there.kept_since = now;
-                }
                 let came = self.flows[owner as usize].came();
                 if there.stuck == Nanos::ZERO || there.stuck_at != came {
                     // What it has begun goes on.
                     (there.stuck_at, there.stuck) = (came, now);
                 }
+                let is_awaited = there.waiting[0] != NONE;
+                if !is_awaited {
+                    there.kept_since = Nanos::ZERO;
+                } else if there.kept_since == Nanos::ZERO {
+                    there.kept_since = now;
+                }
+                // Clients with short time-outs may not wait for as long as this takes, one after the other: how long the owner
+                // has been stuck does not depend on them.
                 let is_stuck = now.since(there.stuck) > there.patience(self.config.replay_after);
-                let is_long = now.since(there.kept_since) > self.config.settle;
-                if (is_stuck || is_long) && !self.keeps_stuck_lanes() {
+                let is_long = is_awaited && now.since(there.kept_since) > self.config.settle;
+                if is_awaited && (is_stuck || is_long) && !self.keeps_stuck_lanes() {
                     // Its owner has begun something that does not end, as a SEND that waits for a receive, or not soon, as a very
                     // long WRITE, and others wait for it. Nothing of theirs is under way here: they take another lane.
                     self.leave(owner);

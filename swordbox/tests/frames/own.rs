@@ -210,6 +210,20 @@ fn owner_whose_send_waits_for_a_receive_stalls_nobody_and_keeps_its_connection()
     assert_eq!((net.count("lanes_left"), net.count("lanes_lost"), net.count("ended")), (1, 0, 0));
 }
 
+/// The owner's SEND has waited for a receive since long before another client needs its lane. That client's time-outs may be
+/// shorter than the time after which an owner counts as stuck.
+#[test]
+fn a_lane_whose_owner_has_been_stuck_for_long_is_left_at_once() {
+    let (mut net, a, b) = two(|config| config.servers[0].lanes = 2);
+    let sent = net.up(&a.request(Opcode::RC_SEND_ONLY, a.psn, |_| {}, &[0; 8]));
+    assert_eq!(net.down(&a.answer(psn(&sent[0].0), Syndrome::RnrNak(RnrTimer(1)), None)).len(), 1);
+    net.pass(Nanos::from_millis(30));
+    assert_eq!(net.count("lanes_left"), 0, "no other client needs it");
+    assert!(net.up(&b.cas(b.psn, TABLE, 0, 5)).is_empty(), "the lane is its owner's");
+    let sent = net.pass(Nanos::from_micros(60));
+    assert!(sent.iter().any(|(frame, _)| dest(frame) == b.server_qpn), "another lane");
+}
+
 /// One packet is lost: words go back to the switch's own lane when its probe is answered after all.
 #[test]
 fn words_go_back_to_the_switchs_lane_when_a_probe_was_only_late() {
