@@ -454,11 +454,10 @@ impl Swordbox {
         }
     }
 
-    /// The first packet of a READ response, and those behind it but for the last, tell the path MTU, and with it how many there
-    /// will be. One that is the only one tells that its READ takes one PSN, and with it those that are not longer.
+    /// Learns the path MTU, and how many PSNs the latest request takes if that is a READ of which it is not known.
     ///
-    /// What a response says of how many PSNs the last request takes, a READ of which that is not known. Responses may have changed
-    /// places on the way: the last one tells it, too, if that leaves one path MTU for those before it.
+    /// The First and Middle packets of a READ response are as long as the path MTU. An Only tells that its READ takes one PSN, and
+    /// with it those that are not longer. Packets may be reordered: a Last tells the path MTU, too, if just one fits its PSN.
     fn learn_count(&mut self, id: Id, packet: &Packet<'_>, psn: Psn) {
         let opcode = packet.layout().opcode();
         let bytes = packet.payload().len() as u32;

@@ -148,33 +148,8 @@ fn an_owner_that_is_far_away_gets_a_turn_or_its_connection_back() {
 /// A long WRITE waits for what was decided on one lane, while another is used.
 #[test]
 fn a_long_range_waits_for_the_lane_that_keeps_it() {
-    let mut net = Net::new(|config| config.servers[0].lanes = 2);
-    let mut ends = [end(1), end(2), end(3)];
-    for end in &mut ends {
-        net.connect(end);
-    }
-    let [mut a, mut b, c] = ends;
-    let mut lanes = [None; 2];
-    for word in 0..64 {
-        let va = TABLE + 64 * (word % 32);
-        let who = if word % 2 == 0 { &mut a } else { &mut b };
-        let sent = net.up(&who.cas(who.psn, va, 1, 1));
-        who.psn += 1;
-        let (psn, qpn) = (psn(&sent[0].0), dest(&sent[0].0));
-        let owner = [a, b].into_iter().find(|end| end.server_qpn == qpn).unwrap();
-        net.down(&owner.answer(psn, Syndrome::Ack(Credit(0x1f)), Some(0)));
-        lanes[usize::from(owner.qpn == b.qpn)] = Some(va);
-    }
-    let [on_a, on_b] = lanes.map(Option::unwrap);
-    net.pass(Nanos::from_millis(50));
-    for va in [on_a, on_b] {
-        let sent = net.up(&a.cas(a.psn, va, 1, 1));
-        assert_eq!(opcode(&sent[0].0), Opcode::RC_COMPARE_SWAP);
-        let qpn = dest(&sent[0].0);
-        let owner = [a, b].into_iter().find(|end| end.server_qpn == qpn).unwrap();
-        net.down(&owner.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
-        a.psn += 1;
-    }
+    let (mut net, [mut a, b, c], [on_a, on_b]) = two_lanes();
+    learn(&mut net, &mut a, &b, [on_a, on_b]);
     // Decided on A's lane, and never acknowledged; decided on B's lane, and done
     let lost = net.up(&a.cas(a.psn, on_a, 0, 5));
     assert_eq!((opcode(&lost[0].0), dest(&lost[0].0)), (Opcode::RC_WRITE_ONLY, a.server_qpn));
@@ -465,33 +440,8 @@ fn an_owner_that_takes_short_turns_keeps_its_lane() {
 /// A short WRITE waits for what was decided on its line; another lane is slow.
 #[test]
 fn a_short_write_waits_for_its_own_lines_lane() {
-    let mut net = Net::new(|config| config.servers[0].lanes = 2);
-    let mut ends = [end(1), end(2), end(3)];
-    for end in &mut ends {
-        net.connect(end);
-    }
-    let [mut a, mut b, c] = ends;
-    let mut lanes = [None; 2];
-    for word in 0..64 {
-        let va = TABLE + 64 * (word % 32);
-        let who = if word % 2 == 0 { &mut a } else { &mut b };
-        let sent = net.up(&who.cas(who.psn, va, 1, 1));
-        who.psn += 1;
-        let (psn, qpn) = (psn(&sent[0].0), dest(&sent[0].0));
-        let owner = [a, b].into_iter().find(|end| end.server_qpn == qpn).unwrap();
-        net.down(&owner.answer(psn, Syndrome::Ack(Credit(0x1f)), Some(0)));
-        lanes[usize::from(owner.qpn == b.qpn)] = Some(va);
-    }
-    let [on_a, on_b] = lanes.map(Option::unwrap);
-    net.pass(Nanos::from_millis(50));
-    for va in [on_a, on_b] {
-        let sent = net.up(&a.cas(a.psn, va, 1, 1));
-        assert_eq!(opcode(&sent[0].0), Opcode::RC_COMPARE_SWAP);
-        let qpn = dest(&sent[0].0);
-        let owner = [a, b].into_iter().find(|end| end.server_qpn == qpn).unwrap();
-        net.down(&owner.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
-        a.psn += 1;
-    }
+    let (mut net, [mut a, b, c], [on_a, on_b]) = two_lanes();
+    learn(&mut net, &mut a, &b, [on_a, on_b]);
     // Under way on B's lane, and slow
     let slow = net.up(&b.cas(b.psn, on_b, 0, 5));
     assert_eq!((opcode(&slow[0].0), dest(&slow[0].0)), (Opcode::RC_WRITE_ONLY, b.server_qpn));

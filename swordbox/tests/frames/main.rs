@@ -230,25 +230,7 @@ fn a_request_that_waits_outlives_a_shortage_of_buffers() {
 /// A lane fails; a client of it owns another lane, on which others have operations under way.
 #[test]
 fn a_lane_that_fails_does_not_take_other_lanes_with_it() {
-    let mut net = Net::new(|config| config.servers[0].lanes = 2);
-    let mut ends = [end(1), end(2), end(3)];
-    for end in &mut ends {
-        net.connect(end);
-    }
-    let [mut a, mut b, c] = ends;
-    let mut lanes = [None; 2];
-    // Each makes a lane of its own connection when it first takes one; words are spread over both.
-    for word in 0..64 {
-        let va = TABLE + 64 * (word % 32);
-        let who = if word % 2 == 0 { &mut a } else { &mut b };
-        let sent = net.up(&who.cas(who.psn, va, 1, 1));
-        who.psn += 1;
-        let (psn, qpn) = (psn(&sent[0].0), dest(&sent[0].0));
-        let owner = [a, b].into_iter().find(|end| end.server_qpn == qpn).unwrap();
-        net.down(&owner.answer(psn, Syndrome::Ack(Credit(0x1f)), Some(0)));
-        lanes[usize::from(owner.qpn == b.qpn)] = Some(va);
-    }
-    let [on_a, on_b] = lanes.map(Option::unwrap);
+    let (mut net, [a, b, c], [on_a, on_b]) = two_lanes();
     // B has something under way on A's connection, where something is refused.
     let sent = net.up(&b.cas(b.psn, on_a, 1, 1));
     assert_eq!(dest(&sent[0].0), a.server_qpn);

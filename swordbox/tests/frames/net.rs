@@ -259,6 +259,42 @@ pub(crate) fn taught(mut net: Net, mut a: End, mut b: End) -> (Net, End, End) {
     (net, a, b)
 }
 
+/// Returns three clients, two lanes, of the first one's and the second one's connection, and the address of a word on each.
+pub(crate) fn two_lanes() -> (Net, [End; 3], [u64; 2]) {
+    let mut net = Net::new(|config| config.servers[0].lanes = 2);
+    let mut ends = [end(1), end(2), end(3)];
+    for end in &mut ends {
+        net.connect(end);
+    }
+    let [mut a, mut b, c] = ends;
+    let mut lanes = [None; 2];
+    // Each makes a lane of its own connection when it first takes one; words are spread over both.
+    for word in 0..64 {
+        let va = TABLE + 64 * (word % 32);
+        let who = if word % 2 == 0 { &mut a } else { &mut b };
+        let sent = net.up(&who.cas(who.psn, va, 1, 1));
+        who.psn += 1;
+        let (psn, qpn) = (psn(&sent[0].0), dest(&sent[0].0));
+        let owner = [a, b].into_iter().find(|end| end.server_qpn == qpn).unwrap();
+        net.down(&owner.answer(psn, Syndrome::Ack(Credit(0x1f)), Some(0)));
+        lanes[usize::from(owner.qpn == b.qpn)] = Some(va);
+    }
+    (net, [a, b, c], lanes.map(Option::unwrap))
+}
+
+/// The switch learns what words on the lanes of `a` and `b` hold, from what `a` gets.
+pub(crate) fn learn(net: &mut Net, a: &mut End, b: &End, words: [u64; 2]) {
+    net.pass(Nanos::from_millis(50));
+    for va in words {
+        let sent = net.up(&a.cas(a.psn, va, 1, 1));
+        assert_eq!(opcode(&sent[0].0), Opcode::RC_COMPARE_SWAP);
+        let qpn = dest(&sent[0].0);
+        let owner = [*a, *b].into_iter().find(|end| end.server_qpn == qpn).unwrap();
+        net.down(&owner.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
+        a.psn += 1;
+    }
+}
+
 /// A CAS leaves as a WRITE on the lane; its answer.
 pub(crate) fn locked(net: &mut Net, whose: &mut End, owner: &End, compare: u64, swap: u64) -> Frames {
     let sent = net.up(&whose.cas(whose.psn, TABLE, compare, swap));
