@@ -316,7 +316,7 @@ fn bad_wires_in_the_second_half_of_the_seeds() {
     bad_wires(1);
 }
 
-fn disturb(net: &mut Net, chance: &mut Chance) -> Vec<(Nanos, Layers)> {
+fn disturb(net: &mut Net, chance: &mut Chance, seed: u64) -> Vec<(Nanos, Layers)> {
     let mut changes = Vec::new();
     for _ in 0..chance.between(1, 5) {
         let at = Nanos::from_micros(chance.between(20, 600));
@@ -350,7 +350,22 @@ fn disturb(net: &mut Net, chance: &mut Chance) -> Vec<(Nanos, Layers)> {
             net.rack.world.schedule(until, then);
         }
     }
+    part(net, seed);
     changes
+}
+
+/// In a quarter of the seeds, a machine and the memory server, which others reach, do not reach each other for a while.
+fn part(net: &mut Net, seed: u64) {
+    // A stream of its own, so that what else is drawn stays what it was.
+    let mut chance = Chance::stream(seed, 0x7061_7274);
+    if chance.below(4) == 0 {
+        let at = Nanos::from_micros(chance.between(20, 600));
+        let until = at + Nanos::from_micros(chance.between(1, 2000));
+        let machine = chance.below(net.rack.machines.len() as u64) as usize;
+        let [machine, memory] = [Some(machine), None].map(sim::rack::mac);
+        net.rack.world.schedule(at, Fault::Part(machine, memory));
+        net.rack.world.schedule(until, Fault::Join(machine, memory));
+    }
 }
 
 fn crashes(part: u64) {
@@ -358,7 +373,7 @@ fn crashes(part: u64) {
     for seed in seeds(part, 2, 200) {
         let (drawn, mut chance) = drawn(seed, true);
         let mut net = build(&drawn);
-        let changes = disturb(&mut net, &mut chance);
+        let changes = disturb(&mut net, &mut chance, seed);
         run(seed, &drawn, &mut net, changes);
         acted.add(&net.switch().switch.function.counters());
     }

@@ -178,6 +178,20 @@ const LONGEST_WAIT: Nanos = Nanos::from_millis(60);
 /// A shared connection without an answer for so long is given up
 const DEAD_AFTER: Nanos = Nanos::from_millis(100);
 
+/// Returns after which time without an answer a shared connection is given up.
+fn dead_after(config: &words::Config) -> Nanos {
+    let mut chance = Chance::stream(config.seed, 0x6465_6164);
+    match () {
+        // Before all lines have been asked for on a lane that is dead
+        () if config.keys_again => Nanos::from_millis(chance.between(2, 20)),
+        // Until then, all that need the lane connect again in vain.
+        () if config.may_fail && drawn::parted(config.seed).is_some() => {
+            Nanos::from_millis(chance.between(2, 6))
+        }
+        () => DEAD_AFTER,
+    }
+}
+
 /// Draws whether the switch has lanes of its own, and what servers give it when it asks for one; and a connection whose SENDs
 /// wait for their receives for longer than anything else may take.
 fn with_lanes(config: &words::Config) -> (words::Config, Option<words::Lane>) {
@@ -195,7 +209,7 @@ fn with_lanes(config: &words::Config) -> (words::Config, Option<words::Lane>) {
         starve,
         lanes: OWN_LANES,
         shares_fate: true,
-        outlives: DEAD_AFTER,
+        outlives: dead_after(config),
         ..config.clone()
     };
     if starve.is_some() && lane.is_none() && chance.below(2) == 0 {
@@ -240,16 +254,12 @@ fn words_with(config: &words::Config, change: impl FnOnce(Config) -> Config) -> 
         let mut swordbox = Config {
             servers,
             layers: Layers::CAS_TO_WRITE,
-            dead_after: DEAD_AFTER,
+            dead_after: config.outlives,
             connections: CONNECTIONS,
             ..Config::new(bridge)
         };
         if config.revocations > 0 {
             swordbox.proof = drawn::PROOF;
-        }
-        if config.keys_again {
-            // Before all lines have been asked for on a lane that is dead
-            swordbox.dead_after = Nanos::from_millis(Chance::stream(config.seed, 0x6465_6164).between(2, 20));
         }
         let swordbox = change(small(swordbox, config));
         world.add("swordbox", controlled(swordbox, Queues::drawn(config.seed)), Clock::default())

@@ -245,6 +245,13 @@ impl Cluster {
     /// Lets a client and a server, which others reach, not reach each other for a while.
     pub fn part(&mut self, client: u16, server: u16, at: Nanos, until: Nanos) {
         let (client, server) = (mac(self.config.servers + client), mac(server));
+        // A connection that others share may be dead, and neither of its ends can tell the switch. Until the switch gives it up,
+        // the others connect again in vain; and once more if it is first used when the two reach each other again.
+        if self.config.shares_fate {
+            let vain = Nanos(self.config.outlives.0 * 2) + until.since(at);
+            let more = vain.0 / self.config.in_vain().0;
+            self.truth.get().faults.extend((0..more).map(|_| (at + EPOCH, Touched::All)));
+        }
         self.schedule(at, Fault::Part(client, server));
         self.schedule(until, Fault::Join(client, server));
     }

@@ -239,6 +239,12 @@ impl Config {
         self.clients + self.servers + u16::from(self.lies > 0)
     }
 
+    /// Shortest time from when a connection is made in vain until it is made again: its retries, and a pause
+    fn in_vain(&self) -> Nanos {
+        let wait = 4096 << self.timeout;
+        Nanos(wait * (u64::from(self.retry_count) + 1) + self.reconnect_after.0)
+    }
+
     /// Whether the wires lose frames, damage them or change their order: all of this costs retries.
     fn harms(&self) -> bool {
         let harms =

@@ -127,17 +127,20 @@ pub(crate) fn disturb(net: &mut Cluster, chance: &mut Chance) {
     part(net);
 }
 
-/// In a quarter of the seeds, a client and a server do not reach each other for a while.
-fn part(net: &mut Cluster) {
+/// Returns what a client and a server that do not reach each other for a while are drawn from, in a quarter of the seeds.
+pub(crate) fn parted(seed: u64) -> Option<Chance> {
     // A stream of its own, so that what else is drawn stays what it was.
-    let mut chance = Chance::stream(net.seed(), 0x7061_7274);
-    if chance.below(4) == 0 {
-        let at = Nanos::from_micros(chance.between(1, 200));
-        let until = at + Nanos::from_micros(chance.between(1, 2000));
-        let [client, server] =
-            [&net.clients, &net.servers].map(|hosts| chance.below(hosts.len() as u64) as u16);
-        net.part(client, server, at, until);
-    }
+    let mut chance = Chance::stream(seed, 0x7061_7274);
+    (chance.below(4) == 0).then_some(chance)
+}
+
+fn part(net: &mut Cluster) {
+    let Some(mut chance) = parted(net.seed()) else { return };
+    let at = Nanos::from_micros(chance.between(1, 200));
+    let until = at + Nanos::from_micros(chance.between(1, 2000));
+    let [client, server] =
+        [&net.clients, &net.servers].map(|hosts| chance.below(hosts.len() as u64) as u16);
+    net.part(client, server, at, until);
 }
 
 /// Returns what restarts of servers are drawn from, in a third of the seeds.
