@@ -5,6 +5,8 @@ use sim::scenario::{
     SwitchSpec, VerbsSpec, Work, run,
 };
 
+use switch::Chance;
+
 mod environment;
 
 fn scenario() -> Scenario {
@@ -127,6 +129,42 @@ fn connections_fail_for_a_reason() {
         broken += outcome.broken;
     }
     assert!(!environment::are_default() || broken > 100, "{broken} ends of connections failed");
+}
+
+/// The plain scenario with a switch, and one to four faults that a seed draws; everything is well again after each.
+fn troubled(seed: u64) -> Scenario {
+    let mut scenario = congested();
+    let mut chance = Chance::stream(seed, 0x7472_6f75);
+    let [a, b] = ["a", "b"].map(String::from);
+    let ends = || [a.clone(), "s".to_owned()];
+    let kinds: [FaultKind; 9] = [
+        FaultKind::Pause(a.clone()),
+        FaultKind::Pause("s".into()),
+        FaultKind::Crash("s".into()),
+        FaultKind::Partition(vec![a.clone()]),
+        FaultKind::Mute(vec![a.clone()]),
+        FaultKind::Mute(vec!["s".into(), b.clone()]),
+        FaultKind::Part([a.clone(), b.clone()]),
+        FaultKind::Mtu(ends(), Between { low: 128, high: 1100 }),
+        FaultKind::Mtu(ends(), Between { low: 1100, high: 4200 }),
+    ];
+    let [at, lasts] = [Between { low: 0, high: 2_000_000 }, Between { low: 0, high: 3_000_000 }];
+    let faults = (0..chance.between(1, 4)).map(|_| FaultSpec {
+        at,
+        kind: chance.pick(&kinds).clone(),
+        lasts: Some(lasts),
+    });
+    scenario.faults = faults.collect();
+    scenario
+}
+
+/// With retries without end, all operations are done, whatever happened in between.
+#[test]
+fn verbs_are_done_when_links_and_hosts_are_well_again() {
+    for seed in environment::seeds(200) {
+        let outcome = run(&troubled(seed), seed, Planted::default(), Vec::new());
+        assert_eq!(outcome.violation, None, "seed {seed}");
+    }
 }
 
 #[cfg(feature = "canary")]

@@ -1,6 +1,7 @@
 //! Scenarios: a network, what its hosts do, and what happens to them. Every number may be a range, from which the seed
 //! draws, so that one scenario is as many worlds as there are seeds.
 
+mod faults;
 mod parts;
 mod run;
 mod shrink;
@@ -188,6 +189,12 @@ pub enum FaultKind {
     Pause(String),
     /// All links between these nodes and the others are cut.
     Partition(Vec<String>),
+    /// What these nodes send to the others is lost, on all links between them; what the others send arrives.
+    Mute(Vec<String>),
+    /// Two hosts do not receive what the other one sends, on whatever way; others reach both.
+    Part([String; 2]),
+    /// A link carries IP packets of up to this many bytes only.
+    Mtu([String; 2], Between),
     /// A clock jumps (nanoseconds).
     ClockStep(String, Between),
     /// A clock runs too fast (billionths).
@@ -221,11 +228,19 @@ impl Scenario {
         drawn
     }
 
+    /// Whether this is a switch that forgets nothing that matters.
+    fn is_bridge(&self, node: &str) -> bool {
+        self.switches.iter().any(|switch| switch.name == node && switch.kind == SwitchKind::Bridge)
+    }
+
     /// Whether operations may fail: a host forgets what it knew, rights are taken away, or tries come to an end.
     pub fn may_fail(&self) -> bool {
         !self.work.never_gives_up()
             || self.work.revokes()
-            || self.faults.iter().any(|fault| matches!(fault.kind, FaultKind::Crash(_)))
+            || self
+                .faults
+                .iter()
+                .any(|fault| matches!(&fault.kind, FaultKind::Crash(node) if !self.is_bridge(node)))
     }
 }
 
@@ -282,6 +297,11 @@ impl LinkSpec {
         }
     }
 
+    /// Returns whether the link is between these two nodes.
+    pub fn joins(&self, [a, b]: &[String; 2]) -> bool {
+        self.ends == [a.as_str(), b] || self.ends == [b.as_str(), a]
+    }
+
     fn draw(&mut self, chance: &mut Chance) {
         for number in [
             &mut self.rate,
@@ -311,7 +331,9 @@ impl FaultSpec {
         if let Some(lasts) = &mut self.lasts {
             lasts.draw(chance);
         }
-        if let FaultKind::ClockStep(_, by) | FaultKind::ClockDrift(_, by) = &mut self.kind {
+        if let FaultKind::ClockStep(_, by) | FaultKind::ClockDrift(_, by) | FaultKind::Mtu(_, by) =
+            &mut self.kind
+        {
             by.draw(chance);
         }
     }

@@ -45,7 +45,7 @@ pub(super) fn link_of(spec: &LinkSpec) -> Link {
     }
 }
 
-fn mac_of(kind: u8, number: usize) -> MacAddr {
+pub(super) fn mac_of(kind: u8, number: usize) -> MacAddr {
     let [high, low] = (number as u16 + 1).to_be_bytes();
     MacAddr([0x02, 0x75, 0x73, kind, high, low])
 }

@@ -2,9 +2,8 @@
 
 use super::parts::{add_switch, link_of, nic_of};
 use super::work::{self, Workload};
-use super::{FaultKind, Scenario, SwitchKind};
+use super::{Scenario, SwitchKind, faults};
 use crate::controlled::Controlled;
-use crate::fault::Fault;
 use crate::link::Counters;
 use crate::switch_node::{Counters as SwitchCounters, Switch};
 use crate::world::{LinkId, NodeId, World};
@@ -136,7 +135,7 @@ impl Run {
             nodes.insert(&switch.name, node);
             switches.push((node, switch.kind));
         }
-        let node = |name: &String| nodes[name.as_str()];
+        let node = |name: &str| nodes[name];
         let links: Vec<_> = scenario
             .links
             .iter()
@@ -145,25 +144,11 @@ impl Run {
         for fault in &scenario.faults {
             let at = Nanos(fault.at.value().max(0) as u64);
             let end = fault.lasts.map(|lasts| at + Nanos(lasts.value().max(0) as u64));
-            let (first, last) = match &fault.kind {
-                FaultKind::Crash(name) => (Fault::Crash(node(name)), Some(Fault::Restart(node(name)))),
-                FaultKind::Pause(name) => (Fault::Pause(node(name)), Some(Fault::Resume(node(name)))),
-                FaultKind::Partition(names) => {
-                    let cut: Vec<_> = scenario
-                        .links
-                        .iter()
-                        .zip(&links)
-                        .filter(|(link, _)| names.contains(&link.ends[0]) != names.contains(&link.ends[1]))
-                        .map(|(_, link)| *link)
-                        .collect();
-                    (Fault::Cut(cut.clone()), Some(Fault::Heal(cut)))
+            for (first, last) in faults::of(&fault.kind, scenario, node, &links) {
+                world.schedule(at, first);
+                if let (Some(end), Some(last)) = (end, last) {
+                    world.schedule(end, last);
                 }
-                FaultKind::ClockStep(name, by) => (Fault::ClockStep(node(name), by.value()), None),
-                FaultKind::ClockDrift(name, by) => (Fault::ClockDrift(node(name), by.value()), None),
-            };
-            world.schedule(at, first);
-            if let (Some(end), Some(last)) = (end, last) {
-                world.schedule(end, last);
             }
         }
         Self { world, work, hosts, switches, links }

@@ -164,7 +164,8 @@ fn remove(scenario: &mut Scenario, name: &str) {
         | FaultKind::Pause(node)
         | FaultKind::ClockStep(node, _)
         | FaultKind::ClockDrift(node, _) => node != name,
-        FaultKind::Partition(names) => {
+        FaultKind::Part(hosts) | FaultKind::Mtu(hosts, _) => hosts.iter().all(|node| node != name),
+        FaultKind::Partition(names) | FaultKind::Mute(names) => {
             names.retain(|node| node != name);
             !names.is_empty()
         }

@@ -66,6 +66,12 @@ pub fn to_toml(scenario: &Scenario) -> String {
             FaultKind::Crash(node) => text.quoted("crash", node),
             FaultKind::Pause(node) => text.quoted("pause", node),
             FaultKind::Partition(names) => text.line(&format!("partition = {names:?}")),
+            FaultKind::Mute(names) => text.line(&format!("mute = {names:?}")),
+            FaultKind::Part(hosts) => text.line(&format!("part = {hosts:?}")),
+            FaultKind::Mtu(ends, mtu) => {
+                text.line(&format!("link = {ends:?}"));
+                text.scaled("mtu", *mtu, 1.0);
+            }
             FaultKind::ClockStep(node, by) => {
                 text.quoted("clock", node);
                 text.scaled("step_us", *by, 1e3);

@@ -84,12 +84,19 @@ pub(crate) fn may_fail(config: &Config, chance: &mut Chance) -> Config {
         // The NIC's whole seed is repeated: the communication manager would draw its ids and PSNs again, too.
         config.keys_again = !config.by_cm && chance.below(2) == 0;
     }
+    let retry_count = chance.between(3, 7);
+    let mut timeout = chance.between(3, 6) as u8;
+    // All may want one word, which is read and written once in a round trip of 2 us or more: nobody is to give up before its turn.
+    let turns = 8_000 * u64::from(config.clients) * u64::from(config.connections);
+    while (4096 << timeout) * (retry_count + 1) < turns {
+        timeout += 1;
+    }
     Config {
         may_fail: true,
         revocations,
         revoked_within: PROOF + Nanos(PROOF.0 / 2),
-        retry_count: chance.between(3, 7) as u8,
-        timeout: chance.between(3, 6) as u8,
+        retry_count: retry_count as u8,
+        timeout,
         linger: chance.below(2) == 0,
         reconnect_after: Nanos::from_micros(chance.between(200, 500)),
         ..config
@@ -138,8 +145,7 @@ fn part(net: &mut Cluster) {
     let Some(mut chance) = parted(net.seed()) else { return };
     let at = Nanos::from_micros(chance.between(1, 200));
     let until = at + Nanos::from_micros(chance.between(1, 2000));
-    let [client, server] =
-        [&net.clients, &net.servers].map(|hosts| chance.below(hosts.len() as u64) as u16);
+    let [client, server] = [&net.clients, &net.servers].map(|hosts| chance.below(hosts.len() as u64) as u16);
     net.part(client, server, at, until);
 }
 

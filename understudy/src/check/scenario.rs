@@ -41,6 +41,9 @@ pub(super) fn of(path: &Path, scenario: &Scenario) -> String {
             FaultKind::Crash(node) => format!("{node} crashes"),
             FaultKind::Pause(node) => format!("{node} stands still"),
             FaultKind::Partition(nodes) => format!("cut off: {}", nodes.join(", ")),
+            FaultKind::Mute(nodes) => format!("nothing arrives from {}", nodes.join(", ")),
+            FaultKind::Part([a, b]) => format!("{a} and {b} do not reach each other"),
+            FaultKind::Mtu([a, b], mtu) => format!("MTU between {a} and {b}: {}", shown(*mtu, 1.0, "")),
             FaultKind::ClockStep(node, by) => format!("the clock of {node} jumps {}", shown(*by, 1e3, " us")),
             FaultKind::ClockDrift(node, by) => {
                 format!("the clock of {node} drifts {}", shown(*by, 1e3, " ppm"))

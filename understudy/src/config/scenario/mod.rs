@@ -1,6 +1,7 @@
 //! Scenarios of the simulator: `[sim]`, `[[host]]`, `[[switch]]`, `[[link]]`, `[verbs]` or `[groups]`, and `[[fault]]`. Every number
 //! may be a range, `[low, high]`, from which the seed draws.
 
+mod fault;
 pub(in crate::config) mod network;
 mod work;
 
@@ -10,10 +11,7 @@ use core::net::IpAddr;
 use core::ops::RangeInclusive;
 use network::{Names, Network};
 pub(in crate::config) use settings::address::address;
-use sim::scenario::{
-    AckSpec, Between, EcnSpec, FaultKind, FaultSpec, HostSpec, LinkSpec, Scenario, SwitchKind, SwitchSpec,
-    Work,
-};
+use sim::scenario::{AckSpec, Between, EcnSpec, HostSpec, LinkSpec, Scenario, SwitchKind, SwitchSpec, Work};
 use toml::de::DeTable;
 
 const MICRO: f64 = 1e3;
@@ -54,8 +52,9 @@ pub(in crate::config) fn read(root: &DeTable<'_>, problems: &Problems) -> Option
     } else {
         work::verbs(table("verbs"), &links).map(Work::Verbs)
     };
+    let nodes = fault::Nodes { names: &names, hosts: &hosts, links: &links };
     let faults: Vec<_> =
-        sections(&root, "fault")?.into_iter().filter_map(|table| fault(table, &names, &links)).collect();
+        sections(&root, "fault")?.into_iter().filter_map(|table| fault::read(table, &nodes)).collect();
     root.finish();
     for switch in &switches {
         if let (SwitchKind::P4ce { address, .. }, Some(host)) = (switch.kind, hosts.first())
@@ -239,47 +238,4 @@ fn ecn(value: &Value<'_>) -> Option<EcnSpec> {
         return None;
     }
     Some(EcnSpec { min, max, share: share? })
-}
-
-fn fault(table: Table<'_>, names: &Names, links: &[LinkSpec]) -> Option<FaultSpec> {
-    let at = table.require("at_us", "100").and_then(|value| scaled(&value, MICRO, LONG_US));
-    let lasts = between(&table, "for_us", MICRO, LONG_US);
-    let nodes = ["crash", "pause", "clock"].map(|key| table.get(key, "\"a\""));
-    let side = table.get("partition", "[\"a\"]");
-    let moves = ["step_us", "drift_ppm"].map(|key| table.get(key, "5"));
-    let count = nodes.iter().flatten().count() + usize::from(side.is_some());
-    if count != 1 || moves.iter().flatten().count() != usize::from(nodes[2].is_some()) {
-        let problem = table.problem("a fault is one thing that happens").label("none, or several");
-        table.problems().add(problem.help(
-            "write one of `crash = \"a\"`, `pause = \"a\"`, `partition = [\"a\"]`, or `clock = \"a\"` with `step_us` or \
-             `drift_ppm`; `for_us` says for how long",
-        ));
-        table.finish();
-        return None;
-    }
-    let [crash, pause, clock] = nodes.map(|value| names.known(&value?));
-    let [step, drift] = moves;
-    let step = step.and_then(|value| scaled(&value, MICRO, -1e8..=1e8));
-    let drift = drift.and_then(|value| scaled(&value, MICRO, -1e5..=1e5));
-    let kind = crash
-        .map(FaultKind::Crash)
-        .or_else(|| pause.map(FaultKind::Pause))
-        .or_else(|| partition(&side?, names, links).map(FaultKind::Partition))
-        .or_else(|| Some(FaultKind::ClockStep(clock.clone()?, step?)))
-        .or_else(|| Some(FaultKind::ClockDrift(clock?, drift?)));
-    table.finish();
-    Some(FaultSpec { at: at?, kind: kind?, lasts })
-}
-
-/// Returns the nodes of one side of a partition, if a link leads from them to others.
-fn partition(side: &Value<'_>, names: &Names, links: &[LinkSpec]) -> Option<Vec<String>> {
-    let nodes = side.list()?.iter().map(|name| names.known(name)).collect::<Option<Vec<_>>>()?;
-    let is_cut = |link: &LinkSpec| nodes.contains(&link.ends[0]) != nodes.contains(&link.ends[1]);
-    // A link that was not understood may be one of them.
-    if !links.iter().any(is_cut) && !links.is_empty() {
-        let problem = side.problem("no link leads from these nodes to others").label("nothing to cut");
-        side.add(problem.help("name the hosts and switches of one side only, such as `partition = [\"a\"]`"));
-        return None;
-    }
-    Some(nodes)
 }

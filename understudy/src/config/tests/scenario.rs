@@ -40,7 +40,10 @@ fn what_is_said_is_understood() {
          ecn = { min = 1, max = [5, 6], share = 0.5 }\n\
          [verbs]\nmtu = [256, 4096]\nretry_count = 3\nunreliable = [0, 2]\nsrq = \"any\"\nverbs = [\"read\"]\n\
          [[fault]]\nat_us = 1\ncrash = \"a\"\nfor_us = [2, 3]\n\
-         [[fault]]\nat_us = 1\nclock = \"b\"\nstep_us = -4",
+         [[fault]]\nat_us = 1\nclock = \"b\"\nstep_us = -4\n\
+         [[fault]]\nat_us = 1\nmute = [\"a\"]\n\
+         [[fault]]\nat_us = 1\npart = [\"a\", \"b\"]\n\
+         [[fault]]\nat_us = 1\nlink = [\"b\", \"a\"]\nmtu = [300, 600]",
     )
     .replace("[[link]]", "ack = { packets = 4, time_us = 20 }\ncredits = true\n[[link]]");
     let scenario = read(&text);
@@ -69,6 +72,11 @@ fn what_is_said_is_understood() {
     };
     assert_eq!(scenario.faults[0], crash);
     assert_eq!(scenario.faults[1].kind, FaultKind::ClockStep("b".into(), Between::just(-4000)));
+    let [a, b] = ["a", "b"].map(String::from);
+    assert_eq!(scenario.faults[2].kind, FaultKind::Mute(vec![a.clone()]));
+    assert_eq!(scenario.faults[3].kind, FaultKind::Part([a.clone(), b.clone()]));
+    assert_eq!(scenario.faults[4].kind, FaultKind::Mtu([b, a], Between { low: 300, high: 600 }));
+    assert_eq!(read(&to_toml(&scenario)), scenario);
 }
 
 #[test]
@@ -161,22 +169,39 @@ fn names() {
 
 #[test]
 fn faults() {
-    wrong(
-        &link("[[fault]] #!\nat_us = 1"),
-        "a fault is one thing that happens",
-        "write one of `crash = \"a\"`, `pause = \"a\"`, `partition = [\"a\"]`, or `clock = \"a\"` with `step_us` or `drift_ppm`; `for_us` says for how long",
-    );
+    let each = "write one of `crash = \"a\"`, `pause = \"a\"`, `partition = [\"a\"]`, `mute = [\"a\"]`, `part = [\"a\", \"b\"]`, `link = [\"a\", \"b\"]` with `mtu`, or `clock = \"a\"` with `step_us` or `drift_ppm`; `for_us` says for how long";
+    wrong(&link("[[fault]] #!\nat_us = 1"), "a fault is one thing that happens", each);
     wrong(
         &link("[[fault]]\nat_us = 1\ncrash = \"c\" #!"),
         "there is no host or switch `c`",
         "it can be `a` or `b`",
     );
-    for nodes in ["[]", "[\"a\", \"b\"]"] {
+    for key in ["partition", "mute"] {
+        for nodes in ["[]", "[\"a\", \"b\"]"] {
+            wrong(
+                &link(&format!("[[fault]]\nat_us = 1\n{key} = {nodes} #!")),
+                "no link leads from these nodes to others",
+                "name the hosts and switches of one side only, such as `[\"a\"]`",
+            );
+        }
+    }
+    for hosts in ["[\"a\"]", "[\"a\", \"a\"]", "[\"a\", \"b\", \"a\"]"] {
         wrong(
-            &link(&format!("[[fault]]\nat_us = 1\npartition = {nodes} #!")),
-            "no link leads from these nodes to others",
-            "name the hosts and switches of one side only, such as `partition = [\"a\"]`",
+            &link(&format!("[[fault]]\nat_us = 1\npart = {hosts} #!")),
+            "two hosts do not receive what the other one sends",
+            "write `part = [\"a\", \"b\"]`",
         );
+        wrong(
+            &link(&format!("[[fault]]\nat_us = 1\nmtu = 300\nlink = {hosts} #!")),
+            "no link joins these two",
+            "write what a `[[link]]` has as its `ends`",
+        );
+    }
+    // One without the other, and two things at once
+    for keys in
+        ["mtu = 300", "link = [\"a\", \"b\"]", "crash = \"a\"\nmute = [\"a\"]", "step_us = 1\npause = \"a\""]
+    {
+        wrong(&link(&format!("[[fault]] #!\nat_us = 1\n{keys}")), "a fault is one thing that happens", each);
     }
 }
 

@@ -1,0 +1,98 @@
+//! `[[fault]]`: something that happens to hosts, switches or links.
+
+use super::network::Names;
+use super::{LONG_US, MICRO, between, scaled};
+use crate::config::tree::{Table, Value};
+use sim::scenario::{FaultKind, FaultSpec, HostSpec, LinkSpec};
+
+/// What a fault may happen to
+pub(super) struct Nodes<'a> {
+    pub(super) names: &'a Names,
+    pub(super) hosts: &'a [HostSpec],
+    pub(super) links: &'a [LinkSpec],
+}
+
+pub(super) fn read(table: Table<'_>, nodes: &Nodes<'_>) -> Option<FaultSpec> {
+    let at = table.require("at_us", "100").and_then(|value| scaled(&value, MICRO, LONG_US));
+    let lasts = between(&table, "for_us", MICRO, LONG_US);
+    let [crash, pause, clock] = ["crash", "pause", "clock"].map(|key| table.get(key, "\"a\""));
+    let sides = ["partition", "mute"].map(|key| table.get(key, "[\"a\"]"));
+    let [part, link] = ["part", "link"].map(|key| table.get(key, "[\"a\", \"b\"]"));
+    let moves = ["step_us", "drift_ppm"].map(|key| table.get(key, "5"));
+    let mtu = table.get("mtu", "600");
+    let count = [&crash, &pause, &clock, &part, &link].into_iter().chain(&sides).flatten().count();
+    let is_whole =
+        moves.iter().flatten().count() == usize::from(clock.is_some()) && mtu.is_some() == link.is_some();
+    if count != 1 || !is_whole {
+        let problem = table.problem("a fault is one thing that happens").label("none, or several");
+        table.problems().add(problem.help(
+            "write one of `crash = \"a\"`, `pause = \"a\"`, `partition = [\"a\"]`, `mute = [\"a\"]`, `part = [\"a\", \"b\"]`, \
+             `link = [\"a\", \"b\"]` with `mtu`, or `clock = \"a\"` with `step_us` or `drift_ppm`; `for_us` says for how long",
+        ));
+        table.finish();
+        return None;
+    }
+    let [crash, pause, clock] = [crash, pause, clock].map(|value| nodes.names.known(&value?));
+    let [partition, mute] = sides.map(|value| nodes.side(&value?));
+    let [step, drift] = moves;
+    let step = step.and_then(|value| scaled(&value, MICRO, -1e8..=1e8));
+    let drift = drift.and_then(|value| scaled(&value, MICRO, -1e5..=1e5));
+    let mtu = mtu.and_then(|value| scaled(&value, 1.0, 128.0..=65536.0));
+    let kind = crash
+        .map(FaultKind::Crash)
+        .or_else(|| pause.map(FaultKind::Pause))
+        .or_else(|| partition.map(FaultKind::Partition))
+        .or_else(|| mute.map(FaultKind::Mute))
+        .or_else(|| nodes.hosts(&part?).map(FaultKind::Part))
+        .or_else(|| Some(FaultKind::Mtu(nodes.link(&link?)?, mtu?)))
+        .or_else(|| Some(FaultKind::ClockStep(clock.clone()?, step?)))
+        .or_else(|| Some(FaultKind::ClockDrift(clock?, drift?)));
+    table.finish();
+    Some(FaultSpec { at: at?, kind: kind?, lasts })
+}
+
+impl Nodes<'_> {
+    fn known(&self, value: &Value<'_>) -> Option<Vec<String>> {
+        value.list()?.iter().map(|name| self.names.known(name)).collect()
+    }
+
+    /// Returns the nodes of one side of a partition, if a link leads from them to others.
+    fn side(&self, value: &Value<'_>) -> Option<Vec<String>> {
+        let nodes = self.known(value)?;
+        let is_cut = |link: &LinkSpec| nodes.contains(&link.ends[0]) != nodes.contains(&link.ends[1]);
+        // A link that was not understood may be one of them.
+        if !self.links.iter().any(is_cut) && !self.links.is_empty() {
+            let problem = value.problem("no link leads from these nodes to others").label("nothing to cut");
+            value.add(problem.help("name the hosts and switches of one side only, such as `[\"a\"]`"));
+            return None;
+        }
+        Some(nodes)
+    }
+
+    /// Returns two hosts.
+    fn hosts(&self, value: &Value<'_>) -> Option<[String; 2]> {
+        let is_host = |name: &String| self.hosts.iter().any(|host| host.name == *name);
+        match <[String; 2]>::try_from(self.known(value)?) {
+            Ok([a, b]) if a != b && is_host(&a) && is_host(&b) => Some([a, b]),
+            _ => {
+                let problem =
+                    value.problem("two hosts do not receive what the other one sends").label("not two hosts");
+                value.add(problem.help("write `part = [\"a\", \"b\"]`"));
+                None
+            }
+        }
+    }
+
+    /// Returns the ends of a link.
+    fn link(&self, value: &Value<'_>) -> Option<[String; 2]> {
+        let ends = <[String; 2]>::try_from(self.known(value)?).ok();
+        // A link that was not understood may be this one.
+        let ends =
+            ends.filter(|ends| self.links.is_empty() || self.links.iter().any(|link| link.joins(ends)));
+        if ends.is_none() {
+            let problem = value.problem("no link joins these two").label("not a link's ends");
+            value.add(problem.help("write what a `[[link]]` has as its `ends`"));
+        }
+        ends
+    }
+}
