@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 SEEDS = ROOT / "sim/tests/seeds.txt"
 # By test binary: the tests that take seeds, and how many seeds take some ten seconds on two CPUs
 SUITES = {
-    "verbs": (["verbs_do", "memory_is_not"], 200),
+    "verbs": (["verbs_", "memory_is_not", "connections_fail"], 200),
     "words": (["bad_wires", "crashes"], 500),
     "swordbox": (["bad_wires", "crashes", "every_verb"], 250),
     "steering": (["bad_wires", "crashes"], 100),

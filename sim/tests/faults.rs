@@ -16,18 +16,18 @@ const SUITES: [(&str, &[&str]); 8] = [
 ];
 
 /// Faults, and the words of a source that draws them
-const FAULTS: [(&str, &[&str]); 20] = [
+const FAULTS: [(&str, &[&str]); 24] = [
     ("frames lost", &["loss"]),
     ("frames damaged", &["corrupt"]),
     ("frames out of order", &["reorder"]),
     ("frames duplicated", &["duplicate"]),
-    ("a node crashes", &["Fault::Crash"]),
-    ("a node restarts with empty memory", &["Fault::Restart"]),
-    ("a process is stopped for a while", &["Fault::Pause"]),
-    ("a link is cut", &["Fault::Cut", "environment::cut"]),
-    ("a link is cut in one direction", &["Fault::Mute", "environment::cut"]),
-    ("two hosts cannot hear each other", &["Fault::Part", ".part("]),
-    ("the MTU of a link changes", &["Fault::Mtu", "environment::cut"]),
+    ("a node crashes", &["Fault::Crash", "FaultKind::Crash"]),
+    ("a node restarts with empty memory", &["Fault::Restart", "FaultKind::Crash"]),
+    ("a process is stopped for a while", &["Fault::Pause", "FaultKind::Pause"]),
+    ("a link is cut", &["Fault::Cut", "FaultKind::Partition", "environment::cut"]),
+    ("a link is cut in one direction", &["Fault::Mute", "FaultKind::Mute", "environment::cut"]),
+    ("two hosts cannot hear each other", &["Fault::Part", "FaultKind::Part", ".part("]),
+    ("the MTU of a link changes", &["Fault::Mtu", "FaultKind::Mtu", "environment::cut"]),
     ("hosts change ports", &["Fault::Swap", ".swap(", "environment::cut"]),
     ("clocks jump or drift", &["Fault::ClockStep", "Fault::ClockDrift", "ppb", "skew"]),
     ("UDP source ports change", &["rehashes", "set_path_salt"]),
@@ -36,6 +36,10 @@ const FAULTS: [(&str, &[&str]); 20] = [
     ("rights are revoked", &["revocations", "revoke"]),
     ("a host lies, floods or is no member", &["config.lies", "hostile:", "stranger:"]),
     ("the control plane is slow, its queue short", &["Queues::drawn"]),
+    ("frames come milliseconds late", &["late.below"]),
+    ("queue pairs and R_keys have the same numbers after a restart", &["keys_again"]),
+    ("the server's program writes shared words", &["local_words"]),
+    ("an operator changes what the switch does", &["set_layers"]),
     ("few places in the switch's tables", &["fn small", "queue_pairs:", "max_lag:"]),
 ];
 

@@ -91,7 +91,7 @@ impl Totals {
 }
 
 /// Something that is done from outside, at its time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 enum Due {
     /// A connection is made.
     Connect { client: usize, work: usize },
@@ -101,6 +101,8 @@ enum Due {
     Rehash,
     /// A server revokes the rights of a connection.
     Revoke,
+    /// Somebody does something to the switch.
+    Operate(fn(&mut World, NodeId, u64), u64),
 }
 
 /// Clients and memory servers.
@@ -256,6 +258,11 @@ impl Cluster {
         self.schedule(until, Fault::Join(client, server));
     }
 
+    /// Lets an operator do something, which `what` says more of, to the switch at a time of the world.
+    pub fn operate(&mut self, at: Nanos, operate: fn(&mut World, NodeId, u64), what: u64) {
+        self.enter(at, Due::Operate(operate, what));
+    }
+
     /// What a fault happens to: a host, or the switch and so all; nothing if it only ends another one.
     fn touched(&self, fault: &Fault) -> Option<Touched> {
         let at = |nodes: &[NodeId]| {
@@ -353,6 +360,9 @@ impl Cluster {
                     Some((_, Due::Connect { client, work })) => self.connect(client, work),
                     Some((_, Due::Rehash)) => self.rehash(),
                     Some((_, Due::Revoke)) => self.revoke(),
+                    Some((_, Due::Operate(operate, what))) => {
+                        operate(&mut self.world, self.sides.servers, what);
+                    }
                     Some((_, Due::Look)) | None => {}
                 }
                 self.truth.get().news = true;

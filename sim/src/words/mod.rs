@@ -125,6 +125,8 @@ pub struct Config {
     pub outlives: Nanos,
     /// Packets of a host that has neither rights nor scruples
     pub lies: u32,
+    /// Words at the end of those that clients use which the server's program writes, too, without the network
+    pub local_words: u32,
     /// Servers that restart give their regions the keys that they had before
     pub keys_again: bool,
     /// Each client's link to the switch
@@ -180,6 +182,7 @@ impl Default for Config {
             shares_fate: false,
             outlives: Nanos::ZERO,
             lies: 0,
+            local_words: 0,
             keys_again: false,
             client_link: Link::default(),
             server_link: Link::default(),

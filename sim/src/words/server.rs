@@ -1,6 +1,7 @@
 //! A memory server: words and pages that all connections share, memory of each connection's own, and receives.
 
 use super::connect::{Joined, Kind, Memory, RNR_TIMER, join, kind, message, queue_pair};
+use super::linear::Action;
 use super::truth::Shared;
 use super::{Config, Lane, PAGES_VA, PORT, STARVED, TABLE_VA};
 use crate::App;
@@ -16,6 +17,9 @@ use switch::{Chance, Nanos};
 
 const OWN_VA: u64 = 0x4000_0000_0000;
 const RECEIVE_VA: u64 = 0x5000_0000_0000;
+/// How often the program writes words itself in each of its lives, and within how many nanoseconds
+const LOCAL_WRITES: u32 = 24;
+const LOCALLY_UNTIL: u64 = 4_000_000;
 /// Completions that wait to be polled at most
 const COMPLETIONS: usize = 1 << 16;
 
@@ -59,6 +63,8 @@ pub struct ServerApp {
     lost: BTreeSet<u32>,
     reposts: BTreeMap<(Nanos, u64), (u32, u64)>,
     reposted: u64,
+    /// When the program writes words itself
+    writes: BTreeSet<Nanos>,
     chance: Chance,
     lives: u64,
     up: bool,
@@ -77,6 +83,7 @@ impl ServerApp {
             lost: BTreeSet::new(),
             reposts: BTreeMap::new(),
             reposted: 0,
+            writes: BTreeSet::new(),
             chance: Chance::stream(config.seed, 0x7365_7276_0000 + number as u64),
             lives: 0,
             up: false,
@@ -277,6 +284,20 @@ impl ServerApp {
         nic.accept(conn, qpn, param, now).ok()
     }
 
+    /// The program writes one of its words.
+    fn write_locally(&mut self, nic: &mut Rnic) {
+        let Some(resources) = &self.resources else { return };
+        let of = self.config.local_words;
+        let word = (self.config.words - of) as usize + self.chance.below(of.into()) as usize;
+        let mut truth = self.truth.get();
+        let (value, memory) = (truth.fresh(), truth.memory_of(self.number));
+        // A line that no client has
+        let line = u32::MAX - self.number as u32;
+        let recorded = truth.post(memory, word, line, false, Action::Write(value));
+        nic.bytes_mut(resources.memory)[word * 8..][..8].copy_from_slice(&value.to_le_bytes());
+        truth.complete(recorded, 0);
+    }
+
     /// Queue pairs that have failed
     pub(super) fn failed(&self, nic: &Rnic) -> usize {
         self.served.keys().filter(|qpn| nic.qp_state(Qpn::new(**qpn)) == Some(State::Error)).count()
@@ -284,7 +305,7 @@ impl ServerApp {
 }
 
 impl App for ServerApp {
-    fn start(&mut self, nic: &mut Rnic, _now: Nanos) {
+    fn start(&mut self, nic: &mut Rnic, now: Nanos) {
         let pd = nic.alloc_pd();
         let cq = nic.create_cq(COMPLETIONS).expect("room for a completion queue");
         let size = self.config.table_size() + self.config.pages_size();
@@ -292,6 +313,10 @@ impl App for ServerApp {
         let keys = Self::keys(&self.config, nic, pd, memory);
         self.resources = Some(Resources { pd, cq, memory, keys });
         (self.up, self.lives) = (true, self.lives + 1);
+        if self.config.local_words > 0 {
+            let mut at = || now + Nanos(self.chance.between(1_000, LOCALLY_UNTIL));
+            self.writes = (0..LOCAL_WRITES).map(|_| at()).collect();
+        }
         // Nobody listens yet.
         _ = nic.listen(PortSpace::Tcp, PORT);
     }
@@ -302,11 +327,16 @@ impl App for ServerApp {
         self.lanes.clear();
         self.lost.extend(core::mem::take(&mut self.by_line).into_keys());
         self.reposts.clear();
+        self.writes.clear();
         self.resources = None;
         self.truth.get().forget(self.number);
     }
 
     fn run(&mut self, nic: &mut Rnic, now: Nanos) {
+        while self.writes.first().is_some_and(|at| *at <= now) {
+            self.writes.pop_first();
+            self.write_locally(nic);
+        }
         while let Some(due) = self.reposts.first_entry().filter(|entry| entry.key().0 <= now) {
             let (qpn, slot) = due.remove();
             self.repost(nic, qpn, slot);
@@ -323,6 +353,7 @@ impl App for ServerApp {
     }
 
     fn next_timer(&self) -> Option<Nanos> {
-        self.reposts.first_key_value().map(|((at, _), _)| *at)
+        let repost = self.reposts.first_key_value().map(|((at, _), _)| *at);
+        repost.into_iter().chain(self.writes.first().copied()).min()
     }
 }

@@ -5,6 +5,8 @@ use sim::words::{Cluster, Config};
 use sim::{Fault, Link};
 use switch::{Chance, Nanos, Share};
 
+/// Microseconds that a request may be on its way from the switch to a server: less than the least `settle` of any suite
+const LATEST: u64 = 300;
 /// For how long a right counts as proven where some are revoked
 pub(crate) const PROOF: Nanos = Nanos::from_micros(100);
 
@@ -69,6 +71,21 @@ pub(crate) fn drawn(seed: u64, forgetful: Share) -> (Config, Chance) {
     let mut paths = Chance::stream(seed, 0x7061_7468);
     config.rehashes = paths.below(5) as u32;
     config.lies = if paths.below(3) == 0 { paths.between(1, 40) } else { 0 } as u32;
+    // Late ones, and second copies of what was sent long before
+    let mut late = Chance::stream(seed, 0x6c61_7465);
+    if late.below(4) == 0 {
+        config.client_link.reorder_by = Nanos::from_micros(late.between(20, 5000));
+        config.server_link.reorder_by = Nanos::from_micros(late.between(20, LATEST));
+    }
+    let mut local = Chance::stream(seed, 0x6c6f_6361);
+    config.local_words = if local.below(8) == 0 { local.between(1, config.words.into()) } else { 0 } as u32;
+    // Messages of up to 64 KB, of few clients: memory is for as many as may be outstanding.
+    let mut long = Chance::stream(seed, 0x6c6f_6e67);
+    if long.below(20) == 0 {
+        config.max_size = long.between(3000, 65536) as u32;
+        (config.clients, config.depth) = (config.clients.min(4), config.depth.min(4));
+        (config.connections, config.receives) = (1, config.receives.min(4));
+    }
     (config, chance)
 }
 
@@ -81,6 +98,7 @@ pub(crate) fn may_fail(config: &Config, chance: &mut Chance) -> Config {
         // Many lines, so that some are left as they were when the first operations after a restart go their own way.
         let mut chance = Chance::stream(config.seed, 0x776f_7264);
         config.words = chance.between(16, 80) as u32;
+        config.local_words = config.local_words.min(config.words);
         // The NIC's whole seed is repeated: the communication manager would draw its ids and PSNs again, too.
         config.keys_again = !config.by_cm && chance.below(2) == 0;
     }
@@ -90,6 +108,12 @@ pub(crate) fn may_fail(config: &Config, chance: &mut Chance) -> Config {
     let turns = 8_000 * u64::from(config.clients) * u64::from(config.connections);
     while (4096 << timeout) * (retry_count + 1) < turns {
         timeout += 1;
+    }
+    // A queue pair that is made anew relies on that nothing of the old one is on its way any more: CM's TIMEWAIT is as long as
+    // the ACK time-out says that packets take.
+    let latest = Nanos((4096 << timeout) / 2).max(Link::default().reorder_by);
+    for link in [&mut config.client_link, &mut config.server_link] {
+        link.reorder_by = link.reorder_by.min(latest);
     }
     Config {
         may_fail: true,
