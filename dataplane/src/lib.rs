@@ -19,6 +19,7 @@ mod runtime;
 mod stopwatch;
 mod time;
 mod tx;
+mod users;
 pub mod watch;
 mod worker;
 

@@ -11,9 +11,10 @@ use crate::memif::{Channels, Runs, Signal, park_interrupts};
 use crate::port::{Port, PortInfo, Ports};
 use crate::time::{self, Clock};
 use crate::tx::{Exit, Handoff, Queue, Stock, Tx};
+use crate::users::Users;
 use crate::worker::{RxQueue, Worker};
 use core::cell::RefCell;
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 use crossbeam_channel::Sender;
 use rtrb::{Consumer, Producer, RingBuffer};
 use std::sync::Arc;
@@ -243,7 +244,7 @@ impl Runtime {
         let devices: Vec<_> = self.ports.iter().map(|port| port.id).collect();
         let mut channels = self.channels.borrow_mut();
         channels.begin(count);
-        let (quit, running) = (AtomicBool::new(false), AtomicUsize::new(count));
+        let (quit, running) = (AtomicBool::new(false), Users::new(count));
         let mut out =
             ControlOutput { down: &down, pool: self.ports[0].pool.raw(), ports: self.ports.len() as u16 };
         // What workers say first should not be lost because a server that is there needs some milliseconds to answer.
@@ -277,7 +278,7 @@ impl Runtime {
                     idle &= !channels.tick(&devices, &mut runs);
                 }
                 // A worker that has gone before it was told to has panicked.
-                let all_there = running.load(Ordering::SeqCst) == count;
+                let all_there = running.count() == count;
                 if !control.on_tick(&live, &mut out) || stop.0.load(Ordering::Relaxed) || !all_there {
                     break;
                 }
@@ -389,12 +390,12 @@ impl Drop for SetOnDrop<'_> {
 }
 
 /// Counts a worker out when it panics; one that ends in order counts itself out.
-struct CountPanic<'a>(&'a AtomicUsize);
+struct CountPanic<'a>(&'a Users);
 
 impl Drop for CountPanic<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
-            self.0.fetch_sub(1, Ordering::SeqCst);
+            self.0.leave(|| {});
         }
     }
 }
@@ -404,7 +405,7 @@ fn run_worker<F: Function>(
     cpu: Option<usize>,
     sleeps: bool,
     quit: &AtomicBool,
-    running: &AtomicUsize,
+    running: &Users,
 ) {
     let _count_panic = CountPanic(running);
     if sleeps {

@@ -7,10 +7,11 @@ use crate::mbuf::Mbuf;
 use crate::memif::Signal;
 use crate::time::{Clock, cycles};
 use crate::tx::{Handoff, Tx, rx_burst};
+use crate::users::{Turn, Users};
 use crate::watch::{Watch, Watched};
 use core::mem::ManuallyDrop;
 use core::ptr::{NonNull, null_mut};
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 use crossbeam_channel::{Receiver, Sender};
 use dpdk_sys::rte_mbuf;
 use rtrb::Consumer;
@@ -56,7 +57,7 @@ pub(crate) struct Worker<F: Function> {
 
 impl<F: Function> Worker<F> {
     /// Polls until `stop`, then drains. `running` counts the workers that may still hand something over.
-    pub(crate) fn run(mut self, stop: &AtomicBool, running: &AtomicUsize) {
+    pub(crate) fn run(mut self, stop: &AtomicBool, running: &Users) {
         let mut now = self.clock.nanos(cycles());
         let mut turn_began = cycles();
         while !stop.load(Ordering::Relaxed) {
@@ -265,12 +266,11 @@ impl<F: Function> Worker<F> {
                 self.tx.adopt(port);
                 self.rx.extend(self.away.extract_if(.., |rx| rx.port == port));
             }
-            Signal::Release(port, left) => {
+            // Behind that the port may be stopped.
+            Signal::Release(port, users) => users.leave(|| {
                 self.tx.release(port);
                 self.away.extend(self.rx.extract_if(.., |rx| rx.port == port));
-                // From here on the port may be stopped.
-                left.fetch_sub(1, Ordering::SeqCst);
-            }
+            }),
         }
     }
 
@@ -285,21 +285,20 @@ impl<F: Function> Worker<F> {
     }
 
     /// No more is received; what is under way leaves, if the ports take it.
-    fn drain(&mut self, running: &AtomicUsize) {
-        running.fetch_sub(1, Ordering::SeqCst);
+    fn drain(&mut self, running: &Users) {
         let began = self.clock.nanos(cycles());
-        loop {
-            // In this order: who has seen no other worker running, sees all that they handed over.
-            let alone = running.load(Ordering::SeqCst) == 0;
+        running.drain(|| {
             let now = self.clock.nanos(cycles());
             self.poll_rings(now);
             self.tx.flush();
-            let done = alone && self.tx.is_empty() && self.handoffs.iter().all(Consumer::is_empty);
-            if done || now.since(began) > DRAIN {
-                break;
-            }
             std::thread::yield_now();
-        }
+            match self.tx.is_empty() && self.handoffs.iter().all(Consumer::is_empty) {
+                // Others may take as long as they like, but not this one.
+                _ if now.since(began) > DRAIN => Turn::Late,
+                true => Turn::Empty,
+                false => Turn::Busy,
+            }
+        });
         self.tx.discard();
     }
 }

@@ -28,8 +28,9 @@ use crate::error::Error;
 use crate::place::{Place, PlaceError};
 use crate::port;
 use crate::time::{Clock, cycles};
+use crate::users::Users;
 use audit::Audit;
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, Ordering};
 use folder::Folder;
 use socket::{Message, receive};
 use socket2::{SockAddr, Socket};
@@ -51,7 +52,7 @@ pub(crate) enum Signal {
     /// It has a peer: poll it, and send through it.
     Adopt(PortId),
     /// It is to be stopped: leave it alone, and count down.
-    Release(PortId, Arc<AtomicUsize>),
+    Release(PortId, Arc<Users>),
 }
 
 /// How the channels reach the rest of the runtime.
@@ -127,7 +128,7 @@ enum State {
     Apart,
     Joining { line: Line, audit: Audit, since: Nanos },
     Joined { line: Line, told: usize },
-    Leaving { line: Line, told: usize, left: Arc<AtomicUsize> },
+    Leaving { line: Line, told: usize, users: Arc<Users> },
 }
 
 impl core::fmt::Debug for Channels {
@@ -228,10 +229,7 @@ impl Channels {
         for port in &mut self.ports {
             match &mut port.state {
                 State::Joined { told, .. } => *told = 0,
-                State::Leaving { told, left, .. } => {
-                    *told = workers;
-                    left.store(0, Ordering::SeqCst);
-                }
+                State::Leaving { told, users, .. } => (*told, *users) = (workers, Arc::default()),
                 State::Apart | State::Joining { .. } => {}
             }
         }
@@ -492,23 +490,23 @@ impl Port {
                 let over = line.pass_out().is_err() || line.is_over();
                 if over {
                     runs.link(self.index, false);
-                    let left = Arc::new(AtomicUsize::new(runs.workers()));
-                    self.state = State::Leaving { line, told: 0, left };
+                    let users = Arc::new(Users::new(runs.workers()));
+                    self.state = State::Leaving { line, told: 0, users };
                 } else {
                     self.state = State::Joined { line, told };
                 }
                 over
             }
-            State::Leaving { line, mut told, left } => {
-                let signal = || Signal::Release(PortId(self.index as u16), Arc::clone(&left));
+            State::Leaving { line, mut told, users } => {
+                let signal = || Signal::Release(PortId(self.index as u16), Arc::clone(&users));
                 while told < runs.workers() && runs.tell(told, signal()) {
                     told += 1;
                 }
-                let all_left = left.load(Ordering::SeqCst) == 0;
+                let all_left = users.count() == 0;
                 if all_left {
                     self.part(device);
                 } else {
-                    self.state = State::Leaving { line, told, left };
+                    self.state = State::Leaving { line, told, users };
                 }
                 all_left
             }

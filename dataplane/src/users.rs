@@ -1,0 +1,173 @@
+//! Who still uses something that several threads share, and what may be done when nobody does any more: a port is stopped, and a
+//! worker ends that has handled what the others handed over to it.
+
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+/// A counter that threads share; another one in tests, which play every order of what threads do.
+pub(crate) trait Count {
+    fn subtract_one(&self);
+    fn get(&self) -> usize;
+}
+
+impl Count for AtomicUsize {
+    fn subtract_one(&self) {
+        self.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn get(&self) -> usize {
+        self.load(Ordering::SeqCst)
+    }
+}
+
+/// What a turn of a worker that is about to end has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// All that was handed over before this turn has been handled
+    Empty,
+    /// Something is left
+    Busy,
+    /// It has taken too long: whatever is left stays there
+    Late,
+}
+
+/// Counts the threads that use something.
+#[derive(Debug, Default)]
+pub(crate) struct Users<C = AtomicUsize>(C);
+
+impl Users {
+    pub(crate) const fn new(count: usize) -> Self {
+        Self(AtomicUsize::new(count))
+    }
+}
+
+impl<C: Count> Users<C> {
+    /// Gives up what a thread uses, and counts it out behind that: whoever finds it gone sees that it has given it up.
+    pub(crate) fn leave(&self, give_up: impl FnOnce()) {
+        give_up();
+        self.0.subtract_one();
+    }
+
+    /// How many there still are
+    pub(crate) fn count(&self) -> usize {
+        self.0.get()
+    }
+
+    /// Counts a thread out that hands nothing over any more, and takes turns until all that the others have handed over to it is
+    /// handled.
+    pub(crate) fn drain(&self, mut turn: impl FnMut() -> Turn) {
+        self.leave(|| {});
+        loop {
+            // In this order: what has been handed over by threads that are found gone here is there in the turn that follows.
+            let is_alone = self.count() == 0;
+            match turn() {
+                Turn::Late => break,
+                Turn::Empty if is_alone => break,
+                Turn::Empty | Turn::Busy => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use loom::cell::UnsafeCell;
+    use loom::sync::atomic::AtomicUsize as Shared;
+    use loom::sync::{Arc, Mutex};
+    use loom::thread;
+
+    impl Count for Shared {
+        fn subtract_one(&self) {
+            self.fetch_sub(1, Ordering::SeqCst);
+        }
+
+        fn get(&self) -> usize {
+            self.load(Ordering::SeqCst)
+        }
+    }
+
+    type Ring = Arc<Mutex<Vec<u32>>>;
+
+    fn take(ring: &Ring) -> Turn {
+        ring.lock().unwrap().clear();
+        // Loom plays other threads here.
+        thread::yield_now();
+        Turn::Empty
+    }
+
+    /// Plays every order of two workers that hand something over to each other and end; whether all of it was handled each time.
+    fn workers_end(end: fn(&Users<Shared>, &Ring)) {
+        loom::model(move || {
+            let users = Arc::new(Users(Shared::new(2)));
+            let rings: [Ring; 2] = core::array::from_fn(|_| Arc::default());
+            let worker = |own: usize| {
+                let (users, own, other) = (users.clone(), rings[own].clone(), rings[1 - own].clone());
+                move || {
+                    other.lock().unwrap().push(1);
+                    end(&users, &own);
+                }
+            };
+            let second = thread::spawn(worker(1));
+            worker(0)();
+            second.join().unwrap();
+            assert!(rings.iter().all(|ring| ring.lock().unwrap().is_empty()), "something is left in a ring");
+        });
+    }
+
+    #[test]
+    fn workers_that_end_handle_all_that_was_handed_over() {
+        workers_end(|users, ring| users.drain(|| take(ring)));
+    }
+
+    /// The planted bug: it is looked whether others are there behind the turn.
+    #[test]
+    #[should_panic(expected = "something is left in a ring")]
+    fn planted_end_after_a_turn_that_came_too_early_is_found() {
+        workers_end(|users, ring| {
+            users.leave(|| {});
+            loop {
+                let turn = take(ring);
+                if users.count() == 0 && turn == Turn::Empty {
+                    break;
+                }
+            }
+        });
+    }
+
+    /// Plays every order of two workers that use a port until they are told to leave it, and of who stops the port then.
+    fn port_is_stopped(leave: fn(&Users<Shared>, &dyn Fn())) {
+        loom::model(move || {
+            let users = Arc::new(Users(Shared::new(2)));
+            let port = Arc::new(UnsafeCell::new(0));
+            let worker = || {
+                let (users, port) = (users.clone(), port.clone());
+                // Frames that wait for the port leave or are dropped: it is read.
+                move || leave(&users, &|| port.with(|_| {}))
+            };
+            let workers = [thread::spawn(worker()), thread::spawn(worker())];
+            while users.count() > 0 {
+                thread::yield_now();
+            }
+            // Loom panics if a worker is not known to be done with it.
+            port.with_mut(|_| {});
+            for worker in workers {
+                worker.join().unwrap();
+            }
+        });
+    }
+
+    #[test]
+    fn port_is_stopped_when_all_workers_have_left_it() {
+        port_is_stopped(|users, give_up| users.leave(give_up));
+    }
+
+    /// The planted bug: a worker is counted out before it has given the port up.
+    #[test]
+    #[should_panic(expected = "Causality violation")]
+    fn planted_departure_before_a_port_is_given_up_is_found() {
+        port_is_stopped(|users, give_up| {
+            users.leave(|| {});
+            give_up();
+        });
+    }
+}
