@@ -13,7 +13,7 @@ pub trait App: Send + 'static {
     fn run(&mut self, nic: &mut Rnic, now: Nanos);
 
     /// Its host goes down.
-    fn crash(&mut self) {}
+    fn crash(&mut self, _nic: &Rnic) {}
 
     /// When it wants to run by itself
     fn next_timer(&self) -> Option<Nanos> {

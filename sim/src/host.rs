@@ -98,7 +98,7 @@ impl<A: App> Node for Host<A> {
     }
 
     fn crash(&mut self) {
-        self.app.crash();
+        self.app.crash(&self.nic);
     }
 
     fn start(&mut self, now: Nanos, _out: &mut Ports<'_>) {

@@ -16,7 +16,7 @@ const SUITES: [(&str, &[&str]); 8] = [
 ];
 
 /// Faults, and the words of a source that draws them
-const FAULTS: [(&str, &[&str]); 24] = [
+const FAULTS: [(&str, &[&str]); 25] = [
     ("frames lost", &["loss"]),
     ("frames damaged", &["corrupt"]),
     ("frames out of order", &["reorder"]),
@@ -36,7 +36,8 @@ const FAULTS: [(&str, &[&str]); 24] = [
     ("rights are revoked", &["revocations", "revoke"]),
     ("a host lies, floods or is no member", &["config.lies", "hostile:", "stranger:"]),
     ("the control plane is slow, its queue short", &["Queues::drawn"]),
-    ("frames come milliseconds late", &["late.below"]),
+    ("frames come milliseconds late", &["late.below", "reorder_by = Between"]),
+    ("a node restarts with the memory that it had", &["keeps_memory"]),
     ("queue pairs and R_keys have the same numbers after a restart", &["keys_again"]),
     ("the server's program writes shared words", &["local_words"]),
     ("an operator changes what the switch does", &["set_layers"]),

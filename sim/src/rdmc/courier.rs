@@ -190,7 +190,7 @@ impl App for Courier {
         }
     }
 
-    fn crash(&mut self) {
+    fn crash(&mut self, _nic: &Rnic) {
         // Its operator starts it anew.
         if let Self::Receiver(receiver) = self {
             let stored = core::mem::take(&mut receiver.stored);

@@ -255,7 +255,7 @@ impl App for Member {
         }
     }
 
-    fn crash(&mut self) {
+    fn crash(&mut self, _nic: &Rnic) {
         self.node = Node::new(self.config.clone());
         self.sent.clear();
         let mut seen = lock(&self.seen);

@@ -431,7 +431,7 @@ impl App for VerbsApp {
         self.unposted.extend(0..self.ends.len());
     }
 
-    fn crash(&mut self) {
+    fn crash(&mut self, _nic: &Rnic) {
         for end in &self.ends {
             end.set_broken();
         }

@@ -299,7 +299,7 @@ impl App for ClientApp {
         }
     }
 
-    fn crash(&mut self) {
+    fn crash(&mut self, _nic: &Rnic) {
         self.up = false;
         self.by_qpn.clear();
         self.ready.clear();

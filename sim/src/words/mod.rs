@@ -125,6 +125,8 @@ pub struct Config {
     pub outlives: Nanos,
     /// Packets of a host that has neither rights nor scruples
     pub lies: u32,
+    /// Whether a server that restarts has what stood in its memory: its process began anew, or the memory is persistent
+    pub keeps_memory: bool,
     /// Words at the end of those that clients use which the server's program writes, too, without the network
     pub local_words: u32,
     /// Servers that restart give their regions the keys that they had before
@@ -182,6 +184,7 @@ impl Default for Config {
             shares_fate: false,
             outlives: Nanos::ZERO,
             lies: 0,
+            keeps_memory: false,
             local_words: 0,
             keys_again: false,
             client_link: Link::default(),

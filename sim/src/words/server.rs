@@ -65,6 +65,8 @@ pub struct ServerApp {
     reposted: u64,
     /// When the program writes words itself
     writes: BTreeSet<Nanos>,
+    /// What stood in its memory when it crashed, if it keeps that
+    kept: Option<Vec<u8>>,
     chance: Chance,
     lives: u64,
     up: bool,
@@ -84,6 +86,7 @@ impl ServerApp {
             reposts: BTreeMap::new(),
             reposted: 0,
             writes: BTreeSet::new(),
+            kept: None,
             chance: Chance::stream(config.seed, 0x7365_7276_0000 + number as u64),
             lives: 0,
             up: false,
@@ -309,7 +312,8 @@ impl App for ServerApp {
         let pd = nic.alloc_pd();
         let cq = nic.create_cq(COMPLETIONS).expect("room for a completion queue");
         let size = self.config.table_size() + self.config.pages_size();
-        let memory = nic.alloc(vec![0; size]).expect("room for memory");
+        let memory = self.kept.take().unwrap_or_else(|| vec![0; size]);
+        let memory = nic.alloc(memory).expect("room for memory");
         let keys = Self::keys(&self.config, nic, pd, memory);
         self.resources = Some(Resources { pd, cq, memory, keys });
         (self.up, self.lives) = (true, self.lives + 1);
@@ -321,15 +325,24 @@ impl App for ServerApp {
         _ = nic.listen(PortSpace::Tcp, PORT);
     }
 
-    fn crash(&mut self) {
+    fn crash(&mut self, nic: &Rnic) {
         self.up = false;
+        let mut truth = self.truth.get();
+        if self.config.keeps_memory {
+            // It may crash again before it has begun anew.
+            let memory = self.resources.map(|resources| nic.bytes(resources.memory).to_vec());
+            self.kept = memory.or_else(|| self.kept.take());
+            self.by_line.keys().for_each(|line| truth.end_now(*line));
+        } else {
+            truth.forget(self.number);
+        }
+        drop(truth);
         self.served.clear();
         self.lanes.clear();
         self.lost.extend(core::mem::take(&mut self.by_line).into_keys());
         self.reposts.clear();
         self.writes.clear();
         self.resources = None;
-        self.truth.get().forget(self.number);
     }
 
     fn run(&mut self, nic: &mut Rnic, now: Nanos) {

@@ -152,6 +152,12 @@ impl Truth {
         self.ending.push_back((now + self.outlives, line));
     }
 
+    /// Notes that it is gone, and that no switch has anything of the line that could still be done.
+    pub(super) fn end_now(&mut self, line: u32) {
+        let now = self.tick();
+        self.ended.entry(line).or_insert(now);
+    }
+
     pub(super) fn fail(&mut self, wrong: impl FnOnce() -> String) {
         self.news = true;
         self.wrong.get_or_insert_with(wrong);

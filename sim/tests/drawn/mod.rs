@@ -101,6 +101,7 @@ pub(crate) fn may_fail(config: &Config, chance: &mut Chance) -> Config {
         config.local_words = config.local_words.min(config.words);
         // The NIC's whole seed is repeated: the communication manager would draw its ids and PSNs again, too.
         config.keys_again = !config.by_cm && chance.below(2) == 0;
+        config.keeps_memory = chance.below(3) == 0;
     }
     let retry_count = chance.between(3, 7);
     let mut timeout = chance.between(3, 6) as u8;
