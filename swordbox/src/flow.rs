@@ -53,6 +53,11 @@ const PROOFS: usize = 4;
 /// PSNs behind the newest request that are taken to be answered; less than half of all PSNs
 const LONG_AGO: i32 = 1 << 22;
 
+/// Returns how many PSNs a READ of `len` bytes takes at most: as many as at the least path MTU.
+fn psns_of(len: u32) -> u32 {
+    len.div_ceil(256).clamp(1, LONG_AGO as u32)
+}
+
 /// PSNs behind what is acknowledged of which a client may want to hear again, and PSNs ahead that it may use while those
 /// between are lost. The end of a message that is longer is among them
 pub(crate) const BEHIND: i32 = 1 << 16;
@@ -286,8 +291,13 @@ impl Flow {
         if self.sent.distance(self.first) > LONG_AGO || self.sent.precedes(self.first) {
             self.first = self.sent.sub(LONG_AGO as u32);
         }
-        let ahead = !psn.precedes(self.sent);
-        self.begun && if ahead { self.unsure.is_some() } else { !psn.precedes(self.first) }
+        let ahead = psn.distance(self.sent);
+        self.begun && if ahead >= 0 { ahead < self.unsure_psns() } else { !psn.precedes(self.first) }
+    }
+
+    /// Returns how many PSNs the last request takes at most, if that is a READ of unknown PSN count.
+    fn unsure_psns(&self) -> i32 {
+        self.unsure.map_or(0, |len| psns_of(len.get()) as i32)
     }
 
     /// A request was seen that others overtook.
@@ -300,8 +310,7 @@ impl Flow {
 
     /// PSNs with which its client's requests may come.
     pub(crate) fn window(&self) -> Window {
-        // A READ of unknown length may take many.
-        let ahead = if self.unsure.is_some() { LONG_AGO } else { BEHIND };
+        let ahead = BEHIND + self.unsure_psns();
         Window { acked: self.acked, next: self.next, ahead }
     }
 
@@ -316,7 +325,7 @@ impl Flow {
     /// PSNs with which the server's answers may come, on the own connection.
     pub(crate) fn own_window(&self) -> Window {
         let span = self.next.distance(self.acked).max(0) as u32;
-        let ahead = if self.unsure.is_some() { LONG_AGO } else { BEHIND };
+        let ahead = BEHIND + self.unsure_psns();
         Window { acked: self.own_next.sub(span), next: self.own_next, ahead }
     }
 
@@ -360,7 +369,7 @@ impl Flow {
     /// Extends `taken` by a READ of `len` bytes that is repeated, late, or of unknown PSN count. The server takes requests with
     /// PSNs of its responses for duplicates, and acknowledges those without looking at the R_key.
     pub(crate) fn take_psns(&mut self, psn: Psn, len: u32) {
-        let end = psn.add(len.div_ceil(256).clamp(1, LONG_AGO as u32));
+        let end = psn.add(psns_of(len));
         self.taken = Some(self.taken.map_or(end, |taken| taken.later(end)));
     }
 

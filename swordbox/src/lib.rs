@@ -85,12 +85,14 @@ pub enum Bug {
     StuckLane,
     /// Middle and Last packets invalidate cached words only if they belong to the newest WRITE of their queue pair
     EarlierMessage,
+    /// While a READ of unknown PSN count is the last request, any PSN ahead is taken for an answer to it
+    FarAnswer,
 }
 
 #[cfg(feature = "canary")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::StaleWord,
         Self::LostAck,
         Self::DecidedAnew,
@@ -101,5 +103,6 @@ impl Bug {
         Self::KeptWord,
         Self::StuckLane,
         Self::EarlierMessage,
+        Self::FarAnswer,
     ];
 }
