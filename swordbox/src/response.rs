@@ -5,7 +5,7 @@ use crate::answer::Answer;
 use crate::flow::Stage;
 use crate::function::{NO_SERVER, Swordbox, source_of};
 use crate::headers::{Base, Class8};
-use crate::lane::Under;
+use crate::lane::{Lane, Under};
 use crate::message::LONGEST;
 use crate::records::{Record, What};
 use crate::{Id, NONE};
@@ -106,10 +106,11 @@ impl Swordbox {
         {
             return self.on_stray_answer(to, frame, layout, port, now, out);
         }
+        let is_awaited = id == NONE || self.awaits(id, packet.bth().psn());
         let end = &mut self.ends[to as usize];
         end.seen = now;
-        // Nothing is kept from a packet that may be damaged, or comes from somewhere else than requests do.
-        let ours = end.from == 0 || end.from == from;
+        // Nothing is kept from a packet that may be damaged or forged, or comes from somewhere else than requests do.
+        let ours = is_awaited && (end.from == 0 || end.from == from);
         if ours && !end.headers.leads_like(&packet) && packet.verify_icrc() {
             end.refresh(&packet);
         }
@@ -121,7 +122,8 @@ impl Swordbox {
             return self.forward.route(frame, port, now, out);
         }
         let end = &mut self.ends[to as usize];
-        if end.came_on != port {
+        // Were it forged, requests would leave where it came from.
+        if is_awaited && end.came_on != port {
             end.came_on = port;
             self.ends[id as usize].port = port;
         }
@@ -191,6 +193,16 @@ impl Swordbox {
             self.guess(to, &packet, from, port);
         }
         self.forward.route(frame, port, now, out)
+    }
+
+    /// Returns whether a PSN of the server's is one of those that have no answer yet: of a client's own requests, or of what
+    /// others have under way on its connection.
+    fn awaits(&self, id: Id, own: Psn) -> bool {
+        let flow = &self.flows[id as usize];
+        let psn = own.sub(flow.delta);
+        let is_own = !flow.begun || !psn.precedes(flow.acked) && psn.precedes(flow.sent);
+        let is_shared = |lane: &Lane| (0..lane.under_way as i32).contains(&own.distance(lane.acked));
+        is_own || self.lanes.get(flow.lane as usize).is_some_and(is_shared)
     }
 
     /// Whether something waits for a flow's own requests, which are all done.

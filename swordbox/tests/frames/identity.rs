@@ -219,6 +219,21 @@ fn a_stray_answer_does_not_change_a_translated_connection() {
     assert_eq!(locked(&mut net, &mut b, &a, 5, 6).len(), 1);
 }
 
+/// A response in the server's name that comes from elsewhere: requests do not go there. Its PSN is near those of the connection,
+/// which does no harm without a switch.
+#[test]
+fn a_forged_answer_does_not_divert_a_translated_connection() {
+    for distance in [-1000, -1, 1000] {
+        let (mut net, a, b, expected) = translated();
+        net.up(&a.ack(expected.wrapping_add_signed(distance)));
+        for request in [b.cas(b.psn, TABLE, 5, 6), a.write(a.psn, 0x8000_0000, &[7; 8])] {
+            let ports: Vec<_> = net.up(&request).iter().map(|sent| sent.1).collect();
+            assert!(ports.iter().all(|port| *port == SERVERS), "{distance}: {ports:?}");
+        }
+        assert!(net.pass(Nanos::from_millis(1)).iter().all(|sent| sent.1 == SERVERS), "{distance}");
+    }
+}
+
 /// A REQ and a REP that a host has made up name a client's queue pair before its first packet, and another server.
 #[test]
 fn answers_reach_a_client_whose_queue_pair_was_named_in_a_forged_handshake_with_another_server() {
