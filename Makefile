@@ -33,7 +33,7 @@ test: ## every test that needs no privileges, and a short run of the fuzz target
 	@scripts/deps.sh build test
 	$(CARGO) nextest run --locked --workspace
 	$(CARGO) nextest run --locked -p understudy --features canary --test canary
-	$(CARGO) nextest run --locked -p sim --features canary --test groups --test consensus --test words --test swordbox --test onepipe --test rdmc --test verbs planted
+	$(CARGO) nextest run --locked -p sim --features canary --test groups --test consensus --test words --test swordbox --test onepipe --test rdmc --test steering --test verbs planted
 	fuzz/run.sh all -runs=20000
 
 lint: ## formatting and clippy, warnings denied; licences and sources of dependencies (deny.toml)
@@ -74,9 +74,9 @@ bench: build ## forwarding and replicating against dpdk-testpmd; the costs of pa
 report: build ## the four papers' figures and tables (simulated) and one page about them, results/report.html; some minutes (QUICK=1: half of that)
 	$(PROGRAM) bench paper $(if $(QUICK),--quick)
 
-mutants: ## change the code in ways that tests have to notice (tests/mutants.toml), one at a time; half an hour (ONLY=rnic: some)
-	@scripts/deps.sh build test
-	scripts/mutants.py $(ONLY)
+mutants: ## change the code in ways that tests have to notice (tests/mutants.toml), one at a time; half an hour (ONLY=rnic: some; FILE=p4ce/src/gather.rs: every change of a file)
+	@scripts/deps.sh build test $(if $(FILE),mutants)
+	scripts/mutants.py $(if $(FILE),--file $(FILE),$(ONLY))
 
 instructions: ## count the instructions of the hot paths and compare them with the baseline; RENEW=1 writes it
 	@scripts/deps.sh build instructions

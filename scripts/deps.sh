@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what is missing, by the names of Debian's packages: deps.sh [build] [test] [demo] [e2e] [bench] [instructions] [fresh] [lint]
+# Installs what is missing, by the names of Debian's packages: deps.sh [build] [test] [demo] [e2e] [bench] [instructions] [fresh] [lint] [mutants]
 # Says nothing when nothing is missing. Uses sudo when not root.
 set -euo pipefail
 
@@ -12,6 +12,7 @@ declare -A packages=(
     [instructions]="valgrind"
     [fresh]="mmdebstrap"
     [lint]=""
+    [mutants]=""
 )
 
 missing=()
@@ -45,4 +46,9 @@ fi
 if [[ " $* " == *" lint "* ]] && ! cargo deny --version >/dev/null 2>&1; then
     echo "installing: cargo-deny (this takes a few minutes, once)"
     cargo install --locked --no-default-features cargo-deny
+fi
+
+if [[ " $* " == *" mutants "* ]] && ! cargo mutants --version >/dev/null 2>&1; then
+    echo "installing: cargo-mutants (this takes a few minutes, once)"
+    cargo install --locked cargo-mutants
 fi
