@@ -34,7 +34,10 @@ const FAULTS: [(&str, &[&str]); 25] = [
     ("responders forget old READs", &["forgetful", "FORGETFUL"]),
     ("receives are missing for a while", &["starve", "repost_us", "receives"]),
     ("rights are revoked", &["revocations", "revoke"]),
-    ("a host lies, floods or is no member", &["config.lies", "hostile:", "stranger:"]),
+    (
+        "a host lies, floods or is no member",
+        &["lies: if", "setup.lies", "FaultKind::Stranger", "config.lies", "hostile:", "stranger:"],
+    ),
     ("the control plane is slow, its queue short", &["Queues::drawn"]),
     ("frames come milliseconds late", &["late.below", "reorder_by = Between"]),
     ("a node restarts with the memory that it had", &["keeps_memory"]),

@@ -11,6 +11,7 @@ use sim::registers::{History, Observed};
 use sim::{Controlled, Costs, Fault, Link};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
+use switch::forward::Config as ForwardConfig;
 use switch::{Chance, Nanos, Share};
 use swordbox::clients::clover::{Layout, Options, Store, Tails};
 use swordbox::clients::{Start, Stopped, Thread};
@@ -116,6 +117,8 @@ struct Drawn {
 
 fn drawn(seed: u64, may_fail: bool) -> (Drawn, Chance) {
     let mut chance = Chance::stream(seed, 0x7374_6565);
+    // A stream of its own, so that what else is drawn stays what it was.
+    let mut lies = Chance::stream(seed, 0x6c69_6573);
     let share = |most: f64, chance: &mut Chance| {
         let share = Share::new(chance.below(1000) as f64 / 1000.0 * most).unwrap();
         if chance.below(2) == 0 { Share::NEVER } else { share }
@@ -151,6 +154,8 @@ fn drawn(seed: u64, may_fail: bool) -> (Drawn, Chance) {
         retry_count: if may_fail { chance.between(4, 7) as u8 } else { rnic::ReadyToSend::NO_LIMIT },
         forgetful: Share::percent(50),
         reconnect_after: may_fail.then(|| Nanos::from_micros(chance.between(100, 500))),
+        lies: if lies.below(3) == 0 { lies.between(10, 100) } else { 0 } as u32,
+        lies_about: (*lies.pick(&[INDEX_VA, NODES_VA]), layout.keys),
     };
     let work = Work {
         layout,
@@ -187,6 +192,7 @@ fn drawn(seed: u64, may_fail: bool) -> (Drawn, Chance) {
         plain.servers[0].detect = [0, 2, 8][chance.below(3) as usize];
         plain.settle = Nanos::from_micros(if may_fail { 100 } else { 60 });
     }
+    plain.forward = ForwardConfig::bridge(machines as u16 + 2, 2 * machines + 4);
     let box_config = swordbox::Config {
         // Now and then there is no room for all connections: others pass untouched.
         connections: if chance.below(6) == 0 { chance.between(1, 4) as usize } else { 256 },
@@ -388,4 +394,20 @@ fn crashes_in_the_first_half_of_the_seeds() {
 #[test]
 fn crashes_in_the_second_half_of_the_seeds() {
     crashes(1);
+}
+
+#[cfg(feature = "canary")]
+#[test]
+fn planted_trust_in_answers_far_ahead_is_found() {
+    let stalls = |seed, bug| {
+        let (mut drawn, _) = drawn(seed, false);
+        drawn.box_config.bug = bug;
+        drawn.rack.lies = 300;
+        build(&drawn).run(Vec::new()).err()
+    };
+    // Few seeds show it: about one in 1,400.
+    let found = (1_400..=1_500).find_map(|seed| Some((seed, stalls(seed, Some(swordbox::Bug::FarAnswer))?)));
+    let (seed, wrong) = found.expect("the bug is found within 100 seeds");
+    assert_eq!(stalls(seed, None), None);
+    println!("FarAnswer: seed {seed}: {wrong}");
 }

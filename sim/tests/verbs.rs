@@ -141,7 +141,8 @@ fn troubled(seed: u64) -> Scenario {
     }
     let [a, b] = ["a", "b"].map(String::from);
     let ends = || [a.clone(), "s".to_owned()];
-    let kinds: [FaultKind; 9] = [
+    let kinds: [FaultKind; 10] = [
+        FaultKind::Stranger("s".into(), Between { low: 10, high: 200 }),
         FaultKind::Pause(a.clone()),
         FaultKind::Pause("s".into()),
         FaultKind::Crash("s".into()),

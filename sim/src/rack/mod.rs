@@ -12,7 +12,7 @@ pub mod costs;
 pub mod steering;
 
 use crate::host::draws_forgetful;
-use crate::{Clock, Costs, Host, Link, LinkId, Node, NodeId, OVERHEAD, Switch, World};
+use crate::{Clock, Costs, Host, Liar, LiarConfig, Link, LinkId, Node, NodeId, OVERHEAD, Switch, World};
 use core::fmt;
 use core::net::IpAddr;
 use rnic::{Access, Interface, Modify, Path, PathMtu, ReadyToReceive, ReadyToSend, Rnic};
@@ -55,6 +55,10 @@ pub struct RackConfig {
     pub retry_count: u8,
     /// A thread that lost its connection begins anew after so long, if it is said
     pub reconnect_after: Option<Nanos>,
+    /// Packets of a host that is no party, at one more port of the switch
+    pub lies: u32,
+    /// What they are about: so many words of the server's memory from an address
+    pub lies_about: (u64, u64),
 }
 
 impl Default for RackConfig {
@@ -72,6 +76,8 @@ impl Default for RackConfig {
             ack_timeout: 14,
             retry_count: 7,
             reconnect_after: None,
+            lies: 0,
+            lies_about: (0, 1),
         }
     }
 }
@@ -158,6 +164,21 @@ impl<P: Program> Rack<P> {
             );
             links.push(world.connect(node, switch, config.link));
             machines.push(node);
+        }
+        if config.lies > 0 {
+            let address = |machine| (ip(machine), mac(machine));
+            let liar = Liar::new(LiarConfig {
+                seed: config.seed,
+                own: address(Some(config.machines)),
+                targets: vec![address(None)],
+                claims: (0..config.machines).map(|machine| address(Some(machine))).collect(),
+                words: config.lies_about,
+                by_cm: config.cm,
+                lies: config.lies,
+                from: Nanos::from_micros(1),
+            });
+            let liar = world.add("liar", liar, Clock::default());
+            world.connect(liar, switch, config.link);
         }
         let program = core::marker::PhantomData;
         let mut rack =

@@ -11,7 +11,7 @@ mod member;
 
 pub use member::{Member, Now, Seen, len_of};
 
-use crate::{Clock, Controlled, Host, Link, NicCounters, NodeId, Queues, World};
+use crate::{Clock, Controlled, Host, Liar, LiarConfig, Link, NicCounters, NodeId, Queues, World};
 use ::rdmc::{CallError, Config, GroupConfig, Through};
 use core::net::IpAddr;
 use p4ce::{Control, ControlConfig, P4ce};
@@ -49,6 +49,8 @@ pub struct Setup {
     pub apart: Vec<(u16, u16)>,
     /// What a member says when a message begins: whether it has memory for so many bytes
     pub room: u32,
+    /// Packets of a host that is in no group
+    pub lies: u32,
     /// A planted bug, at all hosts
     #[cfg(feature = "canary")]
     pub bug: Option<::rdmc::Bug>,
@@ -70,6 +72,7 @@ impl Default for Setup {
             links: Vec::new(),
             apart: Vec::new(),
             room: u32::MAX,
+            lies: 0,
             #[cfg(feature = "canary")]
             bug: None,
         }
@@ -142,7 +145,7 @@ fn nic(setup: &Setup, host: u16) -> impl FnMut() -> Rnic + Send + use<> {
 
 fn switch(setup: &Setup) -> Controlled<Control> {
     let config = p4ce::Config {
-        forward: ForwardConfig::bridge(setup.hosts, 4 * usize::from(setup.hosts) + 16),
+        forward: ForwardConfig::bridge(setup.hosts + 1, 4 * usize::from(setup.hosts) + 16),
         mac: SWITCH_MAC,
         addresses: vec![switch_ip()],
         groups: 16,
@@ -195,6 +198,24 @@ impl Cluster {
         let hosts: Vec<_> = (0..setup.hosts).map(host).collect();
         for (host, node) in (0..).zip(&hosts) {
             world.connect(*node, switch, setup.link(host));
+        }
+        if setup.lies > 0 {
+            let mut all: Vec<_> = (0..setup.hosts).map(|host| (ip(host), mac(host))).collect();
+            let own = (ip(setup.hosts), mac(setup.hosts));
+            let claims = all.clone();
+            all.push((switch_ip(), SWITCH_MAC));
+            let config = LiarConfig {
+                seed: setup.seed,
+                own,
+                targets: all,
+                claims,
+                words: (0, 1 << 20),
+                by_cm: true,
+                lies: setup.lies,
+                from: Nanos::from_micros(1),
+            };
+            let liar = world.add("liar", Liar::new(config), Clock::default());
+            world.connect(liar, switch, Link::default());
         }
         Self { world, hosts, switch, through: setup.through() }
     }

@@ -50,6 +50,8 @@ pub(super) fn of(
                 .map(|(link, id)| (Fault::Mtu(*id, bytes(least)), Some(Fault::Mtu(*id, bytes(&link.mtu)))))
                 .collect()
         }
+        // A node of its own
+        FaultKind::Stranger(..) => Vec::new(),
         FaultKind::ClockStep(name, by) => vec![(Fault::ClockStep(node(name), by.value()), None)],
         FaultKind::ClockDrift(name, by) => vec![(Fault::ClockDrift(node(name), by.value()), None)],
     }

@@ -195,6 +195,8 @@ pub enum FaultKind {
     Part([String; 2]),
     /// A link carries IP packets of up to this many bytes only.
     Mtu([String; 2], Between),
+    /// At a switch, a host that is no party sends so many packets: requests and answers, as itself and as others.
+    Stranger(String, Between),
     /// A clock jumps (nanoseconds).
     ClockStep(String, Between),
     /// A clock runs too fast (billionths).
@@ -331,10 +333,16 @@ impl FaultSpec {
         if let Some(lasts) = &mut self.lasts {
             lasts.draw(chance);
         }
-        if let FaultKind::ClockStep(_, by) | FaultKind::ClockDrift(_, by) | FaultKind::Mtu(_, by) =
-            &mut self.kind
-        {
-            by.draw(chance);
+        match &mut self.kind {
+            FaultKind::ClockStep(_, number)
+            | FaultKind::ClockDrift(_, number)
+            | FaultKind::Mtu(_, number)
+            | FaultKind::Stranger(_, number) => number.draw(chance),
+            FaultKind::Crash(_)
+            | FaultKind::Pause(_)
+            | FaultKind::Partition(_)
+            | FaultKind::Mute(_)
+            | FaultKind::Part(_) => {}
         }
     }
 }

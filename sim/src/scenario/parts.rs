@@ -1,12 +1,17 @@
 //! What a scenario's network is made of.
 
-use super::{AckSpec, Between, HostSpec, LinkSpec, Planted, Scenario, SwitchKind, SwitchSpec, Work};
+use super::{
+    AckSpec, Between, FaultKind, FaultSpec, HostSpec, LinkSpec, Planted, Scenario, SwitchKind, SwitchSpec,
+    Work,
+};
 use crate::clock::Clock;
 use crate::controlled::Controlled;
-use crate::groups;
+use crate::liar::{Liar, LiarConfig};
 use crate::link::{Ecn, Link};
 use crate::switch_node::Switch;
 use crate::world::{NodeId, World};
+use crate::{groups, verbs};
+use core::net::{IpAddr, Ipv4Addr};
 use p4ce::P4ce;
 use rnic::congestion::Dcqcn;
 use rnic::{AckPolicy, Config, Interface};
@@ -17,6 +22,8 @@ use switch::{Chance, Nanos, Share};
 
 /// Stations that a switch has room for
 const STATIONS: usize = 4096;
+/// The address of a host that is no party: one for documentation
+const STRANGER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 66));
 /// How long a switch tries to set up a group: a bad wire needs many tries of a connection manager
 const SETUP: Nanos = Nanos::from_secs(60);
 
@@ -57,7 +64,8 @@ pub(super) fn add_switch(
     spec: &SwitchSpec,
     seed: u64,
 ) -> NodeId {
-    let ports = scenario.links.iter().filter(|link| link.ends.contains(&spec.name)).count() as u16;
+    let linked = scenario.links.iter().filter(|link| link.ends.contains(&spec.name)).count();
+    let ports = (linked + strangers(scenario, &spec.name).count()) as u16;
     let forward = ForwardConfig::bridge(ports, STATIONS);
     let SwitchKind::P4ce { address, silent_after } = spec.kind else {
         return world.add(&spec.name, Switch::new(move || Forward::new(&forward)), Clock::default());
@@ -103,6 +111,39 @@ pub(super) fn add_switch(
         p4ce::Control::new(p4ce::ControlConfig { seed: control.seed ^ life << 32, ..control.clone() })
     };
     world.add(&spec.name, Controlled::new(move || P4ce::new(config.clone()), made), Clock::default())
+}
+
+/// Faults that are a stranger at a switch, and how many packets each sends
+fn strangers<'a>(scenario: &'a Scenario, switch: &'a str) -> impl Iterator<Item = (&'a FaultSpec, u32)> {
+    scenario.faults.iter().filter_map(move |fault| match &fault.kind {
+        FaultKind::Stranger(at, lies) if at == switch => Some((fault, lies.value().max(0) as u32)),
+        _ => None,
+    })
+}
+
+/// Plugs in the strangers of a switch.
+pub(super) fn add_strangers(
+    world: &mut World,
+    scenario: &Scenario,
+    (switch, node): (&SwitchSpec, NodeId),
+    seed: u64,
+) {
+    let hosts: Vec<_> =
+        (0..).zip(&scenario.hosts).map(|(number, host)| (host.address.0, mac_of(0, number))).collect();
+    for (number, (fault, lies)) in strangers(scenario, &switch.name).enumerate() {
+        let config = LiarConfig {
+            seed: switch::table::mix(seed ^ (number as u64) << 32),
+            own: (STRANGER, mac_of(2, number)),
+            targets: hosts.clone(),
+            claims: hosts.clone(),
+            words: (verbs::WORDS_VA, 16),
+            by_cm: matches!(scenario.work, Work::Groups(_)),
+            lies,
+            from: Nanos(fault.at.value().max(0) as u64),
+        };
+        let stranger = world.add("stranger", Liar::new(config), Clock::default());
+        world.connect(stranger, node, Link::default());
+    }
 }
 
 pub(super) fn nic_of(

@@ -1,6 +1,6 @@
 //! A scenario becomes a world, and what came of it.
 
-use super::parts::{add_switch, link_of, nic_of};
+use super::parts::{add_strangers, add_switch, link_of, nic_of};
 use super::work::{self, Workload};
 use super::{Scenario, SwitchKind, faults};
 use crate::controlled::Controlled;
@@ -141,6 +141,9 @@ impl Run {
             .iter()
             .map(|link| world.connect(node(&link.ends[0]), node(&link.ends[1]), link_of(link)))
             .collect();
+        for (spec, (switch, _)) in scenario.switches.iter().zip(&switches) {
+            add_strangers(&mut world, scenario, (spec, *switch), seed);
+        }
         for fault in &scenario.faults {
             let at = Nanos(fault.at.value().max(0) as u64);
             let end = fault.lasts.map(|lasts| at + Nanos(lasts.value().max(0) as u64));

@@ -162,6 +162,7 @@ fn remove(scenario: &mut Scenario, name: &str) {
     scenario.faults.retain_mut(|fault| match &mut fault.kind {
         FaultKind::Crash(node)
         | FaultKind::Pause(node)
+        | FaultKind::Stranger(node, _)
         | FaultKind::ClockStep(node, _)
         | FaultKind::ClockDrift(node, _) => node != name,
         FaultKind::Part(hosts) | FaultKind::Mtu(hosts, _) => hosts.iter().all(|node| node != name),

@@ -72,6 +72,10 @@ pub fn to_toml(scenario: &Scenario) -> String {
                 text.line(&format!("link = {ends:?}"));
                 text.scaled("mtu", *mtu, 1.0);
             }
+            FaultKind::Stranger(switch, lies) => {
+                text.quoted("stranger", switch);
+                text.scaled("lies", *lies, 1.0);
+            }
             FaultKind::ClockStep(node, by) => {
                 text.quoted("clock", node);
                 text.scaled("step_us", *by, 1e3);

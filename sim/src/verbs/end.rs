@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// Virtual addresses of what a host registers
 pub(super) const PATTERN_VA: u64 = 0x1_0000_0000;
 pub(super) const TARGET_VA: u64 = 0x2_0000_0000;
-pub(super) const WORDS_VA: u64 = 0x3_0000_0000;
+pub(crate) const WORDS_VA: u64 = 0x3_0000_0000;
 pub(super) const LANDING_VA: u64 = 0x4_0000_0000;
 pub(super) const RECEIVE_VA: u64 = 0x5_0000_0000;
 

@@ -18,6 +18,7 @@ use crate::words::linear::{self, Rules};
 use crate::world::{NodeId, World};
 use core::net::IpAddr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+pub(crate) use end::WORDS_VA;
 use end::{Connection, PeerMemory};
 use rnic::{Access, Modify, Path, PathMtu, ReadyToReceive, ReadyToSend, Rnic, Transport};
 use rocev2::aeth::RnrTimer;

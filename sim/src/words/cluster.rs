@@ -1,13 +1,12 @@
 //! Clients and memory servers around a switch that the caller brings.
 
 use super::connect::Joined;
-use super::liar::Liar;
 use super::linear::Rules;
 use super::truth::{Shared, Touched};
-use super::{ClientApp, Config, ServerApp, Verb};
+use super::{ClientApp, Config, ServerApp, TABLE_VA, Verb};
 use crate::clock::EPOCH;
 use crate::host::draws_forgetful;
-use crate::{Clock, Fault, Host, NicCounters, NodeId, World};
+use crate::{Clock, Fault, Host, Liar, LiarConfig, NicCounters, NodeId, World};
 use core::net::IpAddr;
 use rnic::{Interface, Rnic};
 use rocev2::Psn;
@@ -204,7 +203,20 @@ impl Cluster {
             world.connect(*client, sides.clients, config.client_link);
         }
         if config.lies > 0 {
-            let liar = world.add("liar", Liar::new(config, &wiring), Clock::default());
+            let interfaces =
+                |hosts: core::ops::Range<u16>| hosts.map(|n| (address(config, n).0, mac(n))).collect();
+            let hosts = config.servers + config.clients;
+            let liar = Liar::new(LiarConfig {
+                seed: config.seed,
+                own: (address(config, hosts).0, mac(hosts)),
+                targets: interfaces(0..config.servers),
+                claims: interfaces(config.servers..hosts),
+                words: (TABLE_VA, config.table_size() as u64 / 8),
+                by_cm: config.by_cm,
+                lies: config.lies,
+                from: Nanos::from_micros(1),
+            });
+            let liar = world.add("liar", liar, Clock::default());
             world.connect(liar, sides.clients, config.client_link);
         }
         let mut chance = Chance::stream(config.seed, 0x636c_7573);

@@ -19,7 +19,6 @@ mod client;
 mod cluster;
 mod connect;
 mod end;
-mod liar;
 pub mod linear;
 mod plan;
 mod section;

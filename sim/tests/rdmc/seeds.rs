@@ -107,6 +107,9 @@ fn setup(seed: u64, kind: Kind, chance: &mut Chance) -> Setup {
     // Lossy links have seeds of their own that are known for what they do.
     let queues = if kind == Kind::Lossy { Queues::USUAL } else { Queues::drawn(seed) };
     let mut setup = Setup { seed, hosts, link, create_timeout, queues, ..Setup::default() };
+    // A stream of its own, so that what else is drawn stays what it was.
+    let mut lies = Chance::stream(seed, 0x6c69_6573);
+    setup.lies = if lies.below(3) == 0 { lies.between(10, 200) } else { 0 } as u32;
     if kind == Kind::Slow {
         // A block takes longer than NICs wait by default.
         setup.ack_timeout = 11;

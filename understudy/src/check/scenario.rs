@@ -44,6 +44,9 @@ pub(super) fn of(path: &Path, scenario: &Scenario) -> String {
             FaultKind::Mute(nodes) => format!("nothing arrives from {}", nodes.join(", ")),
             FaultKind::Part([a, b]) => format!("{a} and {b} do not reach each other"),
             FaultKind::Mtu([a, b], mtu) => format!("MTU between {a} and {b}: {}", shown(*mtu, 1.0, "")),
+            FaultKind::Stranger(switch, lies) => {
+                format!("a host that is no party sends {} packets at {switch}", shown(*lies, 1.0, ""))
+            }
             FaultKind::ClockStep(node, by) => format!("the clock of {node} jumps {}", shown(*by, 1e3, " us")),
             FaultKind::ClockDrift(node, by) => {
                 format!("the clock of {node} drifts {}", shown(*by, 1e3, " ppm"))

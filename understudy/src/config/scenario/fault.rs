@@ -15,19 +15,21 @@ pub(super) struct Nodes<'a> {
 pub(super) fn read(table: Table<'_>, nodes: &Nodes<'_>) -> Option<FaultSpec> {
     let at = table.require("at_us", "100").and_then(|value| scaled(&value, MICRO, LONG_US));
     let lasts = between(&table, "for_us", MICRO, LONG_US);
-    let [crash, pause, clock] = ["crash", "pause", "clock"].map(|key| table.get(key, "\"a\""));
+    let [crash, pause, clock, stranger] =
+        ["crash", "pause", "clock", "stranger"].map(|key| table.get(key, "\"a\""));
     let sides = ["partition", "mute"].map(|key| table.get(key, "[\"a\"]"));
     let [part, link] = ["part", "link"].map(|key| table.get(key, "[\"a\", \"b\"]"));
     let moves = ["step_us", "drift_ppm"].map(|key| table.get(key, "5"));
-    let mtu = table.get("mtu", "600");
-    let count = [&crash, &pause, &clock, &part, &link].into_iter().chain(&sides).flatten().count();
-    let is_whole =
-        moves.iter().flatten().count() == usize::from(clock.is_some()) && mtu.is_some() == link.is_some();
+    let [mtu, lies] = [("mtu", "600"), ("lies", "20")].map(|(key, example)| table.get(key, example));
+    let count = [&crash, &pause, &clock, &stranger, &part, &link].into_iter().chain(&sides).flatten().count();
+    let is_whole = moves.iter().flatten().count() == usize::from(clock.is_some())
+        && mtu.is_some() == link.is_some()
+        && lies.is_some() == stranger.is_some();
     if count != 1 || !is_whole {
         let problem = table.problem("a fault is one thing that happens").label("none, or several");
         table.problems().add(problem.help(
             "write one of `crash = \"a\"`, `pause = \"a\"`, `partition = [\"a\"]`, `mute = [\"a\"]`, `part = [\"a\", \"b\"]`, \
-             `link = [\"a\", \"b\"]` with `mtu`, or `clock = \"a\"` with `step_us` or `drift_ppm`; `for_us` says for how long",
+             `link = [\"a\", \"b\"]` with `mtu`, `stranger = \"s\"` with `lies`, or `clock = \"a\"` with `step_us` or `drift_ppm`; `for_us` says for how long",
         ));
         table.finish();
         return None;
@@ -38,6 +40,7 @@ pub(super) fn read(table: Table<'_>, nodes: &Nodes<'_>) -> Option<FaultSpec> {
     let step = step.and_then(|value| scaled(&value, MICRO, -1e8..=1e8));
     let drift = drift.and_then(|value| scaled(&value, MICRO, -1e5..=1e5));
     let mtu = mtu.and_then(|value| scaled(&value, 1.0, 128.0..=65536.0));
+    let lies = lies.and_then(|value| scaled(&value, 1.0, 1.0..=1e6));
     let kind = crash
         .map(FaultKind::Crash)
         .or_else(|| pause.map(FaultKind::Pause))
@@ -45,6 +48,7 @@ pub(super) fn read(table: Table<'_>, nodes: &Nodes<'_>) -> Option<FaultSpec> {
         .or_else(|| mute.map(FaultKind::Mute))
         .or_else(|| nodes.hosts(&part?).map(FaultKind::Part))
         .or_else(|| Some(FaultKind::Mtu(nodes.link(&link?)?, mtu?)))
+        .or_else(|| Some(FaultKind::Stranger(nodes.switch(&stranger?)?, lies?)))
         .or_else(|| Some(FaultKind::ClockStep(clock.clone()?, step?)))
         .or_else(|| Some(FaultKind::ClockDrift(clock?, drift?)));
     table.finish();
@@ -81,6 +85,17 @@ impl Nodes<'_> {
                 None
             }
         }
+    }
+
+    /// Returns a switch.
+    fn switch(&self, value: &Value<'_>) -> Option<String> {
+        let name = self.names.known(value)?;
+        if self.hosts.iter().any(|host| host.name == name) {
+            let problem = value.problem("a stranger is a host at a switch").label("not a switch");
+            value.add(problem.help("name a `[[switch]]`"));
+            return None;
+        }
+        Some(name)
     }
 
     /// Returns the ends of a link.

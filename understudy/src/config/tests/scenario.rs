@@ -169,7 +169,7 @@ fn names() {
 
 #[test]
 fn faults() {
-    let each = "write one of `crash = \"a\"`, `pause = \"a\"`, `partition = [\"a\"]`, `mute = [\"a\"]`, `part = [\"a\", \"b\"]`, `link = [\"a\", \"b\"]` with `mtu`, or `clock = \"a\"` with `step_us` or `drift_ppm`; `for_us` says for how long";
+    let each = "write one of `crash = \"a\"`, `pause = \"a\"`, `partition = [\"a\"]`, `mute = [\"a\"]`, `part = [\"a\", \"b\"]`, `link = [\"a\", \"b\"]` with `mtu`, `stranger = \"s\"` with `lies`, or `clock = \"a\"` with `step_us` or `drift_ppm`; `for_us` says for how long";
     wrong(&link("[[fault]] #!\nat_us = 1"), "a fault is one thing that happens", each);
     wrong(
         &link("[[fault]]\nat_us = 1\ncrash = \"c\" #!"),
@@ -197,10 +197,20 @@ fn faults() {
             "write what a `[[link]]` has as its `ends`",
         );
     }
+    wrong(
+        &link("[[fault]]\nat_us = 1\nlies = 3\nstranger = \"a\" #!"),
+        "a stranger is a host at a switch",
+        "name a `[[switch]]`",
+    );
     // One without the other, and two things at once
-    for keys in
-        ["mtu = 300", "link = [\"a\", \"b\"]", "crash = \"a\"\nmute = [\"a\"]", "step_us = 1\npause = \"a\""]
-    {
+    for keys in [
+        "mtu = 300",
+        "lies = 3",
+        "stranger = \"a\"",
+        "link = [\"a\", \"b\"]",
+        "crash = \"a\"\nmute = [\"a\"]",
+        "step_us = 1\npause = \"a\"",
+    ] {
         wrong(&link(&format!("[[fault]] #!\nat_us = 1\n{keys}")), "a fault is one thing that happens", each);
     }
 }

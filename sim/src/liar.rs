@@ -1,0 +1,229 @@
+//! A host that has no connection to anybody, and sends what it likes: as itself, and as any other host. It guesses queue pairs,
+//! which are small numbers, and neither PSNs nor keys.
+
+use crate::{Node, Ports};
+use core::net::IpAddr;
+use rocev2::aeth::{Aeth, NakCode, Syndrome};
+use rocev2::atomic::{AtomicAckEth, AtomicEth};
+use rocev2::cm::{self, Dreq, Kind, MAD_LEN, MadHeader, Rep, Req};
+use rocev2::deth::Deth;
+use rocev2::ethernet::MacAddr;
+use rocev2::reth::Reth;
+use rocev2::route::{Ends, Route};
+use rocev2::{Bth, Msn, Opcode, Psn, Qpn};
+use switch::memory::MemoryFrame;
+use switch::{Chance, Nanos, Output, PortId};
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Queue pairs' numbers begin there
+const FIRST_QPN: u64 = 16;
+/// How many of them it tries
+const QPNS: [u64; 3] = [4, 16, 64];
+
+/// An interface of a host
+pub type Address = (IpAddr, MacAddr);
+
+/// What a [`Liar`] knows of the others.
+#[derive(Clone, Debug)]
+pub struct LiarConfig {
+    /// For everything that is drawn
+    pub seed: u64,
+    /// Its own interface
+    pub own: Address,
+    /// Hosts that it sends requests to
+    pub targets: Vec<Address>,
+    /// Hosts that it claims to be, and sends answers to
+    pub claims: Vec<Address>,
+    /// Where in memory its requests go: so many words from an address
+    pub words: (u64, u64),
+    /// Whether hosts use the communication manager, which believes what is said in their name: a REQ of a queue pair that is in
+    /// use ends its connection, whatever is between them. Then it does not speak in their name there.
+    pub by_cm: bool,
+    /// How many lies it tells
+    pub lies: u32,
+    /// The first is told then
+    pub from: Nanos,
+}
+
+/// The host.
+#[derive(Debug)]
+pub struct Liar {
+    config: LiarConfig,
+    chance: Chance,
+    qpns: u64,
+    left: u32,
+    next: Nanos,
+}
+
+impl Liar {
+    /// A host that will lie.
+    pub fn new(config: LiarConfig) -> Self {
+        Self {
+            chance: Chance::stream(config.seed, 0x6c69_6172),
+            qpns: *Chance::stream(config.seed, 0x7170_6e73).pick(&QPNS),
+            left: config.lies,
+            next: config.from,
+            config,
+        }
+    }
+
+    fn qpn(&mut self) -> Qpn {
+        Qpn::new((FIRST_QPN + self.chance.below(self.qpns)) as u32)
+    }
+
+    fn psn(&mut self) -> Psn {
+        Psn::new(self.chance.bits() as u32)
+    }
+
+    /// A packet as from one host to another.
+    fn packet(
+        &mut self,
+        from: Address,
+        to: Address,
+        bth: Bth,
+        extended: &[&[u8]],
+        payload: &[u8],
+    ) -> Vec<u8> {
+        let ends = Ends {
+            // Otherwise a bridge would send to it what is the other's.
+            src_mac: self.config.own.1,
+            dst_mac: to.1,
+            vlan: None,
+            src: from.0,
+            dst: to.0,
+            traffic_class: 0,
+            hop_limit: 64,
+            src_port: self.chance.bits() as u16 | 0xc000,
+        };
+        let mut frame = Vec::new();
+        if let Some(mut route) = Route::new(&ends) {
+            route.emit(&mut frame, bth, extended, payload);
+        }
+        frame
+    }
+
+    fn datagram<T: IntoBytes + zerocopy::Immutable>(
+        &mut self,
+        from: Address,
+        to: Address,
+        kind: Kind,
+        body: &T,
+    ) -> Vec<u8> {
+        let mut mad = [0; MAD_LEN];
+        cm::emit(&MadHeader::new(kind, self.chance.bits()), body, &mut mad);
+        let bth = Bth::new(Opcode::UD_SEND_ONLY, Qpn::GSI, Psn::ZERO);
+        self.packet(from, to, bth, &[Deth::new(Deth::GSI_QKEY, Qpn::GSI).as_bytes()], &mad)
+    }
+
+    /// A request of a kind that writes to a word, with a key that is not known.
+    fn request(&mut self, from: Address, target: Address) -> Vec<u8> {
+        let (first, words) = self.config.words;
+        let va = first + self.chance.below(words) * 8;
+        let (qpn, psn, rkey) = (self.qpn(), self.psn(), self.chance.bits() as u32);
+        let bth = |opcode| Bth::new(opcode, qpn, psn);
+        let reth = |va: u64, len: u32| Reth { va: va.into(), rkey: rkey.into(), len: len.into() };
+        match self.chance.below(4) {
+            0 => {
+                let atomic =
+                    AtomicEth { va: va.into(), rkey: rkey.into(), swap_or_add: 1.into(), compare: 0.into() };
+                self.packet(from, target, bth(Opcode::RC_COMPARE_SWAP), &[atomic.as_bytes()], &[])
+            }
+            1 => {
+                let reth = reth(va, 8);
+                self.packet(from, target, bth(Opcode::RC_WRITE_ONLY), &[reth.as_bytes()], &[7; 8])
+            }
+            2 => {
+                let reth = reth(0, u32::MAX);
+                self.packet(from, target, bth(Opcode::RC_WRITE_FIRST), &[reth.as_bytes()], &[7; 1024])
+            }
+            _ => self.packet(from, target, bth(Opcode::RC_SEND_ONLY), &[], &[7; 8]),
+        }
+    }
+
+    /// An answer to a request that nobody knows of, or a notification of congestion.
+    fn answer(&mut self, from: Address, to: Address) -> Vec<u8> {
+        let (qpn, psn, msn) = (self.qpn(), self.psn(), Msn::new(self.chance.bits() as u32));
+        let aeth = |syndrome| Aeth::new(syndrome, msn);
+        let ack = Syndrome::from_wire(31);
+        let bth = |opcode| Bth::new(opcode, qpn, psn);
+        match self.chance.below(5) {
+            0 => self.packet(from, to, bth(Opcode::RC_ACKNOWLEDGE), &[aeth(ack).as_bytes()], &[]),
+            1 => {
+                let code = NakCode(self.chance.below(5) as u8);
+                let nak = aeth(Syndrome::Nak(code));
+                self.packet(from, to, bth(Opcode::RC_ACKNOWLEDGE), &[nak.as_bytes()], &[])
+            }
+            2 => {
+                let original = AtomicAckEth { original: 7.into() };
+                let extended = [aeth(ack).as_bytes(), original.as_bytes()].concat();
+                self.packet(from, to, bth(Opcode::RC_ATOMIC_ACKNOWLEDGE), &[&extended], &[])
+            }
+            3 => self.packet(from, to, bth(Opcode::RC_READ_RESPONSE_ONLY), &[aeth(ack).as_bytes()], &[7; 8]),
+            _ => {
+                let bth = Bth::new(Opcode::CNP, qpn, Psn::ZERO);
+                self.packet(from, to, bth, &[], &[0; 16])
+            }
+        }
+    }
+
+    fn lie(&mut self) -> Vec<Vec<u8>> {
+        let target = *self.chance.pick(&self.config.targets);
+        let claim = *self.chance.pick(&self.config.claims);
+        let own = self.config.own;
+        let kinds = if self.config.by_cm { 6 } else { 8 };
+        match self.chance.below(kinds) {
+            0..3 => {
+                let request = self.request(claim, target);
+                vec![request, self.answer(target, claim)]
+            }
+            3..5 => vec![self.request(own, target)],
+            5 => {
+                let bth = Bth::new(Opcode(0xc4), self.qpn(), self.psn());
+                vec![self.packet(own, target, bth, &[], &[7; 16])]
+            }
+            6 => {
+                let comm_id = self.chance.bits() as u32;
+                let mut req = Req::new_zeroed();
+                req.local_comm_id = comm_id.into();
+                req.set_qpn(self.qpn());
+                req.set_starting_psn(self.psn());
+                let mut rep = Rep::new_zeroed();
+                rep.remote_comm_id = comm_id.into();
+                rep.set_qpn(self.qpn());
+                rep.set_starting_psn(self.psn());
+                vec![
+                    self.datagram(claim, target, Kind::Req, &req),
+                    self.datagram(target, claim, Kind::Rep, &rep),
+                ]
+            }
+            _ => {
+                let mut dreq = Dreq::new_zeroed();
+                dreq.set_remote_qpn(self.qpn());
+                dreq.local_comm_id = (self.chance.bits() as u32).into();
+                dreq.remote_comm_id = (self.chance.bits() as u32).into();
+                vec![self.datagram(claim, target, Kind::Dreq, &dreq)]
+            }
+        }
+    }
+}
+
+impl Node for Liar {
+    fn on_frame(&mut self, _frame: MemoryFrame, _port: PortId, _now: Nanos, _out: &mut Ports<'_>) {}
+
+    fn on_timer(&mut self, now: Nanos, out: &mut Ports<'_>) {
+        while self.left > 0 && self.next <= now {
+            self.left -= 1;
+            self.next = now + Nanos(self.chance.below(20_000));
+            // One that goes from IPv4 to IPv6 cannot be.
+            for frame in self.lie().into_iter().filter(|frame| !frame.is_empty()) {
+                _ = out.send(MemoryFrame::new(frame), PortId(0));
+            }
+        }
+    }
+
+    fn next_timer(&self) -> Option<Nanos> {
+        (self.left > 0).then_some(self.next)
+    }
+
+    fn start(&mut self, _now: Nanos, _out: &mut Ports<'_>) {}
+}
