@@ -286,9 +286,12 @@ impl Truth {
         self.faults.iter().filter(|(at, of)| *at <= now && needed.contains(of)).count()
     }
 
-    /// Notes that a line has a new queue pair, with all rights: its REQ came again after its server had restarted.
+    /// Notes that a line has a new queue pair, with all rights: its REQ came again after its server had restarted, or had given
+    /// up to wait for the RTU.
     pub(super) fn grant(&mut self, line: u32) {
         self.revoked.remove(&line);
+        self.ended.remove(&line);
+        self.ending.retain(|(_, ending)| *ending != line);
     }
 
     /// Says what cannot be of the words of a memory that holds this in the end, unless it is lost.
@@ -369,5 +372,17 @@ mod tests {
         };
         assert_eq!(seen(109), Ok(()));
         assert!(seen(111).is_err());
+    }
+
+    #[test]
+    fn a_line_goes_on_with_a_second_queue_pair() {
+        let mut truth = truth();
+        truth.end_now(1);
+        truth.grant(1);
+        let write = truth.post(0, 0, 1, false, Action::Write(5));
+        truth.complete(write, 0);
+        assert_eq!(truth.check(0, Some(&5u64.to_le_bytes()), RULES), Ok(()));
+        truth.post(0, 0, 1, false, Action::Write(6));
+        assert_eq!(truth.check(0, Some(&6u64.to_le_bytes()), RULES), Ok(()));
     }
 }
