@@ -40,17 +40,20 @@ pub enum Bug {
     SilentDrop,
     /// A process that gives up what is missing of one sender refuses the next packet of another
     SharedGap,
+    /// A beacon is taken from whoever sends it
+    AnySource,
 }
 
 #[cfg(feature = "canary")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::ReturningLink,
         Self::LastLink,
         Self::TieByArrival,
         Self::OvertakingBeacon,
         Self::SilentDrop,
         Self::SharedGap,
+        Self::AnySource,
     ];
 }

@@ -23,6 +23,32 @@ const QPNS: [u64; 3] = [4, 16, 64];
 /// An interface of a host
 pub type Address = (IpAddr, MacAddr);
 
+/// Returns a packet from an IP address and the MAC address that sends it, to an interface: empty if the two addresses are not of
+/// the same kind.
+pub(crate) fn packet(
+    (src, src_mac, (dst, dst_mac)): (IpAddr, MacAddr, Address),
+    src_port: u16,
+    bth: Bth,
+    extended: &[&[u8]],
+    payload: &[u8],
+) -> Vec<u8> {
+    let ends = Ends {
+        src_mac,
+        dst_mac,
+        vlan: None,
+        src,
+        dst,
+        traffic_class: 0,
+        hop_limit: 64,
+        src_port: src_port | 0xc000,
+    };
+    let mut frame = Vec::new();
+    if let Some(mut route) = Route::new(&ends) {
+        route.emit(&mut frame, bth, extended, payload);
+    }
+    frame
+}
+
 /// What a [`Liar`] knows of the others.
 #[derive(Clone, Debug)]
 pub struct LiarConfig {
@@ -84,22 +110,9 @@ impl Liar {
         extended: &[&[u8]],
         payload: &[u8],
     ) -> Vec<u8> {
-        let ends = Ends {
-            // Otherwise a bridge would send to it what is the other's.
-            src_mac: self.config.own.1,
-            dst_mac: to.1,
-            vlan: None,
-            src: from.0,
-            dst: to.0,
-            traffic_class: 0,
-            hop_limit: 64,
-            src_port: self.chance.bits() as u16 | 0xc000,
-        };
-        let mut frame = Vec::new();
-        if let Some(mut route) = Route::new(&ends) {
-            route.emit(&mut frame, bth, extended, payload);
-        }
-        frame
+        // Otherwise a bridge would send to it what is the other's.
+        let ends = (from.0, self.config.own.1, to);
+        packet(ends, self.chance.bits() as u16, bth, extended, payload)
     }
 
     fn datagram<T: IntoBytes + zerocopy::Immutable>(

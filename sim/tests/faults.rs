@@ -36,7 +36,15 @@ const FAULTS: [(&str, &[&str]); 25] = [
     ("rights are revoked", &["revocations", "revoke"]),
     (
         "a host lies, floods or is no member",
-        &["lies: if", "setup.lies", "FaultKind::Stranger", "config.lies", "hostile:", "stranger:"],
+        &[
+            "lies: if",
+            "setup.lies",
+            "FaultKind::Stranger",
+            "config.lies",
+            "hostile:",
+            "stranger:",
+            "tree.stranger",
+        ],
     ),
     ("the control plane is slow, its queue short", &["Queues::drawn"]),
     ("frames come milliseconds late", &["late.below", "reorder_by = Between"]),

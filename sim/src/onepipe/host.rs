@@ -2,6 +2,7 @@
 //! it saw. Frames are looked at before the process has them, by nobody's rules but this file's.
 
 use super::losses::Traffic;
+use super::stranger;
 use super::{At, BEACON_INTERVAL, CLOCK, host_at, losses};
 use crate::node::{Node, Ports};
 use representative::process::{self, Event, Failure, Peer, Scattering};
@@ -374,7 +375,9 @@ impl Host {
     /// What a frame says, as anybody can see.
     fn look_at(&mut self, frame: &[u8], now: Nanos) {
         let Some(packet) = Packet::parse(frame) else { return };
-        if !packet.verify_icrc() || packet.ethernet().dst != host_at(self.own).mac {
+        let ends = packet.ethernet();
+        // What a stranger says is nothing.
+        if !packet.verify_icrc() || ends.dst != host_at(self.own).mac || ends.src == stranger::OWN.mac {
             return;
         }
         let Some(&header) = packet.onepipe() else { return };

@@ -5,12 +5,14 @@ mod fat_tree;
 mod host;
 mod latency;
 mod losses;
+mod stranger;
 mod triangle;
 
 pub use fat_tree::FatTree;
 pub use host::{Habits, Host, Message, Sent};
 pub use latency::{Latency, Span};
 pub use losses::{Drawn, Explained};
+pub use stranger::Stranger;
 pub use triangle::Triangle;
 
 use crate::{Clock, EPOCH, Link as Wire, LinkId, NodeId, Switch, World};
@@ -24,6 +26,7 @@ use rocev2::ethernet::MacAddr;
 use rocev2::onepipe::{OnePipe, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use stranger::Lying;
 use switch::forward::config::Topology;
 use switch::forward::{self, Forward};
 use switch::{Chance, Nanos, PortId};
@@ -108,6 +111,8 @@ pub struct Tree {
     pub lasts: Nanos,
     /// How they send and receive
     pub habits: Habits,
+    /// A host that takes no part, and lies
+    pub stranger: Option<Stranger>,
     /// A planted bug, to see whether it is found
     #[cfg(feature = "canary")]
     pub bug: Option<representative::Bug>,
@@ -127,6 +132,7 @@ impl Tree {
             every: Nanos::from_micros(2),
             lasts: Nanos::from_micros(300),
             habits: Habits::default(),
+            stranger: None,
             #[cfg(feature = "canary")]
             bug: None,
         }
@@ -134,6 +140,11 @@ impl Tree {
 
     fn hosts(&self) -> usize {
         self.fanout.pow(self.levels)
+    }
+
+    /// Returns how many switches there are.
+    pub fn switches(&self) -> usize {
+        self.first_of(self.levels)
     }
 
     /// The number of a level's first switch. They are numbered level by level, the root last.
@@ -167,7 +178,8 @@ impl Tree {
         let neighbours = self.neighbours(level, n);
         let own = usize::from(self.incarnation == Incarnation::Host);
         let ports = neighbours.len() + own;
-        let mut bridge = forward::Config::bridge(ports as u16, 8);
+        let strangers = usize::from(self.stranger.is_some_and(|stranger| stranger.switch == n));
+        let mut bridge = forward::Config::bridge((ports + strangers) as u16, 8);
         let towards = |host: usize| {
             let child = (host / self.fanout.pow(level)).checked_sub(first_child);
             child.filter(|&child| child < self.fanout).unwrap_or(self.fanout)
@@ -265,6 +277,21 @@ impl Tree {
                 let switch = core::mem::replace(&mut keepers[n], node);
                 world.connect(switch, node, self.link);
             }
+        }
+        if let Some(stranger) = self.stranger {
+            let lying = Lying {
+                chance: Chance::stream(seed, 0x6c69_6573),
+                left: stranger.lies,
+                next: EPOCH,
+                hosts: hosts.len(),
+                all: (0..hosts.len())
+                    .map(host_at)
+                    .chain((0..keepers.len()).map(|n| switch_at(n, 0)))
+                    .collect(),
+                ports_are_seen: self.incarnation != Incarnation::Host,
+            };
+            let node = world.add("stranger", lying, Clock::default());
+            world.connect(switches[stranger.switch], node, self.link);
         }
         Made { world, hosts, switches, keepers, access, uplinks }
     }

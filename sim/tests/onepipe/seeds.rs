@@ -3,8 +3,8 @@
 
 use super::environment;
 use representative::config::{Incarnation, Pace};
-use representative::process;
-use sim::onepipe::{Drawn, Explained, Made, Tree};
+use representative::{Refusal, process};
+use sim::onepipe::{Drawn, Explained, Made, Stranger, Tree};
 use sim::{Ecn, Fault};
 use switch::{Chance, Nanos, Share};
 
@@ -41,6 +41,8 @@ struct Totals {
     /// Messages that were sent at once
     at_once: u64,
     clamped: u64,
+    /// Beacons and messages of strangers that were refused
+    strange: u64,
     /// Deliveries with the timestamp of the one before, from another sender
     ties: usize,
     explained: Explained,
@@ -72,6 +74,11 @@ fn drawn(seed: u64, kind: Kind, chance: &mut Chance) -> Tree {
     tree.link.rate_bps = [10_000_000_000, 100_000_000_000][chance.below(2) as usize];
     // Not what the rest is drawn from, so that seeds stay what they were
     tree.habits.at_once = Share::percent([0, 50, 100][Chance::stream(seed, 0x6f6e_6365).below(3) as usize]);
+    let mut lies = Chance::stream(seed, 0x6c69_6573);
+    if lies.below(3) == 0 {
+        let (switch, lies) = (lies.below(tree.switches() as u64) as usize, lies.between(10, 100) as u32);
+        tree.stranger = Some(Stranger { switch, lies });
+    }
     match kind {
         Kind::Orderly | Kind::Failing => tree.habits.largest = if chance.below(2) == 0 { 8 } else { 3000 },
         Kind::Ties => tree.habits.tick = Nanos(500),
@@ -216,8 +223,11 @@ fn run(seed: u64, plant: impl Fn(&mut Tree), totals: &mut Totals) -> Result<(), 
         pauses: faults.pause,
     };
     totals.explained.add(&made.check_losses(&drawn).map_err(context)?);
+    totals.strange += made.refused(Refusal::WrongSource);
     for host in made.each_host() {
         let counters = host.process.counters();
+        totals.strange += counters.refused(process::Refusal::UnknownSource);
+        totals.strange += counters.refused(process::Refusal::WrongSource);
         totals.delivered += host.delivered.len();
         totals.failed += counters.failed.get();
         totals.late += counters.refused(process::Refusal::Late);
@@ -245,7 +255,8 @@ fn seeds(kind: Kind, happened: impl Fn(&Totals) -> bool) {
     }
     println!("{kind:?}: {totals:?}");
     if environment::are_default() {
-        let enough = totals.delivered > 10_000 && totals.at_once > 1000 && totals.failed > 0;
+        let enough = totals.delivered > 10_000 && totals.at_once > 1000 && totals.strange > 100;
+        let enough = enough && totals.failed > 0;
         assert!(enough && happened(&totals), "{totals:?}");
     }
 }

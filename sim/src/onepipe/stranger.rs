@@ -1,0 +1,119 @@
+//! A host that takes no part in 1Pipe, and sends its datagrams to everybody: as itself, and as others where its place in the
+//! network shows that it is not.
+
+use super::{At, HOST_QP, REGISTERS};
+use crate::liar::packet;
+use crate::{Node, Ports};
+use core::net::Ipv4Addr;
+use rocev2::deth::Deth;
+use rocev2::ethernet::MacAddr;
+use rocev2::onepipe::{Arrivals, OnePipe, OnePipeOpcode, Timestamp};
+use rocev2::reth::Reth;
+use rocev2::{Bth, Opcode, Psn, Qpn};
+use switch::memory::MemoryFrame;
+use switch::{Chance, Nanos, Output, PortId};
+use zerocopy::IntoBytes;
+
+/// Where it is, and how much it lies.
+#[derive(Clone, Copy, Debug)]
+pub struct Stranger {
+    /// The switch that it is at, by number
+    pub switch: usize,
+    /// How many lies it tells
+    pub lies: u32,
+}
+
+/// Its own interface
+pub(super) const OWN: At =
+    At { mac: MacAddr([2, 0, 0, 2, 0, 0]), ip: Ipv4Addr::new(10, 2, 0, 0), qpn: HOST_QP };
+
+/// The host.
+pub(super) struct Lying {
+    pub(super) chance: Chance,
+    pub(super) left: u32,
+    pub(super) next: Nanos,
+    /// Everybody, hosts first; of keepers, their first queue pair
+    pub(super) all: Vec<At>,
+    pub(super) hosts: usize,
+    /// Whether keepers see through which port a frame came
+    pub(super) ports_are_seen: bool,
+}
+
+impl Lying {
+    /// A header with everything that would do harm: times near now, or anywhere.
+    fn header(&mut self, now: Nanos) -> OnePipe {
+        let opcodes = [OnePipeOpcode::BEACON, OnePipeOpcode::DATA, OnePipeOpcode::ACK, OnePipeOpcode::NAK];
+        let opcode = match self.chance.below(8) {
+            0..4 => OnePipeOpcode::BEACON,
+            4..7 => *self.chance.pick(&opcodes),
+            _ => OnePipeOpcode(self.chance.below(8) as u8),
+        };
+        let near = super::CLOCK.nanos() + now.0 + self.chance.below(200_000);
+        let time = if self.chance.below(2) == 0 { near - 100_000 } else { self.chance.bits() };
+        let mut header = OnePipe::new(opcode, Timestamp::new(time), Psn::new(self.chance.bits() as u32));
+        header.set_commit((self.chance.below(2) == 0).then(|| Timestamp::new(time)));
+        header.set_nothing_follows(self.chance.below(4) == 0);
+        header.set_first(self.chance.below(4) != 0);
+        header.set_end_of_message(self.chance.below(4) != 0);
+        header
+    }
+
+    fn lie(&mut self, now: Nanos) -> Vec<u8> {
+        let nth = self.chance.below(self.all.len() as u64) as usize;
+        let (mut to, is_keeper) = (self.all[nth], nth >= self.hosts);
+        if is_keeper {
+            to.qpn = Qpn::new(to.qpn.get() + self.chance.below(8) as u32);
+        }
+        let mut from = OWN;
+        if self.chance.below(2) == 0 && !(is_keeper && !self.ports_are_seen) {
+            from.ip = self.chance.pick(&self.all).ip;
+            // Hosts would believe it if the queue pair were right, too.
+            from.qpn = Qpn::new(HOST_QP.get() + 0x1000);
+        }
+        let header = self.header(now);
+        let psn = Psn::new(self.chance.bits() as u32);
+        let mut payload = header.as_bytes().to_vec();
+        if is_keeper && self.chance.below(3) == 0 {
+            let link = to.qpn.get().saturating_sub(super::FIRST_QP.get()) as u16;
+            let reth = Reth {
+                va: REGISTERS.va_of(link).into(),
+                rkey: REGISTERS.rkey.into(),
+                len: (OnePipe::LEN as u32).into(),
+            };
+            let bth = Bth::new(Opcode::UC_WRITE_ONLY, to.qpn, psn);
+            return self.packet(from, to, bth, reth.as_bytes(), &payload);
+        }
+        payload.resize(OnePipe::LEN + Arrivals::LEN + self.chance.below(100) as usize, 7);
+        let qkey = if self.chance.below(8) == 0 { self.chance.bits() as u32 } else { OnePipe::QKEY };
+        let bth = Bth::new(Opcode::UD_SEND_ONLY, to.qpn, psn);
+        self.packet(from, to, bth, Deth::new(qkey, from.qpn).as_bytes(), &payload)
+    }
+
+    fn packet(&mut self, from: At, mut to: At, bth: Bth, extended: &[u8], payload: &[u8]) -> Vec<u8> {
+        if self.chance.below(16) == 0 {
+            // Of nobody, so that it goes everywhere
+            to.mac.0[4] = 0x77;
+        }
+        let ends = (from.ip.into(), OWN.mac, (to.ip.into(), to.mac));
+        packet(ends, self.chance.bits() as u16, bth, &[extended], payload)
+    }
+}
+
+impl Node for Lying {
+    fn on_frame(&mut self, _frame: MemoryFrame, _port: PortId, _now: Nanos, _out: &mut Ports<'_>) {}
+
+    fn on_timer(&mut self, now: Nanos, out: &mut Ports<'_>) {
+        while self.left > 0 && self.next <= now {
+            self.left -= 1;
+            self.next = now + Nanos(self.chance.below(4000));
+            let frame = self.lie(now);
+            _ = out.send(MemoryFrame::new(frame), PortId(0));
+        }
+    }
+
+    fn next_timer(&self) -> Option<Nanos> {
+        (self.left > 0).then_some(self.next)
+    }
+
+    fn start(&mut self, _now: Nanos, _out: &mut Ports<'_>) {}
+}
