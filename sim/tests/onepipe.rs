@@ -55,7 +55,7 @@ fn cut_for(made: &mut Made, link: LinkId, seed: u64) {
 }
 
 /// A tree of which a link is cut for a while
-fn cut(tree: Tree, seed: u64, link: impl Fn(&Made) -> LinkId) -> Made {
+fn cut(tree: &Tree, seed: u64, link: impl Fn(&Made) -> LinkId) -> Made {
     let mut made = tree.build(seed);
     let link = link(&made);
     cut_for(&mut made, link, seed);
@@ -99,7 +99,7 @@ fn what_was_cut_in_two_becomes_one_again() {
         for seed in 0..6 {
             let mut tree = lossy(incarnation, seed);
             tree.levels = 2 + seed as u32 % 2;
-            let made = cut(tree, seed, |made| made.uplinks[0]);
+            let made = cut(&tree, seed, |made| made.uplinks[0]);
             let context = format!("{incarnation:?} seed {seed}");
             assert_eq!(made.check_rising().and_then(|()| made.check_order()), Ok(()), "{context}");
             // In the end, those on one side hear of those on the other, and in time.
@@ -115,7 +115,7 @@ fn what_was_cut_in_two_becomes_one_again() {
 }
 
 /// The mean time from sending to delivery, in nanoseconds
-fn mean_delay(tree: Tree) -> f64 {
+fn mean_delay(tree: &Tree) -> f64 {
     let mut made = tree.build(5);
     made.world.run_until(tree.lasts + Nanos::from_micros(100));
     assert_eq!(made.check(None), Ok(()));
@@ -132,12 +132,12 @@ fn barriers_cost_half_an_interval() {
         // A barrier comes from the farthest host: up and down, a link each.
         let hop = tree.link.delay.0 as f64 + ((90 + sim::OVERHEAD) * 8) as f64 / 100.0;
         let expected = 2.0 * f64::from(levels) * hop + BEACON_INTERVAL.0 as f64 / 2.0;
-        let chip = mean_delay(tree);
+        let chip = mean_delay(&tree);
         assert!((chip - expected).abs() < 0.1 * expected, "{levels} levels: {chip:.0} ns, not {expected:.0}");
         // A representative is a link away: there and back at each switch that a barrier passes.
         tree.incarnation = Incarnation::Host;
         let expected = expected + (2.0 * f64::from(levels) - 1.0) * 2.0 * hop;
-        let host = mean_delay(tree);
+        let host = mean_delay(&tree);
         assert!((host - expected).abs() < 0.1 * expected, "{levels} levels: {host:.0} ns, not {expected:.0}");
     }
 }

@@ -65,7 +65,7 @@ impl Lying {
             to.qpn = Qpn::new(to.qpn.get() + self.chance.below(8) as u32);
         }
         let mut from = OWN;
-        if self.chance.below(2) == 0 && !(is_keeper && !self.ports_are_seen) {
+        if (self.ports_are_seen || !is_keeper) && self.chance.below(2) == 0 {
             from.ip = self.chance.pick(&self.all).ip;
             // Hosts would believe it if the queue pair were right, too.
             from.qpn = Qpn::new(HOST_QP.get() + 0x1000);
