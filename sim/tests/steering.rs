@@ -8,7 +8,7 @@ use acted::Acted;
 use sim::rack::steering::{config, swordbox};
 use sim::rack::{Rack, RackConfig};
 use sim::registers::{History, Observed};
-use sim::{Controlled, Costs, Fault, Link};
+use sim::{Controlled, Costs, EPOCH, Fault, Link};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use switch::forward::Config as ForwardConfig;
@@ -41,7 +41,9 @@ const LIMIT: Nanos = Nanos::from_secs(60);
 /// What all clients have seen, and what each has done.
 #[derive(Debug, Default)]
 struct Seen {
-    history: History,
+    /// Updates and reads that are done, by key
+    updates: Vec<(u64, Observed)>,
+    reads: Vec<(u64, Observed)>,
     /// Operations done, by thread
     done: BTreeMap<u64, u64>,
     /// Updates of which nobody knows whether they took effect, or not yet: value, key, and when they began
@@ -81,7 +83,7 @@ async fn observe(
             // The value of the beginning is empty.
             let value = bytes.first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
             assert!(bytes.chunks(8).all(|word| word == value.to_le_bytes()), "torn: {bytes:x?}");
-            seen.lock().unwrap().history.read(key, Observed { value, began, ended: verbs.now() });
+            seen.lock().unwrap().reads.push((key, Observed { value, began, ended: verbs.now() }));
         } else {
             number += 1;
             let value = (thread + 1) << 32 | life << 16 | number;
@@ -90,7 +92,7 @@ async fn observe(
             store.put(key, &bytes).await?;
             let mut seen = seen.lock().unwrap();
             seen.open.remove(&value);
-            seen.history.wrote(key, Observed { value, began, ended: verbs.now() });
+            seen.updates.push((key, Observed { value, began, ended: verbs.now() }));
         }
         *seen.lock().unwrap().done.entry(thread).or_default() += 1;
     }
@@ -105,6 +107,8 @@ struct Net {
     layout: Layout,
     /// Machines that never come back
     gone: BTreeSet<usize>,
+    /// When the memory server restarts, with the memory of the beginning
+    restarts: Vec<Nanos>,
 }
 
 /// What a seed runs.
@@ -154,6 +158,7 @@ fn drawn(seed: u64, may_fail: bool) -> (Drawn, Chance) {
         retry_count: if may_fail { chance.between(4, 7) as u8 } else { rnic::ReadyToSend::NO_LIMIT },
         forgetful: Share::percent(50),
         reconnect_after: may_fail.then(|| Nanos::from_micros(chance.between(100, 500))),
+        keys_again: Chance::stream(seed, 0x6b65_7973).below(2) == 0,
         lies: if lies.below(3) == 0 { lies.between(10, 100) } else { 0 } as u32,
         lies_about: (*lies.pick(&[INDEX_VA, NODES_VA]), layout.keys),
     };
@@ -222,7 +227,7 @@ fn build(drawn: &Drawn) -> Net {
     let nodes = node_count(drawn.rack.machines * drawn.rack.threads, &work);
     let memory = work.layout.memory(INDEX_VA, NODES_VA, nodes);
     let rack = Rack::new(drawn.rack.clone(), memory, swordbox(drawn.box_config.clone()), program);
-    Net { rack, seen, layout: work.layout, gone: BTreeSet::new() }
+    Net { rack, seen, layout: work.layout, gone: BTreeSet::new(), restarts: Vec::new() }
 }
 
 impl Net {
@@ -265,26 +270,46 @@ impl Net {
         threads.threads()
     }
 
-    /// Every list is whole, and the history is that of one order.
+    /// Every list is whole, and the history of each incarnation of the memory is that of one order.
     fn check(&self) -> Result<(), String> {
-        let mut seen = self.seen.lock().unwrap();
+        let seen = self.seen.lock().unwrap();
         let mut lists = Vec::new();
         for key in 0..self.layout.keys {
             let list = self.layout.list(self.rack.memory(0), self.rack.memory(1), NODES_VA, key)?;
             let values = list[1..].iter().map(|value| u64::from_le_bytes(*value.first_chunk().unwrap()));
             lists.push(values.collect::<Vec<_>>());
         }
-        // What is in a list took effect, whether or not its client knows.
-        let open = core::mem::take(&mut seen.open);
-        for (value, (key, began)) in open {
-            if lists[key as usize].contains(&value) {
-                seen.history.wrote(key, Observed { value, began, ended: Nanos(u64::MAX) });
+        // A connection, and an operation with it, does not outlive the server.
+        let incarnation_of = |at: Nanos| self.restarts.iter().filter(|restart| **restart <= at).count();
+        let last = incarnation_of(EPOCH + self.rack.world.now());
+        for incarnation in 0..=last {
+            let of_this = |(_, observed): &&(u64, Observed)| incarnation_of(observed.began) == incarnation;
+            let mut history = History::default();
+            let mut read = BTreeSet::new();
+            for (key, update) in seen.updates.iter().filter(of_this) {
+                history.wrote(*key, *update);
             }
+            for (key, observed) in seen.reads.iter().filter(of_this) {
+                history.read(*key, *observed);
+                read.insert(observed.value);
+            }
+            let is_last = incarnation == last;
+            // What is in a list, or was read, took effect, whether or not its client knows.
+            for (&value, &(key, began)) in &seen.open {
+                let is_there =
+                    if is_last { lists[key as usize].contains(&value) } else { read.contains(&value) };
+                if is_there && incarnation_of(began) == incarnation {
+                    history.wrote(key, Observed { value, began, ended: Nanos(u64::MAX) });
+                }
+            }
+            if is_last {
+                for (key, list) in (0..).zip(&lists) {
+                    history.check_order(key, list)?;
+                }
+            }
+            history.check().map_err(|wrong| format!("incarnation {incarnation}: {wrong}"))?;
         }
-        for (key, list) in (0..).zip(&lists) {
-            seen.history.check_order(key, list)?;
-        }
-        seen.history.check()
+        Ok(())
     }
 }
 
@@ -357,7 +382,25 @@ fn disturb(net: &mut Net, chance: &mut Chance, seed: u64) -> Vec<(Nanos, Layers)
         }
     }
     part(net, seed);
+    restart_server(net, seed);
     changes
+}
+
+/// In a third of the seeds, the memory server restarts, once or several times.
+fn restart_server(net: &mut Net, seed: u64) {
+    // A stream of its own, so that what else is drawn stays what it was.
+    let mut chance = Chance::stream(seed, 0x7265_7374);
+    if chance.below(3) != 0 {
+        return;
+    }
+    let mut at = Nanos::from_micros(chance.between(20, 600));
+    for _ in 0..chance.between(1, 3) {
+        net.rack.world.schedule(at, Fault::Crash(net.rack.server));
+        at = at + Nanos::from_micros(1 << chance.between(0, 8));
+        net.rack.world.schedule(at, Fault::Restart(net.rack.server));
+        net.restarts.push(EPOCH + at);
+        at = at + Nanos::from_micros(chance.between(300, 3000));
+    }
 }
 
 /// In a quarter of the seeds, a machine and the memory server, which others reach, do not reach each other for a while.

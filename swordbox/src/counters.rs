@@ -101,6 +101,8 @@ counters! {
     withheld,
     /// CAS that others depended on, and that were sent again from here
     mended,
+    /// Restarts of servers that ended all knowledge of their data structures
+    server_restarts,
     /// Connections ended because what their answers waited for never came
     abandoned,
 }

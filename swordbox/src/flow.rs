@@ -4,6 +4,7 @@ use crate::message::LongWrites;
 use crate::op::Kind;
 use crate::proof::Proof;
 use crate::reread::Rereads;
+use crate::steering::Lifetime;
 use crate::{Id, NONE};
 use core::num::NonZero;
 use rocev2::{Msn, Psn};
@@ -364,6 +365,11 @@ impl Flow {
                 self.existed_at = left;
             }
         }
+    }
+
+    /// Time in which the server's queue pair is known to have existed, if it has answered.
+    pub(crate) fn lifetime(&self) -> Option<Lifetime> {
+        (self.existed_at != Nanos::ZERO).then_some(Lifetime { first: self.existed_at, last: self.alive_at })
     }
 
     /// Extends `taken` by a READ of `len` bytes that is repeated, late, or of unknown PSN count. The server takes requests with

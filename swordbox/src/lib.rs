@@ -87,12 +87,14 @@ pub enum Bug {
     EarlierMessage,
     /// While a READ of unknown PSN count is the last request, any PSN ahead is taken for an answer to it
     FarAnswer,
+    /// What is known of a server's data structures is kept when the server restarts
+    KeptStructure,
 }
 
 #[cfg(feature = "canary")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::StaleWord,
         Self::LostAck,
         Self::DecidedAnew,
@@ -104,5 +106,6 @@ impl Bug {
         Self::StuckLane,
         Self::EarlierMessage,
         Self::FarAnswer,
+        Self::KeptStructure,
     ];
 }

@@ -449,6 +449,7 @@ impl Swordbox {
             if flow.proved() {
                 self.sources.prove(self.ends[id as usize].from);
             }
+            self.see_alive(id);
             let flow = &self.flows[id as usize];
             let reaches = flow.reaching.is_some();
             let ends = flow.detouring.is_some_and(|(psn, _)| psn.precedes(flow.acked));

@@ -55,6 +55,8 @@ pub struct RackConfig {
     pub retry_count: u8,
     /// A thread that lost its connection begins anew after so long, if it is said
     pub reconnect_after: Option<Nanos>,
+    /// Whether the server's regions have the same R_keys after a restart
+    pub keys_again: bool,
     /// Packets of a host that is no party, at one more port of the switch
     pub lies: u32,
     /// What they are about: so many words of the server's memory from an address
@@ -76,6 +78,7 @@ impl Default for RackConfig {
             ack_timeout: 14,
             retry_count: 7,
             reconnect_after: None,
+            keys_again: false,
             lies: 0,
             lies_about: (0, 1),
         }
@@ -138,7 +141,9 @@ impl<P: Program> Rack<P> {
             let forgetful = draws_forgetful(config.seed, host, config.forgetful);
             let mtu = config.mtu;
             // Room for every thread of a rack, and those that are just leaving
-            crate::nic(rnic::Config { seed, mtu, forgetful, max_qps: 4096, ..rnic::Config::new(interface) })
+            let key_seed = (machine.is_none() && config.keys_again).then_some(seed);
+            let config = rnic::Config { seed, key_seed, mtu, forgetful, ..rnic::Config::new(interface) };
+            crate::nic(rnic::Config { max_qps: 4096, ..config })
         };
         let switch = world.add("switch", switch, Clock::default());
         let mut host = Host::new(nic(None), Server::new(PORT, memory));

@@ -319,6 +319,15 @@ impl Links {
         }
     }
 
+    /// Removes the links of a server, whose memory has other contents.
+    pub(crate) fn forget(&mut self, server: u8) {
+        for id in 0..self.index.ids() {
+            if self.get(id).is_some_and(|link| link.server == server) {
+                self.remove(id);
+            }
+        }
+    }
+
     /// Nobody waits any longer for a node, and for those that hang on it.
     pub(crate) fn lose(&mut self, id: Id) {
         self.walk.clear();

@@ -160,6 +160,12 @@ impl Lists {
         set[0] = Owned { number, key: key as u32 };
     }
 
+    fn disown(&mut self, number: u32) {
+        if let Some(owned) = self.set_of(number).iter_mut().find(|owned| owned.number == number) {
+            *owned = NOBODY;
+        }
+    }
+
     fn tail_of(&self, key: u64) -> Option<&Tail> {
         self.keys.get(&Number(key)).map(|id| &self.tails[id as usize])
     }
@@ -219,6 +225,17 @@ impl Knowledge for Lists {
             self.doubt(before);
         }
         self.remember(number, key);
+    }
+
+    fn on_doubtful_write(&mut self, va: u64, bytes: &[u8]) {
+        let Some(number) = self.number_of(va) else { return };
+        let Some(before) = self.owner_of(number) else { return };
+        if self.tail_of(before).is_some_and(|tail| tail.node == va) {
+            self.doubt(before);
+        }
+        if word_at(bytes, KEY) != Some(before) {
+            self.disown(number);
+        }
     }
 
     fn on_cas(&mut self, cas: &Cas, written: bool, followed: bool, steer: bool) -> Option<Append> {
@@ -316,6 +333,11 @@ impl Knowledge for Lists {
                 self.keys.remove(&key);
             }
         }
+    }
+
+    fn forget_all(&mut self) {
+        self.forget();
+        self.owners.fill([NOBODY; 8]);
     }
 
     fn is_word(&self, _va: u64, _rkey: u32) -> bool {

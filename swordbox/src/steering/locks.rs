@@ -43,6 +43,8 @@ impl Knowledge for Locks {
 
     fn on_write(&mut self, _va: u64, _bytes: &[u8]) {}
 
+    fn on_doubtful_write(&mut self, _va: u64, _bytes: &[u8]) {}
+
     fn on_cas(&mut self, _cas: &Cas, _written: bool, _followed: bool, _steer: bool) -> Option<Append> {
         None
     }
@@ -58,6 +60,8 @@ impl Knowledge for Locks {
     fn doubt(&mut self, _key: u64) {}
 
     fn forget(&mut self) {}
+
+    fn forget_all(&mut self) {}
 
     fn is_word(&self, va: u64, rkey: u32) -> bool {
         let Range { start, end } = self.config.range;

@@ -6,6 +6,7 @@
 //! append-only lists as Clover is one, whose last nodes are known here, and [`Locks`], a table of locks as Sherman has it,
 //! which is not steered at all but says which words are worth to be resolved here.
 
+mod incarnation;
 mod links;
 mod lists;
 mod locks;
@@ -16,6 +17,8 @@ pub use lists::{Lists, ListsConfig};
 pub use locks::{Locks, LocksConfig};
 
 use crate::config::Config;
+use incarnation::Incarnation;
+pub(crate) use incarnation::Lifetime;
 use links::Links;
 pub(crate) use links::Ticket;
 use switch::table::Salt;
@@ -63,6 +66,10 @@ pub trait Knowledge {
     /// A WRITE to `va` that begins with these bytes is on its way.
     fn on_write(&mut self, va: u64, bytes: &[u8]);
 
+    /// The same, and it may be refused, as its queue pair may be of an earlier incarnation of the server: it makes doubtful
+    /// what it contradicts, and teaches nothing.
+    fn on_doubtful_write(&mut self, va: u64, bytes: &[u8]);
+
     /// A CAS comes by. If it appends a node: what it does, and where it goes now. The node is known to be written if
     /// `written`; `followed` says that others have been appended to it already, by a CAS that failed before. With
     /// `steer` unset, it goes where it says.
@@ -80,8 +87,11 @@ pub trait Knowledge {
     /// What is known of whose nodes these are turned out not to be true, or is not sure any more.
     fn doubt(&mut self, key: u64);
 
-    /// What was seen so far need not be true any more.
+    /// Operations may have passed unseen: which nodes are the last ones is not known any more.
     fn forget(&mut self);
+
+    /// The server has restarted, and the memory has other contents: nothing is known any more.
+    fn forget_all(&mut self);
 
     /// Whether this is a word that many clients operate on, of which everything is worth to be known.
     fn is_word(&self, va: u64, rkey: u32) -> bool;
@@ -134,6 +144,10 @@ impl Knowledge for Known {
         each!(self, known => known.on_write(va, bytes));
     }
 
+    fn on_doubtful_write(&mut self, va: u64, bytes: &[u8]) {
+        each!(self, known => known.on_doubtful_write(va, bytes));
+    }
+
     fn on_cas(&mut self, cas: &Cas, written: bool, followed: bool, steer: bool) -> Option<Append> {
         each!(self, known => known.on_cas(cas, written, followed, steer))
     }
@@ -158,6 +172,10 @@ impl Knowledge for Known {
         each!(self, known => known.forget());
     }
 
+    fn forget_all(&mut self) {
+        each!(self, known => known.forget_all());
+    }
+
     fn is_word(&self, va: u64, rkey: u32) -> bool {
         each!(self, known => known.is_word(va, rkey))
     }
@@ -168,6 +186,8 @@ impl Knowledge for Known {
 pub(crate) struct Steering {
     /// By server
     pub known: Vec<Vec<Known>>,
+    /// The memory that it is of, by server
+    pub incarnations: Vec<Incarnation>,
     /// Nodes that may not be part of their structure yet
     pub links: Links,
     /// Answers that tell of such nodes
@@ -183,6 +203,7 @@ impl Steering {
         let steers = known.iter().flatten().any(|known| matches!(known, Known::Lists(_)));
         let (appends, withheld) = if steers { (config.appends, config.withheld) } else { (0, 0) };
         Self {
+            incarnations: vec![Incarnation::default(); known.len()],
             known,
             links: Links::with_capacity(appends),
             withheld: Withheld::with_capacity(withheld),

@@ -33,16 +33,60 @@ impl Swordbox {
         memory_of(packet).is_some_and(|(va, ..)| self.steering.at(server, va).is_some())
     }
 
+    /// Notes that a connection has answered. If that shows that its server has restarted, nothing is known any more of the
+    /// server's structures.
+    pub(crate) fn see_alive(&mut self, id: Id) {
+        let flow = &self.flows[id as usize];
+        let server = flow.server;
+        if !self.steering.steers(server) {
+            return;
+        }
+        let Some(lifetime) = flow.lifetime() else { return };
+        if self.steering.incarnations[usize::from(server)].see(lifetime, self.config.settle) {
+            self.forget_structures(server);
+        }
+    }
+
+    fn forget_structures(&mut self, server: u8) {
+        #[cfg(feature = "canary")]
+        if self.config.bug == Some(crate::Bug::KeptStructure) {
+            return;
+        }
+        self.counters.server_restarts.add(1);
+        let Steering { known, links, withheld, .. } = &mut self.steering;
+        known[usize::from(server)].iter_mut().for_each(Knowledge::forget_all);
+        links.forget(server);
+        let flows = &self.flows;
+        withheld.clear(|flow| flows[flow as usize].server == server);
+    }
+
+    /// Returns whether a connection reaches the memory of which something is known, and not that of another incarnation of its
+    /// server.
+    fn is_of_known_memory(&self, id: Id) -> bool {
+        #[cfg(feature = "canary")]
+        if self.config.bug == Some(crate::Bug::KeptStructure) {
+            return true;
+        }
+        let flow = &self.flows[id as usize];
+        let incarnation = self.steering.incarnations.get(usize::from(flow.server));
+        flow.lifetime().zip(incarnation).is_some_and(|(lifetime, incarnation)| incarnation.has(lifetime))
+    }
+
     /// A WRITE, or its first packet, goes to the server as it is.
     pub(crate) fn see_write(&mut self, id: Id, packet: &Packet<'_>) {
         if !self.is_steering() {
             return;
         }
         let server = self.flows[id as usize].server;
+        let is_sure = self.is_of_known_memory(id);
         if let Some((va, ..)) = memory_of(packet)
             && let Some((_, known)) = self.steering.at(server, va)
         {
-            known.on_write(va, packet.payload());
+            if is_sure {
+                known.on_write(va, packet.payload());
+            } else {
+                known.on_doubtful_write(va, packet.payload());
+            }
         }
     }
 
@@ -50,7 +94,7 @@ impl Swordbox {
     /// client sent before has been done.
     pub(crate) fn steer(&mut self, id: Id, packet: &Packet<'_>, op: Op, written: bool, now: Nanos) -> u64 {
         let needed = self.is_steering() || !self.steering.links.is_empty();
-        if !needed || self.flows[id as usize].server == NO_SERVER {
+        if !needed || self.flows[id as usize].server == NO_SERVER || !self.is_of_known_memory(id) {
             return 0;
         }
         let psn = packet.bth().psn();
@@ -187,7 +231,7 @@ impl Swordbox {
 
     /// A CAS was answered: what was decided was right, or was not.
     fn hear_cas(&mut self, id: Id, ticket: Ticket, own: Psn, found: u64) {
-        let Steering { known, links, published, withheld } = &mut self.steering;
+        let Steering { known, links, published, withheld, .. } = &mut self.steering;
         let Some((at, link)) = links.open(ticket) else { return };
         if link.state != State::Sent || link.flow != id || link.psn != own {
             return;
@@ -212,6 +256,7 @@ impl Swordbox {
         let opcode = packet.layout().opcode();
         if !self.steering.steers(self.flows[id as usize].server)
             || !matches!(opcode, Opcode::RC_READ_RESPONSE_FIRST | Opcode::RC_READ_RESPONSE_ONLY)
+            || !self.is_of_known_memory(id)
         {
             return;
         }
@@ -258,7 +303,7 @@ impl Swordbox {
     /// A connection is over: what it had under way is not known any more.
     pub(crate) fn unsteer(&mut self, id: Id) {
         let Steering { known, links, withheld, .. } = &mut self.steering;
-        withheld.clear(id);
+        withheld.clear(|flow| flow == id);
         if !links.is_empty() {
             links.orphan(id, |link| {
                 known[usize::from(link.server)][usize::from(link.structure)].doubt(link.append.key);

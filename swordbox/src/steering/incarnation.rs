@@ -1,0 +1,90 @@
+//! Which incarnation of a server's memory the knowledge of its data structures is of.
+//!
+//! After a restart the same addresses, and maybe the same R_keys, hold something else. No queue pair outlives its server: two
+//! queue pairs that existed at the same time are of one incarnation, and so is the memory that they reach.
+
+use switch::Nanos;
+
+/// Time in which a queue pair or a memory is known to have existed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lifetime {
+    pub first: Nanos,
+    pub last: Nanos,
+}
+
+impl Lifetime {
+    const fn overlaps(self, other: Self) -> bool {
+        self.first.0 <= other.last.0 && other.first.0 <= self.last.0
+    }
+}
+
+/// Lifetime of the memory that is known; `None` as long as nothing is.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Incarnation(Option<Lifetime>);
+
+impl Incarnation {
+    /// Returns whether a queue pair with this lifetime reaches the memory that is known.
+    #[inline]
+    pub(crate) fn has(self, queue_pair: Lifetime) -> bool {
+        self.0.is_some_and(|known| known.overlaps(queue_pair))
+    }
+
+    /// Notes the lifetime of a queue pair that has answered. Returns true if the memory that is known from now on is another one:
+    /// this queue pair is newer than all those that reached the known one, and none of them has answered for `grace`. (The
+    /// others' answers may be on their way when a connection is new.)
+    #[inline]
+    pub(crate) fn see(&mut self, queue_pair: Lifetime, grace: Nanos) -> bool {
+        match &mut self.0 {
+            Some(known) if known.overlaps(queue_pair) => {
+                known.first = known.first.min(queue_pair.first);
+                known.last = known.last.max(queue_pair.last);
+                false
+            }
+            Some(known) if queue_pair.last.since(known.last) <= grace => false,
+            known => known.replace(queue_pair).is_some(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GRACE: Nanos = Nanos(100);
+
+    fn lifetime(first: u64, last: u64) -> Lifetime {
+        Lifetime { first: Nanos(first), last: Nanos(last) }
+    }
+
+    #[test]
+    fn queue_pairs_that_existed_at_one_time_reach_one_memory() {
+        let mut memory = Incarnation::default();
+        assert!(!memory.has(lifetime(5, 9)), "nothing is known yet");
+        assert!(!memory.see(lifetime(5, 9), GRACE));
+        // One joins by the other, and a third by that one.
+        assert!(memory.has(lifetime(9, 30)) && !memory.has(lifetime(25, 40)));
+        assert!(!memory.see(lifetime(9, 30), GRACE));
+        assert!(memory.has(lifetime(25, 40)) && memory.has(lifetime(1, 6)) && !memory.has(lifetime(1, 4)));
+    }
+
+    #[test]
+    fn a_newer_queue_pair_reaches_another_memory_after_a_silence() {
+        let mut memory = Incarnation::default();
+        memory.see(lifetime(10, 50), GRACE);
+        assert!(!memory.see(lifetime(60, 150), GRACE), "the others may be about to answer");
+        assert!(!memory.has(lifetime(60, 150)));
+        assert!(memory.see(lifetime(60, 151), GRACE));
+        assert!(memory.has(lifetime(60, 151)) && !memory.has(lifetime(10, 50)));
+        // What is older is not believed, however late it comes.
+        assert!(!memory.see(lifetime(10, 55), GRACE) && !memory.has(lifetime(10, 55)));
+    }
+
+    #[test]
+    fn a_queue_pair_that_answers_after_all_joins_the_memory() {
+        let mut memory = Incarnation::default();
+        memory.see(lifetime(10, 50), GRACE);
+        memory.see(lifetime(60, 300), GRACE);
+        assert!(!memory.see(lifetime(10, 290), GRACE));
+        assert!(memory.has(lifetime(20, 40)), "it is the same memory as at the beginning");
+    }
+}
