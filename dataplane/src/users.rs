@@ -1,36 +1,43 @@
-//! Who still uses something that several threads share, and what may be done when nobody does any more: a port is stopped, and a
-//! worker ends that has handled what the others handed over to it.
+//! Counts of the threads that use something shared: a port is stopped when no worker uses it, and a worker ends when no other one
+//! can hand over frames and it has handled those that were handed over.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-/// A counter that threads share; another one in tests, which play every order of what threads do.
+/// Atomic counter; loom's in tests, which play every order of the threads' steps.
 pub(crate) trait Count {
     fn subtract_one(&self);
     fn get(&self) -> usize;
 }
 
-impl Count for AtomicUsize {
-    fn subtract_one(&self) {
-        self.fetch_sub(1, Ordering::SeqCst);
-    }
+/// Implements [`Count`] with the same memory orderings for the atomic of the program and for that of loom.
+macro_rules! count {
+    ($atomic:ty) => {
+        impl Count for $atomic {
+            fn subtract_one(&self) {
+                self.fetch_sub(1, Ordering::SeqCst);
+            }
 
-    fn get(&self) -> usize {
-        self.load(Ordering::SeqCst)
-    }
+            fn get(&self) -> usize {
+                self.load(Ordering::SeqCst)
+            }
+        }
+    };
 }
 
-/// What a turn of a worker that is about to end has found.
+count!(AtomicUsize);
+
+/// State of the hand-off rings after a turn of a worker that is about to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
     /// All that was handed over before this turn has been handled
     Empty,
     /// Something is left
     Busy,
-    /// It has taken too long: whatever is left stays there
+    /// The time limit has passed: what is left stays in the rings
     Late,
 }
 
-/// Counts the threads that use something.
+/// Count of the threads that use something.
 #[derive(Debug, Default)]
 pub(crate) struct Users<C = AtomicUsize>(C);
 
@@ -41,23 +48,23 @@ impl Users {
 }
 
 impl<C: Count> Users<C> {
-    /// Gives up what a thread uses, and counts it out behind that: whoever finds it gone sees that it has given it up.
+    /// Calls `give_up`, then counts the thread out: a thread that reads the lower count sees what `give_up` has done.
     pub(crate) fn leave(&self, give_up: impl FnOnce()) {
         give_up();
         self.0.subtract_one();
     }
 
-    /// How many there still are
+    /// Returns the number of threads that still use it.
     pub(crate) fn count(&self) -> usize {
         self.0.get()
     }
 
-    /// Counts a thread out that hands nothing over any more, and takes turns until all that the others have handed over to it is
-    /// handled.
+    /// Counts out a thread that hands over nothing more, and calls `turn` until all that other threads have handed over to it is
+    /// handled, or until `turn` returns [`Turn::Late`].
     pub(crate) fn drain(&self, mut turn: impl FnMut() -> Turn) {
         self.leave(|| {});
         loop {
-            // In this order: what has been handed over by threads that are found gone here is there in the turn that follows.
+            // In this order: frames of threads that are counted out here are in the rings by the next turn.
             let is_alone = self.count() == 0;
             match turn() {
                 Turn::Late => break,
@@ -76,15 +83,7 @@ mod tests {
     use loom::sync::{Arc, Mutex};
     use loom::thread;
 
-    impl Count for Shared {
-        fn subtract_one(&self) {
-            self.fetch_sub(1, Ordering::SeqCst);
-        }
-
-        fn get(&self) -> usize {
-            self.load(Ordering::SeqCst)
-        }
-    }
+    count!(Shared);
 
     type Ring = Arc<Mutex<Vec<u32>>>;
 
@@ -95,7 +94,7 @@ mod tests {
         Turn::Empty
     }
 
-    /// Plays every order of two workers that hand something over to each other and end; whether all of it was handled each time.
+    /// Plays every order of two workers that hand over something to each other and end, and checks that all of it was handled.
     fn workers_end(end: fn(&Users<Shared>, &Ring)) {
         loom::model(move || {
             let users = Arc::new(Users(Shared::new(2)));
@@ -119,7 +118,7 @@ mod tests {
         workers_end(|users, ring| users.drain(|| take(ring)));
     }
 
-    /// The planted bug: it is looked whether others are there behind the turn.
+    /// The planted bug: the count is read after the turn.
     #[test]
     #[should_panic(expected = "something is left in a ring")]
     fn planted_end_after_a_turn_that_came_too_early_is_found() {
@@ -134,7 +133,7 @@ mod tests {
         });
     }
 
-    /// Plays every order of two workers that use a port until they are told to leave it, and of who stops the port then.
+    /// Plays every order of two workers that leave a port and of the thread that then stops it.
     fn port_is_stopped(leave: fn(&Users<Shared>, &dyn Fn())) {
         loom::model(move || {
             let users = Arc::new(Users(Shared::new(2)));

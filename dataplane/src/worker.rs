@@ -292,11 +292,12 @@ impl<F: Function> Worker<F> {
             self.poll_rings(now);
             self.tx.flush();
             std::thread::yield_now();
-            match self.tx.is_empty() && self.handoffs.iter().all(Consumer::is_empty) {
-                // Others may take as long as they like, but not this one.
-                _ if now.since(began) > DRAIN => Turn::Late,
-                true => Turn::Empty,
-                false => Turn::Busy,
+            if now.since(began) > DRAIN {
+                Turn::Late
+            } else if self.tx.is_empty() && self.handoffs.iter().all(Consumer::is_empty) {
+                Turn::Empty
+            } else {
+                Turn::Busy
             }
         });
         self.tx.discard();

@@ -40,7 +40,7 @@ pub enum Bug {
     SilentDrop,
     /// A process that gives up what is missing of one sender refuses the next packet of another
     SharedGap,
-    /// A beacon is taken from whoever sends it
+    /// A beacon is taken from any source
     AnySource,
 }
 

@@ -1,4 +1,4 @@
-//! A host that has no connection to anybody, and sends what it likes: as itself, and as any other host. It guesses queue pairs,
+//! A host without connections that forges packets: from its own address and from other hosts' addresses. It guesses queue pairs,
 //! which are small numbers, and neither PSNs nor keys.
 
 use crate::{Node, Ports};
@@ -15,7 +15,7 @@ use switch::memory::MemoryFrame;
 use switch::{Chance, Nanos, Output, PortId};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Queue pairs' numbers begin there
+/// First number of a host's queue pairs
 const FIRST_QPN: u64 = 16;
 /// How many of them it tries
 const QPNS: [u64; 3] = [4, 16, 64];
@@ -58,6 +58,8 @@ pub struct LiarConfig {
     pub own: Address,
     /// Hosts that it sends requests to
     pub targets: Vec<Address>,
+    /// A P4CE switch, which is one more target, and its number of queue pairs
+    pub switch: Option<(Address, usize)>,
     /// Hosts that it claims to be, and sends answers to
     pub claims: Vec<Address>,
     /// Where in memory its requests go: so many words from an address
@@ -93,8 +95,13 @@ impl Liar {
         }
     }
 
-    fn qpn(&mut self) -> Qpn {
-        Qpn::new((FIRST_QPN + self.chance.below(self.qpns)) as u32)
+    fn qpn(&mut self, of: Address) -> Qpn {
+        let first = match self.config.switch {
+            // The lowest number that is no reserved one and has the first place (`p4ce::control::places`)
+            Some((switch, queue_pairs)) if switch == of => (queue_pairs as u64).max(FIRST_QPN),
+            _ => FIRST_QPN,
+        };
+        Qpn::new((first + self.chance.below(self.qpns)) as u32)
     }
 
     fn psn(&mut self) -> Psn {
@@ -132,7 +139,7 @@ impl Liar {
     fn request(&mut self, from: Address, target: Address) -> Vec<u8> {
         let (first, words) = self.config.words;
         let va = first + self.chance.below(words) * 8;
-        let (qpn, psn, rkey) = (self.qpn(), self.psn(), self.chance.bits() as u32);
+        let (qpn, psn, rkey) = (self.qpn(target), self.psn(), self.chance.bits() as u32);
         let bth = |opcode| Bth::new(opcode, qpn, psn);
         let reth = |va: u64, len: u32| Reth { va: va.into(), rkey: rkey.into(), len: len.into() };
         match self.chance.below(4) {
@@ -155,7 +162,7 @@ impl Liar {
 
     /// An answer to a request that nobody knows of, or a notification of congestion.
     fn answer(&mut self, from: Address, to: Address) -> Vec<u8> {
-        let (qpn, psn, msn) = (self.qpn(), self.psn(), Msn::new(self.chance.bits() as u32));
+        let (qpn, psn, msn) = (self.qpn(to), self.psn(), Msn::new(self.chance.bits() as u32));
         let aeth = |syndrome| Aeth::new(syndrome, msn);
         let ack = Syndrome::from_wire(31);
         let bth = |opcode| Bth::new(opcode, qpn, psn);
@@ -180,8 +187,11 @@ impl Liar {
     }
 
     fn lie(&mut self) -> Vec<Vec<u8>> {
-        let target = *self.chance.pick(&self.config.targets);
-        let claim = *self.chance.pick(&self.config.claims);
+        let switch = self.config.switch.iter().map(|(switch, _)| switch);
+        let targets: Vec<_> = self.config.targets.iter().chain(switch).copied().collect();
+        let target = *self.chance.pick(&targets);
+        let others: Vec<_> = self.config.claims.iter().filter(|claim| **claim != target).copied().collect();
+        let claim = *self.chance.pick(&others);
         let own = self.config.own;
         let kinds = if self.config.by_cm { 6 } else { 8 };
         match self.chance.below(kinds) {
@@ -191,18 +201,18 @@ impl Liar {
             }
             3..5 => vec![self.request(own, target)],
             5 => {
-                let bth = Bth::new(Opcode(0xc4), self.qpn(), self.psn());
+                let bth = Bth::new(Opcode(0xc4), self.qpn(target), self.psn());
                 vec![self.packet(own, target, bth, &[], &[7; 16])]
             }
             6 => {
                 let comm_id = self.chance.bits() as u32;
                 let mut req = Req::new_zeroed();
                 req.local_comm_id = comm_id.into();
-                req.set_qpn(self.qpn());
+                req.set_qpn(self.qpn(claim));
                 req.set_starting_psn(self.psn());
                 let mut rep = Rep::new_zeroed();
                 rep.remote_comm_id = comm_id.into();
-                rep.set_qpn(self.qpn());
+                rep.set_qpn(self.qpn(target));
                 rep.set_starting_psn(self.psn());
                 vec![
                     self.datagram(claim, target, Kind::Req, &req),
@@ -211,7 +221,7 @@ impl Liar {
             }
             _ => {
                 let mut dreq = Dreq::new_zeroed();
-                dreq.set_remote_qpn(self.qpn());
+                dreq.set_remote_qpn(self.qpn(target));
                 dreq.local_comm_id = (self.chance.bits() as u32).into();
                 dreq.remote_comm_id = (self.chance.bits() as u32).into();
                 vec![self.datagram(claim, target, Kind::Dreq, &dreq)]
@@ -227,7 +237,7 @@ impl Node for Liar {
         while self.left > 0 && self.next <= now {
             self.left -= 1;
             self.next = now + Nanos(self.chance.below(20_000));
-            // One that goes from IPv4 to IPv6 cannot be.
+            // None goes from IPv4 to IPv6.
             for frame in self.lie().into_iter().filter(|frame| !frame.is_empty()) {
                 _ = out.send(MemoryFrame::new(frame), PortId(0));
             }

@@ -101,8 +101,9 @@ counters! {
     withheld,
     /// CAS that others depended on, and that were sent again from here
     mended,
-    /// Restarts of servers that ended all knowledge of their data structures
-    server_restarts,
+    /// Times at which a server's data structures were forgotten, as all connections that knew them had fallen silent and a newer
+    /// one was acknowledged: the server may have restarted
+    structures_forgotten,
     /// Connections ended because what their answers waited for never came
     abandoned,
 }

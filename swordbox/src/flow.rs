@@ -297,7 +297,7 @@ impl Flow {
     }
 
     /// Returns how many PSNs the last request takes at most, if that is a READ of unknown PSN count.
-    fn unsure_psns(&self) -> i32 {
+    pub(crate) fn unsure_psns(&self) -> i32 {
         self.unsure.map_or(0, |len| psns_of(len.get()) as i32)
     }
 
@@ -410,5 +410,24 @@ impl Flow {
             0 => (len <= 256.max(self.longest.into())).then_some(1),
             mtu => Some(len.div_ceil(mtu).max(1)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_ahead_are_of_the_last_read_if_it_may_take_as_many_psns() {
+        let mut flow = Flow::new(0);
+        flow.begin(Psn::new(0xff_fffe));
+        let answers = |flow: &mut Flow, ahead: u32| flow.may_have_asked(flow.sent.add(ahead));
+        assert!(!answers(&mut flow, 0), "no request has this PSN");
+        // A READ of 1,024 bytes, whose first PSN is known: four at a path MTU of 256.
+        flow.unsure = NonZero::new(1024);
+        assert!((0..4).all(|ahead| answers(&mut flow, ahead)));
+        assert!(!answers(&mut flow, 4));
+        let first = flow.first;
+        assert!(flow.may_have_asked(first.add(2)) && !flow.may_have_asked(first.sub(1)));
     }
 }

@@ -105,7 +105,7 @@ pub(crate) struct Probe {
     /// The memory that is read with a key to be tried; `None` if the lane itself is tried
     word: Option<(u64, u32)>,
     /// Its PSN, if it has been sent
-    psn: Option<Psn>,
+    pub psn: Option<Psn>,
     /// When it was wanted, and sent last
     since: Nanos,
     at: Nanos,

@@ -53,6 +53,11 @@ impl Rereads {
     pub(crate) const NONE: Self =
         Self { queue: [NONE; 2], count: 0, first: Psn::ZERO, last: Psn::ZERO, sent: None };
 
+    /// Returns whether a server's PSN answers the READ that is under way.
+    pub(crate) fn awaits(&self, own: Psn) -> bool {
+        self.sent.is_some_and(|sent| (0..sent.span).contains(&own.distance(sent.own)))
+    }
+
     /// Whether one is under way.
     pub(crate) const fn is_sent(&self) -> bool {
         self.sent.is_some()

@@ -106,11 +106,11 @@ impl Swordbox {
         {
             return self.on_stray_answer(to, frame, layout, port, now, out);
         }
-        let is_awaited = id == NONE || self.awaits(id, packet.bth().psn());
+        let answers_request = id == NONE || self.awaits(id, packet.bth().psn());
         let end = &mut self.ends[to as usize];
         end.seen = now;
         // Nothing is kept from a packet that may be damaged or forged, or comes from somewhere else than requests do.
-        let ours = is_awaited && (end.from == 0 || end.from == from);
+        let ours = answers_request && (end.from == 0 || end.from == from);
         if ours && !end.headers.leads_like(&packet) && packet.verify_icrc() {
             end.refresh(&packet);
         }
@@ -122,8 +122,8 @@ impl Swordbox {
             return self.forward.route(frame, port, now, out);
         }
         let end = &mut self.ends[to as usize];
-        // Were it forged, requests would leave where it came from.
-        if is_awaited && end.came_on != port {
+        // A forged answer must not change the port on which requests leave.
+        if answers_request && end.came_on != port {
             end.came_on = port;
             self.ends[id as usize].port = port;
         }
@@ -195,14 +195,17 @@ impl Swordbox {
         self.forward.route(frame, port, now, out)
     }
 
-    /// Returns whether a PSN of the server's is one of those that have no answer yet: of a client's own requests, or of what
-    /// others have under way on its connection.
+    /// Returns whether a server's PSN answers a request that has no answer yet: the client's own, a repeated READ, or, on a lane,
+    /// another client's or the switch's probe.
     fn awaits(&self, id: Id, own: Psn) -> bool {
         let flow = &self.flows[id as usize];
         let psn = own.sub(flow.delta);
-        let is_own = !flow.begun || !psn.precedes(flow.acked) && psn.precedes(flow.sent);
-        let is_shared = |lane: &Lane| (0..lane.under_way as i32).contains(&own.distance(lane.acked));
-        is_own || self.lanes.get(flow.lane as usize).is_some_and(is_shared)
+        let is_own = !flow.begun || !psn.precedes(flow.acked) && psn.distance(flow.sent) < flow.unsure_psns();
+        let is_shared = |lane: &Lane| {
+            (0..lane.under_way as i32).contains(&own.distance(lane.acked))
+                || lane.probe.is_some_and(|probe| probe.psn == Some(own))
+        };
+        is_own || flow.rereads.awaits(own) || self.lanes.get(flow.lane as usize).is_some_and(is_shared)
     }
 
     /// Whether something waits for a flow's own requests, which are all done.

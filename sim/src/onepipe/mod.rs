@@ -280,7 +280,7 @@ impl Tree {
         }
         if let Some(stranger) = self.stranger {
             let lying = Lying {
-                chance: Chance::stream(seed, 0x6c69_6573),
+                chance: Chance::stream(seed, 0x6c69_6172),
                 left: stranger.lies,
                 next: EPOCH,
                 hosts: hosts.len(),

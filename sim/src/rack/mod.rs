@@ -176,6 +176,7 @@ impl<P: Program> Rack<P> {
                 seed: config.seed,
                 own: address(Some(config.machines)),
                 targets: vec![address(None)],
+                switch: None,
                 claims: (0..config.machines).map(|machine| address(Some(machine))).collect(),
                 words: config.lies_about,
                 by_cm: config.cm,

@@ -143,13 +143,16 @@ fn nic(setup: &Setup, host: u16) -> impl FnMut() -> Rnic + Send + use<> {
     })
 }
 
+/// Queue pairs that the switch has room for
+const QUEUE_PAIRS: usize = 256;
+
 fn switch(setup: &Setup) -> Controlled<Control> {
     let config = p4ce::Config {
         forward: ForwardConfig::bridge(setup.hosts + 1, 4 * usize::from(setup.hosts) + 16),
         mac: SWITCH_MAC,
         addresses: vec![switch_ip()],
         groups: 16,
-        queue_pairs: 256,
+        queue_pairs: QUEUE_PAIRS,
         silent_after: Nanos::from_millis(30),
         #[cfg(feature = "canary")]
         bug: None,
@@ -160,7 +163,7 @@ fn switch(setup: &Setup) -> Controlled<Control> {
             interface: Interface::new(SWITCH_MAC, switch_ip(), 16),
             port: SWITCH_PORT,
             groups: 16,
-            queue_pairs: 256,
+            queue_pairs: QUEUE_PAIRS,
             max_replicas: 16,
             secret: None,
             lists: [].into(),
@@ -200,15 +203,13 @@ impl Cluster {
             world.connect(*node, switch, setup.link(host));
         }
         if setup.lies > 0 {
-            let mut all: Vec<_> = (0..setup.hosts).map(|host| (ip(host), mac(host))).collect();
-            let own = (ip(setup.hosts), mac(setup.hosts));
-            let claims = all.clone();
-            all.push((switch_ip(), SWITCH_MAC));
+            let all: Vec<_> = (0..setup.hosts).map(|host| (ip(host), mac(host))).collect();
             let config = LiarConfig {
                 seed: setup.seed,
-                own,
-                targets: all,
-                claims,
+                own: (ip(setup.hosts), mac(setup.hosts)),
+                targets: all.clone(),
+                switch: Some(((switch_ip(), SWITCH_MAC), QUEUE_PAIRS)),
+                claims: all,
                 words: (0, 1 << 20),
                 by_cm: true,
                 lies: setup.lies,

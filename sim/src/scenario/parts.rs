@@ -11,7 +11,7 @@ use crate::link::{Ecn, Link};
 use crate::switch_node::Switch;
 use crate::world::{NodeId, World};
 use crate::{groups, verbs};
-use core::net::{IpAddr, Ipv4Addr};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use p4ce::P4ce;
 use rnic::congestion::Dcqcn;
 use rnic::{AckPolicy, Config, Interface};
@@ -22,8 +22,9 @@ use switch::{Chance, Nanos, Share};
 
 /// Stations that a switch has room for
 const STATIONS: usize = 4096;
-/// The address of a host that is no party: one for documentation
+/// Addresses of a host that is no party: for documentation (RFC 5737, RFC 3849)
 const STRANGER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 66));
+const STRANGER_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0x66));
 /// How long a switch tries to set up a group: a bad wire needs many tries of a connection manager
 const SETUP: Nanos = Nanos::from_secs(60);
 
@@ -71,15 +72,8 @@ pub(super) fn add_switch(
         return world.add(&spec.name, Switch::new(move || Forward::new(&forward)), Clock::default());
     };
     let mac = mac_of(1, number);
-    let (leaders, each) = match &scenario.work {
-        Work::Groups(work) => (work.leaders.as_slice(), work.groups.value() as usize),
-        Work::Verbs(_) => (&[][..], 0),
-    };
-    let replicas = scenario.hosts.iter().filter(|host| !leaders.contains(&host.name));
-    let replicas: Vec<_> = replicas.map(|host| host.address.0).collect();
-    // A group that is asked for again while the switch still has it takes another place.
-    let groups = 2 * leaders.len() * each;
-    let queue_pairs = groups * (replicas.len() + 1);
+    let replicas: Vec<_> = replicas(scenario).map(|host| host.address.0).collect();
+    let (groups, queue_pairs) = places(scenario);
     let mut chance = Chance::stream(switch::table::mix(seed ^ number as u64), 0x7034_6365);
     // Often just before the end of all PSNs, where things break
     let near = Psn::new(0u32.wrapping_sub(chance.between(1, 64) as u32));
@@ -113,6 +107,28 @@ pub(super) fn add_switch(
     world.add(&spec.name, Controlled::new(move || P4ce::new(config.clone()), made), Clock::default())
 }
 
+fn leaders(scenario: &Scenario) -> &[String] {
+    match &scenario.work {
+        Work::Groups(work) => &work.leaders,
+        Work::Verbs(_) => &[],
+    }
+}
+
+fn replicas(scenario: &Scenario) -> impl Iterator<Item = &HostSpec> {
+    scenario.hosts.iter().filter(|host| !leaders(scenario).contains(&host.name))
+}
+
+/// Groups and queue pairs that a switch has room for
+fn places(scenario: &Scenario) -> (usize, usize) {
+    let each = match &scenario.work {
+        Work::Groups(work) => work.groups.value() as usize,
+        Work::Verbs(_) => 0,
+    };
+    // A group that is asked for again while the switch still has it takes another place.
+    let groups = 2 * leaders(scenario).len() * each;
+    (groups, groups * (replicas(scenario).count() + 1))
+}
+
 /// Faults that are a stranger at a switch, and how many packets each sends
 fn strangers<'a>(scenario: &'a Scenario, switch: &'a str) -> impl Iterator<Item = (&'a FaultSpec, u32)> {
     scenario.faults.iter().filter_map(move |fault| match &fault.kind {
@@ -125,16 +141,23 @@ fn strangers<'a>(scenario: &'a Scenario, switch: &'a str) -> impl Iterator<Item 
 pub(super) fn add_strangers(
     world: &mut World,
     scenario: &Scenario,
-    (switch, node): (&SwitchSpec, NodeId),
+    (switch, number, node): (&SwitchSpec, usize, NodeId),
     seed: u64,
 ) {
     let hosts: Vec<_> =
         (0..).zip(&scenario.hosts).map(|(number, host)| (host.address.0, mac_of(0, number))).collect();
-    for (number, (fault, lies)) in strangers(scenario, &switch.name).enumerate() {
+    let is_v6 = hosts.first().is_some_and(|(address, _)| address.is_ipv6());
+    for (stranger, (fault, lies)) in strangers(scenario, &switch.name).enumerate() {
         let config = LiarConfig {
-            seed: switch::table::mix(seed ^ (number as u64) << 32),
-            own: (STRANGER, mac_of(2, number)),
+            seed: switch::table::mix(seed ^ (stranger as u64) << 32 ^ (number as u64) << 40),
+            own: (if is_v6 { STRANGER_V6 } else { STRANGER }, mac_of(2 + number as u8, stranger)),
             targets: hosts.clone(),
+            switch: match switch.kind {
+                SwitchKind::P4ce { address, .. } => {
+                    Some(((address.0, mac_of(1, number)), places(scenario).1))
+                }
+                SwitchKind::Bridge => None,
+            },
             claims: hosts.clone(),
             words: (verbs::WORDS_VA, 16),
             by_cm: matches!(scenario.work, Work::Groups(_)),

@@ -141,8 +141,8 @@ impl Run {
             .iter()
             .map(|link| world.connect(node(&link.ends[0]), node(&link.ends[1]), link_of(link)))
             .collect();
-        for (spec, (switch, _)) in scenario.switches.iter().zip(&switches) {
-            add_strangers(&mut world, scenario, (spec, *switch), seed);
+        for (number, (spec, (switch, _))) in scenario.switches.iter().zip(&switches).enumerate() {
+            add_strangers(&mut world, scenario, (spec, number, *switch), seed);
         }
         for fault in &scenario.faults {
             let at = Nanos(fault.at.value().max(0) as u64);

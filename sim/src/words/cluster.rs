@@ -210,6 +210,7 @@ impl Cluster {
                 seed: config.seed,
                 own: (address(config, hosts).0, mac(hosts)),
                 targets: interfaces(0..config.servers),
+                switch: None,
                 claims: interfaces(config.servers..hosts),
                 words: (TABLE_VA, config.table_size() as u64 / 8),
                 by_cm: config.by_cm,

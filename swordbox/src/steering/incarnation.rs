@@ -29,18 +29,19 @@ impl Incarnation {
         self.0.is_some_and(|known| known.overlaps(queue_pair))
     }
 
-    /// Notes the lifetime of a queue pair that has answered. Returns true if the memory that is known from now on is another one:
-    /// this queue pair is newer than all those that reached the known one, and none of them has answered for `grace`. (The
-    /// others' answers may be on their way when a connection is new.)
+    /// Notes the lifetime of a queue pair that has answered. Returns true if the memory that is known from now on may be another
+    /// one: this queue pair is newer than all those that reached the known one, none of them has answered for `grace`, and
+    /// `is_free`: nothing that they have under way depends on what is known. (Answers may be on their way when a connection is
+    /// new. And other queue pairs may all have ended though the server has not restarted.)
     #[inline]
-    pub(crate) fn see(&mut self, queue_pair: Lifetime, grace: Nanos) -> bool {
+    pub(crate) fn see(&mut self, queue_pair: Lifetime, grace: Nanos, is_free: bool) -> bool {
         match &mut self.0 {
             Some(known) if known.overlaps(queue_pair) => {
                 known.first = known.first.min(queue_pair.first);
                 known.last = known.last.max(queue_pair.last);
                 false
             }
-            Some(known) if queue_pair.last.since(known.last) <= grace => false,
+            Some(known) if queue_pair.last.since(known.last) <= grace || !is_free => false,
             known => known.replace(queue_pair).is_some(),
         }
     }
@@ -60,31 +61,32 @@ mod tests {
     fn queue_pairs_that_existed_at_one_time_reach_one_memory() {
         let mut memory = Incarnation::default();
         assert!(!memory.has(lifetime(5, 9)), "nothing is known yet");
-        assert!(!memory.see(lifetime(5, 9), GRACE));
+        assert!(!memory.see(lifetime(5, 9), GRACE, true));
         // One joins by the other, and a third by that one.
         assert!(memory.has(lifetime(9, 30)) && !memory.has(lifetime(25, 40)));
-        assert!(!memory.see(lifetime(9, 30), GRACE));
+        assert!(!memory.see(lifetime(9, 30), GRACE, true));
         assert!(memory.has(lifetime(25, 40)) && memory.has(lifetime(1, 6)) && !memory.has(lifetime(1, 4)));
     }
 
     #[test]
     fn a_newer_queue_pair_reaches_another_memory_after_a_silence() {
         let mut memory = Incarnation::default();
-        memory.see(lifetime(10, 50), GRACE);
-        assert!(!memory.see(lifetime(60, 150), GRACE), "the others may be about to answer");
-        assert!(!memory.has(lifetime(60, 150)));
-        assert!(memory.see(lifetime(60, 151), GRACE));
+        memory.see(lifetime(10, 50), GRACE, true);
+        assert!(!memory.see(lifetime(60, 150), GRACE, true), "the others may be about to answer");
+        assert!(!memory.see(lifetime(60, 151), GRACE, false), "others wait for what is under way");
+        assert!(!memory.has(lifetime(60, 151)));
+        assert!(memory.see(lifetime(60, 151), GRACE, true));
         assert!(memory.has(lifetime(60, 151)) && !memory.has(lifetime(10, 50)));
         // What is older is not believed, however late it comes.
-        assert!(!memory.see(lifetime(10, 55), GRACE) && !memory.has(lifetime(10, 55)));
+        assert!(!memory.see(lifetime(10, 55), GRACE, true) && !memory.has(lifetime(10, 55)));
     }
 
     #[test]
     fn a_queue_pair_that_answers_after_all_joins_the_memory() {
         let mut memory = Incarnation::default();
-        memory.see(lifetime(10, 50), GRACE);
-        memory.see(lifetime(60, 300), GRACE);
-        assert!(!memory.see(lifetime(10, 290), GRACE));
+        memory.see(lifetime(10, 50), GRACE, true);
+        memory.see(lifetime(60, 300), GRACE, true);
+        assert!(!memory.see(lifetime(10, 290), GRACE, true));
         assert!(memory.has(lifetime(20, 40)), "it is the same memory as at the beginning");
     }
 }

@@ -92,6 +92,8 @@ pub(crate) struct Link {
 pub(crate) struct Links {
     index: Index<Place>,
     links: Vec<Link>,
+    /// How many there are, by server
+    counts: Vec<u32>,
     lives: u32,
     capacity: usize,
     /// For walks through what hangs on a node
@@ -99,8 +101,9 @@ pub(crate) struct Links {
 }
 
 impl Links {
-    pub(crate) fn with_capacity(capacity: usize) -> Self {
+    pub(crate) fn with_capacity(capacity: usize, servers: usize) -> Self {
         Self {
+            counts: vec![0; servers],
             index: Index::with_capacity(capacity),
             links: Vec::with_capacity(capacity),
             lives: 0,
@@ -121,6 +124,11 @@ impl Links {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.index.is_empty()
+    }
+
+    /// Returns whether a node is on its way into a structure of this server.
+    pub(crate) fn has_any(&self, server: u8) -> bool {
+        self.counts[usize::from(server)] > 0
     }
 
     /// Numbers that links may have
@@ -195,6 +203,7 @@ impl Links {
             let link = &self.links[id as usize];
             (link.life, link.relied, link.child)
         } else {
+            self.counts[usize::from(server)] += 1;
             self.lives = self.lives.wrapping_add(1);
             (self.lives, false, NONE)
         };
@@ -257,6 +266,7 @@ impl Links {
         }
         if let Some(place) = self.index.key(id).copied() {
             self.index.remove(&place);
+            self.counts[usize::from(place.server)] -= 1;
         }
         self.lives = self.lives.wrapping_add(1);
         self.links[id as usize].life = self.lives;
@@ -319,15 +329,6 @@ impl Links {
         }
     }
 
-    /// Removes the links of a server, whose memory has other contents.
-    pub(crate) fn forget(&mut self, server: u8) {
-        for id in 0..self.index.ids() {
-            if self.get(id).is_some_and(|link| link.server == server) {
-                self.remove(id);
-            }
-        }
-    }
-
     /// Nobody waits any longer for a node, and for those that hang on it.
     pub(crate) fn lose(&mut self, id: Id) {
         self.walk.clear();
@@ -378,21 +379,23 @@ mod tests {
 
     #[test]
     fn a_node_waits_for_the_one_that_it_hangs_on() {
-        let mut links = Links::with_capacity(8);
+        let mut links = Links::with_capacity(8, 1);
         let [b, c, d] = [(1, 2), (2, 3), (3, 4)].map(|(to, node)| begin(&mut links, to, node, 7));
         assert_eq!(succeed(&mut links, d), []);
         assert_eq!(succeed(&mut links, c), []);
         assert!([b, c, d].iter().all(|ticket| links.open(*ticket).is_some()));
         assert_eq!(succeed(&mut links, b), [(2, true), (3, true), (4, false)]);
         assert!(links.is_empty() && [b, c, d].iter().all(|ticket| links.open(*ticket).is_none()));
+        assert!(!links.has_any(0));
         // Places are used again, tickets are not.
         let other = begin(&mut links, 1, 9, 7);
         assert!(links.open(b).is_none() && links.open(d).is_none() && links.open(other).is_some());
+        assert!(links.has_any(0));
     }
 
     #[test]
     fn what_hangs_on_a_node_that_failed_comes_with_it_when_it_is_appended_again() {
-        let mut links = Links::with_capacity(8);
+        let mut links = Links::with_capacity(8, 1);
         let [b, c, d] = [(1, 2), (2, 3), (2, 4)].map(|(to, node)| begin(&mut links, to, node, 7));
         assert_eq!(succeed(&mut links, c), []);
         let (b_id, d_id) = (links.open(b).unwrap().0, links.open(d).unwrap().0);
@@ -409,7 +412,7 @@ mod tests {
 
     #[test]
     fn what_nobody_depends_on_is_over_when_it_fails() {
-        let mut links = Links::with_capacity(1);
+        let mut links = Links::with_capacity(1, 1);
         let b = begin(&mut links, 1, 2, 7);
         assert_eq!(links.can_begin(0, 3), None, "no room");
         links.fail(links.open(b).unwrap().0);
@@ -418,7 +421,7 @@ mod tests {
 
     #[test]
     fn a_node_that_fails_moves_from_one_to_the_other() {
-        let mut links = Links::with_capacity(8);
+        let mut links = Links::with_capacity(8, 1);
         let tickets = [(1, 2), (2, 3), (2, 4), (2, 5)].map(|(to, node)| begin(&mut links, to, node, 7));
         let [b, c, d, e] = tickets;
         for ticket in [c, d, e] {
@@ -435,7 +438,7 @@ mod tests {
 
     #[test]
     fn what_is_lost_takes_along_what_hangs_on_it() {
-        let mut links = Links::with_capacity(8);
+        let mut links = Links::with_capacity(8, 1);
         let [b, _, d] = [(1, 2), (2, 3), (3, 4)].map(|(to, node)| begin(&mut links, to, node, node as Id));
         let alone = begin(&mut links, 1, 9, 9);
         let mut doubtful = Vec::new();

@@ -204,8 +204,8 @@ impl Steering {
         let (appends, withheld) = if steers { (config.appends, config.withheld) } else { (0, 0) };
         Self {
             incarnations: vec![Incarnation::default(); known.len()],
+            links: Links::with_capacity(appends, known.len()),
             known,
-            links: Links::with_capacity(appends),
             withheld: Withheld::with_capacity(withheld),
             published: false,
         }

@@ -42,22 +42,16 @@ impl Swordbox {
             return;
         }
         let Some(lifetime) = flow.lifetime() else { return };
-        if self.steering.incarnations[usize::from(server)].see(lifetime, self.config.settle) {
-            self.forget_structures(server);
-        }
-    }
-
-    fn forget_structures(&mut self, server: u8) {
+        // Nodes on their way are part of the structure in the end, or those that wait for them are given up.
+        let is_free = !self.steering.links.has_any(server);
+        let is_other =
+            self.steering.incarnations[usize::from(server)].see(lifetime, self.config.settle, is_free);
         #[cfg(feature = "canary")]
-        if self.config.bug == Some(crate::Bug::KeptStructure) {
-            return;
+        let is_other = is_other && self.config.bug != Some(crate::Bug::KeptStructure);
+        if is_other {
+            self.counters.structures_forgotten.add(1);
+            self.steering.known[usize::from(server)].iter_mut().for_each(Knowledge::forget_all);
         }
-        self.counters.server_restarts.add(1);
-        let Steering { known, links, withheld, .. } = &mut self.steering;
-        known[usize::from(server)].iter_mut().for_each(Knowledge::forget_all);
-        links.forget(server);
-        let flows = &self.flows;
-        withheld.clear(|flow| flows[flow as usize].server == server);
     }
 
     /// Returns whether a connection reaches the memory of which something is known, and not that of another incarnation of its
@@ -303,7 +297,7 @@ impl Swordbox {
     /// A connection is over: what it had under way is not known any more.
     pub(crate) fn unsteer(&mut self, id: Id) {
         let Steering { known, links, withheld, .. } = &mut self.steering;
-        withheld.clear(|flow| flow == id);
+        withheld.clear(id);
         if !links.is_empty() {
             links.orphan(id, |link| {
                 known[usize::from(link.server)][usize::from(link.structure)].doubt(link.append.key);

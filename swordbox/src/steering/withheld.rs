@@ -82,15 +82,14 @@ impl Withheld {
         self.free.push(slot.place);
     }
 
-    /// Drops the frames of these flows.
-    pub(crate) fn clear(&mut self, mut is_over: impl FnMut(Id) -> bool) {
+    /// Those of a flow are not wanted any more.
+    pub(crate) fn clear(&mut self, flow: Id) {
         let free = &mut self.free;
         self.slots.retain(|slot| {
-            let is_over = is_over(slot.flow);
-            if is_over {
+            if slot.flow == flow {
                 free.push(slot.place);
             }
-            !is_over
+            slot.flow != flow
         });
     }
 }
@@ -116,7 +115,7 @@ mod tests {
         assert_eq!(withheld.find(0, |slot| slot.psn != Psn::new(10)), None);
         withheld.remove(0);
         assert_eq!(withheld.find(0, |_| true), Some(0));
-        withheld.clear(|flow| flow == 1);
+        withheld.clear(1);
         assert!(withheld.is_empty());
         assert!(!withheld.push(1, Psn::ZERO, &[0; LONGEST + 1], PortId(0)));
         for _ in 0..3 {

@@ -287,3 +287,14 @@ fn a_client_that_gets_the_number_of_a_lane_that_is_gone_is_not_kept_out() {
         net.count("spoofed")
     );
 }
+
+/// The server's answers come on another port, by a path that changed. The lane is idle, and its probe's answer is the only one.
+#[test]
+fn answer_to_a_probe_tells_the_port_of_the_server() {
+    let (mut net, _, b) = ready();
+    let tried = net.pass(Nanos::from_millis(520));
+    assert_eq!((opcode(&tried[0].0), dest(&tried[0].0)), (Opcode::RC_WRITE_ONLY, OWN.server_qpn));
+    assert!(net.up(&OWN.ack(psn(&tried[0].0))).is_empty());
+    let sent = net.up(&b.cas(b.psn, TABLE, 0, 5));
+    assert_eq!((dest(&sent[0].0), sent[0].1), (OWN.server_qpn, CLIENTS));
+}

@@ -359,3 +359,26 @@ fn reads_pass_one_behind_the_other_where_the_path_mtu_is_configured() {
     let passed: Vec<_> = (0..4).map(|n| net.up(&read(&a, a.psn + 4 * n, 0x9000_0000, 4096)).len()).collect();
     assert_eq!(passed, [1; 4]);
 }
+
+/// The server's answers come on another port, by a path that changed, and the answer to a repeated READ is the first one.
+#[test]
+fn answer_to_a_repeated_read_tells_the_port_of_the_server() {
+    let (mut net, a, b, asked) = read_and_passed();
+    let sent = net.up(&asked);
+    let again = psn(&sent[0].0);
+    assert_eq!(net.up(&only(&a, again, 64)).len(), 1);
+    let sent = net.up(&b.cas(b.psn, TABLE, 5, 6));
+    assert_eq!((dest(&sent[0].0), sent[0].1), (a.server_qpn, CLIENTS));
+}
+
+/// The same with the answer to a READ of unknown PSN count, of which the first packet was lost.
+#[test]
+fn end_of_a_read_of_unknown_count_tells_the_port_of_the_server() {
+    let (mut net, mut a, b) = two(|_| {});
+    let sent = net.up(&read(&a, a.psn, 0x8000_0000, 2048));
+    let first = psn(&sent[0].0);
+    assert_eq!(net.up(&response(&a, Opcode::RC_READ_RESPONSE_LAST, first + 1, 1024)).len(), 1);
+    a.psn += 2;
+    let sent = net.up(&b.cas(b.psn, TABLE, 0, 5));
+    assert_eq!((dest(&sent[0].0), sent[0].1), (a.server_qpn, CLIENTS));
+}
