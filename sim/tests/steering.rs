@@ -8,13 +8,13 @@ use acted::Acted;
 use sim::rack::steering::{config, swordbox};
 use sim::rack::{Rack, RackConfig};
 use sim::registers::{History, Observed};
-use sim::{Controlled, Costs, EPOCH, Fault, Link};
+use sim::{Controlled, Costs, EPOCH, Fault, Host, Link, Queues};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use switch::forward::Config as ForwardConfig;
 use switch::{Chance, Nanos, Share};
 use swordbox::clients::clover::{Layout, Options, Store, Tails};
-use swordbox::clients::{Start, Stopped, Thread};
+use swordbox::clients::{Server, Start, Stopped, Thread};
 use swordbox::steering::{ListsConfig, Structure};
 use swordbox::{Control, Layers, Table};
 
@@ -107,8 +107,12 @@ struct Net {
     layout: Layout,
     /// Machines that never come back
     gone: BTreeSet<usize>,
-    /// When the memory server restarts, with the memory of the beginning
+    /// Times at which the memory server restarts with the memory of the beginning
     restarts: Vec<Nanos>,
+    /// Whether it restarts with what its memory held
+    keeps_memory: bool,
+    /// Times at which all UDP source ports of a machine, or of the server, change
+    rehashes: Vec<(Nanos, Option<usize>)>,
 }
 
 /// What a seed runs.
@@ -117,6 +121,17 @@ struct Drawn {
     rack: RackConfig,
     work: Work,
     box_config: swordbox::Config,
+}
+
+/// Draws by how much frames overtake one another: less than `settle`, and than half of the shortest ACK time-out where
+/// connections are made anew (CM's TIMEWAIT is as long as packets take).
+fn latest(seed: u64, may_fail: bool) -> Nanos {
+    // A stream of its own, so that what else is drawn stays what it was.
+    let mut chance = Chance::stream(seed, 0x6c61_7465);
+    match chance.below(4) {
+        0 => Nanos::from_micros(chance.between(20, if may_fail { 60 } else { 50 })),
+        _ => Link::default().reorder_by,
+    }
 }
 
 fn drawn(seed: u64, may_fail: bool) -> (Drawn, Chance) {
@@ -133,6 +148,7 @@ fn drawn(seed: u64, may_fail: bool) -> (Drawn, Chance) {
         duplicate: share(0.04, &mut chance),
         reorder: share(0.06, &mut chance),
         corrupt: share(0.02, &mut chance),
+        reorder_by: latest(seed, may_fail),
         ..Link::default()
     };
     let many = chance.below(20) == 0;
@@ -159,6 +175,7 @@ fn drawn(seed: u64, may_fail: bool) -> (Drawn, Chance) {
         forgetful: Share::percent(50),
         reconnect_after: may_fail.then(|| Nanos::from_micros(chance.between(100, 500))),
         keys_again: Chance::stream(seed, 0x6b65_7973).below(2) == 0,
+        keeps_memory: Chance::stream(seed, 0x6b65_6570).below(3) == 0,
         lies: if lies.below(3) == 0 { lies.between(10, 100) } else { 0 } as u32,
         lies_about: (*lies.pick(&[INDEX_VA, NODES_VA]), layout.keys),
     };
@@ -226,8 +243,26 @@ fn build(drawn: &Drawn) -> Net {
     };
     let nodes = node_count(drawn.rack.machines * drawn.rack.threads, &work);
     let memory = work.layout.memory(INDEX_VA, NODES_VA, nodes);
-    let rack = Rack::new(drawn.rack.clone(), memory, swordbox(drawn.box_config.clone()), program);
-    Net { rack, seen, layout: work.layout, gone: BTreeSet::new(), restarts: Vec::new() }
+    let switch = swordbox(drawn.box_config.clone()).with_queues(Queues::drawn(drawn.rack.seed));
+    let keeps_memory = drawn.rack.keeps_memory;
+    let rehashes = rehashes(drawn.rack.seed, drawn.rack.machines);
+    let rack = Rack::new(drawn.rack.clone(), memory, switch, program);
+    let (gone, restarts) = (BTreeSet::new(), Vec::new());
+    Net { rack, seen, layout: work.layout, gone, restarts, keeps_memory, rehashes }
+}
+
+/// Draws when UDP source ports change: never in two thirds of the seeds.
+fn rehashes(seed: u64, machines: usize) -> Vec<(Nanos, Option<usize>)> {
+    let mut chance = Chance::stream(seed, 0x7061_7468);
+    let count = if chance.below(3) == 0 { chance.between(1, 5) } else { 0 };
+    let mut rehash = || {
+        let at = Nanos::from_micros(chance.between(20, 2000));
+        (at, (chance.below(machines as u64 + 1) as usize).checked_sub(1))
+    };
+    let mut rehashes: Vec<_> = (0..count).map(|_| rehash()).collect();
+    // The next one is the last.
+    rehashes.sort_by_key(|(at, _)| core::cmp::Reverse(*at));
+    rehashes
 }
 
 impl Net {
@@ -254,6 +289,7 @@ impl Net {
                     switch.control.set_layers(layers);
                 });
             }
+            self.rehash(next);
             self.rack.world.run_until(next);
             if next > LIMIT {
                 return Err(format!("not done: {:?}", self.seen.lock().unwrap().done));
@@ -263,6 +299,22 @@ impl Net {
         let end = self.rack.world.now() + Nanos::from_millis(1);
         self.rack.world.run_until(end);
         self.check()
+    }
+
+    /// Changes the UDP source ports that are due by then.
+    fn rehash(&mut self, until: Nanos) {
+        while let Some((at, machine)) = self.rehashes.pop_if(|(at, _)| *at <= until) {
+            let (salt, world) = (switch::table::mix(at.0) as u16, &mut self.rack.world);
+            match machine {
+                Some(machine) => world.with::<Host<swordbox::clients::Threads<Threads>>, _>(
+                    self.rack.machines[machine],
+                    |host, _| host.nic.set_path_salt(salt),
+                ),
+                None => {
+                    world.with::<Host<Server>, _>(self.rack.server, |host, _| host.nic.set_path_salt(salt))
+                }
+            }
+        }
     }
 
     /// Returns what is wrong with what the seed ran and what the Swordbox counted and knew.
@@ -397,7 +449,9 @@ fn restart_server(net: &mut Net, seed: u64) {
         net.rack.world.schedule(at, Fault::Crash(net.rack.server));
         at = at + Nanos::from_micros(1 << chance.between(0, 8));
         net.rack.world.schedule(at, Fault::Restart(net.rack.server));
-        net.restarts.push(EPOCH + at);
+        if !net.keeps_memory {
+            net.restarts.push(EPOCH + at);
+        }
         at = at + Nanos::from_micros(chance.between(300, 3000));
     }
 }

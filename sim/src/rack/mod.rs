@@ -57,6 +57,8 @@ pub struct RackConfig {
     pub reconnect_after: Option<Nanos>,
     /// Whether the server's regions have the same R_keys after a restart
     pub keys_again: bool,
+    /// Whether the server's memory has the contents that it had after a restart, and not those of the beginning
+    pub keeps_memory: bool,
     /// Packets of a host that is no party, at one more port of the switch
     pub lies: u32,
     /// What they are about: so many words of the server's memory from an address
@@ -79,6 +81,7 @@ impl Default for RackConfig {
             retry_count: 7,
             reconnect_after: None,
             keys_again: false,
+            keeps_memory: false,
             lies: 0,
             lies_about: (0, 1),
         }
@@ -146,7 +149,7 @@ impl<P: Program> Rack<P> {
             crate::nic(rnic::Config { max_qps: 4096, ..config })
         };
         let switch = world.add("switch", switch, Clock::default());
-        let mut host = Host::new(nic(None), Server::new(PORT, memory));
+        let mut host = Host::new(nic(None), Server::new(PORT, memory).keeping_memory(config.keeps_memory));
         if let Some(costs) = &config.costs {
             host = host.with_costs(costs.clone());
         }

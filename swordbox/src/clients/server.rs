@@ -50,13 +50,30 @@ pub struct Server {
     memory: Vec<Memory>,
     resources: Option<(Pd, Cq)>,
     regions: Vec<(Buffer, Region)>,
+    /// Contents of the memory at its last crash, if it keeps them
+    kept: Option<Vec<Vec<u8>>>,
+    keeps_memory: bool,
     clients: BTreeMap<Conn, Qpn>,
 }
 
 impl Server {
     /// A server that listens at a port (TCP port space) and gives this memory.
     pub fn new(port: u16, memory: Vec<Memory>) -> Self {
-        Self { port, memory, resources: None, regions: Vec::new(), clients: BTreeMap::new() }
+        Self {
+            port,
+            memory,
+            resources: None,
+            regions: Vec::new(),
+            kept: None,
+            keeps_memory: false,
+            clients: BTreeMap::new(),
+        }
+    }
+
+    /// The same server, whose memory outlives its process: after a restart it has the contents that it had.
+    #[must_use]
+    pub fn keeping_memory(self, keeps_memory: bool) -> Self {
+        Self { keeps_memory, ..self }
     }
 
     /// What it gives, once it has begun
@@ -127,9 +144,13 @@ impl App for Server {
         let pd = nic.alloc_pd();
         // Nothing completes at a server but by failing.
         self.resources = nic.create_cq(1 << 10).ok().map(|cq| (pd, cq));
+        let mut kept = self.kept.take().unwrap_or_default().into_iter();
         let give = |memory: &Memory| {
-            let mut bytes = vec![0; memory.len];
-            memory.fill(&mut bytes);
+            let bytes = kept.next().unwrap_or_else(|| {
+                let mut bytes = vec![0; memory.len];
+                memory.fill(&mut bytes);
+                bytes
+            });
             let buffer = nic.alloc(bytes).ok()?;
             let mr = nic.register(pd, buffer, 0..memory.len, memory.va, Access::ALL).ok()?;
             Some((buffer, Region { va: memory.va, len: memory.len as u64, rkey: mr.0 }))
@@ -137,6 +158,13 @@ impl App for Server {
         self.regions = self.memory.iter().filter_map(give).collect();
         // Nobody listens yet.
         _ = nic.listen(PortSpace::Tcp, self.port);
+    }
+
+    fn crash(&mut self, nic: &Rnic) {
+        // A second crash may come before the restart: the regions are those of the first one.
+        if self.keeps_memory && self.kept.is_none() {
+            self.kept = Some(self.regions.iter().map(|(buffer, _)| nic.bytes(*buffer).to_vec()).collect());
+        }
     }
 
     fn run(&mut self, nic: &mut Rnic, now: Nanos) {
