@@ -192,6 +192,13 @@ pub(crate) struct Flow {
     pub existed_at: Nanos,
     /// Request that updates `alive_at` when everything before this PSN is acknowledged on the own connection, and when it left
     pub showing: Option<(Psn, Nanos)>,
+    /// A request to the memory of a structure that has not been asked for before (`structures`): the PSN before which everything
+    /// has to be acknowledged, when it left, and the structure's number
+    pub asking_structure: Option<(Psn, Nanos, u8)>,
+    /// Structures of the server, by bit, to whose memory a request was acknowledged: the queue pair is of the process that has
+    /// them, and not of another process of the same host. And when the first such request left
+    pub structures: u32,
+    pub structures_since: Nanos,
     /// A right that is proven as soon as everything before this PSN is done
     pub proving: Option<(Psn, Proof)>,
     /// End of the PSNs that the server may have counted as responses of READs: an acknowledgement of one before proves no right
@@ -264,6 +271,9 @@ impl Flow {
             alive_at: Nanos::ZERO,
             existed_at: Nanos::ZERO,
             showing: None,
+            asking_structure: None,
+            structures: 0,
+            structures_since: Nanos::ZERO,
             proving: None,
             taken: None,
             reaching: None,
@@ -367,9 +377,40 @@ impl Flow {
         }
     }
 
-    /// Time in which the server's queue pair is known to have existed, if it has answered.
-    pub(crate) fn lifetime(&self) -> Option<Lifetime> {
-        (self.existed_at != Nanos::ZERO).then_some(Lifetime { first: self.existed_at, last: self.alive_at })
+    /// Bit of a structure's number; those from 31 on share one.
+    pub(crate) fn bit_of(structure: u8) -> u32 {
+        1 << structure.min(31)
+    }
+
+    /// Notes that the last request, which leaves now, is for a structure's memory.
+    pub(crate) fn asks_structure(&mut self, structure: u8, now: Nanos) {
+        if self.structures & Self::bit_of(structure) == 0 && self.asking_structure.is_none() {
+            self.asking_structure = Some((self.sent, now, structure));
+        }
+    }
+
+    /// Updates `structures` now that everything before `acked` is done on the own connection.
+    pub(crate) fn show_structure(&mut self) {
+        let acked = self.acked;
+        if let Some((_, left, structure)) = self.asking_structure.take_if(|(psn, ..)| !acked.precedes(*psn)) {
+            if self.structures == 0 {
+                self.structures_since = left;
+            }
+            self.structures |= Self::bit_of(structure);
+        }
+    }
+
+    /// Forgets which structures were asked for: the requests that come now may be those of another connection with the same queue
+    /// pair numbers, after a restart of the server.
+    pub(crate) fn forget_structures(&mut self) {
+        (self.asking_structure, self.structures) = (None, 0);
+    }
+
+    /// Returns the time in which the server's queue pair is known to have existed, if it is of the process that has this structure.
+    pub(crate) fn lifetime(&self, structure: u8) -> Option<Lifetime> {
+        let first = self.structures_since;
+        (self.structures & Self::bit_of(structure) != 0)
+            .then_some(Lifetime { first, last: self.alive_at.max(first) })
     }
 
     /// Extends `taken` by a READ of `len` bytes that is repeated, late, or of unknown PSN count. The server takes requests with

@@ -626,15 +626,6 @@ impl Swordbox {
         if !self.strangers.look(client, from, 0, self.tick) {
             return;
         }
-        #[cfg(feature = "canary")]
-        let far = self.config.bug == Some(crate::Bug::FarAnswer);
-        let may_answer = |flow: &mut Flow, psn: Psn| {
-            #[cfg(feature = "canary")]
-            if far && flow.unsure.is_some() && !psn.precedes(flow.sent) {
-                return true;
-            }
-            flow.may_have_asked(psn)
-        };
         let mut found = NONE;
         let mut looked = 0;
         let mut next = self.strangers.first(client, from);
@@ -646,7 +637,7 @@ impl Swordbox {
                 continue;
             }
             looked += 1;
-            if may_answer(flow, psn) {
+            if flow.may_have_asked(psn) {
                 if found != NONE {
                     found = NONE;
                     break;
@@ -661,7 +652,7 @@ impl Swordbox {
         self.strangers.look(client, from, looked as u32, self.tick);
         let end = &mut self.ends[to as usize];
         if let Some(flow) = self.flows.get_mut(found as usize)
-            && end.latest.is_some_and(|(psn, _)| !may_answer(flow, psn))
+            && end.latest.is_some_and(|(psn, _)| !flow.may_have_asked(psn))
         {
             // What is kept is of an earlier connection that had the client's queue pair number.
             end.latest = Some((done, msn.unwrap_or(Msn::ZERO)));
@@ -695,6 +686,7 @@ impl Swordbox {
                 self.declare_over(&Connection { server: (connection.host(), connection.qpn()), client });
             }
             self.pair(found, to, Stage::Paired);
+            self.flows[found as usize].forget_structures();
             self.ends[found as usize].port = port;
             // What was remembered of requests whose answers went unseen
             self.restart(found);

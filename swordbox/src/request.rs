@@ -308,6 +308,7 @@ impl Swordbox {
         }
         if !new {
             self.flows[id as usize].saw(psn);
+            self.flows[id as usize].forget_structures();
         }
         let now_or_later = if new {
             self.detour_of(id, server, &packet, now)
@@ -414,6 +415,11 @@ impl Swordbox {
         if flow.showing.is_none() {
             flow.showing = Some((flow.sent, now));
         }
+        if let Some((va, ..)) = memory
+            && let Some((structure, _)) = self.steering.at(flow.server, va)
+        {
+            flow.asks_structure(structure, now);
+        }
         if let Some((va, rkey, len)) = memory
             && len > 0
         {
@@ -472,6 +478,7 @@ impl Swordbox {
             flow.take_psns(flow.next, len.get());
         }
         flow.cm_params = None;
+        flow.forget_structures();
         (flow.proving, flow.reaching) = (None, None);
         flow.stage = flow.stage.min(Stage::Paired);
         flow.begin(psn);

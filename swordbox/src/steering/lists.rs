@@ -59,6 +59,13 @@ struct Tail {
 
 const NO_TAIL: Tail = Tail { node: 0, rkey: 0, ready: false };
 
+/// A value that counts if it was stored in the present epoch: all are forgotten at once when the epoch ends.
+#[derive(Clone, Copy, Debug)]
+struct Dated<T> {
+    epoch: u64,
+    value: T,
+}
+
 /// Whose a node is: its number, and the key
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Owned {
@@ -68,8 +75,8 @@ struct Owned {
 
 /// The number of no node
 const NOBODY: Owned = Owned { number: u32::MAX, key: 0 };
-/// Nodes whose numbers have the same hash, the one that was asked for last in front: one cache line
-type Set = [Owned; 8];
+/// Nodes whose numbers have the same hash, the one that was asked for last in front
+type Set = [Owned; 7];
 /// Keys that are looked at to find one that is colder
 const LOOKED_AT: u32 = 8;
 
@@ -77,9 +84,14 @@ const LOOKED_AT: u32 = 8;
 #[derive(Debug)]
 pub struct Lists {
     config: ListsConfig,
-    owners: Box<[Set]>,
+    /// One cache line each
+    owners: Box<[Dated<Set>]>,
     keys: Index<Number>,
-    tails: Box<[Tail]>,
+    /// By the key's id. A key whose last node has been forgotten keeps its place until it is needed
+    tails: Box<[Dated<Tail>]>,
+    /// Epochs of `owners` and of `tails`
+    owners_epoch: u64,
+    tails_epoch: u64,
     sketch: Sketch,
     hand: u32,
 }
@@ -98,9 +110,15 @@ impl Lists {
         );
         assert!(config.remembered > 0 && config.tracked > 0, "places to remember something");
         Self {
-            owners: vec![[NOBODY; 8]; config.remembered.min(nodes as usize).div_ceil(8).max(1)].into(),
+            owners: vec![
+                Dated { epoch: 0, value: [NOBODY; 7] };
+                config.remembered.min(nodes as usize).div_ceil(7).max(1)
+            ]
+            .into(),
             keys: Index::with_capacity(config.tracked),
-            tails: vec![NO_TAIL; config.tracked].into(),
+            tails: vec![Dated { epoch: 0, value: NO_TAIL }; config.tracked].into(),
+            owners_epoch: 0,
+            tails_epoch: 1,
             sketch: Sketch::new(),
             hand: 0,
             config,
@@ -115,16 +133,17 @@ impl Lists {
     /// What such a store takes at most.
     pub(crate) fn bytes(config: &ListsConfig) -> usize {
         let nodes = (config.nodes.end - config.nodes.start) / config.layout.node_len as u64;
-        let owners = config.remembered.min(nodes as usize).max(1);
-        owners * size_of::<Owned>()
+        let owners = config.remembered.min(nodes as usize).div_ceil(7).max(1);
+        owners * size_of::<Dated<Set>>()
             + Index::<Number>::bytes(config.tracked)
-            + config.tracked * size_of::<Tail>()
+            + config.tracked * size_of::<Dated<Tail>>()
             + Sketch::BYTES
     }
 
     /// Keys whose last node is known
     pub fn tracked(&self) -> usize {
-        self.keys.len()
+        let is_known = |id: &u32| self.keys.key(*id).is_some_and(|key| self.tail_of(key.0).is_some());
+        (0..self.keys.ids()).filter(is_known).count()
     }
 
     /// The number of the node that begins at this address
@@ -139,7 +158,11 @@ impl Lists {
     fn set_of(&mut self, number: u32) -> &mut Set {
         // Multiplied by the number of sets, the hash is one of them (Lemire, 2019).
         let set = (u128::from(mix(u64::from(number))) * self.owners.len() as u128) >> 64;
-        &mut self.owners[set as usize]
+        let set = &mut self.owners[set as usize];
+        if set.epoch != self.owners_epoch {
+            *set = Dated { epoch: self.owners_epoch, value: [NOBODY; 7] };
+        }
+        &mut set.value
     }
 
     /// Whose a node is, if that is known
@@ -167,11 +190,13 @@ impl Lists {
     }
 
     fn tail_of(&self, key: u64) -> Option<&Tail> {
-        self.keys.get(&Number(key)).map(|id| &self.tails[id as usize])
+        let tail = &self.tails[self.keys.get(&Number(key))? as usize];
+        (tail.epoch == self.tails_epoch).then_some(&tail.value)
     }
 
     fn tail_mut(&mut self, key: u64) -> Option<&mut Tail> {
-        self.keys.get(&Number(key)).map(|id| &mut self.tails[id as usize])
+        let tail = &mut self.tails[self.keys.get(&Number(key))? as usize];
+        (tail.epoch == self.tails_epoch).then_some(&mut tail.value)
     }
 
     /// A key's last node is known. It is kept if the key is hot, and hotter than another one if there is no room.
@@ -180,11 +205,12 @@ impl Lists {
         if count < self.config.hot {
             return;
         }
-        if self.keys.len() == self.config.tracked && !self.make_room(count) {
+        let is_new = self.keys.get(&Number(key)).is_none();
+        if is_new && self.keys.len() == self.config.tracked && !self.make_room(count) {
             return;
         }
         if let Ok(id) = self.keys.get_or_insert(Number(key)) {
-            self.tails[id as usize] = tail;
+            self.tails[id as usize] = Dated { epoch: self.tails_epoch, value: tail };
         }
     }
 
@@ -194,7 +220,8 @@ impl Lists {
         for _ in 0..LOOKED_AT {
             self.hand = (self.hand + 1) % self.keys.ids().max(1);
             let Some(key) = self.keys.key(self.hand).copied() else { continue };
-            let other = self.sketch.count(key.0);
+            let is_known = self.tails[self.hand as usize].epoch == self.tails_epoch;
+            let other = if is_known { self.sketch.count(key.0) } else { 0 };
             if coldest.is_none_or(|(least, _)| other < least) {
                 coldest = Some((other, key));
             }
@@ -328,16 +355,12 @@ impl Knowledge for Lists {
     }
 
     fn forget(&mut self) {
-        for id in 0..self.keys.ids() {
-            if let Some(key) = self.keys.key(id).copied() {
-                self.keys.remove(&key);
-            }
-        }
+        self.tails_epoch += 1;
     }
 
     fn forget_all(&mut self) {
         self.forget();
-        self.owners.fill([NOBODY; 8]);
+        self.owners_epoch += 1;
     }
 
     fn is_word(&self, _va: u64, _rkey: u32) -> bool {
@@ -395,7 +418,8 @@ mod tests {
         let to = lists.on_read(va(node), 7, LEN as u32).map(|to| (to - VA) / LEN);
         to.filter(|to| {
             *to != node
-                || lists.tails.iter().any(|tail| tail.node == va(node) && tail.ready) && lists.tracked() > 0
+                || lists.tails.iter().any(|tail| tail.value.node == va(node) && tail.value.ready)
+                    && lists.tracked() > 0
         })
     }
 
@@ -502,6 +526,36 @@ mod tests {
     }
 
     #[test]
+    fn nothing_but_first_nodes_is_known_after_a_restart() {
+        let mut lists = lists(|config| config.tracked = 1);
+        for node in 10..12 {
+            write(&mut lists, node, 3);
+        }
+        append(&mut lists, 3, 10);
+        assert_eq!((read(&mut lists, 3), lists.tracked()), (Some(10), 1));
+        lists.forget_all();
+        assert_eq!((read(&mut lists, 3), read(&mut lists, 10), lists.tracked()), (None, None, 0));
+        assert_eq!(lists.on_cas(&cas_of(10, 11), true, false, true), None, "it is not known whose they are");
+        // Another key takes the place of the one that was tracked.
+        write(&mut lists, 11, 4);
+        assert_eq!(append(&mut lists, 4, 11), 4);
+        assert_eq!((read(&mut lists, 4), lists.tracked()), (Some(11), 1));
+    }
+
+    #[test]
+    fn doubtful_writes_teach_nothing_and_end_what_they_contradict() {
+        let mut lists = lists(|_| {});
+        write(&mut lists, 10, 3);
+        append(&mut lists, 3, 10);
+        let mut bytes = vec![0; LEN as usize];
+        bytes[KEY..KEY + 8].copy_from_slice(&5u64.to_le_bytes());
+        lists.on_doubtful_write(va(11), &bytes);
+        assert_eq!(lists.on_cas(&cas_of(50, 11), true, false, true), None, "nodes that are not known");
+        lists.on_doubtful_write(va(10), &bytes);
+        assert_eq!((read(&mut lists, 3), read(&mut lists, 10)), (None, None));
+    }
+
+    #[test]
     fn old_nodes_are_forgotten_first_ones_are_not() {
         let mut lists = lists(|config| config.remembered = 4);
         for node in 10..20 {
@@ -509,11 +563,11 @@ mod tests {
         }
         append(&mut lists, 3, 19);
         let known: Vec<_> = (0..20).filter(|node| read(&mut lists, *node).is_some()).collect();
-        assert_eq!(known, [3, 13, 14, 15, 16, 17, 18, 19], "eight at least");
+        assert_eq!(known, [3, 14, 15, 16, 17, 18, 19], "seven at least, the first one among them");
         // One that is still asked for stays.
         for node in 20..26 {
             write(&mut lists, node, 3);
-            assert_eq!(read(&mut lists, 13), Some(19));
+            assert_eq!(read(&mut lists, 14), Some(19));
         }
         assert_eq!(read(&mut lists, 18), None);
         // The answer to one that is not known tells whose it is, and whose the next one is.

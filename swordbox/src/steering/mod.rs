@@ -184,10 +184,10 @@ impl Knowledge for Known {
 /// What a Swordbox knows of its servers' data structures, and what depends on what.
 #[derive(Debug)]
 pub(crate) struct Steering {
-    /// By server
+    /// By server and structure
     pub known: Vec<Vec<Known>>,
-    /// The memory that it is of, by server
-    pub incarnations: Vec<Incarnation>,
+    /// The memory that it is of
+    pub incarnations: Vec<Vec<Incarnation>>,
     /// Nodes that may not be part of their structure yet
     pub links: Links,
     /// Answers that tell of such nodes
@@ -203,7 +203,7 @@ impl Steering {
         let steers = known.iter().flatten().any(|known| matches!(known, Known::Lists(_)));
         let (appends, withheld) = if steers { (config.appends, config.withheld) } else { (0, 0) };
         Self {
-            incarnations: vec![Incarnation::default(); known.len()],
+            incarnations: known.iter().map(|known| vec![Incarnation::default(); known.len()]).collect(),
             links: Links::with_capacity(appends, known.len()),
             known,
             withheld: Withheld::with_capacity(withheld),

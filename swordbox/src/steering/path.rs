@@ -33,37 +33,41 @@ impl Swordbox {
         memory_of(packet).is_some_and(|(va, ..)| self.steering.at(server, va).is_some())
     }
 
-    /// Notes that a connection has answered. If that shows that its server has restarted, nothing is known any more of the
-    /// server's structures.
+    /// Notes that a connection has been acknowledged. If that shows that its server may have restarted, nothing is known any more of
+    /// the structures that the connection reaches.
     pub(crate) fn see_alive(&mut self, id: Id) {
-        let flow = &self.flows[id as usize];
-        let server = flow.server;
-        if !self.steering.steers(server) {
+        let flow = &mut self.flows[id as usize];
+        flow.show_structure();
+        if flow.structures == 0 {
             return;
         }
-        let Some(lifetime) = flow.lifetime() else { return };
+        let server = usize::from(flow.server);
         // Nodes on their way are part of the structure in the end, or those that wait for them are given up.
-        let is_free = !self.steering.links.has_any(server);
-        let is_other =
-            self.steering.incarnations[usize::from(server)].see(lifetime, self.config.settle, is_free);
-        #[cfg(feature = "canary")]
-        let is_other = is_other && self.config.bug != Some(crate::Bug::KeptStructure);
-        if is_other {
-            self.counters.structures_forgotten.add(1);
-            self.steering.known[usize::from(server)].iter_mut().for_each(Knowledge::forget_all);
+        let is_free = !self.steering.links.has_any(flow.server);
+        for (structure, incarnation) in (0u8..).zip(&mut self.steering.incarnations[server]) {
+            let Some(lifetime) = flow.lifetime(structure) else { continue };
+            let is_other = incarnation.see(lifetime, self.config.settle, is_free);
+            #[cfg(feature = "canary")]
+            let is_other = is_other && self.config.bug != Some(crate::Bug::KeptStructure);
+            if is_other {
+                self.counters.structures_forgotten.add(1);
+                self.steering.known[server][usize::from(structure)].forget_all();
+            }
         }
     }
 
-    /// Returns whether a connection reaches the memory of which something is known, and not that of another incarnation of its
+    /// Returns whether a connection reaches the memory in which a structure is known, and not that of another incarnation of its
     /// server.
-    fn is_of_known_memory(&self, id: Id) -> bool {
+    fn is_of_known_memory(&self, id: Id, structure: u8) -> bool {
         #[cfg(feature = "canary")]
         if self.config.bug == Some(crate::Bug::KeptStructure) {
             return true;
         }
         let flow = &self.flows[id as usize];
-        let incarnation = self.steering.incarnations.get(usize::from(flow.server));
-        flow.lifetime().zip(incarnation).is_some_and(|(lifetime, incarnation)| incarnation.has(lifetime))
+        let incarnations = self.steering.incarnations.get(usize::from(flow.server));
+        let incarnation = incarnations.and_then(|structures| structures.get(usize::from(structure)));
+        let lifetime = flow.lifetime(structure);
+        lifetime.zip(incarnation).is_some_and(|(lifetime, incarnation)| incarnation.has(lifetime))
     }
 
     /// A WRITE, or its first packet, goes to the server as it is.
@@ -72,15 +76,14 @@ impl Swordbox {
             return;
         }
         let server = self.flows[id as usize].server;
-        let is_sure = self.is_of_known_memory(id);
-        if let Some((va, ..)) = memory_of(packet)
-            && let Some((_, known)) = self.steering.at(server, va)
-        {
-            if is_sure {
-                known.on_write(va, packet.payload());
-            } else {
-                known.on_doubtful_write(va, packet.payload());
-            }
+        let Some((va, ..)) = memory_of(packet) else { return };
+        let Some((structure, _)) = self.steering.at(server, va) else { return };
+        let is_sure = self.is_of_known_memory(id, structure);
+        let known = &mut self.steering.known[usize::from(server)][usize::from(structure)];
+        if is_sure {
+            known.on_write(va, packet.payload());
+        } else {
+            known.on_doubtful_write(va, packet.payload());
         }
     }
 
@@ -88,7 +91,13 @@ impl Swordbox {
     /// client sent before has been done.
     pub(crate) fn steer(&mut self, id: Id, packet: &Packet<'_>, op: Op, written: bool, now: Nanos) -> u64 {
         let needed = self.is_steering() || !self.steering.links.is_empty();
-        if !needed || self.flows[id as usize].server == NO_SERVER || !self.is_of_known_memory(id) {
+        let server = self.flows[id as usize].server;
+        if !needed || server == NO_SERVER {
+            return 0;
+        }
+        let Some((va, ..)) = memory_of(packet) else { return 0 };
+        let Some((structure, _)) = self.steering.at(server, va) else { return 0 };
+        if !self.is_of_known_memory(id, structure) {
             return 0;
         }
         let psn = packet.bth().psn();
@@ -250,7 +259,6 @@ impl Swordbox {
         let opcode = packet.layout().opcode();
         if !self.steering.steers(self.flows[id as usize].server)
             || !matches!(opcode, Opcode::RC_READ_RESPONSE_FIRST | Opcode::RC_READ_RESPONSE_ONLY)
-            || !self.is_of_known_memory(id)
         {
             return;
         }
@@ -259,7 +267,10 @@ impl Swordbox {
         if record.what != What::Read || node == 0 || record.psn != psn {
             return;
         }
-        if let Some((_, known)) = self.steering.at(self.flows[id as usize].server, node) {
+        let server = self.flows[id as usize].server;
+        let Some((structure, _)) = self.steering.at(server, node) else { return };
+        if self.is_of_known_memory(id, structure) {
+            let known = &mut self.steering.known[usize::from(server)][usize::from(structure)];
             known.on_found(node, packet.payload());
         }
     }

@@ -12,6 +12,7 @@ mod own;
 mod reads;
 mod restart;
 mod rights;
+mod steering;
 
 use net::*;
 use rocev2::aeth::{Credit, NakCode, Syndrome};
