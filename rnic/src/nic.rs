@@ -42,6 +42,8 @@ pub struct Config {
     pub congestion: Option<Dcqcn>,
     /// For keys, first PSNs and the like
     pub seed: u64,
+    /// For keys of memory, if not `seed`: a NIC may give the same ones after a restart, while PSNs and communication ids differ
+    pub key_seed: Option<u64>,
     /// A planted bug, to see whether it is found
     #[cfg(feature = "canary")]
     pub bug: Option<crate::Bug>,
@@ -61,6 +63,7 @@ impl Config {
             forgetful: false,
             congestion: None,
             seed: 0,
+            key_seed: None,
             #[cfg(feature = "canary")]
             bug: None,
         }
@@ -129,7 +132,10 @@ impl Rnic {
     pub fn new(config: Config) -> Self {
         let queues = config.max_qps.max(16) * 2;
         Self {
-            memory: Memory::new(config.max_regions, Chance::stream(config.seed, 0)),
+            memory: Memory::new(
+                config.max_regions,
+                Chance::stream(config.key_seed.unwrap_or(config.seed), 0),
+            ),
             slots: Vec::new(),
             free: VecDeque::new(),
             cqs: DenseTable::with_capacity(queues),
