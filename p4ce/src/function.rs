@@ -237,6 +237,13 @@ impl P4ce {
         if !group.leader.is_of(&packet) {
             return Verdict::Drop(DropReason::WrongSource);
         }
+        #[cfg(feature = "canary")]
+        if self.config.bug == Some(crate::Bug::LeaderByPort) {
+            let port = packet.udp().src_port.get();
+            if *group.leader_port.get_or_insert(port) != port {
+                return Verdict::Drop(DropReason::WrongSource);
+            }
+        }
         if group.leader.port != port {
             Self::follow_leader(&mut self.forward, &self.counters, &self.config, group, &packet, (port, now));
         }
@@ -371,11 +378,14 @@ impl P4ce {
             }
             Gathered::Absorbed => Verdict::Consume,
             Gathered::Stale => Verdict::Drop(DropReason::Stale),
-            Gathered::Failed => {
+            Gathered::Failed(answer) => {
                 group.exclude(member);
                 self.counters.excluded.add(1);
                 self.events.push_back(Event::Excluded(GroupId(number as u32), member));
-                Verdict::Consume
+                let Some(answer) = answer else { return Verdict::Consume };
+                self.counters.acks.add(1);
+                group.leader.answer(frame.bytes_mut(), layout, own, answer);
+                Verdict::Forward(group.leader.port)
             }
         }
     }

@@ -51,8 +51,9 @@ pub enum Gathered {
     Absorbed,
     /// It says nothing new, or nothing that can be.
     Stale,
-    /// It refuses for good, which a quorum of the others outvotes: it is to be excluded.
-    Failed,
+    /// It refuses for good, which a quorum of the others outvotes: it is to be excluded. The leader is told this, if a quorum
+    /// holds more by what it has acknowledged.
+    Failed(Option<Answer>),
 }
 
 /// The state of a group's acknowledgements.
@@ -235,7 +236,7 @@ impl Gather {
                 Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR) => self.on_missing(psn),
                 Syndrome::Nak(code) => {
                     if self.outvote && self.members() > self.quorum {
-                        return Gathered::Failed;
+                        return Gathered::Failed(advanced);
                     }
                     Some(self.refuse(psn, code))
                 }

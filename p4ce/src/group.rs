@@ -258,6 +258,9 @@ pub struct Group {
     /// By their number in the gather
     pub(crate) members: [Member; MAX_MEMBERS],
     config: GroupConfig,
+    /// For [`Bug::LeaderByPort`](crate::Bug::LeaderByPort): the UDP source port of the leader's first packet
+    #[cfg(feature = "canary")]
+    pub(crate) leader_port: Option<u16>,
 }
 
 impl Group {
@@ -283,6 +286,8 @@ impl Group {
             targets: core::array::from_fn(|number| number as u8),
             target_count: count as u8,
             config,
+            #[cfg(feature = "canary")]
+            leader_port: None,
         }))
     }
 

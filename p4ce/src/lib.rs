@@ -41,12 +41,14 @@ pub enum Bug {
     AnyRequest,
     /// A replica counts as if it held what a quorum holds
     LeftBehind,
+    /// A leader is known by the UDP source port of its first packet, too
+    LeaderByPort,
 }
 
 #[cfg(feature = "canary")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Minority,
         Self::WrongWrap,
         Self::FirstAck,
@@ -55,5 +57,6 @@ impl Bug {
         Self::StaysPut,
         Self::AnyRequest,
         Self::LeftBehind,
+        Self::LeaderByPort,
     ];
 }

@@ -33,6 +33,8 @@ pub enum Fault {
     Swap(LinkId, LinkId),
     /// A host puts this frame on its first link.
     Send(NodeId, Vec<u8>),
+    /// A host's packets have other UDP source ports from now on, which this number decides, as a network's paths may change.
+    Rehash(NodeId, u16),
     /// A clock jumps by so many nanoseconds.
     ClockStep(NodeId, i64),
     /// A clock runs too fast by so many billionths from now on.

@@ -101,6 +101,10 @@ impl<A: App> Node for Host<A> {
         self.app.crash(&self.nic);
     }
 
+    fn rehash(&mut self, salt: u16) {
+        self.nic.set_path_salt(salt);
+    }
+
     fn start(&mut self, now: Nanos, _out: &mut Ports<'_>) {
         if self.lives > 0 {
             self.nic = (self.make)();

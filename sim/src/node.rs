@@ -27,6 +27,9 @@ pub trait Node: Any + Send {
 
     /// It goes down.
     fn crash(&mut self) {}
+
+    /// Changes the UDP source ports of what it sends from now on, if it sends RoCEv2 packets of its own.
+    fn rehash(&mut self, _salt: u16) {}
 }
 
 /// The ports of a node: its links' queues.

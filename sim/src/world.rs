@@ -36,6 +36,8 @@ struct Slot {
     name: String,
     node: Box<dyn Node>,
     clock: Clock,
+    /// The clock before each change of it, and when that was
+    before: Vec<(Nanos, Clock)>,
     is: Is,
     /// Crashes and pauses that have begun and not ended
     crashes: u32,
@@ -71,7 +73,16 @@ impl World {
     /// Adds a host or switch. Its ports are counted in the order of its links.
     pub fn add(&mut self, name: &str, node: impl Node, clock: Clock) -> NodeId {
         let (name, node) = (name.into(), Box::new(node));
-        self.nodes.push(Slot { name, node, clock, is: Is::Up, crashes: 0, pauses: 0, armed: None });
+        self.nodes.push(Slot {
+            name,
+            node,
+            clock,
+            before: Vec::new(),
+            is: Is::Up,
+            crashes: 0,
+            pauses: 0,
+            armed: None,
+        });
         NodeId(self.net.add_node())
     }
 
@@ -121,6 +132,14 @@ impl World {
     /// What a node's clock shows
     pub fn clock(&self, node: NodeId) -> Nanos {
         self.nodes[node.0].clock.shows(self.net.now)
+    }
+
+    /// Returns the time of the world at which a node's clock, if it was never set, showed `local`: exact without drift, and up
+    /// to 3 ns late with it.
+    pub fn when(&self, node: NodeId, local: Nanos) -> Nanos {
+        let Slot { clock, before, .. } = &self.nodes[node.0];
+        let shown = before.iter().find(|(until, clock)| local < clock.shows(*until));
+        shown.map_or(clock, |(_, clock)| clock).when(local, Nanos::ZERO)
     }
 
     /// A node's name
@@ -373,17 +392,20 @@ impl World {
                     _ = self.net.send(node, PortId(0), frame);
                 }
             }
-            Fault::ClockStep(NodeId(node), by) => {
-                self.nodes[node].clock.step(now, by);
-                self.nodes[node].armed = None;
-                self.settle(node);
-            }
+            Fault::Rehash(NodeId(node), salt) => self.nodes[node].node.rehash(salt),
+            Fault::ClockStep(NodeId(node), by) => self.change_clock(node, |clock| clock.step(now, by)),
             Fault::ClockDrift(NodeId(node), ppb) => {
-                self.nodes[node].clock.set_drift(now, ppb);
-                self.nodes[node].armed = None;
-                self.settle(node);
+                self.change_clock(node, |clock| clock.set_drift(now, ppb));
             }
         }
+    }
+
+    fn change_clock(&mut self, node: usize, change: impl FnOnce(&mut Clock)) {
+        let slot = &mut self.nodes[node];
+        slot.before.push((self.net.now, slot.clock));
+        change(&mut slot.clock);
+        slot.armed = None;
+        self.settle(node);
     }
 
     fn crash(&mut self, node: usize) {

@@ -5,9 +5,9 @@ mod environment;
 use core::net::IpAddr;
 use p4ce::wire::Refusal;
 use p4ce::{Control, ControlConfig, Limits, P4ce};
-use rnic::{Config, Interface};
-use rocev2::Psn;
+use rnic::{Config, Interface, PathMtu};
 use rocev2::ethernet::MacAddr;
+use rocev2::{Psn, Qpn};
 use sim::groups::audit::{AuditedControl, AuditedSwitch, SharedSeen};
 use sim::groups::{Answers, Groups, LeaderApp, Outcome, ReplicaApp, SharedGroups, check_open};
 use sim::{Clock, Controlled, Fault, Host, Link, NodeId, Queues, World};
@@ -32,8 +32,13 @@ struct Setup {
     /// Groups that a host asks for which takes no heed of limits; 0 if there is no such host
     hostile: u32,
     queues: Queues,
+    /// NICs give memory the same keys after a restart
+    keys_again: bool,
     #[cfg(feature = "canary")]
     bug: Option<p4ce::Bug>,
+    /// A bug of every NIC
+    #[cfg(feature = "canary")]
+    nic_bug: Option<rnic::Bug>,
 }
 
 const SETUP: Setup = Setup {
@@ -47,9 +52,20 @@ const SETUP: Setup = Setup {
     max_lag: p4ce::gather::MAX_LAG,
     hostile: 0,
     queues: Queues::USUAL,
+    keys_again: false,
     #[cfg(feature = "canary")]
     bug: None,
+    #[cfg(feature = "canary")]
+    nic_bug: None,
 };
+
+/// How a leader's group fails whose right to write a replica has taken away: its queue pair allows no WRITE
+const REFUSED: [&str; 2] = ["RemoteInvalidRequest", "Disconnected"];
+/// How often it is looked whether a leader waits in vain: answers of the switch's communication manager that are lost come again
+/// after four seconds
+const PATIENCE: Nanos = Nanos::from_secs(5);
+/// The most by which a frame is late
+const LATE: Nanos = Nanos::from_millis(4);
 
 /// Requests that a leader may make in a second, and groups that it may have
 const PER_LEADER: usize = 4;
@@ -150,7 +166,12 @@ impl Net {
         let nic = |n: u8| {
             let mut config = Config::new(Interface::new(mac(n), ip(v6, n), prefix(v6)));
             config.seed = seed ^ u64::from(n);
+            config.key_seed = setup.keys_again.then_some(config.seed);
             config.mtu = groups.mtu;
+            #[cfg(feature = "canary")]
+            {
+                config.bug = setup.nic_bug;
+            }
             sim::nic(config)
         };
         let replicas: Vec<_> = (1..=replicas)
@@ -174,9 +195,33 @@ impl Net {
         Self { world, leaders, replicas, switch, shared, seen: audit, sound }
     }
 
+    /// Whether the switch has closed the group of this queue pair of a leader.
+    fn is_closed(&self, leader: (IpAddr, Qpn)) -> bool {
+        !self.control().groups().any(|status| status.peers.contains(&leader))
+    }
+
+    /// Whether only leaders wait that cannot learn that their groups are closed: a right to write was taken away, and the REJ
+    /// that says so was lost. Only a limit of retries, which these do not have, would end their waiting.
+    fn is_in_vain(&self) -> bool {
+        let (leaders, replicas) = self.hosts();
+        let mut groups = leaders.iter().flat_map(|leader| leader.app.outcomes_and_rights(&replicas));
+        groups.all(|(leader, outcome, revoked)| match outcome {
+            Outcome::Asked => false,
+            Outcome::Open => revoked && self.is_closed(leader),
+            _ => true,
+        })
+    }
+
     /// Runs to the end; what is wrong.
     fn run(&mut self) -> Result<(), String> {
+        let mut look = PATIENCE;
         while !self.shared.is_done() {
+            if self.world.now() >= look {
+                look = self.world.now() + PATIENCE;
+                if self.is_in_vain() {
+                    break;
+                }
+            }
             if !self.world.step(LIMIT) {
                 let leader: &Host<LeaderApp> = self.world.node(self.leaders[0]);
                 return Err(format!(
@@ -233,18 +278,32 @@ impl Net {
     }
 
     /// Says which sound leader's group is not done, and whether the hostile host had replicas asked more often than it may.
+    /// A group whose right to write was taken away may fail: its leader is refused, or disconnected.
     fn check_outcomes(&self) -> Result<(), String> {
-        let outcomes = self.outcomes();
+        let (leaders, replicas) = self.hosts();
+        let outcomes: Vec<_> =
+            leaders.iter().flat_map(|leader| leader.app.outcomes_and_rights(&replicas)).collect();
         let (sound, hostile) = outcomes.split_at(self.sound);
-        if let Some(outcome) = sound.iter().find(|outcome| **outcome != Outcome::Done) {
-            return Err(format!("{outcome:?}"));
+        let is_refused = |leader, outcome: &Outcome| match outcome {
+            Outcome::Failed(why) => REFUSED.iter().any(|how| why.starts_with(how)),
+            // A switch that has not received the leader's RTU yet rejects, and does not disconnect.
+            Outcome::Refused(None) => true,
+            outcome => *outcome == Outcome::Open && self.is_closed(leader),
+        };
+        let may = |(leader, outcome, revoked): &&((IpAddr, Qpn), &Outcome, bool)| {
+            **outcome == Outcome::Done || *revoked && is_refused(*leader, outcome)
+        };
+        if let Some((_, outcome, revoked)) = sound.iter().find(|group| !may(group)) {
+            return Err(format!("{outcome:?}, rights revoked: {revoked}"));
         }
-        let may =
-            |outcome: &&Outcome| !matches!(outcome, Outcome::Done | Outcome::Refused(Some(Refusal::Busy)));
-        if let Some(outcome) = hostile.iter().find(may) {
+        let may_be_busy = |group: &&((IpAddr, Qpn), &Outcome, bool)| {
+            may(group) || *group.1 == Outcome::Refused(Some(Refusal::Busy))
+        };
+        if let Some((_, outcome, _)) = hostile.iter().find(|group| !may_be_busy(group)) {
             return Err(format!("of the hostile host: {outcome:?}"));
         }
-        let seconds = self.world.now().0 as usize / 1_000_000_000 + 1;
+        // The switch counts seconds by its own clock.
+        let seconds = self.world.clock(self.switch).since(sim::EPOCH).0 as usize / 1_000_000_000 + 1;
         let most = self.replicas.len() * (self.sound + PER_LEADER * seconds);
         let asked = self.seen.lock().unwrap().asked.len();
         if !hostile.is_empty() && asked > most {
@@ -286,6 +345,26 @@ impl Net {
         }
     }
 
+    /// Lets clocks drift and UDP source ports change in some seeds.
+    fn wear(&mut self, seed: u64) {
+        let hosts = [&self.leaders[..], &self.replicas].concat();
+        let within = Nanos::from_millis(3);
+        environment::rehash(&mut self.world, &hosts, seed, within);
+        environment::drift(&mut self.world, &[&hosts[..], &[self.switch]].concat(), seed, within);
+    }
+
+    /// In seeds that revoke, a replica takes the right to write away from a group that is in the middle of it.
+    fn revoke(&mut self, seed: u64) {
+        if let Some(mut chance) = revoking(seed) {
+            let replica = *chance.pick(&self.replicas);
+            let most = chance.between(4, 14);
+            let after = chance.between(1, 1 << most);
+            self.world.with(replica, |replica: &mut Host<ReplicaApp>, _| {
+                replica.app.revoke_after = Some(after);
+            });
+        }
+    }
+
     fn counters(&self) -> p4ce::ControlCounters {
         self.control().counters()
     }
@@ -314,6 +393,19 @@ fn a_leader_writes_once_and_all_replicas_have_it() {
     }
 }
 
+/// Returns what rights that are taken away are drawn from, in a quarter of the seeds.
+fn revoking(seed: u64) -> Option<Chance> {
+    // A stream of its own, so that what else is drawn stays what it was.
+    let mut chance = Chance::stream(seed, 0x7269_6768);
+    (chance.below(4) == 0).then_some(chance)
+}
+
+/// Draws a path MTU, of which the longest messages are 4, 8 or 16 packets.
+fn drawn_mtu(seed: u64) -> PathMtu {
+    // A stream of its own, so that what else is drawn stays what it was.
+    *Chance::stream(seed, 0x006d_7475).pick(&[PathMtu::B256, PathMtu::B512, PathMtu::B1024])
+}
+
 /// A wire that harms each frame with a share of up to `most` in each way.
 fn bad(chance: &mut Chance, most: f64) -> Link {
     let mut share = || Share::new(chance.below(1000) as f64 / 1000.0 * most).unwrap();
@@ -323,7 +415,9 @@ fn bad(chance: &mut Chance, most: f64) -> Link {
 /// A world of its own for each seed, in which everything that was begun has to be done.
 fn on_a_bad_wire(setup: Setup, seed: u64) -> Result<(), String> {
     let mut chance = Chance::new(seed);
-    let link = bad(&mut chance, 0.1);
+    let mut link = bad(&mut chance, 0.1);
+    environment::late(&mut link, seed, LATE);
+    environment::short_queue(&mut link, seed);
     let replicas = chance.between(1, 5) as u8;
     let groups = Groups {
         groups: chance.between(1, 3) as u32,
@@ -333,8 +427,12 @@ fn on_a_bad_wire(setup: Setup, seed: u64) -> Result<(), String> {
         outvote: chance.below(2) == 0,
         receives: chance.between(1, 16) as u32,
         messages: chance.below(6) as u32,
+        mtu: drawn_mtu(seed),
         ..Groups::default()
     };
+    // A replica that lacks what its leader was told is held gets it no more, and is left out only if the switch has a limit of
+    // silence. Without one, a group that has lost a replica may hang, unless it needs all of them, and so ends.
+    let groups = Groups { quorum: if revoking(seed).is_some() { replicas } else { groups.quorum }, ..groups };
     let leaders = chance.between(1, 2) as u8;
     // Often just before the end of all PSNs, where things break
     let near = Psn::new(0u32.wrapping_sub(chance.between(1, 64) as u32));
@@ -349,6 +447,8 @@ fn on_a_bad_wire(setup: Setup, seed: u64) -> Result<(), String> {
         ..setup
     };
     let mut net = Net::with(setup, seed, v6, &groups, leaders, replicas, link);
+    net.wear(seed);
+    net.revoke(seed);
     if chance.below(3) == 0 {
         let hosts = net.leaders.len() + net.replicas.len();
         for _ in 0..chance.between(1, 3) {
@@ -377,6 +477,7 @@ fn far_behind(setup: Setup, seed: u64) -> Result<(), String> {
     };
     let setup = Setup { max_lag: chance.between(1, 40) as u32, ..setup };
     let mut net = Net::with(setup, seed, false, &groups, 1, replicas, link);
+    net.wear(seed);
     net.run()?;
     net.world.run_until(net.world.now() + Nanos::from_millis(1));
     net.check()?;
@@ -422,6 +523,19 @@ fn without_a_full_table(bug: Option<p4ce::Bug>, seed: u64) -> Result<(), String>
     let mut net = Net::with(setup, seed, false, &Groups::default(), 1, 3, Link::default());
     net.run()?;
     net.check_outcomes()
+}
+
+/// A replica's NIC that lets a leader write on, after its right to was taken away
+#[cfg(feature = "canary")]
+#[test]
+fn planted_neglect_of_access_rights_is_found() {
+    let setup = Setup { nic_bug: Some(rnic::Bug::AnyAccess), ..SETUP };
+    let found = (1..=1000).find_map(|seed| {
+        let wrong = on_a_bad_wire(setup, seed).err()?;
+        on_a_bad_wire(SETUP, seed).is_ok().then_some((seed, wrong))
+    });
+    let (seed, wrong) = found.expect("the bug is found within 1,000 seeds");
+    println!("AnyAccess: seed {seed}: {wrong}");
 }
 
 #[cfg(feature = "canary")]
@@ -484,6 +598,7 @@ fn harder(seed: u64) -> Setup {
         hostile: if chance.below(4) == 0 { chance.between(10, 30) as u32 } else { 0 },
         queue_pairs: 128,
         queues: Queues::drawn(seed),
+        keys_again: environment::keys_again(seed),
         ..SETUP
     }
 }
@@ -493,18 +608,23 @@ fn crashes_and_partitions() {
     let (mut done, mut failed) = (0, 0);
     for seed in environment::seeds(1000) {
         let mut chance = Chance::new(seed);
-        let link = bad(&mut chance, 0.02);
+        let mut link = bad(&mut chance, 0.02);
+        environment::late(&mut link, seed, LATE);
+        environment::short_queue(&mut link, seed);
         let replicas = chance.between(2, 5) as u8;
         let groups = Groups {
             operations: chance.between(20, 100) as u32,
             quorum: chance.between(0, replicas.into()) as u8,
             outvote: chance.below(2) == 0,
             retry_count: 5,
+            mtu: drawn_mtu(seed),
             ..Groups::default()
         };
         let setup = Setup { silent_after: Nanos::from_millis(5), ..harder(seed) };
         let mut net = Net::with(setup, seed, false, &groups, chance.between(1, 2) as u8, replicas, link);
         net.part(seed);
+        net.wear(seed);
+        net.revoke(seed);
         let links: Vec<_> = net.world.links().collect();
         for _ in 0..chance.between(1, 3) {
             let at = Nanos::from_micros(chance.between(0, 3000));

@@ -8,13 +8,13 @@ use acted::Acted;
 use sim::rack::steering::{config, swordbox};
 use sim::rack::{Rack, RackConfig};
 use sim::registers::{History, Observed};
-use sim::{Controlled, Costs, EPOCH, Fault, Host, Link, Queues};
+use sim::{Controlled, Costs, EPOCH, Fault, Link, Queues};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use switch::forward::Config as ForwardConfig;
 use switch::{Chance, Nanos, Share};
 use swordbox::clients::clover::{Layout, Options, Store, Tails};
-use swordbox::clients::{Server, Start, Stopped, Thread};
+use swordbox::clients::{Start, Stopped, Thread};
 use swordbox::steering::{ListsConfig, Structure};
 use swordbox::{Control, Layers, Table};
 
@@ -37,6 +37,9 @@ const INDEX_VA: u64 = 0x1000_0000;
 const NODES_VA: u64 = 0x7000_0000_0000;
 /// The communication manager of a host that was not heard takes its time.
 const LIMIT: Nanos = Nanos::from_secs(60);
+
+/// Paths and clocks change until then.
+const DISTURBED: Nanos = Nanos::from_millis(2);
 
 /// What all clients have seen, and what each has done.
 #[derive(Debug, Default)]
@@ -116,8 +119,6 @@ struct Net {
     lost: Vec<Lists>,
     /// Whether it restarts with what its memory held
     keeps_memory: bool,
-    /// Times at which all UDP source ports of a machine, or of the server, change
-    rehashes: Vec<(Nanos, Option<usize>)>,
 }
 
 /// What a seed runs.
@@ -128,15 +129,13 @@ struct Drawn {
     box_config: swordbox::Config,
 }
 
-/// Draws by how much frames overtake one another: less than `settle`, and than half of the shortest ACK time-out where
-/// connections are made anew (CM's TIMEWAIT is as long as packets take).
-fn latest(seed: u64, may_fail: bool) -> Nanos {
+/// Draws whether frames of machines come milliseconds late. Where connections are made anew, no later than half of the ACK
+/// time-out: CM's TIMEWAIT is as long as that says that packets take.
+fn late(seed: u64, may_fail: bool, ack_timeout: u8) -> Option<Nanos> {
     // A stream of its own, so that what else is drawn stays what it was.
-    let mut chance = Chance::stream(seed, 0x6c61_7465);
-    match chance.below(4) {
-        0 => Nanos::from_micros(chance.between(20, if may_fail { 60 } else { 50 })),
-        _ => Link::default().reorder_by,
-    }
+    let mut late = Chance::stream(seed, 0x6c61_7465);
+    let most = if may_fail { (4096 << ack_timeout) / 2000 } else { 5000 };
+    (late.below(4) == 0).then(|| Nanos::from_micros(late.between(20, most)))
 }
 
 fn drawn(seed: u64, may_fail: bool) -> (Drawn, Chance) {
@@ -147,15 +146,15 @@ fn drawn(seed: u64, may_fail: bool) -> (Drawn, Chance) {
         let share = Share::new(chance.below(1000) as f64 / 1000.0 * most).unwrap();
         if chance.below(2) == 0 { Share::NEVER } else { share }
     };
-    let link = Link {
+    let mut link = Link {
         jitter: Nanos(chance.below(600)),
         loss: share(0.04, &mut chance),
         duplicate: share(0.04, &mut chance),
         reorder: share(0.06, &mut chance),
         corrupt: share(0.02, &mut chance),
-        reorder_by: latest(seed, may_fail),
         ..Link::default()
     };
+    environment::short_queue(&mut link, seed);
     let many = chance.below(20) == 0;
     let machines = if many { 8 } else { chance.between(1, 4) as usize };
     let threads = if many { 8 } else { chance.between(1, 4) as usize };
@@ -176,6 +175,8 @@ fn drawn(seed: u64, may_fail: bool) -> (Drawn, Chance) {
         // Only then is there somebody who connects anew.
         cm: may_fail || chance.below(2) == 0,
         ack_timeout: chance.between(5, 7) as u8,
+        late: None,
+        first_psn: environment::psns_near_the_wrap(seed),
         retry_count: if may_fail { chance.between(4, 7) as u8 } else { rnic::ReadyToSend::NO_LIMIT },
         forgetful: Share::percent(50),
         reconnect_after: may_fail.then(|| Nanos::from_micros(chance.between(100, 500))),
@@ -184,6 +185,7 @@ fn drawn(seed: u64, may_fail: bool) -> (Drawn, Chance) {
         lies: if lies.below(3) == 0 { lies.between(10, 100) } else { 0 } as u32,
         lies_about: (*lies.pick(&[INDEX_VA, NODES_VA]), layout.keys),
     };
+    let rack = RackConfig { late: late(seed, may_fail, rack.ack_timeout), ..rack };
     let work = Work {
         layout,
         options: Options {
@@ -250,24 +252,13 @@ fn build(drawn: &Drawn) -> Net {
     let memory = work.layout.memory(INDEX_VA, NODES_VA, nodes);
     let switch = swordbox(drawn.box_config.clone()).with_queues(Queues::drawn(drawn.rack.seed));
     let keeps_memory = drawn.rack.keeps_memory;
-    let rehashes = rehashes(drawn.rack.seed, drawn.rack.machines);
-    let rack = Rack::new(drawn.rack.clone(), memory, switch, program);
+    let mut rack = Rack::new(drawn.rack.clone(), memory, switch, program);
+    let hosts = [&rack.machines[..], &[rack.server]].concat();
+    environment::rehash(&mut rack.world, &hosts, drawn.rack.seed, DISTURBED);
+    // Machines' clocks are those of the history.
+    environment::drift(&mut rack.world, &[rack.switch, rack.server], drawn.rack.seed, DISTURBED);
     let (layout, gone, restarts, lost) = (work.layout, BTreeSet::new(), Vec::new(), Vec::new());
-    Net { rack, seen, layout, gone, restarts, lost, keeps_memory, rehashes }
-}
-
-/// Draws when UDP source ports change: never in two thirds of the seeds.
-fn rehashes(seed: u64, machines: usize) -> Vec<(Nanos, Option<usize>)> {
-    let mut chance = Chance::stream(seed, 0x7061_7468);
-    let count = if chance.below(3) == 0 { chance.between(1, 5) } else { 0 };
-    let mut rehash = || {
-        let at = Nanos::from_micros(chance.between(20, 2000));
-        (at, (chance.below(machines as u64 + 1) as usize).checked_sub(1))
-    };
-    let mut rehashes: Vec<_> = (0..count).map(|_| rehash()).collect();
-    // The next one is the last.
-    rehashes.sort_by_key(|(at, _)| core::cmp::Reverse(*at));
-    rehashes
+    Net { rack, seen, layout, gone, restarts, lost, keeps_memory }
 }
 
 impl Net {
@@ -294,7 +285,6 @@ impl Net {
                     switch.control.set_layers(layers);
                 });
             }
-            self.rehash(next);
             self.run_until(next)?;
             if next > LIMIT {
                 return Err(format!("not done: {:?}", self.seen.lock().unwrap().done));
@@ -324,22 +314,6 @@ impl Net {
             Ok(list[1..].iter().map(|value| u64::from_le_bytes(*value.first_chunk().unwrap())).collect())
         };
         (0..self.layout.keys).map(list).collect()
-    }
-
-    /// Changes the UDP source ports that are due by then.
-    fn rehash(&mut self, until: Nanos) {
-        while let Some((at, machine)) = self.rehashes.pop_if(|(at, _)| *at <= until) {
-            let (salt, world) = (switch::table::mix(at.0) as u16, &mut self.rack.world);
-            match machine {
-                Some(machine) => world.with::<Host<swordbox::clients::Threads<Threads>>, _>(
-                    self.rack.machines[machine],
-                    |host, _| host.nic.set_path_salt(salt),
-                ),
-                None => {
-                    world.with::<Host<Server>, _>(self.rack.server, |host, _| host.nic.set_path_salt(salt))
-                }
-            }
-        }
     }
 
     /// Returns what is wrong with what the seed ran and what the Swordbox counted and knew.

@@ -86,7 +86,7 @@ mod environment;
 #[path = "swordbox/exhaustive.rs"]
 mod exhaustive;
 use acted::Acted;
-use drawn::{disturb, drawn, may_fail};
+use drawn::{disturb, drawn, drift, may_fail};
 
 /// The share of NICs that forget old READs and atomics, as soft-RoCE does
 const FORGETFUL: Share = Share::percent(50);
@@ -210,7 +210,8 @@ fn with_lanes(config: &words::Config) -> (words::Config, Option<words::Lane>) {
         starve,
         lanes: OWN_LANES,
         shares_fate: true,
-        outlives: dead_after(config),
+        // The switch's clock may be slow by 1 %.
+        outlives: Nanos(dead_after(config).0 / 100 * 101),
         ..config.clone()
     };
     if starve.is_some() && lane.is_none() && chance.below(2) == 0 {
@@ -416,6 +417,7 @@ fn bad_wires(part: u64) {
     for seed in seeds(part, 3, 600) {
         let (config, lane) = with_lanes(&drawn(seed, FORGETFUL).0);
         let mut net = words(&config, lane);
+        drift(&mut net);
         capture(&mut net.world);
         operate(&mut net);
         if let Err(wrong) = net.run(Nanos::from_secs(100)) {
@@ -460,6 +462,7 @@ fn crashes(part: u64) {
         let (config, mut chance) = drawn(seed, FORGETFUL);
         let (config, lane) = with_lanes(&may_fail(&config, &mut chance));
         let mut net = words(&config, lane);
+        drift(&mut net);
         capture(&mut net.world);
         operate(&mut net);
         disturb(&mut net, &mut chance);
@@ -515,6 +518,7 @@ fn outcome(seed: u64, runs: Runs, bug: Option<swordbox::Bug>) -> (Option<String>
     let (config, lane) = with_lanes(&config);
     let mut net =
         words_with(&config, |swordbox| Config { bug, ..own_lanes(swordbox, lane, config.v6, config.seed) });
+    drift(&mut net);
     if runs == Runs::Broken {
         disturb(&mut net, &mut chance);
     }

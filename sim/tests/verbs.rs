@@ -37,6 +37,8 @@ fn scenario() -> Scenario {
             mtu_log2: Between { low: 8, high: 12 },
             timeout: Between { low: 5, high: 9 },
             background_reads: Between { low: 0, high: 1 },
+            receives: Between { low: 1, high: 16 },
+            repost_us: Between { low: 0, high: 20 },
             ..VerbsSpec::default()
         }),
         faults: Vec::new(),
@@ -139,6 +141,10 @@ fn troubled(seed: u64) -> Scenario {
     for link in &mut scenario.links {
         link.reorder_by = Between { low: 20_000, high: 3_000_000 };
     }
+    let mut short = Chance::stream(seed, 0x7175_6575);
+    if short.below(4) == 0 {
+        scenario.links[1].queue = Between { low: 10_000, high: 100_000 };
+    }
     let [a, b] = ["a", "b"].map(String::from);
     let ends = || [a.clone(), "s".to_owned()];
     let kinds: [FaultKind; 10] = [
@@ -160,7 +166,31 @@ fn troubled(seed: u64) -> Scenario {
         lasts: Some(lasts),
     });
     scenario.faults = faults.collect();
+    scenario.faults.extend(worn(seed));
     scenario
+}
+
+/// Draws, from a stream of its own, hosts that change their ports and packets that come from other UDP source ports, in a third of
+/// the seeds each; and clocks that drift, by up to 200 ppm and now and then by 1 %, from the beginning and by another rate later.
+fn worn(seed: u64) -> Vec<FaultSpec> {
+    let mut chance = Chance::stream(seed, 0x776f_726e);
+    let [a, b] = ["a", "b"].map(String::from);
+    let later = Between { low: 1, high: 3_000_000 };
+    let [swaps, rehashes, drifts] = [(); 3].map(|()| chance.below(3) == 0);
+    let most = if chance.below(8) == 0 { 10_000_000 } else { 200_000 };
+    let drift = Between { low: -most, high: most };
+    let salt = Between { low: 0, high: 65_535 };
+    let kinds = [
+        (swaps, later, FaultKind::Swap([a.clone(), b.clone()])),
+        (rehashes, later, FaultKind::Rehash(a.clone(), salt)),
+        (rehashes, later, FaultKind::Rehash(b.clone(), salt)),
+        (drifts, Between::just(0), FaultKind::ClockDrift(a.clone(), drift)),
+        (drifts, Between::just(0), FaultKind::ClockDrift(b, drift)),
+        (drifts, later, FaultKind::ClockDrift(a, drift)),
+    ];
+    let lasts = Some(Between { low: 0, high: 3_000_000 });
+    let drawn = kinds.into_iter().filter(|(is_drawn, ..)| *is_drawn);
+    drawn.map(|(_, at, kind)| FaultSpec { at, kind, lasts }).collect()
 }
 
 /// With retries without end, all operations are done, whatever happened in between.

@@ -113,7 +113,26 @@ fn a_quorum_outvotes_a_minority_if_that_is_wanted() {
     assert_eq!(gather.on_response(0, FIRST.add(6), missing), told(6, missing));
     // One that fails for good is not needed.
     let refused = nak(NakCode::REMOTE_OPERATIONAL_ERROR, 2);
-    assert_eq!(gather.on_response(2, FIRST.add(2), refused), Gathered::Failed);
+    assert_eq!(gather.on_response(2, FIRST.add(2), refused), Gathered::Failed(None));
+}
+
+/// A NAK acknowledges what came before, also that of a replica which is excluded for it (seed 5000273 of sim/tests/groups.rs).
+#[test]
+fn leader_is_told_what_an_outvoted_refusal_acknowledges() {
+    let mut gather = Gather::new(3, 2, true, FIRST);
+    for n in 0..10 {
+        gather.on_request(FIRST.add(n), true);
+    }
+    gather.on_response(0, FIRST.add(5), ack(31, 6));
+    let refused = nak(NakCode::INVALID_REQUEST, 3);
+    let Gathered::Failed(Some(answer)) = gather.on_response(1, FIRST.add(3), refused) else {
+        panic!("the leader is not told");
+    };
+    assert_eq!(answer.psn, FIRST.add(2));
+    assert!(matches!(answer.aeth.kind(), Syndrome::Ack(_)));
+    // What it was told to be held it does not go back to.
+    let missing = nak(NakCode::PSN_SEQUENCE_ERROR, 2);
+    assert_eq!(gather.on_response(2, FIRST.add(1), missing), Gathered::Absorbed);
     gather.exclude(2);
     let refused = nak(NakCode::REMOTE_OPERATIONAL_ERROR, 6);
     assert_eq!(gather.on_response(1, FIRST.add(6), refused), told(6, refused), "now it is");

@@ -23,6 +23,7 @@ use p4ce::consensus::{Config, Layout, Standing, Through};
 use p4ce::{Control, ControlConfig, P4ce, Secret};
 use proposer::{Load, lock};
 use rnic::{Interface, Rnic};
+use rocev2::Psn;
 use rocev2::ethernet::MacAddr;
 use std::sync::{Arc, Mutex};
 use switch::forward::Config as ForwardConfig;
@@ -38,6 +39,7 @@ const SWITCH: u8 = 253;
 const STRANGER: u8 = 98;
 
 /// A cluster to be made.
+#[expect(clippy::struct_excessive_bools, reason = "each is a choice of its own")]
 #[derive(Clone, Copy, Debug)]
 pub struct ClusterConfig {
     /// For everything that is drawn
@@ -72,6 +74,14 @@ pub struct ClusterConfig {
     pub link: Link,
     /// Between the switch's function and its control plane
     pub queues: Queues,
+    /// The share of servers whose NICs forget old READs and atomics, as soft-RoCE does
+    pub forgetful: Share,
+    /// Whether NICs give memory the same keys after a restart
+    pub keys_again: bool,
+    /// Queue pairs that the switch has room for
+    pub queue_pairs: usize,
+    /// The first PSN of the switch's connections; random if not said
+    pub first_psn: Option<Psn>,
     /// A planted bug
     #[cfg(feature = "canary")]
     pub bug: Option<p4ce::consensus::Bug>,
@@ -97,6 +107,10 @@ impl Default for ClusterConfig {
             ack_timeout: 5,
             link: Link::default(),
             queues: Queues::USUAL,
+            forgetful: Share::percent(50),
+            keys_again: false,
+            queue_pairs: 64,
+            first_psn: None,
             #[cfg(feature = "canary")]
             bug: None,
         }
@@ -140,14 +154,14 @@ pub const fn mac(n: u8) -> MacAddr {
 }
 
 fn switch(config: &ClusterConfig, secret: Option<Secret>) -> Controlled<Control> {
-    let ClusterConfig { seed, servers, queues, .. } = *config;
+    let ClusterConfig { seed, servers, queues, queue_pairs, first_psn, .. } = *config;
     let mac = MacAddr([2, 0, 0, 0, 1, 254]);
     let config = p4ce::Config {
         forward: ForwardConfig::bridge(u16::from(servers) + 1, 64),
         mac,
         addresses: vec![ip(SWITCH)],
         groups: 16,
-        queue_pairs: 64,
+        queue_pairs,
         silent_after: Nanos::from_millis(1),
         #[cfg(feature = "canary")]
         bug: None,
@@ -157,7 +171,7 @@ fn switch(config: &ClusterConfig, secret: Option<Secret>) -> Controlled<Control>
             interface: Interface::new(mac, ip(SWITCH), 24),
             port: PORT,
             groups: 16,
-            queue_pairs: 64,
+            queue_pairs,
             max_replicas: 16,
             lists: [].into(),
             limits: p4ce::Limits::default(),
@@ -165,7 +179,7 @@ fn switch(config: &ClusterConfig, secret: Option<Secret>) -> Controlled<Control>
             setup_timeout: Nanos::from_millis(20),
             max_lag: p4ce::gather::MAX_LAG,
             seed: seed ^ 0x7377 ^ life << 32,
-            first_psn: None,
+            first_psn,
         })
     };
     Controlled::new(move || P4ce::new(config.clone()), control).with_queues(queues)
@@ -183,12 +197,13 @@ impl Cluster {
         let mut server = |n: u8| {
             let seed = config.seed ^ u64::from(n) << 8;
             let mut lives = 0;
-            let forgetful = draws_forgetful(config.seed, n.into(), Share::percent(50));
+            let forgetful = draws_forgetful(config.seed, n.into(), config.forgetful);
+            let key_seed = config.keys_again.then_some(seed);
             let nic = move || {
                 lives += 1;
                 let interface = Interface::new(mac(n), ip(n), 24);
                 let seed = seed ^ lives << 32;
-                Rnic::new(rnic::Config { seed, forgetful, ..rnic::Config::new(interface) })
+                Rnic::new(rnic::Config { seed, key_seed, forgetful, ..rnic::Config::new(interface) })
             };
             let server = Config {
                 id: n,

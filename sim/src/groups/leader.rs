@@ -85,6 +85,17 @@ impl LeaderApp {
         self.sessions.iter().map(|session| &session.outcome)
     }
 
+    /// Returns the address and queue pair of each group, what became of the group, and whether one of these replicas has taken its right to
+    /// write away.
+    pub fn outcomes_and_rights<'a>(
+        &'a self,
+        replicas: &'a [&Host<ReplicaApp>],
+    ) -> impl Iterator<Item = ((IpAddr, Qpn), &'a Outcome, bool)> {
+        let revoked = |seed| replicas.iter().any(|replica| replica.app.has_revoked(seed));
+        let own = move |session: &Session| (self.own, session.qpn);
+        self.sessions.iter().map(move |session| (own(session), &session.outcome, revoked(session.seed)))
+    }
+
     /// Operations that were acknowledged, of all groups
     pub fn done(&self) -> u64 {
         self.sessions.iter().map(|session| session.done as u64).sum()

@@ -5,7 +5,8 @@ use crate::App;
 use p4ce::wire::{MemberRequest, Region};
 use rnic::cm::{Conn, Event as CmEvent, PortSpace};
 use rnic::{
-    Access, Buffer, Completion, ConnParam, Cq, Mr, Pd, QpInit, RecvRequest, Rnic, Sge, Status, Transport,
+    Access, Buffer, Completion, ConnParam, Cq, Event, Modify, Mr, Pd, QpInit, RecvRequest, Rnic, Sge, Status,
+    Transport,
 };
 use rocev2::Qpn;
 use rocev2::cm::RejReason;
@@ -45,6 +46,8 @@ struct Joined {
     written: u64,
     /// The connection stands, or is to
     open: bool,
+    /// The right to write was taken away: `written` was all that may ever be.
+    revoked: bool,
 }
 
 /// A replica.
@@ -59,6 +62,8 @@ pub struct ReplicaApp {
     former: Vec<Joined>,
     /// How it answers
     pub answers: Answers,
+    /// Takes the right to write away from one group, when that has written so many bytes
+    pub revoke_after: Option<u64>,
 }
 
 impl ReplicaApp {
@@ -72,6 +77,34 @@ impl ReplicaApp {
             joined: BTreeMap::new(),
             former: Vec::new(),
             answers: Answers::Joins,
+            revoke_after: None,
+        }
+    }
+
+    /// Whether it has taken the right to write to its memory away from the group of this number of this leader.
+    pub(super) fn has_revoked(&self, seed: u64) -> bool {
+        self.joined.values().chain(&self.former).any(|joined| joined.seed == seed && joined.revoked)
+    }
+
+    /// Takes the right to write away from a group that has written enough.
+    fn revoke(&mut self, nic: &mut Rnic) {
+        let Some(after) = self.revoke_after else { return };
+        let Some(joined) = self.joined.values_mut().find(|joined| joined.open && joined.written >= after)
+        else {
+            return;
+        };
+        self.revoke_after = None;
+        joined.revoked = nic.modify_qp(joined.qpn, Modify::Access(Access::LOCAL_READ)).is_ok();
+    }
+
+    /// A queue pair has failed: the switch is told, in case it has lost the NAK that says why.
+    fn on_event(&mut self, nic: &mut Rnic, event: &Event, now: Nanos) {
+        let Event::QpError(qpn) = event else { return };
+        let of = |(_, joined): &(&Conn, &Joined)| joined.qpn == *qpn && joined.revoked;
+        let conn = self.joined.iter().find(of).map(|(conn, _)| *conn);
+        // Without an RTU it does not stand yet, or it is over.
+        if let Some(conn) = conn.filter(|conn| nic.disconnect(*conn, &[], now).is_err()) {
+            _ = nic.reject(conn, RejReason::CONSUMER, &[], now);
         }
     }
 
@@ -119,7 +152,17 @@ impl ReplicaApp {
         };
         let qpn = nic.create_qp(init).ok()?;
         let script = self.groups.script(seed);
-        let joined = Joined { qpn, seed, memory, receives, script, messages: 0, written: 0, open: true };
+        let joined = Joined {
+            qpn,
+            seed,
+            memory,
+            receives,
+            script,
+            messages: 0,
+            written: 0,
+            open: true,
+            revoked: false,
+        };
         let told = if self.answers == Answers::Nothing { 0 } else { size };
         let param = ConnParam {
             private_data: Region::new(MEMORY_VA, mr.0, told).to_bytes(),
@@ -217,11 +260,14 @@ impl App for ReplicaApp {
                 self.on_completion(nic, &done);
             }
         }
-        while nic.poll_event().is_some() {}
-        for joined in self.joined.values_mut() {
+        while let Some(event) = nic.poll_event() {
+            self.on_event(nic, &event, now);
+        }
+        for joined in self.joined.values_mut().filter(|joined| !joined.revoked) {
             let rest = &nic.bytes(joined.memory)[joined.written as usize..];
             joined.written += rest.iter().take_while(|byte| **byte != 0).count() as u64;
         }
+        self.revoke(nic);
     }
 }
 

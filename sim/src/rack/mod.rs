@@ -43,8 +43,12 @@ pub struct RackConfig {
     pub costs: Option<Costs>,
     /// Everybody's to the switch
     pub link: Link,
+    /// By how much frames overtake one another on the machines' links, if not as on the server's
+    pub late: Option<Nanos>,
     /// Path MTU
     pub mtu: PathMtu,
+    /// First PSN of both ends of a connection that the communication manager does not make, if it is not drawn
+    pub first_psn: Option<Psn>,
     /// Whether the communication manager connects; if not, QPNs and PSNs are exchanged by other means
     pub cm: bool,
     /// The share of hosts whose NICs forget old READs and atomics, as soft-RoCE does
@@ -74,6 +78,8 @@ impl Default for RackConfig {
             threads: 1,
             costs: None,
             link: Link::default(),
+            late: None,
+            first_psn: None,
             mtu: PathMtu::B1024,
             cm: true,
             forgetful: Share::NEVER,
@@ -170,7 +176,8 @@ impl<P: Program> Rack<P> {
                 Host::new(nic(Some(machine)), app),
                 Clock::default(),
             );
-            links.push(world.connect(node, switch, config.link));
+            let reorder_by = config.late.unwrap_or(config.link.reorder_by);
+            links.push(world.connect(node, switch, Link { reorder_by, ..config.link }));
             machines.push(node);
         }
         if config.lies > 0 {
@@ -203,7 +210,8 @@ impl<P: Program> Rack<P> {
         let mut chance = Chance::stream(self.config.seed, 0x7261_636b);
         for (machine, node) in self.machines.clone().into_iter().enumerate() {
             for thread in 0..self.config.threads {
-                let psns = [(); 2].map(|()| Psn::new(chance.bits() as u32));
+                let drawn = [(); 2].map(|()| Psn::new(chance.bits() as u32));
+                let psns = self.config.first_psn.map_or(drawn, |first| [first; 2]);
                 let own = self.world.with::<Host<Threads<P>>, _>(node, |host, _| {
                     host.app.prepare(&mut host.nic, thread).expect("room for every thread")
                 });

@@ -113,7 +113,7 @@ impl Member {
         self.seen().groups.get(&group).copied().unwrap_or(Now::Unknown)
     }
 
-    /// Why a group failed, and when
+    /// Why a group failed, and when, by its own clock
     pub fn failure(&self, group: u32) -> Option<(Failure, Nanos)> {
         let seen = self.seen();
         match (seen.groups.get(&group), seen.since.get(&group)) {

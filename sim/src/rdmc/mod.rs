@@ -12,10 +12,11 @@ mod member;
 pub use member::{Member, Now, Seen, len_of};
 
 use crate::{Clock, Controlled, Host, Liar, LiarConfig, Link, NicCounters, NodeId, Queues, World};
-use ::rdmc::{CallError, Config, GroupConfig, Through};
+use ::rdmc::{CallError, Config, Failure, GroupConfig, Through};
 use core::net::IpAddr;
 use p4ce::{Control, ControlConfig, P4ce};
 use rnic::{Interface, PathMtu, Rnic};
+use rocev2::Psn;
 use rocev2::ethernet::MacAddr;
 use switch::Nanos;
 use switch::forward::Config as ForwardConfig;
@@ -51,6 +52,12 @@ pub struct Setup {
     pub room: u32,
     /// Packets of a host that is in no group
     pub lies: u32,
+    /// Whether NICs give memory the same keys after a restart
+    pub keys_again: bool,
+    /// Queue pairs that the switch has room for
+    pub queue_pairs: usize,
+    /// The first PSN of the switch's connections; random if not said
+    pub first_psn: Option<Psn>,
     /// A planted bug, at all hosts
     #[cfg(feature = "canary")]
     pub bug: Option<::rdmc::Bug>,
@@ -73,6 +80,9 @@ impl Default for Setup {
             apart: Vec::new(),
             room: u32::MAX,
             lies: 0,
+            keys_again: false,
+            queue_pairs: 256,
+            first_psn: None,
             #[cfg(feature = "canary")]
             bug: None,
         }
@@ -134,8 +144,10 @@ fn nic(setup: &Setup, host: u16) -> impl FnMut() -> Rnic + Send + use<> {
     let mut interface = Interface::new(mac(host), ip(host), 16);
     let nobody = MacAddr([2, 0, 0, 3, 0, 0]);
     interface.neighbours.extend(apart.map(|other| (ip(other), nobody)));
+    let seed = setup.seed ^ u64::from(host) << 8;
     crate::nic(rnic::Config {
-        seed: setup.seed ^ u64::from(host) << 8,
+        seed,
+        key_seed: setup.keys_again.then_some(seed),
         mtu: setup.mtu,
         max_qps: setup.groups * 32 + 128,
         max_regions: setup.groups * 32 + 512,
@@ -143,27 +155,24 @@ fn nic(setup: &Setup, host: u16) -> impl FnMut() -> Rnic + Send + use<> {
     })
 }
 
-/// Queue pairs that the switch has room for
-const QUEUE_PAIRS: usize = 256;
-
 fn switch(setup: &Setup) -> Controlled<Control> {
     let config = p4ce::Config {
         forward: ForwardConfig::bridge(setup.hosts + 1, 4 * usize::from(setup.hosts) + 16),
         mac: SWITCH_MAC,
         addresses: vec![switch_ip()],
         groups: 16,
-        queue_pairs: QUEUE_PAIRS,
+        queue_pairs: setup.queue_pairs,
         silent_after: Nanos::from_millis(30),
         #[cfg(feature = "canary")]
         bug: None,
     };
-    let (seed, setup_timeout) = (setup.seed, setup.create_timeout);
+    let Setup { seed, create_timeout: setup_timeout, queue_pairs, first_psn, .. } = *setup;
     let control = move |life| {
         Control::new(ControlConfig {
             interface: Interface::new(SWITCH_MAC, switch_ip(), 16),
             port: SWITCH_PORT,
             groups: 16,
-            queue_pairs: QUEUE_PAIRS,
+            queue_pairs,
             max_replicas: 16,
             secret: None,
             lists: [].into(),
@@ -171,7 +180,7 @@ fn switch(setup: &Setup) -> Controlled<Control> {
             setup_timeout,
             max_lag: p4ce::gather::MAX_LAG,
             seed: seed ^ 0x7377 ^ life << 32,
-            first_psn: None,
+            first_psn,
         })
     };
     Controlled::new(move || P4ce::new(config.clone()), control).with_queues(setup.queues)
@@ -208,7 +217,7 @@ impl Cluster {
                 seed: setup.seed,
                 own: (ip(setup.hosts), mac(setup.hosts)),
                 targets: all.clone(),
-                switch: Some(((switch_ip(), SWITCH_MAC), QUEUE_PAIRS)),
+                switch: Some(((switch_ip(), SWITCH_MAC), setup.queue_pairs)),
                 claims: all,
                 words: (0, 1 << 20),
                 by_cm: true,
@@ -224,6 +233,12 @@ impl Cluster {
     /// The application of a host
     pub fn member(&self, host: u16) -> &Member {
         &self.world.node::<Host<Member>>(self.hosts[usize::from(host)]).app
+    }
+
+    /// Returns why a group failed at a host, and when (time of the world).
+    pub fn failure(&self, host: u16, group: u32) -> Option<(Failure, Nanos)> {
+        let (failure, at) = self.member(host).failure(group)?;
+        Some((failure, self.world.when(self.hosts[usize::from(host)], at)))
     }
 
     /// What a host's NIC has counted in this life

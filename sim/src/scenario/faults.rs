@@ -5,6 +5,37 @@ use super::{FaultKind, Scenario};
 use crate::fault::Fault;
 use crate::world::{LinkId, NodeId};
 use rocev2::ethernet::MacAddr;
+use switch::Nanos;
+
+/// How often a host that has another port at its switch says so, and how far apart: as it may be lost, or the host be stopped
+const ANNOUNCEMENTS: u64 = 20;
+const APART: Nanos = Nanos::from_millis(1);
+
+/// Returns what hosts send after a fault that gives them other ports, and how long after it: gratuitous ARP, also where packets
+/// are IPv6, as a switch looks at the source address only.
+pub(super) fn announcements(
+    kind: &FaultKind,
+    scenario: &Scenario,
+    node: impl Fn(&str) -> NodeId,
+) -> Vec<(Nanos, Fault)> {
+    let FaultKind::Swap(hosts) = kind else { return Vec::new() };
+    let of = |name: &String| {
+        let number = scenario.hosts.iter().position(|host| host.name == *name)?;
+        let mac = mac_of(0, number).0;
+        let mut frame = [[0xff; 6], mac].concat();
+        frame.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
+        frame.extend(mac);
+        // Of no address, so that no neighbour takes it for one
+        frame.extend([0; 4 + 6 + 4]);
+        frame.resize(60, 0);
+        Some((1..=ANNOUNCEMENTS).map(move |n| (Nanos(APART.0 * n), frame.clone())))
+    };
+    hosts
+        .iter()
+        .flat_map(|name| of(name).into_iter().flatten().map(move |(after, frame)| (after, name, frame)))
+        .map(|(after, name, frame)| (after, Fault::Send(node(name), frame)))
+        .collect()
+}
 
 /// Returns what a fault brings about, each with what ends it. Links are in the scenario's order.
 pub(super) fn of(
@@ -49,6 +80,16 @@ pub(super) fn of(
             narrow
                 .map(|(link, id)| (Fault::Mtu(*id, bytes(least)), Some(Fault::Mtu(*id, bytes(&link.mtu)))))
                 .collect()
+        }
+        FaultKind::Swap(hosts) => {
+            let link = |host: &String| {
+                scenario.links.iter().position(|link| link.ends.contains(host)).map(|number| links[number])
+            };
+            let both = link(&hosts[0]).zip(link(&hosts[1]));
+            both.map(|(a, b)| (Fault::Swap(a, b), Some(Fault::Swap(a, b)))).into_iter().collect()
+        }
+        FaultKind::Rehash(name, salt) => {
+            vec![(Fault::Rehash(node(name), salt.value() as u16), Some(Fault::Rehash(node(name), 0)))]
         }
         // A node of its own
         FaultKind::Stranger(..) => Vec::new(),

@@ -197,6 +197,10 @@ pub enum FaultKind {
     Mtu([String; 2], Between),
     /// At a switch, a host that is no party sends so many packets: requests and answers, as itself and as others.
     Stranger(String, Between),
+    /// Two hosts at the same switch change their ports there, and say so.
+    Swap([String; 2]),
+    /// A host's packets have other UDP source ports from now on, which this number decides (0 to 65,535).
+    Rehash(String, Between),
     /// A clock jumps (nanoseconds).
     ClockStep(String, Between),
     /// A clock runs too fast (billionths).
@@ -335,6 +339,7 @@ impl FaultSpec {
         }
         match &mut self.kind {
             FaultKind::ClockStep(_, number)
+            | FaultKind::Rehash(_, number)
             | FaultKind::ClockDrift(_, number)
             | FaultKind::Mtu(_, number)
             | FaultKind::Stranger(_, number) => number.draw(chance),
@@ -342,7 +347,8 @@ impl FaultSpec {
             | FaultKind::Pause(_)
             | FaultKind::Partition(_)
             | FaultKind::Mute(_)
-            | FaultKind::Part(_) => {}
+            | FaultKind::Part(_)
+            | FaultKind::Swap(_) => {}
         }
     }
 }

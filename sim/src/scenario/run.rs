@@ -153,6 +153,11 @@ impl Run {
                     world.schedule(end, last);
                 }
             }
+            for (after, says) in faults::announcements(&fault.kind, scenario, node) {
+                for at in [Some(at), end].into_iter().flatten() {
+                    world.schedule(at + after, says.clone());
+                }
+            }
         }
         Self { world, work, hosts, switches, links }
     }

@@ -163,9 +163,12 @@ fn remove(scenario: &mut Scenario, name: &str) {
         FaultKind::Crash(node)
         | FaultKind::Pause(node)
         | FaultKind::Stranger(node, _)
+        | FaultKind::Rehash(node, _)
         | FaultKind::ClockStep(node, _)
         | FaultKind::ClockDrift(node, _) => node != name,
-        FaultKind::Part(hosts) | FaultKind::Mtu(hosts, _) => hosts.iter().all(|node| node != name),
+        FaultKind::Part(hosts) | FaultKind::Swap(hosts) | FaultKind::Mtu(hosts, _) => {
+            hosts.iter().all(|node| node != name)
+        }
         FaultKind::Partition(names) | FaultKind::Mute(names) => {
             names.retain(|node| node != name);
             !names.is_empty()

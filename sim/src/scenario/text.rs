@@ -76,6 +76,11 @@ pub fn to_toml(scenario: &Scenario) -> String {
                 text.quoted("stranger", switch);
                 text.scaled("lies", *lies, 1.0);
             }
+            FaultKind::Swap(hosts) => text.line(&format!("swap = {hosts:?}")),
+            FaultKind::Rehash(node, salt) => {
+                text.quoted("rehash", node);
+                text.scaled("salt", *salt, 1.0);
+            }
             FaultKind::ClockStep(node, by) => {
                 text.quoted("clock", node);
                 text.scaled("step_us", *by, 1e3);

@@ -314,8 +314,7 @@ impl App for ClientApp {
     }
 
     fn run(&mut self, nic: &mut Rnic, now: Nanos) {
-        self.now = now;
-        self.truth.get().now = now;
+        self.now = self.truth.get().now;
         while let Some(event) = nic.poll_cm_event() {
             self.on_cm(nic, &event);
         }

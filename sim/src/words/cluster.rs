@@ -300,6 +300,13 @@ impl Cluster {
         }
     }
 
+    /// Returns all hosts and switches of the cluster.
+    pub fn nodes(&self) -> Vec<NodeId> {
+        let sides = [self.sides.clients, self.sides.servers];
+        let switches = &sides[..if sides[0] == sides[1] { 1 } else { 2 }];
+        [&self.clients[..], &self.servers[..], switches].concat()
+    }
+
     /// A client
     pub fn client(&self, number: usize) -> &Host<ClientApp> {
         self.world.node(self.clients[number])
@@ -365,9 +372,11 @@ impl Cluster {
         self.world.next_at();
         loop {
             let due = self.agenda.first_key_value().map(|((at, _), _)| *at);
+            let next = self.world.next_at();
             if let Some(at) = due
-                && self.world.next_at().is_none_or(|next| next >= at)
+                && next.is_none_or(|next| next >= at)
             {
+                self.truth.get().now = at + EPOCH;
                 self.world.run_until(at);
                 match self.agenda.pop_first() {
                     Some((_, Due::Connect { client, work })) => self.connect(client, work),
@@ -379,8 +388,11 @@ impl Cluster {
                     Some((_, Due::Look)) | None => {}
                 }
                 self.truth.get().news = true;
-            } else if !self.world.step(limit) {
-                return Err(self.undone());
+            } else {
+                self.truth.get().now = next.unwrap_or(limit) + EPOCH;
+                if !self.world.step(limit) {
+                    return Err(self.undone());
+                }
             }
             if core::mem::take(&mut self.truth.get().news) && self.attend()? {
                 return Ok(());
@@ -431,8 +443,9 @@ impl Cluster {
             host.app.ends().filter(|end| end.broken && end.server == server && Some(end.line) != stays);
         let lines: Vec<u32> = over.map(|end| end.line).collect();
         for line in lines {
-            self.world.with(self.servers[server], |host: &mut Host<ServerApp>, now| {
-                host.app.drop_line(&mut host.nic, line, now);
+            self.truth.get().now = self.world.now() + EPOCH;
+            self.world.with(self.servers[server], |host: &mut Host<ServerApp>, _| {
+                host.app.drop_line(&mut host.nic, line);
             });
         }
     }
@@ -526,7 +539,7 @@ impl Cluster {
         let line =
             self.world.with(server, |host: &mut Host<ServerApp>, _| host.app.revoke(&mut host.nic, nth));
         if let Some(line) = line {
-            let now = self.world.clock(server);
+            let now = self.world.now() + EPOCH;
             let mut truth = self.truth.get();
             truth.revoke(line, now + self.config.revoked_within);
             truth.faults.extend(self.config.shares_fate.then_some((now, Touched::All)));

@@ -250,10 +250,12 @@ impl Config {
         Nanos(wait * (u64::from(self.retry_count) + 1) + self.reconnect_after.0)
     }
 
-    /// Whether the wires lose frames, damage them or change their order: all of this costs retries.
+    /// Whether the wires lose frames, damage them, change their order or have short queues: all of this costs retries.
     fn harms(&self) -> bool {
-        let harms =
-            |link: &Link| [link.loss, link.corrupt, link.reorder].iter().any(|share| !share.is_never());
+        let harms = |link: &Link| {
+            link.queue < Link::default().queue
+                || [link.loss, link.corrupt, link.reorder].iter().any(|share| !share.is_never())
+        };
         harms(&self.client_link) || harms(&self.server_link)
     }
 

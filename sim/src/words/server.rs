@@ -154,11 +154,11 @@ impl ServerApp {
     }
 
     /// It is told that a connection is no more.
-    pub(super) fn drop_line(&mut self, nic: &mut Rnic, line: u32, now: Nanos) {
+    pub(super) fn drop_line(&mut self, nic: &mut Rnic, line: u32) {
         if let Some(qpn) = self.by_line.get(&line) {
             // It may be gone.
             _ = nic.destroy_qp(Qpn::new(*qpn));
-            self.truth.get().end(line, now);
+            self.truth.get().end(line);
             if let Some(served) = self.served.get_mut(qpn) {
                 served.over = true;
             }
@@ -242,7 +242,7 @@ impl ServerApp {
                 let line =
                     self.served.values().find(|served| served.conn == Some(conn)).map(|served| served.line);
                 if let Some(line) = line {
-                    self.drop_line(nic, line, now);
+                    self.drop_line(nic, line);
                 }
             }
             _ => {}

@@ -98,7 +98,7 @@ pub(super) struct Truth {
     outlives: Nanos,
     /// Lines whose rights to words were revoked, and when nothing that they ask for may be done any more
     revoked: BTreeMap<u32, Nanos>,
-    /// The time of the world, as far as the host has been told whose turn it is
+    /// The time of the world, from [`EPOCH`](crate::EPOCH) on: hosts' clocks may drift
     pub(super) now: Nanos,
     /// The first thing that must not be
     pub(super) wrong: Option<String>,
@@ -148,8 +148,8 @@ impl Truth {
     }
 
     /// Notes that a server's queue pair of a line is gone.
-    pub(super) fn end(&mut self, line: u32, now: Nanos) {
-        self.ending.push_back((now + self.outlives, line));
+    pub(super) fn end(&mut self, line: u32) {
+        self.ending.push_back((self.now + self.outlives, line));
     }
 
     /// Notes that it is gone, and that no switch has anything of the line that could still be done.
@@ -362,7 +362,8 @@ mod tests {
             let mut truth = truth();
             truth.outlives = Nanos(10);
             truth.post(0, 0, 1, false, Action::Write(5));
-            truth.end(1, Nanos(100));
+            truth.now = Nanos(100);
+            truth.end(1);
             for (now, found) in [(Nanos(at), 0), (Nanos(at + 1), 5)] {
                 truth.now = now;
                 let read = truth.post(0, 0, 2, false, Action::Read);

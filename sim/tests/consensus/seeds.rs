@@ -14,18 +14,38 @@ fn seeds(part: u64) -> impl Iterator<Item = u64> {
 
 const PARTS: u64 = 4;
 
+/// Draws a switch with room for two groups of all servers at most, in a quarter of the seeds: then leaders replicate by themselves,
+/// now and then or always.
+fn few_queue_pairs(seed: u64) -> Option<usize> {
+    let mut chance = Chance::stream(seed, 0x7061_6972);
+    (chance.below(4) == 0).then(|| 1 << chance.below(4))
+}
+
+/// Lets clocks drift and UDP source ports change in some seeds.
+fn wear(net: &mut Cluster, seed: u64) {
+    let (servers, within) = (net.servers.clone(), Nanos::from_millis(20));
+    environment::rehash(&mut net.world, &servers, seed, within);
+    environment::drift(&mut net.world, &[&servers[..], &[net.switch]].concat(), seed, within);
+}
+
 /// A cluster of a seed: how many servers, what they propose, how lossy their links are, and who else asks for what.
 fn drawn(seed: u64, chance: &mut Chance, least_len: u64) -> ClusterConfig {
     let worst = [0, 0, 20, 200][chance.below(4) as usize];
     let mut share = || Share::new(chance.between(0, worst) as f64 / 10_000.0).unwrap();
-    let link =
+    let mut link =
         Link { loss: share(), duplicate: share(), reorder: share(), corrupt: share(), ..Link::default() };
+    environment::late(&mut link, seed, Nanos::from_millis(4));
+    environment::short_queue(&mut link, seed);
     let window = chance.between(1, 16);
     // Short values, or such as take several packets, of one length or of many.
     let most = [48, 3000, 8192][chance.below(3) as usize].max(least_len);
     let least = if chance.below(2) == 0 { most } else { least_len };
     ClusterConfig {
         queues: Queues::drawn(seed),
+        forgetful: Share::percent(50),
+        keys_again: environment::keys_again(seed),
+        queue_pairs: few_queue_pairs(seed).unwrap_or(64),
+        first_psn: environment::psns_near_the_wrap(seed),
         seed,
         servers: [3, 5][chance.below(2) as usize],
         window,
@@ -138,6 +158,7 @@ fn run(seed: u64, tune: impl FnOnce(&mut ClusterConfig)) -> Result<Cluster, Stri
     tune(&mut config);
     let servers = config.servers;
     let mut net = Cluster::new(&config);
+    wear(&mut net, seed);
     let links: Vec<_> = net.world.links().collect();
     let (mut crashed, mut last) = (BTreeSet::new(), Nanos::ZERO);
     for n in 0..chance.between(1, 5) {
@@ -202,6 +223,7 @@ fn changes(seed: u64, tune: impl FnOnce(&mut ClusterConfig)) -> Result<Cluster, 
     config.wanted = 200;
     tune(&mut config);
     let mut net = Cluster::new(&config);
+    wear(&mut net, seed);
     let few = net.servers.len() / 2;
     let mut end = Nanos::from_millis(10) + Nanos::from_micros(chance.between(0, 300));
     net.run_until(end);

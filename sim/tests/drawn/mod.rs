@@ -77,6 +77,8 @@ pub(crate) fn drawn(seed: u64, forgetful: Share) -> (Config, Chance) {
         config.client_link.reorder_by = Nanos::from_micros(late.between(20, 5000));
         config.server_link.reorder_by = Nanos::from_micros(late.between(20, LATEST));
     }
+    // Of the switch's ports to clients; a server's port, at which all clients meet, has room for a window of each.
+    crate::environment::short_queue(&mut config.client_link, seed);
     let mut local = Chance::stream(seed, 0x6c6f_6361);
     config.local_words = if local.below(8) == 0 { local.between(1, config.words.into()) } else { 0 } as u32;
     // Messages of up to 64 KB, of few clients: memory is for as many as may be outstanding.
@@ -126,6 +128,12 @@ pub(crate) fn may_fail(config: &Config, chance: &mut Chance) -> Config {
         reconnect_after: Nanos::from_micros(chance.between(200, 500)),
         ..config
     }
+}
+
+/// Lets clocks of hosts and switches drift in some seeds.
+pub(crate) fn drift(net: &mut Cluster) {
+    let (nodes, seed) = (net.nodes(), net.seed());
+    crate::environment::drift(&mut net.world, &nodes, seed, Nanos::from_micros(500));
 }
 
 /// Things that happen to clients, to the switch, and now and then to a server.

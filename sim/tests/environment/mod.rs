@@ -1,6 +1,7 @@
 //! Which seeds a test runs, and faults that several suites draw.
 
-use sim::{Fault, LinkId, World};
+use rocev2::Psn;
+use sim::{Fault, Link, LinkId, NodeId, World};
 use switch::{Chance, Nanos};
 
 /// Seeds that have failed: a test binary and a seed a line, which `make soak` adds
@@ -49,6 +50,80 @@ pub(crate) fn cut(world: &World, link: LinkId, at: Nanos) -> (Fault, Fault) {
         Some(end) => (Fault::Mute(*end, links.clone()), Fault::Unmute(*end, links)),
         None => (Fault::Cut(links.clone()), Fault::Heal(links)),
     }
+}
+
+/// Lets the clocks of a third of the seeds run too fast or too slow, from the beginning and by another rate from some time
+/// before `until` on: those of two nodes in three, by up to 200 ppm, now and then by 1 %. Returns whether they do. These clocks
+/// are those of CLOCK_MONOTONIC or of a CPU's cycles, which nobody sets.
+#[allow(dead_code, reason = "not every test binary lets clocks drift")]
+pub(crate) fn drift(world: &mut World, nodes: &[NodeId], seed: u64, until: Nanos) -> bool {
+    // A stream of its own, so that what else is drawn stays what it was.
+    let mut chance = Chance::stream(seed, 0x6472_6966);
+    if chance.below(3) > 0 {
+        return false;
+    }
+    for node in nodes {
+        let most = if chance.below(8) == 0 { 10_000_000 } else { 200_000 };
+        let mut ppb = || chance.below(2 * most + 1) as i64 - most as i64;
+        let [first, then] = [ppb(), ppb()];
+        let at = Nanos(chance.between(1, until.0));
+        if chance.below(3) > 0 {
+            world.schedule(Nanos::ZERO, Fault::ClockDrift(*node, first));
+            world.schedule(at, Fault::ClockDrift(*node, then));
+        }
+    }
+    true
+}
+
+/// Lets UDP source ports of some hosts change before `until`, one to four times, in a third of the seeds.
+#[allow(dead_code, reason = "not every test binary has connections whose ports it changes")]
+pub(crate) fn rehash(world: &mut World, hosts: &[NodeId], seed: u64, until: Nanos) {
+    // A stream of its own, so that what else is drawn stays what it was.
+    let mut chance = Chance::stream(seed, 0x7265_6861);
+    if chance.below(3) > 0 {
+        return;
+    }
+    for _ in 0..chance.between(1, 4) {
+        let (host, salt) = (*chance.pick(hosts), chance.bits() as u16);
+        world.schedule(Nanos(chance.between(1, until.0)), Fault::Rehash(host, salt));
+    }
+}
+
+/// Lets some frames of a link come milliseconds late, and copies of others long after them, in a quarter of the seeds: up to
+/// `most`, which is 1 ms or more.
+#[allow(dead_code, reason = "not every test binary has connections that stand it")]
+pub(crate) fn late(link: &mut Link, seed: u64, most: Nanos) -> bool {
+    // A stream of its own, so that what else is drawn stays what it was.
+    let mut chance = Chance::stream(seed, 0x6c61_7465);
+    let is_late = chance.below(4) == 0;
+    if is_late {
+        link.reorder_by = Nanos(chance.between(1_000_000, most.0));
+    }
+    is_late
+}
+
+/// Gives a link, and so the ports of a switch that are its ends, a short queue in a quarter of the seeds: one of some packets.
+#[allow(dead_code, reason = "not every test binary has short queues")]
+pub(crate) fn short_queue(link: &mut Link, seed: u64) {
+    // A stream of its own, so that what else is drawn stays what it was.
+    let mut chance = Chance::stream(seed, 0x7175_6575);
+    if chance.below(4) == 0 {
+        link.queue = chance.between(6_000, 60_000) as usize;
+    }
+}
+
+/// Draws the first PSN of a switch's connections in a third of the seeds: just before the end of all PSNs.
+#[allow(dead_code, reason = "not every test binary has a switch with connections")]
+pub(crate) fn psns_near_the_wrap(seed: u64) -> Option<Psn> {
+    let mut chance = Chance::stream(seed, 0x7772_6170);
+    (chance.below(3) == 0).then(|| Psn::new(0u32.wrapping_sub(chance.between(1, 64) as u32)))
+}
+
+/// Draws whether the NICs of a seed give memory the same keys after a restart, as they give queue pairs the same numbers: in a
+/// third of the seeds.
+#[allow(dead_code, reason = "not every test binary restarts NICs")]
+pub(crate) fn keys_again(seed: u64) -> bool {
+    Chance::stream(seed, 0x6b65_7973).below(3) == 0
 }
 
 /// Returns whether a test runs all of its own seeds: then it asserts how often each thing that it is for has happened.

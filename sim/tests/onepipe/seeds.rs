@@ -98,6 +98,12 @@ fn drawn(seed: u64, kind: Kind, chance: &mut Chance) -> Tree {
             tree.link.reorder = percent(chance, 5);
             tree.link.corrupt = percent(chance, 2);
             tree.link.reorder_by = Nanos(chance.between(500, 10_000));
+            // A stream of its own, so that what else is drawn stays what it was.
+            let mut late = Chance::stream(seed, 0x6c61_7465);
+            if late.below(4) == 0 {
+                // Long after a sender has given up
+                tree.link.reorder_by = Nanos(late.between(200_000, 1_000_000));
+            }
         }
     }
     tree
@@ -206,7 +212,9 @@ fn run(seed: u64, plant: impl Fn(&mut Tree), totals: &mut Totals) -> Result<(), 
         made.world.run_until(until);
     }
     // What was acknowledged last waits for the barrier.
-    made.world.run_until(until + Nanos::from_micros(100));
+    let late = Nanos(tree.link.reorder_by.0 * 2 * u64::from(tree.levels + 1));
+    let on_its_way = if kind == Kind::Disorderly { late } else { Nanos::ZERO };
+    made.world.run_until(until + Nanos::from_micros(100) + on_its_way);
     let context = |what: String| format!("{kind:?} {:?}: {what}", tree.incarnation);
     match kind {
         Kind::Orderly | Kind::Ties | Kind::Crowded => made.check(None),

@@ -3,6 +3,7 @@
 //!
 //! FROM and SEEDS say other seeds: `SEEDS=50000 cargo test -p sim --release --test rdmc deliveries`
 
+use crate::environment;
 use rdmc::Algorithm;
 use rdmc::delivery::{GiveError, Lost, Refusal, TakeError};
 use sim::rdmc::courier::{Delivery, Habit};
@@ -58,7 +59,7 @@ struct Drawn {
     habits: Vec<Habit>,
     /// Neither loss nor crashes
     calm: bool,
-    /// The switch is where receivers and root look for it
+    /// The switch is where receivers and root look for it, and has room
     has_switch: bool,
     algorithm: Algorithm,
     name: String,
@@ -70,6 +71,8 @@ fn draw(seed: u64, chance: &mut Chance) -> Drawn {
     let mut link = Link::default();
     if !calm {
         (link.loss, link.reorder) = (share(chance, 300), share(chance, 200));
+        environment::late(&mut link, seed, Nanos::from_millis(4));
+        environment::short_queue(&mut link, seed);
     }
     let habits: Vec<Habit> = (0..chance.between(1, 6)).map(|_| habit(chance)).collect();
     let all =
@@ -83,11 +86,19 @@ fn draw(seed: u64, chance: &mut Chance) -> Drawn {
         link,
         create_timeout,
         queues: Queues::drawn(seed),
+        keys_again: environment::keys_again(seed),
+        first_psn: environment::psns_near_the_wrap(seed),
         ..Setup::default()
     };
     if !has_switch {
         setup.copies_at = ip(99);
     }
+    // A switch with too few queue pairs for a root and a receiver, which may be all that is left, is as good as none.
+    let has_room = Chance::stream(seed, 0x7061_6972).below(4) > 0;
+    if !has_room {
+        setup.queue_pairs = 1;
+    }
+    let has_switch = has_switch && has_room;
     let letters = *chance.pick(&[1, 31, 32, 33, 64, 65, 255, 1 + seed % 255]);
     let name = (0..letters).map(|at| char::from(b'a' + (at % 26) as u8)).collect();
     let len = chance.between(3000, 600_000);
@@ -105,6 +116,9 @@ fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(),
         (give.algorithm, give.name, give.window) = (algorithm.clone(), name, WINDOW as u32);
     })
     .map_err(|error| error.to_string())?;
+    let (hosts, within) = (delivery.hosts.clone(), Nanos::from_millis(3));
+    environment::rehash(&mut delivery.world, &hosts, seed, within);
+    environment::drift(&mut delivery.world, &[&hosts[..], &[delivery.switch]].concat(), seed, within);
     let receivers = habits.len() as u16;
     let mut victims = Vec::new();
     if !calm {

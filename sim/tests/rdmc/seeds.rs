@@ -2,6 +2,7 @@
 //!
 //! FROM and SEEDS say other seeds: `SEEDS=100000 FROM=5000 cargo test -p sim --release --test rdmc seeds`
 
+use crate::environment;
 use rdmc::{Algorithm, Failure, GroupConfig, Racks};
 use sim::rdmc::{Cluster, Now, SWITCH_MAC, Setup, ip, len_of, mac};
 use sim::{Fault, Link, Queues};
@@ -44,6 +45,8 @@ struct Outage {
     from: Nanos,
     /// The link loses long packets from then on: the members come together by short ones, and the first block is lost
     stops_blocks: bool,
+    /// Clocks drift: those that are slow by 1 % wait longer.
+    drifts: bool,
 }
 
 impl Outage {
@@ -54,6 +57,7 @@ impl Outage {
     fn explains(&self, failure: Failure, at: Nanos) -> bool {
         let is_at_once = matches!(failure, Failure::Gone(_)) && !self.stops_blocks;
         let late = if is_at_once { Nanos::ZERO } else { CREATE_TIMEOUT };
+        let late = if self.drifts { Nanos(late.0 / 99 * 100) } else { late };
         (self.from..=self.from + NOTICED + late).contains(&at)
     }
 }
@@ -64,6 +68,8 @@ const CREATE_TIMEOUT: Nanos = Nanos::from_secs(10);
 /// The time from a crash or cut until all others have missed the host and have told each other: 60 ms until a link works
 /// again, 30 ms without a sign of life, and repetitions
 const NOTICED: Nanos = Nanos::from_millis(200);
+/// The most by which a frame is late
+const LATE: Nanos = Nanos::from_millis(4);
 
 fn percent(chance: &mut Chance, most: u64) -> Share {
     Share::new(chance.below(most * 100 + 1) as f64 / 10_000.0).unwrap_or(Share::NEVER)
@@ -106,7 +112,25 @@ fn setup(seed: u64, kind: Kind, chance: &mut Chance) -> Setup {
     let hosts = chance.between(2, 9) as u16;
     // Lossy links have seeds of their own that are known for what they do.
     let queues = if kind == Kind::Lossy { Queues::USUAL } else { Queues::drawn(seed) };
-    let mut setup = Setup { seed, hosts, link, create_timeout, queues, ..Setup::default() };
+    if kind == Kind::Slow {
+        link.reorder = percent(&mut Chance::stream(seed, 0x6f72_6465), 2);
+        environment::late(&mut link, seed, LATE);
+        environment::short_queue(&mut link, seed);
+    }
+    if kind == Kind::Lossy && environment::late(&mut link, seed, LATE) {
+        // A frame that comes later than NICs wait costs a retry, as a lost one does.
+        link.loss = Share::new(link.loss.get() / 2.0).unwrap_or(Share::NEVER);
+    }
+    let mut setup = Setup {
+        seed,
+        hosts,
+        link,
+        create_timeout,
+        queues,
+        keys_again: environment::keys_again(seed),
+        first_psn: environment::psns_near_the_wrap(seed),
+        ..Setup::default()
+    };
     // A stream of its own, so that what else is drawn stays what it was.
     let mut lies = Chance::stream(seed, 0x6c69_6573);
     setup.lies = if lies.below(3) == 0 { lies.between(10, 200) } else { 0 } as u32;
@@ -122,11 +146,18 @@ fn setup(seed: u64, kind: Kind, chance: &mut Chance) -> Setup {
     setup
 }
 
+/// Lets clocks drift and UDP source ports change in some seeds. Returns whether clocks drift.
+fn wear(cluster: &mut Cluster, seed: u64) -> bool {
+    let (hosts, within) = (cluster.hosts.clone(), Nanos::from_millis(2));
+    environment::rehash(&mut cluster.world, &hosts, seed, within);
+    environment::drift(&mut cluster.world, &[&hosts[..], &[cluster.switch]].concat(), seed, within)
+}
+
 /// Crashes, pauses and cuts; crashes and cuts, and until when anything happens
 fn fail(cluster: &mut Cluster, seed: u64, kind: Kind, chance: &mut Chance) -> (Vec<Outage>, Nanos) {
+    let drifts = wear(cluster, seed);
     let hosts = cluster.hosts.len() as u64;
-    // What the hosts' clocks show now
-    let begun = cluster.with(0, |_, _, now| now);
+    let begun = cluster.world.now();
     let (mut outages, mut last) = (Vec::<Outage>::new(), Nanos::ZERO);
     let links: Vec<_> = cluster.world.links().collect();
     for _ in 0..chance.between(1, 3) {
@@ -146,7 +177,7 @@ fn fail(cluster: &mut Cluster, seed: u64, kind: Kind, chance: &mut Chance) -> (V
             }
             Kind::Crashing => {
                 if !outages.iter().any(|outage| outage.host == host) {
-                    outages.push(Outage { host, from: begun + at, stops_blocks: false });
+                    outages.push(Outage { host, from: begun + at, stops_blocks: false, drifts });
                     cluster.world.schedule(at, Fault::Crash(node));
                     if chance.below(2) == 0 {
                         cluster.world.schedule(at + Nanos(chance.below(5_000_000)), Fault::Restart(node));
@@ -155,8 +186,8 @@ fn fail(cluster: &mut Cluster, seed: u64, kind: Kind, chance: &mut Chance) -> (V
             }
             Kind::Cut => {
                 let (cut, heal) = crate::environment::cut(&cluster.world, links[usize::from(host)], at);
-                let mut outage =
-                    Outage { host, from: begun + at, stops_blocks: matches!(cut, Fault::Mtu(..)) };
+                let stops_blocks = matches!(cut, Fault::Mtu(..));
+                let mut outage = Outage { host, from: begun + at, stops_blocks, drifts };
                 if let Fault::Swap(_, other) = cut {
                     let host = links.iter().position(|link| *link == other);
                     outages.extend(host.map(|host| Outage { host: host as u16, ..outage }));
@@ -174,13 +205,19 @@ fn fail(cluster: &mut Cluster, seed: u64, kind: Kind, chance: &mut Chance) -> (V
         last = last.max(at);
     }
     if kind == Kind::Cut {
-        part(cluster, seed, begun, &mut outages, &mut last);
+        part(cluster, seed, (begun, drifts), &mut outages, &mut last);
     }
     (outages, last)
 }
 
 /// In a quarter of the seeds, two members that others reach, or a member and the switch, do not reach each other from a time on.
-fn part(cluster: &mut Cluster, seed: u64, begun: Nanos, outages: &mut Vec<Outage>, last: &mut Nanos) {
+fn part(
+    cluster: &mut Cluster,
+    seed: u64,
+    (begun, drifts): (Nanos, bool),
+    outages: &mut Vec<Outage>,
+    last: &mut Nanos,
+) {
     // A stream of its own, so that what else is drawn stays what it was.
     let mut chance = Chance::stream(seed, 0x7061_7274);
     if chance.below(4) > 0 {
@@ -199,7 +236,7 @@ fn part(cluster: &mut Cluster, seed: u64, begun: Nanos, outages: &mut Vec<Outage
         *last = (*last).max(until);
     }
     *last = (*last).max(at);
-    let outage = |host| Outage { host, from: begun + at, stops_blocks: false };
+    let outage = |host| Outage { host, from: begun + at, stops_blocks: false, drifts };
     outages.extend([a, b].map(outage));
 }
 
@@ -207,7 +244,7 @@ fn part(cluster: &mut Cluster, seed: u64, begun: Nanos, outages: &mut Vec<Outage
 /// a member that was said so before, as it reached nobody; or the switch gave up a group of which a member was. A member
 /// whose part failed before it could say that it has created the group counts as one that has not.
 fn check_blame(cluster: &Cluster, outages: &[Outage], number: u32, hosts: &[u16]) -> Result<(), String> {
-    let failed = |host: u16| cluster.member(host).failure(number);
+    let failed = |host: u16| cluster.failure(host, number);
     for host in hosts {
         let Some((failure, at)) = failed(*host) else { continue };
         let (is_loss, is_late) = match failure {

@@ -47,6 +47,8 @@ pub(super) fn of(path: &Path, scenario: &Scenario) -> String {
             FaultKind::Stranger(switch, lies) => {
                 format!("a host that is no party sends {} packets at {switch}", shown(*lies, 1.0, ""))
             }
+            FaultKind::Swap([a, b]) => format!("{a} and {b} change their ports"),
+            FaultKind::Rehash(node, _) => format!("{node} sends from other UDP source ports"),
             FaultKind::ClockStep(node, by) => format!("the clock of {node} jumps {}", shown(*by, 1e3, " us")),
             FaultKind::ClockDrift(node, by) => {
                 format!("the clock of {node} drifts {}", shown(*by, 1e3, " ppm"))

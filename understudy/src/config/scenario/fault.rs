@@ -15,21 +15,24 @@ pub(super) struct Nodes<'a> {
 pub(super) fn read(table: Table<'_>, nodes: &Nodes<'_>) -> Option<FaultSpec> {
     let at = table.require("at_us", "100").and_then(|value| scaled(&value, MICRO, LONG_US));
     let lasts = between(&table, "for_us", MICRO, LONG_US);
-    let [crash, pause, clock, stranger] =
-        ["crash", "pause", "clock", "stranger"].map(|key| table.get(key, "\"a\""));
+    let [crash, pause, clock, stranger, rehash] =
+        ["crash", "pause", "clock", "stranger", "rehash"].map(|key| table.get(key, "\"a\""));
     let sides = ["partition", "mute"].map(|key| table.get(key, "[\"a\"]"));
-    let [part, link] = ["part", "link"].map(|key| table.get(key, "[\"a\", \"b\"]"));
+    let [part, link, swap] = ["part", "link", "swap"].map(|key| table.get(key, "[\"a\", \"b\"]"));
     let moves = ["step_us", "drift_ppm"].map(|key| table.get(key, "5"));
-    let [mtu, lies] = [("mtu", "600"), ("lies", "20")].map(|(key, example)| table.get(key, example));
-    let count = [&crash, &pause, &clock, &stranger, &part, &link].into_iter().chain(&sides).flatten().count();
+    let [mtu, lies, salt] =
+        [("mtu", "600"), ("lies", "20"), ("salt", "7")].map(|(key, example)| table.get(key, example));
+    let things = [&crash, &pause, &clock, &stranger, &rehash, &part, &link, &swap];
+    let count = things.into_iter().chain(&sides).flatten().count();
     let is_whole = moves.iter().flatten().count() == usize::from(clock.is_some())
         && mtu.is_some() == link.is_some()
-        && lies.is_some() == stranger.is_some();
+        && lies.is_some() == stranger.is_some()
+        && salt.is_some() == rehash.is_some();
     if count != 1 || !is_whole {
         let problem = table.problem("a fault is one thing that happens").label("none, or several");
         table.problems().add(problem.help(
             "write one of `crash = \"a\"`, `pause = \"a\"`, `partition = [\"a\"]`, `mute = [\"a\"]`, `part = [\"a\", \"b\"]`, \
-             `link = [\"a\", \"b\"]` with `mtu`, `stranger = \"s\"` with `lies`, or `clock = \"a\"` with `step_us` or `drift_ppm`; `for_us` says for how long",
+             `link = [\"a\", \"b\"]` with `mtu`, `swap = [\"a\", \"b\"]`, `stranger = \"s\"` with `lies`, `rehash = \"a\"` with `salt`, or `clock = \"a\"` with `step_us` or `drift_ppm`; `for_us` says for how long",
         ));
         table.finish();
         return None;
@@ -41,12 +44,17 @@ pub(super) fn read(table: Table<'_>, nodes: &Nodes<'_>) -> Option<FaultSpec> {
     let drift = drift.and_then(|value| scaled(&value, MICRO, -1e5..=1e5));
     let mtu = mtu.and_then(|value| scaled(&value, 1.0, 128.0..=65536.0));
     let lies = lies.and_then(|value| scaled(&value, 1.0, 1.0..=1e6));
+    let salt = salt.and_then(|value| scaled(&value, 1.0, 0.0..=65535.0));
     let kind = crash
         .map(FaultKind::Crash)
         .or_else(|| pause.map(FaultKind::Pause))
         .or_else(|| partition.map(FaultKind::Partition))
         .or_else(|| mute.map(FaultKind::Mute))
-        .or_else(|| nodes.hosts(&part?).map(FaultKind::Part))
+        .or_else(|| {
+            nodes.hosts(&part?, "part", "do not receive what the other one sends").map(FaultKind::Part)
+        })
+        .or_else(|| nodes.neighbours(&swap?).map(FaultKind::Swap))
+        .or_else(|| Some(FaultKind::Rehash(nodes.host(&rehash?)?, salt?)))
         .or_else(|| Some(FaultKind::Mtu(nodes.link(&link?)?, mtu?)))
         .or_else(|| Some(FaultKind::Stranger(nodes.switch(&stranger?)?, lies?)))
         .or_else(|| Some(FaultKind::ClockStep(clock.clone()?, step?)))
@@ -73,15 +81,41 @@ impl Nodes<'_> {
         Some(nodes)
     }
 
-    /// Returns two hosts.
-    fn hosts(&self, value: &Value<'_>) -> Option<[String; 2]> {
+    /// Returns a host.
+    fn host(&self, value: &Value<'_>) -> Option<String> {
+        let name = self.names.known(value)?;
+        if !self.hosts.iter().any(|host| host.name == name) {
+            let problem = value.problem("a host has UDP source ports").label("not a host");
+            value.add(problem.help("name a `[[host]]`"));
+            return None;
+        }
+        Some(name)
+    }
+
+    /// Returns two hosts whose links lead to the same switch.
+    fn neighbours(&self, value: &Value<'_>) -> Option<[String; 2]> {
+        let hosts = self.hosts(value, "swap", "change their ports")?;
+        let behind = |host: &String| {
+            let link = self.links.iter().find(|link| link.ends.contains(host))?;
+            link.ends.iter().find(|end| *end != host)
+        };
+        // A link that was not understood may be one of theirs.
+        if !self.links.is_empty() && (behind(&hosts[0]) != behind(&hosts[1]) || behind(&hosts[0]).is_none()) {
+            let problem = value.problem("hosts change their ports at one switch").label("not at one switch");
+            value.add(problem.help("name two hosts that are linked to the same `[[switch]]`"));
+            return None;
+        }
+        Some(hosts)
+    }
+
+    /// Returns two hosts, which `key` names.
+    fn hosts(&self, value: &Value<'_>, key: &str, what: &str) -> Option<[String; 2]> {
         let is_host = |name: &String| self.hosts.iter().any(|host| host.name == *name);
         match <[String; 2]>::try_from(self.known(value)?) {
             Ok([a, b]) if a != b && is_host(&a) && is_host(&b) => Some([a, b]),
             _ => {
-                let problem =
-                    value.problem("two hosts do not receive what the other one sends").label("not two hosts");
-                value.add(problem.help("write `part = [\"a\", \"b\"]`"));
+                let problem = value.problem(format!("two hosts {what}")).label("not two hosts");
+                value.add(problem.help(format!("write `{key} = [\"a\", \"b\"]`")));
                 None
             }
         }
