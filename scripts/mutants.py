@@ -7,17 +7,22 @@
 Exits with 1 if a mutant survives, cannot be made or does not compile.
 """
 
+import concurrent.futures
 import contextlib
 import json
 import os
 import pathlib
-import shutil
+import re
+import signal
 import subprocess
 import sys
+import time
 import tomllib
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COPY = ROOT / "target/mutants/copy"
+# A failure need not be made smaller, and is not to be tried again with the next mutant.
+PROPTEST = {"PROPTEST_MAX_SHRINK_ITERS": "0", "PROPTEST_DISABLE_FAILURE_PERSISTENCE": "1"}
 
 # Tests of the simulator, and other programs, that notice what the crate's own quick tests do not
 OTHERS = [
@@ -84,22 +89,123 @@ def suites(file):
     return [["-p", crate]]
 
 
-def mutate(file, output):
-    """Has cargo-mutants change a file in every way. Returns the changes that no test notices."""
-    for round, tests in enumerate(suites(file)):
-        packages = [name for option, name in zip(tests, tests[1:]) if option == "-p"]
-        targets = [word for n, word in enumerate(tests) if word != "-p" and (n == 0 or tests[n - 1] != "-p")]
-        code = subprocess.run(
-            ["cargo", "mutants", "--in-place", "--no-shuffle", "--test-tool=nextest", f"--file={file}", f"--output={output}",
-             *(["--iterate", "--baseline=skip", "--timeout=300"] if round else []), *(f"--test-package={name}" for name in packages),
-             "--", "--locked", "--fail-fast", *targets],
-            cwd=COPY, env={**os.environ, "CARGO_TARGET_DIR": str(ROOT / "target/mutants/target")},
-        ).returncode
-        # 2: some were missed; 3: some ran into their time-out, which is noticed
-        if code not in (0, 2, 3):
-            sys.exit(f"cargo-mutants: exit {code}")
-    outcomes = json.loads((output / "mutants.out/outcomes.json").read_text())["outcomes"]
-    return [outcome["scenario"]["Mutant"] for outcome in outcomes if outcome["summary"] == "MissedMutant"]
+def list_mutants(file):
+    """Returns cargo-mutants' changes of a file, each with a number from 1 on."""
+    done = subprocess.run(["cargo", "mutants", "--list", "--json", f"--file={file}"], cwd=COPY, check=True, stdout=subprocess.PIPE, text=True)
+    return [{**mutant, "number": number} for number, mutant in enumerate(json.loads(done.stdout), 1)]
+
+
+def embed(file, original, mutants):
+    """Writes a file with all of these mutants in it, and returns its text."""
+    path = COPY / file
+    path.write_text(original)
+    manifest = ROOT / "scripts/schemata/Cargo.toml"
+    done = subprocess.run(
+        ["cargo", "run", "--quiet", "--release", "--locked", "--manifest-path", manifest, "--", path], check=True, text=True,
+        input=json.dumps(mutants), stdout=subprocess.PIPE, env={**os.environ, "CARGO_TARGET_DIR": str(ROOT / "target/mutants/schemata")},
+    )
+    path.write_text(done.stdout)
+    return done.stdout
+
+
+def places(text):
+    """Finds the changes in a file of `embed`: (begin, end, number, whether it is the original beside that change)."""
+    token = re.compile(r'"(?:\\.|[^"\\])*"|b?\'(?:\\.|[^\'\\])\'|(\d+)u32 => \{|__original_(\d+) => \{|[{}]')
+    open_braces, found = [], []
+    for match in token.finditer(text):
+        if match[0] == "}":
+            begin, number, original = open_braces.pop()
+            if number:
+                found.append((begin, match.end(), number, original))
+        elif match[0].endswith("{"):
+            number = match[1] or match[2]
+            open_braces.append((match.start(), number and int(number), bool(match[2])))
+    return found
+
+
+def build(tests):
+    """Builds tests. Returns their programs, and the errors as (message, [(file, byte)])."""
+    done = subprocess.run(
+        ["cargo", "test", "--locked", "--no-run", "--message-format=json", *tests], cwd=COPY, text=True,
+        stdout=subprocess.PIPE, env={**os.environ, "CARGO_TARGET_DIR": str(ROOT / "target/mutants/target")}, stderr=subprocess.DEVNULL,
+    )
+    programs, errors = [], []
+    for line in done.stdout.splitlines():
+        message = json.loads(line)
+        if message["reason"] == "compiler-artifact" and message["profile"]["test"] and message["executable"]:
+            programs.append((message["executable"], str(pathlib.Path(message["manifest_path"]).parent)))
+        if message["reason"] == "compiler-message" and message["message"]["level"] == "error":
+            message = message["message"]
+            spans = sorted(message["spans"], key=lambda span: not span["is_primary"])
+            errors.append((message["rendered"], [(span["file_name"], span["byte_start"]) for span in spans]))
+    return programs, errors, done.returncode
+
+
+def build_all(file, original, mutants, tests):
+    """Builds tests of a file with all mutants that compile. Returns the programs and these mutants."""
+    while True:
+        text = embed(file, original, mutants)
+        programs, errors, code = build(tests)
+        if code == 0:
+            kept = {number for _, _, number, _ in places(text)}
+            kept |= {int(number) for number in re.findall(r"(\d+)u32 => \{", text)}
+            return programs, [mutant for mutant in mutants if mutant["number"] in kept]
+        chars = text.encode()
+        regions = [(len(text[:begin].encode()), len(text[:end].encode()), number, whole) for begin, end, number, whole in places(text)]
+        positions = {mutant["number"]: mutant["span"]["start"] for mutant in mutants}
+        wrong = set()
+        for _, spans in errors:
+            for name, at in spans:
+                around = [region for region in regions if name == file and region[0] <= at < region[1]]
+                if around:
+                    _, _, number, whole = min(around, key=lambda region: region[1] - region[0])
+                    wrong |= {one for one, position in positions.items() if position == positions[number]} if whole else {number}
+                    break
+        if not wrong:
+            sys.exit(f"{file}: does not compile with all mutants in it:\n" + "\n".join(message for message, _ in errors[:3]) + f"{len(chars)} bytes")
+        mutants = [mutant for mutant in mutants if mutant["number"] not in wrong]
+
+
+def passes(programs, number, limit):
+    """Runs test programs with a mutant. Returns whether no test noticed it."""
+    environment = {**os.environ, "MUTANT": str(number), "RUSTC_BOOTSTRAP": "1", "RUST_BACKTRACE": "0", **PROPTEST}
+    for program, directory in programs:
+        # A mutant that allocates without end is ended too.
+        test = subprocess.Popen(
+            ["prlimit", f"--as={8 << 30}", program, "-Zunstable-options", "--fail-fast", "-q"], cwd=directory, env=environment,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        )
+        try:
+            if test.wait(timeout=limit) != 0:
+                return False
+        except subprocess.TimeoutExpired:
+            os.killpg(test.pid, signal.SIGKILL)
+            test.wait()
+            return False
+    return True
+
+
+def mutate(file):
+    """Changes a file in every way. Returns all changes, those that were tried, and those that no test notices."""
+    original, everything = (COPY / file).read_text(), list_mutants(file)
+    tried = left = None
+    try:
+        for tests in suites(file):
+            programs, compiled = build_all(file, original, everything if left is None else left, tests)
+            tried = tried or compiled
+            began = time.monotonic()
+            if not passes(programs, 0, 600):
+                sys.exit(f"{file}: the tests fail without a change: {' '.join(tests)}")
+            took = time.monotonic() - began
+            with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
+                survived = threads.map(lambda mutant: passes(programs, mutant["number"], 10 + 5 * took), compiled)
+                left = [mutant for mutant, same in zip(compiled, survived) if same]
+            print(f"{' '.join(tests)}: {len(left)} of {len(compiled)} not noticed, {time.monotonic() - began:.0f} s", flush=True)
+            if not left:
+                break
+    finally:
+        (COPY / file).write_text(original)
+    return everything, tried, left
 
 
 def survivors(file):
@@ -107,17 +213,16 @@ def survivors(file):
     equivalent = tomllib.loads((ROOT / "tests/equivalent.toml").read_text())["equivalent"]
     known = {(one["line"], one["change"]) for one in equivalent if one["file"] == file}
     lines = (COPY / file).read_text().splitlines()
-    output = ROOT / "target/mutants" / file.replace("/", "-")
-    shutil.rmtree(output, ignore_errors=True)
-    output.mkdir(parents=True)
-    missed, unknown = mutate(file, output), 0
+    everything, tried, missed = mutate(file)
+    unknown = 0
     for mutant in missed:
         line = lines[mutant["span"]["start"]["line"] - 1].strip()
         change = mutant["name"].split(": ", 1)[1]
         if (line, change) not in known:
             unknown += 1
             print(f"SURVIVED: {mutant['name']}\n    {line}", flush=True)
-    print(f"{file}: {len(missed)} not noticed, of which {len(missed) - unknown} change nothing")
+    print(f"{file}: {len(everything)} changes, {len(everything) - len(tried)} do not compile, "
+          f"{len(missed)} not noticed, of which {len(missed) - unknown} change nothing")
     return unknown
 
 
