@@ -1,4 +1,4 @@
-//! Puts the mutants of one source file into that file, each behind a number: `schemata FILE <MUTANTS >MUTATED`.
+//! Puts the mutants of one source file into that file, each behind a number: `schemata FILE [FUNCTION...] <MUTANTS >MUTATED`.
 //!
 //! `MUTANTS` is the list of `cargo mutants --list --json`, each entry with a `number` from 1 on. The environment variable
 //! `MUTANT` chooses one when the program runs; without it, the program does what the original does. So a file is compiled
@@ -6,7 +6,8 @@
 //!
 //! Each change is a match arm, `17u32 => { changed }`, and the original is `__original_17 => { original }`, where 17 is the
 //! first of the numbers at that place. `scripts/mutants.py` finds by these which change does not compile, and leaves it out.
-//! Constants, `const fn` and functions that return `impl Trait` are left as they are.
+//! A `const fn` is no longer `const`, as the choice is made at run time, unless it is one of `FUNCTION...`. Constants, those
+//! functions, functions that return `impl Trait` and what is compiled with planted bugs only are left as they are.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -31,10 +32,12 @@ type Changes = HashMap<(usize, usize), Vec<Change>>;
 struct Mutator {
     /// By cargo-mutants' genre
     genres: HashMap<String, Changes>,
+    /// Functions that stay `const`, since a constant calls them
+    constant: Vec<String>,
 }
 
 impl Mutator {
-    fn read(json: &str) -> Self {
+    fn read(json: &str, constant: Vec<String>) -> Self {
         let list: serde_json::Value = serde_json::from_str(json).expect("a list of mutants in JSON");
         let mut genres: HashMap<String, Changes> = HashMap::new();
         for mutant in list.as_array().expect("a list") {
@@ -47,7 +50,7 @@ impl Mutator {
             let changes = genres.entry(mutant["genre"].as_str().expect("a genre").to_owned()).or_default();
             changes.entry((at("line"), at("column"))).or_default().push(change);
         }
-        Self { genres }
+        Self { genres, constant }
     }
 
     /// Returns the changes of a genre that begin where `span` begins.
@@ -56,13 +59,26 @@ impl Mutator {
         self.genres.get(genre)?.get(&(line, column + 1)).cloned()
     }
 
-    fn change_body(&self, signature: &Signature, block: &mut Block) {
-        let Some(first) = block.stmts.first() else { return };
+    /// Returns the changes of a function's value.
+    fn values(&self, signature: &Signature, block: &Block) -> Option<Vec<Change>> {
         if signature.constness.is_some() || Opaque::is_in(signature) {
+            return None;
+        }
+        self.at("FnValue", block.stmts.first()?.span())
+    }
+
+    /// Changes what is in a function, and what it returns.
+    fn change_function(&mut self, signature: &mut Signature, block: &mut Block) {
+        if !self.constant.iter().any(|name| signature.ident == name) {
+            signature.constness = None;
+        }
+        if signature.constness.is_some() {
             return;
         }
-        let Some(changes) = self.at("FnValue", first.span()) else { return };
-        let returns = changes.iter().map(|change| {
+        let values = self.values(signature, block);
+        visit_mut::visit_block_mut(self, block);
+        let Some(values) = values else { return };
+        let returns = values.iter().map(|change| {
             let value: Expr = syn::parse_str(&change.replacement).expect("an expression");
             (change.number, quote!(return #value))
         });
@@ -89,7 +105,7 @@ impl Mutator {
         }
         let arms = changes.iter().map(|change| {
             let op: BinOp = syn::parse_str(&change.replacement).expect("an operator");
-            (change.number, quote!(#left #op #right))
+            (change.number, quote!((#left) #op (#right)))
         });
         let choice = choose(arms.collect(), quote!(#binary));
         *expr = parse_quote!((#choice));
@@ -110,6 +126,9 @@ impl Mutator {
             for change in self.at("StructField", field.span()).unwrap_or_default() {
                 let mut less = all.clone();
                 less.fields = all.fields.iter().enumerate().filter(|(n, _)| *n != at).map(|(_, field)| field.clone()).collect();
+                if !less.fields.empty_or_trailing() {
+                    less.fields.push_punct(syn::token::Comma::default());
+                }
                 arms.push((change.number, quote!(#less)));
             }
         }
@@ -121,24 +140,27 @@ impl Mutator {
 }
 
 impl VisitMut for Mutator {
-    fn visit_item_fn_mut(&mut self, function: &mut syn::ItemFn) {
-        if function.sig.constness.is_none() {
-            visit_mut::visit_item_fn_mut(self, function);
+    fn visit_stmt_mut(&mut self, statement: &mut syn::Stmt) {
+        if !is_canary(statement) {
+            visit_mut::visit_stmt_mut(self, statement);
         }
-        self.change_body(&function.sig, &mut function.block);
+    }
+
+    fn visit_item_fn_mut(&mut self, function: &mut syn::ItemFn) {
+        if !is_canary(function) {
+            self.change_function(&mut function.sig, &mut function.block);
+        }
     }
 
     fn visit_impl_item_fn_mut(&mut self, function: &mut syn::ImplItemFn) {
-        if function.sig.constness.is_none() {
-            visit_mut::visit_impl_item_fn_mut(self, function);
+        if !is_canary(function) {
+            self.change_function(&mut function.sig, &mut function.block);
         }
-        self.change_body(&function.sig, &mut function.block);
     }
 
     fn visit_trait_item_fn_mut(&mut self, function: &mut syn::TraitItemFn) {
-        visit_mut::visit_trait_item_fn_mut(self, function);
         if let Some(block) = &mut function.default {
-            self.change_body(&function.sig, block);
+            self.change_function(&mut function.sig, block);
         }
     }
 
@@ -177,6 +199,12 @@ impl VisitMut for Mutator {
         let choice = choose(arms, original);
         arm.guard = Some((syn::token::If::default(), parse_quote!((#choice))));
     }
+}
+
+/// Says whether code is compiled with planted bugs only.
+fn is_canary(code: &impl ToTokens) -> bool {
+    let text = code.to_token_stream().to_string();
+    text.split('{').next().is_some_and(|head| head.contains(r#"# [cfg (feature = "canary")]"#))
 }
 
 /// Returns an expression that is what the chosen mutant makes of it, or the original.
@@ -226,12 +254,13 @@ impl<'ast> Visit<'ast> for Opaque {
 }
 
 fn main() {
-    let path = std::env::args().nth(1).expect("usage: schemata FILE <MUTANTS");
+    let mut arguments = std::env::args().skip(1);
+    let path = arguments.next().expect("usage: schemata FILE [FUNCTION...] <MUTANTS");
     let source = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
     let mut json = String::new();
     std::io::stdin().read_to_string(&mut json).expect("the list of mutants");
     let mut file = syn::parse_file(&source).unwrap_or_else(|error| panic!("{path}: {error}"));
-    Mutator::read(&json).visit_file_mut(&mut file);
+    Mutator::read(&json, arguments.collect()).visit_file_mut(&mut file);
     file.attrs.push(parse_quote!(#![allow(warnings, arithmetic_overflow, unconditional_panic, overflowing_literals)]));
     file.items.push(parse_quote! {
         fn __mutant() -> u32 {
