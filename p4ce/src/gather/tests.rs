@@ -207,7 +207,11 @@ fn a_nak_is_repeated_only_after_the_leader_has_gone_back() {
         assert_eq!(gather.on_response(1, FIRST.add(3), refusal), told(3, refusal));
         gather.on_request(FIRST.add(4), false);
         gather.on_request(FIRST.add(12), false);
-        assert_eq!(gather.on_response(1, FIRST.add(3), refusal), Gathered::Absorbed, "it has not gone back to 3");
+        assert_eq!(
+            gather.on_response(1, FIRST.add(3), refusal),
+            Gathered::Absorbed,
+            "it has not gone back to 3"
+        );
         gather.on_request(FIRST.add(3), false);
         assert_eq!(gather.on_response(1, FIRST.add(3), refusal), told(3, refusal));
     }
@@ -218,7 +222,11 @@ fn a_duplicate_acknowledgement_does_not_make_a_replica_ready() {
     let mut gather = gather(3, 2);
     assert_eq!(gather.on_response(0, FIRST.add(1), rnr(9, 1)), told(0, rnr(9, 0)));
     assert_eq!(gather.on_response(0, FIRST, ack(31, 1)), Gathered::Absorbed);
-    assert_eq!(gather.on_response(1, FIRST.add(1), rnr(2, 1)), told(1, rnr(9, 1)), "the first one needs longer");
+    assert_eq!(
+        gather.on_response(1, FIRST.add(1), rnr(2, 1)),
+        told(1, rnr(9, 1)),
+        "the first one needs longer"
+    );
 }
 
 #[test]
