@@ -2,8 +2,8 @@
 """Makes changes, one at a time, in a copy of HEAD, and runs tests: one has to fail each time.
 
     scripts/mutants.py [WORD]         changes of tests/mutants.toml; only those whose name contains WORD
-    scripts/mutants.py --file FILE    every change of a file that cargo-mutants knows; but for those of tests/equivalent.toml
-    QUICK=1: with the quick tests of the file's own crate only
+    scripts/mutants.py --file FILE    every change of a file, or of files (p4ce/src/consensus/*.rs), that cargo-mutants knows; but for
+                                      those of tests/equivalent.toml. QUICK=1: with the quickest tests only
 
 Exits with 1 if a mutant survives, cannot be made or does not compile.
 """
@@ -25,11 +25,13 @@ COPY = ROOT / "target/mutants/copy"
 # A failure need not be made smaller, and is not to be tried again with the next mutant.
 PROPTEST = {"PROPTEST_MAX_SHRINK_ITERS": "0", "PROPTEST_DISABLE_FAILURE_PERSISTENCE": "1"}
 
-# Tests of the simulator, and other programs, that notice what the crate's own quick tests do not
+# Tests of a crate that take seconds, where they are not its units alone
+QUICK = [("swordbox/", "-p swordbox --lib --test frames"), ("p4ce/src/consensus/", "-p sim --test consensus")]
+# Tests of the simulator, and other programs, that notice what these do not
 OTHERS = [
-    ("p4ce/src/consensus/", "-p sim --test consensus"),
-    ("p4ce/", "-p p4ce -p sim --test groups"),
-    ("swordbox/", "-p swordbox -p sim --test frames --test swordbox"),
+    ("p4ce/src/consensus/", "-p p4ce --lib"),
+    ("p4ce/", "-p sim --test groups"),
+    ("swordbox/", "-p sim --test swordbox"),
     ("representative/", "-p sim --test onepipe"),
     ("rnic/", "-p sim --test verbs"),
     ("rdmc/", "-p rdmc -p sim --tests"),
@@ -86,26 +88,26 @@ def outcome(mutant):
 def suites(file):
     """Returns the tests that a file's changes are tried with: first the quick ones of its crate, then others for what is left."""
     crate = file.split("/")[0]
-    for prefix, others in OTHERS:
-        if file.startswith(prefix):
-            return [["-p", crate, "--lib"], *([] if "QUICK" in os.environ else [others.split()])]
-    return [["-p", crate]]
+    quick = next((tests for prefix, tests in QUICK if file.startswith(prefix)), f"-p {crate} --lib")
+    others = next((tests for prefix, tests in OTHERS if file.startswith(prefix)), f"-p {crate}")
+    return [tests.split() for tests in ([quick] if "QUICK" in os.environ else [quick, others])]
 
 
-def list_mutants(file):
-    """Returns cargo-mutants' changes of a file, each with a number from 1 on."""
-    done = subprocess.run(["cargo", "mutants", "--list", "--json", f"--file={file}"], cwd=COPY, check=True, stdout=subprocess.PIPE, text=True)
+def list_mutants(pattern):
+    """Returns cargo-mutants' changes of the files of a pattern, each with a number from 1 on."""
+    done = subprocess.run(["cargo", "mutants", "--list", "--json", f"--file={pattern}"], cwd=COPY, check=True, stdout=subprocess.PIPE, text=True)
     return [{**mutant, "number": number} for number, mutant in enumerate(json.loads(done.stdout), 1)]
 
 
 def embed(file, original, mutants, constant):
-    """Writes a file with all of these mutants in it, but for those of functions that stay constant. Returns its text."""
+    """Writes a file with its mutants in it, but for those of functions that stay constant. Returns its text."""
     path = COPY / file
     path.write_text(original)
     manifest = ROOT / "scripts/schemata/Cargo.toml"
     done = subprocess.run(
         ["cargo", "run", "--quiet", "--release", "--locked", "--manifest-path", manifest, "--", path, *constant], check=True, text=True,
-        input=json.dumps(mutants), stdout=subprocess.PIPE, env={**os.environ, "CARGO_TARGET_DIR": str(ROOT / "target/mutants/schemata")},
+        input=json.dumps([mutant for mutant in mutants if mutant["file"] == file]), stdout=subprocess.PIPE,
+        env={**os.environ, "CARGO_TARGET_DIR": str(ROOT / "target/mutants/schemata")},
     )
     path.write_text(done.stdout)
     return done.stdout
@@ -148,33 +150,37 @@ def in_a_constant(error):
     return name and name[1].split("::")[-1] if (error["code"] or {}).get("code") == "E0015" else None
 
 
-def build_all(file, original, mutants, tests):
-    """Builds tests of a file with all mutants that compile. Returns the programs and these mutants."""
+def build_all(originals, mutants, tests):
+    """Builds tests of files with all mutants that compile. Returns the programs and these mutants."""
     constant = set()
     while True:
-        text = embed(file, original, mutants, constant)
+        texts = {file: embed(file, original, mutants, constant) for file, original in originals.items()}
         programs, errors, code = build(tests)
+        regions = {file: places(text) for file, text in texts.items()}
         if code == 0:
-            kept = {number for _, _, number, _ in places(text)}
+            kept = {number for found in regions.values() for _, _, number, _ in found}
             return programs, [mutant for mutant in mutants if mutant["number"] in kept]
         newly_constant = {in_a_constant(error) for error in errors} - {None}
-        wrong = {number for error in errors if not in_a_constant(error) for number in blamed(error, file, text, mutants)}
+        wrong = {number for error in errors if not in_a_constant(error) for number in blamed(error, texts, regions, mutants)}
         if not wrong and newly_constant <= constant:
             rendered = "\n".join(error["rendered"] for error in errors[:3])
-            sys.exit(f"{file}: does not compile with all mutants in it:\n{rendered}")
+            sys.exit(f"the files do not compile with all mutants in them:\n{rendered}")
         constant |= newly_constant
         mutants = [mutant for mutant in mutants if mutant["number"] not in wrong]
 
 
-def blamed(error, file, text, mutants):
+def blamed(error, texts, regions, mutants):
     """Returns the numbers of the changes that an error is in: one, or all of a place if it is in the original beside them."""
-    position = {mutant["number"]: mutant["span"]["start"] for mutant in mutants}
     for span in sorted(error["spans"], key=lambda span: not span["is_primary"]):
-        at = len(text.encode()[: span["byte_start"]].decode(errors="ignore"))
-        around = [place for place in places(text) if span["file_name"] == file and place[0] <= at < place[1]]
+        file = span["file_name"]
+        if file not in texts:
+            continue
+        at = len(texts[file].encode()[: span["byte_start"]].decode(errors="ignore"))
+        around = [place for place in regions[file] if place[0] <= at < place[1]]
         if around:
             _, _, number, is_original = min(around, key=lambda place: place[1] - place[0])
-            return {one for one in position if position[one] == position[number]} if is_original else {number}
+            here = {mutant["number"]: mutant["span"]["start"] for mutant in mutants if mutant["file"] == file}
+            return {one for one in here if here[one] == here[number]} if is_original else {number}
     return set()
 
 
@@ -197,44 +203,45 @@ def passes(programs, number, limit, output=subprocess.DEVNULL):
     return True
 
 
-def mutate(file):
-    """Changes a file in every way. Returns all changes, those that were tried, and those that no test notices."""
-    original, everything = (COPY / file).read_text(), list_mutants(file)
-    tried = left = None
-    try:
-        for tests in suites(file):
-            programs, compiled = build_all(file, original, everything if left is None else left, tests)
-            tried = tried or compiled
-            began = time.monotonic()
-            if not passes(programs, 0, 600, None):
-                sys.exit(f"{file}: the tests fail without a change: {' '.join(tests)}")
-            took = time.monotonic() - began
-            with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
-                survived = threads.map(lambda mutant: passes(programs, mutant["number"], 10 + 5 * took), compiled)
-                left = [mutant for mutant, same in zip(compiled, survived) if same]
-            print(f"{' '.join(tests)}: {len(left)} of {len(compiled)} not noticed, {time.monotonic() - began:.0f} s", flush=True)
-            if not left:
-                break
-    finally:
-        (COPY / file).write_text(original)
+def mutate(pattern):
+    """Changes files in every way. Returns all changes, those that were tried, and those that no test notices."""
+    everything = list_mutants(pattern)
+    originals = {file: (COPY / file).read_text() for file in {mutant["file"] for mutant in everything}}
+    tried, left = None, everything
+    for tests in suites(pattern):
+        began = time.monotonic()
+        programs, compiled = build_all(originals, left, tests)
+        built = time.monotonic() - began
+        tried = tried or compiled
+        began = time.monotonic()
+        if not passes(programs, 0, 600, None):
+            sys.exit(f"the tests fail without a change: {' '.join(tests)}")
+        limit = 10 + 5 * (time.monotonic() - began)
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
+            survived = threads.map(lambda mutant: passes(programs, mutant["number"], limit), compiled)
+            left = [mutant for mutant, same in zip(compiled, survived) if same]
+        print(f"{' '.join(tests)}: {len(left)} of {len(compiled)} not noticed; "
+              f"{built:.0f} s to build, {time.monotonic() - began:.0f} s to run", flush=True)
+        if not left:
+            break
     return everything, tried, left
 
 
-def survivors(file):
-    """Says which changes of a file no test notices, but for those that are known to change nothing. Returns their number."""
+def survivors(pattern):
+    """Says which changes no test notices, but for those that are known to change nothing. Returns their number."""
     equivalent = tomllib.loads((ROOT / "tests/equivalent.toml").read_text())["equivalent"]
-    known = {(one["line"], one["change"]) for one in equivalent if one["file"] == file}
-    lines = (COPY / file).read_text().splitlines()
-    everything, tried, missed = mutate(file)
+    known = {(one["file"], one["line"], one["change"]) for one in equivalent}
+    everything, tried, missed = mutate(pattern)
     unknown = 0
     for mutant in missed:
-        line = lines[mutant["span"]["start"]["line"] - 1].strip()
-        change = mutant["name"].split(": ", 1)[1]
-        if (line, change) not in known:
+        file, change = mutant["file"], mutant["name"].split(": ", 1)[1]
+        # The copy's files have all mutants in them.
+        line = (ROOT / file).read_text().splitlines()[mutant["span"]["start"]["line"] - 1].strip()
+        if (file, line, change) not in known:
             unknown += 1
             print(f"SURVIVED: {mutant['name']}\n    {line}", flush=True)
-    print(f"{file}: {len(everything)} changes, {len(everything) - len(tried)} do not compile, "
-          f"{len(missed)} not noticed, of which {len(missed) - unknown} change nothing")
+    print(f"{pattern}: {len(everything)} changes, of which {len(everything) - len(tried)} are not tried (they do not compile, or are in "
+          f"constants or planted bugs), {len(missed)} not noticed, of which {len(missed) - unknown} change nothing")
     return unknown
 
 
