@@ -26,7 +26,11 @@ COPY = ROOT / "target/mutants/copy"
 PROPTEST = {"PROPTEST_MAX_SHRINK_ITERS": "0", "PROPTEST_DISABLE_FAILURE_PERSISTENCE": "1"}
 
 # Tests of a crate that take seconds, where they are not its units alone
-QUICK = [("swordbox/", "-p swordbox --lib --test frames"), ("p4ce/src/consensus/", "-p sim --test consensus")]
+QUICK = [
+    ("swordbox/", "-p swordbox --lib --test frames"),
+    ("p4ce/src/consensus/", "-p sim --test consensus"),
+    ("rdmc/", "-p sim --test rdmc"),
+]
 # Tests of the simulator, and other programs, that notice what these do not
 OTHERS = [
     ("p4ce/src/consensus/", "-p p4ce --lib"),
@@ -34,7 +38,7 @@ OTHERS = [
     ("swordbox/", "-p sim --test swordbox"),
     ("representative/", "-p sim --test onepipe"),
     ("rnic/", "-p sim --test verbs"),
-    ("rdmc/", "-p rdmc -p sim --tests"),
+    ("rdmc/", "-p rdmc --lib"),
 ]
 
 

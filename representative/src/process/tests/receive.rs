@@ -1,6 +1,7 @@
 //! What a receiver takes at its bounds, what it counts, and when it has to answer.
 
 use super::*;
+use crate::process::config::PACKET_COST;
 
 /// A process of two, whose clock stands at what is returned with it
 fn receiver() -> (Process, Nanos, Timestamp) {
@@ -139,4 +140,46 @@ fn the_timer_of_an_ack_ends_when_the_ack_is_sent() {
     while process.poll_transmit(now, &mut frame) {}
     assert_eq!(process.counters().acks_sent.get(), 1);
     assert!(process.next_timer().unwrap() > Nanos(20_700));
+}
+
+#[test]
+fn a_message_at_the_barrier_waits_for_the_next_one() {
+    let (mut process, now, clock) = receiver();
+    let before = clock.add((1 << 48) - 5);
+    process.on_frame(&message(0, before), now).unwrap();
+    process.on_frame(&message(1, clock.add(10)), now).unwrap();
+    process.on_frame(&beacon(false, 1, Some(clock.add(10)), now), now).unwrap();
+    assert_eq!(process.unreliable_recv().map(|message| message.timestamp), Some(before));
+    // The clock passes it in 10 ns, which makes no difference.
+    assert!(process.next_timer().unwrap() > now + Nanos(100));
+}
+
+#[test]
+fn a_receiver_takes_packets_until_its_window_or_its_buffer_is_full() {
+    let room = PACKET_COST * 10;
+    for window_is_small in [true, false] {
+        let mut config = config(1, 2, false);
+        if window_is_small {
+            config.receive_window = room as u32;
+        } else {
+            config.receive_buffer = room;
+        }
+        config.initial_window = room as u32;
+        let clock = config.clock.add(20_000);
+        let now = Nanos::from_micros(20);
+        let mut process = Process::new(config).unwrap();
+        process.on_timer(now);
+        // Two parts of a message, so that they come in another turn than a message by itself
+        let part = |psn: u32, len: usize| {
+            let mut header = OnePipe::new(OnePipeOpcode::DATA, clock, Psn::new(psn));
+            header.set_first(psn == 0);
+            header.set_end_of_message(false);
+            frame(peer(false, 0), peer(false, 1), &header, &vec![0; len])
+        };
+        let half = room / 2 - PACKET_COST;
+        assert_eq!(process.on_frame(&part(0, half), now), Ok(()));
+        assert_eq!(process.on_frame(&part(1, half), now), Ok(()));
+        assert_eq!(process.buffered().1, room);
+        assert_eq!(process.on_frame(&part(2, 0), now), Err(Refusal::NoRoom));
+    }
 }
