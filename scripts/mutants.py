@@ -163,7 +163,7 @@ def build_all(originals, mutants, tests):
         regions = {file: places(text) for file, text in texts.items()}
         if code == 0:
             kept = {number for found in regions.values() for _, _, number, _ in found}
-            return programs, [mutant for mutant in mutants if mutant["number"] in kept]
+            return commands(programs, tests), [mutant for mutant in mutants if mutant["number"] in kept]
         newly_constant = {in_a_constant(error) for error in errors} - {None}
         wrong = {number for error in errors if not in_a_constant(error) for number in blamed(error, texts, regions, mutants)}
         if not wrong and newly_constant <= constant:
@@ -188,13 +188,25 @@ def blamed(error, texts, regions, mutants):
     return set()
 
 
+def commands(programs, tests):
+    """Returns what runs these programs. DPDK starts once a process, so its tests have a process each."""
+    if "dataplane" not in tests:
+        return [([program], directory) for program, directory in programs]
+    found = []
+    for program, directory in programs:
+        done = subprocess.run([program, "--list", "--format=terse"], check=True, text=True, stdout=subprocess.PIPE)
+        names = [line.removesuffix(": test") for line in done.stdout.splitlines() if line.endswith(": test")]
+        found += [([program, "--exact", name], directory) for name in names]
+    return found
+
+
 def passes(programs, number, limit, output=subprocess.DEVNULL):
     """Runs test programs with a mutant for at most `limit` seconds each. Returns whether no test noticed it."""
     environment = {**os.environ, "MUTANT": str(number), "RUSTC_BOOTSTRAP": "1", "RUST_BACKTRACE": "0", **PROPTEST}
     for program, directory in programs:
         # A mutant that allocates without end is ended too.
         test = subprocess.Popen(
-            ["prlimit", f"--as={8 << 30}", program, "-Zunstable-options", "--fail-fast", "-q"], cwd=directory, env=environment,
+            ["prlimit", f"--data={8 << 30}", *program, "-Zunstable-options", "--fail-fast", "-q"], cwd=directory, env=environment,
             stdout=output, stderr=output, start_new_session=True,
         )
         try:

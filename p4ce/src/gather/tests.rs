@@ -165,6 +165,7 @@ fn members_go_and_quorums_change() {
     assert_eq!(gather.on_response(3, FIRST.add(5), ack(31, 6)), told(5, ack(31, 6)));
     assert_eq!(gather.set_quorum(2), Some(Answer { psn: FIRST.add(6), aeth: ack(31, 7) }));
     gather.exclude(0);
+    assert!(gather.is_possible());
     gather.exclude(1);
     assert!(!gather.is_possible());
     assert_eq!(gather.on_response(3, FIRST.add(9), ack(31, 10)), Gathered::Absorbed);

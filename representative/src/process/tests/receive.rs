@@ -169,11 +169,11 @@ fn a_receiver_takes_packets_until_its_window_or_its_buffer_is_full() {
         let now = Nanos::from_micros(20);
         let mut process = Process::new(config).unwrap();
         process.on_timer(now);
-        // Two parts of a message, so that they come in another turn than a message by itself
+        // Packets of one message, the last of which does not come
         let part = |psn: u32, len: usize| {
             let mut header = OnePipe::new(OnePipeOpcode::DATA, clock, Psn::new(psn));
             header.set_first(psn == 0);
-            header.set_end_of_message(false);
+            header.set_timestamp_follows(true);
             frame(peer(false, 0), peer(false, 1), &header, &vec![0; len])
         };
         let half = room / 2 - PACKET_COST;
