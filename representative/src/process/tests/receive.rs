@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::process::config::PACKET_COST;
+use zerocopy::FromBytes;
 
 /// A process of two, whose clock stands at what is returned with it
 fn receiver() -> (Process, Nanos, Timestamp) {
@@ -182,4 +183,53 @@ fn a_receiver_takes_packets_until_its_window_or_its_buffer_is_full() {
         assert_eq!(process.buffered().1, room);
         assert_eq!(process.on_frame(&part(2, 0), now), Err(Refusal::NoRoom));
     }
+}
+
+/// A sender whose window is small because of what others sent hears of room once half of the buffer is free.
+#[test]
+fn a_sender_hears_of_room_once_half_of_the_buffer_is_free() {
+    const BUFFER: usize = 4000;
+    const COST: usize = 500;
+    let mut config = config(1, 3, false);
+    (config.receive_window, config.receive_buffer, config.initial_window) = (BUFFER as u32, BUFFER, 400);
+    config.ack_every = 1;
+    let clock = config.clock.add(20_000);
+    let now = Nanos::from_micros(20);
+    let mut process = Process::new(config).unwrap();
+    process.on_timer(now);
+    let send = |process: &mut Process, from: u8, psn: u32| {
+        let mut header = OnePipe::new(OnePipeOpcode::DATA, clock, Psn::new(psn));
+        header.set_first(true);
+        header.set_end_of_message(true);
+        let message = frame(peer(false, from), peer(false, 1), &header, &[0; COST - PACKET_COST]);
+        assert_eq!(process.on_frame(&message, now), Ok(()));
+    };
+    // Returns the room that process 2 hears of, if it does.
+    let told = |process: &mut Process| {
+        let (mut frame, mut room) = (Vec::new(), None);
+        while process.poll_transmit(now, &mut frame) {
+            let packet = Packet::parse(&frame).unwrap();
+            if packet.ethernet().dst == peer(false, 2).mac {
+                let (arrivals, _) = Arrivals::ref_from_prefix(&packet.payload()[OnePipe::LEN..]).unwrap();
+                room = Some(arrivals.window.get());
+            }
+        }
+        room
+    };
+    for psn in 0..6 {
+        send(&mut process, 0, psn);
+    }
+    send(&mut process, 2, 0);
+    assert_eq!(told(&mut process), Some(500));
+    process.on_frame(&beacon(false, 1, Some(clock.add(1)), now), now).unwrap();
+    let now_past = now + Nanos(10);
+    process.on_frame(&beacon(false, 1, Some(clock.add(2)), now_past), now_past).unwrap();
+    assert_eq!(told(&mut process), None);
+    let heard: Vec<_> = (0..4)
+        .map(|_| {
+            assert_eq!(process.unreliable_recv().unwrap().src, ProcessId(0));
+            told(&mut process)
+        })
+        .collect();
+    assert_eq!(heard, [None, None, Some(2000), None]);
 }
