@@ -167,7 +167,7 @@ def build_all(originals, mutants, tests):
         newly_constant = {in_a_constant(error) for error in errors} - {None}
         wrong = {number for error in errors if not in_a_constant(error) for number in blamed(error, texts, regions, mutants)}
         if not wrong and newly_constant <= constant:
-            rendered = "\n".join(error["rendered"] for error in errors[:3])
+            rendered = "\n".join(line[:200] for error in errors[:3] for line in error["rendered"].splitlines())
             sys.exit(f"the files do not compile with all mutants in them:\n{rendered}")
         constant |= newly_constant
         mutants = [mutant for mutant in mutants if mutant["number"] not in wrong]
@@ -185,6 +185,11 @@ def blamed(error, texts, regions, mutants):
             _, _, number, is_original = min(around, key=lambda place: place[1] - place[0])
             here = {mutant["number"]: mutant["span"]["start"] for mutant in mutants if mutant["file"] == file}
             return {one for one in here if here[one] == here[number]} if is_original else {number}
+        # An arm with a condition does not count when a match has to be exhaustive: it is one behind the match's beginning.
+        arms = {mutant["number"] for mutant in mutants if mutant["file"] == file and mutant["genre"] == "MatchArm"}
+        behind = [place for place in regions[file] if place[0] >= at and place[2] in arms]
+        if behind and (error["code"] or {}).get("code") == "E0004":
+            return {min(behind)[2]}
     return set()
 
 
