@@ -98,8 +98,12 @@ impl Mutator {
             let number = changes[0].number;
             let other = quote!(match __mutant() { #number => { true } _ => { false } });
             *expr = match binary.op {
-                BinOp::And(_) => parse_quote!(({ let __other = #other; if (#left) != __other { #right } else { __other } })),
-                _ => parse_quote!(({ let __other = #other; if (#left) == __other { #right } else { !__other } })),
+                BinOp::And(_) => {
+                    parse_quote!(({ let __other = #other; if (#left) != __other { #right } else { __other } }))
+                }
+                _ => {
+                    parse_quote!(({ let __other = #other; if (#left) == __other { #right } else { !__other } }))
+                }
             };
             return;
         }
@@ -125,7 +129,13 @@ impl Mutator {
         for (at, field) in all.fields.iter().enumerate() {
             for change in self.at("StructField", field.span()).unwrap_or_default() {
                 let mut less = all.clone();
-                less.fields = all.fields.iter().enumerate().filter(|(n, _)| *n != at).map(|(_, field)| field.clone()).collect();
+                less.fields = all
+                    .fields
+                    .iter()
+                    .enumerate()
+                    .filter(|(n, _)| *n != at)
+                    .map(|(_, field)| field.clone())
+                    .collect();
                 if !less.fields.empty_or_trailing() {
                     less.fields.push_punct(syn::token::Comma::default());
                 }
@@ -190,7 +200,8 @@ impl VisitMut for Mutator {
         let whole = self.at("MatchArm", arm.pat.span());
         let guard = arm.guard.as_ref().and_then(|(_, guard)| self.at("MatchArmGuard", guard.span()));
         visit_mut::visit_arm_mut(self, arm);
-        let mut arms: Vec<_> = whole.unwrap_or_default().iter().map(|change| (change.number, quote!(false))).collect();
+        let mut arms: Vec<_> =
+            whole.unwrap_or_default().iter().map(|change| (change.number, quote!(false))).collect();
         for change in guard.unwrap_or_default() {
             let value: Expr = syn::parse_str(&change.replacement).expect("true or false");
             arms.push((change.number, quote!(#value)));
@@ -264,7 +275,9 @@ fn main() {
     std::io::stdin().read_to_string(&mut json).expect("the list of mutants");
     let mut file = syn::parse_file(&source).unwrap_or_else(|error| panic!("{path}: {error}"));
     Mutator::read(&json, arguments.collect()).visit_file_mut(&mut file);
-    file.attrs.push(parse_quote!(#![allow(warnings, arithmetic_overflow, unconditional_panic, overflowing_literals)]));
+    file.attrs.push(
+        parse_quote!(#![allow(warnings, arithmetic_overflow, unconditional_panic, overflowing_literals)]),
+    );
     file.items.push(parse_quote! {
         fn __mutant() -> u32 {
             static CHOSEN: ::std::sync::OnceLock<u32> = ::std::sync::OnceLock::new();
