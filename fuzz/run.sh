@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Fuzzes with libFuzzer: run.sh TARGET|all [libFuzzer's arguments, such as -runs=20000 or -max_total_time=60]
 # Builds on the stable toolchain by asking LLVM for coverage directly. Ends with an error at a crash, and says where the
-# input lies. FEATURES=canary BUG=StaleWord plants a bug of Swordbox, to see whether it is found.
+# input lies. FEATURES=canary BUG=StaleWord plants a bug of Swordbox, to see whether it is found. ASAN=1 adds
+# AddressSanitizer.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -18,6 +19,10 @@ export CARGO_TARGET_DIR=$PWD/target
 export RUSTFLAGS="-C target-cpu=x86-64-v3 -C target-feature=+pclmulqdq --cfg fuzzing -C passes=sancov-module \
 -C llvm-args=-sanitizer-coverage-level=4 -C llvm-args=-sanitizer-coverage-inline-8bit-counters \
 -C llvm-args=-sanitizer-coverage-pc-table -C llvm-args=-sanitizer-coverage-trace-compares"
+if [ -n "${ASAN:-}" ]; then
+    # The sanitizer's flag is unstable; the stable compiler takes it like this.
+    export RUSTC_BOOTSTRAP=1 RUSTFLAGS="$RUSTFLAGS -Zsanitizer=address" CARGO_TARGET_DIR=$PWD/target/asan
+fi
 cargo build --quiet --locked --release --target "$triple" ${FEATURES:+--features "$FEATURES"}
 
 for name in "${targets[@]}"; do
@@ -27,7 +32,7 @@ for name in "${targets[@]}"; do
     fi
     echo "fuzzing $name"
     log=$(mktemp)
-    if ! "target/$triple/release/$name" "$corpus" -artifact_prefix=target/ -print_final_stats=1 -verbosity=0 \
+    if ! "$CARGO_TARGET_DIR/$triple/release/$name" "$corpus" -artifact_prefix=target/ -print_final_stats=1 -verbosity=0 \
         -max_len=9216 "$@" >"$log" 2>&1; then
         cat "$log"
         exit 1

@@ -2,31 +2,43 @@
 """Makes changes, one at a time, in a copy of HEAD, and runs tests: one has to fail each time.
 
     scripts/mutants.py [WORD]         changes of tests/mutants.toml; only those whose name contains WORD
-    scripts/mutants.py --file FILE    every change of a file that cargo-mutants knows; but for those of tests/equivalent.toml
+    scripts/mutants.py --file FILE    every change of a file, or of files (p4ce/src/consensus/*.rs), that cargo-mutants knows; but for
+                                      those of tests/equivalent.toml. QUICK=1: with the quickest tests only
 
 Exits with 1 if a mutant survives, cannot be made or does not compile.
 """
 
+import concurrent.futures
 import contextlib
 import json
 import os
 import pathlib
-import shutil
+import re
+import signal
 import subprocess
 import sys
+import time
 import tomllib
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COPY = ROOT / "target/mutants/copy"
+# A failure need not be made smaller, and is not to be tried again with the next mutant.
+PROPTEST = {"PROPTEST_MAX_SHRINK_ITERS": "0", "PROPTEST_DISABLE_FAILURE_PERSISTENCE": "1"}
 
-# Tests of the simulator, and other programs, that notice what the crate's own quick tests do not
-OTHERS = [
+# Tests of a crate that take seconds, where they are not its units alone
+QUICK = [
+    ("swordbox/", "-p swordbox --lib --test frames"),
     ("p4ce/src/consensus/", "-p sim --test consensus"),
-    ("p4ce/", "-p p4ce -p sim --test groups"),
-    ("swordbox/", "-p swordbox -p sim --test frames --test swordbox"),
+    ("rdmc/", "-p sim --test rdmc"),
+]
+# Tests of the simulator, and other programs, that notice what these do not
+OTHERS = [
+    ("p4ce/src/consensus/", "-p p4ce --lib"),
+    ("p4ce/", "-p sim --test groups"),
+    ("swordbox/", "-p sim --test swordbox"),
     ("representative/", "-p sim --test onepipe"),
     ("rnic/", "-p sim --test verbs"),
-    ("rdmc/", "-p rdmc -p sim --tests"),
+    ("rdmc/", "-p rdmc --lib"),
 ]
 
 
@@ -37,6 +49,8 @@ def git(*arguments):
 @contextlib.contextmanager
 def copy_of_head():
     """Makes the copy, and removes it."""
+    if COPY.exists():  # of a run that was killed
+        git("worktree", "remove", "--force", str(COPY))
     git("worktree", "prune")
     git("worktree", "add", "--force", "--detach", str(COPY), "HEAD")
     try:
@@ -78,46 +92,177 @@ def outcome(mutant):
 def suites(file):
     """Returns the tests that a file's changes are tried with: first the quick ones of its crate, then others for what is left."""
     crate = file.split("/")[0]
-    for prefix, others in OTHERS:
-        if file.startswith(prefix):
-            return [["-p", crate, "--lib"], others.split()]
-    return [["-p", crate]]
+    quick = next((tests for prefix, tests in QUICK if file.startswith(prefix)), f"-p {crate} --lib")
+    others = next((tests for prefix, tests in OTHERS if file.startswith(prefix)), f"-p {crate}")
+    return [tests.split() for tests in ([quick] if "QUICK" in os.environ else [quick, others])]
 
 
-def mutate(file, output):
-    """Has cargo-mutants change a file in every way. Returns the changes that no test notices."""
-    for round, tests in enumerate(suites(file)):
-        packages = [name for option, name in zip(tests, tests[1:]) if option == "-p"]
-        targets = [word for n, word in enumerate(tests) if word != "-p" and (n == 0 or tests[n - 1] != "-p")]
-        code = subprocess.run(
-            ["cargo", "mutants", "--in-place", "--no-shuffle", "--test-tool=nextest", f"--file={file}", f"--output={output}",
-             *(["--iterate", "--baseline=skip", "--timeout=300"] if round else []), *(f"--test-package={name}" for name in packages),
-             "--", "--locked", "--fail-fast", *targets],
-            cwd=COPY, env={**os.environ, "CARGO_TARGET_DIR": str(ROOT / "target/mutants/target")},
-        ).returncode
-        # 2: some were missed; 3: some ran into their time-out, which is noticed
-        if code not in (0, 2, 3):
-            sys.exit(f"cargo-mutants: exit {code}")
-    outcomes = json.loads((output / "mutants.out/outcomes.json").read_text())["outcomes"]
-    return [outcome["scenario"]["Mutant"] for outcome in outcomes if outcome["summary"] == "MissedMutant"]
+def list_mutants(pattern):
+    """Returns cargo-mutants' changes of the files of a pattern, each with a number from 1 on."""
+    done = subprocess.run(["cargo", "mutants", "--list", "--json", f"--file={pattern}"], cwd=COPY, check=True, stdout=subprocess.PIPE, text=True)
+    return [{**mutant, "number": number} for number, mutant in enumerate(json.loads(done.stdout), 1)]
 
 
-def survivors(file):
-    """Says which changes of a file no test notices, but for those that are known to change nothing. Returns their number."""
+def embed(file, original, mutants, constant):
+    """Writes a file with its mutants in it, but for those of functions that stay constant. Returns its text."""
+    path = COPY / file
+    path.write_text(original)
+    manifest = ROOT / "scripts/schemata/Cargo.toml"
+    done = subprocess.run(
+        ["cargo", "run", "--quiet", "--release", "--locked", "--manifest-path", manifest, "--", path, *constant], check=True, text=True,
+        input=json.dumps([mutant for mutant in mutants if mutant["file"] == file]), stdout=subprocess.PIPE,
+        env={**os.environ, "CARGO_TARGET_DIR": str(ROOT / "target/mutants/schemata")},
+    )
+    path.write_text(done.stdout)
+    return done.stdout
+
+
+def places(text):
+    """Finds the changes in a file of `embed`: (begin, end, number, whether it is the original beside that change)."""
+    token = re.compile(r'"(?:\\.|[^"\\])*"|b?\'(?:\\.|[^\'\\])\'|(\d+)u32 => \{|__original_(\d+) => \{|[{}]')
+    open_braces, found = [], []
+    for match in token.finditer(text):
+        if match[0] == "}":
+            begin, number, original = open_braces.pop()
+            if number:
+                found.append((begin, match.end(), number, original))
+        elif match[0].endswith("{"):
+            number = match[1] or match[2]
+            open_braces.append((match.start(), number and int(number), bool(match[2])))
+    return found
+
+
+def build(tests):
+    """Builds tests. Returns their programs, the errors as rustc has them, and cargo's exit code."""
+    done = subprocess.run(
+        ["cargo", "test", "--locked", "--no-run", "--message-format=json", *tests], cwd=COPY, text=True,
+        stdout=subprocess.PIPE, env={**os.environ, "CARGO_TARGET_DIR": str(ROOT / "target/mutants/target")}, stderr=subprocess.DEVNULL,
+    )
+    programs, errors = [], []
+    for line in done.stdout.splitlines():
+        message = json.loads(line)
+        if message["reason"] == "compiler-artifact" and message["profile"]["test"] and message["executable"]:
+            programs.append((message["executable"], str(pathlib.Path(message["manifest_path"]).parent)))
+        if message["reason"] == "compiler-message" and message["message"]["level"] == "error":
+            errors.append(message["message"])
+    return programs, errors, done.returncode
+
+
+def in_a_constant(error):
+    """Returns the function of an error that it is not `const` any more, but called by a constant."""
+    name = re.search(r"`([^`]+)`", error["message"])
+    return name and name[1].split("::")[-1] if (error["code"] or {}).get("code") == "E0015" else None
+
+
+def build_all(originals, mutants, tests):
+    """Builds tests of files with all mutants that compile. Returns the programs and these mutants."""
+    constant = set()
+    while True:
+        texts = {file: embed(file, original, mutants, constant) for file, original in originals.items()}
+        programs, errors, code = build(tests)
+        regions = {file: places(text) for file, text in texts.items()}
+        if code == 0:
+            kept = {number for found in regions.values() for _, _, number, _ in found}
+            return commands(programs, tests), [mutant for mutant in mutants if mutant["number"] in kept]
+        newly_constant = {in_a_constant(error) for error in errors} - {None}
+        wrong = {number for error in errors if not in_a_constant(error) for number in blamed(error, texts, regions, mutants)}
+        if not wrong and newly_constant <= constant:
+            rendered = "\n".join(line[:200] for error in errors[:3] for line in error["rendered"].splitlines())
+            sys.exit(f"the files do not compile with all mutants in them:\n{rendered}")
+        constant |= newly_constant
+        mutants = [mutant for mutant in mutants if mutant["number"] not in wrong]
+
+
+def blamed(error, texts, regions, mutants):
+    """Returns the numbers of the changes that an error is in: one, or all of a place if it is in the original beside them."""
+    for span in sorted(error["spans"], key=lambda span: not span["is_primary"]):
+        file = span["file_name"]
+        if file not in texts:
+            continue
+        at = len(texts[file].encode()[: span["byte_start"]].decode(errors="ignore"))
+        around = [place for place in regions[file] if place[0] <= at < place[1]]
+        if around:
+            _, _, number, is_original = min(around, key=lambda place: place[1] - place[0])
+            here = {mutant["number"]: mutant["span"]["start"] for mutant in mutants if mutant["file"] == file}
+            return {one for one in here if here[one] == here[number]} if is_original else {number}
+        # An arm with a condition does not count when a match has to be exhaustive: it is one behind the match's beginning.
+        arms = {mutant["number"] for mutant in mutants if mutant["file"] == file and mutant["genre"] == "MatchArm"}
+        behind = [place for place in regions[file] if place[0] >= at and place[2] in arms]
+        if behind and (error["code"] or {}).get("code") == "E0004":
+            return {min(behind)[2]}
+    return set()
+
+
+def commands(programs, tests):
+    """Returns what runs these programs. DPDK starts once a process, so its tests have a process each."""
+    if "dataplane" not in tests:
+        return [([program], directory) for program, directory in programs]
+    found = []
+    for program, directory in programs:
+        done = subprocess.run([program, "--list", "--format=terse"], check=True, text=True, stdout=subprocess.PIPE)
+        names = [line.removesuffix(": test") for line in done.stdout.splitlines() if line.endswith(": test")]
+        found += [([program, "--exact", name], directory) for name in names]
+    return found
+
+
+def passes(programs, number, limit, output=subprocess.DEVNULL):
+    """Runs test programs with a mutant for at most `limit` seconds each. Returns whether no test noticed it."""
+    environment = {**os.environ, "MUTANT": str(number), "RUSTC_BOOTSTRAP": "1", "RUST_BACKTRACE": "0", **PROPTEST}
+    for program, directory in programs:
+        # A mutant that allocates without end is ended too.
+        test = subprocess.Popen(
+            ["prlimit", f"--data={8 << 30}", *program, "-Zunstable-options", "--fail-fast", "-q"], cwd=directory, env=environment,
+            stdout=output, stderr=output, start_new_session=True,
+        )
+        try:
+            if test.wait(timeout=limit) != 0:
+                return False
+        except subprocess.TimeoutExpired:
+            os.killpg(test.pid, signal.SIGKILL)
+            test.wait()
+            return False
+    return True
+
+
+def mutate(pattern):
+    """Changes files in every way. Returns all changes, those that were tried, and those that no test notices."""
+    everything = list_mutants(pattern)
+    originals = {file: (COPY / file).read_text() for file in {mutant["file"] for mutant in everything}}
+    tried, left = None, everything
+    for tests in suites(pattern):
+        began = time.monotonic()
+        programs, compiled = build_all(originals, left, tests)
+        built = time.monotonic() - began
+        tried = tried or compiled
+        began = time.monotonic()
+        if not passes(programs, 0, 600, None):
+            sys.exit(f"the tests fail without a change: {' '.join(tests)}")
+        limit = 10 + 5 * (time.monotonic() - began)
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
+            survived = threads.map(lambda mutant: passes(programs, mutant["number"], limit), compiled)
+            left = [mutant for mutant, same in zip(compiled, survived) if same]
+        print(f"{' '.join(tests)}: {len(left)} of {len(compiled)} not noticed; "
+              f"{built:.0f} s to build, {time.monotonic() - began:.0f} s to run", flush=True)
+        if not left:
+            break
+    return everything, tried, left
+
+
+def survivors(pattern):
+    """Says which changes no test notices, but for those that are known to change nothing. Returns their number."""
     equivalent = tomllib.loads((ROOT / "tests/equivalent.toml").read_text())["equivalent"]
-    known = {(one["line"], one["change"]) for one in equivalent if one["file"] == file}
-    lines = (COPY / file).read_text().splitlines()
-    output = ROOT / "target/mutants" / file.replace("/", "-")
-    shutil.rmtree(output, ignore_errors=True)
-    output.mkdir(parents=True)
-    missed, unknown = mutate(file, output), 0
+    known = {(one["file"], one["line"], one["change"]) for one in equivalent}
+    everything, tried, missed = mutate(pattern)
+    unknown = 0
     for mutant in missed:
-        line = lines[mutant["span"]["start"]["line"] - 1].strip()
-        change = mutant["name"].split(": ", 1)[1]
-        if (line, change) not in known:
+        file, change = mutant["file"], mutant["name"].split(": ", 1)[1]
+        # The copy's files have all mutants in them.
+        line = (ROOT / file).read_text().splitlines()[mutant["span"]["start"]["line"] - 1].strip()
+        if (file, line, change) not in known:
             unknown += 1
             print(f"SURVIVED: {mutant['name']}\n    {line}", flush=True)
-    print(f"{file}: {len(missed)} not noticed, of which {len(missed) - unknown} change nothing")
+    print(f"{pattern}: {len(everything)} changes, of which {len(everything) - len(tried)} are not tried (they do not compile, or are in "
+          f"constants or planted bugs), {len(missed)} not noticed, of which {len(missed) - unknown} change nothing")
     return unknown
 
 

@@ -169,4 +169,60 @@ mod tests {
             give_up();
         });
     }
+
+    /// On real threads, for ThreadSanitizer: the port is memory that workers read and that is written when all have left it.
+    #[test]
+    fn real_port_is_stopped_when_all_workers_have_left_it() {
+        struct Port(core::cell::UnsafeCell<u64>);
+        // SAFETY: a reader has left `users`, and the writer has seen that, before it is written.
+        unsafe impl Sync for Port {}
+        for _ in 0..1000 {
+            let (users, port) = (super::Users::new(2), Port(0.into()));
+            let port = &port;
+            std::thread::scope(|scope| {
+                for _ in 0..2 {
+                    scope.spawn(|| {
+                        // SAFETY: nothing writes it before this thread has left.
+                        users.leave(|| assert_eq!(unsafe { *port.0.get() }, 0));
+                    });
+                }
+                while users.count() > 0 {
+                    std::thread::yield_now();
+                }
+                // SAFETY: both threads have left.
+                unsafe { *port.0.get() = 1 };
+            });
+        }
+    }
+
+    #[test]
+    fn real_workers_that_end_handle_all_that_was_handed_over() {
+        const FRAMES: usize = 8;
+        for _ in 0..1000 {
+            let users = super::Users::new(2);
+            let rings = [0, 1].map(|_| rtrb::RingBuffer::<Box<usize>>::new(FRAMES));
+            let [(to_second, of_second), (to_first, of_first)] = rings;
+            let worker = |mut other: rtrb::Producer<_>, mut own: rtrb::Consumer<Box<usize>>| {
+                let users = &users;
+                move || {
+                    for frame in 0..FRAMES {
+                        other.push(Box::new(frame)).expect("room");
+                    }
+                    let mut handled = 0;
+                    users.drain(|| {
+                        while own.pop().is_ok_and(|frame| *frame == handled) {
+                            handled += 1;
+                        }
+                        Turn::Empty
+                    });
+                    handled
+                }
+            };
+            let handled = std::thread::scope(|scope| {
+                [scope.spawn(worker(to_second, of_first)), scope.spawn(worker(to_first, of_second))]
+                    .map(|worker| worker.join().unwrap())
+            });
+            assert_eq!(handled, [FRAMES; 2]);
+        }
+    }
 }

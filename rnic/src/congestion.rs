@@ -225,6 +225,66 @@ mod tests {
     }
 
     #[test]
+    fn a_packet_waits_until_its_time_has_come() {
+        let dcqcn = Dcqcn::of_paper(100_000_000_000);
+        let mut pace = Pace::default();
+        pace.cut(Nanos::ZERO, &dcqcn);
+        pace.sent(1250, Nanos::ZERO, &dcqcn);
+        assert!(!pace.may_send(Nanos::ZERO));
+        pace.woken(Nanos(199));
+        assert_eq!(pace.wake_at(), Some(Nanos(200)));
+        pace.woken(Nanos(200));
+        assert_eq!(pace.wake_at(), None);
+    }
+
+    /// Alpha is `(1 - g) alpha` after each alpha timer without a CNP, and `(1 - g) alpha + g` after a CNP, which takes half of
+    /// alpha from the rate (the paper's equations 1 and 2).
+    #[test]
+    fn a_cnp_after_silence_cuts_less() {
+        let never = Nanos::from_secs(1000);
+        let dcqcn = Dcqcn { increase_timer: never, ..Dcqcn::of_paper(100_000_000_000) };
+        let (mut pace, mut alpha, mut rate) = (Pace::default(), 1.0, 100e9);
+        let g = 1.0 / f64::from(1 << dcqcn.g_shift);
+        let mut half_timers = 0;
+        // Half timers between CNPs, at which packets leave: a timer that was not over at one is over at the next.
+        for pauses in [&[][..], &[], &[1, 100, 200, 211], &[], &[1, 1], &[300]] {
+            let began = half_timers;
+            for pause in pauses {
+                half_timers += pause;
+                pace.sent(0, Nanos(dcqcn.alpha_timer.0 * half_timers / 2), &dcqcn);
+            }
+            for _ in 0..(half_timers - began) / 2 {
+                alpha *= 1.0 - g;
+            }
+            pace.cut(Nanos(dcqcn.alpha_timer.0 * half_timers / 2), &dcqcn);
+            rate *= 1.0 - alpha / 2.0;
+            alpha = (1.0 - g) * alpha + g;
+            let measured = pace.bps().unwrap() as f64;
+            assert!((measured / rate - 1.0).abs() < 0.001, "{measured} bit/s instead of {rate}, {pauses:?}");
+        }
+    }
+
+    #[test]
+    fn the_target_rises_after_the_increases_of_fast_recovery() {
+        let dcqcn = Dcqcn::of_paper(100_000_000_000);
+        let (mut pace, mut now) = (Pace::default(), Nanos::ZERO);
+        // The second one sets the target to half the line rate.
+        pace.cut(now, &dcqcn);
+        pace.cut(now, &dcqcn);
+        let target = |pace: &Pace| pace.rate.as_ref().unwrap().target;
+        let half = target(&pace);
+        for _ in 0..dcqcn.fast_recovery {
+            now = now + dcqcn.increase_timer;
+            pace.sent(dcqcn.increase_bytes as usize, now, &dcqcn);
+            assert_eq!(target(&pace), half);
+        }
+        pace.sent(0, now + dcqcn.increase_timer, &dcqcn);
+        assert_eq!(target(&pace), half + dcqcn.additive_bps, "the timer alone is past it");
+        pace.sent(dcqcn.increase_bytes as usize, now + dcqcn.increase_timer, &dcqcn);
+        assert_eq!(target(&pace), half + dcqcn.additive_bps + dcqcn.hyper_bps, "the timer and the bytes are");
+    }
+
+    #[test]
     fn many_cnps_go_down_to_the_lowest_rate() {
         let dcqcn = Dcqcn::of_paper(10_000_000_000);
         let mut pace = Pace::default();

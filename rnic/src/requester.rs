@@ -244,4 +244,59 @@ mod tests {
         assert_eq!(req.pop().map(|sending| sending.request.id), Some(1));
         assert_eq!((req.una, req.cursor, req.packet), (Psn::new(2), 1, 0));
     }
+
+    #[test]
+    fn timeout_zero_is_none() {
+        let timeout = |timeout| Requester { timeout, ..Requester::default() }.timeout();
+        assert_eq!(timeout(0), None);
+        assert_eq!([timeout(1), timeout(31)], [Some(Nanos(8192)), Some(Nanos(4096 << 31))]);
+    }
+
+    #[test]
+    fn an_answer_is_due_until_what_asked_for_it_is_acknowledged() {
+        let mut req = Requester { una: Psn::new(4), ..Requester::default() };
+        assert!(!req.is_answer_due());
+        req.asked = Some(Psn::new(5));
+        assert!(req.is_answer_due());
+        req.una = Psn::new(5);
+        assert!(req.is_answer_due());
+        req.una = Psn::new(6);
+        assert!(!req.is_answer_due());
+    }
+
+    #[test]
+    fn a_half_sent_request_is_under_way_though_its_first_half_is_acknowledged() {
+        let mut req = Requester::default();
+        req.push(send(1), 4);
+        assert!(!req.is_under_way());
+        req.top = Psn::new(2);
+        assert!(req.is_under_way());
+        (req.una, req.packet) = (Psn::new(2), 2);
+        assert!(req.is_under_way());
+        req.packet = 0;
+        assert!(!req.is_under_way());
+    }
+
+    #[test]
+    fn a_half_sent_request_goes_on_where_it_was_when_the_one_before_it_completes() {
+        let mut req = Requester::default();
+        req.push(send(1), 1);
+        req.push(send(2), 4);
+        (req.cursor, req.packet, req.top) = (1, 2, Psn::new(3));
+        req.pop();
+        assert_eq!((req.una, req.next_to_send()), (Psn::new(1), Some(Psn::new(3))));
+    }
+
+    #[test]
+    fn a_read_is_repeated_from_its_first_missing_packet() {
+        let mut req = Requester::default();
+        req.push(
+            SendRequest::new(1, Operation::Read(crate::queue::Remote { va: 0, rkey: 0 }), Data::None),
+            5,
+        );
+        req.top = Psn::new(5);
+        req.queue[0].fetched = 2;
+        req.go_back(Psn::new(0));
+        assert_eq!(req.next_to_send(), Some(Psn::new(2)));
+    }
 }

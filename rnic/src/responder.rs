@@ -264,3 +264,115 @@ impl Responder {
         self.executed.push_back(executed);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MTU: usize = 1024;
+    const FROM: Remote = Remote { va: 0x1000, rkey: 7 };
+
+    fn psn(n: u32) -> Psn {
+        Psn::new(n)
+    }
+
+    /// A READ of three packets from PSN `first` on, whose packets from `sent` on are owed
+    fn read(first: u32, sent: u32) -> Response {
+        Response::Read { psn: psn(first), from: FROM, len: 3 * MTU as u32, sent, msn: Msn::ZERO, again: true }
+    }
+
+    fn atomic(n: u32, again: bool) -> Response {
+        Response::Atomic { psn: psn(n), original: 0, msn: Msn::ZERO, again }
+    }
+
+    fn owing(responses: &[Response]) -> Responder {
+        Responder { responses: responses.iter().copied().collect(), ..Responder::default() }
+    }
+
+    #[test]
+    fn acknowledgements_are_held_back_until_enough_are_owed_or_the_oldest_is_old() {
+        let policy = AckPolicy::Every { packets: 3, time: Nanos(10) };
+        let mut resp = Responder::default();
+        resp.request_came(false, policy, psn(1), Nanos(1));
+        assert_eq!(resp.ack_deadline, None, "nothing was asked for");
+        for (at, n) in [(5, 2), (7, 3)] {
+            resp.request_came(true, policy, psn(n), Nanos(at));
+            assert_eq!(
+                (resp.ack_deadline, resp.responses.len()),
+                (Some(Nanos(15)), 0),
+                "10 ns after the oldest"
+            );
+        }
+        resp.request_came(true, policy, psn(4), Nanos(8));
+        assert_eq!(resp.ack_deadline, None);
+        assert_eq!(resp.responses, [Response::Ack { psn: psn(4), syndrome: Reply::Ack, msn: Msn::ZERO }]);
+    }
+
+    #[test]
+    fn reads_and_atomics_owed_for_the_first_time_count() {
+        assert_eq!(owing(&[]).fetches_owed(), 0);
+        let first = Response::Read { psn: psn(2), from: FROM, len: 1, sent: 0, msn: Msn::ZERO, again: false };
+        let ack = Response::Ack { psn: psn(3), syndrome: Reply::Ack, msn: Msn::ZERO };
+        let resp = owing(&[atomic(1, false), first, ack, atomic(4, true), read(5, 0), atomic(8, false)]);
+        assert_eq!(resp.fetches_owed(), 3);
+    }
+
+    #[test]
+    fn responses_owed_again_leave_in_the_order_of_psns() {
+        let ack = |n| Response::Ack { psn: psn(n), syndrome: Reply::Ack, msn: Msn::ZERO };
+        let mut resp = owing(&[ack(3), ack(5), ack(7)]);
+        for n in [8, 5, 2] {
+            resp.owe_again(atomic(n, true));
+        }
+        assert_eq!(
+            resp.responses,
+            [atomic(2, true), ack(3), ack(5), atomic(5, true), ack(7), atomic(8, true)]
+        );
+    }
+
+    #[test]
+    fn a_read_asked_for_again_is_owed_once() {
+        // Its PSNs are 10 to 12; another one's are 20 to 22.
+        let again = |sent, asked: Response| {
+            let mut resp = owing(&[read(10, sent), read(20, 0)]);
+            resp.read_again(asked, psn(13), MTU, true);
+            resp.responses
+        };
+        let rest = Response::Read {
+            psn: psn(11),
+            from: FROM,
+            len: 2 * MTU as u32,
+            sent: 0,
+            msn: Msn::ZERO,
+            again: true,
+        };
+        assert_eq!(again(0, rest), [read(10, 0), read(20, 0)], "what is asked for is still to be sent");
+        assert_eq!(again(1, rest), [read(10, 1), read(20, 0)], "it is the next packet");
+        assert_eq!(again(2, rest), [rest, read(20, 0)], "it has been sent already");
+    }
+
+    #[test]
+    fn a_read_that_is_not_owed_any_more_is_owed_again_if_there_is_room() {
+        let mut resp = owing(&[read(20, 0)]);
+        resp.read_again(read(10, 0), psn(13), MTU, false);
+        assert_eq!(resp.responses, [read(20, 0)]);
+        resp.read_again(read(10, 0), psn(13), MTU, true);
+        assert_eq!(resp.responses, [read(10, 0), read(20, 0)]);
+    }
+
+    #[test]
+    fn a_forgetful_responder_recalls_a_read_by_psns_key_and_memory() {
+        let part = |skipped: u64| Remote { va: FROM.va + skipped, ..FROM };
+        let mut resp = Responder::default();
+        let remembered = Executed::Read { psn: psn(10), end: psn(13), from: FROM, len: 3000 };
+        resp.executed.push_back(remembered);
+        assert!(!resp.recalls_read(psn(9), FROM, 100), "before its first PSN");
+        assert!(!resp.recalls_read(psn(13), FROM, 100), "behind its last PSN");
+        assert!(!resp.recalls_read(psn(11), Remote { rkey: 8, ..FROM }, 100), "another key");
+        assert!(!resp.recalls_read(psn(11), part(2000), 1001), "a byte more");
+        assert_eq!(resp.executed, [remembered]);
+        assert!(resp.recalls_read(psn(11), part(1024), 1976));
+        assert!(!resp.recalls_read(psn(11), part(1024), 1977), "a byte more than the rest");
+        assert!(resp.recalls_read(psn(12), part(2048), 952));
+    }
+}

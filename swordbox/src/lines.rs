@@ -52,7 +52,9 @@ pub(crate) struct Line {
     pub detours: u32,
     /// Those among them that are under way, and of which it will be known when they are done
     pub detouring: u32,
-    /// When those will be done at the latest
+    /// Doubts about the server's memory that were applied to it
+    checked: u32,
+    /// When the detours under way will be done at the latest
     pub detoured_until: Nanos,
     /// No value is learnt from what is sent before this
     pub quiet_until: Nanos,
@@ -62,11 +64,13 @@ pub(crate) struct Line {
     pub reached: u8,
     /// Looked at since the search for a line to forget came by
     used: bool,
-    /// Doubts about the server's memory that were applied to it
-    checked: u32,
+    server: u8,
     values: [u64; 8],
-    place: Place,
+    /// Its address, in lines
+    number: u64,
 }
+
+const _: () = assert!(size_of::<Line>() == 128);
 
 impl Line {
     /// What word `word` will hold when all that is under way is done.
@@ -242,7 +246,7 @@ impl Lines {
     pub(crate) fn begin_decided(&mut self, id: Id) -> u8 {
         let line = &mut self.all[id as usize];
         line.decided += 1;
-        self.doubts[usize::from(line.place.server)].begin()
+        self.doubts[usize::from(line.server)].begin()
     }
 
     /// It is done.
@@ -250,14 +254,14 @@ impl Lines {
     pub(crate) fn end_decided(&mut self, id: Id, tag: u8) {
         let line = &mut self.all[id as usize];
         line.decided -= 1;
-        self.doubts[usize::from(line.place.server)].end(tag);
+        self.doubts[usize::from(line.server)].end(tag);
     }
 
     /// Whether all doubts have been applied to a line.
     #[inline]
     pub(crate) fn is_checked(&self, id: Id) -> bool {
         let line = &self.all[id as usize];
-        line.checked == self.doubts[usize::from(line.place.server)].count
+        line.checked == self.doubts[usize::from(line.server)].count
     }
 
     /// Applies to a line what came since it was last looked at.
@@ -271,8 +275,8 @@ impl Lines {
     #[cold]
     fn check_anew(&mut self, id: Id) {
         let line = &mut self.all[id as usize];
-        let doubts = &self.doubts[usize::from(line.place.server)];
-        if let Some(until) = doubts.since(line.checked, line.place.number) {
+        let doubts = &self.doubts[usize::from(line.server)];
+        if let Some(until) = doubts.since(line.checked, line.number) {
             line.forget_all();
             line.detours = line.detours.wrapping_add(1);
             line.quiet_until = line.quiet_until.max(until);
@@ -327,8 +331,9 @@ impl Lines {
             reached,
             used: true,
             checked,
+            server,
             values: [0; 8],
-            place,
+            number: place.number,
         };
         put(&mut self.all, id, line.clone(), line);
         if block as usize >= self.counts.len() {
@@ -444,3 +449,6 @@ pub(crate) fn put<T: Clone>(values: &mut Vec<T>, id: Id, value: T, filler: T) {
     }
     values[id as usize] = value;
 }
+
+#[cfg(test)]
+mod tests;

@@ -184,9 +184,69 @@ fn members_go_and_quorums_change() {
     assert_eq!(gather.on_response(3, FIRST.add(5), ack(31, 6)), told(5, ack(31, 6)));
     assert_eq!(gather.set_quorum(2), Some(Answer { psn: FIRST.add(6), aeth: ack(31, 7) }));
     gather.exclude(0);
+    assert!(gather.is_possible());
     gather.exclude(1);
     assert!(!gather.is_possible());
     assert_eq!(gather.on_response(3, FIRST.add(9), ack(31, 10)), Gathered::Absorbed);
+}
+
+#[test]
+fn the_next_packet_is_the_one_behind_the_newest_sent() {
+    let mut gather = gather(3, 2);
+    assert_eq!(gather.next(), FIRST.add(10));
+    gather.on_request(FIRST.add(4), true);
+    assert_eq!(gather.next(), FIRST.add(10), "a retransmission");
+    gather.on_request(FIRST.add(14), true);
+    assert_eq!(gather.next(), FIRST.add(15), "packets before it were lost");
+}
+
+#[test]
+fn a_member_has_the_newest_packet_that_it_acknowledged() {
+    let mut gather = gather(3, 2);
+    gather.on_response(1, FIRST.add(4), ack(31, 5));
+    assert_eq!([gather.acked(0), gather.acked(1)], [Some(FIRST.sub(1)), Some(FIRST.add(4))]);
+    assert_eq!((gather.acked(3), gather.acked(MAX_MEMBERS)), (None, None), "no members");
+}
+
+#[test]
+fn a_quorum_has_one_to_all_replicas() {
+    let mut gather = gather(4, 3);
+    assert_eq!(gather.quorum(), 3);
+    for (wanted, set) in [(0, 1), (2, 2), (5, 4)] {
+        gather.set_quorum(wanted);
+        assert_eq!(gather.quorum(), set);
+    }
+}
+
+#[test]
+fn a_nak_is_repeated_only_after_the_leader_has_gone_back() {
+    let missing = nak(NakCode::PSN_SEQUENCE_ERROR, 3);
+    for refusal in [missing, rnr(3, 3)] {
+        let mut gather = gather(2, 2);
+        gather.on_response(0, FIRST.add(2), ack(31, 3));
+        assert_eq!(gather.on_response(1, FIRST.add(3), refusal), told(3, refusal));
+        gather.on_request(FIRST.add(4), false);
+        gather.on_request(FIRST.add(12), false);
+        assert_eq!(
+            gather.on_response(1, FIRST.add(3), refusal),
+            Gathered::Absorbed,
+            "it has not gone back to 3"
+        );
+        gather.on_request(FIRST.add(3), false);
+        assert_eq!(gather.on_response(1, FIRST.add(3), refusal), told(3, refusal));
+    }
+}
+
+#[test]
+fn a_duplicate_acknowledgement_does_not_make_a_replica_ready() {
+    let mut gather = gather(3, 2);
+    assert_eq!(gather.on_response(0, FIRST.add(1), rnr(9, 1)), told(0, rnr(9, 0)));
+    assert_eq!(gather.on_response(0, FIRST, ack(31, 1)), Gathered::Absorbed);
+    assert_eq!(
+        gather.on_response(1, FIRST.add(1), rnr(2, 1)),
+        told(1, rnr(9, 1)),
+        "the first one needs longer"
+    );
 }
 
 #[test]

@@ -208,3 +208,61 @@ fn message_of_too_many_blocks_is_a_violation() {
         assert_eq!((failure, asked.load(Ordering::Relaxed)), (expected, memory));
     }
 }
+
+/// A receiver whose group's blocks have two bytes gets the first block of a message of `total` bytes, itself of `len` bytes. The
+/// application gives memory of `access`, in the node's protection domain or in another, for `room` bytes. Returns what failed.
+fn first_block(total: u32, len: u32, access: Access, is_foreign: bool, room: usize) -> Option<Failure> {
+    let (mut node, mut nic) = started(1, 1);
+    let config = GroupConfig {
+        algorithm: Algorithm::Chain,
+        block_bytes: 2,
+        ..GroupConfig::new(1, [ip(7), ip(u16::MAX - 1)].into())
+    };
+    let pd = if is_foreign { nic.alloc_pd() } else { node.resources.as_ref().unwrap().pd };
+    let (_, mr) = nic.register_new(pd, room, 0x1000, access).unwrap();
+    let incoming = Box::new(move |_: &mut Rnic, _| Some(Memory { mr, va: 0x1000 }));
+    let complete = Box::new(|_: &mut Rnic, _, _| ());
+    node.create_group(&mut nic, config, incoming, complete, Nanos::ZERO).unwrap();
+    let qpn = *node.resources.as_ref().unwrap().uses.keys().next().unwrap();
+    node.groups.get_mut(&1).unwrap().neighbours[0].posted.push_back(Posted::Aside);
+    let done = Completion {
+        id: 0,
+        qpn: Qpn::new(qpn),
+        status: Status::Success,
+        of: Completed::Recv,
+        len,
+        immediate: Some(total),
+        invalidated: None,
+        from: None,
+        solicited: false,
+    };
+    node.on_completion(&mut nic, &done, Nanos(1));
+    match node.poll_event() {
+        Some(Event::Failed { failure, .. }) => Some(failure),
+        _ => None,
+    }
+}
+
+#[test]
+fn first_block_has_the_length_of_a_block() {
+    let violation = Some(Failure::Violation(ip(7)));
+    for (total, len, failure) in [
+        (3, 2, None),
+        (3, 1, violation),
+        (3, 3, violation),
+        (1, 1, None),
+        (1, 2, violation),
+        (0, 0, violation),
+    ] {
+        assert_eq!(first_block(total, len, Access::LOCAL_WRITE, false, 8), failure, "{len} of {total} bytes");
+    }
+}
+
+#[test]
+fn memory_of_a_message_is_writable_large_enough_and_in_the_domain() {
+    let none = Some(Failure::NoMemory(ip(u16::MAX - 1)));
+    assert_eq!(first_block(3, 2, Access::LOCAL_WRITE, false, 3), None);
+    assert_eq!(first_block(3, 2, Access::LOCAL_WRITE, false, 2), none);
+    assert_eq!(first_block(3, 2, Access::LOCAL_WRITE, true, 3), none);
+    assert_eq!(first_block(3, 2, Access::LOCAL_READ, false, 3), none);
+}

@@ -95,6 +95,45 @@ fn the_dead_are_removed_for_best_effort_alone() {
 }
 
 #[test]
+fn a_kept_link_does_not_die_of_silence() {
+    let mut barrier = Barrier::new(2, LIMITS);
+    barrier.keep(0);
+    for n in 1..=20 {
+        barrier.tick(at(100));
+        heard(&mut barrier, 1, 100 + n);
+        assert_eq!(barrier.expire(), None);
+    }
+    assert_eq!(barrier.live(), 2);
+    // Nor after it has spoken once.
+    heard(&mut barrier, 0, 110);
+    for n in 21..=40 {
+        barrier.tick(at(100));
+        heard(&mut barrier, 1, 100 + n);
+        assert_eq!(barrier.expire(), None);
+    }
+}
+
+#[test]
+fn a_link_that_is_behind_may_repeat_itself() {
+    let mut barrier = Barrier::new(2, LIMITS);
+    heard(&mut barrier, 0, 10_000);
+    barrier.remove(1);
+    heard(&mut barrier, 0, 20_000);
+    assert_eq!(heard(&mut barrier, 1, 17_000), Heard::Joined);
+    assert_eq!(heard(&mut barrier, 1, 17_000), Heard::Behind);
+    assert_eq!(heard(&mut barrier, 1, 16_999), Heard::Stale);
+}
+
+#[test]
+fn both_barriers_have_positions_on_one_line() {
+    let mut barrier = Barrier::new(1, LIMITS);
+    assert_eq!((barrier.position(), barrier.commit_position()), (0, 0));
+    barrier.update(0, Some(at(300)), Some(at(200)));
+    assert_eq!(barrier.position() - barrier.commit_position(), 100);
+    assert_eq!(Timestamp::new(barrier.commit_position()), at(200));
+}
+
+#[test]
 fn who_was_silent_for_days_joins_again() {
     const HOUR: u64 = 3_600_000_000_000;
     for hours in [1, 30, 50, 70, 100, 1000] {

@@ -11,6 +11,7 @@ mod bad_input;
 mod detour;
 mod large;
 mod leaving;
+mod receive;
 
 const TOR: u8 = 0xff;
 

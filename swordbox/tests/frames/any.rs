@@ -12,7 +12,8 @@ use swordbox::{Command, FailedCas, Layers, Server};
 #[test]
 #[expect(clippy::too_many_lines, reason = "a list of what may come")]
 fn whatever_comes() {
-    let seeds = std::env::var("SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(40);
+    let wanted = std::env::var("SEEDS").ok().and_then(|seeds| seeds.parse().ok());
+    let seeds = wanted.unwrap_or(40);
     let mut sum = std::collections::BTreeMap::<&str, u64>::new();
     for seed in 0..seeds {
         let mut chance = Chance::new(seed);
@@ -226,5 +227,6 @@ fn whatever_comes() {
         net.swordbox.counters().all().for_each(|(name, count)| *sum.entry(name).or_default() += count);
     }
     println!("{sum:?}");
-    assert!(["decided", "lanes_lost", "resent", "forgotten"].iter().all(|name| sum[name] > 100));
+    let counted = ["decided", "lanes_lost", "resent", "forgotten"].iter().all(|name| sum[name] > 100);
+    assert!(counted || wanted.is_some());
 }

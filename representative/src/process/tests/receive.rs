@@ -1,0 +1,235 @@
+//! What a receiver takes at its bounds, what it counts, and when it has to answer.
+
+use super::*;
+use crate::process::config::PACKET_COST;
+use zerocopy::FromBytes;
+
+/// A process of two, whose clock stands at what is returned with it
+fn receiver() -> (Process, Nanos, Timestamp) {
+    let now = Nanos::from_micros(20);
+    let config = config(1, 2, false);
+    let clock = config.clock.add(now.0);
+    let mut process = Process::new(config).unwrap();
+    process.on_timer(now);
+    (process, now, clock)
+}
+
+/// A whole message of process 0 to process 1
+fn message(psn: u32, timestamp: Timestamp) -> Vec<u8> {
+    let mut header = OnePipe::new(OnePipeOpcode::DATA, timestamp, Psn::new(psn));
+    header.set_first(true);
+    header.set_end_of_message(true);
+    frame(peer(false, 0), peer(false, 1), &header, b"x")
+}
+
+#[test]
+fn barriers_and_messages_may_be_ahead_by_ahead_max() {
+    let (mut process, now, clock) = receiver();
+    let most = clock.add(config(1, 2, false).ahead_max.0);
+    assert_eq!(process.on_frame(&message(0, most.add(1)), now), Err(Refusal::Ahead));
+    assert_eq!(process.on_frame(&message(0, most), now), Ok(()));
+    assert_eq!(process.on_frame(&beacon(false, 1, Some(most.add(1)), now), now), Err(Refusal::Ahead));
+    assert_eq!(process.on_frame(&beacon(false, 1, Some(most), now), now), Ok(()));
+}
+
+#[test]
+fn a_barrier_that_is_repeated_is_not_stale() {
+    let (mut process, now, clock) = receiver();
+    for barrier in [clock, clock] {
+        assert_eq!(process.on_frame(&beacon(false, 1, Some(barrier), now), now), Ok(()));
+    }
+    let back = clock.add((1 << 48) - 1);
+    assert_eq!(process.on_frame(&beacon(false, 1, Some(back), now), now), Err(Refusal::Stale));
+    assert_eq!(process.counters().beacons_taken.get(), 2);
+}
+
+#[test]
+fn a_beacon_after_which_nothing_follows_may_be_as_old_as_ahead_max() {
+    let ahead_max = config(1, 2, false).ahead_max;
+    // The first microsecond of this process's time is long over.
+    let now = Nanos(ahead_max.0 + 5_000);
+    let mut process = Process::new(config(1, 2, false)).unwrap();
+    process.on_timer(now);
+    let mut last_beacon = |at: u64| {
+        let mut header = OnePipe::new(OnePipeOpcode::BEACON, config(1, 2, false).clock.add(at), Psn::ZERO);
+        header.set_nothing_follows(true);
+        process.on_frame(&frame(peer(false, TOR), peer(false, 1), &header, &[]), now)
+    };
+    assert_eq!([last_beacon(0), last_beacon(4_999)], [Err(Refusal::Stale); 2]);
+    assert_eq!(last_beacon(5_000), Ok(()));
+}
+
+#[test]
+fn a_late_message_of_a_known_sender_is_refused_in_its_turn() {
+    let (mut process, now, clock) = receiver();
+    assert_eq!(process.on_frame(&message(0, clock), now), Ok(()));
+    process.on_frame(&beacon(false, 1, Some(clock.add(10)), now), now).unwrap();
+    assert_eq!(process.on_frame(&message(1, clock.add(9)), now), Err(Refusal::Late));
+    assert_eq!(
+        process.on_frame(&message(2, clock.add(10)), now),
+        Ok(()),
+        "the next one may be the barrier's"
+    );
+}
+
+#[test]
+fn each_message_of_a_scattering_counts_as_delivered() {
+    let mut group = Group::new(2, |_| {});
+    group.run(4);
+    group.scatter(0, &[(1, b"a"), (1, b"b"), (1, b"c")]).unwrap();
+    group.scatter(0, &[(1, b"d")]).unwrap();
+    group.run(9);
+    assert_eq!((group.received(1).len(), group.processes[1].counters().delivered.get()), (4, 4));
+}
+
+#[test]
+fn half_messages_of_every_sender_are_thrown_away() {
+    let mut group = Group::new(4, |config| config.timeout = Nanos::from_micros(20));
+    group.run(4);
+    for from in [0, 2, 3] {
+        group.scatter(from, &[(1, &[1; 700])]).unwrap();
+        assert_eq!(group.send(from, 2), 2, "two packets of three or more");
+    }
+    // 10,000 time-outs, and a sweep for each peer
+    group.now = group.now + Nanos::from_millis(201);
+    for _ in 0..8 {
+        group.now = group.now + Nanos::from_micros(3);
+        let now = group.now;
+        group.processes[1].on_timer(now);
+    }
+    assert_eq!(group.processes[1].counters().refused(Refusal::Incomplete), 3);
+    assert_eq!(group.processes[1].buffered().1, 0);
+}
+
+#[test]
+fn a_receiver_has_answers_until_all_are_sent() {
+    let (mut process, now, clock) = receiver();
+    let send_all = |process: &mut Process| {
+        let mut frame = Vec::new();
+        while process.poll_transmit(now, &mut frame) {}
+        assert!(!process.has_answers());
+    };
+    send_all(&mut process);
+    // A NAK
+    process.on_frame(&beacon(false, 1, Some(clock.add(10)), now), now).unwrap();
+    process.on_frame(&message(0, clock), now).unwrap_err();
+    assert!(process.has_answers());
+    send_all(&mut process);
+    // An ACK, once enough has come
+    let every = config(1, 2, false).ack_every;
+    for psn in 1..=every {
+        assert!(!process.has_answers() || psn == every);
+        process.on_frame(&message(psn, clock.add(20)), now).unwrap();
+    }
+    assert!(process.has_answers());
+    send_all(&mut process);
+}
+
+#[test]
+fn the_timer_of_an_ack_ends_when_the_ack_is_sent() {
+    let mut config = config(1, 2, false);
+    (config.ack_every, config.ack_delay) = (2, Nanos(700));
+    config.beacon_interval = Nanos::from_millis(1);
+    let clock = config.clock.add(20_000);
+    let now = Nanos::from_micros(20);
+    let mut process = Process::new(config).unwrap();
+    process.on_timer(now);
+    process.on_frame(&message(0, clock), now).unwrap();
+    assert_eq!(process.next_timer(), Some(Nanos(20_700)));
+    process.on_frame(&message(1, clock), now).unwrap();
+    let mut frame = Vec::new();
+    while process.poll_transmit(now, &mut frame) {}
+    assert_eq!(process.counters().acks_sent.get(), 1);
+    assert!(process.next_timer().unwrap() > Nanos(20_700));
+}
+
+#[test]
+fn a_message_at_the_barrier_waits_for_the_next_one() {
+    let (mut process, now, clock) = receiver();
+    let before = clock.add((1 << 48) - 5);
+    process.on_frame(&message(0, before), now).unwrap();
+    process.on_frame(&message(1, clock.add(10)), now).unwrap();
+    process.on_frame(&beacon(false, 1, Some(clock.add(10)), now), now).unwrap();
+    assert_eq!(process.unreliable_recv().map(|message| message.timestamp), Some(before));
+    // The clock passes it in 10 ns, which makes no difference.
+    assert!(process.next_timer().unwrap() > now + Nanos(100));
+}
+
+#[test]
+fn a_receiver_takes_packets_until_its_window_or_its_buffer_is_full() {
+    let room = PACKET_COST * 10;
+    for window_is_small in [true, false] {
+        let mut config = config(1, 2, false);
+        if window_is_small {
+            config.receive_window = room as u32;
+        } else {
+            config.receive_buffer = room;
+        }
+        config.initial_window = room as u32;
+        let clock = config.clock.add(20_000);
+        let now = Nanos::from_micros(20);
+        let mut process = Process::new(config).unwrap();
+        process.on_timer(now);
+        // Packets of one message, the last of which does not come
+        let part = |psn: u32, len: usize| {
+            let mut header = OnePipe::new(OnePipeOpcode::DATA, clock, Psn::new(psn));
+            header.set_first(psn == 0);
+            header.set_timestamp_follows(true);
+            frame(peer(false, 0), peer(false, 1), &header, &vec![0; len])
+        };
+        let half = room / 2 - PACKET_COST;
+        assert_eq!(process.on_frame(&part(0, half), now), Ok(()));
+        assert_eq!(process.on_frame(&part(1, half), now), Ok(()));
+        assert_eq!(process.buffered().1, room);
+        assert_eq!(process.on_frame(&part(2, 0), now), Err(Refusal::NoRoom));
+    }
+}
+
+/// A sender whose window is small because of what others sent hears of room once half of the buffer is free.
+#[test]
+fn a_sender_hears_of_room_once_half_of_the_buffer_is_free() {
+    const BUFFER: usize = 4000;
+    const COST: usize = 500;
+    let mut config = config(1, 3, false);
+    (config.receive_window, config.receive_buffer, config.initial_window) = (BUFFER as u32, BUFFER, 400);
+    config.ack_every = 1;
+    let clock = config.clock.add(20_000);
+    let now = Nanos::from_micros(20);
+    let mut process = Process::new(config).unwrap();
+    process.on_timer(now);
+    let send = |process: &mut Process, from: u8, psn: u32| {
+        let mut header = OnePipe::new(OnePipeOpcode::DATA, clock, Psn::new(psn));
+        header.set_first(true);
+        header.set_end_of_message(true);
+        let message = frame(peer(false, from), peer(false, 1), &header, &[0; COST - PACKET_COST]);
+        assert_eq!(process.on_frame(&message, now), Ok(()));
+    };
+    // Returns the room that process 2 hears of, if it does.
+    let told = |process: &mut Process| {
+        let (mut frame, mut room) = (Vec::new(), None);
+        while process.poll_transmit(now, &mut frame) {
+            let packet = Packet::parse(&frame).unwrap();
+            if packet.ethernet().dst == peer(false, 2).mac {
+                let (arrivals, _) = Arrivals::ref_from_prefix(&packet.payload()[OnePipe::LEN..]).unwrap();
+                room = Some(arrivals.window.get());
+            }
+        }
+        room
+    };
+    for psn in 0..6 {
+        send(&mut process, 0, psn);
+    }
+    send(&mut process, 2, 0);
+    assert_eq!(told(&mut process), Some(500));
+    process.on_frame(&beacon(false, 1, Some(clock.add(1)), now), now).unwrap();
+    let now_past = now + Nanos(10);
+    process.on_frame(&beacon(false, 1, Some(clock.add(2)), now_past), now_past).unwrap();
+    assert_eq!(told(&mut process), None);
+    let heard: Vec<_> = (0..4)
+        .map(|_| {
+            assert_eq!(process.unreliable_recv().unwrap().src, ProcessId(0));
+            told(&mut process)
+        })
+        .collect();
+    assert_eq!(heard, [None, None, Some(2000), None]);
+}
