@@ -259,6 +259,9 @@ impl P4ce {
             if !packet.verify_icrc() {
                 return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
             }
+            if !group.gather.is_outstanding(psn) {
+                return Verdict::Drop(DropReason::Unexpected);
+            }
             let code = if allowed { NakCode::INVALID_REQUEST } else { NakCode::REMOTE_ACCESS_ERROR };
             let answer = group.gather.refuse(psn, code);
             self.counters.fatal_naks.add(1);

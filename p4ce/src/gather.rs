@@ -13,6 +13,9 @@ use switch::Nanos;
 
 /// Replicas of a group at most
 pub const MAX_MEMBERS: usize = 16;
+/// Packets of the leader that may overtake others and still count as sent. Behind a longer gap the replicas miss packets, and ask for
+/// them; and a packet with an arbitrary PSN, forged in the leader's name, must not have acknowledgements believed that are none.
+const MAX_SKIPPED: i32 = 64;
 /// Packets that a replica may be behind the frontier at most: beyond twice as many, before and after look the same.
 pub const MAX_LAG: u32 = 1 << 22;
 
@@ -195,7 +198,7 @@ impl Gather {
     }
 
     fn on_request_out_of_order(&mut self, psn: Psn, ack_req: bool) -> Option<Answer> {
-        if self.next.precedes(psn) {
+        if (1..=MAX_SKIPPED).contains(&psn.distance(self.next)) {
             self.next = psn.add(1);
         }
         if self.asked.is_some_and(|asked| !asked.precedes(psn)) {
@@ -205,6 +208,12 @@ impl Gather {
             self.asked_later = None;
         }
         (ack_req && !self.frontier.precedes(psn)).then(|| self.acknowledge())
+    }
+
+    /// Returns whether a request with this PSN may be one that the leader waits for: the next one, or one behind the frontier that was
+    /// passed on. A responder refuses no other (IB 9.7.4.1): it looks at a packet's PSN first.
+    pub fn is_outstanding(&self, psn: Psn) -> bool {
+        psn == self.next || (psn.precedes(self.next) && self.frontier.precedes(psn))
     }
 
     /// What the leader is told of a request that is refused here: that, but nothing that no quorum holds.

@@ -405,3 +405,29 @@ fn a_replica_too_far_behind_is_dropped_and_reported_once() {
     gather.on_response(0, FIRST.add(9), ack(31, 10));
     assert_eq!((gather.take_dropped(), gather.take_dropped()), (Some(1), None));
 }
+
+/// A packet with an arbitrary PSN is forged in the leader's name, and another one in a replica's.
+#[test]
+fn request_far_ahead_has_no_acknowledgement_believed() {
+    let first = Psn::new(0xff_fff0);
+    for ahead in [1, 64, 65, 70_000, 1 << 22] {
+        let mut gather = Gather::new(2, 1, false, first);
+        gather.on_request(first.add(ahead), true);
+        assert_eq!(gather.next(), if ahead <= 64 { first.add(ahead + 1) } else { first }, "{ahead}");
+        let told = gather.on_response(0, first.add(ahead), ack(31, 0));
+        assert_eq!(told == Gathered::Stale, ahead > 64, "{ahead}");
+    }
+}
+
+#[test]
+fn only_what_the_leader_waits_for_is_refused() {
+    let first = Psn::new(0xff_fffe);
+    let mut gather = Gather::new(1, 1, false, first);
+    for n in 0..4 {
+        gather.on_request(first.add(n), true);
+    }
+    gather.on_response(0, first.add(1), ack(31, 0));
+    let outstanding: Vec<_> = (0..8).filter(|n| gather.is_outstanding(first.add(*n))).collect();
+    assert_eq!(outstanding, [2, 3, 4], "those behind the frontier, and the next one");
+    assert!(!gather.is_outstanding(first.sub(1)) && !gather.is_outstanding(first.add(1 << 22)));
+}
