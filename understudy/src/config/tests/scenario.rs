@@ -169,7 +169,7 @@ fn names() {
 
 #[test]
 fn faults() {
-    let each = "write one of `crash = \"a\"`, `pause = \"a\"`, `partition = [\"a\"]`, `mute = [\"a\"]`, `part = [\"a\", \"b\"]`, `link = [\"a\", \"b\"]` with `mtu`, `stranger = \"s\"` with `lies`, or `clock = \"a\"` with `step_us` or `drift_ppm`; `for_us` says for how long";
+    let each = "write one of `crash = \"a\"`, `pause = \"a\"`, `partition = [\"a\"]`, `mute = [\"a\"]`, `part = [\"a\", \"b\"]`, `link = [\"a\", \"b\"]` with `mtu`, `swap = [\"a\", \"b\"]`, `stranger = \"s\"` with `lies`, `rehash = \"a\"` with `salt`, or `clock = \"a\"` with `step_us` or `drift_ppm`; `for_us` says for how long";
     wrong(&link("[[fault]] #!\nat_us = 1"), "a fault is one thing that happens", each);
     wrong(
         &link("[[fault]]\nat_us = 1\ncrash = \"c\" #!"),
@@ -202,10 +202,28 @@ fn faults() {
         "a stranger is a host at a switch",
         "name a `[[switch]]`",
     );
+    wrong(
+        &link("[[fault]]\nat_us = 1\nswap = [\"a\"] #!"),
+        "two hosts change their ports",
+        "write `swap = [\"a\", \"b\"]`",
+    );
+    wrong(
+        &link("[[fault]]\nat_us = 1\nswap = [\"a\", \"b\"] #!"),
+        "hosts change their ports at one switch",
+        "name two hosts that are linked to the same `[[switch]]`",
+    );
+    wrong(
+        &star("", "[[fault]]\nat_us = 1\nsalt = 7\nrehash = \"s\" #!"),
+        "a host has UDP source ports",
+        "name a `[[host]]`",
+    );
     // One without the other, and two things at once
     for keys in [
         "mtu = 300",
         "lies = 3",
+        "salt = 7",
+        "rehash = \"a\"",
+        "swap = [\"a\", \"b\"]\npause = \"a\"",
         "stranger = \"a\"",
         "link = [\"a\", \"b\"]",
         "crash = \"a\"\nmute = [\"a\"]",
