@@ -30,6 +30,7 @@ QUICK = [
     ("swordbox/", "-p swordbox --lib --test frames"),
     ("p4ce/src/consensus/", "-p sim --test consensus"),
     ("rdmc/", "-p sim --test rdmc"),
+    ("dataplane/", "-p dataplane --test forward --test watch --test copies --test share"),
 ]
 # Tests of the simulator, and other programs, that notice what these do not
 OTHERS = [
