@@ -76,7 +76,7 @@ report: build ## the four papers' figures and tables (simulated) and one page ab
 
 mutants: ## change the code in ways that tests have to notice (tests/mutants.toml), one at a time; half an hour (ONLY=rnic: some; FILE=p4ce/src/gather.rs: every change of a file)
 	@scripts/deps.sh build test $(if $(FILE),mutants)
-	scripts/mutants.py $(if $(FILE),--file $(FILE),$(ONLY))
+	scripts/mutants.py $(if $(FILE),--file '$(FILE)',$(ONLY))
 
 instructions: ## count the instructions of the hot paths and compare them with the baseline; RENEW=1 writes it
 	@scripts/deps.sh build instructions
