@@ -103,8 +103,9 @@ pub struct Link {
     pub qpn: Qpn,
     /// How they are sent. Either kind is taken
     pub beacon: BeaconForm,
-    /// Whether messages that come in here carry the neighbour's barriers: true of hosts and of switches that are
-    /// [`Chip`](Incarnation::Chip); others leave what the sender wrote, which says nothing of this link
+    /// Whether messages carry barriers on this link, in both directions: true of hosts and of switches that are
+    /// [`Chip`](Incarnation::Chip). Other switches leave what the sender wrote, which says nothing of this link, and take no
+    /// barriers from messages: they get a beacon in each interval, however many messages pass
     pub barriers_in_messages: bool,
 }
 

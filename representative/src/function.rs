@@ -9,7 +9,7 @@ mod outgoing;
 use crate::barrier::Limits;
 use crate::beacon::Template;
 use crate::config::{Config, ConfigError, Side};
-use crate::counters::Counters;
+use crate::counters::{Counters, Refusal};
 use crate::half::{DOWN, Half, UP};
 use crate::view::{Gauges, HalfShown, LinkState};
 use incoming::{Expected, NO_LINK};
@@ -18,7 +18,7 @@ use rocev2::{Opcode, Packet, Qpn};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use switch::forward::{self, Forward};
-use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
+use switch::{DropReason, Frame, Function, Nanos, Output, PortId, Verdict};
 
 /// A link, by its place in the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -86,7 +86,7 @@ impl Latest {
 /// What is known of a link.
 #[derive(Debug)]
 struct LinkEnds {
-    /// Whether messages that come on it carry its barriers
+    /// Whether messages carry barriers on it, in both directions
     barriers_in_messages: bool,
     /// The half that it feeds, and which of its inputs it is
     input: (usize, usize),
@@ -307,6 +307,9 @@ impl Function for Representative {
                 Opcode::UC_WRITE_ONLY => self.on_write(&packet, port, now),
                 _ => Verdict::Punt,
             },
+            Opcode::UC_WRITE_ONLY if self.is_forged(&packet) => {
+                self.refuse(Refusal::WrongSource, DropReason::WrongSource)
+            }
             _ => self.forward.route(frame, port, now, out),
         }
     }

@@ -42,12 +42,16 @@ pub enum Bug {
     SharedGap,
     /// A beacon is taken from any source
     AnySource,
+    /// A chip counts a message as a beacon for a neighbour that takes no barriers from messages
+    UnreadMessage,
+    /// A switch passes beacons on that name itself as their source
+    ForgedNeighbour,
 }
 
 #[cfg(feature = "canary")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::ReturningLink,
         Self::LastLink,
         Self::TieByArrival,
@@ -55,5 +59,7 @@ impl Bug {
         Self::SilentDrop,
         Self::SharedGap,
         Self::AnySource,
+        Self::UnreadMessage,
+        Self::ForgedNeighbour,
     ];
 }

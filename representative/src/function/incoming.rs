@@ -50,8 +50,18 @@ impl Representative {
         to_all && neighbour::asked_for(frame).is_some_and(|ip| self.config.addresses.contains(&ip))
     }
 
+    /// Returns whether a frame from outside names the switch itself as its source. The neighbour that it is for would take it for
+    /// the switch's: it comes by the switch's link. (A host beside a bridge does not see what passes the bridge.)
+    pub(super) fn is_forged(&self, packet: &Packet<'_>) -> bool {
+        #[cfg(feature = "canary")]
+        if self.config.bug == Some(crate::Bug::ForgedNeighbour) {
+            return false;
+        }
+        self.config.incarnation != Incarnation::Host && self.config.addresses.contains(&packet.src())
+    }
+
     #[cold]
-    fn refuse(&self, why: Refusal, reason: DropReason) -> Verdict {
+    pub(super) fn refuse(&self, why: Refusal, reason: DropReason) -> Verdict {
         self.counters.refuse(why);
         Verdict::Drop(reason)
     }
@@ -107,6 +117,9 @@ impl Representative {
         if header.opcode() == OnePipeOpcode::BEACON && to_us() {
             let link = self.link_of(packet.bth().dest_qp());
             return self.on_beacon(&packet, link, port, header, now);
+        }
+        if header.opcode() == OnePipeOpcode::BEACON && self.is_forged(&packet) {
+            return self.refuse(Refusal::WrongSource, DropReason::WrongSource);
         }
         match incarnation {
             Incarnation::Chip | Incarnation::SwitchCpu => {
@@ -188,7 +201,13 @@ impl Representative {
         let barrier = &self.halves[link.output].barrier;
         let best_effort = barrier.best_effort();
         stamp(frame.bytes_mut(), layout, best_effort, barrier.commit());
-        (link.told, link.told_at) = (barrier.position(), self.ticks);
+        // Any other neighbour passes the message on unread, and hears of the barrier from beacons alone.
+        let is_read = link.barriers_in_messages;
+        #[cfg(feature = "canary")]
+        let is_read = is_read || self.config.bug == Some(crate::Bug::UnreadMessage);
+        if is_read {
+            (link.told, link.told_at) = (barrier.position(), self.ticks);
+        }
         self.counters.messages.add(1);
         if best_effort.is_some_and(|barrier| header.timestamp().precedes(barrier)) {
             self.counters.late.add(1);

@@ -22,6 +22,8 @@ mod routed;
 mod seen;
 
 const OWN: MacAddr = MacAddr([2, 0, 0, 0, 0, 0xff]);
+/// Number of the switch's addresses
+const OWN_IP: u8 = 254;
 const RKEY: u32 = 0x5555;
 const VA: u64 = 0x7f00_0000_0000;
 const FIRST_QP: Qpn = Qpn::new(0x200);
@@ -72,7 +74,7 @@ fn config(incarnation: Incarnation) -> Config {
         incarnation,
         pace: Pace::Passing,
         mac: OWN,
-        addresses: vec![ip(false, 254), ip(true, 254)],
+        addresses: vec![ip(false, OWN_IP), ip(true, OWN_IP)],
         qkey: OnePipe::QKEY,
         first_qp: FIRST_QP,
         registers: Registers { va: VA, rkey: RKEY },

@@ -33,6 +33,39 @@ fn idle_links_get_beacons_when_the_barrier_passes_an_instant() {
 }
 
 #[test]
+fn neighbour_that_reads_no_messages_gets_beacons_beside_them() {
+    for pace in [Pace::Passing, Pace::Instants] {
+        let mut config = config(Incarnation::Chip);
+        (config.pace, config.links[2].barriers_in_messages) = (pace, false);
+        let mut function = Representative::new(config).unwrap();
+        all_say(&mut function, 100);
+        timer(&mut function, 110);
+        for n in 0..4 {
+            verdict(&mut function, &beacon(n, Some(at(T + 10))), n.into(), T + 100);
+        }
+        passed(&mut function, &data(1, 2, T + 200), 1, T + 200);
+        passed(&mut function, &data(1, 3, T + 200), 1, T + 200);
+        let above = timer(&mut function, T + 210).into_iter().filter(|&(_, PortId(port))| port >= 2);
+        let above: Vec<_> = above.map(|(header, port)| (header.barrier(), port)).collect();
+        assert_eq!(above, [(Some(at(T + 10)), PortId(2))], "{pace:?}");
+    }
+}
+
+#[test]
+fn beacon_that_names_the_switch_as_its_source_does_not_reach_its_neighbour() {
+    for incarnation in [Incarnation::Chip, Incarnation::SwitchCpu] {
+        let mut function = representative(incarnation);
+        all_say(&mut function, 100);
+        let promise = header(OnePipeOpcode::BEACON, at(200), Some(at(200)));
+        for opcode in [Opcode::UD_SEND_ONLY, Opcode::UC_WRITE_ONLY] {
+            let forged = packet((false, OWN_IP, mac(2)), opcode, FIRST_QP, promise.as_bytes(), |_| ());
+            assert_eq!(verdict(&mut function, &forged, 0, 200), Verdict::Drop(DropReason::WrongSource));
+        }
+        assert_eq!(refused(&function), [(Refusal::WrongSource.name(), 2)], "{incarnation:?}");
+    }
+}
+
+#[test]
 fn beacons_at_instants_for_idle_links() {
     let mut config = config(Incarnation::Chip);
     config.pace = Pace::Instants;
