@@ -20,7 +20,7 @@ use core::net::Ipv4Addr;
 use host::Place;
 use representative::config::{BeaconForm, Config, Incarnation, Link, Pace, Registers, Side};
 use representative::process::Failure;
-use representative::{Counters, Refusal, Representative};
+use representative::{Command, Counters, Refusal, Representative};
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
 use rocev2::onepipe::{OnePipe, Timestamp};
@@ -88,11 +88,28 @@ fn keeper(
     }
 }
 
+/// A neighbour at a link of a switch.
+struct Neighbour {
+    at: At,
+    /// `None` for a host
+    switch: Option<Neighbouring>,
+}
+
+/// A switch at the other end of a link.
+#[derive(Clone, Copy)]
+struct Neighbouring {
+    /// Number of the link there
+    link: usize,
+    incarnation: Incarnation,
+}
+
 /// A tree of switches with hosts at its leaves, and how it is to be.
 #[derive(Clone, Copy, Debug)]
 pub struct Tree {
     /// Where barriers are kept
     pub incarnation: Incarnation,
+    /// Seed from which each switch draws an incarnation of its own; `None` if all have `incarnation`
+    pub incarnations: Option<u64>,
     /// When switches send beacons
     pub pace: Pace,
     /// Levels of switches
@@ -123,6 +140,7 @@ impl Tree {
     pub fn new(incarnation: Incarnation, levels: u32, fanout: usize) -> Self {
         Self {
             incarnation,
+            incarnations: None,
             pace: Pace::Passing,
             levels,
             fanout,
@@ -142,6 +160,17 @@ impl Tree {
         self.fanout.pow(self.levels)
     }
 
+    /// Returns the incarnation of switch `n`.
+    pub fn incarnation_of(&self, n: usize) -> Incarnation {
+        const ALL: [Incarnation; 3] = [Incarnation::Chip, Incarnation::SwitchCpu, Incarnation::Host];
+        self.incarnations.map_or(self.incarnation, |seed| *Chance::stream(seed, n as u64).pick(&ALL))
+    }
+
+    /// Returns whether switch `n` is a plain bridge, whose barriers a host beside it keeps.
+    fn is_bridge(&self, n: usize) -> bool {
+        self.incarnation_of(n) == Incarnation::Host
+    }
+
     /// Returns how many switches there are.
     pub fn switches(&self) -> usize {
         self.first_of(self.levels)
@@ -159,16 +188,20 @@ impl Tree {
             .then(|| (self.first_of(level + 1) + place / self.fanout, place % self.fanout))
     }
 
-    /// Who is at the links of a switch: below in order, then above. For switches, the number of their link to here, too
-    fn neighbours(&self, level: u32, n: usize) -> Vec<(At, Option<usize>)> {
+    /// Returns the neighbours at the links of a switch: those below in order, then the one above.
+    fn neighbours(&self, level: u32, n: usize) -> Vec<Neighbour> {
         let place = n - self.first_of(level);
+        let switch = |number, link| {
+            let incarnation = self.incarnation_of(number);
+            Neighbour { at: switch_at(number, link), switch: Some(Neighbouring { link, incarnation }) }
+        };
         let below = (0..self.fanout).map(|child| place * self.fanout + child).map(|child| {
             match level.checked_sub(1) {
-                None => (host_at(child), None),
-                Some(below) => (switch_at(self.first_of(below) + child, self.fanout), Some(self.fanout)),
+                None => Neighbour { at: host_at(child), switch: None },
+                Some(below) => switch(self.first_of(below) + child, self.fanout),
             }
         });
-        let above = self.parent(level, n).map(|(parent, link)| (switch_at(parent, link), Some(link)));
+        let above = self.parent(level, n).map(|(parent, link)| switch(parent, link));
         below.chain(above).collect()
     }
 
@@ -176,7 +209,7 @@ impl Tree {
     fn bridge(&self, level: u32, n: usize) -> forward::Config {
         let first_child = (n - self.first_of(level)) * self.fanout;
         let neighbours = self.neighbours(level, n);
-        let own = usize::from(self.incarnation == Incarnation::Host);
+        let own = usize::from(self.is_bridge(n));
         let ports = neighbours.len() + own;
         let strangers = usize::from(self.stranger.is_some_and(|stranger| stranger.switch == n));
         let mut bridge = forward::Config::bridge((ports + strangers) as u16, 8);
@@ -185,8 +218,8 @@ impl Tree {
             child.filter(|&child| child < self.fanout).unwrap_or(self.fanout)
         };
         let hosts = (0..self.hosts()).map(|host| (host_at(host).mac, PortId(towards(host) as u16)));
-        let others = neighbours.iter().zip(0..).filter(|((_, link), _)| link.is_some());
-        let others = others.map(|((at, _), port)| (at.mac, PortId(port)));
+        let others = neighbours.iter().zip(0..).filter(|(neighbour, _)| neighbour.switch.is_some());
+        let others = others.map(|(neighbour, port)| (neighbour.at.mac, PortId(port)));
         let own = [(switch_at(n, 0).mac, PortId(ports as u16 - 1))].into_iter().take(own);
         if let Topology::Mac(table) = &mut bridge.topology {
             table.fixed = hosts.chain(others).chain(own).collect();
@@ -195,24 +228,29 @@ impl Tree {
     }
 
     fn config(&self, level: u32, n: usize) -> Config {
-        let beside = self.incarnation == Incarnation::Host;
-        let links = self.neighbours(level, n).into_iter().enumerate().map(|(number, (at, link))| Link {
-            side: if number < self.fanout { Side::Below } else { Side::Above },
-            port: PortId(if beside { 0 } else { number as u16 }),
-            mac: at.mac,
-            address: at.ip.into(),
-            detour: Vec::new(),
-            qpn: at.qpn,
-            beacon: match link {
-                Some(link) if beside => {
-                    BeaconForm::Write { va: REGISTERS.va_of(link as u16), rkey: REGISTERS.rkey }
+        let beside = self.is_bridge(n);
+        let links =
+            self.neighbours(level, n).into_iter().zip(0u16..).map(|(Neighbour { at, switch }, number)| {
+                let is_a = |incarnation| switch.is_some_and(|switch| switch.incarnation == incarnation);
+                Link {
+                    side: if usize::from(number) < self.fanout { Side::Below } else { Side::Above },
+                    port: PortId(if beside { 0 } else { number }),
+                    mac: at.mac,
+                    address: at.ip.into(),
+                    detour: Vec::new(),
+                    qpn: at.qpn,
+                    beacon: match switch {
+                        Some(Neighbouring { link, .. }) if is_a(Incarnation::Host) => {
+                            BeaconForm::Write { va: REGISTERS.va_of(link as u16), rkey: REGISTERS.rkey }
+                        }
+                        _ => BeaconForm::Datagram,
+                    },
+                    barriers_in_messages: switch.is_none() || is_a(Incarnation::Chip),
                 }
-                _ => BeaconForm::Datagram,
-            },
-            barriers_in_messages: true,
-        });
+            });
         let forward = if beside { forward::Config::bridge(1, 1) } else { self.bridge(level, n) };
-        let config = keeper(self.incarnation, self.pace, switch_at(n, 0), forward, links.collect());
+        let (incarnation, own) = (self.incarnation_of(n), switch_at(n, 0));
+        let config = keeper(incarnation, self.pace, own, forward, links.collect());
         #[cfg(feature = "canary")]
         let config = Config { bug: self.bug, ..config };
         config
@@ -233,7 +271,7 @@ impl Tree {
                 tor: switch_at(n / self.fanout, n % self.fanout),
                 every: self.every,
                 until: EPOCH + self.lasts,
-                barriers_in_messages: self.incarnation == Incarnation::Chip,
+                barriers_in_messages: self.incarnation_of(n / self.fanout) == Incarnation::Chip,
             };
             let habits = Habits {
                 #[cfg(feature = "canary")]
@@ -252,7 +290,7 @@ impl Tree {
         let mut switches = Vec::new();
         for &(level, n) in &places {
             let (name, clock) = (format!("switch {n}"), clock(1000 * self.skew_ns));
-            switches.push(if self.incarnation == Incarnation::Host {
+            switches.push(if self.is_bridge(n) {
                 let bridge = self.bridge(level, n);
                 world.add(&name, Switch::new(move || Forward::new(&bridge)), clock)
             } else {
@@ -270,25 +308,24 @@ impl Tree {
             }
         }
         let mut keepers = switches.clone();
-        if self.incarnation == Incarnation::Host {
-            for &(level, n) in &places {
-                let (name, clock) = (format!("representative {n}"), clock(1000 * self.skew_ns));
-                let node = world.add(&name, keeper(level, n), clock);
-                let switch = core::mem::replace(&mut keepers[n], node);
-                world.connect(switch, node, self.link);
-            }
+        for &(level, n) in places.iter().filter(|&&(_, n)| self.is_bridge(n)) {
+            let (name, clock) = (format!("representative {n}"), clock(1000 * self.skew_ns));
+            let node = world.add(&name, keeper(level, n), clock);
+            let switch = core::mem::replace(&mut keepers[n], node);
+            world.connect(switch, node, self.link);
         }
         if let Some(stranger) = self.stranger {
             let lying = Lying {
                 chance: Chance::stream(seed, 0x6c69_6172),
                 left: stranger.lies,
+                switch: stranger.switch,
                 next: EPOCH,
                 hosts: hosts.len(),
                 all: (0..hosts.len())
                     .map(host_at)
                     .chain((0..keepers.len()).map(|n| switch_at(n, 0)))
                     .collect(),
-                ports_are_seen: self.incarnation != Incarnation::Host,
+                ports_are_seen: !(0..keepers.len()).any(|n| self.is_bridge(n)),
             };
             let node = world.add("stranger", lying, Clock::default());
             world.connect(switches[stranger.switch], node, self.link);
@@ -330,6 +367,24 @@ impl Made {
         let sums = self.each_host().map(|host| (host.took.iter().sum::<u64>(), host.took.len()));
         let (took, count) = sums.fold((0, 0), |(ns, count), (more_ns, more)| (ns + more_ns, count + more));
         took as f64 / count as f64
+    }
+
+    /// Gives a keeper of barriers a command, which it executes when it does something next.
+    pub fn command(&mut self, keeper: usize, command: Command) {
+        self.world.node_mut::<Switch<Representative>>(self.keepers[keeper]).command(command);
+    }
+
+    /// Returns what sets a keeper's clock, and leaves it off by so many nanoseconds more.
+    pub fn clock_off_by(&self, keeper: usize, by_ns: i64) -> Command {
+        let now = self.world.clock(self.keepers[keeper]);
+        Command::Clock(CLOCK.add(now.0.wrapping_add_signed(by_ns)))
+    }
+
+    /// Returns the links of a switch, as its configuration numbers them: those below in order, then the one above.
+    pub fn links_of(&self, switch: usize) -> impl Iterator<Item = LinkId> {
+        let switch = self.switches[switch];
+        let is_its = move |&link: &LinkId| self.world.ends(link).contains(&switch);
+        self.access.iter().chain(&self.uplinks).copied().filter(is_its)
     }
 
     /// What a keeper has counted

@@ -31,11 +31,13 @@ pub(super) const OWN: At =
 pub(super) struct Lying {
     pub(super) chance: Chance,
     pub(super) left: u32,
+    /// Number of the switch that it is at
+    pub(super) switch: usize,
     pub(super) next: Nanos,
     /// Everybody, hosts first; of keepers, their first queue pair
     pub(super) all: Vec<At>,
     pub(super) hosts: usize,
-    /// Whether keepers see through which port a frame came
+    /// Whether every keeper is a switch, which sees through which port a frame came
     pub(super) ports_are_seen: bool,
 }
 
@@ -65,7 +67,13 @@ impl Lying {
             to.qpn = Qpn::new(to.qpn.get() + self.chance.below(8) as u32);
         }
         let mut from = OWN;
-        if (self.ports_are_seen || !is_keeper) && self.chance.below(2) == 0 {
+        if self.ports_are_seen && self.chance.below(4) == 0 {
+            // A keeper, down to its queue pair: more often than not the one whose switch the frame passes first
+            let any = self.chance.below((self.all.len() - self.hosts) as u64) as usize;
+            let keeper = if self.chance.below(2) == 0 { self.switch } else { any };
+            from.ip = self.all[self.hosts + keeper].ip;
+            from.qpn = Qpn::new(super::FIRST_QP.get() + self.chance.below(4) as u32);
+        } else if (self.ports_are_seen || !is_keeper) && self.chance.below(2) == 0 {
             from.ip = self.chance.pick(&self.all).ip;
             // Hosts would believe it if the queue pair were right, too.
             from.qpn = Qpn::new(HOST_QP.get() + 0x1000);

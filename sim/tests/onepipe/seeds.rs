@@ -3,7 +3,7 @@
 
 use super::environment;
 use representative::config::{Incarnation, Pace};
-use representative::{Refusal, process};
+use representative::{Command, LinkId, Refusal, process};
 use sim::onepipe::{Drawn, Explained, Made, Stranger, Tree};
 use sim::{Ecn, Fault};
 use switch::{Chance, Nanos, Share};
@@ -43,6 +43,8 @@ struct Totals {
     clamped: u64,
     /// Beacons and messages of strangers that were refused
     strange: u64,
+    /// Commands of an operator
+    ordered: u64,
     /// Deliveries with the timestamp of the one before, from another sender
     ties: usize,
     explained: Explained,
@@ -57,8 +59,10 @@ fn percent(chance: &mut Chance, most: u64) -> Share {
 fn drawn(seed: u64, kind: Kind, chance: &mut Chance) -> Tree {
     let incarnation =
         [Incarnation::Chip, Incarnation::SwitchCpu, Incarnation::Host][chance.below(3) as usize];
+    let mixed = Chance::stream(seed, 0x6d69_7865).below(3) == 0;
     let (levels, fanout) = [(1, 2), (1, 4), (2, 2), (2, 2), (2, 3), (3, 2)][chance.below(6) as usize];
     let mut tree = Tree::new(incarnation, levels, fanout);
+    tree.incarnations = mixed.then_some(seed);
     tree.pace = if seed.is_multiple_of(4) { Pace::Instants } else { Pace::Passing };
     tree.every = Nanos(chance.between(1000, 6000));
     tree.lasts = Nanos::from_micros(chance.between(30, 120));
@@ -184,6 +188,57 @@ fn disturb(made: &mut Made, seed: u64, lasts: Nanos, faults: &mut Faults) {
     }
 }
 
+/// Draws what an operator tells keepers of barriers, in the order of time: to set their clocks, to show registers, to leave a link
+/// out of the commit barriers and to take it in again; and, where links fail, that a link will be taken down, which is true of
+/// half of those links, some microseconds before or after.
+fn operate(
+    made: &mut Made,
+    seed: u64,
+    kind: Kind,
+    lasts: Nanos,
+    faults: &mut Faults,
+) -> Vec<(Nanos, usize, Order)> {
+    // A stream of its own, so that what else is drawn stays what it was.
+    let mut chance = Chance::stream(seed, 0x6f70_6572);
+    let count = if chance.below(3) == 0 { chance.between(1, 6) } else { 0 };
+    let mut orders: Vec<_> = (0..count)
+        .map(|_| {
+            let at = Nanos(chance.between(10_000, lasts.0));
+            let switch = chance.below(made.keepers.len() as u64) as usize;
+            // Some have no such link.
+            let number = chance.below(8);
+            let link = LinkId(number as u16);
+            let order = match chance.below(if kind == Kind::Failing { 6 } else { 4 }) {
+                0 => Order::SetClock(chance.below(2_000_000) as i64 - 1_000_000),
+                1 => Order::Give(Command::Show),
+                2 => Order::Give(Command::RemoveCommit(link)),
+                3 => Order::Give(Command::AddCommit(link)),
+                _ => {
+                    let cut = made.links_of(switch).nth(number as usize).filter(|_| chance.below(2) == 0);
+                    if let Some(cut) = cut {
+                        let at = Nanos((at.0 + chance.below(10_000)).saturating_sub(5000));
+                        let until = at + Nanos(chance.between(1000, 80_000));
+                        faults.begin(made, (at, Fault::Cut(vec![cut])), (until, Fault::Heal(vec![cut])));
+                    }
+                    faults.first = Some(faults.first.map_or(at, |first| first.min(at)));
+                    Order::Give(Command::Remove(link))
+                }
+            };
+            (at, switch, order)
+        })
+        .collect();
+    orders.sort_by_key(|&(at, ..)| at);
+    orders
+}
+
+/// What an operator has a keeper of barriers do.
+#[derive(Clone, Copy, Debug)]
+enum Order {
+    Give(Command),
+    /// Sets its clock, by so many nanoseconds.
+    SetClock(i64),
+}
+
 impl Faults {
     fn begin(&mut self, made: &mut Made, (at, fault): (Nanos, Fault), (until, end): (Nanos, Fault)) {
         made.world.schedule(at, fault);
@@ -205,6 +260,15 @@ fn run(seed: u64, plant: impl Fn(&mut Tree), totals: &mut Totals) -> Result<(), 
         faults = fail(&mut made, tree.lasts, &mut chance);
         disturb(&mut made, seed, tree.lasts, &mut faults);
     }
+    for (at, keeper, order) in operate(&mut made, seed, kind, tree.lasts, &mut faults) {
+        made.world.run_until(at);
+        let command = match order {
+            Order::Give(command) => command,
+            Order::SetClock(by_ns) => made.clock_off_by(keeper, by_ns),
+        };
+        made.command(keeper, command);
+        totals.ordered += 1;
+    }
     let mut until = tree.lasts + Nanos::from_micros(100);
     made.world.run_until(until);
     while made.each_host().any(|host| !host.is_settled()) && until < Nanos::from_millis(20) {
@@ -215,7 +279,8 @@ fn run(seed: u64, plant: impl Fn(&mut Tree), totals: &mut Totals) -> Result<(), 
     let late = Nanos(tree.link.reorder_by.0 * 2 * u64::from(tree.levels + 1));
     let on_its_way = if kind == Kind::Disorderly { late } else { Nanos::ZERO };
     made.world.run_until(until + Nanos::from_micros(100) + on_its_way);
-    let context = |what: String| format!("{kind:?} {:?}: {what}", tree.incarnation);
+    let incarnations: Vec<_> = (0..tree.switches()).map(|n| tree.incarnation_of(n)).collect();
+    let context = |what: String| format!("{kind:?} {incarnations:?}: {what}");
     match kind {
         Kind::Orderly | Kind::Ties | Kind::Crowded => made.check(None),
         Kind::Failing if !faults.crash => made.check_rising().and_then(|()| made.check_order()),
@@ -264,7 +329,7 @@ fn seeds(kind: Kind, happened: impl Fn(&Totals) -> bool) {
     println!("{kind:?}: {totals:?}");
     if environment::are_default() {
         let enough = totals.delivered > 10_000 && totals.at_once > 1000 && totals.strange > 100;
-        let enough = enough && totals.failed > 0;
+        let enough = enough && totals.failed > 0 && totals.ordered > 100;
         assert!(enough && happened(&totals), "{totals:?}");
     }
 }
