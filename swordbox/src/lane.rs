@@ -28,7 +28,7 @@ pub(crate) struct Entry {
     pub detours: u32,
     /// What it tells of the word's value may be learnt
     pub teaches: bool,
-    /// The client wants to hear of it
+    /// The client asked for an acknowledgement; an atomic is answered in any case
     pub ack_req: bool,
     /// What it is counted by if it was decided
     pub tag: u8,

@@ -123,7 +123,7 @@ impl Swordbox {
         entry.line = line;
         entry.detours = own.detours;
         entry.teaches = teaches;
-        entry.ack_req = bth.ack_req() || !matches!(what, Under::Write(_));
+        entry.ack_req = bth.ack_req();
         let word = word_of(va);
         match what {
             Under::Decided { left, .. } => {
@@ -257,7 +257,8 @@ impl Swordbox {
         flow.acked = known_as.add(1);
         flow.shared -= 1;
         flow.msn = flow.msn.add(1);
-        if flow.shared == 0 && flow.is_quiet() && (flow.holds() || flow.nak_due || flow.rereading) {
+        debug_assert!(flow.shared > 0 || flow.is_quiet(), "all that is under way is on the lane");
+        if flow.shared == 0 && (flow.holds() || flow.nak_due || flow.rereading) {
             self.ready.push_back(id);
         }
         let (what, value, answer) = match what {

@@ -2,10 +2,12 @@
 
 use super::*;
 use crate::config::Failure;
-use crate::group::transfer::Posted;
+use crate::group::Neighbour;
+use crate::group::transfer::{Links, Posted};
 use crate::schedule::Algorithm;
 use crate::wire::{Create, Message};
 use core::net::Ipv4Addr;
+use p4ce::consensus::Through;
 use rnic::{
     Completed, Completion, Data, Interface, Modify, Operation, Path, PathMtu, ReadyToReceive, ReadyToSend,
     RecvRequest, SendRequest, Status,
@@ -98,24 +100,7 @@ fn all_blocks_may_fail_at_once() {
         while nic.post_recv(qpn, RecvRequest { id: 0, data: None }).is_ok() {
             posted += 1;
         }
-        let ready = ReadyToReceive {
-            path: Path::new(own, ip(0)),
-            dest_qp: Qpn::new(0x99),
-            mtu: PathMtu::B1024,
-            rq_psn: Psn::ZERO,
-            max_dest_rd_atomic: 0,
-            min_rnr_timer: RnrTimer(1),
-        };
-        let send = ReadyToSend {
-            sq_psn: Psn::ZERO,
-            max_rd_atomic: 0,
-            timeout: 14,
-            retry_count: 7,
-            rnr_retry: 7,
-            flow_control: false,
-        };
-        nic.modify_qp(qpn, Modify::Rtr(ready)).unwrap();
-        nic.modify_qp(qpn, Modify::Rts(send)).unwrap();
+        connect(&mut nic, qpn);
         while nic.post_send(qpn, SendRequest::new(0, Operation::Send, Data::Inline(vec![0]))).is_ok() {
             posted += 1;
         }
@@ -135,17 +120,7 @@ fn a_write_in_the_place_of_a_block_is_a_violation() {
     let (incoming, complete) = (Box::new(|_: &mut Rnic, _| None), Box::new(|_: &mut Rnic, _, _| ()));
     node.create_group(&mut nic, config, incoming, complete, Nanos::ZERO).unwrap();
     let qpn = *node.resources.as_ref().unwrap().uses.keys().next().unwrap();
-    let done = Completion {
-        id: 0,
-        qpn: Qpn::new(qpn),
-        status: Status::Success,
-        of: Completed::RecvWriteImm,
-        len: 0,
-        immediate: Some(5),
-        invalidated: None,
-        from: None,
-        solicited: false,
-    };
+    let done = Completion { of: Completed::RecvWriteImm, ..block(qpn, 5, 0) };
     node.on_completion(&mut nic, &done, Nanos(1));
     let event = node.poll_event();
     let is_violation =
@@ -164,68 +139,9 @@ fn peer_may_create_a_bounded_number_of_groups_first() {
     assert_eq!((node.ahead[&ip(7)].len(), node.counters().forgotten), (MAX_AHEAD, 1));
 }
 
-/// The application is not asked for memory for a message that is too long.
-#[test]
-fn message_of_too_many_blocks_is_a_violation() {
-    for blocks in [GroupConfig::MAX_BLOCKS, GroupConfig::MAX_BLOCKS + 1] {
-        let (mut node, mut nic) = started(1, 1);
-        let config = GroupConfig {
-            algorithm: Algorithm::Chain,
-            block_bytes: 2,
-            ..GroupConfig::new(1, [ip(7), ip(u16::MAX - 1)].into())
-        };
-        let asked = Arc::new(AtomicU32::new(0));
-        let requested = Arc::clone(&asked);
-        let incoming = move |_: &mut Rnic, len| {
-            requested.store(len, Ordering::Relaxed);
-            None
-        };
-        let complete = Box::new(|_: &mut Rnic, _, _| ());
-        node.create_group(&mut nic, config, Box::new(incoming), complete, Nanos::ZERO).unwrap();
-        let qpn = *node.resources.as_ref().unwrap().uses.keys().next().unwrap();
-        let group = node.groups.get_mut(&1).unwrap();
-        group.neighbours[0].posted.push_back(Posted::Aside);
-        // The last block is half a block.
-        let len = 2 * blocks - 1;
-        let done = Completion {
-            id: 0,
-            qpn: Qpn::new(qpn),
-            status: Status::Success,
-            of: Completed::Recv,
-            len: 2,
-            immediate: Some(len),
-            invalidated: None,
-            from: None,
-            solicited: false,
-        };
-        node.on_completion(&mut nic, &done, Nanos(1));
-        let Some(Event::Failed { failure, .. }) = node.poll_event() else { panic!("{blocks} blocks") };
-        let (expected, memory) = if blocks > GroupConfig::MAX_BLOCKS {
-            (Failure::Violation(ip(7)), 0)
-        } else {
-            (Failure::NoMemory(ip(u16::MAX - 1)), len)
-        };
-        assert_eq!((failure, asked.load(Ordering::Relaxed)), (expected, memory));
-    }
-}
-
-/// A receiver whose group's blocks have two bytes gets the first block of a message of `total` bytes, itself of `len` bytes. The
-/// application gives memory of `access`, in the node's protection domain or in another, for `room` bytes. Returns what failed.
-fn first_block(total: u32, len: u32, access: Access, is_foreign: bool, room: usize) -> Option<Failure> {
-    let (mut node, mut nic) = started(1, 1);
-    let config = GroupConfig {
-        algorithm: Algorithm::Chain,
-        block_bytes: 2,
-        ..GroupConfig::new(1, [ip(7), ip(u16::MAX - 1)].into())
-    };
-    let pd = if is_foreign { nic.alloc_pd() } else { node.resources.as_ref().unwrap().pd };
-    let (_, mr) = nic.register_new(pd, room, 0x1000, access).unwrap();
-    let incoming = Box::new(move |_: &mut Rnic, _| Some(Memory { mr, va: 0x1000 }));
-    let complete = Box::new(|_: &mut Rnic, _, _| ());
-    node.create_group(&mut nic, config, incoming, complete, Nanos::ZERO).unwrap();
-    let qpn = *node.resources.as_ref().unwrap().uses.keys().next().unwrap();
-    node.groups.get_mut(&1).unwrap().neighbours[0].posted.push_back(Posted::Aside);
-    let done = Completion {
+/// A block of `len` bytes, of a message of `total` bytes, has come at a queue pair.
+fn block(qpn: u32, total: u32, len: u32) -> Completion {
+    Completion {
         id: 0,
         qpn: Qpn::new(qpn),
         status: Status::Success,
@@ -235,12 +151,85 @@ fn first_block(total: u32, len: u32, access: Access, is_foreign: bool, room: usi
         invalidated: None,
         from: None,
         solicited: false,
+    }
+}
+
+/// A node and its group of two with blocks of two bytes, of which it is the receiver; and its queue pair there
+fn receiver() -> (Node, Rnic, u32) {
+    let (mut node, mut nic) = started(1, 1);
+    let config = GroupConfig {
+        algorithm: Algorithm::Chain,
+        block_bytes: 2,
+        ..GroupConfig::new(1, [ip(7), ip(u16::MAX - 1)].into())
     };
-    node.on_completion(&mut nic, &done, Nanos(1));
+    let (incoming, complete) = (Box::new(|_: &mut Rnic, _| None), Box::new(|_: &mut Rnic, _, _| ()));
+    node.create_group(&mut nic, config, incoming, complete, Nanos::ZERO).unwrap();
+    let qpn = *node.resources.as_ref().unwrap().uses.keys().next().unwrap();
+    (node, nic, qpn)
+}
+
+/// Says which memory the application has for messages.
+fn give(node: &mut Node, incoming: impl FnMut(&mut Rnic, u32) -> Option<Memory> + Send + 'static) {
+    node.groups.get_mut(&1).unwrap().incoming = Box::new(incoming);
+}
+
+/// A block comes that lies aside. Returns what failed.
+fn take_aside(node: &mut Node, nic: &mut Rnic, done: &Completion) -> Option<Failure> {
+    node.groups.get_mut(&1).unwrap().neighbours[0].posted.push_back(Posted::Aside);
+    node.on_completion(nic, done, Nanos(1));
     match node.poll_event() {
         Some(Event::Failed { failure, .. }) => Some(failure),
         _ => None,
     }
+}
+
+/// The application is not asked for memory for a message that is too long, or empty.
+#[test]
+fn message_of_no_blocks_or_of_too_many_is_a_violation() {
+    let most = 2 * GroupConfig::MAX_BLOCKS;
+    // The last block is half a block.
+    for (total, is_violation) in [(0, true), (most - 1, false), (most, false), (most + 1, true)] {
+        let asked = Arc::new(AtomicU32::new(u32::MAX));
+        let requested = Arc::clone(&asked);
+        let (mut node, mut nic, qpn) = receiver();
+        give(&mut node, move |_, len| {
+            requested.store(len, Ordering::Relaxed);
+            None
+        });
+        let failure = take_aside(&mut node, &mut nic, &block(qpn, total, 2));
+        let (expected, memory) = if is_violation {
+            (Failure::Violation(ip(7)), u32::MAX)
+        } else {
+            (Failure::NoMemory(ip(u16::MAX - 1)), total)
+        };
+        assert_eq!((failure, asked.load(Ordering::Relaxed)), (Some(expected), memory), "{total} bytes");
+    }
+}
+
+/// The sender was told of no message beyond this one.
+#[test]
+fn a_block_beyond_a_message_is_a_violation() {
+    let asked = Arc::new(AtomicU32::new(0));
+    let requested = Arc::clone(&asked);
+    let (mut node, mut nic, qpn) = receiver();
+    let (_, mr) = nic.register_new(node.pd().unwrap(), 4, 0x1000, Access::LOCAL_WRITE).unwrap();
+    give(&mut node, move |_, _| {
+        requested.fetch_add(1, Ordering::Relaxed);
+        Some(Memory { mr, va: 0x1000 })
+    });
+    let failures: Vec<_> = (0..3).map(|_| take_aside(&mut node, &mut nic, &block(qpn, 4, 2))).collect();
+    assert_eq!(failures, [None, None, Some(Failure::Violation(ip(7)))]);
+    assert_eq!(asked.load(Ordering::Relaxed), 1);
+}
+
+/// A receiver gets the first block of a message of `total` bytes, itself of `len` bytes. The application gives memory of `access`, in
+/// the node's protection domain or in another, for `room` bytes. Returns what failed.
+fn first_block(total: u32, len: u32, access: Access, is_foreign: bool, room: usize) -> Option<Failure> {
+    let (mut node, mut nic, qpn) = receiver();
+    let pd = if is_foreign { nic.alloc_pd() } else { node.pd().unwrap() };
+    let (_, mr) = nic.register_new(pd, room, 0x1000, access).unwrap();
+    give(&mut node, move |_, _| Some(Memory { mr, va: 0x1000 }));
+    take_aside(&mut node, &mut nic, &block(qpn, total, len))
 }
 
 #[test]
@@ -265,4 +254,65 @@ fn memory_of_a_message_is_writable_large_enough_and_in_the_domain() {
     assert_eq!(first_block(3, 2, Access::LOCAL_WRITE, false, 2), none);
     assert_eq!(first_block(3, 2, Access::LOCAL_WRITE, true, 3), none);
     assert_eq!(first_block(3, 2, Access::LOCAL_READ, false, 3), none);
+}
+
+/// Makes a queue pair one that is connected.
+fn connect(nic: &mut Rnic, qpn: Qpn) {
+    let ready = ReadyToReceive {
+        path: Path::new(ip(u16::MAX - 1), ip(0)),
+        dest_qp: Qpn::new(0x99),
+        mtu: PathMtu::B1024,
+        rq_psn: Psn::ZERO,
+        max_dest_rd_atomic: 0,
+        min_rnr_timer: RnrTimer(1),
+    };
+    let send = ReadyToSend {
+        sq_psn: Psn::ZERO,
+        max_rd_atomic: 0,
+        timeout: 14,
+        retry_count: 7,
+        rnr_retry: 7,
+        flow_control: false,
+    };
+    nic.modify_qp(qpn, Modify::Rtr(ready)).unwrap();
+    nic.modify_qp(qpn, Modify::Rts(send)).unwrap();
+}
+
+/// The root has a message of five blocks for a member that is ready for so many. Returns how many leave before one is acknowledged,
+/// and whether the root waits for the member to be ready then.
+fn leaves_at_once(algorithm: Algorithm, ready: u64) -> (u64, bool) {
+    let (mut node, mut nic) = started(1, 1);
+    let config = GroupConfig {
+        algorithm,
+        block_bytes: 2,
+        ahead: 3,
+        through: Some(Through { address: ip(9), port: 1 }),
+        ..GroupConfig::new(1, [ip(u16::MAX - 1), ip(7)].into())
+    };
+    let (incoming, complete) = (Box::new(|_: &mut Rnic, _| None), Box::new(|_: &mut Rnic, _, _| ()));
+    node.create_group(&mut nic, config, incoming, complete, Nanos::ZERO).unwrap();
+    let (_, mr) = nic.register_new(node.pd().unwrap(), 10, 0x1000, Access::LOCAL_READ).unwrap();
+    node.send(&nic, 1, Memory { mr, va: 0x1000 }, 10).unwrap();
+    let resources = node.resources.as_ref().unwrap();
+    let group = node.groups.get_mut(&1).unwrap();
+    let Neighbour { qpn, word, .. } = group.neighbours[0];
+    connect(&mut nic, qpn);
+    // What the member would write there
+    let at = word as usize * WORD;
+    nic.bytes_mut(resources.ready.0)[at..at + WORD].copy_from_slice(&(ready << 24).to_be_bytes());
+    let mut links = Links { group, nic: &mut nic, resources };
+    links.begin().unwrap();
+    let waits = links.advance().unwrap();
+    (group.neighbours[0].sent, waits)
+}
+
+#[test]
+fn blocks_leave_as_far_as_their_receiver_is_ready_and_no_more_than_ahead_at_once() {
+    for algorithm in [Algorithm::Chain, Algorithm::InNetwork] {
+        for (ready, left) in
+            [(0, (0, true)), (1, (1, true)), (2, (2, true)), (3, (3, false)), (5, (3, false))]
+        {
+            assert_eq!(leaves_at_once(algorithm.clone(), ready), left, "{algorithm:?}: ready for {ready}");
+        }
+    }
 }

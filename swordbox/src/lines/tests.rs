@@ -232,6 +232,27 @@ fn lines_are_found_in_ranges_by_block() {
     assert!(!lines.has_any(0, 0x6000, 65 << 12) && !lines.has_any(0, 0x10_0000, 66 << 12));
 }
 
+/// A range between two lines
+#[test]
+fn a_range_that_is_too_long_to_look_at_each_block_may_have_lines() {
+    let mut lines = lines(8);
+    make(&mut lines, 0, 0x1000_0000);
+    make(&mut lines, 0, 0x2000_0000);
+    assert!(!lines.has_any(0, 0x1800_0000, 8) && !lines.has_any(0, 0x1800_0000, 65 << 12));
+    assert!(lines.has_any(0, 0x1800_0000, 66 << 12) && lines.has_any(0, 0x1800_0000, 67 << 12));
+    assert!(!lines.has_any(0, 0, 66 << 12), "it ends before the first line");
+}
+
+/// Operations on the words of another line are decided all the time.
+#[test]
+fn a_detour_waits_for_decisions_on_other_lines_only_if_it_is_too_long_to_look_at_each_block() {
+    let mut lines = lines(8);
+    let ids = known(&mut lines, &[0x1000_0000, 0x2000_0000]);
+    lines.begin_decided(ids[1]);
+    assert_eq!(lines.detour(0, 0x1000_0000, 65 << 12, NOW, SETTLE), Ok(()));
+    assert_eq!(lines.detour(0, 0x1000_0000, 66 << 12, NOW, SETTLE), Err(NONE));
+}
+
 #[test]
 fn a_prefetch_has_a_line_and_where_its_search_begins() {
     for number in 0..32u64 {

@@ -23,7 +23,9 @@ fn under_way() -> (Net, End, End, u32) {
         Opcode::RC_WRITE_ONLY,
         "decided, of another word"
     );
-    assert_eq!(send(&mut net, &b.cas(b.psn + 1, TABLE + 16, 0, 6)).0, Opcode::RC_COMPARE_SWAP);
+    // This one would change what the first one leaves, were it of the same word.
+    let other = b.cas(b.psn + 1, TABLE + 16, 0x5555_6666_7777_8888, 6);
+    assert_eq!(send(&mut net, &other).0, Opcode::RC_COMPARE_SWAP);
     send(&mut net, &a.write(a.psn + 1, TABLE + 24, &[9; 8]));
     (a.psn, b.psn) = (a.psn + 2, b.psn + 2);
     (net, a, b, lane_psn)
@@ -88,9 +90,10 @@ fn a_repeated_atomic_gets_its_first_answer_again() {
         assert_eq!(found(&b, net.up(&repeated)), value, "again");
     }
     // One that changes nothing, which the switch answers
-    let (mut net, _, b) = two(|config| config.failed_cas = FailedCas::Answer);
+    let (mut net, owner, mut b) = two(|config| config.failed_cas = FailedCas::Answer);
+    locked(&mut net, &mut b, &owner, 0, 7);
     let failing = b.cas(b.psn, TABLE, 1, 2);
     for _ in 0..2 {
-        assert_eq!(found(&b, net.up(&failing)), 0);
+        assert_eq!(found(&b, net.up(&failing)), 7);
     }
 }

@@ -6,6 +6,7 @@ mod crowd;
 mod doubts;
 mod hardship;
 mod identity;
+mod lanes;
 mod learning;
 mod long_writes;
 mod net;

@@ -1,6 +1,7 @@
 //! READs, whose responses take as many PSNs as the path MTU says, which nobody has told.
 
 use super::net::*;
+use rocev2::aeth::{Credit, Syndrome};
 use rocev2::reth::Reth;
 use rocev2::{Bth, Opcode, Psn, Qpn};
 use switch::Nanos;
@@ -246,8 +247,7 @@ fn read_repeated_from_its_middle_takes_no_answers_of_the_next() {
         assert_eq!((sent.len(), psn(&sent[0].0)), (1, first + 1 + n));
     }
     // Within a message, a READ is repeated with the PSN that it had; of the first one's beginning there is none.
-    let message =
-        a.request(Opcode::RC_WRITE_FIRST, a.psn, |repr| repr.extended.reth = reth(2048), &[0; 1024]);
+    let message = first_of_two(&a);
     assert_eq!(
         opcode(&net.up(&message)[0].0),
         Opcode::RC_ACKNOWLEDGE,
@@ -273,13 +273,49 @@ fn message_behind_a_repeated_read_is_asked_for_first() {
     a.psn += 2;
     let again = psn(&net.up(&read(&a, first, 0x8000_0000, 64))[0].0);
     assert_eq!(net.down(&only(&a, again, 64)).len(), 1);
-    let message =
-        a.request(Opcode::RC_WRITE_FIRST, a.psn, |repr| repr.extended.reth = reth(2048), &[0; 1024]);
+    let message = first_of_two(&a);
     let sent = net.up(&message);
     assert_eq!((sent.len(), dest(&sent[0].0), psn(&sent[0].0)), (1, a.qpn, a.psn), "a NAK for the message");
     // The client has no response to the second one: no message has begun, and the READ is a new request.
     let sent = net.up(&read(&a, second, 0x8000_0000, 64));
     assert_eq!((sent.len(), psn(&sent[0].0)), (1, again + 1));
+}
+
+/// The first of two packets of a WRITE
+fn first_of_two(end: &End) -> Vec<u8> {
+    end.request(Opcode::RC_WRITE_FIRST, end.psn, |repr| repr.extended.reth = reth(2048), &[0; 1024])
+}
+
+/// Sends a READ of the owner `a` of the lane, and its response; then a CAS that is not decided. Returns where the first packet of
+/// a message of the owner goes then.
+fn message_behind(is_owners: bool) -> u32 {
+    let (mut net, mut a, mut b) = two(|_| {});
+    let owner = a;
+    assert_eq!(net.up(&read(&a, a.psn, 0x8000_0000, 64)).len(), 1);
+    assert_eq!(net.down(&only(&a, a.psn, 64)).len(), 1);
+    a.psn += 1;
+    // One that is decided is a WRITE to the server.
+    locked(&mut net, &mut b, &owner, 0, 5);
+    let client = if is_owners { &mut a } else { &mut b };
+    let sent = net.up(&client.cas(client.psn, TABLE + 8, 1, 1));
+    client.psn += 1;
+    assert_eq!((opcode(&sent[0].0), dest(&sent[0].0)), (Opcode::RC_COMPARE_SWAP, owner.server_qpn));
+    net.down(&owner.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
+    let sent = net.up(&first_of_two(&a));
+    assert_eq!(sent.len(), 1);
+    dest(&sent[0].0)
+}
+
+/// The server keeps another client's atomic instead of the READ, to which the owner may not have the response.
+#[test]
+fn message_behind_anothers_atomic_is_asked_for_first() {
+    assert_eq!(message_behind(false), end(1).qpn);
+}
+
+/// A client does no more READs and atomics at once than the server keeps, and WRITEs are not kept.
+#[test]
+fn message_behind_the_owners_atomic_and_anothers_writes_begins_at_once() {
+    assert_eq!(message_behind(true), end(1).server_qpn);
 }
 
 fn reth(len: u32) -> Reth {

@@ -185,25 +185,124 @@ fn a_receiver_takes_packets_until_its_window_or_its_buffer_is_full() {
     }
 }
 
-/// A sender whose window is small because of what others sent hears of room once half of the buffer is free.
+/// A packet of process 0, without data, that is the first of its run, or the last
+fn part(psn: u32, time: Timestamp, is_first: bool, is_last: bool) -> Vec<u8> {
+    let mut header = OnePipe::new(OnePipeOpcode::DATA, time, Psn::new(psn));
+    header.set_first(is_first);
+    header.set_timestamp_follows(!is_last);
+    frame(peer(false, 0), peer(false, 1), &header, &[])
+}
+
+/// A receiver whose buffer has room for 15 packets. Its sender began anew nine times while a packet waited behind a gap: nothing is
+/// kept of those but ten marks. With it: its time, a timestamp behind those packets', and a PSN for the next life
+fn receiver_of_ten_lives() -> (Process, Nanos, Timestamp, u32) {
+    let mut config = config(1, 2, false);
+    // What is over is more than 15.
+    config.receive_buffer = 15 * PACKET_COST + 40;
+    let clock = config.clock.add(20_000);
+    let now = Nanos::from_micros(20);
+    let mut process = Process::new(config).unwrap();
+    process.on_timer(now);
+    for life in 0..10u32 {
+        let (psn, time) = (10_000 * life, clock.add(life.into()));
+        assert_eq!(process.on_frame(&part(psn, time, true, false), now), Ok(()));
+        assert_eq!(process.on_frame(&part(psn + 2, time, false, true), now), Ok(()));
+        assert_eq!(process.buffered().1, 2 * PACKET_COST);
+    }
+    assert_eq!(process.counters().restarts.get(), 9);
+    (process, now, clock.add(100), 100_000)
+}
+
 #[test]
-fn a_sender_hears_of_room_once_half_of_the_buffer_is_free() {
+fn a_sender_that_begins_anew_again_and_again_fills_no_more_than_the_buffer() {
+    let (mut process, now, clock, first) = receiver_of_ten_lives();
+    for psn in first..first + 5 {
+        assert_eq!(process.on_frame(&message(psn, clock), now), Ok(()));
+    }
+    assert_eq!(process.on_frame(&message(first + 5, clock), now), Err(Refusal::NoRoom));
+    // There is room again when the barrier has passed them.
+    process.on_frame(&beacon(false, 1, Some(clock), now), now).unwrap();
+    let now = now + Nanos::from_micros(1);
+    process.on_timer(now);
+    assert_eq!(process.on_frame(&message(first + 6, clock), now), Ok(()));
+}
+
+/// One packet may complete several runs, which are more than there is room for.
+#[test]
+fn runs_that_one_packet_completes_are_taken_and_nothing_after_them() {
+    let (mut process, now, clock, first) = receiver_of_ten_lives();
+    assert_eq!(process.on_frame(&message(first, clock), now), Ok(()));
+    for (behind, is_first) in [(2, false), (3, true), (4, false), (1, true)] {
+        let packet = part(first + behind, clock, is_first, !is_first);
+        assert_eq!(process.on_frame(&packet, now), Ok(()));
+    }
+    assert_eq!(process.on_frame(&message(first + 5, clock), now), Err(Refusal::NoRoom));
+    process.on_frame(&beacon(false, 1, Some(clock.add(1)), now), now).unwrap();
+    let now = now + Nanos::from_micros(1);
+    process.on_timer(now);
+    assert_eq!(core::iter::from_fn(|| process.unreliable_recv()).count(), 3);
+}
+
+#[test]
+fn answers_that_wait_are_bounded() {
+    let sent = |process: &mut Process, now| {
+        let mut frame = Vec::new();
+        while process.poll_transmit(now, &mut frame) {}
+        (process.counters().naks_sent.get(), process.counters().acks_sent.get())
+    };
+    let (mut process, now, clock) = receiver();
+    process.on_frame(&beacon(false, 1, Some(clock.add(10)), now), now).unwrap();
+    for psn in 0..=ANSWERS as u32 {
+        assert_eq!(process.on_frame(&message(psn, clock), now), Err(Refusal::Late));
+    }
+    assert_eq!((sent(&mut process, now).0, process.counters().naks_lost.get()), (ANSWERS as u64, 1));
+    // ACKs are written down before what they say is forgotten; one more says the latest.
+    let (mut process, now, clock) = receiver();
+    let repeated = message(0, clock);
+    assert_eq!(process.on_frame(&repeated, now), Ok(()));
+    for _ in 0..200 * ANSWERS {
+        assert_eq!(process.on_frame(&repeated, now), Err(Refusal::Duplicate));
+    }
+    assert_eq!(sent(&mut process, now), (0, ANSWERS as u64 + 1));
+}
+
+#[test]
+fn half_a_message_is_kept_for_ten_thousand_time_outs() {
+    let mut config = config(1, 2, false);
+    config.timeout = Nanos::from_micros(20);
+    let clock = config.clock.add(20_000);
+    let interval = config.beacon_interval;
+    let now = Nanos::from_micros(20);
+    let mut process = Process::new(config).unwrap();
+    process.on_timer(now);
+    assert_eq!(process.on_frame(&part(0, clock, true, false), now), Ok(()));
+    let last = now + Nanos::from_millis(200);
+    process.on_timer(last);
+    assert_eq!(process.buffered().1, PACKET_COST);
+    // Each peer has its turn to be looked at.
+    (1..=2).for_each(|n| process.on_timer(last + Nanos(n * interval.0)));
+    assert_eq!((process.buffered().1, process.counters().refused(Refusal::Incomplete)), (0, 1));
+}
+
+/// Process 1, with a window for each sender and a buffer of 4,000 bytes, takes so many messages of 500 bytes of processes 0 and 2.
+/// Returns the room that process 2 hears of then, and with each message that is taken away.
+fn rooms(window: u32, [of_0, of_2]: [u32; 2]) -> Vec<Option<u32>> {
     const BUFFER: usize = 4000;
     const COST: usize = 500;
     let mut config = config(1, 3, false);
-    (config.receive_window, config.receive_buffer, config.initial_window) = (BUFFER as u32, BUFFER, 400);
+    (config.receive_window, config.receive_buffer, config.initial_window) = (window, BUFFER, 400);
     config.ack_every = 1;
     let clock = config.clock.add(20_000);
     let now = Nanos::from_micros(20);
     let mut process = Process::new(config).unwrap();
     process.on_timer(now);
-    let send = |process: &mut Process, from: u8, psn: u32| {
+    for (from, psn) in (0..of_0).map(|psn| (0, psn)).chain((0..of_2).map(|psn| (2, psn))) {
         let mut header = OnePipe::new(OnePipeOpcode::DATA, clock, Psn::new(psn));
         header.set_first(true);
         header.set_end_of_message(true);
         let message = frame(peer(false, from), peer(false, 1), &header, &[0; COST - PACKET_COST]);
         assert_eq!(process.on_frame(&message, now), Ok(()));
-    };
+    }
     // Returns the room that process 2 hears of, if it does.
     let told = |process: &mut Process| {
         let (mut frame, mut room) = (Vec::new(), None);
@@ -216,20 +315,30 @@ fn a_sender_hears_of_room_once_half_of_the_buffer_is_free() {
         }
         room
     };
-    for psn in 0..6 {
-        send(&mut process, 0, psn);
-    }
-    send(&mut process, 2, 0);
-    assert_eq!(told(&mut process), Some(500));
-    process.on_frame(&beacon(false, 1, Some(clock.add(1)), now), now).unwrap();
+    let mut rooms = vec![told(&mut process)];
     let now_past = now + Nanos(10);
     process.on_frame(&beacon(false, 1, Some(clock.add(2)), now_past), now_past).unwrap();
     assert_eq!(told(&mut process), None);
-    let heard: Vec<_> = (0..4)
-        .map(|_| {
-            assert_eq!(process.unreliable_recv().unwrap().src, ProcessId(0));
-            told(&mut process)
-        })
-        .collect();
-    assert_eq!(heard, [None, None, Some(2000), None]);
+    while process.unreliable_recv().is_some() {
+        rooms.push(told(&mut process));
+    }
+    rooms
+}
+
+/// A sender whose window is small because of what others sent hears of room once half of the buffer is free.
+#[test]
+fn a_sender_hears_of_room_once_half_of_the_buffer_is_free() {
+    let heard = rooms(4000, [6, 1]);
+    assert_eq!(heard[..5], [Some(500), None, None, Some(2000), None]);
+}
+
+#[test]
+fn a_sender_with_a_quarter_of_the_buffer_hears_of_no_more() {
+    assert_eq!(rooms(4000, [5, 1]), [Some(1000), None, None, None, None, None, None]);
+}
+
+/// Of those of process 0 there is one message, which leaves as much room as the sender's own.
+#[test]
+fn a_sender_whose_own_messages_take_its_window_hears_of_room_once_half_of_that_is_free() {
+    assert_eq!(rooms(3500, [1, 6]), [Some(500), None, None, None, Some(2000), None, None, None]);
 }

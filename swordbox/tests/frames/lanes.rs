@@ -1,0 +1,155 @@
+//! What the server gets on a lane, and what clients get back.
+
+use super::net::*;
+use rocev2::aeth::{Credit, NakCode, Syndrome};
+use rocev2::reth::Reth;
+use rocev2::{Opcode, Packet};
+use switch::{Function, Nanos};
+
+const ACK: Syndrome = Syndrome::Ack(Credit(0x1f));
+
+/// The same frame with a VLAN tag
+fn tagged(mut frame: Vec<u8>) -> Vec<u8> {
+    frame.splice(12..12, [0x81, 0x00, 0x00, 0x05]);
+    frame
+}
+
+/// The client's frames have no VLAN tag. Those of the lane's owner may have one, which makes a WRITE of one byte as long as the
+/// client's, whose padding has three bytes.
+#[test]
+fn a_write_on_a_lane_has_its_bytes_behind_the_headers_of_the_lane() {
+    for tags in [0, 1] {
+        let (mut net, mut a, mut b) = two(|_| {});
+        let frame = a.write(a.psn, 0x8000_0000, &[0; 8]);
+        assert_eq!(net.up(&if tags == 1 { tagged(frame) } else { frame }).len(), 1);
+        net.down(&a.ack(a.psn));
+        a.psn += 1;
+        for len in 1..=64 {
+            let bytes: Vec<_> = (1..=len).collect();
+            let sent = net.up(&b.write(b.psn, TABLE, &bytes));
+            let packet = Packet::parse(&sent[0].0).unwrap();
+            assert_eq!((dest(&sent[0].0), packet.tags().len()), (a.server_qpn, tags), "{len} bytes");
+            assert_eq!((packet.payload(), packet.verify_icrc()), (&bytes[..], true), "{tags} tags");
+            assert_eq!(packet.reth().unwrap().len.get(), len.into());
+            assert_eq!(net.down(&a.ack(psn(&sent[0].0))).len(), 1);
+            b.psn += 1;
+        }
+    }
+}
+
+#[test]
+fn a_request_on_a_lane_keeps_its_solicited_event_bit() {
+    for solicited in [false, true] {
+        let (mut net, a, b) = two(|_| {});
+        let reth = Reth { va: TABLE.into(), rkey: KEY.into(), len: 8.into() };
+        let request = b.request(
+            Opcode::RC_WRITE_ONLY,
+            b.psn,
+            |repr| {
+                repr.bth.set_solicited(solicited);
+                repr.extended.reth = reth;
+            },
+            &[1; 8],
+        );
+        let sent = net.up(&request);
+        assert_eq!(dest(&sent[0].0), a.server_qpn);
+        assert_eq!(Packet::parse(&sent[0].0).unwrap().bth().solicited(), solicited);
+    }
+}
+
+#[test]
+fn a_write_on_a_lane_is_acknowledged_if_its_client_asks_for_that() {
+    for ack_req in [false, true] {
+        let (mut net, a, b) = two(|_| {});
+        let reth = Reth { va: TABLE.into(), rkey: KEY.into(), len: 8.into() };
+        let request = b.request(
+            Opcode::RC_WRITE_ONLY,
+            b.psn,
+            |repr| {
+                repr.bth.set_ack_req(ack_req);
+                repr.extended.reth = reth;
+            },
+            &[1; 8],
+        );
+        let sent = net.up(&request);
+        assert_eq!(dest(&sent[0].0), a.server_qpn);
+        let answers = net.down(&a.ack(psn(&sent[0].0)));
+        let acks: Vec<_> = answers.iter().map(|(ack, _)| (opcode(ack), dest(ack), psn(ack))).collect();
+        let expected = (Opcode::RC_ACKNOWLEDGE, b.qpn, b.psn);
+        assert_eq!(acks, if ack_req { vec![expected] } else { vec![] });
+    }
+}
+
+/// A WRITE, an atomic that is decided, and one that is not, under way on the lane of the first client
+fn three_under_way() -> (Net, End, End, Frames) {
+    let (mut net, a, b) = two(|_| {});
+    let requests =
+        [a.write(a.psn, TABLE + 8, b"abcde"), b.cas(b.psn, TABLE, 0, 5), b.cas(b.psn + 1, TABLE + 16, 1, 2)];
+    let sent: Frames = requests.iter().flat_map(|request| net.up(request)).collect();
+    let opcodes: Vec<_> = sent.iter().map(|(sent, _)| opcode(sent)).collect();
+    assert_eq!(opcodes, [Opcode::RC_WRITE_ONLY, Opcode::RC_WRITE_ONLY, Opcode::RC_COMPARE_SWAP]);
+    (net, a, b, sent)
+}
+
+#[test]
+fn what_the_server_does_not_acknowledge_is_sent_again_as_it_was() {
+    let (mut net, _, _, sent) = three_under_way();
+    let again = net.pass(Nanos::from_millis(1));
+    assert!(again.len() >= 3 && again.chunks(3).all(|round| round == sent), "{} frames", again.len());
+}
+
+#[test]
+fn what_the_server_misses_is_sent_again_at_once() {
+    let (mut net, a, b, sent) = three_under_way();
+    let second = psn(&sent[1].0);
+    let frames = net.down(&a.answer(second, Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR), None));
+    let (again, told): (Frames, Frames) = frames.into_iter().partition(|(_, port)| *port == SERVERS);
+    assert_eq!(again, sent[1..]);
+    assert_eq!((told.len(), dest(&told[0].0), psn(&told[0].0)), (1, a.qpn, a.psn), "the first one is done");
+    assert_eq!(net.down(&a.ack(second)).len(), 1);
+    let answers = net.down(&a.answer(second + 1, ACK, Some(1)));
+    assert_eq!((answers.len(), dest(&answers[0].0), psn(&answers[0].0)), (1, b.qpn, b.psn + 1));
+}
+
+/// Returns the time between the next two looks at what is under way.
+fn between_timers(net: &mut Net) -> Nanos {
+    let at = net.swordbox.next_timer().unwrap();
+    net.pass(at.since(net.now));
+    net.swordbox.next_timer().unwrap().since(at)
+}
+
+/// Its timers cost a worker time.
+#[test]
+fn a_switch_wakes_up_as_rarely_as_before_when_all_is_done() {
+    let (mut net, a, b) = two(|_| {});
+    let before = between_timers(&mut net);
+    let sent = net.up(&b.cas(b.psn, TABLE, 0, 5));
+    assert!(between_timers(&mut net) < before, "it may have to be sent again");
+    net.down(&a.ack(psn(&sent[0].0)));
+    between_timers(&mut net);
+    assert_eq!(between_timers(&mut net), before);
+}
+
+/// The server takes one atomic at a time. One client waits for that, and then another that has WRITEs under way.
+#[test]
+fn a_client_does_not_overtake_others_while_it_has_operations_under_way() {
+    let (mut net, a, b) = two(|config| config.servers[0].rd_atomic = 1);
+    let mut c = end(3);
+    net.connect(&mut c);
+    let word = TABLE + 512;
+    let sent: Frames = [
+        b.write(b.psn, TABLE, &[1; 8]),
+        a.cas(a.psn, word, 1, 1),
+        b.write(b.psn + 1, TABLE, &[2; 8]),
+        c.cas(c.psn, word, 3, 3),
+        b.cas(b.psn + 2, word, 2, 2),
+    ]
+    .iter()
+    .flat_map(|request| net.up(request))
+    .collect();
+    assert_eq!(sent.len(), 3);
+    let frames = net.down(&a.answer(psn(&sent[1].0), ACK, Some(0)));
+    let sent: Vec<_> = frames.iter().filter(|(_, port)| *port == SERVERS).collect();
+    let compare = Packet::parse(&sent[0].0).unwrap().atomic().unwrap().compare.get();
+    assert_eq!((sent.len(), compare), (1, 3));
+}
