@@ -34,12 +34,14 @@ fn bridge(config: &Config) -> Cluster {
     })
 }
 
-fn run(config: &Config, prepare: impl FnOnce(&mut Cluster)) -> Totals {
+/// Runs a seed. Returns what its clients did, and how many packets the first server refused as it knows no such queue pair of
+/// their sender: forged ones.
+fn run(config: &Config, prepare: impl FnOnce(&mut Cluster)) -> (Totals, u64) {
     let mut net = bridge(config);
     drift(&mut net);
     prepare(&mut net);
     net.run(LIMIT).unwrap_or_else(|wrong| panic!("seed {}: {wrong}\n{config:?}", config.seed));
-    net.totals()
+    (net.totals(), net.server_counters(0).no_qp)
 }
 
 #[test]
@@ -59,7 +61,7 @@ fn a_seed_is_a_run() {
 
 #[test]
 fn contended_words_and_locks() {
-    let totals = run(&Config { operations: 200, sections: 20, depth: 3, ..Config::default() }, |_| {});
+    let (totals, _) = run(&Config { operations: 200, sections: 20, depth: 3, ..Config::default() }, |_| {});
     assert_eq!((totals.broken, totals.unknown), (0, 0));
     for (verb, count) in Verb::ALL.into_iter().zip(totals.operations) {
         assert!(count > 10, "{verb:?}: {count}");
@@ -85,16 +87,20 @@ fn a_switch_of_their_own_for_each_side() {
 
 #[test]
 fn bad_wires() {
-    let mut all = Totals::default();
+    let (mut all, mut forged) = (Totals::default(), 0);
     for seed in environment::seeds(120) {
         let (config, _) = drawn(seed, FORGETFUL);
-        let totals = run(&config, |_| {});
+        let (totals, refused) = run(&config, |_| {});
+        forged += refused;
         assert_eq!((totals.broken, totals.unknown), (0, 0), "seed {seed}");
         all.add(&totals);
     }
-    println!("{all:?}");
+    println!("{all:?}, {forged} forged");
     // A single seed, run again, need not have all of it.
-    assert!(!environment::are_default() || all.swapped.min(all.sections) > 1000, "{all:?}");
+    assert!(
+        !environment::are_default() || all.swapped.min(all.sections) > 1000 && forged > 200,
+        "{all:?}, {forged} forged"
+    );
 }
 
 #[test]
@@ -103,7 +109,7 @@ fn crashes() {
     for seed in environment::seeds(80) {
         let (config, mut chance) = drawn(seed, FORGETFUL);
         let config = may_fail(&config, &mut chance);
-        all.add(&run(&config, |net| disturb(net, &mut chance)));
+        all.add(&run(&config, |net| disturb(net, &mut chance)).0);
     }
     println!("{all:?}");
     assert!(!environment::are_default() || all.broken.min(all.unknown) > 500, "{all:?}");

@@ -351,6 +351,15 @@ impl Cluster {
         (0..self.servers.len()).filter(|server| !self.world.is_down(self.servers[*server]))
     }
 
+    fn stranger(&self) -> Option<&Stranger> {
+        self.stranger.map(|node| &self.world.node::<Host<Stranger>>(node).app)
+    }
+
+    /// Returns how many requests the host that is no server has sent.
+    pub fn asked_by_stranger(&self) -> u64 {
+        self.stranger().map_or(0, |stranger| stranger.asked)
+    }
+
     /// Live servers that have not applied any value that was proposed after `mark`
     pub fn lagging(&self, mark: &Mark) -> Vec<usize> {
         let first = lock(&self.truth).first_since(mark);
@@ -387,7 +396,7 @@ impl Cluster {
         if let Some(wrong) = &self.wrong {
             return Err(wrong.clone());
         }
-        let granted = self.stranger.map_or(0, |node| self.world.node::<Host<Stranger>>(node).app.granted);
+        let granted = self.stranger().map_or(0, |stranger| stranger.granted);
         if granted > 0 {
             return Err(format!("a host that is no server was given {granted} connections"));
         }

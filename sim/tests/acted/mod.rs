@@ -15,6 +15,11 @@ impl Acted {
         }
     }
 
+    /// Adds packets that a host refused, as they name a queue pair that is not there or not their sender's: forged ones.
+    pub(crate) fn add_forged(&mut self, host: &rnic::Counters) {
+        *self.0.entry("forged").or_default() += host.no_qp;
+    }
+
     /// Returns the counters that have not reached what they have to reach.
     pub(crate) fn idle<'a>(&self, least: &[(&'a str, u64)]) -> Vec<&'a str> {
         let count = |name| self.0.get(name).copied().unwrap_or(0);

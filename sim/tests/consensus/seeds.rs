@@ -304,16 +304,18 @@ fn a_group_that_faults_kept_from_beginning_begins_when_all_servers_run() {
 }
 
 fn logs_agree(part: u64) {
-    let (mut entries, mut installed) = (0, 0);
+    let (mut entries, mut installed, mut asked) = (0, 0, 0);
     for seed in seeds(part) {
         for net in [run(seed, |_| {}), changes(seed, |_| {})] {
             let net = net.unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
             entries += net.entries();
             installed += net.apps().map(Proposer::installed).sum::<u64>();
+            asked += net.asked_by_stranger();
         }
     }
-    let enough = entries > 100 && installed > 10;
-    assert!(enough || !environment::are_default(), "{entries} entries, {installed} snapshots");
+    let enough = entries > 100 && installed > 10 && asked > 500;
+    println!("{entries} entries, {installed} snapshots, a stranger asked {asked} times");
+    assert!(enough || !environment::are_default());
 }
 
 #[cfg(feature = "canary")]
