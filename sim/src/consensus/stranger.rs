@@ -71,6 +71,14 @@ impl Stranger {
         hello
     }
 
+    /// Changes the version that private data names, behind two bytes of magic, in one request of eight.
+    fn of_another_version(&mut self, mut private_data: Vec<u8>) -> Vec<u8> {
+        if let Some(version) = private_data.get_mut(2).filter(|_| self.chance.below(8) == 0) {
+            *version = version.wrapping_add(self.chance.between(1, 255) as u8);
+        }
+        private_data
+    }
+
     fn ask(&mut self, nic: &mut Rnic, now: Nanos) {
         let Some((pd, cq)) = self.resources else { return };
         let victim = self.chance.below(self.servers.len() as u64);
@@ -92,6 +100,7 @@ impl Stranger {
             }
             _ => self.hello(victim),
         };
+        let private_data = self.of_another_version(private_data);
         let init = QpInit {
             transport: Transport::Rc,
             pd,

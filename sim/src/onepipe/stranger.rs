@@ -53,6 +53,9 @@ impl Lying {
         let near = super::CLOCK.nanos() + now.0 + self.chance.below(200_000);
         let time = if self.chance.below(2) == 0 { near - 100_000 } else { self.chance.bits() };
         let mut header = OnePipe::new(opcode, Timestamp::new(time), Psn::new(self.chance.bits() as u32));
+        if self.chance.below(16) == 0 {
+            header.version = self.chance.bits() as u8;
+        }
         header.set_commit((self.chance.below(2) == 0).then(|| Timestamp::new(time)));
         header.set_nothing_follows(self.chance.below(4) == 0);
         header.set_first(self.chance.below(4) != 0);
