@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help run build demo-p4ce demo-swordbox demo-onepipe test lint fresh e2e soak mutants bench report instructions fuzz doctor clean
+.PHONY: help run build demo-p4ce demo-swordbox demo-onepipe test lint fresh e2e soak mutants bench report check-report instructions fuzz doctor clean
 
 CARGO ?= cargo
 PROGRAM := target/release/understudy
@@ -73,6 +73,10 @@ bench: build ## forwarding and replicating against dpdk-testpmd; the costs of pa
 
 report: build ## the four papers' figures and tables (simulated) and one page about them, results/report.html; some minutes (QUICK=1: half of that)
 	$(PROGRAM) bench paper $(if $(QUICK),--quick)
+
+check-report: build ## run the quick report, and compare the checks that do not hold with tests/report.txt; RENEW=1 writes that
+	$(PROGRAM) bench paper --quick --fresh --results target/report
+	scripts/check_report.py target/report/report.json $(if $(RENEW),--renew)
 
 mutants: ## change the code in ways that tests have to notice (tests/mutants.toml), one at a time; half an hour (ONLY=rnic: some; FILE=p4ce/src/gather.rs: every change of a file)
 	@scripts/deps.sh build test $(if $(FILE),mutants)
