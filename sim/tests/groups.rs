@@ -67,6 +67,8 @@ const PATIENCE: Nanos = Nanos::from_secs(5);
 /// The most by which a frame is late
 const LATE: Nanos = Nanos::from_millis(4);
 
+/// Of so many groups of the hostile host, the first is asked for in another version of the protocol.
+const OTHER_VERSIONS: u32 = 4;
 /// Requests that a leader may make in a second, and groups that it may have
 const PER_LEADER: usize = 4;
 
@@ -184,7 +186,8 @@ impl Net {
             .map(|n| {
                 let is_hostile = setup.hostile > 0 && n == 100 + leaders;
                 let count = if is_hostile { setup.hostile } else { groups.groups };
-                let groups = Groups { groups: count, ..groups.clone() };
+                let other_versions = if is_hostile { OTHER_VERSIONS } else { 0 };
+                let groups = Groups { groups: count, other_versions, ..groups.clone() };
                 let app = sim::groups::leader(&groups, seed, ip(v6, n), own, &addresses, &shared);
                 world.add(&format!("leader {n}"), Host::new(nic(n), app), Clock::default())
             })
@@ -296,11 +299,13 @@ impl Net {
         if let Some((_, outcome, revoked)) = sound.iter().find(|group| !may(group)) {
             return Err(format!("{outcome:?}, rights revoked: {revoked}"));
         }
-        let may_be_busy = |group: &&((IpAddr, Qpn), &Outcome, bool)| {
-            may(group) || *group.1 == Outcome::Refused(Some(Refusal::Busy))
-        };
-        if let Some((_, outcome, _)) = hostile.iter().find(|group| !may_be_busy(group)) {
-            return Err(format!("of the hostile host: {outcome:?}"));
+        for (number, group) in hostile.iter().enumerate() {
+            let is_other_version = number as u32 % OTHER_VERSIONS == 0;
+            let is_refused = is_other_version && *group.1 == Outcome::Refused(Some(Refusal::Request));
+            let is_busy = *group.1 == Outcome::Refused(Some(Refusal::Busy));
+            if !(is_refused || is_busy || !is_other_version && may(&group)) {
+                return Err(format!("group {number} of the hostile host: {:?}", group.1));
+            }
         }
         // The switch counts seconds by its own clock.
         let seconds = self.world.clock(self.switch).since(sim::EPOCH).0 as usize / 1_000_000_000 + 1;

@@ -170,7 +170,11 @@ impl LeaderApp {
         };
         // More than a request can hold are named by the number of a list.
         let listed = request(Replicas::Listed(self.replicas.clone())).to_bytes();
-        let private_data = listed.or_else(|_| request(Replicas::Configured(LIST)).to_bytes()).ok()?;
+        let mut private_data = listed.or_else(|_| request(Replicas::Configured(LIST)).to_bytes()).ok()?;
+        if (number as u32).checked_rem(self.groups.other_versions) == Some(0) {
+            // Behind two bytes of magic
+            private_data[2] += 1;
+        }
         let param = ConnParam {
             private_data,
             src_port: number as u16,

@@ -54,6 +54,8 @@ pub struct Groups {
     pub receives: u32,
     /// Of so many operations, one is a SEND or a WRITE with immediate; 0 for none
     pub messages: u32,
+    /// Of so many groups, the first is asked for in another version of the protocol; 0 for none
+    pub other_versions: u32,
 }
 
 impl Default for Groups {
@@ -70,6 +72,7 @@ impl Default for Groups {
             outvote: false,
             receives: 16,
             messages: 4,
+            other_versions: 0,
         }
     }
 }

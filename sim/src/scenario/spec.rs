@@ -238,6 +238,7 @@ impl GroupsSpec {
             outvote: self.outvote.is_true(),
             receives: self.receives.value() as u32,
             messages: self.messages.value() as u32,
+            ..Groups::default()
         }
     }
 }
