@@ -324,7 +324,9 @@ impl Check<'_> {
         if came.iter().flatten().any(may_be_late) {
             return Ok(Cause::Late);
         }
-        match (why, came.last().copied().flatten(), run.packets.last()) {
+        // The run is whole with the packet that arrives last, whichever was sent last.
+        let whole_with = came.into_iter().flatten().max_by_key(|came| came.at);
+        match (why, whole_with, run.packets.last()) {
             (Failure::NoAnswer, Some(came), Some(&(_, sent_at))) => {
                 self.explain_silence(from, to, run, came, sent_at)
             }
