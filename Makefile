@@ -6,7 +6,9 @@ SHELL := /bin/bash
 .PHONY: help run build demo-p4ce demo-swordbox demo-onepipe test lint fresh e2e soak mutants bench report check-report instructions fuzz doctor clean
 
 CARGO ?= cargo
-PROGRAM := target/release/understudy
+# Where cargo builds
+BUILT := $(or $(CARGO_TARGET_DIR),target)
+PROGRAM := $(BUILT)/release/understudy
 AS_ROOT = $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
 help: ## this list
@@ -75,8 +77,8 @@ report: build ## the four papers' figures and tables (simulated) and one page ab
 	$(PROGRAM) bench paper $(if $(QUICK),--quick)
 
 check-report: build ## run the quick report, and compare the checks that do not hold with tests/report.txt; RENEW=1 writes that
-	$(PROGRAM) bench paper --quick --fresh --results target/report
-	scripts/check_report.py target/report/report.json $(if $(RENEW),--renew)
+	$(PROGRAM) bench paper --quick --fresh --results $(BUILT)/report
+	scripts/check_report.py $(BUILT)/report/report.json $(if $(RENEW),--renew)
 
 mutants: ## change the code in ways that tests have to notice (tests/mutants.toml), one at a time; half an hour (ONLY=rnic: some; FILE=p4ce/src/gather.rs: every change of a file)
 	@scripts/deps.sh build test $(if $(FILE),mutants)

@@ -21,6 +21,7 @@ import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+BUILT = ROOT / os.environ.get("CARGO_TARGET_DIR", "target")
 SWITCH_ID = 100
 SIZE = 64
 # Seconds between two lines of a server
@@ -514,7 +515,7 @@ class Demo:
 
 def main():
     parser = argparse.ArgumentParser(description="Consensus with and without the P4CE switch, on this machine.")
-    parser.add_argument("--understudy", default=ROOT / "target/release/understudy", help="the program")
+    parser.add_argument("--understudy", default=BUILT / "release/understudy", help="the program")
     parser.add_argument("--quick", action="store_true", help="shorter: 2 replicas only")
     parser.add_argument("--json", metavar="FILE", help="write what was found to this file, too")
     parser.add_argument("--keep", action="store_true", help="keep the configurations and logs")

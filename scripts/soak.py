@@ -16,6 +16,7 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+BUILT = ROOT / os.environ.get("CARGO_TARGET_DIR", "target")
 SEEDS = ROOT / "sim/tests/seeds.txt"
 # By test binary: the tests that take seeds, and how many seeds take some ten seconds on two CPUs
 SUITES = {
@@ -85,7 +86,7 @@ class Soak:
 
     def scenario(self, path):
         name = path.name
-        program = [ROOT / "target/release/understudy", "sim", path, "--from", str(self.options.first)]
+        program = [BUILT / "release/understudy", "sim", path, "--from", str(self.options.first)]
         limit = ["--seeds", str(self.options.seeds)] if self.options.seeds else ["--for", str(self.options.seconds)]
         began = time.monotonic()
         code, output = run([*program, *limit])
