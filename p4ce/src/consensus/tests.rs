@@ -1,0 +1,325 @@
+//! Servers whose NICs are joined by wires without delay: time passes between frames only where a test says so.
+
+use super::{Config, Decided, Layout, ProposeError, Server, SnapshotError, Standing};
+use core::net::IpAddr;
+use rnic::{Interface, Rnic};
+use rocev2::ethernet::MacAddr;
+use switch::Nanos;
+
+const HEARTBEAT: Nanos = Nanos::from_micros(100);
+
+struct Net {
+    now: Nanos,
+    nics: Vec<Rnic>,
+    servers: Vec<Server>,
+    config: Config,
+    /// Servers that no frame reaches or leaves
+    away: Vec<u8>,
+    /// What each server's application was told in this incarnation
+    told: Vec<Vec<Decided>>,
+    restarts: u64,
+}
+
+fn ip(server: u8) -> IpAddr {
+    [10, 0, 0, server + 1].into()
+}
+
+impl Net {
+    /// Servers that have not begun.
+    fn new(servers: u8, tune: impl FnOnce(&mut Config)) -> Self {
+        let mut config = Config {
+            id: 0,
+            servers: (0..servers).map(ip).collect(),
+            port: 7000,
+            layout: Layout::new(8, 48, 1000),
+            heartbeat: HEARTBEAT,
+            window: 4,
+            ack_timeout: 5,
+            retry_count: 6,
+            through: None,
+            incarnation: 0,
+            secret: None,
+            #[cfg(feature = "canary")]
+            bug: None,
+        };
+        tune(&mut config);
+        let mut net = Self {
+            now: Nanos::ZERO,
+            nics: Vec::new(),
+            servers: Vec::new(),
+            config,
+            away: Vec::new(),
+            told: Vec::new(),
+            restarts: 0,
+        };
+        for n in 0..servers {
+            let (nic, server) = net.start(n);
+            net.nics.push(nic);
+            net.servers.push(server);
+            net.told.push(Vec::new());
+        }
+        net
+    }
+
+    /// Three servers of which the first one leads, and all are members.
+    fn begun(tune: impl FnOnce(&mut Config)) -> Self {
+        let mut net = Self::new(3, tune);
+        net.beats(3);
+        assert_eq!(net.servers[0].bootstrap(), Ok(()));
+        net.beats(60);
+        assert!(net.servers[0].leads());
+        assert!(net.servers.iter().all(|server| server.standing() == Standing::Member));
+        net
+    }
+
+    /// Makes an incarnation of a server.
+    fn start(&mut self, n: u8) -> (Rnic, Server) {
+        self.restarts += 1;
+        let interface = Interface::new(MacAddr([2, 0, 0, 0, 1, n]), ip(n), 24);
+        let mut nic = Rnic::new(rnic::Config { seed: self.restarts, ..rnic::Config::new(interface) });
+        let mut server = Server::new(Config { id: n, incarnation: self.restarts, ..self.config.clone() });
+        server.start(&mut nic, self.now).unwrap();
+        (nic, server)
+    }
+
+    /// Restarts a server with empty memory.
+    fn restart(&mut self, n: u8) {
+        let at = usize::from(n);
+        (self.nics[at], self.servers[at]) = self.start(n);
+        self.told[at].clear();
+    }
+
+    fn run_server(&mut self, at: usize) {
+        self.servers[at].run(&mut self.nics[at], self.now);
+        while let Some(decided) = self.servers[at].poll_decided() {
+            self.told[at].push(decided);
+        }
+    }
+
+    /// Delivers one frame, if there is one.
+    fn deliver(&mut self) -> bool {
+        let mut frame = Vec::new();
+        let now = self.now;
+        let Some(from) = self.nics.iter_mut().position(|nic| nic.poll_transmit(now, &mut frame)) else {
+            return false;
+        };
+        let is_away = |at: usize| self.away.contains(&(at as u8));
+        let hears: Vec<_> =
+            (0..self.nics.len()).filter(|to| *to != from && !is_away(from) && !is_away(*to)).collect();
+        for to in hears {
+            self.nics[to].on_frame(&frame, now);
+            self.run_server(to);
+        }
+        self.run_server(from);
+        true
+    }
+
+    /// Delivers all frames; no time passes.
+    fn deliver_all(&mut self) {
+        while self.deliver() {}
+    }
+
+    fn run(&mut self, span: Nanos) {
+        let end = self.now + span;
+        loop {
+            self.deliver_all();
+            let nics = self.nics.iter().filter_map(Rnic::next_timer);
+            let next = nics.chain(self.servers.iter().map(Server::next_timer)).min().unwrap_or(end);
+            if next > end {
+                break;
+            }
+            self.now = self.now.max(next);
+            for at in 0..self.nics.len() {
+                self.nics[at].on_timer(self.now);
+                self.run_server(at);
+            }
+        }
+        self.now = end;
+    }
+
+    /// Lets so many heartbeats pass.
+    fn beats(&mut self, count: u64) {
+        self.run(Nanos(HEARTBEAT.0 * count));
+    }
+
+    fn propose(&mut self, server: usize, value: &[u8]) -> Result<u64, ProposeError> {
+        self.servers[server].propose(&mut self.nics[server], value)
+    }
+
+    /// Proposes values of so many bytes at the first server, one when the other is decided.
+    fn decide(&mut self, count: u8, len: usize) {
+        for n in 0..count {
+            self.propose(0, &vec![n; len]).unwrap();
+            self.deliver_all();
+        }
+    }
+
+    fn give_snapshot(&mut self, state: &[u8]) -> Result<(), SnapshotError> {
+        self.servers[0].give_snapshot(&mut self.nics[0], state, self.now)
+    }
+}
+
+#[test]
+fn all_servers_are_told_the_same() {
+    let mut net = Net::begun(|_| {});
+    net.decide(5, 48);
+    net.beats(2);
+    let expected: Vec<_> = (0..5).map(|n| Decided::Entry { index: n.into(), value: vec![n; 48] }).collect();
+    assert_eq!(net.told, vec![expected; 3]);
+}
+
+#[test]
+fn an_entry_says_what_was_decided_before_it() {
+    // Of one packet, and of three
+    for len in [48, 2500] {
+        let mut net = Net::begun(|config| config.layout = Layout::new(32, len, 1000));
+        net.decide(20, len);
+        // No heartbeat has passed.
+        assert_eq!([net.told[1].len(), net.told[2].len()], [19, 19], "{len} bytes");
+    }
+}
+
+#[test]
+fn no_more_values_are_under_way_than_the_window_allows() {
+    let mut net = Net::begun(|config| config.window = 3);
+    for round in 0..3 {
+        for n in 0..3 {
+            assert_eq!(net.propose(0, b"a value"), Ok(3 * round + n));
+        }
+        assert_eq!(net.propose(0, b"a value"), Err(ProposeError::Busy));
+        net.beats(2);
+    }
+}
+
+#[test]
+fn a_value_is_as_long_as_an_entry_can_be() {
+    let mut net = Net::begun(|_| {});
+    assert_eq!(net.propose(0, &[1; 49]), Err(ProposeError::TooLong));
+    assert_eq!(net.propose(0, &[1; 48]), Ok(0));
+    assert_eq!(net.propose(1, &[1; 48]), Err(ProposeError::NotLeader));
+}
+
+#[test]
+fn no_entry_is_written_over_that_a_follower_has_not_taken() {
+    let mut net = Net::begun(|config| config.window = 100);
+    for round in 0..3 {
+        for n in 0..8 {
+            assert_eq!(net.propose(0, &[n]), Ok(8 * round + u64::from(n)));
+        }
+        assert_eq!(net.propose(0, b"a value"), Err(ProposeError::Busy));
+        // It is held, and decided, and a heartbeat has to say that it was taken.
+        net.deliver_all();
+        assert_eq!(net.servers[0].decided(), 8 * round + 8);
+        assert_eq!(net.propose(0, b"a value"), Err(ProposeError::Busy));
+        net.beats(3);
+    }
+}
+
+#[test]
+fn a_leader_that_a_majority_does_not_follow_takes_no_values_and_gives_up() {
+    let mut net = Net::begun(|_| {});
+    net.away = vec![1, 2];
+    net.beats(14);
+    assert!(net.servers[0].leads(), "it waits for them");
+    assert_eq!(net.propose(0, b"a value"), Err(ProposeError::Busy));
+    net.beats(10);
+    assert_eq!(net.propose(0, b"a value"), Err(ProposeError::NotLeader));
+    net.away = vec![2];
+    net.beats(150);
+    assert_eq!(net.propose(0, b"a value"), Ok(0));
+}
+
+#[test]
+fn a_server_that_lacks_entries_gets_them_when_it_is_back() {
+    let mut net = Net::begun(|_| {});
+    net.away = vec![2];
+    net.beats(20);
+    net.decide(5, 40);
+    assert_eq!((net.told[1].len(), net.told[2].len()), (4, 0));
+    net.away.clear();
+    net.beats(40);
+    assert_eq!(net.told[2], net.told[0]);
+}
+
+/// One server of three has not taken what the log holds no more: it needs a snapshot.
+fn one_lacks_a_snapshot(tune: impl FnOnce(&mut Config)) -> Net {
+    let mut net = Net::begun(tune);
+    assert_eq!(net.give_snapshot(b"state"), Err(SnapshotError::NotWanted));
+    net.away = vec![2];
+    net.beats(20);
+    for _ in 0..3 {
+        net.decide(5, 40);
+        net.beats(3);
+    }
+    assert!(!net.servers[0].wants_snapshot());
+    net.away.clear();
+    net.beats(40);
+    assert!(net.servers[0].wants_snapshot() && !net.servers[1].wants_snapshot());
+    net
+}
+
+#[test]
+fn a_snapshot_stands_for_the_entries_that_a_log_does_not_hold() {
+    let mut net = one_lacks_a_snapshot(|_| {});
+    let state: Vec<u8> = (0..1000).map(|at| (at % 251) as u8).collect();
+    assert_eq!(net.give_snapshot(&[0; 1001]), Err(SnapshotError::TooLong));
+    assert_eq!(net.give_snapshot(&state), Ok(()));
+    assert!(!net.servers[0].wants_snapshot());
+    net.beats(3);
+    assert_eq!(net.told[2], [Decided::Snapshot { next: 15, state }]);
+    net.decide(5, 40);
+    net.beats(3);
+    assert_eq!(net.told[2][1..], net.told[0][15..]);
+}
+
+#[test]
+fn a_snapshot_of_less_than_the_log_still_holds_is_too_old() {
+    let mut net = one_lacks_a_snapshot(|_| {});
+    // The application has not taken any entry yet: the first ones have left the log.
+    let taken = core::mem::replace(&mut net.servers[0].taken, 6);
+    assert_eq!(net.give_snapshot(b"state"), Err(SnapshotError::TooOld));
+    assert!(net.servers[0].wants_snapshot(), "of what was decided since");
+    net.servers[0].taken = taken - 8;
+    assert_eq!(net.give_snapshot(b"state"), Ok(()));
+    net.beats(3);
+    assert_eq!(net.told[2].len(), 9);
+    assert_eq!(net.told[2][1..], net.told[0][7..]);
+}
+
+#[test]
+fn a_snapshot_makes_a_server_that_forgot_everything_a_member_too() {
+    let mut net = one_lacks_a_snapshot(|_| {});
+    assert_eq!(net.give_snapshot(b"state"), Ok(()));
+    net.beats(3);
+    net.decide(2, 40);
+    net.restart(2);
+    net.beats(60);
+    // The entries behind the snapshot are still there.
+    assert!(!net.servers[0].wants_snapshot());
+    assert_eq!((net.servers[2].standing(), net.servers[2].waits_for()), (Standing::Member, None));
+    assert_eq!(net.told[2].len(), 3);
+    assert_eq!(net.told[2][0], Decided::Snapshot { next: 15, state: b"state".to_vec() });
+    assert_eq!(net.told[2][1..], net.told[0][15..]);
+}
+
+#[test]
+fn the_next_server_leads_when_the_first_is_gone_until_it_is_back() {
+    let mut net = Net::begun(|_| {});
+    net.decide(3, 40);
+    net.beats(1);
+    let term = net.servers[0].term();
+    net.away = vec![0];
+    net.beats(100);
+    assert!(net.servers[1].leads() && net.servers[1].term() > term);
+    assert_eq!([1, 2].map(|at: usize| net.servers[at].leader()), [Some(1); 2]);
+    assert_eq!(net.propose(1, b"of the second"), Ok(3));
+    net.beats(2);
+    net.away.clear();
+    net.beats(150);
+    assert!(net.servers[0].leads() && !net.servers[1].leads());
+    assert_eq!([0, 1, 2].map(|at: usize| net.servers[at].leader()), [Some(0); 3]);
+    assert_eq!(net.propose(0, b"of the first"), Ok(4));
+    net.beats(2);
+    let own = Decided::Entry { index: 3, value: b"of the second".to_vec() };
+    assert!(net.told.iter().all(|told| told.len() == 5 && told[3] == own && *told == net.told[0]));
+}
