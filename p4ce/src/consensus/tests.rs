@@ -1,6 +1,11 @@
 //! Servers whose NICs are joined by wires without delay: time passes between frames only where a test says so.
 
-use super::{Config, Decided, Layout, ProposeError, Server, SnapshotError, Standing};
+use super::hello::{Hello, Purpose};
+use super::server::Use;
+use super::{
+    BootstrapError, Config, Decided, Layout, ProposeError, Server, SnapshotError, Standing, Term, Waiting,
+};
+use crate::secret::Secret;
 use core::net::IpAddr;
 use rnic::{Interface, Rnic};
 use rocev2::ethernet::MacAddr;
@@ -119,27 +124,37 @@ impl Net {
         while self.deliver() {}
     }
 
-    fn run(&mut self, span: Nanos) {
-        let end = self.now + span;
-        loop {
-            self.deliver_all();
-            let nics = self.nics.iter().filter_map(Rnic::next_timer);
-            let next = nics.chain(self.servers.iter().map(Server::next_timer)).min().unwrap_or(end);
-            if next > end {
-                break;
-            }
-            self.now = self.now.max(next);
-            for at in 0..self.nics.len() {
-                self.nics[at].on_timer(self.now);
-                self.run_server(at);
-            }
+    /// Delivers a frame, or lets time pass until the next timer. Returns false if that is behind `end`.
+    fn step(&mut self, end: Nanos) -> bool {
+        if self.deliver() {
+            return true;
         }
-        self.now = end;
+        let nics = self.nics.iter().filter_map(Rnic::next_timer);
+        let next = nics.chain(self.servers.iter().map(Server::next_timer)).min().unwrap_or(end);
+        if next > end {
+            return false;
+        }
+        self.now = self.now.max(next);
+        for at in 0..self.nics.len() {
+            self.nics[at].on_timer(self.now);
+            self.run_server(at);
+        }
+        true
+    }
+
+    /// Stops as soon as something is so.
+    fn run_until(&mut self, what: &str, is_so: impl Fn(&Self) -> bool) {
+        let end = self.now + Nanos(HEARTBEAT.0 * 200);
+        while !is_so(self) {
+            assert!(self.step(end), "after 200 heartbeats: not {what}");
+        }
     }
 
     /// Lets so many heartbeats pass.
     fn beats(&mut self, count: u64) {
-        self.run(Nanos(HEARTBEAT.0 * count));
+        let end = self.now + Nanos(HEARTBEAT.0 * count);
+        while self.step(end) {}
+        self.now = end;
     }
 
     fn propose(&mut self, server: usize, value: &[u8]) -> Result<u64, ProposeError> {
@@ -322,4 +337,178 @@ fn the_next_server_leads_when_the_first_is_gone_until_it_is_back() {
     net.beats(2);
     let own = Decided::Entry { index: 3, value: b"of the second".to_vec() };
     assert!(net.told.iter().all(|told| told.len() == 5 && told[3] == own && *told == net.told[0]));
+}
+
+#[test]
+fn a_new_leader_takes_over_a_log_that_is_full_of_what_is_not_known_to_be_decided() {
+    let mut net = Net::begun(|config| config.window = 100);
+    for n in 0..8 {
+        net.propose(0, &[n]).unwrap();
+    }
+    net.deliver_all();
+    assert_eq!((net.servers[0].decided(), net.told[1].len(), net.told[2].len()), (8, 0, 0));
+    net.away = vec![0];
+    net.beats(100);
+    assert!(net.servers[1].leads());
+    assert_eq!((&net.told[1], &net.told[2]), (&net.told[0], &net.told[0]));
+}
+
+#[test]
+fn a_server_whose_log_cannot_hold_what_it_lacks_does_not_lead() {
+    let mut net = Net::new(5, |config| config.window = 100);
+    net.beats(3);
+    net.servers[0].bootstrap().unwrap();
+    net.beats(40);
+    net.away = vec![1];
+    net.beats(15);
+    for n in 0..8 {
+        net.propose(0, &[n]).unwrap();
+    }
+    net.beats(3);
+    // Server 2 alone gets the entry that takes the place of the first one.
+    net.away = vec![1, 3, 4];
+    net.propose(0, b"the ninth").unwrap();
+    net.deliver_all();
+    net.away = vec![0];
+    net.beats(200);
+    assert_eq!((net.servers[1].leads(), net.servers[2].leads()), (false, true));
+    assert!([2, 3, 4].iter().all(|at: &usize| net.told[*at].len() == 9));
+    assert!(net.servers[2].wants_snapshot());
+    net.servers[2].give_snapshot(&mut net.nics[2], b"state", net.now).unwrap();
+    net.beats(3);
+    assert_eq!(net.told[1], [Decided::Snapshot { next: 9, state: b"state".to_vec() }]);
+}
+
+/// Has a server ask another one for permission to write in a term. Returns whether it is given.
+fn is_given(net: &mut Net, (from, to): (u8, u8), as_server: u8, term: Term) -> bool {
+    let (at, before) = (usize::from(from), net.servers[usize::from(to)].writer);
+    let (server, nic) = (&mut net.servers[at], &mut net.nics[at]);
+    let hello = Hello { server: as_server, purpose: Purpose::Write(term), group: server.config.group() };
+    let (qpn, _) = server.connect(nic, (ip(to), 7000), hello.to_bytes(), Use::Group, net.now).unwrap();
+    net.deliver_all();
+    net.servers[at].drop_qp(&mut net.nics[at], qpn);
+    net.servers[usize::from(to)].writer != before
+}
+
+#[test]
+fn permission_to_write_is_given_in_a_later_term_of_the_server_that_asks_alone() {
+    let mut net = Net::begun(|_| {});
+    let term = net.servers[0].term();
+    let of = |server: u8| term.next_of(server, 5).unwrap();
+    let refused = [
+        ("an earlier one", 1, Term(term.0 - 0xff)),
+        ("the leader's", 1, term),
+        ("its own", 1, of(2)),
+        ("of no server", 1, of(3)),
+        ("without a round", 1, Term(1)),
+        ("behind the last round", 1, Term(u64::MAX << 8 | 1)),
+        ("in the name of the leader", 0, of(0)),
+        ("in its own name", 2, of(2)),
+        ("in the name of no server", 3, of(3)),
+    ];
+    for (what, as_server, asked) in refused {
+        assert!(!is_given(&mut net, (1, 2), as_server, asked), "{what}");
+        assert_eq!((net.servers[2].term(), net.servers[2].leader()), (term, Some(0)), "{what}");
+    }
+    // Those in another server's name
+    assert_eq!([0, 1, 2].map(|at: usize| net.servers[at].refused()), [0, 0, 3]);
+    net.decide(3, 40);
+    assert!(is_given(&mut net, (1, 2), 1, of(1)));
+    assert_eq!((net.servers[2].term(), net.servers[2].leader()), (of(1), Some(1)));
+    assert!(is_given(&mut net, (1, 2), 1, of(1)), "of a server whose connection was lost");
+    assert!(!is_given(&mut net, (0, 2), 0, of(0)), "the term of server 1 is the later one");
+    assert_eq!(net.propose(0, b"a value"), Ok(3), "one follower is left");
+}
+
+#[test]
+fn an_operator_is_told_why_a_group_does_not_begin() {
+    let mut net = Net::new(3, |_| {});
+    assert_eq!(net.servers[0].waits_for(), Some(Waiting::Server(1)));
+    assert_eq!(net.servers[0].bootstrap(), Err(BootstrapError::Unseen(1)));
+    net.beats(3);
+    net.away = vec![2];
+    net.beats(20);
+    assert_eq!(net.servers[0].waits_for(), Some(Waiting::Server(2)));
+    net.away.clear();
+    net.beats(40);
+    assert_eq!([0, 1, 2].map(|at: usize| net.servers[at].waits_for()), [Some(Waiting::Bootstrap); 3]);
+    net.beats(100);
+    assert!(net.servers.iter().all(|server| server.leader().is_none()), "no server begins by itself");
+    assert_eq!(net.servers[1].bootstrap(), Ok(()));
+    assert_eq!(net.servers[1].beginning(), [1, 2, 3]);
+    assert_eq!(net.servers[1].bootstrap(), Err(BootstrapError::Member));
+    // Another server sees that it has begun, and is part of that.
+    net.beats(2);
+    assert_eq!([0, 1, 2].map(|at: usize| net.servers[at].waits_for()), [None; 3]);
+    assert_eq!([0, 2].map(|at: usize| net.servers[at].beginning()), [[1, 2, 3]; 2]);
+}
+
+#[test]
+fn a_server_that_restarts_before_it_has_read_of_the_beginning_is_no_part_of_it() {
+    let mut net = Net::new(3, |_| {});
+    net.beats(3);
+    net.servers[0].bootstrap().unwrap();
+    net.restart(2);
+    net.run_until("in need of a leader", |net| net.servers[2].waits_for() == Some(Waiting::Admission(0)));
+    let standings = [0, 1, 2].map(|at: usize| net.servers[at].standing());
+    assert_eq!(standings, [Standing::Member, Standing::Member, Standing::Blank]);
+    assert_eq!(net.servers[2].bootstrap(), Err(BootstrapError::Begun(0)));
+    // It is admitted by the leader.
+    net.beats(60);
+    assert_eq!((net.servers[2].standing(), net.servers[2].beginning()), (Standing::Member, &[0; 3][..]));
+}
+
+#[test]
+fn a_group_does_not_begin_over_what_a_lost_leader_has_written() {
+    let mut net = Net::begun(|_| {});
+    net.decide(3, 40);
+    net.beats(2);
+    net.restart(2);
+    net.run_until("up to date", |net| net.told[2].len() == 3);
+    assert_eq!(net.servers[2].standing(), Standing::Blank);
+    net.restart(0);
+    net.restart(1);
+    net.away.clear();
+    net.beats(40);
+    for at in 0..3 {
+        assert_eq!(net.servers[at].waits_for(), Some(Waiting::Restart(2)), "server {at}");
+        assert_eq!(net.servers[at].bootstrap(), Err(BootstrapError::Written(2)), "server {at}");
+    }
+    net.restart(2);
+    net.beats(20);
+    assert_eq!(net.servers[1].waits_for(), Some(Waiting::Bootstrap));
+    assert_eq!(net.servers[1].bootstrap(), Ok(()));
+}
+
+#[test]
+fn a_server_of_another_group_is_refused() {
+    let mut net = Net::new(3, |_| {});
+    net.config.secret = Some(Secret::new("another secret"));
+    net.restart(2);
+    net.beats(30);
+    assert_eq!(net.servers[0].waits_for(), Some(Waiting::Refused(2)));
+    assert_eq!(net.servers[1].waits_for(), Some(Waiting::Refused(2)));
+    assert_eq!(net.servers[2].waits_for(), Some(Waiting::Refused(0)));
+    assert!(net.servers.iter().all(|server| server.refused() > 0));
+    net.config.secret = None;
+    net.restart(2);
+    net.beats(30);
+    assert_eq!([0, 1, 2].map(|at: usize| net.servers[at].waits_for()), [Some(Waiting::Bootstrap); 3]);
+}
+
+#[test]
+fn servers_that_come_and_go_leave_no_queue_pairs_behind() {
+    let mut net = Net::begun(|_| {});
+    let usual = [0, 1, 2].map(|at: usize| net.servers[at].queue_pairs());
+    // Each watches two, and is watched by two; one writes to two.
+    assert_eq!(usual, [6, 5, 5]);
+    for away in [2, 1, 0, 2, 0] {
+        net.away = vec![away];
+        net.beats(80);
+        net.away.clear();
+        net.beats(150);
+        assert!(net.servers[0].leads());
+        let now = [0, 1, 2].map(|at: usize| net.servers[at].queue_pairs());
+        assert_eq!(now, usual, "server {away} was away");
+    }
 }
