@@ -232,7 +232,9 @@ impl Server {
             group.members.retain(|member| *member != server);
         }
         if !leadership.is_established() && matches!(stage, Stage::Reading | Stage::Read) {
-            // Its permission may have ended before the others' began: they are all looked at again.
+            // Its permission may have ended before the others' began: they are all looked at again, and answers to READs that
+            // are under way do not count.
+            leadership.batch += 1;
             for follower in &mut leadership.followers {
                 if matches!(follower.stage, Stage::Reading | Stage::Read) {
                     follower.stage = Stage::Granted;

@@ -1,5 +1,6 @@
 //! Servers whose NICs are joined by wires without delay: time passes between frames only where a test says so.
 
+use super::follower::{Follower, Stage};
 use super::hello::{Hello, Purpose};
 use super::server::Use;
 use super::{
@@ -240,8 +241,71 @@ fn a_leader_that_a_majority_does_not_follow_takes_no_values_and_gives_up() {
     net.beats(10);
     assert_eq!(net.propose(0, b"a value"), Err(ProposeError::NotLeader));
     net.away = vec![2];
-    net.beats(150);
+    net.beats(250);
     assert_eq!(net.propose(0, b"a value"), Ok(0));
+    // Long in office, it does not wait.
+    net.away = vec![1, 2];
+    net.beats(18);
+    assert_eq!(net.propose(0, b"a value"), Err(ProposeError::NotLeader));
+}
+
+#[test]
+fn a_follower_that_lacks_a_snapshot_is_no_part_of_a_majority() {
+    let mut net = one_lacks_a_snapshot(|_| {});
+    net.away = vec![1];
+    net.run_until("alone", |net| !net.servers[0].leads());
+}
+
+#[test]
+fn an_idle_leader_reads_and_asks_each_server_once_a_heartbeat() {
+    let mut net = Net::begun(|_| {});
+    net.decide(3, 40);
+    net.beats(5);
+    let before = net.nics[0].counters().sent;
+    net.beats(10);
+    // Two READs and two WRITEs, and answers to two READs
+    assert_eq!(net.nics[0].counters().sent - before, 60);
+}
+
+#[test]
+fn a_server_that_forgot_everything_is_admitted_when_another_member_confirms_the_leader() {
+    let mut net = Net::begun(|_| {});
+    net.decide(3, 40);
+    net.beats(2);
+    net.restart(2);
+    net.run_until("up to date", |net| net.told[2].len() == 3);
+    net.away = vec![1];
+    net.beats(8);
+    assert!(net.servers[0].leads());
+    assert_eq!(net.servers[2].standing(), Standing::Blank);
+    net.away.clear();
+    net.beats(3);
+    assert_eq!(net.servers[2].standing(), Standing::Member);
+}
+
+#[test]
+fn logs_are_read_again_when_a_permission_is_lost_before_there_is_a_leader() {
+    let mut net = Net::new(5, |_| {});
+    net.beats(3);
+    net.servers[1].bootstrap().unwrap();
+    let reading = |net: &Net| -> Vec<u8> {
+        let Some(leadership) = &net.servers[0].leadership else { return Vec::new() };
+        let reads = |follower: &Follower| matches!(follower.stage, Stage::Reading | Stage::Read);
+        (0..).zip(&leadership.followers).filter(|(_, one)| reads(one)).map(|(server, _)| server).collect()
+    };
+    net.run_until("reading", |net| reading(net).len() == 2);
+    let [lost, other] = reading(&net)[..] else { unreachable!() };
+    let (server, nic) = (&mut net.servers[0], &mut net.nics[0]);
+    let qpn = server.follower(lost, |follower| follower.link.unwrap().qpn).unwrap();
+    server.follower_lost(nic, lost, qpn, net.now);
+    server.drop_qp(nic, qpn);
+    // Until a third one has given permission, nothing is read; the answer to the READ of before comes, and does not count.
+    net.away = (1..5).filter(|server| ![lost, other].contains(server)).collect();
+    net.deliver_all();
+    assert_eq!(net.servers[0].follower(other, |follower| follower.stage), Some(Stage::Granted));
+    net.away.clear();
+    net.beats(40);
+    assert!(net.servers[0].leads());
 }
 
 #[test]
@@ -288,12 +352,27 @@ fn a_snapshot_stands_for_the_entries_that_a_log_does_not_hold() {
 }
 
 #[test]
+fn a_leader_gives_the_snapshot_that_it_has_just_installed() {
+    let mut net = one_lacks_a_snapshot(|_| {});
+    let taken = net.servers[0].taken;
+    net.servers[0].vouched = taken;
+    assert_eq!(net.give_snapshot(b"state"), Ok(()));
+    net.beats(3);
+    assert_eq!(net.told[2], [Decided::Snapshot { next: taken, state: b"state".to_vec() }]);
+}
+
+#[test]
 fn a_snapshot_of_less_than_the_log_still_holds_is_too_old() {
     let mut net = one_lacks_a_snapshot(|_| {});
     // The application has not taken any entry yet: the first ones have left the log.
     let taken = core::mem::replace(&mut net.servers[0].taken, 6);
     assert_eq!(net.give_snapshot(b"state"), Err(SnapshotError::TooOld));
     assert!(net.servers[0].wants_snapshot(), "of what was decided since");
+    // Entries below a snapshot that it has installed are from before that.
+    let vouched = core::mem::replace(&mut net.servers[0].vouched, taken);
+    net.servers[0].taken = taken - 1;
+    assert_eq!(net.give_snapshot(b"state"), Err(SnapshotError::TooOld));
+    net.servers[0].vouched = vouched;
     net.servers[0].taken = taken - 8;
     assert_eq!(net.give_snapshot(b"state"), Ok(()));
     net.beats(3);
