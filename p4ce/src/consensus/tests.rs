@@ -2,13 +2,15 @@
 
 use super::follower::{Follower, Stage};
 use super::hello::{Hello, Purpose};
-use super::server::Use;
+use super::log::HEAD;
+use super::server::{Use, log_scratch, log_scratch_va};
+use super::watch::{SCRATCH_VA, control_len};
 use super::{
     BootstrapError, Config, Decided, Layout, ProposeError, Server, SnapshotError, Standing, Term, Waiting,
 };
 use crate::secret::Secret;
 use core::net::IpAddr;
-use rnic::{Interface, Rnic};
+use rnic::{Data, Interface, Operation, Remote, Rnic, SendRequest};
 use rocev2::ethernet::MacAddr;
 use switch::Nanos;
 
@@ -432,8 +434,8 @@ fn a_new_leader_takes_over_a_log_that_is_full_of_what_is_not_known_to_be_decided
     assert_eq!((&net.told[1], &net.told[2]), (&net.told[0], &net.told[0]));
 }
 
-#[test]
-fn a_server_whose_log_cannot_hold_what_it_lacks_does_not_lead() {
+/// Server 0 is gone, server 1 lacks more than a log holds, and server 2 leads.
+fn one_is_behind() -> Net {
     let mut net = Net::new(5, |config| config.window = 100);
     net.beats(3);
     net.servers[0].bootstrap().unwrap();
@@ -451,11 +453,86 @@ fn a_server_whose_log_cannot_hold_what_it_lacks_does_not_lead() {
     net.away = vec![0];
     net.beats(200);
     assert_eq!((net.servers[1].leads(), net.servers[2].leads()), (false, true));
+    assert_eq!(net.servers[1].standing(), Standing::Behind);
+    net
+}
+
+#[test]
+fn a_server_whose_log_cannot_hold_what_it_lacks_does_not_lead_before_it_has_got_it() {
+    let mut net = one_is_behind();
     assert!([2, 3, 4].iter().all(|at: &usize| net.told[*at].len() == 9));
     assert!(net.servers[2].wants_snapshot());
     net.servers[2].give_snapshot(&mut net.nics[2], b"state", net.now).unwrap();
     net.beats(3);
     assert_eq!(net.told[1], [Decided::Snapshot { next: 9, state: b"state".to_vec() }]);
+    net.beats(100);
+    assert_eq!(net.servers[1].standing(), Standing::Member);
+    assert!(net.servers[1].leads());
+}
+
+#[test]
+fn a_group_does_not_begin_while_a_member_lives_that_is_behind() {
+    let mut net = one_is_behind();
+    for server in [0, 2, 3, 4] {
+        net.restart(server);
+    }
+    net.away.clear();
+    net.beats(40);
+    for at in [0, 2, 3, 4] {
+        assert_eq!(net.servers[at].waits_for(), Some(Waiting::Admission(1)));
+        assert_eq!(net.servers[at].bootstrap(), Err(BootstrapError::Begun(1)));
+    }
+}
+
+#[test]
+fn a_follower_that_lacks_a_whole_log_gets_it_at_once() {
+    let mut net = Net::begun(|config| config.layout = Layout::new(256, 8, 1000));
+    net.away = vec![2];
+    net.beats(20);
+    net.decide(240, 8);
+    net.away.clear();
+    net.run_until("up to date", |net| net.told[2].len() == 240);
+    assert_eq!(net.told[2], net.told[0]);
+}
+
+#[test]
+fn what_is_read_of_servers_lies_apart() {
+    for servers in [1, 3, 5, 9] {
+        let net = Net::new(servers, |_| {});
+        let (config, count) = (&net.servers[0].config, usize::from(servers));
+        let room = net.nics[0].bytes(net.servers[0].resources.as_ref().unwrap().scratch.0);
+        let mut end = SCRATCH_VA + (count * control_len(count)) as u64;
+        for server in 0..servers {
+            assert_eq!(log_scratch_va(config, server), end);
+            assert_eq!(log_scratch(config, room, server).len(), config.layout.log_len());
+            end += config.layout.log_len() as u64;
+        }
+        assert_eq!(end, SCRATCH_VA + room.len() as u64);
+    }
+}
+
+#[test]
+fn a_leader_repeats_requests_as_often_as_it_is_told_to() {
+    for (retry_count, expected) in [(1, Err(ProposeError::Busy)), (6, Ok(0))] {
+        let mut net = Net::begun(|config| config.retry_count = retry_count);
+        net.away = vec![1, 2];
+        net.beats(8);
+        assert_eq!(net.propose(0, b"a value"), expected, "{retry_count} repetitions");
+    }
+}
+
+#[test]
+fn a_connection_for_reading_writes_nothing() {
+    let mut net = Net::begun(|_| {});
+    let log = net.servers[0].follower(2, |follower| follower.link.unwrap().remote.unwrap()).unwrap();
+    let watch = net.servers[1].watch.others[2].link.unwrap().qpn;
+    let before = net.servers[2].slots(&net.nics[2]).to_vec();
+    let write = Operation::Write(Remote { va: log.va() + HEAD as u64, rkey: log.rkey() });
+    let request = SendRequest::new(0, write, Data::Inline(vec![1; 8]));
+    net.nics[1].post_send(watch, request).unwrap();
+    net.beats(1);
+    assert_eq!(net.servers[2].slots(&net.nics[2]), before);
+    assert_eq!(before.len(), 8 * (48 + 40));
 }
 
 /// Has a server ask another one for permission to write in a term. Returns whether it is given.
@@ -560,11 +637,36 @@ fn a_group_does_not_begin_over_what_a_lost_leader_has_written() {
 }
 
 #[test]
+fn two_servers_were_empty_at_one_moment_if_one_was_read_before_and_behind_the_other() {
+    let mut net = Net::new(3, |_| {});
+    net.run_until("seen", |net| matches!(net.servers[0].waits_for(), Some(Waiting::Bootstrap)));
+    assert_eq!(net.servers[0].bootstrap(), Err(BootstrapError::Unseen(1)));
+    net.away = vec![2];
+    net.beats(1);
+    assert_eq!(net.servers[0].bootstrap(), Err(BootstrapError::Unseen(2)));
+    net.away.clear();
+    net.beats(3);
+    assert_eq!(net.servers[0].bootstrap(), Ok(()));
+}
+
+#[test]
+fn a_server_that_does_not_run_yet_refuses_nothing() {
+    let mut net = Net::new(3, |_| {});
+    let interface = Interface::new(MacAddr([2, 0, 0, 0, 1, 2]), ip(2), 24);
+    net.nics[2] = Rnic::new(rnic::Config::new(interface));
+    net.servers[2] = Server::new(Config { id: 2, ..net.config.clone() });
+    net.beats(30);
+    assert_eq!(net.servers[0].waits_for(), Some(Waiting::Server(2)));
+}
+
+#[test]
 fn a_server_of_another_group_is_refused() {
     let mut net = Net::new(3, |_| {});
     net.config.secret = Some(Secret::new("another secret"));
     net.restart(2);
     net.beats(30);
+    // Two servers ask it every five heartbeats.
+    assert!((2..=14).contains(&net.servers[2].refused()), "{}", net.servers[2].refused());
     assert_eq!(net.servers[0].waits_for(), Some(Waiting::Refused(2)));
     assert_eq!(net.servers[1].waits_for(), Some(Waiting::Refused(2)));
     assert_eq!(net.servers[2].waits_for(), Some(Waiting::Refused(0)));
