@@ -36,7 +36,7 @@ pub(super) struct Leadership {
     pub(super) since: Nanos,
     /// By their numbers; oneself is never anything but absent
     pub(super) followers: Vec<Follower>,
-    /// How often logs were read
+    /// How often the reading of logs was begun anew, because a permission was lost
     batch: u64,
     /// The place of the next value, once there is a majority
     pub(super) next: Option<u64>,
@@ -185,7 +185,6 @@ impl Server {
             if leadership.followers.iter().any(reads) || granted.len() < self.config.quorum() {
                 return;
             }
-            leadership.batch += 1;
             if granted.is_empty() {
                 // It is alone, and a majority.
                 return self.agree(nic, now);

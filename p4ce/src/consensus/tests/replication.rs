@@ -25,6 +25,31 @@ fn an_entry_says_what_was_decided_before_it() {
 }
 
 #[test]
+fn a_value_that_the_leader_alone_holds_is_not_decided() {
+    let mut net = Net::begun(|_| {});
+    net.away = vec![1, 2];
+    net.propose(0, b"a value").unwrap();
+    net.beats(5);
+    assert_eq!((net.servers[0].decided(), net.told[0].len()), (0, 0));
+    // One other is a majority with it.
+    net.away = vec![2];
+    net.beats(5);
+    assert_eq!((net.servers[0].decided(), net.told[0].len(), net.told[1].len()), (1, 1, 1));
+}
+
+#[test]
+fn a_server_that_is_alone_in_its_group_decides_by_itself() {
+    let mut net = Net::new(1, |_| {});
+    net.servers[0].bootstrap().unwrap();
+    net.beats(40);
+    net.propose(0, b"a value").unwrap();
+    net.beats(1);
+    assert_eq!(net.told[0], [Decided::Entry { index: 0, value: b"a value".to_vec() }]);
+    assert_eq!(net.servers[0].holds(&net.nics[0], 0), Some(&b"a value"[..]));
+    assert_eq!(net.servers[0].holds(&net.nics[0], 1), None);
+}
+
+#[test]
 fn no_more_values_are_under_way_than_the_window_allows() {
     let mut net = Net::begun(|config| config.window = 3);
     for round in 0..3 {
