@@ -29,13 +29,12 @@ PROPTEST = {"PROPTEST_MAX_SHRINK_ITERS": "0", "PROPTEST_DISABLE_FAILURE_PERSISTE
 # Tests of a crate that take seconds, where they are not its units alone
 QUICK = [
     ("swordbox/", "-p swordbox --lib --test frames"),
-    ("p4ce/src/consensus/", "-p sim --test consensus"),
     ("rdmc/", "-p sim --test rdmc"),
     ("dataplane/", "-p dataplane --test forward --test watch --test copies --test share"),
 ]
 # Tests of the simulator, and other programs, that notice what these do not
 OTHERS = [
-    ("p4ce/src/consensus/", "-p p4ce --lib"),
+    ("p4ce/src/consensus/", "-p sim --test consensus"),
     ("p4ce/", "-p sim --test groups"),
     ("swordbox/", "-p sim --test swordbox"),
     ("representative/", "-p sim --test onepipe"),

@@ -166,3 +166,28 @@ fn what_a_full_port_does_not_take_is_dropped_and_counted() {
     // The ring takes 1,023 at once; how much of what comes back it takes again, depends on the time.
     assert!(sent >= 1_000 && dropped > 0, "{sent} sent, {dropped} dropped");
 }
+
+/// Fills a port's queue. Returns the room that was there before each frame.
+struct Fill(Arc<Mutex<Vec<usize>>>);
+
+impl Job for Fill {
+    fn send<O: Output>(self, out: &mut O) {
+        let mut rooms = Vec::new();
+        for _ in 0..20 {
+            rooms.push(out.room(OUT));
+            let frame = out.make_from(&[0; 64]).expect("a buffer");
+            out.send(frame, OUT).expect("room");
+        }
+        *self.0.lock().unwrap() = rooms;
+    }
+}
+
+#[test]
+fn a_port_has_room_for_what_does_not_wait_for_it_yet() {
+    let rooms = Arc::default();
+    run(port("out", Device::Ring), Fill(Arc::clone(&rooms)));
+    let rooms = rooms.lock().unwrap().clone();
+    // Less than a burst waits until the worker's turn has ended.
+    let expected: Vec<_> = (0..20).map(|sent| dataplane::TX_QUEUE - sent).collect();
+    assert_eq!(rooms, expected);
+}

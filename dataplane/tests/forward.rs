@@ -3,12 +3,14 @@
 mod common;
 
 use common::{Looks, UntilIdle, capture, config, play, port};
+use core::cell::RefCell;
 use dataplane::config::Device;
 use dataplane::{Outcome, Passive, Runtime, Stop};
+use std::collections::VecDeque;
 use switch::drop::FaultSet;
 use switch::forward::config::Topology;
 use switch::forward::{Config, Forward};
-use switch::{DropReason, PortId};
+use switch::{DropReason, Frame, Function, Nanos, Output, PortId, Verdict};
 use understudy_tests::captures::frames;
 
 fn pairs(ports: u16, pairs: &[(u16, u16)]) -> Config {
@@ -210,4 +212,56 @@ fn a_full_hand_off_ring_drops_and_counts() {
     let played: usize = frames(&capture("rc_send_64.pcap")).iter().map(Vec::len).sum();
     let second = CountsFrames { len: 64, sent_bytes: Some(played as u64) };
     assert_devices_agree(&outcome, &[FRAMES_OF_64, second, CountsBytes]);
+}
+
+/// Asserts that it is asked about each frame twice before the frame comes, and forwards it.
+#[derive(Default)]
+struct Asked {
+    glimpsed: RefCell<VecDeque<Vec<u8>>>,
+    foreseen: RefCell<VecDeque<Vec<u8>>>,
+}
+
+impl Function for Asked {
+    type Command = ();
+    type Event = ();
+
+    fn glimpse(&self, frame: &impl Frame, _fetch: impl Fn(*const u8)) {
+        self.glimpsed.borrow_mut().push_back(frame.bytes().to_vec());
+    }
+
+    fn foresee(&self, frame: &impl Frame, _fetch: impl Fn(*const u8)) {
+        assert_eq!(self.glimpsed.borrow_mut().pop_front().as_deref(), Some(frame.bytes()));
+        self.foreseen.borrow_mut().push_back(frame.bytes().to_vec());
+    }
+
+    fn on_frame<O: Output>(&mut self, frame: &mut O::Frame, _: PortId, _: Nanos, _: &mut O) -> Verdict {
+        assert_eq!(self.foreseen.borrow_mut().pop_front().as_deref(), Some(frame.bytes()));
+        Verdict::Forward(PortId(1))
+    }
+
+    fn on_timer<O: Output>(&mut self, _: Nanos, _: &mut O) {}
+
+    fn next_timer(&self) -> Option<Nanos> {
+        None
+    }
+
+    fn on_command(&mut self, (): (), _: Nanos) {}
+
+    fn poll_event(&mut self) -> Option<()> {
+        None
+    }
+}
+
+#[test]
+fn a_function_is_asked_about_every_frame_before_it_comes() {
+    let dir = tempfile::tempdir().unwrap();
+    let (input, output) = (capture("rc_write_loss.pcap"), dir.path().join("out.pcap"));
+    let ports = vec![
+        port("in", play(&input, None)),
+        port("out", Device::Pcap { rx: vec![], tx: Some(output.clone()), infinite: false }),
+    ];
+    let mut runtime = Runtime::start(config(ports, 1)).unwrap();
+    runtime.run(vec![Asked::default()], &mut UntilIdle::new(Passive), &Stop::new());
+    drop(runtime);
+    assert_eq!(frames(&output), frames(&input));
 }

@@ -229,3 +229,73 @@ pub enum StartError {
     #[error(transparent)]
     Memory(#[from] MemoryError),
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(tune: impl FnOnce(&mut Config)) -> Config {
+        let mut config = Config {
+            id: 0,
+            servers: (1..=3).map(|n| IpAddr::from([10, 0, 0, n])).collect(),
+            port: 7000,
+            layout: Layout::new(64, 48, 1000),
+            heartbeat: Nanos::from_micros(100),
+            window: 8,
+            ack_timeout: 5,
+            retry_count: 6,
+            through: None,
+            incarnation: 1,
+            secret: None,
+            #[cfg(feature = "canary")]
+            bug: None,
+        };
+        tune(&mut config);
+        config
+    }
+
+    /// What servers of one group agree on, under both names
+    fn names(tune: impl FnOnce(&mut Config)) -> (u64, [u8; 32]) {
+        let config = config(tune);
+        (config.group(), config.log_key())
+    }
+
+    #[test]
+    fn servers_of_one_group_differ_in_number_and_incarnation_alone() {
+        let group = names(|_| {});
+        assert_eq!(names(|config| (config.id, config.incarnation) = (2, 77)), group);
+        let others = [
+            names(|config| config.port += 1),
+            names(|config| config.servers.swap(0, 1)),
+            names(|config| _ = config.servers.pop()),
+            names(|config| config.layout = Layout::new(65, 48, 1000)),
+            names(|config| config.layout = Layout::new(64, 56, 1000)),
+            names(|config| config.layout = Layout::new(64, 48, 1001)),
+            names(|config| config.secret = Some(Secret::new("a secret"))),
+            names(|config| config.secret = Some(Secret::new("another secret"))),
+        ];
+        for (at, other) in others.iter().enumerate() {
+            assert!(other.0 != group.0 && other.1 != group.1, "change {at} is of the same group");
+        }
+        assert_ne!(others[6], others[7], "of one group with two secrets");
+    }
+
+    #[test]
+    fn a_majority_is_the_leader_and_a_quorum() {
+        for (servers, quorum) in [(1, 0), (2, 1), (3, 1), (4, 2), (5, 2), (7, 3)] {
+            let servers = (1..=servers).map(|n| IpAddr::from([10, 0, 0, n])).collect();
+            assert_eq!(config(|config| config.servers = servers).quorum(), quorum);
+        }
+    }
+
+    #[test]
+    fn an_operator_reads_which_server_is_waited_for() {
+        let reasons = [Waiting::Restart(3), Waiting::Admission(3), Waiting::Server(3), Waiting::Refused(3)]
+            .map(|waiting| waiting.to_string());
+        for (at, reason) in reasons.iter().enumerate() {
+            assert!(reason.contains("server 3 "), "{reason}");
+            assert!(!reasons[..at].contains(reason), "{reason}");
+        }
+        assert!(Waiting::Bootstrap.to_string().contains("bootstrap"));
+    }
+}

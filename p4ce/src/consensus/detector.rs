@@ -87,6 +87,21 @@ mod tests {
     }
 
     #[test]
+    fn a_server_without_a_sign_of_life_is_dead_after_the_last_read_of_patience() {
+        let mut detector = Detector::new(1, 2);
+        detector.on_read(0, Some(1));
+        for read in 1..Detector::PATIENCE {
+            detector.on_read(0, None);
+            assert!(detector.is_alive(0), "after {read} READs");
+        }
+        detector.on_read(0, None);
+        assert!(!detector.is_alive(0));
+        // And stays it when there are more.
+        detector.on_read(0, None);
+        assert!(!detector.is_alive(0));
+    }
+
+    #[test]
     fn one_that_comes_back_has_to_earn_it() {
         let mut detector = Detector::new(1, 2);
         for _ in 0..20 {

@@ -8,7 +8,7 @@ use switch::Nanos;
 pub(super) enum Request {
     /// When it is done, the server holds all entries below.
     Entries(u64),
-    /// Reads the log, the n-th time that logs are read.
+    /// Reads the log, after the reading of logs was begun anew n times.
     Read(u64),
     /// Asks for the n-th time whether permission stands.
     Check(u64),

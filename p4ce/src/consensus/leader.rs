@@ -36,7 +36,7 @@ pub(super) struct Leadership {
     pub(super) since: Nanos,
     /// By their numbers; oneself is never anything but absent
     pub(super) followers: Vec<Follower>,
-    /// How often logs were read
+    /// How often the reading of logs was begun anew, because a permission was lost
     batch: u64,
     /// The place of the next value, once there is a majority
     pub(super) next: Option<u64>,
@@ -185,7 +185,6 @@ impl Server {
             if leadership.followers.iter().any(reads) || granted.len() < self.config.quorum() {
                 return;
             }
-            leadership.batch += 1;
             if granted.is_empty() {
                 // It is alone, and a majority.
                 return self.agree(nic, now);
@@ -232,7 +231,9 @@ impl Server {
             group.members.retain(|member| *member != server);
         }
         if !leadership.is_established() && matches!(stage, Stage::Reading | Stage::Read) {
-            // Its permission may have ended before the others' began: they are all looked at again.
+            // Its permission may have ended before the others' began: they are all looked at again, and answers to READs that
+            // are under way do not count.
+            leadership.batch += 1;
             for follower in &mut leadership.followers {
                 if matches!(follower.stage, Stage::Reading | Stage::Read) {
                     follower.stage = Stage::Granted;

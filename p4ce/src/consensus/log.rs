@@ -345,7 +345,7 @@ mod tests {
 
     #[test]
     fn slots_follow_each_other_and_come_again() {
-        assert_eq!(LAYOUT.max_value(), 24);
+        assert_eq!((LAYOUT.slots(), LAYOUT.max_value(), LAYOUT.max_snapshot()), (4, 24, 100));
         assert_eq!((LAYOUT.at(0), LAYOUT.at(3), LAYOUT.at(4)), (64, 64 + 3 * 64, 64));
         assert_eq!((LAYOUT.log_len(), LAYOUT.memory_len()), (64 + 4 * 64, 64 + 4 * 64 + 100));
         assert_eq!(LAYOUT.encode(&entry(0, 1, &[0; 25]), &mut Vec::new()), None);
@@ -390,6 +390,13 @@ mod tests {
         let bytes = written(&entry(5, 256, b"a value"));
         assert_eq!(LAYOUT.decode(5, &bytes), Some(entry(5, 256, b"a value")));
         assert_eq!(LAYOUT.keyed([1; 32]).decode(5, &bytes), None);
+    }
+
+    #[test]
+    fn the_key_of_a_log_is_not_printed() {
+        let [printed, other] = [1, 2].map(|byte| format!("{:?}", LAYOUT.keyed([byte; 32])));
+        assert_eq!(printed, other);
+        assert!(printed.contains("key: Key"), "{printed}");
     }
 
     #[test]

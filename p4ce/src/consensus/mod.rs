@@ -13,6 +13,8 @@ mod hello;
 mod leader;
 pub mod log;
 mod server;
+#[cfg(test)]
+mod tests;
 mod through;
 mod watch;
 

@@ -1,0 +1,196 @@
+//! Servers whose NICs are joined by wires without delay: time passes between frames only where a test says so.
+
+mod connections;
+mod replication;
+
+use super::{Config, Decided, Layout, ProposeError, Server, SnapshotError, Standing};
+use core::net::IpAddr;
+use rnic::{Interface, Rnic};
+use rocev2::ethernet::MacAddr;
+use switch::Nanos;
+
+const HEARTBEAT: Nanos = Nanos::from_micros(100);
+
+struct Net {
+    now: Nanos,
+    nics: Vec<Rnic>,
+    servers: Vec<Server>,
+    config: Config,
+    /// Servers that no frame reaches or leaves
+    away: Vec<u8>,
+    /// What each server's application was told in this incarnation
+    told: Vec<Vec<Decided>>,
+    restarts: u64,
+}
+
+fn ip(server: u8) -> IpAddr {
+    [10, 0, 0, server + 1].into()
+}
+
+impl Net {
+    /// Servers that have not begun.
+    fn new(servers: u8, tune: impl FnOnce(&mut Config)) -> Self {
+        let mut config = Config {
+            id: 0,
+            servers: (0..servers).map(ip).collect(),
+            port: 7000,
+            layout: Layout::new(8, 48, 1000),
+            heartbeat: HEARTBEAT,
+            window: 4,
+            ack_timeout: 5,
+            retry_count: 6,
+            through: None,
+            incarnation: 0,
+            secret: None,
+            #[cfg(feature = "canary")]
+            bug: None,
+        };
+        tune(&mut config);
+        let mut net = Self {
+            now: Nanos::ZERO,
+            nics: Vec::new(),
+            servers: Vec::new(),
+            config,
+            away: Vec::new(),
+            told: Vec::new(),
+            restarts: 0,
+        };
+        for n in 0..servers {
+            let (nic, server) = net.start(n);
+            net.nics.push(nic);
+            net.servers.push(server);
+            net.told.push(Vec::new());
+        }
+        net
+    }
+
+    /// Three servers of which the first one leads, and all are members.
+    fn begun(tune: impl FnOnce(&mut Config)) -> Self {
+        let mut net = Self::new(3, tune);
+        net.beats(3);
+        assert_eq!(net.servers[0].bootstrap(), Ok(()));
+        net.beats(60);
+        assert!(net.servers[0].leads());
+        assert!(net.servers.iter().all(|server| server.standing() == Standing::Member));
+        net
+    }
+
+    /// Makes an incarnation of a server.
+    fn start(&mut self, n: u8) -> (Rnic, Server) {
+        self.restarts += 1;
+        let interface = Interface::new(MacAddr([2, 0, 0, 0, 1, n]), ip(n), 24);
+        let mut nic = Rnic::new(rnic::Config { seed: self.restarts, ..rnic::Config::new(interface) });
+        let mut server = Server::new(Config { id: n, incarnation: self.restarts, ..self.config.clone() });
+        server.start(&mut nic, self.now).unwrap();
+        (nic, server)
+    }
+
+    /// Restarts a server with empty memory.
+    fn restart(&mut self, n: u8) {
+        let at = usize::from(n);
+        (self.nics[at], self.servers[at]) = self.start(n);
+        self.told[at].clear();
+    }
+
+    fn run_server(&mut self, at: usize) {
+        self.servers[at].run(&mut self.nics[at], self.now);
+        while let Some(decided) = self.servers[at].poll_decided() {
+            self.told[at].push(decided);
+        }
+    }
+
+    /// Delivers one frame, if there is one.
+    fn deliver(&mut self) -> bool {
+        let mut frame = Vec::new();
+        let now = self.now;
+        let Some(from) = self.nics.iter_mut().position(|nic| nic.poll_transmit(now, &mut frame)) else {
+            return false;
+        };
+        let is_away = |at: usize| self.away.contains(&(at as u8));
+        let hears: Vec<_> =
+            (0..self.nics.len()).filter(|to| *to != from && !is_away(from) && !is_away(*to)).collect();
+        for to in hears {
+            self.nics[to].on_frame(&frame, now);
+            self.run_server(to);
+        }
+        self.run_server(from);
+        true
+    }
+
+    /// Delivers all frames; no time passes.
+    fn deliver_all(&mut self) {
+        while self.deliver() {}
+    }
+
+    /// Delivers a frame, or lets time pass until the next timer. Returns false if that is behind `end`.
+    fn step(&mut self, end: Nanos) -> bool {
+        if self.deliver() {
+            return true;
+        }
+        let nics = self.nics.iter().filter_map(Rnic::next_timer);
+        let next = nics.chain(self.servers.iter().map(Server::next_timer)).min().unwrap_or(end);
+        if next > end {
+            return false;
+        }
+        self.now = self.now.max(next);
+        for at in 0..self.nics.len() {
+            self.nics[at].on_timer(self.now);
+            self.run_server(at);
+        }
+        true
+    }
+
+    /// Stops as soon as something is so.
+    fn run_until(&mut self, what: &str, is_so: impl Fn(&Self) -> bool) {
+        let end = self.now + Nanos(HEARTBEAT.0 * 200);
+        while !is_so(self) {
+            assert!(self.step(end), "after 200 heartbeats: not {what}");
+        }
+    }
+
+    /// Lets so many heartbeats pass.
+    fn beats(&mut self, count: u64) {
+        let end = self.now + Nanos(HEARTBEAT.0 * count);
+        while self.step(end) {}
+        self.now = end;
+    }
+
+    fn propose(&mut self, server: usize, value: &[u8]) -> Result<u64, ProposeError> {
+        self.servers[server].propose(&mut self.nics[server], value)
+    }
+
+    /// Proposes values of so many bytes at the first server, one when the other is decided.
+    fn decide(&mut self, count: u8, len: usize) {
+        for n in 0..count {
+            self.propose(0, &vec![n; len]).unwrap();
+            self.deliver_all();
+        }
+    }
+
+    fn give_snapshot(&mut self, state: &[u8]) -> Result<(), SnapshotError> {
+        self.servers[0].give_snapshot(&mut self.nics[0], state, self.now)
+    }
+}
+
+/// Server 0 is gone, server 1 lacks more than a log holds, and server 2 leads.
+fn one_is_behind() -> Net {
+    let mut net = Net::new(5, |config| config.window = 100);
+    net.beats(3);
+    net.servers[0].bootstrap().unwrap();
+    net.beats(40);
+    net.away = vec![1];
+    net.beats(15);
+    for n in 0..8 {
+        net.propose(0, &[n]).unwrap();
+    }
+    net.beats(3);
+    // Server 2 alone gets the entry that takes the place of the first one.
+    net.away = vec![1, 3, 4];
+    net.propose(0, b"the ninth").unwrap();
+    net.deliver_all();
+    net.away = vec![0];
+    net.beats(200);
+    assert_eq!((net.servers[1].leads(), net.servers[2].leads()), (false, true));
+    assert_eq!(net.servers[1].standing(), Standing::Behind);
+    net
+}

@@ -1,0 +1,214 @@
+//! Who gets a connection, and when a group begins.
+
+use super::{Net, ip, one_is_behind};
+use crate::consensus::hello::{Hello, Purpose};
+use crate::consensus::log::HEAD;
+use crate::consensus::server::{Use, log_scratch, log_scratch_va};
+use crate::consensus::watch::{SCRATCH_VA, control_len};
+use crate::consensus::{BootstrapError, Config, Server, Standing, Term, Waiting};
+use crate::secret::Secret;
+use rnic::{Data, Interface, Operation, Remote, Rnic, SendRequest};
+use rocev2::ethernet::MacAddr;
+
+#[test]
+fn a_group_does_not_begin_while_a_member_lives_that_is_behind() {
+    let mut net = one_is_behind();
+    for server in [0, 2, 3, 4] {
+        net.restart(server);
+    }
+    net.away.clear();
+    net.beats(40);
+    for at in [0, 2, 3, 4] {
+        assert_eq!(net.servers[at].waits_for(), Some(Waiting::Admission(1)));
+        assert_eq!(net.servers[at].bootstrap(), Err(BootstrapError::Begun(1)));
+    }
+}
+
+#[test]
+fn what_is_read_of_servers_lies_apart() {
+    for servers in [1, 3, 5, 9] {
+        let net = Net::new(servers, |_| {});
+        let (config, count) = (&net.servers[0].config, usize::from(servers));
+        let room = net.nics[0].bytes(net.servers[0].resources.as_ref().unwrap().scratch.0);
+        let mut end = SCRATCH_VA + (count * control_len(count)) as u64;
+        for server in 0..servers {
+            assert_eq!(log_scratch_va(config, server), end);
+            assert_eq!(log_scratch(config, room, server).len(), config.layout.log_len());
+            end += config.layout.log_len() as u64;
+        }
+        assert_eq!(end, SCRATCH_VA + room.len() as u64);
+    }
+}
+
+#[test]
+fn a_connection_for_reading_writes_nothing() {
+    let mut net = Net::begun(|_| {});
+    let log = net.servers[0].follower(2, |follower| follower.link.unwrap().remote.unwrap()).unwrap();
+    let watch = net.servers[1].watch.others[2].link.unwrap().qpn;
+    let before = net.servers[2].slots(&net.nics[2]).to_vec();
+    let write = Operation::Write(Remote { va: log.va() + HEAD as u64, rkey: log.rkey() });
+    let request = SendRequest::new(0, write, Data::Inline(vec![1; 8]));
+    net.nics[1].post_send(watch, request).unwrap();
+    net.beats(1);
+    assert_eq!(net.servers[2].slots(&net.nics[2]), before);
+    assert_eq!(before.len(), 8 * (48 + 40));
+}
+
+/// Has a server ask another one for permission to write in a term. Returns whether it is given.
+fn is_given(net: &mut Net, (from, to): (u8, u8), as_server: u8, term: Term) -> bool {
+    let (at, before) = (usize::from(from), net.servers[usize::from(to)].writer);
+    let (server, nic) = (&mut net.servers[at], &mut net.nics[at]);
+    let hello = Hello { server: as_server, purpose: Purpose::Write(term), group: server.config.group() };
+    let (qpn, _) = server.connect(nic, (ip(to), 7000), hello.to_bytes(), Use::Group, net.now).unwrap();
+    net.deliver_all();
+    net.servers[at].drop_qp(&mut net.nics[at], qpn);
+    net.servers[usize::from(to)].writer != before
+}
+
+#[test]
+fn permission_to_write_is_given_in_a_later_term_of_the_server_that_asks_alone() {
+    let mut net = Net::begun(|_| {});
+    let term = net.servers[0].term();
+    let of = |server: u8| term.next_of(server, 5).unwrap();
+    let refused = [
+        ("an earlier one", 1, Term(term.0 - 0xff)),
+        ("the leader's", 1, term),
+        ("its own", 1, of(2)),
+        ("of no server", 1, of(3)),
+        ("without a round", 1, Term(1)),
+        ("behind the last round", 1, Term(u64::MAX << 8 | 1)),
+        ("in the name of the leader", 0, of(0)),
+        ("in its own name", 2, of(2)),
+        ("in the name of no server", 3, of(3)),
+    ];
+    for (what, as_server, asked) in refused {
+        assert!(!is_given(&mut net, (1, 2), as_server, asked), "{what}");
+        assert_eq!((net.servers[2].term(), net.servers[2].leader()), (term, Some(0)), "{what}");
+    }
+    // Those in another server's name
+    assert_eq!([0, 1, 2].map(|at: usize| net.servers[at].refused()), [0, 0, 3]);
+    net.decide(3, 40);
+    assert!(is_given(&mut net, (1, 2), 1, of(1)));
+    assert_eq!((net.servers[2].term(), net.servers[2].leader()), (of(1), Some(1)));
+    assert!(is_given(&mut net, (1, 2), 1, of(1)), "of a server whose connection was lost");
+    assert!(!is_given(&mut net, (0, 2), 0, of(0)), "the term of server 1 is the later one");
+    assert_eq!(net.propose(0, b"a value"), Ok(3), "one follower is left");
+}
+
+#[test]
+fn an_operator_is_told_why_a_group_does_not_begin() {
+    let mut net = Net::new(3, |_| {});
+    assert_eq!(net.servers[0].waits_for(), Some(Waiting::Server(1)));
+    assert_eq!(net.servers[0].bootstrap(), Err(BootstrapError::Unseen(1)));
+    net.beats(3);
+    net.away = vec![2];
+    net.beats(20);
+    assert_eq!(net.servers[0].waits_for(), Some(Waiting::Server(2)));
+    net.away.clear();
+    net.beats(40);
+    assert_eq!([0, 1, 2].map(|at: usize| net.servers[at].waits_for()), [Some(Waiting::Bootstrap); 3]);
+    net.beats(100);
+    assert!(net.servers.iter().all(|server| server.leader().is_none()), "no server begins by itself");
+    assert_eq!(net.servers[1].bootstrap(), Ok(()));
+    assert_eq!(net.servers[1].beginning(), [1, 2, 3]);
+    assert_eq!(net.servers[1].bootstrap(), Err(BootstrapError::Member));
+    // Another server sees that it has begun, and is part of that.
+    net.beats(2);
+    assert_eq!([0, 1, 2].map(|at: usize| net.servers[at].waits_for()), [None; 3]);
+    assert_eq!([0, 2].map(|at: usize| net.servers[at].beginning()), [[1, 2, 3]; 2]);
+}
+
+#[test]
+fn a_server_that_restarts_before_it_has_read_of_the_beginning_is_no_part_of_it() {
+    let mut net = Net::new(3, |_| {});
+    net.beats(3);
+    net.servers[0].bootstrap().unwrap();
+    net.restart(2);
+    net.run_until("in need of a leader", |net| net.servers[2].waits_for() == Some(Waiting::Admission(0)));
+    let standings = [0, 1, 2].map(|at: usize| net.servers[at].standing());
+    assert_eq!(standings, [Standing::Member, Standing::Member, Standing::Blank]);
+    assert_eq!(net.servers[2].bootstrap(), Err(BootstrapError::Begun(0)));
+    // It is admitted by the leader.
+    net.beats(60);
+    assert_eq!((net.servers[2].standing(), net.servers[2].beginning()), (Standing::Member, &[0; 3][..]));
+}
+
+#[test]
+fn a_group_does_not_begin_over_what_a_lost_leader_has_written() {
+    let mut net = Net::begun(|_| {});
+    net.decide(3, 40);
+    net.beats(2);
+    net.restart(2);
+    net.run_until("up to date", |net| net.told[2].len() == 3);
+    assert_eq!(net.servers[2].standing(), Standing::Blank);
+    net.restart(0);
+    net.restart(1);
+    net.away.clear();
+    net.beats(40);
+    for at in 0..3 {
+        assert_eq!(net.servers[at].waits_for(), Some(Waiting::Restart(2)), "server {at}");
+        assert_eq!(net.servers[at].bootstrap(), Err(BootstrapError::Written(2)), "server {at}");
+    }
+    net.restart(2);
+    net.beats(20);
+    assert_eq!(net.servers[1].waits_for(), Some(Waiting::Bootstrap));
+    assert_eq!(net.servers[1].bootstrap(), Ok(()));
+}
+
+#[test]
+fn two_servers_were_empty_at_one_moment_if_one_was_read_before_and_behind_the_other() {
+    let mut net = Net::new(3, |_| {});
+    net.run_until("seen", |net| matches!(net.servers[0].waits_for(), Some(Waiting::Bootstrap)));
+    assert_eq!(net.servers[0].bootstrap(), Err(BootstrapError::Unseen(1)));
+    net.away = vec![2];
+    net.beats(1);
+    assert_eq!(net.servers[0].bootstrap(), Err(BootstrapError::Unseen(2)));
+    net.away.clear();
+    net.beats(3);
+    assert_eq!(net.servers[0].bootstrap(), Ok(()));
+}
+
+#[test]
+fn a_server_that_does_not_run_yet_refuses_nothing() {
+    let mut net = Net::new(3, |_| {});
+    let interface = Interface::new(MacAddr([2, 0, 0, 0, 1, 2]), ip(2), 24);
+    net.nics[2] = Rnic::new(rnic::Config::new(interface));
+    net.servers[2] = Server::new(Config { id: 2, ..net.config.clone() });
+    net.beats(30);
+    assert_eq!(net.servers[0].waits_for(), Some(Waiting::Server(2)));
+}
+
+#[test]
+fn a_server_of_another_group_is_refused() {
+    let mut net = Net::new(3, |_| {});
+    net.config.secret = Some(Secret::new("another secret"));
+    net.restart(2);
+    net.beats(30);
+    // Two servers ask it every five heartbeats.
+    assert!((2..=14).contains(&net.servers[2].refused()), "{}", net.servers[2].refused());
+    assert_eq!(net.servers[0].waits_for(), Some(Waiting::Refused(2)));
+    assert_eq!(net.servers[1].waits_for(), Some(Waiting::Refused(2)));
+    assert_eq!(net.servers[2].waits_for(), Some(Waiting::Refused(0)));
+    assert!(net.servers.iter().all(|server| server.refused() > 0));
+    net.config.secret = None;
+    net.restart(2);
+    net.beats(30);
+    assert_eq!([0, 1, 2].map(|at: usize| net.servers[at].waits_for()), [Some(Waiting::Bootstrap); 3]);
+}
+
+#[test]
+fn servers_that_come_and_go_leave_no_queue_pairs_behind() {
+    let mut net = Net::begun(|_| {});
+    let usual = [0, 1, 2].map(|at: usize| net.servers[at].queue_pairs());
+    // Each watches two, and is watched by two; one writes to two.
+    assert_eq!(usual, [6, 5, 5]);
+    for away in [2, 1, 0, 2, 0] {
+        net.away = vec![away];
+        net.beats(80);
+        net.away.clear();
+        net.beats(150);
+        assert!(net.servers[0].leads());
+        let now = [0, 1, 2].map(|at: usize| net.servers[at].queue_pairs());
+        assert_eq!(now, usual, "server {away} was away");
+    }
+}
