@@ -300,7 +300,7 @@ impl Net {
             return Err(format!("{outcome:?}, rights revoked: {revoked}"));
         }
         for (number, group) in hostile.iter().enumerate() {
-            let is_other_version = number as u32 % OTHER_VERSIONS == 0;
+            let is_other_version = (number as u32).is_multiple_of(OTHER_VERSIONS);
             let is_refused = is_other_version && *group.1 == Outcome::Refused(Some(Refusal::Request));
             let is_busy = *group.1 == Outcome::Refused(Some(Refusal::Busy));
             if !(is_refused || is_busy || !is_other_version && may(&group)) {
