@@ -7,6 +7,10 @@ use rocev2::onepipe::Timestamp;
 use switch::tunnel::{self, EntranceError};
 use switch::{Nanos, PortId, forward};
 
+/// The least [`Config::dead_after_intervals`]. A barrier that stands is said again every other interval; one of these beacons may be
+/// lost, and those around it late.
+pub const MIN_DEAD_AFTER: u32 = 5;
+
 /// Configuration of [`Representative`](crate::Representative).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -30,7 +34,7 @@ pub struct Config {
     /// Time between two beacons on an idle link, 1 us to 1 ms; the paper has 3 us. One of the whole network: it says where the
     /// instants lie
     pub beacon_interval: Nanos,
-    /// A link that is silent for more intervals than this is dead, 2 at least; the paper has 10
+    /// A link that is silent for more intervals than this is dead, [`MIN_DEAD_AFTER`] at least; the paper has 10
     pub dead_after_intervals: u32,
     /// A link that comes back and is behind by no more than this is waited for; it is how long it may stop the others. More
     /// than a barrier takes through the whole network, and no less than the time after which a link is dead
@@ -105,7 +109,7 @@ pub struct Link {
     pub beacon: BeaconForm,
     /// Whether messages carry barriers on this link, in both directions: true of hosts and of switches that are
     /// [`Chip`](Incarnation::Chip). Other switches leave what the sender wrote, which says nothing of this link, and take no
-    /// barriers from messages: they get a beacon in each interval, however many messages pass
+    /// barriers from messages: they get their beacons however many messages pass
     pub barriers_in_messages: bool,
 }
 
@@ -168,8 +172,8 @@ pub enum ConfigError {
     /// The beacon interval is out of range
     #[error("a beacon interval of {} ns; it has to lie between 1 us and 1 ms", .0.0)]
     Interval(Nanos),
-    /// A link would be taken for dead between two beacons
-    #[error("a link that is dead after {0} intervals; it takes 2 at least")]
+    /// A link would be taken for dead while it is alive
+    #[error("a link that is dead after {0} intervals; it takes {MIN_DEAD_AFTER} at least")]
     DeadAfter(u32),
     /// A link that was dead could never come back
     #[error("a join window of {} ns; it has to be as long as it takes a link to be dead", .0.0)]
@@ -210,7 +214,7 @@ impl Config {
         if !(Nanos::from_micros(1)..=Nanos::from_millis(1)).contains(&self.beacon_interval) {
             return Err(ConfigError::Interval(self.beacon_interval));
         }
-        if self.dead_after_intervals < 2 {
+        if self.dead_after_intervals < MIN_DEAD_AFTER {
             return Err(ConfigError::DeadAfter(self.dead_after_intervals));
         }
         if self.join_window.0 < self.beacon_interval.0 * u64::from(self.dead_after_intervals) {

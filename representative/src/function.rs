@@ -96,6 +96,8 @@ struct LinkEnds {
     told: u64,
     /// The tick in which that was
     told_at: u64,
+    /// The tick in which the last beacon was sent
+    beaconed_at: u64,
     /// Why it takes no part, if it does not
     gone: Option<LinkState>,
     /// What its neighbour's clock showed when it sent the last beacon, and a nanosecond more if that was to say that nothing
@@ -159,6 +161,7 @@ impl Representative {
                 output,
                 told: 0,
                 told_at: 0,
+                beaconed_at: 0,
                 gone: None,
                 said_at: Latest::default(),
                 beacon,

@@ -18,7 +18,9 @@ pub mod process;
 pub mod view;
 
 pub use barrier::Barrier;
-pub use config::{BeaconForm, Config, ConfigError, Detour, Incarnation, Link, Pace, Registers, Side};
+pub use config::{
+    BeaconForm, Config, ConfigError, Detour, Incarnation, Link, MIN_DEAD_AFTER, Pace, Registers, Side,
+};
 pub use counters::{Counters, Refusal};
 pub use function::{Command, Event, LinkId, Representative};
 pub use process::{Process, ProcessId};
@@ -42,8 +44,6 @@ pub enum Bug {
     SharedGap,
     /// A beacon is taken from any source
     AnySource,
-    /// A chip counts a message as a beacon for a neighbour that takes no barriers from messages
-    UnreadMessage,
     /// A switch passes beacons on that name itself as their source
     ForgedNeighbour,
 }
@@ -51,7 +51,7 @@ pub enum Bug {
 #[cfg(feature = "canary")]
 impl Bug {
     /// Every bug.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 8] = [
         Self::ReturningLink,
         Self::LastLink,
         Self::TieByArrival,
@@ -59,7 +59,6 @@ impl Bug {
         Self::SilentDrop,
         Self::SharedGap,
         Self::AnySource,
-        Self::UnreadMessage,
         Self::ForgedNeighbour,
     ];
 }

@@ -143,9 +143,11 @@ impl Representative {
         out: &mut O,
     ) -> Verdict {
         let chip = self.config.incarnation == Incarnation::Chip;
+        // A beacon of one neighbour for another goes its way.
+        let passes_by = header.opcode() == OnePipeOpcode::BEACON;
         let from = match self.link_at(port) {
             Some(from) => from,
-            None if chip => return self.refuse(Refusal::UnknownLink, DropReason::WrongSource),
+            None if chip && !passes_by => return self.refuse(Refusal::UnknownLink, DropReason::WrongSource),
             None => return self.forward.route(frame, port, now, out),
         };
         #[cfg(feature = "canary")]
@@ -191,7 +193,7 @@ impl Representative {
             return verdict;
         };
         // Both are fed by what goes up.
-        if self.links[from].output == UP && self.links[to].output == UP {
+        if self.links[from].output == UP && self.links[to].output == UP && !passes_by {
             return self.refuse(Refusal::Valley, DropReason::Unexpected);
         }
         if !heeded {
@@ -202,10 +204,7 @@ impl Representative {
         let best_effort = barrier.best_effort();
         stamp(frame.bytes_mut(), layout, best_effort, barrier.commit());
         // Any other neighbour passes the message on unread, and hears of the barrier from beacons alone.
-        let is_read = link.barriers_in_messages;
-        #[cfg(feature = "canary")]
-        let is_read = is_read || self.config.bug == Some(crate::Bug::UnreadMessage);
-        if is_read {
+        if link.barriers_in_messages {
             (link.told, link.told_at) = (barrier.position(), self.ticks);
         }
         self.counters.messages.add(1);

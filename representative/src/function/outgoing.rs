@@ -9,6 +9,9 @@ use rocev2::beacon::Said;
 use rocev2::onepipe::{OnePipe, OnePipeOpcode};
 use switch::{Nanos, Output};
 
+/// Part of the time after which a link is dead that passes at most between two beacons on a link with messages.
+const BESIDE_MESSAGES: u32 = 4;
+
 impl Representative {
     /// After a half's barrier may have moved.
     #[inline]
@@ -83,7 +86,7 @@ impl Representative {
                 self.counters.unsent.add(1);
                 continue;
             }
-            link.told = news.position;
+            (link.told, link.beaconed_at) = (news.position, self.ticks);
             // With beacons at instants, one is none that counts as a message of the interval that begins.
             link.told_at = if self.config.pace == Pace::Passing { self.ticks } else { link.told_at };
             sent += 1;
@@ -111,7 +114,10 @@ impl Representative {
                 (Pace::Passing, _) => (half.passed, all.and(self.ticks.checked_sub(2)), None),
             }
         };
-        News { said: Said::new(&header), position, told_before, told_in, but_in }
+        // The neighbour may not have read what messages said: a damaged one, or one of a host that it does not know.
+        let beside = u64::from(self.config.dead_after_intervals / BESIDE_MESSAGES);
+        let beaconed_in = all.and(self.ticks.checked_sub(beside));
+        News { said: Said::new(&header), position, told_before, told_in, but_in, beaconed_in }
     }
 }
 
@@ -126,6 +132,8 @@ struct News {
     told_in: Option<u64>,
     /// None of those that were in this
     but_in: Option<u64>,
+    /// Links whose last beacon was sent before this tick, whatever messages have told them since
+    beaconed_in: Option<u64>,
 }
 
 impl News {
@@ -133,6 +141,7 @@ impl News {
     fn wanted_by(&self, link: &LinkEnds) -> bool {
         let long_ago =
             self.told_in.is_some_and(|tick| link.told_at <= tick) && Some(link.told_at) != self.but_in;
-        link.told < self.told_before || long_ago
+        let only_messages = self.beaconed_in.is_some_and(|tick| link.beaconed_at < tick);
+        link.told < self.told_before || long_ago || only_messages
     }
 }

@@ -501,7 +501,7 @@ fn what_cannot_be_is_not_made() {
         (|config| config.links = vec![link(0, Side::Below); 65_535], ConfigError::TooManyLinks(65_535)),
         (|config| config.first_qp = Qpn::new(1), ConfigError::QueuePairs { first: Qpn::new(1), links: 4 }),
         (|config| config.beacon_interval = Nanos(999), ConfigError::Interval(Nanos(999))),
-        (|config| config.dead_after_intervals = 1, ConfigError::DeadAfter(1)),
+        (|config| config.dead_after_intervals = 4, ConfigError::DeadAfter(4)),
         (|config| config.join_window = Nanos(10 * T - 1), ConfigError::JoinWindow(Nanos(10 * T - 1))),
         (|config| config.links[2].port = PortId(5), ConfigError::NoSuchPort(2)),
         (|config| config.links[2].port = PortId(0), ConfigError::SharedPort(2)),

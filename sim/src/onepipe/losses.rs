@@ -378,9 +378,8 @@ impl Check<'_> {
             return Err(format!("its ACK arrived {} ns after it was sent", at.since(sent_at).0));
         }
         let dropped = self.dropped.answers.get(&(to, from));
-        if dropped.is_some_and(|answers| answers.iter().any(|answer| answer.acknowledges(run))) {
-            return Ok(Cause::Unanswered);
-        }
+        let was_dropped =
+            dropped.is_some_and(|answers| answers.iter().any(|answer| answer.acknowledges(run)));
         let answered_at = receiver.traffic.as_ref().and_then(|traffic| of(&traffic.answers_sent, from));
         if self.was_behind_a_gap(from, to, run, came.barrier) {
             return Ok(Cause::Unanswered);
@@ -390,6 +389,7 @@ impl Check<'_> {
             Some(at) if at > came.at + ANSWERED_WITHIN && !self.drawn.pauses => {
                 Err(format!("its receiver sent no ACK for {} ns", at.since(came.at).0))
             }
+            Some(_) if was_dropped => Ok(Cause::Unanswered),
             Some(_) if heard_at.is_none() => Err("its ACK did not arrive, and no link dropped it".into()),
             Some(_) => Ok(Cause::Slow),
         }

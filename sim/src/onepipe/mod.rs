@@ -315,6 +315,9 @@ impl Tree {
             world.connect(switch, node, self.link);
         }
         if let Some(stranger) = self.stranger {
+            let all_see = !(0..keepers.len()).any(|n| self.is_bridge(n));
+            let sees_ports =
+                |n: usize| if n < hosts.len() { !self.is_bridge(n / self.fanout) } else { all_see };
             let lying = Lying {
                 chance: Chance::stream(seed, 0x6c69_6172),
                 left: stranger.lies,
@@ -325,7 +328,8 @@ impl Tree {
                     .map(host_at)
                     .chain((0..keepers.len()).map(|n| switch_at(n, 0)))
                     .collect(),
-                ports_are_seen: !(0..keepers.len()).any(|n| self.is_bridge(n)),
+                sees_ports: (0..hosts.len() + keepers.len()).map(sees_ports).collect(),
+                flooded: stranger.floods.then(|| seed as usize % hosts.len()),
             };
             let node = world.add("stranger", lying, Clock::default());
             world.connect(switches[stranger.switch], node, self.link);

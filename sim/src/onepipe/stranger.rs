@@ -21,6 +21,8 @@ pub struct Stranger {
     pub switch: usize,
     /// How many lies it tells
     pub lies: u32,
+    /// Whether they are all messages for one host, which it refuses
+    pub floods: bool,
 }
 
 /// Its own interface
@@ -37,8 +39,10 @@ pub(super) struct Lying {
     /// Everybody, hosts first; of keepers, their first queue pair
     pub(super) all: Vec<At>,
     pub(super) hosts: usize,
-    /// Whether every keeper is a switch, which sees through which port a frame came
-    pub(super) ports_are_seen: bool,
+    /// Whether each of them sees, or its switch does, through which port a frame came: it is safe from forged beacons
+    pub(super) sees_ports: Vec<bool>,
+    /// A host that it sends all messages to, one an interval, in some seeds
+    pub(super) flooded: Option<usize>,
 }
 
 impl Lying {
@@ -63,20 +67,40 @@ impl Lying {
         header
     }
 
+    /// A message that its receiver refuses, as it knows no such sender, or because of its ICRC.
+    fn refused_message(&mut self, now: Nanos, to: At) -> Vec<u8> {
+        let time = Timestamp::new(super::CLOCK.nanos() + now.0);
+        let header = OnePipe::new(OnePipeOpcode::DATA, time, Psn::new(self.chance.bits() as u32));
+        let payload = [header.as_bytes(), &[7; 8]].concat();
+        let bth = Bth::new(Opcode::UD_SEND_ONLY, to.qpn, Psn::ZERO);
+        let deth = Deth::new(OnePipe::QKEY, OWN.qpn);
+        let mut frame = self.packet(OWN, to, bth, deth.as_bytes(), &payload);
+        if self.chance.below(2) == 0
+            && let Some(last) = frame.last_mut()
+        {
+            *last ^= 1;
+        }
+        frame
+    }
+
     fn lie(&mut self, now: Nanos) -> Vec<u8> {
+        if let Some(host) = self.flooded {
+            return self.refused_message(now, self.all[host]);
+        }
         let nth = self.chance.below(self.all.len() as u64) as usize;
         let (mut to, is_keeper) = (self.all[nth], nth >= self.hosts);
         if is_keeper {
             to.qpn = Qpn::new(to.qpn.get() + self.chance.below(8) as u32);
         }
         let mut from = OWN;
-        if self.ports_are_seen && self.chance.below(4) == 0 {
+        let sees_ports = self.sees_ports[nth];
+        if sees_ports && self.chance.below(4) == 0 {
             // A keeper, down to its queue pair: more often than not the one whose switch the frame passes first
             let any = self.chance.below((self.all.len() - self.hosts) as u64) as usize;
             let keeper = if self.chance.below(2) == 0 { self.switch } else { any };
             from.ip = self.all[self.hosts + keeper].ip;
             from.qpn = Qpn::new(super::FIRST_QP.get() + self.chance.below(4) as u32);
-        } else if (self.ports_are_seen || !is_keeper) && self.chance.below(2) == 0 {
+        } else if (sees_ports || !is_keeper) && self.chance.below(2) == 0 {
             from.ip = self.chance.pick(&self.all).ip;
             // Hosts would believe it if the queue pair were right, too.
             from.qpn = Qpn::new(HOST_QP.get() + 0x1000);
@@ -116,7 +140,8 @@ impl Node for Lying {
     fn on_timer(&mut self, now: Nanos, out: &mut Ports<'_>) {
         while self.left > 0 && self.next <= now {
             self.left -= 1;
-            self.next = now + Nanos(self.chance.below(4000));
+            let most = if self.flooded.is_some() { 2000 } else { 4000 };
+            self.next = now + Nanos(self.chance.below(most));
             let frame = self.lie(now);
             _ = out.send(MemoryFrame::new(frame), PortId(0));
         }

@@ -27,6 +27,10 @@ impl Kind {
     const ALL: [Self; 5] = [Self::Orderly, Self::Ties, Self::Crowded, Self::Disorderly, Self::Failing];
 }
 
+/// The longest time without a barrier, where links lose frames and nothing fails, and no clock is set back: the time after which a
+/// link is dead, of which beacons on a busy one may take a quarter each.
+const LONGEST_STALL: Nanos = Nanos::from_micros(33);
+
 /// What was seen, over all seeds.
 #[derive(Debug, Default)]
 struct Totals {
@@ -43,6 +47,8 @@ struct Totals {
     clamped: u64,
     /// Beacons and messages of strangers that were refused
     strange: u64,
+    /// The longest time in which a host's barrier did not rise, in nanoseconds
+    stall: u64,
     /// Commands of an operator
     ordered: u64,
     /// Deliveries with the timestamp of the one before, from another sender
@@ -79,9 +85,11 @@ fn drawn(seed: u64, kind: Kind, chance: &mut Chance) -> Tree {
     // Not what the rest is drawn from, so that seeds stay what they were
     tree.habits.at_once = Share::percent([0, 50, 100][Chance::stream(seed, 0x6f6e_6365).below(3) as usize]);
     let mut lies = Chance::stream(seed, 0x6c69_6573);
+    let mut lies_kind = Chance::stream(seed, 0x666c_6f64);
     if lies.below(3) == 0 {
         let (switch, lies) = (lies.below(tree.switches() as u64) as usize, lies.between(10, 100) as u32);
-        tree.stranger = Some(Stranger { switch, lies });
+        let floods = lies_kind.below(3) == 0;
+        tree.stranger = Some(Stranger { switch, lies, floods });
     }
     match kind {
         Kind::Orderly | Kind::Failing => tree.habits.largest = if chance.below(2) == 0 { 8 } else { 3000 },
@@ -220,7 +228,9 @@ fn operate(
                         let until = at + Nanos(chance.between(1000, 80_000));
                         faults.begin(made, (at, Fault::Cut(vec![cut])), (until, Fault::Heal(vec![cut])));
                     }
-                    faults.first = Some(faults.first.map_or(at, |first| first.min(at)));
+                    if made.links_of(switch).nth(number as usize).is_some() {
+                        faults.first = Some(faults.first.map_or(at, |first| first.min(at)));
+                    }
                     Order::Give(Command::Remove(link))
                 }
             };
@@ -281,12 +291,18 @@ fn run(seed: u64, plant: impl Fn(&mut Tree), totals: &mut Totals) -> Result<(), 
     made.world.run_until(until + Nanos::from_micros(100) + on_its_way);
     let incarnations: Vec<_> = (0..tree.switches()).map(|n| tree.incarnation_of(n)).collect();
     let context = |what: String| format!("{kind:?} {incarnations:?}: {what}");
+    let stall = made.each_host().map(|host| host.stall).max().unwrap_or_default();
+    let most = Nanos(LONGEST_STALL.0 + tree.habits.step_ns);
+    if !matches!(kind, Kind::Failing | Kind::Disorderly) && stall > most {
+        return Err(context(format!("a barrier did not rise for {} ns", stall.0)));
+    }
     match kind {
         Kind::Orderly | Kind::Ties | Kind::Crowded => made.check(None),
         Kind::Failing if !faults.crash => made.check_rising().and_then(|()| made.check_order()),
         Kind::Disorderly | Kind::Failing => made.check_order(),
     }
     .map_err(context)?;
+    totals.stall = totals.stall.max(stall.0);
     totals.ambiguous += made.check_fates().map_err(context)?;
     // A copy arrives later than its original, which may be lost behind the link that copied it.
     let keeps_order = tree.link.reorder == Share::NEVER && tree.link.duplicate == Share::NEVER;

@@ -64,9 +64,11 @@ impl Forward {
     }
 
     /// The same, for a function that forwards besides, on one worker: it has no [events](Event), so nobody has to ask for
-    /// them.
+    /// them. Packets in which [`verify_icrc`](Config::verify_icrc) or [`verify_udp_checksum`](Config::verify_udp_checksum) finds
+    /// a fault are dropped: a NIC takes one with a wrong UDP checksum, and it would pass without what the function does to it.
     pub fn alone(config: &Config) -> Self {
-        Self::told(config, false)
+        let drop = config.drop.with(Fault::Icrc).with(Fault::UdpChecksum);
+        Self::told(&Config { drop, ..config.clone() }, false)
     }
 
     /// Whether others are to be told of the stations that this one hears

@@ -125,6 +125,16 @@ fn what_is_malformed_is_dropped_only_on_demand() {
 }
 
 #[test]
+fn other_functions_drop_what_verification_finds_wrong() {
+    let mut bad_udp_checksum = acknowledgement();
+    bad_udp_checksum[41] = 1;
+    let verified = Config { verify_icrc: true, verify_udp_checksum: true, ..wire() };
+    let malformed = Verdict::Drop(DropReason::Malformed(Fault::UdpChecksum));
+    assert_eq!(run(&mut Forward::alone(&verified), &bad_udp_checksum, LEFT).0, malformed);
+    assert_eq!(run(&mut Forward::alone(&wire()), &bad_udp_checksum, LEFT).0, Verdict::Forward(RIGHT));
+}
+
+#[test]
 fn the_beginning_of_a_long_frame_is_oversized_not_truncated() {
     let mut forward = Forward::new(&Config { drop: FaultSet::ALL, ..wire() });
     let mut frame = MemoryFrame::beginning(&acknowledgement()[..60]);

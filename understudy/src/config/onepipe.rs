@@ -10,7 +10,9 @@ pub(crate) use ::onepipe::Clock;
 use core::net::IpAddr;
 use core::ops::Range;
 use dataplane::config::Device;
-use representative::config::{BeaconForm, Config, Detour, Incarnation, Link, Pace, Registers, Side};
+use representative::config::{
+    BeaconForm, Config, Detour, Incarnation, Link, MIN_DEAD_AFTER, Pace, Registers, Side,
+};
 use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
 use rocev2::onepipe::{OnePipe, Timestamp};
@@ -59,7 +61,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
     let mac = own_mac(table, forward.as_ref().and_then(|forward| router(&forward.topology)));
     let addresses = addresses(table);
     let interval = table.number("beacon_interval_ns", 1_000..=1_000_000, 3_000);
-    let dead_after = table.number("dead_after_intervals", 2..=1_000_000, 10);
+    let dead_after = table.number("dead_after_intervals", MIN_DEAD_AFTER.into()..=1_000_000, 10);
     let join_window = join_window(table, interval * dead_after);
     let lag_alarm = table.spanned_number("lag_alarm_us", 0..=MAX_US, 300).map(toml::Spanned::into_inner);
     let ahead_max = Nanos::from_micros(table.number("ahead_max_us", 1..=MAX_US, 10_000));

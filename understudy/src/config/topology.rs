@@ -8,6 +8,7 @@ use super::tree::{Problems, Table, Value, section, sections};
 use super::words;
 use core::net::IpAddr;
 use core::ops::Range;
+use representative::MIN_DEAD_AFTER;
 use representative::plan::{self, About, Host, Link, Node, Plan, Settings, Switch, Topology};
 use rocev2::Qpn;
 use switch::Nanos;
@@ -169,7 +170,11 @@ fn settings(table: Table<'_>) -> (Settings, Option<&'static str>) {
     let default = Settings::default();
     let qp = |key, range, default: Qpn| Qpn::new(table.number(key, range, default.get().into()) as u32);
     let interval = table.number("beacon_interval_ns", 1_000..=1_000_000, default.beacon_interval.0);
-    let dead_after = table.number("dead_after_intervals", 2..=1_000_000, default.dead_after_intervals.into());
+    let dead_after = table.number(
+        "dead_after_intervals",
+        MIN_DEAD_AFTER.into()..=1_000_000,
+        default.dead_after_intervals.into(),
+    );
     let micros = |key, least, most, default: Nanos| {
         Nanos::from_micros(table.number(key, least..=most, default.0 / 1_000))
     };

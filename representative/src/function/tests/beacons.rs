@@ -231,3 +231,109 @@ fn a_worker_that_slept_blames_nobody() {
     assert_eq!((function.poll_event(), function.counters().ticks_missed.get()), (None, 49));
     assert_eq!(function.next_timer(), Some(Nanos(51 * T)));
 }
+
+#[test]
+fn forged_beacon_with_a_wrong_udp_checksum_does_not_reach_the_neighbour() {
+    for incarnation in [Incarnation::Chip, Incarnation::SwitchCpu] {
+        let mut config = config(incarnation);
+        config.forward.verify_udp_checksum = true;
+        let mut function = Representative::new(config).unwrap();
+        all_say(&mut function, 100);
+        let promise = header(OnePipeOpcode::BEACON, at(200), Some(at(200)));
+        for opcode in [Opcode::UD_SEND_ONLY, Opcode::UC_WRITE_ONLY] {
+            let mut forged = packet((false, OWN_IP, mac(2)), opcode, FIRST_QP, promise.as_bytes(), |_| ());
+            forged[41] = 1;
+            assert!(Packet::parse(&forged).unwrap().verify_icrc(), "the ICRC leaves the checksum out");
+            assert!(matches!(verdict(&mut function, &forged, 0, 200), Verdict::Drop(_)), "{incarnation:?}");
+        }
+    }
+}
+
+#[test]
+fn message_with_a_wrong_udp_checksum_does_not_pass_with_its_sender_s_barrier() {
+    let mut config = config(Incarnation::Chip);
+    config.forward.verify_udp_checksum = true;
+    let mut function = Representative::new(config).unwrap();
+    all_say(&mut function, 100);
+    let mut damaged = data(0, 2, 900);
+    damaged[41] = 1;
+    let refused = Verdict::Drop(DropReason::Malformed(rocev2::Fault::UdpChecksum));
+    assert_eq!(verdict(&mut function, &damaged, 0, 900), refused);
+}
+
+#[test]
+fn neighbour_hears_of_the_barrier_beside_messages_that_it_refuses() {
+    for pace in [Pace::Passing, Pace::Instants] {
+        let mut config = config(Incarnation::Chip);
+        (config.pace, config.links[0].barriers_in_messages) = (pace, false);
+        let mut function = Representative::new(config).unwrap();
+        all_say(&mut function, 100);
+        timer(&mut function, 110);
+        let mut beacons = 0;
+        for tick in 1..100u64 {
+            for n in 0..4 {
+                verdict(&mut function, &beacon(n, Some(at(tick * T))), n.into(), tick * T);
+            }
+            let mut damaged = data(0, 2, tick * T + 5);
+            *damaged.last_mut().unwrap() ^= 1;
+            assert!(matches!(verdict(&mut function, &damaged, 0, tick * T + 5), Verdict::Forward(_)));
+            beacons +=
+                timer(&mut function, tick * T + 10).iter().filter(|(_, port)| *port == PortId(2)).count();
+        }
+        assert!(beacons > 10, "{pace:?}: {beacons}");
+    }
+}
+
+#[test]
+fn beacons_of_a_representative_pass_a_chip_wherever_it_is() {
+    let mut function = representative(Incarnation::Chip);
+    let promise = header(OnePipeOpcode::BEACON, at(200), Some(at(200)));
+    for opcode in [Opcode::UC_WRITE_ONLY, Opcode::UD_SEND_ONLY] {
+        let passing = packet((false, 4, mac(2)), opcode, FIRST_QP, promise.as_bytes(), |_| ());
+        assert_eq!(verdict(&mut function, &passing, 4, 200), Verdict::Forward(PortId(2)), "{opcode:?}");
+    }
+}
+
+#[test]
+fn beacons_of_a_representative_above_pass_a_switch_upwards() {
+    let mut function = representative(Incarnation::SwitchCpu);
+    let promise = header(OnePipeOpcode::BEACON, at(200), Some(at(200)));
+    for opcode in [Opcode::UC_WRITE_ONLY, Opcode::UD_SEND_ONLY] {
+        let passing = packet((false, 77, mac(2)), opcode, FIRST_QP, promise.as_bytes(), |_| ());
+        assert_eq!(verdict(&mut function, &passing, 3, 200), Verdict::Forward(PortId(2)), "{opcode:?}");
+    }
+}
+
+#[test]
+fn link_whose_barrier_stands_is_alive_with_the_fewest_intervals_and_a_lost_beacon() {
+    let mut config = config(Incarnation::SwitchCpu);
+    config.dead_after_intervals = crate::MIN_DEAD_AFTER;
+    let [mut sender, mut receiver] = [(); 2].map(|()| Representative::new(config.clone()).unwrap());
+    for function in [&mut sender, &mut receiver] {
+        timer(function, 0);
+        all_say(function, 100);
+    }
+    let mut sent = 0;
+    for ns in (200..40 * T).step_by(100) {
+        let says = |function: &mut Representative, n: u8, barrier| {
+            verdict(function, &beacon(n, Some(at(barrier))), n.into(), ns);
+        };
+        if ns % T == 700 {
+            // The barrier of link 0 stands.
+            for n in [0, 1] {
+                says(&mut sender, n, 100);
+            }
+            for n in [1, 2, 3] {
+                says(&mut receiver, n, ns);
+            }
+        }
+        timer(&mut receiver, ns);
+        if timer(&mut sender, ns).iter().any(|&(_, port)| port == PortId(2)) {
+            sent += 1;
+            if sent % 3 > 0 {
+                says(&mut receiver, 0, 100);
+            }
+        }
+    }
+    assert!(sent > 15 && receiver.is_live(LinkId(0)), "{sent} beacons");
+}

@@ -89,7 +89,7 @@ fn what_is_not_said() {
 fn what_is_said() {
     let lines = [
         "incarnation = \"host\"\naddresses = [\"10.0.0.254/24\", \"fd00::fe/64\"]\nmac = \"02:00:00:00:00:fe\"",
-        "pace = \"instants\"\nclock = \"tai\"\nbeacon_interval_ns = 1000\ndead_after_intervals = 2\njoin_window_us = 2",
+        "pace = \"instants\"\nclock = \"tai\"\nbeacon_interval_ns = 1000\ndead_after_intervals = 5\njoin_window_us = 5",
         "lag_alarm_us = 77\nahead_max_us = 5\nqkey = 6\ntraffic_class = 0x6a\nfirst_qp = 16777212",
         "registers = { va = 0x7000, rkey = 8 }\npairs = [[\"a\", \"b\"]]\ncounted_qps = 0",
         &LINK
@@ -119,8 +119,8 @@ fn what_is_said() {
         first_qp: Qpn::new(16_777_212),
         registers: Registers { va: 0x7000, rkey: 8 },
         beacon_interval: Nanos(1_000),
-        dead_after_intervals: 2,
-        join_window: Nanos(2_000),
+        dead_after_intervals: 5,
+        join_window: Nanos(5_000),
         ahead_max: Nanos(5_000),
         traffic_class: 0x6a,
         links: vec![above, below],
