@@ -385,12 +385,13 @@ fn a_server_whose_log_cannot_hold_what_it_lacks_does_not_lead_before_it_has_got_
 #[test]
 fn a_follower_that_lacks_a_whole_log_gets_it_at_once() {
     let mut net = Net::begun(|config| config.layout = Layout::new(256, 8, 1000));
-    net.away = vec![2];
-    net.beats(20);
     net.decide(240, 8);
-    net.away.clear();
-    net.run_until("up to date", |net| net.told[2].len() == 240);
-    assert_eq!(net.told[2], net.told[0]);
+    net.beats(2);
+    net.restart(2);
+    net.run_until("written to", |net| !net.told[2].is_empty());
+    net.deliver_all();
+    assert!(net.servers[0].leads());
+    assert_eq!((net.told[2].len(), &net.told[2]), (240, &net.told[0]));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! acknowledges what is written to it, and hands nothing on by itself.
 
 use super::{Net, heartbeats, ip};
-use crate::consensus::log::DECIDED;
+use crate::consensus::log::{DECIDED, HEAD};
 use crate::consensus::{Standing, Through};
 use crate::wire::{GroupRequest, MemberRequest, Refusal, Region, Replicas};
 use core::net::IpAddr;
@@ -130,6 +130,39 @@ fn an_entry_is_written_to_the_switch_alone_and_decided_when_it_is_acknowledged()
 }
 
 #[test]
+fn entries_go_through_the_switch_when_all_its_replicas_hold_what_was_written_before() {
+    let mut net = Net::with_switch();
+    net.away = vec![2];
+    net.decide(2, 40);
+    let memory = net.answer();
+    net.deliver_all();
+    assert!(!net.servers[0].replicates_through());
+    net.decide(1, 40);
+    assert_eq!(net.servers[0].decided(), 2, "neither by the switch nor directly");
+    net.away.clear();
+    net.beats(2);
+    assert!(net.servers[0].replicates_through());
+    assert_eq!((net.servers[0].decided(), net.value(1, 1), net.value(1, 2)), (3, Some(&[1; 40][..]), None));
+    net.hand_on(memory, 1);
+    assert_eq!(net.value(1, 2), Some(&[0; 40][..]));
+}
+
+#[test]
+fn what_an_earlier_leader_left_half_written_does_not_go_through_the_switch() {
+    let mut net = Net::with_switch();
+    let log = net.servers[0].resources.as_ref().unwrap().log.0;
+    // The header of an entry of 40 bytes, without its end
+    let header = [1u64, 0, 40].map(u64::to_le_bytes).concat();
+    net.nics[0].bytes_mut(log)[HEAD..][..24].copy_from_slice(&header);
+    let memory = net.answer();
+    net.deliver_all();
+    assert!(net.servers[0].replicates_through());
+    net.decide(1, 40);
+    let (layout, written) = (net.servers[0].config.layout, net.nics[usize::from(SWITCH)].bytes(memory));
+    assert_eq!(layout.entry(0, written).map(|entry| entry.value), Some(&[0; 40][..]));
+}
+
+#[test]
 fn a_group_that_is_idle_stays() {
     let (mut net, memory) = Net::open();
     net.decide(3, 40);
@@ -137,9 +170,12 @@ fn a_group_that_is_idle_stays() {
     for to in [1, 2] {
         net.hand_on(memory, to);
     }
+    net.beats(1);
+    let sent = net.nics[usize::from(SWITCH)].counters().sent;
     net.beats(200);
     assert!(net.servers[0].replicates_through());
     assert_eq!(net.requests.len(), 1);
+    assert_eq!(net.nics[usize::from(SWITCH)].counters().sent, sent, "the switch has nothing to acknowledge");
 }
 
 #[test]
