@@ -412,6 +412,25 @@ mod tests {
         assert_eq!(SnapshotHead::of(&log[..SNAPSHOT + 23]), None);
     }
 
+    #[test]
+    fn a_snapshots_head_that_is_torn_over_another_one_is_none() {
+        let heads = [(1, 77), (2, 78), (1, 3 << 24 | 5), (2, 6), (1 << 40, 1 << 30)];
+        let heads = heads.map(|(next, len)| SnapshotHead { next, len });
+        for (old, new) in heads.iter().flat_map(|old| heads.map(|new| (*old, new))) {
+            let mut log = [0; HEAD];
+            log[SNAPSHOT..SNAPSHOT + 24].copy_from_slice(&old.to_bytes());
+            for (at, byte) in new.to_bytes().into_iter().enumerate() {
+                log[SNAPSHOT + at] = byte;
+                let found = SnapshotHead::of(&log);
+                assert!(
+                    found.is_none_or(|found| found == old || found == new),
+                    "{found:?} of {old:?} and {new:?}"
+                );
+            }
+            assert_eq!(SnapshotHead::of(&log), Some(new));
+        }
+    }
+
     proptest! {
         #[test]
         fn entries_survive(index in 0u64..1 << 40, term: u64, value in prop::collection::vec(any::<u8>(), 0..=20)) {

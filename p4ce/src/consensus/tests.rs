@@ -2,14 +2,24 @@
 
 mod connections;
 mod replication;
+mod through;
 
 use super::{Config, Decided, Layout, ProposeError, Server, SnapshotError, Standing};
 use core::net::IpAddr;
+use rnic::cm::{Conn, Event, PortSpace};
 use rnic::{Interface, Rnic};
 use rocev2::ethernet::MacAddr;
 use switch::Nanos;
 
 const HEARTBEAT: Nanos = Nanos::from_micros(100);
+
+/// A request for a connection.
+struct Request {
+    at: Nanos,
+    conn: Conn,
+    from: IpAddr,
+    private_data: Vec<u8>,
+}
 
 struct Net {
     now: Nanos,
@@ -21,6 +31,12 @@ struct Net {
     /// What each server's application was told in this incarnation
     told: Vec<Vec<Decided>>,
     restarts: u64,
+    /// Requests that arrived at a NIC without a server ([`add_nic`](Self::add_nic))
+    requests: Vec<Request>,
+}
+
+const fn heartbeats(count: u64) -> Nanos {
+    Nanos(HEARTBEAT.0 * count)
 }
 
 fn ip(server: u8) -> IpAddr {
@@ -54,6 +70,7 @@ impl Net {
             away: Vec::new(),
             told: Vec::new(),
             restarts: 0,
+            requests: Vec::new(),
         };
         for n in 0..servers {
             let (nic, server) = net.start(n);
@@ -92,7 +109,27 @@ impl Net {
         self.told[at].clear();
     }
 
+    /// Adds a NIC without a server, which keeps the requests for connections.
+    fn add_nic(&mut self, n: u8, port: u16) {
+        let interface = Interface::new(MacAddr([2, 0, 0, 0, 1, n]), ip(n), 24);
+        let mut nic = Rnic::new(rnic::Config { seed: 99, ..rnic::Config::new(interface) });
+        nic.listen(PortSpace::Tcp, port).unwrap();
+        self.nics.push(nic);
+    }
+
+    fn hear_requests(&mut self, at: usize) {
+        while let Some(event) = self.nics[at].poll_cm_event() {
+            if let Event::Requested { conn, request, .. } = event {
+                let (from, private_data) = (request.peer.remote, request.private_data);
+                self.requests.push(Request { at: self.now, conn, from, private_data });
+            }
+        }
+    }
+
     fn run_server(&mut self, at: usize) {
+        if at >= self.servers.len() {
+            return self.hear_requests(at);
+        }
         self.servers[at].run(&mut self.nics[at], self.now);
         while let Some(decided) = self.servers[at].poll_decided() {
             self.told[at].push(decided);
@@ -142,7 +179,7 @@ impl Net {
 
     /// Stops as soon as something is so.
     fn run_until(&mut self, what: &str, is_so: impl Fn(&Self) -> bool) {
-        let end = self.now + Nanos(HEARTBEAT.0 * 200);
+        let end = self.now + heartbeats(200);
         while !is_so(self) {
             assert!(self.step(end), "after 200 heartbeats: not {what}");
         }
@@ -150,7 +187,11 @@ impl Net {
 
     /// Lets so many heartbeats pass.
     fn beats(&mut self, count: u64) {
-        let end = self.now + Nanos(HEARTBEAT.0 * count);
+        self.pass(heartbeats(count));
+    }
+
+    fn pass(&mut self, span: Nanos) {
+        let end = self.now + span;
         while self.step(end) {}
         self.now = end;
     }

@@ -240,12 +240,13 @@ impl Server {
         }
     }
 
-    /// Begins a group, empty: for the operator to say, once, to one server. It succeeds only while all servers run and
-    /// none has memory that counts, and is not kept for later if it does not: whatever happens then, no server begins
-    /// without being told again.
+    /// Begins a group, empty: for the operator to say, once, to one server. Succeeds only if this server has read that at one
+    /// moment all servers were blank, and that no leader has written to them. A server that stops after that moment does not
+    /// prevent it, and has to be admitted when it restarts. The request is not kept if it fails: no server begins without
+    /// being told again.
     ///
     /// # Errors
-    /// If a server is a member, not there, or not empty.
+    /// If a server is a member, was not read at such a moment, or may hold entries.
     pub fn bootstrap(&mut self) -> Result<(), BootstrapError> {
         if self.standing != Standing::Blank {
             return Err(BootstrapError::Member);

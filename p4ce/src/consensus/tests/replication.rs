@@ -1,8 +1,9 @@
 //! What a leader writes, and what becomes of it when the leader or a follower is gone.
 
-use super::{Net, one_is_behind};
+use super::{HEARTBEAT, Net, one_is_behind};
 use crate::consensus::follower::{Follower, Stage};
 use crate::consensus::{Config, Decided, Layout, ProposeError, SnapshotError, Standing};
+use switch::Nanos;
 
 #[test]
 fn all_servers_are_told_the_same() {
@@ -115,23 +116,105 @@ fn an_idle_leader_reads_and_asks_each_server_once_a_heartbeat() {
     let mut net = Net::begun(|_| {});
     net.decide(3, 40);
     net.beats(5);
-    let before = net.nics[0].counters().sent;
-    net.beats(10);
     // Two READs and two WRITEs, and answers to two READs
-    assert_eq!(net.nics[0].counters().sent - before, 60);
+    assert_eq!(sent_in(&mut net, 10), 60);
+    // Also when it has admitted one of them
+    net.restart(2);
+    net.beats(60);
+    assert_eq!(net.servers[2].standing(), Standing::Member);
+    assert_eq!(sent_in(&mut net, 10), 60);
+}
+
+/// Frames that the first server sends in so many heartbeats
+fn sent_in(net: &mut Net, beats: u64) -> u64 {
+    let before = net.nics[0].counters().sent;
+    net.beats(beats);
+    net.nics[0].counters().sent - before
 }
 
 #[test]
-fn a_server_that_forgot_everything_is_admitted_when_another_member_confirms_the_leader() {
+fn a_leader_asks_a_server_once_until_it_answers() {
+    let mut net = Net::begun(|_| {});
+    net.away = vec![2];
+    net.beats(1);
+    // To server 1: READs, WRITEs and answers. To the other one: a READ and a WRITE, six times each
+    assert_eq!(sent_in(&mut net, 8), 3 * 8 + 2 * 6);
+}
+
+#[test]
+fn a_leader_makes_a_server_a_member_by_one_write() {
     let mut net = Net::begun(|_| {});
     net.decide(3, 40);
     net.beats(2);
     net.restart(2);
     net.run_until("up to date", |net| net.told[2].len() == 3);
+    // Server 1 confirms when the other one does not hear that it is a member.
     net.away = vec![1];
-    net.beats(8);
+    net.beats(1);
+    net.away = vec![2];
+    net.beats(2);
+    let admitted = net.servers[0].follower(2, |follower| (follower.admitted, follower.is_member));
+    assert_eq!(admitted, Some((true, false)));
+    assert_eq!(sent_in(&mut net, 5), 24);
+}
+
+/// Restarts server 2, while server 1 hears nothing from each heartbeat on for so long. Returns when server 2 is up to date.
+fn one_confirms_late(ack_timeout: u8, deaf: Nanos) -> Net {
+    let mut net = Net::begun(|config| config.ack_timeout = ack_timeout);
+    net.decide(3, 40);
+    net.beats(2);
+    net.restart(2);
+    net.pass(Nanos::from_micros(90));
+    while net.told[2].is_empty() {
+        confirm_late(&mut net, deaf);
+    }
+    assert_eq!(net.servers[2].standing(), Standing::Blank);
+    net
+}
+
+/// A heartbeat, from shortly before it. What server 1 does not hear is repeated.
+fn confirm_late(net: &mut Net, deaf: Nanos) {
+    let shortly = Nanos::from_micros(10);
+    net.away = vec![1];
+    net.pass(shortly + deaf);
+    net.away.clear();
+    net.pass(HEARTBEAT.since(shortly + deaf));
+}
+
+#[test]
+fn a_member_that_was_asked_before_a_server_was_up_to_date_does_not_confirm_it() {
+    // Requests are repeated after 33, 66 and 98 us.
+    let mut net = one_confirms_late(3, Nanos::from_micros(50));
+    net.away = vec![1];
+    net.beats(1);
     assert!(net.servers[0].leads());
     assert_eq!(net.servers[2].standing(), Standing::Blank);
+}
+
+#[test]
+fn a_member_that_confirms_later_than_a_heartbeat_admits_a_server() {
+    // Requests are repeated after 131 us.
+    let deaf = Nanos::from_micros(10);
+    let mut net = one_confirms_late(5, deaf);
+    for _ in 0..6 {
+        confirm_late(&mut net, deaf);
+    }
+    assert_eq!(net.servers[2].standing(), Standing::Member);
+}
+
+#[test]
+fn a_server_that_gets_a_snapshot_is_admitted_when_a_member_confirms_after_that() {
+    let mut net = one_lacks_a_snapshot(|_| {});
+    net.away = vec![2];
+    net.beats(30);
+    net.away.clear();
+    net.restart(2);
+    net.beats(40);
+    assert!(net.servers[0].wants_snapshot());
+    net.away = vec![1];
+    net.give_snapshot(b"state").unwrap();
+    net.beats(3);
+    assert_eq!((net.told[2].len(), net.servers[2].standing()), (1, Standing::Blank));
     net.away.clear();
     net.beats(3);
     assert_eq!(net.servers[2].standing(), Standing::Member);
@@ -302,12 +385,13 @@ fn a_server_whose_log_cannot_hold_what_it_lacks_does_not_lead_before_it_has_got_
 #[test]
 fn a_follower_that_lacks_a_whole_log_gets_it_at_once() {
     let mut net = Net::begun(|config| config.layout = Layout::new(256, 8, 1000));
-    net.away = vec![2];
-    net.beats(20);
     net.decide(240, 8);
-    net.away.clear();
-    net.run_until("up to date", |net| net.told[2].len() == 240);
-    assert_eq!(net.told[2], net.told[0]);
+    net.beats(2);
+    net.restart(2);
+    net.run_until("written to", |net| !net.told[2].is_empty());
+    net.deliver_all();
+    assert!(net.servers[0].leads());
+    assert_eq!((net.told[2].len(), &net.told[2]), (240, &net.told[0]));
 }
 
 #[test]
