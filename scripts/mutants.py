@@ -30,7 +30,7 @@ PROPTEST = {"PROPTEST_MAX_SHRINK_ITERS": "0", "PROPTEST_DISABLE_FAILURE_PERSISTE
 QUICK = [
     ("swordbox/", "-p swordbox --lib --test frames"),
     ("rdmc/", "-p sim --test rdmc"),
-    ("dataplane/", "-p dataplane --test forward --test watch --test copies --test share"),
+    ("dataplane/", "-p dataplane --test forward --test watch --test copies --test share --test stalls --test pools --test idle"),
 ]
 # Tests of the simulator, and other programs, that notice what these do not
 OTHERS = [

@@ -415,12 +415,27 @@ fn run_worker<F: Function>(
         // A CPU that went away meanwhile costs speed, not correctness.
         core_affinity::set_for_current(core_affinity::CoreId { id });
     }
-    // Gives the thread a cache in each pool.
-    // SAFETY: the EAL is up, and the thread is not registered.
-    let registered = unsafe { dpdk_sys::rte_thread_register() } == 0;
+    let _registered = Registered::new();
     worker.run(quit, running);
-    if registered {
-        // SAFETY: the thread is registered, and has given up everything of DPDK's.
-        unsafe { dpdk_sys::rte_thread_unregister() };
+}
+
+/// Registration of a thread with the EAL. A worker that panics gives it up too, or the buffers in the thread's caches would be
+/// out of reach of the next run's.
+struct Registered(bool);
+
+impl Registered {
+    /// Gives the thread a cache in each pool, unless the EAL has too many threads.
+    fn new() -> Self {
+        // SAFETY: the EAL is up, and the thread is not registered.
+        Self(unsafe { dpdk_sys::rte_thread_register() } == 0)
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        if self.0 {
+            // SAFETY: the thread is registered, and has given up everything of DPDK's.
+            unsafe { dpdk_sys::rte_thread_unregister() };
+        }
     }
 }

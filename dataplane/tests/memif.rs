@@ -5,12 +5,15 @@ mod common;
 use common::{config, port};
 use dataplane::config::{Config, Device, Idle};
 use dataplane::{Control, ControlOutput, Live, Mbuf, PortInfo, Runtime, Stop};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::io::pwrite;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::io::Read as _;
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
+use std::sync::mpsc;
 use switch::drop::FaultSet;
 use switch::forward::config::Topology;
 use switch::forward::{Config as ForwardConfig, Forward};
@@ -118,13 +121,22 @@ fn socket_in_a_folder_that_is_locked_is_given_up() {
     assert!(error.what.ends_with("another process has it locked"), "{error}");
 }
 
-/// A client of memif that announces what it likes: what its server says to an unsealed region
-fn misbehaves(socket: &Path) -> String {
-    let peer = Socket::new(Domain::UNIX, Type::SEQPACKET, None).unwrap();
-    peer.connect(&SockAddr::unix(socket).unwrap()).unwrap();
-    let mut message = [0; 128];
-    assert_eq!((&peer).read(&mut message).unwrap(), 128, "it greets");
-    let say = |kind: u16, fields: &[(usize, &[u8])], file: Option<BorrowedFd<'_>>| {
+/// A client of memif, byte by byte.
+struct Peer(Socket);
+
+impl Peer {
+    /// Connects, is greeted, and asks for the interface of [`memif`].
+    fn connect(socket: &Path) -> Self {
+        let peer = Socket::new(Domain::UNIX, Type::SEQPACKET, None).unwrap();
+        peer.connect(&SockAddr::unix(socket).unwrap()).unwrap();
+        let peer = Self(peer);
+        assert!(peer.hear().is_some(), "it greets");
+        peer.say(3, &[(2, &0x0200_u16.to_ne_bytes()), (4, &9_u32.to_ne_bytes())], None);
+        peer
+    }
+
+    /// Sends a message of this type with fields at these offsets, and a file.
+    fn say(&self, kind: u16, fields: &[(usize, &[u8])], file: Option<BorrowedFd<'_>>) {
         let mut message = [0; 128];
         message[..2].copy_from_slice(&kind.to_ne_bytes());
         for (at, field) in fields {
@@ -137,15 +149,52 @@ fn misbehaves(socket: &Path) -> String {
             assert!(rights.push(SendAncillaryMessage::ScmRights(&files)));
         }
         let parts = [std::io::IoSlice::new(&message)];
-        sendmsg(&peer, &parts, &mut rights, SendFlags::empty()).unwrap();
-    };
-    say(3, &[(2, &0x0200_u16.to_ne_bytes()), (4, &9_u32.to_ne_bytes())], None);
+        sendmsg(&self.0, &parts, &mut rights, SendFlags::empty()).unwrap();
+    }
+
+    /// Returns the server's next message, or `None` if it has hung up.
+    fn hear(&self) -> Option<[u8; 128]> {
+        let mut message = [0; 128];
+        (&self.0).read(&mut message).is_ok_and(|len| len == 128).then_some(message)
+    }
+
+    /// Announces a ring in each direction, and no buffer for what the server sends. When the server has agreed, sends it one
+    /// frame. Returns the shared memory.
+    fn join(&self) -> OwnedFd {
+        const BYTES: u32 = 1 << 20;
+        let region = memfd_create("region", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&region, BYTES.into()).unwrap();
+        fcntl_add_seals(&region, SealFlags::SHRINK).unwrap();
+        self.say(4, &[(4, &u64::from(BYTES).to_ne_bytes())], Some(region.as_fd()));
+        let event = std::io::pipe().unwrap().0;
+        let write = |at: u32, bytes: &[u8]| assert_eq!(pwrite(&region, bytes, at.into()), Ok(bytes.len()));
+        let (to_client, from_client) = (0, BYTES / 2);
+        for (flags, offset) in [(1_u16, from_client), (0, to_client)] {
+            // A ring begins with the cookie of memif.
+            write(offset, &0x03e3_1f20_u32.to_ne_bytes());
+            let fields: [(usize, &[u8]); 3] =
+                [(2, &flags.to_ne_bytes()), (8, &offset.to_ne_bytes()), (12, &[10])];
+            self.say(5, &fields, Some(event.as_fd()));
+        }
+        self.say(6, &[], None);
+        while self.hear().expect("it agrees")[..2] != 7_u16.to_ne_bytes() {}
+        // The first descriptor is of 64 bytes in the last quarter; then the ring's head says that it is there.
+        write(from_client + 132, &64_u32.to_ne_bytes());
+        write(from_client + 136, &(BYTES / 4 * 3).to_ne_bytes());
+        write(from_client + 6, &1_u16.to_ne_bytes());
+        region
+    }
+}
+
+/// A client that announces what it likes: what its server says to an unsealed region
+fn misbehaves(socket: &Path) -> String {
+    let peer = Peer::connect(socket);
     let region = tempfile::tempfile().unwrap();
     region.set_len(4096).unwrap();
-    say(4, &[(4, &4096_u64.to_ne_bytes())], Some(region.as_fd()));
+    peer.say(4, &[(4, &4096_u64.to_ne_bytes())], Some(region.as_fd()));
     // It accepts the first, and goes for the second.
     let mut reason = String::new();
-    while (&peer).read(&mut message).is_ok_and(|len| len == 128) {
+    while let Some(message) = peer.hear() {
         let text = message[6..].split(|byte| *byte == 0).next().unwrap();
         reason = String::from_utf8_lossy(text).into_owned();
     }
@@ -169,6 +218,74 @@ fn peer_whose_memory_could_vanish_is_refused_and_told_why() {
     let why = "region 0 is not sealed against shrinking (F_SEAL_SHRINK)";
     assert_eq!((peer.join().unwrap().as_str(), refused), (why, vec![why.to_owned()]));
     assert!(seen.is_empty(), "no peer has come: {seen:?}");
+}
+
+/// Sends frames to a peer that takes none and has it go, when one of its own has come; then a frame to a ring, which returns it.
+struct HangsUp {
+    /// Whether there is a peer, and for how many moments that has been so
+    link: (bool, u32),
+    /// Dropped when the peer is to go
+    stay: Option<mpsc::Sender<()>>,
+    moments: u32,
+}
+
+impl HangsUp {
+    const FRAMES: u64 = 20;
+    /// With that of the peer, which the ring has returned, and the last one
+    const LOST: u64 = Self::FRAMES + 2;
+}
+
+impl<F: Function> Control<F> for HangsUp {
+    fn on_event(&mut self, _: usize, _: F::Event, _: &mut ControlOutput<'_, F>) {}
+
+    fn on_punt(&mut self, _: usize, _: Mbuf, _: PortId, _: &mut ControlOutput<'_, F>) {}
+
+    fn on_tick(&mut self, live: &Live<'_>, out: &mut ControlOutput<'_, F>) -> bool {
+        self.link.1 += 1;
+        let worker = &live.workers()[0];
+        let mut send = |port| {
+            let frame = out.make(&[0; 64]).unwrap();
+            assert!(out.send(0, frame, PortId(port)).is_ok(), "the worker keeps up");
+        };
+        // The worker is told of the link between the first moment and the second.
+        match self.link {
+            (true, 2..) if self.stay.is_some() && worker.ports[0].rx.frames.get() > 0 => {
+                (0..Self::FRAMES).for_each(|_| send(0));
+                self.stay = None;
+            }
+            (false, 2) if self.stay.is_none() => send(1),
+            _ => {}
+        }
+        self.moments += 1;
+        assert!(self.moments < 10_000, "not all frames have come, or they were not counted");
+        worker.drops[DropReason::LinkDown.index()].get() < Self::LOST
+    }
+
+    fn on_link(&mut self, _: &PortInfo, up: bool) {
+        self.link = (up, 0);
+    }
+}
+
+#[test]
+fn frames_are_lost_with_their_peer_and_other_ports_are_still_polled() {
+    let folder = tempfile::tempdir().unwrap();
+    let ports = vec![port("server", memif(folder.path(), true)), port("ring", Device::Ring)];
+    let mut runtime = Runtime::start(config(ports, 1)).unwrap();
+    let socket = folder.path().join("m.sock");
+    let (stay, goes) = mpsc::channel();
+    let peer = std::thread::spawn(move || {
+        let peer = Peer::connect(&socket);
+        let _region = peer.join();
+        goes.recv().unwrap_err();
+    });
+    let mut control = HangsUp { link: (false, 0), stay: Some(stay), moments: 0 };
+    let outcome = runtime.run(vec![Forward::new(&wires(2, &[(0, 1)]))], &mut control, &Stop::new());
+    peer.join().unwrap();
+    let worker = &outcome.workers[0];
+    let lost: Vec<_> = worker.drops.iter().map(switch::counters::Counter::get).filter(|n| *n > 0).collect();
+    assert_eq!(lost, [HangsUp::LOST]);
+    assert_eq!((worker.ports[0].rx.frames.get(), worker.ports[0].tx.frames.get()), (1, 0));
+    assert_eq!(worker.ports[1].rx.frames.get(), 2);
 }
 
 #[test]

@@ -94,7 +94,10 @@ fn seen(device: Device, looked_for: impl Fn(&[Sight]) -> bool) -> Vec<Sight> {
     }
     let mut runtime = Runtime::start(config).unwrap();
     let mut control = Watching { watcher: None, looked_for, found: None, looks: 0 };
-    runtime.run(vec![Scattering], &mut control, &Stop::new());
+    let outcome = runtime.run(vec![Scattering], &mut control, &Stop::new());
+    // Watched or not, what comes is counted, as the device does.
+    let (counted, device) = (outcome.workers[0].ports[0].rx.get(), outcome.devices[0]);
+    assert_eq!(counted, (device.rx_frames, device.rx_bytes));
     let sights = control.found.expect("it ended because it was found");
     // What came, some of the copies, and what became of it, with the number of all others
     assert_eq!((sights.len(), sights[0].what), (1 + SHOWN + 1, What::In(IN)));
