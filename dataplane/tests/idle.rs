@@ -71,7 +71,7 @@ impl Function for Waits {
     }
 }
 
-/// Ends the run after so many timers, or so many sleeps.
+/// Ends the run after a number of timers, or of sleeps.
 struct Until {
     timers: u64,
     sleeps: u64,

@@ -19,7 +19,7 @@ use switch::forward::config::Topology;
 use switch::forward::{Config as ForwardConfig, Forward};
 use switch::{DropReason, Function, PortId};
 
-/// Ends the run when so many frames have come from the port of this number.
+/// Ends the run when a number of frames have been received from a port.
 struct Until<'a> {
     frames: u64,
     port: usize,
@@ -247,7 +247,7 @@ impl<F: Function> Control<F> for HangsUp {
             let frame = out.make(&[0; 64]).unwrap();
             assert!(out.send(0, frame, PortId(port)).is_ok(), "the worker keeps up");
         };
-        // The worker is told of the link between the first moment and the second.
+        // The worker learns of the link between the first moment and the second.
         match self.link {
             (true, 2..) if self.stay.is_some() && worker.ports[0].rx.frames.get() > 0 => {
                 (0..Self::FRAMES).for_each(|_| send(0));

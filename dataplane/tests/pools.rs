@@ -71,7 +71,7 @@ impl Function for Ends {
     }
 }
 
-/// Ends the run when the first turn has been, and so many frames have come.
+/// Ends the run when the first turn is over and a number of frames have been received.
 struct Until {
     made: Arc<AtomicUsize>,
     frames: u64,
@@ -89,7 +89,7 @@ impl Control<Ends> for Until {
 
 const NOT_YET: usize = usize::MAX;
 
-/// Runs until so many frames have come. Returns the number of those that the first turn made.
+/// Runs until a number of frames have been received. Returns the number of frames that the first turn made.
 fn run(runtime: &mut Runtime, first: First, frames: usize) -> usize {
     let made = Arc::new(AtomicUsize::new(NOT_YET));
     let ends = Ends { first: Some(first), came: 0, made: Arc::clone(&made) };

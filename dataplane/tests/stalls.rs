@@ -40,7 +40,7 @@ unsafe extern "C" fn send(_queue: *mut c_void, frames: *mut *mut rte_mbuf, len: 
         driver.offers.push((usize::from(len), turns));
         let taken = (driver.takes)(driver).min(usize::from(len));
         for at in 0..taken {
-            // SAFETY: the worker offers so many frames; those that are taken are the driver's.
+            // SAFETY: `frames` has `len` frames, and those that are taken are the driver's.
             unsafe {
                 let frame = *frames.add(at);
                 let bytes = (*frame).buf_addr.cast::<u8>().add(usize::from((*frame).data_off));
@@ -52,7 +52,7 @@ unsafe extern "C" fn send(_queue: *mut c_void, frames: *mut *mut rte_mbuf, len: 
     })
 }
 
-/// Sends so many frames in its first turn, which begin with their numbers.
+/// Sends this number of frames in its first turn. The first byte of each is its number.
 struct Sends(u8);
 
 impl Function for Sends {
@@ -101,7 +101,7 @@ impl Control<Sends> for Until {
     }
 }
 
-/// Sends so many frames through a driver that takes so many at a time. Returns what it has seen.
+/// Sends `many` frames through a driver that takes `takes` of each offer. Returns the driver, and the run's counters.
 fn run(many: u8, takes: fn(&Driver) -> usize, until: fn(&Driver) -> bool) -> (Driver, Outcome) {
     let mut runtime = Runtime::start(config(vec![port("out", Device::Ring)], 1)).unwrap();
     *DRIVER.lock().unwrap() = Some(Driver { takes, offers: Vec::new(), taken: Vec::new(), counters: None });

@@ -9,7 +9,8 @@ use rocev2::beacon::Said;
 use rocev2::onepipe::{OnePipe, OnePipeOpcode};
 use switch::{Nanos, Output};
 
-/// Part of the time after which a link is dead that passes at most between two beacons on a link with messages.
+/// Divides the time after which a link is dead. A link with messages gets a beacon in the interval after this part of it, which is
+/// within half of that time.
 const BESIDE_MESSAGES: u32 = 4;
 
 impl Representative {

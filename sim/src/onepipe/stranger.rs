@@ -39,9 +39,9 @@ pub(super) struct Lying {
     /// Everybody, hosts first; of keepers, their first queue pair
     pub(super) all: Vec<At>,
     pub(super) hosts: usize,
-    /// Whether each of them sees, or its switch does, through which port a frame came: it is safe from forged beacons
+    /// For each of `all`, whether it or its switch knows the port that a frame came through, and so refuses forged beacons
     pub(super) sees_ports: Vec<bool>,
-    /// A host that it sends all messages to, one an interval, in some seeds
+    /// A host that it sends all messages to, one a microsecond on average, in some seeds
     pub(super) flooded: Option<usize>,
 }
 

@@ -27,8 +27,8 @@ impl Kind {
     const ALL: [Self; 5] = [Self::Orderly, Self::Ties, Self::Crowded, Self::Disorderly, Self::Failing];
 }
 
-/// The longest time without a barrier, where links lose frames and nothing fails, and no clock is set back: the time after which a
-/// link is dead, of which beacons on a busy one may take a quarter each.
+/// The longest time without a barrier where links lose frames, nothing fails, and no clock is set back: one interval more than the
+/// time after which a link is dead.
 const LONGEST_STALL: Nanos = Nanos::from_micros(33);
 
 /// What was seen, over all seeds.

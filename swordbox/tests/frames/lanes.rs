@@ -2,11 +2,21 @@
 
 use super::net::*;
 use rocev2::aeth::{Credit, NakCode, Syndrome};
+use rocev2::repr::Repr;
 use rocev2::reth::Reth;
-use rocev2::{Opcode, Packet};
+use rocev2::{Bth, Opcode, Packet};
 use switch::{Function, Nanos};
 
 const ACK: Syndrome = Syndrome::Ack(Credit(0x1f));
+
+/// A WRITE of the first word by a client, with bits of its BTH set
+fn write(client: &End, set: impl FnOnce(&mut Bth)) -> Vec<u8> {
+    let change = |repr: &mut Repr<'_>| {
+        set(&mut repr.bth);
+        repr.extended.reth = Reth { va: TABLE.into(), rkey: KEY.into(), len: 8.into() };
+    };
+    client.request(Opcode::RC_WRITE_ONLY, client.psn, change, &[1; 8])
+}
 
 /// The same frame with a VLAN tag
 fn tagged(mut frame: Vec<u8>) -> Vec<u8> {
@@ -41,17 +51,7 @@ fn a_write_on_a_lane_has_its_bytes_behind_the_headers_of_the_lane() {
 fn a_request_on_a_lane_keeps_its_solicited_event_bit() {
     for solicited in [false, true] {
         let (mut net, a, b) = two(|_| {});
-        let reth = Reth { va: TABLE.into(), rkey: KEY.into(), len: 8.into() };
-        let request = b.request(
-            Opcode::RC_WRITE_ONLY,
-            b.psn,
-            |repr| {
-                repr.bth.set_solicited(solicited);
-                repr.extended.reth = reth;
-            },
-            &[1; 8],
-        );
-        let sent = net.up(&request);
+        let sent = net.up(&write(&b, |bth| bth.set_solicited(solicited)));
         assert_eq!(dest(&sent[0].0), a.server_qpn);
         assert_eq!(Packet::parse(&sent[0].0).unwrap().bth().solicited(), solicited);
     }
@@ -61,17 +61,7 @@ fn a_request_on_a_lane_keeps_its_solicited_event_bit() {
 fn a_write_on_a_lane_is_acknowledged_if_its_client_asks_for_that() {
     for ack_req in [false, true] {
         let (mut net, a, b) = two(|_| {});
-        let reth = Reth { va: TABLE.into(), rkey: KEY.into(), len: 8.into() };
-        let request = b.request(
-            Opcode::RC_WRITE_ONLY,
-            b.psn,
-            |repr| {
-                repr.bth.set_ack_req(ack_req);
-                repr.extended.reth = reth;
-            },
-            &[1; 8],
-        );
-        let sent = net.up(&request);
+        let sent = net.up(&write(&b, |bth| bth.set_ack_req(ack_req)));
         assert_eq!(dest(&sent[0].0), a.server_qpn);
         let answers = net.down(&a.ack(psn(&sent[0].0)));
         let acks: Vec<_> = answers.iter().map(|(ack, _)| (opcode(ack), dest(ack), psn(ack))).collect();
