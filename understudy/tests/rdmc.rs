@@ -20,11 +20,17 @@ impl Machine {
 
     /// Waits for its end: whether all went well, and what it said.
     fn end(mut self) -> (bool, String, String) {
+        let (out, err) = self.printed();
+        (self.0.wait().unwrap().success(), out, err)
+    }
+
+    /// Returns what it prints until its end.
+    fn printed(&mut self) -> (String, String) {
         use std::io::Read as _;
         let (mut out, mut err) = (String::new(), String::new());
         self.0.stdout.take().unwrap().read_to_string(&mut out).unwrap();
         self.0.stderr.take().unwrap().read_to_string(&mut err).unwrap();
-        (self.0.wait().unwrap().success(), out, err)
+        (out, err)
     }
 }
 
@@ -244,12 +250,12 @@ fn a_switch_that_does_not_copy_is_done_without() {
 /// A file that grows while it is sent is a mixture: the sender says so, and no receiver keeps it.
 #[test]
 fn a_file_that_changes_while_it_is_sent_is_not_kept() {
-    let rack = Rack::new(2);
+    let mut rack = Rack::new(2);
     let (file, _) = rack.file(100_000_000);
     let receiver = rack.receive(2);
-    let sender = rack.send(&file, &[2]);
+    let mut sender = rack.send(&file, &[2]);
     let into = rack.inbox(2);
-    assert!(has_begun(&into), "nothing comes");
+    wait_for_part(&into, &mut sender, &mut rack);
     {
         use std::os::unix::fs::FileExt as _;
         let file = std::fs::File::options().write(true).open(&file).unwrap();
@@ -288,8 +294,18 @@ fn a_receiver_without_memory_for_segments_says_so() {
     assert!(entries(&rack.inbox(2)).is_empty());
 }
 
-/// Whether part of a file comes into a folder.
-fn has_begun(into: &Path) -> bool {
+/// Waits until part of a file is in a folder, or else reports what the sender and the bridge printed.
+fn wait_for_part(into: &Path, sender: &mut Machine, rack: &mut Rack) {
+    if !has_part(into) {
+        let printed = [sender, &mut rack.bridge].map(|machine| {
+            machine.0.signal(Signal::INT);
+            machine.printed()
+        });
+        panic!("nothing arrived in {}: {printed:?}", into.display());
+    }
+}
+
+fn has_part(into: &Path) -> bool {
     let part = |entry: std::io::Result<std::fs::DirEntry>| {
         entry.unwrap().metadata().is_ok_and(|about| about.len() > 0)
     };
@@ -304,12 +320,12 @@ fn has_begun(into: &Path) -> bool {
 
 #[test]
 fn the_others_get_it_when_one_is_killed() {
-    let rack = Rack::new(4);
+    let mut rack = Rack::new(4);
     let (file, bytes) = rack.file(40_000_000);
     let mut receivers: Vec<Machine> = (2..=4).map(|id| rack.receive(id)).collect();
-    let sender = rack.send(&file, &[2, 3, 4]);
+    let mut sender = rack.send(&file, &[2, 3, 4]);
     let into = rack.inbox(3);
-    assert!(has_begun(&into), "nothing comes");
+    wait_for_part(&into, &mut sender, &mut rack);
     drop(receivers.remove(1));
     let (well, report, said) = sender.end();
     let report: Value = serde_json::from_str(&report).unwrap_or_else(|_| panic!("{report}\n{said}"));

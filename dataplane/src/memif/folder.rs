@@ -65,8 +65,12 @@ impl Folder {
             let folder = tempfile::Builder::new().prefix(PREFIX).permissions(private).tempdir_in(base)?;
             // Until it is locked, another instance may take it for one that was left behind.
             let Ok(lock) = File::open(folder.path()) else { continue };
+            if lock.try_lock().is_err() {
+                continue;
+            }
+            // It is looked at once the lock is held: before that, the other instance may remove it and release its lock.
             let there = folder.path().symlink_metadata().map(|file| identity(&file)).ok();
-            if lock.try_lock().is_ok() && there == Some(identity(&lock.metadata()?)) {
+            if there == Some(identity(&lock.metadata()?)) {
                 return Ok(Self { folder, _lock: lock });
             }
         }
@@ -126,6 +130,21 @@ mod tests {
         }
         let _next = Folder::make_in(base.path()).unwrap();
         assert!(!stale.exists() && other.exists() && running.folder.path().exists());
+    }
+
+    #[test]
+    fn folders_of_instances_that_start_together_are_not_removed() {
+        let base = tempfile::tempdir().unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..250 {
+                        let folder = Folder::make_in(base.path()).unwrap();
+                        assert!(folder.folder.path().exists(), "another instance has removed it");
+                    }
+                });
+            }
+        });
     }
 
     #[test]
