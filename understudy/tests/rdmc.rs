@@ -24,7 +24,7 @@ impl Machine {
         (self.0.wait().unwrap().success(), out, err)
     }
 
-    /// Returns what it prints until its end.
+    /// Waits until the process closes its output. Returns what it wrote to stdout and stderr.
     fn printed(&mut self) -> (String, String) {
         use std::io::Read as _;
         let (mut out, mut err) = (String::new(), String::new());

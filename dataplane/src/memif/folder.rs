@@ -68,7 +68,7 @@ impl Folder {
             if lock.try_lock().is_err() {
                 continue;
             }
-            // It is looked at once the lock is held: before that, the other instance may remove it and release its lock.
+            // Checked under the lock: before, another instance may remove the folder and release its own lock.
             let there = folder.path().symlink_metadata().map(|file| identity(&file)).ok();
             if there == Some(identity(&lock.metadata()?)) {
                 return Ok(Self { folder, _lock: lock });

@@ -125,7 +125,7 @@ fn an_idle_leader_reads_and_asks_each_server_once_a_heartbeat() {
     assert_eq!(sent_in(&mut net, 10), 60);
 }
 
-/// Frames that the first server sends in so many heartbeats
+/// Returns the number of frames that the first server sends during `beats` heartbeats.
 fn sent_in(net: &mut Net, beats: u64) -> u64 {
     let before = net.nics[0].counters().sent;
     net.beats(beats);
