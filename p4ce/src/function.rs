@@ -35,7 +35,7 @@ pub struct Config {
     /// A replica that has been behind a quorum for so long without moving is excluded; zero for never
     pub silent_after: Nanos,
     /// A planted bug, to see whether it is found
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     pub bug: Option<crate::Bug>,
 }
 
@@ -237,7 +237,7 @@ impl P4ce {
         if !group.leader.is_of(&packet) {
             return Verdict::Drop(DropReason::WrongSource);
         }
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         if self.config.bug == Some(crate::Bug::LeaderByPort) {
             let port = packet.udp().src_port.get();
             if *group.leader_port.get_or_insert(port) != port {
@@ -360,7 +360,7 @@ impl P4ce {
         self.counters.responses.add(1);
         let gathered = group.gather.on_response(member, psn, aeth);
         while let Some(dropped) = group.gather.take_dropped() {
-            #[cfg(feature = "canary")]
+            #[cfg(debug_assertions)]
             if self.config.bug == Some(crate::Bug::DroppedSilently) {
                 break;
             }
@@ -446,12 +446,12 @@ impl P4ce {
         }
     }
 
-    #[cfg(not(feature = "canary"))]
+    #[cfg(not(debug_assertions))]
     const fn stays_put(_: &Config) -> bool {
         false
     }
 
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     fn stays_put(config: &Config) -> bool {
         config.bug == Some(crate::Bug::StaysPut)
     }
@@ -472,7 +472,7 @@ impl P4ce {
             // One may have moved since the control plane has heard it.
             let mut group = group;
             Self::find_replicas(&self.forward, &self.counters, &self.config, &mut group);
-            #[cfg(feature = "canary")]
+            #[cfg(debug_assertions)]
             let group = {
                 let mut group = group;
                 group.plant(self.config.bug);

@@ -82,7 +82,7 @@ pub struct Gather {
     quorum: usize,
     members: [Progress; MAX_MEMBERS],
     count: usize,
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     bug: Option<crate::Bug>,
 }
 
@@ -109,7 +109,7 @@ impl Gather {
             credit: Credit::UNLIMITED,
             members: core::array::from_fn(|at| if at < count { member } else { nobody }),
             count,
-            #[cfg(feature = "canary")]
+            #[cfg(debug_assertions)]
             bug: None,
         }
     }
@@ -122,12 +122,12 @@ impl Gather {
     }
 
     /// Plants a bug.
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     pub fn plant(&mut self, bug: Option<crate::Bug>) {
         self.bug = bug;
     }
 
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     fn has_bug(&self, bug: crate::Bug) -> bool {
         self.bug == Some(bug)
     }
@@ -260,14 +260,14 @@ impl Gather {
         }
     }
 
-    #[cfg(not(feature = "canary"))]
+    #[cfg(not(debug_assertions))]
     #[allow(clippy::unused_self, reason = "it is otherwise with a bug in it")]
     #[inline]
     fn distance(&self, a: Psn, b: Psn) -> i32 {
         a.distance(b)
     }
 
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     fn distance(&self, a: Psn, b: Psn) -> i32 {
         if self.has_bug(crate::Bug::WrongWrap) {
             return a.get() as i32 - b.get() as i32;
@@ -308,13 +308,13 @@ impl Gather {
         (len >= quorum).then(|| furthest[quorum - 1])
     }
 
-    #[cfg(not(feature = "canary"))]
+    #[cfg(not(debug_assertions))]
     #[inline]
     fn needed(&self) -> usize {
         self.quorum
     }
 
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     fn needed(&self) -> usize {
         let missing = usize::from(self.has_bug(crate::Bug::Minority));
         if self.has_bug(crate::Bug::FirstAck) { 1 } else { (self.quorum - missing).max(1) }
@@ -330,7 +330,7 @@ impl Gather {
             let drops = progress.member && self.frontier.distance(progress.acked) > self.max_lag;
             progress.member &= !drops;
             self.dropped |= u16::from(drops) << member;
-            #[cfg(feature = "canary")]
+            #[cfg(debug_assertions)]
             if self.bug == Some(crate::Bug::LeftBehind) && progress.acked.precedes(self.frontier) {
                 progress.acked = self.frontier;
             }
@@ -343,7 +343,7 @@ impl Gather {
     /// it is still expected to follow withholds all later ones.
     #[inline]
     fn forget_asked(&mut self) {
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         if self.has_bug(crate::Bug::AskedForever) {
             return;
         }

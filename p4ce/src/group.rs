@@ -259,7 +259,7 @@ pub struct Group {
     pub(crate) members: [Member; MAX_MEMBERS],
     config: GroupConfig,
     /// For [`Bug::LeaderByPort`](crate::Bug::LeaderByPort): the UDP source port of the leader's first packet
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     pub(crate) leader_port: Option<u16>,
 }
 
@@ -286,7 +286,7 @@ impl Group {
             targets: core::array::from_fn(|number| number as u8),
             target_count: count as u8,
             config,
-            #[cfg(feature = "canary")]
+            #[cfg(debug_assertions)]
             leader_port: None,
         }))
     }
@@ -302,7 +302,7 @@ impl Group {
     }
 
     /// Plants a bug.
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     pub fn plant(&mut self, bug: Option<crate::Bug>) {
         self.gather.plant(bug);
     }

@@ -22,7 +22,7 @@ pub use group::{Group, GroupConfig, GroupId, Peer, Replica};
 pub use secret::Secret;
 
 /// Bugs that can be planted, to see whether tests find them.
-#[cfg(feature = "canary")]
+#[cfg(debug_assertions)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Bug {
     /// One acknowledgement less than a quorum is enough
@@ -45,7 +45,7 @@ pub enum Bug {
     LeaderByPort,
 }
 
-#[cfg(feature = "canary")]
+#[cfg(debug_assertions)]
 impl Bug {
     /// Every bug.
     pub const ALL: [Self; 9] = [

@@ -34,7 +34,7 @@ pub struct Config {
     /// For first PSNs and names of groups' lives
     pub seed: u64,
     /// A planted bug, to see whether it is found
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     pub bug: Option<crate::Bug>,
 }
 
@@ -56,7 +56,7 @@ impl Config {
             dead_after: Nanos::from_secs(2),
             attempt: Nanos::from_millis(500),
             seed: 0,
-            #[cfg(feature = "canary")]
+            #[cfg(debug_assertions)]
             bug: None,
         }
     }

@@ -29,7 +29,7 @@ pub use schedule::{Algorithm, Racks, Receive, Schedule, ScheduleError, Send, To}
 pub use through::copied_at_once;
 
 /// Bugs that can be planted, to see whether tests find them.
-#[cfg(feature = "canary")]
+#[cfg(debug_assertions)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Bug {
     /// Blocks are sent whether or not the receiver is ready
@@ -52,7 +52,7 @@ pub enum Bug {
     Heedless,
 }
 
-#[cfg(feature = "canary")]
+#[cfg(debug_assertions)]
 impl Bug {
     /// Every bug of groups.
     pub const ALL: [Self; 6] = [

@@ -134,7 +134,7 @@ impl Node {
             ack_timeout: self.config.ack_timeout,
             retry_count: self.config.retry_count,
             own: self.config.address,
-            #[cfg(feature = "canary")]
+            #[cfg(debug_assertions)]
             bug: self.config.bug,
         });
         Ok(())
@@ -294,7 +294,7 @@ impl Node {
     }
 
     /// Whether this bug was planted.
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     pub(crate) fn has_bug(&self, bug: crate::Bug) -> bool {
         self.config.bug == Some(bug)
     }

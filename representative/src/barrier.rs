@@ -166,7 +166,7 @@ pub struct Barrier {
     /// The latest timestamp heard, on the line
     latest: u64,
     ticks: u64,
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     bug: Option<crate::Bug>,
 }
 
@@ -181,12 +181,12 @@ impl Barrier {
             limits,
             latest: 0,
             ticks: 0,
-            #[cfg(feature = "canary")]
+            #[cfg(debug_assertions)]
             bug: None,
         }
     }
 
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     pub(crate) fn plant(&mut self, bug: Option<crate::Bug>) {
         self.bug = bug;
     }
@@ -271,7 +271,7 @@ impl Barrier {
                 link.heard = if link.heard == KEPT { KEPT } else { self.ticks };
                 self.latest = self.latest.max(value);
                 self.best_effort.set(input, value);
-                #[cfg(feature = "canary")]
+                #[cfg(debug_assertions)]
                 if self.bug == Some(crate::Bug::LastLink) {
                     self.best_effort.output = self.best_effort.output.max(value);
                 }
@@ -328,7 +328,7 @@ impl Barrier {
 
     #[cold]
     fn join(&mut self, input: usize, value: u64) -> Heard {
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         if self.bug == Some(crate::Bug::ReturningLink) {
             self.hear(input);
             self.best_effort.live += 1;

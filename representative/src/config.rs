@@ -50,7 +50,7 @@ pub struct Config {
     /// The switch's links, both directions of each
     pub links: Vec<Link>,
     /// A planted bug, to see whether it is found
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     pub bug: Option<crate::Bug>,
 }
 

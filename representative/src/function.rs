@@ -169,7 +169,7 @@ impl Representative {
         }
         let mut halves = [Half::new(by_input[UP].len(), limits), Half::new(by_input[DOWN].len(), limits)];
         halves[DOWN].barrier.keep(LOOPBACK);
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         for half in &mut halves {
             half.barrier.plant(config.bug);
         }

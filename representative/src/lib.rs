@@ -27,7 +27,7 @@ pub use process::{Process, ProcessId};
 pub use view::{Gauges, Lagging, LinkState, View, Watch};
 
 /// Bugs that can be planted, to see whether tests find them.
-#[cfg(feature = "canary")]
+#[cfg(debug_assertions)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Bug {
     /// A link that comes back takes part at once, and the barrier goes back to what it says
@@ -48,7 +48,7 @@ pub enum Bug {
     ForgedNeighbour,
 }
 
-#[cfg(feature = "canary")]
+#[cfg(debug_assertions)]
 impl Bug {
     /// Every bug.
     pub const ALL: [Self; 8] = [

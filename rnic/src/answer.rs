@@ -76,9 +76,9 @@ impl Parts<'_> {
             Err(code) => return self.refuse_read(psn.add(sent), msn, code, again, frame),
         };
         let bytes = span.map_or(&[][..], |span| self.memory.bytes(span, this));
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         let stale = self.stale_bytes(span, bytes.to_vec());
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         let bytes = &stale[..];
         let bth = Bth::new(opcode, dest, psn.add(sent));
         if let Some((route, _)) = &mut self.qp.route {
@@ -110,7 +110,7 @@ impl Parts<'_> {
     }
 
     /// The planted bug "a stale READ": what was read last at the same place is sent again.
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     fn stale_bytes(&mut self, at: Option<crate::memory::Span>, bytes: Vec<u8>) -> Vec<u8> {
         let Some(at) = at.filter(|_| self.has_bug(crate::Bug::StaleRead)) else { return bytes };
         match &self.qp.resp.stale {

@@ -58,7 +58,7 @@ pub use responder::AckPolicy;
 pub use station::{App, Call, Outbox, Station};
 
 /// Bugs that can be planted, to see whether tests find them.
-#[cfg(feature = "canary")]
+#[cfg(debug_assertions)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Bug {
     /// An acknowledgement covers one packet that has not come
@@ -79,7 +79,7 @@ pub enum Bug {
     AnyAccess,
 }
 
-#[cfg(feature = "canary")]
+#[cfg(debug_assertions)]
 impl Bug {
     /// Every bug.
     pub const ALL: [Self; 8] = [

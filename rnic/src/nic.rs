@@ -45,7 +45,7 @@ pub struct Config {
     /// Seed of the L_keys and R_keys, if it is another: NICs may give out the same keys after a restart
     pub key_seed: Option<u64>,
     /// A planted bug, to see whether it is found
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     pub bug: Option<crate::Bug>,
 }
 
@@ -64,7 +64,7 @@ impl Config {
             congestion: None,
             seed: 0,
             key_seed: None,
-            #[cfg(feature = "canary")]
+            #[cfg(debug_assertions)]
             bug: None,
         }
     }
@@ -614,7 +614,7 @@ impl Parts<'_> {
         self.memory.check(self.qp.init.pd, sge.mr.0, sge.va, sge.len.into(), access).ok()
     }
 
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     pub(crate) fn has_bug(&self, bug: crate::Bug) -> bool {
         self.config.bug == Some(bug)
     }

@@ -130,7 +130,7 @@ impl Parts<'_> {
 
     /// How far a request is ahead of what is expected.
     fn ahead(&self, psn: Psn) -> i32 {
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         if self.has_bug(crate::Bug::WrongWrap) {
             return psn.get() as i32 - self.qp.resp.epsn.get() as i32;
         }
@@ -140,7 +140,7 @@ impl Parts<'_> {
     /// What an acknowledgement of `psn` says.
     #[allow(clippy::unused_self, reason = "only a planted bug asks")]
     fn ack_psn(&self, psn: Psn) -> Psn {
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         if self.has_bug(crate::Bug::AckTooFar) {
             return psn.add(1);
         }
@@ -156,7 +156,7 @@ impl Parts<'_> {
     /// A request that was executed before: SENDs and WRITEs are acknowledged again, READs executed again, atomics
     /// answered from what was kept (IB 9.7.5.1.4). A READ or atomic that is forgotten is dropped.
     fn on_duplicate(&mut self, packet: &Packet<'_>, psn: Psn) {
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         if self.has_bug(crate::Bug::NoDuplicateCheck) && packet.layout().opcode() == Opcode::RC_SEND_ONLY {
             _ = self.execute(packet);
         }
@@ -179,7 +179,7 @@ impl Parts<'_> {
                 self.qp.resp.read_again(read, end, self.qp.mtu.bytes(), room);
             }
             Step::CompareSwap | Step::FetchAdd => {
-                #[cfg(feature = "canary")]
+                #[cfg(debug_assertions)]
                 if self.has_bug(crate::Bug::AtomicTwice) {
                     _ = self.execute(packet);
                     return;
@@ -320,7 +320,7 @@ impl Parts<'_> {
 
     /// Returns whether the queue pair allows the other side this access.
     fn allows(&self, access: Access) -> bool {
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         if self.has_bug(crate::Bug::AnyAccess) {
             return true;
         }

@@ -112,7 +112,7 @@ pub(crate) struct Responder {
     /// The last acknowledgement announced no room
     pub(crate) starved: bool,
     /// What the planted bug "a stale READ" remembers
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     pub(crate) stale: Option<(crate::memory::Span, Vec<u8>)>,
     /// Attributes
     pub(crate) max_rd_atomic: usize,
@@ -133,7 +133,7 @@ impl Default for Responder {
             cnp_at: None,
             cnp_due: false,
             starved: false,
-            #[cfg(feature = "canary")]
+            #[cfg(debug_assertions)]
             stale: None,
             max_rd_atomic: 0,
             min_rnr_timer: RnrTimer(0),

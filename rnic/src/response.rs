@@ -286,7 +286,7 @@ impl Parts<'_> {
     /// When the pace lets the packet leave that will ask for an acknowledgement, if none was asked for yet
     fn excuse(&self) -> Option<Nanos> {
         let req = &self.qp.req;
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         if self.has_bug(crate::Bug::PaceExcuses) {
             return req.pace.wake_at();
         }

@@ -300,7 +300,7 @@ impl Parts<'_> {
     /// Whether a request has the turn after a response
     #[allow(clippy::unused_self, reason = "only a planted bug asks")]
     fn takes_turns(&self) -> bool {
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         if self.has_bug(crate::Bug::ResponsesFirst) {
             return false;
         }

@@ -60,7 +60,7 @@ pub struct Config {
     /// Connections of an earlier life, whose two sides do not agree about PSNs without its tables: their packets go nowhere
     pub ended: Vec<Connection>,
     /// A planted bug, to see whether it is found
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     pub bug: Option<crate::Bug>,
 }
 
@@ -193,7 +193,7 @@ impl Config {
             layers: Layers::PASS,
             failed_cas: FailedCas::Write,
             ended: Vec::new(),
-            #[cfg(feature = "canary")]
+            #[cfg(debug_assertions)]
             bug: None,
         }
     }

@@ -35,7 +35,7 @@ fn is_middle_or_last(packet: &Packet<'_>) -> bool {
 impl Swordbox {
     /// Returns what a packet may write to. `id` is `NONE` without a tracked connection.
     pub(crate) fn target_of(&self, id: Id, packet: &Packet<'_>) -> Target {
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         if self.config.bug == Some(crate::Bug::StaleWord) {
             return Target::Nothing;
         }
@@ -56,7 +56,7 @@ impl Swordbox {
         let flow = self.flows.get(id as usize);
         let writes = flow.map_or_else(|| self.untracked.of(packet), |flow| Some(&flow.long_writes));
         let psn = packet.bth().psn();
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         if self.config.bug == Some(crate::Bug::EarlierMessage) {
             let newest =
                 writes.and_then(|writes| writes.newest_only().memory_of(psn, packet.payload().len()));

@@ -587,10 +587,10 @@ impl Function for Swordbox {
         }
         if now >= self.tick + self.interval() {
             self.tick = now;
-            #[cfg(feature = "canary")]
+            #[cfg(debug_assertions)]
             let now_of_rights =
                 if self.config.bug == Some(crate::Bug::KeptRight) { Nanos::ZERO } else { now };
-            #[cfg(not(feature = "canary"))]
+            #[cfg(not(debug_assertions))]
             let now_of_rights = now;
             self.period.advance(now_of_rights, self.config.proof);
             self.lines.doubts.iter_mut().for_each(Doubts::turn);

@@ -151,7 +151,7 @@ impl Headers {
     }
 
     /// Whether `packet` comes from another UDP source port.
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     pub(crate) fn has_other_port(&self, packet: &Packet<'_>) -> bool {
         let at = usize::from(self.bth_at).saturating_sub(Udp::LEN);
         !self.is_none() && self.bytes[at..at + SRC_PORT] != packet.udp().src_port.get().to_be_bytes()

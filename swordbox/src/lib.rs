@@ -62,7 +62,7 @@ type Id = u32;
 const NONE: Id = Id::MAX;
 
 /// Bugs that can be planted, to see whether tests find them.
-#[cfg(feature = "canary")]
+#[cfg(debug_assertions)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Bug {
     /// What goes to a word on another way does not make its cached value doubtful
@@ -89,7 +89,7 @@ pub enum Bug {
     KeptStructure,
 }
 
-#[cfg(feature = "canary")]
+#[cfg(debug_assertions)]
 impl Bug {
     /// Every bug.
     pub const ALL: [Self; 11] = [

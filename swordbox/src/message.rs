@@ -78,7 +78,7 @@ impl LongWrites {
         self.evicted_end = self.evicted_end.map(|end| if psn.precedes(end) { psn } else { end });
     }
 
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     pub(crate) fn newest_only(&self) -> Self {
         let newest = self.known[(usize::from(self.next) + KNOWN - 1) % KNOWN];
         let mut only = Self::NONE;

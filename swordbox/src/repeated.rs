@@ -6,10 +6,10 @@ use crate::answer::Answer;
 use crate::function::Swordbox;
 use crate::op::{Kind, Op};
 use crate::records::{Record, What};
-#[cfg(feature = "canary")]
+#[cfg(debug_assertions)]
 use crate::request::Done;
 use crate::request::rewrite_request;
-#[cfg(feature = "canary")]
+#[cfg(debug_assertions)]
 use crate::way::Way;
 use rocev2::{Layout, Packet, Psn};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
@@ -66,7 +66,7 @@ impl Swordbox {
             rewrite_request(frame, layout, own, op.ends, by);
             return self.forward.route(frame, port, now, out);
         }
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         if self.config.bug == Some(crate::Bug::DecidedAnew) && op.kind == Kind::Atomic {
             return self.decide_anew(id, frame, layout, now);
         }
@@ -109,19 +109,19 @@ impl Swordbox {
     }
 
     /// Whether a bug is planted by which repeated READs keep their PSNs.
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     fn repeats_old_reads(&self) -> bool {
         self.config.bug == Some(crate::Bug::OldRead)
     }
 
-    #[cfg(not(feature = "canary"))]
+    #[cfg(not(debug_assertions))]
     #[expect(clippy::unused_self, reason = "it has a planted bug in other builds")]
     const fn repeats_old_reads(&self) -> bool {
         false
     }
 
     /// Decides again what was decided: what must never happen.
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     fn decide_anew<F: Frame>(&mut self, id: Id, frame: &mut F, layout: Layout, now: Nanos) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
         let op = Op::of(layout.opcode());

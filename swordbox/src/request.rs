@@ -103,7 +103,7 @@ impl Swordbox {
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
         let psn = packet.bth().psn();
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         if self.config.bug == Some(crate::Bug::NewPort)
             && self.ends[id as usize].headers.has_other_port(&packet)
             && let from = self.ends[id as usize].from

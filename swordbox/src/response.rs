@@ -624,7 +624,7 @@ impl Swordbox {
             self.lanes[lane as usize].hear(psn, now);
             let next = self.complete(lane, found.filter(|_| answers));
             count += 1;
-            #[cfg(feature = "canary")]
+            #[cfg(debug_assertions)]
             if self.config.bug == Some(crate::Bug::LostAck) && count == 1 && psn.add(1) != until {
                 continue;
             }

@@ -192,12 +192,12 @@ impl Swordbox {
     }
 
     /// Returns whether a bug is planted by which a lane stays with an owner that does not go on.
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     fn keeps_stuck_lanes(&self) -> bool {
         self.config.bug == Some(crate::Bug::StuckLane)
     }
 
-    #[cfg(not(feature = "canary"))]
+    #[cfg(not(debug_assertions))]
     #[expect(clippy::unused_self, reason = "it has a planted bug in other builds")]
     const fn keeps_stuck_lanes(&self) -> bool {
         false
@@ -217,9 +217,9 @@ impl Swordbox {
             let entry = *self.lanes[lane as usize].entry(first.add(n));
             let line = self.lines.get_mut(entry.line);
             line.under_way -= 1;
-            #[cfg(feature = "canary")]
+            #[cfg(debug_assertions)]
             let keeps = self.config.bug == Some(crate::Bug::KeptWord);
-            #[cfg(not(feature = "canary"))]
+            #[cfg(not(debug_assertions))]
             let keeps = false;
             if !keeps {
                 line.forget_all();

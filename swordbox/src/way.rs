@@ -259,7 +259,7 @@ impl Swordbox {
     /// what it refuses on the flow's own connection, as its queue pair is gone, must not be done on a lane.
     #[inline]
     pub(crate) fn is_of_incarnation(&self, id: Id, lane: &Lane) -> bool {
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         if self.config.bug == Some(crate::Bug::DeadClient) {
             return true;
         }
@@ -361,7 +361,7 @@ impl Swordbox {
         let declared = self.declared_words(server, wish.va, wish.rkey);
         let own = self.lines.get_mut(line);
         let moves = own.lane != NONE && (own.lane, own.incarnation) != (chosen, incarnation);
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         let moves = moves && self.config.bug != Some(crate::Bug::KeptWord);
         if moves {
             // The server's memory may not be what it was when the other connection could still write to it.

@@ -138,7 +138,7 @@ impl Load {
             clock: Timestamp::default(),
             traffic_class: 0,
             links: (0..self.links).map(link).collect(),
-            #[cfg(feature = "canary")]
+            #[cfg(debug_assertions)]
             bug: None,
         }
     }

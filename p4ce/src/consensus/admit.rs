@@ -80,7 +80,7 @@ impl Server {
         while done < len {
             let part = (len - done).min(PART);
             let data = Data::Memory(Sge { mr, va: LOG_VA + (at + done) as u64, len: part as u32 });
-            #[cfg(feature = "canary")]
+            #[cfg(debug_assertions)]
             let data = match data {
                 Data::Memory(part) if self.config.bug == Some(super::config::Bug::SnapshotHole) => {
                     Data::Memory(Sge { len: part.len / 2, ..part })

@@ -33,12 +33,12 @@ pub struct Config {
     /// What a requester of a connection has to know, and the switch, if there is one. The same at all servers
     pub secret: Option<Secret>,
     /// A planted bug
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     pub bug: Option<Bug>,
 }
 
 /// Bugs of consensus that the simulator has to find.
-#[cfg(feature = "canary")]
+#[cfg(debug_assertions)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bug {
     /// The hash of an entry is not looked at: a torn one is taken for whole.
@@ -63,7 +63,7 @@ pub enum Bug {
     BeginsOverEntries,
 }
 
-#[cfg(feature = "canary")]
+#[cfg(debug_assertions)]
 impl Bug {
     /// All of them
     pub const ALL: [Self; 10] = [
@@ -247,7 +247,7 @@ mod tests {
             through: None,
             incarnation: 1,
             secret: None,
-            #[cfg(feature = "canary")]
+            #[cfg(debug_assertions)]
             bug: None,
         };
         tune(&mut config);

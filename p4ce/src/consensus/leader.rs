@@ -11,7 +11,7 @@
 //! 4. New values are written behind that, and are decided when f others hold them.
 
 use super::agreement::{Log, own_entry, put, settle};
-#[cfg(feature = "canary")]
+#[cfg(debug_assertions)]
 use super::config::Bug;
 use super::config::ProposeError;
 use super::follower::{Follower, Request, Stage};
@@ -151,7 +151,7 @@ impl Server {
     pub(super) fn granted(&mut self, nic: &mut Rnic, server: u8, qpn: Qpn, grant: Option<Grant>) {
         let len = self.config.layout.memory_len() as u64;
         let Some(grant) = grant.filter(|grant| grant.region.size() == len) else { return };
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         let grant =
             Grant { is_member: grant.is_member || self.config.bug == Some(Bug::CountsBlank), ..grant };
         self.follower(server, |follower| {
@@ -211,7 +211,7 @@ impl Server {
 
     pub(super) fn follower_lost(&mut self, nic: &mut Rnic, server: u8, qpn: Qpn, now: Nanos) {
         let again = now + self.spans(ASK_AGAIN);
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         let again =
             if self.config.bug == Some(super::config::Bug::LosesFollower) { Nanos(u64::MAX) } else { again };
         let stage = self.follower(server, |follower| {
@@ -326,10 +326,10 @@ impl Server {
         };
         let term = leadership.term;
         let mut writes = Vec::new();
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         let skips = |index| snapshot.is_some() && index == from && self.config.bug == Some(Bug::SnapshotGap);
         for index in from..next {
-            #[cfg(feature = "canary")]
+            #[cfg(debug_assertions)]
             if skips(index) {
                 continue;
             }
@@ -337,7 +337,7 @@ impl Server {
             let known = layout.entry(index, theirs).filter(|entry| entry.value == mine.value);
             let write = match known {
                 Some(entry) if entry.term == term => continue,
-                #[cfg(feature = "canary")]
+                #[cfg(debug_assertions)]
                 Some(_) if self.config.bug == Some(Bug::OldTermByCount) => continue,
                 Some(_) => {
                     layout.resealed(index, theirs, term).map(|(at, seal)| (at, Data::Inline(seal.to_vec())))

@@ -19,7 +19,7 @@ mod through;
 mod watch;
 
 pub use admit::SnapshotError;
-#[cfg(feature = "canary")]
+#[cfg(debug_assertions)]
 pub use config::Bug;
 pub use config::{BootstrapError, Config, Decided, ProposeError, StartError, Waiting};
 pub use detector::Detector;

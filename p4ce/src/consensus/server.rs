@@ -112,7 +112,7 @@ impl Server {
         config.incarnation = config.incarnation.max(1);
         let group = config.group();
         config.layout = config.layout.keyed(config.log_key());
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         {
             config.layout.trusts_torn = config.bug == Some(super::config::Bug::TornEntry);
         }
@@ -487,24 +487,24 @@ impl Server {
         Some(())
     }
 
-    #[cfg(not(feature = "canary"))]
+    #[cfg(not(debug_assertions))]
     #[allow(clippy::unused_self, reason = "a planted bug looks at it")]
     fn is_at(&self, address: Option<IpAddr>, from: IpAddr) -> bool {
         address == Some(from)
     }
 
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     fn is_at(&self, address: Option<IpAddr>, from: IpAddr) -> bool {
         address == Some(from) || address.is_some() && self.config.bug == Some(super::config::Bug::AnySource)
     }
 
-    #[cfg(not(feature = "canary"))]
+    #[cfg(not(debug_assertions))]
     #[allow(clippy::unused_self, reason = "the other one looks at it")]
     const fn forgets_promises(&self) -> bool {
         false
     }
 
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     fn forgets_promises(&self) -> bool {
         self.config.bug == Some(super::config::Bug::ForgottenPromise)
     }

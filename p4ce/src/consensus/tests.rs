@@ -58,7 +58,7 @@ impl Net {
             through: None,
             incarnation: 0,
             secret: None,
-            #[cfg(feature = "canary")]
+            #[cfg(debug_assertions)]
             bug: None,
         };
         tune(&mut config);

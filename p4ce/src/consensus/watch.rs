@@ -234,7 +234,7 @@ impl Server {
             self.watch.genesis = begun.genesis.clone();
             self.standing = Standing::Member;
         }
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         if self.config.bug == Some(super::config::Bug::BeginsByItself) {
             _ = self.bootstrap();
         }
@@ -277,7 +277,7 @@ impl Server {
     /// Returns a server, itself first, that has given permission to write: its log may hold entries of a group that is lost, and
     /// its application their values. For when all are blank.
     fn written(&self) -> Option<u8> {
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         if self.config.bug == Some(super::config::Bug::BeginsOverEntries) {
             return None;
         }

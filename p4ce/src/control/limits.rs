@@ -25,7 +25,7 @@ pub struct Limits {
     /// For how long a request counts at least
     pub window: Nanos,
     /// A planted bug, to see whether it is found
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     pub bug: Option<crate::Bug>,
 }
 
@@ -39,7 +39,7 @@ impl Default for Limits {
             requests_per_leader: 16,
             requests: 64,
             window: Nanos::from_secs(1),
-            #[cfg(feature = "canary")]
+            #[cfg(debug_assertions)]
             bug: None,
         }
     }
@@ -94,7 +94,7 @@ impl Admission {
         let is_beyond = count.groups >= limits.groups_per_leader
             || count.requests >= limits.requests_per_leader
             || self.requests >= limits.requests;
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         let is_beyond = is_beyond && limits.bug != Some(crate::Bug::AnyRequest);
         if is_beyond {
             return Err(Refusal::Busy);

@@ -72,7 +72,7 @@ fn empty() -> P4ce {
         groups: 8,
         queue_pairs: 64,
         silent_after: Nanos::ZERO,
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         bug: None,
     })
 }

@@ -172,7 +172,7 @@ impl Give {
     /// The segment that is wanted next: [`give`](Self::give) it. After a failure it may be one that was given before.
     pub fn wants(&self) -> Option<u64> {
         let room = self.written() + u64::from(self.config.window);
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         let room = if self.node.has_bug(crate::Bug::Heedless) { u64::MAX } else { room };
         (self.stage == Stage::Sending && self.open && self.next < self.segments().min(room))
             .then_some(self.next)
@@ -493,7 +493,7 @@ impl Give {
         let places =
             places.map(|(place, (ip, rack))| Note::Member { round: terms.round, place, rack, ip: *ip });
         let switch = self.through().map(|switch| Note::Switch { round: terms.round, switch });
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         let switch = switch.filter(|_| !self.node.has_bug(crate::Bug::SwitchUntold));
         let notes: Vec<_> = parts.chain([Note::Offer(terms)]).chain(switch).chain(places).collect();
         for (ip, receiver) in self.receivers.iter_mut().filter(|(_, receiver)| !receiver.stored) {

@@ -446,7 +446,7 @@ impl Take {
 
     /// Part of a name: the first one begins another offer.
     fn on_name(&mut self, at: usize, part: &[u8]) {
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         if self.accepted && self.node.has_bug(crate::Bug::HalfName) {
             return;
         }

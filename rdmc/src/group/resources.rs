@@ -19,7 +19,7 @@ pub(crate) struct Resources {
     pub(crate) ack_timeout: u8,
     pub(crate) retry_count: u8,
     pub(crate) own: IpAddr,
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     pub(crate) bug: Option<crate::Bug>,
 }
 

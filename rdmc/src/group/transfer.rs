@@ -64,7 +64,7 @@ impl Transfer {
     }
 
     /// Everything is here.
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     pub(crate) fn is_here(&self) -> bool {
         self.first == self.receives.len()
     }
@@ -76,7 +76,7 @@ impl Transfer {
 
     /// Whether those to whom the next block goes have said that they are ready for it.
     pub(crate) fn is_ready(&self, group: &Group, nic: &Rnic, resources: &Resources) -> bool {
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         if resources.bug == Some(crate::Bug::Unready) {
             return true;
         }
@@ -358,7 +358,7 @@ impl Links<'_> {
             return Err(violation);
         }
         let neighbour = &mut group.neighbours[place];
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         let at = if self.resources.bug == Some(crate::Bug::WrongFirst) { 0 } else { at };
         if posted == Posted::Aside {
             // If it was not expected yet, it is the one that was.

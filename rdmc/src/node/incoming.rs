@@ -71,9 +71,9 @@ impl Node {
     /// A node is gone: with it all groups in which it has said something, and what it has said of others.
     fn on_lost(&mut self, nic: &mut Rnic, peer: IpAddr, now: Nanos) {
         self.ahead.remove(&peer);
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         let named = if self.config.bug == Some(crate::Bug::WrongMember) { self.config.address } else { peer };
-        #[cfg(not(feature = "canary"))]
+        #[cfg(not(debug_assertions))]
         let named = peer;
         let shared = self.groups.iter().filter(|(_, group)| {
             group.member(peer).is_some_and(|member| group.others[member as usize].create.is_some())
@@ -304,7 +304,7 @@ impl Node {
         let members = &group.config.members;
         let message = Message::failed(&failure, members);
         for peer in members.iter().filter(|ip| **ip != self.config.address) {
-            #[cfg(feature = "canary")]
+            #[cfg(debug_assertions)]
             if self.config.bug == Some(crate::Bug::NoRelay) {
                 break;
             }

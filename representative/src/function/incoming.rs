@@ -53,7 +53,7 @@ impl Representative {
     /// Returns whether a frame from outside names the switch itself as its source. The neighbour that it is for would take it for
     /// the switch's: it comes by the switch's link. (A host beside a bridge does not see what passes the bridge.)
     pub(super) fn is_forged(&self, packet: &Packet<'_>) -> bool {
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         if self.config.bug == Some(crate::Bug::ForgedNeighbour) {
             return false;
         }
@@ -150,7 +150,7 @@ impl Representative {
             None if chip && !passes_by => return self.refuse(Refusal::UnknownLink, DropReason::WrongSource),
             None => return self.forward.route(frame, port, now, out),
         };
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         if self.config.bug == Some(crate::Bug::SilentDrop)
             && from == 0
             && header.opcode() == OnePipeOpcode::DATA
@@ -264,7 +264,7 @@ impl Representative {
         };
         let Link { port: right, address, .. } = self.config.links[link];
         let is_theirs = port == right && packet.src() == address;
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         let is_theirs = is_theirs || self.config.bug == Some(crate::Bug::AnySource);
         if !is_theirs {
             return self.refuse(Refusal::WrongSource, DropReason::WrongSource);

@@ -387,7 +387,7 @@ impl Plan {
             clock: Timestamp::default(),
             traffic_class,
             links: planned.links.iter().map(link).collect(),
-            #[cfg(feature = "canary")]
+            #[cfg(debug_assertions)]
             bug: None,
         }
     }

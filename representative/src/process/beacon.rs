@@ -23,7 +23,7 @@ impl Process {
     pub(super) fn send_beacon(&mut self, now: Nanos, frame: &mut Vec<u8>) {
         self.beacon = Pending::None;
         let time = match self.finishing {
-            #[cfg(feature = "canary")]
+            #[cfg(debug_assertions)]
             _ if self.config.bug == Some(crate::Bug::OvertakingBeacon) => self.clock.tell(now),
             Some((_, _, time)) => {
                 let clock = self.clock.read(now);

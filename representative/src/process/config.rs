@@ -66,7 +66,7 @@ pub struct Config {
     /// First PSNs are drawn from it
     pub seed: u64,
     /// A planted bug, to see whether it is found
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     pub bug: Option<crate::Bug>,
 }
 
@@ -121,7 +121,7 @@ impl Config {
             ahead_max: Nanos::from_millis(10),
             clock: Timestamp::default(),
             seed: 0,
-            #[cfg(feature = "canary")]
+            #[cfg(debug_assertions)]
             bug: None,
         }
     }

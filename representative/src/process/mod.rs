@@ -314,7 +314,7 @@ pub struct Process {
     order: Vec<(u32, u32)>,
     outcome: Outcome,
     /// The sender of which something was given up last (a planted bug)
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     gave_up: Option<u32>,
 }
 
@@ -354,9 +354,9 @@ impl Process {
             let route = route(peer.mac, peer.address, peer.qpn)?;
             peers.push(Known { id: peer.id, dead: false, route });
         }
-        #[cfg_attr(not(feature = "canary"), expect(unused_mut, reason = "a bug may be planted"))]
+        #[cfg_attr(not(debug_assertions), expect(unused_mut, reason = "a bug may be planted"))]
         let mut reorder = Reorder::default();
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         {
             reorder.by_arrival = (config.bug == Some(crate::Bug::TieByArrival)).then_some(0);
         }
@@ -402,7 +402,7 @@ impl Process {
             chance,
             order: Vec::new(),
             outcome: Outcome::default(),
-            #[cfg(feature = "canary")]
+            #[cfg(debug_assertions)]
             gave_up: None,
             config,
         })

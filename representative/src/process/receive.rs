@@ -44,7 +44,7 @@ impl Process {
         }
         let peer = self.by_source.get(&Source(src, src_qp)).ok_or(Refusal::UnknownSource)?;
         match header.opcode() {
-            #[cfg(feature = "canary")]
+            #[cfg(debug_assertions)]
             OnePipeOpcode::DATA if self.gave_up.take_if(|of| *of != peer).is_some() => Err(Refusal::Late),
             OnePipeOpcode::DATA => self.on_data(peer, header, ecn == MARKED, payload, now),
             OnePipeOpcode::ACK => self.on_ack(peer, header, payload, now),
@@ -286,7 +286,7 @@ impl Process {
                     self.held = self.held + inbound.held - before;
                     self.take_outcome(peer);
                     self.owe_ack(peer);
-                    #[cfg(feature = "canary")]
+                    #[cfg(debug_assertions)]
                     {
                         self.gave_up = (self.config.bug == Some(crate::Bug::SharedGap)).then_some(peer);
                     }

@@ -12,7 +12,7 @@ pub(super) struct Turn {
     /// A timestamp on the line
     pub(super) time: u64,
     /// In place of the sender, if that bug is planted; 0 otherwise
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     arrival: u64,
     pub(super) sender: ProcessId,
     /// Where its last packet stands among the sender's
@@ -23,7 +23,7 @@ impl Turn {
     pub(super) const fn new(time: u64, sender: ProcessId, position: u64) -> Self {
         Self {
             time,
-            #[cfg(feature = "canary")]
+            #[cfg(debug_assertions)]
             arrival: 0,
             sender,
             position,
@@ -55,7 +55,7 @@ pub(super) struct Reorder {
     runs: Vec<Option<Run>>,
     free: Vec<u32>,
     /// Ties are broken by arrival (a planted bug)
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     pub(super) by_arrival: Option<u64>,
 }
 
@@ -64,7 +64,7 @@ impl Reorder {
     #[expect(clippy::inline_always, reason = "a run is many words, to be written once")]
     #[inline(always)]
     pub(super) fn push(&mut self, turn: Turn, peer: u32, run: Option<Run>) {
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         let turn = match &mut self.by_arrival {
             Some(arrivals) => {
                 *arrivals += 1;

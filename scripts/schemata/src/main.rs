@@ -218,7 +218,7 @@ impl VisitMut for Mutator {
 /// Says whether code is compiled with planted bugs only.
 fn is_canary(code: &impl ToTokens) -> bool {
     let text = code.to_token_stream().to_string();
-    text.split('{').next().is_some_and(|head| head.contains(r#"# [cfg (feature = "canary")]"#))
+    text.split('{').next().is_some_and(|head| head.contains(r#"# [cfg (debug_assertions)]"#))
 }
 
 /// Returns an expression that is what the chosen mutant makes of it, or the original.

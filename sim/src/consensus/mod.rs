@@ -83,7 +83,7 @@ pub struct ClusterConfig {
     /// The first PSN of the switch's connections; random if not said
     pub first_psn: Option<Psn>,
     /// A planted bug
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     pub bug: Option<p4ce::consensus::Bug>,
 }
 
@@ -111,7 +111,7 @@ impl Default for ClusterConfig {
             keys_again: false,
             queue_pairs: 64,
             first_psn: None,
-            #[cfg(feature = "canary")]
+            #[cfg(debug_assertions)]
             bug: None,
         }
     }
@@ -163,7 +163,7 @@ fn switch(config: &ClusterConfig, secret: Option<Secret>) -> Controlled<Control>
         groups: 16,
         queue_pairs,
         silent_after: Nanos::from_millis(1),
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         bug: None,
     };
     let control = move |life| {
@@ -220,7 +220,7 @@ impl Cluster {
                     Some(odd) if odd == n => Some(Secret::new("another one")),
                     _ => secret.clone(),
                 },
-                #[cfg(feature = "canary")]
+                #[cfg(debug_assertions)]
                 bug: config.bug,
             };
             // Of the last server, which is like all others but for one with a secret of its own.

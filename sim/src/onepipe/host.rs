@@ -127,7 +127,7 @@ pub struct Habits {
     /// Hosts record every packet, for [`Made::check_losses`](super::Made::check_losses).
     pub records: bool,
     /// A planted bug, to see whether it is found
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     pub bug: Option<representative::Bug>,
 }
 
@@ -147,7 +147,7 @@ impl Default for Habits {
             at_once: Share::NEVER,
             friends: 0,
             records: false,
-            #[cfg(feature = "canary")]
+            #[cfg(debug_assertions)]
             bug: None,
         }
     }
@@ -199,7 +199,7 @@ impl Host {
         config.timeout = habits.timeout;
         config.clock = CLOCK;
         config.seed = seed;
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         {
             config.bug = habits.bug;
         }

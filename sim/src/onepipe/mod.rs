@@ -83,7 +83,7 @@ fn keeper(
         clock: CLOCK,
         traffic_class: 0,
         links,
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         bug: None,
     }
 }
@@ -131,7 +131,7 @@ pub struct Tree {
     /// A host that takes no part, and lies
     pub stranger: Option<Stranger>,
     /// A planted bug, to see whether it is found
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     pub bug: Option<representative::Bug>,
 }
 
@@ -151,7 +151,7 @@ impl Tree {
             lasts: Nanos::from_micros(300),
             habits: Habits::default(),
             stranger: None,
-            #[cfg(feature = "canary")]
+            #[cfg(debug_assertions)]
             bug: None,
         }
     }
@@ -251,7 +251,7 @@ impl Tree {
         let forward = if beside { forward::Config::bridge(1, 1) } else { self.bridge(level, n) };
         let (incarnation, own) = (self.incarnation_of(n), switch_at(n, 0));
         let config = keeper(incarnation, self.pace, own, forward, links.collect());
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         let config = Config { bug: self.bug, ..config };
         config
     }
@@ -274,7 +274,7 @@ impl Tree {
                 barriers_in_messages: self.incarnation_of(n / self.fanout) == Incarnation::Chip,
             };
             let habits = Habits {
-                #[cfg(feature = "canary")]
+                #[cfg(debug_assertions)]
                 bug: self.bug,
                 ..self.habits
             };

@@ -59,7 +59,7 @@ pub struct Setup {
     /// The first PSN of the switch's connections; random if not said
     pub first_psn: Option<Psn>,
     /// A planted bug, at all hosts
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     pub bug: Option<::rdmc::Bug>,
 }
 
@@ -83,7 +83,7 @@ impl Default for Setup {
             keys_again: false,
             queue_pairs: 256,
             first_psn: None,
-            #[cfg(feature = "canary")]
+            #[cfg(debug_assertions)]
             bug: None,
         }
     }
@@ -122,7 +122,7 @@ pub fn node_config(setup: &Setup, host: u16) -> Config {
         dead_after: Nanos::from_millis(30),
         attempt: Nanos::from_millis(2),
         seed: setup.seed ^ u64::from(host) << 20,
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         bug: setup.bug,
         ..Config::new(ip(host))
     }
@@ -163,7 +163,7 @@ fn switch(setup: &Setup) -> Controlled<Control> {
         groups: 16,
         queue_pairs: setup.queue_pairs,
         silent_after: Nanos::from_millis(30),
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         bug: None,
     };
     let Setup { seed, create_timeout: setup_timeout, queue_pairs, first_psn, .. } = *setup;

@@ -98,7 +98,7 @@ pub(super) fn add_switch(
         groups,
         queue_pairs,
         silent_after: Nanos(silent_after.value().max(0) as u64),
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         bug: None,
     };
     let made = move |life| {
@@ -195,12 +195,12 @@ pub(super) fn nic_of(
     plant(config, planted)
 }
 
-#[cfg(feature = "canary")]
+#[cfg(debug_assertions)]
 fn plant(config: Config, planted: Planted) -> Config {
     Config { bug: planted.bug, ..config }
 }
 
-#[cfg(not(feature = "canary"))]
+#[cfg(not(debug_assertions))]
 fn plant(config: Config, _planted: Planted) -> Config {
     config
 }

@@ -82,7 +82,7 @@ pub struct SwitchReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Planted {
     /// A bug
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     pub bug: Option<rnic::Bug>,
 }
 

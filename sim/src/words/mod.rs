@@ -135,7 +135,7 @@ pub struct Config {
     /// Each server's
     pub server_link: Link,
     /// A bug that is planted in every NIC, to see whether it is found
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     pub bug: Option<rnic::Bug>,
 }
 
@@ -188,7 +188,7 @@ impl Default for Config {
             keys_again: false,
             client_link: Link::default(),
             server_link: Link::default(),
-            #[cfg(feature = "canary")]
+            #[cfg(debug_assertions)]
             bug: None,
         }
     }

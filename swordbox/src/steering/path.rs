@@ -47,7 +47,7 @@ impl Swordbox {
         for (structure, incarnation) in (0u8..).zip(&mut self.steering.incarnations[server]) {
             let Some(lifetime) = flow.lifetime(structure) else { continue };
             let is_other = incarnation.see(lifetime, self.config.settle, is_free);
-            #[cfg(feature = "canary")]
+            #[cfg(debug_assertions)]
             let is_other = is_other && self.config.bug != Some(crate::Bug::KeptStructure);
             if is_other {
                 self.counters.structures_forgotten.add(1);
@@ -59,7 +59,7 @@ impl Swordbox {
     /// Returns whether a connection reaches the memory in which a structure is known, and not that of another incarnation of its
     /// server.
     fn is_of_known_memory(&self, id: Id, structure: u8) -> bool {
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         if self.config.bug == Some(crate::Bug::KeptStructure) {
             return true;
         }

@@ -228,6 +228,8 @@ fn groups(replicas: u32) -> (P4ce, Pool) {
         groups: FRAMES,
         queue_pairs: 32768,
         silent_after: Nanos::ZERO,
+        #[cfg(debug_assertions)]
+        bug: None,
     });
     let mut out = Pool::new(FRAMES * replicas as usize);
     for (group, write) in bench::p4ce::groups(FRAMES as u32, replicas).zip(write_frames(64)) {

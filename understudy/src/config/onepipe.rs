@@ -89,7 +89,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
         clock: Timestamp::default(),
         traffic_class,
         links,
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         bug: None,
     };
     Some(FunctionConfig::OnePipe(OnePipeConfig {

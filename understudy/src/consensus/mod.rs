@@ -64,7 +64,7 @@ impl ConsensusConfig {
             through: self.switch,
             incarnation,
             secret: self.secret.clone(),
-            #[cfg(feature = "canary")]
+            #[cfg(debug_assertions)]
             bug: None,
         }
     }

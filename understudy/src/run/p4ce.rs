@@ -37,7 +37,7 @@ pub(crate) fn data_plane(config: &P4ceConfig, mac: MacAddr) -> p4ce::Config {
         groups: config.groups,
         queue_pairs: queue_pairs(config),
         silent_after: config.silent_after,
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         bug: None,
     }
 }

@@ -54,7 +54,7 @@ pub(crate) struct Args {
     no_shrink: bool,
     /// Plant a bug in every NIC, to see whether it is found: ack-too-far, atomic-twice, no-duplicate-check,
     /// wrong-wrap, stale-read, responses-first, pace-excuses or any-access
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     #[arg(long, value_parser = bug)]
     bug: Option<rnic::Bug>,
 }
@@ -64,7 +64,7 @@ fn digest(text: &str) -> Result<u64, String> {
     u64::from_str_radix(text, 16).ok().filter(|_| is_one).ok_or_else(|| "it has 16 hexadecimal digits".into())
 }
 
-#[cfg(feature = "canary")]
+#[cfg(debug_assertions)]
 fn bug(name: &str) -> Result<rnic::Bug, String> {
     let names = [
         "ack-too-far",
@@ -81,12 +81,12 @@ fn bug(name: &str) -> Result<rnic::Bug, String> {
 }
 
 impl Args {
-    #[cfg(feature = "canary")]
+    #[cfg(debug_assertions)]
     fn planted(&self) -> Planted {
         Planted { bug: self.bug }
     }
 
-    #[cfg(not(feature = "canary"))]
+    #[cfg(not(debug_assertions))]
     #[allow(clippy::unused_self, reason = "there is a bug to plant only in a program that is built for it")]
     fn planted(&self) -> Planted {
         Planted::default()

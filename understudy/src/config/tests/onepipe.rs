@@ -60,7 +60,7 @@ fn defaults() -> Config {
         clock: Timestamp::default(),
         traffic_class: 0,
         links: vec![first_link()],
-        #[cfg(feature = "canary")]
+        #[cfg(debug_assertions)]
         bug: None,
     }
 }

@@ -1,0 +1,96 @@
+//! Configurations and captures for tests on virtual devices. Each test runs in a process of its own (nextest), because
+//! there is one EAL a process.
+
+use dataplane::config::{Config, Device, Eal, Idle, Memory, Port, Workers};
+use dataplane::{Control, ControlOutput, Live};
+use std::path::Path;
+use switch::Function;
+
+pub(crate) use understudy_tests::captures::path as capture;
+
+pub(crate) fn port(name: &str, device: Device) -> Port {
+    Port {
+        name: name.into(),
+        device,
+        mtu: 9000,
+        rx_queues: 0,
+        descriptors: 256,
+        buffers: 2047,
+        share_from: None,
+    }
+}
+
+pub(crate) fn play(file: &Path, to: Option<&Path>) -> Device {
+    Device::Pcap { rx: vec![file.into()], tx: to.map(Into::into), infinite: false }
+}
+
+/// Without privileges, huge pages or files, for as many workers as wanted.
+pub(crate) fn config(ports: Vec<Port>, workers: usize) -> Config {
+    Config {
+        eal: Eal {
+            memory: Memory::Ordinary { mb: 128 },
+            file_prefix: None,
+            telemetry: false,
+            extra: Vec::new(),
+        },
+        ports,
+        workers: Workers {
+            cpus: vec![None; workers],
+            idle: Idle::Spin,
+            handoff_ring: 1024,
+            control_queue: 256,
+        },
+    }
+}
+
+/// Ends the run when nothing was received for this many looks at the counters.
+pub(crate) struct UntilIdle<C> {
+    pub inner: C,
+    last: u64,
+    quiet: u32,
+}
+
+impl<C> UntilIdle<C> {
+    const LOOKS: u32 = 100;
+
+    pub(crate) fn new(inner: C) -> Self {
+        Self { inner, last: 0, quiet: 0 }
+    }
+}
+
+impl<F: Function, C: Control<F>> Control<F> for UntilIdle<C> {
+    fn on_event(&mut self, worker: usize, event: F::Event, out: &mut ControlOutput<'_, F>) {
+        self.inner.on_event(worker, event, out);
+    }
+
+    fn on_punt(
+        &mut self,
+        worker: usize,
+        frame: dataplane::Mbuf,
+        port: switch::PortId,
+        out: &mut ControlOutput<'_, F>,
+    ) {
+        self.inner.on_punt(worker, frame, port, out);
+    }
+
+    fn on_tick(&mut self, live: &Live<'_>, out: &mut ControlOutput<'_, F>) -> bool {
+        let received = live.workers().iter().map(|worker| worker.received()).sum();
+        self.quiet = if received == self.last { self.quiet + 1 } else { 0 };
+        self.last = received;
+        self.inner.on_tick(live, out) && self.quiet < Self::LOOKS
+    }
+}
+
+/// Ends the run after this many looks, for ports that never fall silent.
+pub(crate) struct Looks(pub(crate) u32);
+
+impl<F: Function> Control<F> for Looks {
+    fn on_event(&mut self, _worker: usize, _event: F::Event, _out: &mut ControlOutput<'_, F>) {}
+
+    fn on_punt(&mut self, _: usize, _: dataplane::Mbuf, _: switch::PortId, _: &mut ControlOutput<'_, F>) {}
+
+    fn on_tick(&mut self, _live: &Live<'_>, _out: &mut ControlOutput<'_, F>) -> bool {
+        self.0 = self.0.saturating_sub(1);
+        self.0 > 0
+    }
+}

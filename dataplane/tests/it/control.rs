@@ -1,0 +1,228 @@
+//! The way up to the control plane and down again, and what happens when there is no room.
+
+use crate::common::{UntilIdle, capture, config, play, port};
+use dataplane::config::Device;
+use dataplane::{Control, ControlOutput, Live, Mbuf, Runtime, Stop};
+use switch::{DropReason, Frame as _, Function, Nanos, Output, PortId, Verdict};
+use understudy_tests::captures::frames;
+
+/// Punts every frame, tells of every third, and asks for a timer.
+#[derive(Default)]
+struct Punting {
+    seen: u64,
+    told: u64,
+    timers: u64,
+    timer: Nanos,
+    commanded: u64,
+}
+
+impl Function for Punting {
+    type Command = u64;
+    /// Frames seen, timers, sum of commands
+    type Event = (u64, u64, u64);
+
+    fn on_frame<O: Output>(
+        &mut self,
+        frame: &mut O::Frame,
+        port: PortId,
+        _now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
+        self.seen += 1;
+        // A frame of our own, and a copy that grows at both ends.
+        let made = out.make(60).expect("a buffer");
+        assert_eq!((made.bytes(), made.is_whole()), (&[0; 60][..], true));
+        let mut copy = out.copy(frame).expect("a buffer");
+        let len = frame.bytes().len();
+        copy.prepend(20).unwrap();
+        copy.resize(len + 28).unwrap();
+        assert_eq!((&copy.bytes()[20..20 + len], &copy.bytes()[..20]), (frame.bytes(), &[0; 20][..]));
+        assert_eq!(copy.bytes()[20 + len..], [0; 8]);
+        copy.strip(20);
+        copy.resize(len).unwrap();
+        assert_eq!(copy.bytes(), frame.bytes());
+        assert!(copy.prepend(10_000).is_err() && copy.resize(100_000).is_err());
+        out.send(copy, PortId(1 - port.0)).expect("room");
+        Verdict::Punt
+    }
+
+    fn on_timer<O: Output>(&mut self, now: Nanos, _out: &mut O) {
+        self.timers += 1;
+        self.timer = now + Nanos::from_millis(1);
+    }
+
+    fn next_timer(&self) -> Option<Nanos> {
+        Some(self.timer)
+    }
+
+    fn on_command(&mut self, command: u64, _now: Nanos) {
+        self.commanded += command;
+    }
+
+    fn poll_event(&mut self) -> Option<(u64, u64, u64)> {
+        (self.told < self.seen / 3).then(|| {
+            self.told += 1;
+            (self.seen, self.timers, self.commanded)
+        })
+    }
+}
+
+/// Keeps punted frames.
+#[derive(Default)]
+struct Keeper(Vec<(Mbuf, Vec<u8>)>);
+
+impl Control<Punting> for &mut Keeper {
+    fn on_event(&mut self, _: usize, _: (u64, u64, u64), _: &mut ControlOutput<'_, Punting>) {}
+
+    fn on_punt(&mut self, _: usize, frame: Mbuf, _: PortId, _: &mut ControlOutput<'_, Punting>) {
+        let bytes = frame.bytes().to_vec();
+        self.0.push((frame, bytes));
+    }
+
+    fn on_tick(&mut self, _: &Live<'_>, _: &mut ControlOutput<'_, Punting>) -> bool {
+        true
+    }
+}
+
+#[test]
+fn punted_frame_outlives_the_runtime() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = capture("rc_send_64.pcap");
+    let out = Device::Pcap { rx: vec![], tx: Some(dir.path().join("out.pcap")), infinite: false };
+    let mut runtime =
+        Runtime::start(config(vec![port("in", play(&file, None)), port("out", out)], 1)).unwrap();
+    let mut keeper = Keeper::default();
+    runtime.run(vec![Punting::default()], &mut UntilIdle::new(&mut keeper), &Stop::new());
+    drop(runtime);
+    assert!(!keeper.0.is_empty());
+    for (frame, bytes) in &keeper.0 {
+        assert_eq!(frame.bytes(), bytes);
+    }
+}
+
+/// Sends each punted frame on, and answers each event with a command.
+#[derive(Default)]
+struct Relay {
+    punted: u64,
+    events: u64,
+    last: (u64, u64, u64),
+}
+
+impl Control<Punting> for &mut Relay {
+    fn on_event(&mut self, worker: usize, event: (u64, u64, u64), out: &mut ControlOutput<'_, Punting>) {
+        self.events += 1;
+        self.last = event;
+        _ = out.command(worker, 1);
+    }
+
+    fn on_punt(&mut self, worker: usize, frame: Mbuf, port: PortId, out: &mut ControlOutput<'_, Punting>) {
+        self.punted += 1;
+        assert_eq!(port, PortId(0));
+        out.send(worker, frame, PortId(1)).expect("the worker keeps up");
+    }
+
+    fn on_tick(&mut self, live: &Live<'_>, _out: &mut ControlOutput<'_, Punting>) -> bool {
+        assert_eq!((live.workers().len(), live.device_counters().len()), (1, 2));
+        true
+    }
+}
+
+#[test]
+fn frames_go_up_and_come_down_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (input, output) = (capture("rc_send_64.pcap"), dir.path().join("out.pcap"));
+    let out = Device::Pcap { rx: vec![], tx: Some(output.clone()), infinite: false };
+    let mut runtime =
+        Runtime::start(config(vec![port("in", play(&input, None)), port("out", out)], 1)).unwrap();
+    let mut relay = Relay::default();
+    let outcome = runtime.run(vec![Punting::default()], &mut UntilIdle::new(&mut relay), &Stop::new());
+    drop(runtime);
+    let sent = frames(&input);
+    let count = sent.len() as u64;
+    assert_eq!((relay.punted, relay.events), (count, count / 3));
+    assert_eq!(relay.last.0, count);
+    assert!(relay.last.1 >= 1, "the first timer is at the start");
+    let worker = &outcome.workers[0];
+    assert_eq!((worker.punted.get(), worker.made.get()), (count, count));
+    // Each frame twice: its copy, and itself by way of the control plane.
+    let mut came = frames(&output);
+    let mut expected = [sent.clone(), sent].concat();
+    came.sort();
+    expected.sort();
+    assert_eq!(came, expected);
+}
+
+/// Lets nothing through to the control plane but looks.
+struct Deaf;
+
+impl Control<Punting> for Deaf {
+    fn on_event(&mut self, _: usize, _: (u64, u64, u64), _: &mut ControlOutput<'_, Punting>) {}
+
+    fn on_punt(&mut self, _: usize, _: Mbuf, _: PortId, _: &mut ControlOutput<'_, Punting>) {
+        // Slower than the frames come.
+        std::thread::yield_now();
+    }
+
+    fn on_tick(&mut self, _: &Live<'_>, _: &mut ControlOutput<'_, Punting>) -> bool {
+        true
+    }
+}
+
+#[test]
+fn a_full_queue_to_the_control_plane_drops_and_counts() {
+    let out = Device::Null { size: 64, copy: false };
+    let mut config =
+        config(vec![port("in", play(&capture("rc_write_loss.pcap"), None)), port("out", out)], 1);
+    config.ports.truncate(1);
+    config.ports.push(port("out", Device::Ring));
+    config.workers.control_queue = 1;
+    let mut runtime = Runtime::start(config).unwrap();
+    let outcome = runtime.run(vec![Punting::default()], &mut UntilIdle::new(Limited(Deaf, 0)), &Stop::new());
+    let worker = &outcome.workers[0];
+    let lost = worker.drops[DropReason::ControlFull.index()].get();
+    assert!(lost > 0);
+    assert_eq!(worker.punted.get() + lost, worker.received());
+}
+
+/// Ends after some looks: the ring gives back what it is given, for ever.
+struct Limited<C>(C, u32);
+
+impl<C: Control<Punting>> Control<Punting> for Limited<C> {
+    fn on_event(&mut self, worker: usize, event: (u64, u64, u64), out: &mut ControlOutput<'_, Punting>) {
+        self.0.on_event(worker, event, out);
+    }
+
+    fn on_punt(&mut self, worker: usize, frame: Mbuf, port: PortId, out: &mut ControlOutput<'_, Punting>) {
+        self.0.on_punt(worker, frame, port, out);
+    }
+
+    fn on_tick(&mut self, live: &Live<'_>, out: &mut ControlOutput<'_, Punting>) -> bool {
+        self.1 += 1;
+        self.1 < 50 && self.0.on_tick(live, out)
+    }
+}
+
+#[test]
+fn a_worker_that_panics_ends_the_run() {
+    struct Panics;
+    impl Function for Panics {
+        type Command = ();
+        type Event = ();
+        fn on_frame<O: Output>(&mut self, _: &mut O::Frame, _: PortId, _: Nanos, _: &mut O) -> Verdict {
+            panic!("a bug in a function")
+        }
+        fn on_timer<O: Output>(&mut self, _: Nanos, _: &mut O) {}
+        fn next_timer(&self) -> Option<Nanos> {
+            None
+        }
+        fn on_command(&mut self, (): (), _: Nanos) {}
+        fn poll_event(&mut self) -> Option<()> {
+            None
+        }
+    }
+    let ports = vec![port("in", play(&capture("rc_send_64.pcap"), None)), port("out", Device::Ring)];
+    let mut runtime = Runtime::start(config(ports, 1)).unwrap();
+    let run =
+        std::panic::AssertUnwindSafe(|| runtime.run(vec![Panics], &mut dataplane::Passive, &Stop::new()));
+    assert!(std::panic::catch_unwind(run).is_err(), "the panic reaches the caller, who waits for nothing");
+}

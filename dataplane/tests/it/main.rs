@@ -1,0 +1,13 @@
+//! Workers and ports on DPDK's virtual devices.
+
+mod common;
+mod control;
+mod copies;
+mod errors;
+mod forward;
+mod idle;
+mod memif;
+mod pools;
+mod share;
+mod stalls;
+mod watch;

@@ -1,0 +1,140 @@
+//! Frames that a port does not take when they are offered to it. The send function of the port's driver is the test's.
+
+use crate::common::{config, port};
+use core::ffi::c_void;
+use dataplane::config::Device;
+use dataplane::counters::WorkerCounters;
+use dataplane::{Control, ControlOutput, Live, Mbuf, Outcome, Runtime, Stop};
+use dpdk_sys::rte_mbuf;
+use std::sync::{Arc, Mutex};
+use switch::{Function, Nanos, Output, PortId, Verdict};
+
+const OUT: PortId = PortId(0);
+/// Bytes of each frame
+const LEN: usize = 64;
+
+/// A driver that takes what it wants.
+struct Driver {
+    /// Returns how many frames of an offer the port takes
+    takes: fn(&Driver) -> usize,
+    /// How many frames were offered, each time, and the worker's turns until then
+    offers: Vec<(usize, u64)>,
+    /// First byte of each frame that was taken
+    taken: Vec<u8>,
+    /// Of the worker; known from the control plane's first moment on
+    counters: Option<Arc<WorkerCounters>>,
+}
+
+static DRIVER: Mutex<Option<Driver>> = Mutex::new(None);
+
+/// Calls `by` with the driver.
+fn driver<R>(by: impl FnOnce(&mut Driver) -> R) -> R {
+    by(DRIVER.lock().unwrap().as_mut().expect("it is there as long as the runtime"))
+}
+
+unsafe extern "C" fn send(_queue: *mut c_void, frames: *mut *mut rte_mbuf, len: u16) -> u16 {
+    driver(|driver| {
+        let turns = driver.counters.as_ref().map_or(0, |counters| counters.turns.get());
+        driver.offers.push((usize::from(len), turns));
+        let taken = (driver.takes)(driver).min(usize::from(len));
+        for at in 0..taken {
+            // SAFETY: `frames` has `len` frames, and those that are taken are the driver's.
+            unsafe {
+                let frame = *frames.add(at);
+                let bytes = (*frame).buf_addr.cast::<u8>().add(usize::from((*frame).data_off));
+                driver.taken.push(*bytes);
+                dpdk_sys::rte_pktmbuf_free(frame);
+            }
+        }
+        taken as u16
+    })
+}
+
+/// Sends this number of frames in its first turn. The first byte of each is its number.
+struct Sends(u8);
+
+impl Function for Sends {
+    type Command = ();
+    type Event = ();
+
+    fn receives_from(&self, _: PortId) -> bool {
+        false
+    }
+
+    fn on_frame<O: Output>(&mut self, _: &mut O::Frame, _: PortId, _: Nanos, _: &mut O) -> Verdict {
+        unreachable!("nothing is received")
+    }
+
+    fn on_timer<O: Output>(&mut self, _: Nanos, out: &mut O) {
+        for number in 0..core::mem::take(&mut self.0) {
+            let frame = out.make_from(&[number; LEN]).expect("a buffer");
+            out.send(frame, OUT).expect("room");
+        }
+    }
+
+    fn next_timer(&self) -> Option<Nanos> {
+        (self.0 > 0).then_some(Nanos::ZERO)
+    }
+
+    fn on_command(&mut self, (): (), _: Nanos) {}
+
+    fn poll_event(&mut self) -> Option<()> {
+        None
+    }
+}
+
+/// Ends the run when the driver has seen enough.
+struct Until(fn(&Driver) -> bool);
+
+impl Control<Sends> for Until {
+    fn on_event(&mut self, _: usize, (): (), _: &mut ControlOutput<'_, Sends>) {}
+
+    fn on_punt(&mut self, _: usize, _: Mbuf, _: PortId, _: &mut ControlOutput<'_, Sends>) {}
+
+    fn on_tick(&mut self, live: &Live<'_>, _: &mut ControlOutput<'_, Sends>) -> bool {
+        driver(|driver| {
+            driver.counters.get_or_insert_with(|| Arc::clone(&live.workers()[0]));
+            !(self.0)(driver)
+        })
+    }
+}
+
+/// Sends `many` frames through a driver that takes `takes` of each offer. Returns the driver, and the run's counters.
+fn run(many: u8, takes: fn(&Driver) -> usize, until: fn(&Driver) -> bool) -> (Driver, Outcome) {
+    let mut runtime = Runtime::start(config(vec![port("out", Device::Ring)], 1)).unwrap();
+    *DRIVER.lock().unwrap() = Some(Driver { takes, offers: Vec::new(), taken: Vec::new(), counters: None });
+    // SAFETY: the port is started, and no worker runs yet.
+    unsafe { dpdk_sys::rte_eth_fp_ops[0].tx_pkt_burst = Some(send) };
+    let outcome = runtime.run(vec![Sends(many)], &mut Until(until), &Stop::new());
+    (DRIVER.lock().unwrap().take().expect("no one else takes it"), outcome)
+}
+
+/// All frames have left, in order, and were counted.
+fn assert_all_left(many: u8, driver: &Driver, outcome: &Outcome) {
+    assert_eq!(driver.taken, (0..many).collect::<Vec<_>>());
+    let worker = &outcome.workers[0];
+    assert_eq!(worker.ports[0].tx.get(), (u64::from(many), u64::from(many) * LEN as u64));
+    assert!(worker.drops.iter().all(|count| count.get() == 0));
+}
+
+#[test]
+fn frames_that_wait_are_offered_after_each_burst_and_each_turn() {
+    // Nothing of the first four offers, and then a few frames at a time
+    let takes = |driver: &Driver| if driver.offers.len() <= 4 { 0 } else { 7 };
+    let (driver, outcome) = run(100, takes, |driver| driver.taken.len() == 100);
+    let offers: Vec<_> = driver.offers.iter().map(|(len, _)| *len).collect();
+    let expected: Vec<_> = [32, 64, 96, 100].into_iter().chain((0..=100).rev().step_by(7)).collect();
+    assert_eq!(offers, expected);
+    assert_all_left(100, &driver, &outcome);
+}
+
+#[test]
+fn worker_that_ends_offers_once_more_what_a_port_did_not_take() {
+    // In the first offer that is not the only one since the worker's turn, which then has ended for good
+    let takes = |driver: &Driver| match driver.offers[..] {
+        [.., (_, before), (all, now)] if driver.counters.is_some() && before == now => all,
+        _ => 0,
+    };
+    let (driver, outcome) = run(20, takes, |driver| !driver.offers.is_empty());
+    assert_all_left(20, &driver, &outcome);
+}

@@ -1,0 +1,123 @@
+//! What is seen over a worker's shoulder: what came, what left for it and what did not, and what became of it, always.
+
+use crate::common::{capture, config, port};
+use dataplane::config::Device;
+use dataplane::watch::{Sight, Wanted, Watcher, What, watches};
+use dataplane::{Control, ControlOutput, Live, Mbuf, Runtime, Stop};
+use std::sync::Arc;
+use switch::{DropReason, Function, Nanos, Output, PortId, Verdict};
+
+const IN: PortId = PortId(0);
+const OUT: PortId = PortId(1);
+/// Copies of each frame that leave before itself
+const COPIES: usize = 40;
+/// Of these, as many are shown
+const SHOWN: usize = 32;
+
+/// Sends copies of each frame, and then itself.
+struct Scattering;
+
+impl Function for Scattering {
+    type Command = ();
+    type Event = ();
+
+    /// What is given to the other port stays there.
+    fn receives_from(&self, port: PortId) -> bool {
+        port == IN
+    }
+
+    fn on_frame<O: Output>(&mut self, frame: &mut O::Frame, _: PortId, _: Nanos, out: &mut O) -> Verdict {
+        for _ in 0..COPIES {
+            let copy = out.copy(frame).expect("a buffer");
+            _ = out.send(copy, OUT);
+        }
+        Verdict::Forward(OUT)
+    }
+
+    fn on_timer<O: Output>(&mut self, _: Nanos, _: &mut O) {}
+
+    fn next_timer(&self) -> Option<Nanos> {
+        None
+    }
+
+    fn on_command(&mut self, (): (), _: Nanos) {}
+
+    fn poll_event(&mut self) -> Option<()> {
+        None
+    }
+}
+
+/// Watches until it has seen what it looks for.
+struct Watching<P> {
+    watcher: Option<Watcher>,
+    looked_for: P,
+    found: Option<Vec<Sight>>,
+    looks: u32,
+}
+
+impl<P: Fn(&[Sight]) -> bool> Control<Scattering> for Watching<P> {
+    fn on_event(&mut self, _: usize, (): (), _: &mut ControlOutput<'_, Scattering>) {}
+
+    fn on_punt(&mut self, _: usize, _: Mbuf, _: PortId, _: &mut ControlOutput<'_, Scattering>) {}
+
+    fn on_tick(&mut self, _: &Live<'_>, out: &mut ControlOutput<'_, Scattering>) -> bool {
+        let watcher = self.watcher.get_or_insert_with(|| {
+            let wanted: Wanted = Arc::new(|_: &[u8]| true);
+            let (mut ends, mut watchers) = watches(1, &wanted, 256);
+            assert!(out.watch(0, ends.pop()).is_ok(), "there is room for it");
+            watchers.pop().expect("one for each worker")
+        });
+        while let Some(first) = watcher.pop() {
+            let mut sights = vec![first];
+            while let Some(next) = watcher.next_of(first.occasion) {
+                sights.push(next);
+            }
+            if (self.looked_for)(&sights) {
+                self.found = Some(sights);
+                return false;
+            }
+        }
+        self.looks += 1;
+        assert!(self.looks < 100_000, "it does not happen");
+        true
+    }
+}
+
+/// The first frame of which this is seen, on its way to this device.
+fn seen(device: Device, looked_for: impl Fn(&[Sight]) -> bool) -> Vec<Sight> {
+    let endless = Device::Pcap { rx: vec![capture("rc_send_64.pcap")], tx: None, infinite: true };
+    let mut config = config(vec![port("in", endless), port("out", device)], 1);
+    for port in &mut config.ports {
+        port.mtu = 1500;
+    }
+    let mut runtime = Runtime::start(config).unwrap();
+    let mut control = Watching { watcher: None, looked_for, found: None, looks: 0 };
+    let outcome = runtime.run(vec![Scattering], &mut control, &Stop::new());
+    // Watched or not, what comes is counted, as the device does.
+    let (counted, device) = (outcome.workers[0].ports[0].rx.get(), outcome.devices[0]);
+    assert_eq!(counted, (device.rx_frames, device.rx_bytes));
+    let sights = control.found.expect("it ended because it was found");
+    // What came, some of the copies, and what became of it, with the number of all others
+    assert_eq!((sights.len(), sights[0].what), (1 + SHOWN + 1, What::In(IN)));
+    assert_eq!(sights[SHOWN].left_out, 0);
+    assert_eq!(sights[SHOWN + 1].left_out, (COPIES - SHOWN) as u64);
+    assert!(sights.iter().all(|sight| sight.len == sights[0].len && sight.bytes() == sights[0].bytes()));
+    sights
+}
+
+#[test]
+fn what_became_of_a_frame_is_seen_however_many_left_for_it() {
+    let sights = seen(Device::Null { size: 64, copy: false }, |_| true);
+    assert!(sights[1..].iter().all(|sight| sight.what == What::Out(OUT)), "{sights:?}");
+}
+
+#[test]
+fn what_a_full_port_does_not_take_is_seen_to_be_lost() {
+    // Nobody fetches anything from the ring: it fills, then the worker's queue in front of it.
+    let lost = What::Lost(OUT, DropReason::PortFull);
+    let sights = seen(Device::Ring, |sights| sights.last().is_some_and(|last| last.what == lost));
+    // It does not empty any more, so what came before the last that was lost may have left, and nothing after that.
+    let first = sights.iter().position(|sight| sight.what == lost).unwrap();
+    assert!(sights[1..first].iter().all(|sight| sight.what == What::Out(OUT)), "{sights:?}");
+    assert!(sights[first..].iter().all(|sight| sight.what == lost), "{sights:?}");
+}

@@ -1,0 +1,4 @@
+//! The library's configuration files and rings.
+
+mod file;
+mod ring;

@@ -1,0 +1,366 @@
+//! Consensus in the simulator: servers, a bridge between them, and values that are proposed wherever somebody leads.
+
+mod exhaustive;
+mod majorities;
+mod seeds;
+
+use crate::environment;
+use p4ce::consensus::{Standing, Waiting};
+use sim::consensus::{Cluster, ClusterConfig, Stranger};
+use sim::{Fault, Host, Link, LinkId};
+use switch::{Nanos, Share};
+
+#[test]
+fn values_are_decided_everywhere() {
+    let mut net = Cluster::new(&ClusterConfig { wanted: 500, ..ClusterConfig::default() });
+    net.run_until(Nanos::from_millis(20));
+    net.check().unwrap();
+    assert!(net.app(0).server().leads(), "the lowest number");
+    for app in net.apps() {
+        assert_eq!(app.next(), 500);
+    }
+}
+
+#[test]
+fn a_switch_replicates_and_is_done_without_when_it_fails() {
+    let mut net = Cluster::new(&ClusterConfig { through: true, ..ClusterConfig::default() });
+    net.run_until(Nanos::from_millis(20));
+    assert!(net.app(0).server().replicates_through());
+    let before = net.app(0).next();
+    let at_first = net.copies();
+    net.run_until(Nanos::from_millis(30));
+    let decided = net.app(0).next() - before;
+    assert!(decided > 1000, "{decided}");
+    assert!(net.copies() - at_first >= 2 * decided);
+    // It comes back and knows nothing.
+    net.world.schedule(Nanos::from_millis(30), Fault::Crash(net.switch));
+    net.world.schedule(Nanos::from_micros(30_050), Fault::Restart(net.switch));
+    net.run_until(Nanos::from_millis(40));
+    assert!(!net.app(0).server().replicates_through());
+    let before = net.app(0).next();
+    net.run_until(Nanos::from_millis(45));
+    assert!(net.app(0).next() > before + 500);
+    net.run_until(Nanos::from_millis(200));
+    assert!(net.app(0).server().replicates_through());
+    net.check().unwrap();
+}
+
+#[test]
+fn a_leader_that_crashes_is_followed_by_the_next() {
+    let mut net = Cluster::new(&ClusterConfig { servers: 5, ..ClusterConfig::default() });
+    net.world.schedule(Nanos::from_millis(10), Fault::Crash(net.servers[0]));
+    net.run_until(Nanos::from_millis(10));
+    let before = net.app(1).next();
+    assert!(before > 100, "{before}");
+    net.run_until(Nanos::from_millis(30));
+    net.check().unwrap();
+    let app = net.app(1);
+    assert!(app.server().leads() && app.next() > before + 100, "{} after {before}", app.next());
+}
+
+#[test]
+fn who_forgot_everything_becomes_a_member_again() {
+    let mut net = Cluster::new(&ClusterConfig::default());
+    net.world.schedule(Nanos::from_millis(10), Fault::Crash(net.servers[2]));
+    net.world.schedule(Nanos::from_millis(12), Fault::Restart(net.servers[2]));
+    net.run_until(Nanos::from_millis(11));
+    let before = net.app(0).next();
+    assert!(before > 1000, "more than the log holds, {before}");
+    net.run_until(Nanos::from_millis(30));
+    assert_eq!((net.app(2).server().standing(), net.app(2).installed()), (Standing::Member, 1));
+    // It counts: there is no majority without it.
+    net.world.schedule(Nanos::from_millis(30), Fault::Crash(net.servers[1]));
+    net.run_until(Nanos::from_millis(32));
+    let before = net.app(2).next();
+    net.run_until(Nanos::from_millis(40));
+    assert!(net.app(2).next() > before + 500, "{} after {before}", net.app(2).next());
+    net.check().unwrap();
+}
+
+#[test]
+fn who_forgot_everything_gets_into_the_group_again() {
+    let mut net = Cluster::new(&ClusterConfig { through: true, ..ClusterConfig::default() });
+    net.world.schedule(Nanos::from_millis(20), Fault::Crash(net.servers[2]));
+    net.world.schedule(Nanos::from_millis(25), Fault::Restart(net.servers[2]));
+    net.run_until(Nanos::from_millis(24));
+    assert!(net.app(0).server().replicates_through(), "with one replica");
+    net.run_until(Nanos::from_millis(60));
+    assert_eq!(net.app(2).server().standing(), Standing::Member);
+    assert!(net.app(0).server().replicates_through());
+    // The group has it: two copies of each packet.
+    let (copies, entries) = (net.copies(), net.entries());
+    net.run_until(Nanos::from_millis(61));
+    assert!(net.copies() - copies >= 2 * (net.entries() - entries).saturating_sub(16));
+    net.check().unwrap();
+}
+
+#[test]
+fn who_forgot_everything_becomes_a_member_again_through_a_switch() {
+    let mut net = Cluster::new(&ClusterConfig { through: true, ..ClusterConfig::default() });
+    // One that is missed, and one that is back before it is.
+    for (n, down_us) in [(1, 2000), (2, 300)] {
+        let at = Nanos::from_millis(100 * n as u64 - 80);
+        net.world.schedule(at, Fault::Crash(net.servers[n]));
+        net.world.schedule(at + Nanos::from_micros(down_us), Fault::Restart(net.servers[n]));
+        net.run_until(at);
+        assert!(net.app(0).server().replicates_through());
+        net.run_until(at + Nanos::from_millis(60));
+        assert_eq!(net.app(n).server().standing(), Standing::Member, "server {n}");
+    }
+    net.check().unwrap();
+}
+
+#[test]
+fn a_leader_that_restarts_leads_again() {
+    let mut net = Cluster::new(&ClusterConfig::default());
+    net.world.schedule(Nanos::from_millis(10), Fault::Crash(net.servers[0]));
+    net.world.schedule(Nanos::from_millis(15), Fault::Restart(net.servers[0]));
+    net.run_until(Nanos::from_millis(14));
+    assert!(net.app(1).server().leads());
+    net.run_until(Nanos::from_millis(60));
+    assert!(net.app(0).server().leads());
+    assert_eq!(net.app(0).installed(), 1);
+    assert_eq!(net.app(1).server().leader(), Some(0));
+    net.check().unwrap();
+}
+
+#[test]
+fn who_forgot_everything_does_not_count() {
+    let mut net = Cluster::new(&ClusterConfig::default());
+    let alone: Vec<_> = net.world.links().skip(2).take(1).collect();
+    net.world.schedule(Nanos::from_millis(10), Fault::Cut(alone.clone()));
+    net.world.schedule(Nanos::from_millis(10), Fault::Crash(net.servers[1]));
+    net.world.schedule(Nanos::from_millis(11), Fault::Restart(net.servers[1]));
+    net.run_until(Nanos::from_millis(20));
+    let before = net.app(0).next();
+    net.run_until(Nanos::from_millis(50));
+    assert_eq!(net.app(0).next(), before, "one of three, and one that knows nothing");
+    assert_eq!(net.app(1).server().standing(), Standing::Blank);
+    net.world.schedule(Nanos::from_millis(50), Fault::Heal(alone));
+    net.run_until(Nanos::from_millis(90));
+    assert!(net.app(0).next() > before + 1000, "{} after {before}", net.app(0).next());
+    assert_eq!(net.app(1).server().standing(), Standing::Member);
+    net.check().unwrap();
+}
+
+/// Links of servers, in the order of their numbers.
+fn links_of(net: &Cluster, servers: &[usize]) -> Vec<LinkId> {
+    let links: Vec<_> = net.world.links().collect();
+    servers.iter().map(|server| links[*server]).collect()
+}
+
+#[test]
+fn what_lies_below_a_snapshot_is_from_before() {
+    let mut installed = 0;
+    for (phase, wanted) in (0..12).flat_map(|phase| [57, 58, 59].map(|wanted| (phase, wanted))) {
+        let config = ClusterConfig { servers: 5, window: 16, wanted, ..ClusterConfig::default() };
+        let mut net = Cluster::new(&config);
+        let change = |net: &mut Cluster, at: Nanos, cut: &[usize], heal: &[usize]| {
+            let (cut, heal) = (links_of(net, cut), links_of(net, heal));
+            net.world.schedule(at, Fault::Cut(cut));
+            net.world.schedule(at, Fault::Heal(heal));
+        };
+        let mut at = Nanos::from_micros(500);
+        while net.app(0).next() < 20 {
+            at = at + Nanos(500);
+            net.run_until(at);
+        }
+        // 0 writes to 3 alone what is not decided, ...
+        change(&mut net, at, &[1, 2, 4], &[]);
+        at = at + Nanos::from_micros(300);
+        // ... and the others decide something else in its place.
+        change(&mut net, at, &[0, 3], &[1, 2, 4]);
+        while net.app(2).next() < 38 && at < Nanos::from_millis(60) {
+            at = at + Nanos(50);
+            net.run_until(at);
+        }
+        // 2 lacks what comes then, and 3 gets a snapshot when it is back.
+        change(&mut net, at, &[2], &[0]);
+        at = at + Nanos::from_millis(50);
+        change(&mut net, at, &[], &[3]);
+        at = at + Nanos::from_millis(40) + Nanos::from_micros(100 * phase);
+        // 2 leads, and what 3 held before must not be taken for what was decided.
+        change(&mut net, at, &[], &[2]);
+        for server in [0, 1] {
+            net.world.schedule(at, Fault::Crash(net.servers[server]));
+        }
+        net.run_until(at + Nanos::from_millis(40));
+        installed += net.app(3).installed();
+        net.check().unwrap_or_else(|wrong| panic!("{phase}, {wanted}: {wrong}"));
+    }
+    assert!(installed > 10, "{installed}");
+}
+
+#[test]
+fn who_has_promised_more_to_itself_is_asked_in_a_later_term() {
+    for us in (0..16_000).step_by(2000) {
+        let mut net = Cluster::new(&ClusterConfig::default());
+        let link = links_of(&net, &[2]);
+        net.world.schedule(Nanos::from_millis(10), Fault::Cut(link.clone()));
+        let heal = Nanos::from_micros(20_000 + us);
+        net.world.schedule(heal, Fault::Heal(link));
+        net.run_until(heal + Nanos::from_millis(20));
+        let lacks = net.app(0).next() - net.app(2).next();
+        assert!(lacks < 200, "healed after {us} us, it lacks {lacks} entries");
+        net.check().unwrap();
+    }
+}
+
+#[test]
+fn a_link_that_comes_and_goes_leaves_nothing_behind() {
+    let mut net = Cluster::new(&ClusterConfig { wanted: 10, ..ClusterConfig::default() });
+    let mut at = Nanos::from_millis(10);
+    for _ in 0..60 {
+        let link = links_of(&net, &[2]);
+        net.world.schedule(at, Fault::Cut(link.clone()));
+        net.world.schedule(at + Nanos::from_millis(3), Fault::Heal(link));
+        at = at + Nanos::from_millis(6);
+        net.run_until(at);
+    }
+    for app in net.apps() {
+        let queue_pairs = app.server().queue_pairs();
+        assert!(queue_pairs < 20, "{queue_pairs}");
+    }
+}
+
+#[test]
+fn a_copy_that_is_lost_behind_the_switch_stops_nobody() {
+    for (loss, servers) in [(0.01, 3), (0.0001, 3), (0.0001, 5)] {
+        let link = Link { loss: Share::new(loss).unwrap(), ..Link::default() };
+        let config = ClusterConfig { seed: 7, through: true, link, servers, ..ClusterConfig::default() };
+        let mut net = Cluster::new(&config);
+        net.run_until(Nanos::from_millis(10));
+        let mut before = net.entries();
+        for ms in (20..=60).step_by(10) {
+            net.run_until(Nanos::from_millis(ms));
+            assert!(net.entries() > before, "{loss}, {servers} servers: nothing since {} ms", ms - 10);
+            before = net.entries();
+        }
+        net.check().unwrap();
+    }
+}
+
+#[test]
+fn requests_of_a_host_that_is_no_server_change_nothing() {
+    for through in [false, true] {
+        let config =
+            ClusterConfig { through, stranger: Some(Nanos::from_micros(50)), ..ClusterConfig::default() };
+        let mut net = Cluster::new(&config);
+        net.run_until(Nanos::from_millis(20));
+        let before = net.entries();
+        let terms: Vec<_> = net.apps().map(|app| app.server().term()).collect();
+        net.run_until(Nanos::from_millis(60));
+        net.check().unwrap();
+        assert!(net.entries() > before + 2000, "{} after {before}", net.entries());
+        assert_eq!(net.apps().map(|app| app.server().term()).collect::<Vec<_>>(), terms, "no other leader");
+        assert!(net.app(0).server().leads() && net.app(0).server().replicates_through() == through);
+        let refused: u64 = net.apps().map(|app| app.server().refused()).sum();
+        let node = net.stranger.expect("there is one");
+        let asked = net.world.node::<Host<Stranger>>(node).app.asked;
+        assert!(asked > 500 && refused > asked / 2, "{refused} of {asked} requests");
+    }
+}
+
+#[test]
+fn servers_and_switch_that_share_a_secret_work_together() {
+    let config = ClusterConfig { through: true, secret: true, ..ClusterConfig::default() };
+    let mut net = Cluster::new(&config);
+    net.run_until(Nanos::from_millis(30));
+    net.check().unwrap();
+    assert!(net.app(0).server().replicates_through() && net.entries() > 1000, "{}", net.entries());
+    assert!(net.apps().all(|app| app.server().refused() == 0));
+}
+
+#[test]
+fn a_server_with_another_secret_takes_no_part_and_says_why() {
+    let config = ClusterConfig { secret: true, odd: Some(1), ..ClusterConfig::default() };
+    let mut net = Cluster::new(&config);
+    net.run_until(Nanos::from_millis(30));
+    assert_eq!((net.beginnings(), net.entries()), (0, 0));
+    assert_eq!(net.app(0).server().waits_for(), Some(Waiting::Refused(1)));
+    assert_eq!(net.app(1).server().waits_for(), Some(Waiting::Refused(0)));
+    assert!(net.app(1).server().refused() > 0);
+}
+
+#[test]
+fn servers_that_all_lost_their_memory_wait_for_the_operator() {
+    let mut net = Cluster::new(&ClusterConfig::default());
+    net.run_until(Nanos::from_millis(20));
+    let before = net.entries();
+    assert!(before > 100 && net.beginnings() == 1);
+    for (n, node) in net.servers.clone().into_iter().enumerate() {
+        let at = Nanos::from_millis(20) + Nanos::from_micros(300 * n as u64);
+        net.world.schedule(at, Fault::Crash(node));
+        net.world.schedule(at + Nanos::from_millis(1), Fault::Restart(node));
+    }
+    net.run_until(Nanos::from_millis(200));
+    net.check().unwrap();
+    let after = net.entries();
+    assert!(after < before + 100, "what was decided before the last of them was down");
+    for app in net.apps() {
+        assert_eq!((app.server().standing(), app.next()), (Standing::Blank, 0));
+        assert_eq!(app.server().waits_for(), Some(Waiting::Bootstrap));
+    }
+    // The operator's word, to any of them, or to two at once
+    net.bootstrap(1);
+    net.bootstrap(2);
+    net.run_until(Nanos::from_millis(240));
+    net.check().unwrap();
+    assert_eq!(net.beginnings(), 2);
+    assert!(net.app(0).server().leads() && net.entries() > 100);
+    assert_eq!(net.app(0).server().waits_for(), None);
+}
+
+#[test]
+fn servers_begin_when_they_are_told_to() {
+    let mut net = Cluster::new(&ClusterConfig { begins: false, ..ClusterConfig::default() });
+    net.world.schedule(Nanos::ZERO, Fault::Crash(net.servers[2]));
+    net.run_until(Nanos::from_millis(20));
+    assert_eq!(net.app(0).server().waits_for(), Some(Waiting::Server(2)));
+    // The word is kept until all are there.
+    net.bootstrap(0);
+    net.run_until(Nanos::from_millis(30));
+    assert_eq!((net.beginnings(), net.app(0).server().standing()), (0, Standing::Blank));
+    net.world.schedule(Nanos::from_millis(30), Fault::Restart(net.servers[2]));
+    net.run_until(Nanos::from_millis(50));
+    net.check().unwrap();
+    assert!(net.beginnings() == 1 && net.entries() > 100);
+}
+
+#[test]
+fn a_word_to_begin_is_void_while_a_member_lives() {
+    let mut net = Cluster::new(&ClusterConfig::default());
+    let crash = |net: &mut Cluster, servers: &[usize], at: Nanos| {
+        for server in servers {
+            net.world.schedule(at, Fault::Crash(net.servers[*server]));
+            net.world.schedule(at + Nanos::from_millis(1), Fault::Restart(net.servers[*server]));
+        }
+    };
+    crash(&mut net, &[1, 2], Nanos::from_millis(10));
+    net.run_until(Nanos::from_millis(30));
+    assert_eq!(net.app(1).server().waits_for(), Some(Waiting::Admission(0)));
+    net.bootstrap(1);
+    net.run_until(Nanos::from_millis(40));
+    // The last one that held anything is gone, and the word was not kept.
+    crash(&mut net, &[0], Nanos::from_millis(40));
+    net.run_until(Nanos::from_millis(80));
+    net.check().unwrap();
+    assert_eq!(net.beginnings(), 1);
+    // The last member had permission to write to the others.
+    let waits: Vec<_> = net.apps().map(|app| app.server().waits_for()).collect();
+    assert_eq!(waits, [1, 1, 2].map(|server| Some(Waiting::Restart(server))));
+}
+
+/// Runs until this server's NIC has sent so many frames more, and something is so, or until a time.
+fn run_for_frames(net: &mut Cluster, server: usize, frames: u64, end: Nanos) {
+    let sent = |net: &Cluster| net.nic_counters(server).sent;
+    let until = sent(net) + frames;
+    while sent(net) < until && net.step(end) {}
+}
+
+/// The server that has just become a candidate or a leader, or leads: the one that has promised itself most.
+fn candidate(net: &Cluster) -> Option<usize> {
+    let term = net.apps().map(|app| app.server().term()).max()?;
+    (0..net.servers.len())
+        .find(|server| net.app(*server).server().term() == term && usize::from(term.server()) == *server)
+}

@@ -1,0 +1,216 @@
+//! Three servers, entries of three packets, and changes of leader: the leader is gone after every single packet of what it
+//! writes, whatever each server held before. Two moments after which all servers hold the same bytes, have promised the
+//! same and have applied the same are one; every other one is played to its end.
+
+use super::{candidate, links_of, run_for_frames};
+use sim::consensus::{Cluster, ClusterConfig, Proposer};
+use sim::{Fault, Host};
+use std::collections::BTreeSet;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use switch::Nanos;
+
+/// Bytes of a value: with its header and its seal, three packets of the path MTU
+const SIZE: usize = 2500;
+/// Entries that a log holds at once
+const SLOTS: u64 = 4;
+/// Entries that are decided before the first leader is gone: every slot holds an entry that the next one is written over
+const BEGUN: u64 = SLOTS + 2;
+/// Frames after which a leader has decided values of its own
+const FRAMES: u64 = 160;
+/// By when there is another candidate
+const CHANGE: Nanos = Nanos::from_millis(8);
+
+/// What happens to one leader.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    /// A server that does not hear it
+    deaf: Option<usize>,
+    /// Frames that it has sent when it is gone
+    frames: u64,
+    /// It forgets everything; otherwise it is cut off.
+    crashes: bool,
+    /// The leader before is back at once; otherwise when this one is gone.
+    early: bool,
+}
+
+/// Changes the cluster's configuration.
+type Tune = fn(&mut ClusterConfig);
+
+/// A cluster in the middle of it
+struct Play {
+    net: Cluster,
+    gone: Option<(usize, bool)>,
+    crashed: bool,
+}
+
+impl Play {
+    /// Server 0 leads, and wants to propose more.
+    fn new(tune: Tune) -> Self {
+        let mut config = ClusterConfig {
+            sizes: (SIZE, SIZE),
+            slots: SLOTS,
+            window: 2,
+            wanted: BEGUN,
+            snapshot: 3000,
+            ..ClusterConfig::default()
+        };
+        tune(&mut config);
+        let mut net = Cluster::new(&config);
+        net.run_until(Nanos::from_millis(6));
+        assert_eq!((net.entries(), candidate(&net)), (BEGUN, Some(0)));
+        Self { net, gone: None, crashed: false }
+    }
+
+    fn fault(&mut self, fault: Fault) {
+        let now = self.net.world.now();
+        self.net.world.schedule(now, fault);
+        self.net.run_until(now);
+    }
+
+    /// The server that is gone comes back.
+    fn back(&mut self) {
+        if let Some((server, crashed)) = self.gone.take() {
+            let links = links_of(&self.net, &[server]);
+            let node = self.net.servers[server];
+            self.fault(if crashed { Fault::Restart(node) } else { Fault::Heal(links) });
+        }
+    }
+
+    /// What comes before the leader of this step is gone: who it is.
+    fn begin(&mut self, step: &Step) -> usize {
+        let leader = candidate(&self.net).expect("a server has promised itself");
+        if step.early {
+            self.back();
+        }
+        if let Some(deaf) = step.deaf {
+            let links = links_of(&self.net, &[deaf]);
+            self.fault(Fault::Cut(links));
+        }
+        if self.gone.is_none() && !step.early {
+            self.net.want(2);
+        }
+        leader
+    }
+
+    /// Plays a step until there is another candidate; false if there is none.
+    fn step(&mut self, step: &Step) -> bool {
+        let leader = self.begin(step);
+        let end = self.net.world.now() + CHANGE;
+        run_for_frames(&mut self.net, leader, step.frames, end);
+        let links = links_of(&self.net, &[leader]);
+        let fault = if step.crashes { Fault::Crash(self.net.servers[leader]) } else { Fault::Cut(links) };
+        self.fault(fault);
+        if let Some(deaf) = step.deaf {
+            let links = links_of(&self.net, &[deaf]);
+            self.fault(Fault::Heal(links));
+        }
+        self.back();
+        self.gone = Some((leader, step.crashes));
+        self.crashed |= step.crashes;
+        let end = self.net.world.now() + CHANGE;
+        let changed = |net: &Cluster| candidate(net).is_some_and(|next| next != leader);
+        while !changed(&self.net) && self.net.step(end) {}
+        changed(&self.net)
+    }
+
+    /// Hashes what all servers hold, have promised and have applied.
+    fn state(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        for node in &self.net.servers {
+            let host = self.net.world.node::<Host<Proposer>>(*node);
+            let server = host.app.server();
+            let standing = format!("{:?}{:?}", server.standing(), self.net.world.is_down(*node));
+            (server.term().0, host.app.next(), server.leads(), standing).hash(&mut hasher);
+            server.slots(&host.nic).hash(&mut hasher);
+        }
+        hasher.finish()
+    }
+
+    /// All are back: what is decided stays, and every server catches up.
+    fn finish(mut self) -> Result<(), String> {
+        self.back();
+        let mark = self.net.mark();
+        self.net.want(4);
+        // A NIC that did not hear of a neighbour while its link was cut asks again after half a second.
+        let end = self.net.world.now() + Nanos::from_millis(1500);
+        let mut at = self.net.world.now();
+        while !self.net.lagging(&mark).is_empty() && at < end {
+            at = at + Nanos::from_micros(100);
+            self.net.run_until(at);
+        }
+        self.net.check()?;
+        let lagging = self.net.lagging(&mark);
+        if lagging.is_empty() { Ok(()) } else { Err(format!("servers {lagging:?} have not caught up")) }
+    }
+}
+
+fn play(tune: Tune, steps: &[Step]) -> Option<Play> {
+    let mut play = Play::new(tune);
+    steps.iter().all(|step| play.step(step)).then_some(play)
+}
+
+/// Moments of the step that comes after these, each of which leaves the servers in another state
+fn moments(tune: Tune, steps: &[Step], next: Step) -> Vec<Step> {
+    let Some(mut play) = play(tune, steps) else { return Vec::new() };
+    let leader = play.begin(&next);
+    let end = play.net.world.now() + CHANGE;
+    let (mut seen, mut moments) = (BTreeSet::new(), Vec::new());
+    for frames in 0..FRAMES {
+        if seen.insert(play.state()) {
+            moments.push(Step { frames, ..next });
+        }
+        run_for_frames(&mut play.net, leader, 1, end);
+    }
+    moments
+}
+
+/// All steps that can come after these
+fn next_steps(tune: Tune, steps: &[Step]) -> Vec<Step> {
+    let has_crashed = steps.iter().any(|step| step.crashes);
+    let mut all = Vec::new();
+    for deaf in [None, Some(1), Some(2)] {
+        for (crashes, early) in [(false, false), (true, false), (false, true), (true, true)] {
+            // At most one of three forgets; and no server is gone before the first step.
+            let possible = !(crashes && has_crashed || early && steps.is_empty());
+            // With one server gone and another that does not hear it, a candidate gets no vote.
+            let votes = steps.is_empty() || deaf.is_none() || early;
+            if possible && votes {
+                all.extend(moments(tune, steps, Step { deaf, frames: 0, crashes, early }));
+            }
+        }
+    }
+    all
+}
+
+/// Plays all changes of leader that begin with these steps, so many deep: how many there are.
+fn all_changes(tune: Tune, steps: &mut Vec<Step>, depth: usize) -> Result<u64, String> {
+    let mut count = 0;
+    for step in next_steps(tune, steps) {
+        steps.push(step);
+        if steps.len() < depth {
+            count += all_changes(tune, steps, depth)?;
+        } else if let Some(play) = play(tune, steps) {
+            count += 1;
+            play.finish().map_err(|wrong| format!("{wrong}, after {steps:?}"))?;
+        }
+        steps.pop();
+    }
+    Ok(count)
+}
+
+/// Two changes deep, or as many as `DEPTH` says: 3 takes some minutes in a release build.
+#[test]
+fn a_leader_is_gone_after_every_packet_and_nothing_decided_is_lost() {
+    let depth = std::env::var("DEPTH").ok().and_then(|value| value.parse().ok()).unwrap_or(2);
+    let count = all_changes(|_| {}, &mut Vec::new(), depth).unwrap_or_else(|wrong| panic!("{wrong}"));
+    println!("{count} changes of leader");
+    assert!(count > 1000, "{count}");
+}
+
+#[cfg(debug_assertions)]
+#[test]
+fn a_planted_torn_entry_is_found_by_playing_everything() {
+    let plant: Tune = |config| config.bug = Some(p4ce::consensus::Bug::TornEntry);
+    let wrong = all_changes(plant, &mut Vec::new(), 2).expect_err("a torn entry was not found");
+    println!("{wrong}");
+}

@@ -1,0 +1,125 @@
+//! Which seeds a test runs, and faults that several suites draw.
+
+use rocev2::Psn;
+use sim::{Fault, Link, LinkId, NodeId, World};
+use switch::{Chance, Nanos};
+
+/// Seeds that have failed: a suite and a seed per line, which `make soak` adds
+const FAILED: &str = include_str!("../seeds.txt");
+
+fn read(name: &str) -> Option<u64> {
+    let value = std::env::var(name).ok()?;
+    Some(value.parse().unwrap_or_else(|_| panic!("{name} has to be a number, not {value:?}")))
+}
+
+/// Returns the seeds of a test: those with which a test of this suite has failed, and `count` from 1 on. If the environment
+/// sets `FROM=1000000 SEEDS=50000`, returns those instead.
+pub(crate) fn seeds(suite: &'static str, count: u64) -> impl Iterator<Item = u64> {
+    let from = read("FROM");
+    let range = from.unwrap_or(1)..from.unwrap_or(1) + read("SEEDS").unwrap_or(count);
+    let of_suite = move |line: &str| line.strip_prefix(suite)?.strip_prefix(' ')?.parse().ok();
+    let failed = FAILED.lines().filter_map(of_suite).filter(move |_| from.is_none());
+    failed.chain(range)
+}
+
+/// Draws how a link fails at a time, and what ends that: in both directions, in one of them, for long packets only, or in that
+/// it changes places with another link of its switch.
+pub(crate) fn cut(world: &World, link: LinkId, at: Nanos) -> (Fault, Fault) {
+    // A stream of its own, so that what else is drawn stays what it was.
+    let mut chance = Chance::stream(at.0, 0x6375_7473);
+    let links = vec![link];
+    match chance.below(6) {
+        0 => {
+            let mtu = *chance.pick(&[128, 300, 700, 1100]);
+            return (Fault::Mtu(link, mtu), Fault::Mtu(link, world.mtu(link)));
+        }
+        1 => {
+            let beside: Vec<_> = world
+                .links()
+                .filter(|other| *other != link && world.ends(*other)[1] == world.ends(link)[1])
+                .collect();
+            if !beside.is_empty() {
+                let other = *chance.pick(&beside);
+                return (Fault::Swap(link, other), Fault::Swap(link, other));
+            }
+        }
+        _ => {}
+    }
+    match world.ends(link).get(chance.below(4) as usize) {
+        Some(end) => (Fault::Mute(*end, links.clone()), Fault::Unmute(*end, links)),
+        None => (Fault::Cut(links.clone()), Fault::Heal(links)),
+    }
+}
+
+/// Lets the clocks of a third of the seeds run too fast or too slow, from the beginning and by another rate from some time
+/// before `until` on: those of two nodes in three, by up to 200 ppm, now and then by 1 %. Returns whether they do. These clocks
+/// are those of CLOCK_MONOTONIC or of a CPU's cycles, which nobody sets.
+pub(crate) fn drift(world: &mut World, nodes: &[NodeId], seed: u64, until: Nanos) -> bool {
+    // A stream of its own, so that what else is drawn stays what it was.
+    let mut chance = Chance::stream(seed, 0x6472_6966);
+    if chance.below(3) > 0 {
+        return false;
+    }
+    for node in nodes {
+        let most = if chance.below(8) == 0 { 10_000_000 } else { 200_000 };
+        let mut ppb = || chance.below(2 * most + 1) as i64 - most as i64;
+        let [first, then] = [ppb(), ppb()];
+        let at = Nanos(chance.between(1, until.0));
+        if chance.below(3) > 0 {
+            world.schedule(Nanos::ZERO, Fault::ClockDrift(*node, first));
+            world.schedule(at, Fault::ClockDrift(*node, then));
+        }
+    }
+    true
+}
+
+/// Lets UDP source ports of some hosts change before `until`, one to four times, in a third of the seeds.
+pub(crate) fn rehash(world: &mut World, hosts: &[NodeId], seed: u64, until: Nanos) {
+    // A stream of its own, so that what else is drawn stays what it was.
+    let mut chance = Chance::stream(seed, 0x7265_6861);
+    if chance.below(3) > 0 {
+        return;
+    }
+    for _ in 0..chance.between(1, 4) {
+        let (host, salt) = (*chance.pick(hosts), chance.bits() as u16);
+        world.schedule(Nanos(chance.between(1, until.0)), Fault::Rehash(host, salt));
+    }
+}
+
+/// Lets some frames of a link come milliseconds late, and copies of others long after them, in a quarter of the seeds: up to
+/// `most`, which is 1 ms or more.
+pub(crate) fn late(link: &mut Link, seed: u64, most: Nanos) -> bool {
+    // A stream of its own, so that what else is drawn stays what it was.
+    let mut chance = Chance::stream(seed, 0x6c61_7465);
+    let is_late = chance.below(4) == 0;
+    if is_late {
+        link.reorder_by = Nanos(chance.between(1_000_000, most.0));
+    }
+    is_late
+}
+
+/// Gives a link, and so the ports of a switch that are its ends, a short queue in a quarter of the seeds: one of some packets.
+pub(crate) fn short_queue(link: &mut Link, seed: u64) {
+    // A stream of its own, so that what else is drawn stays what it was.
+    let mut chance = Chance::stream(seed, 0x7175_6575);
+    if chance.below(4) == 0 {
+        link.queue = chance.between(6_000, 60_000) as usize;
+    }
+}
+
+/// Draws the first PSN of a switch's connections in a third of the seeds: just before the end of all PSNs.
+pub(crate) fn psns_near_the_wrap(seed: u64) -> Option<Psn> {
+    let mut chance = Chance::stream(seed, 0x7772_6170);
+    (chance.below(3) == 0).then(|| Psn::new(0u32.wrapping_sub(chance.between(1, 64) as u32)))
+}
+
+/// Draws whether the NICs of a seed give memory the same keys after a restart, as they give queue pairs the same numbers: in a
+/// third of the seeds.
+pub(crate) fn keys_again(seed: u64) -> bool {
+    Chance::stream(seed, 0x6b65_7973).below(3) == 0
+}
+
+/// Returns whether a test runs all of its own seeds: then it asserts how often each thing that it is for has happened.
+pub(crate) fn are_default() -> bool {
+    read("FROM").is_none() && read("SEEDS").is_none()
+}

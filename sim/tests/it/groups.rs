@@ -1,0 +1,737 @@
+//! P4CE's groups in the simulator: leaders, a switch, replicas.
+
+use crate::environment;
+use core::net::IpAddr;
+use p4ce::wire::Refusal;
+use p4ce::{Control, ControlConfig, Limits, P4ce};
+use rnic::{Config, Interface, PathMtu};
+use rocev2::ethernet::MacAddr;
+use rocev2::{Psn, Qpn};
+use sim::groups::audit::{AuditedControl, AuditedSwitch, SharedSeen};
+use sim::groups::{Answers, Groups, LeaderApp, Outcome, ReplicaApp, SharedGroups, check_open};
+use sim::{Clock, Controlled, Fault, Host, Link, NodeId, Queues, World};
+use std::sync::Arc;
+use switch::forward::Config as ForwardConfig;
+use switch::{Chance, Nanos, Share};
+
+const LIMIT: Nanos = Nanos::from_secs(100);
+
+/// How the switch is made
+#[derive(Clone, Copy)]
+struct Setup {
+    groups: usize,
+    queue_pairs: usize,
+    max_replicas: usize,
+    silent_after: Nanos,
+    patience: Nanos,
+    first_psn: Option<Psn>,
+    /// NAKs to leaders that are lost
+    lose_naks: Share,
+    max_lag: u32,
+    /// Groups that a host asks for which takes no heed of limits; 0 if there is no such host
+    hostile: u32,
+    queues: Queues,
+    /// NICs give memory the same keys after a restart
+    keys_again: bool,
+    #[cfg(debug_assertions)]
+    bug: Option<p4ce::Bug>,
+    /// A bug of every NIC
+    #[cfg(debug_assertions)]
+    nic_bug: Option<rnic::Bug>,
+}
+
+const SETUP: Setup = Setup {
+    groups: 16,
+    queue_pairs: 64,
+    max_replicas: 12,
+    silent_after: Nanos::ZERO,
+    patience: Nanos::from_secs(60),
+    first_psn: None,
+    lose_naks: Share::NEVER,
+    max_lag: p4ce::gather::MAX_LAG,
+    hostile: 0,
+    queues: Queues::USUAL,
+    keys_again: false,
+    #[cfg(debug_assertions)]
+    bug: None,
+    #[cfg(debug_assertions)]
+    nic_bug: None,
+};
+
+/// How a leader's group fails whose right to write a replica has taken away: its queue pair allows no WRITE
+const REFUSED: [&str; 2] = ["RemoteInvalidRequest", "Disconnected"];
+/// How often it is looked whether a leader waits in vain: answers of the switch's communication manager that are lost come again
+/// after four seconds
+const PATIENCE: Nanos = Nanos::from_secs(5);
+/// The most by which a frame is late
+const LATE: Nanos = Nanos::from_millis(4);
+
+/// Of so many groups of the hostile host, the first is asked for in another version of the protocol.
+const OTHER_VERSIONS: u32 = 4;
+/// Requests that a leader may make in a second, and groups that it may have
+const PER_LEADER: usize = 4;
+
+struct Net {
+    world: World,
+    leaders: Vec<NodeId>,
+    replicas: Vec<NodeId>,
+    switch: NodeId,
+    shared: Arc<SharedGroups>,
+    seen: SharedSeen,
+    /// Groups of leaders, without those of the hostile host
+    sound: usize,
+}
+
+fn ip(v6: bool, n: u8) -> IpAddr {
+    if v6 { [0xfd00, 0, 0, 0, 0, 0, 0, n.into()].into() } else { [10, 0, 0, n].into() }
+}
+
+fn mac(n: u8) -> MacAddr {
+    MacAddr([2, 0, 0, 0, 1, n])
+}
+
+fn prefix(v6: bool) -> u8 {
+    if v6 { 64 } else { 24 }
+}
+
+impl Net {
+    fn new(seed: u64, v6: bool, groups: &Groups, leaders: u8, replicas: u8, link: Link) -> Self {
+        Self::with(SETUP, seed, v6, groups, leaders, replicas, link)
+    }
+
+    fn with(
+        setup: Setup,
+        seed: u64,
+        v6: bool,
+        groups: &Groups,
+        leaders: u8,
+        replicas: u8,
+        link: Link,
+    ) -> Self {
+        let mut world = World::new(seed);
+        let shared = Arc::new(SharedGroups::default());
+        let own = ip(v6, 254);
+        let audit = SharedSeen::default();
+        // The hostile host is the last leader.
+        let sound = usize::from(leaders) * groups.groups as usize;
+        let leaders = leaders + u8::from(setup.hostile > 0);
+        let forward = ForwardConfig::bridge(u16::from(leaders + replicas), 64);
+        let config = p4ce::Config {
+            forward,
+            mac: mac(254),
+            addresses: vec![own],
+            groups: setup.groups,
+            queue_pairs: setup.queue_pairs,
+            silent_after: setup.silent_after,
+            #[cfg(debug_assertions)]
+            bug: setup.bug,
+        };
+        let addresses: Vec<IpAddr> = (1..=replicas).map(|n| ip(v6, n)).collect();
+        let list = addresses.clone();
+        let (watched, told) = (Arc::clone(&audit), Arc::clone(&audit));
+        let limited =
+            Limits { requests_per_leader: PER_LEADER, groups_per_leader: PER_LEADER, ..Limits::default() };
+        let limits = if setup.hostile > 0 { limited } else { Limits::default() };
+        #[cfg(debug_assertions)]
+        let limits = Limits { bug: setup.bug, ..limits };
+        let control = move |life| {
+            let control = Control::new(ControlConfig {
+                interface: Interface::new(mac(254), own, prefix(v6)),
+                port: sim::groups::SWITCH_PORT,
+                groups: setup.groups,
+                queue_pairs: setup.queue_pairs,
+                max_replicas: setup.max_replicas,
+                lists: [(sim::groups::LIST, list.clone())].into(),
+                limits: limits.clone(),
+                secret: None,
+                setup_timeout: setup.patience,
+                max_lag: setup.max_lag,
+                seed: seed ^ life << 32,
+                first_psn: setup.first_psn,
+            });
+            AuditedControl::new(control, Arc::clone(&watched))
+        };
+        let function = move || {
+            AuditedSwitch::new(
+                P4ce::new(config.clone()),
+                Chance::stream(seed, 0x6e61_6b73),
+                setup.lose_naks,
+                Arc::clone(&told),
+            )
+        };
+        let switch = world.add(
+            "switch",
+            Controlled::new(function, control).with_queues(setup.queues),
+            Clock::default(),
+        );
+        let nic = |n: u8| {
+            let mut config = Config::new(Interface::new(mac(n), ip(v6, n), prefix(v6)));
+            config.seed = seed ^ u64::from(n);
+            config.key_seed = setup.keys_again.then_some(config.seed);
+            config.mtu = groups.mtu;
+            #[cfg(debug_assertions)]
+            {
+                config.bug = setup.nic_bug;
+            }
+            sim::nic(config)
+        };
+        let replicas: Vec<_> = (1..=replicas)
+            .map(|n| {
+                let app = ReplicaApp::new(groups.clone(), seed, shared.clone());
+                world.add(&format!("replica {n}"), Host::new(nic(n), app), Clock::default())
+            })
+            .collect();
+        let leaders: Vec<_> = (101..101 + leaders)
+            .map(|n| {
+                let is_hostile = setup.hostile > 0 && n == 100 + leaders;
+                let count = if is_hostile { setup.hostile } else { groups.groups };
+                let other_versions = if is_hostile { OTHER_VERSIONS } else { 0 };
+                let groups = Groups { groups: count, other_versions, ..groups.clone() };
+                let app = sim::groups::leader(&groups, seed, ip(v6, n), own, &addresses, &shared);
+                world.add(&format!("leader {n}"), Host::new(nic(n), app), Clock::default())
+            })
+            .collect();
+        for node in leaders.iter().chain(&replicas) {
+            world.connect(*node, switch, link);
+        }
+        Self { world, leaders, replicas, switch, shared, seen: audit, sound }
+    }
+
+    /// Whether the switch has closed the group of this queue pair of a leader.
+    fn is_closed(&self, leader: (IpAddr, Qpn)) -> bool {
+        !self.control().groups().any(|status| status.peers.contains(&leader))
+    }
+
+    /// Whether only leaders wait that cannot learn that their groups are closed: a right to write was taken away, and the REJ
+    /// that says so was lost. Only a limit of retries, which these do not have, would end their waiting.
+    fn is_in_vain(&self) -> bool {
+        let (leaders, replicas) = self.hosts();
+        let mut groups = leaders.iter().flat_map(|leader| leader.app.outcomes_and_rights(&replicas));
+        groups.all(|(leader, outcome, revoked)| match outcome {
+            Outcome::Asked => false,
+            Outcome::Open => revoked && self.is_closed(leader),
+            _ => true,
+        })
+    }
+
+    /// Runs to the end; what is wrong.
+    fn run(&mut self) -> Result<(), String> {
+        let mut look = PATIENCE;
+        while !self.shared.is_done() {
+            if self.world.now() >= look {
+                look = self.world.now() + PATIENCE;
+                if self.is_in_vain() {
+                    break;
+                }
+            }
+            if !self.world.step(LIMIT) {
+                let leader: &Host<LeaderApp> = self.world.node(self.leaders[0]);
+                return Err(format!(
+                    "not done: {:?}, {} operations",
+                    leader.app.outcomes().collect::<Vec<_>>(),
+                    leader.app.done()
+                ));
+            }
+            if self.shared.take_news() {
+                self.check()?;
+            }
+        }
+        self.check()?;
+        let (leaders, replicas) = self.hosts();
+        let wrong = replicas.iter().find_map(|replica| replica.app.check_memory(&replica.nic));
+        let function = self.node().switch.function.function();
+        let wrong = wrong.or_else(|| check_open(self.control(), function, &leaders, &replicas));
+        wrong.map_or(Ok(()), Err)
+    }
+
+    /// All leaders and replicas
+    fn hosts(&self) -> (Vec<&Host<LeaderApp>>, Vec<&Host<ReplicaApp>>) {
+        let leaders = self.leaders.iter().map(|leader| self.world.node(*leader));
+        (leaders.collect(), self.replicas.iter().map(|replica| self.world.node(*replica)).collect())
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let (leaders, replicas) = self.hosts();
+        let wrong = self.seen.lock().unwrap().wrong.clone();
+        let wrong = wrong.or_else(|| self.shared.wrong().map(str::to_owned));
+        let held = || leaders.iter().find_map(|leader| leader.app.check(&replicas));
+        wrong.or_else(held).map_or(Ok(()), Err)
+    }
+
+    fn outcomes(&self) -> Vec<Outcome> {
+        self.leaders
+            .iter()
+            .flat_map(|leader| {
+                self.world.node::<Host<LeaderApp>>(*leader).app.outcomes().cloned().collect::<Vec<_>>()
+            })
+            .collect()
+    }
+
+    fn node(&self) -> &Controlled<AuditedControl> {
+        self.world.node(self.switch)
+    }
+
+    fn control(&self) -> &Control {
+        &self.node().control.control
+    }
+
+    fn counted(&self) -> Arc<p4ce::Counters> {
+        self.node().switch.function.function().counters()
+    }
+
+    /// Says which sound leader's group is not done, and whether the hostile host had replicas asked more often than it may.
+    /// A group whose right to write was taken away may fail: its leader is refused, or disconnected.
+    fn check_outcomes(&self) -> Result<(), String> {
+        let (leaders, replicas) = self.hosts();
+        let outcomes: Vec<_> =
+            leaders.iter().flat_map(|leader| leader.app.outcomes_and_rights(&replicas)).collect();
+        let (sound, hostile) = outcomes.split_at(self.sound);
+        let is_refused = |leader, outcome: &Outcome| match outcome {
+            Outcome::Failed(why) => REFUSED.iter().any(|how| why.starts_with(how)),
+            // A switch that has not received the leader's RTU yet rejects, and does not disconnect.
+            Outcome::Refused(None) => true,
+            outcome => *outcome == Outcome::Open && self.is_closed(leader),
+        };
+        let may = |(leader, outcome, revoked): &&((IpAddr, Qpn), &Outcome, bool)| {
+            **outcome == Outcome::Done || *revoked && is_refused(*leader, outcome)
+        };
+        if let Some((_, outcome, revoked)) = sound.iter().find(|group| !may(group)) {
+            return Err(format!("{outcome:?}, rights revoked: {revoked}"));
+        }
+        for (number, group) in hostile.iter().enumerate() {
+            let is_other_version = (number as u32).is_multiple_of(OTHER_VERSIONS);
+            let is_refused = is_other_version && *group.1 == Outcome::Refused(Some(Refusal::Request));
+            let is_busy = *group.1 == Outcome::Refused(Some(Refusal::Busy));
+            if !(is_refused || is_busy || !is_other_version && may(&group)) {
+                return Err(format!("group {number} of the hostile host: {:?}", group.1));
+            }
+        }
+        // The switch counts seconds by its own clock.
+        let seconds = self.world.clock(self.switch).since(sim::EPOCH).0 as usize / 1_000_000_000 + 1;
+        let most = self.replicas.len() * (self.sound + PER_LEADER * seconds);
+        let asked = self.seen.lock().unwrap().asked.len();
+        if !hostile.is_empty() && asked > most {
+            return Err(format!("replicas were asked {asked} times, {most} are allowed"));
+        }
+        Ok(())
+    }
+
+    /// Two hosts change their places at the switch, and say so.
+    fn swap(&mut self, at: Nanos, a: usize, b: usize) {
+        let links: Vec<_> = self.world.links().collect();
+        self.world.schedule(at, Fault::Swap(links[a], links[b]));
+        for host in [a, b] {
+            let node = self.world.ends(links[host])[0];
+            let n = if host < self.leaders.len() { 101 + host } else { 1 + host - self.leaders.len() };
+            // A gratuitous ARP, several times, as it may be lost
+            let mut frame = [MacAddr::BROADCAST.0, mac(n as u8).0].concat();
+            frame.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
+            frame.extend([&mac(n as u8).0[..], &[10, 0, 0, n as u8], &[0; 6], &[10, 0, 0, n as u8]].concat());
+            frame.resize(60, 0);
+            for later in 1..=8 {
+                let at = at + Nanos::from_micros(100 * later);
+                self.world.schedule(at, Fault::Send(node, frame.clone()));
+            }
+        }
+    }
+
+    /// In a quarter of the seeds, the switch and a host, which others reach, do not reach each other for a while.
+    fn part(&mut self, seed: u64) {
+        let mut chance = Chance::stream(seed, 0x7061_7274);
+        if chance.below(4) == 0 {
+            let at = Nanos::from_micros(chance.between(0, 3000));
+            let until = at + Nanos::from_micros(chance.between(10, 20_000));
+            let (leaders, replicas) = (self.leaders.len() as u8, self.replicas.len() as u8);
+            let host = chance.below(u64::from(leaders + replicas)) as u8;
+            let host = mac(if host < leaders { 101 + host } else { 1 + host - leaders });
+            self.world.schedule(at, Fault::Part(host, mac(254)));
+            self.world.schedule(until, Fault::Join(host, mac(254)));
+        }
+    }
+
+    /// Lets clocks drift and UDP source ports change in some seeds.
+    fn wear(&mut self, seed: u64) {
+        let hosts = [&self.leaders[..], &self.replicas].concat();
+        let within = Nanos::from_millis(3);
+        environment::rehash(&mut self.world, &hosts, seed, within);
+        environment::drift(&mut self.world, &[&hosts[..], &[self.switch]].concat(), seed, within);
+    }
+
+    /// In seeds that revoke, a replica takes the right to write away from a group that is in the middle of it.
+    fn revoke(&mut self, seed: u64) {
+        if let Some(mut chance) = revoking(seed) {
+            let replica = *chance.pick(&self.replicas);
+            let most = chance.between(4, 14);
+            let after = chance.between(1, 1 << most);
+            self.world.with(replica, |replica: &mut Host<ReplicaApp>, _| {
+                replica.app.revoke_after = Some(after);
+            });
+        }
+    }
+
+    fn counters(&self) -> p4ce::ControlCounters {
+        self.control().counters()
+    }
+}
+
+#[test]
+fn a_leader_writes_once_and_all_replicas_have_it() {
+    for v6 in [false, true] {
+        let mut net = Net::new(1, v6, &Groups::default(), 1, 3, Link::default());
+        net.run().unwrap();
+        assert_eq!(net.outcomes(), [Outcome::Done]);
+        let counters = net.counted();
+        let requests = counters.requests.get();
+        assert_eq!(counters.copies.get(), 3 * requests);
+        assert!(counters.acks.get() <= requests, "one for each that asks, at most");
+        // In the end, nothing is left of it.
+        let leader = net.leaders[0];
+        net.world
+            .with(leader, |leader: &mut Host<LeaderApp>, now| leader.app.disconnect(&mut leader.nic, now));
+        net.world.run_until(LIMIT);
+        assert_eq!(net.control().groups().count(), 0);
+        assert_eq!(
+            net.counters(),
+            p4ce::ControlCounters { requested: 1, opened: 1, closed: 1, ..Default::default() }
+        );
+    }
+}
+
+/// Returns what rights that are taken away are drawn from, in a quarter of the seeds.
+fn revoking(seed: u64) -> Option<Chance> {
+    // A stream of its own, so that what else is drawn stays what it was.
+    let mut chance = Chance::stream(seed, 0x7269_6768);
+    (chance.below(4) == 0).then_some(chance)
+}
+
+/// Draws a path MTU, of which the longest messages are 4, 8 or 16 packets.
+fn drawn_mtu(seed: u64) -> PathMtu {
+    // A stream of its own, so that what else is drawn stays what it was.
+    *Chance::stream(seed, 0x006d_7475).pick(&[PathMtu::B256, PathMtu::B512, PathMtu::B1024])
+}
+
+/// A wire that harms each frame with a share of up to `most` in each way.
+fn bad(chance: &mut Chance, most: f64) -> Link {
+    let mut share = || Share::new(chance.below(1000) as f64 / 1000.0 * most).unwrap();
+    Link { loss: share(), duplicate: share(), reorder: share(), corrupt: share(), ..Link::default() }
+}
+
+/// A world of its own for each seed, in which everything that was begun has to be done.
+fn on_a_bad_wire(setup: Setup, seed: u64) -> Result<(), String> {
+    let mut chance = Chance::new(seed);
+    let mut link = bad(&mut chance, 0.1);
+    environment::late(&mut link, seed, LATE);
+    environment::short_queue(&mut link, seed);
+    let replicas = chance.between(1, 5) as u8;
+    let groups = Groups {
+        groups: chance.between(1, 3) as u32,
+        operations: chance.between(1, 50) as u32,
+        depth: chance.between(1, 16) as u32,
+        quorum: chance.between(0, replicas.into()) as u8,
+        outvote: chance.below(2) == 0,
+        receives: chance.between(1, 16) as u32,
+        messages: chance.below(6) as u32,
+        mtu: drawn_mtu(seed),
+        ..Groups::default()
+    };
+    // A replica that lacks what its leader was told is held gets it no more, and is left out only if the switch has a limit of
+    // silence. Without one, a group that has lost a replica may hang, unless it needs all of them, and so ends.
+    let groups = Groups { quorum: if revoking(seed).is_some() { replicas } else { groups.quorum }, ..groups };
+    let leaders = chance.between(1, 2) as u8;
+    // Often just before the end of all PSNs, where things break
+    let near = Psn::new(0u32.wrapping_sub(chance.between(1, 64) as u32));
+    let setup = Setup { first_psn: (chance.below(2) == 0).then_some(near), ..setup };
+    let v6 = chance.below(2) == 0;
+    let setup = Setup {
+        // NAKs that leaders do not hear, and so do not come back for
+        lose_naks: if chance.below(3) == 0 { Share::new(0.5).unwrap() } else { Share::NEVER },
+        hostile: if chance.below(4) == 0 { chance.between(10, 30) as u32 } else { 0 },
+        queue_pairs: 128,
+        queues: Queues::drawn(seed),
+        ..setup
+    };
+    let mut net = Net::with(setup, seed, v6, &groups, leaders, replicas, link);
+    net.wear(seed);
+    net.revoke(seed);
+    if chance.below(3) == 0 {
+        let hosts = net.leaders.len() + net.replicas.len();
+        for _ in 0..chance.between(1, 3) {
+            let (a, b) = (chance.below(hosts as u64) as usize, chance.below(hosts as u64) as usize);
+            if a != b {
+                net.swap(Nanos::from_micros(chance.between(1, 3000)), a, b);
+            }
+        }
+    }
+    net.run()?;
+    net.check_outcomes()
+}
+
+/// Replicas that fall behind a quorum are dropped: they are written to no more, and the control plane hears of it.
+fn far_behind(setup: Setup, seed: u64) -> Result<(), String> {
+    let mut chance = Chance::stream(seed, 0x6c61_6721);
+    let link = bad(&mut chance, 0.05);
+    let replicas = chance.between(2, 5) as u8;
+    let groups = Groups {
+        operations: chance.between(50, 150) as u32,
+        quorum: chance.between(1, u64::from(replicas) - 1) as u8,
+        outvote: true,
+        messages: 0,
+        retry_count: 5,
+        ..Groups::default()
+    };
+    let setup = Setup { max_lag: chance.between(1, 40) as u32, ..setup };
+    let mut net = Net::with(setup, seed, false, &groups, 1, replicas, link);
+    net.wear(seed);
+    net.run()?;
+    net.world.run_until(net.world.now() + Nanos::from_millis(1));
+    net.check()?;
+    let dropped = net.counted().excluded.get();
+    if net.counters().excluded < dropped {
+        return Err(format!("{dropped} replicas were dropped, and {} reported", net.counters().excluded));
+    }
+    Ok(())
+}
+
+#[test]
+fn replicas_far_behind_are_dropped_and_reported() {
+    for seed in environment::seeds("groups", 300) {
+        far_behind(SETUP, seed).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+    }
+}
+
+#[test]
+fn bad_wires() {
+    for seed in environment::seeds("groups", 1000) {
+        on_a_bad_wire(SETUP, seed).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+    }
+}
+
+#[cfg(debug_assertions)]
+#[test]
+fn planted_bugs_are_found() {
+    for bug in p4ce::Bug::ALL {
+        let found = (1..=1000).find_map(|seed| {
+            let setup = Setup { bug: Some(bug), ..SETUP };
+            let wrong = on_a_bad_wire(setup, seed).and_then(|()| far_behind(setup, seed)).err()?;
+            Some((seed, wrong))
+        });
+        let (seed, wrong) = found.unwrap_or_else(|| panic!("{bug:?} was not found"));
+        println!("{bug:?}: seed {seed}: {wrong}");
+    }
+}
+
+/// A host asks for 30 groups at once, and the tables have room for all of them.
+#[cfg(debug_assertions)]
+fn without_a_full_table(bug: Option<p4ce::Bug>, seed: u64) -> Result<(), String> {
+    let setup = Setup { groups: 64, queue_pairs: 1024, hostile: 30, bug, ..SETUP };
+    let mut net = Net::with(setup, seed, false, &Groups::default(), 1, 3, Link::default());
+    net.run()?;
+    net.check_outcomes()
+}
+
+/// A replica's NIC that lets a leader write on, after its right to was taken away
+#[cfg(debug_assertions)]
+#[test]
+fn planted_neglect_of_access_rights_is_found() {
+    let setup = Setup { nic_bug: Some(rnic::Bug::AnyAccess), ..SETUP };
+    let found = (1..=1000).find_map(|seed| {
+        let wrong = on_a_bad_wire(setup, seed).err()?;
+        on_a_bad_wire(SETUP, seed).is_ok().then_some((seed, wrong))
+    });
+    let (seed, wrong) = found.expect("the bug is found within 1,000 seeds");
+    println!("AnyAccess: seed {seed}: {wrong}");
+}
+
+#[cfg(debug_assertions)]
+#[test]
+fn planted_lack_of_limits_has_replicas_asked_too_often() {
+    assert_eq!(without_a_full_table(None, 1), Ok(()));
+    let wrong = without_a_full_table(Some(p4ce::Bug::AnyRequest), 1).unwrap_err();
+    assert!(wrong.ends_with("15 are allowed"), "{wrong}");
+}
+
+/// What a replica held when it crashed counts, and nothing else: it restarts before the leader has written anything.
+#[cfg(debug_assertions)]
+#[test]
+fn planted_minority_is_found_though_a_replica_restarted() {
+    let run = |bug| {
+        let setup = Setup { bug, ..SETUP };
+        let groups = Groups { quorum: 2, retry_count: 5, ..Groups::default() };
+        let mut net = Net::with(setup, 1, false, &groups, 1, 2, Link::default());
+        while net.node().switch.function.function().group(p4ce::GroupId(0)).is_none() {
+            assert!(net.world.step(LIMIT));
+        }
+        let now = net.world.now();
+        net.world.schedule(now, Fault::Crash(net.replicas[1]));
+        net.world.schedule(now, Fault::Restart(net.replicas[1]));
+        net.run()
+    };
+    assert_eq!(run(None), Ok(()));
+    let wrong = run(Some(p4ce::Bug::Minority)).unwrap_err();
+    assert!(wrong.ends_with("held by 1 of 2"), "{wrong}");
+}
+
+/// A quorum holds everything, and one more replica misses what came while its link was cut.
+#[cfg(debug_assertions)]
+#[test]
+fn planted_wrong_progress_is_found_beyond_the_quorum() {
+    let run = |bug| {
+        let setup = Setup { bug, ..SETUP };
+        let groups = Groups { quorum: 1, outvote: true, messages: 0, ..Groups::default() };
+        let mut net = Net::with(setup, 1, false, &groups, 1, 2, Link::default());
+        while net.world.node::<Host<LeaderApp>>(net.leaders[0]).app.done() < 10 {
+            assert!(net.world.step(LIMIT));
+        }
+        let (now, link) = (net.world.now(), net.world.links().skip(2).collect::<Vec<_>>());
+        net.world.schedule(now, Fault::Cut(link.clone()));
+        net.world.schedule(now + Nanos::from_micros(20), Fault::Heal(link));
+        net.run()
+    };
+    assert_eq!(run(None), Ok(()));
+    let wrong = run(Some(p4ce::Bug::LeftBehind)).unwrap_err();
+    assert!(wrong.starts_with("replica 1 is taken to hold"), "{wrong}");
+}
+
+/// Draws what the switch has to bear besides crashes, from a stream of its own.
+fn harder(seed: u64) -> Setup {
+    let mut chance = Chance::stream(seed, 0x6861_7264);
+    let near = Psn::new(0u32.wrapping_sub(chance.between(1, 64) as u32));
+    Setup {
+        first_psn: (chance.below(2) == 0).then_some(near),
+        lose_naks: if chance.below(3) == 0 { Share::new(0.5).unwrap() } else { Share::NEVER },
+        hostile: if chance.below(4) == 0 { chance.between(10, 30) as u32 } else { 0 },
+        queue_pairs: 128,
+        queues: Queues::drawn(seed),
+        keys_again: environment::keys_again(seed),
+        ..SETUP
+    }
+}
+
+#[test]
+fn crashes_and_partitions() {
+    let (mut done, mut failed) = (0, 0);
+    for seed in environment::seeds("groups", 1000) {
+        let mut chance = Chance::new(seed);
+        let mut link = bad(&mut chance, 0.02);
+        environment::late(&mut link, seed, LATE);
+        environment::short_queue(&mut link, seed);
+        let replicas = chance.between(2, 5) as u8;
+        let groups = Groups {
+            operations: chance.between(20, 100) as u32,
+            quorum: chance.between(0, replicas.into()) as u8,
+            outvote: chance.below(2) == 0,
+            retry_count: 5,
+            mtu: drawn_mtu(seed),
+            ..Groups::default()
+        };
+        let setup = Setup { silent_after: Nanos::from_millis(5), ..harder(seed) };
+        let mut net = Net::with(setup, seed, false, &groups, chance.between(1, 2) as u8, replicas, link);
+        net.part(seed);
+        net.wear(seed);
+        net.revoke(seed);
+        let links: Vec<_> = net.world.links().collect();
+        for _ in 0..chance.between(1, 3) {
+            let at = Nanos::from_micros(chance.between(0, 3000));
+            let until = at + Nanos::from_micros(chance.between(10, 20_000));
+            let replica = net.replicas[chance.below(net.replicas.len() as u64) as usize];
+            let leader = net.leaders[chance.below(net.leaders.len() as u64) as usize];
+            let link = links[chance.below(links.len() as u64) as usize];
+            let (first, then) = match chance.below(6) {
+                0 => (Fault::Crash(replica), Fault::Restart(replica)),
+                1 => (Fault::Crash(leader), Fault::Restart(leader)),
+                2 => (Fault::Crash(net.switch), Fault::Restart(net.switch)),
+                3 => (Fault::Pause(replica), Fault::Resume(replica)),
+                4 => (Fault::Pause(net.switch), Fault::Resume(net.switch)),
+                _ => environment::cut(&net.world, link, at),
+            };
+            net.world.schedule(at, first);
+            net.world.schedule(until, then);
+        }
+        net.run().unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+        for outcome in net.outcomes().into_iter().take(net.sound) {
+            *if outcome == Outcome::Done { &mut done } else { &mut failed } += 1;
+        }
+    }
+    assert!(!environment::are_default() || done.min(failed) > 100, "both happen: {done} and {failed}");
+}
+
+#[test]
+fn the_switch_fails_after_each_packet() {
+    let groups = Groups { operations: 6, retry_count: 2, messages: 3, ..Groups::default() };
+    let mut whole = Net::new(1, false, &groups, 1, 2, Link::default());
+    whole.run().unwrap();
+    let (steps, _) = whole.world.events();
+    for stop in 0..steps {
+        let mut net = Net::new(1, false, &groups, 1, 2, Link::default());
+        while net.world.events().0 < stop {
+            assert!(net.world.step(LIMIT));
+        }
+        let now = net.world.now();
+        net.world.schedule(now, Fault::Crash(net.switch));
+        net.run().unwrap_or_else(|wrong| panic!("after {stop}: {wrong}"));
+    }
+}
+
+/// What the leader of a group is told in this network.
+fn outcome_of(setup: Setup, groups: &Groups, replicas: u8, change: impl FnOnce(&mut Net)) -> (Outcome, Net) {
+    let mut net = Net::with(setup, 1, false, groups, 1, replicas, Link::default());
+    change(&mut net);
+    net.run().unwrap();
+    (net.outcomes().remove(0), net)
+}
+
+fn refusal(setup: Setup, groups: &Groups, replicas: u8, change: impl FnOnce(&mut Net)) -> Refusal {
+    let (outcome, mut net) = outcome_of(setup, groups, replicas, change);
+    let Outcome::Refused(Some(refusal)) = outcome else { panic!("{outcome:?}") };
+    // Nothing is left of it, at the switch or at any replica.
+    net.world.run_until(LIMIT);
+    assert_eq!(net.control().groups().count(), 0);
+    assert_eq!((net.counters().opened, net.counters().refused), (0, 1));
+    for replica in &net.replicas {
+        assert_eq!(net.world.node::<Host<ReplicaApp>>(*replica).app.open(), 0);
+    }
+    refusal
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_the_reason() {
+    let groups = Groups::default();
+    let answers = |answers| {
+        move |net: &mut Net| {
+            let last = *net.replicas.last().unwrap();
+            net.world.with(last, |replica: &mut Host<ReplicaApp>, _| replica.app.answers = answers);
+        }
+    };
+    let last: IpAddr = ip(false, 2);
+    let rejected = Refusal::Rejected { replica: last, reason: rocev2::cm::RejReason::CONSUMER };
+    assert_eq!(refusal(SETUP, &groups, 2, answers(Answers::Refuses)), rejected);
+    assert_eq!(refusal(SETUP, &groups, 2, answers(Answers::Nothing)), Refusal::NoMemory(last));
+    assert_eq!(refusal(SETUP, &groups, 2, answers(Answers::More)), Refusal::Size(last));
+    let absent = |net: &mut Net| {
+        let last = *net.replicas.last().unwrap();
+        net.world.schedule(Nanos::ZERO, Fault::Crash(last));
+    };
+    let soon = Setup { patience: Nanos::from_secs(3), ..SETUP };
+    assert_eq!(refusal(soon, &groups, 2, absent), Refusal::Unreachable(last));
+    let none = |_: &mut Net| {};
+    let few = Setup { max_replicas: 2, ..SETUP };
+    assert_eq!(refusal(few, &groups, 3, none), Refusal::Count);
+    assert_eq!(refusal(Setup { queue_pairs: 2, ..SETUP }, &groups, 2, none), Refusal::Full);
+    assert_eq!(refusal(Setup { groups: 0, ..SETUP }, &groups, 2, none), Refusal::Full);
+    assert_eq!(refusal(SETUP, &Groups { quorum: 3, ..groups.clone() }, 2, none), Refusal::Quorum);
+    assert_eq!(refusal(SETUP, &groups, 0, none), Refusal::Count);
+}
+
+#[test]
+fn a_replica_that_is_killed_is_survived() {
+    let groups = Groups { operations: 400, ..Groups::default() };
+    let setup = Setup { silent_after: Nanos::from_millis(1), ..SETUP };
+    let slow = Link { rate_bps: 1_000_000_000, ..Link::default() };
+    let mut net = Net::with(setup, 1, false, &groups, 1, 2, slow);
+    net.world.schedule(Nanos::from_micros(600), Fault::Crash(net.replicas[1]));
+    net.run().unwrap();
+    assert_eq!(net.outcomes(), [Outcome::Done]);
+    assert_eq!(net.counters().excluded, 1);
+    let status = net.control().groups().next().unwrap();
+    assert_eq!(status.replicas, [(ip(false, 1), true), (ip(false, 2), false)]);
+}

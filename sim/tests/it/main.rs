@@ -1,0 +1,25 @@
+//! The simulator against itself, and every suite of seeds: one program, a module a suite.
+
+mod acted;
+mod clover;
+mod consensus;
+mod costs;
+mod detours;
+mod drawn;
+mod environment;
+mod faults;
+mod groups;
+mod locks;
+mod onepipe;
+mod onepipe_fat_tree;
+mod onepipe_loss;
+mod rack_costs;
+mod rdmc;
+mod responder;
+mod sherman;
+mod steering;
+mod steering_costs;
+mod swordbox;
+mod verbs;
+mod words;
+mod world;

@@ -1,0 +1,142 @@
+//! 1Pipe's barriers in trees of switches: none is ever too high, and they do not dawdle.
+
+use crate::environment;
+use representative::Refusal;
+use representative::config::{Incarnation, Pace};
+use sim::onepipe::{BEACON_INTERVAL, Host, Made, Message, Tree};
+use sim::{Fault, LinkId};
+use switch::{Nanos, Share};
+
+mod seeds;
+
+const ALL: [Incarnation; 3] = [Incarnation::Chip, Incarnation::SwitchCpu, Incarnation::Host];
+
+/// A tree that the seed chooses, in which messages and beacons are lost
+fn lossy(incarnation: Incarnation, seed: u64) -> Tree {
+    let mut tree = Tree::new(incarnation, 1 + seed as u32 % 3, 2 + seed as usize % 2);
+    tree.pace = if seed % 4 == 3 { Pace::Instants } else { Pace::Passing };
+    tree.link.jitter = Nanos(seed % 16 * 100);
+    tree.link.loss = Share::percent(seed % 5);
+    tree.link.rate_bps = [10_000_000_000, 100_000_000_000][seed as usize % 2];
+    tree.skew_ns = 300;
+    tree.habits.timeout = Nanos::from_micros(60);
+    tree.drift_ppb = 100_000;
+    tree
+}
+
+#[test]
+fn no_barrier_exceeds_what_is_under_way() {
+    for incarnation in ALL {
+        for seed in 0..16 {
+            let mut made = lossy(incarnation, seed).build(seed);
+            made.world.run_until(Nanos::from_micros(400));
+            let context = format!("{incarnation:?} seed {seed}");
+            assert_eq!(made.check(None), Ok(()), "{context}");
+            assert!(made.check_fates().is_ok(), "{context}: {:?}", made.check_fates());
+            for host in made.each_host() {
+                assert!(host.delivered.len() > 30, "{context}: {} delivered", host.delivered.len());
+            }
+            for why in Refusal::ALL {
+                assert_eq!(made.refused(why), 0, "{context}: {why:?}");
+            }
+        }
+    }
+}
+
+/// When a link is cut, and when all is over
+const CUT: Nanos = Nanos::from_micros(60);
+const END: Nanos = Nanos::from_micros(400);
+
+/// A link will be cut for 20 us, in which it does not die, or for longer.
+fn cut_for(made: &mut Made, link: LinkId, seed: u64) {
+    made.world.schedule(CUT, Fault::Cut(vec![link]));
+    made.world.schedule(CUT + Nanos::from_micros(seed % 3 * 40 + 20), Fault::Heal(vec![link]));
+}
+
+/// A tree of which a link is cut for a while
+fn cut(tree: &Tree, seed: u64, link: impl Fn(&Made) -> LinkId) -> Made {
+    let mut made = tree.build(seed);
+    let link = link(&made);
+    cut_for(&mut made, link, seed);
+    made.world.run_until(END);
+    made
+}
+
+#[test]
+fn a_link_that_dies_stalls_the_others_for_ten_intervals() {
+    for incarnation in ALL {
+        for seed in 0..12 {
+            let mut made = lossy(incarnation, seed).build(seed);
+            let context = format!("{incarnation:?} seed {seed}");
+            let (access, died) = (made.access[0], seed % 3 > 0);
+            cut_for(&mut made, access, seed);
+            // Ten intervals after it was last heard, of which one may be cut short where timestamps begin anew
+            made.world.run_until(CUT + Nanos(8 * BEACON_INTERVAL.0));
+            assert_eq!(made.counters(0).dead.get(), 0, "{context}");
+            made.world.run_until(CUT + Nanos(12 * BEACON_INTERVAL.0));
+            assert_eq!(made.counters(0).dead.get(), u64::from(died), "{context}");
+            made.world.run_until(END);
+            assert_eq!(made.check(Some(0)), Ok(()), "{context}");
+            assert_eq!(made.counters(0).joined.get(), u64::from(died), "{context}");
+            assert!(made.check_fates().is_ok(), "{context}: {:?}", made.check_fates());
+            let stall = made.each_host().skip(1).map(|host| host.stall.0 / BEACON_INTERVAL.0).max();
+            assert!(
+                stall.is_some_and(|stall| stall < 16),
+                "{context}: {stall:?} intervals without a barrier"
+            );
+            // What it says afterwards is heard again.
+            let later = Made::time(Nanos::from_micros(200));
+            let heard = |host: &Host| host.delivered.iter().any(|&(ns, from, _)| from == 0 && ns > later);
+            assert!(made.each_host().any(heard), "{context}");
+        }
+    }
+}
+
+#[test]
+fn what_was_cut_in_two_becomes_one_again() {
+    for incarnation in ALL {
+        for seed in 0..6 {
+            let mut tree = lossy(incarnation, seed);
+            tree.levels = 2 + seed as u32 % 2;
+            let made = cut(&tree, seed, |made| made.uplinks[0]);
+            let context = format!("{incarnation:?} seed {seed}");
+            assert_eq!(made.check_rising().and_then(|()| made.check_order()), Ok(()), "{context}");
+            // In the end, those on one side hear of those on the other, and in time.
+            let later = Made::time(Nanos::from_micros(250));
+            for host in made.each_host() {
+                let near = |number: usize| number < tree.fanout;
+                let far = |&&(ns, from, _): &&Message| ns > later && near(from) != near(host.number());
+                let heard = host.delivered.iter().filter(far).count();
+                assert!(heard > 0 || !near(host.number()), "{context}: host {} hears nobody", host.number());
+            }
+        }
+    }
+}
+
+/// The mean time from sending to delivery, in nanoseconds
+fn mean_delay(tree: &Tree) -> f64 {
+    let mut made = tree.build(5);
+    made.world.run_until(tree.lasts + Nanos::from_micros(100));
+    assert_eq!(made.check(None), Ok(()));
+    made.mean_delay_ns()
+}
+
+#[test]
+fn barriers_cost_half_an_interval() {
+    for levels in 1..=3 {
+        // Few messages, so that nearly all barriers come in beacons
+        let mut tree = Tree::new(Incarnation::Chip, levels, 3);
+        tree.every = Nanos::from_micros(40);
+        tree.lasts = Nanos::from_micros(1500);
+        // A barrier comes from the farthest host: up and down, a link each.
+        let hop = tree.link.delay.0 as f64 + ((90 + sim::OVERHEAD) * 8) as f64 / 100.0;
+        let expected = 2.0 * f64::from(levels) * hop + BEACON_INTERVAL.0 as f64 / 2.0;
+        let chip = mean_delay(&tree);
+        assert!((chip - expected).abs() < 0.1 * expected, "{levels} levels: {chip:.0} ns, not {expected:.0}");
+        // A representative is a link away: there and back at each switch that a barrier passes.
+        tree.incarnation = Incarnation::Host;
+        let expected = expected + (2.0 * f64::from(levels) - 1.0) * 2.0 * hop;
+        let host = mean_delay(&tree);
+        assert!((host - expected).abs() < 0.1 * expected, "{levels} levels: {host:.0} ns, not {expected:.0}");
+    }
+}

@@ -1,0 +1,389 @@
+//! Processes on networks that seeds draw: whatever happens there, all see one order, nothing comes twice, every sender knows what
+//! became of what it sent, and nothing fails without a cause that was drawn.
+
+use super::environment;
+use representative::config::{Incarnation, Pace};
+use representative::{Command, LinkId, Refusal, process};
+use sim::onepipe::{Drawn, Explained, Made, Stranger, Tree};
+use sim::{Ecn, Fault};
+use switch::{Chance, Nanos, Share};
+
+/// What a network does, beside losing frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Nothing; links keep their order.
+    Orderly,
+    /// Clocks are right, and hosts send at the same instants.
+    Ties,
+    /// Queues are short and mark, windows small, messages large, and applications slow.
+    Crowded,
+    /// Links duplicate, damage and reorder.
+    Disorderly,
+    /// Links are cut, flap and carry short packets only, interfaces do not reach each other, switches crash, and hosts are paused.
+    Failing,
+}
+
+impl Kind {
+    const ALL: [Self; 5] = [Self::Orderly, Self::Ties, Self::Crowded, Self::Disorderly, Self::Failing];
+}
+
+/// The longest time without a barrier where links lose frames, nothing fails, and no clock is set back: one interval more than the
+/// time after which a link is dead.
+const LONGEST_STALL: Nanos = Nanos::from_micros(33);
+
+/// What was seen, over all seeds.
+#[derive(Debug, Default)]
+struct Totals {
+    delivered: usize,
+    failed: u64,
+    /// Without an answer, and delivered
+    ambiguous: usize,
+    late: u64,
+    duplicates: u64,
+    no_room: u64,
+    marked: u64,
+    /// Messages that were sent at once
+    at_once: u64,
+    clamped: u64,
+    /// Beacons and messages of strangers that were refused
+    strange: u64,
+    /// The longest time in which a host's barrier did not rise, in nanoseconds
+    stall: u64,
+    /// Commands of an operator
+    ordered: u64,
+    /// Deliveries with the timestamp of the one before, from another sender
+    ties: usize,
+    explained: Explained,
+}
+
+fn percent(chance: &mut Chance, most: u64) -> Share {
+    let share = chance.below(10 * most + 1) as f64 / 1000.0;
+    if chance.below(2) == 0 { Share::NEVER } else { Share::new(share).unwrap() }
+}
+
+/// The network of a seed
+fn drawn(seed: u64, kind: Kind, chance: &mut Chance) -> Tree {
+    let incarnation =
+        [Incarnation::Chip, Incarnation::SwitchCpu, Incarnation::Host][chance.below(3) as usize];
+    let mixed = Chance::stream(seed, 0x6d69_7865).below(3) == 0;
+    let (levels, fanout) = [(1, 2), (1, 4), (2, 2), (2, 2), (2, 3), (3, 2)][chance.below(6) as usize];
+    let mut tree = Tree::new(incarnation, levels, fanout);
+    tree.incarnations = mixed.then_some(seed);
+    tree.pace = if seed.is_multiple_of(4) { Pace::Instants } else { Pace::Passing };
+    tree.every = Nanos(chance.between(1000, 6000));
+    tree.lasts = Nanos::from_micros(chance.between(30, 120));
+    tree.habits.records = true;
+    tree.habits.timeout = Nanos::from_micros(chance.between(40, 100));
+    tree.link.jitter = Nanos(chance.below(2000));
+    tree.link.loss = percent(chance, 4);
+    if kind != Kind::Ties {
+        tree.skew_ns = chance.below(2000);
+        tree.drift_ppb = 100_000;
+        tree.habits.step_ns = if chance.below(2) == 0 { 0 } else { chance.below(20_000) };
+    }
+    tree.link.rate_bps = [10_000_000_000, 100_000_000_000][chance.below(2) as usize];
+    // Not what the rest is drawn from, so that seeds stay what they were
+    tree.habits.at_once = Share::percent([0, 50, 100][Chance::stream(seed, 0x6f6e_6365).below(3) as usize]);
+    let mut lies = Chance::stream(seed, 0x6c69_6573);
+    let mut lies_kind = Chance::stream(seed, 0x666c_6f64);
+    if lies.below(3) == 0 {
+        let (switch, lies) = (lies.below(tree.switches() as u64) as usize, lies.between(10, 100) as u32);
+        let floods = lies_kind.below(3) == 0;
+        tree.stranger = Some(Stranger { switch, lies, floods });
+    }
+    match kind {
+        Kind::Orderly | Kind::Failing => tree.habits.largest = if chance.below(2) == 0 { 8 } else { 3000 },
+        Kind::Ties => tree.habits.tick = Nanos(500),
+        Kind::Crowded => {
+            tree.link.rate_bps = 10_000_000_000;
+            tree.link.ecn = Some(Ecn { min: 2000, max: 20_000, share: Share::percent(50) });
+            tree.link.queue = chance.between(20_000, 100_000) as usize;
+            tree.habits.largest = chance.between(2000, 12_000);
+            tree.habits.receive_window = chance.between(40_000, 60_000) as u32;
+            tree.habits.receive_buffer = chance.between(10_000, 80_000) as usize;
+            tree.habits.initial_window = chance.between(2000, 40_000) as u32;
+            tree.habits.reads_every = Nanos(chance.below(30_000));
+        }
+        Kind::Disorderly => {
+            tree.habits.largest = 3000;
+            tree.link.duplicate = percent(chance, 5);
+            tree.link.reorder = percent(chance, 5);
+            tree.link.corrupt = percent(chance, 2);
+            tree.link.reorder_by = Nanos(chance.between(500, 10_000));
+            // A stream of its own, so that what else is drawn stays what it was.
+            let mut late = Chance::stream(seed, 0x6c61_7465);
+            if late.below(4) == 0 {
+                // Long after a sender has given up
+                tree.link.reorder_by = Nanos(late.between(200_000, 1_000_000));
+            }
+        }
+    }
+    tree
+}
+
+/// Faults of a run
+#[derive(Clone, Copy, Debug, Default)]
+struct Faults {
+    /// When the first one begins
+    first: Option<Nanos>,
+    /// A switch crashes
+    crash: bool,
+    /// A host is paused
+    pause: bool,
+}
+
+/// Schedules links that are cut in both directions or in one, switches that crash, hosts that are paused, and clocks of switches
+/// that are set.
+fn fail(made: &mut Made, lasts: Nanos, chance: &mut Chance) -> Faults {
+    let mut faults = Faults::default();
+    for _ in 0..chance.between(1, 3) {
+        let at = Nanos(chance.below(lasts.0));
+        let until = at + Nanos(chance.between(1000, 80_000));
+        let links: Vec<_> = made.world.links().collect();
+        let link = links[chance.below(links.len() as u64) as usize];
+        let keeper = made.keepers[chance.below(made.keepers.len() as u64) as usize];
+        let (fault, end) = match chance.below(5) {
+            0 | 1 => environment::cut(&made.world, link, at),
+            2 => {
+                faults.crash = true;
+                (Fault::Crash(keeper), Fault::Restart(keeper))
+            }
+            3 => {
+                faults.pause = true;
+                let host = made.hosts[chance.below(made.hosts.len() as u64) as usize];
+                (Fault::Pause(host), Fault::Resume(host))
+            }
+            _ => {
+                let by = chance.below(20_000) as i64 - 10_000;
+                made.world.schedule(at, Fault::ClockStep(keeper, by));
+                continue;
+            }
+        };
+        faults.begin(made, (at, fault), (until, end));
+    }
+    faults
+}
+
+/// Schedules interfaces that do not reach each other, links whose MTU is short for a while, and ports that flap.
+fn disturb(made: &mut Made, seed: u64, lasts: Nanos, faults: &mut Faults) {
+    // A stream of its own, so that what else is drawn stays what it was.
+    let mut chance = Chance::stream(seed, 0x6469_7374);
+    let interfaces = made.interfaces();
+    let links: Vec<_> = made.world.links().collect();
+    for _ in 0..chance.below(3) {
+        let at = Nanos(chance.below(lasts.0));
+        let until = at + Nanos(chance.between(1000, 80_000));
+        let link = links[chance.below(links.len() as u64) as usize];
+        match chance.below(3) {
+            0 => {
+                let [a, b] = [(); 2].map(|()| interfaces[chance.below(interfaces.len() as u64) as usize]);
+                faults.begin(made, (at, Fault::Part(a, b)), (until, Fault::Join(a, b)));
+            }
+            1 => {
+                // Beacons take 88 bytes.
+                let mtu = chance.between(60, 1000) as usize;
+                faults.begin(made, (at, Fault::Mtu(link, mtu)), (until, Fault::Mtu(link, 1500)));
+            }
+            _ => {
+                let mut at = at;
+                for _ in 0..chance.between(2, 5) {
+                    let up = at + Nanos(chance.between(200, 6000));
+                    faults.begin(made, (at, Fault::Cut(vec![link])), (up, Fault::Heal(vec![link])));
+                    at = up + Nanos(chance.between(200, 6000));
+                }
+            }
+        }
+    }
+}
+
+/// Draws what an operator tells keepers of barriers, in the order of time: to set their clocks, to show registers, to leave a link
+/// out of the commit barriers and to take it in again; and, where links fail, that a link will be taken down, which is true of
+/// half of those links, some microseconds before or after.
+fn operate(
+    made: &mut Made,
+    seed: u64,
+    kind: Kind,
+    lasts: Nanos,
+    faults: &mut Faults,
+) -> Vec<(Nanos, usize, Order)> {
+    // A stream of its own, so that what else is drawn stays what it was.
+    let mut chance = Chance::stream(seed, 0x6f70_6572);
+    let count = if chance.below(3) == 0 { chance.between(1, 6) } else { 0 };
+    let mut orders: Vec<_> = (0..count)
+        .map(|_| {
+            let at = Nanos(chance.between(10_000, lasts.0));
+            let switch = chance.below(made.keepers.len() as u64) as usize;
+            // Some have no such link.
+            let number = chance.below(8);
+            let link = LinkId(number as u16);
+            let order = match chance.below(if kind == Kind::Failing { 6 } else { 4 }) {
+                0 => Order::SetClock(chance.below(2_000_000) as i64 - 1_000_000),
+                1 => Order::Give(Command::Show),
+                2 => Order::Give(Command::RemoveCommit(link)),
+                3 => Order::Give(Command::AddCommit(link)),
+                _ => {
+                    let cut = made.links_of(switch).nth(number as usize).filter(|_| chance.below(2) == 0);
+                    if let Some(cut) = cut {
+                        let at = Nanos((at.0 + chance.below(10_000)).saturating_sub(5000));
+                        let until = at + Nanos(chance.between(1000, 80_000));
+                        faults.begin(made, (at, Fault::Cut(vec![cut])), (until, Fault::Heal(vec![cut])));
+                    }
+                    if made.links_of(switch).nth(number as usize).is_some() {
+                        faults.first = Some(faults.first.map_or(at, |first| first.min(at)));
+                    }
+                    Order::Give(Command::Remove(link))
+                }
+            };
+            (at, switch, order)
+        })
+        .collect();
+    orders.sort_by_key(|&(at, ..)| at);
+    orders
+}
+
+/// What an operator has a keeper of barriers do.
+#[derive(Clone, Copy, Debug)]
+enum Order {
+    Give(Command),
+    /// Sets its clock, by so many nanoseconds.
+    SetClock(i64),
+}
+
+impl Faults {
+    fn begin(&mut self, made: &mut Made, (at, fault): (Nanos, Fault), (until, end): (Nanos, Fault)) {
+        made.world.schedule(at, fault);
+        made.world.schedule(until, end);
+        self.first = Some(self.first.map_or(at, |first| first.min(at)));
+    }
+}
+
+/// Runs a seed, and checks it. `plant` changes the network before it is built.
+fn run(seed: u64, plant: impl Fn(&mut Tree), totals: &mut Totals) -> Result<(), String> {
+    let kind = Kind::ALL[seed as usize % Kind::ALL.len()];
+    let mut chance = Chance::stream(seed, 0x3150_6970);
+    let mut tree = drawn(seed, kind, &mut chance);
+    plant(&mut tree);
+    let mut made = tree.build(seed);
+    made.world.record_losses();
+    let mut faults = Faults::default();
+    if kind == Kind::Failing {
+        faults = fail(&mut made, tree.lasts, &mut chance);
+        disturb(&mut made, seed, tree.lasts, &mut faults);
+    }
+    for (at, keeper, order) in operate(&mut made, seed, kind, tree.lasts, &mut faults) {
+        made.world.run_until(at);
+        let command = match order {
+            Order::Give(command) => command,
+            Order::SetClock(by_ns) => made.clock_off_by(keeper, by_ns),
+        };
+        made.command(keeper, command);
+        totals.ordered += 1;
+    }
+    let mut until = tree.lasts + Nanos::from_micros(100);
+    made.world.run_until(until);
+    while made.each_host().any(|host| !host.is_settled()) && until < Nanos::from_millis(20) {
+        until = until + Nanos::from_micros(100);
+        made.world.run_until(until);
+    }
+    // What was acknowledged last waits for the barrier.
+    let late = Nanos(tree.link.reorder_by.0 * 2 * u64::from(tree.levels + 1));
+    let on_its_way = if kind == Kind::Disorderly { late } else { Nanos::ZERO };
+    made.world.run_until(until + Nanos::from_micros(100) + on_its_way);
+    let incarnations: Vec<_> = (0..tree.switches()).map(|n| tree.incarnation_of(n)).collect();
+    let context = |what: String| format!("{kind:?} {incarnations:?}: {what}");
+    let stall = made.each_host().map(|host| host.stall).max().unwrap_or_default();
+    let most = Nanos(LONGEST_STALL.0 + tree.habits.step_ns);
+    if !matches!(kind, Kind::Failing | Kind::Disorderly) && stall > most {
+        return Err(context(format!("a barrier did not rise for {} ns", stall.0)));
+    }
+    match kind {
+        Kind::Orderly | Kind::Ties | Kind::Crowded => made.check(None),
+        Kind::Failing if !faults.crash => made.check_rising().and_then(|()| made.check_order()),
+        Kind::Disorderly | Kind::Failing => made.check_order(),
+    }
+    .map_err(context)?;
+    totals.stall = totals.stall.max(stall.0);
+    totals.ambiguous += made.check_fates().map_err(context)?;
+    // A copy arrives later than its original, which may be lost behind the link that copied it.
+    let keeps_order = tree.link.reorder == Share::NEVER && tree.link.duplicate == Share::NEVER;
+    let drawn = Drawn {
+        late_from: if keeps_order { faults.first } else { Some(Nanos::ZERO) },
+        small: kind == Kind::Crowded,
+        pauses: faults.pause,
+    };
+    totals.explained.add(&made.check_losses(&drawn).map_err(context)?);
+    totals.strange += made.refused(Refusal::WrongSource);
+    for host in made.each_host() {
+        let counters = host.process.counters();
+        totals.strange += counters.refused(process::Refusal::UnknownSource);
+        totals.strange += counters.refused(process::Refusal::WrongSource);
+        totals.delivered += host.delivered.len();
+        totals.failed += counters.failed.get();
+        totals.late += counters.refused(process::Refusal::Late);
+        totals.duplicates += counters.refused(process::Refusal::Duplicate);
+        totals.no_room += counters.refused(process::Refusal::NoRoom);
+        totals.marked += counters.marked.get();
+        totals.at_once += host.sent_at_once;
+        totals.clamped += counters.clamped.get();
+        totals.ties +=
+            host.delivered.windows(2).filter(|pair| pair[0].0 == pair[1].0 && pair[0].1 != pair[1].1).count();
+    }
+    Ok(())
+}
+
+/// The seeds of a kind: of a thousand, or as many as the environment says. What has to have happened in a thousand, or nothing
+/// was tested
+fn seeds(kind: Kind, happened: impl Fn(&Totals) -> bool) {
+    let mut totals = Totals::default();
+    for seed in environment::seeds("onepipe", 1000) {
+        if Kind::ALL[seed as usize % Kind::ALL.len()] == kind
+            && let Err(what) = run(seed, |_| {}, &mut totals)
+        {
+            panic!("seed {seed}: {what}");
+        }
+    }
+    println!("{kind:?}: {totals:?}");
+    if environment::are_default() {
+        let enough = totals.delivered > 10_000 && totals.at_once > 1000 && totals.strange > 100;
+        let enough = enough && totals.failed > 0 && totals.ordered > 100;
+        assert!(enough && happened(&totals), "{totals:?}");
+    }
+}
+
+#[test]
+fn orderly_networks_deliver_in_time() {
+    seeds(Kind::Orderly, |totals| totals.clamped > 0 && totals.late == 0);
+}
+
+#[test]
+fn ties_are_broken_alike() {
+    seeds(Kind::Ties, |totals| totals.ties > 1000);
+}
+
+#[test]
+fn crowded_networks_and_slow_readers_lose_messages_and_nothing_else() {
+    seeds(Kind::Crowded, |totals| totals.marked > 0 && totals.no_room > 0);
+}
+
+#[test]
+fn links_that_reorder_lose_messages_and_nothing_else() {
+    seeds(Kind::Disorderly, |totals| totals.late > 0 && totals.duplicates > 0 && totals.clamped > 0);
+}
+
+#[test]
+fn failures_lose_messages_and_nothing_else() {
+    seeds(Kind::Failing, |totals| totals.late > 0);
+}
+
+#[cfg(debug_assertions)]
+#[test]
+fn planted_bugs_are_found() {
+    for bug in representative::Bug::ALL {
+        let found = (1..=1000).find_map(|seed| {
+            let what = run(seed, |tree| tree.bug = Some(bug), &mut Totals::default()).err()?;
+            Some((seed, what))
+        });
+        println!("{bug:?}: {found:?}");
+        assert!(found.is_some(), "{bug:?}");
+    }
+}

@@ -1,0 +1,598 @@
+//! Every verb of every two hosts, through a Swordbox that takes each host for a memory server.
+
+use crate::drawn;
+use crate::environment;
+use core::ops::Range;
+use rnic::cm::{PortSpace, service_id_of};
+use rnic::{Interface, Rnic};
+use rocev2::ethernet::MacAddr;
+use sim::verbs::{self, Verbs};
+use sim::words;
+use sim::{Clock, Controlled, Host, Link, NodeId, Queues, World};
+use std::collections::BTreeSet;
+use std::io;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
+use switch::forward::Config as ForwardConfig;
+use switch::{Chance, Nanos, Share};
+use swordbox::{Config, Connect, Connection, Control, FailedCas, Journal, Layers, Server, Swordbox, Table};
+
+/// What a Swordbox has written down, which outlives it
+#[derive(Clone, Debug, Default)]
+struct Written(Arc<Mutex<BTreeSet<Connection>>>);
+
+impl Journal for Written {
+    fn add(&mut self, connection: Connection) -> io::Result<()> {
+        self.0.lock().unwrap().insert(connection);
+        Ok(())
+    }
+
+    fn remove(&mut self, connection: Connection) {
+        self.0.lock().unwrap().remove(&connection);
+    }
+}
+
+fn ip(n: u8) -> IpAddr {
+    [10, 0, 0, n + 1].into()
+}
+
+/// Connections that a Swordbox has room for
+const CONNECTIONS: usize = 2048;
+/// Where the workload has its words
+const WORDS: u64 = 0x3_0000_0000;
+
+fn switch(hosts: u8, layers: Layers, queues: Queues) -> Controlled<Control> {
+    let server = |n| Server {
+        tables: vec![Table { rkey: None, range: WORDS..WORDS + 4096, stride: 8, writable: true }],
+        rd_atomic: 4,
+        ..Server::new(ip(n))
+    };
+    swordbox(hosts.into(), (0..hosts).map(server).collect(), layers, queues)
+}
+
+fn swordbox(ports: u16, servers: Vec<Server>, layers: Layers, queues: Queues) -> Controlled<Control> {
+    let config = Config {
+        servers,
+        layers,
+        connections: CONNECTIONS,
+        ..Config::new(ForwardConfig::bridge(ports, 1024))
+    };
+    controlled(config, queues)
+}
+
+/// With a journal that outlives it.
+fn controlled(config: Config, queues: Queues) -> Controlled<Control> {
+    let written = Written::default();
+    let journal = written.clone();
+    let config = Config {
+        settle: Nanos::from_micros(500),
+        connect_timeout: Nanos::from_micros(200),
+        reconnect_after: Nanos::from_micros(300),
+        probe_after: Nanos::from_micros(500),
+        ..config
+    };
+    let lanes = config.clone();
+    Controlled::new(
+        move || {
+            let ended = written.0.lock().unwrap().iter().copied().collect();
+            Swordbox::new(Config { ended, ..config.clone() })
+        },
+        move |life| Control::new(Box::new(journal.clone())).with_lanes(&lanes, life),
+    )
+    .with_queues(queues)
+}
+
+mod exhaustive;
+use crate::acted::Acted;
+use crate::drawn::{disturb, drawn, drift, may_fail};
+
+/// The share of NICs that forget old READs and atomics, as soft-RoCE does
+const FORGETFUL: Share = Share::percent(50);
+
+struct Rack {
+    world: World,
+    hosts: Vec<(NodeId, IpAddr)>,
+    switch: NodeId,
+    shared: Arc<verbs::Shared>,
+}
+
+fn rack(seed: u64, chance: &mut Chance, layers: Layers) -> Rack {
+    let count = chance.between(2, 4) as u8;
+    let percent = |chance: &mut Chance| match chance.below(2) {
+        0 => Share::NEVER,
+        _ => Share::new(chance.below(50) as f64 / 1000.0).unwrap(),
+    };
+    let work = Verbs {
+        connections: chance.between(1, 3) as u32,
+        operations: chance.between(10, 60) as u32,
+        depth: chance.between(1, 16) as u32,
+        max_size: 1 << chance.between(3, 13),
+        timeout: chance.between(6, 9) as u8,
+        words: chance.between(1, 4) as u32,
+        mix: [1, 1, 1, 1, 1, 4, 4],
+        ..Verbs::default()
+    };
+    let mut world = World::new(seed);
+    let switch = world.add("swordbox", switch(count, layers, Queues::drawn(seed)), Clock::default());
+    let (apps, shared) = verbs::apps(&work, seed, count.into(), false);
+    let mut hosts = Vec::new();
+    for (n, app) in (0..count).zip(apps) {
+        let nic = move || {
+            let interface = Interface::new(MacAddr([2, 0, 0, 0, 1, n]), ip(n), 24);
+            Rnic::new(rnic::Config { seed: seed ^ u64::from(n), ..rnic::Config::new(interface) })
+        };
+        let node = world.add(&format!("host {n}"), Host::new(nic, app), Clock::default());
+        let link = Link {
+            jitter: Nanos(chance.below(1000)),
+            loss: percent(chance),
+            duplicate: percent(chance),
+            reorder: percent(chance),
+            corrupt: percent(chance),
+            ..Link::default()
+        };
+        world.connect(node, switch, link);
+        hosts.push((node, ip(n)));
+    }
+    capture(&mut world);
+    verbs::connect(&mut world, &hosts, &work, seed);
+    verbs::begin(&mut world, &hosts);
+    Rack { world, hosts, switch, shared }
+}
+
+fn run(seed: u64, layers: Layers) -> Vec<(&'static str, u64)> {
+    let mut chance = Chance::stream(seed, 0x7377_6f72);
+    let mut rack = rack(seed, &mut chance, layers);
+    let end = Nanos::from_secs(20);
+    while !rack.shared.is_done() && !rack.shared.is_wrong() && rack.world.step(end) {}
+    let switch = rack.world.node::<Controlled<Control>>(rack.switch);
+    let counters = switch.switch.function.counters();
+    if !rack.shared.is_done() && !rack.shared.is_wrong() {
+        let all: Vec<_> = counters.all().collect();
+        let wrong = verbs::check(&rack.world, &rack.hosts);
+        panic!("seed {seed}: not done: {wrong:?} {all:?} {:?}", switch.switch.function);
+    }
+    let wrong = verbs::check(&rack.world, &rack.hosts);
+    assert_eq!(wrong, None, "seed {seed}");
+    counters.all().collect()
+}
+
+/// Writes what is on each link to a file, if the environment names a folder.
+fn capture(world: &mut World) {
+    let Ok(folder) = std::env::var("PCAP") else { return };
+    for (n, link) in world.links().enumerate() {
+        world.capture(link, std::fs::File::create(format!("{folder}/{n}.pcap")).unwrap());
+    }
+}
+
+/// Clients and memory servers around a Swordbox that knows where the words are.
+fn words(config: &words::Config, lane: Option<words::Lane>) -> words::Cluster {
+    words_with(config, |swordbox| own_lanes(swordbox, lane, config.v6, config.seed))
+}
+
+/// Lanes that a switch of its own connects at each server
+const OWN_LANES: usize = 2;
+/// The longest that an operation may take in bad wires without a reason that was drawn: lost packets, and a lane that is given
+/// up after `dead_after`, cost some time-outs
+const LONGEST_WAIT: Nanos = Nanos::from_millis(60);
+/// A shared connection without an answer for so long is given up
+const DEAD_AFTER: Nanos = Nanos::from_millis(100);
+
+/// Returns after which time without an answer a shared connection is given up.
+fn dead_after(config: &words::Config) -> Nanos {
+    let mut chance = Chance::stream(config.seed, 0x6465_6164);
+    match () {
+        // Before all lines have been asked for on a lane that is dead
+        () if config.keys_again => Nanos::from_millis(chance.between(2, 20)),
+        // Until then, all that need the lane connect again in vain.
+        () if config.may_fail && drawn::parted(config.seed).is_some() => {
+            Nanos::from_millis(chance.between(2, 6))
+        }
+        () => DEAD_AFTER,
+    }
+}
+
+/// Draws whether the switch has lanes of its own, and what servers give it when it asks for one; and a connection whose SENDs
+/// wait for their receives for longer than anything else may take.
+fn with_lanes(config: &words::Config) -> (words::Config, Option<words::Lane>) {
+    let mut chance = Chance::stream(config.seed, 0x6c61_6e65);
+    let lane = match chance.below(8) {
+        0..4 => Some(words::Lane::Good),
+        4 => Some(words::Lane::OtherDomain),
+        5 => Some(words::Lane::Refused),
+        _ => None,
+    };
+    let begin_at = if lane.is_some() && chance.below(2) == 0 { Nanos::from_millis(1) } else { Nanos::ZERO };
+    let starve = (chance.below(8) == 0).then(|| DEAD_AFTER + DEAD_AFTER);
+    let config = words::Config {
+        begin_at,
+        starve,
+        lanes: OWN_LANES,
+        shares_fate: true,
+        // The switch's clock may be slow by 1 %.
+        outlives: Nanos(dead_after(config).0 / 100 * 101),
+        ..config.clone()
+    };
+    if starve.is_some() && lane.is_none() && chance.below(2) == 0 {
+        // The owner of a lane that all need waits for a receive.
+        let words = words::Config { words: 1, local_words: config.local_words.min(1), ..config };
+        return (words::Config { sections: 0, mix: [8, 0, 0, 0, 0, 0, 0, 0, 1], ..words }, lane);
+    }
+    (config, lane)
+}
+
+/// What the switch is told of lanes of its own.
+fn own_lanes(config: Config, lane: Option<words::Lane>, v6: bool, seed: u64) -> Config {
+    let Some(lane) = lane else { return config };
+    // A question to the network that is lost is asked again half a second later, when most runs are over.
+    let asks = seed.is_multiple_of(4);
+    let servers = config.servers.iter().map(|server| server.host);
+    let neighbours = servers.zip(0u8..).map(|(host, n)| (host, MacAddr([2, 0, 0, 1, 0, n])));
+    let neighbours = if asks { Vec::new() } else { neighbours.collect() };
+    let (address, prefix) =
+        if v6 { ([0xfd00, 0, 0, 0, 0, 0, 0, 0xffff].into(), 64) } else { ([10, 0, 255, 254].into(), 16) };
+    let connect = Connect {
+        service: service_id_of(PortSpace::Tcp, words::PORT),
+        private_data: lane.private_data().to_vec(),
+        lanes: OWN_LANES,
+    };
+    let servers = config.servers.into_iter();
+    let servers = servers.map(|server| Server { connect: Some(connect.clone()), ..server }).collect();
+    let interface =
+        Some(Interface { neighbours, ..Interface::new(MacAddr([2, 0, 0, 0, 0, 0xfe]), address, prefix) });
+    Config { servers, interface, ..config }
+}
+
+/// Returns where the words are that a server's program writes itself.
+fn local_words(config: &words::Config) -> Range<u64> {
+    let end = words::TABLE_VA + u64::from(config.words) * 8;
+    end - u64::from(config.local_words) * 8..end
+}
+
+fn words_with(config: &words::Config, change: impl FnOnce(Config) -> Config) -> words::Cluster {
+    words::Cluster::new(config, |world, wiring| {
+        let table = words::TABLE_VA..words::TABLE_VA + config.table_size() as u64;
+        let server = |host: &IpAddr| Server {
+            tables: vec![Table { rkey: None, range: table.clone(), stride: 8, writable: true }],
+            rd_atomic: config.max_rd_atomic,
+            never: vec![local_words(config)],
+            ..Server::new(*host)
+        };
+        let servers = wiring.servers.iter().map(server).collect();
+        let bridge = ForwardConfig::bridge(wiring.ports, 1024);
+        let mut swordbox = Config {
+            servers,
+            layers: Layers::CAS_TO_WRITE,
+            dead_after: dead_after(config),
+            connections: CONNECTIONS,
+            ..Config::new(bridge)
+        };
+        if config.revocations > 0 {
+            swordbox.proof = drawn::PROOF;
+        }
+        let swordbox = change(small(swordbox, config));
+        world.add("swordbox", controlled(swordbox, Queues::drawn(config.seed)), Clock::default())
+    })
+}
+
+/// Draws how a Swordbox is configured in every second seed: with few places everywhere, with other layers, and without the
+/// tables that it is told of otherwise.
+fn small(swordbox: Config, config: &words::Config) -> Config {
+    let mut chance = Chance::stream(config.seed, 0x736d_616c_6c00);
+    if chance.below(2) == 0 {
+        return swordbox;
+    }
+    let mut one_in = |n| chance.below(n) == 0;
+    // An answer from the switch may come for `settle` after the server has lost its memory.
+    let answers = one_in(2) && !config.may_fail;
+    let failed_cas = if answers { FailedCas::Answer } else { FailedCas::Write };
+    let layers = match () {
+        () if one_in(16) => Layers::PASS,
+        () if one_in(8) => Layers { cas_to_write: false, ..Layers::CAS_TO_WRITE },
+        () => Layers::CAS_TO_WRITE,
+    };
+    let [detects, readonly, keeps_apart] = [one_in(4), one_in(4), one_in(16)];
+    let servers = swordbox.servers.into_iter().map(|server| Server {
+        tables: match server.tables {
+            _ if detects => Vec::new(),
+            tables => tables.into_iter().map(|table| Table { writable: !readonly, ..table }).collect(),
+        },
+        detect: if detects { chance.between(1, 4) as u32 } else { 0 },
+        lanes: chance.between(1, 4) as usize,
+        rd_atomic: chance.between(1, config.max_rd_atomic.into()) as u8,
+        share: !keeps_apart,
+        ..server
+    });
+    let servers = servers.collect();
+    let mut some = |few, many| if chance.below(2) == 0 { few } else { many };
+    let (lines, held) = (some(8, 16_384), some(32, 4_096));
+    let (in_flight, connections) = (some(16, 1_024), some(24, CONNECTIONS as u64));
+    Config {
+        failed_cas,
+        layers,
+        servers,
+        lines: chance.between(1, lines) as usize,
+        held: (chance.between(1, held) as usize).max(2),
+        in_flight: (chance.between(1, in_flight) as usize).next_power_of_two(),
+        connections: chance.between(2, connections) as usize,
+        per_host: chance.between(2, connections) as usize,
+        rd_atomic: chance.between(config.max_rd_atomic.into(), 16) as usize,
+        replay_after: Nanos::from_micros(chance.between(20, 200)),
+        // Longer than a client waits until it sends something again
+        ageing: Nanos::from_millis(chance.between(20, 200)),
+        ..swordbox
+    }
+}
+
+fn counters(net: &words::Cluster) -> Arc<swordbox::Counters> {
+    net.world.node::<Controlled<Control>>(net.sides.servers).switch.function.counters()
+}
+
+/// What the Swordbox counts at least in 200 seeds: half of what it does, or less
+const LEAST: [(&str, u64); 11] = [
+    ("decided", 120),
+    ("coalesced", 110),
+    ("remapped", 13_000),
+    ("learnt", 40),
+    ("lanes", 150),
+    ("own_lanes", 160),
+    ("keys_refused", 15),
+    ("resent", 2400),
+    ("reread", 350),
+    ("replayed", 1050),
+    ("unproven", 850),
+];
+
+#[test]
+fn a_swordbox_that_decides_nothing_is_found() {
+    let mut acted = Acted::default();
+    for seed in 1..=3 {
+        let (config, lane) = with_lanes(&drawn(seed, FORGETFUL).0);
+        let plain = Layers { cas_to_write: false, ..Layers::CAS_TO_WRITE };
+        let mut net = words_with(&config, |swordbox| Config {
+            layers: plain,
+            ..own_lanes(swordbox, lane, config.v6, config.seed)
+        });
+        net.run(Nanos::from_secs(100)).unwrap();
+        acted.add(&counters(&net));
+    }
+    assert_eq!(acted.idle(&[("decided", 1), ("remapped", 1)]), ["decided"]);
+}
+
+/// Words that a server's program writes have to be declared: otherwise clients are answered from what the switch remembers.
+#[test]
+fn words_that_are_written_locally_and_not_declared_are_found() {
+    let found = (1..=20).find_map(|seed| {
+        let plain = words::Config { lies: 0, own_keys: false, ..drawn(seed, FORGETFUL).0 };
+        let config = words::Config { words: 1, local_words: 1, zipf: 0.0, ..plain };
+        let run = |never: bool| {
+            let mut net = words_with(&config, |mut swordbox| {
+                swordbox.servers.iter_mut().filter(|_| !never).for_each(|server| server.never.clear());
+                swordbox
+            });
+            net.run(Nanos::from_secs(100))
+        };
+        run(true).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+        run(false).err()
+    });
+    let wrong = found.expect("a wrong value in 20 seeds");
+    assert!(wrong.starts_with("word 0 of memory"), "{wrong}");
+}
+
+/// Returns the seeds of one of `parts` tests: 1 to `count`, or those that FROM and SEEDS name.
+fn seeds(part: u64, parts: u64, count: u64) -> impl Iterator<Item = u64> {
+    environment::seeds("swordbox", count).filter(move |seed| seed % parts == part)
+}
+
+/// The layers that [`operate`] draws from; the last ones are in force in the end.
+const SETTINGS: [Layers; 4] = [
+    Layers::PASS,
+    Layers { cas_to_write: false, ..Layers::CAS_TO_WRITE },
+    Layers::PASS,
+    Layers::CAS_TO_WRITE,
+];
+
+/// In a sixth of the seeds, an operator switches layers off and on.
+fn operate(net: &mut words::Cluster) {
+    let mut chance = Chance::stream(net.seed(), 0x6c61_7965);
+    if chance.below(6) > 0 {
+        return;
+    }
+    let set = |world: &mut World, switch: NodeId, what: u64| {
+        world.with::<Controlled<Control>, _>(switch, |switch, _| {
+            switch.control.set_layers(SETTINGS[what as usize]);
+        });
+    };
+    for _ in 0..chance.between(1, 4) {
+        let at = Nanos::from_micros(chance.between(1, 600));
+        net.operate(at, set, chance.below(SETTINGS.len() as u64));
+        net.operate(at + Nanos::from_micros(chance.between(1, 1000)), set, SETTINGS.len() as u64 - 1);
+    }
+}
+
+fn bad_wires(part: u64) {
+    let mut all = words::Totals::default();
+    let mut acted = Acted::default();
+    for seed in seeds(part, 3, 600) {
+        let (config, lane) = with_lanes(&drawn(seed, FORGETFUL).0);
+        let mut net = words(&config, lane);
+        drift(&mut net);
+        capture(&mut net.world);
+        operate(&mut net);
+        if let Err(wrong) = net.run(Nanos::from_secs(100)) {
+            let switch = net.world.node::<Controlled<Control>>(net.sides.servers);
+            let function = &switch.switch.function;
+            let counters: Vec<_> = function.counters().all().filter(|(_, count)| *count > 0).collect();
+            panic!("seed {seed}: {wrong}\n{config:?}\n{counters:?}\n{function:?}");
+        }
+        acted.add(&counters(&net));
+        acted.add_forged(net.server_counters(0));
+        let totals = net.totals();
+        assert_eq!((totals.broken, totals.unknown), (0, 0), "seed {seed}");
+        if totals.longest_wait > LONGEST_WAIT {
+            let counted: Vec<_> = counters(&net).all().filter(|(_, count)| *count > 0).collect();
+            panic!("seed {seed}: {:?}, {config:?}\n{counted:?}", totals.longest_wait);
+        }
+        all.add(&totals);
+    }
+    println!("{all:?}");
+    // Lanes are left where their owners wait for receives.
+    acted.check(
+        &[&LEAST[..], &[("decided", 1000), ("lanes_left", 2), ("answered", 10), ("forged", 300)]].concat(),
+    );
+}
+
+#[test]
+fn bad_wires_in_the_first_third_of_the_seeds() {
+    bad_wires(0);
+}
+
+#[test]
+fn bad_wires_in_the_second_third_of_the_seeds() {
+    bad_wires(1);
+}
+
+#[test]
+fn bad_wires_in_the_last_third_of_the_seeds() {
+    bad_wires(2);
+}
+
+fn crashes(part: u64) {
+    let mut all = words::Totals::default();
+    let mut acted = Acted::default();
+    for seed in seeds(part, 2, 400) {
+        let (config, mut chance) = drawn(seed, FORGETFUL);
+        let (config, lane) = with_lanes(&may_fail(&config, &mut chance));
+        let mut net = words(&config, lane);
+        drift(&mut net);
+        capture(&mut net.world);
+        operate(&mut net);
+        disturb(&mut net, &mut chance);
+        if let Err(wrong) = net.run(Nanos::from_secs(100)) {
+            let switch = net.world.node::<Controlled<Control>>(net.sides.servers);
+            let function = &switch.switch.function;
+            let counters: Vec<_> = function.counters().all().filter(|(_, count)| *count > 0).collect();
+            panic!("seed {seed}: {wrong}\n{config:?}\n{counters:?}\n{function:?}");
+        }
+        all.add(&net.totals());
+        acted.add(&counters(&net));
+    }
+    println!("{all:?}");
+    acted.check(&LEAST);
+}
+
+#[test]
+fn crashes_in_the_first_half_of_the_seeds() {
+    crashes(0);
+}
+
+#[test]
+fn crashes_in_the_second_half_of_the_seeds() {
+    crashes(1);
+}
+
+#[test]
+fn every_verb_through_a_swordbox() {
+    let mut sum = std::collections::BTreeMap::<&str, u64>::new();
+    for seed in environment::seeds("swordbox", 100) {
+        for (name, value) in run(seed, Layers::CAS_TO_WRITE) {
+            *sum.entry(name).or_default() += value;
+        }
+    }
+    assert!(sum["decided"] > 0 && sum["coalesced"] > 0);
+}
+
+/// What a seed runs where nothing breaks, and where things do
+#[cfg(debug_assertions)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Runs {
+    Whole,
+    Broken,
+}
+
+/// What a run came to: what is wrong, if anything, and requests that clients had to repeat.
+#[cfg(debug_assertions)]
+fn outcome(seed: u64, runs: Runs, bug: Option<swordbox::Bug>) -> (Option<String>, u64) {
+    let (mut config, mut chance) = drawn(seed, FORGETFUL);
+    if runs == Runs::Broken {
+        config = may_fail(&config, &mut chance);
+    }
+    let (config, lane) = with_lanes(&config);
+    let mut net =
+        words_with(&config, |swordbox| Config { bug, ..own_lanes(swordbox, lane, config.v6, config.seed) });
+    drift(&mut net);
+    if runs == Runs::Broken {
+        disturb(&mut net, &mut chance);
+    }
+    let wrong = net.run(Nanos::from_secs(20)).err();
+    let waited = net.totals().longest_wait;
+    let wrong = wrong.or_else(|| {
+        (runs == Runs::Whole && waited > LONGEST_WAIT).then(|| format!("an operation took {waited:?}"))
+    });
+    let switch = net.world.node::<Controlled<Control>>(net.sides.servers);
+    (wrong, switch.switch.function.counters().repeated.get())
+}
+
+/// Whether one of so many seeds shows a planted bug, and nothing without it.
+#[cfg(debug_assertions)]
+fn is_found(bug: swordbox::Bug, runs: Runs, seeds: u64) -> bool {
+    (1..=seeds).any(|seed| {
+        let (wrong, repeated) = outcome(seed, runs, Some(bug));
+        // An answer that is lost is asked for again: that nobody has to on good wires is what is wrong then.
+        let shows = match &wrong {
+            // A client that waits for ever for its READ
+            Some(wrong) => {
+                bug == swordbox::Bug::OldRead
+                    || (!wrong.contains("not done") && !wrong.contains("again and again"))
+            }
+            None => bug == swordbox::Bug::LostAck && repeated > 0,
+        };
+        let (without, repeats) = if shows { outcome(seed, runs, None) } else { (None, 0) };
+        let found = shows && without.is_none() && (wrong.is_some() || repeats == 0);
+        if found {
+            println!("{bug:?}: seed {seed}: {wrong:?}, {repeated} repeated");
+        }
+        found
+    })
+}
+
+#[cfg(debug_assertions)]
+#[test]
+fn planted_stale_words_are_found() {
+    assert!(is_found(swordbox::Bug::StaleWord, Runs::Whole, 1000));
+}
+
+#[cfg(debug_assertions)]
+#[test]
+fn planted_losses_of_acknowledgements_are_found() {
+    assert!(is_found(swordbox::Bug::LostAck, Runs::Whole, 1000));
+}
+
+#[cfg(debug_assertions)]
+#[test]
+fn planted_second_decisions_are_found() {
+    assert!(is_found(swordbox::Bug::DecidedAnew, Runs::Whole, 1000));
+}
+
+#[cfg(debug_assertions)]
+#[test]
+fn planted_connections_by_port_are_found() {
+    assert!(is_found(swordbox::Bug::NewPort, Runs::Whole, 1000));
+}
+
+#[cfg(debug_assertions)]
+#[test]
+fn planted_rights_that_never_end_are_found() {
+    assert!(is_found(swordbox::Bug::KeptRight, Runs::Broken, 1000));
+}
+
+#[cfg(debug_assertions)]
+#[test]
+fn planted_old_reads_are_found() {
+    assert!(is_found(swordbox::Bug::OldRead, Runs::Whole, 1000));
+}
+
+#[cfg(debug_assertions)]
+#[test]
+fn planted_stuck_lanes_are_found() {
+    assert!(is_found(swordbox::Bug::StuckLane, Runs::Whole, 1000));
+}

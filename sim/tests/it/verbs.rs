@@ -1,0 +1,261 @@
+//! Two NICs, all verbs, a bad wire.
+
+use crate::environment;
+use sim::scenario::{
+    AckSpec, Between, EcnSpec, FaultKind, FaultSpec, HostSpec, LinkSpec, Planted, Scenario, SwitchKind,
+    SwitchSpec, VerbsSpec, Work, run,
+};
+
+use switch::Chance;
+
+fn scenario() -> Scenario {
+    let percent = Between { low: 0, high: 100_000_000 };
+    let host = |name: &str, last: u8| HostSpec {
+        window: Between { low: 4, high: 64 },
+        ack: AckSpec::Any,
+        forgetful: Between { low: 0, high: 1 },
+        ..HostSpec::new(name, [10, 0, 0, last].into(), 24)
+    };
+    Scenario {
+        limit: Between::just(1_000_000_000_000),
+        hosts: vec![host("a", 1), host("b", 2)],
+        switches: Vec::new(),
+        links: vec![LinkSpec {
+            jitter: Between { low: 0, high: 2_000 },
+            loss: percent,
+            duplicate: percent,
+            reorder: percent,
+            corrupt: percent,
+            mtu: Between::just(4200),
+            ..LinkSpec::new("a", "b")
+        }],
+        work: Work::Verbs(VerbsSpec {
+            connections: Between { low: 1, high: 3 },
+            unreliable: Between { low: 0, high: 2 },
+            operations: Between { low: 5, high: 30 },
+            mtu_log2: Between { low: 8, high: 12 },
+            timeout: Between { low: 5, high: 9 },
+            background_reads: Between { low: 0, high: 1 },
+            receives: Between { low: 1, high: 16 },
+            repost_us: Between { low: 0, high: 20 },
+            ..VerbsSpec::default()
+        }),
+        faults: Vec::new(),
+    }
+}
+
+/// The same through a switch whose link to the second host is slow, and marks: DCQCN has something to do.
+fn congested() -> Scenario {
+    let plain = scenario();
+    let hosts = plain.hosts.iter().map(|host| HostSpec {
+        dcqcn: Between::just(1),
+        window: Between::just(64),
+        ..host.clone()
+    });
+    let marks =
+        EcnSpec { min: Between::just(5_000), max: Between::just(50_000), share: Between::just(100_000_000) };
+    let link = |host: &str| LinkSpec { ends: [host.into(), "s".into()], ..plain.links[0].clone() };
+    let slow = LinkSpec {
+        rate: Between { low: 1_000_000_000, high: 10_000_000_000 },
+        ecn: Some(marks),
+        loss: Between { low: 0, high: 20_000_000 },
+        ..link("b")
+    };
+    Scenario {
+        hosts: hosts.collect(),
+        switches: vec![SwitchSpec { name: "s".into(), kind: SwitchKind::Bridge }],
+        links: vec![LinkSpec { reorder: Between::just(0), ..link("a") }, slow],
+        ..plain
+    }
+}
+
+#[test]
+fn verbs_do_what_they_are_for() {
+    let scenario = scenario();
+    for seed in environment::seeds("verbs", 100) {
+        let outcome = run(&scenario, seed, Planted::default(), Vec::new());
+        assert_eq!(outcome.violation, None, "seed {seed}");
+    }
+}
+
+#[test]
+fn verbs_do_what_they_are_for_where_the_network_is_congested() {
+    let scenario = congested();
+    let mut cnps = 0;
+    for seed in environment::seeds("verbs", 100) {
+        let outcome = run(&scenario, seed, Planted::default(), Vec::new());
+        assert_eq!(outcome.violation, None, "seed {seed}");
+        cnps += outcome.hosts.iter().map(|host| host.counters.cnps_received).sum::<u64>();
+    }
+    // A single seed, run again, need not have any.
+    assert!(!environment::are_default() || cnps > 1000, "{cnps} notifications");
+}
+
+/// The plain scenario, in which each host takes the rights of one of its connections away.
+fn revoking() -> Scenario {
+    let mut scenario = scenario();
+    if let Work::Verbs(verbs) = &mut scenario.work {
+        verbs.revoke_us = Between { low: 1, high: 3000 };
+    }
+    scenario
+}
+
+#[test]
+fn memory_is_not_written_to_without_a_right() {
+    let scenario = revoking();
+    for seed in environment::seeds("verbs", 100) {
+        let outcome = run(&scenario, seed, Planted::default(), Vec::new());
+        assert_eq!(outcome.violation, None, "seed {seed}");
+    }
+}
+
+/// The same with few retries; one host restarts.
+fn failing() -> Scenario {
+    let mut scenario = revoking();
+    if let Work::Verbs(verbs) = &mut scenario.work {
+        verbs.retry_count = Between { low: 3, high: 7 };
+    }
+    let [at, lasts] = [Between { low: 0, high: 2_000_000 }, Between { low: 0, high: 1_000_000 }];
+    scenario.faults = vec![FaultSpec { at, kind: FaultKind::Crash("a".into()), lasts: Some(lasts) }];
+    scenario
+}
+
+#[test]
+fn connections_fail_for_a_reason() {
+    let scenario = failing();
+    let mut broken = 0;
+    for seed in environment::seeds("verbs", 100) {
+        let outcome = run(&scenario, seed, Planted::default(), Vec::new());
+        assert_eq!(outcome.violation, None, "seed {seed}");
+        broken += outcome.broken;
+    }
+    assert!(!environment::are_default() || broken > 100, "{broken} ends of connections failed");
+}
+
+/// The plain scenario with a switch, and one to four faults that a seed draws; everything is well again after each.
+fn troubled(seed: u64) -> Scenario {
+    let mut scenario = congested();
+    let mut chance = Chance::stream(seed, 0x7472_6f75);
+    // Some frames come late, others a second time long after.
+    for link in &mut scenario.links {
+        link.reorder_by = Between { low: 20_000, high: 3_000_000 };
+    }
+    let mut short = Chance::stream(seed, 0x7175_6575);
+    if short.below(4) == 0 {
+        scenario.links[1].queue = Between { low: 10_000, high: 100_000 };
+    }
+    let [a, b] = ["a", "b"].map(String::from);
+    let ends = || [a.clone(), "s".to_owned()];
+    let kinds: [FaultKind; 10] = [
+        FaultKind::Stranger("s".into(), Between { low: 10, high: 200 }),
+        FaultKind::Pause(a.clone()),
+        FaultKind::Pause("s".into()),
+        FaultKind::Crash("s".into()),
+        FaultKind::Partition(vec![a.clone()]),
+        FaultKind::Mute(vec![a.clone()]),
+        FaultKind::Mute(vec!["s".into(), b.clone()]),
+        FaultKind::Part([a.clone(), b.clone()]),
+        FaultKind::Mtu(ends(), Between { low: 128, high: 1100 }),
+        FaultKind::Mtu(ends(), Between { low: 1100, high: 4200 }),
+    ];
+    let [at, lasts] = [Between { low: 0, high: 2_000_000 }, Between { low: 0, high: 3_000_000 }];
+    let faults = (0..chance.between(1, 4)).map(|_| FaultSpec {
+        at,
+        kind: chance.pick(&kinds).clone(),
+        lasts: Some(lasts),
+    });
+    scenario.faults = faults.collect();
+    scenario.faults.extend(worn(seed));
+    scenario
+}
+
+/// Draws, from a stream of its own, hosts that change their ports and packets that come from other UDP source ports, in a third of
+/// the seeds each; and clocks that drift, by up to 200 ppm and now and then by 1 %, from the beginning and by another rate later.
+fn worn(seed: u64) -> Vec<FaultSpec> {
+    let mut chance = Chance::stream(seed, 0x776f_726e);
+    let [a, b] = ["a", "b"].map(String::from);
+    let later = Between { low: 1, high: 3_000_000 };
+    let [swaps, rehashes, drifts] = [(); 3].map(|()| chance.below(3) == 0);
+    let most = if chance.below(8) == 0 { 10_000_000 } else { 200_000 };
+    let drift = Between { low: -most, high: most };
+    let salt = Between { low: 0, high: 65_535 };
+    let kinds = [
+        (swaps, later, FaultKind::Swap([a.clone(), b.clone()])),
+        (rehashes, later, FaultKind::Rehash(a.clone(), salt)),
+        (rehashes, later, FaultKind::Rehash(b.clone(), salt)),
+        (drifts, Between::just(0), FaultKind::ClockDrift(a.clone(), drift)),
+        (drifts, Between::just(0), FaultKind::ClockDrift(b, drift)),
+        (drifts, later, FaultKind::ClockDrift(a, drift)),
+    ];
+    let lasts = Some(Between { low: 0, high: 3_000_000 });
+    let drawn = kinds.into_iter().filter(|(is_drawn, ..)| *is_drawn);
+    drawn.map(|(_, at, kind)| FaultSpec { at, kind, lasts }).collect()
+}
+
+/// With retries without end, all operations are done, whatever happened in between.
+#[test]
+fn verbs_are_done_when_links_and_hosts_are_well_again() {
+    let mut refused = 0;
+    for seed in environment::seeds("verbs", 200) {
+        let outcome = run(&troubled(seed), seed, Planted::default(), Vec::new());
+        assert_eq!(outcome.violation, None, "seed {seed}");
+        refused += outcome.hosts.iter().map(|host| host.counters.no_qp).sum::<u64>();
+    }
+    // Forged packets reach the hosts, and name queue pairs that there are but none that is the sender's.
+    assert!(!environment::are_default() || refused > 1000, "{refused} packets were refused");
+}
+
+#[cfg(debug_assertions)]
+#[test]
+fn planted_neglect_of_access_rights_is_found() {
+    let scenario = revoking();
+    let violation = |seed, bug| run(&scenario, seed, Planted { bug }, Vec::new()).violation;
+    let found = (0..100).find_map(|seed| {
+        let wrong = violation(seed, Some(rnic::Bug::AnyAccess))
+            .filter(|wrong| wrong.contains("after the right to it was taken away"))?;
+        violation(seed, None).is_none().then_some((seed, wrong))
+    });
+    let (seed, wrong) = found.expect("the bug is found within 100 seeds");
+    println!("AnyAccess: seed {seed}: {wrong}");
+}
+
+/// A bug in atomics is found where connections fail, too: an operation with an unknown outcome excuses nothing else.
+#[cfg(debug_assertions)]
+#[test]
+fn planted_second_executions_are_found_where_connections_fail() {
+    let scenario = revoking();
+    let found = (0..100).find_map(|seed| {
+        let outcome = run(&scenario, seed, Planted { bug: Some(rnic::Bug::AtomicTwice) }, Vec::new());
+        let wrong = outcome.violation.filter(|wrong| outcome.broken > 0 && wrong.starts_with("word "))?;
+        wrong.contains("never completed").then_some((seed, wrong))
+    });
+    let (seed, wrong) = found.expect("the bug is found within 100 seeds");
+    println!("AtomicTwice: seed {seed}: {wrong}");
+}
+
+/// Whether one of a thousand seeds shows a planted bug, by a run that does not come to its end, and nothing without it.
+#[cfg(debug_assertions)]
+#[track_caller]
+fn stalls(scenario: &Scenario, bug: rnic::Bug) {
+    // 100 ms: some seeds that slow down need longer without a bug, too.
+    let scenario = Scenario { limit: Between::just(100_000_000), ..scenario.clone() };
+    let violation = |seed, bug| run(&scenario, seed, Planted { bug }, Vec::new()).violation;
+    let found = (0..1000).find_map(|seed| {
+        let wrong = violation(seed, Some(bug)).filter(|wrong| wrong.contains("not done"))?;
+        violation(seed, None).is_none().then_some((seed, wrong))
+    });
+    let (seed, wrong) = found.unwrap_or_else(|| panic!("{bug:?} was not found"));
+    println!("{bug:?}: seed {seed}: {wrong}");
+}
+
+#[cfg(debug_assertions)]
+#[test]
+fn planted_starvation_of_requests_is_found() {
+    stalls(&scenario(), rnic::Bug::ResponsesFirst);
+}
+
+#[cfg(debug_assertions)]
+#[test]
+fn planted_deadlines_that_are_never_due_are_found() {
+    stalls(&congested(), rnic::Bug::PaceExcuses);
+}

@@ -1,0 +1,286 @@
+//! Clients that contend for words of remote memory, through a plain bridge.
+
+use crate::environment;
+use rocev2::{Class, Opcode, Packet, classify};
+use sim::words::{Cluster, Config, Sides, Totals, Verb};
+use sim::{Clock, Fault, Link, Switch};
+use switch::Nanos;
+use switch::forward::{Config as ForwardConfig, Forward};
+use switch::{Chance, Frame, Function, Output, PortId, Share, Verdict};
+
+use crate::drawn::{disturb, drawn, drift, may_fail};
+
+const LIMIT: Nanos = Nanos::from_secs(100);
+
+/// Draws a bridge that knows a few stations at most, in a quarter of the seeds: frames for others go to all ports.
+fn few_stations(seed: u64) -> Option<usize> {
+    let mut chance = Chance::stream(seed, 0x7374_6174);
+    (chance.below(4) == 0).then(|| chance.between(1, 4) as usize)
+}
+
+fn forward(config: &Config) -> Forward {
+    Forward::new(&ForwardConfig::bridge(config.ports(), few_stations(config.seed).unwrap_or(1024)))
+}
+
+/// The share of NICs that forget old READs and atomics, as soft-RoCE does
+const FORGETFUL: Share = Share::percent(50);
+
+/// Hosts around a plain bridge
+fn bridge(config: &Config) -> Cluster {
+    Cluster::new(config, |world, _| {
+        let config = config.clone();
+        world.add("switch", Switch::new(move || forward(&config)), Clock::default())
+    })
+}
+
+/// Runs a seed. Returns what its clients did, and how many packets the first server refused as it knows no such queue pair of
+/// their sender: forged ones.
+fn run(config: &Config, prepare: impl FnOnce(&mut Cluster)) -> (Totals, u64) {
+    let mut net = bridge(config);
+    drift(&mut net);
+    prepare(&mut net);
+    net.run(LIMIT).unwrap_or_else(|wrong| panic!("seed {}: {wrong}\n{config:?}", config.seed));
+    (net.totals(), net.server_counters(0).no_qp)
+}
+
+#[test]
+fn a_seed_is_a_run() {
+    let digest = |seed| {
+        let (config, mut chance) = drawn(seed, FORGETFUL);
+        let mut net = bridge(&Config { may_fail: true, retry_count: 7, timeout: 6, ..config });
+        drift(&mut net);
+        disturb(&mut net, &mut chance);
+        net.run(LIMIT).unwrap();
+        (net.world.digest(), net.totals())
+    };
+    for seed in 1..10 {
+        assert_eq!(digest(seed), digest(seed), "seed {seed}");
+    }
+}
+
+#[test]
+fn contended_words_and_locks() {
+    let (totals, _) = run(&Config { operations: 200, sections: 20, depth: 3, ..Config::default() }, |_| {});
+    assert_eq!((totals.broken, totals.unknown), (0, 0));
+    for (verb, count) in Verb::ALL.into_iter().zip(totals.operations) {
+        assert!(count > 10, "{verb:?}: {count}");
+    }
+    assert!(totals.swapped > 10 && totals.sections > 40, "{totals:?}");
+}
+
+#[test]
+fn a_switch_of_their_own_for_each_side() {
+    let config = Config { clients: 6, servers: 2, ..Config::default() };
+    let mut net = Cluster::new(&config, |world, wiring| {
+        assert_eq!((wiring.ports, wiring.servers.len(), wiring.clients.len()), (8, 2, 6));
+        let [clients, servers] = ["rack", "memory"].map(|name| {
+            let config = config.clone();
+            world.add(name, Switch::new(move || forward(&config)), Clock::default())
+        });
+        world.connect(clients, servers, Link::default());
+        Sides { clients, servers }
+    });
+    net.run(LIMIT).unwrap();
+    assert!(net.totals().operations.iter().sum::<u64>() == 6 * 2 * 40, "{:?}", net.totals());
+}
+
+#[test]
+fn bad_wires() {
+    let (mut all, mut forged) = (Totals::default(), 0);
+    for seed in environment::seeds("words", 120) {
+        let (config, _) = drawn(seed, FORGETFUL);
+        let (totals, refused) = run(&config, |_| {});
+        forged += refused;
+        assert_eq!((totals.broken, totals.unknown), (0, 0), "seed {seed}");
+        all.add(&totals);
+    }
+    println!("{all:?}, {forged} forged");
+    // A single seed, run again, need not have all of it.
+    assert!(
+        !environment::are_default() || all.swapped.min(all.sections) > 1000 && forged > 200,
+        "{all:?}, {forged} forged"
+    );
+}
+
+#[test]
+fn crashes() {
+    let mut all = Totals::default();
+    for seed in environment::seeds("words", 80) {
+        let (config, mut chance) = drawn(seed, FORGETFUL);
+        let config = may_fail(&config, &mut chance);
+        all.add(&run(&config, |net| disturb(net, &mut chance)).0);
+    }
+    println!("{all:?}");
+    assert!(!environment::are_default() || all.broken.min(all.unknown) > 500, "{all:?}");
+}
+
+/// What a switch does that answers for a server and gets it wrong, now and then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lie {
+    /// An atomic fetches what the one before it fetched: a cached word is stale.
+    StaleAtomic,
+    /// A READ of a word sees what the READ before it saw.
+    StaleRead,
+    /// A WRITE of a word writes what the one before it wrote.
+    OldWrite,
+    /// A `FetchAdd` adds twice.
+    AddTwice,
+    /// A `CmpSwap` that failed is told that it succeeded.
+    FalseSuccess,
+    /// A page keeps what it held: bytes of a long WRITE are lost.
+    LostPage,
+    /// The answer to an atomic goes to a queue pair that is not there.
+    Silence,
+    /// An acknowledgement becomes a NAK: remote access error.
+    Refusal,
+}
+
+/// A bridge that lies.
+struct Liar {
+    bridge: Forward,
+    lie: Lie,
+    chance: Chance,
+    before: [u8; 8],
+    /// What the last `CmpSwap` expected
+    compared: [u8; 8],
+}
+
+impl Liar {
+    fn new(config: &Config, lie: Lie) -> Self {
+        let chance = Chance::new(config.seed);
+        Self { bridge: forward(config), lie, chance, before: [0; 8], compared: [0; 8] }
+    }
+
+    /// Bytes of a packet that the lie is about, and what they become
+    fn lie(&mut self, packet: &Packet<'_>) -> Option<(usize, [u8; 8])> {
+        let (opcode, at) = (packet.bth().opcode(), packet.layout().payload());
+        let bytes = |at: usize| *packet.bytes()[at..].first_chunk().unwrap();
+        let is_word = packet.payload().len() == 8;
+        let at = match self.lie {
+            Lie::StaleAtomic | Lie::FalseSuccess if opcode == Opcode::RC_ATOMIC_ACKNOWLEDGE => at - 8,
+            Lie::StaleRead if opcode == Opcode::RC_READ_RESPONSE_ONLY && is_word => at,
+            Lie::OldWrite if opcode == Opcode::RC_WRITE_ONLY && is_word => at,
+            Lie::AddTwice if opcode == Opcode::RC_FETCH_ADD => at - 16,
+            Lie::LostPage if opcode == Opcode::RC_WRITE_FIRST => at,
+            Lie::Silence if opcode == Opcode::RC_ATOMIC_ACKNOWLEDGE => at - 20,
+            Lie::Refusal if opcode == Opcode::RC_ACKNOWLEDGE => at - 4,
+            Lie::FalseSuccess if opcode == Opcode::RC_COMPARE_SWAP => {
+                self.compared = bytes(at - 8);
+                return None;
+            }
+            _ => return None,
+        };
+        let now = bytes(at);
+        let said = match self.lie {
+            Lie::AddTwice => (u64::from_be_bytes(now) * 2).to_be_bytes(),
+            Lie::FalseSuccess => self.compared,
+            Lie::LostPage => [0; 8],
+            // Reserved bits and the number of the queue pair, behind which the PSN stands; and a syndrome
+            Lie::Silence => {
+                [[0, 0xff, 0xff, 0xff], [now[4], now[5], now[6], now[7]]].concat().try_into().unwrap()
+            }
+            Lie::Refusal => [0x62, now[1], now[2], now[3], now[4], now[5], now[6], now[7]],
+            _ => self.before,
+        };
+        self.before = now;
+        (self.chance.below(8) == 0).then_some((at, said))
+    }
+}
+
+impl Function for Liar {
+    type Command = <Forward as Function>::Command;
+    type Event = <Forward as Function>::Event;
+
+    fn on_frame<O: Output>(
+        &mut self,
+        frame: &mut O::Frame,
+        port: PortId,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
+        if let Class::Roce(layout) = classify(frame.bytes())
+            && let Some((at, said)) = self.lie(&Packet::new(frame.bytes(), layout))
+        {
+            let bytes = frame.bytes_mut();
+            bytes[at..at + 8].copy_from_slice(&said);
+            let icrc = rocev2::icrc::compute(bytes, &layout).to_le_bytes();
+            bytes[layout.icrc()..layout.icrc() + 4].copy_from_slice(&icrc);
+        }
+        self.bridge.on_frame(frame, port, now, out)
+    }
+
+    fn on_timer<O: Output>(&mut self, now: Nanos, out: &mut O) {
+        self.bridge.on_timer(now, out);
+    }
+
+    fn next_timer(&self) -> Option<Nanos> {
+        self.bridge.next_timer()
+    }
+
+    fn on_command(&mut self, command: Self::Command, now: Nanos) {
+        self.bridge.on_command(command, now);
+    }
+
+    fn poll_event(&mut self) -> Option<Self::Event> {
+        self.bridge.poll_event()
+    }
+}
+
+#[test]
+fn lies_are_found() {
+    let lies =
+        [Lie::StaleAtomic, Lie::StaleRead, Lie::OldWrite, Lie::AddTwice, Lie::FalseSuccess, Lie::LostPage];
+    for lie in lies {
+        let mut found = 0;
+        for seed in 1..=20 {
+            let config = Config { seed, sections: 10, ..Config::default() };
+            let mut net = Cluster::new(&config, |world, _| {
+                let config = config.clone();
+                let liar = move || Liar::new(&config, lie);
+                world.add("switch", Switch::new(liar), Clock::default())
+            });
+            found += u32::from(net.run(LIMIT).is_err());
+        }
+        assert!(found >= 18, "{lie:?} was found {found} times of 20");
+    }
+}
+
+/// Returns what is wrong where a switch lies and connections may break. The one fault is that a client is stopped for a moment.
+fn broken_by(lie: Lie, shares_fate: bool) -> String {
+    let plain = Config { operations: 400, sections: 0, ..Config::default() };
+    let config = Config { may_fail: true, retry_count: 0, timeout: 5, shares_fate, ..plain };
+    let mut net = Cluster::new(&config, |world, _| {
+        let config = config.clone();
+        world.add("switch", Switch::new(move || Liar::new(&config, lie)), Clock::default())
+    });
+    net.schedule(Nanos(1), Fault::Pause(net.clients[0]));
+    net.schedule(Nanos(2), Fault::Resume(net.clients[0]));
+    net.run(LIMIT).unwrap_err()
+}
+
+#[test]
+fn breaks_that_no_fault_explains_are_found() {
+    let wrong = broken_by(Lie::Silence, false);
+    assert!(wrong.contains("RetryExceeded") && wrong.contains("nothing that happened"), "{wrong}");
+    let wrong = broken_by(Lie::Refusal, true);
+    assert!(wrong.contains("RemoteAccess") && wrong.contains("nothing that happened"), "{wrong}");
+    // One fault explains one break of a connection.
+    let wrong = broken_by(Lie::Silence, true);
+    assert!(wrong.contains("broke 2 times in use") && wrong.contains("1 faults"), "{wrong}");
+}
+
+#[cfg(debug_assertions)]
+#[test]
+fn planted_bugs_are_found() {
+    // Servers have no requests of their own that could starve, and take no right away. `tests/verbs.rs` finds these bugs.
+    let elsewhere = [rnic::Bug::ResponsesFirst, rnic::Bug::PaceExcuses, rnic::Bug::AnyAccess];
+    for bug in rnic::Bug::ALL.into_iter().filter(|bug| !elsewhere.contains(bug)) {
+        let found = (1..=1000).find_map(|seed| {
+            let mut net = bridge(&Config { bug: Some(bug), ..drawn(seed, FORGETFUL).0 });
+            drift(&mut net);
+            net.run(LIMIT).err().map(|wrong| (seed, wrong))
+        });
+        let (seed, wrong) = found.unwrap_or_else(|| panic!("{bug:?} was not found"));
+        println!("{bug:?}: seed {seed}: {wrong}");
+    }
+}

@@ -1,0 +1,6 @@
+//! What crosses crates.
+
+mod mutants;
+mod packets;
+mod processes;
+mod replay;

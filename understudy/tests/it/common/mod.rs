@@ -1,0 +1,3 @@
+//! What several tests of the program need.
+
+pub(crate) mod machine;

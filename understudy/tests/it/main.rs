@@ -1,0 +1,18 @@
+//! The program, as its users run it.
+
+mod commands;
+mod common;
+mod demo;
+mod demo_swordbox;
+mod live;
+mod observe;
+mod onepipe;
+mod pktgen;
+mod planted_bugs;
+mod process;
+mod program;
+mod rdmc;
+mod rfc2544;
+mod sim;
+mod swordbox;
+mod tunnel;

@@ -1,0 +1,216 @@
+//! `understudy sim`: many seeds, replays to the byte, captures, and what it says when something is wrong.
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+use understudy_tests::captures::frames;
+use understudy_tests::processes;
+
+/// Returns the path of a scenario of the repository; an absolute path stays what it is.
+fn path_of(scenario: impl AsRef<Path>) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/sim").join(scenario)
+}
+
+fn sim(scenario: impl AsRef<Path>, arguments: &[&str]) -> Output {
+    let path = path_of(scenario);
+    let mut command = processes::command(env!("CARGO_BIN_EXE_understudy"));
+    command.arg("sim").arg(path).args(arguments).env("NO_COLOR", "1").output().unwrap()
+}
+
+#[track_caller]
+fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)))
+}
+
+/// So many seeds are right, and did so much at least.
+#[track_caller]
+fn right(scenario: impl AsRef<Path>, seeds: u64, operations: u64) -> Value {
+    let output = sim(scenario, &["--seeds", &seeds.to_string(), "--json"]);
+    let report = json(&output);
+    assert!(output.status.success() && report["ok"] == true, "{report:#}");
+    assert_eq!(report["passed"], seeds);
+    assert!(report["operations"].as_u64().unwrap() > operations, "{report:#}");
+    report
+}
+
+#[test]
+fn a_thousand_seeds_of_every_verb() {
+    let report = right("verbs.toml", 1000, 50_000);
+    assert_eq!(report["broken_ends"], 0);
+}
+
+#[test]
+fn messages_of_up_to_a_megabyte_pass_bad_wires() {
+    let report = right("large.toml", 150, 1500);
+    assert_eq!(report["broken_ends"], 0);
+}
+
+#[test]
+fn messages_of_up_to_64_kilobytes_pass_bad_wires() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("shorter.toml");
+    let text = std::fs::read_to_string(path_of("large.toml")).unwrap();
+    let shorter = text.replace("max_size = 1_048_576", "max_size = 65_536");
+    assert_ne!(text, shorter);
+    std::fs::write(&path, shorter).unwrap();
+    let report = right(path, 850, 8500);
+    assert_eq!(report["broken_ends"], 0);
+}
+
+/// Digests of all frames of seeds 1 to 20. They are the same on every machine and with every build; a change of the protocols,
+/// the NIC or the simulator changes them: then the new ones belong here.
+#[test]
+fn digests_are_those_of_other_machines() {
+    let digests = ["verbs.toml", "large.toml", "rack.toml", "p4ce.toml"].map(|scenario| {
+        let report = json(&sim(scenario, &["--seeds", "20", "--json"]));
+        (scenario, report["digest"].as_str().unwrap().to_owned())
+    });
+    let expected = [
+        ("verbs.toml", "87a3836fac1bdaaf"),
+        ("large.toml", "5597bc79850bd32c"),
+        ("rack.toml", "db6a0de80ce176f1"),
+        ("p4ce.toml", "491e1e7b2c23abca"),
+    ];
+    assert_eq!(digests, expected.map(|(scenario, digest)| (scenario, digest.to_owned())));
+}
+
+#[test]
+fn seeds_that_failed_once_pass() {
+    let seeds = include_str!("../../../sim/tests/seeds.txt").lines();
+    for (scenario, seed) in seeds.filter_map(|line| line.split_once(' ')) {
+        if Path::new(scenario).extension().is_some() {
+            let output = sim(scenario, &["--seed", seed]);
+            assert!(
+                output.status.success(),
+                "{scenario} {seed}: {}",
+                String::from_utf8_lossy(&output.stdout)
+            );
+        }
+    }
+}
+
+#[test]
+fn a_thousand_seeds_with_crashes() {
+    let report = right("rack.toml", 1000, 100_000);
+    assert!(report["broken_ends"].as_u64().unwrap() > 0, "a crash ends connections");
+}
+
+#[test]
+fn a_thousand_seeds_of_replication() {
+    let report = right("p4ce.toml", 1000, 50_000);
+    let groups = report["broken_ends"].as_u64().unwrap();
+    assert!((100..3000).contains(&groups), "some of the groups end, not all: {groups}");
+}
+
+#[test]
+fn how_many_seeds_at_once_makes_no_difference() {
+    let digest = |threads: &str| {
+        let report =
+            json(&sim("verbs.toml", &["--seeds", "20", "--from", "7", "--threads", threads, "--json"]));
+        report["digest"].clone()
+    };
+    assert_eq!(digest("1"), digest("3"));
+}
+
+#[test]
+fn a_seed_replays_to_the_byte() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |name: &str, seed: &str| {
+        let path = folder.path().join(name);
+        let report = sim("verbs.toml", &["--seed", seed, "--json", "--pcap", path.to_str().unwrap()]);
+        (report.stdout, std::fs::read(&path).unwrap())
+    };
+    let first = run("first.pcap", "42");
+    assert!(first == run("second.pcap", "42"));
+    assert!(first != run("other.pcap", "43"));
+    // Everything that was put on the wire is in it, and it is RoCE.
+    let report: Value = serde_json::from_slice(&first.0).unwrap();
+    let sent: u64 =
+        report["links"].as_array().unwrap().iter().map(|link| link["sent"].as_u64().unwrap()).sum();
+    assert_eq!(frames(&folder.path().join("first.pcap")).len() as u64, sent);
+    let path = folder.path().join("first.pcap");
+    let decode = processes::command(env!("CARGO_BIN_EXE_understudy"))
+        .args(["decode", "--json", path.to_str().unwrap()])
+        .output()
+        .unwrap();
+    assert!(String::from_utf8(decode.stdout).unwrap().contains("RDMA WRITE"));
+}
+
+#[test]
+fn one_of_several_links_is_captured() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("left.pcap");
+    let output = sim("rack.toml", &["--seed", "1", "--pcap", &format!("left,a={}", path.display())]);
+    assert!(output.status.success());
+    assert!(!frames(&path).is_empty());
+    let output = sim("rack.toml", &["--seed", "1", "--pcap", &format!("a,b={}", path.display())]);
+    assert_eq!(output.status.code(), Some(2));
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(told.contains("there is no link a,b") && told.contains("a,left"), "{told}");
+    let output = sim("rack.toml", &["--seed", "1", "--pcap", path.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
+fn what_is_wrong_is_told_with_its_seed_and_made_smaller() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("slow.toml");
+    // Too much to do in a millisecond
+    let text = "[sim]\nlimit_ms = 1\n[[host]]\nname = \"a\"\naddress = \"10.0.0.1/24\"\n\
+                [[host]]\nname = \"b\"\naddress = \"10.0.0.2/24\"\n\
+                [[link]]\nends = [\"a\", \"b\"]\ndelay_us = 300\nloss = 0.1\n[verbs]\noperations = 50\n";
+    std::fs::write(&path, text).unwrap();
+    let run = |arguments: &[&str]| {
+        processes::command(env!("CARGO_BIN_EXE_understudy"))
+            .arg("sim")
+            .arg(&path)
+            .args(arguments)
+            .output()
+            .unwrap()
+    };
+    let output = run(&["--seeds", "10", "--from", "5"]);
+    assert_eq!(output.status.code(), Some(1));
+    let told = String::from_utf8(output.stdout).unwrap();
+    for words in ["with seed 5: not done after 1 ms", "slow.toml --seed 5 --digest ", "The smallest scenario"]
+    {
+        assert!(told.contains(words), "{words:?} in\n{told}");
+    }
+    // The words that are printed replay it. Where the run is another one, they say so.
+    let (_, digest) = told.split_once("slow.toml --seed 5 --digest ").unwrap();
+    let digest = digest.lines().next().unwrap();
+    let replay = |scenario: &str| {
+        std::fs::write(&path, scenario).unwrap();
+        run(&["--seed", "5", "--digest", digest, "--no-shrink"])
+    };
+    let same = replay(text);
+    assert_eq!((same.status.code(), &*same.stderr), (Some(1), &b""[..]));
+    let other = replay(&text.replace("loss = 0.1", "loss = 0.2"));
+    let other_told = String::from_utf8(other.stderr).unwrap();
+    assert!(other_told.contains("not the run that was to be replayed"), "{other_told}");
+    assert_eq!(other.status.code(), Some(2));
+    std::fs::write(&path, text).unwrap();
+    // The smaller scenario fails too, with the same seed, and what is not needed is gone.
+    let report = json(&run(&["--seed", "5", "--json"]));
+    let smaller = report["failure"]["shrunk"]["scenario"].as_str().unwrap().to_owned();
+    assert!(smaller.contains("loss = 0\n") && smaller.contains("connections = 1\n"), "{smaller}");
+    std::fs::write(&path, &smaller).unwrap();
+    let again = run(&["--seed", "5", "--json", "--no-shrink"]);
+    assert_eq!(again.status.code(), Some(1));
+    assert_eq!(json(&again)["failure"]["seed"], 5);
+    assert_eq!(json(&again)["failure"]["shrunk"], Value::Null);
+}
+
+#[test]
+fn a_wrong_scenario_is_shown_at_its_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("my.toml");
+    std::fs::write(&path, "[[host]]\nname = \"a\"\nadress = \"10.0.0.1/24\"\n").unwrap();
+    for command in ["sim", "check"] {
+        let output =
+            processes::command(env!("CARGO_BIN_EXE_understudy")).arg(command).arg(&path).output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert!(told.contains("my.toml:3:1") && told.contains("did you mean `address`?"), "{told}");
+    }
+}
