@@ -142,6 +142,8 @@ impl ServerArgs {
             through: self.through.map(|at| Through { address: at.ip(), port: at.port() }),
             incarnation: by_chance(),
             secret,
+            #[cfg(debug_assertions)]
+            bug: None,
         }
     }
 
