@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod alone;
 pub mod captures;
 pub mod instructions;
 pub mod nics;

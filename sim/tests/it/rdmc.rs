@@ -5,7 +5,6 @@ mod deliveries;
 mod delivery;
 mod seeds;
 
-use crate::environment;
 use p4ce::consensus::Through;
 use rdmc::{Algorithm, CallError, Failure, GroupConfig, Racks};
 use sim::rdmc::{Cluster, Now, SWITCH_MAC, Setup, ip, mac};

@@ -35,7 +35,8 @@ fn child_of_a_killed_test_process_ends() {
     let queue = folder.path().join("queue");
     mkfifoat(CWD, &queue, Mode::RUSR | Mode::WUSR).unwrap();
     let mut test = command(std::env::current_exe().unwrap());
-    test.args(["--exact", "child_of_a_killed_test_process_ends", "--nocapture"]).env(QUEUE, &queue);
+    test.args(["--exact", "processes::child_of_a_killed_test_process_ends", "--nocapture"])
+        .env(QUEUE, &queue);
     test.stdout(Stdio::piped());
     let mut test = Process::start(test);
     let mut said = BufReader::new(test.stdout.take().unwrap());

@@ -46,8 +46,8 @@ impl Net {
                 through: None,
                 incarnation: seed << 8 | u64::from(n),
                 secret: None,
-            #[cfg(debug_assertions)]
-            bug: None,
+                #[cfg(debug_assertions)]
+                bug: None,
             };
             let (sender, receiver) = unbounded();
             let host = Host::new(move || Rnic::new(nic.clone()), Replica::new(config, sender));
