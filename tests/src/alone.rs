@@ -39,18 +39,21 @@ pub fn has_run(path: &str) -> bool {
     }
     let mut output = tempfile::tempfile().expect("a temporary file");
     let file = |output: &File| output.try_clone().expect("a second descriptor");
-    let mut test_process = command(env::current_exe().expect("a path of this program"));
-    test_process.args(["--exact", test, "--nocapture"]).env(ALONE, test);
-    test_process.stdout(file(&output)).stderr(file(&output));
-    let mut process = Process::start(test_process);
+    let mut program = command(env::current_exe().expect("a path of this program"));
+    program
+        .args(["--exact", test, "--nocapture"])
+        .env(ALONE, test)
+        .stdout(file(&output))
+        .stderr(file(&output));
+    let mut child = Process::start(program);
     let mut polls = 0..POLLS;
     let status = loop {
-        match process.try_wait().expect("the process has not been waited for") {
+        match child.try_wait().expect("the child has not been waited for") {
             None if polls.next().is_some() => thread::sleep(POLL),
             status => break status,
         }
     };
-    drop(process);
+    drop(child);
     let mut text = String::new();
     output.seek(SeekFrom::Start(0)).and_then(|_| output.read_to_string(&mut text)).expect("a readable file");
     match status {

@@ -2,9 +2,7 @@
 //! delivers in order and never ahead of its clock, keeps what it promises on its link, and no more than it may; what it sends to
 //! each peer leaves once, in the order of the calls, whether it was kept first or sent at once, and has PSNs without a gap; each
 //! scattering has a timestamp of its own, and is settled once.
-#![no_main]
 
-use libfuzzer_sys::fuzz_target;
 use representative::process::{Beacons, Config, Event, Message, Peer, Process, ProcessId, Scattering};
 use rocev2::deth::Deth;
 use rocev2::ethernet::MacAddr;
@@ -177,7 +175,10 @@ impl Host {
             assert!(self.promised.is_none_or(|promised| !header.timestamp().precedes(promised)));
             let to = usize::from(packet.ethernet().dst.0[5]);
             let went = &mut self.went[to];
-            assert!(went.is_none() || header.psn() == self.psns[to].1.add(1), "no PSN is left out or taken twice");
+            assert!(
+                went.is_none() || header.psn() == self.psns[to].1.add(1),
+                "no PSN is left out or taken twice"
+            );
             self.psns[to].1 = header.psn();
             let before = went.get_or_insert(None);
             let payload = &packet.payload()[OnePipe::LEN..];
@@ -228,7 +229,8 @@ impl Host {
     }
 }
 
-fuzz_target!(|input: &[u8]| {
+/// Runs one input.
+pub(crate) fn run(input: &[u8]) {
     let Some((&how, mut rest)) = input.split_first() else { return };
     let mut host = Host::new(how);
     while let Some((&step, after)) = rest.split_first_chunk() {
@@ -242,4 +244,4 @@ fuzz_target!(|input: &[u8]| {
     host.process.leave();
     host.check(255);
     assert!(host.open.is_empty(), "{:?}", host.open);
-});
+}

@@ -1,8 +1,6 @@
 //! Any bytes where tunnels end: a frame passes as it is, loses one header, or is dropped and counted once.
-#![no_main]
 
 use core::net::IpAddr;
-use libfuzzer_sys::fuzz_target;
 use rocev2::ethernet::MacAddr;
 use switch::forward::{self, Forward};
 use switch::memory::{MemoryFrame, Sent};
@@ -12,7 +10,8 @@ use switch::{Frame, Function, Nanos, PortId, Verdict};
 /// The switch's own. The fuzzer finds the rest by itself.
 const MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 
-fuzz_target!(|input: &[u8]| {
+/// Runs one input.
+pub(crate) fn run(input: &[u8]) {
     let Some((&how, rest)) = input.split_first() else { return };
     let [end, source, next] = [101u8, 1, 2].map(|n| [IpAddr::from([10, 0, 0, n]), IpAddr::from([n; 16])]);
     let onward = if how & 1 == 0 {
@@ -26,7 +25,8 @@ fuzz_target!(|input: &[u8]| {
     if how & 2 == 0 && bytes.len() >= 6 {
         bytes[..6].copy_from_slice(&MAC.0);
     }
-    let mut frame = if how & 4 == 0 { MemoryFrame::new(bytes.clone()) } else { MemoryFrame::beginning(bytes.clone()) };
+    let mut frame =
+        if how & 4 == 0 { MemoryFrame::new(bytes.clone()) } else { MemoryFrame::beginning(bytes.clone()) };
     let verdict = tunnel.on_frame(&mut frame, PortId(0), Nanos::ZERO, &mut Sent::with_room(3));
     let counters = tunnel.counters();
     let refused: u64 = Refusal::ALL.iter().map(|&why| counters.refused(why)).sum();
@@ -38,4 +38,4 @@ fuzz_target!(|input: &[u8]| {
     } else {
         assert_eq!(frame.bytes(), bytes);
     }
-});
+}

@@ -1,17 +1,32 @@
 //! Any bytes as a frame: classified, every accessor called, rewritten, and emitted again as they came.
-#![no_main]
 
-use libfuzzer_sys::fuzz_target;
 use rocev2::repr::Repr;
 use rocev2::rewrite::Rewriter;
 use rocev2::{Class, Packet, Psn, Qpn, classify};
 
-fuzz_target!(|frame: &[u8]| {
+/// Runs one input.
+pub(crate) fn run(frame: &[u8]) {
     let Class::Roce(layout) = classify(frame) else { return };
     assert!(layout.end() <= frame.len() && layout.payload() <= layout.icrc());
     let packet = Packet::new(frame, layout);
-    _ = (packet.ethernet(), packet.tags(), packet.src(), packet.dst(), packet.udp(), packet.bth(), packet.payload());
-    _ = (packet.reth(), packet.aeth(), packet.atomic(), packet.atomic_ack(), packet.deth(), packet.immediate(), packet.ieth());
+    _ = (
+        packet.ethernet(),
+        packet.tags(),
+        packet.src(),
+        packet.dst(),
+        packet.udp(),
+        packet.bth(),
+        packet.payload(),
+    );
+    _ = (
+        packet.reth(),
+        packet.aeth(),
+        packet.atomic(),
+        packet.atomic_ack(),
+        packet.deth(),
+        packet.immediate(),
+        packet.ieth(),
+    );
     let (icrc, udp) = (packet.verify_icrc(), packet.verify_udp_checksum());
 
     let repr = Repr::parse(frame).expect("a packet has a value");
@@ -30,5 +45,8 @@ fuzz_target!(|frame: &[u8]| {
     _ = rewriter.set_remote_memory(0x1234_5678_9abc_def0, 0x4321);
     rewriter.finish();
     let rewritten = Packet::parse(&out).expect("still a packet, its IPv4 header checksum right");
-    assert_eq!((rewritten.layout(), rewritten.verify_icrc(), rewritten.verify_udp_checksum()), (layout, icrc, udp));
-});
+    assert_eq!(
+        (rewritten.layout(), rewritten.verify_icrc(), rewritten.verify_udp_checksum()),
+        (layout, icrc, udp)
+    );
+}

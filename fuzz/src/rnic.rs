@@ -1,9 +1,7 @@
 //! Any packets, and any frames, at a NIC that has a queue pair of each service in each state, while rights change, the
 //! region goes and comes, and its buffer is exchanged: it does not panic, no byte of memory changes that may not be
 //! written, and none leaves that may not be read.
-#![no_main]
 
-use libfuzzer_sys::fuzz_target;
 use rnic::{
     Access, AckPolicy, Buffer, Config, Cq, Data, Interface, Modify, Mr, Operation, Path, PathMtu, Pd, QpInit,
     ReadyToReceive, ReadyToSend, RecvRequest, Remote, Rnic, SendRequest, Sge, State, Transport,
@@ -179,7 +177,8 @@ fn packet(bytes: &[u8]) -> Vec<u8> {
     frame
 }
 
-fuzz_target!(|input: &[u8]| {
+/// Runs one input.
+pub(crate) fn run(input: &[u8]) {
     let Some((&how, mut rest)) = input.split_first() else { return };
     let mut host = host(how);
     let (mut now, mut out) = (Nanos::ZERO, Vec::new());
@@ -221,4 +220,4 @@ fuzz_target!(|input: &[u8]| {
     let whole = host.nic.bytes(host.buffers[0]);
     assert!(whole[..REGION.start].iter().chain(&whole[REGION.end..]).all(|byte| *byte == GUARD));
     assert!(host.nic.bytes(host.buffers[1]).iter().all(|byte| *byte == GUARD));
-});
+}

@@ -1,7 +1,5 @@
 //! Any bytes as frames on any port of a wire and of a bridge: nothing changes them, and they go to a port that exists.
-#![no_main]
 
-use libfuzzer_sys::fuzz_target;
 use rocev2::ethernet::MacAddr;
 use switch::drop::FaultSet;
 use switch::forward::config::{MacTable, Topology};
@@ -11,7 +9,8 @@ use switch::{Function, Nanos, PortId, Verdict};
 
 const PORTS: u16 = 3;
 
-fuzz_target!(|input: &[u8]| {
+/// Runs one input.
+pub(crate) fn run(input: &[u8]) {
     let Some((&how, mut rest)) = input.split_first() else { return };
     let topology = if how & 1 == 0 {
         Topology::Pairs(vec![(PortId(0), PortId(1)), (PortId(2), PortId(2))])
@@ -33,11 +32,14 @@ fuzz_target!(|input: &[u8]| {
         rest = after;
         now = now + Nanos::from_millis(u64::from(port));
         let (verdict, frames) = run_frame(&mut forward, frame, PortId(u16::from(port) % PORTS), now);
-        assert!(frames.len() < usize::from(PORTS) && frames.iter().all(|(bytes, port)| bytes == frame && port.0 < PORTS));
+        assert!(
+            frames.len() < usize::from(PORTS)
+                && frames.iter().all(|(bytes, port)| bytes == frame && port.0 < PORTS)
+        );
         if let Verdict::Forward(port) = verdict {
             assert!(port.0 < PORTS);
         }
         while forward.poll_event().is_some() {}
         forward.on_timer(now, &mut switch::memory::Sent::with_room(0));
     }
-});
+}

@@ -1,9 +1,7 @@
 //! Any packets, from anybody, at P4CE's switch with a group that is open and a control plane that listens: it does not
 //! panic, its frames have right checksums, and the leader is never told of more than the replicas have acknowledged.
-#![no_main]
 
 use core::net::IpAddr;
-use libfuzzer_sys::fuzz_target;
 use p4ce::{
     Command, Config, Control, ControlConfig, Event, Group, GroupConfig, GroupId, P4ce, Peer, Replica,
 };
@@ -46,6 +44,8 @@ fn switch(how: u8) -> (P4ce, Control) {
         groups: 2,
         queue_pairs: 64,
         silent_after: Nanos::from_millis(u64::from(how & 3)),
+        #[cfg(debug_assertions)]
+        bug: None,
     });
     let replica = |host: u8| Replica { peer: peer(host), va: u64::from(host) << 32, rkey: host.into() };
     let group = Group::new(GroupConfig {
@@ -100,7 +100,8 @@ fn packet(host: u8, qpn: Qpn, transport: &[u8]) -> Vec<u8> {
     frame
 }
 
-fuzz_target!(|input: &[u8]| {
+/// Runs one input.
+pub(crate) fn run(input: &[u8]) {
     let Some((&how, mut rest)) = input.split_first() else { return };
     let (mut function, mut control) = switch(how);
     let mut now = Nanos::ZERO;
@@ -153,7 +154,7 @@ fuzz_target!(|input: &[u8]| {
             }
         }
     }
-});
+}
 
 /// A frame that left because of another one.
 fn check(came: &[u8], sent: &[u8], acknowledged: &[i32; REPLICAS as usize]) {

@@ -1,10 +1,9 @@
 //! Any bytes as a CM message.
-#![no_main]
 
-use libfuzzer_sys::fuzz_target;
 use rocev2::cm::{Body, MAD_LEN, Message};
 
-fuzz_target!(|bytes: &[u8]| {
+/// Runs one input.
+pub(crate) fn run(bytes: &[u8]) {
     // Most inputs should be of the right length; the first byte decides.
     let mut mad = [0; MAD_LEN];
     let len = bytes.len().min(MAD_LEN);
@@ -16,4 +15,4 @@ fuzz_target!(|bytes: &[u8]| {
             _ = (req.path_mtu(), req.cma_header().map(|cma| (cma.src_addr(), cma.dst_addr())));
         }
     }
-});
+}

@@ -1,15 +1,13 @@
 //! Two nodes that say anything to a member of RDMC's groups, on connections that stand, and go and come: messages, blocks with any
 //! immediate data, words, or nothing. It does not panic; what others say makes it keep no more than its groups have a use for; what
 //! it takes for messages has the lengths that were told; and when its groups are over, all that they took is given back.
-#![no_main]
 
 use core::net::IpAddr;
-use libfuzzer_sys::fuzz_target;
 use rdmc::{Algorithm, Config, Event, GroupConfig, Memory, Node};
 use rnic::cm::{Conn, Event as CmEvent, PortSpace, service_id_of};
 use rnic::{
-    Access, Buffer, Completed, ConnParam, Cq, Data, Interface, Modify, Mr, Operation, Path, PathMtu, Pd, QpInit,
-    ReadyToReceive, ReadyToSend, RecvRequest, Remote, Rnic, SendRequest, Sge, Status, Transport,
+    Access, Buffer, Completed, ConnParam, Cq, Data, Interface, Modify, Mr, Operation, Path, PathMtu, Pd,
+    QpInit, ReadyToReceive, ReadyToSend, RecvRequest, Remote, Rnic, SendRequest, Sge, Status, Transport,
 };
 use rocev2::aeth::RnrTimer;
 use rocev2::ethernet::MacAddr;
@@ -37,7 +35,8 @@ fn ip(n: u8) -> IpAddr {
 
 fn nic(n: u8) -> Rnic {
     let mut interface = Interface::new(MacAddr([2, 0, 0, 0, 0, n]), ip(n), 24);
-    interface.neighbours = (1..=3).filter(|&m| m != n).map(|m| (ip(m), MacAddr([2, 0, 0, 0, 0, m]))).collect();
+    interface.neighbours =
+        (1..=3).filter(|&m| m != n).map(|m| (ip(m), MacAddr([2, 0, 0, 0, 0, m]))).collect();
     Rnic::new(rnic::Config { max_qps: 32, max_regions: 64, seed: n.into(), ..rnic::Config::new(interface) })
 }
 
@@ -416,7 +415,11 @@ impl Host {
                     Operation::WriteImm(at, a.into()),
                     Operation::Write(Remote { va: at.va.wrapping_add_signed(i64::from(b as i8)), ..at }),
                 ];
-                peer.block(group, operation[usize::from(a & 3)], &bytes[..bytes.len().min(usize::from(a >> 2))]);
+                peer.block(
+                    group,
+                    operation[usize::from(a & 3)],
+                    &bytes[..bytes.len().min(usize::from(a >> 2))],
+                );
             }
             11 => {
                 // So many blocks, the last of which is for any message or for one
@@ -449,7 +452,12 @@ impl Host {
         let messages = self.seen.lock().unwrap().buffers.len();
         assert!(held.regions <= links.regions + GROUPS.len() + messages, "{held:?}, {messages} messages");
         // Of what it says itself: that groups are created, stand and end, and notes
-        assert!(self.node.unsaid() <= 16 + 8 * self.calls, "{} after {} calls", self.node.unsaid(), self.calls);
+        assert!(
+            self.node.unsaid() <= 16 + 8 * self.calls,
+            "{} after {} calls",
+            self.node.unsaid(),
+            self.calls
+        );
     }
 
     /// All is over: nothing is left.
@@ -470,7 +478,8 @@ fn give_back(nic: &mut Rnic, seen: &mut Seen, memory: Memory) {
     nic.free(buffer).unwrap();
 }
 
-fuzz_target!(|input: &[u8]| {
+/// Runs one input.
+pub(crate) fn run(input: &[u8]) {
     let Some((&how, mut rest)) = input.split_first() else { return };
     let mut host = Host::new(how);
     let mut steps = 0;
@@ -490,4 +499,4 @@ fuzz_target!(|input: &[u8]| {
         }
     }
     host.end();
-});
+}

@@ -5,9 +5,7 @@
 //! and its answer, an atomic that changed the word did so then, once, and a WRITE that is acknowledged was done.
 //!
 //! With the feature `canary`, the variable BUG names a bug that is planted (`swordbox::Bug`).
-#![no_main]
 
-use libfuzzer_sys::fuzz_target;
 use rocev2::aeth::Syndrome;
 use rocev2::{Bth, Opcode, Packet, Psn, Qpn, icrc};
 use std::collections::{HashMap, VecDeque};
@@ -351,7 +349,7 @@ impl Net {
         if sent > 400 {
             return;
         }
-        let unique = u64::from(from) << 32 | u64::from(sent) + 1;
+        let unique = (u64::from(from) << 32) | (u64::from(sent) + 1);
         let (opcode, behind) = match kind & 7 {
             0..3 => (
                 Opcode::RC_COMPARE_SWAP,
@@ -371,7 +369,8 @@ impl Net {
     }
 }
 
-fuzz_target!(|input: &[u8]| {
+/// Runs one input.
+pub(crate) fn run(input: &[u8]) {
     let Some((&how, mut rest)) = input.split_first() else { return };
     let mut net = Net::new(how);
     while let Some((&[what, more], after)) = rest.split_first_chunk() {
@@ -446,4 +445,4 @@ fuzz_target!(|input: &[u8]| {
         net.now = net.now + Nanos(100);
         net.drop_late();
     }
-});
+}
