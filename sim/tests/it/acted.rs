@@ -1,36 +1,41 @@
-//! Whether the mechanisms of a Swordbox have acted in the seeds of a test.
+//! Sums Swordbox counters over the seeds of a test, to check that each mechanism was exercised.
 
 use std::collections::BTreeMap;
 use swordbox::Counters;
 
-/// Counts of many runs, by counter.
+/// Sums of counters over many runs, by counter name.
 #[derive(Debug, Default)]
 pub(crate) struct Acted(BTreeMap<&'static str, u64>);
 
 impl Acted {
-    /// Adds what a Swordbox has counted.
+    /// Adds the counters of one Swordbox.
     pub(crate) fn add(&mut self, counters: &Counters) {
         for (name, count) in counters.all() {
             *self.0.entry(name).or_default() += count;
         }
     }
 
-    /// Adds packets that a host refused, as they name a queue pair that is not there or not their sender's: forged ones.
+    /// Adds the packets that a host refused because their queue pair does not exist or does not belong to
+    /// their sender. These packets were forged.
     pub(crate) fn add_forged(&mut self, host: &rnic::Counters) {
         *self.0.entry("forged").or_default() += host.no_qp;
     }
 
-    /// Returns the counters that have not reached what they have to reach.
+    /// Returns the counters that are below their minimum in `least`.
     pub(crate) fn idle<'a>(&self, least: &[(&'a str, u64)]) -> Vec<&'a str> {
         let count = |name| self.0.get(name).copied().unwrap_or(0);
         least.iter().filter(|(name, least)| count(name) < *least).map(|(name, _)| *name).collect()
     }
 
-    /// Checks that each counter has reached what it has to reach, if these are all of the test's seeds.
+    /// Checks that each counter has reached its minimum in `least`. Checks nothing if the environment selects
+    /// other seeds than the test's own.
     #[track_caller]
     pub(crate) fn check(&self, least: &[(&str, u64)]) {
         println!("{self:?}");
         let idle = self.idle(least);
-        assert!(!crate::environment::are_default() || idle.is_empty(), "too few of {idle:?}: {self:?}");
+        assert!(
+            !crate::environment::are_default() || idle.is_empty(),
+            "counters below their minimum: {idle:?}, of {self:?}"
+        );
     }
 }

@@ -1,16 +1,18 @@
-//! What a seed of the words' workload runs, whatever stands between clients and servers.
+//! What a seed of the word workload draws, independent of the switch between clients and servers.
 
 use rnic::{AckPolicy, PathMtu};
 use sim::words::{Cluster, Config};
 use sim::{Fault, Link};
 use switch::{Chance, Nanos, Share};
 
-/// Microseconds that a request may be on its way from the switch to a server: less than the least `settle` of any suite
+/// Longest time in microseconds that a request may take from the switch to a server. It is below the smallest
+/// `settle` of all suites.
 const LATEST: u64 = 300;
-/// For how long a right counts as proven where some are revoked
+/// How long an access right counts as proven where some are revoked
 pub(crate) const PROOF: Nanos = Nanos::from_micros(100);
 
-/// A wire that harms each frame with a share of up to `most` in each way that is drawn.
+/// Draws a link with four impairments. Each is absent in half of the cases, and otherwise affects a share of
+/// up to `most` of all frames.
 fn bad(chance: &mut Chance, most: f64) -> Link {
     let mut share = || {
         let share = Share::new(chance.below(1000) as f64 / 1000.0 * most).unwrap();
@@ -19,7 +21,8 @@ fn bad(chance: &mut Chance, most: f64) -> Link {
     Link { loss: share(), duplicate: share(), reorder: share(), corrupt: share(), ..Link::default() }
 }
 
-/// What a seed runs. Some have many clients that do little. This share of the NICs is forgetful.
+/// Draws the configuration of a seed. Some have many clients with few operations each. `forgetful` is the
+/// share of NICs that do not keep the results of old READs and atomics.
 pub(crate) fn drawn(seed: u64, forgetful: Share) -> (Config, Chance) {
     let mut chance = Chance::new(seed);
     let many = chance.below(40) == 0;
@@ -67,21 +70,23 @@ pub(crate) fn drawn(seed: u64, forgetful: Share) -> (Config, Chance) {
         server_link: if chance.below(4) == 0 { Link::default() } else { bad(&mut chance, 0.05) },
         ..Config::default()
     };
-    // Of their own: what else a seed draws does not depend on them.
+    // Separate streams from here on: other draws of the seed do not depend on these.
     let mut paths = Chance::stream(seed, 0x7061_7468);
     config.rehashes = paths.below(5) as u32;
     config.lies = if paths.below(3) == 0 { paths.between(1, 40) } else { 0 } as u32;
-    // Late ones, and second copies of what was sent long before
+    // Late frames, and duplicates of frames that were sent long before
     let mut late = Chance::stream(seed, 0x6c61_7465);
     if late.below(4) == 0 {
         config.client_link.reorder_by = Nanos::from_micros(late.between(20, 5000));
         config.server_link.reorder_by = Nanos::from_micros(late.between(20, LATEST));
     }
-    // Of the switch's ports to clients; a server's port, at which all clients meet, has room for a window of each.
+    // Short queues at the switch's ports to clients. A server's port, where the traffic of all clients meets,
+    // has room for a window of each.
     crate::environment::short_queue(&mut config.client_link, seed);
     let mut local = Chance::stream(seed, 0x6c6f_6361);
     config.local_words = if local.below(8) == 0 { local.between(1, config.words.into()) } else { 0 } as u32;
-    // Messages of up to 64 KB, of few clients: memory is for as many as may be outstanding.
+    // Messages of up to 64 KB, of few clients only: memory is reserved for every message that may be
+    // outstanding.
     let mut long = Chance::stream(seed, 0x6c6f_6e67);
     if long.below(20) == 0 {
         config.max_size = long.between(3000, 65536) as u32;
@@ -91,29 +96,32 @@ pub(crate) fn drawn(seed: u64, forgetful: Share) -> (Config, Chance) {
     (config, chance)
 }
 
-/// The same where things crash, and connections may break.
+/// Returns `config` for a network in which nodes crash and connections may fail.
 pub(crate) fn may_fail(config: &Config, chance: &mut Chance) -> Config {
     let mut rights = Chance::stream(config.seed, 0x7269_6768);
     let revocations = if rights.below(3) == 0 { rights.between(1, 3) } else { 0 } as u32;
     let mut config = config.clone();
     if restarts(config.seed).is_some() {
-        // Many lines, so that some are left as they were when the first operations after a restart go their own way.
+        // Many words, so that some still have their state from before the restart when the first operations
+        // after it bypass the switch's cache.
         let mut chance = Chance::stream(config.seed, 0x776f_7264);
         config.words = chance.between(16, 80) as u32;
         config.local_words = config.local_words.min(config.words);
-        // The NIC's whole seed is repeated: the communication manager would draw its ids and PSNs again, too.
+        // The whole seed of the NIC repeats: with the communication manager, its ids and PSNs would repeat,
+        // too.
         config.keys_again = !config.by_cm && chance.below(2) == 0;
         config.keeps_memory = chance.below(3) == 0;
     }
     let retry_count = chance.between(3, 7);
     let mut timeout = chance.between(3, 6) as u8;
-    // All may want one word, which is read and written once in a round trip of 2 us or more: nobody is to give up before its turn.
+    // All clients may contend for one word, which takes a round trip of 2 us or more per read and write. No
+    // request may time out before its turn.
     let turns = 8_000 * u64::from(config.clients) * u64::from(config.connections);
     while (4096 << timeout) * (retry_count + 1) < turns {
         timeout += 1;
     }
-    // A queue pair that is made anew relies on that nothing of the old one is on its way any more: CM's TIMEWAIT is as long as
-    // the ACK time-out says that packets take.
+    // A new queue pair relies on it that no packet of the old one is in flight any more: the CM's TIMEWAIT
+    // lasts as long as the ACK timeout assumes for the lifetime of packets.
     let latest = Nanos((4096 << timeout) / 2).max(Link::default().reorder_by);
     for link in [&mut config.client_link, &mut config.server_link] {
         link.reorder_by = link.reorder_by.min(latest);
@@ -130,13 +138,14 @@ pub(crate) fn may_fail(config: &Config, chance: &mut Chance) -> Config {
     }
 }
 
-/// Lets clocks of hosts and switches drift in some seeds.
+/// Makes the clocks of hosts and switches drift in some seeds.
 pub(crate) fn drift(net: &mut Cluster) {
     let (nodes, seed) = (net.nodes(), net.seed());
     crate::environment::drift(&mut net.world, &nodes, seed, Nanos::from_micros(500));
 }
 
-/// Things that happen to clients, to the switch, and now and then to a server.
+/// Schedules one to four faults of clients, of the switch and, rarely, of a server, then restarts of servers
+/// and partitions of pairs of hosts.
 pub(crate) fn disturb(net: &mut Cluster, chance: &mut Chance) {
     for _ in 0..chance.between(1, 4) {
         let at = Nanos::from_micros(chance.between(1, 200));
@@ -167,9 +176,10 @@ pub(crate) fn disturb(net: &mut Cluster, chance: &mut Chance) {
     part(net);
 }
 
-/// Returns what a client and a server that do not reach each other for a while are drawn from, in a quarter of the seeds.
+/// Returns the stream from which a temporary partition between one client and one server is drawn, in a
+/// quarter of the seeds.
 pub(crate) fn parted(seed: u64) -> Option<Chance> {
-    // A stream of its own, so that what else is drawn stays what it was.
+    // A separate stream, so that all other draws of the seed stay the same.
     let mut chance = Chance::stream(seed, 0x7061_7274);
     (chance.below(4) == 0).then_some(chance)
 }
@@ -182,13 +192,13 @@ fn part(net: &mut Cluster) {
     net.part(client, server, at, until);
 }
 
-/// Returns what restarts of servers are drawn from, in a third of the seeds.
+/// Returns the stream from which restarts of servers are drawn, in a third of the seeds.
 fn restarts(seed: u64) -> Option<Chance> {
     let mut chance = Chance::stream(seed, 0x7265_7374);
     (chance.below(3) == 0).then_some(chance)
 }
 
-/// Restarts servers with empty memory again and again, some of them before any client notices.
+/// Restarts servers with empty memory repeatedly, sometimes before any client notices.
 fn restart_servers(net: &mut Cluster) {
     let Some(mut chance) = restarts(net.seed()) else { return };
     let mut at = Nanos::from_micros(chance.between(20, 400));

@@ -1,19 +1,26 @@
-//! Which seeds a test runs, and faults that several suites draw.
+//! Selection of the seeds that a test runs, and faults that several suites draw from a seed.
 
 use rocev2::Psn;
 use sim::{Fault, Link, LinkId, NodeId, World};
 use switch::{Chance, Nanos};
 
-/// Seeds that have failed: a suite and a seed per line, which `make soak` adds
+/// Seeds that have failed, one per line with its suite. `make soak` appends to them.
 const FAILED: &str = include_str!("../seeds.txt");
 
 fn read(name: &str) -> Option<u64> {
     let value = std::env::var(name).ok()?;
-    Some(value.parse().unwrap_or_else(|_| panic!("{name} has to be a number, not {value:?}")))
+    Some(
+        value
+            .parse()
+            .unwrap_or_else(|_| panic!("invalid environment variable {name}={value:?}: write a number")),
+    )
 }
 
-/// Returns the seeds of a test: those with which a test of this suite has failed, and `count` from 1 on. If the environment
-/// sets `FROM=1000000 SEEDS=50000`, returns those instead.
+/// Returns the seeds of a test: those with which a test of this suite has failed before, then `count` seeds
+/// from 1 on. If the environment sets `FROM` or `SEEDS` (as in `FROM=1000000 SEEDS=50000`), returns those
+/// seeds instead.
+///
+/// Panics if one of these variables is not a number.
 pub(crate) fn seeds(suite: &'static str, count: u64) -> impl Iterator<Item = u64> {
     let from = read("FROM");
     let range = from.unwrap_or(1)..from.unwrap_or(1) + read("SEEDS").unwrap_or(count);
@@ -22,10 +29,10 @@ pub(crate) fn seeds(suite: &'static str, count: u64) -> impl Iterator<Item = u64
     failed.chain(range)
 }
 
-/// Draws how a link fails at a time, and what ends that: in both directions, in one of them, for long packets only, or in that
-/// it changes places with another link of its switch.
+/// Draws a fault of a link at time `at`, and the fault that ends it. The fault is a cut in both directions or
+/// in one of them, an MTU that is too small for long packets, or a swap with another link of the same switch.
 pub(crate) fn cut(world: &World, link: LinkId, at: Nanos) -> (Fault, Fault) {
-    // A stream of its own, so that what else is drawn stays what it was.
+    // A separate stream, so that all other draws of the seed stay the same.
     let mut chance = Chance::stream(at.0, 0x6375_7473);
     let links = vec![link];
     match chance.below(6) {
@@ -51,11 +58,11 @@ pub(crate) fn cut(world: &World, link: LinkId, at: Nanos) -> (Fault, Fault) {
     }
 }
 
-/// Lets the clocks of a third of the seeds run too fast or too slow, from the beginning and by another rate from some time
-/// before `until` on: those of two nodes in three, by up to 200 ppm, now and then by 1 %. Returns whether they do. These clocks
-/// are those of CLOCK_MONOTONIC or of a CPU's cycles, which nobody sets.
+/// Draws clock drift in a third of the seeds. Two thirds of the nodes then run too fast or too slow by up to
+/// 200 ppm, or by up to 1 % in an eighth of cases; the rate changes once before `until`. Returns whether
+/// clocks drift. These clocks stand for CLOCK_MONOTONIC or a CPU's cycle counter, which are never stepped.
 pub(crate) fn drift(world: &mut World, nodes: &[NodeId], seed: u64, until: Nanos) -> bool {
-    // A stream of its own, so that what else is drawn stays what it was.
+    // A separate stream, so that all other draws of the seed stay the same.
     let mut chance = Chance::stream(seed, 0x6472_6966);
     if chance.below(3) > 0 {
         return false;
@@ -73,9 +80,9 @@ pub(crate) fn drift(world: &mut World, nodes: &[NodeId], seed: u64, until: Nanos
     true
 }
 
-/// Lets UDP source ports of some hosts change before `until`, one to four times, in a third of the seeds.
+/// Changes the UDP source ports of some hosts one to four times before `until`, in a third of the seeds.
 pub(crate) fn rehash(world: &mut World, hosts: &[NodeId], seed: u64, until: Nanos) {
-    // A stream of its own, so that what else is drawn stays what it was.
+    // A separate stream, so that all other draws of the seed stay the same.
     let mut chance = Chance::stream(seed, 0x7265_6861);
     if chance.below(3) > 0 {
         return;
@@ -86,10 +93,10 @@ pub(crate) fn rehash(world: &mut World, hosts: &[NodeId], seed: u64, until: Nano
     }
 }
 
-/// Lets some frames of a link come milliseconds late, and copies of others long after them, in a quarter of the seeds: up to
-/// `most`, which is 1 ms or more.
+/// In a quarter of the seeds, delays reordered frames and duplicates of a link by 1 ms up to `most`. Returns
+/// whether it does. `most` has to be at least 1 ms.
 pub(crate) fn late(link: &mut Link, seed: u64, most: Nanos) -> bool {
-    // A stream of its own, so that what else is drawn stays what it was.
+    // A separate stream, so that all other draws of the seed stay the same.
     let mut chance = Chance::stream(seed, 0x6c61_7465);
     let is_late = chance.below(4) == 0;
     if is_late {
@@ -98,28 +105,30 @@ pub(crate) fn late(link: &mut Link, seed: u64, most: Nanos) -> bool {
     is_late
 }
 
-/// Gives a link, and so the ports of a switch that are its ends, a short queue in a quarter of the seeds: one of some packets.
+/// Gives a link, and thereby the switch ports at its ends, a short queue (6,000 to 60,000 bytes) in a quarter
+/// of the seeds.
 pub(crate) fn short_queue(link: &mut Link, seed: u64) {
-    // A stream of its own, so that what else is drawn stays what it was.
+    // A separate stream, so that all other draws of the seed stay the same.
     let mut chance = Chance::stream(seed, 0x7175_6575);
     if chance.below(4) == 0 {
         link.queue = chance.between(6_000, 60_000) as usize;
     }
 }
 
-/// Draws the first PSN of a switch's connections in a third of the seeds: just before the end of all PSNs.
+/// Draws the first PSN of a switch's connections in a third of the seeds: 1 to 64 before the PSN wraps.
 pub(crate) fn psns_near_the_wrap(seed: u64) -> Option<Psn> {
     let mut chance = Chance::stream(seed, 0x7772_6170);
     (chance.below(3) == 0).then(|| Psn::new(0u32.wrapping_sub(chance.between(1, 64) as u32)))
 }
 
-/// Draws whether the NICs of a seed give memory the same keys after a restart, as they give queue pairs the same numbers: in a
-/// third of the seeds.
+/// Draws whether the NICs of a seed assign the same R_keys after a restart, as they assign the same queue
+/// pair numbers: in a third of the seeds.
 pub(crate) fn keys_again(seed: u64) -> bool {
     Chance::stream(seed, 0x6b65_7973).below(3) == 0
 }
 
-/// Returns whether a test runs all of its own seeds: then it asserts how often each thing that it is for has happened.
+/// Returns whether a test runs its own seeds only. If so, it also asserts how often the events occur that it
+/// is meant to cover.
 pub(crate) fn are_default() -> bool {
     read("FROM").is_none() && read("SEEDS").is_none()
 }

@@ -1,4 +1,5 @@
-//! The simulator against itself, and every suite of seeds: one program, a module a suite.
+//! Integration tests of the simulator, and the suites that run a workload for many seeds. They are one
+//! program with one module per suite.
 
 mod acted;
 mod clover;

@@ -1,5 +1,6 @@
-//! The tree: with one thread it is a map, with many every key is a register, whatever the network does; nothing that was
-//! inserted is lost, and in the end the tree is whole.
+//! The Sherman tree on remote memory. With one thread it behaves as a map; with many threads every key
+//! behaves as a register, whatever the network does. No insertion is lost, and the tree is well-formed in the
+//! end.
 
 use rnic::PathMtu;
 use sim::rack::{Rack, RackConfig, forward};
@@ -17,7 +18,7 @@ const LOCKS_VA: u64 = 0x1000_0000;
 const TREE_VA: u64 = 0x7000_0000_0000;
 
 #[test]
-fn one_thread_sees_a_map() {
+fn one_thread_observes_a_map() {
     for (mtu, keys) in [(PathMtu::B1024, 3000), (PathMtu::B256, 700), (PathMtu::B4096, 90)] {
         let model = Arc::<Mutex<BTreeMap<u64, u64>>>::default();
         let shared = model.clone();
@@ -60,11 +61,11 @@ fn one_thread_sees_a_map() {
     }
 }
 
-/// What all threads of a run saw
+/// What all threads of a run observed
 #[derive(Debug, Default)]
 struct Seen {
     history: History,
-    /// By key, the values that an insertion found
+    /// By key, the previous values that insertions returned
     replaced: BTreeMap<u64, BTreeSet<u64>>,
 }
 
@@ -73,7 +74,7 @@ struct Run {
     keys: u64,
     times: u64,
     unlock: Unlock,
-    /// Whether keys ascend, so that all are inserted at the right end
+    /// Whether keys ascend, so that all insertions are at the right edge of the tree
     ascend: bool,
 }
 
@@ -98,7 +99,10 @@ async fn observe(
                 let all = &mut *seen.lock().unwrap();
                 all.history.wrote(key, observed(value));
                 if let Some(before) = before {
-                    assert!(all.replaced.entry(key).or_default().insert(before), "replaced twice");
+                    assert!(
+                        all.replaced.entry(key).or_default().insert(before),
+                        "a value was replaced twice"
+                    );
                 }
             }
             6..=8 => {
@@ -129,7 +133,7 @@ fn check(config: RackConfig, run: Run) {
     let switch = forward(config.machines);
     let mut rack = Rack::new(config, memory, switch, program);
     rack.finish(Nanos::from_secs(20)).unwrap();
-    assert!(rack.memory(0).iter().all(|byte| *byte == 0), "nobody holds a lock");
+    assert!(rack.memory(0).iter().all(|byte| *byte == 0), "a lock is still held");
     let mut all = all.lock().unwrap();
     let left: BTreeMap<_, _> = walk(rack.memory(1), TREE_VA).unwrap().into_iter().collect();
     let now = rack.world.clock(rack.server);
@@ -144,11 +148,12 @@ fn check(config: RackConfig, run: Run) {
 const RUN: Run = Run { keys: 1500, times: 150, unlock: Unlock::Write, ascend: false };
 
 #[test]
-fn many_threads_see_registers() {
+fn many_threads_observe_registers() {
     for (run, cm, mtu) in [
         (RUN, true, PathMtu::B1024),
         (Run { unlock: Unlock::CompareSwap, ..RUN }, false, PathMtu::B1024),
-        // Few keys: all want the same leaves, and read while they are written, in four packets
+        // With few keys, all threads contend for the same leaves and read them while they are written, in
+        // four packets.
         (Run { keys: 200, ..RUN }, true, PathMtu::B256),
         (Run { ascend: true, ..RUN }, true, PathMtu::B1024),
     ] {
@@ -157,7 +162,7 @@ fn many_threads_see_registers() {
 }
 
 #[test]
-fn many_threads_see_registers_on_a_bad_wire_and_with_costs() {
+fn many_threads_observe_registers_on_a_lossy_link_and_with_costs() {
     let percent = Share::percent;
     for seed in 0..10 {
         let link = Link {
@@ -183,7 +188,7 @@ fn many_threads_see_registers_on_a_bad_wire_and_with_costs() {
 }
 
 #[test]
-fn a_workload_runs() {
+fn a_ycsb_workload_completes_and_keeps_all_keys() {
     let mut entries: Vec<_> = (0..5000).map(|key| (scattered(key), 0)).collect();
     entries.sort_unstable();
     let workload = Workload::new(Mix::A, 5000);
@@ -198,5 +203,5 @@ fn a_workload_runs() {
         [Kind::Read, Kind::Write, Kind::Scan].map(|kind| outcome.latency(kind).operations > 100) == [true; 3]
     );
     let keys = |entries: &[(u64, u64)]| entries.iter().map(|(key, _)| *key).collect::<Vec<_>>();
-    assert_eq!(keys(&walk(rack.memory(1), TREE_VA).unwrap()), keys(&entries), "all keys were there");
+    assert_eq!(keys(&walk(rack.memory(1), TREE_VA).unwrap()), keys(&entries), "the set of keys changed");
 }

@@ -12,7 +12,8 @@ use crate::drawn::{disturb, drawn, drift, may_fail};
 
 const LIMIT: Nanos = Nanos::from_secs(100);
 
-/// Draws a bridge that knows a few stations at most, in a quarter of the seeds: frames for others go to all ports.
+/// Draws the capacity of the bridge's MAC table in a quarter of the seeds: one to four addresses. Frames to
+/// other addresses are flooded.
 fn few_stations(seed: u64) -> Option<usize> {
     let mut chance = Chance::stream(seed, 0x7374_6174);
     (chance.below(4) == 0).then(|| chance.between(1, 4) as usize)
@@ -22,10 +23,10 @@ fn forward(config: &Config) -> Forward {
     Forward::new(&ForwardConfig::bridge(config.ports(), few_stations(config.seed).unwrap_or(1024)))
 }
 
-/// The share of NICs that forget old READs and atomics, as soft-RoCE does
+/// Share of NICs that do not keep the results of old READs and atomics, as soft-RoCE does not
 const FORGETFUL: Share = Share::percent(50);
 
-/// Hosts around a plain bridge
+/// Builds a cluster around a plain bridge.
 fn bridge(config: &Config) -> Cluster {
     Cluster::new(config, |world, _| {
         let config = config.clone();
@@ -33,8 +34,8 @@ fn bridge(config: &Config) -> Cluster {
     })
 }
 
-/// Runs a seed. Returns what its clients did, and how many packets the first server refused as it knows no such queue pair of
-/// their sender: forged ones.
+/// Runs a seed. Returns the totals of its clients, and how many packets the first server refused because it
+/// has no such queue pair connected to their sender. These packets were forged.
 fn run(config: &Config, prepare: impl FnOnce(&mut Cluster)) -> (Totals, u64) {
     let mut net = bridge(config);
     drift(&mut net);
@@ -44,7 +45,7 @@ fn run(config: &Config, prepare: impl FnOnce(&mut Cluster)) -> (Totals, u64) {
 }
 
 #[test]
-fn a_seed_is_a_run() {
+fn a_seed_determines_the_whole_run() {
     let digest = |seed| {
         let (config, mut chance) = drawn(seed, FORGETFUL);
         let mut net = bridge(&Config { may_fail: true, retry_count: 7, timeout: 6, ..config });
@@ -59,7 +60,7 @@ fn a_seed_is_a_run() {
 }
 
 #[test]
-fn contended_words_and_locks() {
+fn contended_words_and_locks_need_no_fault_to_be_consistent() {
     let (totals, _) = run(&Config { operations: 200, sections: 20, depth: 3, ..Config::default() }, |_| {});
     assert_eq!((totals.broken, totals.unknown), (0, 0));
     for (verb, count) in Verb::ALL.into_iter().zip(totals.operations) {
@@ -69,7 +70,7 @@ fn contended_words_and_locks() {
 }
 
 #[test]
-fn a_switch_of_their_own_for_each_side() {
+fn clients_and_servers_may_have_a_switch_each() {
     let config = Config { clients: 6, servers: 2, ..Config::default() };
     let mut net = Cluster::new(&config, |world, wiring| {
         assert_eq!((wiring.ports, wiring.servers.len(), wiring.clients.len()), (8, 2, 6));
@@ -85,7 +86,7 @@ fn a_switch_of_their_own_for_each_side() {
 }
 
 #[test]
-fn bad_wires() {
+fn bad_wires_break_no_connection() {
     let (mut all, mut forged) = (Totals::default(), 0);
     for seed in environment::seeds("words", 120) {
         let (config, _) = drawn(seed, FORGETFUL);
@@ -95,7 +96,7 @@ fn bad_wires() {
         all.add(&totals);
     }
     println!("{all:?}, {forged} forged");
-    // A single seed, run again, need not have all of it.
+    // A single seed that is run again need not cover everything.
     assert!(
         !environment::are_default() || all.swapped.min(all.sections) > 1000 && forged > 200,
         "{all:?}, {forged} forged"
@@ -103,7 +104,7 @@ fn bad_wires() {
 }
 
 #[test]
-fn crashes() {
+fn crashes_leave_words_consistent() {
     let mut all = Totals::default();
     for seed in environment::seeds("words", 80) {
         let (config, mut chance) = drawn(seed, FORGETFUL);
@@ -114,34 +115,34 @@ fn crashes() {
     assert!(!environment::are_default() || all.broken.min(all.unknown) > 500, "{all:?}");
 }
 
-/// What a switch does that answers for a server and gets it wrong, now and then.
+/// An error of a switch that responds for a server. It occurs now and then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lie {
-    /// An atomic fetches what the one before it fetched: a cached word is stale.
+    /// The response to an atomic carries the previous atomic's original value: a stale cached word.
     StaleAtomic,
-    /// A READ of a word sees what the READ before it saw.
+    /// A READ of a word returns what the previous READ returned.
     StaleRead,
-    /// A WRITE of a word writes what the one before it wrote.
+    /// A WRITE of a word writes what the previous WRITE wrote.
     OldWrite,
-    /// A `FetchAdd` adds twice.
+    /// A `FetchAdd` adds twice its operand.
     AddTwice,
-    /// A `CmpSwap` that failed is told that it succeeded.
+    /// The response to a `CmpSwap` that failed reports success.
     FalseSuccess,
-    /// A page keeps what it held: bytes of a long WRITE are lost.
+    /// A page keeps its old contents: bytes of a long WRITE are lost.
     LostPage,
-    /// The answer to an atomic goes to a queue pair that is not there.
+    /// The response to an atomic goes to a queue pair that does not exist.
     Silence,
-    /// An acknowledgement becomes a NAK: remote access error.
+    /// An acknowledgement becomes a NAK with a remote access error.
     Refusal,
 }
 
-/// A bridge that lies.
+/// A bridge that forges packets.
 struct Liar {
     bridge: Forward,
     lie: Lie,
     chance: Chance,
     before: [u8; 8],
-    /// What the last `CmpSwap` expected
+    /// The value that the last `CmpSwap` compared with
     compared: [u8; 8],
 }
 
@@ -151,7 +152,7 @@ impl Liar {
         Self { bridge: forward(config), lie, chance, before: [0; 8], compared: [0; 8] }
     }
 
-    /// Bytes of a packet that the lie is about, and what they become
+    /// Returns the offset of the eight bytes of a packet that are forged, and their new value.
     fn lie(&mut self, packet: &Packet<'_>) -> Option<(usize, [u8; 8])> {
         let (opcode, at) = (packet.bth().opcode(), packet.layout().payload());
         let bytes = |at: usize| *packet.bytes()[at..].first_chunk().unwrap();
@@ -175,7 +176,7 @@ impl Liar {
             Lie::AddTwice => (u64::from_be_bytes(now) * 2).to_be_bytes(),
             Lie::FalseSuccess => self.compared,
             Lie::LostPage => [0; 8],
-            // Reserved bits and the number of the queue pair, behind which the PSN stands; and a syndrome
+            // Reserved byte and destination QPN, followed by the A bit and the PSN
             Lie::Silence => {
                 [[0, 0xff, 0xff, 0xff], [now[4], now[5], now[6], now[7]]].concat().try_into().unwrap()
             }
@@ -227,7 +228,7 @@ impl Function for Liar {
 }
 
 #[test]
-fn lies_are_found() {
+fn forged_packets_are_found() {
     let lies =
         [Lie::StaleAtomic, Lie::StaleRead, Lie::OldWrite, Lie::AddTwice, Lie::FalseSuccess, Lie::LostPage];
     for lie in lies {
@@ -241,11 +242,12 @@ fn lies_are_found() {
             });
             found += u32::from(net.run(LIMIT).is_err());
         }
-        assert!(found >= 18, "{lie:?} was found {found} times of 20");
+        assert!(found >= 18, "{lie:?} was found in {found} of 20 seeds");
     }
 }
 
-/// Returns what is wrong where a switch lies and connections may break. The one fault is that a client is stopped for a moment.
+/// Returns the violation that is found where a switch forges packets and connections may break. The only
+/// fault is a short pause of one client.
 fn broken_by(lie: Lie, shares_fate: bool) -> String {
     let plain = Config { operations: 400, sections: 0, ..Config::default() };
     let config = Config { may_fail: true, retry_count: 0, timeout: 5, shares_fate, ..plain };
@@ -259,12 +261,12 @@ fn broken_by(lie: Lie, shares_fate: bool) -> String {
 }
 
 #[test]
-fn breaks_that_no_fault_explains_are_found() {
+fn connection_failures_without_a_cause_are_found() {
     let wrong = broken_by(Lie::Silence, false);
     assert!(wrong.contains("RetryExceeded") && wrong.contains("nothing that happened"), "{wrong}");
     let wrong = broken_by(Lie::Refusal, true);
     assert!(wrong.contains("RemoteAccess") && wrong.contains("nothing that happened"), "{wrong}");
-    // One fault explains one break of a connection.
+    // One fault explains only one failure of a connection.
     let wrong = broken_by(Lie::Silence, true);
     assert!(wrong.contains("broke 2 times in use") && wrong.contains("1 faults"), "{wrong}");
 }
@@ -272,7 +274,8 @@ fn breaks_that_no_fault_explains_are_found() {
 #[cfg(debug_assertions)]
 #[test]
 fn planted_bugs_are_found() {
-    // Servers have no requests of their own that could starve, and take no right away. `tests/verbs.rs` finds these bugs.
+    // Servers send no requests of their own that could starve, and revoke no rights. `tests/it/verbs.rs`
+    // finds these bugs.
     let elsewhere = [rnic::Bug::ResponsesFirst, rnic::Bug::PaceExcuses, rnic::Bug::AnyAccess];
     for bug in rnic::Bug::ALL.into_iter().filter(|bug| !elsewhere.contains(bug)) {
         let found = (1..=1000).find_map(|seed| {

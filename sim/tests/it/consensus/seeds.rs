@@ -1,4 +1,4 @@
-//! Seeds: everything that can happen, drawn at random.
+//! Random schedules: every fault that can occur, drawn from seeds.
 
 use super::{candidate, environment, links_of, run_for_frames};
 use p4ce::consensus::Waiting;
@@ -7,28 +7,30 @@ use sim::{Fault, Link, Queues};
 use std::collections::BTreeSet;
 use switch::{Chance, Nanos, Share};
 
-/// The n-th of the parts of all seeds: 250, or as the environment has it.
+/// Returns the seeds of one of `PARTS` parts of all seeds, which are 250 or those that the environment
+/// selects.
 fn seeds(part: u64) -> impl Iterator<Item = u64> {
     environment::seeds("consensus", 250).filter(move |seed| seed % PARTS == part)
 }
 
 const PARTS: u64 = 4;
 
-/// Draws a switch with room for two groups of all servers at most, in a quarter of the seeds: then leaders replicate by themselves,
-/// now and then or always.
+/// Draws a switch with room for at most two groups of all servers, in a quarter of the seeds. Leaders then
+/// replicate without the switch, now and then or always.
 fn few_queue_pairs(seed: u64) -> Option<usize> {
     let mut chance = Chance::stream(seed, 0x7061_6972);
     (chance.below(4) == 0).then(|| 1 << chance.below(4))
 }
 
-/// Lets clocks drift and UDP source ports change in some seeds.
+/// Makes clocks drift and UDP source ports change in some seeds.
 fn wear(net: &mut Cluster, seed: u64) {
     let (servers, within) = (net.servers.clone(), Nanos::from_millis(20));
     environment::rehash(&mut net.world, &servers, seed, within);
     environment::drift(&mut net.world, &[&servers[..], &[net.switch]].concat(), seed, within);
 }
 
-/// A cluster of a seed: how many servers, what they propose, how lossy their links are, and who else asks for what.
+/// Draws the cluster of a seed: the number of servers, the values proposed, the loss of links, and the
+/// requests of an outsider.
 fn drawn(seed: u64, chance: &mut Chance, least_len: u64) -> ClusterConfig {
     let worst = [0, 0, 20, 200][chance.below(4) as usize];
     let mut share = || Share::new(chance.between(0, worst) as f64 / 10_000.0).unwrap();
@@ -37,7 +39,7 @@ fn drawn(seed: u64, chance: &mut Chance, least_len: u64) -> ClusterConfig {
     environment::late(&mut link, seed, Nanos::from_millis(4));
     environment::short_queue(&mut link, seed);
     let window = chance.between(1, 16);
-    // Short values, or such as take several packets, of one length or of many.
+    // Values that fit one packet or take several, of one length or of many
     let most = [48, 3000, 8192][chance.below(3) as usize].max(least_len);
     let least = if chance.below(2) == 0 { most } else { least_len };
     ClusterConfig {
@@ -61,17 +63,20 @@ fn drawn(seed: u64, chance: &mut Chance, least_len: u64) -> ClusterConfig {
     }
 }
 
-/// The time after the last fault by which every live server has applied a value that was proposed since, if a majority of
-/// members lives: half of all seeds need 0.6 ms, nine in ten 12 ms. An election takes some 10 ms (heartbeats of 100 us: 14 until
-/// the leader is missed, 60 of candidacy), a snapshot of 64 packets at a path MTU of 1,024 and its repetitions as long. But a
-/// NIC asks for a neighbour's MAC address every half second, and two of its questions or answers may be lost.
+/// Time after the last fault by which every live server has applied a value that was proposed since, if a
+/// majority of members lives. Half of all seeds need 0.6 ms, nine in ten 12 ms. An election takes some 10 ms
+/// (heartbeats of 100 us: 14 until the leader is missed, 60 of candidacy). A snapshot takes 64 packets at a
+/// path MTU of 1,024, and as long again for its retransmission. But a NIC sends an ARP request only every
+/// half second, and two requests or replies may be lost.
 const CATCH_UP: Nanos = Nanos::from_millis(1500);
-/// The time after the last fault by which what was under way has arrived: seven tries of 131 us on both sides of the switch
+/// Time after the last fault by which what was in flight has arrived: seven tries of 131 us on both sides of
+/// the switch
 const SETTLED: Nanos = Nanos::from_millis(5);
 
-/// Runs until all live servers have caught up, after the last fault. Plays the operator: if all servers wait for a bootstrap,
-/// restarts those that a lost leader has written to, and bootstraps one server; if no group has ever begun, starts the servers
-/// that are down. Returns false if fewer members live than a majority and the group therefore stands still.
+/// Runs until all live servers have caught up after the last fault, and plays the operator. If all servers
+/// wait for a bootstrap, restarts those that a lost leader has written to, and bootstraps one server. If no
+/// group has ever begun, starts the servers that are down. Returns false if fewer members live than a
+/// majority, so that the group makes no progress.
 fn catch_up(net: &mut Cluster, seed: u64) -> Result<bool, String> {
     let begun = net.world.now();
     let (mark, mut end, mut told) = (net.mark(), begun + CATCH_UP, false);
@@ -101,8 +106,9 @@ fn catch_up(net: &mut Cluster, seed: u64) -> Result<bool, String> {
             if members > 0 || net.entries() > 0 {
                 return Ok(false);
             }
-            // A group begins only while all servers run. No server has begun it, or one that did went down before a live
-            // server read of it: until all run, a majority that never crashed can do nothing.
+            // A group begins only while all servers run. Either no server has begun it, or the one that did
+            // crashed before a live server learned of it. Until all servers run, even a majority that never
+            // crashed cannot proceed.
             start_all(net);
             end = net.world.now() + CATCH_UP;
         } else if now >= end {
@@ -118,7 +124,8 @@ fn catch_up(net: &mut Cluster, seed: u64) -> Result<bool, String> {
     net.check().map(|()| true)
 }
 
-/// Ends one crash of each server that is down. A server with overlapping crashes stays down until all have ended.
+/// Ends one crash of each server that is down. A server with overlapping crashes stays down until all have
+/// ended.
 fn start_all(net: &mut Cluster) {
     let now = net.world.now();
     for node in net.servers.clone() {
@@ -129,29 +136,31 @@ fn start_all(net: &mut Cluster) {
     net.run_until(now);
 }
 
-/// Without a majority of members nothing is decided, no server becomes a member, and none asks for the operator: blank servers
-/// see a member, or miss a server.
+/// Checks that without a majority of members nothing is decided, no server becomes a member, and no server
+/// asks for the operator, because a blank server sees a member or misses a server.
 fn stands_still(net: &mut Cluster) -> Result<(), String> {
     let before = (net.entries(), net.members());
     net.run_until(net.world.now() + Nanos::from_millis(20));
     net.check()?;
     let after = (net.entries(), net.members());
     if after != before {
-        return Err(format!("{after:?} after {before:?} entries and members, without a majority"));
+        return Err(format!("entries and members changed from {before:?} to {after:?} without a majority"));
     }
     let waits = |server: &usize| net.app(*server).server().waits_for() == Some(Waiting::Bootstrap);
     net.live().find(waits).map_or(Ok(()), |server| Err(format!("server {server} asks for the operator")))
 }
 
-/// Draws whether two servers that others reach do not reach each other from a time on, and what ends that.
+/// Draws, in a third of the cases, a partition between two servers at `at`, and its end. All other servers
+/// still reach both.
 fn parted(net: &Cluster, at: Nanos) -> Option<(Fault, Fault)> {
     let mut chance = Chance::stream(at.0, 0x7061_7274);
     let [a, b] = [(); 2].map(|()| sim::consensus::mac(chance.below(net.servers.len() as u64) as u8));
     (chance.below(3) == 0).then_some((Fault::Part(a, b), Fault::Join(a, b)))
 }
 
-/// Lossy wires, crashes, restarts, pauses and cuts, of any number of servers. When they are over, all live servers catch up,
-/// unless more servers than may be have crashed. If all have, or the group has not begun, the operator has it begin.
+/// Runs a seed with lossy links, and with crashes, restarts, pauses and cuts of any number of servers. After
+/// the faults, all live servers have to catch up, unless too many servers have crashed. If all have crashed,
+/// or the group has not begun, the operator bootstraps it.
 fn run(seed: u64, tune: impl FnOnce(&mut ClusterConfig)) -> Result<Cluster, String> {
     let mut chance = Chance::new(seed);
     let mut config = drawn(seed, &mut chance, 9);
@@ -175,7 +184,7 @@ fn run(seed: u64, tune: impl FnOnce(&mut ClusterConfig)) -> Result<Cluster, Stri
             3..=5 => {
                 net.world.schedule(at, Fault::Crash(server));
                 crashed.insert(server);
-                // As many as may, for good
+                // As many servers as the group tolerates stay down.
                 if n >= u64::from(servers / 2) || chance.below(2) == 0 {
                     net.world.schedule(until, Fault::Restart(server));
                 }
@@ -184,7 +193,8 @@ fn run(seed: u64, tune: impl FnOnce(&mut ClusterConfig)) -> Result<Cluster, Stri
                 net.world.schedule(at, Fault::Pause(server));
                 net.world.schedule(until, Fault::Resume(server));
             }
-            // Power fails in the whole rack; or one server restarts, and all others do before it is admitted.
+            // A power failure of the whole rack; or one server restarts, and all others restart before it is
+            // admitted.
             9 => {
                 let mut early = Chance::stream(seed, 0x6561_726c);
                 let first = (early.below(2) == 0).then_some(server);
@@ -209,13 +219,13 @@ fn run(seed: u64, tune: impl FnOnce(&mut ClusterConfig)) -> Result<Cluster, Stri
     net.run_until(last);
     net.check()?;
     if !catch_up(&mut net, seed)? && crashed.len() <= usize::from(servers / 2) {
-        return Err("a majority never crashed, and nothing goes on".into());
+        return Err("a majority never crashed, but the group makes no progress".into());
     }
     Ok(net)
 }
 
-/// Change after change of leader, each in the middle of what the one before was writing: cut off, stopped or crashed after
-/// some frames. Values have few lengths, so that they take each other's place.
+/// Runs a seed with repeated changes of leader. Each leader is cut off, paused or crashed after some frames,
+/// in the middle of its writes. Values have few different lengths, so that they overwrite each other exactly.
 fn changes(seed: u64, tune: impl FnOnce(&mut ClusterConfig)) -> Result<Cluster, String> {
     let mut chance = Chance::new(seed ^ 0x6368_616e);
     let mut config = drawn(seed, &mut chance, 1500);
@@ -231,7 +241,7 @@ fn changes(seed: u64, tune: impl FnOnce(&mut ClusterConfig)) -> Result<Cluster, 
     let mut away: Vec<(usize, bool)> = Vec::new();
     for _ in 0..chance.between(2, 6) {
         let now = net.world.now();
-        // Some do not hear what comes now, ...
+        // Some servers do not receive what is sent now, ...
         let deaf: Vec<usize> = (0..net.servers.len()).filter(|_| chance.below(3) == 0).collect();
         let links = links_of(&net, &deaf);
         net.world.schedule(now, Fault::Cut(links.clone()));
@@ -240,7 +250,8 @@ fn changes(seed: u64, tune: impl FnOnce(&mut ClusterConfig)) -> Result<Cluster, 
         run_for_frames(&mut net, leader, frames, end_of_wait);
         let now = net.world.now();
         net.world.schedule(now, Fault::Heal(links));
-        // ... and then the leader is gone, for a while or for good, and those that were gone come back.
+        // ... and then the leader is lost, for a while or for good, and the servers that were lost before
+        // come back.
         for (server, is_cut) in away.drain(..) {
             let links = links_of(&net, &[server]);
             let fault = if is_cut { Fault::Heal(links) } else { Fault::Resume(net.servers[server]) };
@@ -266,7 +277,7 @@ fn changes(seed: u64, tune: impl FnOnce(&mut ClusterConfig)) -> Result<Cluster, 
                 away.push((leader, true));
             }
         }
-        // Until another one asks for permission
+        // Until another server asks for permission
         end = now + Nanos::from_millis(8);
         while candidate(&net).is_none_or(|next| next == leader) && net.step(end) {}
     }
@@ -278,17 +289,17 @@ fn changes(seed: u64, tune: impl FnOnce(&mut ClusterConfig)) -> Result<Cluster, 
     }
     net.run_until(last.max(now + Nanos::from_micros(300)));
     net.check()?;
-    if catch_up(&mut net, seed)? { Ok(net) } else { Err("nothing goes on".into()) }
+    if catch_up(&mut net, seed)? { Ok(net) } else { Err("the group makes no progress".into()) }
 }
 
-/// Server 0 crashes before the group begins or, if `begun`, when it has begun it and no other server has read of it. The
-/// others, a majority that never crashes, wait until it is started. Returns what catching up returns, and how often the
-/// group has begun by then.
+/// Crashes server 0 before the group begins or, if `begun`, after it has begun the group and before another
+/// server has learned of it. The other servers, a majority that never crashes, wait until server 0 is
+/// started. Returns the result of [`catch_up`], and how often the group has begun by then.
 fn catch_up_after_an_early_crash(begun: bool) -> (Result<bool, String>, u64) {
     let mut net = Cluster::new(&ClusterConfig { begins: begun, ..ClusterConfig::default() });
     while begun && net.beginnings() == 0 && net.step(Nanos::from_millis(5)) {}
     let now = net.world.now();
-    // Two crashes that overlap
+    // Two overlapping crashes
     for _ in 0..2 {
         net.world.schedule(now, Fault::Crash(net.servers[0]));
     }
@@ -314,7 +325,7 @@ fn logs_agree(part: u64) {
         }
     }
     let enough = entries > 100 && installed > 10 && asked > 500;
-    println!("{entries} entries, {installed} snapshots, a stranger asked {asked} times");
+    println!("{entries} entries, {installed} snapshots, {asked} requests of an outsider");
     assert!(enough || !environment::are_default());
 }
 
@@ -336,21 +347,21 @@ fn planted_bugs_are_found() {
 }
 
 #[test]
-fn logs_agree_whatever_happens_in_the_first_quarter_of_the_seeds() {
+fn logs_agree_in_the_first_quarter_of_the_seeds() {
     logs_agree(0);
 }
 
 #[test]
-fn logs_agree_whatever_happens_in_the_second_quarter_of_the_seeds() {
+fn logs_agree_in_the_second_quarter_of_the_seeds() {
     logs_agree(1);
 }
 
 #[test]
-fn logs_agree_whatever_happens_in_the_third_quarter_of_the_seeds() {
+fn logs_agree_in_the_third_quarter_of_the_seeds() {
     logs_agree(2);
 }
 
 #[test]
-fn logs_agree_whatever_happens_in_the_last_quarter_of_the_seeds() {
+fn logs_agree_in_the_last_quarter_of_the_seeds() {
     logs_agree(3);
 }
