@@ -1,5 +1,6 @@
-//! The store of lists through a Swordbox that steers, whatever happens: what clients see can be explained by one order of
-//! all reads and updates, and in the end every list is whole and holds what was acknowledged, once.
+//! The Clover store of lists through a Swordbox that steers, under all kinds of faults. One order of all
+//! reads and updates explains what clients observe. In the end every list is well-formed, and contains each
+//! acknowledged update exactly once.
 
 use crate::acted::Acted;
 use crate::environment;
@@ -16,7 +17,7 @@ use swordbox::clients::{Start, Stopped, Thread};
 use swordbox::steering::{ListsConfig, Structure};
 use swordbox::{Control, Layers, Table};
 
-/// What the Swordbox counts at least in 100 seeds: half of what it does, or less
+/// Minimum of Swordbox counters over 100 seeds: at most half of the observed values
 const LEAST: [(&str, u64); 13] = [
     ("steered", 3000),
     ("steered_reads", 2000),
@@ -30,32 +31,32 @@ const LEAST: [(&str, u64); 13] = [
     ("decided", 75),
     ("learnt", 10),
     ("lanes", 10),
-    // Without lies it is 600 at most.
+    // Without forged packets, the count is 600 at most.
     ("forged", 750),
 ];
 const INDEX_VA: u64 = 0x1000_0000;
 const NODES_VA: u64 = 0x7000_0000_0000;
-/// The communication manager of a host that was not heard takes its time.
+/// Time limit of a run. The communication manager of a host that was unreachable needs long timeouts.
 const LIMIT: Nanos = Nanos::from_secs(60);
 
-/// Paths and clocks change until then.
+/// Paths and clocks change until this time.
 const DISTURBED: Nanos = Nanos::from_millis(2);
 
-/// What all clients have seen, and what each has done.
+/// What all clients have observed, and how much each has done
 #[derive(Debug, Default)]
 struct Seen {
-    /// Updates and reads that are done, by key
+    /// Completed updates and reads, with their keys
     updates: Vec<(u64, Observed)>,
     reads: Vec<(u64, Observed)>,
-    /// Operations done, by thread
+    /// Number of completed operations, by thread
     done: BTreeMap<u64, u64>,
-    /// Updates of which nobody knows whether they took effect, or not yet: value, key, and when they began
+    /// Updates that have not completed, or whose effect is unknown: key and start time by value
     open: BTreeMap<u64, (u64, Nanos)>,
 }
 
 type Shared = Arc<Mutex<Seen>>;
 
-/// What a thread does, in as many lives as it takes.
+/// The work of a thread, over all of its incarnations
 #[derive(Clone, Copy, Debug)]
 struct Work {
     layout: Layout,
@@ -83,9 +84,9 @@ async fn observe(
         let began = verbs.now();
         if chance.below(100) < work.reads_percent {
             let bytes = store.get(key).await?;
-            // The value of the beginning is empty.
+            // The initial value is empty.
             let value = bytes.first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
-            assert!(bytes.chunks(8).all(|word| word == value.to_le_bytes()), "torn: {bytes:x?}");
+            assert!(bytes.chunks(8).all(|word| word == value.to_le_bytes()), "torn value: {bytes:x?}");
             seen.lock().unwrap().reads.push((key, Observed { value, began, ended: verbs.now() }));
         } else {
             number += 1;
@@ -102,7 +103,7 @@ async fn observe(
     Ok(())
 }
 
-/// Values of each key, oldest first
+/// Values in the list of each key, oldest first
 type Lists = Vec<Vec<u64>>;
 
 type Threads = Box<dyn FnMut(Start) -> Thread + Send>;
@@ -111,17 +112,18 @@ struct Net {
     rack: Rack<Threads>,
     seen: Shared,
     layout: Layout,
-    /// Machines that never come back
+    /// Machines that never restart
     gone: BTreeSet<usize>,
-    /// Times at which the memory server crashes and loses its memory, and at which it restarts with that of the beginning
+    /// Times at which the memory server crashes and loses its memory, and at which it restarts with the
+    /// initial memory
     restarts: Vec<(Nanos, Nanos)>,
-    /// Values in each list when the server crashed, by crash
+    /// Values in each list just before each crash of the server
     lost: Vec<Lists>,
-    /// Whether it restarts with what its memory held
+    /// Whether the server restarts with the contents of its memory
     keeps_memory: bool,
 }
 
-/// What a seed runs.
+/// What a seed has drawn.
 #[derive(Clone, Debug)]
 struct Drawn {
     rack: RackConfig,
@@ -129,10 +131,11 @@ struct Drawn {
     box_config: swordbox::Config,
 }
 
-/// Draws whether frames of machines come milliseconds late. Where connections are made anew, no later than half of the ACK
-/// time-out: CM's TIMEWAIT is as long as that says that packets take.
+/// Draws the longest delay of late frames of the machines, in a quarter of the seeds. Where connections are
+/// re-established, it is at most half of the ACK timeout: the CM's TIMEWAIT lasts as long as that timeout
+/// assumes for the lifetime of packets.
 fn late(seed: u64, may_fail: bool, ack_timeout: u8) -> Option<Nanos> {
-    // A stream of its own, so that what else is drawn stays what it was.
+    // A separate stream, so that all other draws of the seed stay the same.
     let mut late = Chance::stream(seed, 0x6c61_7465);
     let most = if may_fail { (4096 << ack_timeout) / 2000 } else { 5000 };
     (late.below(4) == 0).then(|| Nanos::from_micros(late.between(20, most)))
@@ -140,7 +143,7 @@ fn late(seed: u64, may_fail: bool, ack_timeout: u8) -> Option<Nanos> {
 
 fn drawn(seed: u64, may_fail: bool) -> (Drawn, Chance) {
     let mut chance = Chance::stream(seed, 0x7374_6565);
-    // A stream of its own, so that what else is drawn stays what it was.
+    // A separate stream, so that all other draws of the seed stay the same.
     let mut lies = Chance::stream(seed, 0x6c69_6573);
     let share = |most: f64, chance: &mut Chance| {
         let share = Share::new(chance.below(1000) as f64 / 1000.0 * most).unwrap();
@@ -172,7 +175,7 @@ fn drawn(seed: u64, may_fail: bool) -> (Drawn, Chance) {
         costs,
         link: if chance.below(5) == 0 { Link::default() } else { link },
         mtu: rnic::PathMtu::ALL[chance.below(3) as usize],
-        // Only then is there somebody who connects anew.
+        // Only connections made by the CM can be re-established.
         cm: may_fail || chance.below(2) == 0,
         ack_timeout: chance.between(5, 7) as u8,
         late: None,
@@ -211,7 +214,7 @@ fn drawn(seed: u64, may_fail: bool) -> (Drawn, Chance) {
         hot: chance.between(1, 3) as u32,
         ..ListsConfig::new(layout, nodes)
     };
-    // Words of the index, and those that are wanted most, may take shared connections.
+    // Words of the index, and the most contended words, may use shared connections.
     let lanes = chance.below(4) == 0;
     let layers = if lanes { Layers { remap: true, cas_to_write: true, ..layers } } else { layers };
     let mut plain = config(machines, layers, vec![Structure::Lists(lists)]);
@@ -223,12 +226,14 @@ fn drawn(seed: u64, may_fail: bool) -> (Drawn, Chance) {
     }
     plain.forward = ForwardConfig::bridge(machines as u16 + 2, 2 * machines + 4);
     let box_config = swordbox::Config {
-        // Now and then there is no room for all connections: others pass untouched.
+        // In some seeds, the table has no room for all connections. The remaining ones pass through
+        // untouched.
         connections: if chance.below(6) == 0 { chance.between(1, 4) as usize } else { 256 },
         appends: [4, 64, 4096][chance.below(3) as usize],
         withheld: [1, 256][chance.below(2) as usize],
         replay_after: Nanos::from_micros(chance.between(20, 100)),
-        // A connection that waits in vain ends: not where none may.
+        // A connection that waits for longer than this is ended. Where no connection may fail, the limit is
+        // not reached.
         dead_after: Nanos::from_micros(if may_fail { chance.between(300, 8_000) } else { 2_000_000 }),
         ..plain
     };
@@ -255,7 +260,7 @@ fn build(drawn: &Drawn) -> Net {
     let mut rack = Rack::new(drawn.rack.clone(), memory, switch, program);
     let hosts = [&rack.machines[..], &[rack.server]].concat();
     environment::rehash(&mut rack.world, &hosts, drawn.rack.seed, DISTURBED);
-    // Machines' clocks are those of the history.
+    // Machines' clocks do not drift, because they timestamp the history.
     environment::drift(&mut rack.world, &[rack.switch, rack.server], drawn.rack.seed, DISTURBED);
     let (layout, gone, restarts, lost) = (work.layout, BTreeSet::new(), Vec::new(), Vec::new());
     Net { rack, seen, layout, gone, restarts, lost, keeps_memory }
@@ -266,7 +271,8 @@ impl Net {
         self.rack.world.node(self.rack.switch)
     }
 
-    /// Lets all threads come to their end, but those that are gone; `at` is asked what happens next.
+    /// Runs until all threads are done except those on machines that stay down, applies the changes of layers
+    /// at their times, and checks the result.
     fn run(&mut self, mut changes: Vec<(Nanos, Layers)>) -> Result<(), String> {
         let alive: Vec<_> = (0..self.rack.machines.len()).filter(|n| !self.gone.contains(n)).collect();
         let threads = |net: &Self, n: usize| net.rack.threads(n).done();
@@ -290,12 +296,12 @@ impl Net {
                 return Err(format!("not done: {:?}", self.seen.lock().unwrap().done));
             }
         }
-        // What is still on its way arrives.
+        // Frames that are still in flight arrive.
         self.run_until(self.rack.world.now() + Nanos::from_millis(1))?;
         self.check()
     }
 
-    /// Runs until then, and keeps what the memory holds just before each crash of the server.
+    /// Runs until `until`. Records the contents of the lists just before each crash of the server.
     fn run_until(&mut self, until: Nanos) -> Result<(), String> {
         while let Some((crash, _)) = self.restarts.get(self.lost.len()).copied()
             && crash <= until
@@ -316,7 +322,7 @@ impl Net {
         (0..self.layout.keys).map(list).collect()
     }
 
-    /// Returns what is wrong with what the seed ran and what the Swordbox counted and knew.
+    /// Returns a violation together with the seed's draws, and the counters and the state of the Swordbox.
     fn explain(&self, wrong: &str, drawn: &Drawn) -> String {
         let function = &self.switch().switch.function;
         let counters: Vec<_> = function.counters().all().filter(|(_, count)| *count > 0).collect();
@@ -328,12 +334,12 @@ impl Net {
         threads.threads()
     }
 
-    /// In each incarnation of the memory, every list is whole and has each acknowledged update once, and the history is that of one
-    /// order.
+    /// Checks each incarnation of the memory: every list is well-formed and has each acknowledged update
+    /// once, and one order explains the history.
     fn check(&self) -> Result<(), String> {
         let seen = self.seen.lock().unwrap();
         let now = EPOCH + self.rack.world.now();
-        // A connection, and an operation with it, does not outlive the server.
+        // Neither a connection nor an operation on it survives a restart of the server.
         let incarnation_of =
             |at: Nanos| self.restarts.iter().filter(|(_, restart)| EPOCH + *restart <= at.min(now)).count();
         let present = self.lists()?;
@@ -346,7 +352,7 @@ impl Net {
             for (key, read) in seen.reads.iter().filter(of_this) {
                 history.read(*key, *read);
             }
-            // What is in a list took effect, whether or not its client knows.
+            // An update in a list took effect, whether or not its client has seen the completion.
             for (&value, &(key, began)) in &seen.open {
                 if lists[key as usize].contains(&value) && incarnation_of(began) == incarnation {
                     history.wrote(key, Observed { value, began, ended: Nanos(u64::MAX) });
@@ -362,7 +368,8 @@ impl Net {
     }
 }
 
-/// The n-th of the parts of so many seeds, or of as many as the environment says.
+/// Returns the seeds of one of `parts` parts of the first `count` seeds, or of those that the environment
+/// selects.
 fn seeds(part: u64, parts: u64, count: u64) -> impl Iterator<Item = u64> {
     crate::environment::seeds("steering", count).filter(move |seed| seed % parts == part)
 }
@@ -380,12 +387,12 @@ fn bad_wires(part: u64) {
 }
 
 #[test]
-fn bad_wires_in_the_first_half_of_the_seeds() {
+fn bad_wires_leave_lists_correct_in_the_first_half_of_the_seeds() {
     bad_wires(0);
 }
 
 #[test]
-fn bad_wires_in_the_second_half_of_the_seeds() {
+fn bad_wires_leave_lists_correct_in_the_second_half_of_the_seeds() {
     bad_wires(1);
 }
 
@@ -428,9 +435,9 @@ fn disturb(net: &mut Net, chance: &mut Chance, seed: u64) -> Vec<(Nanos, Layers)
     changes
 }
 
-/// In a third of the seeds, the memory server restarts, once or several times.
+/// In a third of the seeds, restarts the memory server once or several times.
 fn restart_server(net: &mut Net, seed: u64) {
-    // A stream of its own, so that what else is drawn stays what it was.
+    // A separate stream, so that all other draws of the seed stay the same.
     let mut chance = Chance::stream(seed, 0x7265_7374);
     if chance.below(3) != 0 {
         return;
@@ -448,9 +455,10 @@ fn restart_server(net: &mut Net, seed: u64) {
     }
 }
 
-/// In a quarter of the seeds, a machine and the memory server, which others reach, do not reach each other for a while.
+/// In a quarter of the seeds, a machine and the memory server cannot reach each other for a while, whereas
+/// all other paths work.
 fn part(net: &mut Net, seed: u64) {
-    // A stream of its own, so that what else is drawn stays what it was.
+    // A separate stream, so that all other draws of the seed stay the same.
     let mut chance = Chance::stream(seed, 0x7061_7274);
     if chance.below(4) == 0 {
         let at = Nanos::from_micros(chance.between(20, 600));
@@ -483,12 +491,12 @@ fn crashes(part: u64) {
 }
 
 #[test]
-fn crashes_in_the_first_half_of_the_seeds() {
+fn crashes_leave_lists_correct_in_the_first_half_of_the_seeds() {
     crashes(0);
 }
 
 #[test]
-fn crashes_in_the_second_half_of_the_seeds() {
+fn crashes_leave_lists_correct_in_the_second_half_of_the_seeds() {
     crashes(1);
 }
 

@@ -1,4 +1,5 @@
-//! Every verb of every two hosts, through a Swordbox that takes each host for a memory server.
+//! All verbs between every two hosts, through a Swordbox that is configured with each host as a memory
+//! server.
 
 use crate::drawn;
 use crate::environment;
@@ -17,7 +18,7 @@ use switch::forward::Config as ForwardConfig;
 use switch::{Chance, Nanos, Share};
 use swordbox::{Config, Connect, Connection, Control, FailedCas, Journal, Layers, Server, Swordbox, Table};
 
-/// What a Swordbox has written down, which outlives it
+/// Journal of a Swordbox, which survives its restarts.
 #[derive(Clone, Debug, Default)]
 struct Written(Arc<Mutex<BTreeSet<Connection>>>);
 
@@ -36,9 +37,9 @@ fn ip(n: u8) -> IpAddr {
     [10, 0, 0, n + 1].into()
 }
 
-/// Connections that a Swordbox has room for
+/// Capacity of the Swordbox's connection table
 const CONNECTIONS: usize = 2048;
-/// Where the workload has its words
+/// Virtual address of the workload's words
 const WORDS: u64 = 0x3_0000_0000;
 
 fn switch(hosts: u8, layers: Layers, queues: Queues) -> Controlled<Control> {
@@ -60,7 +61,7 @@ fn swordbox(ports: u16, servers: Vec<Server>, layers: Layers, queues: Queues) ->
     controlled(config, queues)
 }
 
-/// With a journal that outlives it.
+/// Returns a Swordbox with its control plane, and with a journal that survives restarts.
 fn controlled(config: Config, queues: Queues) -> Controlled<Control> {
     let written = Written::default();
     let journal = written.clone();
@@ -86,7 +87,7 @@ mod exhaustive;
 use crate::acted::Acted;
 use crate::drawn::{disturb, drawn, drift, may_fail};
 
-/// The share of NICs that forget old READs and atomics, as soft-RoCE does
+/// Share of NICs that do not keep the results of old READs and atomics, as soft-RoCE does not
 const FORGETFUL: Share = Share::percent(50);
 
 struct Rack {
@@ -156,7 +157,7 @@ fn run(seed: u64, layers: Layers) -> Vec<(&'static str, u64)> {
     counters.all().collect()
 }
 
-/// Writes what is on each link to a file, if the environment names a folder.
+/// Captures each link to a file, if the environment variable PCAP names a folder.
 fn capture(world: &mut World) {
     let Ok(folder) = std::env::var("PCAP") else { return };
     for (n, link) in world.links().enumerate() {
@@ -164,26 +165,27 @@ fn capture(world: &mut World) {
     }
 }
 
-/// Clients and memory servers around a Swordbox that knows where the words are.
+/// Builds clients and memory servers around a Swordbox that is configured with the address range of the
+/// words.
 fn words(config: &words::Config, lane: Option<words::Lane>) -> words::Cluster {
     words_with(config, |swordbox| own_lanes(swordbox, lane, config.v6, config.seed))
 }
 
-/// Lanes that a switch of its own connects at each server
+/// Shared QPs that the switch itself connects to each server
 const OWN_LANES: usize = 2;
-/// The longest that an operation may take in bad wires without a reason that was drawn: lost packets, and a lane that is given
-/// up after `dead_after`, cost some time-outs
+/// The longest that an operation may take on lossy links unless the seed has drawn a reason: lost packets,
+/// and a shared QP that is given up after `dead_after`, cost some timeouts.
 const LONGEST_WAIT: Nanos = Nanos::from_millis(60);
-/// A shared connection without an answer for so long is given up
+/// A shared connection without a response for this long is given up.
 const DEAD_AFTER: Nanos = Nanos::from_millis(100);
 
-/// Returns after which time without an answer a shared connection is given up.
+/// Returns the time without a response after which a shared connection is given up.
 fn dead_after(config: &words::Config) -> Nanos {
     let mut chance = Chance::stream(config.seed, 0x6465_6164);
     match () {
-        // Before all lines have been asked for on a lane that is dead
+        // Before all words have been requested on a dead shared QP
         () if config.keys_again => Nanos::from_millis(chance.between(2, 20)),
-        // Until then, all that need the lane connect again in vain.
+        // Until then, all connections that need the shared QP reconnect in vain.
         () if config.may_fail && drawn::parted(config.seed).is_some() => {
             Nanos::from_millis(chance.between(2, 6))
         }
@@ -191,8 +193,9 @@ fn dead_after(config: &words::Config) -> Nanos {
     }
 }
 
-/// Draws whether the switch has lanes of its own, and what servers give it when it asks for one; and a connection whose SENDs
-/// wait for their receives for longer than anything else may take.
+/// Draws whether the switch has shared QPs of its own, and how servers respond to its connection requests.
+/// Draws also a connection whose SENDs wait for a receive buffer for longer than any other operation may
+/// take.
 fn with_lanes(config: &words::Config) -> (words::Config, Option<words::Lane>) {
     let mut chance = Chance::stream(config.seed, 0x6c61_6e65);
     let lane = match chance.below(8) {
@@ -213,17 +216,18 @@ fn with_lanes(config: &words::Config) -> (words::Config, Option<words::Lane>) {
         ..config.clone()
     };
     if starve.is_some() && lane.is_none() && chance.below(2) == 0 {
-        // The owner of a lane that all need waits for a receive.
+        // The owner of a shared QP that all connections need waits for a receive buffer.
         let words = words::Config { words: 1, local_words: config.local_words.min(1), ..config };
         return (words::Config { sections: 0, mix: [8, 0, 0, 0, 0, 0, 0, 0, 1], ..words }, lane);
     }
     (config, lane)
 }
 
-/// What the switch is told of lanes of its own.
+/// Adds the configuration of the switch's own shared QPs.
 fn own_lanes(config: Config, lane: Option<words::Lane>, v6: bool, seed: u64) -> Config {
     let Some(lane) = lane else { return config };
-    // A question to the network that is lost is asked again half a second later, when most runs are over.
+    // A lost ARP request is repeated half a second later, when most runs are over. So only a quarter of the
+    // seeds resolve addresses.
     let asks = seed.is_multiple_of(4);
     let servers = config.servers.iter().map(|server| server.host);
     let neighbours = servers.zip(0u8..).map(|(host, n)| (host, MacAddr([2, 0, 0, 1, 0, n])));
@@ -242,7 +246,7 @@ fn own_lanes(config: Config, lane: Option<words::Lane>, v6: bool, seed: u64) -> 
     Config { servers, interface, ..config }
 }
 
-/// Returns where the words are that a server's program writes itself.
+/// Returns the address range of the words that a server's own program writes.
 fn local_words(config: &words::Config) -> Range<u64> {
     let end = words::TABLE_VA + u64::from(config.words) * 8;
     end - u64::from(config.local_words) * 8..end
@@ -274,15 +278,15 @@ fn words_with(config: &words::Config, change: impl FnOnce(Config) -> Config) -> 
     })
 }
 
-/// Draws how a Swordbox is configured in every second seed: with few places everywhere, with other layers, and without the
-/// tables that it is told of otherwise.
+/// Draws another configuration of the Swordbox in half of the seeds: small tables, other layers, or no
+/// declared word tables.
 fn small(swordbox: Config, config: &words::Config) -> Config {
     let mut chance = Chance::stream(config.seed, 0x736d_616c_6c00);
     if chance.below(2) == 0 {
         return swordbox;
     }
     let mut one_in = |n| chance.below(n) == 0;
-    // An answer from the switch may come for `settle` after the server has lost its memory.
+    // A response from the switch may arrive up to `settle` after the server has lost its memory.
     let answers = one_in(2) && !config.may_fail;
     let failed_cas = if answers { FailedCas::Answer } else { FailedCas::Write };
     let layers = match () {
@@ -317,7 +321,7 @@ fn small(swordbox: Config, config: &words::Config) -> Config {
         per_host: chance.between(2, connections) as usize,
         rd_atomic: chance.between(config.max_rd_atomic.into(), 16) as usize,
         replay_after: Nanos::from_micros(chance.between(20, 200)),
-        // Longer than a client waits until it sends something again
+        // Longer than a client's retransmission timeout
         ageing: Nanos::from_millis(chance.between(20, 200)),
         ..swordbox
     }
@@ -327,7 +331,7 @@ fn counters(net: &words::Cluster) -> Arc<swordbox::Counters> {
     net.world.node::<Controlled<Control>>(net.sides.servers).switch.function.counters()
 }
 
-/// What the Swordbox counts at least in 200 seeds: half of what it does, or less
+/// Minimum of Swordbox counters over 200 seeds: at most half of the observed values
 const LEAST: [(&str, u64); 11] = [
     ("decided", 120),
     ("coalesced", 110),
@@ -343,7 +347,7 @@ const LEAST: [(&str, u64); 11] = [
 ];
 
 #[test]
-fn a_swordbox_that_decides_nothing_is_found() {
+fn an_inactive_swordbox_mechanism_is_reported() {
     let mut acted = Acted::default();
     for seed in 1..=3 {
         let (config, lane) = with_lanes(&drawn(seed, FORGETFUL).0);
@@ -358,9 +362,10 @@ fn a_swordbox_that_decides_nothing_is_found() {
     assert_eq!(acted.idle(&[("decided", 1), ("remapped", 1)]), ["decided"]);
 }
 
-/// Words that a server's program writes have to be declared: otherwise clients are answered from what the switch remembers.
+/// Words that a server's own program writes have to be declared. Otherwise the switch responds to clients
+/// with stale cached values.
 #[test]
-fn words_that_are_written_locally_and_not_declared_are_found() {
+fn undeclared_words_that_the_server_writes_are_found() {
     let found = (1..=20).find_map(|seed| {
         let plain = words::Config { lies: 0, own_keys: false, ..drawn(seed, FORGETFUL).0 };
         let config = words::Config { words: 1, local_words: 1, zipf: 0.0, ..plain };
@@ -374,16 +379,16 @@ fn words_that_are_written_locally_and_not_declared_are_found() {
         run(true).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
         run(false).err()
     });
-    let wrong = found.expect("a wrong value in 20 seeds");
+    let wrong = found.expect("no wrong value was found in 20 seeds");
     assert!(wrong.starts_with("word 0 of memory"), "{wrong}");
 }
 
-/// Returns the seeds of one of `parts` tests: 1 to `count`, or those that FROM and SEEDS name.
+/// Returns the seeds of one of `parts` tests: 1 to `count`, or those that FROM and SEEDS select.
 fn seeds(part: u64, parts: u64, count: u64) -> impl Iterator<Item = u64> {
     environment::seeds("swordbox", count).filter(move |seed| seed % parts == part)
 }
 
-/// The layers that [`operate`] draws from; the last ones are in force in the end.
+/// The layers that [`operate`] draws from. The last ones are in force in the end.
 const SETTINGS: [Layers; 4] = [
     Layers::PASS,
     Layers { cas_to_write: false, ..Layers::CAS_TO_WRITE },
@@ -391,7 +396,7 @@ const SETTINGS: [Layers; 4] = [
     Layers::CAS_TO_WRITE,
 ];
 
-/// In a sixth of the seeds, an operator switches layers off and on.
+/// In a sixth of the seeds, an operator changes the layers several times.
 fn operate(net: &mut words::Cluster) {
     let mut chance = Chance::stream(net.seed(), 0x6c61_7965);
     if chance.below(6) > 0 {
@@ -435,24 +440,24 @@ fn bad_wires(part: u64) {
         all.add(&totals);
     }
     println!("{all:?}");
-    // Lanes are left where their owners wait for receives.
+    // Shared QPs are left where their owners wait for receive buffers.
     acted.check(
         &[&LEAST[..], &[("decided", 1000), ("lanes_left", 2), ("answered", 10), ("forged", 300)]].concat(),
     );
 }
 
 #[test]
-fn bad_wires_in_the_first_third_of_the_seeds() {
+fn bad_wires_leave_words_correct_in_the_first_third_of_the_seeds() {
     bad_wires(0);
 }
 
 #[test]
-fn bad_wires_in_the_second_third_of_the_seeds() {
+fn bad_wires_leave_words_correct_in_the_second_third_of_the_seeds() {
     bad_wires(1);
 }
 
 #[test]
-fn bad_wires_in_the_last_third_of_the_seeds() {
+fn bad_wires_leave_words_correct_in_the_last_third_of_the_seeds() {
     bad_wires(2);
 }
 
@@ -481,17 +486,17 @@ fn crashes(part: u64) {
 }
 
 #[test]
-fn crashes_in_the_first_half_of_the_seeds() {
+fn crashes_leave_words_correct_in_the_first_half_of_the_seeds() {
     crashes(0);
 }
 
 #[test]
-fn crashes_in_the_second_half_of_the_seeds() {
+fn crashes_leave_words_correct_in_the_second_half_of_the_seeds() {
     crashes(1);
 }
 
 #[test]
-fn every_verb_through_a_swordbox() {
+fn every_verb_completes_correctly_through_a_swordbox() {
     let mut sum = std::collections::BTreeMap::<&str, u64>::new();
     for seed in environment::seeds("swordbox", 100) {
         for (name, value) in run(seed, Layers::CAS_TO_WRITE) {
@@ -501,7 +506,7 @@ fn every_verb_through_a_swordbox() {
     assert!(sum["decided"] > 0 && sum["coalesced"] > 0);
 }
 
-/// What a seed runs where nothing breaks, and where things do
+/// Whether a run has lossy links only, or also crashes and failing connections
 #[cfg(debug_assertions)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Runs {
@@ -509,7 +514,7 @@ enum Runs {
     Broken,
 }
 
-/// What a run came to: what is wrong, if anything, and requests that clients had to repeat.
+/// Returns the violation found in a run, if any, and how many requests clients had to repeat.
 #[cfg(debug_assertions)]
 fn outcome(seed: u64, runs: Runs, bug: Option<swordbox::Bug>) -> (Option<String>, u64) {
     let (mut config, mut chance) = drawn(seed, FORGETFUL);
@@ -532,14 +537,15 @@ fn outcome(seed: u64, runs: Runs, bug: Option<swordbox::Bug>) -> (Option<String>
     (wrong, switch.switch.function.counters().repeated.get())
 }
 
-/// Whether one of so many seeds shows a planted bug, and nothing without it.
+/// Returns whether one of the first `seeds` seeds shows a planted bug, and no violation without it.
 #[cfg(debug_assertions)]
 fn is_found(bug: swordbox::Bug, runs: Runs, seeds: u64) -> bool {
     (1..=seeds).any(|seed| {
         let (wrong, repeated) = outcome(seed, runs, Some(bug));
-        // An answer that is lost is asked for again: that nobody has to on good wires is what is wrong then.
+        // A lost response is requested again. On good links no client should have to, so a repeated request
+        // shows the bug.
         let shows = match &wrong {
-            // A client that waits for ever for its READ
+            // With this bug, a client waits forever for its READ.
             Some(wrong) => {
                 bug == swordbox::Bug::OldRead
                     || (!wrong.contains("not done") && !wrong.contains("again and again"))
@@ -563,25 +569,25 @@ fn planted_stale_words_are_found() {
 
 #[cfg(debug_assertions)]
 #[test]
-fn planted_losses_of_acknowledgements_are_found() {
+fn planted_lost_acknowledgements_are_found() {
     assert!(is_found(swordbox::Bug::LostAck, Runs::Whole, 1000));
 }
 
 #[cfg(debug_assertions)]
 #[test]
-fn planted_second_decisions_are_found() {
+fn planted_double_decisions_are_found() {
     assert!(is_found(swordbox::Bug::DecidedAnew, Runs::Whole, 1000));
 }
 
 #[cfg(debug_assertions)]
 #[test]
-fn planted_connections_by_port_are_found() {
+fn planted_connection_lookup_by_port_is_found() {
     assert!(is_found(swordbox::Bug::NewPort, Runs::Whole, 1000));
 }
 
 #[cfg(debug_assertions)]
 #[test]
-fn planted_rights_that_never_end_are_found() {
+fn planted_kept_access_rights_are_found() {
     assert!(is_found(swordbox::Bug::KeptRight, Runs::Broken, 1000));
 }
 
@@ -593,6 +599,6 @@ fn planted_old_reads_are_found() {
 
 #[cfg(debug_assertions)]
 #[test]
-fn planted_stuck_lanes_are_found() {
+fn planted_stuck_shared_qps_are_found() {
     assert!(is_found(swordbox::Bug::StuckLane, Runs::Whole, 1000));
 }

@@ -1,5 +1,6 @@
-//! Processes on networks that seeds draw: whatever happens there, all see one order, nothing comes twice, every sender knows what
-//! became of what it sent, and nothing fails without a cause that was drawn.
+//! 1Pipe processes on networks drawn from seeds. Under all faults, all processes deliver in one order, no
+//! message is delivered twice, every sender learns the fate of its messages, and no message is lost without a
+//! cause that was drawn.
 
 use super::environment;
 use representative::config::{Incarnation, Pace};
@@ -8,18 +9,19 @@ use sim::onepipe::{Drawn, Explained, Made, Stranger, Tree};
 use sim::{Ecn, Fault};
 use switch::{Chance, Nanos, Share};
 
-/// What a network does, beside losing frames.
+/// Adverse conditions of a network, besides loss of frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// Nothing; links keep their order.
+    /// No other faults; links keep their order.
     Orderly,
-    /// Clocks are right, and hosts send at the same instants.
+    /// Clocks are exact, and hosts send at the same instants.
     Ties,
-    /// Queues are short and mark, windows small, messages large, and applications slow.
+    /// Queues are short and mark packets, windows are small, messages are large, and applications are slow.
     Crowded,
     /// Links duplicate, damage and reorder.
     Disorderly,
-    /// Links are cut, flap and carry short packets only, interfaces do not reach each other, switches crash, and hosts are paused.
+    /// Links are cut, flap and carry only short packets, pairs of interfaces cannot reach each other,
+    /// switches crash, and hosts are paused.
     Failing,
 }
 
@@ -27,16 +29,16 @@ impl Kind {
     const ALL: [Self; 5] = [Self::Orderly, Self::Ties, Self::Crowded, Self::Disorderly, Self::Failing];
 }
 
-/// The longest time without a barrier where links lose frames, nothing fails, and no clock is set back: one interval more than the
-/// time after which a link is dead.
+/// The longest time without a rise of a barrier where links lose frames, nothing fails, and no clock is
+/// stepped back: one interval more than the time after which a link is dead.
 const LONGEST_STALL: Nanos = Nanos::from_micros(33);
 
-/// What was seen, over all seeds.
+/// Counts over all seeds.
 #[derive(Debug, Default)]
 struct Totals {
     delivered: usize,
     failed: u64,
-    /// Without an answer, and delivered
+    /// Messages without an acknowledgement that were delivered
     ambiguous: usize,
     late: u64,
     duplicates: u64,
@@ -45,13 +47,13 @@ struct Totals {
     /// Messages that were sent at once
     at_once: u64,
     clamped: u64,
-    /// Beacons and messages of strangers that were refused
+    /// Beacons and messages of outsiders that were refused
     strange: u64,
     /// The longest time in which a host's barrier did not rise, in nanoseconds
     stall: u64,
     /// Commands of an operator
     ordered: u64,
-    /// Deliveries with the timestamp of the one before, from another sender
+    /// Deliveries with the timestamp of the previous delivery, from another sender
     ties: usize,
     explained: Explained,
 }
@@ -61,7 +63,7 @@ fn percent(chance: &mut Chance, most: u64) -> Share {
     if chance.below(2) == 0 { Share::NEVER } else { Share::new(share).unwrap() }
 }
 
-/// The network of a seed
+/// Draws the network of a seed.
 fn drawn(seed: u64, kind: Kind, chance: &mut Chance) -> Tree {
     let incarnation =
         [Incarnation::Chip, Incarnation::SwitchCpu, Incarnation::Host][chance.below(3) as usize];
@@ -82,7 +84,7 @@ fn drawn(seed: u64, kind: Kind, chance: &mut Chance) -> Tree {
         tree.habits.step_ns = if chance.below(2) == 0 { 0 } else { chance.below(20_000) };
     }
     tree.link.rate_bps = [10_000_000_000, 100_000_000_000][chance.below(2) as usize];
-    // Not what the rest is drawn from, so that seeds stay what they were
+    // A separate stream, so that all other draws of the seed stay the same.
     tree.habits.at_once = Share::percent([0, 50, 100][Chance::stream(seed, 0x6f6e_6365).below(3) as usize]);
     let mut lies = Chance::stream(seed, 0x6c69_6573);
     let mut lies_kind = Chance::stream(seed, 0x666c_6f64);
@@ -110,7 +112,7 @@ fn drawn(seed: u64, kind: Kind, chance: &mut Chance) -> Tree {
             tree.link.reorder = percent(chance, 5);
             tree.link.corrupt = percent(chance, 2);
             tree.link.reorder_by = Nanos(chance.between(500, 10_000));
-            // A stream of its own, so that what else is drawn stays what it was.
+            // A separate stream, so that all other draws of the seed stay the same.
             let mut late = Chance::stream(seed, 0x6c61_7465);
             if late.below(4) == 0 {
                 // Long after a sender has given up
@@ -124,16 +126,16 @@ fn drawn(seed: u64, kind: Kind, chance: &mut Chance) -> Tree {
 /// Faults of a run
 #[derive(Clone, Copy, Debug, Default)]
 struct Faults {
-    /// When the first one begins
+    /// Time at which the first fault begins
     first: Option<Nanos>,
-    /// A switch crashes
+    /// Whether a switch crashes
     crash: bool,
-    /// A host is paused
+    /// Whether a host is paused
     pause: bool,
 }
 
-/// Schedules links that are cut in both directions or in one, switches that crash, hosts that are paused, and clocks of switches
-/// that are set.
+/// Schedules links that are cut in one or both directions, switches that crash, hosts that are paused, and
+/// clocks of switches that are stepped.
 fn fail(made: &mut Made, lasts: Nanos, chance: &mut Chance) -> Faults {
     let mut faults = Faults::default();
     for _ in 0..chance.between(1, 3) {
@@ -164,9 +166,10 @@ fn fail(made: &mut Made, lasts: Nanos, chance: &mut Chance) -> Faults {
     faults
 }
 
-/// Schedules interfaces that do not reach each other, links whose MTU is short for a while, and ports that flap.
+/// Schedules pairs of interfaces that cannot reach each other, links whose MTU is small for a while, and
+/// links that flap.
 fn disturb(made: &mut Made, seed: u64, lasts: Nanos, faults: &mut Faults) {
-    // A stream of its own, so that what else is drawn stays what it was.
+    // A separate stream, so that all other draws of the seed stay the same.
     let mut chance = Chance::stream(seed, 0x6469_7374);
     let interfaces = made.interfaces();
     let links: Vec<_> = made.world.links().collect();
@@ -180,7 +183,7 @@ fn disturb(made: &mut Made, seed: u64, lasts: Nanos, faults: &mut Faults) {
                 faults.begin(made, (at, Fault::Part(a, b)), (until, Fault::Join(a, b)));
             }
             1 => {
-                // Beacons take 88 bytes.
+                // A beacon takes 88 bytes.
                 let mtu = chance.between(60, 1000) as usize;
                 faults.begin(made, (at, Fault::Mtu(link, mtu)), (until, Fault::Mtu(link, 1500)));
             }
@@ -196,9 +199,10 @@ fn disturb(made: &mut Made, seed: u64, lasts: Nanos, faults: &mut Faults) {
     }
 }
 
-/// Draws what an operator tells keepers of barriers, in the order of time: to set their clocks, to show registers, to leave a link
-/// out of the commit barriers and to take it in again; and, where links fail, that a link will be taken down, which is true of
-/// half of those links, some microseconds before or after.
+/// Draws an operator's commands to the keepers of barriers, ordered by time: to set a clock, to show the
+/// registers, to exclude a link from the commit barriers and to include it again. Where links fail, also
+/// announces that a link will be taken down. Half of those links are taken down, some microseconds before or
+/// after.
 fn operate(
     made: &mut Made,
     seed: u64,
@@ -206,14 +210,14 @@ fn operate(
     lasts: Nanos,
     faults: &mut Faults,
 ) -> Vec<(Nanos, usize, Order)> {
-    // A stream of its own, so that what else is drawn stays what it was.
+    // A separate stream, so that all other draws of the seed stay the same.
     let mut chance = Chance::stream(seed, 0x6f70_6572);
     let count = if chance.below(3) == 0 { chance.between(1, 6) } else { 0 };
     let mut orders: Vec<_> = (0..count)
         .map(|_| {
             let at = Nanos(chance.between(10_000, lasts.0));
             let switch = chance.below(made.keepers.len() as u64) as usize;
-            // Some have no such link.
+            // Not all switches have a link of that number.
             let number = chance.below(8);
             let link = LinkId(number as u16);
             let order = match chance.below(if kind == Kind::Failing { 6 } else { 4 }) {
@@ -241,11 +245,11 @@ fn operate(
     orders
 }
 
-/// What an operator has a keeper of barriers do.
+/// An operator's order to a keeper of barriers
 #[derive(Clone, Copy, Debug)]
 enum Order {
     Give(Command),
-    /// Sets its clock, by so many nanoseconds.
+    /// Steps its clock by this many nanoseconds.
     SetClock(i64),
 }
 
@@ -285,7 +289,7 @@ fn run(seed: u64, plant: impl Fn(&mut Tree), totals: &mut Totals) -> Result<(), 
         until = until + Nanos::from_micros(100);
         made.world.run_until(until);
     }
-    // What was acknowledged last waits for the barrier.
+    // The last acknowledged messages wait for the barrier.
     let late = Nanos(tree.link.reorder_by.0 * 2 * u64::from(tree.levels + 1));
     let on_its_way = if kind == Kind::Disorderly { late } else { Nanos::ZERO };
     made.world.run_until(until + Nanos::from_micros(100) + on_its_way);
@@ -294,7 +298,7 @@ fn run(seed: u64, plant: impl Fn(&mut Tree), totals: &mut Totals) -> Result<(), 
     let stall = made.each_host().map(|host| host.stall).max().unwrap_or_default();
     let most = Nanos(LONGEST_STALL.0 + tree.habits.step_ns);
     if !matches!(kind, Kind::Failing | Kind::Disorderly) && stall > most {
-        return Err(context(format!("a barrier did not rise for {} ns", stall.0)));
+        return Err(context(format!("a host's barrier did not rise for {} ns", stall.0)));
     }
     match kind {
         Kind::Orderly | Kind::Ties | Kind::Crowded => made.check(None),
@@ -304,7 +308,7 @@ fn run(seed: u64, plant: impl Fn(&mut Tree), totals: &mut Totals) -> Result<(), 
     .map_err(context)?;
     totals.stall = totals.stall.max(stall.0);
     totals.ambiguous += made.check_fates().map_err(context)?;
-    // A copy arrives later than its original, which may be lost behind the link that copied it.
+    // A copy arrives later than its original, which may be lost after the link that duplicated it.
     let keeps_order = tree.link.reorder == Share::NEVER && tree.link.duplicate == Share::NEVER;
     let drawn = Drawn {
         late_from: if keeps_order { faults.first } else { Some(Nanos::ZERO) },
@@ -331,8 +335,8 @@ fn run(seed: u64, plant: impl Fn(&mut Tree), totals: &mut Totals) -> Result<(), 
     Ok(())
 }
 
-/// The seeds of a kind: of a thousand, or as many as the environment says. What has to have happened in a thousand, or nothing
-/// was tested
+/// Runs the seeds of one kind, out of a thousand or those that the environment selects. `happened` states
+/// which events must have occurred in a thousand seeds for the test to be meaningful.
 fn seeds(kind: Kind, happened: impl Fn(&Totals) -> bool) {
     let mut totals = Totals::default();
     for seed in environment::seeds("onepipe", 1000) {
@@ -351,27 +355,27 @@ fn seeds(kind: Kind, happened: impl Fn(&Totals) -> bool) {
 }
 
 #[test]
-fn orderly_networks_deliver_in_time() {
+fn orderly_networks_deliver_all_messages_in_time() {
     seeds(Kind::Orderly, |totals| totals.clamped > 0 && totals.late == 0);
 }
 
 #[test]
-fn ties_are_broken_alike() {
+fn ties_are_broken_alike_by_all_receivers() {
     seeds(Kind::Ties, |totals| totals.ties > 1000);
 }
 
 #[test]
-fn crowded_networks_and_slow_readers_lose_messages_and_nothing_else() {
+fn congestion_and_slow_readers_lose_messages_but_keep_the_order() {
     seeds(Kind::Crowded, |totals| totals.marked > 0 && totals.no_room > 0);
 }
 
 #[test]
-fn links_that_reorder_lose_messages_and_nothing_else() {
+fn links_that_reorder_lose_messages_but_keep_the_order() {
     seeds(Kind::Disorderly, |totals| totals.late > 0 && totals.duplicates > 0 && totals.clamped > 0);
 }
 
 #[test]
-fn failures_lose_messages_and_nothing_else() {
+fn failures_lose_messages_but_keep_the_order() {
     seeds(Kind::Failing, |totals| totals.late > 0);
 }
 
@@ -384,6 +388,6 @@ fn planted_bugs_are_found() {
             Some((seed, what))
         });
         println!("{bug:?}: {found:?}");
-        assert!(found.is_some(), "{bug:?}");
+        assert!(found.is_some(), "{bug:?} was not found");
     }
 }

@@ -1,7 +1,7 @@
-//! Seeds of deliveries: names of any length, disks that begin late, are slow, full or small, switches that copy, that are not there
-//! or fail, lossy networks, crashes.
+//! Deliveries drawn from seeds: names of any length, disks that begin late, are slow, full or small, switches
+//! that copy, are absent or fail, lossy networks, and crashes.
 //!
-//! FROM and SEEDS say other seeds: `SEEDS=50000 cargo test -p sim --release --test rdmc deliveries`
+//! FROM and SEEDS select other seeds: `SEEDS=50000 cargo test -p sim --release --test it rdmc::deliveries`
 
 use crate::environment;
 use rdmc::Algorithm;
@@ -14,13 +14,13 @@ use switch::{Chance, Nanos, Share};
 /// Segments that a root keeps ahead of the slowest receiver
 const WINDOW: u64 = 4;
 
-/// What happened in all runs.
+/// Counts over all runs.
 #[derive(Debug, Default)]
 struct Totals {
-    /// Deliveries that all sound receivers got, and those that some did not get, or nobody
+    /// Deliveries that all sound receivers completed; then those that some or all of them did not complete
     whole: usize,
     partial: usize,
-    /// Those by a switch that copies, and those that went on without
+    /// Deliveries through a switch that copies; then those that fell back to another algorithm
     copied: usize,
     without: usize,
     /// Rounds beyond the first
@@ -39,11 +39,11 @@ fn habit(chance: &mut Chance) -> Habit {
     }
 }
 
-/// Whether a receiver of this habit gets the object, if nothing else goes wrong.
+/// Returns whether a receiver with this behaviour gets the object if nothing else fails.
 fn is_sound(habit: Habit) -> bool {
     match habit {
         Habit::Sound | Habit::Begins(_) | Habit::Disk(_) => true,
-        // What is held at most: what was not written, that again, and what comes in
+        // Segments held at most: those not yet written, the same again, and the one that arrives
         Habit::Small(bytes) => bytes >= (2 * WINDOW + 1) * 40_000,
         _ => false,
     }
@@ -53,13 +53,13 @@ fn share(chance: &mut Chance, most: u64) -> Share {
     Share::new(chance.below(most) as f64 / 10_000.0).unwrap_or(Share::NEVER)
 }
 
-/// What is drawn for a seed.
+/// What a seed has drawn.
 struct Drawn {
     setup: Setup,
     habits: Vec<Habit>,
-    /// Neither loss nor crashes
+    /// Whether there is neither loss nor crashes
     calm: bool,
-    /// The switch is where receivers and root look for it, and has room
+    /// Whether the switch is at the configured address and has room
     has_switch: bool,
     algorithm: Algorithm,
     name: String,
@@ -93,7 +93,8 @@ fn draw(seed: u64, chance: &mut Chance) -> Drawn {
     if !has_switch {
         setup.copies_at = ip(99);
     }
-    // A switch with too few queue pairs for a root and a receiver, which may be all that is left, is as good as none.
+    // A switch with too few queue pairs for a root and a receiver, the smallest possible group, is equivalent
+    // to no switch.
     let has_room = Chance::stream(seed, 0x7061_6972).below(4) > 0;
     if !has_room {
         setup.queue_pairs = 1;
@@ -105,7 +106,7 @@ fn draw(seed: u64, chance: &mut Chance) -> Drawn {
     Drawn { setup, habits, calm, has_switch, algorithm, name, len }
 }
 
-/// Runs a seed, and checks it. `plant` changes what the hosts are made with.
+/// Runs a seed, and checks it. `plant` changes the setup of the hosts.
 fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(), String> {
     let mut chance = Chance::stream(seed, 0x6465_6c69);
     let Drawn { mut setup, habits, calm, has_switch, algorithm, name, len } = draw(seed, &mut chance);
@@ -125,7 +126,7 @@ fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(),
         for _ in 0..chance.below(3) {
             let at = Nanos(chance.below(3_000_000));
             let victim = chance.between(0, u64::from(receivers) + 1) as u16;
-            // The one behind the last is the switch, which begins anew.
+            // The number after the last receiver is the switch, which restarts.
             if victim > receivers {
                 delivery.world.schedule(at, Fault::Crash(delivery.switch));
                 delivery.world.schedule(at + Nanos(chance.below(300_000)), Fault::Restart(delivery.switch));
@@ -139,23 +140,26 @@ fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(),
     if victims.contains(&0) {
         delivery.world.run_until(Nanos::from_secs(8));
     } else if !delivery.settle(Nanos::from_secs(180), &others) {
-        return Err(format!("{context}: not over: {:?}", delivery.given()));
+        return Err(format!("{context}: not over, result at the root: {:?}", delivery.given()));
     }
     let given = delivery.given().filter(|_| !victims.contains(&0));
     for host in &others {
         let habit = habits[usize::from(*host) - 1];
         let Some(taken) = delivery.taken(*host) else {
-            return Err(format!("{context}: host {host} has not heard how it ended"));
+            return Err(format!("{context}: host {host} has no result"));
         };
         if taken.is_ok() && !delivery.is_right(*host) {
-            return Err(format!("{context}: host {host} has something else"));
+            return Err(format!("{context}: host {host} has stored something else"));
         }
-        // A root that keeps to the protocol is never taken for one that does not.
+        // A root that keeps to the protocol is never taken for one that violates it.
         if is_sound(habit) && matches!(taken, Err(TakeError::Violation(_) | TakeError::Refused(_))) {
             return Err(format!("{context}: host {host}: {taken:?}"));
         }
         if delivery.most_unwritten(*host) > WINDOW {
-            return Err(format!("{context}: host {host} had {} segments", delivery.most_unwritten(*host)));
+            return Err(format!(
+                "{context}: host {host} held {} unwritten segments, more than the window of {WINDOW}",
+                delivery.most_unwritten(*host)
+            ));
         }
         let lost = match given {
             Some(Ok(given)) => given.lost.as_slice(),
@@ -170,7 +174,9 @@ fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(),
             _ => Some(Lost::Damaged),
         };
         if calm && lost != expected {
-            return Err(format!("{context}: host {host} is {lost:?}, not {expected:?}: {given:?}"));
+            return Err(format!(
+                "{context}: the root lists host {host} as {lost:?}, expected {expected:?}: {given:?}"
+            ));
         }
     }
     let Some(Ok(given)) = given else {
@@ -180,7 +186,7 @@ fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(),
     if let Some(host) =
         (1..=receivers).find(|host| given.stored.contains(&ip(*host)) && !delivery.is_right(*host))
     {
-        return Err(format!("{context}: host {host} has something else"));
+        return Err(format!("{context}: host {host} is listed as stored but has stored something else"));
     }
     if calm && algorithm == Algorithm::InNetwork && has_switch != (given.algorithm == Algorithm::InNetwork) {
         return Err(format!("{context}: {given:?}"));
@@ -196,7 +202,7 @@ fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(),
 }
 
 #[test]
-fn all_who_are_sound_and_left_get_the_object() {
+fn all_sound_and_live_receivers_get_the_object() {
     let mut totals = Totals::default();
     for seed in crate::environment::seeds("rdmc", 300) {
         run(seed, |_| {}, &mut totals).unwrap_or_else(|what| panic!("seed {seed}: {what}"));
@@ -219,6 +225,6 @@ fn planted_bugs_are_found() {
             Some((seed, what))
         });
         println!("{bug:?}: {found:?}");
-        assert!(found.is_some(), "{bug:?}");
+        assert!(found.is_some(), "{bug:?} was not found");
     }
 }

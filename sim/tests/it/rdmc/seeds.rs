@@ -1,6 +1,8 @@
-//! A thousand seeds: networks that lose, delay, repeat and damage; hosts that sleep, crash and are cut off.
+//! Groups drawn from a thousand seeds: networks lose, delay, duplicate and damage frames; hosts pause, crash
+//! and are cut off.
 //!
-//! FROM and SEEDS say other seeds: `SEEDS=100000 FROM=5000 cargo test -p sim --release --test rdmc seeds`
+//! FROM and SEEDS select other seeds: `SEEDS=100000 FROM=5000 cargo test -p sim --release --test it
+//! rdmc::seeds`
 
 use crate::environment;
 use rdmc::{Algorithm, Failure, GroupConfig, Racks};
@@ -8,12 +10,12 @@ use sim::rdmc::{Cluster, Now, SWITCH_MAC, Setup, ip, len_of, mac};
 use sim::{Fault, Link, Queues};
 use switch::{Chance, Nanos, Share};
 
-/// What goes wrong.
+/// Faults of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// Frames are lost, repeated, overtaken and damaged.
+    /// Frames are lost, duplicated, reordered and damaged.
     Lossy,
-    /// Some hosts' links are slow, delays jump, hosts sleep for a while.
+    /// Some hosts' links are slow, delays jump, and hosts pause for a while.
     Slow,
     /// Hosts crash.
     Crashing,
@@ -25,37 +27,39 @@ impl Kind {
     const ALL: [Self; 4] = [Self::Lossy, Self::Slow, Self::Crashing, Self::Cut];
 }
 
-/// What happened in all runs.
+/// Counts over all runs.
 #[derive(Debug, Default)]
 struct Totals {
     closed: usize,
     failed: usize,
     messages: usize,
     retransmitted: u64,
-    /// Groups in which some had a message that others never got
+    /// Groups in which some members had a message that others never got
     uneven: usize,
-    /// Packets that hosts refused as they know no such queue pair of their sender: forged ones
+    /// Packets that hosts refused because their sender has no such queue pair: forged ones
     forged: u64,
-    /// Groups that failed without a fault, because a NIC had used up its retries
+    /// Groups that failed without a fault because a NIC had exhausted its retries
     excused: u64,
 }
 
-/// A host is cut off or goes down.
+/// An outage of a host: it is cut off or crashes.
 #[derive(Clone, Copy, Debug)]
 struct Outage {
     host: u16,
     from: Nanos,
-    /// The link loses long packets from then on: the members come together by short ones, and the first block is lost
+    /// Whether the link drops long packets from then on. The members then connect by short packets, and the
+    /// first block is lost.
     stops_blocks: bool,
-    /// Clocks drift: those that are slow by 1 % wait longer.
+    /// Whether clocks drift. Clocks that are slow by 1 % make timeouts longer.
     drifts: bool,
 }
 
 impl Outage {
-    /// Whether it may be heard of at a time: at once or when a member is missed; or, by a member that was cut off when the
-    /// others heard of it, when the time for coming together is over. A link that loses blocks is noticed when the group is
-    /// open and the first block is sent. That may be as late, if packets that connect two members were lost before (seeds
-    /// 13020751 and 13024271).
+    /// Returns whether members may notice the outage at time `at`. They notice it at once, or when they miss
+    /// the member. A member that was cut off when the other members noticed it notices it when the time to
+    /// connect is over. A link that drops blocks is noticed when the group is open and the first block is
+    /// sent. That may be equally late, if packets that connect two members were lost before (seeds 13020751
+    /// and 13024271).
     fn explains(&self, failure: Failure, at: Nanos) -> bool {
         let is_at_once = matches!(failure, Failure::Gone(_)) && !self.stops_blocks;
         let late = if is_at_once { Nanos::ZERO } else { CREATE_TIMEOUT };
@@ -64,13 +68,13 @@ impl Outage {
     }
 }
 
-/// The time that members have to come together where some fail. A question for a MAC address that is lost is asked again
-/// after half a second, and a message of the switch's communication manager after four: three of these.
+/// Time that members have to connect where some fail. A lost ARP request is repeated after half a second, and
+/// a lost message of the switch's communication manager after four: three of these.
 const CREATE_TIMEOUT: Nanos = Nanos::from_secs(10);
-/// The time from a crash or cut until all others have missed the host and have told each other: 60 ms until a link works
-/// again, 30 ms without a sign of life, and repetitions
+/// Time from a crash or cut until all other members have noticed it and notified each other: 60 ms until a
+/// link works again, 30 ms without a sign of life, and retransmissions
 const NOTICED: Nanos = Nanos::from_millis(200);
-/// The most by which a frame is late
+/// The longest delay of a late frame
 const LATE: Nanos = Nanos::from_millis(4);
 
 fn percent(chance: &mut Chance, most: u64) -> Share {
@@ -107,12 +111,12 @@ fn setup(seed: u64, kind: Kind, chance: &mut Chance) -> Setup {
         }
         Kind::Crashing | Kind::Cut => link.loss = percent(chance, 1),
     }
-    // A question for a MAC address that is lost is asked again after half a second, and a message of the switch's
-    // communication manager after four.
+    // A lost ARP request is repeated after half a second, and a lost message of the switch's communication
+    // manager after four seconds.
     let works = matches!(kind, Kind::Lossy | Kind::Slow);
     let create_timeout = if works { Nanos::from_secs(40) } else { CREATE_TIMEOUT };
     let hosts = chance.between(2, 9) as u16;
-    // Lossy links have seeds of their own that are known for what they do.
+    // Seeds with lossy links keep the usual queues, so that recorded seeds keep their meaning.
     let queues = if kind == Kind::Lossy { Queues::USUAL } else { Queues::drawn(seed) };
     if kind == Kind::Slow {
         link.reorder = percent(&mut Chance::stream(seed, 0x6f72_6465), 2);
@@ -120,7 +124,7 @@ fn setup(seed: u64, kind: Kind, chance: &mut Chance) -> Setup {
         environment::short_queue(&mut link, seed);
     }
     if kind == Kind::Lossy && environment::late(&mut link, seed, LATE) {
-        // A frame that comes later than NICs wait costs a retry, as a lost one does.
+        // A frame that is later than the NICs' timeout costs a retry, as a lost one does.
         link.loss = Share::new(link.loss.get() / 2.0).unwrap_or(Share::NEVER);
     }
     let mut setup = Setup {
@@ -133,11 +137,11 @@ fn setup(seed: u64, kind: Kind, chance: &mut Chance) -> Setup {
         first_psn: environment::psns_near_the_wrap(seed),
         ..Setup::default()
     };
-    // A stream of its own, so that what else is drawn stays what it was.
+    // A separate stream, so that all other draws of the seed stay the same.
     let mut lies = Chance::stream(seed, 0x6c69_6573);
     setup.lies = if lies.below(3) == 0 { lies.between(10, 200) } else { 0 } as u32;
     if kind == Kind::Slow {
-        // A block takes longer than NICs wait by default.
+        // A block takes longer than the NICs' default timeout.
         setup.ack_timeout = 11;
         for _ in 0..chance.below(3) {
             let rate_bps = link.rate_bps / chance.between(2, 10);
@@ -148,14 +152,14 @@ fn setup(seed: u64, kind: Kind, chance: &mut Chance) -> Setup {
     setup
 }
 
-/// Lets clocks drift and UDP source ports change in some seeds. Returns whether clocks drift.
+/// Makes clocks drift and UDP source ports change in some seeds. Returns whether clocks drift.
 fn wear(cluster: &mut Cluster, seed: u64) -> bool {
     let (hosts, within) = (cluster.hosts.clone(), Nanos::from_millis(2));
     environment::rehash(&mut cluster.world, &hosts, seed, within);
     environment::drift(&mut cluster.world, &[&hosts[..], &[cluster.switch]].concat(), seed, within)
 }
 
-/// Crashes, pauses and cuts; crashes and cuts, and until when anything happens
+/// Schedules crashes, pauses and cuts. Returns the outages, and the time by which all faults are over.
 fn fail(cluster: &mut Cluster, seed: u64, kind: Kind, chance: &mut Chance) -> (Vec<Outage>, Nanos) {
     let drifts = wear(cluster, seed);
     let hosts = cluster.hosts.len() as u64;
@@ -165,13 +169,13 @@ fn fail(cluster: &mut Cluster, seed: u64, kind: Kind, chance: &mut Chance) -> (V
     for _ in 0..chance.between(1, 3) {
         let host = chance.below(hosts) as u16;
         let node = cluster.hosts[usize::from(host)];
-        // Mostly while blocks are under way, at times while the group is made
+        // Mostly while blocks are in flight, sometimes while the group is being created
         let within = *chance.pick(&[100_000, 400_000, 2_000_000]);
         let at = Nanos(chance.below(within));
         match kind {
             Kind::Lossy => {}
             Kind::Slow => {
-                // Shorter than what makes a host count as gone
+                // Shorter than the time after which a host counts as gone
                 let until = at + Nanos(chance.between(1000, 8_000_000));
                 cluster.world.schedule(at, Fault::Pause(node));
                 cluster.world.schedule(until, Fault::Resume(node));
@@ -212,7 +216,8 @@ fn fail(cluster: &mut Cluster, seed: u64, kind: Kind, chance: &mut Chance) -> (V
     (outages, last)
 }
 
-/// In a quarter of the seeds, two members that others reach, or a member and the switch, do not reach each other from a time on.
+/// In a quarter of the seeds, two members, or a member and the switch, cannot reach each other from some time
+/// on, whereas all other paths work.
 fn part(
     cluster: &mut Cluster,
     seed: u64,
@@ -220,7 +225,7 @@ fn part(
     outages: &mut Vec<Outage>,
     last: &mut Nanos,
 ) {
-    // A stream of its own, so that what else is drawn stays what it was.
+    // A separate stream, so that all other draws of the seed stay the same.
     let mut chance = Chance::stream(seed, 0x7061_7274);
     if chance.below(4) > 0 {
         return;
@@ -242,9 +247,10 @@ fn part(
     outages.extend([a, b].map(outage));
 }
 
-/// Says which member of a group names a failure that no outage explains. The member that it lies with was cut off or down; or
-/// a member that was said so before, as it reached nobody; or the switch gave up a group of which a member was. A member
-/// whose part failed before it could say that it has created the group counts as one that has not.
+/// Checks that an outage explains each failure that a member reports. The member that the failure names was
+/// cut off or down; or it had itself reported a failure before, as it could reach no member; or the switch
+/// gave up a group to which it belonged. A member that failed before it could announce the group as created
+/// counts as one that did not create it.
 fn check_blame(cluster: &Cluster, outages: &[Outage], number: u32, hosts: &[u16]) -> Result<(), String> {
     let failed = |host: u16| cluster.failure(host, number);
     for host in hosts {
@@ -257,12 +263,13 @@ fn check_blame(cluster: &Cluster, outages: &[Outage], number: u32, hosts: &[u16]
         let member = hosts.iter().find(|host| ip(**host) == failure.member());
         let is_cause = |outage: &Outage| {
             let said = |(other, when)| other == failure && when <= at;
-            // Whoever waits for the same time limit names the member that it could not reach itself.
+            // A member whose time limit is the same names the member that it could not reach itself.
             let had_failed = |member: &u16| {
                 failed(*member)
                     .is_some_and(|(why, when)| when < at || when == at && why.member() == ip(outage.host))
             };
-            // A clock that runs fast ends the time before the member named does, which then hears it of itself (seed 40003995).
+            // A fast clock ends the time limit before the member that is named reaches its own, and that
+            // member then learns that it is named (seed 40003995).
             let is_told_so =
                 |member: &u16| outage.drifts && failed(*member).is_some_and(|(why, _)| why == failure);
             failure == Failure::Switch(ip(hosts[0]))
@@ -273,14 +280,14 @@ fn check_blame(cluster: &Cluster, outages: &[Outage], number: u32, hosts: &[u16]
         let mut of_group = outages.iter().filter(|outage| hosts.contains(&outage.host));
         if !is_loss || !of_group.any(|outage| outage.explains(failure, at) && is_cause(outage)) {
             return Err(format!(
-                "host {host} says at {at:?} of group {number}: {failure}; that is not so: {outages:?}"
+                "host {host} reports at {at:?} for group {number}: {failure}; no outage explains this: {outages:?}"
             ));
         }
     }
     Ok(())
 }
 
-/// Runs a seed, and checks it. `plant` changes what the hosts are made with.
+/// Runs a seed, and checks it. `plant` changes the setup of the hosts.
 fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(), String> {
     let kind = Kind::ALL[seed as usize % Kind::ALL.len()];
     let mut chance = Chance::stream(seed, 0x5244_4d43);
@@ -288,7 +295,7 @@ fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(),
     plant(&mut setup);
     let mut cluster = Cluster::new(&setup);
     let all: Vec<u16> = (0..setup.hosts).collect();
-    // Up to three groups, which share hosts: the first one of all
+    // Up to three groups, which share hosts; the first one has all hosts.
     let mut groups = Vec::new();
     for number in 1..=chance.between(1, 3) as u32 {
         let mut hosts = all.clone();
@@ -303,7 +310,7 @@ fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(),
             ..GroupConfig::new(number, Vec::new())
         };
         cluster.create(&config, &hosts).map_err(|error| error.to_string())?;
-        // Short ones too: one block comes another way than two.
+        // Short messages, too: a single block takes another route than two blocks do.
         let most = (config.block_bytes * *chance.pick(&[2, 24])).min(60_000);
         let messages = chance.below(5) as usize;
         for message in 0..messages {
@@ -352,7 +359,7 @@ fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(),
         let open = hosts.iter().find(|host| now(host) != Now::Closed);
         let works = matches!(kind, Kind::Lossy | Kind::Slow);
         if let Some(host) = open.filter(|_| works) {
-            // Eight losses in a row of the same packet or of its answer
+            // Eight losses in a row of the same packet or of its response
             if !gave_up || !hosts.iter().all(is_lost) {
                 return Err(context(format!("group {number} is {:?} at {host}", now(host))));
             }
@@ -363,13 +370,14 @@ fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(),
     }
     let survivors: Vec<u16> = all.iter().copied().filter(|host| !crashed.contains(host)).collect();
     cluster.check_memory(&survivors).map_err(context)?;
-    // NICs that crashed count from the beginning.
+    // NICs that crashed restart their counters.
     totals.forged += all.iter().map(|host| cluster.nic(*host).no_qp).sum::<u64>();
     totals.retransmitted += all.iter().map(|host| cluster.nic(*host).retransmitted).sum::<u64>();
     Ok(())
 }
 
-/// Packets that are refused at least in 1,000 seeds of a kind in which hosts are sound: without lies it is half of that.
+/// Minimum of refused packets in 1,000 seeds of a kind in which hosts are sound. Without forged packets, it
+/// is half of that.
 const FORGED: u64 = 5000;
 
 fn seeds(kind: Kind, happened: impl Fn(&Totals) -> bool) {
@@ -391,31 +399,31 @@ fn seeds(kind: Kind, happened: impl Fn(&Totals) -> bool) {
 }
 
 #[test]
-fn what_is_lost_comes_all_the_same() {
+fn lossy_links_lose_no_messages() {
     let happened = |totals: &Totals| totals.closed > 1000 && totals.retransmitted > 1000;
     seeds(Kind::Lossy, |totals| happened(totals) && totals.forged > FORGED);
 }
 
-/// With a loss of 3.6 % and damage to 1.6 % a NIC tries one packet eight times in vain.
+/// With a loss of 3.6 % and damage to 1.6 % of frames, a NIC sends one packet eight times in vain.
 #[test]
-fn a_group_whose_nic_has_used_up_its_retries_is_excused() {
+fn a_group_whose_nic_exhausted_its_retries_is_excused() {
     let mut totals = Totals::default();
     run(2_021_852, |_| {}, &mut totals).unwrap();
     assert_eq!(totals.excused, 1);
 }
 
 #[test]
-fn what_is_late_comes_all_the_same() {
+fn slow_links_and_paused_hosts_lose_no_messages() {
     seeds(Kind::Slow, |totals| totals.closed > 1000 && totals.forged > FORGED);
 }
 
 #[test]
-fn crashes_are_told_to_all() {
+fn crashes_are_reported_to_all_members() {
     seeds(Kind::Crashing, |totals| totals.failed > 300 && totals.closed > 100 && totals.uneven > 20);
 }
 
 #[test]
-fn who_is_cut_off_and_who_is_left_learn_of_it() {
+fn members_on_both_sides_of_a_cut_are_notified() {
     seeds(Kind::Cut, |totals| totals.failed > 300 && totals.closed > 100 && totals.uneven > 20);
 }
 
@@ -428,6 +436,6 @@ fn planted_bugs_are_found() {
             Some((seed, what))
         });
         println!("{bug:?}: {found:?}");
-        assert!(found.is_some(), "{bug:?}");
+        assert!(found.is_some(), "{bug:?} was not found");
     }
 }
