@@ -1,5 +1,5 @@
-//! Any bytes as frames on a wire with every fault at once: nothing is lost that no rule drops, what is held back comes out,
-//! and a second run is the same.
+//! Sends arbitrary frames through all impairments at once. Only frames that a rule drops are lost, delayed
+//! frames are sent in the end, and a second run has the same result.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -31,7 +31,7 @@ fn rules(share: Share) -> Vec<Rule> {
     ]
 }
 
-/// Everything that leaves, in order.
+/// Returns all frames that leave, in order.
 fn run(share: Share, mut rest: &[u8]) -> Vec<(Vec<u8>, PortId)> {
     let mut impair = Impair::new(
         &Config {
@@ -57,9 +57,9 @@ fn run(share: Share, mut rest: &[u8]) -> Vec<(Vec<u8>, PortId)> {
         dropped += u64::from(matches!(verdict, Verdict::Drop(_)));
         tick(&mut impair, now, usize::from(how & 3), &mut left);
     }
-    // What is held back is due by and by.
+    // Frames that are held back become due.
     while let Some(at) = impair.next_timer() {
-        assert!(at.since(now) <= Nanos(2_000), "nothing waits for ever");
+        assert!(at.since(now) <= Nanos(2_000), "a frame is held for more than 2 us");
         now = now.max(at);
         tick(&mut impair, now, usize::MAX, &mut left);
     }

@@ -1,7 +1,8 @@
-//! Any packets, and any frames, at a process of 1Pipe that sends, while its clock is set and time passes: it does not panic,
-//! delivers in order and never ahead of its clock, keeps what it promises on its link, and no more than it may; what it sends to
-//! each peer leaves once, in the order of the calls, whether it was kept first or sent at once, and has PSNs without a gap; each
-//! scattering has a timestamp of its own, and is settled once.
+//! Sends arbitrary packets and frames to a 1Pipe process that sends, while its clock is set and time passes.
+//! The process does not panic. It delivers in order and never ahead of its clock, does not break the barriers
+//! that it has announced on its link, and stays within its buffers. Its messages to each peer leave once, in
+//! the order of the calls, whether buffered or sent at once, and with consecutive PSNs. Each scattering has
+//! its own timestamp, and is settled once.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -28,13 +29,13 @@ fn peer(n: u8) -> Peer {
 struct Host {
     process: Process,
     now: Nanos,
-    /// The next PSN of each peer, and the latest that went there
+    /// Next PSN from each peer, and the latest PSN sent to it
     psns: [(Psn, Psn); PEERS as usize + 1],
-    /// Peers that something went to, and the last scattering of which a packet was a message's first
+    /// Peers to which a message was sent, with the last scattering of which a first packet was sent
     went: [Option<Option<u64>>; PEERS as usize + 1],
-    /// The last timestamp of a scattering that left, as far as its packets say which it is
+    /// Timestamp and number of the last scattering that left, as far as its packets identify it
     stamped: Option<(Timestamp, u64)>,
-    /// Scatterings that were taken
+    /// Number of scatterings that the process has accepted
     taken: u64,
     promised: Option<Timestamp>,
     delivered: Option<(Timestamp, ProcessId)>,
@@ -66,14 +67,15 @@ impl Host {
         }
     }
 
-    /// A scattering was taken: they are counted.
+    /// Records a scattering that the process has accepted. They are numbered consecutively.
     fn take(&mut self, scattering: Scattering) {
         assert_eq!(scattering.0, self.taken);
         self.taken += 1;
         assert!(self.open.insert(scattering));
     }
 
-    /// What a message of the next scattering says: which it is, if there is room for that
+    /// Returns the payload of a message of the next scattering. It begins with the scattering's number if
+    /// there is room.
     fn text(&self, len: usize, fill: u8) -> Vec<u8> {
         let mut text = vec![fill; len];
         if let Some(number) = text.first_chunk_mut() {
@@ -108,7 +110,7 @@ impl Host {
         let psns = &mut self.psns[usize::from(from)];
         match kind & 7 {
             0 | 1 => {
-                // Mostly the next
+                // Mostly the next PSN
                 let by = if kind & 1 == 0 { 0 } else { i32::from(b as i8) };
                 let psn = psns.0.add(by as u32 & 0xff_ffff);
                 psns.0 = psn.add(1);
@@ -137,7 +139,7 @@ impl Host {
                 self.hear(TOR, &header, &[]);
             }
             5 if a & 32 != 0 => {
-                // To itself, to one that is known or not
+                // To itself, or to a process that is known or not
                 let (dst, text) = (ProcessId((a & 7).into()), self.text(usize::from(b) * 2, c));
                 let mut frame = vec![c; usize::from(a)];
                 match self.process.send_at_once(self.now, dst, &text, &mut frame) {
@@ -168,7 +170,7 @@ impl Host {
         }
     }
 
-    /// A frame leaves: what it is, if not a beacon.
+    /// Checks a frame that leaves. Returns its opcode, unless it is a beacon.
     fn look_at(&mut self, frame: &[u8]) -> Option<OnePipeOpcode> {
         let packet = Packet::parse(frame).unwrap();
         assert!(packet.verify_icrc());
@@ -177,7 +179,7 @@ impl Host {
             assert!(self.promised.is_none_or(|promised| !header.timestamp().precedes(promised)));
             let to = usize::from(packet.ethernet().dst.0[5]);
             let went = &mut self.went[to];
-            assert!(went.is_none() || header.psn() == self.psns[to].1.add(1), "no PSN is left out or taken twice");
+            assert!(went.is_none() || header.psn() == self.psns[to].1.add(1), "a PSN was skipped or used twice");
             self.psns[to].1 = header.psn();
             let before = went.get_or_insert(None);
             let payload = &packet.payload()[OnePipe::LEN..];
@@ -232,7 +234,7 @@ fuzz_target!(|input: &[u8]| {
     let Some((&how, mut rest)) = input.split_first() else { return };
     let mut host = Host::new(how);
     while let Some((&step, after)) = rest.split_first_chunk() {
-        // Frames are longer than what else is needed.
+        // Only frames need more than 12 bytes.
         let len = if step[0] & 7 == 7 { usize::from(step[1]) } else { 12 };
         let (bytes, after) = after.split_at(len.min(after.len()));
         rest = after;

@@ -1,6 +1,7 @@
-//! Two nodes that say anything to a member of RDMC's groups, on connections that stand, and go and come: messages, blocks with any
-//! immediate data, words, or nothing. It does not panic; what others say makes it keep no more than its groups have a use for; what
-//! it takes for messages has the lengths that were told; and when its groups are over, all that they took is given back.
+//! Two peers send arbitrary input to a member of RDMC's groups, on connections that are open, closed and
+//! opened again: messages, blocks with any immediate data, words, or nothing. The node does not panic. It
+//! does not hold more resources because of peers than its groups can use. Completed messages have their
+//! announced lengths. When its groups are over, it has released all resources.
 #![no_main]
 
 use core::net::IpAddr;
@@ -18,14 +19,15 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use switch::Nanos;
 
-/// In between, so that it asks one of the others for a connection, and is asked by the other
+/// Between the peers' addresses, so that it requests a connection from one peer, and accepts one from the
+/// other
 const OWN: u8 = 2;
 const PEERS: [u8; 2] = [1, 3];
-/// A message between nodes
+/// Bytes of a message between nodes
 const LEN: usize = 48;
 const HELLO: [u8; 4] = [b'R', b'D', 2, 0];
 const BLOCK: u32 = 64;
-/// The longest message that there is memory for
+/// The longest message for which there is memory
 const ROOM: u32 = 4096;
 const GROUPS: [u32; 2] = [7, 8];
 const CONNECTIONS: usize = 8;
@@ -41,26 +43,26 @@ fn nic(n: u8) -> Rnic {
     Rnic::new(rnic::Config { max_qps: 32, max_regions: 64, seed: n.into(), ..rnic::Config::new(interface) })
 }
 
-/// What a node has said when it created a group
+/// What the node has announced when it created a group
 #[derive(Clone, Copy)]
 struct Told {
     agreement: u64,
     end: Option<(Qpn, Psn, Remote)>,
 }
 
-/// A node that says anything.
+/// A peer that sends arbitrary messages.
 struct Peer {
     own: u8,
     nic: Rnic,
     pd: Pd,
     cq: Cq,
     room: (Buffer, Mr),
-    /// Its connection for messages, and one that is being made
+    /// Connection for messages, which may still be in the process of being established
     lane: Option<(Qpn, Conn)>,
-    /// By group: its queue pair for blocks
+    /// Queue pair for blocks, by group
     blocks: BTreeMap<u32, Qpn>,
     told: BTreeMap<u32, Told>,
-    /// Nothing comes to it, or from it
+    /// Whether no frame reaches the peer, or none leaves it
     deaf: bool,
     dumb: bool,
 }
@@ -97,7 +99,7 @@ impl Peer {
         }
     }
 
-    /// Asks for a connection as a node does, or with other private data.
+    /// Requests a connection as a node does, or with other private data.
     fn connect(&mut self, hello: &[u8], now: Nanos) {
         self.hang_up(now);
         let Some(qpn) = self.queue_pair() else { return };
@@ -111,7 +113,7 @@ impl Peer {
         }
     }
 
-    /// Its own part: connections are accepted, and what the node has said of groups is remembered.
+    /// Handles the peer's own events: accepts connections, and records what the node announces about groups.
     fn run(&mut self, now: Nanos) {
         while let Some(event) = self.nic.poll_cm_event() {
             let conn = event.conn();
@@ -156,7 +158,7 @@ impl Peer {
         }
     }
 
-    /// A message about a group, as nodes have them.
+    /// Sends a message about a group, in the format of nodes.
     fn message(&mut self, kind: u8, group: u32, value: u64, rest: &[u8]) {
         let mut bytes = [0; LEN];
         bytes[..3].copy_from_slice(&HELLO[..3]);
@@ -168,7 +170,7 @@ impl Peer {
         self.say(&bytes);
     }
 
-    /// Says that it creates a group, in which something may be wrong, and connects its queue pair for blocks.
+    /// Announces that it has created a group, possibly with errors, and connects its queue pair for blocks.
     fn create(&mut self, group: u32, life: u8, how: u8) {
         let Some(told) = self.told.get(&group).copied() else { return };
         if let Some(before) = self.blocks.remove(&group) {
@@ -176,7 +178,7 @@ impl Peer {
         }
         let mut rest = [0; 32];
         rest[..8].copy_from_slice(&(told.agreement ^ u64::from(how & 0x40 != 0)).to_be_bytes());
-        // There is a queue pair where one is expected, or not.
+        // The peer has a queue pair where one is expected, or not.
         let end = told.end.filter(|_| how & 0x20 == 0);
         let qpn = if end.is_some() || how & 0x10 != 0 { self.queue_pair() } else { None };
         if let Some(qpn) = qpn {
@@ -216,7 +218,7 @@ impl Peer {
         self.message(1, group, life.into(), &rest);
     }
 
-    /// Something on a connection for blocks.
+    /// Posts an operation on a connection for blocks.
     fn block(&mut self, group: u32, operation: Operation, bytes: &[u8]) {
         if let Some(qpn) = self.blocks.get(&group) {
             let data = Data::Inline(bytes.to_vec());
@@ -224,13 +226,13 @@ impl Peer {
         }
     }
 
-    /// Where the node wants to hear how many blocks this one is ready for
+    /// Returns where the node expects to be notified of how many blocks this peer is ready for.
     fn word(&self, group: u32) -> Option<Remote> {
         self.told.get(&group)?.end.map(|(_, _, at)| at)
     }
 }
 
-/// What the application of the node has given away and got back.
+/// Memory that the node's application has lent to the node, and completed messages.
 #[derive(Default)]
 struct Seen {
     buffers: BTreeMap<u32, (Buffer, u32)>,
@@ -245,7 +247,7 @@ struct Host {
     seen: Arc<Mutex<Seen>>,
     members: Vec<u8>,
     algorithm: Algorithm,
-    /// What the application asked for
+    /// Number of calls of the application
     calls: usize,
 }
 
@@ -271,7 +273,7 @@ impl Host {
         let peers = PEERS.map(Peer::new);
         let (now, seen) = (Nanos::ZERO, Arc::default());
         let mut host = Self { nic: own, node, peers, now, seen, members, algorithm, calls: 0 };
-        // In most inputs connections stand, and a group is about to be created.
+        // In most inputs, connections are open and a group is about to be created.
         if how & 16 == 0 {
             host.call(0, 0, 0);
             host.peers[1].connect(&HELLO, Nanos::ZERO);
@@ -280,7 +282,7 @@ impl Host {
         host
     }
 
-    /// The application asks for something.
+    /// Makes a call of the application.
     fn call(&mut self, what: u8, a: u8, b: u8) {
         self.calls += 1;
         let group = GROUPS[usize::from(a & 1)];
@@ -333,7 +335,7 @@ impl Host {
         }
     }
 
-    /// Whatever has to be sent gets there, at once.
+    /// Delivers all frames immediately.
     fn carry(&mut self) {
         let mut frame = Vec::new();
         for _ in 0..200 {
@@ -392,7 +394,7 @@ impl Host {
         let group = GROUPS[usize::from(who >> 1 & 1)];
         let now = self.now;
         let peer = &mut self.peers[usize::from(who & 1)];
-        // Mostly small numbers, as others are wrong anyway
+        // Mostly small numbers, because others are invalid anyway
         let value = if who & 0x80 == 0 { u64::from(b) } else { u64::from_be_bytes([b; 8]) };
         match kind & 15 {
             0 => peer.say(bytes),
@@ -419,7 +421,7 @@ impl Host {
                 peer.block(group, operation[usize::from(a & 3)], &bytes[..bytes.len().min(usize::from(a >> 2))]);
             }
             11 => {
-                // So many blocks, the last of which is for any message or for one
+                // This many blocks, the last of which is for any message or for a certain one
                 if let Some(at) = peer.word(group) {
                     let word = value << 24 | u64::from(a & 3);
                     peer.block(group, Operation::Write(at), &word.to_be_bytes());
@@ -447,25 +449,25 @@ impl Host {
         assert!(links.queue_pairs <= 8 && self.node.words() <= CONNECTIONS);
         assert!(held.queue_pairs <= links.queue_pairs + CONNECTIONS, "{held:?}");
         let messages = self.seen.lock().unwrap().buffers.len();
-        assert!(held.regions <= links.regions + GROUPS.len() + messages, "{held:?}, {messages} messages");
-        // Of what it says itself: that groups are created, stand and end, and notes
-        assert!(self.node.unsaid() <= 16 + 8 * self.calls, "{} after {} calls", self.node.unsaid(), self.calls);
+        assert!(held.regions <= links.regions + GROUPS.len() + messages, "{held:?} with {messages} messages");
+        // Messages of the node's own accord: that groups are created, open and end, and notes
+        assert!(self.node.unsaid() <= 16 + 8 * self.calls, "{} messages wait after {} calls", self.node.unsaid(), self.calls);
     }
 
-    /// All is over: nothing is left.
+    /// Ends all groups, and checks that nothing is left.
     fn end(&mut self) {
         for group in GROUPS {
             _ = self.node.abandon_group(&mut self.nic, group, self.now);
         }
         self.run();
-        assert!(self.seen.lock().unwrap().buffers.is_empty(), "memory of messages");
+        assert!(self.seen.lock().unwrap().buffers.is_empty(), "memory of messages was not returned");
         assert_eq!(self.node.words(), 0);
         assert_eq!(self.nic.held(), self.node.held());
     }
 }
 
 fn give_back(nic: &mut Rnic, seen: &mut Seen, memory: Memory) {
-    let (buffer, _) = seen.buffers.remove(&memory.mr.0).expect("it was given, and not given back");
+    let (buffer, _) = seen.buffers.remove(&memory.mr.0).expect("the memory was lent, and has not been returned");
     nic.deregister(memory.mr).unwrap();
     nic.free(buffer).unwrap();
 }

@@ -1,6 +1,6 @@
-//! Any packets, and any frames, at a NIC that has a queue pair of each service in each state, while rights change, the
-//! region goes and comes, and its buffer is exchanged: it does not panic, no byte of memory changes that may not be
-//! written, and none leaves that may not be read.
+//! Sends arbitrary packets and frames to a NIC that has a queue pair of each service in each state, while
+//! access rights change, the region is deregistered and registered again, and its buffer is exchanged. The
+//! NIC does not panic, changes no byte of memory without write access, and sends none without read access.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -16,10 +16,10 @@ use switch::Nanos;
 const OWN: [u8; 4] = [10, 0, 0, 1];
 const OTHER: [u8; 4] = [10, 0, 0, 2];
 const VA: u64 = 0x1000;
-/// Where the region lies in its buffer
+/// Range of the region in its buffer
 const REGION: core::ops::Range<usize> = 1024..3072;
 const GUARD: u8 = 0xa5;
-/// Rights that let somebody write
+/// Rights that allow local or remote writes
 const WRITES: [Access; 3] = [Access::LOCAL_WRITE, Access::REMOTE_WRITE, Access::REMOTE_ATOMIC];
 
 struct Host {
@@ -29,17 +29,17 @@ struct Host {
     buffers: [Buffer; 2],
     mr: Option<Mr>,
     qpns: Vec<Qpn>,
-    /// What the first buffer holds, while nobody may write to it
+    /// Contents of the first buffer, while nothing may write to it
     kept: Option<Vec<u8>>,
 }
 
 impl Host {
-    /// Rights, the region or its buffer change.
+    /// Changes access rights, the region or its buffer.
     fn change(&mut self, how: u8, which: u8) {
         let flags = [WRITES[0], WRITES[1], WRITES[2], Access::REMOTE_READ, Access::REMOTE_INVALIDATE];
         let chosen = flags.iter().enumerate().filter(|(at, _)| which >> at & 1 != 0);
         let access = chosen.fold(Access::LOCAL_READ, |all, (_, flag)| all.and(*flag));
-        // A SEND with invalidate may have taken it away.
+        // A SEND with invalidate may have invalidated it.
         self.mr = self.mr.filter(|mr| self.nic.region(*mr).is_some());
         match (how % 4, self.mr) {
             (0, Some(mr)) => self.nic.reregister(mr, access).unwrap(),
@@ -49,12 +49,12 @@ impl Host {
                 self.mr = Some(mr.unwrap());
             }
             (2, None) => {
-                // The next buffer gets the place of the one that goes.
+                // The next buffer gets the slot of the one that is freed.
                 self.nic.free(self.buffers[0]).unwrap();
                 self.buffers[0] = self.nic.alloc(vec![GUARD; 4096]).unwrap();
             }
             _ => {
-                // In some states there are none.
+                // In some states, access rights cannot be changed.
                 let qpn = self.qpns[usize::from(which) % self.qpns.len()];
                 _ = self.nic.modify_qp(qpn, Modify::Access(access));
             }
@@ -64,7 +64,8 @@ impl Host {
         self.kept = (!may_write).then(|| self.nic.bytes(self.buffers[0]).to_vec());
     }
 
-    /// Nothing is written that may not be, and nothing of it leaves.
+    /// Checks that nothing was written without a right, and that a frame has no contents of deregistered
+    /// memory.
     fn check(&self, sent: &[u8]) {
         if let Some(kept) = &self.kept {
             assert!(self.nic.bytes(self.buffers[0]) == kept);
@@ -146,7 +147,7 @@ fn queue_pair(nic: &mut Rnic, pd: Pd, cq: Cq, mr: Mr, transport: Transport, stat
             (Operation::Read(remote), local(300)),
         ];
         for (id, (operation, data)) in (0..).zip(operations) {
-            // UC has none that fetch.
+            // UC has no operations that fetch.
             _ = nic.post_send(qpn, SendRequest::new(id, operation, data));
         }
     }
@@ -158,7 +159,7 @@ fn queue_pair(nic: &mut Rnic, pd: Pd, cq: Cq, mr: Mr, transport: Transport, stat
     qpn
 }
 
-/// What comes behind the UDP header, in a frame whose checksums are right.
+/// Returns a frame with correct checksums, in which `bytes` follow the UDP header.
 fn packet(bytes: &[u8]) -> Vec<u8> {
     let udp_len = (8 + bytes.len() + 4) as u16;
     let mut frame = vec![2; 6];
@@ -195,7 +196,7 @@ fuzz_target!(|input: &[u8]| {
         } else {
             let mut bytes = bytes.to_vec();
             if bytes.len() >= 12 && kind & 8 == 0 {
-                // To one of the queue pairs, with a PSN that is near.
+                // To one of the queue pairs, with a PSN close to the expected one
                 let qpn = host.qpns[usize::from(to) % host.qpns.len()].get().to_be_bytes();
                 bytes[1] &= 0xf0;
                 bytes[2..4].fill(0xff);

@@ -1,10 +1,11 @@
-//! Two clients and a memory server around a Swordbox, that say whatever the input wants: requests in order, again and ahead
-//! of their turn, answers that are lost, late or invented, and bytes that are no packets. It does not panic, what it sends
-//! has right checksums, no client is told that something is done that it has not asked for, and no answer is invented or
-//! stale, by the history of the server's memory: an atomic or READ found what the word held at a moment between its request
-//! and its answer, an atomic that changed the word did so then, once, and a WRITE that is acknowledged was done.
+//! Two clients and a memory server around a Swordbox. The input selects their packets: requests in order,
+//! repeated and ahead of their turn; responses that are lost, late or forged; and bytes that are not packets.
+//! The Swordbox does not panic, and its packets have correct checksums. No client gets an acknowledgement for
+//! a request that it has not sent. No response is forged or stale with respect to the history of the server's
+//! memory: an atomic or READ returns what the word held at a moment between its request and its response, an
+//! atomic that changed the word did so once, in that interval, and a WRITE that is acknowledged was executed.
 //!
-//! With the feature `canary`, the variable BUG names a bug that is planted (`swordbox::Bug`).
+//! With the feature `canary`, the variable BUG names a bug to plant (`swordbox::Bug`).
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -18,17 +19,17 @@ use swordbox::{Command, Config, Event, Layers, Server, Swordbox, Table};
 const WORDS: u64 = 0x1000;
 const RKEY: u32 = 7;
 const SERVER: u8 = 9;
-/// Queue pair number of client 0 and, at the server, of its other end
+/// QPN of client 0 and of its peer queue pair at the server
 const QPN: u32 = 0x10;
 const FIRST: Psn = Psn::new(0xff_fff0);
-/// Connections, and lines, of a large table
+/// Connections, and tracked words, of a large table
 const LARGE: usize = 1024;
-/// Time that a request takes to the server at most
+/// Longest time that a request may take to the server
 const SETTLE: Nanos = Nanos::from_micros(5);
-/// Queue pairs to which one step of the input sends a packet, from a host that has no connection
+/// Queue pairs to which one step of the input sends a packet, from a host without a connection
 const CROWD: u32 = 256;
 
-/// A packet of one host's to another's queue pair, with right checksums: an opcode and what follows the BTH.
+/// Returns a packet from one host to another's queue pair, with correct checksums. `behind` follows the BTH.
 fn packet(from: u8, to: u8, qpn: u32, opcode: Opcode, psn: Psn, behind: &[u8]) -> Vec<u8> {
     let mut bth = *bytes_of(opcode, qpn, psn);
     let padded = behind.len().next_multiple_of(4);
@@ -67,7 +68,7 @@ fn reth(word: u64, len: u32) -> Vec<u8> {
     [&(WORDS + word * 8).to_be_bytes()[..], &RKEY.to_be_bytes(), &len.to_be_bytes()].concat()
 }
 
-/// What was done to a word: at which moment, and what it held before and after
+/// A change of a word: its moment, and the values before and after
 #[derive(Clone, Copy, Debug)]
 struct Change {
     at: u64,
@@ -75,13 +76,13 @@ struct Change {
     new: u64,
 }
 
-/// A memory server: an RC responder that keeps everything.
+/// A memory server: an RC responder that keeps all results.
 #[derive(Default)]
 struct Memory {
     words: HashMap<u64, u64>,
-    /// Everything that was done to each word, in order
+    /// All changes of each word, in order
     changes: HashMap<u64, Vec<Change>>,
-    /// Moments: requests of clients, and those that the server has executed
+    /// Logical clock, which counts requests of clients and requests that the server has received
     clock: u64,
     expected: HashMap<u32, Psn>,
     msn: HashMap<u32, u32>,
@@ -98,7 +99,7 @@ impl Memory {
         self.changes.get(&va).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns whether a word has held a value at any moment since this one.
+    /// Returns whether a word has held `value` at any moment from `since` on.
     fn has_held(&self, va: u64, value: u64, since: u64) -> bool {
         let changes = self.changes(va);
         let later = changes.partition_point(|change| change.at < since);
@@ -106,13 +107,14 @@ impl Memory {
         before == value || changes[later..].iter().any(|change| change.new == value)
     }
 
-    /// Returns whether a word was changed from one value to another at any moment since this one.
+    /// Returns whether a word was changed from `old` to `new` at any moment from `since` on.
     fn was_changed(&self, va: u64, old: Option<u64>, new: u64, since: u64) -> bool {
         let is_it = |change: &&Change| old.is_none_or(|old| old == change.old) && change.new == new;
         self.changes(va).iter().rev().take_while(|change| change.at >= since).any(|change| is_it(&change))
     }
 
-    /// What it answers to a request to its queue pair `qpn`, which belongs to the client of the same number.
+    /// Returns the response to a request to queue pair `qpn`, which is connected to the client of the same
+    /// number.
     fn answer(&mut self, packet: &Packet<'_>) -> Option<Vec<u8>> {
         let bth = packet.bth();
         let (qpn, psn) = (bth.dest_qp().get(), bth.psn());
@@ -122,7 +124,7 @@ impl Memory {
         let expected = *self.expected.entry(qpn).or_insert(FIRST);
         let ahead = psn.distance(expected);
         let client = (qpn - QPN) as u8;
-        // A connected queue pair takes requests only from its peer's address (IB 9.6.1.2).
+        // A connected queue pair accepts requests only from its peer's address (IB 9.6.1.2).
         if packet.src() != core::net::IpAddr::from([10, 0, 0, client]) {
             return None;
         }
@@ -176,11 +178,13 @@ impl Memory {
 }
 
 /// Returns the bug that the variable BUG names.
+///
+/// Panics if there is no such bug.
 #[cfg(debug_assertions)]
 fn planted() -> Option<swordbox::Bug> {
     let name = std::env::var("BUG").ok()?;
     let bug = swordbox::Bug::ALL.into_iter().find(|bug| format!("{bug:?}") == name);
-    Some(bug.expect("BUG names a bug of swordbox::Bug"))
+    Some(bug.expect("BUG has to name a variant of swordbox::Bug"))
 }
 
 struct Net {
@@ -188,14 +192,14 @@ struct Net {
     memory: Memory,
     /// What each client has sent, by PSN
     sent: [Vec<Vec<u8>>; 2],
-    /// The moment of each of these, and how many of them were acknowledged
+    /// The moment of each of these requests, and how many of them were acknowledged
     asked: [Vec<u64>; 2],
     acknowledged: [usize; 2],
-    /// What is on its way to the server since when, and from it
+    /// Frames in flight to the server, with the time since which they are, and to the clients
     to_server: VecDeque<(Nanos, Vec<u8>)>,
     to_clients: VecDeque<Vec<u8>>,
     now: Nanos,
-    /// Queue pairs that the crowd has sent to
+    /// Number of unknown queue pairs to which packets were sent
     crowd: u32,
     connections: usize,
 }
@@ -215,7 +219,7 @@ impl Net {
             } else {
                 Layers { cas_to_write: false, ..Layers::CAS_TO_WRITE }
             },
-            // Small tables are full at once; large ones fill by the crowd below.
+            // Small tables are full at once; large ones are filled by `crowd`.
             connections: if how & 32 == 0 { 4 } else { LARGE },
             per_host: if how & 32 == 0 { 16_384 } else { LARGE },
             in_flight: 16,
@@ -242,7 +246,8 @@ impl Net {
         }
     }
 
-    /// A host sends to queue pairs that nothing is known of, of the server or, with `answers`, of a client in its name.
+    /// Sends packets to unknown queue pairs: from a host to the server or, with `answers`, to a client in the
+    /// server's name.
     fn crowd(&mut self, answers: bool) {
         let behind = if answers { &[0, 0, 0, 1][..] } else { &[0; 8] };
         let (from, to, port) = if answers { (SERVER, 1, 0) } else { (3, SERVER, 2) };
@@ -260,7 +265,7 @@ impl Net {
         self.take(frames.into_iter().map(|(frame, _)| frame));
     }
 
-    /// Looks at what it sent.
+    /// Checks the frames that the Swordbox sent, and queues those to the server.
     fn take(&mut self, frames: impl Iterator<Item = Vec<u8>>) {
         for frame in frames {
             let Some(packet) = Packet::parse(&frame) else { continue };
@@ -280,7 +285,7 @@ impl Net {
             let sent = &self.sent[(client - QPN) as usize - 1];
             let number = packet.bth().psn().distance(FIRST);
             let acknowledges = packet.aeth().is_some_and(|aeth| matches!(aeth.kind(), Syndrome::Ack(_)));
-            assert!(!acknowledges || number < sent.len() as i32, "client {client} did not ask for {number}");
+            assert!(!acknowledges || number < sent.len() as i32, "client {client} got an ACK for request {number}, which it has not sent");
             let Ok(number) = usize::try_from(number) else { continue };
             if number < sent.len() && acknowledges {
                 self.check(client, number, &packet);
@@ -288,7 +293,8 @@ impl Net {
         }
     }
 
-    /// Checks an answer against the history of the memory: also the WRITEs before it, which it acknowledges.
+    /// Checks a response against the history of the memory, and so for the WRITEs before it, which it
+    /// acknowledges, too.
     fn check(&mut self, client: u32, number: usize, answer: &Packet<'_>) {
         let side = (client - QPN) as usize - 1;
         let (memory, asked) = (&self.memory, &self.asked[side]);
@@ -300,7 +306,7 @@ impl Net {
             {
                 let (va, value) = (reth.va.get(), u64::from_le_bytes(*word));
                 let is_done = memory.was_changed(va, None, value, asked[number]);
-                assert!(is_done, "client {client} was told of a WRITE of {value:#x} to {va:#x}: not done");
+                assert!(is_done, "client {client} got an ACK for a WRITE of {value:#x} to {va:#x} that was not executed");
             }
         }
         self.acknowledged[side] = self.acknowledged[side].max(number + 1);
@@ -318,18 +324,18 @@ impl Net {
                 memory.was_changed(va, Some(old), new, asked)
             };
             let changes = memory.changes(va);
-            assert!(is_right, "client {client}: {va:#x} was not {old:#x}, then {new:#x}: {changes:x?}");
+            assert!(is_right, "client {client}: {va:#x} did not change from {old:#x} to {new:#x}: {changes:x?}");
         }
         if answer.bth().opcode() == Opcode::RC_READ_RESPONSE_ONLY
             && request.bth().opcode() == Opcode::RC_READ_REQUEST
             && let (Some(reth), Some(word)) = (request.reth(), answer.payload().first_chunk())
         {
             let (va, value) = (reth.va.get(), u64::from_le_bytes(*word));
-            assert!(memory.has_held(va, value, asked), "client {client} read {value:#x} at {va:#x}: stale");
+            assert!(memory.has_held(va, value, asked), "client {client} read a stale value {value:#x} at {va:#x}");
         }
     }
 
-    /// Drops what would take longer to the server than it may.
+    /// Drops frames that would take longer to the server than allowed.
     fn drop_late(&mut self) {
         while self.to_server.front().is_some_and(|(since, _)| *since + SETTLE <= self.now) {
             self.to_server.pop_front();
@@ -385,7 +391,7 @@ fuzz_target!(|input: &[u8]| {
                     net.put(&frame, 0);
                 }
             }
-            // Again, and from then on
+            // Retransmits from one of the last requests on.
             10 => {
                 let from = net.sent[client].len().saturating_sub(usize::from(more & 7) + 1);
                 for frame in net.sent[client][from..].to_vec() {
@@ -400,19 +406,19 @@ fuzz_target!(|input: &[u8]| {
                 let counters = net.function.counters();
                 let before = counters.forgotten.get();
                 net.function.on_timer(net.now, &mut out);
-                // 64 ends are looked at, and with each the other end of its connection
+                // A tick examines 64 connection ends, and with each the other end of its connection.
                 let forgotten = counters.forgotten.get() - before;
-                assert!(forgotten <= 128, "{forgotten} ends in one tick");
+                assert!(forgotten <= 128, "{forgotten} ends were removed in one tick");
                 net.take(out.frames.into_iter().map(|(frame, _)| frame.bytes().to_vec()));
-                // Ageing takes longer than any packet is under way, and longer than Swordbox sends again.
+                // Ageing takes longer than any packet is in flight, and longer than Swordbox retransmits.
                 if forgotten > 0 {
                     net.to_server.clear();
                     net.to_clients.clear();
                 }
             }
             14 => {
-                // Somebody lies, as well as can be noticed: an answer from elsewhere, or to what nobody asked; a request
-                // of another host's on this connection.
+                // Forged packets that a receiver can detect: a response from another host, or to a request
+                // that was not sent; a request of another host on this connection
                 let psn = FIRST.add(u32::from(more));
                 let syndrome = (more & 3) << 5;
                 let (frame, port) = match more >> 6 {
@@ -442,7 +448,7 @@ fuzz_target!(|input: &[u8]| {
             }
         }
         let [used, ..] = net.function.usage();
-        assert!(used <= net.connections, "{used} of {} connections", net.connections);
+        assert!(used <= net.connections, "{used} connections in a table of {}", net.connections);
         net.now = net.now + Nanos(100);
         net.drop_late();
     }

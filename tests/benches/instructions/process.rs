@@ -1,4 +1,4 @@
-//! Messages through a process of 1Pipe and through the host library, in bursts.
+//! Messages through a 1Pipe process and through the host library, in bursts.
 
 use crate::paths::{Pool, Prepared};
 use core::net::IpAddr;
@@ -11,14 +11,14 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use switch::{Function as _, Nanos, PortId};
 
-/// Messages of a turn, turns that are counted, and turns before them, in which memory is allocated
+/// Messages per turn, turns that are counted, and turns before them, in which memory is allocated
 const BURST: usize = 32;
 const TURNS: usize = 128;
 const BEFORE: usize = 64;
-/// From one turn to the next: five million messages a second
+/// Nanoseconds from one turn to the next: five million messages per second
 const TURN: u64 = 6_400;
 const PAYLOAD: [u8; 64] = [0x5a; 64];
-/// As `bench onepipe` has it
+/// The same as in `bench onepipe`
 const ACK_EVERY: u32 = 64;
 
 fn peer(id: u32, host: u8) -> Peer {
@@ -30,7 +30,7 @@ fn peer(id: u32, host: u8) -> Peer {
     }
 }
 
-/// A process with one other, whose switch is at `tor`.
+/// Returns the configuration of a process with one peer, whose switch is at `tor`.
 fn config(own: Peer, other: Peer, tor: Peer) -> Config {
     let Peer { mac, address, qpn, .. } = tor;
     let mut config = Config::new(own, Beacons { mac, address, qpn, detour: Vec::new() });
@@ -47,16 +47,16 @@ fn at(turn: usize) -> Nanos {
     Nanos(1 + turn as u64 * TURN)
 }
 
-/// Two processes, each of which is the other's switch.
+/// Returns two processes, each of which is the other's switch.
 fn two() -> [Process; 2] {
     let [a, b] = [peer(1, 1), peer(2, 2)];
-    [config(a, b, b), config(b, a, a)].map(|config| Process::new(config).expect("a process"))
+    [config(a, b, b), config(b, a, a)].map(|config| Process::new(config).expect("a valid configuration"))
 }
 
-/// What a process has to send, in vectors that were there before.
+/// Collects the frames that a process has to send, in vectors from `spare`.
 fn transmit(process: &mut Process, now: Nanos, frames: &mut Vec<Vec<u8>>, spare: &mut Vec<Vec<u8>>) {
     loop {
-        let mut frame = spare.pop().expect("enough of them");
+        let mut frame = spare.pop().expect("enough spare vectors");
         if !process.poll_transmit(now, &mut frame) {
             spare.push(frame);
             return;
@@ -65,7 +65,8 @@ fn transmit(process: &mut Process, now: Nanos, frames: &mut Vec<Vec<u8>>, spare:
     }
 }
 
-/// A turn of one who sends: what waits, a burst of messages, which leave at once where they can, and events.
+/// Runs a turn of the sender: it sends what is waiting and a burst of messages, immediately where possible,
+/// and handles events. Returns how many messages have settled without failure.
 fn send(process: &mut Process, now: Nanos, frames: &mut Vec<Vec<u8>>, spare: &mut Vec<Vec<u8>>) -> usize {
     if process.next_timer().is_some_and(|at| at <= now) {
         process.on_timer(now);
@@ -73,12 +74,12 @@ fn send(process: &mut Process, now: Nanos, frames: &mut Vec<Vec<u8>>, spare: &mu
     transmit(process, now, frames, spare);
     let dst = process.config().peers[0].id;
     for _ in 0..BURST {
-        let mut frame = spare.pop().expect("enough of them");
+        let mut frame = spare.pop().expect("enough spare vectors");
         if process.send_at_once(now, dst, &PAYLOAD, &mut frame).is_some() {
             frames.push(frame);
         } else {
             spare.push(frame);
-            process.unreliable_send(now, &[(dst, &PAYLOAD)]).expect("room");
+            process.unreliable_send(now, &[(dst, &PAYLOAD)]).expect("room in the send buffer");
         }
     }
     transmit(process, now, frames, spare);
@@ -86,10 +87,10 @@ fn send(process: &mut Process, now: Nanos, frames: &mut Vec<Vec<u8>>, spare: &mu
     core::iter::from_fn(|| process.poll_event()).filter(settled).count()
 }
 
-/// A turn of one who receives.
+/// Runs a turn of the receiver. Returns how many messages were delivered.
 fn receive(process: &mut Process, now: Nanos, frames: &[Vec<u8>]) -> usize {
     for frame in frames {
-        process.on_frame(frame, now).expect("it is taken");
+        process.on_frame(frame, now).expect("the frame is accepted");
     }
     if process.next_timer().is_some_and(|at| at <= now) {
         process.on_timer(now);
@@ -102,7 +103,8 @@ fn receive(process: &mut Process, now: Nanos, frames: &[Vec<u8>]) -> usize {
     received
 }
 
-/// Runs both for so many turns; what each of them gets in each, and what it has settled or received.
+/// Runs both processes for `turns` turns. Returns the frames that each of them received in each turn, and how
+/// many messages were delivered.
 fn record(turns: usize) -> ([Vec<Vec<Vec<u8>>>; 2], usize) {
     let [mut a, mut b] = two();
     let mut spare: Vec<_> = (0..turns * (BURST + 8)).map(|_| Vec::with_capacity(256)).collect();
@@ -110,8 +112,8 @@ fn record(turns: usize) -> ([Vec<Vec<Vec<u8>>>; 2], usize) {
     let mut to_b = Vec::new();
     let mut received = 0;
     for turn in 0..turns {
-        for frame in to_a.last().expect("one was pushed") {
-            a.on_frame(frame, at(turn)).expect("it is taken");
+        for frame in to_a.last().expect("a vector was pushed") {
+            a.on_frame(frame, at(turn)).expect("the frame is accepted");
         }
         let mut frames = Vec::new();
         send(&mut a, at(turn), &mut frames, &mut spare);
@@ -125,10 +127,10 @@ fn record(turns: usize) -> ([Vec<Vec<Vec<u8>>>; 2], usize) {
 }
 
 fn enough(done: usize, wanted: usize, what: &str) -> Result<(), String> {
-    if done >= wanted { Ok(()) } else { Err(format!("{done} of {wanted} messages were {what}")) }
+    if done >= wanted { Ok(()) } else { Err(format!("only {done} of {wanted} messages were {what}")) }
 }
 
-/// Messages that are sent, with the ACKs for those before.
+/// Sends messages, and handles the ACKs for earlier ones.
 pub(crate) fn out() -> Prepared {
     let turns = BEFORE + TURNS;
     let ([to_a, _], _) = record(turns);
@@ -137,7 +139,7 @@ pub(crate) fn out() -> Prepared {
     let mut frames = Vec::with_capacity(spare.len());
     let mut turn = move |n: usize| {
         for frame in &to_a[n] {
-            a.on_frame(frame, at(n)).expect("it is taken");
+            a.on_frame(frame, at(n)).expect("the frame is accepted");
         }
         send(&mut a, at(n), &mut frames, &mut spare)
     };
@@ -150,11 +152,11 @@ pub(crate) fn out() -> Prepared {
     Prepared { work: Box::new(work), times: TURNS, units: TURNS * BURST, check: Box::new(check) }
 }
 
-/// Messages that come, with the beacons that make them due and the ACKs for them.
+/// Receives messages, and beacons by which they are delivered, and sends ACKs.
 pub(crate) fn come() -> Prepared {
     let turns = BEFORE + TURNS;
     let ([_, to_b], received) = record(turns);
-    assert!(received + 4 * BURST > turns * BURST, "{received} were received");
+    assert!(received + 4 * BURST > turns * BURST, "only {received} messages were received");
     let [_, mut b] = two();
     let mut spare: Vec<_> = (0..turns * 8).map(|_| Vec::with_capacity(256)).collect();
     let mut frames = Vec::with_capacity(spare.len());
@@ -171,19 +173,20 @@ pub(crate) fn come() -> Prepared {
     Prepared { work: Box::new(work), times: TURNS, units: TURNS * BURST, check: Box::new(check) }
 }
 
-/// The host library's function on a port that gives back what is sent: its peer is itself by another number, and so is its switch.
+/// Returns the host library's function, for a port that loops frames back: the process is its own peer, by
+/// another number, and its own switch.
 fn looped() -> (Endpoint, Host) {
     let own = peer(1, 1);
-    Endpoint::without_threads(&config(own, peer(2, 1), own), true).expect("a process")
+    Endpoint::without_threads(&config(own, peer(2, 1), own), true).expect("a valid configuration")
 }
 
 fn give(endpoint: &mut Endpoint, messages: usize) {
     for _ in 0..messages {
-        endpoint.unreliable_send(&[(ProcessId(2), &PAYLOAD)]).expect("room");
+        endpoint.unreliable_send(&[(ProcessId(2), &PAYLOAD)]).expect("room in the ring");
     }
 }
 
-/// A turn of the polling thread: what has been sent comes back, and a burst is sent.
+/// Runs a turn of the polling thread: frames that were sent before are received, and a burst is sent.
 fn turn(host: &mut Host, n: usize, pool: &mut Pool, came: &mut Vec<switch::memory::MemoryFrame>) {
     core::mem::swap(&mut pool.sent, came);
     for frame in &mut *came {
@@ -195,10 +198,10 @@ fn turn(host: &mut Host, n: usize, pool: &mut Pool, came: &mut Vec<switch::memor
     pool.free.append(came);
 }
 
-/// The polling thread's turns: out and in.
+/// Runs the turns of the polling thread, which sends and receives.
 pub(crate) fn poll() -> Prepared {
     let (mut endpoint, mut host) = looped();
-    // What was sent and what comes back: with these, a burst and some more leave in a turn.
+    // With buffers for what was sent and what is received, a burst and some more frames leave in a turn.
     let mut pool = Pool::new(2 * BURST);
     let mut came = Vec::with_capacity(2 * BURST);
     give(&mut endpoint, 2 * BURST * BEFORE);
@@ -216,11 +219,11 @@ pub(crate) fn poll() -> Prepared {
         let delivered = counted.counters().delivered.get() - before;
         enough(delivered as usize, TURNS * BURST, "delivered")
     };
-    // Some beacons and ACKs leave as well, so it takes some more turns.
+    // Some beacons and ACKs are sent as well, so more turns are needed.
     Prepared { work: Box::new(work), times: TURNS * 5 / 4, units: TURNS * BURST, check: Box::new(check) }
 }
 
-/// What the application's thread does: it sends, receives and takes events.
+/// Runs the work of the application's thread: it sends, receives and takes events.
 pub(crate) fn application() -> Prepared {
     let (mut endpoint, mut host) = looped();
     let mut pool = Pool::new(8 * TURNS * BURST);
@@ -241,7 +244,7 @@ pub(crate) fn application() -> Prepared {
     };
     let check = move || {
         let (messages, events) = *received.borrow();
-        // Events beyond what their ring has room for wait.
+        // Events that do not fit into their ring have to wait.
         enough(messages, TURNS * BURST, "received").and_then(|()| enough(events, 4096, "settled"))
     };
     Prepared { work: Box::new(work), times: TURNS, units: TURNS * BURST, check: Box::new(check) }

@@ -1,4 +1,4 @@
-//! The table of packets through the functions.
+//! Runs the table of packets through switch functions.
 
 use std::collections::HashSet;
 use switch::drop::FaultSet;
@@ -21,7 +21,7 @@ fn forward(drop: FaultSet) -> Forward {
 }
 
 #[test]
-fn verdicts() {
+fn forwarding_drops_exactly_the_faulty_packets_and_counts_every_fault() {
     for row in table() {
         let mut strict = forward(FaultSet::ALL);
         let (verdict, frames) = run_frame(&mut strict, &row.frame, PortId(0), Nanos::ZERO);
@@ -52,7 +52,7 @@ fn verdicts() {
 }
 
 #[test]
-fn impairing_leaves_alone_what_is_no_packet() {
+fn impairing_forwards_frames_that_are_not_packets_unchanged() {
     let rule = |name: &str, action| Rule {
         name: name.into(),
         matching: Match::default(),

@@ -1,10 +1,11 @@
-//! An rnic answers as soft-RoCE does: the requests of real captures, replayed against an rnic in the same state, bring
-//! the responses of the capture, field by field.
+//! An rnic responds as soft-RoCE does: the requests of real captures, replayed against an rnic in the same
+//! state, result in the responses of the capture, field by field.
 //!
-//! What legitimately differs, and is not compared: MigReq, which soft-RoCE leaves 0 and hardware sets (IB 17.2.8: the
-//! initial state is "migrated"; some hardware drops the other); the IPv4 identification (a counter of the host) and with it the
-//! header checksum; the UDP source port (any will do, IB A17.4.5) and the checksum, which soft-RoCE leaves out on IPv4
-//! as we do; the ICRC, which covers those, and which is verified instead.
+//! These fields may differ, and are not compared: MigReq, which soft-RoCE leaves 0 and hardware sets (IB
+//! 17.2.8: the initial state is "migrated"; some hardware drops packets with the other value); the IPv4
+//! identification, a counter of the host, and with it the header checksum; the UDP source port, which is
+//! arbitrary (IB A17.4.5); the UDP checksum, which both soft-RoCE and rnic omit on IPv4; and the ICRC, which
+//! covers these fields and is verified instead.
 
 use rnic::{
     Access, Buffer, Config, Interface, Modify, Path, PathMtu, QpInit, ReadyToReceive, RecvRequest, Rnic, Sge,
@@ -18,7 +19,7 @@ use std::net::IpAddr;
 use switch::Nanos;
 use understudy_tests::captures;
 
-/// Space for received messages
+/// Size of the buffer for received messages
 const RECEIVE: usize = 1 << 20;
 const RECEIVE_VA: u64 = 0x7000_0000_0000;
 
@@ -26,14 +27,14 @@ fn is_response(opcode: Opcode) -> bool {
     (0x0d..=0x12).contains(&opcode.0)
 }
 
-/// One direction of a connection: the requests to a queue pair, and the responses that it gave.
+/// One direction of a connection: the requests to a queue pair, and its responses.
 #[derive(Default)]
 struct Flow<'a> {
     requests: Vec<(usize, Packet<'a>)>,
     responses: Vec<Packet<'a>>,
 }
 
-/// PSNs from the first to the last request
+/// Returns whether a PSN is between the first and the last request of a flow, or up to 15 after it.
 fn spans(flow: &Flow<'_>, psn: Psn) -> bool {
     let (Some((_, first)), Some((_, last))) = (flow.requests.first(), flow.requests.last()) else {
         return false;
@@ -42,7 +43,7 @@ fn spans(flow: &Flow<'_>, psn: Psn) -> bool {
     psn.distance(from) >= 0 && psn.distance(last.bth().psn()) < 16
 }
 
-/// Sorts the packets of a capture into flows by responder. Who answers for which queue pair is known by the PSNs.
+/// Sorts the packets of a capture into flows by responder. The PSNs tell which queue pair sent a response.
 fn flows<'a>(frames: &'a [Vec<u8>]) -> Vec<Flow<'a>> {
     let packets: Vec<_> =
         frames.iter().enumerate().filter_map(|(n, frame)| Some((n, Packet::parse(frame)?))).collect();
@@ -64,15 +65,15 @@ fn flows<'a>(frames: &'a [Vec<u8>]) -> Vec<Flow<'a>> {
     flows.into_values().collect()
 }
 
-/// The responder, in the state in which the capture begins.
+/// The responder, in the state at the beginning of the capture.
 struct Replay {
     nic: Rnic,
     qpn: Qpn,
-    /// By the key in the capture
+    /// Regions by their R_key in the capture
     regions: BTreeMap<u32, Region>,
 }
 
-/// Memory that the requests of a capture name.
+/// Memory that the requests of a capture access.
 struct Region {
     rkey: u32,
     buffer: Buffer,
@@ -127,14 +128,15 @@ impl Replay {
         }
         let regions = register(&mut nic, pd, flow);
         let mut replay = Self { nic, qpn, regions };
-        // Later ones first, so that the first word about a place is the last to be written.
+        // Requests are handled last to first, so that the first request for an address determines its
+        // contents.
         for (_, packet) in flow.requests.iter().rev().filter(|(_, packet)| packet.atomic().is_some()) {
             replay.store(packet, &fetched(flow, packet));
         }
         replay
     }
 
-    /// Puts bytes where a request fetches them.
+    /// Stores bytes at the address from which a request fetches.
     fn store(&mut self, packet: &Packet<'_>, bytes: &[u8]) {
         let named = packet.reth().map(|reth| (reth.rkey.get(), reth.va.get()));
         let named = named.or(packet.atomic().map(|atomic| (atomic.rkey.get(), atomic.va.get())));
@@ -146,7 +148,7 @@ impl Replay {
         place[..len].copy_from_slice(&bytes[..len]);
     }
 
-    /// Gives it a request; its answers.
+    /// Delivers a request to the NIC. Returns its responses.
     fn request(&mut self, packet: &Packet<'_>) -> Vec<Vec<u8>> {
         let mut frame = packet.bytes().to_vec();
         let mut rewriter = Rewriter::new(&mut frame, packet.layout());
@@ -156,7 +158,7 @@ impl Replay {
         }
         rewriter.finish();
         if let Some(atomic) = packet.atomic() {
-            // An AtomicETH's key has no setter: nobody on the way changes it alone.
+            // The rewriter cannot change an AtomicETH's R_key alone, because no function needs that.
             let mut repr = rocev2::repr::Repr::parse(&frame).unwrap();
             repr.extended.atomic.rkey = self.regions[&atomic.rkey.get()].rkey.into();
             let mut again = vec![0; repr.frame_len()];
@@ -173,7 +175,8 @@ impl Replay {
     }
 }
 
-/// Memory at the addresses that the requests name.
+/// Registers memory at all addresses that the requests access. Returns the regions by their R_key in the
+/// capture.
 fn register(nic: &mut Rnic, pd: rnic::Pd, flow: &Flow<'_>) -> BTreeMap<u32, Region> {
     let mut ranges: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
     for (_, packet) in &flow.requests {
@@ -191,7 +194,8 @@ fn register(nic: &mut Rnic, pd: rnic::Pd, flow: &Flow<'_>) -> BTreeMap<u32, Regi
     ranges.into_iter().map(|(key, (from, to))| (key, region(from, to))).collect()
 }
 
-/// What the responses say that a request fetched; nothing for requests that fetch nothing
+/// Returns the data that a request fetched according to its responses. It is empty for requests that fetch
+/// nothing.
 fn fetched(flow: &Flow<'_>, packet: &Packet<'_>) -> Vec<u8> {
     let first = packet.bth().psn();
     match packet.layout().opcode() {
@@ -210,7 +214,7 @@ fn fetched(flow: &Flow<'_>, packet: &Packet<'_>) -> Vec<u8> {
     }
 }
 
-/// Everything that has to be equal.
+/// Returns all fields that have to be equal.
 fn compared(packet: &Packet<'_>) -> impl PartialEq + std::fmt::Debug {
     let macs: (MacAddr, MacAddr) = (packet.ethernet().src, packet.ethernet().dst);
     let ip = (packet.src(), packet.dst(), packet.ipv4().map(|ip| (ip.tos, ip.ttl, ip.flags_fragment.get())));
@@ -224,7 +228,8 @@ fn compared(packet: &Packet<'_>) -> impl PartialEq + std::fmt::Debug {
     ((macs, tags, ip, ip6, udp), bth, aeth, original, packet.payload().to_vec())
 }
 
-/// Replays every flow of a capture, without the frames that were lost on the way. Returns how many responses agreed.
+/// Replays every flow of a capture, except for the frames that were lost in the network. Returns how many
+/// responses agreed.
 fn replay(name: &str, lost: impl Fn(usize) -> bool) -> usize {
     let frames = captures::frames(&captures::path(name));
     let mut agreed = 0;
@@ -235,7 +240,7 @@ fn replay(name: &str, lost: impl Fn(usize) -> bool) -> usize {
             .iter()
             .filter(|(n, _)| !lost(*n))
             .flat_map(|(_, packet)| {
-                // An application writes to its memory between the READs of it.
+                // An application writes to its memory between the READs.
                 if packet.layout().opcode() == Opcode::RC_READ_REQUEST {
                     replay.store(packet, &fetched(flow, packet));
                 }
@@ -245,7 +250,7 @@ fn replay(name: &str, lost: impl Fn(usize) -> bool) -> usize {
         // A capture may end before the last responses.
         assert!(
             answers.len() >= flow.responses.len(),
-            "{name}: {} of {}",
+            "{name}: {} responses, {} in the capture",
             answers.len(),
             flow.responses.len()
         );
@@ -255,7 +260,7 @@ fn replay(name: &str, lost: impl Fn(usize) -> bool) -> usize {
             assert!(ours.verify_icrc());
             assert!(
                 compared(&ours) == compared(theirs),
-                "{name}: response {n}:\n{:?}\n{:?}",
+                "{name}: response {n} differs: rnic, then soft-RoCE:\n{:?}\n{:?}",
                 compared(&ours),
                 compared(theirs)
             );
@@ -267,7 +272,7 @@ fn replay(name: &str, lost: impl Fn(usize) -> bool) -> usize {
 }
 
 #[test]
-fn responses_are_those_of_soft_roce() {
+fn responses_agree_with_those_of_soft_roce() {
     for (name, responses) in [
         ("rc_send_64.pcap", 20),
         ("rc_write_64.pcap", 50),
@@ -291,18 +296,18 @@ fn responses_are_those_of_soft_roce() {
         ("dscp_ecn_rc_write_64.pcap", 1),
     ] {
         let agreed = replay(name, |_| false);
-        assert!(agreed >= responses, "{name}: {agreed} responses");
+        assert!(agreed >= responses, "{name}: only {agreed} responses agreed");
     }
 }
 
 #[test]
-fn losses_are_answered_as_soft_roce_does() {
-    // The forwarder dropped every 23rd frame, after it was recorded.
+fn responses_after_losses_agree_with_those_of_soft_roce() {
+    // The forwarder dropped every 23rd frame, after recording it.
     assert_eq!(replay("rc_write_loss.pcap", |n| (n + 1) % 23 == 0), 8);
 }
 
 #[test]
-fn the_message_sequence_number_begins_at_zero() {
+fn the_first_response_has_message_sequence_number_one() {
     let frames = captures::frames(&captures::path("rc_send_64.pcap"));
     let flows = flows(&frames);
     assert_eq!(flows[0].responses[0].aeth().unwrap().msn(), Msn::new(1));
