@@ -11,8 +11,24 @@ fuzz_target!(|frame: &[u8]| {
     let Class::Roce(layout) = classify(frame) else { return };
     assert!(layout.end() <= frame.len() && layout.payload() <= layout.icrc());
     let packet = Packet::new(frame, layout);
-    _ = (packet.ethernet(), packet.tags(), packet.src(), packet.dst(), packet.udp(), packet.bth(), packet.payload());
-    _ = (packet.reth(), packet.aeth(), packet.atomic(), packet.atomic_ack(), packet.deth(), packet.immediate(), packet.ieth());
+    _ = (
+        packet.ethernet(),
+        packet.tags(),
+        packet.src(),
+        packet.dst(),
+        packet.udp(),
+        packet.bth(),
+        packet.payload(),
+    );
+    _ = (
+        packet.reth(),
+        packet.aeth(),
+        packet.atomic(),
+        packet.atomic_ack(),
+        packet.deth(),
+        packet.immediate(),
+        packet.ieth(),
+    );
     let (icrc, udp) = (packet.verify_icrc(), packet.verify_udp_checksum());
 
     let repr = Repr::parse(frame).expect("a packet has a representation");
@@ -30,6 +46,10 @@ fuzz_target!(|frame: &[u8]| {
     rewriter.set_psn(Psn::new(0xff_0001));
     _ = rewriter.set_remote_memory(0x1234_5678_9abc_def0, 0x4321);
     rewriter.finish();
-    let rewritten = Packet::parse(&out).expect("the rewritten frame still parses, with a correct IPv4 header checksum");
-    assert_eq!((rewritten.layout(), rewritten.verify_icrc(), rewritten.verify_udp_checksum()), (layout, icrc, udp));
+    let rewritten =
+        Packet::parse(&out).expect("the rewritten frame still parses, with a correct IPv4 header checksum");
+    assert_eq!(
+        (rewritten.layout(), rewritten.verify_icrc(), rewritten.verify_udp_checksum()),
+        (layout, icrc, udp)
+    );
 });

@@ -34,7 +34,10 @@ fuzz_target!(|input: &[u8]| {
         rest = after;
         now = now + Nanos::from_millis(u64::from(port));
         let (verdict, frames) = run_frame(&mut forward, frame, PortId(u16::from(port) % PORTS), now);
-        assert!(frames.len() < usize::from(PORTS) && frames.iter().all(|(bytes, port)| bytes == frame && port.0 < PORTS));
+        assert!(
+            frames.len() < usize::from(PORTS)
+                && frames.iter().all(|(bytes, port)| bytes == frame && port.0 < PORTS)
+        );
         if let Verdict::Forward(port) = verdict {
             assert!(port.0 < PORTS);
         }

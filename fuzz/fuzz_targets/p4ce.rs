@@ -175,5 +175,8 @@ fn check(came: &[u8], sent: &[u8], acknowledged: &[i32; REPLICAS as usize]) {
     let missing = !matches!(aeth.kind(), Syndrome::Ack(_));
     let covered = packet.bth().psn().distance(FIRST) + i32::from(!missing);
     let holders = acknowledged.iter().filter(|so_far| **so_far >= covered).count();
-    assert!(covered <= 0 || holders >= QUORUM, "{covered} packets acknowledged to the leader, replicas hold {acknowledged:?}");
+    assert!(
+        covered <= 0 || holders >= QUORUM,
+        "{covered} packets acknowledged to the leader, replicas hold {acknowledged:?}"
+    );
 }

@@ -179,7 +179,10 @@ impl Host {
             assert!(self.promised.is_none_or(|promised| !header.timestamp().precedes(promised)));
             let to = usize::from(packet.ethernet().dst.0[5]);
             let went = &mut self.went[to];
-            assert!(went.is_none() || header.psn() == self.psns[to].1.add(1), "a PSN was skipped or used twice");
+            assert!(
+                went.is_none() || header.psn() == self.psns[to].1.add(1),
+                "a PSN was skipped or used twice"
+            );
             self.psns[to].1 = header.psn();
             let before = went.get_or_insert(None);
             let payload = &packet.payload()[OnePipe::LEN..];

@@ -9,8 +9,8 @@ use libfuzzer_sys::fuzz_target;
 use rdmc::{Algorithm, Config, Event, GroupConfig, Memory, Node};
 use rnic::cm::{Conn, Event as CmEvent, PortSpace, service_id_of};
 use rnic::{
-    Access, Buffer, Completed, ConnParam, Cq, Data, Interface, Modify, Mr, Operation, Path, PathMtu, Pd, QpInit,
-    ReadyToReceive, ReadyToSend, RecvRequest, Remote, Rnic, SendRequest, Sge, Status, Transport,
+    Access, Buffer, Completed, ConnParam, Cq, Data, Interface, Modify, Mr, Operation, Path, PathMtu, Pd,
+    QpInit, ReadyToReceive, ReadyToSend, RecvRequest, Remote, Rnic, SendRequest, Sge, Status, Transport,
 };
 use rocev2::aeth::RnrTimer;
 use rocev2::ethernet::MacAddr;
@@ -39,7 +39,8 @@ fn ip(n: u8) -> IpAddr {
 
 fn nic(n: u8) -> Rnic {
     let mut interface = Interface::new(MacAddr([2, 0, 0, 0, 0, n]), ip(n), 24);
-    interface.neighbours = (1..=3).filter(|&m| m != n).map(|m| (ip(m), MacAddr([2, 0, 0, 0, 0, m]))).collect();
+    interface.neighbours =
+        (1..=3).filter(|&m| m != n).map(|m| (ip(m), MacAddr([2, 0, 0, 0, 0, m]))).collect();
     Rnic::new(rnic::Config { max_qps: 32, max_regions: 64, seed: n.into(), ..rnic::Config::new(interface) })
 }
 
@@ -418,7 +419,11 @@ impl Host {
                     Operation::WriteImm(at, a.into()),
                     Operation::Write(Remote { va: at.va.wrapping_add_signed(i64::from(b as i8)), ..at }),
                 ];
-                peer.block(group, operation[usize::from(a & 3)], &bytes[..bytes.len().min(usize::from(a >> 2))]);
+                peer.block(
+                    group,
+                    operation[usize::from(a & 3)],
+                    &bytes[..bytes.len().min(usize::from(a >> 2))],
+                );
             }
             11 => {
                 // This many blocks, the last of which is for any message or for a certain one
@@ -451,7 +456,12 @@ impl Host {
         let messages = self.seen.lock().unwrap().buffers.len();
         assert!(held.regions <= links.regions + GROUPS.len() + messages, "{held:?} with {messages} messages");
         // Messages of the node's own accord: that groups are created, open and end, and notes
-        assert!(self.node.unsaid() <= 16 + 8 * self.calls, "{} messages wait after {} calls", self.node.unsaid(), self.calls);
+        assert!(
+            self.node.unsaid() <= 16 + 8 * self.calls,
+            "{} messages wait after {} calls",
+            self.node.unsaid(),
+            self.calls
+        );
     }
 
     /// Ends all groups, and checks that nothing is left.
@@ -467,7 +477,8 @@ impl Host {
 }
 
 fn give_back(nic: &mut Rnic, seen: &mut Seen, memory: Memory) {
-    let (buffer, _) = seen.buffers.remove(&memory.mr.0).expect("the memory was lent, and has not been returned");
+    let (buffer, _) =
+        seen.buffers.remove(&memory.mr.0).expect("the memory was lent, and has not been returned");
     nic.deregister(memory.mr).unwrap();
     nic.free(buffer).unwrap();
 }

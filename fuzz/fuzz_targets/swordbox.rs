@@ -285,7 +285,10 @@ impl Net {
             let sent = &self.sent[(client - QPN) as usize - 1];
             let number = packet.bth().psn().distance(FIRST);
             let acknowledges = packet.aeth().is_some_and(|aeth| matches!(aeth.kind(), Syndrome::Ack(_)));
-            assert!(!acknowledges || number < sent.len() as i32, "client {client} got an ACK for request {number}, which it has not sent");
+            assert!(
+                !acknowledges || number < sent.len() as i32,
+                "client {client} got an ACK for request {number}, which it has not sent"
+            );
             let Ok(number) = usize::try_from(number) else { continue };
             if number < sent.len() && acknowledges {
                 self.check(client, number, &packet);
@@ -306,7 +309,10 @@ impl Net {
             {
                 let (va, value) = (reth.va.get(), u64::from_le_bytes(*word));
                 let is_done = memory.was_changed(va, None, value, asked[number]);
-                assert!(is_done, "client {client} got an ACK for a WRITE of {value:#x} to {va:#x} that was not executed");
+                assert!(
+                    is_done,
+                    "client {client} got an ACK for a WRITE of {value:#x} to {va:#x} that was not executed"
+                );
             }
         }
         self.acknowledged[side] = self.acknowledged[side].max(number + 1);
@@ -324,14 +330,20 @@ impl Net {
                 memory.was_changed(va, Some(old), new, asked)
             };
             let changes = memory.changes(va);
-            assert!(is_right, "client {client}: {va:#x} did not change from {old:#x} to {new:#x}: {changes:x?}");
+            assert!(
+                is_right,
+                "client {client}: {va:#x} did not change from {old:#x} to {new:#x}: {changes:x?}"
+            );
         }
         if answer.bth().opcode() == Opcode::RC_READ_RESPONSE_ONLY
             && request.bth().opcode() == Opcode::RC_READ_REQUEST
             && let (Some(reth), Some(word)) = (request.reth(), answer.payload().first_chunk())
         {
             let (va, value) = (reth.va.get(), u64::from_le_bytes(*word));
-            assert!(memory.has_held(va, value, asked), "client {client} read a stale value {value:#x} at {va:#x}");
+            assert!(
+                memory.has_held(va, value, asked),
+                "client {client} read a stale value {value:#x} at {va:#x}"
+            );
         }
     }
 

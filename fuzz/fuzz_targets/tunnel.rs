@@ -27,7 +27,8 @@ fuzz_target!(|input: &[u8]| {
     if how & 2 == 0 && bytes.len() >= 6 {
         bytes[..6].copy_from_slice(&MAC.0);
     }
-    let mut frame = if how & 4 == 0 { MemoryFrame::new(bytes.clone()) } else { MemoryFrame::beginning(bytes.clone()) };
+    let mut frame =
+        if how & 4 == 0 { MemoryFrame::new(bytes.clone()) } else { MemoryFrame::beginning(bytes.clone()) };
     let verdict = tunnel.on_frame(&mut frame, PortId(0), Nanos::ZERO, &mut Sent::with_room(3));
     let counters = tunnel.counters();
     let refused: u64 = Refusal::ALL.iter().map(|&why| counters.refused(why)).sum();

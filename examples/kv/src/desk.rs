@@ -1,7 +1,8 @@
-//! The desk: between the threads that speak with clients and the worker.
+//! The control plane of a replica, between the threads of clients and the worker.
 //!
-//! The control thread passes requests on as commands, and answers back to whoever asked. So the worker neither waits nor
-//! wakes anybody: it has a queue to look into, and another one that always has room.
+//! The control thread passes requests to the worker as commands, and results back to the requesters. So the
+//! worker neither waits for a thread nor wakes one: it polls a queue, and writes to another one that always
+//! has room.
 
 use crate::command::Command;
 use crate::replica::{Answer, Replica, Ticket};
@@ -11,25 +12,25 @@ use rnic::{Call, Station};
 use std::collections::BTreeMap;
 use switch::PortId;
 
-/// Requests that are under way at once; more wait at the counter.
+/// Requests that are in progress at once. More wait in the channel.
 const UNDER_WAY: usize = 4096;
 
-/// What can be asked at the counter.
+/// A request of a client thread.
 pub(crate) enum Ask {
     Command(Command),
     Info,
     Bootstrap,
 }
 
-/// Where requests are handed in.
+/// Handle by which client threads submit requests.
 #[derive(Clone)]
 pub(crate) struct Counter(Sender<(Ask, Sender<Answer>)>);
 
 impl Counter {
-    /// Asks something; the answer comes through the channel. It is closed if the server ends.
+    /// Submits a request. The result arrives on the returned channel, which is closed if the server ends.
     pub(crate) fn ask(&self, ask: Ask) -> Receiver<Answer> {
         let (answer, answered) = bounded(1);
-        // At a desk that has gone, nobody answers.
+        // If the control plane has ended, the channel is closed without a result.
         _ = self.0.send((ask, answer));
         answered
     }
@@ -39,15 +40,15 @@ impl Counter {
 pub(crate) struct Desk {
     requests: Receiver<(Ask, Sender<Answer>)>,
     answers: Receiver<(Ticket, Answer)>,
-    /// Who waits for an answer
+    /// Requesters that wait for results
     asked: BTreeMap<Ticket, Sender<Answer>>,
     next: Ticket,
-    /// What the worker's queue had no room for
+    /// A call for which the worker's queue had no room
     stuck: Option<Call<Replica>>,
 }
 
 impl Desk {
-    /// A desk, its counter, and where the replica puts its answers.
+    /// Returns the control plane, a handle for requests, and the channel for the replica's results.
     pub(crate) fn new() -> (Self, Counter, Sender<(Ticket, Answer)>) {
         let (counter, requests) = bounded(UNDER_WAY);
         let (replica, answers) = bounded(UNDER_WAY);
@@ -86,7 +87,7 @@ impl Control<Station<Replica>> for Desk {
     fn on_tick(&mut self, _live: &Live<'_>, out: &mut ControlOutput<'_, Station<Replica>>) -> bool {
         while let Ok((ticket, answer)) = self.answers.try_recv() {
             if let Some(asked) = self.asked.remove(&ticket) {
-                // Its client may have gone.
+                // The client may have disconnected.
                 _ = asked.try_send(answer);
             }
         }

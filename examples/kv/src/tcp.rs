@@ -1,4 +1,4 @@
-//! Clients, by TCP: a thread each, which reads commands and writes answers in the same order.
+//! TCP clients: a thread for each reads commands and writes responses in the same order.
 
 use crate::command::Request;
 use crate::desk::{Ask, Counter};
@@ -12,23 +12,23 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread;
 
-/// Clients at once
+/// Most clients at once
 const CLIENTS: usize = 256;
-/// Commands that a client may have sent before it gets the answer to the first
+/// Most commands of a client that are executed before their responses are written
 const PIPELINE: usize = 128;
 
-/// Serves clients for as long as the process lives. `servers` says where clients find the others, by their numbers.
+/// Serves clients until the process ends. `servers` are the client addresses of all servers, by number.
 pub(crate) fn serve(listener: TcpListener, counter: Counter, servers: Vec<SocketAddr>) {
     let shared = Arc::new((counter, servers));
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             let client = Arc::clone(&shared);
-            // All but this one and the listener's own
+            // All references except this thread's two
             if Arc::strong_count(&shared) > CLIENTS + 1 {
                 _ = (&stream).write_all(b"-ERR too many clients\r\n");
                 continue;
             }
-            // Without a thread for it, the client is turned away.
+            // If no thread can be started, the client is disconnected.
             drop(thread::Builder::new().spawn(move || talk(stream, &client.0, &client.1)));
         }
     });
@@ -39,7 +39,7 @@ enum Reply {
     Asked(Receiver<Answer>),
 }
 
-/// Speaks with a client until it goes, or says what nobody understands.
+/// Serves a client until it disconnects or violates the protocol.
 fn talk(mut stream: TcpStream, counter: &Counter, servers: &[SocketAddr]) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut parser = Parser::default();
@@ -103,15 +103,21 @@ fn to_value(answer: Answer, servers: &[SocketAddr]) -> Value {
         Answer::Applied(Outcome::Number(number)) => Value::Number(number),
         Answer::Applied(Outcome::Found(value)) => Value::Bulk(value),
         Answer::Applied(Outcome::NotANumber) => Value::error("value is not an integer or out of range"),
-        Answer::Applied(Outcome::Full) => Value::Error("OOM there is no room for this".into()),
-        Answer::Applied(Outcome::Old) => Value::error("a later command of this client was applied before"),
-        Answer::TooLong(most) => Value::error(format_args!("the command does not fit into {most} bytes")),
-        // As in a cluster of Redis, whose clients look there then; 0 stands where it has a slot.
-        Answer::NotLeader(Some(leader)) => Value::Error(format!("MOVED 0 {}", servers[usize::from(leader)])),
-        Answer::NotLeader(None) => Value::Error("NOLEADER nobody leads now; try again".into()),
-        Answer::Unknown => {
-            Value::Error("UNKNOWN this server lost its office meanwhile; it may have been done or not".into())
+        Answer::Applied(Outcome::Full) => {
+            Value::Error("OOM the store is full; delete keys or raise --max-state-mb".into())
         }
+        Answer::Applied(Outcome::Old) => Value::error(
+            "a later command of this client has already been applied; number commands in ascending order",
+        ),
+        Answer::TooLong(most) => {
+            Value::error(format_args!("the command does not fit into {most} bytes; raise --max-value"))
+        }
+        // The same response as in a Redis cluster, whose clients follow it. The slot number is always 0.
+        Answer::NotLeader(Some(leader)) => Value::Error(format!("MOVED 0 {}", servers[usize::from(leader)])),
+        Answer::NotLeader(None) => Value::Error("NOLEADER there is no leader; try again".into()),
+        Answer::Unknown => Value::Error(
+            "UNKNOWN this server lost the leadership; the command may or may not have been executed".into(),
+        ),
         Answer::Begun(Err(why @ (BootstrapError::Unseen(_) | BootstrapError::Written(_)))) => {
             Value::Error(format!("WAIT {why}"))
         }

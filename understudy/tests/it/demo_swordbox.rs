@@ -11,7 +11,7 @@ fn contended_locks_are_taken_faster_with_swordbox() {
             .args(options)
             .output()
             .unwrap();
-        // It fails if nothing is gained.
+        // The program fails if Swordbox gains nothing.
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()
     };

@@ -1,6 +1,6 @@
-//! Looking at running instances: what is told adds up with the closing report, metrics parse and only grow, packets are shown as
-//! they come and leave.
-#![allow(clippy::disallowed_methods, reason = "what other processes do is waited for, but not for ever")]
+//! Observation of running instances: snapshots agree with the closing report, metrics parse and only grow,
+//! and packets are shown as they arrive and leave.
+#![allow(clippy::disallowed_methods, reason = "the tests wait for other processes, with a timeout")]
 
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,7 +20,7 @@ mod trace;
 
 use crate::common::machine::{DEADLINE, Machine};
 
-/// fifty CAS of 10.0.0.2, and their answers
+/// Fifty CASes of 10.0.0.2, and their responses
 const CAPTURE: &str = "rc_compare_swap.pcap";
 
 fn understudy(arguments: &[&str]) -> Output {
@@ -44,7 +44,7 @@ impl Place {
         path
     }
 
-    /// Plays the capture, once or for ever, between two ports.
+    /// Writes a configuration that plays the capture between two ports, once or forever.
     fn config(&self, infinite: bool, rest: &str) -> PathBuf {
         let text = format!(
             "[[port]]\nname = \"left\"\nmtu = 9000\npcap = {{ rx = \"{}\", infinite = {infinite} }}\n\
@@ -64,7 +64,7 @@ fn top(config: &Path) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// Looks until it is so.
+/// Repeats [`top`] until the condition is true.
 fn top_until(config: &Path, so: impl Fn(&Value) -> bool) -> Value {
     let began = Instant::now();
     loop {
@@ -78,11 +78,14 @@ fn top_until(config: &Path, so: impl Fn(&Value) -> bool) -> Value {
 
 fn table<'a>(snapshot: &'a Value, name: &str) -> &'a Value {
     let tables = snapshot["tables"].as_array().unwrap();
-    tables.iter().find(|table| table["name"] == name).unwrap_or_else(|| panic!("no {name} in {snapshot}"))
+    tables
+        .iter()
+        .find(|table| table["name"] == name)
+        .unwrap_or_else(|| panic!("no table {name} in {snapshot}"))
 }
 
 #[test]
-fn what_is_seen_is_what_is_reported_at_the_end() {
+fn a_snapshot_agrees_with_the_closing_report() {
     let place = Place::new();
     let config = place.config(false, WIRE);
     let frames = captures::frames(&captures::path(CAPTURE)).len() as u64;
@@ -91,19 +94,22 @@ fn what_is_seen_is_what_is_reported_at_the_end() {
     assert!(socket.file_type().is_socket() && socket.permissions().mode() & 0o777 == 0o600);
 
     let seen = top_until(&config, |seen| seen["ports"][1]["tx_frames"] == frames);
-    // By its socket, too, and for people
+    // Selecting the instance by its socket, with output for people
     let socket = place.path("top.sock");
     let once = understudy(&["top", "--once", socket.to_str().unwrap()]);
     let text = String::from_utf8(once.stdout).unwrap();
     for words in ["[forward]", "Ports\n", " left ", "RC CmpSwap", "10.0.0.1", "cycles/frame", "roce_frames"] {
-        assert!(text.contains(words), "{words:?} in\n{text}");
+        assert!(text.contains(words), "{words:?} is missing in\n{text}");
     }
 
     let report = instance.interrupt();
-    assert!(!socket.exists(), "it takes its socket with it");
+    assert!(!socket.exists(), "the instance has to remove its socket");
     for port in 0..2 {
         let (seen, told) = (seen["ports"][port].as_object().unwrap(), &report["ports"][port]);
-        assert!(seen.len() == 10 && seen.iter().all(|(key, value)| told[key] == *value), "{seen:?} {told}");
+        assert!(
+            seen.len() == 10 && seen.iter().all(|(key, value)| told[key] == *value),
+            "snapshot {seen:?}, report {told}"
+        );
     }
     let sum = |rows: &Value, count: usize| {
         rows["rows"].as_array().unwrap().iter().map(|row| row["counts"][count].as_u64().unwrap()).sum::<u64>()
@@ -121,14 +127,14 @@ fn what_is_seen_is_what_is_reported_at_the_end() {
     assert!(seen["workers"][0]["busy_cycles"].as_u64() > Some(0));
     assert_eq!(seen["instance"]["function"], "forward");
 
-    // Nobody is there any more.
+    // The instance has ended.
     let gone = understudy(&["top", "--once", config.to_str().unwrap()]);
     let error = String::from_utf8(gone.stderr).unwrap();
     assert!(gone.status.code() == Some(1) && error.contains("is the instance running?"), "{error}");
 }
 
 #[test]
-fn a_socket_is_one_instances_own() {
+fn an_instance_does_not_take_over_a_socket_in_use() {
     let place = Place::new();
     let config = place.config(false, WIRE);
     let first = Machine::ready("run", &config);
@@ -136,7 +142,7 @@ fn a_socket_is_one_instances_own() {
     let error = String::from_utf8(second.stderr).unwrap();
     assert!(!second.status.success() && error.contains("another process"), "{error}");
     assert_eq!(top(&config)["instance"]["pid"], first.id());
-    // Killed, it leaves a socket on which nobody listens: in nobody's way.
+    // A killed instance leaves a socket without a listener, which the next one replaces.
     drop(first);
     assert!(place.path("top.sock").exists());
     let third = Machine::ready("run", &config);
@@ -150,9 +156,9 @@ fn a_socket_is_one_instances_own() {
     assert_eq!(fs::read_to_string(place.path("top.sock")).unwrap(), "a file");
 }
 
-/// What is checked can be opened: an address holds 107 bytes.
+/// A path that passes the check can also be bound: a socket address holds 107 bytes.
 #[test]
-fn a_socket_may_have_as_long_a_path_as_there_is() {
+fn a_socket_path_may_have_107_bytes() {
     let place = Place::new();
     let folder = place.0.path().as_os_str().len();
     let longest = "s".repeat(107 - folder - 1);
@@ -183,7 +189,7 @@ fn a_socket_may_have_as_long_a_path_as_there_is() {
 }
 
 #[test]
-fn what_is_no_question_is_refused() {
+fn a_malformed_request_is_refused() {
     let place = Place::new();
     let config = place.config(false, WIRE);
     let _instance = Machine::ready("run", &config);
@@ -191,7 +197,7 @@ fn what_is_no_question_is_refused() {
         ["hello\n".to_owned(), "{\"ask\":\"money\"}\n".into(), "x".repeat(100_000), "[".repeat(5000)]
     {
         let mut stream = std::os::unix::net::UnixStream::connect(place.path("top.sock")).unwrap();
-        // It may have refused before it has read all.
+        // The instance may refuse before it has read everything.
         _ = stream.write_all(question.as_bytes());
         let mut answer = String::new();
         _ = BufReader::new(&stream).read_line(&mut answer);

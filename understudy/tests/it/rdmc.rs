@@ -1,4 +1,4 @@
-//! Files to many hosts: processes on a bridge, joined by memif.
+//! File transfers to several hosts: processes at a bridge, joined by memif.
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use understudy_tests::processes::{Process, Signal, command};
 
-/// A process; killed when dropped.
+/// A process, which is killed when dropped.
 struct Machine(Process);
 
 impl Machine {
@@ -18,13 +18,15 @@ impl Machine {
         Self(Process::start(program))
     }
 
-    /// Waits for its end: whether all went well, and what it said.
+    /// Waits for the end of the process. Returns whether it succeeded, and what it printed to standard output
+    /// and standard error.
     fn end(mut self) -> (bool, String, String) {
         let (out, err) = self.printed();
         (self.0.wait().unwrap().success(), out, err)
     }
 
-    /// Waits until the process closes its output. Returns what it wrote to stdout and stderr.
+    /// Waits until the process closes its output. Returns what it printed to standard output and standard
+    /// error.
     fn printed(&mut self) -> (String, String) {
         use std::io::Read as _;
         let (mut out, mut err) = (String::new(), String::new());
@@ -34,7 +36,7 @@ impl Machine {
     }
 }
 
-/// A bridge, and hosts at it; host 1 sends.
+/// A bridge with hosts, of which host 1 sends.
 struct Rack {
     folder: TempDir,
     bridge: Machine,
@@ -47,7 +49,7 @@ impl Rack {
         Self::at(hosts, "[forward]\nmac_table = {}\n")
     }
 
-    /// Hosts at a P4CE switch, with these lines in its table
+    /// Starts hosts at a P4CE switch, with these lines in its table.
     fn at_switch(hosts: u32, lines: &str) -> Self {
         let switch = "[p4ce]\nmac = \"02:00:00:00:00:fe\"\naddresses = [\"10.0.0.254/24\"]\n";
         Self::at(hosts, &[switch, lines, "\n"].concat())
@@ -67,13 +69,14 @@ impl Rack {
         Self { folder, bridge }
     }
 
-    /// Ends the bridge, which reports
+    /// Interrupts the bridge. Returns whether it succeeded, its report, and what it printed to standard
+    /// error.
     fn interrupt(self) -> (bool, String, String) {
         self.bridge.0.signal(Signal::INT);
         self.bridge.end()
     }
 
-    /// Ends the bridge: bytes that each host has sent, by its number
+    /// Interrupts the bridge. Returns how many bytes each host has sent, indexed by the host's number.
     fn sent(self) -> Vec<u64> {
         let (_, report, said) = self.interrupt();
         let report: Value = serde_json::from_str(&report).unwrap_or_else(|_| panic!("{report}\n{said}"));
@@ -95,7 +98,7 @@ impl Rack {
         path.to_str().unwrap().to_owned()
     }
 
-    /// The folder that a host receives into
+    /// Returns the folder into which a host receives.
     fn inbox(&self, id: u32) -> PathBuf {
         let folder = self.path(&format!("into-{id}"));
         std::fs::create_dir_all(&folder).unwrap();
@@ -138,7 +141,7 @@ fn entries(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_file_comes_to_all() {
+fn a_file_is_stored_by_all_receivers() {
     let rack = Rack::new(4);
     let (file, bytes) = rack.file(3_000_001);
     let receivers: Vec<Machine> = (2..=4).map(|id| rack.receive(id)).collect();
@@ -153,7 +156,7 @@ fn a_file_comes_to_all() {
         assert_eq!(entries(&rack.inbox(id)), ["the object"]);
         assert!(std::fs::read(rack.inbox(id).join("the object")).unwrap() == bytes, "host {id}");
     }
-    // Once more, and one has something of that name.
+    // A second transfer, where one receiver already has a file of this name
     std::fs::remove_file(rack.inbox(2).join("the object")).unwrap();
     let receivers: Vec<Machine> = (2..=3).map(|id| rack.receive(id)).collect();
     let (well, report, _) = rack.send(&file, &[2, 3]).end();
@@ -164,8 +167,8 @@ fn a_file_comes_to_all() {
     assert!(std::fs::read(rack.inbox(2).join("the object")).unwrap() == bytes);
 }
 
-/// Hosts 1, 2 and 3 are a rack, and 4 and 5 another one: the object comes there once, to 4, who gives it to 5. The bridge has seen who
-/// sent how much.
+/// Hosts 1, 2 and 3 are in one rack, and hosts 4 and 5 in another one. The object enters that rack once, at
+/// host 4, which relays it to host 5. The bridge's counters show how much each host has sent.
 #[test]
 fn a_file_crosses_between_racks_once() {
     let rack = Rack::new(5);
@@ -200,14 +203,15 @@ fn a_file_crosses_between_racks_once() {
         assert!(std::fs::read(rack.inbox(id).join("the object")).unwrap() == bytes, "host {id}");
     }
     let (sent, whole) = (rack.sent(), bytes.len() as u64);
-    // Others send it once, however often a packet has to be sent again; acknowledgements are small.
+    // The other hosts send the object at most once, apart from retransmissions. Acknowledgements are small.
     assert!(sent[4] > whole && sent[5] < whole / 10, "{sent:?}");
-    assert!(sent[1] > 2 * whole, "to the other rack, and in its own: {sent:?}");
+    assert!(sent[1] > 2 * whole, "host 1 has to send to the other rack and within its own: {sent:?}");
 }
 
-/// Hosts 1 to 4 at a P4CE switch, which copies what host 1 sends: the object leaves it once, and receivers send acknowledgements alone.
+/// Hosts 1 to 4 are at a P4CE switch, which copies the packets of host 1. The object leaves host 1 once, and
+/// receivers send only acknowledgements.
 #[test]
-fn a_switch_copies_a_file_to_all() {
+fn a_switch_copies_a_file_to_all_receivers() {
     let rack = Rack::at_switch(4, "");
     let (file, bytes) = rack.file(3_000_001);
     let receivers: Vec<Machine> = (2..=4).map(|id| rack.receive(id)).collect();
@@ -226,9 +230,10 @@ fn a_switch_copies_a_file_to_all() {
     assert!(sent[1] > whole && sent[2..].iter().all(|sent| *sent < whole / 10), "{sent:?}");
 }
 
-/// The switch makes no groups for this sender: it goes on by the pipeline, with all receivers.
+/// The switch does not admit this sender's groups, so the sender falls back to the pipeline, with all
+/// receivers.
 #[test]
-fn a_switch_that_does_not_copy_is_done_without() {
+fn a_switch_that_does_not_copy_is_replaced_by_a_pipeline() {
     let rack = Rack::at_switch(3, "leaders = [\"10.0.0.9/32\"]");
     let (file, bytes) = rack.file(300_001);
     let receivers: Vec<Machine> = (2..=3).map(|id| rack.receive(id)).collect();
@@ -247,7 +252,8 @@ fn a_switch_that_does_not_copy_is_done_without() {
     assert_eq!((&report["p4ce"]["opened"], &report["p4ce"]["limited"]), (&0.into(), &2.into()), "{report}");
 }
 
-/// A file that grows while it is sent is a mixture: the sender says so, and no receiver keeps it.
+/// A file that changes during the transfer would be stored as a mixture. The sender reports it, and no
+/// receiver keeps the file.
 #[test]
 fn a_file_that_changes_while_it_is_sent_is_not_kept() {
     let mut rack = Rack::new(2);
@@ -268,9 +274,9 @@ fn a_file_that_changes_while_it_is_sent_is_not_kept() {
     assert!(entries(&into).is_empty(), "{:?}", entries(&into));
 }
 
-/// The sender's segments need more memory than the receiver has for them.
+/// The sender's segments need more memory than the receiver allows.
 #[test]
-fn a_receiver_without_memory_for_segments_says_so() {
+fn a_receiver_without_memory_for_segments_reports_it() {
     let rack = Rack::new(2);
     let (file, _) = rack.file(3_000_001);
     let (into, host) = (rack.inbox(2), rack.host(2));
@@ -294,7 +300,8 @@ fn a_receiver_without_memory_for_segments_says_so() {
     assert!(entries(&rack.inbox(2)).is_empty());
 }
 
-/// Waits until part of a file is in a folder, or else reports what the sender and the bridge printed.
+/// Waits until part of a file is in a folder. Panics with what the sender and the bridge printed if nothing
+/// arrives.
 fn wait_for_part(into: &Path, sender: &mut Machine, rack: &mut Rack) {
     if !has_part(into) {
         let printed = [sender, &mut rack.bridge].map(|machine| {
@@ -319,7 +326,7 @@ fn has_part(into: &Path) -> bool {
 }
 
 #[test]
-fn the_others_get_it_when_one_is_killed() {
+fn all_other_receivers_get_the_file_when_one_is_killed() {
     let mut rack = Rack::new(4);
     let (file, bytes) = rack.file(40_000_000);
     let mut receivers: Vec<Machine> = (2..=4).map(|id| rack.receive(id)).collect();
@@ -336,8 +343,8 @@ fn the_others_get_it_when_one_is_killed() {
         assert!(well, "{text}\n{said}");
         assert!(std::fs::read(rack.inbox(id).join("the object")).unwrap() == bytes, "host {id}");
     }
-    assert!(!into.join("the object").exists(), "half of it would have the name of the whole");
-    // What it has left is removed by the next receiver.
+    assert!(!into.join("the object").exists(), "a part of the file has the name of the whole");
+    // The next receiver removes the remains.
     assert_eq!(entries(&into).len(), 1, "{:?}", entries(&into));
     let receiver = rack.receive(3);
     let (well, report, said) = rack.send(&file, &[3]).end();
@@ -346,9 +353,9 @@ fn the_others_get_it_when_one_is_killed() {
     assert_eq!(entries(&into), ["the object"]);
 }
 
-/// One is stopped by its user: it tells the sender, and nobody waits for it.
+/// A receiver that its user stops notifies the sender, which does not wait for it.
 #[test]
-fn who_is_stopped_says_so() {
+fn a_receiver_that_is_stopped_notifies_the_sender() {
     let rack = Rack::new(3);
     let (file, bytes) = rack.file(100_000_000);
     let stopped = rack.receive(2);
@@ -363,7 +370,7 @@ fn who_is_stopped_says_so() {
     stopped.0.signal(Signal::INT);
     let (well, _, said) = stopped.end();
     assert!(!well && said.contains("it was stopped before the file had come"), "{said}");
-    assert!(entries(&rack.inbox(2)).is_empty(), "half a file is left");
+    assert!(entries(&rack.inbox(2)).is_empty(), "part of the file is left");
     let (well, report, said) = sender.end();
     let report: Value = serde_json::from_str(&report).unwrap_or_else(|_| panic!("{report}\n{said}"));
     assert!(!well && report["stored"] == serde_json::json!(["10.0.0.3"]), "{report}");
@@ -378,7 +385,7 @@ fn understudy(arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn what_cannot_be_is_refused_before_anything_begins() {
+fn invalid_calls_are_refused_before_anything_begins() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str, text: &str| {
         let path = folder.path().join(name);
@@ -429,7 +436,7 @@ fn what_cannot_be_is_refused_before_anything_begins() {
         let output = understudy(&[&["rdmc"], arguments].concat());
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
-        // Long lines are broken, and a bar stands before what follows.
+        // Long lines are wrapped, and continuation lines begin with a bar.
         let words = said.split_whitespace().filter(|word| *word != "│");
         let joined = words.collect::<Vec<_>>().join(" ");
         assert!(joined.contains(what), "{arguments:?}: {said}");
@@ -437,7 +444,7 @@ fn what_cannot_be_is_refused_before_anything_begins() {
 }
 
 #[test]
-fn a_schedule_is_drawn() {
+fn a_schedule_is_printed() {
     let output = understudy(&["rdmc", "schedule", "-n", "8", "-k", "3"]);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success() && text.contains("\n   0 0>1  1>2  2>4  2>1     2>2\n"), "{text}");

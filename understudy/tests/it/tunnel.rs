@@ -1,4 +1,4 @@
-//! `understudy run` with `[tunnel]`: what comes out of tunnels goes on, in front of a router and of 1Pipe's switch.
+//! `understudy run` with `[tunnel]`: decapsulated packets go on to a router or to 1Pipe's switch.
 
 use core::net::{IpAddr, Ipv4Addr};
 use rocev2::ethernet::{Ethernet, MacAddr, ethertype};
@@ -15,7 +15,7 @@ const END: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 255, 0, 1));
 const KNOWN: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 255, 0, 5));
 const STRANGER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 9, 9));
 
-/// A packet to host 2, with this PSN
+/// Returns a packet to host 2, with this PSN.
 fn packet(psn: u32) -> Vec<u8> {
     let ethernet = Ethernet { dst: OWN, src: MacAddr([2, 0, 0, 0, 1, 5]), ethertype: ethertype::IPV4.into() };
     let ip = Ipv4 { src: [10, 0, 0, 1], dst: [10, 0, 0, 2], ttl: 9, ..Ipv4::default() };
@@ -27,13 +27,14 @@ fn packet(psn: u32) -> Vec<u8> {
     frame
 }
 
-/// The same in a tunnel
+/// Returns the packet in a tunnel.
 fn within(frame: &[u8], src: IpAddr) -> Vec<u8> {
     let (ethernet, packet) = frame.split_at(Ethernet::LEN);
     [ethernet, &switch::tunnel::headers(&[(src, END)], packet).unwrap(), packet].concat()
 }
 
-/// Runs a function behind `[tunnel]` on three frames: what is at the other port, and the report as JSON and as text.
+/// Runs a function behind `[tunnel]` on three frames. Returns the frames at the other port, and the report as
+/// JSON and as text.
 fn run(tunnel: &str, function: &str) -> (Vec<Vec<u8>>, Value, String) {
     let folder = tempfile::tempdir().unwrap();
     let frames = [within(&packet(1), KNOWN), within(&packet(2), STRANGER), within(&packet(3), KNOWN)];
@@ -66,7 +67,8 @@ fn run(tunnel: &str, function: &str) -> (Vec<Vec<u8>>, Value, String) {
     (captures::frames(&folder.path().join("out.pcap")), report, text)
 }
 
-/// Who was expected came out, with this hop's marks; who was not is counted.
+/// Checks that the packets of the known source left with a new hop's addresses and TTL, and that the other
+/// packet is counted.
 fn check((frames, report, text): &(Vec<Vec<u8>>, Value, String), dst: MacAddr) {
     let packets: Vec<_> =
         frames.iter().filter_map(|frame| Packet::parse(frame).map(|packet| (frame, packet))).collect();
@@ -74,7 +76,7 @@ fn check((frames, report, text): &(Vec<Vec<u8>>, Value, String), dst: MacAddr) {
     assert_eq!(psns, [1, 3]);
     for (frame, packet) in packets {
         assert_eq!((&frame[..6], &frame[6..12]), (&dst.0[..], &OWN.0[..]));
-        assert_eq!(frame[Ethernet::LEN + 8], 8, "a hop was counted");
+        assert_eq!(frame[Ethernet::LEN + 8], 8, "the TTL has to be decremented");
         assert!(packet.verify_icrc());
     }
     let plain = packet(1).len() as u64;
@@ -88,7 +90,7 @@ fn check((frames, report, text): &(Vec<Vec<u8>>, Value, String), dst: MacAddr) {
 }
 
 #[test]
-fn in_front_of_a_router() {
+fn tunnels_end_in_front_of_a_router() {
     let dst = MacAddr([2, 0, 0, 0, 0, 2]);
     let router = format!(
         "[forward.routes]\nmac = \"{OWN}\"\n\
@@ -98,7 +100,7 @@ fn in_front_of_a_router() {
 }
 
 #[test]
-fn in_front_of_onepipes_switch() {
+fn tunnels_end_in_front_of_onepipes_switch() {
     let dst = MacAddr([2, 0, 0, 0, 0, 2]);
     let switch = format!(
         "[onepipe]\nincarnation = \"chip\"\naddresses = [\"10.0.0.254/24\"]\nmac = \"{OWN}\"\nbeacon_interval_ns = 1000000\n\

@@ -1,4 +1,4 @@
-//! `kv check` against servers of one process that are right, and that are wrong in ways it has to find.
+//! `kv check` against in-process servers that are correct, or have a defect that it has to find.
 
 use super::*;
 use crate::command::{Command, Operation as Asked, Request};
@@ -8,19 +8,19 @@ use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Mutex;
 
-/// What is wrong with a server.
+/// The defect of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wrong {
     Nothing,
-    /// Reads of shared keys come from a copy that is some writes old.
+    /// Reads of shared keys are served from a copy that is some writes old.
     StaleReads,
-    /// A SET of a shared register is acknowledged, and what was there before comes back some commands later.
+    /// A SET of a shared register is acknowledged, but the previous value reappears some commands later.
     LostUpdate,
-    /// An INCR of a shared counter returns the number of the one before.
+    /// An INCR of a shared counter returns the previous INCR's number.
     LostIncrement,
-    /// A command without a number is done twice.
+    /// A command without a number is executed twice.
     Repeats,
-    /// Connections break before the answer, and the command is done or not. It is right.
+    /// Connections break before the response, and the command may or may not be executed. This is allowed.
     Breaks,
 }
 
@@ -28,20 +28,20 @@ enum Wrong {
 struct State {
     wrong: Wrong,
     store: Store,
-    /// The store, some commands ago
+    /// A copy of the store, some commands old
     old: Store,
     commands: u64,
-    /// What an earlier state of a key is to be put back, and when
+    /// An earlier value of a key that reappears: at which command, the key, and the value
     comes_back: Option<(u64, Vec<u8>, Vec<u8>)>,
 }
 
-/// Commands of which all are answered rightly
+/// Number of commands without any error in the beginning
 const RIGHT: u64 = 100;
 /// Commands between two copies of the store, and between two errors
 const BETWEEN: u64 = 40;
 
 impl State {
-    /// Returns the answer to a command; `None` if the connection breaks.
+    /// Returns the response to a command, or `None` if the connection breaks.
     fn answer(&mut self, command: Command) -> Option<Value> {
         self.commands += 1;
         let errs = self.commands > RIGHT && self.commands % BETWEEN < 8;
@@ -64,7 +64,7 @@ impl State {
             Wrong::LostIncrement if errs && is(":counter:") && !reads => {
                 let get = Command { operation: Asked::Get, once: None, ..command.clone() };
                 if let Outcome::Found(Some(before)) = self.store.apply(get) {
-                    let number = String::from_utf8_lossy(&before).parse().expect("a number");
+                    let number = String::from_utf8_lossy(&before).parse().expect("the counter is a number");
                     return Some(Value::Number(number));
                 }
             }
@@ -90,7 +90,7 @@ fn to_value(outcome: Outcome) -> Value {
     }
 }
 
-/// Serves a client until it goes.
+/// Serves a client until it disconnects.
 fn talk(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
     let (mut parser, mut chunk) = (Parser::default(), vec![0; 4096]);
     loop {
@@ -109,7 +109,7 @@ fn talk(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
     }
 }
 
-/// Runs a check against a server with something wrong.
+/// Runs a check against a server with a defect.
 fn check_against(wrong: Wrong) -> Report {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let args = CheckArgs {
@@ -134,7 +134,7 @@ fn check_against(wrong: Wrong) -> Report {
     report
 }
 
-/// Asserts that only the linearizability of the shared keys says that the server is wrong.
+/// Asserts that the check finds the defect, by the linearizability of the shared keys alone.
 fn assert_is_found(wrong: Wrong) {
     let report = check_against(wrong);
     assert!(report.failed.is_empty() && report.findings.acknowledged > 0);
@@ -143,13 +143,13 @@ fn assert_is_found(wrong: Wrong) {
 }
 
 #[test]
-fn right_server_passes() {
+fn a_correct_server_passes() {
     let report = check_against(Wrong::Nothing);
     assert!(report.is_good() && report.shared > 100 && report.unknown == 0);
 }
 
 #[test]
-fn right_server_whose_connections_break_passes() {
+fn a_correct_server_whose_connections_break_passes() {
     let report = check_against(Wrong::Breaks);
     assert!(report.is_good() && report.unknown > 0);
 }
@@ -160,7 +160,7 @@ fn stale_reads_are_found() {
 }
 
 #[test]
-fn acknowledged_write_that_is_lost_later_is_found() {
+fn acknowledged_writes_that_are_lost_later_are_found() {
     assert_is_found(Wrong::LostUpdate);
 }
 
@@ -170,6 +170,6 @@ fn increments_that_return_the_same_number_are_found() {
 }
 
 #[test]
-fn command_that_is_done_twice_is_found() {
+fn commands_that_are_executed_twice_are_found() {
     assert_is_found(Wrong::Repeats);
 }

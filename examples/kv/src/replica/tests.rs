@@ -1,4 +1,4 @@
-//! Three servers in the simulator: the same runs every time, crashes and all.
+//! Three servers in the simulator. Each run is reproducible, including its crashes.
 
 use super::*;
 use crate::command::{Once, Operation};
@@ -84,7 +84,7 @@ impl Net {
         ticket
     }
 
-    /// The answer, if there is one in time
+    /// Returns the result of a request, if there is one in time.
     fn answer(&mut self, server: usize, ticket: Ticket, time: Nanos) -> Option<Answer> {
         let until = self.world.now() + time;
         loop {
@@ -104,7 +104,7 @@ impl Net {
         self.answer(server, ticket, Nanos::from_millis(50))
     }
 
-    /// Asks whoever leads, until it is done.
+    /// Executes a command at the leader, with retries.
     fn have_done(&mut self, mut server: usize, command: &Command) -> Outcome {
         for _ in 0..1000 {
             match self.call(server, command.clone()) {
@@ -114,7 +114,7 @@ impl Net {
             }
             self.run_for(Nanos::from_micros(100));
         }
-        panic!("nobody does it");
+        panic!("no server has executed the command");
     }
 
     fn now_and(&self, time: Nanos) -> Nanos {
@@ -131,7 +131,7 @@ fn incr(number: u64) -> Command {
 }
 
 #[test]
-fn the_leader_serves_and_the_others_say_who_it_is() {
+fn the_leader_serves_and_followers_name_it() {
     let mut net = Net::new(1);
     net.run_for(Nanos::from_millis(10));
     assert_eq!(net.call(1, incr(1)), Some(Answer::NotLeader(Some(0))));
@@ -146,18 +146,22 @@ fn the_leader_serves_and_the_others_say_who_it_is() {
 }
 
 #[test]
-fn more_at_once_than_may_be_under_way() {
+fn more_requests_than_the_window_are_applied_in_order() {
     let mut net = Net::new(1);
     net.run_for(Nanos::from_millis(10));
     let tickets: Vec<_> = (0..100).map(|_| net.ask(0, command(Operation::Incr, "n"))).collect();
     net.run_for(Nanos::from_millis(20));
     let answers: Vec<_> = net.answers[0].try_iter().collect();
     let expected = (1..).map(|n| Answer::Applied(Outcome::Number(n)));
-    assert_eq!(answers, tickets.into_iter().zip(expected).collect::<Vec<_>>(), "in their order");
+    assert_eq!(
+        answers,
+        tickets.into_iter().zip(expected).collect::<Vec<_>>(),
+        "results are not in the order of requests"
+    );
 }
 
 #[test]
-fn who_loses_the_office_says_that_it_does_not_know() {
+fn a_leader_that_loses_the_leadership_reports_an_unknown_outcome() {
     let mut net = Net::new(1);
     net.run_for(Nanos::from_millis(10));
     let link = net.world.links().next().unwrap();
@@ -165,7 +169,7 @@ fn who_loses_the_office_says_that_it_does_not_know() {
     net.world.schedule(now, Fault::Cut(vec![link]));
     assert_eq!(net.call(0, incr(1)), Some(Answer::Unknown));
     assert_eq!(net.call(0, incr(2)), Some(Answer::NotLeader(None)));
-    // The others know neither of them.
+    // The other servers have neither of the commands.
     assert_eq!(net.have_done(1, &incr(2)), Outcome::Number(1));
     let now = net.world.now();
     net.world.schedule(now, Fault::Heal(vec![link]));
@@ -175,7 +179,7 @@ fn who_loses_the_office_says_that_it_does_not_know() {
 }
 
 #[test]
-fn one_that_forgot_everything_gets_it_from_the_others() {
+fn a_server_that_lost_its_memory_gets_a_snapshot() {
     let mut net = Net::new(1);
     net.run_for(Nanos::from_millis(10));
     for server in [2, 0] {
@@ -183,7 +187,7 @@ fn one_that_forgot_everything_gets_it_from_the_others() {
         net.world.schedule(now, Fault::Crash(net.servers[server]));
         net.world.schedule(later, Fault::Restart(net.servers[server]));
         net.run_for(Nanos::from_millis(9));
-        // More than the log holds
+        // More entries than the log holds
         for n in 0..40 {
             let set = command(Operation::Set(vec![server as u8, n]), &n.to_string());
             assert_eq!(net.have_done(1, &set), Outcome::Done);
@@ -197,7 +201,7 @@ fn one_that_forgot_everything_gets_it_from_the_others() {
 }
 
 #[test]
-fn what_is_asked_again_is_done_once_whoever_dies() {
+fn a_retried_command_is_executed_once_whichever_server_crashes() {
     for seed in 1..=30 {
         let mut net = Net::new(seed);
         let mut chance = Chance::new(seed);
@@ -208,7 +212,7 @@ fn what_is_asked_again_is_done_once_whoever_dies() {
             let down = Nanos::from_micros(chance.between(100, 20_000));
             net.world.schedule(at, Fault::Crash(server));
             net.world.schedule(at + down, Fault::Restart(server));
-            // Two that have forgotten everything at once are too many.
+            // If two servers lost their memory at once, there would be no majority.
             at = at + down + Nanos::from_micros(chance.between(30_000, 60_000));
         }
         let (mut server, mut done) = (0, 0);
@@ -242,8 +246,12 @@ fn servers_that_all_restart_wait_for_the_operator() {
     net.run_for(Nanos::from_millis(100));
     for server in 0..3 {
         assert_eq!(net.replica(server).server.waits_for(), Some(Waiting::Bootstrap));
-        assert_eq!(net.call(server, incr(2)), Some(Answer::NotLeader(None)), "nothing is done");
+        assert_eq!(
+            net.call(server, incr(2)),
+            Some(Answer::NotLeader(None)),
+            "a blank server executed a command"
+        );
     }
     assert_eq!(net.bootstrap(2), Some(Answer::Begun(Ok(()))));
-    assert_eq!(net.have_done(0, &incr(1)), Outcome::Number(1), "it began empty, as it was told");
+    assert_eq!(net.have_done(0, &incr(1)), Outcome::Number(1), "the new group has to begin empty");
 }

@@ -1,4 +1,4 @@
-//! The program as a process of its own: a machine that others look at, talk to, or kill.
+//! The program as a child process that tests observe, signal, or kill.
 
 use serde_json::Value;
 use std::io::{BufRead as _, BufReader, Read as _};
@@ -9,24 +9,24 @@ use std::thread;
 use std::time::Duration;
 use understudy_tests::processes::{Process, Signal, command as program};
 
-/// For machines that have something else to do; nothing is expected to take so long.
+/// Timeout for everything that tests wait for. It is far above all expected times, for busy machines.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(40);
 
-/// What it has said on standard error, and whether that is all.
+/// Standard error of the process so far, and whether it is closed.
 #[derive(Default)]
 struct Said {
     text: String,
     over: bool,
 }
 
-/// A process, killed when dropped, and what it says.
+/// A process with the text it has printed to standard error. It is killed when dropped.
 pub(crate) struct Machine {
     child: Process,
     said: Arc<(Mutex<Said>, Condvar)>,
 }
 
 impl Machine {
-    /// Starts a command of the program, perhaps with options behind it. Returns at once.
+    /// Starts a subcommand of the program, which may include options. Returns immediately.
     pub(crate) fn start(command: &str, config: &Path) -> Self {
         let mut child = program(env!("CARGO_BIN_EXE_understudy"));
         child.args(command.split(' ')).args(["--json", config.to_str().unwrap()]);
@@ -45,23 +45,25 @@ impl Machine {
         Self { child, said }
     }
 
-    /// Returns when it is ready.
+    /// Starts a subcommand, and returns when the process is ready.
     pub(crate) fn ready(command: &str, config: &Path) -> Self {
         let machine = Self::start(command, config);
         machine.wait_for("is ready", 1);
         machine
     }
 
-    /// Waits until it has said `words` so many times.
+    /// Waits until the process has printed `words` at least `times` times.
+    ///
+    /// Panics if it ends before, or after [`DEADLINE`].
     pub(crate) fn wait_for(&self, words: &str, times: usize) {
         let missing = |said: &mut Said| said.text.matches(words).count() < times;
         let (said, told) = &*self.said;
         let waits = |said: &mut Said| !said.over && missing(said);
         let (mut said, _) = told.wait_timeout_while(said.lock().unwrap(), DEADLINE, waits).unwrap();
-        assert!(!missing(&mut said), "not {times} times {words:?} in\n{}", said.text);
+        assert!(!missing(&mut said), "expected {times} times {words:?} in\n{}", said.text);
     }
 
-    /// What it has said so far
+    /// Returns what the process has printed to standard error so far.
     pub(crate) fn said(&self) -> String {
         self.said.0.lock().unwrap().text.clone()
     }
@@ -70,21 +72,23 @@ impl Machine {
         self.child.id()
     }
 
-    /// SIGKILL, of which it hears nothing.
+    /// Kills the process with SIGKILL.
+    ///
+    /// Panics if it has already ended.
     pub(crate) fn kill(mut self) {
-        assert!(self.child.try_wait().unwrap().is_none(), "it has ended: {}", self.said());
+        assert!(self.child.try_wait().unwrap().is_none(), "the process has already ended: {}", self.said());
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// Waits for its end: whether all went well, and its report.
+    /// Waits for the end of the process. Returns whether it succeeded, and its report.
     pub(crate) fn end(mut self) -> (bool, String) {
         let mut report = String::new();
         self.child.stdout.take().unwrap().read_to_string(&mut report).unwrap();
         (self.child.wait().unwrap().success(), report)
     }
 
-    /// Ctrl-C; its report.
+    /// Interrupts the process (SIGINT). Returns its report.
     pub(crate) fn interrupt(self) -> Value {
         self.child.signal(Signal::INT);
         let said = Arc::clone(&self.said);

@@ -1,9 +1,9 @@
-//! Prometheus: metrics parse, only grow, and have every name in the dashboard.
+//! Prometheus: metrics parse, only grow, and include every name in the dashboard.
 
 use super::*;
 
-/// Metrics by name and labels. Asserts that the text keeps the format's rules: a HELP and a TYPE line before the values of each
-/// metric, all of which stand together, and no series twice.
+/// Parses metrics by name and labels. Asserts the rules of the format: each metric has a HELP and a TYPE line
+/// before its values, its values are contiguous, and no series occurs twice.
 fn parse(text: &str) -> BTreeMap<String, f64> {
     let mut series = BTreeMap::new();
     let mut heads = BTreeSet::new();
@@ -22,7 +22,10 @@ fn parse(text: &str) -> BTreeMap<String, f64> {
         }
         let (key, value) = line.rsplit_once(' ').unwrap();
         let base = key.split('{').next().unwrap();
-        assert!(base == name || base.strip_suffix("_count") == Some(name), "{line} below {name}");
+        assert!(
+            base == name || base.strip_suffix("_count") == Some(name),
+            "{line} is in the block of {name}"
+        );
         if let Some(labels) = key.strip_prefix(base).filter(|labels| !labels.is_empty()) {
             let labels = labels.strip_prefix('{').and_then(|labels| labels.strip_suffix('}')).unwrap();
             for label in labels.split("\",") {
@@ -30,7 +33,7 @@ fn parse(text: &str) -> BTreeMap<String, f64> {
                 assert!(plain(label) && !value.contains('\n'), "{line}");
             }
         }
-        assert!(series.insert(key.to_owned(), value.parse().unwrap()).is_none(), "{line} twice");
+        assert!(series.insert(key.to_owned(), value.parse().unwrap()).is_none(), "{line} occurs twice");
     }
     series
 }
@@ -45,7 +48,7 @@ fn http(address: &str, request: &str) -> (String, String) {
     (head.to_owned(), body.to_owned())
 }
 
-/// Where an instance says that its metrics are
+/// Returns the address of the metrics that an instance has printed.
 fn address(instance: &Machine) -> String {
     let said = instance.said();
     let at = said.split("http://").nth(1).unwrap_or_else(|| panic!("{said}"));
@@ -84,7 +87,7 @@ fn metrics_parse_and_only_grow() {
         "understudy_opcode_frames_total{opcode=\"RC CmpSwap\"}",
         "understudy_uptime_seconds",
     ] {
-        assert!(second.contains_key(key), "{key} in {second:?}");
+        assert!(second.contains_key(key), "{key} is missing in {second:?}");
     }
     assert!(
         second
@@ -93,10 +96,10 @@ fn metrics_parse_and_only_grow() {
     );
     assert!(http(&address, "GET /").0.starts_with("HTTP/1.1 404"));
     assert!(http(&address, "POST /metrics").0.starts_with("HTTP/1.1 405"));
-    // Nothing that is sent there does harm.
+    // Malformed requests do no harm.
     let said = |request: &str| {
         let mut stream = TcpStream::connect(&address).unwrap();
-        // It may have answered, and gone, before all of it is sent.
+        // The server may respond and close the connection before the whole request is sent.
         _ = stream.write_all(request.as_bytes());
         let mut answer = String::new();
         _ = stream.read_to_string(&mut answer);
@@ -105,20 +108,20 @@ fn metrics_parse_and_only_grow() {
     for length in ["100000000000000", "18446744073709551615", "-1"] {
         assert_eq!(said(&format!("GET /metrics HTTP/1.1\r\nContent-Length: {length}\r\n\r\n")), "200");
     }
-    assert_eq!(said(&format!("GET /{}", "a".repeat(4096 - 4))), "400", "a head that is too long");
+    assert_eq!(said(&format!("GET /{}", "a".repeat(4096 - 4))), "400", "a request head that is too long");
     let silent: Vec<_> = (0..16).map(|_| TcpStream::connect(&address).unwrap()).collect();
-    assert_eq!(said("GET /metrics HTTP/1.1\r\n\r\n"), "503", "as many as there may be");
+    assert_eq!(said("GET /metrics HTTP/1.1\r\n\r\n"), "503", "the most connections are open");
     drop(silent);
     let began = Instant::now();
     while said("GET /metrics HTTP/1.1\r\n\r\n") != "200" {
         assert!(began.elapsed() < DEADLINE);
     }
-    // Every metric of the dashboard is one that is there, or one of a function that is not here.
+    // Every metric of the dashboard exists here, or belongs to another function.
     dashboard(&second);
     instance.interrupt();
 }
 
-/// The names in expressions of the dashboard.
+/// Checks the names in the dashboard's expressions.
 fn dashboard(series: &BTreeMap<String, f64>) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/grafana/understudy.json");
     let text = fs::read_to_string(path).unwrap();
@@ -130,7 +133,7 @@ fn dashboard(series: &BTreeMap<String, f64>) {
             let expression = target["expr"].as_str().unwrap();
             let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
             for name in words.filter(|word| word.starts_with("understudy_")) {
-                // Those of functions that `forward` is not are tested where these are.
+                // Metrics of functions other than `forward` are covered by those functions' tests.
                 let elsewhere = [
                     "understudy_group_requests_total",
                     "understudy_group_responses_total",
@@ -148,7 +151,7 @@ fn dashboard(series: &BTreeMap<String, f64>) {
 }
 
 #[test]
-fn an_address_beyond_this_machine_is_said_aloud() {
+fn a_public_address_is_printed_with_a_warning() {
     let place = Place::new();
     let config = place.config(false, &format!("prometheus = \"0.0.0.0:0\"\n{WIRE}"));
     let instance = Machine::ready("run", &config);
@@ -157,7 +160,7 @@ fn an_address_beyond_this_machine_is_said_aloud() {
 }
 
 #[test]
-fn latencies_of_a_generator_are_metrics_too() {
+fn latencies_of_a_generator_are_exported_as_metrics() {
     let place = Place::new();
     let config = place.write(
         "pktgen.toml",
