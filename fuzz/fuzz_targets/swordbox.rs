@@ -5,7 +5,7 @@
 //! memory: an atomic or READ returns what the word held at a moment between its request and its response, an
 //! atomic that changed the word did so once, in that interval, and a WRITE that is acknowledged was executed.
 //!
-//! With the feature `canary`, the variable BUG names a bug to plant (`swordbox::Bug`).
+//! In builds with debug assertions, the variable BUG names a bug to plant (`swordbox::Bug`).
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
