@@ -127,9 +127,9 @@ fuzz_target!(|input: &[u8]| {
             && let Some(aeth) = seen.aeth()
         {
             let missing = !matches!(aeth.kind(), Syndrome::Ack(_));
-            let told = seen.bth().psn().distance(peer(host).first) + i32::from(!missing);
-            let so_far = &mut acknowledged[usize::from(host) - 1];
-            *so_far = told.max(*so_far);
+            let covered_by_ack = seen.bth().psn().distance(peer(host).first) + i32::from(!missing);
+            let acked = &mut acknowledged[usize::from(host) - 1];
+            *acked = covered_by_ack.max(*acked);
         }
         let (verdict, frames) = run_frame(&mut function, &frame, PortId(host.into()), now);
         for (sent, _) in &frames {
@@ -158,15 +158,15 @@ fuzz_target!(|input: &[u8]| {
 });
 
 /// Checks a frame that the switch sent in response to another one.
-fn check(came: &[u8], sent: &[u8], acknowledged: &[i32; REPLICAS as usize]) {
+fn check(cause: &[u8], sent: &[u8], acknowledged: &[i32; REPLICAS as usize]) {
     let Some(packet) = Packet::parse(sent) else {
-        assert_eq!(came, sent, "a frame that is not a packet was changed");
+        assert_eq!(cause, sent, "a frame that is not a packet was changed");
         return;
     };
     if packet.ethernet().src != OWN {
         return;
     }
-    let right = Packet::parse(came).is_some_and(|came| came.verify_icrc());
+    let right = Packet::parse(cause).is_some_and(|cause| cause.verify_icrc());
     assert!(!right || packet.verify_icrc());
     if packet.bth().dest_qp() != peer(0).remote_qp || packet.bth().opcode() != Opcode::RC_ACKNOWLEDGE {
         return;
@@ -174,7 +174,7 @@ fn check(came: &[u8], sent: &[u8], acknowledged: &[i32; REPLICAS as usize]) {
     let Some(aeth) = packet.aeth() else { return };
     let missing = !matches!(aeth.kind(), Syndrome::Ack(_));
     let covered = packet.bth().psn().distance(FIRST) + i32::from(!missing);
-    let holders = acknowledged.iter().filter(|so_far| **so_far >= covered).count();
+    let holders = acknowledged.iter().filter(|acked| **acked >= covered).count();
     assert!(
         covered <= 0 || holders >= QUORUM,
         "{covered} packets acknowledged to the leader, replicas hold {acknowledged:?}"

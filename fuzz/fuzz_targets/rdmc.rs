@@ -28,7 +28,7 @@ const LEN: usize = 48;
 const HELLO: [u8; 4] = [b'R', b'D', 2, 0];
 const BLOCK: u32 = 64;
 /// The longest message for which there is memory
-const ROOM: u32 = 4096;
+const MAX_MESSAGE: u32 = 4096;
 const GROUPS: [u32; 2] = [7, 8];
 const CONNECTIONS: usize = 8;
 const VA: u64 = 0x10_0000;
@@ -46,7 +46,7 @@ fn nic(n: u8) -> Rnic {
 
 /// What the node has announced when it created a group
 #[derive(Clone, Copy)]
-struct Told {
+struct Announced {
     agreement: u64,
     end: Option<(Qpn, Psn, Remote)>,
 }
@@ -59,13 +59,13 @@ struct Peer {
     cq: Cq,
     room: (Buffer, Mr),
     /// Connection for messages, which may still be in the process of being established
-    lane: Option<(Qpn, Conn)>,
+    connection: Option<(Qpn, Conn)>,
     /// Queue pair for blocks, by group
     blocks: BTreeMap<u32, Qpn>,
-    told: BTreeMap<u32, Told>,
+    announced: BTreeMap<u32, Announced>,
     /// Whether no frame reaches the peer, or none leaves it
-    deaf: bool,
-    dumb: bool,
+    drops_received: bool,
+    drops_sent: bool,
 }
 
 impl Peer {
@@ -75,8 +75,19 @@ impl Peer {
         let cq = nic.create_cq(1 << 14).unwrap();
         let room = nic.register_new(pd, 64 * LEN, VA, Access::ALL).unwrap();
         nic.listen(PortSpace::Tcp, Config::PORT).unwrap();
-        let (blocks, told) = (BTreeMap::new(), BTreeMap::new());
-        Self { own, nic, pd, cq, room, lane: None, blocks, told, deaf: false, dumb: false }
+        let (blocks, announced) = (BTreeMap::new(), BTreeMap::new());
+        Self {
+            own,
+            nic,
+            pd,
+            cq,
+            room,
+            connection: None,
+            blocks,
+            announced,
+            drops_received: false,
+            drops_sent: false,
+        }
     }
 
     fn queue_pair(&mut self) -> Option<Qpn> {
@@ -94,7 +105,7 @@ impl Peer {
     }
 
     fn hang_up(&mut self, now: Nanos) {
-        if let Some((qpn, conn)) = self.lane.take() {
+        if let Some((qpn, conn)) = self.connection.take() {
             _ = self.nic.disconnect(conn, &[], now);
             _ = self.nic.destroy_qp(qpn);
         }
@@ -108,7 +119,7 @@ impl Peer {
         match self.nic.connect(qpn, ip(OWN), service_id_of(PortSpace::Tcp, Config::PORT), param, now) {
             Ok(conn) => {
                 self.receive_all(qpn);
-                self.lane = Some((qpn, conn));
+                self.connection = Some((qpn, conn));
             }
             Err(_) => _ = self.nic.destroy_qp(qpn),
         }
@@ -123,17 +134,17 @@ impl Peer {
                 let Some(qpn) = self.queue_pair() else { continue };
                 if self.nic.accept(conn, qpn, ConnParam::default(), now).is_ok() {
                     self.receive_all(qpn);
-                    self.lane = Some((qpn, conn));
+                    self.connection = Some((qpn, conn));
                 } else {
                     _ = self.nic.destroy_qp(qpn);
                 }
-            } else if event.is_last() && self.lane.is_some_and(|(_, own)| own == conn) {
+            } else if event.is_last() && self.connection.is_some_and(|(_, own)| own == conn) {
                 self.hang_up(now);
             }
         }
         while let Some(done) = self.nic.poll_cq(self.cq) {
-            let is_lane = self.lane.is_some_and(|(qpn, _)| qpn == done.qpn);
-            if done.of != Completed::Recv || done.status != Status::Success || !is_lane {
+            let is_own_connection = self.connection.is_some_and(|(qpn, _)| qpn == done.qpn);
+            if done.of != Completed::Recv || done.status != Status::Success || !is_own_connection {
                 continue;
             }
             assert_eq!(done.len as usize, LEN);
@@ -145,7 +156,7 @@ impl Peer {
             if bytes[3] == 1 {
                 let end = (Qpn::new(word(36)), Psn::new(word(40)), Remote { va: long(24), rkey: word(32) });
                 let end = (word(36) != 0).then_some(end);
-                self.told.insert(word(4), Told { agreement: long(16), end });
+                self.announced.insert(word(4), Announced { agreement: long(16), end });
             }
             let sge = Sge { mr: self.room.1, va: VA + at as u64, len: LEN as u32 };
             _ = self.nic.post_recv(done.qpn, RecvRequest { id: done.id, data: Some(sge) });
@@ -153,8 +164,8 @@ impl Peer {
         while self.nic.poll_event().is_some() {}
     }
 
-    fn say(&mut self, bytes: &[u8]) {
-        if let Some((qpn, _)) = self.lane {
+    fn send(&mut self, bytes: &[u8]) {
+        if let Some((qpn, _)) = self.connection {
             _ = self.nic.post_send(qpn, SendRequest::new(0, Operation::Send, Data::Inline(bytes.to_vec())));
         }
     }
@@ -168,19 +179,19 @@ impl Peer {
         bytes[8..16].copy_from_slice(&value.to_be_bytes());
         let len = rest.len().min(LEN - 16);
         bytes[16..16 + len].copy_from_slice(&rest[..len]);
-        self.say(&bytes);
+        self.send(&bytes);
     }
 
     /// Announces that it has created a group, possibly with errors, and connects its queue pair for blocks.
     fn create(&mut self, group: u32, life: u8, how: u8) {
-        let Some(told) = self.told.get(&group).copied() else { return };
+        let Some(announced) = self.announced.get(&group).copied() else { return };
         if let Some(before) = self.blocks.remove(&group) {
             _ = self.nic.destroy_qp(before);
         }
         let mut rest = [0; 32];
-        rest[..8].copy_from_slice(&(told.agreement ^ u64::from(how & 0x40 != 0)).to_be_bytes());
+        rest[..8].copy_from_slice(&(announced.agreement ^ u64::from(how & 0x40 != 0)).to_be_bytes());
         // The peer has a queue pair where one is expected, or not.
-        let end = told.end.filter(|_| how & 0x20 == 0);
+        let end = announced.end.filter(|_| how & 0x20 == 0);
         let qpn = if end.is_some() || how & 0x10 != 0 { self.queue_pair() } else { None };
         if let Some(qpn) = qpn {
             let psn = Psn::new(0xff_fff0);
@@ -229,13 +240,13 @@ impl Peer {
 
     /// Returns where the node expects to be notified of how many blocks this peer is ready for.
     fn word(&self, group: u32) -> Option<Remote> {
-        self.told.get(&group)?.end.map(|(_, _, at)| at)
+        self.announced.get(&group)?.end.map(|(_, _, at)| at)
     }
 }
 
 /// Memory that the node's application has lent to the node, and completed messages.
 #[derive(Default)]
-struct Seen {
+struct LentMemory {
     buffers: BTreeMap<u32, (Buffer, u32)>,
     complete: u64,
 }
@@ -245,7 +256,7 @@ struct Host {
     node: Node,
     peers: [Peer; 2],
     now: Nanos,
-    seen: Arc<Mutex<Seen>>,
+    lent: Arc<Mutex<LentMemory>>,
     members: Vec<u8>,
     algorithm: Algorithm,
     /// Number of calls of the application
@@ -272,13 +283,13 @@ impl Host {
         let all = [Algorithm::Pipeline, Algorithm::Chain, Algorithm::Tree, Algorithm::Sequential];
         let algorithm = all[usize::from(how >> 2 & 3)].clone();
         let peers = PEERS.map(Peer::new);
-        let (now, seen) = (Nanos::ZERO, Arc::default());
-        let mut host = Self { nic: own, node, peers, now, seen, members, algorithm, calls: 0 };
+        let (now, lent) = (Nanos::ZERO, Arc::default());
+        let mut host = Self { nic: own, node, peers, now, lent, members, algorithm, calls: 0 };
         // In most inputs, connections are open and a group is about to be created.
         if how & 16 == 0 {
             host.call(0, 0, 0);
             host.peers[1].connect(&HELLO, Nanos::ZERO);
-            host.carry();
+            host.deliver_all();
         }
         host
     }
@@ -287,7 +298,7 @@ impl Host {
     fn call(&mut self, what: u8, a: u8, b: u8) {
         self.calls += 1;
         let group = GROUPS[usize::from(a & 1)];
-        let Self { nic, node, seen, now, .. } = self;
+        let Self { nic, node, lent, now, .. } = self;
         let now = *now;
         match what % 7 {
             0 => {
@@ -297,23 +308,23 @@ impl Host {
                     ahead: 1 + u32::from(a >> 1 & 3),
                     ..GroupConfig::new(group, self.members.iter().map(|n| ip(*n)).collect())
                 };
-                let (pd, given) = (node.pd().unwrap(), Arc::clone(seen));
+                let (pd, lent_buffers) = (node.pd().unwrap(), Arc::clone(lent));
                 let incoming = move |nic: &mut Rnic, len: u32| {
                     assert!(len > 0);
-                    if len > ROOM {
+                    if len > MAX_MESSAGE {
                         return None;
                     }
                     let (buffer, mr) = nic.register_new(pd, len as usize, VA, Access::LOCAL_WRITE).ok()?;
-                    given.lock().unwrap().buffers.insert(mr.0, (buffer, len));
+                    lent_buffers.lock().unwrap().buffers.insert(mr.0, (buffer, len));
                     // An application may be wrong about its own memory.
                     Some(Memory { mr, va: if len == 99 { VA + 1 } else { VA } })
                 };
-                let seen = Arc::clone(seen);
+                let lent = Arc::clone(lent);
                 let complete = move |nic: &mut Rnic, memory: Memory, len: u32| {
-                    let mut seen = seen.lock().unwrap();
-                    seen.complete += 1;
+                    let mut lent = lent.lock().unwrap();
+                    lent.complete += 1;
                     assert_eq!(nic.region(memory.mr).map(|region| region.len), Some(len.into()));
-                    give_back(nic, &mut seen, memory);
+                    release(nic, &mut lent, memory);
                 };
                 _ = node.create_group(nic, config, Box::new(incoming), Box::new(complete), now);
             }
@@ -322,10 +333,10 @@ impl Host {
                 let made = nic.register_new(node.pd().unwrap(), len as usize, VA, Access::LOCAL_READ);
                 let Ok((buffer, mr)) = made else { return };
                 let memory = Memory { mr, va: VA };
-                let mut seen = seen.lock().unwrap();
-                seen.buffers.insert(mr.0, (buffer, len));
+                let mut lent = lent.lock().unwrap();
+                lent.buffers.insert(mr.0, (buffer, len));
                 if node.send(nic, group, memory, len).is_err() {
-                    give_back(nic, &mut seen, memory);
+                    release(nic, &mut lent, memory);
                 }
             }
             2 => _ = node.destroy_group(group),
@@ -337,14 +348,16 @@ impl Host {
     }
 
     /// Delivers all frames immediately.
-    fn carry(&mut self) {
+    fn deliver_all(&mut self) {
         let mut frame = Vec::new();
         for _ in 0..200 {
             let mut moved = false;
             self.run();
             while self.nic.poll_transmit(self.now, &mut frame) {
                 moved = true;
-                if let Some(peer) = self.peers.iter_mut().find(|peer| peer.own == frame[5] && !peer.deaf) {
+                if let Some(peer) =
+                    self.peers.iter_mut().find(|peer| peer.own == frame[5] && !peer.drops_received)
+                {
                     peer.nic.on_frame(&frame, self.now);
                 }
             }
@@ -352,7 +365,7 @@ impl Host {
                 self.peers[n].run(self.now);
                 while self.peers[n].nic.poll_transmit(self.now, &mut frame) {
                     moved = true;
-                    if frame[5] == OWN && !self.peers[n].dumb {
+                    if frame[5] == OWN && !self.peers[n].drops_sent {
                         self.nic.on_frame(&frame, self.now);
                         self.run();
                     }
@@ -370,9 +383,9 @@ impl Host {
         while let Some(event) = self.node.poll_event() {
             if let Event::Failed { unfinished, lacking, .. } = event {
                 assert!(lacking.len() < self.members.len());
-                let mut seen = self.seen.lock().unwrap();
+                let mut lent = self.lent.lock().unwrap();
                 for memory in unfinished {
-                    give_back(&mut self.nic, &mut seen, memory);
+                    release(&mut self.nic, &mut lent, memory);
                 }
             }
         }
@@ -388,17 +401,17 @@ impl Host {
                 peer.nic.on_timer(self.now);
             }
         }
-        self.carry();
+        self.deliver_all();
     }
 
-    fn step(&mut self, [kind, who, a, b]: [u8; 4], bytes: &[u8]) {
-        let group = GROUPS[usize::from(who >> 1 & 1)];
+    fn step(&mut self, [kind, selector, a, b]: [u8; 4], bytes: &[u8]) {
+        let group = GROUPS[usize::from(selector >> 1 & 1)];
         let now = self.now;
-        let peer = &mut self.peers[usize::from(who & 1)];
+        let peer = &mut self.peers[usize::from(selector & 1)];
         // Mostly small numbers, because others are invalid anyway
-        let value = if who & 0x80 == 0 { u64::from(b) } else { u64::from_be_bytes([b; 8]) };
+        let value = if selector & 0x80 == 0 { u64::from(b) } else { u64::from_be_bytes([b; 8]) };
         match kind & 15 {
-            0 => peer.say(bytes),
+            0 => peer.send(bytes),
             1 => peer.message(b % 12, group, value, bytes),
             2 | 3 => peer.create(group, b & 3, if kind & 16 == 0 { 0 } else { a }),
             4 => peer.message(2, group, 0, &[]),
@@ -407,7 +420,8 @@ impl Host {
             7 => (0..a).for_each(|_| peer.message(7, group, 0, &[])),
             8 | 9 => {
                 // A message of some blocks, or of any length
-                let total = if who & 0x40 == 0 { u32::from(a) } else { u32::from_be_bytes([a, b, a, b]) };
+                let total =
+                    if selector & 0x40 == 0 { u32::from(a) } else { u32::from_be_bytes([a, b, a, b]) };
                 let len = if kind & 16 == 0 { total.min(BLOCK) } else { u32::from(b) };
                 peer.block(group, Operation::SendImm(total), &vec![b; len as usize]);
             }
@@ -433,7 +447,7 @@ impl Host {
                 }
             }
             12 => return self.pass(Nanos(u64::from(b) << (a % 20))),
-            13 => self.call(a, who >> 1, b),
+            13 => self.call(a, selector >> 1, b),
             14 => match a & 3 {
                 0 => peer.hang_up(now),
                 1 => peer.connect(&HELLO, now),
@@ -444,16 +458,16 @@ impl Host {
                     }
                 }
             },
-            _ => (peer.deaf, peer.dumb) = (a & 1 != 0, a & 2 != 0),
+            _ => (peer.drops_received, peer.drops_sent) = (a & 1 != 0, a & 2 != 0),
         }
-        self.carry();
+        self.deliver_all();
     }
 
     fn check(&self) {
         let (held, links) = (self.nic.held(), self.node.held());
         assert!(links.queue_pairs <= 8 && self.node.words() <= CONNECTIONS);
         assert!(held.queue_pairs <= links.queue_pairs + CONNECTIONS, "{held:?}");
-        let messages = self.seen.lock().unwrap().buffers.len();
+        let messages = self.lent.lock().unwrap().buffers.len();
         assert!(held.regions <= links.regions + GROUPS.len() + messages, "{held:?} with {messages} messages");
         // Messages of the node's own accord: that groups are created, open and end, and notes
         assert!(
@@ -470,15 +484,15 @@ impl Host {
             _ = self.node.abandon_group(&mut self.nic, group, self.now);
         }
         self.run();
-        assert!(self.seen.lock().unwrap().buffers.is_empty(), "memory of messages was not returned");
+        assert!(self.lent.lock().unwrap().buffers.is_empty(), "memory of messages was not returned");
         assert_eq!(self.node.words(), 0);
         assert_eq!(self.nic.held(), self.node.held());
     }
 }
 
-fn give_back(nic: &mut Rnic, seen: &mut Seen, memory: Memory) {
+fn release(nic: &mut Rnic, lent: &mut LentMemory, memory: Memory) {
     let (buffer, _) =
-        seen.buffers.remove(&memory.mr.0).expect("the memory was lent, and has not been returned");
+        lent.buffers.remove(&memory.mr.0).expect("the memory was lent, and has not been returned");
     nic.deregister(memory.mr).unwrap();
     nic.free(buffer).unwrap();
 }
@@ -488,12 +502,12 @@ fuzz_target!(|input: &[u8]| {
     let mut host = Host::new(how);
     let mut steps = 0;
     while let Some((&step, after)) = rest.split_first_chunk() {
-        let takes = match step[0] & 15 {
+        let payload_len = match step[0] & 15 {
             0 | 14 => LEN,
             1 | 10 => 32,
             _ => 0,
         };
-        let (bytes, after) = after.split_at(takes.min(after.len()));
+        let (bytes, after) = after.split_at(payload_len.min(after.len()));
         rest = after;
         host.step(step, bytes);
         host.check();

@@ -14,7 +14,7 @@ use rocev2::{Psn, Qpn, icrc};
 use switch::Nanos;
 
 const OWN: [u8; 4] = [10, 0, 0, 1];
-const OTHER: [u8; 4] = [10, 0, 0, 2];
+const PEER: [u8; 4] = [10, 0, 0, 2];
 const VA: u64 = 0x1000;
 /// Range of the region in its buffer
 const REGION: core::ops::Range<usize> = 1024..3072;
@@ -30,7 +30,7 @@ struct Host {
     mr: Option<Mr>,
     qpns: Vec<Qpn>,
     /// Contents of the first buffer, while nothing may write to it
-    kept: Option<Vec<u8>>,
+    unwritable: Option<Vec<u8>>,
 }
 
 impl Host {
@@ -61,14 +61,14 @@ impl Host {
         }
         let region = self.mr.and_then(|mr| self.nic.region(mr));
         let may_write = region.is_some_and(|region| WRITES.iter().any(|flag| region.access.has(*flag)));
-        self.kept = (!may_write).then(|| self.nic.bytes(self.buffers[0]).to_vec());
+        self.unwritable = (!may_write).then(|| self.nic.bytes(self.buffers[0]).to_vec());
     }
 
     /// Checks that nothing was written without a right, and that a frame has no contents of deregistered
     /// memory.
     fn check(&self, sent: &[u8]) {
-        if let Some(kept) = &self.kept {
-            assert!(self.nic.bytes(self.buffers[0]) == kept);
+        if let Some(unwritable) = &self.unwritable {
+            assert!(self.nic.bytes(self.buffers[0]) == unwritable);
         }
         let is_udp = sent.get(23) == Some(&17);
         if is_udp && self.mr.is_none_or(|mr| self.nic.region(mr).is_none()) {
@@ -79,7 +79,7 @@ impl Host {
 
 fn host(how: u8) -> Host {
     let interface = Interface {
-        neighbours: vec![(OTHER.into(), MacAddr([4; 6]))],
+        neighbours: vec![(PEER.into(), MacAddr([4; 6]))],
         ..Interface::new(MacAddr([2; 6]), OWN.into(), 24)
     };
     let ack = match how & 3 {
@@ -98,13 +98,13 @@ fn host(how: u8) -> Host {
             qpns.push(queue_pair(&mut nic, pd, cq, mr, transport, state, how));
         }
     }
-    Host { nic, pd, cq, buffers, mr: Some(mr), qpns, kept: None }
+    Host { nic, pd, cq, buffers, mr: Some(mr), qpns, unwritable: None }
 }
 
 fn queue_pair(nic: &mut Rnic, pd: Pd, cq: Cq, mr: Mr, transport: Transport, state: State, how: u8) -> Qpn {
     let init = QpInit { transport, pd, send_cq: cq, recv_cq: cq, srq: None, max_send: 16, max_recv: 16 };
     let qpn = nic.create_qp(init).unwrap();
-    let path = Path::new(OWN.into(), OTHER.into());
+    let path = Path::new(OWN.into(), PEER.into());
     let rtr = Modify::Rtr(ReadyToReceive {
         path,
         dest_qp: Qpn::new(0x99),
@@ -121,14 +121,14 @@ fn queue_pair(nic: &mut Rnic, pd: Pd, cq: Cq, mr: Mr, transport: Transport, stat
         rnr_retry: 2,
         flow_control: how & 8 != 0,
     });
-    let way = [Modify::Init { access: Access::ALL, qkey: 1 }, rtr, rts];
+    let transitions = [Modify::Init { access: Access::ALL, qkey: 1 }, rtr, rts];
     let steps = match state {
         State::Reset => 0,
         State::Init => 1,
         State::Rtr => 2,
         State::Rts | State::Sqd | State::Error => 3,
     };
-    for modify in &way[..steps] {
+    for modify in &transitions[..steps] {
         nic.modify_qp(qpn, *modify).unwrap();
     }
     if steps > 0 {
@@ -167,7 +167,7 @@ fn packet(bytes: &[u8]) -> Vec<u8> {
     frame.extend([8, 0, 0x45, 2]);
     frame.extend((udp_len + 20).to_be_bytes());
     frame.extend([0, 0, 0x40, 0, 64, 17, 0, 0]);
-    frame.extend(OTHER);
+    frame.extend(PEER);
     frame.extend(OWN);
     let sum = rocev2::checksum::Sum::default().add(&frame[14..]).checksum();
     frame[24..26].copy_from_slice(&sum.to_be_bytes());

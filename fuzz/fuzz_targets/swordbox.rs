@@ -23,11 +23,11 @@ const SERVER: u8 = 9;
 const QPN: u32 = 0x10;
 const FIRST: Psn = Psn::new(0xff_fff0);
 /// Connections, and tracked words, of a large table
-const LARGE: usize = 1024;
+const LARGE_TABLE: usize = 1024;
 /// Longest time that a request may take to the server
 const SETTLE: Nanos = Nanos::from_micros(5);
 /// Queue pairs to which one step of the input sends a packet, from a host without a connection
-const CROWD: u32 = 256;
+const FLOOD: u32 = 256;
 
 /// Returns a packet from one host to another's queue pair, with correct checksums. `behind` follows the BTH.
 fn packet(from: u8, to: u8, qpn: u32, opcode: Opcode, psn: Psn, behind: &[u8]) -> Vec<u8> {
@@ -86,7 +86,7 @@ struct Memory {
     clock: u64,
     expected: HashMap<u32, Psn>,
     msn: HashMap<u32, u32>,
-    answers: HashMap<(u32, u32), u64>,
+    atomic_results: HashMap<(u32, u32), u64>,
 }
 
 impl Memory {
@@ -109,13 +109,13 @@ impl Memory {
 
     /// Returns whether a word was changed from `old` to `new` at any moment from `since` on.
     fn was_changed(&self, va: u64, old: Option<u64>, new: u64, since: u64) -> bool {
-        let is_it = |change: &&Change| old.is_none_or(|old| old == change.old) && change.new == new;
-        self.changes(va).iter().rev().take_while(|change| change.at >= since).any(|change| is_it(&change))
+        let matches = |change: &&Change| old.is_none_or(|old| old == change.old) && change.new == new;
+        self.changes(va).iter().rev().take_while(|change| change.at >= since).any(|change| matches(&change))
     }
 
     /// Returns the response to a request to queue pair `qpn`, which is connected to the client of the same
     /// number.
-    fn answer(&mut self, packet: &Packet<'_>) -> Option<Vec<u8>> {
+    fn execute(&mut self, packet: &Packet<'_>) -> Option<Vec<u8>> {
         let bth = packet.bth();
         let (qpn, psn) = (bth.dest_qp().get(), bth.psn());
         if !(QPN + 1..=QPN + 2).contains(&qpn) {
@@ -157,9 +157,9 @@ impl Memory {
                         old
                     };
                     self.put(va, new);
-                    self.answers.insert((qpn, psn.get()), old);
+                    self.atomic_results.insert((qpn, psn.get()), old);
                 }
-                let old = self.answers.get(&(qpn, psn.get()))?.to_be_bytes();
+                let old = self.atomic_results.get(&(qpn, psn.get()))?.to_be_bytes();
                 respond(Opcode::RC_ATOMIC_ACKNOWLEDGE, psn, 0x1f, msn, &old)
             }
             Opcode::RC_WRITE_ONLY => {
@@ -193,14 +193,14 @@ struct Net {
     /// What each client has sent, by PSN
     sent: [Vec<Vec<u8>>; 2],
     /// The moment of each of these requests, and how many of them were acknowledged
-    asked: [Vec<u64>; 2],
+    requested_at: [Vec<u64>; 2],
     acknowledged: [usize; 2],
     /// Frames in flight to the server, with the time since which they are, and to the clients
     to_server: VecDeque<(Nanos, Vec<u8>)>,
     to_clients: VecDeque<Vec<u8>>,
     now: Nanos,
     /// Number of unknown queue pairs to which packets were sent
-    crowd: u32,
+    flood: u32,
     connections: usize,
 }
 
@@ -219,11 +219,11 @@ impl Net {
             } else {
                 Layers { cas_to_write: false, ..Layers::CAS_TO_WRITE }
             },
-            // Small tables are full at once; large ones are filled by `crowd`.
-            connections: if how & 32 == 0 { 4 } else { LARGE },
-            per_host: if how & 32 == 0 { 16_384 } else { LARGE },
+            // Small tables are full at once; large ones are filled by `flood`.
+            connections: if how & 32 == 0 { 4 } else { LARGE_TABLE },
+            per_host: if how & 32 == 0 { 16_384 } else { LARGE_TABLE },
             in_flight: 16,
-            lines: if how & 32 == 0 { 8 } else { LARGE },
+            lines: if how & 32 == 0 { 8 } else { LARGE_TABLE },
             held: 8,
             settle: SETTLE,
             #[cfg(debug_assertions)]
@@ -236,25 +236,25 @@ impl Net {
             function,
             memory: Memory::default(),
             sent: [Vec::new(), Vec::new()],
-            asked: [Vec::new(), Vec::new()],
+            requested_at: [Vec::new(), Vec::new()],
             acknowledged: [0; 2],
             to_server: VecDeque::new(),
             to_clients: VecDeque::new(),
             now: Nanos::ZERO,
-            crowd: 0,
-            connections: if how & 32 == 0 { 4 } else { LARGE },
+            flood: 0,
+            connections: if how & 32 == 0 { 4 } else { LARGE_TABLE },
         }
     }
 
-    /// Sends packets to unknown queue pairs: from a host to the server or, with `answers`, to a client in the
+    /// Sends packets to unknown queue pairs: from a host to the server or, with `responses`, to a client in the
     /// server's name.
-    fn crowd(&mut self, answers: bool) {
-        let behind = if answers { &[0, 0, 0, 1][..] } else { &[0; 8] };
-        let (from, to, port) = if answers { (SERVER, 1, 0) } else { (3, SERVER, 2) };
-        let opcode = if answers { Opcode::RC_ACKNOWLEDGE } else { Opcode::RC_SEND_ONLY };
-        for _ in 0..CROWD {
-            self.crowd += 1;
-            let frame = packet(from, to, 0x1000 + self.crowd % 0x1000, opcode, Psn::new(self.crowd), behind);
+    fn flood(&mut self, responses: bool) {
+        let behind = if responses { &[0, 0, 0, 1][..] } else { &[0; 8] };
+        let (from, to, port) = if responses { (SERVER, 1, 0) } else { (3, SERVER, 2) };
+        let opcode = if responses { Opcode::RC_ACKNOWLEDGE } else { Opcode::RC_SEND_ONLY };
+        for _ in 0..FLOOD {
+            self.flood += 1;
+            let frame = packet(from, to, 0x1000 + self.flood % 0x1000, opcode, Psn::new(self.flood), behind);
             self.put(&frame, port);
         }
     }
@@ -262,11 +262,11 @@ impl Net {
     fn put(&mut self, frame: &[u8], port: u16) {
         let (verdict, frames) = run_frame(&mut self.function, frame, PortId(port), self.now);
         let _ = verdict;
-        self.take(frames.into_iter().map(|(frame, _)| frame));
+        self.check_sent(frames.into_iter().map(|(frame, _)| frame));
     }
 
     /// Checks the frames that the Swordbox sent, and queues those to the server.
-    fn take(&mut self, frames: impl Iterator<Item = Vec<u8>>) {
+    fn check_sent(&mut self, frames: impl Iterator<Item = Vec<u8>>) {
         for frame in frames {
             let Some(packet) = Packet::parse(&frame) else { continue };
             if packet.dst() == core::net::IpAddr::from([10, 0, 0, SERVER]) {
@@ -298,9 +298,9 @@ impl Net {
 
     /// Checks a response against the history of the memory, and so for the WRITEs before it, which it
     /// acknowledges, too.
-    fn check(&mut self, client: u32, number: usize, answer: &Packet<'_>) {
+    fn check(&mut self, client: u32, number: usize, response: &Packet<'_>) {
         let side = (client - QPN) as usize - 1;
-        let (memory, asked) = (&self.memory, &self.asked[side]);
+        let (memory, requested_at) = (&self.memory, &self.requested_at[side]);
         let request = |number: usize| Packet::parse(&self.sent[side][number]).expect("clients send packets");
         for number in self.acknowledged[side]..=number {
             let request = request(number);
@@ -308,7 +308,7 @@ impl Net {
                 && let (Some(reth), Some(word)) = (request.reth(), request.payload().first_chunk())
             {
                 let (va, value) = (reth.va.get(), u64::from_le_bytes(*word));
-                let is_done = memory.was_changed(va, None, value, asked[number]);
+                let is_done = memory.was_changed(va, None, value, requested_at[number]);
                 assert!(
                     is_done,
                     "client {client} got an ACK for a WRITE of {value:#x} to {va:#x} that was not executed"
@@ -316,8 +316,8 @@ impl Net {
             }
         }
         self.acknowledged[side] = self.acknowledged[side].max(number + 1);
-        let (request, asked) = (request(number), asked[number]);
-        if let (Some(found), Some(atomic)) = (answer.atomic_ack(), request.atomic()) {
+        let (request, requested_at) = (request(number), requested_at[number]);
+        if let (Some(found), Some(atomic)) = (response.atomic_ack(), request.atomic()) {
             let (va, old) = (atomic.va.get(), found.original.get());
             let new = match request.bth().opcode() {
                 Opcode::RC_FETCH_ADD => old.wrapping_add(atomic.swap_or_add.get()),
@@ -325,9 +325,9 @@ impl Net {
                 _ => old,
             };
             let is_right = if new == old {
-                memory.has_held(va, old, asked)
+                memory.has_held(va, old, requested_at)
             } else {
-                memory.was_changed(va, Some(old), new, asked)
+                memory.was_changed(va, Some(old), new, requested_at)
             };
             let changes = memory.changes(va);
             assert!(
@@ -335,13 +335,13 @@ impl Net {
                 "client {client}: {va:#x} did not change from {old:#x} to {new:#x}: {changes:x?}"
             );
         }
-        if answer.bth().opcode() == Opcode::RC_READ_RESPONSE_ONLY
+        if response.bth().opcode() == Opcode::RC_READ_RESPONSE_ONLY
             && request.bth().opcode() == Opcode::RC_READ_REQUEST
-            && let (Some(reth), Some(word)) = (request.reth(), answer.payload().first_chunk())
+            && let (Some(reth), Some(word)) = (request.reth(), response.payload().first_chunk())
         {
             let (va, value) = (reth.va.get(), u64::from_le_bytes(*word));
             assert!(
-                memory.has_held(va, value, asked),
+                memory.has_held(va, value, requested_at),
                 "client {client} read a stale value {value:#x} at {va:#x}"
             );
         }
@@ -357,10 +357,10 @@ impl Net {
     fn serve(&mut self) {
         let Some((_, frame)) = self.to_server.pop_front() else { return };
         if let Some(packet) = Packet::parse(&frame)
-            && let Some(answer) = self.memory.answer(&packet)
+            && let Some(response) = self.memory.execute(&packet)
             && self.to_clients.len() < 64
         {
-            self.to_clients.push_back(answer);
+            self.to_clients.push_back(response);
         }
     }
 
@@ -384,7 +384,7 @@ impl Net {
         let frame = packet(from, SERVER, QPN + u32::from(from), opcode, FIRST.add(sent), &behind);
         self.memory.clock += 1;
         self.sent[client].push(frame.clone());
-        self.asked[client].push(self.memory.clock);
+        self.requested_at[client].push(self.memory.clock);
         self.put(&frame, from.into());
     }
 }
@@ -421,7 +421,7 @@ fuzz_target!(|input: &[u8]| {
                 // A tick examines 64 connection ends, and with each the other end of its connection.
                 let forgotten = counters.forgotten.get() - before;
                 assert!(forgotten <= 128, "{forgotten} ends were removed in one tick");
-                net.take(out.frames.into_iter().map(|(frame, _)| frame.bytes().to_vec()));
+                net.check_sent(out.frames.into_iter().map(|(frame, _)| frame.bytes().to_vec()));
                 // Ageing takes longer than any packet is in flight, and longer than Swordbox retransmits.
                 if forgotten > 0 {
                     net.to_server.clear();
@@ -440,7 +440,7 @@ fuzz_target!(|input: &[u8]| {
                         0,
                     ),
                     2 => {
-                        net.crowd(more & 1 != 0);
+                        net.flood(more & 1 != 0);
                         continue;
                     }
                     _ => (packet(3, SERVER, QPN + 1, Opcode::RC_COMPARE_SWAP, psn, &atomic(1, 0, 0)), 2),

@@ -10,7 +10,7 @@ use rocev2::{Bth, Fault, Opcode, Psn, Qpn};
 /// A row of the table.
 pub struct Row {
     /// Description of the frame
-    pub what: String,
+    pub description: String,
     /// The frame
     pub frame: Vec<u8>,
     /// The fault of the frame, if any
@@ -60,9 +60,9 @@ pub fn table() -> Vec<Row> {
     let mut rows = Vec::new();
     for &opcode in Opcode::KNOWN {
         for (v6, tags) in [(false, 0), (true, 0), (false, 1), (true, 2)] {
-            let what = format!("{opcode}, {}, {tags} tags", if v6 { "IPv6" } else { "IPv4" });
+            let description = format!("{opcode}, {}, {tags} tags", if v6 { "IPv6" } else { "IPv4" });
             let frame = packet(opcode, v6, tags, &[0x5a; 77]);
-            rows.push(Row { what, frame, fault: None, opcode: Some(opcode) });
+            rows.push(Row { description, frame, fault: None, opcode: Some(opcode) });
         }
     }
     rows.extend(faults());
@@ -86,15 +86,15 @@ fn faults() -> Vec<Row> {
         frame[at] = value;
         frame
     };
-    let row = |what: &str, frame: Vec<u8>, fault: Fault| Row {
-        what: what.into(),
+    let row = |description: &str, frame: Vec<u8>, fault: Fault| Row {
+        description: description.into(),
         frame,
         fault: Some(fault),
         opcode: None,
     };
-    let parses = |what: &str, frame: Vec<u8>, fault: Fault| Row {
+    let parses = |description: &str, frame: Vec<u8>, fault: Fault| Row {
         opcode: Some(Opcode::RC_WRITE_ONLY),
-        ..row(what, frame, fault)
+        ..row(description, frame, fault)
     };
     let mut rows: Vec<_> = [0, 13, L3 + 19, BTH - 1, good().len() - 1]
         .into_iter()

@@ -15,14 +15,14 @@ pub use rustix::process::Signal;
 /// Runs a program that the kernel kills when the thread that started it ends (`PR_SET_PDEATHSIG`, which
 /// `exec` keeps). If the parent ended before the request reached the kernel, `PPID` differs and the program
 /// is not run.
-const LEASH: [&str; 7] =
+const KILLED_WITH_PARENT: [&str; 7] =
     ["setpriv", "--pdeathsig", "KILL", "--", "sh", "-c", r#"[ "$PPID" = "$0" ] && exec "$@""#];
 
 /// Returns a command that runs `program`. The process is killed when the calling thread ends, which suits
 /// [`Command::output`]. Use [`Process::start`] for a process that runs while the test continues.
 pub fn command(program: impl AsRef<OsStr>) -> Command {
-    let mut command = Command::new(LEASH[0]);
-    command.args(&LEASH[1..]).arg(std::process::id().to_string()).arg(program);
+    let mut command = Command::new(KILLED_WITH_PARENT[0]);
+    command.args(&KILLED_WITH_PARENT[1..]).arg(std::process::id().to_string()).arg(program);
     command
 }
 
@@ -31,21 +31,21 @@ pub fn command(program: impl AsRef<OsStr>) -> Command {
 pub struct Process(Option<Child>);
 
 /// A command to start, and the channel on which the process is returned.
-type Order = (Command, Sender<io::Result<Child>>);
+type StartRequest = (Command, Sender<io::Result<Child>>);
 
 /// Returns the sender to a thread that starts processes and lives as long as this process does. The kernel's
 /// signal is sent at the end of the thread that started a process, which may be earlier than the end of the
 /// test.
-fn starter() -> &'static Sender<Order> {
-    static STARTER: OnceLock<Sender<Order>> = OnceLock::new();
+fn starter() -> &'static Sender<StartRequest> {
+    static STARTER: OnceLock<Sender<StartRequest>> = OnceLock::new();
     STARTER.get_or_init(|| {
-        let (orders, received) = channel::<Order>();
+        let (requests, received) = channel::<StartRequest>();
         thread::spawn(move || {
-            for (mut command, back) in received {
-                _ = back.send(command.spawn());
+            for (mut command, response) in received {
+                _ = response.send(command.spawn());
             }
         });
-        orders
+        requests
     })
 }
 
@@ -55,9 +55,13 @@ impl Process {
     /// # Panics
     /// If the process cannot be started, or the command is not from [`command`].
     pub fn start(command: Command) -> Self {
-        assert_eq!(command.get_program(), LEASH[0], "the command is not from `processes::command`");
-        let (back, started) = channel();
-        starter().send((command, back)).expect("the starter thread lives as long as the process");
+        assert_eq!(
+            command.get_program(),
+            KILLED_WITH_PARENT[0],
+            "the command is not from `processes::command`"
+        );
+        let (response, started) = channel();
+        starter().send((command, response)).expect("the starter thread lives as long as the process");
         Self(Some(started.recv().expect("the starter thread responds").expect("the process can be started")))
     }
 

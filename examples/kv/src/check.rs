@@ -5,7 +5,7 @@
 use crate::client::{Client, now};
 use crate::history::{History, Operation, Span};
 use crate::resp::Value;
-use crate::server::by_chance;
+use crate::server::random_u64;
 use clap::Args;
 use core::net::SocketAddr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -46,19 +46,19 @@ pub(crate) struct CheckArgs {
 }
 
 /// Timeout of a write. If no server responds for this long, the check fails.
-const PATIENCE: Duration = Duration::from_secs(60);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Tracks the time of the last acknowledgement
-struct Pulse {
+struct AckMonitor {
     began: Instant,
     last_us: AtomicU64,
     longest_us: AtomicU64,
     report_us: u64,
 }
 
-impl Pulse {
+impl AckMonitor {
     /// Records that a write was acknowledged, and reports the pause before it if it was long.
-    fn beat(&self) {
+    fn record_ack(&self) {
         let now = self.began.elapsed().as_micros() as u64;
         let before = self.last_us.fetch_max(now, Ordering::SeqCst);
         let pause = now.saturating_sub(before);
@@ -105,18 +105,18 @@ struct Shared {
 struct Findings {
     acknowledged: u64,
     lost: u64,
-    twice: u64,
+    executed_twice: u64,
 }
 
 /// Distance between the values of two clients, which is easy to see in decimal digits.
-const VALUES: u64 = 1_000_000_000_000;
+const VALUE_STRIDE: u64 = 1_000_000_000_000;
 
 impl Shared {
     /// Executes a random operation on a random key.
     fn step(&mut self, client: &mut Client) -> Result<(), String> {
-        let chance = by_chance();
-        let key = (chance >> 8) % self.keys;
-        match chance % 8 {
+        let random = random_u64();
+        let key = (random >> 8) % self.keys;
+        match random % 8 {
             0..=1 => self.write(client, key),
             2..=4 => self.read(client, key),
             5..=6 => self.increment(client, key),
@@ -146,7 +146,7 @@ impl Shared {
 
     fn write(&mut self, client: &mut Client, key: u64) -> Result<(), String> {
         self.writes += 1;
-        let value = (self.number + 1) * VALUES + self.writes;
+        let value = (self.number + 1) * VALUE_STRIDE + self.writes;
         let (register, text) = (self.register(key), value.to_string());
         match self.call(client, &[b"SET", register.as_bytes(), text.as_bytes()]) {
             (Some(Value::Simple("OK")) | None, span) => {
@@ -213,7 +213,7 @@ impl Writer {
             counters: BTreeMap::new(),
         };
         Self {
-            client: Client::new(args.tcp.clone(), PATIENCE),
+            client: Client::new(args.tcp.clone(), WRITE_TIMEOUT),
             name: format!("{name}:{number}"),
             keys: args.keys.max(1),
             acknowledged: 0,
@@ -226,7 +226,7 @@ impl Writer {
     }
 
     /// Reads and writes until `over` is set, or until a command fails. Returns its error.
-    fn write(&mut self, over: &AtomicBool, pulse: &Pulse) -> Result<(), String> {
+    fn write(&mut self, over: &AtomicBool, ack_monitor: &AckMonitor) -> Result<(), String> {
         let counter = self.name.clone();
         while !over.load(Ordering::SeqCst) {
             let number = self.acknowledged + 1;
@@ -241,7 +241,7 @@ impl Writer {
                 other => return Err(format!("INCR: {other:?}")),
             }
             self.acknowledged = number;
-            pulse.beat();
+            ack_monitor.record_ack();
             self.shared.step(&mut self.client)?;
         }
         Ok(())
@@ -263,7 +263,7 @@ impl Writer {
             other => return Err(format!("GET: {other:?}")),
         };
         findings.lost += self.acknowledged.saturating_sub(found);
-        findings.twice += found.saturating_sub(self.acknowledged);
+        findings.executed_twice += found.saturating_sub(self.acknowledged);
         for key in 0..self.shared.keys {
             self.shared.read(&mut self.client, key)?;
             self.shared.count(&mut self.client, key)?;
@@ -289,19 +289,22 @@ struct Report {
 }
 
 impl Report {
-    fn is_good(&self) -> bool {
-        let Findings { acknowledged, lost, twice } = self.findings;
+    fn passes(&self) -> bool {
+        let Findings { acknowledged, lost, executed_twice } = self.findings;
         self.failed.is_empty()
             && self.not_linearizable.is_empty()
             && lost == 0
-            && twice == 0
+            && executed_twice == 0
             && acknowledged > 0
     }
 
     fn print(&self) {
-        let Findings { acknowledged, lost, twice } = self.findings;
+        let Findings { acknowledged, lost, executed_twice } = self.findings;
         println!("acknowledged writes: {} in {:.1} s", 2 * acknowledged, self.seconds);
-        println!("longest pause: {:.0} ms\nlost: {lost}\nexecuted twice: {twice}", self.longest_pause_ms);
+        println!(
+            "longest pause: {:.0} ms\nlost: {lost}\nexecuted twice: {executed_twice}",
+            self.longest_pause_ms
+        );
         println!("operations on shared keys: {}, {} with unknown outcome", self.shared, self.unknown);
         println!("shared keys that are not linearizable: {}", self.not_linearizable.len());
         for wrong in &self.not_linearizable {
@@ -346,13 +349,13 @@ fn on_all<T: Send>(writers: &mut [Writer], each: impl Fn(&mut Writer) -> T + Syn
 /// # Errors
 /// If no leader responds in time, or a command of the final check fails.
 fn check(args: &CheckArgs, over: &AtomicBool) -> miette::Result<Report> {
-    let name = format!("check-{:08x}", by_chance() as u32);
+    let name = format!("check-{:08x}", random_u64() as u32);
     // The time until the first leader does not count as a pause.
-    let leads = Client::new(args.tcp.clone(), PATIENCE).call(&[b"GET", name.as_bytes()]);
+    let leads = Client::new(args.tcp.clone(), WRITE_TIMEOUT).call(&[b"GET", name.as_bytes()]);
     leads.ok_or_else(|| miette::miette!("no leader responded within 60 s; check --tcp and run kv info"))?;
     let began = now();
     let mut writers: Vec<_> = (0..args.connections).map(|n| Writer::new(args, &name, n, began)).collect();
-    let pulse = Pulse {
+    let ack_monitor = AckMonitor {
         began,
         last_us: AtomicU64::new(0),
         longest_us: AtomicU64::new(0),
@@ -360,10 +363,10 @@ fn check(args: &CheckArgs, over: &AtomicBool) -> miette::Result<Report> {
     };
     eprintln!("Writing to {name}:*.");
     let results = thread::scope(|scope| {
-        let (pulse, writers) = (&pulse, &mut writers);
+        let (ack_monitor, writers) = (&ack_monitor, &mut writers);
         let all = scope.spawn(move || {
             on_all(writers, |writer| {
-                let result = writer.write(over, pulse);
+                let result = writer.write(over, ack_monitor);
                 over.fetch_or(result.is_err(), Ordering::SeqCst);
                 result
             })
@@ -377,17 +380,17 @@ fn check(args: &CheckArgs, over: &AtomicBool) -> miette::Result<Report> {
     });
     let mut report = Report {
         seconds: began.elapsed().as_secs_f64(),
-        longest_pause_ms: pulse.longest_us.load(Ordering::SeqCst) as f64 / 1e3,
+        longest_pause_ms: ack_monitor.longest_us.load(Ordering::SeqCst) as f64 / 1e3,
         failed: results.into_iter().filter_map(Result::err).collect(),
         ..Report::default()
     };
     if report.failed.is_empty() {
         for result in on_all(&mut writers, Writer::verify) {
-            let Findings { acknowledged, lost, twice } =
+            let Findings { acknowledged, lost, executed_twice } =
                 result.map_err(|wrong| miette::miette!("{wrong}"))?;
             report.findings.acknowledged += acknowledged;
             report.findings.lost += lost;
-            report.findings.twice += twice;
+            report.findings.executed_twice += executed_twice;
         }
     }
     report.check_shared(writers);
@@ -401,7 +404,7 @@ pub(crate) fn run(args: &CheckArgs) -> miette::Result<ExitCode> {
     }
     let report = check(args, &over)?;
     report.print();
-    Ok(if report.is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if report.passes() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! again, so a retry is safe whatever became of the first attempt.
 
 use crate::resp::{self, Value};
-use crate::server::by_chance;
+use crate::server::random_u64;
 use core::net::SocketAddr;
 use core::time::Duration;
 use std::io::{self, Read as _, Write as _};
@@ -13,7 +13,7 @@ use std::thread;
 use std::time::Instant;
 
 /// Response timeout of a server, after which another one is tried
-const ANSWERS_IN: Duration = Duration::from_secs(1);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Pause before another attempt if there is no leader
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -21,17 +21,17 @@ const PAUSE: Duration = Duration::from_millis(10);
 pub(crate) struct Client {
     servers: Vec<SocketAddr>,
     /// Index of the server that is used
-    at: usize,
+    current: usize,
     stream: Option<TcpStream>,
     id: u64,
     number: u64,
     /// Time after which a command is given up
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl Client {
-    pub(crate) fn new(servers: Vec<SocketAddr>, patience: Duration) -> Self {
-        Self { servers, at: 0, stream: None, id: by_chance() | 1, number: 0, patience }
+    pub(crate) fn new(servers: Vec<SocketAddr>, timeout: Duration) -> Self {
+        Self { servers, current: 0, stream: None, id: random_u64() | 1, number: 0, timeout }
     }
 
     /// Executes a command exactly once. Returns the leader's response, which may be an error, or `None` if
@@ -49,40 +49,40 @@ impl Client {
         self.try_until(words, false)
     }
 
-    /// Tries one server after another. With `again`, retries also after an attempt whose outcome is unknown.
-    fn try_until(&mut self, words: &[&[u8]], again: bool) -> Option<Value> {
+    /// Tries one server after another. With `retries_unknown`, retries also after an attempt whose outcome is unknown.
+    fn try_until(&mut self, words: &[&[u8]], retries_unknown: bool) -> Option<Value> {
         let mut command = Vec::new();
         resp::encode_command(words, &mut command);
         let began = now();
-        while began.elapsed() < self.patience {
+        while began.elapsed() < self.timeout {
             if self.connect().is_err() {
                 thread::sleep(PAUSE);
-                self.ask_another();
+                self.use_next_server();
                 continue;
             }
-            match self.ask(&command) {
+            match self.send_command(&command) {
                 Ok(Value::Error(error)) if error.starts_with("MOVED ") => {
                     let leader = error.rsplit(' ').next().and_then(|address| address.parse().ok());
-                    let place = self.servers.iter().position(|server| Some(*server) == leader);
+                    let index = self.servers.iter().position(|server| Some(*server) == leader);
                     // The address may be that of a leader that has just failed.
-                    let place = place.filter(|place| *place != self.at).unwrap_or(self.at + 1);
-                    (self.stream, self.at) = (None, place % self.servers.len());
+                    let index = index.filter(|index| *index != self.current).unwrap_or(self.current + 1);
+                    (self.stream, self.current) = (None, index % self.servers.len());
                     thread::sleep(PAUSE / 10);
                 }
                 Ok(Value::Error(error)) if error.starts_with("UNKNOWN ") => {
-                    if !again {
+                    if !retries_unknown {
                         return None;
                     }
                 }
                 Ok(Value::Error(error)) if error.starts_with("NOLEADER ") => {
                     thread::sleep(PAUSE);
-                    self.ask_another();
+                    self.use_next_server();
                 }
                 Ok(value) => return Some(value),
                 Err(_) => {
                     thread::sleep(PAUSE);
-                    self.ask_another();
-                    if !again {
+                    self.use_next_server();
+                    if !retries_unknown {
                         return None;
                     }
                 }
@@ -91,35 +91,35 @@ impl Client {
         None
     }
 
-    fn ask_another(&mut self) {
-        (self.stream, self.at) = (None, (self.at + 1) % self.servers.len());
+    fn use_next_server(&mut self) {
+        (self.stream, self.current) = (None, (self.current + 1) % self.servers.len());
     }
 
     /// Connects to the current server, unless there is a connection.
     fn connect(&mut self) -> io::Result<()> {
         if self.stream.is_none() {
-            self.stream = Some(connect(self.servers[self.at])?);
+            self.stream = Some(connect(self.servers[self.current])?);
         }
         Ok(())
     }
 
     /// Sends a command on the connection, and waits for the response. An error ends the connection.
-    fn ask(&mut self, command: &[u8]) -> io::Result<Value> {
+    fn send_command(&mut self, command: &[u8]) -> io::Result<Value> {
         let stream = self.stream.take().ok_or(io::ErrorKind::NotConnected)?;
-        let value = ask(&stream, command)?;
+        let value = send_command(&stream, command)?;
         self.stream = Some(stream);
         Ok(value)
     }
 }
 
 fn connect(server: SocketAddr) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect_timeout(&server, ANSWERS_IN)?;
+    let stream = TcpStream::connect_timeout(&server, RESPONSE_TIMEOUT)?;
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(ANSWERS_IN))?;
+    stream.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
     Ok(stream)
 }
 
-fn ask(mut stream: &TcpStream, command: &[u8]) -> io::Result<Value> {
+fn send_command(mut stream: &TcpStream, command: &[u8]) -> io::Result<Value> {
     stream.write_all(command)?;
     let (mut input, mut chunk) = (Vec::new(), [0; 4096]);
     loop {
@@ -137,12 +137,12 @@ fn ask(mut stream: &TcpStream, command: &[u8]) -> io::Result<Value> {
 
 /// Requests that a server bootstrap the group. Returns its response.
 pub(crate) fn bootstrap(server: SocketAddr) -> io::Result<Value> {
-    ask(&connect(server)?, b"BOOTSTRAP\r\n")
+    send_command(&connect(server)?, b"BOOTSTRAP\r\n")
 }
 
 /// Returns the status of one server, as text.
 pub(crate) fn info(server: SocketAddr) -> io::Result<String> {
-    match ask(&connect(server)?, b"INFO\r\n")? {
+    match send_command(&connect(server)?, b"INFO\r\n")? {
         Value::Bulk(Some(text)) => Ok(String::from_utf8_lossy(&text).into_owned()),
         _ => Err(io::ErrorKind::InvalidData.into()),
     }

@@ -40,7 +40,7 @@ pub(crate) enum Request {
 
 /// The reason for which a client's words are not a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum NoRequest {
+pub(crate) enum InvalidRequest {
     #[error("unknown command '{0}'; use PING, INFO, GET, SET, DEL, INCR, ONCE or BOOTSTRAP")]
     Unknown(String),
     #[error("wrong number of arguments for '{0}'")]
@@ -56,7 +56,7 @@ impl Request {
     ///
     /// # Errors
     /// If the command is unknown or its arguments are wrong. An empty list is an unknown command.
-    pub(crate) fn from_words(words: &[Vec<u8>]) -> Result<Self, NoRequest> {
+    pub(crate) fn from_words(words: &[Vec<u8>]) -> Result<Self, InvalidRequest> {
         let (name, arguments) = words.split_first().map_or((&[][..], &[][..]), |(name, rest)| (name, rest));
         let name = String::from_utf8_lossy(name).to_ascii_uppercase();
         let command =
@@ -75,12 +75,14 @@ impl Request {
                     (Some(client), Some(number), Self::Command(command)) if command.once.is_none() => {
                         Ok(Self::Command(Command { once: Some(Once { client, number }), ..command }))
                     }
-                    _ => Err(NoRequest::Once),
+                    _ => Err(InvalidRequest::Once),
                 }
             }
-            ("PING" | "BOOTSTRAP" | "GET" | "SET" | "DEL" | "INCR", _) => Err(NoRequest::Arguments(name)),
-            ("ONCE", _) => Err(NoRequest::Once),
-            _ => Err(NoRequest::Unknown(name)),
+            ("PING" | "BOOTSTRAP" | "GET" | "SET" | "DEL" | "INCR", _) => {
+                Err(InvalidRequest::Arguments(name))
+            }
+            ("ONCE", _) => Err(InvalidRequest::Once),
+            _ => Err(InvalidRequest::Unknown(name)),
         }
     }
 }
@@ -140,7 +142,7 @@ impl Entry {
 mod tests {
     use super::*;
 
-    fn request(line: &str) -> Result<Request, NoRequest> {
+    fn request(line: &str) -> Result<Request, InvalidRequest> {
         let words: Vec<_> = line.split(' ').map(|word| word.as_bytes().to_vec()).collect();
         Request::from_words(&words)
     }
@@ -150,7 +152,7 @@ mod tests {
         assert_eq!(request("ping"), Ok(Request::Ping));
         assert_eq!(request("INFO server"), Ok(Request::Info));
         assert_eq!(request("bootstrap"), Ok(Request::Bootstrap));
-        assert_eq!(request("bootstrap now"), Err(NoRequest::Arguments("BOOTSTRAP".into())));
+        assert_eq!(request("bootstrap now"), Err(InvalidRequest::Arguments("BOOTSTRAP".into())));
         let once = Some(Once { client: 7, number: u64::MAX });
         for (line, operation, once) in [
             ("get k", Operation::Get, None),
@@ -171,12 +173,12 @@ mod tests {
 
     #[test]
     fn invalid_requests_are_refused_with_the_reason() {
-        assert_eq!(request("FLUSHALL"), Err(NoRequest::Unknown("FLUSHALL".into())));
-        assert_eq!(request("get"), Err(NoRequest::Arguments("GET".into())));
-        assert_eq!(request("set k v EX 10"), Err(NoRequest::Arguments("SET".into())));
+        assert_eq!(request("FLUSHALL"), Err(InvalidRequest::Unknown("FLUSHALL".into())));
+        assert_eq!(request("get"), Err(InvalidRequest::Arguments("GET".into())));
+        assert_eq!(request("set k v EX 10"), Err(InvalidRequest::Arguments("SET".into())));
         for line in ["once 1 2 ping", "once 0 1 get k", "once 1 x get k", "once 1", "once 1 1 once 1 1 get k"]
         {
-            assert_eq!(request(line), Err(NoRequest::Once), "{line}");
+            assert_eq!(request(line), Err(InvalidRequest::Once), "{line}");
         }
         assert!(Request::from_words(&[]).is_err());
     }

@@ -145,17 +145,20 @@ impl History {
     /// that returned it, each at the earliest moment that the operations before it allow. A number that no
     /// INCR returned was produced by the earliest remaining INCR without a response.
     fn check_counter(&self) -> Result<(), String> {
-        let Steps { mut made, mut found, mut unanswered, last } = self.steps()?;
-        unanswered.sort_by_key(|span| core::cmp::Reverse(span.began));
+        let Steps { mut increments_by_number, mut reads_by_number, mut increments_without_response, last } =
+            self.steps()?;
+        increments_without_response.sort_by_key(|span| core::cmp::Reverse(span.began));
         let mut earliest = 0;
         for number in 0..=last {
             if number > 0 {
-                let Some(span) = made.remove(&number).or_else(|| unanswered.pop()) else {
+                let Some(span) =
+                    increments_by_number.remove(&number).or_else(|| increments_without_response.pop())
+                else {
                     return Err(format!("no INCR made the counter {number}, but it became {last}"));
                 };
                 earliest = after(earliest, span, &format!("the INCR to {number}"))?;
             }
-            let reads = found.remove(&number).unwrap_or_default();
+            let reads = reads_by_number.remove(&number).unwrap_or_default();
             for span in &reads {
                 after(earliest, *span, &format!("the GET of {number}"))?;
             }
@@ -171,23 +174,23 @@ impl History {
         for (operation, span) in &self.0 {
             match operation {
                 Operation::Increment(Some(number)) => {
-                    if steps.made.insert(*number, *span).is_some() {
+                    if steps.increments_by_number.insert(*number, *span).is_some() {
                         return Err(format!("two INCRs returned {number}"));
                     }
                     (sent, steps.last) = (sent + 1, steps.last.max(*number));
                 }
                 Operation::Increment(None) => {
-                    steps.unanswered.push(*span);
+                    steps.increments_without_response.push(*span);
                     sent += 1;
                 }
                 Operation::Count(number) => {
-                    steps.found.entry(*number).or_default().push(*span);
+                    steps.reads_by_number.entry(*number).or_default().push(*span);
                     steps.last = steps.last.max(*number);
                 }
                 Operation::Write(_) | Operation::Read(_) => {}
             }
         }
-        if steps.made.contains_key(&0) {
+        if steps.increments_by_number.contains_key(&0) {
             return Err("an INCR returned 0".into());
         }
         if steps.last > sent {
@@ -201,11 +204,11 @@ impl History {
 #[derive(Default)]
 struct Steps {
     /// INCRs, by the number that each returned
-    made: BTreeMap<u64, Span>,
+    increments_by_number: BTreeMap<u64, Span>,
     /// GETs, by the number that they returned
-    found: BTreeMap<u64, Vec<Span>>,
+    reads_by_number: BTreeMap<u64, Vec<Span>>,
     /// INCRs without a response
-    unanswered: Vec<Span>,
+    increments_without_response: Vec<Span>,
     /// The largest number returned
     last: u64,
 }

@@ -6,7 +6,7 @@ mod check;
 mod client;
 mod codec;
 mod command;
-mod desk;
+mod control;
 mod history;
 mod replica;
 mod resp;

@@ -17,7 +17,7 @@ pub(crate) type Ticket = u64;
 
 /// Result of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub(crate) enum Response {
     /// The command is decided, and was applied.
     Applied(Outcome),
     /// The command was not proposed, because this server does not lead. The leader, if this server has one
@@ -61,13 +61,13 @@ pub(crate) struct Replica {
     waiting: VecDeque<(Ticket, Command)>,
     /// Proposed commands, with the term of each
     pending: BTreeMap<Ticket, Term>,
-    answers: Sender<(Ticket, Answer)>,
+    responses: Sender<(Ticket, Response)>,
 }
 
 impl Replica {
-    /// Returns a server with an empty store. Results are sent to `answers`, which has to have room for all
+    /// Returns a server with an empty store. Results are sent to `responses`, which has to have room for all
     /// outstanding requests, because a worker does not wait.
-    pub(crate) fn new(config: Config, answers: Sender<(Ticket, Answer)>) -> Self {
+    pub(crate) fn new(config: Config, responses: Sender<(Ticket, Response)>) -> Self {
         Self {
             server: Server::new(config.clone()),
             store: Store::new(config.layout.max_snapshot()),
@@ -75,17 +75,17 @@ impl Replica {
             applied: 0,
             waiting: VecDeque::new(),
             pending: BTreeMap::new(),
-            answers,
+            responses,
         }
     }
 
     /// Accepts a command, which will have exactly one result. Each ticket may be used once.
-    pub(crate) fn ask(&mut self, ticket: Ticket, command: Command) {
+    pub(crate) fn submit(&mut self, ticket: Ticket, command: Command) {
         self.waiting.push_back((ticket, command));
     }
 
     /// Requests the status.
-    pub(crate) fn ask_info(&mut self, ticket: Ticket) {
+    pub(crate) fn request_info(&mut self, ticket: Ticket) {
         let info = Info {
             id: self.config.id,
             leads: self.server.leads(),
@@ -99,19 +99,19 @@ impl Replica {
             keys: self.store.keys(),
             used: self.store.used(),
         };
-        self.answer(ticket, Answer::Info(info));
+        self.respond(ticket, Response::Info(info));
     }
 
     /// Bootstraps the group with an empty store, if all servers run and none has entries. The request is not
     /// kept for later.
     pub(crate) fn bootstrap(&mut self, ticket: Ticket) {
         let begun = self.server.bootstrap();
-        self.answer(ticket, Answer::Begun(begun));
+        self.respond(ticket, Response::Begun(begun));
     }
 
-    fn answer(&self, ticket: Ticket, answer: Answer) {
+    fn respond(&self, ticket: Ticket, response: Response) {
         // A receiver that is gone needs no result.
-        _ = self.answers.try_send((ticket, answer));
+        _ = self.responses.try_send((ticket, response));
     }
 
     /// Proposes waiting commands, as many as the window allows.
@@ -125,10 +125,10 @@ impl Replica {
                     return;
                 }
                 Err(ProposeError::NotLeader) => {
-                    self.answer(ticket, Answer::NotLeader(self.server.leader()));
+                    self.respond(ticket, Response::NotLeader(self.server.leader()));
                 }
                 Err(ProposeError::TooLong) => {
-                    self.answer(ticket, Answer::TooLong(self.config.layout.max_value()));
+                    self.respond(ticket, Response::TooLong(self.config.layout.max_value()));
                 }
             }
         }
@@ -147,7 +147,7 @@ impl Replica {
                     if entry.incarnation == self.config.incarnation
                         && self.pending.remove(&entry.ticket).is_some()
                     {
-                        self.answer(entry.ticket, Answer::Applied(outcome));
+                        self.respond(entry.ticket, Response::Applied(outcome));
                     }
                 }
                 Decided::Snapshot { next, state } => {
@@ -160,15 +160,15 @@ impl Replica {
     }
 
     /// Gives up commands that were proposed in a term that is over.
-    fn give_up(&mut self) {
-        let office = self.server.leads().then(|| self.server.term());
-        let answers = &self.answers;
+    fn drop_lost_proposals(&mut self) {
+        let own_term = self.server.leads().then(|| self.server.term());
+        let responses = &self.responses;
         self.pending.retain(|ticket, term| {
-            let lasts = office == Some(*term);
-            if !lasts {
-                _ = answers.try_send((*ticket, Answer::Unknown));
+            let is_current = own_term == Some(*term);
+            if !is_current {
+                _ = responses.try_send((*ticket, Response::Unknown));
             }
-            lasts
+            is_current
         });
     }
 }
@@ -178,14 +178,14 @@ impl App for Replica {
         // In the simulator, a host restarts with its original configuration, and needs another incarnation
         // than before.
         self.config.incarnation = mix(self.config.incarnation);
-        *self = Self::new(self.config.clone(), self.answers.clone());
+        *self = Self::new(self.config.clone(), self.responses.clone());
         self.server.start(nic, now).expect("the replica has the NIC to itself, so it has room");
     }
 
     fn run(&mut self, nic: &mut Rnic, now: Nanos) {
         self.server.run(nic, now);
         self.apply();
-        self.give_up();
+        self.drop_lost_proposals();
         self.propose(nic);
         if self.server.wants_snapshot() {
             // A snapshot that comes too late is requested again. The store limits its length.

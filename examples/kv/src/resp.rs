@@ -3,17 +3,17 @@
 /// Most words of a command
 const MAX_WORDS: usize = 16;
 /// Longest word (bytes)
-const MAX_WORD: usize = 1 << 20;
+const MAX_WORD_LEN: usize = 1 << 20;
 /// Longest line (bytes)
-const MAX_LINE: usize = 1 << 16;
+const MAX_LINE_LEN: usize = 1 << 16;
 
 /// A violation of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub(crate) struct Garbage(&'static str);
+pub(crate) struct ProtocolError(&'static str);
 
 /// A parsed value and how many bytes of the input it took; `None` if more input is needed.
-type Parsed<T> = Result<Option<(T, usize)>, Garbage>;
+type Parsed<T> = Result<Option<(T, usize)>, ProtocolError>;
 
 /// Parses the commands of a connection as their bytes arrive. Every byte is examined once, however the input
 /// is split: the parsed words of an incomplete command are kept.
@@ -26,7 +26,7 @@ pub(crate) struct Parser {
     searched: usize,
     /// Words of the current command, and how many more are expected; `None` between two commands
     words: Vec<Vec<u8>>,
-    to_come: Option<usize>,
+    words_expected: Option<usize>,
     /// Length of the next word (bytes), once it is known
     word: Option<usize>,
     /// Number of bytes that were compared with an end of a line
@@ -48,40 +48,41 @@ impl Parser {
     ///
     /// # Errors
     /// If the input is not a command. Nothing after it can be parsed.
-    pub(crate) fn next(&mut self) -> Result<Option<Vec<Vec<u8>>>, Garbage> {
+    pub(crate) fn next(&mut self) -> Result<Option<Vec<Vec<u8>>>, ProtocolError> {
         loop {
-            let Some(to_come) = self.to_come else {
+            let Some(words_expected) = self.words_expected else {
                 let Some(line) = self.line()? else { return Ok(None) };
                 let line = &self.input[line];
                 let Some(count) = line.strip_prefix(b"*") else {
                     let words = line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
                     return Ok(Some(words.map(<[u8]>::to_vec).collect()));
                 };
-                self.to_come = Some(length(count, MAX_WORDS)?.unwrap_or(0));
+                self.words_expected = Some(length(count, MAX_WORDS)?.unwrap_or(0));
                 continue;
             };
-            if to_come == 0 {
-                self.to_come = None;
+            if words_expected == 0 {
+                self.words_expected = None;
                 return Ok(Some(core::mem::take(&mut self.words)));
             }
             if let Some(len) = self.word {
                 let Some(word) = bulk(len, &self.input[self.at..])? else { return Ok(None) };
                 self.words.push(word);
                 self.at += len + 2;
-                (self.word, self.to_come) = (None, Some(to_come - 1));
+                (self.word, self.words_expected) = (None, Some(words_expected - 1));
             } else {
                 let Some(line) = self.line()? else { return Ok(None) };
-                let head = self.input[line].strip_prefix(b"$").ok_or(Garbage("expected '$'"))?;
-                let len = length(head, MAX_WORD)?;
-                self.word = Some(
-                    len.ok_or(Garbage("a null bulk string is not allowed as a word; write its length"))?,
-                );
+                let head = self.input[line].strip_prefix(b"$").ok_or(ProtocolError("expected '$'"))?;
+                let len = length(head, MAX_WORD_LEN)?;
+                self.word =
+                    Some(len.ok_or(ProtocolError(
+                        "a null bulk string is not allowed as a word; write its length",
+                    ))?);
             }
         }
     }
 
     /// Parses a line. Returns its range in the input, without its end.
-    fn line(&mut self) -> Result<Option<core::ops::Range<usize>>, Garbage> {
+    fn line(&mut self) -> Result<Option<core::ops::Range<usize>>, ProtocolError> {
         let from = self.at + self.searched;
         let end = self.input[from..].iter().position(|byte| *byte == b'\n');
         #[cfg(test)]
@@ -89,8 +90,8 @@ impl Parser {
             self.compared += end.map_or(self.input.len() - from, |end| end + 1);
         }
         let len = self.searched + end.unwrap_or(self.input.len() - from);
-        if len >= MAX_LINE {
-            return Err(Garbage("the line is too long"));
+        if len >= MAX_LINE_LEN {
+            return Err(ProtocolError("the line is too long"));
         }
         if end.is_none() {
             self.searched = len;
@@ -98,8 +99,8 @@ impl Parser {
         }
         let (begin, end) = (self.at, self.at + len);
         (self.at, self.searched) = (end + 1, 0);
-        let without = usize::from(self.input[begin..end].ends_with(b"\r"));
-        Ok(Some(begin..end - without))
+        let cr_len = usize::from(self.input[begin..end].ends_with(b"\r"));
+        Ok(Some(begin..end - cr_len))
     }
 }
 
@@ -134,17 +135,17 @@ impl Value {
     /// Decodes a response, as a client.
     pub(crate) fn decode(input: &[u8]) -> Parsed<Self> {
         let Some((line, at)) = line(input)? else { return Ok(None) };
-        let Some((kind, rest)) = line.split_first() else { return Err(Garbage("empty response")) };
+        let Some((kind, rest)) = line.split_first() else { return Err(ProtocolError("empty response")) };
         let text = || String::from_utf8_lossy(rest).into_owned();
         let value = match kind {
             b'+' => Self::Simple(if rest == b"PONG" { "PONG" } else { "OK" }),
             b'-' => Self::Error(text()),
-            b':' => Self::Number(text().parse().map_err(|_| Garbage("invalid number"))?),
+            b':' => Self::Number(text().parse().map_err(|_| ProtocolError("invalid number"))?),
             b'$' => {
-                let Some(len) = length(rest, MAX_WORD)? else { return Ok(Some((Self::Bulk(None), at))) };
+                let Some(len) = length(rest, MAX_WORD_LEN)? else { return Ok(Some((Self::Bulk(None), at))) };
                 return Ok(bulk(len, &input[at..])?.map(|bytes| (Self::Bulk(Some(bytes)), at + len + 2)));
             }
-            _ => return Err(Garbage("unknown kind of response")),
+            _ => return Err(ProtocolError("unknown kind of response")),
         };
         Ok(Some((value, at)))
     }
@@ -166,27 +167,31 @@ fn word(bytes: &[u8], out: &mut Vec<u8>) {
 
 /// Returns the first line without its end, and its length with it.
 fn line(input: &[u8]) -> Parsed<&[u8]> {
-    let Some(end) = input.iter().take(MAX_LINE).position(|byte| *byte == b'\n') else {
-        return if input.len() >= MAX_LINE { Err(Garbage("the line is too long")) } else { Ok(None) };
+    let Some(end) = input.iter().take(MAX_LINE_LEN).position(|byte| *byte == b'\n') else {
+        return if input.len() >= MAX_LINE_LEN {
+            Err(ProtocolError("the line is too long"))
+        } else {
+            Ok(None)
+        };
     };
     let line = &input[..end];
     Ok(Some((line.strip_suffix(b"\r").unwrap_or(line), end + 1)))
 }
 
 /// Parses a length. Returns `None` if it is negative, which stands for null.
-fn length(digits: &[u8], most: usize) -> Result<Option<usize>, Garbage> {
+fn length(digits: &[u8], most: usize) -> Result<Option<usize>, ProtocolError> {
     let number = core::str::from_utf8(digits).ok().and_then(|text| text.parse::<i64>().ok());
-    match usize::try_from(number.ok_or(Garbage("invalid length"))?) {
-        Ok(len) if len > most => Err(Garbage("the length is too large")),
+    match usize::try_from(number.ok_or(ProtocolError("invalid length"))?) {
+        Ok(len) if len > most => Err(ProtocolError("the length is too large")),
         Ok(len) => Ok(Some(len)),
         Err(_) => Ok(None),
     }
 }
 
 /// Returns the bytes that a length announces, if they and the following end of line are complete.
-fn bulk(len: usize, input: &[u8]) -> Result<Option<Vec<u8>>, Garbage> {
+fn bulk(len: usize, input: &[u8]) -> Result<Option<Vec<u8>>, ProtocolError> {
     let Some((bytes, end)) = input.get(..len + 2).map(|bytes| bytes.split_at(len)) else { return Ok(None) };
-    if end == b"\r\n" { Ok(Some(bytes.to_vec())) } else { Err(Garbage("expected the end of a line")) }
+    if end == b"\r\n" { Ok(Some(bytes.to_vec())) } else { Err(ProtocolError("expected the end of a line")) }
 }
 
 #[cfg(test)]
@@ -206,7 +211,7 @@ mod tests {
         let word = vec![b'x'; 10_000];
         let mut bytes = Vec::new();
         encode_command(&[b"SET", &word, &word], &mut bytes);
-        bytes.extend(vec![b'y'; MAX_LINE - 2]);
+        bytes.extend(vec![b'y'; MAX_LINE_LEN - 2]);
         bytes.extend(b"\n");
         for piece in [1, 7, 1460, bytes.len()] {
             let mut parser = Parser::default();
@@ -217,7 +222,7 @@ mod tests {
             }
             assert_eq!(commands.len(), 2, "in pieces of {piece}");
             assert_eq!(commands[0], [b"SET".to_vec(), word.clone(), word.clone()]);
-            assert!(parser.compared < MAX_LINE + 100, "{} comparisons", parser.compared);
+            assert!(parser.compared < MAX_LINE_LEN + 100, "{} comparisons", parser.compared);
         }
     }
 
@@ -237,7 +242,7 @@ mod tests {
 
     #[test]
     fn invalid_input_is_distinguished_from_incomplete_input() {
-        for garbage in [
+        for invalid in [
             "*x\r\n",
             "*17\r\n",
             "*99999999999999999999\r\n",
@@ -247,10 +252,10 @@ mod tests {
             "*1\r\n$2000000\r\n",
             "*1\r\n$1\r\nxy\r\n",
         ] {
-            assert!(command(garbage.as_bytes()).is_err(), "{garbage:?}");
+            assert!(command(invalid.as_bytes()).is_err(), "{invalid:?}");
         }
-        assert!(command(&vec![b'x'; MAX_LINE]).is_err());
-        assert_eq!(command(&vec![b'x'; MAX_LINE - 1]), Ok(None));
+        assert!(command(&vec![b'x'; MAX_LINE_LEN]).is_err());
+        assert_eq!(command(&vec![b'x'; MAX_LINE_LEN - 1]), Ok(None));
         assert!(Value::decode(b"?\r\n").is_err() && Value::decode(b"\r\n").is_err());
     }
 
@@ -297,7 +302,7 @@ mod tests {
                         match parser.next() {
                             Ok(Some(words)) => commands.push(words),
                             Ok(None) => break,
-                            Err(garbage) => return (commands, Some(garbage)),
+                            Err(invalid) => return (commands, Some(invalid)),
                         }
                     }
                 }

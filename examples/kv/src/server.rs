@@ -1,7 +1,7 @@
 //! `kv server`: DPDK, a software NIC on its port, the replica on that NIC, and the control plane with its
 //! clients.
 
-use crate::desk::Desk;
+use crate::control::ReplicaControl;
 use crate::replica::Replica;
 use crate::tcp;
 use clap::Args;
@@ -26,9 +26,9 @@ const WINDOW: u64 = 64;
 /// Bytes of an entry in addition to key and value
 const ENTRY_OVERHEAD: usize = 48;
 /// Retry count of the NIC
-const RETRIES: u8 = 6;
+const RETRY_COUNT: u8 = 6;
 /// Minimum length of a secret, in bytes
-const SHORTEST_SECRET: usize = 16;
+const MIN_SECRET_LEN: usize = 16;
 /// Port on which servers listen for each other, in `rdma_cm`'s TCP port space
 const PORT: u16 = 7000;
 
@@ -121,10 +121,10 @@ impl ServerArgs {
             .into_diagnostic()
             .wrap_err(format!("cannot read --secret-file {}", path.display()))?;
         let line = text.lines().next().unwrap_or_default().trim();
-        if line.len() < SHORTEST_SECRET {
+        if line.len() < MIN_SECRET_LEN {
             return Err(miette!(
                 help = "write the output of `openssl rand -hex 32`, the same at all servers and the switch",
-                "the first line of {} has {} bytes; {SHORTEST_SECRET} are required",
+                "the first line of {} has {} bytes; {MIN_SECRET_LEN} are required",
                 path.display(),
                 line.len()
             ));
@@ -132,7 +132,7 @@ impl ServerArgs {
         Ok(Some(Secret::new(line)))
     }
 
-    fn own(&self) -> IpAddr {
+    fn own_address(&self) -> IpAddr {
         self.rdma[usize::from(self.id)]
     }
 
@@ -149,9 +149,9 @@ impl ServerArgs {
             heartbeat,
             window: WINDOW,
             ack_timeout,
-            retry_count: RETRIES,
+            retry_count: RETRY_COUNT,
             through: self.through.map(|at| Through { address: at.ip(), port: at.port() }),
-            incarnation: by_chance(),
+            incarnation: random_u64(),
             secret,
         }
     }
@@ -182,7 +182,7 @@ impl ServerArgs {
 
     /// Returns the NIC for a port with this MAC address.
     fn nic(&self, port: [u8; 6]) -> Rnic {
-        let mac = match (self.own(), &self.device.memif) {
+        let mac = match (self.own_address(), &self.device.memif) {
             // A memif port has no MAC address of its own. The address is derived from the IP address, so that
             // it stays the same after a restart.
             (IpAddr::V4(ip), Some(_)) => {
@@ -191,13 +191,13 @@ impl ServerArgs {
             }
             _ => port,
         };
-        let interface = Interface::new(MacAddr(mac), self.own(), self.prefix);
-        Rnic::new(NicConfig { seed: by_chance(), ..NicConfig::new(interface) })
+        let interface = Interface::new(MacAddr(mac), self.own_address(), self.prefix);
+        Rnic::new(NicConfig { seed: random_u64(), ..NicConfig::new(interface) })
     }
 }
 
 /// Returns a random number.
-pub(crate) fn by_chance() -> u64 {
+pub(crate) fn random_u64() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
@@ -217,13 +217,13 @@ pub(crate) fn run(args: &ServerArgs) -> miette::Result<()> {
         miette!(help = format!("{}\n{log}", error.remedy), "{error}")
     })?;
     let mac = runtime.ports().next().map_or([0; 6], |port| port.mac);
-    let (mut desk, counter, answers) = Desk::new();
-    let replica = Replica::new(args.consensus(secret), answers);
-    tcp::serve(listener, counter, args.tcp.clone());
+    let (mut control, request_sender, responses) = ReplicaControl::new();
+    let replica = Replica::new(args.consensus(secret), responses);
+    tcp::serve(listener, request_sender, args.tcp.clone());
     eprintln!("Server {} of {} is ready at {at}. Ctrl-C ends it.", args.id, args.rdma.len());
     eprintln!(
         "The store is empty, and waits for a leader. Run `kv bootstrap` to begin a new group, and `kv info` to see what it waits for."
     );
-    runtime.run(vec![Station::new(args.nic(mac), replica)], &mut desk, &stop);
+    runtime.run(vec![Station::new(args.nic(mac), replica)], &mut control, &stop);
     Ok(())
 }

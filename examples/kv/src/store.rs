@@ -77,9 +77,9 @@ impl Store {
             Operation::Get => unreachable!("handled above"),
             Operation::Set(value) => self.set(key, value),
             Operation::Del => {
-                let gone = self.map.remove_entry(&key);
-                self.used -= gone.as_ref().map_or(0, |(key, value)| len(key, value));
-                Outcome::Number(gone.is_some().into())
+                let removed = self.map.remove_entry(&key);
+                self.used -= removed.as_ref().map_or(0, |(key, value)| len(key, value));
+                Outcome::Number(removed.is_some().into())
             }
             Operation::Incr => {
                 let text = self.map.get(&key).map_or("0", |value| str::from_utf8(value).unwrap_or(""));

@@ -22,33 +22,33 @@ const SWITCH: &str = "10.0.0.254:18515";
 struct Process {
     child: Child,
     /// Standard error of the process so far
-    said: Arc<(Mutex<String>, Condvar)>,
+    output: Arc<(Mutex<String>, Condvar)>,
 }
 
 impl Process {
     fn start(mut command: Command) -> Self {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = Child::start(command);
-        let said = Arc::<(Mutex<String>, Condvar)>::default();
-        let (hears, stderr) = (Arc::clone(&said), child.stderr.take().unwrap());
+        let output = Arc::<(Mutex<String>, Condvar)>::default();
+        let (writer, stderr) = (Arc::clone(&output), child.stderr.take().unwrap());
         let pid = child.id();
         thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
                 println!("{pid}: {line}");
-                *hears.0.lock().unwrap() += &(line + "\n");
-                hears.1.notify_all();
+                *writer.0.lock().unwrap() += &(line + "\n");
+                writer.1.notify_all();
             }
         });
-        Self { child, said }
+        Self { child, output }
     }
 
     /// Waits until the process has printed this text.
     ///
     /// Panics after [`DEADLINE`].
     fn wait_for(&self, words: &str) {
-        let (text, told) = &*self.said;
+        let (text, changed) = &*self.output;
         let missing = |text: &mut String| !text.contains(words);
-        let (text, result) = told.wait_timeout_while(text.lock().unwrap(), DEADLINE, missing).unwrap();
+        let (text, result) = changed.wait_timeout_while(text.lock().unwrap(), DEADLINE, missing).unwrap();
         assert!(!result.timed_out(), "{words:?} is missing in\n{text}");
     }
 
@@ -59,7 +59,7 @@ impl Process {
         assert!(
             self.child.try_wait().unwrap().is_none(),
             "the process has already ended: {}",
-            self.said.0.lock().unwrap()
+            self.output.0.lock().unwrap()
         );
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -129,7 +129,7 @@ impl Cluster {
     }
 
     /// Sends one line to one server, as netcat does. Returns its whole response.
-    fn say(&self, server: usize, line: &str) -> std::io::Result<String> {
+    fn send_line(&self, server: usize, line: &str) -> std::io::Result<String> {
         let mut stream = TcpStream::connect(self.tcp[server])?;
         stream.set_read_timeout(Some(DEADLINE))?;
         stream.write_all(format!("{line}\r\n").as_bytes())?;
@@ -141,13 +141,13 @@ impl Cluster {
 
     /// Returns a field of a server's INFO.
     fn info(&self, server: usize, name: &str) -> Option<String> {
-        let text = self.say(server, "INFO").ok()?;
+        let text = self.send_line(server, "INFO").ok()?;
         text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(str::to_owned))
     }
 
-    fn wait_until(&self, what: &str, mut is_so: impl FnMut() -> bool) {
+    fn wait_until(&self, what: &str, mut condition: impl FnMut() -> bool) {
         for _ in 0..DEADLINE.as_millis() / STEP.as_millis() {
-            if is_so() {
+            if condition() {
                 return;
             }
             thread::sleep(STEP);
@@ -164,7 +164,7 @@ impl Cluster {
     }
 
     /// Waits until more entries are applied at these servers.
-    fn goes_on_at(&self, servers: &[usize]) {
+    fn wait_for_progress(&self, servers: &[usize]) {
         let applied = |server: usize| self.info(server, "applied")?.parse::<u64>().ok();
         for server in servers {
             let mut before = None;
@@ -178,10 +178,10 @@ impl Cluster {
 }
 
 /// Asserts that nothing was lost or executed twice, and that shared keys are linearizable.
-fn all_is_well(check: Process) {
-    let (well, printed) = check.end();
+fn assert_check_passes(check: Process) {
+    let (succeeded, printed) = check.end();
     println!("{printed}");
-    assert!(well && printed.contains("lost: 0\nexecuted twice: 0"), "{printed}");
+    assert!(succeeded && printed.contains("lost: 0\nexecuted twice: 0"), "{printed}");
     assert!(printed.contains("shared keys that are not linearizable: 0"), "{printed}");
     assert!(!printed.contains("operations on shared keys: 0,"), "{printed}");
 }
@@ -198,42 +198,42 @@ fn no_acknowledged_write_is_lost_when_any_process_is_killed() {
         cluster.wait_for(server, "standing", "member");
     }
     cluster.wait_for(0, "role", "leader");
-    cluster.goes_on_at(&[0, 1, 2]);
+    cluster.wait_for_progress(&[0, 1, 2]);
     let [leader, first, second] = servers;
 
     println!("a follower is killed, and becomes a member again");
     second.kill();
-    cluster.goes_on_at(&[0, 1]);
+    cluster.wait_for_progress(&[0, 1]);
     let second = cluster.server(2);
     cluster.wait_for(2, "standing", "member");
-    cluster.goes_on_at(&[2]);
+    cluster.wait_for_progress(&[2]);
 
     println!("the restarted follower counts: there is no majority without it");
     first.kill();
-    cluster.goes_on_at(&[0, 2]);
+    cluster.wait_for_progress(&[0, 2]);
     let first = cluster.server(1);
     cluster.wait_for(1, "standing", "member");
 
     println!("the leader is killed, and leads again after its restart");
     leader.kill();
-    cluster.goes_on_at(&[1, 2]);
+    cluster.wait_for_progress(&[1, 2]);
     let leader = cluster.server(0);
     cluster.wait_for(0, "standing", "member");
     cluster.wait_for(0, "role", "leader");
-    cluster.goes_on_at(&[0, 1, 2]);
+    cluster.wait_for_progress(&[0, 1, 2]);
 
     println!("the restarted leader counts, too");
     first.kill();
-    cluster.goes_on_at(&[0, 2]);
+    cluster.wait_for_progress(&[0, 2]);
     let first = cluster.server(1);
     cluster.wait_for(1, "standing", "member");
 
     println!("the switch is killed and restarted");
     rack.kill();
     let rack = cluster.rack();
-    cluster.goes_on_at(&[0, 1, 2]);
+    cluster.wait_for_progress(&[0, 1, 2]);
 
-    all_is_well(check);
+    assert_check_passes(check);
     assert_eq!(cluster.call(&["set", "greeting", "hello"]), "OK");
     leader.kill();
     assert_eq!(cluster.call(&["get", "greeting"]), "hello");
@@ -251,23 +251,23 @@ fn servers_replicate_through_the_switch_and_without_it() {
     let check = Process::start(cluster.client(&["check", "--keys", "60", "--pause-ms", "30"]));
     check.wait_for("Writing");
     cluster.wait_for(0, "through_switch", "yes");
-    cluster.goes_on_at(&[0, 1, 2]);
+    cluster.wait_for_progress(&[0, 1, 2]);
 
     println!("the leader is killed");
     leader.kill();
-    cluster.goes_on_at(&[1, 2]);
+    cluster.wait_for_progress(&[1, 2]);
     let _leader = cluster.server(0);
     cluster.wait_for(0, "role", "leader");
     cluster.wait_for(0, "through_switch", "yes");
-    cluster.goes_on_at(&[0, 1, 2]);
+    cluster.wait_for_progress(&[0, 1, 2]);
 
     println!("the switch is killed");
     rack.kill();
     let _rack = cluster.rack();
-    cluster.goes_on_at(&[0, 1, 2]);
+    cluster.wait_for_progress(&[0, 1, 2]);
     cluster.wait_for(0, "through_switch", "yes");
-    cluster.goes_on_at(&[0, 1, 2]);
-    all_is_well(check);
+    cluster.wait_for_progress(&[0, 1, 2]);
+    assert_check_passes(check);
 }
 
 #[test]
@@ -278,23 +278,23 @@ fn redis_clients_are_served() {
     cluster.call(&["bootstrap"]);
     assert_eq!(cluster.call(&["set", "key", "value"]), "OK");
     let moved = format!("-MOVED 0 {}\r\n", cluster.tcp[0]);
-    cluster.wait_until("server 1 names the leader", || cluster.say(1, "GET key").unwrap() == moved);
+    cluster.wait_until("server 1 names the leader", || cluster.send_line(1, "GET key").unwrap() == moved);
     // On a busy machine, a leader may lose the leadership for a moment, and reports it. Then all commands are
     // retried.
     let mut attempts = 0..;
     cluster.wait_until("server 0 leads until all commands are executed", || {
-        is_understood(&cluster, attempts.next().unwrap()).is_some()
+        try_commands(&cluster, attempts.next().unwrap()).is_some()
     });
     let long = format!("SET k {}", "x".repeat(2000));
     cluster.wait_until("server 0 leads and refuses a command that is too long", || {
-        let answer = say_to_leader(&cluster, &long);
+        let answer = send_to_leader(&cluster, &long);
         answer.is_some_and(|answer| {
             assert_eq!(answer, "-ERR the command does not fit into 1072 bytes; raise --max-value\r\n");
             true
         })
     });
     // Invalid input
-    assert!(cluster.say(0, "*nonsense\r\nPING").unwrap().starts_with("-ERR Protocol error"));
+    assert!(cluster.send_line(0, "*nonsense\r\nPING").unwrap().starts_with("-ERR Protocol error"));
     assert_is_missing(&cluster, "nothing");
 }
 
@@ -306,25 +306,25 @@ fn assert_is_missing(cluster: &Cluster, key: &str) {
 }
 
 /// Sends text to server 0. Returns its whole response, or `None` if it did not lead throughout.
-fn say_to_leader(cluster: &Cluster, text: &str) -> Option<String> {
-    let answers = cluster.say(0, text).unwrap();
+fn send_to_leader(cluster: &Cluster, text: &str) -> Option<String> {
+    let answers = cluster.send_line(0, text).unwrap();
     let leads = !["-UNKNOWN ", "-MOVED ", "-NOLEADER "].iter().any(|error| answers.contains(error));
     leads.then_some(answers)
 }
 
 /// Executes commands on keys of this attempt. Returns `None` if the leader has lost the leadership meanwhile.
-fn is_understood(cluster: &Cluster, attempt: u32) -> Option<()> {
-    let say = |text: &str| {
+fn try_commands(cluster: &Cluster, attempt: u32) -> Option<()> {
+    let send_line = |text: &str| {
         let text = text.replace('@', &attempt.to_string());
-        say_to_leader(cluster, &text)
+        send_to_leader(cluster, &text)
     };
     assert_eq!(cluster.call(&["set", &format!("key{attempt}"), "one two"]), "OK");
-    assert_eq!(say("GET key@")?, "$7\r\none two\r\n");
+    assert_eq!(send_line("GET key@")?, "$7\r\none two\r\n");
     // Several commands at once, with an error among them, and an incomplete command at the end
-    let answers = say("PING\r\nINCR n@\r\nINCR key@\r\n\r\nDEL key@\r\nGET key@\r\n*2\r\n$3\r\nGET")?;
+    let answers = send_line("PING\r\nINCR n@\r\nINCR key@\r\n\r\nDEL key@\r\nGET key@\r\n*2\r\n$3\r\nGET")?;
     assert_eq!(answers, "+PONG\r\n:1\r\n-ERR value is not an integer or out of range\r\n:1\r\n$-1\r\n");
-    assert_eq!(say("ONCE 7@ 1 INCR n@\r\nONCE 7@ 1 INCR n@")?, ":2\r\n:2\r\n");
-    let answers = say(&["INCR m@"; 500].join("\r\n"))?;
+    assert_eq!(send_line("ONCE 7@ 1 INCR n@\r\nONCE 7@ 1 INCR n@")?, ":2\r\n:2\r\n");
+    let answers = send_line(&["INCR m@"; 500].join("\r\n"))?;
     assert!(answers.ends_with(":499\r\n:500\r\n") && answers.lines().count() == 500);
     Some(())
 }
@@ -347,7 +347,10 @@ fn servers_that_are_all_killed_wait_for_a_bootstrap() {
     let _servers = [0, 1, 2].map(|id| cluster.server(id));
     for server in 0..3 {
         cluster.wait_for(server, "waits_for", "all servers run, and none has begun: bootstrap the group");
-        assert_eq!(cluster.say(server, "GET key").unwrap(), "-NOLEADER there is no leader; try again\r\n");
+        assert_eq!(
+            cluster.send_line(server, "GET key").unwrap(),
+            "-NOLEADER there is no leader; try again\r\n"
+        );
     }
     assert_eq!(cluster.call(&["bootstrap", "--patience", "20"]), "The group has begun.");
     // The new group has begun with an empty store.

@@ -15,7 +15,7 @@ const INDEX_VA: u64 = 0x1000_0000;
 const NODES_VA: u64 = 0x7000_0000_0000;
 
 /// Reads and updates random keys, and records what was observed.
-async fn observe(
+async fn run_thread(
     start: Start,
     layout: Layout,
     options: Options,
@@ -25,11 +25,11 @@ async fn observe(
     let verbs = start.verbs;
     let mut store = Store::new(verbs.clone(), &start.regions, layout, options, tails)?;
     let thread = (machine * 1000 + start.number) as u64;
-    let mut chance = Chance::stream(seed, thread);
+    let mut rng = Chance::stream(seed, thread);
     for time in 0..times {
-        let key = chance.below(layout.keys);
+        let key = rng.below(layout.keys);
         let began = verbs.now();
-        if chance.below(2) == 0 {
+        if rng.below(2) == 0 {
             let value = (thread << 32) + time + 1;
             store.put(key, &value.to_le_bytes()).await?;
             let written = Observed { value, began, ended: verbs.now() };
@@ -53,7 +53,7 @@ fn check(config: RackConfig, layout: Layout, options: Options, times: u64) {
         let (tails, history) = (Tails::new(layout.keys), shared.clone());
         move |start: Start| -> Thread {
             let tails = if options.shared_tails { tails.clone() } else { Tails::new(layout.keys) };
-            Box::pin(observe(start, layout, options, (machine, times, seed), (tails, history.clone())))
+            Box::pin(run_thread(start, layout, options, (machine, times, seed), (tails, history.clone())))
         }
     };
     let memory = layout.memory(INDEX_VA, NODES_VA, threads * (times as usize + 200));

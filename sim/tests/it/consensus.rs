@@ -28,11 +28,11 @@ fn a_leader_replicates_through_the_switch_and_without_it_when_it_fails() {
     net.run_until(Nanos::from_millis(20));
     assert!(net.app(0).server().replicates_through());
     let before = net.app(0).next();
-    let at_first = net.copies();
+    let copies_before = net.copies();
     net.run_until(Nanos::from_millis(30));
     let decided = net.app(0).next() - before;
     assert!(decided > 1000, "{decided}");
-    assert!(net.copies() - at_first >= 2 * decided);
+    assert!(net.copies() - copies_before >= 2 * decided);
     // The switch restarts with empty state.
     net.world.schedule(Nanos::from_millis(30), Fault::Crash(net.switch));
     net.world.schedule(Nanos::from_micros(30_050), Fault::Restart(net.switch));
@@ -131,8 +131,8 @@ fn a_leader_that_restarts_leads_again() {
 #[test]
 fn a_server_that_lost_its_memory_does_not_count_for_a_majority() {
     let mut net = Cluster::new(&ClusterConfig::default());
-    let alone: Vec<_> = net.world.links().skip(2).take(1).collect();
-    net.world.schedule(Nanos::from_millis(10), Fault::Cut(alone.clone()));
+    let cut_links: Vec<_> = net.world.links().skip(2).take(1).collect();
+    net.world.schedule(Nanos::from_millis(10), Fault::Cut(cut_links.clone()));
     net.world.schedule(Nanos::from_millis(10), Fault::Crash(net.servers[1]));
     net.world.schedule(Nanos::from_millis(11), Fault::Restart(net.servers[1]));
     net.run_until(Nanos::from_millis(20));
@@ -140,7 +140,7 @@ fn a_server_that_lost_its_memory_does_not_count_for_a_majority() {
     net.run_until(Nanos::from_millis(50));
     assert_eq!(net.app(0).next(), before, "one member and a blank server are no majority of three");
     assert_eq!(net.app(1).server().standing(), Standing::Blank);
-    net.world.schedule(Nanos::from_millis(50), Fault::Heal(alone));
+    net.world.schedule(Nanos::from_millis(50), Fault::Heal(cut_links));
     net.run_until(Nanos::from_millis(90));
     assert!(net.app(0).next() > before + 1000, "{} after {before}", net.app(0).next());
     assert_eq!(net.app(1).server().standing(), Standing::Member);
@@ -204,8 +204,8 @@ fn a_server_with_a_higher_promise_of_its_own_is_asked_in_a_later_term() {
         let heal = Nanos::from_micros(20_000 + us);
         net.world.schedule(heal, Fault::Heal(link));
         net.run_until(heal + Nanos::from_millis(20));
-        let lacks = net.app(0).next() - net.app(2).next();
-        assert!(lacks < 200, "healed after {us} us, it lacks {lacks} entries");
+        let missing_entries = net.app(0).next() - net.app(2).next();
+        assert!(missing_entries < 200, "healed after {us} us, it lacks {missing_entries} entries");
         net.check().unwrap();
     }
 }
@@ -268,8 +268,8 @@ fn requests_of_a_host_that_is_not_a_server_change_nothing() {
         assert!(net.app(0).server().leads() && net.app(0).server().replicates_through() == through);
         let refused: u64 = net.apps().map(|app| app.server().refused()).sum();
         let node = net.stranger.expect("the cluster has an outsider");
-        let asked = net.world.node::<Host<Stranger>>(node).app.asked;
-        assert!(asked > 500 && refused > asked / 2, "{refused} of {asked} requests");
+        let request_count = net.world.node::<Host<Stranger>>(node).app.asked;
+        assert!(request_count > 500 && refused > request_count / 2, "{refused} of {request_count} requests");
     }
 }
 

@@ -68,10 +68,10 @@ impl Write for Shared {
 }
 
 /// A captured frame: its time in nanoseconds, and its bytes
-type Seen = (u64, Vec<u8>);
+type CapturedFrame = (u64, Vec<u8>);
 
 impl Shared {
-    fn frames(&self) -> Vec<Seen> {
+    fn frames(&self) -> Vec<CapturedFrame> {
         let bytes = self.0.lock().unwrap();
         let mut rest = &bytes[24..];
         let mut frames = Vec::new();
@@ -104,7 +104,7 @@ fn beacon(frame: &[u8]) -> Option<(usize, [u8; 4], [u8; 4], u32)> {
 
 /// Returns the route of the first beacon from one representative to another: the links that it passed, each
 /// as the names of its two ends, and its number of IP headers on each.
-fn way(detours: bool, from: u8, to: u8) -> Vec<(String, usize)> {
+fn route(detours: bool, from: u8, to: u8) -> Vec<(String, usize)> {
     let mut triangle = Triangle::new(detours);
     triangle.lasts = Nanos(1);
     let mut made = triangle.build(1);
@@ -114,14 +114,14 @@ fn way(detours: bool, from: u8, to: u8) -> Vec<(String, usize)> {
     }
     made.world.run_until(Nanos::from_micros(100));
     made.world.finish_captures().unwrap();
-    let mut way = Vec::new();
+    let mut route = Vec::new();
     for (link, file) in links {
         let [a, b] = made.world.ends(link).map(|end| made.world.name(end).to_owned());
         for (at, frame) in file.frames() {
             if let Some((headers, src, dst, 0)) = beacon(&frame)
                 && (src, dst) == ([10, 1, 0, from], [10, 1, 0, to])
             {
-                way.push((at, format!("{a} - {b}"), headers));
+                route.push((at, format!("{a} - {b}"), headers));
             }
         }
     }
@@ -131,8 +131,8 @@ fn way(detours: bool, from: u8, to: u8) -> Vec<(String, usize)> {
         assert!(counters.writes.get() > 10, "only {} beacons accepted", counters.writes.get());
     }
     assert!(Refusal::ALL.iter().all(|&why| made.refused(why) == 0));
-    way.sort_unstable();
-    way.into_iter().map(|(_, link, headers)| (link, headers)).collect()
+    route.sort_unstable();
+    route.into_iter().map(|(_, link, headers)| (link, headers)).collect()
 }
 
 #[test]
@@ -145,11 +145,11 @@ fn a_beacon_passes_the_link_that_it_covers() {
             (format!("switch 2 - switch {to}"), 1),
             (format!("switch 2 - representative {to}"), 1),
         ];
-        assert_eq!(way(true, from, to), expected);
-        let straight = vec![
+        assert_eq!(route(true, from, to), expected);
+        let without_detour = vec![
             (format!("switch 2 - representative {from}"), 1),
             (format!("switch 2 - representative {to}"), 1),
         ];
-        assert_eq!(way(false, from, to), straight);
+        assert_eq!(route(false, from, to), without_detour);
     }
 }

@@ -91,8 +91,8 @@ fn a_dead_link_stalls_other_hosts_for_ten_intervals() {
             );
             // Messages sent after the link has rejoined are delivered again.
             let later = Made::time(Nanos::from_micros(200));
-            let heard = |host: &Host| host.delivered.iter().any(|&(ns, from, _)| from == 0 && ns > later);
-            assert!(made.each_host().any(heard), "{context}");
+            let received = |host: &Host| host.delivered.iter().any(|&(ns, from, _)| from == 0 && ns > later);
+            assert!(made.each_host().any(received), "{context}");
         }
     }
 }
@@ -110,10 +110,10 @@ fn a_tree_that_was_cut_in_two_becomes_one_again() {
             let later = Made::time(Nanos::from_micros(250));
             for host in made.each_host() {
                 let near = |number: usize| number < tree.fanout;
-                let far = |&&(ns, from, _): &&Message| ns > later && near(from) != near(host.number());
-                let heard = host.delivered.iter().filter(far).count();
+                let from_far = |&&(ns, from, _): &&Message| ns > later && near(from) != near(host.number());
+                let received = host.delivered.iter().filter(from_far).count();
                 assert!(
-                    heard > 0 || !near(host.number()),
+                    received > 0 || !near(host.number()),
                     "{context}: host {} receives nothing from the other side",
                     host.number()
                 );

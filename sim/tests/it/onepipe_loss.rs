@@ -28,9 +28,9 @@ fn delivery_latency_is_flat_on_healthy_links_and_grows_on_lossy_ones() {
             (1e-1, 1.5, 7.0),
         ] {
             let lossy = latency(incarnation, loss, 1);
-            let grown = (lossy.mean_ns - whole.mean_ns) / BEACON_INTERVAL.0 as f64;
-            let what = format!("{incarnation:?}, {loss:e}: {grown:.2} intervals, {lossy:?}");
-            assert!((least..=most).contains(&grown), "{what}");
+            let increase = (lossy.mean_ns - whole.mean_ns) / BEACON_INTERVAL.0 as f64;
+            let what = format!("{incarnation:?}, {loss:e}: {increase:.2} intervals, {lossy:?}");
+            assert!((least..=most).contains(&increase), "{what}");
             // Lost messages are not part of the average.
             assert!(
                 lossy.mean_ns > 0.99 * before && lossy.p99.0 as f64 > 0.99 * whole.p99.0 as f64,
@@ -56,13 +56,14 @@ fn a_lost_beacon_costs_all_receivers_an_interval() {
     let beacons = [32, 8, 8, 4, 2, 1];
     // A representative's beacon passes three links to the next representative, and two from and to hosts.
     for (incarnation, links) in [(Incarnation::Chip, [1; 6]), (Incarnation::Host, [2, 3, 3, 3, 3, 2])] {
-        let chances: i32 = beacons.iter().zip(links).map(|(beacons, links)| beacons * links).sum();
-        let expected = (1.0 - (1.0 - LOSS).powi(chances)) * BEACON_INTERVAL.0 as f64;
-        let grown = |seed| latency(incarnation, LOSS, seed).mean_ns - latency(incarnation, 0.0, seed).mean_ns;
-        let grown = (1..=3).map(grown).sum::<f64>() / 3.0;
+        let beacon_count: i32 = beacons.iter().zip(links).map(|(beacons, links)| beacons * links).sum();
+        let expected = (1.0 - (1.0 - LOSS).powi(beacon_count)) * BEACON_INTERVAL.0 as f64;
+        let increase =
+            |seed| latency(incarnation, LOSS, seed).mean_ns - latency(incarnation, 0.0, seed).mean_ns;
+        let increase = (1..=3).map(increase).sum::<f64>() / 3.0;
         assert!(
-            (0.75..1.35).contains(&(grown / expected)),
-            "{incarnation:?}: {grown:.0} ns, expected {expected:.0}"
+            (0.75..1.35).contains(&(increase / expected)),
+            "{incarnation:?}: {increase:.0} ns, expected {expected:.0}"
         );
     }
 }

@@ -42,8 +42,8 @@ fn messages_arrive_and_groups_close() {
             let hosts: Vec<u16> = (0..n).collect();
             let name = format!("{} of {n}", algorithm.name());
             cluster.create(&group(7, algorithm, 3000), &hosts).unwrap();
-            let lens = [1, 2999, 3000, 3001, 6000, 40_000, 7, 100_001];
-            for len in lens {
+            let lengths = [1, 2999, 3000, 3001, 6000, 40_000, 7, 100_001];
+            for len in lengths {
                 cluster.send(0, 7, len).unwrap();
             }
             cluster.destroy(7, &hosts);
@@ -52,7 +52,7 @@ fn messages_arrive_and_groups_close() {
             cluster.check_memory(&hosts).unwrap_or_else(|wrong| panic!("{name}: {wrong}"));
             for host in hosts {
                 assert_eq!(cluster.now(host, 7), Now::Closed, "{name}, host {host}");
-                assert_eq!(cluster.member(host).seen().complete[&7], lens, "{name}, host {host}");
+                assert_eq!(cluster.member(host).seen().complete[&7], lengths, "{name}, host {host}");
                 assert_eq!(cluster.nic(host).rnr_naks_sent, 0, "{name}, host {host}");
                 assert_eq!(cluster.nic(host).retransmitted, 0, "{name}, host {host}");
             }
@@ -71,10 +71,10 @@ fn invalid_calls_are_refused_with_the_reason() {
         refused(GroupConfig { members: vec![ip(0)], ..base.clone() }).to_string(),
         "a group of 1 has nobody to send to: two members at least"
     );
-    let twice = GroupConfig { members: vec![ip(0), ip(1), ip(1)], ..base.clone() };
-    assert_eq!(refused(twice), CallError::Twice(ip(1)));
-    let others = GroupConfig { members: vec![ip(1), ip(2)], ..base.clone() };
-    assert_eq!(refused(others), CallError::NotAMember(ip(0)));
+    let duplicated = GroupConfig { members: vec![ip(0), ip(1), ip(1)], ..base.clone() };
+    assert_eq!(refused(duplicated), CallError::Twice(ip(1)));
+    let without_self = GroupConfig { members: vec![ip(1), ip(2)], ..base.clone() };
+    assert_eq!(refused(without_self), CallError::NotAMember(ip(0)));
     let v6 = "fd00::1".parse().unwrap();
     assert_eq!(refused(GroupConfig { members: vec![ip(0), v6], ..base.clone() }), CallError::Family(v6));
     assert_eq!(refused(GroupConfig { block_bytes: 0, ..base.clone() }), CallError::Block(0));
@@ -145,13 +145,13 @@ fn members_that_do_not_take_part_are_named() {
     cluster.send(0, 3, 5001).unwrap();
     assert!(cluster.settle(END, 3, &hosts));
     for host in hosts {
-        let Now::Failed(Failure::NoMemory(who)) = cluster.now(host, 3) else { panic!("{host}") };
-        assert_ne!(who, ip(0));
+        let Now::Failed(Failure::NoMemory(named)) = cluster.now(host, 3) else { panic!("{host}") };
+        assert_ne!(named, ip(0));
         assert_eq!(cluster.member(host).seen().complete[&3], [5000], "host {host}");
         assert_eq!(cluster.member(host).buffers(), 0);
         // Destroying the group also returns the failure, and then forgets it.
         let destroyed = cluster.with(host, |member, _, _| member.destroy(3));
-        assert_eq!(destroyed, Err(CallError::Failed(Failure::NoMemory(who))));
+        assert_eq!(destroyed, Err(CallError::Failed(Failure::NoMemory(named))));
         assert_eq!(cluster.with(host, |member, _, _| member.destroy(3)), Err(CallError::Unknown(3)));
     }
     // A group of the same number can be created again.
@@ -279,8 +279,8 @@ fn messages_keep_their_order_behind_a_slow_link() {
             let mut cluster =
                 Cluster::new(&Setup { hosts: n, links: vec![(slow, link)], ..Setup::default() });
             cluster.create(&group(1, Algorithm::Pipeline, 300), &hosts).unwrap();
-            let lens = [1, 600, 1, 2, 900, 3];
-            for len in lens {
+            let lengths = [1, 600, 1, 2, 900, 3];
+            for len in lengths {
                 cluster.send(0, 1, len).unwrap();
             }
             cluster.destroy(1, &hosts);
@@ -288,7 +288,7 @@ fn messages_keep_their_order_behind_a_slow_link() {
             for host in &hosts {
                 let context = format!("{host} of {n}, {slow} is slow");
                 assert_eq!(cluster.now(*host, 1), Now::Closed, "{context}");
-                assert_eq!(cluster.member(*host).seen().complete[&1], lens, "{context}");
+                assert_eq!(cluster.member(*host).seen().complete[&1], lengths, "{context}");
             }
             cluster.check().unwrap();
         }
@@ -336,10 +336,10 @@ fn members_that_cannot_reach_each_other_are_named() {
         assert!(cluster.settle(END, 1, &hosts));
         for host in hosts {
             let now = cluster.now(host, 1);
-            let Now::Failed(Failure::Silent(who) | Failure::Unjoined(who)) = now else {
+            let Now::Failed(Failure::Silent(named) | Failure::Unjoined(named)) = now else {
                 panic!("{a} and {b} are apart; {host}: {now:?}");
             };
-            assert!([ip(a), ip(b)].contains(&who), "{a} and {b} are apart; {host}: {now:?}");
+            assert!([ip(a), ip(b)].contains(&named), "{a} and {b} are apart; {host}: {now:?}");
         }
         cluster.check().unwrap();
     }
@@ -397,12 +397,12 @@ fn members_agree_on_the_end_after_a_crash_of_the_switch() {
 #[test]
 fn a_thousand_overlapping_groups_complete() {
     let mut cluster = Cluster::new(&Setup { hosts: 16, groups: 1100, ..Setup::default() });
-    let mut chance = switch::Chance::new(5);
+    let mut rng = switch::Chance::new(5);
     let mut groups = Vec::new();
     for number in 1..=1000 {
         let mut hosts = vec![0];
         while hosts.len() < 4 {
-            let host = chance.between(1, 15) as u16;
+            let host = rng.between(1, 15) as u16;
             if !hosts.contains(&host) {
                 hosts.push(host);
             }

@@ -30,9 +30,9 @@ struct Flood {
     depth: usize,
 }
 
-type Doing = core::pin::Pin<Box<dyn Future<Output = Result<(), Stopped>> + Send>>;
+type PendingRequest = core::pin::Pin<Box<dyn Future<Output = Result<(), Stopped>> + Send>>;
 
-fn post(verbs: &Verbs, verb: Verb, at: rnic::Remote) -> Doing {
+fn post(verbs: &Verbs, verb: Verb, at: rnic::Remote) -> PendingRequest {
     match verb {
         Verb::Write => Box::pin(verbs.write(at, vec![1; 8])),
         Verb::Read => {
@@ -55,12 +55,12 @@ impl Flood {
         Box::pin(async move {
             let region = start.regions[usize::from(self.device)];
             let at = region.at(if self.one_word { 0 } else { start.number as u64 * 64 });
-            let mut doing = VecDeque::new();
+            let mut pending = VecDeque::new();
             loop {
-                while doing.len() < self.depth {
-                    doing.push_back(post(&start.verbs, self.verb, at));
+                while pending.len() < self.depth {
+                    pending.push_back(post(&start.verbs, self.verb, at));
                 }
-                if let Some(first) = doing.pop_front() {
+                if let Some(first) = pending.pop_front() {
                     first.await?;
                 }
             }
@@ -91,8 +91,8 @@ impl Flood {
 
 #[track_caller]
 fn expect(flood: Flood, mops: f64) {
-    let is = flood.rate_mops();
-    assert!((is / mops - 1.0).abs() < 0.02, "{flood:?}: {is:.2} M/s, expected {mops}");
+    let measured = flood.rate_mops();
+    assert!((measured / mops - 1.0).abs() < 0.02, "{flood:?}: {measured:.2} M/s, expected {mops}");
 }
 
 #[test]

@@ -28,10 +28,10 @@ fn one_thread_observes_a_map() {
                 let model = model.clone();
                 Box::pin(async move {
                     let mut tree = Tree::new(start.verbs, &start.regions, 8, 1, Unlock::Write)?;
-                    let mut chance = Chance::new(keys);
+                    let mut rng = Chance::new(keys);
                     for time in 0..6000 {
-                        let key = chance.below(keys) * 7;
-                        match chance.below(10) {
+                        let key = rng.below(keys) * 7;
+                        match rng.below(10) {
                             0..=5 => {
                                 let before = tree.put(key, time).await?;
                                 assert_eq!(before, model.lock().unwrap().insert(key, time));
@@ -41,7 +41,7 @@ fn one_thread_observes_a_map() {
                                 assert_eq!(value, model.lock().unwrap().get(&key).copied());
                             }
                             _ => {
-                                let count = chance.below(200) as usize;
+                                let count = rng.below(200) as usize;
                                 let entries = tree.scan(key, count).await?;
                                 let model = model.lock().unwrap();
                                 let right = model.range(key..).take(count).map(|(key, value)| (*key, *value));
@@ -63,7 +63,7 @@ fn one_thread_observes_a_map() {
 
 /// What all threads of a run observed
 #[derive(Debug, Default)]
-struct Seen {
+struct Observations {
     history: History,
     /// By key, the previous values that insertions returned
     replaced: BTreeMap<u64, BTreeSet<u64>>,
@@ -78,42 +78,42 @@ struct Run {
     ascend: bool,
 }
 
-async fn observe(
+async fn run_thread(
     start: Start,
     run: Run,
-    (machine, chance): (usize, u64),
-    seen: Arc<Mutex<Seen>>,
+    (machine, seed): (usize, u64),
+    observations: Arc<Mutex<Observations>>,
 ) -> Result<(), Stopped> {
     let Start { number, life, verbs, regions } = start;
     let thread = tag(machine as u64, number, life);
     let mut tree = Tree::new(verbs.clone(), &regions, 8, thread, run.unlock)?;
-    let mut chance = Chance::stream(chance, thread);
+    let mut rng = Chance::stream(seed, thread);
     for time in 0..run.times {
-        let key = if run.ascend { run.keys * time / run.times } else { chance.below(run.keys) };
+        let key = if run.ascend { run.keys * time / run.times } else { rng.below(run.keys) };
         let began = verbs.now();
         let observed = |value| Observed { value, began, ended: verbs.now() };
-        match chance.below(if run.ascend { 6 } else { 10 }) {
+        match rng.below(if run.ascend { 6 } else { 10 }) {
             0..=5 => {
                 let value = (thread << 20) + time + 1;
                 let before = tree.put(key, value).await?;
-                let all = &mut *seen.lock().unwrap();
-                all.history.wrote(key, observed(value));
+                let observations = &mut *observations.lock().unwrap();
+                observations.history.wrote(key, observed(value));
                 if let Some(before) = before {
                     assert!(
-                        all.replaced.entry(key).or_default().insert(before),
+                        observations.replaced.entry(key).or_default().insert(before),
                         "a value was replaced twice"
                     );
                 }
             }
             6..=8 => {
                 let value = tree.get(key).await?.unwrap_or(0);
-                seen.lock().unwrap().history.read(key, observed(value));
+                observations.lock().unwrap().history.read(key, observed(value));
             }
             _ => {
                 let entries = tree.scan(key, 70).await?;
                 assert!(entries.is_sorted_by(|one, other| one.0 < other.0));
                 for (key, value) in entries {
-                    seen.lock().unwrap().history.read(key, observed(value));
+                    observations.lock().unwrap().history.read(key, observed(value));
                 }
             }
         }
@@ -123,26 +123,28 @@ async fn observe(
 
 fn check(config: RackConfig, run: Run) {
     let threads = config.machines * config.threads;
-    let all = Arc::<Mutex<Seen>>::default();
-    let (seed, shared) = (config.seed, all.clone());
+    let observations = Arc::<Mutex<Observations>>::default();
+    let (seed, shared) = (config.seed, observations.clone());
     let program = move |machine| {
-        let all = shared.clone();
-        move |start: Start| -> Thread { Box::pin(observe(start, run, (machine, seed), all.clone())) }
+        let observations = shared.clone();
+        move |start: Start| -> Thread {
+            Box::pin(run_thread(start, run, (machine, seed), observations.clone()))
+        }
     };
     let memory = memory(LOCKS_VA, 16, TREE_VA, vec![], 100 * threads);
     let switch = forward(config.machines);
     let mut rack = Rack::new(config, memory, switch, program);
     rack.finish(Nanos::from_secs(20)).unwrap();
     assert!(rack.memory(0).iter().all(|byte| *byte == 0), "a lock is still held");
-    let mut all = all.lock().unwrap();
-    let left: BTreeMap<_, _> = walk(rack.memory(1), TREE_VA).unwrap().into_iter().collect();
+    let mut observations = observations.lock().unwrap();
+    let final_entries: BTreeMap<_, _> = walk(rack.memory(1), TREE_VA).unwrap().into_iter().collect();
     let now = rack.world.clock(rack.server);
     for key in 0..run.keys {
-        let value = left.get(&key).copied().unwrap_or(0);
-        all.history.read(key, Observed { value, began: now, ended: now });
+        let value = final_entries.get(&key).copied().unwrap_or(0);
+        observations.history.read(key, Observed { value, began: now, ended: now });
     }
-    all.history.check().unwrap();
-    assert!(!all.history.is_empty());
+    observations.history.check().unwrap();
+    assert!(!observations.history.is_empty());
 }
 
 const RUN: Run = Run { keys: 1500, times: 150, unlock: Unlock::Write, ascend: false };

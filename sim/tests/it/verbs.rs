@@ -89,7 +89,7 @@ fn verbs_complete_correctly_in_a_congested_network() {
         cnps += outcome.hosts.iter().map(|host| host.counters.cnps_received).sum::<u64>();
     }
     // A single seed that is run again need not have any.
-    assert!(!environment::are_default() || cnps > 1000, "only {cnps} CNPs were received");
+    assert!(!environment::selects_default_seeds() || cnps > 1000, "only {cnps} CNPs were received");
 }
 
 /// Returns [`scenario`] in which each host revokes the access rights of one of its connections.
@@ -130,19 +130,22 @@ fn connections_fail_only_for_a_reason() {
         assert_eq!(outcome.violation, None, "seed {seed}");
         broken += outcome.broken;
     }
-    assert!(!environment::are_default() || broken > 100, "only {broken} ends of connections failed");
+    assert!(
+        !environment::selects_default_seeds() || broken > 100,
+        "only {broken} ends of connections failed"
+    );
 }
 
 /// Returns [`congested`] with one to four faults that the seed draws. Each fault ends.
-fn troubled(seed: u64) -> Scenario {
+fn with_faults(seed: u64) -> Scenario {
     let mut scenario = congested();
-    let mut chance = Chance::stream(seed, 0x7472_6f75);
+    let mut rng = Chance::stream(seed, 0x7472_6f75);
     // Some frames are late, and some duplicates arrive long after the original.
     for link in &mut scenario.links {
         link.reorder_by = Between { low: 20_000, high: 3_000_000 };
     }
-    let mut short = Chance::stream(seed, 0x7175_6575);
-    if short.below(4) == 0 {
+    let mut queue_rng = Chance::stream(seed, 0x7175_6575);
+    if queue_rng.below(4) == 0 {
         scenario.links[1].queue = Between { low: 10_000, high: 100_000 };
     }
     let [a, b] = ["a", "b"].map(String::from);
@@ -160,25 +163,22 @@ fn troubled(seed: u64) -> Scenario {
         FaultKind::Mtu(ends(), Between { low: 1100, high: 4200 }),
     ];
     let [at, lasts] = [Between { low: 0, high: 2_000_000 }, Between { low: 0, high: 3_000_000 }];
-    let faults = (0..chance.between(1, 4)).map(|_| FaultSpec {
-        at,
-        kind: chance.pick(&kinds).clone(),
-        lasts: Some(lasts),
-    });
+    let faults =
+        (0..rng.between(1, 4)).map(|_| FaultSpec { at, kind: rng.pick(&kinds).clone(), lasts: Some(lasts) });
     scenario.faults = faults.collect();
-    scenario.faults.extend(worn(seed));
+    scenario.faults.extend(draw_path_and_clock_faults(seed));
     scenario
 }
 
 /// Draws, from a separate stream, hosts that swap their switch ports and changes of UDP source ports, each in
 /// a third of the seeds. In another third, clocks drift by up to 200 ppm, or by up to 1 % in an eighth of
 /// cases, from the beginning and at another rate later.
-fn worn(seed: u64) -> Vec<FaultSpec> {
-    let mut chance = Chance::stream(seed, 0x776f_726e);
+fn draw_path_and_clock_faults(seed: u64) -> Vec<FaultSpec> {
+    let mut rng = Chance::stream(seed, 0x776f_726e);
     let [a, b] = ["a", "b"].map(String::from);
     let later = Between { low: 1, high: 3_000_000 };
-    let [swaps, rehashes, drifts] = [(); 3].map(|()| chance.below(3) == 0);
-    let most = if chance.below(8) == 0 { 10_000_000 } else { 200_000 };
+    let [swaps, rehashes, drifts] = [(); 3].map(|()| rng.below(3) == 0);
+    let most = if rng.below(8) == 0 { 10_000_000 } else { 200_000 };
     let drift = Between { low: -most, high: most };
     let salt = Between { low: 0, high: 65_535 };
     let kinds = [
@@ -199,13 +199,13 @@ fn worn(seed: u64) -> Vec<FaultSpec> {
 fn verbs_complete_after_links_and_hosts_have_recovered() {
     let mut refused = 0;
     for seed in environment::seeds("verbs", 200) {
-        let outcome = run(&troubled(seed), seed, Planted::default(), Vec::new());
+        let outcome = run(&with_faults(seed), seed, Planted::default(), Vec::new());
         assert_eq!(outcome.violation, None, "seed {seed}");
         refused += outcome.hosts.iter().map(|host| host.counters.no_qp).sum::<u64>();
     }
     // Forged packets reach the hosts. They name existing queue pairs, but none that is connected to their
     // sender.
-    assert!(!environment::are_default() || refused > 1000, "only {refused} packets were refused");
+    assert!(!environment::selects_default_seeds() || refused > 1000, "only {refused} packets were refused");
 }
 
 #[cfg(debug_assertions)]

@@ -68,13 +68,14 @@ fn count(name: &str) -> Result<(f64, String), Box<dyn Error>> {
     let output = command
         .output()
         .map_err(|error| format!("cannot run valgrind: {error}; install Debian's package valgrind"))?;
-    let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    let failed = |what: &str| format!("{name}: {what}\n{said}{errors}");
+    let (output_text, errors) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let failed = |what: &str| format!("{name}: {what}\n{output_text}{errors}");
     if !output.status.success() {
         return Err(failed("the path did not do the work to be counted").into());
     }
     let (units, features) =
-        said.trim().split_once(' ').ok_or_else(|| failed("the path printed no number of units"))?;
+        output_text.trim().split_once(' ').ok_or_else(|| failed("the path printed no number of units"))?;
     let total = total(&std::fs::read_to_string(&out)?).filter(|total| *total > 0);
     let total = total
         .ok_or_else(|| failed("callgrind counted nothing; check that measured_section is not inlined"))?;
@@ -83,11 +84,11 @@ fn count(name: &str) -> Result<(f64, String), Box<dyn Error>> {
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let done = match arguments.iter().position(|argument| argument == "--measure") {
+    let result = match arguments.iter().position(|argument| argument == "--measure") {
         Some(at) => measure(arguments.get(at + 1).map_or("", String::as_str)),
         None => all(arguments.iter().any(|argument| argument == "--renew")),
     };
-    match done {
+    match result {
         Ok(code) => code,
         Err(error) => {
             eprintln!("{error}");

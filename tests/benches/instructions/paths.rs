@@ -63,8 +63,14 @@ pub(crate) const ALL: &[Path] = &[
     Path { name: "swordbox: CAS that becomes a WRITE, and its answer", prepare: || swordbox(Verb::Cas) },
     Path { name: "1Pipe: message through a chip", prepare: || pipe(Kind::Messages, 1) },
     Path { name: "1Pipe: beacon of one of 64 links at a host", prepare: || pipe(Kind::Beacons, 64) },
-    Path { name: "1Pipe: message of 64 B out of a process, and its share of an ACK", prepare: process::out },
-    Path { name: "1Pipe: message of 64 B into a process, and its share of an ACK", prepare: process::come },
+    Path {
+        name: "1Pipe: message of 64 B out of a process, and its share of an ACK",
+        prepare: process::send_path,
+    },
+    Path {
+        name: "1Pipe: message of 64 B into a process, and its share of an ACK",
+        prepare: process::receive_path,
+    },
     Path { name: "1Pipe: message of 64 B through the host library's polling thread", prepare: process::poll },
     Path { name: "1Pipe: message of 64 B for the application's thread", prepare: process::application },
     Path { name: "pktgen: making a WRITE of 64 B, 1 queue pair", prepare: || make(1) },
@@ -152,18 +158,18 @@ fn on_frames<F: Function + 'static>(
     let mut frames: Vec<_> = frames.iter().map(|frame| MemoryFrame::new(frame.clone())).collect();
     let times = frames.len();
     let mut out = Pool::new(buffers);
-    let right = Rc::new(RefCell::new(0));
-    let counted = Rc::clone(&right);
+    let as_expected = Rc::new(RefCell::new(0));
+    let counted = Rc::clone(&as_expected);
     let work = move |n: usize| {
         let verdict = function.on_frame(&mut frames[n], A, Nanos(1), &mut out);
         *counted.borrow_mut() += usize::from(expected(verdict));
     };
     let check = move || {
-        let right = *right.borrow();
-        if right == times {
+        let as_expected = *as_expected.borrow();
+        if as_expected == times {
             Ok(())
         } else {
-            Err(format!("only {right} of {times} frames had the expected verdict"))
+            Err(format!("only {as_expected} of {times} frames had the expected verdict"))
         }
     };
     Prepared { work: Box::new(work), times, units: times, check: Box::new(check) }
@@ -420,7 +426,7 @@ fn check(qps: u32) -> Prepared {
 /// Runs a WRITE on each queue pair in turn: its packet, its acknowledgement and its completion.
 fn exchange(count: usize) -> Prepared {
     let (mut left, qpns, cq, mr) = nic(0, count);
-    let (mut right, _, _, remote) = nic(1, count);
+    let (mut as_expected, _, _, remote) = nic(1, count);
     let mut frame = Vec::with_capacity(4096);
     let work = move |n: usize| {
         let now = Nanos(1 + 500 * n as u64);
@@ -428,8 +434,8 @@ fn exchange(count: usize) -> Prepared {
         let data = Data::Memory(Sge { mr, va: VA, len: 64 });
         left.post_send(qpns[n % count], SendRequest::new(0, write, data)).expect("room in the send queue");
         assert!(left.poll_transmit(now, &mut frame));
-        right.on_frame(&frame, now);
-        assert!(right.poll_transmit(now, &mut frame));
+        as_expected.on_frame(&frame, now);
+        assert!(as_expected.poll_transmit(now, &mut frame));
         left.on_frame(&frame, now);
         while left.next_timer().is_some_and(|at| at <= now) {
             left.on_timer(now);

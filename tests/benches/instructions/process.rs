@@ -14,7 +14,7 @@ use switch::{Function as _, Nanos, PortId};
 /// Messages per turn, turns that are counted, and turns before them, in which memory is allocated
 const BURST: usize = 32;
 const TURNS: usize = 128;
-const BEFORE: usize = 64;
+const WARM_UP_TURNS: usize = 64;
 /// Nanoseconds from one turn to the next: five million messages per second
 const TURN: u64 = 6_400;
 const PAYLOAD: [u8; 64] = [0x5a; 64];
@@ -48,7 +48,7 @@ fn at(turn: usize) -> Nanos {
 }
 
 /// Returns two processes, each of which is the other's switch.
-fn two() -> [Process; 2] {
+fn process_pair() -> [Process; 2] {
     let [a, b] = [peer(1, 1), peer(2, 2)];
     [config(a, b, b), config(b, a, a)].map(|config| Process::new(config).expect("a valid configuration"))
 }
@@ -106,7 +106,7 @@ fn receive(process: &mut Process, now: Nanos, frames: &[Vec<u8>]) -> usize {
 /// Runs both processes for `turns` turns. Returns the frames that each of them received in each turn, and how
 /// many messages were delivered.
 fn record(turns: usize) -> ([Vec<Vec<Vec<u8>>>; 2], usize) {
-    let [mut a, mut b] = two();
+    let [mut a, mut b] = process_pair();
     let mut spare: Vec<_> = (0..turns * (BURST + 8)).map(|_| Vec::with_capacity(256)).collect();
     let mut to_a: Vec<Vec<Vec<u8>>> = vec![Vec::new()];
     let mut to_b = Vec::new();
@@ -126,15 +126,15 @@ fn record(turns: usize) -> ([Vec<Vec<Vec<u8>>>; 2], usize) {
     ([to_a, to_b], received)
 }
 
-fn enough(done: usize, wanted: usize, what: &str) -> Result<(), String> {
+fn check_count(done: usize, wanted: usize, what: &str) -> Result<(), String> {
     if done >= wanted { Ok(()) } else { Err(format!("only {done} of {wanted} messages were {what}")) }
 }
 
 /// Sends messages, and handles the ACKs for earlier ones.
-pub(crate) fn out() -> Prepared {
-    let turns = BEFORE + TURNS;
+pub(crate) fn send_path() -> Prepared {
+    let turns = WARM_UP_TURNS + TURNS;
     let ([to_a, _], _) = record(turns);
-    let [mut a, _] = two();
+    let [mut a, _] = process_pair();
     let mut spare: Vec<_> = (0..turns * (BURST + 8)).map(|_| Vec::with_capacity(256)).collect();
     let mut frames = Vec::with_capacity(spare.len());
     let mut turn = move |n: usize| {
@@ -143,21 +143,21 @@ pub(crate) fn out() -> Prepared {
         }
         send(&mut a, at(n), &mut frames, &mut spare)
     };
-    (0..BEFORE).for_each(|n| _ = turn(n));
+    (0..WARM_UP_TURNS).for_each(|n| _ = turn(n));
     let settled = Rc::new(Cell::new(0));
     let sum = Rc::clone(&settled);
-    let work = move |n: usize| sum.set(sum.get() + turn(BEFORE + n));
+    let work = move |n: usize| sum.set(sum.get() + turn(WARM_UP_TURNS + n));
     let wanted = (TURNS - 4) * BURST;
-    let check = move || enough(settled.get(), wanted, "settled");
+    let check = move || check_count(settled.get(), wanted, "settled");
     Prepared { work: Box::new(work), times: TURNS, units: TURNS * BURST, check: Box::new(check) }
 }
 
 /// Receives messages, and beacons by which they are delivered, and sends ACKs.
-pub(crate) fn come() -> Prepared {
-    let turns = BEFORE + TURNS;
+pub(crate) fn receive_path() -> Prepared {
+    let turns = WARM_UP_TURNS + TURNS;
     let ([_, to_b], received) = record(turns);
     assert!(received + 4 * BURST > turns * BURST, "only {received} messages were received");
-    let [_, mut b] = two();
+    let [_, mut b] = process_pair();
     let mut spare: Vec<_> = (0..turns * 8).map(|_| Vec::with_capacity(256)).collect();
     let mut frames = Vec::with_capacity(spare.len());
     let mut turn = move |n: usize| {
@@ -165,59 +165,59 @@ pub(crate) fn come() -> Prepared {
         transmit(&mut b, at(n), &mut frames, &mut spare);
         received
     };
-    (0..BEFORE).for_each(|n| _ = turn(n));
+    (0..WARM_UP_TURNS).for_each(|n| _ = turn(n));
     let received = Rc::new(Cell::new(0));
     let sum = Rc::clone(&received);
-    let work = move |n: usize| sum.set(sum.get() + turn(BEFORE + n));
-    let check = move || enough(received.get(), (TURNS - 4) * BURST, "received");
+    let work = move |n: usize| sum.set(sum.get() + turn(WARM_UP_TURNS + n));
+    let check = move || check_count(received.get(), (TURNS - 4) * BURST, "received");
     Prepared { work: Box::new(work), times: TURNS, units: TURNS * BURST, check: Box::new(check) }
 }
 
 /// Returns the host library's function, for a port that loops frames back: the process is its own peer, by
 /// another number, and its own switch.
-fn looped() -> (Endpoint, Host) {
+fn loopback() -> (Endpoint, Host) {
     let own = peer(1, 1);
     Endpoint::without_threads(&config(own, peer(2, 1), own), true).expect("a valid configuration")
 }
 
-fn give(endpoint: &mut Endpoint, messages: usize) {
+fn send_messages(endpoint: &mut Endpoint, messages: usize) {
     for _ in 0..messages {
         endpoint.unreliable_send(&[(ProcessId(2), &PAYLOAD)]).expect("room in the ring");
     }
 }
 
 /// Runs a turn of the polling thread: frames that were sent before are received, and a burst is sent.
-fn turn(host: &mut Host, n: usize, pool: &mut Pool, came: &mut Vec<switch::memory::MemoryFrame>) {
-    core::mem::swap(&mut pool.sent, came);
-    for frame in &mut *came {
+fn turn(host: &mut Host, n: usize, pool: &mut Pool, arrived: &mut Vec<switch::memory::MemoryFrame>) {
+    core::mem::swap(&mut pool.sent, arrived);
+    for frame in &mut *arrived {
         host.on_frame(frame, PortId(0), at(n), pool);
     }
     if host.next_timer().is_some_and(|due| due <= at(n)) {
         host.on_timer(at(n), pool);
     }
-    pool.free.append(came);
+    pool.free.append(arrived);
 }
 
 /// Runs the turns of the polling thread, which sends and receives.
 pub(crate) fn poll() -> Prepared {
-    let (mut endpoint, mut host) = looped();
+    let (mut endpoint, mut host) = loopback();
     // With buffers for what was sent and what is received, a burst and some more frames leave in a turn.
     let mut pool = Pool::new(2 * BURST);
-    let mut came = Vec::with_capacity(2 * BURST);
-    give(&mut endpoint, 2 * BURST * BEFORE);
-    for n in 0..2 * BEFORE {
-        turn(&mut host, n, &mut pool, &mut came);
+    let mut arrived = Vec::with_capacity(2 * BURST);
+    send_messages(&mut endpoint, 2 * BURST * WARM_UP_TURNS);
+    for n in 0..2 * WARM_UP_TURNS {
+        turn(&mut host, n, &mut pool, &mut arrived);
         while endpoint.unreliable_recv().is_some() {}
         while endpoint.poll_event().is_some() {}
     }
-    give(&mut endpoint, TURNS * BURST);
+    send_messages(&mut endpoint, TURNS * BURST);
     let before = endpoint.counters().delivered.get();
     let endpoint = Rc::new(endpoint);
     let counted = Rc::clone(&endpoint);
-    let work = move |n: usize| turn(&mut host, 2 * BEFORE + n, &mut pool, &mut came);
+    let work = move |n: usize| turn(&mut host, 2 * WARM_UP_TURNS + n, &mut pool, &mut arrived);
     let check = move || {
         let delivered = counted.counters().delivered.get() - before;
-        enough(delivered as usize, TURNS * BURST, "delivered")
+        check_count(delivered as usize, TURNS * BURST, "delivered")
     };
     // Some beacons and ACKs are sent as well, so more turns are needed.
     Prepared { work: Box::new(work), times: TURNS * 5 / 4, units: TURNS * BURST, check: Box::new(check) }
@@ -225,18 +225,18 @@ pub(crate) fn poll() -> Prepared {
 
 /// Runs the work of the application's thread: it sends, receives and takes events.
 pub(crate) fn application() -> Prepared {
-    let (mut endpoint, mut host) = looped();
+    let (mut endpoint, mut host) = loopback();
     let mut pool = Pool::new(8 * TURNS * BURST);
-    let mut came = Vec::with_capacity(8 * TURNS * BURST);
-    give(&mut endpoint, TURNS * BURST);
+    let mut arrived = Vec::with_capacity(8 * TURNS * BURST);
+    send_messages(&mut endpoint, TURNS * BURST);
     for n in 0..4 * TURNS {
-        turn(&mut host, n, &mut pool, &mut came);
+        turn(&mut host, n, &mut pool, &mut arrived);
     }
     let received = Rc::new(RefCell::new((0, 0)));
     let counted = Rc::clone(&received);
     let work = move |_: usize| {
         let mut counted = counted.borrow_mut();
-        give(&mut endpoint, BURST);
+        send_messages(&mut endpoint, BURST);
         for _ in 0..BURST {
             counted.0 += usize::from(endpoint.unreliable_recv().is_some());
             counted.1 += usize::from(endpoint.poll_event().is_some());
@@ -245,7 +245,7 @@ pub(crate) fn application() -> Prepared {
     let check = move || {
         let (messages, events) = *received.borrow();
         // Events that do not fit into their ring have to wait.
-        enough(messages, TURNS * BURST, "received").and_then(|()| enough(events, 4096, "settled"))
+        check_count(messages, TURNS * BURST, "received").and_then(|()| check_count(events, 4096, "settled"))
     };
     Prepared { work: Box::new(work), times: TURNS, units: TURNS * BURST, check: Box::new(check) }
 }

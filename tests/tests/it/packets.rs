@@ -26,10 +26,12 @@ fn forwarding_drops_exactly_the_faulty_packets_and_counts_every_fault() {
         let mut strict = forward(FaultSet::ALL);
         let (verdict, frames) = run_frame(&mut strict, &row.frame, PortId(0), Nanos::ZERO);
         match row.fault {
-            None => assert_eq!(verdict, Verdict::Forward(PortId(1)), "{}", row.what),
-            Some(fault) => assert_eq!(verdict, Verdict::Drop(DropReason::Malformed(fault)), "{}", row.what),
+            None => assert_eq!(verdict, Verdict::Forward(PortId(1)), "{}", row.description),
+            Some(fault) => {
+                assert_eq!(verdict, Verdict::Drop(DropReason::Malformed(fault)), "{}", row.description)
+            }
         }
-        assert_eq!(frames.len(), usize::from(row.fault.is_none()), "{}", row.what);
+        assert_eq!(frames.len(), usize::from(row.fault.is_none()), "{}", row.description);
 
         let mut lenient = forward(FaultSet::NONE);
         let (verdict, frames) = run_frame(&mut lenient, &row.frame, PortId(1), Nanos::ZERO);
@@ -37,16 +39,16 @@ fn forwarding_drops_exactly_the_faulty_packets_and_counts_every_fault() {
             (verdict, frames),
             (Verdict::Forward(PortId(0)), vec![(row.frame.clone(), PortId(0))]),
             "{}",
-            row.what
+            row.description
         );
 
         let counters = lenient.counters();
         let counted: Vec<_> =
             (0..=255u8).filter(|&op| counters.opcodes[usize::from(op)].frames.get() > 0).collect();
-        assert_eq!(counted, row.opcode.map(|op| op.0).into_iter().collect::<Vec<_>>(), "{}", row.what);
+        assert_eq!(counted, row.opcode.map(|op| op.0).into_iter().collect::<Vec<_>>(), "{}", row.description);
         for fault in rocev2::Fault::ALL {
             let expected = u64::from(row.fault == Some(fault));
-            assert_eq!(counters.faults[fault as usize].get(), expected, "{}: {fault}", row.what);
+            assert_eq!(counters.faults[fault as usize].get(), expected, "{}: {fault}", row.description);
         }
     }
 }
@@ -81,13 +83,18 @@ fn impairing_forwards_frames_that_are_not_packets_unchanged() {
         let mut impair = Impair::new(&config, 0);
         let (verdict, frames) = run_frame(&mut impair, &row.frame, PortId(0), Nanos::ZERO);
         let expected = if row.opcode.is_some() { Verdict::Consume } else { Verdict::Forward(PortId(1)) };
-        assert_eq!((verdict, frames), (expected, vec![(row.frame.clone(), PortId(1))]), "{}", row.what);
-        assert_eq!(impair.next_timer(), row.opcode.map(|_| Nanos(1)), "{}", row.what);
+        assert_eq!(
+            (verdict, frames),
+            (expected, vec![(row.frame.clone(), PortId(1))]),
+            "{}",
+            row.description
+        );
+        assert_eq!(impair.next_timer(), row.opcode.map(|_| Nanos(1)), "{}", row.description);
     }
 }
 
 #[test]
 fn every_fault_is_in_the_table() {
-    let seen: HashSet<_> = table().into_iter().filter_map(|row| row.fault).collect();
-    assert_eq!(seen.len(), rocev2::Fault::ALL.len());
+    let faults: HashSet<_> = table().into_iter().filter_map(|row| row.fault).collect();
+    assert_eq!(faults.len(), rocev2::Fault::ALL.len());
 }

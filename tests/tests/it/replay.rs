@@ -82,7 +82,7 @@ struct Region {
 
 impl Replay {
     fn new(flow: &Flow<'_>) -> Self {
-        let (first, answer) = (&flow.requests[0].1, &flow.responses[0]);
+        let (first, response) = (&flow.requests[0].1, &flow.responses[0]);
         let mut interface = Interface::new(first.ethernet().dst, first.dst(), 24);
         interface.neighbours.push((first.src(), first.ethernet().src));
         interface.vlan = first.tags().first().map(|tag| tag.tci.get());
@@ -99,21 +99,23 @@ impl Replay {
             max_recv: 1 << 16,
         };
         let qpn = nic.create_qp(init).unwrap();
-        let whole =
+        let has_full_payload =
             |packet: &&(usize, Packet<'_>)| matches!(packet.1.layout().opcode().0 & 0x1f, 0 | 1 | 6 | 7);
-        let mtu = flow.requests.iter().find(whole).map(|(_, packet)| packet.payload().len());
+        let mtu = flow.requests.iter().find(has_full_payload).map(|(_, packet)| packet.payload().len());
         let first_of_read = |p: &&Packet<'_>| p.layout().opcode() == Opcode::RC_READ_RESPONSE_FIRST;
         let mtu = mtu.or_else(|| flow.responses.iter().find(first_of_read).map(|p| p.payload().len()));
         let mtu = PathMtu::of_bytes(mtu.unwrap_or(1024) as u16).expect("a path MTU");
         let path = Path {
             mac: Some(first.ethernet().src),
-            hop_limit: answer.ipv4().map_or_else(|| answer.ipv6().unwrap().hop_limit, |ip| ip.ttl),
-            traffic_class: answer.ipv4().map_or_else(|| answer.ipv6().unwrap().traffic_class(), |ip| ip.tos),
+            hop_limit: response.ipv4().map_or_else(|| response.ipv6().unwrap().hop_limit, |ip| ip.ttl),
+            traffic_class: response
+                .ipv4()
+                .map_or_else(|| response.ipv6().unwrap().traffic_class(), |ip| ip.tos),
             ..Path::new(first.dst(), first.src())
         };
         let ready = ReadyToReceive {
             path,
-            dest_qp: answer.bth().dest_qp(),
+            dest_qp: response.bth().dest_qp(),
             mtu,
             rq_psn: first.bth().psn(),
             max_dest_rd_atomic: 128,
@@ -138,14 +140,14 @@ impl Replay {
 
     /// Stores bytes at the address from which a request fetches.
     fn store(&mut self, packet: &Packet<'_>, bytes: &[u8]) {
-        let named = packet.reth().map(|reth| (reth.rkey.get(), reth.va.get()));
-        let named = named.or(packet.atomic().map(|atomic| (atomic.rkey.get(), atomic.va.get())));
-        let Some((key, va)) = named else { return };
+        let target = packet.reth().map(|reth| (reth.rkey.get(), reth.va.get()));
+        let target = target.or(packet.atomic().map(|atomic| (atomic.rkey.get(), atomic.va.get())));
+        let Some((key, va)) = target else { return };
         let region = &self.regions[&key];
         let at = (va - region.va) as usize;
-        let place = &mut self.nic.bytes_mut(region.buffer)[at..];
-        let len = bytes.len().min(place.len());
-        place[..len].copy_from_slice(&bytes[..len]);
+        let memory = &mut self.nic.bytes_mut(region.buffer)[at..];
+        let len = bytes.len().min(memory.len());
+        memory[..len].copy_from_slice(&bytes[..len]);
     }
 
     /// Delivers a request to the NIC. Returns its responses.
@@ -161,17 +163,17 @@ impl Replay {
             // The rewriter cannot change an AtomicETH's R_key alone, because no function needs that.
             let mut repr = rocev2::repr::Repr::parse(&frame).unwrap();
             repr.extended.atomic.rkey = self.regions[&atomic.rkey.get()].rkey.into();
-            let mut again = vec![0; repr.frame_len()];
-            repr.build(&mut again).unwrap();
-            frame = again;
+            let mut rebuilt = vec![0; repr.frame_len()];
+            repr.build(&mut rebuilt).unwrap();
+            frame = rebuilt;
         }
         self.nic.on_frame(&frame, Nanos::ZERO);
-        let mut answers = Vec::new();
-        let mut answer = Vec::new();
-        while self.nic.poll_transmit(Nanos::ZERO, &mut answer) {
-            answers.push(answer.clone());
+        let mut replies = Vec::new();
+        let mut response = Vec::new();
+        while self.nic.poll_transmit(Nanos::ZERO, &mut response) {
+            replies.push(response.clone());
         }
-        answers
+        replies
     }
 }
 
@@ -180,9 +182,9 @@ impl Replay {
 fn register(nic: &mut Rnic, pd: rnic::Pd, flow: &Flow<'_>) -> BTreeMap<u32, Region> {
     let mut ranges: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
     for (_, packet) in &flow.requests {
-        let named = packet.reth().map(|reth| (reth.rkey.get(), reth.va.get(), reth.len.get().into()));
-        let named = named.or(packet.atomic().map(|atomic| (atomic.rkey.get(), atomic.va.get(), 8)));
-        if let Some((key, va, len)) = named {
+        let target = packet.reth().map(|reth| (reth.rkey.get(), reth.va.get(), reth.len.get().into()));
+        let target = target.or(packet.atomic().map(|atomic| (atomic.rkey.get(), atomic.va.get(), 8)));
+        if let Some((key, va, len)) = target {
             let range = ranges.entry(key).or_insert((va, va + len));
             *range = (range.0.min(va), range.1.max(va + len));
         }
@@ -201,13 +203,20 @@ fn fetched(flow: &Flow<'_>, packet: &Packet<'_>) -> Vec<u8> {
     match packet.layout().opcode() {
         Opcode::RC_READ_REQUEST => {
             let psns = packet.reth().unwrap().len.get() / 256 + 1;
-            let of_it = |p: &&Packet<'_>| (0..psns as i32).contains(&p.bth().psn().distance(first));
+            let is_response_to_it =
+                |p: &&Packet<'_>| (0..psns as i32).contains(&p.bth().psn().distance(first));
             let data = |p: &&Packet<'_>| (0x0d..=0x10).contains(&p.layout().opcode().0);
-            flow.responses.iter().filter(of_it).filter(data).flat_map(|p| p.payload().to_vec()).collect()
+            flow.responses
+                .iter()
+                .filter(is_response_to_it)
+                .filter(data)
+                .flat_map(|p| p.payload().to_vec())
+                .collect()
         }
         Opcode::RC_COMPARE_SWAP | Opcode::RC_FETCH_ADD => {
-            let of_it = |p: &&Packet<'_>| p.atomic_ack().is_some() && p.bth().psn() == first;
-            let word = flow.responses.iter().find(of_it).map(|p| p.atomic_ack().unwrap().original.get());
+            let is_response_to_it = |p: &&Packet<'_>| p.atomic_ack().is_some() && p.bth().psn() == first;
+            let word =
+                flow.responses.iter().find(is_response_to_it).map(|p| p.atomic_ack().unwrap().original.get());
             word.map(|word| word.to_le_bytes().to_vec()).unwrap_or_default()
         }
         _ => Vec::new(),
@@ -235,7 +244,7 @@ fn replay(name: &str, lost: impl Fn(usize) -> bool) -> usize {
     let mut agreed = 0;
     for flow in flows(&frames).iter().filter(|flow| !flow.responses.is_empty()) {
         let mut replay = Replay::new(flow);
-        let answers: Vec<_> = flow
+        let replies: Vec<_> = flow
             .requests
             .iter()
             .filter(|(n, _)| !lost(*n))
@@ -249,20 +258,20 @@ fn replay(name: &str, lost: impl Fn(usize) -> bool) -> usize {
             .collect();
         // A capture may end before the last responses.
         assert!(
-            answers.len() >= flow.responses.len(),
+            replies.len() >= flow.responses.len(),
             "{name}: {} responses, {} in the capture",
-            answers.len(),
+            replies.len(),
             flow.responses.len()
         );
-        for (n, (ours, theirs)) in answers.iter().zip(&flow.responses).enumerate() {
+        for (n, (ours, recorded)) in replies.iter().zip(&flow.responses).enumerate() {
             let Class::Roce(layout) = classify(ours) else { panic!("{name}: response {n} does not parse") };
             let ours = Packet::new(ours, layout);
             assert!(ours.verify_icrc());
             assert!(
-                compared(&ours) == compared(theirs),
+                compared(&ours) == compared(recorded),
                 "{name}: response {n} differs: rnic, then soft-RoCE:\n{:?}\n{:?}",
                 compared(&ours),
-                compared(theirs)
+                compared(recorded)
             );
             agreed += 1;
         }

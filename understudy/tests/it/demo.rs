@@ -10,7 +10,7 @@ use understudy_tests::processes;
 /// follow
 const HEARTBEAT: f64 = 14.0;
 /// Share of packets that are retransmitted in an interval, on a busy machine
-const AGAIN: f64 = 0.3;
+const RETRANSMITTED: f64 = 0.3;
 
 fn float(value: &Value) -> f64 {
     value.as_f64().unwrap_or_else(|| panic!("{value} is not a number"))
@@ -34,33 +34,33 @@ fn packets(run: &Value, key: &str, heartbeat_s: f64) -> (f64, f64) {
 fn servers_agree_and_the_switch_saves_packets() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let found = folder.path().join("found.json");
+    let results = folder.path().join("found.json");
     let output = processes::command(root.join("scripts/demo-p4ce.py"))
         .args(["--quick", "--understudy", env!("CARGO_BIN_EXE_understudy"), "--json"])
-        .arg(&found)
+        .arg(&results)
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
+    let printed = String::from_utf8_lossy(&output.stdout);
     // The demonstration fails when servers disagree, or when nothing is decided any more or a killed process
     // does not come back.
-    assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
-    println!("{said}");
-    let found: Value = serde_json::from_slice(&std::fs::read(found).unwrap()).unwrap();
-    let heartbeat_s = float(&found["heartbeat_us"]) / 1e6;
-    let measured = found["measured"].as_array().unwrap();
+    assert!(output.status.success(), "{printed}\n{}", String::from_utf8_lossy(&output.stderr));
+    println!("{printed}");
+    let results: Value = serde_json::from_slice(&std::fs::read(results).unwrap()).unwrap();
+    let heartbeat_s = float(&results["heartbeat_us"]) / 1e6;
+    let measured = results["measured"].as_array().unwrap();
     assert_eq!(measured.len(), 2);
     for (run, (through, copies)) in measured.iter().zip([(false, 2.0), (true, 1.0)]) {
         assert_eq!(run["switch"], through);
         for key in ["packets_out", "packets_in"] {
             let (least, most) = packets(run, key, heartbeat_s);
-            assert!(least <= copies * (1.0 + AGAIN), "{key}: {least} to {most} in {run}");
+            assert!(least <= copies * (1.0 + RETRANSMITTED), "{key}: {least} to {most} in {run}");
             // Each value is written once per copy. Acknowledgements may be coalesced, and a replica that is
             // late is not written to for a while.
             assert!(most >= copies * 0.7, "{key}: {least} to {most} in {run}");
         }
         assert!(run["compared"].as_u64() > Some(0), "{run}");
     }
-    let killed = found["killed"].as_array().unwrap();
+    let killed = results["killed"].as_array().unwrap();
     let names = |run: &Value| -> Vec<String> {
         let killed = run["killed"].as_array().unwrap().iter();
         killed.map(|each| each["what"].as_str().unwrap().to_owned()).collect()

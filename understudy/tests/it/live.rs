@@ -53,10 +53,10 @@ impl Rack {
     /// Runs a client until its pings succeed. The remains of a killed client may refuse it once or twice.
     fn ping(&self) {
         for _ in 0..10 {
-            let (well, report) = self.client(20).end();
+            let (succeeded, report) = self.client(20).end();
             let report: Value = serde_json::from_str(&report).unwrap();
             let service = &report["services"][0];
-            if well {
+            if succeeded {
                 assert_eq!(service["finished"], 1, "{report}");
                 return;
             }

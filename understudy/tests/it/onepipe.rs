@@ -26,9 +26,12 @@ fn run(config: &Path, options: &[&str]) -> Output {
 fn the_example_runs_and_reports_dead_links() {
     let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/onepipe.toml");
     let output = run(&config, &["--for", "0.4", "--json", "--live", "0.1"]);
-    let said = String::from_utf8_lossy(&output.stderr);
+    let printed = String::from_utf8_lossy(&output.stderr);
     for link in ["Link 0 (host a)", "Link 1 (host b)", "Link 2 (host c)", "Link 3 (spine 1)"] {
-        assert!(said.contains(&format!("{link} is dead: silent for 30 us")), "{link} is missing in\n{said}");
+        assert!(
+            printed.contains(&format!("{link} is dead: silent for 30 us")),
+            "{link} is missing in\n{printed}"
+        );
     }
     let lines: Vec<Value> = output
         .stdout
@@ -38,9 +41,16 @@ fn the_example_runs_and_reports_dead_links() {
     let (last, live) = lines.split_last().unwrap();
     assert!(!live.is_empty(), "no live lines were printed");
     assert!(live.iter().all(|line| line["onepipe"]["intervals"].is_u64()));
-    let told = &last["onepipe"];
-    assert_eq!((told["dead"].as_u64(), told["links"].as_array().unwrap().len()), (Some(4), 4), "{told}");
-    assert!(told["links"].as_array().unwrap().iter().all(|link| link["state"] == "dead"), "{told}");
+    let onepipe_report = &last["onepipe"];
+    assert_eq!(
+        (onepipe_report["dead"].as_u64(), onepipe_report["links"].as_array().unwrap().len()),
+        (Some(4), 4),
+        "{onepipe_report}"
+    );
+    assert!(
+        onepipe_report["links"].as_array().unwrap().iter().all(|link| link["state"] == "dead"),
+        "{onepipe_report}"
+    );
     assert!(last["onepipe"]["intervals"].as_u64() > Some(100), "{last}");
     assert!(last["onepipe"]["beacons_sent"].as_u64() > Some(100), "{last}");
 }
@@ -92,12 +102,12 @@ fn the_link_that_holds_the_barrier_is_named() {
     // 3.
     let mut text = String::from("[runtime]\nstop_when_idle_ms = 300\n");
     for n in 1..=3 {
-        let said = Timestamp::new(now - if n == 2 { 5_000_000 } else { u64::from(n) });
-        let mut frames = vec![packet(n, OnePipeOpcode::BEACON, said); 3];
+        let printed = Timestamp::new(now - if n == 2 { 5_000_000 } else { u64::from(n) });
+        let mut frames = vec![packet(n, OnePipeOpcode::BEACON, printed); 3];
         if n == 1 {
             // Ports are polled in turn, in bursts of 32, so the message comes after the other hosts' beacons.
             frames.resize(64, frames[0].clone());
-            frames.push(packet(n, OnePipeOpcode::DATA, said));
+            frames.push(packet(n, OnePipeOpcode::DATA, printed));
         }
         capture(&folder.path().join(format!("{n}.pcap")), &frames);
         _ = write!(
@@ -118,17 +128,28 @@ fn the_link_that_holds_the_barrier_is_named() {
     let config = folder.path().join("my.toml");
     std::fs::write(&config, text).unwrap();
     let output = run(&config, &["--json"]);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("Link 1 (host 2) holds the barrier, 4999 us behind the others"), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(printed.contains("Link 1 (host 2) holds the barrier, 4999 us behind the others"), "{printed}");
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let told = &report["onepipe"];
-    assert_eq!((told["lagging"].as_u64(), told["messages"].as_u64()), (Some(1), Some(1)), "{told}");
+    let onepipe_report = &report["onepipe"];
+    assert_eq!(
+        (onepipe_report["lagging"].as_u64(), onepipe_report["messages"].as_u64()),
+        (Some(1), Some(1)),
+        "{onepipe_report}"
+    );
     for side in ["above", "below"] {
-        assert_eq!(told[side]["holder_name"], "host 2", "{told}");
-        assert_eq!(told[side]["best_effort_ns"], Timestamp::new(now - 5_000_000).nanos(), "{told}");
+        assert_eq!(onepipe_report[side]["holder_name"], "host 2", "{onepipe_report}");
+        assert_eq!(
+            onepipe_report[side]["best_effort_ns"],
+            Timestamp::new(now - 5_000_000).nanos(),
+            "{onepipe_report}"
+        );
     }
-    assert_eq!((&told["links"][1]["ahead_ns"], &told["links"][1]["lag_ns"]), (&0.into(), &4_999_997.into()));
-    assert_eq!(told["links"][0]["state"], "alive", "{told}");
+    assert_eq!(
+        (&onepipe_report["links"][1]["ahead_ns"], &onepipe_report["links"][1]["lag_ns"]),
+        (&0.into(), &4_999_997.into())
+    );
+    assert_eq!(onepipe_report["links"][0]["state"], "alive", "{onepipe_report}");
     let sent = captures::frames(&folder.path().join("3-out.pcap"));
     let message =
         rocev2::Packet::parse(sent.iter().find(|frame| frame[5] == 3 && frame[11] == 1).unwrap()).unwrap();

@@ -161,18 +161,21 @@ fn a_ring_returns_every_packet_and_the_counts_add_up() {
 
 #[test]
 fn a_folder_that_cannot_hold_histograms_is_reported() {
-    let looped = |verb: &str| {
+    let loop_config = |verb: &str| {
         format!(
             "[[port]]\nname = \"loop\"\nring = {{}}\n[pktgen]\nsend = \"loop\"\nreceive = \"loop\"\n\
              [[pktgen.stream]]\nname = \"x\"\nverb = \"{verb}\"\n{HOSTS}packets = 100\n"
         )
     };
-    let (folder, config) = file(&looped("write"));
+    let (folder, config) = file(&loop_config("write"));
     // The folder's path is that of a file: the run ends before anything is sent.
     let run = understudy(&["pktgen", &config, "--json", "--hgrm", &format!("{config}/x")]);
-    let said = text(&run.stderr);
-    assert_eq!((run.status.code(), run.stdout.len()), (Some(1), 0), "{said}");
-    assert!(said.contains("histograms cannot be written to") && !said.contains("is ready"), "{said}");
+    let printed = text(&run.stderr);
+    assert_eq!((run.status.code(), run.stdout.len()), (Some(1), 0), "{printed}");
+    assert!(
+        printed.contains("histograms cannot be written to") && !printed.contains("is ready"),
+        "{printed}"
+    );
     // A folder has the name of a histogram: the report is printed before the error.
     let histograms = folder.path().join("histograms");
     std::fs::create_dir_all(histograms.join("x.latency.hgrm")).unwrap();
@@ -181,7 +184,7 @@ fn a_folder_that_cannot_hold_histograms_is_reported() {
     assert_eq!((run.status.code(), &report(&run)["streams"][0]["sent"]), (Some(1), &100.into()));
     assert!(text(&run.stderr).contains("histograms cannot be written to"), "{}", text(&run.stderr));
     // A stream without latency
-    let (_folder, config) = file(&looped("ack"));
+    let (_folder, config) = file(&loop_config("ack"));
     let run = understudy(&["pktgen", &config, "--hgrm", histograms]);
     assert!(run.status.success(), "{}", text(&run.stdout));
     assert!(text(&run.stderr).contains("No latency was measured"), "{}", text(&run.stderr));
@@ -196,8 +199,8 @@ fn a_rate_that_no_port_reaches_is_reported() {
     let run = understudy(&["pktgen", &config, "--json"]);
     let report = report(&run);
     assert_eq!(run.status.code(), Some(1), "{report}");
-    let spoiled = &report["spoiled"][0];
-    assert_eq!(spoiled["reason"], "rate_not_reached", "{report}");
+    let invalid_runs = &report["spoiled"][0];
+    assert_eq!(invalid_runs["reason"], "rate_not_reached", "{report}");
     assert!(report["streams"][0]["forfeited"].as_u64().unwrap() > 0 && report["adds_up"] == true, "{report}");
     let part = report["streams"][0]["part_of_rate"].as_f64().unwrap();
     assert!(part > 0.0 && part < 0.9, "{report}");
@@ -248,8 +251,8 @@ fn responses_that_do_not_fit_the_queue_invalidate_the_run() {
     let run = understudy(&["pktgen", &config, "--json"]);
     let report = report(&run);
     assert_eq!(run.status.code(), Some(1), "{report}");
-    let spoiled = report["spoiled"].as_array().unwrap();
-    assert!(spoiled.iter().any(|spoil| spoil["reason"] == "unable_to_answer"), "{report}");
+    let invalid_runs = report["spoiled"].as_array().unwrap();
+    assert!(invalid_runs.iter().any(|invalid| invalid["reason"] == "unable_to_answer"), "{report}");
     assert_eq!(report["adds_up"], true, "{report}");
 }
 
@@ -375,32 +378,35 @@ fn keys_that_a_verb_does_not_allow_are_reported_with_a_remedy() {
 /// Tests each key that is not valid for all verbs with each verb.
 #[test]
 fn keys_are_refused_for_exactly_the_verbs_without_them() {
-    const PLACED: &[&str] = &["write", "read", "compare_swap", "fetch_add"];
+    const MEMORY_VERBS: &[&str] = &["write", "read", "compare_swap", "fetch_add"];
     let keys: [(&str, &[&str]); 7] = [
         ("coalesce = 2\n", &["ack"]),
         ("ack_every = 2\n", &["write", "send"]),
-        ("va = 4096\n", PLACED),
-        ("rkey = 1\n", PLACED),
-        ("slots = 2\n", PLACED),
-        ("slot = \"uniform\"\n", PLACED),
+        ("va = 4096\n", MEMORY_VERBS),
+        ("rkey = 1\n", MEMORY_VERBS),
+        ("slots = 2\n", MEMORY_VERBS),
+        ("slot = \"uniform\"\n", MEMORY_VERBS),
         ("mtu = 512\n", &["write", "send", "read", "onepipe_message"]),
     ];
-    let mut right = RING.to_owned();
+    let mut valid_config = RING.to_owned();
     for verb in
         ["write", "send", "read", "compare_swap", "fetch_add", "ack", "onepipe_message", "onepipe_beacon"]
     {
         let stream = format!("[[pktgen.stream]]\nverb = \"{verb}\"\n{HOSTS}");
         let lines = |fit: bool| keys.iter().filter(move |key| key.1.contains(&verb) == fit).map(|key| key.0);
-        right.push_str(&stream);
-        right.extend(lines(true));
+        valid_config.push_str(&stream);
+        valid_config.extend(lines(true));
         let (_folder, path) = file(&(format!("{RING}{stream}") + &lines(false).collect::<String>()));
         let report = report(&understudy(&["check", &path, "--json"]));
         let errors = report["errors"].as_array().unwrap();
-        let said = format!("is nothing to `verb = \"{verb}\"`");
+        let printed = format!("is nothing to `verb = \"{verb}\"`");
         assert_eq!(errors.len(), lines(false).count(), "{report}");
-        assert!(errors.iter().all(|error| error["message"].as_str().unwrap().ends_with(&said)), "{report}");
+        assert!(
+            errors.iter().all(|error| error["message"].as_str().unwrap().ends_with(&printed)),
+            "{report}"
+        );
     }
-    let (_folder, path) = file(&right);
+    let (_folder, path) = file(&valid_config);
     let shown = understudy(&["check", &path]);
     assert!(shown.status.success(), "{}", text(&shown.stderr));
     assert!(text(&shown.stdout).contains("MB for the state of queue pairs"), "{}", text(&shown.stdout));
@@ -452,9 +458,13 @@ fn a_port_that_goes_down_invalidates_the_run() {
         report = line;
     }
     assert_eq!(generator.wait().unwrap().code(), Some(1));
-    let spoiled: Vec<_> =
-        report["spoiled"].as_array().unwrap().iter().map(|spoil| spoil["reason"].as_str().unwrap()).collect();
-    assert!(spoiled.contains(&"port_down"), "{report}");
+    let invalid_runs: Vec<_> = report["spoiled"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|invalid| invalid["reason"].as_str().unwrap())
+        .collect();
+    assert!(invalid_runs.contains(&"port_down"), "{report}");
     assert_eq!(report["adds_up"], true, "{report}");
     let stream = &report["streams"][0];
     assert!(stream["arrived"]["received"].as_u64().unwrap() > 0, "{report}");

@@ -110,17 +110,17 @@ fn files_for_another_subcommand_are_refused() {
     });
     let refused = |arguments: &[&str], path: &Path, why: &str| {
         let output = understudy(arguments, path).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{said}");
-        assert!(said.contains(why), "{said}");
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{printed}");
+        assert!(printed.contains(why), "{printed}");
     };
     refused(&["process"], &other, "has no [process]");
     refused(&["run"], &own, "`understudy process` is for it");
     refused(&["process", "--to", "9"], &own, "there is no process 9");
     let output = understudy(&["check"], &own).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
+    let printed = String::from_utf8_lossy(&output.stdout);
     assert!(
-        output.status.success() && said.contains("1 at 10.0.0.1/24, 02:00:00:00:00:01, queue pair"),
-        "{said}"
+        output.status.success() && printed.contains("1 at 10.0.0.1/24, 02:00:00:00:00:01, queue pair"),
+        "{printed}"
     );
 }

@@ -33,9 +33,9 @@ fn a_replay_is_identical_to_the_bit() {
         assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
         // An empty frame cannot be sent.
         let sent: Vec<_> = frames(&input).into_iter().filter(|frame| !frame.is_empty()).collect();
-        let came: Vec<_> = frames(&output).into_iter().filter(|frame| !frame.is_empty()).collect();
-        assert_eq!(came.len(), sent.len(), "{}", input.display());
-        assert!(came == sent, "{}", input.display());
+        let received: Vec<_> = frames(&output).into_iter().filter(|frame| !frame.is_empty()).collect();
+        assert_eq!(received.len(), sent.len(), "{}", input.display());
+        assert!(received == sent, "{}", input.display());
         let report: Value = serde_json::from_slice(&run.stdout).unwrap();
         let port = &report["ports"][0];
         let kinds =

@@ -78,8 +78,8 @@ impl Rack {
 
     /// Interrupts the bridge. Returns how many bytes each host has sent, indexed by the host's number.
     fn sent(self) -> Vec<u64> {
-        let (_, report, said) = self.interrupt();
-        let report: Value = serde_json::from_str(&report).unwrap_or_else(|_| panic!("{report}\n{said}"));
+        let (_, report, printed) = self.interrupt();
+        let report: Value = serde_json::from_str(&report).unwrap_or_else(|_| panic!("{report}\n{printed}"));
         let ports = report["ports"].as_array().unwrap().iter();
         core::iter::once(0).chain(ports.map(|port| port["rx_bytes"].as_u64().unwrap())).collect()
     }
@@ -145,22 +145,22 @@ fn a_file_is_stored_by_all_receivers() {
     let rack = Rack::new(4);
     let (file, bytes) = rack.file(3_000_001);
     let receivers: Vec<Machine> = (2..=4).map(|id| rack.receive(id)).collect();
-    let (well, report, said) = rack.send(&file, &[2, 3, 4]).end();
-    assert!(well, "{report}\n{said}");
+    let (succeeded, report, printed) = rack.send(&file, &[2, 3, 4]).end();
+    assert!(succeeded, "{report}\n{printed}");
     let report: Value = serde_json::from_str(&report).unwrap();
     assert_eq!(report["stored"].as_array().unwrap().len(), 3, "{report}");
     assert_eq!((&report["bytes"], &report["rounds"]), (&3_000_001.into(), &1.into()));
     for (id, receiver) in (2..).zip(receivers) {
-        let (well, text, said) = receiver.end();
-        assert!(well && text.contains(report["sha256"].as_str().unwrap()), "{text}\n{said}");
+        let (succeeded, text, printed) = receiver.end();
+        assert!(succeeded && text.contains(report["sha256"].as_str().unwrap()), "{text}\n{printed}");
         assert_eq!(entries(&rack.inbox(id)), ["the object"]);
         assert!(std::fs::read(rack.inbox(id).join("the object")).unwrap() == bytes, "host {id}");
     }
     // A second transfer, where one receiver already has a file of this name
     std::fs::remove_file(rack.inbox(2).join("the object")).unwrap();
     let receivers: Vec<Machine> = (2..=3).map(|id| rack.receive(id)).collect();
-    let (well, report, _) = rack.send(&file, &[2, 3]).end();
-    assert!(!well && report.contains("it has something of this name"), "{report}");
+    let (succeeded, report, _) = rack.send(&file, &[2, 3]).end();
+    assert!(!succeeded && report.contains("it has something of this name"), "{report}");
     let ends: Vec<_> = receivers.into_iter().map(Machine::end).collect();
     assert!(ends[0].0 && !ends[1].0, "{ends:?}");
     assert!(ends[1].2.contains("exists already"), "{}", ends[1].2);
@@ -193,13 +193,13 @@ fn a_file_crosses_between_racks_once() {
     let (file, bytes) = rack.file(6_000_001);
     let receivers: Vec<Machine> = (2..=5).map(|id| rack.receive(id)).collect();
     let how = ["--algorithm", "hybrid", "--topology", path.to_str().unwrap()];
-    let (well, report, said) = rack.send_by(&file, &[2, 3, 4, 5], &how).end();
-    assert!(well, "{report}\n{said}");
+    let (succeeded, report, printed) = rack.send_by(&file, &[2, 3, 4, 5], &how).end();
+    assert!(succeeded, "{report}\n{printed}");
     let report: Value = serde_json::from_str(&report).unwrap();
     assert_eq!((&report["bytes"], &report["rounds"]), (&6_000_001.into(), &1.into()), "{report}");
     for (id, receiver) in (2..).zip(receivers) {
-        let (well, text, said) = receiver.end();
-        assert!(well && text.contains(report["sha256"].as_str().unwrap()), "{text}\n{said}");
+        let (succeeded, text, printed) = receiver.end();
+        assert!(succeeded && text.contains(report["sha256"].as_str().unwrap()), "{text}\n{printed}");
         assert!(std::fs::read(rack.inbox(id).join("the object")).unwrap() == bytes, "host {id}");
     }
     let (sent, whole) = (rack.sent(), bytes.len() as u64);
@@ -216,14 +216,14 @@ fn a_switch_copies_a_file_to_all_receivers() {
     let (file, bytes) = rack.file(3_000_001);
     let receivers: Vec<Machine> = (2..=4).map(|id| rack.receive(id)).collect();
     let how = ["--algorithm", "in-network", "--switch", "10.0.0.254:18515"];
-    let (well, report, said) = rack.send_by(&file, &[2, 3, 4], &how).end();
-    assert!(well, "{report}\n{said}");
+    let (succeeded, report, printed) = rack.send_by(&file, &[2, 3, 4], &how).end();
+    assert!(succeeded, "{report}\n{printed}");
     let report: Value = serde_json::from_str(&report).unwrap();
     assert_eq!(report["stored"].as_array().unwrap().len(), 3, "{report}");
     assert_eq!((&report["algorithm"], &report["rounds"]), (&"in-network".into(), &1.into()), "{report}");
     for (id, receiver) in (2..).zip(receivers) {
-        let (well, text, said) = receiver.end();
-        assert!(well && text.contains(report["sha256"].as_str().unwrap()), "{text}\n{said}");
+        let (succeeded, text, printed) = receiver.end();
+        assert!(succeeded && text.contains(report["sha256"].as_str().unwrap()), "{text}\n{printed}");
         assert!(std::fs::read(rack.inbox(id).join("the object")).unwrap() == bytes, "host {id}");
     }
     let (sent, whole) = (rack.sent(), bytes.len() as u64);
@@ -238,13 +238,13 @@ fn a_switch_that_does_not_copy_is_replaced_by_a_pipeline() {
     let (file, bytes) = rack.file(300_001);
     let receivers: Vec<Machine> = (2..=3).map(|id| rack.receive(id)).collect();
     let how = ["--algorithm", "in-network", "--switch", "10.0.0.254:18515"];
-    let (well, report, said) = rack.send_by(&file, &[2, 3], &how).end();
-    assert!(well, "{report}\n{said}");
+    let (succeeded, report, printed) = rack.send_by(&file, &[2, 3], &how).end();
+    assert!(succeeded, "{report}\n{printed}");
     let report: Value = serde_json::from_str(&report).unwrap();
     assert_eq!(report["algorithm"], "pipeline", "{report}");
     for (id, receiver) in (2..).zip(receivers) {
-        let (well, text, said) = receiver.end();
-        assert!(well, "{text}\n{said}");
+        let (succeeded, text, printed) = receiver.end();
+        assert!(succeeded, "{text}\n{printed}");
         assert!(std::fs::read(rack.inbox(id).join("the object")).unwrap() == bytes, "host {id}");
     }
     let (_, report, _) = rack.interrupt();
@@ -267,10 +267,13 @@ fn a_file_that_changes_while_it_is_sent_is_not_kept() {
         let file = std::fs::File::options().write(true).open(&file).unwrap();
         file.write_all_at(b"another beginning", 0).unwrap();
     }
-    let (well, report, said) = sender.end();
-    assert!(!well && said.replace('\n', " ").contains("was changed or replaced"), "{report}\n{said}");
-    let (well, text, said) = receiver.end();
-    assert!(!well, "{text}\n{said}");
+    let (succeeded, report, printed) = sender.end();
+    assert!(
+        !succeeded && printed.replace('\n', " ").contains("was changed or replaced"),
+        "{report}\n{printed}"
+    );
+    let (succeeded, text, printed) = receiver.end();
+    assert!(!succeeded, "{text}\n{printed}");
     assert!(entries(&into).is_empty(), "{:?}", entries(&into));
 }
 
@@ -293,10 +296,10 @@ fn a_receiver_without_memory_for_segments_reports_it() {
         "--memory-mb",
         "1",
     ]);
-    let (well, _, said) = rack.send(&file, &[2]).end();
-    assert!(!well && said.contains("it has no memory for segments of this size"), "{said}");
-    let (well, _, said) = receiver.end();
-    assert!(!well && said.contains("it has no memory for segments of this size"), "{said}");
+    let (succeeded, _, printed) = rack.send(&file, &[2]).end();
+    assert!(!succeeded && printed.contains("it has no memory for segments of this size"), "{printed}");
+    let (succeeded, _, printed) = receiver.end();
+    assert!(!succeeded && printed.contains("it has no memory for segments of this size"), "{printed}");
     assert!(entries(&rack.inbox(2)).is_empty());
 }
 
@@ -314,7 +317,7 @@ fn wait_for_part(into: &Path, sender: &mut Machine, rack: &mut Rack) {
 
 fn has_part(into: &Path) -> bool {
     let part = |entry: std::io::Result<std::fs::DirEntry>| {
-        entry.unwrap().metadata().is_ok_and(|about| about.len() > 0)
+        entry.unwrap().metadata().is_ok_and(|metadata| metadata.len() > 0)
     };
     (0..4000).any(|_| {
         let begun = std::fs::read_dir(into).unwrap().any(part);
@@ -334,21 +337,21 @@ fn all_other_receivers_get_the_file_when_one_is_killed() {
     let into = rack.inbox(3);
     wait_for_part(&into, &mut sender, &mut rack);
     drop(receivers.remove(1));
-    let (well, report, said) = sender.end();
-    let report: Value = serde_json::from_str(&report).unwrap_or_else(|_| panic!("{report}\n{said}"));
-    assert!(!well && report["stored"] == serde_json::json!(["10.0.0.2", "10.0.0.4"]), "{report}");
+    let (succeeded, report, printed) = sender.end();
+    let report: Value = serde_json::from_str(&report).unwrap_or_else(|_| panic!("{report}\n{printed}"));
+    assert!(!succeeded && report["stored"] == serde_json::json!(["10.0.0.2", "10.0.0.4"]), "{report}");
     assert_eq!(report["lost"][0]["receiver"], "10.0.0.3", "{report}");
     for (id, receiver) in [2, 4].into_iter().zip(receivers) {
-        let (well, text, said) = receiver.end();
-        assert!(well, "{text}\n{said}");
+        let (succeeded, text, printed) = receiver.end();
+        assert!(succeeded, "{text}\n{printed}");
         assert!(std::fs::read(rack.inbox(id).join("the object")).unwrap() == bytes, "host {id}");
     }
     assert!(!into.join("the object").exists(), "a part of the file has the name of the whole");
     // The next receiver removes the remains.
     assert_eq!(entries(&into).len(), 1, "{:?}", entries(&into));
     let receiver = rack.receive(3);
-    let (well, report, said) = rack.send(&file, &[3]).end();
-    assert!(well, "{report}\n{said}");
+    let (succeeded, report, printed) = rack.send(&file, &[3]).end();
+    assert!(succeeded, "{report}\n{printed}");
     assert!(receiver.end().0);
     assert_eq!(entries(&into), ["the object"]);
 }
@@ -368,15 +371,15 @@ fn a_receiver_that_is_stopped_notifies_the_sender() {
         sleep(Duration::from_millis(10));
     }
     stopped.0.signal(Signal::INT);
-    let (well, _, said) = stopped.end();
-    assert!(!well && said.contains("it was stopped before the file had come"), "{said}");
+    let (succeeded, _, printed) = stopped.end();
+    assert!(!succeeded && printed.contains("it was stopped before the file had come"), "{printed}");
     assert!(entries(&rack.inbox(2)).is_empty(), "part of the file is left");
-    let (well, report, said) = sender.end();
-    let report: Value = serde_json::from_str(&report).unwrap_or_else(|_| panic!("{report}\n{said}"));
-    assert!(!well && report["stored"] == serde_json::json!(["10.0.0.3"]), "{report}");
+    let (succeeded, report, printed) = sender.end();
+    let report: Value = serde_json::from_str(&report).unwrap_or_else(|_| panic!("{report}\n{printed}"));
+    assert!(!succeeded && report["stored"] == serde_json::json!(["10.0.0.3"]), "{report}");
     assert_eq!(report["lost"][0]["why"], "does not take it: it was stopped", "{report}");
-    let (well, text, said) = other.end();
-    assert!(well, "{text}\n{said}");
+    let (succeeded, text, printed) = other.end();
+    assert!(succeeded, "{text}\n{printed}");
     assert!(std::fs::read(rack.inbox(3).join("the object")).unwrap() == bytes);
 }
 
@@ -434,12 +437,12 @@ fn invalid_calls_are_refused_before_anything_begins() {
     ];
     for (arguments, what) in cases {
         let output = understudy(&[&["rdmc"], arguments].concat());
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+        let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {printed}");
         // Long lines are wrapped, and continuation lines begin with a bar.
-        let words = said.split_whitespace().filter(|word| *word != "│");
+        let words = printed.split_whitespace().filter(|word| *word != "│");
         let joined = words.collect::<Vec<_>>().join(" ");
-        assert!(joined.contains(what), "{arguments:?}: {said}");
+        assert!(joined.contains(what), "{arguments:?}: {printed}");
     }
 }
 

@@ -162,9 +162,9 @@ fn a_missing_device_is_named() {
     let forward = "[forward]\npairs = [[\"a\", \"b\"]]\n";
     let config = across(&folder, forward, "understudy run nowhere.toml", "");
     let run = understudy(&["bench", "rfc2544", &config]);
-    let said = text(&run.stderr);
-    assert_eq!(run.status.code(), Some(1), "{said}");
-    assert!(said.contains("the device under test") && said.contains("nowhere.toml"), "{said}");
+    let printed = text(&run.stderr);
+    assert_eq!(run.status.code(), Some(1), "{printed}");
+    assert!(printed.contains("the device under test") && printed.contains("nowhere.toml"), "{printed}");
 
     let config = write(
         &folder,
@@ -174,10 +174,10 @@ fn a_missing_device_is_named() {
         ),
     );
     let run = understudy(&["bench", "rfc2544", &config]);
-    let said = text(&run.stderr);
+    let printed = text(&run.stderr);
     assert!(
-        run.status.code() == Some(1) && said.contains("nothing that was sent through hole came to in"),
-        "{said}"
+        run.status.code() == Some(1) && printed.contains("nothing that was sent through hole came to in"),
+        "{printed}"
     );
 }
 
@@ -237,9 +237,9 @@ fn an_interrupted_run_prints_its_results_so_far() {
     }
     run.signal(Signal::INT);
     let run = run.finish();
-    let said = text(&run.stderr);
-    assert_eq!(run.status.code(), Some(1), "{said}");
-    assert!(said.contains("it was ended before all tests were done"), "{said}");
+    let printed = text(&run.stderr);
+    assert_eq!(run.status.code(), Some(1), "{printed}");
+    assert!(printed.contains("it was ended before all tests were done"), "{printed}");
     let report = report(&run);
     assert_eq!((&report["complete"], &report["adds_up"]), (&false.into(), &true.into()), "{report}");
     assert!(!report["trials"].as_array().unwrap().is_empty(), "{report}");

@@ -25,7 +25,7 @@ fn json(output: &Output) -> Value {
 
 /// Checks that `seeds` seeds pass, with more than `operations` operations in total. Returns the report.
 #[track_caller]
-fn right(scenario: impl AsRef<Path>, seeds: u64, operations: u64) -> Value {
+fn check_seeds(scenario: impl AsRef<Path>, seeds: u64, operations: u64) -> Value {
     let output = sim(scenario, &["--seeds", &seeds.to_string(), "--json"]);
     let report = json(&output);
     assert!(output.status.success() && report["ok"] == true, "{report:#}");
@@ -36,13 +36,13 @@ fn right(scenario: impl AsRef<Path>, seeds: u64, operations: u64) -> Value {
 
 #[test]
 fn a_thousand_seeds_of_every_verb_pass() {
-    let report = right("verbs.toml", 1000, 50_000);
+    let report = check_seeds("verbs.toml", 1000, 50_000);
     assert_eq!(report["broken_ends"], 0);
 }
 
 #[test]
 fn messages_of_up_to_a_megabyte_pass_lossy_links() {
-    let report = right("large.toml", 150, 1500);
+    let report = check_seeds("large.toml", 150, 1500);
     assert_eq!(report["broken_ends"], 0);
 }
 
@@ -54,7 +54,7 @@ fn messages_of_up_to_64_kilobytes_pass_lossy_links() {
     let shorter = text.replace("max_size = 1_048_576", "max_size = 65_536");
     assert_ne!(text, shorter);
     std::fs::write(&path, shorter).unwrap();
-    let report = right(path, 850, 8500);
+    let report = check_seeds(path, 850, 8500);
     assert_eq!(report["broken_ends"], 0);
 }
 
@@ -92,13 +92,13 @@ fn seeds_that_failed_before_pass() {
 
 #[test]
 fn a_thousand_seeds_with_crashes_pass() {
-    let report = right("rack.toml", 1000, 100_000);
+    let report = check_seeds("rack.toml", 1000, 100_000);
     assert!(report["broken_ends"].as_u64().unwrap() > 0, "no connection was broken by a crash");
 }
 
 #[test]
 fn a_thousand_seeds_of_replication_pass() {
-    let report = right("p4ce.toml", 1000, 50_000);
+    let report = check_seeds("p4ce.toml", 1000, 50_000);
     let groups = report["broken_ends"].as_u64().unwrap();
     assert!((100..3000).contains(&groups), "some but not all groups have to end: {groups}");
 }
@@ -146,8 +146,8 @@ fn one_of_several_links_can_be_captured() {
     assert!(!frames(&path).is_empty());
     let output = sim("rack.toml", &["--seed", "1", "--pcap", &format!("a,b={}", path.display())]);
     assert_eq!(output.status.code(), Some(2));
-    let told = String::from_utf8(output.stderr).unwrap();
-    assert!(told.contains("there is no link a,b") && told.contains("a,left"), "wrong error: {told}");
+    let printed = String::from_utf8(output.stderr).unwrap();
+    assert!(printed.contains("there is no link a,b") && printed.contains("a,left"), "wrong error: {printed}");
     let output = sim("rack.toml", &["--seed", "1", "--pcap", path.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(2));
 }
@@ -171,14 +171,14 @@ fn a_failure_is_reported_with_its_seed_and_shrunk() {
     };
     let output = run(&["--seeds", "10", "--from", "5"]);
     assert_eq!(output.status.code(), Some(1));
-    let told = String::from_utf8(output.stdout).unwrap();
+    let printed = String::from_utf8(output.stdout).unwrap();
     for words in ["with seed 5: not done after 1 ms", "slow.toml --seed 5 --digest ", "The smallest scenario"]
     {
-        assert!(told.contains(words), "{words:?} is missing in\n{told}");
+        assert!(printed.contains(words), "{words:?} is missing in\n{printed}");
     }
     // The printed command line replays the run. If the scenario has changed, the replay reports that it is
     // another run.
-    let (_, digest) = told.split_once("slow.toml --seed 5 --digest ").unwrap();
+    let (_, digest) = printed.split_once("slow.toml --seed 5 --digest ").unwrap();
     let digest = digest.lines().next().unwrap();
     let replay = |scenario: &str| {
         std::fs::write(&path, scenario).unwrap();
@@ -187,8 +187,8 @@ fn a_failure_is_reported_with_its_seed_and_shrunk() {
     let same = replay(text);
     assert_eq!((same.status.code(), &*same.stderr), (Some(1), &b""[..]));
     let other = replay(&text.replace("loss = 0.1", "loss = 0.2"));
-    let other_told = String::from_utf8(other.stderr).unwrap();
-    assert!(other_told.contains("not the run that was to be replayed"), "{other_told}");
+    let other_printed = String::from_utf8(other.stderr).unwrap();
+    assert!(other_printed.contains("not the run that was to be replayed"), "{other_printed}");
     assert_eq!(other.status.code(), Some(2));
     std::fs::write(&path, text).unwrap();
     // The smaller scenario fails with the same seed, and has no unnecessary faults.
@@ -211,7 +211,7 @@ fn an_error_in_a_scenario_is_shown_at_its_line() {
         let output =
             processes::command(env!("CARGO_BIN_EXE_understudy")).arg(command).arg(&path).output().unwrap();
         assert_eq!(output.status.code(), Some(2));
-        let told = String::from_utf8(output.stderr).unwrap();
-        assert!(told.contains("my.toml:3:1") && told.contains("did you mean `address`?"), "{told}");
+        let printed = String::from_utf8(output.stderr).unwrap();
+        assert!(printed.contains("my.toml:3:1") && printed.contains("did you mean `address`?"), "{printed}");
     }
 }

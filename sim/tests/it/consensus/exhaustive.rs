@@ -15,23 +15,23 @@ const SIZE: usize = 2500;
 const SLOTS: u64 = 4;
 /// Entries that are decided before the first leader is lost. Every slot then holds an entry that the next one
 /// overwrites.
-const BEGUN: u64 = SLOTS + 2;
+const INITIAL_ENTRIES: u64 = SLOTS + 2;
 /// Frames after which a leader has decided values of its own
-const FRAMES: u64 = 160;
+const MAX_FRAMES: u64 = 160;
 /// Time by which there is another candidate
-const CHANGE: Nanos = Nanos::from_millis(8);
+const ELECTION_LIMIT: Nanos = Nanos::from_millis(8);
 
 /// What happens to one leader.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     /// A server that does not receive from the leader
-    deaf: Option<usize>,
+    unreachable: Option<usize>,
     /// Frames that the leader has sent when it is lost
     frames: u64,
     /// Whether it crashes and loses its memory; otherwise it is cut off.
     crashes: bool,
     /// Whether the previous leader is back from the start; otherwise it is back when this leader is lost.
-    early: bool,
+    previous_is_back: bool,
 }
 
 /// Changes the cluster's configuration.
@@ -40,7 +40,7 @@ type Tune = fn(&mut ClusterConfig);
 /// A cluster in the middle of a play
 struct Play {
     net: Cluster,
-    gone: Option<(usize, bool)>,
+    lost_leader: Option<(usize, bool)>,
     crashed: bool,
 }
 
@@ -51,15 +51,15 @@ impl Play {
             sizes: (SIZE, SIZE),
             slots: SLOTS,
             window: 2,
-            wanted: BEGUN,
+            wanted: INITIAL_ENTRIES,
             snapshot: 3000,
             ..ClusterConfig::default()
         };
         tune(&mut config);
         let mut net = Cluster::new(&config);
         net.run_until(Nanos::from_millis(6));
-        assert_eq!((net.entries(), candidate(&net)), (BEGUN, Some(0)));
-        Self { net, gone: None, crashed: false }
+        assert_eq!((net.entries(), candidate(&net)), (INITIAL_ENTRIES, Some(0)));
+        Self { net, lost_leader: None, crashed: false }
     }
 
     fn fault(&mut self, fault: Fault) {
@@ -69,8 +69,8 @@ impl Play {
     }
 
     /// Brings the server back that was lost.
-    fn back(&mut self) {
-        if let Some((server, crashed)) = self.gone.take() {
+    fn bring_back(&mut self) {
+        if let Some((server, crashed)) = self.lost_leader.take() {
             let links = links_of(&self.net, &[server]);
             let node = self.net.servers[server];
             self.fault(if crashed { Fault::Restart(node) } else { Fault::Heal(links) });
@@ -80,14 +80,14 @@ impl Play {
     /// Applies what happens before the leader of this step is lost. Returns that leader.
     fn begin(&mut self, step: &Step) -> usize {
         let leader = candidate(&self.net).expect("a server has promised itself");
-        if step.early {
-            self.back();
+        if step.previous_is_back {
+            self.bring_back();
         }
-        if let Some(deaf) = step.deaf {
-            let links = links_of(&self.net, &[deaf]);
+        if let Some(unreachable) = step.unreachable {
+            let links = links_of(&self.net, &[unreachable]);
             self.fault(Fault::Cut(links));
         }
-        if self.gone.is_none() && !step.early {
+        if self.lost_leader.is_none() && !step.previous_is_back {
             self.net.want(2);
         }
         leader
@@ -96,19 +96,19 @@ impl Play {
     /// Plays a step until there is another candidate. Returns false if there is none.
     fn step(&mut self, step: &Step) -> bool {
         let leader = self.begin(step);
-        let end = self.net.world.now() + CHANGE;
+        let end = self.net.world.now() + ELECTION_LIMIT;
         run_for_frames(&mut self.net, leader, step.frames, end);
         let links = links_of(&self.net, &[leader]);
         let fault = if step.crashes { Fault::Crash(self.net.servers[leader]) } else { Fault::Cut(links) };
         self.fault(fault);
-        if let Some(deaf) = step.deaf {
-            let links = links_of(&self.net, &[deaf]);
+        if let Some(unreachable) = step.unreachable {
+            let links = links_of(&self.net, &[unreachable]);
             self.fault(Fault::Heal(links));
         }
-        self.back();
-        self.gone = Some((leader, step.crashes));
+        self.bring_back();
+        self.lost_leader = Some((leader, step.crashes));
         self.crashed |= step.crashes;
-        let end = self.net.world.now() + CHANGE;
+        let end = self.net.world.now() + ELECTION_LIMIT;
         let changed = |net: &Cluster| candidate(net).is_some_and(|next| next != leader);
         while !changed(&self.net) && self.net.step(end) {}
         changed(&self.net)
@@ -120,8 +120,8 @@ impl Play {
         for node in &self.net.servers {
             let host = self.net.world.node::<Host<Proposer>>(*node);
             let server = host.app.server();
-            let standing = format!("{:?}{:?}", server.standing(), self.net.world.is_down(*node));
-            (server.term().0, host.app.next(), server.leads(), standing).hash(&mut hasher);
+            let status = format!("{:?}{:?}", server.standing(), self.net.world.is_down(*node));
+            (server.term().0, host.app.next(), server.leads(), status).hash(&mut hasher);
             server.slots(&host.nic).hash(&mut hasher);
         }
         hasher.finish()
@@ -129,7 +129,7 @@ impl Play {
 
     /// Brings all servers back, and checks that decided values stay and every server catches up.
     fn finish(mut self) -> Result<(), String> {
-        self.back();
+        self.bring_back();
         let mark = self.net.mark();
         self.net.want(4);
         // A NIC whose ARP request was lost while its link was cut repeats it after half a second.
@@ -154,9 +154,9 @@ fn play(tune: Tune, steps: &[Step]) -> Option<Play> {
 fn moments(tune: Tune, steps: &[Step], next: Step) -> Vec<Step> {
     let Some(mut play) = play(tune, steps) else { return Vec::new() };
     let leader = play.begin(&next);
-    let end = play.net.world.now() + CHANGE;
+    let end = play.net.world.now() + ELECTION_LIMIT;
     let (mut seen, mut moments) = (BTreeSet::new(), Vec::new());
-    for frames in 0..FRAMES {
+    for frames in 0..MAX_FRAMES {
         if seen.insert(play.state()) {
             moments.push(Step { frames, ..next });
         }
@@ -169,15 +169,15 @@ fn moments(tune: Tune, steps: &[Step], next: Step) -> Vec<Step> {
 fn next_steps(tune: Tune, steps: &[Step]) -> Vec<Step> {
     let has_crashed = steps.iter().any(|step| step.crashes);
     let mut all = Vec::new();
-    for deaf in [None, Some(1), Some(2)] {
-        for (crashes, early) in [(false, false), (true, false), (false, true), (true, true)] {
+    for unreachable in [None, Some(1), Some(2)] {
+        for (crashes, previous_is_back) in [(false, false), (true, false), (false, true), (true, true)] {
             // At most one of three servers loses its memory, and no server is lost before the first step.
-            let possible = !(crashes && has_crashed || early && steps.is_empty());
+            let possible = !(crashes && has_crashed || previous_is_back && steps.is_empty());
             // With one server lost and another that does not receive from the candidate, the candidate gets
             // no vote.
-            let votes = steps.is_empty() || deaf.is_none() || early;
+            let votes = steps.is_empty() || unreachable.is_none() || previous_is_back;
             if possible && votes {
-                all.extend(moments(tune, steps, Step { deaf, frames: 0, crashes, early }));
+                all.extend(moments(tune, steps, Step { unreachable, frames: 0, crashes, previous_is_back }));
             }
         }
     }

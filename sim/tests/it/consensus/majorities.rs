@@ -11,13 +11,13 @@ use sim::consensus::{Cluster, ClusterConfig};
 use switch::Nanos;
 
 /// Time by which a connected majority has a leader
-const ELECTED: Nanos = Nanos::from_millis(60);
+const ELECTION_LIMIT: Nanos = Nanos::from_millis(60);
 const SERVERS: usize = 5;
 
 struct Play {
     net: Cluster,
     /// Servers that are cut off
-    away: Vec<usize>,
+    cut_off_servers: Vec<usize>,
 }
 
 impl Play {
@@ -29,17 +29,17 @@ impl Play {
         let mut net = Cluster::new(&config);
         net.run_until(Nanos::from_millis(8));
         assert_eq!(net.entries(), 3);
-        Self { net, away: Vec::new() }
+        Self { net, cut_off_servers: Vec::new() }
     }
 
     /// Cuts the given servers off, and reconnects all others.
-    fn cut_off(&mut self, away: &[usize]) {
+    fn cut_off(&mut self, cut_off_servers: &[usize]) {
         let now = self.net.world.now();
-        let heal = links_of(&self.net, &self.away);
-        let cut = links_of(&self.net, away);
+        let heal = links_of(&self.net, &self.cut_off_servers);
+        let cut = links_of(&self.net, cut_off_servers);
         self.net.world.schedule(now, Fault::Cut(cut));
         self.net.world.schedule(now, Fault::Heal(heal));
-        self.away = away.to_vec();
+        self.cut_off_servers = cut_off_servers.to_vec();
         self.net.run_until(now);
     }
 
@@ -48,13 +48,13 @@ impl Play {
     fn elect(&mut self) -> Option<usize> {
         let term = |net: &Cluster, server: usize| net.app(server).server().term();
         let before = (0..self.net.servers.len()).map(|server| term(&self.net, server)).max();
-        let end = self.net.world.now() + ELECTED;
+        let end = self.net.world.now() + ELECTION_LIMIT;
         loop {
             let leads = |server: &usize| {
                 self.net.app(*server).server().leads() && Some(term(&self.net, *server)) > before
             };
-            let leader =
-                (0..self.net.servers.len()).find(|server| !self.away.contains(server) && leads(server));
+            let leader = (0..self.net.servers.len())
+                .find(|server| !self.cut_off_servers.contains(server) && leads(server));
             if leader.is_some() || !self.net.step(end) {
                 return leader;
             }
@@ -68,8 +68,8 @@ impl Play {
 fn play(tune: impl FnOnce(&mut ClusterConfig), first: usize, second: usize) -> Result<bool, String> {
     let mut play = Play::new(tune);
     // Server 0 proposes, and only server `first` receives it.
-    let deaf: Vec<_> = (1..SERVERS).filter(|server| *server != first).collect();
-    play.cut_off(&deaf);
+    let unreachable: Vec<_> = (1..SERVERS).filter(|server| *server != first).collect();
+    play.cut_off(&unreachable);
     play.net.want(1);
     play.net.run_until(play.net.world.now() + Nanos::from_micros(150));
     assert_eq!(play.net.entries(), 3, "the entry was decided without a majority");
@@ -188,8 +188,9 @@ fn play_all(tune: fn(&mut ClusterConfig)) -> Result<u32, String> {
     let mut count = 0;
     for first in 1..SERVERS {
         for second in (1..SERVERS).filter(|second| *second != first) {
-            let is_it = play(tune, first, second).map_err(|wrong| format!("{first} {second}: {wrong}"))?;
-            count += u32::from(is_it);
+            let is_intended =
+                play(tune, first, second).map_err(|wrong| format!("{first} {second}: {wrong}"))?;
+            count += u32::from(is_intended);
         }
     }
     Ok(count)

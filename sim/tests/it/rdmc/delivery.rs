@@ -14,10 +14,10 @@ fn all_receivers_get_the_object() {
     for (receivers, len) in [(1, 3000), (2, 40_000), (3, 40_001), (4, 500_000), (7, 123_456)] {
         for algorithm in [Algorithm::Pipeline, Algorithm::Chain, Algorithm::InNetwork] {
             let setup = Setup { hosts: receivers + 1, ..Setup::default() };
-            let habits = vec![Habit::Sound; receivers.into()];
+            let behaviours = vec![Habit::Sound; receivers.into()];
             let context = format!("{len} bytes to {receivers} by {}", algorithm.name());
             let mut delivery =
-                Delivery::new(&setup, len, &habits, |give| give.algorithm = algorithm).unwrap();
+                Delivery::new(&setup, len, &behaviours, |give| give.algorithm = algorithm).unwrap();
             let all: Vec<u16> = (1..=receivers).collect();
             assert!(delivery.settle(END, &all), "{context}: {:?}", delivery.given());
             let given = delivery.given().unwrap().as_ref().unwrap();
@@ -61,11 +61,11 @@ fn invalid_configurations_are_refused_with_the_reason() {
 #[test]
 fn receivers_that_fail_are_named_and_the_other_receivers_get_the_object() {
     let setup = Setup { hosts: 5, ..Setup::default() };
-    let run = |habits: [Habit; 4]| {
-        let mut delivery = Delivery::new(&setup, 400_000, &habits, |_| {}).unwrap();
+    let run = |behaviours: [Habit; 4]| {
+        let mut delivery = Delivery::new(&setup, 400_000, &behaviours, |_| {}).unwrap();
         let present: Vec<u16> =
-            (1..=4).filter(|host| habits[usize::from(*host) - 1] != Habit::Absent).collect();
-        assert!(delivery.settle(END, &present), "{habits:?}: {:?}", delivery.given());
+            (1..=4).filter(|host| behaviours[usize::from(*host) - 1] != Habit::Absent).collect();
+        assert!(delivery.settle(END, &present), "{behaviours:?}: {:?}", delivery.given());
         delivery
     };
     let delivery = run([Habit::Sound, Habit::Absent, Habit::Sound, Habit::Absent]);
@@ -163,8 +163,8 @@ fn receivers_may_start_late_and_restart() {
 fn a_stuck_receiver_is_left_behind() {
     for after in [0, 3, 9] {
         let setup = Setup { hosts: 4, ..Setup::default() };
-        let habits = [Habit::Sound, Habit::Stuck(after), Habit::Sound];
-        let mut delivery = Delivery::new(&setup, 400_000, &habits, |_| {}).unwrap();
+        let behaviours = [Habit::Sound, Habit::Stuck(after), Habit::Sound];
+        let mut delivery = Delivery::new(&setup, 400_000, &behaviours, |_| {}).unwrap();
         assert!(delivery.settle(END, &[1, 3]), "{after}: {:?}", delivery.given());
         let given = delivery.given().unwrap().as_ref().unwrap();
         assert_eq!(given.lost, [(ip(2), Lost::Silent)], "{after}");
@@ -189,8 +189,8 @@ fn a_stuck_root_is_given_up() {
 #[test]
 fn a_slow_disk_is_waited_for_while_it_writes() {
     let setup = Setup { hosts: 3, ..Setup::default() };
-    let habits = [Habit::Sound, Habit::Disk(Nanos::from_millis(120))];
-    let mut delivery = Delivery::new(&setup, 400_000, &habits, |_| {}).unwrap();
+    let behaviours = [Habit::Sound, Habit::Disk(Nanos::from_millis(120))];
+    let mut delivery = Delivery::new(&setup, 400_000, &behaviours, |_| {}).unwrap();
     assert!(delivery.settle(END, &[1, 2]), "{:?}", delivery.given());
     let given = delivery.given().unwrap().as_ref().unwrap();
     assert_eq!((given.stored.len(), given.lost.len(), given.rounds), (2, 0, 1), "{given:?}");
@@ -234,9 +234,9 @@ fn an_absent_switch_is_replaced_by_a_pipeline() {
 #[test]
 fn unreachable_receivers_are_the_only_ones_left_out() {
     let pair: (&[_], &[_]) = (&[(3, 4)], &[4]);
-    let lonely: (&[_], &[_]) = (&[(1, 5), (2, 5), (3, 5), (4, 5)], &[5]);
+    let isolated: (&[_], &[_]) = (&[(1, 5), (2, 5), (3, 5), (4, 5)], &[5]);
     let first: (&[_], &[_]) = (&[(1, 2), (1, 3), (1, 4), (1, 5)], &[1]);
-    for (apart, left_out) in [pair, lonely, first] {
+    for (apart, left_out) in [pair, isolated, first] {
         let setup = Setup { hosts: 6, apart: apart.to_vec(), ..Setup::default() };
         let mut delivery = Delivery::new(&setup, 100_000, &[Habit::Sound; 5], |_| {}).unwrap();
         let others: Vec<u16> = (1..=5).filter(|host| !left_out.contains(host)).collect();
@@ -277,7 +277,7 @@ fn survivors_continue_with_the_racks_that_are_left() {
 /// A host that gives up notifies the others, which need not wait for a timeout.
 #[test]
 fn all_hosts_are_notified_when_one_stops() {
-    let soon = Nanos::from_millis(3);
+    let notification_limit = Nanos::from_millis(3);
     for stops in [0, 2] {
         for at in [10, 60, 200] {
             let setup = Setup { hosts: 4, ..Setup::default() };
@@ -287,7 +287,7 @@ fn all_hosts_are_notified_when_one_stops() {
             let context = format!("{stops} stops after {at} us");
             if stops == 0 {
                 assert_eq!(delivery.given(), Some(&Err(GiveError::Stopped)), "{context}");
-                delivery.world.run_until(delivery.world.now() + soon);
+                delivery.world.run_until(delivery.world.now() + notification_limit);
                 for host in 1..=3 {
                     // A receiver that has not been called yet continues to wait.
                     let taken = delivery.taken(host);
@@ -295,7 +295,7 @@ fn all_hosts_are_notified_when_one_stops() {
                     assert_eq!(taken, expected, "{context}: {host}");
                 }
             } else if at > 10 {
-                assert!(delivery.settle(delivery.world.now() + soon, &[1, 2, 3]), "{context}");
+                assert!(delivery.settle(delivery.world.now() + notification_limit, &[1, 2, 3]), "{context}");
                 let given = delivery.given().unwrap().as_ref().unwrap();
                 assert_eq!(given.lost, [(ip(2), Lost::Refused(Refusal::Stopped))], "{context}");
                 assert!([1, 3].iter().all(|host| delivery.is_right(*host)), "{context}");

@@ -14,15 +14,15 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(40);
 
 /// Standard error of the process so far, and whether it is closed.
 #[derive(Default)]
-struct Said {
+struct Printed {
     text: String,
-    over: bool,
+    is_closed: bool,
 }
 
 /// A process with the text it has printed to standard error. It is killed when dropped.
 pub(crate) struct Machine {
     child: Process,
-    said: Arc<(Mutex<Said>, Condvar)>,
+    printed: Arc<(Mutex<Printed>, Condvar)>,
 }
 
 impl Machine {
@@ -32,17 +32,17 @@ impl Machine {
         child.args(command.split(' ')).args(["--json", config.to_str().unwrap()]);
         child.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = Process::start(child);
-        let said = Arc::<(Mutex<Said>, Condvar)>::default();
-        let (hears, stderr) = (Arc::clone(&said), child.stderr.take().unwrap());
+        let printed = Arc::<(Mutex<Printed>, Condvar)>::default();
+        let (writer, stderr) = (Arc::clone(&printed), child.stderr.take().unwrap());
         thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-                hears.0.lock().unwrap().text += &(line + "\n");
-                hears.1.notify_all();
+                writer.0.lock().unwrap().text += &(line + "\n");
+                writer.1.notify_all();
             }
-            hears.0.lock().unwrap().over = true;
-            hears.1.notify_all();
+            writer.0.lock().unwrap().is_closed = true;
+            writer.1.notify_all();
         });
-        Self { child, said }
+        Self { child, printed }
     }
 
     /// Starts a subcommand, and returns when the process is ready.
@@ -56,16 +56,16 @@ impl Machine {
     ///
     /// Panics if it ends before, or after [`DEADLINE`].
     pub(crate) fn wait_for(&self, words: &str, times: usize) {
-        let missing = |said: &mut Said| said.text.matches(words).count() < times;
-        let (said, told) = &*self.said;
-        let waits = |said: &mut Said| !said.over && missing(said);
-        let (mut said, _) = told.wait_timeout_while(said.lock().unwrap(), DEADLINE, waits).unwrap();
-        assert!(!missing(&mut said), "expected {times} times {words:?} in\n{}", said.text);
+        let missing = |printed: &mut Printed| printed.text.matches(words).count() < times;
+        let (printed, changed) = &*self.printed;
+        let waits = |printed: &mut Printed| !printed.is_closed && missing(printed);
+        let (mut printed, _) = changed.wait_timeout_while(printed.lock().unwrap(), DEADLINE, waits).unwrap();
+        assert!(!missing(&mut printed), "expected {times} times {words:?} in\n{}", printed.text);
     }
 
     /// Returns what the process has printed to standard error so far.
-    pub(crate) fn said(&self) -> String {
-        self.said.0.lock().unwrap().text.clone()
+    pub(crate) fn printed(&self) -> String {
+        self.printed.0.lock().unwrap().text.clone()
     }
 
     pub(crate) fn id(&self) -> u32 {
@@ -76,7 +76,11 @@ impl Machine {
     ///
     /// Panics if it has already ended.
     pub(crate) fn kill(mut self) {
-        assert!(self.child.try_wait().unwrap().is_none(), "the process has already ended: {}", self.said());
+        assert!(
+            self.child.try_wait().unwrap().is_none(),
+            "the process has already ended: {}",
+            self.printed()
+        );
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
@@ -91,9 +95,9 @@ impl Machine {
     /// Interrupts the process (SIGINT). Returns its report.
     pub(crate) fn interrupt(self) -> Value {
         self.child.signal(Signal::INT);
-        let said = Arc::clone(&self.said);
-        let (well, report) = self.end();
-        assert!(well, "{}", said.0.lock().unwrap().text);
+        let printed = Arc::clone(&self.printed);
+        let (succeeded, report) = self.end();
+        assert!(succeeded, "{}", printed.0.lock().unwrap().text);
         serde_json::from_str(&report).unwrap()
     }
 }

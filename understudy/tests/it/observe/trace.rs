@@ -7,7 +7,7 @@ const HOP: &str = "02:00:00:00:00:01";
 
 /// Writes the configuration of a router between two ports, and a capture whose CASes are for it. Returns its
 /// path, and the CASes' destination QPN.
-fn router(place: &Place) -> (PathBuf, u32) {
+fn router(test_folder: &TestFolder) -> (PathBuf, u32) {
     let frames = captures::frames(&captures::path(CAPTURE));
     // The destination address follows Ethernet and IPv4, the BTH follows UDP.
     let request = frames.iter().find(|frame| frame[42] == 0x13).unwrap();
@@ -18,7 +18,7 @@ fn router(place: &Place) -> (PathBuf, u32) {
          via = [{{ port = \"right\", mac = \"{HOP}\" }}]\n",
         mac.join(":")
     );
-    (place.config(true, &rest), qpn)
+    (test_folder.config(true, &rest), qpn)
 }
 
 fn bytes(part: &Value) -> Vec<u8> {
@@ -28,10 +28,10 @@ fn bytes(part: &Value) -> Vec<u8> {
 
 #[test]
 fn packets_are_shown_as_they_arrive_and_as_they_leave() {
-    let place = Place::new();
-    let (config, qpn) = router(&place);
+    let test_folder = TestFolder::new();
+    let (config, qpn) = router(&test_folder);
     let instance = Machine::ready("run", &config);
-    let (config, file) = (config.to_str().unwrap(), place.path("trace.pcapng"));
+    let (config, file) = (config.to_str().unwrap(), test_folder.path("trace.pcapng"));
     let qp = format!("{qpn:#x}");
     let trace = |more: &[&str]| {
         let output = understudy(&[&["trace", config, "--count", "20"], more].concat());
@@ -48,8 +48,8 @@ fn packets_are_shown_as_they_arrive_and_as_they_leave() {
         assert_eq!(packet["number"], at as u64 + 1);
         times.push(packet["time_ns"].as_u64().unwrap());
         let parts = packet["parts"].as_array().unwrap();
-        let whats: Vec<_> = parts.iter().map(|part| part["what"].as_str().unwrap()).collect();
-        assert_eq!(whats, ["in", "out"], "{packet}");
+        let part_kinds: Vec<_> = parts.iter().map(|part| part["what"].as_str().unwrap()).collect();
+        assert_eq!(part_kinds, ["in", "out"], "{packet}");
         assert_eq!((&parts[0]["port"], &parts[1]["port"]), (&0.into(), &1.into()));
         let (before, after) = (bytes(&parts[0]), bytes(&parts[1]));
         // The packet arrives with the router's address as destination, and leaves with it as source, to the
@@ -74,9 +74,9 @@ fn packets_are_shown_as_they_arrive_and_as_they_leave() {
     assert!(first[1].trim_start().starts_with("right  out  10.0.0.2 > 10.0.0.1  RC CmpSwap"), "{text}");
 
     // Packets for another station are dropped, and shown as dropped.
-    let answer =
+    let response =
         captures::frames(&captures::path(CAPTURE)).into_iter().find(|frame| frame[42] == 0x12).unwrap();
-    let other = u32::from_be_bytes([0, answer[47], answer[48], answer[49]]).to_string();
+    let other = u32::from_be_bytes([0, response[47], response[48], response[49]]).to_string();
     let text = trace(&["--qp", &other, "--host", "10.0.0.2"]);
     assert!(text.lines().nth(1).unwrap().ends_with("dropped: other station"), "{text}");
 
@@ -112,8 +112,8 @@ fn packets_are_shown_as_they_arrive_and_as_they_leave() {
 /// Two ports play captures forever, with a worker for each.
 #[test]
 fn each_workers_packets_are_shown_in_order() {
-    let place = Place::new();
-    let (_, qpn) = router(&place);
+    let test_folder = TestFolder::new();
+    let (_, qpn) = router(&test_folder);
     let port = |name: &str| {
         let capture = captures::path(CAPTURE);
         format!(
@@ -122,11 +122,11 @@ fn each_workers_packets_are_shown_in_order() {
         )
     };
     let text = format!(
-        "[runtime]\nworkers = [\"any\", \"any\"]\n{}{}[observe]\nsocket = \"top.sock\"\n{WIRE}",
+        "[runtime]\nworkers = [\"any\", \"any\"]\n{}{}[observe]\nsocket = \"top.sock\"\n{PAIR}",
         port("left"),
         port("right")
     );
-    let config = place.write("two.toml", &text);
+    let config = test_folder.write("two.toml", &text);
     let instance = Machine::ready("run", &config);
     let began = Instant::now();
     let mut workers = BTreeSet::new();
@@ -151,8 +151,8 @@ fn each_workers_packets_are_shown_in_order() {
 
 #[test]
 fn there_is_one_trace_at_a_time() {
-    let place = Place::new();
-    let (config, qpn) = router(&place);
+    let test_folder = TestFolder::new();
+    let (config, qpn) = router(&test_folder);
     let instance = Machine::ready("run", &config);
     let qp = qpn.to_string();
     let config = config.to_str().unwrap();
@@ -161,18 +161,18 @@ fn there_is_one_trace_at_a_time() {
     waiting.args(["trace", config, "--qp", "0xabcdef"]).stderr(Stdio::piped());
     let mut waiting = Process::start(waiting);
     let mut stderr = BufReader::new(waiting.stderr.take().unwrap());
-    let mut said = String::new();
-    stderr.read_line(&mut said).unwrap();
-    assert!(said.starts_with("Watching."), "{said}");
+    let mut printed = String::new();
+    stderr.read_line(&mut printed).unwrap();
+    assert!(printed.starts_with("Watching."), "{printed}");
     let second = understudy(&["trace", config, "--qp", &qp, "--count", "1"]);
     let error = String::from_utf8(second.stderr).unwrap();
     assert!(!second.status.success());
     assert!(error.contains("another trace is running"), "{error}");
     // An interrupted trace prints its count.
     waiting.signal(Signal::INT);
-    let mut said = String::new();
-    stderr.read_to_string(&mut said).unwrap();
-    assert!(waiting.wait().unwrap().success() && said == "0 packets\n", "{said}");
+    let mut printed = String::new();
+    stderr.read_to_string(&mut printed).unwrap();
+    assert!(waiting.wait().unwrap().success() && printed == "0 packets\n", "{printed}");
     // Then another trace can start, also after one that was killed.
     let began = Instant::now();
     while !understudy(&["trace", config, "--qp", &qp, "--count", "1"]).status.success() {
@@ -183,17 +183,17 @@ fn there_is_one_trace_at_a_time() {
     left.args(["trace", config, "--qp", &qp]).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut left = Process::start(left);
     let mut stderr = BufReader::new(left.stderr.take().unwrap());
-    let mut said = String::new();
-    stderr.read_line(&mut said).unwrap();
-    assert!(said.starts_with("Watching."), "{said}");
+    let mut printed = String::new();
+    stderr.read_line(&mut printed).unwrap();
+    assert!(printed.starts_with("Watching."), "{printed}");
     instance.interrupt();
-    stderr.read_to_string(&mut said).unwrap();
+    stderr.read_to_string(&mut printed).unwrap();
     left.wait().unwrap();
-    assert!(said.contains(" packets") || said.contains("does not answer any more"), "{said}");
+    assert!(printed.contains(" packets") || printed.contains("does not answer any more"), "{printed}");
 }
 
 /// Starts three servers, a bridge and a P4CE switch, each as a process.
-fn consensus(place: &Place) -> Vec<Machine> {
+fn consensus(test_folder: &TestFolder) -> Vec<Machine> {
     let runtime = "[runtime]\nidle = \"sleep\"\n";
     let port = |name: &str, id: u32, role: &str| {
         format!(
@@ -201,10 +201,10 @@ fn consensus(place: &Place) -> Vec<Machine> {
         )
     };
     let ports: String = (0..4).map(|n| port(&format!("p{n}"), n, "server")).collect();
-    let bridge = place.write("bridge.toml", &format!("{runtime}{ports}[forward]\nmac_table = {{}}\n"));
+    let bridge = test_folder.write("bridge.toml", &format!("{runtime}{ports}[forward]\nmac_table = {{}}\n"));
     let switch = port("rack", 3, "client")
         + "[p4ce]\nmac = \"02:00:00:00:00:fe\"\naddresses = [\"10.0.0.254/24\"]\n[observe]\nsocket = \"switch.sock\"\n";
-    let switch = place.write("switch.toml", &format!("{runtime}{switch}"));
+    let switch = test_folder.write("switch.toml", &format!("{runtime}{switch}"));
     let server = |n: u32| {
         let text = port("eth", n, "client");
         let text = format!(
@@ -214,7 +214,7 @@ fn consensus(place: &Place) -> Vec<Machine> {
             n + 1,
             n + 1
         );
-        place.write(&format!("server-{n}.toml"), &text)
+        test_folder.write(&format!("server-{n}.toml"), &text)
     };
     let mut all = vec![Machine::ready("run", &bridge), Machine::ready("run", &switch)];
     let command = |n| if n == 0 { "host --bootstrap" } else { "host" };
@@ -224,9 +224,9 @@ fn consensus(place: &Place) -> Vec<Machine> {
 
 #[test]
 fn a_groups_packets_are_shown_with_all_their_copies() {
-    let place = Place::new();
-    let _all = consensus(&place);
-    let switch = place.path("switch.toml");
+    let test_folder = TestFolder::new();
+    let _all = consensus(&test_folder);
+    let switch = test_folder.path("switch.toml");
     let began = Instant::now();
     let (group, packet) = loop {
         assert!(began.elapsed() < DEADLINE, "{}", top(&switch));
@@ -249,7 +249,7 @@ fn a_groups_packets_are_shown_with_all_their_copies() {
             .unwrap();
         let lines = String::from_utf8(output.stdout).unwrap();
         let packets = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-        let whats = |packet: &Value| -> Vec<String> {
+        let part_kinds = |packet: &Value| -> Vec<String> {
             packet["parts"]
                 .as_array()
                 .unwrap()
@@ -257,8 +257,9 @@ fn a_groups_packets_are_shown_with_all_their_copies() {
                 .map(|part| part["what"].as_str().unwrap().into())
                 .collect()
         };
-        let scattered =
-            |packet: &Value| whats(packet) == ["in", "out", "out"] && bytes(&packet["parts"][0])[42] == 0x0a;
+        let scattered = |packet: &Value| {
+            part_kinds(packet) == ["in", "out", "out"] && bytes(&packet["parts"][0])[42] == 0x0a
+        };
         if let Some(packet) = packets.into_iter().find(scattered) {
             break (row.clone(), packet);
         }
@@ -276,7 +277,7 @@ fn a_groups_packets_are_shown_with_all_their_copies() {
     }
     assert!(one.0 != other.0 && one.0 != leaders.0, "{packet}");
     // The counters that a server reports of itself
-    let server = top_until(&place.path("server-0.toml"), |seen| {
+    let server = top_until(&test_folder.path("server-0.toml"), |seen| {
         seen["counters"]
             .as_array()
             .unwrap()

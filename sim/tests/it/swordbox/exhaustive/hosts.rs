@@ -26,24 +26,24 @@ const SHARED: usize = 0;
 pub(super) const WORDS: usize = 3;
 /// Bytes before the words, and behind them. Those before the words fill all packets of a long WRITE but the
 /// last.
-const AROUND: u64 = 1024;
+const PADDING: u64 = 1024;
 /// Virtual address of the buffer for a client's results
-const LANDING_VA: u64 = 0x3000_0000_0000;
+const RESULTS_VA: u64 = 0x3000_0000_0000;
 /// Operations that a client has outstanding at once
 const OUTSTANDING: usize = 2;
 /// ACK timeout of clients: 262 us (4.096 us times two to the power of this)
-const TIMEOUT: u8 = 6;
+const ACK_TIMEOUT: u8 = 6;
 /// ACK timeout where WRITEs are long: 2.1 ms, longer than [`PAUSE`], after which the other client uses the
 /// word
-const LONG_TIMEOUT: u8 = 9;
+const LONG_ACK_TIMEOUT: u8 = 9;
 /// Retry count of clients
-const RETRIES: u8 = 7;
+const RETRY_COUNT: u8 = 7;
 /// Pause of a client. It is longer than `SETTLE`, so that the switch fetches values again.
 pub(super) const PAUSE: Nanos = Nanos::from_millis(2);
 /// A client whose connection is not established within this time requests another one.
-const CONNECT_WITHIN: Nanos = Nanos::from_millis(10);
+const CONNECT_TIMEOUT: Nanos = Nanos::from_millis(10);
 /// Most connections that a client makes in one run: its first one, and those that the restart may cost it
-const MOST_CONNECTIONS: u32 = 5;
+const MAX_CONNECTIONS: u32 = 5;
 
 /// A step of a client's plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -194,8 +194,8 @@ impl MemoryServer {
     pub(super) fn new(incarnation: u64, same_numbers: bool) -> Self {
         let mut nic = nic(0);
         let (pd, cq) = (nic.alloc_pd(), nic.create_cq(64).expect("room for a completion queue"));
-        let size = WORDS * STRIDE as usize + 2 * AROUND as usize;
-        let (buffer, mr) = nic.register_new(pd, size, VA - AROUND, Access::ALL).expect("room for a region");
+        let size = WORDS * STRIDE as usize + 2 * PADDING as usize;
+        let (buffer, mr) = nic.register_new(pd, size, VA - PADDING, Access::ALL).expect("room for a region");
         if !same_numbers {
             for _ in 0..incarnation * 8 {
                 queue_pair(&mut nic, pd, cq);
@@ -222,7 +222,7 @@ impl MemoryServer {
 
     /// Returns the contents of the words.
     pub(super) fn words(&self) -> Vec<u64> {
-        let bytes = &self.nic.bytes(self.buffer)[AROUND as usize..];
+        let bytes = &self.nic.bytes(self.buffer)[PADDING as usize..];
         let word =
             |at: usize| u64::from_le_bytes(*bytes[at * STRIDE as usize..].first_chunk().expect("8 bytes"));
         (0..WORDS).map(word).collect()
@@ -248,7 +248,7 @@ pub(super) struct Client {
     pub(super) nic: Rnic,
     pd: Pd,
     cq: Cq,
-    landing: (Buffer, Mr),
+    results: (Buffer, Mr),
     qpn: Qpn,
     conn: Option<Conn>,
     /// Memory that the REP of this connection announced
@@ -272,14 +272,14 @@ impl Client {
     pub(super) fn new(number: usize, long: bool) -> Self {
         let mut nic = nic(number as u8 + 1);
         let (pd, cq) = (nic.alloc_pd(), nic.create_cq(64).expect("room for a completion queue"));
-        let landing = nic.register_new(pd, 64, LANDING_VA, Access::ALL).expect("room for a region");
+        let results = nic.register_new(pd, 64, RESULTS_VA, Access::ALL).expect("room for a region");
         Self {
             number,
             long,
             nic,
             pd,
             cq,
-            landing,
+            results,
             qpn: Qpn::new(0),
             conn: None,
             memory: None,
@@ -302,7 +302,7 @@ impl Client {
             _ = self.nic.destroy_qp(self.qpn);
         }
         self.connections += 1;
-        if self.connections > MOST_CONNECTIONS {
+        if self.connections > MAX_CONNECTIONS {
             self.wrong = Some(format!(
                 "client {} exceeds its number of connections, which failed with {:?}",
                 self.number, self.errors
@@ -311,11 +311,12 @@ impl Client {
         }
         self.unknown += self.outstanding.drain(..).count() as u64;
         self.memory = None;
-        self.resume_at = Some(now + CONNECT_WITHIN);
-        let (plans, ack_timeout) = if self.long { (LONG_PLANS, LONG_TIMEOUT) } else { (PLANS, TIMEOUT) };
+        self.resume_at = Some(now + CONNECT_TIMEOUT);
+        let (plans, ack_timeout) =
+            if self.long { (LONG_PLANS, LONG_ACK_TIMEOUT) } else { (PLANS, ACK_TIMEOUT) };
         self.plan = plans[self.number].iter().copied().collect();
         self.qpn = queue_pair(&mut self.nic, self.pd, self.cq);
-        let param = ConnParam { retry_count: RETRIES, ack_timeout, ..ConnParam::default() };
+        let param = ConnParam { retry_count: RETRY_COUNT, ack_timeout, ..ConnParam::default() };
         let service = service_id_of(PortSpace::Tcp, PORT);
         self.conn = self.nic.connect(self.qpn, address(0), service, param, now).ok();
     }
@@ -326,7 +327,7 @@ impl Client {
     }
 
     /// Adds a READ of the shared word to the plan.
-    pub(super) fn look(&mut self) {
+    pub(super) fn read_again(&mut self) {
         self.plan.push_back(Step::Read);
     }
 
@@ -355,8 +356,8 @@ impl Client {
             }
             match self.outstanding.pop_front() {
                 Some(op) if op.id == completion.id => {
-                    let landed = &self.nic.bytes(self.landing.0)[Self::slot(op.id)..];
-                    let fetched = u64::from_le_bytes(*landed.first_chunk().expect("8 bytes"));
+                    let result = &self.nic.bytes(self.results.0)[Self::slot(op.id)..];
+                    let fetched = u64::from_le_bytes(*result.first_chunk().expect("8 bytes"));
                     history.complete(op.at, op.number, if op.fetches { fetched } else { 0 });
                     self.completed += 1;
                 }
@@ -414,17 +415,18 @@ impl Client {
             }
             Step::Long | Step::LongOwn => {
                 let value = history.fresh(memory.incarnation);
-                let mut data = vec![0; AROUND as usize + 8];
-                let (at, from) = if is_own { (remote.va, 0) } else { (remote.va - AROUND, AROUND as usize) };
+                let mut data = vec![0; PADDING as usize + 8];
+                let (at, from) =
+                    if is_own { (remote.va, 0) } else { (remote.va - PADDING, PADDING as usize) };
                 data[from..from + 8].copy_from_slice(&value.to_le_bytes());
                 let operation = Operation::Write(Remote { va: at, ..remote });
                 (Action::Write(value), operation, Some(data))
             }
             Step::Read | Step::Pause => (Action::Read, Operation::Read(remote), None),
         };
-        let landing = Sge { mr: self.landing.1, va: LANDING_VA + Self::slot(id) as u64, len: 8 };
+        let results = Sge { mr: self.results.1, va: RESULTS_VA + Self::slot(id) as u64, len: 8 };
         let fetches = data.is_none();
-        let data = data.map_or(Data::Memory(landing), Data::Inline);
+        let data = data.map_or(Data::Memory(results), Data::Inline);
         let connection = self.number as u32 * 16 + self.connections;
         let number = history.post(at, connection, action);
         self.posted += 1;

@@ -22,11 +22,11 @@ use swordbox::{Command, Config, Event, Layers, Server, Swordbox, Table};
 /// longer, so that the switch fetches values again, and [`Choice::Wait`] is shorter.
 const SETTLE: Nanos = Nanos::from_millis(1);
 /// Duration of [`Choice::Wait`]: longer than the switch and a client wait for an acknowledgement
-const LATE: Nanos = Nanos::from_micros(300);
+const WAIT_TIME: Nanos = Nanos::from_micros(300);
 /// A shared QP without an acknowledgement for this long is given up.
 const DEAD_AFTER: Nanos = Nanos::from_millis(1);
 /// Most steps of a run, choices and timers together
-const MOST_STEPS: usize = 20_000;
+const MAX_STEPS: usize = 20_000;
 
 /// One direction of a link. It is a queue of frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -70,7 +70,7 @@ pub(super) enum Choice {
     LoseAll(Link),
     /// The first frame of a link is delivered to the switch, and the frames that the switch sends to clients
     /// in response are lost.
-    LoseAnswers(Link),
+    LoseResponses(Link),
     /// The first frame of a link is delivered, and also stays in flight.
     Duplicate(Link),
     /// The second frame of a link is delivered before the first.
@@ -82,7 +82,7 @@ pub(super) enum Choice {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Actor {
     Server,
-    Others,
+    SwitchAndClients,
     Both,
 }
 
@@ -92,14 +92,14 @@ impl Choice {
             Self::Deliver(link)
             | Self::Lose(link)
             | Self::LoseAll(link)
-            | Self::LoseAnswers(link)
+            | Self::LoseResponses(link)
             | Self::Duplicate(link)
             | Self::Overtake(link) => match link {
                 Link::ToServer => Actor::Server,
-                Link::FromServer | Link::From(_) => Actor::Others,
+                Link::FromServer | Link::From(_) => Actor::SwitchAndClients,
             },
             Self::Restart => Actor::Server,
-            Self::Reconnect(_) => Actor::Others,
+            Self::Reconnect(_) => Actor::SwitchAndClients,
             Self::Timer | Self::Wait => Actor::Both,
         }
     }
@@ -113,7 +113,7 @@ impl Choice {
     /// state.
     pub(super) fn is_independent_of(self, other: Self) -> bool {
         let actors = [self.actor(), other.actor()];
-        let one_of_few = self.is_fault() && other.is_fault();
+        let both_are_faults = self.is_fault() && other.is_fault();
         let enables = |a, b| matches!((a, b), (Self::Restart, Self::Reconnect(_)));
         // A choice that sends the second frame of a link enables overtaking, and a frame that is sent before
         // or after a loss of all frames is lost or not.
@@ -121,7 +121,7 @@ impl Choice {
             |a: Self, b: Self| matches!(a, Self::Overtake(_) | Self::LoseAll(_)) && a.actor() != b.actor();
         !actors.contains(&Actor::Both)
             && actors[0] != actors[1]
-            && !one_of_few
+            && !both_are_faults
             && !enables(self, other)
             && !enables(other, self)
             && !overtakes(self, other)
@@ -213,9 +213,9 @@ pub(super) struct Play {
     faults: u32,
     waits: u32,
     /// Whether frames from the switch to clients are lost
-    loses_answers: bool,
+    loses_responses: bool,
     /// Whether both clients have been made to read the word once more
-    looked: bool,
+    has_read_again: bool,
 }
 
 fn switch(options: &Options) -> Swordbox {
@@ -254,8 +254,8 @@ impl Play {
             reconnected: [false; 2],
             faults: 0,
             waits: 0,
-            loses_answers: false,
-            looked: false,
+            loses_responses: false,
+            has_read_again: false,
         };
         for client in 0..2 {
             play.clients[client].connect(Nanos::ZERO);
@@ -310,7 +310,7 @@ impl Play {
             let several = || busy.iter().copied().filter(|link| len(link) > 1);
             choices.extend(several().flat_map(|link| [Choice::Overtake(link), Choice::LoseAll(link)]));
             let to_switch = busy.iter().copied().filter(|link| *link != Link::ToServer);
-            choices.extend(to_switch.map(Choice::LoseAnswers));
+            choices.extend(to_switch.map(Choice::LoseResponses));
         }
         choices
     }
@@ -318,7 +318,7 @@ impl Play {
     /// Plays one step.
     pub(super) fn step(&mut self, choice: Choice) {
         self.play(choice);
-        self.look();
+        self.read_again();
     }
 
     fn play(&mut self, choice: Choice) {
@@ -331,11 +331,11 @@ impl Play {
             }
             Choice::Lose(link) => _ = self.links[link.index()].pop_front(),
             Choice::LoseAll(link) => self.links[link.index()].clear(),
-            Choice::LoseAnswers(link) => {
+            Choice::LoseResponses(link) => {
                 let frame = self.links[link.index()].pop_front();
-                self.loses_answers = true;
+                self.loses_responses = true;
                 self.deliver(link, frame);
-                self.loses_answers = false;
+                self.loses_responses = false;
             }
             Choice::Duplicate(link) => {
                 let frame = self.links[link.index()].front().cloned();
@@ -348,7 +348,7 @@ impl Play {
             Choice::Timer => self.pass(self.next_timer().unwrap_or(self.now)),
             Choice::Wait => {
                 self.waits += 1;
-                let until = self.now + LATE;
+                let until = self.now + WAIT_TIME;
                 while let Some(at) = self.next_timer().filter(|at| *at <= until) {
                     self.pass(at);
                 }
@@ -394,7 +394,7 @@ impl Play {
         for (frame, port) in out.frames {
             match port.index().checked_sub(1) {
                 None => self.send(Link::ToServer, hops, frame.into_bytes()),
-                Some(_) if self.loses_answers => {}
+                Some(_) if self.loses_responses => {}
                 Some(client) => {
                     self.clients[client].nic.on_frame(&frame.into_bytes(), self.now);
                     self.run_client(client, hops);
@@ -461,18 +461,18 @@ impl Play {
 
     /// Returns whether nothing is left to do.
     pub(super) fn is_over(&self) -> bool {
-        self.looked && self.in_flight() == 0 && self.clients.iter().all(Client::is_done)
+        self.has_read_again && self.in_flight() == 0 && self.clients.iter().all(Client::is_done)
     }
 
     /// Makes both clients read the word once more when all their operations are done. A client whose
     /// connection belongs to an earlier incarnation notices that by this READ.
-    fn look(&mut self) {
-        if self.looked || self.in_flight() > 0 || !self.clients.iter().all(Client::is_done) {
+    fn read_again(&mut self) {
+        if self.has_read_again || self.in_flight() > 0 || !self.clients.iter().all(Client::is_done) {
             return;
         }
-        self.looked = true;
+        self.has_read_again = true;
         for number in 0..2 {
-            self.clients[number].look();
+            self.clients[number].read_again();
             let hops = self.hops;
             self.run_client(number, hops);
         }
@@ -482,7 +482,7 @@ impl Play {
     pub(super) fn finish(mut self) -> Result<(Totals, u64), String> {
         while !self.is_over() {
             self.step(self.usual());
-            if self.steps > MOST_STEPS {
+            if self.steps > MAX_STEPS {
                 return Err(format!(
                     "not done after {} steps: {:?}\n{:?}",
                     self.steps, self.clients, self.switch

@@ -5,9 +5,9 @@ use swordbox::Counters;
 
 /// Sums of counters over many runs, by counter name.
 #[derive(Debug, Default)]
-pub(crate) struct Acted(BTreeMap<&'static str, u64>);
+pub(crate) struct CounterTotals(BTreeMap<&'static str, u64>);
 
-impl Acted {
+impl CounterTotals {
     /// Adds the counters of one Swordbox.
     pub(crate) fn add(&mut self, counters: &Counters) {
         for (name, count) in counters.all() {
@@ -21,21 +21,21 @@ impl Acted {
         *self.0.entry("forged").or_default() += host.no_qp;
     }
 
-    /// Returns the counters that are below their minimum in `least`.
-    pub(crate) fn idle<'a>(&self, least: &[(&'a str, u64)]) -> Vec<&'a str> {
+    /// Returns the counters that are below their minimum in `minima`.
+    pub(crate) fn below_minimum<'a>(&self, minima: &[(&'a str, u64)]) -> Vec<&'a str> {
         let count = |name| self.0.get(name).copied().unwrap_or(0);
-        least.iter().filter(|(name, least)| count(name) < *least).map(|(name, _)| *name).collect()
+        minima.iter().filter(|(name, minima)| count(name) < *minima).map(|(name, _)| *name).collect()
     }
 
-    /// Checks that each counter has reached its minimum in `least`. Checks nothing if the environment selects
+    /// Checks that each counter has reached its minimum in `minima`. Checks nothing if the environment selects
     /// other seeds than the test's own.
     #[track_caller]
-    pub(crate) fn check(&self, least: &[(&str, u64)]) {
+    pub(crate) fn check(&self, minima: &[(&str, u64)]) {
         println!("{self:?}");
-        let idle = self.idle(least);
+        let below_minimum = self.below_minimum(minima);
         assert!(
-            !crate::environment::are_default() || idle.is_empty(),
-            "counters below their minimum: {idle:?}, of {self:?}"
+            !crate::environment::selects_default_seeds() || below_minimum.is_empty(),
+            "counters below their minimum: {below_minimum:?}, of {self:?}"
         );
     }
 }

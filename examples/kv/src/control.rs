@@ -5,7 +5,7 @@
 //! has room.
 
 use crate::command::Command;
-use crate::replica::{Answer, Replica, Ticket};
+use crate::replica::{Replica, Response, Ticket};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use dataplane::{Control, ControlOutput, Live, Mbuf, PortInfo, QueueFull};
 use rnic::{Call, Station};
@@ -13,10 +13,10 @@ use std::collections::BTreeMap;
 use switch::PortId;
 
 /// Requests that are in progress at once. More wait in the channel.
-const UNDER_WAY: usize = 4096;
+const MAX_IN_PROGRESS: usize = 4096;
 
 /// A request of a client thread.
-pub(crate) enum Ask {
+pub(crate) enum ReplicaRequest {
     Command(Command),
     Info,
     Bootstrap,
@@ -24,55 +24,57 @@ pub(crate) enum Ask {
 
 /// Handle by which client threads submit requests.
 #[derive(Clone)]
-pub(crate) struct Counter(Sender<(Ask, Sender<Answer>)>);
+pub(crate) struct RequestSender(Sender<(ReplicaRequest, Sender<Response>)>);
 
-impl Counter {
+impl RequestSender {
     /// Submits a request. The result arrives on the returned channel, which is closed if the server ends.
-    pub(crate) fn ask(&self, ask: Ask) -> Receiver<Answer> {
-        let (answer, answered) = bounded(1);
+    pub(crate) fn submit(&self, request: ReplicaRequest) -> Receiver<Response> {
+        let (response, received) = bounded(1);
         // If the control plane has ended, the channel is closed without a result.
-        _ = self.0.send((ask, answer));
-        answered
+        _ = self.0.send((request, response));
+        received
     }
 }
 
 /// The control plane of a replica.
-pub(crate) struct Desk {
-    requests: Receiver<(Ask, Sender<Answer>)>,
-    answers: Receiver<(Ticket, Answer)>,
+pub(crate) struct ReplicaControl {
+    requests: Receiver<(ReplicaRequest, Sender<Response>)>,
+    responses: Receiver<(Ticket, Response)>,
     /// Requesters that wait for results
-    asked: BTreeMap<Ticket, Sender<Answer>>,
+    requesters: BTreeMap<Ticket, Sender<Response>>,
     next: Ticket,
     /// A call for which the worker's queue had no room
-    stuck: Option<Call<Replica>>,
+    blocked_call: Option<Call<Replica>>,
 }
 
-impl Desk {
+impl ReplicaControl {
     /// Returns the control plane, a handle for requests, and the channel for the replica's results.
-    pub(crate) fn new() -> (Self, Counter, Sender<(Ticket, Answer)>) {
-        let (counter, requests) = bounded(UNDER_WAY);
-        let (replica, answers) = bounded(UNDER_WAY);
-        let desk = Self { requests, answers, asked: BTreeMap::new(), next: 0, stuck: None };
-        (desk, Counter(counter), replica)
+    pub(crate) fn new() -> (Self, RequestSender, Sender<(Ticket, Response)>) {
+        let (request_sender, requests) = bounded(MAX_IN_PROGRESS);
+        let (replica, responses) = bounded(MAX_IN_PROGRESS);
+        let control = Self { requests, responses, requesters: BTreeMap::new(), next: 0, blocked_call: None };
+        (control, RequestSender(request_sender), replica)
     }
 
     fn next_call(&mut self) -> Option<Call<Replica>> {
-        if self.asked.len() >= UNDER_WAY {
+        if self.requesters.len() >= MAX_IN_PROGRESS {
             return None;
         }
-        let (ask, answer) = self.requests.try_recv().ok()?;
+        let (request, response) = self.requests.try_recv().ok()?;
         let ticket = self.next;
         self.next += 1;
-        self.asked.insert(ticket, answer);
-        Some(match ask {
-            Ask::Command(command) => Box::new(move |replica, _, _| replica.ask(ticket, command)),
-            Ask::Info => Box::new(move |replica, _, _| replica.ask_info(ticket)),
-            Ask::Bootstrap => Box::new(move |replica, _, _| replica.bootstrap(ticket)),
+        self.requesters.insert(ticket, response);
+        Some(match request {
+            ReplicaRequest::Command(command) => {
+                Box::new(move |replica, _, _| replica.submit(ticket, command))
+            }
+            ReplicaRequest::Info => Box::new(move |replica, _, _| replica.request_info(ticket)),
+            ReplicaRequest::Bootstrap => Box::new(move |replica, _, _| replica.bootstrap(ticket)),
         })
     }
 }
 
-impl Control<Station<Replica>> for Desk {
+impl Control<Station<Replica>> for ReplicaControl {
     fn on_event(&mut self, _worker: usize, (): (), _out: &mut ControlOutput<'_, Station<Replica>>) {}
 
     fn on_punt(
@@ -85,15 +87,15 @@ impl Control<Station<Replica>> for Desk {
     }
 
     fn on_tick(&mut self, _live: &Live<'_>, out: &mut ControlOutput<'_, Station<Replica>>) -> bool {
-        while let Ok((ticket, answer)) = self.answers.try_recv() {
-            if let Some(asked) = self.asked.remove(&ticket) {
+        while let Ok((ticket, response)) = self.responses.try_recv() {
+            if let Some(requester) = self.requesters.remove(&ticket) {
                 // The client may have disconnected.
-                _ = asked.try_send(answer);
+                _ = requester.try_send(response);
             }
         }
-        while let Some(call) = self.stuck.take().or_else(|| self.next_call()) {
+        while let Some(call) = self.blocked_call.take().or_else(|| self.next_call()) {
             if let Err(QueueFull(call)) = out.command(0, call) {
-                self.stuck = Some(call);
+                self.blocked_call = Some(call);
                 break;
             }
         }
