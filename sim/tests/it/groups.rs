@@ -204,7 +204,7 @@ impl Net {
     }
 
     /// Returns whether the only leaders that still wait cannot learn that their groups are closed: a right to
-    /// write was revoked, and the REJ or DREQ that reports it was lost. Only a limit of retries, which these
+    /// write was revoked, and the REJ that reports it was lost. Only a limit of retries, which these
     /// leaders do not have, would end their wait.
     fn only_doomed_leaders_wait(&self) -> bool {
         let (leaders, replicas) = self.hosts();
