@@ -1,10 +1,10 @@
-//! Any bytes as a CM message.
+//! Parses arbitrary bytes as a CM message.
 
 use rocev2::cm::{Body, MAD_LEN, Message};
 
 /// Runs one input.
 pub(crate) fn run(bytes: &[u8]) {
-    // Most inputs should be of the right length; the first byte decides.
+    // Most inputs have another length than a MAD, so a padded or cut copy is parsed, too.
     let mut mad = [0; MAD_LEN];
     let len = bytes.len().min(MAD_LEN);
     mad[..len].copy_from_slice(&bytes[..len]);

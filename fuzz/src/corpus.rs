@@ -32,8 +32,8 @@ fn named(target: &str) -> Vec<(String, Vec<u8>)> {
     for path in captures::all() {
         let stem = path.file_stem().expect("a capture has a name").to_string_lossy().into_owned();
         let captured = captures::frames(&path);
-        let step = (captured.len() / PER_FILE).max(1);
-        for (n, frame) in captured.iter().step_by(step).enumerate() {
+        let stride = (captured.len() / PER_FILE).max(1);
+        for (n, frame) in captured.iter().step_by(stride).enumerate() {
             let inputs = of_frame(target, frame).into_iter().enumerate();
             all.extend(inputs.map(|(m, input)| (format!("{stem}-{n}-{m}"), input)));
         }

@@ -1,4 +1,5 @@
-//! Any bytes as a captured frame of any link, whole or cut: taken apart leniently, to a line of JSON.
+//! Dissects arbitrary bytes as a captured frame of any link type, complete or cut, and formats the result as
+//! a line of JSON.
 
 #[path = "../../understudy/src/decode/dissect.rs"]
 #[allow(dead_code, unreachable_pub)]

@@ -1,4 +1,5 @@
-//! Any bytes as frames on any port of a wire and of a bridge: nothing changes them, and they go to a port that exists.
+//! Forwards arbitrary frames on any port, between pairs of ports and as a bridge. No frame is changed, and
+//! each leaves on an existing port.
 
 use rocev2::ethernet::MacAddr;
 use switch::drop::FaultSet;

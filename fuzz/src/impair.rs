@@ -1,5 +1,5 @@
-//! Any bytes as frames on a wire with every fault at once: nothing is lost that no rule drops, what is held back comes out,
-//! and a second run is the same.
+//! Sends arbitrary frames through all impairments at once. Only frames that a rule drops are lost, delayed
+//! frames are sent in the end, and a second run has the same result.
 
 use rocev2::Psn;
 use switch::impair::{Action, Config, Field, Impair, Match, Operations, PsnRange, Rule};
@@ -29,7 +29,7 @@ fn rules(share: Share) -> Vec<Rule> {
     ]
 }
 
-/// Everything that leaves, in order.
+/// Returns all frames that leave, in order.
 fn play(share: Share, mut rest: &[u8]) -> Vec<(Vec<u8>, PortId)> {
     let mut impair = Impair::new(
         &Config {
@@ -44,34 +44,34 @@ fn play(share: Share, mut rest: &[u8]) -> Vec<(Vec<u8>, PortId)> {
         },
         0,
     );
-    let (mut now, mut left, mut came, mut dropped) = (Nanos::ZERO, Vec::new(), 0, 0);
+    let (mut now, mut sent, mut received, mut dropped) = (Nanos::ZERO, Vec::new(), 0, 0);
     while let Some((&[how, len], after)) = rest.split_first_chunk() {
         let (frame, after) = after.split_at(usize::from(len).min(after.len()));
         rest = after;
         now = now + Nanos(u64::from(how >> 1));
         let (verdict, frames) = run_frame(&mut impair, frame, PortId(u16::from(how & 1)), now);
-        left.extend(frames);
-        came += 1;
+        sent.extend(frames);
+        received += 1;
         dropped += u64::from(matches!(verdict, Verdict::Drop(_)));
-        tick(&mut impair, now, usize::from(how & 3), &mut left);
+        tick(&mut impair, now, usize::from(how & 3), &mut sent);
     }
-    // What is held back is due by and by.
+    // Frames that are held back become due.
     while let Some(at) = impair.next_timer() {
-        assert!(at.since(now) <= Nanos(2_000), "nothing waits for ever");
+        assert!(at.since(now) <= Nanos(2_000), "a frame is held for more than 2 us");
         now = now.max(at);
-        tick(&mut impair, now, usize::MAX, &mut left);
+        tick(&mut impair, now, usize::MAX, &mut sent);
     }
     let counters = impair.counters();
     let copies = 2 * counters.rules[2].acted.get();
     assert_eq!((counters.held_now(), counters.rules[0].acted.get()), (0, dropped));
-    assert_eq!(left.len() as u64, came - dropped + copies);
-    left
+    assert_eq!(sent.len() as u64, received - dropped + copies);
+    sent
 }
 
-fn tick(impair: &mut Impair, now: Nanos, room: usize, left: &mut Vec<(Vec<u8>, PortId)>) {
+fn tick(impair: &mut Impair, now: Nanos, room: usize, sent: &mut Vec<(Vec<u8>, PortId)>) {
     let mut out = Sent::with_room(room);
     impair.on_timer(now, &mut out);
-    left.extend(out.frames.into_iter().map(|(frame, port)| (frame.bytes().to_vec(), port)));
+    sent.extend(out.frames.into_iter().map(|(frame, port)| (frame.bytes().to_vec(), port)));
 }
 
 /// Runs one input.

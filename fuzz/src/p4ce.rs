@@ -1,5 +1,6 @@
-//! Any packets, from anybody, at P4CE's switch with a group that is open and a control plane that listens: it does not
-//! panic, its frames have right checksums, and the leader is never told of more than the replicas have acknowledged.
+//! Sends arbitrary packets from any host to P4CE's switch, with an open group and a control plane. The switch
+//! does not panic, its frames have correct checksums, and it never acknowledges to the leader more than the
+//! replicas have acknowledged.
 
 use core::net::IpAddr;
 use p4ce::{
@@ -78,7 +79,8 @@ fn switch(how: u8) -> (P4ce, Control) {
     (function, control)
 }
 
-/// A packet of a host's to the switch, with right checksums: `transport` is the BTH and what follows it.
+/// Returns a packet from a host to the switch, with correct checksums. `transport` is the BTH and what
+/// follows it.
 fn packet(host: u8, qpn: Qpn, transport: &[u8]) -> Vec<u8> {
     let mut bth = transport.to_vec();
     bth.resize(bth.len().max(Bth::LEN).next_multiple_of(4), 0);
@@ -105,7 +107,7 @@ pub(crate) fn run(input: &[u8]) {
     let Some((&how, mut rest)) = input.split_first() else { return };
     let (mut function, mut control) = switch(how);
     let mut now = Nanos::ZERO;
-    // How far each replica has acknowledged, by packets that were right and from it: in packets from the first on
+    // How far each replica has acknowledged by correct packets of its own, in packets from the first PSN on
     let mut acknowledged = [0i32; REPLICAS as usize];
     while let Some((&[kind, len], after)) = rest.split_first_chunk() {
         let (data, after) = after.split_at((2 * usize::from(len)).min(after.len()));
@@ -114,7 +116,7 @@ pub(crate) fn run(input: &[u8]) {
         let host = kind >> 4 & 3;
         let frame = match kind & 3 {
             0 => data.to_vec(),
-            // To its own queue pair here
+            // To the switch's queue pair for this host
             1 => packet(host, peer(host).local_qp, data),
             2 => packet(host, Qpn::new(u32::from(kind >> 2)), data),
             _ => packet(host, Qpn::GSI, data),
@@ -126,9 +128,9 @@ pub(crate) fn run(input: &[u8]) {
             && let Some(aeth) = seen.aeth()
         {
             let missing = !matches!(aeth.kind(), Syndrome::Ack(_));
-            let told = seen.bth().psn().distance(peer(host).first) + i32::from(!missing);
-            let so_far = &mut acknowledged[usize::from(host) - 1];
-            *so_far = told.max(*so_far);
+            let covered_by_ack = seen.bth().psn().distance(peer(host).first) + i32::from(!missing);
+            let acked = &mut acknowledged[usize::from(host) - 1];
+            *acked = covered_by_ack.max(*acked);
         }
         let (verdict, frames) = run_frame(&mut function, &frame, PortId(host.into()), now);
         for (sent, _) in &frames {
@@ -156,16 +158,16 @@ pub(crate) fn run(input: &[u8]) {
     }
 }
 
-/// A frame that left because of another one.
-fn check(came: &[u8], sent: &[u8], acknowledged: &[i32; REPLICAS as usize]) {
+/// Checks a frame that the switch sent in response to another one.
+fn check(cause: &[u8], sent: &[u8], acknowledged: &[i32; REPLICAS as usize]) {
     let Some(packet) = Packet::parse(sent) else {
-        assert_eq!(came, sent, "what is no packet is passed as it is");
+        assert_eq!(cause, sent, "a frame that is not a packet was changed");
         return;
     };
     if packet.ethernet().src != OWN {
         return;
     }
-    let right = Packet::parse(came).is_some_and(|came| came.verify_icrc());
+    let right = Packet::parse(cause).is_some_and(|cause| cause.verify_icrc());
     assert!(!right || packet.verify_icrc());
     if packet.bth().dest_qp() != peer(0).remote_qp || packet.bth().opcode() != Opcode::RC_ACKNOWLEDGE {
         return;
@@ -173,6 +175,9 @@ fn check(came: &[u8], sent: &[u8], acknowledged: &[i32; REPLICAS as usize]) {
     let Some(aeth) = packet.aeth() else { return };
     let missing = !matches!(aeth.kind(), Syndrome::Ack(_));
     let covered = packet.bth().psn().distance(FIRST) + i32::from(!missing);
-    let holders = acknowledged.iter().filter(|so_far| **so_far >= covered).count();
-    assert!(covered <= 0 || holders >= QUORUM, "{covered} packets told of, held by {acknowledged:?}");
+    let holders = acknowledged.iter().filter(|acked| **acked >= covered).count();
+    assert!(
+        covered <= 0 || holders >= QUORUM,
+        "{covered} packets acknowledged to the leader, replicas hold {acknowledged:?}"
+    );
 }

@@ -1,7 +1,8 @@
-//! Any packets, and any frames, at a process of 1Pipe that sends, while its clock is set and time passes: it does not panic,
-//! delivers in order and never ahead of its clock, keeps what it promises on its link, and no more than it may; what it sends to
-//! each peer leaves once, in the order of the calls, whether it was kept first or sent at once, and has PSNs without a gap; each
-//! scattering has a timestamp of its own, and is settled once.
+//! Sends arbitrary packets and frames to a 1Pipe process that sends, while its clock is set and time passes.
+//! The process does not panic. It delivers in order and never ahead of its clock, does not break the barriers
+//! that it has announced on its link, and stays within its buffers. Its messages to each peer leave once, in
+//! the order of the calls, whether buffered or sent at once, and with consecutive PSNs. Each scattering has
+//! its own timestamp, and is settled once.
 
 use representative::process::{Beacons, Config, Event, Message, Peer, Process, ProcessId, Scattering};
 use rocev2::deth::Deth;
@@ -26,15 +27,16 @@ fn peer(n: u8) -> Peer {
 struct Host {
     process: Process,
     now: Nanos,
-    /// The next PSN of each peer, and the latest that went there
+    /// Next PSN from each peer, and the latest PSN sent to it
     psns: [(Psn, Psn); PEERS as usize + 1],
-    /// Peers that something went to, and the last scattering of which a packet was a message's first
-    went: [Option<Option<u64>>; PEERS as usize + 1],
-    /// The last timestamp of a scattering that left, as far as its packets say which it is
-    stamped: Option<(Timestamp, u64)>,
-    /// Scatterings that were taken
-    taken: u64,
-    promised: Option<Timestamp>,
+    /// Peers to which a message was sent, with the last scattering of which a first packet was sent
+    #[expect(clippy::option_option, reason = "no packet yet, or a packet with no scattering before it")]
+    last_scatterings: [Option<Option<u64>>; PEERS as usize + 1],
+    /// Timestamp and number of the last scattering that left, as far as its packets identify it
+    last_stamped: Option<(Timestamp, u64)>,
+    /// Number of scatterings that the process has accepted
+    accepted: u64,
+    last_barrier: Option<Timestamp>,
     delivered: Option<(Timestamp, ProcessId)>,
     open: BTreeSet<Scattering>,
 }
@@ -55,32 +57,33 @@ impl Host {
             process,
             now: Nanos::ZERO,
             psns,
-            went: [None; PEERS as usize + 1],
-            stamped: None,
-            taken: 0,
-            promised: None,
+            last_scatterings: [None; PEERS as usize + 1],
+            last_stamped: None,
+            accepted: 0,
+            last_barrier: None,
             delivered: None,
             open: BTreeSet::new(),
         }
     }
 
-    /// A scattering was taken: they are counted.
-    fn take(&mut self, scattering: Scattering) {
-        assert_eq!(scattering.0, self.taken);
-        self.taken += 1;
+    /// Records a scattering that the process has accepted. They are numbered consecutively.
+    fn record_accepted(&mut self, scattering: Scattering) {
+        assert_eq!(scattering.0, self.accepted);
+        self.accepted += 1;
         assert!(self.open.insert(scattering));
     }
 
-    /// What a message of the next scattering says: which it is, if there is room for that
-    fn text(&self, len: usize, fill: u8) -> Vec<u8> {
-        let mut text = vec![fill; len];
-        if let Some(number) = text.first_chunk_mut() {
-            *number = self.taken.to_be_bytes();
+    /// Returns the payload of a message of the next scattering. It begins with the scattering's number if
+    /// there is room.
+    fn message_text(&self, len: usize, fill: u8) -> Vec<u8> {
+        let mut message_text = vec![fill; len];
+        if let Some(number) = message_text.first_chunk_mut() {
+            *number = self.accepted.to_be_bytes();
         }
-        text
+        message_text
     }
 
-    fn hear(&mut self, from: u8, header: &OnePipe, payload: &[u8]) {
+    fn deliver(&mut self, from: u8, header: &OnePipe, payload: &[u8]) {
         let ends = Ends {
             src_mac: peer(from).mac,
             dst_mac: peer(0).mac,
@@ -106,7 +109,7 @@ impl Host {
         let psns = &mut self.psns[usize::from(from)];
         match kind & 7 {
             0 | 1 => {
-                // Mostly the next
+                // Mostly the next PSN
                 let by = if kind & 1 == 0 { 0 } else { i32::from(b as i8) };
                 let psn = psns.0.add(by as u32 & 0xff_ffff);
                 psns.0 = psn.add(1);
@@ -114,7 +117,7 @@ impl Host {
                 header.set_first(kind & 8 == 0);
                 header.set_end_of_message(kind & 16 == 0);
                 header.set_timestamp_follows(kind & 32 != 0);
-                self.hear(from, &header, &bytes[..bytes.len().min(usize::from(a))]);
+                self.deliver(from, &header, &bytes[..bytes.len().min(usize::from(a))]);
             }
             2 => {
                 let psn = psns.1.add(b as i8 as u32 & 0xff_ffff);
@@ -124,78 +127,83 @@ impl Host {
                 arrivals[..len].copy_from_slice(&bytes[..len]);
                 let mut arrivals = Arrivals::read_from_bytes(&arrivals).unwrap();
                 arrivals.set_next(psn.add(c as i8 as u32 & 0xff_ffff));
-                self.hear(from, &header, arrivals.as_bytes());
+                self.deliver(from, &header, arrivals.as_bytes());
             }
             3 => {
                 let header = OnePipe::new(OnePipeOpcode::NAK, clock, psns.1.sub(b.into()));
-                self.hear(from, &header, Refused::new(c).as_bytes());
+                self.deliver(from, &header, Refused::new(c).as_bytes());
             }
             4 => {
                 let header = OnePipe::new(OnePipeOpcode::BEACON, near(b, 100), Psn::ZERO);
-                self.hear(TOR, &header, &[]);
+                self.deliver(TOR, &header, &[]);
             }
             5 if a & 32 != 0 => {
-                // To itself, to one that is known or not
-                let (dst, text) = (ProcessId((a & 7).into()), self.text(usize::from(b) * 2, c));
+                // To itself, or to a process that is known or not
+                let (dst, message_text) =
+                    (ProcessId((a & 7).into()), self.message_text(usize::from(b) * 2, c));
                 let mut frame = vec![c; usize::from(a)];
-                match self.process.send_at_once(self.now, dst, &text, &mut frame) {
+                match self.process.send_at_once(self.now, dst, &message_text, &mut frame) {
                     Some(scattering) => {
-                        self.take(scattering);
-                        assert_eq!(self.look_at(&frame), Some(OnePipeOpcode::DATA));
+                        self.record_accepted(scattering);
+                        assert_eq!(self.check_sent(&frame), Some(OnePipeOpcode::DATA));
                     }
                     None if a & 64 != 0 => {
-                        if let Ok(scattering) = self.process.unreliable_send(self.now, &[(dst, &text)]) {
-                            self.take(scattering);
+                        if let Ok(scattering) =
+                            self.process.unreliable_send(self.now, &[(dst, &message_text)])
+                        {
+                            self.record_accepted(scattering);
                         }
                     }
                     None => {}
                 }
             }
             5 => {
-                let text = self.text(usize::from(b) * 4, c);
+                let message_text = self.message_text(usize::from(b) * 4, c);
                 let all = (0..=PEERS).filter(|n| a >> n & 1 != 0).chain((a & 16 != 0).then_some(a & 3));
-                let messages: Vec<_> = all.map(|n| (ProcessId(n.into()), &text[..])).collect();
+                let messages: Vec<_> = all.map(|n| (ProcessId(n.into()), &message_text[..])).collect();
                 if let Ok(scattering) = self.process.unreliable_send(self.now, &messages) {
-                    self.take(scattering);
+                    self.record_accepted(scattering);
                 }
             }
             6 => self.now = self.now + Nanos(u64::from(b) << (c % 16)),
-            _ if a & 3 == 0 => self.process.set_clock(near(b, 1000), self.now),
+            _ if a.is_multiple_of(4) => self.process.set_clock(near(b, 1000), self.now),
             _ if a & 3 == 1 => _ = self.process.set_alive(ProcessId((b % 5).into()), c & 1 != 0, self.now),
             _ => _ = self.process.on_frame(bytes, self.now),
         }
     }
 
-    /// A frame leaves: what it is, if not a beacon.
-    fn look_at(&mut self, frame: &[u8]) -> Option<OnePipeOpcode> {
+    /// Checks a frame that leaves. Returns its opcode, unless it is a beacon.
+    fn check_sent(&mut self, frame: &[u8]) -> Option<OnePipeOpcode> {
         let packet = Packet::parse(frame).unwrap();
         assert!(packet.verify_icrc());
         let header = packet.onepipe().unwrap();
         if header.opcode() == OnePipeOpcode::DATA {
-            assert!(self.promised.is_none_or(|promised| !header.timestamp().precedes(promised)));
+            assert!(self.last_barrier.is_none_or(|last_barrier| !header.timestamp().precedes(last_barrier)));
             let to = usize::from(packet.ethernet().dst.0[5]);
-            let went = &mut self.went[to];
+            let last_scatterings = &mut self.last_scatterings[to];
             assert!(
-                went.is_none() || header.psn() == self.psns[to].1.add(1),
-                "no PSN is left out or taken twice"
+                last_scatterings.is_none() || header.psn() == self.psns[to].1.add(1),
+                "a PSN was skipped or used twice"
             );
             self.psns[to].1 = header.psn();
-            let before = went.get_or_insert(None);
+            let before = last_scatterings.get_or_insert(None);
             let payload = &packet.payload()[OnePipe::LEN..];
             if let (true, Some(number)) = (header.first(), payload.first_chunk()) {
                 let number = u64::from_be_bytes(*number);
-                assert!(number < self.taken && before.replace(number).is_none_or(|before| before < number));
+                assert!(
+                    number < self.accepted && before.replace(number).is_none_or(|before| before < number)
+                );
                 let (time, of) = (header.timestamp(), (header.timestamp(), number));
                 if !header.timestamp_follows()
-                    && let Some((before, scattering)) = self.stamped.replace(of)
+                    && let Some((before, scattering)) = self.last_stamped.replace(of)
                 {
                     assert!(before.precedes(time) || before == time && scattering == number);
                 }
             }
         }
         if let Some(barrier) = header.barrier() {
-            assert!(self.promised.is_none_or(|promised| !barrier.precedes(promised)));
-            self.promised = Some(barrier);
+            assert!(self.last_barrier.is_none_or(|last_barrier| !barrier.precedes(last_barrier)));
+            self.last_barrier = Some(barrier);
         }
         (header.opcode() != OnePipeOpcode::BEACON).then(|| header.opcode())
     }
@@ -207,7 +215,7 @@ impl Host {
         let mut frame = Vec::new();
         while sends > 0 && self.process.poll_transmit(self.now, &mut frame) {
             sends -= 1;
-            self.look_at(&frame);
+            self.check_sent(&frame);
         }
         let (unsent, kept) = self.process.buffered();
         assert!(unsent <= BUFFER && kept <= BUFFER);
@@ -234,7 +242,7 @@ pub(crate) fn run(input: &[u8]) {
     let Some((&how, mut rest)) = input.split_first() else { return };
     let mut host = Host::new(how);
     while let Some((&step, after)) = rest.split_first_chunk() {
-        // Frames are longer than what else is needed.
+        // Only frames need more than 12 bytes.
         let len = if step[0] & 7 == 7 { usize::from(step[1]) } else { 12 };
         let (bytes, after) = after.split_at(len.min(after.len()));
         rest = after;

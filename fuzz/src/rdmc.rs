@@ -1,6 +1,7 @@
-//! Two nodes that say anything to a member of RDMC's groups, on connections that stand, and go and come: messages, blocks with any
-//! immediate data, words, or nothing. It does not panic; what others say makes it keep no more than its groups have a use for; what
-//! it takes for messages has the lengths that were told; and when its groups are over, all that they took is given back.
+//! Two peers send arbitrary input to a member of RDMC's groups, on connections that are open, closed and
+//! opened again: messages, blocks with any immediate data, words, or nothing. The node does not panic. It
+//! does not hold more resources because of peers than its groups can use. Completed messages have their
+//! announced lengths. When its groups are over, it has released all resources.
 
 use core::net::IpAddr;
 use rdmc::{Algorithm, Config, Event, GroupConfig, Memory, Node};
@@ -16,15 +17,16 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use switch::Nanos;
 
-/// In between, so that it asks one of the others for a connection, and is asked by the other
+/// Between the peers' addresses, so that it requests a connection from one peer, and accepts one from the
+/// other
 const OWN: u8 = 2;
 const PEERS: [u8; 2] = [1, 3];
-/// A message between nodes
+/// Bytes of a message between nodes
 const LEN: usize = 48;
 const HELLO: [u8; 4] = [b'R', b'D', 2, 0];
 const BLOCK: u32 = 64;
-/// The longest message that there is memory for
-const ROOM: u32 = 4096;
+/// The longest message for which there is memory
+const MAX_MESSAGE: u32 = 4096;
 const GROUPS: [u32; 2] = [7, 8];
 const CONNECTIONS: usize = 8;
 const VA: u64 = 0x10_0000;
@@ -40,28 +42,28 @@ fn nic(n: u8) -> Rnic {
     Rnic::new(rnic::Config { max_qps: 32, max_regions: 64, seed: n.into(), ..rnic::Config::new(interface) })
 }
 
-/// What a node has said when it created a group
+/// What the node has announced when it created a group
 #[derive(Clone, Copy)]
-struct Told {
+struct Announced {
     agreement: u64,
     end: Option<(Qpn, Psn, Remote)>,
 }
 
-/// A node that says anything.
+/// A peer that sends arbitrary messages.
 struct Peer {
     own: u8,
     nic: Rnic,
     pd: Pd,
     cq: Cq,
     room: (Buffer, Mr),
-    /// Its connection for messages, and one that is being made
-    lane: Option<(Qpn, Conn)>,
-    /// By group: its queue pair for blocks
+    /// Connection for messages, which may still be in the process of being established
+    connection: Option<(Qpn, Conn)>,
+    /// Queue pair for blocks, by group
     blocks: BTreeMap<u32, Qpn>,
-    told: BTreeMap<u32, Told>,
-    /// Nothing comes to it, or from it
-    deaf: bool,
-    dumb: bool,
+    announced: BTreeMap<u32, Announced>,
+    /// Whether no frame reaches the peer, or none leaves it
+    drops_received: bool,
+    drops_sent: bool,
 }
 
 impl Peer {
@@ -71,8 +73,19 @@ impl Peer {
         let cq = nic.create_cq(1 << 14).unwrap();
         let room = nic.register_new(pd, 64 * LEN, VA, Access::ALL).unwrap();
         nic.listen(PortSpace::Tcp, Config::PORT).unwrap();
-        let (blocks, told) = (BTreeMap::new(), BTreeMap::new());
-        Self { own, nic, pd, cq, room, lane: None, blocks, told, deaf: false, dumb: false }
+        let (blocks, announced) = (BTreeMap::new(), BTreeMap::new());
+        Self {
+            own,
+            nic,
+            pd,
+            cq,
+            room,
+            connection: None,
+            blocks,
+            announced,
+            drops_received: false,
+            drops_sent: false,
+        }
     }
 
     fn queue_pair(&mut self) -> Option<Qpn> {
@@ -90,13 +103,13 @@ impl Peer {
     }
 
     fn hang_up(&mut self, now: Nanos) {
-        if let Some((qpn, conn)) = self.lane.take() {
+        if let Some((qpn, conn)) = self.connection.take() {
             _ = self.nic.disconnect(conn, &[], now);
             _ = self.nic.destroy_qp(qpn);
         }
     }
 
-    /// Asks for a connection as a node does, or with other private data.
+    /// Requests a connection as a node does, or with other private data.
     fn connect(&mut self, hello: &[u8], now: Nanos) {
         self.hang_up(now);
         let Some(qpn) = self.queue_pair() else { return };
@@ -104,13 +117,13 @@ impl Peer {
         match self.nic.connect(qpn, ip(OWN), service_id_of(PortSpace::Tcp, Config::PORT), param, now) {
             Ok(conn) => {
                 self.receive_all(qpn);
-                self.lane = Some((qpn, conn));
+                self.connection = Some((qpn, conn));
             }
             Err(_) => _ = self.nic.destroy_qp(qpn),
         }
     }
 
-    /// Its own part: connections are accepted, and what the node has said of groups is remembered.
+    /// Handles the peer's own events: accepts connections, and records what the node announces about groups.
     fn run(&mut self, now: Nanos) {
         while let Some(event) = self.nic.poll_cm_event() {
             let conn = event.conn();
@@ -119,17 +132,17 @@ impl Peer {
                 let Some(qpn) = self.queue_pair() else { continue };
                 if self.nic.accept(conn, qpn, ConnParam::default(), now).is_ok() {
                     self.receive_all(qpn);
-                    self.lane = Some((qpn, conn));
+                    self.connection = Some((qpn, conn));
                 } else {
                     _ = self.nic.destroy_qp(qpn);
                 }
-            } else if event.is_last() && self.lane.is_some_and(|(_, own)| own == conn) {
+            } else if event.is_last() && self.connection.is_some_and(|(_, own)| own == conn) {
                 self.hang_up(now);
             }
         }
         while let Some(done) = self.nic.poll_cq(self.cq) {
-            let is_lane = self.lane.is_some_and(|(qpn, _)| qpn == done.qpn);
-            if done.of != Completed::Recv || done.status != Status::Success || !is_lane {
+            let is_own_connection = self.connection.is_some_and(|(qpn, _)| qpn == done.qpn);
+            if done.of != Completed::Recv || done.status != Status::Success || !is_own_connection {
                 continue;
             }
             assert_eq!(done.len as usize, LEN);
@@ -141,7 +154,7 @@ impl Peer {
             if bytes[3] == 1 {
                 let end = (Qpn::new(word(36)), Psn::new(word(40)), Remote { va: long(24), rkey: word(32) });
                 let end = (word(36) != 0).then_some(end);
-                self.told.insert(word(4), Told { agreement: long(16), end });
+                self.announced.insert(word(4), Announced { agreement: long(16), end });
             }
             let sge = Sge { mr: self.room.1, va: VA + at as u64, len: LEN as u32 };
             _ = self.nic.post_recv(done.qpn, RecvRequest { id: done.id, data: Some(sge) });
@@ -149,13 +162,13 @@ impl Peer {
         while self.nic.poll_event().is_some() {}
     }
 
-    fn say(&mut self, bytes: &[u8]) {
-        if let Some((qpn, _)) = self.lane {
+    fn send(&mut self, bytes: &[u8]) {
+        if let Some((qpn, _)) = self.connection {
             _ = self.nic.post_send(qpn, SendRequest::new(0, Operation::Send, Data::Inline(bytes.to_vec())));
         }
     }
 
-    /// A message about a group, as nodes have them.
+    /// Sends a message about a group, in the format of nodes.
     fn message(&mut self, kind: u8, group: u32, value: u64, rest: &[u8]) {
         let mut bytes = [0; LEN];
         bytes[..3].copy_from_slice(&HELLO[..3]);
@@ -164,19 +177,19 @@ impl Peer {
         bytes[8..16].copy_from_slice(&value.to_be_bytes());
         let len = rest.len().min(LEN - 16);
         bytes[16..16 + len].copy_from_slice(&rest[..len]);
-        self.say(&bytes);
+        self.send(&bytes);
     }
 
-    /// Says that it creates a group, in which something may be wrong, and connects its queue pair for blocks.
+    /// Announces that it has created a group, possibly with errors, and connects its queue pair for blocks.
     fn create(&mut self, group: u32, life: u8, how: u8) {
-        let Some(told) = self.told.get(&group).copied() else { return };
+        let Some(announced) = self.announced.get(&group).copied() else { return };
         if let Some(before) = self.blocks.remove(&group) {
             _ = self.nic.destroy_qp(before);
         }
         let mut rest = [0; 32];
-        rest[..8].copy_from_slice(&(told.agreement ^ u64::from(how & 0x40 != 0)).to_be_bytes());
-        // There is a queue pair where one is expected, or not.
-        let end = told.end.filter(|_| how & 0x20 == 0);
+        rest[..8].copy_from_slice(&(announced.agreement ^ u64::from(how & 0x40 != 0)).to_be_bytes());
+        // The peer has a queue pair where one is expected, or not.
+        let end = announced.end.filter(|_| how & 0x20 == 0);
         let qpn = if end.is_some() || how & 0x10 != 0 { self.queue_pair() } else { None };
         if let Some(qpn) = qpn {
             let psn = Psn::new(0xff_fff0);
@@ -215,7 +228,7 @@ impl Peer {
         self.message(1, group, life.into(), &rest);
     }
 
-    /// Something on a connection for blocks.
+    /// Posts an operation on a connection for blocks.
     fn block(&mut self, group: u32, operation: Operation, bytes: &[u8]) {
         if let Some(qpn) = self.blocks.get(&group) {
             let data = Data::Inline(bytes.to_vec());
@@ -223,15 +236,15 @@ impl Peer {
         }
     }
 
-    /// Where the node wants to hear how many blocks this one is ready for
+    /// Returns where the node expects to be notified of how many blocks this peer is ready for.
     fn word(&self, group: u32) -> Option<Remote> {
-        self.told.get(&group)?.end.map(|(_, _, at)| at)
+        self.announced.get(&group)?.end.map(|(_, _, at)| at)
     }
 }
 
-/// What the application of the node has given away and got back.
+/// Memory that the node's application has lent to the node, and completed messages.
 #[derive(Default)]
-struct Seen {
+struct LentMemory {
     buffers: BTreeMap<u32, (Buffer, u32)>,
     complete: u64,
 }
@@ -241,10 +254,10 @@ struct Host {
     node: Node,
     peers: [Peer; 2],
     now: Nanos,
-    seen: Arc<Mutex<Seen>>,
+    lent: Arc<Mutex<LentMemory>>,
     members: Vec<u8>,
     algorithm: Algorithm,
-    /// What the application asked for
+    /// Number of calls of the application
     calls: usize,
 }
 
@@ -268,22 +281,22 @@ impl Host {
         let all = [Algorithm::Pipeline, Algorithm::Chain, Algorithm::Tree, Algorithm::Sequential];
         let algorithm = all[usize::from(how >> 2 & 3)].clone();
         let peers = PEERS.map(Peer::new);
-        let (now, seen) = (Nanos::ZERO, Arc::default());
-        let mut host = Self { nic: own, node, peers, now, seen, members, algorithm, calls: 0 };
-        // In most inputs connections stand, and a group is about to be created.
+        let (now, lent) = (Nanos::ZERO, Arc::default());
+        let mut host = Self { nic: own, node, peers, now, lent, members, algorithm, calls: 0 };
+        // In most inputs, connections are open and a group is about to be created.
         if how & 16 == 0 {
             host.call(0, 0, 0);
             host.peers[1].connect(&HELLO, Nanos::ZERO);
-            host.carry();
+            host.deliver_all();
         }
         host
     }
 
-    /// The application asks for something.
+    /// Makes a call of the application.
     fn call(&mut self, what: u8, a: u8, b: u8) {
         self.calls += 1;
         let group = GROUPS[usize::from(a & 1)];
-        let Self { nic, node, seen, now, .. } = self;
+        let Self { nic, node, lent, now, .. } = self;
         let now = *now;
         match what % 7 {
             0 => {
@@ -293,23 +306,23 @@ impl Host {
                     ahead: 1 + u32::from(a >> 1 & 3),
                     ..GroupConfig::new(group, self.members.iter().map(|n| ip(*n)).collect())
                 };
-                let (pd, given) = (node.pd().unwrap(), Arc::clone(seen));
+                let (pd, lent_buffers) = (node.pd().unwrap(), Arc::clone(lent));
                 let incoming = move |nic: &mut Rnic, len: u32| {
                     assert!(len > 0);
-                    if len > ROOM {
+                    if len > MAX_MESSAGE {
                         return None;
                     }
                     let (buffer, mr) = nic.register_new(pd, len as usize, VA, Access::LOCAL_WRITE).ok()?;
-                    given.lock().unwrap().buffers.insert(mr.0, (buffer, len));
+                    lent_buffers.lock().unwrap().buffers.insert(mr.0, (buffer, len));
                     // An application may be wrong about its own memory.
                     Some(Memory { mr, va: if len == 99 { VA + 1 } else { VA } })
                 };
-                let seen = Arc::clone(seen);
+                let lent = Arc::clone(lent);
                 let complete = move |nic: &mut Rnic, memory: Memory, len: u32| {
-                    let mut seen = seen.lock().unwrap();
-                    seen.complete += 1;
+                    let mut lent = lent.lock().unwrap();
+                    lent.complete += 1;
                     assert_eq!(nic.region(memory.mr).map(|region| region.len), Some(len.into()));
-                    give_back(nic, &mut seen, memory);
+                    release(nic, &mut lent, memory);
                 };
                 _ = node.create_group(nic, config, Box::new(incoming), Box::new(complete), now);
             }
@@ -318,10 +331,10 @@ impl Host {
                 let made = nic.register_new(node.pd().unwrap(), len as usize, VA, Access::LOCAL_READ);
                 let Ok((buffer, mr)) = made else { return };
                 let memory = Memory { mr, va: VA };
-                let mut seen = seen.lock().unwrap();
-                seen.buffers.insert(mr.0, (buffer, len));
+                let mut lent = lent.lock().unwrap();
+                lent.buffers.insert(mr.0, (buffer, len));
                 if node.send(nic, group, memory, len).is_err() {
-                    give_back(nic, &mut seen, memory);
+                    release(nic, &mut lent, memory);
                 }
             }
             2 => _ = node.destroy_group(group),
@@ -332,15 +345,17 @@ impl Host {
         }
     }
 
-    /// Whatever has to be sent gets there, at once.
-    fn carry(&mut self) {
+    /// Delivers all frames immediately.
+    fn deliver_all(&mut self) {
         let mut frame = Vec::new();
         for _ in 0..200 {
             let mut moved = false;
             self.run();
             while self.nic.poll_transmit(self.now, &mut frame) {
                 moved = true;
-                if let Some(peer) = self.peers.iter_mut().find(|peer| peer.own == frame[5] && !peer.deaf) {
+                if let Some(peer) =
+                    self.peers.iter_mut().find(|peer| peer.own == frame[5] && !peer.drops_received)
+                {
                     peer.nic.on_frame(&frame, self.now);
                 }
             }
@@ -348,7 +363,7 @@ impl Host {
                 self.peers[n].run(self.now);
                 while self.peers[n].nic.poll_transmit(self.now, &mut frame) {
                     moved = true;
-                    if frame[5] == OWN && !self.peers[n].dumb {
+                    if frame[5] == OWN && !self.peers[n].drops_sent {
                         self.nic.on_frame(&frame, self.now);
                         self.run();
                     }
@@ -366,9 +381,9 @@ impl Host {
         while let Some(event) = self.node.poll_event() {
             if let Event::Failed { unfinished, lacking, .. } = event {
                 assert!(lacking.len() < self.members.len());
-                let mut seen = self.seen.lock().unwrap();
+                let mut lent = self.lent.lock().unwrap();
                 for memory in unfinished {
-                    give_back(&mut self.nic, &mut seen, memory);
+                    release(&mut self.nic, &mut lent, memory);
                 }
             }
         }
@@ -384,17 +399,17 @@ impl Host {
                 peer.nic.on_timer(self.now);
             }
         }
-        self.carry();
+        self.deliver_all();
     }
 
-    fn step(&mut self, [kind, who, a, b]: [u8; 4], bytes: &[u8]) {
-        let group = GROUPS[usize::from(who >> 1 & 1)];
+    fn step(&mut self, [kind, selector, a, b]: [u8; 4], bytes: &[u8]) {
+        let group = GROUPS[usize::from(selector >> 1 & 1)];
         let now = self.now;
-        let peer = &mut self.peers[usize::from(who & 1)];
-        // Mostly small numbers, as others are wrong anyway
-        let value = if who & 0x80 == 0 { u64::from(b) } else { u64::from_be_bytes([b; 8]) };
+        let peer = &mut self.peers[usize::from(selector & 1)];
+        // Mostly small numbers, because others are invalid anyway
+        let value = if selector & 0x80 == 0 { u64::from(b) } else { u64::from_be_bytes([b; 8]) };
         match kind & 15 {
-            0 => peer.say(bytes),
+            0 => peer.send(bytes),
             1 => peer.message(b % 12, group, value, bytes),
             2 | 3 => peer.create(group, b & 3, if kind & 16 == 0 { 0 } else { a }),
             4 => peer.message(2, group, 0, &[]),
@@ -403,7 +418,8 @@ impl Host {
             7 => (0..a).for_each(|_| peer.message(7, group, 0, &[])),
             8 | 9 => {
                 // A message of some blocks, or of any length
-                let total = if who & 0x40 == 0 { u32::from(a) } else { u32::from_be_bytes([a, b, a, b]) };
+                let total =
+                    if selector & 0x40 == 0 { u32::from(a) } else { u32::from_be_bytes([a, b, a, b]) };
                 let len = if kind & 16 == 0 { total.min(BLOCK) } else { u32::from(b) };
                 peer.block(group, Operation::SendImm(total), &vec![b; len as usize]);
             }
@@ -422,14 +438,14 @@ impl Host {
                 );
             }
             11 => {
-                // So many blocks, the last of which is for any message or for one
+                // This many blocks, the last of which is for any message or for a certain one
                 if let Some(at) = peer.word(group) {
                     let word = value << 24 | u64::from(a & 3);
                     peer.block(group, Operation::Write(at), &word.to_be_bytes());
                 }
             }
             12 => return self.pass(Nanos(u64::from(b) << (a % 20))),
-            13 => self.call(a, who >> 1, b),
+            13 => self.call(a, selector >> 1, b),
             14 => match a & 3 {
                 0 => peer.hang_up(now),
                 1 => peer.connect(&HELLO, now),
@@ -440,40 +456,41 @@ impl Host {
                     }
                 }
             },
-            _ => (peer.deaf, peer.dumb) = (a & 1 != 0, a & 2 != 0),
+            _ => (peer.drops_received, peer.drops_sent) = (a & 1 != 0, a & 2 != 0),
         }
-        self.carry();
+        self.deliver_all();
     }
 
     fn check(&self) {
         let (held, links) = (self.nic.held(), self.node.held());
         assert!(links.queue_pairs <= 8 && self.node.words() <= CONNECTIONS);
         assert!(held.queue_pairs <= links.queue_pairs + CONNECTIONS, "{held:?}");
-        let messages = self.seen.lock().unwrap().buffers.len();
-        assert!(held.regions <= links.regions + GROUPS.len() + messages, "{held:?}, {messages} messages");
-        // Of what it says itself: that groups are created, stand and end, and notes
+        let messages = self.lent.lock().unwrap().buffers.len();
+        assert!(held.regions <= links.regions + GROUPS.len() + messages, "{held:?} with {messages} messages");
+        // Messages of the node's own accord: that groups are created, open and end, and notes
         assert!(
             self.node.unsaid() <= 16 + 8 * self.calls,
-            "{} after {} calls",
+            "{} messages wait after {} calls",
             self.node.unsaid(),
             self.calls
         );
     }
 
-    /// All is over: nothing is left.
+    /// Ends all groups, and checks that nothing is left.
     fn end(&mut self) {
         for group in GROUPS {
             _ = self.node.abandon_group(&mut self.nic, group, self.now);
         }
         self.run();
-        assert!(self.seen.lock().unwrap().buffers.is_empty(), "memory of messages");
+        assert!(self.lent.lock().unwrap().buffers.is_empty(), "memory of messages was not returned");
         assert_eq!(self.node.words(), 0);
         assert_eq!(self.nic.held(), self.node.held());
     }
 }
 
-fn give_back(nic: &mut Rnic, seen: &mut Seen, memory: Memory) {
-    let (buffer, _) = seen.buffers.remove(&memory.mr.0).expect("it was given, and not given back");
+fn release(nic: &mut Rnic, lent: &mut LentMemory, memory: Memory) {
+    let (buffer, _) =
+        lent.buffers.remove(&memory.mr.0).expect("the memory was lent, and has not been returned");
     nic.deregister(memory.mr).unwrap();
     nic.free(buffer).unwrap();
 }
@@ -484,12 +501,12 @@ pub(crate) fn run(input: &[u8]) {
     let mut host = Host::new(how);
     let mut steps = 0;
     while let Some((&step, after)) = rest.split_first_chunk() {
-        let takes = match step[0] & 15 {
+        let payload_len = match step[0] & 15 {
             0 | 14 => LEN,
             1 | 10 => 32,
             _ => 0,
         };
-        let (bytes, after) = after.split_at(takes.min(after.len()));
+        let (bytes, after) = after.split_at(payload_len.min(after.len()));
         rest = after;
         host.step(step, bytes);
         host.check();

@@ -1,6 +1,6 @@
-//! Any packets, and any frames, at a NIC that has a queue pair of each service in each state, while rights change, the
-//! region goes and comes, and its buffer is exchanged: it does not panic, no byte of memory changes that may not be
-//! written, and none leaves that may not be read.
+//! Sends arbitrary packets and frames to a NIC that has a queue pair of each service in each state, while
+//! access rights change, the region is deregistered and registered again, and its buffer is exchanged. The
+//! NIC does not panic, changes no byte of memory without write access, and sends none without read access.
 
 use rnic::{
     Access, AckPolicy, Buffer, Config, Cq, Data, Interface, Modify, Mr, Operation, Path, PathMtu, Pd, QpInit,
@@ -12,12 +12,12 @@ use rocev2::{Psn, Qpn, icrc};
 use switch::Nanos;
 
 const OWN: [u8; 4] = [10, 0, 0, 1];
-const OTHER: [u8; 4] = [10, 0, 0, 2];
+const PEER: [u8; 4] = [10, 0, 0, 2];
 const VA: u64 = 0x1000;
-/// Where the region lies in its buffer
+/// Range of the region in its buffer
 const REGION: core::ops::Range<usize> = 1024..3072;
 const GUARD: u8 = 0xa5;
-/// Rights that let somebody write
+/// Rights that allow local or remote writes
 const WRITES: [Access; 3] = [Access::LOCAL_WRITE, Access::REMOTE_WRITE, Access::REMOTE_ATOMIC];
 
 struct Host {
@@ -27,17 +27,17 @@ struct Host {
     buffers: [Buffer; 2],
     mr: Option<Mr>,
     qpns: Vec<Qpn>,
-    /// What the first buffer holds, while nobody may write to it
-    kept: Option<Vec<u8>>,
+    /// Contents of the first buffer, while nothing may write to it
+    unwritable: Option<Vec<u8>>,
 }
 
 impl Host {
-    /// Rights, the region or its buffer change.
+    /// Changes access rights, the region or its buffer.
     fn change(&mut self, how: u8, which: u8) {
         let flags = [WRITES[0], WRITES[1], WRITES[2], Access::REMOTE_READ, Access::REMOTE_INVALIDATE];
         let chosen = flags.iter().enumerate().filter(|(at, _)| which >> at & 1 != 0);
         let access = chosen.fold(Access::LOCAL_READ, |all, (_, flag)| all.and(*flag));
-        // A SEND with invalidate may have taken it away.
+        // A SEND with invalidate may have invalidated it.
         self.mr = self.mr.filter(|mr| self.nic.region(*mr).is_some());
         match (how % 4, self.mr) {
             (0, Some(mr)) => self.nic.reregister(mr, access).unwrap(),
@@ -47,25 +47,26 @@ impl Host {
                 self.mr = Some(mr.unwrap());
             }
             (2, None) => {
-                // The next buffer gets the place of the one that goes.
+                // The next buffer gets the slot of the one that is freed.
                 self.nic.free(self.buffers[0]).unwrap();
                 self.buffers[0] = self.nic.alloc(vec![GUARD; 4096]).unwrap();
             }
             _ => {
-                // In some states there are none.
+                // In some states, access rights cannot be changed.
                 let qpn = self.qpns[usize::from(which) % self.qpns.len()];
                 _ = self.nic.modify_qp(qpn, Modify::Access(access));
             }
         }
         let region = self.mr.and_then(|mr| self.nic.region(mr));
         let may_write = region.is_some_and(|region| WRITES.iter().any(|flag| region.access.has(*flag)));
-        self.kept = (!may_write).then(|| self.nic.bytes(self.buffers[0]).to_vec());
+        self.unwritable = (!may_write).then(|| self.nic.bytes(self.buffers[0]).to_vec());
     }
 
-    /// Nothing is written that may not be, and nothing of it leaves.
+    /// Checks that nothing was written without a right, and that a frame has no contents of deregistered
+    /// memory.
     fn check(&self, sent: &[u8]) {
-        if let Some(kept) = &self.kept {
-            assert!(self.nic.bytes(self.buffers[0]) == kept);
+        if let Some(unwritable) = &self.unwritable {
+            assert!(self.nic.bytes(self.buffers[0]) == unwritable);
         }
         let is_udp = sent.get(23) == Some(&17);
         if is_udp && self.mr.is_none_or(|mr| self.nic.region(mr).is_none()) {
@@ -76,7 +77,7 @@ impl Host {
 
 fn host(how: u8) -> Host {
     let interface = Interface {
-        neighbours: vec![(OTHER.into(), MacAddr([4; 6]))],
+        neighbours: vec![(PEER.into(), MacAddr([4; 6]))],
         ..Interface::new(MacAddr([2; 6]), OWN.into(), 24)
     };
     let ack = match how & 3 {
@@ -95,13 +96,13 @@ fn host(how: u8) -> Host {
             qpns.push(queue_pair(&mut nic, pd, cq, mr, transport, state, how));
         }
     }
-    Host { nic, pd, cq, buffers, mr: Some(mr), qpns, kept: None }
+    Host { nic, pd, cq, buffers, mr: Some(mr), qpns, unwritable: None }
 }
 
 fn queue_pair(nic: &mut Rnic, pd: Pd, cq: Cq, mr: Mr, transport: Transport, state: State, how: u8) -> Qpn {
     let init = QpInit { transport, pd, send_cq: cq, recv_cq: cq, srq: None, max_send: 16, max_recv: 16 };
     let qpn = nic.create_qp(init).unwrap();
-    let path = Path::new(OWN.into(), OTHER.into());
+    let path = Path::new(OWN.into(), PEER.into());
     let rtr = Modify::Rtr(ReadyToReceive {
         path,
         dest_qp: Qpn::new(0x99),
@@ -118,14 +119,14 @@ fn queue_pair(nic: &mut Rnic, pd: Pd, cq: Cq, mr: Mr, transport: Transport, stat
         rnr_retry: 2,
         flow_control: how & 8 != 0,
     });
-    let way = [Modify::Init { access: Access::ALL, qkey: 1 }, rtr, rts];
+    let transitions = [Modify::Init { access: Access::ALL, qkey: 1 }, rtr, rts];
     let steps = match state {
         State::Reset => 0,
         State::Init => 1,
         State::Rtr => 2,
         State::Rts | State::Sqd | State::Error => 3,
     };
-    for modify in &way[..steps] {
+    for modify in &transitions[..steps] {
         nic.modify_qp(qpn, *modify).unwrap();
     }
     if steps > 0 {
@@ -144,7 +145,7 @@ fn queue_pair(nic: &mut Rnic, pd: Pd, cq: Cq, mr: Mr, transport: Transport, stat
             (Operation::Read(remote), local(300)),
         ];
         for (id, (operation, data)) in (0..).zip(operations) {
-            // UC has none that fetch.
+            // UC has no operations that fetch.
             _ = nic.post_send(qpn, SendRequest::new(id, operation, data));
         }
     }
@@ -156,7 +157,7 @@ fn queue_pair(nic: &mut Rnic, pd: Pd, cq: Cq, mr: Mr, transport: Transport, stat
     qpn
 }
 
-/// What comes behind the UDP header, in a frame whose checksums are right.
+/// Returns a frame with correct checksums, in which `bytes` follow the UDP header.
 fn packet(bytes: &[u8]) -> Vec<u8> {
     let udp_len = (8 + bytes.len() + 4) as u16;
     let mut frame = vec![2; 6];
@@ -164,7 +165,7 @@ fn packet(bytes: &[u8]) -> Vec<u8> {
     frame.extend([8, 0, 0x45, 2]);
     frame.extend((udp_len + 20).to_be_bytes());
     frame.extend([0, 0, 0x40, 0, 64, 17, 0, 0]);
-    frame.extend(OTHER);
+    frame.extend(PEER);
     frame.extend(OWN);
     let sum = rocev2::checksum::Sum::default().add(&frame[14..]).checksum();
     frame[24..26].copy_from_slice(&sum.to_be_bytes());
@@ -194,7 +195,7 @@ pub(crate) fn run(input: &[u8]) {
         } else {
             let mut bytes = bytes.to_vec();
             if bytes.len() >= 12 && kind & 8 == 0 {
-                // To one of the queue pairs, with a PSN that is near.
+                // To one of the queue pairs, with a PSN close to the expected one
                 let qpn = host.qpns[usize::from(to) % host.qpns.len()].get().to_be_bytes();
                 bytes[1] &= 0xf0;
                 bytes[2..4].fill(0xff);

@@ -1,10 +1,11 @@
-//! Two clients and a memory server around a Swordbox, that say whatever the input wants: requests in order, again and ahead
-//! of their turn, answers that are lost, late or invented, and bytes that are no packets. It does not panic, what it sends
-//! has right checksums, no client is told that something is done that it has not asked for, and no answer is invented or
-//! stale, by the history of the server's memory: an atomic or READ found what the word held at a moment between its request
-//! and its answer, an atomic that changed the word did so then, once, and a WRITE that is acknowledged was done.
+//! Two clients and a memory server around a Swordbox. The input selects their packets: requests in order,
+//! repeated and ahead of their turn; responses that are lost, late or forged; and bytes that are not packets.
+//! The Swordbox does not panic, and its packets have correct checksums. No client gets an acknowledgement for
+//! a request that it has not sent. No response is forged or stale with respect to the history of the server's
+//! memory: an atomic or READ returns what the word held at a moment between its request and its response, an
+//! atomic that changed the word did so once, in that interval, and a WRITE that is acknowledged was executed.
 //!
-//! With the feature `canary`, the variable BUG names a bug that is planted (`swordbox::Bug`).
+//! In builds with debug assertions, the variable BUG names a bug to plant (`swordbox::Bug`).
 
 use rocev2::aeth::Syndrome;
 use rocev2::{Bth, Opcode, Packet, Psn, Qpn, icrc};
@@ -16,19 +17,19 @@ use swordbox::{Command, Config, Event, Layers, Server, Swordbox, Table};
 const WORDS: u64 = 0x1000;
 const RKEY: u32 = 7;
 const SERVER: u8 = 9;
-/// Queue pair number of client 0 and, at the server, of its other end
+/// QPN of client 0 and of its peer queue pair at the server
 const QPN: u32 = 0x10;
 const FIRST: Psn = Psn::new(0xff_fff0);
-/// Connections, and lines, of a large table
-const LARGE: usize = 1024;
-/// Time that a request takes to the server at most
+/// Connections, and tracked words, of a large table
+const LARGE_TABLE: usize = 1024;
+/// Longest time that a request may take to the server
 const SETTLE: Nanos = Nanos::from_micros(5);
-/// Queue pairs to which one step of the input sends a packet, from a host that has no connection
-const CROWD: u32 = 256;
+/// Queue pairs to which one step of the input sends a packet, from a host without a connection
+const FLOOD: u32 = 256;
 
-/// A packet of one host's to another's queue pair, with right checksums: an opcode and what follows the BTH.
+/// Returns a packet from one host to another's queue pair, with correct checksums. `behind` follows the BTH.
 fn packet(from: u8, to: u8, qpn: u32, opcode: Opcode, psn: Psn, behind: &[u8]) -> Vec<u8> {
-    let mut bth = *bytes_of(opcode, qpn, psn);
+    let mut bth = bytes_of(opcode, qpn, psn);
     let padded = behind.len().next_multiple_of(4);
     bth[1] |= ((padded - behind.len()) as u8) << 4;
     let udp_len = (8 + Bth::LEN + padded + 4) as u16;
@@ -48,12 +49,12 @@ fn packet(from: u8, to: u8, qpn: u32, opcode: Opcode, psn: Psn, behind: &[u8]) -
     frame
 }
 
-fn bytes_of(opcode: Opcode, qpn: u32, psn: Psn) -> Box<[u8; Bth::LEN]> {
+fn bytes_of(opcode: Opcode, qpn: u32, psn: Psn) -> [u8; Bth::LEN] {
     let mut bth = Bth::new(opcode, Qpn::new(qpn), psn);
     bth.set_ack_req(true);
     let mut bytes = [0; Bth::LEN];
     bytes.copy_from_slice(zerocopy::IntoBytes::as_bytes(&bth));
-    Box::new(bytes)
+    bytes
 }
 
 fn atomic(word: u64, swap: u64, compare: u64) -> Vec<u8> {
@@ -65,7 +66,7 @@ fn reth(word: u64, len: u32) -> Vec<u8> {
     [&(WORDS + word * 8).to_be_bytes()[..], &RKEY.to_be_bytes(), &len.to_be_bytes()].concat()
 }
 
-/// What was done to a word: at which moment, and what it held before and after
+/// A change of a word: its moment, and the values before and after
 #[derive(Clone, Copy, Debug)]
 struct Change {
     at: u64,
@@ -73,17 +74,17 @@ struct Change {
     new: u64,
 }
 
-/// A memory server: an RC responder that keeps everything.
+/// A memory server: an RC responder that keeps all results.
 #[derive(Default)]
 struct Memory {
     words: HashMap<u64, u64>,
-    /// Everything that was done to each word, in order
+    /// All changes of each word, in order
     changes: HashMap<u64, Vec<Change>>,
-    /// Moments: requests of clients, and those that the server has executed
+    /// Logical clock, which counts requests of clients and requests that the server has received
     clock: u64,
     expected: HashMap<u32, Psn>,
     msn: HashMap<u32, u32>,
-    answers: HashMap<(u32, u32), u64>,
+    atomic_results: HashMap<(u32, u32), u64>,
 }
 
 impl Memory {
@@ -96,7 +97,7 @@ impl Memory {
         self.changes.get(&va).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns whether a word has held a value at any moment since this one.
+    /// Returns whether a word has held `value` at any moment from `since` on.
     fn has_held(&self, va: u64, value: u64, since: u64) -> bool {
         let changes = self.changes(va);
         let later = changes.partition_point(|change| change.at < since);
@@ -104,14 +105,15 @@ impl Memory {
         before == value || changes[later..].iter().any(|change| change.new == value)
     }
 
-    /// Returns whether a word was changed from one value to another at any moment since this one.
+    /// Returns whether a word was changed from `old` to `new` at any moment from `since` on.
     fn was_changed(&self, va: u64, old: Option<u64>, new: u64, since: u64) -> bool {
-        let is_it = |change: &&Change| old.is_none_or(|old| old == change.old) && change.new == new;
-        self.changes(va).iter().rev().take_while(|change| change.at >= since).any(|change| is_it(&change))
+        let matches = |change: &&Change| old.is_none_or(|old| old == change.old) && change.new == new;
+        self.changes(va).iter().rev().take_while(|change| change.at >= since).any(|change| matches(&change))
     }
 
-    /// What it answers to a request to its queue pair `qpn`, which belongs to the client of the same number.
-    fn answer(&mut self, packet: &Packet<'_>) -> Option<Vec<u8>> {
+    /// Returns the response to a request to queue pair `qpn`, which is connected to the client of the same
+    /// number.
+    fn execute(&mut self, packet: &Packet<'_>) -> Option<Vec<u8>> {
         let bth = packet.bth();
         let (qpn, psn) = (bth.dest_qp().get(), bth.psn());
         if !(QPN + 1..=QPN + 2).contains(&qpn) {
@@ -120,7 +122,7 @@ impl Memory {
         let expected = *self.expected.entry(qpn).or_insert(FIRST);
         let ahead = psn.distance(expected);
         let client = (qpn - QPN) as u8;
-        // A connected queue pair takes requests only from its peer's address (IB 9.6.1.2).
+        // A connected queue pair accepts requests only from its peer's address (IB 9.6.1.2).
         if packet.src() != core::net::IpAddr::from([10, 0, 0, client]) {
             return None;
         }
@@ -153,9 +155,9 @@ impl Memory {
                         old
                     };
                     self.put(va, new);
-                    self.answers.insert((qpn, psn.get()), old);
+                    self.atomic_results.insert((qpn, psn.get()), old);
                 }
-                let old = self.answers.get(&(qpn, psn.get()))?.to_be_bytes();
+                let old = self.atomic_results.get(&(qpn, psn.get()))?.to_be_bytes();
                 respond(Opcode::RC_ATOMIC_ACKNOWLEDGE, psn, 0x1f, msn, &old)
             }
             Opcode::RC_WRITE_ONLY => {
@@ -174,11 +176,13 @@ impl Memory {
 }
 
 /// Returns the bug that the variable BUG names.
+///
+/// Panics if there is no such bug.
 #[cfg(debug_assertions)]
 fn planted() -> Option<swordbox::Bug> {
     let name = std::env::var("BUG").ok()?;
     let bug = swordbox::Bug::ALL.into_iter().find(|bug| format!("{bug:?}") == name);
-    Some(bug.expect("BUG names a bug of swordbox::Bug"))
+    Some(bug.expect("BUG has to name a variant of swordbox::Bug"))
 }
 
 struct Net {
@@ -186,15 +190,15 @@ struct Net {
     memory: Memory,
     /// What each client has sent, by PSN
     sent: [Vec<Vec<u8>>; 2],
-    /// The moment of each of these, and how many of them were acknowledged
-    asked: [Vec<u64>; 2],
+    /// The moment of each of these requests, and how many of them were acknowledged
+    requested_at: [Vec<u64>; 2],
     acknowledged: [usize; 2],
-    /// What is on its way to the server since when, and from it
+    /// Frames in flight to the server, with the time since which they are, and to the clients
     to_server: VecDeque<(Nanos, Vec<u8>)>,
     to_clients: VecDeque<Vec<u8>>,
     now: Nanos,
-    /// Queue pairs that the crowd has sent to
-    crowd: u32,
+    /// Number of unknown queue pairs to which packets were sent
+    flood: u32,
     connections: usize,
 }
 
@@ -213,11 +217,11 @@ impl Net {
             } else {
                 Layers { cas_to_write: false, ..Layers::CAS_TO_WRITE }
             },
-            // Small tables are full at once; large ones fill by the crowd below.
-            connections: if how & 32 == 0 { 4 } else { LARGE },
-            per_host: if how & 32 == 0 { 16_384 } else { LARGE },
+            // Small tables are full at once; large ones are filled by `flood`.
+            connections: if how & 32 == 0 { 4 } else { LARGE_TABLE },
+            per_host: if how & 32 == 0 { 16_384 } else { LARGE_TABLE },
             in_flight: 16,
-            lines: if how & 32 == 0 { 8 } else { LARGE },
+            lines: if how & 32 == 0 { 8 } else { LARGE_TABLE },
             held: 8,
             settle: SETTLE,
             #[cfg(debug_assertions)]
@@ -230,24 +234,25 @@ impl Net {
             function,
             memory: Memory::default(),
             sent: [Vec::new(), Vec::new()],
-            asked: [Vec::new(), Vec::new()],
+            requested_at: [Vec::new(), Vec::new()],
             acknowledged: [0; 2],
             to_server: VecDeque::new(),
             to_clients: VecDeque::new(),
             now: Nanos::ZERO,
-            crowd: 0,
-            connections: if how & 32 == 0 { 4 } else { LARGE },
+            flood: 0,
+            connections: if how & 32 == 0 { 4 } else { LARGE_TABLE },
         }
     }
 
-    /// A host sends to queue pairs that nothing is known of, of the server or, with `answers`, of a client in its name.
-    fn crowd(&mut self, answers: bool) {
-        let behind = if answers { &[0, 0, 0, 1][..] } else { &[0; 8] };
-        let (from, to, port) = if answers { (SERVER, 1, 0) } else { (3, SERVER, 2) };
-        let opcode = if answers { Opcode::RC_ACKNOWLEDGE } else { Opcode::RC_SEND_ONLY };
-        for _ in 0..CROWD {
-            self.crowd += 1;
-            let frame = packet(from, to, 0x1000 + self.crowd % 0x1000, opcode, Psn::new(self.crowd), behind);
+    /// Sends packets to unknown queue pairs: from a host to the server or, with `responses`, to a client in the
+    /// server's name.
+    fn flood(&mut self, responses: bool) {
+        let behind = if responses { &[0, 0, 0, 1][..] } else { &[0; 8] };
+        let (from, to, port) = if responses { (SERVER, 1, 0) } else { (3, SERVER, 2) };
+        let opcode = if responses { Opcode::RC_ACKNOWLEDGE } else { Opcode::RC_SEND_ONLY };
+        for _ in 0..FLOOD {
+            self.flood += 1;
+            let frame = packet(from, to, 0x1000 + self.flood % 0x1000, opcode, Psn::new(self.flood), behind);
             self.put(&frame, port);
         }
     }
@@ -255,11 +260,11 @@ impl Net {
     fn put(&mut self, frame: &[u8], port: u16) {
         let (verdict, frames) = run_frame(&mut self.function, frame, PortId(port), self.now);
         let _ = verdict;
-        self.take(frames.into_iter().map(|(frame, _)| frame));
+        self.check_sent(frames.into_iter().map(|(frame, _)| frame));
     }
 
-    /// Looks at what it sent.
-    fn take(&mut self, frames: impl Iterator<Item = Vec<u8>>) {
+    /// Checks the frames that the Swordbox sent, and queues those to the server.
+    fn check_sent(&mut self, frames: impl Iterator<Item = Vec<u8>>) {
         for frame in frames {
             let Some(packet) = Packet::parse(&frame) else { continue };
             if packet.dst() == core::net::IpAddr::from([10, 0, 0, SERVER]) {
@@ -278,7 +283,10 @@ impl Net {
             let sent = &self.sent[(client - QPN) as usize - 1];
             let number = packet.bth().psn().distance(FIRST);
             let acknowledges = packet.aeth().is_some_and(|aeth| matches!(aeth.kind(), Syndrome::Ack(_)));
-            assert!(!acknowledges || number < sent.len() as i32, "client {client} did not ask for {number}");
+            assert!(
+                !acknowledges || number < sent.len() as i32,
+                "client {client} got an ACK for request {number}, which it has not sent"
+            );
             let Ok(number) = usize::try_from(number) else { continue };
             if number < sent.len() && acknowledges {
                 self.check(client, number, &packet);
@@ -286,24 +294,29 @@ impl Net {
         }
     }
 
-    /// Checks an answer against the history of the memory: also the WRITEs before it, which it acknowledges.
-    fn check(&mut self, client: u32, number: usize, answer: &Packet<'_>) {
+    /// Checks a response against the history of the memory, and so for the WRITEs before it, which it
+    /// acknowledges, too.
+    fn check(&mut self, client: u32, number: usize, response: &Packet<'_>) {
         let side = (client - QPN) as usize - 1;
-        let (memory, asked) = (&self.memory, &self.asked[side]);
+        let (memory, requested_at) = (&self.memory, &self.requested_at[side]);
         let request = |number: usize| Packet::parse(&self.sent[side][number]).expect("clients send packets");
-        for number in self.acknowledged[side]..=number {
+        let since = self.acknowledged[side];
+        for (number, requested_at) in (since..=number).zip(&requested_at[since..]) {
             let request = request(number);
             if request.bth().opcode() == Opcode::RC_WRITE_ONLY
                 && let (Some(reth), Some(word)) = (request.reth(), request.payload().first_chunk())
             {
                 let (va, value) = (reth.va.get(), u64::from_le_bytes(*word));
-                let is_done = memory.was_changed(va, None, value, asked[number]);
-                assert!(is_done, "client {client} was told of a WRITE of {value:#x} to {va:#x}: not done");
+                let is_done = memory.was_changed(va, None, value, *requested_at);
+                assert!(
+                    is_done,
+                    "client {client} got an ACK for a WRITE of {value:#x} to {va:#x} that was not executed"
+                );
             }
         }
         self.acknowledged[side] = self.acknowledged[side].max(number + 1);
-        let (request, asked) = (request(number), asked[number]);
-        if let (Some(found), Some(atomic)) = (answer.atomic_ack(), request.atomic()) {
+        let (request, requested_at) = (request(number), requested_at[number]);
+        if let (Some(found), Some(atomic)) = (response.atomic_ack(), request.atomic()) {
             let (va, old) = (atomic.va.get(), found.original.get());
             let new = match request.bth().opcode() {
                 Opcode::RC_FETCH_ADD => old.wrapping_add(atomic.swap_or_add.get()),
@@ -311,23 +324,29 @@ impl Net {
                 _ => old,
             };
             let is_right = if new == old {
-                memory.has_held(va, old, asked)
+                memory.has_held(va, old, requested_at)
             } else {
-                memory.was_changed(va, Some(old), new, asked)
+                memory.was_changed(va, Some(old), new, requested_at)
             };
             let changes = memory.changes(va);
-            assert!(is_right, "client {client}: {va:#x} was not {old:#x}, then {new:#x}: {changes:x?}");
+            assert!(
+                is_right,
+                "client {client}: {va:#x} did not change from {old:#x} to {new:#x}: {changes:x?}"
+            );
         }
-        if answer.bth().opcode() == Opcode::RC_READ_RESPONSE_ONLY
+        if response.bth().opcode() == Opcode::RC_READ_RESPONSE_ONLY
             && request.bth().opcode() == Opcode::RC_READ_REQUEST
-            && let (Some(reth), Some(word)) = (request.reth(), answer.payload().first_chunk())
+            && let (Some(reth), Some(word)) = (request.reth(), response.payload().first_chunk())
         {
             let (va, value) = (reth.va.get(), u64::from_le_bytes(*word));
-            assert!(memory.has_held(va, value, asked), "client {client} read {value:#x} at {va:#x}: stale");
+            assert!(
+                memory.has_held(va, value, requested_at),
+                "client {client} read a stale value {value:#x} at {va:#x}"
+            );
         }
     }
 
-    /// Drops what would take longer to the server than it may.
+    /// Drops frames that would take longer to the server than allowed.
     fn drop_late(&mut self) {
         while self.to_server.front().is_some_and(|(since, _)| *since + SETTLE <= self.now) {
             self.to_server.pop_front();
@@ -337,10 +356,10 @@ impl Net {
     fn serve(&mut self) {
         let Some((_, frame)) = self.to_server.pop_front() else { return };
         if let Some(packet) = Packet::parse(&frame)
-            && let Some(answer) = self.memory.answer(&packet)
+            && let Some(response) = self.memory.execute(&packet)
             && self.to_clients.len() < 64
         {
-            self.to_clients.push_back(answer);
+            self.to_clients.push_back(response);
         }
     }
 
@@ -364,7 +383,7 @@ impl Net {
         let frame = packet(from, SERVER, QPN + u32::from(from), opcode, FIRST.add(sent), &behind);
         self.memory.clock += 1;
         self.sent[client].push(frame.clone());
-        self.asked[client].push(self.memory.clock);
+        self.requested_at[client].push(self.memory.clock);
         self.put(&frame, from.into());
     }
 }
@@ -384,10 +403,11 @@ pub(crate) fn run(input: &[u8]) {
                     net.put(&frame, 0);
                 }
             }
-            // Again, and from then on
+            // Retransmits from one of the last requests on.
             10 => {
                 let from = net.sent[client].len().saturating_sub(usize::from(more & 7) + 1);
-                for frame in net.sent[client][from..].to_vec() {
+                for at in from..net.sent[client].len() {
+                    let frame = net.sent[client][at].clone();
                     net.put(&frame, client as u16 + 1);
                 }
             }
@@ -399,19 +419,19 @@ pub(crate) fn run(input: &[u8]) {
                 let counters = net.function.counters();
                 let before = counters.forgotten.get();
                 net.function.on_timer(net.now, &mut out);
-                // 64 ends are looked at, and with each the other end of its connection
+                // A tick examines 64 connection ends, and with each the other end of its connection.
                 let forgotten = counters.forgotten.get() - before;
-                assert!(forgotten <= 128, "{forgotten} ends in one tick");
-                net.take(out.frames.into_iter().map(|(frame, _)| frame.bytes().to_vec()));
-                // Ageing takes longer than any packet is under way, and longer than Swordbox sends again.
+                assert!(forgotten <= 128, "{forgotten} ends were removed in one tick");
+                net.check_sent(out.frames.into_iter().map(|(frame, _)| frame.bytes().to_vec()));
+                // Ageing takes longer than any packet is in flight, and longer than Swordbox retransmits.
                 if forgotten > 0 {
                     net.to_server.clear();
                     net.to_clients.clear();
                 }
             }
             14 => {
-                // Somebody lies, as well as can be noticed: an answer from elsewhere, or to what nobody asked; a request
-                // of another host's on this connection.
+                // Forged packets that a receiver can detect: a response from another host, or to a request
+                // that was not sent; a request of another host on this connection
                 let psn = FIRST.add(u32::from(more));
                 let syndrome = (more & 3) << 5;
                 let (frame, port) = match more >> 6 {
@@ -421,7 +441,7 @@ pub(crate) fn run(input: &[u8]) {
                         0,
                     ),
                     2 => {
-                        net.crowd(more & 1 != 0);
+                        net.flood(more & 1 != 0);
                         continue;
                     }
                     _ => (packet(3, SERVER, QPN + 1, Opcode::RC_COMPARE_SWAP, psn, &atomic(1, 0, 0)), 2),
@@ -441,7 +461,7 @@ pub(crate) fn run(input: &[u8]) {
             }
         }
         let [used, ..] = net.function.usage();
-        assert!(used <= net.connections, "{used} of {} connections", net.connections);
+        assert!(used <= net.connections, "{used} connections in a table of {}", net.connections);
         net.now = net.now + Nanos(100);
         net.drop_late();
     }

@@ -10,7 +10,9 @@ fn smoke(name: &str) {
     let run = crate::target(name).expect("a target of this name");
     let inputs = first_inputs(name);
     assert!(inputs.len() > 10, "{name} has {} first inputs", inputs.len());
-    inputs.iter().for_each(|input| run(input));
+    for input in &inputs {
+        run(input);
+    }
     let mut chance = Chance::new(1);
     for n in 0..MUTATIONS {
         let input = mutate(&inputs[n % inputs.len()], &inputs, &mut chance);

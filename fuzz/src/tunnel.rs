@@ -1,4 +1,5 @@
-//! Any bytes where tunnels end: a frame passes as it is, loses one header, or is dropped and counted once.
+//! Arbitrary bytes at a tunnel endpoint: a frame passes unchanged, loses one header, or is dropped and
+//! counted once.
 
 use core::net::IpAddr;
 use rocev2::ethernet::MacAddr;
@@ -7,7 +8,7 @@ use switch::memory::{MemoryFrame, Sent};
 use switch::tunnel::{Config, Onward, Refusal, Tunnel};
 use switch::{Frame, Function, Nanos, PortId, Verdict};
 
-/// The switch's own. The fuzzer finds the rest by itself.
+/// The switch's MAC address. The fuzzer finds the other values itself.
 const MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 
 /// Runs one input.

@@ -54,11 +54,14 @@ pub fn has_run(path: &str) -> bool {
         }
     };
     drop(child);
-    let mut text = String::new();
-    output.seek(SeekFrom::Start(0)).and_then(|_| output.read_to_string(&mut text)).expect("a readable file");
+    let mut printed = String::new();
+    output
+        .seek(SeekFrom::Start(0))
+        .and_then(|_| output.read_to_string(&mut printed))
+        .expect("a readable file");
     match status {
-        Some(status) => assert!(status.success() && text.contains("1 passed"), "{status}\n{text}"),
-        None => panic!("killed after a minute\n{text}"),
+        Some(status) => assert!(status.success() && printed.contains("1 passed"), "{status}\n{printed}"),
+        None => panic!("killed after a minute\n{printed}"),
     }
     true
 }
