@@ -1,11 +1,11 @@
-//! Huge pages: how many, how large, and where they are mounted.
+//! Huge pages: number, size and mount point.
 
 use super::{Finding, Ports};
 use crate::machine::Machine;
 
 const TOPIC: &str = "huge pages";
 const FOLDER: &str = "/sys/kernel/mm/hugepages";
-/// Megabytes that are worth reserving
+/// Reservation that the advice suggests, in megabytes
 const WANTED_MB: u64 = 1024;
 
 /// Huge pages of one size.
@@ -37,18 +37,18 @@ fn pools(machine: &Machine) -> Vec<Pool> {
 
 fn reserved(machine: &Machine) -> Finding {
     let pools = pools(machine);
-    // The smallest are those that can be reserved while the machine runs.
+    // Only the smallest pages can be reserved while the machine runs.
     let Some(small) = pools.iter().min_by_key(|pool| pool.kb) else {
         return Finding::warning(
             TOPIC,
             Ports::Hardware,
-            "this kernel shows none: it lacks them, or hides them from a container",
+            "no huge pages are visible: this kernel lacks them, or hides them from a container",
         );
     };
     let reserve = |pages: u64| format!("echo {pages} > {}/nr_hugepages", small.folder);
     let wanted = (WANTED_MB * 1024).div_ceil(small.kb.max(1));
     if pools.iter().all(|pool| pool.reserved == 0) {
-        let what = "none are reserved; hardware ports need them, virtual ones do not";
+        let what = "none are reserved; hardware ports need them, virtual ports do not";
         return Finding::warning(TOPIC, Ports::Hardware, what).command(reserve(wanted));
     }
     let shown: Vec<_> = pools
@@ -58,7 +58,7 @@ fn reserved(machine: &Machine) -> Finding {
         .collect();
     let shown = shown.join("; ");
     if pools.iter().all(|pool| pool.free == 0) {
-        let what = format!("{shown}: other programs have taken all");
+        let what = format!("{shown}: other programs use all of them");
         return Finding::warning(TOPIC, Ports::Hardware, what).command(reserve(small.reserved + wanted));
     }
     Finding::ok(TOPIC, shown)
@@ -102,20 +102,20 @@ mod tests {
     }
 
     #[test]
-    fn reserved_pages() {
+    fn unreserved_and_used_up_pages_are_warnings() {
         assert_eq!(only(&with("512\n", "500\n"), "512 of 2 MB, 500 of them free").state, State::Ok);
         let none = with("0\n", "0\n");
         let none = only(&none, "none are reserved");
         assert_eq!(none.state, State::Warning(Ports::Hardware));
         assert_eq!(none.command.as_deref(), Some(&*format!("echo 512 > {POOL}/nr_hugepages")));
         let taken = with("8\n", "0\n");
-        let taken = only(&taken, "have taken all");
+        let taken = only(&taken, "use all of them");
         assert_eq!(taken.command.as_deref(), Some(&*format!("echo 520 > {POOL}/nr_hugepages")));
-        assert_eq!(only(&examine(&Fake::new(&[]).machine()), "shows none").command, None);
+        assert_eq!(only(&examine(&Fake::new(&[]).machine()), "no huge pages are visible").command, None);
     }
 
     #[test]
-    fn mount() {
+    fn a_missing_mount_is_a_warning() {
         let fake =
             Fake::new(&[("/proc/mounts", "proc /proc proc rw 0 0\nh /dev/hugepages hugetlbfs rw 0 0\n")]);
         assert_eq!(only(&examine(&fake.machine()), "is mounted on /dev/hugepages").state, State::Ok);
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_as_people_say_them() {
+    fn sizes_have_the_largest_unit_that_fits() {
         assert_eq!([size(64), size(2048), size(1 << 20)], ["64 kB", "2 MB", "1 GB"]);
     }
 }

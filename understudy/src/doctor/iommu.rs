@@ -1,4 +1,4 @@
-//! What hands hardware to a program: the IOMMU and VFIO.
+//! IOMMU and VFIO, which give hardware to a program.
 
 use super::{Finding, Ports, boot_with};
 use crate::machine::Machine;
@@ -18,7 +18,8 @@ fn iommu(machine: &Machine) -> Finding {
     if machine.read(NOIOMMU).is_some_and(|value| value == "Y" || value == "1") {
         return Finding::note(
             TOPIC,
-            "off, and VFIO is told to work without: ports work, and their devices can reach all of memory",
+            "off, and VFIO is configured to work without it: ports work, but their devices can access all \
+             memory",
         );
     }
     let line = machine.read("/proc/cmdline").unwrap_or_default();
@@ -31,13 +32,13 @@ fn iommu(machine: &Machine) -> Finding {
         return Finding::warning(
             TOPIC,
             Ports::Hardware,
-            "the kernel is told to use it and finds none: switch on VT-d or AMD-Vi in the firmware's set-up, or do \
-             without (the devices can then reach all of memory)",
+            "the kernel is configured to use it and finds none: enable VT-d or AMD-Vi in the firmware, or \
+             do without it (devices can then access all memory)",
         )
         .command(format!("modprobe vfio enable_unsafe_noiommu_mode=1; echo Y > {NOIOMMU}"));
     }
-    // AMD's is on unless the firmware has it off; the word does no harm there.
-    Finding::warning(TOPIC, Ports::Hardware, "off: VFIO cannot hand devices to understudy")
+    // AMD's IOMMU is on unless the firmware disables it; the option does no harm there.
+    Finding::warning(TOPIC, Ports::Hardware, "off: VFIO cannot give devices to understudy")
         .command(boot_with("intel_iommu=on iommu=pt"))
 }
 
@@ -55,10 +56,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn on_off_and_without() {
+    fn iommu_states_are_told_apart() {
         let fake = Fake::new(&[("/proc/cmdline", "quiet\n")]);
         let findings = examine(&fake.machine());
-        let off = only(&findings, "cannot hand devices");
+        let off = only(&findings, "cannot give devices");
         assert_eq!(off.state, State::Warning(Ports::Hardware));
         assert!(off.command.as_ref().is_some_and(|command| command.contains("intel_iommu=on iommu=pt")));
 
@@ -69,7 +70,7 @@ mod tests {
         assert!(firmware.command.as_ref().is_some_and(|command| command.contains("noiommu")));
 
         fake.write(NOIOMMU, "Y\n");
-        assert_eq!(only(&examine(&fake.machine()), "told to work without").state, State::Note);
+        assert_eq!(only(&examine(&fake.machine()), "configured to work without").state, State::Note);
         fake.write(NOIOMMU, "N\n");
         fake.write("/sys/kernel/iommu_groups/0/type", "DMA\n");
         fake.write("/sys/kernel/iommu_groups/1/type", "DMA\n");
@@ -77,13 +78,13 @@ mod tests {
     }
 
     #[test]
-    fn an_iommu_that_is_switched_off_is_not_asked_for() {
+    fn an_iommu_that_the_kernel_disables_is_off() {
         let fake = Fake::new(&[("/proc/cmdline", "intel_iommu=off\n")]);
-        only(&examine(&fake.machine()), "cannot hand devices");
+        only(&examine(&fake.machine()), "cannot give devices");
     }
 
     #[test]
-    fn vfio_driver() {
+    fn a_missing_vfio_driver_is_a_warning() {
         let fake = Fake::new(&[]);
         let findings = examine(&fake.machine());
         let missing = only(&findings, "not loaded");
