@@ -1,4 +1,4 @@
-//! The plan as people read it.
+//! Formats the plan as tables and notes.
 
 use crate::config::Network;
 use comfy_table::{Table, presets};
@@ -6,7 +6,7 @@ use core::fmt::Write as _;
 use representative::config::Side;
 use representative::plan::{Beacons, Crossing, Node};
 
-/// Names in a list at most; of more, their number is told
+/// Names in a list at most; a longer list shows its length, the first and the last name
 const NAMES: usize = 6;
 
 fn table(header: &[&str]) -> Table {
@@ -28,7 +28,7 @@ fn names<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> String {
     }
 }
 
-/// Each switch, its two halves and its representative.
+/// Returns a table of the switches, with their two halves and their representatives.
 pub(super) fn switches(network: &Network) -> String {
     let topology = &network.topology;
     let header = [
@@ -58,7 +58,7 @@ pub(super) fn switches(network: &Network) -> String {
             host.address.to_string(),
             format!("{first:#x}-{last:#x}"),
             format!("{below} -> {above}"),
-            // What comes from below may turn round.
+            // A packet from below may turn round at the switch.
             if above == "-" { format!("up -> {below}") } else { format!("{above}, up -> {below}") },
             if planned.tunnel_sources.is_empty() {
                 "-".into()
@@ -70,7 +70,7 @@ pub(super) fn switches(network: &Network) -> String {
     format!("{}\n", table.trim_fmt())
 }
 
-/// Each direction of each link: between switches, and others that need a detour.
+/// Returns a table of the directions of links: all between switches, and those of hosts that need a detour.
 pub(super) fn beacons(network: &Network) -> String {
     let topology = &network.topology;
     let mut table = table(&["beacons over", "sent by", "to", "routes pass the link", "way"]);
@@ -138,7 +138,7 @@ pub(super) fn beacons(network: &Network) -> String {
     text
 }
 
-/// What is no mistake, and may be a surprise.
+/// Returns notes about valid properties of the plan that may surprise.
 pub(super) fn notes(network: &Network) -> String {
     let topology = &network.topology;
     let mut text = String::new();
@@ -146,7 +146,8 @@ pub(super) fn notes(network: &Network) -> String {
         if !planned.has_hosts {
             _ = writeln!(
                 text,
-                "Note: no host that sends messages is at `{0}` or below it: `{0}` says so, and nobody waits.",
+                "Note: no host that sends messages is at `{0}` or below it: `{0}` announces that, and no \
+                 switch waits for it.",
                 switch.name
             );
         }
@@ -165,8 +166,9 @@ pub(super) fn notes(network: &Network) -> String {
     if !shared.is_empty() {
         _ = writeln!(
             text,
-            "Note: these stand for several switches, or for one and send messages: {}. Each task has queue pairs of its own, by \
-             which the network card has to tell them apart, and needs a CPU of its own.",
+            "Note: these represent several switches, or represent one and send messages: {}. Each task has \
+             its own queue pairs, by which the network card has to separate them, and needs a CPU of its \
+             own.",
             shared.join(", ")
         );
     }
