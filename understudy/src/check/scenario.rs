@@ -1,12 +1,12 @@
-//! What a scenario would run, on a screen.
+//! Describes what a scenario would run.
 
 use core::fmt::Write;
 use sim::scenario::{Between, FaultKind, GroupsSpec, Scenario, SwitchKind, VerbsSpec, Work};
 use std::path::Path;
 
-/// The network, what it does, and what happens to it.
+/// Returns a description of the network, its workload and its faults.
 pub(super) fn of(path: &Path, scenario: &Scenario) -> String {
-    let mut text = format!("{} is right. `understudy sim` would run:\n\n", path.display());
+    let mut text = format!("{} is valid. `understudy sim` would run:\n\n", path.display());
     let hosts: Vec<_> =
         scenario.hosts.iter().map(|host| format!("{} ({})", host.name, host.address.0)).collect();
     let mut line = |key: &str, value: String| _ = writeln!(text, "{key:<9} {value}");
@@ -28,7 +28,7 @@ pub(super) fn of(path: &Path, scenario: &Scenario) -> String {
         ];
         let harm = harm.iter().filter(|(_, share)| share.high > 0);
         let harm: Vec<_> = harm.map(|(what, share)| format!("{} {what}", shown(*share, 1e7, " %"))).collect();
-        let harm = if harm.is_empty() { "nothing bad".into() } else { harm.join(", ") };
+        let harm = if harm.is_empty() { "no faults".into() } else { harm.join(", ") };
         let rate = shown(link.rate, 1e9, " Gb/s");
         line("link", format!("{a} - {b}: {rate}, {}, {harm}", shown(link.delay, 1e3, " us")));
     }
@@ -39,15 +39,15 @@ pub(super) fn of(path: &Path, scenario: &Scenario) -> String {
     for fault in &scenario.faults {
         let what = match &fault.kind {
             FaultKind::Crash(node) => format!("{node} crashes"),
-            FaultKind::Pause(node) => format!("{node} stands still"),
-            FaultKind::Partition(nodes) => format!("cut off: {}", nodes.join(", ")),
-            FaultKind::Mute(nodes) => format!("nothing arrives from {}", nodes.join(", ")),
-            FaultKind::Part([a, b]) => format!("{a} and {b} do not reach each other"),
+            FaultKind::Pause(node) => format!("{node} pauses"),
+            FaultKind::Partition(nodes) => format!("partition of {}", nodes.join(", ")),
+            FaultKind::Mute(nodes) => format!("no packets arrive from {}", nodes.join(", ")),
+            FaultKind::Part([a, b]) => format!("{a} and {b} do not receive each other's packets"),
             FaultKind::Mtu([a, b], mtu) => format!("MTU between {a} and {b}: {}", shown(*mtu, 1.0, "")),
             FaultKind::Stranger(switch, lies) => {
-                format!("a host that is no party sends {} packets at {switch}", shown(*lies, 1.0, ""))
+                format!("an outsider sends {} packets at {switch}", shown(*lies, 1.0, ""))
             }
-            FaultKind::Swap([a, b]) => format!("{a} and {b} change their ports"),
+            FaultKind::Swap([a, b]) => format!("{a} and {b} swap their ports"),
             FaultKind::Rehash(node, _) => format!("{node} sends from other UDP source ports"),
             FaultKind::ClockStep(node, by) => format!("the clock of {node} jumps {}", shown(*by, 1e3, " us")),
             FaultKind::ClockDrift(node, by) => {
@@ -64,7 +64,8 @@ pub(super) fn of(path: &Path, scenario: &Scenario) -> String {
 fn verbs_of(verbs: &VerbsSpec) -> String {
     let names: Vec<_> = verbs.verbs.iter().map(|verb| verb.name()).collect();
     format!(
-        "connections between each two hosts: {}, and {} unreliable ones; operations of each end: {}, of up to {} bytes: {}",
+        "connections between each pair of hosts: {}, and {} unreliable ones; operations of each end: {}, \
+         of up to {} bytes: {}",
         shown(verbs.connections, 1.0, ""),
         shown(verbs.unreliable, 1.0, ""),
         shown(verbs.operations, 1.0, ""),
@@ -75,11 +76,11 @@ fn verbs_of(verbs: &VerbsSpec) -> String {
 
 fn groups_of(groups: &GroupsSpec) -> String {
     let quorum = match groups.quorum {
-        Between { low: 0, high: 0 } => "a majority with the leader".into(),
+        Between { low: 0, high: 0 } => "a majority including the leader".into(),
         quorum => shown(quorum, 1.0, " replicas"),
     };
     format!(
-        "led by {}, {} each; operations: {} of up to {} bytes; acknowledged when {quorum} did",
+        "led by {}, {} each; operations: {} of up to {} bytes; acknowledged by {quorum}",
         groups.leaders.join(", "),
         shown(groups.groups, 1.0, ""),
         shown(groups.operations, 1.0, ""),
@@ -87,7 +88,7 @@ fn groups_of(groups: &GroupsSpec) -> String {
     )
 }
 
-/// A number or a range, in a unit of so much
+/// Formats a number or a range, divided by `unit`, with the unit's name.
 fn shown(between: Between, unit: f64, name: &str) -> String {
     let [low, high] = [between.low, between.high].map(|number| number as f64 / unit);
     if between.low == between.high { format!("{low}{name}") } else { format!("{low} to {high}{name}") }

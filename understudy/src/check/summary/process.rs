@@ -1,4 +1,4 @@
-//! What `[process]` would join as.
+//! Describes the 1Pipe process of `[process]`.
 
 use crate::config::Clock;
 use ::onepipe::Settings;
@@ -31,7 +31,7 @@ pub(super) fn lines(config: &Settings) -> Vec<(&'static str, String)> {
         (
             "peers",
             format!(
-                "{}; a message has failed after {} us without an answer",
+                "{}; a message fails after {} us without an acknowledgement",
                 process.peers.len(),
                 process.timeout.0 / 1_000
             ),
