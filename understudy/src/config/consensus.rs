@@ -1,4 +1,5 @@
-//! The table `[consensus]` beside `[nic]`: the host is one of the servers of a replicated service.
+//! Reads the table `[consensus]` beside `[nic]`, which makes the host one of the servers of a replicated
+//! service.
 
 use super::FunctionConfig;
 use super::nic::ip;
@@ -11,23 +12,25 @@ use p4ce::consensus::{Layout, Through};
 use switch::Nanos;
 
 const KEY: &str = "consensus";
-/// Where servers listen, and where the switch does
+/// Default port at which servers listen; `SWITCH_PORT` is that of the switch
 const PORT: u64 = 7000;
 const SWITCH_PORT: u64 = 18_515;
-/// Members that a switch's group can have
+/// Largest number of servers: a leader and the members of one of the switch's groups
 const MAX_SERVERS: usize = 1 + p4ce::gather::MAX_MEMBERS;
-/// Addresses of others that a request to the switch has room for (docs/p4ce.md), with IPv4 and with IPv6
+/// Number of other servers whose addresses fit into a request to the switch (docs/p4ce.md): with IPv4, with
+/// IPv6
 const NAMED: [usize; 2] = [12, 3];
-/// The same beside the 16 bytes of a secret's tag
+/// The same numbers if the request also carries the 16-byte tag of a secret
 const NAMED_WITH_SECRET: [usize; 2] = [8, 2];
-/// A log is read by one READ (IB 9.4.1)
+/// Longest log, in bytes: a log is read by one READ (IB 9.4.1)
 const MAX_LOG: usize = 1 << 30;
 const SERVERS: &str = "[\"10.0.0.1\", \"10.0.0.2\", \"10.0.0.3\"]";
 
-/// Makes the host what `[consensus]` says, if there is one.
+/// Reads `[consensus]` and returns the host of `[nic]` as a server. Returns `function` unchanged if the file
+/// has no `[consensus]`.
 pub(super) fn beside(root: &Table<'_>, function: Option<FunctionConfig>) -> Option<FunctionConfig> {
     let Some(given) = root.get(KEY, "") else {
-        // Which keys it would have is told all the same.
+        // The keys of the absent table are registered, so that a misplaced key is recognised.
         let unheard = Problems::default();
         let table = absent(KEY, &unheard);
         read(&table, None);
@@ -37,13 +40,14 @@ pub(super) fn beside(root: &Table<'_>, function: Option<FunctionConfig>) -> Opti
     };
     let nic = root.get("nic", "");
     if nic.is_none() {
-        let problem = given_at(&given, "[consensus] has no [nic] beside it").label("of which host?");
-        given.add(problem.help("add `[nic]` with this server's `addresses`, in place of any other function"));
+        let problem = given_at(&given, "[consensus] needs [nic]").label("no [nic] in the file");
+        given.add(problem.help("add `[nic]` with this server's `addresses`, and remove any other function"));
     }
     if let Some(nic) = nic.and_then(|_| section(root, "nic")) {
         if let Some(service) = nic.get("service", "[]") {
-            let problem = given_at(&service, "a host with [consensus] has no services").label("a service");
-            given.add(problem.help("remove the [[nic.service]]; a host that serves is another program"));
+            let problem =
+                given_at(&service, "[[nic.service]] is not valid beside [consensus]").label("a service");
+            given.add(problem.help("remove [[nic.service]]; run another instance for services"));
         }
         nic.forget();
     }
@@ -70,7 +74,7 @@ fn read(table: &Table<'_>, host: Option<HostConfig>) -> Option<ConsensusConfig> 
     let switch = table.get("switch", "\"10.0.0.254\"");
     let switch_port = table.spanned_number("switch_port", 1..=65_535, SWITCH_PORT);
     if let (None, Some(port)) = (&switch, &switch_port) {
-        let problem = Problem::at(port.span(), "a port of a switch that is not there").label("of which?");
+        let problem = Problem::at(port.span(), "`switch_port` needs `switch`").label("no switch");
         table.problems().add(problem.help("add `switch`, or remove `switch_port`"));
     }
     let switch_port = switch_port.map_or(SWITCH_PORT, toml::Spanned::into_inner) as u16;
@@ -89,15 +93,17 @@ fn read(table: &Table<'_>, host: Option<HostConfig>) -> Option<ConsensusConfig> 
     if layout.log_len() > MAX_LOG
         && let Some(value) = table.get("log_entries", "4096").or_else(|| table.get("max_value", "256"))
     {
-        let problem = value.problem(format!("a log of {} MB", layout.log_len() >> 20)).label("too long");
+        let problem = value.problem(format!("the log has {} MB", layout.log_len() >> 20)).label("too long");
         value.add(problem.help(format!(
-            "it has `log_entries` of `max_value` bytes and 40 more; it can have {} MB",
+            "the log has `log_entries` of `max_value` + 40 bytes each: lower one of the two, so that it \
+             has at most {} MB",
             MAX_LOG >> 20
         )));
     }
     if let Some(window) = window.as_ref().filter(|window| *window.get_ref() > log_entries) {
-        let message = format!("a window of {} values, and a log of {log_entries}", window.get_ref());
-        let problem = Problem::at(window.span(), message).label("more than the log holds");
+        let message =
+            format!("`window` is {} values, but the log has only {log_entries} entries", window.get_ref());
+        let problem = Problem::at(window.span(), message).label("longer than the log");
         table.problems().add(problem.help("lower `window`, or raise `log_entries`"));
     }
     Some(ConsensusConfig {
@@ -114,14 +120,13 @@ fn read(table: &Table<'_>, host: Option<HostConfig>) -> Option<ConsensusConfig> 
     })
 }
 
-/// The addresses of all servers
+/// Reads `servers`: the addresses of all servers, in the order of their numbers.
 fn servers_of(value: &Value<'_>) -> Option<Vec<IpAddr>> {
     let list = value.list()?;
     if list.is_empty() || list.len() > MAX_SERVERS {
         let problem = value.problem(format!("`servers` lists {} servers", list.len()));
-        let help = format!(
-            "list all servers in the order of their numbers, 1 to {MAX_SERVERS}, this one among them"
-        );
+        let help =
+            format!("list 1 to {MAX_SERVERS} servers in the order of their numbers, including this one");
         value.add(problem.label("too few or too many").help(help));
         return None;
     }
@@ -129,8 +134,8 @@ fn servers_of(value: &Value<'_>) -> Option<Vec<IpAddr>> {
     for value in &list {
         let address = ip(value)?;
         if let Some(first) = addresses.iter().position(|known| *known == address) {
-            let problem = value.problem(format!("{address} is server {first} already")).label("again");
-            value.add(problem.help("give each server an address of its own"));
+            let problem = value.problem(format!("{address} is already server {first}")).label("again");
+            value.add(problem.help("give each server its own address"));
             return None;
         }
         addresses.push(address);
@@ -138,7 +143,7 @@ fn servers_of(value: &Value<'_>) -> Option<Vec<IpAddr>> {
     Some(addresses)
 }
 
-/// This server's number, whose address has to be the host's
+/// Reads `id`, the number of this server. Its address has to be one of the host's.
 fn id_of(
     value: &Value<'_>,
     servers: Option<&Value<'_>>,
@@ -151,8 +156,9 @@ fn id_of(
     if let Some(host) = host
         && !host.addresses.iter().any(|(own, _)| own == address)
     {
-        let problem =
-            value.problem(format!("server {id} is {address}, and this host is not")).label("this one");
+        let problem = value
+            .problem(format!("server {id} has the address {address}, which this host does not have"))
+            .label("this server's number");
         let element = servers.and_then(Value::list).and_then(|list| list.get(usize::from(id)).cloned());
         let problem = match element {
             Some(element) => problem.also(element.span(), "its address"),
@@ -164,7 +170,7 @@ fn id_of(
     Some(id)
 }
 
-/// The switch's address, which is nobody else's
+/// Reads `switch`, the switch's address, which no server may have.
 fn switch_of(
     value: &Value<'_>,
     servers: Option<&Value<'_>>,
@@ -174,21 +180,25 @@ fn switch_of(
     let address = ip(value)?;
     let addresses = addresses.unwrap_or(&[]);
     if let Some(server) = addresses.iter().position(|server| *server == address) {
-        let problem = value.problem(format!("the switch has the address of server {server}")).label("here");
-        value.add(problem.help("the switch has an address of its own: `addresses` of its [p4ce]"));
+        let problem = value
+            .problem(format!("the switch and server {server} have the same address"))
+            .label("the address of a server");
+        value.add(problem.help("write the switch's own address, one of `addresses` in its [p4ce]"));
     }
     let most = named[usize::from(address.is_ipv6())];
     if let Some(servers) = servers
         && addresses.len() > most + 1
     {
-        let problem = servers.problem(format!("{} servers, and a switch", addresses.len()));
-        let help = format!("a leader can name {most} others to the switch; leave `switch` out, or servers");
+        let problem = servers.problem(format!("{} servers are too many with a switch", addresses.len()));
+        let help = format!(
+            "a request to the switch has room for {most} other servers: remove servers, or remove `switch`"
+        );
         servers.add(problem.label("too many").help(help));
     }
     Some(address)
 }
 
-/// What is proposed
+/// Reads `propose`: the values that this server proposes as a load.
 fn load_of(value: &Value<'_>, max_value: usize) -> Option<Load> {
     let table = value.table("`propose`")?;
     let size = table.require("size", "64");
@@ -197,7 +207,7 @@ fn load_of(value: &Value<'_>, max_value: usize) -> Option<Load> {
     table.finish();
     let (size, value) = size?;
     if size > max_value {
-        let problem = value.problem(format!("values of {size} bytes, and `max_value` is {max_value}"));
+        let problem = value.problem(format!("`size` is {size} bytes, but `max_value` is {max_value}"));
         value.add(problem.label("too long").help("lower `size`, or raise `max_value` at all servers"));
     }
     Some(Load { size, rate })

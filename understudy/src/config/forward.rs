@@ -1,4 +1,4 @@
-//! The table `[forward]`.
+//! Reads the table `[forward]`.
 
 use super::FunctionConfig;
 use super::pairs::{self, own_pair};
@@ -16,22 +16,22 @@ use switch::forward::Config;
 use switch::forward::config::{MacTable, Topology};
 use switch::{Nanos, PortId};
 
-/// Queue pairs that are counted where the file does not say
+/// Default of `counted_qps`: the number of queue pairs that are counted individually
 pub(super) const COUNTED_QPS: u64 = 1024;
-/// What is only looked at if it is asked for
+/// Faults that are checked only if `verify` lists them, because the checks need the whole packet
 const VERIFIABLE: [Fault; 2] = [Fault::Icrc, Fault::UdpChecksum];
 
-/// Ways to say where frames go, and what each is
+/// Keys that define where frames go, each with its label in messages
 const TOPOLOGIES: [(&str, &str); 3] = [("pairs", "wires"), ("mac_table", "a bridge"), ("routes", "a router")];
 
-/// What to do with a port that is in two pairs
+/// Advice for a port that is in two pairs
 const MORE_PORTS: &str =
     "remove it from one of them; to join more than two ports use `mac_table = {}` in place of `pairs`";
 
-/// An element of `fixed`
+/// Example of an element of `fixed`
 const STATION: &str = "{ mac = \"52:54:00:00:00:01\", port = \"host-a\" }";
 
-/// What the table may look like for these ports.
+/// Returns an example of the table for these ports.
 pub(super) fn example(ports: &Ports) -> String {
     format!("[forward]\npairs = {}", own_pair(ports))
 }
@@ -40,12 +40,12 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
     bridge(table, ports).map(FunctionConfig::Forward)
 }
 
-/// The same keys, for any function that otherwise forwards.
+/// Reads the keys of `[forward]` from the table of any function that otherwise forwards.
 pub(super) fn bridge(table: &Table<'_>, ports: &Ports) -> Option<Config> {
     bridge_or(table, ports, None)
 }
 
-/// The same; `default` is where frames go if the file does not say.
+/// Reads the same keys as [`bridge`]. `default` is the topology if the file defines none.
 pub(super) fn bridge_or(table: &Table<'_>, ports: &Ports, default: Option<Topology>) -> Option<Config> {
     let topology = topology(table, ports, default);
     let verify = table.get("verify", "[\"icrc\"]").map_or(FaultSet::NONE, |value| verified(&value));
@@ -71,11 +71,11 @@ fn topology(table: &Table<'_>, ports: &Ports, default: Option<Topology>) -> Opti
         let message = format!("{} has both `{key}` and `{other}`", table.name());
         let problem = Problem::at(second.key_span(), message).label(another);
         second.add(problem.also(first.key_span(), one).help(
-            "keep `pairs` to join ports two by two, `mac_table` for a bridge that learns who is where, or `routes` for a \
+            "keep `pairs` to join ports two by two, `mac_table` for a learning bridge, or `routes` for a \
              router",
         ));
     }
-    // All are read, so that the problems of each are shown.
+    // All three are read, so that the problems of each are reported.
     let routes = routes.as_ref().map(|routes| routes::read(routes, table, ports).map(Topology::Routes));
     let bridge = mac_table.as_ref().map(|bridge| self::mac_table(bridge, ports).map(Topology::Mac));
     let pairs = pairs.as_ref().map(|pairs| pairs::read(pairs, ports, MORE_PORTS).map(Topology::Pairs));
@@ -83,10 +83,10 @@ fn topology(table: &Table<'_>, ports: &Ports, default: Option<Topology>) -> Opti
         Some(topology) => topology,
         None if default.is_some() => default,
         None => {
-            let message = format!("{} does not say where frames go", table.name());
-            let problem = table.problem(message).label("where to?");
+            let message = format!("{} does not define where frames go", table.name());
+            let problem = table.problem(message).label("no topology");
             table.problems().add(problem.help(format!(
-                "add `pairs = {}` to join ports two by two, `mac_table = {{}}` for a bridge that learns who is where, or \
+                "add `pairs = {}` to join ports two by two, `mac_table = {{}}` for a learning bridge, or \
                  `routes` for a router",
                 own_pair(ports)
             )));
@@ -102,14 +102,14 @@ fn mac_table(value: &Value<'_>, ports: &Ports) -> Option<MacTable> {
     let fixed = table.get("fixed", "[{ mac = \"52:54:00:00:00:01\", port = \"host-a\" }]");
     let fixed = fixed.as_ref().map_or(Some(Vec::new()), |value| fixed_stations(value, ports));
     if let [only] = ports.list.as_slice() {
-        let problem = table.problem("a bridge needs two ports or more").label("a bridge");
+        let problem = table.problem("a bridge needs at least two ports").label("a bridge");
         let problem = match &only.name {
             Some(name) => problem.also(name.span(), "the only port"),
             None => problem,
         };
-        table
-            .problems()
-            .add(problem.help(format!("add a [[port]], or reflect with `pairs = {}`", own_pair(ports))));
+        table.problems().add(
+            problem.help(format!("add a [[port]], or reflect frames with `pairs = {}`", own_pair(ports))),
+        );
     }
     table.finish();
     Some(MacTable { capacity, ageing, fixed: fixed? })
@@ -128,7 +128,7 @@ fn fixed_stations(value: &Value<'_>, ports: &Ports) -> Option<Vec<(MacAddr, Port
             continue;
         };
         if let Some((_, first)) = places.iter().find(|(other, _)| *other == mac) {
-            let problem = Problem::at(place.clone(), format!("the station {mac} is fixed twice"));
+            let problem = Problem::at(place.clone(), format!("`fixed` lists {mac} twice"));
             element
                 .add(problem.label("again").also(first.clone(), "first here").help("remove one of the two"));
         }
@@ -138,7 +138,7 @@ fn fixed_stations(value: &Value<'_>, ports: &Ports) -> Option<Vec<(MacAddr, Port
     Some(stations)
 }
 
-/// What is to be verified: a list, or a word for all or none.
+/// Reads `verify`: a list of faults, `"all"` or `"none"`.
 fn verified(value: &Value<'_>) -> FaultSet {
     let words = VERIFIABLE.map(Fault::name);
     let everything = VERIFIABLE.into_iter().fold(FaultSet::NONE, FaultSet::with);
@@ -149,22 +149,22 @@ fn verified(value: &Value<'_>) -> FaultSet {
             return Some(fault);
         }
         let (message, help) = match (fault, meant(text, words)) {
-            (Some(_), _) => (format!("`{text}` is looked for in any case"), "remove it: ".into()),
+            (Some(_), _) => (format!("`{text}` is always verified"), "remove it: ".into()),
             (None, Some(word)) => {
                 (format!("`{text}` cannot be verified"), format!("did you mean `{word}`? "))
             }
             (None, None) => (format!("`{text}` cannot be verified"), String::new()),
         };
         let help = format!(
-            "{help}`verify` takes {}, which cost time; the headers are always checked",
+            "{help}`verify` takes {}, which cost time; the headers are always verified",
             all_of(words)
         );
-        element.add(element.problem(message).label("not for `verify`").help(help));
+        element.add(element.problem(message).label("not a value of `verify`").help(help));
         None
     })
 }
 
-/// What is to be dropped: a list, or a word for all or none.
+/// Reads `drop`: a list of faults, `"all"` or `"none"`.
 fn dropped(value: &Value<'_>, verify: FaultSet) -> FaultSet {
     let words = Fault::ALL.map(Fault::name);
     faults(value, FaultSet::ALL, |element| {
@@ -172,9 +172,10 @@ fn dropped(value: &Value<'_>, verify: FaultSet) -> FaultSet {
         let fault = Fault::ALL.into_iter().find(|known| known.name() == fault)?;
         if VERIFIABLE.contains(&fault) && !verify.has(fault) {
             let name = fault.name();
-            let problem =
-                element.problem(format!("frames with a wrong `{name}` are never found: nothing verifies it"));
-            element.add(problem.label("dropped, but not verified").help(format!(
+            let problem = element.problem(format!(
+                "frames with a wrong `{name}` are never dropped, because nothing verifies it"
+            ));
+            element.add(problem.label("not in `verify`").help(format!(
                 "add `\"{name}\"` to `verify`, such as `verify = [\"{name}\"]`, or remove it here"
             )));
         }
@@ -182,7 +183,7 @@ fn dropped(value: &Value<'_>, verify: FaultSet) -> FaultSet {
     })
 }
 
-/// A list of faults, `"all"` or `"none"`.
+/// Reads a list of faults, `"all"` or `"none"`. `fault` reads an element of the list.
 fn faults(value: &Value<'_>, all: FaultSet, mut fault: impl FnMut(&Value<'_>) -> Option<Fault>) -> FaultSet {
     match value.text_if_any() {
         Some("all") => all,

@@ -1,4 +1,4 @@
-//! The table `[rfc2544]`: tests of a device between two ports.
+//! Reads the table `[rfc2544]`: tests of a device between two ports.
 
 use super::port::Ports;
 use super::tree::{Table, Value, section};
@@ -14,27 +14,27 @@ use rocev2::udp::Udp;
 use settings::address::{ip, station};
 use switch::{Nanos, PortId};
 
-/// The frames of RFC 2544, section 9.1
+/// Default frame sizes, in bytes (RFC 2544, section 9.1)
 const SIZES: [u32; 7] = [64, 128, 256, 512, 1024, 1280, 1518];
-/// The check sequence of a frame
+/// Length of a frame check sequence, in bytes
 const FCS: usize = 4;
-/// Most queue pairs: each has a window at the receiver
+/// Largest number of queue pairs: each has a window at the receiver
 const MAX_QPS: u64 = 1 << 16;
 
-/// What a file with `[rfc2544]` asks for.
+/// Contents of a file with `[rfc2544]`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Rfc2544Config {
     /// DPDK, and the ports
     pub(crate) runtime: dataplane::Config,
-    /// How the tests are made; frames as long as RoCEv2 has them
+    /// Settings of the tests; frame sizes are rounded to those that RoCEv2 allows
     pub(crate) settings: Settings,
-    /// What they are made with
+    /// Traffic of the tests
     pub(crate) traffic: Traffic,
-    /// Starts the device under test, if that is a program
+    /// Command that starts the device under test, if that is a program
     pub(crate) command: Option<String>,
 }
 
-/// What is sent, from where to where.
+/// Packets of the tests, and the ports between which they are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Traffic {
     pub(crate) send: PortId,
@@ -44,21 +44,22 @@ pub(crate) struct Traffic {
     /// WRITE or SEND
     pub(crate) verb: Verb,
     pub(crate) qps: u32,
-    /// For how long the last frames are waited for
+    /// Time to wait for the last frames of a trial
     pub(crate) settle: Nanos,
-    /// How long the device may take before the first frame comes through
+    /// Longest time that the device may take until the first frame passes
     pub(crate) start: Duration,
 }
 
 impl Traffic {
-    /// Bytes of a frame and its check sequence beside the payload
+    /// Returns the length of a frame, with its check sequence, without the payload, in bytes.
     pub(crate) fn overhead(&self) -> usize {
         let ip = if self.src.ip.is_ipv4() { Ipv4::LEN } else { Ipv6::LEN };
         let reth = if self.verb == Verb::Write { 16 } else { 0 };
         Ethernet::LEN + ip + Udp::LEN + Bth::LEN + reth + 4 + FCS
     }
 
-    /// The longest frame that is not longer than this: RoCEv2's payloads are padded to four bytes, and ours begin with a time.
+    /// Returns the longest frame of at most `frame` bytes, or the shortest frame that is possible. RoCEv2
+    /// pads payloads to four bytes, and the payloads here begin with a timestamp.
     fn fitting(&self, frame: u32) -> u32 {
         let payload = (frame as usize).saturating_sub(self.overhead()) / 4 * 4;
         (self.overhead() + payload.max(STAMP_LEN)) as u32
@@ -111,14 +112,17 @@ pub(super) fn read(root: &Table<'_>, ports: &Ports) -> Option<(Settings, Traffic
     };
     if let (Some(value), Some([])) = (&sizes, asked.as_deref()) {
         value.add(
-            value.problem("`frame_sizes` is empty").label("none").help("write `frame_sizes = [128, 1518]`"),
+            value
+                .problem("`frame_sizes` is empty")
+                .label("no size")
+                .help("write `frame_sizes = [128, 1518]`"),
         );
     }
     if let (Some(src), Some(dst)) = (src, dst)
         && src.ip.is_ipv4() != dst.ip.is_ipv4()
     {
-        let problem = table.problem("`src` and `dst` are of different versions of IP").label("IPv4 and IPv6");
-        table.problems().add(problem.help("write both of one version"));
+        let problem = table.problem("`src` and `dst` have different IP versions").label("IPv4 and IPv6");
+        table.problems().add(problem.help("write two addresses of the same version"));
     }
     let traffic = (|| {
         Some(Traffic {
@@ -159,8 +163,9 @@ pub(super) fn read(root: &Table<'_>, ports: &Ports) -> Option<(Settings, Traffic
     Some((settings, traffic?, command?))
 }
 
-/// The most that is offered: the wire's rate, or a number; without both, what the generator can send.
-#[expect(clippy::option_option, reason = "wrong, not there, or so much")]
+/// Reads the highest load to offer: the rate of the link, or a packet rate. Without both, the generator's own
+/// limit applies.
+#[expect(clippy::option_option, reason = "invalid, absent, or a rate")]
 fn offered(table: &Table<'_>) -> Option<Option<Most>> {
     let bits = table.get("link_gbps", "10");
     let packets = table.get("packets_per_s", "1_000_000");
@@ -173,15 +178,18 @@ fn offered(table: &Table<'_>) -> Option<Option<Most>> {
             packets.number(1..=1_000_000_000, 1_000_000).map(|n| Some(Most::PacketsPerS(n)))
         }
         (Some(_), Some(packets)) => {
-            let problem = packets.problem("`link_gbps` and `packets_per_s` both say what the most is");
-            packets
-                .add(problem.label("the other one").help("keep one; without both, the generator finds it"));
+            let problem = packets.problem("`link_gbps` and `packets_per_s` both set the highest rate");
+            packets.add(
+                problem
+                    .label("the second")
+                    .help("keep one; without both, the highest rate of the generator is measured"),
+            );
             None
         }
     }
 }
 
-/// Refuses frames that the ports do not take.
+/// Reports frames that exceed the MTU of the ports.
 fn fit(table: &Table<'_>, sizes: Option<&Value<'_>>, traffic: Traffic, frames: &[u32], ports: &Ports) {
     let longest = frames.iter().copied().max().unwrap_or(0);
     let payload = longest as usize - traffic.overhead().min(longest as usize);
@@ -191,7 +199,8 @@ fn fit(table: &Table<'_>, sizes: Option<&Value<'_>>, traffic: Traffic, frames: &
         let message = format!("frames of {longest} bytes do not fit the ports' MTU of {mtu}");
         let problem = sizes.map_or_else(|| table.problem(&message), |value| value.problem(&message));
         let help = format!(
-            "write `mtu = {needed}` for both ports (with up to 4096 bytes of payload), or shorter `frame_sizes`"
+            "write `mtu = {needed}` for both ports (with at most 4096 bytes of payload), or smaller \
+             `frame_sizes`"
         );
         table.problems().add(problem.label("too long").help(help));
     }

@@ -1,5 +1,5 @@
-//! Topologies of 1Pipe's networks: `[topology]`, `[[switch]]`, `[[host]]` and `[[link]]`. What was read is planned at once, as what
-//! is wrong with a topology shows only then.
+//! Reads topologies of 1Pipe networks: `[topology]`, `[[switch]]`, `[[host]]` and `[[link]]`. The plan is
+//! made at once, because some problems of a topology show only then.
 
 use super::forward::station;
 use super::report::Problem;
@@ -14,43 +14,44 @@ use rocev2::Qpn;
 use switch::Nanos;
 use toml::de::DeTable;
 
-/// What may stand in `os`
+/// Values of `os`
 const SYSTEMS: [&str; 4] = ["sonic", "eos", "linux", "understudy"];
-/// What may stand in `idle`
+/// Values of `idle`
 const IDLE: [&str; 3] = ["spin", "yield", "sleep"];
-/// A second: longer waits are a slip
+/// Longest wait, in microseconds: one second. Longer ones are taken for mistakes
 const MAX_US: u64 = 1_000_000;
-/// Longer than processes wait before they acknowledge, which is 3 us
+/// Shortest timeout, in microseconds: processes wait up to 3 us before they acknowledge
 const LEAST_TIMEOUT_US: u64 = 4;
-/// Queue pair numbers have 24 bits. Those of a host's representatives follow the first, and there is room for millions
+/// Largest first queue pair number. Numbers have 24 bits, and those of a host's representatives follow the
+/// first: there is room for millions
 const LAST_QP: u64 = 0x80_0000;
 
-/// A topology, its plan, and what the plan is written down for.
+/// Topology, its plan, and what the plan's files need besides.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Network {
     pub(crate) topology: Topology,
     pub(crate) plan: Plan,
-    /// By switch
+    /// System of each switch
     pub(crate) systems: Vec<System>,
-    /// By host: the interface that its representatives have
+    /// Network interface of each host, which its representatives use
     pub(crate) interfaces: Vec<String>,
-    /// What workers do while there is nothing to do, if the file says so
+    /// Value of `idle` for workers, if the file sets it
     pub(crate) idle: Option<&'static str>,
 }
 
-/// What runs on a switch.
+/// Software of a switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum System {
     Sonic,
     Eos,
     Linux,
-    /// This program's tunnel termination
+    /// This program, which ends the tunnels
     Understudy,
-    /// Something else
+    /// Any other
     Other,
 }
 
-/// Where things stand in the file.
+/// Spans of the nodes and links in the file.
 #[derive(Default)]
 struct Places {
     names: Names,
@@ -59,12 +60,13 @@ struct Places {
     links: Vec<Range<usize>>,
 }
 
-/// Whether the tables are those of a topology.
+/// Returns whether the tables are those of a topology.
 pub(super) fn is_one(root: &DeTable<'_>) -> bool {
     root.contains_key("topology")
 }
 
-/// The topology and its plan, if enough was understood; whether nothing is wrong is for `problems` to say.
+/// Returns the topology and its plan if they are complete. They are valid only if `problems` is empty as
+/// well.
 pub(super) fn read(root: &DeTable<'_>, problems: &Problems) -> Option<Network> {
     let root = Table::root(root, problems);
     let (settings, idle) = section(&root, "topology").map_or_else(Default::default, |table| settings(table));
@@ -89,7 +91,7 @@ pub(super) fn read(root: &DeTable<'_>, problems: &Problems) -> Option<Network> {
     let (hosts, interfaces) = hosts.into_iter().collect::<Option<Vec<_>>>()?.into_iter().unzip();
     let links = links.into_iter().collect::<Option<Vec<_>>>()?;
     if problems.are_there() {
-        // What is wrong with a part may be all that is wrong with the whole.
+        // A problem of one part may be the cause of every problem of the whole.
         return None;
     }
     let topology = Topology { settings, switches, hosts, links };
@@ -128,7 +130,7 @@ impl Places {
         told.help(help)
     }
 
-    /// The place of what is called so in a list
+    /// Returns the index in `list` of the node that `value` names. Reports an unknown name.
     fn find(list: &[(String, Range<usize>)], value: &Value<'_>, what: &str) -> Option<usize> {
         let text = value.text()?;
         let found = list.iter().position(|(name, _)| name == text);
@@ -148,20 +150,22 @@ impl Places {
     }
 }
 
-/// What is called so in files for `understudy run` has to fit there, with what it is before it.
+/// Longest name, in bytes. Files for `understudy run` use it as the name of a link, with the kind of the node
+/// in front
 const MAX_NAME: usize = super::onepipe::MAX_NAME - "switch ".len();
 
-/// Names stand in names of files and in switches' configurations.
+/// Reads a name, which becomes part of file names and of switches' configurations.
 fn name(table: &Table<'_>, names: &mut Names) -> Option<(String, Range<usize>)> {
     let name = names.take(table)?;
     let place = names.all[&name].clone();
     let right = |letter: char| letter.is_ascii_alphanumeric() || ['-', '_', '.'].contains(&letter);
     if !name.chars().all(right) || name.starts_with('.') || name.len() > MAX_NAME {
-        let problem = Problem::at(place.clone(), format!("`{name}` cannot be a name here"));
+        let problem = Problem::at(place.clone(), format!("`{name}` is not a valid name"));
         let help = format!(
-            "write up to {MAX_NAME} letters, digits, `-`, `_` and `.`: files are called so, and rules on switches"
+            "write up to {MAX_NAME} letters, digits, `-`, `_` and `.`: files and rules on switches have \
+             this name"
         );
-        table.problems().add(problem.label("not a name for a file").help(help));
+        table.problems().add(problem.label("not a file name").help(help));
     }
     Some((name, place))
 }
@@ -194,8 +198,10 @@ fn settings(table: Table<'_>) -> (Settings, Option<&'static str>) {
     if host_qp >= first_qp
         && let Some(value) = table.get("host_qp", "17").or_else(|| table.get("first_qp", "256"))
     {
-        let problem = value.problem("`host_qp` has to be below `first_qp`").label("in the way");
-        value.add(problem.help("representatives' queue pairs are `first_qp` and those that follow it"));
+        let problem = value.problem("`host_qp` has to be below `first_qp`").label("not below `first_qp`");
+        value.add(problem.help(
+            "lower `host_qp`, or raise `first_qp`: representatives use `first_qp` and the numbers that follow",
+        ));
     }
     table.finish();
     (settings, idle)
@@ -228,8 +234,8 @@ fn switch(table: Table<'_>, number: usize, places: &Places) -> Option<(Switch, S
     Some((switch, system))
 }
 
-/// What was written and understood, or was not written
-#[expect(clippy::option_option, reason = "not written, or not understood")]
+/// Separates an absent key (`Some(None)`) from an invalid value (`None`).
+#[expect(clippy::option_option, reason = "absent, or invalid")]
 fn maybe<T>(read: Option<Option<T>>) -> Option<Option<T>> {
     match read {
         Some(None) => None,
@@ -241,8 +247,9 @@ fn maybe<T>(read: Option<Option<T>>) -> Option<Option<T>> {
 fn unicast(value: &Value<'_>) -> Option<IpAddr> {
     let ip = super::nic::ip(value)?;
     if ip.is_multicast() || ip.is_unspecified() || ip.is_loopback() {
-        let problem =
-            value.problem(format!("no packet can be sent to {ip} alone")).label("not an address of a switch");
+        let problem = value
+            .problem(format!("{ip} is not a routable unicast address"))
+            .label("not an address of a switch");
         value.add(problem.help(
             "write an address of the switch that the network routes to, such as that of a loopback interface",
         ));
@@ -251,11 +258,11 @@ fn unicast(value: &Value<'_>) -> Option<IpAddr> {
     Some(ip)
 }
 
-/// An address that one host can have, and the length of its subnet's prefix
+/// Reads the address of a host, and the prefix length of its subnet.
 fn of_a_host(value: &Value<'_>) -> Option<(IpAddr, u8)> {
     let (ip, prefix) = address(value)?;
     let subnet = match ip {
-        // Of its subnet, the first address is the subnet's, and the last everybody's.
+        // The first address of an IPv4 subnet is the subnet's own, and the last its broadcast address.
         IpAddr::V4(ip) if prefix < 31 => {
             let host = u32::MAX >> prefix;
             ip.to_bits() & host == 0 || ip.to_bits() & host == host
@@ -263,8 +270,12 @@ fn of_a_host(value: &Value<'_>) -> Option<(IpAddr, u8)> {
         _ => false,
     };
     if subnet || ip.is_multicast() || ip.is_unspecified() || ip.is_loopback() {
-        let problem = value.problem(format!("no host has the address {ip}")).label("not one host's");
-        value.add(problem.help("write the host's address and its subnet's length, such as `10.0.0.1/24`"));
+        let problem = value
+            .problem(format!("{ip} is not an address of a host"))
+            .label("subnet, broadcast or special address");
+        value.add(
+            problem.help("write the host's address and its subnet's prefix length, such as `10.0.0.1/24`"),
+        );
         return None;
     }
     Some((ip, prefix))
@@ -281,9 +292,10 @@ fn host(table: Table<'_>, number: usize, places: &Places) -> Option<(Host, Strin
     if let (true, Some(several @ [_, _, ..]), Some(value)) =
         (messages, switches.as_deref(), table.get("switch", "\"tor1\""))
     {
-        let problem = value.problem(format!("a host that sends messages is at {} switches", several.len()));
-        value.add(problem.label("each would wait for its beacons").help(
-            "name one: a process knows one link; or write `messages = false`, if the host only stands for switches",
+        let problem = value.problem(format!("a host that sends messages has {} switches", several.len()));
+        value.add(problem.label("more than one").help(
+            "keep one: a process supports one link; or write `messages = false` if the host only \
+             represents switches",
         ));
     }
     let represents = table.boolean("represents", true);
@@ -299,10 +311,10 @@ fn link(table: Table<'_>, places: &mut Places) -> Option<Link> {
     let ends = table.require("ends", "[\"tor1\", \"spine1\"]").and_then(|value| {
         let list = value.list()?;
         let [a, b] = list.as_slice() else {
-            let problem = value.problem("a link has two ends").label("not two");
-            value.add(
-                problem.help("write `ends = [\"tor1\", \"spine1\"]`; hosts say with `switch` where they are"),
-            );
+            let problem = value.problem("`ends` of a link has to name two switches").label("not two");
+            value.add(problem.help(
+                "write `ends = [\"tor1\", \"spine1\"]`; a host names its switches with its key `switch`",
+            ));
             return None;
         };
         places.links.push(value.span());

@@ -1,4 +1,5 @@
-//! The table `[tunnel]` beside `[forward]` or `[onepipe]`: tunnels end at this switch, before its function sees what they carry.
+//! Reads the table `[tunnel]` beside `[forward]` or `[onepipe]`: tunnels end at this switch, before its
+//! function handles the inner packets.
 
 use super::FunctionConfig;
 use super::forward::station;
@@ -13,37 +14,37 @@ use switch::forward::config::Topology;
 use switch::tunnel::{Config, Onward};
 
 const KEY: &str = "tunnel";
-/// Functions that it stands in front of
+/// Functions that can have tunnels in front of them
 const BEHIND: [&str; 2] = ["forward", "onepipe"];
-/// More neighbours than a switch has
+/// Largest number of addresses, more than a switch has neighbours
 const MAX_ADDRESSES: usize = 1 << 16;
 const NEXT_HOP: &str = "{ address = \"10.0.1.1\", mac = \"02:00:00:00:01:01\" }";
 
-/// What `[tunnel]` asks for.
+/// Contents of `[tunnel]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TunnelConfig {
-    /// The switch's MAC address; the first port's own if nothing says it
+    /// MAC address of the switch; the first port's if `None`
     pub(crate) mac: Option<MacAddr>,
     /// Addresses at which tunnels end
     pub(crate) ends: Vec<IpAddr>,
-    /// Whose tunnels
+    /// Addresses from which tunnels are accepted
     pub(crate) sources: Vec<IpAddr>,
-    /// Who sends the inner packets on
+    /// What sends the inner packets on
     pub(crate) onward: Onward,
 }
 
 impl TunnelConfig {
-    /// The same for a switch whose first port has this MAC address.
+    /// Returns the configuration of a switch whose first port has the address `port_mac`.
     pub(crate) fn at(&self, port_mac: MacAddr) -> Config {
         let Self { mac, ends, sources, onward } = self.clone();
         Config { mac: mac.unwrap_or(port_mac), ends, sources, onward }
     }
 }
 
-/// Reads what stands in front of the function, if there is anything.
+/// Reads `[tunnel]`, if the file has it.
 pub(super) fn beside(root: &Table<'_>, function: Option<&FunctionConfig>) -> Option<TunnelConfig> {
     let Some(given) = root.get(KEY, "") else {
-        // Which keys it would have is told all the same.
+        // The keys of the absent table are registered, so that a misplaced key is recognised.
         let unheard = Problems::default();
         let table = absent(KEY, &unheard);
         read(&table, None);
@@ -52,11 +53,12 @@ pub(super) fn beside(root: &Table<'_>, function: Option<&FunctionConfig>) -> Opt
         return None;
     };
     if BEHIND.iter().all(|key| root.get(key, "").is_none()) {
-        let problem = Problem::at(given.key_span(), "[tunnel] has neither [forward] nor [onepipe] behind it");
-        given.add(problem.label("in front of what?").help(
-            "remove it: only a switch that forwards, and that of 1Pipe, end tunnels; add such a function in place of another \
-             if this is one",
-        ));
+        let problem = Problem::at(given.key_span(), "[tunnel] needs [forward] or [onepipe]");
+        given.add(
+            problem
+                .label("no such function")
+                .help("remove it, or replace the function by [forward] or [onepipe]: only these end tunnels"),
+        );
     }
     let table = section(root, KEY)?;
     let config = read(&table, function.and_then(behind).as_ref());
@@ -64,10 +66,10 @@ pub(super) fn beside(root: &Table<'_>, function: Option<&FunctionConfig>) -> Opt
     config
 }
 
-/// What is known of the switch behind
+/// Properties of the function that handles the inner packets
 struct Behind<'a> {
     topology: &'a Topology,
-    /// Its MAC address, if the file says it
+    /// MAC address of the switch, if the file sets it
     mac: Option<MacAddr>,
 }
 
@@ -83,8 +85,8 @@ fn behind(function: &FunctionConfig) -> Option<Behind<'_>> {
 fn read(table: &Table<'_>, behind: Option<&Behind<'_>>) -> Option<TunnelConfig> {
     let mac = table.get("mac", "\"02:00:00:00:00:fe\"");
     let said = mac.as_ref().map(station);
-    let ends = addresses(table, "addresses", "[\"10.255.0.1\"]", "where do tunnels end?");
-    let sources = addresses(table, "sources", "[\"10.0.1.1\", \"10.255.0.5\"]", "whose tunnels?");
+    let ends = addresses(table, "addresses", "[\"10.255.0.1\"]", "too few or too many");
+    let sources = addresses(table, "sources", "[\"10.0.1.1\", \"10.255.0.5\"]", "too few or too many");
     let next_hops = table.get("next_hops", NEXT_HOP);
     let hops = next_hops.as_ref().map(self::next_hops);
     if let Some(ends) = &ends {
@@ -96,12 +98,10 @@ fn read(table: &Table<'_>, behind: Option<&Behind<'_>>) -> Option<TunnelConfig> 
         if let (Some(value), Some(Some(said)), Some(own)) = (&mac, said, router(behind.topology))
             && said != own
         {
-            let problem = value.problem(format!("the tunnels end at {said}, and the router is {own}"));
-            value.add(
-                problem
-                    .label("another address")
-                    .help("leave `mac` out, or write that of `routes`: the router drops what is for others"),
-            );
+            let problem = value.problem(format!("`mac` of [tunnel] is {said}, but the router's is {own}"));
+            value.add(problem.label("not the router's").help(
+                "remove `mac`, or write that of `routes`: the router drops frames for other addresses",
+            ));
         }
         goes_on(table, next_hops.as_ref(), router(behind.topology).is_some());
     }
@@ -120,27 +120,29 @@ fn read(table: &Table<'_>, behind: Option<&Behind<'_>>) -> Option<TunnelConfig> 
     })
 }
 
-/// Whether it is known how what tunnels carry gets on.
+/// Reports whether inner packets have no next hop, or two sources of one.
 fn goes_on(table: &Table<'_>, next_hops: Option<&Value<'_>>, is_router: bool) {
     match next_hops {
         Some(value) if is_router => {
-            let problem = Problem::at(value.key_span(), "`next_hops` are for a switch that is no router");
-            value.add(problem.label("twice").help(
-                "remove it: what comes out of tunnels goes by `routes`, and by the `mac` of the next hops there",
+            let problem = Problem::at(value.key_span(), "`next_hops` is not valid for a router");
+            value.add(problem.label("the router has routes").help(
+                "remove it: a router sends inner packets on by `routes`, and by the `mac` of the next hops \
+                 there",
             ));
         }
         None if !is_router => {
-            let problem = table.problem("nothing says where what tunnels carry goes next");
-            table.problems().add(problem.label("to whom?").help(format!(
-                "it comes to this switch's own MAC address, by which no bridge and no wire finds the way: add `next_hops = \
-                 [{NEXT_HOP}]`, or make the switch a router, by `routes` with a `mac`"
+            let problem = table.problem("[tunnel] does not define where inner packets go");
+            table.problems().add(problem.label("no next hop").help(format!(
+                "add `next_hops = [{NEXT_HOP}]`, or make the switch a router, by `routes` with a `mac`: \
+                 inner packets arrive with this switch's own MAC address, which gives a bridge or a wire \
+                 no destination"
             )));
         }
         _ => {}
     }
 }
 
-/// A list of addresses, each with its place
+/// Reads a list of addresses with their spans.
 fn addresses(
     table: &Table<'_>,
     key: &'static str,
@@ -151,7 +153,7 @@ fn addresses(
     let list = value.list()?;
     if list.is_empty() || list.len() > MAX_ADDRESSES {
         let problem = value.problem(format!("`{key}` has {} addresses", list.len())).label(label);
-        value.add(problem.help(format!("write 1 to {MAX_ADDRESSES}{}", value.such_as())));
+        value.add(problem.help(format!("write 1 to {MAX_ADDRESSES} addresses{}", value.such_as())));
         return None;
     }
     let found: Option<Vec<_>> = list.iter().map(|value| Some((unicast(value)?, value.span()))).collect();
@@ -168,31 +170,33 @@ fn addresses(
 }
 
 fn twice(address: IpAddr, first: &Range<usize>, second: &Range<usize>) -> Problem {
-    let problem = Problem::at(second.clone(), format!("{address} stands there twice")).label("again");
+    let problem = Problem::at(second.clone(), format!("{address} is listed twice")).label("again");
     problem.also(first.clone(), "first here").help("remove one of the two")
 }
 
 fn unicast(value: &Value<'_>) -> Option<IpAddr> {
     let ip = ip(value)?;
     if ip.is_multicast() || ip.is_unspecified() || ip.is_loopback() {
-        let problem = value.problem(format!("no packet can be sent to {ip} alone"));
-        value.add(problem.label("not an address of one station").help(
-            "write addresses that the network routes to: a switch's, such as that of a loopback interface, or a host's",
+        let problem = value.problem(format!("{ip} is not a routable unicast address"));
+        value.add(problem.label("not the address of a host or switch").help(
+            "write addresses that the network routes to, such as that of a host or of a switch's loopback \
+             interface",
         ));
         return None;
     }
     Some(ip)
 }
 
-/// A header has addresses of one version.
+/// Reports a source whose IP version no end has: both addresses of a header have the same version.
 fn one_version(table: &Table<'_>, source: IpAddr, place: Range<usize>, ends: &[(IpAddr, Range<usize>)]) {
     if ends.iter().any(|(end, _)| end.is_ipv4() == source.is_ipv4()) {
         return;
     }
     let version = if source.is_ipv4() { "IPv4" } else { "IPv6" };
-    let problem = Problem::at(place, format!("{source} is an {version} address, and no tunnel ends at one"));
-    table.problems().add(problem.label("to which end?").help(format!(
-        "add an {version} address to `addresses`, or write the source's other one: both are in one header"
+    let problem = Problem::at(place, format!("{source} is an {version} address, but no tunnel ends at one"));
+    table.problems().add(problem.label("no end of this version").help(format!(
+        "add an {version} address to `addresses`, or write the source's address of the other version: one \
+         header holds both"
     )));
 }
 

@@ -140,7 +140,7 @@ fn a_network_is_planned() {
         "Of 96 directions of links, 40 need a detour.",
         "ip decap-group onepipe",
         "\"tunnel_type\": \"IPINIP\"",
-        "`--out DIR` writes this, and 42 configurations",
+        "`--out DIR` writes these, and 42 configurations",
     ] {
         assert!(shown.contains(words), "{words:?} in\n{shown}");
     }

@@ -1,11 +1,11 @@
-//! `[[fault]]`: something that happens to hosts, switches or links.
+//! Reads `[[fault]]`: an event that affects hosts, switches or links.
 
 use super::network::Names;
 use super::{LONG_US, MICRO, between, scaled};
 use crate::config::tree::{Table, Value};
 use sim::scenario::{FaultKind, FaultSpec, HostSpec, LinkSpec};
 
-/// What a fault may happen to
+/// Nodes and links that a fault can affect
 pub(super) struct Nodes<'a> {
     pub(super) names: &'a Names,
     pub(super) hosts: &'a [HostSpec],
@@ -29,10 +29,14 @@ pub(super) fn read(table: Table<'_>, nodes: &Nodes<'_>) -> Option<FaultSpec> {
         && lies.is_some() == stranger.is_some()
         && salt.is_some() == rehash.is_some();
     if count != 1 || !is_whole {
-        let problem = table.problem("a fault is one thing that happens").label("none, or several");
+        let problem = table
+            .problem("a [[fault]] needs exactly one event with all of its keys")
+            .label("none, several, or incomplete");
         table.problems().add(problem.help(
-            "write one of `crash = \"a\"`, `pause = \"a\"`, `partition = [\"a\"]`, `mute = [\"a\"]`, `part = [\"a\", \"b\"]`, \
-             `link = [\"a\", \"b\"]` with `mtu`, `swap = [\"a\", \"b\"]`, `stranger = \"s\"` with `lies`, `rehash = \"a\"` with `salt`, or `clock = \"a\"` with `step_us` or `drift_ppm`; `for_us` says for how long",
+            "write one of `crash = \"a\"`, `pause = \"a\"`, `partition = [\"a\"]`, `mute = [\"a\"]`, `part \
+             = [\"a\", \"b\"]`, `link = [\"a\", \"b\"]` with `mtu`, `swap = [\"a\", \"b\"]`, `stranger = \
+             \"s\"` with `lies`, `rehash = \"a\"` with `salt`, or `clock = \"a\"` with `step_us` or \
+             `drift_ppm`; `for_us` is the duration",
         ));
         table.finish();
         return None;
@@ -51,7 +55,7 @@ pub(super) fn read(table: Table<'_>, nodes: &Nodes<'_>) -> Option<FaultSpec> {
         .or_else(|| partition.map(FaultKind::Partition))
         .or_else(|| mute.map(FaultKind::Mute))
         .or_else(|| {
-            nodes.hosts(&part?, "part", "do not receive what the other one sends").map(FaultKind::Part)
+            nodes.hosts(&part?, "part", "then do not receive each other's packets").map(FaultKind::Part)
         })
         .or_else(|| nodes.neighbours(&swap?).map(FaultKind::Swap))
         .or_else(|| Some(FaultKind::Rehash(nodes.host(&rehash?)?, salt?)))
@@ -68,13 +72,14 @@ impl Nodes<'_> {
         value.list()?.iter().map(|name| self.names.known(name)).collect()
     }
 
-    /// Returns the nodes of one side of a partition, if a link leads from them to others.
+    /// Returns the nodes of one side of a partition. At least one link has to lead from them to other nodes.
     fn side(&self, value: &Value<'_>) -> Option<Vec<String>> {
         let nodes = self.known(value)?;
         let is_cut = |link: &LinkSpec| nodes.contains(&link.ends[0]) != nodes.contains(&link.ends[1]);
-        // A link that was not understood may be one of them.
+        // A link that could not be read may be one of them.
         if !self.links.iter().any(is_cut) && !self.links.is_empty() {
-            let problem = value.problem("no link leads from these nodes to others").label("nothing to cut");
+            let problem =
+                value.problem("no link leads from these nodes to other nodes").label("nothing to cut");
             value.add(problem.help("name the hosts and switches of one side only, such as `[\"a\"]`"));
             return None;
         }
@@ -85,36 +90,39 @@ impl Nodes<'_> {
     fn host(&self, value: &Value<'_>) -> Option<String> {
         let name = self.names.known(value)?;
         if !self.hosts.iter().any(|host| host.name == name) {
-            let problem = value.problem("a host has UDP source ports").label("not a host");
+            let problem =
+                value.problem("`rehash` needs a host: a switch has no UDP source ports").label("not a host");
             value.add(problem.help("name a `[[host]]`"));
             return None;
         }
         Some(name)
     }
 
-    /// Returns two hosts whose links lead to the same switch.
+    /// Returns two hosts that are linked to the same switch.
     fn neighbours(&self, value: &Value<'_>) -> Option<[String; 2]> {
-        let hosts = self.hosts(value, "swap", "change their ports")?;
+        let hosts = self.hosts(value, "swap", "then swap their ports")?;
         let behind = |host: &String| {
             let link = self.links.iter().find(|link| link.ends.contains(host))?;
             link.ends.iter().find(|end| *end != host)
         };
-        // A link that was not understood may be one of theirs.
+        // A link that could not be read may be one of theirs.
         if !self.links.is_empty() && (behind(&hosts[0]) != behind(&hosts[1]) || behind(&hosts[0]).is_none()) {
-            let problem = value.problem("hosts change their ports at one switch").label("not at one switch");
+            let problem =
+                value.problem("hosts swap their ports only at one switch").label("not at one switch");
             value.add(problem.help("name two hosts that are linked to the same `[[switch]]`"));
             return None;
         }
         Some(hosts)
     }
 
-    /// Returns two hosts, which `key` names.
+    /// Returns the two hosts that `value` names. `key` and `what` are the key and its effect, for messages.
     fn hosts(&self, value: &Value<'_>, key: &str, what: &str) -> Option<[String; 2]> {
         let is_host = |name: &String| self.hosts.iter().any(|host| host.name == *name);
         match <[String; 2]>::try_from(self.known(value)?) {
             Ok([a, b]) if a != b && is_host(&a) && is_host(&b) => Some([a, b]),
             _ => {
-                let problem = value.problem(format!("two hosts {what}")).label("not two hosts");
+                let problem =
+                    value.problem(format!("`{key}` needs two hosts, which {what}")).label("not two hosts");
                 value.add(problem.help(format!("write `{key} = [\"a\", \"b\"]`")));
                 None
             }
@@ -125,7 +133,8 @@ impl Nodes<'_> {
     fn switch(&self, value: &Value<'_>) -> Option<String> {
         let name = self.names.known(value)?;
         if self.hosts.iter().any(|host| host.name == name) {
-            let problem = value.problem("a stranger is a host at a switch").label("not a switch");
+            let problem =
+                value.problem("`stranger` needs the switch at which the outsider is").label("not a switch");
             value.add(problem.help("name a `[[switch]]`"));
             return None;
         }
@@ -135,12 +144,12 @@ impl Nodes<'_> {
     /// Returns the ends of a link.
     fn link(&self, value: &Value<'_>) -> Option<[String; 2]> {
         let ends = <[String; 2]>::try_from(self.known(value)?).ok();
-        // A link that was not understood may be this one.
+        // A link that could not be read may be this one.
         let ends =
             ends.filter(|ends| self.links.is_empty() || self.links.iter().any(|link| link.joins(ends)));
         if ends.is_none() {
-            let problem = value.problem("no link joins these two").label("not a link's ends");
-            value.add(problem.help("write what a `[[link]]` has as its `ends`"));
+            let problem = value.problem("no link joins these two nodes").label("not a link's ends");
+            value.add(problem.help("write the `ends` of a `[[link]]`"));
         }
         ends
     }

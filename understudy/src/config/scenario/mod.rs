@@ -1,5 +1,5 @@
-//! Scenarios of the simulator: `[sim]`, `[[host]]`, `[[switch]]`, `[[link]]`, `[verbs]` or `[groups]`, and `[[fault]]`. Every number
-//! may be a range, `[low, high]`, from which the seed draws.
+//! Reads scenarios of the simulator: `[sim]`, `[[host]]`, `[[switch]]`, `[[link]]`, `[verbs]` or `[groups]`,
+//! and `[[fault]]`. Every number may be a range, `[low, high]`, from which the seed draws.
 
 mod fault;
 pub(in crate::config) mod network;
@@ -17,14 +17,14 @@ use toml::de::DeTable;
 const MICRO: f64 = 1e3;
 const MILLI: f64 = 1e6;
 const SHARE: f64 = 1e9;
-/// A time of a scenario at most, in microseconds: ten days
+/// Range of times in a scenario, in microseconds: up to ten days
 const LONG_US: RangeInclusive<f64> = 0.0..=864e9;
-/// Whether the tables are those of a scenario.
+/// Returns whether the tables are those of a scenario.
 pub(in crate::config) fn is_one(root: &DeTable<'_>) -> bool {
     ["sim", "host", "link", "verbs", "groups"].iter().any(|key| root.contains_key(*key))
 }
 
-/// The scenario, if enough was understood; whether nothing is wrong is for `problems` to say.
+/// Returns the scenario if it is complete. It is valid only if `problems` is empty as well.
 pub(in crate::config) fn read(root: &DeTable<'_>, problems: &Problems) -> Option<Scenario> {
     let [has_verbs, has_groups] = ["verbs", "groups"].map(|key| root.contains_key(key));
     let root = Table::root(root, problems);
@@ -44,8 +44,9 @@ pub(in crate::config) fn read(root: &DeTable<'_>, problems: &Problems) -> Option
     let work = if has_groups {
         if has_verbs {
             let verbs = table("verbs");
-            let problem = verbs.problem("hosts have one thing to do").label("beside `[groups]`");
-            problems.add(problem.help("leave `[verbs]` or `[groups]` out"));
+            let problem =
+                verbs.problem("a scenario has `[verbs]` or `[groups]`, not both").label("beside `[groups]`");
+            problems.add(problem.help("remove `[verbs]` or `[groups]`"));
             verbs.forget();
         }
         work::groups(table("groups"), &hosts, &switches, &links).map(Work::Groups)
@@ -63,17 +64,15 @@ pub(in crate::config) fn read(root: &DeTable<'_>, problems: &Problems) -> Option
             let span = names.all[&switch.name].clone();
             let problem = Problem::at(
                 span,
-                format!("`{}` and `{}` cannot speak to each other", host.name, switch.name),
+                format!("`{}` and `{}` have addresses of different IP versions", host.name, switch.name),
             );
             problems.add(
-                problem
-                    .label("an address of another family")
-                    .help("give all IPv4 addresses, or all IPv6 addresses"),
+                problem.label("another IP version").help("give all IPv4 addresses, or all IPv6 addresses"),
             );
         }
     }
     if hosts.len() < 2 && !problems.are_there() {
-        problems.add(Problem::of_file("there are fewer than two hosts").help(
+        problems.add(Problem::of_file("the scenario has fewer than two hosts").help(
             "add hosts and a link between them, such as\n\n[[host]]\nname = \"a\"\naddress = \"10.0.0.1/24\"\n\n\
              [[host]]\nname = \"b\"\naddress = \"10.0.0.2/24\"\n\n[[link]]\nends = [\"a\", \"b\"]",
         ));
@@ -81,7 +80,7 @@ pub(in crate::config) fn read(root: &DeTable<'_>, problems: &Problems) -> Option
     Some(Scenario { limit, hosts, switches, links, work: work?, faults })
 }
 
-/// A number or `[low, high]`, in units of so many of the scenario's
+/// Reads a number or `[low, high]`, and multiplies it by `unit`, the scenario's units in one of the key's.
 fn between(table: &Table<'_>, key: &'static str, unit: f64, range: RangeInclusive<f64>) -> Option<Between> {
     let value = table.get(key, "")?;
     scaled(&value, unit, range)
@@ -94,7 +93,7 @@ fn scaled(value: &Value<'_>, unit: f64, range: RangeInclusive<f64>) -> Option<Be
     let [low, high] = list.as_slice() else {
         value.add(
             value
-                .problem(format!("{} has to be a number, or two", value.name()))
+                .problem(format!("{} has to be a number or two numbers", value.name()))
                 .label("not two")
                 .help("write a number, or `[least, greatest]`, from which the seed draws one"),
         );
@@ -104,7 +103,7 @@ fn scaled(value: &Value<'_>, unit: f64, range: RangeInclusive<f64>) -> Option<Be
     if low > high {
         value.add(
             value
-                .problem(format!("{} ends before it begins", value.name()))
+                .problem(format!("the range {} ends before it begins", value.name()))
                 .label("the second is smaller than the first")
                 .help("write the smaller number first: `[least, greatest]`"),
         );
@@ -113,7 +112,7 @@ fn scaled(value: &Value<'_>, unit: f64, range: RangeInclusive<f64>) -> Option<Be
     Some(Between { low, high })
 }
 
-/// `true`, `false` or `"any"`
+/// Reads `true`, `false` or `"any"`. An absent key is `false`.
 fn flag(table: &Table<'_>, key: &'static str) -> Between {
     let Some(value) = table.get(key, "true") else { return Between::just(0) };
     if value.text_if_any() == Some("any") {
@@ -187,7 +186,7 @@ fn link(table: Table<'_>, network: &mut Network<'_>) -> Option<LinkSpec> {
         if a == b {
             value.add(
                 value
-                    .problem("a link joins two nodes")
+                    .problem("a link joins two different nodes")
                     .label("one node twice")
                     .help("write `ends = [\"a\", \"b\"]`"),
             );
@@ -195,8 +194,8 @@ fn link(table: Table<'_>, network: &mut Network<'_>) -> Option<LinkSpec> {
         }
         if !network.join(&a, &b) {
             value.add(
-                value.problem(format!("`{a}` and `{b}` are joined already")).label("closes a loop").help(
-                    "take a link away: learning bridges send what they do not know around a loop for ever",
+                value.problem(format!("`{a}` and `{b}` are already joined")).label("closes a loop").help(
+                    "remove a link: learning bridges send frames to unknown addresses around a loop for ever",
                 ),
             );
         }
@@ -233,7 +232,8 @@ fn ecn(value: &Value<'_>) -> Option<EcnSpec> {
     let (min, max) = (min?, max?);
     if min.high >= max.low {
         value.add(value.problem("`max` has to be greater than `min`").label("not greater").help(
-            "nothing is marked below `min`, everything from `max` on, and in between a share that grows up to `share`",
+            "raise `max`: nothing is marked below `min`, everything from `max` on, and in between a share \
+             that grows up to `share`",
         ));
         return None;
     }

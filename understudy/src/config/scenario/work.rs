@@ -1,4 +1,4 @@
-//! What the hosts of a scenario do: `[verbs]` or `[groups]`.
+//! Reads the workload of the hosts of a scenario: `[verbs]` or `[groups]`.
 
 use super::{between, flag, scaled};
 use crate::config::tree::{Table, Value};
@@ -8,16 +8,16 @@ use sim::scenario::{Between, GroupsSpec, HostSpec, LinkSpec, SwitchKind, SwitchS
 use sim::verbs::Verb;
 use std::collections::BTreeSet;
 
-/// What the headers of a packet take beside its payload: IPv6 40, UDP 8, BTH 12, RETH 16, immediate 4, ICRC 4
+/// Bytes of a packet beside its payload: IPv6 40, UDP 8, BTH 12, RETH 16, immediate 4, ICRC 4
 const HEADERS: i64 = 84;
 
-/// A whole number, or a range of them
+/// Reads a whole number, or a range of them.
 fn whole(table: &Table<'_>, key: &'static str, range: RangeInclusive<u32>) -> Option<Between> {
     let (first, last) = range.into_inner();
     between(table, key, 1.0, first.into()..=last.into())
 }
 
-/// `retry_count` of a workload, or that of one that does not say.
+/// Reads `retry_count` of a workload. Returns `plain` if the key is absent or `"unlimited"`.
 fn retry_count(table: &Table<'_>, plain: Between) -> Option<Between> {
     match table.get("retry_count", "7") {
         Some(value) if value.text_if_any() == Some("unlimited") => Some(plain),
@@ -37,8 +37,8 @@ pub(super) fn groups(
     if switches.iter().filter(replicating).count() != 1 {
         table.problems().add(
             table
-                .problem("one switch has to replicate what leaders write")
-                .label("none does, or several")
+                .problem("[groups] needs exactly one switch that replicates")
+                .label("none, or several")
                 .help("add a `[[switch]]` with `function = \"p4ce\"` and an `address`"),
         );
     }
@@ -58,9 +58,9 @@ pub(super) fn groups(
         if leaders.is_empty() || distinct.len() < leaders.len() || leaders.len() >= hosts.len() {
             value.add(
                 value
-                    .problem("some hosts have to lead, and the others are their replicas")
-                    .label("not some of the hosts, each once")
-                    .help("name one host at least, and leave one out at least"),
+                    .problem("`leaders` has to name some of the hosts, each once")
+                    .label("empty, repeated, or all hosts")
+                    .help("name at least one host, and leave out at least one, which is a replica"),
             );
             return None;
         }
@@ -99,7 +99,7 @@ pub(super) fn verbs(table: Table<'_>, links: &[LinkSpec]) -> Option<VerbsSpec> {
         let list: Option<Vec<_>> = value.list()?.iter().map(verb).collect();
         let list = list?;
         if list.is_empty() {
-            value.add(value.problem("`verbs` is empty").label("none").help("name one at least"));
+            value.add(value.problem("`verbs` is empty").label("no verb").help("name at least one verb"));
         }
         Some(list)
     });
@@ -128,23 +128,27 @@ pub(super) fn verbs(table: Table<'_>, links: &[LinkSpec]) -> Option<VerbsSpec> {
     Some(spec)
 }
 
-/// A path MTU, or the range of those from one to another
+/// Reads a path MTU, or a range, from which the seed draws one.
 fn mtu(value: &Value<'_>, links: &[LinkSpec]) -> Option<Between> {
     let Between { low, high } = scaled(value, 1.0, 256.0..=4096.0)?;
     if [low, high].iter().any(|mtu| mtu.count_ones() != 1) {
         value.add(
-            value.problem(format!("{} is no path MTU", value.name())).label("not one of InfiniBand's").help(
-                "it can be 256, 512, 1024, 2048 or 4096; `[256, 4096]` is one of them as the seed has it",
-            ),
+            value
+                .problem(format!("{} is not a path MTU", value.name()))
+                .label("not defined by InfiniBand")
+                .help("write 256, 512, 1024, 2048 or 4096; of `[256, 4096]` the seed draws one"),
         );
         return None;
     }
     if let Some(link) = links.iter().find(|link| link.mtu.low < high + HEADERS) {
         let least = high + HEADERS;
-        value.add(value.problem("packets of this size do not pass all links").label("too large").help(format!(
-            "with headers they have {least} bytes: give the link between `{}` and `{}` an `mtu` of {least} at least",
-            link.ends[0], link.ends[1]
-        )));
+        value.add(value.problem("packets of this size exceed the MTU of a link").label("too large").help(
+            format!(
+                "with headers they have {least} bytes: give the link between `{}` and `{}` an `mtu` of at \
+             least {least}",
+                link.ends[0], link.ends[1]
+            ),
+        ));
         return None;
     }
     let log2 = |mtu: i64| i64::from(mtu.trailing_zeros());

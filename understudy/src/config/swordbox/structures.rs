@@ -1,4 +1,4 @@
-//! Data structures in a server's memory of which a Swordbox knows something: stores of lists, and tables of locks.
+//! Reads the data structures in a server's memory that Swordbox knows: stores of lists, and tables of locks.
 
 use super::{WORD, aligned, range};
 use crate::config::tree::{Table, subsections};
@@ -8,7 +8,7 @@ use swordbox::steering::{ListsConfig, LocksConfig, Structure};
 
 const LISTS: &str = "[[swordbox.server.lists]]";
 const LOCKS: &str = "[[swordbox.server.locks]]";
-/// Structures of a server have numbers of a byte
+/// Largest number of structures of a server, which a byte numbers
 const MAX: usize = 255;
 
 pub(super) fn read(table: &Table<'_>) -> Option<Vec<Structure>> {
@@ -17,7 +17,7 @@ pub(super) fn read(table: &Table<'_>) -> Option<Vec<Structure>> {
     let (lists, locks) = (lists?, locks?);
     let too_many = lists.iter().chain(&locks).nth(MAX).map(|first| {
         let problem = first.problem(format!("a server has more than {MAX} structures"));
-        problem.label("the first too many").help("declare neighbours of one kind as one")
+        problem.label("the first one too many").help("declare adjacent structures of one kind as one")
     });
     if let Some(problem) = too_many {
         table.problems().add(problem);
@@ -27,7 +27,7 @@ pub(super) fn read(table: &Table<'_>) -> Option<Vec<Structure>> {
     lists.into_iter().chain(locks).collect()
 }
 
-/// The range that a structure has to have
+/// Reads the range of a structure, which is required.
 fn place(table: &Table<'_>) -> Option<Range<u64>> {
     let va = table.require("va", "0x10000")?;
     range(table, &va, WORD)
@@ -42,8 +42,8 @@ fn lists(table: Table<'_>) -> Option<Structure> {
         if let Some(nodes) = &nodes
             && (nodes.end - nodes.start) / node_len >= u64::from(u32::MAX)
         {
-            let problem = value.problem("there are more nodes than 32 bits can count").label("too small");
-            value.add(problem.help("declare parts of the region, each as a store of its own"));
+            let problem = value.problem("the store has more nodes than 32 bits can count").label("too small");
+            value.add(problem.help("declare parts of the region as separate stores"));
             return None;
         }
         Some(node_len as usize)

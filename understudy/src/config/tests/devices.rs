@@ -1,9 +1,9 @@
-//! What a port can be.
+//! Tests of the devices of ports.
 
 use super::{captures, device, wrong, wrong_in};
 
 #[test]
-fn none() {
+fn a_port_needs_a_device() {
     wrong(
         "[[port]] #!\nname = \"a\"\n[forward]\npairs = [[\"a\", \"a\"]]\n",
         "port `a` has no device",
@@ -12,7 +12,7 @@ fn none() {
 }
 
 #[test]
-fn several() {
+fn a_port_has_one_device() {
     wrong(
         &device("tap = { interface = \"us0\" }\nring = {} #!"),
         "port `a` has 2 devices",
@@ -21,7 +21,7 @@ fn several() {
 }
 
 #[test]
-fn texts_for_tables() {
+fn devices_are_tables() {
     wrong(
         &device(r#"af_packet = "eth0" #!"#),
         "`af_packet` has to be a table in braces",
@@ -70,7 +70,7 @@ fn texts_for_tables() {
 }
 
 #[test]
-fn pci_addresses() {
+fn pci_addresses_are_complete_and_need_huge_pages() {
     wrong(
         &device(r#"pci = "3b:00.0" #!"#),
         "`3b:00.0` is not a PCI address",
@@ -104,7 +104,7 @@ fn pci_addresses() {
 }
 
 #[test]
-fn driver_arguments() {
+fn driver_arguments_need_hardware() {
     wrong(
         &device("ring = {}\ndevargs = [\"mprq_en=1\"] #!"),
         "`devargs` are for hardware",
@@ -118,7 +118,7 @@ fn driver_arguments() {
 }
 
 #[test]
-fn interfaces() {
+fn interfaces_have_valid_names() {
     wrong(
         &device(r#"tap = { interface = "a-name-too-long0" } #!"#),
         "an interface has a name of 15 bytes at most, and this has 16",
@@ -148,7 +148,7 @@ fn interfaces() {
 }
 
 #[test]
-fn sockets() {
+fn sockets_have_a_role_and_a_usable_path() {
     wrong(&device(r#"memif = { socket = "s" } #!"#), "`memif` has no `role`", r#"add `role = "server"`"#);
     wrong(
         &device(r#"memif = { role = "server" } #!"#),
@@ -181,7 +181,7 @@ fn sockets() {
 }
 
 #[test]
-fn captures_to_play() {
+fn captures_to_play_exist_and_hold_ethernet() {
     let folder = captures();
     wrong_in(
         folder.path(),
@@ -246,7 +246,7 @@ fn captures_to_play() {
 }
 
 #[test]
-fn captures_to_record() {
+fn captures_are_recorded_into_existing_folders() {
     let folder = captures();
     wrong_in(
         folder.path(),
@@ -269,7 +269,7 @@ fn captures_to_record() {
 }
 
 #[test]
-fn captures_without_end() {
+fn captures_without_end_are_not_recorded_and_need_buffers() {
     let folder = captures();
     wrong_in(
         folder.path(),
@@ -298,7 +298,7 @@ fn captures_without_end() {
 }
 
 #[test]
-fn frames_from_nowhere() {
+fn made_frames_fit_the_mtu() {
     wrong(
         &device("null = { size = 1600 } #!"),
         "port `a` makes frames of 1600 bytes, and its MTU allows 1514",

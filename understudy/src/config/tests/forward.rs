@@ -1,32 +1,34 @@
-//! `[forward]`.
+//! Tests of `[forward]`.
 
 use super::{PORTS, forward, wrong};
 
 #[test]
-fn no_function() {
+fn a_file_needs_a_function() {
     wrong(
         &[PORTS].concat(),
-        "no table says what becomes of frames",
-        "add a function, such as\n\n[forward]\npairs = [[\"a\", \"b\"]]\n\nit can be `[forward]`, `[impair]`, `[nic]`, `[p4ce]`, `[swordbox]`, `[onepipe]`, `[process]` or `[pktgen]`: configs/ has an example of each",
+        "no table defines what happens to frames",
+        "add a function, such as\n\n[forward]\npairs = [[\"a\", \"b\"]]\n\nit can be `[forward]`, \
+         `[impair]`, `[nic]`, `[p4ce]`, `[swordbox]`, `[onepipe]`, `[process]` or `[pktgen]`; configs/ has \
+         an example of each",
     );
 }
 
 #[test]
-fn where_to() {
+fn forward_needs_exactly_one_topology() {
     wrong(
         &[PORTS, "[forward] #!\n"].concat(),
-        "[forward] does not say where frames go",
-        r#"add `pairs = [["a", "b"]]` to join ports two by two, `mac_table = {}` for a bridge that learns who is where, or `routes` for a router"#,
+        "[forward] does not define where frames go",
+        r#"add `pairs = [["a", "b"]]` to join ports two by two, `mac_table = {}` for a learning bridge, or `routes` for a router"#,
     );
     wrong(
         &[PORTS, "[forward]\npairs = [[\"a\", \"b\"]]\nmac_table = {} #!\n"].concat(),
         "[forward] has both `pairs` and `mac_table`",
-        "keep `pairs` to join ports two by two, `mac_table` for a bridge that learns who is where, or `routes` for a router",
+        "keep `pairs` to join ports two by two, `mac_table` for a learning bridge, or `routes` for a router",
     );
 }
 
 #[test]
-fn pairs() {
+fn pairs_name_two_ports_each() {
     wrong(&forward(r#"pairs = [["a", "bb"]] #!"#), "there is no port `bb`", "the ports are `a` and `b`");
     wrong(
         &forward(r#"pairs = ["a", "b"] #!"#),
@@ -41,7 +43,7 @@ fn pairs() {
     wrong(
         &forward(r#"pairs = [["a", "b", "c"]] #!"#),
         "an element of `pairs` has to be a pair of ports",
-        r#"write two names in brackets, and brackets around all: `pairs = [["a", "b"]]`"#,
+        r#"write two names in brackets, and brackets around all pairs: `pairs = [["a", "b"]]`"#,
     );
     wrong(
         &forward(r#"pairs = [["a", "b"], ["b", "b"]] #!"#),
@@ -56,16 +58,16 @@ fn pairs() {
 }
 
 #[test]
-fn a_port_in_no_pair() {
+fn a_port_in_no_pair_is_reported() {
     wrong(
         "\n[[port]]\nname = \"a\"\nring = {}\n[[port]]\nname = \"b\" #!\nring = {}\n\n[forward]\npairs = [[\"a\", \"a\"]]\n",
         "port `b` is in no pair",
-        r#"add a pair with it to `pairs`, such as `["b", "b"]` to send back what comes in, or remove the port"#,
+        r#"add a pair with it to `pairs`, such as `["b", "b"]` to reflect frames, or remove the port"#,
     );
 }
 
 #[test]
-fn bridges() {
+fn bridges_have_keys_within_range() {
     wrong(
         &forward("mac_table = true #!"),
         "`mac_table` has to be a table, and is `true` or `false`",
@@ -84,16 +86,16 @@ fn bridges() {
 }
 
 #[test]
-fn a_bridge_of_one_port() {
+fn a_bridge_needs_two_ports() {
     wrong(
         "[[port]]\nname = \"a\"\nring = {}\n[forward]\nmac_table = {} #!\n",
-        "a bridge needs two ports or more",
-        r#"add a [[port]], or reflect with `pairs = [["a", "a"]]`"#,
+        "a bridge needs at least two ports",
+        r#"add a [[port]], or reflect frames with `pairs = [["a", "a"]]`"#,
     );
 }
 
 #[test]
-fn fixed_stations() {
+fn fixed_stations_have_a_port_and_a_unicast_address() {
     wrong(
         &forward(r#"mac_table = { fixed = [{ mac = "52:54:00:00:00:01" }] } #!"#),
         "`fixed` has no `port`",
@@ -127,7 +129,7 @@ fn fixed_stations() {
 }
 
 #[test]
-fn faults() {
+fn faults_are_verified_before_they_are_dropped() {
     wrong(
         &forward("pairs = [[\"a\", \"b\"]]\ndrop = [\"trunc\"] #!"),
         "an element of `drop` cannot be `trunc`",
@@ -150,28 +152,30 @@ fn faults() {
     );
     wrong(
         &forward("pairs = [[\"a\", \"b\"]]\ndrop = [\"icrc\"] #!"),
-        "frames with a wrong `icrc` are never found: nothing verifies it",
+        "frames with a wrong `icrc` are never dropped, because nothing verifies it",
         r#"add `"icrc"` to `verify`, such as `verify = ["icrc"]`, or remove it here"#,
     );
     wrong(
         &forward("pairs = [[\"a\", \"b\"]]\nverify = [\"icrc\"]\ndrop = [\"icrc\", \"udp_checksum\"] #!"),
-        "frames with a wrong `udp_checksum` are never found: nothing verifies it",
+        "frames with a wrong `udp_checksum` are never dropped, because nothing verifies it",
         r#"add `"udp_checksum"` to `verify`, such as `verify = ["udp_checksum"]`, or remove it here"#,
     );
     wrong(
         &forward("pairs = [[\"a\", \"b\"]]\nverify = [\"udp-checksum\"] #!"),
         "`udp-checksum` cannot be verified",
-        "did you mean `udp_checksum`? `verify` takes `icrc` and `udp_checksum`, which cost time; the headers are always checked",
+        "did you mean `udp_checksum`? `verify` takes `icrc` and `udp_checksum`, which cost time; the \
+         headers are always verified",
     );
     wrong(
         &forward("pairs = [[\"a\", \"b\"]]\nverify = [\"ip_checksum\"] #!"),
-        "`ip_checksum` is looked for in any case",
-        "remove it: `verify` takes `icrc` and `udp_checksum`, which cost time; the headers are always checked",
+        "`ip_checksum` is always verified",
+        "remove it: `verify` takes `icrc` and `udp_checksum`, which cost time; the headers are always \
+         verified",
     );
     wrong(
         &forward("pairs = [[\"a\", \"b\"]]\nverify = [\"payload\"] #!"),
         "`payload` cannot be verified",
-        "`verify` takes `icrc` and `udp_checksum`, which cost time; the headers are always checked",
+        "`verify` takes `icrc` and `udp_checksum`, which cost time; the headers are always verified",
     );
     wrong(
         &forward("pairs = [[\"a\", \"b\"]]\ncounted_qps = -1 #!"),

@@ -1,4 +1,4 @@
-//! Keys and tables that do not exist, or are something else.
+//! Tests of keys and tables that do not exist, or that have another type.
 
 use super::{FORWARD, PORTS, device, forward, port, runtime, wrong};
 
@@ -8,7 +8,7 @@ const FORWARD_KEYS: &str =
     "[forward] takes `pairs`, `mac_table`, `routes`, `verify`, `drop` and `counted_qps`";
 
 #[test]
-fn unknown_in_runtime() {
+fn unknown_keys_of_runtime_are_reported() {
     wrong(
         &runtime("hugepage = true #!"),
         "there is no key `hugepage` in [runtime]",
@@ -28,7 +28,7 @@ fn unknown_in_runtime() {
 }
 
 #[test]
-fn unknown_in_a_port() {
+fn unknown_keys_of_a_port_are_reported() {
     wrong(
         &port("mtuu = 1500 #!"),
         "there is no key `mtuu` in [[port]]",
@@ -48,7 +48,7 @@ fn unknown_in_a_port() {
 }
 
 #[test]
-fn unknown_in_a_device() {
+fn unknown_keys_of_a_device_are_reported() {
     wrong(
         &device(r#"tap = { iface = "us0", interface = "us0" } #!"#),
         "there is no key `iface` in `tap`",
@@ -68,7 +68,7 @@ fn unknown_in_a_device() {
 }
 
 #[test]
-fn unknown_in_forward() {
+fn unknown_keys_of_forward_are_reported() {
     wrong(
         &forward("pairs = [[\"a\", \"b\"]]\ndorp = \"all\" #!"),
         "there is no key `dorp` in [forward]",
@@ -92,7 +92,7 @@ fn unknown_in_forward() {
 }
 
 #[test]
-fn unknown_tables() {
+fn unknown_tables_are_reported() {
     wrong(
         &[PORTS, "[forwrd] #!\npairs = [[\"a\", \"b\"]]\n"].concat(),
         "there is no table `forwrd`",
@@ -111,7 +111,7 @@ fn unknown_tables() {
 }
 
 #[test]
-fn outside_of_any_table() {
+fn keys_outside_of_any_table_are_reported_with_their_table() {
     wrong(
         &["mtu = 1500 #!\n", PORTS, FORWARD].concat(),
         "`mtu` stands outside of any table",
@@ -135,7 +135,7 @@ fn outside_of_any_table() {
 }
 
 #[test]
-fn brackets() {
+fn wrong_brackets_are_reported() {
     wrong(
         "[port] #!\nname = \"a\"\nring = {}\n[forward]\npairs = [[\"a\", \"a\"]]\n",
         "`port` has to be a list of tables",
@@ -159,7 +159,7 @@ fn brackets() {
 }
 
 #[test]
-fn types() {
+fn wrong_types_are_reported() {
     wrong(
         &runtime(r#"memory_mb = "64" #!"#),
         "`memory_mb` has to be a whole number, and is a string",

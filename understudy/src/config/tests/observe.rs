@@ -1,4 +1,4 @@
-//! `[observe]`: where an instance can be looked at.
+//! Tests of `[observe]`.
 
 use super::{FORWARD, PORTS, folder, read_in, wrong};
 use crate::config::ObserveConfig;
@@ -10,7 +10,7 @@ fn observe(lines: &str) -> String {
 }
 
 #[test]
-fn understood() {
+fn sockets_and_addresses_are_read() {
     let folder = folder();
     let read = |lines: &str| {
         let config = read_in(folder.path(), &observe(lines));
@@ -32,7 +32,7 @@ fn understood() {
 }
 
 #[test]
-fn slips() {
+fn invalid_keys_and_addresses_are_reported() {
     wrong(&observe("metrics = 9464 #!"), "there is no key `metrics` in [observe]", KEYS);
     wrong(
         &observe("sockets = \"a.sock\" #!"),
@@ -47,9 +47,9 @@ fn slips() {
     for address in ["localhost:9464", "127.0.0.1", ":9464", "127.0.0.1:99999"] {
         wrong(
             &observe(&format!("prometheus = \"{address}\" #!")),
-            &format!("`{address}` is no address with a port"),
-            "write `prometheus = \"127.0.0.1:9464\"`, `\"[::1]:9464\"`, or `prometheus = 9464` for this machine alone; a name in \
-             place of an address is not looked up",
+            &format!("`{address}` is not an address with a port"),
+            "write `prometheus = \"127.0.0.1:9464\"`, `\"[::1]:9464\"`, or `prometheus = 9464` for this \
+             machine alone; names are not resolved",
         );
     }
     wrong(

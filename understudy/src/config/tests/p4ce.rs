@@ -1,4 +1,4 @@
-//! `[p4ce]`.
+//! Tests of `[p4ce]`.
 
 use super::{PORTS, read, wrong};
 use crate::config::{FunctionConfig, P4ceConfig};
@@ -7,7 +7,7 @@ use rocev2::ethernet::MacAddr;
 use switch::Nanos;
 use switch::forward::config::MacTable;
 
-/// A file with these lines in `[p4ce]`
+/// Returns a file with these lines in `[p4ce]`.
 fn p4ce(lines: &str) -> String {
     [PORTS, "[p4ce]\n", lines, "\n"].concat()
 }
@@ -22,7 +22,7 @@ fn switch(text: &str) -> P4ceConfig {
 const ADDRESS: &str = "addresses = [\"10.0.0.254/24\"]";
 
 #[test]
-fn what_is_said_and_what_is_not() {
+fn keys_and_defaults_are_read() {
     let defaults = P4ceConfig {
         mac: None,
         addresses: vec![([10, 0, 0, 254].into(), 24)],
@@ -78,41 +78,45 @@ fn what_is_said_and_what_is_not() {
 }
 
 #[test]
-fn addresses_and_workers() {
+fn an_address_and_one_worker_are_required() {
     wrong(
         &p4ce("").replace("[p4ce]", "[p4ce] #!"),
         "[p4ce] has no `addresses`",
         "add `addresses = [\"10.0.0.254/24\"]`",
     );
-    wrong(&p4ce("addresses = [] #!"), "`addresses` is empty", "a switch that is asked needs one");
+    wrong(
+        &p4ce("addresses = [] #!"),
+        "`addresses` is empty",
+        "write the address at which leaders request groups, such as `addresses = [\"10.0.0.254/24\"]`",
+    );
     wrong(
         &["[runtime]\nworkers = [0, 1] #!\n", &p4ce(ADDRESS)].concat(),
-        "[p4ce] has one worker",
+        "[p4ce] supports one worker",
         "write `workers = [1]`, or leave the key out",
     );
 }
 
 #[test]
-fn hosts_that_may_ask_are_named_by_subnet() {
+fn permitted_hosts_are_named_by_subnet() {
     wrong(
         &p4ce(&[ADDRESS, "\nleaders = [] #!"].concat()),
         "`leaders` is empty",
-        "list the subnets of hosts that may, or remove the key for all hosts",
+        "list the subnets of the permitted hosts, or remove the key to permit all",
     );
     wrong(
         &p4ce(&[ADDRESS, "\nreplicas = [\"10.0.0.1/24\"] #!"].concat()),
-        "`10.0.0.1/24` is no prefix",
-        "write an address whose bits behind the length are zero, such as `\"10.0.0.0/8\"` or `\"fd00::/16\"`",
+        "`10.0.0.1/24` is not a prefix",
+        "write an address whose bits after the prefix are zero, such as `\"10.0.0.0/8\"` or `\"fd00::/16\"`",
     );
 }
 
 #[test]
-fn lists() {
+fn lists_have_valid_replicas_and_their_own_numbers() {
     let list = |lines: &str| p4ce(&[ADDRESS, "\n[[p4ce.list]]\n", lines].concat());
     wrong(
         &list("number = 1\nreplicas = [] #!"),
         "`replicas` lists 0 replicas",
-        "list 1 to 16, which is `max_replicas`",
+        "list 1 to 16 replicas: `max_replicas` is the limit",
     );
     wrong(
         &list("number = 1\nreplicas = [\"here\"] #!"),

@@ -1,9 +1,9 @@
-//! `[[port]]`.
+//! Tests of `[[port]]`.
 
 use super::{FORWARD, PORTS, port, wrong};
 
 #[test]
-fn none() {
+fn a_file_needs_a_port() {
     wrong(
         "[forward]\npairs = []\n",
         "there is no port",
@@ -12,7 +12,7 @@ fn none() {
 }
 
 #[test]
-fn names() {
+fn ports_need_valid_names_of_their_own() {
     wrong(
         "\n[[port]]\nname = \"a\"\nring = {}\n[[port]]\nname = \"a\" #!\nring = {}\n\n[forward]\npairs = [[\"a\", \"a\"]]\n",
         "two ports are called `a`",
@@ -36,7 +36,7 @@ fn names() {
 }
 
 #[test]
-fn numbers() {
+fn numbers_outside_of_their_range_are_reported() {
     wrong(&port("mtu = 67 #!"), "`mtu` cannot be 67", "write a number from 68 to 9600, such as `mtu = 1500`");
     wrong(
         &port("mtu = 9601 #!"),
@@ -76,7 +76,7 @@ fn numbers() {
 }
 
 #[test]
-fn devices_of_two_ports() {
+fn two_ports_cannot_share_a_device() {
     wrong(
         &["[[port]]\nname = \"a\"\ntap = { interface = \"us0\" }\n[[port]]\nname = \"b\"\ntap = { interface = \"us0\" } #!\n", FORWARD].concat(),
         "port `a` and port `b` both use the interface `us0`",

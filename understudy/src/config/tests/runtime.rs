@@ -1,9 +1,9 @@
-//! `[runtime]`.
+//! Tests of `[runtime]`.
 
 use super::{runtime, wrong};
 
 #[test]
-fn workers() {
+fn workers_are_a_list_of_distinct_cpus() {
     wrong(
         &runtime("workers = 2 #!"),
         "`workers` has to be a list: a worker for each of its elements",
@@ -52,7 +52,7 @@ fn workers() {
 }
 
 #[test]
-fn idle() {
+fn idle_has_one_of_three_values() {
     wrong(
         &runtime(r#"idle = "yeild" #!"#),
         "`idle` cannot be `yeild`",
@@ -66,7 +66,7 @@ fn idle() {
 }
 
 #[test]
-fn names_and_sizes() {
+fn names_and_sizes_are_checked() {
     wrong(
         &runtime(r#"file_prefix = "a/b" #!"#),
         "`file_prefix` names files, and this cannot be part of a file's name",
@@ -100,7 +100,7 @@ fn names_and_sizes() {
 }
 
 #[test]
-fn memory_that_is_too_little() {
+fn memory_has_to_suffice_for_the_buffers() {
     wrong(
         &runtime("memory_mb = 16 #!"),
         "the packet buffers of the ports need 67 MB or more",

@@ -1,9 +1,9 @@
-//! What is not TOML.
+//! Tests of files that are not TOML.
 
 use super::wrong;
 
 #[test]
-fn keys_and_values() {
+fn keys_need_values() {
     wrong(
         "[runtime]\nmemory_mb 64 #!\n",
         "a key without a value",
@@ -34,7 +34,7 @@ fn keys_and_values() {
 }
 
 #[test]
-fn numbers() {
+fn malformed_numbers_are_reported() {
     wrong(
         "[runtime]\nmemory_mb = 1,000 #!\n",
         "there is something left over on this line",
@@ -54,7 +54,7 @@ fn numbers() {
 }
 
 #[test]
-fn booleans() {
+fn malformed_booleans_are_reported() {
     wrong(
         "[runtime]\nhugepages = yes #!\n",
         "`yes` is neither `true` nor `false`",
@@ -73,7 +73,7 @@ fn booleans() {
 }
 
 #[test]
-fn texts() {
+fn strings_need_quotes() {
     wrong(
         "[runtime]\nfile_prefix = understudy #!\n",
         "`understudy` has to stand in quotes",
@@ -104,7 +104,7 @@ fn texts() {
 }
 
 #[test]
-fn tables() {
+fn headers_and_tables_have_to_be_closed() {
     wrong(
         "[runtime #!\nmemory_mb = 64\n",
         "the header of a table is not closed",
@@ -124,7 +124,7 @@ fn tables() {
 }
 
 #[test]
-fn lists() {
+fn lists_need_commas_and_brackets() {
     wrong(
         "[forward]\npairs = [[\"a\" \"b\"]] #!\n",
         "a comma is missing between two elements, or the bracket behind the last",

@@ -1,4 +1,4 @@
-//! Topologies of 1Pipe's networks.
+//! Tests of the topologies of 1Pipe networks.
 
 use super::super::{Network, System, parsed, topology};
 use core::net::IpAddr;
@@ -59,28 +59,30 @@ fn read(text: &str) -> Result<Network, Vec<(usize, String, String)>> {
     })
 }
 
-/// With the switches' MAC addresses, which representatives in other subnets need
+/// Returns the same network with the MAC addresses of its switches, which representatives in other subnets
+/// need.
 fn right() -> String {
     RIGHT
         .replace("name = \"tor2\"\n[[", "name = \"tor2\"\nmac = \"02:00:00:01:00:02\"\n[[")
         .replace("name = \"spine\"\n[[", "name = \"spine\"\nmac = \"02:00:00:01:00:03\"\n[[")
 }
 
-/// Asserts that there is one problem when `old` is replaced, on the line marked with `#!`, with these words in its help.
+/// Asserts that the replacement of `old` makes exactly one problem, with this message, on the line that is
+/// marked with `#!`, and with these words in its help.
 #[track_caller]
 fn wrong(old: &str, new: &str, message: &str, help: &str) {
     let whole = right();
     assert!(whole.contains(old), "{old}");
     let text = whole.replacen(old, new, 1);
     let line = text.lines().position(|line| line.contains("#!")).map_or(1, |index| index + 1);
-    let found = read(&text).expect_err("something is wrong");
+    let found = read(&text).expect_err("the file is invalid");
     let places: Vec<_> = found.iter().map(|(line, message, _)| (*line, message.as_str())).collect();
     assert_eq!(places, [(line, message)]);
     assert!(found[0].2.contains(help), "{}", found[0].2);
 }
 
 #[test]
-fn what_is_said_is_understood() {
+fn every_key_is_read() {
     let network = read(&right()).unwrap();
     assert_eq!(network.topology.settings, Settings::default());
     let layers: Vec<_> =
@@ -118,9 +120,9 @@ fn what_is_said_is_understood() {
 }
 
 #[test]
-fn each_slip_at_its_place() {
-    wrong("name = \"a\"", "name = \"tor1\" #!", "there are two nodes named `tor1`", "its own name");
-    wrong("name = \"a\"", "name = \"a/b\" #!", "`a/b` cannot be a name here", "files are called so");
+fn each_slip_is_reported_at_its_place() {
+    wrong("name = \"a\"", "name = \"tor1\" #!", "two nodes have the name `tor1`", "its own name");
+    wrong("name = \"a\"", "name = \"a/b\" #!", "`a/b` is not a valid name", "files and rules on switches");
     wrong("switch = \"tor1\"", "switch = \"tor\" #!", "there is no switch `tor`", "did you mean `tor1`?");
     wrong(
         "tunnel = \"10.255.0.1\"",
@@ -128,24 +130,29 @@ fn each_slip_at_its_place() {
         "there is no host `x`",
         "it can be `a`, `b`, `r1`, `r2` or `r3`",
     );
-    wrong("\"10.255.0.1\"", "\"224.0.0.1\" #!", "no packet can be sent to 224.0.0.1 alone", "routes to");
+    wrong("\"10.255.0.1\"", "\"224.0.0.1\" #!", "224.0.0.1 is not a routable unicast address", "routes to");
     for address in ["224.0.0.1/24", "10.0.1.255/24", "10.0.1.0/24", "127.0.0.1/8"] {
         let ip = address.split('/').next().unwrap();
-        let said = format!("no host has the address {ip}");
+        let said = format!("{ip} is not an address of a host");
         wrong("\"10.0.1.1/24\"", &format!("\"{address}\" #!"), &said, "such as `10.0.0.1/24`");
     }
     wrong(
         "switch = \"tor1\"\n",
         "switch = [\"tor1\", \"tor2\"] #!\n",
-        "a host that sends messages is at 2 switches",
-        "a process knows one link",
+        "a host that sends messages has 2 switches",
+        "a process supports one link",
     );
-    wrong("\"tor1\", \"spine\"]", "\"tor1\"] #!", "a link has two ends", "hosts say with `switch`");
+    wrong(
+        "\"tor1\", \"spine\"]",
+        "\"tor1\"] #!",
+        "`ends` of a link has to name two switches",
+        "a host names its switches",
+    );
     wrong(
         "[topology]",
         "[topology]\nhost_qp = 0x100 #!",
         "`host_qp` has to be below `first_qp`",
-        "those that follow",
+        "the numbers that follow",
     );
     wrong("[topology]", "[topology]\nidle = \"slep\" #!", "`idle` cannot be `slep`", "sleep");
     wrong("[topology]", "[topology]\ntimeout_us = 3 #!", "`timeout_us` cannot be 3", "4");
@@ -170,7 +177,7 @@ fn each_slip_at_its_place() {
 }
 
 #[test]
-fn what_is_wrong_with_the_whole() {
+fn problems_of_the_whole_are_reported() {
     wrong(
         "\"tor2\", \"spine\"]",
         "\"tor2\", \"tor1\"] #!",
