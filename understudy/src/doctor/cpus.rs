@@ -1,6 +1,6 @@
 //! CPUs: whether workers can have some for themselves, and which features they have.
 
-use super::{Finding, boot_with};
+use super::{Finding, add_kernel_options};
 use crate::machine::{Machine, cpu_list, parse_cpu_list};
 use std::collections::BTreeSet;
 
@@ -40,9 +40,9 @@ fn isolation(machine: &Machine, online: &BTreeSet<usize>) -> Finding {
     let both: BTreeSet<usize> = isolated.intersection(&tickless).copied().collect();
     if !both.is_empty() {
         let cpus: Vec<String> = both.iter().map(usize::to_string).collect();
-        let what =
+        let message =
             format!("the kernel keeps CPU {} free: write `workers = [{}]`", cpu_list(&both), cpus.join(", "));
-        return Finding::ok(TOPIC, what);
+        return Finding::ok(TOPIC, message);
     }
     // The upper half, because the kernel itself prefers the first CPUs.
     let spare: BTreeSet<usize> = online.iter().copied().skip(online.len().div_ceil(2)).collect();
@@ -53,7 +53,7 @@ fn isolation(machine: &Machine, online: &BTreeSet<usize>) -> Finding {
         );
     }
     let list = cpu_list(&spare);
-    let what = match (isolated.is_empty(), tickless.is_empty()) {
+    let message = match (isolated.is_empty(), tickless.is_empty()) {
         (true, true) => {
             "no CPU is kept free (isolcpus, nohz_full): other programs interrupt the workers at times"
         }
@@ -63,8 +63,8 @@ fn isolation(machine: &Machine, online: &BTreeSet<usize>) -> Finding {
     let all = format!("isolcpus={list} nohz_full={list} rcu_nocbs={list}");
     let kept = if isolated.is_empty() { &tickless } else { &isolated };
     let missing = if isolated.is_empty() { "isolcpus" } else { "nohz_full" };
-    let words = if kept.is_empty() { all } else { format!("{missing}={}", cpu_list(kept)) };
-    Finding::note(TOPIC, what).command(boot_with(&words))
+    let options = if kept.is_empty() { all } else { format!("{missing}={}", cpu_list(kept)) };
+    Finding::note(TOPIC, message).command(add_kernel_options(&options))
 }
 
 /// Checks whether CPU clocks slow down when the kernel sees no load.
@@ -89,8 +89,9 @@ fn threads(machine: &Machine) -> Finding {
     }
     let siblings = machine.read(format!("{FOLDER}/cpu0/topology/thread_siblings_list"));
     let example = siblings.map(|list| format!(" (CPU {list} are one core)")).unwrap_or_default();
-    let what = format!("two CPUs share each core{example}: place workers on different cores, or disable SMT");
-    Finding::note(TOPIC, what).command(format!("echo off > {FOLDER}/smt/control"))
+    let message =
+        format!("two CPUs share each core{example}: place workers on different cores, or disable SMT");
+    Finding::note(TOPIC, message).command(format!("echo off > {FOLDER}/smt/control"))
 }
 
 /// Checks for several NUMA nodes.
@@ -115,11 +116,11 @@ fn nodes(machine: &Machine) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::super::State;
-    use super::super::tests::{Fake, only};
+    use super::super::tests::{FakeMachine, only_finding};
     use super::*;
 
-    fn with(files: &[(&str, &str)]) -> Vec<Finding> {
-        let fake = Fake::new(&[("/sys/devices/system/cpu/online", "0-3\n")]);
+    fn examine_with(files: &[(&str, &str)]) -> Vec<Finding> {
+        let fake = FakeMachine::new(&[("/sys/devices/system/cpu/online", "0-3\n")]);
         for (path, text) in files {
             fake.write(path, text);
         }
@@ -128,37 +129,37 @@ mod tests {
 
     #[test]
     fn icrcs_use_registers_only_with_pclmulqdq() {
-        let found = with(&[("/proc/cpuinfo", "processor\t: 0\nflags\t\t: fpu pclmulqdq sse4_2\n")]);
-        assert_eq!(only(&found, "in registers").state, State::Ok);
-        let found = with(&[("/proc/cpuinfo", "processor\t: 0\nflags\t\t: fpu vpclmulqdq\n")]);
-        assert_eq!(only(&found, "with a table").state, State::Note);
+        let found = examine_with(&[("/proc/cpuinfo", "processor\t: 0\nflags\t\t: fpu pclmulqdq sse4_2\n")]);
+        assert_eq!(only_finding(&found, "in registers").state, State::Ok);
+        let found = examine_with(&[("/proc/cpuinfo", "processor\t: 0\nflags\t\t: fpu vpclmulqdq\n")]);
+        assert_eq!(only_finding(&found, "with a table").state, State::Note);
     }
 
     #[test]
     fn isolated_cpus_are_suggested_for_workers() {
-        let found = with(&[("/proc/cmdline", "isolcpus=domain,managed_irq,2-3 nohz_full=2-3\n")]);
-        assert_eq!(only(&found, "keeps CPU 2-3 free: write `workers = [2, 3]`").state, State::Ok);
-        for (line, what, words) in [
+        let found = examine_with(&[("/proc/cmdline", "isolcpus=domain,managed_irq,2-3 nohz_full=2-3\n")]);
+        assert_eq!(only_finding(&found, "keeps CPU 2-3 free: write `workers = [2, 3]`").state, State::Ok);
+        for (line, message, options) in [
             ("quiet\n", "no CPU is kept free", "isolcpus=2-3 nohz_full=2-3 rcu_nocbs=2-3 "),
             ("isolcpus=2\n", "timer still interrupts", "&nohz_full=2 "),
             ("nohz_full=2-3\n", "not other programs", "&isolcpus=2-3 "),
         ] {
-            let found = with(&[("/proc/cmdline", line)]);
-            let finding = only(&found, what);
+            let found = examine_with(&[("/proc/cmdline", line)]);
+            let finding = only_finding(&found, message);
             assert_eq!(finding.state, State::Note);
-            assert!(finding.command.as_ref().is_some_and(|command| command.contains(words)), "{finding:?}");
+            assert!(finding.command.as_ref().is_some_and(|command| command.contains(options)), "{finding:?}");
         }
-        let found = with(&[("/sys/devices/system/cpu/online", "0\n")]);
-        assert_eq!(only(&found, "one CPU").command, None);
+        let found = examine_with(&[("/sys/devices/system/cpu/online", "0\n")]);
+        assert_eq!(only_finding(&found, "one CPU").command, None);
     }
 
     #[test]
     fn a_varying_clock_is_noted() {
         let file = "/sys/devices/system/cpu/cpu1/cpufreq/scaling_governor";
-        assert_eq!(only(&with(&[]), "does not control the clock").state, State::Ok);
-        assert_eq!(only(&with(&[(file, "performance\n")]), "stays high").state, State::Ok);
-        let found = with(&[(file, "powersave\n")]);
-        let saving = only(&found, "governor powersave");
+        assert_eq!(only_finding(&examine_with(&[]), "does not control the clock").state, State::Ok);
+        assert_eq!(only_finding(&examine_with(&[(file, "performance\n")]), "stays high").state, State::Ok);
+        let found = examine_with(&[(file, "powersave\n")]);
+        let saving = only_finding(&found, "governor powersave");
         assert_eq!(saving.state, State::Note);
         assert!(saving.command.as_ref().is_some_and(|command| command.starts_with("echo performance")));
     }
@@ -166,11 +167,11 @@ mod tests {
     #[test]
     fn shared_cores_are_noted() {
         let active = "/sys/devices/system/cpu/smt/active";
-        assert_eq!(only(&with(&[]), "a separate core").state, State::Ok);
-        assert_eq!(only(&with(&[(active, "0\n")]), "a separate core").state, State::Ok);
+        assert_eq!(only_finding(&examine_with(&[]), "a separate core").state, State::Ok);
+        assert_eq!(only_finding(&examine_with(&[(active, "0\n")]), "a separate core").state, State::Ok);
         let siblings = ("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list", "0,2\n");
-        let found = with(&[(active, "1\n"), siblings]);
-        let shared = only(&found, "(CPU 0,2 are one core)");
+        let found = examine_with(&[(active, "1\n"), siblings]);
+        let shared = only_finding(&found, "(CPU 0,2 are one core)");
         assert_eq!(shared.state, State::Note);
         assert_eq!(shared.command.as_deref(), Some("echo off > /sys/devices/system/cpu/smt/control"));
     }
@@ -179,11 +180,11 @@ mod tests {
     fn several_numa_nodes_are_noted() {
         let folder = "/sys/devices/system/node";
         let online = format!("{folder}/online");
-        assert_eq!(only(&with(&[(&online, "0\n")]), "one NUMA node").state, State::Ok);
+        assert_eq!(only_finding(&examine_with(&[(&online, "0\n")]), "one NUMA node").state, State::Ok);
         let (first, second) = (format!("{folder}/node0/cpulist"), format!("{folder}/node1/cpulist"));
-        let found = with(&[(&online, "0-1\n"), (&first, "0-1\n"), (&second, "2-3\n")]);
-        let two = only(&found, "2 NUMA nodes");
+        let found = examine_with(&[(&online, "0-1\n"), (&first, "0-1\n"), (&second, "2-3\n")]);
+        let two = only_finding(&found, "2 NUMA nodes");
         assert_eq!(two.state, State::Note);
-        assert!(two.what.ends_with("node 0 has CPU 0-1, node 1 has CPU 2-3"), "{two:?}");
+        assert!(two.message.ends_with("node 0 has CPU 0-1, node 1 has CPU 2-3"), "{two:?}");
     }
 }

@@ -1,6 +1,6 @@
 //! IOMMU and VFIO, which give hardware to a program.
 
-use super::{Finding, Ports, boot_with};
+use super::{Finding, Ports, add_kernel_options};
 use crate::machine::Machine;
 
 const TOPIC: &str = "IOMMU";
@@ -23,12 +23,12 @@ fn iommu(machine: &Machine) -> Finding {
         );
     }
     let line = machine.read("/proc/cmdline").unwrap_or_default();
-    let asked = line.split_whitespace().any(|word| {
+    let requested = line.split_whitespace().any(|word| {
         let on = |value: &str| value.split(',').any(|part| part == "on" || part == "force" || part == "pt");
         word.split_once('=')
             .is_some_and(|(key, value)| matches!(key, "intel_iommu" | "amd_iommu" | "iommu") && on(value))
     });
-    if asked {
+    if requested {
         return Finding::warning(
             TOPIC,
             Ports::Hardware,
@@ -39,7 +39,7 @@ fn iommu(machine: &Machine) -> Finding {
     }
     // AMD's IOMMU is on unless the firmware disables it; the option does no harm there.
     Finding::warning(TOPIC, Ports::Hardware, "off: VFIO cannot give devices to understudy")
-        .command(boot_with("intel_iommu=on iommu=pt"))
+        .command(add_kernel_options("intel_iommu=on iommu=pt"))
 }
 
 fn vfio(machine: &Machine) -> Finding {
@@ -52,45 +52,45 @@ fn vfio(machine: &Machine) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::super::State;
-    use super::super::tests::{Fake, only};
+    use super::super::tests::{FakeMachine, only_finding};
     use super::*;
 
     #[test]
     fn iommu_states_are_told_apart() {
-        let fake = Fake::new(&[("/proc/cmdline", "quiet\n")]);
+        let fake = FakeMachine::new(&[("/proc/cmdline", "quiet\n")]);
         let findings = examine(&fake.machine());
-        let off = only(&findings, "cannot give devices");
+        let off = only_finding(&findings, "cannot give devices");
         assert_eq!(off.state, State::Warning(Ports::Hardware));
         assert!(off.command.as_ref().is_some_and(|command| command.contains("intel_iommu=on iommu=pt")));
 
         fake.write("/proc/cmdline", "quiet intel_iommu=on iommu=pt\n");
         let findings = examine(&fake.machine());
-        let firmware = only(&findings, "firmware");
+        let firmware = only_finding(&findings, "firmware");
         assert_eq!(firmware.state, State::Warning(Ports::Hardware));
         assert!(firmware.command.as_ref().is_some_and(|command| command.contains("noiommu")));
 
         fake.write(NOIOMMU, "Y\n");
-        assert_eq!(only(&examine(&fake.machine()), "configured to work without").state, State::Note);
+        assert_eq!(only_finding(&examine(&fake.machine()), "configured to work without").state, State::Note);
         fake.write(NOIOMMU, "N\n");
         fake.write("/sys/kernel/iommu_groups/0/type", "DMA\n");
         fake.write("/sys/kernel/iommu_groups/1/type", "DMA\n");
-        assert_eq!(only(&examine(&fake.machine()), "on, with 2 groups").state, State::Ok);
+        assert_eq!(only_finding(&examine(&fake.machine()), "on, with 2 groups").state, State::Ok);
     }
 
     #[test]
     fn an_iommu_that_the_kernel_disables_is_off() {
-        let fake = Fake::new(&[("/proc/cmdline", "intel_iommu=off\n")]);
-        only(&examine(&fake.machine()), "cannot give devices");
+        let fake = FakeMachine::new(&[("/proc/cmdline", "intel_iommu=off\n")]);
+        only_finding(&examine(&fake.machine()), "cannot give devices");
     }
 
     #[test]
     fn a_missing_vfio_driver_is_a_warning() {
-        let fake = Fake::new(&[]);
+        let fake = FakeMachine::new(&[]);
         let findings = examine(&fake.machine());
-        let missing = only(&findings, "not loaded");
+        let missing = only_finding(&findings, "not loaded");
         assert_eq!(missing.state, State::Warning(Ports::Hardware));
         assert_eq!(missing.command.as_deref(), Some("modprobe vfio-pci"));
         fake.write("/sys/module/vfio_pci/refcnt", "0\n");
-        assert_eq!(only(&examine(&fake.machine()), "is loaded").state, State::Ok);
+        assert_eq!(only_finding(&examine(&fake.machine()), "is loaded").state, State::Ok);
     }
 }

@@ -68,26 +68,26 @@ struct Finding {
     topic: &'static str,
     state: State,
     /// Sentence without a full stop
-    what: String,
+    message: String,
     /// Command that corrects it, to be run as root
     command: Option<String>,
 }
 
 impl Finding {
-    fn new(topic: &'static str, state: State, what: impl Into<String>) -> Self {
-        Self { topic, state, what: what.into(), command: None }
+    fn new(topic: &'static str, state: State, message: impl Into<String>) -> Self {
+        Self { topic, state, message: message.into(), command: None }
     }
 
-    fn ok(topic: &'static str, what: impl Into<String>) -> Self {
-        Self::new(topic, State::Ok, what)
+    fn ok(topic: &'static str, message: impl Into<String>) -> Self {
+        Self::new(topic, State::Ok, message)
     }
 
-    fn note(topic: &'static str, what: impl Into<String>) -> Self {
-        Self::new(topic, State::Note, what)
+    fn note(topic: &'static str, message: impl Into<String>) -> Self {
+        Self::new(topic, State::Note, message)
     }
 
-    fn warning(topic: &'static str, ports: Ports, what: impl Into<String>) -> Self {
-        Self::new(topic, State::Warning(ports), what)
+    fn warning(topic: &'static str, ports: Ports, message: impl Into<String>) -> Self {
+        Self::new(topic, State::Warning(ports), message)
     }
 
     fn command(self, command: impl Into<String>) -> Self {
@@ -96,7 +96,7 @@ impl Finding {
 }
 
 /// Returns a command that adds words to the kernel's command line, in the file of Debian and its derivatives.
-fn boot_with(words: &str) -> String {
+fn add_kernel_options(words: &str) -> String {
     format!("sed -i 's/^GRUB_CMDLINE_LINUX=\"/&{words} /' /etc/default/grub && update-grub && reboot")
 }
 
@@ -106,9 +106,9 @@ mod tests {
     use std::path::Path;
 
     /// Machine whose file system contains the given files.
-    pub(super) struct Fake(tempfile::TempDir);
+    pub(super) struct FakeMachine(tempfile::TempDir);
 
-    impl Fake {
+    impl FakeMachine {
         pub(super) fn new(files: &[(&str, &str)]) -> Self {
             let fake = Self(tempfile::tempdir().unwrap());
             for (path, text) in files {
@@ -135,8 +135,8 @@ mod tests {
     }
 
     /// Returns the only finding that contains `words`.
-    pub(super) fn only<'a>(findings: &'a [Finding], words: &str) -> &'a Finding {
-        let mut found = findings.iter().filter(|finding| finding.what.contains(words));
+    pub(super) fn only_finding<'a>(findings: &'a [Finding], words: &str) -> &'a Finding {
+        let mut found = findings.iter().filter(|finding| finding.message.contains(words));
         match (found.next(), found.next()) {
             (Some(finding), None) => finding,
             (None, _) => panic!("no finding contains {words:?}: {findings:#?}"),
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn an_empty_machine_has_findings_on_every_topic() {
-        let findings = examine(&Fake::new(&[]).machine(), "DPDK 22.11.11");
+        let findings = examine(&FakeMachine::new(&[]).machine(), "DPDK 22.11.11");
         for topic in ["DPDK", "CPU", "huge pages", "IOMMU", "permissions", "network cards"] {
             assert!(findings.iter().any(|finding| finding.topic == topic), "{topic}: {findings:#?}");
         }
@@ -154,8 +154,8 @@ mod tests {
 
     #[test]
     fn findings_have_no_full_stop_and_good_ones_no_command() {
-        for finding in examine(&Fake::new(&[]).machine(), "DPDK 22.11.11") {
-            assert!(!finding.what.ends_with('.'), "{finding:?}");
+        for finding in examine(&FakeMachine::new(&[]).machine(), "DPDK 22.11.11") {
+            assert!(!finding.message.ends_with('.'), "{finding:?}");
             assert!(finding.state != State::Ok || finding.command.is_none(), "{finding:?}");
         }
     }

@@ -28,7 +28,7 @@ pub(super) fn text(findings: &[Finding]) -> String {
             topic = finding.topic;
             lines.push(topic.to_owned());
         }
-        for (index, line) in wrapped(&finding.what, WIDTH - 11).into_iter().enumerate() {
+        for (index, line) in wrapped(&finding.message, WIDTH - 11).into_iter().enumerate() {
             let word = if index == 0 { finding.state.word() } else { "" };
             lines.push(format!("  {word:<7}  {line}"));
         }
@@ -49,14 +49,14 @@ pub(super) fn json(findings: &[Finding]) -> String {
         json!({
             "topic": finding.topic,
             "state": finding.state.word(),
-            "finding": finding.what,
+            "finding": finding.message,
             "command": finding.command,
         })
     };
     let value = json!({
         "findings": findings.iter().map(finding).collect::<Vec<_>>(),
-        "virtual": to_mend(findings, Ports::Virtual),
-        "hardware": to_mend(findings, Ports::Hardware),
+        "virtual": count_warnings(findings, Ports::Virtual),
+        "hardware": count_warnings(findings, Ports::Hardware),
         "verdict": verdict(findings),
     });
     format!("{value}\n")
@@ -64,7 +64,7 @@ pub(super) fn json(findings: &[Finding]) -> String {
 
 /// Returns the verdict, such as `virtual devices: ready; hardware ports: 2 things to fix`.
 pub(super) fn verdict(findings: &[Finding]) -> String {
-    let words = |ports| match to_mend(findings, ports) {
+    let words = |ports| match count_warnings(findings, ports) {
         0 => "ready".into(),
         1 => "1 thing to fix".into(),
         count => format!("{count} things to fix"),
@@ -72,7 +72,7 @@ pub(super) fn verdict(findings: &[Finding]) -> String {
     format!("virtual devices: {}; hardware ports: {}", words(Ports::Virtual), words(Ports::Hardware))
 }
 
-fn to_mend(findings: &[Finding], ports: Ports) -> usize {
+fn count_warnings(findings: &[Finding], ports: Ports) -> usize {
     findings.iter().filter(|finding| finding.state == State::Warning(ports)).count()
 }
 

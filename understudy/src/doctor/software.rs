@@ -35,24 +35,24 @@ pub(super) fn examine(machine: &Machine, running: &str) -> Vec<Finding> {
 #[cfg(test)]
 mod tests {
     use super::super::State;
-    use super::super::tests::{Fake, only};
+    use super::super::tests::{FakeMachine, only_finding};
     use super::*;
 
     const PC: &str = "/usr/lib/x86_64-linux-gnu/pkgconfig/libdpdk.pc";
 
     #[test]
     fn other_versions_and_missing_development_files_are_noted() {
-        let fake = Fake::new(&[(PC, "Name: DPDK\nVersion: 22.11.11\nRequires: x\n")]);
+        let fake = FakeMachine::new(&[(PC, "Name: DPDK\nVersion: 22.11.11\nRequires: x\n")]);
         let findings = examine(&fake.machine(), "DPDK 22.11.11");
-        assert_eq!(only(&findings, "version 22.11.11, and its development").state, State::Ok);
+        assert_eq!(only_finding(&findings, "version 22.11.11, and its development").state, State::Ok);
 
         let findings = examine(&fake.machine(), "DPDK 24.11.0");
-        let other = only(&findings, "version 24.11.0 runs, but version 22.11.11 is installed");
+        let other = only_finding(&findings, "version 24.11.0 runs, but version 22.11.11 is installed");
         assert_eq!(other.state, State::Note);
         assert!(other.command.as_ref().is_some_and(|command| command.contains("make build")));
 
-        let findings = examine(&Fake::new(&[]).machine(), "DPDK 22.11.11");
-        let none = only(&findings, "not installed");
+        let findings = examine(&FakeMachine::new(&[]).machine(), "DPDK 22.11.11");
+        let none = only_finding(&findings, "not installed");
         assert_eq!((none.state, none.command.as_deref()), (State::Note, Some("apt install libdpdk-dev")));
     }
 }
