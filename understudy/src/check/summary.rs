@@ -65,13 +65,13 @@ pub(super) fn of(path: &Path, config: &Config, machine: &Machine) -> String {
     let observe = &config.observe;
     let socket = observe.socket.iter().map(|path| format!("`top` and `trace` through {}", path.display()));
     let prometheus = observe.prometheus.iter().map(|at| {
-        let whose = if at.ip().is_loopback() { "" } else { ", for every host that can reach it" };
-        format!("Prometheus at http://{at}/metrics{whose}")
+        let reach = if at.ip().is_loopback() { "" } else { ", for every host that can reach it" };
+        format!("Prometheus at http://{at}/metrics{reach}")
     });
-    let seen = socket.chain(prometheus).map(|line| ("observers", line));
+    let observers = socket.chain(prometheus).map(|line| ("observers", line));
     let mut text = format!("{} is valid. It would run:\n\n{}\n", path.display(), ports(runtime));
     let tunnel = config.tunnel.iter().flat_map(tunnel::lines);
-    for (key, value) in tunnel.chain(function).chain(rest).chain(seen) {
+    for (key, value) in tunnel.chain(function).chain(rest).chain(observers) {
         let _ = writeln!(text, "{key:<9} {value}");
     }
     let mut notes = notes(runtime, machine);
@@ -106,8 +106,8 @@ fn ports(runtime: &dataplane::Config) -> String {
         };
         [port.name.clone(), device(&port.device), port.mtu.to_string(), queues, port.buffers.to_string()]
     };
-    let heads = ["port", "device", "MTU", "queues", "buffers"].map(str::to_owned);
-    let rows: Vec<_> = core::iter::once(heads).chain(runtime.ports.iter().map(row)).collect();
+    let header = ["port", "device", "MTU", "queues", "buffers"].map(str::to_owned);
+    let rows: Vec<_> = core::iter::once(header).chain(runtime.ports.iter().map(row)).collect();
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: [usize; 5] = core::array::from_fn(width);
     let mut text = String::new();
@@ -148,9 +148,9 @@ fn device(device: &Device) -> String {
                 [one] => format!("plays {}", one.display()),
                 [first, others @ ..] => format!("plays {} and {} more", first.display(), others.len()),
             };
-            let again = if *infinite { " over and over" } else { "" };
+            let repeat = if *infinite { " over and over" } else { "" };
             let recorded = tx.as_ref().map(|tx| format!(", records {}", tx.display())).unwrap_or_default();
-            format!("{played}{again}{recorded}")
+            format!("{played}{repeat}{recorded}")
         }
         Device::Null { size, copy } => {
             format!("makes frames of {size} bytes{}", if *copy { ", copied" } else { "" })
@@ -205,7 +205,7 @@ fn forward_lines(forward: &Forward, ports: &[Port]) -> Vec<(&'static str, String
     ]
 }
 
-fn wires(pairs: &[(PortId, PortId)], ports: &[Port]) -> String {
+fn pairs_text(pairs: &[(PortId, PortId)], ports: &[Port]) -> String {
     let name = |port: PortId| ports[port.index()].name.as_str();
     let pair = |&(a, b): &(PortId, PortId)| {
         if a == b { format!("{} reflects", name(a)) } else { format!("{} <-> {}", name(a), name(b)) }
@@ -215,14 +215,14 @@ fn wires(pairs: &[(PortId, PortId)], ports: &[Port]) -> String {
 
 fn topology(topology: &Topology, ports: &[Port]) -> String {
     match topology {
-        Topology::Pairs(pairs) => wires(pairs, ports),
+        Topology::Pairs(pairs) => pairs_text(pairs, ports),
         Topology::Routes(table) => {
-            let most = table.routes.iter().map(|route| route.via.len()).max().unwrap_or(0);
+            let max_hops = table.routes.iter().map(|route| route.via.len()).max().unwrap_or(0);
             let hop = match table.ttl {
                 Ttl::Keep => "TTLs are kept",
                 Ttl::Decrement => "TTLs are decremented",
             };
-            format!("a router of {} routes, with up to {most} equal next hops; {hop}", table.routes.len())
+            format!("a router of {} routes, with up to {max_hops} equal next hops; {hop}", table.routes.len())
         }
         Topology::Mac(table) => {
             let fixed = match table.fixed.len() {

@@ -20,7 +20,7 @@ pub(super) fn all(network: &Network) -> Vec<File> {
             System::Eos => ("eos", eos(end, sources)),
             System::Linux => ("linux.sh", linux(end, sources)),
             System::Understudy => ("tunnel.toml", understudy(switch, end, sources)),
-            System::Other => ("tunnel.txt", plain(end, sources)),
+            System::Other => ("tunnel.txt", description(end, sources)),
         };
         Some(File { name: format!("{}.{ending}", switch.name), content })
     });
@@ -71,11 +71,12 @@ fn linux(end: IpAddr, sources: &BTreeSet<IpAddr>) -> String {
         _ = writeln!(text, "ip link add name onepipe{number} type {kind} local {end} remote {source}");
         _ = writeln!(text, "ip link set dev onepipe{number} up");
         if end.is_ipv4() {
-            text += "# The source of an inner packet may be this switch's own address, or one to which no route \
-             leads back into the tunnel.\n";
+            text += "# The source of an inner packet may be this switch's own address, or one to which no \
+             route leads back into the tunnel.\n";
             _ = writeln!(
                 text,
-                "sysctl -q -w net.ipv4.conf.onepipe{number}.rp_filter=0 net.ipv4.conf.onepipe{number}.accept_local=1"
+                "sysctl -q -w net.ipv4.conf.onepipe{number}.rp_filter=0 \
+                 net.ipv4.conf.onepipe{number}.accept_local=1"
             );
         }
     }
@@ -103,7 +104,7 @@ fn understudy(switch: &Switch, end: IpAddr, sources: &BTreeSet<IpAddr>) -> Strin
     text
 }
 
-fn plain(end: IpAddr, sources: &BTreeSet<IpAddr>) -> String {
+fn description(end: IpAddr, sources: &BTreeSet<IpAddr>) -> String {
     let (protocol, version) = if end.is_ipv4() { (4, 4) } else { (41, 6) };
     format!(
         "IP packets for {end} that carry IPv{version} packets (protocol {protocol}) end here, if they come \

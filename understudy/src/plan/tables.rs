@@ -7,7 +7,7 @@ use representative::config::Side;
 use representative::plan::{Beacons, Crossing, Node};
 
 /// Names in a list at most; a longer list shows its length, the first and the last name
-const NAMES: usize = 6;
+const MAX_NAMES: usize = 6;
 
 fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
@@ -19,7 +19,7 @@ fn table(header: &[&str]) -> Table {
 fn names<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> String {
     match names.len() {
         0 => "-".into(),
-        count if count > NAMES => {
+        count if count > MAX_NAMES => {
             let mut names = names;
             let (first, last) = (names.next().unwrap_or_default(), names.last().unwrap_or_default());
             format!("{count}: {first} ... {last}")
@@ -74,18 +74,18 @@ pub(super) fn switches(network: &Network) -> String {
 pub(super) fn beacons(network: &Network) -> String {
     let topology = &network.topology;
     let mut table = table(&["beacons over", "sent by", "to", "routes pass the link", "way"]);
-    let (mut all, mut plain, mut around) = (0, 0, 0);
+    let (mut all, mut as_routed, mut detoured) = (0, 0, 0);
     let mut add = |near: Node, far: Node, from: usize, to: usize, beacons: &Beacons| {
         all += 1;
-        around += usize::from(!beacons.detour.is_empty());
+        detoured += usize::from(!beacons.detour.is_empty());
         let between = matches!((near, far), (Node::Switch(_), Node::Switch(_)));
         if !between && beacons.detour.is_empty() {
-            plain += 1;
+            as_routed += 1;
             return;
         }
         let [from, to] = [from, to].map(|host| topology.hosts[host].name.clone());
         let ends = [near, far].into_iter().filter(|end| matches!(end, Node::Switch(_)));
-        let way: Vec<_> = ends.map(|end| topology.name(end)).collect();
+        let route: Vec<_> = ends.map(|end| topology.name(end)).collect();
         table.add_row([
             format!("{} -> {}", topology.name(near), topology.name(far)),
             from.clone(),
@@ -99,7 +99,7 @@ pub(super) fn beacons(network: &Network) -> String {
             if beacons.detour.is_empty() {
                 "as routed".into()
             } else {
-                format!("{from} -> {} -> {to}: {} IP headers", way.join(" -> "), beacons.detour.len() + 1)
+                format!("{from} -> {} -> {to}: {} IP headers", route.join(" -> "), beacons.detour.len() + 1)
             },
         ]);
     };
@@ -119,20 +119,20 @@ pub(super) fn beacons(network: &Network) -> String {
         }
     }
     let mut text = if table.is_empty() { String::new() } else { format!("{}\n", table.trim_fmt()) };
-    let links = match plain {
+    let links = match as_routed {
         0 => String::new(),
         _ => format!(
-            "Between hosts and switches, {plain} {}are as routed. ",
-            if around > 0 { "others " } else { "" }
+            "Between hosts and switches, {as_routed} {}are as routed. ",
+            if detoured > 0 { "others " } else { "" }
         ),
     };
     _ = writeln!(
         text,
         "{}{links}{}",
         if text.is_empty() { "" } else { "\n" },
-        match around {
+        match detoured {
             0 => "No beacons need a detour.".to_owned(),
-            _ => format!("Of {all} directions of links, {around} need a detour."),
+            _ => format!("Of {all} directions of links, {detoured} need a detour."),
         }
     );
     text
@@ -154,13 +154,13 @@ pub(super) fn notes(network: &Network) -> String {
     }
     let mut shared = Vec::new();
     for (number, host) in topology.hosts.iter().enumerate() {
-        let stands_for = network.plan.switches.iter().zip(&topology.switches);
-        let stands_for: Vec<_> = stands_for
+        let represented = network.plan.switches.iter().zip(&topology.switches);
+        let represented: Vec<_> = represented
             .filter(|(planned, _)| planned.representative == number)
             .map(|(_, switch)| switch.name.as_str())
             .collect();
-        if !stands_for.is_empty() && stands_for.len() + usize::from(host.messages) > 1 {
-            shared.push(format!("{} ({})", host.name, stands_for.join(", ")));
+        if !represented.is_empty() && represented.len() + usize::from(host.messages) > 1 {
+            shared.push(format!("{} ({})", host.name, represented.join(", ")));
         }
     }
     if !shared.is_empty() {

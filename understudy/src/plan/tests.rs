@@ -76,7 +76,7 @@ fn files_of_processes_have_the_values_of_the_plan() {
         assert_eq!(read, by_library.process);
         detours += planned.tor.detour.len();
         assert_eq!(planned.peers.len(), 31);
-        let wanted = ::onepipe::Settings {
+        let expected = ::onepipe::Settings {
             process: planned,
             mac: Some(host.mac),
             prefix: host.prefix,
@@ -84,7 +84,7 @@ fn files_of_processes_have_the_values_of_the_plan() {
             clock: ::onepipe::Clock::Realtime,
             tell_settled: false,
         };
-        assert_eq!(read, wanted);
+        assert_eq!(read, expected);
         assert!(representative::Process::new(read.process).is_ok());
     }
     // Hosts that represent their own switch have a detour.
@@ -166,8 +166,11 @@ fn rules_for_linux_are_a_script() {
     ] {
         assert!(rules.lines().any(|written| written == line), "{line:?} in\n{rules}");
     }
-    let sixth = rules_of(System::Linux, true);
-    assert!(sixth.contains("type ip6tnl mode ip6ip6 local fdfd:") && !sixth.contains("ipv4"), "{sixth}");
+    let v6_rules = rules_of(System::Linux, true);
+    assert!(
+        v6_rules.contains("type ip6tnl mode ip6ip6 local fdfd:") && !v6_rules.contains("ipv4"),
+        "{v6_rules}"
+    );
 }
 
 #[test]

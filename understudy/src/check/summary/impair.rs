@@ -1,13 +1,13 @@
 //! Describes the rules of `[impair]`.
 
-use super::wires;
+use super::pairs_text;
 use dataplane::config::Port;
 use switch::Share;
 use switch::impair::{Action, Config, Field, Match, Rule};
 
 pub(super) fn lines(config: &Config, ports: &[Port]) -> Vec<(&'static str, String)> {
-    let pairs = wires(&config.pairs, ports);
-    let held = if config.rules.iter().any(holds) {
+    let pairs = pairs_text(&config.pairs, ports);
+    let held = if config.rules.iter().any(holds_frames) {
         let mb = (config.held * config.frame_len).div_ceil(1 << 20);
         format!("; a worker holds back up to {} frames, in {mb} MB", config.held)
     } else {
@@ -17,7 +17,7 @@ pub(super) fn lines(config: &Config, ports: &[Port]) -> Vec<(&'static str, Strin
     core::iter::once(first).chain(config.rules.iter().map(|rule| ("", line(rule)))).collect()
 }
 
-fn holds(rule: &Rule) -> bool {
+fn holds_frames(rule: &Rule) -> bool {
     matches!(rule.action, Action::Delay { .. } | Action::Reorder { .. })
 }
 
@@ -61,7 +61,7 @@ fn packets(matching: &Match) -> String {
         (psn.is_some(), "PSN"),
         (psn_offset.is_some(), "PSN offset"),
     ];
-    let keys: Vec<_> = keys.iter().filter(|(asked, _)| *asked).map(|(_, key)| *key).collect();
+    let keys: Vec<_> = keys.iter().filter(|(present, _)| *present).map(|(_, key)| *key).collect();
     match keys.as_slice() {
         [] => "the RoCEv2 packets".into(),
         [only] => format!("the packets with its {only}"),
@@ -76,11 +76,11 @@ pub(super) fn notes(config: &Config, workers: usize) -> Vec<String> {
         notes.push("[impair] has no [[impair.rule]]: all packets pass".into());
     }
     if workers > 1 {
-        let alone = |rule: &&Rule| {
+        let counts_packets = |rule: &&Rule| {
             let reorders = matches!(rule.action, Action::Reorder { .. });
             rule.skip > 0 || rule.times < u64::MAX || rule.matching.psn_offset.is_some() || reorders
         };
-        notes.extend(config.rules.iter().filter(alone).map(|rule| {
+        notes.extend(config.rules.iter().filter(counts_packets).map(|rule| {
             format!(
                 "rule `{}`: each of the {workers} workers counts only its own packets; run one worker to \
                  have them counted together",

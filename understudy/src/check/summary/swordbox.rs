@@ -64,12 +64,12 @@ fn server(server: &Server) -> String {
         0 => String::new(),
         count => format!(", except for {count} ranges"),
     };
-    let own = match connect {
-        Some(own) => format!("{} shared connections of the switch's own, or ", own.lanes),
+    let own_qps = match connect {
+        Some(own_qps) => format!("{} shared connections of the switch's own, or ", own_qps.lanes),
         None => String::new(),
     };
     format!(
-        "{host}: {words}{never}, on {own}up to {lanes} shared connections, {rd_atomic} READs and atomics \
+        "{host}: {words}{never}, on {own_qps}up to {lanes} shared connections, {rd_atomic} READs and atomics \
          in flight on each{steered}"
     )
 }
@@ -79,14 +79,14 @@ pub(super) fn notes(config: &SwordboxConfig) -> Vec<String> {
     let switch = &config.switch;
     let mut notes = Vec::new();
     if switch.layers.remap {
-        let bare = switch.servers.iter().filter(|server| {
+        let unshared = switch.servers.iter().filter(|server| {
             let words = |structure: &Structure| matches!(structure, Structure::Locks(_));
             server.share
                 && server.tables.is_empty()
                 && !server.structures.iter().any(words)
                 && server.detect == 0
         });
-        notes.extend(bare.map(|server| {
+        notes.extend(unshared.map(|server| {
             format!(
                 "server {}: no connections are shared without a [[swordbox.server.table]] and with \
                  `detect` 0",
@@ -94,7 +94,8 @@ pub(super) fn notes(config: &SwordboxConfig) -> Vec<String> {
             )
         }));
     }
-    let lists = |server: &Server| server.structures.iter().any(|it| matches!(it, Structure::Lists(_)));
+    let lists =
+        |server: &Server| server.structures.iter().any(|structure| matches!(structure, Structure::Lists(_)));
     if (switch.layers.steer_writes || switch.layers.steer_reads) && !switch.servers.iter().any(lists) {
         notes.push("nothing is steered without a [[swordbox.server.lists]]".into());
     }
