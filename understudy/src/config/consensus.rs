@@ -12,41 +12,41 @@ use p4ce::consensus::{Layout, Through};
 use switch::Nanos;
 
 const KEY: &str = "consensus";
-/// Default port at which servers listen; `SWITCH_PORT` is that of the switch
-const PORT: u64 = 7000;
-const SWITCH_PORT: u64 = 18_515;
+/// Default port at which servers listen; `DEFAULT_SWITCH_PORT` is that of the switch
+const DEFAULT_PORT: u64 = 7000;
+const DEFAULT_SWITCH_PORT: u64 = 18_515;
 /// Largest number of servers: a leader and the members of one of the switch's groups
 const MAX_SERVERS: usize = 1 + p4ce::gather::MAX_MEMBERS;
 /// Number of other servers whose addresses fit into a request to the switch (docs/p4ce.md): with IPv4, with
 /// IPv6
-const NAMED: [usize; 2] = [12, 3];
+const MAX_NAMED: [usize; 2] = [12, 3];
 /// The same numbers if the request also carries the 16-byte tag of a secret
-const NAMED_WITH_SECRET: [usize; 2] = [8, 2];
+const MAX_NAMED_WITH_SECRET: [usize; 2] = [8, 2];
 /// Longest log, in bytes: a log is read by one READ (IB 9.4.1)
 const MAX_LOG: usize = 1 << 30;
-const SERVERS: &str = "[\"10.0.0.1\", \"10.0.0.2\", \"10.0.0.3\"]";
+const SERVERS_EXAMPLE: &str = "[\"10.0.0.1\", \"10.0.0.2\", \"10.0.0.3\"]";
 
 /// Reads `[consensus]` and returns the host of `[nic]` as a server. Returns `function` unchanged if the file
 /// has no `[consensus]`.
-pub(super) fn beside(root: &Table<'_>, function: Option<FunctionConfig>) -> Option<FunctionConfig> {
+pub(super) fn read_optional(root: &Table<'_>, function: Option<FunctionConfig>) -> Option<FunctionConfig> {
     let Some(given) = root.get(KEY, "") else {
         // The keys of the absent table are registered, so that a misplaced key is recognised.
-        let unheard = Problems::default();
-        let table = absent(KEY, &unheard);
+        let unreported = Problems::default();
+        let table = absent(KEY, &unreported);
         read(&table, None);
         table.finish();
-        root.problems().know_tables_of(unheard);
+        root.problems().know_tables_of(unreported);
         return function;
     };
     let nic = root.get("nic", "");
     if nic.is_none() {
-        let problem = given_at(&given, "[consensus] needs [nic]").label("no [nic] in the file");
+        let problem = problem_at_key(&given, "[consensus] needs [nic]").label("no [nic] in the file");
         given.add(problem.help("add `[nic]` with this server's `addresses`, and remove any other function"));
     }
     if let Some(nic) = nic.and_then(|_| section(root, "nic")) {
         if let Some(service) = nic.get("service", "[]") {
-            let problem =
-                given_at(&service, "[[nic.service]] is not valid beside [consensus]").label("a service");
+            let problem = problem_at_key(&service, "[[nic.service]] is not valid beside [consensus]")
+                .label("a service");
             given.add(problem.help("remove [[nic.service]]; run another instance for services"));
         }
         nic.forget();
@@ -61,34 +61,35 @@ pub(super) fn beside(root: &Table<'_>, function: Option<FunctionConfig>) -> Opti
     config.map(FunctionConfig::Consensus)
 }
 
-fn given_at(value: &Value<'_>, message: &str) -> Problem {
+fn problem_at_key(value: &Value<'_>, message: &str) -> Problem {
     Problem::at(value.key_span(), message)
 }
 
 fn read(table: &Table<'_>, host: Option<HostConfig>) -> Option<ConsensusConfig> {
-    let servers = table.require("servers", SERVERS);
-    let addresses = servers.as_ref().and_then(servers_of);
+    let servers = table.require("servers", SERVERS_EXAMPLE);
+    let addresses = servers.as_ref().and_then(read_servers);
     let id = table.require("id", "0");
-    let id_read = id.as_ref().and_then(|id| id_of(id, servers.as_ref(), addresses.as_deref(), host.as_ref()));
-    let port = table.number("port", 1..=65_535, PORT) as u16;
+    let id_read =
+        id.as_ref().and_then(|id| read_id(id, servers.as_ref(), addresses.as_deref(), host.as_ref()));
+    let port = table.number("port", 1..=65_535, DEFAULT_PORT) as u16;
     let switch = table.get("switch", "\"10.0.0.254\"");
-    let switch_port = table.spanned_number("switch_port", 1..=65_535, SWITCH_PORT);
+    let switch_port = table.spanned_number("switch_port", 1..=65_535, DEFAULT_SWITCH_PORT);
     if let (None, Some(port)) = (&switch, &switch_port) {
         let problem = Problem::at(port.span(), "`switch_port` needs `switch`").label("no switch");
         table.problems().add(problem.help("add `switch`, or remove `switch_port`"));
     }
-    let switch_port = switch_port.map_or(SWITCH_PORT, toml::Spanned::into_inner) as u16;
+    let switch_port = switch_port.map_or(DEFAULT_SWITCH_PORT, toml::Spanned::into_inner) as u16;
     let secret = super::p4ce::secret(table);
-    let named = if secret.is_some() { NAMED_WITH_SECRET } else { NAMED };
-    let address = switch.map(|value| switch_of(&value, servers.as_ref(), addresses.as_deref(), named));
+    let max_named = if secret.is_some() { MAX_NAMED_WITH_SECRET } else { MAX_NAMED };
+    let address = switch.map(|value| read_switch(&value, servers.as_ref(), addresses.as_deref(), max_named));
     let switch = address.map(|address| Some(Through { address: address?, port: switch_port }));
     let heartbeat = Nanos::from_micros(table.number("heartbeat_us", 10..=10_000_000, 1000));
     let log_entries = table.number("log_entries", 8..=1 << 20, 4096);
     let max_value = table.number("max_value", 1..=1 << 20, 256) as usize;
-    let least = State::LEN as u64;
-    let max_snapshot = table.number("max_snapshot", least..=1 << 30, 4096) as usize;
+    let min_snapshot = State::LEN as u64;
+    let max_snapshot = table.number("max_snapshot", min_snapshot..=1 << 30, 4096) as usize;
     let window = table.spanned_number("window", 1..=1 << 20, 32);
-    let load = table.get("propose", "{ size = 64 }").map(|value| load_of(&value, max_value));
+    let load = table.get("propose", "{ size = 64 }").map(|value| read_load(&value, max_value));
     let layout = Layout::new(log_entries, max_value, max_snapshot);
     if layout.log_len() > MAX_LOG
         && let Some(value) = table.get("log_entries", "4096").or_else(|| table.get("max_value", "256"))
@@ -121,7 +122,7 @@ fn read(table: &Table<'_>, host: Option<HostConfig>) -> Option<ConsensusConfig> 
 }
 
 /// Reads `servers`: the addresses of all servers, in the order of their numbers.
-fn servers_of(value: &Value<'_>) -> Option<Vec<IpAddr>> {
+fn read_servers(value: &Value<'_>) -> Option<Vec<IpAddr>> {
     let list = value.list()?;
     if list.is_empty() || list.len() > MAX_SERVERS {
         let problem = value.problem(format!("`servers` lists {} servers", list.len()));
@@ -144,7 +145,7 @@ fn servers_of(value: &Value<'_>) -> Option<Vec<IpAddr>> {
 }
 
 /// Reads `id`, the number of this server. Its address has to be one of the host's.
-fn id_of(
+fn read_id(
     value: &Value<'_>,
     servers: Option<&Value<'_>>,
     addresses: Option<&[IpAddr]>,
@@ -171,11 +172,11 @@ fn id_of(
 }
 
 /// Reads `switch`, the switch's address, which no server may have.
-fn switch_of(
+fn read_switch(
     value: &Value<'_>,
     servers: Option<&Value<'_>>,
     addresses: Option<&[IpAddr]>,
-    named: [usize; 2],
+    max_named: [usize; 2],
 ) -> Option<IpAddr> {
     let address = ip(value)?;
     let addresses = addresses.unwrap_or(&[]);
@@ -185,13 +186,13 @@ fn switch_of(
             .label("the address of a server");
         value.add(problem.help("write the switch's own address, one of `addresses` in its [p4ce]"));
     }
-    let most = named[usize::from(address.is_ipv6())];
+    let max = max_named[usize::from(address.is_ipv6())];
     if let Some(servers) = servers
-        && addresses.len() > most + 1
+        && addresses.len() > max + 1
     {
         let problem = servers.problem(format!("{} servers are too many with a switch", addresses.len()));
         let help = format!(
-            "a request to the switch has room for {most} other servers: remove servers, or remove `switch`"
+            "a request to the switch has room for {max} other servers: remove servers, or remove `switch`"
         );
         servers.add(problem.label("too many").help(help));
     }
@@ -199,7 +200,7 @@ fn switch_of(
 }
 
 /// Reads `propose`: the values that this server proposes as a load.
-fn load_of(value: &Value<'_>, max_value: usize) -> Option<Load> {
+fn read_load(value: &Value<'_>, max_value: usize) -> Option<Load> {
     let table = value.table("`propose`")?;
     let size = table.require("size", "64");
     let size = size.and_then(|value| Some((value.number(1..=1 << 20, 64)? as usize, value)));

@@ -187,8 +187,8 @@ pub(crate) fn purpose(path: &Path) -> Purpose {
     let text = text_of(path).unwrap_or_default();
     let (root, _) = DeTable::parse_recoverable(&text);
     match root.get_ref() {
-        root if topology::is_one(root) => Purpose::Plan,
-        root if scenario::is_one(root) => Purpose::Sim,
+        root if topology::is_topology(root) => Purpose::Plan,
+        root if scenario::is_scenario(root) => Purpose::Sim,
         root if root.contains_key("rfc2544") => Purpose::Rfc2544,
         _ => Purpose::Run,
     }
@@ -215,8 +215,8 @@ fn read(
     let root = Table::root(root, problems);
     let dpdk = Dpdk::read(&root, folder, machine);
     let (runtime, ports) = (&dpdk.runtime, &dpdk.ports);
-    let mut function = consensus::beside(&root, function(&root, ports, &FUNCTIONS));
-    let tunnel = tunnel::beside(&root, function.as_ref());
+    let mut function = consensus::read_optional(&root, function(&root, ports, &FUNCTIONS));
+    let tunnel = tunnel::read_optional(&root, function.as_ref());
     let observe = observe::read(&root, function.as_ref(), folder);
     match &mut function {
         Some(FunctionConfig::Nic(_) | FunctionConfig::Consensus(_)) => {
@@ -263,11 +263,11 @@ fn function(root: &Table<'_>, ports: &Ports, functions: &[FunctionTable]) -> Opt
     for FunctionTable { key, read, .. } in functions {
         let Some(given) = root.get(key, "") else {
             // The keys of absent tables are registered, so that a misplaced key is recognised.
-            let unheard = Problems::default();
-            let table = absent(key, &unheard);
+            let unreported = Problems::default();
+            let table = absent(key, &unreported);
             read(&table, ports);
             table.finish();
-            problems.know_tables_of(unheard);
+            problems.know_tables_of(unreported);
             continue;
         };
         if let Some(first) = &first {

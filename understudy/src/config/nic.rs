@@ -3,7 +3,7 @@
 use super::FunctionConfig;
 use super::forward::station;
 use super::port::Ports;
-use super::scenario::{ack_of, address};
+use super::scenario::{address, read_ack};
 use super::tree::{Table, Value};
 use super::words::one_of;
 use crate::host::{Client, HostConfig, Kind, MAX_ADDRESSES, PerftestConfig, ServiceConfig, Test};
@@ -56,7 +56,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
         );
         None
     });
-    let ack = match table.get("ack", "\"on-request\"").and_then(|value| ack_of(&value)) {
+    let ack = match table.get("ack", "\"on-request\"").and_then(|value| read_ack(&value)) {
         Some(AckSpec::EveryPacket) => AckPolicy::EveryPacket,
         Some(AckSpec::Every { packets, time }) => AckPolicy::Every { packets, time: Nanos(time) },
         Some(AckSpec::OnRequest | AckSpec::Any) | None => AckPolicy::OnRequest,
@@ -76,7 +76,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
             Service::Perftest(perftest) => perftests.push(perftest),
         }
     }
-    listened_twice(table, &services, &perftests);
+    check_ports(table, &services, &perftests);
     let addresses = addresses?;
     if !perftests.is_empty()
         && addresses.len() > MAX_ADDRESSES
@@ -122,9 +122,9 @@ fn service(value: &Value<'_>) -> Option<Service> {
         table.finish();
         return perftest.map(Service::Perftest);
     }
-    let own_port =
+    let default_port =
         if kind.is_some_and(|kind| kind.starts_with("ucmatose")) { UCMATOSE_PORT } else { RPING_PORT };
-    let port = table.number("port", 1..=65535, own_port) as u16;
+    let port = table.number("port", 1..=65535, default_port) as u16;
     let size = |table: &Table<'_>, default| table.number("size", 0..=MAX_SIZE, default);
     let read = |kind: &str| {
         let client = kind.ends_with("client");
@@ -166,8 +166,8 @@ fn perftest(table: &Table<'_>) -> Option<PerftestConfig> {
     let test = test.and_then(|word| Test::ALL.into_iter().find(|(name, _)| *name == word));
     let port = table.number("port", 1..=65535, PERFTEST_PORT) as u16;
     // Size that ib_write_lat starts with, and the largest size of the other tests with `-a`
-    let own_size = if test.is_some_and(|(_, test)| test == Test::WriteLat) { 2 } else { 1 << 23 };
-    let size = table.number("size", 1..=MAX_SIZE, own_size) as u32;
+    let default_size = if test.is_some_and(|(_, test)| test == Test::WriteLat) { 2 } else { 1 << 23 };
+    let size = table.number("size", 1..=MAX_SIZE, default_size) as u32;
     let transport = table.get("transport", "\"rc\"");
     let word = transport.as_ref().map_or(Some("rc"), |value| value.word(&["rc", "uc"]));
     let (name, test) = test?;
@@ -184,7 +184,7 @@ fn perftest(table: &Table<'_>) -> Option<PerftestConfig> {
 }
 
 /// Reports servers that listen at the same port.
-fn listened_twice(table: &Table<'_>, services: &[ServiceConfig], perftests: &[PerftestConfig]) {
+fn check_ports(table: &Table<'_>, services: &[ServiceConfig], perftests: &[PerftestConfig]) {
     let servers = services.iter().filter(|service| service.client.is_none());
     let servers: Vec<_> = servers.map(|service| (service.port, service.kind.name(false))).collect();
     // The ports of TCP and those of rdma_cm are different ones.

@@ -7,9 +7,9 @@ use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 const KEY: &str = "observe";
-const EXAMPLE: &str = "\"127.0.0.1:9464\"";
+const ADDRESS_EXAMPLE: &str = "\"127.0.0.1:9464\"";
 /// Default port of OpenTelemetry's exporter for Prometheus
-const PORT: u16 = 9464;
+const DEFAULT_PORT: u16 = 9464;
 
 /// Contents of `[observe]`. Without it, nothing listens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,7 +33,7 @@ pub(super) fn read(root: &Table<'_>, function: Option<&FunctionConfig>, folder: 
     }
     let table = section(root, KEY).unwrap_or_else(|| absent(KEY, root.problems()));
     let socket = table.get("socket", "\"/run/understudy/observe.sock\"");
-    let prometheus = table.get("prometheus", EXAMPLE);
+    let prometheus = table.get("prometheus", ADDRESS_EXAMPLE);
     let config = ObserveConfig {
         socket: socket.and_then(|value| settings::socket_path(&value, folder)),
         prometheus: prometheus.and_then(|value| address(&value)),
@@ -45,12 +45,12 @@ pub(super) fn read(root: &Table<'_>, function: Option<&FunctionConfig>, folder: 
 /// Reads an address with a port, a port of the loopback address, or `true` for the default port there.
 /// Returns `None` for `false` and for invalid values.
 fn address(value: &Value<'_>) -> Option<SocketAddr> {
-    let here = |port| SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port);
-    if let Some(on) = value.boolean_if_any() {
-        return on.then(|| here(PORT));
+    let loopback = |port| SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port);
+    if let Some(enabled) = value.boolean_if_any() {
+        return enabled.then(|| loopback(DEFAULT_PORT));
     }
     if value.is_number() {
-        return value.number(1..=u64::from(u16::MAX), PORT.into()).map(|port| here(port as u16));
+        return value.number(1..=u64::from(u16::MAX), DEFAULT_PORT.into()).map(|port| loopback(port as u16));
     }
     let text = value.text()?;
     let address = text.parse().ok();
@@ -59,8 +59,8 @@ fn address(value: &Value<'_>) -> Option<SocketAddr> {
             .problem(format!("`{text}` is not an address with a port"))
             .label("not an address to listen at");
         value.add(problem.help(format!(
-            "write `prometheus = {EXAMPLE}`, `\"[::1]:{PORT}\"`, or `prometheus = {PORT}` for this machine \
-             alone; names are not resolved"
+            "write `prometheus = {ADDRESS_EXAMPLE}`, `\"[::1]:{DEFAULT_PORT}\"`, or `prometheus = \
+             {DEFAULT_PORT}` for this machine alone; names are not resolved"
         )));
     }
     address

@@ -19,14 +19,14 @@ use rocev2::onepipe::{OnePipe, Timestamp};
 use switch::forward::config::{MacTable, Topology};
 use switch::{Nanos, PortId};
 
-const LINK: &str = "[[onepipe.links]]";
+const LINK_HEADER: &str = "[[onepipe.links]]";
 /// Default target of beacons that are sent as WRITEs; the key equals the Q_Key of 1Pipe's datagrams
-const REGISTERS: Registers = Registers { va: 0x10_0000, rkey: OnePipe::QKEY };
-const FIRST_QP: u64 = 0x100;
+const DEFAULT_REGISTERS: Registers = Registers { va: 0x10_0000, rkey: OnePipe::QKEY };
+const DEFAULT_FIRST_QP: u64 = 0x100;
 /// Largest queue pair number: it has 24 bits, and the last one is for multicast
 const LAST_QP: u64 = 0xff_fffe;
 /// Longest wait, in microseconds: one second. Longer ones are taken for mistakes
-const MAX_US: u64 = 1_000_000;
+const MAX_WAIT_US: u64 = 1_000_000;
 /// Longest name of a link, in characters, so that reports fit on a line
 pub(super) const MAX_NAME: usize = 64;
 
@@ -50,7 +50,7 @@ pub(crate) struct OnePipeConfig {
 
 pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
     let bridge = Topology::Mac(MacTable { capacity: 4096, ageing: Nanos::from_secs(300), fixed: Vec::new() });
-    let forward = super::forward::bridge_or(table, ports, Some(bridge));
+    let forward = super::forward::forwarding_or(table, ports, Some(bridge));
     let incarnation = table.require("incarnation", "\"chip\"");
     let incarnation = incarnation.and_then(|value| match value.word(&["chip", "switch-cpu", "host"])? {
         "chip" => Some(Incarnation::Chip),
@@ -59,17 +59,17 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
     });
     let pace = table.get("pace", "\"passing\"").and_then(|value| value.word(&["passing", "instants"]));
     let clock = table.get("clock", "\"realtime\"").and_then(|value| value.word(&["realtime", "tai"]));
-    let mac = own_mac(table, forward.as_ref().and_then(|forward| router(&forward.topology)));
+    let mac = switch_mac(table, forward.as_ref().and_then(|forward| router_mac(&forward.topology)));
     let addresses = addresses(table);
     let interval = table.number("beacon_interval_ns", 1_000..=1_000_000, 3_000);
     let dead_after = table.number("dead_after_intervals", MIN_DEAD_AFTER.into()..=1_000_000, 10);
     let join_window = join_window(table, interval * dead_after);
-    let lag_alarm = table.spanned_number("lag_alarm_us", 0..=MAX_US, 300).map(toml::Spanned::into_inner);
-    let ahead_max = Nanos::from_micros(table.number("ahead_max_us", 1..=MAX_US, 10_000));
+    let lag_alarm = table.spanned_number("lag_alarm_us", 0..=MAX_WAIT_US, 300).map(toml::Spanned::into_inner);
+    let ahead_max = Nanos::from_micros(table.number("ahead_max_us", 1..=MAX_WAIT_US, 10_000));
     let qkey = table.number("qkey", 0..=u32::MAX.into(), OnePipe::QKEY.into()) as u32;
     let traffic_class = table.number("traffic_class", 0..=255, 0) as u8;
     let registers = table.get("registers", "{ va = 0x100000, rkey = 0x31506970 }");
-    let registers = registers.map_or(Some(REGISTERS), |value| self::registers(&value));
+    let registers = registers.map_or(Some(DEFAULT_REGISTERS), |value| self::registers(&value));
     let links = links(table, ports, incarnation, addresses.as_deref());
     let first_qp = first_qp(table, links.as_ref().map_or(0, Vec::len));
     let (names, links): (Vec<_>, Vec<_>) = links?.into_iter().unzip();
@@ -109,7 +109,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
 
 /// Returns the MAC address of a router that has one. Such a router writes the next hop's MAC address into
 /// each frame.
-pub(super) fn router(topology: &Topology) -> Option<MacAddr> {
+pub(super) fn router_mac(topology: &Topology) -> Option<MacAddr> {
     match topology {
         Topology::Routes(table) => Some(table.mac).filter(|&mac| mac != MacAddr([0; 6])),
         Topology::Pairs(_) | Topology::Mac(_) => None,
@@ -118,19 +118,19 @@ pub(super) fn router(topology: &Topology) -> Option<MacAddr> {
 
 /// Reads `mac`. A switch that routes has one MAC address: hosts that resolve the switch's IP address also
 /// send to it the frames to be routed.
-fn own_mac(table: &Table<'_>, router: Option<MacAddr>) -> Option<MacAddr> {
-    let Some(value) = table.get("mac", "\"02:00:00:00:00:fe\"") else { return router };
-    let said = station(&value)?;
-    if let Some(router) = router.filter(|&router| router != said) {
+fn switch_mac(table: &Table<'_>, router_mac: Option<MacAddr>) -> Option<MacAddr> {
+    let Some(value) = table.get("mac", "\"02:00:00:00:00:fe\"") else { return router_mac };
+    let mac = station(&value)?;
+    if let Some(router_mac) = router_mac.filter(|&router_mac| router_mac != mac) {
         let problem = value
-            .problem(format!("`mac` of the switch is {said}, but that of `routes` is {router}"))
+            .problem(format!("`mac` of the switch is {mac}, but that of `routes` is {router_mac}"))
             .label("not the router's");
         value.add(problem.help(
             "write the same address in both: hosts that resolve the switch's address also send to it the \
              frames to be routed",
         ));
     }
-    Some(said)
+    Some(mac)
 }
 
 fn addresses(table: &Table<'_>) -> Option<Vec<(IpAddr, u8)>> {
@@ -148,17 +148,17 @@ fn addresses(table: &Table<'_>) -> Option<Vec<(IpAddr, u8)>> {
 fn join_window(table: &Table<'_>, dead_after_ns: u64) -> Nanos {
     let default = Nanos(10 * dead_after_ns);
     let Some(given) =
-        table.spanned_number("join_window_us", 1..=MAX_US.max(default.0 / 1_000), default.0 / 1_000)
+        table.spanned_number("join_window_us", 1..=MAX_WAIT_US.max(default.0 / 1_000), default.0 / 1_000)
     else {
         return default;
     };
     let (span, window) = (given.span(), Nanos::from_micros(given.into_inner()));
     if window.0 < dead_after_ns {
-        let least = dead_after_ns.div_ceil(1_000);
+        let min = dead_after_ns.div_ceil(1_000);
         let problem =
             Problem::at(span, "`join_window_us` is shorter than the time after which a link is dead");
         table.problems().add(problem.label("too short").help(format!(
-            "write at least {least}, which is `beacon_interval_ns` times `dead_after_intervals`; otherwise \
+            "write at least {min}, which is `beacon_interval_ns` times `dead_after_intervals`; otherwise \
              a dead link could never come back"
         )));
     }
@@ -167,7 +167,8 @@ fn join_window(table: &Table<'_>, dead_after_ns: u64) -> Nanos {
 
 fn registers(value: &Value<'_>) -> Option<Registers> {
     let table = value.table("`registers`")?;
-    let va = table.require("va", "0x100000").and_then(|value| value.number(0..=u64::MAX, REGISTERS.va));
+    let va =
+        table.require("va", "0x100000").and_then(|value| value.number(0..=u64::MAX, DEFAULT_REGISTERS.va));
     let rkey = rkey(&table);
     table.finish();
     Some(Registers { va: va?, rkey: rkey? })
@@ -175,12 +176,12 @@ fn registers(value: &Value<'_>) -> Option<Registers> {
 
 fn rkey(table: &Table<'_>) -> Option<u32> {
     let rkey = table.require("rkey", "0x31506970")?;
-    rkey.number(0..=u32::MAX.into(), REGISTERS.rkey.into()).map(|rkey| rkey as u32)
+    rkey.number(0..=u32::MAX.into(), DEFAULT_REGISTERS.rkey.into()).map(|rkey| rkey as u32)
 }
 
 fn first_qp(table: &Table<'_>, links: usize) -> Qpn {
     let last = LAST_QP - links as u64;
-    Qpn::new(table.number("first_qp", 2..=last, FIRST_QP) as u32)
+    Qpn::new(table.number("first_qp", 2..=last, DEFAULT_FIRST_QP) as u32)
 }
 
 /// Reads the links with their names.
@@ -190,39 +191,39 @@ fn links(
     incarnation: Option<Incarnation>,
     own: Option<&[(IpAddr, u8)]>,
 ) -> Option<Vec<(String, Link)>> {
-    let tables = subsections(table, "links", LINK)?;
+    let tables = subsections(table, "links", LINK_HEADER)?;
     if tables.is_empty() {
         let problem = table.problem("[onepipe] has no link").label("no neighbour");
         table.problems().add(problem.help(format!(
-            "add one for each neighbour, such as\n\n{LINK}\nside = \"below\"\nport = \"host-a\"\nmac = \
+            "add one for each neighbour, such as\n\n{LINK_HEADER}\nside = \"below\"\nport = \"host-a\"\nmac = \
              \"02:00:00:00:00:01\"\naddress = \"10.0.0.1\"\nqpn = 0x11"
         )));
     }
-    if let Some(first_too_many) = tables.get(usize::from(u16::MAX) - 1) {
-        let problem = first_too_many.problem(format!("[onepipe] has {} links", tables.len()));
+    if let Some(excess) = tables.get(usize::from(u16::MAX) - 1) {
+        let problem = excess.problem(format!("[onepipe] has {} links", tables.len()));
         let problem = problem.label("the first one too many");
         table.problems().add(problem.help(format!("keep at most {}", u16::MAX - 1)));
         return None;
     }
-    let mut taken: Vec<(PortId, Range<usize>)> = Vec::new();
+    let mut used_ports: Vec<(PortId, Range<usize>)> = Vec::new();
     let mut links = Vec::new();
     for table in tables {
         let port = table.require("port", "\"host-a\"");
         let found = port.as_ref().and_then(|value| ports.find(value));
         if let (Some(value), Some(found)) = (port, found) {
-            let before = taken.iter().find(|(other, _)| *other == found);
-            if let Some((_, before)) =
-                before.filter(|_| incarnation.is_some_and(|it| it != Incarnation::Host))
+            let first_use = used_ports.iter().find(|(other, _)| *other == found);
+            if let Some((_, first_use)) =
+                first_use.filter(|_| incarnation.is_some_and(|kind| kind != Incarnation::Host))
             {
                 let name = value.text_if_any().unwrap_or_default();
                 let problem = value.problem(format!("two links are at port `{name}`"));
-                value.add(problem.label("again").also(before.clone(), "first here").help(
+                value.add(problem.label("again").also(first_use.clone(), "first here").help(
                     "give each link its own port; only `incarnation = \"host\"` distinguishes links by \
                      queue pair",
                 ));
             }
-            one_queue(&value, &ports.list[found.index()]);
-            taken.push((found, value.span()));
+            check_queues(&value, &ports.list[found.index()]);
+            used_ports.push((found, value.span()));
         }
         let link = link(&table, found, incarnation, own);
         table.finish();
@@ -232,7 +233,7 @@ fn links(
 }
 
 /// Reports a port with several receive queues: they would not keep the order of a link's frames.
-fn one_queue(link: &Value<'_>, port: &ReadPort) {
+fn check_queues(link: &Value<'_>, port: &ReadPort) {
     let queues = match port.device.as_ref().map(|device| &device.device) {
         Some(Device::Pcap { rx, .. }) => rx.len(),
         _ => usize::from(port.rx_queues),
@@ -306,7 +307,7 @@ fn detour(
 ) -> Option<Detour> {
     let list = value.list()?;
     let problem = |what: &str| value.problem(what.to_owned()).label("not valid");
-    if incarnation.is_some_and(|it| it != Incarnation::Host) && !list.is_empty() {
+    if incarnation.is_some_and(|kind| kind != Incarnation::Host) && !list.is_empty() {
         let problem = problem("a switch needs no detour for its own beacons");
         value.add(problem.help(
             "remove `detour`: frames that the switch sends at a port pass the port's link; only \
@@ -321,11 +322,12 @@ fn detour(
         return None;
     }
     let detour: Detour = list.iter().map(super::nic::ip).collect::<Option<_>>()?;
-    let of_one_version = detour.iter().all(|end| end.is_ipv4() == detour[0].is_ipv4());
-    let have = |end: &IpAddr| own.is_none_or(|own| own.iter().any(|(own, _)| own.is_ipv4() == end.is_ipv4()));
-    if !of_one_version || !detour.iter().all(have) {
-        let help = "write addresses of one IP version, of which `addresses` of [onepipe] has one: the tunnels start \
-         there";
+    let same_version = detour.iter().all(|end| end.is_ipv4() == detour[0].is_ipv4());
+    let has_source =
+        |end: &IpAddr| own.is_none_or(|own| own.iter().any(|(own, _)| own.is_ipv4() == end.is_ipv4()));
+    if !same_version || !detour.iter().all(has_source) {
+        let help = "write addresses of one IP version, of which `addresses` of [onepipe] has one: the \
+         tunnels start there";
         value.add(
             problem("the addresses of a detour need one IP version, which the switch has as well").help(help),
         );
@@ -340,7 +342,8 @@ fn beacon_form(value: &Value<'_>) -> Option<BeaconForm> {
         return value.word(&["datagram"]).map(|_| BeaconForm::Datagram);
     }
     let table = value.clone().like("{ va = 0x100000, rkey = 0x31506970 }").table("`beacon`")?;
-    let va = table.require("va", "0x100000").and_then(|value| value.number(0..=u64::MAX, REGISTERS.va));
+    let va =
+        table.require("va", "0x100000").and_then(|value| value.number(0..=u64::MAX, DEFAULT_REGISTERS.va));
     let rkey = rkey(&table);
     table.finish();
     Some(BeaconForm::Write { va: va?, rkey: rkey? })

@@ -15,9 +15,9 @@ use switch::Nanos;
 use switch::forward::config::{MacTable, Prefix};
 
 /// Default port for requests: that of perftest, which no other program uses
-const PORT: u64 = 18_515;
+const DEFAULT_PORT: u64 = 18_515;
 /// Shortest secret, in bytes: fewer hexadecimal digits would hold less than 64 bits
-const SHORTEST_SECRET: usize = 16;
+const MIN_SECRET: usize = 16;
 /// Upper bound of `groups` and of request rates; a switch that has no configuration of hosts has no use for
 /// more
 const MAX_GROUPS: u64 = 1 << 16;
@@ -64,14 +64,14 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
         .get("gateways", "[\"10.0.0.1\"]")
         .map_or(Some(Vec::new()), |value| value.list()?.iter().map(super::nic::ip).collect());
     let vlan = table.spanned_number("vlan", 1..=4094, 10).map(|id| id.into_inner() as u16);
-    let port = table.number("port", 1..=65_535, PORT) as u16;
+    let port = table.number("port", 1..=65_535, DEFAULT_PORT) as u16;
     let groups = table.number("groups", 1..=MAX_GROUPS, 1024) as usize;
     let max_replicas = table.number("max_replicas", 1..=MAX_MEMBERS as u64, MAX_MEMBERS as u64) as usize;
     let silent_after = Nanos::from_millis(table.number("silent_after_ms", 0..=3_600_000, 200));
     let setup_timeout = Nanos::from_millis(table.number("setup_timeout_ms", 1..=600_000, 3000));
     let stations = table.number("stations", 1..=1 << 20, 4096) as usize;
     let ageing = Nanos::from_secs(table.number("ageing_s", 1..=1_000_000, 300));
-    let counted_qps = table.number("counted_qps", 0..=1 << 20, super::forward::COUNTED_QPS) as usize;
+    let counted_qps = table.number("counted_qps", 0..=1 << 20, super::forward::DEFAULT_COUNTED_QPS) as usize;
     let seed = table.spanned_number("seed", 0..=i64::MAX as u64, 1).map(toml::Spanned::into_inner);
     let limits = limits(table, groups);
     let secret = secret(table);
@@ -126,11 +126,11 @@ fn limits(table: &Table<'_>, groups: usize) -> Option<Limits> {
 pub(super) fn secret(table: &Table<'_>) -> Option<Secret> {
     let value = table.get("secret", "\"6f2c...\"")?;
     let text = value.text()?;
-    if text.len() < SHORTEST_SECRET {
+    if text.len() < MIN_SECRET {
         let problem =
             value.problem(format!("`secret` has only {} bytes", text.len())).label("can be guessed");
         value.add(problem.help(format!(
-            "write at least {SHORTEST_SECRET} bytes that nobody can guess, such as the output of `openssl \
+            "write at least {MIN_SECRET} bytes that nobody can guess, such as the output of `openssl \
              rand -hex 32`, at all servers and the switch"
         )));
         return None;
@@ -145,7 +145,7 @@ fn lists(table: &Table<'_>, max_replicas: usize) -> Option<BTreeMap<u32, Vec<IpA
         let number = table.require("number", "1");
         let id = number.as_ref().and_then(|value| value.number(0..=u32::MAX.into(), 1));
         let replicas = table.require("replicas", "[\"10.0.0.1\", \"10.0.0.2\"]");
-        let replicas = replicas.and_then(|value| replicas_of(&value, max_replicas));
+        let replicas = replicas.and_then(|value| read_replicas(&value, max_replicas));
         table.finish();
         if let (Some(value), Some(id), Some(replicas)) = (number, id, replicas)
             && lists.insert(id as u32, replicas).is_some()
@@ -157,7 +157,7 @@ fn lists(table: &Table<'_>, max_replicas: usize) -> Option<BTreeMap<u32, Vec<IpA
     Some(lists)
 }
 
-fn replicas_of(value: &Value<'_>, max: usize) -> Option<Vec<IpAddr>> {
+fn read_replicas(value: &Value<'_>, max: usize) -> Option<Vec<IpAddr>> {
     let list = value.list()?;
     if list.is_empty() || list.len() > max {
         let problem = value.problem(format!("`replicas` lists {} replicas", list.len()));

@@ -15,9 +15,9 @@ use settings::address::{ip, station};
 use switch::{Nanos, PortId};
 
 /// Default frame sizes, in bytes (RFC 2544, section 9.1)
-const SIZES: [u32; 7] = [64, 128, 256, 512, 1024, 1280, 1518];
+const DEFAULT_SIZES: [u32; 7] = [64, 128, 256, 512, 1024, 1280, 1518];
 /// Length of a frame check sequence, in bytes
-const FCS: usize = 4;
+const FCS_LEN: usize = 4;
 /// Largest number of queue pairs: each has a window at the receiver
 const MAX_QPS: u64 = 1 << 16;
 
@@ -55,12 +55,12 @@ impl Traffic {
     pub(crate) fn overhead(&self) -> usize {
         let ip = if self.src.ip.is_ipv4() { Ipv4::LEN } else { Ipv6::LEN };
         let reth = if self.verb == Verb::Write { 16 } else { 0 };
-        Ethernet::LEN + ip + Udp::LEN + Bth::LEN + reth + 4 + FCS
+        Ethernet::LEN + ip + Udp::LEN + Bth::LEN + reth + 4 + FCS_LEN
     }
 
     /// Returns the longest frame of at most `frame` bytes, or the shortest frame that is possible. RoCEv2
     /// pads payloads to four bytes, and the payloads here begin with a timestamp.
-    fn fitting(&self, frame: u32) -> u32 {
+    fn rounded(&self, frame: u32) -> u32 {
         let payload = (frame as usize).saturating_sub(self.overhead()) / 4 * 4;
         (self.overhead() + payload.max(STAMP_LEN)) as u32
     }
@@ -95,22 +95,22 @@ pub(super) fn read(root: &Table<'_>, ports: &Ports) -> Option<(Settings, Traffic
     let burst = fraction("burst_s", "2", 0.000_1..=60.0, trial.unwrap_or(1.0));
     let min_core = fraction("min_core", "0.9", 0.0..=1.0, 0.9);
     let repeats = table.number("repeats", 1..=99, 3) as u32;
-    let most = offered(&table);
+    let most = highest_load(&table);
     let command = table.get("command", "\"understudy run device.toml\"");
     let command = match &command {
         Some(value) => value.text().map(|text| Some(text.to_owned())),
         None => Some(None),
     };
     let sizes = table.get("frame_sizes", "[64, 1518]");
-    let asked: Option<Vec<_>> = match &sizes {
+    let requested: Option<Vec<_>> = match &sizes {
         Some(value) => value
             .one_or_list()
             .iter()
             .map(|size| size.number(64..=9_000, 128).map(|size| size as u32))
             .collect(),
-        None => Some(SIZES.to_vec()),
+        None => Some(DEFAULT_SIZES.to_vec()),
     };
-    if let (Some(value), Some([])) = (&sizes, asked.as_deref()) {
+    if let (Some(value), Some([])) = (&sizes, requested.as_deref()) {
         value.add(
             value
                 .problem("`frame_sizes` is empty")
@@ -136,9 +136,9 @@ pub(super) fn read(root: &Table<'_>, ports: &Ports) -> Option<(Settings, Traffic
             start,
         })
     })();
-    let frames = traffic.zip(asked).map(|(traffic, asked)| {
+    let frames = traffic.zip(requested).map(|(traffic, requested)| {
         let mut frames: Vec<u32> = Vec::new();
-        for frame in asked.into_iter().map(|size| traffic.fitting(size)) {
+        for frame in requested.into_iter().map(|size| traffic.rounded(size)) {
             if !frames.contains(&frame) {
                 frames.push(frame);
             }
@@ -146,7 +146,7 @@ pub(super) fn read(root: &Table<'_>, ports: &Ports) -> Option<(Settings, Traffic
         frames
     });
     if let (Some(traffic), Some(frames)) = (traffic, &frames) {
-        fit(&table, sizes.as_ref(), traffic, frames, ports);
+        check_mtu(&table, sizes.as_ref(), traffic, frames, ports);
     }
     table.finish();
     let settings = Settings {
@@ -166,7 +166,7 @@ pub(super) fn read(root: &Table<'_>, ports: &Ports) -> Option<(Settings, Traffic
 /// Reads the highest load to offer: the rate of the link, or a packet rate. Without both, the generator's own
 /// limit applies.
 #[expect(clippy::option_option, reason = "invalid, absent, or a rate")]
-fn offered(table: &Table<'_>) -> Option<Option<Most>> {
+fn highest_load(table: &Table<'_>) -> Option<Option<Most>> {
     let bits = table.get("link_gbps", "10");
     let packets = table.get("packets_per_s", "1_000_000");
     match (bits, packets) {
@@ -190,10 +190,10 @@ fn offered(table: &Table<'_>) -> Option<Option<Most>> {
 }
 
 /// Reports frames that exceed the MTU of the ports.
-fn fit(table: &Table<'_>, sizes: Option<&Value<'_>>, traffic: Traffic, frames: &[u32], ports: &Ports) {
+fn check_mtu(table: &Table<'_>, sizes: Option<&Value<'_>>, traffic: Traffic, frames: &[u32], ports: &Ports) {
     let longest = frames.iter().copied().max().unwrap_or(0);
     let payload = longest as usize - traffic.overhead().min(longest as usize);
-    let needed = longest.saturating_sub((Ethernet::LEN + FCS) as u32);
+    let needed = longest.saturating_sub((Ethernet::LEN + FCS_LEN) as u32);
     let mtu = u32::from(ports.list[traffic.send.index()].mtu.min(ports.list[traffic.receive.index()].mtu));
     if needed > mtu || payload > rocev2::MAX_PAYLOAD {
         let message = format!("frames of {longest} bytes do not fit the ports' MTU of {mtu}");

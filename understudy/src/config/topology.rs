@@ -15,16 +15,16 @@ use switch::Nanos;
 use toml::de::DeTable;
 
 /// Values of `os`
-const SYSTEMS: [&str; 4] = ["sonic", "eos", "linux", "understudy"];
+const OS_VALUES: [&str; 4] = ["sonic", "eos", "linux", "understudy"];
 /// Values of `idle`
-const IDLE: [&str; 3] = ["spin", "yield", "sleep"];
+const IDLE_VALUES: [&str; 3] = ["spin", "yield", "sleep"];
 /// Longest wait, in microseconds: one second. Longer ones are taken for mistakes
-const MAX_US: u64 = 1_000_000;
+const MAX_WAIT_US: u64 = 1_000_000;
 /// Shortest timeout, in microseconds: processes wait up to 3 us before they acknowledge
-const LEAST_TIMEOUT_US: u64 = 4;
+const MIN_TIMEOUT_US: u64 = 4;
 /// Largest first queue pair number. Numbers have 24 bits, and those of a host's representatives follow the
 /// first: there is room for millions
-const LAST_QP: u64 = 0x80_0000;
+const MAX_FIRST_QP: u64 = 0x80_0000;
 
 /// Topology, its plan, and what the plan's files need besides.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub(crate) enum System {
 
 /// Spans of the nodes and links in the file.
 #[derive(Default)]
-struct Places {
+struct Spans {
     names: Names,
     switches: Vec<(String, Range<usize>)>,
     hosts: Vec<(String, Range<usize>)>,
@@ -61,7 +61,7 @@ struct Places {
 }
 
 /// Returns whether the tables are those of a topology.
-pub(super) fn is_one(root: &DeTable<'_>) -> bool {
+pub(super) fn is_topology(root: &DeTable<'_>) -> bool {
     root.contains_key("topology")
 }
 
@@ -74,19 +74,19 @@ pub(super) fn read(root: &DeTable<'_>, problems: &Problems) -> Option<Network> {
     let host_tables = sections(&root, "host")?;
     let link_tables = sections(&root, "link")?;
     root.finish();
-    let mut places = Places::default();
+    let mut spans = Spans::default();
     for table in &switch_tables {
-        let name = name(table, &mut places.names).unwrap_or_default();
-        places.switches.push(name);
+        let name = name(table, &mut spans.names).unwrap_or_default();
+        spans.switches.push(name);
     }
     for table in &host_tables {
-        let name = name(table, &mut places.names).unwrap_or_default();
-        places.hosts.push(name);
+        let name = name(table, &mut spans.names).unwrap_or_default();
+        spans.hosts.push(name);
     }
     let switches: Vec<_> =
-        switch_tables.into_iter().zip(0..).map(|(table, n)| switch(table, n, &places)).collect();
-    let hosts: Vec<_> = host_tables.into_iter().zip(0..).map(|(table, n)| host(table, n, &places)).collect();
-    let links: Vec<_> = link_tables.into_iter().map(|table| link(table, &mut places)).collect();
+        switch_tables.into_iter().zip(0..).map(|(table, n)| switch(table, n, &spans)).collect();
+    let hosts: Vec<_> = host_tables.into_iter().zip(0..).map(|(table, n)| host(table, n, &spans)).collect();
+    let links: Vec<_> = link_tables.into_iter().map(|table| link(table, &mut spans)).collect();
     let (switches, systems) = switches.into_iter().collect::<Option<Vec<_>>>()?.into_iter().unzip();
     let (hosts, interfaces) = hosts.into_iter().collect::<Option<Vec<_>>>()?.into_iter().unzip();
     let links = links.into_iter().collect::<Option<Vec<_>>>()?;
@@ -99,15 +99,15 @@ pub(super) fn read(root: &DeTable<'_>, problems: &Problems) -> Option<Network> {
         Ok(plan) => Some(Network { topology, plan, systems, interfaces, idle }),
         Err(found) => {
             for problem in &found {
-                problems.add(places.explain(problem, &topology));
+                problems.add(spans.explain(problem, &topology));
             }
             None
         }
     }
 }
 
-impl Places {
-    fn of(&self, about: About) -> Option<Range<usize>> {
+impl Spans {
+    fn get(&self, about: About) -> Option<Range<usize>> {
         match about {
             About::Topology => None,
             About::Node(Node::Host(host)) => Some(self.hosts[host].1.clone()),
@@ -119,19 +119,19 @@ impl Places {
     fn explain(&self, problem: &plan::Problem, topology: &Topology) -> Problem {
         let (message, help) = problem.describe(topology);
         let (about, also) = problem.about();
-        let told = match self.of(about) {
-            Some(place) => Problem::at(place, message).label("here"),
+        let report = match self.get(about) {
+            Some(span) => Problem::at(span, message).label("here"),
             None => Problem::of_file(message),
         };
-        let told = match also.and_then(|also| self.of(also)) {
-            Some(place) => told.also(place, "and here"),
-            None => told,
+        let report = match also.and_then(|also| self.get(also)) {
+            Some(span) => report.also(span, "and here"),
+            None => report,
         };
-        told.help(help)
+        report.help(help)
     }
 
     /// Returns the index in `list` of the node that `value` names. Reports an unknown name.
-    fn find(list: &[(String, Range<usize>)], value: &Value<'_>, what: &str) -> Option<usize> {
+    fn find_index(list: &[(String, Range<usize>)], value: &Value<'_>, what: &str) -> Option<usize> {
         let text = value.text()?;
         let found = list.iter().position(|(name, _)| name == text);
         if found.is_none() {
@@ -156,18 +156,18 @@ const MAX_NAME: usize = super::onepipe::MAX_NAME - "switch ".len();
 
 /// Reads a name, which becomes part of file names and of switches' configurations.
 fn name(table: &Table<'_>, names: &mut Names) -> Option<(String, Range<usize>)> {
-    let name = names.take(table)?;
-    let place = names.all[&name].clone();
-    let right = |letter: char| letter.is_ascii_alphanumeric() || ['-', '_', '.'].contains(&letter);
-    if !name.chars().all(right) || name.starts_with('.') || name.len() > MAX_NAME {
-        let problem = Problem::at(place.clone(), format!("`{name}` is not a valid name"));
+    let name = names.read_name(table)?;
+    let span = names.all[&name].clone();
+    let is_valid = |letter: char| letter.is_ascii_alphanumeric() || ['-', '_', '.'].contains(&letter);
+    if !name.chars().all(is_valid) || name.starts_with('.') || name.len() > MAX_NAME {
+        let problem = Problem::at(span.clone(), format!("`{name}` is not a valid name"));
         let help = format!(
             "write up to {MAX_NAME} letters, digits, `-`, `_` and `.`: files and rules on switches have \
              this name"
         );
         table.problems().add(problem.label("not a file name").help(help));
     }
-    Some((name, place))
+    Some((name, span))
 }
 
 fn settings(table: Table<'_>) -> (Settings, Option<&'static str>) {
@@ -179,18 +179,17 @@ fn settings(table: Table<'_>) -> (Settings, Option<&'static str>) {
         MIN_DEAD_AFTER.into()..=1_000_000,
         default.dead_after_intervals.into(),
     );
-    let micros = |key, least, most, default: Nanos| {
-        Nanos::from_micros(table.number(key, least..=most, default.0 / 1_000))
-    };
-    let idle = table.get("idle", "\"sleep\"").and_then(|value| value.word(&IDLE));
-    let host_qp = qp("host_qp", 2..=LAST_QP, default.host_qp);
-    let first_qp = qp("first_qp", 2..=LAST_QP, default.first_qp);
+    let micros =
+        |key, min, max, default: Nanos| Nanos::from_micros(table.number(key, min..=max, default.0 / 1_000));
+    let idle = table.get("idle", "\"sleep\"").and_then(|value| value.word(&IDLE_VALUES));
+    let host_qp = qp("host_qp", 2..=MAX_FIRST_QP, default.host_qp);
+    let first_qp = qp("first_qp", 2..=MAX_FIRST_QP, default.first_qp);
     let settings = Settings {
         beacon_interval: Nanos(interval),
         dead_after_intervals: dead_after as u32,
         traffic_class: table.number("traffic_class", 0..=255, default.traffic_class.into()) as u8,
-        ahead_max: micros("ahead_max_us", 1, MAX_US, default.ahead_max),
-        timeout: micros("timeout_us", LEAST_TIMEOUT_US, 10 * MAX_US, default.timeout),
+        ahead_max: micros("ahead_max_us", 1, MAX_WAIT_US, default.ahead_max),
+        timeout: micros("timeout_us", MIN_TIMEOUT_US, 10 * MAX_WAIT_US, default.timeout),
         host_qp,
         first_qp,
         ..default
@@ -207,13 +206,13 @@ fn settings(table: Table<'_>) -> (Settings, Option<&'static str>) {
     (settings, idle)
 }
 
-fn switch(table: Table<'_>, number: usize, places: &Places) -> Option<(Switch, System)> {
+fn switch(table: Table<'_>, number: usize, spans: &Spans) -> Option<(Switch, System)> {
     let layer = table.spanned_number("layer", 1..=64, 1).map(|layer| layer.into_inner() as u32);
     let tunnel = table.get("tunnel", "\"10.255.0.1\"").map(|value| unicast(&value));
     let mac = table.get("mac", "\"02:00:00:00:01:01\"").map(|value| station(&value));
     let representative =
-        table.get("representative", "\"h1\"").map(|value| Places::find(&places.hosts, &value, "host"));
-    let system = table.get("os", "\"sonic\"").map(|value| value.word(&SYSTEMS));
+        table.get("representative", "\"h1\"").map(|value| Spans::find_index(&spans.hosts, &value, "host"));
+    let system = table.get("os", "\"sonic\"").map(|value| value.word(&OS_VALUES));
     table.finish();
     let system = match system {
         None => System::Other,
@@ -225,18 +224,18 @@ fn switch(table: Table<'_>, number: usize, places: &Places) -> Option<(Switch, S
         },
     };
     let switch = Switch {
-        name: places.switches[number].0.clone(),
+        name: spans.switches[number].0.clone(),
         layer,
-        tunnel: maybe(tunnel)?,
-        mac: maybe(mac)?,
-        representative: maybe(representative)?,
+        tunnel: optional(tunnel)?,
+        mac: optional(mac)?,
+        representative: optional(representative)?,
     };
     Some((switch, system))
 }
 
 /// Separates an absent key (`Some(None)`) from an invalid value (`None`).
 #[expect(clippy::option_option, reason = "absent, or invalid")]
-fn maybe<T>(read: Option<Option<T>>) -> Option<Option<T>> {
+fn optional<T>(read: Option<Option<T>>) -> Option<Option<T>> {
     match read {
         Some(None) => None,
         Some(read) => Some(read),
@@ -259,9 +258,9 @@ fn unicast(value: &Value<'_>) -> Option<IpAddr> {
 }
 
 /// Reads the address of a host, and the prefix length of its subnet.
-fn of_a_host(value: &Value<'_>) -> Option<(IpAddr, u8)> {
+fn read_host_address(value: &Value<'_>) -> Option<(IpAddr, u8)> {
     let (ip, prefix) = address(value)?;
-    let subnet = match ip {
+    let is_reserved = match ip {
         // The first address of an IPv4 subnet is the subnet's own, and the last its broadcast address.
         IpAddr::V4(ip) if prefix < 31 => {
             let host = u32::MAX >> prefix;
@@ -269,7 +268,7 @@ fn of_a_host(value: &Value<'_>) -> Option<(IpAddr, u8)> {
         }
         _ => false,
     };
-    if subnet || ip.is_multicast() || ip.is_unspecified() || ip.is_loopback() {
+    if is_reserved || ip.is_multicast() || ip.is_unspecified() || ip.is_loopback() {
         let problem = value
             .problem(format!("{ip} is not an address of a host"))
             .label("subnet, broadcast or special address");
@@ -281,12 +280,15 @@ fn of_a_host(value: &Value<'_>) -> Option<(IpAddr, u8)> {
     Some((ip, prefix))
 }
 
-fn host(table: Table<'_>, number: usize, places: &Places) -> Option<(Host, String)> {
-    let address = table.require("address", "\"10.0.0.1/24\"").and_then(|value| of_a_host(&value));
+fn host(table: Table<'_>, number: usize, spans: &Spans) -> Option<(Host, String)> {
+    let address = table.require("address", "\"10.0.0.1/24\"").and_then(|value| read_host_address(&value));
     let mac = table.require("mac", "\"02:00:00:00:00:01\"").and_then(|value| station(&value));
     let switches = table.require("switch", "\"tor1\"").and_then(|value| {
         let values = value.one_or_list();
-        values.iter().map(|value| Places::find(&places.switches, value, "switch")).collect::<Option<Vec<_>>>()
+        values
+            .iter()
+            .map(|value| Spans::find_index(&spans.switches, value, "switch"))
+            .collect::<Option<Vec<_>>>()
     });
     let messages = table.boolean("messages", true);
     if let (true, Some(several @ [_, _, ..]), Some(value)) =
@@ -302,12 +304,12 @@ fn host(table: Table<'_>, number: usize, places: &Places) -> Option<(Host, Strin
     let interface = table.get("interface", "\"eth0\"").map_or(Some("eth0"), |value| value.text());
     table.finish();
     let (address, prefix) = address?;
-    let name = places.hosts[number].0.clone();
+    let name = spans.hosts[number].0.clone();
     let host = Host { name, address, prefix, mac: mac?, switches: switches?, messages, represents };
     Some((host, interface?.to_owned()))
 }
 
-fn link(table: Table<'_>, places: &mut Places) -> Option<Link> {
+fn link(table: Table<'_>, spans: &mut Spans) -> Option<Link> {
     let ends = table.require("ends", "[\"tor1\", \"spine1\"]").and_then(|value| {
         let list = value.list()?;
         let [a, b] = list.as_slice() else {
@@ -317,9 +319,9 @@ fn link(table: Table<'_>, places: &mut Places) -> Option<Link> {
             ));
             return None;
         };
-        places.links.push(value.span());
-        let find = |value| Places::find(&places.switches, value, "switch");
-        let (a, b) = (find(a), find(b));
+        spans.links.push(value.span());
+        let find_index = |value| Spans::find_index(&spans.switches, value, "switch");
+        let (a, b) = (find_index(a), find_index(b));
         Some([a?, b?])
     });
     let cost = table.number("cost", 1..=1 << 24, 1) as u32;

@@ -4,7 +4,7 @@
 use super::FunctionConfig;
 use super::forward::station;
 use super::nic::ip;
-use super::onepipe::router;
+use super::onepipe::router_mac;
 use super::report::Problem;
 use super::tree::{Problems, Table, Value, absent, section};
 use core::net::IpAddr;
@@ -15,10 +15,10 @@ use switch::tunnel::{Config, Onward};
 
 const KEY: &str = "tunnel";
 /// Functions that can have tunnels in front of them
-const BEHIND: [&str; 2] = ["forward", "onepipe"];
+const FUNCTIONS: [&str; 2] = ["forward", "onepipe"];
 /// Largest number of addresses, more than a switch has neighbours
 const MAX_ADDRESSES: usize = 1 << 16;
-const NEXT_HOP: &str = "{ address = \"10.0.1.1\", mac = \"02:00:00:00:01:01\" }";
+const NEXT_HOP_EXAMPLE: &str = "{ address = \"10.0.1.1\", mac = \"02:00:00:00:01:01\" }";
 
 /// Contents of `[tunnel]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,17 +42,17 @@ impl TunnelConfig {
 }
 
 /// Reads `[tunnel]`, if the file has it.
-pub(super) fn beside(root: &Table<'_>, function: Option<&FunctionConfig>) -> Option<TunnelConfig> {
+pub(super) fn read_optional(root: &Table<'_>, function: Option<&FunctionConfig>) -> Option<TunnelConfig> {
     let Some(given) = root.get(KEY, "") else {
         // The keys of the absent table are registered, so that a misplaced key is recognised.
-        let unheard = Problems::default();
-        let table = absent(KEY, &unheard);
+        let unreported = Problems::default();
+        let table = absent(KEY, &unreported);
         read(&table, None);
         table.finish();
-        root.problems().know_tables_of(unheard);
+        root.problems().know_tables_of(unreported);
         return None;
     };
-    if BEHIND.iter().all(|key| root.get(key, "").is_none()) {
+    if FUNCTIONS.iter().all(|key| root.get(key, "").is_none()) {
         let problem = Problem::at(given.key_span(), "[tunnel] needs [forward] or [onepipe]");
         given.add(
             problem
@@ -61,58 +61,61 @@ pub(super) fn beside(root: &Table<'_>, function: Option<&FunctionConfig>) -> Opt
         );
     }
     let table = section(root, KEY)?;
-    let config = read(&table, function.and_then(behind).as_ref());
+    let config = read(&table, function.and_then(inner_function).as_ref());
     table.finish();
     config
 }
 
 /// Properties of the function that handles the inner packets
-struct Behind<'a> {
+struct InnerFunction<'a> {
     topology: &'a Topology,
     /// MAC address of the switch, if the file sets it
     mac: Option<MacAddr>,
 }
 
-fn behind(function: &FunctionConfig) -> Option<Behind<'_>> {
+fn inner_function(function: &FunctionConfig) -> Option<InnerFunction<'_>> {
     let (topology, mac) = match function {
         FunctionConfig::Forward(forward) => (&forward.topology, None),
         FunctionConfig::OnePipe(onepipe) => (&onepipe.switch.forward.topology, onepipe.mac),
         _ => return None,
     };
-    Some(Behind { topology, mac: router(topology).or(mac) })
+    Some(InnerFunction { topology, mac: router_mac(topology).or(mac) })
 }
 
-fn read(table: &Table<'_>, behind: Option<&Behind<'_>>) -> Option<TunnelConfig> {
+fn read(table: &Table<'_>, inner_function: Option<&InnerFunction<'_>>) -> Option<TunnelConfig> {
     let mac = table.get("mac", "\"02:00:00:00:00:fe\"");
-    let said = mac.as_ref().map(station);
+    let tunnel_mac = mac.as_ref().map(station);
     let ends = addresses(table, "addresses", "[\"10.255.0.1\"]", "too few or too many");
     let sources = addresses(table, "sources", "[\"10.0.1.1\", \"10.255.0.5\"]", "too few or too many");
-    let next_hops = table.get("next_hops", NEXT_HOP);
+    let next_hops = table.get("next_hops", NEXT_HOP_EXAMPLE);
     let hops = next_hops.as_ref().map(self::next_hops);
     if let Some(ends) = &ends {
-        for &(source, ref place) in sources.iter().flatten() {
-            one_version(table, source, place.clone(), ends);
+        for &(source, ref span) in sources.iter().flatten() {
+            check_version(table, source, span.clone(), ends);
         }
     }
-    if let Some(behind) = behind {
-        if let (Some(value), Some(Some(said)), Some(own)) = (&mac, said, router(behind.topology))
-            && said != own
+    if let Some(inner_function) = inner_function {
+        if let (Some(value), Some(Some(tunnel_mac)), Some(own)) =
+            (&mac, tunnel_mac, router_mac(inner_function.topology))
+            && tunnel_mac != own
         {
-            let problem = value.problem(format!("`mac` of [tunnel] is {said}, but the router's is {own}"));
+            let problem =
+                value.problem(format!("`mac` of [tunnel] is {tunnel_mac}, but the router's is {own}"));
             value.add(problem.label("not the router's").help(
                 "remove `mac`, or write that of `routes`: the router drops frames for other addresses",
             ));
         }
-        goes_on(table, next_hops.as_ref(), router(behind.topology).is_some());
+        check_next_hops(table, next_hops.as_ref(), router_mac(inner_function.topology).is_some());
     }
-    let only = |found: Vec<(IpAddr, Range<usize>)>| found.into_iter().map(|(address, _)| address).collect();
+    let without_spans =
+        |found: Vec<(IpAddr, Range<usize>)>| found.into_iter().map(|(address, _)| address).collect();
     Some(TunnelConfig {
-        mac: match said {
-            Some(said) => Some(said?),
-            None => behind.and_then(|behind| behind.mac),
+        mac: match tunnel_mac {
+            Some(tunnel_mac) => Some(tunnel_mac?),
+            None => inner_function.and_then(|inner_function| inner_function.mac),
         },
-        ends: only(ends?),
-        sources: only(sources?),
+        ends: without_spans(ends?),
+        sources: without_spans(sources?),
         onward: match hops {
             Some(hops) => Onward::NextHops(hops?),
             None => Onward::Function,
@@ -121,7 +124,7 @@ fn read(table: &Table<'_>, behind: Option<&Behind<'_>>) -> Option<TunnelConfig> 
 }
 
 /// Reports whether inner packets have no next hop, or two sources of one.
-fn goes_on(table: &Table<'_>, next_hops: Option<&Value<'_>>, is_router: bool) {
+fn check_next_hops(table: &Table<'_>, next_hops: Option<&Value<'_>>, is_router: bool) {
     match next_hops {
         Some(value) if is_router => {
             let problem = Problem::at(value.key_span(), "`next_hops` is not valid for a router");
@@ -133,9 +136,9 @@ fn goes_on(table: &Table<'_>, next_hops: Option<&Value<'_>>, is_router: bool) {
         None if !is_router => {
             let problem = table.problem("[tunnel] does not define where inner packets go");
             table.problems().add(problem.label("no next hop").help(format!(
-                "add `next_hops = [{NEXT_HOP}]`, or make the switch a router, by `routes` with a `mac`: \
-                 inner packets arrive with this switch's own MAC address, which gives a bridge or a wire \
-                 no destination"
+                "add `next_hops = [{NEXT_HOP_EXAMPLE}]`, or make the switch a router, by `routes` with a \
+                 `mac`: inner packets arrive with this switch's own MAC address, which gives a bridge or a \
+                 wire no destination"
             )));
         }
         _ => {}
@@ -163,13 +166,13 @@ fn addresses(
     for pair in sorted.windows(2) {
         let [(address, first), (same, second)] = pair else { continue };
         if address == same {
-            value.add(twice(*address, first, second));
+            value.add(duplicate(*address, first, second));
         }
     }
     Some(found)
 }
 
-fn twice(address: IpAddr, first: &Range<usize>, second: &Range<usize>) -> Problem {
+fn duplicate(address: IpAddr, first: &Range<usize>, second: &Range<usize>) -> Problem {
     let problem = Problem::at(second.clone(), format!("{address} is listed twice")).label("again");
     problem.also(first.clone(), "first here").help("remove one of the two")
 }
@@ -188,12 +191,12 @@ fn unicast(value: &Value<'_>) -> Option<IpAddr> {
 }
 
 /// Reports a source whose IP version no end has: both addresses of a header have the same version.
-fn one_version(table: &Table<'_>, source: IpAddr, place: Range<usize>, ends: &[(IpAddr, Range<usize>)]) {
+fn check_version(table: &Table<'_>, source: IpAddr, span: Range<usize>, ends: &[(IpAddr, Range<usize>)]) {
     if ends.iter().any(|(end, _)| end.is_ipv4() == source.is_ipv4()) {
         return;
     }
     let version = if source.is_ipv4() { "IPv4" } else { "IPv6" };
-    let problem = Problem::at(place, format!("{source} is an {version} address, but no tunnel ends at one"));
+    let problem = Problem::at(span, format!("{source} is an {version} address, but no tunnel ends at one"));
     table.problems().add(problem.label("no end of this version").help(format!(
         "add an {version} address to `addresses`, or write the source's address of the other version: one \
          header holds both"
@@ -203,19 +206,19 @@ fn one_version(table: &Table<'_>, source: IpAddr, place: Range<usize>, ends: &[(
 fn next_hops(value: &Value<'_>) -> Option<Vec<(IpAddr, MacAddr)>> {
     let list = value.list()?;
     let mut hops = Vec::new();
-    let mut places: Vec<(IpAddr, Range<usize>)> = Vec::new();
+    let mut spans: Vec<(IpAddr, Range<usize>)> = Vec::new();
     for element in list {
-        let element = element.like(NEXT_HOP);
+        let element = element.like(NEXT_HOP_EXAMPLE);
         let table = element.table("`next_hops`")?;
         let to = table.require("address", "\"10.0.1.1\"");
         let found = to.as_ref().and_then(unicast);
         let mac = table.require("mac", "\"02:00:00:00:01:01\"").and_then(|value| station(&value));
         table.finish();
         if let (Some(to), Some(found)) = (&to, found) {
-            if let Some((_, first)) = places.iter().find(|(other, _)| *other == found) {
-                element.add(twice(found, first, &to.span()));
+            if let Some((_, first)) = spans.iter().find(|(other, _)| *other == found) {
+                element.add(duplicate(found, first, &to.span()));
             }
-            places.push((found, to.span()));
+            spans.push((found, to.span()));
         }
         hops.push(found.zip(mac));
     }

@@ -3,7 +3,7 @@
 mod matching;
 
 use super::FunctionConfig;
-use super::pairs::{self, own_pair};
+use super::pairs::{self, example_pairs};
 use super::port::Ports;
 use super::report::Problem;
 use super::tree::{Table, Value, subsections};
@@ -12,20 +12,20 @@ use switch::impair::{Action, Config, Field, Match, Rule};
 use switch::{Nanos, Share};
 
 /// Header of a rule
-const RULE: &str = "[[impair.rule]]";
+const RULE_HEADER: &str = "[[impair.rule]]";
 /// Longest name of a rule, in characters, so that reports fit on a line
 const MAX_NAME: usize = 64;
 /// Upper bound for numbers of packets: more than any run sees
 const MAX_PACKETS: u64 = 1 << 48;
 /// Longest delay, in microseconds: ten seconds, after which every sender has given up
-const MAX_US: u64 = 10_000_000;
+const MAX_DELAY_US: u64 = 10_000_000;
 /// Bytes of an Ethernet header and of the most VLAN tags that are parsed
 const ETHERNET_AND_TAGS: usize = 14 + 4 * rocev2::packet::MAX_TAGS;
 
 /// Values of `action`
 const ACTIONS: [&str; 6] = ["drop", "delay", "duplicate", "reorder", "corrupt", "mark"];
 /// Keys that belong to one action: key, action, example
-const OWN_KEYS: [(&str, &str, &str); 7] = [
+const ACTION_KEYS: [(&str, &str, &str); 7] = [
     ("delay_us", "delay", "100"),
     ("jitter_us", "delay", "50"),
     ("copies", "duplicate", "1"),
@@ -40,13 +40,13 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
     let pairs = table.get("pairs", "[[\"host-a\", \"host-b\"]]");
     if pairs.is_none() {
         let problem = table.problem("[impair] does not define where frames go").label("no `pairs`");
-        let pair = own_pair(ports);
+        let pair = example_pairs(ports);
         table.problems().add(problem.help(format!("add `pairs = {pair}` to join ports two by two")));
     }
     let pairs = pairs.and_then(|value| pairs::read(&value, ports, "remove it from one of them"));
     let held = table.number("held", 1..=65_536, 4096) as usize;
     let flows = table.number("flows", 1..=1 << 20, 4096) as usize;
-    let counted_qps = table.number("counted_qps", 0..=1 << 20, super::forward::COUNTED_QPS) as usize;
+    let counted_qps = table.number("counted_qps", 0..=1 << 20, super::forward::DEFAULT_COUNTED_QPS) as usize;
     let rules = rules(table, ports);
     let mtu = ports.list.iter().map(|port| usize::from(port.mtu)).max().unwrap_or(0);
     Some(FunctionConfig::Impair(Config {
@@ -62,15 +62,15 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
 }
 
 fn rules(table: &Table<'_>, ports: &Ports) -> Option<Vec<Rule>> {
-    let tables = subsections(table, "rule", RULE)?;
+    let tables = subsections(table, "rule", RULE_HEADER)?;
     let mut names: Vec<(String, Option<Range<usize>>)> = Vec::new();
     let read = tables.into_iter().enumerate().map(|(index, table)| {
         let given = table.get("name", "\"lose some\"");
         let name = given.as_ref().map_or(Some(format!("rule {}", index + 1)), name);
-        let place = given.map(|value| value.span());
+        let span = given.map(|value| value.span());
         if let Some(name) = &name {
             if let Some((_, first)) = names.iter().find(|(other, _)| other == name) {
-                let problem = match &place {
+                let problem = match &span {
                     Some(span) => Problem::at(span.clone(), format!("two rules have the name `{name}`")),
                     None => table.problem(format!("two rules have the name `{name}`")),
                 };
@@ -82,7 +82,7 @@ fn rules(table: &Table<'_>, ports: &Ports) -> Option<Vec<Rule>> {
                     .problems()
                     .add(problem.help("give each rule its own name, which seeds its random choices"));
             }
-            names.push((name.clone(), place));
+            names.push((name.clone(), span));
         }
         rule(table, ports, name)
     });
@@ -118,7 +118,7 @@ fn rule(table: Table<'_>, ports: &Ports, name: Option<String>) -> Option<Rule> {
 fn action(table: &Table<'_>) -> Option<Action> {
     let given = table.require("action", "\"drop\"");
     let word = given.as_ref().and_then(|value| value.word(&ACTIONS));
-    for (key, owner, example) in OWN_KEYS {
+    for (key, owner, example) in ACTION_KEYS {
         let Some(value) = table.get(key, example) else { continue };
         if let (Some(word), Some(given)) = (word.filter(|word| *word != owner), &given) {
             let problem =
@@ -130,8 +130,9 @@ fn action(table: &Table<'_>) -> Option<Action> {
     let micros =
         |key, range: RangeInclusive<u64>, default| Nanos::from_micros(table.number(key, range, default));
     // All keys are read, whichever the action is, so that the problems of each are reported.
-    let (by, jitter) = (micros("delay_us", 0..=MAX_US, 100), micros("jitter_us", 0..=MAX_US, 0));
-    let (behind, at_most) = (table.number("behind", 1..=65_536, 1), micros("at_most_us", 1..=MAX_US, 10_000));
+    let (by, jitter) = (micros("delay_us", 0..=MAX_DELAY_US, 100), micros("jitter_us", 0..=MAX_DELAY_US, 0));
+    let (behind, at_most) =
+        (table.number("behind", 1..=65_536, 1), micros("at_most_us", 1..=MAX_DELAY_US, 10_000));
     let copies = table.number("copies", 1..=16, 1) as u32;
     let field = table.get("field", "\"payload\"");
     let field = field.map_or(Some("payload"), |value| value.word(&["payload", "header", "icrc"]));

@@ -15,11 +15,11 @@ use stream::ReadStream;
 use switch::{Nanos, PortId};
 
 /// Header of a stream
-const STREAM: &str = "[[pktgen.stream]]";
+const STREAM_HEADER: &str = "[[pktgen.stream]]";
 /// Packets that a ring device holds between its two ends, whatever its number of descriptors
-const RING: u32 = 1024;
+const RING_CAPACITY: u32 = 1024;
 /// Longest duration, in seconds: one day
-const MAX_S: f64 = 86_400.0;
+const MAX_DURATION_S: f64 = 86_400.0;
 
 pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
     let sends = table.require("send", "\"out\"");
@@ -43,17 +43,18 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
     }
     for (value, port) in [(&sends, send_port), (&receive, receive_port)] {
         if let (Some(value), Some(port)) = (value, port) {
-            one_queue(value, &ports.list[port.index()]);
+            check_queues(value, &ports.list[port.index()]);
         }
     }
     // Packets that wait in the worker and in the devices
     let descriptors =
         |port: Option<PortId>| port.map_or(0, |port| u32::from(ports.list[port.index()].descriptors));
-    let queued = dataplane::TX_QUEUE as u32 + (descriptors(send_port) + descriptors(receive_port)).max(RING);
+    let queued =
+        dataplane::TX_QUEUE as u32 + (descriptors(send_port) + descriptors(receive_port)).max(RING_CAPACITY);
     let mtu = send_port.map(|port| ports.list[port.index()].mtu);
     let streams = streams(table, receive.is_some(), mtu);
     let (spans, streams): (Vec<_>, Vec<_>) =
-        streams?.into_iter().map(|ReadStream { places, stream }| (places, stream)).unzip();
+        streams?.into_iter().map(|ReadStream { spans, stream }| (spans, stream)).unzip();
     let profile = Profile {
         seed,
         send: send_port?,
@@ -78,13 +79,13 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
 #[expect(clippy::option_option, reason = "invalid, absent, or a time")]
 fn seconds(table: &Table<'_>, key: &'static str, example: &'static str) -> Option<Option<Nanos>> {
     let Some(value) = table.get(key, example) else { return Some(None) };
-    let seconds = value.fraction(0.001..=MAX_S)?;
+    let seconds = value.fraction(0.001..=MAX_DURATION_S)?;
     Some(Some(Nanos((seconds * 1e9) as u64)))
 }
 
 /// Reports a port with several receive queues: they would change the order of packets, which the receiver
 /// checks.
-fn one_queue(value: &Value<'_>, port: &ReadPort) {
+fn check_queues(value: &Value<'_>, port: &ReadPort) {
     let queues = match port.device.as_ref().map(|device| &device.device) {
         Some(Device::Pcap { rx, .. }) => rx.len(),
         _ => usize::from(port.rx_queues),
@@ -100,16 +101,16 @@ fn one_queue(value: &Value<'_>, port: &ReadPort) {
 }
 
 fn streams(table: &Table<'_>, received: bool, mtu: Option<u16>) -> Option<Vec<ReadStream>> {
-    let tables = subsections(table, "stream", STREAM)?;
+    let tables = subsections(table, "stream", STREAM_HEADER)?;
     if tables.is_empty() {
         let problem = table.problem("[pktgen] has no stream").label("no [[pktgen.stream]]");
         table.problems().add(problem.help(format!(
-            "add one, such as\n\n{STREAM}\nverb = \"write\"\nsize = 64\nsrc = \"10.0.0.1\"\ndst = \"10.0.0.2\"\nrate = {{ packets_per_s = 1_000_000 }}"
+            "add one, such as\n\n{STREAM_HEADER}\nverb = \"write\"\nsize = 64\nsrc = \"10.0.0.1\"\ndst = \"10.0.0.2\"\nrate = {{ packets_per_s = 1_000_000 }}"
         )));
         return None;
     }
-    if let Some(first_too_many) = tables.get(MAX_STREAMS) {
-        let problem = first_too_many.problem(format!("[pktgen] has {} streams", tables.len()));
+    if let Some(excess) = tables.get(MAX_STREAMS) {
+        let problem = excess.problem(format!("[pktgen] has {} streams", tables.len()));
         let problem = problem.label("the first one too many");
         table.problems().add(problem.help(format!("keep at most {MAX_STREAMS}")));
         for table in tables {
@@ -127,9 +128,9 @@ fn streams(table: &Table<'_>, received: bool, mtu: Option<u16>) -> Option<Vec<Re
 }
 
 /// Explains why a profile is invalid, at the key that causes it.
-fn explain(error: &ProfileError, profile: &Profile, places: &[stream::Places], table: &Table<'_>) -> Problem {
+fn explain(error: &ProfileError, profile: &Profile, spans: &[stream::Spans], table: &Table<'_>) -> Problem {
     let text = error.to_string();
-    let at = |stream: usize| &places[stream];
+    let at = |stream: usize| &spans[stream];
     let name = |stream: usize| &profile.streams[stream].name;
     match *error {
         ProfileError::PsnsCollide { first, second, qpn, host } => {

@@ -24,26 +24,26 @@ const VERBS: [&str; 8] =
     ["write", "send", "read", "compare_swap", "fetch_add", "ack", "onepipe_message", "onepipe_beacon"];
 
 /// Verbs that access an address in memory
-const PLACED: &[&str] = &["write", "read", "compare_swap", "fetch_add"];
+const MEMORY_VERBS: &[&str] = &["write", "read", "compare_swap", "fetch_add"];
 /// Keys that only some verbs use: key, example, verbs
-const OF_VERBS: [(&str, &str, &[&str]); 7] = [
+const VERB_KEYS: [(&str, &str, &[&str]); 7] = [
     ("coalesce", "8", &["ack"]),
     ("ack_every", "1", &["write", "send"]),
-    ("va", "0x7f0000000000", PLACED),
-    ("rkey", "0x1000", PLACED),
-    ("slots", "4096", PLACED),
-    ("slot", "\"uniform\"", PLACED),
+    ("va", "0x7f0000000000", MEMORY_VERBS),
+    ("rkey", "0x1000", MEMORY_VERBS),
+    ("slots", "4096", MEMORY_VERBS),
+    ("slot", "\"uniform\"", MEMORY_VERBS),
     ("mtu", "1024", &["write", "send", "read", "onepipe_message"]),
 ];
 
 /// Stream, and the spans of its keys.
 pub(super) struct ReadStream {
-    pub(super) places: Places,
+    pub(super) spans: Spans,
     pub(super) stream: Stream,
 }
 
 /// Spans of keys in the file. An absent key has the span of the table's header.
-pub(super) struct Places {
+pub(super) struct Spans {
     pub(super) header: Range<usize>,
     pub(super) latency: Option<Range<usize>>,
     dst: Option<Range<usize>>,
@@ -54,7 +54,7 @@ pub(super) struct Places {
     malformed: Option<Range<usize>>,
 }
 
-impl Places {
+impl Spans {
     pub(super) fn qpn(&self) -> Range<usize> {
         self.qpn.clone().unwrap_or_else(|| self.header.clone())
     }
@@ -94,15 +94,15 @@ pub(super) fn read(
     let (src, dst) = (host(&table, "src", "\"10.0.0.1\""), host(&table, "dst", "\"10.0.0.2\""));
     let src_mac = mac(&table, "src_mac", "\"02:00:00:00:00:01\"", MacAddr([2, 0, 0, 0, 0, 1]));
     let dst_mac = mac(&table, "dst_mac", "\"02:00:00:00:00:02\"", MacAddr([2, 0, 0, 0, 0, 2]));
-    let place = |key, example| table.get(key, example).map(|value| value.span());
-    let places = Places {
-        qpn: place("first_qpn", "0x100"),
-        size: place("size", "64"),
-        latency: place("latency", "true"),
-        dst: place("dst", "\"10.0.0.2\""),
-        outstanding: place("outstanding", "16"),
-        coalesce: place("coalesce", "8"),
-        malformed: place("malformed", "0.01"),
+    let span = |key, example| table.get(key, example).map(|value| value.span());
+    let spans = Spans {
+        qpn: span("first_qpn", "0x100"),
+        size: span("size", "64"),
+        latency: span("latency", "true"),
+        dst: span("dst", "\"10.0.0.2\""),
+        outstanding: span("outstanding", "16"),
+        coalesce: span("coalesce", "8"),
+        malformed: span("malformed", "0.01"),
         header,
     };
     let default_qpn = 0x100 + 0x1000 * index as u64;
@@ -125,11 +125,11 @@ pub(super) fn read(
     if let (Some(verb), Some(sizes), Some(mtu), Some(limit), Some(dst)) =
         (verb, &sizes, mtu, mtu_of_port, dst)
     {
-        fits(&table, verb, sizes, mtu, limit, dst);
+        check_mtu(&table, verb, sizes, mtu, limit, dst);
     }
     table.finish();
     let (verb, sizes, mtu) = (verb?, sizes?, mtu?);
-    let roomy = verb.has_payload() && sizes.iter().all(|size| *size >= STAMP_LEN as u32);
+    let has_stamp_room = verb.has_payload() && sizes.iter().all(|size| *size >= STAMP_LEN as u32);
     let stream = Stream {
         name: name?,
         verb,
@@ -149,12 +149,12 @@ pub(super) fn read(
         outstanding: outstanding.map(|n| n.into_inner() as u16),
         timeout,
         stamp: match latency {
-            Some(asked) => asked?,
-            None => roomy && received,
+            Some(enabled) => enabled?,
+            None => has_stamp_room && received,
         },
         malformed: Share::new(malformed?)?,
     };
-    Some(ReadStream { places, stream })
+    Some(ReadStream { spans, stream })
 }
 
 fn name(
@@ -164,12 +164,12 @@ fn name(
     names: &mut Vec<(String, Range<usize>)>,
 ) -> Option<String> {
     let given = table.get("name", "\"writes\"");
-    let (name, place) = match &given {
+    let (name, span) = match &given {
         None => (format!("stream {}", index + 1), header.clone()),
         Some(value) => (value.text()?.to_owned(), value.span()),
     };
     if name.chars().count() > MAX_NAME || name.chars().any(char::is_control) {
-        let problem = Problem::at(place, "`name` of a stream is too long, or has control characters")
+        let problem = Problem::at(span, "`name` of a stream is too long, or has control characters")
             .label("not a valid name");
         table
             .problems()
@@ -177,12 +177,12 @@ fn name(
         return None;
     }
     if let Some((_, first)) = names.iter().find(|(other, _)| *other == name) {
-        let problem = Problem::at(place, format!("two streams have the name `{name}`")).label("again");
+        let problem = Problem::at(span, format!("two streams have the name `{name}`")).label("again");
         let problem = problem.also(first.clone(), "first here");
         table.problems().add(problem.help("give each stream its own name, by which reports separate them"));
         return None;
     }
-    names.push((name.clone(), place));
+    names.push((name.clone(), span));
     Some(name)
 }
 
@@ -190,7 +190,7 @@ fn verb(table: &Table<'_>) -> Option<Verb> {
     let given = table.require("verb", "\"write\"")?;
     let coalesce = table.spanned_number("coalesce", 1..=1 << 16, 8);
     let word = given.word(&VERBS)?;
-    of_this_verb(table, word, &given);
+    check_verb_keys(table, word, &given);
     Some(match word {
         "write" => Verb::Write,
         "send" => Verb::Send,
@@ -204,11 +204,11 @@ fn verb(table: &Table<'_>) -> Option<Verb> {
 }
 
 /// Reports keys that the verb does not use.
-fn of_this_verb(table: &Table<'_>, verb: &str, given: &Value<'_>) {
-    for (key, example, verbs) in OF_VERBS.into_iter().filter(|(.., verbs)| !verbs.contains(&verb)) {
+fn check_verb_keys(table: &Table<'_>, verb: &str, given: &Value<'_>) {
+    for (key, example, verbs) in VERB_KEYS.into_iter().filter(|(.., verbs)| !verbs.contains(&verb)) {
         let Some(value) = table.get(key, example) else { continue };
         let message = format!("`{key}` is not valid for `verb = \"{verb}\"`");
-        let problem = Problem::at(value.key_span(), message).label(format!("for {}", words(verbs)));
+        let problem = Problem::at(value.key_span(), message).label(format!("for {}", quoted(verbs)));
         let problem = problem.also(given.span(), "the verb");
         let instead =
             if let [only] = verbs { format!(", or write `verb = \"{only}\"`") } else { String::new() };
@@ -224,7 +224,7 @@ fn of_this_verb(table: &Table<'_>, verb: &str, given: &Value<'_>) {
 }
 
 /// Returns words in quotes, as a sentence lists them.
-fn words(all: &[&str]) -> String {
+fn quoted(all: &[&str]) -> String {
     let quoted: Vec<_> = all.iter().map(|word| format!("`{word}`")).collect();
     match quoted.as_slice() {
         [most @ .., last] if !most.is_empty() => format!("{} and {last}", most.join(", ")),
@@ -258,8 +258,8 @@ fn choice(table: &Table<'_>, key: &'static str) -> Option<Choice> {
 
 fn sizes(table: &Table<'_>, verb: Option<Verb>) -> Option<Vec<u32>> {
     let given = table.get("size", "64");
-    let wants = verb.is_none_or(|verb| verb.has_payload() || verb == Verb::Read);
-    match (given, wants) {
+    let has_size = verb.is_none_or(|verb| verb.has_payload() || verb == Verb::Read);
+    match (given, has_size) {
         (None, false) => Some(Vec::new()),
         (None, true) => Some(vec![64]),
         (Some(value), false) => {
@@ -330,7 +330,7 @@ fn rate(value: &Value<'_>) -> Option<Rate> {
             return None;
         }
     };
-    let number = |value: &Value<'_>, least| value.number(least..=Rate::FASTEST, 1_000_000);
+    let number = |value: &Value<'_>, min| value.number(min..=Rate::FASTEST, 1_000_000);
     let Some(list) = given.list_if_any() else {
         if let Some(over) = over {
             let problem = Problem::at(over.key_span(), "`over_s` needs two rates").label("only one rate");
@@ -352,7 +352,7 @@ fn rate(value: &Value<'_>) -> Option<Rate> {
 }
 
 /// Reports packets that exceed the port's MTU.
-fn fits(table: &Table<'_>, verb: Verb, sizes: &[u32], mtu: u16, limit: u16, dst: IpAddr) {
+fn check_mtu(table: &Table<'_>, verb: Verb, sizes: &[u32], mtu: u16, limit: u16, dst: IpAddr) {
     const ICRC: usize = 4;
     let ip = if dst.is_ipv4() { Ipv4::LEN } else { Ipv6::LEN };
     let longest = sizes.iter().copied().max().unwrap_or(0).min(mtu.into()) as usize;
@@ -368,9 +368,9 @@ fn fits(table: &Table<'_>, verb: Verb, sizes: &[u32], mtu: u16, limit: u16, dst:
     };
     let packet = ip + Udp::LEN + Bth::LEN + rest + ICRC;
     if packet > usize::from(limit) {
-        let place = table.get("mtu", "1024").or_else(|| table.get("size", "64"));
+        let value = table.get("mtu", "1024").or_else(|| table.get("size", "64"));
         let message = format!("packets of {packet} bytes do not fit the port's MTU of {limit}");
-        let problem = match place {
+        let problem = match value {
             Some(value) => value.problem(message),
             None => table.problem(message),
         };

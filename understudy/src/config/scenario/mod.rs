@@ -16,11 +16,11 @@ use toml::de::DeTable;
 
 const MICRO: f64 = 1e3;
 const MILLI: f64 = 1e6;
-const SHARE: f64 = 1e9;
+const SHARE_SCALE: f64 = 1e9;
 /// Range of times in a scenario, in microseconds: up to ten days
-const LONG_US: RangeInclusive<f64> = 0.0..=864e9;
+const TIMES_US: RangeInclusive<f64> = 0.0..=864e9;
 /// Returns whether the tables are those of a scenario.
-pub(in crate::config) fn is_one(root: &DeTable<'_>) -> bool {
+pub(in crate::config) fn is_scenario(root: &DeTable<'_>) -> bool {
     ["sim", "host", "link", "verbs", "groups"].iter().any(|key| root.contains_key(*key))
 }
 
@@ -29,7 +29,7 @@ pub(in crate::config) fn read(root: &DeTable<'_>, problems: &Problems) -> Option
     let [has_verbs, has_groups] = ["verbs", "groups"].map(|key| root.contains_key(key));
     let root = Table::root(root, problems);
     let sim = section(&root, "sim").unwrap_or_else(|| absent("sim", problems));
-    let limit = between(&sim, "limit_ms", MILLI, 0.001..=864e6).unwrap_or(Between::just(100_000_000_000));
+    let limit = read_range(&sim, "limit_ms", MILLI, 0.001..=864e6).unwrap_or(Between::just(100_000_000_000));
     sim.finish();
     let mut names = Names::default();
     let hosts: Vec<_> =
@@ -81,12 +81,17 @@ pub(in crate::config) fn read(root: &DeTable<'_>, problems: &Problems) -> Option
 }
 
 /// Reads a number or `[low, high]`, and multiplies it by `unit`, the scenario's units in one of the key's.
-fn between(table: &Table<'_>, key: &'static str, unit: f64, range: RangeInclusive<f64>) -> Option<Between> {
+fn read_range(
+    table: &Table<'_>,
+    key: &'static str,
+    unit: f64,
+    range: RangeInclusive<f64>,
+) -> Option<Between> {
     let value = table.get(key, "")?;
-    scaled(&value, unit, range)
+    read_scaled(&value, unit, range)
 }
 
-fn scaled(value: &Value<'_>, unit: f64, range: RangeInclusive<f64>) -> Option<Between> {
+fn read_scaled(value: &Value<'_>, unit: f64, range: RangeInclusive<f64>) -> Option<Between> {
     let number =
         |value: &Value<'_>| value.fraction(range.clone()).map(|number| (number * unit).round() as i64);
     let Some(list) = value.list_if_any() else { return number(value).map(Between::just) };
@@ -122,25 +127,26 @@ fn flag(table: &Table<'_>, key: &'static str) -> Between {
 }
 
 fn host(table: Table<'_>, names: &mut Names) -> Option<HostSpec> {
-    let name = names.take(&table);
+    let name = names.read_name(&table);
     let address = table.require("address", "\"10.0.0.1/24\"").and_then(|value| address(&value));
-    let plain = HostSpec::new("", IpAddr::from([0; 4]), 0);
+    let defaults = HostSpec::new("", IpAddr::from([0; 4]), 0);
     let ppm = -1e5..=1e5;
     let spec = HostSpec {
-        clock_offset: between(&table, "clock_offset_us", MICRO, -1e8..=1e8).unwrap_or(plain.clock_offset),
-        clock_drift: between(&table, "clock_drift_ppm", MICRO, ppm).unwrap_or(plain.clock_drift),
-        window: between(&table, "window", 1.0, 1.0..=65536.0).unwrap_or(plain.window),
-        ack: table.get("ack", "\"every-packet\"").and_then(|value| ack_of(&value)).unwrap_or(plain.ack),
+        clock_offset: read_range(&table, "clock_offset_us", MICRO, -1e8..=1e8)
+            .unwrap_or(defaults.clock_offset),
+        clock_drift: read_range(&table, "clock_drift_ppm", MICRO, ppm).unwrap_or(defaults.clock_drift),
+        window: read_range(&table, "window", 1.0, 1.0..=65536.0).unwrap_or(defaults.window),
+        ack: table.get("ack", "\"every-packet\"").and_then(|value| read_ack(&value)).unwrap_or(defaults.ack),
         credits: flag(&table, "credits"),
         dcqcn: flag(&table, "dcqcn"),
         forgetful: flag(&table, "forgetful"),
-        ..plain
+        ..defaults
     };
     table.finish();
     Some(HostSpec { name: name?, address: address?, ..spec })
 }
 
-pub(in crate::config) fn ack_of(value: &Value<'_>) -> Option<AckSpec> {
+pub(in crate::config) fn read_ack(value: &Value<'_>) -> Option<AckSpec> {
     if value.text_if_any().is_some() {
         return Some(match value.word(&["any", "every-packet", "on-request"])? {
             "any" => AckSpec::Any,
@@ -157,11 +163,11 @@ pub(in crate::config) fn ack_of(value: &Value<'_>) -> Option<AckSpec> {
 }
 
 fn switch(table: Table<'_>, names: &mut Names) -> Option<SwitchSpec> {
-    let name = names.take(&table);
+    let name = names.read_name(&table);
     let function = table.get("function", "\"p4ce\"").map_or(Some("bridge"), |v| v.word(&["bridge", "p4ce"]));
     let kind = match function {
         Some("p4ce") => table.require("address", "\"10.0.0.254/24\"").and_then(|value| {
-            let silent_after = between(&table, "silent_after_us", MICRO, LONG_US);
+            let silent_after = read_range(&table, "silent_after_us", MICRO, TIMES_US);
             Some(SwitchKind::P4ce {
                 address: address(&value)?,
                 silent_after: silent_after.unwrap_or(Between::just(0)),
@@ -182,7 +188,7 @@ fn link(table: Table<'_>, network: &mut Network<'_>) -> Option<LinkSpec> {
             );
             return None;
         };
-        let (a, b) = (network.names.known(a)?, network.names.known(b)?);
+        let (a, b) = (network.names.resolve(a)?, network.names.resolve(b)?);
         if a == b {
             value.add(
                 value
@@ -201,23 +207,23 @@ fn link(table: Table<'_>, network: &mut Network<'_>) -> Option<LinkSpec> {
         }
         Some([a, b])
     });
-    network.unclear |= ends.is_none();
-    let plain = LinkSpec::new("", "");
+    network.incomplete |= ends.is_none();
+    let defaults = LinkSpec::new("", "");
     let share = || 0.0..=1.0;
-    let time = |key, default| between(&table, key, MICRO, LONG_US).unwrap_or(default);
+    let time = |key, default| read_range(&table, key, MICRO, TIMES_US).unwrap_or(default);
     let spec = LinkSpec {
-        rate: between(&table, "rate_gbps", 1e9, 0.0..=1e4).unwrap_or(plain.rate),
-        delay: time("delay_us", plain.delay),
-        jitter: time("jitter_us", plain.jitter),
-        loss: between(&table, "loss", SHARE, share()).unwrap_or(plain.loss),
-        duplicate: between(&table, "duplicate", SHARE, share()).unwrap_or(plain.duplicate),
-        reorder: between(&table, "reorder", SHARE, share()).unwrap_or(plain.reorder),
-        reorder_by: time("reorder_by_us", plain.reorder_by),
-        corrupt: between(&table, "corrupt", SHARE, share()).unwrap_or(plain.corrupt),
-        mtu: between(&table, "mtu", 1.0, 128.0..=65536.0).unwrap_or(plain.mtu),
-        queue: between(&table, "queue", 1.0, 0.0..=1e12).unwrap_or(plain.queue),
+        rate: read_range(&table, "rate_gbps", 1e9, 0.0..=1e4).unwrap_or(defaults.rate),
+        delay: time("delay_us", defaults.delay),
+        jitter: time("jitter_us", defaults.jitter),
+        loss: read_range(&table, "loss", SHARE_SCALE, share()).unwrap_or(defaults.loss),
+        duplicate: read_range(&table, "duplicate", SHARE_SCALE, share()).unwrap_or(defaults.duplicate),
+        reorder: read_range(&table, "reorder", SHARE_SCALE, share()).unwrap_or(defaults.reorder),
+        reorder_by: time("reorder_by_us", defaults.reorder_by),
+        corrupt: read_range(&table, "corrupt", SHARE_SCALE, share()).unwrap_or(defaults.corrupt),
+        mtu: read_range(&table, "mtu", 1.0, 128.0..=65536.0).unwrap_or(defaults.mtu),
+        queue: read_range(&table, "queue", 1.0, 0.0..=1e12).unwrap_or(defaults.queue),
         ecn: table.get("ecn", "{ min = 5000, max = 200000, share = 0.01 }").and_then(|value| ecn(&value)),
-        ..plain
+        ..defaults
     };
     table.finish();
     Some(LinkSpec { ends: ends?, ..spec })
@@ -225,9 +231,9 @@ fn link(table: Table<'_>, network: &mut Network<'_>) -> Option<LinkSpec> {
 
 fn ecn(value: &Value<'_>) -> Option<EcnSpec> {
     let table = value.table("`ecn`")?;
-    let bytes = |key| table.require(key, "5000").and_then(|value| scaled(&value, 1.0, 0.0..=1e12));
+    let bytes = |key| table.require(key, "5000").and_then(|value| read_scaled(&value, 1.0, 0.0..=1e12));
     let (min, max) = (bytes("min"), bytes("max"));
-    let share = table.require("share", "0.01").and_then(|value| scaled(&value, SHARE, 0.0..=1.0));
+    let share = table.require("share", "0.01").and_then(|value| read_scaled(&value, SHARE_SCALE, 0.0..=1.0));
     table.finish();
     let (min, max) = (min?, max?);
     if min.high >= max.low {

@@ -14,7 +14,7 @@ pub(in crate::config) struct Names {
 }
 
 impl Names {
-    pub(in crate::config) fn take(&mut self, table: &Table<'_>) -> Option<String> {
+    pub(in crate::config) fn read_name(&mut self, table: &Table<'_>) -> Option<String> {
         let value = table.require("name", "\"a\"")?;
         let name = value.text()?.to_owned();
         if let Some(first) = self.all.get(&name) {
@@ -28,7 +28,7 @@ impl Names {
         Some(name)
     }
 
-    pub(super) fn known(&self, value: &Value<'_>) -> Option<String> {
+    pub(super) fn resolve(&self, value: &Value<'_>) -> Option<String> {
         let name = value.text()?;
         if self.all.contains_key(name) {
             return Some(name.to_owned());
@@ -50,13 +50,13 @@ pub(super) struct Network<'a> {
     part: BTreeMap<String, String>,
     links: BTreeMap<String, usize>,
     /// The ends of some link could not be read: a node without a link may have that one
-    pub(super) unclear: bool,
+    pub(super) incomplete: bool,
 }
 
 impl<'a> Network<'a> {
     pub(super) fn new(names: &'a Names) -> Self {
         let part = names.all.keys().map(|name| (name.clone(), name.clone())).collect();
-        Self { names, part, links: BTreeMap::new(), unclear: false }
+        Self { names, part, links: BTreeMap::new(), incomplete: false }
     }
 
     /// Joins two nodes. Returns false if they were already connected.
@@ -76,7 +76,7 @@ impl<'a> Network<'a> {
     pub(super) fn check(&self, hosts: &[HostSpec], problems: &Problems) {
         for host in hosts {
             let links = self.links.get(&host.name).copied().unwrap_or(0);
-            if links > 1 || links == 0 && !self.unclear {
+            if links > 1 || links == 0 && !self.incomplete {
                 let span = self.names.all[&host.name].clone();
                 problems.add(
                     Problem::at(
@@ -90,9 +90,9 @@ impl<'a> Network<'a> {
         }
         let Some((first, rest)) = hosts.split_first() else { return };
         for host in rest {
-            let apart = self.part.get(&host.name) != self.part.get(&first.name);
-            if apart
-                && !self.unclear
+            let separate = self.part.get(&host.name) != self.part.get(&first.name);
+            if separate
+                && !self.incomplete
                 && self.links.contains_key(&host.name)
                 && self.links.contains_key(&first.name)
             {

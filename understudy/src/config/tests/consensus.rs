@@ -1,6 +1,6 @@
 //! Tests of `[consensus]` beside `[nic]`.
 
-use super::{PORTS, read, wrong};
+use super::{PORTS, fails, read};
 use crate::config::FunctionConfig;
 use crate::consensus::{ConsensusConfig, Load};
 use core::net::IpAddr;
@@ -74,14 +74,14 @@ fn consensus_needs_nic_alone() {
     let consensus = ["[consensus] #!\nid = 1\n", SERVERS].concat();
     let beside = "add `[nic]` with this server's `addresses`, and remove any other function";
     let other = [PORTS, "[forward]\npairs = [[\"a\", \"b\"]]\n", &consensus].concat();
-    wrong(&other, "[consensus] needs [nic]", beside);
+    fails(&other, "[consensus] needs [nic]", beside);
     let service = "[[nic.service]] #!\nkind = \"rping_server\"\n";
-    wrong(
+    fails(
         &[PORT, NIC, service, &consensus.replace("#!", "")].concat(),
         "[[nic.service]] is not valid beside [consensus]",
         "remove [[nic.service]]; run another instance for services",
     );
-    wrong(
+    fails(
         &["[runtime]\nworkers = [0, 1] #!\n", &with("")].concat(),
         "a host supports one worker",
         "write `workers = [1]`, or leave the key out",
@@ -90,37 +90,37 @@ fn consensus_needs_nic_alone() {
 
 #[test]
 fn ids_and_servers_have_to_fit_the_host() {
-    wrong(
+    fails(
         &consensus(SERVERS).replace("[consensus]", "[consensus] #!"),
         "[consensus] has no `id`",
         "add `id = 0`",
     );
-    wrong(
+    fails(
         &consensus("id = 1").replace("[consensus]", "[consensus] #!"),
         "[consensus] has no `servers`",
         "add `servers = [\"10.0.0.1\", \"10.0.0.2\", \"10.0.0.3\"]`",
     );
-    wrong(
+    fails(
         &consensus(&["id = 3 #!\n", SERVERS].concat()),
         "`id` cannot be 3",
         "write a number from 0 to 2, such as `id = 0`",
     );
-    wrong(
+    fails(
         &consensus(&["id = 0 #!\n", SERVERS].concat()),
         "server 0 has the address 10.0.0.1, which this host does not have",
         "add 10.0.0.1 to `addresses` of [nic], or change `id` or `servers`",
     );
-    wrong(
+    fails(
         &consensus("id = 0\nservers = [] #!"),
         "`servers` lists 0 servers",
         "list 1 to 17 servers in the order of their numbers, including this one",
     );
-    wrong(
+    fails(
         &consensus("id = 0\nservers = [\"10.0.0.2\", \"10.0.0.2\"] #!"),
         "10.0.0.2 is already server 0",
         "give each server its own address",
     );
-    wrong(
+    fails(
         &consensus("id = 0\nservers = [\"here\"] #!"),
         "`here` is no IP address",
         "write an address such as `\"10.0.0.1\"` or `\"fd00::1\"`",
@@ -129,24 +129,24 @@ fn ids_and_servers_have_to_fit_the_host() {
 
 #[test]
 fn switches_have_an_address_of_their_own_and_few_servers() {
-    wrong(
+    fails(
         &with("switch_port = 5 #!"),
         "`switch_port` needs `switch`",
         "add `switch`, or remove `switch_port`",
     );
-    wrong(
+    fails(
         &with("switch = \"10.0.0.3\" #!"),
         "the switch and server 2 have the same address",
         "write the switch's own address, one of `addresses` in its [p4ce]",
     );
     let many: Vec<_> = (1..=14).map(|n| format!("\"10.0.0.{n}\"")).collect();
-    wrong(
+    fails(
         &consensus(&format!("id = 1\nswitch = \"10.0.0.254\"\nservers = [{}] #!", many.join(", "))),
         "14 servers are too many with a switch",
         "a request to the switch has room for 12 other servers: remove servers, or remove `switch`",
     );
     let ten = many[..10].join(", ");
-    wrong(
+    fails(
         &consensus(&format!(
             "id = 1\nsecret = \"0123456789abcdef\"\nswitch = \"10.0.0.254\"\nservers = [{ten}] #!"
         )),
@@ -157,7 +157,7 @@ fn switches_have_an_address_of_their_own_and_few_servers() {
 
 #[test]
 fn a_secret_that_can_be_guessed_is_refused() {
-    wrong(
+    fails(
         &with("secret = \"0123456789abcde\" #!"),
         "`secret` has only 15 bytes",
         "write at least 16 bytes that nobody can guess, such as the output of `openssl rand -hex 32`, at \
@@ -167,29 +167,29 @@ fn a_secret_that_can_be_guessed_is_refused() {
 
 #[test]
 fn logs_and_loads_have_to_fit() {
-    wrong(
+    fails(
         &with("log_entries = 20\nwindow = 21 #!"),
         "`window` is 21 values, but the log has only 20 entries",
         "lower `window`, or raise `log_entries`",
     );
-    wrong(
+    fails(
         &with("log_entries = 1048576 #!\nmax_value = 1024"),
         "the log has 1064 MB",
         "the log has `log_entries` of `max_value` + 40 bytes each: lower one of the two, so that it has at \
          most 1024 MB",
     );
-    wrong(
+    fails(
         &with("max_value = 63\npropose = { size = 64 } #!"),
         "`size` is 64 bytes, but `max_value` is 63",
         "lower `size`, or raise `max_value` at all servers",
     );
-    wrong(&with("propose = { rate = 5 } #!"), "`propose` has no `size`", "add `size = 64`");
-    wrong(
+    fails(&with("propose = { rate = 5 } #!"), "`propose` has no `size`", "add `size = 64`");
+    fails(
         &with("propose = 64 #!"),
         "`propose` has to be a table, and is a whole number",
         "write a table in braces, such as `propose = { size = 64 }`",
     );
-    wrong(
+    fails(
         &with("heartbeat = 5 #!"),
         "there is no key `heartbeat` in [consensus]",
         "did you mean `heartbeat_us`? [consensus] takes `servers`, `id`, `port`, `switch`, `switch_port`, `secret`, `heartbeat_us`, `log_entries`, `max_value`, `max_snapshot`, `window` and `propose`",

@@ -18,7 +18,7 @@ mod swordbox;
 mod syntax;
 mod topology;
 mod tunnel;
-mod understood;
+mod valid;
 
 use super::{Config, Report, parse_on};
 use crate::machine::Machine;
@@ -113,12 +113,12 @@ fn problems_in(folder: &Path, text: &str) -> Vec<(usize, String, String)> {
 /// Asserts that there is exactly one problem, with this message and this help, on the line that is marked
 /// with `#!` (or on the first line, if none is marked).
 #[track_caller]
-fn wrong(text: &str, message: &str, help: &str) {
-    wrong_in(folder().path(), text, message, help);
+fn fails(text: &str, message: &str, help: &str) {
+    fails_in(folder().path(), text, message, help);
 }
 
 #[track_caller]
-fn wrong_in(folder: &Path, text: &str, message: &str, help: &str) {
+fn fails_in(folder: &Path, text: &str, message: &str, help: &str) {
     let line = text.lines().position(|line| line.contains("#!")).map_or(1, |index| index + 1);
     let found = problems_in(folder, text);
     assert_eq!(found, [(line, message.to_owned(), help.to_owned())], "in:{text}");

@@ -1,6 +1,6 @@
 //! Tests of `[nic]`.
 
-use super::{read, wrong};
+use super::{fails, read};
 use crate::config::FunctionConfig;
 use crate::host::{Client, HostConfig, Kind, PerftestConfig, ServiceConfig, Test};
 use rnic::{AckPolicy, PathMtu, Transport};
@@ -111,34 +111,34 @@ fn perftest_servers_are_read() {
 #[test]
 fn perftest_servers_need_a_test_and_their_own_port() {
     let perftest = |lines: &str| service(&["kind = \"perftest_server\"\n", lines].concat());
-    wrong(
+    fails(
         &perftest("").replace("[[nic.service]]", "[[nic.service]] #!"),
         "[[nic.service]] has no `test`",
         "add `test = \"write_bw\"`",
     );
-    wrong(
+    fails(
         &perftest("test = \"ib_send_bw\" #!"),
         "`test` cannot be `ib_send_bw`",
         "did you mean `send_bw`? it can be `write_bw`, `read_bw`, `send_bw`, `atomic_bw`, `write_lat`, `read_lat`, `send_lat` or `atomic_lat`",
     );
-    wrong(
+    fails(
         &perftest("test = \"read_bw\"\ntransport = \"uc\" #!"),
         "read_bw does not run on UC",
         "remove `transport`: UC has neither READs nor atomics",
     );
-    wrong(
+    fails(
         &perftest("test = \"read_bw\"\nmessages = 3 #!"),
         "there is no key `messages` in [[nic.service]]",
         "[[nic.service]] takes `kind`, `test`, `port`, `size` and `transport`",
     );
     let two = "test = \"read_bw\"\n[[nic.service]]\nkind = \"perftest_server\"\ntest = \"send_bw\"";
-    wrong(
+    fails(
         &perftest(two).replace("[nic]", "[nic] #!"),
         "two services listen at port 18515",
         "give one of them another `port`",
     );
     let nine = "addresses = [\"10.0.0.2/24\", ".to_owned() + &"\"10.0.0.3/24\", ".repeat(8) + "] #!";
-    wrong(
+    fails(
         &perftest("test = \"read_bw\"").replace("addresses = [\"10.0.0.2/24\"]", &nine),
         "a host with a perftest server has 9 addresses",
         "list at most 8, or remove the perftest server",
@@ -150,24 +150,24 @@ fn perftest_servers_need_a_test_and_their_own_port() {
 
 #[test]
 fn addresses_are_required_and_have_a_prefix() {
-    wrong(
+    fails(
         &nic("#!").replace("[nic]\n#!", "[nic] #!"),
         "[nic] has no `addresses`",
         "add `addresses = [\"10.0.0.2/24\"]`",
     );
-    wrong(
+    fails(
         &nic("addresses = [] #!"),
         "`addresses` is empty",
         "write the host's address, such as `addresses = [\"10.0.0.2/24\"]`",
     );
     for text in ["10.0.0.2", "10.0.0.2/33", "fd00::1/129", "here/24"] {
-        wrong(
+        fails(
             &nic(&format!("addresses = [\"{text}\"] #!")),
             &format!("`{text}` is no address with the length of its prefix"),
             "write `\"10.0.0.1/24\"` or `\"fd00::1/64\"`",
         );
     }
-    wrong(
+    fails(
         &nic("addresses = [\"10.0.0.2/24\"]\ngateways = [\"there\"] #!"),
         "`there` is no IP address",
         "write an address such as `\"10.0.0.1\"` or `\"fd00::1\"`",
@@ -176,12 +176,12 @@ fn addresses_are_required_and_have_a_prefix() {
 
 #[test]
 fn numbers_outside_of_their_range_are_reported() {
-    wrong(
+    fails(
         &nic("addresses = [\"10.0.0.2/24\"]\nmtu = 1500 #!"),
         "1500 is not a path MTU",
         "write 256, 512, 1024, 2048 or 4096; a port with MTU 1500 carries 1024",
     );
-    wrong(
+    fails(
         &nic("addresses = [\"10.0.0.2/24\"]\nvlan = 4095 #!"),
         "`vlan` cannot be 4095",
         "write a number from 1 to 4094, such as `vlan = 10`",
@@ -191,12 +191,12 @@ fn numbers_outside_of_their_range_are_reported() {
 #[test]
 fn a_host_has_one_port_and_one_worker() {
     let two = ["[[port]]\nname = \"b\"\nring = {}\n", PORT].concat().replace("\"a\"", "\"a\" #!");
-    wrong(
+    fails(
         &[&two, "[nic]\naddresses = [\"10.0.0.2/24\"]\n"].concat(),
         "a host has exactly one port",
         "remove it, or run another instance for another host",
     );
-    wrong(
+    fails(
         &["[runtime]\nworkers = [1, 2] #!\n", &nic("addresses = [\"10.0.0.2/24\"]")].concat(),
         "a host supports one worker",
         "write `workers = [1]`, or leave the key out",
@@ -205,18 +205,18 @@ fn a_host_has_one_port_and_one_worker() {
 
 #[test]
 fn services_need_valid_kinds_and_their_own_ports() {
-    wrong(
+    fails(
         &service("kind = \"rping\" #!"),
         "`kind` cannot be `rping`",
         "did you mean `rping_server`? it can be `rping_server`, `rping_client`, `ucmatose_server`, `ucmatose_client`, `memory` or `perftest_server`",
     );
-    wrong(
+    fails(
         &service("kind = \"memory\"\nserver = \"10.0.0.1\" #!"),
         "there is no key `server` in [[nic.service]]",
         "[[nic.service]] takes `kind`, `port` and `size`",
     );
     let twice = service("kind = \"memory\"\nport = 7471\n[[nic.service]]\nkind = \"ucmatose_server\"");
-    wrong(
+    fails(
         &twice.replace("[nic]", "[nic] #!"),
         "two services listen at port 7471",
         "give `memory` or `ucmatose_server` another `port`",

@@ -1,6 +1,6 @@
 //! Tests of `[onepipe]`.
 
-use super::{PORTS, folder, read, read_in, wrong};
+use super::{PORTS, fails, folder, read, read_in};
 use crate::config::{Clock, FunctionConfig, OnePipeConfig};
 use representative::Representative;
 use representative::config::{BeaconForm, Config, Incarnation, Link, Pace, Registers, Side};
@@ -137,24 +137,24 @@ fn every_key_is_read() {
 #[test]
 fn required_keys_and_the_number_of_workers_are_checked() {
     let bare = [PORTS, "[onepipe] #!\naddresses = [\"10.0.0.254/24\"]\n", LINK].concat();
-    wrong(&bare, "[onepipe] has no `incarnation`", "add `incarnation = \"chip\"`");
-    wrong(
+    fails(&bare, "[onepipe] has no `incarnation`", "add `incarnation = \"chip\"`");
+    fails(
         &onepipe("").replace("\"chip\"", "\"chips\" #!"),
         "`incarnation` cannot be `chips`",
         "did you mean `chip`? it can be `chip`, `switch-cpu` or `host`",
     );
-    wrong(
+    fails(
         &onepipe("").replace("[\"10.0.0.254/24\"]", "[] #!"),
         "`addresses` is empty",
         "write the switch's address, from which it sends beacons",
     );
-    wrong(
+    fails(
         &[PORTS, "[onepipe] #!\n", HEAD].concat(),
         "[onepipe] has no link",
         "add one for each neighbour, such as\n\n[[onepipe.links]]\nside = \"below\"\nport = \"host-a\"\nmac = \
          \"02:00:00:00:00:01\"\naddress = \"10.0.0.1\"\nqpn = 0x11",
     );
-    wrong(
+    fails(
         &["[runtime]\nworkers = [0, 1] #!\n", &onepipe("")].concat(),
         "[onepipe] supports one worker: barriers need the order of each link's frames",
         "write `workers = [1]`, or leave the key out",
@@ -163,51 +163,51 @@ fn required_keys_and_the_number_of_workers_are_checked() {
 
 #[test]
 fn times_and_numbers_have_a_range() {
-    wrong(
+    fails(
         &onepipe("beacon_interval_ns = 999 #!"),
         "`beacon_interval_ns` cannot be 999",
         "write a number from 1000 to 1000000, such as `beacon_interval_ns = 3000`",
     );
-    wrong(
+    fails(
         &onepipe("beacon_interval_ns = 1001\njoin_window_us = 10 #!"),
         "`join_window_us` is shorter than the time after which a link is dead",
         "write at least 11, which is `beacon_interval_ns` times `dead_after_intervals`; otherwise a dead \
          link could never come back",
     );
-    wrong(
+    fails(
         &onepipe("first_qp = 16777214 #!"),
         "`first_qp` cannot be 16777214",
         "write a number from 2 to 16777213, such as `first_qp = 256`",
     );
-    wrong(&onepipe("clock = \"ptp\" #!"), "`clock` cannot be `ptp`", "it can be `realtime` or `tai`");
+    fails(&onepipe("clock = \"ptp\" #!"), "`clock` cannot be `ptp`", "it can be `realtime` or `tai`");
 }
 
 #[test]
 fn links_have_valid_ports_addresses_and_detours() {
     let two = onepipe("") + &LINK.replace("port = \"a\"", "port = \"a\" #!");
-    wrong(
+    fails(
         &two,
         "two links are at port `a`",
         "give each link its own port; only `incarnation = \"host\"` distinguishes links by queue pair",
     );
     let host = two.replace("\"chip\"", "\"host\"");
     assert!(read_in(folder().path(), &host).is_ok(), "links share a port of a host");
-    wrong(&link("port = \"a\"", "port = \"c\" #!"), "there is no port `c`", "the ports are `a` and `b`");
-    wrong(
+    fails(&link("port = \"a\"", "port = \"c\" #!"), "there is no port `c`", "the ports are `a` and `b`");
+    fails(
         &link("\"10.0.0.1\"", "\"fd00::1\" #!"),
         "fd00::1 is an IPv6 address, but the switch has none",
         "add an IPv6 address to `addresses` of [onepipe], or write the neighbour's address of the other \
          version",
     );
-    wrong(&link("\"below\"", "\"under\" #!"), "`side` cannot be `under`", "it can be `below` or `above`");
-    wrong(&link("qpn", "beacon = \"write\" #!\nqpn"), "`beacon` cannot be `write`", "it can be `datagram`");
-    wrong(&link("qpn", "beacon = { va = 1 } #!\nqpn"), "`beacon` has no `rkey`", "add `rkey = 0x31506970`");
-    wrong(
+    fails(&link("\"below\"", "\"under\" #!"), "`side` cannot be `under`", "it can be `below` or `above`");
+    fails(&link("qpn", "beacon = \"write\" #!\nqpn"), "`beacon` cannot be `write`", "it can be `datagram`");
+    fails(&link("qpn", "beacon = { va = 1 } #!\nqpn"), "`beacon` has no `rkey`", "add `rkey = 0x31506970`");
+    fails(
         &link("qpn", "name = \"a\\nb\" #!\nqpn"),
         "`name` does not fit on a line",
         "write at most 64 characters",
     );
-    wrong(
+    fails(
         &link("qpn", "detour = [\"10.9.0.1\"] #!\nqpn"),
         "a switch needs no detour for its own beacons",
         "remove `detour`: frames that the switch sends at a port pass the port's link; only `incarnation = \
@@ -215,13 +215,13 @@ fn links_have_valid_ports_addresses_and_detours() {
     );
     let around =
         |ends: &str| link("qpn", &format!("detour = [{ends}] #!\nqpn")).replace("\"chip\"", "\"host\"");
-    wrong(
+    fails(
         &around("\"10.9.0.1\", \"10.9.0.2\", \"10.9.0.3\""),
         "a detour has at most two switches, the ends of the link",
         "write the addresses at which the two switches of the link end tunnels, the nearer one first",
     );
     for ends in ["\"10.9.0.1\", \"fd00::1\"", "\"fd00::1\""] {
-        wrong(
+        fails(
             &around(ends),
             "the addresses of a detour need one IP version, which the switch has as well",
             "write addresses of one IP version, of which `addresses` of [onepipe] has one: the tunnels \
@@ -230,7 +230,7 @@ fn links_have_valid_ports_addresses_and_detours() {
     }
     let queues = link("port = \"a\"", "port = \"a\" #!");
     let queues = queues.replacen("ring = {}", "ring = {}\nrx_queues = 2", 1);
-    wrong(
+    fails(
         &queues,
         "port `a` is at a link, but has 2 receive queues",
         "write `rx_queues = 1` for that port, or one capture: barriers need the order of each link's frames",
@@ -247,7 +247,7 @@ fn a_switch_that_routes_has_one_address() {
         switch(&onepipe(&format!("{routes}mac = \"02:00:00:00:00:fd\""))).mac,
         Some(MacAddr([2, 0, 0, 0, 0, 0xfd]))
     );
-    wrong(
+    fails(
         &onepipe(&format!("{routes}mac = \"02:00:00:00:00:fe\" #!")),
         "`mac` of the switch is 02:00:00:00:00:fe, but that of `routes` is 02:00:00:00:00:fd",
         "write the same address in both: hosts that resolve the switch's address also send to it the frames \

@@ -1,6 +1,6 @@
 //! Tests of `[p4ce]`.
 
-use super::{PORTS, read, wrong};
+use super::{PORTS, fails, read};
 use crate::config::{FunctionConfig, P4ceConfig};
 use p4ce::Limits;
 use rocev2::ethernet::MacAddr;
@@ -79,17 +79,17 @@ fn keys_and_defaults_are_read() {
 
 #[test]
 fn an_address_and_one_worker_are_required() {
-    wrong(
+    fails(
         &p4ce("").replace("[p4ce]", "[p4ce] #!"),
         "[p4ce] has no `addresses`",
         "add `addresses = [\"10.0.0.254/24\"]`",
     );
-    wrong(
+    fails(
         &p4ce("addresses = [] #!"),
         "`addresses` is empty",
         "write the address at which leaders request groups, such as `addresses = [\"10.0.0.254/24\"]`",
     );
-    wrong(
+    fails(
         &["[runtime]\nworkers = [0, 1] #!\n", &p4ce(ADDRESS)].concat(),
         "[p4ce] supports one worker",
         "write `workers = [1]`, or leave the key out",
@@ -98,12 +98,12 @@ fn an_address_and_one_worker_are_required() {
 
 #[test]
 fn permitted_hosts_are_named_by_subnet() {
-    wrong(
+    fails(
         &p4ce(&[ADDRESS, "\nleaders = [] #!"].concat()),
         "`leaders` is empty",
         "list the subnets of the permitted hosts, or remove the key to permit all",
     );
-    wrong(
+    fails(
         &p4ce(&[ADDRESS, "\nreplicas = [\"10.0.0.1/24\"] #!"].concat()),
         "`10.0.0.1/24` is not a prefix",
         "write an address whose bits after the prefix are zero, such as `\"10.0.0.0/8\"` or `\"fd00::/16\"`",
@@ -113,17 +113,17 @@ fn permitted_hosts_are_named_by_subnet() {
 #[test]
 fn lists_have_valid_replicas_and_their_own_numbers() {
     let list = |lines: &str| p4ce(&[ADDRESS, "\n[[p4ce.list]]\n", lines].concat());
-    wrong(
+    fails(
         &list("number = 1\nreplicas = [] #!"),
         "`replicas` lists 0 replicas",
         "list 1 to 16 replicas: `max_replicas` is the limit",
     );
-    wrong(
+    fails(
         &list("number = 1\nreplicas = [\"here\"] #!"),
         "`here` is no IP address",
         "write an address such as `\"10.0.0.1\"` or `\"fd00::1\"`",
     );
-    wrong(
+    fails(
         &list(
             "number = 1\nreplicas = [\"10.0.0.1\"]\n[[p4ce.list]]\nnumber = 1 #!\nreplicas = [\"10.0.0.2\"]",
         ),

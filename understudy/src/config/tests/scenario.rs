@@ -23,7 +23,7 @@ fn problems(text: &str) -> Vec<(usize, String, String)> {
 /// Asserts that there is exactly one problem, with this message and this help, on the line that is marked
 /// with `#!`.
 #[track_caller]
-fn wrong(text: &str, message: &str, help: &str) {
+fn fails(text: &str, message: &str, help: &str) {
     let line = text.lines().position(|line| line.contains("#!")).map_or(1, |index| index + 1);
     assert_eq!(problems(text), [(line, message.to_owned(), help.to_owned())], "in:{text}");
 }
@@ -98,22 +98,22 @@ fn a_printed_scenario_reads_as_the_same() {
 #[test]
 fn hosts_need_one_link_each_in_one_network() {
     assert_eq!(problems("[sim]\n")[0].1, "the scenario has fewer than two hosts");
-    wrong(
+    fails(
         &link("[[switch]]\nname = \"a\" #!"),
         "two nodes have the name `a`",
         "give each host and switch its own name",
     );
-    wrong(
+    fails(
         &link("[[host]]\nname = \"c\" #!\naddress = \"10.0.0.3/24\""),
         "host `c` has 0 links, but needs exactly one",
         "join hosts to a `[[switch]]`, or two hosts to each other",
     );
-    wrong(
+    fails(
         &link("").replace("10.0.0.2", "10.0.0.1").replace("name = \"b\"", "name = \"b\" #!"),
         "`a` and `b` have the same address",
         "give each host its own `address`",
     );
-    wrong(
+    fails(
         &link("").replace("10.0.0.2", "fd00::2").replace("name = \"b\"", "name = \"b\" #!"),
         "`a` and `b` have addresses of different IP versions",
         "give all hosts IPv4 addresses, or all IPv6 addresses",
@@ -121,13 +121,13 @@ fn hosts_need_one_link_each_in_one_network() {
     let ends = |ends: [&str; 2]| format!("[[link]]\nends = [\"{}\", \"{}\"]\n", ends[0], ends[1]);
     let switches = "[[switch]]\nname = \"s\"\n[[switch]]\nname = \"t\"\n";
     let apart = [HOSTS, switches, &ends(["a", "s"]), &ends(["b", "t"])].concat();
-    wrong(
+    fails(
         &apart.replace("name = \"b\"", "name = \"b\" #!"),
         "no path joins `a` and `b`",
         "add a `[[link]]` between the parts",
     );
     let loops = [&apart, &ends(["s", "t"]), "[[link]]\nends = [\"t\", \"s\"] #!\n"].concat();
-    wrong(
+    fails(
         &loops,
         "`t` and `s` are already joined",
         "remove a link: learning bridges send frames to unknown addresses around a loop for ever",
@@ -136,18 +136,18 @@ fn hosts_need_one_link_each_in_one_network() {
 
 #[test]
 fn ranges_have_two_numbers_in_order() {
-    wrong(
+    fails(
         &link("loss = [0.1, 0] #!"),
         "the range `loss` ends before it begins",
         "write the smaller number first: `[least, greatest]`",
     );
-    wrong(
+    fails(
         &link("loss = [0.1] #!"),
         "`loss` has to be a number or two numbers",
         "write a number, or `[least, greatest]`, from which the seed draws one",
     );
-    wrong(&link("loss = 1.5 #!"), "`loss` cannot be 1.5", "write a number from 0 to 1");
-    wrong(
+    fails(&link("loss = 1.5 #!"), "`loss` cannot be 1.5", "write a number from 0 to 1");
+    fails(
         &link("mtu = 1500\n[verbs]\nmtu = [256, 4096] #!"),
         "packets of this size exceed the MTU of a link",
         "with headers they have 4180 bytes: give the link between `a` and `b` an `mtu` of at least 4180",
@@ -156,12 +156,12 @@ fn ranges_have_two_numbers_in_order() {
 
 #[test]
 fn unknown_names_are_reported() {
-    wrong(
+    fails(
         &link("los = 0.1 #!"),
         "there is no key `los` in [[link]]",
         "did you mean `loss`? [[link]] takes `ends`, `rate_gbps`, `delay_us`, `jitter_us`, `loss`, `duplicate`, `reorder`, `reorder_by_us`, `corrupt`, `mtu`, `queue` and `ecn`",
     );
-    wrong(
+    fails(
         &link("").replace("ends = [\"a\", \"b\"]", "ends = [\"a\", \"c\"] #!"),
         "there is no host or switch `c`",
         "it can be `a` or `b`",
@@ -174,15 +174,15 @@ fn faults_need_the_right_nodes_and_keys() {
      [\"a\", \"b\"]`, `link = [\"a\", \"b\"]` with `mtu`, `swap = [\"a\", \"b\"]`, `stranger = \"s\"` with \
      `lies`, `rehash = \"a\"` with `salt`, or `clock = \"a\"` with `step_us` or `drift_ppm`; `for_us` is \
      the duration";
-    wrong(&link("[[fault]] #!\nat_us = 1"), "a [[fault]] needs exactly one event with all of its keys", each);
-    wrong(
+    fails(&link("[[fault]] #!\nat_us = 1"), "a [[fault]] needs exactly one event with all of its keys", each);
+    fails(
         &link("[[fault]]\nat_us = 1\ncrash = \"c\" #!"),
         "there is no host or switch `c`",
         "it can be `a` or `b`",
     );
     for key in ["partition", "mute"] {
         for nodes in ["[]", "[\"a\", \"b\"]"] {
-            wrong(
+            fails(
                 &link(&format!("[[fault]]\nat_us = 1\n{key} = {nodes} #!")),
                 "no link leads from these nodes to other nodes",
                 "name the hosts and switches of one side only, such as `[\"a\"]`",
@@ -190,33 +190,33 @@ fn faults_need_the_right_nodes_and_keys() {
         }
     }
     for hosts in ["[\"a\"]", "[\"a\", \"a\"]", "[\"a\", \"b\", \"a\"]"] {
-        wrong(
+        fails(
             &link(&format!("[[fault]]\nat_us = 1\npart = {hosts} #!")),
             "`part` needs two hosts, which then do not receive each other's packets",
             "write `part = [\"a\", \"b\"]`",
         );
-        wrong(
+        fails(
             &link(&format!("[[fault]]\nat_us = 1\nmtu = 300\nlink = {hosts} #!")),
             "no link joins these two nodes",
             "write the `ends` of a `[[link]]`",
         );
     }
-    wrong(
+    fails(
         &link("[[fault]]\nat_us = 1\nlies = 3\nstranger = \"a\" #!"),
         "`stranger` needs the switch at which the outsider is",
         "name a `[[switch]]`",
     );
-    wrong(
+    fails(
         &link("[[fault]]\nat_us = 1\nswap = [\"a\"] #!"),
         "`swap` needs two hosts, which then swap their ports",
         "write `swap = [\"a\", \"b\"]`",
     );
-    wrong(
+    fails(
         &link("[[fault]]\nat_us = 1\nswap = [\"a\", \"b\"] #!"),
         "hosts swap their ports only at one switch",
         "name two hosts that are linked to the same `[[switch]]`",
     );
-    wrong(
+    fails(
         &star("", "[[fault]]\nat_us = 1\nsalt = 7\nrehash = \"s\" #!"),
         "`rehash` needs a host: a switch has no UDP source ports",
         "name a `[[host]]`",
@@ -233,7 +233,7 @@ fn faults_need_the_right_nodes_and_keys() {
         "crash = \"a\"\nmute = [\"a\"]",
         "step_us = 1\npause = \"a\"",
     ] {
-        wrong(
+        fails(
             &link(&format!("[[fault]] #!\nat_us = 1\n{keys}")),
             "a [[fault]] needs exactly one event with all of its keys",
             each,
@@ -271,21 +271,21 @@ fn groups_need_leaders_and_one_switch() {
     assert_eq!(scenario.work, Work::Groups(groups));
     let one = "[groups] needs exactly one switch that replicates";
     let add = "add a `[[switch]]` with `function = \"p4ce\"` and an `address`";
-    wrong(&star("", "[groups] #!\nleaders = [\"a\"]"), one, add);
+    fails(&star("", "[groups] #!\nleaders = [\"a\"]"), one, add);
     let some = "`leaders` has to name some of the hosts, each once";
     for leaders in ["[]", "[\"a\", \"a\"]", "[\"a\", \"b\", \"c\"]"] {
         let text = star(P4CE, &format!("[groups]\nleaders = {leaders} #!"));
-        wrong(&text, some, "name at least one host, and leave out at least one, which is a replica");
+        fails(&text, some, "name at least one host, and leave out at least one, which is a replica");
     }
     let names = "it can be `a`, `b` or `c`";
-    wrong(&star(P4CE, "[groups]\nleaders = [\"s\"] #!"), "there is no host `s`", names);
+    fails(&star(P4CE, "[groups]\nleaders = [\"s\"] #!"), "there is no host `s`", names);
     let both = star(P4CE, "[groups]\nleaders = [\"a\"]\n[verbs] #!\nsrq = true");
-    wrong(&both, "a scenario has `[verbs]` or `[groups]`, not both", "remove `[verbs]` or `[groups]`");
+    fails(&both, "a scenario has `[verbs]` or `[groups]`, not both", "remove `[verbs]` or `[groups]`");
     let quorum = star(P4CE, "[groups]\nleaders = [\"a\"]\nquorum = 3 #!");
-    wrong(&quorum, "`quorum` cannot be 3", "write a number from 0 to 2");
+    fails(&quorum, "`quorum` cannot be 3", "write a number from 0 to 2");
     let v6 =
         star(&P4CE.replace("10.0.0.254/24", "fd00::1/64"), "").replace("name = \"s\"", "name = \"s\" #!");
-    wrong(
+    fails(
         &v6,
         "`a` and `s` have addresses of different IP versions",
         "give all IPv4 addresses, or all IPv6 addresses",

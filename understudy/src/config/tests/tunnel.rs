@@ -1,6 +1,6 @@
 //! Tests of `[tunnel]`.
 
-use super::{FORWARD, PORTS, read, wrong};
+use super::{FORWARD, PORTS, fails, read};
 use crate::config::TunnelConfig;
 use rocev2::ethernet::MacAddr;
 use switch::tunnel::{Config, Onward};
@@ -58,24 +58,24 @@ fn keys_and_defaults_are_read() {
 
 #[test]
 fn inner_packets_need_exactly_one_next_hop() {
-    wrong(
+    fails(
         &[PORTS, &TUNNEL.replace("[tunnel]", "[tunnel] #!"), BRIDGE].concat(),
         "[tunnel] does not define where inner packets go",
         "add `next_hops = [{ address = \"10.0.1.1\", mac = \"02:00:00:00:01:01\" }]`, or make the switch a \
          router, by `routes` with a `mac`: inner packets arrive with this switch's own MAC address, which \
          gives a bridge or a wire no destination",
     );
-    wrong(
+    fails(
         &[PORTS, TUNNEL, &HOPS.replace('\n', " #!\n"), ROUTER].concat(),
         "`next_hops` is not valid for a router",
         "remove it: a router sends inner packets on by `routes`, and by the `mac` of the next hops there",
     );
-    wrong(
+    fails(
         &[PORTS, TUNNEL, "mac = \"02:00:00:00:00:fd\" #!\n", ROUTER].concat(),
         "`mac` of [tunnel] is 02:00:00:00:00:fd, but the router's is 02:00:00:00:00:fe",
         "remove `mac`, or write that of `routes`: the router drops frames for other addresses",
     );
-    wrong(
+    fails(
         &[PORTS, &TUNNEL.replace("[tunnel]", "[tunnel] #!"), "[impair]\npairs = [[\"a\", \"b\"]]\n"].concat(),
         "[tunnel] needs [forward] or [onepipe]",
         "remove it, or replace the function by [forward] or [onepipe]: only these end tunnels",
@@ -84,47 +84,47 @@ fn inner_packets_need_exactly_one_next_hop() {
 
 #[test]
 fn invalid_addresses_are_reported() {
-    wrong(
+    fails(
         &slip("[\"10.255.0.1\"]", "[] #!"),
         "`addresses` has 0 addresses",
         "write 1 to 65536 addresses, such as `addresses = [\"10.255.0.1\"]`",
     );
-    wrong(
+    fails(
         &slip("[\"10.0.1.1\"]", "[] #!"),
         "`sources` has 0 addresses",
         "write 1 to 65536 addresses, such as `sources = [\"10.0.1.1\", \"10.255.0.5\"]`",
     );
     for address in ["224.0.0.1", "0.0.0.0", "127.0.0.1"] {
-        wrong(
+        fails(
             &slip("10.255.0.1\"]", &format!("{address}\"] #!")),
             &format!("{address} is not a routable unicast address"),
             ADDRESS_HELP,
         );
     }
-    wrong(
+    fails(
         &slip("[\"10.0.1.1\"]", "[\"10.0.1.1\", \"10.0.1.1\"] #!"),
         "10.0.1.1 is listed twice",
         "remove one of the two",
     );
-    wrong(
+    fails(
         &slip("10.0.1.1\"]", "fd00::1\"] #!"),
         "fd00::1 is an IPv6 address, but no tunnel ends at one",
         "add an IPv6 address to `addresses`, or write the source's address of the other version: one header \
          holds both",
     );
-    wrong(
+    fails(
         &slip("sources", "source = 1 #!\nsources"),
         "there is no key `source` in [tunnel]",
         "did you mean `sources`? [tunnel] takes `mac`, `addresses`, `sources` and `next_hops`",
     );
     let hop = HOPS.trim_end().replace(']', ", ");
-    wrong(
+    fails(
         &[PORTS, TUNNEL, &hop, "{ address = \"10.0.1.1\", mac = \"02:00:00:00:00:02\" }] #!\n", BRIDGE]
             .concat(),
         "10.0.1.1 is listed twice",
         "remove one of the two",
     );
-    wrong(
+    fails(
         &[
             PORTS,
             TUNNEL,
