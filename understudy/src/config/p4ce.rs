@@ -130,7 +130,7 @@ pub(super) fn secret(table: &Table<'_>) -> Option<Secret> {
         let problem =
             value.problem(format!("`secret` has only {} bytes", text.len())).label("can be guessed");
         value.add(problem.help(format!(
-            "write at least {MIN_SECRET} bytes that nobody can guess, such as the output of `openssl \
+            "write at least {MIN_SECRET} random bytes, such as the output of `openssl \
              rand -hex 32`, at all servers and the switch"
         )));
         return None;

@@ -160,7 +160,7 @@ fn a_secret_that_can_be_guessed_is_refused() {
     fails(
         &with("secret = \"0123456789abcde\" #!"),
         "`secret` has only 15 bytes",
-        "write at least 16 bytes that nobody can guess, such as the output of `openssl rand -hex 32`, at \
+        "write at least 16 random bytes, such as the output of `openssl rand -hex 32`, at \
          all servers and the switch",
     );
 }

@@ -47,7 +47,7 @@ fn keys_and_defaults_are_read() {
         "vlan = 7\nport = 9\ngroups = 3\nmax_replicas = 4\nsilent_after_ms = 0\nsetup_timeout_ms = 50\nstations = 9",
         "leaders = [\"10.0.0.0/24\"]\nreplicas = [\"10.1.0.0/16\", \"fd00::/64\"]\ngroups_per_leader = 2",
         "leader_requests_per_s = 5\nrequests_per_s = 6",
-        "secret = \"a secret that nobody guesses\"\nageing_s = 8\ncounted_qps = 0\nseed = 5\n[[p4ce.list]]\nnumber = 2\nreplicas = [\"10.0.0.1\", \"10.0.0.2\"]",
+        "secret = \"a secret of enough bytes\"\nageing_s = 8\ncounted_qps = 0\nseed = 5\n[[p4ce.list]]\nnumber = 2\nreplicas = [\"10.0.0.1\", \"10.0.0.2\"]",
     ];
     let expected = P4ceConfig {
         mac: Some(MacAddr([2, 0, 0, 0, 0, 0xfe])),
@@ -67,7 +67,7 @@ fn keys_and_defaults_are_read() {
             requests: 6,
             ..Limits::default()
         },
-        secret: Some(p4ce::Secret::new("a secret that nobody guesses")),
+        secret: Some(p4ce::Secret::new("a secret of enough bytes")),
         lists: [(2, vec![[10, 0, 0, 1].into(), [10, 0, 0, 2].into()])].into(),
         stations: MacTable { capacity: 9, ageing: Nanos::from_secs(8), fixed: Vec::new() },
         ports: 2,

@@ -76,8 +76,8 @@ fn fails(old: &str, new: &str, message: &str, help: &str) {
     let text = whole.replacen(old, new, 1);
     let line = text.lines().position(|line| line.contains("#!")).map_or(1, |index| index + 1);
     let found = read(&text).expect_err("the file is invalid");
-    let places: Vec<_> = found.iter().map(|(line, message, _)| (*line, message.as_str())).collect();
-    assert_eq!(places, [(line, message)]);
+    let messages: Vec<_> = found.iter().map(|(line, message, _)| (*line, message.as_str())).collect();
+    assert_eq!(messages, [(line, message)]);
     assert!(found[0].2.contains(help), "{}", found[0].2);
 }
 
@@ -133,8 +133,8 @@ fn each_slip_is_reported_at_its_place() {
     fails("\"10.255.0.1\"", "\"224.0.0.1\" #!", "224.0.0.1 is not a routable unicast address", "routes to");
     for address in ["224.0.0.1/24", "10.0.1.255/24", "10.0.1.0/24", "127.0.0.1/8"] {
         let ip = address.split('/').next().unwrap();
-        let said = format!("{ip} is not an address of a host");
-        fails("\"10.0.1.1/24\"", &format!("\"{address}\" #!"), &said, "such as `10.0.0.1/24`");
+        let message = format!("{ip} is not an address of a host");
+        fails("\"10.0.1.1/24\"", &format!("\"{address}\" #!"), &message, "such as `10.0.0.1/24`");
     }
     fails(
         "switch = \"tor1\"\n",
