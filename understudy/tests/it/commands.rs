@@ -140,7 +140,7 @@ fn plan_describes_a_network_and_writes_its_configurations() {
         "Of 96 directions of links, 40 need a detour.",
         "ip decap-group onepipe",
         "\"tunnel_type\": \"IPINIP\"",
-        "`--out DIR` writes this, and 42 configurations",
+        "`--out DIR` writes these, and 42 configurations",
     ] {
         assert!(shown.contains(words), "{words:?} is missing in\n{shown}");
     }

@@ -263,7 +263,7 @@ fn configuration_errors_are_reported_with_a_remedy() {
     let cases = [
         (
             format!("{one}first_qpn = 7\nqps = 3\n{one}first_qpn = 9"),
-            "both count PSNs of queue pair 0x9 of 10.0.0.2: their PSNs collide",
+            "both use queue pair 0x9 of 10.0.0.2: their PSNs collide",
             "write `first_qpn = 0xa` here",
         ),
         (
@@ -278,26 +278,26 @@ fn configuration_errors_are_reported_with_a_remedy() {
         ),
         (
             format!("{one}rate = {{ packets_per_s = [1, 2] }}"),
-            "a ramp has two rates, and a time",
+            "a ramp needs two rates and `over_s`",
             "over_s = 10",
         ),
-        (format!("{one}rate = {{}}"), "`rate` says no rate", "packets_per_s"),
-        (format!("{one}coalesce = 3"), "`coalesce` is nothing to `verb = \"write\"`", "verb = \"ack\""),
+        (format!("{one}rate = {{}}"), "`rate` has no rate", "packets_per_s"),
+        (format!("{one}coalesce = 3"), "`coalesce` is not valid for `verb = \"write\"`", "verb = \"ack\""),
         (format!("{one}outstanding = 4\nack_every = 9"), "have to ask for them", "ack_every = 1"),
         (
             format!("{one}name = \"x\"\n{one}first_qpn = 8000\nname = \"x\""),
-            "two streams are called `x`",
-            "a name of its own",
+            "two streams have the name `x`",
+            "its own name",
         ),
         (
             one.replace("\"write\"", "\"fetch_add\"") + "size = 8",
-            "`size` is nothing to `verb = \"fetch_add\"`",
+            "`size` is not valid for `verb = \"fetch_add\"`",
             "remove it",
         ),
         (
             one.replace("dst = \"10.0.0.2\"", "dst = \"fd00::2\""),
             "different versions of IP",
-            "of one version",
+            "of the same IP version",
         ),
         (one.replace("\"write\"", "\"wrote\""), "`verb` cannot be `wrote`", "did you mean `write`?"),
         (
@@ -318,7 +318,7 @@ fn configuration_errors_are_reported_with_a_remedy() {
         (
             format!("{one}malformed = 1.0\npackets = 7"),
             "of those that are not 7 are to be sent: that would never end",
-            "leave `packets` out",
+            "replace `packets` by `duration_s`",
         ),
         (String::new(), "[pktgen] has no stream", "[[pktgen.stream]]"),
     ];
@@ -340,7 +340,7 @@ fn configuration_errors_are_reported_with_a_remedy() {
     }
     let (_folder, path) = file(&format!("{ports}respond = true\n{one}"));
     let shown = text(&understudy(&["check", &path]).stderr);
-    assert!(shown.contains("nobody receives them"), "{shown}");
+    assert!(shown.contains("`respond` needs `receive`"), "{shown}");
 }
 
 const RING: &str = "[[port]]\nname = \"out\"\nring = {}\n[pktgen]\nsend = \"out\"\n";
@@ -352,19 +352,19 @@ fn keys_that_a_verb_does_not_allow_are_reported_with_a_remedy() {
         (
             one.replace("\"write\"", "\"read\"") + "latency = true",
             "read has no payload that could carry the time",
-            "with `outstanding` the round trip is measured",
+            "`outstanding` measures the round trip",
         ),
         (
             one.replace("\"write\"", "\"ack\"") + "latency = true",
             "ack has no payload that could carry the time",
-            "leave `latency` out",
+            "remove `latency`",
         ),
         (
             one.replace("dst = \"10.0.0.2\"", "dst = \"10.0.0.1\""),
             "source and destination are both 10.0.0.1",
-            "an address of its own",
+            "its own address",
         ),
-        (format!("{one}timeout_us = 9"), "`timeout_us` is nothing without `outstanding`", "outstanding = 16"),
+        (format!("{one}timeout_us = 9"), "`timeout_us` needs `outstanding`", "outstanding = 16"),
     ];
     for (stream, message, help) in cases {
         let (_folder, path) = file(&format!("{RING}{stream}\n"));
@@ -399,7 +399,7 @@ fn keys_are_refused_for_exactly_the_verbs_without_them() {
         let (_folder, path) = file(&(format!("{RING}{stream}") + &lines(false).collect::<String>()));
         let report = report(&understudy(&["check", &path, "--json"]));
         let errors = report["errors"].as_array().unwrap();
-        let printed = format!("is nothing to `verb = \"{verb}\"`");
+        let printed = format!("is not valid for `verb = \"{verb}\"`");
         assert_eq!(errors.len(), lines(false).count(), "{report}");
         assert!(
             errors.iter().all(|error| error["message"].as_str().unwrap().ends_with(&printed)),

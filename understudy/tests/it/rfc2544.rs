@@ -188,10 +188,10 @@ fn configuration_errors_are_reported_with_a_remedy() {
     let hosts = "src = \"10.0.0.1\"\ndst = \"10.0.0.2\"\n";
     let cases = [
         (format!("{hosts}frame_sizes = [2000]"), "frames of 1998 bytes do not fit", "mtu = 1980"),
-        (format!("{hosts}link_gbps = 10\npackets_per_s = 5"), "both say what the most is", "keep one"),
+        (format!("{hosts}link_gbps = 10\npackets_per_s = 5"), "both set the highest rate", "keep one"),
         (format!("{hosts}verb = \"read\""), "`verb` cannot be `read`", "write"),
         (format!("{hosts}repeat = 5"), "there is no key `repeat`", "did you mean `repeats`?"),
-        ("src = \"10.0.0.1\"\ndst = \"fd00::2\"".into(), "different versions of IP", "one version"),
+        ("src = \"10.0.0.1\"\ndst = \"fd00::2\"".into(), "different IP versions", "the same version"),
         ("src = \"10.0.0.1\"".into(), "has no `dst`", "dst = "),
     ];
     for (rest, message, help) in cases {

@@ -1,4 +1,4 @@
-//! What is right, and what it becomes.
+//! Tests of valid files, and of the configurations that they make.
 
 use super::{FORWARD, PORTS, captures, device, forward, read, read_in, runtime};
 use crate::config::FunctionConfig;
@@ -19,7 +19,7 @@ fn function(text: &str) -> Forward {
     }
 }
 
-/// The device that these lines of a port make.
+/// Returns the device that these lines of a port make.
 fn device_of(lines: &str) -> Device {
     let folder = captures();
     let text = format!("[runtime]\nhugepages = true\n{}", device(lines));
@@ -28,7 +28,7 @@ fn device_of(lines: &str) -> Device {
 }
 
 #[test]
-fn defaults() {
+fn absent_keys_have_defaults() {
     let config = read(&[PORTS, FORWARD].concat());
     let port = |name: &str| Port {
         name: name.into(),
@@ -61,7 +61,7 @@ fn defaults() {
 }
 
 #[test]
-fn every_key_of_runtime() {
+fn every_key_of_runtime_is_read() {
     let config = read(&runtime(
         r#"workers = [1, "any", 3, "any"]
            memory_mb = 700
@@ -87,14 +87,14 @@ fn every_key_of_runtime() {
 }
 
 #[test]
-fn every_key_of_a_port() {
+fn every_key_of_a_port_is_read() {
     let config = read(&device("ring = {}\nmtu = 9000\nrx_queues = 2\ndescriptors = 1024\nbuffers = 20000"));
     let port = &config.runtime.ports[0];
     assert_eq!((port.mtu, port.rx_queues, port.descriptors, port.buffers), (9000, 2, 1024, 20000));
 }
 
 #[test]
-fn devices() {
+fn every_device_is_read() {
     let interface = || "eth1".to_owned();
     let pci = |devargs: &[&str]| Device::Pci {
         address: "0000:3b:00.1".into(),
@@ -149,7 +149,7 @@ fn captures_lie_beside_the_file() {
             infinite: false
         }
     );
-    // Played over and over, a capture is kept in the port's buffers: 16,000 frames more than 1,536 need 32,768.
+    // A capture that is repeated stays in the port's buffers: 16,000 frames and 1,536 buffers need 32,768.
     let files = ["\"many.pcap\""; 5].join(", ");
     let endless = device(&format!("pcap = {{ rx = [{files}], infinite = true }}"));
     assert_eq!((endless.buffers, endless.rx_queues), (32768, 0));
@@ -173,12 +173,12 @@ fn both_ends_of_a_memif_can_be_ports() {
 fn memory_grows_with_the_buffers() {
     let mb = |lines: &str| match read(&device(lines)).runtime.eal.memory {
         Memory::Ordinary { mb } => mb,
-        Memory::HugePages { .. } => panic!("nobody asked for huge pages"),
+        Memory::HugePages { .. } => panic!("huge pages are not configured"),
     };
-    // A buffer of 2,368 bytes fits once into a page of 4 KB, and one of more than that takes two or three.
+    // A buffer of 2,368 bytes fits once into a page of 4 KB; a longer buffer takes two or three pages.
     assert_eq!(mb("ring = {}\nbuffers = 65536"), 304);
     assert!(mb("ring = {}\nbuffers = 65536\nmtu = 9000") >= 3 * 256);
-    // Each worker of a hardware port has a receive and a send queue.
+    // Each worker of a hardware port has a receive queue and a send queue.
     let text = runtime("workers = [0, 1, 2, 3]\nhugepages = true");
     let config = read(&text.replacen("ring = {}", "pci = \"0000:3b:00.0\"\ndescriptors = 4096", 1));
     assert_eq!(config.runtime.ports[0].buffers, 65536);
@@ -186,7 +186,7 @@ fn memory_grows_with_the_buffers() {
 }
 
 #[test]
-fn faults_by_name_or_all_or_none() {
+fn faults_are_read_by_name_or_as_all_or_none() {
     let with = |lines: &str| function(&forward(&format!("pairs = [[\"a\", \"b\"]]\n{lines}")));
     assert_eq!(with("drop = \"all\"").drop, FaultSet::ALL);
     assert_eq!(with("drop = \"none\"").drop, FaultSet::NONE);
@@ -203,13 +203,13 @@ fn faults_by_name_or_all_or_none() {
 }
 
 #[test]
-fn a_port_can_reflect() {
+fn a_port_can_be_paired_with_itself() {
     let pairs = function(&forward(r#"pairs = [["b", "b"], ["a", "a"]]"#)).topology;
     assert_eq!(pairs, Topology::Pairs(vec![(PortId(1), PortId(1)), (PortId(0), PortId(0))]));
 }
 
 #[test]
-fn a_bridge() {
+fn a_bridge_is_read() {
     let fixed = r#"{ mac = "52:54:00:00:00:01", port = "b" }"#;
     let table = |capacity, seconds, fixed: &[(MacAddr, PortId)]| {
         Topology::Mac(MacTable { capacity, ageing: Nanos::from_secs(seconds), fixed: fixed.to_vec() })
@@ -221,6 +221,6 @@ fn a_bridge() {
 }
 
 #[test]
-fn unsaid_is_as_empty() {
+fn an_empty_runtime_equals_an_absent_one() {
     assert_eq!(read(&runtime("")).runtime, read(&[PORTS, FORWARD].concat()).runtime);
 }
