@@ -1,4 +1,5 @@
-//! The application: it proposes, applies what is decided, and can be looked at from another thread.
+//! The replicated application: proposes values, applies decided ones, and publishes a copy of its state for
+//! other threads.
 
 use super::{Account, ConsensusConfig, Load, Way};
 use p4ce::consensus::{BootstrapError, Decided, Server, Standing, Waiting};
@@ -8,26 +9,27 @@ use std::sync::{Arc, Mutex};
 use switch::Nanos;
 use switch::table::mix;
 
-/// How often what can be seen is brought up to date
+/// Interval at which the published state is refreshed
 const SHOW_EVERY: Nanos = Nanos::from_millis(10);
-/// Entries between two states that are told, to be compared with other servers'
+/// Values between two checkpoints, which are compared with those of other servers
 const CHECKPOINT: u64 = 1024;
-/// How many of them are told at once
+/// Checkpoints that are kept
 const CHECKPOINTS: usize = 32;
-/// A load that fell further behind than this does not make up for it.
+/// Largest backlog of a paced load: the load does not make up for values that are overdue by more than this
 const LATE: Nanos = Nanos::from_millis(100);
 
-/// The state of the replicated application: the same after the same values in the same order, and no other.
+/// State of the replicated application: equal after the same values in the same order, and different
+/// otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) struct State {
     /// Values applied
     pub(crate) count: u64,
-    /// What they come to
+    /// Running hash of the values
     pub(crate) hash: u64,
 }
 
 impl State {
-    /// Bytes of a snapshot
+    /// Length of a snapshot, in bytes
     pub(crate) const LEN: usize = 16;
 
     pub(super) fn apply(&mut self, value: &[u8]) {
@@ -52,28 +54,28 @@ impl State {
     }
 }
 
-/// What can be seen of a server from outside.
+/// State of a server as other threads see it.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
     pub(crate) standing: Standing,
-    /// What it waits for while it counts for nothing
+    /// What the server waits for while it is not a member
     pub(crate) waits_for: Option<Waiting>,
-    /// Requests of hosts that it does not take for servers
+    /// Connection requests that were refused because they do not come from a server of the group
     pub(crate) refused: u64,
     pub(crate) leader: Option<u8>,
-    /// How its values go, while it leads
+    /// Replication path, while the server leads
     pub(crate) way: Option<Way>,
     pub(crate) state: State,
-    /// Values that it applied one by one, not by a snapshot
+    /// Values applied one by one, without those that came in a snapshot
     pub(crate) applied: u64,
-    /// Earlier states, after multiples of so many values
+    /// Earlier states, one per [`CHECKPOINT`] values
     pub(crate) checkpoints: VecDeque<State>,
-    /// Longest time in which nothing was decided, since this was last taken
+    /// Longest time without a decision since the reader last reset this field
     pub(crate) pause: Nanos,
     pub(crate) direct: Account,
     pub(crate) switch: Account,
     pub(crate) counters: Counters,
-    /// Why it cannot go on
+    /// Reason why the server cannot continue
     pub(crate) error: Option<String>,
 }
 
@@ -97,7 +99,7 @@ impl Seen {
     }
 }
 
-/// When counters were last looked at, and what they were
+/// NIC counters at the time of the last count
 #[derive(Clone, Copy, Debug, Default)]
 struct Mark {
     at: Nanos,
@@ -105,33 +107,33 @@ struct Mark {
     received: u64,
 }
 
-/// A server and its application.
+/// A server of the group and its application.
 pub(crate) struct Replica {
     server: Server,
     load: Option<Load>,
     incarnation: u64,
-    /// The operator has told it to begin the group.
+    /// Whether the operator requested that this server bootstraps the group
     begins: bool,
     value: Vec<u8>,
     /// Values proposed
     proposed: u64,
-    /// When the next one is due
+    /// Time at which the next value is due
     due: Nanos,
-    /// Those under way, and when they were proposed
+    /// Indices of undecided proposals, and the times at which they were proposed
     under_way: VecDeque<(u64, Nanos)>,
     mark: Mark,
-    /// When something was last decided
+    /// Time of the last decision
     decided_at: Option<Nanos>,
     ran: Nanos,
     shown: Nanos,
-    /// What is shown, as it is now
+    /// Current state, copied to `seen` every [`SHOW_EVERY`]
     now: Seen,
     seen: Arc<Mutex<Seen>>,
 }
 
 impl Replica {
-    /// A server whose life has this name. `begins` has it begin the group, empty, when it sees that all servers run and
-    /// none is a member.
+    /// Creates a server with this incarnation number. With `begins`, the server bootstraps the group, empty,
+    /// once it has seen that all servers run and none is a member.
     pub(crate) fn new(config: &ConsensusConfig, incarnation: u64, begins: bool) -> Self {
         Self {
             server: Server::new(config.server(incarnation)),
@@ -151,7 +153,7 @@ impl Replica {
         }
     }
 
-    /// What it has done, to be read from another thread
+    /// Returns the state that other threads may read.
     pub(crate) fn seen(&self) -> Arc<Mutex<Seen>> {
         self.seen.clone()
     }
@@ -163,7 +165,7 @@ impl Replica {
         }
     }
 
-    /// Counts what has come about since the last time to the way that was taken since.
+    /// Adds the time and packets since the last call to the account of the replication path used since then.
     fn count(&mut self, nic: &Rnic, now: Nanos) {
         let counters = nic.counters();
         let mark = Mark { at: now, sent: counters.sent, received: counters.received };
@@ -176,7 +178,7 @@ impl Replica {
         }
     }
 
-    /// Applies what is decided.
+    /// Applies decided values and snapshots.
     fn apply(&mut self, now: Nanos) {
         while let Some(decided) = self.server.poll_decided() {
             if let Some(before) = self.decided_at.replace(now) {
@@ -206,7 +208,7 @@ impl Replica {
                 }
                 Decided::Snapshot { next, state } => match State::from_bytes(&state) {
                     Some(state) if state.count == next => self.now.state = state,
-                    _ => self.fail(format!("a snapshot of {next} entries that is none of this application")),
+                    _ => self.fail(format!("a snapshot of {next} entries is not valid for this application")),
                 },
             }
         }
@@ -233,7 +235,8 @@ impl Replica {
         }
     }
 
-    /// Does what the operator has said, once: the word is void when the group has begun without it.
+    /// Bootstraps the group at the operator's request. The request is honoured at most once: it lapses if the
+    /// group begins without it.
     fn begin(&mut self) {
         match self.server.bootstrap() {
             Err(BootstrapError::Unseen(_) | BootstrapError::Written(_)) => {}
@@ -255,7 +258,7 @@ impl Replica {
         self.now.waits_for = self.server.waits_for();
         self.now.refused = self.server.refused();
         self.now.leader = self.server.leader();
-        // A worker waits for no one: a reader who looks right now sees what was there before.
+        // A worker does not wait for a lock: while another thread reads, that thread sees the previous state.
         let Ok(mut seen) = self.seen.try_lock() else { return };
         (seen.waits_for, seen.refused) = (self.now.waits_for, self.now.refused);
         let Seen { standing, leader, way, state, applied, checkpoints, pause, direct, switch, error, .. } =
@@ -296,7 +299,7 @@ impl App for Replica {
         }
         self.propose(nic, now);
         if self.server.wants_snapshot() {
-            // If the log has gone on, it is given the next time.
+            // If the log has advanced meanwhile, the snapshot is given on the next call.
             _ = self.server.give_snapshot(nic, &self.now.state.to_bytes(), now);
         }
         if now.since(self.shown) >= SHOW_EVERY {
@@ -307,7 +310,7 @@ impl App for Replica {
     fn next_timer(&self) -> Option<Nanos> {
         let next = self.server.next_timer().min(self.shown + SHOW_EVERY);
         let paced = self.load.is_some_and(|load| load.rate.is_some()) && self.now.way.is_some();
-        // What is due and cannot be proposed waits for what is under way.
+        // An overdue value that cannot be proposed waits until the values under way are decided.
         Some(if paced && self.due > self.ran { next.min(self.due) } else { next })
     }
 }

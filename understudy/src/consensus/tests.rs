@@ -1,4 +1,4 @@
-//! Servers and their application, in the simulator.
+//! Servers and their application in the simulator.
 
 use super::*;
 use p4ce::consensus::Standing;
@@ -40,7 +40,7 @@ fn config(id: u8, load: Load) -> ConsensusConfig {
     }
 }
 
-/// Three servers at a bridge, and what can be seen of each: the newest life of it.
+/// Three servers on a bridge, and the published state of each server's newest incarnation
 struct Net {
     world: World,
     servers: Vec<NodeId>,
@@ -63,7 +63,8 @@ impl Net {
             let mut life = u64::from(id) << 32;
             let make = move || {
                 life += 1;
-                // Told once: a server that comes back was not told.
+                // Only the first incarnation is to bootstrap the group: after a restart, the server does not
+                // have the request.
                 let replica = Replica::new(&config, life, id == 0 && life == 1);
                 *tells.lock().unwrap() = replica.seen();
                 Station::new(Rnic::new(config.host.nic([0; 6])), replica)
@@ -120,8 +121,9 @@ fn a_leader_proposes_at_its_rate_and_all_come_to_the_same_state() {
     let led = leader.direct.since(&before.direct);
     assert!((9900..=10_100).contains(&led.decided), "{led:?}");
     assert_eq!((led.bytes, led.latency.len()), (led.decided * 40, led.decided));
-    // Two writes each, and eight packets a heartbeat: a READ of each other server, an answer to each of theirs, what is
-    // decided at the time, and whether they still follow.
+    // Two writes for each value, and eight packets a heartbeat: a READ of each of the other two servers, a
+    // response to each of their READs, and to each follower the commit index and a check that it still
+    // follows.
     let heartbeats = 1000;
     let sent = 2 * led.decided + 8 * heartbeats;
     assert!(led.sent >= 2 * led.decided && led.sent <= sent + 20, "{} and not {sent}", led.sent);
@@ -144,7 +146,7 @@ fn a_leader_proposes_at_its_rate_and_all_come_to_the_same_state() {
 }
 
 #[test]
-fn who_comes_back_has_the_state_of_the_others_again() {
+fn a_restarted_server_recovers_the_state_of_the_group() {
     let mut net = Net::new(Load { size: 8, rate: None });
     net.world.schedule(Nanos::from_millis(30), Fault::Crash(net.servers[0]));
     net.world.schedule(Nanos::from_millis(60), Fault::Restart(net.servers[0]));
@@ -154,7 +156,7 @@ fn who_comes_back_has_the_state_of_the_others_again() {
     net.world.run_until(Nanos::from_millis(160));
     let [back, other] = [0, 2].map(|server| net.seen(server));
     assert_eq!((back.standing, back.leader, other.leader), (Standing::Member, Some(0), Some(0)));
-    assert!(back.applied < back.state.count, "it began with a snapshot");
+    assert!(back.applied < back.state.count, "the restarted server began with a snapshot");
     let newest = back.checkpoints.iter().find(|state| other.checkpoints.contains(state));
     assert!(newest.is_some(), "{:?}, {:?}", back.checkpoints, other.checkpoints);
 }
