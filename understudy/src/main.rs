@@ -1,4 +1,4 @@
-//! The program: RDMA in-network computing on a commodity server.
+//! The `understudy` program: RDMA in-network computing on a commodity server.
 #![forbid(unsafe_code)]
 
 mod check;
@@ -18,7 +18,7 @@ mod sim;
 mod top;
 mod trace;
 
-// Where the program's parts look for it
+// Imported here so that the modules can write `crate::machine`.
 use settings::machine;
 
 use clap::{Parser, Subcommand};
@@ -49,10 +49,10 @@ enum Command {
     Trace(trace::Args),
     Decode(decode::DecodeArgs),
     Doctor(doctor::Args),
-    /// Show
+    /// Run a demonstration
     #[command(subcommand)]
     Demo(Demo),
-    /// Measure
+    /// Run a benchmark
     #[command(subcommand)]
     Bench(Bench),
 }
@@ -109,7 +109,7 @@ fn bench(command: &Bench) -> ExitCode {
     let own = std::env::current_exe().into_diagnostic();
     let done = own.and_then(|own| match command {
         Bench::Peers(args) => bench::peers::run(args, &own),
-        Bench::Rfc2544(_) => unreachable!("it ends with a code of its own"),
+        Bench::Rfc2544(_) => unreachable!("main handles this command, because it has exit codes of its own"),
         Bench::Pktgen(args) => bench::pktgen::run(args, &own),
         Bench::Observe(args) => bench::observe::run(args, &own),
         Bench::P4ce(args) => bench::p4ce::run(args, &own),

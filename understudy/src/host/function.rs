@@ -1,4 +1,4 @@
-//! The host as a switch function: frames in, frames out, and the services in between.
+//! The host as a switch function: passes frames to the NIC and its services, and sends theirs.
 
 use super::HostConfig;
 use super::perftest::Servers;
@@ -10,23 +10,24 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
 
-/// Completions that wait at most
+/// Capacity of the completion queue
 const COMPLETIONS: usize = 1 << 16;
 
-/// What a host tells the control plane.
+/// Event for the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// All clients have done what they were to do.
+    /// All clients have finished their work.
     Done,
 }
 
-/// What can be seen of a host from outside.
+/// State of a host as other threads see it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) counters: rnic::Counters,
-    /// Frames and messages of the communication manager and of neighbour discovery that were dropped, as too many waited
+    /// Messages of the communication manager and frames of neighbour discovery dropped because their queue
+    /// was full
     pub(crate) control_dropped: u64,
-    /// TCP segments that were dropped, as too many waited or too many peers had connections
+    /// TCP segments dropped because a queue was full or too many peers had connections
     pub(crate) tcp_dropped: u64,
     pub(crate) services: Vec<ServiceRow>,
 }
@@ -42,15 +43,15 @@ pub(crate) struct Host {
     events: VecDeque<Event>,
     outbox: Outbox,
     seen: Arc<Mutex<Seen>>,
-    /// When what is seen was last brought up to date
+    /// Time at which `seen` was last refreshed
     shown: Nanos,
 }
 
-/// How often what can be seen is brought up to date
+/// Interval at which `seen` is refreshed
 const SHOW_EVERY: Nanos = Nanos::from_millis(10);
 
 impl Host {
-    /// A host whose port has this MAC address.
+    /// Creates a host on a port with this MAC address.
     pub(crate) fn new(config: &HostConfig, port_mac: [u8; 6]) -> Result<Self, String> {
         let mut nic = Rnic::new(config.nic(port_mac));
         let pd = nic.alloc_pd();
@@ -75,12 +76,12 @@ impl Host {
         })
     }
 
-    /// What it has done, to be read from another thread
+    /// Returns the state that other threads may read.
     pub(crate) fn seen(&self) -> Arc<Mutex<Seen>> {
         self.seen.clone()
     }
 
-    /// Whether there is a client, and all clients are done.
+    /// Returns whether there is a client, and all clients are done.
     fn is_done(&self) -> bool {
         let mut clients = self.services.iter().filter(|service| !service.is_server()).peekable();
         clients.peek().is_some() && clients.all(Service::is_done)
@@ -94,7 +95,7 @@ impl Host {
             }
         }
         loop {
-            // Connections first: what has come on one belongs to it.
+            // Connection events first: a completion belongs to a connection that has to be known.
             if let Some(event) = self.nic.poll_cm_event() {
                 self.on_cm(&event, now);
             } else if let Some(completion) = self.nic.poll_cq(self.cq) {
@@ -139,7 +140,7 @@ impl Host {
 
     fn show(&mut self, now: Nanos) {
         self.shown = now;
-        // A worker waits for no one: a reader who looks right now sees what was there before.
+        // A worker does not wait for a lock: while another thread reads, that thread sees the previous state.
         let Ok(mut seen) = self.seen.try_lock() else { return };
         seen.counters = *self.nic.counters();
         seen.control_dropped = self.nic.control_dropped();
@@ -148,7 +149,7 @@ impl Host {
         seen.services = self.services.iter().map(Service::row).chain(perftest).cloned().collect();
     }
 
-    /// Sends as much as the port takes. What is complete when it has left makes room for more.
+    /// Sends as much as the port takes. Sending completes requests, which may cause further frames.
     fn transmit<O: Output>(&mut self, now: Nanos, out: &mut O) {
         loop {
             let before = self.nic.counters().completions;

@@ -1,20 +1,21 @@
-//! rping, both sides: the program of librdmacm that makes each verb meet each other. Of each ping the server READs the
-//! client's data and WRITEs it to another place of the client's, and a message says when either may begin or is done.
+//! Both sides of rping, the program of librdmacm that uses SEND, READ and WRITE in turn. For each ping, the
+//! server READs the client's data and WRITEs it to a second buffer of the client. Messages announce buffers
+//! and completion.
 //!
-//! A message is the address of memory (8 bytes), its key (4) and its length (4), in network byte order. The server's
-//! only say "go on".
+//! A message is the address of memory (8 bytes), its key (4) and its length (4), in network byte order. Only
+//! the fact that the server's messages arrive matters, not their contents.
 
 use super::service::{Place, Session, Step, VA};
 use rnic::{Completed, Completion, Data, Operation, Remote, Rnic, SendRequest};
 
-/// Bytes of a message
+/// Length of a message, in bytes
 const MESSAGE: u32 = 16;
 /// Receives posted at once
 const RECEIVES: u64 = 2;
-/// Requests of either kind at once
+/// Depth of the send and receive queues
 const DEPTH: usize = 16;
 
-/// What a message says.
+/// Contents of a message.
 #[derive(Clone, Copy)]
 struct Info {
     memory: Remote,
@@ -34,10 +35,10 @@ impl Info {
     }
 }
 
-/// The session, the bytes of memory and the requests that it needs.
+/// Session, bytes of memory that it needs, and depth of its queues
 type Made = (Box<dyn Session>, usize, usize);
 
-/// Where messages are received, behind the data
+/// Slots in which messages are received, behind the data
 struct Inbox {
     from: u64,
 }
@@ -50,16 +51,19 @@ impl Inbox {
     }
 }
 
-/// The message that came, whose place is free again.
+/// Returns the received message and posts its slot again.
 fn take(nic: &mut Rnic, at: &Place, completion: &Completion) -> Result<Info, Step> {
     if completion.len != MESSAGE {
-        return Err(Step::Failed(format!("a message of {} bytes, where rping's have 16", completion.len)));
+        return Err(Step::Failed(format!(
+            "received a message of {} bytes, but rping's have 16",
+            completion.len
+        )));
     }
     let info = Info::parse(&nic.bytes(at.buffer)[completion.id as usize..][..MESSAGE as usize]);
     if at.receive(nic, completion.id, MESSAGE) { Ok(info) } else { Err(Step::Wait) }
 }
 
-/// Posts a request; the connection may have ended meanwhile, which is told by itself.
+/// Posts a request. A connection that has ended meanwhile is reported by an event of its own.
 fn post(nic: &mut Rnic, at: &Place, operation: Operation, data: Data) {
     _ = nic.post_send(at.qpn, SendRequest::new(0, operation, data));
 }
@@ -77,10 +81,10 @@ pub(super) fn server(size: u32) -> Made {
 }
 
 struct Server {
-    /// Bytes of a ping at most
+    /// Largest ping, in bytes
     size: u32,
     inbox: Inbox,
-    /// The data of a ping is here, and has so many bytes.
+    /// Length of the ping whose data the server has read, in bytes
     has_data: Option<u32>,
 }
 
@@ -105,7 +109,10 @@ impl Session for Server {
                     Err(step) => return step,
                 };
                 if info.len > self.size {
-                    return Step::Failed(format!("a ping of {} bytes; at most {}", info.len, self.size));
+                    return Step::Failed(format!(
+                        "received a ping of {} bytes, but size is {}; raise size",
+                        info.len, self.size
+                    ));
                 }
                 match self.has_data.take() {
                     None => {
@@ -126,7 +133,7 @@ impl Session for Server {
     }
 
     fn may_end(&self) -> bool {
-        // rping's client ends when it has got its data.
+        // rping's client disconnects as soon as it has its data.
         self.has_data.is_none()
     }
 }
@@ -138,18 +145,18 @@ pub(super) fn client(count: u32, size: u32) -> Made {
 }
 
 struct Client {
-    /// Pings; 0 for no end
+    /// Number of pings; 0 for no limit
     count: u32,
     size: u32,
     inbox: Inbox,
-    /// Which one it is
+    /// Number of the current ping
     ping: u32,
-    /// The server has read it.
+    /// Whether the server has read the current ping
     read: bool,
 }
 
 impl Client {
-    /// What ping `ping` carries: as rping's, a text that moves on.
+    /// Returns the data of the current ping: as in rping, a text that shifts with each ping.
     fn data(&self) -> Vec<u8> {
         let mut data = format!("rdma-ping-{}: ", self.ping).into_bytes();
         data.truncate(self.size as usize);
@@ -199,10 +206,10 @@ impl Session for Client {
             return Step::Wait;
         }
         let data = nic.bytes(at.buffer);
-        // What the server has read, and where it has written it
+        // The data that the server has read, and the copy that it has written
         let (sent, came) = data.split_at(self.size as usize);
         if sent != &came[..sent.len()] {
-            return Step::Failed(format!("ping {} came back changed", self.ping));
+            return Step::Failed(format!("the data of ping {} came back altered", self.ping));
         }
         self.ping += 1;
         if self.ping == self.count {

@@ -12,38 +12,39 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use switch::Nanos;
 
-/// A service as the configuration has it.
+/// Configuration of a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ServiceConfig {
     pub(crate) kind: Kind,
-    /// The port that is listened at, or connected to
+    /// Port to listen at, or to connect to
     pub(crate) port: u16,
-    /// Whom to connect to, and how often at once; servers connect to nobody
+    /// Parameters of a client; `None` for a server
     pub(crate) client: Option<Client>,
 }
 
-/// The side that connects
+/// Parameters of the side that connects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Client {
     pub(crate) server: IpAddr,
     pub(crate) connections: u32,
-    /// Connections that are asked for at once: the other side's backlog is not without end
+    /// Connection requests outstanding at once: the server's backlog is limited
     pub(crate) at_once: u32,
 }
 
-/// What is done on connections
+/// Protocol spoken on the connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// rping: messages, READs and WRITEs of what the client has
+    /// rping: messages, READs and WRITEs of the client's memory
     Rping {
-        /// Pings of each connection of a client; 0 for no end
+        /// Pings on each connection of a client; 0 for no limit
         count: u32,
-        /// Bytes of a ping; a server's limit
+        /// Size of a ping in bytes; at a server, the largest size
         size: u32,
     },
     /// ucmatose: messages from the server to the client, and as many back
     Ucmatose { messages: u32, size: u32 },
-    /// Memory for anybody to read and write: its address, key and length are the private data of the answer
+    /// Memory that any client may read and write: its address, key and length are the private data of the
+    /// connection reply
     Memory { size: u64 },
 }
 
@@ -59,60 +60,60 @@ impl Kind {
     }
 }
 
-/// What a service has done. Its serialised form is the program's interface.
+/// Results of a service. The serialised form is part of the program's interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct ServiceRow {
     pub(crate) service: &'static str,
     pub(crate) port: u16,
-    /// Connections that came to stand
+    /// Connections that were established
     pub(crate) connections: u64,
-    /// of which so many ended as they should
+    /// Established connections that ended in order
     pub(crate) finished: u64,
-    /// and so many did not
+    /// Established connections that failed
     pub(crate) failed: u64,
-    /// Requests for a connection that were refused, or that nobody answered
+    /// Connection requests that were refused or not answered
     pub(crate) refused: u64,
-    /// Messages, READs and WRITEs that completed here
+    /// Messages, READs and WRITEs that completed on this side
     pub(crate) operations: u64,
-    /// Bytes of them
+    /// Bytes of these operations
     pub(crate) bytes: u64,
-    /// The first thing that went wrong
+    /// First error
     pub(crate) error: Option<String>,
 }
 
-/// What a session says when it was asked to go on.
+/// Result of a session's step.
 pub(super) enum Step {
-    /// It waits for something.
+    /// The session waits for a completion.
     Wait,
-    /// All is done: the connection may end.
+    /// The session is done: the connection may end.
     Done,
-    /// Something is wrong.
+    /// The session failed, for this reason.
     Failed(String),
 }
 
-/// What happens on one connection.
+/// Protocol on one connection.
 pub(super) trait Session: Send {
-    /// Whether this side ends the connection when all is done.
+    /// Returns whether this side disconnects when all is done.
     fn disconnects(&self) -> bool;
 
-    /// Posts what has to be posted before anything can come.
+    /// Posts the receives that are needed before the connection is established.
     fn prepare(&mut self, nic: &mut Rnic, at: &Place);
 
-    /// The connection stands.
+    /// Starts the protocol on the established connection.
     fn begin(&mut self, nic: &mut Rnic, at: &Place) -> Step;
 
-    /// A request has completed well.
+    /// Processes a successful completion.
     fn completed(&mut self, nic: &mut Rnic, at: &Place, completion: &Completion) -> Step;
 
-    /// Whether the connection may end now, for all that this side knows.
+    /// Returns whether the connection may end now, as far as this side can tell.
     fn may_end(&self) -> bool;
 }
 
-/// What a session has of the NIC.
+/// NIC resources of one session: a queue pair and its memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub(super) qpn: Qpn,
-    /// Its memory: a buffer and a region on all of it
+    /// Buffer, and the memory region that covers it
     pub(super) buffer: Buffer,
     pub(super) mr: Mr,
 }
@@ -121,7 +122,7 @@ pub(super) struct Place {
 pub(super) const VA: u64 = 0x10_0000;
 
 impl Place {
-    /// Makes a queue pair that anybody may do anything with, and its memory.
+    /// Creates a queue pair with all access rights, and its memory.
     pub(super) fn new(
         nic: &mut Rnic,
         pd: Pd,
@@ -150,7 +151,7 @@ impl Place {
     }
 
     pub(super) fn destroy(&self, nic: &mut Rnic) {
-        // Whatever of it is there.
+        // Resources that are already gone are ignored.
         _ = nic.destroy_qp(self.qpn);
         _ = nic.deregister(self.mr);
         _ = nic.free(self.buffer);
@@ -160,7 +161,8 @@ impl Place {
         Sge { mr: self.mr, va: VA + at, len }
     }
 
-    /// Posts a receive of so many bytes; false if it cannot be. On a queue pair that has failed it is flushed.
+    /// Posts a receive of `len` bytes at offset `at`. Returns `false` if the queue pair does not accept it.
+    /// On a failed queue pair, the receive is flushed.
     pub(super) fn receive(&self, nic: &mut Rnic, at: u64, len: u32) -> bool {
         let data = (len > 0).then(|| self.sge(at, len));
         nic.post_recv(self.qpn, RecvRequest { id: at, data }).is_ok()
@@ -172,19 +174,19 @@ struct Live {
     place: Place,
     session: Box<dyn Session>,
     stands: bool,
-    /// Its end was asked for, or has come.
+    /// Whether this side has requested the end of the connection, or the peer has
     ending: bool,
     outcome: Outcome,
 }
 
-/// What is known of how a connection ends.
+/// What is known about the end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
-    /// Nothing yet: its session says whether it may end
+    /// Nothing yet: the session decides whether the connection may end
     Open,
-    /// All is done.
+    /// The session is done.
     Done,
-    /// Something went wrong, whatever the session says.
+    /// The session failed, whatever it reports later.
     Failed,
 }
 
@@ -195,7 +197,7 @@ pub(super) struct Service {
     cq: Cq,
     live: BTreeMap<u32, Live>,
     by_conn: BTreeMap<Conn, Qpn>,
-    /// Connections that a client has still to ask for
+    /// Connections that a client has not requested yet
     to_open: u32,
     row: ServiceRow,
 }
@@ -215,7 +217,7 @@ impl Service {
         &self.row
     }
 
-    /// Whether a client has done what it was to do; servers have never.
+    /// Returns whether a client has finished its work; always `false` for a server.
     pub(super) fn is_done(&self) -> bool {
         self.config.client.is_some() && self.to_open == 0 && self.live.is_empty()
     }
@@ -228,12 +230,12 @@ impl Service {
         self.config.port
     }
 
-    /// Whether the queue pair is one of its.
+    /// Returns whether the queue pair belongs to this service.
     pub(super) fn owns(&self, qpn: Qpn) -> bool {
         self.live.contains_key(&qpn.get())
     }
 
-    /// Whether the connection is one of its.
+    /// Returns whether the connection belongs to this service.
     pub(super) fn has(&self, conn: Conn) -> bool {
         self.by_conn.contains_key(&conn)
     }
@@ -253,7 +255,7 @@ impl Service {
         }
     }
 
-    /// Makes a queue pair with its memory.
+    /// Creates a queue pair with its memory.
     fn make(&self, nic: &mut Rnic) -> Result<(Place, Box<dyn Session>), String> {
         let (mut session, bytes, depth) = self.session();
         let place = Place::new(nic, self.pd, self.cq, Transport::Rc, bytes, depth)?;
@@ -266,7 +268,7 @@ impl Service {
         self.live.insert(live.place.qpn.get(), live);
     }
 
-    /// A client asks for its connections.
+    /// Requests a client's connections, as many at once as its configuration allows.
     pub(super) fn open(&mut self, nic: &mut Rnic, now: Nanos) {
         let Some(client) = self.config.client else { return };
         let opening = |live: &BTreeMap<u32, Live>| live.values().filter(|live| !live.stands).count();
@@ -275,13 +277,13 @@ impl Service {
             let (place, session) = match self.make(nic) {
                 Ok(made) => made,
                 Err(_) if !self.live.is_empty() => {
-                    // One that ends makes room, and asks again.
+                    // This is tried again when a connection ends and frees its resources.
                     self.to_open += 1;
                     return;
                 }
                 Err(error) => {
                     self.row.failed += 1;
-                    self.fail(format!("no room for a connection: {error}"));
+                    self.fail(format!("no resources for a connection: {error}"));
                     continue;
                 }
             };
@@ -302,7 +304,7 @@ impl Service {
         }
     }
 
-    /// Somebody asks for a connection.
+    /// Accepts or rejects a client's connection request.
     pub(super) fn requested(&mut self, nic: &mut Rnic, conn: Conn, now: Nanos) {
         match self.make(nic) {
             Ok((place, session)) => {
@@ -328,12 +330,12 @@ impl Service {
             Err(error) => {
                 _ = nic.reject(conn, RejReason::NO_RESOURCES, &[], now);
                 self.row.refused += 1;
-                self.fail(format!("no room for a connection: {error}"));
+                self.fail(format!("no resources for a connection: {error}"));
             }
         }
     }
 
-    /// Something happened to a connection of its.
+    /// Processes an event on a connection of this service.
     pub(super) fn on_cm(&mut self, nic: &mut Rnic, conn: Conn, event: &CmEvent, now: Nanos) {
         let Some(&qpn) = self.by_conn.get(&conn) else { return };
         let Some(live) = self.live.get_mut(&qpn.get()) else { return };
@@ -351,11 +353,11 @@ impl Service {
             CmEvent::Rejected { reason, .. } if !live.stands => {
                 let reason = *reason;
                 self.row.refused += 1;
-                self.close(nic, qpn, Some(format!("the connection was refused: {reason}")), now);
+                self.close(nic, qpn, Some(format!("the server refused the connection: {reason}")), now);
             }
             CmEvent::Unreachable { .. } if !live.stands => {
                 self.row.refused += 1;
-                self.close(nic, qpn, Some("the connection was not answered".into()), now);
+                self.close(nic, qpn, Some("the server did not answer the connection request".into()), now);
             }
             CmEvent::Disconnected { .. } | CmEvent::Rejected { .. } | CmEvent::Unreachable { .. } => {
                 let fine = match live.outcome {
@@ -367,7 +369,7 @@ impl Service {
                 } else {
                     self.row.failed += 1;
                 }
-                let error = (!fine).then(|| "a connection ended in the middle".to_owned());
+                let error = (!fine).then(|| "a connection ended before its session was done".to_owned());
                 self.close(nic, qpn, error, now);
             }
         }
@@ -387,7 +389,7 @@ impl Service {
     pub(super) fn on_completion(&mut self, nic: &mut Rnic, completion: &Completion, now: Nanos) {
         let Some(live) = self.live.get_mut(&completion.qpn.get()) else { return };
         if completion.status != rnic::Status::Success {
-            // What is flushed when a connection ends tells nothing.
+            // Requests that are flushed when a connection ends are not errors.
             if !live.ending && live.outcome != Outcome::Done && completion.status != rnic::Status::Flushed {
                 let what = format!("{:?} failed: {:?}", completion.of, completion.status);
                 self.follow(nic, completion.qpn, Step::Failed(what), now);
@@ -418,7 +420,7 @@ impl Service {
         let Some(live) = self.live.get_mut(&qpn.get()) else { return };
         if end && !live.ending {
             live.ending = true;
-            // If it does not stand any more, an event has said so, or is about to.
+            // If the connection is not established any more, an event has reported it or is about to.
             _ = nic.disconnect(live.conn, &[], now);
         }
     }

@@ -1,43 +1,45 @@
-//! What perftest's client and server tell each other over TCP, as version 4.5 does (Debian 12; it calls itself "6.06").
+//! The exchange between perftest's client and server over TCP, as version 4.5 does it (Debian 12; its version
+//! string is "6.06").
 //!
-//! The client speaks first, each time, and waits for an answer of the same length:
+//! Each step is a message of the client and a response of the same length:
 //!
-//! | bytes | what |
+//! | bytes | contents |
 //! |---|---|
 //! | 16 | version, text, padded with zeros |
-//! | 4 | bytes that a test cycles through (4096), big-endian; both take the greater |
-//! | 4 | length of a cache line (64), the same |
-//! | 2 | path MTU: a digit (1 for 256 to 5 for 4096) and a zero; both take the smaller |
-//! | 108 | a queue pair ([`Keys`]), many times (below) |
-//! | 5 times 8 | after ib_write_bw, ib_read_bw and ib_atomic_bw: bytes of a message, messages, and three rates that are floating-point numbers; big-endian |
-//! | 108 | the first queue pair: all is done |
-//! | 5 | "done" and a zero, which both say and neither waits for |
+//! | 4 | size of the buffer that a test cycles through (4096 bytes), big-endian; both sides use the greater |
+//! | 4 | length of a cache line (64 bytes), likewise |
+//! | 2 | path MTU: a digit (1 for 256 to 5 for 4096) and a zero; both sides use the smaller |
+//! | 108 | a queue pair ([`Keys`]), repeatedly (see below) |
+//! | 5 times 8 | after ib_write_bw, ib_read_bw and ib_atomic_bw: message size in bytes, messages, and three rates as floating-point numbers; big-endian |
+//! | 108 | the first queue pair: the test is over |
+//! | 5 | "done" and a zero, sent by both sides without waiting for the other |
 //!
-//! Queue pairs are told one by one: all of them before they are connected (ib_write_lat, ib_read_lat and ib_atomic_lat begin
-//! with the first one twice), all of them again to be printed, and in between and before each part of a test the first one,
-//! as a barrier. A client that tells one for the first time wants it made and connected; whatever else it means, the answer is
-//! the same: the queue pair that belongs to it. So nobody needs to know beforehand how many there will be, or how
-//! many barriers, and the next message says by its first byte what it is: text, or a number that begins with a zero. ib_write_lat
-//! just closes the connection in the end.
+//! Queue pairs are announced one by one: all of them before they are connected (ib_write_lat, ib_read_lat and
+//! ib_atomic_lat begin with the first one twice), and all of them again to be printed. In between, and before
+//! each part of a test, the client announces the first one as a barrier. The first announcement of a queue
+//! pair requests that the server creates and connects a queue pair for it. The response is the same in each
+//! case: the server's queue pair that belongs to the client's. So the server does not need the number of
+//! queue pairs or barriers in advance. The first byte of the next message tells its type: text, or a number,
+//! which begins with a zero. ib_write_lat ends by closing the connection.
 
 use core::net::{IpAddr, Ipv6Addr};
 use rnic::PathMtu;
 
-/// The oldest version that speaks so
+/// Oldest version that uses this exchange
 const OLDEST: f32 = 5.70;
 const VERSION: usize = 16;
 const NUMBER: usize = 4;
 const MTU: usize = 2;
 const REPORTED: usize = 8;
-/// Of such numbers a report has
+/// Numbers in a report
 const REPORT: usize = 5;
 pub(super) const DONE: &[u8] = b"done\0";
 
-/// A queue pair, as one side tells the other.
+/// A queue pair as one side announces it to the other.
 ///
-/// In text, each number in hexadecimal and with leading zeros: LID (4 digits), READs and atomics that may be outstanding
-/// (4), QPN (6), first PSN (6), key (8) and address (16) of its memory, the 16 bytes of the GID, and the number of a shared
-/// receive queue (8), with a colon behind each; and a zero byte.
+/// It is sent as text, each number in hexadecimal and with leading zeros: LID (4 digits), outstanding READs
+/// and atomics (4), QPN (6), first PSN (6), key (8) and address (16) of its memory, the 16 bytes of the GID,
+/// and the number of a shared receive queue (8), each followed by a colon; then a zero byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Keys {
     pub(super) reads: u8,
@@ -50,7 +52,7 @@ pub(super) struct Keys {
 
 impl Keys {
     pub(super) const LEN: usize = 108;
-    /// Numbers in it
+    /// Count of the numbers in the text
     const NUMBERS: usize = 6 + 16 + 1;
 
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
@@ -81,18 +83,18 @@ impl Keys {
     }
 }
 
-/// What the client has said.
+/// A message of the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Said {
-    /// Something that is answered with itself
+    /// Message that the server echoes
     Same(Vec<u8>),
     Mtu(PathMtu),
     Keys(Keys),
-    /// All is done.
+    /// End of the test
     Done,
 }
 
-/// How far the client is
+/// Position of the client in the exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Version,
@@ -101,16 +103,16 @@ enum Stage {
     Mtu,
     /// Queue pairs, a report, or the end
     Test,
-    /// So many numbers of a report have come.
+    /// Report of which this many numbers have been received
     Report(usize),
 }
 
-/// The client's side of the exchange.
+/// The client's side of the exchange, as the server follows it.
 #[derive(Debug)]
 pub(super) struct Exchange {
     stage: Stage,
     came: Vec<u8>,
-    /// Bytes of a message, and how many there were, as the client reports
+    /// Message size in bytes and number of messages, as the client reports them
     pub(super) reported: Option<(u64, u64)>,
 }
 
@@ -119,19 +121,19 @@ impl Exchange {
         Self { stage: Stage::Version, came: Vec::new(), reported: None }
     }
 
-    /// Where what comes is to be appended
+    /// Returns the buffer to which received bytes are to be appended.
     pub(super) fn inbox(&mut self) -> &mut Vec<u8> {
         &mut self.came
     }
 
-    /// The next thing that the client has said, once it is complete.
+    /// Returns the client's next message, or `None` if it is still incomplete.
     pub(super) fn next(&mut self) -> Result<Option<Said>, String> {
         let (len, stage) = match self.stage {
             Stage::Version => (VERSION, Stage::CycleBuffer),
             Stage::CycleBuffer => (NUMBER, Stage::CacheLine),
             Stage::CacheLine => (NUMBER, Stage::Mtu),
             Stage::Mtu => (MTU, Stage::Test),
-            // A LID has four digits, so "done" is no beginning of a queue pair.
+            // A LID has four digits, so "done" cannot be the beginning of a queue pair.
             Stage::Test if self.came.starts_with(DONE) => (DONE.len(), Stage::Test),
             Stage::Test => match self.came.first() {
                 Some(0) => (REPORTED, Stage::Report(1)),
@@ -158,18 +160,22 @@ impl Exchange {
                 let version: Option<f32> = text.and_then(|text| text.parse().ok());
                 match version {
                     Some(version) if version >= OLDEST => Ok(Said::Same(message)),
-                    Some(version) => Err(format!("a client of version {version}, which is too old")),
-                    None => Err("a client that is not perftest's".into()),
+                    Some(version) => Err(format!(
+                        "perftest version {version} of the client is too old; use {OLDEST:.2} or later"
+                    )),
+                    None => Err("the client is not a perftest client".into()),
                 }
             }
             Stage::Mtu => {
                 let mtu = PathMtu::ALL.into_iter().zip(b'1'..).find(|(_, digit)| *digit == message[0]);
-                mtu.map(|(mtu, _)| Said::Mtu(mtu)).ok_or_else(|| "the client's path MTU is none".into())
+                mtu.map(|(mtu, _)| Said::Mtu(mtu)).ok_or_else(|| "the client sent an unknown path MTU".into())
             }
             Stage::Test if message == DONE => Ok(Said::Done),
             Stage::Test if message.len() == Keys::LEN => {
                 let keys = Keys::parse(&message).map(Said::Keys);
-                keys.ok_or_else(|| format!("no queue pair: {}", String::from_utf8_lossy(&message)))
+                keys.ok_or_else(|| {
+                    format!("invalid queue pair from the client: {}", String::from_utf8_lossy(&message))
+                })
             }
             Stage::Test | Stage::Report(_) => {
                 let number = message.as_slice().try_into().map_or(0, u64::from_be_bytes);
@@ -185,7 +191,7 @@ impl Exchange {
     }
 }
 
-/// The answer to the client's path MTU: ours
+/// Returns the response to the client's path MTU, which is this side's path MTU.
 pub(super) fn mtu_answer(mtu: PathMtu) -> [u8; MTU] {
     [b'1' + mtu as u8, 0]
 }

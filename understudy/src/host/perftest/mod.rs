@@ -1,4 +1,4 @@
-//! perftest's server: what its clients (ib_write_bw and the others) need at the other end.
+//! perftest's server side: the peer of its clients (ib_write_bw, ib_send_lat and so on).
 
 mod exchange;
 #[cfg(test)]
@@ -17,27 +17,29 @@ use rocev2::{Psn, Qpn};
 use std::collections::BTreeMap;
 use switch::{Chance, Nanos};
 
-/// Receives that are posted at once: on UC, which nobody slows down, more than come before they are looked at
+/// Receives posted at once. UC has no flow control, so these have to cover all messages that arrive between
+/// two polls.
 const RECEIVES: usize = 512;
-/// Requests of either kind at once, where there are no receives
+/// Depth of the send and receive queues, in tests without receives
 const DEPTH: usize = 16;
 /// READs and atomics that a client may have outstanding
 const READS: u8 = 16;
-/// Small messages of one after the other go to the next place in so many bytes.
+/// Buffer, in bytes, through which consecutive small messages cycle
 const CYCLE: usize = 4096;
-/// 67 ms, perftest's own
+/// Local ACK timeout of 67 ms, as perftest sets it
 const ACK_TIMEOUT: u8 = 14;
-/// For ever: whether the client is still there is seen on TCP.
+/// Unlimited RNR retries: TCP shows whether the client is still there.
 const RNR_RETRY: u8 = 7;
-/// How often a client of ib_write_lat, which has one queue pair, tells it before the test begins
+/// Number of times that a client of ib_write_lat, which has one queue pair, announces it before the test
+/// begins
 const TOLD_BEFORE_WRITES: u32 = 4;
 
-/// A server as the configuration has it.
+/// Configuration of a perftest server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PerftestConfig {
     pub(crate) test: Test,
     pub(crate) port: u16,
-    /// Bytes of a message at most; exactly, in ib_write_lat
+    /// Largest message in bytes; in ib_write_lat, the exact message size
     pub(crate) size: u32,
     pub(crate) transport: Transport,
 }
@@ -46,7 +48,7 @@ impl PerftestConfig {
     pub(crate) const NAME: &'static str = "perftest_server";
 }
 
-/// The test of the clients. It is not part of what they say.
+/// Test that the clients run. Clients do not announce it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Test {
     WriteBw,
@@ -60,7 +62,7 @@ pub(crate) enum Test {
 }
 
 impl Test {
-    /// Every test, with the end of its program's name
+    /// All tests, each with the suffix of its program's name
     pub(crate) const ALL: [(&'static str, Self); 8] = [
         ("write_bw", Self::WriteBw),
         ("read_bw", Self::ReadBw),
@@ -72,12 +74,12 @@ impl Test {
         ("atomic_lat", Self::AtomicLat),
     ];
 
-    /// Whether the client sends messages; in the other tests it needs nothing but memory.
+    /// Returns whether the client sends messages. In the other tests it only needs memory.
     pub(crate) const fn sends(self) -> bool {
         matches!(self, Self::SendBw | Self::SendLat)
     }
 
-    /// Whether there is such a test on UC, which has neither READs nor atomics
+    /// Returns whether the test exists on UC, which has neither READs nor atomics.
     pub(crate) const fn is_on_uc(self) -> bool {
         matches!(self, Self::WriteBw | Self::WriteLat) || self.sends()
     }
@@ -87,14 +89,14 @@ impl Test {
     }
 }
 
-/// The servers of a host, and the TCP that they share.
+/// The perftest servers of a host, and the TCP stack that they share.
 pub(super) struct Servers {
     tcp: Tcp,
     servers: Vec<Server>,
 }
 
 impl Servers {
-    /// None, if there is none.
+    /// Returns `None` if `configs` is empty.
     pub(super) fn new(
         configs: &[PerftestConfig],
         nic: &Rnic,
@@ -105,7 +107,7 @@ impl Servers {
             return Ok(None);
         }
         let mut tcp = Tcp::new(&nic.config().interface, nic.config().seed)?;
-        // One peer gets half of what the NIC has, whichever of its servers it speaks to.
+        // The quota limits a peer to half of the NIC's queue pairs over all servers.
         let quota = (nic.config().max_qps / 2 / configs.len()).max(1);
         let server = |config: &PerftestConfig| Server {
             config: *config,
@@ -127,12 +129,12 @@ impl Servers {
         self.servers.iter().map(|server| &server.row)
     }
 
-    /// TCP segments dropped
+    /// Returns the TCP segments dropped.
     pub(super) fn tcp_dropped(&self) -> u64 {
         self.tcp.dropped()
     }
 
-    /// Takes a frame if it is TCP; says whether it is.
+    /// Processes a frame if it is TCP for this host, and returns whether it is.
     pub(super) fn on_frame(&mut self, frame: &[u8]) -> bool {
         self.tcp.on_frame(frame)
     }
@@ -152,7 +154,7 @@ impl Servers {
             for server in &mut self.servers {
                 server.serve(nic, &mut self.tcp);
             }
-            // What was said goes out.
+            // Sends what the servers have written.
             self.tcp.poll(now);
         }
     }
@@ -170,58 +172,59 @@ impl Servers {
     }
 }
 
-/// A queue pair of a client's.
+/// A queue pair of this server, connected to one of a client.
 struct Pair {
     place: Place,
     ours: Keys,
     theirs: Keys,
-    /// WRITEs that were sent, in ib_write_lat: the last byte of each is its number, and the client answers with the same
+    /// WRITEs that were sent, in ib_write_lat: the last byte of each is its number, and the client responds
+    /// with the same number
     writes: u64,
 }
 
-/// A client: a connection, and the queue pairs that it was told of.
+/// A client: its connection, and the queue pairs that it announced.
 struct Client {
     socket: SocketHandle,
     peer: IpAddr,
     exchange: Exchange,
     mtu: PathMtu,
-    /// By the client's numbers
+    /// Queue pairs of this server, by the QPN of the client's
     qps: BTreeMap<u32, Qpn>,
     spoke: bool,
-    /// How often it has told queue pairs
+    /// Announcements of queue pairs received so far
     told: u32,
 }
 
-/// How it goes on with a client.
+/// State of a client after its messages were processed.
 enum Next {
     Wait,
-    /// The client has all that it wanted.
+    /// The client has finished its test.
     Finished,
-    /// Something is wrong.
+    /// The client failed, for this reason.
     Failed(String),
-    /// Somebody came and went.
+    /// The client closed its connection before its first message.
     Gone,
 }
 
-/// What a peer has of a server.
+/// Resources of a server that one peer uses.
 #[derive(Clone, Copy, Default)]
 struct Held {
     clients: usize,
     pairs: usize,
 }
 
-/// One server.
+/// One perftest server.
 struct Server {
     config: PerftestConfig,
     pd: Pd,
     cq: Cq,
     listening: Listener,
-    /// Clients and queue pairs that a peer may have
+    /// Clients, and queue pairs, that one peer may have
     quota: usize,
-    /// and has, by its address
+    /// Clients and queue pairs that each peer has, by address
     held: BTreeMap<IpAddr, Held>,
     clients: Vec<Client>,
-    /// By our numbers
+    /// By QPN of this server
     pairs: BTreeMap<u32, Pair>,
     chance: Chance,
     row: ServiceRow,
@@ -237,7 +240,9 @@ impl Server {
                 tcp.abort(socket);
                 self.row.refused += 1;
                 let most = self.quota;
-                self.row.error.get_or_insert_with(|| format!("more than {most} connections of {peer}"));
+                self.row.error.get_or_insert_with(|| {
+                    format!("more than {most} connections from {peer}; raise max_qps")
+                });
                 continue;
             }
             held.clients += 1;
@@ -260,7 +265,7 @@ impl Server {
         self.clients = clients;
     }
 
-    /// Answers what the client has said.
+    /// Responds to the client's messages.
     fn attend(&mut self, client: &mut Client, nic: &mut Rnic, tcp: &mut Tcp) -> Next {
         tcp.read(client.socket, client.exchange.inbox());
         loop {
@@ -289,13 +294,13 @@ impl Server {
                     ours
                 }
                 Said::Done => {
-                    // Nobody waits for it.
+                    // The client does not wait for this message.
                     tcp.write(client.socket, DONE);
                     return Next::Finished;
                 }
             };
             if !tcp.write(client.socket, &answer) {
-                return Next::Failed("the client takes no answers".into());
+                return Next::Failed("the client does not read the responses".into());
             }
         }
         if !tcp.has_ended(client.socket) {
@@ -303,14 +308,15 @@ impl Server {
         } else if !client.spoke {
             Next::Gone
         } else if self.config.test == Test::WriteLat && self.has_answered(client) {
-            // How many WRITEs there will be is not part of what the client says, so that it gets one more than it wants.
+            // The client does not announce the number of WRITEs, so the server sends one more than the client
+            // expects.
             Next::Finished
         } else {
-            Next::Failed("the client left in the middle".into())
+            Next::Failed("the client disconnected before its test was over".into())
         }
     }
 
-    /// Whether the client stays
+    /// Applies `next` and returns whether the client stays.
     fn follow(&mut self, client: &Client, next: Next, nic: &mut Rnic, tcp: &mut Tcp) -> bool {
         let pairs = client.qps.len() as u64;
         match next {
@@ -349,24 +355,25 @@ impl Server {
         false
     }
 
-    /// Our queue pair for the client's, which is made when it is first told.
+    /// Returns this server's queue pair for the client's, which is created at the first announcement.
     fn pair(&mut self, client: &mut Client, theirs: Keys, nic: &mut Rnic) -> Result<Keys, String> {
         if let Some(pair) = client.qps.get(&theirs.qpn).and_then(|qpn| self.pairs.get(&qpn.get())) {
             return Ok(pair.ours);
         }
         if self.held.get(&client.peer).is_some_and(|held| held.pairs >= self.quota) {
-            return Err(format!("more than {} queue pairs of {}; raise max_qps", self.quota, client.peer));
+            return Err(format!("more than {} queue pairs for {}; raise max_qps", self.quota, client.peer));
         }
         let src = nic.config().interface.source_for(theirs.address);
-        let src = src.ok_or_else(|| format!("no address of the family of {}", theirs.address))?;
+        let src =
+            src.ok_or_else(|| format!("the host has no address of the family of {}", theirs.address))?;
         let (bytes, depth) = match self.config.test {
-            // What is written back lies behind what is written.
+            // The server's own WRITEs are sent from behind the buffer for the client's.
             Test::WriteLat => (2 * self.config.size as usize, DEPTH),
             test if test.sends() => (self.config.size as usize, RECEIVES),
             _ => ((self.config.size as usize).max(CYCLE), DEPTH),
         };
         let place = Place::new(nic, self.pd, self.cq, self.config.transport, bytes, depth)
-            .map_err(|error| format!("no room for a connection: {error}"))?;
+            .map_err(|error| format!("no resources for a connection: {error}"))?;
         let ours = Keys {
             reads: READS,
             qpn: place.qpn.get(),
@@ -410,13 +417,13 @@ impl Server {
                     0 => Data::None,
                     len => Data::Memory(pair.place.sge(0, len)),
                 };
-                // If the queue pair has failed meanwhile, a completion says so.
+                // If the queue pair has failed meanwhile, a completion reports it.
                 _ = nic.post_send(completion.qpn, SendRequest::new(0, Operation::Send, data));
             }
         }
     }
 
-    /// A queue pair has failed, and with it its client.
+    /// Ends the client of a queue pair that failed.
     fn fail(&mut self, qpn: Qpn, what: String, nic: &mut Rnic, tcp: &mut Tcp) {
         let whose = self.clients.iter().position(|client| client.qps.values().any(|own| *own == qpn));
         if let Some(index) = whose {
@@ -425,7 +432,8 @@ impl Server {
         }
     }
 
-    /// Begins ib_write_lat, as the server does: the client waits for its memory to change.
+    /// Sends the first WRITE of ib_write_lat, in which the server begins and the client waits for its memory
+    /// to change.
     fn begin_writes(&mut self, client: &Client, nic: &mut Rnic) {
         for qpn in client.qps.values() {
             if let Some(pair) = self.pairs.get_mut(&qpn.get()) {
@@ -434,13 +442,13 @@ impl Server {
         }
     }
 
-    /// Whether the client has answered a WRITE on each queue pair.
+    /// Returns whether the client has responded to a WRITE on each queue pair.
     fn has_answered(&self, client: &Client) -> bool {
         let writes = |qpn: &Qpn| self.pairs.get(&qpn.get()).map_or(0, |pair| pair.writes);
         !client.qps.is_empty() && client.qps.values().all(|qpn| writes(qpn) > 1)
     }
 
-    /// Answers each WRITE of the client that has come as far as to the last byte.
+    /// Responds to each WRITE of a client whose last byte has arrived.
     fn write_back(&mut self, nic: &mut Rnic) {
         let last = self.config.size as usize - 1;
         for pair in self.pairs.values_mut() {
@@ -452,18 +460,18 @@ impl Server {
 }
 
 impl Pair {
-    /// The next WRITE of ib_write_lat; what is sent stands behind what comes.
+    /// Posts the next WRITE of ib_write_lat. Its data is behind the buffer for the client's WRITEs.
     fn write(&mut self, size: u32, nic: &mut Rnic) {
         self.writes += 1;
         nic.bytes_mut(self.place.buffer)[2 * size as usize - 1] = self.writes as u8;
         let to = Remote { va: self.theirs.va, rkey: self.theirs.rkey };
         let data = Data::Memory(self.place.sge(size.into(), size));
-        // If the queue pair has failed meanwhile, a completion says so.
+        // If the queue pair has failed meanwhile, a completion reports it.
         _ = nic.post_send(self.place.qpn, SendRequest::new(0, Operation::Write(to), data));
     }
 }
 
-/// Connects a queue pair by hand: no CM takes part.
+/// Connects a queue pair directly, without the communication manager.
 fn connect(
     nic: &mut Rnic,
     place: &Place,

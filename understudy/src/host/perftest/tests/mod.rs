@@ -1,4 +1,4 @@
-//! The exchange, as it was recorded between perftest 4.5 and itself.
+//! The exchange, as recorded between perftest 4.5's client and server.
 
 mod world;
 
@@ -25,7 +25,7 @@ fn client() -> Keys {
     }
 }
 
-/// What ib_write_bw says, of two queue pairs and 20 messages of 4,096 bytes.
+/// Returns the messages of ib_write_bw with two queue pairs and 20 messages of 4,096 bytes.
 fn write_bw() -> Vec<(&'static [u8], Said)> {
     let same = |bytes: &'static [u8]| (bytes, Said::Same(bytes.to_vec()));
     let first = (&CLIENT[..], Said::Keys(client()));
@@ -58,7 +58,7 @@ fn take(exchange: &mut Exchange, bytes: &[u8]) -> Result<Option<Said>, String> {
 }
 
 #[test]
-fn write_bw_is_understood() {
+fn messages_of_write_bw_are_parsed() {
     let mut exchange = Exchange::new();
     for (bytes, said) in write_bw() {
         assert_eq!(take(&mut exchange, bytes), Ok(Some(said)));
@@ -68,7 +68,7 @@ fn write_bw_is_understood() {
 }
 
 #[test]
-fn it_may_come_in_pieces() {
+fn messages_may_arrive_byte_by_byte() {
     let mut exchange = Exchange::new();
     for (bytes, said) in write_bw() {
         let (last, pieces) = bytes.split_last().unwrap();
@@ -80,7 +80,7 @@ fn it_may_come_in_pieces() {
 }
 
 #[test]
-fn keys_are_as_perftest_writes_them() {
+fn queue_pairs_are_encoded_as_perftest_does() {
     let server = Keys {
         reads: 0x80,
         qpn: 0x14,
@@ -97,10 +97,10 @@ fn keys_are_as_perftest_writes_them() {
 }
 
 #[test]
-fn what_perftest_does_not_say() {
+fn messages_that_perftest_does_not_send_are_errors() {
     for (bytes, what) in [
-        (&b"GET / HTTP/1.1\r\n"[..], "a client that is not perftest's"),
-        (b"5.60\0\0\0\0\0\0\0\0\0\0\0\0", "a client of version 5.6, which is too old"),
+        (&b"GET / HTTP/1.1\r\n"[..], "the client is not a perftest client"),
+        (b"5.60\0\0\0\0\0\0\0\0\0\0\0\0", "perftest version 5.6 of the client is too old; use 5.70 or later"),
     ] {
         assert_eq!(take(&mut Exchange::new(), bytes), Err(what.into()));
     }
@@ -111,13 +111,13 @@ fn what_perftest_does_not_say() {
         }
         exchange
     };
-    assert_eq!(take(&mut start(), b"9\0"), Err("the client's path MTU is none".into()));
+    assert_eq!(take(&mut start(), b"9\0"), Err("the client sent an unknown path MTU".into()));
     for place in [0, 4, 12, 50, 106] {
         let mut exchange = start();
         take(&mut exchange, b"3\0").unwrap();
         let mut keys = *CLIENT;
         keys[place] = b'x';
         let error = take(&mut exchange, &keys).unwrap_err();
-        assert!(error.starts_with("no queue pair: "), "{error}");
+        assert!(error.starts_with("invalid queue pair from the client: "), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! Servers in the simulator. The client is made after perftest's: it says the same, in the same order.
+//! Servers in the simulator. The client sends the same messages as perftest's, in the same order.
 
 use super::super::{Servers, Test, connect};
 use super::*;
@@ -18,21 +18,21 @@ const SERVER: MacAddr = MacAddr([2, 0, 0, 0, 0, 9]);
 const PORT: u16 = 18515;
 const MESSAGES: usize = 20;
 
-/// What the client does next.
+/// Next action of the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// Says this, and waits for an answer of the same length.
+    /// Send these bytes and wait for a response of the same length.
     Say(&'static [u8]),
-    /// Tells a queue pair.
+    /// Announce a queue pair.
     Tell(usize),
-    /// The test
+    /// Run the test.
     Work,
-    /// Says so, and waits for nothing.
+    /// Send "done" without waiting for a response.
     Done,
     Close,
 }
 
-/// What perftest's client does in a test, with so many queue pairs.
+/// Returns the steps of perftest's client in a test with `qps` queue pairs.
 fn script(test: Test, qps: usize) -> VecDeque<Step> {
     let all = || (0..qps).map(Step::Tell);
     let one = || std::iter::once(Step::Tell(0));
@@ -63,14 +63,14 @@ fn script(test: Test, qps: usize) -> VecDeque<Step> {
     start.into_iter().chain(steps).chain([Step::Close]).collect()
 }
 
-/// A queue pair of the client's, and the server's once it was told
+/// A queue pair of the client, and the server's once it was announced
 struct Pair {
     place: Place,
     ours: Keys,
     theirs: Option<Keys>,
 }
 
-/// perftest's client.
+/// A model of perftest's client.
 struct Client {
     nic: Rnic,
     cq: Cq,
@@ -81,10 +81,10 @@ struct Client {
     socket: Option<SocketHandle>,
     pairs: Vec<Pair>,
     script: VecDeque<Step>,
-    /// The step is under way.
+    /// Whether the current step has begun
     said: bool,
     heard: Vec<u8>,
-    /// What was posted, what completed, and what came back
+    /// Requests posted, requests completed, and messages or WRITEs received
     posted: usize,
     completed: usize,
     came_back: usize,
@@ -154,7 +154,7 @@ impl Client {
         self.tcp.poll(now);
     }
 
-    /// Begins a step; false if it cannot begin yet.
+    /// Begins a step. Returns `false` if it cannot begin yet.
     fn begin(&mut self, step: Step, socket: SocketHandle) -> bool {
         match step {
             Step::Say(bytes) => self.tcp.write(socket, bytes),
@@ -245,7 +245,7 @@ impl Client {
         }
     }
 
-    /// To and fro; whether it is over.
+    /// Continues a ping-pong test. Returns whether it is over.
     fn goes_on(&mut self) -> bool {
         let (buffer, size) = (self.pairs[0].place.buffer, self.size as usize);
         if self.test == Test::WriteLat && self.came_back < MESSAGES {
@@ -331,7 +331,7 @@ impl Case {
         }
     }
 
-    /// Runs it until the client has done everything; the server's report after a while.
+    /// Runs the world until the client has finished. Returns the server's report some time later.
     fn run(&self) -> ServiceRow {
         let mut world = World::new(self.seed);
         let config = self.server();
@@ -342,7 +342,7 @@ impl Case {
         let until = Nanos::from_secs(300);
         while !world.node::<Client>(client).script.is_empty() {
             let step = world.node::<Client>(client).script[0];
-            assert!(world.step(until), "it does not end: {step:?}, {:?}", row(&world, server));
+            assert!(world.step(until), "the client does not finish: {step:?}, {:?}", row(&world, server));
         }
         let after = world.now() + Nanos::from_secs(100);
         world.run_until(after);
@@ -361,7 +361,7 @@ fn assert_finished(case: &Case) {
     assert_eq!(done, (qps, qps, 0, 0, None), "{:?}: {row:?}", case.test);
     let operations = match case.test {
         Test::ReadLat | Test::AtomicLat => 0..=0,
-        // Whether the client has acknowledged the last before it leaves is chance.
+        // Whether the last message is acknowledged before the client disconnects depends on timing.
         Test::SendLat => 39..=40,
         Test::WriteLat => 19..=21,
         Test::SendBw => 20 * qps..=20 * qps,
@@ -379,21 +379,21 @@ fn every_test_finishes() {
 }
 
 #[test]
-fn several_queue_pairs() {
+fn tests_with_several_queue_pairs_finish() {
     for test in [Test::WriteBw, Test::ReadBw, Test::SendBw, Test::AtomicBw] {
         assert_finished(&Case { qps: 5, ..Case::new(test) });
     }
 }
 
 #[test]
-fn unreliable_connections() {
+fn tests_on_uc_finish() {
     for test in [Test::WriteBw, Test::SendBw, Test::WriteLat, Test::SendLat] {
         assert_finished(&Case { transport: Transport::Uc, size: 3000, ..Case::new(test) });
     }
 }
 
 #[test]
-fn bad_wires() {
+fn every_test_finishes_on_faulty_links() {
     for percent in [1, 5] {
         let share = Share::percent(percent);
         let link = Link { loss: share, duplicate: share, reorder: share, corrupt: share, ..Link::default() };
@@ -406,7 +406,7 @@ fn bad_wires() {
 }
 
 #[test]
-fn whoever_leaves_in_the_middle() {
+fn a_client_that_disconnects_early_is_a_failure() {
     let case = Case::new(Test::WriteBw);
     let mut world = World::new(1);
     let config = case.server();
@@ -419,10 +419,10 @@ fn whoever_leaves_in_the_middle() {
     world.run_until(Nanos::from_secs(10));
     let row = row(&world, server);
     assert_eq!((row.connections, row.finished, row.failed), (1, 0, 1));
-    assert_eq!(row.error.as_deref(), Some("the client left in the middle"));
+    assert_eq!(row.error.as_deref(), Some("the client disconnected before its test was over"));
 }
 
-/// A NIC's end of TCP with a server behind it, and a frame of TCP from a peer
+/// A NIC and its perftest server, for TCP frames that the test makes
 struct Door {
     nic: Rnic,
     servers: Servers,
@@ -457,7 +457,7 @@ impl Door {
 const SYN: u8 = 2;
 const ACK: u8 = 16;
 
-/// A segment without data from a port of 10.0.0.`host`, whose MAC address ends in `mac`
+/// Returns a segment without data from a port of 10.0.0.`host`, whose MAC address ends in `mac`.
 fn segment(host: u8, mac: u8, port: u16, flags: u8, seq: u32, ack: u32) -> Vec<u8> {
     let (src, dst) = ([10, 0, 0, host], [10, 0, 0, 9]);
     let mut tcp =
@@ -472,7 +472,7 @@ fn segment(host: u8, mac: u8, port: u16, flags: u8, seq: u32, ack: u32) -> Vec<u
     [&SERVER.0[..], &[2, 0, 0, 0, 0, mac], &[8, 0], zerocopy::IntoBytes::as_bytes(&ip), &tcp].concat()
 }
 
-/// Connects from a port of a host; whether the server took it up.
+/// Connects from a port of a host. Returns whether the server accepted the connection.
 fn connects(door: &mut Door, host: u8, port: u16) -> bool {
     door.answers();
     door.frame(&segment(host, host, port, SYN, 1, 0));
@@ -483,7 +483,7 @@ fn connects(door: &mut Door, host: u8, port: u16) -> bool {
 }
 
 #[test]
-fn connections_that_never_stand_keep_nobody_out() {
+fn half_open_connections_do_not_block_other_peers() {
     let mut door = Door::new();
     for n in 0..1000 {
         door.frame(&segment(7, 7, 1000 + n, SYN, 1, 0));
@@ -493,7 +493,7 @@ fn connections_that_never_stand_keep_nobody_out() {
 }
 
 #[test]
-fn one_peer_leaves_room_for_others() {
+fn one_peer_cannot_use_all_connections() {
     let mut door = Door::new();
     for port in 0..20 {
         connects(&mut door, 7, 40_000 + port);
@@ -505,10 +505,10 @@ fn one_peer_leaves_room_for_others() {
 }
 
 #[test]
-fn a_forged_frame_does_not_turn_answers_aside() {
+fn a_forged_frame_does_not_redirect_responses() {
     let mut door = Door::new();
     assert!(connects(&mut door, 1, 40_000));
-    // The right address, another host's MAC address, and no connection of its own.
+    // The right IP address, another host's MAC address, and no connection of its own
     door.frame(&segment(1, 66, 1, ACK, 1, 1));
     let sent_to = |frames: Vec<Vec<u8>>| frames.iter().map(|frame| frame[5]).collect::<Vec<_>>();
     assert!(sent_to(door.answers()).iter().all(|mac| *mac == 1));
@@ -519,10 +519,10 @@ fn a_forged_frame_does_not_turn_answers_aside() {
 }
 
 #[test]
-fn packets_that_cannot_leave_do_not_pile_up() {
+fn queues_of_packets_that_cannot_leave_are_bounded() {
     let mut door = Door::new();
     for n in 0..10_000 {
-        // A port that nobody listens at: each is answered by a reset.
+        // Each is answered by a reset, because no socket listens at the port.
         let mut syn = segment(7, 7, n, ACK, 1, 1);
         syn.truncate(54);
         door.frame(&syn);
@@ -532,7 +532,7 @@ fn packets_that_cannot_leave_do_not_pile_up() {
     assert!(dropped >= 7000, "{dropped}");
 }
 
-/// An ARP request for the host's address from one of many neighbours
+/// Returns an ARP request for the host's address from neighbour number `n`.
 fn arp_request(n: u16) -> Vec<u8> {
     let (mac, [high, low]) = ([2, 0, 1, 0, (n >> 8) as u8, n as u8], n.to_be_bytes());
     let mut frame =
@@ -543,12 +543,12 @@ fn arp_request(n: u16) -> Vec<u8> {
 }
 
 #[test]
-fn a_host_shows_what_it_dropped_while_its_port_took_nothing() {
+fn a_host_counts_drops_while_its_port_is_blocked() {
     let mut host = Host::new(&Case::new(Test::WriteBw).server(), SERVER.0).unwrap();
     let seen = host.seen();
     let mut port = Sent::with_room(0);
     for n in 0..5000 {
-        // A port that no process listens at: each segment is answered by a reset.
+        // Each segment is answered by a reset, because no process listens at the port.
         let now = Nanos(u64::from(n) * 1000);
         for frame in [segment(7, 7, n, ACK, 1, 1), arp_request(n)] {
             host.on_frame(&mut MemoryFrame::new(frame), PortId(0), now, &mut port);
