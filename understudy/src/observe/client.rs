@@ -1,4 +1,4 @@
-//! The other end of the socket, for `top` and `trace`.
+//! Client of the observation socket, for `top` and `trace`.
 
 use super::socket::{Ask, Refusal};
 use super::{Snapshot, TraceAsked, TraceLine};
@@ -10,32 +10,32 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How long an instance may take to answer
+/// Time within which an instance has to respond
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long a trace is waited for, before signals are looked at
+/// Time to wait for a trace line before signals are checked
 const MOMENT: Duration = Duration::from_millis(100);
 
-/// Where an instance is found.
+/// Address of an instance.
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
-    /// Its socket
+    /// Path of its socket
     pub(crate) socket: PathBuf,
 }
 
-/// Why there is no answer.
+/// Reason why there is no response.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Lost {
-    /// Nobody listens
-    #[error("nobody listens at {}: is the instance running?", .0.display())]
+    /// No process listens at the socket
+    #[error("no instance listens at {}; start it, or check `socket` in [observe]", .0.display())]
     Nobody(PathBuf),
-    /// It has ended, or the connection broke
-    #[error("the instance does not answer any more: {0}")]
+    /// The instance has ended, or the connection broke
+    #[error("the instance stopped responding: {0}")]
     Gone(io::Error),
-    /// It says why not
+    /// The instance refused the request, for this reason
     #[error("{0}")]
     Refused(String),
-    /// Another version, or something else
-    #[error("what came back is not understood: {0}; is the instance of another version?")]
+    /// Response that cannot be parsed, such as one of another version
+    #[error("cannot parse the response: {0}; use the version of understudy that the instance runs")]
     Strange(serde_json::Error),
 }
 
@@ -46,10 +46,10 @@ impl From<io::Error> for Lost {
 }
 
 impl Target {
-    /// A socket, or that of a configuration. The error is for people.
+    /// Returns the address for a socket's path or a configuration file. The error is a text for users.
     pub(crate) fn of(path: &Path) -> Result<Self, String> {
         if !path.is_file() {
-            // A socket, or one that will be.
+            // The path of a socket, which may not exist yet.
             return if path.extension().is_some_and(|extension| extension == "toml") {
                 Err(format!("{}: there is no such file", path.display()))
             } else {
@@ -59,8 +59,8 @@ impl Target {
         let config = config::load(path).map_err(|report| report.render())?;
         config.observe.socket.map(|socket| Self { socket }).ok_or_else(|| {
             format!(
-                "{} has no socket to look through: add\n\n[observe]\nsocket = \"/run/understudy/observe.sock\"\n\nand start the \
-                 instance anew",
+                "{} has no `socket` to connect to; add\n\n[observe]\nsocket = \"/run/understudy/observe.sock\"\n\nand restart the \
+                 instance",
                 path.display()
             )
         })
@@ -70,7 +70,7 @@ impl Target {
 /// A connection to an instance.
 pub(crate) struct Client {
     stream: BufReader<UnixStream>,
-    /// What has come of a line
+    /// Received part of the current line
     line: String,
 }
 
@@ -85,25 +85,25 @@ impl Client {
         Ok(Self { stream: BufReader::new(stream), line: String::new() })
     }
 
-    /// The instance as it is now.
+    /// Requests the current state of the instance.
     pub(crate) fn snapshot(&mut self) -> Result<Snapshot, Lost> {
         self.ask(&Ask::Snapshot)?;
         self.read()
     }
 
-    /// Packets from now on, by [`Self::next_line`].
+    /// Starts a trace; [`Self::next_line`] returns its packets.
     pub(crate) fn trace(&mut self, asked: TraceAsked) -> Result<(), Lost> {
         self.ask(&Ask::Trace(asked))?;
-        // Nothing may come for long.
+        // A trace may be idle for a long time.
         Ok(self.stream.get_ref().set_read_timeout(Some(MOMENT))?)
     }
 
-    /// Asks for the end of a trace.
+    /// Requests the end of a trace.
     pub(crate) fn end(&mut self) -> Result<(), Lost> {
         Ok(self.stream.get_mut().write_all(b"\n")?)
     }
 
-    /// The next line of a trace, if one comes within a moment.
+    /// Returns the next line of a trace, or `None` if none arrives within [`MOMENT`].
     pub(crate) fn next_line(&mut self) -> Result<Option<TraceLine>, Lost> {
         match self.read() {
             Ok(line) => Ok(Some(line)),
@@ -120,9 +120,9 @@ impl Client {
         Ok(self.stream.get_mut().write_all(&line)?)
     }
 
-    /// The next line.
+    /// Reads the next line.
     fn read<T: DeserializeOwned>(&mut self) -> Result<T, Lost> {
-        // What has come of a line stays there, should the rest not come in time.
+        // A partial line stays in the buffer if its rest does not arrive in time.
         self.stream.read_line(&mut self.line)?;
         if !self.line.ends_with('\n') {
             return Err(Lost::Gone(ErrorKind::UnexpectedEof.into()));

@@ -1,4 +1,5 @@
-//! Who looks on: each in a thread of its own, and no more at once than can do harm.
+//! Connections to the observation socket and the metrics server: one thread each, and a limit on their
+//! number.
 
 use std::io;
 use std::sync::Arc;
@@ -6,12 +7,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// Who may look on at once
+/// Connections at once
 pub(super) const GUESTS: usize = 16;
-/// How long a guest may leave an answer unread
+/// Time for which a client may leave a response unread
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Receives whoever comes, as long as the process lasts; who is one too many is turned away.
+/// Accepts connections for the lifetime of the process, and turns away those beyond [`GUESTS`].
 pub(super) fn receive<S: Send + 'static>(
     incoming: impl Iterator<Item = io::Result<S>>,
     serve: impl Fn(&S) -> io::Result<()> + Clone + Send + 'static,
@@ -20,7 +21,7 @@ pub(super) fn receive<S: Send + 'static>(
     let guests = Arc::new(AtomicUsize::new(0));
     for stream in incoming {
         let Ok(stream) = stream else {
-            // No descriptor is free: not for long.
+            // No file descriptor is free; this passes.
             thread::sleep(Duration::from_millis(100));
             continue;
         };
@@ -32,7 +33,7 @@ pub(super) fn receive<S: Send + 'static>(
         let serve = serve.clone();
         let serve = move || {
             let _guest = guest;
-            // Who goes away, goes away.
+            // A client that disconnects is not an error.
             _ = serve(&stream);
         };
         _ = thread::Builder::new().name("observe-guest".into()).spawn(serve);

@@ -1,8 +1,9 @@
-//! Looking at a running instance from outside: a Unix socket for `understudy top` and `understudy trace`, and metrics for
-//! Prometheus.
+//! Observation of a running instance: a Unix socket for `understudy top` and `understudy trace`, and metrics
+//! for Prometheus.
 //!
-//! The sockets are threads of their own. They ask the control thread, which answers within a turn of its loop from counters
-//! that workers keep anyway; a worker notices nothing.
+//! Sockets are served by threads of their own. They send requests to the control thread, which responds
+//! within one iteration of its loop, from counters that workers maintain anyway. Observation does not slow
+//! down the workers.
 
 mod client;
 mod guests;
@@ -25,31 +26,31 @@ use std::time::Instant;
 use switch::Function;
 use trace::{Traces, Tracing};
 
-/// Questions that wait for the control thread at most
+/// Capacity of the queue of requests to the control thread
 const QUESTIONS: usize = 64;
 
-/// A queue pair: its host, if it is known, and its number
+/// A queue pair: its host, if known, and its QPN
 pub(crate) type QueuePair = (Option<IpAddr>, u32);
 
-/// What is asked of the control thread, and where the answer goes.
+/// A request to the control thread, with the channel for the response.
 enum Question {
     Snapshot(Sender<Arc<Snapshot>>),
     Trace(trace::Asked, Sender<Result<Tracing, NoTrace>>),
 }
 
-/// How threads of sockets ask.
+/// Handle through which the threads of sockets send requests.
 #[derive(Clone)]
 struct Asking(Sender<Question>);
 
 impl Asking {
-    /// The instance as it is now; `None` if it is ending.
+    /// Returns the current state of the instance; `None` if it is shutting down.
     fn snapshot(&self) -> Option<Arc<Snapshot>> {
         let (answer, answered) = crossbeam_channel::bounded(1);
         self.0.send(Question::Snapshot(answer)).ok()?;
         answered.recv().ok()
     }
 
-    /// A watch on what was asked for.
+    /// Starts the requested trace.
     fn trace(&self, asked: trace::Asked) -> Result<Tracing, NoTrace> {
         let (answer, answered) = crossbeam_channel::bounded(1);
         self.0.send(Question::Trace(asked, answer)).map_err(|_| NoTrace::Ending)?;
@@ -57,18 +58,19 @@ impl Asking {
     }
 }
 
-/// The control thread's side.
+/// The control thread's side of observation.
 pub(crate) struct Observer {
     instance: Instance,
     began: Instant,
     questions: Receiver<Question>,
     traces: Traces,
-    /// Removes the socket from the file system
+    /// Removes the socket from the file system when dropped
     _socket: Option<socket::Socket>,
 }
 
 impl Observer {
-    /// Opens what `[observe]` asks for; `None` if that is nothing. DPDK has to be up, which measures the clock.
+    /// Starts what `[observe]` configures; returns `None` if that is nothing. DPDK has to be initialised,
+    /// because it measures the TSC frequency.
     pub(crate) fn start(config: &Config) -> Result<Option<Self>, Report> {
         let observe = &config.observe;
         if observe.socket.is_none() && observe.prometheus.is_none() {
@@ -84,8 +86,8 @@ impl Observer {
         Ok(Some(Self { instance, began, questions, traces: Traces::default(), _socket: socket }))
     }
 
-    /// Answers what was asked since the last time. `told` is what the function says of itself, `group` the queue pairs of one of
-    /// its groups.
+    /// Responds to the requests since the last call. `told` returns the function's own metrics, and `group`
+    /// the queue pairs of one of its groups.
     pub(crate) fn attend<F: Function>(
         &mut self,
         live: &Live<'_>,
@@ -97,7 +99,7 @@ impl Observer {
         let mut snapshot = None;
         for question in self.questions.try_iter().take(QUESTIONS) {
             match question {
-                // Who does not wait any more needs no answer.
+                // A requester that has given up needs no response.
                 Question::Snapshot(answer) => {
                     let snapshot = snapshot.get_or_insert_with(|| {
                         let uptime_s = self.began.elapsed().as_secs_f64();
@@ -107,7 +109,7 @@ impl Observer {
                 }
                 Question::Trace(asked, answer) => {
                     let begun = self.traces.begin(&asked, live, &group);
-                    // Workers are told first: what comes when the answer is known is seen.
+                    // Workers are notified first, so that every packet after the response is traced.
                     self.traces.attend(out);
                     drop(answer.send(begun));
                 }
@@ -116,7 +118,7 @@ impl Observer {
     }
 }
 
-/// For functions that have no groups
+/// Group lookup for functions that have no groups.
 pub(crate) fn no_groups(asked: u32) -> Result<Vec<QueuePair>, NoTrace> {
     Err(NoTrace::NoSuchGroup { asked, there: Vec::new() })
 }

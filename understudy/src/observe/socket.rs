@@ -1,4 +1,4 @@
-//! The Unix socket: a line of JSON asks, lines of JSON answer.
+//! The observation socket: each request and each response is a line of JSON.
 
 use super::guests::{GUESTS, PATIENCE, receive};
 use super::{Asking, trace};
@@ -12,51 +12,52 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-/// Bytes of a question at most
+/// Longest request, in bytes
 const LONGEST: u64 = 4096;
-/// How long a guest may ask nothing
+/// Idle time after which a connection is closed
 const SILENCE: Duration = Duration::from_secs(600);
 
-/// What is asked.
+/// A request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "ask")]
 pub(super) enum Ask {
-    /// The instance as it is now, as one line
+    /// The current state of the instance, as one line
     Snapshot,
-    /// Packets as they come and leave: a line says that it begins, a line a packet, a line when it is over
+    /// Packets as they are received and sent: a line that the trace has begun, a line per packet, and a line
+    /// at its end
     Trace(trace::Asked),
 }
 
-/// Why there is no answer.
+/// A refused request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Refusal {
     pub(super) error: String,
-    /// The same in a word, for programs
+    /// The reason as one word, for programs
     #[serde(default)]
     pub(super) reason: String,
 }
 
-/// The socket in the file system, of which only the name is left to remove.
+/// The socket's name in the file system, which is removed when this is dropped.
 pub(super) struct Socket {
     _place: Place,
 }
 
-/// What to look at when there can be no socket
-const WRITABLE: &str = "does its folder exist, and may you write there?";
+/// Help for errors of the file system
+const WRITABLE: &str = "check that its folder exists and that you may write there";
 
 impl Socket {
-    /// Listens there, for this user alone. A socket that nobody listens on is replaced.
+    /// Listens at `path`, with access for this user only. An unused socket at this path is replaced.
     pub(super) fn open(path: &Path, asking: &Asking) -> Result<Self, Report> {
         let refused = |what: &str, help: &str| -> Report {
-            let what = format!("[observe] cannot have the socket {}: {what}", path.display());
+            let what = format!("[observe] cannot create the socket {}: {what}", path.display());
             MietteDiagnostic::new(what).with_help(help.to_owned()).into()
         };
         let made = Socket2::new(Domain::UNIX, Type::STREAM, None).map_err(PlaceError::Other);
         let made = made.and_then(|socket| Place::listen(&socket, path, false).map(|place| (socket, place)));
         let (socket, place) = made.map_err(|error| {
             let help = match error {
-                PlaceError::Taken => "name another path, or move what is there away",
-                PlaceError::InUse => "end that one first, or give each instance a `socket` of its own",
+                PlaceError::Taken => "use another path, or move the existing file away",
+                PlaceError::InUse => "end the other instance first, or give each instance its own `socket`",
                 PlaceError::Folder(_) | PlaceError::Other(_) => WRITABLE,
             };
             refused(&error.to_string(), help)
@@ -66,12 +67,13 @@ impl Socket {
         thread::Builder::new()
             .name("observe".into())
             .spawn(move || {
-                let turn_away =
-                    |stream: &UnixStream| refuse(stream, "too_many", format!("{GUESTS} look on already"));
+                let turn_away = |stream: &UnixStream| {
+                    refuse(stream, "too_many", format!("{GUESTS} clients are connected already; close one"))
+                };
                 receive(listener.incoming(), move |stream| serve(stream, &asking), turn_away);
             })
             .into_diagnostic()
-            .wrap_err("no thread for the socket of [observe]")?;
+            .wrap_err("cannot start the thread for the socket of [observe]")?;
         Ok(Self { _place: place })
     }
 }
@@ -80,14 +82,14 @@ fn refuse(stream: &UnixStream, reason: &str, error: String) -> io::Result<()> {
     answer(&mut BufWriter::new(stream), &Refusal { error, reason: reason.into() })
 }
 
-/// A line of JSON.
+/// Writes a line of JSON.
 fn answer(to: &mut impl io::Write, what: &impl Serialize) -> io::Result<()> {
     serde_json::to_writer(&mut *to, what)?;
     writeln!(to)?;
     to.flush()
 }
 
-/// Answers one question after the other.
+/// Responds to the requests of one connection, one after the other.
 fn serve(stream: &UnixStream, asking: &Asking) -> io::Result<()> {
     stream.set_write_timeout(Some(PATIENCE))?;
     stream.set_read_timeout(Some(SILENCE))?;
@@ -107,7 +109,7 @@ fn serve(stream: &UnixStream, asking: &Asking) -> io::Result<()> {
                 Ok(tracing) => return tracing.tell(stream, |line| answer(&mut to, line)),
                 Err(why) => return refuse(stream, why.name(), why.to_string()),
             },
-            Err(error) => return refuse(stream, "no_question", format!("that is no question: {error}")),
+            Err(error) => return refuse(stream, "no_question", format!("invalid request: {error}")),
         }
     }
 }

@@ -124,7 +124,7 @@ fn what_is_seen_is_what_is_reported_at_the_end() {
     // Nobody is there any more.
     let gone = understudy(&["top", "--once", config.to_str().unwrap()]);
     let error = String::from_utf8(gone.stderr).unwrap();
-    assert!(gone.status.code() == Some(1) && error.contains("is the instance running?"), "{error}");
+    assert!(gone.status.code() == Some(1) && error.contains("no instance listens at"), "{error}");
 }
 
 #[test]
@@ -195,12 +195,12 @@ fn what_is_no_question_is_refused() {
         _ = stream.write_all(question.as_bytes());
         let mut answer = String::new();
         _ = BufReader::new(&stream).read_line(&mut answer);
-        assert!(answer.is_empty() || answer.starts_with("{\"error\":\"that is no question"), "{answer}");
+        assert!(answer.is_empty() || answer.starts_with("{\"error\":\"invalid request"), "{answer}");
     }
     assert_eq!(top(&config)["instance"]["function"], "forward");
     let none =
         place.write("none.toml", "[[port]]\nname = \"a\"\nring = {}\n[forward]\npairs = [[\"a\", \"a\"]]\n");
     let refused = understudy(&["top", "--once", none.to_str().unwrap()]);
     let error = String::from_utf8(refused.stderr).unwrap();
-    assert!(refused.status.code() == Some(2) && error.contains("has no socket to look through"), "{error}");
+    assert!(refused.status.code() == Some(2) && error.contains("has no `socket` to connect to"), "{error}");
 }

@@ -152,7 +152,7 @@ fn an_address_beyond_this_machine_is_said_aloud() {
     let place = Place::new();
     let config = place.config(false, &format!("prometheus = \"0.0.0.0:0\"\n{WIRE}"));
     let instance = Machine::ready("run", &config);
-    assert!(instance.said().contains("WARNING: anybody who reaches 0.0.0.0:"), "{}", instance.said());
+    assert!(instance.said().contains("WARNING: every host that reaches 0.0.0.0:"), "{}", instance.said());
     instance.interrupt();
 }
 
