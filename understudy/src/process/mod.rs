@@ -1,4 +1,4 @@
-//! `understudy process`: a process of 1Pipe, through the host library, with a simple workload.
+//! `understudy process`: a 1Pipe process on the host library, with a simple workload.
 
 mod report;
 
@@ -14,12 +14,12 @@ use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How long it waits for a message when there is nothing to do
+/// Timeout of a receive when there is nothing to do
 const LULL: Duration = Duration::from_millis(1);
-/// Bytes of a message's number
+/// Length of a message's number, in bytes
 const NUMBER: usize = 8;
 
-/// Join a 1Pipe network as a process: receive in order, and send scatterings if asked to, until Ctrl-C
+/// Join a 1Pipe network as a process: receive in order, and optionally send scatterings, until Ctrl-C
 ///
 /// The configuration has [process]; `understudy plan --out DIR` writes one for each host.
 #[derive(clap::Args)]
@@ -27,32 +27,32 @@ pub(crate) struct Args {
     /// Configuration file
     #[arg(value_name = "HOST.process.toml")]
     config: PathBuf,
-    /// Send this many scatterings, from when a barrier is known: until then nothing would be delivered
+    /// Send this many scatterings, starting when a barrier is known (before that, nothing is delivered)
     #[arg(long, value_name = "SCATTERINGS", default_value_t = 0)]
     send: u64,
-    /// Send to these processes; to all peers, and to itself, if not said
+    /// Send to these processes [default: all peers and the process itself]
     #[arg(long, value_name = "ID", value_delimiter = ',')]
     to: Vec<u32>,
-    /// Bytes of each message
+    /// Size of each message in bytes
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(8..=16 << 20))]
     size: u32,
-    /// Scatterings a second; as fast as it can if not said
+    /// Scatterings per second [default: unlimited]
     #[arg(long, value_name = "PER_SECOND", value_parser = parse_rate)]
     rate: Option<f64>,
-    /// End when so many messages were received, and all that were sent are settled
+    /// End when this many messages were received and all sent scatterings are settled
     #[arg(long, value_name = "MESSAGES")]
     expect: Option<u64>,
     /// End after this many seconds
     #[arg(long = "for", value_name = "SECONDS", value_parser = parse_seconds)]
     duration: Option<Duration>,
-    /// Print each message that is received, in its order: timestamp, sender, number, bytes; and of those sent that failed "failed",
-    /// number, receiver, why
+    /// Print each received message in order (timestamp, sender, number, bytes), and each failed one
+    /// ("failed", number, receiver, reason)
     #[arg(long)]
     print: bool,
     /// Print the closing report as JSON
     #[arg(long)]
     json: bool,
-    /// Print a line of JSON this often
+    /// Print a line of JSON at this interval
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     live: Option<Duration>,
     /// Further arguments for DPDK's EAL
@@ -64,7 +64,7 @@ fn parse_rate(text: &str) -> Result<f64, String> {
     text.parse().ok().filter(|rate| *rate > 0.0 && *rate <= 1e9).ok_or_else(|| "not a number above 0".into())
 }
 
-/// Exit code 2 for a wrong configuration, 1 for anything that is missing at run time or came out of order.
+/// Returns exit code 2 for an invalid configuration, and 1 for run-time errors or messages out of order.
 pub(crate) fn run(args: &Args) -> ExitCode {
     let wrong = |text: String| {
         eprint!("{text}");
@@ -77,7 +77,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     let FunctionConfig::Process(process) = loaded.function else {
         let path = args.config.display();
         return wrong(format!(
-            "{path} has no [process]: `understudy plan --out DIR` writes files that have\n"
+            "{path} has no [process]; `understudy plan --out DIR` writes files with this table\n"
         ));
     };
     let ids = process.process.peers.iter().map(|peer| peer.id).chain([process.process.own.id]);
@@ -102,7 +102,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     }
 }
 
-/// Why it did not start, and what to do about it
+/// Returns an error report with a remedy.
 fn explain(error: InitError) -> miette::Report {
     match error {
         InitError::Dataplane { what, remedy, log } => {
@@ -112,26 +112,26 @@ fn explain(error: InitError) -> miette::Report {
     }
 }
 
-/// What is sent
+/// The sending side of the workload.
 struct Work<'a> {
     args: &'a Args,
     to: &'a [ProcessId],
     payload: Vec<u8>,
-    /// When the first was sent
+    /// Time of the first scattering
     began: Option<Instant>,
     sent: u64,
     settled: u64,
 }
 
 impl Work<'_> {
-    /// Sends what is due, as far as there is room; whether anything was sent.
+    /// Sends the scatterings that are due and fit. Returns whether any was sent.
     fn send(&mut self, endpoint: &mut Endpoint, now: Instant) -> Result<bool, SendError> {
         if endpoint.barriers().0.is_none() {
             return Ok(false);
         }
         let before = self.sent;
         let began = *self.began.get_or_insert(now);
-        // Of what is sent without a limit, some at a time: it has to be received as well.
+        // At most 64 per call, because messages have to be received as well.
         let most = self.args.send.min(self.sent + 64);
         let due = match self.args.rate {
             Some(rate) => (now.duration_since(began).as_secs_f64() * rate) as u64 + 1,
@@ -199,7 +199,7 @@ fn work(args: &Args, mut config: Config, to: &[ProcessId]) -> Result<ExitCode, m
                 print(&mut out, timestamp, src, payload);
             }
         };
-        // Some at a time: it has to send as well.
+        // A limited number at a time, because scatterings have to be sent as well.
         let taken = (0..1024).take_while(|_| endpoint.unreliable_recv_with(&mut take).is_some()).count();
         if taken == 0
             && !sent
@@ -212,7 +212,7 @@ fn work(args: &Args, mut config: Config, to: &[ProcessId]) -> Result<ExitCode, m
         {
             next_line = Some(time + every);
             let line = seen.json(&endpoint, work.sent, time.duration_since(began).as_secs_f64());
-            // A reader that has gone away does not end the process.
+            // A closed pipe does not end the process.
             _ = writeln!(out, "{line}");
             _ = out.flush();
         }
@@ -220,7 +220,7 @@ fn work(args: &Args, mut config: Config, to: &[ProcessId]) -> Result<ExitCode, m
     let ended = !endpoint.handle().is_running();
     let seconds = now().duration_since(began).as_secs_f64();
     endpoint.handle().exit();
-    // What was delivered while it left
+    // Messages delivered during `exit`
     let mut take = |timestamp, src, payload: &[u8]| {
         seen.take(timestamp, src, payload.len());
         if args.print {
@@ -249,21 +249,22 @@ fn work(args: &Args, mut config: Config, to: &[ProcessId]) -> Result<ExitCode, m
     Ok(if seen.out_of_order == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// A line for a message that was received
+/// Prints a line for a received message.
 fn print(out: &mut impl std::io::Write, timestamp: Timestamp, src: ProcessId, payload: &[u8]) {
     let number = payload.first_chunk().map_or(0, |number| u64::from_be_bytes(*number));
     _ = writeln!(out, "{} {src} {number} {}", timestamp.nanos(), payload.len());
 }
 
-/// A line for a message that failed. Scatterings are numbered as this program numbers its messages: by the calls, from 0
+/// Prints a line for a failed message. Scatterings are numbered as this program numbers its messages: by the
+/// calls, from 0.
 fn print_failed(out: &mut impl std::io::Write, number: Scattering, dst: ProcessId, why: &str) {
     _ = writeln!(out, "failed {} {dst} {why}", number.0);
 }
 
-/// A place in the order of all messages
+/// Position in the total order of all messages
 type Turn = (Timestamp, ProcessId);
 
-/// Failures with their words
+/// Names of failure reasons in the output
 const FAILURES: [(Failure, &str); 6] = [
     (Failure::Lost, "lost"),
     (Failure::Late, "late"),
@@ -273,5 +274,5 @@ const FAILURES: [(Failure, &str); 6] = [
     (Failure::Left, "left"),
 ];
 
-/// Numbers by name
+/// Counts by name
 type Named = BTreeMap<&'static str, u64>;

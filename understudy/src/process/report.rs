@@ -1,4 +1,4 @@
-//! What a process has seen.
+//! Report of a 1Pipe process.
 
 use super::{FAILURES, Named, Turn};
 use ::onepipe::{Endpoint, Failure, ProcessId, Refusal, Timestamp};
@@ -6,14 +6,14 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// What was received, and what has failed.
+/// Counts of received and failed messages.
 #[derive(Default)]
 pub(super) struct Seen {
     pub(super) received: u64,
     bytes: u64,
     by_sender: BTreeMap<u32, u64>,
     last: Option<Turn>,
-    /// Messages that were before one that was received before them, which is never to be
+    /// Messages that precede one received before them, which violates the total order
     pub(super) out_of_order: u64,
     failed: Named,
 }
@@ -30,14 +30,14 @@ impl Seen {
         self.last = Some(turn);
     }
 
-    /// Counts it; the reason's word.
+    /// Counts a failure and returns its name.
     pub(super) fn failed(&mut self, why: Failure) -> &'static str {
         let name = FAILURES.iter().find(|(failure, _)| *failure == why).map_or("other", |(_, name)| name);
         *self.failed.entry(name).or_default() += 1;
         name
     }
 
-    /// Fields are added, not renamed.
+    /// Returns the report as JSON. Fields are added, not renamed.
     pub(super) fn json(&self, endpoint: &Endpoint, scatterings: u64, seconds: f64) -> Value {
         let (barrier, commit) = endpoint.barriers();
         json!({
@@ -83,7 +83,7 @@ impl Seen {
     }
 }
 
-/// Counters that are not zero
+/// Returns the counters that are not zero.
 fn counters(endpoint: &Endpoint) -> Named {
     let c = endpoint.counters();
     let all = [
@@ -106,7 +106,7 @@ fn counters(endpoint: &Endpoint) -> Named {
     all.into_iter().map(|(name, counter)| (name, counter.get())).filter(|(_, count)| *count > 0).collect()
 }
 
-/// What was not taken, by reason
+/// Returns the counts of refused packets, by reason, that are not zero.
 fn refused(endpoint: &Endpoint) -> Named {
     let c = endpoint.counters();
     let all = Refusal::ALL.into_iter().map(|why| (why.name(), c.refused(why)));

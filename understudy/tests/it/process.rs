@@ -114,7 +114,7 @@ fn files_for_others_are_refused() {
         assert!(said.contains(why), "{said}");
     };
     refused(&["process"], &other, "has no [process]");
-    refused(&["run"], &own, "`understudy process` is for it");
+    refused(&["run"], &own, "use `understudy process`");
     refused(&["process", "--to", "9"], &own, "there is no process 9");
     let output = understudy(&["check"], &own).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
