@@ -1,4 +1,4 @@
-//! What sending and receiving have in common: the host that does it, and how it ends.
+//! Common parts of sending and receiving: the host, progress, and the outcome.
 
 use crate::config::{self, EXIT_CODE, FunctionConfig};
 use crate::host::HostConfig;
@@ -15,24 +15,24 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use switch::{Nanos, PortId};
 
-/// The host that sends or receives.
+/// Options for the host that sends or receives.
 #[derive(clap::Args)]
 pub(super) struct On {
     /// Configuration of the host: a port, and [nic] with its address, as for `understudy host`
     #[arg(long, value_name = "HOST.toml")]
     on: PathBuf,
-    /// How long others have to answer
+    /// Wait this long for hosts that do not respond
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0)]
     pub(super) patience_s: f64,
 }
 
-/// Why a program ends without success, and with which code.
+/// Reason why the command fails, which determines its exit code.
 pub(super) enum Ended {
-    /// Something that was asked for cannot be
+    /// Invalid argument
     Wrong(String),
-    /// As it is printed already
+    /// Invalid configuration file, with its report
     Config(Box<config::Report>),
-    /// Something is missing, or failed
+    /// Run-time error
     Failed(Report),
 }
 
@@ -43,7 +43,7 @@ impl From<Report> for Ended {
 }
 
 impl Ended {
-    /// Says it.
+    /// Prints the reason and returns the exit code.
     pub(super) fn say(self) -> ExitCode {
         let wrong = ExitCode::from(EXIT_CODE);
         match self {
@@ -63,18 +63,18 @@ impl Ended {
     }
 }
 
-/// A failure without a remedy that is known
+/// Returns a run-time error without a remedy.
 pub(super) fn failed(what: &impl ToString) -> Ended {
     Ended::Failed(MietteDiagnostic::new(what.to_string()).into())
 }
 
-/// What the worker shows of a transfer.
+/// Progress of a transfer, which the worker publishes.
 pub(super) struct Shown<T> {
-    /// Bytes of the object that are where they belong, and of how many
+    /// Bytes of the object that are stored, and its length
     pub(super) bytes: AtomicU64,
     pub(super) of: AtomicU64,
     pub(super) done: AtomicBool,
-    /// The user wants it to stop: the worker tells others, and is done
+    /// The user requested the end: the worker notifies the other hosts and ends
     pub(super) stopping: AtomicBool,
     pub(super) outcome: Mutex<Option<T>>,
 }
@@ -86,13 +86,13 @@ impl<T> Shown<T> {
         Arc::new(Self { bytes, of, done, stopping, outcome: Mutex::new(None) })
     }
 
-    /// The first outcome is the one that counts.
+    /// Sets the outcome, unless there is one already.
     pub(super) fn end(&self, outcome: T) {
         self.outcome.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(outcome);
     }
 }
 
-/// When the worker of a transfer looks after what is not told by frames, and when it is done.
+/// Timing of a transfer's worker: when to poll channels that no frame announces, and when to end.
 #[derive(Default)]
 pub(super) struct Pace {
     ran: Nanos,
@@ -100,30 +100,31 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// How often it looks whether something was read or written
+    /// Polling interval while a read or write is pending
     const LOOK: Nanos = Nanos::from_micros(100);
-    /// How often it looks whether it is to stop
+    /// Polling interval for a stop request
     const GLANCE: Nanos = Nanos::from_millis(20);
-    /// For how long it waits until others have heard how it ended
+    /// Maximum time to wait, after the end, until the other hosts have been notified
     const LINGER: Nanos = Nanos::from_secs(2);
 
-    /// It ran.
+    /// Sets the time of the last run.
     pub(super) fn ran(&mut self, now: Nanos) {
         self.ran = now;
     }
 
-    /// It is over: whether there is nothing to wait for, as others have heard of it, or will not.
+    /// Returns whether the worker may end after the outcome: the other hosts have been notified (`is_heard`),
+    /// or [`Self::LINGER`] has passed.
     pub(super) fn is_done(&mut self, is_heard: bool, now: Nanos) -> bool {
         is_heard || now.since(*self.over.get_or_insert(now)) > Self::LINGER
     }
 
-    /// When it is to run again, if nothing comes; soon if something was given to be read or written
+    /// Returns the time of the next run if no frame comes. It is early if a read or write is pending.
     pub(super) fn next(&self, pending: bool) -> Nanos {
         self.ran + if pending || self.over.is_some() { Self::LOOK } else { Self::GLANCE }
     }
 }
 
-/// The control plane: it shows how far it is, and ends when it is over.
+/// Control plane that shows the progress, and ends the run when the transfer is over.
 struct Watch<T> {
     shown: Arc<Shown<T>>,
     bar: ProgressBar,
@@ -166,29 +167,32 @@ impl<A: App, T: Send> Control<Station<A>> for Watch<T> {
 impl On {
     pub(super) fn patience(&self) -> Result<Nanos, Ended> {
         if !(0.1..=86_400.0).contains(&self.patience_s) {
-            return Err(Ended::Wrong("--patience-s has to be 0.1 to 86400".into()));
+            return Err(Ended::Wrong("--patience-s is out of range; use 0.1 to 86400".into()));
         }
         Ok(Nanos((self.patience_s * 1e9) as u64))
     }
 
-    /// The host's configuration, and its address that speaks with another one
+    /// Returns the host's configuration and the address that it uses with `peer`.
     pub(super) fn host(&self, peer: IpAddr) -> Result<(dataplane::Config, HostConfig, IpAddr), Ended> {
         let config = config::load(&self.on).map_err(|report| Ended::Config(Box::new(report)))?;
         let FunctionConfig::Nic(host) = config.function else {
-            return Err(Ended::Wrong(format!("{} has no [nic]", self.on.display())));
+            return Err(Ended::Wrong(format!("{} has no [nic]; add this table", self.on.display())));
         };
-        // The one on the peer's subnet, if there is one
+        // An address on the peer's subnet is preferred.
         let family = || host.addresses.iter().filter(|(ip, _)| ip.is_ipv4() == peer.is_ipv4());
         let own = family().find(|(ip, prefix)| is_near(*ip, peer, *prefix)).or_else(|| family().next());
         let own = own.map(|(ip, _)| *ip);
         let own = own.ok_or_else(|| {
-            Ended::Wrong(format!("{} has no address that speaks with {peer}", self.on.display()))
+            Ended::Wrong(format!(
+                "{} has no address of the same family as {peer}; add one",
+                self.on.display()
+            ))
         })?;
         Ok((config.runtime, host, own))
     }
 }
 
-/// Whether two addresses of the same family are in the same subnet.
+/// Returns whether two addresses of the same family are in the same subnet.
 fn is_near(ip: IpAddr, other: IpAddr, prefix: u8) -> bool {
     let bits = |ip: IpAddr| match ip {
         IpAddr::V4(ip) => u128::from(ip.to_bits()) << 96,
@@ -197,8 +201,8 @@ fn is_near(ip: IpAddr, other: IpAddr, prefix: u8) -> bool {
     (bits(ip) ^ bits(other)).leading_zeros() >= prefix.into()
 }
 
-/// The node of a host at this address. Hosts in software share CPUs with others: they are given a few seconds before they
-/// count as gone.
+/// Returns the RDMC configuration of a host with this address. Software hosts share CPUs with other
+/// processes, so they are declared dead only after a few seconds.
 pub(super) fn node(own: IpAddr, patience: Nanos) -> ::rdmc::Config {
     ::rdmc::Config {
         ack_timeout: 16,
@@ -209,7 +213,8 @@ pub(super) fn node(own: IpAddr, patience: Nanos) -> ::rdmc::Config {
     }
 }
 
-/// Runs an application on a host until it is done: what became of it. A signal stops the application, which tells others.
+/// Runs an application on a host until it is done, and returns its outcome. A signal stops the application,
+/// which notifies the other hosts.
 pub(super) fn carry<A: App, T: Send + 'static>(
     runtime: dataplane::Config,
     host: &HostConfig,

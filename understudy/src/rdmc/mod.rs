@@ -1,4 +1,4 @@
-//! `understudy rdmc`: objects to many hosts.
+//! `understudy rdmc`: transfer of objects to many hosts.
 
 mod carry;
 mod part;

@@ -1,4 +1,4 @@
-//! `understudy rdmc receive`: a file from `understudy rdmc send`.
+//! `understudy rdmc receive`: receives a file from `understudy rdmc send`.
 
 use super::carry::{Ended, On, Pace, Shown, carry, failed, node};
 use super::part::Part;
@@ -20,41 +20,42 @@ use switch::Nanos;
 
 /// Receive a file from a host that runs `understudy rdmc send`
 ///
-/// The file has its name when it is complete, and its SHA-256 is the sender's; before that, and if it fails, there is nothing
-/// under that name. Ends when it has come.
+/// The file gets its name when it is complete and its SHA-256 matches the sender's. Before that, and if the
+/// transfer fails, no file of that name exists. Ends when the file has been received.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The sender
+    /// Address of the sender
     #[arg(long, value_name = "IP")]
     from: IpAddr,
-    /// The folder that it is put into
+    /// Folder in which to store the file
     #[arg(long, value_name = "DIR", default_value = ".")]
     into: PathBuf,
-    /// Memory for segments at most: about nine of the sender's, which has 16 MB in each if it is not told otherwise
+    /// Limit on memory for segments; nine of the sender's segments, which are 16 MB by default, are
+    /// sufficient
     #[arg(long, value_name = "MB", default_value_t = TakeConfig::MEMORY >> 20, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     memory_mb: u64,
     #[command(flatten)]
     on: On,
 }
 
-/// What is to be done with the file.
+/// Request to the writer thread.
 enum ToDisk {
     Begin(Offer),
     Segment(Vec<u8>),
     Compare([u8; DIGEST]),
 }
 
-/// What was done.
+/// Result from the writer thread.
 enum Done {
     Begun,
     Written,
-    /// It has its name
+    /// The file has its final name
     Stored(PathBuf, u64),
     Differs,
     Failed(Refusal, String),
 }
 
-/// Why it did not work.
+/// Reason why the transfer failed.
 enum Wrong {
     Taken(TakeError),
     File(String),
@@ -66,7 +67,7 @@ struct Taker {
     take: Take,
     disk: Sender<ToDisk>,
     done: Receiver<Done>,
-    /// Things given to the disk and not done
+    /// Requests to the writer that are not done yet
     pending: u32,
     begun: bool,
     compared: bool,
@@ -79,7 +80,7 @@ struct Taker {
 
 impl Taker {
     fn ask(&mut self, what: ToDisk) {
-        // A writer that has ended has said why.
+        // A writer that has ended has reported its error.
         if self.disk.send(what).is_ok() {
             self.pending += 1;
         }
@@ -120,7 +121,7 @@ impl App for Taker {
         self.pace.ran(now);
         self.take.run(nic, now);
         if self.shown.stopping.load(Ordering::Relaxed) {
-            self.shown.end(Err(Wrong::File("it was stopped before the file had come".into())));
+            self.shown.end(Err(Wrong::File("interrupted before the whole file was received".into())));
             self.take.refuse(nic, Refusal::Stopped, now);
         }
         while let Ok(done) = self.done.try_recv() {
@@ -144,7 +145,7 @@ impl App for Taker {
             let outcome = match (outcome, self.stored.take()) {
                 (_, Some(stored)) => Some(Ok(stored)),
                 (Err(error), None) => Some(Err(Wrong::Taken(*error))),
-                // Told before
+                // The error was reported before.
                 (Ok(()), None) => None,
             };
             if let Some(outcome) = outcome {
@@ -162,25 +163,25 @@ impl App for Taker {
     }
 }
 
-/// The name that a file gets: the sender's, if that is no way to another folder
+/// Returns the file name that the sender offers, unless it would lead to another folder.
 fn name_of(offer: &Offer) -> Option<&str> {
     let name = offer.name.as_str();
     let is_plain = Path::new(name).file_name().is_some_and(|plain| plain == name);
-    // What steers a terminal is no name.
+    // Control characters are not allowed in names.
     (is_plain && !name.contains(char::is_control)).then_some(name)
 }
 
-/// Bytes that are written before the disk is waited for. So what the sender hears is written is on the disk but for this, and
-/// the end of the file takes no longer than the sender waits.
+/// Bytes written between two waits for the disk. So what is reported to the sender as written is on the disk
+/// except for this much, and the last sync does not exceed the sender's timeout.
 const SYNC: u64 = 16 << 20;
 
-/// The file while it is written.
+/// The file while it is being written.
 struct Incomplete {
     part: Part,
     path: PathBuf,
     hash: Sha256,
     len: u64,
-    /// Of these, the disk was not waited for
+    /// Bytes since the last sync
     unsynced: u64,
 }
 
@@ -200,12 +201,12 @@ impl Incomplete {
 
 fn begin(into: &Path, offer: &Offer) -> Result<Incomplete, (Refusal, String)> {
     let Some(name) = name_of(offer) else {
-        return Err((Refusal::Name, format!("{:?} is no name of a file", offer.name)));
+        return Err((Refusal::Name, format!("the sender's file name {:?} is not valid", offer.name)));
     };
     let path = into.join(name);
     let shown = path.display();
     if path.symlink_metadata().is_ok() {
-        return Err((Refusal::Exists, format!("{shown} exists already")));
+        return Err((Refusal::Exists, format!("{shown} exists already; remove it, or use another --into")));
     }
     let cannot = |error: std::io::Error| (Refusal::Write, format!("{}: {error}", into.display()));
     let part = Part::create(into).map_err(cannot)?;
@@ -213,13 +214,13 @@ fn begin(into: &Path, offer: &Offer) -> Result<Incomplete, (Refusal, String)> {
     let space = rustix::fs::fstatvfs(file).map_err(|error| cannot(error.into()))?;
     let free = space.f_bavail.saturating_mul(space.f_frsize);
     if free < offer.len {
-        let what = format!("{} has {free} bytes left, the file has {}", into.display(), offer.len);
+        let what = format!("{} has {free} bytes free, but the file has {}", into.display(), offer.len);
         return Err((Refusal::NoSpace, what));
     }
     Ok(Incomplete { part, path, hash: Sha256::new(), len: 0, unsynced: 0 })
 }
 
-/// Writes what has come. What is left of a file that is not complete goes with this.
+/// Writes received segments. An incomplete file is removed when this function returns.
 fn writer(into: &Path, todo: &Receiver<ToDisk>, done: &Sender<Done>) {
     let mut part: Option<Incomplete> = None;
     for one in todo {
@@ -246,16 +247,16 @@ fn writer(into: &Path, todo: &Receiver<ToDisk>, done: &Sender<Done>) {
     }
 }
 
-/// Gives the file its name if it is what was sent.
+/// Gives the file its final name if its digest matches.
 fn store(incomplete: Incomplete, digest: [u8; DIGEST]) -> Done {
     let Incomplete { part, path, hash, len, .. } = incomplete;
     if <[u8; DIGEST]>::from(hash.finalize()) != digest {
         return Done::Differs;
     }
     let synced = part.file().and_then(File::sync_all);
-    // Nothing is pushed aside that has come there meanwhile.
+    // A file that another process has created meanwhile is not replaced.
     let named = synced.and_then(|()| part.name(&path));
-    // The name is in the folder.
+    // The folder has to be synced, too, because it holds the name.
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     match named.and_then(|()| File::open(folder)?.sync_all()) {
         Ok(()) => Done::Stored(path, len),
@@ -272,12 +273,15 @@ fn not_written(path: &Path, error: &Error) -> Done {
 impl Args {
     fn receive(&self) -> Result<(PathBuf, u64, [u8; DIGEST]), Ended> {
         if !self.into.is_dir() {
-            return Err(Ended::Wrong(format!("{} is no folder", self.into.display())));
+            return Err(Ended::Wrong(format!(
+                "{} is not a directory; create it, or use another --into",
+                self.into.display()
+            )));
         }
         let patience = self.on.patience()?;
         let (runtime, host, own) = self.on.host(self.from)?;
         if own == self.from {
-            return Err(Ended::Wrong(format!("{own} is this host's own address")));
+            return Err(Ended::Wrong(format!("{own} is this host's own address; --from is the sender's")));
         }
         let take = Take::new(
             node(own, patience),
@@ -301,13 +305,14 @@ impl Args {
             shown: Arc::clone(&shown),
         };
         let outcome = carry(runtime, &host, taker, &shown, "receiving");
-        // With the worker its end of the channel is gone: the writer ends, and an incomplete file with it.
-        writes.join().map_err(|_| failed(&"the writer has failed"))?;
+        // When the worker ends, it drops its end of the channel: the writer ends, and an incomplete file is
+        // removed.
+        writes.join().map_err(|_| failed(&"the writer thread panicked"))?;
         match outcome? {
             Some(Ok(stored)) => Ok(stored),
             Some(Err(Wrong::Taken(error))) => Err(failed(&error)),
             Some(Err(Wrong::File(what))) => Err(failed(&what)),
-            None => Err(failed(&"it was stopped before the file had come")),
+            None => Err(failed(&"interrupted before the whole file was received")),
         }
     }
 }
@@ -331,7 +336,7 @@ mod tests {
         Offer { name: name.into(), len, segment_bytes: 4 }
     }
 
-    /// What the writer says to these
+    /// Returns the writer's results for these requests.
     fn written(into: &Path, todo: Vec<ToDisk>) -> Vec<Done> {
         let ((disk, hears), (says, done)) = (unbounded(), unbounded());
         for one in todo {
@@ -348,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_has_its_name_when_it_is_right() {
+    fn a_file_gets_its_name_only_if_it_is_complete_and_its_digest_matches() {
         let folder = tempfile::tempdir().unwrap();
         let into = folder.path();
         let digest: [u8; DIGEST] = Sha256::digest(b"abcdefg").into();
@@ -361,15 +366,15 @@ mod tests {
         };
         let wrong = written(into, todo([1; DIGEST]));
         assert!(matches!(wrong.last(), Some(Done::Differs)));
-        assert_eq!(entries(into), 0, "nothing is left of it");
+        assert_eq!(entries(into), 0, "no file is left");
         let mut cut = todo(digest);
         cut.truncate(3);
         assert!(matches!(written(into, cut).last(), Some(Done::Written)));
-        assert_eq!(entries(into), 0, "nothing is left of it");
+        assert_eq!(entries(into), 0, "no file is left");
         let right = written(into, todo(digest));
         assert!(matches!(right.last(), Some(Done::Stored(path, 7)) if *path == into.join("it")));
         assert_eq!(std::fs::read(into.join("it")).unwrap(), b"abcdefg");
-        // It may be read by whom any new file may be read by.
+        // The file has the mode of any new file.
         let mode = |name: &str| std::fs::metadata(into.join(name)).unwrap().permissions().mode();
         std::fs::write(into.join("another"), "").unwrap();
         assert_eq!(mode("it"), mode("another"));
@@ -380,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_is_refused() {
+    fn files_that_cannot_be_written_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let refusal = |into: &Path, offer: Offer| match written(into, vec![ToDisk::Begin(offer)])[..] {
             [Done::Failed(refusal, _)] => Some(refusal),

@@ -1,4 +1,4 @@
-//! `understudy rdmc send`: a file to many hosts.
+//! `understudy rdmc send`: sends a file to many hosts.
 
 use super::carry::{Ended, On, Pace, Shown, carry, failed, node};
 use super::schedule::{Kind, several};
@@ -23,53 +23,55 @@ use std::thread;
 use std::time::Duration;
 use switch::Nanos;
 
-/// Send a file to many hosts at once, which run `understudy rdmc receive`
+/// Send a file to many hosts that run `understudy rdmc receive`
 ///
-/// Receivers relay blocks to each other. When one fails the others get the file all the same, from where they were. Ends with
-/// 0 if every receiver has the file and has compared its SHA-256, and with 1 if one has not.
+/// Receivers relay blocks to each other. If one fails, the others continue from where they were and get the
+/// whole file. Exits with 0 if every receiver has the file and has verified its SHA-256, and with 1
+/// otherwise.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The file
+    /// File to send
     file: PathBuf,
-    /// The receivers
+    /// Addresses of the receivers
     #[arg(long, value_name = "IP,IP,...", value_delimiter = ',', required = true)]
     to: Vec<IpAddr>,
     #[command(flatten)]
     on: On,
-    /// How blocks get around
+    /// Algorithm that distributes the blocks
     #[arg(long, value_enum, default_value_t = Kind::Pipeline)]
     algorithm: Kind,
-    /// Bytes of a block; if not said 1 MB, or the file if that is less
+    /// Size of a block in bytes [default: 1 MB, or the size of the file if that is less]
     #[arg(long, value_name = "BYTES")]
     block_bytes: Option<u32>,
-    /// Blocks that receivers have to have room for, and that are sent again at most after a failure
+    /// Blocks of a segment: receivers need memory for segments, and at most one segment is sent again after a
+    /// failure
     #[arg(long, value_name = "BLOCKS", default_value_t = 16)]
     segment_blocks: u32,
-    /// For `--algorithm hybrid`: the network, as for `understudy plan`. Hosts at the same switch are a rack
+    /// For `--algorithm hybrid`: the network, as for `understudy plan`; hosts at the same switch form a rack
     #[arg(long, value_name = "TOPOLOGY.toml", required_if_eq("algorithm", "hybrid"))]
     topology: Option<PathBuf>,
-    /// The P4CE switch that copies, for `--algorithm in-network`
+    /// For `--algorithm in-network`: the P4CE switch that copies
     #[arg(long, value_name = "IP:PORT", required_if_eq("algorithm", "in-network"))]
     switch: Option<SocketAddr>,
-    /// Print what became of it as JSON
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// What is wanted of the file.
+/// Request to the reader thread.
 enum Wanted {
     Segment(u64, u32),
     Digest,
 }
 
-/// What was read.
+/// Result from the reader thread.
 enum Read {
     Segment(u64, Vec<u8>),
     Digest([u8; DIGEST]),
     Failed(String),
 }
 
-/// Why it did not work.
+/// Reason why the transfer failed.
 enum Wrong {
     Given(GiveError),
     File(String),
@@ -91,7 +93,7 @@ impl Giver {
     fn on_read(&mut self, nic: &mut Rnic, read: Read, now: Nanos) {
         self.asked = false;
         match read {
-            // After a failure it may be another one that is wanted by now.
+            // After a failure, a different segment may be needed by now.
             Read::Segment(number, bytes) if self.give.wants() == Some(number) => self.give.give(nic, bytes),
             Read::Segment(..) => {}
             Read::Digest(digest) => self.give.finish(nic, digest),
@@ -124,7 +126,7 @@ impl App for Giver {
         if !self.asked {
             let segment = self.give.wants().map(|n| Wanted::Segment(n, self.give.segment_len(n)));
             let wanted = segment.or_else(|| self.give.wants_digest().then_some(Wanted::Digest));
-            // A reader that has ended has said why.
+            // A reader that has ended has reported its error.
             self.asked = wanted.is_some_and(|wanted| self.wanted.send(wanted).is_ok());
         }
         let written = self.give.written().saturating_mul(self.segment_bytes);
@@ -143,8 +145,8 @@ impl App for Giver {
     }
 }
 
-/// A state of a file: where its bytes lie, how many there are, and when it was last changed. Equal as long as nobody writes to it,
-/// but for what is written through a mapping and has not reached the file's times.
+/// Identity of a file's contents: inode, length, and times of the last changes. Equal as long as no process
+/// writes to the file, except for writes through a mapping that have not reached the file's times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Version {
     inode: (u64, u64),
@@ -163,9 +165,10 @@ impl Version {
         }
     }
 
-    /// Returns the state of a file from which any later change differs. The kernel's clock for times of files stands still for
-    /// up to 10 ms, so a file that was changed just now is waited for until the clock has moved on; not for longer than a tenth
-    /// of a second, as times of a file server are another clock's.
+    /// Returns the version of a file from which every later change differs. The kernel's clock for file times
+    /// advances only every 10 ms or less often, so this waits until the clock is later than the last change.
+    /// It waits for a tenth of a second at most, because the times of a file server are those of another
+    /// clock.
     fn settled(file: &File) -> std::io::Result<Self> {
         let mut attempts = 100;
         loop {
@@ -180,7 +183,7 @@ impl Version {
     }
 }
 
-/// The file that is sent
+/// The file to send.
 struct Source {
     file: File,
     path: PathBuf,
@@ -188,7 +191,7 @@ struct Source {
 }
 
 impl Source {
-    /// Says what is wrong if what has been read is not one state of the file.
+    /// Returns an error if the segments that were read may belong to different versions of the file.
     fn check(&self) -> Result<(), String> {
         let path = self.path.display();
         let now = std::fs::metadata(&self.path).map_err(|error| format!("{path}: {error}"))?;
@@ -200,7 +203,7 @@ impl Source {
     }
 }
 
-/// Reads what is wanted, and reckons the digest of what is read for the first time.
+/// Reads the requested segments, and computes the digest from the first read of each.
 fn reader(
     source: &Source,
     segment_bytes: u64,
@@ -225,7 +228,7 @@ fn reader(
                         }
                         Read::Segment(number, bytes)
                     }
-                    Err(error) => Read::Failed(format!("the file cannot be read: {error}")),
+                    Err(error) => Read::Failed(format!("cannot read the file: {error}")),
                 }
             }
         };
@@ -237,10 +240,11 @@ fn reader(
 }
 
 impl Args {
-    /// The racks of this host and of receivers: by the switch that each is at first
+    /// Returns the racks of this host and of the receivers: hosts with the same first switch form a rack.
     fn racks(&self, own: IpAddr) -> Result<Racks, Ended> {
         let path = self.topology.as_ref();
-        let path = path.ok_or_else(|| Ended::Wrong("the hybrid needs racks: --topology".into()))?;
+        let path =
+            path.ok_or_else(|| Ended::Wrong("--algorithm hybrid needs racks; add --topology".into()))?;
         let network = config::load_topology(path).map_err(|report| Ended::Config(Box::new(report)))?;
         let rack = |ip: &IpAddr| {
             let host = network.topology.hosts.iter().find(|host| host.address == *ip);
@@ -254,9 +258,10 @@ impl Args {
 
     fn config(&self, len: u64, own: IpAddr) -> Result<GiveConfig, Ended> {
         let name = self.file.file_name();
-        let name = name.ok_or_else(|| Ended::Wrong(format!("{} is no file", self.file.display())))?;
+        let name =
+            name.ok_or_else(|| Ended::Wrong(format!("{} is not a regular file", self.file.display())))?;
         let name = name.to_str().map(String::from).ok_or_else(|| {
-            Ended::Wrong(format!("{}: the name is not UTF-8: give it another one", self.file.display()))
+            Ended::Wrong(format!("the file name {} is not UTF-8; rename the file", self.file.display()))
         })?;
         let mut config = GiveConfig::new(self.to.clone(), name, len);
         config.block_bytes = self.block_bytes.unwrap_or(config.block_bytes);
@@ -265,7 +270,10 @@ impl Args {
             .checked_mul(self.segment_blocks)
             .filter(|bytes| *bytes <= 1 << 30)
             .ok_or_else(|| {
-                Ended::Wrong("a segment has 1 GB at most: fewer --segment-blocks, or smaller blocks".into())
+                Ended::Wrong(
+                    "a segment is larger than 1 GB; use fewer --segment-blocks or smaller --block-bytes"
+                        .into(),
+                )
             })?;
         config.algorithm = self.algorithm.algorithm(|| self.racks(own))?;
         config.patience = self.on.patience()?;
@@ -274,16 +282,20 @@ impl Args {
 
     fn send(&self) -> Result<(Given, u64, f64, [u8; DIGEST]), Ended> {
         let unreadable = |error: std::io::Error| Ended::Wrong(format!("{}: {error}", self.file.display()));
-        // A pipe does not wait for somebody who writes: it is refused below.
+        // Opening a pipe must not wait for a writer. Pipes are rejected below.
         let waits_not = rustix::fs::OFlags::NONBLOCK.bits() as i32;
         let file = File::options().read(true).custom_flags(waits_not).open(&self.file).map_err(unreadable)?;
         let about = file.metadata().map_err(unreadable)?;
         if !about.is_file() {
-            return Err(Ended::Wrong(format!("{} is no file", self.file.display())));
+            return Err(Ended::Wrong(format!("{} is not a regular file", self.file.display())));
         }
         let version = Version::settled(&file).map_err(unreadable)?;
         let len = version.len;
-        let first = self.to.first().copied().ok_or_else(|| Ended::Wrong("there are no receivers".into()))?;
+        let first = self
+            .to
+            .first()
+            .copied()
+            .ok_or_else(|| Ended::Wrong("there are no receivers; add addresses to --to".into()))?;
         let (runtime, host, own) = self.on.host(first)?;
         let config = self.config(len, own)?;
         let times = self.to.len().div_ceil(copied_at_once(self.to.iter().all(IpAddr::is_ipv4)));
@@ -312,7 +324,7 @@ impl Args {
         let began = crate::run::now();
         let outcome = carry(runtime, &host, giver, &shown, "sending")?;
         let seconds = began.elapsed().as_secs_f64();
-        let digest = reads.join().map_err(|_| failed(&"the reader has failed"))?;
+        let digest = reads.join().map_err(|_| failed(&"the reader thread panicked"))?;
         match outcome {
             Some(Ok(outcome)) => Ok((outcome, len, seconds, digest)),
             Some(Err(Wrong::Given(GiveError::Alone(lost)))) => {
@@ -324,7 +336,7 @@ impl Args {
             }
             Some(Err(Wrong::Given(error))) => Err(failed(&error)),
             Some(Err(Wrong::File(what))) => Err(failed(&what)),
-            None => Err(failed(&"it was stopped before every receiver had the file")),
+            None => Err(failed(&"interrupted before every receiver had the file")),
         }
     }
 }
@@ -360,7 +372,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         _ = writeln!(text, "{ip} {why}");
     }
     if args.algorithm == Kind::InNetwork && given.algorithm != Algorithm::InNetwork {
-        _ = writeln!(text, "The switch did not copy: blocks went by the {}", given.algorithm.name());
+        _ = writeln!(text, "The switch did not copy: the blocks were sent by the {}", given.algorithm.name());
     }
     print(&text, code)
 }
@@ -380,14 +392,14 @@ mod tests {
     use std::io::{Seek as _, SeekFrom, Write as _};
     use std::path::Path;
 
-    /// What another process does to the file while it is read
+    /// Change by another process while the file is read.
     #[derive(Clone, Copy, Debug)]
     enum Change {
-        /// Writes other bytes, or the same ones, at this place
+        /// Writes a byte, possibly the same as before, at this offset
         Overwrite(u64, u8),
         Append,
         Truncate(u64),
-        /// Puts another file with the same bytes in its place
+        /// Replaces the file by another one with the same bytes
         Replace,
         Remove,
     }
@@ -424,9 +436,9 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
-        /// Whatever is done to the file between any two reads, even right after it was made: there is no digest for it.
+        /// There is no digest if the file changes between any two reads, even right after it was created.
         #[test]
-        fn a_file_that_is_changed_while_it_is_sent_gets_no_digest(
+        fn a_file_that_changes_while_it_is_sent_gets_no_digest(
             bytes in prop::collection::vec(any::<u8>(), 1..40),
             change in change(),
             moment in 0_usize..12,
