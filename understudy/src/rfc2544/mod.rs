@@ -1,5 +1,5 @@
-//! `understudy bench rfc2544`: RFC 2544's tests of whatever lies between two ports, with the packet generator as sender and
-//! receiver. Which trials there are is [`bench::rfc2544`]'s; here they are run.
+//! `understudy bench rfc2544`: RFC 2544's tests of a device between two ports, with the packet generator as
+//! sender and receiver. [`bench::rfc2544`] chooses the trials; this module runs them.
 
 mod device;
 mod trial;
@@ -15,9 +15,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use trial::Runner;
 
-/// Test a device between two ports as RFC 2544 says: throughput without loss, latency, loss by rate, back-to-back frames
+/// Test a device between two ports as in RFC 2544: throughput without loss, latency, loss by rate,
+/// back-to-back frames
 ///
-/// Ends with 1 if the device went away, it was ended early (what was measured is printed all the same), or counters do not add up.
+/// Exits with 1 if the device ended, if the test was interrupted (results so far are printed), or if counters
+/// do not add up.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Configuration with [rfc2544], such as configs/pktgen/rfc2544.toml
@@ -59,7 +61,7 @@ fn tested(args: &Args, config: &Rfc2544Config) -> Result<ExitCode, miette::Repor
     } else {
         report.text()
     };
-    // A reader that has gone away does not make the run a failure.
+    // A closed pipe is not a failure.
     _ = writeln!(std::io::stdout(), "{text}");
     if let Some(wrong) = wrong {
         return Err(wrong);
@@ -67,17 +69,17 @@ fn tested(args: &Args, config: &Rfc2544Config) -> Result<ExitCode, miette::Repor
     Ok(if report.adds_up { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What a file asks for, on a screen.
+/// Returns the description of a configuration for `understudy check`.
 pub(crate) fn summary(path: &Path, config: &Rfc2544Config) -> String {
     let (traffic, settings) = (&config.traffic, &config.settings);
-    let mut text = format!("{} is right. `understudy bench rfc2544` would test:\n\n", path.display());
+    let mut text = format!("{} is valid. `understudy bench rfc2544` would test:\n\n", path.display());
     let mut line = |key: &str, value: String| _ = writeln!(text, "{key:<9} {value}");
     let port = |port: switch::PortId| &config.runtime.ports[port.index()].name;
     line(
         "device",
         match &config.command {
             Some(command) => format!("`{command}`, from {} to {}", port(traffic.send), port(traffic.receive)),
-            None => format!("what lies between {} and {}", port(traffic.send), port(traffic.receive)),
+            None => format!("whatever is between {} and {}", port(traffic.send), port(traffic.receive)),
         },
     );
     let frames: Vec<_> = settings.frames.iter().map(u32::to_string).collect();

@@ -1,4 +1,4 @@
-//! Trials on DPDK's ports: a generator for each, on a runtime that stays up.
+//! Trials on DPDK ports: each uses a new generator, on a runtime that stays up.
 
 use super::device::Device;
 use crate::config::{Rfc2544Config, Traffic};
@@ -20,15 +20,15 @@ use std::time::{Duration, Instant};
 use switch::counters::Counter;
 use switch::{Nanos, PortId, Share};
 
-/// Part of what was asked for that a rate may be off
+/// Largest relative deviation of the actual rate from the requested one
 const RATE_TOLERANCE: f64 = 0.005;
-/// A generator that was kept away for longer does not make up for it
+/// Largest backlog that the generator makes up for
 const CATCH_UP: Nanos = Nanos::from_millis(10);
-/// How long ports may take to find their peers
+/// Time within which ports have to find their peers
 const PEERS_MAY_TAKE: Duration = Duration::from_secs(10);
-/// By how much a trial may be late that is to end by itself
+/// Time by which the end of a trial may be late
 const MAY_BE_LATE: Duration = Duration::from_secs(10);
-/// Frames that look whether there is a way through
+/// Frames of the trial that checks whether the device forwards
 const PROBES: u64 = 32;
 
 /// Runs trials, one after the other.
@@ -37,7 +37,7 @@ pub(super) struct Runner<'a> {
     config: &'a Rfc2544Config,
     device: Option<Device>,
     stop: Stop,
-    /// Ports that have no peer yet, by name
+    /// Names of the ports that have no peer yet
     away: Vec<String>,
     trials: u64,
     shows: bool,
@@ -64,7 +64,7 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Sends some frames until one comes through.
+    /// Sends frames until one is received through the device.
     pub(super) fn wait_for_the_way(&mut self, frame: u32) -> Result<(), Report> {
         let began = now();
         let traffic = &self.config.traffic;
@@ -74,8 +74,11 @@ impl<'a> Runner<'a> {
                 let port = |port: PortId| &self.config.runtime.ports[port.index()].name;
                 let said = self.device.as_ref().map_or_else(String::new, Device::said);
                 return Err(miette!(
-                    help = format!("does the device forward? does it know {}? {said}", traffic.dst.mac),
-                    "nothing that was sent through {} came to {} within {} s",
+                    help = format!(
+                        "check that the device forwards frames, and that it has a table entry for {}; {said}",
+                        traffic.dst.mac
+                    ),
+                    "no frame sent through {} arrived at {} within {} s",
                     port(traffic.send),
                     port(traffic.receive),
                     traffic.start.as_secs_f64()
@@ -86,7 +89,7 @@ impl<'a> Runner<'a> {
     }
 }
 
-/// The generator of a trial.
+/// Returns the generator's profile for a trial.
 fn profile(traffic: &Traffic, trial: &Trial, number: u64) -> Profile {
     let packets_per_s = |per_second: u64| Rate::Steady { unit: Unit::Packets, per_second };
     let rate = match trial.load {
@@ -96,7 +99,7 @@ fn profile(traffic: &Traffic, trial: &Trial, number: u64) -> Profile {
     };
     let packets = if let Load::Burst(frames) = trial.load { Some(frames) } else { None };
     let per_second = if let Rate::Steady { per_second, .. } = rate { per_second } else { u64::MAX };
-    // Frames that leave together wait for one another.
+    // Frames of a burst wait for one another, which would add to their latency.
     let burst = if trial.test == Test::Latency { 1 } else { (per_second / 100_000).clamp(1, 32) as u16 };
     let stream = Stream {
         name: "frames".into(),
@@ -120,7 +123,7 @@ fn profile(traffic: &Traffic, trial: &Trial, number: u64) -> Profile {
         malformed: Share::NEVER,
     };
     Profile {
-        // Other PSNs in each trial: what comes late from the one before is not taken for one's own.
+        // Other PSNs in each trial, so that late packets of the previous trial are recognised.
         seed: number,
         send: traffic.send,
         receive: Some(traffic.receive),
@@ -129,7 +132,8 @@ fn profile(traffic: &Traffic, trial: &Trial, number: u64) -> Profile {
         drain: traffic.settle,
         catch_up: CATCH_UP,
         window: 1024,
-        // Its packets have a PSN each: however many are on their way, they are far from half of all.
+        // Each packet has a PSN of its own, and the packets under way are far fewer than half of the PSN
+        // space.
         queued: 0,
         epoch: Timestamp::default(),
         streams: vec![stream],
@@ -149,7 +153,7 @@ impl Tester for Runner<'_> {
             _ = write!(std::io::stderr(), "\r\x1b[Ktrial {}: {what} ", self.trials);
         }
         let profile = profile(&self.config.traffic, trial, self.trials);
-        let function = Pktgen::new(&profile).map_err(|error| miette!("a trial cannot be: {error}"))?;
+        let function = Pktgen::new(&profile).map_err(|error| miette!("invalid trial: {error}"))?;
         let counters = function.counters();
         let ports = &self.config.runtime.ports;
         let fetched = spoil::fetched(ports, &function);
@@ -175,12 +179,12 @@ impl Tester for Runner<'_> {
             _ = write!(std::io::stderr(), "\r\x1b[K");
         }
         if let Some(wrong) = wrong {
-            // That of the device is the better reason.
+            // The device's own error is the more useful one.
             self.device.as_mut().map_or(Ok(()), Device::check)?;
             return Err(wrong);
         }
         let (Some(began), Some(ended)) = (began, ended) else {
-            return Err(miette!("a trial's worker ended before its time"));
+            return Err(miette!("the worker of a trial ended too early"));
         };
         let lost = |all: &[DeviceCounters]| {
             let of = |(device, fetched): (&DeviceCounters, &bool)| {
@@ -201,20 +205,20 @@ impl Tester for Runner<'_> {
     }
 }
 
-/// What became of frames on this side of the wire.
+/// Counts of frames on this side of the link.
 #[derive(Clone, Copy)]
 struct Here {
-    /// By our ports, or before them
+    /// Frames lost by this program's ports, or before they reached them
     lost: u64,
-    /// Of these, before them
+    /// Of these, frames lost before they reached a port
     dropped: u64,
-    /// Frames that a port's queue holds
+    /// Capacity of a port's queue, in frames
     held: u64,
-    /// Whether the ports say that they sent and received what we did
+    /// Whether the ports' counters agree with those of the worker
     agrees: bool,
 }
 
-/// What counters say of a trial.
+/// Returns the outcome of a trial from its counters.
 fn outcome(
     profile: &Profile,
     trial: &Trial,
@@ -258,7 +262,7 @@ fn outcome(
         lost_here: here.lost,
         sent_per_s,
         offered,
-        // None of a queue pair came behind what is unseen, as the queue pairs say themselves.
+        // The queue pairs' own check: no packet is counted as unseen that arrived later.
         adds_up: adds_up && stream.behind.get() == stream.unseen(),
         on_cpu: used.part(used.on_cpu),
         core: if robbed { 0.0 } else { 1.0 - used.part(used.waited) },
@@ -269,8 +273,9 @@ fn outcome(
     }
 }
 
-/// Whether a trial's thread was kept from its CPU so that its frames are late, or were given up, and not because it is slow: then
-/// it was away for as long at once. Without any time on a CPU, nothing is known.
+/// Returns whether frames are late, or were given up, because the trial's thread was descheduled, and not
+/// because it is slow: in that case a single absence is as long as the delay. A thread without any time on a
+/// CPU is treated as descheduled, because nothing is known about it.
 fn is_robbed(forfeited: bool, late: Nanos, away: Nanos, used: &Used) -> bool {
     let excused =
         if forfeited { used.waited.min(away) >= CATCH_UP } else { late > Nanos::ZERO && away >= late };
@@ -278,10 +283,10 @@ fn is_robbed(forfeited: bool, late: Nanos, away: Nanos, used: &Used) -> bool {
 }
 
 fn times(histogram: &Histogram) -> Option<Times> {
-    let mut hdr = Hdr::<u64>::new(3).expect("a number of digits that there can be");
+    let mut hdr = Hdr::<u64>::new(3).expect("the precision is valid");
     for (time, count) in histogram.buckets() {
-        // It grows as needed.
-        hdr.record_n(time.0, count).expect("a histogram that grows takes any time");
+        // The histogram grows as needed.
+        hdr.record_n(time.0, count).expect("a growing histogram accepts all values");
     }
     (!hdr.is_empty()).then(|| Times {
         p50_ns: hdr.value_at_quantile(0.5),
@@ -294,7 +299,7 @@ fn times(histogram: &Histogram) -> Option<Times> {
 /// The control plane of a trial.
 struct Plane<'a> {
     links: Links,
-    /// When it has to have ended, after it began
+    /// Time limit of the trial, from its beginning
     ends_within: Duration,
     away: &'a mut Vec<String>,
     device: Option<&'a mut Device>,
@@ -315,23 +320,25 @@ impl Control<Pktgen> for Plane<'_> {
 
     fn on_tick(&mut self, live: &Live<'_>, out: &mut ControlOutput<'_, Pktgen>) -> bool {
         if self.asked.flag().load(std::sync::atomic::Ordering::Relaxed) {
-            self.wrong = Some(miette!("it was ended before all tests were done"));
+            self.wrong = Some(miette!("interrupted before all tests were done"));
         }
-        // A device that has gone is not waited for.
+        // If the device has ended, the trial ends at once.
         if self.began.is_none()
             && let Some(Err(gone)) = self.device.as_mut().map(|device| device.check())
         {
             self.wrong = Some(gone);
         }
         if self.began.is_none() && self.away.is_empty() {
-            // It has its name when it runs. Where nobody says what threads do, nobody knows whether it keeps its core.
+            // The thread gets its name when it runs. If the system does not report threads, the trial goes on
+            // without information about them.
             let thread = polling_thread();
             let known = thread.is_some() || self.start.elapsed() > PEERS_MAY_TAKE;
             if known && out.command(0, Command::Begin).is_ok() {
                 self.began = Some(Moment::of(thread));
             }
         } else if self.began.is_none() && self.start.elapsed() > PEERS_MAY_TAKE {
-            self.wrong = Some(miette!("ports without a peer: {}", self.away.join(", ")));
+            self.wrong =
+                Some(miette!("ports without a peer: {}; start the device under test", self.away.join(", ")));
         }
         let running = self.began.as_ref().map(|began| began.at.elapsed());
         let since = running.unwrap_or_default();
@@ -342,8 +349,8 @@ impl Control<Pktgen> for Plane<'_> {
         }
         if since > self.ends_within {
             self.wrong = Some(miette!(
-                help = "a port takes no more frames: does the device under test still run?",
-                "a trial did not end: after {} s, some of its frames have not left",
+                help = "a port accepts no more frames; check that the device under test still runs",
+                "a trial did not end: after {} s, some of its frames were still not sent",
                 since.as_secs()
             ));
         }
@@ -354,7 +361,7 @@ impl Control<Pktgen> for Plane<'_> {
         if up {
             self.away.retain(|name| *name != port.name);
         } else {
-            self.wrong = Some(miette!("port {} lost its peer: the device under test has gone", port.name));
+            self.wrong = Some(miette!("port {} lost its peer: the device under test has ended", port.name));
         }
     }
 
@@ -363,7 +370,7 @@ impl Control<Pktgen> for Plane<'_> {
     }
 }
 
-/// What the polling thread has had of its CPU at a moment.
+/// CPU use of the polling thread up to a moment.
 struct Moment {
     at: Instant,
     thread: Option<PathBuf>,
@@ -371,7 +378,7 @@ struct Moment {
     waited_ns: u64,
 }
 
-/// What it had between two: times on a CPU, and waiting for one, and of both together with what it slept.
+/// CPU use between two moments: elapsed time, time on a CPU, and time waiting for one.
 #[derive(Clone, Copy)]
 struct Used {
     wall: Nanos,
@@ -403,7 +410,7 @@ impl Moment {
     }
 }
 
-/// The folder in /proc of this process's one worker.
+/// Returns the folder in /proc of this process's only worker thread.
 fn polling_thread() -> Option<PathBuf> {
     let threads = std::fs::read_dir("/proc/self/task").ok()?.flatten().map(|entry| entry.path());
     let name = |thread: &PathBuf| std::fs::read_to_string(thread.join("comm")).unwrap_or_default();
@@ -416,16 +423,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_slow_is_not_robbed() {
+    fn a_slow_thread_is_not_treated_as_descheduled() {
         let ms = Nanos::from_millis;
         let used = |waited| Used { wall: ms(60_000), on_cpu: ms(59_000), waited };
-        // Late at the end of a trial by no more than it was away for at once
+        // At the end of the trial, late by no more than one absence
         assert!(is_robbed(false, ms(1), ms(2), &used(ms(2))));
-        assert!(!is_robbed(false, ms(3), ms(2), &used(ms(2))), "it is slow besides");
-        assert!(!is_robbed(false, Nanos::ZERO, ms(2), &used(ms(2))), "it has made up for that");
-        // What is given up
+        assert!(!is_robbed(false, ms(3), ms(2), &used(ms(2))), "later than its longest absence explains");
+        assert!(!is_robbed(false, Nanos::ZERO, ms(2), &used(ms(2))), "not late at the end");
+        // Frames that were given up
         assert!(is_robbed(true, Nanos::ZERO, ms(12), &used(ms(12))));
-        assert!(!is_robbed(true, Nanos::ZERO, ms(1), &used(ms(12))), "a little now and then, in a minute");
+        assert!(!is_robbed(true, Nanos::ZERO, ms(1), &used(ms(12))), "many short absences in a minute");
         assert!(is_robbed(false, Nanos::ZERO, Nanos::ZERO, &Used { on_cpu: Nanos::ZERO, ..used(ms(0)) }));
     }
 }
