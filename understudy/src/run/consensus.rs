@@ -1,4 +1,4 @@
-//! A server of a replicated service: what it says while it runs, and its report.
+//! Control plane of a server of a replicated service: its live output and its closing report.
 
 use super::host::counters;
 use super::{Until, by_chance, now, run_until};
@@ -18,57 +18,59 @@ use switch::{Nanos, PortId};
 
 type Host = Station<Replica>;
 
-/// A server at one moment. Its serialised form is the program's interface: fields are added, not renamed. Rates, shares
-/// and latencies are those since the line before; of the report, those of the whole run.
+/// State of a server at one moment. The serialised form is part of the program's interface: fields are added,
+/// not renamed. Rates, shares and latencies are those since the previous line; in the report, those of the
+/// whole run.
 #[derive(Serialize)]
 struct Line {
-    /// `live`, or `report` for the last one
+    /// `live`, or `report` for the last line
     kind: &'static str,
-    /// Since the run began
+    /// Seconds since the run began
     time_s: f64,
-    /// Its number
+    /// Number of the server
     id: u8,
-    /// `blank`: it has begun anew and counts for nothing yet; `member`; `behind`: it lacks too much to lead
+    /// `blank`: restarted with empty memory, and not a member yet; `member`; `behind`: lacks too many entries
+    /// to lead
     standing: &'static str,
-    /// Why it counts for nothing, while it is blank
+    /// What the server waits for, while it is blank
     waits_for: Option<String>,
-    /// Requests of hosts that are no servers, or have another configuration or secret
+    /// Requests from hosts that are not servers of the group, or have another configuration or secret
     refused: u64,
-    /// Who leads, as far as it knows
+    /// The leader, as far as this server can tell
     leader: Option<u8>,
     leads: bool,
-    /// Whether what it proposes goes through the switch now
+    /// Whether the values that it proposes go through the switch now
     through_switch: bool,
-    /// Entries that are decided and applied here
+    /// Entries that are decided and applied at this server
     decided: u64,
-    /// Those that it applied one by one
+    /// Rate of entries applied one by one, without those in snapshots
     decided_per_s: f64,
-    /// What they come to: the same at all servers after the same number of entries
+    /// Running hash of the entries: the same at all servers after the same number of entries
     hash: String,
-    /// Earlier states, as pairs of a number of entries and a hash, to be compared with other servers'
+    /// Earlier states, as pairs of a number of entries and a hash, for comparison with other servers
     checkpoints: Vec<(u64, String)>,
-    /// Longest time in which nothing was decided
+    /// Longest time without a decision
     pause_ms: f64,
-    /// What it did as the leader through the switch
+    /// Work as the leader through the switch
     switch: Option<Led>,
-    /// And without it
+    /// Work as the leader without the switch
     direct: Option<Led>,
 }
 
-/// What a leader did on one way.
+/// Work of a leader on one replication path.
 #[derive(Serialize)]
 struct Led {
-    /// For how long
+    /// Time on this path
     seconds: f64,
-    /// Values that it proposed and that are decided
+    /// Values that this leader proposed and that were decided
     decided: u64,
     decided_per_s: f64,
-    /// Bytes of these values a second
+    /// Bytes of these values per second
     goodput: f64,
-    /// Packets that its NIC sent and received for each, heartbeats and all
+    /// Packets that the NIC sent and received per value, including heartbeats
     packets_out: Option<f64>,
     packets_in: Option<f64>,
-    /// From proposed to decided
+    /// Time from proposal to decision
     latency_us: Option<Latency>,
 }
 
@@ -82,7 +84,7 @@ struct Latency {
 }
 
 impl Led {
-    /// `None` if it did not lead this way.
+    /// Returns `None` if the server did not lead on this path.
     fn of(account: &Account) -> Option<Self> {
         if account.time == Nanos::ZERO {
             return None;
@@ -105,20 +107,20 @@ impl Led {
     fn text(&self, way: &str, text: &mut String) {
         _ = write!(
             text,
-            "Led {way} for {:.2} s: {} decided, {:.0} a second, {:.2} MB/s",
+            "Led {way} for {:.2} s: {} decided, {:.0} per second, {:.2} MB/s",
             self.seconds,
             self.decided,
             self.decided_per_s,
             self.goodput / 1e6
         );
         if let (Some(sent), Some(received)) = (self.packets_out, self.packets_in) {
-            _ = write!(text, "; packets of its NIC for each: {sent:.2} out, {received:.2} in");
+            _ = write!(text, "; NIC packets per value: {sent:.2} out, {received:.2} in");
         }
         text.push('\n');
         if let Some(Latency { p50, p90, p99, p999, max }) = &self.latency_us {
             _ = writeln!(
                 text,
-                "  from proposed to decided: median {p50:.0} us, 90 % within {p90:.0} us, 99 % within {p99:.0} us, 99.9 % \
+                "  time to decide: median {p50:.0} us, 90 % within {p90:.0} us, 99 % within {p99:.0} us, 99.9 % \
                  within {p999:.0} us, all within {max:.0} us"
             );
         }
@@ -163,17 +165,17 @@ const fn standing(standing: Standing) -> &'static str {
     }
 }
 
-/// Tells what the server does, and ends the run when it cannot go on.
+/// Control plane: prints live output, and ends the run when the server cannot continue.
 struct Watcher {
     id: u8,
     seen: Arc<Mutex<Seen>>,
     began: Instant,
     live: Option<Duration>,
-    /// What was told last, when, and the longest pause of the run
+    /// State at the last live line, its time, and the longest pause of the run
     told: Seen,
     told_at: Duration,
     pause: Nanos,
-    /// What the operator was told last that it waits for
+    /// State that was last reported to the operator
     waits_for: Option<Waiting>,
 }
 
@@ -190,7 +192,7 @@ impl Watcher {
         let seen = self.look();
         let line = Line::new("live", self.id, time, self.told_at, &self.told, &seen);
         (self.told, self.told_at) = (seen, time);
-        // Who has stopped reading is not a reason to stop leading.
+        // A closed pipe is not a reason to stop leading.
         let mut out = std::io::stdout().lock();
         _ = serde_json::to_writer(&mut out, &line).map_err(Into::into).and_then(|()| writeln!(out));
         _ = out.flush();
@@ -207,7 +209,7 @@ impl Control<Host> for Watcher {
         if self.live.is_some_and(|every| time >= self.told_at + every) {
             self.tell(time);
         }
-        // The worker waits for nobody, and looks again soon.
+        // The worker does not wait for this lock, so this is tried again soon if the worker holds it.
         let Ok(seen) = self.seen.try_lock() else { return true };
         let (waits_for, goes_on) = (seen.waits_for, seen.error.is_none());
         drop(seen);
@@ -215,8 +217,8 @@ impl Control<Host> for Watcher {
             self.waits_for = waits_for;
             match waits_for {
                 Some(Waiting::Bootstrap) => eprintln!(
-                    "Server {} waits: all servers run, and none has anything. If this is a new group, or all that it held \
-                     is to be given up, start one server with --bootstrap.",
+                    "Server {} waits: all servers run, and all are empty. If this is a new group, or its contents may be \
+                     lost, start one server with --bootstrap.",
                     self.id
                 ),
                 Some(waiting) => eprintln!("Server {} waits: {waiting}.", self.id),
@@ -266,7 +268,7 @@ pub(super) fn run(
     Report { line: report, seen, servers: config.servers.len() }
 }
 
-/// For those that look on
+/// Returns the server's metrics for observation.
 fn observed(seen: &Seen) -> Told {
     let leads = |way| u64::from(seen.way == Some(way));
     let told = Told::default()
@@ -286,7 +288,7 @@ fn observed(seen: &Seen) -> Told {
 }
 
 impl Report {
-    /// Failure, if it could not go on.
+    /// Returns failure if the server could not continue.
     pub(super) fn code(&self) -> ExitCode {
         if self.seen.error.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
     }
@@ -309,10 +311,10 @@ impl Report {
             _ if self.line.leads && self.line.through_switch => "leads, through the switch".into(),
             _ if self.line.leads => "leads".into(),
             Some(leader) => format!("follows server {leader}"),
-            None => "knows no leader".into(),
+            None => "no known leader".into(),
         };
         let mut text = format!(
-            "Server {id} of {}, {standing}, {leader}\n{decided} entries decided, {decided_per_s:.0} a second; hash {hash}; \
+            "Server {id} of {}, {standing}, {leader}\n{decided} entries decided, {decided_per_s:.0} per second; hash {hash}; \
              longest pause {pause_ms:.1} ms\n",
             self.servers
         );
@@ -324,7 +326,7 @@ impl Report {
         }
         if let Some(error) = &self.seen.error {
             // Writing to a string does not fail.
-            _ = writeln!(text, "It cannot go on: {error}");
+            _ = writeln!(text, "The server cannot continue: {error}");
         }
         text + &super::host::counted(counters(&self.seen.counters), *time_s)
     }

@@ -1,4 +1,4 @@
-//! The host's control plane, which ends it when its clients are done, and its report.
+//! The host's control plane, which ends the run when all clients are done, and the host's report.
 
 use super::{Until, run_until};
 use crate::host::{Event, Host, HostConfig, Seen, ServiceRow};
@@ -10,7 +10,7 @@ use serde_json::json;
 use std::process::ExitCode;
 use switch::PortId;
 
-/// Ends the run when the clients are done.
+/// Ends the run when all clients are done.
 #[derive(Default)]
 struct Clients {
     done: bool,
@@ -49,7 +49,7 @@ pub(super) fn run(
     Ok(Report { seconds, seen })
 }
 
-/// For those that look on
+/// Returns the host's metrics for observation.
 fn observed(seen: &Seen) -> Told {
     let services = seen.services.iter().map(|row| {
         let counts = [row.connections, row.finished, row.failed, row.refused, row.operations, row.bytes];
@@ -66,7 +66,7 @@ fn observed(seen: &Seen) -> Told {
 }
 
 impl Report {
-    /// Failure, if something went wrong with a service.
+    /// Returns failure if a service failed.
     pub(super) fn code(&self) -> ExitCode {
         let wrong = self.seen.services.iter().any(|row| row.failed > 0 || row.error.is_some());
         if wrong { ExitCode::FAILURE } else { ExitCode::SUCCESS }
@@ -108,13 +108,13 @@ impl Report {
     }
 }
 
-/// Returns the counters of a host with their names: the NIC's, and what was dropped because the port took nothing.
+/// Returns the named counters of a host: the NIC's, and frames dropped because the port was blocked.
 fn counters_of(seen: &Seen) -> impl Iterator<Item = (&'static str, u64)> {
     let dropped = [("control_dropped", seen.control_dropped), ("tcp_dropped", seen.tcp_dropped)];
     counters(&seen.counters).into_iter().chain(dropped)
 }
 
-/// The NIC's counters that are of interest, with their names
+/// Returns the named counters of the NIC that are reported.
 pub(super) fn counters(c: &rnic::Counters) -> [(&'static str, u64); 19] {
     [
         ("received", c.received),
@@ -139,7 +139,7 @@ pub(super) fn counters(c: &rnic::Counters) -> [(&'static str, u64); 19] {
     ]
 }
 
-/// The counters that are not zero, in a line.
+/// Returns the counters that are not zero, in one line.
 pub(super) fn counted(all: impl IntoIterator<Item = (&'static str, u64)>, seconds: f64) -> String {
     let counters: Vec<_> = all
         .into_iter()
@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_host_dropped_is_in_its_report() {
+    fn dropped_frames_are_in_the_report_of_a_host() {
         let seen = Seen { control_dropped: 5, tcp_dropped: 7, ..Seen::default() };
         let report = Report { seconds: 1.0, seen };
         let json: serde_json::Value = serde_json::from_str(&report.json()).unwrap();

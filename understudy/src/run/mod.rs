@@ -1,4 +1,5 @@
-//! `understudy run`: the main job.
+//! `understudy run`, `host` and `pktgen`: starts a switch function on the ports of a configuration, runs it,
+//! and prints its report.
 
 mod consensus;
 mod demo;
@@ -31,7 +32,7 @@ use switch::{Function, PortId};
 /// Run a switch function on the ports of a configuration, until Ctrl-C
 #[derive(Args)]
 pub(crate) struct RunArgs {
-    /// Configuration file; without one, a demonstration that needs nothing
+    /// Configuration file [default: a built-in demonstration that needs no hardware]
     config: Option<PathBuf>,
     /// End after this many seconds
     #[arg(long = "for", value_name = "SECONDS", value_parser = parse_seconds)]
@@ -39,82 +40,88 @@ pub(crate) struct RunArgs {
     /// Print the closing report as JSON
     #[arg(long)]
     json: bool,
-    /// Print a line of JSON this often: what [onepipe], [pktgen] and a server of [consensus] do (docs/onepipe.md,
-    /// docs/pktgen.md and docs/p4ce.md have the fields)
+    /// Print a line of JSON at this interval, for [onepipe], [pktgen] and servers of [consensus] (fields:
+    /// docs/onepipe.md, docs/pktgen.md and docs/p4ce.md)
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     live: Option<Duration>,
     /// Further arguments for DPDK's EAL
     #[arg(last = true, value_name = "EAL")]
     eal: Vec<String>,
-    /// Where histograms of [pktgen] go
+    /// Folder for histograms of [pktgen]
     #[arg(skip)]
     hgrm: Option<PathBuf>,
-    /// Whether a server of [consensus] begins its group
+    /// Whether this server of [consensus] bootstraps its group
     #[arg(skip)]
     bootstrap: bool,
 }
 
-/// Send RoCEv2 traffic as a configuration with [pktgen] says, and check what becomes of it
+/// Send RoCEv2 traffic according to a configuration with [pktgen], and check what becomes of it
 ///
-/// Ends with 1 if the numbers are spoiled: a rate that was not reached, a port that went down, frames lost on this side.
+/// Exits with 1 if the numbers are not valid: a rate was not reached, a port went down, or frames were lost
+/// on this side.
 #[derive(Args)]
 pub(crate) struct PktgenArgs {
     #[command(flatten)]
     run: RunArgs,
-    /// Write histograms of latency into this folder, as .hgrm
+    /// Write histograms of latency into this folder, as .hgrm files
     #[arg(long, value_name = "FOLDER")]
     hgrm: Option<PathBuf>,
 }
 
-/// As [`run`], for a configuration that has a generator.
+/// Runs a configuration that has [pktgen], as [`run`] does.
 pub(crate) fn pktgen(mut args: PktgenArgs) -> ExitCode {
     let wrong = |words: String| {
         eprintln!("{words}");
         ExitCode::from(config::EXIT_CODE)
     };
     let Some(path) = &args.run.config else {
-        return wrong("Name a configuration that has [pktgen], such as configs/pktgen/null.toml".into());
+        return wrong(
+            "the configuration is missing; add a file with [pktgen], such as configs/pktgen/null.toml".into(),
+        );
     };
     match config::load(path).map(|config| config.function) {
         Ok(FunctionConfig::Pktgen(_)) | Err(_) => {
             args.run.hgrm = args.hgrm;
             run(args.run)
         }
-        Ok(_) => wrong(format!("{} has no [pktgen]: `understudy run` is for it", path.display())),
+        Ok(_) => wrong(format!("{} has no [pktgen]; use `understudy run`", path.display())),
     }
 }
 
-/// Be an RDMA host on a port: run a configuration that has [nic], until Ctrl-C or until its clients are done
+/// Run an RDMA host on a port, from a configuration with [nic], until Ctrl-C or until its clients are done
 #[derive(Args)]
 pub(crate) struct HostArgs {
     #[command(flatten)]
     run: RunArgs,
-    /// Begin the group of [consensus], empty, when all of its servers run and none is a member
+    /// Bootstrap the group of [consensus], empty, when all of its servers run and none is a member
     ///
-    /// For one server of a new group, and for one of a group whose servers have all lost their memory, if what they held is
-    /// to be given up. Not for a service's unit: there it would be said after every power failure.
+    /// Use it for one server of a new group, or if all servers of a group have lost their memory and its
+    /// contents may be lost. Do not put it into a service's unit file, where it would apply after every power
+    /// failure.
     #[arg(long)]
     bootstrap: bool,
 }
 
-/// As [`run`], for a configuration that has a host.
+/// Runs a configuration that has a host, as [`run`] does.
 pub(crate) fn host(mut args: HostArgs) -> ExitCode {
     let wrong = |words: String| {
         eprintln!("{words}");
         ExitCode::from(config::EXIT_CODE)
     };
     let Some(path) = &args.run.config else {
-        return wrong("Name a configuration that has [nic], such as configs/host.toml".into());
+        return wrong(
+            "the configuration is missing; add a file with [nic], such as configs/host.toml".into(),
+        );
     };
     match config::load(path).map(|config| config.function) {
         Ok(FunctionConfig::Nic(_)) if args.bootstrap => {
-            wrong(format!("{} has no [consensus]: remove --bootstrap", path.display()))
+            wrong(format!("{} has no [consensus]; remove --bootstrap", path.display()))
         }
         Ok(FunctionConfig::Nic(_) | FunctionConfig::Consensus(_)) | Err(_) => {
             args.run.bootstrap = args.bootstrap;
             run(args.run)
         }
-        Ok(_) => wrong(format!("{} has no [nic]: `understudy run` is for it", path.display())),
+        Ok(_) => wrong(format!("{} has no [nic]; use `understudy run`", path.display())),
     }
 }
 
@@ -125,10 +132,10 @@ pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| "not a number of seconds".into())
 }
 
-/// Exit code 2 for a wrong configuration, 1 for anything that is missing at run time.
+/// Returns exit code 2 for an invalid configuration, and 1 for run-time errors.
 pub(crate) fn run(args: RunArgs) -> ExitCode {
     let failed = |report: Report| (format!("{report:?}\n"), ExitCode::FAILURE);
-    // The demonstration's folder has to outlive the run.
+    // The demonstration's folder has to exist until the run ends.
     let loaded = match &args.config {
         Some(path) => config::load(path)
             .map(|config| (config, None))
@@ -137,7 +144,7 @@ pub(crate) fn run(args: RunArgs) -> ExitCode {
     };
     let loaded = loaded.and_then(|(config, dir)| match config.function {
         FunctionConfig::Process(_) => {
-            let text = format!("{} has [process]: `understudy process` is for it\n", config.path.display());
+            let text = format!("{} has [process]; use `understudy process`\n", config.path.display());
             Err((text, ExitCode::from(config::EXIT_CODE)))
         }
         _ => Ok((config, dir)),
@@ -151,8 +158,7 @@ pub(crate) fn run(args: RunArgs) -> ExitCode {
             return Ok((config, dir));
         }
         let path = config.path.display();
-        let text =
-            format!("{path} has no [onepipe], [pktgen] or [consensus]: --live tells of nothing else\n");
+        let text = format!("{path} has no [onepipe], [pktgen] or [consensus]; remove --live\n");
         Err((text, ExitCode::from(config::EXIT_CODE)))
     });
     match loaded.and_then(|(config, _dir)| start(args, config).map_err(failed)) {
@@ -164,11 +170,11 @@ pub(crate) fn run(args: RunArgs) -> ExitCode {
     }
 }
 
-/// Runs what `bench p4ce` measures.
+/// Runs the load that `bench p4ce` measures.
 pub(crate) fn p4ce_load(args: &bench::p4ce::LoadArgs) -> Result<(), Report> {
     let config = config::load(&args.config).map_err(|report| miette::miette!("{}", report.render()))?;
     let FunctionConfig::P4ce(p4ce) = &config.function else {
-        return Err(miette::miette!("{} has no [p4ce]", args.config.display()));
+        return Err(miette::miette!("{} has no [p4ce]; add this table", args.config.display()));
     };
     let stop = catch_signals()?;
     let mut runtime = config.runtime.clone();
@@ -180,7 +186,7 @@ pub(crate) fn p4ce_load(args: &bench::p4ce::LoadArgs) -> Result<(), Report> {
     Ok(())
 }
 
-/// Runs what `bench swordbox` measures.
+/// Runs the load that `bench swordbox` measures.
 pub(crate) fn swordbox_load(args: &bench::swordbox::LoadArgs) -> Result<(), Report> {
     let config = config::load(&args.config).map_err(|report| miette::miette!("{}", report.render()))?;
     let stop = catch_signals()?;
@@ -188,7 +194,7 @@ pub(crate) fn swordbox_load(args: &bench::swordbox::LoadArgs) -> Result<(), Repo
     let (_, function) = load.make();
     let watch = function.watch();
     let mut runtime = Runtime::start(config.runtime).map_err(|error| explain(&error))?;
-    // What the control plane is asked, it was asked when the load was made.
+    // The load made its control-plane requests when it was created.
     let outcome = runtime.run(vec![function], &mut Passive, &stop);
     drop(runtime);
     let frames = outcome.workers.iter().map(|worker| worker.received()).sum();
@@ -197,7 +203,7 @@ pub(crate) fn swordbox_load(args: &bench::swordbox::LoadArgs) -> Result<(), Repo
     bench::swordbox::check(&load, &tally, frames)
 }
 
-/// Runs what `bench onepipe` measures.
+/// Runs the load that `bench onepipe` measures.
 pub(crate) fn onepipe_load(args: &bench::onepipe::LoadArgs) -> Result<(), Report> {
     let config = config::load(&args.config).map_err(|report| miette::miette!("{}", report.render()))?;
     let stop = catch_signals()?;
@@ -217,12 +223,12 @@ pub(crate) fn onepipe_load(args: &bench::onepipe::LoadArgs) -> Result<(), Report
     bench::onepipe::check(&load, &counters, frames)
 }
 
-/// Set when the program is told to end.
+/// Returns a flag that SIGINT and SIGTERM set.
 pub(crate) fn catch_signals() -> Result<Stop, Report> {
     let stop = Stop::new();
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         signal_hook::flag::register(signal, stop.flag())
-            .map_err(|error| miette::miette!("signals cannot be caught: {error}"))?;
+            .map_err(|error| miette::miette!("cannot catch signals: {error}"))?;
     }
     Ok(stop)
 }
@@ -251,7 +257,7 @@ fn start(args: RunArgs, mut config: Config) -> Result<ExitCode, Report> {
         last: now(),
         observer,
     };
-    // What failed when all was told
+    // Error that is reported after the closing report
     let mut afterwards = Ok(());
     let (text, code) = match &config.function {
         FunctionConfig::Forward(function) => {
@@ -280,7 +286,7 @@ fn start(args: RunArgs, mut config: Config) -> Result<ExitCode, Report> {
             let report = onepipe::run(&mut runtime, onepipe, &front, args.live, until, &stop)?;
             (if args.json { report.json() } else { report.text() }, ExitCode::SUCCESS)
         }
-        FunctionConfig::Process(_) => unreachable!("it was refused"),
+        FunctionConfig::Process(_) => unreachable!("`run` rejects [process]"),
         FunctionConfig::Pktgen(profile) => {
             let asked =
                 pktgen::Asked { duration: args.duration, live: args.live, hgrm: args.hgrm.as_deref() };
@@ -290,29 +296,29 @@ fn start(args: RunArgs, mut config: Config) -> Result<ExitCode, Report> {
             (if args.json { report.json() } else { report.text() }, report.code())
         }
         FunctionConfig::Swordbox(config) => {
-            let beginning = swordbox.expect("it was begun for this function");
+            let beginning = swordbox.expect("`Beginning::of` returns `Some` for [swordbox]");
             let report = swordbox::run(&mut runtime, config, beginning, until, &stop);
             (if args.json { report.json() } else { report.text() }, ExitCode::SUCCESS)
         }
     };
     drop(runtime);
-    // A reader that has gone away does not make the run a failure.
+    // A closed pipe is not a failure.
     _ = writeln!(std::io::stdout(), "{text}");
     afterwards.map(|()| code)
 }
 
-/// A number that nobody knows.
+/// Returns an unpredictable number.
 pub(crate) fn by_chance() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
-/// The program's clock.
-#[allow(clippy::disallowed_methods, reason = "the runtime reads the clock, nobody else")]
+/// Returns the current time of the program's only clock.
+#[allow(clippy::disallowed_methods, reason = "only the runtime reads the clock")]
 pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
-/// A runtime error with its remedy, and what DPDK logged.
+/// Returns a report of a runtime error with its remedy and DPDK's last log lines.
 pub(crate) fn explain(error: &dataplane::Error) -> Report {
     let mut help = error.remedy.clone();
     let log: Vec<_> = error.log.lines().filter(|line| !line.trim().is_empty()).collect();
@@ -323,15 +329,15 @@ pub(crate) fn explain(error: &dataplane::Error) -> Report {
     MietteDiagnostic::new(error.what.clone()).with_help(help).into()
 }
 
-/// When a run ends by itself.
+/// Conditions under which a run ends by itself, and the observation of the run.
 struct Until {
     began: Instant,
     duration: Option<Duration>,
     idle: Option<Duration>,
-    /// Frames received when something was last received, and when that was
+    /// Frames received up to the last check at which there were new ones, and the time of that check
     seen: u64,
     last: Instant,
-    /// Who tells those that look on
+    /// Responds to the observers of the instance
     observer: Option<Observer>,
 }
 
@@ -348,8 +354,8 @@ impl Until {
     }
 }
 
-/// Runs functions, one a worker, until it is time: what they did, and for how many seconds. `tell` is asked what those that
-/// look on are told.
+/// Runs functions, one per worker, until `until` or `stop` ends the run. Returns the outcome and the duration
+/// in seconds. `tell` returns the function's metrics for observation.
 fn run_until<F: Function + Send, C: Control<F>>(
     runtime: &mut Runtime,
     functions: Vec<F>,
@@ -361,7 +367,7 @@ fn run_until<F: Function + Send, C: Control<F>>(
     run_groups_until(runtime, functions, control, tell, |_, asked| no_groups(asked), until, stop)
 }
 
-/// As [`run_until`], for functions that have groups: `group` knows their queue pairs.
+/// Runs functions as [`run_until`] does, with `group` returning the queue pairs of a group.
 fn run_groups_until<F: Function + Send, C: Control<F>>(
     runtime: &mut Runtime,
     functions: Vec<F>,
@@ -376,7 +382,8 @@ fn run_groups_until<F: Function + Send, C: Control<F>>(
     (outcome, began.elapsed().as_secs_f64())
 }
 
-/// Runs functions, one a worker, until their control plane ends it: what they did, and for how many seconds.
+/// Runs functions, one per worker, until their control plane ends the run. Returns the outcome and the
+/// duration in seconds.
 fn run_until_done<F: Function + Send, C: Control<F>>(
     runtime: &mut Runtime,
     functions: Vec<F>,
@@ -387,7 +394,7 @@ fn run_until_done<F: Function + Send, C: Control<F>>(
     (outcome, began.elapsed().as_secs_f64())
 }
 
-/// A control plane that ends when it is time.
+/// A control plane that also checks the end conditions and serves observers.
 struct Timed<'a, C, T, G> {
     control: &'a mut C,
     tell: T,

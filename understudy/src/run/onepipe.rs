@@ -1,5 +1,5 @@
-//! 1Pipe's switch: its data plane on a worker; on this thread its clock, its neighbours' questions, an eye on its links, and its
-//! part of the report.
+//! 1Pipe's switch: the data plane on a worker; on the control thread, the clock, neighbour discovery and the
+//! monitoring of links; and its part of the report.
 
 mod told;
 
@@ -19,13 +19,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use switch::{Frame as _, Function, Nanos, PortId};
 
-/// How often the worker is told what time it is, and asked how its links are. Between two times it goes by the time stamp
-/// counter, which is off by microseconds after so long at most
+/// Interval at which the control thread sends the time to the worker and reads the state of its links.
+/// Between two updates, the worker uses the TSC, which drifts by microseconds at most in this time
 const LOOK_EVERY: Duration = Duration::from_millis(10);
-/// Lines a second about links at most; counters have the rest
+/// Maximum number of lines about links per second; counters cover the rest
 const LINES_A_SECOND: u32 = 20;
 
-/// The representative of a configuration, on a switch whose first port has this MAC address.
+/// Returns the configuration of a representative on a switch whose first port has this MAC address.
 fn switch(config: &OnePipeConfig, port_mac: MacAddr) -> representative::Config {
     let mac = config.mac.unwrap_or(port_mac);
     representative::Config { mac, clock: config.clock.now(), ..config.switch.clone() }
@@ -36,21 +36,21 @@ struct Plane<'a> {
     config: &'a OnePipeConfig,
     began: Instant,
     looked: Option<Instant>,
-    /// Who is asked for the switch's addresses, and who refuses to connect
+    /// Responds to neighbour discovery for the switch's addresses, and rejects connections
     endpoint: Endpoint,
     frame: Vec<u8>,
     gauges: Arc<Gauges>,
-    /// As the links were when they were last looked at
+    /// Links at the last reading
     view: Option<View>,
     watch: Option<Watch>,
-    /// Links that held a barrier and lagged
+    /// Number of times that a link held a barrier and lagged
     lagging: u64,
-    /// Lines said in the second that began then
+    /// Start of the current second, and lines printed in it
     said: (Instant, u32),
     live: Option<Lines<'a>>,
 }
 
-/// A line of JSON every now and then
+/// State of the periodic lines of JSON.
 struct Lines<'a> {
     every: Duration,
     next: Instant,
@@ -62,12 +62,12 @@ impl Plane<'_> {
         Nanos(self.began.elapsed().as_nanos() as u64)
     }
 
-    /// What a link is called: its place in the configuration and its name
+    /// Returns the name of a link for messages: its number in the configuration, and its name.
     fn name(&self, LinkId(number): LinkId) -> String {
         format!("Link {number} ({})", self.config.names[usize::from(number)])
     }
 
-    /// Says something, unless too much was said already.
+    /// Prints a line, unless the limit per second is reached.
     fn say(&mut self, what: impl FnOnce() -> String) {
         let now = now();
         if now.duration_since(self.said.0) >= Duration::from_secs(1) {
@@ -77,13 +77,13 @@ impl Plane<'_> {
         match self.said.1 {
             ..=LINES_A_SECOND => eprintln!("{}", what()),
             line if line == LINES_A_SECOND + 1 => {
-                eprintln!("More happens to links than can be said; the report counts it.");
+                eprintln!("There are more messages about links; the report counts them.");
             }
             _ => {}
         }
     }
 
-    /// Looks at the links as they were shown, and asks for them to be shown again.
+    /// Checks the last state of the links, and requests a new one.
     fn look<F: Function<Command = Command>>(&mut self, out: &mut ControlOutput<'_, F>) {
         self.view = self.gauges.read().or(self.view.take());
         let now = self.nanos();
@@ -96,15 +96,15 @@ impl Plane<'_> {
             let name = self.name(link);
             self.say(|| match state {
                 LinkState::Waiting => {
-                    format!("{name} has told no barrier for {} us, and everybody waits for its first.", lag.0 / 1_000)
+                    format!("{name} has not sent a barrier for {} us, and the barrier waits for its first.", lag.0 / 1_000)
                 }
                 _ => format!(
-                    "{name} holds the barrier, {} us behind the others: is its clock synchronised, and its path free?",
+                    "{name} holds the barrier, {} us behind the others: check the clock and the path of its neighbour.",
                     lag.0 / 1_000
                 ),
             });
         }
-        // What the queue has no room for is told the next time.
+        // If the queue is full, the commands are sent again at the next interval.
         _ = out.command(0, Command::Show);
         _ = out.command(0, Command::Clock(self.config.clock.now()));
     }
@@ -115,7 +115,7 @@ impl Plane<'_> {
         lines.next = now + lines.every;
         let report = told::told(self.config, lines.counters, self.view.as_ref(), self.lagging);
         let seconds = self.began.elapsed().as_secs_f64();
-        // A reader that has gone away does not end the switch.
+        // A closed pipe does not end the switch.
         _ = writeln!(std::io::stdout(), "{}", serde_json::json!({ "seconds": seconds, "onepipe": report }));
     }
 }
@@ -128,16 +128,21 @@ impl<F: Function<Command = Command, Event = Event>> Control<F> for Plane<'_> {
                 let silent =
                     self.config.switch.beacon_interval.0 * u64::from(self.config.switch.dead_after_intervals);
                 self.say(|| {
-                    format!("{name} is dead: silent for {} us. The others go on without it.", silent / 1_000)
+                    format!(
+                        "{name} is dead: silent for {} us. The barrier continues without it.",
+                        silent / 1_000
+                    )
                 });
             }
             Event::Left(link, _) => {
                 let name = self.name(link);
-                self.say(|| format!("{name} has left: its neighbour says that nothing comes on it."));
+                self.say(|| {
+                    format!("{name} has left: its neighbour reports that it sends nothing on this link.")
+                });
             }
             Event::Joined(link) => {
                 let name = self.name(link);
-                self.say(|| format!("{name} takes part again."));
+                self.say(|| format!("{name} has joined again."));
             }
         }
     }
@@ -146,7 +151,7 @@ impl<F: Function<Command = Command, Event = Event>> Control<F> for Plane<'_> {
         let now = self.nanos();
         self.endpoint.on_frame(frame.bytes(), now);
         while self.endpoint.poll_transmit(now, &mut self.frame) {
-            // What finds no room is lost, as on a wire: whoever waits for it asks again.
+            // A frame that does not fit is lost, as on a link: the host that waits for it asks again.
             if let Ok(frame) = out.make(&self.frame) {
                 drop(out.send(0, frame, port));
             }
@@ -186,7 +191,7 @@ pub(super) fn run(
     };
     let counted_qps = switch.forward.counted_qps;
     let function = Representative::new(switch)
-        .map_err(|error| miette::miette!("[onepipe] cannot be: {error}"))?
+        .map_err(|error| miette::miette!("invalid [onepipe]: {error}"))?
         .salted(by_chance());
     let (counters, bridged) = (function.counters(), function.forward_counters());
     let began = now();

@@ -1,4 +1,5 @@
-//! P4CE's switch: its data plane on a worker, its control plane on this thread, and its part of the report.
+//! P4CE's switch: the data plane on a worker, the control plane on the control thread, and its part of the
+//! report.
 
 use super::report::{GroupRow, P4ceReport, Report};
 use super::{Until, by_chance, forward, run_groups_until};
@@ -17,7 +18,7 @@ use switch::forward::{Config as ForwardConfig, Counters};
 use switch::memory::run_frame;
 use switch::{Function, Nanos, PortId};
 
-/// Queue pairs that so many groups need: one for the leader, one for each replica.
+/// Returns the capacity for queue pairs: one for the leader and one for each replica of each group.
 fn queue_pairs(config: &P4ceConfig) -> usize {
     (config.groups * (config.max_replicas + 1)).next_power_of_two()
 }
@@ -91,7 +92,7 @@ pub(super) fn run(runtime: &mut Runtime, config: &P4ceConfig, until: Until, stop
     Report { p4ce: Some(p4ce), ..report }
 }
 
-/// For those that look on
+/// Returns the switch's metrics for observation.
 fn observed(report: &P4ceReport, open: u64, groups: Table, of_bridge: Told) -> Told {
     of_bridge
         .counters([
@@ -116,7 +117,8 @@ fn observed(report: &P4ceReport, open: u64, groups: Table, of_bridge: Told) -> T
         .first(groups)
 }
 
-/// Groups, with the packets that came for them. The bridge counts these by queue pair, as far as `counted_qps` goes.
+/// Returns the table of groups, with the packets received for them. The bridge counts these by queue pair, up
+/// to `counted_qps`.
 fn groups(control: &Control, config: &P4ceConfig, bridged: &Counters) -> Table {
     let own: HashMap<_, _> = bridged
         .qps
@@ -147,13 +149,13 @@ fn groups(control: &Control, config: &P4ceConfig, bridged: &Counters) -> Table {
     Table::of_busiest("group", &["group", "leader", "replicas", "state"], 2, &counts, groups, row)
 }
 
-/// The switch's queue pairs of a group, at each of its addresses, the leader's and the replicas'.
+/// Returns the queue pairs of a group: the switch's at each of its addresses, the leader's and the replicas'.
 fn queue_pairs_of(group: &GroupStatus, config: &P4ceConfig) -> Vec<QueuePair> {
     let own = group.own.iter().flat_map(|qpn| config.addresses.iter().map(|(ip, _)| (Some(*ip), qpn.get())));
     own.chain(group.peers.iter().map(|(ip, qpn)| (Some(*ip), qpn.get()))).collect()
 }
 
-/// What was counted, without the groups one by one.
+/// Returns the counters, without the list of groups.
 fn told(control: &Control, counters: &Arc<p4ce::Counters>) -> P4ceReport {
     let asked = control.counters();
     P4ceReport {
@@ -177,7 +179,7 @@ fn told(control: &Control, counters: &Arc<p4ce::Counters>) -> P4ceReport {
     }
 }
 
-/// Each of the groups, for the report.
+/// Returns the list of groups for the report.
 fn rows(control: &Control) -> Vec<GroupRow> {
     let row = |group: GroupStatus| GroupRow {
         group: group.id.0,
@@ -190,15 +192,19 @@ fn rows(control: &Control) -> Vec<GroupRow> {
     control.groups().map(row).collect()
 }
 
-/// The data plane with groups that are there from the start, until it is told to end: what `bench p4ce` measures.
+/// Runs the data plane with groups that are open from the start, until `stop` is set. `bench p4ce` measures
+/// it.
 pub(crate) fn load(runtime: &mut Runtime, config: &P4ceConfig, args: &bench::p4ce::LoadArgs, stop: &Stop) {
     let mac = config.mac.unwrap_or(MacAddr([2, 0, 0, 0, 0, 1]));
     let mut function = P4ce::new(data_plane(config, mac));
     for (n, group) in (0..).zip(bench::p4ce::groups(args.groups, args.replicas)) {
-        let group = Group::new(group).expect("groups that can be");
+        let group = Group::new(group).expect("the groups are valid");
         function.on_command(Command::Open(group), Nanos::ZERO);
-        assert!(matches!(function.poll_event(), Some(Event::Opened(_, true))), "there is a place for it");
-        // What is acknowledged has to have been sent.
+        assert!(
+            matches!(function.poll_event(), Some(Event::Opened(_, true))),
+            "the switch has room for the group"
+        );
+        // Only requests that were sent can be acknowledged.
         let write = bench::traffic::write_only(n, 64);
         run_frame(&mut function, &write, PortId(0), Nanos::ZERO);
     }

@@ -13,10 +13,10 @@ use std::sync::Arc;
 use switch::Function;
 use switch::tunnel::{Counters, Refusal, Tunnel};
 
-/// What stands in front of a function.
+/// The tunnel stage in front of a function, if there is one.
 pub(super) struct Front<'a> {
     tunnel: Option<&'a TunnelConfig>,
-    /// The first port's MAC address
+    /// MAC address of the first port
     pub(super) port_mac: MacAddr,
 }
 
@@ -26,7 +26,7 @@ impl<'a> Front<'a> {
         Self { tunnel: config.tunnel.as_ref(), port_mac }
     }
 
-    /// As [`run_until`], with the tunnels that end here.
+    /// Runs functions as [`run_until`] does, behind the tunnels that end at this instance.
     pub(super) fn run_until<F, C>(
         &self,
         runtime: &mut Runtime,
@@ -54,14 +54,14 @@ impl<'a> Front<'a> {
     }
 }
 
-/// What came out of tunnels, and what did not. Fields are added, not renamed.
+/// Counts of decapsulated and dropped packets. Fields are added, not renamed.
 #[derive(Serialize)]
 pub(super) struct TunnelReport {
-    /// Packets that lost their outer header
+    /// Packets whose outer header was removed
     terminated_frames: u64,
-    /// What they carried, with its Ethernet headers
+    /// Bytes of the inner frames, including their Ethernet headers
     terminated_bytes: u64,
-    /// What was dropped, by reason
+    /// Packets that were dropped, by reason
     refused: BTreeMap<&'static str, u64>,
 }
 
@@ -76,7 +76,7 @@ impl TunnelReport {
         }
     }
 
-    /// For those that look on
+    /// Returns the counters for observation.
     fn counters(&self) -> impl Iterator<Item = (String, u64)> {
         let refused = self.refused.iter().map(|(why, count)| (format!("tunnel_refused_{why}"), *count));
         [("tunnel_frames", self.terminated_frames), ("tunnel_bytes", self.terminated_bytes)]
@@ -89,6 +89,6 @@ impl TunnelReport {
         let Self { terminated_frames, terminated_bytes, refused } = self;
         let refused = refused.iter().map(|(why, count)| row(&[why], &[*count]));
         section(text, "Tunnels: refused", &["why", "count"], 1, refused);
-        _ = writeln!(text, "Tunnels: {terminated_frames} packets came out, {terminated_bytes} bytes");
+        _ = writeln!(text, "Tunnels: {terminated_frames} packets decapsulated, {terminated_bytes} bytes");
     }
 }

@@ -172,14 +172,14 @@ fn histograms_that_cannot_be_written_are_said() {
     let run = understudy(&["pktgen", &config, "--json", "--hgrm", &format!("{config}/x")]);
     let said = text(&run.stderr);
     assert_eq!((run.status.code(), run.stdout.len()), (Some(1), 0), "{said}");
-    assert!(said.contains("histograms cannot be written to") && !said.contains("is ready"), "{said}");
+    assert!(said.contains("cannot write histograms to") && !said.contains("is ready"), "{said}");
     // Where a folder is, there is no file: the report is there before that is said.
     let histograms = folder.path().join("histograms");
     std::fs::create_dir_all(histograms.join("x.latency.hgrm")).unwrap();
     let histograms = histograms.to_str().unwrap();
     let run = understudy(&["pktgen", &config, "--json", "--hgrm", histograms]);
     assert_eq!((run.status.code(), &report(&run)["streams"][0]["sent"]), (Some(1), &100.into()));
-    assert!(text(&run.stderr).contains("histograms cannot be written to"), "{}", text(&run.stderr));
+    assert!(text(&run.stderr).contains("cannot write histograms to"), "{}", text(&run.stderr));
     // What has no latency
     let (_folder, config) = file(&looped("ack"));
     let run = understudy(&["pktgen", &config, "--hgrm", histograms]);
@@ -207,7 +207,10 @@ fn a_rate_that_no_port_reaches_is_said() {
     // Also where so many are to be sent, and where requests wait for answers that are slow to come.
     for (lines, advice) in [
         ("packets = 100_000", "a faster port"),
-        ("outstanding = 1\npackets = 300\ntimeout_us = 1_000", "no answer came: is there a responder"),
+        (
+            "outstanding = 1\npackets = 300\ntimeout_us = 1_000",
+            "no response was received; set `respond = true`",
+        ),
     ] {
         let (_folder, config) = file(&format!(
             "[[port]]\nname = \"out\"\nnull = {{}}\n[pktgen]\nsend = \"out\"\n[[pktgen.stream]]\nverb = \"write\"\n{HOSTS}\
@@ -235,7 +238,7 @@ fn malformed_packets_alone_are_frames_that_were_sent() {
          [[pktgen.stream]]\nverb = \"write\"\n{HOSTS}outstanding = 1\n"
     ));
     let shown = text(&understudy(&["pktgen", &config]).stdout);
-    assert!(shown.contains("\nstream 1: no answer came: is there a responder"), "{shown}");
+    assert!(shown.contains("\nstream 1: no response was received; set `respond = true`"), "{shown}");
 }
 
 /// A READ's response has to find room in the port's queue all at once.

@@ -1,4 +1,5 @@
-//! The packet generator's control plane, which begins it when its ports are up and ends it when it is done, and its report.
+//! The packet generator's control plane, which starts it when its ports are up and ends the run when it is
+//! done, and its report.
 
 mod hgrm;
 pub(crate) mod spoil;
@@ -22,39 +23,39 @@ use spoil::{Links, Spoil};
 pub(super) use told::PktgenReport;
 pub(crate) use told::rate;
 
-/// How often a line is shown to people
+/// Interval of progress lines on a terminal
 const SHOW_EVERY: Duration = Duration::from_secs(1);
-/// How long a link may take to come up, before it begins without
+/// Time within which links have to come up, before the generator starts without them
 const LINKS_MAY_TAKE: Duration = Duration::from_secs(5);
 
 /// The control plane.
 struct Plane<'a> {
     profile: &'a Profile,
     counters: Arc<Counters>,
-    /// The names of ports that have no peer yet
+    /// Names of the ports that have no peer yet
     waits_for: Vec<String>,
-    /// Of the other ports that are used
+    /// Links of the other ports in use
     links: Links,
     start: Instant,
-    /// Set by signals
+    /// Flag that signals set
     asked: &'a Stop,
     ending: bool,
     done: bool,
-    /// When sending began
+    /// Time at which sending began
     began: Option<Instant>,
     spoils: Vec<Spoil>,
     lines: Lines,
     observer: Option<Observer>,
 }
 
-/// What is shown while it runs.
+/// Output during the run.
 struct Lines {
-    /// JSON on standard output, this often
+    /// Interval of JSON lines on standard output, if requested
     json: Option<Duration>,
-    /// A line on standard error
+    /// Whether to print progress lines on standard error
     shows: bool,
     next: Instant,
-    /// Packets sent and received when it was last shown, and when that was
+    /// Packets sent and received at the last line, and its time
     before: (u64, u64, Instant),
 }
 
@@ -82,7 +83,7 @@ impl Control<Pktgen> for Plane<'_> {
             (self.lines.next, self.lines.before) = (now + self.lines.every(), (0, 0, now));
             self.spoils.extend(self.links.down_at_the_start());
         }
-        // The first signal ends sending; the next, or one before it began, ends the run.
+        // The first signal ends sending. The second one, or one before the start, ends the run.
         if self.asked.flag().swap(false, Ordering::Relaxed) {
             if self.ending || self.began.is_none() {
                 return false;
@@ -137,11 +138,11 @@ impl Lines {
                 "seconds": seconds, "sent": sent, "received": received, "lost": lost, "unseen": unseen,
                 "duplicates": duplicates, "sent_per_s": tx, "received_per_s": rx,
             });
-            // A reader that has gone away does not end the run.
+            // A closed pipe does not end the run.
             _ = writeln!(std::io::stdout(), "{line}");
         } else {
             eprintln!(
-                "{seconds:6.1} s: {:.3} Mpps out, {:.3} in; {lost} lost, {duplicates} twice",
+                "{seconds:6.1} s: {:.3} Mpps out, {:.3} in; {lost} lost, {duplicates} duplicates",
                 tx / 1e6,
                 rx / 1e6
             );
@@ -149,29 +150,29 @@ impl Lines {
     }
 }
 
-/// What 1Pipe's time is now.
+/// Returns the current 1Pipe time.
 fn epoch() -> Timestamp {
     let time = clock_gettime(ClockId::Realtime);
     let (seconds, nanos) = (time.tv_sec.cast_unsigned(), time.tv_nsec.cast_unsigned());
     Timestamp::new(seconds.wrapping_mul(1_000_000_000).wrapping_add(nanos))
 }
 
-/// What is asked for beside the profile.
+/// Options in addition to the profile.
 pub(super) struct Asked<'a> {
-    /// Send for so long
+    /// Duration of sending
     pub(super) duration: Option<Duration>,
-    /// Lines of JSON
+    /// Interval of JSON lines
     pub(super) live: Option<Duration>,
-    /// Where histograms go
+    /// Folder for histograms
     pub(super) hgrm: Option<&'a Path>,
 }
 
-/// What is known to be impossible before the ports are there.
+/// Checks what can fail before the ports are started.
 pub(super) fn prepare(hgrm: Option<&Path>) -> Result<(), miette::Report> {
     hgrm.map_or(Ok(()), hgrm::make)
 }
 
-/// The report, and whether histograms were written, if any were asked for.
+/// Runs the generator. Returns its report, and whether the requested histograms were written.
 pub(super) fn run(
     runtime: &mut Runtime,
     ports: &[dataplane::config::Port],
@@ -182,7 +183,7 @@ pub(super) fn run(
 ) -> Result<(PktgenReport, Result<(), miette::Report>), miette::Report> {
     let duration = asked.duration.map(|time| switch::Nanos(time.as_nanos() as u64));
     let profile = Profile { epoch: epoch(), duration: duration.or(profile.duration), ..profile.clone() };
-    let function = Pktgen::new(&profile).map_err(|error| miette::miette!("[pktgen] cannot be: {error}"))?;
+    let function = Pktgen::new(&profile).map_err(|error| miette::miette!("invalid [pktgen]: {error}"))?;
     let counters = function.counters();
     let fetched = spoil::fetched(ports, &function);
     let used = [Some(profile.send), profile.receive];
@@ -219,14 +220,14 @@ pub(super) fn run(
     if !plane.done {
         spoils.push(Spoil {
             reason: "cut_short",
-            what: "it was ended before the last packets were waited for".into(),
+            what: "the run was interrupted before the last packets could arrive".into(),
         });
     }
     let written = asked.hgrm.map_or(Ok(()), |folder| {
         if hgrm::write(folder, plane.profile, &counters)? == 0 {
             eprintln!(
-                "No latency was measured, so there is no histogram in {}: payloads of 8 bytes or more with a port that receives \
-                 them have one way's, and requests with `outstanding` the round trip's.",
+                "No latency was measured, so there is no histogram in {}: set `receive` and payloads of 8 bytes or more for \
+                 one-way latency, or `outstanding` on requests for round trips.",
                 folder.display()
             );
         }
@@ -241,7 +242,7 @@ mod tests {
     use super::*;
     use crate::config::{FunctionConfig, load};
 
-    /// What a generator is told with these lines behind the port that it sends to and receives from.
+    /// Returns the profile of a generator with these lines after the port that it sends to and receives from.
     pub(super) fn profile(lines: &str) -> Profile {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("my.toml");

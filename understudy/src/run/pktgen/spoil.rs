@@ -1,4 +1,4 @@
-//! Why a run's numbers are not to be believed: what went wrong on this side of the wire.
+//! Reasons why the numbers of a run are not valid: what went wrong on this side of the link.
 
 use dataplane::config::{Device, Port};
 use dataplane::{DeviceCounters, Outcome};
@@ -7,21 +7,21 @@ use std::time::{Duration, Instant};
 use switch::counters::FrameCounter;
 use switch::{DropReason, Function as _, PortId};
 
-/// Part of what was asked for that a rate may be off
+/// Largest relative deviation of the actual rate from the requested one
 const RATE_TOLERANCE: f64 = 0.005;
-/// How often ports are asked whether they have a link
+/// Interval at which the links of ports are checked
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// Why a run's numbers are not to be believed.
+/// Reason why the numbers of a run are not valid.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub(crate) struct Spoil {
-    /// A word for it
+    /// The reason as one word
     pub(crate) reason: &'static str,
-    /// What happened, in a sentence
+    /// Description in a sentence
     pub(crate) what: String,
 }
 
-/// A port lost its peer, or its link.
+/// Returns the reason that a port lost its peer or its link (`what`) after `time`.
 pub(super) fn port_down(name: &str, what: &str, time: Duration) -> Spoil {
     Spoil {
         reason: "port_down",
@@ -29,15 +29,15 @@ pub(super) fn port_down(name: &str, what: &str, time: Duration) -> Spoil {
     }
 }
 
-/// The links of ports whose drivers tell of nothing, looked at now and then.
+/// Links of ports whose drivers send no events, which are therefore polled.
 pub(crate) struct Links {
-    /// By port: its number, its name, and whether it has one
+    /// Number, name and link state of each port
     ports: Vec<(usize, String, bool)>,
     next: Option<Instant>,
 }
 
 impl Links {
-    /// Of these ports, by number and name.
+    /// Creates the state of these ports, given by number and name.
     pub(crate) fn new(ports: impl Iterator<Item = (usize, String)>) -> Self {
         let mut ports: Vec<_> = ports.map(|(index, name)| (index, name, false)).collect();
         // One port may both send and receive.
@@ -45,7 +45,7 @@ impl Links {
         Self { ports, next: None }
     }
 
-    /// Looks, if it is time: which were lost, once the run has begun.
+    /// Checks the links, if the interval has passed. Returns the losses, once the run has begun.
     pub(crate) fn look(
         &mut self,
         links: impl FnOnce() -> Vec<bool>,
@@ -73,25 +73,25 @@ impl Links {
         self.ports.iter().all(|port| port.2)
     }
 
-    /// Those that never came up.
+    /// Returns the ports whose links never came up.
     pub(super) fn down_at_the_start(&self) -> impl Iterator<Item = Spoil> {
         self.ports.iter().filter(|port| !port.2).map(|(_, name, _)| Spoil {
             reason: "port_down",
-            what: format!("port {name} had no link when it began"),
+            what: format!("port {name} had no link when sending began"),
         })
     }
 }
 
-/// What is wrong where nothing is answered
+/// Message for requests without any response
 pub(super) const NO_ANSWER: &str =
-    "no answer came: is there a responder (`respond = true`), or a host at the other end?";
+    "no response was received; set `respond = true`, or check the host at the other end";
 
-/// A stream in a sentence: who is called `stream 1` is that already.
+/// Returns a stream's name for a sentence. A default name such as `stream 1` is used as it is.
 pub(super) fn called(name: &str) -> String {
     if name.starts_with("stream ") { name.into() } else { format!("stream {name}") }
 }
 
-/// Streams that did not keep their rates, or did not answer.
+/// Returns the streams that missed their rates or could not respond.
 pub(super) fn by_streams(profile: &Profile, counters: &Counters) -> Vec<Spoil> {
     let mut spoils = Vec::new();
     for (stream, counters) in profile.streams.iter().zip(&counters.streams) {
@@ -105,16 +105,16 @@ pub(super) fn by_streams(profile: &Profile, counters: &Counters) -> Vec<Spoil> {
                 NO_ANSWER.into()
             } else if waited > 0 {
                 format!(
-                    "{waited} times its requests waited for answers: allow more `outstanding` or `qps`, ask for less, or give it a \
+                    "its requests waited for responses {waited} times: raise `outstanding` or `qps`, lower the rate, or give it a \
                      CPU of its own"
                 )
             } else {
-                "ask for less, or give it a faster port or a CPU of its own".into()
+                "lower the rate, or give it a faster port or a CPU of its own".into()
             };
             spoils.push(Spoil {
                 reason: "rate_not_reached",
                 what: format!(
-                    "{who} sent {:.2} % of what its rate was due while it sent, and gave up {given_up} {unit} that came too \
+                    "{who} sent {:.2} % of what its rate required, and gave up {given_up} {unit} that were too \
                      late; {advice}",
                     part * 100.0
                 ),
@@ -125,8 +125,8 @@ pub(super) fn by_streams(profile: &Profile, counters: &Counters) -> Vec<Spoil> {
             spoils.push(Spoil {
                 reason: "unable_to_answer",
                 what: format!(
-                    "{who}: {unable} answers could not be given here: the port had no room, no packet buffer was free, or a \
-                     request named memory that is not there"
+                    "{who}: {unable} responses could not be sent: the port had no room, no packet buffer was free, or a \
+                     request was for memory that does not exist"
                 ),
             });
         }
@@ -134,23 +134,24 @@ pub(super) fn by_streams(profile: &Profile, counters: &Counters) -> Vec<Spoil> {
     spoils
 }
 
-/// Frames that were dropped before they reached a port.
+/// Returns the frames that were dropped before they reached a port.
 pub(super) fn by_drops(outcome: &Outcome) -> impl Iterator<Item = Spoil> {
     DropReason::all().filter_map(|reason| {
         let frames: u64 = outcome.workers.iter().map(|worker| worker.drops[reason.index()].get()).sum();
         (frames > 0).then(|| Spoil {
             reason: reason.name(),
-            what: format!("{frames} frames were dropped here: {}", reason.explanation()),
+            what: format!("{frames} frames were dropped on this side: {}", reason.explanation()),
         })
     })
 }
 
-/// Which ports the generator fetches frames from. What comes to the others, and is lost there, is nobody's.
+/// Returns which ports the generator receives from. Frames lost at other ports do not matter.
 pub(crate) fn fetched(ports: &[Port], function: &Pktgen) -> Vec<bool> {
     (0..ports.len() as u16).map(|port| function.receives_from(PortId(port))).collect()
 }
 
-/// What the devices of ports say, of which some are `fetched` from: what they lost, and whether they counted what we did.
+/// Returns losses that the devices counted, and disagreements between their counters and the worker's.
+/// Reception is only checked for ports in `fetched`.
 pub(crate) fn by_devices(
     ports: &[Port],
     fetched: &[bool],
@@ -164,12 +165,12 @@ pub(crate) fn by_devices(
             (before, after) = (before.sending(), after.sending());
         }
         for (count, reason, what) in [
-            (after.missed, "missed", "frames were lost before they were fetched"),
+            (after.missed, "missed", "frames were lost before the worker received them"),
             (after.rx_errors, "rx_errors", "frames were received with an error"),
             (
                 after.no_buffer,
                 "no_buffer",
-                "times no packet buffer was free for a frame that came: raise `buffers`",
+                "times no packet buffer was free for a received frame; raise `buffers`",
             ),
             (after.tx_errors, "tx_errors", "frames could not be sent by the device"),
         ] {
@@ -180,7 +181,7 @@ pub(crate) fn by_devices(
         let sum = |of: fn(&dataplane::counters::PortCounters) -> &FrameCounter| {
             outcome.workers.iter().map(|worker| of(&worker.ports[index]).frames.get()).sum()
         };
-        // A memif port counts anew with a new peer.
+        // A memif port's counters restart with a new peer.
         let went = others.iter().any(|spoil| spoil.reason == "port_down");
         if !went {
             spoils.extend(disagreement(port, before, after, (sum(|port| &port.rx), sum(|port| &port.tx))));
@@ -189,14 +190,15 @@ pub(crate) fn by_devices(
     spoils
 }
 
-/// What a device says that it received and sent, compared with what we did.
+/// Compares a device's counts of received and sent frames with the worker's.
 fn disagreement(
     port: &Port,
     before: DeviceCounters,
     after: DeviceCounters,
     (rx, tx): (u64, u64),
 ) -> Option<Spoil> {
-    // A NIC counts what comes before somebody fetches it: its queue may have held some at the beginning, and at the end.
+    // A NIC counts frames before the worker receives them, so frames in its queue at the beginning and at the
+    // end account for a difference.
     let held = if matches!(port.device, Device::Pci { .. }) { u64::from(port.descriptors) } else { 0 };
     let (says_rx, says_tx) =
         (after.rx_frames.wrapping_sub(before.rx_frames), after.tx_frames.wrapping_sub(before.tx_frames));
@@ -204,7 +206,7 @@ fn disagreement(
     wrong.then(|| Spoil {
         reason: "port_disagrees",
         what: format!(
-            "port {} says that it received {says_rx} frames and sent {says_tx}; {rx} were fetched, and {tx} taken from us",
+            "port {} counted {says_rx} frames received and {says_tx} sent, but the worker {rx} and {tx}",
             port.name
         ),
     })
@@ -216,24 +218,29 @@ mod tests {
     use std::path::PathBuf;
 
     #[test]
-    fn a_link_that_goes_is_seen_once() {
+    fn the_loss_of_a_link_is_reported_once() {
         let names = [(2, "b".to_owned()), (2, "b".to_owned()), (0, "a".to_owned())];
         let mut links = Links::new(names.into_iter());
         let (mut now, began) = (crate::run::now(), Duration::from_millis(1_500));
         let mut look = |links: &mut Links, up: [bool; 3], running| {
             now += LOOK_EVERY;
             let lost = links.look(|| up.to_vec(), now, running, began);
-            assert!(links.look(|| unreachable!("too early"), now, running, began).is_empty());
+            assert!(
+                links.look(|| unreachable!("the interval has not passed"), now, running, began).is_empty()
+            );
             lost.into_iter().map(|spoil| spoil.what).collect::<Vec<_>>()
         };
         assert!(!links.all_up());
-        assert!(look(&mut links, [true, false, false], false).is_empty(), "it may take its time");
+        assert!(
+            look(&mut links, [true, false, false], false).is_empty(),
+            "a link may still come up before the start"
+        );
         assert_eq!(
             links.down_at_the_start().map(|spoil| spoil.what).collect::<Vec<_>>(),
-            ["port b had no link when it began"]
+            ["port b had no link when sending began"]
         );
         assert!(look(&mut links, [true, false, true], false).is_empty() && links.all_up());
-        assert!(look(&mut links, [true, false, true], true).is_empty(), "nobody uses the other one");
+        assert!(look(&mut links, [true, false, true], true).is_empty(), "the other port is not used");
         assert_eq!(look(&mut links, [true, false, false], true), ["port b lost its link after 1.500 s"]);
         assert!(look(&mut links, [true, false, false], true).is_empty());
         assert!(look(&mut links, [true, true, true], true).is_empty());
@@ -241,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn who_gets_no_answer_is_told_so() {
+    fn a_stream_without_responses_is_reported() {
         let profile = super::super::tests::profile(
             "[[pktgen.stream]]\nverb = \"write\"\nsrc = \"10.0.0.1\"\ndst = \"10.0.0.2\"\noutstanding = 4\n\
              rate = { packets_per_s = 1_000 }\n",
@@ -254,12 +261,12 @@ mod tests {
         let said = || by_streams(&profile, &counters).into_iter().map(|spoil| spoil.what).collect::<String>();
         assert!(said().starts_with("stream 1 sent 1.00 %") && said().ends_with(NO_ANSWER), "{}", said());
         c.answered.add(1);
-        assert!(said().contains("7 times its requests waited for answers: allow more"), "{}", said());
+        assert!(said().contains("its requests waited for responses 7 times: raise"), "{}", said());
         assert_eq!(called("reads"), "stream reads");
     }
 
     #[test]
-    fn a_device_that_counts_otherwise_is_named() {
+    fn a_device_with_different_counts_is_reported() {
         let port = |device| Port {
             name: "x".into(),
             device,
@@ -277,10 +284,13 @@ mod tests {
         };
         assert_eq!(check(file(), counters(15, 27), (10, 20)), None);
         let text = check(file(), counters(15, 26), (10, 20)).unwrap();
-        assert!(text.contains("received 10 frames and sent 19; 10 were fetched, and 20 taken"), "{text}");
+        assert!(text.contains("counted 10 frames received and 19 sent, but the worker 10 and 20"), "{text}");
         assert!(check(file(), counters(16, 27), (10, 20)).is_some());
         let nic = || Device::Pci { address: "0000:01:00.0".into(), devargs: Vec::new() };
-        assert_eq!(check(nic(), counters(16, 27), (10, 20)), None, "one waits in its queue");
-        assert!(check(nic(), counters(15, 28), (10, 20)).is_some(), "what was sent was sent");
+        assert_eq!(check(nic(), counters(16, 27), (10, 20)), None, "one frame waits in the NIC's queue");
+        assert!(
+            check(nic(), counters(15, 28), (10, 20)).is_some(),
+            "a count of sent frames has no tolerance"
+        );
     }
 }

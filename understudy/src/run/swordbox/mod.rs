@@ -1,5 +1,5 @@
-//! Swordbox: its data plane on a worker, its control plane with the journal on this thread, other layers at SIGHUP, and its
-//! part of the report.
+//! Swordbox: the data plane on a worker; on the control thread, the control plane with the journal and the
+//! reload of layers at SIGHUP; and its part of the report.
 
 pub(super) mod journal;
 #[cfg(test)]
@@ -21,28 +21,28 @@ use switch::PortId;
 use swordbox::{ConnectCounters, Connection, Control, Counters, Event, Layers, Memory, Swordbox};
 use writer::Writer;
 
-/// What has to be there before anything is started.
+/// State that is prepared before the runtime starts.
 pub(super) struct Beginning {
-    /// What the file asks for, to tell what has changed when it is read again
+    /// Configuration at the start, for comparison when the file is reloaded
     asked: Config,
-    /// Connections of an earlier run, which are refused until they are made anew
+    /// Connections of an earlier run, which are refused until they are established again
     ended: Vec<Connection>,
     writer: Option<Writer>,
     again: Arc<AtomicBool>,
 }
 
-/// For connections that nobody asks about
+/// Journal of a configuration without one: adds no connection
 struct Nowhere;
 
 impl swordbox::Journal for Nowhere {
     fn add(&mut self, _connection: Connection) -> io::Result<()> {
-        Err(io::Error::other("there is no journal"))
+        Err(io::Error::other("no journal is configured"))
     }
 
     fn remove(&mut self, _connection: Connection) {}
 }
 
-/// For connections that are on the disk when the control plane hears of them
+/// Journal of the control plane if the writer thread has already written the connections
 struct Written;
 
 impl swordbox::Journal for Written {
@@ -54,35 +54,37 @@ impl swordbox::Journal for Written {
 }
 
 impl Beginning {
-    /// Opens the journal, and listens for SIGHUP. `None` if the configuration is another function's.
+    /// Opens the journal and registers for SIGHUP. Returns `None` if the configuration is for another
+    /// function.
     pub(super) fn of(asked: &Config) -> Result<Option<Self>, miette::Report> {
         let FunctionConfig::Swordbox(config) = &asked.function else { return Ok(None) };
         let journal = config.journal.as_deref().map(Journal::open).transpose();
         let journal = journal.map_err(|error| miette::miette!("{error}"))?;
         let ended = journal.iter().flat_map(Journal::live).collect();
         let writer = journal.map(|mut journal| Writer::start(move |orders| journal.write(orders).is_ok()));
-        let writer =
-            writer.transpose().map_err(|error| miette::miette!("the journal has no thread: {error}"))?;
+        let writer = writer
+            .transpose()
+            .map_err(|error| miette::miette!("cannot start the journal's thread: {error}"))?;
         let again = Arc::new(AtomicBool::new(false));
         signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::clone(&again))
-            .map_err(|error| miette::miette!("signals cannot be caught: {error}"))?;
+            .map_err(|error| miette::miette!("cannot catch signals: {error}"))?;
         Ok(Some(Self { asked: asked.clone(), ended, writer, again }))
     }
 }
 
-/// What is kept, and in how many bytes.
+/// Describes the capacities of the tables, and the memory that they take.
 fn memory_text(config: &swordbox::Config, memory: Memory) -> String {
     let Memory { connections, in_flight, lines, held, structures } = memory;
     let lanes = config.lanes();
     format!(
-        "Swordbox keeps up to {} connections in {connections} bytes, {} operations under way on each of {lanes} shared \
-         connections in {in_flight}, the words of {} lines in {lines}, {} frames that wait in {held}, and what is known of data structures \
+        "Swordbox keeps up to {} connections in {connections} bytes, {} outstanding operations on each of {lanes} shared \
+         connections in {in_flight}, the words of {} lines in {lines}, {} held frames in {held}, and the state of data structures \
          in {structures}.",
         config.connections, config.in_flight, config.lines, config.held
     )
 }
 
-/// Layers as the file has them.
+/// Returns the names of the layers, as in the configuration file.
 pub(crate) fn layers_text(layers: Layers) -> String {
     let Layers { remap, cas_to_write, steer_writes, steer_reads } = layers;
     let all = [
@@ -95,11 +97,11 @@ pub(crate) fn layers_text(layers: Layers) -> String {
     if on.is_empty() { "none".into() } else { on.join(", ") }
 }
 
-/// The layers that a file asks for that is read again: an error in words if it cannot be had while this runs.
+/// Returns the layers of a reloaded configuration, or an error text if it differs in anything else.
 fn layers_of(asked: &Config, again: Config) -> Result<Layers, String> {
     let (FunctionConfig::Swordbox(old), FunctionConfig::Swordbox(new)) = (&asked.function, &again.function)
     else {
-        return Err("it has another function now".into());
+        return Err("it has another function now; restart the instance".into());
     };
     let layers = new.switch.layers;
     let mut as_before = new.clone();
@@ -108,16 +110,17 @@ fn layers_of(asked: &Config, again: Config) -> Result<Layers, String> {
     if as_before == *asked {
         Ok(layers)
     } else {
-        Err("more than its `layers` has changed, and the rest needs a new start".into())
+        Err("more than `layers` has changed; restart the instance".into())
     }
 }
 
-/// The control plane, which hears of connections when the journal has them, and looks whether the file is to be read again.
+/// The control plane. It receives events about connections when they are in the journal, and reloads the
+/// layers.
 struct Reloading {
     plane: Plane<Control>,
     /// The journal's thread, if there is a journal
     writer: Option<Writer>,
-    /// Connections that it could not write down
+    /// Connections that the journal's thread could not write
     unwritten: u64,
     asked: Config,
     again: Arc<AtomicBool>,
@@ -125,7 +128,7 @@ struct Reloading {
 }
 
 impl Reloading {
-    /// Connections that could not be written down
+    /// Returns the number of connections that could not be written to the journal.
     fn unwritten(&self) -> u64 {
         self.unwritten + self.plane.control.failed()
     }
@@ -135,11 +138,11 @@ impl Reloading {
         let wanted = config::load(&self.asked.path).map_err(|report| report.render());
         match wanted.and_then(|again| layers_of(&self.asked, again)) {
             Ok(layers) => {
-                eprintln!("{path} is read again: layers {}.", layers_text(layers));
+                eprintln!("Reloaded {path}: layers {}.", layers_text(layers));
                 self.layers = layers;
                 self.plane.control.set_layers(layers);
             }
-            Err(why) => eprintln!("{path} is read again, and nothing changed: {}", why.trim_end()),
+            Err(why) => eprintln!("Reloaded {path}, but nothing changed: {}", why.trim_end()),
         }
     }
 }
@@ -167,10 +170,10 @@ impl dataplane::Control<Swordbox> for Reloading {
         }
         while let Some((connection, written)) = self.writer.as_mut().and_then(Writer::poll) {
             if written {
-                // Swordbox has one worker.
+                // Swordbox has only one worker.
                 self.plane.on_event(0, Event::Diverging(connection), out);
             } else {
-                // It goes on as it is: its packets pass.
+                // The connection stays as it is: its packets pass unchanged.
                 self.unwritten += 1;
             }
         }
@@ -198,7 +201,10 @@ pub(super) fn run(
     let mut said = memory_text(&switch, memory);
     if !switch.ended.is_empty() {
         let count = switch.ended.len();
-        _ = write!(said, " Connections of an earlier run, refused until they are made anew: {count}.");
+        _ = write!(
+            said,
+            " Connections of an earlier run, refused until they are established again: {count}."
+        );
     }
     eprintln!("{said}");
     let counted_qps = switch.forward.counted_qps;
@@ -226,7 +232,7 @@ pub(super) fn run(
     Report { swordbox: Some(told), ..report }
 }
 
-/// What became of attempts to connect lanes of the switch's own
+/// Returns the counts of attempts to connect the switch's own shared queue pairs.
 fn own_lanes(control: &Control) -> [(&'static str, u64); 3] {
     let ConnectCounters { asked, refused, unanswered, .. } = control.lanes();
     [("own_lanes_asked", asked), ("own_lanes_refused", refused), ("own_lanes_unanswered", unanswered)]

@@ -1,7 +1,8 @@
-//! The journal's own thread: the control thread never waits for a disk.
+//! The journal's own thread, so that the control thread never waits for a disk.
 //!
-//! What is to be added and removed goes to the thread in order. It takes all that has come meanwhile at once, and syncs once
-//! for all of it. A connection may be used when the thread says that it is on the disk.
+//! Orders to add and remove connections go to the thread in sequence. The thread takes all orders that have
+//! arrived meanwhile as one batch, and syncs once for all of them. A connection may be used when the thread
+//! reports that it is on the disk.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -9,38 +10,38 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, TryRecvError, channel, sync_
 use std::thread::{self, JoinHandle};
 use swordbox::Connection;
 
-/// Orders that may wait for the disk
+/// Capacity of the queue of orders to the disk
 const WAITING: usize = 65_536;
-/// Orders that are written together at most
+/// Largest number of orders that are written together
 const BATCH: usize = 4_096;
 
 /// A change of the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// The two sides of a connection are about to differ
+    /// The two sides of this connection are about to differ
     Add(Connection),
-    /// It is over
+    /// This connection is over
     Remove(Connection),
 }
 
-/// The way to the thread, and back.
+/// Handle of the journal's thread.
 pub(super) struct Writer {
-    /// `None` once it is to end
+    /// `None` once the thread is to end
     orders: Option<SyncSender<Order>>,
     written: Receiver<(Connection, bool)>,
     thread: Option<JoinHandle<()>>,
-    /// Number of the last addition of each connection that is not over and not on the disk
+    /// Number of the last addition of each connection that is neither over nor on the disk
     latest: BTreeMap<Connection, u64>,
-    /// Additions that were ordered, and that came back
+    /// Additions that were ordered, and that were completed
     ordered: u64,
     answered: u64,
 }
 
 impl Writer {
-    /// Starts the thread. `write` puts orders on the disk; whether it could.
+    /// Starts the thread. `write` writes orders to the disk, and returns whether it succeeded.
     ///
     /// # Errors
-    /// If the system has no thread left.
+    /// Fails if the system cannot create a thread.
     pub(super) fn start(write: impl FnMut(&[Order]) -> bool + Send + 'static) -> io::Result<Self> {
         let (orders, received) = sync_channel(WAITING);
         let (back, written) = channel();
@@ -56,7 +57,7 @@ impl Writer {
         })
     }
 
-    /// Orders that a connection is written down. `false` if too many wait for the disk already: then it is not.
+    /// Orders the addition of a connection. Returns `false`, without an order, if the queue is full.
     pub(super) fn add(&mut self, connection: Connection) -> bool {
         let ordered = self.send(Order::Add(connection));
         if ordered {
@@ -66,7 +67,7 @@ impl Writer {
         ordered
     }
 
-    /// Orders that a connection is removed. It does no harm if this is lost.
+    /// Orders the removal of a connection. A lost removal is harmless.
     pub(super) fn remove(&mut self, connection: Connection) {
         self.latest.remove(&connection);
         self.send(Order::Remove(connection));
@@ -76,8 +77,8 @@ impl Writer {
         self.orders.as_ref().is_some_and(|orders| orders.try_send(order).is_ok())
     }
 
-    /// Returns the next connection that is on the disk, or that could not be written (`false`). One that was over
-    /// meanwhile is passed by, and so is an addition after which the same connection was over and added anew.
+    /// Returns the next connection that is on the disk (`true`) or could not be written (`false`). Additions
+    /// of a connection that was over meanwhile are skipped, even if the same connection was added again.
     pub(super) fn poll(&mut self) -> Option<(Connection, bool)> {
         loop {
             let (connection, well) = self.written.try_recv().ok()?;
@@ -92,10 +93,10 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        // What was ordered is still written.
+        // Queued orders are still written.
         self.orders = None;
         if let Some(thread) = self.thread.take() {
-            // A panic there was printed.
+            // A panic of the thread has been printed.
             _ = thread.join();
         }
     }
@@ -115,7 +116,7 @@ fn run(orders: &Receiver<Order>, back: &Sender<(Connection, bool)>, mut write: i
         let well = write(&batch);
         for order in &batch {
             if let Order::Add(connection) = order {
-                // An instance that ends does not wait for the answer.
+                // An instance that ends does not wait for the result.
                 _ = back.send((*connection, well));
             }
         }
@@ -134,7 +135,8 @@ mod tests {
         }
     }
 
-    /// A writer whose disk takes each batch when told to, and whether that goes well
+    /// Returns a writer with a controlled disk: each batch is received from the second value, and its result
+    /// is sent to the third.
     fn stuck() -> (Writer, Receiver<Vec<Order>>, SyncSender<bool>) {
         let (took, taken) = channel();
         let (go, told) = sync_channel(0);
@@ -155,11 +157,11 @@ mod tests {
     }
 
     #[test]
-    fn many_additions_share_one_write_and_nothing_is_permitted_before_it() {
+    fn additions_share_one_write_and_are_reported_after_it() {
         let (mut writer, taken, go) = stuck();
         assert!(writer.add(connection(1)));
         assert_eq!(taken.recv().unwrap(), [Order::Add(connection(1))]);
-        // The disk is busy: the control thread does not wait for it.
+        // The disk is busy, but the control thread does not wait for it.
         for n in 2..=100 {
             assert!(writer.add(connection(n)));
         }
@@ -175,13 +177,13 @@ mod tests {
     }
 
     #[test]
-    fn connection_that_is_over_meanwhile_is_not_permitted() {
+    fn a_connection_that_is_over_meanwhile_is_not_reported() {
         let (mut writer, taken, go) = stuck();
         writer.add(connection(1));
         taken.recv().unwrap();
         writer.remove(connection(1));
         writer.add(connection(2));
-        // Made anew: only its second addition counts, which comes after the removal.
+        // Added again: only its second addition counts, which comes after the removal.
         writer.add(connection(1));
         go.send(true).unwrap();
         let rest = [Order::Remove(connection(1)), Order::Add(connection(2)), Order::Add(connection(1))];
@@ -193,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_bounded_and_written_at_the_end() {
+    fn queued_orders_are_bounded_and_written_at_the_end() {
         let (mut writer, taken, go) = stuck();
         writer.add(connection(0));
         taken.recv().unwrap();
