@@ -187,7 +187,7 @@ fn what_is_wrong_is_told_with_its_seed_and_made_smaller() {
     assert_eq!((same.status.code(), &*same.stderr), (Some(1), &b""[..]));
     let other = replay(&text.replace("loss = 0.1", "loss = 0.2"));
     let other_told = String::from_utf8(other.stderr).unwrap();
-    assert!(other_told.contains("not the run that was to be replayed"), "{other_told}");
+    assert!(other_told.contains("not the run to be replayed"), "{other_told}");
     assert_eq!(other.status.code(), Some(2));
     std::fs::write(&path, text).unwrap();
     // The smaller scenario fails too, with the same seed, and what is not needed is gone.
