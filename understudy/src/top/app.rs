@@ -1,4 +1,4 @@
-//! What is shown, and what keys do with it.
+//! State of the screen, and the effect of keys.
 
 use super::rates::{Rates, View};
 use crate::observe::{Lost, Snapshot};
@@ -8,21 +8,21 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 #[derive(Default)]
 pub(super) struct App {
     rates: Rates,
-    /// What is shown; not what is there, while it pauses
+    /// The view on the screen; while paused, not the latest one
     pub(super) view: Option<View>,
     pub(super) paused: bool,
-    /// Why there is nothing new
+    /// Reason why there is no new snapshot
     pub(super) lost: Option<String>,
-    /// Which table, by its name: tables come and go
+    /// Name of the selected table; an index would not do, because tables come and go
     chosen: Option<String>,
-    /// By which of its counts it is sorted
+    /// Counter by which the table is sorted
     pub(super) sorted_by: usize,
-    /// First row shown
+    /// First row on the screen
     pub(super) from: usize,
 }
 
 impl App {
-    /// Takes in what was seen.
+    /// Adds a snapshot, or the reason why there is none.
     pub(super) fn see(&mut self, seen: Result<Snapshot, Lost>) {
         match seen {
             Ok(snapshot) => {
@@ -36,7 +36,7 @@ impl App {
         }
     }
 
-    /// Which of the view's tables is shown
+    /// Returns the index of the selected table in the view.
     pub(super) fn tab(&self) -> usize {
         let tables = self.view.iter().flat_map(|view| &view.tables);
         tables
@@ -45,7 +45,7 @@ impl App {
             .map_or(0, |(at, _)| at)
     }
 
-    /// Does what a key stands for; `false` ends it.
+    /// Handles a key. Returns `false` if the key ends the program.
     pub(super) fn on_key(&mut self, key: KeyEvent) -> bool {
         let tables = self.view.as_ref().map_or(0, |view| view.tables.len());
         let tab = self.tab();

@@ -1,4 +1,4 @@
-//! `understudy top`: a running instance, as it runs.
+//! `understudy top`: shows a running instance.
 
 mod app;
 mod draw;
@@ -22,26 +22,26 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// How long keys may wait
+/// Interval at which keys are read
 const FRAME: Duration = Duration::from_millis(50);
-/// More often is more than can be read
+/// Shortest interval between two snapshots
 const FASTEST: Duration = Duration::from_millis(50);
 
 /// Watch a running instance: rates by port, group and connection, cycles, drops, latency
 ///
-/// The instance's configuration has to have [observe] with a socket (docs/observe.md).
+/// The instance's configuration has to have [observe] with `socket` (docs/observe.md).
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The instance's socket, or its configuration
+    /// Socket of the instance, or its configuration file
     #[arg(value_name = "SOCKET|CONFIG")]
     target: PathBuf,
-    /// Print what there is now, and end
+    /// Print the current state once and exit
     #[arg(long)]
     once: bool,
-    /// The same as JSON
+    /// Print the current state once as JSON and exit
     #[arg(long)]
     json: bool,
-    /// How often to look
+    /// Refresh interval
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_seconds)]
     every: Duration,
 }
@@ -69,12 +69,13 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         };
     }
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
-        return failed("`top` needs a terminal; --once prints what there is now, --json as JSON");
+        return failed("`top` needs a terminal; use --once for text, or --json");
     }
     let ended = Arc::new(AtomicBool::new(false));
-    // Not SIGHUP: where the terminal is gone, reading from it may never return, and there is nothing to restore.
+    // Not SIGHUP: when the terminal is gone, reading from it may never return, and there is nothing to
+    // restore.
     if let Err(error) = signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(&ended)) {
-        return failed(&format!("signals cannot be caught: {error}"));
+        return failed(&format!("cannot catch signals: {error}"));
     }
     let shown = ratatui::try_init().and_then(|mut terminal| {
         let shown = show(&mut terminal, target, args.every.max(FASTEST), &ended);
@@ -83,11 +84,11 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     });
     match shown {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => failed(&format!("the terminal: {error}")),
+        Err(error) => failed(&format!("terminal: {error}")),
     }
 }
 
-/// Shows it until told to end.
+/// Shows the instance until the user or a signal ends the program.
 fn show(
     terminal: &mut DefaultTerminal,
     target: Target,
@@ -95,7 +96,7 @@ fn show(
     ended: &AtomicBool,
 ) -> io::Result<()> {
     let mut app = App::default();
-    // An instance that hangs must not keep keys waiting.
+    // A thread of its own, because an instance that hangs must not delay keys.
     let (looks, looked) = crossbeam_channel::bounded(1);
     thread::Builder::new().name("look".into()).spawn(move || {
         let mut client = None;
@@ -119,7 +120,7 @@ fn show(
     Ok(())
 }
 
-/// The instance as it is now; after a failure the connection is made anew.
+/// Returns the current state of the instance, and reconnects after a failure.
 fn look(target: &Target, client: &mut Option<Client>) -> Result<Snapshot, Lost> {
     let mut connected = match client.take() {
         Some(client) => client,

@@ -1,11 +1,11 @@
-//! One look at an instance, as text.
+//! One snapshot of an instance, as text.
 
 use super::rates::{clock, time};
 use crate::observe::Snapshot;
 use crate::run::{row, section};
 use core::fmt::Write as _;
 
-/// What was counted since the run began.
+/// Returns the counts since the run began.
 pub(super) fn of(snapshot: &Snapshot) -> String {
     let instance = &snapshot.instance;
     let mut text = format!(
