@@ -1,4 +1,4 @@
-//! `understudy trace`: packets of a running instance as they come and as they leave.
+//! `understudy trace`: shows packets of a running instance as they are received and sent.
 
 mod pcapng;
 
@@ -13,31 +13,31 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 
-/// Show packets of a running instance, each as it came in and as it, or what was made of it, left
+/// Show packets of a running instance, each as it was received and as it was sent
 ///
-/// The instance's configuration has to have [observe] with a socket (docs/observe.md). Ctrl-C ends it.
+/// The instance's configuration has to have [observe] with `socket` (docs/observe.md). Ctrl-C ends the trace.
 #[derive(clap::Args)]
 #[command(group(clap::ArgGroup::new("which").required(true).args(["qp", "group"])))]
 pub(crate) struct Args {
-    /// The instance's socket, or its configuration
+    /// Socket of the instance, or its configuration file
     #[arg(value_name = "SOCKET|CONFIG")]
     target: PathBuf,
-    /// Packets to the queue pair of this number, before or after they are rewritten
+    /// Trace packets to the queue pair with this number, before or after rewriting
     #[arg(long, value_name = "QPN", value_parser = parse_qpn)]
     qp: Option<u32>,
-    /// At this host alone
+    /// Trace only packets to this host
     #[arg(long, value_name = "ADDRESS", requires = "qp")]
     host: Option<IpAddr>,
-    /// Packets of this group of [p4ce]: of its leader and of its replicas
+    /// Trace packets of this group of [p4ce]: those of its leader and of its replicas
     #[arg(long, value_name = "GROUP")]
     group: Option<u32>,
-    /// End after so many packets
+    /// End after this many packets
     #[arg(long, value_name = "PACKETS", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
-    /// Write frames to this file, too: those that came as of interface PORT-in, those that left as of PORT-out
+    /// Also write frames to this file: received ones on interface PORT-in, sent ones on PORT-out
     #[arg(long, value_name = "FILE")]
     pcapng: Option<PathBuf>,
-    /// Print a line of JSON a packet
+    /// Print one line of JSON per packet
     #[arg(long)]
     json: bool,
 }
@@ -50,13 +50,13 @@ fn parse_qpn(text: &str) -> Result<u32, String> {
     number.ok().filter(|number| *number < 1 << 24).ok_or_else(|| "a QPN is a number below 2^24".into())
 }
 
-/// Moments that an instance may take to begin, and to end
+/// Number of read timeouts within which an instance has to begin and end a trace
 const PATIENCE: u32 = 50;
 
-/// Why it ended early.
+/// Reason why the trace ended early.
 enum Failure {
     Lost(Lost),
-    /// Standard output
+    /// Writing to standard output failed
     Out(io::Error),
     File(io::Error),
 }
@@ -77,7 +77,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     };
     match trace(args, &target) {
         Ok(()) => ExitCode::SUCCESS,
-        // A reader that has seen enough
+        // The reader closed the pipe, such as `| head`.
         Err(Failure::Out(error)) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(failure) => {
             let why = match failure {
@@ -99,7 +99,7 @@ fn trace(args: &Args, target: &Target) -> Result<(), Failure> {
     client.trace(TraceAsked { qp: args.qp, host: args.host, group: args.group, count: args.count })?;
     let mut printer = Printer { args, ports: Vec::new(), capture: None, first_ns: None };
     let mut ending = false;
-    // Moments in which nothing came that had to
+    // Consecutive read timeouts while a line has to come
     let mut silent = 0;
     loop {
         if stop.flag().load(Ordering::Relaxed) && !ending {
@@ -125,7 +125,7 @@ fn trace(args: &Args, target: &Target) -> Result<(), Failure> {
             Some(TraceLine::End { packets, missed }) => {
                 printer.capture.map_or(Ok(()), Capture::finish).map_err(Failure::File)?;
                 let more = if missed > 0 {
-                    format!("; {missed} more came too fast to be told of")
+                    format!("; {missed} more were missed, because they arrived too fast")
                 } else {
                     String::new()
                 };
@@ -159,7 +159,7 @@ impl Printer<'_> {
     }
 }
 
-/// A line for each of its parts; the first has its number, and when it came.
+/// Returns a line for each part of a traced packet. The first line has its number and time.
 fn text(occasion: &Occasion, first_ns: u64, ports: &[String]) -> String {
     use core::fmt::Write as _;
 
@@ -173,7 +173,7 @@ fn text(occasion: &Occasion, first_ns: u64, ports: &[String]) -> String {
         if at == last && occasion.left_out > 0 {
             _ = writeln!(
                 text,
-                "{:>19}  {:<widest$}  and {} more that are not shown",
+                "{:>19}  {:<widest$}  {} more frames are not shown",
                 "", "", occasion.left_out
             );
         }
@@ -190,7 +190,7 @@ fn text(occasion: &Occasion, first_ns: u64, ports: &[String]) -> String {
             }
             Part::Dropped { reason } => format!("{:<widest$}  dropped: {}", "", reason.replace('_', " ")),
             Part::Punted => format!("{:<widest$}  to the control plane", ""),
-            Part::Consumed => format!("{:<widest$}  taken in", ""),
+            Part::Consumed => format!("{:<widest$}  consumed", ""),
         };
         // Writing to a string does not fail.
         _ = writeln!(text, "{head:>19}  {told}");

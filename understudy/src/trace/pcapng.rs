@@ -1,4 +1,4 @@
-//! A trace as a pcapng file: an interface for each port and direction.
+//! A trace as a pcapng file, with an interface for each port and direction.
 
 use crate::observe::{Occasion, Part};
 use core::time::Duration;
@@ -27,13 +27,13 @@ fn io(error: PcapError) -> io::Error {
     }
 }
 
-/// Creates a file that only this user may read: it has what others send.
+/// Creates a file that only this user may read, because it contains other hosts' data.
 fn private(path: &Path) -> io::Result<File> {
     File::options().write(true).create(true).truncate(true).mode(0o600).open(path)
 }
 
 impl Capture {
-    /// A file with the interfaces of these ports: PORT-in, PORT-out, and so on.
+    /// Creates a file with two interfaces for each port: PORT-in and PORT-out.
     pub(super) fn create(path: &Path, ports: &[String]) -> io::Result<Self> {
         let mut writer = PcapNgWriter::new(BufWriter::new(private(path)?)).map_err(io)?;
         for port in ports {
