@@ -30,8 +30,8 @@ pub(crate) struct Args {
     /// Folder in which to store the file
     #[arg(long, value_name = "DIR", default_value = ".")]
     into: PathBuf,
-    /// Limit on memory for segments; nine of the sender's segments, which are 16 MB by default, are
-    /// sufficient
+    /// Limit on memory for segments, in MB; a transfer needs about nine of the sender's segments, which have 16 MB
+    /// by default
     #[arg(long, value_name = "MB", default_value_t = TakeConfig::MEMORY >> 20, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     memory_mb: u64,
     #[command(flatten)]

@@ -166,9 +166,8 @@ impl Version {
     }
 
     /// Returns the version of a file from which every later change differs. The kernel's clock for file times
-    /// advances only every 10 ms or less often, so this waits until the clock is later than the last change.
-    /// It waits for a tenth of a second at most, because the times of a file server are those of another
-    /// clock.
+    /// advances in steps of up to 10 ms, so this waits until the clock is later than the last change. It waits
+    /// for a tenth of a second at most, because the times of a file server are those of another clock.
     fn settled(file: &File) -> std::io::Result<Self> {
         let mut attempts = 100;
         loop {

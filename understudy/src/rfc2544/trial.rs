@@ -262,7 +262,7 @@ fn outcome(
         lost_here: here.lost,
         sent_per_s,
         offered,
-        // The queue pairs' own check: no packet is counted as unseen that arrived later.
+        // The queue pairs' own count of packets with no later one received has to equal `unseen`.
         adds_up: adds_up && stream.behind.get() == stream.unseen(),
         on_cpu: used.part(used.on_cpu),
         core: if robbed { 0.0 } else { 1.0 - used.part(used.waited) },
