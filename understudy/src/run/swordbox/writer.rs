@@ -77,8 +77,9 @@ impl Writer {
         self.orders.as_ref().is_some_and(|orders| orders.try_send(order).is_ok())
     }
 
-    /// Returns the next connection that is on the disk (`true`) or could not be written (`false`). Additions
-    /// of a connection that was over meanwhile are skipped, even if the same connection was added again.
+    /// Returns the next connection that is on the disk (`true`) or could not be written (`false`). Skips an
+    /// addition if the connection was over meanwhile. If the same connection was added again, only its latest
+    /// addition counts.
     pub(super) fn poll(&mut self) -> Option<(Connection, bool)> {
         loop {
             let (connection, well) = self.written.try_recv().ok()?;
